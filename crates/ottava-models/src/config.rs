@@ -105,7 +105,7 @@ impl ConfigFile {
         }
     }
 
-    /// The value of a key for which null has a meaning; that of the defaults when the key is missing.
+    /// The value of a key for which null has a meaning; the value of the defaults when the key is missing.
     pub fn nullable<T: DeserializeOwned>(&self, key: &str) -> Result<Option<T>> {
         match self.values.get(key).or_else(|| self.defaults.get(key)) {
             None | Some(Value::Null) => Ok(None),

@@ -46,12 +46,12 @@ pub struct Decoder {
     folder_codes: FolderCounts,
 }
 
-/// The frozen weights, fused as in memory, of which a folder has FP8 codes.
+/// The frozen weights, fused as in memory, for which a folder has FP8 codes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FolderCounts {
-    /// Those that keep the codes.
+    /// The weights that keep the codes.
     pub kept: usize,
-    /// Those that are cast again, since the recipe has other scales.
+    /// The weights that are cast again, since the recipe has other scales.
     pub recast: usize,
 }
 
@@ -116,7 +116,7 @@ impl Decoder {
         self.load_each(|param| param.load_whole(weights), |_| Ok(()))
     }
 
-    /// Errors if `weights` lack a tensor of the whole model, of which other processes read some.
+    /// Errors if `weights` lack a tensor of the whole model. Other processes read some of these tensors.
     pub fn expect_all(&self, weights: &mut dyn WeightSource) -> Result<()> {
         Decoder::folder_tensors(&self.config, &self.recipe)?.iter().try_for_each(|tensor| weights.expect(tensor))
     }
@@ -254,7 +254,7 @@ impl Decoder {
         &self.description
     }
 
-    /// The description of the layers of this process: shapes are those of its parts, if ranks divide tensors.
+    /// The description of the layers of this process: shapes are the shapes of its parts, if ranks divide tensors.
     pub fn part(&self) -> &Description {
         &self.part
     }
@@ -450,7 +450,7 @@ impl Decoder {
         (&mut self.stages[stage], context)
     }
 
-    /// The groups of attention layers that share block tables, for sequences up to `max_len` tokens; those that see most keys first.
+    /// The groups of attention layers that share block tables, for sequences up to `max_len` tokens; the groups that see most keys come first.
     pub fn kv_groups(&self, max_len: usize) -> Vec<KvGroup> {
         KvGroup::of(&self.part.attention, max_len)
     }

@@ -17,7 +17,7 @@ pub(super) struct Family {
     pub(super) model_type: &'static str,
     /// The architecture of a reward model with its decoder, if transformers has one.
     pub(super) reward_model: Option<&'static str>,
-    /// The values of keys that a file may lack, as in the configuration class of transformers 5: those that Llama has not, or has with
+    /// The values of keys that a file may lack, as in the configuration class of transformers 5: the keys that Llama has not, or has with
     /// another value ([`llama_defaults`]).
     pub(super) defaults: fn() -> Value,
     /// Other names of keys, which win where a file has both: the other name, and the key.
@@ -130,7 +130,8 @@ pub(super) fn size(file: &ConfigFile, key: &str) -> Result<usize> {
     }
 }
 
-/// Key and value heads: as many as query heads if the key is null, or missing and the default is that of larger models.
+/// Key and value heads: as many as query heads if the key is null, or if the key is missing and the default is the number of key and value heads
+/// of larger models.
 fn kv_heads(file: &ConfigFile, heads: usize) -> Result<usize> {
     let found = file.nullable("num_key_value_heads")?.unwrap_or(heads);
     let is_default = !file.has("num_key_value_heads");
@@ -188,7 +189,7 @@ pub(super) fn window(file: &ConfigFile) -> Result<Window> {
     Ok(Window { size: window_size(file)?, layers: LayerSet::All })
 }
 
-/// The sliding window of the layers that `layer_types` says, or of those of `default` if the key is missing.
+/// The sliding window of the layers that `layer_types` says, or of the layers of `default` if the key is missing.
 pub(super) fn window_in(file: &ConfigFile, layers: usize, default: LayerSet) -> Result<Window> {
     let (size, local) = (window_size(file)?, LayerSet::with_window(file, layers, default)?);
     let has_types = file.has("layer_types") && (0..layers).any(|layer| local.contains(layer));

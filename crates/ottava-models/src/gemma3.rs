@@ -1,5 +1,5 @@
-//! The text model of Gemma 3: Gemma 2 with normalised queries and keys instead of soft caps, five layers with a window for each without,
-//! and rotary positions of another base in the former. Team Gemma 2025, arXiv:2503.19786.
+//! The text model of Gemma 3: Gemma 2 with normalised queries and keys instead of soft caps, five layers with a window for each layer without,
+//! and rotary positions of another base in layers with a window. Team Gemma 2025, arXiv:2503.19786.
 
 use crate::SublayerSpec::{Heads, Mlp};
 use crate::family::{Common, Family, common, window_in};
@@ -50,8 +50,8 @@ fn read(file: &ConfigFile) -> Result<DecoderConfig> {
     }))
 }
 
-/// Rotary positions of the layers that see the whole context, and of those with a window. Keys of `rope_scaling` belong to the former,
-/// beside those of `rope_parameters`; one object of `rope_parameters` for all layers is ignored, as in transformers.
+/// Rotary positions of the layers that see the whole context, and of the layers with a window. Keys of `rope_scaling` belong to the layers that
+/// see the whole context, beside the keys of `rope_parameters`; one object of `rope_parameters` for all layers is ignored, as in transformers.
 fn ropes(file: &ConfigFile, others: &ConfigFile) -> Result<Vec<RopeScaling>> {
     let [mut full, local] = match file.section("rope_parameters")? {
         Some(parameters) => [parameters.section(NESTED[0])?, parameters.section(NESTED[1])?],

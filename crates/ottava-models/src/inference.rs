@@ -35,7 +35,7 @@ impl<'a> SequenceTokens<'a> {
     }
 }
 
-/// The new tokens of a batch of sequences, on the device, in tensors of fixed capacity: those of unused sequences have no new tokens.
+/// The new tokens of a batch of sequences, on the device, in tensors of fixed capacity: unused sequences have no new tokens.
 pub struct InferenceBatch {
     pub(super) ids: Tensor, /* I32 [T] */
     pub(super) positions: Sequences,
@@ -160,7 +160,7 @@ impl InferenceBatch {
 mod tests {
     use super::*;
 
-    /// A GPU reads ahead what the cache has before the pass, so rows of one sequence do not count those before them.
+    /// A GPU reads ahead what the cache has before the pass, so rows of one sequence do not count the rows before them.
     #[test]
     fn rows_count_what_earlier_passes_have_cached() {
         let (new, blocks) = ([5, 6, 7], [vec![0]]);

@@ -21,8 +21,8 @@ pub struct KvGroup {
 }
 
 impl KvGroup {
-    /// The groups of attention layers with these specs, for sequences up to `max_len` tokens: layers without a window first, then those
-    /// with the larger windows. A window of `max_len` or more counts as none.
+    /// The groups of attention layers with these specs, for sequences up to `max_len` tokens: layers without a window first, then the layers with
+    /// the larger windows. A window of `max_len` or more counts as none.
     pub(super) fn of(specs: &[AttentionSpec], max_len: usize) -> Vec<KvGroup> {
         let windows = specs.iter().map(|spec| spec.window.filter(|&window| window < max_len));
         let mut groups: Vec<KvGroup> = Vec::new();

@@ -149,8 +149,8 @@ pub fn pad_token(file: &ConfigFile) -> Result<Option<i64>> {
     family(file)?.complete(file).nullable(reward::PAD)
 }
 
-/// `file` as that of a reward model, with the decoder of the model that it is of. `pad` is the padding token of its tokenizer, which counts
-/// if the file names none.
+/// `file` as the file of a reward model, with the decoder of the model that `file` describes. `pad` is the padding token of its tokenizer, which
+/// counts if the file names none.
 ///
 /// Errors when the architecture is unknown, or transformers has no reward model with this decoder.
 pub fn reward_model(file: &ConfigFile, pad: Option<u32>) -> Result<ConfigFile> {
@@ -175,7 +175,7 @@ pub fn architecture(file: &ConfigFile) -> Result<&'static str> {
         return Ok(family.architecture);
     }
     match family.reward_model {
-        // The decoder is that of `model_type`, as in transformers, even if the name has another.
+        // The decoder is the decoder of `model_type`, as in transformers, even if the name has another.
         Some(own) if FAMILIES.iter().any(|f| f.reward_model == Some(name.as_str())) => Ok(own),
         own => {
             let known: Vec<_> = [Some(family.architecture), own].into_iter().flatten().collect();
@@ -184,7 +184,7 @@ pub fn architecture(file: &ConfigFile) -> Result<&'static str> {
     }
 }
 
-/// The family of a model: that of `model_type`, as in transformers, or of `architectures` where a file has no `model_type`.
+/// The family of a model: the family of `model_type`, as in transformers, or of `architectures` where a file has no `model_type`.
 fn family(file: &ConfigFile) -> Result<&'static Family> {
     let (found, what, name) = match (file.nullable::<String>("model_type")?, file.architecture()?) {
         (Some(name), _) => {

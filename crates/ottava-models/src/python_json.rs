@@ -18,7 +18,7 @@ pub fn parse(text: &str) -> serde_json::Result<Value> {
         Ok(value) => return Ok(value),
         Err(error) => error,
     };
-    // An error keeps its line and column, which those of the rewritten text may not be.
+    // An error keeps its line and column; the line and column of the rewritten text may differ.
     serde_json::from_str(&rewritten(text)).map_err(|_| error)
 }
 

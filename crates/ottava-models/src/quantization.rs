@@ -146,7 +146,7 @@ fn not_read(file: &ConfigFile, what: &str) -> ottava_common::Error {
     ))
 }
 
-/// Errors for a key, other than `known` and those of all methods, that is set: it may change what weights mean.
+/// Errors for a key that is set, other than `known` keys and the keys of all methods: it may change what weights mean.
 fn expect_known(file: &ConfigFile, known: &[&str]) -> Result<()> {
     let is_set = |value: &Value| match value {
         Value::Null | Value::Bool(false) => false,

@@ -16,7 +16,7 @@ pub(super) fn with_padding(file: &ConfigFile, pad: Option<u32>) -> ConfigFile {
     file.with_values(values)
 }
 
-/// `file` with this architecture, that of a reward model, and its one label.
+/// `file` with this architecture, the architecture of a reward model, and its one label.
 pub(super) fn with_architecture(file: &ConfigFile, architecture: &str) -> ConfigFile {
     let mut values = file.values().clone();
     values.insert("architectures".into(), json!([architecture]));

@@ -16,8 +16,8 @@ pub struct DecoderConfig {
     pub stream: Stream,
     /// The embedding.
     pub embedding: EmbeddingSpec,
-    /// The rotary positions that layers have, as [`RopeSpec`](super::RopeSpec) numbers them: those of the model first, then those of layers with
-    /// a window, if they have others. Empty without rotary positions.
+    /// The rotary positions that layers have, as [`RopeSpec`](super::RopeSpec) numbers them: the rotary positions of the model first, then the
+    /// rotary positions of layers with a window, if these layers have others. Empty without rotary positions.
     pub ropes: Vec<RopeScaling>,
     /// The layers, in the order of forward.
     pub layers: Vec<LayerSpec>,
@@ -56,7 +56,7 @@ pub struct HeadSpec {
 /// What the folder of a decoder has that is not built.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct FolderNotes {
-    /// Layers behind the last one that a folder may have and nothing reads: those that predict further tokens.
+    /// Layers behind the last one that a folder may have and nothing reads: the layers that predict further tokens.
     pub skipped_layers: usize,
     /// A sentence for each key of `config.json` that is ignored.
     pub ignored: Vec<String>,
@@ -172,7 +172,7 @@ impl DecoderConfig {
         dim.map_or(Ok(()), |dim| self.ropes.iter().try_for_each(|rope| rope.check(dim)))
     }
 
-    /// These sizes, whose adapters of all linears are none of MLPs and shared experts beside experts: PEFT takes such names for those of the
+    /// These sizes, whose adapters of all linears are none of MLPs and shared experts beside experts: PEFT takes such names for the names of the
     /// experts, and does not load them.
     pub fn with_adapters_beside_experts(mut self) -> DecoderConfig {
         let shared = self.experts().is_some_and(|experts| experts.shared.is_some());

@@ -141,7 +141,7 @@ impl SublayerSpec {
         }
     }
 
-    /// Elements of a head to which rotary positions apply, or a part of which they rotate; 0 without heads.
+    /// Elements of a head to which rotary positions apply; rotary positions may rotate only a part of these elements. 0 without heads.
     pub fn rotary_dim(&self) -> usize {
         match self {
             SublayerSpec::Heads(heads, _) => heads.head_dim,

@@ -37,7 +37,7 @@ fn heads(keys: Value) -> HeadsSpec {
     *read(keys).heads().expect("heads of their own")
 }
 
-/// The rotary positions of the model, and those of layers with a window.
+/// The rotary positions of the model, and the rotary positions of layers with a window.
 fn ropes<const N: usize>(keys: Value) -> [RopeScaling; N] {
     read(keys).ropes.try_into().expect("as many as asked for")
 }

@@ -3,7 +3,7 @@
 use crate::layers::{HeadsSpec, MlpSpec};
 use crate::{DecoderConfig, LayerSpec, RopeScaling, SublayerSpec};
 
-/// A model each layer of which is attention, then an MLP, of the same sizes. Windows and rotary positions may differ by layer.
+/// A model in which each layer is attention, then an MLP, of the same sizes. Windows and rotary positions may differ by layer.
 #[derive(Clone, Copy)]
 pub struct Uniform<'a> {
     /// The attention of the first layer.

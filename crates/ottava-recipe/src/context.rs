@@ -223,7 +223,7 @@ impl<'a> PagedPass<'a> {
 }
 
 impl<'a> Context<'a> {
-    /// A pass over whole sequences that recomputes nothing, whose units have their own weights. `ranks` are those for which the model is built.
+    /// A pass over whole sequences that recomputes nothing, whose units have their own weights. `ranks` are the ranks for which the model is built.
     pub fn new(casts: Casts<'a>, ranks: &'a dyn LayerRanks, sequences: &'a Sequences) -> Context<'a> {
         Context {
             casts,
@@ -278,7 +278,7 @@ impl Context<'_> {
         Ok(self.deferred.is_none())
     }
 
-    /// This rank among those that divide the tensors of layers.
+    /// This rank among the ranks that divide the tensors of layers.
     pub fn place(&self) -> ShardPlace {
         self.ranks.place(Axis::Tensor)
     }
@@ -289,13 +289,13 @@ impl Context<'_> {
         self.place().is_divided() && self.mode().pass != Pass::Inference
     }
 
-    /// Starts to gather all rows of a matrix, of which this rank has `own`. Ranks divide tokens.
+    /// Starts to gather all rows of a matrix; this rank has the rows `own`. Ranks divide tokens.
     pub fn start_gather(&self, name: &str, own: Matrix) -> Result<Gathering> {
         let arriving = self.ranks.start_gather(Axis::Tensor, name, own.tensor())?;
         Ok(Gathering::new(own, self.place(), arriving))
     }
 
-    /// All rows of a matrix, of which this rank has `rows` if ranks divide tokens.
+    /// All rows of a matrix. If ranks divide tokens, this rank has `rows` alone.
     pub fn gather(&self, name: &str, rows: &Tensor) -> Result<Tensor> {
         if self.divides_tokens() { self.ranks.gather(Axis::Tensor, name, rows) } else { Ok(rows.clone()) }
     }

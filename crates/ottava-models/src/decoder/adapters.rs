@@ -1,4 +1,4 @@
-//! Adapters that share a model: its linears have those of one of them at a time.
+//! Sets of adapters that share a model: its linears have the adapters of one set at a time.
 
 use super::{Decoder, Span};
 use crate::DecoderConfig;
@@ -32,7 +32,7 @@ impl Decoder {
         Ok(adapters)
     }
 
-    /// Gives each linear its adapter of `adapters`, and `adapters` those that the linears had. Without adapters, `adapters` is empty before
+    /// Gives each linear its adapter of `adapters`, and `adapters` the adapters that the linears had. Without adapters, `adapters` is empty before
     /// or after.
     pub fn exchange_adapters(&mut self, adapters: &mut Adapters) {
         let mut next = std::mem::take(&mut adapters.0).into_iter();

@@ -169,7 +169,7 @@ impl Branch {
     }
 }
 
-/// `count` copies of `value`, of which the last is `value` itself, so that its memory is freed with the last copy.
+/// `count` copies of `value`; the last copy is `value` itself, so that its memory is freed with the last copy.
 fn copies<T: Clone>(value: T, count: usize) -> impl Iterator<Item = T> {
     let mut value = Some(value);
     (0..count).map(move |i| if i + 1 == count { value.take() } else { value.clone() }.expect("taken last"))

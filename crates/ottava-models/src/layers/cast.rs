@@ -84,7 +84,7 @@ impl OperandCast {
         gathers: false,
     };
 
-    /// The cast in `slot` for those of `products` that read codes.
+    /// The cast in `slot` for the `products` that read codes.
     pub fn new(slot: Slot, products: [ProductPrecision; 2], needs_value: bool) -> OperandCast {
         OperandCast { slot: Some(slot), products, needs_value, ..OperandCast::NONE }
     }
@@ -94,7 +94,7 @@ impl OperandCast {
         OperandCast { gathers: true, ..self }
     }
 
-    /// The same cast of a matrix of which each rank has all rows.
+    /// The same cast of a matrix; each rank has all rows of the matrix.
     pub fn of_all_rows(self) -> OperandCast {
         OperandCast { gathers: false, ..self }
     }
@@ -164,12 +164,12 @@ impl OperandCast {
         (!waits).then(start).transpose()
     }
 
-    /// The copies to write of this rank's rows, of which products read `copies`.
+    /// The copies to write of this rank's rows, if products read `copies`.
     fn own_copies(&self, copies: CodeCopies, context: &Context) -> CodeCopies {
         if self.gathered(context) == Gathered::Codes { CodeCopies::Rows } else { copies }
     }
 
-    /// The views of codes that two products read, where the first can begin before the codes of all ranks are there; `codes` are those of
+    /// The views of codes that two products read, where the first can begin before the codes of all ranks are there; `codes` are the codes of
     /// [`OperandCast::own_copies`].
     fn views_of(&self, codes: QuantizedTensor, context: &Context) -> Result<Views> {
         let (Gathered::Codes, Some(slot)) = (self.gathered(context), self.slot) else {
@@ -181,7 +181,7 @@ impl OperandCast {
         Ok(Views { columns: rows.clone(), rows })
     }
 
-    /// The `copies` of codes that products read, from those of [`OperandCast::own_copies`].
+    /// The `copies` of codes that products read, from the codes of [`OperandCast::own_copies`].
     fn all_codes(&self, codes: QuantizedTensor, copies: CodeCopies, context: &Context) -> Result<QuantizedTensor> {
         let (Gathered::Codes, Some(slot)) = (self.gathered(context), self.slot) else { return Ok(codes) };
         self.check_own_rows(&codes)?;
@@ -191,7 +191,7 @@ impl OperandCast {
         Ok(QuantizedTensor { codes: (copies != CodeCopies::Columns).then_some(all), transposed, rows, ..codes })
     }
 
-    /// Errors if codes of this rank's rows are padded, so that those of all ranks are no matrix.
+    /// Errors if codes of this rank's rows are padded, so that the codes of all ranks are no matrix.
     fn check_own_rows(&self, codes: &QuantizedTensor) -> Result<()> {
         let own = codes.codes.as_ref().expect("rows were cast");
         if codes.rows != own.shape()[0] {
@@ -383,7 +383,7 @@ impl OperandCast {
         }
     }
 
-    /// Compares the codes that products read with the rows of all ranks, of which `x` are those that this rank has cast.
+    /// Compares the codes that products read with the rows of all ranks; `x` are the rows that this rank has cast.
     fn probe(&self, slot: Slot, codes: &QuantizedTensor, x: &Tensor, context: &mut Context) -> Result<()> {
         if !context.casts.compares_casts() {
             return Ok(());

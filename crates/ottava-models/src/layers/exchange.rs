@@ -1,7 +1,7 @@
 //! The exchange of tokens for heads among ranks that divide sequences (DeepSpeed-Ulysses; Jacobs et al. 2023, arXiv:2309.14509).
 //!
 //! Before attention, a rank has all `H` heads of its tokens, which are consecutive tokens of each of the `B` sequences of `S` tokens;
-//! attention needs all tokens of `H / W` heads. `name` is that of the attention layer, for error messages.
+//! attention needs all tokens of `H / W` heads. `name` is the name of the attention layer, for error messages.
 
 use ottava_common::error::{Error, Result};
 use ottava_recipe::context::{Context, Sequences};
@@ -61,7 +61,7 @@ pub(super) fn all_tokens(name: &str, x: Tensor, context: &Context) -> Result<Ten
     by_sequence(all.reshape(&[place.ranks, tokens, width])?, batch)
 }
 
-/// This rank's tokens `[B·S / W, C]` of `Σ partial` over the ranks, each of which has a `partial` sum of all tokens: the gradient by the
+/// This rank's tokens `[B·S / W, C]` of `Σ partial` over the ranks; each rank has a `partial` sum of all tokens. This is the gradient by the
 /// input of [`all_tokens`].
 pub(super) fn sum_own_tokens(name: &str, partial: Tensor, context: &Context) -> Result<Tensor> {
     let Sequences { batch, place, .. } = *context.sequences;

@@ -70,8 +70,8 @@ pub enum HeadWeight<'a> {
 /// Tokens whose logits are in memory at once.
 const CHUNK: usize = 2048;
 
-/// Products and losses are slow if rows of logits begin at any address. So those of a vocabulary that is no multiple of `ALIGNED` have padding up
-/// to a multiple of `PADDED`, by rows of zeros in a copy of the weight.
+/// Products and losses are slow if rows of logits begin at any address. So rows of logits of a vocabulary that is no multiple of `ALIGNED` have
+/// padding up to a multiple of `PADDED`, by rows of zeros in a copy of the weight.
 const ALIGNED: usize = 8;
 const PADDED: usize = 64;
 
@@ -132,7 +132,7 @@ impl Head {
         all
     }
 
-    /// `x · Wᵀ`, `[T, V]` in type `out`: that of `x`, or F32; without the soft cap.
+    /// `x · Wᵀ`, `[T, V]` in type `out`: the type of `x`, or F32; without the soft cap.
     pub fn logits(x: &Tensor, weight: &Param, loan: &Loan, out: DType) -> Result<Tensor> {
         product(x, &weight.read(loan)?, out)
     }
@@ -267,7 +267,7 @@ fn part_of(weight: &Param, ranks: &dyn LayerRanks) -> Option<VocabularyPart> {
     place.is_divided().then(|| VocabularyPart { first: place.rank * own, vocabulary: place.ranks * own })
 }
 
-/// Losses and log-sum-exp of the parts of all ranks, of which this rank has the `logits` of its `part`.
+/// Losses and log-sum-exp of the parts of all ranks; this rank has the `logits` of its `part`.
 fn merged(
     logits: &Tensor,
     targets: &Tensor,

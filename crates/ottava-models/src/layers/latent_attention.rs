@@ -1,9 +1,9 @@
 //! Latent attention: keys and values are projected up from a small latent, and part of each key, with the rotary position, is shared by all
 //! heads. DeepSeek-AI 2024, arXiv:2405.04434, section 2.1.
 //!
-//! Ranks that divide tensors divide heads, and all have the projections to latents. Of those, each computes its own tokens, and ranks gather
-//! the latents. Queries without a latent are projected from the residual stream of all tokens, which ranks gather; then each rank also computes
-//! the latents of all tokens.
+//! Ranks that divide tensors divide heads, and all have the projections to latents. Each rank computes the latents of its own tokens, and ranks
+//! gather the latents. Queries without a latent are projected from the residual stream of all tokens, which ranks gather; then each rank also
+//! computes the latents of all tokens.
 
 mod heads;
 
@@ -174,7 +174,7 @@ impl LatentAttention {
         self.heads.sizes.query_rank.unwrap_or(queries)
     }
 
-    /// Whether ranks gather latents, because each has computed those of its own tokens.
+    /// Whether ranks gather latents, because each rank has computed the latents of its own tokens.
     fn gathers_latents(&self, context: &Context) -> bool {
         self.query.is_some() && context.divides_tokens()
     }
@@ -208,8 +208,8 @@ impl LatentAttention {
         self.heads.disassemble(&dqkv, self.heads.heads)
     }
 
-    /// `[q | k | v]` of all tokens for the heads that this rank computes, from those of this rank's tokens. Ranks send the part that keys share
-    /// once, and no padding.
+    /// `[q | k | v]` of all tokens for the heads that this rank computes, from `[q | k | v]` of this rank's tokens. Ranks send the part that keys
+    /// share once, and no padding.
     fn qkv_of_heads(&self, qkv: Tensor, context: &Context) -> Result<Tensor> {
         if !context.sequences.place.is_divided() {
             return Ok(qkv);
@@ -222,7 +222,7 @@ impl LatentAttention {
         heads.assemble([&queries, &kv, &all_tokens(&self.name, shared, context)?], heads.heads)
     }
 
-    /// The gradient by the input of [`LatentAttention::qkv_of_heads`]. That of the part that keys share is at the first of them.
+    /// The gradient by the input of [`LatentAttention::qkv_of_heads`]. The gradient of the part that keys share is at the first key.
     fn qkv_of_heads_backward(&self, dqkv: Tensor, context: &Context) -> Result<Tensor> {
         if !context.sequences.place.is_divided() {
             return Ok(dqkv);
@@ -235,7 +235,7 @@ impl LatentAttention {
         self.heads.assemble([&queries, &kv, &sum_own_tokens(&self.name, shared, context)?], 1)
     }
 
-    /// The gradient by the output of attention from that by [`values_of_tokens`].
+    /// The gradient by the output of attention from the gradient by [`values_of_tokens`].
     fn values_of_tokens_backward(&self, d_o: Tensor, context: &Context) -> Result<Tensor> {
         let d_o = heads_for_tokens(&self.name, d_o, &[self.heads.value_width()], context)?;
         self.heads_over(context.sequences).padded_values(&d_o)

@@ -207,7 +207,7 @@ impl Linear {
             bias_gradient(&dy.value, bias.grad_mut()?)?;
         }
         if let Some(factors) = self.factors(context)? {
-            // Adapters read the same gradient, and its amax is that of the scaled one.
+            // Adapters read the same gradient, and its amax is the amax of the scaled gradient.
             let scaled = scale_columns(&dy.value, &factors)?;
             return self.core.gradient.cast_gradient(&scaled, None, context);
         }

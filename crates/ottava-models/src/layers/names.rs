@@ -166,7 +166,7 @@ impl Names {
 }
 
 /// The stack of all experts of a layer to which the linear `linear` of an expert belongs, by its name in transformers, with the number of the
-/// linear among those that the stack has of each expert, and their number.
+/// linear among the linears that the stack has of each expert, and their number.
 pub fn expert_stack(linear: &str) -> Option<(&'static str, [usize; 2])> {
     match linear {
         "gate_proj" | "w1" => Some((LLAMA.gate_up_stack, [0, 2])),

@@ -110,7 +110,7 @@ impl RopeScaling {
         RopeScaling { theta, partial: 1.0, kind: RopeKind::Default, mscale_all_dim: None }
     }
 
-    /// The problem of these positions for heads of which `dim` elements can be rotated, if there is one.
+    /// The problem of these positions for heads with `dim` elements that can be rotated, if there is one.
     pub(super) fn check(&self, dim: usize) -> Result<(), String> {
         let (partial, rotated) = (self.partial, self.rotated(dim));
         if partial == 1.0 && !rotated.is_multiple_of(2) {
@@ -192,8 +192,8 @@ impl RopeScaling {
         }
     }
 
-    /// Writes the keys of `config.json` in both spellings, for old and new readers. With `local`, these rotary positions are those of
-    /// layers that see the whole context, and `local` those of the others.
+    /// Writes the keys of `config.json` in both spellings, for old and new readers. With `local`, these rotary positions belong to layers that
+    /// see the whole context, and `local` to the other layers.
     pub fn write(&self, local: Option<&RopeScaling>, values: &mut Map<String, Value>) {
         let parameters = |rope: &RopeScaling| {
             let mut parameters = rope.kind.keys();
@@ -325,7 +325,7 @@ impl RopeKind {
         keys
     }
 
-    /// Problems of the constants, for heads of which `rotated` elements are rotated, a sentence.
+    /// Problems of the constants, for heads with `rotated` elements that are rotated, a sentence.
     pub(super) fn check(&self, rotated: usize) -> Result<(), String> {
         let positive: Vec<(&str, f64)> = match self {
             RopeKind::Default => vec![],

@@ -62,8 +62,8 @@ impl Stage {
         Ok((x, ComparedSaved { blocks, norms }))
     }
 
-    /// [`Stage::backward`] in both precisions, comparing the gradients of each block. All gradients are dropped; that of
-    /// the embedding is not computed.
+    /// [`Stage::backward`] in both precisions, comparing the gradients of each block. All gradients are dropped; the gradient of the embedding is
+    /// not computed.
     pub fn compare_backward(
         &mut self,
         dy: [Tensor; 2],

@@ -26,12 +26,12 @@ pub(super) struct WeightCast {
     pub stores_codes: bool,
     /// Whether ranks that divide the weight may store codes, also of an offloaded weight.
     pub ranks_store_codes: bool,
-    /// Whether the weight is frozen, so that it is cast once and its codes are stored in the layout of fprop alone, if those of dgrad are the
+    /// Whether the weight is frozen, so that it is cast once and its codes are stored in the layout of fprop alone, if the codes of dgrad are the
     /// same codes transposed.
     pub is_frozen: bool,
     /// Whether the codes replace a frozen weight.
     pub replaces_value: bool,
-    /// Whether the codes of a frozen weight are those of the folder, if that has some.
+    /// Whether the codes of a frozen weight are the codes of the folder, if the folder has codes.
     pub folder: Option<FolderUse>,
     /// The scale of a cast by the weight's own amax.
     pub frozen: FrozenScale,
@@ -178,7 +178,7 @@ impl WeightCast {
         }
     }
 
-    /// The copy of stored `codes` that dgrad reads, transposed now if only that of fprop is stored.
+    /// The copy of stored `codes` that dgrad reads, transposed now if only the copy of fprop is stored.
     pub fn for_backward(codes: &QuantizedTensor) -> Result<QuantizedTensor> {
         match codes.transposed {
             Some(_) => Ok(codes.clone()),

@@ -91,7 +91,7 @@ impl Description {
         first.filter(|_| parallel && reads_norm).map_or(&site.name, |first| &first.name)
     }
 
-    /// The names of the linears that may have adapters, as a folder has them: all but those of experts.
+    /// The names of the linears that may have adapters, as a folder has them: all but the linears of experts.
     pub fn adaptable(&self) -> impl Iterator<Item = &String> {
         self.linears.iter().filter(|(site, _)| site.experts.is_none()).flat_map(|(site, _)| &site.parts)
     }

@@ -6,12 +6,12 @@ use crate::Cast;
 use ottava_common::error::{Error, Result};
 use ottava_tensor::{DType, Device, Granularity, QuantizedTensor, Tensor};
 
-/// Whether the codes of a frozen weight are those of the folder.
+/// Whether the codes of a frozen weight are the codes of the folder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FolderUse {
     /// They are.
     Kept,
-    /// The folder has codes, but its scales are not those of the cast, so the values are cast again.
+    /// The folder has codes, but its scales are not the scales of the cast, so the values are cast again.
     Recast,
 }
 
@@ -36,7 +36,7 @@ pub(super) fn read(
                 if !scale_inv.iter().all(|scale| scale.is_finite()) {
                     return Err(Error::Model(format!("tensor `{name}` has scales that are not finite")));
                 }
-                // Blocks begin with the tensor, and those of a stack with the stack.
+                // Blocks begin with the tensor, and the blocks of a stack begin with the stack.
                 fits = granularity != Granularity::Blocks128x128 || rows % 128 == 0;
                 rows += shard.shape()[0];
                 all_codes.push(if codes.device().same(device) { codes } else { codes.to_device(device)? });

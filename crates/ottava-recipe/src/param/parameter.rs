@@ -58,7 +58,7 @@ pub enum Placement {
     Host,
     /// Divided among ranks; each pass gathers them.
     Gathered,
-    /// Divided among ranks, each of which has its slice in host memory; each pass copies and gathers the slices.
+    /// Divided among ranks, and each rank has its slice in host memory; each pass copies and gathers the slices.
     GatheredFromHost,
 }
 
@@ -308,7 +308,7 @@ impl Param {
         self.shards.iter().map(|shard| shard.replica.ranks).max().unwrap_or(1)
     }
 
-    /// The elements of the shards that `are_meant`, among those that this process updates: ascending and not adjacent.
+    /// The elements of the shards that `are_meant`, among the elements that this process updates: ascending and not adjacent.
     pub fn elements_of(&self, are_meant: impl Fn(&Shard) -> bool) -> Vec<Range<usize>> {
         let (slice, mut end, mut found) = (self.slice(), 0, Vec::<Range<usize>>::new());
         for shard in &self.shards {
@@ -352,7 +352,7 @@ impl Param {
         self.in_block && self.is_matrix()
     }
 
-    /// Starts to copy those of `params` that are in host memory, and `others`, whose copies are returned.
+    /// Starts to copy the `params` that are in host memory, and `others`. Returns the copies of `others`.
     ///
     /// On a CPU no weight is copied, since device memory is host memory.
     pub fn prefetch(params: &[&Param], others: &[&Tensor]) -> Result<(Loan, Vec<Tensor>, HostTransfer)> {
@@ -452,7 +452,7 @@ impl Param {
         });
     }
 
-    /// Whether the codes of a frozen weight are those of the folder that it was loaded from; `None` if that has no codes.
+    /// Whether the codes of a frozen weight are the codes of the folder that it was loaded from; `None` if that folder has no codes.
     pub fn folder_use(&self) -> Option<FolderUse> {
         self.cast.as_ref().and_then(|cast| cast.folder)
     }

@@ -25,7 +25,7 @@ pub enum FolderLayout {
     Transposed,
     /// A vector as a matrix of this many rows.
     Rows(usize),
-    /// The matrix or bias of an expert, in one tensor with those of all experts of a layer.
+    /// The matrix or bias of an expert, in one tensor with the matrices or biases of all experts of a layer.
     Stacked(Stacked),
 }
 
@@ -33,7 +33,7 @@ pub enum FolderLayout {
 /// with the outputs of `L` linears interleaved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stacked {
-    /// The name of the tensor beside the experts; that of the biases ends in `_bias`.
+    /// The name of the tensor beside the experts; the name of the tensor of biases ends in `_bias`.
     pub name: &'static str,
     /// The expert.
     pub expert: usize,
@@ -116,7 +116,7 @@ pub struct Shard {
     pub dim: usize,
     /// The indices of that dimension that this rank holds.
     pub range: Range<usize>,
-    /// This rank among neighbouring ranks that hold the same indices: key and value heads of which there are fewer than ranks, or latents.
+    /// This rank among neighbouring ranks that hold the same indices: key and value heads that are fewer than the ranks, or latents.
     pub replica: ShardPlace,
 }
 
@@ -246,7 +246,7 @@ mod tests {
         assert_eq!(shard.folder_ranges(2..5), [6..8, 12..13]);
     }
 
-    /// Two key and value heads on four ranks, of which the last two are shown.
+    /// Two key and value heads on four ranks; the last two ranks are shown.
     #[test]
     fn neighbours_hold_the_same_indices_of_few_heads() {
         let of = |rank| {

@@ -14,7 +14,7 @@ pub enum Direction {
 
 /// Fetches the weights of units, and receives their gradients.
 pub trait Units {
-    /// Starts to fetch the weights of a unit, of which these are the parameters.
+    /// Starts to fetch the weights of the unit with these parameters.
     fn start(&mut self, params: &[&Param]) -> Result<()>;
 
     /// Waits for the weights of a unit that was started. The loan has no entry for parameters that this process stores.

@@ -65,8 +65,8 @@ impl Weights {
         if self.masters == Masters::Float32 && self.dtype != DType::F32 { MASTERS } else { self.scope }
     }
 
-    /// Stores the F32 values `full` of the whole parameter or of a slice. For a slice with a scaled master, `amax` is that of the whole
-    /// parameter. If each update `copies` the weights of a slice to where ranks gather them, those that can be computed from a master on the
+    /// Stores the F32 values `full` of the whole parameter or of a slice. For a slice with a scaled master, `amax` is the amax of the whole
+    /// parameter. If each update `copies` the weights of a slice to where ranks gather them, weights that can be computed from a master on the
     /// device are not stored.
     pub(super) fn fill(&mut self, full: Tensor, amax: Option<Tensor>, copies: bool) -> Result<()> {
         let (device, dtype) = (self.device.clone(), self.dtype);
@@ -109,7 +109,7 @@ impl Weights {
         self.value.is_some() || self.master.is_some()
     }
 
-    /// Counts the memory of these weights as that of weights beside adapters.
+    /// Counts the memory of these weights as memory of weights beside adapters.
     pub fn freeze(&mut self) {
         self.scope = FROZEN_WEIGHTS;
     }

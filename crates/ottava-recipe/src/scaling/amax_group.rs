@@ -16,10 +16,10 @@ pub enum AmaxGroup {
 impl AmaxGroup {
     /// For activations and gradients, whose rows and tokens these axes divide, and for weights, which ZeRO divides over them.
     pub const DATA: AmaxGroup = AmaxGroup::Over(&[Axis::Data, Axis::Context]);
-    /// For the same if ranks also divide the tensor itself, and its scale is that of the whole tensor.
+    /// For the same if ranks also divide the tensor itself, and share the scale of the whole tensor.
     pub const TENSOR: AmaxGroup = AmaxGroup::Over(&[Axis::Data, Axis::Context, Axis::Tensor]);
 
-    /// For the casts of experts that ranks divide, those of expert x tensor: the scale is that of all experts.
+    /// For the casts of experts that the ranks of expert x tensor divide: all experts share the scale.
     pub const EXPERTS: AmaxGroup = AmaxGroup::Over(&[Axis::Data, Axis::Context, Axis::Expert, Axis::Tensor]);
 
     /// Whether the ranks of `axis`, which divide the tensor, share its scale.

@@ -67,12 +67,12 @@ impl Casts<'_> {
         self.mode.is_high_precision() || self.scales.is_high_precision(slot)
     }
 
-    /// Whether casts of this pass are compared with the values that they cast: those of the recipe.
+    /// Whether casts of this pass are compared with the values that they cast. Only casts of the recipe are compared.
     pub fn compares_casts(&self) -> bool {
         self.recorder.probe.as_ref().is_some_and(|probe| !probe.repeats()) && !self.mode.is_high_precision()
     }
 
-    /// Whether products of this pass are compared too: not those that backward recomputes.
+    /// Whether products of this pass are compared too. Products that backward recomputes are not compared.
     pub fn compares(&self) -> bool {
         self.compares_casts() && self.mode.pass == Pass::Comparison
     }
@@ -235,7 +235,7 @@ impl Casts<'_> {
     ///
     /// The ranks that divide the tensor compute one scale if their group shares it.
     pub fn own_scale(&mut self, slot: Slot, mut amax: Tensor) -> Result<FrozenScale> {
-        // The ranks that divide experts include those that divide tensors.
+        // The ranks that divide experts include the ranks that divide tensors.
         let group = self.scales.amax_groups()[slot.index()];
         if let Some(axis) = [Axis::Expert, Axis::Tensor].into_iter().find(|axis| group.spans(*axis)) {
             amax = self.scales.ranks.largest(axis, self.scales.name(slot), amax)?;

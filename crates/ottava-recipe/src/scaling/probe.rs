@@ -8,7 +8,7 @@ use ottava_tensor::{DType, Device, QuantizedTensor, Tensor};
 use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
 
-/// What is compared. If a pass is repeated in the same precision, the tensors of both passes are compared as those of two precisions.
+/// What is compared. If a pass is repeated in the same precision, the tensors of both passes are compared as the tensors of two precisions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Quantity {
@@ -20,14 +20,14 @@ pub enum Quantity {
     Dgrad,
     /// A linear's `dW = dyᵀ · x`, in the same way.
     Wgrad,
-    /// `dy · y` of sampled tokens, for the output `y` of a linear by its codes, with that for the output of the operands that were cast. Half
+    /// `dy · y` of sampled tokens, for the output `y` of a linear by its codes, with `dy · y` for the output of the operands that were cast. Half
     /// the sum of the squared differences, per token, is what the casts cost in the loss ([`PrecisionComparison::loss_costs`]).
     LossCost,
-    /// The output of a block after forward by the recipe, with that after forward in the compute type.
+    /// The output of a block after forward by the recipe, with the output after forward in the compute type.
     Output,
-    /// The gradient by the input of a block after backward by the recipe, with that after backward in the compute type.
+    /// The gradient by the input of a block after backward by the recipe, with the gradient after backward in the compute type.
     GradInput,
-    /// The gradient of a parameter after backward by the recipe, with that after backward in the compute type.
+    /// The gradient of a parameter after backward by the recipe, with the gradient after backward in the compute type.
     Gradient,
 }
 
@@ -171,7 +171,7 @@ pub fn sampling_step(rows: usize) -> usize {
 /// What passes that compare have left.
 #[derive(Default)]
 pub struct Compared {
-    /// All comparisons, those of one tensor added.
+    /// All comparisons; the comparisons of one tensor are added.
     pub tensors: Vec<Comparison>,
     /// The tensors of the first pass that were observed, by name.
     pub observed: Vec<(String, Tensor)>,
@@ -348,7 +348,7 @@ impl Probe {
         Ok((self.sums.last_mut().expect("there is room"), at % ROWS))
     }
 
-    /// All comparisons, those of one tensor added, and what was observed; waits for the device.
+    /// All comparisons, and what was observed; the comparisons of one tensor are added. Waits for the device.
     pub fn read(self) -> Result<Compared> {
         let mut all = Vec::with_capacity(self.names.len());
         let mut names = self.names.into_iter();

@@ -94,7 +94,7 @@ impl RouterLoad {
         self.entropy += other.entropy;
     }
 
-    /// What to add to the bias of the router's choice: `rate` for experts with fewer tokens than the mean, `-rate` for those with more. Wang et
+    /// What to add to the bias of the router's choice: `rate` for experts with fewer tokens than the mean, `-rate` for experts with more. Wang et
     /// al. 2024, arXiv:2408.15664, algorithm 1.
     pub fn bias_change(&self, rate: f64) -> Vec<f64> {
         let (all, experts) = (self.counts.iter().sum::<i64>(), self.counts.len() as i64);
@@ -115,7 +115,7 @@ impl RouterLoad {
 }
 
 impl RouterMetrics {
-    /// Those of a model with these routers; `None` if there are none, or they have routed nothing.
+    /// The metrics of a model with these routers; `None` if there are none, or they have routed nothing.
     pub fn of(loads: &[RouterLoad]) -> Option<RouterMetrics> {
         let pairs = |load: &RouterLoad| load.counts.iter().sum::<i64>();
         let all: i64 = loads.iter().map(pairs).sum();

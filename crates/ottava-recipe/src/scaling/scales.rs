@@ -20,7 +20,7 @@ pub struct Slot(usize);
 pub struct Slots {
     casts: Vec<(String, Cast)>,
     amax_groups: Vec<AmaxGroup>,
-    /// By slot: that of the input of the linear that it belongs to.
+    /// By slot: the slot of the input of the linear that the slot belongs to.
     inputs: Vec<Slot>,
     /// The routers of the model.
     pub(super) routers: Vec<RouterSite>,
@@ -108,7 +108,7 @@ pub struct Scales {
     pub(super) slots: Vec<(String, Cast)>,
     /// By slot.
     amax_groups: Vec<AmaxGroup>,
-    /// By slot: that of the input of the linear that it belongs to.
+    /// By slot: the slot of the input of the linear that the slot belongs to.
     inputs: Vec<Slot>,
     /// By slot: whether the products of its linear read operands in the compute type.
     high_precision: Vec<bool>,

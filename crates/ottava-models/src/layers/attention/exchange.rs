@@ -29,7 +29,7 @@ impl Attention {
         })
     }
 
-    /// Q, K and V of all tokens for this rank's heads, from those of all heads for this rank's tokens.
+    /// Q, K and V of all tokens for this rank's heads, from Q, K and V of all heads for this rank's tokens.
     pub(super) fn qkv_of_heads(&self, qkv: Tensor, context: &Context) -> Result<Tensor> {
         let sections = self.sent_qkv(context);
         let qkv = if is_repeated(&sections) { repeat_columns(&qkv, &sections)? } else { qkv };

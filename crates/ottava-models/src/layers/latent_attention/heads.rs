@@ -73,7 +73,7 @@ impl Heads {
         runs(self.heads * self.sizes.head_dim(), self.sizes.head_dim())
     }
 
-    /// `[q | k | v]` from queries, keys and values, and the rotated part of the first `sharing` keys; that of others is zero.
+    /// `[q | k | v]` from queries, keys and values, and the rotated part of the first `sharing` keys; the rotated part of other keys is zero.
     pub fn assemble(self, [queries, kv, rotated]: [&Tensor; 3], sharing: usize) -> Result<Tensor> {
         let width = 3 * self.heads * self.sizes.head_dim();
         let mut qkv = Tensor::zeros(queries.device(), &[queries.shape()[0], width], queries.dtype())?;
@@ -103,7 +103,7 @@ impl Heads {
         Ok(own)
     }
 
-    /// The gradient by the output of attention from that by [`Heads::own_values`].
+    /// The gradient by the output of attention from the gradient by [`Heads::own_values`].
     pub fn padded_values(self, d_o: &Tensor) -> Result<Tensor> {
         let width = self.heads * self.sizes.head_dim();
         let mut padded = Tensor::zeros(d_o.device(), &[d_o.shape()[0], width], d_o.dtype())?;

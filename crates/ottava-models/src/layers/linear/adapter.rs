@@ -1,4 +1,4 @@
-//! LoRA: a low-rank product added to that of a frozen weight. Hu et al. 2021, arXiv:2106.09685. With DoRA also a magnitude for each output.
+//! LoRA: a low-rank product added to the product of a frozen weight. Hu et al. 2021, arXiv:2106.09685. With DoRA also a magnitude for each output.
 //! Liu et al. 2024, arXiv:2402.09353.
 
 use super::config::LinearConfig;

@@ -21,7 +21,7 @@ pub struct LinearConfig<'a> {
     pub bias: bool,
     /// Standard deviation of initial weights.
     pub std: f32,
-    /// Whether a model folder stores its weight transposed, like those of GPT-2.
+    /// Whether a model folder stores its weight transposed, like the weights of GPT-2.
     pub transposed: bool,
     /// How ranks divide its weight.
     pub split: Split,

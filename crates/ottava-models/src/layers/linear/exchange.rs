@@ -14,7 +14,7 @@ pub(super) enum Exchange {
 }
 
 impl Exchange {
-    /// Of a weight that ranks divide by `split`, of which this rank has the part at `place`.
+    /// The exchange for a weight that ranks divide by `split`; this rank has the part of the weight at `place`.
     pub fn new(split: Split, place: ShardPlace) -> Exchange {
         match split {
             _ if !place.is_divided() => Exchange::Nothing,

@@ -16,8 +16,8 @@ impl Linear {
         self.adapter.as_ref().is_some_and(super::Adapter::has_magnitudes)
     }
 
-    /// The factors of its outputs, `[N]`; `None` without magnitudes. Norms are those of the values of the codes, if products read codes, and of
-    /// the columns of all ranks, if these divide the inputs.
+    /// The factors of its outputs, `[N]`; `None` without magnitudes. Norms are the norms of the values of the codes, if products read codes, and of
+    /// the columns of all ranks, if ranks divide the inputs.
     pub(super) fn factors(&self, context: &mut Context) -> Result<Option<Tensor>> {
         let Some(adapter) = self.adapter.as_ref().filter(|adapter| adapter.has_magnitudes()) else { return Ok(None) };
         let (ranks, sums) = (context.ranks, self.sums(WeightProduct::Fprop));

@@ -14,7 +14,7 @@ use ottava_tensor::ops::{add, add_bias, scale_columns};
 enum Overlap<'a> {
     /// All rows are there, and ranks add nothing.
     Nothing,
-    /// The rows that this rank has are multiplied while those of other ranks arrive.
+    /// The rows that this rank has are multiplied while the rows of other ranks arrive.
     Arriving(&'a Gathering),
     /// The rows of other ranks are computed first, and are sent while this rank's rows are computed.
     Leaving,

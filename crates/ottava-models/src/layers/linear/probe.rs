@@ -1,4 +1,4 @@
-//! Compares the FP8 products of a linear with those of the values of the same codes in the compute type, in a pass that compares.
+//! Compares the FP8 products of a linear with the products of the values of the same codes in the compute type, in a pass that compares.
 
 use super::core::{Core, WeightProduct};
 use ottava_common::error::Result;
@@ -10,7 +10,7 @@ use ottava_tensor::Tensor;
 use ottava_tensor::ops::{Accumulation, Operand, dequantize, gemm_nt};
 
 impl Core {
-    /// Its name, that of its casts without their suffixes.
+    /// Its name, the name of its casts without their suffixes.
     fn name(&self, casts: &Casts) -> String {
         casts.linear_name(self.gradient.slot().expect("a linear with FP8 products has casts"))
     }
@@ -65,7 +65,7 @@ impl Core {
         Ok(reference)
     }
 
-    /// Keeps the outputs of sampled tokens until backward: `by_codes`, and those of the values that were cast.
+    /// Keeps the outputs of sampled tokens until backward: `by_codes`, and the outputs of the values that were cast.
     fn keep_outputs(&self, by_codes: Tensor, context: &mut Context) -> Result<()> {
         let Context { casts, loan, .. } = context;
         let name = self.name(casts);

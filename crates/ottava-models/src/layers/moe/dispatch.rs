@@ -1,9 +1,10 @@
 //! Tokens on the way to the experts of all ranks, and back.
 //!
-//! Each of the ranks that divide experts, those of expert x tensor, has other tokens and other experts. All ranks gather the tokens of all, and
-//! each computes its experts for those that have chosen them; the outputs of all experts for the tokens of a rank are sent to it and added. All
-//! buffers have fixed sizes that suffice for any choices, so no host reads counts. With `R` ranks, each sends its tokens to `R - 1` others. With
-//! many choices per token few of these are in vain: of tokens that choose 8 of 128 experts at random, 0.3 % have chosen none of one of two ranks.
+//! Each of the ranks that divide experts, the ranks of expert x tensor, has other tokens and other experts. All ranks gather the tokens of all, and
+//! each computes its experts for the tokens that have chosen them; the outputs of all experts for the tokens of a rank are sent to it and added.
+//! All buffers have fixed sizes that suffice for any choices, so no host reads counts. With `R` ranks, each sends its tokens to `R - 1` others.
+//! With many choices per token few of these are in vain: of tokens that choose 8 of 128 experts at random, 0.3 % have chosen none of one of two
+//! ranks.
 //!
 //! Tokens travel while the router computes, and again for wgrad while the products before it do.
 //!
@@ -104,7 +105,7 @@ impl Dispatch {
     }
 
     /// Starts to send the tokens of this rank, `x` `[T, C]`, to the experts of all ranks, for the `copies` that `reader` reads. Codes travel if they
-    /// are those that each rank would cast from values: with one scale for all, and without a copy for wgrad also with scales along rows.
+    /// are the codes that each rank would cast from values: with one scale for all, and without a copy for wgrad also with scales along rows.
     pub fn send(&self, x: &Tensor, reader: OperandCast, copies: CodeCopies, context: &mut Context) -> Result<Tokens> {
         let (frozen, cast) = match self.sends_codes(x, reader, copies == CodeCopies::Both, context) {
             None => (FrozenScale::default(), None),
@@ -210,7 +211,7 @@ impl Dispatch {
         Ok(QuantizedTensor { codes: Some(codes), scale_inv, rows, ..own })
     }
 
-    /// The choices of all ranks, from those of this rank's tokens.
+    /// The choices of all ranks, from the choices of this rank's tokens.
     pub fn choices(&self, routed: &Routed, context: &Context) -> Result<Dispatched> {
         if !self.is_divided() {
             return Ok(Dispatched { slots: routed.slots.clone(), weights: routed.weights().clone() });
@@ -219,9 +220,9 @@ impl Dispatch {
         Ok(Dispatched { slots: slots(&ids, self.own())?, weights: self.gather(routed.weights(), context)? })
     }
 
-    /// `addend[t] + Σ_k weights[t, k] · row(t, k)` for this rank's tokens `t`, over the rows of all ranks; `rows` `[P, C]` are those of this
-    /// rank's experts, and `weights` those of the choices of all tokens, or 1 if there are none. The sum over the experts of a rank is sent in
-    /// the type of `rows`; these sums are added in F32, in the order of the ranks, and rounded once.
+    /// `addend[t] + Σ_k weights[t, k] · row(t, k)` for this rank's tokens `t`, over the rows of all ranks; `rows` `[P, C]` are the rows of this
+    /// rank's experts, and `weights` the weights of the choices of all tokens, or 1 if there are none. The sum over the experts of a rank is sent
+    /// in the type of `rows`; these sums are added in F32, in the order of the ranks, and rounded once.
     pub fn combine(
         &self,
         rows: &Tensor,

@@ -1,6 +1,6 @@
-//! A mixture of experts: MLPs of which a router chooses some for each token, beside MLPs that all tokens share.
+//! A mixture of experts: MLPs from which a router chooses some for each token, beside MLPs that all tokens share.
 //!
-//! Rows of tokens are permuted so that those of an expert are neighbours, and all experts are computed by one grouped product. Nothing is
+//! Rows of tokens are permuted so that the rows of an expert are neighbours, and all experts are computed by one grouped product. Nothing is
 //! dropped: buffers have room for any choices.
 //!
 //! `MixtureOfExperts` is a sublayer that reads the value of its operand. `Router` computes logits in F32, the op `route` the choices, and the op

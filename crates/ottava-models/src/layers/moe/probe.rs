@@ -1,4 +1,4 @@
-//! Compares the FP8 products of experts with those of the values of the same codes in the compute type, in a pass that compares.
+//! Compares the FP8 products of experts with the products of the values of the same codes in the compute type, in a pass that compares.
 
 use super::linear::GroupedLinear;
 use ottava_common::error::Result;
@@ -18,7 +18,7 @@ impl GroupedLinear {
         casts.compare_weight(self.slot(), codes, || self.weight().read(loan))
     }
 
-    /// Compares `product`, the grouped product of the codes `a` and `b`, with that of their values, in a pass that compares.
+    /// Compares `product`, the grouped product of the codes `a` and `b`, with the product of their values, in a pass that compares.
     pub(super) fn compare_product(
         &self,
         which: Quantity,

@@ -114,14 +114,14 @@ impl Router {
         Ok(Routed { logits, routes, slots })
     }
 
-    /// Adds what was `routed` to the sums of a pass that measures; `rows` are those of this rank's experts.
+    /// Adds what was `routed` to the sums of a pass that measures; `rows` are the rows of this rank's experts.
     pub fn record(&self, routed: &Routed, rows: &Groups, context: &mut Context) -> Result<()> {
         let Some(number) = self.number.filter(|_| context.mode().measures()) else { return Ok(()) };
         let counts = count_choices(&routed.routes.ids, &own_counted(context)?, self.experts)?;
         context.casts.record_routes(number, &routed.routes, &counts, rows)
     }
 
-    /// The gradient by `x` from that by the weights of the choices, plus `other` if given; adds to the gradient of the weight.
+    /// The gradient by `x` from the gradient by the weights of the choices, plus `other` if given; adds to the gradient of the weight.
     pub fn backward(
         &mut self,
         dweights: &Tensor,

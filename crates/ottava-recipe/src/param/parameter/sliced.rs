@@ -1,4 +1,4 @@
-//! A parameter of which this process updates a slice and other ranks the rest.
+//! A parameter in slices: this process updates one slice, and other ranks update the rest.
 
 use super::{Param, Placement, Slice};
 use crate::level::States;
@@ -54,8 +54,8 @@ impl Param {
         self.cast.as_ref().is_some_and(|cast| cast.cast.granularity == Granularity::Blocks128x128)
     }
 
-    /// The amaxes of this process's slice, F32, if the scales of the next cast depend on the new weights: one, measured by the update or now,
-    /// or, if ranks gather codes, those of the blocks of the whole parameter.
+    /// The amaxes of this process's slice, F32, if the scales of the next cast depend on the new weights: one amax, measured by the update or now,
+    /// or, if ranks gather codes, the amaxes of the blocks of the whole parameter.
     pub fn slice_amaxes(&mut self, casts: &mut Casts) -> Result<Option<Tensor>> {
         let has_codes = self.slice.as_ref().is_some_and(|slice| slice.codes);
         let Some(cast) = &mut self.cast else { return Ok(None) };
@@ -142,7 +142,7 @@ impl Param {
         }
     }
 
-    /// [`Param::quantize_slice`] with scales of 128x128 blocks, whose `amaxes` are those of the whole parameter.
+    /// [`Param::quantize_slice`] with scales of 128x128 blocks, from the `amaxes` of the whole parameter.
     fn quantize_slice_by_blocks(
         &self,
         amaxes: &Tensor,
