@@ -7,7 +7,7 @@ use super::source::{crates, files, root};
 use std::fs;
 
 /// Crates whose comments have more back-references per 1,000 words than [`BOUND`], and what they reach today, which falls.
-const BOUNDS: &[(&str, f64)] = &[("ottava-settings", 2.99)];
+const BOUNDS: &[(&str, f64)] = &[("ottava-settings", 2.3)];
 
 /// The bound of pages, and of the comments of each other crate.
 const BOUND: f64 = 0.1;
