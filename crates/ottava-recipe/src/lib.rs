@@ -11,13 +11,13 @@
 pub mod capture;
 pub mod context;
 pub mod layer_ranks;
-pub mod level;
 pub mod lora;
 pub mod mode;
 pub mod operand;
 pub mod param;
 pub mod recompute;
 pub mod scaling;
+pub mod storage;
 
 mod fp8_pays;
 mod linears;

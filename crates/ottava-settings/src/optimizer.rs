@@ -6,8 +6,8 @@ use ottava_common::error::Result;
 use ottava_parallel::optim::{
     AdamWConfig, AdamWOptimizer, AdjustLr, LionOptimizer, MomentumConfig, MuonOptimizer, Optimizer,
 };
-use ottava_recipe::level::{Formats, Gradients, Masters, States, Storage};
 use ottava_recipe::param::Param;
+use ottava_recipe::storage::{Formats, Gradients, Masters, States, Storage};
 use schemars::JsonSchema;
 use serde::{Deserialize, Deserializer, Serialize};
 

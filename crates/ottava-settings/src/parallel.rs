@@ -3,7 +3,7 @@
 use crate::auto;
 use ottava_common::error::{Error, Result};
 use ottava_parallel::{ReduceFormat, Schedule, ScheduleKind, SentActivations, Zero};
-use ottava_recipe::level::Gradients;
+use ottava_recipe::storage::Gradients;
 use ottava_tensor::comm::{Limits, MeshShape};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};

@@ -1,9 +1,9 @@
 //! A run's configuration once the settings that a plan decides are no longer `auto`.
 
 use crate::RunConfig;
-use ottava_recipe::level::Share;
 use ottava_recipe::param::{Description, LayerCosts, MemoryPolicy, Purpose};
 use ottava_recipe::recompute::Recompute;
+use ottava_recipe::storage::Share;
 
 /// The settings of a run, with values for those that depend on the memory of the device. Formats, the layout of rows and stored codes follow
 /// from other settings, by methods of [`RunConfig`].

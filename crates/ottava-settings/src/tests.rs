@@ -519,7 +519,7 @@ fn settings_that_an_earlier_version_saved_are_read() {
     let (config, _) = RunConfig::from_table(SAVED.parse().unwrap()).unwrap();
     assert_eq!(config.optimizer.algorithm, Algorithm::Lion(Lion { beta1: 0.85, beta2: 0.98 }));
     assert_eq!((config.optimizer.learning_rate, config.optimizer.weight_decay), (0.01, 0.2));
-    assert_eq!(config.optimizer.storage, ottava_recipe::level::Storage::MsampO2);
+    assert_eq!(config.optimizer.storage, ottava_recipe::storage::Storage::MsampO2);
     let decay = ottava_parallel::optim::StableDecay { min_learning_rate: 1e-4, decay_steps: 3 };
     assert_eq!(config.lr_scheduler.kind, ottava_parallel::optim::SchedulerType::WarmupStableDecay(decay));
     assert_eq!(config.lr_scheduler.warmup_steps, Warmup::Share(0.25));

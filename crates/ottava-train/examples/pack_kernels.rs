@@ -6,7 +6,7 @@
 use ottava_engine::{Engine, EngineOptions, KvCacheDtype};
 use ottava_models::DecoderConfig;
 use ottava_parallel::Ranks;
-use ottava_recipe::level::Storage;
+use ottava_recipe::storage::Storage;
 use ottava_recipe::{Precision, RecipeName};
 use ottava_settings::{ResolvedConfig, RunConfig};
 use ottava_tensor::Device;

@@ -3,9 +3,9 @@
 use super::optimizer::{Optimizer, Per, StateTensor, Updated};
 use super::update::IN_ORDER;
 use ottava_common::error::Result;
-use ottava_recipe::level::States;
 use ottava_recipe::param::Param;
 use ottava_recipe::scaling::Casts;
+use ottava_recipe::storage::States;
 use ottava_tensor::ops::{AdamW, AdamWParameter, AdamWScalars, Moments, adamw, adamw_amaxes};
 use ottava_tensor::{DType, ExpandedTensor, ScaledTensor, Tensor};
 

@@ -5,8 +5,8 @@
 
 use super::optimizer::{Per, StateTensor, Updated};
 use ottava_common::error::Result;
-use ottava_recipe::level::States;
 use ottava_recipe::param::Param;
+use ottava_recipe::storage::States;
 use ottava_tensor::ops::{
     DescendParameter, Direction, Momentum, MomentumParameter, MomentumScalars, MomentumStep, descend, descend_amax,
     momentum, momentum_amax,

@@ -1,7 +1,7 @@
 //! The gradient of a parameter, and its format between micro-batches.
 
 use super::scopes::GRADIENTS;
-use crate::level::Gradients;
+use crate::storage::Gradients;
 use ottava_common::error::Result;
 use ottava_tensor::ops::{
     self, Accumulation, Groups, Operand, gemm_nt_add, gemm_nt_into, grouped_wgrad_add, grouped_wgrad_into, real_type,

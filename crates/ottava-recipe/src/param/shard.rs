@@ -1,7 +1,7 @@
 //! The part of a tensor of a model folder that a parameter holds.
 
 use crate::layer_ranks::ShardPlace;
-use crate::level::States;
+use crate::storage::States;
 use ottava_tensor::ExpandedTensor;
 use std::ops::Range;
 

@@ -1,8 +1,8 @@
 //! The weights of a parameter: the master weights that an optimizer updates, and the weights that layers read.
 
 use super::scopes::{FROZEN_WEIGHTS, MASTERS, WEIGHTS};
-use crate::level::Masters;
 use crate::scaling::Values;
+use crate::storage::Masters;
 use ottava_common::error::Result;
 use ottava_tensor::ops::{UpdatedWeight, WeightCopy, cast, scaled_by, split, unscaled};
 use ottava_tensor::{DType, Device, ScaledTensor, Tensor};

@@ -3,9 +3,9 @@
 use super::memory::MemoryPlan;
 use ottava_common::error::Result;
 use ottava_models::{Decoder, DecoderConfig};
-use ottava_recipe::level::{Masters, Storage};
 use ottava_recipe::param::STEP_RATES;
 use ottava_recipe::recompute::{Recompute, SavedActivations};
+use ottava_recipe::storage::{Masters, Storage};
 use ottava_settings::ResolvedConfig;
 use ottava_tensor::{DType, Device};
 use serde::Serialize;

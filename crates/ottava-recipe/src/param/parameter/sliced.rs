@@ -1,10 +1,10 @@
 //! A parameter in slices: this process updates one slice, and other ranks update the rest.
 
 use super::{Param, Placement, Slice};
-use crate::level::States;
 use crate::mode::Mode;
 use crate::operand::FrozenScale;
 use crate::scaling::{Casts, NextCast};
+use crate::storage::States;
 use ottava_common::error::{Error, Result};
 use ottava_tensor::ops::{CodeCopies, MatrixSlice, empty_slice, quantize_slice, raise_amax, slice_amaxes, transpose};
 use ottava_tensor::{DType, ExpandedTensor, Granularity, QuantizedTensor, Tensor};

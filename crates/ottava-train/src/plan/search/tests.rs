@@ -3,7 +3,7 @@
 use super::*;
 use crate::bench::model;
 use ottava_recipe::RecipeName;
-use ottava_recipe::level::Storage;
+use ottava_recipe::storage::Storage;
 use ottava_tensor::cuda::GpuModel;
 use std::collections::BTreeSet;
 

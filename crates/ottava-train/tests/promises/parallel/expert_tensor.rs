@@ -7,9 +7,9 @@ use crate::setup::on_ranks;
 use ottava_models::layers::{RouterLossFactors, SharedExpert};
 use ottava_parallel::Zero;
 use ottava_recipe::RecipeName;
-use ottava_recipe::level::Storage;
 use ottava_recipe::mode::StepPrecision;
 use ottava_recipe::recompute::Recompute;
+use ottava_recipe::storage::Storage;
 use ottava_tensor::DType;
 use serde_json::{Value, json};
 

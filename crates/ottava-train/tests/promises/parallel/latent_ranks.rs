@@ -4,8 +4,8 @@ use crate::parallel::divided::{CODES, F32, Fault, Setup, adapters, apart, llama,
 use crate::parallel::mesh::distance;
 use ottava_parallel::Zero;
 use ottava_recipe::RecipeName;
-use ottava_recipe::level::Storage;
 use ottava_recipe::recompute::Recompute;
+use ottava_recipe::storage::Storage;
 use ottava_tensor::DType;
 use serde_json::{Value, json};
 use std::f64::consts::SQRT_2;

@@ -7,10 +7,10 @@ use crate::parallel::reopen::{alone, on, reopen, tensors, train};
 use crate::setup::{config, on_ranks, recipe, tiny_llama};
 use ottava_models::DecoderConfig;
 use ottava_parallel::Zero;
-use ottava_recipe::level::{Formats, Masters, Share, Storage};
 use ottava_recipe::mode::StepPrecision;
 use ottava_recipe::param::MemoryPolicy;
 use ottava_recipe::recompute::Recompute;
+use ottava_recipe::storage::{Formats, Masters, Share, Storage};
 use ottava_recipe::{Fp8Format, RecipeName};
 use serde_json::json;
 

@@ -6,8 +6,8 @@ use crate::parallel::divided::{
 use crate::parallel::mesh::distance;
 use ottava_parallel::Zero;
 use ottava_recipe::RecipeName;
-use ottava_recipe::level::Storage;
 use ottava_recipe::lora::{Lora, Targets};
+use ottava_recipe::storage::Storage;
 use ottava_tensor::DType;
 use serde_json::json;
 

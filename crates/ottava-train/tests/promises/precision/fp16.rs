@@ -3,7 +3,7 @@
 use crate::runs::resume::{config, metrics, train, write_inputs};
 use crate::setup::devices;
 use ottava_common::Error;
-use ottava_recipe::level::Storage;
+use ottava_recipe::storage::Storage;
 use ottava_recipe::{Fp16, Precision, RecipeName};
 use ottava_settings::RunConfig;
 use ottava_tensor::Device;

@@ -9,7 +9,7 @@ use crate::setup::on_ranks;
 use ottava_checkpoint::Manifest;
 use ottava_parallel::Zero;
 use ottava_recipe::RecipeName;
-use ottava_recipe::level::Storage;
+use ottava_recipe::storage::Storage;
 use ottava_sentinel::{AlarmPolicy, NonFiniteSteps, NormAlarmPolicy, SentinelPolicy};
 use ottava_settings::{
     EvaluationConfig, Interval, LoraConfig, ParallelConfig, Rollbacks, RunConfig, SentinelConfig, Spikes,

@@ -5,8 +5,8 @@ use ottava_common::hash::{seal, unseal};
 use ottava_common::{Error, Result};
 use ottava_data::Documents;
 use ottava_parallel::optim::{SchedulerType, StableDecay};
-use ottava_recipe::level::{Masters, Storage};
 use ottava_recipe::recompute::SavedActivations;
+use ottava_recipe::storage::{Masters, Storage};
 use ottava_recipe::{Delayed, ExceptionsConfig, Precision, RecipeName};
 use ottava_settings::{
     Algorithm, CheckpointConfig, DataConfig, DeviceChoice, EvaluationConfig, GenerationConfig, Interval, Lion,

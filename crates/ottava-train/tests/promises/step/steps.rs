@@ -8,11 +8,11 @@ use ottava_models::{Decoder, DecoderConfig};
 use ottava_parallel::optim::{
     AdamWConfig, AdamWOptimizer, Optimizer, Prepared, find_amaxes, grad_norm, optimizer_tensors as kept_of, update,
 };
-use ottava_recipe::level::{Formats, Masters, Share, Storage};
 use ottava_recipe::mode::{Mode, StepPrecision};
 use ottava_recipe::param::{MemoryPolicy, Purpose};
 use ottava_recipe::recompute::{Recompute, SavedActivations};
 use ottava_recipe::scaling::OneRank;
+use ottava_recipe::storage::{Formats, Masters, Share, Storage};
 use ottava_recipe::{Fp8Format, Recipe, RecipeName};
 use ottava_tensor::testing::{integers, values};
 use ottava_tensor::{DType, Device};

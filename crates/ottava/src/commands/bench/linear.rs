@@ -5,7 +5,7 @@ use crate::output::print_json;
 use clap::Args;
 use ottava_common::{Error, Result};
 use ottava_recipe::RecipeName;
-use ottava_recipe::level::Gradients;
+use ottava_recipe::storage::Gradients;
 use ottava_settings::DeviceChoice;
 use ottava_train::bench::{self, SweepCell};
 use serde_json::json;

@@ -1,7 +1,7 @@
 //! What several benchmarks read, measure and print.
 
 use ottava_common::{Error, Result};
-use ottava_recipe::level::Gradients;
+use ottava_recipe::storage::Gradients;
 use ottava_settings::DeviceChoice;
 use ottava_tensor::Device;
 use ottava_tensor::bench::{Cost, Meter, Rates};

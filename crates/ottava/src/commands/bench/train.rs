@@ -7,7 +7,7 @@ use clap::Args;
 use ottava_common::Result;
 use ottava_parallel::Ranks;
 use ottava_recipe::RecipeName;
-use ottava_recipe::level::Storage;
+use ottava_recipe::storage::Storage;
 use ottava_settings::{DeviceChoice, formats};
 use ottava_train::bench::{TrainBench, TrainRow};
 use serde_json::json;
