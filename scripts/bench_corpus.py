@@ -30,9 +30,11 @@ init = "random"
 tokenizer = "{root}/data/tokenizer"
 [data]
 train_files = ["corpus/*.txt"]
-text_documents = "line"
 val_set_size = 10
 max_length = 64
+
+[data.records]
+text_documents = "line"
 [training]
 max_steps = 1
 per_device_train_batch_size = 2

@@ -14,7 +14,7 @@ mkdir -p "$out"
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 export NCCL_NVLS_ENABLE=0 NCCL_SOCKET_IFNAME=lo NCCL_RAS_ENABLE=0
-float8="--set parallel.reduce_dtype=float8"
+float8="--set parallel.communication.reduce_dtype=float8"
 # Recipe, what travels, and settings.
 variants=(
     "bf16|gradients in BF16|--set parallel.zero=0"
@@ -22,7 +22,7 @@ variants=(
     "fp8-delayed|gradients in BF16|--set parallel.zero=0"
     "fp8-delayed|gradients in BF16, weights in FP8|--set parallel.zero=1"
     "fp8-delayed|gradients and weights in FP8|--set parallel.zero=1 $float8"
-    "fp8-delayed|the same, error feedback|--set parallel.zero=1 $float8 --set parallel.error_feedback=true"
+    "fp8-delayed|the same, error feedback|--set parallel.zero=1 $float8 --set parallel.communication.error_feedback=true"
     "fp8-delayed|gradients in FP8, cast twice|--set parallel.zero=0 $float8"
 )
 seed_runs() {

@@ -33,7 +33,7 @@ TEMPLATE
     common=(--device "$device" --set recipe=bf16 --set "max_steps=$steps" --set "eval_steps=$steps" --set 'generation.prompts=[]' "${options[@]}")
     "$OTTAVA" train configs/llama-110m.toml "${common[@]}" --set "output_dir=$work/text"
     "$OTTAVA" train configs/chat.toml "${common[@]}" --set "output_dir=$work/chat" --set learning_rate=2e-4 \
-        --set per_device_train_batch_size=16 --set "data.chat_template_path=$work/template.jinja" \
+        --set per_device_train_batch_size=16 --set "data.chat.chat_template_path=$work/template.jinja" \
         --set "model.path=$work/text/checkpoints/checkpoint-$steps"
     model=$work/chat/checkpoints/checkpoint-$steps
 elif [ -f "$1" ]; then

@@ -162,7 +162,7 @@ impl<'a> Encoder<'a> {
         let template = self.template.as_ref().ok_or_else(|| {
             let folder = self.tokenizer.path().parent().unwrap_or(Path::new("."));
             Error::Data(format!(
-                "{} has no chat template for this conversation; name a file with one in `data.chat_template_path`",
+                "{} has no chat template for this conversation; name a file with one in `data.chat.chat_template_path`",
                 folder.display()
             ))
         })?;
@@ -170,7 +170,7 @@ impl<'a> Encoder<'a> {
         if has_tools && !template.reads_variable("tools", true) {
             return Err(Error::Data(format!(
                 "the conversation has `tools`, and the chat template {} has no place for them; name another one in \
-                 `data.chat_template_path`, or remove them",
+                 `data.chat.chat_template_path`, or remove them",
                 template.path().display()
             )));
         }
@@ -269,7 +269,7 @@ impl<'a> Encoder<'a> {
 fn kwargs(list: &[String]) -> Result<Map<String, Value>> {
     let read = |entry: &String| {
         let (name, text) = entry.split_once('=').ok_or_else(|| {
-            Error::Config(format!("`data.chat_template_kwargs` has the entry {entry:?}; write \"name=value\", such as \"enable_thinking=false\""))
+            Error::Config(format!("`data.chat.chat_template_kwargs` has the entry {entry:?}; write \"name=value\", such as \"enable_thinking=false\""))
         })?;
         let value = serde_json::from_str(text.trim()).unwrap_or_else(|_| text.trim().into());
         Ok((name.trim().to_string(), value))

@@ -126,7 +126,7 @@ fn missing<'a>(field: &str, fields: impl Iterator<Item = &'a str>) -> String {
     let pair = ANSWERED.iter().find(|(question, answer)| fields.contains(question) && fields.contains(answer));
     let remedy = match pair {
         Some((question, answer)) => format!(
-            "if `{answer}` answers `{question}`, set data.fields = {{ prompt = \"{question}\", completion = \"{answer}\" }}; for a plain text, set \
+            "if `{answer}` answers `{question}`, set data.records.fields = {{ prompt = \"{question}\", completion = \"{answer}\" }}; for a plain text, set \
              text_field to its name"
         ),
         None => "set text_field to another".into(),

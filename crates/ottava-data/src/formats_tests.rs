@@ -137,7 +137,7 @@ fn bad_records_are_left_out_up_to_a_limit() {
     assert!(with(BadRecord::Error, 100).unwrap_err().contains("a.jsonl:1: not a usable record"));
     assert_eq!(with(BadRecord::Skip, 3), Ok(2), "broken JSON, no list, and no turn of the assistant");
     let error = with(BadRecord::Skip, 2).unwrap_err();
-    assert!(error.contains("one bad record more than the 2 that `data.max_bad_records` allows"), "{error}");
+    assert!(error.contains("one bad record more than the 2 that `data.records.max_bad_records` allows"), "{error}");
 }
 
 #[test]
@@ -217,7 +217,7 @@ fn fields_of_messages_that_nothing_reads_are_errors() {
         "chats.jsonl:1: ",
         "the fields `id`, `loss`, which are unknown",
         "whether a message is trained on is the field `train`",
-        "`data.ignored_fields = [\"id\", \"loss\"]`",
+        "`data.records.ignored_fields = [\"id\", \"loss\"]`",
     ] {
         assert!(error.contains(part), "{part}: {error}");
     }

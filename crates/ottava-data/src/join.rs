@@ -209,7 +209,7 @@ pub(super) fn join(
         }
         if options.on_bad_record == BadRecord::Skip && bad_records > options.max_bad_records {
             return Err(Error::Data(format!(
-                "{}: {bad_records} records cannot be used, and `data.max_bad_records` allows {} in a file",
+                "{}: {bad_records} records cannot be used, and `data.records.max_bad_records` allows {} in a file",
                 file.path, options.max_bad_records
             )));
         }

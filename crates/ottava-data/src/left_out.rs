@@ -31,7 +31,7 @@ impl BadRecords {
         self.count += 1;
         if self.count > self.most {
             return Err(Error::Data(format!(
-                "{error}; it is one bad record more than the {} that `data.max_bad_records` allows in a file",
+                "{error}; it is one bad record more than the {} that `data.records.max_bad_records` allows in a file",
                 self.most
             )));
         }

@@ -1,4 +1,4 @@
-//! Other names of fields and roles: `data.fields` and `data.roles`.
+//! Other names of fields and roles: `data.records.fields` and `data.records.roles`.
 
 use serde_json::{Map, Value};
 

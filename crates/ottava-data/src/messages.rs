@@ -90,7 +90,7 @@ fn turn_of(turn: &Map<String, Value>) -> Result<Value, String> {
         "function_call" => function_call(value)?,
         other => {
             return Err(format!(
-                "`from` is {other:?}; it is human, gpt, system, function_call or observation (`data.roles` gives names to others)"
+                "`from` is {other:?}; it is human, gpt, system, function_call or observation (`data.records.roles` gives names to others)"
             ));
         }
     };
@@ -197,7 +197,7 @@ pub(super) fn unknown_fields(fields: &[String], template: &Path) -> String {
     let (quoted, listed) = (list_of(fields, '`'), list_of(fields, '"'));
     format!(
         "messages have the fields {quoted}, which are unknown and which the chat template {} does not read{hint}; \
-         rename them with `data.fields`, or leave them out with `data.ignored_fields = [{listed}]`",
+         rename them with `data.records.fields`, or leave them out with `data.records.ignored_fields = [{listed}]`",
         template.display()
     )
 }

@@ -223,7 +223,10 @@ fn bad_records_count_over_all_parts() {
     }
     let error = inputs.part("few", 4, 4).err().unwrap();
     assert!(matches!(error, Error::Data(_)), "{error}");
-    assert!(error.to_string().contains("10 records cannot be used, and `data.max_bad_records` allows 9"), "{error}");
+    assert!(
+        error.to_string().contains("10 records cannot be used, and `data.records.max_bad_records` allows 9"),
+        "{error}"
+    );
 }
 
 #[test]

@@ -46,7 +46,7 @@ const MASKS: [&str; 3] = ["loss_mask", "assistant_masks", "completion_mask"];
 const NO_LABEL: i64 = -100;
 
 impl Formatting {
-    /// The name as in `data.formatting`.
+    /// The name as in `data.records.formatting`.
     pub fn as_str(self) -> &'static str {
         match self {
             Formatting::Auto => "auto",

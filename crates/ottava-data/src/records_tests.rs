@@ -317,7 +317,10 @@ fn values_that_only_python_knows_are_named_where_they_are_used() {
             "a message has a text with a lone",
         ),
         (r#"{"prompt": "p", "chosen": "c", "rejected": "r", "margin": NaN}"#, "`margin` is NaN, and not a number"),
-        (r#"{"question": "a", "answer": "b"}"#, r#"set data.fields = { prompt = "question", completion = "answer" }"#),
+        (
+            r#"{"question": "a", "answer": "b"}"#,
+            r#"set data.records.fields = { prompt = "question", completion = "answer" }"#,
+        ),
     ] {
         let reason = content(record).unwrap_err();
         assert!(reason.contains(says), "{record}: {reason}");

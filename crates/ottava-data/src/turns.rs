@@ -29,7 +29,7 @@ impl ChatTemplate {
         let chat = &choice.chat;
         if choice.turns.is_empty() {
             return Err(match choice.has_answers {
-                true => "no turn of the conversation is trained on: see `train`, `data.roles_to_train`".into(),
+                true => "no turn of the conversation is trained on: see `train`, `data.chat.roles_to_train`".into(),
                 false => no_answers(&chat.messages),
             });
         }
@@ -111,7 +111,7 @@ impl ChatTemplate {
             if !text.starts_with(&before) && !self.cut_to_common(chat, turn, &text, &mut before) {
                 return Err(format!(
                     "the chat template renders what precedes message {} differently once it follows, so the text of that turn cannot be \
-                     found; mark turns with {{% generation %}} in a template of `data.chat_template_path`, or set `data.train_on_inputs = true`",
+                     found; mark turns with {{% generation %}} in a template of `data.chat.chat_template_path`, or set `data.train_on_inputs = true`",
                     turn + 1
                 ));
             }
@@ -157,7 +157,7 @@ fn no_answers(messages: &[Value]) -> String {
     let listed: Vec<String> = roles.iter().map(|role| format!("`{role}`")).collect();
     let known = ["system", "developer", "user", "tool", "assistant"];
     let hint = roles.iter().find(|role| !known.contains(role)).map_or(String::new(), |role| {
-        format!("; if `{role}` is the assistant, set data.roles = {{ assistant = \"{role}\" }}")
+        format!("; if `{role}` is the assistant, set data.records.roles = {{ assistant = \"{role}\" }}")
     });
     format!(
         "the conversation has no turn of the assistant, so there is nothing to learn; its roles are {}{hint}",

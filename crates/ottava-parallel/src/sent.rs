@@ -59,7 +59,7 @@ fn expect_elements(name: &str, x: &Tensor) -> Result<()> {
         return Ok(());
     }
     Err(Error::Config(format!(
-        "{name} has shape {:?}, {} values, but `parallel.activation_dtype = \"float8\"` needs a multiple of {ELEMENTS}; change `data.max_length` or `training.per_device_train_batch_size`, or set `parallel.activation_dtype = \"auto\"`",
+        "{name} has shape {:?}, {} values, but `parallel.communication.activation_dtype = \"float8\"` needs a multiple of {ELEMENTS}; change `data.max_length` or `training.per_device_train_batch_size`, or set `parallel.communication.activation_dtype = \"auto\"`",
         x.shape(),
         x.len()
     )))

@@ -1,4 +1,4 @@
-//! The tables `[data]` and `[[data.datasets]]`.
+//! The tables `[data]`, `[data.records]`, `[data.chat]` and `[[data.datasets]]`.
 
 use crate::auto;
 use crate::pairs::{Names, Pairs};
@@ -18,32 +18,10 @@ pub struct DataConfig {
     pub train_files: Vec<PathBuf>,
     /// Files with the validation documents, likewise; [] holds out val_set_size of train_files instead.
     pub val_files: Vec<PathBuf>,
-    /// What one document of a text file is: "file" (the whole file) or "line".
-    pub text_documents: Documents,
-    /// The field of a record that holds the text.
-    pub text_field: String,
-    /// The fields of the records of a file:
-    pub formatting: Formatting,
-    /// Other names of fields, theirs by ours: { messages = "chat", role = "speaker", content = "text" }, for example.
-    pub fields: Pairs<String>,
-    /// Other names of roles, theirs by ours: { assistant = "bot", user = ["me", "you"] }, for example.
-    pub roles: Pairs<Names>,
-    /// Fields of messages to leave out: ["id", "timestamp"], for example. Other fields that are unknown are errors.
-    pub ignored_fields: Vec<String>,
-    /// Roles of the messages that contribute to the loss. The field "train" of a message (true or false) overrides this list.
-    pub roles_to_train: Vec<String>,
-    /// Which end-of-turn tokens contribute to the loss: "turn" (those of every trained turn, with the text after them in the turn), "all" (also
-    /// those of turns that are not trained on), "last" (that of the last trained turn) or "none".
-    pub train_on_eos: TrainOnEos,
-    /// Further variables of the chat template: { enable_thinking = false }, for example.
-    #[schemars(with = "Pairs<serde_json::Value>")]
-    pub chat_template_kwargs: Pairs<Value>,
-    /// What to do with a record that cannot be used: "error", or "skip", which drops and counts it.
-    pub on_bad_record: BadRecord,
-    /// The largest number of records of a file that "skip" drops.
-    pub max_bad_records: u64,
-    /// A file with the chat template; "" uses that of the tokenizer's folder. Only used if records hold conversations.
-    pub chat_template_path: PathBuf,
+    /// How the records of files are read.
+    pub records: RecordsConfig,
+    /// How conversations become tokens.
+    pub chat: ChatConfig,
     /// Whether prompts contribute to the loss too; false means only the turns of the assistant and completions.
     pub train_on_inputs: bool,
     /// How documents are packed into rows: "wrapped" (one stream, cut into full rows), "bfd" (whole documents, several in a row by best-fit
@@ -62,7 +40,7 @@ pub struct DataConfig {
     /// Where prepared tokens are stored; "" means the folder `tokens` beside output_dir.
     pub cache_dir: PathBuf,
     /// Several data sets instead of train_files and val_files, each a table `[[data.datasets]]` with name, train_files and, optionally,
-    /// val_files, formatting, text_field, fields and roles (those of `[data]` otherwise). Either all sets have a weight, their share of the
+    /// val_files, formatting, text_field, fields and roles (the values of `[data]` and `[data.records]` otherwise). Either all sets have a weight, their share of the
     /// tokens divided by the sum of the weights, or each is read repeat times in an epoch (1 if it is not set). For example:
     ///
     /// ```toml
@@ -80,9 +58,9 @@ pub struct DataConfig {
 pub struct DatasetConfig {
     /// Its name, in metrics and messages.
     pub name: String,
-    /// As the key of the same name of `[data]`.
+    /// `data.train_files` of this set.
     pub train_files: Vec<PathBuf>,
-    /// As the key of the same name of `[data]`.
+    /// `data.val_files` of this set.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub val_files: Vec<PathBuf>,
     /// Its share of the tokens, divided by the sum of all weights.
@@ -91,39 +69,66 @@ pub struct DatasetConfig {
     /// How often its documents are read in an epoch, if no set has a weight; 1 where it is not set.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub repeat: Option<f64>,
-    /// As the key of the same name of `[data]`, which is taken where this one is not set.
+    /// `data.records.text_field` of this set; the value of `[data.records]` if it is not set.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub text_field: Option<String>,
-    /// As the key of the same name of `[data]`, which is taken where this one is not set.
+    /// `data.records.formatting` of this set; the value of `[data.records]` if it is not set.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub formatting: Option<Formatting>,
-    /// As the key of the same name of `[data]`, which is taken where this one is not set.
+    /// `data.records.fields` of this set; the value of `[data.records]` if it is not set.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub fields: Option<Pairs<String>>,
-    /// As the key of the same name of `[data]`, which is taken where this one is not set.
+    /// `data.records.roles` of this set; the value of `[data.records]` if it is not set.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub roles: Option<Pairs<Names>>,
 }
 
+/// The `[data.records]` table.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct RecordsConfig {
+    /// The fields of the records of a file:
+    pub formatting: Formatting,
+    /// The field of a record that holds the text.
+    pub text_field: String,
+    /// What one document of a text file is: "file" (the whole file) or "line".
+    pub text_documents: Documents,
+    /// Other names of fields, theirs by ours: { messages = "chat", role = "speaker", content = "text" }, for example.
+    pub fields: Pairs<String>,
+    /// Other names of roles, theirs by ours: { assistant = "bot", user = ["me", "you"] }, for example.
+    pub roles: Pairs<Names>,
+    /// Fields of messages to leave out: ["id", "timestamp"], for example. Other fields that are unknown are errors.
+    pub ignored_fields: Vec<String>,
+    /// What to do with a record that cannot be used: "error", or "skip", which drops and counts it.
+    pub on_bad_record: BadRecord,
+    /// The largest number of records of a file that "skip" drops.
+    pub max_bad_records: u64,
+}
+
+/// The `[data.chat]` table.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct ChatConfig {
+    /// A file with the chat template; "" uses that of the tokenizer's folder. Only used if records hold conversations.
+    pub chat_template_path: PathBuf,
+    /// Further variables of the chat template: { enable_thinking = false }, for example.
+    #[schemars(with = "Pairs<serde_json::Value>")]
+    pub chat_template_kwargs: Pairs<Value>,
+    /// Roles of the messages that contribute to the loss. The field "train" of a message (true or false) overrides this list.
+    pub roles_to_train: Vec<String>,
+    /// Which end-of-turn tokens contribute to the loss: "turn" (those of every trained turn, with the text after them in the turn), "all" (also
+    /// those of turns that are not trained on), "last" (that of the last trained turn) or "none".
+    pub train_on_eos: TrainOnEos,
+}
+
 impl Default for DataConfig {
     fn default() -> DataConfig {
-        let source = SourceOptions::default();
         DataConfig {
             train_files: Vec::new(),
             val_files: Vec::new(),
-            text_documents: source.text_documents,
-            text_field: source.text_field,
-            formatting: source.formatting,
-            fields: Pairs::default(),
-            roles: Pairs::default(),
-            ignored_fields: source.ignored_fields,
-            roles_to_train: source.roles_to_train,
-            train_on_eos: source.train_on_eos,
-            chat_template_kwargs: Pairs::default(),
-            on_bad_record: source.on_bad_record,
-            max_bad_records: 100,
-            chat_template_path: source.chat_template_path,
-            train_on_inputs: source.train_on_inputs,
+            records: RecordsConfig::default(),
+            chat: ChatConfig::default(),
+            train_on_inputs: SourceOptions::default().train_on_inputs,
             packing: Packing::Auto,
             document_mask: None,
             excess_length_strategy: ExcessLength::Truncate,
@@ -131,6 +136,34 @@ impl Default for DataConfig {
             max_length: 1024,
             cache_dir: PathBuf::new(),
             datasets: Vec::new(),
+        }
+    }
+}
+
+impl Default for RecordsConfig {
+    fn default() -> RecordsConfig {
+        let source = SourceOptions::default();
+        RecordsConfig {
+            formatting: source.formatting,
+            text_field: source.text_field,
+            text_documents: source.text_documents,
+            fields: Pairs::default(),
+            roles: Pairs::default(),
+            ignored_fields: source.ignored_fields,
+            on_bad_record: source.on_bad_record,
+            max_bad_records: 100,
+        }
+    }
+}
+
+impl Default for ChatConfig {
+    fn default() -> ChatConfig {
+        let source = SourceOptions::default();
+        ChatConfig {
+            chat_template_path: source.chat_template_path,
+            chat_template_kwargs: Pairs::default(),
+            roles_to_train: source.roles_to_train,
+            train_on_eos: source.train_on_eos,
         }
     }
 }

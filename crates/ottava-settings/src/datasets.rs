@@ -41,22 +41,22 @@ impl RunConfig {
     fn source_options(&self, set: &DatasetConfig) -> SourceOptions {
         let data = &self.data;
         SourceOptions {
-            text_documents: data.text_documents,
-            text_field: set.text_field.as_ref().unwrap_or(&data.text_field).clone(),
-            formatting: set.formatting.unwrap_or(data.formatting),
+            text_documents: data.records.text_documents,
+            text_field: set.text_field.as_ref().unwrap_or(&data.records.text_field).clone(),
+            formatting: set.formatting.unwrap_or(data.records.formatting),
             train_on_inputs: data.train_on_inputs,
-            fields: set.fields.as_ref().unwrap_or(&data.fields).entries(),
-            roles: set.roles.as_ref().unwrap_or(&data.roles).entries(),
-            ignored_fields: data.ignored_fields.clone(),
-            roles_to_train: data.roles_to_train.clone(),
-            train_on_eos: data.train_on_eos,
-            chat_template_kwargs: data.chat_template_kwargs.entries(),
-            on_bad_record: data.on_bad_record,
-            max_bad_records: match data.on_bad_record {
+            fields: set.fields.as_ref().unwrap_or(&data.records.fields).entries(),
+            roles: set.roles.as_ref().unwrap_or(&data.records.roles).entries(),
+            ignored_fields: data.records.ignored_fields.clone(),
+            roles_to_train: data.chat.roles_to_train.clone(),
+            train_on_eos: data.chat.train_on_eos,
+            chat_template_kwargs: data.chat.chat_template_kwargs.entries(),
+            on_bad_record: data.records.on_bad_record,
+            max_bad_records: match data.records.on_bad_record {
                 BadRecord::Error => 0,
-                BadRecord::Skip => data.max_bad_records,
+                BadRecord::Skip => data.records.max_bad_records,
             },
-            chat_template_path: data.chat_template_path.clone(),
+            chat_template_path: data.chat.chat_template_path.clone(),
         }
     }
 

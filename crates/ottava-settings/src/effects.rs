@@ -41,8 +41,8 @@ const EFFECTS: &[Effect] = &[
         "where `val_files` are set",
     ),
     unread(
-        &["data.max_bad_records"],
-        |run| run.data.on_bad_record == BadRecord::Error,
+        &["data.records.max_bad_records"],
+        |run| run.data.records.on_bad_record == BadRecord::Error,
         "unless `on_bad_record` is \"skip\"",
     ),
     unread(

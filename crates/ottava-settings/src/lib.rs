@@ -1,14 +1,15 @@
 //! One run is one TOML file. Every key has a default, shown with its meaning in `configs/reference.toml`; unknown keys are errors.
 //!
-//! No setting is ignored: an unknown key is an error with a suggestion. To add a key: its field in this folder, a line with a comment in
-//! `configs/reference.toml`, and `ottava schema > configs/run.schema.json`. `schema` (`schema.rs`) finds kinds and names by trying values. `words/`
-//! answers keys and flags of other trainers, and earlier spellings.
+//! No setting is ignored: an unknown key is an error with a suggestion. To add a key: its field in this crate, whose comment is the text of the
+//! reference; then `ottava config reference > configs/reference.toml` and `ottava schema > configs/run.schema.json`. `old_keys.rs` has the earlier
+//! spellings of keys, and `words/` answers keys and flags of other trainers.
 #![forbid(unsafe_code)]
 
 mod alarms;
 mod auto;
 mod batch;
 mod best;
+mod communication;
 mod conflicts;
 mod data;
 mod datasets;
@@ -52,7 +53,8 @@ mod words;
 mod yaml;
 
 pub use alarms::{AlarmsConfig, Rollbacks, Spikes};
-pub use data::{DataConfig, DatasetConfig};
+pub use communication::CommunicationConfig;
+pub use data::{ChatConfig, DataConfig, DatasetConfig, RecordsConfig};
 pub use debug::DebugConfig;
 pub use evaluation::{CheckpointConfig, EvaluationConfig, LoggingConfig};
 pub use flags::describe_flag;

@@ -1,16 +1,12 @@
-//! The table `[parallel]`: ZeRO stage, and formats of communication.
+//! The table `[parallel]`: the axes of the ranks, and what ZeRO divides.
 
-use crate::auto;
+use crate::communication::CommunicationConfig;
 use ottava_common::error::{Error, Result};
-use ottava_parallel::{ReduceFormat, Schedule, ScheduleKind, SentActivations, Zero};
+use ottava_parallel::{Schedule, ScheduleKind, Zero};
 use ottava_recipe::storage::Gradients;
-use ottava_tensor::comm::{Limits, MeshShape};
+use ottava_tensor::comm::MeshShape;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use std::time::Duration;
-
-/// The longest timeout, thirty days: one that is never reached.
-const MAX_TIMEOUT: u64 = 30 * 86_400;
 
 /// The most ranks of a job.
 const MAX_RANKS: usize = 1 << 16;
@@ -41,34 +37,16 @@ pub struct ParallelConfig {
     /// ZeRO stage, which selects what is divided among ranks: 0 nothing, 1 master weights and optimizer states, 2 also gradients accumulated
     /// over micro-batches, 3 also weights and their FP8 codes.
     pub zero: Zero,
-    /// Type in which ranks send gradients of matrices: "auto" is the type of `optimizer.gradient_dtype`. "float8" sends E4M3 codes with one
-    /// scale per 128 values, half the bytes of bfloat16, and adds them in float32. `reduce_error` in the metrics is the relative error of these
-    /// casts.
-    #[serde(with = "auto")]
-    #[schemars(with = "auto::Auto<Gradients>")]
-    pub reduce_dtype: Option<Gradients>,
-    /// Type in which pipeline ranks send activations and their gradients to each other, and tensor- and expert-parallel ranks send partial
-    /// sums. "auto" is the compute type. "float8" sends E4M3 codes with one scale per 128 values, half the bytes of bfloat16.
-    pub activation_dtype: SentActivations,
-    /// With `reduce_dtype = "float8"`: whether each rank adds the cast error to the gradients that it sends next. Takes two bytes per weight;
-    /// errors start at zero when a run resumes.
-    pub error_feedback: bool,
     /// Steps between comparisons of what ranks replicate: with `zero = 0` all weights and optimizer states, otherwise those of norms and
     /// biases; and amax and scale of each FP8 cast. A difference ends the job with exit code 5. 0 turns this off; loaded weights are always
     /// compared once, at the start.
     pub check_replicas: u64,
-    /// Seconds within which all ranks must join.
-    pub join_timeout: u64,
-    /// Seconds without any message from a rank's process, heartbeats included, after which the rank counts as lost.
-    pub silence_timeout: u64,
-    /// Seconds that ranks wait in a collective for a live rank before the job ends. Progress in reading, tokenizing, loading and saving
-    /// restarts this limit. The job also ends if a process waits longer than this for its GPU.
-    pub collective_timeout: u64,
+    /// How ranks communicate.
+    pub communication: CommunicationConfig,
 }
 
 impl Default for ParallelConfig {
     fn default() -> ParallelConfig {
-        let limits = Limits::default();
         ParallelConfig {
             auto: false,
             data: 0,
@@ -79,25 +57,13 @@ impl Default for ParallelConfig {
             context: 1,
             expert: 1,
             zero: Zero::default(),
-            reduce_dtype: None,
-            activation_dtype: SentActivations::default(),
-            error_feedback: false,
             check_replicas: 100,
-            join_timeout: limits.join.as_secs(),
-            silence_timeout: limits.silence.as_secs(),
-            collective_timeout: limits.collective.as_secs(),
+            communication: CommunicationConfig::default(),
         }
     }
 }
 
 impl ParallelConfig {
-    /// Time limits of ranks that wait for each other.
-    pub fn limits(&self) -> Limits {
-        let [join, silence, collective] =
-            [self.join_timeout, self.silence_timeout, self.collective_timeout].map(Duration::from_secs);
-        Limits { join, silence, collective }
-    }
-
     /// The mesh of a job of `ranks` ranks.
     ///
     /// Errors with [`Error::Config`] when `data` is another number than the other axes leave, or a search has not chosen the sizes yet.
@@ -193,29 +159,6 @@ impl ParallelConfig {
         Ok(schedule)
     }
 
-    /// The format in which gradients stored as `gradients` are sent.
-    pub fn reduction(&self, gradients: Gradients) -> ReduceFormat {
-        match self.reduce_dtype.unwrap_or(gradients) {
-            Gradients::Float8 => ReduceFormat::Float8 { feedback: self.error_feedback },
-            Gradients::Float32 | Gradients::Bfloat16 => ReduceFormat::Stored,
-        }
-    }
-
-    fn activation_problem(&self, scales_loss: bool) -> Option<String> {
-        let ParallelConfig { tensor, pipeline, expert, auto, .. } = *self;
-        if self.activation_dtype == SentActivations::Auto {
-            return None;
-        }
-        if [tensor, pipeline, expert] == [1; 3] && !auto {
-            return Some(
-                "`parallel.activation_dtype` is \"float8\", but `parallel.tensor`, `pipeline` and `expert` are all 1, so it has no effect; remove it".into(),
-            );
-        }
-        scales_loss.then(|| {
-            "`parallel.activation_dtype` is \"float8\", which supports only BF16 and F32 activations, but recipe fp16 computes in F16; remove it, or choose another recipe".into()
-        })
-    }
-
     /// The first conflict of settings, with gradients stored as `gradients`; `None` without conflict.
     pub(super) fn problem(&self, gradients: Gradients, scales_loss: bool) -> Option<String> {
         let ParallelConfig { tensor, pipeline, context, expert, zero, .. } = *self;
@@ -237,34 +180,8 @@ impl ParallelConfig {
                 self.pipeline
             ));
         }
-        let timeouts = [
-            ("join_timeout", self.join_timeout),
-            ("silence_timeout", self.silence_timeout),
-            ("collective_timeout", self.collective_timeout),
-        ];
-        if let Some((key, seconds)) = timeouts.into_iter().find(|(_, seconds)| !(1..=MAX_TIMEOUT).contains(seconds)) {
-            return Some(format!("`parallel.{key}` is {seconds}; set it to 1 to {MAX_TIMEOUT} seconds"));
-        }
-        let sent = self.reduce_dtype.unwrap_or(gradients);
-        if sent != gradients && sent != Gradients::Float8 {
-            return Some(format!(
-                "`parallel.reduce_dtype` is {}, and gradients are {}; set `optimizer.gradient_dtype`, or `parallel.reduce_dtype` to \"auto\" or \"float8\"",
-                sent.as_str(),
-                gradients.as_str()
-            ));
-        }
-        if let Some(problem) = self.activation_problem(scales_loss) {
-            return Some(problem);
-        }
-        match (self.error_feedback, sent) {
-            (true, Gradients::Float32 | Gradients::Bfloat16) => Some(
-                "`parallel.error_feedback` is true, but only gradients that are sent as float8 lose something; set `parallel.reduce_dtype = \"float8\"`".into(),
-            ),
-            (true, Gradients::Float8) if scales_loss => Some(
-                "`parallel.error_feedback` is true, and the loss scale of recipe fp16 changes between the steps that it connects; set it to false".into(),
-            ),
-            _ => None,
-        }
+        let sends_activations = self.auto || [tensor, pipeline, expert] != [1; 3];
+        self.communication.problem(gradients, scales_loss, sends_activations)
     }
 }
 
@@ -319,31 +236,5 @@ mod tests {
         );
         let error = of(4, 1).mesh(6).unwrap_err().to_string();
         assert_eq!(error, "`parallel.data` is 4, and 6 ranks were started; leave it out, or start as many");
-    }
-
-    #[test]
-    fn activations_are_sent_as_codes_only_where_ranks_send_them() {
-        let of = |tensor, scales_loss| {
-            let config = ParallelConfig { tensor, activation_dtype: SentActivations::Float8, ..Default::default() };
-            config.problem(Gradients::Bfloat16, scales_loss)
-        };
-        assert_eq!(of(2, false), None);
-        assert!(of(1, false).unwrap().contains("it has no effect"));
-        assert!(of(2, true).unwrap().contains("recipe fp16"));
-    }
-
-    #[test]
-    fn formats_on_the_way_are_those_that_were_asked_for() {
-        let of = |reduce_dtype, error_feedback| ParallelConfig { reduce_dtype, error_feedback, ..Default::default() };
-        let coded = |feedback| ReduceFormat::Float8 { feedback };
-        assert_eq!(of(None, false).reduction(Gradients::Bfloat16), ReduceFormat::Stored);
-        assert_eq!(of(None, true).reduction(Gradients::Float8), coded(true));
-        assert_eq!(of(Some(Gradients::Float8), false).reduction(Gradients::Float32), coded(false));
-        let problem = |config: ParallelConfig, gradients, scales| config.problem(gradients, scales).unwrap_or_default();
-        assert_eq!(problem(of(Some(Gradients::Float8), true), Gradients::Float32, false), "");
-        let other = problem(of(Some(Gradients::Bfloat16), false), Gradients::Float32, false);
-        assert!(other.starts_with("`parallel.reduce_dtype` is bfloat16, and gradients are float32;"), "{other}");
-        assert!(problem(of(None, true), Gradients::Float32, false).contains("reduce_dtype = \"float8\""));
-        assert!(problem(of(None, true), Gradients::Float8, true).contains("loss scale"));
     }
 }

@@ -480,7 +480,7 @@ fn old_spellings_say_the_same_in_files_and_on_the_command_line() {
     says("", &["alpha_pattern=q_proj=2.5"], "[lora]\nalpha_pattern = {q_proj = 2.5}\n");
     let kwargs =
         load(&format!("{SMALL}chat_template_kwargs = [\"think=false\", \"mood = calm\", \"n=\\\"5\\\"\"]\n"), &[]);
-    assert_eq!(kwargs.unwrap().data.chat_template_kwargs.entries(), ["think=false", "mood=calm", "n=\"5\""]);
+    assert_eq!(kwargs.unwrap().data.chat.chat_template_kwargs.entries(), ["think=false", "mood=calm", "n=\"5\""]);
     for (old, now) in [("O0", "float32"), ("O3", "msamp-o3"), ("coat", "coat"), ("bf16", "bfloat16")] {
         says("", &[&format!("level={old}")], &format!("[optimizer]\nstorage = \"{now}\"\n"));
     }

@@ -188,7 +188,7 @@ fn rendezvous(
         0..LONG => (key, value),
         _ => (key, sha256(value.as_bytes())),
     }));
-    let limits = config.parallel.limits();
+    let limits = config.parallel.communication.limits();
     Ok(Rendezvous { rank, size, address, secret: secret.into_bytes(), identity, limits, supervisor })
 }
 

@@ -94,7 +94,7 @@ impl DataSets {
         }
         formattings.dedup();
         match formattings.as_slice() {
-            [one] if one != "auto" => self.set("data.formatting", Value::String(one.clone())),
+            [one] if one != "auto" => self.set("data.records.formatting", Value::String(one.clone())),
             [] | [_] => {}
             _ => self.refuse(
                 path,
@@ -138,12 +138,12 @@ impl DataSets {
                 }
                 ("roles_to_train", Json::Array(roles)) if roles.iter().all(Json::is_string) => {
                     let roles = roles.iter().filter_map(Json::as_str).map(Value::from).collect();
-                    self.set("data.roles_to_train", Value::Array(roles));
+                    self.set("data.chat.roles_to_train", Value::Array(roles));
                 }
-                ("train_on_eos", Json::String(choice)) => self.set("data.train_on_eos", choice.as_str().into()),
+                ("train_on_eos", Json::String(choice)) => self.set("data.chat.train_on_eos", choice.as_str().into()),
                 ("chat_template", Json::String(choice)) if choice == "tokenizer_default" => {}
                 ("field" | "field_completion", Json::String(field)) => {
-                    self.set("data.text_field", Value::String(field.clone()));
+                    self.set("data.records.text_field", Value::String(field.clone()));
                 }
                 (_, value) if self.fields.axolotl(key, value) => {}
                 _ => self.refuse(

@@ -47,9 +47,10 @@ impl Trainer {
                 Some(("precision.recipe", Value::String("fp8-current".into())))
             }
             // Their examples write years, which is no limit.
-            (_, "ddp_timeout", _) => {
-                Some(("parallel.collective_timeout", Value::Integer(value.as_integer()?.min(LONGEST_TIMEOUT))))
-            }
+            (_, "ddp_timeout", _) => Some((
+                "parallel.communication.collective_timeout",
+                Value::Integer(value.as_integer()?.min(LONGEST_TIMEOUT)),
+            )),
             (Trainer::Axolotl, "batch_size", _) => Some(("training.global_batch_size", value.clone())),
             (Trainer::Axolotl | Trainer::LlamaFactory | Trainer::Trl, "packing" | "sample_packing", Some(true)) => {
                 Some(("data.packing", Value::String("bfd".into())))

@@ -43,7 +43,7 @@ const ROLE_TAGS: &[(&str, &str, &[&str])] = &[
     ("observation_tag", "tool", &["observation", "tool"]),
 ];
 
-/// The entries of `data.fields` and `data.roles`, each `ours=theirs`.
+/// The entries of `data.records.fields` and `data.records.roles`, each `ours=theirs`.
 #[derive(Default)]
 pub(super) struct Fields {
     fields: Vec<String>,
@@ -102,7 +102,7 @@ impl Fields {
             // Axolotl's names of roles, where the file gives none.
             self.roles = ["user=human", "assistant=gpt"].map(String::from).to_vec();
         }
-        let lists = [("data.fields", self.fields), ("data.roles", self.roles)].into_iter();
+        let lists = [("data.records.fields", self.fields), ("data.records.roles", self.roles)].into_iter();
         let lists = lists.filter(|(_, list)| !list.is_empty());
         let tables = lists.filter_map(|(key, list)| Some((key, pairs::table(&list.into(), Kind::Texts)?)));
         tables.collect()

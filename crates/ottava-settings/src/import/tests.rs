@@ -59,7 +59,7 @@ fn a_file_of_axolotl_is_translated_and_what_is_left_is_named() {
     assert_eq!(config.model.path, Path::new("NousResearch/Meta-Llama-3-8B"));
     assert_eq!(config.data.train_files, [Path::new("data/alpaca.jsonl")]);
     assert_eq!((config.data.max_length, config.data.val_set_size), (4096, 0.05));
-    assert_eq!((config.data.packing, config.data.formatting.as_str()), (ottava_data::Packing::Bfd, "alpaca"));
+    assert_eq!((config.data.packing, config.data.records.formatting.as_str()), (ottava_data::Packing::Bfd, "alpaca"));
     assert_eq!((config.lora.r, config.lora.lora_alpha), (32, 16.0));
     let t = &config.training;
     assert_eq!((t.per_device_train_batch_size, t.gradient_accumulation_steps, t.num_train_epochs), (2, 4, 4.0));
@@ -135,7 +135,7 @@ fn a_file_of_llama_factory_is_translated_with_its_data_sets() {
     assert_eq!(config.lora.target_modules, ottava_recipe::lora::Targets::Names(vec!["q_proj".into(), "v_proj".into()]));
     assert_eq!((config.optimizer.learning_rate, config.optimizer.weight_decay), (1e-4, 0.0));
     assert_eq!(config.lr_scheduler.warmup_steps, Warmup::Share(0.1));
-    assert_eq!((config.parallel.collective_timeout, config.data.max_length), (2_592_000, 2048));
+    assert_eq!((config.parallel.communication.collective_timeout, config.data.max_length), (2_592_000, 2048));
     let refused = imported.refused.join("\n");
     for words in ["`trust_remote_code`", "`template`", "`max_samples`", "`alpaca_en_demo` has no `file_name`"] {
         assert!(refused.contains(words), "{words} in {refused}");
@@ -284,21 +284,21 @@ fn fields_and_roles_of_data_sets_are_translated() {
         "    field_messages: chat\n    message_property_mappings:\n      role: who\n      content: says\n    roles:\n      \
          user: [me, you]\n      assistant: [bot]\n    roles_to_train: [assistant]\n    train_on_eos: all\n",
     );
-    let mut fields = data.fields.entries();
+    let mut fields = data.records.fields.entries();
     fields.sort();
     assert_eq!(fields, ["content=says", "messages=chat", "role=who"]);
-    let mut roles = data.roles.entries();
+    let mut roles = data.records.roles.entries();
     roles.sort();
     assert_eq!(roles, ["assistant=bot", "user=me", "user=you"]);
     let sharegpt = "    field_messages: conversations\n    message_property_mappings: {role: from, content: value}\n";
     assert!(
-        of(sharegpt).fields.0.is_empty() && of(sharegpt).roles.0.is_empty(),
+        of(sharegpt).records.fields.0.is_empty() && of(sharegpt).records.roles.0.is_empty(),
         "these are understood without a setting"
     );
     let older = of("    field_messages: turns\n    message_field_role: from\n    message_field_content: text\n");
-    assert_eq!(older.roles.entries(), ["user=human", "assistant=gpt"]);
+    assert_eq!(older.records.roles.entries(), ["user=human", "assistant=gpt"]);
     let text = "base_model: m\nmax_steps: 9\ndatasets:\n  - path: a.jsonl\n    type:\n      field_instruction: q\n      field_output: a\n";
-    let mut fields = imported("run.yaml", text, &[]).1.data.fields.entries();
+    let mut fields = imported("run.yaml", text, &[]).1.data.records.fields.entries();
     fields.sort();
     assert_eq!(fields, ["instruction=q", "output=a"]);
     let info = r#"{"own": {"file_name": "own.json", "formatting": "sharegpt", "columns": {"messages": "chat"},
@@ -306,7 +306,7 @@ fn fields_and_roles_of_data_sets_are_translated() {
     let text = "model_name_or_path: m\nstage: sft\nmax_steps: 9\ndataset: own\ndataset_dir: sets\n";
     let data = imported("run.yaml", text, &[("sets/dataset_info.json", info)]).1.data;
     assert_eq!(
-        (data.fields.entries(), data.roles.entries()),
+        (data.records.fields.entries(), data.records.roles.entries()),
         (vec!["conversations=chat".into(), "from=who".into()], vec!["user=me".into()])
     );
 }

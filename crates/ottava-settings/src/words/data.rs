@@ -258,8 +258,8 @@ pub(super) const ROWS: &[Row] = &[
     ("reset_attention_mask", Is("data.document_mask")),
     ("reset_position_ids", Is("data.document_mask")),
     ("eod_mask_loss", Only(&["false"], "the end of a text is a target, so that generation ends")),
-    ("dataset_text_field", Is("data.text_field")),
-    ("text_column", Is("data.text_field")),
+    ("dataset_text_field", Is("data.records.text_field")),
+    ("text_column", Is("data.records.text_field")),
     (
         "chat_template",
         Not(
@@ -298,7 +298,7 @@ pub(super) const ROWS: &[Row] = &[
     ("skip_prepare_dataset", Only(&["false"], "text is always tokenized before training")),
     ("remove_unused_columns", Needless("other fields of records are not read")),
     ("split", Not("write the share or number of validation documents in `val_set_size` under [data]")),
-    ("train_on_eot", Is("data.train_on_eos")),
+    ("train_on_eot", Is("data.chat.train_on_eos")),
 ];
 
 const DTYPES: &[(&str, Answer)] =

@@ -79,16 +79,16 @@ pub(super) const ROWS: &[Row] = &[
     ("allgather_bucket_size", Needless(BUCKETS)),
     ("reduce_bucket_size", Needless(BUCKETS)),
     ("ddp_bucket_cap_mb", Needless(BUCKETS)),
-    ("ddp_timeout", Is("parallel.collective_timeout")),
-    ("init_timeout_seconds", Is("parallel.join_timeout")),
-    ("train_timeout_seconds", Is("parallel.collective_timeout")),
+    ("ddp_timeout", Is("parallel.communication.collective_timeout")),
+    ("init_timeout_seconds", Is("parallel.communication.join_timeout")),
+    ("train_timeout_seconds", Is("parallel.communication.collective_timeout")),
     ("distributed_timeout_minutes", Not("write `collective_timeout` under [parallel], in seconds")),
     ("ddp_*", Needless("ranks reduce all gradients; there is nothing to set")),
     ("ddp", Needless("ranks reduce all gradients; there is nothing to set")),
     (
         "communication_data_type",
         Values(
-            "parallel.reduce_dtype",
+            "parallel.communication.reduce_dtype",
             &[
                 ("fp32", As("\"float32\"")),
                 ("bf16", As("\"bfloat16\"")),

@@ -173,7 +173,8 @@ pub(super) fn dry_run(
     let mesh = config.run.parallel.mesh(size)?;
     // The pipeline axis is the slowest.
     let rank = stage * (size / mesh.pipeline);
-    let ranks = Ranks::new(Group::dry(rank, size), mesh, device)?.sending(config.run.parallel.activation_dtype);
+    let ranks =
+        Ranks::new(Group::dry(rank, size), mesh, device)?.sending(config.run.parallel.communication.activation_dtype);
     let layout = config.run.layout();
     // The data are not read here. The capacity assumes documents of 64 tokens; each takes 4 bytes.
     let documents = layout.document_mask.then(|| layout.seq_len.div_ceil(64) + 2);

@@ -63,7 +63,7 @@ impl Inputs {
         }
         let mut template =
             FolderTemplate::read(&config.model.path, config.model.tokenizer_path(), tokenizer.eos_ids())?
-                .with_chat_template(&config.data.chat_template_path)?;
+                .with_chat_template(&config.data.chat.chat_template_path)?;
         template.config = config.model_config(tokenizer.padding_id())?;
         let sizes = config.trained_sizes(&template.config)?;
         tokenizer.check_fits(sizes.vocabulary)?;

@@ -261,5 +261,9 @@ fn gradients_are_sent_in_fp8_where_they_have_that_format_or_it_is_asked_for() {
     let level_o1 = ["--set", "recipe=fp8-delayed", "--set", "storage=msamp-o1", "--set", "output_dir=o1"];
     run.succeed(&train(&[&level_o1[..], &["--ranks", "2"]].concat()));
     assert!(std::fs::read_to_string(run.path("o1/metrics.jsonl")).unwrap().contains("\"reduce_error\":0.0"));
-    run.fail(&train(&["--set", "reduce_dtype=bfloat16", "--ranks", "2"]), 1, &["`parallel.reduce_dtype` is bfloat16"]);
+    run.fail(
+        &train(&["--set", "reduce_dtype=bfloat16", "--ranks", "2"]),
+        1,
+        &["`parallel.communication.reduce_dtype` is bfloat16"],
+    );
 }

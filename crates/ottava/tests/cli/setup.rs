@@ -18,9 +18,11 @@ path = "model"
 init = "random"
 [data]
 train_files = ["text.txt"]
-text_documents = "line"
 val_set_size = 2
 max_length = 16
+
+[data.records]
+text_documents = "line"
 [training]
 max_steps = 2
 per_device_train_batch_size = 2

@@ -521,7 +521,7 @@ fn gradients_sent_in_fp8_move_half_the_bytes() {
 fn levels_with_fp8_gradients_send_them_so() {
     let mut config = ottava_settings::RunConfig::default();
     config.optimizer.storage = Storage::MsampO1;
-    let reduction = config.parallel.reduction(config.optimizer.formats().gradients);
+    let reduction = config.parallel.communication.reduction(config.optimizer.formats().gradients);
     assert_eq!(reduction, ReduceFormat::Float8 { feedback: false });
 }
 

@@ -10,7 +10,8 @@ use ottava_recipe::storage::{Masters, Storage};
 use ottava_recipe::{Delayed, ExceptionsConfig, Precision, RecipeName};
 use ottava_settings::{
     Algorithm, CheckpointConfig, DataConfig, DeviceChoice, EvaluationConfig, GenerationConfig, Interval, Lion,
-    LrSchedulerConfig, MemoryConfig, ModelConfig, OptimizerConfig, RunConfig, TrainingConfig, Warmup, WeightInit,
+    LrSchedulerConfig, MemoryConfig, ModelConfig, OptimizerConfig, RecordsConfig, RunConfig, TrainingConfig, Warmup,
+    WeightInit,
 };
 use ottava_tensor::{Device, Tensor};
 use ottava_train::trainer::{Start, Trainer};
@@ -51,7 +52,7 @@ pub fn config(inputs: &Path, output: &Path, recipe: RecipeName) -> RunConfig {
         model: ModelConfig { path: inputs.to_path_buf(), init: WeightInit::Random, tokenizer: PathBuf::new() },
         data: DataConfig {
             train_files: vec![inputs.join("text.txt")],
-            text_documents: Documents::Line,
+            records: RecordsConfig { text_documents: Documents::Line, ..RecordsConfig::default() },
             val_set_size: 4.0,
             max_length: 16,
             cache_dir: inputs.join("tokens"),
