@@ -3,9 +3,11 @@
 //! To add a granularity, add a variant here, and complete every match that no longer compiles:
 //!
 //! - in this crate: `Granularity` and `quantized.rs`; the casts in `ops/quantize/`, and `ops/destination.rs` with the define `SHARING` of
-//!   `destination.cuh`; the scale modes of products in `cuda/cublaslt/spec.rs`, `ops/gemm/cuda.rs` and `ops/grouped_gemm/`
-//! - in `ottava-lm`: the recipe (`Precision::recipe`, `recipe/linears.rs`, `recipe/fp8_pays.rs`), `scaling/scales.rs`, and, to write and read
-//!   folders, `export/linears.rs`, `export/format.rs` and `models/quantization.rs`
+//!   `destination.cuh`; the scale modes of products in `cuda/cublaslt/spec.rs`, `ops/gemm/cuda.rs` and `ops/grouped_gemm/`; `ops/permute/mod.rs`;
+//!   `CAPABILITIES` in `capability.rs`
+//! - in other crates: the recipe (`Precision::recipe`, `recipe/linears.rs`, `recipe/fp8_pays.rs`), `scaling/scales.rs`, `layers/moe/dispatch.rs`,
+//!   and, to write and read folders, `export/linears.rs`, `export/format.rs` and `models/quantization.rs`
+//! - the lists `FINER` in `sentinel/what_if.rs` and `COLUMNS` in `commands/inspect.rs`, which compile without it
 
 use std::fmt;
 

@@ -5,8 +5,8 @@
 //! infinite norm, and changes nothing. `Trainer::roll_back` (`rollback.rs`) builds the run anew from an earlier checkpoint, as a resumed process
 //! does, and keeps the position in the data; `rollbacks.jsonl` is ahead of the checkpoints.
 //!
-//! To add an alarm: a detector in `sentinel/alarm.rs` or `sentinel/cast_alarm.rs`, a key in `settings/alarms.rs`, and a call in
-//! `Trainer::look_for_spikes` or `Trainer::look_at_casts`.
+//! To add an alarm: a detector in `sentinel/alarm.rs`, `sentinel/cast_alarm.rs` or `sentinel/router_alarm.rs`, a key in `settings/alarms.rs`, and a
+//! call in `Trainer::look_for_spikes`, `Trainer::look_at_casts` or `Trainer::look_at_routers`.
 
 use super::Trainer;
 use super::files::DUMPS;
