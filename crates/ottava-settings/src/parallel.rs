@@ -22,10 +22,10 @@ pub struct ParallelConfig {
     /// Whether a search chooses `data`, `tensor`, `pipeline`, `context`, `expert` and `zero`: the fastest division that fits in memory,
     /// predicted by dry runs and a cost model (docs/parallelism.md). Needs `training.global_batch_size`.
     pub auto: bool,
-    /// Data-parallel ranks, which divide the rows of a step; 0 means the number of all ranks divided by the sizes of the axes tensor, pipeline
-    /// and context. `ottava plan` plans for this number.
+    /// Data-parallel ranks, which divide the rows of a step; 0 means the number of all ranks divided by the sizes of the axes tensor,
+    /// pipeline and context. `ottava plan` plans for the number of ranks in this key.
     pub data: usize,
-    /// Tensor-parallel ranks. Each matrix is sharded; experts of a mixture are distributed whole.
+    /// Tensor-parallel ranks. Each matrix is sharded; each expert of a mixture is on one rank.
     pub tensor: usize,
     /// Pipeline-parallel ranks, which divide the layers into stages balanced by estimated time. Needs `zero` 0 or 1.
     pub pipeline: usize,
@@ -35,27 +35,27 @@ pub struct ParallelConfig {
     pub pipeline_stages: usize,
     /// Context-parallel ranks, which divide the tokens of a row.
     pub context: usize,
-    /// Expert-parallel ranks, which divide the experts of each layer and exchange tokens; they subdivide data x context
+    /// Expert-parallel ranks, which divide the experts of each layer and exchange tokens. The expert axis subdivides data x context
     /// (docs/mixture-of-experts.md).
     pub expert: usize,
     /// ZeRO stage, which selects what is divided among ranks: 0 nothing, 1 master weights and optimizer states, 2 also gradients accumulated
     /// over micro-batches, 3 also weights and their FP8 codes.
     pub zero: Zero,
     /// Type in which ranks send gradients of matrices: "auto" is the type of `optimizer.gradient_dtype`. "float8" sends E4M3 codes with one
-    /// scale per 128 values, half the bytes of bfloat16, and adds them in float32. `reduce_error` in the metrics is the relative error of these
-    /// casts.
+    /// scale per 128 values, half the bytes of bfloat16; the receiver adds the values in float32. `reduce_error` in the metrics is the
+    /// relative error of these casts.
     #[serde(with = "auto")]
     #[schemars(with = "auto::Auto<Gradients>")]
     pub reduce_dtype: Option<Gradients>,
     /// Type in which pipeline ranks send activations and their gradients to each other, and tensor- and expert-parallel ranks send partial
     /// sums. "auto" is the compute type. "float8" sends E4M3 codes with one scale per 128 values, half the bytes of bfloat16.
     pub activation_dtype: SentActivations,
-    /// With `reduce_dtype = "float8"`: whether each rank adds the cast error to the gradients that it sends next. Takes two bytes per weight;
-    /// errors start at zero when a run resumes.
+    /// Whether each rank adds the cast error to the gradients that it sends next, with `reduce_dtype = "float8"`. The errors take two bytes
+    /// per weight, and start at zero when a run resumes.
     pub error_feedback: bool,
-    /// Steps between comparisons of what ranks replicate: with `zero = 0` all weights and optimizer states, otherwise those of norms and
-    /// biases; and amax and scale of each FP8 cast. A difference ends the job with exit code 5. 0 turns this off; loaded weights are always
-    /// compared once, at the start.
+    /// Steps between comparisons of replicas. With `zero = 0`, ranks compare all weights and optimizer states; otherwise, they compare the
+    /// weights and optimizer states of norms and biases. They also compare amax and scale of each FP8 cast. A difference ends the job with
+    /// exit code 5. 0 turns these comparisons off; loaded weights are always compared once, at the start.
     pub check_replicas: u64,
     /// Seconds within which all ranks must join.
     pub join_timeout: u64,
@@ -140,13 +140,14 @@ impl ParallelConfig {
         self.planned_data() * self.context * self.tensor
     }
 
-    /// The size of the data axis of the job that is planned: if it is left out, the smallest that the expert axis divides.
+    /// The size of the data axis of the job that is planned. If `data` is 0, this is the smallest size at which the expert axis divides
+    /// data x context.
     pub fn planned_data(&self) -> usize {
         let smallest = (1..=self.expert).find(|data| (data * self.context).is_multiple_of(self.expert));
         if self.data == 0 { smallest.unwrap_or(1) } else { self.data }
     }
 
-    /// The first axis without ranks, or with more than a job has.
+    /// A sentence about the first axis without ranks, or with more ranks than a job may have.
     fn axis_problem(&self) -> Option<String> {
         let axes =
             [("tensor", self.tensor), ("pipeline", self.pipeline), ("context", self.context), ("expert", self.expert)];
@@ -164,8 +165,8 @@ impl ParallelConfig {
             .then(|| format!("the axes of [parallel] take {ranks} ranks; a job has at most {MAX_RANKS}"))
     }
 
-    /// Why sequences of `max_length` tokens are not divided; `None` if they are. Shorter sequences of an evaluation have multiples of 16
-    /// tokens.
+    /// Why context ranks cannot divide sequences of `max_length` tokens; `None` if they can. Shorter sequences of an evaluation have
+    /// multiples of 16 tokens.
     pub(super) fn context_problem(&self, max_length: usize) -> Option<String> {
         let ranks = self.context;
         match ranks {
@@ -182,7 +183,7 @@ impl ParallelConfig {
 
     /// The schedule of a step of `micro_batches` micro-batches.
     ///
-    /// Errors as [`Schedule::check`].
+    /// Errors when [`Schedule::check`] does.
     pub fn schedule(&self, micro_batches: usize) -> Result<Schedule> {
         let ParallelConfig { pipeline: ranks, pipeline_schedule: kind, pipeline_stages: stages, .. } = *self;
         if ranks == 1 {
