@@ -1,4 +1,4 @@
-//! Tokenizes text files into a cached folder, whose name is the hash of everything that it depends on.
+//! Tokenizes text files into a cached folder. The name of the folder is a hash of everything that the tokens depend on.
 
 use std::collections::BTreeMap;
 use std::fs::File;

@@ -35,7 +35,7 @@ pub(super) struct TokenWriter {
 }
 
 impl TokenWriter {
-    /// Starts the files in `folder`. `meta` says what documents have; its counts and hashes are filled in.
+    /// Starts the files in `folder`. `meta` says which tables the documents have; the writer fills in the counts and hashes of `meta`.
     pub(super) fn create(folder: &Path, meta: Meta, shard_bytes: u64) -> Result<TokenWriter> {
         let table = |name: &str| Output::create(folder.join(name));
         Ok(TokenWriter {

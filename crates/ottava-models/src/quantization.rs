@@ -164,8 +164,8 @@ fn expect_known(file: &ConfigFile, known: &[&str]) -> Result<()> {
     }
 }
 
-/// Keys of all methods that do not change what weights mean: how they were quantized, which linears are not, the cache of keys and values, and
-/// the casts of inputs, which a recipe decides here.
+/// Keys of all methods that do not change what weights mean: how weights were quantized, which linears are not quantized, the KV cache, and
+/// the casts of inputs. In Ottava, the recipe decides the casts of inputs.
 const COMMON_KEYS: &[&str] = &[
     "activation_scheme",
     "dequantize",

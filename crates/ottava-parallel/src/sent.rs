@@ -26,7 +26,7 @@ impl SentActivations {
         self == SentActivations::Float8 && matches!(dtype, DType::BF16 | DType::F32)
     }
 
-    /// What is sent of `x`, which is called `name`.
+    /// The tensor that is sent for `x`: codes, or `x` itself. Errors call `x` by `name`.
     pub(super) fn encode(self, name: &str, x: &Tensor) -> Result<Tensor> {
         if !self.encodes(x.dtype()) {
             return Ok(x.clone());
@@ -35,7 +35,7 @@ impl SentActivations {
         Ok(encode_gradients(x, 1, None, None)?)
     }
 
-    /// A tensor to receive what is sent of one like `x`, which is called `name`.
+    /// A tensor that receives what `encode` gives for a tensor like `x`. Errors call `x` by `name`.
     pub(super) fn place(self, name: &str, x: Tensor) -> Result<Tensor> {
         if !self.encodes(x.dtype()) {
             return Ok(x);

@@ -26,13 +26,13 @@ pub enum Sums {
     Exact,
 }
 
-/// What shares a scale of `dy` in wgrad, where activations have blocks. Its other operand, `x`, has blocks of 1x128 in any case.
+/// What shares a scale of `dy` in wgrad, where activations have blocks. The other operand, `x`, has blocks of 1x128 in any case.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum WgradBlocks {
     /// 128 tokens of one output, as in DeepSeek-V3 and Transformer Engine.
     #[serde(rename = "1x128")]
     Along,
-    /// 128 tokens of 128 outputs: cuBLASLt multiplies these by 1x128 a quarter faster than 1x128 by 1x128.
+    /// 128 tokens of 128 outputs: cuBLASLt multiplies these blocks by 1x128 a quarter faster than 1x128 by 1x128.
     #[serde(rename = "128x128")]
     Square,
 }
@@ -40,11 +40,11 @@ pub enum WgradBlocks {
 /// How the loss scale of FP16 training moves.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LossScaling {
-    /// Where it starts.
+    /// The first loss scale.
     pub initial: f64,
-    /// It is doubled after this many steps in a row with finite gradients.
+    /// The loss scale is doubled after this many steps in a row with finite gradients.
     pub window: u64,
-    /// It is never halved below this.
+    /// The loss scale is never halved below this value.
     pub minimum: f64,
 }
 
@@ -79,8 +79,8 @@ pub struct Delayed {
     pub margin: i32,
     /// Steps from one computation of a scale to the next.
     pub interval: u32,
-    /// How an infinite amax is handled. "quarantine" keeps it out of the history and reports it. "keep" records it, as
-    /// Transformer Engine does; then the scale does not change until the infinity has left the history.
+    /// How an infinite amax is handled. "quarantine" keeps it out of the history and reports it. "keep" records it, as Transformer Engine
+    /// does; the scale then does not change until the infinity has left the history.
     #[schemars(with = "NonFiniteName")]
     pub non_finite: NonFinite,
     /// Scales of the first step, "current" (from the tensor's own amax) or "unscaled" (1, as in Transformer Engine).
@@ -122,12 +122,12 @@ impl Default for Fp16 {
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct AccumulationConfig {
-    /// Accumulation of FP8 products in fprop on a GPU: "fast", "exact", or "auto": "exact" with scales per block, else "fast".
+    /// Accumulation of FP8 products in fprop on a GPU: "fast", "exact", or "auto" ("exact" with scales per block, else "fast").
     pub fprop_accumulation: Sums,
-    /// Accumulation in dgrad: "fast", "exact", or "auto", which is "exact".
+    /// Accumulation of FP8 products in dgrad on a GPU: "fast", "exact", or "auto" ("exact").
     pub dgrad_accumulation: Sums,
-    /// Accumulation in wgrad: "fast", "exact", or "auto", which is "fast" up to 16,384 tokens per micro-batch, and "exact" above or with block
-    /// scales.
+    /// Accumulation of FP8 products in wgrad on a GPU: "fast", "exact", or "auto". "auto" is "fast" up to 16,384 tokens per micro-batch,
+    /// and "exact" with more tokens or with scales per block.
     pub wgrad_accumulation: Sums,
 }
 
@@ -147,7 +147,7 @@ pub struct ExceptionsConfig {
     pub first_layers_bf16: usize,
     /// Blocks at the end whose linears stay in BF16.
     pub last_layers_bf16: usize,
-    /// On a GPU, keep linears in BF16 that FP8 would make slower at this micro-batch size, by measurements on an H200.
+    /// On a GPU, keep linears in BF16 that FP8 would make slower at the micro-batch size of the run, by measurements on an H200.
     pub skip_slow_linears: bool,
 }
 
@@ -177,10 +177,10 @@ impl Default for ExceptionsConfig {
 pub struct Precision {
     /// "fp32", "bf16", "fp16" (with a loss scale), or an FP8 recipe, named by where its scales come from:
     pub recipe: RecipeName,
-    /// FP8 formats: "hybrid" (gradients in E5M2, everything else in E4M3), "e4m3" (everything in E4M3), or "auto": "hybrid" with one scale per
-    /// tensor, "e4m3" with more.
+    /// FP8 formats: "hybrid" (gradients in E5M2, everything else in E4M3), "e4m3" (everything in E4M3), or "auto" ("hybrid" with one scale
+    /// per tensor, "e4m3" with scales per row or block).
     pub fp8_format: Fp8Format,
-    /// Round scales down to powers of two. Not for delayed scaling.
+    /// Round scales down to powers of two. Delayed scaling does not support this.
     pub power_of_two_scales: bool,
     /// How FP8 products add up on a GPU.
     pub accumulation: AccumulationConfig,
@@ -189,11 +189,11 @@ pub struct Precision {
     /// Linears, products and steps in BF16.
     pub exceptions: ExceptionsConfig,
     /// Smooth-SwiGLU, for "fp8-delayed" and "fp8-current": scale each input channel of down_proj by a power of two before the cast, and the
-    /// weight by its inverse, so that an outlier in one channel costs the others no precision.
+    /// weight by its inverse. An outlier in one channel then costs the other channels no precision.
     pub smooth_swiglu: bool,
-    /// Sum attention's gradient on a GPU in a fixed order, so that each run has the same bits. Without it, only sequences that fit a tile of
-    /// the library's kernel (64 to 128 tokens) have the same bits in each run. Takes scratch memory of two bytes per score, and is slower
-    /// beyond 1,024 tokens.
+    /// Sum attention's gradient on a GPU in a fixed order, so that each run has the same bits. Without this setting, only sequences that
+    /// fit a tile of the library's kernel (64 to 128 tokens) have the same bits in each run. The fixed order takes scratch memory of two
+    /// bytes per score, and is slower beyond 1,024 tokens.
     pub deterministic: bool,
     /// Delayed scaling, for linears with recipe "fp8-delayed".
     pub delayed: Delayed,
@@ -305,7 +305,7 @@ impl Precision {
         problems
     }
 
-    /// The recipes of its linears.
+    /// The recipes of the linears.
     pub fn recipes(&self) -> impl Iterator<Item = RecipeName> {
         std::iter::once(self.recipe).chain(self.overrides.iter().filter_map(|other| other.recipe))
     }

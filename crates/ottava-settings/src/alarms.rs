@@ -4,25 +4,26 @@ use ottava_sentinel::{AlarmPolicy, CastBounds, NonFiniteSteps, NormAlarmPolicy};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// The `[alarms]` table: what a run does about losses, gradients and casts out of the ordinary.
+/// The `[alarms]` table: what a run does about unusual losses, gradients and casts.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct AlarmsConfig {
     /// Action after a spike of the loss: "off", "warn", "rollback" (restore an earlier checkpoint and continue with the next unread rows),
     /// "pause" (save and end with exit code 76) or "stop" (end with exit code 77, without a checkpoint).
     pub loss_spike: AlarmPolicy,
-    /// Action after a spike of the gradient norm: one of the above, or "skip" (the step changes no weights).
+    /// Action after a spike of the gradient norm: an action of loss_spike, or "skip" (the step changes no weights).
     pub grad_norm_spike: NormAlarmPolicy,
-    /// Action if casts saturate or underflow, their amax grows, or their scale reaches a limit, checked every logging.cast_statistics_steps
-    /// steps: "off", "warn", "rollback", "pause" or "stop".
+    /// Action if casts saturate or underflow, their amax grows, or their scale reaches a limit: "off", "warn", "rollback", "pause" or
+    /// "stop". Casts are checked every logging.cast_statistics_steps steps.
     pub casts: AlarmPolicy,
-    /// Action if routers send almost all tokens to the same experts, checked every logging.cast_statistics_steps steps: "off", "warn",
-    /// "rollback", "pause" or "stop".
+    /// Action if routers send almost all tokens to the same experts: "off", "warn", "rollback", "pause" or "stop". Routers are checked
+    /// every logging.cast_statistics_steps steps.
     pub routers: AlarmPolicy,
-    /// What a spike is.
+    /// Which losses and gradient norms are spikes.
     pub spikes: Spikes,
-    /// Action if the gradient norm of a step is not finite: "stop" (end with exit code 4) or "skip" (continue with the next step). The step
-    /// changes no weights. With "fp16", this applies only when the loss scale is already at its minimum.
+    /// Action if the gradient norm of a step is not finite: "stop" (end with exit code 4) or "skip" (continue with the next step). A step
+    /// without a finite gradient norm changes no weights. With recipe "fp16", the action is taken only if the loss scale is already at its
+    /// minimum.
     pub non_finite_steps: NonFiniteSteps,
     /// Maximum number of consecutive steps that are skipped.
     pub max_skipped_steps: u64,
@@ -30,9 +31,10 @@ pub struct AlarmsConfig {
     pub saturated_share: f64,
     /// Share of underflowed elements of a cast above which an alarm is raised.
     pub underflowed_share: f64,
-    /// An alarm is raised if the amax of a cast exceeds its median in the last 50 lines of statistics by more than this many powers of two.
+    /// An alarm is raised if the amax of a cast exceeds the median of the amaxes in the last 50 lines of statistics by more than this many
+    /// powers of two.
     pub amax_growth: f64,
-    /// If each token is sent to K experts: a router has collapsed if its K most chosen experts get more than this share of all choices.
+    /// Share of all choices above which a router has collapsed: with K experts per token, the choices of its K most chosen experts count.
     pub collapsed_share: f64,
     /// What "rollback" does.
     pub rollback: Rollbacks,
@@ -44,8 +46,8 @@ pub struct AlarmsConfig {
 pub struct Spikes {
     /// Number of preceding steps with which the loss and gradient norm of a step are compared.
     pub spike_window: usize,
-    /// A value above the median of these steps by more than this many robust standard deviations (1.4826 times the median absolute deviation)
-    /// is a spike.
+    /// A loss or gradient norm is a spike if it exceeds the median of the preceding spike_window steps by more than this many robust
+    /// standard deviations. A robust standard deviation is 1.4826 times the median absolute deviation.
     pub spike_threshold: f64,
 }
 
@@ -91,12 +93,12 @@ impl Default for AlarmsConfig {
 }
 
 impl AlarmsConfig {
-    /// The bounds of statistics of casts.
+    /// The bounds that statistics of casts must not exceed.
     pub fn cast_bounds(&self) -> CastBounds {
         CastBounds { saturated: self.saturated_share, underflowed: self.underflowed_share, growth: self.amax_growth }
     }
 
-    /// Whether any alarm goes back to an earlier checkpoint.
+    /// Whether any alarm restores an earlier checkpoint.
     pub(super) fn rolls_back(&self) -> bool {
         [self.loss_spike, self.casts, self.routers].contains(&AlarmPolicy::Rollback)
             || self.grad_norm_spike == NormAlarmPolicy::Rollback

@@ -1,16 +1,16 @@
-//! The batches and steps of a run: dividing them among ranks, and what they must be.
+//! The batches and steps of a run: dividing them among ranks, and checking their sizes.
 
 use crate::RunConfig;
 use crate::demands::{Problems, from_zero};
 use crate::training::MAX_SEQUENCES;
 use ottava_common::error::Result;
 
-/// The most tokens of a micro-batch, whose positions are counted in 32 bits.
+/// The most tokens of a micro-batch; positions are counted in 32 bits.
 const MAX_TOKENS: usize = i32::MAX as usize;
 
 impl RunConfig {
-    /// Keeps the sequences of a step in a run that goes on with other ranks than in `saved`, where neither file nor command line set their
-    /// number: by micro-batches per step. Returns what was changed, in words.
+    /// Changes the micro-batches per step so that a run that resumes on another number of ranks keeps the number of sequences per step in
+    /// `saved`. Changes nothing if the file or the command line sets `global_batch_size`. Returns a sentence about the change.
     pub fn keep_batch(&mut self, saved: &RunConfig, ranks: usize) -> Option<String> {
         let (before, rows) = (saved.training.sequences(), self.training.per_device_train_batch_size * ranks);
         let open = self.training.global_batch_size.is_none() && saved.parallel.data.max(1) != ranks;
@@ -26,7 +26,8 @@ impl RunConfig {
 
     /// Divides a step among `ranks`, as [`TrainingConfig::share_batch`](super::TrainingConfig::share_batch).
     ///
-    /// Errors with [`Error::Config`](ottava_common::error::Error::Config) also as [`ParallelConfig::mesh`](super::ParallelConfig::mesh).
+    /// Also errors with [`Error::Config`](ottava_common::error::Error::Config) when [`ParallelConfig::mesh`](super::ParallelConfig::mesh)
+    /// does.
     pub fn share(&mut self, ranks: usize) -> Result<()> {
         self.parallel.data = self.parallel.mesh(ranks)?.data;
         self.training.share_batch(self.parallel.data)

@@ -1,11 +1,11 @@
-//! What a run that compares its evaluations needs.
+//! Checks of a run that compares its evaluations.
 
 use crate::RunConfig;
 use crate::demands::{Problems, from_zero};
 use crate::interval::Interval;
 
 impl RunConfig {
-    /// Checks what comparing evaluations needs.
+    /// Checks the settings that comparing evaluations needs.
     pub(super) fn check_best(&self, problems: &mut Problems) {
         let e = &self.evaluation;
         if !e.compares() {

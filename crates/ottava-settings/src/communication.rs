@@ -16,16 +16,16 @@ const MAX_TIMEOUT: u64 = 30 * 86_400;
 #[serde(deny_unknown_fields, default)]
 pub struct CommunicationConfig {
     /// Type in which ranks send gradients of matrices: "auto" is the type of `optimizer.gradient_dtype`. "float8" sends E4M3 codes with one
-    /// scale per 128 values, half the bytes of bfloat16, and adds them in float32. `reduce_error` in the metrics is the relative error of these
-    /// casts.
+    /// scale per 128 values, half the bytes of bfloat16; the receiver adds the values in float32. `reduce_error` in the metrics is the
+    /// relative error of these casts.
     #[serde(with = "auto")]
     #[schemars(with = "auto::Auto<Gradients>")]
     pub reduce_dtype: Option<Gradients>,
     /// Type in which pipeline ranks send activations and their gradients to each other, and tensor- and expert-parallel ranks send partial
     /// sums. "auto" is the compute type. "float8" sends E4M3 codes with one scale per 128 values, half the bytes of bfloat16.
     pub activation_dtype: SentActivations,
-    /// With `reduce_dtype = "float8"`: whether each rank adds the cast error to the gradients that it sends next. Takes two bytes per weight;
-    /// errors start at zero when a run resumes.
+    /// Whether each rank adds the cast error to the gradients that it sends next, with `reduce_dtype = "float8"`. The errors take two bytes
+    /// per weight, and start at zero when a run resumes.
     pub error_feedback: bool,
     /// Seconds within which all ranks must join.
     pub join_timeout: u64,

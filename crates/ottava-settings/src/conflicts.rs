@@ -1,4 +1,4 @@
-//! Settings that adapters do not go together with.
+//! Settings that conflict with adapters.
 
 use crate::demands::Problems;
 use crate::{RunConfig, WeightInit};
@@ -6,7 +6,8 @@ use ottava_common::error::{Error, Result};
 use ottava_recipe::lora::Targets;
 
 impl RunConfig {
-    /// Errors if adapters cannot be trained with these settings, or if `lora.init_from` is set, for a model with random weights.
+    /// Checks the adapters of a model with random weights. Errors if adapters cannot be trained with these settings, or if `lora.init_from`
+    /// is set.
     pub fn expect_new_adapters(&self) -> Result<()> {
         let mut problems = Problems(self.lora_problems());
         problems.demand(

@@ -13,35 +13,39 @@ use toml::Value;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct DataConfig {
-    /// Files: text (.txt, .md), records (.jsonl, .json, .csv, .tsv), each also compressed (.gz, .zst), .parquet and .arrow, and tokens of
-    /// Megatron-LM (.bin with its .idx). Also folders of such files, and patterns such as "data/*.jsonl".
+    /// Training files, folders of training files, or patterns such as "data/*.jsonl". A file is text (.txt, .md), records (.jsonl, .json,
+    /// .csv, .tsv), compressed text or records (.gz, .zst), .parquet, .arrow, or tokens of Megatron-LM (.bin with its .idx).
     pub train_files: Vec<PathBuf>,
-    /// Files with the validation documents, likewise; [] holds out val_set_size of train_files instead.
+    /// Validation files, folders or patterns, in the formats of train_files; [] holds out val_set_size of the documents of train_files
+    /// instead.
     pub val_files: Vec<PathBuf>,
     /// How the records of files are read.
     pub records: RecordsConfig,
     /// How conversations become tokens.
     pub chat: ChatConfig,
-    /// Whether prompts contribute to the loss too; false means only the turns of the assistant and completions.
+    /// Whether prompts contribute to the loss too; with false, only completions and turns of the assistant contribute.
     pub train_on_inputs: bool,
     /// How documents are packed into rows: "wrapped" (one stream, cut into full rows), "bfd" (whole documents, several in a row by best-fit
-    /// decreasing), "none" (one document in each row), or "auto": "bfd" if records hold conversations or completions, else "wrapped".
+    /// decreasing), "none" (one document in each row), or "auto" ("bfd" if records hold conversations or completions, else "wrapped").
     pub packing: Packing,
-    /// Whether attention ends at the edges of documents and positions restart there: true, false, or "auto": true unless packing is "wrapped".
+    /// Whether tokens attend only to their own document, and positions restart at each document: true, false, or "auto" (true unless
+    /// packing is "wrapped").
     #[serde(with = "auto")]
     #[schemars(with = "auto::Auto<bool>")]
     pub document_mask: Option<bool>,
     /// What to do with a whole document that is longer than max_length: "truncate" keeps its beginning, "raise" is an error.
     pub excess_length_strategy: ExcessLength,
-    /// Documents of train_files held out for validation: a fraction below 1, or a number; 0 holds out none. Not used with val_files.
+    /// Documents of train_files that are held out for validation: a fraction below 1, or a number of documents; 0 holds out none. Not used
+    /// with val_files.
     pub val_set_size: f64,
-    /// Tokens per sequence; at most the model's positions.
+    /// Tokens per sequence; at most the number of positions of the model.
     pub max_length: usize,
     /// Where prepared tokens are stored; "" means the folder `tokens` beside output_dir.
     pub cache_dir: PathBuf,
     /// Several data sets instead of train_files and val_files, each a table `[[data.datasets]]` with name, train_files and, optionally,
-    /// val_files, formatting, text_field, fields and roles (the values of `[data]` and `[data.records]` otherwise). Either all sets have a weight, their share of the
-    /// tokens divided by the sum of the weights, or each is read repeat times in an epoch (1 if it is not set). For example:
+    /// val_files, formatting, text_field, fields and roles. The last four keys have the values of `[data.records]` by default. Either all sets have
+    /// a weight, or none. The share of a set in the tokens is its weight divided by the sum of all weights. Without weights, each set is
+    /// read repeat times in an epoch (default 1). For example:
     ///
     /// ```toml
     /// [[data.datasets]]
@@ -56,29 +60,29 @@ pub struct DataConfig {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct DatasetConfig {
-    /// Its name, in metrics and messages.
+    /// The name of the data set in metrics and messages.
     pub name: String,
-    /// `data.train_files` of this set.
+    /// Files with the training documents of the data set, as `data.train_files`.
     pub train_files: Vec<PathBuf>,
-    /// `data.val_files` of this set.
+    /// Files with the validation documents of the data set, as `data.val_files`.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub val_files: Vec<PathBuf>,
-    /// Its share of the tokens, divided by the sum of all weights.
+    /// The share of the data set in the tokens is this weight divided by the sum of all weights.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub weight: Option<f64>,
-    /// How often its documents are read in an epoch, if no set has a weight; 1 where it is not set.
+    /// How often the documents of the data set are read in an epoch, if no set has a weight; 1 by default.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub repeat: Option<f64>,
-    /// `data.records.text_field` of this set; the value of `[data.records]` if it is not set.
+    /// The field of a record that holds the text; by default `data.records.text_field`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub text_field: Option<String>,
-    /// `data.records.formatting` of this set; the value of `[data.records]` if it is not set.
+    /// The fields of the records of a file; by default `data.records.formatting`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub formatting: Option<Formatting>,
-    /// `data.records.fields` of this set; the value of `[data.records]` if it is not set.
+    /// Names of fields in the files, by Ottava's names; by default `data.records.fields`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub fields: Option<Pairs<String>>,
-    /// `data.records.roles` of this set; the value of `[data.records]` if it is not set.
+    /// Names of roles in the files, by Ottava's names; by default `data.records.roles`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub roles: Option<Pairs<Names>>,
 }
@@ -93,11 +97,11 @@ pub struct RecordsConfig {
     pub text_field: String,
     /// What one document of a text file is: "file" (the whole file) or "line".
     pub text_documents: Documents,
-    /// Other names of fields, theirs by ours: { messages = "chat", role = "speaker", content = "text" }, for example.
+    /// Names of fields in your files, by Ottava's names. Example: { messages = "chat", role = "speaker", content = "text" }.
     pub fields: Pairs<String>,
-    /// Other names of roles, theirs by ours: { assistant = "bot", user = ["me", "you"] }, for example.
+    /// Names of roles in your files, by Ottava's names. Example: { assistant = "bot", user = ["me", "you"] }.
     pub roles: Pairs<Names>,
-    /// Fields of messages to leave out: ["id", "timestamp"], for example. Other fields that are unknown are errors.
+    /// Fields of messages to ignore. Example: ["id", "timestamp"]. Any other unknown field of a message is an error.
     pub ignored_fields: Vec<String>,
     /// What to do with a record that cannot be used: "error", or "skip", which drops and counts it.
     pub on_bad_record: BadRecord,
@@ -109,15 +113,16 @@ pub struct RecordsConfig {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct ChatConfig {
-    /// A file with the chat template; "" uses that of the tokenizer's folder. Only used if records hold conversations.
+    /// A file with the chat template; "" uses the chat template in the folder of the tokenizer. The template is used only if records hold
+    /// conversations.
     pub chat_template_path: PathBuf,
-    /// Further variables of the chat template: { enable_thinking = false }, for example.
+    /// Further variables of the chat template. Example: { enable_thinking = false }.
     #[schemars(with = "Pairs<serde_json::Value>")]
     pub chat_template_kwargs: Pairs<Value>,
     /// Roles of the messages that contribute to the loss. The field "train" of a message (true or false) overrides this list.
     pub roles_to_train: Vec<String>,
-    /// Which end-of-turn tokens contribute to the loss: "turn" (those of every trained turn, with the text after them in the turn), "all" (also
-    /// those of turns that are not trained on), "last" (that of the last trained turn) or "none".
+    /// Turns in which the end-of-turn token contributes to the loss: "turn" (every trained turn; the text after the token in the turn
+    /// contributes too), "all" (also turns that are not trained on), "last" (the last trained turn) or "none".
     pub train_on_eos: TrainOnEos,
 }
 

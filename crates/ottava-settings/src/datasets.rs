@@ -15,7 +15,7 @@ use std::sync::Arc;
 /// A weight counts to its ninth decimal. With [`MAX_WEIGHT`] and [`MAX_SETS`], the sum of all shares is below 2^60.
 const UNIT: f64 = 1e9;
 
-/// Parts of the whole in which shares by tokens are counted.
+/// Shares by tokens are counted in this many parts of the whole.
 const REPEAT_UNIT: f64 = 1e15;
 
 /// The largest weight and number of repeats.
@@ -25,7 +25,7 @@ const MAX_WEIGHT: f64 = 1e6;
 const MAX_SETS: usize = 1024;
 
 impl RunConfig {
-    /// The data sets of the run: those of `[[data.datasets]]`, or the files of `[data]`.
+    /// The data sets of the run: the tables `[[data.datasets]]`, or one set with the files of `[data]`.
     pub fn datasets(&self) -> Vec<DatasetConfig> {
         match self.data.datasets.is_empty() {
             true => vec![DatasetConfig {
@@ -60,10 +60,11 @@ impl RunConfig {
         }
     }
 
-    /// Resolves `data.packing`, `data.document_mask` and `[preference]` by the first records of the files, which it returns with their formattings.
+    /// Resolves `data.packing`, `data.document_mask` and `[preference]` by the first records of the files. Returns each file with its
+    /// formatting.
     ///
     /// Errors with [`Error::Data`] when a file or its first record cannot be read, and with [`Error::Config`] when `[preference]` does not
-    /// go together with them.
+    /// fit the records.
     pub fn resolve_data(&mut self) -> Result<Vec<(PathBuf, Formatting)>> {
         let mut files = Vec::new();
         for set in self.datasets() {
@@ -84,7 +85,7 @@ impl RunConfig {
 
     /// The data of the run, prepared now or before.
     ///
-    /// Errors as [`prepare()`], and with [`Error::Config`] when nothing is left to train on.
+    /// Errors when [`prepare()`] does, and with [`Error::Config`] when nothing is left to train on.
     pub fn prepare_data(&self, tokenizer: &Tokenizer) -> Result<TrainingData> {
         let (layout, configs) = (self.layout(), self.datasets());
         let mut sets = Vec::new();
@@ -104,9 +105,9 @@ impl RunConfig {
         Ok(TrainingData { sets, layout, epoch_tokens })
     }
 
-    /// Prepares a part of the tokens of each data set, which it returns with the name of the set. The last part joins all of them.
+    /// Prepares a part of the tokens of each data set. Returns each part with the name of its set. The last part joins all parts.
     ///
-    /// Errors as [`prepare_part`].
+    /// Errors when [`prepare_part`] does.
     pub fn prepare_part(&self, tokenizer: &Tokenizer, part: Part) -> Result<Vec<(String, PreparedPart)>> {
         let prepare = |set: &DatasetConfig| {
             let (files, options) = (set_files(set)?.1, self.source_options(set));
@@ -195,7 +196,7 @@ impl RunConfig {
         Some(sets.iter().zip(weights).map(|(set, weight)| (set.name.as_str(), weight / sum)).collect())
     }
 
-    /// Whether the shares of the data sets are those of `other`.
+    /// Whether the shares of the data sets equal the shares of `other`.
     pub fn has_shares_of(&self, other: &RunConfig) -> bool {
         let shares =
             |config: &RunConfig| config.data.datasets.iter().map(|set| (set.weight, set.repeat)).collect::<Vec<_>>();
@@ -221,7 +222,7 @@ impl RunConfig {
     }
 }
 
-/// The number of validation files of a data set, and its files. Those for validation come first, and so do their documents.
+/// The number of validation files of a data set, and all its files. Validation files come first, and so do validation documents.
 fn set_files(set: &DatasetConfig) -> Result<(usize, Vec<PathBuf>)> {
     let mut files = expand(&set.val_files, SplitUse::Validation)?;
     let held_out = files.len();

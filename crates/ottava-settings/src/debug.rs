@@ -7,14 +7,15 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct DebugConfig {
-    /// Steps before which statistics of tensors are written to tensors.jsonl: mean, standard deviation, norms, amax, mean squared error of the
-    /// cast, dynamic range and a histogram of exponents. They come from an additional forward and backward of the first
+    /// Steps before which statistics of tensors are written to tensors.jsonl: mean, standard deviation, norms, amax, mean squared error of
+    /// the cast, dynamic range and a histogram of exponents. The statistics come from an additional forward and backward of the first
     /// sentinel.sentinel_sequences sequences of the step's first micro-batch.
     pub debug_steps: Vec<u64>,
     /// Patterns (*, ?) for names of tensors: "CAST" (the input of a cast, such as "*.down_proj.input"), "BLOCK.output", "BLOCK.grad_input"
     /// (such as "model.layers.0.grad_input") and "PARAMETER.gradient".
     pub debug_tensors: Vec<String>,
-    /// Also write the tensors to dumps/step-STEP.safetensors. `ottava inspect --what-if` computes from them the cast errors of other formats.
+    /// Also write the tensors to dumps/step-STEP.safetensors. `ottava inspect --what-if` reads this file to compute the cast errors of
+    /// other formats.
     pub dump_tensors: bool,
 }
 

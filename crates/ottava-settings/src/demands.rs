@@ -1,18 +1,18 @@
 //! Sentences about values that a setting must not have.
 
-/// Sentences about what does not hold.
+/// Sentences about demands that are not met.
 #[derive(Default)]
 pub(super) struct Problems(pub(super) Vec<String>);
 
 impl Problems {
-    /// Adds `text` unless it `holds`.
+    /// Adds `text` unless the demand `holds`.
     pub(super) fn demand(&mut self, holds: bool, text: impl Into<String>) {
         if !holds {
             self.0.push(text.into());
         }
     }
 
-    /// Updates compute in F32: what F32 rounds to 0 or to infinity would act as another setting.
+    /// Updates compute in F32: a value that F32 rounds to 0 or to infinity would act as another setting.
     pub(super) fn demand_single(&mut self, key: &str, value: f64) {
         let single = value as f32;
         self.demand(
@@ -25,13 +25,13 @@ impl Problems {
         );
     }
 
-    /// A count is at least 1.
+    /// Demands a count of at least 1.
     pub(super) fn demand_count(&mut self, key: &str, count: u64) {
         let holds = (1..=1 << 24).contains(&count);
         self.demand(holds, format!("`{key}` is {count}; it is a number from 1 to 16777216"));
     }
 
-    /// A number of steps or of other things may be 0.
+    /// Demands a count, such as a number of steps, that may be 0.
     pub(super) fn demand_steps(&mut self, key: &str, count: u64) {
         self.demand(count <= 1 << 40, format!("`{key}` is {count}; it is at most 2^40"));
     }

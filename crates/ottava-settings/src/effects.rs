@@ -8,7 +8,7 @@ use ottava_sentinel::{AlarmPolicy, NonFiniteSteps, NormAlarmPolicy, SentinelPoli
 use std::collections::BTreeMap;
 use toml::Value;
 
-/// Keys, and whether a run does not read them, with the words for why.
+/// Keys, whether a run leaves them unread, and the reason in words.
 struct Effect {
     keys: &'static [&'static str],
     is_unread: fn(&RunConfig) -> bool,
@@ -19,7 +19,7 @@ const fn unread(keys: &'static [&'static str], is_unread: fn(&RunConfig) -> bool
     Effect { keys, is_unread, why }
 }
 
-/// All settings that others can leave without effect. The first row of a key that holds gives the reason.
+/// All settings that can have no effect because of other settings. The first row of a key that applies gives the reason.
 const EFFECTS: &[Effect] = &[
     unread(OF_FP8, |run| !run.casts_by(&RecipeName::FP8), "unless a linear has an FP8 recipe"),
     unread(OF_DELAYED, |run| !run.casts_by(&[RecipeName::Fp8Delayed]), "unless a linear has recipe fp8-delayed"),

@@ -11,14 +11,15 @@ use serde::{Deserialize, Serialize};
 pub struct EvaluationConfig {
     /// Steps between evaluations; "end" evaluates only at the start and the end.
     pub eval_steps: Interval,
-    /// Whether the checkpoint of each evaluation that is better than all before is saved, whatever save_steps is, and the best one kept, whatever
-    /// save_total_limit is. Samples after the run are then those of the best checkpoint.
+    /// Whether each evaluation that is better than all earlier evaluations saves a checkpoint, whatever save_steps is. The best checkpoint
+    /// is then kept, whatever save_total_limit is, and samples after the run are generated with it.
     pub load_best_model_at_end: bool,
-    /// The metric whose lowest value is the best: eval_loss, eval_bits_per_byte, or of a data set eval_NAME_loss or eval_NAME_bits_per_byte.
+    /// The metric that decides which checkpoint is the best (lower is better): eval_loss or eval_bits_per_byte, or for the data set NAME
+    /// eval_NAME_loss or eval_NAME_bits_per_byte.
     pub metric_for_best_model: String,
-    /// The run ends after so many evaluations in a row without improvement; 0 turns this off.
+    /// The run ends after this many evaluations in a row without improvement; 0 turns early stopping off.
     pub early_stopping_patience: u64,
-    /// The metric has to be lower than the lowest before by more than this to count as an improvement.
+    /// An evaluation is an improvement if its metric is lower than the lowest earlier value by more than this amount.
     pub early_stopping_threshold: f64,
 }
 
@@ -28,10 +29,10 @@ pub struct EvaluationConfig {
 pub struct CheckpointConfig {
     /// Steps between checkpoints; "end" saves only at the end and when a signal stops the run.
     pub save_steps: Interval,
-    /// Number of checkpoints to keep, the newest ones; 0 keeps all.
+    /// Number of newest checkpoints to keep; 0 keeps all checkpoints.
     pub save_total_limit: usize,
-    /// Whether checkpoints are copied to host memory, pinned for a GPU, and written from there while training continues: true, false, or "auto",
-    /// which is true if that memory is available. `ottava plan` prints its size.
+    /// Whether training continues while a checkpoint is written from a copy in host memory (pinned memory for a GPU): true, false, or
+    /// "auto" (true if the host has memory for the copy). `ottava plan` prints the size of the copy.
     #[serde(with = "auto")]
     #[schemars(with = "auto::Auto<bool>")]
     pub async_save: Option<bool>,

@@ -5,7 +5,7 @@ use crate::old_keys;
 use crate::words::{self, Translation};
 use toml::{Table, Value};
 
-/// What to write in place of the flag `--name value`, if it is a setting; a flag without a value is `true`.
+/// What to write in place of the flag `--name value`, if the flag is a setting. A flag without a value has the value `true`.
 pub fn describe_flag(name: &str, value: Option<&str>) -> Option<String> {
     let name = name.trim_start_matches('-').replace('-', "_");
     let value = match value {

@@ -7,10 +7,11 @@ use ottava_common::error::{Error, Result};
 use ottava_recipe::lora::Lora;
 
 impl RunConfig {
-    /// These settings with those of the adapter that the run starts from: of `lora.init_from`, or of `model.path`, which becomes the base of
-    /// the adapter that it names. Without `lora.r` rank, factor and targets are the adapter's.
+    /// Adds the settings of the adapter that the run starts from: the folder `lora.init_from`, or `model.path` if it is the folder of an
+    /// adapter. In the second case, `model.path` becomes the base model that the adapter names. If `lora.r` is 0, the adapter decides rank,
+    /// factor and targets.
     ///
-    /// Errors with [`Error::Config`] where `lora.r` is set and they differ.
+    /// Errors with [`Error::Config`] if `lora.r` is set and the settings differ from the adapter.
     pub fn with_adapter(mut self) -> Result<RunConfig> {
         let path = &self.model.path;
         if self.lora.init_from.as_os_str().is_empty() {

@@ -1,4 +1,4 @@
-//! How often a run does what takes time.
+//! How often a run evaluates and saves.
 
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::de::Error;
@@ -18,7 +18,7 @@ pub enum Interval {
 }
 
 impl Interval {
-    /// Whether `step` is one of them.
+    /// Whether an evaluation or a checkpoint is due after `step`.
     pub fn is_due(self, step: u64) -> bool {
         match self {
             Interval::Every(steps) => step.is_multiple_of(steps),

@@ -1,4 +1,4 @@
-//! All keys of a run's file, as its schema has them.
+//! All keys of a run's file, as the schema has them.
 
 use crate::paths::get;
 use crate::schema;
@@ -8,40 +8,40 @@ use toml::{Table, Value};
 
 /// A key, which a file may have once.
 pub(super) struct Key {
-    /// The dotted path.
+    /// The dotted path of the key.
     pub path: String,
-    /// The schema of its value, with its description.
+    /// The schema of the value, with the description of the key.
     pub schema: Json,
-    /// Its value in a file without the key, of the first variant that has the key; `None` for keys that may be missing.
+    /// The value in a file without the key, from the first variant that has the key; `None` for keys that may be missing.
     pub default: Option<Value>,
-    /// The variants of its table that have the key; `None` for all of them.
+    /// The variants of the table that have the key; `None` if all variants have it.
     pub variants: Option<Variants>,
 }
 
 /// Variants of a table.
 pub(super) struct Variants {
-    /// The path of the key that chooses among them.
+    /// The path of the key that chooses the variant.
     pub tag: String,
-    /// Their names.
+    /// The names of the variants.
     pub names: Vec<String>,
-    /// The schema of the key's value in each of them.
+    /// The schema of the key's value in each variant.
     pub schemas: Vec<Json>,
 }
 
 impl Key {
-    /// Whether its values are of the `kind` that JSON Schema calls so.
+    /// Whether the values of the key have this `kind`, in the words of JSON Schema.
     pub(super) fn is(&self, kind: &str) -> bool {
         self.schema["type"] == kind
     }
 
-    /// Whether the variant `name` of its table has it.
+    /// Whether the variant `name` of the table has the key.
     pub(super) fn is_of(&self, name: &str) -> bool {
         self.variants.as_ref().is_none_or(|variants| variants.names.iter().any(|known| known == name))
     }
 }
 
-/// All keys: those of a table follow each other, first the key that chooses its variant, then the keys of all variants and of some, and last the
-/// keys of tables in it.
+/// All keys. The keys of a table follow each other: first the key that chooses the variant, then the keys of all variants, the keys of some
+/// variants, and last the keys of inner tables.
 pub(super) fn all() -> &'static [Key] {
     static KEYS: LazyLock<Vec<Key>> = LazyLock::new(|| {
         let mut keys = Vec::new();

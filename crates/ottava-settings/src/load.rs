@@ -15,7 +15,7 @@ const MAX_BYTES: u64 = 16 << 20;
 pub struct Loaded {
     /// The settings.
     pub config: RunConfig,
-    /// A sentence about the keys that have their old names, if there are such keys. One rank of a run tells it.
+    /// A sentence about the keys that have their old names, if there are such keys. One rank of a run logs the sentence.
     pub old_keys: Option<String>,
 }
 
@@ -62,9 +62,9 @@ impl RunConfig {
 }
 
 impl RunConfig {
-    /// The configuration of `table`, whose keys may have their old names, and a sentence about these.
+    /// The configuration of `table`, and a sentence about the keys that have their old names, if there are such keys.
     ///
-    /// Errors with all problems of keys, or with the first of their values.
+    /// Errors with all problems of keys, or with the first problem of a value.
     pub(super) fn from_table(mut table: Table) -> std::result::Result<(RunConfig, Option<String>), Vec<String>> {
         let (known, mut problems) = (Known::new(), Vec::new());
         let old = old_keys::translate(&mut table).unwrap_or_else(|found| {

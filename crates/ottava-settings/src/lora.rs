@@ -11,34 +11,35 @@ use std::path::PathBuf;
 #[serde(deny_unknown_fields, default)]
 pub struct LoraConfig {
     /// Rank of the adapters that are trained instead of the model, as in PEFT: y = x Wᵀ + (lora_alpha / r) (x Aᵀ) Bᵀ. 0 trains all weights.
-    /// Adapters need init = "pretrained" and no offloading. Frozen weights are cast to FP8 once, when they are loaded, take one byte with
-    /// scales per tensor or 128x128 block, and have no gradients, master weights or moments.
+    /// Adapters need init = "pretrained" and no offloading. Frozen weights are cast to FP8 once, when they are loaded; with scales per
+    /// tensor or per 128x128 block, a frozen weight takes one byte. Frozen weights have no gradients, master weights or moments.
     pub r: usize,
-    /// Numerator of the adapters' factor, lora_alpha / r.
+    /// Numerator of the factor lora_alpha / r of the adapters.
     pub lora_alpha: f64,
-    /// Linears that have adapters: "all-linear" (all of the blocks), a list of names, such as ["q_proj", "v_proj"], or a regular expression of
-    /// whole names, such as ".*(q|v)_proj".
+    /// Linears that have adapters: "all-linear" (all linears of the blocks), a list of names, such as ["q_proj", "v_proj"], or a regular
+    /// expression of whole names, such as ".*(q|v)_proj".
     pub target_modules: Targets,
-    /// Linears among them that have none: a list of names, or a regular expression of whole names.
+    /// Linears of target_modules that have no adapters: a list of names, or a regular expression of whole names.
     pub exclude_modules: Targets,
-    /// Numbers of the layers whose linears have adapters, beside a list of names in target_modules; [] for all.
+    /// Numbers of the layers whose linears have adapters, if target_modules is a list of names; [] means all layers.
     pub layers_to_transform: Vec<usize>,
-    /// Names before the numbers of layers, such as ["layers"]; [] for any.
+    /// Names before the numbers of layers, such as ["layers"]; [] means any name.
     pub layers_pattern: Vec<String>,
-    /// Other ranks than r, by regular expressions of the ends of names: { q_proj = 8 }, for example.
+    /// Ranks that replace r, by regular expressions of the ends of names. Example: { q_proj = 8 }.
     pub rank_pattern: Pairs<usize>,
-    /// Other values than lora_alpha, likewise: { q_proj = 32.0 }, for example.
+    /// Values that replace lora_alpha, by regular expressions of the ends of names. Example: { q_proj = 32.0 }.
     pub alpha_pattern: Pairs<f64>,
     /// Dropout before adapters; only 0 is implemented.
     pub lora_dropout: f64,
-    /// Whether the factor is lora_alpha / sqrt(r) (rsLoRA).
+    /// Whether the factor of the adapters is lora_alpha / sqrt(r) (rsLoRA).
     pub use_rslora: bool,
-    /// Whether adapters also have a trained magnitude for each output (DoRA): the output is multiplied by magnitude / norm of the row of W +
-    /// lora_alpha / r · B A. A step takes longer.
+    /// Whether adapters also have a trained magnitude for each output (DoRA): each output is multiplied by its magnitude and divided by the
+    /// norm of its row of W + lora_alpha / r · B A. A step takes longer with DoRA.
     pub use_dora: bool,
-    /// A PEFT folder (a checkpoint of adapters is one) with the adapters that the run starts from; "" makes new ones. If model.path is such a
-    /// folder, the run starts from it and loads the base that it names. If r is 0, r, lora_alpha, use_rslora, use_dora, the targets and the
-    /// patterns are the adapter's; otherwise all but the targets must equal the adapter's.
+    /// A PEFT folder, such as a checkpoint of adapters, with the adapters that the run starts from; "" creates new adapters. If model.path
+    /// is a PEFT folder, the run starts from that folder and loads the base model that the folder names. If r is 0, the folder decides r,
+    /// lora_alpha, use_rslora, use_dora, the targets and the patterns. Otherwise, all of these settings except the targets must equal the
+    /// settings of the folder.
     pub init_from: PathBuf,
 }
 
@@ -62,14 +63,14 @@ impl Default for LoraConfig {
 }
 
 impl LoraConfig {
-    /// The adapters; `None` where all weights are trained.
+    /// The adapters; `None` if all weights are trained.
     pub fn adapters(&self) -> Option<Lora> {
         let LoraConfig { r, lora_alpha: alpha, use_rslora, use_dora, .. } = *self;
         let exceptions = self.exceptions();
         (r > 0).then(|| Lora { r, alpha, use_rslora, use_dora, targets: self.target_modules.clone(), exceptions })
     }
 
-    /// What the table says of single linears and layers.
+    /// The settings for single linears and layers.
     pub fn exceptions(&self) -> Exceptions {
         Exceptions {
             exclude: self.exclude_modules.clone(),
@@ -80,7 +81,7 @@ impl LoraConfig {
         }
     }
 
-    /// Sentences about entries of `rank_pattern` and `alpha_pattern` that are none.
+    /// Sentences about invalid entries of `rank_pattern` and `alpha_pattern`.
     pub(super) fn pattern_problems(&self) -> Vec<String> {
         let ranks = self.rank_pattern.0.iter().filter(|(pattern, rank)| pattern.is_empty() || *rank == 0);
         let alphas = self.alpha_pattern.0.iter();

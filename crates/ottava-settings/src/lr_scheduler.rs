@@ -16,7 +16,8 @@ pub struct LrSchedulerConfig {
     /// The shape after the warm-up, with its own keys.
     #[serde(flatten)]
     pub kind: SchedulerType,
-    /// Steps of linear warm-up at the start of the run: a number of steps, or below 1 a share of the run's steps, rounded up.
+    /// Steps of linear warm-up at the start of the run: a number of steps, or a share of the run's steps (below 1, rounded up to whole
+    /// steps).
     pub warmup_steps: Warmup,
 }
 

@@ -1,4 +1,4 @@
-//! Files of runs with the keys of earlier versions, rewritten with the keys of now.
+//! Rewrites files of runs that have keys of earlier versions with the current keys.
 
 use crate::old_keys::{self, Now};
 use ottava_common::error::{Error, Result};
@@ -6,18 +6,18 @@ use std::path::Path;
 use toml::{Table, Value};
 use toml_edit::{DocumentMut, Item, Key};
 
-/// A file with the keys of now.
+/// A file with the current keys.
 #[derive(Debug)]
 pub struct Migrated {
-    /// Its text, with the comments of the old one.
+    /// The text of the file, with the comments of the old file.
     pub toml: String,
-    /// What is different, a sentence for each key.
+    /// What changed, a sentence for each key.
     pub changes: Vec<String>,
 }
 
 /// Rewrites the text of a run's file, which errors call `path`.
 ///
-/// Errors with [`Error::Config`] when it is no TOML, or has a key twice, with its old and its new name.
+/// Errors with [`Error::Config`] when the text is not TOML, or has a key twice, with its old and its new name.
 pub fn migrate(path: &Path, text: &str) -> Result<Migrated> {
     let wrong = |reason: String| Error::Config(format!("{}: {reason}", path.display()));
     let table: Table = text.parse().map_err(|error| wrong(format!("this is not valid TOML: {error}")))?;
@@ -50,7 +50,7 @@ fn take(document: &mut DocumentMut, path: &str) -> Option<(Key, Item)> {
     }
 }
 
-/// The item with another value, and its own space and comments.
+/// Gives the item another value, and keeps its space and comments.
 fn with_value(mut item: Item, value: &Value) -> Item {
     if let Some(old) = item.as_value_mut() {
         let decor = old.decor().clone();
@@ -60,8 +60,8 @@ fn with_value(mut item: Item, value: &Value) -> Item {
     item
 }
 
-/// Writes `item` at the dotted `path`, with the comments of its old `key`; `None` if there is a value. A new table stands at `position`, behind the
-/// table that is there.
+/// Writes `item` at the dotted `path`, with the comments of its old `key`; `None` if the path already has a value. A new table gets
+/// `position`, behind the table that already has it.
 fn put(document: &mut DocumentMut, path: &str, key: &Key, item: Item, position: Option<isize>) -> Option<()> {
     let (tables, name) = path.rsplit_once('.')?;
     let mut table = document.as_item_mut();

@@ -152,7 +152,7 @@ impl Known {
         }
     }
 
-    /// Reports keys of variants that a table is not.
+    /// Reports keys of variants that a table does not choose.
     pub(super) fn keys_of_other_variants(&self, table: &Table, problems: &mut Vec<String>) {
         let mut given = Vec::new();
         flatten("", table, &mut given);
@@ -193,7 +193,7 @@ impl Known {
         insert(table, &path, value)
     }
 
-    /// The value of `path` in `table`, if it is one of `values`, or another than the default if there are none.
+    /// The value of `path` in `table`, if it is one of `values`. Without `values`, any value except the default.
     fn given(&self, table: &Table, path: &str, values: &[Value]) -> Option<Value> {
         let value = paths::get(table, path)?;
         let is_given = match values {
@@ -203,7 +203,7 @@ impl Known {
         is_given.then(|| value.clone())
     }
 
-    /// Removes the value of `path` from `table` if it is one of `values`, or any if there are none.
+    /// Removes the value of `path` from `table` if it is one of `values`. Without `values`, removes any value.
     ///
     /// Errors when the default is one of `values`.
     fn reset(&self, table: &mut Table, path: &str, values: &[Value]) -> Result<(), String> {
@@ -213,7 +213,7 @@ impl Known {
         self.default_problem(table, path, values).map_or(Ok(()), Err)
     }
 
-    /// A sentence if `path` has its default in `table`, which is one of `values`.
+    /// A sentence if `path` has its default in `table` and the default is one of `values`.
     fn default_problem(&self, table: &Table, path: &str, values: &[Value]) -> Option<String> {
         let default = keys::find(path)?.default.as_ref().filter(|default| values.contains(default))?;
         let is_default = self.given(table, path, &[]).is_none();
@@ -248,7 +248,7 @@ impl Known {
     }
 }
 
-/// The keys of each table of the list at `path`, if that is a list of tables.
+/// The keys of each table of the list at `path`, if the value is a list of tables.
 fn keys_of_list(path: &str) -> Option<Vec<&'static str>> {
     let table = keys::find(path)?.schema["items"]["properties"].as_object()?;
     Some(table.keys().map(String::as_str).collect())
@@ -282,7 +282,7 @@ fn in_other_table(path: &str, ours: &str, value: &Value, theirs: &Value) -> Stri
     }
 }
 
-/// What a key of another trainer says that ours has not: the line, our key, and the values.
+/// A key of another trainer that excludes values of our key: the line, our key, and the excluded values.
 type Without = (String, &'static str, Vec<Value>);
 
 /// What to write for `value` at `path`.
@@ -302,7 +302,7 @@ fn too_long(path: &str) -> Option<String> {
     })
 }
 
-/// Letters to insert, remove, replace or swap between two names; `None` beyond a quarter of the longer one.
+/// Letters to insert, remove, replace or swap between two names; `None` beyond a quarter of the longer name.
 fn distance(a: &str, b: &str) -> Option<usize> {
     let distance = strsim::damerau_levenshtein(a, b);
     (distance * 4 <= a.len().max(b.len())).then_some(distance)

@@ -1,29 +1,30 @@
-//! Keys of earlier versions: where they are now. Files and command lines go on with them, and so do the settings of saved runs.
+//! Keys of earlier versions, and the current keys that replace them. Files, command lines and the settings of saved runs may have old keys.
 
 use crate::keys;
 use crate::pairs::{self, Kind};
 use crate::paths::{self, insert};
 use toml::{Table, Value};
 
-/// A key that has moved, or has values that are written differently now.
+/// A key that has moved, or with values that are written differently now.
 pub(super) struct OldKey {
-    /// Its old path.
+    /// The old path of the key.
     pub old: &'static str,
-    /// Its path now.
+    /// The current path of the key.
     pub new: &'static str,
-    /// Old values as TOML and what they are now; an empty text leaves the key out. With an unmoved key, only these values are old.
+    /// Old values with their current values, as TOML; an empty text leaves the key out. If the key has not moved, only these values are
+    /// old.
     values: &'static [(&'static str, &'static str)],
     only: Option<Only>,
-    /// What the value is now, if it was written in another way.
+    /// The current value for an old value that is written in another way.
     convert: Option<fn(&Value) -> Option<Value>>,
 }
 
-/// The variants that read a key which each file could have.
+/// The variants that read a key. Earlier versions accepted the key in any file.
 struct Only {
     /// The path of the key that chooses the variant.
     tag: &'static str,
     names: &'static [&'static str],
-    /// The value as TOML that a saved run had unless it was set.
+    /// The value of the key in a saved run that did not set it, as TOML.
     default: &'static str,
 }
 
@@ -31,7 +32,7 @@ struct Only {
 pub(super) struct Change {
     /// The old path.
     pub old: &'static str,
-    /// The value that is there.
+    /// The value at the old path.
     pub was: Value,
     /// What replaces it.
     pub now: Now,
@@ -39,16 +40,16 @@ pub(super) struct Change {
 
 /// What replaces an old key.
 pub(super) enum Now {
-    /// This path and value.
+    /// The new path and value.
     Is(&'static str, Value),
-    /// Nothing: it says what a file without the key says.
+    /// Nothing: a file without the key means the same.
     Nothing,
-    /// Nothing: the run does not read it, for this reason.
+    /// Nothing: the run does not read the key, for this reason.
     Unread(String),
 }
 
 impl Change {
-    /// What becomes of the key, for its reader.
+    /// What becomes of the key, for the log.
     pub(super) fn told(&self) -> String {
         let Change { old, was, now } = self;
         match now {
@@ -82,13 +83,13 @@ impl OldKey {
         self.old != self.new
     }
 
-    /// What is written for `was` at the new path.
+    /// The value at the new path that replaces `was`.
     pub(super) fn value_now(&self, was: &Value) -> Value {
         let listed = self.values.iter().find(|(old, new)| is(was, old) && !new.is_empty());
         listed.map_or_else(|| was.clone(), |(_, new)| value(new))
     }
 
-    /// What it is now if its value is `was`, in a table where `variant` names the variant of a tag.
+    /// What replaces the key with the value `was`, in a table where `variant` names the variant of a tag.
     fn now<'a>(&self, was: &Value, variant: impl Fn(&str) -> Option<&'a str>) -> Option<Now> {
         if let Some(Only { tag, names, default }) = &self.only {
             let name = variant(tag).unwrap_or_default();
@@ -122,7 +123,8 @@ const STORAGES: &[(&str, &str)] = &[
     ("\"O3\"", "\"msamp-o3\""),
     ("\"bf16\"", "\"bfloat16\""),
 ];
-/// A share of the steps replaced their number unless it was 0. A whole run is the largest share below 1.
+/// In earlier versions, a share of the steps replaced the number of steps unless the share was 0. A share of 1 becomes the largest share
+/// below 1.
 const SHARES: &[(&str, &str)] = &[("0.0", ""), ("1.0", "0.9999999999999999")];
 
 fn texts(list: &Value) -> Option<Value> {
@@ -148,7 +150,7 @@ fn names_of_sets(list: &Value) -> Option<Value> {
     (sets != *list).then_some(sets)
 }
 
-/// All of them. Of several that have become one key, the first one counts that is not left out.
+/// All old keys. If several old keys have become one key, the first of them that is not left out counts.
 const OLD: &[OldKey] = &[
     moved("training.max_steps", "training.max_steps").values(&[("0", "")]),
     moved("training.global_batch_size", "training.global_batch_size").values(&[("0", "")]),
@@ -230,12 +232,12 @@ const OLD: &[OldKey] = &[
     moved("training.cast_statistics_steps", "logging.cast_statistics_steps"),
 ];
 
-/// What a command line says with `value` for the key at `path`, whose values files write in another way.
+/// The value for a file that `value` on a command line means, if files write the values of the key at `path` in another way.
 pub(super) fn converted(path: &str, value: &Value) -> Option<Value> {
     OLD.iter().find(|key| key.new == path)?.convert.and_then(|convert| convert(value))
 }
 
-/// The key that moved from `name`: its old path, or the last part of it where no key of now has this name.
+/// The key that moved from `name`: its old path, or the last part of its old path if no current key has this name.
 pub(super) fn find(name: &str) -> Option<&'static OldKey> {
     let last = |path: &str| path.rsplit('.').next() == Some(name);
     let is_new = keys::all().iter().any(|key| last(&key.path));
@@ -264,8 +266,8 @@ pub(super) fn changes(table: &Table) -> Vec<Change> {
     changes
 }
 
-/// Writes the old keys of `table` as they are now. Returns a sentence about them, for their reader; errors with those that the table also has as
-/// they are now.
+/// Replaces the old keys of `table` by the current keys. Returns a sentence about the replaced keys. Errors with the old keys for which
+/// `table` also has the current key.
 pub(super) fn translate(table: &mut Table) -> Result<Option<String>, Vec<String>> {
     let (mut told, mut problems) = (Vec::new(), Vec::new());
     for change in changes(table) {
@@ -282,15 +284,16 @@ pub(super) fn translate(table: &mut Table) -> Result<Option<String>, Vec<String>
     if problems.is_empty() { Ok((!told.is_empty()).then(|| told.join(", "))) } else { Err(problems) }
 }
 
-/// The old key called `name` that is the key at `path` now, if `table` has an old key of that: those go together as they did.
+/// The old key called `name` that the key at `path` replaces, if `table` has any old key that the key at `path` replaces: a file may still
+/// use these old keys together.
 pub(super) fn beside(table: &Table, path: &str, name: &str) -> Option<&'static str> {
     let same = || OLD.iter().filter(|key| key.has_moved() && key.new == path);
     let called = same().find(|key| key.old.rsplit('.').next() == Some(name))?;
     same().any(|key| paths::get(table, key.old).is_some()).then_some(called.old)
 }
 
-/// Removes what says the same as the key at `path`, which is set instead: its old or its new spelling. An old key that the variant of `table` does
-/// not read replaces nothing.
+/// Removes the other spelling (old or new) of the key at `path`, because the key at `path` is set instead. An old key that the variant of
+/// `table` does not read replaces nothing.
 pub(super) fn forget(table: &mut Table, path: &str) {
     for key in OLD.iter().filter(|key| key.has_moved()) {
         let is_read =

@@ -24,18 +24,18 @@ pub struct OptimizerConfig {
     pub weight_decay: f64,
     /// Formats of weights, gradients and optimizer states; docs/memory.md has the bytes per parameter:
     pub storage: Storage,
-    /// Master weights of models that compute in 16 bits: "float32", "float16" (with a scale), "remainder" (the 16 bits that complete bfloat16
-    /// weights to float32), "none" (updates are rounded stochastically), or "auto": the format of storage.
+    /// Master weights of models that compute in 16 bits: "float32", "float16" (with a scale), "remainder" (the 16 bits that complete
+    /// bfloat16 weights to float32), "none" (updates are rounded stochastically), or "auto" (the format that storage selects).
     #[serde(with = "auto")]
     #[schemars(with = "auto::Auto<Masters>")]
     pub master_weights: Option<Masters>,
-    /// Gradients of the blocks' matrices: "float32", "bfloat16" (if the model computes in bfloat16), "float8", or "auto": the format of
-    /// storage.
+    /// Gradients of the blocks' matrices: "float32", "bfloat16" (if the model computes in bfloat16), "float8", or "auto" (the format that
+    /// storage selects).
     #[serde(with = "auto")]
     #[schemars(with = "auto::Auto<Gradients>")]
     pub gradient_dtype: Option<Gradients>,
-    /// Moments of AdamW: "float32", "bfloat16", "float8" (E4M3 and float16), "coat" (both 8 bits), or "auto": the format of storage. The momentum
-    /// of Muon and Lion has the format of the first moment.
+    /// Moments of AdamW: "float32", "bfloat16", "float8" (E4M3 and float16), "coat" (both moments in 8 bits), or "auto" (the format that
+    /// storage selects). The momentum of Muon and Lion has the format of the first moment.
     #[serde(with = "auto")]
     #[schemars(with = "auto::Auto<States>")]
     pub state_dtype: Option<States>,
@@ -71,9 +71,10 @@ pub struct Adamw {
 pub struct Muon {
     /// Decay rate of Muon's momentum.
     pub momentum: f64,
-    /// Factor of the learning rate in Muon's update of a matrix of R rows and C columns, named as in PyTorch: "match_rms_adamw"
-    /// (0.2 sqrt(max(R, C)); a learning rate and weight decay tuned for AdamW can be kept) or "original" (sqrt(max(1, R / C)); usual learning rates are around
-    /// 0.02). There is one learning rate, so AdamW updates embeddings, head, norms and biases with it too.
+    /// Factor of the learning rate in Muon's update of a matrix of R rows and C columns, named as in PyTorch: "match_rms_adamw" or
+    /// "original". "match_rms_adamw" is 0.2 sqrt(max(R, C)); you can keep a learning rate and a weight decay tuned for AdamW. "original" is
+    /// sqrt(max(1, R / C)); usual learning rates are around 0.02. AdamW updates embeddings, head, norms and biases with the same learning
+    /// rate, without the factor.
     pub adjust_lr_fn: AdjustLr,
     /// Decay rate of AdamW's first moment.
     pub beta1: f64,
@@ -136,7 +137,7 @@ impl Algorithm {
         }
     }
 
-    /// Its keys that are shares below 1.
+    /// The keys of the algorithm that are shares below 1.
     fn shares(self) -> Vec<(&'static str, f64)> {
         match self {
             Algorithm::Adamw(Adamw { beta1, beta2, .. }) | Algorithm::Lion(Lion { beta1, beta2 }) => {

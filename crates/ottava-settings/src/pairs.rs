@@ -88,7 +88,8 @@ impl Pairs<Names> {
 }
 
 impl Pairs<Value> {
-    /// `name=value` of each pair: a text as it is, and anything else, or what would be read as something else, as JSON.
+    /// `name=value` of each pair: a text unchanged, and any other value as JSON. A text that would be read as another value is written as
+    /// JSON too.
     pub(super) fn entries(&self) -> Vec<String> {
         let text = |value: &Value| match value.as_str() {
             Some(text) if serde_json::from_str::<serde_json::Value>(text).is_err() => text.to_string(),
@@ -98,18 +99,18 @@ impl Pairs<Value> {
     }
 }
 
-/// What the values of a table are, where it is written as `name=value`.
+/// The kind of the values of a table that is written as `name=value`.
 #[derive(Clone, Copy)]
 pub(super) enum Kind {
-    /// Texts; a name with several has a list.
+    /// Texts; a name with several texts has a list.
     Texts,
-    /// JSON, or else texts.
+    /// JSON values; a value that is not JSON is a text.
     Json,
     /// Numbers, and names that may have `=` themselves.
     Numbers,
 }
 
-/// The table for a list of `name=value`, or for one such text or several with commas between them; `None` for anything else.
+/// The table for a list of `name=value`, or for one text with one or several `name=value`, separated by commas; `None` for any other value.
 pub(super) fn table(written: &Value, kind: Kind) -> Option<Value> {
     let entries: Vec<&str> = match written {
         Value::Array(list) => list.iter().map(Value::as_str).collect::<Option<_>>()?,

@@ -18,10 +18,10 @@ pub struct ParallelConfig {
     /// Whether a search chooses `data`, `tensor`, `pipeline`, `context`, `expert` and `zero`: the fastest division that fits in memory,
     /// predicted by dry runs and a cost model (docs/parallelism.md). Needs `training.global_batch_size`.
     pub auto: bool,
-    /// Data-parallel ranks, which divide the rows of a step; 0 means the number of all ranks divided by the sizes of the axes tensor, pipeline
-    /// and context. `ottava plan` plans for this number.
+    /// Data-parallel ranks, which divide the rows of a step; 0 means the number of all ranks divided by the sizes of the axes tensor,
+    /// pipeline and context. `ottava plan` plans for the number of ranks in this key.
     pub data: usize,
-    /// Tensor-parallel ranks. Each matrix is sharded; experts of a mixture are distributed whole.
+    /// Tensor-parallel ranks. Each matrix is sharded; each expert of a mixture is on one rank.
     pub tensor: usize,
     /// Pipeline-parallel ranks, which divide the layers into stages balanced by estimated time. Needs `zero` 0 or 1.
     pub pipeline: usize,
@@ -31,15 +31,15 @@ pub struct ParallelConfig {
     pub pipeline_stages: usize,
     /// Context-parallel ranks, which divide the tokens of a row.
     pub context: usize,
-    /// Expert-parallel ranks, which divide the experts of each layer and exchange tokens; they subdivide data x context
+    /// Expert-parallel ranks, which divide the experts of each layer and exchange tokens. The expert axis subdivides data x context
     /// (docs/mixture-of-experts.md).
     pub expert: usize,
     /// ZeRO stage, which selects what is divided among ranks: 0 nothing, 1 master weights and optimizer states, 2 also gradients accumulated
     /// over micro-batches, 3 also weights and their FP8 codes.
     pub zero: Zero,
-    /// Steps between comparisons of what ranks replicate: with `zero = 0` all weights and optimizer states, otherwise those of norms and
-    /// biases; and amax and scale of each FP8 cast. A difference ends the job with exit code 5. 0 turns this off; loaded weights are always
-    /// compared once, at the start.
+    /// Steps between comparisons of replicas. With `zero = 0`, ranks compare all weights and optimizer states; otherwise, they compare the
+    /// weights and optimizer states of norms and biases. They also compare amax and scale of each FP8 cast. A difference ends the job with
+    /// exit code 5. 0 turns these comparisons off; loaded weights are always compared once, at the start.
     pub check_replicas: u64,
     /// How ranks communicate.
     pub communication: CommunicationConfig,
@@ -106,13 +106,14 @@ impl ParallelConfig {
         self.planned_data() * self.context * self.tensor
     }
 
-    /// The size of the data axis of the job that is planned: if it is left out, the smallest that the expert axis divides.
+    /// The size of the data axis of the job that is planned. If `data` is 0, this is the smallest size at which the expert axis divides
+    /// data x context.
     pub fn planned_data(&self) -> usize {
         let smallest = (1..=self.expert).find(|data| (data * self.context).is_multiple_of(self.expert));
         if self.data == 0 { smallest.unwrap_or(1) } else { self.data }
     }
 
-    /// The first axis without ranks, or with more than a job has.
+    /// A sentence about the first axis without ranks, or with more ranks than a job may have.
     fn axis_problem(&self) -> Option<String> {
         let axes =
             [("tensor", self.tensor), ("pipeline", self.pipeline), ("context", self.context), ("expert", self.expert)];
@@ -130,8 +131,8 @@ impl ParallelConfig {
             .then(|| format!("the axes of [parallel] take {ranks} ranks; a job has at most {MAX_RANKS}"))
     }
 
-    /// Why sequences of `max_length` tokens are not divided; `None` if they are. Shorter sequences of an evaluation have multiples of 16
-    /// tokens.
+    /// Why context ranks cannot divide sequences of `max_length` tokens; `None` if they can. Shorter sequences of an evaluation have
+    /// multiples of 16 tokens.
     pub(super) fn context_problem(&self, max_length: usize) -> Option<String> {
         let ranks = self.context;
         match ranks {
@@ -148,7 +149,7 @@ impl ParallelConfig {
 
     /// The schedule of a step of `micro_batches` micro-batches.
     ///
-    /// Errors as [`Schedule::check`].
+    /// Errors when [`Schedule::check`] does.
     pub fn schedule(&self, micro_batches: usize) -> Result<Schedule> {
         let ParallelConfig { pipeline: ranks, pipeline_schedule: kind, pipeline_stages: stages, .. } = *self;
         if ranks == 1 {

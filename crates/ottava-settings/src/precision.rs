@@ -17,7 +17,7 @@ impl RunConfig {
 
     /// This configuration with `settings` (`key=value`, as for `--set`) on top.
     ///
-    /// Errors when a key is of another table than `[precision]`, or a value is not of its kind.
+    /// Errors when a key is not in `[precision]`, or a value has the wrong kind.
     pub fn with_precision(&self, settings: &[String]) -> Result<RunConfig> {
         let table = Table::try_from(self).expect("a configuration is a table");
         let reason = "only keys of [precision] are set here; --help shows the options for others";
@@ -41,9 +41,9 @@ impl RunConfig {
 
 /// The defaults with `settings` (`key=value`, as for `--set`): precision, optimizer, memory and division of a training benchmark.
 ///
-/// Errors when a key is of another table than `[precision]`, `[sentinel]`, `[optimizer]`, `[memory]` and `[parallel]`, or `recipe`, which
-/// benchmarks have an option for.
-/// Whether the values are compatible depends on the recipe: call [`RunConfig::expect_formats`].
+/// Errors when a key is not in `[precision]`, `[sentinel]`, `[optimizer]`, `[memory]`, `[parallel]` or `[lora]`, and when a key is
+/// `recipe`: benchmarks have an option for recipes. Whether the values are compatible depends on the recipe: call
+/// [`RunConfig::expect_formats`].
 pub fn formats(settings: &[String]) -> Result<RunConfig> {
     let tables = ["precision", "sentinel", "optimizer", "memory", "parallel", "lora"];
     let reason = "only keys of [precision], [sentinel], [optimizer], [memory], [parallel] and [lora] are set here; --help shows the options for others";
@@ -58,7 +58,7 @@ pub fn formats(settings: &[String]) -> Result<RunConfig> {
     }
 }
 
-/// The configuration of `table` with `settings` on top, whose keys are in `tables`; `reason` is the error for others.
+/// The configuration of `table` with `settings` on top. The keys of `settings` must be in `tables`; `reason` is the error for other keys.
 fn with_settings(mut table: Table, settings: &[String], tables: &[&str], reason: &str) -> Result<RunConfig> {
     let (known, mut problems) = (Known::new(), Vec::new());
     for setting in settings {

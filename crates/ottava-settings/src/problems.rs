@@ -1,4 +1,4 @@
-//! Problems of a configuration: values outside of their ranges, and settings that do not go together.
+//! Problems of a configuration: values outside of their ranges, and settings that conflict.
 
 use crate::RunConfig;
 use crate::demands::{Problems, from_zero};
@@ -7,7 +7,7 @@ use ottava_recipe::recompute::Recompute;
 use ottava_tensor::QuantizedTensor;
 
 impl RunConfig {
-    /// Checks that formats of precision and optimizer go together.
+    /// Checks that the formats of precision and optimizer are compatible.
     pub fn expect_formats(&self) -> Result<()> {
         let problems = self.format_problems();
         if problems.is_empty() { Ok(()) } else { Err(Error::Config(problems.join("\n"))) }
@@ -49,7 +49,8 @@ impl RunConfig {
         problems.0
     }
 
-    /// Checks what ranks that divide tensors or sequences need: even parts; codes are gathered in multiples of 16 tokens, and Muon transforms whole matrices.
+    /// Checks the settings of ranks that divide tensors or sequences. Parts must be even, codes are gathered in multiples of 16 tokens, and
+    /// Muon transforms whole matrices.
     fn check_layer_axes(&self, problems: &mut Problems) {
         let (tensor, rows) = (self.parallel.tensor, self.training.per_device_train_batch_size);
         let ranks = tensor.saturating_mul(self.parallel.context);

@@ -57,14 +57,14 @@ fn write(text: &mut String, key: &Key, name: &str) {
     write_value(text, key, name, is_default);
 }
 
-/// Writes a key with its default, or as a comment with an example if a file `has` it not.
+/// Writes a key with its default; a key that a file does not have (`has`) is written as a comment with an example.
 fn write_value(text: &mut String, key: &Key, name: &str, has: bool) {
     let value = key.default.as_ref().map_or_else(|| key.schema["examples"][0].to_string(), shown);
     let hidden = if has && key.default.is_some() { "" } else { "# " };
     let _ = writeln!(text, "{hidden}{name} = {value}");
 }
 
-/// A value as people write it.
+/// A value in its usual spelling.
 fn shown(value: &Value) -> String {
     match value {
         Value::Float(number) if *number != 0.0 && number.abs() < 1e-2 => format!("{number:e}"),

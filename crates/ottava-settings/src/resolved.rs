@@ -5,11 +5,11 @@ use ottava_recipe::param::{Description, LayerCosts, MemoryPolicy, Purpose};
 use ottava_recipe::recompute::Recompute;
 use ottava_recipe::storage::Share;
 
-/// The settings of a run, with values for those that depend on the memory of the device. Formats, the layout of rows and stored codes follow
-/// from other settings, by methods of [`RunConfig`].
+/// The settings of a run, with values for the settings that depend on the memory of the device. Formats, the layout of rows and stored
+/// codes follow from other settings, by methods of [`RunConfig`].
 #[derive(Clone, Debug, PartialEq)]
 pub struct ResolvedConfig {
-    /// The settings of the run's file. The fields below replace those of the same names.
+    /// The settings of the run's file. The fields below replace the settings of the same names.
     pub run: RunConfig,
     /// What backward recomputes.
     pub recompute: Recompute,
@@ -22,8 +22,8 @@ pub struct ResolvedConfig {
 }
 
 impl ResolvedConfig {
-    /// The settings of `run`, with the fastest values for those that are `auto`: nothing is recomputed or offloaded, and training continues
-    /// while checkpoints are written.
+    /// The settings of `run`, with the fastest value for each setting that is `auto`: nothing is recomputed or offloaded, and training
+    /// continues while checkpoints are written.
     pub fn fastest(run: &RunConfig) -> ResolvedConfig {
         let memory = &run.memory;
         ResolvedConfig {

@@ -33,7 +33,7 @@ use toml::{Table, Value};
 pub struct RunConfig {
     /// Folder of the run: resolved configuration, metrics, plot and checkpoints.
     pub output_dir: PathBuf,
-    /// "auto" (a GPU if there is one), "cuda" or "cpu".
+    /// The device to run on: "auto" (a GPU if there is one), "cuda" or "cpu".
     pub device: DeviceChoice,
     /// Seed of random initial weights, of the order of the data and of samples after the run.
     pub seed: u64,
@@ -53,13 +53,13 @@ pub struct RunConfig {
     /// The learning rate of each step.
     #[serde(deserialize_with = "LrSchedulerConfig::read")]
     pub lr_scheduler: LrSchedulerConfig,
-    /// Evaluations and what follows from them.
+    /// Evaluations, the best checkpoint, and early stopping.
     pub evaluation: EvaluationConfig,
     /// Checkpoints.
     pub checkpoint: CheckpointConfig,
     /// What is logged, and when.
     pub logging: LoggingConfig,
-    /// Balance of mixtures of experts.
+    /// Load balance of mixtures of experts.
     pub router: RouterConfig,
     /// Formats of computation.
     pub precision: Precision,
@@ -105,11 +105,11 @@ pub enum WeightInit {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct ModelConfig {
-    /// A Hugging Face model folder. With init = "random" its config.json is enough.
+    /// A Hugging Face model folder. With init = "random", a folder with config.json alone is enough.
     pub path: PathBuf,
-    /// "pretrained" (the folder's weights) or "random".
+    /// Initial weights: "pretrained" (the weights in the folder) or "random".
     pub init: WeightInit,
-    /// A tokenizer.json or a folder with one; "" uses the model folder's.
+    /// A tokenizer.json, or a folder with a tokenizer.json; "" uses the tokenizer in the model folder.
     pub tokenizer: PathBuf,
 }
 
@@ -130,7 +130,7 @@ pub struct GenerationConfig {
     pub max_new_tokens: usize,
     /// Sampling temperature; 0 always takes the most likely token.
     pub temperature: f64,
-    /// Samples only from the most likely tokens whose probabilities add up to this; above 0, at most 1.
+    /// Samples only from the most likely tokens that together have this probability; above 0, at most 1.
     pub top_p: f64,
 }
 
@@ -174,14 +174,14 @@ impl RunConfig {
         toml::to_string(self).expect("a configuration is written without fail")
     }
 
-    /// The sizes of the model that is trained, with its adapters, once [`RunConfig::resolve_data`] has decided its loss.
+    /// The sizes of the model that is trained, with its adapters. Call [`RunConfig::resolve_data`] first: it decides the loss.
     pub fn decoder_config(&self) -> Result<DecoderConfig> {
         self.trained_sizes(&self.model_config(None)?)
     }
 
     /// The sizes of the model of `file`, with the adapters and the losses that the run trains it with.
     ///
-    /// Errors also if it sets what the model's routers do not have, or ranks that divide experts of a model without any.
+    /// Also errors if the run sets an option that the model's routers do not have, or expert parallelism for a model without experts.
     pub fn trained_sizes(&self, file: &ConfigFile) -> Result<DecoderConfig> {
         let mut sizes = decoder_config(file)?;
         if let Some(problem) = sizes.folder.untrainable.first() {
@@ -236,7 +236,7 @@ impl RunConfig {
         )))
     }
 
-    /// Whether passes in the compute type may run, so that weights are also kept or gathered in it.
+    /// Whether passes in the compute type may run. If they may, weights are also stored or gathered in the compute type.
     pub fn needs_values(&self) -> bool {
         !self.precision.exceptions.high_precision_steps.is_empty() || self.compares_precisions()
     }
@@ -279,7 +279,7 @@ impl RunConfig {
         self.optimizer.build(self.training.max_grad_norm, params)
     }
 
-    /// Whether FP8 codes of weights are stored for the whole step. Those of frozen weights take less memory than values.
+    /// Whether FP8 codes of weights are stored for the whole step. FP8 codes of frozen weights take less memory than values.
     pub fn weight_codes(&self) -> bool {
         self.memory.weight_codes.unwrap_or(self.lora.r > 0 || self.optimizer.storage.weight_codes())
     }

@@ -1,4 +1,5 @@
-//! The JSON schema of a run's file, for editors. It follows from the types of the settings, and its descriptions from their doc comments.
+//! The JSON schema of a run's file, for editors. The schema follows from the types of the settings, and its descriptions from their doc
+//! comments.
 
 use crate::RunConfig;
 use schemars::generate::SchemaSettings;

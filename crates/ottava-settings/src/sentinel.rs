@@ -8,22 +8,22 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct SentinelConfig {
-    /// Compare the FP8 recipe with BF16 every so many steps, beginning with the first: the same sequences and weights, forward and backward,
-    /// without an update. 0 never compares. Results are in sentinel.jsonl and in TensorBoard.
+    /// Steps between comparisons of the FP8 recipe with BF16, beginning with the first step; 0 never compares. A comparison runs forward
+    /// and backward with both on the same sequences and weights, without an update. Results are in sentinel.jsonl and in TensorBoard.
     pub sentinel_steps: u64,
     /// Sequences of the step's first micro-batch that a comparison reads, on each data-parallel rank.
     pub sentinel_sequences: usize,
     /// What happens after a finding: "report" (a warning), "pause" (save and end with exit code 76), "demote" (the linears with findings
-    /// compute in BF16 for a while), "bf16" (all linears do).
+    /// compute in BF16 for a while) or "bf16" (all linears compute in BF16 for a while).
     pub sentinel_policy: SentinelPolicy,
-    /// Steps for which "demote" and "bf16" hold; each time twice as long as the one before.
+    /// Steps for which "demote" and "bf16" hold. Each further time lasts twice as long as the time before.
     pub sentinel_hold_steps: u64,
     /// The difference between the losses in FP8 and BF16, in nats per token, above which a comparison is a finding.
     pub sentinel_loss_gap: f64,
     /// The cosine between the gradients in FP8 and BF16 below which a comparison is a finding.
     pub sentinel_cosine: f64,
-    /// Compute the first micro-batch of a step twice every so many steps, beginning with the first, and end with an error if any bit differs: a
-    /// sign of unreliable hardware. On a GPU, backward takes part with precision.deterministic only. 0 never does.
+    /// Steps between checks for unreliable hardware, beginning with the first step; 0 never checks. A check computes the first micro-batch
+    /// of a step twice, and the run ends with an error if any bit differs. On a GPU, backward is checked only with precision.deterministic.
     pub repeat_steps: u64,
 }
 

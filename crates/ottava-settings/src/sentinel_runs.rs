@@ -1,4 +1,4 @@
-//! What `[sentinel]` demands of a run.
+//! Checks of `[sentinel]`.
 
 use crate::RunConfig;
 use crate::demands::Problems;

@@ -14,15 +14,15 @@ const ROW: usize = 2048;
 
 /// The file of a first run.
 pub struct Starter {
-    /// Its text.
+    /// The text of the file.
     pub toml: String,
-    /// What was found in model and data, a sentence each.
+    /// What was found in model and data, a sentence for each fact.
     pub found: Vec<String>,
 }
 
 /// The file of a first run of `model`, a folder or a `config.json`, with the data `files`.
 ///
-/// Errors with [`Error::Model`] and [`Error::Data`] when one of them cannot be read.
+/// Errors with [`Error::Model`] when the model cannot be read, and with [`Error::Data`] when a file cannot.
 pub fn starter(model: &Path, files: &[PathBuf]) -> Result<Starter> {
     let mut config = RunConfig::default();
     config.model.path = model.to_path_buf();

@@ -4,7 +4,7 @@ use serde::de::{DeserializeOwned, Error};
 use serde::{Deserialize, Deserializer};
 use toml::Table;
 
-/// Reads such a table. Without the key `tag`, it is the variant `default`.
+/// Reads a table with variants. The key `tag` chooses the variant; without this key, the variant is `default`.
 pub(super) fn read<'de, T: DeserializeOwned, D: Deserializer<'de>>(
     from: D,
     tag: &str,

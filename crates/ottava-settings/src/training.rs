@@ -11,7 +11,7 @@ pub(super) const MAX_SEQUENCES: usize = 1 << 18;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct TrainingConfig {
-    /// Optimizer steps; without the key, as many as num_train_epochs takes.
+    /// Optimizer steps; without the key, the run takes the steps of num_train_epochs.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(example = 1000)]
     pub max_steps: Option<u64>,
@@ -21,16 +21,15 @@ pub struct TrainingConfig {
     pub per_device_train_batch_size: usize,
     /// Micro-batches per optimizer step.
     pub gradient_accumulation_steps: usize,
-    /// Sequences per optimizer step over all ranks; without the key, per_device_train_batch_size x gradient_accumulation_steps x ranks. If it is
-    /// set, the micro-batches of each rank follow from it, so that a step has the same data on any number of ranks.
+    /// Sequences per optimizer step over all ranks; without the key, per_device_train_batch_size x gradient_accumulation_steps x ranks. If
+    /// the key is set, the number of micro-batches of each rank follows from it, so a step has the same data on any number of ranks.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(example = 64)]
     pub global_batch_size: Option<usize>,
     /// Gradients are clipped to this global norm; 0 turns clipping off.
     pub max_grad_norm: f64,
-    /// Share e of the target distribution that the loss of texts spreads evenly over the vocabulary of V tokens, from 0 to less than 1: the loss of a
-    /// token is (1 - e) times its negative log-likelihood plus e times the mean negative log-probability of all V tokens. Validation losses have it
-    /// too.
+    /// Label smoothing e of the loss of texts, from 0 to less than 1. The loss of a token is (1 - e) times its negative log-likelihood plus
+    /// e times the mean negative log-probability of all V tokens of the vocabulary. Validation losses are smoothed too.
     pub label_smoothing_factor: f64,
 }
 
@@ -54,10 +53,10 @@ impl TrainingConfig {
         self.global_batch_size.unwrap_or(self.per_device_train_batch_size * self.gradient_accumulation_steps)
     }
 
-    /// Divides the sequences of a step among `ranks`: finds the micro-batches of each, or the sequences of all.
+    /// Divides the sequences of a step among `ranks`: finds the micro-batches of each rank, or the sequences of all ranks.
     ///
-    /// Errors with [`Error::Config`] where they cannot be divided evenly, where both numbers are given and differ, or where a step would
-    /// have too many.
+    /// Errors with [`Error::Config`] if the sequences cannot be divided evenly, if both numbers are given and differ, or if a step would
+    /// have too many sequences.
     pub fn share_batch(&mut self, ranks: usize) -> Result<()> {
         let (rows, micro_batches) = (self.per_device_train_batch_size, self.gradient_accumulation_steps);
         let Some(global) = self.global_batch_size else {

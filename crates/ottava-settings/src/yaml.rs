@@ -11,7 +11,7 @@ const MAX_DEPTH: usize = 32;
 /// A document.
 #[derive(Debug)]
 pub(super) struct Yaml {
-    /// Its table.
+    /// The table of the document.
     pub(super) table: Map<String, Value>,
     /// The line of each key, from 1, by dotted path.
     pub(super) lines: BTreeMap<String, usize>,

@@ -8,7 +8,7 @@ use toml::{Table, Value};
 /// The largest `dataset_info.json`.
 const MAX_INFO_BYTES: u64 = 4 << 20;
 
-/// What Axolotl's types of data sets are called here; the start of a name counts.
+/// Our names for Axolotl's types of data sets; the start of a name counts.
 const TYPES: &[(&str, &str)] = &[
     ("chat_template", "auto"),
     ("alpaca", "alpaca"),
@@ -18,7 +18,7 @@ const TYPES: &[(&str, &str)] = &[
     ("", "auto"),
 ];
 
-/// What the data sets of a file are here.
+/// The data sets of a file, translated.
 #[derive(Default)]
 pub(super) struct DataSets {
     /// Our settings.
@@ -223,7 +223,7 @@ impl DataSets {
         self.mixture(path, sets, "weight", "of the tokens; in LLaMA-Factory, of the records");
     }
 
-    /// Tables of [[data.datasets]] whose shares have this `key`.
+    /// Tables of `[[data.datasets]]`, with the share of each under this `key`.
     fn mixture(&mut self, path: &str, sets: Vec<Set>, key: &str, comment: &'static str) {
         let mut names: Vec<String> = Vec::new();
         let mut tables = Vec::new();

@@ -29,7 +29,7 @@ pub struct Imported {
     pub toml: String,
     /// Keys without translation, `FILE:LINE: key: reason`.
     pub refused: Vec<String>,
-    /// Keys that nothing is lost without, likewise.
+    /// Keys that need no translation, `FILE:LINE: key: reason`.
     pub needless: Vec<String>,
     /// What is still wrong with the run.
     pub problems: Vec<String>,
@@ -206,7 +206,7 @@ impl Import<'_> {
         format!("{}:{line} `{path}`: {reason}", self.path.display())
     }
 
-    /// Notes a key that nothing is lost without, once for all keys of a table, or of FSDP, with this reason.
+    /// Notes a key that needs no translation. All keys of a table, or of FSDP, with the same reason get one note.
     fn not_needed(&mut self, path: &str, reason: &str) {
         let is_of_table = path.contains('.') || path.starts_with("fsdp");
         let is_noted = is_of_table && self.needless.iter().any(|note| note.ends_with(reason));
@@ -223,7 +223,7 @@ impl Import<'_> {
         self.refused.push(note);
     }
 
-    /// Leaves out the smoothing of TRL's losses that do not read it.
+    /// Leaves out `label_smoothing` if TRL's losses do not read it.
     fn leave_out_smoothing(&mut self) {
         if self.trainer != Trainer::Trl {
             return;
@@ -314,7 +314,7 @@ impl Import<'_> {
     }
 }
 
-/// The tables of [[data.datasets]], with a comment at their shares.
+/// The tables of `[[data.datasets]]`, with a comment at the share of each.
 fn data_sets(Setting { value, comment, .. }: &Setting) -> String {
     let mut toml = String::new();
     for set in value.as_array().into_iter().flatten().filter_map(Value::as_table) {

@@ -1,4 +1,4 @@
-//! The objectives, and what the rest of a run asks of them.
+//! The objectives, and their properties that the rest of a run reads.
 
 use crate::RunConfig;
 use ottava_data::PreferenceKind;
@@ -16,12 +16,12 @@ pub enum ObjectiveKind {
     Reward,
 }
 
-/// What the rest of a run asks of an objective.
+/// The properties of an objective that the rest of a run reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ObjectiveProperties {
     /// Rows of an example; `per_device_train_batch_size` counts examples.
     pub rows: usize,
-    /// Whether documents are cut at the end of a row; otherwise long ones are left out.
+    /// Whether documents are cut at the end of a row; otherwise long documents are left out.
     pub cuts_documents: bool,
     /// Whether the loss is smoothed by `label_smoothing_factor`.
     pub smooths_labels: bool,
@@ -30,7 +30,7 @@ pub struct ObjectiveProperties {
 }
 
 impl ObjectiveKind {
-    /// What the rest of a run asks of it.
+    /// The properties of the objective.
     pub fn properties(self) -> ObjectiveProperties {
         let tuning =
             |rows| ObjectiveProperties { rows, cuts_documents: true, smooths_labels: false, compares_passes: false };
@@ -48,7 +48,7 @@ impl ObjectiveKind {
 }
 
 impl RunConfig {
-    /// What the run optimises; the next token until [`RunConfig::resolve_data`] has read what the data are, if the settings do not say.
+    /// What the run optimises. If the settings do not say it, the next token until [`RunConfig::resolve_data`] has read the data.
     pub fn objective(&self) -> ObjectiveKind {
         match self.preference.losses().first().map(|loss| loss.kind()) {
             None => ObjectiveKind::NextToken,
@@ -58,7 +58,7 @@ impl RunConfig {
         }
     }
 
-    /// Rows of a micro-batch: of pairs, two for each.
+    /// Rows of a micro-batch; a pair has two rows.
     pub fn micro_batch_rows(&self) -> usize {
         self.training.per_device_train_batch_size * self.objective().properties().rows
     }

@@ -30,7 +30,7 @@ pub enum LossType {
     SppoHard,
     /// AOT of pairs.
     Aot,
-    /// AOT whose chosen and rejected completions are not compared in pairs.
+    /// AOT without comparing chosen and rejected completions in pairs.
     AotUnpaired,
     /// APO-zero.
     ApoZero,
@@ -75,7 +75,8 @@ impl LossType {
         LossType::ApoZeroUnpaired,
     ];
 
-    /// The name as in `preference.loss_type`, the preferences that it compares, and the keys of `[preference]` that not all losses read.
+    /// The name as in `preference.loss_type`, the kind of preferences, and the keys of `[preference]` that this loss reads and not all
+    /// losses read.
     fn row(self) -> (&'static str, PreferenceKind, &'static [&'static str]) {
         use PreferenceKind::{Labels, Pairs};
         match self {
@@ -105,12 +106,12 @@ impl LossType {
         self.row().0
     }
 
-    /// The preferences that it compares.
+    /// The kind of preferences that the loss compares.
     pub(crate) fn kind(self) -> PreferenceKind {
         self.row().1
     }
 
-    /// Whether it reads this key of `[preference]`, which not all losses read.
+    /// Whether the loss reads this key of `[preference]`; not all losses do.
     pub(crate) fn reads(self, key: &str) -> bool {
         self.row().2.contains(&key)
     }
@@ -121,12 +122,12 @@ impl LossType {
 pub struct LossTypes(Vec<LossType>);
 
 impl LossTypes {
-    /// All of them, in the order of `preference.loss_weights`.
+    /// All losses, in the order of `preference.loss_weights`.
     pub fn all(&self) -> &[LossType] {
         &self.0
     }
 
-    /// Their names, for a message.
+    /// The names of the losses, for a message.
     pub(crate) fn names(&self) -> String {
         self.0.iter().map(|loss| loss.as_str()).collect::<Vec<_>>().join(" + ")
     }

@@ -12,24 +12,26 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct PreferenceConfig {
-    /// The loss, by TRL's names. Of pairs: "sigmoid" (DPO), "robust" (DPO with flipped preferences), "hinge", "ipo", "sigmoid_norm",
-    /// "exo_pair", "nca_pair", "bco_pair", "sppo_hard", "aot", "aot_unpaired", "apo_zero", "apo_down", "discopop" or "sft". Of completions with
-    /// labels: "kto" or "apo_zero_unpaired". "bradley_terry" trains a reward model on pairs, from a language model or a reward model. "auto" is
-    /// "kto" for completions with labels, and for pairs "bradley_terry" if the model is a reward model, else "sigmoid". A list such as
-    /// ["sigmoid", "bco_pair", "sft"] adds losses.
+    /// The loss, by TRL's names. Losses of pairs: "sigmoid" (DPO), "robust" (DPO with flipped preferences), "hinge", "ipo", "sigmoid_norm",
+    /// "exo_pair", "nca_pair", "bco_pair", "sppo_hard", "aot", "aot_unpaired", "apo_zero", "apo_down", "discopop" or "sft". Losses of
+    /// completions with labels: "kto" or "apo_zero_unpaired". "bradley_terry" trains a reward model on pairs, from a language model or a
+    /// reward model. "auto" is "kto" for completions with labels. For pairs, "auto" is "bradley_terry" if the model is a reward model, else
+    /// "sigmoid". A list such as ["sigmoid", "bco_pair", "sft"] adds losses.
     #[serde(with = "auto")]
     #[schemars(with = "auto::Auto<LossTypes>")]
     pub loss_type: Option<LossTypes>,
-    /// The factors of the losses of a list, in its order; [] is 1 for each.
+    /// The factors of the losses of a list, in the order of loss_type; [] means 1 for each loss.
     pub loss_weights: Vec<f64>,
-    /// The reward of a completion is beta times its log-probability relative to that of the reference model. Larger values stay nearer to it.
+    /// The reward of a completion is beta times its log-probability minus its log-probability under the reference model. With a larger
+    /// beta, the model stays nearer to the reference model.
     pub beta: f64,
     /// The share of pairs whose preference is assumed to be wrong, from 0 to less than 0.5; for "sigmoid" (conservative DPO), "robust",
     /// "exo_pair" (which requires it, for example 1e-3), "aot" and "aot_unpaired".
     pub label_smoothing: f64,
     /// The temperature of "discopop".
     pub discopop_tau: f64,
-    /// true trains without a reference model: its log-probabilities are 0 in every loss, and nothing is computed for it.
+    /// true trains without a reference model: the log-probabilities of the reference model are 0 in every loss, and nothing is computed for
+    /// them.
     pub reference_free: bool,
     /// The factor of the squared sum of the rewards of a pair, which draws the rewards of "bradley_terry" to a mean of 0.
     pub center_rewards_coefficient: f64,
@@ -38,7 +40,7 @@ pub struct PreferenceConfig {
     /// The factor of the losses of undesirable completions, for "kto" and "apo_zero_unpaired".
     pub undesirable_weight: f64,
     /// Where the log-probabilities of the reference model come from: true computes them before the first step and stores them in the run's
-    /// folder, false computes them in each step by the model without its adapters. "auto" is false if new adapters are trained, else true.
+    /// folder; false computes them in each step by the model without its adapters. "auto" is false if new adapters are trained, else true.
     #[serde(with = "auto")]
     #[schemars(with = "auto::Auto<bool>")]
     pub precompute_ref_log_probs: Option<bool>,
@@ -77,7 +79,7 @@ impl PreferenceConfig {
         self.loss_weights.is_empty() || self.loss_weights.len() == self.losses().len()
     }
 
-    /// What [`PreferenceConfig::weights_fit`] misses.
+    /// The numbers of weights and losses when [`PreferenceConfig::weights_fit`] is false, for a message.
     fn misfit(&self) -> String {
         let [weights, losses] = [self.loss_weights.len(), self.losses().len()];
         format!("loss_weights` has {weights} numbers, and `loss_type` names {losses} losses")
@@ -115,7 +117,7 @@ impl PreferenceConfig {
         }
     }
 
-    /// The losses and what they read of the settings, for a message.
+    /// The losses and the settings that they read, for a message.
     pub fn describe(&self) -> String {
         let weights =
             self.loss_weights.iter().map(|weight| format!("{weight} × ")).chain(std::iter::repeat(String::new()));
@@ -130,7 +132,8 @@ impl PreferenceConfig {
         text
     }
 
-    /// Resolves the loss by the `kind` of the data and by whether the model of the start is a reward model, and the way to the reference model.
+    /// Resolves the loss by the `kind` of the data, and by whether the initial model is a reward model. Also resolves where the
+    /// log-probabilities of the reference model come from.
     pub(crate) fn resolve(&mut self, kind: PreferenceKind, lora: &LoraConfig, is_reward_model: bool) -> Result<()> {
         let (by_kind, shape) = match kind {
             PreferenceKind::Pairs if is_reward_model => (LossType::BradleyTerry, "pairs (`chosen`, `rejected`)"),

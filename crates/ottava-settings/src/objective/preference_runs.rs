@@ -1,4 +1,4 @@
-//! What the settings of a run on preferences must be.
+//! Checks of the settings of a run on preferences.
 
 use crate::{ParallelConfig, RunConfig};
 use ottava_common::error::{Error, Result};
@@ -8,7 +8,7 @@ use ottava_models::{ConfigFile, is_reward_model, reward_model};
 impl RunConfig {
     /// Resolves `[preference]` and the packing of preferences by the formattings of the files.
     ///
-    /// Errors with [`Error::Config`] when a setting does not go together with the data.
+    /// Errors with [`Error::Config`] when a setting does not fit the data.
     pub(crate) fn resolve_preference(&mut self, mut files: impl Iterator<Item = Formatting>) -> Result<()> {
         let Some(kind) = files.find_map(Formatting::preference) else {
             return match &self.preference.loss_type {
@@ -56,8 +56,8 @@ impl RunConfig {
         Ok(())
     }
 
-    /// `config.json` of the model that is trained: that of `model.path`, or that of a reward model that starts from it. `padding` is the
-    /// padding token of the tokenizer, for a reward model.
+    /// `config.json` of the model that is trained: the file in `model.path`, or the file of a reward model that starts from `model.path`.
+    /// `padding` is the padding token of the tokenizer, for a reward model.
     pub fn model_config(&self, padding: Option<u32>) -> Result<ConfigFile> {
         let file = ConfigFile::read(&self.model.path)?;
         match (self.preference.trains_reward_model(), is_reward_model(&file)?) {

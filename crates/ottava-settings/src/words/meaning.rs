@@ -8,7 +8,7 @@ pub(super) enum Meaning {
     Values(&'static str, &'static [(&'static str, Answer)]),
     /// Accepted at these values, which are what Ottava does; refused at others, with the reason.
     Only(&'static [&'static str], &'static str),
-    /// Nothing is lost without it, for this reason.
+    /// The key needs no translation, for this reason.
     Needless(&'static str),
     /// Refused, with the reason.
     Not(&'static str),

@@ -1,4 +1,4 @@
-//! Keys and flags of other trainers: translated if one of ours means the same, refused with a reason otherwise.
+//! Keys and flags of other trainers: translated if one of our keys means the same, refused with a reason otherwise.
 
 mod data;
 mod meaning;
@@ -11,7 +11,7 @@ mod training;
 use meaning::{Answer, Meaning};
 use toml::Value;
 
-/// Our key whose last part is also one of other trainers.
+/// Our key; its last part is also a key of other trainers.
 pub(super) const DATASETS: &str = "data.datasets";
 
 /// The translation of one key.
@@ -21,7 +21,7 @@ pub(super) enum Translation {
     Ours(&'static str, Value),
     /// Nothing has to be written.
     Nothing,
-    /// Our key has not one of these values; without any, it has its default.
+    /// Our key must not have one of these values; an empty list means that our key has its default.
     Without(&'static str, Vec<Value>),
     /// Nothing is lost without the key, for this reason.
     Needless(&'static str),
@@ -34,11 +34,11 @@ fn plain(name: &str) -> String {
     name.trim_start_matches("--").replace('-', "_")
 }
 
-/// The row of `path`, which may have tables: one of its last two parts counts more than one of the last.
+/// The row of `path`, which may have tables: a row for the last two parts of the path counts more than a row for the last part.
 fn meaning(path: &str) -> Option<&'static Meaning> {
     let path = plain(path);
     if path == DATASETS {
-        // Ours, with other keys than those of trainers that have a list of this name at the top.
+        // The table is ours. Its keys differ from the keys of trainers that have a list of this name at the top.
         return None;
     }
     let last_two = path.rmatch_indices('.').nth(1).map_or(path.as_str(), |(at, _)| &path[at + 1..]);
@@ -99,7 +99,7 @@ pub(super) fn translate(name: &str, value: &Value) -> Option<Translation> {
     })
 }
 
-/// Whether `value` is `theirs`: a word, or something else as TOML writes it.
+/// Whether `value` is `theirs`: a word, or another value as TOML writes it.
 fn says(value: &Value, theirs: &str) -> bool {
     value.as_str().map_or_else(|| value.to_string() == theirs, |word| word == theirs)
 }

@@ -128,7 +128,7 @@ impl Hub {
         self.lock().fault.clone()
     }
 
-    /// Fails the job, because `rank` ended or was silent for that time. `details` add what is known about its end.
+    /// Fails the job, because `rank` ended, or was silent for the time `silent`. `details` say what is known about the end of the rank.
     pub fn lose(&self, rank: usize, silent: Option<Duration>, details: Option<String>) {
         let mut state = self.lock();
         let process = state.ranks[rank].process.clone();

@@ -17,7 +17,7 @@ pub struct Limits {
     /// compute.
     pub silence: Duration,
     /// Time after which the job fails if a live rank neither calls an open collective nor [reports progress](super::report_progress), or if
-    /// a host still waits for its GPU. Much longer than a step.
+    /// a host still waits for its GPU. This time is much longer than a step.
     pub collective: Duration,
 }
 

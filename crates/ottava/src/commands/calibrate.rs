@@ -24,7 +24,7 @@ use std::path::PathBuf;
   ottava eval model/ --data held-out.txt --compare --activation-scales scales.json
   ottava export model/ exported --format modelopt --activation-scales scales.json")]
 pub struct Calibrate {
-    /// A Hugging Face model folder (such as a checkpoint), or the folder of a run, whose newest checkpoint is used.
+    /// A Hugging Face model folder (such as a checkpoint), or the folder of a run (its newest checkpoint is used).
     model: PathBuf,
     /// The file to write: JSON with `amax` and `input_scale` of each linear.
     output: PathBuf,

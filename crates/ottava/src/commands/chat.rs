@@ -29,7 +29,7 @@ use std::time::Duration;
 A line that starts with / is a command: /clear starts a new conversation, /save FILE appends this one to a file as a record of `messages`.
 Ctrl-C stops an answer, and ends the program between answers. If the conversation is longer than --max-length, its oldest turns are dropped.")]
 pub struct ChatCommand {
-    /// A Hugging Face model folder with a chat template, or the folder of a run, whose newest checkpoint is used.
+    /// A Hugging Face model folder with a chat template, or the folder of a run (its newest checkpoint is used).
     model: PathBuf,
     /// The system message of the conversation.
     #[arg(long)]

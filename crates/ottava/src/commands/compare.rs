@@ -7,7 +7,8 @@ use ottava_train::report::{ComparedCheckpoint, ComparedCost, Difference, Parting
 use serde_json::Value;
 use std::path::PathBuf;
 
-/// Show where two runs diverge: the first step, layer and tensor that differ, and the linears whose casts cost more of the loss in one than in the other.
+/// Show where two runs diverge: the first step, layer and tensor that differ, and the linears whose casts cost more loss in one run than in
+/// the other.
 #[derive(Args)]
 #[command(
     after_help = "Compares the steps that both runs have recorded in metrics.jsonl, digests.jsonl (`sentinel.repeat_steps`), casts.jsonl

@@ -6,7 +6,7 @@ use ottava_common::{Error, Result};
 use ottava_settings::{migrate, reference};
 use std::path::PathBuf;
 
-/// Rewrite a run's TOML file with the keys of now, or print every key.
+/// Rewrite a run's TOML file with current keys, or print every key.
 #[derive(Args)]
 #[command(after_help = "Examples:
   ottava config migrate run.toml
@@ -23,12 +23,12 @@ enum Command {
     Reference(Reference),
 }
 
-/// Rewrite a file whose keys have names of an earlier version, and keep its comments.
+/// Rewrite a file that has keys of an earlier version with the current keys. Comments are kept.
 #[derive(Args)]
 struct Migrate {
     /// The run's TOML file.
     file: PathBuf,
-    /// Write the file itself, instead of the new text to standard output.
+    /// Overwrite the file instead of printing the new text.
     #[arg(long)]
     in_place: bool,
 }

@@ -19,11 +19,11 @@ pub struct Convert {
     model: PathBuf,
     /// The new folder: config.json, model.safetensors, tokenizer.json, chat_template.jinja and others.
     output: PathBuf,
-    /// A Hugging Face folder with config.json and tokenizer of a Megatron-LM model; without it, config.json is created from the arguments in the
-    /// checkpoint, and there is no tokenizer.
+    /// A Hugging Face folder with config.json and tokenizer of a Megatron-LM model; without this option, config.json is created from the
+    /// arguments in the checkpoint, and there is no tokenizer.
     #[arg(long, value_name = "FOLDER")]
     like: Option<PathBuf>,
-    /// The type of the weights: bfloat16 rounds dequantized values to 8 significant bits, float32 does not round them.
+    /// The type of the weights: bfloat16 rounds dequantized values to 8 significant bits, float32 keeps the values exactly.
     #[arg(long, default_value = "bfloat16")]
     dtype: WeightType,
     /// Print one JSON object with `parameters`, `stored` (the number of tensors of each type in the file) and `warnings`.

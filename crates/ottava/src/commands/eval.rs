@@ -31,29 +31,29 @@ use std::path::PathBuf;
   ottava eval reward-model/ --data pairs.jsonl
   ottava eval model/ --data test.txt --compare --activation-scales scales.json")]
 pub struct Eval {
-    /// A Hugging Face model folder (such as a checkpoint), or the folder of a run, whose newest checkpoint is used.
+    /// A Hugging Face model folder (such as a checkpoint), or the folder of a run (its newest checkpoint is used).
     model: PathBuf,
     #[command(flatten)]
     text: Text,
-    /// Distance in tokens between the starts of sequences, by default --max-length. If STRIDE is smaller than --max-length, sequences overlap,
-    /// and each sequence scores its last STRIDE tokens (the first sequence scores all its tokens). An error for chats and completions,
-    /// whose documents are evaluated one by one.
+    /// Distance in tokens between the starts of sequences, by default --max-length. If STRIDE is smaller than --max-length, sequences
+    /// overlap, and each sequence scores its last STRIDE tokens (the first sequence scores all its tokens). Chats and completions are
+    /// evaluated one document at a time, so --stride is an error.
     #[arg(long, value_parser = super::count)]
     stride: Option<usize>,
     #[command(flatten)]
     how: Inference,
     #[command(flatten)]
     ranks: RankArgs,
-    /// Evaluate in BF16, in FP8 with dynamic scales (per token and output), and in FP8 with static scales (per input and weight), if the model
-    /// has static scales: from fp8-delayed, from its folder, or from --activation-scales.
+    /// Evaluate in BF16, in FP8 with dynamic scales (per token and output), and, if the model has static scales, in FP8 with static scales
+    /// (per input and weight). Static scales come from fp8-delayed, from the folder of the model, or from --activation-scales.
     #[arg(long, conflicts_with_all = ["recipe", "adapter", "gpus", "ranks"])]
     compare: bool,
     /// The input scales written by `ottava calibrate`.
     #[arg(long, value_name = "FILE", requires = "compare")]
     activation_scales: Option<PathBuf>,
     /// Print one JSON object with `loss`, `perplexity`, `bits_per_byte`, `tokens` and `max_length`; for texts also `stride` and
-    /// `preceding_id`; for chats and completions also `documents`, `truncated` and `left_out`. Of a reward model: `loss`, `accuracy`, `margin`,
-    /// `mean_reward`, `min_reward`, `max_reward`, `pairs`, `left_out` and `max_length`.
+    /// `preceding_id`; for chats and completions also `documents`, `truncated` and `left_out`. For a reward model: `loss`, `accuracy`,
+    /// `margin`, `mean_reward`, `min_reward`, `max_reward`, `pairs`, `left_out` and `max_length`.
     #[arg(long)]
     json: bool,
 }

@@ -11,8 +11,8 @@ use ottava_train::calibrate::Calibration;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-/// Write a model folder with FP8 weights for inference engines, or a GGUF file for llama.cpp. The codes of an FP8 run equal the codes of
-/// training if the format has the run's scales.
+/// Write a model folder with FP8 weights for inference engines, or a GGUF file for llama.cpp. If the format has the scales of an FP8 run,
+/// the codes equal the codes of training.
 #[derive(Args)]
 #[command(after_help = "Examples:
   ottava export runs/quickstart exported
@@ -24,12 +24,12 @@ use std::path::PathBuf;
 
 fp8-block is read by vLLM, SGLang, TensorRT-LLM and transformers; compressed-tensors by vLLM and SGLang; modelopt by TensorRT-LLM and vLLM.")]
 pub struct Export {
-    /// A Hugging Face model folder (such as a checkpoint), or the folder of a run, whose newest checkpoint is used.
+    /// A Hugging Face model folder (such as a checkpoint), or the folder of a run (its newest checkpoint is used).
     model: PathBuf,
     /// The new folder.
     output: PathBuf,
-    /// The format of the linears of the blocks; all other weights are BF16. By default the format with the scales of the model's run;
-    /// else fp8-block if inputs and outputs of all linears are multiples of 128, else compressed-tensors.
+    /// The format of the linears of the blocks; all other weights are BF16. By default, the format with the scales of the run that saved
+    /// the model; for other models, fp8-block if inputs and outputs of all linears are multiples of 128, else compressed-tensors.
     #[arg(long)]
     format: Option<Format>,
     /// The type of matrices in a GGUF file (default bfloat16); vectors are in F32.
@@ -38,7 +38,7 @@ pub struct Export {
     /// The granularity of scales in compressed-tensors (default dynamic) and modelopt (default static).
     #[arg(long, requires = "format")]
     scheme: Option<SchemeName>,
-    /// The input scales written by `ottava calibrate`, for static; by default the input scales of the run, or of the folder.
+    /// The input scales written by `ottava calibrate`, for --scheme static; by default, the input scales of the run or of the folder.
     #[arg(long, value_name = "FILE")]
     activation_scales: Option<PathBuf>,
     /// Keep linears in BF16: `first_layers_bf16=1`, `last_layers_bf16=1`, `high_precision_layers=["*.o_proj"]`, as in `[precision.exceptions]` of a run.
@@ -54,13 +54,13 @@ pub struct Export {
 enum Format {
     /// A plain folder.
     Bf16,
-    /// DeepSeek's format: a scale per 128x128 weights, the run's scale or a power of two; engines scale the inputs.
+    /// DeepSeek's format: one scale per 128x128 weights, which is the scale of the run or a power of two. Engines scale the inputs.
     Fp8Block,
     /// The format of llm-compressor and vLLM.
     CompressedTensors,
     /// The format of ModelOpt and TensorRT-LLM.
     Modelopt,
-    /// One file, model.gguf, with the tokenizer: llama.cpp.
+    /// One file for llama.cpp, model.gguf, with the tokenizer.
     Gguf,
 }
 
@@ -80,7 +80,7 @@ enum MatrixType {
 enum SchemeName {
     /// One scale per output of a weight; engines compute one scale per token.
     Dynamic,
-    /// One scale per weight, and one per input, from fp8-delayed or `ottava calibrate`.
+    /// One scale per weight and one scale per input. Input scales come from fp8-delayed or `ottava calibrate`.
     Static,
     /// One scale per 128x128 weights; engines compute one scale per 128 channels of a token.
     Block,

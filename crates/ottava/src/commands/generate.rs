@@ -28,7 +28,7 @@ use std::time::Instant;
   ottava generate model/ --prompt 'Once' --temperature 0.8 --top-p 0.95 --seed 7 --max-new-tokens 200
   ottava generate model/ --input prompts.jsonl --output completions.jsonl --kv-cache-dtype fp8")]
 pub struct Generate {
-    /// A Hugging Face model folder (such as a checkpoint), or the folder of a run, whose newest checkpoint is used.
+    /// A Hugging Face model folder (such as a checkpoint), or the folder of a run (its newest checkpoint is used).
     model: PathBuf,
     /// The beginning of the text.
     #[arg(long, required_unless_present = "input", conflicts_with = "input")]
@@ -37,11 +37,11 @@ pub struct Generate {
     /// line.
     #[arg(long, value_name = "FILE")]
     input: Option<PathBuf>,
-    /// Where to write a JSON object for each prompt of --input, in their order; by default to standard output. The file is replaced once all of them are
-    /// written; until then they are in a file with the ending `.partial`.
+    /// Where to write a JSON object for each prompt of --input, in their order; by default to standard output. Until all objects are
+    /// written, they are in a file with the ending `.partial`; then this file replaces the output file.
     #[arg(long, value_name = "FILE", requires = "input")]
     output: Option<PathBuf>,
-    /// Treat prompts as messages to a chat model, rendered by the chat template of its folder.
+    /// Treat prompts as messages to a chat model, rendered by the chat template in the folder of the model.
     #[arg(long)]
     chat: bool,
     /// A JSON object with further variables of the chat template, such as {"enable_thinking": false}.

@@ -19,7 +19,7 @@ the file does not set, the other trainer's default is written if it differs from
 pub struct Import {
     /// The YAML or JSON file.
     file: PathBuf,
-    /// The new TOML file; without it, the text goes to standard output.
+    /// The new TOML file; without this option, the text goes to standard output.
     #[arg(long, value_name = "FILE")]
     output: Option<PathBuf>,
     /// Print one JSON object: `toml`, the keys that were not translated (`refused`) or need no translation (`needless`), and what is left to do (`problems`).

@@ -26,14 +26,14 @@ use std::rc::Rc;
 /// Recipe and device.
 #[derive(Args)]
 pub struct Inference {
-    /// The recipe, such as fp8-current; by default the recipe of the run that saved the model, else bf16. Linears
-    /// that the run kept in high precision stay in it.
+    /// The recipe, such as fp8-current; by default the recipe of the run that saved the model, else bf16. Linears that the run kept in high
+    /// precision stay in high precision.
     #[arg(long)]
     recipe: Option<RecipeName>,
     /// Override a setting of `[precision]`: `precision.key=VALUE`, or `key=VALUE`.
     #[arg(long = "set", value_name = "KEY=VALUE")]
     settings: Vec<String>,
-    /// A PEFT folder with an adapter of the model, or the folder of a run that trained one, whose newest checkpoint is used.
+    /// A PEFT folder with an adapter of the model, or the folder of a run that trained an adapter (its newest checkpoint is used).
     #[arg(long, value_name = "FOLDER")]
     adapter: Option<PathBuf>,
     /// Where to run: auto, cuda or cpu.
@@ -145,13 +145,13 @@ impl InferenceRanks {
     }
 }
 
-/// Sampling settings, and the end of a text.
+/// Sampling settings, and settings that end a text.
 #[derive(Args)]
 pub struct Draws {
     /// Sampling temperature; 0 always takes the most likely token.
     #[arg(long, default_value_t = 0.0)]
     temperature: f64,
-    /// Sample from this many of the most likely tokens.
+    /// Sample only from this number of tokens, the most likely ones.
     #[arg(long)]
     top_k: Option<usize>,
     /// Sample only from the most likely tokens that together have this probability (0.9: the smallest set of tokens with 90 %).
@@ -163,10 +163,10 @@ pub struct Draws {
     /// Make repetition less likely: divide positive logits of tokens in prompt and completion by this number, and multiply negative logits by it.
     #[arg(long, default_value_t = 1.0)]
     repetition_penalty: f64,
-    /// Subtract this from the logits of tokens in the completion.
+    /// Subtract this number from the logit of each token that the completion contains.
     #[arg(long, default_value_t = 0.0, allow_negative_numbers = true)]
     presence_penalty: f64,
-    /// Subtract this from the logits of tokens for each occurrence in the completion.
+    /// Subtract this number from the logit of a token once for each occurrence in the completion.
     #[arg(long, default_value_t = 0.0, allow_negative_numbers = true)]
     frequency_penalty: f64,
     /// Seed of the random numbers.

@@ -28,11 +28,12 @@ pub struct Inspect {
     /// Rows per table.
     #[arg(long, default_value_t = 5)]
     top: usize,
-    /// File for the heat maps of casts; by default `casts.html` in the run's folder. Heat maps of comparisons go to `sentinel.html` there.
+    /// File for the heat maps of casts; by default `casts.html` in the run's folder. Heat maps of comparisons go to `sentinel.html` in the
+    /// run's folder.
     #[arg(long, value_name = "FILE")]
     output: Option<PathBuf>,
-    /// Write a table [[precision.overrides]] to this file, which computes the forward of the linears with the highest `loss_cost` per FLOP in
-    /// BF16. Needs a run with `sentinel.sentinel_steps`.
+    /// Write a table [[precision.overrides]] to this file. The table lets forward of the linears with the highest `loss_cost` per FLOP
+    /// compute in BF16. Needs a run with `sentinel.sentinel_steps`.
     #[arg(long, value_name = "FILE")]
     recommend: Option<PathBuf>,
     /// Share of the total `loss_cost` that --recommend avoids, 0 to 1.

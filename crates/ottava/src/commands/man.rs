@@ -11,7 +11,7 @@ use std::path::PathBuf;
   ottava man ~/.local/share/man/man1
   man ottava-train")]
 pub struct Man {
-    /// The folder for them, such as ~/.local/share/man/man1.
+    /// The folder for the manual pages, such as ~/.local/share/man/man1.
     folder: PathBuf,
 }
 

@@ -16,7 +16,7 @@ use std::path::PathBuf;
 pub struct MergeCommand {
     /// The folder of the base model.
     base: PathBuf,
-    /// The adapter: a PEFT folder, or the folder of a run that trained one, whose newest checkpoint is used.
+    /// The adapter: a PEFT folder, or the folder of a run that trained an adapter (its newest checkpoint is used).
     adapter: PathBuf,
     /// The new folder, with weights in the types of the base model.
     output: PathBuf,

@@ -28,7 +28,8 @@ Examples:
   ottava monitor runs/fp8 runs/bf16 --port 9000"
 )]
 pub struct MonitorCommand {
-    /// Folders of runs (`output_dir` of their configurations), or folders that contain such folders. Runs that begin later are shown too.
+    /// Folders of runs (`output_dir` of their configurations), or folders that contain folders of runs. Runs that begin later are shown
+    /// too.
     #[arg(required = true)]
     runs: Vec<PathBuf>,
     /// The address to listen on. An address other than the default may let other machines read the runs.

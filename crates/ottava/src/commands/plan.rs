@@ -32,10 +32,10 @@ A run that does not fit its device ends this with exit code 3, and with the chea
 pub struct PlanCommand {
     /// The run's TOML file.
     config: PathBuf,
-    /// Change a setting: a dotted path, or a key that is unique.
+    /// Change a setting: `table.key=VALUE`, or `key=VALUE` if only one table has the key.
     #[arg(long = "set", value_name = "KEY=VALUE")]
     settings: Vec<String>,
-    /// Plan for: auto, cuda or cpu. Without a GPU, cuda plans for an H200.
+    /// The device to plan for: auto, cuda or cpu. Without a GPU, cuda plans for an H200.
     #[arg(long, value_parser = crate::device::parse)]
     device: Option<DeviceChoice>,
     /// Plan for a GPU of this name, such as H100 or "RTX 4090", and show which kernels run on it.
@@ -44,10 +44,12 @@ pub struct PlanCommand {
     /// Plan for a GPU with this much memory, in GiB.
     #[arg(long, value_name = "GIB")]
     gpu_memory: Option<f64>,
-    /// Plan for this many ranks, by default as many as the sizes of `[parallel]` say. With `parallel.auto`, search the fastest division among them.
+    /// Number of ranks to plan for; by default, the number that the sizes in `[parallel]` give. With `parallel.auto`, search the fastest
+    /// division among these ranks.
     #[arg(long, value_name = "N", value_parser = super::count)]
     ranks: Option<usize>,
-    /// Predict the steps of several ranks from the time in milliseconds of a step with the micro-batches of one rank on a single GPU.
+    /// Predict the step time of several ranks. MS is the time of a step on a single GPU, in milliseconds, with the micro-batches of one
+    /// rank.
     #[arg(long, value_name = "MS")]
     step_ms: Option<f64>,
     /// Tokenize the data, as `prepare` does, and show the first ROWS rows of training: tokens that contribute to the loss are coloured, or in

@@ -8,7 +8,7 @@ use ottava_settings::{Loaded, RunConfig};
 use serde_json::json;
 use std::path::PathBuf;
 
-/// Tokenize a run's data ahead of time, which `train` does on first use; checks tokens that were prepared before.
+/// Tokenize a run's data ahead of time; otherwise, `train` tokenizes them on first use. Tokens that were prepared before are checked.
 #[derive(Args)]
 #[command(after_help = "Examples:
   ottava prepare configs/quickstart.toml
@@ -20,13 +20,14 @@ pub struct Prepare {
     /// Override a setting: `table.key=VALUE`, or `key=VALUE` if only one table has the key.
     #[arg(long = "set", value_name = "KEY=VALUE")]
     settings: Vec<String>,
-    /// Also write the tokens for Megatron-LM, as PREFIX.bin and PREFIX.idx, or of several data sets as PREFIX-NAME.bin and PREFIX-NAME.idx.
+    /// Also write the tokens for Megatron-LM, as PREFIX.bin and PREFIX.idx; with several data sets, as PREFIX-NAME.bin and PREFIX-NAME.idx.
     #[arg(long, value_name = "PREFIX")]
     megatron: Option<PathBuf>,
     /// Tokenize only part I of N, so that N processes share the work; the process that finishes last joins all parts.
     #[arg(long, value_name = "I/N", conflicts_with = "megatron")]
     part: Option<Part>,
-    /// Print one JSON object with `documents`, `tokens` and `bytes`, and these three numbers for each set in `datasets`; with `--part`, also `missing` parts.
+    /// Print one JSON object with `documents`, `tokens` and `bytes`, and `datasets` with these three numbers for each data set; with
+    /// `--part`, also `missing` parts.
     #[arg(long)]
     json: bool,
 }

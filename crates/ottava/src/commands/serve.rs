@@ -30,7 +30,7 @@ use std::time::Duration;
 
 Paths: /v1/completions, /v1/chat/completions, /v1/embeddings, /v1/models, /tokenize, /detokenize, /version, /health and /metrics (Prometheus). docs/serving.md has the fields.")]
 pub struct Serve {
-    /// A Hugging Face model folder (such as a checkpoint), or the folder of a run, whose newest checkpoint is used.
+    /// A Hugging Face model folder (such as a checkpoint), or the folder of a run (its newest checkpoint is used).
     model: PathBuf,
     /// The address to listen on. An address other than the default may let other machines connect: then also set --api-key.
     #[arg(long, default_value = "127.0.0.1")]
@@ -38,11 +38,12 @@ pub struct Serve {
     /// The port to listen on; 0 takes a free port.
     #[arg(long, default_value_t = 8000)]
     port: u16,
-    /// The name of the model for clients; by default its path as given here.
+    /// The name of the model for clients; by default, MODEL as it is written on the command line.
     #[arg(long)]
     served_model_name: Option<String>,
-    /// LoRA adapters that requests choose by name: a request whose `model` is NAME uses the adapter in FOLDER (a PEFT folder, or the folder
-    /// of a run that trained an adapter; then its newest checkpoint is used). Several may follow; name MODEL before this flag.
+    /// LoRA adapters that requests choose by name: a request whose `model` is NAME uses the adapter in FOLDER. FOLDER is a PEFT folder, or
+    /// the folder of a run that trained an adapter (its newest checkpoint is used). Several adapters may follow the flag, so name MODEL
+    /// before it.
     #[arg(long, value_name = "NAME=FOLDER", num_args = 1.., conflicts_with = "adapter")]
     lora_modules: Vec<LoraModule>,
     /// The key that clients must send.
@@ -52,11 +53,12 @@ pub struct Serve {
     /// given several times.
     #[arg(long, value_name = "ORIGIN")]
     allowed_origin: Vec<Origin>,
-    /// The sampling of requests that do not set it: auto reads generation_config.json in the folder of the model, none ignores this file.
+    /// The default sampling settings of requests: auto reads them from generation_config.json in the folder of the model, none ignores this
+    /// file.
     #[arg(long, value_enum, default_value = "auto")]
     generation_config: GenerationConfig,
-    /// How the model writes calls of tools: hermes (also Qwen), llama3_json or mistral; by default the format in its chat template. If
-    /// neither this option nor the template names a format, calls stay in the text of answers.
+    /// The format in which the model writes tool calls: hermes (also Qwen), llama3_json or mistral; by default, the format in the chat
+    /// template. If neither this option nor the template names a format, calls stay in the text of answers.
     #[arg(long, value_name = "NAME")]
     tool_call_parser: Option<ToolCallParser>,
     /// How /v1/embeddings turns the activations of a text into one vector: last (the activations of the last token) or mean (of all tokens).
@@ -71,8 +73,8 @@ pub struct Serve {
     /// Maximum number of running and waiting requests; more are refused with status 429.
     #[arg(long, default_value_t = 1024, value_parser = super::count)]
     max_queue: usize,
-    /// Size of the KV cache in tokens; by default as many as all completions need, or memory allows. If less than
-    /// --max-length, no request may have more tokens than this.
+    /// Size of the KV cache in tokens; by default as many as all completions need, or memory allows. If this size is less than
+    /// --max-length, it also limits the tokens of a request.
     #[arg(long, value_parser = super::count)]
     kv_cache_tokens: Option<usize>,
     /// Maximum number of tokens in a step; longer prompts are prefilled in several steps.
@@ -98,7 +100,7 @@ pub struct Serve {
     ranks: RankArgs,
 }
 
-/// Where the sampling of requests that do not say otherwise comes from.
+/// Where the default sampling settings of requests come from.
 #[derive(Clone, Copy, ValueEnum)]
 enum GenerationConfig {
     Auto,

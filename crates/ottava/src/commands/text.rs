@@ -15,7 +15,7 @@ use std::sync::Arc;
 /// The most tokens of a batch.
 const MAX_TOKENS: usize = 1 << 24;
 
-/// A text and how it is cut.
+/// A text, and how it is cut into sequences.
 #[derive(Args)]
 pub struct Text {
     /// Text (.txt, .md) or JSON lines (.jsonl), also gzipped.

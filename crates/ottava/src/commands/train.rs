@@ -39,11 +39,11 @@ pub struct Train {
     /// optimizer.storage=….
     #[arg(long, value_name = "NAME")]
     storage: Option<String>,
-    /// The old name of --storage, with the names of then.
+    /// The old name of --storage, which takes the old names of storages.
     #[arg(long, value_name = "NAME", hide = true, conflicts_with = "storage")]
     level: Option<String>,
-    /// Resume from the newest complete checkpoint of the run, or from the one in DIR. `--resume=auto` resumes if there is a checkpoint, and
-    /// starts a new run otherwise.
+    /// Resume from the newest complete checkpoint of the run, or from the checkpoint in DIR. `--resume=auto` resumes if there is a
+    /// checkpoint, and starts a new run otherwise.
     #[arg(long, value_name = "DIR|auto")]
     resume: Option<Option<PathBuf>>,
     /// Where to run: auto, cuda or cpu; the same as --set device=….

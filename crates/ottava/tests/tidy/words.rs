@@ -6,10 +6,7 @@
 use super::source::{crates, files, root};
 use std::fs;
 
-/// Crates whose comments have more back-references per 1,000 words than [`BOUND`], and what they reach today, which falls.
-const BOUNDS: &[(&str, f64)] = &[("ottava-settings", 2.3)];
-
-/// The bound of pages, and of the comments of each other crate.
+/// The most back-references per 1,000 words of pages, and of the comments of each crate.
 const BOUND: f64 = 0.1;
 
 /// The pages of `docs/` and of the root; of other folders, the comments are counted. Measurements in `benchmarks/` are a record.
@@ -97,8 +94,6 @@ fn texts(what: &str) -> Vec<(String, String)> {
 fn comments_and_pages_repeat_the_noun() {
     let comments = crates().into_iter().map(|krate| format!("crates/{krate}"));
     for what in std::iter::once(PAGES.to_string()).chain(comments) {
-        let bound = BOUNDS.iter().find(|(krate, _)| what.ends_with(krate));
-        let most = bound.map_or(BOUND, |(_, most)| *most);
         let counts = texts(&what).into_iter().map(|(path, text)| (count(&text), path));
         let mut counts: Vec<_> = counts.collect();
         counts.sort_by_key(|([_, found], _)| std::cmp::Reverse(*found));
@@ -108,8 +103,8 @@ fn comments_and_pages_repeat_the_noun() {
         let worst: Vec<_> = counts.iter().take(5).map(|([_, found], path)| format!("{path} ({found})")).collect();
         let worst = worst.join(", ");
         assert!(
-            density <= most,
-            "{what}: {density:.2} back-references per 1,000 words, {most} are the most; repeat the noun instead of \"that of\", \
+            density <= BOUND,
+            "{what}: {density:.2} back-references per 1,000 words, {BOUND} are the most; repeat the noun instead of \"that of\", \
              \"those of\", \"of which\" or \"the latter\", for example in {worst}"
         );
     }

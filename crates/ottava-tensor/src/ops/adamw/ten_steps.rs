@@ -155,8 +155,8 @@ fn assert_stored(what: &str, stored: &ScaledTensor, expected: &[f32], power: f64
     assert_eq!(values(&stored.values), expected, "{what}");
 }
 
-/// Expanded moments against formulas in F64: levels to a unit of the last place, codes except where a value is close to a rounding boundary.
-/// Each step starts from the stored state.
+/// Compares expanded moments with formulas in F64. Levels agree to a unit in the last place. Codes are equal, except where a value is close
+/// to a rounding boundary. Each step starts from the stored state.
 #[test]
 fn expanded_moments_divide_their_range_evenly() {
     for device in std::iter::once(Device::Cpu).chain(gpu()) {

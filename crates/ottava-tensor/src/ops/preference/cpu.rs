@@ -226,8 +226,8 @@ fn of_margin<R: Real>(loss: PreferenceLoss, x: R) -> (R, R) {
     }
 }
 
-/// The loss of a sequence with `x` and its label, relative to `kl`, and its derivative by `x`: `weight · (1 - σ(β · (x - kl)))`, or of an
-/// undesirable sequence `weight · (1 - σ(β · (kl - x)))`.
+/// The loss of a sequence with `x` and its label, relative to `kl`, and its derivative by `x`. The loss is `weight · (1 - σ(β · (x - kl)))`
+/// for a desirable sequence, and `weight · (1 - σ(β · (kl - x)))` for an undesirable sequence.
 fn of_label<R: Real>([x, label]: [R; 2], kl: R, beta: f64, [desirable, undesirable]: [f64; 2]) -> (R, R) {
     let beta = R::of(beta);
     let is_desirable = label > R::default();

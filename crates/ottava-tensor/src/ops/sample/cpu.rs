@@ -72,7 +72,7 @@ fn weight(x: f32) -> u64 {
     (p * f32::from_bits(((n as i32 + 127 + ONE as i32) as u32) << 23)) as u64
 }
 
-/// The columns that can be drawn, in their order, with their weights and elements.
+/// The columns that can be drawn, in the order of the row: each column with its weight and its element.
 struct Candidates(Vec<(usize, u64, f32)>);
 
 impl Candidates {

@@ -20,7 +20,8 @@ pub(super) struct Attention {
     /// Tokens per sequence; several values run one after the other.
     #[arg(long, value_delimiter = ',', default_value = "512,1024,2048,4096,8192", value_parser = crate::commands::count)]
     seq_lens: Vec<usize>,
-    /// Also measure power, clock and energy per run of each row under load, which takes 1.3 seconds for each. Needs NVML, which comes with NVIDIA's driver.
+    /// For each row, also measure power, clock and energy per run under load. This takes 1.3 seconds per row. Needs NVML, which comes with
+    /// NVIDIA's driver.
     #[arg(long)]
     power: bool,
     /// Where to run: auto, cuda or cpu.

@@ -12,8 +12,8 @@ use ottava_tensor::Device;
 use ottava_train::bench::{DecodeBench, DecodeRow};
 use serde_json::json;
 
-/// Time decoding and prefill with a known model's shape and random weights, relative to the time to read weights and KV cache. With --gpus or
-/// --ranks, bytes and floor count rank 0.
+/// Time decoding and prefill with a known model's shape and random weights, relative to the time to read weights and KV cache. With --gpus
+/// or --ranks, bytes and floor are the values of rank 0.
 #[derive(Args)]
 pub struct Decode {
     /// A model that `bench train` knows.
@@ -31,13 +31,13 @@ pub struct Decode {
     /// Also time the prefill of a prompt of this many tokens.
     #[arg(long, value_parser = crate::commands::count)]
     prefill: Option<usize>,
-    /// Recipes to run one after the other; ratios are relative to the first.
+    /// Recipes to run one after the other; ratios are relative to the first recipe.
     #[arg(long, value_delimiter = ',', default_value = "bf16,fp8-row")]
     recipes: Vec<RecipeName>,
     /// The type of the KV cache for each recipe, or one type for all: auto, bfloat16 or fp8.
     #[arg(long, value_delimiter = ',', default_value = "auto")]
     kv_cache_dtype: Vec<KvCacheDtype>,
-    /// Steps whose median is reported.
+    /// Number of steps; the median step time is reported.
     #[arg(long, default_value_t = 20, value_parser = crate::commands::count)]
     steps: usize,
     #[command(flatten)]

@@ -25,7 +25,8 @@ pub(super) struct Gemm {
     /// Type in which wgrad accumulates: float32 or bfloat16.
     #[arg(long, default_value = "float32", value_parser = sums)]
     gradient_dtype: DType,
-    /// Also measure power, clock and energy per run of each row under load, which takes 1.3 seconds for each. Needs NVML, which comes with NVIDIA's driver.
+    /// For each row, also measure power, clock and energy per run under load. This takes 1.3 seconds per row. Needs NVML, which comes with
+    /// NVIDIA's driver.
     #[arg(long)]
     power: bool,
     /// Where to run: auto, cuda or cpu.

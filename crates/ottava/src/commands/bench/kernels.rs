@@ -20,7 +20,8 @@ pub(super) struct Kernels {
     /// Width of the feed-forward layers.
     #[arg(long, default_value_t = 11_008, value_parser = crate::commands::count)]
     hidden: usize,
-    /// Also measure power, clock and energy per run of each row under load, which takes 1.3 seconds for each. Needs NVML, which comes with NVIDIA's driver.
+    /// For each row, also measure power, clock and energy per run under load. This takes 1.3 seconds per row. Needs NVML, which comes with
+    /// NVIDIA's driver.
     #[arg(long)]
     power: bool,
     /// Where to run: auto, cuda or cpu.

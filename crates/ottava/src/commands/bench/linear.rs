@@ -19,13 +19,14 @@ pub(super) struct Linear {
     /// Rows of the activations; by default 8192, and with --sweep 1024, 4096, 8192 and 32768.
     #[arg(long, value_delimiter = ',', value_parser = crate::commands::count)]
     tokens: Vec<usize>,
-    /// Recipes to compare; speed-ups are relative to the first. With --sweep, the first that is not bf16 is compared with bf16.
+    /// Recipes to compare; speed-ups are relative to the first recipe. With --sweep, the first recipe other than bf16 is compared with
+    /// bf16.
     #[arg(long, value_delimiter = ',', default_value = "bf16,fp8-delayed,fp8-current")]
     recipes: Vec<RecipeName>,
     /// Type in which gradients of weights are stored: float32, bfloat16 or float8.
     #[arg(long, default_value = "float32", value_parser = gradients)]
     gradient_dtype: Gradients,
-    /// Time a grid of shapes instead of a model's, to see where FP8 pays.
+    /// Time a grid of shapes instead of the shapes of a model, to see where FP8 is faster.
     #[arg(long)]
     sweep: bool,
     /// Inputs and outputs of the grid.

@@ -32,19 +32,20 @@ pub(super) struct Train {
     /// Sequences per micro-batch, of each rank.
     #[arg(long, default_value_t = 2, value_parser = crate::commands::count)]
     micro_batch: usize,
-    /// Micro-batches per step, of each rank; a pipeline is idle for less of the time with more of them.
+    /// Micro-batches per step, of each rank; with more micro-batches, a pipeline is idle for less of the time.
     #[arg(long, default_value_t = 1, value_parser = crate::commands::count)]
     micro_batches: usize,
     /// Steps to measure, after two warm-up steps; the median is reported.
     #[arg(long, default_value_t = 10, value_parser = crate::commands::count)]
     steps: usize,
-    /// Recipes to run one after the other; ratios are relative to the first.
+    /// Recipes to run one after the other; ratios are relative to the first recipe.
     #[arg(long, alias = "compare", value_delimiter = ',', default_value = "bf16,fp8-delayed,fp8-current")]
     recipes: Vec<RecipeName>,
     /// Storages of the optimizer to run each recipe with: float32, msamp-o1, msamp-o2, msamp-o3, coat, bfloat16.
     #[arg(long, alias = "levels", value_delimiter = ',', default_value = "float32", value_parser = storage)]
     storages: Vec<Storage>,
-    /// Override a setting of precision, optimizer, memory, parallel or lora for all recipes: `table.key=VALUE`, or `key=VALUE` if only one table has it.
+    /// Override a setting of precision, optimizer, memory, parallel or lora for all recipes: `table.key=VALUE`, or `key=VALUE` if only one
+    /// table has the key.
     #[arg(long = "set", value_name = "KEY=VALUE")]
     settings: Vec<String>,
     #[command(flatten)]
