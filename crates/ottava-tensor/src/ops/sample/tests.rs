@@ -149,7 +149,7 @@ fn log_probabilities_are_those_of_unchanged_logits_and_rows_that_are_not_finite_
     let found = sampled(&logits, &[draw.clone(), draw.clone(), draw]).unwrap();
     assert_eq!(found[0].to_vec::<i32>().unwrap(), [2, -1, -1]);
     let logprob = f64::from(found[1].to_vec::<f32>().unwrap()[0]);
-    // One rounding of the result to F32, 2⁻²⁴ of it, and polynomials for exponentials that are exact to 2⁻²³.
+    // The result is rounded to F32, by up to 2⁻²⁴ of itself, and polynomials for exponentials are exact to 2⁻²³.
     assert!((logprob - softmax(LOGITS.map(f64::from))[2].ln()).abs() < 1e-6, "{logprob}");
 }
 

@@ -9,7 +9,7 @@ use crate::ops::{
 use crate::testing::{Tolerance, assert_close, gpu, normals, parity, quantized, values};
 use crate::{DType, Device, Granularity, Tensor};
 
-/// Products, quotients and exponentials of single values below 10 in F64, and sums of seven: some units of 2⁻⁵³, 1.1e-16, of them.
+/// Products, quotients and exponentials of single values below 10 in F64, and sums of seven: some units of 2⁻⁵³, 1.1e-16, of such values.
 const ROUNDING: f64 = 1e-12;
 
 /// All but SwiGLU.

@@ -405,7 +405,7 @@ fn a_cache_in_fp8_is_close_to_an_exact_one() {
         let mean = |other: Vec<f64>| exact.iter().zip(other).map(|(a, b)| (a - b).abs()).sum::<f64>() / 89.0;
         let (fp8, bf16) = (mean(scores(KvCacheDtype::Fp8)), mean(scores(KvCacheDtype::Bfloat16)));
         eprintln!("{device}: log-probabilities differ by {fp8:.5} with a cache in FP8, by {bf16:.6} in BF16");
-        // Measured on the CPU: 0.033 in E4M3, and a thirteenth of it, 0.0026, in BF16, which has four more bits. The bounds are a third above.
+        // Measured on the CPU: 0.033 in E4M3, and 0.0026 in BF16, which has four more bits. The bounds are a third above these numbers.
         assert!(fp8 > 0.0 && fp8 < 0.045 && bf16 > 0.0 && bf16 < 0.0035);
     }
 }

@@ -137,7 +137,7 @@ fn demotion_and_bf16_repair_a_run_whose_products_break() {
     assert!(broken - bf16 > 0.1, "{broken} and {bf16}: the fault matters");
     for policy in [SentinelPolicy::Demote, SentinelPolicy::Bf16] {
         let repaired = loss(RecipeName::Fp8Delayed, Some(policy));
-        // Steps until the finding, and the products that stay in FP8, move the loss by up to 2.5e-3; the fault moves it by more than 0.1.
+        // Steps until the finding, and products that stay in FP8, move the loss by up to 2.5e-3; the fault moves the loss by more than 0.1.
         assert!((repaired - bf16).abs() < 0.02, "{policy:?}: {repaired}, {bf16} in BF16, {broken} broken");
     }
 }

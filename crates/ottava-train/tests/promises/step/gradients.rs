@@ -31,7 +31,7 @@ const STEP: f64 = 1e-5;
 /// missing term is orders of magnitude larger.
 const TOLERANCE: f64 = 1e-7;
 /// In units of the largest element. Gradients that sum up to ten tokens in F64 in another order differ by some units of 2⁻⁵³, 1.1e-16; a
-/// backward that overwrites a gradient instead of adding to it is off by half of it.
+/// backward that overwrites a gradient instead of adding to it is off by half of the sum.
 const ROUNDING: f64 = 1e-14;
 
 /// Compares `gradient` with the differences of `loss` around `start`.
