@@ -121,6 +121,7 @@ fn an_epoch_reads_each_set_as_often_as_its_share_says() {
     let tokens: Vec<f64> = sets.iter().map(|set| set.statistics.tokens as f64).collect();
     let data = TrainingData { epoch_tokens: tokens.iter().sum(), layout: WRAPPED, sets };
     assert_eq!(data.shares(), [0.25, 0.25, 0.5]);
+    // A sum of three quotients in F64, of some ten rows: a few units of 2⁻⁵³.
     assert!((data.rows() - data.epoch_tokens / 16.0).abs() < 1e-9, "rows of a stream are full");
     let one = TrainingData { epoch_tokens: 2.0 * tokens[0], sets: data.sets[..1].to_vec(), layout: WRAPPED };
     assert_eq!(one.rows(), 2.0 * one.sets[0].statistics.rows);

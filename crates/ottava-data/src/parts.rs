@@ -162,6 +162,8 @@ mod tests {
             }
             for (part, bytes) in owned.into_iter().enumerate() {
                 let share = bytes / total as f64 * parts as f64;
+                // Each of 19 parts gets about 198 of 3,757 units; multiples of the golden ratio leave the part within a few units of its share: up to
+                // 1.2 % is seen.
                 assert!((share - 1.0).abs() < 0.05, "part {} of {parts} has {share} of its share", part + 1);
             }
         }

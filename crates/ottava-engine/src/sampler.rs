@@ -163,6 +163,7 @@ mod tests {
     fn logprobs_are_the_log_softmax() {
         let found = logprob(&LOGITS, 2, 3);
         let sum: f64 = LOGITS.iter().map(|&logit| f64::from(logit).exp()).sum();
+        // The results are F32 and below 4, where half a step is 1.2e-7.
         let expected = LOGITS.map(|logit| f64::from(logit) - sum.ln());
         assert!((f64::from(found.logprob) - expected[2]).abs() < 1e-6);
         assert_eq!(found.top.iter().map(|(token, _)| *token).collect::<Vec<_>>(), [1, 4, 2]);

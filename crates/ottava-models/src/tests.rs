@@ -307,6 +307,7 @@ fn scores_of_deepseek_grow_with_every_stretch() {
         let scaling = json!({"rope_type": kind, "factor": 4.0});
         assert_eq!(scale(scaling.clone()), plain, "{kind}");
         let grown = scale(with(scaling, "mscale_all_dim", json!(0.5)));
+        // A quotient of two scales in F64, near 1: some units of 2⁻⁵³.
         assert!((grown / plain - growth).abs() < 1e-12, "{kind}");
     }
     let stretch = json!({"rope_type": "linear", "factor": 4.0, "mscale_all_dim": 0.5});

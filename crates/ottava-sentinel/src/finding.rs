@@ -201,6 +201,7 @@ mod tests {
         ];
         let verdict = verdict([2.04, 2.0], tensors, &[]);
         assert_eq!(verdict.findings, []);
+        // 2.04 - 2.0 in F64 has the rounding of 2.04, 2.2e-16.
         assert!((verdict.loss_gap - 0.04).abs() < 1e-12 && verdict.cosine > 0.95);
         assert_eq!(verdict.ranking.len(), 1);
     }

@@ -80,6 +80,9 @@ impl Recommendation {
 mod tests {
     use super::*;
 
+    /// Sums of up to four decimals below 1 in F64: some units of 2⁻⁵³.
+    const ROUNDING: f64 = 1e-12;
+
     fn site(name: &str, outputs: usize) -> LinearSite {
         LinearSite {
             name: name.into(),
@@ -100,7 +103,7 @@ mod tests {
         let sites = [site("calm", 10), site("large", 80), site("small", 5), site("other", 5)];
         let chosen = |share| {
             let all = Recommendation::of(&costs, &sites, share);
-            assert!((all.all_costs - 0.008).abs() < 1e-12 && all.all_linears == 4);
+            assert!((all.all_costs - 0.008).abs() < ROUNDING && all.all_linears == 4);
             (all.linears.iter().map(|one| one.linear.clone()).collect::<Vec<_>>().join(" "), all)
         };
         assert_eq!(chosen(0.0).0, "");
@@ -108,7 +111,7 @@ mod tests {
         assert_eq!(chosen(0.5).0, "small calm");
         let (names, all) = chosen(0.9);
         assert_eq!(names, "small calm large");
-        assert!((all.flops() - 0.95).abs() < 1e-12 && (all.removed() - 0.008).abs() < 1e-12);
+        assert!((all.flops() - 0.95).abs() < ROUNDING && (all.removed() - 0.008).abs() < ROUNDING);
         let table: toml::Table = toml::from_str(&all.to_toml()).unwrap();
         let first = &table["precision"]["overrides"][0];
         assert_eq!(first["layers"][2].as_str(), Some("large"));

@@ -88,6 +88,8 @@ mod tests {
         assert_eq!(all.len(), 2 * (6 + 5));
         for (format, expected) in [(DType::E4M3, 0.0265), (DType::E5M2, 0.053)] {
             let per_tensor = error(&all, format, Granularity::PerTensor, Some(0));
+            // Wherever the scale puts the amax between two powers of two, normals lose 0.0263 to 0.0266 in E4M3 and 0.0525 to 0.0529 in E5M2;
+            // 65,536 draws vary by less than 1e-4 of their norm.
             assert!((per_tensor - expected).abs() < 0.002, "{format}: {per_tensor}");
             assert!(error(&all, format, Granularity::PerTensor, Some(-2)) > 2.0 * per_tensor, "it saturates");
         }

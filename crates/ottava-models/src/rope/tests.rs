@@ -36,6 +36,7 @@ fn llama3_stretches_long_wavelengths_only() {
     let plain = RopeScaling::plain(500_000.0).inverse_frequencies(128, LENGTHS);
     let stretched = RopeScaling { kind, ..RopeScaling::plain(500_000.0) }.inverse_frequencies(128, LENGTHS);
     assert_eq!((plain[0], plain[1]), (stretched[0], stretched[1]));
+    // Two quotients and a product in F64: some units of 2⁻⁵³.
     assert!((stretched[63] * 8.0 / plain[63] - 1.0).abs() < 1e-12);
     let ramp = plain.iter().zip(&stretched).filter(|(p, s)| s < p && **s * 8.0 > **p * 1.000_001).count();
     assert!(ramp > 0, "some wavelengths lie on the ramp");

@@ -103,6 +103,7 @@ mod tests {
                 f64::from(E4M3::from_f32(v * scale).to_f32() / scale - v).powi(2)
             };
             let expected: f64 = values.iter().map(error).sum();
+            // The five squares of the same errors are summed in F64 in another order: some units of 2⁻⁵³.
             assert!((count(&values).squared_error(largest) / expected - 1.0).abs() < 1e-12, "{largest}");
         }
         // Values beyond the largest are clamped to it.

@@ -378,10 +378,12 @@ mod tests {
         let line = |x: f64| 50e-6 + x / 265e9;
         let points: Vec<_> = [1e6, 4e6, 16e6, 64e6].map(|x| (x, line(x))).to_vec();
         let fit = LinkFit::fit(CollectiveKind::AllGather, &points).unwrap();
+        // Four points on a line are fitted in F64; differences of sums lose a few of its 16 digits.
         assert!((fit.latency_seconds / 50e-6 - 1.0).abs() < 1e-6, "{fit:?}");
         assert!((fit.bytes_per_second / 265e9 - 1.0).abs() < 1e-6 && fit.residual < 1e-6, "{fit:?}");
         let off: Vec<_> = points.iter().enumerate().map(|(i, &(x, t))| (x, t * [1.1, 0.9][i % 2])).collect();
         let fit = LinkFit::fit(CollectiveKind::AllGather, &off).unwrap();
+        // Points are in turn 10 % above and 10 % below the line, and the fit moves towards some points.
         assert!(fit.residual > 0.05 && fit.residual < 0.15, "{fit:?}");
         assert_eq!(LinkFit::fit(CollectiveKind::AllGather, &points[..1]), None);
         assert_eq!(LinkFit::fit(CollectiveKind::AllGather, &[]), None);
@@ -406,6 +408,7 @@ mod tests {
             for row in &report.rows {
                 let sent = row.kind.bus_bytes(row.bytes, 3);
                 let rate = sent / (row.milliseconds * 1e-3);
+                // The same quotient in F64, computed from milliseconds: some units of 2⁻⁵³.
                 assert!(row.milliseconds > 0.0 && (row.bus_bytes_per_second / rate - 1.0).abs() < 1e-9);
             }
             assert!(report.contention.iter().all(|row| row.product_beside_milliseconds > 0.0));

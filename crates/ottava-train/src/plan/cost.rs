@@ -357,6 +357,7 @@ mod tests {
         fn one_rank_communicates_nothing(plan in plans(), compute in 1e-3..10.0) {
             let (all, step) = on_h200(&plan, 1, compute);
             prop_assert_eq!((all.communication_seconds, step.exposed_seconds, step.slowdown_seconds), (0.0, 0.0, 0.0));
+            // Shares of up to 39 units in up to 8 micro-batches are added in F64: some hundred roundings of 2⁻⁵³ of the sum.
             prop_assert!((step.seconds - compute).abs() <= 1e-9 * compute, "{} s", step.seconds);
         }
 
@@ -427,6 +428,7 @@ mod tests {
         };
         let pipeline = PipelineCost { bubble: 0.25, imbalance: 1.2 };
         let step = |ranks| predict(&plan, pipeline, ranks, &links, Some(0.4)).step.unwrap();
+        // Sums of a few numbers below 1 in F64, by hand and by the plan: some units of 2⁻⁵³.
         let close = |a: f64, b: f64| assert!((a - b).abs() < 1e-9, "{a}, expected {b}");
         close(step(8).exposed_seconds, 0.01 + 0.01);
         close(step(8).idle_seconds, (0.1 + 0.01) * (1.25 * 1.2 - 1.0));

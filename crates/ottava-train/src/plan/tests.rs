@@ -77,7 +77,9 @@ fn plans_are_what_was_measured() {
         let plan = MemoryPlan::new(&ResolvedConfig::fastest(&config), &llama(), &gpu(138.0)).unwrap();
         let [planned_peak, planned_reserved] = [plan.peak_bytes, plan.reserved_bytes].map(|bytes| bytes as f64 / GIB);
         println!("{recipe:?} {recompute:?}: {planned_peak:.2} and {planned_reserved:.2} GiB");
+        // Up to 0.04 GiB is seen. An activation `[8192, 4096]` in BF16 takes 0.0625 GiB, so none can be missing.
         assert!((planned_peak - peak).abs() < 0.06, "{recipe:?} {recompute:?}: {planned_peak} for {peak}");
+        // Up to 0.08 GiB is seen. The output of gate and up, `[8192, 22016]` in BF16, takes 0.34 GiB.
         assert!(
             (planned_reserved - reserved).abs() < 0.3,
             "{recipe:?} {recompute:?}: {planned_reserved} for {reserved}"
@@ -98,6 +100,7 @@ fn plans_of_saved_activations_are_what_was_measured() {
         config.memory.saved_activations = SavedActivations::Float8;
         let plan = MemoryPlan::new(&ResolvedConfig::fastest(&config), &llama(), &gpu(138.0)).unwrap();
         let planned = plan.peak_bytes as f64 / GIB;
+        // Measured peaks are rounded to 0.01 GiB, which hides up to 0.005.
         assert!((planned - peak).abs() < 0.006, "{recompute:?}, {weight_codes}: {planned} for {peak}");
     }
 }

@@ -134,6 +134,7 @@ mod tests {
         assert_eq!(costs, [("a", &[Some(0.002), Some(0.01)][..]), ("b", &[Some(0.004), None][..])]);
         let means = table.means(Quantity::LossCost);
         assert_eq!((means[0].0.as_str(), means[1].0.as_str()), ("a", "b"));
+        // The mean of two decimals in F64 has some roundings of 2⁻⁵³.
         assert!((means[0].1 - 0.006).abs() < 1e-12 && means[1].1 == 0.004);
         assert_eq!(table.means(Quantity::Output)[0].1, f64::INFINITY);
         let page = sentinel_maps("a <b>", &table);

@@ -112,6 +112,7 @@ mod tests {
         let casts = summary.casts.unwrap();
         assert_eq!(casts.underflowed, Share { mean: 0.5, highest: 0.5, step: 1 });
         assert_eq!(casts.non_finite_steps, [2]);
+        // A third of 0.3 in F64 has two roundings of 2⁻⁵³.
         assert!((casts.saturated.mean - 0.1).abs() < 1e-12);
         assert_eq!((casts.saturated.highest, casts.saturated.step), (0.3, 2));
         std::fs::write(&path, "{\"loss\":1}\n").unwrap();

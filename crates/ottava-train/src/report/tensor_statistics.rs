@@ -84,6 +84,7 @@ mod tests {
         let all = TensorStatistics::of(&x, Some(0.1)).unwrap();
         assert_eq!((&all.shape[..], all.zeros, all.non_finite, all.amax), (&[2, 3][..], 1, 1, 4.0));
         assert_eq!((all.mean, all.l1, all.dynamic_range), (0.05, 8.25, 4.0));
+        // Squares of roots in F64: some units of 2⁻⁵³ of 26. The product of the last assert has values below 1.
         assert!(
             (all.l2 * all.l2 - 26.0625).abs() < 1e-9 && (all.std * all.std - (26.0625 / 5.0 - 0.0025)).abs() < 1e-9
         );

@@ -69,6 +69,7 @@ fn eval_and_generate_read_a_checkpoint() {
     };
     let full = eval(&["--recipe", "fp32"]);
     let loss = full["loss"].as_f64().unwrap();
+    // An exponential in F64, which two libraries may round by a few units of 2⁻⁵³.
     assert!((full["perplexity"].as_f64().unwrap() - loss.exp()).abs() < 1e-9 * loss.exp());
     let bytes = std::fs::metadata(run.path("text.txt")).unwrap().len() as f64;
     // One token per byte and the end of the text, which is no byte.

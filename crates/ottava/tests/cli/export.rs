@@ -27,6 +27,8 @@ fn exported_folders_are_evaluated_and_generate() {
     assert_eq!(report["linears"].as_array().unwrap().len(), 4);
     let error = report["linears"][0]["relative_error"].as_f64().unwrap();
     assert!((0.02..0.03).contains(&error) && report["left"][0]["name"] == "lm_head", "{report}");
+    // A cast to E4M3 moves the weights of a linear by 2 % to 3 % of their norm (above). Two steps after random weights the logits are small, so
+    // the loss moves by 5e-6 only.
     assert!((loss("rows") / loss(checkpoint) - 1.0).abs() < 0.01);
     assert_ne!(loss("rows"), loss(checkpoint));
     run.succeed(&["generate", "rows", "--prompt", "line", "--max-new-tokens", "4", "--device", "cpu"]);

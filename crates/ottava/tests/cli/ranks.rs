@@ -155,6 +155,7 @@ fn a_run_goes_on_at_another_level() {
     }
     assert_eq!(steps(&run.path("run/metrics.jsonl")), (0..=8).collect::<Vec<_>>());
     for (unbroken, converted) in losses(&unbroken).iter().zip(losses(&run)) {
+        // States in FP8 and BF16 round the updates of four steps, each 1e-4: up to 9e-4 is seen.
         assert!((unbroken - converted).abs() < 0.01, "{converted} instead of {unbroken}");
     }
     let lion = train(&[&common[..], &["--set", "max_steps=9", "--set", "optimizer.name=lion", "--resume"]].concat());

@@ -102,6 +102,7 @@ fn each_group_has_its_bias_and_padding_none() {
             (0..2).for_each(|c| expected[c] += b[2 * g + c]);
         }
         assert_eq!(values(&y)[2 * row..][..2], expected, "row {row}");
+        // Two products and two sums of values near 1 in F64, in another order: some units of 2⁻⁵³.
         assert!((values(&dots)[row] - dot).abs() < 1e-12, "row {row}");
     }
     assert_eq!(values(&sum), sums);

@@ -474,6 +474,7 @@ fn a_cache_in_codes_is_as_exact_as_its_format() {
     });
     let norm = |x: &mut dyn Iterator<Item = f64>| x.map(|x| x * x).sum::<f64>().sqrt();
     let apart = norm(&mut exact.iter().zip(&coded).map(|(a, b)| a - b)) / norm(&mut exact.iter().copied());
+    // Casts of normals to E4M3 move keys and values by 2.7 % of their norm each, 3.8 % together; up to 4.2 % is seen.
     assert!(apart > 1e-3 && apart < 0.06, "{apart}");
     assert_eq!(KvBlocks::block_bytes(&l, 32, DType::E4M3), 2 * 2 * 32 * (64 + 4) + 2 * 4);
 }

@@ -108,6 +108,7 @@ fn ranks_share_one_mean() {
     for (found, (expected, widths)) in found.iter().zip(expected.iter().zip([row, row, &[12], &[8]])) {
         let found = values(&repeated(found, widths));
         for (found, expected) in found.iter().zip(values(expected)) {
+            // Means of up to 12 and 24 squares in F64: some units of 2⁻⁵³ of values near 1, and up to 1e-15 is seen.
             assert!((found - expected).abs() < 1e-12, "{found} instead of {expected}");
         }
     }

@@ -156,6 +156,7 @@ fn expect_codes(
         let backward = param.codes_for_backward(Loan::none(), casts).unwrap();
         let of_codes = values(&transpose(&dequantize(Operand::Columns(&backward), 1, DType::F32).unwrap()).unwrap());
         let error = largest_error(&of_codes, &stored);
+        // A cast to E4M3 moves a value by at most 1/16 of the value, so none by more than 0.0625 of the largest; up to 0.049 is seen.
         assert!(if exact { error == 0.0 } else { error > 1e-4 && error < 0.07 }, "{}: {error}", param.name());
         found.push(of_codes);
     }

@@ -379,6 +379,7 @@ fn expect_logprobs_of_the_logits(config: &DecoderConfig, options: &EngineOptions
     for (row, (given, &token)) in all.chunks_exact(96).zip(given.zip(&tokens[1..])) {
         let sum = row.iter().map(|logit| logit.exp()).sum::<f64>().ln();
         assert_eq!(given.token, token);
+        // The engine rounds logits and result to F32, in which numbers between 4 and 8 have steps of 4.8e-7; up to three steps are seen.
         assert!((f64::from(given.logprob) - (row[token as usize] - sum)).abs() < 1e-5);
         let best = (0..96).reduce(|a, b| if row[b] > row[a] { b } else { a }).unwrap();
         assert_eq!(given.top[0].0 as usize, best);
@@ -404,6 +405,7 @@ fn a_cache_in_fp8_is_close_to_an_exact_one() {
         let mean = |other: Vec<f64>| exact.iter().zip(other).map(|(a, b)| (a - b).abs()).sum::<f64>() / 89.0;
         let (fp8, bf16) = (mean(scores(KvCacheDtype::Fp8)), mean(scores(KvCacheDtype::Bfloat16)));
         eprintln!("{device}: log-probabilities differ by {fp8:.5} with a cache in FP8, by {bf16:.6} in BF16");
+        // Measured on the CPU: 0.033 in E4M3, and 0.0026 in BF16, which has four more bits. The bounds are a third above these numbers.
         assert!(fp8 > 0.0 && fp8 < 0.045 && bf16 > 0.0 && bf16 < 0.0035);
     }
 }

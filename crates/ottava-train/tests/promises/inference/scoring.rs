@@ -110,6 +110,8 @@ fn prompts_are_scored_alike_on_all_devices() {
         let found = scored(device, top);
         assert_eq!((found.len(), &found[0]), (LONG, &None));
         for (found, right) in found.iter().zip(&right).filter_map(|(found, right)| found.as_ref().zip(right.as_ref())) {
+            // In F32, logits of two devices differ by tens of units of 2⁻²⁴ of their size, which is about 1. A logit of 1 that passed through BF16
+            // would move by up to 2⁻⁸, 4e-3.
             let close = |a: f32, b: f32| (a - b).abs() < 2e-3;
             assert!(found.token == right.token && close(found.logprob, right.logprob), "{found:?} {right:?}");
             assert_eq!(found.top.len(), top);

@@ -83,6 +83,8 @@ fn every_fp8_recipe_trains_experts() {
             let seen = run(name);
             let apart = (seen[STEPS - 1] - reference[STEPS - 1]).abs();
             eprintln!("{} on {device}: {apart:.4} from BF16, which learned {learned:.4}", name.as_str());
+            // Measured on the CPU: casts to FP8 move the loss by up to 1.7 % of what twelve steps in BF16 learn. A product that learns nothing
+            // takes its share of all that is learned.
             assert!(apart < 0.03 * learned, "{} on {device}: {seen:?}, {reference:?}", name.as_str());
         }
     }
@@ -110,6 +112,8 @@ fn equal_experts_that_are_all_chosen_are_an_mlp() {
         let [mut routed, mut dense] =
             [routed.clone(), dense.clone()].map(|sizes| built(&sizes, RecipeName::Fp32, &device, &mut OneForAll));
         let ((losses, gradients), (expected, of_dense)) = (pass(&mut routed), pass(&mut dense));
+        // A sum of three experts, weighted by thirds, has three roundings of 2⁻²⁴ more than an MLP in each block. Gradients,
+        // below, sum 39 tokens.
         assert!(largest_error(&losses, &expected) < 1e-5, "{losses:?}, {expected:?}");
         let of_dense: BTreeMap<_, _> = of_dense.into_iter().collect();
         for (name, gradient) in gradients {
@@ -151,6 +155,7 @@ fn experts_without_tokens_have_no_gradient_and_break_nothing() {
             assert!(losses.iter().all(|loss| loss.is_finite()));
             for load in loads(&mut decoder) {
                 assert_eq!(load.counts, [3 * TOKENS as i64, 3 * TOKENS as i64, 0, 0, 0], "the first of equal experts");
+                // A sum of 39 entropies in F32 errs by at most 39 units of 2⁻²⁴, 2.3e-6, of itself; an entropy is 1.6.
                 assert!((load.entropy / (3 * TOKENS) as f64 - 5f64.ln()).abs() < 1e-5, "{load:?}");
             }
             for (name, gradient) in gradients.iter().filter(|(name, _)| name.contains(".experts.0.")) {
@@ -273,6 +278,7 @@ fn the_loss_of_balance_spreads_tokens() {
     };
     let (without, with) = (imbalance(0.0), imbalance(1.0));
     eprintln!("the fullest expert has {without:.3} times the mean, and {with:.3} with the loss of balance");
+    // Measured: the excess over the mean falls from 0.39 to 0.08.
     assert!(with - 1.0 < 0.7 * (without - 1.0), "{with} and {without}");
 }
 
@@ -305,6 +311,7 @@ fn a_swap_of_gate_and_up_or_of_experts_is_seen_in_the_logits() {
         };
         let expected = recorded.values("logits");
         let expected = &expected[..24 * 40];
+        // Sums in F32 have another order than in transformers: up to 2.5e-6 of the largest logit is seen. A swap moves logits by more than 1e-3.
         assert!(largest_error(&logits_of(&mut recorded.clone()), expected) < 1e-5, "{name}");
         assert!(largest_error(&logits_of(&mut Swapped(recorded.clone(), swap)), expected) > 1e-3, "{name}");
     }
@@ -516,10 +523,12 @@ fn biases_follow_the_load_of_experts() {
     assert!(still.iter().all(|&bias| bias == 0.0), "{still:?}");
     let (biases, with) = run("with", 0.01, 40);
     eprintln!("the fullest expert has {without:.3} times the mean, and {with:.3} with biases {biases:?}");
+    // Forty updates by the rate of 0.01, and their rounding in F32, are the most a bias can move; some bias moves by more than two.
     assert!(
         biases.iter().all(|bias| bias.abs() <= 0.4001) && biases.iter().any(|bias| bias.abs() > 0.02),
         "{biases:?}"
     );
+    // Measured: the excess over the mean falls from 1.75 to 0.34.
     assert!(with - 1.0 < 0.7 * (without - 1.0), "{with} and {without}");
     assert_eq!(run("resumed", 0.01, 17), (biases, with));
 

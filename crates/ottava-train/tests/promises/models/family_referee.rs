@@ -42,6 +42,11 @@ const MODELS: [&str; 23] = [
 ];
 /// Tokens of a row.
 const TOKENS: usize = 24;
+/// Sums in F32 have another order than in transformers. Measured on the CPU, logits are up to 2.6e-6 of the largest logit apart, and gradients
+/// up to 4.8e-6 of their norm. Swapped linears move logits by more than 1e-3 (`experts.rs`).
+const SUMS: f64 = 1e-5;
+/// A loss is a mean over targets, in which roundings of both directions cancel: up to 1.4e-7 is seen.
+const LOSS: f64 = 1e-6;
 
 fn open(name: &'static str) -> Recorded {
     Recorded::open(&format!("referee_{name}"), name)
@@ -97,7 +102,7 @@ fn packed_documents_have_the_logits_and_gradients_of_transformers() {
             let mut largest = 0f64;
             for (tensor, [seen, expected]) in &compared {
                 let error = relative_error(seen, expected);
-                assert!(error < 1e-5, "{name} on {device}, gradient of `{tensor}`: {error:.1e}");
+                assert!(error < SUMS, "{name} on {device}, gradient of `{tensor}`: {error:.1e}");
                 largest = largest.max(error);
             }
             let compared = compared.len();
@@ -105,8 +110,8 @@ fn packed_documents_have_the_logits_and_gradients_of_transformers() {
             eprintln!(
                 "{name} on {device}: logits {logits_error:.1e}, loss {loss_error:.1e}, {compared} gradients {largest:.1e} apart"
             );
-            assert!(logits_error < 1e-5, "{name} on {device}: logits are {logits_error:e} apart");
-            assert!(loss_error < 1e-6, "{name} on {device}: the loss is {loss_error:e} apart");
+            assert!(logits_error < SUMS, "{name} on {device}: logits are {logits_error:e} apart");
+            assert!(loss_error < LOSS, "{name} on {device}: the loss is {loss_error:e} apart");
         }
     }
 }

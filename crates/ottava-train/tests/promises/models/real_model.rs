@@ -26,5 +26,6 @@ fn logits_of_smollm2_are_those_of_transformers() {
     let found = values(&logits(&decoder, &ids));
     let error = largest_error(&found, &expected);
     eprintln!("{} logits: the largest difference is {error:.1e} of the largest logit", found.len());
+    // Measured once: 2.7e-6, from sums of up to 1,536 products in F32 in each of 30 blocks. The bound allows for other orders of these sums.
     assert!(error <= 1e-4, "{error:e}");
 }

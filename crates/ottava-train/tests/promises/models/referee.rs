@@ -14,6 +14,11 @@ use ottava_tensor::{DType, Device, Tensor};
 const MODELS: [&str; 6] = ["llama", "qwen2", "qwen3", "gpt2", "cohere", "cohere_qk_norm"];
 
 /// What PyTorch wrote of a model.
+/// Sums in F32 have another order than in PyTorch. Measured on the CPU, logits are up to 8.7e-7 of the largest logit apart, and gradients up to
+/// 1.7e-6 of their norm and of their largest element; models with longer texts reach 4.8e-6 (`family_referee.rs`).
+const SUMS: f64 = 1e-5;
+/// A loss is a mean over targets, in which roundings of both directions cancel: up to 1.6e-7 is seen.
+const LOSS: f64 = 1e-6;
 fn open(model: &'static str) -> Recorded {
     let file = match model {
         "qwen3" => "referee_qwen3",
@@ -75,7 +80,7 @@ fn logits_loss_and_gradients_are_those_of_pytorch() {
                     let expected = values(&recorded.of_tensor("gradients", &shard.tensor));
                     let errors = [relative_error(own, &expected), largest_error(own, &expected)];
                     assert!(
-                        errors.iter().all(|&e| e < 1e-5),
+                        errors.iter().all(|&e| e < SUMS),
                         "{model} on {device}, gradient of `{}`: {errors:?}",
                         shard.tensor.name
                     );
@@ -86,8 +91,8 @@ fn logits_loss_and_gradients_are_those_of_pytorch() {
             eprintln!(
                 "{model} on {device}: logits {logits_error:.1e}, loss {loss_error:.1e}, {compared} gradients {error:.1e} and {largest:.1e} apart"
             );
-            assert!(logits_error < 1e-5, "{model} on {device}: logits are {logits_error:e} apart");
-            assert!(loss_error < 1e-6, "{model} on {device}: the loss is {loss}, PyTorch's is {recorded_loss}");
+            assert!(logits_error < SUMS, "{model} on {device}: logits are {logits_error:e} apart");
+            assert!(loss_error < LOSS, "{model} on {device}: the loss is {loss}, PyTorch's is {recorded_loss}");
         }
     }
 }

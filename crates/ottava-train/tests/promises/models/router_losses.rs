@@ -170,6 +170,7 @@ fn ranks_have_the_gradient_norms_of_transformers() {
         let case = case(name);
         let (norm, _) = step(case, mesh, expert);
         let apart = (norm / case.grad_norm - 1.0).abs();
+        // Sums in F32 over ranks have another order, and the norm of all gradients averages their roundings: up to 5e-7 is seen.
         assert!(apart < 1e-6, "{name} on {mesh:?}, expert {expert}: {norm}, {} in transformers", case.grad_norm);
     }
 }

@@ -64,6 +64,7 @@ fn the_sentinel_compares_smoothed_losses() {
         .map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap())
         .filter_map(|line| line["loss_gap"].as_f64())
         .collect();
+    // The limit at which the run would report a gap; casts to FP8 move these losses by less than 2e-3.
     assert!(!gaps.is_empty() && gaps.iter().all(|gap| gap.abs() < 0.05), "{gaps:?}");
 }
 

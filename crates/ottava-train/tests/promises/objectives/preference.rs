@@ -86,7 +86,6 @@ pub fn recorded_records(pairs: Range<usize>, labels: bool) -> PreferenceBatch {
     PreferenceBatch { documents: vec![0; batch.rows], batch, chosen, mismatched: labels.then_some(mismatched) }
 }
 
-/// Measured on the CPU, losses were at most 8.4e-4 apart in BF16 and 5.4e-3 to 1.2e-2 in FP8.
 #[test]
 fn losses_in_fp8_are_near_those_in_f32() {
     for name in [RecipeName::Bf16].into_iter().chain(fp8_names_on(&Device::Cpu)) {
@@ -95,6 +94,7 @@ fn losses_in_fp8_are_near_those_in_f32() {
         let found = final_losses(how, name);
         let apart = exact.iter().zip(&found).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
         eprintln!("{}: losses are at most {apart:.1e} apart from those in F32", name.as_str());
+        // Measured on the CPU: at most 8.4e-4 in BF16, and 5.4e-3 to 1.2e-2 in FP8.
         assert!(apart < 2e-2, "{}: {apart:e}", name.as_str());
     }
 }
@@ -231,6 +231,7 @@ fn micro_batches_and_ranks_change_only_the_order_of_sums() {
     }
     for (how, seen) in others {
         for ((name, expected), (_, got)) in whole.iter().zip(&seen) {
+            // Three steps of sums in F32 in another order: up to 8e-7 of a number is seen.
             let near = |(a, b): (&f64, &f64)| (a - b).abs() <= 5e-5 * a.abs().max(0.1);
             assert!(expected.iter().zip(got).all(near), "{name} with {how}: {expected:?} and {got:?}");
         }

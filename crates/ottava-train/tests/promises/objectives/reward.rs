@@ -91,7 +91,6 @@ fn steps_of(name: RecipeName, centering: f64, with_margins: bool, steps: usize) 
     (0..steps).map(step).collect()
 }
 
-/// Measured on the CPU, losses and rewards were at most 6.6e-7 apart.
 #[test]
 fn rewards_and_losses_are_those_of_trl() {
     let largest = |name: &str, found: &[BTreeMap<&str, f64>]| {
@@ -108,6 +107,7 @@ fn rewards_and_losses_are_those_of_trl() {
     for (name, centering, with_margins) in [("plain", 0.0, false), ("centered", 0.1, false), ("margins", 0.0, true)] {
         let apart = largest(name, &steps_of(RecipeName::Fp32, centering, with_margins, STEPS));
         eprintln!("{name}: losses and rewards are at most {apart:.1e} apart from TRL's");
+        // Sums in F32 have another order than in TRL. Measured on the CPU: at most 6.6e-7.
         assert!(apart < 1e-5, "{name}: {apart:e}");
     }
     let wrong = largest("centered", &steps_of(RecipeName::Fp32, 0.11, false, 6));
@@ -152,6 +152,8 @@ fn backward_is_the_gradient_of_the_loss() {
             let apart = |steps: f64| at(steps * step) - at(-steps * step);
             let difference = (8.0 * apart(1.0) - apart(2.0)) / (12.0 * step);
             let error = (difference - gradient[element]).abs();
+            // In F64, the differences err by `step⁴ / 30`, 3e-14, of the fifth derivative, and by roundings of 2⁻⁵³ of the loss over `step`,
+            // 1e-13. Up to 2e-10 is seen.
             assert!(
                 difference != 0.0 && error < 1e-7 * difference.abs().max(1.0),
                 "{tensor}[{element}]: {difference} and {}",

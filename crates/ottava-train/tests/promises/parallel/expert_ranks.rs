@@ -157,6 +157,7 @@ fn every_recipe_has_the_losses_of_one_rank() {
         let (expected, got) = (numbers(1, 1), numbers(2, 2));
         let apart = expected.iter().zip(&got).step_by(2).map(|(a, b)| (a / b - 1.0).abs()).fold(0.0, f64::max);
         eprintln!("{}: {apart:.1e}", name.as_str());
+        // Two steps: up to 4.3e-4 is seen in BF16, and up to 3.5e-3 in FP8, where a rounding to BF16 can change the code of a value.
         assert!(apart < 5e-3, "{}: {apart:.1e}", name.as_str());
     }
 }

@@ -145,6 +145,8 @@ fn every_level_has_the_losses_of_one_rank() {
             let losses = |mesh| train(&alone.on(mesh))["losses and norms"].clone();
             let (expected, got) = (losses([1, 1, 1, 1]), losses([1, 1, 1, 2]));
             let apart = expected.iter().zip(got).map(|(a, b)| (a / b - 1.0).abs()).fold(0.0, f64::max);
+            // Losses and gradient norms of two steps, in which sums in another order change codes of E4M3. A step of E4M3 is 1/8 of a
+            // value; up to 1.2 % is seen.
             assert!(apart < 0.015, "latent queries {latent_queries}, {}: {apart:.1e}", storage.as_str());
         }
     }

@@ -488,6 +488,8 @@ fn padding_behind_matrices_does_not_reach_gradients_sent_in_fp8() {
         assert!(seen.reduce_errors.iter().all(|error| (0.01..0.04).contains(error)), "{:?}", seen.reduce_errors);
         for ((name, expected), (_, got)) in alone.values.iter().zip(&seen.values) {
             let (distance, _) = distance(expected, got);
+            // Gradients are 1 % to 4 % off, as asserted above, and three updates by AdamW carry a part of this into weights. NaN from the
+            // padding is below no bound.
             assert!(distance < 0.1, "stage {zero:?}: {name} is {distance:e} away");
         }
     }
@@ -579,6 +581,8 @@ fn fp8_gradients_of_levels_are_those_of_one_process() {
             for ((name, expected), (_, got)) in alone.iter().zip(&seen) {
                 let (distance, slope) = distance(expected, got);
                 let what = format!("{ranks} ranks: {name} is {distance:e} away, its slope {slope:e}");
+                // A cast to E4M3 moves a tensor by 2.7 % of its norm: one cast on one process and two on ranks,
+                // of parts and of their sum, add up to 4.6 %. Up to 5.7 % is seen.
                 assert!(distance <= 0.08 && slope <= 5e-3, "{what}");
             }
         }

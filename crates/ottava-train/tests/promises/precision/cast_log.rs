@@ -48,6 +48,7 @@ fn casts_are_logged_as_they_were() {
             let summary = summary.unwrap();
             for key in ["saturated", "underflowed"] {
                 let (share, expected) = (sum(key) / sum("elements"), summary[format!("fp8_{key}")].as_f64().unwrap());
+                // Both are quotients of the same whole numbers in F64, written with 17 digits.
                 assert!((share - expected).abs() < 1e-12, "{what}, step {}: {key} {share}, {expected}", i + 1);
             }
             for (name, cast) in casts {

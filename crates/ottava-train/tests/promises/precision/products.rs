@@ -200,6 +200,7 @@ fn a_sudden_outlier_saturates_once() {
         let warned = products(&recipe, &device, &wild, &wild);
         assert!(surprised.iter().flatten().all(|v| v.is_finite()), "{device}: nothing overflows");
         let errors = [&surprised, &warned].map(|seen| relative_error(&seen[0], &exact[0]));
+        // A cast to E4M3 moves a tensor by 2.7 % of its norm, and the casts of both operands move a product by 3.8 %.
         assert!(errors[0] > 0.2 && errors[1] < 0.045, "{device}: errors of fprop before and after: {errors:?}");
     }
 }

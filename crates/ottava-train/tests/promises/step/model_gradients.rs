@@ -153,6 +153,7 @@ fn gradients_that_are_cast_without_a_scale_point_elsewhere() {
     let seen = two_steps(&unscaled_gradients(DType::E4M3), &Device::Cpu);
     let comparison = Comparison::compare(&seen[0], &reference[0]);
     eprintln!("{comparison:.4?}");
+    // Gradients below the smallest value of E4M3 are lost, half of the norm here; `check` allows 3 %, which roundings stay within.
     assert!(comparison.norms < 0.97 && comparison.check().is_err(), "{comparison:?}");
 }
 
