@@ -103,10 +103,7 @@ mod tests {
 
     #[test]
     fn the_reference_beside_the_configurations_is_this_one() {
-        assert!(
-            std::fs::read_to_string(PATH).is_ok_and(|found| found == reference()),
-            "write it again: `ottava config reference > configs/reference.toml`"
-        );
+        crate::tests::expect_file(PATH, &reference());
     }
 
     #[test]

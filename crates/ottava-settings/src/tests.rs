@@ -12,6 +12,15 @@ fn load(text: &str, settings: &[&str]) -> Result<RunConfig> {
 
 const SMALL: &str = "[model]\npath = \"m\"\n[data]\ntrain_files = [\"a.txt\"]\n";
 
+/// Fails unless the file at `path` is `text`; with `OTTAVA_GOLDEN=record`, writes it.
+pub fn expect_file(path: &str, text: &str) {
+    if std::env::var("OTTAVA_GOLDEN").is_ok_and(|value| value == "record") {
+        std::fs::write(path, text).unwrap();
+    }
+    let found = std::fs::read_to_string(path).unwrap_or_default();
+    assert!(found == text, "write {path} again: `OTTAVA_GOLDEN=record cargo test -p ottava-settings the_`");
+}
+
 #[test]
 fn misspelt_keys_are_errors_with_a_suggestion() {
     let error = load(&format!("{SMALL}[training]\nlearning_rte = 1e-3\n"), &[]).unwrap_err().to_string();

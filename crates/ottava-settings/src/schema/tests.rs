@@ -106,8 +106,5 @@ fn each_key_has_a_kind_and_a_default_that_fits() {
 fn the_schema_beside_the_configurations_is_this_one() {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../configs/run.schema.json");
     let text = serde_json::to_string_pretty(&schema()).unwrap() + "\n";
-    assert!(
-        std::fs::read_to_string(path).is_ok_and(|found| found == text),
-        "write it again: `ottava schema > configs/run.schema.json`"
-    );
+    crate::tests::expect_file(path, &text);
 }
