@@ -48,30 +48,82 @@ pub(super) type Plan = Vec<(usize, usize)>;
 /// A token that was drawn: number in `running`, token, and its log-probability if requested.
 pub(super) type Drawn = (usize, u32, Option<TokenLogprob>);
 
+/// The KV cache of `model` and its blocks.
+///
+/// Errors as [`Engine::new`].
+fn memory(model: &Decoder, options: &EngineOptions) -> Result<(KvCache, Pools)> {
+    let EngineOptions { max_model_len, max_batch, kv_cache_tokens, prefill_chunk, kv_cache_dtype, .. } = *options;
+    let sizes = [
+        ("max_model_len", max_model_len),
+        ("max_batch", max_batch),
+        ("kv_cache_tokens", kv_cache_tokens),
+        ("prefill_chunk", prefill_chunk),
+    ];
+    if let Some((name, _)) = sizes.iter().find(|(_, size)| *size == 0) {
+        return Err(Error::Config(format!("the engine's {name} is 0; it is a number from 1 up")));
+    }
+    let dtype = kv_cache_dtype.resolve(model.recipe().compute);
+    let groups = model.kv_groups(max_model_len).into_iter();
+    let groups: Vec<_> = groups.map(|group| (group.clone(), options.blocks_of(&group))).collect();
+    let cache = model.kv_cache(&groups, BLOCK_SIZE, dtype)?;
+    let pools = Pools::new(groups.iter().map(|(group, blocks)| (group.window, *blocks)), prefill_chunk);
+    Ok((cache, pools))
+}
+
 impl Engine {
     /// An engine for `model`, whose weights are cast. Where its recipe scales operands by the amax of their tensor, each token gets a scale
     /// of its own.
     ///
     /// Errors with [`Error::Config`] for sizes of zero, and if memory does not suffice for the KV cache.
     pub fn new(mut model: Decoder, options: &EngineOptions) -> Result<Engine> {
-        let EngineOptions { max_model_len, max_batch, kv_cache_tokens, prefill_chunk, kv_cache_dtype, .. } = *options;
-        let sizes = [
-            ("max_model_len", max_model_len),
-            ("max_batch", max_batch),
-            ("kv_cache_tokens", kv_cache_tokens),
-            ("prefill_chunk", prefill_chunk),
-        ];
-        if let Some((name, _)) = sizes.iter().find(|(_, size)| *size == 0) {
-            return Err(Error::Config(format!("the engine's {name} is 0; it is a number from 1 up")));
-        }
         let scales_by_token = model.scale_by_token()?;
-        let dtype = kv_cache_dtype.resolve(model.recipe().compute);
-        let groups = model.kv_groups(max_model_len).into_iter();
-        let groups: Vec<_> = groups.map(|group| (group.clone(), options.blocks_of(&group))).collect();
-        let cache = model.kv_cache(&groups, BLOCK_SIZE, dtype)?;
-        let pools = Pools::new(groups.iter().map(|(group, blocks)| (group.window, *blocks)), prefill_chunk);
+        let (cache, pools) = memory(&model, options)?;
+        Ok(Engine::with_memory(model, options, (cache, pools), scales_by_token))
+    }
+
+    /// An engine without a model, for the models of the sizes of `model` that are [lent](Engine::lend) to it.
+    ///
+    /// Errors as [`Engine::new`].
+    pub fn to_lend(model: &Decoder, options: &EngineOptions) -> Result<Engine> {
+        Ok(Engine::with_memory(model.without_data()?, options, memory(model, options)?, false))
+    }
+
+    /// Runs `work` with `model`, whose weights may have changed since the last time: no key and value of the cache counts any more. The scales of the
+    /// model stay as they are, so that its casts are those of training.
+    ///
+    /// # Panics
+    ///
+    /// If requests are left from the last time.
+    pub fn lend<T>(&mut self, model: &mut Decoder, work: impl FnOnce(&mut Engine) -> Result<T>) -> Result<T> {
+        assert!(
+            self.is_idle() && self.held.is_empty(),
+            "no request outlives the weights that computed its keys and values"
+        );
+        self.pools.forget();
+        std::mem::swap(model, &mut self.model);
+        let done = work(self);
+        std::mem::swap(model, &mut self.model);
+        if done.is_err() {
+            self.abandon();
+        }
+        done
+    }
+
+    /// Ends all requests without a report.
+    fn abandon(&mut self) {
+        for sequence in &mut self.running {
+            sequence.put_back(&mut self.pools);
+        }
+        self.running.clear();
+        self.waiting.clear();
+        self.held.clear();
+        self.cancelled.clear();
+    }
+
+    fn with_memory(model: Decoder, options: &EngineOptions, memory: (KvCache, Pools), scales_by_token: bool) -> Engine {
+        let (cache, pools) = memory;
         let stats = EngineStats { kv_blocks: pools.all(), ..EngineStats::default() };
-        Ok(Engine {
+        Engine {
             model,
             adapters: Vec::new(),
             adapter: None,
@@ -90,7 +142,7 @@ impl Engine {
             scales_by_token,
             masks: Masks::default(),
             part: Part::Alone,
-        })
+        }
     }
 
     /// The model.

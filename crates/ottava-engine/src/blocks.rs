@@ -108,6 +108,14 @@ impl Pools {
         }
     }
 
+    /// Forgets what is in the blocks, which no sequence uses: the weights that computed it have changed.
+    pub fn forget(&mut self) {
+        for pool in &mut self.pools {
+            debug_assert_eq!(pool.free.used(), 0, "no sequence uses a block");
+            pool.free = BlockPool::new(pool.free.all());
+        }
+    }
+
     /// Takes all blocks of a sequence back.
     pub fn put_back(&mut self, blocks: &mut SequenceBlocks) {
         let SequenceBlocks { tables, given_back } = std::mem::take(blocks);

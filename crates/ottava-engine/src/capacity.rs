@@ -41,6 +41,7 @@ impl EngineOptions {
                 kv_cache_dtype,
                 prefix_caching: true,
                 batch_invariant: false,
+                logprobs_of_loss: false,
             }
         };
         let models = [Some(model), draft].into_iter().flatten();

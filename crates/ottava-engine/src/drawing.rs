@@ -6,7 +6,8 @@ use crate::draft::Wanted;
 use crate::proposer::Proposer;
 use crate::update::Part;
 use ottava_common::error::{Error, Result};
-use ottava_tensor::ops::{Draw, Draws, sample};
+use ottava_tensor::ops::{CrossEntropy, Draw, Draws, IGNORE_INDEX, cross_entropy, sample};
+use ottava_tensor::{Device, Tensor};
 
 /// Rows of logits of a request: the row after its last token, and the rows after each proposed token.
 pub(super) struct Drawing {
@@ -30,6 +31,17 @@ pub(super) fn by_rows(drawing: Vec<Drawing>, most: usize) -> Vec<Vec<Drawing>> {
         groups.last_mut().expect("there is one").push(of);
     }
     groups
+}
+
+/// The log-probabilities F32 `[R]` of I32 `tokens` `[R]` by rows of `logits` `[R, V]`, as minus their losses. A row that is not finite has no token.
+fn of_loss(logits: &Tensor, tokens: &Tensor) -> Result<Tensor> {
+    let [rows, columns] = logits.dims("logits")?;
+    let targets: Vec<i32> =
+        tokens.to_vec::<i32>()?.into_iter().map(|token| if token < 0 { IGNORE_INDEX } else { token }).collect();
+    let targets = Tensor::from_slice(logits.device(), &[rows], &targets)?;
+    let losses = in_f32(&cross_entropy(logits, columns, &targets, CrossEntropy::default())?)?;
+    let logprobs: Vec<f32> = losses.to_vec::<f32>()?.into_iter().map(|loss| -loss).collect();
+    Ok(Tensor::from_slice(&Device::Cpu, &[rows], &logprobs)?)
 }
 
 impl Engine {
@@ -126,6 +138,7 @@ impl Engine {
         let mut on_device = Draws::new(logits.device(), [rows, columns], adjustments)?;
         on_device.set(&draws)?;
         let (tokens, logprobs) = sample(&logits, &mut on_device)?;
+        let logprobs = if self.options.logprobs_of_loss { of_loss(&scored.logits, &tokens)? } else { logprobs };
         let (tokens, logprobs) = (tokens.to_vec::<i32>()?, logprobs.to_vec::<f32>()?);
         let accepted = self.accept(&drawing, |row| tokens[row] as u32);
         self.with_logprobs(accepted, &logits, &logprobs)

@@ -264,6 +264,9 @@ pub struct EngineOptions {
     /// Whether, on a GPU too, what a request gets has the same bits in any batch, in any chunks of its prompt, and with or without prefix
     /// caching and preemption. On a CPU it always has.
     pub batch_invariant: bool,
+    /// Whether the log-probabilities of drawn tokens come from the op that computes the loss of training, so that both have the same bits from the
+    /// same logits. The likeliest tokens beside a drawn one are not affected.
+    pub logprobs_of_loss: bool,
 }
 
 /// The state of an engine, for metrics.

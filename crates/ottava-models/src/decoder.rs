@@ -224,6 +224,11 @@ impl Decoder {
         Ok(shards.map(|shard| shard.tensor.clone()).collect())
     }
 
+    /// A model of the same sizes without weights, on a device that holds no data: what stands in a place while the model is elsewhere.
+    pub fn without_data(&self) -> Result<Decoder> {
+        Decoder::dry(&self.config, &self.recipe)
+    }
+
     /// A model without weights, on a device that holds no data.
     fn dry(config: &DecoderConfig, recipe: &Recipe) -> Result<Decoder> {
         Decoder::unloaded(config, recipe, &Device::Cpu.dry(), Purpose::Infer, 1)
@@ -491,7 +496,8 @@ impl Decoder {
         let pass = || {
             let own = Head::logits(&x, head, Loan::none(), real_type(x.dtype()))?;
             let mut logits = self.join_vocabulary(own)?;
-            if let Some(HeadOutput::Logits(CrossEntropy { soft_cap: Some(cap), .. })) = self.head().output() {
+            let loss = self.head().output().and_then(|output| output.of_logits(x.dtype()));
+            if let Some((CrossEntropy { soft_cap: Some(cap), .. }, _)) = loss {
                 cap_logits(&mut logits, cap)?;
             }
             Ok(logits)

@@ -51,6 +51,8 @@ pub struct HeadSpec {
     pub score: bool,
     /// The share of the target distribution that the loss spreads evenly over the vocabulary; not part of `config.json`.
     pub label_smoothing: f64,
+    /// Whether the loss reads logits in F32, as draws do; not part of `config.json`.
+    pub wide_logits: bool,
 }
 
 /// What the folder of a decoder has that is not built.
@@ -77,7 +79,14 @@ impl DecoderConfig {
             embedding: EmbeddingSpec { scale: 1.0, learned_positions: false },
             ropes: Vec::new(),
             layers: Vec::new(),
-            head: HeadSpec { tied: false, scale: 1.0, cap: None, score: false, label_smoothing: 0.0 },
+            head: HeadSpec {
+                tied: false,
+                scale: 1.0,
+                cap: None,
+                score: false,
+                label_smoothing: 0.0,
+                wide_logits: false,
+            },
             folder: FolderNotes::default(),
             lora: None,
         }

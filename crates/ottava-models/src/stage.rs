@@ -88,7 +88,7 @@ impl Stage {
         let head = match span.head {
             true => {
                 let norm = Norm::new(build, names.norm, channels, norm)?;
-                let HeadSpec { tied, scale: logit_scale, cap, score, label_smoothing } = c.head;
+                let HeadSpec { tied, scale: logit_scale, cap, score, label_smoothing, wide_logits } = c.head;
                 let loss = CrossEntropy { soft_cap: cap, label_smoothing };
                 let vocabulary = if score { 1 } else { c.vocabulary };
                 let weight = match (tied, span.embedding) {
@@ -97,7 +97,8 @@ impl Stage {
                     (true, true) => HeadWeight::Embedding(table),
                     (true, false) => HeadWeight::Copy(table),
                 };
-                Some(Head::new(build, norm, HeadConfig { vocabulary, channels, std, logit_scale, loss, weight })?)
+                let config = HeadConfig { vocabulary, channels, std, logit_scale, loss, wide_logits, weight };
+                Some(Head::new(build, norm, config)?)
             }
             false => None,
         };

@@ -10,8 +10,8 @@ use ottava_recipe::lora::PEFT_PREFIX;
 use ottava_recipe::param::{Builder, FolderTensor, Init, Loan, Param, Split};
 use ottava_tensor::comm::Axis;
 use ottava_tensor::ops::{
-    Accumulation, CrossEntropy, Operand, VocabularyPart, cross_entropy, cross_entropy_gradient, gemm_nt, gemm_nt_add,
-    merge_losses, negate_targets, partial_gradient, partial_losses, real_type,
+    Accumulation, CrossEntropy, Operand, VocabularyPart, cast, cross_entropy, cross_entropy_gradient, gemm_nt,
+    gemm_nt_add, merge_losses, negate_targets, partial_gradient, partial_losses, real_type,
 };
 use ottava_tensor::{DType, Tensor};
 
@@ -30,8 +30,11 @@ pub struct Head {
 /// What the product of a head computes for each token.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum HeadOutput {
-    /// The logits of all tokens of the vocabulary, with this loss.
+    /// The logits of all tokens of the vocabulary in the compute type, with this loss.
     Logits(CrossEntropy),
+    /// The logits in F32 (F64 for F64), as inference computes them, with this loss. Log-probabilities then are those of the distribution that
+    /// inference draws from, to the bit on a CPU.
+    WideLogits(CrossEntropy),
     /// The score of a reward model. Its loss is its negative at tokens with a target, so that the sum over a sequence whose last token is the
     /// only target is minus the reward.
     Score,
@@ -50,6 +53,8 @@ pub struct HeadConfig<'a> {
     pub logit_scale: f32,
     /// The loss of logits, after the factor.
     pub loss: CrossEntropy,
+    /// Whether the loss reads logits in F32.
+    pub wide_logits: bool,
     /// What its weight is.
     pub weight: HeadWeight<'a>,
 }
@@ -75,16 +80,28 @@ const CHUNK: usize = 2048;
 const ALIGNED: usize = 8;
 const PADDED: usize = 64;
 
+impl HeadOutput {
+    /// The loss of logits and the type of these logits, of activations in `compute`; `None` for a score.
+    pub fn of_logits(self, compute: DType) -> Option<(CrossEntropy, DType)> {
+        match self {
+            HeadOutput::Logits(how) => Some((how, compute)),
+            HeadOutput::WideLogits(how) => Some((how, real_type(compute))),
+            HeadOutput::Score => None,
+        }
+    }
+}
+
 impl Head {
     /// A head after a norm.
     pub fn new(build: &mut Builder, norm: Norm, config: HeadConfig) -> Result<Head> {
-        let HeadConfig { vocabulary, channels, std, logit_scale, loss, weight } = config;
+        let HeadConfig { vocabulary, channels, std, logit_scale, loss, wide_logits, weight } = config;
         let matrix = |build: &mut Builder, name: &str| {
             let tensor = FolderTensor::new(format!("{name}.weight"), vec![vocabulary, channels]);
             let shard = build.shard(tensor, Split::Vocabulary)?;
             Param::new(build, vec![shard], Init::Normal(std)).map(Some)
         };
-        let (mut output, mut own, mut fixed) = (HeadOutput::Logits(loss), build.place().share(vocabulary), HEAD);
+        let mut output = if wide_logits { HeadOutput::WideLogits(loss) } else { HeadOutput::Logits(loss) };
+        let (mut own, mut fixed) = (build.place().share(vocabulary), HEAD);
         let (name, weight) = match weight {
             HeadWeight::Own => (HEAD.to_string(), matrix(build, HEAD)?),
             HeadWeight::Embedding(table) => (format!("{table} (as head)"), None),
@@ -146,13 +163,13 @@ impl Head {
         output: HeadOutput,
         ranks: &dyn LayerRanks,
     ) -> Result<Tensor> {
-        let HeadOutput::Logits(how) = output else { return score_losses(x, weight, loan, targets) };
+        let Some((how, dtype)) = output.of_logits(x.dtype()) else { return score_losses(x, weight, loan, targets) };
         let x = ranks.gather(Axis::Tensor, weight.name(), x)?;
         let (vocabulary, part) = (weight.weights.shape()[0], part_of(weight, ranks));
         let weight = padded_for(part, weight.read(loan)?)?;
         let mut losses = Tensor::empty(x.device(), targets.shape(), real_type(x.dtype()))?;
         for (start, end) in chunks(targets.len()) {
-            let logits = product(&x.rows(start, end)?, &weight, x.dtype())?;
+            let logits = product(&x.rows(start, end)?, &weight, dtype)?;
             let targets = targets.rows(start, end)?;
             let of_chunk = match part {
                 Some(part) => merged(&logits, &targets, part, how, ranks)?.0,
@@ -174,7 +191,7 @@ impl Head {
         output: HeadOutput,
         ranks: &dyn LayerRanks,
     ) -> Result<(Tensor, Tensor)> {
-        let HeadOutput::Logits(how) = output else {
+        let Some((how, dtype)) = output.of_logits(x.dtype()) else {
             let losses = score_losses(x, weight, loan, targets)?;
             let dscores = negate_targets(scale, targets, x.dtype())?.reshape(&[targets.len(), 1])?;
             if weight.is_trained() {
@@ -191,7 +208,7 @@ impl Head {
         let mut run = |add: &mut dyn FnMut(Operand, Operand) -> Result<()>| -> Result<()> {
             for (start, end) in chunks(targets.len()) {
                 let (x, targets) = (x.rows(start, end)?, targets.rows(start, end)?);
-                let mut logits = product(&x, &padded, x.dtype())?;
+                let mut logits = product(&x, &padded, dtype)?;
                 let scale = &if scale.len() == 1 { scale.clone() } else { scale.rows(start, end)? };
                 let of_chunk = match part {
                     Some(part) => {
@@ -203,6 +220,7 @@ impl Head {
                     None => cross_entropy_gradient(&mut logits, vocabulary, &targets, scale, how)?,
                 };
                 losses.copy_from(start, &of_chunk)?;
+                let logits = if dtype == x.dtype() { logits } else { cast(&logits, x.dtype())? };
                 add(Operand::plain_transposed(&logits), Operand::plain_transposed(&x))?;
                 dx.copy_from(start, &dgrad(&logits, &padded, x.dtype())?)?;
             }

@@ -230,7 +230,14 @@ fn preference(table: &mut Table, t: usize) -> Result<()> {
     let (reference, lengths, labels) = (policy.duplicate()?, policy.duplicate()?, policy.duplicate()?);
     let targets = PreferenceTargets { reference, lengths, labels, kl: zero.duplicate()? };
     let terms = [PreferenceTerm { loss: PreferenceLoss::Sigmoid { label_smoothing: 0.0 }, weight: 1.0 }];
-    table.row("preference_loss", 4 * t, &mut || preference_loss(&terms, 0.1, &policy, &targets, &zero, t).map(drop))
+    table.row("preference_loss", 4 * t, &mut || preference_loss(&terms, 0.1, &policy, &targets, &zero, t).map(drop))?;
+    let known = || table.random(&[t], DType::F32);
+    let (old, reference, advantages, corrections) = (known()?, known()?, known()?, known()?);
+    let (weights, ids) = (known()?, Tensor::zeros(table.device(), &[t], DType::I32)?);
+    let known = PolicyTargets { old, reference, advantages, corrections, weights };
+    let bound = PolicyBound::Clip { low: 0.2, high: 0.28, most: 3.0 };
+    let how = PolicyLoss { bound, of_sequence: true, beta: 0.1, kl: KlEstimator::WeightedK3 };
+    table.row("policy_loss", 36 * t, &mut || policy_loss(&how, &losses, &ids, &known, &zero, 2).map(drop))
 }
 
 #[cfg(test)]

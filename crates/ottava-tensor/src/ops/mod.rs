@@ -51,6 +51,7 @@ mod newton_schulz;
 mod paged_attention;
 mod parameter;
 mod permute;
+mod policy;
 mod preference;
 mod projection_norm;
 mod quantize;
@@ -107,6 +108,7 @@ pub use newton_schulz::newton_schulz;
 pub use paged_attention::{KvBlocks, PagedBatch, append_kv, paged_attention};
 pub use parameter::{Gradient, UpdatedWeight, WeightCopy};
 pub use permute::{Slots, combine, gather_quantized, gather_to, slots, weight_gradient};
+pub use policy::{KlEstimator, PolicyBound, PolicyLoss, PolicyTargets, policy_loss};
 pub use preference::{PreferenceLoss, PreferenceTargets, PreferenceTerm, preference_loss, sequence_log_probs};
 pub use projection_norm::{
     ProjectionNormLayout, ProjectionSums, projection_dots, projection_norm, projection_norm_backward,

@@ -1,0 +1,73 @@
+use super::{IGNORE_INDEX, Inputs, KlEstimator, PolicyBound, PolicyLoss, PolicyTargets};
+use crate::cuda::CudaDevice;
+use crate::ops::declaration::kernels;
+use crate::ops::launch::{BLOCK, UNTYPED};
+use crate::{Result, Tensor};
+
+kernels! {
+    static SOURCE = {
+        file: "policy", constants: [IGNORE_INDEX, CLIP, WEIGHT, K1, K2, K3], variants: UNTYPED
+    };
+    kernel policy_loss(
+        bounded: *mut f32, factors: *mut f32, losses: *const f32, targets: *const i32, old: *const f32, reference: *const f32,
+        advantages: *const f32, corrections: *const f32, weights: *const f32, scale: *const f32, lowest: f32, highest: f32, most: f32,
+        beta: f32, bound: i32, of_sequence: i32, kl: i32, tokens: i32
+    );
+}
+
+/// The bounds that the kernel distinguishes; others bound nothing.
+const CLIP: i32 = 0;
+const WEIGHT: i32 = 1;
+const UNBOUNDED: i32 = 2;
+
+/// The estimators; others are the weighted k3.
+const K1: i32 = 0;
+const K2: i32 = 1;
+const K3: i32 = 2;
+const WEIGHTED_K3: i32 = 3;
+
+pub(super) fn policy_loss(
+    gpu: &CudaDevice,
+    how: &PolicyLoss,
+    of: Inputs,
+    sequences: usize,
+    bounded: &mut Tensor,
+    factors: &mut Tensor,
+) -> Result<()> {
+    let (bound, [lowest, highest, most]) = match how.bound {
+        PolicyBound::Clip { low, high, most } => (CLIP, [1.0 - low, 1.0 + high, most.min(f64::from(f32::MAX))]),
+        PolicyBound::Weight { low, high } => (WEIGHT, [1.0 - low, 1.0 + high, f64::from(f32::MAX)]),
+        PolicyBound::None => (UNBOUNDED, [0.0; 3]),
+    };
+    let kl = match how.kl {
+        KlEstimator::K1 => K1,
+        KlEstimator::K2 => K2,
+        KlEstimator::K3 => K3,
+        KlEstimator::WeightedK3 => WEIGHTED_K3,
+    };
+    let PolicyTargets { old, reference, advantages, corrections, weights } = of.known;
+    let tokens = bounded.len() / sequences;
+    let entry = kernel::policy_loss(
+        bounded,
+        factors,
+        of.losses,
+        of.targets,
+        old,
+        reference,
+        advantages,
+        corrections,
+        weights,
+        of.scale,
+        lowest,
+        highest,
+        most,
+        how.beta,
+        bound,
+        i32::from(how.of_sequence),
+        kl,
+        tokens,
+    );
+    let kernel = SOURCE.kernel(&[], entry);
+    // SAFETY: each tensor has `sequences · tokens` elements, and `scale` one.
+    unsafe { gpu.launch(&kernel, [sequences as u32, 1, 1], BLOCK, 0) }
+}

@@ -1,0 +1,111 @@
+use super::*;
+use crate::Device;
+use crate::testing::{Tolerance, normals, parity, values};
+
+const CLIP: PolicyBound = PolicyBound::Clip { low: 0.2, high: 0.28, most: f64::INFINITY };
+
+/// Every bound and estimator, by tokens and by sequences.
+fn every() -> Vec<PolicyLoss> {
+    let dual = PolicyBound::Clip { low: 0.2, high: 0.2, most: 1.6 };
+    let bounds = [CLIP, dual, PolicyBound::Weight { low: 1.0, high: 0.5 }, PolicyBound::None];
+    let kls = [KlEstimator::K1, KlEstimator::K2, KlEstimator::K3, KlEstimator::WeightedK3];
+    let all = bounds.into_iter().zip(kls).flat_map(|(bound, kl)| {
+        [(false, 0.0), (false, 0.3), (true, 0.2)].map(|(of_sequence, beta)| PolicyLoss { bound, of_sequence, beta, kl })
+    });
+    all.collect()
+}
+
+fn on(like: &Tensor, values: &[f64]) -> Tensor {
+    let values = Tensor::from_slice(&Device::Cpu, &[values.len()], values).unwrap();
+    crate::ops::cast(&values, like.dtype()).unwrap().to_device(like.device()).unwrap()
+}
+
+/// Targets of `losses` whose ratios are on both sides of all bounds; a few tokens are left out, by their target or their weight.
+fn targets(losses: &Tensor) -> (Tensor, PolicyTargets) {
+    let lp: Vec<f64> = values(losses).into_iter().map(|loss| -loss).collect();
+    let each = |of: &dyn Fn(usize) -> f64| on(losses, &(0..lp.len()).map(of).collect::<Vec<_>>());
+    let known = PolicyTargets {
+        old: each(&|t| lp[t] + [0.1, -0.4, 0.5, -0.05, 0.9, -1.1][t % 6]),
+        reference: each(&|t| lp[t] + [0.3, -0.6, 0.02][t % 3]),
+        advantages: each(&|t| [1.3, 1.3, -0.7, 0.4, -1.9][t / 2 % 5]),
+        corrections: each(&|t| [1.0, 0.5, 1.7][t % 3]),
+        weights: each(&|t| if t % 7 == 3 { 0.0 } else { 0.5 + (t % 2) as f64 }),
+    };
+    let ids: Vec<i32> = (0..lp.len()).map(|t| if t % 5 == 4 { IGNORE_INDEX } else { t as i32 }).collect();
+    (Tensor::from_slice(losses.device(), &[lp.len()], &ids).unwrap(), known)
+}
+
+#[test]
+fn gpu_agrees_with_cpu() {
+    for how in every() {
+        // A unit of F32 for each of a few roundings of the result: all else runs in F64 on both.
+        parity(&[normals("losses", &[24], DType::F32)], Tolerance::Steps(DType::F32, 4.0), |x| {
+            let (ids, known) = targets(&x[0]);
+            let (losses, factors) = policy_loss(&how, &x[0], &ids, &known, &on(&x[0], &[0.7]), 3)?;
+            Ok(vec![losses, factors])
+        });
+    }
+}
+
+#[test]
+fn factors_are_the_gradient() {
+    let losses = normals("losses", &[24], DType::F64);
+    let (ids, known) = targets(&losses);
+    for how in every() {
+        let of = |losses: &Tensor| policy_loss(&how, losses, &ids, &known, &on(losses, &[0.7]), 3).unwrap();
+        let factors = values(&of(&losses).1);
+        // The loss whose weight is a ratio that counts as constant has no gradient by differences.
+        let is_constant = matches!(how.bound, PolicyBound::Weight { .. });
+        for t in (0..24).filter(|_| !is_constant) {
+            let sum = |by: f64| {
+                let mut moved = values(&losses);
+                moved[t] += by;
+                values(&of(&on(&losses, &moved)).0).iter().sum::<f64>()
+            };
+            let difference = 0.7 * (sum(1e-6) - sum(-1e-6)) / 2e-6;
+            // A step of 1e-6 leaves 2^-53 / 1e-6 of a sum of a few units.
+            assert!((factors[t] - difference).abs() < 1e-8, "{how:?}, token {t}: {}, {difference}", factors[t]);
+        }
+        assert!(
+            factors.iter().enumerate().all(|(t, factor)| *factor == 0.0 || (t % 5 != 4 && t % 7 != 3)),
+            "{factors:?}"
+        );
+    }
+}
+
+/// On the policy that drew, the loss of a token is minus its advantage, and the gradient is the one of `-A · lp` for each bound.
+#[test]
+fn on_policy_all_bounds_have_the_gradient_of_reinforce() {
+    let losses = normals("losses", &[12], DType::F64);
+    let (ids, known) = targets(&losses);
+    let old: Vec<f64> = values(&losses).into_iter().map(|loss| -loss).collect();
+    let known = PolicyTargets { old: on(&losses, &old), ..known };
+    let factors = |bound| {
+        let how = PolicyLoss { bound, of_sequence: false, beta: 0.0, kl: KlEstimator::K3 };
+        values(&policy_loss(&how, &losses, &ids, &known, &on(&losses, &[1.0]), 2).unwrap().1)
+    };
+    let plain = factors(PolicyBound::None);
+    assert!(plain.iter().any(|factor| *factor != 0.0));
+    for bound in [CLIP, PolicyBound::Weight { low: 1.0, high: 4.0 }] {
+        let apart = factors(bound).iter().zip(&plain).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
+        // `e^0` is 1 exactly.
+        assert_eq!(apart, 0.0, "{bound:?}");
+    }
+}
+
+#[test]
+fn far_ratios_stay_finite_and_unequal_sequences_are_an_error() {
+    let losses = on(&normals("losses", &[1], DType::F64), &[1e6, -1e6, 0.0, 3.0]);
+    let zeros = || on(&losses, &[0.0; 4]);
+    let ones = on(&losses, &[1.0, -1.0, 1.0, -1.0]);
+    let weights = on(&losses, &[1.0; 4]);
+    let known =
+        PolicyTargets { old: zeros(), reference: zeros(), advantages: ones, corrections: weights.clone(), weights };
+    let ids = Tensor::from_slice(&Device::Cpu, &[4], &[1i32; 4]).unwrap();
+    for how in every() {
+        let (losses, factors) = policy_loss(&how, &losses, &ids, &known, &on(&losses, &[1.0]), 2).unwrap();
+        assert!(values(&losses).into_iter().chain(values(&factors)).all(f64::is_finite), "{how:?}");
+    }
+    let error = policy_loss(&every()[0], &losses, &ids, &known, &on(&losses, &[1.0]), 3).unwrap_err();
+    assert!(error.to_string().contains("4 tokens cannot be divided into 3 sequences"), "{error}");
+}

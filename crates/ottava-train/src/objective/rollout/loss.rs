@@ -1,0 +1,236 @@
+//! The loss of sampled completions in a step.
+
+use super::sample::Sample;
+use crate::step::host::{from_host, write};
+use crate::step::{Loss, Metrics};
+use ottava_common::error::Result;
+use ottava_models::Decoder;
+use ottava_recipe::param::Units;
+use ottava_settings::Aggregation;
+use ottava_tensor::ops::{PolicyBound, PolicyLoss, PolicyTargets, policy_loss};
+use ottava_tensor::{DType, Device, Tensor};
+
+/// A sample and what is known of it before its step.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Scored {
+    /// The sample.
+    pub sample: Sample,
+    /// The advantage of its tokens.
+    pub advantage: f64,
+    /// The log-probabilities of its tokens by the reference model; empty without one.
+    pub reference: Vec<f64>,
+    /// Whether its tokens count in the loss.
+    pub counts: bool,
+}
+
+/// How the losses of tokens become the loss of a step.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Policy {
+    /// The loss of a token.
+    pub loss: PolicyLoss,
+    /// The mean over the tokens of a step.
+    pub aggregation: Aggregation,
+}
+
+/// The loss of a micro-batch of samples, each of which has a row.
+pub struct PolicyMicroBatch {
+    how: Policy,
+    known: PolicyTargets,
+    /// Samples, by row.
+    rows: usize,
+    counted: usize,
+    /// What is known of the tokens, for metrics.
+    tokens: Vec<KnownToken>,
+}
+
+/// A token whose loss counts.
+#[derive(Clone, Copy, Debug)]
+struct KnownToken {
+    /// Its place in the micro-batch.
+    at: usize,
+    old: f64,
+    reference: f64,
+    advantage: f64,
+}
+
+impl PolicyMicroBatch {
+    /// Room for `rows` samples on `device`, in the type of sums `dtype`, with `tokens` tokens in each row.
+    pub(super) fn new(how: Policy, rows: usize, tokens: usize, device: &Device, dtype: DType) -> Result<PolicyMicroBatch> {
+        let tensor = |value: f64| from_host(&vec![value; rows * tokens], device, dtype);
+        let known = PolicyTargets {
+            old: tensor(0.0)?,
+            reference: tensor(0.0)?,
+            advantages: tensor(0.0)?,
+            corrections: tensor(1.0)?,
+            weights: tensor(1.0)?,
+        };
+        Ok(PolicyMicroBatch { how, known, rows, counted: 0, tokens: Vec::new() })
+    }
+
+    /// Loads what is known of `samples`, which have the rows of the micro-batch; before the step loads their tokens.
+    pub(super) fn load(&mut self, samples: &[Scored]) -> Result<()> {
+        let all = self.known.old.len();
+        let of_row = all / self.rows;
+        let [mut old, mut reference, mut advantages, mut weights] = [(); 4].map(|()| vec![0.0; all]);
+        self.tokens.clear();
+        for (row, Scored { sample, advantage, reference: by_reference, counts }) in samples.iter().enumerate() {
+            let weight = if *counts { self.how.aggregation.weight(sample.tokens.len()) } else { 0.0 };
+            // The prediction of a token stands at the token before it.
+            let first = row * of_row + sample.prompt.len() - 1;
+            for (i, &logprob) in sample.logprobs.iter().enumerate() {
+                let at = first + i;
+                (old[at], advantages[at], weights[at]) = (f64::from(logprob), *advantage, weight);
+                reference[at] = by_reference.get(i).copied().unwrap_or(0.0);
+                if *counts {
+                    self.tokens.push(KnownToken { at, old: old[at], reference: reference[at], advantage: *advantage });
+                }
+            }
+        }
+        self.counted = match self.how.aggregation {
+            Aggregation::Tokens => self.tokens.len(),
+            // A sequence whose tokens do not count is a zero in the mean, as in TRL.
+            Aggregation::Sequences | Aggregation::Constant(_) => samples.len(),
+        };
+        write(&mut self.known.old, &old)?;
+        write(&mut self.known.reference, &reference)?;
+        write(&mut self.known.advantages, &advantages)?;
+        write(&mut self.known.weights, &weights)
+    }
+
+    /// The sums of metrics of a micro-batch whose tokens have these log-probabilities.
+    fn sums(&self, losses: f64, log_probs: &[f64]) -> Vec<f64> {
+        let [low, high] = match self.how.loss.bound {
+            PolicyBound::Clip { low, high, .. } | PolicyBound::Weight { low, high } => [low, high],
+            PolicyBound::None => [f64::INFINITY; 2],
+        };
+        let mut sums = Sums { losses, ..Sums::default() };
+        for KnownToken { at, old, reference, advantage } in &self.tokens {
+            let lp = log_probs[*at];
+            let (apart, w) = ((lp - old).abs(), (lp - old).exp());
+            let d = (reference - lp).clamp(-20.0, 20.0);
+            sums.tokens += 1.0;
+            sums.surprise -= old;
+            sums.kl += d.exp() - 1.0 - d;
+            sums.clipped_low += f64::from(w < 1.0 - low && *advantage < 0.0);
+            sums.clipped_high += f64::from(w > 1.0 + high && *advantage > 0.0);
+            sums.difference += apart;
+            sums.largest_difference = sums.largest_difference.max(apart);
+            sums.mult_error += apart.exp();
+        }
+        sums.numbers()
+    }
+}
+
+impl Loss for PolicyMicroBatch {
+    fn units(&self, tokens: usize) -> usize {
+        match self.how.aggregation {
+            Aggregation::Tokens => tokens,
+            Aggregation::Sequences | Aggregation::Constant(_) => self.rows,
+        }
+    }
+
+    fn counted(&self, _: &[i32]) -> usize {
+        self.counted
+    }
+
+    /// The losses and the log-probabilities of all tokens.
+    fn values(&self, tokens: usize) -> usize {
+        2 * tokens
+    }
+
+    /// Computes all logits twice, as the losses of preferences do.
+    fn losses_and_gradient(
+        &self,
+        model: &mut Decoder,
+        normed: &Tensor,
+        targets: &Tensor,
+        scale: &Tensor,
+        units: &mut dyn Units,
+    ) -> Result<(Tensor, Tensor)> {
+        let losses = model.losses(normed, targets, units)?;
+        let (bounded, factors) = policy_loss(&self.how.loss, &losses, targets, &self.known, scale, self.rows)?;
+        let (_, dnormed) = model.losses_and_gradient(normed, targets, &factors, units)?;
+        let mut all = Tensor::empty(losses.device(), &[2 * losses.len()], losses.dtype())?;
+        all.copy_from(0, &bounded)?;
+        all.copy_from(losses.len(), &losses)?;
+        Ok((all, dnormed))
+    }
+
+    fn add(&self, sums: Vec<f64>, values: &[f64]) -> Result<Vec<f64>> {
+        let (bounded, losses) = values.split_at(values.len() / 2);
+        let log_probs: Vec<f64> = losses.iter().map(|loss| -loss).collect();
+        Ok(self.merge(sums, &self.sums(bounded.iter().sum(), &log_probs)))
+    }
+
+    fn merge(&self, sums: Vec<f64>, of_rank: &[f64]) -> Vec<f64> {
+        Sums::from_numbers(&sums).merge(&Sums::from_numbers(of_rank)).numbers()
+    }
+
+    fn metrics(&self, sums: &[f64]) -> Metrics {
+        Sums::from_numbers(sums).metrics(self.how.loss.beta > 0.0)
+    }
+}
+
+/// Sums over tokens.
+#[derive(Clone, Copy, Debug, Default)]
+struct Sums {
+    losses: f64,
+    tokens: f64,
+    /// Minus log-probabilities by the sampler: an unbiased estimate of the entropy.
+    surprise: f64,
+    kl: f64,
+    clipped_low: f64,
+    clipped_high: f64,
+    /// Of log-probabilities from those of the sampler.
+    difference: f64,
+    largest_difference: f64,
+    mult_error: f64,
+}
+
+impl Sums {
+    fn numbers(&self) -> Vec<f64> {
+        let Sums { losses, tokens, surprise, kl, clipped_low, clipped_high, difference, largest_difference, mult_error } =
+            *self;
+        vec![losses, tokens, surprise, kl, clipped_low, clipped_high, difference, largest_difference, mult_error]
+    }
+
+    /// Zeros where there are no numbers yet.
+    fn from_numbers(numbers: &[f64]) -> Sums {
+        let at = |i: usize| numbers.get(i).copied().unwrap_or(0.0);
+        Sums {
+            losses: at(0),
+            tokens: at(1),
+            surprise: at(2),
+            kl: at(3),
+            clipped_low: at(4),
+            clipped_high: at(5),
+            difference: at(6),
+            largest_difference: at(7),
+            mult_error: at(8),
+        }
+    }
+
+    fn merge(&self, other: &Sums) -> Sums {
+        let largest_difference = self.largest_difference.max(other.largest_difference);
+        let (mine, others) = (self.numbers(), other.numbers());
+        let added: Vec<f64> = mine.iter().zip(others).map(|(a, b)| a + b).collect();
+        Sums { largest_difference, ..Sums::from_numbers(&added) }
+    }
+
+    /// Under the names of TRL; `token_mult_prob_error` is NeMo-RL's.
+    fn metrics(&self, has_reference: bool) -> Metrics {
+        let mean = |sum: f64| sum / self.tokens.max(1.0);
+        let mut named = vec![
+            ("entropy", mean(self.surprise)),
+            ("clip_ratio/low_mean", mean(self.clipped_low)),
+            ("clip_ratio/high_mean", mean(self.clipped_high)),
+            ("sampling/sampling_logp_difference/mean", mean(self.difference)),
+            ("sampling/sampling_logp_difference/max", self.largest_difference),
+            ("token_mult_prob_error", mean(self.mult_error)),
+        ];
+        if has_reference {
+            named.push(("kl", mean(self.kl)));
+        }
+        Metrics { named, words: format!("entropy {:.3}", mean(self.surprise)) }
+    }
+}
