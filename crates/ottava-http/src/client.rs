@@ -2,6 +2,7 @@
 
 use crate::{Fault, Secret, Url, tls};
 use ottava_common::{Error, Result};
+use std::io;
 use std::time::Duration;
 use ureq::http::{HeaderMap, StatusCode};
 use ureq::{Agent, Proxy};
@@ -79,6 +80,7 @@ impl Client {
             ureq::Error::BodyExceedsLimit(_) => {
                 Fault::lasting(format!("the answer of {url} is larger than {} bytes", self.most_bytes))
             }
+            ureq::Error::Io(error) if is_of_tls(&error) => Fault::lasting(format!("{url} is not trusted: {error}")),
             ureq::Error::Io(_)
             | ureq::Error::ConnectionFailed
             | ureq::Error::HostNotFound
@@ -104,6 +106,11 @@ impl Client {
             pause: text("retry-after").and_then(|seconds| seconds.trim().parse().ok()).map(Duration::from_secs),
         }
     }
+}
+
+/// Whether TLS failed, for example by a certificate that is not trusted, and not the network.
+fn is_of_tls(error: &io::Error) -> bool {
+    error.get_ref().is_some_and(|inner| inner.is::<rustls::Error>())
 }
 
 /// The beginning of `text` in one line.

@@ -2,8 +2,15 @@
 
 use ottava_http::testing::{Server, reply};
 use ottava_http::{Client, Fault, Secret, Url};
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::{ServerConfig, ServerConnection, StreamOwned};
+use std::io::{Read, Write};
+use std::net::TcpListener;
+use std::path::Path;
 use std::process::Command;
-use std::thread::sleep;
+use std::sync::Arc;
+use std::thread::{self, sleep};
 use std::time::{Duration, Instant};
 
 /// The result of one request to a server that sends `answer`.
@@ -75,10 +82,11 @@ fn a_server_without_tls_is_no_https_server() {
     assert_eq!(server.received().len(), 0);
 }
 
-/// Runs the test `name` of this program with an environment variable.
-fn rerun(name: &str, variable: &str, value: &str) {
+/// Runs the test `name` of this program with these environment variables.
+fn rerun(name: &str, variables: &[(&str, &str)]) {
     let program = std::env::current_exe().unwrap();
-    let run = Command::new(program).args(["--exact", name, "--nocapture"]).env(variable, value).output().unwrap();
+    let variables = variables.iter().copied();
+    let run = Command::new(program).args(["--exact", name, "--nocapture"]).envs(variables).output().unwrap();
     assert!(run.status.success(), "{}", String::from_utf8_lossy(&run.stderr));
 }
 
@@ -90,7 +98,7 @@ fn offline_refuses_every_connection() {
         Ok("1") => assert!(client.unwrap_err().to_string().contains("OTTAVA_OFFLINE is set")),
         Ok(_) => assert!(client.is_ok()),
         Err(_) => {
-            ["1", "0"].iter().for_each(|value| rerun("offline_refuses_every_connection", "OTTAVA_OFFLINE", value))
+            ["1", "0"].iter().for_each(|value| rerun("offline_refuses_every_connection", &[("OTTAVA_OFFLINE", value)]))
         }
     }
 }
@@ -98,7 +106,7 @@ fn offline_refuses_every_connection() {
 #[test]
 fn a_key_is_sent_and_never_shown() {
     if std::env::var("OTTAVA_TEST_KEY").is_err() {
-        return rerun("a_key_is_sent_and_never_shown", "OTTAVA_TEST_KEY", "hunter2");
+        return rerun("a_key_is_sent_and_never_shown", &[("OTTAVA_TEST_KEY", "hunter2")]);
     }
     let server = Server::start(|_, request| reply(401, "", &format!("wrong: {}", request.head)));
     let key = Secret::from_env("api_key_env", "OTTAVA_TEST_KEY").unwrap();
@@ -107,4 +115,71 @@ fn a_key_is_sent_and_never_shown() {
     assert!(server.received()[0].head.to_lowercase().contains("authorization: bearer hunter2"));
     let shown = format!("{fault:?} {client:?}");
     assert!(shown.contains("status 401") && !shown.contains("hunter2"), "{shown}");
+}
+
+/// Makes a certificate of 127.0.0.1 and its key, in files of this name; false without openssl.
+fn make_certificate(certificate: &Path, key: &Path) -> bool {
+    let subject = [
+        "-subj",
+        "/CN=ottava",
+        "-addext",
+        "subjectAltName=IP:127.0.0.1",
+        "-addext",
+        "basicConstraints=CA:FALSE",
+        "-days",
+        "2",
+    ];
+    let kind = ["req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"];
+    let run =
+        Command::new("openssl").args(kind).args(subject).arg("-out").arg(certificate).arg("-keyout").arg(key).output();
+    run.is_ok_and(|run| run.status.success())
+}
+
+/// A server with TLS for one request, which it answers with `1`. Returns its address.
+fn serve_tls(certificate: &Path, key: &Path) -> String {
+    let certificates = vec![CertificateDer::from_pem_file(certificate).unwrap()];
+    let config = ServerConfig::builder_with_provider(Arc::new(rustls_graviola::default_provider()))
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_no_client_auth()
+        .with_single_cert(certificates, PrivateKeyDer::from_pem_file(key).unwrap())
+        .unwrap();
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("https://{}/", listener.local_addr().unwrap());
+    thread::spawn(move || {
+        let mut stream =
+            StreamOwned::new(ServerConnection::new(Arc::new(config)).unwrap(), listener.accept().unwrap().0);
+        let mut request = Vec::new();
+        while !request.ends_with(b"{}")
+            && Read::by_ref(&mut stream).take(1).read_to_end(&mut request).is_ok_and(|length| length > 0)
+        {}
+        stream.write_all(&reply(200, "", "1")).ok();
+    });
+    url
+}
+
+#[test]
+fn https_trusts_the_certificates_of_the_system_alone() {
+    const NAME: &str = "https_trusts_the_certificates_of_the_system_alone";
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR"));
+    let file = |name: &str| folder.join(name);
+    let (certificate, key) = (file("certificate.pem"), file("key.pem"));
+    let Ok(trusted) = std::env::var("OTTAVA_TEST_TRUSTED") else {
+        if !make_certificate(&certificate, &key) || !make_certificate(&file("other.pem"), &file("other-key.pem")) {
+            return println!("skipped: there is no openssl");
+        }
+        for name in ["certificate.pem", "other.pem"] {
+            rerun(NAME, &[("OTTAVA_TEST_TRUSTED", name), ("SSL_CERT_FILE", file(name).to_str().unwrap())]);
+        }
+        return;
+    };
+    let url = Url::new("url", &serve_tls(&certificate, &key)).unwrap();
+    let answer = Client::new(url, None, 1000).unwrap().post_json(b"{}", Duration::from_secs(5));
+    match trusted == "other.pem" {
+        false => assert_eq!(answer.unwrap(), b"1"),
+        true => {
+            let fault = answer.unwrap_err();
+            assert!(fault.words.contains("certificate") && !fault.may_pass, "{fault:?}");
+        }
+    }
 }
