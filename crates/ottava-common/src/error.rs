@@ -55,6 +55,9 @@ pub enum Error {
         /// The system's error.
         source: std::io::Error,
     },
+    /// A program or a server that is no part of Ottava failed, such as the command of a reward.
+    #[error("{0}")]
+    External(String),
     /// Another rank failed, which reports more.
     #[error("rank {rank}: {words}")]
     Rank {
@@ -90,15 +93,16 @@ impl Error {
         matches!(self, Error::Interrupted(_) | Error::Paused(_) | Error::Cancelled(_))
     }
 
-    /// The exit code of the process: 1 configuration or model, 2 data, 3 out of memory, 4 not finite, 5 other ranks, 7 damaged checkpoint, 8 device,
-    /// 75 stopped by a signal with a good checkpoint, 76 ended by the sentinel or an alarm with a good checkpoint, 77 ended by an alarm, 130 stopped
-    /// with nothing to save.
+    /// The exit code of the process: 1 configuration or model, 2 data, 3 out of memory, 4 not finite, 5 other ranks, 6 a program or server outside
+    /// of Ottava, 7 damaged checkpoint, 8 device, 75 stopped by a signal with a good checkpoint, 76 ended by the sentinel or an alarm with a good
+    /// checkpoint, 77 ended by an alarm, 130 stopped with nothing to save.
     pub fn exit_code(&self) -> u8 {
         use ottava_tensor::Error as T;
         match self {
             Error::Config(_) | Error::Model(_) | Error::Program(_) | Error::Io { .. } => 1,
             Error::Data(_) | Error::NoTargets(_) => 2,
             Error::NonFinite(_) => 4,
+            Error::External(_) => 6,
             Error::Checkpoint(_) => 7,
             Error::Interrupted(_) => 75,
             Error::Paused(_) => 76,

@@ -83,6 +83,30 @@ fn every_op_is_a_folder_with_all_its_files() {
     assert!(problems.is_empty(), "\n{}", problems.join("\n"));
 }
 
+/// Where each way to open a connection may be used: requests to servers, and the connections of ranks.
+const CONNECTIONS: &[(&str, &[&str])] = &[
+    ("ureq", &["ottava-http/src"]),
+    ("TcpStream::connect", &["ottava-http/src/testing.rs", "ottava-tensor/src/comm"]),
+];
+
+#[test]
+fn one_crate_connects_to_servers() {
+    let connects = |path: &Path, code: &str| {
+        let is_elsewhere =
+            |places: &[&str]| !places.iter().any(|place| path.starts_with(Path::new("crates").join(place)));
+        CONNECTIONS.iter().any(|(way, places)| is_elsewhere(places) && without_tests(code).0.contains(way))
+    };
+    let sources = files("crates", &["rs"])
+        .into_iter()
+        .filter(|file| file.path.components().any(|part| part.as_os_str() == "src"));
+    let is_test = |path: &Path| path.file_stem().is_some_and(|name| name.to_string_lossy().ends_with("tests"));
+    let found: Vec<_> =
+        sources.filter(|file| !is_test(&file.path) && connects(&file.path, &file.code)).map(|file| file.path).collect();
+    assert!(found.is_empty(), "only `ottava-http` connects to servers: {found:?}");
+    assert!(connects(Path::new("crates/ottava-data/src/hub.rs"), "fn get() { ureq::get(url); }"));
+    assert!(!connects(Path::new("crates/ottava-http/src/client.rs"), "fn get() { ureq::get(url); }"));
+}
+
 /// Which recipe a run has is asked where recipes are made, and nowhere among the layers and models that carry them out.
 #[test]
 fn layers_and_models_name_no_recipe() {

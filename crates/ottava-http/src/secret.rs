@@ -1,0 +1,67 @@
+//! Keys of servers, which only the environment holds.
+
+use ottava_common::{Error, Result};
+use std::{env, fmt};
+
+/// A key, which is sent as `Authorization: Bearer KEY`. [`fmt::Debug`] prints the name of its variable.
+#[derive(Clone)]
+pub struct Secret {
+    variable: String,
+    value: String,
+}
+
+impl Secret {
+    /// The key in the environment variable that the setting `setting` names. Errors with [`Error::Config`] if it is unset, empty or no text, or if
+    /// `variable` is no name in capitals; the error does not repeat such a name, which may be the key itself.
+    pub fn from_env(setting: &str, variable: &str) -> Result<Secret> {
+        let is_name = |c: char| c.is_ascii_uppercase() || c.is_ascii_digit() || c == '_';
+        if variable.is_empty() || variable.starts_with(|c: char| c.is_ascii_digit()) || !variable.chars().all(is_name) {
+            let what = "is the name of an environment variable: capitals, digits and underscores";
+            return Err(Error::Config(format!("`{setting}` {what}. Write no key into settings")));
+        }
+        let value = env::var(variable).unwrap_or_default().trim().to_string();
+        match value.is_empty() || value.contains(|c: char| !c.is_ascii_graphic()) {
+            true => {
+                let why = "which is unset, empty or holds more than letters, digits and signs";
+                Err(Error::Config(format!("`{setting}` names the environment variable {variable}, {why}")))
+            }
+            false => Ok(Secret { variable: variable.to_string(), value }),
+        }
+    }
+
+    /// The value of the header `Authorization`.
+    pub(crate) fn header(&self) -> String {
+        format!("Bearer {}", self.value)
+    }
+
+    /// `text` without the key, which servers may repeat in their answers.
+    pub(crate) fn redact(&self, text: &str) -> String {
+        text.replace(&self.value, &format!("${}", self.variable))
+    }
+}
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        write!(f, "${}", self.variable)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_key_is_no_name_and_is_not_repeated() {
+        let error = Secret::from_env("api_key_env", "sk-1234abcd").unwrap_err().to_string();
+        assert!(error.contains("Write no key into settings") && !error.contains("1234"), "{error}");
+        let error = Secret::from_env("api_key_env", "OTTAVA_NO_SUCH_KEY").unwrap_err().to_string();
+        assert!(error.contains("OTTAVA_NO_SUCH_KEY"), "{error}");
+    }
+
+    #[test]
+    fn a_key_is_neither_printed_nor_repeated() {
+        let secret = Secret { variable: "JUDGE_KEY".into(), value: "hunter2".into() };
+        assert_eq!(format!("{secret:?}"), "$JUDGE_KEY");
+        assert_eq!(secret.redact("bad key hunter2."), "bad key $JUDGE_KEY.");
+    }
+}

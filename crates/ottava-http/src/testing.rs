@@ -1,0 +1,113 @@
+//! A small HTTP server on the loopback address, for tests of clients: it counts requests, and can answer anything, or nothing.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
+
+/// A request that the server has read.
+#[derive(Clone, Debug)]
+pub struct Received {
+    /// The request line and the headers.
+    pub head: String,
+    /// The body.
+    pub body: String,
+}
+
+/// The server; it ends when it is dropped.
+pub struct Server {
+    address: SocketAddr,
+    state: Arc<State>,
+}
+
+#[derive(Default)]
+struct State {
+    received: Mutex<Vec<Received>>,
+    open: AtomicUsize,
+    most_open: AtomicUsize,
+    ended: AtomicBool,
+}
+
+impl Server {
+    /// A server that sends what `answer` returns for each request, from 0, and then closes the connection. [`reply`] makes whole answers.
+    ///
+    /// # Panics
+    /// If the system has no free port.
+    pub fn start(answer: impl Fn(usize, &Received) -> Vec<u8> + Send + Sync + 'static) -> Server {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
+        let address = listener.local_addr().expect("the address of the listener");
+        let (state, answer) = (Arc::new(State::default()), Arc::new(answer));
+        let serving = state.clone();
+        thread::spawn(move || {
+            for stream in listener.incoming().flatten() {
+                if serving.ended.load(Ordering::Relaxed) {
+                    break;
+                }
+                let (state, answer) = (serving.clone(), answer.clone());
+                thread::spawn(move || state.serve(stream, &*answer));
+            }
+        });
+        Server { address, state }
+    }
+
+    /// The address of the server, with this path.
+    pub fn url(&self, path: &str) -> String {
+        format!("http://{}{path}", self.address)
+    }
+
+    /// All requests so far.
+    pub fn received(&self) -> Vec<Received> {
+        self.state.received.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// The largest number of requests that were answered at the same time.
+    pub fn most_open(&self) -> usize {
+        self.state.most_open.load(Ordering::Relaxed)
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.state.ended.store(true, Ordering::Relaxed);
+        // Wakes the thread that waits for connections.
+        drop(TcpStream::connect(self.address));
+    }
+}
+
+impl State {
+    fn serve(&self, mut stream: TcpStream, answer: &(impl Fn(usize, &Received) -> Vec<u8> + ?Sized)) {
+        let Some(request) = read(&stream) else { return };
+        let open = self.open.fetch_add(1, Ordering::Relaxed) + 1;
+        self.most_open.fetch_max(open, Ordering::Relaxed);
+        let number = {
+            let mut received = self.received.lock().unwrap_or_else(PoisonError::into_inner);
+            received.push(request.clone());
+            received.len() - 1
+        };
+        let answer = answer(number, &request);
+        self.open.fetch_sub(1, Ordering::Relaxed);
+        // A client that has given up is part of the tests.
+        stream.write_all(&answer).ok();
+    }
+}
+
+/// Reads one request with a `Content-Length`.
+fn read(stream: &TcpStream) -> Option<Received> {
+    let (mut reader, mut head) = (BufReader::new(stream), String::new());
+    while !head.ends_with("\r\n\r\n") {
+        if reader.read_line(&mut head).ok()? == 0 {
+            return None;
+        }
+    }
+    let length = head.lines().find_map(|line| line.to_ascii_lowercase().strip_prefix("content-length: ")?.parse().ok());
+    let mut body = vec![0; length.unwrap_or(0)];
+    reader.read_exact(&mut body).ok()?;
+    Some(Received { head, body: String::from_utf8_lossy(&body).into_owned() })
+}
+
+/// A whole answer. `headers` are lines that each end with `\r\n`.
+pub fn reply(status: u16, headers: &str, body: &str) -> Vec<u8> {
+    let length = body.len();
+    format!("HTTP/1.1 {status} x\r\n{headers}Connection: close\r\nContent-Length: {length}\r\n\r\n{body}").into_bytes()
+}

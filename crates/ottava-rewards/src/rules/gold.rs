@@ -1,0 +1,36 @@
+//! Right answers, in the records of the data.
+
+use crate::sample::Sample;
+use ottava_common::{Error, Result};
+use serde_json::Value;
+use std::borrow::Cow;
+
+/// The right answers of `sample` in the column `column`: a text, a number, true, false, or a list of these: each is right.
+///
+/// Errors with [`Error::Data`] if the record has no such column or something else in it.
+pub(super) fn golds<'a>(sample: &Sample<'a>, column: &str) -> Result<Vec<Cow<'a, str>>> {
+    let place = || format!("the record of {}", sample.place());
+    let Some(value) = sample.record.get(column) else {
+        let columns: Vec<_> = sample.record.keys().map(String::as_str).collect();
+        let columns = columns.join(", ");
+        return Err(Error::Data(format!(
+            "{} has no column `{column}`; it has: {columns}. Name the column of right answers in `answer`",
+            place()
+        )));
+    };
+    let all = match value {
+        Value::Array(items) if !items.is_empty() => items.iter().map(text).collect(),
+        value => text(value).map(|text| vec![text]),
+    };
+    let wrong = "holds neither a text, a number or a boolean, nor a list of these";
+    all.ok_or_else(|| Error::Data(format!("{}: column `{column}` {wrong}", place())))
+}
+
+fn text(value: &Value) -> Option<Cow<'_, str>> {
+    match value {
+        Value::String(text) => Some(text.into()),
+        Value::Number(number) => Some(number.to_string().into()),
+        Value::Bool(value) => Some(value.to_string().into()),
+        _ => None,
+    }
+}
