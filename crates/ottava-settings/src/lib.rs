@@ -65,7 +65,10 @@ pub use lora::LoraConfig;
 pub use lr_scheduler::{LrSchedulerConfig, Warmup};
 pub use memory::MemoryConfig;
 pub use migrate::{Migrated, migrate};
-pub use objective::{LossType, LossTypes, ObjectiveKind, ObjectiveProperties, PreferenceConfig};
+pub use objective::{
+    AdvantageConfig, AdvantageEstimator, Aggregation, KlEstimator, LossType, LossTypes, ObjectiveKind, ObjectiveProperties,
+    PolicyConfig, PolicyLossType, PreferenceConfig, ReinforcementConfig, ScaleRewards,
+};
 pub use optimizer::{Adamw, Algorithm, Lion, Muon, OptimizerConfig};
 pub use pairs::{Names, Pairs};
 pub use parallel::ParallelConfig;

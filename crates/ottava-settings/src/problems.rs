@@ -33,6 +33,7 @@ impl RunConfig {
         let mut problems = Problems(self.format_problems());
         problems.0.extend(self.lora_problems());
         problems.0.extend(super::objective::problems(&self.preference));
+        problems.0.extend(self.reinforcement_problems());
         self.check_paths(&mut problems);
         self.check_counts(&mut problems);
         self.check_batch(&mut problems);

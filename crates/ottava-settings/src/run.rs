@@ -7,7 +7,7 @@ use crate::evaluation::{CheckpointConfig, EvaluationConfig, LoggingConfig};
 use crate::lora::LoraConfig;
 use crate::lr_scheduler::LrSchedulerConfig;
 use crate::memory::MemoryConfig;
-use crate::objective::PreferenceConfig;
+use crate::objective::{PreferenceConfig, ReinforcementConfig};
 use crate::optimizer::OptimizerConfig;
 use crate::parallel::ParallelConfig;
 use crate::paths::flatten;
@@ -45,6 +45,8 @@ pub struct RunConfig {
     pub data: DataConfig,
     /// The loss of preferences.
     pub preference: PreferenceConfig,
+    /// Reinforcement learning.
+    pub reinforcement: ReinforcementConfig,
     /// Steps and batches.
     pub training: TrainingConfig,
     /// What updates weights, and in which formats it stores them.
@@ -144,6 +146,7 @@ impl Default for RunConfig {
             lora: LoraConfig::default(),
             data: DataConfig::default(),
             preference: PreferenceConfig::default(),
+            reinforcement: ReinforcementConfig::default(),
             training: TrainingConfig::default(),
             optimizer: OptimizerConfig::default(),
             lr_scheduler: LrSchedulerConfig::default(),
@@ -219,6 +222,7 @@ impl RunConfig {
         // Other objectives read log-probabilities.
         let is_smoothed = self.objective().properties().smooths_labels;
         sizes.head.label_smoothing = if is_smoothed { self.training.label_smoothing_factor } else { 0.0 };
+        self.shape_policy(&mut sizes, file)?;
         sizes.lora = self.lora.adapters();
         Ok(sizes.with_adapters_beside_experts())
     }

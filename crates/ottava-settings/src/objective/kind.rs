@@ -14,6 +14,8 @@ pub enum ObjectiveKind {
     Labels,
     /// The scores of a reward model, of pairs.
     Reward,
+    /// The rewards of completions that the model draws.
+    Reinforcement,
 }
 
 /// The properties of an objective that the rest of a run reads.
@@ -40,6 +42,7 @@ impl ObjectiveKind {
             }
             ObjectiveKind::Pairs => tuning(PreferenceKind::Pairs.documents()),
             ObjectiveKind::Labels => tuning(PreferenceKind::Labels.documents()),
+            ObjectiveKind::Reinforcement => ObjectiveProperties { cuts_documents: false, ..tuning(1) },
             ObjectiveKind::Reward => {
                 ObjectiveProperties { cuts_documents: false, ..tuning(PreferenceKind::Pairs.documents()) }
             }
@@ -50,6 +53,9 @@ impl ObjectiveKind {
 impl RunConfig {
     /// What the run optimises. If the settings do not say it, the next token until [`RunConfig::resolve_data`] has read the data.
     pub fn objective(&self) -> ObjectiveKind {
+        if self.reinforcement.is_on() {
+            return ObjectiveKind::Reinforcement;
+        }
         match self.preference.losses().first().map(|loss| loss.kind()) {
             None => ObjectiveKind::NextToken,
             Some(_) if self.preference.trains_reward_model() => ObjectiveKind::Reward,

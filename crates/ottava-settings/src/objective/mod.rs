@@ -5,9 +5,15 @@ mod kind;
 mod loss_type;
 mod preference;
 mod preference_runs;
+mod reinforcement;
+mod reinforcement_runs;
 
 pub(super) use effects::OF_REFERENCE;
 pub use kind::{ObjectiveKind, ObjectiveProperties};
 pub use loss_type::{LossType, LossTypes};
 pub use preference::PreferenceConfig;
+pub use reinforcement::{
+    AdvantageConfig, AdvantageEstimator, Aggregation, KlEstimator, PolicyConfig, PolicyLossType, ReinforcementConfig,
+    ScaleRewards,
+};
 pub(super) use preference::problems;

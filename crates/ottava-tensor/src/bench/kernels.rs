@@ -231,7 +231,7 @@ fn preference(table: &mut Table, t: usize) -> Result<()> {
     let targets = PreferenceTargets { reference, lengths, labels, kl: zero.duplicate()? };
     let terms = [PreferenceTerm { loss: PreferenceLoss::Sigmoid { label_smoothing: 0.0 }, weight: 1.0 }];
     table.row("preference_loss", 4 * t, &mut || preference_loss(&terms, 0.1, &policy, &targets, &zero, t).map(drop))?;
-    let known = || table.random(&[t], DType::F32);
+    let mut known = || table.random(&[t], DType::F32);
     let (old, reference, advantages, corrections) = (known()?, known()?, known()?, known()?);
     let (weights, ids) = (known()?, Tensor::zeros(table.device(), &[t], DType::I32)?);
     let known = PolicyTargets { old, reference, advantages, corrections, weights };

@@ -1,7 +1,7 @@
 //! The loss of sampled completions in a step.
 
 use super::sample::Sample;
-use crate::step::host::{from_host, write};
+use crate::step::host::{from_host, values, write};
 use crate::step::{Loss, Metrics};
 use ottava_common::error::Result;
 use ottava_models::Decoder;
@@ -9,16 +9,15 @@ use ottava_recipe::param::Units;
 use ottava_settings::Aggregation;
 use ottava_tensor::ops::{PolicyBound, PolicyLoss, PolicyTargets, policy_loss};
 use ottava_tensor::{DType, Device, Tensor};
+use serde::{Deserialize, Serialize};
 
 /// A sample and what is known of it before its step.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Scored {
     /// The sample.
     pub sample: Sample,
     /// The advantage of its tokens.
     pub advantage: f64,
-    /// The log-probabilities of its tokens by the reference model; empty without one.
-    pub reference: Vec<f64>,
     /// Whether its tokens count in the loss.
     pub counts: bool,
 }
@@ -71,18 +70,17 @@ impl PolicyMicroBatch {
     pub(super) fn load(&mut self, samples: &[Scored]) -> Result<()> {
         let all = self.known.old.len();
         let of_row = all / self.rows;
-        let [mut old, mut reference, mut advantages, mut weights] = [(); 4].map(|()| vec![0.0; all]);
+        let [mut old, mut advantages, mut weights] = [(); 3].map(|()| vec![0.0; all]);
         self.tokens.clear();
-        for (row, Scored { sample, advantage, reference: by_reference, counts }) in samples.iter().enumerate() {
+        for (row, Scored { sample, advantage, counts }) in samples.iter().enumerate() {
             let weight = if *counts { self.how.aggregation.weight(sample.tokens.len()) } else { 0.0 };
             // The prediction of a token stands at the token before it.
             let first = row * of_row + sample.prompt.len() - 1;
             for (i, &logprob) in sample.logprobs.iter().enumerate() {
                 let at = first + i;
                 (old[at], advantages[at], weights[at]) = (f64::from(logprob), *advantage, weight);
-                reference[at] = by_reference.get(i).copied().unwrap_or(0.0);
                 if *counts {
-                    self.tokens.push(KnownToken { at, old: old[at], reference: reference[at], advantage: *advantage });
+                    self.tokens.push(KnownToken { at, old: old[at], reference: 0.0, advantage: *advantage });
                 }
             }
         }
@@ -92,9 +90,15 @@ impl PolicyMicroBatch {
             Aggregation::Sequences | Aggregation::Constant(_) => samples.len(),
         };
         write(&mut self.known.old, &old)?;
-        write(&mut self.known.reference, &reference)?;
         write(&mut self.known.advantages, &advantages)?;
         write(&mut self.known.weights, &weights)
+    }
+
+    /// Sets the log-probabilities by the reference model, from its losses `[T]` of the tokens of the micro-batch.
+    pub(super) fn set_reference(&mut self, losses: &Tensor) -> Result<()> {
+        let reference: Vec<f64> = values(losses)?.into_iter().map(|loss| -loss).collect();
+        self.tokens.iter_mut().for_each(|token| token.reference = reference[token.at]);
+        write(&mut self.known.reference, &reference)
     }
 
     /// The sums of metrics of a micro-batch whose tokens have these log-probabilities.
@@ -220,7 +224,8 @@ impl Sums {
     /// Under the names of TRL; `token_mult_prob_error` is NeMo-RL's.
     fn metrics(&self, has_reference: bool) -> Metrics {
         let mean = |sum: f64| sum / self.tokens.max(1.0);
-        let mut named = vec![
+        let kl = has_reference.then(|| ("kl", mean(self.kl)));
+        let named = [
             ("entropy", mean(self.surprise)),
             ("clip_ratio/low_mean", mean(self.clipped_low)),
             ("clip_ratio/high_mean", mean(self.clipped_high)),
@@ -228,9 +233,6 @@ impl Sums {
             ("sampling/sampling_logp_difference/max", self.largest_difference),
             ("token_mult_prob_error", mean(self.mult_error)),
         ];
-        if has_reference {
-            named.push(("kl", mean(self.kl)));
-        }
-        Metrics { named, words: format!("entropy {:.3}", mean(self.surprise)) }
+        Metrics::new(named.into_iter().chain(kl), format!("entropy {:.3}", mean(self.surprise)))
     }
 }

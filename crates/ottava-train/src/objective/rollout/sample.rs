@@ -3,11 +3,12 @@
 use ottava_common::error::Result;
 use ottava_common::hash::{MIX_STEP, mix};
 use ottava_engine::{Engine, Event, FinishReason, Request, RequestId, Sampling};
+use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
 use std::sync::Arc;
 
 /// A completion that was drawn.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Sample {
     /// The tokens of the prompt.
     pub prompt: Arc<[u32]>,

@@ -5,4 +5,5 @@ pub mod label_smoothing;
 pub mod preference;
 pub mod preference_losses;
 pub mod reward;
+pub mod rollouts;
 pub mod sft;

@@ -1,0 +1,257 @@
+//! The table `[reinforcement]`.
+
+use crate::demands::{Problems, from_zero};
+use ottava_rewards::RewardSpec;
+use ottava_tensor::ops::{KlEstimator as Estimator, PolicyBound, PolicyLoss};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+/// The `[reinforcement]` table: the model draws completions of prompts, rewards score the completions, and steps make good ones more likely.
+/// Keys have the names of TRL; sizes count completions, as in TRL.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct ReinforcementConfig {
+    /// Completions of each prompt, which are compared with each other: the group of GRPO.
+    pub num_generations: usize,
+    /// Prompts whose completions are drawn at once, by all ranks together; 0 draws the completions of one step. Steps divide these
+    /// completions, so prompts_per_generation * num_generations is a multiple of the completions of a step.
+    pub prompts_per_generation: usize,
+    /// How often each completion is used for a step.
+    pub num_iterations: usize,
+    /// Tokens of a completion at most. A prompt has at most data.max_length minus this number of tokens; longer prompts are left out.
+    pub max_completion_length: usize,
+    /// The temperature at which completions are drawn. Losses, ratios and entropy are those of the distribution at this temperature.
+    pub temperature: f64,
+    /// Whether completions that reach max_completion_length contribute nothing to the loss.
+    pub mask_truncated_completions: bool,
+    /// The advantage of a completion.
+    pub advantage: AdvantageConfig,
+    /// The loss of tokens.
+    pub loss: PolicyConfig,
+    /// What scores completions: a table `[[reinforcement.rewards]]` for each reward, with its type, its weight and its own keys
+    /// (docs/rewards.md). Their weighted sum is the reward of a completion. A run with rewards is a run of reinforcement learning, whose data
+    /// are prompts. For example:
+    ///
+    /// ```toml
+    /// [[reinforcement.rewards]]
+    /// type = "math"
+    /// ```
+    pub rewards: Vec<RewardSpec>,
+}
+
+/// The `[reinforcement.advantage]` table.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct AdvantageConfig {
+    /// What a reward is compared with: "grpo" (the mean of its group), "rloo" (the mean of the others of its group) or
+    /// "reinforce_plus_plus" (the mean over all tokens of a generation).
+    pub estimator: AdvantageEstimator,
+    /// The standard deviation by which "grpo" and "rloo" divide: "group", "batch" (all completions of a generation) or "none" (as in
+    /// Dr. GRPO).
+    pub scale_rewards: ScaleRewards,
+}
+
+/// What a reward is compared with.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum AdvantageEstimator {
+    /// The mean of its group.
+    #[default]
+    Grpo,
+    /// The mean of the others of its group.
+    Rloo,
+    /// The mean over all tokens of a generation, by whose standard deviation it is divided.
+    ReinforcePlusPlus,
+}
+
+/// The standard deviation by which advantages are divided.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum ScaleRewards {
+    /// Of the rewards of the group.
+    #[default]
+    Group,
+    /// Of all rewards of a generation.
+    Batch,
+    /// 1.
+    None,
+}
+
+/// The `[reinforcement.loss]` table.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct PolicyConfig {
+    /// The loss: "dapo" (clipped ratios of tokens, mean over all tokens of a step), "grpo" (mean over completions of the means over their
+    /// tokens), "dr_grpo" (sum over tokens divided by max_completion_length, mean over completions), "gspo" (clipped ratios of completions,
+    /// mean over completions), "cispo" (clipped weights, mean over tokens) or "reinforce" (no ratio, mean over tokens).
+    pub loss_type: PolicyLossType,
+    /// How far below 1 the ratio of new and old probability is followed.
+    pub epsilon: f64,
+    /// How far above 1 the ratio is followed; 0 is epsilon. DAPO uses 0.28, GSPO 4e-4 (with epsilon = 3e-4), CISPO 4 (with epsilon = 1).
+    pub epsilon_high: f64,
+    /// The bound of the ratio of completions with a negative advantage, above 1 + epsilon; 0 for no bound. verl uses 3.
+    pub delta: f64,
+    /// The factor of the divergence from the reference model, which is the model of the start; 0 for none.
+    pub beta: f64,
+    /// The estimator of the divergence: "weighted_k3" (unbiased gradient), "k1", "k2" or "k3" (biased, as in GRPO's paper).
+    pub kl_estimator: KlEstimator,
+}
+
+/// The loss of a policy.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum PolicyLossType {
+    /// Yu et al. 2025, arXiv:2503.14476.
+    #[default]
+    Dapo,
+    /// Shao et al. 2024, arXiv:2402.03300.
+    Grpo,
+    /// Liu et al. 2025, arXiv:2503.20783.
+    DrGrpo,
+    /// Zheng et al. 2025, arXiv:2507.18071.
+    Gspo,
+    /// MiniMax 2025, arXiv:2506.13585.
+    Cispo,
+    /// Williams 1992.
+    Reinforce,
+}
+
+/// An estimator of the divergence from the reference model.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum KlEstimator {
+    /// The ratio times k3.
+    #[default]
+    WeightedK3,
+    /// The ratio times the difference of log-probabilities.
+    K1,
+    /// Half the square of that difference.
+    K2,
+    /// Schulman's third estimator.
+    K3,
+}
+
+/// How the losses of tokens become the loss of a step.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Aggregation {
+    /// The mean over all tokens.
+    Tokens,
+    /// The mean over sequences of the mean over their tokens.
+    Sequences,
+    /// The mean over sequences of the sum over their tokens, divided by this number.
+    Constant(f64),
+}
+
+impl Aggregation {
+    /// The weight of a token of a sequence of `tokens` tokens.
+    pub fn weight(self, tokens: usize) -> f64 {
+        match self {
+            Aggregation::Tokens => 1.0,
+            Aggregation::Sequences => 1.0 / tokens.max(1) as f64,
+            Aggregation::Constant(length) => 1.0 / length,
+        }
+    }
+}
+
+impl Default for ReinforcementConfig {
+    fn default() -> ReinforcementConfig {
+        ReinforcementConfig {
+            num_generations: 8,
+            prompts_per_generation: 0,
+            num_iterations: 1,
+            max_completion_length: 512,
+            temperature: 1.0,
+            mask_truncated_completions: false,
+            advantage: AdvantageConfig::default(),
+            loss: PolicyConfig::default(),
+            rewards: Vec::new(),
+        }
+    }
+}
+
+impl Default for PolicyConfig {
+    fn default() -> PolicyConfig {
+        PolicyConfig {
+            loss_type: PolicyLossType::Dapo,
+            epsilon: 0.2,
+            epsilon_high: 0.0,
+            delta: 0.0,
+            beta: 0.0,
+            kl_estimator: KlEstimator::WeightedK3,
+        }
+    }
+}
+
+impl ReinforcementConfig {
+    /// Whether the run is one of reinforcement learning.
+    pub fn is_on(&self) -> bool {
+        !self.rewards.is_empty()
+    }
+
+    /// The loss of a token.
+    pub fn policy_loss(&self) -> PolicyLoss {
+        let PolicyConfig { loss_type, epsilon: low, epsilon_high, delta, beta, kl_estimator } = self.loss;
+        let high = if epsilon_high > 0.0 { epsilon_high } else { low };
+        let most = if delta > 0.0 { delta } else { f64::INFINITY };
+        let bound = match loss_type {
+            PolicyLossType::Cispo => PolicyBound::Weight { low, high },
+            PolicyLossType::Reinforce => PolicyBound::None,
+            _ => PolicyBound::Clip { low, high, most },
+        };
+        let kl = match kl_estimator {
+            KlEstimator::WeightedK3 => Estimator::WeightedK3,
+            KlEstimator::K1 => Estimator::K1,
+            KlEstimator::K2 => Estimator::K2,
+            KlEstimator::K3 => Estimator::K3,
+        };
+        PolicyLoss { bound, of_sequence: loss_type == PolicyLossType::Gspo, beta, kl }
+    }
+
+    /// How losses of tokens become the loss of a step.
+    pub fn aggregation(&self) -> Aggregation {
+        match self.loss.loss_type {
+            PolicyLossType::Grpo | PolicyLossType::Gspo => Aggregation::Sequences,
+            PolicyLossType::DrGrpo => Aggregation::Constant(self.max_completion_length as f64),
+            PolicyLossType::Dapo | PolicyLossType::Cispo | PolicyLossType::Reinforce => Aggregation::Tokens,
+        }
+    }
+}
+
+/// Problems of `[reinforcement]` in a run with rows of `max_length` tokens.
+pub(crate) fn problems(config: &ReinforcementConfig, max_length: usize) -> Vec<String> {
+    if !config.is_on() {
+        return Vec::new();
+    }
+    let mut problems = Problems::default();
+    let PolicyConfig { epsilon, epsilon_high, delta, beta, loss_type, .. } = config.loss;
+    problems.demand(config.num_generations > 0, "`reinforcement.num_generations` is 0; a prompt has at least one completion");
+    problems.demand(config.num_iterations > 0, "`reinforcement.num_iterations` is 0; a completion is used at least once");
+    problems.demand(
+        (1..max_length).contains(&config.max_completion_length),
+        "`reinforcement.max_completion_length` must be at least 1 and below `data.max_length`, which has the tokens of prompt and completion",
+    );
+    problems.demand(
+        config.temperature.is_finite() && config.temperature > 0.0,
+        "`reinforcement.temperature` must be above 0: the most likely completion of a prompt is always the same",
+    );
+    let compares = config.num_generations > 1 || config.advantage.estimator == AdvantageEstimator::ReinforcePlusPlus;
+    problems.demand(
+        compares,
+        "`reinforcement.num_generations` is 1, and the estimators grpo and rloo compare completions of one prompt; raise it, or set `reinforcement.advantage.estimator = \"reinforce_plus_plus\"`",
+    );
+    for (key, value) in [("epsilon", epsilon), ("epsilon_high", epsilon_high), ("delta", delta), ("beta", beta)] {
+        problems.demand(
+            from_zero(value),
+            format!("`reinforcement.loss.{key}` must not be negative or infinite"),
+        );
+    }
+    problems.demand(
+        epsilon > 0.0 || loss_type == PolicyLossType::Reinforce,
+        "`reinforcement.loss.epsilon` is 0, with which no ratio is followed; set it to 0.2, for example",
+    );
+    problems.demand(
+        delta == 0.0 || delta > 1.0 + epsilon,
+        "`reinforcement.loss.delta` must be above 1 + `reinforcement.loss.epsilon`, or 0",
+    );
+    problems.0
+}

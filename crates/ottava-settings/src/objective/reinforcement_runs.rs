@@ -1,0 +1,96 @@
+//! What reinforcement learning asks of the other settings of a run.
+
+use super::reinforcement::problems;
+use crate::RunConfig;
+use crate::demands::Problems;
+use ottava_common::error::{Error, Result};
+use ottava_data::{Formatting, Packing, RecordKind};
+use ottava_models::{ConfigFile, DecoderConfig};
+use ottava_parallel::Zero;
+use std::path::Path;
+
+impl RunConfig {
+    /// Problems of `[reinforcement]`, and of other settings that do not go together with it.
+    pub(crate) fn reinforcement_problems(&self) -> Vec<String> {
+        let r = &self.reinforcement;
+        if !r.is_on() {
+            return Vec::new();
+        }
+        let mut all = Problems(problems(r, self.data.max_length));
+        let step = self.training.sequences();
+        let group = r.num_generations.max(1);
+        let generation = if r.prompts_per_generation == 0 { step } else { r.prompts_per_generation.saturating_mul(group) };
+        all.demand(
+            generation.is_multiple_of(group) && generation.is_multiple_of(step) && generation > 0,
+            format!(
+                "a generation has {generation} completions (`reinforcement.prompts_per_generation` times `reinforcement.num_generations` = {group}, or those of a step), and a step has {step}; a generation has a whole number of steps and of prompts"
+            ),
+        );
+        let p = &self.parallel;
+        for (key, ranks) in [("tensor", p.tensor), ("pipeline", p.pipeline), ("context", p.context), ("expert", p.expert)] {
+            all.demand(
+                ranks == 1 && !p.auto,
+                format!("`parallel.{key}` is {ranks}, and a model that draws completions is whole on each rank; set it to 1, and `parallel.auto` to false"),
+            );
+        }
+        all.demand(
+            p.zero != Zero::Weights,
+            "`parallel.zero` is 3, which divides the weights, and a model that draws completions is whole on each rank; set it to 0, 1 or 2",
+        );
+        all.demand(
+            r.loss.beta == 0.0 || self.lora.r > 0,
+            "`reinforcement.loss.beta` is above 0, and `lora.r` is 0: without adapters, no reference model is left after the first step; set one of them",
+        );
+        all.demand(
+            self.preference.losses().is_empty(),
+            "`preference.loss_type` and `reinforcement.rewards` are both set, and a run has one objective; remove one of them",
+        );
+        all.0
+    }
+
+    /// Resolves the data of a run of reinforcement learning, whose files have records of these formattings.
+    ///
+    /// Errors with [`Error::Config`] when files of prompts meet a run without rewards, or other files a run with rewards.
+    pub(crate) fn resolve_prompts<'f>(&mut self, files: impl Iterator<Item = (Formatting, &'f Path)>) -> Result<()> {
+        let is_on = self.reinforcement.is_on();
+        for (formatting, path) in files {
+            match (formatting.kind() == RecordKind::Prompts, is_on) {
+                (true, false) => {
+                    return Err(Error::Config(format!(
+                        "{}: the records are prompts (`data.records.formatting` = \"prompts\"), and nothing scores completions of them; add a table `[[reinforcement.rewards]]`, or set the formatting to \"auto\"",
+                        path.display()
+                    )));
+                }
+                (false, true) => {
+                    return Err(Error::Config(format!(
+                        "{}: the records are {}, and reinforcement learning reads prompts; set `data.records.formatting` to \"prompts\"",
+                        path.display(),
+                        formatting.as_str()
+                    )));
+                }
+                _ => {}
+            }
+        }
+        if is_on {
+            // A row has one prompt and its completion, and padding behind them, which no token sees.
+            (self.data.packing, self.data.document_mask) = (Packing::None, Some(false));
+        }
+        Ok(())
+    }
+
+    /// Lets the head compute the distribution that completions are drawn from: in F32, and at the temperature of the draws.
+    pub(crate) fn shape_policy(&self, sizes: &mut DecoderConfig, file: &ConfigFile) -> Result<()> {
+        if !self.reinforcement.is_on() {
+            return Ok(());
+        }
+        let temperature = self.reinforcement.temperature;
+        if temperature != 1.0 && sizes.head.cap.is_some() {
+            return Err(file.error(&format!(
+                "the model bounds its logits, which a temperature of {temperature} would change; set `reinforcement.temperature` to 1"
+            )));
+        }
+        sizes.head.scale /= temperature as f32;
+        sizes.head.wide_logits = true;
+        Ok(())
+    }
+}

@@ -1,0 +1,93 @@
+//! Completions with their rewards, and what a run logs of them.
+
+use super::sample::Sample;
+use crate::step::Metrics;
+use serde::{Deserialize, Serialize};
+
+/// A completion with its rewards.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Completion {
+    /// The completion.
+    pub sample: Sample,
+    /// The weighted sum of its scores; `None` if no reward has an opinion.
+    pub reward: Option<f64>,
+    /// The score by each reward.
+    pub scores: Vec<Option<f64>>,
+}
+
+/// Mean and standard deviation of numbers; the deviation divides by one less than their number.
+fn moments(numbers: impl Iterator<Item = f64> + Clone) -> Option<(f64, f64)> {
+    let count = numbers.clone().count() as f64;
+    let mean = numbers.clone().sum::<f64>() / count;
+    let squares: f64 = numbers.map(|number| (number - mean).powi(2)).sum();
+    (count > 0.0).then(|| (mean, (squares / (count - 1.0).max(1.0)).sqrt()))
+}
+
+/// The metrics of `groups` of completions, each of one prompt, under the names of TRL. `rewards` are the names of the scores.
+pub fn metrics(groups: &[Vec<Completion>], rewards: &[String]) -> Metrics {
+    let all = || groups.iter().flatten();
+    let mut named: Vec<(String, f64)> = Vec::new();
+    let mut add = |name: &str, value: Option<f64>| named.extend(value.map(|value| (name.to_string(), value)));
+    let total = moments(all().filter_map(|completion| completion.reward));
+    add("reward", total.map(|(mean, _)| mean));
+    let spreads: Vec<f64> = groups.iter().filter_map(|group| Some(moments(group.iter().filter_map(|c| c.reward))?.1)).collect();
+    add("reward_std", moments(spreads.iter().copied()).map(|(mean, _)| mean));
+    let equal = spreads.iter().filter(|spread| **spread == 0.0).count();
+    add("frac_reward_zero_std", (!spreads.is_empty()).then(|| equal as f64 / spreads.len() as f64));
+    for (at, name) in rewards.iter().enumerate() {
+        let own = moments(all().filter_map(|completion| completion.scores[at]));
+        add(&format!("rewards/{name}/mean"), own.map(|(mean, _)| mean));
+        add(&format!("rewards/{name}/std"), own.map(|(_, deviation)| deviation));
+    }
+    let length = |completion: &Completion| completion.sample.tokens.len() as f64;
+    let lengths = moments(all().map(length));
+    add("completions/mean_length", lengths.map(|(mean, _)| mean));
+    let ended = || all().filter(|completion| completion.sample.is_complete);
+    add("completions/mean_terminated_length", moments(ended().map(length)).map(|(mean, _)| mean));
+    let count = all().count() as f64;
+    add("completions/clipped_ratio", Some(1.0 - ended().count() as f64 / count.max(1.0)));
+    let words = match (total, lengths) {
+        (Some((reward, _)), Some((length, _))) => format!("reward {reward:.3}  length {length:.1}"),
+        _ => "no completion has a reward".into(),
+    };
+    Metrics { named: named.into_iter().map(|(name, value)| (name.into(), value)).collect(), words }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn metrics_are_means_over_completions_and_groups() {
+        let completion = |reward: Option<f64>, tokens: usize, is_complete: bool| Completion {
+            sample: Sample {
+                prompt: vec![1].into(),
+                tokens: vec![2; tokens],
+                logprobs: vec![-0.5; tokens],
+                is_complete,
+            },
+            reward,
+            scores: vec![reward.map(|reward| reward / 2.0)],
+        };
+        let groups = [
+            vec![completion(Some(1.0), 2, true), completion(Some(1.0), 4, true)],
+            vec![completion(Some(0.0), 6, false), completion(None, 8, true)],
+            vec![completion(Some(3.0), 1, true), completion(Some(1.0), 3, true)],
+        ];
+        let found = metrics(&groups, &["math".into()]);
+        let expected = [
+            ("reward", 6.0 / 5.0),
+            ("reward_std", 2f64.sqrt() / 3.0),
+            ("frac_reward_zero_std", 2.0 / 3.0),
+            ("rewards/math/mean", 0.6),
+            ("completions/mean_length", 4.0),
+            ("completions/mean_terminated_length", 18.0 / 5.0),
+            ("completions/clipped_ratio", 1.0 / 6.0),
+        ];
+        for (name, value) in expected {
+            // A mean of a few numbers is off by some units of 2⁻⁵³.
+            assert!((found.get(name).unwrap() - value).abs() < 1e-12, "{name}: {found:?}");
+        }
+        assert_eq!(metrics(&[vec![completion(None, 1, true)]], &["math".into()]).get("reward"), None);
+    }
+}

@@ -1,0 +1,67 @@
+//! Reinforcement learning: the model draws completions of prompts, rewards score them, and steps make good ones more likely.
+//!
+//! **A generation.** `RolloutRows` (`rows.rs`) draws completions when no completion is left for a step. It lends the model to an `Engine`
+//! (`Engine::lend`), so that draws read the same weights and codes as the next step, and nothing is copied. Each data-parallel rank draws the
+//! completions of its prompts (`sample.rs`) and scores them (`ottava-rewards`). Then all ranks tell each other their completions, so that each of
+//! them knows all rewards, and a checkpoint can hold the completions that no step has used yet (`Rows::unfinished`).
+//!
+//! **A step.** `advantage.rs` makes advantages of rewards. `PolicyMicroBatch` (`loss.rs`) is the loss of a micro-batch, whose rows have one completion
+//! each; the op `policy_loss` bounds the ratio of new and old probability.
+//!
+//! **Log-probabilities.** Old log-probabilities are those that the engine reports. They come from F32 logits (`HeadSpec::wide_logits`), by the op that
+//! computes the loss (`EngineOptions::logprobs_of_loss`). So, on a CPU, they equal to the bit what a step computes before the first update, in each recipe
+//! whose scales do not depend on the other tokens of a product. The temperature is a factor of the head (`HeadSpec::scale`), which draws and losses share.
+
+mod advantage;
+mod completion;
+mod loss;
+mod rows;
+mod sample;
+
+pub use advantage::advantages;
+pub use completion::Completion;
+pub use loss::{Policy, PolicyMicroBatch, Scored};
+pub use sample::{Sample, sample, seed_of};
+
+use super::{Objective, Opening, Phase, Rows, When};
+use crate::step::Loss;
+use ottava_common::error::Result;
+use ottava_recipe::mode::Pass;
+use ottava_settings::RunConfig;
+use ottava_tensor::{DType, Device};
+use rows::RolloutRows;
+
+/// Reinforcement learning from rewards.
+pub(super) struct Reinforcement {
+    how: Policy,
+    /// Tokens of a row.
+    tokens: usize,
+}
+
+impl Reinforcement {
+    pub(super) fn new(config: &RunConfig) -> Reinforcement {
+        let how =
+            Policy { loss: config.reinforcement.policy_loss(), aggregation: config.reinforcement.aggregation() };
+        Reinforcement { how, tokens: config.data.max_length }
+    }
+}
+
+impl Objective for Reinforcement {
+    fn loss(&self, rows: usize, device: &Device, dtype: DType) -> Result<Box<dyn Loss>> {
+        Ok(Box::new(PolicyMicroBatch::new(self.how, rows, self.tokens, device, dtype)?))
+    }
+
+    fn phases(&self, config: &RunConfig) -> Vec<Phase> {
+        let reference = Phase {
+            when: When::BeforeEachStep,
+            pass: Pass::Reference,
+            micro_batches: config.training.gradient_accumulation_steps,
+            rows: config.micro_batch_rows(),
+        };
+        (self.how.loss.beta > 0.0).then_some(reference).into_iter().collect()
+    }
+
+    fn open(&self, opening: &Opening) -> Result<Box<dyn Rows>> {
+        Ok(Box::new(RolloutRows::open(opening)?))
+    }
+}

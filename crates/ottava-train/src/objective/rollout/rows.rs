@@ -1,0 +1,303 @@
+//! The rows of a run of reinforcement learning: completions that the model draws between steps.
+
+use super::advantage::advantages;
+use super::completion::{Completion, metrics};
+use super::loss::{PolicyMicroBatch, Scored};
+use super::sample::{Sample as Drawn, sample, seed_of};
+use crate::objective::{Evaluation, Opening, Rows, Validation};
+use crate::step::{Metrics, TrainStep};
+use ottava_common::error::{Error, Result};
+use ottava_common::hash::sha256_of;
+use ottava_data::{Batch, DataState, Prompt, PromptLoader, PromptSet, RowShare, Tokenizer};
+use ottava_engine::{Engine, EngineOptions, KvCacheDtype};
+use ottava_models::Decoder;
+use ottava_parallel::Ranks;
+use ottava_recipe::mode::{Pass, StepPrecision};
+use ottava_rewards::{Deadline, RewardSpec, Rewards, Sample};
+use ottava_settings::ReinforcementConfig;
+use ottava_tensor::Device;
+use ottava_tensor::ops::IGNORE_INDEX;
+use std::cell::RefCell;
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+/// The share of the memory that is free at the first generation which the KV cache may take on a GPU; activations and gradients take the rest.
+const KV_SHARE: f64 = 0.3;
+
+/// Completions of prompts, their rewards and advantages.
+pub(super) struct RolloutRows {
+    config: ReinforcementConfig,
+    seed: u64,
+    /// Tokens of a row: of a prompt and its completion.
+    max_length: usize,
+    /// Rows of a micro-batch.
+    rows: usize,
+    micro_batches: usize,
+    share: RowShare,
+    tokenizer: Tokenizer,
+    prompts: PromptLoader,
+    rewards: RefCell<Rewards>,
+    /// Made of the model at the first generation.
+    engine: RefCell<Option<Engine>>,
+    /// The completions of the steps to come, of all ranks.
+    waiting: VecDeque<Vec<Scored>>,
+    step: u64,
+    metrics: Metrics,
+}
+
+impl RolloutRows {
+    /// Opens the data, starts what scores completions, and goes on where the last checkpoint was saved.
+    ///
+    /// Errors as [`Objective::open`](crate::objective::Objective::open), and with [`Error::Config`] when a reward cannot be made.
+    pub(super) fn open(opening: &Opening) -> Result<RolloutRows> {
+        let Opening { config: run, data, tokenizer, state, share, step, unfinished, .. } = *opening;
+        let config = run.reinforcement.clone();
+        let longest = run.data.max_length - config.max_completion_length;
+        let mut sets = Vec::new();
+        for set in &data.sets {
+            let mut prompts = PromptSet::new(&set.name, set.dataset.clone(), &set.split, longest)?;
+            prompts.share = set.share;
+            if let Some(sentence) = prompts.describe_left_out().filter(|_| share.rank == 0) {
+                tracing::warn!("{sentence}");
+            }
+            sets.push(prompts);
+        }
+        let waiting = match unfinished {
+            Some(waiting) => serde_json::from_value(waiting.clone()).map_err(|error| {
+                Error::Checkpoint(format!("the completions that the checkpoint holds cannot be read: {error}"))
+            })?,
+            None => VecDeque::new(),
+        };
+        Ok(RolloutRows {
+            seed: run.seed,
+            max_length: run.data.max_length,
+            rows: run.micro_batch_rows(),
+            micro_batches: run.training.gradient_accumulation_steps,
+            share,
+            tokenizer: tokenizer.clone(),
+            prompts: PromptLoader::new(sets, state, share)?,
+            rewards: RefCell::new(RewardSpec::build(&config.rewards)?),
+            engine: RefCell::new(None),
+            waiting,
+            step,
+            metrics: Metrics::default(),
+            config,
+        })
+    }
+
+    /// Draws one completion with each seed of each of `prompts`; the most likely completion if `is_greedy`.
+    fn complete(
+        &self,
+        model: &mut Decoder,
+        prompts: &[(Prompt, Vec<u64>)],
+        is_greedy: bool,
+    ) -> Result<Vec<Drawn>> {
+        let each = |(prompt, seeds): &(Prompt, Vec<u64>)| {
+            let tokens: Arc<[u32]> = prompt.tokens.as_slice().into();
+            seeds.iter().map(move |&seed| (tokens.clone(), seed)).collect::<Vec<_>>()
+        };
+        let requests: Vec<_> = prompts.iter().flat_map(each).collect();
+        let mut engine = self.engine.borrow_mut();
+        let engine = match &mut *engine {
+            Some(engine) => engine,
+            none => none.insert(self.engine_for(model, requests.len())?),
+        };
+        let (most, stop_ids) = (self.config.max_completion_length, self.tokenizer.eos_ids());
+        engine.lend(model, |engine| sample(engine, &requests, most, stop_ids, is_greedy))
+    }
+
+    fn engine_for(&self, model: &Decoder, requests: usize) -> Result<Engine> {
+        let lengths = std::iter::repeat_n(self.max_length, requests);
+        let mut options = EngineOptions::for_lengths(model, None, lengths, self.max_length, KvCacheDtype::Auto)?;
+        if matches!(model.device(), Device::Cuda(_)) {
+            let share = (options.kv_cache_tokens as f64 * KV_SHARE) as usize;
+            options.kv_cache_tokens = share.max(self.max_length);
+        }
+        options.logprobs_of_loss = true;
+        Engine::to_lend(model, &options)
+    }
+
+    /// The rewards of `samples`, which are completions of `prompts` in their order.
+    fn score(&self, prompts: &[(Prompt, Vec<u64>)], samples: Vec<Drawn>) -> Result<(Vec<Completion>, Vec<String>)> {
+        let told: Vec<ottava_rewards::Prompt> = prompts.iter().map(|(prompt, _)| told(prompt)).collect();
+        let ends = self.tokenizer.eos_ids();
+        let text = |drawn: &Drawn| {
+            let end = drawn.tokens.iter().rposition(|token| !ends.contains(token)).map_or(0, |last| last + 1);
+            self.tokenizer.decode(&drawn.tokens[..end])
+        };
+        let texts: Vec<String> = samples.iter().map(text).collect::<Result<_>>()?;
+        let owners = prompts.iter().enumerate().flat_map(|(at, (_, seeds))| (0..seeds.len()).map(move |index| (at, index)));
+        let batch = samples.iter().zip(&texts).zip(owners).map(|((drawn, text), (at, index))| Sample {
+            prompt: &told[at],
+            completion: text,
+            completion_ids: &drawn.tokens,
+            truncated: !drawn.is_complete,
+            group: prompts[at].0.document as u64,
+            index,
+            step: self.step,
+            record: &prompts[at].0.columns,
+        });
+        let batch: Vec<Sample> = batch.collect();
+        let scored = self.rewards.borrow_mut().score(&batch, Deadline::never())?;
+        let (names, scores): (Vec<_>, Vec<_>) = scored.by_reward.into_iter().unzip();
+        let completion = |(at, sample)| Completion {
+            sample,
+            reward: scored.totals[at],
+            scores: scores.iter().map(|of_reward| of_reward[at]).collect(),
+        };
+        Ok((samples.into_iter().enumerate().map(completion).collect(), names))
+    }
+
+    /// Draws and scores completions for the next steps, together with all `ranks`, each of which draws for its share of the prompts.
+    fn generate(&mut self, model: &mut Decoder, ranks: &Ranks) -> Result<()> {
+        let RowShare { rank, world } = self.share;
+        let group = self.config.num_generations;
+        // A hash of the place in the data, so that each generation has draws of its own, whatever was drawn before.
+        let place = serde_json::to_vec(&self.prompts.state()).expect("a place is written without fail");
+        let place = u64::from_le_bytes(sha256_of(&[&place])[..8].try_into().expect("eight bytes"));
+        let prompts = self.prompts.next(self.prompts_of_generation() / world)?;
+        let seeds = |at: usize| -> Vec<u64> {
+            let number = (at * world + rank) as u64;
+            (0..group as u64).map(|index| seed_of([self.seed, place, number, index])).collect()
+        };
+        let prompts: Vec<_> = prompts.into_iter().enumerate().map(|(at, prompt)| (prompt, seeds(at))).collect();
+        let drawn = self.complete(model, &prompts, false).and_then(|samples| self.score(&prompts, samples));
+        let (mine, names) = ranks.together("drawing completions", drawn)?;
+        let told = serde_json::to_vec(&mine).expect("completions are written without fail");
+        let read = |of_rank: Vec<u8>| -> Vec<Completion> { serde_json::from_slice(&of_rank).expect("as it was written") };
+        let all: Vec<_> = ranks.gather_bytes("completions", &told)?.into_iter().map(read).collect();
+        // In the order of the prompts, whatever the number of ranks.
+        let each = all[0].len() / group;
+        let groups: Vec<Vec<Completion>> =
+            (0..each * world).map(|at| all[at % world][at / world * group..][..group].to_vec()).collect();
+        self.metrics = metrics(&groups, &names);
+        self.waiting = self.steps_of(&groups, place);
+        Ok(())
+    }
+
+    /// The completions of each step of a generation, of all ranks: all of them in another order in each iteration.
+    fn steps_of(&self, groups: &[Vec<Completion>], place: u64) -> VecDeque<Vec<Scored>> {
+        let ReinforcementConfig { advantage, num_iterations, mask_truncated_completions, .. } = self.config;
+        let rewards: Vec<Vec<_>> = groups.iter().map(|group| group.iter().map(|c| c.reward).collect()).collect();
+        let tokens: Vec<Vec<_>> =
+            groups.iter().map(|group| group.iter().map(|c| c.sample.tokens.len()).collect()).collect();
+        let advantages = advantages(advantage.estimator, advantage.scale_rewards, &rewards, &tokens);
+        let scored = groups.iter().flatten().zip(advantages.into_iter().flatten()).map(|(completion, advantage)| Scored {
+            counts: completion.reward.is_some() && (completion.sample.is_complete || !mask_truncated_completions),
+            sample: completion.sample.clone(),
+            advantage,
+        });
+        let scored: Vec<Scored> = scored.collect();
+        let each = self.completions_of_step();
+        let mut steps = VecDeque::new();
+        for iteration in 0..num_iterations as u64 {
+            let mut order: Vec<usize> = (0..scored.len()).collect();
+            order.sort_by_key(|&at| (seed_of([self.seed, place, u64::MAX - iteration, at as u64]), at));
+            steps.extend(order.chunks(each).map(|step| step.iter().map(|&at| scored[at].clone()).collect::<Vec<_>>()));
+        }
+        steps
+    }
+
+    /// Completions of a step, of all ranks.
+    fn completions_of_step(&self) -> usize {
+        self.rows * self.micro_batches * self.share.world
+    }
+
+    /// Prompts of a generation, of all ranks.
+    fn prompts_of_generation(&self) -> usize {
+        match self.config.prompts_per_generation {
+            0 => self.completions_of_step() / self.config.num_generations,
+            prompts => prompts,
+        }
+    }
+
+    /// A row for each of `samples`, padded with the token that ends a text.
+    fn batch(&self, samples: &[Scored]) -> Batch {
+        let end = self.tokenizer.eos_id().unwrap_or(0) as i32;
+        let (mut inputs, mut targets, mut padding) = (Vec::new(), Vec::new(), Vec::new());
+        for Scored { sample, .. } in samples {
+            let tokens: Vec<i32> = sample.prompt.iter().chain(&sample.tokens).map(|&token| token as i32).collect();
+            let unread = self.max_length - tokens.len();
+            let learned = |at: usize| (sample.prompt.len()..tokens.len()).contains(&at);
+            targets.extend((1..=self.max_length).map(|at| if learned(at) { tokens[at] } else { IGNORE_INDEX }));
+            inputs.extend(tokens.iter().copied().chain(std::iter::repeat_n(end, unread)));
+            padding.push(unread);
+        }
+        Batch { padding, ..Batch::whole(inputs, targets, samples.len()) }
+    }
+}
+
+/// The prompt as rewards read it: the messages or the text of its record.
+fn told(prompt: &Prompt) -> ottava_rewards::Prompt {
+    match prompt.columns.get("prompt") {
+        Some(serde_json::Value::Array(messages)) => ottava_rewards::Prompt::Messages(messages.clone()),
+        Some(serde_json::Value::String(text)) => ottava_rewards::Prompt::Text(text.clone()),
+        other => ottava_rewards::Prompt::Text(other.map(ToString::to_string).unwrap_or_default()),
+    }
+}
+
+impl Rows for RolloutRows {
+    fn examples(&self) -> f64 {
+        let prompts: usize = self.prompts.sets().iter().map(PromptSet::train_len).sum();
+        (prompts * self.config.num_generations * self.config.num_iterations) as f64
+    }
+
+    fn state(&self) -> DataState {
+        self.prompts.state()
+    }
+
+    fn unfinished(&self) -> Option<serde_json::Value> {
+        let waiting = (!self.waiting.is_empty()).then_some(&self.waiting)?;
+        Some(serde_json::to_value(waiting).expect("completions are written without fail"))
+    }
+
+    fn metrics(&self) -> Metrics {
+        self.metrics.clone()
+    }
+
+    fn load(&mut self, model: &mut Decoder, step: &mut TrainStep, precision: StepPrecision) -> Result<Option<Batch>> {
+        if self.waiting.is_empty() {
+            self.generate(model, step.partition().ranks())?;
+        }
+        let all = self.waiting.pop_front().expect("a generation has a step");
+        let mine = &all[self.share.rank * all.len() / self.share.world..][..all.len() / self.share.world];
+        for (micro_batch, samples) in mine.chunks(self.rows).enumerate() {
+            step.loss_mut::<PolicyMicroBatch>(micro_batch).load(samples)?;
+            step.load(micro_batch, &self.batch(samples))?;
+        }
+        if self.config.loss.beta > 0.0 {
+            let losses = step.loaded_token_losses(model, Pass::Reference, precision)?;
+            for (micro_batch, losses) in losses.iter().enumerate() {
+                step.loss_mut::<PolicyMicroBatch>(micro_batch).set_reference(losses)?;
+            }
+        }
+        self.step += 1;
+        Ok(None)
+    }
+
+    /// The mean reward of the most likely completions of the prompts that are held out. The loss is its negative.
+    fn evaluate(&self, model: &mut Decoder, step: &TrainStep, _: StepPrecision) -> Result<Option<Validation>> {
+        let (RowShare { rank, world }, ranks) = (self.share, step.partition().ranks());
+        if self.prompts.validation_len() == 0 {
+            return Ok(None);
+        }
+        let mine = (rank..self.prompts.validation_len()).step_by(world);
+        let prompts = mine.map(|at| Ok((self.prompts.validation(at)?, vec![0]))).collect::<Result<Vec<_>>>();
+        let scored = prompts.and_then(|prompts| {
+            let samples = self.complete(model, &prompts, true)?;
+            self.score(&prompts, samples)
+        });
+        let (mine, names) = ranks.together("evaluating completions", scored)?;
+        let told = serde_json::to_vec(&mine).expect("completions are written without fail");
+        let mut all: Vec<Vec<Completion>> = Vec::new();
+        for of_rank in ranks.gather_bytes("completions of the evaluation", &told)? {
+            all.push(serde_json::from_slice(&of_rank).expect("as it was written"));
+        }
+        // Each prompt is a group of its own.
+        let groups: Vec<Vec<Completion>> = all.into_iter().flatten().map(|completion| vec![completion]).collect();
+        let mut metrics = metrics(&groups, &names);
+        metrics.named.retain(|(name, _)| !["reward_std", "frac_reward_zero_std"].contains(&&**name));
+        let loss = -metrics.get("reward").unwrap_or(0.0);
+        Ok(Some(Validation::of_one(Evaluation { loss, metrics })))
+    }
+}
