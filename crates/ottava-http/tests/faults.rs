@@ -17,14 +17,14 @@ use std::time::{Duration, Instant};
 fn post(answer: Vec<u8>) -> Result<String, Fault> {
     let server = Server::start(move |_, _| answer.clone());
     let client = Client::new(Url::new("url", &server.url("/score")).unwrap(), None, 1000).unwrap();
-    client.post_json(b"{}", Duration::from_secs(5)).map(|body| String::from_utf8(body).unwrap())
+    client.post_json(b"{}", Duration::from_secs(20)).map(|body| String::from_utf8(body).unwrap())
 }
 
 #[test]
 fn an_answer_is_returned_and_the_request_is_json() {
     let server = Server::start(|_, _| reply(200, "", "[1]"));
     let client = Client::new(Url::new("url", &server.url("/score")).unwrap(), None, 1000).unwrap();
-    assert_eq!(client.post_json(b"{\"id\":1}", Duration::from_secs(5)).unwrap(), b"[1]");
+    assert_eq!(client.post_json(b"{\"id\":1}", Duration::from_secs(20)).unwrap(), b"[1]");
     let request = server.received().remove(0);
     assert!(request.head.starts_with("POST /score HTTP/1.1"), "{}", request.head);
     assert!(request.head.to_lowercase().contains("content-type: application/json"), "{}", request.head);
@@ -60,17 +60,17 @@ fn faults_say_whether_they_may_pass() {
 #[test]
 fn a_server_that_hangs_or_is_gone_ends_in_time() {
     let server = Server::start(|_, _| {
-        sleep(Duration::from_secs(3));
+        sleep(Duration::from_secs(60));
         Vec::new()
     });
     let url = Url::new("url", &server.url("/")).unwrap();
     let (client, began) = (Client::new(url, None, 1000).unwrap(), Instant::now());
     let fault = client.post_json(b"{}", Duration::from_millis(200)).unwrap_err();
     assert!(fault.words.ends_with("did not answer in time") && fault.may_pass, "{fault:?}");
-    assert!(began.elapsed() < Duration::from_secs(2), "{:?}", began.elapsed());
+    assert!(began.elapsed() < Duration::from_secs(10), "{:?}", began.elapsed());
     // The port 1 of a loopback address that nothing listens to.
     let client = Client::new(Url::new("url", "http://127.9.9.9:1/").unwrap(), None, 1000).unwrap();
-    assert!(client.post_json(b"{}", Duration::from_secs(5)).unwrap_err().may_pass);
+    assert!(client.post_json(b"{}", Duration::from_secs(20)).unwrap_err().may_pass);
 }
 
 #[test]
@@ -111,7 +111,7 @@ fn a_key_is_sent_and_never_shown() {
     let server = Server::start(|_, request| reply(401, "", &format!("wrong: {}", request.head)));
     let key = Secret::from_env("api_key_env", "OTTAVA_TEST_KEY").unwrap();
     let client = Client::new(Url::new("url", &server.url("/")).unwrap(), Some(key), 1000).unwrap();
-    let fault = client.post_json(b"{}", Duration::from_secs(5)).unwrap_err();
+    let fault = client.post_json(b"{}", Duration::from_secs(20)).unwrap_err();
     assert!(server.received()[0].head.to_lowercase().contains("authorization: bearer hunter2"));
     let shown = format!("{fault:?} {client:?}");
     assert!(shown.contains("status 401") && !shown.contains("hunter2"), "{shown}");
@@ -174,7 +174,7 @@ fn https_trusts_the_certificates_of_the_system_alone() {
         return;
     };
     let url = Url::new("url", &serve_tls(&certificate, &key)).unwrap();
-    let answer = Client::new(url, None, 1000).unwrap().post_json(b"{}", Duration::from_secs(5));
+    let answer = Client::new(url, None, 1000).unwrap().post_json(b"{}", Duration::from_secs(20));
     match trusted == "other.pem" {
         false => assert_eq!(answer.unwrap(), b"1"),
         true => {

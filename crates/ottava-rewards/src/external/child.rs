@@ -11,8 +11,8 @@ use std::sync::mpsc::{Receiver, Sender};
 use std::thread::sleep;
 use std::time::Duration;
 
-/// How long a process may take to end after its standard input is closed, and its last words to arrive.
-const GRACE: Duration = Duration::from_millis(500);
+/// How long a process may take to end after its standard input or output is closed, and its last words to arrive.
+const GRACE: Duration = Duration::from_secs(1);
 
 /// A process with its threads. When it is dropped, its standard input is closed; then its whole process group is killed.
 pub(super) struct Child {

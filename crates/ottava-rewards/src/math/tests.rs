@@ -69,6 +69,8 @@ fn these_answers_are_equal() {
         ("90^{\\circ}", "90°"),
         ("\\text{20 square units}", "20"),
         ("(1,2)", "(1, 2)"),
+        ("(100,200)", "(100, 200)"),
+        ("[1,000,2,000]", "[1, 0, 2, 0]"),
         ("\\left(\\frac{1}{2}, 3\\right)", "(0.5,3)"),
         ("[1,\\infty)", "\\left[1, +\\infty\\right)"),
         ("(-\\infty, 0)\\cup(1,2]", "(1,2] ∪ (-∞,0)"),
@@ -129,6 +131,7 @@ fn these_texts_are_no_answers() {
         "2^{0.3}",
         "(-8)^{1/3}",
         "2^{9999999999}",
+        "2^{4000000000}",
         "9^{9^{9^9}}",
         "1e999999999",
         "1e999999999999",
@@ -193,14 +196,15 @@ fn hostile_texts_end_in_time() {
         format!("{nines}/7+{nines}/11+{nines}/13"),
         repeat("1/1e300+"),
     ];
+    // Without optimization and on a machine with other work, the slowest text takes a quarter of a second.
     let began = Instant::now();
     for text in &texts {
         let (began, found) = (Instant::now(), answer(text));
         assert!(found.is_none_or(|found| found.equals(&found, Tolerance(0.0))));
         println!("{:?}: {}", began.elapsed(), text.chars().take(40).collect::<String>());
-        assert!(began.elapsed() < Duration::from_millis(500), "{:.40}: {:?}", text, began.elapsed());
+        assert!(began.elapsed() < Duration::from_secs(2), "{:.40}: {:?}", text, began.elapsed());
     }
-    assert!(began.elapsed() < Duration::from_secs(3), "{:?}", began.elapsed());
+    assert!(began.elapsed() < Duration::from_secs(8), "{:?}", began.elapsed());
 }
 
 /// A formula, and its value in F64.

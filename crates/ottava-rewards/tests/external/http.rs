@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 /// Scores six completions in batches of two, with settings after the address.
 fn run(server: &Server, more: &str) -> Result<Scored, Error> {
     let settings = format!("type = 'http'\nurl = '{}'\nbatch_size = 2\n{more}", server.url("/score"));
-    score(&settings, 6, Deadline::after(Duration::from_secs(5)))
+    score(&settings, 6, Deadline::after(Duration::from_secs(30)))
 }
 
 /// The answer to a request whose first completion is number i: rewards i and null.
@@ -26,7 +26,7 @@ fn answer(request: &Received) -> Vec<u8> {
 #[test]
 fn a_server_scores_batches_at_the_same_time() {
     let server = Server::start(|_, request| {
-        sleep(Duration::from_millis(100));
+        sleep(Duration::from_millis(250));
         answer(request)
     });
     let scored = run(&server, "concurrency = 2").unwrap();
@@ -66,7 +66,7 @@ fn faults_that_last_end_the_run_or_are_settled() {
 #[test]
 fn hanging_and_endless_servers_end_in_time() {
     let hanging = Server::start(|_, _| {
-        sleep(Duration::from_secs(3));
+        sleep(Duration::from_secs(60));
         Vec::new()
     });
     let began = Instant::now();
@@ -75,7 +75,7 @@ fn hanging_and_endless_servers_end_in_time() {
     let settings = format!("type = 'http'\nurl = '{}'\non_error = 'skip'", hanging.url("/"));
     let error = score(&settings, 2, Deadline::after(Duration::from_millis(100))).unwrap_err().to_string();
     assert!(error.contains("took longer"), "{error}");
-    assert!(began.elapsed() < Duration::from_secs(2), "{:?}", began.elapsed());
+    assert!(began.elapsed() < Duration::from_secs(10), "{:?}", began.elapsed());
     let endless = Server::start(|_, _| reply(200, "", &"[".repeat(9 << 20)));
     let error = run(&endless, "").unwrap_err().to_string();
     assert!(error.contains("is larger than 8388608 bytes"), "{error}");
