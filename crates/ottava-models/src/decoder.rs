@@ -5,7 +5,7 @@ mod compare;
 
 pub use adapters::Adapters;
 
-use crate::layers::{Head, HeadOutput};
+use crate::layers::Head;
 use crate::stage::{Span, Stage, StageSaved, fetch};
 use crate::{DecoderConfig, InferenceBatch, KvCache, KvGroup, RopeTables};
 use ottava_common::error::{Error, Result};

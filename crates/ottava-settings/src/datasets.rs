@@ -43,7 +43,10 @@ impl RunConfig {
         SourceOptions {
             text_documents: data.records.text_documents,
             text_field: set.text_field.as_ref().unwrap_or(&data.records.text_field).clone(),
-            formatting: set.formatting.unwrap_or(data.records.formatting),
+            formatting: match set.formatting.unwrap_or(data.records.formatting) {
+                Formatting::Auto if self.reinforcement.is_on() => Formatting::Prompts,
+                formatting => formatting,
+            },
             train_on_inputs: data.train_on_inputs,
             fields: set.fields.as_ref().unwrap_or(&data.records.fields).entries(),
             roles: set.roles.as_ref().unwrap_or(&data.records.roles).entries(),
@@ -74,6 +77,7 @@ impl RunConfig {
                 files.push((formatting(&path, &options)?, path));
             }
         }
+        self.resolve_prompts(files.iter().map(|(formatting, path)| (*formatting, path.as_path())))?;
         self.resolve_preference(files.iter().map(|(formatting, _)| *formatting))?;
         if self.data.packing == Packing::Auto {
             let prompts = files.iter().any(|(formatting, _)| formatting.has_prompts());

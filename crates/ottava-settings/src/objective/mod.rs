@@ -12,8 +12,8 @@ pub(super) use effects::OF_REFERENCE;
 pub use kind::{ObjectiveKind, ObjectiveProperties};
 pub use loss_type::{LossType, LossTypes};
 pub use preference::PreferenceConfig;
+pub(super) use preference::problems;
 pub use reinforcement::{
     AdvantageConfig, AdvantageEstimator, Aggregation, KlEstimator, PolicyConfig, PolicyLossType, ReinforcementConfig,
     ScaleRewards,
 };
-pub(super) use preference::problems;

@@ -224,8 +224,12 @@ pub(crate) fn problems(config: &ReinforcementConfig, max_length: usize) -> Vec<S
     }
     let mut problems = Problems::default();
     let PolicyConfig { epsilon, epsilon_high, delta, beta, loss_type, .. } = config.loss;
-    problems.demand(config.num_generations > 0, "`reinforcement.num_generations` is 0; a prompt has at least one completion");
-    problems.demand(config.num_iterations > 0, "`reinforcement.num_iterations` is 0; a completion is used at least once");
+    problems.demand(
+        config.num_generations > 0,
+        "`reinforcement.num_generations` is 0; a prompt has at least one completion",
+    );
+    problems
+        .demand(config.num_iterations > 0, "`reinforcement.num_iterations` is 0; a completion is used at least once");
     problems.demand(
         (1..max_length).contains(&config.max_completion_length),
         "`reinforcement.max_completion_length` must be at least 1 and below `data.max_length`, which has the tokens of prompt and completion",
@@ -240,10 +244,7 @@ pub(crate) fn problems(config: &ReinforcementConfig, max_length: usize) -> Vec<S
         "`reinforcement.num_generations` is 1, and the estimators grpo and rloo compare completions of one prompt; raise it, or set `reinforcement.advantage.estimator = \"reinforce_plus_plus\"`",
     );
     for (key, value) in [("epsilon", epsilon), ("epsilon_high", epsilon_high), ("delta", delta), ("beta", beta)] {
-        problems.demand(
-            from_zero(value),
-            format!("`reinforcement.loss.{key}` must not be negative or infinite"),
-        );
+        problems.demand(from_zero(value), format!("`reinforcement.loss.{key}` must not be negative or infinite"));
     }
     problems.demand(
         epsilon > 0.0 || loss_type == PolicyLossType::Reinforce,

@@ -19,7 +19,8 @@ impl RunConfig {
         let mut all = Problems(problems(r, self.data.max_length));
         let step = self.training.sequences();
         let group = r.num_generations.max(1);
-        let generation = if r.prompts_per_generation == 0 { step } else { r.prompts_per_generation.saturating_mul(group) };
+        let generation =
+            if r.prompts_per_generation == 0 { step } else { r.prompts_per_generation.saturating_mul(group) };
         all.demand(
             generation.is_multiple_of(group) && generation.is_multiple_of(step) && generation > 0,
             format!(
@@ -27,7 +28,9 @@ impl RunConfig {
             ),
         );
         let p = &self.parallel;
-        for (key, ranks) in [("tensor", p.tensor), ("pipeline", p.pipeline), ("context", p.context), ("expert", p.expert)] {
+        for (key, ranks) in
+            [("tensor", p.tensor), ("pipeline", p.pipeline), ("context", p.context), ("expert", p.expert)]
+        {
             all.demand(
                 ranks == 1 && !p.auto,
                 format!("`parallel.{key}` is {ranks}, and a model that draws completions is whole on each rank; set it to 1, and `parallel.auto` to false"),

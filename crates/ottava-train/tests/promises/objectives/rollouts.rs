@@ -32,15 +32,15 @@ fn log_probs_of_training(model: &mut Decoder, samples: &[Sample]) -> Vec<Vec<f32
     let (mut inputs, mut targets) = (Vec::new(), Vec::new());
     for sample in samples {
         let tokens: Vec<i32> = sample.prompt.iter().chain(&sample.tokens).map(|&token| token as i32).collect();
-        let target = |at: usize| if (sample.prompt.len()..tokens.len()).contains(&at) { tokens[at] } else { IGNORE_INDEX };
+        let target =
+            |at: usize| if (sample.prompt.len()..tokens.len()).contains(&at) { tokens[at] } else { IGNORE_INDEX };
         targets.extend((1..=LENGTH).map(target));
         inputs.extend(tokens.iter().copied().chain(std::iter::repeat_n(0, LENGTH - tokens.len())));
     }
     let batch = Batch::whole(inputs, targets, samples.len());
     let micro_batch = MicroBatch::new(&batch, &Device::Cpu, ottava_tensor::comm::ShardPlace::WHOLE).unwrap();
     let partition = Partition::solo();
-    let losses =
-        token_losses(model, &[micro_batch], Pass::Evaluation, StepPrecision::Recipe, &partition).unwrap();
+    let losses = token_losses(model, &[micro_batch], Pass::Evaluation, StepPrecision::Recipe, &partition).unwrap();
     let losses = values(&losses[0]).unwrap();
     let of_sample = |(row, sample): (usize, &Sample)| {
         let first = row * LENGTH + sample.prompt.len() - 1;
@@ -74,7 +74,8 @@ fn log_probabilities_of_draws_are_those_of_training() {
         };
         let mut engine = Engine::to_lend(&model, &options).unwrap();
         let prompt = |tokens: u32| -> Arc<[u32]> { (0..tokens).map(|i| (7 * i + tokens) % 96).collect() };
-        let prompts: Vec<_> = (0..8).map(|i| (prompt([3, 11, 3, 40, 33, 1, 40, 16][i]), seed_of([1, 2, 3, i as u64]))).collect();
+        let prompts: Vec<_> =
+            (0..8).map(|i| (prompt([3, 11, 3, 40, 33, 1, 40, 16][i]), seed_of([1, 2, 3, i as u64]))).collect();
         let draw = |model: &mut Decoder, engine: &mut Engine| {
             engine.lend(model, |engine| sample(engine, &prompts, 20, &[5], false)).unwrap()
         };
@@ -91,10 +92,9 @@ fn log_probabilities_of_draws_are_those_of_training() {
 /// A tokenizer of the ten digits and a few words, a model of two blocks, and prompts whose answer is the larger one of two digits.
 fn write_inputs(folder: &Path) {
     let words = ["<end>", "0", "1", "2", "3", "4", "5", "6", "7", "8", "9", "of", "is", "a", "b", "<unk>"];
-    let vocabulary: serde_json::Map<_, _> = words.iter().zip(0..).map(|(word, id)| (word.to_string(), json!(id))).collect();
-    let special = |id: usize| {
-        json!({"id": id, "content": words[id], "single_word": false, "lstrip": false, "rstrip": false, "normalized": false, "special": true})
-    };
+    let vocabulary: serde_json::Map<_, _> =
+        words.iter().zip(0..).map(|(word, id)| (word.to_string(), json!(id))).collect();
+    let special = |id: usize| json!({"id": id, "content": words[id], "single_word": false, "lstrip": false, "rstrip": false, "normalized": false, "special": true});
     let tokenizer = json!({
         "version": "1.0", "added_tokens": [special(0), special(15)], "pre_tokenizer": {"type": "WhitespaceSplit"},
         "model": {"type": "WordLevel", "vocab": vocabulary, "unk_token": "<unk>"},
