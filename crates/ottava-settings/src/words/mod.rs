@@ -14,6 +14,9 @@ use toml::Value;
 /// Our key; its last part is also a key of other trainers.
 pub(super) const DATASETS: &str = "data.datasets";
 
+/// The start of our keys of reinforcement learning, some of which have the names of keys for preferences.
+const REINFORCEMENT: &str = "reinforcement.";
+
 /// The translation of one key.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Translation {
@@ -37,8 +40,8 @@ fn plain(name: &str) -> String {
 /// The row of `path`, which may have tables: a row for the last two parts of the path counts more than a row for the last part.
 fn meaning(path: &str) -> Option<&'static Meaning> {
     let path = plain(path);
-    if path == DATASETS {
-        // The table is ours. Its keys differ from the keys of trainers that have a list of this name at the top.
+    if path == DATASETS || path.starts_with(REINFORCEMENT) {
+        // The tables are ours. Other trainers have keys of these names in other tables, with other meanings.
         return None;
     }
     let last_two = path.rmatch_indices('.').nth(1).map_or(path.as_str(), |(at, _)| &path[at + 1..]);

@@ -2,13 +2,14 @@
 
 use super::phase::Phase;
 use super::validation::Validation;
-use crate::step::{Loss, TrainStep};
+use crate::step::{Loss, Metrics, TrainStep};
 use ottava_common::error::Result;
-use ottava_data::{Batch, DataState, RowShare, TrainingData};
+use ottava_data::{Batch, DataState, RowShare, Tokenizer, TrainingData};
 use ottava_models::{ConfigFile, Decoder};
 use ottava_recipe::mode::StepPrecision;
 use ottava_settings::RunConfig;
 use ottava_tensor::{DType, Device};
+use serde_json::Value;
 
 /// The objective of a run, as its settings say.
 pub trait Objective {
@@ -36,6 +37,12 @@ pub struct Opening<'a> {
     pub state: &'a DataState,
     /// The rows of this rank.
     pub share: RowShare,
+    /// The tokenizer.
+    pub tokenizer: &'a Tokenizer,
+    /// Steps that are done.
+    pub step: u64,
+    /// What [`Rows::unfinished`] returned when the checkpoint was saved.
+    pub unfinished: Option<&'a Value>,
 }
 
 /// The rows of a run: what each step reads, which may be rows that the model itself makes, and what is held out. All ranks call each function in the
@@ -47,6 +54,16 @@ pub trait Rows {
 
     /// The position in the data, as checkpoints save it.
     fn state(&self) -> DataState;
+
+    /// What later steps read of rows that were made already, as checkpoints save it.
+    fn unfinished(&self) -> Option<Value> {
+        None
+    }
+
+    /// What the rows say of the step that was loaded last.
+    fn metrics(&self) -> Metrics {
+        Metrics::default()
+    }
 
     /// SHA-256 of `reference.json` in the run's folder, which checkpoints save.
     fn reference_digest(&self) -> Option<String> {

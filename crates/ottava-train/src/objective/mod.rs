@@ -25,6 +25,7 @@ mod pairs;
 mod phase;
 pub mod preference;
 mod reward;
+pub mod rollout;
 mod validation;
 
 pub use contract::{Objective, Opening, Rows};
@@ -36,6 +37,7 @@ use next_token::NextToken;
 use ottava_settings::{ObjectiveKind, RunConfig};
 use pairs::Pairs;
 use reward::Reward;
+use rollout::Reinforcement;
 
 /// The objective of the run of `config`, once its data are resolved.
 pub fn of(config: &RunConfig) -> Box<dyn Objective> {
@@ -44,6 +46,7 @@ pub fn of(config: &RunConfig) -> Box<dyn Objective> {
         ObjectiveKind::Pairs => Box::new(Pairs::new(config)),
         ObjectiveKind::Labels => Box::new(Labels::new(config)),
         ObjectiveKind::Reward => Box::new(Reward::new(config)),
+        ObjectiveKind::Reinforcement => Box::new(Reinforcement::new(config)),
     }
 }
 

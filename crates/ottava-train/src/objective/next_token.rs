@@ -98,11 +98,11 @@ impl Rows for Documents {
 /// Bits per byte are recorded; perplexity follows from the loss.
 fn evaluation(text: &TextLoss) -> Evaluation {
     let metrics = match text.likelihood {
-        Some(Likelihood { perplexity, bits_per_byte }) => Metrics {
-            named: vec![("bits_per_byte", bits_per_byte)],
-            words: format!("perplexity {perplexity:.2}  bits per byte {bits_per_byte:.4}"),
-        },
-        None => Metrics { named: Vec::new(), words: "with label smoothing".into() },
+        Some(Likelihood { perplexity, bits_per_byte }) => Metrics::new(
+            [("bits_per_byte", bits_per_byte)],
+            format!("perplexity {perplexity:.2}  bits per byte {bits_per_byte:.4}"),
+        ),
+        None => Metrics::new([("", 0.0); 0], "with label smoothing"),
     };
     Evaluation { loss: text.loss, metrics }
 }

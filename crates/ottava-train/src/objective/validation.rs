@@ -44,7 +44,7 @@ impl Validation {
     pub fn metrics(&self) -> Map<String, Value> {
         let mut metrics = Map::new();
         let mut add = |prefix: String, Evaluation { loss, metrics: of }: &Evaluation| {
-            let all = [("loss", *loss)].into_iter().chain(of.named.iter().copied());
+            let all = [("loss", *loss)].into_iter().chain(of.named.iter().map(|(name, value)| (&**name, *value)));
             metrics.extend(all.map(|(name, value)| (format!("eval_{prefix}{name}"), json!(value))));
         };
         add(String::new(), &self.all);

@@ -6,6 +6,7 @@ use ottava_recipe::param::Units;
 use ottava_tensor::Tensor;
 use ottava_tensor::ops::IGNORE_INDEX;
 use std::any::Any;
+use std::borrow::Cow;
 
 /// The loss of a micro-batch, with the tensors that it reads besides token ids and targets.
 ///
@@ -46,12 +47,24 @@ pub trait Loss: Any {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Metrics {
     /// Numbers by the names under which they are recorded, in their order.
-    pub named: Vec<(&'static str, f64)>,
+    pub named: Vec<(Cow<'static, str>, f64)>,
     /// The most important ones in words, for a line of the program's log.
     pub words: String,
 }
 
 impl Metrics {
+    /// Numbers by name, and the most important ones in words.
+    pub fn new<N: Into<Cow<'static, str>>>(named: impl IntoIterator<Item = (N, f64)>, words: impl Into<String>) -> Metrics {
+        Metrics { named: named.into_iter().map(|(name, value)| (name.into(), value)).collect(), words: words.into() }
+    }
+
+    /// These metrics, then `others`.
+    pub fn and(mut self, others: Metrics) -> Metrics {
+        self.named.extend(others.named);
+        let words = [self.words, others.words].into_iter().filter(|words| !words.is_empty());
+        Metrics { named: self.named, words: words.collect::<Vec<_>>().join("  ") }
+    }
+
     /// The number of this name, if there is one.
     pub fn get(&self, name: &str) -> Option<f64> {
         self.named.iter().find(|(other, _)| *other == name).map(|(_, value)| *value)
