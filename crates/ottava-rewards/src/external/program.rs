@@ -81,7 +81,7 @@ impl CommandConfig {
         let start =
             |_| Ok(Worker { child: Some(Child::start(name, &self.command).map_err(Error::Config)?), next_id: 0 });
         let workers = (0..self.processes).map(start).collect::<Result<_>>()?;
-        Ok(Program { name: name.to_string(), config: self.clone(), timeout, workers })
+        Ok(Program { setup: Setup { name: name.to_string(), config: self.clone(), timeout }, workers })
     }
 
     /// Starts the command as an environment named `name`; its `samples` are turns. Errors as a reward does.
@@ -100,10 +100,15 @@ pub(super) fn seconds(setting: &str, value: f64) -> Result<Duration> {
 
 /// The running command.
 pub(crate) struct Program {
+    setup: Setup,
+    workers: Vec<Worker>,
+}
+
+/// What all processes of a command share.
+struct Setup {
     name: String,
     config: CommandConfig,
     timeout: Duration,
-    workers: Vec<Worker>,
 }
 
 /// One process, and what it becomes after failures.
@@ -113,12 +118,15 @@ struct Worker {
     next_id: u64,
 }
 
+/// Reads an answer to the request with this id, for the samples at these places. Errors with a sentence.
+type Read<T> = fn(&[u8], u64, &[Place]) -> Result<T, String>;
+
 /// A request for the part `samples` of a batch, and how its answer is read.
 struct Question<'a, S, T> {
     kind: Kind,
     samples: &'a [S],
     places: Vec<Place>,
-    read: fn(&[u8], u64, &[Place]) -> Result<T, String>,
+    read: Read<T>,
 }
 
 impl<'a, 'b> Question<'a, Sample<'b>, Scores> {
@@ -143,15 +151,15 @@ impl Program {
         deadline: Deadline,
     ) -> Vec<Result<T, Failure>> {
         let (next, is_over) = (AtomicUsize::new(0), AtomicBool::new(false));
-        let (name, config, timeout) = (&self.name, &self.config, self.timeout);
+        let setup = &self.setup;
         let work = |worker: &mut Worker| {
             let mut answers = Vec::new();
             while !is_over.load(Ordering::Relaxed) {
                 let number = next.fetch_add(1, Ordering::Relaxed);
                 let Some(question) = questions.get(number) else { break };
-                let answer = worker.ask(name, config, question, deadline, timeout);
-                let ends =
-                    matches!(answer, Err(Failure::Ended(_))) || answer.is_err() && config.on_error == OnError::Stop;
+                let answer = worker.ask(setup, question, deadline);
+                let ends = matches!(answer, Err(Failure::Ended(_)))
+                    || answer.is_err() && setup.config.on_error == OnError::Stop;
                 is_over.fetch_or(ends, Ordering::Relaxed);
                 answers.push((number, answer));
             }
@@ -174,44 +182,43 @@ impl Drop for Program {
 }
 
 impl Worker {
+    /// The answer to `question`, after attempts with new processes if need be.
     fn ask<S: Serialize, T>(
         &mut self,
-        name: &str,
-        config: &CommandConfig,
+        setup: &Setup,
         question: &Question<S, T>,
         deadline: Deadline,
-        timeout: Duration,
     ) -> Result<T, Failure> {
-        let mut words = String::new();
-        for attempt in 1..=config.attempts {
+        let (attempts, mut words) = (setup.config.attempts, String::new());
+        for attempt in 1..=attempts {
             deadline.check()?;
-            match self.attempt(name, config, question, deadline.within(timeout))? {
+            match self.attempt(setup, question, deadline.within(setup.timeout))? {
                 Ok(answer) => return Ok(answer),
                 Err(fault) => words = fault,
             }
-            deadline.check()?;
+            // A process that has not answered this request would answer it instead of the next one.
             let stderr = self.child.take().map(Child::kill).unwrap_or_default();
+            deadline.check()?;
             if !stderr.is_empty() {
                 words += &format!("\nThe last lines of its stderr:\n{stderr}");
             }
-            tracing::warn!("{name}: attempt {attempt} of {}: {words}", config.attempts);
+            tracing::warn!("{}: attempt {attempt} of {attempts}: {words}", setup.name);
         }
-        let command = excerpt(config.command.join(" ").as_bytes());
-        let attempts = if config.attempts == 1 { "".into() } else { format!(" (attempt {0} of {0})", config.attempts) };
-        Err(Failure::Failed(format!("the command `{command}` failed{attempts}: {words}")))
+        let command = excerpt(setup.config.command.join(" ").as_bytes());
+        let last = if attempts == 1 { String::new() } else { format!(" (attempt {attempts} of {attempts})") };
+        Err(Failure::Failed(format!("the command `{command}` failed{last}: {words}")))
     }
 
     /// One attempt, with a new process if there is none. The inner error is a sentence about what went wrong.
     fn attempt<S: Serialize, T>(
         &mut self,
-        name: &str,
-        config: &CommandConfig,
+        setup: &Setup,
         question: &Question<S, T>,
         deadline: Deadline,
     ) -> Result<Result<T, String>> {
         let child = match self.child.take() {
             Some(child) => Ok(child),
-            None => Child::start(name, &config.command),
+            None => Child::start(&setup.name, &setup.config.command),
         };
         let child = match child {
             Ok(child) => self.child.insert(child),
@@ -226,19 +233,19 @@ impl Worker {
 
 impl Reward for Program {
     fn score(&mut self, samples: &[Sample], deadline: Deadline) -> Result<Scores> {
-        let batches: Vec<_> = samples.chunks(self.config.batch_size).collect();
+        let batches: Vec<_> = samples.chunks(self.setup.config.batch_size).collect();
         let questions: Vec<_> = batches.iter().map(|samples| Question::scores(samples)).collect();
         let answers = self.ask(&questions, deadline);
-        self.config.on_error.merge(&batches, answers)
+        self.setup.config.on_error.merge(&batches, answers)
     }
 }
 
 impl Environment for Program {
     /// After failures that do not end the run, the conversations of a request are over.
     fn step(&mut self, episodes: &[Episode], deadline: Deadline) -> Result<Vec<Step>> {
-        let batches: Vec<_> = episodes.chunks(self.config.batch_size).collect();
+        let batches: Vec<_> = episodes.chunks(self.setup.config.batch_size).collect();
         let questions: Vec<_> = batches.iter().map(|episodes| Question::steps(episodes)).collect();
-        let (answers, on_error) = (self.ask(&questions, deadline), self.config.on_error);
+        let (answers, on_error) = (self.ask(&questions, deadline), self.setup.config.on_error);
         let mut steps = Vec::with_capacity(episodes.len());
         for (batch, answer) in batches.iter().zip(answers) {
             let over = Step { done: true, message: None, reward: on_error.reward() };

@@ -2,6 +2,7 @@
 
 use super::MAX_TEXT;
 use super::rational::Rational;
+use super::units::LETTERS;
 
 /// A piece of an answer.
 #[derive(Clone, Debug, PartialEq)]
@@ -9,6 +10,8 @@ pub(crate) enum Token {
     Number(Rational),
     /// Letters, or a sign or command without a meaning here.
     Word(String),
+    /// A unit of one letter in upright text.
+    Unit(String),
     Pi,
     Infinity,
     Sign(char),
@@ -144,6 +147,7 @@ impl<'a> Lexer<'a> {
             "pi" => Token::Pi,
             "sqrt" => Token::Sqrt,
             "inf" | "infinity" | "oo" => Token::Infinity,
+            letter if LETTERS.contains(&letter) && self.groups.last() == Some(&true) => Token::Unit(letter.into()),
             word => Token::Word(word.into()),
         });
     }

@@ -15,7 +15,7 @@ use super::answer::{Answer, Value};
 use super::lex::{Bracket, Token};
 use super::number::Number;
 use super::rational::Rational;
-use super::units::Units;
+use super::units::{LETTERS, Units};
 use std::cell::Cell;
 
 /// How deep brackets, signs and powers may be nested.
@@ -80,8 +80,15 @@ fn without_unit<'a>(tokens: &'a [Token], units: &Units) -> Option<&'a [Token]> {
         [base @ .., Sign('^'), Open(Bracket::Group), Number(_), Close(Bracket::Group)] => base,
         base => base,
     };
-    match base.split_last()? {
-        (Token::Word(word), before) if units.contain(word) => Some(before),
+    let is_letter = |word: &str| LETTERS.contains(&word);
+    match base {
+        [before @ .., Token::Unit(_)] => Some(before),
+        [before @ .., Token::Word(word)] if units.contain(word) => Some(before),
+        [before @ .., Token::Word(above), Sign('/'), Token::Word(below)]
+            if is_letter(below) && (is_letter(above) || units.contain(above)) =>
+        {
+            Some(before)
+        }
         _ => None,
     }
 }

@@ -135,11 +135,11 @@ impl Rational {
 fn square_divisor(mut value: u64) -> (u64, u64) {
     let (mut outside, mut inside, mut divisor) = (1, 1, 2);
     while divisor * divisor * divisor <= value {
-        while value % (divisor * divisor) == 0 {
+        while value.is_multiple_of(divisor * divisor) {
             value /= divisor * divisor;
             outside *= divisor;
         }
-        if value % divisor == 0 {
+        if value.is_multiple_of(divisor) {
             value /= divisor;
             inside *= divisor;
         }

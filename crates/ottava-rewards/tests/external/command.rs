@@ -158,6 +158,21 @@ fn a_deadline_ends_all_attempts() {
     assert!(began.elapsed() < Duration::from_secs(10), "{:?}", began.elapsed());
 }
 
+#[test]
+fn a_late_answer_is_not_taken_for_the_next_one() {
+    let file = scratch("late");
+    let script = format!("[ -e {0} ] || {{ touch {0}; sleep 60; }}\n{1}", file.display(), good());
+    let mut rewards = RewardSpec::build(&[toml::from_str(&settings(&script, "attempts = 1")).unwrap()]).unwrap();
+    with_samples(2, |samples| {
+        while !file.exists() {
+            sleep(Duration::from_millis(5));
+        }
+        rewards.score(samples, Deadline::after(Duration::from_millis(100))).unwrap_err();
+        let scored = rewards.score(samples, Deadline::after(Duration::from_secs(20))).unwrap();
+        assert_eq!(scored.totals, [Some(1.0), None]);
+    });
+}
+
 /// Whether the process whose number `file` holds lives.
 fn lives(file: &Path) -> bool {
     let pid = fs::read_to_string(file).unwrap();
