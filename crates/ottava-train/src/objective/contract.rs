@@ -1,8 +1,8 @@
 //! What an objective is.
 
-use super::phase::Phase;
 use super::validation::Validation;
-use crate::step::{Loss, TrainStep};
+use crate::phase::Passes;
+use crate::step::{Loss, Metrics, TrainStep};
 use ottava_common::error::Result;
 use ottava_data::{Batch, DataState, RowShare, TrainingData};
 use ottava_models::{ConfigFile, Decoder};
@@ -16,7 +16,7 @@ pub trait Objective {
     fn loss(&self, rows: usize, device: &Device, dtype: DType) -> Result<Box<dyn Loss>>;
 
     /// The passes without gradients of the run of `config`, besides its steps. A plan rehearses them.
-    fn phases(&self, config: &RunConfig) -> Vec<Phase>;
+    fn passes(&self, config: &RunConfig) -> Vec<Passes>;
 
     /// The rows of the run. Errors with [`Error::Data`](ottava_common::Error::Data) when none is left to train on, and with
     /// [`Error::Checkpoint`](ottava_common::Error::Checkpoint) when the position does not fit the data.
@@ -36,6 +36,17 @@ pub struct Opening<'a> {
     pub state: &'a DataState,
     /// The rows of this rank.
     pub share: RowShare,
+}
+
+/// What [`Rows::load`] has loaded for a step.
+#[derive(Clone, Debug, Default)]
+pub struct LoadedRows {
+    /// The first micro-batch, if passes can be compared on it before the step, as
+    /// [`ObjectiveProperties::compares_passes`](ottava_settings::ObjectiveProperties::compares_passes) says.
+    pub first: Option<Batch>,
+    /// What the rows say of themselves, such as the rewards of a rollout. Observers see these metrics before the step, and the report of the step has
+    /// them before the metrics of the loss.
+    pub metrics: Metrics,
 }
 
 /// The rows of a run: what each step reads, which may be rows that the model itself makes, and what is held out. All ranks call each function in the
@@ -71,9 +82,8 @@ pub trait Rows {
         Ok(())
     }
 
-    /// Loads all micro-batches of the next step, whose products have this `precision`, into `step`. Returns the first micro-batch if passes can be compared on
-    /// it before the step, as [`ObjectiveProperties::compares_passes`](ottava_settings::ObjectiveProperties::compares_passes) says.
-    fn load(&mut self, model: &mut Decoder, step: &mut TrainStep, precision: StepPrecision) -> Result<Option<Batch>>;
+    /// Loads all micro-batches of the next step, whose products have this `precision`, into `step`.
+    fn load(&mut self, model: &mut Decoder, step: &mut TrainStep, precision: StepPrecision) -> Result<LoadedRows>;
 
     /// Loss and metrics of the rows that are held out; `None` without such rows.
     ///
