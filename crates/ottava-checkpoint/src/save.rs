@@ -6,8 +6,9 @@
 
 use crate::live::LiveTensors;
 use crate::model::FolderTemplate;
+use crate::progress::Progress;
 use crate::slices::{FOLDER, SliceWriter};
-use crate::training::{Contents, Progress};
+use crate::training::Contents;
 use crate::{CheckpointWriter, FileStart, delete_old};
 use ottava_common::error::{Error, Result};
 use ottava_common::fs::{Fs, RealFs};

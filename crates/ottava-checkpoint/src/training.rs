@@ -5,18 +5,14 @@ use crate::live::LiveTensors;
 use crate::model::expect_finite;
 use crate::safetensors_write::{MAX_FILE_BYTES, ModelFile, model_files, write_index};
 use crate::slices::{FOLDER, Regions, SliceFiles, SliceWriter};
-use crate::{Best, CheckpointWriter, FileStart, Manifest, TensorInfo, adapter, write_tensors};
+use crate::{CheckpointWriter, FileStart, Manifest, Progress, TensorInfo, adapter, write_tensors};
 use ottava_common::error::{Error, Result};
-use ottava_data::DataState;
 use ottava_models::Decoder;
 use ottava_parallel::Partition;
-use ottava_parallel::optim::{LossScale, Optimizer, Per, StateTensor, optimizer_tensors, read_and_optimizer_tensors};
+use ottava_parallel::optim::{Optimizer, Per, StateTensor, optimizer_tensors, read_and_optimizer_tensors};
 use ottava_recipe::param::{Param, Purpose, Region, Shard};
-use ottava_sentinel::{AlarmMemory, SentinelState};
 use ottava_tensor::comm::Axis;
 use ottava_tensor::{DType, Device, ExpandedTensor, Snapshot, Tensor};
-use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value};
 use std::collections::HashMap;
 use std::ops::Range;
 use std::path::Path;
@@ -28,66 +24,6 @@ const SCALING: &str = "scaling.safetensors";
 
 /// Prefix of the names of scaling arrays.
 const SCALING_PREFIX: &str = "scaling.";
-
-/// The state of a run other than its tensors.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Progress {
-    /// Optimizer steps done.
-    pub step: u64,
-    /// Tokens of documents trained on; padding is none.
-    pub tokens: u64,
-    /// Position in the data, and the seed of its order.
-    pub loader: DataState,
-    /// Hash of the prepared data: of files, tokenizer and options.
-    pub data: String,
-    /// The resolved configuration of the run, as TOML.
-    pub config: String,
-    /// Names of the FP8 casts, in the order of the scaling arrays.
-    pub scaling_slots: Vec<String>,
-    /// The loss scale, with `fp16`.
-    #[serde(default)]
-    pub loss_scale: Option<LossScale>,
-    /// Metrics of the step that are not written yet, because a signal interrupted its evaluation.
-    #[serde(default)]
-    pub pending: Option<Map<String, Value>>,
-    /// The best evaluation so far.
-    #[serde(default)]
-    pub best: Option<Best>,
-    /// The decisions of the sentinel, and the rollbacks of the run.
-    #[serde(default)]
-    pub sentinel: SentinelState,
-    /// What alarms compare the next step with.
-    #[serde(default)]
-    pub alarms: AlarmMemory,
-    /// SHA-256 of the log-probabilities of the reference model, if the run has stored them.
-    #[serde(default)]
-    pub reference: Option<String>,
-    /// Whether only a signal asked for the checkpoint. Rollbacks do not return to it, and it does not count for `save_total_limit`, so that the run
-    /// goes on as if nothing had stopped it.
-    #[serde(default)]
-    pub is_interruption: bool,
-}
-
-impl Progress {
-    /// A run before its first step, which reads its data from `loader` on.
-    pub fn start(loader: DataState) -> Progress {
-        Progress {
-            step: 0,
-            tokens: 0,
-            loader,
-            data: String::new(),
-            config: String::new(),
-            scaling_slots: Vec::new(),
-            loss_scale: None,
-            pending: None,
-            best: None,
-            sentinel: SentinelState::default(),
-            alarms: AlarmMemory::default(),
-            reference: None,
-            is_interruption: false,
-        }
-    }
-}
 
 /// What one rank writes into a checkpoint, without the bytes of tensors. Ranks share the files of the weights, and each writes its slices of
 /// the optimizer; the leading rank writes the rest.

@@ -245,6 +245,11 @@ impl Ranks {
         Ok(all.iter().map(|bytes| bytes.chunks_exact(8).map(number).collect()).collect())
     }
 
+    /// Gathers bytes of each rank, by rank.
+    pub fn gather_bytes(&self, what: &str, bytes: &[u8]) -> Result<Vec<Vec<u8>>> {
+        Ok(self.world().agree(what, bytes)?.iter().map(|bytes| bytes.to_vec()).collect())
+    }
+
     /// Whether `flag` is set on any rank.
     pub fn any(&self, what: &str, flag: bool) -> Result<bool> {
         Ok(self.gather(what, [f64::from(flag)])?.iter().any(|[flag]| *flag != 0.0))

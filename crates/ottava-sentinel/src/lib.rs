@@ -17,7 +17,7 @@
 //!   `Core::compare_loss_cost`)
 //!
 //! A `Probe` (`scaling/probe.rs`) collects the sums on the device, and all ranks add them; its `Observer` copies tensors for `[debug]`. `Verdict`
-//! and `SentinelState` are functions of these sums, and `Trainer::watch` carries out the decision. `ScalingState::set_high_precision` marks the
+//! and `SentinelState` are functions of these sums, and the observer `Comparison` (`trainer/observers/comparison.rs`) carries out the decision. `ScalingState::set_high_precision` marks the
 //! slots of a linear: then its products read values and its casts only measure, as in a step in high precision. `TrainStep::repeat` compares two
 //! passes of the same precision. `Recommendation` and `what_if` say which linears to compute in BF16 and what other casts would lose;
 //! `RunComparison` (`report/run_comparison.rs`) finds where two runs part. Tests plant faults in products with `planted.rs` of `ottava-tensor`.

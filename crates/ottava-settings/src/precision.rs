@@ -2,7 +2,7 @@
 
 use crate::RunConfig;
 use crate::names::Known;
-use ottava_checkpoint::{Manifest, training};
+use ottava_checkpoint::{Manifest, Progress, training};
 use ottava_common::error::{Error, Result};
 use std::path::Path;
 use toml::Table;
@@ -28,7 +28,7 @@ impl RunConfig {
     }
 
     /// The configuration that the `progress` of the checkpoint at `path` holds.
-    pub fn saved(path: &Path, progress: &training::Progress) -> Result<RunConfig> {
+    pub fn saved(path: &Path, progress: &Progress) -> Result<RunConfig> {
         let table = progress.config.parse::<Table>().map_err(|error| vec![error.to_string()]);
         let read = table.and_then(RunConfig::from_table).map(|(config, _)| config);
         read.map_err(|problems| {

@@ -53,13 +53,9 @@ impl Loss for Focal {
         Ok(self.merge(sums, &[focal, losses.iter().sum(), losses.len() as f64]))
     }
 
-    fn merge(&self, sums: Vec<f64>, of_rank: &[f64]) -> Vec<f64> {
-        of_rank.iter().enumerate().map(|(i, sum)| sums.get(i).unwrap_or(&0.0) + sum).collect()
-    }
-
     fn metrics(&self, sums: &[f64]) -> Metrics {
         let plain = sums[1] / sums[2];
-        Metrics { named: vec![("cross_entropy", plain)], words: format!("cross entropy {plain:.3}") }
+        Metrics::new([("cross_entropy", plain)], format!("cross entropy {plain:.3}"))
     }
 }
 

@@ -70,6 +70,7 @@ fn inference(
         kv_cache_dtype,
         prefix_caching: true,
         batch_invariant: false,
+        logprobs_of_loss: false,
     };
     Engine::new(model, &options)?.warm_up()?;
     let Device::Cuda(gpu) = &device else { unreachable!("a GPU in a dry run") };

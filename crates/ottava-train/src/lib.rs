@@ -6,6 +6,7 @@ pub mod calibrate;
 pub mod evaluate;
 pub mod monitor;
 pub mod objective;
+pub mod phase;
 pub mod plan;
 pub mod report;
 pub mod run;

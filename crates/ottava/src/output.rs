@@ -215,7 +215,7 @@ impl Progress {
     pub fn step(&self, report: &StepReport) {
         let mut line = format!(
             "loss {:.4}  lr {:.2e}  grad norm {:.3}  {:.0} tokens/s",
-            report.loss, report.learning_rate, report.grad_norm, report.tokens_per_second
+            report.result.loss, report.learning_rate, report.result.grad_norm, report.cost.tokens_per_second
         );
         if !report.metrics.words.is_empty() {
             line += &format!("  {}", report.metrics.words);

@@ -21,7 +21,10 @@ impl RunConfig {
         };
         // A folder that cannot be read is an error where its sizes are.
         let is_reward_model = ConfigFile::read(&self.model.path).and_then(|file| is_reward_model(&file));
+        let unresolved = self.clone();
         self.preference.resolve(kind, &self.lora, is_reward_model.unwrap_or(false))?;
+        // Settings that do not go together with the loss that "auto" stands for.
+        self.expect_no_more_problems_than(&unresolved)?;
         if self.preference.trains_reward_model() && !self.generation.prompts.is_empty() {
             return Err(Error::Config(
                 "`generation.prompts` is set, and a reward model writes no text; remove the prompts".into(),

@@ -1,10 +1,10 @@
 //! What an objective is.
 
-use super::phase::Phase;
 use super::validation::Validation;
+use crate::phase::Passes;
 use crate::step::{Loss, Metrics, TrainStep};
 use ottava_common::error::Result;
-use ottava_data::{Batch, DataState, RowShare, Tokenizer, TrainingData};
+use ottava_data::{Batch, DataState, RowShare, TrainingData};
 use ottava_models::{ConfigFile, Decoder};
 use ottava_recipe::mode::StepPrecision;
 use ottava_settings::RunConfig;
@@ -17,7 +17,7 @@ pub trait Objective {
     fn loss(&self, rows: usize, device: &Device, dtype: DType) -> Result<Box<dyn Loss>>;
 
     /// The passes without gradients of the run of `config`, besides its steps. A plan rehearses them.
-    fn phases(&self, config: &RunConfig) -> Vec<Phase>;
+    fn passes(&self, config: &RunConfig) -> Vec<Passes>;
 
     /// The rows of the run. Errors with [`Error::Data`](ottava_common::Error::Data) when none is left to train on, and with
     /// [`Error::Checkpoint`](ottava_common::Error::Checkpoint) when the position does not fit the data.
@@ -37,12 +37,21 @@ pub struct Opening<'a> {
     pub state: &'a DataState,
     /// The rows of this rank.
     pub share: RowShare,
-    /// The tokenizer.
-    pub tokenizer: &'a Tokenizer,
     /// Steps that are done.
     pub step: u64,
     /// What [`Rows::unfinished`] returned when the checkpoint was saved.
     pub unfinished: Option<&'a Value>,
+}
+
+/// What [`Rows::load`] has loaded for a step.
+#[derive(Clone, Debug, Default)]
+pub struct LoadedRows {
+    /// The first micro-batch, if passes can be compared on it before the step, as
+    /// [`ObjectiveProperties::compares_passes`](ottava_settings::ObjectiveProperties::compares_passes) says.
+    pub first: Option<Batch>,
+    /// What the rows say of themselves, such as the rewards of a rollout. Observers see these metrics before the step, and the report of the step has
+    /// them before the metrics of the loss.
+    pub metrics: Metrics,
 }
 
 /// The rows of a run: what each step reads, which may be rows that the model itself makes, and what is held out. All ranks call each function in the
@@ -60,10 +69,8 @@ pub trait Rows {
         None
     }
 
-    /// What the rows say of the step that was loaded last.
-    fn metrics(&self) -> Metrics {
-        Metrics::default()
-    }
+    /// Forgets rows that the model has made, since the run goes back to an earlier model.
+    fn forget_unfinished(&mut self) {}
 
     /// SHA-256 of `reference.json` in the run's folder, which checkpoints save.
     fn reference_digest(&self) -> Option<String> {
@@ -88,9 +95,8 @@ pub trait Rows {
         Ok(())
     }
 
-    /// Loads all micro-batches of the next step, whose products have this `precision`, into `step`. Returns the first micro-batch if passes can be compared on
-    /// it before the step, as [`ObjectiveProperties::compares_passes`](ottava_settings::ObjectiveProperties::compares_passes) says.
-    fn load(&mut self, model: &mut Decoder, step: &mut TrainStep, precision: StepPrecision) -> Result<Option<Batch>>;
+    /// Loads all micro-batches of the next step, whose products have this `precision`, into `step`.
+    fn load(&mut self, model: &mut Decoder, step: &mut TrainStep, precision: StepPrecision) -> Result<LoadedRows>;
 
     /// Loss and metrics of the rows that are held out; `None` without such rows.
     ///

@@ -1,7 +1,8 @@
 //! KTO and its relatives: completions with labels relative to a reference model.
 
 use super::preference::{Preference, PreferenceRows, ReferenceModel};
-use super::{Objective, Opening, Phase, Rows, When};
+use super::{Objective, Opening, Rows};
+use crate::phase::{Passes, Phase};
 use crate::step::Loss;
 use ottava_common::error::Result;
 use ottava_data::RowTarget;
@@ -29,17 +30,17 @@ impl Objective for Labels {
 
     /// If the divergence from the reference model is estimated, evaluations have the completions of other prompts too, and so have passes before each
     /// step.
-    fn phases(&self, config: &RunConfig) -> Vec<Phase> {
+    fn passes(&self, config: &RunConfig) -> Vec<Passes> {
         if !self.how.needs_divergence() {
-            return self.reference.phases(config, 1);
+            return self.reference.passes(config, 1);
         }
         let (micro_batches, rows) = (config.training.gradient_accumulation_steps, config.micro_batch_rows());
-        let mismatched = |pass| Phase { when: When::BeforeEachStep, pass, micro_batches, rows };
+        let mismatched = |pass| Passes { phase: Phase::Rows, pass, micro_batches, rows };
         let reference = (self.reference == ReferenceModel::BeforeEachStep).then(|| mismatched(Pass::Reference));
-        let mut phases = self.reference.phases(config, 2);
-        phases.push(mismatched(Pass::Evaluation));
-        phases.extend(reference);
-        phases
+        let mut passes = self.reference.passes(config, 2);
+        passes.push(mismatched(Pass::Evaluation));
+        passes.extend(reference);
+        passes
     }
 
     fn open(&self, opening: &Opening) -> Result<Box<dyn Rows>> {

@@ -8,8 +8,9 @@
 //!   that it reads besides token ids; an objective writes these tensors between steps (`TrainStep::loss_mut`), so a captured step only reads
 //!   tensors that the host has written before. `NextTokenLoss` is the smallest loss.
 //! - An `Objective` makes the losses of a step, which `Run::new` gives to `TrainStep`, and lists the passes without gradients beside the steps
-//!   (`Phase`), which the plan rehearses. With the data it opens `Rows`, the only part with a state. The trainer sees only `Rows`. They get the
-//!   model and the step when they load, so they may make the rows of a step themselves, or run other passes first.
+//!   (`Passes`), which the plan rehearses in their phases (`phase.rs`). With the data it opens `Rows`, the only part with a state. The trainer sees only `Rows`. They get the
+//!   model and the step when they load, so they may make the rows of a step themselves, or run other passes first. They may report metrics with the
+//!   rows (`LoadedRows`), which observers of the trainer see.
 //!
 //! `ObjectiveKind::properties` (`settings/objective/kind.rs`) holds what settings and plans need before an objective is built, such as the rows of an
 //! example. All evaluations run in rounds (`round` in `evaluate.rs`), which divide turns among ranks, gather their numbers and agree on stops.
@@ -22,14 +23,12 @@ mod contract;
 mod kto;
 mod next_token;
 mod pairs;
-mod phase;
 pub mod preference;
 mod reward;
 pub mod rollout;
 mod validation;
 
-pub use contract::{Objective, Opening, Rows};
-pub use phase::{Phase, When};
+pub use contract::{LoadedRows, Objective, Opening, Rows};
 pub use validation::{Evaluation, Validation};
 
 use kto::Labels;
@@ -53,46 +52,42 @@ pub fn of(config: &RunConfig) -> Box<dyn Objective> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use When::{BeforeEachStep, BeforeTraining};
+    use crate::phase::{Passes, Phase};
     use ottava_recipe::mode::Pass::{Evaluation, Reference};
     use ottava_settings::{LossType, RunConfig};
 
     #[test]
     fn each_objective_lists_its_passes() {
-        let phases = |loss: Option<LossType>, precompute: Option<bool>, validates: bool| {
+        let passes = |loss: Option<LossType>, precompute: Option<bool>, validates: bool| {
             let mut config = RunConfig::default();
             (config.preference.loss_type, config.preference.precompute_ref_log_probs) =
                 (loss.map(Into::into), precompute);
             config.data.val_set_size = if validates { 4.0 } else { 0.0 };
             (config.training.per_device_train_batch_size, config.training.gradient_accumulation_steps) = (2, 3);
-            let of_run = of(&config).phases(&config);
+            let of_run = of(&config).passes(&config);
             of_run
                 .into_iter()
-                .map(|Phase { when, pass, micro_batches, rows }| (when, pass, micro_batches, rows))
+                .map(|Passes { phase, pass, micro_batches, rows }| (phase, pass, micro_batches, rows))
                 .collect()
         };
-        let held_out = |pass, micro_batches, rows| (When::Evaluation, pass, micro_batches, rows);
+        let held_out = |pass, micro_batches, rows| (Phase::Evaluation, pass, micro_batches, rows);
         let (dpo, kto) = (Some(LossType::Sigmoid), Some(LossType::Kto));
         let cases: [(Vec<_>, &[_]); 9] = [
-            (phases(None, None, false), &[]),
-            (phases(None, None, true), &[held_out(Evaluation, 1, 2)]),
-            (phases(dpo, Some(true), true), &[held_out(Evaluation, 1, 4), (BeforeTraining, Evaluation, 1, 4)]),
-            (phases(dpo, Some(false), false), &[(BeforeEachStep, Reference, 3, 4)]),
+            (passes(None, None, false), &[]),
+            (passes(None, None, true), &[held_out(Evaluation, 1, 2)]),
+            (passes(dpo, Some(true), true), &[held_out(Evaluation, 1, 4), (Phase::Reference, Evaluation, 1, 4)]),
+            (passes(dpo, Some(false), false), &[(Phase::Rows, Reference, 3, 4)]),
             (
-                phases(dpo, Some(false), true),
-                &[held_out(Evaluation, 1, 4), (BeforeEachStep, Reference, 3, 4), held_out(Reference, 1, 4)],
+                passes(dpo, Some(false), true),
+                &[held_out(Evaluation, 1, 4), (Phase::Rows, Reference, 3, 4), held_out(Reference, 1, 4)],
             ),
-            (phases(kto, Some(true), false), &[(BeforeTraining, Evaluation, 2, 2), (BeforeEachStep, Evaluation, 3, 2)]),
+            (passes(kto, Some(true), false), &[(Phase::Reference, Evaluation, 2, 2), (Phase::Rows, Evaluation, 3, 2)]),
             (
-                phases(kto, Some(false), false),
-                &[
-                    (BeforeEachStep, Reference, 3, 2),
-                    (BeforeEachStep, Evaluation, 3, 2),
-                    (BeforeEachStep, Reference, 3, 2),
-                ],
+                passes(kto, Some(false), false),
+                &[(Phase::Rows, Reference, 3, 2), (Phase::Rows, Evaluation, 3, 2), (Phase::Rows, Reference, 3, 2)],
             ),
-            (phases(Some(LossType::ApoZeroUnpaired), Some(true), false), &[(BeforeTraining, Evaluation, 1, 2)]),
-            (phases(Some(LossType::BradleyTerry), None, true), &[held_out(Evaluation, 1, 4)]),
+            (passes(Some(LossType::ApoZeroUnpaired), Some(true), false), &[(Phase::Reference, Evaluation, 1, 2)]),
+            (passes(Some(LossType::BradleyTerry), None, true), &[held_out(Evaluation, 1, 4)]),
         ];
         for (i, (found, expected)) in cases.iter().enumerate() {
             assert_eq!(found, expected, "case {i}");

@@ -1,7 +1,8 @@
 //! The next token of texts, chats and completions.
 
-use super::{Evaluation, Objective, Opening, Phase, Rows, Validation, When};
+use super::{Evaluation, LoadedRows, Objective, Opening, Rows, Validation};
 use crate::evaluate::{Likelihood, TextLoss, evaluate};
+use crate::phase::{Passes, Phase};
 use crate::step::{Loss, Metrics, NextTokenLoss, TrainStep};
 use ottava_common::error::Result;
 use ottava_data::{Batch, BatchLoader, DataSet, DataState, EvalLoader, Packing, RowLayout, Windows, loader};
@@ -18,9 +19,9 @@ impl Objective for NextToken {
         Ok(Box::new(NextTokenLoss))
     }
 
-    fn phases(&self, config: &RunConfig) -> Vec<Phase> {
-        let evaluation = Phase {
-            when: When::Evaluation,
+    fn passes(&self, config: &RunConfig) -> Vec<Passes> {
+        let evaluation = Passes {
+            phase: Phase::Evaluation,
             pass: Pass::Evaluation,
             micro_batches: config.parallel.pipeline,
             rows: config.micro_batch_rows(),
@@ -59,13 +60,13 @@ impl Rows for Documents {
         self.batches.state()
     }
 
-    fn load(&mut self, _: &mut Decoder, step: &mut TrainStep, _: StepPrecision) -> Result<Option<Batch>> {
+    fn load(&mut self, _: &mut Decoder, step: &mut TrainStep, _: StepPrecision) -> Result<LoadedRows> {
         let first = self.batches.next_batch(self.rows)?;
         step.load(0, &first)?;
         for micro_batch in 1..step.schedule().micro_batches {
             step.load(micro_batch, &self.batches.next_batch(self.rows)?)?;
         }
-        Ok(Some(first))
+        Ok(LoadedRows { first: Some(first), metrics: Metrics::default() })
     }
 
     fn evaluate(&self, model: &mut Decoder, step: &TrainStep, precision: StepPrecision) -> Result<Option<Validation>> {

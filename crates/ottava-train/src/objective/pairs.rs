@@ -1,7 +1,8 @@
 //! DPO and its relatives: pairs of completions relative to a reference model.
 
 use super::preference::{Preference, PreferenceRows, ReferenceModel};
-use super::{Objective, Opening, Phase, Rows};
+use super::{Objective, Opening, Rows};
+use crate::phase::Passes;
 use crate::step::Loss;
 use ottava_common::error::Result;
 use ottava_data::RowTarget;
@@ -26,8 +27,8 @@ impl Objective for Pairs {
         self.how.of_micro_batch(rows, device, dtype)
     }
 
-    fn phases(&self, config: &RunConfig) -> Vec<Phase> {
-        self.reference.phases(config, 1)
+    fn passes(&self, config: &RunConfig) -> Vec<Passes> {
+        self.reference.passes(config, 1)
     }
 
     fn open(&self, opening: &Opening) -> Result<Box<dyn Rows>> {

@@ -9,7 +9,8 @@
 //! `evaluate_rewards` (`preference/evaluation.rs`) evaluates records for `ottava eval`.
 
 use super::preference::{Preference, PreferenceRows, Reference, ReferenceModel};
-use super::{Objective, Opening, Phase, Rows};
+use super::{Objective, Opening, Rows};
+use crate::phase::Passes;
 use crate::step::Loss;
 use ottava_common::error::Result;
 use ottava_data::RowTarget;
@@ -32,8 +33,8 @@ impl Objective for Reward {
         self.0.of_micro_batch(rows, device, dtype)
     }
 
-    fn phases(&self, config: &RunConfig) -> Vec<Phase> {
-        ReferenceModel::Absent.phases(config, 1)
+    fn passes(&self, config: &RunConfig) -> Vec<Passes> {
+        ReferenceModel::Absent.passes(config, 1)
     }
 
     fn open(&self, opening: &Opening) -> Result<Box<dyn Rows>> {

@@ -1,6 +1,7 @@
 //! The memory of a run, from a dry run: the training code on a device without data that accounts for memory.
 
-use crate::objective::{self, Phase, When};
+use crate::objective;
+use crate::phase::{Check, Passes, Phase};
 use crate::run::Run;
 use crate::step::{Loss, MicroBatch, NextTokenLoss, token_losses};
 use ottava_checkpoint::{Contents, RandomWeights};
@@ -14,7 +15,7 @@ use ottava_recipe::layer_ranks::ShardPlace;
 use ottava_recipe::mode::StepPrecision;
 use ottava_recipe::storage::Masters;
 use ottava_sentinel::SentinelPolicy;
-use ottava_settings::{Algorithm, ResolvedConfig};
+use ottava_settings::{Algorithm, ResolvedConfig, RunConfig};
 use ottava_tensor::comm::{Axis, GPUS_PER_NODE, Group};
 use ottava_tensor::cuda::{GpuModel, Workload};
 use ottava_tensor::ops::real_type;
@@ -194,12 +195,14 @@ struct DryRun {
 }
 
 impl DryRun {
-    /// Builds the model, runs the steps that differ and the phases of the objective around them, and saves, on a device in a dry run.
+    /// Builds the model and walks the phases of a run, on a device in a dry run.
+    ///
+    /// The run has two steps of each precision: later steps reuse what the first left, and steps in high precision hold other operands. Checks are due
+    /// in the first step, an evaluation after the second step of each precision, and a save at the end.
     fn new(config: &ResolvedConfig, sizes: &DecoderConfig, device: &Device, stage: usize) -> Result<DryRun> {
         let tracker = device.tracker().expect("a device in a dry run").clone();
-        let (t, seq_len) = (&config.run.training, config.run.data.max_length);
-        let rows = config.run.micro_batch_rows();
-        let micro_batches = t.gradient_accumulation_steps;
+        let seq_len = config.run.data.max_length;
+        let (rows, micro_batches) = (config.run.micro_batch_rows(), config.run.training.gradient_accumulation_steps);
         let distinct = distinct_micro_batches(config);
         let mut run = dry_run(config, sizes, device, distinct, stage)?;
         let build = device.scope("build");
@@ -208,71 +211,122 @@ impl DryRun {
         let (place, sums) = (run.step.partition().ranks().place(Axis::Context), real_type(run.model.recipe().compute));
         let other = |_| held(device, [rows, seq_len], place, objective.loss(rows, device, sums)?);
         let _others = (distinct..micro_batches).map(other).collect::<Result<Vec<_>>>()?;
-        let phases = objective.phases(&config.run);
-        let rehearse = |run: &mut Run, when, precision| {
-            let mut due = phases.iter().filter(|phase| phase.when == when);
-            due.try_for_each(|phase| rehearse(run, phase, seq_len, precision))
-        };
+        let passes = objective.passes(&config.run);
         drop(build);
         let build = tracker.take_peak();
-        rehearse(&mut run, When::BeforeTraining, StepPrecision::Recipe)?;
-        rehearse(&mut run, When::Evaluation, StepPrecision::Recipe)?;
-        // Later steps reuse what the first left; steps in high precision hold other operands.
-        let s = &config.run.sentinel;
-        let policy_is_high = matches!(s.sentinel_policy, SentinelPolicy::Demote | SentinelPolicy::Bf16);
-        let some_are_high = !config.run.precision.exceptions.high_precision_steps.is_empty()
-            || (s.sentinel_steps > 0 && policy_is_high);
-        let kinds = [Some(StepPrecision::Recipe), some_are_high.then_some(StepPrecision::High)];
-        let compares = config.run.compares_precisions();
-        if compares || s.repeat_steps > 0 {
-            let _scope = device.scope("comparison");
-            let tokens = vec![0; rows * seq_len];
-            let (inputs, targets) = (tokens.clone(), tokens);
-            let batch = Batch::whole(inputs, targets, rows);
-            if compares {
-                run.compare(&batch.first_rows(s.sentinel_sequences))?;
-            }
-            if s.repeat_steps > 0 {
-                run.repeat(&batch, StepPrecision::Recipe, true)?;
+        let mut rehearsal = Rehearsal { config, run, passes, peak: build.clone(), snapshot: [0; 2] };
+        for phase in Phase::BEFORE_STEPS {
+            rehearsal.carry_out(phase, StepPrecision::Recipe)?;
+        }
+        let steps: Vec<_> = precisions(&config.run).into_iter().flat_map(|precision| [precision; 2]).collect();
+        for (number, &precision) in steps.iter().enumerate() {
+            let is_due = |phase: &Phase| match phase {
+                Phase::Checks => number == 0,
+                Phase::Evaluation => number % 2 == 1,
+                Phase::Save => number + 1 == steps.len(),
+                _ => true,
+            };
+            for phase in Phase::OF_STEP.into_iter().filter(is_due) {
+                rehearsal.carry_out(phase, precision)?;
             }
         }
-        for precision in kinds.into_iter().flatten() {
-            for _ in 0..2 {
-                rehearse(&mut run, When::BeforeEachStep, precision)?;
-                run.step(config.run.optimizer.learning_rate, precision)?;
-            }
-            rehearse(&mut run, When::Evaluation, precision)?;
-        }
-        let peak = tracker.take_peak();
-        let snapshot = save(&mut run)?;
         let host = match device {
             Device::Cuda(gpu) => gpu.host_bytes(),
             Device::Cpu | Device::DryCpu(_) => 0,
         };
-        let peak = if build.bytes > peak.bytes { build.clone() } else { peak };
+        let Rehearsal { peak, snapshot, .. } = rehearsal;
         Ok(DryRun { build, peak, save: tracker.take_peak(), host, snapshot })
     }
 }
 
-/// Runs a phase on rows of `seq_len` tokens. After the second micro-batch, which differs from later ones in nothing but its tokens, micro-batches are
+/// The precisions in which a run may take steps.
+fn precisions(config: &RunConfig) -> Vec<StepPrecision> {
+    let s = &config.sentinel;
+    let policy_is_high = matches!(s.sentinel_policy, SentinelPolicy::Demote | SentinelPolicy::Bf16);
+    let some_are_high =
+        !config.precision.exceptions.high_precision_steps.is_empty() || (s.sentinel_steps > 0 && policy_is_high);
+    [Some(StepPrecision::Recipe), some_are_high.then_some(StepPrecision::High)].into_iter().flatten().collect()
+}
+
+/// A run whose phases are carried out without data.
+struct Rehearsal<'a> {
+    config: &'a ResolvedConfig,
+    run: Run,
+    /// The passes of the objective.
+    passes: Vec<Passes>,
+    /// The peak until a checkpoint is saved.
+    peak: MemorySnapshot,
+    /// As [`Contents::snapshot_bytes`], once a checkpoint is saved.
+    snapshot: [usize; 2],
+}
+
+impl Rehearsal<'_> {
+    /// Does what the trainer does in `phase`, as far as it holds memory of the device.
+    fn carry_out(&mut self, phase: Phase, precision: StepPrecision) -> Result<()> {
+        match phase {
+            Phase::Reference | Phase::Rows | Phase::Evaluation => self.run_passes(phase, precision),
+            Phase::FirstEvaluation => self.run_passes(Phase::Evaluation, precision),
+            Phase::Checks => self.run_checks(),
+            Phase::Update => self.run.step(self.config.run.optimizer.learning_rate, precision).map(drop),
+            Phase::Statistics => Ok(()),
+            Phase::Save => {
+                let tracker = self.run.model.device().tracker().expect("a device in a dry run");
+                let peak = tracker.take_peak();
+                if peak.bytes >= self.peak.bytes {
+                    self.peak = peak;
+                }
+                self.snapshot = save(&mut self.run)?;
+                Ok(())
+            }
+        }
+    }
+
+    /// Runs the passes of the objective in `phase`.
+    fn run_passes(&mut self, phase: Phase, precision: StepPrecision) -> Result<()> {
+        let seq_len = self.config.run.data.max_length;
+        let mut due = self.passes.iter().filter(|passes| passes.phase == phase);
+        due.try_for_each(|passes| rehearse(&mut self.run, passes, seq_len, precision))
+    }
+
+    /// Runs the checks of the loaded rows.
+    fn run_checks(&mut self) -> Result<()> {
+        let (config, run) = (&self.config.run, &mut self.run);
+        let device = run.model.device().clone();
+        let _scope = device.scope("comparison");
+        let rows = config.micro_batch_rows();
+        let tokens = vec![0; rows * config.data.max_length];
+        let batch = Batch::whole(tokens.clone(), tokens, rows);
+        for check in Check::of(config) {
+            match check {
+                Check::Comparison | Check::Tensors => {
+                    run.compare(&batch.first_rows(config.sentinel.sentinel_sequences)).map(drop)?;
+                }
+                Check::Repetition => run.repeat(&batch, StepPrecision::Recipe, true).map(drop)?,
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Runs passes on rows of `seq_len` tokens. After the second micro-batch, which differs from later ones in nothing but its tokens, micro-batches are
 /// held and do not run.
-fn rehearse(run: &mut Run, phase: &Phase, seq_len: usize, precision: StepPrecision) -> Result<()> {
+fn rehearse(run: &mut Run, passes: &Passes, seq_len: usize, precision: StepPrecision) -> Result<()> {
     let Run { model, step, .. } = run;
     let device = model.device().clone();
-    let _scope = device.scope(match phase.when {
-        When::Evaluation => "evaluation",
-        When::BeforeTraining | When::BeforeEachStep => "reference model",
+    let _scope = device.scope(match passes.phase {
+        Phase::Evaluation => "evaluation",
+        _ => "reference model",
     });
-    let (partition, rows) = (step.partition(), phase.rows);
+    let (partition, rows) = (step.partition(), passes.rows);
     let place = partition.ranks().place(Axis::Context);
     let distinct = match partition.ranks().pipeline().size() {
-        1 => phase.micro_batches.min(2),
-        _ => phase.micro_batches,
+        1 => passes.micro_batches.min(2),
+        _ => passes.micro_batches,
     };
     let micro_batch = |_| held(&device, [rows, seq_len], place, Box::new(NextTokenLoss));
-    let _others = (distinct..phase.micro_batches).map(micro_batch).collect::<Result<Vec<_>>>()?;
+    let _others = (distinct..passes.micro_batches).map(micro_batch).collect::<Result<Vec<_>>>()?;
     let micro_batches = (0..distinct).map(micro_batch).map(|held| Ok(held?.0));
-    token_losses(model, &micro_batches.collect::<Result<Vec<_>>>()?, phase.pass, precision, partition).map(drop)
+    token_losses(model, &micro_batches.collect::<Result<Vec<_>>>()?, passes.pass, precision, partition).map(drop)
 }
 
 /// A micro-batch of `rows` rows of `seq_len` tokens, and its losses.

@@ -36,8 +36,11 @@ pub trait Loss: Any {
     /// Adds the `values` of this micro-batch to `sums`, which is empty before the first micro-batch. The first sum is the sum of the losses.
     fn add(&self, sums: Vec<f64>, values: &[f64]) -> Result<Vec<f64>>;
 
-    /// Adds the sums of a rank to `sums`, which is empty before the first rank.
-    fn merge(&self, sums: Vec<f64>, of_rank: &[f64]) -> Vec<f64>;
+    /// Adds the sums of a rank, or of a micro-batch, to `sums`, which is empty before the first one. A loss with numbers that do not add up, such as a
+    /// maximum, has its own.
+    fn merge(&self, sums: Vec<f64>, others: &[f64]) -> Vec<f64> {
+        others.iter().enumerate().map(|(i, other)| sums.get(i).copied().unwrap_or_default() + other).collect()
+    }
 
     /// The metrics, besides the loss, of a step with these merged sums.
     fn metrics(&self, sums: &[f64]) -> Metrics;
@@ -54,8 +57,16 @@ pub struct Metrics {
 
 impl Metrics {
     /// Numbers by name, and the most important ones in words.
-    pub fn new<N: Into<Cow<'static, str>>>(named: impl IntoIterator<Item = (N, f64)>, words: impl Into<String>) -> Metrics {
+    pub fn new<N: Into<Cow<'static, str>>>(
+        named: impl IntoIterator<Item = (N, f64)>,
+        words: impl Into<String>,
+    ) -> Metrics {
         Metrics { named: named.into_iter().map(|(name, value)| (name.into(), value)).collect(), words: words.into() }
+    }
+
+    /// The number of this name, if there is one.
+    pub fn get(&self, name: &str) -> Option<f64> {
+        self.named.iter().find(|(other, _)| *other == name).map(|(_, value)| *value)
     }
 
     /// These metrics, then `others`.
@@ -63,11 +74,6 @@ impl Metrics {
         self.named.extend(others.named);
         let words = [self.words, others.words].into_iter().filter(|words| !words.is_empty());
         Metrics { named: self.named, words: words.collect::<Vec<_>>().join("  ") }
-    }
-
-    /// The number of this name, if there is one.
-    pub fn get(&self, name: &str) -> Option<f64> {
-        self.named.iter().find(|(other, _)| *other == name).map(|(_, value)| *value)
     }
 }
 
@@ -104,11 +110,27 @@ impl Loss for NextTokenLoss {
         Ok(vec![values.iter().fold(before, |sum, loss| sum + loss)])
     }
 
-    fn merge(&self, sums: Vec<f64>, of_rank: &[f64]) -> Vec<f64> {
-        vec![sums.first().copied().unwrap_or_default() + of_rank[0]]
-    }
-
     fn metrics(&self, _: &[f64]) -> Metrics {
         Metrics::default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn metrics_of_rows_come_before_metrics_of_the_loss() {
+        let of = |name: &'static str, words: &str| Metrics::new([(name, 1.0)], words);
+        let both = of("reward", "reward 1").and(of("kl", "kl 1"));
+        assert_eq!(both.named, [("reward".into(), 1.0), ("kl".into(), 1.0)]);
+        assert_eq!(both.words, "reward 1  kl 1");
+        assert_eq!(Metrics::default().and(of("kl", "kl 1")), of("kl", "kl 1"));
+    }
+
+    #[test]
+    fn sums_of_ranks_add_up() {
+        assert_eq!(NextTokenLoss.merge(Vec::new(), &[3.0, 1.0]), [3.0, 1.0]);
+        assert_eq!(NextTokenLoss.merge(vec![3.0, 1.0], &[0.5, 2.0]), [3.5, 3.0]);
     }
 }

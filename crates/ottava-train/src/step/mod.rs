@@ -81,7 +81,7 @@ pub struct TrainStep {
 }
 
 /// The result of a step.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct StepResult {
     /// Mean of the losses that count, before the update.
     pub loss: f64,
@@ -95,6 +95,13 @@ pub struct StepResult {
     pub reduce_error: Option<f64>,
     /// The sums of the loss over all micro-batches and ranks. [`TrainStep::metrics`] makes metrics from the sums.
     pub sums: Vec<f64>,
+}
+
+impl StepResult {
+    /// Whether loss and gradient norm are finite.
+    pub fn is_finite(&self) -> bool {
+        self.loss.is_finite() && self.grad_norm.is_finite()
+    }
 }
 
 impl TrainStep {

@@ -1,26 +1,80 @@
 //! The run of a trainer.
 
+use super::environment::Environment;
 use crate::run::Run;
+use ottava_recipe::mode::StepPrecision;
+use ottava_sentinel::SentinelState;
+use ottava_settings::RunConfig;
+use std::collections::BTreeSet;
 use std::ops::{Deref, DerefMut};
 
-/// The run of a trainer. It is absent only while it is built anew, since memory has no room for two.
-pub struct CurrentRun(Option<Run>);
+/// The run of a trainer, and the precision in which it computes. The run is absent only while it is built anew, since memory has no room for two.
+pub struct CurrentRun {
+    run: Option<Run>,
+    /// The precision of the last step.
+    precision: StepPrecision,
+    /// The linears whose products read BF16 operands now.
+    demoted: BTreeSet<String>,
+}
 
 /// Why there is a run.
 const BUILT: &str = "a run is built anew at once";
 
 impl CurrentRun {
     pub(super) fn new(run: Run) -> CurrentRun {
-        CurrentRun(Some(run))
+        CurrentRun { run: Some(run), precision: StepPrecision::Recipe, demoted: BTreeSet::new() }
     }
 
-    /// Frees the run, before [`CurrentRun::new`] takes another one.
+    /// Frees the run, before [`CurrentRun::replace`] takes another one.
     pub(super) fn free(&mut self) {
-        self.0 = None;
+        self.run = None;
+    }
+
+    /// Takes a run that was built anew, all of whose linears compute by the recipe.
+    pub(super) fn replace(&mut self, run: Run) {
+        self.run = Some(run);
+        self.demoted.clear();
     }
 
     pub(super) fn into_inner(self) -> Run {
-        self.0.expect(BUILT)
+        self.run.expect(BUILT)
+    }
+
+    /// What the products of the step in progress read.
+    pub(super) fn precision(&self) -> StepPrecision {
+        self.precision
+    }
+
+    /// Sets what `step` computes in BF16, after the `decisions` so far. Periods end with a check, which tries the recipe again.
+    pub(super) fn follow(&mut self, step: u64, decisions: &SentinelState, environment: &Environment) {
+        let config = &environment.config;
+        let demoted = decisions.demoted_in(config.sentinel.check_before(step));
+        if demoted != self.demoted {
+            self.set_high_precision(&demoted);
+            if environment.ranks.leads() {
+                let back: Vec<_> = self.demoted.difference(&demoted).map(String::as_str).collect();
+                if !back.is_empty() {
+                    tracing::info!("step {step}: the recipe is tried again in {}", back.join(", "));
+                }
+            }
+            self.demoted = demoted;
+        }
+        let precision = precision_of(step, decisions, config);
+        if precision != std::mem::replace(&mut self.precision, precision) {
+            let (name, and) = match precision {
+                StepPrecision::High => ("bfloat16", "casts still measure"),
+                StepPrecision::Recipe => (config.precision.recipe.as_str(), "scales are up to date"),
+            };
+            tracing::info!("from step {step} on, products are computed in {name}; {and}");
+        }
+    }
+}
+
+/// What the products of `step` read, after the `decisions` so far.
+pub(super) fn precision_of(step: u64, decisions: &SentinelState, config: &RunConfig) -> StepPrecision {
+    match decisions.is_high_in(config.sentinel.check_before(step)) {
+        true => StepPrecision::High,
+        false => config.precision.precision_of(step),
     }
 }
 
@@ -28,12 +82,12 @@ impl Deref for CurrentRun {
     type Target = Run;
 
     fn deref(&self) -> &Run {
-        self.0.as_ref().expect(BUILT)
+        self.run.as_ref().expect(BUILT)
     }
 }
 
 impl DerefMut for CurrentRun {
     fn deref_mut(&mut self) -> &mut Run {
-        self.0.as_mut().expect(BUILT)
+        self.run.as_mut().expect(BUILT)
     }
 }

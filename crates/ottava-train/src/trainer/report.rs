@@ -1,46 +1,90 @@
 //! The report of a step.
 
 use crate::objective::Validation;
-use crate::step::Metrics;
+use crate::step::{Metrics, StepResult};
 use ottava_checkpoint::Saved;
 use ottava_common::error::Error;
 use ottava_parallel::optim::LossScale;
-use ottava_recipe::scaling::{CastLosses, RouterMetrics};
+use ottava_recipe::scaling::{CastLosses, RouterLoad, RouterMetrics};
 use ottava_tensor::Device;
+use serde_json::{Map, Value, json};
 
-/// The results of a step.
-#[derive(Clone, Debug)]
+/// The results of a step. Each phase adds what it knows.
+#[derive(Clone, Debug, Default)]
 pub struct StepReport {
     /// The step, from 1.
     pub step: u64,
     /// Steps of the whole run.
     pub max_steps: u64,
-    /// Mean of the losses of the step that count, before the update.
-    pub loss: f64,
-    /// Norm of the gradient before clipping.
-    pub grad_norm: f64,
-    /// As [`StepResult::reduce_error`](crate::step::StepResult::reduce_error).
-    pub reduce_error: Option<f64>,
+    /// Loss, gradient norm and tokens.
+    pub result: StepResult,
     /// The learning rate used.
     pub learning_rate: f64,
+    /// The loss scale after the step, with `fp16`.
+    pub loss_scale: Option<LossScale>,
+    /// Time and memory.
+    pub cost: StepCost,
+    /// Losses of FP8 casts, if there are casts.
+    pub casts: Option<CastLosses>,
+    /// What the routers of a model with experts chose.
+    pub router_loads: Vec<RouterLoad>,
+    /// What the rows and the loss of the objective say of the step.
+    pub metrics: Metrics,
+    /// Validation after this step, where it was due.
+    pub evaluation: Option<Validation>,
+    /// Checkpoints that are complete since the last step, of this step or of earlier ones.
+    pub saved: Vec<Saved>,
+}
+
+/// The time and the memory of a step.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct StepCost {
     /// Tokens of documents per second in this step, of all ranks.
     pub tokens_per_second: f64,
     /// Model FLOP/s as a share of the GPUs' peak for BF16, if it is known ([`RunRecord::utilization`](crate::report::RunRecord::utilization)).
     pub mfu: Option<f64>,
     /// Largest memory held so far.
     pub peak_memory_bytes: u64,
-    /// Losses of FP8 casts, if there are casts.
-    pub casts: Option<CastLosses>,
-    /// What the routers of a model with experts chose.
-    pub routers: Option<RouterMetrics>,
-    /// The loss scale after the step, with `fp16`.
-    pub loss_scale: Option<LossScale>,
-    /// Validation after this step, where it was due.
-    pub evaluation: Option<Validation>,
-    /// What the objective says of the step besides the loss.
-    pub metrics: Metrics,
-    /// Checkpoints that are complete since the last step, of this step or of earlier ones.
-    pub saved: Vec<Saved>,
+}
+
+impl StepReport {
+    /// The metrics of the step as `metrics.jsonl` has them, without the evaluation. `tokens` are the tokens of the run so far.
+    pub(super) fn values(&self, tokens: u64) -> Map<String, Value> {
+        let StepReport { result, cost, .. } = self;
+        let mut values = json!({
+            "loss": result.loss,
+            "learning_rate": self.learning_rate,
+            "grad_norm": result.grad_norm,
+            "tokens": tokens,
+            "tokens_per_second": cost.tokens_per_second,
+            "peak_memory_bytes": cost.peak_memory_bytes,
+        });
+        if let Some(mfu) = cost.mfu {
+            values["mfu"] = json!(mfu);
+        }
+        for (name, value) in &self.metrics.named {
+            values[&**name] = json!(value);
+        }
+        for (name, value) in RouterMetrics::of(&self.router_loads).into_iter().flat_map(RouterMetrics::metrics) {
+            values[name] = json!(value);
+        }
+        if let Some(error) = result.reduce_error {
+            values["reduce_error"] = json!(error);
+        }
+        if let Some(LossScale { scale, skipped_steps, .. }) = &self.loss_scale {
+            values["loss_scale"] = json!(scale);
+            values["skipped_steps"] = json!(skipped_steps);
+        }
+        if let Some(casts) = &self.casts {
+            values["fp8_saturated"] = json!(casts.saturated);
+            values["fp8_underflowed"] = json!(casts.underflowed);
+            values["fp8_non_finite"] = json!(casts.non_finite.len());
+        }
+        match values {
+            Value::Object(values) => values,
+            _ => unreachable!("an object was made above"),
+        }
+    }
 }
 
 /// Names the casts with an infinite amax in `step`, at most a few.

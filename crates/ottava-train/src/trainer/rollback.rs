@@ -1,54 +1,48 @@
 //! Going back to an earlier checkpoint after an alarm, and going on with the rows that come next.
 
 use super::Trainer;
-use super::alarms::Alarms;
-use super::current_run::CurrentRun;
+use super::building::restored_run;
+use super::environment::Environment;
 use super::files::RunFiles;
-use super::inputs::restored_run;
+use super::observers::Observers;
+use super::outputs::History;
 use super::rollback_log::write_rollbacks;
-use super::sentinel::Sentinel;
-use super::start::{Resumed, find_shared_checkpoint_until, read_losses};
+use super::start::{Resumed, find_shared_checkpoint_until};
 use ottava_checkpoint::Progress;
 use ottava_common::error::{Error, Result};
 use ottava_sentinel::{Rollback, SentinelState};
 
 impl Trainer {
-    /// Goes back to an earlier checkpoint if an alarm asks for it and there is one. All ranks have seen the same alarms.
+    /// Goes back to an earlier checkpoint if an observer asks for it and there is one. All ranks have seen the same numbers.
     ///
     /// Errors with [`Error::Alarm`] if the run has gone back too often.
     pub(super) fn roll_back(&mut self) -> Result<bool> {
-        let Some(reason) = self.sentinel.rollback.take() else { return Ok(false) };
-        let (distance, most) = (self.config.alarms.rollback.rollback_steps, self.config.alarms.rollback.max_rollbacks);
-        if let Some(saved) = self.saver.finish(&self.ranks)? {
+        let Some(reason) = self.observers.requests.rollback.take() else { return Ok(false) };
+        let Environment { config, ranks, .. } = &self.environment;
+        let (distance, most) = (config.alarms.rollback.rollback_steps, config.alarms.rollback.max_rollbacks);
+        if let Some(saved) = self.outputs.saver.finish(ranks)? {
             tracing::info!("saved {}", saved.path.display());
         }
-        let until = self.progress.step.saturating_sub(distance);
-        let Some(resumed) = find_shared_checkpoint_until(&self.config, until, &self.ranks)? else {
-            if self.ranks.leads() {
-                tracing::warn!(
-                    "step {}: no checkpoint is at least {distance} steps old, so the run goes on",
-                    self.progress.step
-                );
+        let step = self.progress.step;
+        let Some(resumed) = find_shared_checkpoint_until(config, step.saturating_sub(distance), ranks)? else {
+            if ranks.leads() {
+                tracing::warn!("step {step}: no checkpoint is at least {distance} steps old, so the run goes on");
             }
             return Ok(false);
         };
         if self.progress.sentinel.rollbacks.len() as u64 >= most {
             return Err(Error::Alarm(format!(
-                "step {}: {reason}; the run has gone back {most} times (`alarms.rollback.max_rollbacks`) and ends; {} is the last checkpoint before",
-                self.progress.step,
+                "step {step}: {reason}; the run has gone back {most} times (`alarms.rollback.max_rollbacks`) and ends; {} is the last checkpoint before",
                 resumed.path.display()
             )));
         }
-        let rollback =
-            Rollback { from: self.progress.step, to: resumed.progress.step, reason, data: self.rows.state() };
-        if self.ranks.leads() {
+        let rollback = Rollback { from: step, to: resumed.progress.step, reason, data: self.rows.state() };
+        if ranks.leads() {
             tracing::warn!(
-                "step {}: {}; the run goes back to {} and skips the rows of steps {} to {}",
-                rollback.from,
+                "step {step}: {}; the run goes back to {} and skips the rows of steps {} to {step}",
                 rollback.reason,
                 resumed.path.display(),
                 rollback.to + 1,
-                rollback.from
             );
         }
         self.go_back(resumed, rollback)?;
@@ -56,17 +50,16 @@ impl Trainer {
     }
 
     fn go_back(&mut self, mut resumed: Resumed, rollback: Rollback) -> Result<()> {
-        let folder = self.config.output_dir.clone();
+        let Environment { config, ranks, .. } = &self.environment;
         let mut rollbacks = self.progress.sentinel.rollbacks.clone();
         rollbacks.push(rollback);
-        let logged = if self.ranks.leads() { write_rollbacks(&folder, &rollbacks) } else { Ok(()) };
-        self.ranks.together("the log of rollbacks", logged)?;
-        let (device, documents) = (self.run.model.device().clone(), self.data.max_documents());
+        let logged = if ranks.leads() { write_rollbacks(&config.output_dir, &rollbacks) } else { Ok(()) };
+        ranks.together("the log of rollbacks", logged)?;
         self.run.free();
-        let run = restored_run(&self.resolved.config, &self.sizes, &device, Some(&resumed), documents, &self.ranks);
-        let mut run = self.ranks.together("the model of the checkpoint", run)?;
+        let run = restored_run(&self.environment, Some(&resumed));
+        let mut run = ranks.together("the model of the checkpoint", run)?;
         run.quantize_weights()?;
-        // All that decides is as the checkpoint has it, but the history of rollbacks and the position in the data.
+        // All that decides is as the checkpoint has it, but the history of rollbacks and the position in the data, which `rows` keep.
         self.progress = Progress {
             sentinel: SentinelState { rollbacks, ..resumed.progress.sentinel.clone() },
             loss_scale: resumed.progress.loss_scale.clone().or(self.progress.loss_scale.take()),
@@ -77,15 +70,14 @@ impl Trainer {
             run.step.set_loss_scale(scale.scale)?;
         }
         let casts = run.step.partition().casts(&mut run.model)?;
-        self.run = CurrentRun::new(run);
-        let reopen = |files: RunFiles| RunFiles::open(&self.config, files.lock, Some(&mut resumed), !casts.is_empty());
-        self.files = self.ranks.together("the run's files", self.files.take().map(reopen).transpose())?;
-        self.sentinel = Sentinel::default();
-        [self.losses, self.eval_losses] = read_losses(&folder.join("metrics.jsonl"));
-        self.alarms = Alarms::new(&self.config, &self.progress.alarms, &casts);
-        self.saver.keep_best(
-            self.progress.best.as_ref().filter(|_| self.config.evaluation.load_best_model_at_end).map(|best| best.step),
-        );
+        self.run.replace(run);
+        self.rows.forget_unfinished();
+        let outputs = &mut self.outputs;
+        let reopen = |files: RunFiles| RunFiles::open(config, files.lock, Some(&mut resumed), !casts.is_empty());
+        outputs.files = ranks.together("the run's files", outputs.files.take().map(reopen).transpose())?;
+        outputs.history = History::read(&config.output_dir);
+        outputs.keep_best(self.progress.best.as_ref(), config);
+        self.observers = Observers::new(config, &self.progress.alarms, &casts);
         Ok(())
     }
 }

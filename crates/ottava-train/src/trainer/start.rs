@@ -1,14 +1,12 @@
 //! Starting a run: its folder, the checkpoint it resumes from, its model.
 
 use crate::plan::ParallelSearch;
-use crate::report::MAX_METRICS_BYTES;
 use ottava_checkpoint::{
     AdaptedWeights, AdapterFolder, FolderWeights, Progress, RandomWeights, Verify, abandon_after, atomic,
     holds_checkpoints, latest_complete, latest_complete_until, remove_leftovers, training, verify,
 };
 use ottava_common::error::{Error, Result};
 use ottava_common::fs::{RealFs, create_dirs, expect_folder, expect_regular, set_aside, sync_parent};
-use ottava_common::input;
 use ottava_models::{ConfigFile, Decoder, DecoderConfig, FolderCounts, is_reward_model};
 use ottava_parallel::Ranks;
 use ottava_recipe::param::WeightSource;
@@ -33,9 +31,6 @@ pub enum Start {
     /// After this checkpoint.
     ResumeFrom(PathBuf),
 }
-
-/// Losses by step.
-pub(super) type Losses = Vec<(u64, f64)>;
 
 /// Builds a model, or a run around it, from the weights of a folder, or from the seed where `folder` is `None`. If the model has adapters,
 /// they come from the folder `adapter`, or are new ones from the seed. The head of a reward model on a folder of a language model is new
@@ -395,13 +390,4 @@ impl Resumed {
         }
         Ok(())
     }
-}
-
-/// Losses and validation losses of the steps that a resumed run already has, from its metrics, for its plot.
-pub(super) fn read_losses(metrics: &Path) -> [Losses; 2] {
-    let text = input::read_text(metrics, MAX_METRICS_BYTES).unwrap_or_default();
-    let lines: Vec<serde_json::Value> = text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
-    let series =
-        |key: &str| lines.iter().filter_map(|line| Some((line["step"].as_u64()?, line[key].as_f64()?))).collect();
-    [series("loss"), series("eval_loss")]
 }

@@ -33,6 +33,7 @@ fn engine() -> Engine {
         kv_cache_dtype: KvCacheDtype::Auto,
         prefix_caching: false,
         batch_invariant: false,
+        logprobs_of_loss: false,
     };
     Engine::new(decoder, &options).unwrap()
 }

@@ -140,7 +140,7 @@ impl Train {
             print_json(&json!({
                 "output_dir": output_dir,
                 "step": last.map(|r| r.step),
-                "loss": last.map(|r| r.loss),
+                "loss": last.map(|r| r.result.loss),
                 "eval_loss": evals.last().map(|(_, loss)| loss),
                 "initial_eval_loss": evals.first().map(|(_, loss)| loss),
                 "checkpoint": last.and_then(|r| r.saved.last()).map(|saved| &saved.path),

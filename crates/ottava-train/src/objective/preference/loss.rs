@@ -114,11 +114,12 @@ impl Loss for MicroBatchPreference {
 
     fn add(&self, sums: Vec<f64>, of_sequences: &[f64]) -> Result<Vec<f64>> {
         let of_micro_batch = PreferenceSums::of(&self.how, of_sequences, &self.chosen, values(&self.targets.kl)?[0]);
-        Ok(PreferenceSums::from_numbers(&sums).merge(of_micro_batch).numbers())
+        Ok(self.merge(sums, &of_micro_batch.numbers()))
     }
 
-    fn merge(&self, sums: Vec<f64>, of_rank: &[f64]) -> Vec<f64> {
-        PreferenceSums::from_numbers(&sums).merge(PreferenceSums::from_numbers(of_rank)).numbers()
+    /// The lowest and the highest reward do not add up.
+    fn merge(&self, sums: Vec<f64>, others: &[f64]) -> Vec<f64> {
+        PreferenceSums::from_numbers(&sums).merge(PreferenceSums::from_numbers(others)).numbers()
     }
 
     fn metrics(&self, sums: &[f64]) -> Metrics {

@@ -1,7 +1,7 @@
 //! What the log-probabilities or rewards of the model are compared with.
 
 use super::evaluation::OfRecord;
-use crate::objective::{Phase, When};
+use crate::phase::{Passes, Phase};
 use ottava_common::error::{Error, Result};
 use ottava_common::hash::sha256;
 use ottava_common::input;
@@ -63,25 +63,25 @@ impl ReferenceModel {
     }
 
     /// The passes over rows besides the steps of `config`. A batch has `parts` micro-batches: 2 with mismatched rows, otherwise 1.
-    pub(in crate::objective) fn phases(self, config: &RunConfig, parts: usize) -> Vec<Phase> {
+    pub(in crate::objective) fn passes(self, config: &RunConfig, parts: usize) -> Vec<Passes> {
         let rows = config.micro_batch_rows();
-        let over = |when, pass| Phase { when, pass, micro_batches: parts, rows };
-        let mut phases = Vec::new();
+        let over = |phase, pass| Passes { phase, pass, micro_batches: parts, rows };
+        let mut passes = Vec::new();
         if config.validates() {
-            phases.push(over(When::Evaluation, Pass::Evaluation));
+            passes.push(over(Phase::Evaluation, Pass::Evaluation));
         }
         match self {
-            ReferenceModel::BeforeTraining => phases.push(over(When::BeforeTraining, Pass::Evaluation)),
+            ReferenceModel::BeforeTraining => passes.push(over(Phase::Reference, Pass::Evaluation)),
             ReferenceModel::BeforeEachStep => {
                 let micro_batches = config.training.gradient_accumulation_steps;
-                phases.push(Phase { micro_batches, ..over(When::BeforeEachStep, Pass::Reference) });
+                passes.push(Passes { micro_batches, ..over(Phase::Rows, Pass::Reference) });
                 if config.validates() {
-                    phases.push(over(When::Evaluation, Pass::Reference));
+                    passes.push(over(Phase::Evaluation, Pass::Reference));
                 }
             }
             ReferenceModel::Absent => {}
         }
-        phases
+        passes
     }
 }
 

@@ -5,7 +5,7 @@ use super::evaluation::{PassOver, margins, record_log_probs, sums};
 use super::how::Preference;
 use super::loss::MicroBatchPreference;
 use super::reference::{REFERENCE, Reference, Side};
-use crate::objective::{Evaluation, Opening, Rows, Validation};
+use crate::objective::{Evaluation, LoadedRows, Opening, Rows, Validation};
 use crate::step::TrainStep;
 use ottava_common::error::Result;
 use ottava_common::fs::{RealFs, replace_file};
@@ -128,7 +128,7 @@ impl Rows for PreferenceRows {
         if leads { replace_file(&RealFs, &self.path, &stored.to_bytes()) } else { Ok(()) }
     }
 
-    fn load(&mut self, model: &mut Decoder, step: &mut TrainStep, precision: StepPrecision) -> Result<Option<Batch>> {
+    fn load(&mut self, model: &mut Decoder, step: &mut TrainStep, precision: StepPrecision) -> Result<LoadedRows> {
         let batches = (0..step.schedule().micro_batches).map(|_| self.loader.next_batch(self.per_batch));
         let batches = batches.collect::<Result<Vec<_>>>()?;
         for (micro_batch, batch) in batches.iter().enumerate() {
@@ -147,7 +147,7 @@ impl Rows for PreferenceRows {
             let reference = batches.iter().map(|batch| self.known(batch, Side::Mismatched)).collect::<Result<_>>()?;
             divergence::estimate(model, step, &rows, reference, precision)?;
         }
-        Ok(None)
+        Ok(LoadedRows::default())
     }
 
     fn evaluate(&self, model: &mut Decoder, step: &TrainStep, precision: StepPrecision) -> Result<Option<Validation>> {

@@ -107,8 +107,8 @@ impl PreferenceSums {
             }
             Some([low, high]) => (PreferenceSums::REWARDS, vec![accuracy, margin, rewards, low, high]),
         };
-        let named = names.iter().copied().zip(values).filter(|(_, value)| value.is_finite()).collect();
-        let metrics = Metrics { named, words: String::new() };
+        let named = names.iter().copied().zip(values).filter(|(_, value)| value.is_finite());
+        let metrics = Metrics::new(named, "");
         let shown = [
             ("reward margin", metrics.get("rewards/margins").or(metrics.get("margin"))),
             ("accuracy", metrics.get("rewards/accuracies").or(metrics.get("accuracy"))),

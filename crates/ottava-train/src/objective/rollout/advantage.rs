@@ -22,9 +22,13 @@ pub fn advantages(
     tokens: &[Vec<usize>],
 ) -> Vec<Vec<f64>> {
     let all = Moments::of(rewards.iter().flatten().flatten().map(|&reward| (reward, 1.0)));
-    let by_token = Moments::of(rewards.iter().flatten().zip(tokens.iter().flatten()).filter_map(|(reward, &tokens)| {
-        reward.map(|reward| (reward, tokens as f64))
-    }));
+    let by_token = Moments::of(
+        rewards
+            .iter()
+            .flatten()
+            .zip(tokens.iter().flatten())
+            .filter_map(|(reward, &tokens)| reward.map(|reward| (reward, tokens as f64))),
+    );
     let of_group = |group: &Vec<Option<f64>>| {
         let own = Moments::of(group.iter().flatten().map(|&reward| (reward, 1.0)));
         let spread = match scale {
@@ -35,7 +39,9 @@ pub fn advantages(
         let advantage = |reward: f64| match estimator {
             AdvantageEstimator::Grpo => (reward - own.mean()) / spread,
             // r - mean of the others = n / (n - 1) · (r - mean of all).
-            AdvantageEstimator::Rloo if own.count > 1.0 => own.count / (own.count - 1.0) * (reward - own.mean()) / spread,
+            AdvantageEstimator::Rloo if own.count > 1.0 => {
+                own.count / (own.count - 1.0) * (reward - own.mean()) / spread
+            }
             AdvantageEstimator::Rloo => 0.0,
             AdvantageEstimator::ReinforcePlusPlus => (reward - by_token.mean()) / (by_token.deviation() + EPSILON),
         };

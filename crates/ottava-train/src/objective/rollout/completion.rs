@@ -30,7 +30,8 @@ pub fn metrics(groups: &[Vec<Completion>], rewards: &[String]) -> Metrics {
     let mut add = |name: &str, value: Option<f64>| named.extend(value.map(|value| (name.to_string(), value)));
     let total = moments(all().filter_map(|completion| completion.reward));
     add("reward", total.map(|(mean, _)| mean));
-    let spreads: Vec<f64> = groups.iter().filter_map(|group| Some(moments(group.iter().filter_map(|c| c.reward))?.1)).collect();
+    let spreads: Vec<f64> =
+        groups.iter().filter_map(|group| Some(moments(group.iter().filter_map(|c| c.reward))?.1)).collect();
     add("reward_std", moments(spreads.iter().copied()).map(|(mean, _)| mean));
     let equal = spreads.iter().filter(|spread| **spread == 0.0).count();
     add("frac_reward_zero_std", (!spreads.is_empty()).then(|| equal as f64 / spreads.len() as f64));

@@ -54,7 +54,13 @@ struct KnownToken {
 
 impl PolicyMicroBatch {
     /// Room for `rows` samples on `device`, in the type of sums `dtype`, with `tokens` tokens in each row.
-    pub(super) fn new(how: Policy, rows: usize, tokens: usize, device: &Device, dtype: DType) -> Result<PolicyMicroBatch> {
+    pub(super) fn new(
+        how: Policy,
+        rows: usize,
+        tokens: usize,
+        device: &Device,
+        dtype: DType,
+    ) -> Result<PolicyMicroBatch> {
         let tensor = |value: f64| from_host(&vec![value; rows * tokens], device, dtype);
         let known = PolicyTargets {
             old: tensor(0.0)?,
@@ -193,8 +199,17 @@ struct Sums {
 
 impl Sums {
     fn numbers(&self) -> Vec<f64> {
-        let Sums { losses, tokens, surprise, kl, clipped_low, clipped_high, difference, largest_difference, mult_error } =
-            *self;
+        let Sums {
+            losses,
+            tokens,
+            surprise,
+            kl,
+            clipped_low,
+            clipped_high,
+            difference,
+            largest_difference,
+            mult_error,
+        } = *self;
         vec![losses, tokens, surprise, kl, clipped_low, clipped_high, difference, largest_difference, mult_error]
     }
 

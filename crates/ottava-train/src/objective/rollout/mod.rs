@@ -23,7 +23,8 @@ pub use completion::Completion;
 pub use loss::{Policy, PolicyMicroBatch, Scored};
 pub use sample::{Sample, sample, seed_of};
 
-use super::{Objective, Opening, Phase, Rows, When};
+use super::{Objective, Opening, Rows};
+use crate::phase::{Passes, Phase};
 use crate::step::Loss;
 use ottava_common::error::Result;
 use ottava_recipe::mode::Pass;
@@ -40,8 +41,7 @@ pub(super) struct Reinforcement {
 
 impl Reinforcement {
     pub(super) fn new(config: &RunConfig) -> Reinforcement {
-        let how =
-            Policy { loss: config.reinforcement.policy_loss(), aggregation: config.reinforcement.aggregation() };
+        let how = Policy { loss: config.reinforcement.policy_loss(), aggregation: config.reinforcement.aggregation() };
         Reinforcement { how, tokens: config.data.max_length }
     }
 }
@@ -51,9 +51,9 @@ impl Objective for Reinforcement {
         Ok(Box::new(PolicyMicroBatch::new(self.how, rows, self.tokens, device, dtype)?))
     }
 
-    fn phases(&self, config: &RunConfig) -> Vec<Phase> {
-        let reference = Phase {
-            when: When::BeforeEachStep,
+    fn passes(&self, config: &RunConfig) -> Vec<Passes> {
+        let reference = Passes {
+            phase: Phase::Rows,
             pass: Pass::Reference,
             micro_batches: config.training.gradient_accumulation_steps,
             rows: config.micro_batch_rows(),

@@ -4,7 +4,7 @@ use super::advantage::advantages;
 use super::completion::{Completion, metrics};
 use super::loss::{PolicyMicroBatch, Scored};
 use super::sample::{Sample as Drawn, sample, seed_of};
-use crate::objective::{Evaluation, Opening, Rows, Validation};
+use crate::objective::{Evaluation, LoadedRows, Opening, Rows, Validation};
 use crate::step::{Metrics, TrainStep};
 use ottava_common::error::{Error, Result};
 use ottava_common::hash::sha256_of;
@@ -19,7 +19,6 @@ use ottava_tensor::Device;
 use ottava_tensor::ops::IGNORE_INDEX;
 use std::cell::RefCell;
 use std::collections::VecDeque;
-use std::sync::Arc;
 
 /// The share of the memory that is free at the first generation which the KV cache may take on a GPU; activations and gradients take the rest.
 const KV_SHARE: f64 = 0.3;
@@ -42,6 +41,7 @@ pub(super) struct RolloutRows {
     /// The completions of the steps to come, of all ranks.
     waiting: VecDeque<Vec<Scored>>,
     step: u64,
+    /// What the last generation says of itself, until a step reports it.
     metrics: Metrics,
 }
 
@@ -50,7 +50,7 @@ impl RolloutRows {
     ///
     /// Errors as [`Objective::open`](crate::objective::Objective::open), and with [`Error::Config`] when a reward cannot be made.
     pub(super) fn open(opening: &Opening) -> Result<RolloutRows> {
-        let Opening { config: run, data, tokenizer, state, share, step, unfinished, .. } = *opening;
+        let Opening { config: run, data, state, share, step, unfinished, .. } = *opening;
         let config = run.reinforcement.clone();
         let longest = run.data.max_length - config.max_completion_length;
         let mut sets = Vec::new();
@@ -74,7 +74,7 @@ impl RolloutRows {
             rows: run.micro_batch_rows(),
             micro_batches: run.training.gradient_accumulation_steps,
             share,
-            tokenizer: tokenizer.clone(),
+            tokenizer: Tokenizer::load(run.model.tokenizer_path())?,
             prompts: PromptLoader::new(sets, state, share)?,
             rewards: RefCell::new(RewardSpec::build(&config.rewards)?),
             engine: RefCell::new(None),
@@ -86,17 +86,9 @@ impl RolloutRows {
     }
 
     /// Draws one completion with each seed of each of `prompts`; the most likely completion if `is_greedy`.
-    fn complete(
-        &self,
-        model: &mut Decoder,
-        prompts: &[(Prompt, Vec<u64>)],
-        is_greedy: bool,
-    ) -> Result<Vec<Drawn>> {
-        let each = |(prompt, seeds): &(Prompt, Vec<u64>)| {
-            let tokens: Arc<[u32]> = prompt.tokens.as_slice().into();
-            seeds.iter().map(move |&seed| (tokens.clone(), seed)).collect::<Vec<_>>()
-        };
-        let requests: Vec<_> = prompts.iter().flat_map(each).collect();
+    fn complete(&self, model: &mut Decoder, prompts: &[(Prompt, Vec<u64>)], is_greedy: bool) -> Result<Vec<Drawn>> {
+        let each = prompts.iter().flat_map(|(prompt, seeds)| seeds.iter().map(|&seed| (prompt.tokens.clone(), seed)));
+        let requests: Vec<_> = each.collect();
         let mut engine = self.engine.borrow_mut();
         let engine = match &mut *engine {
             Some(engine) => engine,
@@ -126,7 +118,8 @@ impl RolloutRows {
             self.tokenizer.decode(&drawn.tokens[..end])
         };
         let texts: Vec<String> = samples.iter().map(text).collect::<Result<_>>()?;
-        let owners = prompts.iter().enumerate().flat_map(|(at, (_, seeds))| (0..seeds.len()).map(move |index| (at, index)));
+        let owners =
+            prompts.iter().enumerate().flat_map(|(at, (_, seeds))| (0..seeds.len()).map(move |index| (at, index)));
         let batch = samples.iter().zip(&texts).zip(owners).map(|((drawn, text), (at, index))| Sample {
             prompt: &told[at],
             completion: text,
@@ -164,7 +157,8 @@ impl RolloutRows {
         let drawn = self.complete(model, &prompts, false).and_then(|samples| self.score(&prompts, samples));
         let (mine, names) = ranks.together("drawing completions", drawn)?;
         let told = serde_json::to_vec(&mine).expect("completions are written without fail");
-        let read = |of_rank: Vec<u8>| -> Vec<Completion> { serde_json::from_slice(&of_rank).expect("as it was written") };
+        let read =
+            |of_rank: Vec<u8>| -> Vec<Completion> { serde_json::from_slice(&of_rank).expect("as it was written") };
         let all: Vec<_> = ranks.gather_bytes("completions", &told)?.into_iter().map(read).collect();
         // In the order of the prompts, whatever the number of ranks.
         let each = all[0].len() / group;
@@ -182,11 +176,12 @@ impl RolloutRows {
         let tokens: Vec<Vec<_>> =
             groups.iter().map(|group| group.iter().map(|c| c.sample.tokens.len()).collect()).collect();
         let advantages = advantages(advantage.estimator, advantage.scale_rewards, &rewards, &tokens);
-        let scored = groups.iter().flatten().zip(advantages.into_iter().flatten()).map(|(completion, advantage)| Scored {
-            counts: completion.reward.is_some() && (completion.sample.is_complete || !mask_truncated_completions),
-            sample: completion.sample.clone(),
-            advantage,
-        });
+        let scored =
+            groups.iter().flatten().zip(advantages.into_iter().flatten()).map(|(completion, advantage)| Scored {
+                counts: completion.reward.is_some() && (completion.sample.is_complete || !mask_truncated_completions),
+                sample: completion.sample.clone(),
+                advantage,
+            });
         let scored: Vec<Scored> = scored.collect();
         let each = self.completions_of_step();
         let mut steps = VecDeque::new();
@@ -251,11 +246,11 @@ impl Rows for RolloutRows {
         Some(serde_json::to_value(waiting).expect("completions are written without fail"))
     }
 
-    fn metrics(&self) -> Metrics {
-        self.metrics.clone()
+    fn forget_unfinished(&mut self) {
+        self.waiting.clear();
     }
 
-    fn load(&mut self, model: &mut Decoder, step: &mut TrainStep, precision: StepPrecision) -> Result<Option<Batch>> {
+    fn load(&mut self, model: &mut Decoder, step: &mut TrainStep, precision: StepPrecision) -> Result<LoadedRows> {
         if self.waiting.is_empty() {
             self.generate(model, step.partition().ranks())?;
         }
@@ -272,7 +267,7 @@ impl Rows for RolloutRows {
             }
         }
         self.step += 1;
-        Ok(None)
+        Ok(LoadedRows { first: None, metrics: std::mem::take(&mut self.metrics) })
     }
 
     /// The mean reward of the most likely completions of the prompts that are held out. The loss is its negative.

@@ -5,13 +5,12 @@ use ottava_common::hash::{MIX_STEP, mix};
 use ottava_engine::{Engine, Event, FinishReason, Request, RequestId, Sampling};
 use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
-use std::sync::Arc;
 
 /// A completion that was drawn.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Sample {
     /// The tokens of the prompt.
-    pub prompt: Arc<[u32]>,
+    pub prompt: Vec<u32>,
     /// The tokens that were drawn, with the one that ended the text.
     pub tokens: Vec<u32>,
     /// The log-probability of each of them when it was drawn.
@@ -32,7 +31,7 @@ pub fn seed_of(parts: [u64; 4]) -> u64 {
 /// Errors as [`Engine::add`] and [`Engine::step`], and with [`Error::Cancelled`](ottava_common::Error::Cancelled) after a request to stop.
 pub fn sample(
     engine: &mut Engine,
-    prompts: &[(Arc<[u32]>, u64)],
+    prompts: &[(Vec<u32>, u64)],
     max_tokens: usize,
     stop_ids: &[u32],
     is_greedy: bool,
@@ -42,7 +41,7 @@ pub fn sample(
     for (at, (prompt, seed)) in prompts.iter().enumerate() {
         let temperature = if is_greedy { 0.0 } else { 1.0 };
         let request = Request {
-            prompt: prompt.to_vec(),
+            prompt: prompt.clone(),
             sampling: Sampling { temperature, seed: *seed, ..Sampling::default() },
             max_new_tokens: max_tokens,
             stop_ids: stop_ids.to_vec(),
@@ -76,7 +75,8 @@ mod tests {
 
     #[test]
     fn every_completion_of_a_run_has_a_seed_of_its_own() {
-        let all = (0..20).flat_map(|rollout| (0..16).flat_map(move |prompt| (0..16).map(move |i| [7, rollout, prompt, i])));
+        let all =
+            (0..20).flat_map(|rollout| (0..16).flat_map(move |prompt| (0..16).map(move |i| [7, rollout, prompt, i])));
         let seeds: HashSet<u64> = all.clone().map(seed_of).collect();
         assert_eq!(seeds.len(), all.count());
         assert_ne!(seed_of([7, 1, 2, 3]), seed_of([7, 3, 2, 1]));

@@ -26,6 +26,7 @@ pub const ROOMY: EngineOptions = EngineOptions {
     kv_cache_dtype: KvCacheDtype::Auto,
     prefix_caching: true,
     batch_invariant: false,
+    logprobs_of_loss: false,
 };
 
 fn model(recipe: &Recipe, device: &Device) -> Decoder {

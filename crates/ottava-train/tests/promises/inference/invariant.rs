@@ -17,6 +17,7 @@ const INVARIANT: EngineOptions = EngineOptions {
     kv_cache_tokens: 20_000,
     prefill_chunk: 512,
     batch_invariant: true,
+    logprobs_of_loss: false,
     ..ROOMY
 };
 

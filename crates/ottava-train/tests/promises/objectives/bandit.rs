@@ -11,7 +11,7 @@ use ottava_recipe::{Fp8Format, RecipeName};
 use ottava_tensor::ops::IGNORE_INDEX;
 use ottava_tensor::{Device, Tensor};
 use ottava_train::objective::preference::row_log_probs;
-use ottava_train::objective::{Evaluation, Rows, Validation};
+use ottava_train::objective::{Evaluation, LoadedRows, Rows, Validation};
 use ottava_train::step::host::{from_host, values, write};
 use ottava_train::step::{Loss, Metrics, TrainStep};
 
@@ -27,8 +27,6 @@ const ARMS: [(i32, f64); 3] = [(11, 0.0), (12, 0.2), (13, 1.0)];
 struct PolicyGradient {
     /// By token, `[T]`.
     advantages: Tensor,
-    /// What the plays of the micro-batch have paid.
-    paid: f64,
 }
 
 impl Loss for PolicyGradient {
@@ -61,20 +59,15 @@ impl Loss for PolicyGradient {
     fn add(&self, sums: Vec<f64>, of_tokens: &[f64]) -> Result<Vec<f64>> {
         let losses: f64 =
             of_tokens.iter().zip(values(&self.advantages)?).map(|(loss, advantage)| loss * advantage).sum();
-        Ok(self.merge(sums, &[losses, self.paid, PLAYS as f64]))
+        Ok(self.merge(sums, &[losses]))
     }
 
-    fn merge(&self, sums: Vec<f64>, of_rank: &[f64]) -> Vec<f64> {
-        of_rank.iter().enumerate().map(|(i, sum)| sums.get(i).unwrap_or(&0.0) + sum).collect()
-    }
-
-    fn metrics(&self, sums: &[f64]) -> Metrics {
-        let paid = sums[1] / sums[2];
-        Metrics { named: vec![("reward", paid)], words: format!("reward {paid:.3}") }
+    fn metrics(&self, _: &[f64]) -> Metrics {
+        Metrics::default()
     }
 }
 
-/// Plays drawn from what the model says of the arms.
+/// Plays drawn from what the model says of the arms. Their reward is a metric of the rows, known before the step.
 struct Plays {
     /// The state of a linear congruential generator.
     seed: u64,
@@ -134,7 +127,7 @@ impl Rows for Plays {
         DataState::One(LoaderState::start(self.seed))
     }
 
-    fn load(&mut self, model: &mut Decoder, step: &mut TrainStep, precision: StepPrecision) -> Result<Option<Batch>> {
+    fn load(&mut self, model: &mut Decoder, step: &mut TrainStep, precision: StepPrecision) -> Result<LoadedRows> {
         if self.drawn.is_empty() {
             self.draw(&chances(model, step, precision)?);
         }
@@ -142,10 +135,11 @@ impl Rows for Plays {
         let batch = rows(plays.iter().map(|(arm, _)| *arm));
         step.load(0, &batch)?;
         let loss = step.loss_mut::<PolicyGradient>(0);
-        loss.paid = plays.iter().map(|(arm, _)| ARMS[*arm].1).sum();
         let advantages: Vec<f64> = plays.iter().flat_map(|(_, advantage)| [*advantage, 0.0]).collect();
         write(&mut loss.advantages, &advantages)?;
-        Ok(None)
+        let paid = plays.iter().map(|(arm, _)| ARMS[*arm].1).sum::<f64>() / PLAYS as f64;
+        let metrics = Metrics::new([("reward", paid)], format!("reward {paid:.3}"));
+        Ok(LoadedRows { first: None, metrics })
     }
 
     /// The loss is what the model loses by not always pulling the best arm.
@@ -168,7 +162,7 @@ fn a_policy_gradient_learns_the_best_arm_of_a_bandit() {
     let step = TrainStep::new(&model, 1, PLAYS, TOKENS).unwrap();
     let mut step = step
         .with_losses(|rows, device, dtype| {
-            Ok(Box::new(PolicyGradient { advantages: from_host(&vec![0.0; rows * TOKENS], device, dtype)?, paid: 0.0 }))
+            Ok(Box::new(PolicyGradient { advantages: from_host(&vec![0.0; rows * TOKENS], device, dtype)? }))
         })
         .unwrap();
     let mut plays: Box<dyn Rows> = Box::new(Plays { seed: 7, drawn: Vec::new() });
@@ -179,9 +173,9 @@ fn a_policy_gradient_learns_the_best_arm_of_a_bandit() {
     };
     let before = lost(&*plays, &mut model, &step);
     for _ in 0..40 {
-        plays.load(&mut model, &mut step, precision).unwrap();
-        let done = step.run(&mut model, &mut optimizer, 1e-3, precision).unwrap();
-        rewards.extend(step.metrics(&done.sums).get("reward"));
+        let loaded = plays.load(&mut model, &mut step, precision).unwrap();
+        step.run(&mut model, &mut optimizer, 1e-3, precision).unwrap();
+        rewards.extend(loaded.metrics.get("reward"));
     }
     let after = lost(&*plays, &mut model, &step);
     let mean = |of: &[f64]| of.iter().sum::<f64>() / of.len() as f64;

@@ -334,6 +334,10 @@ fn settings_that_do_not_fit_the_data_are_errors() {
     assert!(text.contains("each completion of which has a row of its own"), "{text}");
     let text = error(&|config| config.preference.precompute_ref_log_probs = Some(false));
     assert!(text.contains("no reference model is left after the first step"), "{text}");
+    let text = error(&|config| config.sentinel.sentinel_steps = 2);
+    assert!(text.contains("the sentinel does not compare losses of preferences; set it to 0"), "{text}");
+    let text = error(&|config| config.sentinel.repeat_steps = 2);
+    assert!(text.contains("losses of preferences are not computed twice; set it to 0"), "{text}");
     let text = error(&|config| config.data.train_on_inputs = true);
     assert!(text.contains("`data.train_on_inputs` is true, and the data are preferences"), "{text}");
     let text = error(&|config| {

@@ -22,7 +22,6 @@ use ottava_train::step::{MicroBatch, token_losses};
 use ottava_train::trainer::{Start, Trainer};
 use serde_json::json;
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 const LENGTH: usize = 64;
@@ -73,7 +72,7 @@ fn log_probabilities_of_draws_are_those_of_training() {
             logprobs_of_loss: true,
         };
         let mut engine = Engine::to_lend(&model, &options).unwrap();
-        let prompt = |tokens: u32| -> Arc<[u32]> { (0..tokens).map(|i| (7 * i + tokens) % 96).collect() };
+        let prompt = |tokens: u32| -> Vec<u32> { (0..tokens).map(|i| (7 * i + tokens) % 96).collect() };
         let prompts: Vec<_> =
             (0..8).map(|i| (prompt([3, 11, 3, 40, 33, 1, 40, 16][i]), seed_of([1, 2, 3, i as u64]))).collect();
         let draw = |model: &mut Decoder, engine: &mut Engine| {

@@ -77,6 +77,11 @@ fn cases(folder: &Path) -> Vec<Case> {
     });
     std::fs::write(experts.join("config.json"), keys.to_string()).unwrap();
     let of = |name, ranks, config: RunConfig| Case { name, ranks, config: with_everything(config) };
+    // The sentinel does not compare losses of preferences.
+    let of_pairs = |name, config| {
+        let Case { config, .. } = of(name, 1, config);
+        Case { name, ranks: 1, config: RunConfig { sentinel: SentinelConfig::default(), ..config } }
+    };
     let plain = |recipe| config(folder, &PathBuf::new(), recipe);
     let pairs = |recipe| run_config(folder, &PathBuf::new(), recipe, "pairs.jsonl");
     let with = |config: RunConfig, parallel| RunConfig { parallel, ..config };
@@ -100,8 +105,8 @@ fn cases(folder: &Path) -> Vec<Case> {
         of("fp8-block, storage O2", 1, narrow),
         of("fp16", 1, fp16),
         of("adapters with fp8-delayed", 1, lora(plain(RecipeName::Fp8Delayed))),
-        of("DPO", 1, pairs(RecipeName::Fp8Delayed)),
-        of("DPO with adapters", 1, lora(pairs(RecipeName::Fp8Delayed))),
+        of_pairs("DPO", pairs(RecipeName::Fp8Delayed)),
+        of_pairs("DPO with adapters", lora(pairs(RecipeName::Fp8Delayed))),
         of("experts", 1, routed.clone()),
         of("data", 2, with(plain(RecipeName::Fp8Delayed), on(|parallel| parallel.zero = Zero::Weights))),
         of("tensor", 2, with(plain(RecipeName::Fp8Delayed), on(|parallel| parallel.tensor = 2))),

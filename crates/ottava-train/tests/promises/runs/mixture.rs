@@ -86,7 +86,7 @@ fn other_weights_from_a_checkpoint_on_are_kept_from_there() {
     train(&after, &Start::Resume, STEPS + 1);
     let checkpoint = run.join(format!("checkpoints/checkpoint-{STEPS}"));
     let progress = training::progress(&checkpoint, &verify(&checkpoint, Verify::Sizes).unwrap()).unwrap();
-    let DataState::Mixture(sets) = progress.loader else { panic!("{:?}", progress.loader) };
+    let DataState::Mixture(sets) = progress.rows.loader else { panic!("{:?}", progress.rows.loader) };
     let tokens: Vec<u64> = sets.iter().map(|set| set.tokens).collect();
     // Three steps of 12 rows of 16 tokens: nine rows of one set, 27 of the other.
     assert_eq!(tokens, [9 * 16, 27 * 16]);

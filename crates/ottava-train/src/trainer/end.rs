@@ -1,0 +1,36 @@
+//! The result of a run.
+
+use super::Trainer;
+use super::building::model_of;
+use super::start::{Start, checkpoints};
+use ottava_checkpoint::{Best, atomic};
+use ottava_common::error::Result;
+use ottava_data::Tokenizer;
+use ottava_models::Decoder;
+use std::path::PathBuf;
+
+impl Trainer {
+    /// The best evaluation and its checkpoint, with `load_best_model_at_end`.
+    pub fn best(&self) -> Option<(&Best, PathBuf)> {
+        let config = &self.environment.config;
+        let best = self.progress.best.as_ref().filter(|_| config.evaluation.load_best_model_at_end)?;
+        Some((best, checkpoints(&config.output_dir).join(atomic::name(best.step))))
+    }
+
+    /// The model and its tokenizer, after the run. What else is in memory is freed. With `load_best_model_at_end`, the model comes from the
+    /// best checkpoint; if ranks have different parts of it, it is loaded from the last one.
+    pub fn into_model(self) -> Result<(Decoder, Tokenizer)> {
+        let best = self.best().filter(|(best, _)| best.step != self.progress.step).map(|(_, path)| path);
+        let Trainer { outputs, environment, run, .. } = self;
+        let run = run.into_inner();
+        drop(outputs.saver);
+        let model = match best.map(Start::ResumeFrom) {
+            None if environment.ranks.have_whole_model() => run.model,
+            start => {
+                drop(run);
+                model_of(&environment, &start.unwrap_or(Start::Resume))?
+            }
+        };
+        Ok((model, environment.inputs.tokenizer))
+    }
+}

@@ -1,0 +1,81 @@
+//! The evaluations of a run, the best of them, and early stopping.
+
+use super::Trainer;
+use super::current_run::precision_of;
+use super::step_in_progress::StepInProgress;
+use crate::objective::Validation;
+use crate::run::Run;
+use ottava_checkpoint::Best;
+use ottava_common::error::{Error, Result};
+use serde_json::Map;
+
+impl Trainer {
+    /// Evaluates a new run, and a run whose last evaluation a signal has interrupted.
+    pub(super) fn evaluate_first(&mut self) -> Result<()> {
+        if self.progress.step == 0 {
+            let evaluation = self.evaluate()?;
+            if let Some(evaluation) = &evaluation {
+                self.outputs.append(0, Map::new(), Some(evaluation))?;
+                let e = &self.environment.config.evaluation;
+                if e.compares() {
+                    // A name that does not exist ends the run before its first step.
+                    evaluation.metric(&e.metric_for_best_model)?;
+                }
+            }
+        }
+        if let Some(values) = self.progress.pending.clone() {
+            let evaluation = self.evaluate()?;
+            self.outputs.append(self.progress.step, values, evaluation.as_ref())?;
+            self.compare(evaluation.as_ref())?;
+            self.progress.pending = None;
+        }
+        Ok(())
+    }
+
+    /// Evaluates where that is due after the step in progress, and writes the metrics of the step.
+    pub(super) fn evaluate_step(&mut self, current: &mut StepInProgress) -> Result<()> {
+        let (step, values) = (self.progress.step, current.report.values(self.progress.tokens));
+        let e = &self.environment.config.evaluation;
+        let (keeps_best, is_due) = (e.load_best_model_at_end, self.is_last_step() || e.eval_steps.is_due(step));
+        match if is_due { self.evaluate() } else { Ok(None) } {
+            // The resumed run evaluates first, so its metrics equal the metrics of an uninterrupted run.
+            Err(Error::Cancelled(_)) => self.progress.pending = Some(values),
+            evaluation => {
+                current.report.evaluation = evaluation?;
+                self.outputs.append(step, values, current.report.evaluation.as_ref())?;
+                current.is_best = self.compare(current.report.evaluation.as_ref())? && keeps_best;
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether all steps are done, or evaluations do not improve any more.
+    pub(super) fn has_ended(&self) -> bool {
+        let patience = self.environment.config.evaluation.early_stopping_patience;
+        let is_stuck = |best: &Best| patience > 0 && best.without_improvement >= patience;
+        self.is_last_step() || self.progress.best.as_ref().is_some_and(is_stuck)
+    }
+
+    /// Whether the last step is done.
+    pub(super) fn is_last_step(&self) -> bool {
+        self.progress.step >= self.schedule.max_steps
+    }
+
+    /// Loss and metrics of held-out rows in the precision of the last step, which ranks compute together; `None` without such rows.
+    fn evaluate(&mut self) -> Result<Option<Validation>> {
+        let precision = precision_of(self.progress.step, &self.progress.sentinel, &self.environment.config);
+        let Run { model, step, .. } = &mut *self.run;
+        self.rows.evaluate(model, step, precision)
+    }
+
+    /// Compares an evaluation after the last step with the best one before. Returns whether it is better.
+    fn compare(&mut self, evaluation: Option<&Validation>) -> Result<bool> {
+        let e = &self.environment.config.evaluation;
+        let Some(evaluation) = evaluation.filter(|_| e.compares()) else { return Ok(false) };
+        let (metric, threshold) = (&e.metric_for_best_model, e.early_stopping_threshold);
+        let value = evaluation.metric(metric)?;
+        let is_best = Best::update(&mut self.progress.best, self.progress.step, metric, value, threshold);
+        self.outputs.keep_best(self.progress.best.as_ref(), &self.environment.config);
+        Ok(is_best)
+    }
+}

@@ -1,0 +1,149 @@
+//! What a run leaves in its folder.
+
+use super::environment::Environment;
+use super::files::RunFiles;
+use crate::objective::Validation;
+use crate::report::{MAX_METRICS_BYTES, RunEnd, RunOutcome, RunRecord, loss_svg};
+use crate::run::Run;
+use ottava_checkpoint::{Best, Progress, Saved, Saver};
+use ottava_common::error::{Error, Result};
+use ottava_common::fs::{RealFs, replace_file};
+use ottava_common::input;
+use ottava_parallel::Ranks;
+use ottava_settings::RunConfig;
+use ottava_tensor::Device;
+use serde_json::{Map, Value};
+use std::path::Path;
+
+/// The checkpoints, logs, plot and `run.json` of a run.
+pub(super) struct Outputs {
+    // Dropped before the files, with whose lock it writes.
+    pub(super) saver: Saver,
+    /// The files of the run, on the rank that writes them.
+    pub(super) files: Option<RunFiles>,
+    pub(super) history: History,
+    pub(super) record: RunRecord,
+}
+
+/// The losses of a run by step, for its plot.
+pub(super) struct History {
+    losses: Vec<(u64, f64)>,
+    pub(super) eval_losses: Vec<(u64, f64)>,
+}
+
+impl History {
+    /// The history in the metrics of the run in `folder`; empty without metrics.
+    pub(super) fn read(folder: &Path) -> History {
+        let text = input::read_text(&folder.join("metrics.jsonl"), MAX_METRICS_BYTES).unwrap_or_default();
+        let lines: Vec<Value> = text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
+        let series =
+            |key: &str| lines.iter().filter_map(|line| Some((line["step"].as_u64()?, line[key].as_f64()?))).collect();
+        History { losses: series("loss"), eval_losses: series("eval_loss") }
+    }
+}
+
+impl Outputs {
+    /// Appends the metrics of a step, which are `values` and an `evaluation`.
+    pub(super) fn append(
+        &mut self,
+        step: u64,
+        mut values: Map<String, Value>,
+        evaluation: Option<&Validation>,
+    ) -> Result<()> {
+        let Some(files) = &mut self.files else { return Ok(()) };
+        files.lock.check()?;
+        let number = |key: &str| values.get(key).and_then(Value::as_f64);
+        self.history.losses.extend(number("loss").map(|loss| (step, loss)));
+        let tagged = |group: &str, (name, value): (&String, &Value)| Some((format!("{group}/{name}"), value.as_f64()?));
+        let mut scalars: Vec<_> = values.iter().filter_map(|entry| tagged("train", entry)).collect();
+        if let Some(evaluation) = evaluation {
+            let metrics = evaluation.metrics();
+            let named = metrics.iter().map(|(name, value)| (name.trim_start_matches("eval_").to_string(), value));
+            scalars.extend(named.filter_map(|(name, value)| tagged("eval", (&name, value))));
+            values.extend(metrics);
+            self.history.eval_losses.push((step, evaluation.all.loss));
+        }
+        let scalars: Vec<_> = scalars.iter().map(|(tag, value)| (tag.as_str(), *value)).collect();
+        let values: Vec<(&str, Value)> = values.iter().map(|(key, value)| (key.as_str(), value.clone())).collect();
+        files.metrics.append(step, &values)?;
+        files.events.scalars(step, &scalars)
+    }
+
+    /// Keeps the checkpoint of the `best` evaluation, if the run of `config` ends with its model.
+    pub(super) fn keep_best(&mut self, best: Option<&Best>, config: &RunConfig) {
+        let best = best.filter(|_| config.evaluation.load_best_model_at_end);
+        self.saver.keep_best(best.map(|best| best.step));
+    }
+
+    /// Begins to save a checkpoint of `run` at `progress`; each rank writes its part. The leading rank flushes metrics and draws the plot first.
+    /// Returns the checkpoint before, if it was not complete yet.
+    pub(super) fn save(
+        &mut self,
+        environment: &Environment,
+        progress: &Progress,
+        run: &mut Run,
+    ) -> Result<Option<Saved>> {
+        let Environment { config, inputs, .. } = environment;
+        let (files, history, folder) = (&mut self.files, &self.history, &config.output_dir);
+        let prepare = || {
+            let files = files.as_mut().expect("the leading rank writes files");
+            files.sync()?;
+            let title = format!("{} ({})", folder.display(), config.precision.recipe.as_str());
+            let plot = loss_svg(&title, &history.losses, &history.eval_losses);
+            replace_file(&RealFs, &folder.join("loss.svg"), plot.as_bytes())?;
+            files.saved(folder)
+        };
+        let Run { model, optimizer, step, .. } = run;
+        self.saver.begin(progress, &inputs.template, model, &mut **optimizer, step.partition(), prepare)
+    }
+
+    /// Completes the save in progress of a run that has failed, together with all ranks.
+    pub(super) fn finish_save(&mut self, ranks: &Ranks) {
+        match self.saver.finish(ranks) {
+            Ok(saved) => saved.iter().for_each(|saved| tracing::info!("saved {}", saved.path.display())),
+            Err(error) => tracing::warn!("the checkpoint in progress was not saved: {error}"),
+        }
+    }
+
+    /// Writes into `run.json` of the run in `folder` that it has ended after `step`, with `error` if it did not finish.
+    pub(super) fn record_end(&mut self, folder: &Path, step: u64, error: Option<&Error>) {
+        let outcome = match error {
+            None => RunOutcome::Finished,
+            Some(error) if error.is_stop() => RunOutcome::Stopped,
+            Some(_) => RunOutcome::Failed,
+        };
+        let message = error.map_or(String::new(), Error::to_string);
+        self.record.end = Some(RunEnd { time: RunRecord::now(), step, outcome, message });
+        // Of a folder that another run has taken, nothing is written; and the result of the run does not depend on this file.
+        let Some(files) = &self.files else { return };
+        if let Err(error) = files.lock.check().and_then(|()| self.record.write(folder)) {
+            tracing::warn!("the end of the run is not recorded: {error}");
+        }
+    }
+}
+
+/// What `run.json` says of a run of `max_steps` that begins or goes on now.
+pub(super) fn run_record(environment: &Environment, run: &Run, max_steps: u64) -> RunRecord {
+    let Environment { config, resolved, ranks, device, .. } = environment;
+    let model = run.model.description();
+    let (device, peak, planned) = match device {
+        Device::Cuda(gpu) => {
+            (gpu.model().name.clone(), gpu.model().peak_bf16_flops(), Some(resolved.memory.peak_bytes))
+        }
+        Device::Cpu | Device::DryCpu(_) => ("CPU".to_string(), None, None),
+    };
+    RunRecord {
+        started: RunRecord::now(),
+        device,
+        ranks: ranks.size(),
+        mesh: ranks.shape().to_string(),
+        recipe: config.precision.recipe.as_str().to_string(),
+        parameters: model.parameters,
+        max_steps,
+        tokens_per_step: config.tokens_per_step(),
+        flops_per_token: model.flops_per_token(config.data.max_length),
+        peak_flops: peak.map(|flops| flops * ranks.size() as f64),
+        planned_memory_bytes: planned,
+        end: None,
+    }
+}

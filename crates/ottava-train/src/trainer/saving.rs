@@ -1,0 +1,105 @@
+//! What ends a step: statistics of casts, a checkpoint, and the end of the run where observers or signals ask for it.
+
+use super::Trainer;
+use super::environment::Environment;
+use super::start::checkpoints;
+use super::step_in_progress::StepInProgress;
+use crate::run::Run;
+use ottava_checkpoint::{Saved, Verify, latest_complete};
+use ottava_common::error::{Error, Result};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+impl Trainer {
+    /// Logs the statistics of casts where they are due.
+    pub(super) fn log_due_casts(&mut self) -> Result<()> {
+        let step = self.progress.step;
+        match self.has_ended() || self.environment.config.logging.logs_casts(step) {
+            true => self.log_casts(step),
+            false => Ok(()),
+        }
+    }
+
+    /// Logs the statistics of casts up to `step`, if the run logs any.
+    pub(super) fn log_casts(&mut self, step: u64) -> Result<()> {
+        if self.environment.config.logging.cast_statistics_steps == 0 {
+            return Ok(());
+        }
+        let Run { model, step: work, .. } = &mut *self.run;
+        let casts = work.partition().casts(model)?;
+        self.observe(|observer, watched| observer.statistics(step, &casts, watched))
+    }
+
+    /// Saves a checkpoint where that is due, and notes why the run ends if an observer asks for a pause, or `stop` is true on any rank.
+    ///
+    /// Errors with [`Error::Alarm`] if an observer asks the run to stop.
+    pub(super) fn save_due(&mut self, current: &mut StepInProgress, stop: &AtomicBool) -> Result<()> {
+        let (step, ends) = (self.progress.step, self.has_ended());
+        if let Some(found) = self.observers.requests.stop.take() {
+            self.outputs.finish_save(&self.environment.ranks);
+            let latest = self.describe_latest_checkpoint();
+            return Err(Error::Alarm(format!("stopped by an alarm after step {step}: {found}. {latest}")));
+        }
+        if ends && !self.is_last_step() && self.leads() {
+            let e = &self.environment.config.evaluation;
+            tracing::info!(
+                "the run ends after step {step}: `{}` did not improve in {} evaluations in a row",
+                e.metric_for_best_model,
+                e.early_stopping_patience
+            );
+        }
+        let Environment { config, ranks, .. } = &self.environment;
+        let (ranks, saver) = (ranks.clone(), &mut self.outputs.saver);
+        let told = [f64::from(stop.load(Ordering::Relaxed)), saver.state()];
+        let told = ranks.gather("request to stop and state of a save", told)?;
+        let paused = self.observers.requests.pause.take();
+        let stops = paused.is_some() || told.iter().any(|[stop, _]| *stop != 0.0);
+        let saved = &mut current.report.saved;
+        saved.extend(saver.advance(&ranks, told.iter().map(|[_, state]| *state))?);
+        let is_regular = config.checkpoint.save_steps.is_due(step) || paused.is_some() || current.is_best || ends;
+        if is_regular || stops {
+            self.progress.is_interruption = !is_regular;
+            saved.extend(self.save()?);
+            if stops || ends || !self.outputs.saver.is_async() {
+                saved.extend(self.outputs.saver.finish(&ranks)?);
+            }
+        }
+        let has_more = !ends || self.progress.pending.is_some();
+        let from =
+            saved.last().map_or(String::new(), |saved| format!("; `--resume` goes on from {}", saved.path.display()));
+        current.end = match paused {
+            Some(found) => Some(Error::Paused(format!("paused by the sentinel after step {step}: {found}{from}"))),
+            None if stops && has_more => {
+                Some(Error::Interrupted(format!("stopped by a signal after step {step}{from}")))
+            }
+            None => None,
+        };
+        Ok(())
+    }
+
+    /// Begins to save a checkpoint of the current step. Returns the checkpoint before, if it was not complete yet.
+    fn save(&mut self) -> Result<Option<Saved>> {
+        let Run { model, step: work, .. } = &mut *self.run;
+        // Without a log of casts, nothing reads what they have counted.
+        let casts = match self.environment.config.logging.cast_statistics_steps {
+            0 => Vec::new(),
+            _ => work.partition().casts(model)?,
+        };
+        self.progress.rows.loader = self.rows.state();
+        self.progress.rows.reference = self.rows.reference_digest();
+        self.progress.rows.unfinished = self.rows.unfinished();
+        self.progress.alarms = self.observers.memory(&casts);
+        self.outputs.save(&self.environment, &self.progress, &mut self.run)
+    }
+
+    /// The checkpoint from which a failed run can resume, as a sentence.
+    pub(super) fn describe_latest_checkpoint(&self) -> String {
+        let folder = checkpoints(&self.environment.config.output_dir);
+        match latest_complete(&folder, Verify::Sizes).map(|latest| latest.complete) {
+            // Other settings must not change within a run.
+            Ok(Some((path, _))) => {
+                format!("`--resume` goes on from {}, also with other `recompute` and `weight_codes`.", path.display())
+            }
+            _ => "No checkpoint was saved before.".into(),
+        }
+    }
+}
