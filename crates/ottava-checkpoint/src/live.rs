@@ -61,16 +61,17 @@ impl<'a> LiveTensors<'a> {
             }
             live.push(param);
         };
-        let describe = |param: &Param| (param.name().to_string(), param.weights.shape().to_vec(), param.dtype());
+        let describe =
+            |param: &Param| (param.identity.name().to_string(), param.weights.shape().to_vec(), param.weights.dtype());
         match whole {
             None => {
                 for param in params {
-                    let ((name, shape, dtype), shards) = (describe(param), param.shards.clone());
+                    let ((name, shape, dtype), shards) = (describe(param), param.identity.shards.clone());
                     add(&shards, LiveParam { name, shape, dtype, owner: 0, here: Some(param) });
                 }
             }
             Some(mut whole) => {
-                let names: Vec<_> = params.iter().map(|param| param.name().to_string()).collect();
+                let names: Vec<_> = params.iter().map(|param| param.identity.name().to_string()).collect();
                 let stages = partition.ranks().of_stages("parameters of stages", &names)?;
                 let rank = partition.ranks().pipeline().rank();
                 let mut own: HashMap<_, _> = names.into_iter().zip(params).collect();
@@ -79,7 +80,7 @@ impl<'a> LiveTensors<'a> {
                     // The first of the ranks that share the weight of embedding and head.
                     let owner = stages.iter().position(|names| names.contains(&name)).unwrap_or(0);
                     let here = own.remove(&name).filter(|_| owner == rank);
-                    add(&param.shards, LiveParam { name, shape, dtype, owner, here });
+                    add(&param.identity.shards, LiveParam { name, shape, dtype, owner, here });
                 }
             }
         }

@@ -88,24 +88,24 @@ impl Contents {
         let mut params = model.parameters();
         for (param, states) in params.iter_mut().zip(optimizer.states()) {
             let slice = param.is_sliced().then(|| param.slice());
-            let is_whole = param.is_whole() || !place.is_divided();
+            let is_whole = param.identity.is_whole() || !place.is_divided();
             // Of the ranks that have the same elements, the first one writes them.
             let is_first = ranks.replicas(param).rank() == 0;
-            if slice.is_none() && !is_first || is_whole && !is_first_of_tensors || Some(param.id()) == copy {
+            if slice.is_none() && !is_first || is_whole && !is_first_of_tensors || Some(param.identity.id) == copy {
                 continue;
             }
-            let (name, begins) = (param.name().to_string(), param.begins_stack());
-            let Param { shards, weights, .. } = &mut **param;
+            let Param { identity, weights, .. } = &mut **param;
             for kept in optimizer_tensors(weights, states) {
                 // The rank with the first element writes the values that belong to all elements.
-                let first = begins && slice.as_ref().is_none_or(|slice| slice.start == 0 && !slice.is_empty());
+                let first =
+                    identity.begins_stack() && slice.as_ref().is_none_or(|slice| slice.start == 0 && !slice.is_empty());
                 if kept.per == Per::Parameter && !(first && is_first_of_tensors) {
                     continue;
                 }
                 let flat = kept.tensor.reshape(&[kept.tensor.len()])?;
                 // Of ranks that have the same heads, too, the first one writes them.
                 for Held { regions, values } in
-                    regions_of(&name, shards, &slice, &kept, |shard| shard.replica.rank == 0)
+                    regions_of(identity.name(), &identity.shards, &slice, &kept, |shard| shard.replica.rank == 0)
                 {
                     others.insert(regions.info.name.clone(), flat.rows(values.start, values.end)?);
                     match slice {
@@ -203,13 +203,14 @@ pub fn progress(folder: &Path, manifest: &Manifest) -> Result<Progress> {
 pub fn restore(folder: &Path, progress: &Progress, model: &mut Decoder, optimizer: &mut dyn Optimizer) -> Result<()> {
     let files = open(folder)?;
     for (param, states) in model.parameters().into_iter().zip(optimizer.states()) {
-        let (name, slice) = (param.name().to_string(), param.is_sliced().then(|| param.slice()));
-        let Param { shards, weights, .. } = param;
+        let slice = param.is_sliced().then(|| param.slice());
+        let Param { identity, weights, .. } = param;
+        let (name, shards) = (identity.name(), &identity.shards);
         let (read, mut kept) = read_and_optimizer_tensors(weights, states);
-        let held: Vec<_> = kept.iter().map(|kept| regions_of(&name, shards, &slice, kept, |_| true)).collect();
+        let held: Vec<_> = kept.iter().map(|kept| regions_of(name, shards, &slice, kept, |_| true)).collect();
         let all = || held.iter().flatten().map(|held| &held.regions.info);
         if !all().all(|expected| files.info(&expected.name).is_ok_and(|info| info == expected)) {
-            let saved = SavedStates { folder, files: &files, parameter: &name, shards };
+            let saved = SavedStates { folder, files: &files, parameter: name, shards };
             restore_from_other_formats(&saved, &slice, read, &mut kept)?;
             continue;
         }

@@ -15,7 +15,7 @@ use ottava_recipe::layer_ranks::{LayerRanks, Undivided};
 use ottava_recipe::mode::{Mode, StepPrecision};
 use ottava_recipe::param::{
     Builder, Description, Direction, FolderTensor, FolderUse, Loan, MemoryPolicy, Param, ParamId, Purpose, Units,
-    WeightSource,
+    WeightCast, WeightSource,
 };
 use ottava_recipe::recompute::{Recompute, SavedActivations};
 use ottava_recipe::scaling::{RouterLoad, ScalingState};
@@ -133,7 +133,7 @@ impl Decoder {
         units.try_for_each(|mut params| {
             for param in &mut params {
                 load(param)?;
-                match param.folder_use() {
+                match param.cast().and_then(WeightCast::folder_use) {
                     Some(FolderUse::Kept) => folder.kept += 1,
                     Some(FolderUse::Recast) => folder.recast += 1,
                     None => {}
@@ -220,7 +220,7 @@ impl Decoder {
     /// Errors as [`Decoder::describe`].
     pub fn folder_tensors(config: &DecoderConfig, recipe: &Recipe) -> Result<Vec<FolderTensor>> {
         let mut decoder = Decoder::dry(config, recipe)?;
-        let shards = decoder.all_parameters().into_iter().flat_map(|param| param.shards.iter());
+        let shards = decoder.all_parameters().into_iter().flat_map(|param| param.identity.shards.iter());
         Ok(shards.map(|shard| shard.tensor.clone()).collect())
     }
 
@@ -296,7 +296,7 @@ impl Decoder {
 
     /// The id of the head's copy of the embedding's table, if that is in a stage of another process.
     pub fn copy(&self) -> Option<ParamId> {
-        self.stages.iter().find_map(Stage::copy).map(Param::id)
+        self.stages.iter().find_map(Stage::copy).map(|copy| copy.identity.id)
     }
 
     /// The number of its stages.
@@ -317,9 +317,9 @@ impl Decoder {
     /// Changes the biases of routers by which tokens are spread over experts, after a step with these `loads` over all ranks.
     pub fn balance_routers(&mut self, loads: &[RouterLoad], rate: f64) -> Result<()> {
         for param in trained(self.stages.iter_mut().flat_map(Stage::parameters_mut).collect()) {
-            if let Some((name, _)) = self.router_biases.iter().find(|(_, bias)| *bias == param.id()) {
+            if let Some((name, _)) = self.router_biases.iter().find(|(_, bias)| *bias == param.identity.id) {
                 let load = loads.iter().find(|load| load.name == *name).expect("each router has a load");
-                param.add_to_value(&load.bias_change(rate))?;
+                param.weights.add(&load.bias_change(rate))?;
             }
         }
         Ok(())

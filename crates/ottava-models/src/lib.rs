@@ -17,7 +17,7 @@
 //! heads in `layers/attention/head_norm.rs` with its op `ops/head_norm/`. Norms of all heads of a token (`ops/projection_norm/`) have their sums as
 //! ops of their own, so that tensor-parallel ranks can add the sums.
 //!
-//! Weights in host memory are copied to the device by `Param::prefetch`, one block ahead, in forward, backward and generation (`prefetch.rs`). FP8
+//! Weights in host memory are copied to the device one block ahead, in forward, backward and generation (`prefetch.rs`). FP8
 //! codes of such weights are not stored, since an update would have to write back weights and codes. Inputs of blocks (`ResidualBuffers`) are
 //! copied to the host while their block runs forward, and fetched with the weights of the block in backward.
 #![forbid(unsafe_code)]

@@ -3,7 +3,7 @@
 use crate::layers::Block;
 use ottava_common::error::Result;
 use ottava_recipe::context::Context;
-use ottava_recipe::param::{Direction, Loan, Param, Units};
+use ottava_recipe::param::{Direction, Loan, LoanedWeight, Param, Units};
 use ottava_tensor::{Device, HostTransfer, MemoryKind, Tensor};
 
 /// Transfers in progress for one block: its weights, and further tensors.
@@ -13,10 +13,19 @@ struct Prefetch {
     transfer: HostTransfer,
 }
 
+/// Starts to copy the weights of `block` that are in host memory, and its `input`, if there is one.
 fn start(block: &Block, input: Option<&Tensor>, units: &mut dyn Units) -> Result<Prefetch> {
     let params = parameters_of(block);
     units.start(&params)?;
-    let (loan, copies, transfer) = Param::prefetch(&params, &input.into_iter().collect::<Vec<_>>())?;
+    // On a CPU no weight is copied, since device memory is host memory.
+    let is_in_host_memory = |param: &Param| param.weights.read_from().memory_kind() == MemoryKind::Host;
+    let offloaded: Vec<_> = params.iter().filter(|param| param.is_offloaded() && is_in_host_memory(param)).collect();
+    let weights = offloaded.iter().map(|param| param.weights.read_from());
+    let tensors: Vec<&Tensor> = input.into_iter().chain(weights).collect();
+    let (mut copies, transfer) = HostTransfer::upload(&tensors)?;
+    let weights = copies.split_off(usize::from(input.is_some())).into_iter().map(LoanedWeight::Stored);
+    let mut loan = Loan::default();
+    offloaded.iter().zip(weights).for_each(|(param, weight)| loan.add(param.identity.id, weight));
     Ok(Prefetch { loan, copies, transfer })
 }
 

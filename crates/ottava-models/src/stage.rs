@@ -279,10 +279,10 @@ impl Stage {
         for block in self.blocks.iter_mut().rev() {
             let mut params = parameters_of(block);
             while let Some(product) =
-                products.next_if(|product| params.iter().any(|param| param.id() == product.weight))
+                products.next_if(|product| params.iter().any(|param| param.identity.id == product.weight))
             {
-                let weight = params.iter_mut().find(|param| param.id() == product.weight).expect("found above");
-                weight.add_wgrad(product.product()?)?;
+                let weight = params.iter_mut().find(|param| param.identity.id == product.weight).expect("found above");
+                weight.gradient.add_product(product.product()?)?;
             }
             units.end_gradients(&mut params)?;
         }

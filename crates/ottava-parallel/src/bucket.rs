@@ -1,12 +1,15 @@
 //! Buckets: matrices that are gathered and reduced in one collective, and this rank's slices of their weights.
 //!
-//! With weights in host memory (`Placement::GatheredFromHost`), `Bucket::gather_slices` copies the weights into this rank's part of the buffer that
+//! With weights in host memory (`memory.offload_parameters`), `Bucket::gather_slices` copies the weights into this rank's part of the buffer that
 //! is gathered (`HostTransfer::upload_into`). The gather waits for the copy, and compute waits only for the gather. There are two cases:
 //!
 //! - Ranks gather values: the slices are the weights of the `Param`s, which the update fetches and writes back.
 //! - Ranks gather codes: the bucket has a slice of codes in host memory. `Bucket::begin_write` copies this slice to the device for a part of the
 //!   model, since an update may write nothing, and `Bucket::finish_write` stores the slice (`HostTransfer::offload`) while the next part is
 //!   updated.
+//!
+//! `Bucket::begin_write` divides the memory of the slice among the `Param`s, and an update writes to the memory of a `Param` where it can. The
+//! `BucketWrite` that `Bucket::begin_write` returns has the rest of the memory; `Bucket::finish_write` consumes it and joins the memory.
 
 use crate::Ranks;
 use crate::reduction::ReduceFormat;
@@ -14,11 +17,12 @@ use crate::slices::Slices;
 use crate::zero::Zero;
 use ottava_common::error::{Error, Result};
 use ottava_recipe::param::scopes::{CODES, GRADIENTS, WEIGHTS};
-use ottava_recipe::param::{Param, ParamId, Placement, UnitId};
+use ottava_recipe::param::{Param, ParamId, SliceWrite, UnitId, WeightCast, Writer};
 use ottava_recipe::scaling::Casts;
 use ottava_tensor::comm::{Group, Pending};
 use ottava_tensor::ops::gradient_code_bytes;
 use ottava_tensor::{DType, HostTransfer, MemoryKind, QuantizedTensor, Tensor};
+use std::collections::HashMap;
 
 /// Matrices of a block, of the embedding or of the head that are read in the same way, in one flat buffer for one collective.
 pub(super) struct Bucket {
@@ -29,28 +33,47 @@ pub(super) struct Bucket {
     /// The name of the first matrix, for error messages and the order of collectives.
     name: String,
     /// The matrices, in the order of the buffer.
-    matrices: Vec<ParamId>,
+    pub(super) matrices: Vec<Matrix>,
     pub(super) slices: Slices,
     /// Whether products read the matrices as codes rather than values.
     codes: bool,
-    /// Whether weights and codes are in host memory between passes.
-    offloaded: bool,
-    /// Whether this rank stores only its slice between passes, and each pass gathers the matrices; otherwise the buffer is kept.
-    pub(super) stores_slice: bool,
-    /// The slots of their casts.
-    slots: Vec<usize>,
+    /// What this rank stores between passes.
+    kept: Kept,
     /// Bytes of a gathered element, and the type of gradients.
     element: usize,
     gradients: DType,
     /// The stored part of the weights, between and within steps.
     pub(super) weights: Stored,
-    /// If codes are gathered: the cast of this rank's slice of each matrix, without the codes.
-    pub(super) casts: Vec<Option<QuantizedTensor>>,
     /// The errors of casts of gradients, BF16, if they are added to the gradients of the next step.
     pub(super) feedback: Option<Tensor>,
-    /// During an update: by matrix, the part of the memory of `weights` that the optimizer does not write.
-    unwritten: Vec<Option<Tensor>>,
-    /// During an update in which this rank has no elements of the bucket: the memory of `weights`.
+}
+
+/// A matrix of a bucket.
+pub(super) struct Matrix {
+    id: ParamId,
+    /// The slot of its cast.
+    slot: Option<usize>,
+    /// If codes are gathered: the cast of this rank's slice, without the codes.
+    pub(super) cast: Option<QuantizedTensor>,
+}
+
+/// What a rank stores of the matrices of a bucket between passes.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kept {
+    /// The buffer of the last gather.
+    Buffer,
+    /// Its slice. Each pass gathers the matrices.
+    Slice,
+    /// Its slice, in host memory: the weights of the `Param`s, or codes. Each pass gathers the matrices.
+    SliceInHostMemory,
+}
+
+/// The slice of a bucket while it is written, from [`Bucket::begin_write`] to [`Bucket::finish_write`].
+#[must_use = "the slice is written by `Bucket::finish_write`"]
+pub(super) struct BucketWrite {
+    /// By matrix.
+    matrices: Vec<SliceWrite>,
+    /// If this rank has no elements of the bucket: the memory of its slice.
     untouched: Option<Tensor>,
 }
 
@@ -89,17 +112,6 @@ impl Gather {
     }
 }
 
-/// What writes to the memory of a unit in [`Bucket::begin_write`].
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Writer {
-    /// Only the casts and copies of [`Unit::collect`].
-    Cast,
-    /// An update, which writes weights.
-    Update,
-    /// An update that also casts the weights that it writes.
-    CastingUpdate,
-}
-
 impl Stored {
     /// Takes the buffer or slice; other parts of the buffer may be invalid.
     pub(super) fn take(&mut self, rank: usize) -> Result<Tensor> {
@@ -122,25 +134,31 @@ impl Bucket {
         &self.name
     }
 
-    /// A bucket of `matrices` of a `unit`; with a `zero` stage of 1 or more, each rank stores a slice.
+    /// A bucket of the matrices `params` of a `unit`; with a `zero` stage of 1 or more, each rank stores a slice.
     pub(super) fn new(
         unit: UnitId,
-        mut matrices: Vec<&mut Param>,
+        mut params: Vec<&mut Param>,
         codes: bool,
         ranks: &Ranks,
         zero: Zero,
         reduction: ReduceFormat,
     ) -> Result<Bucket> {
         let divides = zero > Zero::Nothing;
-        let offloaded = divides && matrices.iter().any(|param| param.placement() == Placement::Host);
-        let (ranks, experts) = (ranks.replicas(matrices[0]), matrices[0].is_of_experts());
-        let slices = Slices::new(matrices.iter().map(|param| param.weights.shape().iter().product()), ranks.size());
-        let (name, ids) = (matrices[0].name().to_string(), matrices.iter().map(|param| param.id()).collect());
-        let slots = matrices.iter().filter_map(|param| param.cast_slot()).collect();
-        matrices.iter_mut().for_each(|param| param.gradient.keep_sums());
-        let device = matrices[0].weights.device().clone();
-        let element = if codes { DType::E4M3 } else { matrices[0].dtype() }.size();
-        let gradients = matrices[0].gradient.dtype().expect("ranks keep sums");
+        let kept = match zero {
+            _ if divides && params.iter().any(|param| param.is_offloaded()) => Kept::SliceInHostMemory,
+            Zero::Weights => Kept::Slice,
+            _ => Kept::Buffer,
+        };
+        let (ranks, experts) = (ranks.replicas(params[0]), params[0].identity.is_of_experts());
+        let slices = Slices::new(params.iter().map(|param| param.weights.shape().iter().product()), ranks.size());
+        let name = params[0].identity.name().to_string();
+        let of_bucket =
+            |param: &&mut Param| Matrix { id: param.identity.id, slot: param.cast().map(WeightCast::slot), cast: None };
+        let matrices = params.iter().map(of_bucket).collect();
+        params.iter_mut().for_each(|param| param.gradient.keep_sums());
+        let device = params[0].weights.device().clone();
+        let element = if codes { DType::E4M3 } else { params[0].weights.dtype() }.size();
+        let gradients = params[0].gradient.dtype().expect("ranks keep sums");
         let feedback = match reduction {
             ReduceFormat::Float8 { feedback: true } => {
                 let _scope = device.scope(GRADIENTS);
@@ -149,29 +167,17 @@ impl Bucket {
             _ => None,
         };
         if divides {
-            for (param, owned) in matrices.into_iter().zip(slices.owned(ranks.rank())) {
-                param.keep_slice(owned, codes, offloaded)?;
+            for (param, owned) in params.into_iter().zip(slices.owned(ranks.rank())) {
+                param.keep_slice(owned, codes, kept == Kept::SliceInHostMemory)?;
             }
         }
-        let casts = slices.matrices().iter().map(|_| None).collect();
-        Ok(Bucket {
-            unit,
-            experts,
-            name,
-            matrices: ids,
-            slices,
-            codes,
-            offloaded,
-            stores_slice: offloaded || zero == Zero::Weights,
-            slots,
-            element,
-            gradients,
-            weights: Stored::None,
-            casts,
-            feedback,
-            unwritten: Vec::new(),
-            untouched: None,
-        })
+        let weights = Stored::None;
+        Ok(Bucket { unit, experts, name, matrices, slices, codes, kept, element, gradients, weights, feedback })
+    }
+
+    /// Whether this rank stores only its slice between passes, and each pass gathers the matrices; otherwise the buffer is kept.
+    pub(super) fn stores_slice(&self) -> bool {
+        self.kept != Kept::Buffer
     }
 
     /// Bytes of the buffer that ranks gather.
@@ -186,7 +192,7 @@ impl Bucket {
 
     /// Whether each rank casts its slice of the matrix whose cast has this `slot`.
     pub(super) fn casts_slices_in(&self, slot: usize) -> bool {
-        self.codes && self.slots.contains(&slot)
+        self.codes && self.matrices.iter().any(|matrix| matrix.slot == Some(slot))
     }
 
     /// Bytes of the buffer of gradients that ranks sum, sent as `reduction`.
@@ -199,7 +205,7 @@ impl Bucket {
 
     /// The number of a matrix in the bucket.
     pub(super) fn number_of(&self, param: &Param) -> Option<usize> {
-        self.matrices.iter().position(|id| *id == param.id())
+        self.matrices.iter().position(|matrix| matrix.id == param.identity.id)
     }
 
     /// The parameters of `params` that are in this bucket, in its order; `None` if there are none.
@@ -210,12 +216,12 @@ impl Bucket {
 
     /// Whether ranks gather the values that parameters store in host memory, so that there is nothing to write for the gather.
     fn reads_params(&self) -> bool {
-        self.offloaded && !self.codes
+        self.kept == Kept::SliceInHostMemory && !self.codes
     }
 
     /// Whether codes are written on the device and then copied to host memory.
     pub(super) fn offloads_codes(&self) -> bool {
-        self.offloaded && self.codes
+        self.kept == Kept::SliceInHostMemory && self.codes
     }
 
     /// Starts to gather the matrices, which are among `params`, from the slices of all ranks. `None` if there is no slice yet.
@@ -239,25 +245,27 @@ impl Bucket {
     }
 
     /// Splits the memory of this rank's slice by matrix, so that an update writes to it directly where possible; [`Bucket::finish_write`]
-    /// writes the rest and joins the memory.
+    /// writes the rest and joins the memory. `None` if there is nothing to write for the gather.
     pub(super) fn begin_write(
         &mut self,
-        matrices: &mut [&mut Param],
+        matrices: Vec<&mut &mut Param>,
         casts: &Casts,
         group: &Group,
         writer: Writer,
-    ) -> Result<()> {
+    ) -> Result<Option<BucketWrite>> {
         if self.reads_params() {
-            return Ok(());
+            return Ok(None);
         }
-        let rank = group.rank();
-        let dtype = if self.codes { matrices[0].code_format(casts) } else { matrices[0].dtype() };
-        let device = matrices[0].weights.device();
+        let (rank, slice, stores_slice) = (group.rank(), self.slices.slice_len(), self.stores_slice());
+        let dtype = match self.codes {
+            true => matrices[0].cast().expect("a matrix that is read as codes has a cast").format(casts),
+            false => matrices[0].weights.dtype(),
+        };
+        let device = matrices[0].weights.device().clone();
         let _scope = device.scope(if self.codes { CODES } else { WEIGHTS });
-        let slice = self.slices.slice_len();
         let memory = match &self.weights {
-            Stored::None if !self.stores_slice => group.symmetric(device, &[self.slices.padded_len()], dtype)?,
-            Stored::None => Tensor::empty(device, &[slice], dtype)?,
+            Stored::None if !stores_slice => group.symmetric(&device, &[self.slices.padded_len()], dtype)?,
+            Stored::None => Tensor::empty(&device, &[slice], dtype)?,
             // An update whose norm is not finite writes nothing, so what is in host memory is needed.
             Stored::Slice(slice) if slice.memory_kind() == MemoryKind::Host => {
                 let (mut copies, transfer) = HostTransfer::upload(&[slice])?;
@@ -266,125 +274,55 @@ impl Bucket {
             }
             _ => self.weights.take(rank)?,
         };
-        let first = if self.stores_slice { rank * slice } else { 0 };
+        let first = if stores_slice { rank * slice } else { 0 };
         let owned = self.slices.owned(rank);
         let places: Vec<_> = (self.slices.matrices().iter().zip(&owned))
             .filter(|(_, owned)| !owned.is_empty())
             .map(|(matrix, owned)| matrix.start + owned.start - first..matrix.start + owned.end - first)
             .collect();
-        if places.is_empty() {
-            self.untouched = Some(memory);
-            self.unwritten = owned.iter().map(|_| None).collect();
-            return Ok(());
+        let (parts, untouched) = match places.is_empty() {
+            true => (Vec::new(), Some(memory)),
+            false => (memory.split(&places)?, None),
+        };
+        let mut parts = parts.into_iter();
+        let mut write = BucketWrite { matrices: Vec::new(), untouched };
+        for ((param, matrix), owned) in matrices.into_iter().zip(&mut self.matrices).zip(&owned) {
+            let part = if owned.is_empty() { None } else { parts.next() };
+            write.matrices.push(param.begin_write(part, matrix.cast.take(), writer, casts)?);
         }
-        let mut parts = memory.split(&places)?.into_iter();
-        self.unwritten = owned.iter().map(|owned| if owned.is_empty() { None } else { parts.next() }).collect();
-        for (at, param) in matrices.iter_mut().enumerate().filter(|_| writer != Writer::Cast) {
-            let Some(part) = self.unwritten[at].take() else { continue };
-            self.unwritten[at] = match (self.codes, self.casts[at].take()) {
-                (false, _) => param.write_value_to(part)?.map(flat).transpose()?,
-                (true, Some(mut into)) if writer == Writer::CastingUpdate && param.is_cast_by_update(casts)? => {
-                    into.codes = Some(reshaped(part, &[into.rows, into.columns])?);
-                    param.write_codes_to(into);
-                    None
-                }
-                (true, earlier) => {
-                    self.casts[at] = earlier;
-                    Some(part)
-                }
-            };
-        }
-        Ok(())
+        Ok(Some(write))
     }
 
-    /// Ends [`Bucket::begin_write`]; this rank's slice is then complete where it is gathered from, once the returned transfer has ended.
+    /// Ends a `write`; this rank's slice is then complete where it is gathered from, once the returned transfer has ended. `block_amaxes` has
+    /// the results of [`Param::set_scales`], by parameter.
     pub(super) fn finish_write(
         &mut self,
-        matrices: &mut [&mut Param],
+        write: BucketWrite,
+        matrices: Vec<&mut &mut Param>,
+        block_amaxes: &mut HashMap<ParamId, Tensor>,
         casts: &mut Casts,
-        rank: usize,
     ) -> Result<HostTransfer> {
-        if self.reads_params() {
-            return Ok(HostTransfer::default());
-        }
-        let owned = self.slices.owned(rank);
-        let mut parts: Vec<Tensor> = self.untouched.take().into_iter().collect();
-        for (at, param) in matrices.iter_mut().enumerate() {
-            let part = self.unwritten[at].take();
-            let has_slice = !owned[at].is_empty();
-            parts.extend(match (self.codes, part) {
-                (true, part) => match param.take_codes() {
-                    Some(mut made) => {
-                        let codes = made.codes.take().map(flat).transpose()?;
-                        self.casts[at] = Some(made);
-                        codes
-                    }
-                    None => self.cast(at, param, part, casts)?,
-                },
-                (false, None) if has_slice => param.weights.take_value().map(flat).transpose()?,
-                (false, None) => None,
-                (false, Some(mut part)) => {
-                    let value = param.value()?;
-                    part.copy_from(0, &value.reshape(&[value.len()])?)?;
-                    Some(part)
-                }
-            });
+        let mut parts: Vec<Tensor> = write.untouched.into_iter().collect();
+        for ((param, matrix), slice) in matrices.into_iter().zip(&mut self.matrices).zip(write.matrices) {
+            let (part, cast) = param.finish_write(slice, block_amaxes.remove(&matrix.id), casts)?;
+            parts.extend(part);
+            matrix.cast = cast;
         }
         let memory = Tensor::join(parts)?;
-        if !self.offloaded {
-            self.weights = if self.stores_slice { Stored::Slice(memory) } else { Stored::Buffer(memory) };
-            return Ok(HostTransfer::default());
-        }
-        let earlier = match std::mem::take(&mut self.weights) {
-            Stored::Slice(earlier) => Some(earlier),
-            _ => None,
+        let earlier = match (self.kept, std::mem::take(&mut self.weights)) {
+            (Kept::Buffer, _) => {
+                self.weights = Stored::Buffer(memory);
+                return Ok(HostTransfer::default());
+            }
+            (Kept::Slice, _) => {
+                self.weights = Stored::Slice(memory);
+                return Ok(HostTransfer::default());
+            }
+            (Kept::SliceInHostMemory, Stored::Slice(earlier)) => Some(earlier),
+            (Kept::SliceInHostMemory, _) => None,
         };
         let (slice, transfer) = HostTransfer::offload(memory, earlier)?;
         self.weights = Stored::Slice(slice);
         Ok(transfer)
     }
-
-    /// Casts the slice of matrix number `at` into `part`, if there is one.
-    fn cast(
-        &mut self,
-        at: usize,
-        param: &mut Param,
-        part: Option<Tensor>,
-        casts: &mut Casts,
-    ) -> Result<Option<Tensor>> {
-        let mut into = self.casts[at].take();
-        let Some(mut part) = part else {
-            self.casts[at] = Some(param.quantize_slice(into, casts)?);
-            return Ok(None);
-        };
-        let part = match &mut into {
-            None => {
-                let mut made = param.quantize_slice(None, casts)?;
-                let codes = made.codes.take().map(flat).transpose()?.expect("rows were asked for");
-                part.copy_from(0, &codes)?;
-                self.casts[at] = Some(made);
-                part
-            }
-            Some(earlier) => {
-                earlier.codes = Some(reshaped(part, &[earlier.rows, earlier.columns])?);
-                let mut made = param.quantize_slice(into, casts)?;
-                let codes = made.codes.take().expect("set above");
-                self.casts[at] = Some(made);
-                flat(codes)?
-            }
-        };
-        Ok(Some(part))
-    }
-}
-
-/// An unshared tensor in another shape.
-fn reshaped(tensor: Tensor, shape: &[usize]) -> Result<Tensor> {
-    // The argument is dropped, so the result is unshared too.
-    Ok(tensor.reshape(shape)?)
-}
-
-/// An unshared tensor as a vector.
-pub(super) fn flat(tensor: Tensor) -> Result<Tensor> {
-    let elements = tensor.len();
-    reshaped(tensor, &[elements])
 }

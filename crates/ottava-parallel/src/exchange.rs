@@ -12,9 +12,9 @@ use ottava_recipe::param::{Direction, Grad, Loan, LoanedWeight, Param, Units};
 use ottava_recipe::scaling::ScalingState;
 use ottava_tensor::comm::{Pending, Reduce};
 use ottava_tensor::ops::{
-    CodingError, add, decode_gradients, encode_gradients, gradient_code_bytes, sum_gradient_codes,
+    CodingError, add, decode_gradients, encode_gradients, gradient_code_bytes, sum_gradient_codes, transpose,
 };
-use ottava_tensor::{DType, Tensor};
+use ottava_tensor::{DType, QuantizedTensor, Tensor};
 use std::collections::{HashMap, VecDeque};
 use std::mem;
 
@@ -199,7 +199,7 @@ impl Drop for Exchange<'_> {
         let mut buckets = self.partition.buckets();
         for (bucket, gather) in self.gathers.drain() {
             // A failure of the group was already reported by the pass.
-            if let (Ok(buffer), false) = (gather.wait(), buckets[bucket].stores_slice) {
+            if let (Ok(buffer), false) = (gather.wait(), buckets[bucket].stores_slice()) {
                 buckets[bucket].weights = Stored::Buffer(buffer);
             }
         }
@@ -212,7 +212,7 @@ impl Units for Exchange<'_> {
         if !self.partition.divides() {
             return Ok(());
         }
-        let unit = params[0].id().unit;
+        let unit = params[0].identity.id.unit;
         for (i, bucket) in self.partition.buckets().iter_mut().enumerate().filter(|(_, bucket)| bucket.unit == unit) {
             let ranks = bucket.group(self.partition.ranks());
             let gather = match mem::take(&mut bucket.weights) {
@@ -235,7 +235,7 @@ impl Units for Exchange<'_> {
         if !self.partition.divides() {
             return Ok(loan);
         }
-        let unit = params[0].id().unit;
+        let unit = params[0].identity.id.unit;
         for (i, bucket) in self.partition.buckets().iter_mut().enumerate().filter(|(_, bucket)| bucket.unit == unit) {
             let arrived = match self.gathers.remove(&i) {
                 Some(gather) => Some(gather.wait()?.split(bucket.slices.matrices())?),
@@ -251,15 +251,13 @@ impl Units for Exchange<'_> {
             for param in params {
                 let Some(at) = bucket.number_of(param) else { continue };
                 let part = parts[at].clone();
-                let weight = match &bucket.casts[at] {
-                    Some(cast) => {
-                        LoanedWeight::Codes(param.gathered_codes(part, cast, direction == Direction::Backward)?)
-                    }
+                let weight = match &bucket.matrices[at].cast {
+                    Some(cast) => LoanedWeight::Codes(gathered_codes(param, part, cast, direction)?),
                     None => LoanedWeight::Value(part.reshape(param.weights.shape())?),
                 };
-                loan.add(param.id(), weight);
+                loan.add(param.identity.id, weight);
             }
-            if let (Some(parts), false) = (arrived, bucket.stores_slice) {
+            if let (Some(parts), false) = (arrived, bucket.stores_slice()) {
                 bucket.weights = Stored::Gathered(parts);
             }
         }
@@ -316,6 +314,19 @@ impl Units for Exchange<'_> {
     }
 }
 
+/// The cast of a whole parameter from its gathered `codes`, with the scales of this rank's `slice`; with the transposed codes for backward.
+fn gathered_codes(
+    param: &Param,
+    codes: Tensor,
+    slice: &QuantizedTensor,
+    direction: Direction,
+) -> Result<QuantizedTensor> {
+    let &[rows, columns] = param.weights.shape() else { unreachable!("only matrices are cast") };
+    let codes = codes.reshape(&[rows, columns])?;
+    let transposed = (direction == Direction::Backward).then(|| transpose(&codes)).transpose()?;
+    Ok(QuantizedTensor { codes: Some(codes), transposed, rows, columns, ..slice.clone() })
+}
+
 fn plain(grad: Option<Grad>) -> Tensor {
     match grad {
         Some(Grad::Plain(grad)) => grad,
@@ -357,7 +368,8 @@ impl Vectors {
     }
 
     fn of<'a>(params: &'a mut [&mut Param], experts: bool) -> impl Iterator<Item = &'a mut Param> {
-        let is_meant = move |param: &&mut Param| !param.is_matrix() && param.is_of_experts() == experts;
+        let is_meant =
+            move |param: &&mut Param| !param.identity.is_matrix() && param.identity.is_of_experts() == experts;
         params.iter_mut().map(|param| &mut **param).filter(is_meant)
     }
 }

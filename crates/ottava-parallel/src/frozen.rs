@@ -79,23 +79,23 @@ struct Whole {
 /// Divides the frozen matrices of a `unit` among the `ranks` that have the same ones; these must have been loaded and cast.
 pub(super) fn divide_frozen(unit: &mut [&mut Param], ranks: &Ranks) -> Result<Vec<FrozenBucket>> {
     let mut all: Vec<Whole> = Vec::new();
-    for param in unit.iter_mut().filter(|param| !param.is_trained() && param.is_matrix()) {
+    for param in unit.iter_mut().filter(|param| !param.is_trained() && param.identity.is_matrix()) {
         if ranks.replicas(param).size() == 1 {
             continue;
         }
         for weight in param.take_frozen() {
             let (form, scope, tensors) = Form::of(weight);
-            let kind = Kind { experts: param.is_of_experts(), scope, dtype: tensors[0].dtype() };
+            let kind = Kind { experts: param.identity.is_of_experts(), scope, dtype: tensors[0].dtype() };
             let at = all.iter().position(|whole| whole.kind == kind).unwrap_or_else(|| {
-                let (name, weights, tensors) = (param.name().to_string(), Vec::new(), Vec::new());
+                let (name, weights, tensors) = (param.identity.name().to_string(), Vec::new(), Vec::new());
                 all.push(Whole { kind, name, weights, tensors });
                 all.len() - 1
             });
-            all[at].weights.push((param.id(), form));
+            all[at].weights.push((param.identity.id, form));
             all[at].tensors.extend(tensors);
         }
     }
-    all.into_iter().map(|whole| FrozenBucket::new(unit[0].id().unit, whole, ranks)).collect()
+    all.into_iter().map(|whole| FrozenBucket::new(unit[0].identity.id.unit, whole, ranks)).collect()
 }
 
 impl FrozenBucket {

@@ -63,9 +63,9 @@ impl Digested<'_> {
 
     /// Hashes the first elements of the tensors of `param`.
     fn add_first(&mut self, param: &Param) -> Result<()> {
-        for shard in &param.shards {
+        for shard in &param.identity.shards {
             let first = 0..shard.tensor.elements().min(DIGESTED);
-            let values = self.weights.read(&shard.tensor, first, param.init())?;
+            let values = self.weights.read(&shard.tensor, first, param.identity.init)?;
             self.add(&shard.tensor, &values)?;
         }
         Ok(())

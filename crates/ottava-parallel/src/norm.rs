@@ -33,16 +33,18 @@ impl Partition {
         let params = model.parameters();
         // What several ranks have is counted once.
         let is_first = |param: &Param| self.ranks().replicas(param).rank() == 0;
-        let counts =
-            |param: &&&mut Param| (param.is_sliced() || is_first(param)) && (!param.is_whole() || is_first_of_tensors);
+        let counts = |param: &&&mut Param| {
+            (param.is_sliced() || is_first(param)) && (!param.identity.is_whole() || is_first_of_tensors)
+        };
         let counted: Vec<_> = params.iter().filter(counts).collect();
-        let (replicated, counted): (Vec<_>, Vec<_>) = counted.into_iter().partition(|param| param.has_replicas());
+        let (replicated, counted): (Vec<_>, Vec<_>) =
+            counted.into_iter().partition(|param| param.identity.replicas() > 1);
         let mut pieces = Vec::new();
         for param in replicated {
             let Some(grad) = param.gradient.get() else { continue };
             let grad = grad.values()?;
             let grad = grad.reshape(&[grad.len()])?;
-            for piece in param.elements_of(|shard| shard.replica.rank == 0) {
+            for piece in param.identity.elements_of(param.slice(), |shard| shard.replica.rank == 0) {
                 pieces.push(grad.rows(piece.start, piece.end)?);
             }
         }
@@ -84,6 +86,6 @@ impl Partition {
 
 /// The gradients of `params`. The gradient of the head's `copy` of the embedding's table is counted with the table.
 fn gradients<'a>(params: impl Iterator<Item = &'a Param>, copy: Option<ParamId>) -> Vec<Gradient<'a>> {
-    let counted = params.filter(|param| Some(param.id()) != copy);
+    let counted = params.filter(|param| Some(param.identity.id) != copy);
     counted.filter_map(|param| param.gradient.get()).map(Grad::read).collect()
 }

@@ -6,7 +6,7 @@
 //! are gathered from all ranks, as codes if products read only codes. Frozen weights are divided only in stage 3, since all ranks gather them
 //! in the form in which they are stored.
 
-use crate::bucket::{Bucket, Stored, Writer};
+use crate::bucket::{Bucket, BucketWrite, Stored};
 use crate::frozen::FrozenBucket;
 use crate::optim::{self, Optimizer, Prepared};
 use crate::pipeline::StagePlaces;
@@ -16,12 +16,12 @@ use crate::{Ranks, Shared};
 use ottava_common::error::{Error, Result};
 use ottava_models::Decoder;
 use ottava_recipe::mode::Mode;
-use ottava_recipe::param::{Loan, Param, UnitId};
+use ottava_recipe::param::{Loan, LoanedWeight, Param, UnitId, WeightCast, Writer};
 use ottava_recipe::scaling::{Casts, MergeCounts};
 use ottava_tensor::comm::{Axis, Group, Reduce};
 use ottava_tensor::{DType, HostTransfer, Tensor};
 use std::cell::{RefCell, RefMut};
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 use std::ops::Range;
 use std::rc::Rc;
 
@@ -79,22 +79,27 @@ impl Partition {
         let (mut buckets, mut expert_slots) = (Vec::new(), BTreeSet::new());
         // Ranks of the tensor axis add their gradients of what several of them have.
         let divides_tensors = ranks.place(Axis::Tensor).is_divided();
-        let is_shared = |param: &&mut Param| param.has_replicas() || divides_tensors && param.is_whole();
+        let is_shared =
+            |param: &&mut Param| param.identity.replicas() > 1 || divides_tensors && param.identity.is_whole();
         model.parameters().into_iter().filter(is_shared).for_each(|param| param.gradient.keep_sums());
-        let is_whole = |param: &&mut Param| divides_tensors && param.is_whole();
-        let whole_slots = model.all_parameters().into_iter().filter(is_whole).filter_map(|p| p.cast_slot()).collect();
+        let is_whole = |param: &&mut Param| divides_tensors && param.identity.is_whole();
+        let slot_of = |param: &Param| param.cast().map(WeightCast::slot);
+        let whole_slots = model.all_parameters().into_iter().filter(is_whole).filter_map(|param| slot_of(param));
+        let whole_slots = whole_slots.collect();
         if ranks.sharing(Shared::Slices).size() > 1 {
             let (units, scaling) = model.units_and_scaling();
             for mut params in units.into_iter().filter(|params| !params.is_empty()) {
-                expert_slots.extend(params.iter().filter(|param| param.is_of_experts()).filter_map(|p| p.cast_slot()));
-                let unit = params[0].id().unit;
+                let of_experts = params.iter().filter(|param| param.identity.is_of_experts());
+                expert_slots.extend(of_experts.filter_map(|param| slot_of(param)));
+                let unit = params[0].identity.id.unit;
                 let kinds = [(false, false), (false, true), (true, false), (true, true)];
                 // Experts that no other rank has are as on one rank.
                 for (experts, codes) in kinds.into_iter().filter(|(experts, _)| ranks.replicas_of(*experts).size() > 1)
                 {
                     let casts = scaling.casts(Mode::TRAINING);
                     let mut matrices = Vec::new();
-                    let is_of_kind = |param: &Param| param.is_matrix() && param.is_of_experts() == experts;
+                    let is_of_kind =
+                        |param: &Param| param.identity.is_matrix() && param.identity.is_of_experts() == experts;
                     for param in params.iter_mut().filter(|param| is_of_kind(param)) {
                         let as_codes = zero >= Zero::OptimizerStates && !values && param.is_read_as_codes(&casts)?;
                         if as_codes == codes {
@@ -144,7 +149,7 @@ impl Partition {
         for bucket in buckets.iter() {
             let unit = &mut units[bucket.unit.0];
             if self.divides() {
-                unit.gathers_in_each_pass |= bucket.stores_slice;
+                unit.gathers_in_each_pass |= bucket.stores_slice();
                 unit.gathered += bucket.gathered_bytes() as u64;
                 unit.codes += if bucket.gathers_codes() { bucket.gathered_bytes() as u64 } else { 0 };
             }
@@ -263,15 +268,15 @@ impl Partition {
         prepared: Prepared,
     ) -> Result<Vec<HostTransfer>> {
         let writer = if optimizer.fuses_casts() { Writer::CastingUpdate } else { Writer::Update };
-        self.begin_write(params, casts, writer)?;
+        let writes = self.begin_write(params, casts, writer)?;
         optim::update(optimizer, params, start, casts, norm, prepared)?;
-        self.finish_write(params, casts)
+        self.finish_write(writes, params, casts)
     }
 
     /// Whether the update starts the gather of a bucket for the next forward: the embedding and the first block, whose gathers no earlier
     /// block can hide.
     fn is_early(&self, bucket: &Bucket) -> bool {
-        bucket.unit < UnitId(2) && self.zero > Zero::Nothing && !bucket.stores_slice
+        bucket.unit < UnitId(2) && self.zero > Zero::Nothing && !bucket.stores_slice()
     }
 
     /// Casts all weights with the current scales, like [`Decoder::quantize_weights`] on one rank.
@@ -286,8 +291,8 @@ impl Partition {
         ends.push(params.len());
         for end in ends {
             let part = &mut params[start..end];
-            self.begin_write(part, &casts, Writer::Cast)?;
-            self.finish_write(part, &mut casts)?.into_iter().try_for_each(HostTransfer::wait)?;
+            let writes = self.begin_write(part, &casts, Writer::Cast)?;
+            self.finish_write(writes, part, &mut casts)?.into_iter().try_for_each(HostTransfer::wait)?;
             start = end;
         }
         // Experts that no other rank has.
@@ -306,56 +311,58 @@ impl Partition {
         Ok(())
     }
 
-    /// [`Bucket::begin_write`] of all buckets.
-    fn begin_write(&self, params: &mut [&mut Param], casts: &Casts, writer: Writer) -> Result<()> {
-        self.each_bucket(params, |bucket, matrices| {
-            bucket.begin_write(matrices, casts, bucket.group(&self.ranks), writer)
-        })
-    }
-
-    /// Runs `work` on each divided bucket that has matrices among `params`, with these matrices.
-    fn each_bucket(
+    /// [`Bucket::begin_write`] of each divided bucket that has matrices among `params`. Returns the writes with the numbers of their buckets.
+    fn begin_write(
         &self,
         params: &mut [&mut Param],
-        mut work: impl FnMut(&mut Bucket, &mut [&mut Param]) -> Result<()>,
-    ) -> Result<()> {
-        for bucket in self.buckets().iter_mut().filter(|_| self.divides()) {
-            let mut matrices: Vec<&mut Param> =
-                params.iter_mut().map(|param| &mut **param).filter(|param| bucket.number_of(param).is_some()).collect();
-            if !matrices.is_empty() {
-                work(bucket, &mut matrices)?;
-            }
+        casts: &Casts,
+        writer: Writer,
+    ) -> Result<Vec<(usize, BucketWrite)>> {
+        let mut writes = Vec::new();
+        for (i, bucket) in self.buckets().iter_mut().enumerate().filter(|_| self.divides()) {
+            let Some(matrices) = bucket.among(params) else { continue };
+            let write = bucket.begin_write(matrices, casts, bucket.group(&self.ranks), writer)?;
+            writes.extend(write.map(|write| (i, write)));
         }
-        Ok(())
+        Ok(writes)
     }
 
-    /// Computes the scales of the next casts, and writes the slices to where they are gathered from. Returns the copies of codes to host memory.
-    fn finish_write(&self, params: &mut [&mut Param], casts: &mut Casts) -> Result<Vec<HostTransfer>> {
+    /// Computes the scales of the next casts, and ends the `writes` of [`Partition::begin_write`]. Returns the copies of codes to host memory.
+    fn finish_write(
+        &self,
+        writes: Vec<(usize, BucketWrite)>,
+        params: &mut [&mut Param],
+        casts: &mut Casts,
+    ) -> Result<Vec<HostTransfer>> {
+        let mut block_amaxes = HashMap::new();
         // Experts of other ranks have other blocks, but the same scale if they have one.
         let (all, of_experts) = (self.ranks.sharing(Shared::Slices), self.ranks.replicas_of(true));
         for (is_local, group) in [(false, all), (true, of_experts)] {
             let mut amaxes = Vec::new();
             for (i, param) in params.iter_mut().enumerate().filter(|(_, param)| param.is_sliced()) {
-                if (param.is_of_experts() && param.has_block_scales()) == is_local {
+                let has_block_scales = param.cast().is_some_and(WeightCast::has_block_scales);
+                if (param.identity.is_of_experts() && has_block_scales) == is_local {
                     amaxes.extend(param.slice_amaxes(casts)?.map(|amaxes| (i, amaxes)));
                 }
             }
             for (i, amaxes) in largest_over(group, amaxes)? {
-                params[i].set_scales(amaxes, casts)?;
+                let of_blocks = params[i].set_scales(amaxes, casts)?;
+                block_amaxes.extend(of_blocks.map(|amaxes| (params[i].identity.id, amaxes)));
             }
         }
-        let mut leaving = Vec::new();
-        self.each_bucket(params, |bucket, matrices| {
-            leaving.push(bucket.finish_write(matrices, casts, bucket.group(&self.ranks).rank())?);
-            Ok(())
-        })?;
-        Ok(leaving)
+        let mut buckets = self.buckets();
+        let end = |(i, write): (usize, BucketWrite)| {
+            let bucket = &mut buckets[i];
+            let matrices = bucket.among(params).expect("the write began with these parameters");
+            bucket.finish_write(write, matrices, &mut block_amaxes, casts)
+        };
+        writes.into_iter().map(end).collect()
     }
 
     /// The weights of all slices of `param`, in the compute type. All ranks must call it for the same parameters in the same order.
     pub fn value(&self, param: &Param) -> Result<Tensor> {
         if !param.is_sliced() {
-            return param.value();
+            return param.weights.value();
         }
         let buckets = self.buckets();
         let find = |bucket: &'_ Bucket| bucket.number_of(param);
@@ -365,10 +372,11 @@ impl Partition {
         let (rank, size) = (ranks.rank(), ranks.size());
         let owned: Vec<_> = (0..size).map(|rank| bucket.slices.owned(rank).swap_remove(at)).collect();
         let longest = owned.iter().map(Range::len).max().unwrap_or(0);
-        let mut slices = Tensor::zeros(param.weights.device(), &[size * longest], param.dtype())?;
-        HostTransfer::upload_into(&mut slices, &[(&param.value()?, rank * longest)])?.wait()?;
-        let slices = ranks.all_gather(param.name(), slices)?.wait()?;
-        let mut whole = Tensor::empty(slices.device(), &[param.weights.shape().iter().product()], param.dtype())?;
+        let mut slices = Tensor::zeros(param.weights.device(), &[size * longest], param.weights.dtype())?;
+        HostTransfer::upload_into(&mut slices, &[(&param.weights.value()?, rank * longest)])?.wait()?;
+        let slices = ranks.all_gather(param.identity.name(), slices)?.wait()?;
+        let mut whole =
+            Tensor::empty(slices.device(), &[param.weights.shape().iter().product()], param.weights.dtype())?;
         for (rank, owned) in owned.into_iter().enumerate().filter(|(_, owned)| !owned.is_empty()) {
             whole.copy_from(owned.start, &slices.rows(rank * longest, rank * longest + owned.len())?)?;
         }
@@ -384,7 +392,7 @@ impl Partition {
     pub fn gather(&self, model: &mut Decoder) -> Result<()> {
         for param in model.parameters().into_iter().filter(|param| param.is_sliced()) {
             let whole = self.value(param)?;
-            param.end_training(whole);
+            param.put_whole(LoanedWeight::Value(whole));
         }
         let mut params = model.all_parameters();
         for bucket in self.frozen().drain(..) {
@@ -392,8 +400,8 @@ impl Partition {
             bucket.lend(bucket.start(&self.ranks)?, &mut whole)?;
             for (id, weight) in whole.into_weights() {
                 let param =
-                    params.iter_mut().find(|param| param.id() == id).expect("a bucket has weights of the model");
-                param.put_frozen(weight);
+                    params.iter_mut().find(|param| param.identity.id == id).expect("a bucket has weights of the model");
+                param.put_whole(weight);
             }
         }
         Ok(())

@@ -1,8 +1,8 @@
 //! What ranks compute together before an update that transforms whole matrices.
 
-use crate::bucket::flat;
 use crate::matrices::{Divided, MatrixPlan};
 use crate::optim::{self, Optimizer, Prepared};
+use crate::tensor::flat;
 use crate::{Partition, Shared};
 use ottava_common::error::Result;
 use ottava_recipe::param::Param;
@@ -12,7 +12,7 @@ impl Partition {
     /// Where parts of `params` end that are updated one after the other: so many units in each that ranks have equal numbers of matrices to
     /// transform, but the directions of few units are in memory.
     pub(super) fn ends_of_parts(&self, params: &[&mut Param]) -> Vec<usize> {
-        let part = |at: usize| params[at].id().unit.0 / self.ranks().sharing(Shared::Slices).size();
+        let part = |at: usize| params[at].identity.id.unit.0 / self.ranks().sharing(Shared::Slices).size();
         (1..params.len()).filter(|&at| part(at) != part(at - 1)).collect()
     }
 
@@ -42,7 +42,7 @@ impl Partition {
 
     /// The matrices of a parameter, and the elements that each rank updates.
     fn divided(&self, param: &Param) -> Divided {
-        let matrices = param.shards.iter().map(|shard| shard.shape().try_into().expect("a matrix")).collect();
+        let matrices = param.identity.shards.iter().map(|shard| shard.shape().try_into().expect("a matrix")).collect();
         let buckets = self.buckets();
         let place = buckets.iter().find_map(|bucket| Some((bucket, bucket.number_of(param)?)));
         let (bucket, at) = place.expect("the matrices of several ranks are in buckets");

@@ -137,7 +137,7 @@ impl Ranks {
 
     /// The ranks that hold the same part of `param` as this rank: they sum its gradients, and with ZeRO they divide it.
     pub fn replicas(&self, param: &Param) -> &Group {
-        self.replicas_of(param.is_of_experts())
+        self.replicas_of(param.identity.is_of_experts())
     }
 
     /// [`Ranks::replicas`] of a parameter of experts that ranks divide, or of any other.

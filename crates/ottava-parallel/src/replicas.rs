@@ -26,8 +26,9 @@ impl Partition {
             if param.is_sliced() {
                 continue;
             }
-            let (name, is_whole, is_of_experts) = (param.name().to_string(), param.is_whole(), param.is_of_experts());
-            let weight = param.is_stored().then(|| param.value()).transpose()?;
+            let (name, is_whole, is_of_experts) =
+                (param.identity.name().to_string(), param.identity.is_whole(), param.identity.is_of_experts());
+            let weight = param.is_stored().then(|| param.weights.value()).transpose()?;
             let kept = optimizer_tensors(&mut param.weights, states);
             let mut tensors: Vec<_> = kept.iter().map(|kept| (kept.kind, &*kept.tensor)).collect();
             tensors.extend(weight.as_ref().map(|weight| ("weight", weight)));

@@ -1,7 +1,6 @@
 //! The gradients of tensors that several ranks of the tensor axis have: all of them, or ranks with the same rows of a divided parameter.
 
 use crate::Ranks;
-use crate::bucket::flat;
 use ottava_common::error::Result;
 use ottava_recipe::param::scopes::GRADIENTS;
 use ottava_recipe::param::{Grad, Param};
@@ -18,7 +17,7 @@ impl Ranks {
             return Ok(());
         }
         let mut buffers: Vec<Vec<(&mut Param, Tensor)>> = Vec::new();
-        for param in params.iter_mut().filter(|param| param.is_whole()) {
+        for param in params.iter_mut().filter(|param| param.identity.is_whole()) {
             let Some(grad) = param.gradient.take().map(plain) else { continue };
             let fits = |buffer: &&mut Vec<(&mut Param, Tensor)>| {
                 let (_, first) = &buffer[0];
@@ -61,10 +60,10 @@ impl Ranks {
     /// [`Ranks::sum_whole_gradients`]; a gradient may cover a slice only.
     pub(super) fn sum_replicated_gradients(&self, params: &mut [&mut Param]) -> Result<()> {
         let group = self.group(&[Axis::Tensor]);
-        for param in params.iter_mut().filter(|param| param.has_replicas()) {
-            let pieces: Vec<_> = param.elements_of(|shard| shard.replica.is_divided());
+        for param in params.iter_mut().filter(|param| param.identity.replicas() > 1) {
+            let pieces: Vec<_> = param.identity.elements_of(param.slice(), |shard| shard.replica.is_divided());
             let Some(grad) = param.gradient.take().map(plain) else { continue };
-            let (shape, replicas) = (grad.shape().to_vec(), param.replicas());
+            let (shape, replicas) = (grad.shape().to_vec(), param.identity.replicas());
             let grad = flat(grad)?;
             let _scope = grad.device().clone().scope(GRADIENTS);
             let length: usize = pieces.iter().map(Range::len).sum();
@@ -76,7 +75,7 @@ impl Ranks {
                 all.copy_from(at, &grad.rows(piece.start, piece.end)?)?;
                 at += piece.len();
             }
-            let all = group.all_reduce(param.name(), Reduce::Sum, all)?.wait()?;
+            let all = group.all_reduce(param.identity.name(), Reduce::Sum, all)?.wait()?;
             let (mut sum, mut at) = (grad.duplicate()?, first);
             for piece in &pieces {
                 sum.copy_from(piece.start, &all.rows(at, at + piece.len())?)?;
@@ -93,4 +92,10 @@ fn plain(grad: Grad) -> Tensor {
         Grad::Plain(grad) => grad,
         Grad::Scaled(_) => unreachable!("ranks keep sums of gradients that they add"),
     }
+}
+
+/// An unshared tensor as a vector.
+pub(super) fn flat(tensor: Tensor) -> Result<Tensor> {
+    // The argument is dropped, so the result is unshared too.
+    Ok(tensor.reshape(&[tensor.len()])?)
 }

@@ -12,20 +12,21 @@ impl Partition {
     /// it for the same parameters in the same order.
     pub fn whole_value(&self, param: &Param) -> Result<Tensor> {
         let (own, place) = (self.value(param)?, self.ranks().place(Axis::Tensor));
-        if param.is_of_experts() {
+        if param.identity.is_of_experts() {
             // Experts are in the order of the ranks of expert x tensor.
-            return self.ranks().start_gather(Axis::Expert, param.name(), &own)?.wait();
+            return self.ranks().start_gather(Axis::Expert, param.identity.name(), &own)?.wait();
         }
-        if !place.is_divided() || param.is_whole() {
+        if !place.is_divided() || param.identity.is_whole() {
             return Ok(own);
         }
         // Columns become rows, which are contiguous.
-        let by_columns = param.shards[0].dim == 1;
+        let by_columns = param.identity.shards[0].dim == 1;
         let own = if by_columns { transpose(&own)? } else { own };
-        let (all, rows) = (self.ranks().start_gather(Axis::Tensor, param.name(), &own)?.wait()?, own.shape()[0]);
+        let (all, rows) =
+            (self.ranks().start_gather(Axis::Tensor, param.identity.name(), &own)?.wait()?, own.shape()[0]);
         drop(own);
         // Fused tensors have several shards.
-        let tensors = || param.shards.chunk_by(|a, b| a.tensor.name == b.tensor.name);
+        let tensors = || param.identity.shards.chunk_by(|a, b| a.tensor.name == b.tensor.name);
         let mut shape = all.shape().to_vec();
         // Fewer than all ranks have together, if several have the same key and value heads.
         shape[0] = tensors().map(|shards| shards[0].tensor.shape[shards[0].dim]).sum();

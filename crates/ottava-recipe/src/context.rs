@@ -269,11 +269,11 @@ impl Context<'_> {
         groups: Option<&Groups>,
         accumulation: Accumulation,
     ) -> Result<bool> {
-        let (id, dy, x, groups) = (weight.id(), dy.clone(), x.clone(), groups.cloned());
+        let (id, dy, x, groups) = (weight.identity.id, dy.clone(), x.clone(), groups.cloned());
         let product = DeferredWgrad { weight: id, dy, x, accumulation, groups };
         match &mut self.deferred {
             Some(deferred) => deferred.0.push_back(product),
-            None => weight.add_wgrad(product.product()?)?,
+            None => weight.gradient.add_product(product.product()?)?,
         }
         Ok(self.deferred.is_none())
     }

@@ -48,9 +48,9 @@ impl Optimizer for SignDescent {
             return Ok(());
         }
         for Updated { param, .. } in group {
-            let (weight, _, gradient) = param.for_update(&None)?;
-            let (Gradient::Plain(gradient), UpdatedWeight::Master { master, copy }) = (gradient, weight) else {
-                unreachable!("this storage has F32 gradients and F32 masters")
+            let Gradient::Plain(gradient) = param.gradient.read() else { unreachable!("gradients are F32 here") };
+            let UpdatedWeight::Master { master, copy } = param.weights.for_update() else {
+                unreachable!("masters are F32 here")
             };
             let signs = gradient.to_vec::<f32>()?.into_iter().map(|g| if g == 0.0 { 0.0 } else { g.signum() });
             let new: Vec<f32> =

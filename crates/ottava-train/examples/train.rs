@@ -61,7 +61,10 @@ fn main() -> Result<()> {
     let mut trainer = Trainer::new(config, &Device::Cpu, &Start::New)?;
     let mut losses = Vec::new();
     trainer.run(&AtomicBool::new(false), &mut |report| {
-        println!("step {:2}: loss {:.3}, gradient norm {:.2}", report.step, report.result.loss, report.result.grad_norm);
+        println!(
+            "step {:2}: loss {:.3}, gradient norm {:.2}",
+            report.step, report.result.loss, report.result.grad_norm
+        );
         losses.push(report.result.loss);
     })?;
     assert!(losses[19] < losses[0] - 0.5, "the model learns");

@@ -210,7 +210,7 @@ impl Attention {
             rope(&mut qkv, angles, layout, Rotation::Forward)?;
         }
         append_kv(&mut qkv, cache, batch, &self.spec, rotation.map(|(angles, layout)| (angles, layout.pairs)))?;
-        let sinks = self.sinks.as_ref().map(Param::value).transpose()?;
+        let sinks = self.sinks.as_ref().map(|sinks| sinks.weights.value()).transpose()?;
         if !is_whole {
             return Ok(paged_attention(&qkv, cache, batch, &self.spec, sinks.as_ref())?);
         }
@@ -221,7 +221,7 @@ impl Attention {
     fn sinks_of_rank(&self, Sequences { place, .. }: &Sequences) -> Result<Option<Tensor>> {
         let Some(sinks) = &self.sinks else { return Ok(None) };
         let own = place.range(self.spec.heads);
-        Ok(Some(sinks.value()?.rows(own.start, own.end)?))
+        Ok(Some(sinks.weights.value()?.rows(own.start, own.end)?))
     }
 
     /// Adds to the gradient of the sinks, from the results of forward and the gradient `d_o` of the output.
@@ -229,7 +229,7 @@ impl Attention {
         let Some(sinks) = self.sinks_of_rank(sequences)? else { return Ok(()) };
         let own = sequences.place.range(self.spec.heads);
         let Some(param) = self.sinks.as_mut().filter(|param| param.is_trained()) else { return Ok(()) };
-        let gradient = param.grad_mut()?;
+        let gradient = param.gradient.sum_mut()?;
         let mut of_rank = gradient.rows(own.start, own.end)?.duplicate()?;
         attention_sink_backward(d_o, o, lse, &sinks, &mut of_rank)?;
         Ok(gradient.copy_from(own.start, &of_rank)?)

@@ -43,7 +43,7 @@ impl Embedding {
     pub fn forward(&self, ids: &Tensor, loan: &Loan, context: &Context) -> Result<Tensor> {
         let table = self.table.read(loan)?;
         let rows = match self.first(context) {
-            Some(first) => context.sum(self.table.name(), embedding_of_part(&table, ids, first)?, None)?,
+            Some(first) => context.sum(self.table.identity.name(), embedding_of_part(&table, ids, first)?, None)?,
             None => embedding(&table, &context.own_rows(ids)?)?,
         };
         self.factor.apply(rows)
@@ -57,10 +57,10 @@ impl Embedding {
         let dy = self.factor.apply(dy.clone())?;
         match self.first(context) {
             Some(first) => {
-                let dy = context.gather(self.table.name(), &dy)?;
-                Ok(embedding_of_part_gradient(&dy, ids, first, self.table.grad_mut()?)?)
+                let dy = context.gather(self.table.identity.name(), &dy)?;
+                Ok(embedding_of_part_gradient(&dy, ids, first, self.table.gradient.sum_mut()?)?)
             }
-            None => Ok(embedding_gradient(&dy, &context.own_rows(ids)?, self.table.grad_mut()?)?),
+            None => Ok(embedding_gradient(&dy, &context.own_rows(ids)?, self.table.gradient.sum_mut()?)?),
         }
     }
 }

@@ -7,7 +7,7 @@ use ottava_recipe::LinearSite;
 use ottava_recipe::context::Context;
 use ottava_recipe::layer_ranks::LayerRanks;
 use ottava_recipe::lora::PEFT_PREFIX;
-use ottava_recipe::param::{Builder, FolderTensor, Init, Loan, Param, Split};
+use ottava_recipe::param::{Builder, FolderTensor, Init, Loan, Param, Split, WgradProduct};
 use ottava_tensor::comm::Axis;
 use ottava_tensor::ops::{
     Accumulation, CrossEntropy, Operand, VocabularyPart, cast, cross_entropy, cross_entropy_gradient, gemm_nt,
@@ -164,7 +164,7 @@ impl Head {
         ranks: &dyn LayerRanks,
     ) -> Result<Tensor> {
         let Some((how, dtype)) = output.of_logits(x.dtype()) else { return score_losses(x, weight, loan, targets) };
-        let x = ranks.gather(Axis::Tensor, weight.name(), x)?;
+        let x = ranks.gather(Axis::Tensor, weight.identity.name(), x)?;
         let (vocabulary, part) = (weight.weights.shape()[0], part_of(weight, ranks));
         let weight = padded_for(part, weight.read(loan)?)?;
         let mut losses = Tensor::empty(x.device(), targets.shape(), real_type(x.dtype()))?;
@@ -196,11 +196,11 @@ impl Head {
             let dscores = negate_targets(scale, targets, x.dtype())?.reshape(&[targets.len(), 1])?;
             if weight.is_trained() {
                 let (a, b) = (Operand::plain_transposed(&dscores), Operand::plain_transposed(x));
-                weight.add_product_to_grad(a, b, Accumulation::Exact)?;
+                weight.gradient.add_product(WgradProduct::exact(a, b))?;
             }
             return Ok((losses, dgrad(&dscores, &weight.read(loan)?, x.dtype())?));
         };
-        let x = ranks.gather(Axis::Tensor, weight.name(), x)?;
+        let x = ranks.gather(Axis::Tensor, weight.identity.name(), x)?;
         let (vocabulary, part) = (weight.weights.shape()[0], part_of(weight, ranks));
         let padded = padded_for(part, weight.read(loan)?)?;
         let mut losses = Tensor::empty(x.device(), targets.shape(), real_type(x.dtype()))?;
@@ -228,15 +228,15 @@ impl Head {
         };
         match (weight.is_trained(), padded.shape()[0] == vocabulary) {
             (false, _) => run(&mut |_, _| Ok(()))?,
-            (true, true) => run(&mut |dy, x| weight.add_product_to_grad(dy, x, Accumulation::Exact))?,
-            (true, false) => weight.add_to_grad(|grad| {
+            (true, true) => run(&mut |dy, x| weight.gradient.add_product(WgradProduct::exact(dy, x)))?,
+            (true, false) => weight.gradient.add(|grad| {
                 let mut sum = with_rows(grad, padded.shape()[0])?;
                 run(&mut |dy, x| Ok(gemm_nt_add(dy, x, &mut sum, Accumulation::Exact)?))?;
                 Ok(grad.copy_from(0, &sum.rows(0, vocabulary)?)?)
             })?,
         }
         let dx = if ranks.place(Axis::Tensor).is_divided() {
-            ranks.sum_own_rows(Axis::Tensor, weight.name(), dx, None)?
+            ranks.sum_own_rows(Axis::Tensor, weight.identity.name(), dx, None)?
         } else {
             dx
         };

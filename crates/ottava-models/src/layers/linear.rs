@@ -157,7 +157,7 @@ impl Linear {
 
     /// The type of its output.
     pub fn dtype(&self) -> DType {
-        self.core.weight.dtype()
+        self.core.weight.weights.dtype()
     }
 
     /// Its adapter, if it has one.
@@ -204,7 +204,7 @@ impl Linear {
     /// The views of the gradient by the output that dgrad and wgrad read; adds to the gradient of the bias.
     pub fn cast_gradient(&mut self, dy: ResidualGradient, context: &mut Context) -> Result<Views> {
         if let Some(bias) = self.bias.as_mut().filter(|bias| bias.is_trained()) {
-            bias_gradient(&dy.value, bias.grad_mut()?)?;
+            bias_gradient(&dy.value, bias.gradient.sum_mut()?)?;
         }
         if let Some(factors) = self.factors(context)? {
             // Adapters read the same gradient, and its amax is the amax of the scaled gradient.

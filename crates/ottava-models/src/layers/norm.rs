@@ -80,8 +80,8 @@ impl Norm {
     }
 
     fn values(&self) -> Result<Values> {
-        let bias = self.bias.as_ref().map(Param::value).transpose()?;
-        Ok(Values { weight: self.weight.value()?, bias, config: self.config })
+        let bias = self.bias.as_ref().map(|bias| bias.weights.value()).transpose()?;
+        Ok(Values { weight: self.weight.weights.value()?, bias, config: self.config })
     }
 
     /// Normalises `x`.

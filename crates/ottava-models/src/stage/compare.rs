@@ -95,7 +95,7 @@ impl Stage {
             for ((param, first), second) in parameters_of(block).into_iter().zip(first).zip(second).rev() {
                 if let (Some(first), Some(second)) = (first, second) {
                     context.casts.probe().compare(
-                        param.name(),
+                        param.identity.name(),
                         Quantity::Gradient,
                         &first.values()?,
                         &second.values()?,

@@ -109,9 +109,9 @@ fn parameters<'g>(
         let (_, moments) = moments.find(|(number, _)| number == index).expect(IN_ORDER);
         let moments = moments.as_mut().expect("a parameter with moments");
         // As in Hugging Face's trainer, norms and biases do not decay.
-        let weight_decay = if param.is_matrix() { config.weight_decay } else { 0.0 };
-        let (seed, offset) = (param.seed(), param.slice().start);
-        let (weight, cast, grad) = param.for_update(cast)?;
+        let weight_decay = if param.identity.is_matrix() { config.weight_decay } else { 0.0 };
+        let (seed, offset) = (param.identity.seed(), param.slice().start);
+        let (weight, cast, grad) = param.for_update(cast);
         Ok(AdamWParameter { weight, moments, grad, weight_decay, seed, offset, amaxes: amaxes.as_deref_mut(), cast })
     };
     group.iter_mut().map(of).collect()

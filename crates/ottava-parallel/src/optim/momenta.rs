@@ -68,9 +68,9 @@ impl Momenta {
     /// The direction of the update of a parameter, BF16 in its update shape. Stores the new momentum, or only raises its amax.
     pub fn direction(&mut self, updated: &mut Updated, norm: &Tensor, stores: bool) -> Result<Tensor> {
         let Updated { param, index, amaxes, .. } = updated;
-        let (seed, offset) = (param.seed(), param.slice().start);
+        let (seed, offset) = (param.identity.seed(), param.slice().start);
         let mut direction = Tensor::empty(param.weights.device(), &param.update_shape(), DType::BF16)?;
-        let (_, _, grad) = param.for_update(&None)?;
+        let grad = param.gradient.read();
         let momentum_of = self.momenta[*index].as_mut().expect("a parameter with a momentum");
         let amaxes = amaxes.as_deref_mut();
         let parameter =
@@ -85,10 +85,10 @@ impl Momenta {
     /// Moves the weights along `direction`, or only raises their amax.
     pub fn descend(&self, updated: &mut Updated, direction: &Tensor, norm: &Tensor, stores: bool) -> Result<()> {
         let Updated { param, amaxes, .. } = updated;
-        let weight_decay = if param.is_matrix() { self.config.weight_decay } else { 0.0 };
-        let (seed, offset) = (param.seed(), param.slice().start);
+        let weight_decay = if param.identity.is_matrix() { self.config.weight_decay } else { 0.0 };
+        let (seed, offset) = (param.identity.seed(), param.slice().start);
         let direction = &direction.reshape(&param.update_shape())?;
-        let (weight, _, _) = param.for_update(&None)?;
+        let weight = param.weights.for_update();
         let parameter =
             DescendParameter { weight, direction, weight_decay, seed, offset, amaxes: amaxes.as_deref_mut() };
         match stores {

@@ -47,8 +47,8 @@ impl MuonOptimizer {
     pub fn new(momentum: f64, adjust: AdjustLr, adamw: AdamWConfig, params: &[&mut Param]) -> Result<MuonOptimizer> {
         let AdamWConfig { weight_decay, max_grad_norm, .. } = adamw;
         let config = MomentumConfig { beta1: momentum, beta2: momentum, weight_decay, max_grad_norm };
-        let momenta = Momenta::new(config, Direction::Nesterov, params, Param::is_hidden_matrix)?;
-        let adamw = AdamWOptimizer::for_some(adamw, params, |param| !param.is_hidden_matrix())?;
+        let momenta = Momenta::new(config, Direction::Nesterov, params, |param| param.identity.is_hidden_matrix())?;
+        let adamw = AdamWOptimizer::for_some(adamw, params, |param| !param.identity.is_hidden_matrix())?;
         Ok(MuonOptimizer { adjust, momenta, adamw })
     }
 }
@@ -89,7 +89,7 @@ impl Optimizer for MuonOptimizer {
     }
 
     fn transforms(&self, param: &Param) -> bool {
-        param.is_hidden_matrix()
+        param.identity.is_hidden_matrix()
     }
 
     fn directions(&mut self, group: &mut [Updated], norm: &Tensor) -> Result<()> {

@@ -1,8 +1,8 @@
 //! The interface of optimizers: states by parameter, and an update of parameters whose tensors are on the device.
 
 use ottava_common::error::Result;
-use ottava_recipe::param::{Grad, Master, Param, Weights};
-use ottava_recipe::scaling::{Casts, NextCast};
+use ottava_recipe::param::{Grad, Master, Param, UpdateCast, Weights};
+use ottava_recipe::scaling::Casts;
 use ottava_tensor::Tensor;
 use ottava_tensor::ops::global_norm;
 
@@ -73,8 +73,8 @@ pub struct Updated<'a, 'p> {
     pub index: usize,
     /// F32 `[n]`, if [`Optimizer::amaxes_of`] is `n` and not 0.
     pub amaxes: Option<&'a mut Tensor>,
-    /// How the update casts the new weights; `None` if it does not.
-    pub cast: Option<NextCast>,
+    /// How the update casts the new weights.
+    pub cast: UpdateCast,
     /// The direction of the update, BF16 in the shape of the update, of a parameter that the optimizer [transforms](Optimizer::transforms):
     /// set by [`Optimizer::directions`], and transformed before [`Optimizer::update`].
     pub direction: Option<Tensor>,

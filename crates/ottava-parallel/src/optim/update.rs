@@ -12,7 +12,7 @@
 
 use super::optimizer::{Optimizer, StateTensor, Updated, read_and_optimizer_tensors};
 use ottava_common::error::Result;
-use ottava_recipe::param::Param;
+use ottava_recipe::param::{Param, UpdateCast};
 use ottava_recipe::scaling::Casts;
 use ottava_tensor::{DType, HostTransfer, MemoryKind, Tensor, discard_mirrors};
 use std::collections::VecDeque;
@@ -122,8 +122,8 @@ fn update_part(
         optimizer.find_amaxes(part, norm)?;
     }
     optimizer.update(part, casts, norm)?;
-    part.iter_mut().try_for_each(|Updated { param, .. }| match fuses_casts {
-        true => param.finish_update(casts),
+    part.iter_mut().try_for_each(|Updated { param, cast, .. }| match fuses_casts {
+        true => param.finish_update(std::mem::take(cast), casts),
         // Ranks cast slices where they are gathered.
         false if param.is_sliced() => Ok(()),
         false => param.quantize(casts),
@@ -135,7 +135,7 @@ fn transform_whole(optimizer: &dyn Optimizer, Updated { param, direction, .. }: 
     let whole = direction.take().expect("the optimizer has set it");
     let mut transformed = whole.empty_like()?;
     let mut first = 0;
-    for shard in &param.shards {
+    for shard in &param.identity.shards {
         let end = first + shard.shape()[0];
         transformed.copy_from(first, &optimizer.transform(&whole.rows(first, end)?)?)?;
         first = end;
@@ -182,7 +182,13 @@ fn updated<'a, 'p>(
     let mut amaxes = amaxes.iter_mut();
     let with_amaxes = params.iter_mut().enumerate().map(|(at, param)| {
         let amaxes = if optimizer.amaxes_of(param) > 0 { amaxes.next() } else { None };
-        Updated { param, index: start + at, amaxes, cast: None, direction: directions.get(at).cloned().flatten() }
+        Updated {
+            param,
+            index: start + at,
+            amaxes,
+            cast: UpdateCast::default(),
+            direction: directions.get(at).cloned().flatten(),
+        }
     });
     with_amaxes.filter(|updated| !updated.param.slice().is_empty()).collect()
 }

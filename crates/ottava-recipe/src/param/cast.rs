@@ -1,5 +1,7 @@
 //! The cast of a weight to the FP8 codes that products read.
 
+pub(super) mod slice;
+
 use super::builder::WeightSource;
 use super::folder_codes::{self, FolderUse};
 use super::scopes::{CODES, FROZEN_CODES};
@@ -10,41 +12,49 @@ use crate::operand::FrozenScale;
 use crate::scaling::{Casts, NextCast, Slot, Values};
 use ottava_common::error::Result;
 use ottava_tensor::ops::{self, CastScale, CodeCopies, transpose_codes};
-use ottava_tensor::{Granularity, QuantizedTensor, Tensor};
+use ottava_tensor::{DType, Granularity, QuantizedTensor, Tensor};
 
 /// The cast of a weight.
-pub(super) struct WeightCast {
+pub struct WeightCast {
     /// The slot of its scale and statistics.
-    pub slot: Slot,
+    pub(super) slot: Slot,
     /// How the weight is cast.
-    pub cast: Cast,
+    pub(super) cast: Cast,
     /// The copies that products read.
-    pub copies: CodeCopies,
+    pub(super) copies: CodeCopies,
     /// The codes, if they are stored between products.
-    pub codes: Option<QuantizedTensor>,
+    pub(super) codes: Option<QuantizedTensor>,
     /// Whether codes are stored; otherwise each product casts the weight.
-    pub stores_codes: bool,
+    pub(super) stores_codes: bool,
     /// Whether ranks that divide the weight may store codes, also of an offloaded weight.
-    pub ranks_store_codes: bool,
+    pub(super) ranks_store_codes: bool,
     /// Whether the weight is frozen, so that it is cast once and its codes are stored in the layout of fprop alone, if the codes of dgrad are the
     /// same codes transposed.
-    pub is_frozen: bool,
+    pub(super) is_frozen: bool,
     /// Whether the codes replace a frozen weight.
-    pub replaces_value: bool,
+    pub(super) replaces_value: bool,
     /// Whether the codes of a frozen weight are the codes of the folder, if the folder has codes.
-    pub folder: Option<FolderUse>,
+    pub(super) folder: Option<FolderUse>,
     /// The scale of a cast by the weight's own amax.
-    pub frozen: FrozenScale,
-    /// F32 `[1]`: the amax of the new weights for current scaling, during an update.
-    pub amax: Option<Tensor>,
-    /// The amaxes of the blocks of a whole weight, from when ranks have found them to the cast of this rank's slice.
-    pub block_amaxes: Option<Tensor>,
+    pub(super) frozen: FrozenScale,
+    /// F32 `[1]`: the amax of a slice, from the update that has measured it until ranks compute their maximum.
+    pub(super) amax: Option<Tensor>,
+}
+
+/// How an update casts new weights, from [`Param::begin_update`](super::Param::begin_update) to
+/// [`Param::finish_update`](super::Param::finish_update). The default does not cast them.
+#[derive(Default)]
+pub struct UpdateCast {
+    /// The cast to stored codes.
+    to_codes: Option<NextCast>,
+    /// F32 `[1]`: the amax of the new weights, for a cast after the update.
+    amax: Option<Tensor>,
 }
 
 impl WeightCast {
     /// A `cast` in `slot` to `copies` that stores no codes.
-    pub fn new(slot: Slot, cast: Cast, copies: CodeCopies) -> WeightCast {
-        let (codes, frozen, amax, block_amaxes) = (None, FrozenScale::default(), None, None);
+    pub(super) fn new(slot: Slot, cast: Cast, copies: CodeCopies) -> WeightCast {
+        let (codes, folder, frozen, amax) = (None, None, FrozenScale::default(), None);
         let [stores_codes, ranks_store_codes, is_frozen, replaces_value] = [false; 4];
         WeightCast {
             slot,
@@ -55,11 +65,30 @@ impl WeightCast {
             ranks_store_codes,
             is_frozen,
             replaces_value,
-            folder: None,
+            folder,
             frozen,
             amax,
-            block_amaxes,
         }
+    }
+
+    /// The number of its slot.
+    pub fn slot(&self) -> usize {
+        self.slot.index()
+    }
+
+    /// The format of the codes.
+    pub fn format(&self, casts: &Casts) -> DType {
+        casts.scales.format(self.slot)
+    }
+
+    /// Whether each block of 128x128 has a scale.
+    pub fn has_block_scales(&self) -> bool {
+        self.cast.granularity == Granularity::Blocks128x128
+    }
+
+    /// Whether the codes of a frozen weight are the codes of the folder that it was loaded from; `None` if that folder has no codes.
+    pub fn folder_use(&self) -> Option<FolderUse> {
+        self.folder
     }
 
     /// Whether dgrad of a weight of this shape reads the codes of fprop, transposed.
@@ -72,7 +101,12 @@ impl WeightCast {
     }
 
     /// Takes the codes of a frozen weight from `source`, if it has them as the cast makes them. Returns whether the values are needed.
-    pub fn read_codes(&mut self, weights: &Weights, shards: &[Shard], source: &mut dyn WeightSource) -> Result<bool> {
+    pub(super) fn read_codes(
+        &mut self,
+        weights: &Weights,
+        shards: &[Shard],
+        source: &mut dyn WeightSource,
+    ) -> Result<bool> {
         let (device, shares_codes) = (weights.device(), self.is_transposed_later(weights.shape()));
         let _scope = device.scope(if shares_codes { FROZEN_CODES } else { CODES });
         if let Some((used, codes)) = folder_codes::read(shards, &self.cast, device, source)? {
@@ -99,7 +133,7 @@ impl WeightCast {
     }
 
     /// Casts `weights` for the next step, unless they are frozen and cast already.
-    pub fn quantize(&mut self, weights: &mut Weights, casts: &mut Casts) -> Result<()> {
+    pub(super) fn quantize(&mut self, weights: &mut Weights, casts: &mut Casts) -> Result<()> {
         if self.is_frozen && self.codes.is_some() {
             return self.complete(weights, casts);
         }
@@ -125,7 +159,7 @@ impl WeightCast {
     }
 
     /// Replaces the scale of the codes by one equal scale per row, for products whose other operand has a scale per row. No code changes.
-    pub fn repeat_scale(&mut self) -> Result<()> {
+    pub(super) fn repeat_scale(&mut self) -> Result<()> {
         // Casts in each product have scales per row of their own.
         self.frozen = FrozenScale::default();
         if let Some(codes) = self.codes.as_mut().filter(|codes| codes.granularity == Granularity::PerTensor) {
@@ -138,20 +172,25 @@ impl WeightCast {
         Ok(())
     }
 
-    /// Prepares an update, and returns how to cast the new weights.
-    pub fn begin_update(&mut self, casts: &mut Casts) -> Result<NextCast> {
+    /// Prepares an update.
+    pub(super) fn begin_update(&mut self, casts: &mut Casts) -> Result<UpdateCast> {
         let next = casts.scales.next_cast(self.slot)?;
-        match next {
-            NextCast::Measured => self.amax = casts.amax_for(self.slot)?,
-            // The weight is no longer cast by its own scale.
-            NextCast::Known(_) | NextCast::Blocks(_) | NextCast::Later => self.frozen = FrozenScale::default(),
-        }
-        Ok(next)
+        let amax = match next {
+            NextCast::Measured => casts.amax_for(self.slot)?,
+            NextCast::Known(_) | NextCast::Blocks(_) | NextCast::Later => {
+                // The weight is no longer cast by its own scale.
+                self.frozen = FrozenScale::default();
+                None
+            }
+        };
+        // The codes of a slice are here only if the update can write them.
+        let has_codes = self.stores_codes || self.codes.is_some();
+        Ok(UpdateCast { to_codes: Some(next).filter(|_| has_codes), amax })
     }
 
     /// What the update itself writes: the codes, or the amax for a cast after it.
-    pub fn in_update<'a>(&'a mut self, next: &'a Option<NextCast>) -> Option<ops::WeightCast<'a>> {
-        let scale = match next {
+    pub(super) fn in_update<'a>(&'a mut self, update: &'a mut UpdateCast) -> Option<ops::WeightCast<'a>> {
+        let scale = match &update.to_codes {
             Some(NextCast::Known(scale)) => Some(CastScale::Given(scale)),
             Some(NextCast::Blocks(how)) => Some(CastScale::Own(Granularity::Blocks128x128, *how)),
             Some(NextCast::Measured | NextCast::Later) | None => None,
@@ -161,13 +200,13 @@ impl WeightCast {
                 let into = self.codes.as_mut().expect("weights are quantized before the first step");
                 Some(ops::WeightCast::Codes { scale, slot: self.slot.index(), into })
             }
-            None => self.amax.as_mut().map(ops::WeightCast::Amax),
+            None => update.amax.as_mut().map(ops::WeightCast::Amax),
         }
     }
 
     /// Casts updated weights whose scales depend on them.
-    pub fn finish_update(&mut self, weights: &Weights, casts: &mut Casts) -> Result<()> {
-        if let Some(amax) = self.amax.take() {
+    pub(super) fn finish_update(&mut self, update: UpdateCast, weights: &Weights, casts: &mut Casts) -> Result<()> {
+        if let Some(amax) = update.amax {
             self.frozen.replace(casts.own_scale(self.slot, amax)?)?;
         } else if !matches!(casts.scales.next_cast(self.slot)?, NextCast::Later) {
             return Ok(());
@@ -179,7 +218,7 @@ impl WeightCast {
     }
 
     /// The copy of stored `codes` that dgrad reads, transposed now if only the copy of fprop is stored.
-    pub fn for_backward(codes: &QuantizedTensor) -> Result<QuantizedTensor> {
+    pub(super) fn for_backward(codes: &QuantizedTensor) -> Result<QuantizedTensor> {
         match codes.transposed {
             Some(_) => Ok(codes.clone()),
             None => Ok(transpose_codes(codes)?),
@@ -187,12 +226,12 @@ impl WeightCast {
     }
 
     /// Casts and measures `values` for fprop.
-    pub fn cast_for_forward(&self, values: Values, casts: &mut Casts) -> Result<QuantizedTensor> {
+    pub(super) fn cast_for_forward(&self, values: Values, casts: &mut Casts) -> Result<QuantizedTensor> {
         casts.quantize(self.slot, &self.frozen, values, CodeCopies::Rows)
     }
 
     /// New codes of `values` for dgrad.
-    pub fn cast_for_backward(&self, values: Values, casts: &mut Casts) -> Result<QuantizedTensor> {
+    pub(super) fn cast_for_backward(&self, values: Values, casts: &mut Casts) -> Result<QuantizedTensor> {
         casts.requantize(self.slot, &self.frozen, values, CodeCopies::Columns)
     }
 }

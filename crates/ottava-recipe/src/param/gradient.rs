@@ -22,7 +22,12 @@ pub struct WgradProduct<'a> {
     pub groups: Option<&'a Groups>,
 }
 
-impl WgradProduct<'_> {
+impl<'a> WgradProduct<'a> {
+    /// The product of one matrix, in the most precise accumulation.
+    pub fn exact(a: Operand<'a>, b: Operand<'a>) -> WgradProduct<'a> {
+        WgradProduct { a, b, accumulation: Accumulation::Exact, groups: None }
+    }
+
     /// Overwrites `into`.
     fn write(self, into: &mut Tensor) -> Result<()> {
         let WgradProduct { a, b, accumulation, groups } = self;
@@ -46,21 +51,31 @@ impl WgradProduct<'_> {
 
 /// The gradient of a parameter, to which backward adds. It takes no memory between the update and the first backward of a step.
 pub struct Gradient {
-    sum: Option<Grad>,
+    device: Device,
+    /// The shape of the whole parameter; after a reduction, `sum` may be the gradient of a slice.
+    shape: Vec<usize>,
     format: GradFormat,
+    sum: Option<Grad>,
     /// Memory for the next sum: its part of the buffer that ranks reduce.
     place: Option<Tensor>,
 }
 
 impl Gradient {
-    /// No gradient yet, to be stored in `format`.
-    pub fn new(format: GradFormat) -> Gradient {
-        Gradient { sum: None, format, place: None }
+    /// No gradient yet, of a parameter of this shape, to be stored in `format`.
+    pub fn new(device: &Device, shape: &[usize], format: GradFormat) -> Gradient {
+        Gradient { device: device.clone(), shape: shape.to_vec(), format, sum: None, place: None }
     }
 
     /// The sum so far; `None` before the first backward of a step.
     pub fn get(&self) -> Option<&Grad> {
         self.sum.as_ref()
+    }
+
+    /// The sum as an optimizer reads it.
+    ///
+    /// Panics before backward has run.
+    pub fn read(&self) -> ops::Gradient<'_> {
+        self.sum.as_ref().expect("backward has run").read()
     }
 
     /// Takes the sum out.
@@ -101,24 +116,24 @@ impl Gradient {
         self.sum.is_some() || self.place.is_some()
     }
 
-    /// Zeros to start from, of `shape` on `device`.
-    pub(super) fn zeros(&mut self, device: &Device, shape: &[usize]) -> Result<Tensor> {
-        let _scope = device.scope(GRADIENTS);
+    /// Zeros to start from.
+    pub(super) fn zeros(&mut self) -> Result<Tensor> {
+        let _scope = self.device.scope(GRADIENTS);
         match self.place.take() {
             Some(mut place) => {
                 place.fill_zero()?;
                 Ok(place)
             }
-            None => Ok(Tensor::zeros(device, shape, self.format.sums())?),
+            None => Ok(Tensor::zeros(&self.device, &self.shape, self.format.sums())?),
         }
     }
 
     /// The sum, or zeros, for a layer's backward to add to.
     ///
     /// Panics if it is stored with a scale.
-    pub(super) fn plain_mut(&mut self, device: &Device, shape: &[usize]) -> Result<&mut Tensor> {
+    pub fn sum_mut(&mut self) -> Result<&mut Tensor> {
         if self.sum.is_none() {
-            self.sum = Some(Grad::Plain(self.zeros(device, shape)?));
+            self.sum = Some(Grad::Plain(self.zeros()?));
         }
         match &mut self.sum {
             Some(Grad::Plain(grad)) => Ok(grad),
@@ -126,33 +141,31 @@ impl Gradient {
         }
     }
 
-    /// Adds a product of `shape`; the first product of a step overwrites the memory.
-    pub(super) fn add_product(&mut self, product: WgradProduct, device: &Device, shape: &[usize]) -> Result<()> {
+    /// Adds a product to the gradient of a matrix; the first product of a step overwrites the memory.
+    pub fn add_product(&mut self, product: WgradProduct) -> Result<()> {
+        let _scope = self.device.scope(GRADIENTS);
         let (sum, place, format) = (self.sum.take(), self.place.take(), self.format);
         self.sum = Some(Grad::plus(sum, format, |sum| {
             if let Some(mut sum) = sum {
                 product.add(&mut sum)?;
                 return Ok(sum);
             }
-            let mut sum = place.map_or_else(|| Tensor::empty(device, shape, format.sums()), Ok)?;
+            let mut sum = place.map_or_else(|| Tensor::empty(&self.device, &self.shape, format.sums()), Ok)?;
             product.write(&mut sum)?;
             Ok(sum)
         })?);
         Ok(())
     }
 
-    /// Runs `add` on the sum, or on zeros, unscaled.
-    pub(super) fn add(
-        &mut self,
-        device: &Device,
-        shape: &[usize],
-        add: impl FnOnce(&mut Tensor) -> Result<()>,
-    ) -> Result<()> {
+    /// Runs `add` on the sum, or on zeros, of a matrix, unscaled.
+    pub fn add(&mut self, add: impl FnOnce(&mut Tensor) -> Result<()>) -> Result<()> {
+        let device = self.device.clone();
+        let _scope = device.scope(GRADIENTS);
         let (sum, format) = (self.sum.take(), self.format);
         self.sum = Some(Grad::plus(sum, format, |sum| {
             let mut sum = match sum {
                 Some(sum) => sum,
-                None => self.zeros(device, shape)?,
+                None => self.zeros()?,
             };
             add(&mut sum)?;
             Ok(sum)

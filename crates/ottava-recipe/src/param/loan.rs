@@ -9,7 +9,7 @@ pub struct Loan(Vec<(ParamId, LoanedWeight)>);
 
 /// A weight lent for one pass.
 pub enum LoanedWeight {
-    /// In the form of [`Param::value`](super::Param::value).
+    /// In the form of [`Weights::value`](super::Weights::value).
     Value(Tensor),
     /// A copy of [`Weights::read_from`](super::Weights::read_from).
     Stored(Tensor),

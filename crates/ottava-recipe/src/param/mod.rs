@@ -1,8 +1,8 @@
 //! Parameters, the builder that creates them, and the description that a model records while it is built.
 //!
-//! A `Param` consists of `Weights` (master weights, and the weights that layers read), a `Gradient`, a cast to FP8 codes, `Shard`s, a `Placement`,
-//! and a slice: the elements that this process updates. Its `ParamId` is its unit (embedding, block or head) and its number in the unit, so
-//! training looks nothing up by name.
+//! A `Param` consists of an `Identity` that never changes, `Weights` (master weights, and the weights that layers read), a `Gradient`, and a
+//! `WeightCast` to FP8 codes. It is whole, sliced or frozen: this process updates all its elements, a slice, or none. The `ParamId` of an `Identity`
+//! is a unit (embedding, block or head) and a number in the unit, so training looks nothing up by name.
 //!
 //! The life of a `Param`:
 //!
@@ -10,14 +10,17 @@
 //!    `Shard`: a tensor of the Hugging Face folder, a dimension, and the range of indices that this rank holds. On one rank, a shard is the whole
 //!    tensor. Layers record themselves in the `Description`, which plans, warnings and benchmarks read, so there is no second list of a model's
 //!    linears.
-//! 2. **Divide.** `Partition::new` decides the slices of each rank, before any weight is in memory.
+//! 2. **Divide.** `Partition::new` decides the slices of each rank, before any weight is in memory (`Param::keep_slice`).
 //! 3. **Load.** `Param::load` asks a `WeightSource` for ranges of elements, so loading takes no more memory than training. A random weight depends
 //!    on the seed, the tensor's name and the element, so a slice has the same bits as that part of the whole tensor.
 //! 4. **Cast.** `Decoder::quantize_weights` casts a weight after loading, and each update casts the weight again. No weight is cast twice for one
 //!    product.
 //! 5. **Lend.** A block receives weights that are gathered from ranks or copied from host memory as a `Loan`, for one pass.
-//! 6. **Update.** `optim/update.rs` updates the slice. The seed of stochastic rounding is a hash of the parameter's name (`Param::seed`), so
+//! 6. **Update.** `optim/update.rs` updates the slice. The seed of stochastic rounding is a hash of the parameter's name (`Identity::seed`), so
 //!    results do not depend on the order of parameters.
+//!
+//! An update consists of calls in an order that types check. `Param::begin_update` returns an `UpdateCast`, which `Param::finish_update` consumes.
+//! `Param::begin_write` returns a `SliceWrite`, which `Param::finish_write` consumes to complete the slice in the buffer that ranks gather.
 //!
 //! A weight is always `[outputs, inputs]` in memory. Transposed tensors of folders, such as each linear of GPT-2, are transposed only while a
 //! folder is read or written (`checkpoint/model.rs`); so are the experts that gpt-oss stacks in one tensor (`Stacked`, `checkpoint/stacks.rs`). Q,
@@ -39,7 +42,9 @@ mod description;
 mod folder_codes;
 mod gradient;
 mod id;
+mod identity;
 mod loan;
+mod ownership;
 mod parameter;
 pub mod scopes;
 mod shard;
@@ -47,12 +52,14 @@ mod unit;
 mod weights;
 
 pub use builder::{Builder, FolderCodes, Init, MemoryPolicy, Purpose, WeightSource};
+pub use cast::{UpdateCast, WeightCast};
 pub use description::{Description, LayerCosts, STEP_RATES};
 pub use folder_codes::FolderUse;
 pub use gradient::{Grad, GradFormat, Gradient, WgradProduct};
 pub use id::{ParamId, UnitId};
+pub use identity::Identity;
 pub use loan::{Loan, LoanedWeight};
-pub use parameter::{Param, Placement};
+pub use parameter::{Param, SliceWrite, Writer};
 pub use shard::{FolderLayout, FolderTensor, Region, Shard, Split, Stacked};
 pub use unit::{Direction, Resident, Units};
 pub use weights::{Master, Weights};

@@ -4,8 +4,10 @@ use super::scopes::{FROZEN_WEIGHTS, MASTERS, WEIGHTS};
 use crate::scaling::Values;
 use crate::storage::Masters;
 use ottava_common::error::Result;
+use ottava_tensor::element::Element;
 use ottava_tensor::ops::{UpdatedWeight, WeightCopy, cast, scaled_by, split, unscaled};
 use ottava_tensor::{DType, Device, ScaledTensor, Tensor};
+use std::ops::Add;
 
 /// The weights of a parameter: the master weights that an optimizer updates, and the weights that layers read. Both are empty until
 /// [`Param::load`](super::Param::load).
@@ -167,6 +169,16 @@ impl Weights {
         })
     }
 
+    /// Adds `change` to weights without a master; waits for the device.
+    pub fn add(&mut self, change: &[f64]) -> Result<()> {
+        let value = self.value.as_mut().expect("weights without a master are stored");
+        assert_eq!(value.len(), change.len(), "each element has a change");
+        match value.dtype() {
+            DType::F64 => add_to(value, change.iter().copied()),
+            _ => add_to(value, change.iter().map(|dx| *dx as f32)),
+        }
+    }
+
     /// Sets the weights that layers read, but not the master; for finite differences.
     pub fn set_value(&mut self, value: Tensor) {
         self.value = Some(value);
@@ -257,4 +269,10 @@ impl Weights {
             (_, None) => unreachable!("only a value that an F16 master can make is dropped"),
         }
     }
+}
+
+/// Adds `change` to the elements of `value`, whose type is `T`.
+fn add_to<T: Element + Add<Output = T>>(value: &mut Tensor, change: impl Iterator<Item = T>) -> Result<()> {
+    let sums: Vec<T> = value.to_vec::<T>()?.into_iter().zip(change).map(|(x, dx)| x + dx).collect();
+    Ok(value.write_bytes(bytemuck::cast_slice(&sums))?)
 }

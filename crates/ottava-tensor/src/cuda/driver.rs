@@ -1,18 +1,23 @@
 //! The CUDA driver: one context per device with its streams, copies, modules and launches.
 
+mod capture;
 mod event;
 mod launch;
+mod memory;
+mod module;
 mod peer;
 
 pub use event::Event;
 pub(super) use launch::{LaunchConfig, Scheduling, Start, encode};
-pub(super) use peer::{Exported, IpcHandle};
+pub(super) use module::{Function, Module};
+pub use peer::PeerLink;
+pub(super) use peer::{Exported, IpcHandle, peer_link};
 
 use super::load::{DRIVER, LibraryReport, Problem, SearchPath, SharedLibrary, Wanted, functions};
 use super::lock::lock;
 use crate::error::{Error, Result};
 use std::collections::VecDeque;
-use std::ffi::{CStr, CString, c_char, c_void};
+use std::ffi::{CStr, c_char, c_void};
 use std::ptr::{null, null_mut};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::{Duration, Instant};
@@ -87,10 +92,6 @@ const ATTRIBUTE_MULTIPROCESSOR_COUNT: i32 = 16;
 const ATTRIBUTE_CAPABILITY_MAJOR: i32 = 75;
 const ATTRIBUTE_CAPABILITY_MINOR: i32 = 76;
 const STREAM_NON_BLOCKING: u32 = 1;
-const HOST_PORTABLE: u32 = 1;
-const HOST_MAPPED: u32 = 2;
-/// Allows memory allocations, which are not stream operations, during capture.
-const CAPTURE_RELAXED: i32 = 2;
 /// Number of recent launches that a fault message lists.
 const REMEMBERED_LAUNCHES: usize = 8;
 
@@ -149,42 +150,6 @@ pub(super) fn device_count() -> Result<usize> {
     // SAFETY: the driver writes one int.
     api.check(unsafe { (api.device_count)(&mut count) }, "cuDeviceGetCount")?;
     Ok(count.max(0) as usize)
-}
-
-/// How one GPU reaches the memory of another.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum PeerLink {
-    /// Directly, also with atomic operations, which NVLink has and PCIe lacks.
-    NvLink,
-    /// Directly, through PCIe.
-    Pcie,
-    /// Through the memory of the host.
-    None,
-}
-
-/// How GPU `from` reaches the memory of GPU `to`, by their numbers among the GPUs that the driver shows.
-pub(super) fn peer_link(from: usize, to: usize) -> Result<PeerLink> {
-    // CU_DEVICE_P2P_ATTRIBUTE_ACCESS_SUPPORTED and _NATIVE_ATOMIC_SUPPORTED.
-    const ACCESS: i32 = 2;
-    const ATOMICS: i32 = 3;
-    let api = api()?;
-    let device = |ordinal: usize| {
-        let mut device = 0;
-        // SAFETY: the driver writes one int.
-        api.check(unsafe { (api.device_get)(&mut device, ordinal as i32) }, "cuDeviceGet").map(|()| device)
-    };
-    let (from, to) = (device(from)?, device(to)?);
-    let has = |attribute| {
-        let mut value = 0;
-        // SAFETY: the driver writes one int.
-        let status = unsafe { (api.peer_attribute)(&mut value, attribute, from, to) };
-        api.check(status, "cuDeviceGetP2PAttribute").map(|()| value != 0)
-    };
-    Ok(match (has(ACCESS)?, has(ATOMICS)?) {
-        (true, true) => PeerLink::NvLink,
-        (true, false) => PeerLink::Pcie,
-        (false, _) => PeerLink::None,
-    })
 }
 
 impl Api {
@@ -422,154 +387,6 @@ impl Context {
         lock(&self.launches).clear();
         Ok(())
     }
-
-    /// Bytes free on the device and bytes it has.
-    pub(super) fn memory_info(&self) -> Result<(usize, usize)> {
-        self.bind()?;
-        let (mut free, mut total) = (0, 0);
-        // SAFETY: the driver writes two sizes.
-        self.check(unsafe { (self.api.memory_info)(&mut free, &mut total) }, "cuMemGetInfo")?;
-        Ok((free, total))
-    }
-
-    /// Device memory from the driver; `None` if there is not enough.
-    pub(super) fn allocate(&self, bytes: usize) -> Result<Option<u64>> {
-        self.bind()?;
-        let mut pointer = 0;
-        // SAFETY: the driver writes one pointer.
-        match unsafe { (self.api.memory_allocate)(&mut pointer, bytes) } {
-            OUT_OF_MEMORY => Ok(None),
-            status => self.check(status, &format!("cuMemAlloc of {bytes} bytes")).map(|()| Some(pointer)),
-        }
-    }
-
-    /// Gives device memory back to the driver.
-    ///
-    /// # Safety
-    /// `pointer` came from [`Context::allocate`] and nothing enqueued uses it.
-    pub(super) unsafe fn free(&self, pointer: u64) -> Result<()> {
-        self.bind()?;
-        // SAFETY: the caller's promise.
-        self.check(unsafe { (self.api.memory_free)(pointer) }, "cuMemFree")
-    }
-
-    /// Enqueues a copy from the host in a stream.
-    ///
-    /// # Safety
-    /// `to..to + bytes` is device memory that nothing in another stream uses; `from` holds `bytes` and is not written until the copy has
-    /// finished.
-    pub(super) unsafe fn copy_to_device(&self, stream: Stream, to: u64, from: *const u8, bytes: usize) -> Result<()> {
-        self.bind()?;
-        // SAFETY: the caller's promise.
-        let status = self.waiting(|| unsafe { (self.api.copy_to_device)(to, from.cast(), bytes, self.handle(stream)) });
-        self.check(status, "cuMemcpyHtoDAsync")
-    }
-
-    /// Enqueues a copy to the host in a stream.
-    ///
-    /// # Safety
-    /// `from..from + bytes` is device memory that nothing in another stream writes; `to` has room for `bytes` and is not accessed until the
-    /// copy has finished.
-    pub(super) unsafe fn copy_to_host(&self, stream: Stream, to: *mut u8, from: u64, bytes: usize) -> Result<()> {
-        self.bind()?;
-        // SAFETY: the caller's promise.
-        let status = self.waiting(|| unsafe { (self.api.copy_to_host)(to.cast(), from, bytes, self.handle(stream)) });
-        self.check(status, "cuMemcpyDtoHAsync")
-    }
-
-    /// Enqueues a copy within the device, or to memory of another that this process has [opened](Context::open_exported).
-    ///
-    /// # Safety
-    /// Both ranges are such memory, do not overlap, and nothing in another stream writes them.
-    pub(super) unsafe fn copy_on_device(&self, stream: Stream, to: u64, from: u64, bytes: usize) -> Result<()> {
-        self.bind()?;
-        // SAFETY: the caller's promise.
-        self.check(unsafe { (self.api.copy_on_device)(to, from, bytes, self.handle(stream)) }, "cuMemcpyDtoDAsync")
-    }
-
-    /// Pinned host memory, mapped to the same address on the device; `None` if there is not enough.
-    pub(super) fn allocate_host(&self, bytes: usize) -> Result<Option<*mut u8>> {
-        self.bind()?;
-        let mut pointer = null_mut();
-        // SAFETY: the driver writes one pointer.
-        match unsafe { (self.api.host_allocate)(&mut pointer, bytes, HOST_PORTABLE | HOST_MAPPED) } {
-            OUT_OF_MEMORY => Ok(None),
-            status => self.check(status, &format!("cuMemHostAlloc of {bytes} bytes")).map(|()| Some(pointer.cast())),
-        }
-    }
-
-    /// Frees pinned host memory.
-    ///
-    /// # Safety
-    /// `pointer` came from [`Context::allocate_host`] and nothing enqueued uses it.
-    pub(super) unsafe fn free_host(&self, pointer: *mut u8) -> Result<()> {
-        self.bind()?;
-        // SAFETY: the caller's promise.
-        self.check(unsafe { (self.api.host_free)(pointer.cast()) }, "cuMemFreeHost")
-    }
-
-    /// Enqueues a fill with one byte.
-    ///
-    /// # Safety
-    /// `to..to + bytes` is device memory.
-    pub(super) unsafe fn fill(&self, to: u64, byte: u8, bytes: usize) -> Result<()> {
-        self.bind()?;
-        // SAFETY: the caller's promise.
-        self.check(unsafe { (self.api.fill)(to, byte, bytes, self.stream()) }, "cuMemsetD8Async")
-    }
-
-    /// True while the compute stream captures a graph.
-    pub(super) fn is_capturing(&self) -> Result<bool> {
-        self.bind()?;
-        let mut state = 0;
-        // SAFETY: the driver writes one int.
-        self.check(unsafe { (self.api.stream_is_capturing)(self.stream(), &mut state) }, "cuStreamIsCapturing")?;
-        Ok(state != 0)
-    }
-
-    /// Starts capturing the work of the compute stream.
-    pub(super) fn begin_capture(&self) -> Result<()> {
-        self.bind()?;
-        // SAFETY: the stream lives until `Drop`.
-        let status = unsafe { (self.api.stream_begin_capture)(self.stream(), CAPTURE_RELAXED) };
-        self.check(status, "cuStreamBeginCapture")
-    }
-
-    /// Ends the capture and instantiates the graph.
-    pub(super) fn end_capture(&self) -> Result<Handle> {
-        self.bind()?;
-        let (mut graph, mut replayable) = (null_mut(), null_mut());
-        // SAFETY: the driver writes one handle, or null if the capture was invalidated.
-        self.check(unsafe { (self.api.stream_end_capture)(self.stream(), &mut graph) }, "cuStreamEndCapture")?;
-        // SAFETY: `graph` is the handle just written; the instantiated graph does not refer to it.
-        let made = unsafe {
-            let status = (self.api.graph_instantiate)(&mut replayable, graph, 0);
-            (self.api.graph_destroy)(graph);
-            status
-        };
-        self.check(made, "cuGraphInstantiate")?;
-        Ok(replayable)
-    }
-
-    /// Launches a captured graph.
-    ///
-    /// # Safety
-    /// `graph` came from [`Context::end_capture`] and all memory it uses is still allocated.
-    pub(super) unsafe fn launch_graph(&self, graph: Handle) -> Result<()> {
-        self.bind()?;
-        self.record_launch("a captured graph");
-        // SAFETY: the caller's promise.
-        self.check(unsafe { (self.api.graph_launch)(graph, self.stream()) }, "cuGraphLaunch")
-    }
-
-    /// Frees a captured graph.
-    ///
-    /// # Safety
-    /// `graph` came from [`Context::end_capture`] and is not used again.
-    pub(super) unsafe fn destroy_graph(&self, graph: Handle) {
-        // SAFETY: the caller's promise. A failure is ignored.
-        unsafe { (self.api.graph_exec_destroy)(graph) };
-    }
 }
 
 impl Drop for Context {
@@ -587,63 +404,6 @@ impl Drop for Context {
         }
     }
 }
-
-/// A loaded cubin.
-pub(super) struct Module {
-    context: Arc<Context>,
-    module: Handle,
-}
-
-// SAFETY: a module handle may be used from any thread with its context bound.
-unsafe impl Send for Module {}
-// SAFETY: as above; no field changes.
-unsafe impl Sync for Module {}
-
-impl Module {
-    /// Loads a cubin compiled for this GPU.
-    pub(super) fn load(context: &Arc<Context>, cubin: &[u8], name: &str) -> Result<Module> {
-        context.bind()?;
-        let mut module = null_mut();
-        // SAFETY: a cubin is an ELF file and carries its own length; the driver copies it.
-        let status = unsafe { (context.api.module_load)(&mut module, cubin.as_ptr().cast()) };
-        context.check(status, &format!("loading kernels of {name}"))?;
-        Ok(Module { context: context.clone(), module })
-    }
-
-    /// A kernel of the module by its `extern "C"` name.
-    pub(super) fn function(self: &Arc<Self>, name: &'static str) -> Result<Function> {
-        self.context.bind()?;
-        let c_name = CString::new(name).map_err(|_| Error::Value(format!("kernel name {name:?} holds a zero")))?;
-        let mut function = null_mut();
-        // SAFETY: the driver writes one handle; the name ends with a zero.
-        let status = unsafe { (self.context.api.module_function)(&mut function, self.module, c_name.as_ptr()) };
-        self.context.check(status, &format!("looking up kernel {name}"))?;
-        Ok(Function { _module: self.clone(), function, name })
-    }
-}
-
-impl Drop for Module {
-    fn drop(&mut self) {
-        // SAFETY: loaded in `load`; functions of it hold the module alive. Unloading waits for running kernels.
-        unsafe {
-            (self.context.api.context_set)(self.context.context);
-            (self.context.api.module_unload)(self.module);
-        }
-    }
-}
-
-/// A kernel ready to launch.
-#[derive(Clone)]
-pub(super) struct Function {
-    _module: Arc<Module>,
-    function: Handle,
-    name: &'static str,
-}
-
-// SAFETY: a function handle may be used from any thread with its context bound.
-unsafe impl Send for Function {}
-// SAFETY: as above.
-unsafe impl Sync for Function {}
 
 /// An error of another CUDA library, with the fault of the device if there was one.
 pub(super) fn library_error(context: &Context, library: &'static str, call: &str, mut message: String) -> Error {

@@ -148,7 +148,7 @@ macro_rules! functions {
         $vis struct $name {
             /// Keeps the library open.
             library: $crate::cuda::load::SharedLibrary,
-            $($field: unsafe extern "C" fn($($arg),*) -> $ret,)*
+            $($vis $field: unsafe extern "C" fn($($arg),*) -> $ret,)*
         }
 
         impl $name {

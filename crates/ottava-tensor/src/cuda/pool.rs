@@ -12,8 +12,10 @@
 //! A pool is used instead of a planned arena, since a pool needs no plan, and after the first step it behaves like an arena. A dry run predicts its
 //! size.
 
+mod heap;
+
 use crate::error::{Error, Result};
-use std::collections::{BTreeMap, BTreeSet};
+use heap::{Heap, Sizes};
 
 /// Source of segments: the driver, a dry run, or a fake in tests.
 pub(super) trait Backing {
@@ -45,23 +47,6 @@ const SMALL_LIMIT: usize = 1 << 20;
 const SMALL: Sizes = Sizes { granule: 512, segment: 4 << 20 };
 const LARGE: Sizes = Sizes { granule: 2 << 20, segment: 64 << 20 };
 
-/// How a heap rounds: blocks are multiples of `granule`, segments at least `segment`; in bytes.
-#[derive(Clone, Copy)]
-struct Sizes {
-    granule: usize,
-    segment: usize,
-}
-
-#[derive(Clone, Copy)]
-struct Block {
-    bytes: usize,
-    /// Address of the segment: blocks merge only within one.
-    segment: u64,
-    free: bool,
-    /// Number of the allocation it serves; undefined while free.
-    owner: u64,
-}
-
 /// The memory that a captured graph uses.
 #[derive(Debug, Default)]
 pub(super) struct Footprint {
@@ -83,108 +68,6 @@ fn expect_addressable(bytes: usize) -> Result<()> {
     match bytes <= isize::MAX as usize {
         true => Ok(()),
         false => Err(Error::Value(format!("{bytes} bytes exceed the address space"))),
-    }
-}
-
-/// Segments and blocks of one size class.
-struct Heap {
-    /// Minimum bytes of a segment.
-    segment: usize,
-    segments: BTreeMap<u64, usize>,
-    /// All blocks by address.
-    blocks: BTreeMap<u64, Block>,
-    /// Free blocks by size, then address.
-    free: BTreeSet<(usize, u64)>,
-}
-
-impl Heap {
-    fn new(sizes: Sizes) -> Heap {
-        Heap { segment: sizes.segment, segments: BTreeMap::new(), blocks: BTreeMap::new(), free: BTreeSet::new() }
-    }
-
-    /// Takes the smallest free block of at least `bytes`, and splits off the rest.
-    fn take(&mut self, bytes: usize) -> Option<u64> {
-        let &(size, address) = self.free.range((bytes, 0)..).next()?;
-        self.free.remove(&(size, address));
-        let block = self.blocks.get_mut(&address).expect("a free block is a block");
-        block.free = false;
-        if size > bytes {
-            let (rest, segment) = (address + bytes as u64, block.segment);
-            block.bytes = bytes;
-            self.add_free(rest, Block { bytes: size - bytes, segment, free: true, owner: 0 });
-        }
-        Some(address)
-    }
-
-    /// Takes the free block at `address` whole.
-    fn claim(&mut self, address: u64) {
-        let block = self.blocks.get_mut(&address).expect("it was just added");
-        block.free = false;
-        self.free.remove(&(block.bytes, address));
-    }
-
-    /// Frees the block at `address`, merges it with free neighbours and returns its size.
-    fn give_back(&mut self, address: u64) -> usize {
-        let mut block = self.blocks.remove(&address).expect("a buffer is a block");
-        let (freed, mut start) = (block.bytes, address);
-        block.free = true;
-
-        let next = self.blocks.range(address..).next().map(|(&at, &next)| (at, next));
-        if let Some((at, next)) = next.filter(|(_, next)| next.free && next.segment == block.segment) {
-            self.remove_free(at, next.bytes);
-            block.bytes += next.bytes;
-        }
-        let previous = self.blocks.range(..address).next_back().map(|(&at, &previous)| (at, previous));
-        if let Some((at, previous)) =
-            previous.filter(|(_, previous)| previous.free && previous.segment == block.segment)
-        {
-            self.remove_free(at, previous.bytes);
-            block.bytes += previous.bytes;
-            start = at;
-        }
-        self.add_free(start, block);
-        freed
-    }
-
-    fn add_segment(&mut self, address: u64, bytes: usize) {
-        self.segments.insert(address, bytes);
-        self.add_free(address, Block { bytes, segment: address, free: true, owner: 0 });
-    }
-
-    /// Removes segments without live blocks, and returns their addresses and sizes.
-    fn remove_idle(&mut self) -> Vec<(u64, usize)> {
-        let whole = |&(&address, &bytes): &(&u64, &usize)| self.free.contains(&(bytes, address));
-        let idle: Vec<_> = self.segments.iter().filter(whole).map(|(&address, &bytes)| (address, bytes)).collect();
-        for &(address, bytes) in &idle {
-            self.segments.remove(&address);
-            self.remove_free(address, bytes);
-        }
-        idle
-    }
-
-    /// Whether `bytes` from `address` on are free.
-    fn is_free(&self, address: u64, bytes: usize) -> bool {
-        let block = self.blocks.range(..=address).next_back();
-        block.is_some_and(|(&at, block)| block.free && at + block.bytes as u64 >= address + bytes as u64)
-    }
-
-    /// The free parts of `bytes` from `address` on.
-    fn free_parts(&self, address: u64, bytes: usize) -> Vec<(u64, usize)> {
-        let end = address + bytes as u64;
-        let first = self.blocks.range(..=address).next_back().map_or(address, |(&at, _)| at);
-        let blocks = self.blocks.range(first..end).filter(|(_, block)| block.free);
-        let parts = blocks.map(|(&at, block)| (at.max(address), end.min(at + block.bytes as u64)));
-        parts.filter(|(from, to)| from < to).map(|(from, to)| (from, (to - from) as usize)).collect()
-    }
-
-    fn add_free(&mut self, address: u64, block: Block) {
-        self.free.insert((block.bytes, address));
-        self.blocks.insert(address, block);
-    }
-
-    fn remove_free(&mut self, address: u64, bytes: usize) {
-        self.free.remove(&(bytes, address));
-        self.blocks.remove(&address);
     }
 }
 
@@ -365,6 +248,7 @@ impl<B: Backing> Drop for Pool<B> {
 mod tests {
     use super::*;
     use std::cell::RefCell;
+    use std::collections::BTreeMap;
     use std::rc::Rc;
 
     const MIB: usize = 1 << 20;

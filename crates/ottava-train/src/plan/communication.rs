@@ -144,7 +144,7 @@ fn update_bytes(run: &mut Run) -> u64 {
     let divides = run.step.partition().divides();
     let shares = if divides { run.step.partition().ranks().sharing(Shared::Slices).size() } else { 1 };
     let of_param = |(param, states): (&mut Param, Vec<StateTensor>)| {
-        let once = param.slice().len() * (param.gradient.dtype().map_or(1, DType::size) + param.dtype().size());
+        let once = param.slice().len() * (param.gradient.dtype().map_or(1, DType::size) + param.weights.dtype().size());
         let twice = optimizer_tensors(&mut param.weights, states).iter().map(|kept| kept.tensor.bytes()).sum::<usize>();
         once + 2 * twice
     };

@@ -34,12 +34,12 @@ pub(super) fn tensors(config: &ResolvedConfig, sizes: &DecoderConfig, device: &D
 /// Adds the tensors of `run`, which `algorithm` updates.
 fn add(plans: &mut Vec<TensorPlan>, mut run: Run, algorithm: Algorithm) {
     let copy = run.model.copy();
-    for param in run.model.parameters().into_iter().filter(|param| Some(param.id()) != copy) {
+    for param in run.model.parameters().into_iter().filter(|param| Some(param.identity.id) != copy) {
         let optimizer = match algorithm {
             Algorithm::Muon(_) if !run.optimizer.transforms(param) => Algorithm::Adamw(Adamw::default()),
             algorithm => algorithm,
         };
-        for shard in &param.shards {
+        for shard in &param.identity.shards {
             let (name, shape) = (without_block(&shard.tensor.name), shard.tensor.shape.clone());
             match plans.iter_mut().find(|plan| plan.name == name && plan.shape == shape) {
                 Some(plan) => plan.count += 1,

@@ -430,7 +430,7 @@ impl TrainStep {
                 Ok(cast(&grad.values()?, DType::F32)?.to_vec::<f32>()?.iter().all(|g| g.is_finite()))
             };
             if bad.is_none() && !finite()? {
-                bad = Some(param.name().to_string());
+                bad = Some(param.identity.name().to_string());
             }
         }
         Ok(bad)

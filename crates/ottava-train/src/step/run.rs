@@ -236,7 +236,7 @@ impl<const N: usize, P: Passes<N>> Execution<'_, N, P> {
         let Some(weight) = self.model.tied_weight() else { return Ok(()) };
         match weight.gradient.take() {
             Some(Grad::Plain(gradient)) => {
-                let name = format!("gradient of {}", weight.name());
+                let name = format!("gradient of {}", weight.identity.name());
                 weight.gradient.set(Grad::Plain(pipeline.sum_of_ends(&name, gradient)?));
             }
             // A slice of ZeRO without elements of the weight, on both ranks.

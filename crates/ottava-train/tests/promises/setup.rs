@@ -1,15 +1,16 @@
 //! What the families share: small models, seeded weights and data, a plain training loop.
 
-use ottava_checkpoint::slices::{FOLDER, SliceWriter};
-use ottava_checkpoint::{CheckpointWriter, Contents, Progress};
-use ottava_common::fs::RealFs;
-use ottava_data::{DataState, LoaderState};
+mod checkpoint;
+mod training;
+
+pub use checkpoint::{progress, save_checkpoint};
+pub use training::Training;
+
 use ottava_models::layers::{
     Block, BlockSaved, Branch, BranchSaved, Linear, LinearConfig, Norm, NormSaved, OperandCast, SavedOperand,
 };
 use ottava_models::{ConfigFile, Decoder, DecoderConfig, InferenceBatch, KvCache, SequenceTokens, decoder_config};
 use ottava_parallel::Partition;
-use ottava_parallel::optim::{Optimizer, grad_norm, optimizer_tensors};
 use ottava_recipe::context::{Context, Sequences};
 use ottava_recipe::layer_ranks::Undivided;
 use ottava_recipe::mode::{Mode, StepPrecision};
@@ -20,9 +21,7 @@ use ottava_recipe::{
     WgradBlocks,
 };
 use ottava_tensor::comm::{Group, threads};
-use ottava_tensor::ops::{
-    AdamW, AdamWParameter, AdamWScalars, CastStatistics, CurrentScaling, Moments, adamw, cast, normal_from, real_type,
-};
+use ottava_tensor::ops::{CurrentScaling, cast, normal_from, real_type};
 pub use ottava_tensor::testing::{dot, largest_error, relative_error};
 use ottava_tensor::testing::{gpu, integers, values};
 use ottava_tensor::{DType, Device, Tensor};
@@ -31,7 +30,6 @@ use serde_json::{Value, json};
 use std::io::Read;
 use std::ops::Range;
 use std::panic::resume_unwind;
-use std::path::Path;
 use std::rc::Rc;
 use std::sync::LazyLock;
 
@@ -546,115 +544,14 @@ pub fn batch(name: &str, rows: usize, seq_len: usize, vocabulary: usize) -> [Ten
     [inputs, targets].map(|ids| Tensor::from_slice(&Device::Cpu, &[rows * seq_len], &ids).expect("as many"))
 }
 
-/// A decoder and the moments of its parameters.
-pub struct Training {
-    pub decoder: Decoder,
-    moments: Vec<Moments>,
-    step: u64,
-}
-
-impl Training {
-    pub fn new(mut decoder: Decoder) -> Training {
-        let zeros = |p: &Param| Tensor::zeros(p.weights.device(), p.weights.shape(), DType::F32).expect("memory");
-        let moments = decoder.parameters().iter().map(|p| Moments::Plain { m: zeros(p), v: zeros(p) }).collect();
-        Training { decoder, moments, step: 0 }
-    }
-
-    /// One AdamW step as the referee does it, with clipping to norm 1 and decay of matrices. Returns the mean loss.
-    pub fn step(&mut self, [inputs, targets]: &[Tensor; 2], rows: usize) -> f64 {
-        let losses = {
-            let (inputs, targets) = (self.place(inputs), self.place(targets));
-            let scale = 1.0 / targets.len() as f64;
-            losses_and_gradients(&mut self.decoder, &inputs, &targets, rows, scale).expect("forward and backward run")
-        };
-        self.step += 1;
-        let norm = grad_norm(&self.decoder.parameters()).expect("a norm");
-        let (learning_rate, beta1, beta2, epsilon, step) = (1e-3, 0.9, 0.95, 1e-8, self.step);
-        let how = AdamW { learning_rate, beta1, beta2, epsilon, step, max_norm: 1.0, gradient_scale: 1.0 };
-        let mut scalars = AdamWScalars::new(norm.device()).expect("memory");
-        scalars.set(&how).expect("memory");
-        let mut unread = CastStatistics::new(norm.device(), 1).expect("memory");
-        for (param, moments) in self.decoder.parameters().into_iter().zip(&mut self.moments) {
-            let weight_decay = if param.is_matrix() { 0.1 } else { 0.0 };
-            let (weight, _, grad) = param.for_update(&None).expect("backward has run");
-            let (amaxes, cast) = (None, None);
-            let parameter = AdamWParameter { weight, moments, grad, weight_decay, seed: 0, offset: 0, amaxes, cast };
-            adamw(&mut [parameter], &mut unread, &norm, &scalars).expect("an update");
-            param.gradient.clear();
-        }
-        finish_step(&mut self.decoder);
-        mean(&losses)
-    }
-
-    /// A copy of `x` where the decoder lies.
-    pub fn place(&self, x: &Tensor) -> Tensor {
-        x.to_device(self.decoder.device()).expect("a copy")
-    }
-
-    /// All bits that a step changes: weights, masters and scaling state.
-    pub fn bits(&mut self) -> Vec<Vec<u8>> {
-        let scaling = self.decoder.scaling().arrays().expect("readable");
-        let mut weights = Vec::new();
-        for (param, moments) in self.decoder.parameters().into_iter().zip(&self.moments) {
-            let Moments::Plain { m, v } = moments else { unreachable!("as they were made") };
-            weights.push(param.value().expect("readable"));
-            let masters = optimizer_tensors(&mut param.weights, Vec::new());
-            weights.extend(masters.into_iter().map(|kept| kept.tensor.clone()).chain([m.clone(), v.clone()]));
-        }
-        let tensors = weights.into_iter().chain(scaling.into_iter().map(|(_, array)| array));
-        tensors.map(|tensor| tensor.read_bytes().expect("readable")).collect()
-    }
-}
-
 /// Gradients of all parameters by the parameters' names, widened.
 pub fn gradients(decoder: &mut Decoder) -> Vec<(String, Vec<f64>)> {
     let gradient = |p: &mut Param| {
-        (p.name().to_string(), values(&p.gradient.get().expect("a gradient").values().expect("readable")))
+        (p.identity.name().to_string(), values(&p.gradient.get().expect("a gradient").values().expect("readable")))
     };
     decoder.parameters().into_iter().map(gradient).collect()
 }
 
 pub fn mean(x: &Tensor) -> f64 {
     values(x).iter().sum::<f64>() / x.len() as f64
-}
-
-/// The progress of a run after `step` steps, without data.
-pub fn progress(step: u64, model: &mut Decoder) -> Progress {
-    let start = Progress::start(DataState::One(LoaderState::start(0)));
-    Progress { step, scaling_slots: model.scaling().names(), ..start }
-}
-
-/// Writes a checkpoint into `folder`, together with all ranks; files of weights have at most `max_bytes`. Returns the files of weights that
-/// this rank has written.
-pub fn save_checkpoint(
-    folder: &Path,
-    step: u64,
-    max_bytes: usize,
-    model: &mut Decoder,
-    optimizer: &mut dyn Optimizer,
-    partition: &Partition,
-) -> Vec<String> {
-    let (ranks, progress) = (partition.ranks(), progress(step, model));
-    let mut begun = ranks.leads().then(|| CheckpointWriter::begin(&RealFs, folder, step).unwrap());
-    begun.iter_mut().for_each(|writer| writer.subfolder(FOLDER).unwrap());
-    let path = begun.as_ref().map_or(String::new(), |writer| writer.path().display().to_string());
-    let path = ranks.follow("a path", &path).unwrap();
-    let joined = || CheckpointWriter::join(&RealFs, Path::new(&path), step, &[FOLDER]);
-    let mut writer = begun.unwrap_or_else(joined);
-    let (contents, mut live) = Contents::with_files_of(max_bytes, model, optimizer, partition).unwrap();
-    let slices = contents.write(&mut writer, |name| Ok(live.get(name)?.read_bytes()?)).unwrap();
-    live.gather_rest().unwrap();
-    let files = writer.take_files();
-    let names: Vec<String> = files.keys().filter(|name| name.starts_with("model")).cloned().collect();
-    let all = ranks.all("files", Ok((files, slices))).unwrap();
-    if ranks.leads() {
-        let mut slices = SliceWriter::default();
-        for (files, index) in all {
-            writer.adopt(files);
-            slices.adopt(index);
-        }
-        slices.finish(&mut writer).unwrap();
-        writer.finish(json!(progress)).unwrap();
-    }
-    names
 }

@@ -12,8 +12,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// The most lines a file may have; a longer one wants to be two.
-const MAX_LINES: usize = 700;
+/// The most lines that a file of Rust may have; a longer one wants to be two.
+const MAX_LINES: usize = 610;
+
+/// The most lines that a kernel or a script may have. A kernel is one unit of compilation.
+const MAX_LINES_OF_OTHERS: usize = 700;
 
 /// Lines above `unsafe` in which its reason must stand: a statement may be that long.
 const REASON_WITHIN: usize = 6;
@@ -251,8 +254,10 @@ fn reductions_take_the_ranks_that_share_a_tensor() {
 fn no_file_is_too_long() {
     let files = ["crates", "scripts"].map(|folder| files(folder, &["rs", "cu", "cuh", "py", "sh"]));
     for file in files.iter().flatten() {
+        let is_rust = file.path.extension().is_some_and(|extension| extension == "rs");
+        let most = if is_rust { MAX_LINES } else { MAX_LINES_OF_OTHERS };
         let lines = file.text.lines().count();
-        assert!(lines <= MAX_LINES, "{}: {lines} lines, {MAX_LINES} are the most", file.path.display());
+        assert!(lines <= most, "{}: {lines} lines, {most} are the most", file.path.display());
     }
 }
 

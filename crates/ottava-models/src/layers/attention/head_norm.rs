@@ -83,7 +83,7 @@ impl HeadNorm {
 
     /// Normalises projected queries and keys.
     pub fn forward(&self, qkv: &Tensor, ranks: &dyn LayerRanks) -> Result<Tensor> {
-        let weights = HeadNormWeights { q: &self.q.value()?, k: &self.k.value()? };
+        let weights = HeadNormWeights { q: &self.q.weights.value()?, k: &self.k.weights.value()? };
         match self.layout {
             Layout::Heads(layout, eps) => Ok(head_norm(qkv, weights, layout, eps)?),
             Layout::Projections(layout) => {
@@ -94,7 +94,7 @@ impl HeadNorm {
 
     /// The gradient by the input `qkv` of [`HeadNorm::forward`]; adds to the gradients of the weights.
     pub fn backward(&mut self, dy: &Tensor, qkv: &Tensor, ranks: &dyn LayerRanks) -> Result<Tensor> {
-        let weights = HeadNormWeights { q: &self.q.value()?, k: &self.k.value()? };
+        let weights = HeadNormWeights { q: &self.q.weights.value()?, k: &self.k.weights.value()? };
         let (mut unread_q, mut unread_k) = (None, None);
         match self.layout {
             Layout::Heads(layout, eps) => {

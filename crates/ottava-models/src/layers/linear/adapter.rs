@@ -4,7 +4,7 @@
 use super::config::LinearConfig;
 use ottava_common::error::Result;
 use ottava_recipe::lora::{MAGNITUDE, PEFT_PREFIX};
-use ottava_recipe::param::{Builder, FolderTensor, Init, Loan, Param, Split};
+use ottava_recipe::param::{Builder, FolderTensor, Init, Loan, Param, Split, WgradProduct};
 use ottava_tensor::ops::{
     Accumulation, Operand, bias_gradient, cast, gemm_nt, gemm_nt_plus, magnitude_factors, magnitude_gradient,
     real_type, row_squares, scale_columns,
@@ -87,8 +87,8 @@ impl Adapter {
         let parts = targets.into_iter().map(|(_, b, magnitude, rows, columns)| {
             let b = Param::trained(build, b, Init::Zeros)?;
             let norms = Init::RowNorms { columns: inputs, layout, std };
-            let magnitude = lora.use_dora.then(|| Param::trained_in_sums(build, magnitude, norms));
-            Ok(AdapterPart { b, magnitude: magnitude.transpose()?, rows, columns })
+            let magnitude = lora.use_dora.then(|| Param::trained(build, magnitude, norms)).transpose()?;
+            Ok(AdapterPart { b, magnitude: magnitude.map(|vector| vector.in_sums(build)), rows, columns })
         });
         let parts = parts.collect::<Result<_>>()?;
         let real = real_type(build.recipe.compute);
@@ -119,7 +119,7 @@ impl Adapter {
         let squares = sum(row_squares(weight, Some(&change))?)?;
         let mut factors = self.ones.as_ref().expect("it has magnitudes").duplicate()?;
         for AdapterPart { magnitude, rows, .. } in &self.parts {
-            let magnitude = magnitude.as_ref().expect("it has magnitudes").value()?;
+            let magnitude = magnitude.as_ref().expect("it has magnitudes").weights.value()?;
             let squares = squares.rows(rows.start, rows.end)?;
             factors.copy_from(rows.start, &magnitude_factors(&squares, &magnitude)?)?;
         }
@@ -133,12 +133,12 @@ impl Adapter {
         // 0 of parts without an adapter.
         let mut magnitudes = sums.duplicate()?;
         for AdapterPart { magnitude, rows, .. } in &self.parts {
-            magnitudes.copy_from(rows.start, &magnitude.as_ref().expect("it has magnitudes").value()?)?;
+            magnitudes.copy_from(rows.start, &magnitude.as_ref().expect("it has magnitudes").weights.value()?)?;
         }
         magnitude_gradient(dy, y, &magnitudes, &mut sums)?;
         for AdapterPart { magnitude, rows, .. } in &mut self.parts {
             let own = sums.rows(rows.start, rows.end)?.reshape(&[1, rows.len()])?;
-            bias_gradient(&own, magnitude.as_mut().expect("it has magnitudes").grad_mut()?)?;
+            bias_gradient(&own, magnitude.as_mut().expect("it has magnitudes").gradient.sum_mut()?)?;
         }
         Ok(())
     }
@@ -160,17 +160,18 @@ impl Adapter {
         let h = self.hidden(x, loan)?;
         let (dy_columns, h) = (Operand::plain_transposed(dy), Operand::plain_transposed(&h));
         if self.is_whole() {
-            self.parts[0].b.add_product_to_grad(dy_columns, h, Accumulation::Exact)?;
+            self.parts[0].b.gradient.add_product(WgradProduct::exact(dy_columns, h))?;
         } else {
             let [_, identity] = &self.identity;
             let db = gemm_nt(dy_columns, h, identity.dtype(), Accumulation::Exact)?;
             for AdapterPart { b, rows, columns, .. } in &mut self.parts {
                 let (db, select) = (db.rows(rows.start, rows.end)?, identity.rows(columns.start, columns.end)?);
-                b.add_product_to_grad(Operand::plain(&db), Operand::plain(&select), Accumulation::Exact)?;
+                b.gradient.add_product(WgradProduct::exact(Operand::plain(&db), Operand::plain(&select)))?;
             }
         }
         let dh = self.dhidden(dy, loan)?;
-        self.a.add_product_to_grad(Operand::plain_transposed(&dh), Operand::plain_transposed(x), Accumulation::Exact)
+        let (dh, x) = (Operand::plain_transposed(&dh), Operand::plain_transposed(x));
+        self.a.gradient.add_product(WgradProduct::exact(dh, x))
     }
 
     /// `s · x · Aᵀ`, `[T, R]`.

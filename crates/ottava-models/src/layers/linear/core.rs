@@ -111,7 +111,7 @@ impl Core {
         how: Accumulation,
         context: &mut Context,
     ) -> Result<Tensor> {
-        let alone = || Ok(gemm_nt(a, b, self.weight.dtype(), how)?);
+        let alone = || Ok(gemm_nt(a, b, self.weight.weights.dtype(), how)?);
         let result = match addend {
             Some(addend) => gemm_nt_plus(a, b, addend, how)?,
             None => alone()?,
@@ -130,7 +130,7 @@ impl Core {
         let ranges = [0..range.start, range.clone(), range.end..rows];
         let ranges: Vec<_> = ranges.into_iter().filter(|rows| !rows.is_empty()).collect();
         let elements: Vec<_> = ranges.iter().map(|rows| rows.start * outputs..rows.end * outputs).collect();
-        let y = Tensor::empty(device, &[rows * outputs], self.weight.dtype())?;
+        let y = Tensor::empty(device, &[rows * outputs], self.weight.weights.dtype())?;
         let parts = y.split(&elements)?.into_iter().zip(&ranges);
         let mut parts: Vec<_> =
             parts.map(|(part, rows)| part.reshape(&[rows.len(), outputs])).collect::<ottava_tensor::Result<_>>()?;

@@ -26,12 +26,12 @@ impl Linear {
             ProductPrecision::Fp8(_) => {
                 let mode = casts.mode.recomputation();
                 let codes = self.core.weight.codes_for_forward(loan, &mut casts.in_mode(mode))?;
-                dequantize(Operand::Rows(&codes), 1, self.core.weight.dtype())?
+                dequantize(Operand::Rows(&codes), 1, self.core.weight.weights.dtype())?
             }
             _ => self.core.weight.read(loan)?,
         };
         let sum = |squares: Tensor| match sums {
-            true => ranks.sum(Axis::Tensor, self.core.weight.name(), squares),
+            true => ranks.sum(Axis::Tensor, self.core.weight.identity.name(), squares),
             false => Ok(squares),
         };
         adapter.factors(&weight, loan, sum).map(Some)

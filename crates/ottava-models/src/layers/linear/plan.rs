@@ -49,7 +49,7 @@ impl Linear {
     ) -> Result<Tensor> {
         let weight = &self.core.weight_for(product, context)?;
         let (overlap, epilogue) = (self.overlap(product, x, addend, context)?, &self.epilogue(product, context)?);
-        let name = self.core.weight.name();
+        let name = self.core.weight.identity.name();
         match overlap {
             Overlap::Nothing => self.part(product, x, weight, epilogue, addend, context),
             Overlap::Arriving(rows) => {
@@ -148,7 +148,7 @@ impl Linear {
     pub(super) fn with_bias(&self, product: WeightProduct, mut y: Tensor, context: &Context) -> Result<Tensor> {
         let adds_bias = product == WeightProduct::Fprop && !(self.sums(product) && context.place().rank > 0);
         if let Some(bias) = self.bias.as_ref().filter(|_| adds_bias) {
-            add_bias(&mut y, &bias.value()?)?;
+            add_bias(&mut y, &bias.weights.value()?)?;
         }
         Ok(y)
     }

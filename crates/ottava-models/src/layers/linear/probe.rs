@@ -57,7 +57,7 @@ impl Core {
         [a, b]: [Operand; 2],
         casts: &mut Casts,
     ) -> Result<Tensor> {
-        let (step, compute) = (sampling_step(product.shape()[0]), self.weight.dtype());
+        let (step, compute) = (sampling_step(product.shape()[0]), self.weight.weights.dtype());
         let (a, b) = (dequantize(a, step, compute)?, dequantize(b, 1, compute)?);
         let reference = gemm_nt(Operand::plain(&a), Operand::plain(&b), product.dtype(), Accumulation::Exact)?;
         let name = self.name(casts);

@@ -86,7 +86,7 @@ impl SmoothCasts {
         let addend = residual.filter(|_| !sums);
         let y = linear.core.product(WeightProduct::Fprop, operands, addend, how, context)?;
         let y = linear.with_bias(WeightProduct::Fprop, y, context)?;
-        let y = if sums { context.sum(linear.core.weight.name(), y, residual)? } else { y };
+        let y = if sums { context.sum(linear.core.weight.identity.name(), y, residual)? } else { y };
         Ok((y, ColumnScales { columns, input, weight }))
     }
 
@@ -128,6 +128,6 @@ impl SmoothCasts {
         if context.casts.compares() {
             linear.core.compare_rows(Quantity::Wgrad, &product, [dy, x], &mut context.casts)?;
         }
-        linear.core.weight.add_to_grad(|grad| Ok(add_unscaled_columns(grad, &product, &scales.columns)?))
+        linear.core.weight.gradient.add(|grad| Ok(add_unscaled_columns(grad, &product, &scales.columns)?))
     }
 }

@@ -133,7 +133,7 @@ impl GroupedLinear {
 
     /// `x · W[e]ᵀ + b[e]` of an input cast by [`GroupedLinear::input`].
     pub fn fprop(&self, x: &View, groups: &Groups, context: &mut Context) -> Result<Tensor> {
-        let (Context { casts, loan, .. }, dtype) = (context, self.weight.dtype());
+        let (Context { casts, loan, .. }, dtype) = (context, self.weight.weights.dtype());
         let mut y = match self.products(casts).fprop {
             ProductPrecision::Fp8(how) => {
                 let weight = self.weight.codes_for_forward(loan, casts)?;
@@ -158,7 +158,7 @@ impl GroupedLinear {
     /// The bias `[E, N]`.
     fn bias_by_expert(&self, groups: &Groups) -> Result<Option<Tensor>> {
         let by_expert = |bias: &Param| {
-            let bias = bias.value()?;
+            let bias = bias.weights.value()?;
             Ok(bias.reshape(&[groups.len(), bias.len() / groups.len()])?)
         };
         self.bias.as_ref().map(by_expert).transpose()
@@ -167,7 +167,7 @@ impl GroupedLinear {
     /// Adds to the gradient of the bias.
     fn add_bias_gradient(&mut self, dy: &Tensor, groups: &Groups) -> Result<()> {
         let Some(bias) = self.bias.as_mut().filter(|bias| bias.is_trained()) else { return Ok(()) };
-        let sums = bias.grad_mut()?;
+        let sums = bias.gradient.sum_mut()?;
         let mut own = sums.duplicate()?.reshape(&[groups.len(), dy.shape()[1]])?;
         grouped_bias_gradient(dy, groups, &mut own)?;
         Ok(sums.copy_from(0, &own.reshape(&[own.len()])?)?)
@@ -210,7 +210,7 @@ impl GroupedLinear {
 
     /// `dy · W[e]`.
     pub fn dgrad(&self, dy: &View, groups: &Groups, context: &mut Context) -> Result<Tensor> {
-        let (Context { casts, loan, .. }, dtype) = (context, self.weight.dtype());
+        let (Context { casts, loan, .. }, dtype) = (context, self.weight.weights.dtype());
         Ok(match self.products(casts).dgrad {
             ProductPrecision::Fp8(how) => {
                 let weight = self.weight.codes_for_backward(loan, casts)?;

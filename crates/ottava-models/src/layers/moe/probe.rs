@@ -30,7 +30,7 @@ impl GroupedLinear {
         if !casts.compares() {
             return Ok(());
         }
-        let compute = self.weight().dtype();
+        let compute = self.weight().weights.dtype();
         let (a, values) = (dequantize(a, 1, compute)?, dequantize(b, 1, compute)?);
         let transposed;
         let b = match b {
@@ -52,7 +52,8 @@ impl GroupedLinear {
             return Ok(());
         }
         let gradient = self.weight().gradient.get().map(Grad::values).transpose()?.expect("wgrad has run");
-        let values = |codes| -> Result<Tensor> { Ok(transpose(&dequantize(codes, 1, self.weight().dtype())?)?) };
+        let values =
+            |codes| -> Result<Tensor> { Ok(transpose(&dequantize(codes, 1, self.weight().weights.dtype())?)?) };
         let (dy, x, mut reference) = (values(dy.columns()?)?, values(x.columns()?)?, gradient.empty_like()?);
         let [a, b] = [Operand::plain_transposed(&dy), Operand::plain_transposed(&x)];
         grouped_wgrad_into(a, b, groups, &mut reference, Accumulation::Exact)?;

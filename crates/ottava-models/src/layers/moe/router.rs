@@ -88,11 +88,12 @@ impl Router {
         let of_logits = logit_bias.then(|| shards(build, "bias", vec![experts])).transpose()?;
         let logit_bias = of_logits.map(|shards| Param::new(build, shards, Init::Normal(std))).transpose()?;
         let of_choice = bias.map(|bias| shards(build, bias, vec![experts])).transpose()?;
-        let bias = of_choice.map(|shards| Param::in_sums(build, shards, Init::Zeros)).transpose()?;
+        let bias = of_choice.map(|shards| Param::new(build, shards, Init::Zeros)).transpose()?;
+        let bias = bias.map(|vector| vector.in_sums(build));
         build.description.fixed.push(name.to_string());
         let counts = ExpertCounts { count: experts, chosen: routing.chosen };
         if let Some(bias) = bias.as_ref().filter(|bias| bias.is_trained()) {
-            build.router_biases.push((name.to_string(), bias.id()));
+            build.router_biases.push((name.to_string(), bias.identity.id));
         }
         let site = || RouterSite { name: name.to_string(), experts: counts, real: real_type(build.recipe.compute) };
         let number = (experts > 1).then(site).map(|site| build.slots.add_router(site));
@@ -105,9 +106,9 @@ impl Router {
         let (x, w) = (Operand::plain(x), Operand::plain(&weight));
         let mut logits = gemm_nt(x, w, real_type(weight.dtype()), Accumulation::Exact)?;
         if let Some(bias) = &self.logit_bias {
-            add_bias(&mut logits, &cast(&bias.value()?, real_type(weight.dtype()))?)?;
+            add_bias(&mut logits, &cast(&bias.weights.value()?, real_type(weight.dtype()))?)?;
         }
-        let bias = self.bias.as_ref().map(Param::value).transpose()?;
+        let bias = self.bias.as_ref().map(|bias| bias.weights.value()).transpose()?;
         let counted = self.number.filter(|_| context.mode().measures()).map(|_| own_counted(context)).transpose()?;
         let routes = route(&logits, bias.as_ref(), self.routing, counted.as_ref())?;
         let slots = slots(&routes.ids, 0..self.experts)?;
@@ -140,7 +141,7 @@ impl Router {
         let losses = losses.map(|(scale, (counted, counts))| RouterLosses { balance, counts, z, counted, scale });
         let dlogits = route_backward(logits, routes, dweights, self.routing, losses)?;
         if let Some(bias) = self.logit_bias.as_mut().filter(|bias| bias.is_trained()) {
-            bias_gradient(&dlogits, bias.grad_mut()?)?;
+            bias_gradient(&dlogits, bias.gradient.sum_mut()?)?;
         }
         let weight = self.weight.read(context.loan)?;
         let dlogits = cast(&dlogits, weight.dtype())?;
@@ -151,7 +152,7 @@ impl Router {
         };
         if let Some(bias) = self.bias.as_mut().filter(|bias| bias.is_trained()) {
             // Choices have no gradient; zeros leave the bias as it is.
-            bias.grad_mut()?;
+            bias.gradient.sum_mut()?;
         }
         if self.weight.is_trained() {
             let (dy, x) = (View::Value(dlogits), View::Value(x.clone()));
@@ -164,9 +165,9 @@ impl Router {
     /// the tensors of layers, and ranks that divide sequences.
     fn counts_of_ranks(&self, routes: &Routes, context: &Context) -> Result<Tensor> {
         let own = count_choices(&routes.ids, &own_counted(context)?, self.experts)?.reshape(&[1, self.experts])?;
-        let counts = context.gather(self.weight.name(), &own)?;
+        let counts = context.gather(self.weight.identity.name(), &own)?;
         match context.sequences.place.is_divided() {
-            true => context.ranks.gather(Axis::Context, self.weight.name(), &counts),
+            true => context.ranks.gather(Axis::Context, self.weight.identity.name(), &counts),
             false => Ok(counts),
         }
     }

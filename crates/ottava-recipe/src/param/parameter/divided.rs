@@ -1,21 +1,26 @@
-//! A frozen parameter that ranks divide: passes get it as a loan.
+//! A parameter that ranks divide after loading or gather for inference: its weights leave it, and come back whole.
 
-use super::{Param, Placement};
+use super::Param;
 use crate::param::LoanedWeight;
+use crate::param::ownership::Ownership;
+use ottava_tensor::MemoryKind;
 
 impl Param {
-    /// Takes out what a frozen matrix stores, value or codes or both, for ranks to divide.
+    /// Takes out what a frozen matrix stores, value or codes or both, for ranks to divide. Passes get it as a loan.
     pub fn take_frozen(&mut self) -> Vec<LoanedWeight> {
-        assert!(self.frozen, "only weights that no update writes are taken out");
-        self.placement = Placement::Gathered;
+        assert!(!self.is_trained(), "only weights that no update writes are taken out");
+        self.ownership = Ownership::Frozen(None);
         let value = self.weights.take_value().map(LoanedWeight::Value);
         let codes = self.cast.as_mut().and_then(|cast| cast.codes.take()).map(LoanedWeight::Codes);
         value.into_iter().chain(codes).collect()
     }
 
-    /// Puts back a whole weight of [`Param::take_frozen`].
-    pub fn put_frozen(&mut self, weight: LoanedWeight) {
-        self.placement = Placement::Device;
+    /// Replaces a slice, or what [`Param::take_frozen`] has taken out, by a whole `weight`, for inference.
+    pub fn put_whole(&mut self, weight: LoanedWeight) {
+        self.ownership = match self.ownership {
+            Ownership::Whole(_) | Ownership::Sliced(_) => Ownership::Whole(MemoryKind::Device),
+            Ownership::Frozen(_) => Ownership::Frozen(Some(MemoryKind::Device)),
+        };
         match weight {
             LoanedWeight::Value(value) | LoanedWeight::Stored(value) => self.weights.set_value(value),
             LoanedWeight::Codes(codes) => self.cast.as_mut().expect("its codes are of its cast").codes = Some(codes),

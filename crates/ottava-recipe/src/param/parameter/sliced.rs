@@ -1,21 +1,55 @@
 //! A parameter in slices: this process updates one slice, and other ranks update the rest.
+//!
+//! Ranks gather the slices from a buffer, as weights or as codes. `Param::begin_write` gets the memory of a slice in the buffer before an update,
+//! so that the update writes there directly where it can. It returns a `SliceWrite`, which `Param::finish_write` consumes after the update: it
+//! writes the rest, and returns the memory.
 
-use super::{Param, Placement, Slice};
-use crate::mode::Mode;
-use crate::operand::FrozenScale;
-use crate::scaling::{Casts, NextCast};
-use crate::storage::States;
+use super::{Param, into_shape};
+use crate::param::ParamId;
+use crate::param::ownership::{Ownership, Slice};
+use crate::scaling::Casts;
 use ottava_common::error::{Error, Result};
-use ottava_tensor::ops::{CodeCopies, MatrixSlice, empty_slice, quantize_slice, raise_amax, slice_amaxes, transpose};
-use ottava_tensor::{DType, ExpandedTensor, Granularity, QuantizedTensor, Tensor};
+use ottava_tensor::{QuantizedTensor, Tensor};
 use std::ops::Range;
+
+/// What writes to the memory of a slice.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Writer {
+    /// Only [`Param::finish_write`].
+    Cast,
+    /// An update, which writes weights.
+    Update,
+    /// An update that also casts the weights that it writes.
+    CastingUpdate,
+}
+
+/// A slice that is being written, from [`Param::begin_write`] to [`Param::finish_write`].
+#[must_use = "the slice is written by `Param::finish_write`"]
+pub struct SliceWrite {
+    param: ParamId,
+    memory: SliceMemory,
+    /// The earlier cast of the slice, without its codes unless the slice is empty; `None` before the first cast.
+    cast: Option<QuantizedTensor>,
+}
+
+/// The memory of a slice in the buffer that ranks gather.
+enum SliceMemory {
+    /// This process has no elements of the parameter.
+    None,
+    /// The parameter has it as its codes, which the update writes.
+    Codes,
+    /// The parameter has it as its weights, which the update writes.
+    Weights,
+    /// The update does not write it.
+    Unwritten(Tensor),
+}
 
 impl Param {
     /// Keeps only the master weights of `elements`, a range of the flat parameter that starts at a multiple of 128: this process updates
     /// them, other ranks the rest. With `codes`, products read only the codes of its cast. With `offloads`, weights that are stored are in host
-    /// memory; without codes, the weights of the slice are stored. Must be called before [`Param::load`].
+    /// memory; without codes, the weights of the slice are stored.
     ///
-    /// Errors if groups of moments do not divide rows evenly.
+    /// Errors if groups of moments do not divide rows evenly. Panics after [`Param::load`].
     pub fn keep_slice(&mut self, elements: Range<usize>, codes: bool, offloads: bool) -> Result<()> {
         if let Some(problem) = self.formats.slice_problem(self.weights.shape()) {
             return Err(Error::Config(problem));
@@ -24,225 +58,139 @@ impl Param {
         if let Some(cast) = &mut self.cast {
             cast.stores_codes = false;
         }
-        self.placement = if offloads { Placement::GatheredFromHost } else { Placement::Gathered };
-        let stores_value = offloads && !codes;
-        if stores_value {
+        let slice = Slice { elements, codes, offloads, is_cast_by_update: codes && self.formats.slice_casts() };
+        if slice.stores_value() {
             self.weights.keep_value();
         }
-        self.slice =
-            Some(Slice { elements, codes, is_cast_by_update: codes && self.formats.slice_casts(), stores_value });
+        self.ownership = Ownership::Sliced(slice);
         Ok(())
-    }
-
-    /// Whether products read only stored codes of this parameter, the same by rows and by columns, if ranks divide it: with one scale, or with
-    /// scales of 128x128 blocks.
-    pub fn is_read_as_codes(&self, casts: &Casts) -> Result<bool> {
-        let (Some(cast), &[rows, columns]) = (&self.cast, self.weights.shape()) else { return Ok(false) };
-        let is_padded = [rows, columns].iter().all(|n| n.is_multiple_of(QuantizedTensor::PAD));
-        if !(cast.ranks_store_codes && cast.copies == CodeCopies::Both && is_padded) {
-            return Ok(false);
-        }
-        Ok(match casts.scales.next_cast(cast.slot)? {
-            NextCast::Known(_) | NextCast::Measured => true,
-            NextCast::Blocks(_) => cast.cast.granularity.shares_codes(rows, columns),
-            NextCast::Later => false,
-        })
-    }
-
-    /// Whether its cast has a scale for each block of 128x128.
-    pub fn has_block_scales(&self) -> bool {
-        self.cast.as_ref().is_some_and(|cast| cast.cast.granularity == Granularity::Blocks128x128)
-    }
-
-    /// The amaxes of this process's slice, F32, if the scales of the next cast depend on the new weights: one amax, measured by the update or now,
-    /// or, if ranks gather codes, the amaxes of the blocks of the whole parameter.
-    pub fn slice_amaxes(&mut self, casts: &mut Casts) -> Result<Option<Tensor>> {
-        let has_codes = self.slice.as_ref().is_some_and(|slice| slice.codes);
-        let Some(cast) = &mut self.cast else { return Ok(None) };
-        cast.frozen = FrozenScale::default();
-        if let Some(amax) = cast.amax.take() {
-            return Ok(Some(amax));
-        }
-        if has_codes && let NextCast::Blocks(_) = casts.scales.next_cast(cast.slot)? {
-            return Ok(Some(slice_amaxes(&self.unrounded_slice()?, self.dtype(), self.place_of_slice())?));
-        }
-        let Some(mut amax) = casts.amax_for(cast.slot)? else { return Ok(None) };
-        let value = self.weights.value()?;
-        if !value.is_empty() {
-            raise_amax(&value, &mut amax)?;
-        }
-        Ok(Some(amax))
-    }
-
-    /// Sets the scales of the next cast by the maximum of [`Param::slice_amaxes`] over ranks.
-    pub fn set_scales(&mut self, amaxes: Tensor, casts: &mut Casts) -> Result<()> {
-        let cast = self.cast.as_mut().expect("it has amaxes for its cast");
-        match casts.scales.next_cast(cast.slot)? {
-            NextCast::Blocks(_) => cast.block_amaxes = Some(amaxes),
-            _ => cast.frozen.replace(casts.own_scale(cast.slot, amaxes)?)?,
-        }
-        Ok(())
-    }
-
-    /// The slice in the whole parameter, a matrix.
-    fn place_of_slice(&self) -> MatrixSlice {
-        let [rows, columns] = [0, 1].map(|dim| self.weights.shape().get(dim).copied().unwrap_or(0));
-        MatrixSlice { rows, columns, start: self.slice().start }
-    }
-
-    /// The elements of the slice, flat, in the type in which they are stored.
-    fn unrounded_slice(&self) -> Result<Tensor> {
-        let stored = match self.weights.unrounded() {
-            Some(master) => master.clone(),
-            None => self.weights.value()?,
-        };
-        Ok(stored.reshape(&[stored.len()])?)
-    }
-
-    /// The format of the codes.
-    ///
-    /// Panics if FP8 products do not read this parameter.
-    pub fn code_format(&self, casts: &Casts) -> DType {
-        casts.scales.format(self.cast.as_ref().expect("it is read as codes").slot)
-    }
-
-    /// Casts this process's slice with the scales of the parameter, as a matrix of any shape, into an earlier cast or a new one. For an
-    /// empty slice, only the scales are valid.
-    pub fn quantize_slice(&mut self, into: Option<QuantizedTensor>, casts: &mut Casts) -> Result<QuantizedTensor> {
-        const PAD: usize = QuantizedTensor::PAD;
-        if let Some(amaxes) = self.cast.as_mut().and_then(|cast| cast.block_amaxes.take()) {
-            return self.quantize_slice_by_blocks(&amaxes, into, casts);
-        }
-        let cast = self.cast.as_ref().expect("a parameter that is read as codes has a cast");
-        let unrounded = self.weights.unrounded().filter(|master| !master.is_empty());
-        let into = match (unrounded, into) {
-            (Some(master), Some(mut into)) => {
-                let master = master.reshape(&[into.rows, into.columns])?;
-                casts.quantize_rounded_into(cast.slot, &cast.frozen, &master, self.dtype(), &mut into)?;
-                return Ok(into);
-            }
-            (_, into) => into,
-        };
-        let value = self.weights.value()?;
-        let (matrix, mode) = match value.is_empty() {
-            false => {
-                let rows = matrix_rows(value.len());
-                (value.reshape(&[rows, value.len() / rows])?, casts.mode)
-            }
-            // It must not be measured.
-            true => (Tensor::zeros(value.device(), &[PAD, PAD], value.dtype())?, Mode::EVALUATION),
-        };
-        let casts = &mut casts.in_mode(mode);
-        match into {
-            None => casts.quantize(cast.slot, &cast.frozen, &matrix, CodeCopies::Rows),
-            Some(mut into) => {
-                casts.quantize_into(cast.slot, &cast.frozen, &matrix, &mut into)?;
-                Ok(into)
-            }
-        }
-    }
-
-    /// [`Param::quantize_slice`] with scales of 128x128 blocks, from the `amaxes` of the whole parameter.
-    fn quantize_slice_by_blocks(
-        &self,
-        amaxes: &Tensor,
-        into: Option<QuantizedTensor>,
-        casts: &mut Casts,
-    ) -> Result<QuantizedTensor> {
-        let (place, values) = (self.place_of_slice(), self.unrounded_slice()?);
-        let slot = self.cast.as_ref().expect("it is cast").slot;
-        let NextCast::Blocks(how) = casts.scales.next_cast(slot)? else { unreachable!("blocks have been measured") };
-        let mut into = match into {
-            Some(into) => into,
-            None => empty_slice(values.device(), place, values.len())?,
-        };
-        let statistics = (casts.statistics(), slot.index());
-        quantize_slice(&values, self.dtype(), place, amaxes, how, &mut into, statistics)?;
-        Ok(into)
-    }
-
-    /// Whether the next update can cast this process's slice in the same pass.
-    pub fn is_cast_by_update(&self, casts: &Casts) -> Result<bool> {
-        let Some(cast) =
-            self.cast.as_ref().filter(|_| self.slice.as_ref().is_some_and(|slice| slice.is_cast_by_update))
-        else {
-            return Ok(false);
-        };
-        Ok(matches!(casts.scales.next_cast(cast.slot)?, NextCast::Known(_)))
-    }
-
-    /// The next update writes the codes of this process's slice to `into`; requires [`Param::is_cast_by_update`].
-    pub fn write_codes_to(&mut self, into: QuantizedTensor) {
-        self.cast.as_mut().expect("it is cast by the update").codes = Some(into);
-    }
-
-    /// The codes of [`Param::write_codes_to`].
-    pub fn take_codes(&mut self) -> Option<QuantizedTensor> {
-        self.cast.as_mut().and_then(|cast| cast.codes.take())
-    }
-
-    /// The next update writes the weights that layers read to `place`; returns `place` if the optimizer updates these weights themselves.
-    pub fn write_value_to(&mut self, place: Tensor) -> Result<Option<Tensor>> {
-        let shaped = place.reshape(&self.update_shape())?;
-        drop(place);
-        Ok(self.weights.write_value_to(shaped))
-    }
-
-    /// Replaces the slice by the `whole` weights, for inference.
-    pub fn end_training(&mut self, whole: Tensor) {
-        (self.slice, self.placement) = (None, Placement::Device);
-        self.weights.set_value(whole);
-    }
-
-    /// The cast of the whole parameter from codes `[R, C]` with the scale of `slice`, and their transpose if requested.
-    pub fn gathered_codes(&self, codes: Tensor, slice: &QuantizedTensor, transposes: bool) -> Result<QuantizedTensor> {
-        let [rows, columns] = self.weights.shape() else { unreachable!("only matrices are cast") };
-        let codes = codes.reshape(&[*rows, *columns])?;
-        let transposed = transposes.then(|| transpose(&codes)).transpose()?;
-        let (rows, columns) = (*rows, *columns);
-        Ok(QuantizedTensor { codes: Some(codes), transposed, rows, columns, ..slice.clone() })
     }
 
     /// Whether this process has only a slice, which may be empty, of the master weights and moments.
     pub fn is_sliced(&self) -> bool {
-        self.slice.is_some()
+        matches!(self.ownership, Ownership::Sliced(_))
     }
 
     /// The elements whose master weights and moments this process has.
     pub fn slice(&self) -> Range<usize> {
-        match &self.slice {
-            Some(slice) => slice.elements.clone(),
-            None => 0..self.weights.shape().iter().product(),
+        match &self.ownership {
+            Ownership::Sliced(slice) => slice.elements.clone(),
+            Ownership::Whole(_) | Ownership::Frozen(_) => 0..self.weights.shape().iter().product(),
         }
     }
 
     /// The shape of master weights, moments and the gradient in an update.
     pub fn update_shape(&self) -> Vec<usize> {
-        match &self.slice {
-            None => self.weights.shape().to_vec(),
-            Some(slice) => self.slice_shape(slice),
+        match &self.ownership {
+            Ownership::Sliced(slice) => slice.shape(self.formats.states),
+            Ownership::Whole(_) | Ownership::Frozen(_) => self.weights.shape().to_vec(),
         }
     }
 
-    /// The shape of a slice: groups of moments lie within rows.
-    fn slice_shape(&self, slice: &Slice) -> Vec<usize> {
-        const GROUP: usize = ExpandedTensor::GROUP;
-        let elements = slice.elements.len();
-        match self.formats.states {
-            // A thread block processes at least one row.
-            States::Coat => {
-                let width = (0..=8).rev().map(|power| GROUP << power).find(|width| elements.is_multiple_of(*width));
-                let width = width.unwrap_or(GROUP);
-                vec![elements / width, width]
+    /// Whether products read only stored codes of this parameter, the same by rows and by columns, if ranks divide it: with one scale, or with
+    /// scales of 128x128 blocks.
+    pub fn is_read_as_codes(&self, casts: &Casts) -> Result<bool> {
+        self.cast.as_ref().map_or(Ok(false), |cast| cast.has_slices(self.weights.shape(), casts))
+    }
+
+    /// The amaxes of this process's slice, F32, if the scales of the next cast depend on the new weights: one amax, measured by the update or now,
+    /// or, if ranks gather codes, the amaxes of the blocks of the whole parameter.
+    pub fn slice_amaxes(&mut self, casts: &mut Casts) -> Result<Option<Tensor>> {
+        match (&mut self.cast, &self.ownership) {
+            (Some(cast), Ownership::Sliced(slice)) => {
+                cast.slice_amaxes(&self.weights, slice.elements.start, slice.codes, casts)
             }
-            _ if slice.is_cast_by_update => vec![matrix_rows(elements), elements / matrix_rows(elements)],
-            _ => vec![elements],
+            _ => Ok(None),
         }
+    }
+
+    /// Sets the scales of the next cast by the maximum of [`Param::slice_amaxes`] over ranks. If they are the amaxes of blocks, returns them for
+    /// [`Param::finish_write`].
+    pub fn set_scales(&mut self, amaxes: Tensor, casts: &mut Casts) -> Result<Option<Tensor>> {
+        self.cast.as_mut().expect("it has amaxes for its cast").set_scales(amaxes, casts)
+    }
+
+    /// Begins to write this process's slice to `memory`, its part of the buffer that ranks gather; `None` for an empty slice. `cast` is the earlier
+    /// cast of the slice from [`Param::finish_write`], if ranks gather codes.
+    pub fn begin_write(
+        &mut self,
+        memory: Option<Tensor>,
+        mut cast: Option<QuantizedTensor>,
+        writer: Writer,
+        casts: &Casts,
+    ) -> Result<SliceWrite> {
+        let Ownership::Sliced(slice) = &self.ownership else { unreachable!("only slices are gathered") };
+        let own = self.cast.as_mut().filter(|_| slice.is_cast_by_update && writer == Writer::CastingUpdate);
+        let memory = match memory {
+            None => SliceMemory::None,
+            Some(memory) if writer == Writer::Cast => SliceMemory::Unwritten(memory),
+            Some(memory) if slice.codes => match (own, cast.take()) {
+                (Some(own), Some(mut into)) if own.has_known_scale(casts)? => {
+                    into.codes = Some(into_shape(memory, &[into.rows, into.columns])?);
+                    own.codes = Some(into);
+                    SliceMemory::Codes
+                }
+                (_, earlier) => {
+                    cast = earlier;
+                    SliceMemory::Unwritten(memory)
+                }
+            },
+            Some(memory) => {
+                let memory = into_shape(memory, &self.update_shape())?;
+                match self.weights.write_value_to(memory) {
+                    None => SliceMemory::Weights,
+                    Some(memory) => SliceMemory::Unwritten(flat(memory)?),
+                }
+            }
+        };
+        Ok(SliceWrite { param: self.identity.id, memory, cast })
+    }
+
+    /// Ends a `write`: the slice is complete in its memory, which is returned flat, with the cast of the slice without the codes. `block_amaxes` are
+    /// the result of [`Param::set_scales`].
+    ///
+    /// Panics for the write of another parameter.
+    pub fn finish_write(
+        &mut self,
+        write: SliceWrite,
+        block_amaxes: Option<Tensor>,
+        casts: &mut Casts,
+    ) -> Result<(Option<Tensor>, Option<QuantizedTensor>)> {
+        let SliceWrite { param, memory, cast } = write;
+        assert_eq!(param, self.identity.id, "a slice is written by its own parameter");
+        let Ownership::Sliced(slice) = &self.ownership else { unreachable!("only slices are gathered") };
+        if !slice.codes {
+            return Ok(match memory {
+                SliceMemory::None | SliceMemory::Codes => (None, None),
+                SliceMemory::Weights => (self.weights.take_value().map(flat).transpose()?, None),
+                SliceMemory::Unwritten(mut memory) => {
+                    memory.copy_from(0, &flat(self.weights.value()?)?)?;
+                    (Some(memory), None)
+                }
+            });
+        }
+        let start = slice.elements.start;
+        let own = self.cast.as_mut().expect("a parameter that is read as codes has a cast");
+        let quantize = |into| own.quantize_slice(&self.weights, start, into, block_amaxes, casts);
+        let mut made = match (memory, cast) {
+            (SliceMemory::Codes, _) => own.codes.take().expect("the update has written the codes"),
+            (SliceMemory::Unwritten(memory), Some(mut into)) => {
+                into.codes = Some(into_shape(memory, &[into.rows, into.columns])?);
+                quantize(Some(into))?
+            }
+            (SliceMemory::Unwritten(mut memory), None) => {
+                let mut made = quantize(None)?;
+                memory.copy_from(0, &flat(made.codes.take().expect("rows were asked for"))?)?;
+                return Ok((Some(memory), Some(made)));
+            }
+            (SliceMemory::None | SliceMemory::Weights, into) => return Ok((None, Some(quantize(into)?))),
+        };
+        Ok((made.codes.take().map(flat).transpose()?, Some(made)))
     }
 }
 
-/// The number of rows of a matrix of `elements`, a multiple of 256, that a cast divides into efficient tiles.
-fn matrix_rows(elements: usize) -> usize {
-    const PAD: usize = QuantizedTensor::PAD;
-    (4..=12).rev().map(|power| 1 << power).find(|rows| elements.is_multiple_of(rows * PAD)).unwrap_or(PAD)
+/// An unshared tensor as a vector.
+fn flat(tensor: Tensor) -> Result<Tensor> {
+    let elements = tensor.len();
+    into_shape(tensor, &[elements])
 }

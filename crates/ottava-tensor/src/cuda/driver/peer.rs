@@ -1,6 +1,6 @@
-//! Memory that processes share, and words in it for which streams wait.
+//! How GPUs reach each other's memory, memory that processes share, and words in it for which streams wait.
 
-use super::{Context, Stream};
+use super::{Context, Stream, api};
 use crate::error::Result;
 
 /// `CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS`.
@@ -9,6 +9,42 @@ const LAZY_ENABLE_PEER_ACCESS: u32 = 1;
 const WAIT_EQUAL: u32 = 1;
 /// `CU_STREAM_WRITE_VALUE_DEFAULT`: earlier writes of the stream are visible first.
 const WRITE_DEFAULT: u32 = 0;
+
+/// How one GPU reaches the memory of another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PeerLink {
+    /// Directly, also with atomic operations, which NVLink has and PCIe lacks.
+    NvLink,
+    /// Directly, through PCIe.
+    Pcie,
+    /// Through the memory of the host.
+    None,
+}
+
+/// How GPU `from` reaches the memory of GPU `to`, by their numbers among the GPUs that the driver shows.
+pub(in crate::cuda) fn peer_link(from: usize, to: usize) -> Result<PeerLink> {
+    // CU_DEVICE_P2P_ATTRIBUTE_ACCESS_SUPPORTED and _NATIVE_ATOMIC_SUPPORTED.
+    const ACCESS: i32 = 2;
+    const ATOMICS: i32 = 3;
+    let api = api()?;
+    let device = |ordinal: usize| {
+        let mut device = 0;
+        // SAFETY: the driver writes one int.
+        api.check(unsafe { (api.device_get)(&mut device, ordinal as i32) }, "cuDeviceGet").map(|()| device)
+    };
+    let (from, to) = (device(from)?, device(to)?);
+    let has = |attribute| {
+        let mut value = 0;
+        // SAFETY: the driver writes one int.
+        let status = unsafe { (api.peer_attribute)(&mut value, attribute, from, to) };
+        api.check(status, "cuDeviceGetP2PAttribute").map(|()| value != 0)
+    };
+    Ok(match (has(ACCESS)?, has(ATOMICS)?) {
+        (true, true) => PeerLink::NvLink,
+        (true, false) => PeerLink::Pcie,
+        (false, _) => PeerLink::None,
+    })
+}
 
 /// `CUipcMemHandle`: an allocation of the driver, for other processes of the machine.
 #[repr(C)]

@@ -30,7 +30,7 @@ pub const FORMATS: [(Convention, Scheme); 7] = [
 ];
 
 /// A weight `[128, 256]`.
-const DOWN: &str = "model.layers.1.mlp.down_proj.weight";
+pub const DOWN: &str = "model.layers.1.mlp.down_proj.weight";
 
 /// A folder with inputs of runs of a model with `intermediate` channels in its MLPs, and weights of whole 128x128 blocks where that allows it.
 pub fn inputs(intermediate: usize) -> tempfile::TempDir {
@@ -83,7 +83,7 @@ fn json_of(path: &Path) -> Value {
     serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap()
 }
 
-fn numbers(files: &ModelFiles, name: &str) -> Vec<f32> {
+pub fn numbers(files: &ModelFiles, name: &str) -> Vec<f32> {
     files.read(name).unwrap().chunks(4).map(|bytes| f32::from_le_bytes(bytes.try_into().unwrap())).collect()
 }
 
@@ -106,7 +106,7 @@ fn resumed(folder: &Path, recipe: &Recipe) -> Decoder {
 }
 
 /// What the products of a resumed run read: codes and scales of each weight in FP8, by its name in a folder.
-fn codes_of_training(folder: &Path, recipe: &Recipe) -> BTreeMap<String, (Vec<u8>, Vec<f32>)> {
+pub fn codes_of_training(folder: &Path, recipe: &Recipe) -> BTreeMap<String, (Vec<u8>, Vec<f32>)> {
     let mut decoder = resumed(folder, recipe);
     let mut found = BTreeMap::new();
     let names: Vec<String> =
@@ -114,9 +114,11 @@ fn codes_of_training(folder: &Path, recipe: &Recipe) -> BTreeMap<String, (Vec<u8
     let codes: Vec<_> = {
         let (params, scaling) = decoder.parameters_and_scaling();
         let mut casts = scaling.casts(Mode::TRAINING);
-        let cast = params.into_iter().filter(|param| names.contains(&param.name().to_string()));
-        cast.map(|param: &mut Param| (param.shards.clone(), param.codes_for_forward(Loan::none(), &mut casts).unwrap()))
-            .collect()
+        let cast = params.into_iter().filter(|param| names.contains(&param.identity.name().to_string()));
+        cast.map(|param: &mut Param| {
+            (param.identity.shards.clone(), param.codes_for_forward(Loan::none(), &mut casts).unwrap())
+        })
+        .collect()
     };
     for (shards, codes) in codes {
         let (bytes, scales) = (codes.codes.as_ref().unwrap(), values(&codes.scale_inv));
@@ -391,7 +393,7 @@ fn the_largest_safe_tensor_parallelism_is_reported() {
 }
 
 /// Writes `weights` in place of a tensor of a folder, BF16 `[128, 256]`.
-fn replace(folder: &Path, name: &str, weights: impl Fn(usize) -> f32) {
+pub fn replace(folder: &Path, name: &str, weights: impl Fn(usize) -> f32) {
     let path = folder.join("model.safetensors");
     let mut bytes = std::fs::read(&path).unwrap();
     let stored = ModelFiles::open(folder).unwrap().read(name).unwrap();
@@ -400,91 +402,6 @@ fn replace(folder: &Path, name: &str, weights: impl Fn(usize) -> f32) {
         value.copy_from_slice(&half::bf16::from_f32(weights(i)).to_le_bytes());
     }
     std::fs::write(&path, bytes).unwrap();
-}
-
-/// The arithmetic of vLLM's `requant_weight_ue8m0_inplace`, which runs on Hopper GPUs where DeepGEMM does: values of a block by the old
-/// scale, their amax but 1e-4 at least, divided by 448 and rounded up to a power of two, and codes by that.
-fn requantized(codes: &[u8], scale: f32) -> (Vec<u8>, f32) {
-    let values: Vec<f32> = codes.iter().map(|code| E4M3(*code).to_f32() * scale).collect();
-    let amax = values.iter().fold(1e-4f32, |amax, value| amax.max(value.abs()));
-    let rounded = (amax / 448.0).log2().ceil().exp2();
-    (values.iter().map(|value| E4M3::from_f32(value * (1.0 / rounded)).0).collect(), rounded)
-}
-
-/// Codes of training, and of weights that are cast for the export.
-#[test]
-fn requantization_by_vllm_changes_no_weight() {
-    let inputs = inputs(256);
-    for recipe in [RecipeName::Fp8Block, RecipeName::Bf16] {
-        let folder = checkpoint(inputs.path(), precision(recipe));
-        let output = inputs.path().join(format!("exported-{}", recipe.as_str()));
-        // 225 is rounded to the code of 224.
-        replace(&folder, DOWN, |i| (225.0 - (i % 97) as f32) / 2048.0);
-        exported(&folder, FORMATS[0], &output).unwrap();
-        assert_eq!(unchanged_by_vllm(&ModelFiles::open(&output).unwrap(), "_scale_inv"), [22, 24]);
-    }
-}
-
-/// What training multiplied is what engines multiply: in all formats with blocks, and with linears beside them that have no whole blocks.
-#[test]
-fn codes_of_powers_of_two_go_from_training_to_vllm_unchanged() {
-    for (intermediate, blocks) in [(256, 24), (192, 12)] {
-        let inputs = inputs(intermediate);
-        let precision = precision(RecipeName::Fp8Block);
-        let folder = checkpoint(inputs.path(), precision.clone());
-        let (trained, checkpoint) =
-            (codes_of_training(&folder, &precision.recipe()), ModelFiles::open(&folder).unwrap());
-        for (layout, scheme) in FORMATS.into_iter().filter(|(_, scheme)| *scheme == Scheme::Block) {
-            let output = inputs.path().join(format!("exported-{layout:?}"));
-            let report = exported(&folder, (layout, scheme), &output).unwrap();
-            assert!(report.linears.iter().all(|linear| linear.recast.is_none()), "{report:?}");
-            let files = ModelFiles::open(&output).unwrap();
-            for (name, (codes, scales)) in &trained {
-                if intermediate == 192 && name.contains(".mlp.") {
-                    assert_eq!(
-                        files.read(name).unwrap(),
-                        checkpoint.read(name).unwrap(),
-                        "{name} is not the trained one"
-                    );
-                    continue;
-                }
-                let scale = Fp8Format { layout, scheme }.scale_name(name.strip_suffix(".weight").unwrap());
-                assert_eq!((&files.read(name).unwrap(), &numbers(&files, &scale)), (codes, scales), "{name}");
-            }
-            let ending = if layout == Convention::DeepSeek { "_scale_inv" } else { "_scale" };
-            assert_eq!(unchanged_by_vllm(&files, ending), [blocks, blocks], "{layout:?}");
-        }
-    }
-}
-
-/// Requantizes the blocks of a folder, whose values must not change; returns how many keep their bytes, and all. Names of scales have an
-/// `ending`.
-fn unchanged_by_vllm(files: &ModelFiles, ending: &str) -> [usize; 2] {
-    let (mut blocks, mut same) = (0, 0);
-    for name in files.names().filter(|name| name.ends_with("_proj.weight")) {
-        let (info, codes) = (files.info(name).unwrap(), files.read(name).unwrap());
-        if info.dtype != DType::E4M3 {
-            continue;
-        }
-        let (shape, scales) = (info.shape, numbers(files, &format!("{name}{ending}")));
-        for (i, scale) in scales.into_iter().enumerate() {
-            assert_eq!(scale.log2().fract(), 0.0, "{name}: {scale} is no power of two");
-            let (row, column) = (i / (shape[1] / 128) * 128, i % (shape[1] / 128) * 128);
-            let block: Vec<u8> =
-                (row..row + 128).flat_map(|r| &codes[r * shape[1] + column..][..128]).copied().collect();
-            let (again, rescaled) = requantized(&block, scale);
-            let value = |(code, scale): (&u8, f32)| E4M3(*code).to_f32() * scale;
-            for (before, after) in block.iter().zip(&again) {
-                assert_eq!(value((before, scale)), value((after, rescaled)), "{name}, block {i}");
-            }
-            // An amax that was rounded down to 224, half of the largest code, gives twice the codes and half the scale.
-            let largest = block.iter().map(|code| E4M3(*code).to_f32().abs()).fold(0.0, f32::max);
-            assert!((224.0..=448.0).contains(&largest), "{name}, block {i}: the largest code is {largest}");
-            assert_eq!(again == block && rescaled == scale, largest > 224.0, "{name}, block {i}");
-            (blocks, same) = (blocks + 1, same + usize::from(again == block));
-        }
-    }
-    [same, blocks]
 }
 
 #[test]

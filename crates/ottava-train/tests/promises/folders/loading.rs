@@ -47,13 +47,17 @@ fn loaded_weights_have_the_bits_of_the_folder() {
                 let mut model = load(name, &device, &mut weights).unwrap();
                 weights.finish(&tiny_llama()).unwrap();
                 for param in model.parameters() {
-                    let shards = param.shards.iter().flat_map(|shard| &values[&shard.tensor.name]);
+                    let shards = param.identity.shards.iter().flat_map(|shard| &values[&shard.tensor.name]);
                     let expected: Vec<f32> = shards.copied().collect();
                     let expected = ottava_tensor::Tensor::from_slice(&Device::Cpu, &[expected.len()], &expected);
                     let expected = cast(&expected.unwrap(), compute).unwrap().read_bytes().unwrap();
-                    let found = param.value().unwrap();
+                    let found = param.weights.value().unwrap();
                     assert_eq!(found.dtype(), compute);
-                    assert!(found.read_bytes().unwrap() == expected, "{} from {dtype} on {device}", param.name());
+                    assert!(
+                        found.read_bytes().unwrap() == expected,
+                        "{} from {dtype} on {device}",
+                        param.identity.name()
+                    );
                 }
             }
         }

@@ -5,6 +5,7 @@ pub mod export;
 pub mod export_gguf;
 pub mod export_sentencepiece;
 pub mod export_sources;
+pub mod export_vllm;
 pub mod folder_codes;
 pub mod loading;
 pub mod quantized_folders;

@@ -167,7 +167,11 @@ fn experts_without_tokens_have_no_gradient_and_break_nothing() {
                 (0..4).map(|step| training.step(&batch(&format!("batch {step}"), 4, 16, 96), 4)).collect();
             assert!(losses.iter().all(|loss| loss.is_finite()), "{name:?}: {losses:?}");
             for param in training.decoder.parameters() {
-                assert!(values(&param.value().unwrap()).iter().all(|w| w.is_finite()), "{}", param.name());
+                assert!(
+                    values(&param.weights.value().unwrap()).iter().all(|w| w.is_finite()),
+                    "{}",
+                    param.identity.name()
+                );
             }
         }
     }
@@ -357,7 +361,7 @@ fn folders_with_fused_experts_are_read() {
     weights.finish(&recorded.sizes()).unwrap();
     let mut alone = built(&recorded.sizes(), RecipeName::Fp32, &Device::Cpu, &mut recorded.clone());
     let bits = |decoder: &mut Decoder| -> Vec<Vec<f64>> {
-        decoder.parameters().iter().map(|param| values(&param.value().unwrap())).collect()
+        decoder.parameters().iter().map(|param| values(&param.weights.value().unwrap())).collect()
     };
     assert!(bits(&mut fused) == bits(&mut alone));
 }
@@ -467,8 +471,8 @@ fn biases_of_choices_are_kept_as_they_are() {
         let mut training = Training::new(built(&sizes, name, &Device::Cpu, &mut Seeded { std: 0.1 }));
         let biases = |training: &mut Training| -> Vec<Vec<f32>> {
             let all = training.decoder.parameters().into_iter();
-            let all = all.filter(|param| param.name().ends_with(".e_score_correction_bias"));
-            all.map(|param| param.value().unwrap().to_vec::<f32>().unwrap()).collect()
+            let all = all.filter(|param| param.identity.name().ends_with(".e_score_correction_bias"));
+            all.map(|param| param.weights.value().unwrap().to_vec::<f32>().unwrap()).collect()
         };
         let before = biases(&mut training);
         assert!(

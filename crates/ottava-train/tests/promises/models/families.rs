@@ -190,7 +190,7 @@ fn a_gpt2_folder_has_transposed_weights_and_may_lack_the_prefix() {
     let (sizes, recipe) = (decoder_config(&config).unwrap(), recipe(RecipeName::Bf16, Fp8Format::Auto));
     let values_of = |weights: &mut dyn WeightSource| {
         let mut decoder = Decoder::new(&sizes, &recipe, &Device::Cpu, Purpose::Infer, 32, weights).unwrap();
-        let read = |p: &mut &mut Param| (p.name().to_string(), values(&p.value().unwrap()));
+        let read = |p: &mut &mut Param| (p.identity.name().to_string(), values(&p.weights.value().unwrap()));
         decoder.parameters().iter_mut().map(read).collect::<BTreeMap<_, _>>()
     };
     let load = || {

@@ -86,7 +86,7 @@ fn packed_documents_have_the_logits_and_gradients_of_transformers() {
             let loss = values(&losses).iter().sum::<f64>() * scale;
             let loss_error = (loss / recorded.values("loss")[0] - 1.0).abs();
 
-            let shards: Vec<Vec<Shard>> = decoder.parameters().iter().map(|p| p.shards.clone()).collect();
+            let shards: Vec<Vec<Shard>> = decoder.parameters().iter().map(|p| p.identity.shards.clone()).collect();
             let mut compared = BTreeMap::<String, [Vec<f64>; 2]>::new();
             for ((_, gradient), of_param) in gradients(&mut decoder).into_iter().zip(shards) {
                 let mut rest = &gradient[..];

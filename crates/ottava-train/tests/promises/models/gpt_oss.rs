@@ -32,7 +32,7 @@ fn keys() -> Value {
 fn weights_of(sizes: &DecoderConfig, weights: &mut dyn WeightSource) -> BTreeMap<String, Vec<f64>> {
     let recipe = recipe(RecipeName::Bf16, Fp8Format::Auto);
     let mut decoder = Decoder::new(sizes, &recipe, &Device::Cpu, Purpose::Infer, 32, weights).unwrap();
-    decoder.parameters().iter().map(|p| (p.name().to_string(), values(&p.value().unwrap()))).collect()
+    decoder.parameters().iter().map(|p| (p.identity.name().to_string(), values(&p.weights.value().unwrap()))).collect()
 }
 
 /// The weights of a folder, all of whose tensors are read.

@@ -70,7 +70,7 @@ fn logits_loss_and_gradients_are_those_of_pytorch() {
             let recorded_loss = recorded.values("loss")[0];
             let loss_error = (loss / recorded_loss - 1.0).abs();
 
-            let shards: Vec<Vec<Shard>> = decoder.parameters().iter().map(|p| p.shards.clone()).collect();
+            let shards: Vec<Vec<Shard>> = decoder.parameters().iter().map(|p| p.identity.shards.clone()).collect();
             let (mut error, mut largest, mut compared) = (0f64, 0f64, 0);
             for ((_, gradient), of_param) in gradients(&mut decoder).into_iter().zip(shards) {
                 let mut rest = &gradient[..];

@@ -26,6 +26,7 @@ use ottava_train::step::TrainStep;
 use ottava_train::trainer::{Start, build};
 use safetensors::SafeTensors;
 use serde_json::{Value, json};
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -71,7 +72,7 @@ fn of_rows(batch: Batch) -> PreferenceBatch {
 }
 
 /// The loss and the metrics of the first `steps` recorded steps, by name.
-fn steps_of(name: RecipeName, centering: f64, with_margins: bool, steps: usize) -> Vec<BTreeMap<&'static str, f64>> {
+fn steps_of(name: RecipeName, centering: f64, with_margins: bool, steps: usize) -> Vec<BTreeMap<Cow<'static, str>, f64>> {
     let recipe = recipe(name, Fp8Format::Auto);
     let purpose = Purpose::Train(MemoryPolicy::FULL);
     let mut model = Decoder::new(&recorded().sizes(), &recipe, &Device::Cpu, purpose, TOKENS, &mut recorded()).unwrap();
@@ -86,7 +87,7 @@ fn steps_of(name: RecipeName, centering: f64, with_margins: bool, steps: usize) 
         let margins: Vec<f64> = (step * PAIRS..(step + 1) * PAIRS).flat_map(of_pair).collect();
         load_preferences(&mut work, 0, &recorded_batch(step), Some(&margins));
         let done = work.run(&mut model, &mut optimizer, 1e-3, StepPrecision::Recipe).unwrap();
-        work.metrics(&done.sums).named.into_iter().chain([("loss", done.loss)]).collect()
+        work.metrics(&done.sums).named.into_iter().chain([("loss".into(), done.loss)]).collect()
     };
     (0..steps).map(step).collect()
 }
@@ -262,7 +263,7 @@ fn evaluate_folder(
     folder: &Path,
     adapter: Option<&Path>,
     seq_len: usize,
-) -> BTreeMap<&'static str, f64> {
+) -> BTreeMap<Cow<'static, str>, f64> {
     let tokenizer = Tokenizer::load(inputs).unwrap();
     let adapter = adapter.map(|folder| AdapterFolder::open(folder).unwrap());
     let file = reward_model(&ConfigFile::read(folder).unwrap(), None).unwrap();
@@ -278,7 +279,7 @@ fn evaluate_folder(
     let data = prepare(&[inputs.join("pairs.jsonl")], &SourceOptions::default(), &tokenizer, &cache).unwrap();
     let (layout, padding) = (RowLayout::wrapped(seq_len), tokenizer.padding_id().map(i64::from));
     let (sums, left_out) = evaluate_rewards(&mut model, Arc::new(data), layout, padding, 3).unwrap();
-    let more = [("loss", sums.loss()), ("left out", left_out as f64)];
+    let more = [("loss".into(), sums.loss()), ("left out".into(), left_out as f64)];
     sums.metrics().named.into_iter().chain(more).collect()
 }
 

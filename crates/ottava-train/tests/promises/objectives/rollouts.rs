@@ -7,6 +7,7 @@ use ottava_data::{Batch, Formatting};
 use ottava_engine::{Engine, EngineOptions, KvCacheDtype};
 use ottava_models::Decoder;
 use ottava_parallel::Partition;
+use ottava_recipe::layer_ranks::ShardPlace;
 use ottava_recipe::mode::{Pass, StepPrecision};
 use ottava_recipe::param::{MemoryPolicy, Purpose};
 use ottava_recipe::{ExceptionsConfig, Fp8Format, Precision, RecipeName};
@@ -37,7 +38,7 @@ fn log_probs_of_training(model: &mut Decoder, samples: &[Sample]) -> Vec<Vec<f32
         inputs.extend(tokens.iter().copied().chain(std::iter::repeat_n(0, LENGTH - tokens.len())));
     }
     let batch = Batch::whole(inputs, targets, samples.len());
-    let micro_batch = MicroBatch::new(&batch, &Device::Cpu, ottava_tensor::comm::ShardPlace::WHOLE).unwrap();
+    let micro_batch = MicroBatch::new(&batch, &Device::Cpu, ShardPlace::ALONE).unwrap();
     let partition = Partition::solo();
     let losses = token_losses(model, &[micro_batch], Pass::Evaluation, StepPrecision::Recipe, &partition).unwrap();
     let losses = values(&losses[0]).unwrap();

@@ -78,7 +78,12 @@ fn train(micro_batches: usize, comm: Group) -> Vec<(String, Vec<f64>)> {
         assert_eq!(done.tokens as usize, ROWS * (TOKENS - 3), "padding is not counted");
         seen.push((format!("loss and norm of step {step}"), vec![done.loss, done.grad_norm]));
     }
-    seen.extend(model.parameters().iter().map(|param| (param.name().to_string(), values(&param.value().unwrap()))));
+    seen.extend(
+        model
+            .parameters()
+            .iter()
+            .map(|param| (param.identity.name().to_string(), values(&param.weights.value().unwrap()))),
+    );
     seen
 }
 

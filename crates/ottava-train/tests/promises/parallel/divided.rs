@@ -245,7 +245,7 @@ type Parts = Vec<(String, usize, Vec<usize>, Vec<f64>)>;
 /// The parts of the folder's tensors that `param` holds, with `values` of its elements.
 fn parts(param: &Param, what: &str, values: &[f64]) -> Parts {
     let (mut start, mut parts) = (0, Vec::new());
-    for shard in &param.shards {
+    for shard in &param.identity.shards {
         let end = start + shard.elements();
         let elements = shard.folder_ranges(0..shard.elements()).into_iter().flatten().collect();
         let name = format!("{what} of {}", shard.tensor.name);

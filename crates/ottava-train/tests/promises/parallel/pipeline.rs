@@ -101,7 +101,7 @@ fn run(Setup { mesh, order }: &Setup, comm: Group) -> Seen {
     let evaluation = evaluate(&mut model, batches, 100, precision, work.partition(), &mut |_| {}).unwrap();
     seen.insert("evaluation".into(), vec![evaluation.loss, evaluation.tokens as f64]);
     let whole = |param: &Param| values(&work.partition().value(param).unwrap());
-    seen.extend(model.parameters().iter().map(|param| (param.name().to_string(), whole(param))));
+    seen.extend(model.parameters().iter().map(|param| (param.identity.name().to_string(), whole(param))));
     seen.extend(moments(&mut model, &mut optimizer, "at the end"));
     for cast in work.partition().casts(&mut model).unwrap() {
         let counts = cast.counts;
@@ -116,7 +116,7 @@ fn run(Setup { mesh, order }: &Setup, comm: Group) -> Seen {
 fn moments(model: &mut Decoder, optimizer: &mut AdamWOptimizer, when: &str) -> Vec<(String, Vec<f64>)> {
     let mut seen = Vec::new();
     for (param, states) in model.parameters().into_iter().zip(optimizer.states()) {
-        let (name, is_sliced) = (param.name().to_string(), param.is_sliced());
+        let (name, is_sliced) = (param.identity.name().to_string(), param.is_sliced());
         for kept in optimizer_tensors(&mut param.weights, states).into_iter().filter(|_| !is_sliced) {
             seen.push((format!("{} of {name} {when}", kept.kind), values(kept.tensor)));
         }

@@ -82,12 +82,12 @@ fn run(
     }
     let traffic = ranks.traffic();
     let whole = |param: &Param| values(&work.partition().value(param).unwrap());
-    values_seen.extend(model.parameters().iter().map(|param| (param.name().to_string(), whole(param))));
+    values_seen.extend(model.parameters().iter().map(|param| (param.identity.name().to_string(), whole(param))));
     let arrays = model.scaling().arrays().unwrap().into_iter();
     values_seen.extend(arrays.filter(|(name, _)| name.ends_with("scale")).map(|(name, x)| (name, values(&x))));
     let (mut scales, mut first_moments) = (BTreeMap::new(), Vec::new());
     for (param, states) in model.parameters().into_iter().zip(optimizer.states()) {
-        let (name, updates) = (param.name().to_string(), !param.slice().is_empty());
+        let (name, updates) = (param.identity.name().to_string(), !param.slice().is_empty());
         let is_whole = !param.is_sliced();
         for kept in optimizer_tensors(&mut param.weights, states) {
             if updates && kept.per == Per::Parameter {
@@ -545,7 +545,7 @@ fn replicas_that_differ_in_a_bit_are_named_on_all_ranks() {
             partition.compare_replicas(&mut model, &mut optimizer, "at the start").unwrap();
             if ranks.rank() == 2 {
                 let mut params = model.parameters();
-                let at = params.iter().rposition(|param| param.name().contains(flipped)).unwrap();
+                let at = params.iter().rposition(|param| param.identity.name().contains(flipped)).unwrap();
                 let states = optimizer.states().swap_remove(at);
                 let master = optimizer_tensors(&mut params[at].weights, states).swap_remove(0).tensor;
                 let mut bytes = master.read_bytes().unwrap();

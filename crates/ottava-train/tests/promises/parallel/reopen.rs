@@ -131,7 +131,7 @@ fn save(own: &mut MeshRank, folder: &Path, step: u64) {
 fn scales(MeshRank { model, optimizer, .. }: &mut MeshRank) -> Seen {
     let mut seen = Seen::new();
     for (param, states) in model.parameters().into_iter().zip(optimizer.states()) {
-        let (name, has_some) = (param.name().to_string(), !param.slice().is_empty());
+        let (name, has_some) = (param.identity.name().to_string(), !param.slice().is_empty());
         let kept = optimizer_tensors(&mut param.weights, states).into_iter();
         for scale in kept.filter(|kept| kept.per == Per::Parameter && has_some) {
             seen.insert(format!("{} of {name}", scale.kind), ottava_tensor::testing::values(scale.tensor));

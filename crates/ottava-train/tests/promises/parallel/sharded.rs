@@ -48,7 +48,7 @@ fn build(storage: Storage, zero: Zero, comm: Group) -> (Decoder, AdamWOptimizer,
 fn masters(model: &mut Decoder, optimizer: &mut AdamWOptimizer) -> Vec<(String, usize, Vec<u8>)> {
     let mut all = Vec::new();
     for (param, states) in model.parameters().into_iter().zip(optimizer.states()) {
-        let (name, slice) = (param.name().to_string(), param.slice());
+        let (name, slice) = (param.identity.name().to_string(), param.slice());
         for kept in optimizer_tensors(&mut param.weights, states) {
             if kept.kind.starts_with("master") {
                 all.push((format!("{name} {}", kept.kind), slice.start, kept.tensor.read_bytes().unwrap()));

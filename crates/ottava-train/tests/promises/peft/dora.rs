@@ -48,7 +48,7 @@ fn backward_is_the_gradient_with_constant_norms() {
             if linears.len() > 1 && !name.ends_with("lora_magnitude_vector") {
                 continue;
             }
-            let start = model.parameters()[i].value().unwrap();
+            let start = model.parameters()[i].weights.value().unwrap();
             expect_gradient(name, gradient, &start, |value| {
                 model.parameters()[i].weights.set_value(value);
                 scale * values(&losses(&mut model, &inputs, &targets, rows).unwrap()).iter().sum::<f64>()
@@ -66,8 +66,8 @@ type Named = (String, Vec<f64>);
 /// derivative by a norm is `-dm · m / ‖v‖`.
 fn add_term_of_norms(model: &mut Decoder, a: &mut Named, b: &mut Named, magnitude: &Named) {
     let of = |model: &mut Decoder, name: &str| {
-        let param = model.all_parameters().into_iter().find(|param| param.name() == name).unwrap();
-        values(&param.value().unwrap())
+        let param = model.all_parameters().into_iter().find(|param| param.identity.name() == name).unwrap();
+        values(&param.weights.value().unwrap())
     };
     let [a_values, b_values, m] = [&a.0, &b.0, &magnitude.0].map(|name| of(model, name));
     let w = of(model, "model.layers.0.self_attn.o_proj.weight");

@@ -80,7 +80,7 @@ fn gradients_of_adapters_are_those_of_peft() {
         let ([inputs, targets], rows) = batch(case, 0);
         let [inputs, targets] = [inputs, targets].map(|ids| ids.to_device(&device).unwrap());
         losses_and_gradients(&mut decoder, &inputs, &targets, rows, 1.0 / targets.len() as f64).unwrap();
-        let shards: Vec<Vec<Shard>> = decoder.parameters().iter().map(|param| param.shards.clone()).collect();
+        let shards: Vec<Vec<Shard>> = decoder.parameters().iter().map(|param| param.identity.shards.clone()).collect();
         let mut compared = 0;
         for ((_, gradient), of_param) in gradients(&mut decoder).into_iter().zip(shards) {
             let mut rest = &gradient[..];
@@ -128,10 +128,10 @@ fn new_magnitudes_are_the_norms_of_rows_as_in_peft() {
     let (recipe, purpose) = (recipe(RecipeName::Fp32, Fp8Format::Auto), Purpose::Train(MemoryPolicy::FULL));
     let mut decoder = Decoder::new(&sizes, &recipe, &Device::Cpu, purpose, 32, &mut weights).unwrap();
     let mut compared = 0;
-    for param in decoder.parameters().iter().filter(|param| !param.is_matrix()) {
-        let expected = recorded("dora").values(&format!("norms/{}", param.name()));
+    for param in decoder.parameters().iter().filter(|param| !param.identity.is_matrix()) {
+        let expected = recorded("dora").values(&format!("norms/{}", param.identity.name()));
         // Roots of sums of the squares of a row in F32: some units of 2⁻²⁴, and up to 2.5e-7 is seen.
-        assert!(largest_error(&values(&param.value().unwrap()), &expected) < 1e-6, "{}", param.name());
+        assert!(largest_error(&values(&param.weights.value().unwrap()), &expected) < 1e-6, "{}", param.identity.name());
         compared += 1;
     }
     assert_eq!(compared, 2 * 7);
@@ -152,7 +152,7 @@ fn frozen_weights_keep_their_bits_and_have_nothing_to_be_updated() {
             let mut model = decoder(&adapted(Targets::AllLinear), &recipe(name, Fp8Format::Auto), &device, 0.1);
             let bits = |model: &mut Decoder, trained: bool| -> Vec<Vec<u8>> {
                 let params = model.all_parameters().into_iter().filter(|param| param.is_trained() == trained);
-                params.map(|param| param.value().unwrap().read_bytes().unwrap()).collect()
+                params.map(|param| param.weights.value().unwrap().read_bytes().unwrap()).collect()
             };
             let (frozen, before) = (bits(&mut model, false), bits(&mut model, true));
             let (mut optimizer, _) = trained(&mut model, 3);

@@ -47,12 +47,16 @@ fn the_best_checkpoint_is_kept_and_is_the_model_at_the_end() {
     assert!(path.ends_with(format!("checkpoint-{step}")));
     let (mut model, _) = trainer.into_model().unwrap();
     let weights: Vec<_> =
-        model.parameters().iter().map(|param| param.value().unwrap().to_vec::<f32>().unwrap()).collect();
+        model.parameters().iter().map(|param| param.weights.value().unwrap().to_vec::<f32>().unwrap()).collect();
     let from_best = RunConfig { output_dir: inputs.path().join("other"), ..config };
     let from_best = Trainer::new(from_best, &Device::Cpu, &Start::ResumeFrom(path)).unwrap();
     let mut expected = from_best.run;
-    let expected: Vec<_> =
-        expected.model.parameters().iter().map(|param| param.value().unwrap().to_vec::<f32>().unwrap()).collect();
+    let expected: Vec<_> = expected
+        .model
+        .parameters()
+        .iter()
+        .map(|param| param.weights.value().unwrap().to_vec::<f32>().unwrap())
+        .collect();
     assert!(weights == expected, "the model at the end is that of the best checkpoint");
 }
 

@@ -343,18 +343,18 @@ fn a_gradient_that_is_not_finite_stops_before_the_update_and_is_named() {
     let poisoned = "model.layers.1.mlp.down_proj.weight";
     let before: Vec<Vec<u8>> = {
         let mut params = trainer.run.model.parameters();
-        let param = params.iter_mut().find(|p| p.name() == poisoned).unwrap();
-        let mut values = param.value().unwrap().to_vec::<f32>().unwrap();
+        let param = params.iter_mut().find(|p| p.identity.name() == poisoned).unwrap();
+        let mut values = param.weights.value().unwrap().to_vec::<f32>().unwrap();
         values[5] = f32::NAN;
         let value = Tensor::from_slice(param.weights.device(), param.weights.shape(), &values).unwrap();
         param.weights.set_value(value);
-        params.iter().map(|p| p.value().unwrap().read_bytes().unwrap()).collect()
+        params.iter().map(|p| p.weights.value().unwrap().read_bytes().unwrap()).collect()
     };
     let error = trainer.run(&AtomicBool::new(false), &mut |_| {}).unwrap_err();
     assert_eq!(error.exit_code(), 4);
     assert!(error.to_string().starts_with("step 1: the loss is NaN"), "{error}");
     let after: Vec<Vec<u8>> =
-        trainer.run.model.parameters().iter().map(|p| p.value().unwrap().read_bytes().unwrap()).collect();
+        trainer.run.model.parameters().iter().map(|p| p.weights.value().unwrap().read_bytes().unwrap()).collect();
     assert!(before == after, "no weight was changed");
 }
 

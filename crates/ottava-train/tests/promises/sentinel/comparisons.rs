@@ -362,8 +362,8 @@ fn a_weight_that_saturates_is_found_and_named() {
     let all = verdicts(&setup, None, 7, 3, move |step, own| {
         if step == 3 {
             let mut params = own.model.parameters();
-            let param = params.iter_mut().find(|param| param.name() == format!("{name}.weight")).unwrap();
-            let mut weights: Vec<f32> = values(&param.value().unwrap()).iter().map(|x| *x as f32).collect();
+            let param = params.iter_mut().find(|param| param.identity.name() == format!("{name}.weight")).unwrap();
+            let mut weights: Vec<f32> = values(&param.weights.value().unwrap()).iter().map(|x| *x as f32).collect();
             weights.iter_mut().step_by(97).for_each(|x| *x *= 50.0);
             let shape = param.weights.shape().to_vec();
             let weights = Tensor::from_slice(&Device::Cpu, &shape, &weights).unwrap();
@@ -540,8 +540,8 @@ fn a_flipped_bit_of_one_ranks_weight_is_found_and_named() {
         let all = run(&setup, None, 2, move |step, own| {
             if step == 1 && own.ranks.rank() == 1 {
                 let mut params = own.model.parameters();
-                let param = params.iter_mut().find(|param| param.name() == tensor).unwrap();
-                let value = param.value().unwrap();
+                let param = params.iter_mut().find(|param| param.identity.name() == tensor).unwrap();
+                let value = param.weights.value().unwrap();
                 let mut bytes = value.read_bytes().unwrap();
                 bytes[100] ^= 1;
                 param

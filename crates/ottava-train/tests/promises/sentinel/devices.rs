@@ -39,7 +39,7 @@ fn run(recipe: &Recipe, device: &Device, checks: &[usize]) -> (Vec<Verdict>, Vec
         let done = work.run(&mut model, &mut optimizer, 1e-3, StepPrecision::Recipe).unwrap();
         left.push(vec![done.loss, done.grad_norm]);
     }
-    left.extend(model.parameters().into_iter().map(|param| values(&param.value().unwrap())));
+    left.extend(model.parameters().into_iter().map(|param| values(&param.weights.value().unwrap())));
     (verdicts, left)
 }
 

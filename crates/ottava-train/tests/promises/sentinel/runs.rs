@@ -288,7 +288,8 @@ fn a_step_with_a_spike_of_the_gradient_norm_is_skipped_and_resumes() {
 /// The bits of weights, optimizer states and scales.
 fn bits(trainer: &mut Trainer) -> Vec<Vec<u8>> {
     let bytes = |tensor: &Tensor| tensor.read_bytes().unwrap();
-    let mut all: Vec<_> = trainer.run.model.parameters().iter().map(|param| bytes(&param.value().unwrap())).collect();
+    let mut all: Vec<_> =
+        trainer.run.model.parameters().iter().map(|param| bytes(&param.weights.value().unwrap())).collect();
     all.extend(trainer.run.model.scaling().arrays().unwrap().iter().map(|(_, array)| bytes(array)));
     let states = trainer.run.optimizer.states();
     all.extend(states.into_iter().flatten().map(|state| bytes(state.tensor)));

@@ -157,11 +157,11 @@ fn weights_are_quantized_once_per_step() {
     let config = tiny_llama();
     let data = batch("once", ROWS, TOKENS, config.vocabulary);
     let projections = |decoder: &mut Decoder, values: Option<Vec<Tensor>>| -> Vec<Tensor> {
-        let params = decoder.parameters().into_iter().filter(|p| p.name().contains("_proj."));
+        let params = decoder.parameters().into_iter().filter(|p| p.identity.name().contains("_proj."));
         let mut values = values.map(Vec::into_iter);
         params
             .map(|param| {
-                let old = param.value().unwrap();
+                let old = param.weights.value().unwrap();
                 param.weights.set_value(match &mut values {
                     Some(values) => values.next().expect("as many"),
                     None => Tensor::zeros(old.device(), old.shape(), old.dtype()).unwrap(),

@@ -91,7 +91,12 @@ fn masked(recipe: &Recipe, device: &Device, rows: usize, row: usize) -> Vec<(Str
         let done = work.run(&mut model, &mut optimizer, 1e-2, StepPrecision::Recipe).unwrap();
         seen.push((format!("loss and norm of step {step}"), vec![done.loss, done.grad_norm]));
     }
-    seen.extend(model.parameters().iter().map(|param| (param.name().to_string(), values(&param.value().unwrap()))));
+    seen.extend(
+        model
+            .parameters()
+            .iter()
+            .map(|param| (param.identity.name().to_string(), values(&param.weights.value().unwrap()))),
+    );
     seen
 }
 

@@ -95,7 +95,7 @@ fn expect_gradients<L: Alone>(what: &str, (mut layer, mut scaling): (L, ScalingS
     let once: Vec<Vec<f64>> = layer.trained().into_iter().map(|p| gradient(p)).collect();
     for (i, once) in once.iter().enumerate() {
         let param = &mut layer.trained()[i];
-        let (name, start) = (format!("{what}: {}", param.name()), param.value().unwrap());
+        let (name, start) = (format!("{what}: {}", param.identity.name()), param.weights.value().unwrap());
         expect_gradient(&name, once, &start, |value| {
             layer.trained()[i].weights.set_value(value);
             loss(&forward(&mut layer, &x, None).0)
@@ -108,7 +108,7 @@ fn expect_gradients<L: Alone>(what: &str, (mut layer, mut scaling): (L, ScalingS
         let twice: Vec<f64> = once.iter().map(|g| 2.0 * g).collect();
         // Only the order of a few additions differs.
         let error = largest_error(&gradient(param), &twice);
-        assert!(error < ROUNDING, "{what}: the second backward adds to `{}`, {error:e} apart", param.name());
+        assert!(error < ROUNDING, "{what}: the second backward adds to `{}`, {error:e} apart", param.identity.name());
     }
 }
 
@@ -349,7 +349,7 @@ fn embedding_grad_check(mut embedding: Embedding) {
     let sequences = sequences(&Device::Cpu, 1, 4);
     let context = training(&mut scaling, &sequences, StepPrecision::Recipe);
     embedding.backward(&dy, &ids, &context).unwrap();
-    let (once, start) = (gradient(&embedding.table), embedding.table.value().unwrap());
+    let (once, start) = (gradient(&embedding.table), embedding.table.weights.value().unwrap());
     expect_gradient("embedding", &once, &start, |value| {
         embedding.table.weights.set_value(value);
         values(&embedding.forward(&ids, Loan::none(), &context).unwrap())
@@ -393,7 +393,7 @@ fn head_grad_check(mut weight: Param, output: HeadOutput) {
             * values(&Head::losses(x, weight, Loan::none(), &targets, output, &Undivided).unwrap()).iter().sum::<f64>()
     };
     expect_gradient("head: dx", &values(&dx), &x, |x| loss(&x, &weight));
-    let (once, start) = (gradient(&weight), weight.value().unwrap());
+    let (once, start) = (gradient(&weight), weight.weights.value().unwrap());
     expect_gradient("head: weight", &once, &start, |value| {
         weight.weights.set_value(value);
         loss(&x, &weight)
@@ -467,7 +467,7 @@ fn expect_gradients_of_decoder(what: &str, mut decoder: Decoder) {
     );
     let once = gradients(&mut decoder);
     for (i, (name, gradient)) in once.iter().enumerate() {
-        let start = decoder.parameters()[i].value().unwrap();
+        let start = decoder.parameters()[i].weights.value().unwrap();
         expect_gradient(&format!("{what}: {name}"), gradient, &start, |value| {
             decoder.parameters()[i].weights.set_value(value);
             scale * values(&losses(&mut decoder, &inputs, &targets, rows).unwrap()).iter().sum::<f64>()
@@ -496,8 +496,8 @@ fn mistral_backward_is_the_gradient() {
 fn qwen2_backward_is_the_gradient() {
     decoder_grad_check("qwen2", || {
         let mut decoder = decoder(family("Qwen2ForCausalLM", true));
-        assert!(decoder.parameters().iter().any(|p| p.name().ends_with("q_proj.bias")), "Qwen2 has biases");
-        assert!(decoder.parameters().iter().all(|p| p.name() != "lm_head.weight"), "the head is tied");
+        assert!(decoder.parameters().iter().any(|p| p.identity.name().ends_with("q_proj.bias")), "Qwen2 has biases");
+        assert!(decoder.parameters().iter().all(|p| p.identity.name() != "lm_head.weight"), "the head is tied");
         decoder
     });
 }
@@ -506,7 +506,10 @@ fn qwen2_backward_is_the_gradient() {
 fn qwen3_backward_is_the_gradient() {
     decoder_grad_check("qwen3", || {
         let mut decoder = decoder(family("Qwen3ForCausalLM", true));
-        assert!(decoder.parameters().iter().any(|p| p.name().ends_with("q_norm.weight")), "Qwen3 normalises heads");
+        assert!(
+            decoder.parameters().iter().any(|p| p.identity.name().ends_with("q_norm.weight")),
+            "Qwen3 normalises heads"
+        );
         decoder
     });
 }
@@ -518,7 +521,10 @@ fn gpt2_backward_is_the_gradient() {
     });
     decoder_grad_check("gpt2", || {
         let mut decoder = decoder(keys);
-        assert!(decoder.parameters().iter().any(|p| p.name() == "transformer.wpe.weight"), "positions are learned");
+        assert!(
+            decoder.parameters().iter().any(|p| p.identity.name() == "transformer.wpe.weight"),
+            "positions are learned"
+        );
         decoder
     });
 }
@@ -529,7 +535,10 @@ fn cohere_backward_is_the_gradient() {
     keys["logit_scale"] = json!(0.3);
     decoder_grad_check("cohere", || {
         let mut decoder = decoder(keys);
-        assert!(decoder.parameters().iter().all(|p| !p.name().contains("post_attention")), "a block has one norm");
+        assert!(
+            decoder.parameters().iter().all(|p| !p.identity.name().contains("post_attention")),
+            "a block has one norm"
+        );
         decoder
     });
 }
@@ -560,7 +569,7 @@ fn backward_of_adapters_is_the_gradient() {
             let (purpose, mut weights) = (Purpose::Train(MemoryPolicy::FULL), Seeded { std: 0.5 });
             let mut decoder = Decoder::new(&sizes, &double(), &Device::Cpu, purpose, 5, &mut weights).unwrap();
             assert!(
-                decoder.parameters().iter().all(|param| param.name().contains(".lora_")),
+                decoder.parameters().iter().all(|param| param.identity.name().contains(".lora_")),
                 "{what}: the rest is frozen"
             );
             decoder
@@ -572,7 +581,7 @@ fn backward_of_adapters_is_the_gradient() {
 fn a_tied_table_gets_the_gradients_of_embedding_and_head() {
     let (mut tied, mut untied) =
         (decoder(family("LlamaForCausalLM", true)), decoder(family("LlamaForCausalLM", false)));
-    let table = tied.parameters()[0].value().unwrap();
+    let table = tied.parameters()[0].weights.value().unwrap();
     untied.parameters().pop().expect("the head").weights.set_value(table);
     let (inputs, targets) = (integers("inputs", 10, 11), integers("targets", 10, 11));
     for decoder in [&mut tied, &mut untied] {

@@ -104,7 +104,7 @@ fn muon_updates_as_pytorch_does() {
                 update(&mut *optimizer, &mut params, 0, casts, &norm, Prepared::default()).unwrap();
             }
             let (start, end) = (floats(&case["start"]), floats(&case["end"]));
-            let got = values(&params[0].value().unwrap());
+            let got = values(&params[0].weights.value().unwrap());
             let keep = (1.0 - rate * number("weight_decay")).powi(3);
             let moved = |before: &[f64], after: &[f64]| -> Vec<f64> {
                 before.iter().zip(after).map(|(before, after)| after - before * keep).collect()
@@ -167,7 +167,7 @@ impl Rank {
         let Rank { model, optimizer, partition, .. } = self;
         optimizer.begin_step(learning_rate(name), 1.0).unwrap();
         for param in model.parameters() {
-            let whole = normals(&format!("{} {step}", param.name()), param.weights.shape(), DType::F32);
+            let whole = normals(&format!("{} {step}", param.identity.name()), param.weights.shape(), DType::F32);
             let slice = param.slice();
             if !slice.is_empty() {
                 let own = whole.reshape(&[whole.len()]).unwrap().rows(slice.start, slice.end).unwrap();
@@ -184,8 +184,12 @@ impl Rank {
     /// All weights, by name, before this rank leaves the job.
     fn end(mut self) -> Vec<(String, Vec<f64>)> {
         let whole = |param: &mut Param| values(&self.partition.value(param).unwrap());
-        let weights =
-            self.model.parameters().into_iter().map(|param| (param.name().to_string(), whole(param))).collect();
+        let weights = self
+            .model
+            .parameters()
+            .into_iter()
+            .map(|param| (param.identity.name().to_string(), whole(param)))
+            .collect();
         // A rank that is still to receive the last directions needs their sender.
         self.ranks.finish().unwrap();
         weights
@@ -316,7 +320,7 @@ impl Training {
     fn bits(&mut self) -> Vec<Vec<u8>> {
         let mut all = Vec::new();
         for (param, states) in self.model.parameters().into_iter().zip(self.optimizer.states()) {
-            all.push(param.value().unwrap().read_bytes().unwrap());
+            all.push(param.weights.value().unwrap().read_bytes().unwrap());
             let kept = optimizer_tensors(&mut param.weights, states);
             all.extend(kept.into_iter().map(|kept| kept.tensor.read_bytes().unwrap()));
         }
@@ -434,7 +438,8 @@ fn a_plan_names_the_optimizer_of_each_tensor() {
 #[test]
 fn muon_leaves_embeddings_head_and_vectors_to_adamw() {
     let mut training = Training::new(&tiny_llama(), muon(), MemoryPolicy::FULL, &Device::Cpu);
-    let names: Vec<String> = training.model.parameters().iter().map(|param| param.name().to_string()).collect();
+    let names: Vec<String> =
+        training.model.parameters().iter().map(|param| param.identity.name().to_string()).collect();
     for (name, states) in names.iter().zip(training.optimizer.states()) {
         let kinds: Vec<_> = states.iter().map(|state| state.kind).collect();
         let is_hidden = name.contains("proj");

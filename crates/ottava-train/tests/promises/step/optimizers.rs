@@ -67,9 +67,10 @@ impl Optimizer for Sgd {
             return Ok(());
         }
         for Updated { param, index, .. } in group {
-            let (weight, _, gradient) = param.for_update(&None)?;
-            let Gradient::Plain(gradient) = gradient else { unreachable!("gradients have no scale here") };
-            let UpdatedWeight::Master { master, copy } = weight else { unreachable!("masters are F32 here") };
+            let Gradient::Plain(gradient) = param.gradient.read() else { unreachable!("gradients have no scale here") };
+            let UpdatedWeight::Master { master, copy } = param.weights.for_update() else {
+                unreachable!("masters are F32 here")
+            };
             let velocity = &mut self.velocities[*index];
             let [mut weights, mut speeds] = [&*master, &*velocity].map(|tensor| tensor.to_vec::<f32>().unwrap());
             let gradients = gradient.to_vec::<f32>()?;
@@ -131,7 +132,7 @@ impl Rank {
     /// All weights, by name.
     fn weights(&mut self) -> Vec<(String, Vec<f64>)> {
         let whole = |param: &mut Param| values(&self.work.partition().value(param).unwrap());
-        self.model.parameters().into_iter().map(|param| (param.name().to_string(), whole(param))).collect()
+        self.model.parameters().into_iter().map(|param| (param.identity.name().to_string(), whole(param))).collect()
     }
 }
 

@@ -46,10 +46,10 @@ fn three_steps(
         );
         for param in decoder.parameters() {
             let (value, gradient) =
-                (values(&param.value().unwrap()), values(&param.gradient.get().unwrap().values().unwrap()));
+                (values(&param.weights.value().unwrap()), values(&param.gradient.get().unwrap().values().unwrap()));
             let moved: Vec<f32> = value.iter().zip(gradient).map(|(w, g)| (w - 0.3 * g) as f32).collect();
             let moved = Tensor::from_slice(device, param.weights.shape(), &moved).unwrap();
-            param.weights.set_value(ottava_tensor::ops::cast(&moved, param.dtype()).unwrap());
+            param.weights.set_value(ottava_tensor::ops::cast(&moved, param.weights.dtype()).unwrap());
         }
         let lost = finish_step(&mut decoder);
         // Weights that are cast for each product are counted for each product.

@@ -143,7 +143,7 @@ fn a_program_without_an_update_keeps_weights_and_leaves_gradients() {
     let recipe = recipe(RecipeName::Fp8Delayed, Fp8Format::Auto);
     let mut model = stages(&recipe, MemoryPolicy::FULL, &[Span::whole(tiny_llama().layers.len())]);
     let weights = |model: &mut Decoder| -> Vec<_> {
-        model.parameters().into_iter().map(|param| values(&param.value().unwrap())).collect()
+        model.parameters().into_iter().map(|param| values(&param.weights.value().unwrap())).collect()
     };
     let before = weights(&mut model);
     let losses = run(&Program::gradients(2), &mut model, &micro_batches(0), &recipe);

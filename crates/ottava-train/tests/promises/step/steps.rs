@@ -88,8 +88,8 @@ fn five_steps(
         |step: usize| seen.iter().find(|(what, _)| *what == format!("loss and norm of step {step}")).unwrap().1[0];
     assert!(loss(0) > loss(STEPS - 1), "the loss falls: {seen:?}");
     for (param, states) in model.parameters().into_iter().zip(optimizer.states()) {
-        let name = param.name().to_string();
-        seen.push((name.clone(), values(&param.value().unwrap())));
+        let name = param.identity.name().to_string();
+        seen.push((name.clone(), values(&param.weights.value().unwrap())));
         for kept in kept_of(&mut param.weights, states) {
             let bits = kept.tensor.read_bytes().unwrap();
             seen.push((format!("{} of {name}", kept.kind), bits.into_iter().map(f64::from).collect()));
@@ -191,7 +191,9 @@ fn captured_steps_of_both_kinds_replay_across_changes_of_the_loss_scale() {
                 }
                 let params = model.parameters();
                 seen.extend(
-                    params.into_iter().map(|param| (param.name().to_string(), values(&param.value().unwrap()))),
+                    params
+                        .into_iter()
+                        .map(|param| (param.identity.name().to_string(), values(&param.weights.value().unwrap()))),
                 );
                 seen
             };
@@ -291,7 +293,7 @@ fn amaxes_found_before_the_update_change_no_bit() {
             }
             let mut seen = Vec::new();
             for (param, states) in model.parameters().into_iter().zip(optimizer.states()) {
-                let name = param.name().to_string();
+                let name = param.identity.name().to_string();
                 let bits = kept_of(&mut param.weights, states).into_iter().map(|kept| {
                     let bytes = kept.tensor.read_bytes().unwrap();
                     (format!("{} of {name}", kept.kind), bytes.into_iter().map(f64::from).collect())
