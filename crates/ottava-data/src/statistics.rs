@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use crate::loader::{LoaderState, window};
 use crate::order::Split;
 use crate::packing::{ExcessLength, Packing, RowLayout};
-use crate::shards::TokenDataset;
+use crate::shards::{RecordKind, TokenDataset};
 use crate::stamps;
 use ottava_common::hash::sha256;
 use ottava_common::{Error, Result, interrupt};
@@ -43,6 +43,10 @@ impl Fit {
         let (len, is_whole) = (dataset.document_len(i)?, layout.packing != Packing::Wrapped);
         let inputs = if is_whole { layout.inputs(len) } else { len };
         self.documents += 1;
+        if dataset.meta().kind == RecordKind::Prompts {
+            // A completion is still to come.
+            return Ok(len.min(layout.seq_len));
+        }
         if !dataset.has_target(i, if is_whole { inputs } else { len - 1 })? {
             self.left_out += 1;
             if self.first_left_out.len() < NAMED {

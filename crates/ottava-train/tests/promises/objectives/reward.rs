@@ -72,7 +72,12 @@ fn of_rows(batch: Batch) -> PreferenceBatch {
 }
 
 /// The loss and the metrics of the first `steps` recorded steps, by name.
-fn steps_of(name: RecipeName, centering: f64, with_margins: bool, steps: usize) -> Vec<BTreeMap<Cow<'static, str>, f64>> {
+fn steps_of(
+    name: RecipeName,
+    centering: f64,
+    with_margins: bool,
+    steps: usize,
+) -> Vec<BTreeMap<Cow<'static, str>, f64>> {
     let recipe = recipe(name, Fp8Format::Auto);
     let purpose = Purpose::Train(MemoryPolicy::FULL);
     let mut model = Decoder::new(&recorded().sizes(), &recipe, &Device::Cpu, purpose, TOKENS, &mut recorded()).unwrap();
@@ -94,7 +99,7 @@ fn steps_of(name: RecipeName, centering: f64, with_margins: bool, steps: usize) 
 
 #[test]
 fn rewards_and_losses_are_those_of_trl() {
-    let largest = |name: &str, found: &[BTreeMap<&str, f64>]| {
+    let largest = |name: &str, found: &[BTreeMap<Cow<'static, str>, f64>]| {
         let mut apart: f64 = 0.0;
         for metric in ["loss", "accuracy", "margin", "mean_reward", "min_reward", "max_reward"] {
             let expected = recorded().values(&format!("{name}/{metric}"));

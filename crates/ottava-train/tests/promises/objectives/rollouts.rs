@@ -7,6 +7,7 @@ use ottava_data::{Batch, Formatting};
 use ottava_engine::{Engine, EngineOptions, KvCacheDtype};
 use ottava_models::Decoder;
 use ottava_parallel::Partition;
+use ottava_parallel::optim::{AdamWConfig, AdamWOptimizer};
 use ottava_recipe::layer_ranks::ShardPlace;
 use ottava_recipe::mode::{Pass, StepPrecision};
 use ottava_recipe::param::{MemoryPolicy, Purpose};
@@ -19,7 +20,7 @@ use ottava_tensor::Device;
 use ottava_tensor::ops::IGNORE_INDEX;
 use ottava_train::objective::rollout::{Sample, sample, seed_of};
 use ottava_train::step::host::values;
-use ottava_train::step::{MicroBatch, token_losses};
+use ottava_train::step::{MicroBatch, TrainStep, token_losses};
 use ottava_train::trainer::{Start, Trainer};
 use serde_json::json;
 use std::path::Path;
@@ -62,6 +63,15 @@ fn log_probabilities_of_draws_are_those_of_training() {
         let recipe = recipe(name, Fp8Format::Auto);
         let mut model = Decoder::new(&sizes, &recipe, &Device::Cpu, purpose, LENGTH, &mut Seeded { std: 0.3 }).unwrap();
         model.quantize_weights().unwrap();
+        if name == Fp8Delayed {
+            // Before its first step, a run has no scales.
+            let adamw = AdamWConfig { beta1: 0.9, beta2: 0.95, epsilon: 1e-8, weight_decay: 0.0, max_grad_norm: 1.0 };
+            let mut optimizer = AdamWOptimizer::new(adamw, &model.parameters()).unwrap();
+            let mut step = TrainStep::new(&model, 1, 8, LENGTH).unwrap();
+            let ids = || (0..8 * LENGTH as i32).map(|i| i * 31 % 96).collect();
+            step.load(0, &Batch::whole(ids(), ids(), 8)).unwrap();
+            step.run(&mut model, &mut optimizer, 1e-3, StepPrecision::Recipe).unwrap();
+        }
         let options = EngineOptions {
             max_model_len: LENGTH,
             max_batch: 3,
@@ -158,23 +168,33 @@ fn values_of(run: &Path, name: &str) -> Vec<f64> {
     metrics(run).iter().filter_map(|line| line[name].as_f64()).collect()
 }
 
+/// With `OTTAVA_CONVERGENCE=full`, in more recipes and to a higher reward: `just nightly convergence`.
 #[test]
-fn a_model_learns_a_task_from_its_rewards() {
+fn fp8_learns_as_well_from_rewards() {
+    use RecipeName::{Bf16, Fp8Block, Fp8Delayed, Fp8Row, Fp32};
     let folder = tempfile::tempdir().unwrap();
     write_inputs(folder.path());
-    for recipe in [RecipeName::Fp32, RecipeName::Fp8Row] {
+    let is_full = std::env::var("OTTAVA_CONVERGENCE").is_ok_and(|value| value == "full");
+    let (recipes, steps, learned) = match is_full {
+        true => (&[Fp32, Bf16, Fp8Row, Fp8Block, Fp8Delayed][..], 300, 0.9),
+        false => (&[Fp8Row][..], 160, 0.8),
+    };
+    for recipe in recipes {
         let run = folder.path().join(recipe.as_str());
-        let config = config(folder.path(), &run, recipe, 240);
+        let config = config(folder.path(), &run, *recipe, steps);
         on_one_thread(|| {
             Trainer::new(config, &Device::Cpu, &Start::New).unwrap().run(&AtomicBool::new(false), &mut |_| {}).unwrap();
         });
         let rewards = values_of(&run, "reward");
         let mean = |of: &[f64]| of.iter().sum::<f64>() / of.len() as f64;
-        assert!(mean(&rewards[..4]) < 0.2 && mean(&rewards[220..]) > 0.9, "{}: {rewards:?}", recipe.as_str());
-        // What draws report is what steps compute, until the first update of a generation.
+        let [first, last] = [mean(&rewards[..2]), mean(&rewards[rewards.len() - 10..])];
+        assert!(first < 0.2 && last > learned, "{}: {rewards:?}", recipe.as_str());
+        // What draws report is what the first step of a generation computes; the second step has updated weights. Before the first step of a run, delayed
+        // scaling has no scales.
         let apart = values_of(&run, "sampling/sampling_logp_difference/max");
-        assert!(apart.iter().step_by(2).all(|apart| *apart == 0.0), "{}: {apart:?}", recipe.as_str());
-        assert!(apart.iter().skip(1).step_by(2).any(|apart| *apart > 0.0), "{apart:?}");
+        let known = if *recipe == Fp8Delayed { 2 } else { 0 };
+        assert!(apart.iter().skip(known).step_by(2).all(|apart| *apart == 0.0), "{}: {apart:?}", recipe.as_str());
+        assert!(apart.iter().skip(1).step_by(2).all(|apart| *apart > 0.0), "{}: {apart:?}", recipe.as_str());
     }
 }
 
