@@ -1,6 +1,6 @@
 //! The training loop with data, checkpoints, metrics and signals.
 //!
-//! A [`Trainer`] walks the phases of a run (`phase.rs`), and [`Trainer::walk`] says which function carries out each phase:
+//! A [`Trainer`] walks the phases of a run (`phase.rs`), and `Trainer::walk` says which function carries out each phase:
 //!
 //! | phase | file |
 //! |---|---|
