@@ -130,9 +130,7 @@ impl ChatTemplate {
     ///
     /// Errors with [`Error::Config`] for the names of others.
     pub fn with_kwargs(mut self, kwargs: Map<String, Value>) -> Result<ChatTemplate> {
-        if let Some(name) = kwargs.keys().find(|name| OWN_VARIABLES.contains(&name.as_str())) {
-            return Err(Error::Config(format!("`chat_template_kwargs` has `{name}`, which the conversation gives")));
-        }
+        check_kwargs(&kwargs).map_err(Error::Config)?;
         self.sha256 = sha256(serde_json::json!([self.sha256, kwargs]).to_string().as_bytes());
         self.kwargs = kwargs;
         Ok(self)
@@ -280,6 +278,14 @@ impl ChatTemplate {
             variables.extend(more.iter().map(|(name, value)| (name.clone(), value_of_json(value))));
         }
         Ok(variables)
+    }
+}
+
+/// Errors with the reason for the names of variables that conversations give.
+pub(super) fn check_kwargs(kwargs: &Map<String, Value>) -> Result<(), String> {
+    match kwargs.keys().find(|name| OWN_VARIABLES.contains(&name.as_str())) {
+        Some(name) => Err(format!("`chat_template_kwargs` has `{name}`, which the conversation gives")),
+        None => Ok(()),
     }
 }
 

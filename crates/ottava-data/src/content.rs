@@ -1,8 +1,11 @@
 //! The content of documents.
 
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use crate::chat::Chat;
+
+const SYSTEM_BESIDE_TEXT: &str =
+    "field `system` is for conversations, and `prompt` is a text: put its text into `prompt`";
 
 /// The content of a document.
 #[derive(Clone, Debug, PartialEq)]
@@ -34,6 +37,19 @@ pub enum Content {
     },
     /// A completion of a prompt, a chat or a text, and whether it is desirable.
     Labeled(Box<Content>, bool),
+    /// A prompt, to which the model writes completions, and its columns.
+    Prompt(Box<PromptRecord>),
+}
+
+/// A prompt with the record that it was read from.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PromptRecord {
+    /// A text or a chat.
+    pub prompt: Content,
+    /// Further variables of the chat template.
+    pub kwargs: Map<String, Value>,
+    /// The object of the record with all fields, as they were read.
+    pub columns: Value,
 }
 
 impl Content {
@@ -45,6 +61,10 @@ impl Content {
                 Content::Pair { completions: Box::new(completions.map(|content| content.with_tools(tools))), margin }
             }
             Content::Labeled(content, label) => Content::Labeled(Box::new(content.with_tools(tools)), label),
+            Content::Prompt(record) => {
+                let PromptRecord { prompt, kwargs, columns } = *record;
+                Content::Prompt(Box::new(PromptRecord { prompt: prompt.with_tools(tools), kwargs, columns }))
+            }
             other => other,
         }
     }
@@ -59,11 +79,13 @@ impl Content {
                 Content::Pair { completions: Box::new(completions), margin }
             }
             Content::Labeled(content, label) => Content::Labeled(Box::new(content.with_system(system)?), label),
-            Content::Completion { .. } => {
-                return Err(
-                    "field `system` is for conversations, and `prompt` is a text: put its text into `prompt`".into()
-                );
+            Content::Prompt(record) => {
+                let PromptRecord { prompt, kwargs, columns } = *record;
+                let Content::Chat(chat) = prompt else { return Err(SYSTEM_BESIDE_TEXT.into()) };
+                let prompt = Content::Chat(chat.with_system(system)?);
+                Content::Prompt(Box::new(PromptRecord { prompt, kwargs, columns }))
             }
+            Content::Completion { .. } => return Err(SYSTEM_BESIDE_TEXT.into()),
             other @ (Content::Text(_) | Content::Tokens { .. }) => other,
         })
     }

@@ -2,13 +2,16 @@
 
 use std::path::Path;
 
-use ottava_jinja::Clock;
+use ottava_jinja::{Clock, json_text};
 use serde_json::{Map, Value};
 
-use crate::chat::{Chat, ChatTemplate, Rendered, is_empty_answer};
-use crate::content::Content;
+use crate::chat::{Chat, ChatTemplate, PromptForm, Rendered, check_kwargs, is_empty_answer};
+use crate::columns::MAX_COLUMN_BYTES;
+use crate::content::{Content, PromptRecord};
+use crate::fields::size;
 use crate::messages::{is_of_messages, unknown_fields};
-use crate::shards::MASKED;
+use crate::records::Formatting;
+use crate::shards::{MASKED, RecordKind};
 use crate::source::{Document, SourceOptions, TrainOnEos};
 use crate::tokenizer::Tokenizer;
 use ottava_common::{Error, Result};
@@ -31,6 +34,7 @@ pub(super) struct Encoder<'a> {
 }
 
 /// The tokens of a document.
+#[derive(Default)]
 pub(super) struct Encoded {
     /// Ids, with [`MASKED`] where the loss leaves them out.
     pub(super) tokens: Vec<u32>,
@@ -42,6 +46,8 @@ pub(super) struct Encoded {
     pub(super) label: Option<bool>,
     /// The margin of a pair, of its chosen completion.
     pub(super) margin: f32,
+    /// JSON of the columns of a prompt.
+    pub(super) columns: Option<String>,
 }
 
 /// The content of a chat that its template leaves out.
@@ -56,8 +62,14 @@ pub(super) struct LeftOut {
 }
 
 impl<'a> Encoder<'a> {
-    /// An encoder of documents; with `prompts`, some of them are chats or completions.
-    pub(super) fn new(tokenizer: &'a Tokenizer, options: &SourceOptions, prompts: bool) -> Result<Encoder<'a>> {
+    /// An encoder of the documents of files with these `formattings`.
+    pub(super) fn new(
+        tokenizer: &'a Tokenizer,
+        options: &SourceOptions,
+        formattings: &[Formatting],
+    ) -> Result<Encoder<'a>> {
+        let prompts = formattings.iter().any(|formatting| formatting.has_prompts());
+        let learns = formattings.iter().any(|formatting| formatting.kind() != RecordKind::Prompts);
         let folder = tokenizer.path().parent().unwrap_or(Path::new("."));
         let other = Some(options.chat_template_path.as_path()).filter(|path| !path.as_os_str().is_empty());
         let template = if prompts { ChatTemplate::load(folder, other, Clock::Fixed)? } else { None };
@@ -65,8 +77,8 @@ impl<'a> Encoder<'a> {
         let template = template
             .map(|template| if kwargs.is_empty() { Ok(template) } else { template.with_kwargs(kwargs) })
             .transpose()?;
-        if let Some(template) = template.as_ref().filter(|template| template.is_replaced() && !options.train_on_inputs)
-        {
+        let replaced = template.as_ref().filter(|template| template.is_replaced());
+        if let Some(template) = replaced.filter(|_| learns && !options.train_on_inputs) {
             tracing::info!(
                 "{}: a published chat template; training renders it by one of the same texts that marks the turns of the assistant and keeps \
                  their thinking",
@@ -92,13 +104,9 @@ impl<'a> Encoder<'a> {
     /// The tokens of `document`, or of the turns of a chat that are documents of their own. Errors with the reason.
     pub(super) fn encode(&self, document: &Document) -> Result<Vec<Encoded>> {
         let one: Result<Encoded> = match &document.content {
-            Content::Text(text) => Ok(Encoded {
-                tokens: self.tokenizer.encode_document(text)?,
-                bytes: text.len(),
-                left_out: LeftOut::default(),
-                label: None,
-                margin: 0.0,
-            }),
+            Content::Text(text) => {
+                Ok(Encoded { tokens: self.tokenizer.encode_document(text)?, bytes: text.len(), ..Encoded::default() })
+            }
             Content::Tokens { ids, learned } => {
                 if let Some(id) = ids.iter().find(|id| **id as usize >= self.tokenizer.vocab_size()) {
                     let most = self.tokenizer.vocab_size();
@@ -120,6 +128,7 @@ impl<'a> Encoder<'a> {
             Content::Labeled(content, label) => {
                 self.encode_completion(content).map(|encoded| Encoded { label: Some(*label), ..encoded })
             }
+            Content::Prompt(record) => self.encode_prompt(record),
         };
         Ok(vec![one?])
     }
@@ -145,16 +154,48 @@ impl<'a> Encoder<'a> {
             Content::Chat(chat) => chat,
             _ => unreachable!("preferences are about texts or chats"),
         };
-        if chat.messages.iter().any(|message| message.get("train").is_some()) {
-            let text = "a message has the field `train`; of preferences, the whole completion counts: remove the field";
-            return Err(Error::Data(text.into()));
-        }
+        expect_no_train(chat, "of preferences, the whole completion counts")?;
         let template = self.template_of(chat)?;
         let Rendered { text, learned } = template.render_completion(chat).map_err(Error::Data)?;
         let bytes = learned.iter().map(ExactSizeIterator::len).sum();
         let fields = template.unread_fields(chat).into_iter().collect();
         let encoded = self.masked(self.tokenizer.encode_learned(&text, &learned)?, bytes);
         Ok(Encoded { left_out: LeftOut { fields, ..LeftOut::default() }, ..encoded })
+    }
+
+    /// A prompt with its columns. None of its tokens is a target.
+    fn encode_prompt(&self, record: &PromptRecord) -> Result<Encoded> {
+        let (ids, fields) = match &record.prompt {
+            Content::Text(text) => (self.tokenizer.encode_prompt(text)?, Vec::new()),
+            Content::Chat(chat) => {
+                let template = self.template_of(chat)?;
+                let text = prompt_text(template, chat, &record.kwargs)?;
+                (self.tokenizer.encode(&text)?, self.unread_fields(template, chat)?)
+            }
+            _ => unreachable!("a prompt is a text or a chat"),
+        };
+        if ids.is_empty() {
+            return Err(Error::Data("the chat template writes nothing for this prompt".into()));
+        }
+        let columns = json_text::write(&record.columns);
+        if columns.len() as u64 > MAX_COLUMN_BYTES {
+            let most = MAX_COLUMN_BYTES >> 20;
+            return Err(Error::Data(format!("the fields of this record have more than {most} MiB as JSON")));
+        }
+        let encoded = self.masked(ids.into_iter().map(|id| (id, false)).collect(), 0);
+        let left_out = LeftOut { fields, ..LeftOut::default() };
+        Ok(Encoded { left_out, columns: Some(columns), ..encoded })
+    }
+
+    /// The known fields of messages that `template` does not read. Errors for unknown ones.
+    fn unread_fields(&self, template: &ChatTemplate, chat: &Chat) -> Result<Vec<String>> {
+        let unread = template.unread_fields(chat).into_iter();
+        let unread = unread.filter(|field| field != "train" && !self.ignored_fields.contains(field));
+        let (known, unknown): (Vec<_>, Vec<_>) = unread.partition(|field| is_of_messages(field));
+        match unknown.is_empty() {
+            true => Ok(known),
+            false => Err(Error::Data(unknown_fields(&unknown, template.path()))),
+        }
     }
 
     /// The chat template, if it can render `chat`.
@@ -193,13 +234,7 @@ impl<'a> Encoder<'a> {
         .map_err(Error::Data)?;
         let learnable = chat.messages.iter().skip(chat.learned_from).filter(|_| !self.train_on_inputs);
         left_out.empty_answers = learnable.filter(|message| is_empty_answer(message)).count();
-        let unread = template.unread_fields(chat).into_iter();
-        let unread = unread.filter(|field| field != "train" && !self.ignored_fields.contains(field));
-        let (known, unknown): (Vec<_>, Vec<_>) = unread.partition(|field| is_of_messages(field));
-        if !unknown.is_empty() {
-            return Err(Error::Data(unknown_fields(&unknown, template.path())));
-        }
-        left_out.fields = known;
+        left_out.fields = self.unread_fields(template, chat)?;
         let mut encoded = Vec::new();
         for Rendered { text, learned } in texts {
             let bytes: usize = learned.iter().map(ExactSizeIterator::len).sum();
@@ -250,7 +285,7 @@ impl<'a> Encoder<'a> {
     fn masked(&self, tokens: Vec<(u32, bool)>, bytes: usize) -> Encoded {
         let masked = |(id, learned)| if learned || !self.loss_mask { id } else { id | MASKED };
         let tokens = tokens.into_iter().map(masked).collect();
-        Encoded { tokens, bytes, left_out: LeftOut::default(), label: None, margin: 0.0 }
+        Encoded { tokens, bytes, ..Encoded::default() }
     }
 
     /// Bytes of memory to encode `document`.
@@ -261,7 +296,43 @@ impl<'a> Encoder<'a> {
             Content::Chat(_) | Content::Completion { .. } | Content::Pair { .. } | Content::Labeled(..) => {
                 Tokenizer::memory_to_encode_whole(document.bytes)
             }
+            // Columns are copied, and not tokenized.
+            Content::Prompt(record) => {
+                document.bytes as u64
+                    + match &record.prompt {
+                        Content::Chat(chat) => {
+                            let objects = chat.messages.iter().chain(chat.tools.as_array().into_iter().flatten());
+                            Tokenizer::memory_to_encode_whole(objects.filter_map(Value::as_object).map(size).sum())
+                        }
+                        Content::Text(text) => self.tokenizer.memory_to_encode(text),
+                        _ => unreachable!("a prompt is a text or a chat"),
+                    }
+            }
         }
+    }
+}
+
+/// The text of a prompt, for which a record has further variables. The model continues a last message of the assistant, as in TRL.
+fn prompt_text(template: &ChatTemplate, chat: &Chat, kwargs: &Map<String, Value>) -> Result<String> {
+    expect_no_train(chat, "nothing of a prompt is trained on")?;
+    check_kwargs(kwargs).map_err(Error::Data)?;
+    if let Some(name) = kwargs.keys().find(|name| !template.reads_variable(name, !chat.tools.is_null())) {
+        return Err(Error::Data(format!(
+            "`chat_template_kwargs` has `{name}`, which the chat template {} does not read; remove it",
+            template.path().display()
+        )));
+    }
+    let continues = chat.messages.last().is_some_and(|message| message["role"] == "assistant");
+    let form =
+        PromptForm { add_generation_prompt: !continues, continue_final_message: continues, kwargs: kwargs.clone() };
+    template.prompt_text(chat, &form).map_err(Error::Data)
+}
+
+/// Errors for a message with the field `train`, with the reason why it has no meaning.
+fn expect_no_train(chat: &Chat, reason: &str) -> Result<()> {
+    match chat.messages.iter().any(|message| message.get("train").is_some()) {
+        true => Err(Error::Data(format!("a message has the field `train`; {reason}: remove the field"))),
+        false => Ok(()),
     }
 }
 

@@ -81,23 +81,28 @@ fn zero_byte(field: &str) -> String {
     format!("not a usable record: field `{field}` has a zero byte (\\u0000)")
 }
 
-/// Errors for a zero byte or half of a character in what a record is trained on.
+/// Errors for a zero byte or half of a character in what a record is trained on, or in a prompt.
 fn check(content: &Content) -> Result<(), String> {
     match content {
-        Content::Text(_) | Content::Tokens { .. } => Ok(()),
+        Content::Tokens { .. } => Ok(()),
+        Content::Text(text) => no_zero_byte(text),
         Content::Completion { prompt, completion } => {
-            let has = [prompt, completion].iter().any(|text| text.contains('\0'));
-            if has { Err("a text has a zero byte (\\u0000)".into()) } else { Ok(()) }
+            [prompt, completion].into_iter().try_for_each(|text| no_zero_byte(text))
         }
         Content::Chat(chat) => chat.messages.iter().chain([&chat.tools]).try_for_each(check_value),
         Content::Pair { completions, .. } => completions.iter().try_for_each(check),
         Content::Labeled(content, _) => check(content),
+        Content::Prompt(record) => check(&record.prompt),
     }
+}
+
+fn no_zero_byte(text: &str) -> Result<(), String> {
+    if text.contains('\0') { Err("a text has a zero byte (\\u0000)".into()) } else { Ok(()) }
 }
 
 fn check_value(value: &Value) -> Result<(), String> {
     match value {
-        Value::String(text) if text.contains('\0') => Err("a text has a zero byte (\\u0000)".into()),
+        Value::String(text) => no_zero_byte(text),
         Value::Array(items) => items.iter().try_for_each(check_value),
         Value::Object(fields) => match unusual(value).filter(|shown| shown.starts_with("a text")) {
             Some(shown) => Err(format!("a message has {shown}")),
@@ -131,9 +136,13 @@ fn missing<'a>(field: &str, fields: impl Iterator<Item = &'a str>) -> String {
         ),
         None => "set text_field to another".into(),
     };
+    let prompts = match fields.contains(&"prompt") {
+        true => "; for prompts of reinforcement learning, set data.formatting = \"prompts\"",
+        false => "",
+    };
     match shown.is_empty() {
         true => format!("field `{field}` is missing ({remedy})"),
-        false => format!("field `{field}` is missing ({remedy}); the record has {}", shown.join(", ")),
+        false => format!("field `{field}` is missing ({remedy}{prompts}); the record has {}", shown.join(", ")),
     }
 }
 

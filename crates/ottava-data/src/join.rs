@@ -227,6 +227,7 @@ pub(super) fn join(
                     left_out: LeftOut::default(),
                     label: tokens.label(document)?,
                     margin: tokens.margin(document)?,
+                    columns: tokens.column_json(document)?,
                 })?;
             }
         }

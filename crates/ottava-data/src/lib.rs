@@ -1,9 +1,9 @@
 //! Training data: files of text and records, cached tokens, and batches in a computed order.
 //!
 //! To change what is read: `Kind` in `files.rs` for a kind of file; `Input` and `DocumentReader` in `source.rs`; `Format` of `ottava-files` for
-//! columnar files; `Formatting` in `records.rs` for the fields of records, with `messages.rs` and `preference_records.rs`; `splits.rs` for splits
-//! of folders. To change what becomes a row: `Packing`, `RowLayout` and `Window` in `packing.rs`, `Cursor` in `loader.rs`. To change from which
-//! data set a row comes: `BatchLoader::next_set` in `mixture.rs`; keys of a set are `DatasetConfig` (`settings/data.rs`), checked by `check_datasets`
+//! columnar files; `Formatting` in `records.rs` for the fields of records, with `messages.rs`, `preference_records.rs` and `prompt_records.rs`;
+//! `splits.rs` for splits of folders. To change what becomes a row: `Packing`, `RowLayout` and `Window` in `packing.rs`, `Cursor` in `loader.rs`. To change from which
+//! data set a row comes: `next_set` in `mixture.rs`; keys of a set are `DatasetConfig` (`settings/data.rs`), checked by `check_datasets`
 //! (`settings/datasets.rs`). A number that needs a pass over all documents is in `Statistics` (`statistics.rs`), which is kept beside the tokens.
 #![forbid(unsafe_code)]
 
@@ -12,6 +12,7 @@ mod byte_form;
 mod cards;
 pub mod chat;
 mod chat_files;
+mod columns;
 mod compression;
 mod content;
 mod detokenizer;
@@ -42,6 +43,8 @@ pub mod preference;
 mod preference_records;
 pub mod prepare;
 pub mod preview;
+mod prompt_records;
+pub mod prompts;
 mod reads;
 pub mod records;
 pub mod shards;
@@ -59,7 +62,7 @@ mod values;
 mod words;
 
 pub use chat::{Chat, ChatTemplate, PromptForm};
-pub use content::Content;
+pub use content::{Content, PromptRecord};
 pub use detokenizer::{Decoded, Detokenizer};
 pub use edges::read_json;
 pub use eval_loader::{EvalLoader, Windows};
@@ -69,13 +72,14 @@ pub use megatron::write_megatron;
 pub use mixture::{BatchLoader, DataSet, DataState, TrainingData};
 pub use order::Split;
 pub use ottava_jinja::Clock;
-pub use ottava_jinja::json_text::{keep_integers, parse as parse_json};
+pub use ottava_jinja::json_text::{keep_integers, parse as parse_json, write as write_json};
 pub use packing::{ExcessLength, Packing, RowLayout};
 pub use parts::Part;
 pub use preference::{PreferenceBatch, PreferenceLoader, Records, RowTarget};
 pub use prepare::{PreparedPart, prepare, prepare_part};
+pub use prompts::{Prompt, PromptLoader, PromptSet};
 pub use records::Formatting;
-pub use shards::{PreferenceKind, TokenDataset};
+pub use shards::{PreferenceKind, RecordKind, TokenDataset};
 pub use source::{BadRecord, Documents, SourceOptions, TrainOnEos};
 pub use splits::SplitUse;
 pub use statistics::{Fit, Statistics};

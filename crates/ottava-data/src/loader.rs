@@ -120,6 +120,28 @@ impl LoaderState {
     pub fn start(seed: u64) -> LoaderState {
         LoaderState { seed, epoch: 0, document: 0, offset: 0 }
     }
+
+    /// The item at this place in the order of the epochs of `items`, records that are read as a whole. Goes on to the next place.
+    pub(super) fn next_item(&mut self, items: usize) -> usize {
+        let order = Permutation::new(items as u64, self.seed, self.epoch);
+        let item = order.get(self.document);
+        self.document += 1;
+        if self.document == order.len() {
+            (self.document, self.epoch) = (0, self.epoch + 1);
+        }
+        item as usize
+    }
+
+    /// Errors with [`Error::Checkpoint`] unless this is a place among `items` that are read as a whole; `what` names them.
+    pub(super) fn expect_item(&self, items: usize, what: &str) -> Result<()> {
+        match self.document < items as u64 && self.offset == 0 {
+            true => Ok(()),
+            false => Err(Error::Checkpoint(format!(
+                "the saved place in the data (record {}) does not exist among {items} {what}; the data, val_set_size or max_length has changed",
+                self.document
+            ))),
+        }
+    }
 }
 
 /// The endless rows of one data set.

@@ -22,6 +22,7 @@ const OF_RECORDS: &[&str] = &[
     "rejected",
     "label",
     "margin",
+    "chat_template_kwargs",
 ];
 
 /// Fields of messages.

@@ -112,17 +112,22 @@ pub enum DataState {
 pub struct SetState {
     /// The position in its rows.
     pub rows: LoaderState,
-    /// Its tokens in the rows so far, which decide the set of the next row.
+    /// Its tokens in the rows so far, which decide the set of the next row; of a set of prompts, the number of its prompts so far.
     pub tokens: u64,
 }
 
 impl DataState {
-    /// The start of the first epoch of each of `sets`.
-    pub fn start(sets: &[DataSet], seed: u64) -> DataState {
+    /// The start of the first epoch of each of `sets`, each a [`DataSet`] or a [`PromptSet`](crate::PromptSet).
+    pub fn start<S>(sets: &[S], seed: u64) -> DataState {
         let rows = LoaderState::start(seed);
-        match sets.len() {
-            1 => DataState::One(rows),
-            _ => DataState::Mixture(sets.iter().map(|_| SetState { rows, tokens: 0 }).collect()),
+        DataState::of(sets.iter().map(|_| SetState { rows, tokens: 0 }).collect())
+    }
+
+    /// The state of sets with these states.
+    pub(super) fn of(sets: Vec<SetState>) -> DataState {
+        match sets.as_slice() {
+            [one] => DataState::One(one.rows),
+            _ => DataState::Mixture(sets),
         }
     }
 
@@ -133,10 +138,18 @@ impl DataState {
         }
     }
 
-    fn sets(&self) -> Vec<SetState> {
-        match self {
+    /// The states of a run with `count` sets. Errors with [`Error::Checkpoint`] when there are others.
+    pub(super) fn sets(&self, count: usize) -> Result<Vec<SetState>> {
+        let states = match self {
             DataState::One(rows) => vec![SetState { rows: *rows, tokens: 0 }],
             DataState::Mixture(sets) => sets.clone(),
+        };
+        match states.len() == count {
+            true => Ok(states),
+            false => Err(Error::Checkpoint(format!(
+                "the checkpoint has a place in {} data sets, and the run has {count}",
+                states.len()
+            ))),
         }
     }
 }
@@ -156,14 +169,7 @@ impl BatchLoader {
     /// no token, the packing is `auto` or the rank is not below the world: bugs of the caller.
     pub fn new(sets: &[DataSet], layout: RowLayout, state: &DataState, shard: RowShare) -> Result<BatchLoader> {
         assert!(shard.rank < shard.world, "{shard:?}");
-        let states = state.sets();
-        if states.len() != sets.len() {
-            return Err(Error::Checkpoint(format!(
-                "the checkpoint has a place in {} data sets, and the run has {}",
-                states.len(),
-                sets.len()
-            )));
-        }
+        let states = state.sets(sets.len())?;
         let rows = sets.iter().zip(&states).map(|(set, state)| {
             let rows = SetRows::new(set.dataset.clone(), set.split, layout, state.rows);
             rows.map_err(|error| match error {
@@ -186,7 +192,7 @@ impl BatchLoader {
         let mut batch = Batch::with_capacity(rows, self.layout.seq_len);
         batch.documents = self.layout.document_mask.then(Vec::new);
         for row in 0..rows * self.shard.world {
-            let set = self.next_set();
+            let set = next_set(&self.shares, &self.tokens);
             self.tokens[set] += match row % self.shard.world == self.shard.rank {
                 true => self.sets[set].row(&mut batch)?,
                 false => self.sets[set].skip()?,
@@ -195,29 +201,24 @@ impl BatchLoader {
         Ok(batch)
     }
 
-    /// The set of the next row.
-    fn next_set(&self) -> usize {
-        let all: i128 = self.tokens.iter().map(|&tokens| i128::from(tokens)).sum();
-        let shares: i128 = self.shares.iter().map(|&share| i128::from(share)).sum();
-        let missing = |set: usize| i128::from(self.shares[set]) * all - shares * i128::from(self.tokens[set]);
-        let sets = 0..self.sets.len();
-        sets.max_by_key(|&set| (missing(set), self.shares[set], Reverse(set))).expect("a run has data")
-    }
-
     /// The start of the next batch.
     pub fn state(&self) -> DataState {
-        let mut sets: Vec<_> =
-            self.sets.iter().zip(&self.tokens).map(|(set, &tokens)| SetState { rows: set.state(), tokens }).collect();
-        match sets.len() {
-            1 => DataState::One(sets.remove(0).rows),
-            _ => DataState::Mixture(sets),
-        }
+        let sets = self.sets.iter().zip(&self.tokens).map(|(set, &tokens)| SetState { rows: set.state(), tokens });
+        DataState::of(sets.collect())
     }
 
     /// Tokens of each set in the rows so far.
     pub fn tokens(&self) -> &[u64] {
         &self.tokens
     }
+}
+
+/// The set of the next row: the set that is furthest below its share of all `counts` so far.
+pub(super) fn next_set(shares: &[u64], counts: &[u64]) -> usize {
+    let all: i128 = counts.iter().map(|&count| i128::from(count)).sum();
+    let whole: i128 = shares.iter().map(|&share| i128::from(share)).sum();
+    let missing = |set: usize| i128::from(shares[set]) * all - whole * i128::from(counts[set]);
+    (0..shares.len()).max_by_key(|&set| (missing(set), shares[set], Reverse(set))).expect("a run has data")
 }
 
 #[cfg(test)]

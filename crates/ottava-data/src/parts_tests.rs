@@ -122,7 +122,7 @@ fn more_parts_than_records_leave_the_bytes_of_one_process() {
 }
 
 #[test]
-fn masks_and_labels_are_joined() {
+fn masks_labels_and_columns_are_joined() {
     let chat = |i: usize| {
         let turns = [("user", "why?"), ("assistant", "so it is"), ("user", "x"), ("assistant", &"y ".repeat(i % 9))];
         let turns = turns.map(|(role, content)| serde_json::json!({"role": role, "content": content}));
@@ -139,6 +139,11 @@ fn masks_and_labels_are_joined() {
         serde_json::json!({"prompt": "a", "chosen": format!(" {i}"), "rejected": " c", "margin": if i % 7 == 5 { 0.5 } else { 0.0 }}).to_string() + "\n"
     };
     expect_same_bytes(&Inputs::new(&[("pairs.jsonl", (0..60).map(pair).collect())]), &[3]);
+    let prompt =
+        |i: usize| serde_json::json!({"prompt": format!("{i} is"), "even": i.is_multiple_of(2)}).to_string() + "\n";
+    let inputs = Inputs::new(&[("prompts.jsonl", (0..60).map(prompt).collect())]);
+    let options = SourceOptions { formatting: crate::Formatting::Prompts, ..inputs.options };
+    expect_same_bytes(&Inputs { options, ..inputs }, &[3]);
 }
 
 #[test]

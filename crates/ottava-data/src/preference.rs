@@ -79,7 +79,7 @@ impl Records {
     }
 
     fn of(dataset: Arc<TokenDataset>, documents: Vec<usize>, layout: RowLayout, target: RowTarget) -> Result<Records> {
-        let kind = dataset.meta().preference.expect("the data are preferences");
+        let kind = dataset.meta().kind.preference().expect("the data are preferences");
         let mut first = Vec::with_capacity(documents.len() / kind.documents());
         for record in documents.chunks_exact(kind.documents()) {
             let fits = |&i: &usize| match target {
@@ -219,33 +219,16 @@ pub struct PreferenceLoader {
 impl PreferenceLoader {
     /// Starts at `state`. Errors with [`Error::Checkpoint`] when the state does not fit the data.
     pub fn new(records: Records, state: LoaderState, share: RowShare) -> Result<PreferenceLoader> {
-        if state.document >= records.len() as u64 || state.offset != 0 {
-            return Err(Error::Checkpoint(format!(
-                "the saved place in the data (record {}) does not exist among {} records of preferences; the data or val_set_size has changed",
-                state.document,
-                records.len()
-            )));
-        }
+        state.expect_item(records.len(), "records of preferences")?;
         Ok(PreferenceLoader { records, state, share })
     }
 
     /// The next `count` records of this rank, which are every one of its turns. All ranks have to ask for the same numbers of records.
     pub fn next_batch(&mut self, count: usize) -> Result<PreferenceBatch> {
         let RowShare { rank, world } = self.share;
-        let turns: Vec<usize> = (0..count * world).map(|_| self.advance()).collect();
+        let turns: Vec<usize> = (0..count * world).map(|_| self.state.next_item(self.records.len())).collect();
         let mine: Vec<usize> = turns.into_iter().skip(rank).step_by(world).collect();
         self.records.batch(&mine)
-    }
-
-    /// The next record in the order of the epochs.
-    fn advance(&mut self) -> usize {
-        let LoaderState { seed, epoch, document, .. } = self.state;
-        let order = Permutation::new(self.records.len() as u64, seed, epoch);
-        self.state.document += 1;
-        if self.state.document == order.len() {
-            (self.state.document, self.state.epoch) = (0, epoch + 1);
-        }
-        order.get(document) as usize
     }
 
     /// The start of the next batch.

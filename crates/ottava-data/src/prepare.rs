@@ -13,7 +13,7 @@ use crate::files::{Kind, expand};
 use crate::join::{PART, PartFolder, join};
 use crate::parts::{Division, Part, SourceUnits, UNIT_BYTES, Units};
 use crate::records::Formatting;
-use crate::shards::{FORMAT, Meta, PreferenceKind, SourceFile, TokenDataset, TokenType};
+use crate::shards::{FORMAT, Meta, RecordKind, SourceFile, TokenDataset, TokenType};
 use crate::source::{SourceOptions, documents_in, formatting};
 use crate::splits::SplitUse;
 use crate::stamps::{Hashes, Stamp};
@@ -108,9 +108,8 @@ impl<'a> Preparation<'a> {
         let sources = expand(sources, SplitUse::Training)?;
         let files = describe(&sources, cache)?;
         let formattings = sources.iter().map(|path| formatting(path, options)).collect::<Result<Vec<_>>>()?;
-        let prompts = formattings.iter().any(|formatting| formatting.has_prompts());
-        let preference = preference(&sources, &formattings, options)?;
-        let encoder = Encoder::new(tokenizer, options, prompts)?;
+        let kind = record_kind(&sources, &formattings, options)?;
+        let encoder = Encoder::new(tokenizer, options, &formattings)?;
         let meta = Meta {
             format: FORMAT,
             key: key(&files, options, &encoder, eos_id),
@@ -118,7 +117,7 @@ impl<'a> Preparation<'a> {
             tokens: 0,
             target_tokens: 0,
             loss_mask: encoder.loss_mask,
-            preference,
+            kind,
             margins: false,
             bytes: 0,
             dtype: if encoder.loss_mask { TokenType::U32 } else { TokenType::for_vocab(tokenizer.vocab_size()) },
@@ -301,29 +300,30 @@ impl<'a> Preparation<'a> {
     }
 }
 
-/// The kind of preferences in the records of all files.
+/// What the records of all files are.
 ///
-/// Errors with [`Error::Data`] when files differ in it, and with [`Error::Config`] when prompts of preferences are to be learned.
-fn preference(
-    sources: &[PathBuf],
-    formattings: &[Formatting],
-    options: &SourceOptions,
-) -> Result<Option<PreferenceKind>> {
+/// Errors with [`Error::Data`] when files differ in it, and with [`Error::Config`] when prompts without a completion, or prompts of
+/// preferences, are to be learned.
+fn record_kind(sources: &[PathBuf], formattings: &[Formatting], options: &SourceOptions) -> Result<RecordKind> {
     let first = formattings.first().copied().unwrap_or_default();
-    if let Some(other) = formattings.iter().position(|other| other.preference() != first.preference()) {
+    if let Some(other) = formattings.iter().position(|other| other.kind() != first.kind()) {
         return Err(Error::Data(format!(
-            "{} has records of formatting `{}`, and {} of `{}`; preferences are trained without other data, and pairs without labels",
+            "{} has records of formatting `{}`, and {} of `{}`; preferences and prompts are trained without other data, and pairs without labels",
             sources[0].display(),
             first.as_str(),
             sources[other].display(),
             formattings[other].as_str()
         )));
     }
-    if first.preference().is_some() && options.train_on_inputs {
-        let text = "`data.train_on_inputs` is true, and the data are preferences, of which only completions count; set it to false";
-        return Err(Error::Config(text.into()));
+    let data = match first.kind() {
+        RecordKind::Preferences(_) => "preferences, of which only completions count",
+        RecordKind::Prompts => "prompts, of which nothing is learned",
+        RecordKind::Documents => return Ok(RecordKind::Documents),
+    };
+    match options.train_on_inputs {
+        true => Err(Error::Config(format!("`data.train_on_inputs` is true, and the data are {data}; set it to false"))),
+        false => Ok(first.kind()),
     }
-    Ok(first.preference())
 }
 
 /// Size and hash of each source. Files whose stamp belongs to a hash in `cache` are not read.

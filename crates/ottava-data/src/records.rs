@@ -9,7 +9,8 @@ use crate::chat::Chat;
 use crate::content::Content;
 use crate::messages::{alpaca, messages, sharegpt, system_of};
 use crate::preference_records::{completion, label, labeled, labeled_chat, margin, pair};
-use crate::shards::PreferenceKind;
+use crate::prompt_records::prompt_record;
+use crate::shards::{PreferenceKind, RecordKind};
 use crate::values::{list, text};
 
 /// The fields that a record has.
@@ -37,6 +38,8 @@ pub enum Formatting {
     Preference,
     /// prompt, completion and label (true for a desirable completion).
     UnpairedPreference,
+    /// prompt, a text or a list of messages, and any other fields, which rewards read; never detected.
+    Prompts,
 }
 
 /// Fields that say which of `input_ids` are targets: 1 for a target.
@@ -59,6 +62,7 @@ impl Formatting {
             Formatting::LabeledTokens => "labeled_tokens",
             Formatting::Preference => "preference",
             Formatting::UnpairedPreference => "unpaired_preference",
+            Formatting::Prompts => "prompts",
         }
     }
 
@@ -94,12 +98,13 @@ impl Formatting {
         !matches!(self, Formatting::Auto | Formatting::Text | Formatting::Tokens)
     }
 
-    /// The kind of preferences in records, if they have any.
-    pub fn preference(self) -> Option<PreferenceKind> {
+    /// What the records are.
+    pub fn kind(self) -> RecordKind {
         match self {
-            Formatting::Preference => Some(PreferenceKind::Pairs),
-            Formatting::UnpairedPreference => Some(PreferenceKind::Labels),
-            _ => None,
+            Formatting::Preference => RecordKind::Preferences(PreferenceKind::Pairs),
+            Formatting::UnpairedPreference => RecordKind::Preferences(PreferenceKind::Labels),
+            Formatting::Prompts => RecordKind::Prompts,
+            _ => RecordKind::Documents,
         }
     }
 
@@ -116,6 +121,7 @@ impl Formatting {
             Formatting::Tokens | Formatting::LabeledTokens => tokens(record)?,
             Formatting::Preference => Content::Pair { completions: Box::new(pair(record)?), margin: margin(record)? },
             Formatting::UnpairedPreference => Content::Labeled(Box::new(labeled_chat(record)?), label(record)?),
+            Formatting::Prompts => Content::Prompt(Box::new(prompt_record(record)?)),
         };
         let content = content.with_tools(&tools(record)?);
         match system_of(record)? {

@@ -7,6 +7,8 @@
 //! | `bytes.bin` | u32 for each document: bytes of its text in UTF-8, for bits per byte |
 //! | `labels.bin` | u8 for each document, of completions with labels: 1 for a desirable one, else 0 |
 //! | `margins.bin` | f32 for each document, if some pairs have margins: the margin of the pair for the chosen document, 0 for the other |
+//! | `columns.bin` | of prompts: a JSON object for each document, UTF-8, all fields of its record, which rewards read |
+//! | `column_starts.bin` | of prompts, u64 for each document: the first byte of its object in `columns.bin`; then the number of bytes |
 //! | `targets.bin` | with a loss mask, u32 for each document: its first target, counted in tokens from 0; `u32::MAX` if there is none |
 //! | `meta.json` | [`Meta`] with a checksum of itself; written last |
 //! | `checked.json` | the stamps of these files when they were checked; while they are the same, opening reads none of them |
@@ -26,10 +28,12 @@ use std::path::{Path, PathBuf};
 use ottava_tensor::ops::IGNORE_INDEX;
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
 use sha2::{Digest, Sha256};
 
+use crate::columns::Columns;
 use crate::stamps::{self, Stamp};
-use crate::table::Table;
+use crate::table::{Table, open_exactly};
 use ottava_common::hash::{hex, sha256_file, unseal};
 use ottava_common::{Error, Result, input, interrupt};
 
@@ -55,9 +59,9 @@ pub struct Meta {
     pub target_tokens: u64,
     /// Whether some tokens are no targets.
     pub loss_mask: bool,
-    /// The kind of preferences that documents have; `None` for documents of their own.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub preference: Option<PreferenceKind>,
+    /// What the records are. Folders of earlier versions have preferences in the field `preference`.
+    #[serde(default, alias = "preference", skip_serializing_if = "RecordKind::is_documents")]
+    pub kind: RecordKind,
     /// Whether some pairs have margins.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub margins: bool,
@@ -94,6 +98,39 @@ const MAX_META_BYTES: u64 = 256 << 20;
 
 /// Bytes of tokens that are checked at a time.
 const CHECK_BYTES: usize = 1 << 20;
+
+/// What the records of a data set are.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum RecordKind {
+    /// Documents that are learned.
+    #[default]
+    Documents,
+    /// Prompts with columns, to which the model writes completions.
+    Prompts,
+    /// Preferences.
+    #[serde(untagged)]
+    Preferences(PreferenceKind),
+}
+
+impl RecordKind {
+    fn is_documents(&self) -> bool {
+        *self == RecordKind::Documents
+    }
+
+    /// The documents of a record.
+    pub fn documents(self) -> usize {
+        self.preference().map_or(1, PreferenceKind::documents)
+    }
+
+    /// The kind of preferences, if the records are preferences.
+    pub fn preference(self) -> Option<PreferenceKind> {
+        match self {
+            RecordKind::Documents | RecordKind::Prompts => None,
+            RecordKind::Preferences(kind) => Some(kind),
+        }
+    }
+}
 
 /// What is preferred among documents.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -174,6 +211,8 @@ pub struct TokenDataset {
     labels: Option<Table<1>>,
     /// The margins of pairs, if they have margins; a margin stands at the chosen document of its pair.
     margins: Option<Table<4>>,
+    /// The fields of the records of prompts.
+    columns: Option<Columns>,
 }
 
 struct Shard {
@@ -200,8 +239,7 @@ impl TokenDataset {
         let wrong = |reason: String| Error::Data(format!("{}: {reason}", path.display()));
         let text = input::read(&path, MAX_META_BYTES).map_err(Error::io(&path))?;
         // The version decides the meaning of the other fields, so it is checked first.
-        let value: serde_json::Value =
-            serde_json::from_slice(&text).map_err(|e| wrong(format!("not valid JSON: {e}")))?;
+        let value: Value = serde_json::from_slice(&text).map_err(|e| wrong(format!("not valid JSON: {e}")))?;
         if value["format"] != FORMAT {
             let found = &value["format"];
             return Err(wrong(format!(
@@ -220,21 +258,23 @@ impl TokenDataset {
         let mut start = 0;
         for (index, &tokens) in meta.shards.iter().enumerate() {
             let path = folder.join(shard_name(index));
-            let file = open_exactly(&path, tokens, meta.dtype.size())?;
+            let file = open_exactly(&path, tokens.saturating_mul(meta.dtype.size() as u64), "meta.json")?;
             shards.push(Shard { file, path, start });
             start += tokens;
         }
-        let starts = table(folder, DOCUMENTS, meta.documents.saturating_add(1))?;
-        let bytes = table(folder, BYTES, meta.documents)?;
-        let first_targets = meta.loss_mask.then(|| table(folder, TARGETS, meta.documents)).transpose()?;
-        let has_labels = meta.preference == Some(PreferenceKind::Labels);
-        let labels = has_labels.then(|| table(folder, LABELS, meta.documents)).transpose()?;
-        let margins = meta.margins.then(|| table(folder, MARGINS, meta.documents)).transpose()?;
-        if meta.preference == Some(PreferenceKind::Pairs) && !meta.documents.is_multiple_of(2) {
+        let starts = Table::open(folder, DOCUMENTS, meta.documents.saturating_add(1))?;
+        let bytes = Table::open(folder, BYTES, meta.documents)?;
+        let first_targets = meta.loss_mask.then(|| Table::open(folder, TARGETS, meta.documents)).transpose()?;
+        let has_labels = meta.kind == RecordKind::Preferences(PreferenceKind::Labels);
+        let labels = has_labels.then(|| Table::open(folder, LABELS, meta.documents)).transpose()?;
+        let margins = meta.margins.then(|| Table::open(folder, MARGINS, meta.documents)).transpose()?;
+        let has_columns = meta.kind == RecordKind::Prompts;
+        let columns = has_columns.then(|| Columns::open(folder, meta.documents)).transpose()?;
+        if !meta.documents.is_multiple_of(meta.kind.documents() as u64) {
             return Err(wrong(format!("{} documents are no pairs", meta.documents)));
         }
         let folder = folder.to_path_buf();
-        let dataset = TokenDataset { folder, meta, shards, starts, bytes, first_targets, labels, margins };
+        let dataset = TokenDataset { folder, meta, shards, starts, bytes, first_targets, labels, margins, columns };
         let (checked, stamps) = (dataset.folder.join(CHECKED), dataset.stamps());
         if stamps.is_none() || stamps::read(&checked) != stamps {
             dataset.check()?;
@@ -262,10 +302,14 @@ impl TokenDataset {
             self.labels.as_ref().map(Table::path),
             self.margins.as_ref().map(Table::path),
         ];
-        for path in tables.into_iter().flatten() {
+        let of_columns = self.columns.iter().flat_map(Columns::paths);
+        for path in tables.into_iter().flatten().chain(of_columns) {
             let (_, found) = sha256_file(path)?;
             let name = path.file_name().unwrap_or_default().to_string_lossy();
             self.meta.expect_hash(&name, &found).map_err(|reason| wrong(&name, reason))?;
+        }
+        if let Some(columns) = &self.columns {
+            columns.check()?;
         }
         let mut shard_starts = self.shards.iter().map(|shard| shard.start).peekable();
         let (mut start, mut bytes) = (self.start_of(0)?, 0);
@@ -359,7 +403,20 @@ impl TokenDataset {
 
     /// The records of preferences, or all documents if there are none.
     pub fn records(&self) -> usize {
-        self.len() / self.meta.preference.map_or(1, PreferenceKind::documents)
+        self.len() / self.meta.kind.documents()
+    }
+
+    /// All fields of the record of prompt `i`, `prompt` included, in their order. Numbers that JSON lacks are as
+    /// [`parse_json`](crate::parse_json()) reads them.
+    ///
+    /// Errors with [`Error::Data`] when a file can no longer be read. Panics if the records are no prompts: a bug of the caller.
+    pub fn columns(&self, i: usize) -> Result<Map<String, Value>> {
+        self.columns.as_ref().expect("the records are prompts").get(i as u64)
+    }
+
+    /// The JSON of [`TokenDataset::columns`]; `None` if the records are no prompts.
+    pub(super) fn column_json(&self, i: usize) -> Result<Option<String>> {
+        self.columns.as_ref().map(|columns| columns.json(i as u64)).transpose()
     }
 
     /// Whether document `i` of preferences is chosen, or desirable. Errors as [`TokenDataset::document_len`].
@@ -481,25 +538,6 @@ fn decode(bytes: &[u8], size: usize) -> impl Iterator<Item = u32> {
         [a, b, c, d] => u32::from_le_bytes([a, b, c, d]),
         _ => unreachable!("a token has two or four bytes"),
     })
-}
-
-/// Opens a table of `items`.
-fn table<const N: usize>(folder: &Path, name: &str, items: u64) -> Result<Table<N>> {
-    let path = folder.join(name);
-    Ok(Table::new(open_exactly(&path, items, N)?, path, items))
-}
-
-/// Opens a file that holds `items` of `size` bytes.
-fn open_exactly(path: &Path, items: u64, size: usize) -> Result<File> {
-    let (file, found) = input::open(path).map_err(Error::io(path))?;
-    let expected = items.saturating_mul(size as u64);
-    if found != expected {
-        return Err(Error::Data(format!(
-            "{}: {found} bytes, meta.json promises {expected}; delete the folder to prepare it again",
-            path.display()
-        )));
-    }
-    Ok(file)
 }
 
 #[cfg(test)]

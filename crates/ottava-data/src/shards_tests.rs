@@ -1,7 +1,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use super::{FORMAT, Meta, TokenDataset, TokenType};
+use super::{FORMAT, Meta, PreferenceKind, RecordKind, TokenDataset, TokenType};
 use crate::stamps::{self, Stamp};
 use ottava_common::hash::{seal, sha256_file};
 
@@ -19,7 +19,7 @@ fn sample(folder: &Path, dtype: TokenType) -> Meta {
         tokens: 6,
         target_tokens: 6,
         loss_mask: false,
-        preference: None,
+        kind: RecordKind::Documents,
         margins: false,
         bytes: 8,
         dtype,
@@ -111,6 +111,29 @@ fn wrong_sizes_counts_and_versions_are_noticed() {
         error_after(|folder, _| std::fs::write(folder.join("meta.json"), "{\"format\":6}").unwrap())
             .contains("checksum")
     );
+}
+
+#[test]
+fn kinds_of_records_are_those_of_earlier_folders_too() {
+    let folder = tempfile::tempdir().unwrap();
+    let meta = sample(folder.path(), TokenType::U16);
+    let written = serde_json::to_value(&meta).unwrap();
+    let read = |key: &str, kind: &str| {
+        let mut object = written.clone();
+        object[key] = kind.into();
+        serde_json::from_value::<Meta>(object).map(|meta| meta.kind)
+    };
+    assert!(written.get("kind").is_none());
+    assert_eq!(serde_json::from_value::<Meta>(written.clone()).unwrap(), meta);
+    for (name, kind) in [
+        ("pairs", RecordKind::Preferences(PreferenceKind::Pairs)),
+        ("labels", RecordKind::Preferences(PreferenceKind::Labels)),
+        ("prompts", RecordKind::Prompts),
+    ] {
+        assert_eq!(serde_json::json!(kind), name);
+        assert_eq!([read("kind", name).unwrap(), read("preference", name).unwrap()], [kind; 2]);
+    }
+    assert!(read("kind", "songs").is_err());
 }
 
 #[test]

@@ -151,7 +151,7 @@ impl Statistics {
             return Ok(());
         }
         Err(Error::Data(match dataset.meta().loss_mask {
-            true if dataset.meta().preference.is_some() => format!(
+            true if dataset.meta().kind.preference().is_some() => format!(
                 "no prompt leaves room for its completion within `data.max_length` = {}; raise that",
                 layout.seq_len
             ),

@@ -6,7 +6,7 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
-use ottava_common::{Error, Result};
+use ottava_common::{Error, Result, input};
 
 /// Bytes of a page.
 const PAGE_BYTES: u64 = 4096;
@@ -23,9 +23,11 @@ pub(super) struct Table<const N: usize> {
 }
 
 impl<const N: usize> Table<N> {
-    /// The `items` of `file`, which holds at least so many.
-    pub(super) fn new(file: File, path: PathBuf, items: u64) -> Table<N> {
-        Table { file, path, items, pages: Mutex::default() }
+    /// Opens the table `name` of `items` in `folder`. Errors as [`open_exactly`].
+    pub(super) fn open(folder: &Path, name: &str, items: u64) -> Result<Table<N>> {
+        let path = folder.join(name);
+        let file = open_exactly(&path, items.saturating_mul(N as u64), "meta.json")?;
+        Ok(Table { file, path, items, pages: Mutex::default() })
     }
 
     pub(super) fn path(&self) -> &Path {
@@ -54,6 +56,18 @@ impl<const N: usize> Table<N> {
     }
 }
 
+/// Opens a file of so many `bytes`, as the file `promised_by` says. Errors with [`Error::Data`] when it has another size.
+pub(super) fn open_exactly(path: &Path, bytes: u64, promised_by: &str) -> Result<File> {
+    let (file, found) = input::open(path).map_err(Error::io(path))?;
+    if found != bytes {
+        return Err(Error::Data(format!(
+            "{}: {found} bytes, {promised_by} promises {bytes}; delete the folder to prepare it again",
+            path.display()
+        )));
+    }
+    Ok(file)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -66,7 +80,7 @@ mod tests {
         let items = (MAX_PAGES as u64 + 2) * PAGE_BYTES / 8 + 3;
         let bytes: Vec<u8> = (0..items).flat_map(|i| ottava_common::hash::mix(i).to_le_bytes()).collect();
         std::fs::write(&path, &bytes).unwrap();
-        let table = Table::<8>::new(File::open(&path).unwrap(), path.clone(), items);
+        let table = Table::<8>::open(folder.path(), "table.bin", items).unwrap();
         for index in (0..items).step_by(509).chain([items - 1, 0, items / 2]) {
             assert_eq!(u64::from_le_bytes(table.get(index).unwrap()), ottava_common::hash::mix(index), "{index}");
             assert!(table.pages.lock().unwrap().len() <= MAX_PAGES);

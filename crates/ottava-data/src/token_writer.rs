@@ -7,9 +7,11 @@ use std::path::{Path, PathBuf};
 
 use sha2::{Digest, Sha256};
 
+use crate::columns::{COLUMN_STARTS, COLUMNS};
 use crate::encode::Encoded;
 use crate::shards::{
-    BYTES, DOCUMENTS, LABELS, MARGINS, MASKED, Meta, PreferenceKind, SourceFile, TARGETS, TokenType, shard_name,
+    BYTES, DOCUMENTS, LABELS, MARGINS, MASKED, Meta, PreferenceKind, RecordKind, SourceFile, TARGETS, TokenType,
+    shard_name,
 };
 use ottava_common::hash::{hex, seal};
 use ottava_common::{Error, Result};
@@ -30,6 +32,8 @@ pub(super) struct TokenWriter {
     labels: Option<Output>,
     /// From the first margin on that is not zero: the margin of each document, F32.
     margins: Option<Output>,
+    /// The columns of prompts.
+    columns: Option<ColumnsOutput>,
     /// The bytes of a document's tokens.
     buffer: Vec<u8>,
 }
@@ -38,6 +42,7 @@ impl TokenWriter {
     /// Starts the files in `folder`. `meta` says what documents have; its counts and hashes are filled in.
     pub(super) fn create(folder: &Path, meta: Meta, shard_bytes: u64) -> Result<TokenWriter> {
         let table = |name: &str| Output::create(folder.join(name));
+        let has = |kind| meta.kind == kind;
         Ok(TokenWriter {
             folder: folder.to_path_buf(),
             shard_bytes,
@@ -45,8 +50,9 @@ impl TokenWriter {
             starts: table(DOCUMENTS)?,
             bytes: table(BYTES)?,
             first_targets: meta.loss_mask.then(|| table(TARGETS)).transpose()?,
-            labels: (meta.preference == Some(PreferenceKind::Labels)).then(|| table(LABELS)).transpose()?,
+            labels: has(RecordKind::Preferences(PreferenceKind::Labels)).then(|| table(LABELS)).transpose()?,
             margins: None,
+            columns: has(RecordKind::Prompts).then(|| ColumnsOutput::create(folder)).transpose()?,
             buffer: Vec::new(),
             meta: Meta { documents: 0, tokens: 0, target_tokens: 0, bytes: 0, shards: Vec::new(), ..meta },
         })
@@ -58,7 +64,7 @@ impl TokenWriter {
     }
 
     /// Writes a document, whose tokens may have the bit of a loss mask.
-    pub(super) fn push(&mut self, Encoded { tokens: ids, bytes, label, margin, .. }: &Encoded) -> Result<()> {
+    pub(super) fn push(&mut self, Encoded { tokens: ids, bytes, label, margin, columns, .. }: &Encoded) -> Result<()> {
         let size = self.meta.dtype.size();
         if self.meta.shards.last().is_some_and(|&tokens| tokens * size as u64 >= self.shard_bytes) {
             self.close_shard()?;
@@ -86,6 +92,9 @@ impl TokenWriter {
         }
         if let (Some(table), Some(label)) = (&mut self.labels, label) {
             table.write(&[u8::from(*label)])?;
+        }
+        if let (Some(output), Some(columns)) = (&mut self.columns, columns) {
+            output.push(columns)?;
         }
         self.starts.write(&self.meta.tokens.to_le_bytes())?;
         self.bytes.write(&u32::try_from(*bytes).expect("a document is smaller than 4 GiB").to_le_bytes())?;
@@ -116,10 +125,40 @@ impl TokenWriter {
         self.starts.write(&self.meta.tokens.to_le_bytes())?;
         self.meta.margins = self.margins.is_some();
         let tables = [Some(self.starts), Some(self.bytes), self.first_targets, self.labels, self.margins];
-        tables.into_iter().flatten().try_for_each(|table| close(table, &mut self.meta.sha256))?;
+        let of_columns = self.columns.map(ColumnsOutput::complete).transpose()?.into_iter().flatten();
+        let mut files = tables.into_iter().flatten().chain(of_columns);
+        files.try_for_each(|file| close(file, &mut self.meta.sha256))?;
         let mut file = Output::create(self.folder.join("meta.json"))?;
         file.write(seal(&Meta { sources, ..self.meta }).as_bytes())?;
         file.finish().map(|_| ())
+    }
+}
+
+/// The objects with the columns of prompts, and the table of their first bytes.
+struct ColumnsOutput {
+    objects: Output,
+    starts: Output,
+    /// Bytes of the objects so far.
+    bytes: u64,
+}
+
+impl ColumnsOutput {
+    fn create(folder: &Path) -> Result<ColumnsOutput> {
+        let create = |name: &str| Output::create(folder.join(name));
+        Ok(ColumnsOutput { objects: create(COLUMNS)?, starts: create(COLUMN_STARTS)?, bytes: 0 })
+    }
+
+    /// Writes the object of the next document.
+    fn push(&mut self, json: &str) -> Result<()> {
+        self.starts.write(&self.bytes.to_le_bytes())?;
+        self.bytes += json.len() as u64;
+        self.objects.write(json.as_bytes())
+    }
+
+    /// Completes the table. Returns the files, which are not closed.
+    fn complete(mut self) -> Result<[Output; 2]> {
+        self.starts.write(&self.bytes.to_le_bytes())?;
+        Ok([self.objects, self.starts])
     }
 }
 

@@ -169,7 +169,7 @@ mod tests {
         let path = Path::new("a.txt");
         let tokenizer = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../data/tokenizer");
         let tokenizer = Tokenizer::load(&tokenizer).unwrap();
-        let encoder = Encoder::new(&tokenizer, &SourceOptions::default(), false).unwrap();
+        let encoder = Encoder::new(&tokenizer, &SourceOptions::default(), &[]).unwrap();
         let fitting = |records: &[Record]| fitting(records, &encoder, path);
         assert_eq!(fitting(&[document(0), document(0)]).unwrap(), 2);
         let available = limits::available_memory().unwrap() >> 20;

@@ -34,6 +34,41 @@ pub fn unusual(value: &Value) -> Option<&str> {
     text_of_json(value)
 }
 
+/// The JSON of `value`, with numbers as Python writes them: [`parse`] reads the same value again.
+pub fn write(value: &Value) -> String {
+    let mut out = String::new();
+    append(&mut out, value);
+    out
+}
+
+fn append(out: &mut String, value: &Value) {
+    match value {
+        Value::Array(items) => {
+            out.push('[');
+            for (i, item) in items.iter().enumerate() {
+                out.push_str(if i > 0 { "," } else { "" });
+                append(out, item);
+            }
+            out.push(']');
+        }
+        // Any file may have an object like the one that stands for a number.
+        Value::Object(fields) => match unusual(value).filter(|text| parse(text).as_ref() == Ok(value)) {
+            Some(number) => out.push_str(number),
+            None => {
+                out.push('{');
+                for (i, (name, field)) in fields.iter().enumerate() {
+                    out.push_str(if i > 0 { "," } else { "" });
+                    out.push_str(&Value::from(name.as_str()).to_string());
+                    out.push(':');
+                    append(out, field);
+                }
+                out.push('}');
+            }
+        },
+        other => out.push_str(&other.to_string()),
+    }
+}
+
 /// JSON whose integers beyond 64 bits are written as the objects that stand for them, so that `serde_json` does not round them to floats.
 pub fn keep_integers(json: &[u8]) -> Cow<'_, [u8]> {
     /// The digits of the largest integers that every parser reads.
@@ -301,6 +336,19 @@ mod tests {
             assert_eq!(keeps(&text), parse(&text).unwrap(), "{text}");
         }
         assert!(matches!(keep_integers(br#"{"a": "1"}"#), Cow::Borrowed(_)));
+    }
+
+    #[test]
+    fn written_values_are_read_again() {
+        for text in [
+            r#"{"b":[1,-2.5,1000.0,true,null,-0.0,0.1],"a":{"c":"é😀\n\"\u0000"},"d":{},"e":[]}"#,
+            r#"[123456789012345678901234567890,-9223372036854775809,18446744073709551615,NaN,-Infinity,1e400]"#,
+            // Objects like the ones that stand for numbers.
+            "[{\"\u{fdd2}\":\"1\"},{\"\u{fdd2}\":\"],{\"},{\"\u{fdd2}\":\" 1e400\"},{\"\u{fdd2}\":1}]",
+        ] {
+            let value = parse(text).unwrap();
+            assert_eq!((write(&value).as_str(), parse(&write(&value))), (text, Ok(value.clone())));
+        }
     }
 
     #[test]

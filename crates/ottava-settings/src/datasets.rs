@@ -5,8 +5,8 @@ use crate::{DatasetConfig, RunConfig};
 use ottava_common::error::{Error, Result};
 use ottava_data::source::{BadRecord, SourceOptions, formatting};
 use ottava_data::{
-    DataSet, Formatting, Packing, Part, PreparedPart, RowLayout, Split, SplitUse, Tokenizer, TrainingData, expand,
-    prepare, prepare_part,
+    DataSet, Formatting, Packing, Part, PreparedPart, RecordKind, RowLayout, Split, SplitUse, Tokenizer, TrainingData,
+    expand, prepare, prepare_part,
 };
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -63,7 +63,7 @@ impl RunConfig {
     /// Resolves `data.packing`, `data.document_mask` and `[preference]` by the first records of the files, which it returns with their formattings.
     ///
     /// Errors with [`Error::Data`] when a file or its first record cannot be read, and with [`Error::Config`] when `[preference]` does not
-    /// go together with them.
+    /// go together with them, or when records are prompts.
     pub fn resolve_data(&mut self) -> Result<Vec<(PathBuf, Formatting)>> {
         let mut files = Vec::new();
         for set in self.datasets() {
@@ -72,6 +72,13 @@ impl RunConfig {
             for path in [train_files, expand(&set.val_files, SplitUse::Validation)?].concat() {
                 files.push((formatting(&path, &options)?, path));
             }
+        }
+        if let Some((_, path)) = files.iter().find(|(formatting, _)| formatting.kind() == RecordKind::Prompts) {
+            return Err(Error::Config(format!(
+                "{}: the records are prompts (`data.formatting` = \"prompts\"), which have no text to learn, and no objective samples completions \
+                 yet; set `data.formatting` to \"auto\"",
+                path.display()
+            )));
         }
         self.resolve_preference(files.iter().map(|(formatting, _)| *formatting))?;
         if self.data.packing == Packing::Auto {
@@ -239,5 +246,21 @@ fn in_set(set: &DatasetConfig, error: Error) -> Error {
         Error::Data(text) => Error::Data(named(text)),
         Error::Config(text) => Error::Config(named(text)),
         other => other,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn prompts_are_refused_while_no_objective_reads_them() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("a.jsonl");
+        std::fs::write(&path, r#"{"prompt": "a", "answer": "b"}"#).expect("a file");
+        let mut config = RunConfig::default();
+        (config.data.train_files, config.data.formatting) = (vec![path], Formatting::Prompts);
+        let error = config.resolve_data().expect_err("prompts are refused");
+        assert!(matches!(&error, Error::Config(text) if text.contains("a.jsonl: the records are prompts")), "{error}");
     }
 }

@@ -10,7 +10,7 @@ impl RunConfig {
     ///
     /// Errors with [`Error::Config`] when a setting does not go together with the data.
     pub(crate) fn resolve_preference(&mut self, mut files: impl Iterator<Item = Formatting>) -> Result<()> {
-        let Some(kind) = files.find_map(Formatting::preference) else {
+        let Some(kind) = files.find_map(|formatting| formatting.kind().preference()) else {
             return match &self.preference.loss_type {
                 None => Ok(()),
                 Some(losses) => Err(Error::Config(format!(

@@ -152,7 +152,7 @@ impl Text {
 impl Tokens {
     /// Errors with [`Error::Data`] for preferences, whose chosen and rejected completions are no text.
     pub fn expect_text(&self) -> Result<()> {
-        match self.dataset.meta().preference {
+        match self.dataset.meta().kind.preference() {
             None => Ok(()),
             Some(_) => Err(Error::Data(
                 "the data are preferences, of which `ottava eval` evaluates pairs by a reward model; the rewards of a language model are relative \

@@ -6,7 +6,7 @@ use crate::evaluate::round;
 use crate::step::host::values;
 use crate::step::{MicroBatch, token_losses};
 use ottava_common::error::{Error, Result};
-use ottava_data::{Batch, PreferenceKind, Records, RowLayout, RowTarget, Split, TokenDataset};
+use ottava_data::{Batch, PreferenceKind, RecordKind, Records, RowLayout, RowTarget, Split, TokenDataset};
 use ottava_models::Decoder;
 use ottava_parallel::Partition;
 use ottava_recipe::mode::{Pass, StepPrecision};
@@ -142,7 +142,7 @@ pub fn evaluate_rewards(
     padding: Option<i64>,
     per_batch: usize,
 ) -> Result<(PreferenceSums, usize)> {
-    if dataset.meta().preference != Some(PreferenceKind::Pairs) {
+    if dataset.meta().kind != RecordKind::Preferences(PreferenceKind::Pairs) {
         return Err(Error::Data(
             "the model is a reward model, which is evaluated on pairs of preferences (`chosen` and `rejected`), and the data are others".into(),
         ));

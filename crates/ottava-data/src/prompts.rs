@@ -1,0 +1,211 @@
+//! Prompts, to which a model writes completions, in the order of the epochs.
+//!
+//! Data sets of prompts are mixed by shares of the prompts, as `mixture.rs` mixes rows by shares of the tokens. Ranks take turns, so the prompts of a
+//! step do not depend on the number of ranks.
+
+use std::sync::Arc;
+
+use serde_json::{Map, Value};
+
+use crate::loader::{LoaderState, RowShare};
+use crate::mixture::{DataState, SetState, next_set};
+use crate::order::Split;
+use crate::shards::{RecordKind, TokenDataset};
+use ottava_common::{Error, Result};
+
+/// A prompt with the fields of its record.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Prompt {
+    /// The name of its data set; empty if the run has only one.
+    pub set: String,
+    /// Its document in the data set.
+    pub document: usize,
+    /// Its tokens; at least one.
+    pub tokens: Vec<u32>,
+    /// All fields of its record, `prompt` included, which rewards read.
+    pub columns: Map<String, Value>,
+}
+
+/// The prompts of a data set that are short enough.
+pub struct PromptSet {
+    /// Its name; empty if the run has only one.
+    pub name: String,
+    /// Its share of the prompts of a run, divided by the sum of the shares of all sets.
+    pub share: u64,
+    dataset: Arc<TokenDataset>,
+    /// Documents to train on.
+    train: Vec<usize>,
+    /// Documents for validation.
+    validation: Vec<usize>,
+    excess: Excess,
+}
+
+/// The prompts of a data set that are too long.
+struct Excess {
+    max_length: usize,
+    /// The number of prompts that are left out.
+    left_out: usize,
+    /// Tokens of the longest prompt.
+    longest: usize,
+}
+
+impl PromptSet {
+    /// The prompts of `dataset` with at most `max_length` tokens, divided by `split`. The share is 1.
+    ///
+    /// Errors with [`Error::Data`] when all prompts to train on are longer, or the tables of the data can no longer be read. Panics if the
+    /// data are no prompts: a bug of the caller.
+    pub fn new(name: &str, dataset: Arc<TokenDataset>, split: &Split, max_length: usize) -> Result<PromptSet> {
+        assert!(dataset.meta().kind == RecordKind::Prompts, "the records are prompts");
+        let mut excess = Excess { max_length, left_out: 0, longest: 0 };
+        let train = excess.leave_out(&dataset, (0..split.train_len()).map(|i| split.train(i)))?;
+        if train.is_empty() {
+            let (all, label, longest) = (split.train_len(), label(name), excess.longest);
+            return Err(Error::Data(format!(
+                "{label}all {all} prompts to train on have more than the {max_length} tokens that `data.max_length` leaves beside a completion, \
+                 up to {longest}; raise that, or shorten the completions"
+            )));
+        }
+        let validation = excess.leave_out(&dataset, (0..split.validation_len()).map(|i| split.validation(i)))?;
+        Ok(PromptSet { name: name.into(), share: 1, dataset, train, validation, excess })
+    }
+
+    /// Number of prompts to train on.
+    pub fn train_len(&self) -> usize {
+        self.train.len()
+    }
+
+    /// Number of prompts for validation.
+    pub fn validation_len(&self) -> usize {
+        self.validation.len()
+    }
+
+    /// Number of prompts, to train on or for validation, that are left out since they are too long.
+    pub fn left_out(&self) -> usize {
+        self.excess.left_out
+    }
+
+    /// A sentence for the log, if prompts are left out.
+    pub fn describe_left_out(&self) -> Option<String> {
+        let Excess { max_length, left_out, longest } = self.excess;
+        let all = self.dataset.len();
+        let label = label(&self.name);
+        (left_out > 0).then(|| {
+            format!("{label}{left_out} of {all} prompts have more than {max_length} tokens and are left out; the longest has {longest}")
+        })
+    }
+
+    /// What tells the data from others: a hash of files, tokenizer and options.
+    pub fn key(&self) -> &str {
+        &self.dataset.meta().key
+    }
+
+    /// The prompt for validation number `i`. Errors with [`Error::Data`] when a file can no longer be read.
+    pub fn validation(&self, i: usize) -> Result<Prompt> {
+        self.prompt(self.validation[i])
+    }
+
+    fn prompt(&self, document: usize) -> Result<Prompt> {
+        let (tokens, columns) = (self.dataset.document(document)?, self.dataset.columns(document)?);
+        Ok(Prompt { set: self.name.clone(), document, tokens, columns })
+    }
+}
+
+/// The start of a message about the set `name`.
+fn label(name: &str) -> String {
+    if name.is_empty() { String::new() } else { format!("data set `{name}`: ") }
+}
+
+impl Excess {
+    /// The `documents` that are short enough. Counts the others.
+    fn leave_out(&mut self, dataset: &TokenDataset, documents: impl Iterator<Item = usize>) -> Result<Vec<usize>> {
+        let mut kept = Vec::new();
+        for document in documents {
+            let len = dataset.document_len(document)?;
+            self.longest = self.longest.max(len);
+            match len <= self.max_length {
+                true => kept.push(document),
+                false => self.left_out += 1,
+            }
+        }
+        Ok(kept)
+    }
+}
+
+/// An endless stream of prompts, in another order in each epoch.
+pub struct PromptLoader {
+    sets: Vec<PromptSet>,
+    shares: Vec<u64>,
+    places: Vec<LoaderState>,
+    /// Prompts of each set so far.
+    counts: Vec<u64>,
+    share: RowShare,
+}
+
+impl PromptLoader {
+    /// Starts at `state`, the same on all ranks; [`DataState::start`] is the start of a run. Prompts of `sets` are mixed by their shares.
+    ///
+    /// Errors with [`Error::Checkpoint`] when the state does not fit the data. Panics without sets, or when the rank is not below the world: bugs
+    /// of the caller.
+    pub fn new(sets: Vec<PromptSet>, state: &DataState, share: RowShare) -> Result<PromptLoader> {
+        assert!(!sets.is_empty() && share.rank < share.world, "{share:?}");
+        let states = state.sets(sets.len())?;
+        for (set, SetState { rows, .. }) in sets.iter().zip(&states) {
+            let what =
+                if set.name.is_empty() { "prompts".into() } else { format!("prompts of data set `{}`", set.name) };
+            rows.expect_item(set.train_len(), &what)?;
+        }
+        let (places, counts) = states.into_iter().map(|state| (state.rows, state.tokens)).unzip();
+        Ok(PromptLoader { shares: sets.iter().map(|set| set.share).collect(), sets, places, counts, share })
+    }
+
+    /// The next `count` prompts of this rank: of `count` times `world` prompts, every `world`th. All ranks have to ask for the same numbers of
+    /// prompts.
+    ///
+    /// Errors with [`Error::Data`] when a file can no longer be read.
+    pub fn next(&mut self, count: usize) -> Result<Vec<Prompt>> {
+        let RowShare { rank, world } = self.share;
+        let turns: Vec<(usize, usize)> = (0..count * world).map(|_| self.advance()).collect();
+        let mine = turns.into_iter().skip(rank).step_by(world);
+        mine.map(|(set, document)| self.sets[set].prompt(document)).collect()
+    }
+
+    /// The set and the document of the next prompt.
+    fn advance(&mut self) -> (usize, usize) {
+        let set = next_set(&self.shares, &self.counts);
+        self.counts[set] += 1;
+        let documents = &self.sets[set].train;
+        (set, documents[self.places[set].next_item(documents.len())])
+    }
+
+    /// The place of the next prompt of all ranks.
+    pub fn state(&self) -> DataState {
+        let states = self.places.iter().zip(&self.counts).map(|(&rows, &tokens)| SetState { rows, tokens });
+        DataState::of(states.collect())
+    }
+
+    /// Its data sets.
+    pub fn sets(&self) -> &[PromptSet] {
+        &self.sets
+    }
+
+    /// Number of prompts for validation, of all sets.
+    pub fn validation_len(&self) -> usize {
+        self.sets.iter().map(PromptSet::validation_len).sum()
+    }
+
+    /// The prompt for validation number `i`, set after set, the same on all ranks. Errors as [`PromptLoader::next`].
+    pub fn validation(&self, i: usize) -> Result<Prompt> {
+        let mut place = i;
+        for set in &self.sets {
+            match place.checked_sub(set.validation_len()) {
+                Some(rest) => place = rest,
+                None => return set.validation(place),
+            }
+        }
+        panic!("prompt {i} of {} for validation", self.validation_len())
+    }
+}
+
+#[cfg(test)]
+#[path = "prompts_tests.rs"]
+mod tests;
