@@ -188,7 +188,8 @@ fn records_that_no_prompt_can_be_encoded_from_are_errors() {
     let csv = inputs.folder.path().join("large.csv");
     std::fs::write(&csv, format!("prompt,answer\na,{}\nb,c\n", "\u{1}".repeat(11 << 20))).unwrap();
     let options = SourceOptions { formatting: Formatting::Prompts, ..SourceOptions::default() };
-    let read = |options: &SourceOptions| prepare(&[csv.clone()], options, &inputs.tokenizer, inputs.folder.path());
+    let read =
+        |options: &SourceOptions| prepare(std::slice::from_ref(&csv), options, &inputs.tokenizer, inputs.folder.path());
     let error = read(&options).err().unwrap().to_string();
     assert!(error.contains("large.csv:2: the fields of this record have more than 64 MiB as JSON"), "{error}");
     let skips = SourceOptions { on_bad_record: BadRecord::Skip, max_bad_records: 1, ..options.clone() };
