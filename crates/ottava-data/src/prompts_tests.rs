@@ -7,6 +7,7 @@ use super::*;
 use crate::{
     BadRecord, Chat, ChatTemplate, Clock, Formatting, PromptForm, SourceOptions, Tokenizer, parse_json, prepare,
 };
+use ottava_common::hash::{seal, sha256_file};
 
 const TEMPLATE: &str = "{% for m in messages %}<{{ m.role }}>{{ m.content }}</>{% endfor %}{% if tools %}{{ tools | tojson }}{% endif %}\
                         {% if add_generation_prompt %}<assistant>{% if thinks is false %}no{% endif %}{% endif %}";
@@ -132,6 +133,22 @@ fn damaged_columns_are_errors() {
         }
         std::fs::write(&path, good).unwrap();
     }
+    // Offsets that fall, in a folder whose hashes are right.
+    let (path, meta) = (folder.join("column_starts.bin"), dataset.meta().clone());
+    let good = std::fs::read(&path).unwrap();
+    let bad = [&good[..8], &good[16..24], &good[8..16], &good[24..]].concat();
+    for (starts, says) in [(&bad, Some("document 1 has the bytes")), (&good, None)] {
+        std::fs::write(&path, starts).unwrap();
+        let mut meta = meta.clone();
+        meta.sha256.insert("column_starts.bin".into(), sha256_file(&path).unwrap().1);
+        std::fs::write(folder.join("meta.json"), seal(&meta)).unwrap();
+        let error = TokenDataset::open(folder).err().map(|error| error.to_string());
+        assert_eq!(
+            error.as_ref().is_some_and(|error| error.contains(says.unwrap_or("no error"))),
+            says.is_some(),
+            "{error:?}"
+        );
+    }
     // Files that change while they are open.
     let path = folder.join("columns.bin");
     let mut bytes = std::fs::read(&path).unwrap();
@@ -171,7 +188,8 @@ fn records_that_no_prompt_can_be_encoded_from_are_errors() {
     let csv = inputs.folder.path().join("large.csv");
     std::fs::write(&csv, format!("prompt,answer\na,{}\nb,c\n", "\u{1}".repeat(11 << 20))).unwrap();
     let options = SourceOptions { formatting: Formatting::Prompts, ..SourceOptions::default() };
-    let read = |options: &SourceOptions| prepare(&[csv.clone()], options, &inputs.tokenizer, inputs.folder.path());
+    let read =
+        |options: &SourceOptions| prepare(std::slice::from_ref(&csv), options, &inputs.tokenizer, inputs.folder.path());
     let error = read(&options).err().unwrap().to_string();
     assert!(error.contains("large.csv:2: the fields of this record have more than 64 MiB as JSON"), "{error}");
     let skips = SourceOptions { on_bad_record: BadRecord::Skip, max_bad_records: 1, ..options.clone() };
@@ -223,7 +241,7 @@ fn a_resumed_run_has_the_same_prompts() {
         for step in 0..20 {
             let saved = serde_json::from_str(&serde_json::to_string(&whole.state()).unwrap()).unwrap();
             let mut resumed = PromptLoader::new(sets(), &saved, RowShare::ALL).unwrap();
-            assert_eq!(resumed.next(3).unwrap(), whole.next(3).unwrap(), "step {step}");
+            assert_eq!(resumed.next(4).unwrap(), whole.next(4).unwrap(), "step {step}");
         }
         let error = |state: &DataState| PromptLoader::new(sets(), state, RowShare::ALL).err().unwrap();
         let elsewhere = LoaderState { document: 8, ..LoaderState::start(5) };
