@@ -1,5 +1,5 @@
 use super::{FARTHEST, IGNORE_INDEX, Inputs, KlEstimator, PolicyBound, PolicyLoss};
-use crate::element::Real;
+use crate::element::{Element, Real};
 use crate::{DType, Tensor};
 
 pub(super) fn policy_loss(how: &PolicyLoss, of: Inputs, sequences: usize, bounded: &mut Tensor, factors: &mut Tensor) {
@@ -20,10 +20,7 @@ struct Token {
     weight: f64,
 }
 
-fn all<R: Real + bytemuck::Pod>(how: &PolicyLoss, of: Inputs, sequences: usize, bounded: &mut [R], factors: &mut [R])
-where
-    R: crate::element::Element,
-{
+fn all<R: Real + Element>(how: &PolicyLoss, of: Inputs, sequences: usize, bounded: &mut [R], factors: &mut [R]) {
     let known = of.known;
     let [losses, old, reference, advantages, corrections, weights] =
         [of.losses, &known.old, &known.reference, &known.advantages, &known.corrections, &known.weights]

@@ -62,7 +62,7 @@ mod tests {
     fn metrics_are_means_over_completions_and_groups() {
         let completion = |reward: Option<f64>, tokens: usize, is_complete: bool| Completion {
             sample: Sample {
-                prompt: vec![1].into(),
+                prompt: vec![1],
                 tokens: vec![2; tokens],
                 logprobs: vec![-0.5; tokens],
                 is_complete,
