@@ -45,7 +45,9 @@ fn prompts_are_never_detected_and_the_error_names_their_formatting() {
     for line in
         [r#"{"prompt": "a", "answer": "b"}"#, r#"{"prompt": [{"role": "user", "content": "a"}], "source": "x"}"#]
     {
-        assert!(error(line).contains("for prompts of reinforcement learning, set data.records.formatting = \"prompts\""));
+        assert!(
+            error(line).contains("for prompts of reinforcement learning, set data.records.formatting = \"prompts\"")
+        );
     }
     assert!(!error(r#"{"question": "a"}"#).contains("prompts"));
 }

@@ -125,7 +125,7 @@ impl Eval {
         if self.json {
             let mut report = json!({"loss": sums.loss(), "pairs": pairs, "left_out": left_out, "max_length": seq_len});
             for (name, value) in metrics {
-                report[name] = json!(value);
+                report[&*name] = json!(value);
             }
             print_json(&report);
             return Ok(());

@@ -61,12 +61,7 @@ mod tests {
     #[test]
     fn metrics_are_means_over_completions_and_groups() {
         let completion = |reward: Option<f64>, tokens: usize, is_complete: bool| Completion {
-            sample: Sample {
-                prompt: vec![1],
-                tokens: vec![2; tokens],
-                logprobs: vec![-0.5; tokens],
-                is_complete,
-            },
+            sample: Sample { prompt: vec![1], tokens: vec![2; tokens], logprobs: vec![-0.5; tokens], is_complete },
             reward,
             scores: vec![reward.map(|reward| reward / 2.0)],
         };

@@ -1,8 +1,8 @@
 //! Reinforcement learning: the model draws completions of prompts, rewards score them, and steps make good ones more likely.
 //!
-//! **A generation.** `RolloutRows` (`rows.rs`) draws completions when no completion is left for a step. It lends the model to an `Engine`
-//! (`Engine::lend`), so that draws read the same weights and codes as the next step, and nothing is copied. Each data-parallel rank draws the
-//! completions of its prompts (`sample.rs`) and scores them (`ottava-rewards`). Then all ranks tell each other their completions, so that each of
+//! **A generation.** `RolloutRows` (`rows.rs`) asks for completions when no completion is left for a step. `Generator` (`generator.rs`) lends the model
+//! to an `Engine` (`Engine::lend`), so that draws read the same weights and codes as the next step, and nothing is copied. Each data-parallel rank draws
+//! the completions of its prompts (`sample.rs`) and scores them (`ottava-rewards`). Then all ranks tell each other their completions, so that each of
 //! them knows all rewards, and a checkpoint can hold the completions that no step has used yet (`Rows::unfinished`).
 //!
 //! **A step.** `advantage.rs` makes advantages of rewards. `PolicyMicroBatch` (`loss.rs`) is the loss of a micro-batch, whose rows have one completion
@@ -14,6 +14,7 @@
 
 mod advantage;
 mod completion;
+mod generator;
 mod loss;
 mod rows;
 mod sample;

@@ -2,26 +2,20 @@
 
 use super::advantage::advantages;
 use super::completion::{Completion, metrics};
+use super::generator::Generator;
 use super::loss::{PolicyMicroBatch, Scored};
-use super::sample::{Sample as Drawn, sample, seed_of};
+use super::sample::seed_of;
 use crate::objective::{Evaluation, LoadedRows, Opening, Rows, Validation};
 use crate::step::{Metrics, TrainStep};
 use ottava_common::error::{Error, Result};
 use ottava_common::hash::sha256_of;
-use ottava_data::{Batch, DataState, Prompt, PromptLoader, PromptSet, RowShare, Tokenizer};
-use ottava_engine::{Engine, EngineOptions, KvCacheDtype};
+use ottava_data::{Batch, DataState, PromptLoader, PromptSet, RowShare};
 use ottava_models::Decoder;
 use ottava_parallel::Ranks;
 use ottava_recipe::mode::{Pass, StepPrecision};
-use ottava_rewards::{Deadline, RewardSpec, Rewards, Sample};
 use ottava_settings::ReinforcementConfig;
-use ottava_tensor::Device;
 use ottava_tensor::ops::IGNORE_INDEX;
-use std::cell::RefCell;
 use std::collections::VecDeque;
-
-/// The share of the memory that is free at the first generation which the KV cache may take on a GPU; activations and gradients take the rest.
-const KV_SHARE: f64 = 0.3;
 
 /// Completions of prompts, their rewards and advantages.
 pub(super) struct RolloutRows {
@@ -31,13 +25,13 @@ pub(super) struct RolloutRows {
     max_length: usize,
     /// Rows of a micro-batch.
     rows: usize,
-    micro_batches: usize,
+    /// Completions of a step, of all ranks.
+    of_step: usize,
+    /// Prompts of a generation, of all ranks.
+    of_generation: usize,
     share: RowShare,
-    tokenizer: Tokenizer,
     prompts: PromptLoader,
-    rewards: RefCell<Rewards>,
-    /// Made of the model at the first generation.
-    engine: RefCell<Option<Engine>>,
+    generator: Generator,
     /// The completions of the steps to come, of all ranks.
     waiting: VecDeque<Vec<Scored>>,
     step: u64,
@@ -48,7 +42,7 @@ pub(super) struct RolloutRows {
 impl RolloutRows {
     /// Opens the data, starts what scores completions, and goes on where the last checkpoint was saved.
     ///
-    /// Errors as [`Objective::open`](crate::objective::Objective::open), and with [`Error::Config`] when a reward cannot be made.
+    /// Errors as [`Objective::open`](crate::objective::Objective::open), and with [`Error::Config`] when a reward cannot be made, or ranks and steps do not divide a generation.
     pub(super) fn open(opening: &Opening) -> Result<RolloutRows> {
         let Opening { config: run, data, state, share, step, unfinished, .. } = *opening;
         let config = run.reinforcement.clone();
@@ -68,77 +62,33 @@ impl RolloutRows {
             })?,
             None => VecDeque::new(),
         };
+        let of_step = run.micro_batch_rows() * run.training.gradient_accumulation_steps * share.world;
+        let of_generation = match config.prompts_per_generation {
+            0 => of_step / config.num_generations,
+            prompts => prompts,
+        };
+        let completions = of_generation * config.num_generations;
+        if completions == 0 || !completions.is_multiple_of(of_step) || !of_generation.is_multiple_of(share.world) {
+            return Err(Error::Config(format!(
+                "a generation has {completions} completions of {of_generation} prompts, a step {of_step} completions, and {} ranks divide the prompts; \
+                 change `reinforcement.prompts_per_generation` so that steps and ranks divide a generation evenly",
+                share.world
+            )));
+        }
         Ok(RolloutRows {
             seed: run.seed,
             max_length: run.data.max_length,
             rows: run.micro_batch_rows(),
-            micro_batches: run.training.gradient_accumulation_steps,
+            of_step,
+            of_generation,
             share,
-            tokenizer: Tokenizer::load(run.model.tokenizer_path())?,
             prompts: PromptLoader::new(sets, state, share)?,
-            rewards: RefCell::new(RewardSpec::build(&config.rewards)?),
-            engine: RefCell::new(None),
+            generator: Generator::new(run, of_generation / share.world * config.num_generations)?,
             waiting,
             step,
             metrics: Metrics::default(),
             config,
         })
-    }
-
-    /// Draws one completion with each seed of each of `prompts`; the most likely completion if `is_greedy`.
-    fn complete(&self, model: &mut Decoder, prompts: &[(Prompt, Vec<u64>)], is_greedy: bool) -> Result<Vec<Drawn>> {
-        let each = prompts.iter().flat_map(|(prompt, seeds)| seeds.iter().map(|&seed| (prompt.tokens.clone(), seed)));
-        let requests: Vec<_> = each.collect();
-        let mut engine = self.engine.borrow_mut();
-        let engine = match &mut *engine {
-            Some(engine) => engine,
-            none => none.insert(self.engine_for(model, requests.len())?),
-        };
-        let (most, stop_ids) = (self.config.max_completion_length, self.tokenizer.eos_ids());
-        engine.lend(model, |engine| sample(engine, &requests, most, stop_ids, is_greedy))
-    }
-
-    fn engine_for(&self, model: &Decoder, requests: usize) -> Result<Engine> {
-        let lengths = std::iter::repeat_n(self.max_length, requests);
-        let mut options = EngineOptions::for_lengths(model, None, lengths, self.max_length, KvCacheDtype::Auto)?;
-        if matches!(model.device(), Device::Cuda(_)) {
-            let share = (options.kv_cache_tokens as f64 * KV_SHARE) as usize;
-            options.kv_cache_tokens = share.max(self.max_length);
-        }
-        options.logprobs_of_loss = true;
-        Engine::to_lend(model, &options)
-    }
-
-    /// The rewards of `samples`, which are completions of `prompts` in their order.
-    fn score(&self, prompts: &[(Prompt, Vec<u64>)], samples: Vec<Drawn>) -> Result<(Vec<Completion>, Vec<String>)> {
-        let told: Vec<ottava_rewards::Prompt> = prompts.iter().map(|(prompt, _)| told(prompt)).collect();
-        let ends = self.tokenizer.eos_ids();
-        let text = |drawn: &Drawn| {
-            let end = drawn.tokens.iter().rposition(|token| !ends.contains(token)).map_or(0, |last| last + 1);
-            self.tokenizer.decode(&drawn.tokens[..end])
-        };
-        let texts: Vec<String> = samples.iter().map(text).collect::<Result<_>>()?;
-        let owners =
-            prompts.iter().enumerate().flat_map(|(at, (_, seeds))| (0..seeds.len()).map(move |index| (at, index)));
-        let batch = samples.iter().zip(&texts).zip(owners).map(|((drawn, text), (at, index))| Sample {
-            prompt: &told[at],
-            completion: text,
-            completion_ids: &drawn.tokens,
-            truncated: !drawn.is_complete,
-            group: prompts[at].0.document as u64,
-            index,
-            step: self.step,
-            record: &prompts[at].0.columns,
-        });
-        let batch: Vec<Sample> = batch.collect();
-        let scored = self.rewards.borrow_mut().score(&batch, Deadline::never())?;
-        let (names, scores): (Vec<_>, Vec<_>) = scored.by_reward.into_iter().unzip();
-        let completion = |(at, sample)| Completion {
-            sample,
-            reward: scored.totals[at],
-            scores: scores.iter().map(|of_reward| of_reward[at]).collect(),
-        };
-        Ok((samples.into_iter().enumerate().map(completion).collect(), names))
     }
 
     /// Draws and scores completions for the next steps, together with all `ranks`, each of which draws for its share of the prompts.
@@ -148,13 +98,13 @@ impl RolloutRows {
         // A hash of the place in the data, so that each generation has draws of its own, whatever was drawn before.
         let place = serde_json::to_vec(&self.prompts.state()).expect("a place is written without fail");
         let place = u64::from_le_bytes(sha256_of(&[&place])[..8].try_into().expect("eight bytes"));
-        let prompts = self.prompts.next(self.prompts_of_generation() / world)?;
+        let prompts = self.prompts.next(self.of_generation / world)?;
         let seeds = |at: usize| -> Vec<u64> {
             let number = (at * world + rank) as u64;
             (0..group as u64).map(|index| seed_of([self.seed, place, number, index])).collect()
         };
         let prompts: Vec<_> = prompts.into_iter().enumerate().map(|(at, prompt)| (prompt, seeds(at))).collect();
-        let drawn = self.complete(model, &prompts, false).and_then(|samples| self.score(&prompts, samples));
+        let drawn = self.generator.generate(model, &prompts, self.step, false);
         let (mine, names) = ranks.together("drawing completions", drawn)?;
         let told = serde_json::to_vec(&mine).expect("completions are written without fail");
         let read =
@@ -183,7 +133,7 @@ impl RolloutRows {
                 advantage,
             });
         let scored: Vec<Scored> = scored.collect();
-        let each = self.completions_of_step();
+        let each = self.of_step;
         let mut steps = VecDeque::new();
         for iteration in 0..num_iterations as u64 {
             let mut order: Vec<usize> = (0..scored.len()).collect();
@@ -193,22 +143,9 @@ impl RolloutRows {
         steps
     }
 
-    /// Completions of a step, of all ranks.
-    fn completions_of_step(&self) -> usize {
-        self.rows * self.micro_batches * self.share.world
-    }
-
-    /// Prompts of a generation, of all ranks.
-    fn prompts_of_generation(&self) -> usize {
-        match self.config.prompts_per_generation {
-            0 => self.completions_of_step() / self.config.num_generations,
-            prompts => prompts,
-        }
-    }
-
     /// A row for each of `samples`, padded with the token that ends a text.
     fn batch(&self, samples: &[Scored]) -> Batch {
-        let end = self.tokenizer.eos_id().unwrap_or(0) as i32;
+        let end = self.generator.end() as i32;
         let (mut inputs, mut targets, mut padding) = (Vec::new(), Vec::new(), Vec::new());
         for Scored { sample, .. } in samples {
             let tokens: Vec<i32> = sample.prompt.iter().chain(&sample.tokens).map(|&token| token as i32).collect();
@@ -219,15 +156,6 @@ impl RolloutRows {
             padding.push(unread);
         }
         Batch { padding, ..Batch::whole(inputs, targets, samples.len()) }
-    }
-}
-
-/// The prompt as rewards read it: the messages or the text of its record.
-fn told(prompt: &Prompt) -> ottava_rewards::Prompt {
-    match prompt.columns.get("prompt") {
-        Some(serde_json::Value::Array(messages)) => ottava_rewards::Prompt::Messages(messages.clone()),
-        Some(serde_json::Value::String(text)) => ottava_rewards::Prompt::Text(text.clone()),
-        other => ottava_rewards::Prompt::Text(other.map(ToString::to_string).unwrap_or_default()),
     }
 }
 
@@ -278,10 +206,7 @@ impl Rows for RolloutRows {
         }
         let mine = (rank..self.prompts.validation_len()).step_by(world);
         let prompts = mine.map(|at| Ok((self.prompts.validation(at)?, vec![0]))).collect::<Result<Vec<_>>>();
-        let scored = prompts.and_then(|prompts| {
-            let samples = self.complete(model, &prompts, true)?;
-            self.score(&prompts, samples)
-        });
+        let scored = prompts.and_then(|prompts| self.generator.generate(model, &prompts, self.step, true));
         let (mine, names) = ranks.together("evaluating completions", scored)?;
         let told = serde_json::to_vec(&mine).expect("completions are written without fail");
         let mut all: Vec<Vec<Completion>> = Vec::new();

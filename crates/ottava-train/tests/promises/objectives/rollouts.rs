@@ -2,7 +2,7 @@
 //! generation.
 
 use crate::runs::resume::{metrics, train};
-use crate::setup::{Seeded, on_one_thread, recipe, tiny_llama_with};
+use crate::setup::{Seeded, on_one_thread, on_ranks, recipe, tiny_llama_with};
 use ottava_data::{Batch, Formatting};
 use ottava_engine::{Engine, EngineOptions, KvCacheDtype};
 use ottava_models::Decoder;
@@ -209,4 +209,29 @@ fn a_run_resumes_in_the_middle_of_a_generation() {
     assert!(stopped.is_err_and(|error| error.is_stop()));
     train(&config(&broken), &Device::Cpu, &Start::Resume, u64::MAX).unwrap();
     assert_eq!(metrics(&unbroken), metrics(&broken));
+}
+
+/// Each rank draws completions of its prompts. The first generation is the same on any number of ranks, and sums of losses differ by rounding.
+#[test]
+fn ranks_draw_the_completions_of_one_rank() {
+    let folder = tempfile::tempdir().unwrap();
+    write_inputs(folder.path());
+    let logged = |ranks: usize| {
+        let run = folder.path().join(format!("ranks-{ranks}"));
+        let mut config = config(folder.path(), &run, RecipeName::Fp32, 2);
+        config.training.per_device_train_batch_size /= ranks;
+        on_ranks(ranks, move |group| {
+            let mut trainer = Trainer::shared(config.clone(), &Device::Cpu, &Start::New, group, None).unwrap();
+            trainer.run(&AtomicBool::new(false), &mut |_| {}).unwrap();
+        });
+        ["loss", "reward", "reward_std", "completions/mean_length", "grad_norm"].map(|name| values_of(&run, name))
+    };
+    let one = logged(1);
+    for ranks in [2, 4] {
+        let several = logged(ranks);
+        assert_eq!(several[1..4], one[1..4], "{ranks} ranks");
+        let apart = several.iter().flatten().zip(one.iter().flatten()).map(|(a, b)| (a - b).abs());
+        // Losses and gradients are sums of 128 completions in F32, in another order.
+        assert!(apart.fold(0.0, f64::max) < 1e-5, "{ranks} ranks: {several:?}, {one:?}");
+    }
 }

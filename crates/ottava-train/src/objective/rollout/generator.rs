@@ -1,0 +1,132 @@
+//! Completions of prompts by the model as it is now, with their rewards.
+
+use super::completion::Completion;
+use super::sample::{Sample as Drawn, sample};
+use ottava_common::error::Result;
+use ottava_data::{Prompt, Tokenizer};
+use ottava_engine::{Engine, EngineOptions, KvCacheDtype};
+use ottava_models::Decoder;
+use ottava_rewards::{Deadline, RewardSpec, Rewards, Sample};
+use ottava_settings::RunConfig;
+use ottava_tensor::Device;
+use std::cell::RefCell;
+
+/// The share of the memory that is free at the first generation which the KV cache may take on a GPU; activations and gradients take the rest.
+const KV_SHARE: f64 = 0.3;
+
+/// A prompt with the seeds of its completions.
+pub(super) type Seeded = (Prompt, Vec<u64>);
+
+/// Draws and scores completions.
+pub(super) struct Generator {
+    /// Completions of a generation.
+    completions: usize,
+    /// Tokens of a prompt and its completion, at most.
+    max_length: usize,
+    max_completion_length: usize,
+    tokenizer: Tokenizer,
+    rewards: RefCell<Rewards>,
+    /// Made of the model at the first generation.
+    engine: RefCell<Option<Engine>>,
+}
+
+impl Generator {
+    /// Starts what scores completions. A generation of this rank has so many `completions`.
+    ///
+    /// Errors with [`Error::Config`](ottava_common::Error::Config) when a reward cannot be made.
+    pub(super) fn new(run: &RunConfig, completions: usize) -> Result<Generator> {
+        Ok(Generator {
+            completions,
+            max_length: run.data.max_length,
+            max_completion_length: run.reinforcement.max_completion_length,
+            tokenizer: Tokenizer::load(run.model.tokenizer_path())?,
+            rewards: RefCell::new(RewardSpec::build(&run.reinforcement.rewards)?),
+            engine: RefCell::new(None),
+        })
+    }
+
+    /// The token that ends a text.
+    pub(super) fn end(&self) -> u32 {
+        self.tokenizer.eos_id().unwrap_or(0)
+    }
+
+    /// Draws and scores one completion with each seed of each of `prompts`, before step `step`; the most likely completion if `is_greedy`. Returns the
+    /// completions in the order of prompts and seeds, and the names of their scores.
+    ///
+    /// Errors as [`sample`] and [`Rewards::score`].
+    pub(super) fn generate(
+        &self,
+        model: &mut Decoder,
+        prompts: &[Seeded],
+        step: u64,
+        is_greedy: bool,
+    ) -> Result<(Vec<Completion>, Vec<String>)> {
+        let drawn = self.draw(model, prompts, is_greedy)?;
+        self.score(prompts, drawn, step)
+    }
+
+    fn draw(&self, model: &mut Decoder, prompts: &[Seeded], is_greedy: bool) -> Result<Vec<Drawn>> {
+        let each = prompts.iter().flat_map(|(prompt, seeds)| seeds.iter().map(|&seed| (prompt.tokens.clone(), seed)));
+        let requests: Vec<_> = each.collect();
+        let mut engine = self.engine.borrow_mut();
+        let engine = match &mut *engine {
+            Some(engine) => engine,
+            none => none.insert(self.engine_for(model)?),
+        };
+        let (most, stop_ids) = (self.max_completion_length, self.tokenizer.eos_ids());
+        engine.lend(model, |engine| sample(engine, &requests, most, stop_ids, is_greedy))
+    }
+
+    /// An engine for the completions of a generation, which may be more than are drawn now: an evaluation may come first.
+    fn engine_for(&self, model: &Decoder) -> Result<Engine> {
+        let lengths = std::iter::repeat_n(self.max_length, self.completions);
+        let mut options = EngineOptions::for_lengths(model, None, lengths, self.max_length, KvCacheDtype::Auto)?;
+        if matches!(model.device(), Device::Cuda(_)) {
+            let share = (options.kv_cache_tokens as f64 * KV_SHARE) as usize;
+            options.kv_cache_tokens = share.max(self.max_length);
+        }
+        options.logprobs_of_loss = true;
+        Engine::to_lend(model, &options)
+    }
+
+    /// The rewards of `samples`, which are completions of `prompts` in their order.
+    fn score(&self, prompts: &[Seeded], samples: Vec<Drawn>, step: u64) -> Result<(Vec<Completion>, Vec<String>)> {
+        let told: Vec<ottava_rewards::Prompt> = prompts.iter().map(|(prompt, _)| told(prompt)).collect();
+        let ends = self.tokenizer.eos_ids();
+        let text = |drawn: &Drawn| {
+            let end = drawn.tokens.iter().rposition(|token| !ends.contains(token)).map_or(0, |last| last + 1);
+            self.tokenizer.decode(&drawn.tokens[..end])
+        };
+        let texts: Vec<String> = samples.iter().map(text).collect::<Result<_>>()?;
+        let owners =
+            prompts.iter().enumerate().flat_map(|(at, (_, seeds))| (0..seeds.len()).map(move |index| (at, index)));
+        let batch = samples.iter().zip(&texts).zip(owners).map(|((drawn, text), (at, index))| Sample {
+            prompt: &told[at],
+            completion: text,
+            completion_ids: &drawn.tokens,
+            truncated: !drawn.is_complete,
+            group: prompts[at].0.document as u64,
+            index,
+            step,
+            record: &prompts[at].0.columns,
+        });
+        let batch: Vec<Sample> = batch.collect();
+        let scored = self.rewards.borrow_mut().score(&batch, Deadline::never())?;
+        let (names, scores): (Vec<_>, Vec<_>) = scored.by_reward.into_iter().unzip();
+        let completion = |(at, sample)| Completion {
+            sample,
+            reward: scored.totals[at],
+            scores: scores.iter().map(|of_reward| of_reward[at]).collect(),
+        };
+        Ok((samples.into_iter().enumerate().map(completion).collect(), names))
+    }
+}
+
+/// The prompt as rewards read it: the messages or the text of its record.
+fn told(prompt: &Prompt) -> ottava_rewards::Prompt {
+    match prompt.columns.get("prompt") {
+        Some(serde_json::Value::Array(messages)) => ottava_rewards::Prompt::Messages(messages.clone()),
+        Some(serde_json::Value::String(text)) => ottava_rewards::Prompt::Text(text.clone()),
+        other => ottava_rewards::Prompt::Text(other.map(ToString::to_string).unwrap_or_default()),
+    }
+}
