@@ -3,7 +3,9 @@
 use crate::keys::{self, Key};
 use crate::old_keys;
 use crate::paths::{self, flatten, insert};
+use crate::schema;
 use crate::words::{self, Translation};
+use serde_json::{Map, Value as Json};
 use toml::{Table, Value};
 
 /// Longer keys get no suggestion.
@@ -58,8 +60,10 @@ impl Known {
                 }
                 continue;
             }
-            if let (Some(keys), Value::Array(tables)) = (keys_of_list(&path), &table[&key]) {
-                tables.iter().for_each(|table| unknown_in_list(&path, &keys, table, problems));
+            for item in table[&key].as_array().into_iter().flatten() {
+                if let Some(keys) = keys_of_item(&path, item) {
+                    unknown_in_list(&path, &keys, item, problems);
+                }
                 continue;
             }
             if let Some(old) = old_keys::find(&path) {
@@ -248,10 +252,19 @@ impl Known {
     }
 }
 
-/// The keys of each table of the list at `path`, if the value is a list of tables.
-fn keys_of_list(path: &str) -> Option<Vec<&'static str>> {
-    let table = keys::find(path)?.schema["items"]["properties"].as_object()?;
-    Some(table.keys().map(String::as_str).collect())
+/// The keys that a table in the list at `path` can have, if the value is a list of tables; of a list of variants, the keys of the variant that the
+/// table names. `None` also for an unknown variant, which is an error of its own.
+fn keys_of_item(path: &str, table: &Value) -> Option<Vec<&'static str>> {
+    let items = &keys::find(path)?.schema["items"];
+    let keys_of = |schema: &'static Json| schema["properties"].as_object().into_iter().flat_map(Map::keys);
+    let own = match schema::variants(items) {
+        None => items["properties"].is_object().then_some(&Json::Null)?,
+        Some((tag, variants)) => {
+            let name = table.get(tag)?.as_str()?;
+            variants.into_iter().find(|(variant, _)| *variant == name)?.1
+        }
+    };
+    Some(keys_of(items).chain(keys_of(own)).map(String::as_str).collect())
 }
 
 /// Reports keys of a table of the list at `path` that are not among `keys`.

@@ -88,8 +88,8 @@ fn on_policy_all_bounds_have_the_gradient_of_reinforce() {
     assert!(plain.iter().any(|factor| *factor != 0.0));
     for bound in [CLIP, PolicyBound::Weight { low: 1.0, high: 4.0 }] {
         let apart = factors(bound).iter().zip(&plain).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
-        // `e^0` is 1 exactly.
-        assert_eq!(apart, 0.0, "{bound:?}");
+        // `e^0` is 1 exactly; three factors below 4 are multiplied in another order.
+        assert!(apart < 1e-14, "{bound:?}: {apart:e}");
     }
 }
 

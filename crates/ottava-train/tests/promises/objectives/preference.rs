@@ -329,7 +329,10 @@ fn settings_that_do_not_fit_the_data_are_errors() {
     let text = error(&|config| {
         config.data.train_files = vec![inputs.path().join("labels.jsonl"), inputs.path().join("pairs.jsonl")]
     });
-    assert!(text.contains("preferences are trained without other data, and pairs without labels"), "{text}");
+    assert!(
+        text.contains("preferences and prompts are trained without other data, and pairs without labels"),
+        "{text}"
+    );
     let text = error(&|config| config.data.packing = Packing::Bfd);
     assert!(text.contains("each completion of which has a row of its own"), "{text}");
     let text = error(&|config| config.preference.precompute_ref_log_probs = Some(false));
