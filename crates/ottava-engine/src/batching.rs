@@ -89,7 +89,7 @@ impl Engine {
     }
 
     /// Runs `work` with `model`, whose weights may have changed since the last time: no key and value of the cache counts any more. The scales of the
-    /// model stay as they are, so that its casts are those of training.
+    /// model stay as they are, so that its casts equal the casts of training.
     ///
     /// # Panics
     ///

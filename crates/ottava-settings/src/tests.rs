@@ -3,14 +3,14 @@ use ottava_common::error::Result;
 use ottava_recipe::recompute::Recompute;
 use ottava_recipe::{Precision, RecipeName};
 
-fn load(text: &str, settings: &[&str]) -> Result<RunConfig> {
+pub fn load(text: &str, settings: &[&str]) -> Result<RunConfig> {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("run.toml");
     std::fs::write(&path, text).unwrap();
     RunConfig::load(&path, &settings.iter().map(|s| s.to_string()).collect::<Vec<_>>()).map(|loaded| loaded.config)
 }
 
-const SMALL: &str = "[model]\npath = \"m\"\n[data]\ntrain_files = [\"a.txt\"]\n";
+pub const SMALL: &str = "[model]\npath = \"m\"\n[data]\ntrain_files = [\"a.txt\"]\n";
 
 /// Fails unless the file at `path` is `text`; with `OTTAVA_GOLDEN=record`, writes it.
 pub fn expect_file(path: &str, text: &str) {
@@ -560,55 +560,4 @@ fn a_file_is_rewritten_with_its_comments() {
     let saved = migrate("run.toml".as_ref(), SAVED).unwrap().toml;
     let [before, after] = [SAVED, &saved].map(|text| RunConfig::from_table(text.parse().unwrap()).unwrap());
     assert_eq!((before.0, after.1), (after.0, None));
-}
-
-#[test]
-fn rewards_are_tables_with_the_keys_of_their_type() {
-    let run = |rewards: &str| {
-        let text = format!(
-            "[model]\npath = \"m\"\n[data]\ntrain_files = [\"a.jsonl\"]\n[data.records]\nformatting = \"prompts\"\n{rewards}"
-        );
-        load(&text, &[]).map_err(|error| error.to_string())
-    };
-    let table = |keys: &str| format!("[[reinforcement.rewards]]\n{keys}\n");
-    let config =
-        run(&[table("type = \"math\"\nweight = 2.0"), table("type = \"length\"\ntarget = 64\ndistance = 8")].concat())
-            .unwrap();
-    assert_eq!(config.reinforcement.rewards.len(), 2);
-    assert_eq!(config.objective(), ObjectiveKind::Reinforcement);
-    // Settings of a run are written and read again.
-    assert_eq!(load(&config.to_toml(), &[]).unwrap(), config);
-    for (keys, words) in [
-        ("type = \"math\"\ntarget = 64", "`target` is not a setting of [[reinforcement.rewards]]"),
-        ("type = \"length\"\ntraget = 64\ndistance = 8", "did you mean `target`?"),
-        ("type = \"maths\"", "maths"),
-        ("weight = 1.0", "type"),
-    ] {
-        let error = run(&table(keys)).unwrap_err();
-        assert!(error.contains(words), "{keys}: {error}");
-    }
-}
-
-#[test]
-fn reinforcement_learning_refuses_what_does_not_go_together() {
-    let error = |keys: &str| {
-        let text = format!("{SMALL}{keys}\n[[reinforcement.rewards]]\ntype = \"math\"\n");
-        load(&text, &[]).unwrap_err().to_string()
-    };
-    for (keys, words) in [
-        ("[reinforcement]\nnum_generations = 0", "`reinforcement.num_generations` is 0"),
-        ("[reinforcement]\nnum_generations = 1", "compare completions of one prompt"),
-        ("[reinforcement]\nnum_generations = 3", "a generation has a whole number of steps and of prompts"),
-        ("[reinforcement]\nmax_completion_length = 1024", "below `data.max_length`"),
-        ("[reinforcement]\ntemperature = 0.0", "`reinforcement.temperature` must be above 0"),
-        ("[reinforcement.loss]\nepsilon = 0.0", "no ratio is followed"),
-        ("[reinforcement.loss]\ndelta = 1.1", "`reinforcement.loss.delta` must be above"),
-        ("[reinforcement.loss]\nbeta = 0.1", "`lora.r` is 0"),
-        ("[parallel]\ntensor = 2", "`parallel.tensor` is 2"),
-        ("[parallel]\nzero = 3", "`parallel.zero` is 3"),
-        ("[preference]\nloss_type = \"ipo\"", "a run has one objective"),
-    ] {
-        let error = error(keys);
-        assert!(error.contains(words), "{keys}: {error}");
-    }
 }

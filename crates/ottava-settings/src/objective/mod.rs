@@ -7,6 +7,8 @@ mod preference;
 mod preference_runs;
 mod reinforcement;
 mod reinforcement_runs;
+#[cfg(test)]
+mod tests;
 
 pub(super) use effects::OF_REFERENCE;
 pub use kind::{ObjectiveKind, ObjectiveProperties};

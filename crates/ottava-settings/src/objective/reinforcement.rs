@@ -20,7 +20,7 @@ pub struct ReinforcementConfig {
     pub num_iterations: usize,
     /// Tokens of a completion at most. A prompt has at most data.max_length minus this number of tokens; longer prompts are left out.
     pub max_completion_length: usize,
-    /// The temperature at which completions are drawn. Losses, ratios and entropy are those of the distribution at this temperature.
+    /// The temperature at which completions are drawn. Losses, ratios and entropy refer to the distribution at this temperature.
     pub temperature: f64,
     /// Whether completions that reach max_completion_length contribute nothing to the loss.
     pub mask_truncated_completions: bool,

@@ -24,7 +24,7 @@ impl RunConfig {
         all.demand(
             generation.is_multiple_of(group) && generation.is_multiple_of(step) && generation > 0,
             format!(
-                "a generation has {generation} completions (`reinforcement.prompts_per_generation` times `reinforcement.num_generations` = {group}, or those of a step), and a step has {step}; a generation has a whole number of steps and of prompts"
+                "a generation has {generation} completions (`reinforcement.prompts_per_generation` times `reinforcement.num_generations` = {group}, or the completions of a step), and a step has {step}; a generation has a whole number of steps and of prompts"
             ),
         );
         let p = &self.parallel;

@@ -191,7 +191,7 @@ struct Sums {
     kl: f64,
     clipped_low: f64,
     clipped_high: f64,
-    /// Of log-probabilities from those of the sampler.
+    /// Absolute differences between the log-probabilities of the step and of the draw.
     difference: f64,
     largest_difference: f64,
     mult_error: f64,

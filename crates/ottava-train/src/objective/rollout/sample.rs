@@ -20,7 +20,7 @@ pub struct Sample {
 }
 
 /// The seed of the draws of a completion: a hash of the run's seed, the rollout, the place of the prompt in it, and the number of the completion
-/// among those of the prompt. A sum of these numbers would give different completions the same seed.
+/// of the prompt. A sum of these numbers would give different completions the same seed.
 pub fn seed_of(parts: [u64; 4]) -> u64 {
     parts.into_iter().fold(0, |seed, part| mix(seed.wrapping_add(MIX_STEP) ^ mix(part.wrapping_add(MIX_STEP))))
 }
