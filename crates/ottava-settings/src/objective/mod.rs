@@ -16,6 +16,6 @@ pub use loss_type::{LossType, LossTypes};
 pub use preference::PreferenceConfig;
 pub(super) use preference::problems;
 pub use reinforcement::{
-    AdvantageConfig, AdvantageEstimator, Aggregation, KlEstimator, PolicyConfig, PolicyLossType, ReinforcementConfig,
-    ScaleRewards,
+    AdvantageConfig, AdvantageEstimator, Aggregation, CorrectionConfig, CorrectionMode, KlEstimator, PolicyConfig,
+    PolicyLossType, ReinforcementConfig, ScaleRewards,
 };

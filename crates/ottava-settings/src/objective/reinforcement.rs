@@ -28,6 +28,8 @@ pub struct ReinforcementConfig {
     pub advantage: AdvantageConfig,
     /// The loss of tokens.
     pub loss: PolicyConfig,
+    /// Factors of the loss that correct for draws whose log-probabilities are not the ones that steps compute.
+    pub correction: CorrectionConfig,
     /// What scores completions: a table `[[reinforcement.rewards]]` for each reward, with its type, its weight and its own keys
     /// (docs/rewards.md). Their weighted sum is the reward of a completion. A run with rewards is a run of reinforcement learning, whose data
     /// are prompts. For example:
@@ -75,6 +77,66 @@ pub enum ScaleRewards {
     Batch,
     /// 1.
     None,
+}
+
+/// The `[reinforcement.correction]` table. A ratio is the probability of a token, or of a completion, by the model as steps compute it, divided by
+/// its probability when it was drawn. A pass over all completions of a generation computes the former.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct CorrectionConfig {
+    /// How the loss of a token is corrected: "none" (old probabilities are the probabilities of the draws), "token_truncate" (times the ratio of
+    /// the token, at most max), "token_mask" (times the ratio, and 0 if the ratio is below min or above max), "sequence_truncate" or
+    /// "sequence_mask" (the same with the ratio of the completion).
+    pub mode: CorrectionMode,
+    /// The smallest ratio that a mask keeps.
+    pub min: f64,
+    /// The largest ratio.
+    pub max: f64,
+}
+
+/// How losses are corrected for draws.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum CorrectionMode {
+    /// Not at all.
+    #[default]
+    None,
+    /// By the bounded ratio of the token.
+    TokenTruncate,
+    /// By the ratio of the token within bounds.
+    TokenMask,
+    /// By the bounded ratio of the completion.
+    SequenceTruncate,
+    /// By the ratio of the completion within bounds.
+    SequenceMask,
+}
+
+impl CorrectionConfig {
+    /// Whether old log-probabilities are computed by a pass.
+    pub fn is_on(&self) -> bool {
+        self.mode != CorrectionMode::None
+    }
+
+    /// The factors of the tokens of a completion, from their log-probabilities `old` as steps compute them and `drawn` as they were drawn.
+    pub fn factors(&self, old: &[f64], drawn: &[f64]) -> Vec<f64> {
+        let CorrectionConfig { mode, min, max } = *self;
+        let logs = || old.iter().zip(drawn).map(|(old, drawn)| old - drawn);
+        let truncate = |log: f64| log.exp().min(max);
+        let mask = |log: f64| Some(log.exp()).filter(|ratio| (min..=max).contains(ratio)).unwrap_or(0.0);
+        match mode {
+            CorrectionMode::None => vec![1.0; old.len()],
+            CorrectionMode::TokenTruncate => logs().map(truncate).collect(),
+            CorrectionMode::TokenMask => logs().map(mask).collect(),
+            CorrectionMode::SequenceTruncate => vec![truncate(logs().sum()); old.len()],
+            CorrectionMode::SequenceMask => vec![mask(logs().sum()); old.len()],
+        }
+    }
+}
+
+impl Default for CorrectionConfig {
+    fn default() -> CorrectionConfig {
+        CorrectionConfig { mode: CorrectionMode::None, min: 0.0, max: 3.0 }
+    }
 }
 
 /// The `[reinforcement.loss]` table.
@@ -164,6 +226,7 @@ impl Default for ReinforcementConfig {
             mask_truncated_completions: false,
             advantage: AdvantageConfig::default(),
             loss: PolicyConfig::default(),
+            correction: CorrectionConfig::default(),
             rewards: Vec::new(),
         }
     }
@@ -246,6 +309,11 @@ pub(crate) fn problems(config: &ReinforcementConfig, max_length: usize) -> Vec<S
     for (key, value) in [("epsilon", epsilon), ("epsilon_high", epsilon_high), ("delta", delta), ("beta", beta)] {
         problems.demand(from_zero(value), format!("`reinforcement.loss.{key}` must not be negative or infinite"));
     }
+    let CorrectionConfig { min, max, .. } = config.correction;
+    problems.demand(
+        from_zero(min) && max.is_finite() && max >= 1.0 && min <= 1.0,
+        "`reinforcement.correction.min` must be from 0 to 1, and `reinforcement.correction.max` at least 1: equal probabilities have the ratio 1",
+    );
     problems.demand(
         epsilon > 0.0 || loss_type == PolicyLossType::Reinforce,
         "`reinforcement.loss.epsilon` is 0, with which no ratio is followed; set it to 0.2, for example",

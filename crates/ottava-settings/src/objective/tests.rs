@@ -1,5 +1,5 @@
-use crate::ObjectiveKind;
 use crate::tests::{SMALL, load};
+use crate::{CorrectionConfig, CorrectionMode, ObjectiveKind};
 
 #[test]
 fn rewards_are_tables_with_the_keys_of_their_type() {
@@ -43,6 +43,7 @@ fn reinforcement_learning_refuses_what_does_not_go_together() {
         ("[reinforcement.loss]\nepsilon = 0.0", "no ratio is followed"),
         ("[reinforcement.loss]\ndelta = 1.1", "`reinforcement.loss.delta` must be above"),
         ("[reinforcement.loss]\nbeta = 0.1", "`lora.r` is 0"),
+        ("[reinforcement.correction]\nmax = 0.5", "`reinforcement.correction.max` at least 1"),
         ("[parallel]\ntensor = 2", "`parallel.tensor` is 2"),
         ("[parallel]\nzero = 3", "`parallel.zero` is 3"),
         ("[preference]\nloss_type = \"ipo\"", "a run has one objective"),
@@ -50,4 +51,22 @@ fn reinforcement_learning_refuses_what_does_not_go_together() {
         let error = error(keys);
         assert!(error.contains(words), "{keys}: {error}");
     }
+}
+
+#[test]
+fn corrections_bound_or_mask_ratios() {
+    let (old, drawn) = ([-1.0, -2.0, -0.5], [-1.0, -2.0 - 4f64.ln(), -0.5 - 0.25f64.ln()]);
+    // Ratios 1, 4 and 1/4; of the completion 1.
+    let factors = |mode, max| CorrectionConfig { mode, min: 0.5, max }.factors(&old, &drawn);
+    let near = |found: Vec<f64>, expected: [f64; 3]| {
+        // Exponentials of logarithms of numbers near 1: some units of 2⁻⁵³.
+        assert!(found.iter().zip(expected).all(|(a, b)| (a - b).abs() < 1e-14), "{found:?}, {expected:?}");
+    };
+    near(factors(CorrectionMode::None, 3.0), [1.0; 3]);
+    near(factors(CorrectionMode::TokenTruncate, 3.0), [1.0, 3.0, 0.25]);
+    near(factors(CorrectionMode::TokenMask, 3.0), [1.0, 0.0, 0.0]);
+    near(factors(CorrectionMode::TokenMask, 5.0), [1.0, 4.0, 0.0]);
+    near(factors(CorrectionMode::SequenceTruncate, 3.0), [1.0; 3]);
+    let apart = CorrectionConfig { mode: CorrectionMode::SequenceMask, min: 0.5, max: 3.0 }.factors(&old, &[-3.0; 3]);
+    assert_eq!(apart, [0.0; 3], "the ratio of the completion is e^5.5");
 }

@@ -9,6 +9,8 @@ use serde::{Deserialize, Serialize};
 pub struct Completion {
     /// The completion.
     pub sample: Sample,
+    /// The log-probabilities of its tokens as steps compute them with the same weights, if draws are corrected.
+    pub old: Option<Vec<f32>>,
     /// The weighted sum of its scores; `None` if no reward has an opinion.
     pub reward: Option<f64>,
     /// The score by each reward.
@@ -62,6 +64,7 @@ mod tests {
     fn metrics_are_means_over_completions_and_groups() {
         let completion = |reward: Option<f64>, tokens: usize, is_complete: bool| Completion {
             sample: Sample { prompt: vec![1], tokens: vec![2; tokens], logprobs: vec![-0.5; tokens], is_complete },
+            old: None,
             reward,
             scores: vec![reward.map(|reward| reward / 2.0)],
         };

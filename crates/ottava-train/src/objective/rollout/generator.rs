@@ -115,6 +115,7 @@ impl Generator {
         let (names, scores): (Vec<_>, Vec<_>) = scored.by_reward.into_iter().unzip();
         let completion = |(at, sample)| Completion {
             sample,
+            old: None,
             reward: scored.totals[at],
             scores: scores.iter().map(|of_reward| of_reward[at]).collect(),
         };

@@ -6,7 +6,7 @@ use crate::step::{Loss, Metrics};
 use ottava_common::error::Result;
 use ottava_models::Decoder;
 use ottava_recipe::param::Units;
-use ottava_settings::Aggregation;
+use ottava_settings::{Aggregation, CorrectionConfig};
 use ottava_tensor::ops::{PolicyBound, PolicyLoss, PolicyTargets, policy_loss};
 use ottava_tensor::{DType, Device, Tensor};
 use serde::{Deserialize, Serialize};
@@ -16,6 +16,8 @@ use serde::{Deserialize, Serialize};
 pub struct Scored {
     /// The sample.
     pub sample: Sample,
+    /// The log-probabilities of its tokens as steps compute them with the weights that drew it, if draws are corrected.
+    pub old: Option<Vec<f32>>,
     /// The advantage of its tokens.
     pub advantage: f64,
     /// Whether its tokens count in the loss.
@@ -27,6 +29,8 @@ pub struct Scored {
 pub struct Policy {
     /// The loss of a token.
     pub loss: PolicyLoss,
+    /// Its correction for draws.
+    pub correction: CorrectionConfig,
     /// The mean over the tokens of a step.
     pub aggregation: Aggregation,
 }
@@ -47,9 +51,11 @@ pub struct PolicyMicroBatch {
 struct KnownToken {
     /// Its place in the micro-batch.
     at: usize,
+    drawn: f64,
     old: f64,
     reference: f64,
     advantage: f64,
+    correction: f64,
 }
 
 impl PolicyMicroBatch {
@@ -77,16 +83,22 @@ impl PolicyMicroBatch {
         let all = self.known.old.len();
         let of_row = all / self.rows;
         let [mut old, mut advantages, mut weights] = [(); 3].map(|()| vec![0.0; all]);
+        let mut corrections = vec![1.0; all];
         self.tokens.clear();
-        for (row, Scored { sample, advantage, counts }) in samples.iter().enumerate() {
+        for (row, Scored { sample, old: of_steps, advantage, counts }) in samples.iter().enumerate() {
             let weight = if *counts { self.how.aggregation.weight(sample.tokens.len()) } else { 0.0 };
-            // The prediction of a token stands at the token before it.
-            let first = row * of_row + sample.prompt.len() - 1;
-            for (i, &logprob) in sample.logprobs.iter().enumerate() {
-                let at = first + i;
-                (old[at], advantages[at], weights[at]) = (f64::from(logprob), *advantage, weight);
+            let drawn: Vec<f64> = sample.logprobs.iter().map(|&logprob| f64::from(logprob)).collect();
+            let before = of_steps.as_ref().map(|old| old.iter().map(|&old| f64::from(old)).collect());
+            let before: Vec<f64> = before.unwrap_or_else(|| drawn.clone());
+            let factors = self.how.correction.factors(&before, &drawn);
+            for (i, at) in sample.predictions().enumerate() {
+                let at = row * of_row + at;
+                (old[at], corrections[at]) = (before[i], factors[i]);
+                (advantages[at], weights[at]) = (*advantage, weight);
                 if *counts {
-                    self.tokens.push(KnownToken { at, old: old[at], reference: 0.0, advantage: *advantage });
+                    let (drawn, old, correction) = (drawn[i], before[i], factors[i]);
+                    let (reference, advantage) = (0.0, *advantage);
+                    self.tokens.push(KnownToken { at, drawn, old, reference, advantage, correction });
                 }
             }
         }
@@ -96,6 +108,7 @@ impl PolicyMicroBatch {
             Aggregation::Sequences | Aggregation::Constant(_) => samples.len(),
         };
         write(&mut self.known.old, &old)?;
+        write(&mut self.known.corrections, &corrections)?;
         write(&mut self.known.advantages, &advantages)?;
         write(&mut self.known.weights, &weights)
     }
@@ -114,12 +127,13 @@ impl PolicyMicroBatch {
             PolicyBound::None => [f64::INFINITY; 2],
         };
         let mut sums = Sums { losses, ..Sums::default() };
-        for KnownToken { at, old, reference, advantage } in &self.tokens {
+        for KnownToken { at, drawn, old, reference, advantage, correction } in &self.tokens {
             let lp = log_probs[*at];
-            let (apart, w) = ((lp - old).abs(), (lp - old).exp());
+            let (apart, w) = ((lp - drawn).abs(), (lp - old).exp());
             let d = (reference - lp).clamp(-20.0, 20.0);
             sums.tokens += 1.0;
-            sums.surprise -= old;
+            sums.surprise -= drawn;
+            sums.correction += correction;
             sums.kl += d.exp() - 1.0 - d;
             sums.clipped_low += f64::from(w < 1.0 - low && *advantage < 0.0);
             sums.clipped_high += f64::from(w > 1.0 + high && *advantage > 0.0);
@@ -177,7 +191,7 @@ impl Loss for PolicyMicroBatch {
     }
 
     fn metrics(&self, sums: &[f64]) -> Metrics {
-        Sums::from_numbers(sums).metrics(self.how.loss.beta > 0.0)
+        Sums::from_numbers(sums).metrics(&self.how)
     }
 }
 
@@ -195,22 +209,16 @@ struct Sums {
     difference: f64,
     largest_difference: f64,
     mult_error: f64,
+    correction: f64,
 }
 
 impl Sums {
     fn numbers(&self) -> Vec<f64> {
         let Sums {
-            losses,
-            tokens,
-            surprise,
-            kl,
-            clipped_low,
-            clipped_high,
-            difference,
-            largest_difference,
-            mult_error,
+            losses, tokens, surprise, kl, clipped_low, clipped_high, difference, mult_error, correction, ..
         } = *self;
-        vec![losses, tokens, surprise, kl, clipped_low, clipped_high, difference, largest_difference, mult_error]
+        let largest = self.largest_difference;
+        vec![losses, tokens, surprise, kl, clipped_low, clipped_high, difference, largest, mult_error, correction]
     }
 
     /// Zeros where there are no numbers yet.
@@ -226,6 +234,7 @@ impl Sums {
             difference: at(6),
             largest_difference: at(7),
             mult_error: at(8),
+            correction: at(9),
         }
     }
 
@@ -237,9 +246,11 @@ impl Sums {
     }
 
     /// Under the names of TRL; `token_mult_prob_error` is NeMo-RL's.
-    fn metrics(&self, has_reference: bool) -> Metrics {
+    fn metrics(&self, how: &Policy) -> Metrics {
         let mean = |sum: f64| sum / self.tokens.max(1.0);
-        let kl = has_reference.then(|| ("kl", mean(self.kl)));
+        let kl = (how.loss.beta > 0.0).then(|| ("kl", mean(self.kl)));
+        let correction =
+            how.correction.is_on().then(|| ("sampling/importance_sampling_ratio/mean", mean(self.correction)));
         let named = [
             ("entropy", mean(self.surprise)),
             ("clip_ratio/low_mean", mean(self.clipped_low)),
@@ -248,6 +259,6 @@ impl Sums {
             ("sampling/sampling_logp_difference/max", self.largest_difference),
             ("token_mult_prob_error", mean(self.mult_error)),
         ];
-        Metrics::new(named.into_iter().chain(kl), format!("entropy {:.3}", mean(self.surprise)))
+        Metrics::new(named.into_iter().chain(kl).chain(correction), format!("entropy {:.3}", mean(self.surprise)))
     }
 }

@@ -42,7 +42,8 @@ pub(super) struct Reinforcement {
 
 impl Reinforcement {
     pub(super) fn new(config: &RunConfig) -> Reinforcement {
-        let how = Policy { loss: config.reinforcement.policy_loss(), aggregation: config.reinforcement.aggregation() };
+        let r = &config.reinforcement;
+        let how = Policy { loss: r.policy_loss(), correction: r.correction, aggregation: r.aggregation() };
         Reinforcement { how, tokens: config.data.max_length }
     }
 }

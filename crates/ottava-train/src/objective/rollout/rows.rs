@@ -4,16 +4,18 @@ use super::advantage::advantages;
 use super::completion::{Completion, metrics};
 use super::generator::Generator;
 use super::loss::{PolicyMicroBatch, Scored};
-use super::sample::seed_of;
+use super::sample::{Sample, seed_of};
 use crate::objective::{Evaluation, LoadedRows, Opening, Rows, Validation};
-use crate::step::{Metrics, TrainStep};
+use crate::step::host::values;
+use crate::step::{Metrics, MicroBatch, TrainStep, token_losses};
 use ottava_common::error::{Error, Result};
 use ottava_common::hash::sha256_of;
 use ottava_data::{Batch, DataState, PromptLoader, PromptSet, RowShare};
 use ottava_models::Decoder;
-use ottava_parallel::Ranks;
+use ottava_parallel::Partition;
 use ottava_recipe::mode::{Pass, StepPrecision};
 use ottava_settings::ReinforcementConfig;
+use ottava_tensor::comm::Axis;
 use ottava_tensor::ops::IGNORE_INDEX;
 use std::collections::VecDeque;
 
@@ -92,8 +94,8 @@ impl RolloutRows {
     }
 
     /// Draws and scores completions for the next steps, together with all `ranks`, each of which draws for its share of the prompts.
-    fn generate(&mut self, model: &mut Decoder, ranks: &Ranks) -> Result<()> {
-        let RowShare { rank, world } = self.share;
+    fn generate(&mut self, model: &mut Decoder, partition: &Partition, precision: StepPrecision) -> Result<()> {
+        let (RowShare { rank, world }, ranks) = (self.share, partition.ranks());
         let group = self.config.num_generations;
         // A hash of the place in the data, so that each generation has draws of its own, whatever was drawn before.
         let place = serde_json::to_vec(&self.prompts.state()).expect("a place is written without fail");
@@ -105,7 +107,10 @@ impl RolloutRows {
         };
         let prompts: Vec<_> = prompts.into_iter().enumerate().map(|(at, prompt)| (prompt, seeds(at))).collect();
         let drawn = self.generator.generate(model, &prompts, self.step, false);
-        let (mine, names) = ranks.together("drawing completions", drawn)?;
+        let (mut mine, names) = ranks.together("drawing completions", drawn)?;
+        if self.config.correction.is_on() {
+            self.set_old(&mut mine, model, partition, precision)?;
+        }
         let told = serde_json::to_vec(&mine).expect("completions are written without fail");
         let read =
             |of_rank: Vec<u8>| -> Vec<Completion> { serde_json::from_slice(&of_rank).expect("as it was written") };
@@ -116,6 +121,28 @@ impl RolloutRows {
             (0..each * world).map(|at| all[at % world][at / world * group..][..group].to_vec()).collect();
         self.metrics = metrics(&groups, &names);
         self.waiting = self.steps_of(&groups, place);
+        Ok(())
+    }
+
+    /// Sets the log-probabilities of the tokens of `completions` as steps compute them, by passes over micro-batches, together with all ranks.
+    fn set_old(
+        &self,
+        completions: &mut [Completion],
+        model: &mut Decoder,
+        partition: &Partition,
+        precision: StepPrecision,
+    ) -> Result<()> {
+        let place = partition.ranks().place(Axis::Context);
+        for of_micro_batch in completions.chunks_mut(self.rows) {
+            let batch = self.batch(of_micro_batch.iter().map(|completion| &completion.sample));
+            let micro_batch = MicroBatch::new(&batch, model.device(), place)?;
+            let losses = token_losses(model, &[micro_batch], Pass::Evaluation, precision, partition)?;
+            let losses = values(&losses[0])?;
+            for (completion, losses) in of_micro_batch.iter_mut().zip(losses.chunks_exact(self.max_length)) {
+                let own = &losses[completion.sample.predictions()];
+                completion.old = Some(own.iter().map(|&loss| -loss as f32).collect());
+            }
+        }
         Ok(())
     }
 
@@ -130,6 +157,7 @@ impl RolloutRows {
             groups.iter().flatten().zip(advantages.into_iter().flatten()).map(|(completion, advantage)| Scored {
                 counts: completion.reward.is_some() && (completion.sample.is_complete || !mask_truncated_completions),
                 sample: completion.sample.clone(),
+                old: completion.old.clone(),
                 advantage,
             });
         let scored: Vec<Scored> = scored.collect();
@@ -144,10 +172,11 @@ impl RolloutRows {
     }
 
     /// A row for each of `samples`, padded with the token that ends a text.
-    fn batch(&self, samples: &[Scored]) -> Batch {
+    fn batch<'s>(&self, samples: impl ExactSizeIterator<Item = &'s Sample>) -> Batch {
         let end = self.generator.end() as i32;
         let (mut inputs, mut targets, mut padding) = (Vec::new(), Vec::new(), Vec::new());
-        for Scored { sample, .. } in samples {
+        let rows = samples.len();
+        for sample in samples {
             let tokens: Vec<i32> = sample.prompt.iter().chain(&sample.tokens).map(|&token| token as i32).collect();
             let unread = self.max_length - tokens.len();
             let learned = |at: usize| (sample.prompt.len()..tokens.len()).contains(&at);
@@ -155,7 +184,7 @@ impl RolloutRows {
             inputs.extend(tokens.iter().copied().chain(std::iter::repeat_n(end, unread)));
             padding.push(unread);
         }
-        Batch { padding, ..Batch::whole(inputs, targets, samples.len()) }
+        Batch { padding, ..Batch::whole(inputs, targets, rows) }
     }
 }
 
@@ -180,13 +209,13 @@ impl Rows for RolloutRows {
 
     fn load(&mut self, model: &mut Decoder, step: &mut TrainStep, precision: StepPrecision) -> Result<LoadedRows> {
         if self.waiting.is_empty() {
-            self.generate(model, step.partition().ranks())?;
+            self.generate(model, step.partition(), precision)?;
         }
         let all = self.waiting.pop_front().expect("a generation has a step");
         let mine = &all[self.share.rank * all.len() / self.share.world..][..all.len() / self.share.world];
         for (micro_batch, samples) in mine.chunks(self.rows).enumerate() {
             step.loss_mut::<PolicyMicroBatch>(micro_batch).load(samples)?;
-            step.load(micro_batch, &self.batch(samples))?;
+            step.load(micro_batch, &self.batch(samples.iter().map(|scored| &scored.sample)))?;
         }
         if self.config.loss.beta > 0.0 {
             let losses = step.loaded_token_losses(model, Pass::Reference, precision)?;

@@ -5,6 +5,7 @@ use ottava_common::hash::{MIX_STEP, mix};
 use ottava_engine::{Engine, Event, FinishReason, Request, RequestId, Sampling};
 use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
+use std::ops::Range;
 
 /// A completion that was drawn.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -17,6 +18,14 @@ pub struct Sample {
     pub logprobs: Vec<f32>,
     /// Whether it ended by itself, and not at its greatest length.
     pub is_complete: bool,
+}
+
+impl Sample {
+    /// The places in a row of `max_length` tokens whose predictions are the drawn tokens.
+    pub fn predictions(&self) -> Range<usize> {
+        let first = self.prompt.len() - 1;
+        first..first + self.tokens.len()
+    }
 }
 
 /// The seed of the draws of a completion: a hash of the run's seed, the rollout, the place of the prompt in it, and the number of the completion

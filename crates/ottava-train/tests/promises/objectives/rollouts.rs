@@ -13,8 +13,8 @@ use ottava_recipe::mode::{Pass, StepPrecision};
 use ottava_recipe::param::{MemoryPolicy, Purpose};
 use ottava_recipe::{ExceptionsConfig, Fp8Format, Precision, RecipeName};
 use ottava_settings::{
-    CheckpointConfig, DataConfig, Interval, LrSchedulerConfig, ModelConfig, OptimizerConfig, RecordsConfig,
-    ReinforcementConfig, RunConfig, TrainingConfig, Warmup, WeightInit,
+    CheckpointConfig, CorrectionMode, DataConfig, Interval, LrSchedulerConfig, ModelConfig, OptimizerConfig,
+    RecordsConfig, ReinforcementConfig, RunConfig, TrainingConfig, Warmup, WeightInit,
 };
 use ottava_tensor::Device;
 use ottava_tensor::ops::IGNORE_INDEX;
@@ -233,5 +233,29 @@ fn ranks_draw_the_completions_of_one_rank() {
         let apart = several.iter().flatten().zip(one.iter().flatten()).map(|(a, b)| (a - b).abs());
         // Losses and gradients are sums of 128 completions in F32, in another order.
         assert!(apart.fold(0.0, f64::max) < 1e-5, "{ranks} ranks: {several:?}, {one:?}");
+    }
+}
+
+/// The pass that corrections need computes what draws report, so every ratio is 1 and the run is the run without corrections, bit for bit.
+#[test]
+fn corrections_change_nothing_where_draws_and_steps_agree() {
+    const RATIO: &str = "sampling/importance_sampling_ratio/mean";
+    let folder = tempfile::tempdir().unwrap();
+    write_inputs(folder.path());
+    let logged = |mode: CorrectionMode| {
+        let run = folder.path().join(format!("{mode:?}"));
+        let mut config = config(folder.path(), &run, RecipeName::Fp8Row, 4);
+        config.reinforcement.correction.mode = mode;
+        train(&config, &Device::Cpu, &Start::New, u64::MAX).unwrap();
+        let ratios = values_of(&run, RATIO);
+        let mut lines = metrics(&run);
+        lines.iter_mut().for_each(|line| drop(line.as_object_mut().unwrap().remove(RATIO)));
+        (lines, ratios)
+    };
+    let (plain, none) = logged(CorrectionMode::None);
+    assert!(none.is_empty());
+    for mode in [CorrectionMode::TokenMask, CorrectionMode::SequenceTruncate] {
+        let (corrected, ratios) = logged(mode);
+        assert_eq!((corrected, ratios), (plain.clone(), vec![1.0; 4]), "{mode:?}");
     }
 }
