@@ -24,6 +24,10 @@ pub struct ReinforcementConfig {
     pub temperature: f64,
     /// Whether completions that reach max_completion_length contribute nothing to the loss.
     pub mask_truncated_completions: bool,
+    /// Whether prompts whose completions all have the same reward are replaced by further prompts, since nothing is learned from them (DAPO).
+    pub dynamic_sampling: bool,
+    /// How often the prompts of a generation are drawn at most, with dynamic_sampling.
+    pub max_rounds: usize,
     /// The advantage of a completion.
     pub advantage: AdvantageConfig,
     /// The loss of tokens.
@@ -224,6 +228,8 @@ impl Default for ReinforcementConfig {
             max_completion_length: 512,
             temperature: 1.0,
             mask_truncated_completions: false,
+            dynamic_sampling: false,
+            max_rounds: 10,
             advantage: AdvantageConfig::default(),
             loss: PolicyConfig::default(),
             correction: CorrectionConfig::default(),
@@ -293,6 +299,7 @@ pub(crate) fn problems(config: &ReinforcementConfig, max_length: usize) -> Vec<S
     );
     problems
         .demand(config.num_iterations > 0, "`reinforcement.num_iterations` is 0; a completion is used at least once");
+    problems.demand(config.max_rounds > 0, "`reinforcement.max_rounds` is 0; prompts are drawn at least once");
     problems.demand(
         (1..max_length).contains(&config.max_completion_length),
         "`reinforcement.max_completion_length` must be at least 1 and below `data.max_length`, which has the tokens of prompt and completion",

@@ -93,13 +93,54 @@ impl RolloutRows {
         })
     }
 
-    /// Draws and scores completions for the next steps, together with all `ranks`, each of which draws for its share of the prompts.
+    /// Draws and scores completions for the next steps, together with all ranks. With dynamic sampling, groups whose rewards are all equal are replaced by
+    /// groups of the next prompts.
+    ///
+    /// Errors with [`Error::Data`] if too few groups have rewards that differ.
     fn generate(&mut self, model: &mut Decoder, partition: &Partition, precision: StepPrecision) -> Result<()> {
-        let (RowShare { rank, world }, ranks) = (self.share, partition.ranks());
-        let group = self.config.num_generations;
-        // A hash of the place in the data, so that each generation has draws of its own, whatever was drawn before.
+        let place = self.place();
+        let (mut drawn, mut kept, mut names) = (Vec::new(), Vec::new(), Vec::new());
+        for _ in 0..if self.config.dynamic_sampling { self.config.max_rounds } else { 1 } {
+            let groups;
+            (groups, names) = self.draw_groups(model, partition, precision)?;
+            let teaches = |group: &&Vec<Completion>| !self.config.dynamic_sampling || has_different_rewards(group);
+            kept.extend(groups.iter().filter(teaches).cloned());
+            drawn.extend(groups);
+            if kept.len() >= self.of_generation {
+                break;
+            }
+        }
+        if kept.len() < self.of_generation {
+            return Err(Error::Data(format!(
+                "of {} groups of completions, {} have rewards that differ, and the steps of a generation need {}: the prompts are too easy or too hard; \
+                 change them, or raise `reinforcement.max_rounds`, or set `reinforcement.dynamic_sampling = false`",
+                drawn.len(),
+                kept.len(),
+                self.of_generation
+            )));
+        }
+        kept.truncate(self.of_generation);
+        self.metrics = metrics(&drawn, &names);
+        self.waiting = self.steps_of(&kept, place);
+        Ok(())
+    }
+
+    /// A hash of the place in the data, so that the draws after it differ from the draws after any other place.
+    fn place(&self) -> u64 {
         let place = serde_json::to_vec(&self.prompts.state()).expect("a place is written without fail");
-        let place = u64::from_le_bytes(sha256_of(&[&place])[..8].try_into().expect("eight bytes"));
+        u64::from_le_bytes(sha256_of(&[&place])[..8].try_into().expect("eight bytes"))
+    }
+
+    /// The completions of the next prompts, as many as a generation has, by prompt; and the names of their scores. Each rank draws the completions of its
+    /// share of the prompts.
+    fn draw_groups(
+        &mut self,
+        model: &mut Decoder,
+        partition: &Partition,
+        precision: StepPrecision,
+    ) -> Result<(Vec<Vec<Completion>>, Vec<String>)> {
+        let (RowShare { rank, world }, ranks) = (self.share, partition.ranks());
+        let (place, group) = (self.place(), self.config.num_generations);
         let prompts = self.prompts.next(self.of_generation / world)?;
         let seeds = |at: usize| -> Vec<u64> {
             let number = (at * world + rank) as u64;
@@ -116,12 +157,8 @@ impl RolloutRows {
             |of_rank: Vec<u8>| -> Vec<Completion> { serde_json::from_slice(&of_rank).expect("as it was written") };
         let all: Vec<_> = ranks.gather_bytes("completions", &told)?.into_iter().map(read).collect();
         // In the order of the prompts, whatever the number of ranks.
-        let each = all[0].len() / group;
-        let groups: Vec<Vec<Completion>> =
-            (0..each * world).map(|at| all[at % world][at / world * group..][..group].to_vec()).collect();
-        self.metrics = metrics(&groups, &names);
-        self.waiting = self.steps_of(&groups, place);
-        Ok(())
+        let groups = (0..self.of_generation).map(|at| all[at % world][at / world * group..][..group].to_vec());
+        Ok((groups.collect(), names))
     }
 
     /// Sets the log-probabilities of the tokens of `completions` as steps compute them, by passes over micro-batches, together with all ranks.
@@ -186,6 +223,13 @@ impl RolloutRows {
         }
         Batch { padding, ..Batch::whole(inputs, targets, rows) }
     }
+}
+
+/// Whether some completions of a group have another reward than others.
+fn has_different_rewards(group: &[Completion]) -> bool {
+    let mut rewards = group.iter().filter_map(|completion| completion.reward);
+    let first = rewards.next();
+    rewards.any(|reward| Some(reward) != first)
 }
 
 impl Rows for RolloutRows {

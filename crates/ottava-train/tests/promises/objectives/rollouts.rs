@@ -259,3 +259,24 @@ fn corrections_change_nothing_where_draws_and_steps_agree() {
         assert_eq!((corrected, ratios), (plain.clone(), vec![1.0; 4]), "{mode:?}");
     }
 }
+
+/// With dynamic sampling, each group of a step has rewards that differ; and a run whose prompts all have one reward ends with an error.
+#[test]
+fn groups_without_a_difference_are_replaced() {
+    let folder = tempfile::tempdir().unwrap();
+    write_inputs(folder.path());
+    let config = |name: &str| {
+        let mut config = config(folder.path(), &folder.path().join(name), RecipeName::Fp32, 2);
+        (config.reinforcement.dynamic_sampling, config.reinforcement.max_rounds) = (true, 8);
+        config
+    };
+    train(&config("replaced"), &Device::Cpu, &Start::New, u64::MAX).unwrap();
+    let [equal, reward] =
+        ["frac_reward_zero_std", "reward"].map(|name| values_of(&folder.path().join("replaced"), name)[0]);
+    assert!(equal > 0.3 && reward < 0.2, "of groups that were drawn, many have no right answer: {equal}, {reward}");
+    let mut hopeless = config("hopeless");
+    hopeless.reinforcement.rewards =
+        vec!["type = 'regex'\npattern = 'never'".parse::<toml::Table>().unwrap().try_into().unwrap()];
+    let error = train(&hopeless, &Device::Cpu, &Start::New, u64::MAX).unwrap_err().to_string();
+    assert!(error.starts_with("of 256 groups of completions, 0 have rewards that differ"), "{error}");
+}
