@@ -262,3 +262,81 @@ impl Sums {
         Metrics::new(named.into_iter().chain(kl).chain(correction), format!("entropy {:.3}", mean(self.surprise)))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ottava_settings::{PolicyConfig, ReinforcementConfig};
+    use ottava_tensor::ops::IGNORE_INDEX;
+    use serde_json::Value;
+
+    const RECORDED: &str = include_str!("../../../tests/data/referee_policy.json");
+
+    fn numbers(value: &Value) -> Vec<f64> {
+        value.as_array().unwrap().iter().map(|number| number.as_f64().unwrap()).collect()
+    }
+
+    /// Losses, and their gradients by log-probabilities, as TRL's `GRPOTrainer` computes them (`scripts/make_policy_referee.py`): each loss, by tokens and
+    /// by sequences, means over all tokens, over sequences and by a constant, and both divergences.
+    #[test]
+    fn losses_and_gradients_equal_trl() {
+        let recorded: Value = serde_json::from_str(RECORDED).unwrap();
+        let most = recorded["most"].as_u64().unwrap() as usize;
+        let lengths: Vec<usize> = numbers(&recorded["lengths"]).into_iter().map(|length| length as usize).collect();
+        let (rows, advantages) = (lengths.len(), numbers(&recorded["advantages"]));
+        let row = |name: &str, row: usize| numbers(&recorded[name][row])[..lengths[row]].to_vec();
+        // Of a row of one token of prompt, `most` tokens long.
+        let padded = |name: &str| -> Vec<f64> {
+            let of_row =
+                |at| row(name, at).into_iter().map(|lp| -lp).chain(std::iter::repeat(0.0)).take(most).collect();
+            (0..rows).flat_map(|at| -> Vec<f64> { of_row(at) }).collect()
+        };
+        let tensor = |values: &[f64]| Tensor::from_slice(&Device::Cpu, &[values.len()], values).unwrap();
+        let ids: Vec<i32> = lengths
+            .iter()
+            .flat_map(|&length| (0..most).map(move |i| if i < length { 0 } else { IGNORE_INDEX }))
+            .collect();
+        let ids = Tensor::from_slice(&Device::Cpu, &[ids.len()], &ids).unwrap();
+        for case in recorded["cases"].as_array().unwrap() {
+            let loss: PolicyConfig = serde_json::from_value(case["settings"].clone()).unwrap();
+            let settings = ReinforcementConfig { loss, max_completion_length: most, ..ReinforcementConfig::default() };
+            let (correction, aggregation) = (settings.correction, settings.aggregation());
+            let how = Policy { loss: settings.policy_loss(), correction, aggregation };
+            let samples: Vec<Scored> = (0..rows)
+                .map(|at| Scored {
+                    sample: Sample {
+                        prompt: vec![0],
+                        tokens: vec![0; lengths[at]],
+                        logprobs: row("old", at).into_iter().map(|lp| lp as f32).collect(),
+                        is_complete: true,
+                    },
+                    old: None,
+                    advantage: advantages[at],
+                    counts: true,
+                })
+                .collect();
+            let mut micro_batch = PolicyMicroBatch::new(how, rows, most, &Device::Cpu, DType::F64).unwrap();
+            micro_batch.load(&samples).unwrap();
+            micro_batch.set_reference(&tensor(&padded("reference"))).unwrap();
+            let counted = micro_batch.counted(&[]) as f64;
+            let (losses, scale) = (tensor(&padded("log_probs")), tensor(&[1.0 / counted]));
+            let (bounded, factors) = policy_loss(&how.loss, &losses, &ids, &micro_batch.known, &scale, rows).unwrap();
+            // Draws report log-probabilities in F32, half a unit of 2⁻²³ from the recorded ones.
+            const DRAWN: f64 = 1e-6;
+            let loss = values(&bounded).unwrap().iter().sum::<f64>() / counted;
+            let expected = case["loss"].as_f64().unwrap();
+            assert!((loss - expected).abs() < DRAWN, "{}: {loss}, {expected} in TRL", case["name"]);
+            let factors = values(&factors).unwrap();
+            for at in 0..rows {
+                for (i, expected) in numbers(&case["gradient"][at]).into_iter().take(lengths[at]).enumerate() {
+                    let found = -factors[at * most + i];
+                    assert!(
+                        (found - expected).abs() < DRAWN,
+                        "{}, {at}, {i}: {found}, {expected} in TRL",
+                        case["name"]
+                    );
+                }
+            }
+        }
+    }
+}
