@@ -1,5 +1,19 @@
 //! Checkpoints: Hugging Face model folders with training state, written atomically.
 //!
+//! ```
+//! use ottava_checkpoint::RandomWeights;
+//! use ottava_recipe::param::{FolderTensor, Init, WeightSource};
+//! use ottava_tensor::Device;
+//!
+//! // Values depend on the seed and the name of a tensor alone, so each rank can draw its own slice.
+//! let mut weights = RandomWeights { seed: 1, device: Device::Cpu };
+//! let tensor = FolderTensor::new("model.norm.weight".into(), vec![8]);
+//! let mut draw = |elements| weights.read(&tensor, elements, Init::Normal(0.02))?.to_vec::<f32>().map_err(Into::into);
+//! let (all, slice): (Result<_, ottava_common::Error>, _) = (draw(0..8), draw(2..4));
+//! assert_eq!(all?[2..4], slice?);
+//! # Ok::<(), ottava_common::Error>(())
+//! ```
+//!
 //! A checkpoint is a Hugging Face model folder with everything else in `training/`: optimizer states and scales as named tensors, and an index that
 //! maps the elements of each tensor to files (`slices.rs`). So any number of processes can read what another number of processes has written. There
 //! is no pickle: weights are safetensors. No incomplete checkpoint has its final name: `CheckpointWriter` writes under a temporary name, hashes on

@@ -1,5 +1,13 @@
 //! Training data: files of text and records, cached tokens, and batches in a computed order.
 //!
+//! ```
+//! use ottava_data::Batch;
+//!
+//! // Two rows of three tokens; the target of an input is the token after it.
+//! let batch = Batch::whole(vec![1, 2, 3, 7, 8, 9], vec![2, 3, 4, 8, 9, 10], 2);
+//! assert_eq!((batch.rows, batch.seq_len, batch.padding_tokens()), (2, 3, 0));
+//! ```
+//!
 //! To change what is read: `Kind` in `files.rs` for a kind of file; `Input` and `DocumentReader` in `source.rs`; `Format` of `ottava-files` for
 //! columnar files; `Formatting` in `records.rs` for the fields of records, with `messages.rs`, `preference_records.rs` and `prompt_records.rs`;
 //! `splits.rs` for splits of folders. To change what becomes a row: `Packing`, `RowLayout` and `Window` in `packing.rs`, `Cursor` in `loader.rs`. To change from which

@@ -1,5 +1,15 @@
 //! Inference: requests for completions, which are computed together, and their text.
 //!
+//! ```
+//! use ottava_engine::Sampling;
+//!
+//! let sampling = Sampling { temperature: 0.8, top_p: 0.95, seed: 7, ..Sampling::default() };
+//! assert!(sampling.check().is_ok());
+//! assert!(Sampling { top_p: 0.0, ..sampling }.check().is_err());
+//! ```
+//!
+//! `examples/generate.rs` of `ottava-train` completes prompts.
+//!
 //! A request's keys and values are in blocks of a shared cache. In each step every running request gets a token, and prompts are read in
 //! chunks beside them. No scale or draw of a request depends on the others: scales are static or of single tokens, and draws have a seed of
 //! their own. On a CPU a request's text is the same bit for bit in any batch. On a GPU the shape of the batch chooses the kernels of

@@ -1,5 +1,12 @@
 //! Connections to HTTP servers: the one crate that opens them, and only to servers that a setting names.
 //!
+//! ```
+//! use ottava_http::Url;
+//!
+//! assert!(Url::new("url", "https://example.com/score").unwrap().is_https());
+//! assert!(Url::new("url", "localhost:80").is_err());
+//! ```
+//!
 //! - A [`Url`] is `https://`, or `http://` where the user wrote it; it holds no user name and no password.
 //! - A [`Secret`] comes from an environment variable. No message and no log has its value.
 //! - [`Client`] sends one request, with limits on its time and on the size of the answer. It follows no redirect. Proxies come from the environment

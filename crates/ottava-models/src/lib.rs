@@ -1,5 +1,17 @@
 //! Model families: each reads a Hugging Face `config.json` into the one [`DecoderConfig`] that all blocks are built from.
 //!
+//! ```
+//! use ottava_models::{ConfigFile, decoder_config};
+//!
+//! let values = serde_json::json!({
+//!     "model_type": "llama", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
+//!     "max_position_embeddings": 64, "rms_norm_eps": 1e-5, "vocab_size": 96,
+//! });
+//! let sizes = decoder_config(&ConfigFile::from_values("model", values.as_object().unwrap().clone()))?;
+//! assert_eq!((sizes.layers.len(), sizes.vocabulary), (2, 96));
+//! # Ok::<(), ottava_common::Error>(())
+//! ```
+//!
 //! `Decoder` owns the `Stage`s of a process, the `ScalingState` of their casts, and the `Description` of the whole model. A `Stage` holds the
 //! layers of a `Span`: consecutive blocks, with or without embedding and head. Without a pipeline there is one stage, whose span has all layers.
 //! `Stage::forward` returns a `StageSaved` by value and `Stage::backward` consumes it, so several micro-batches may be in flight, and a model

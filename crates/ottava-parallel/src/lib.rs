@@ -1,5 +1,14 @@
 //! Training on several ranks.
 //!
+//! ```
+//! use ottava_parallel::optim::{Decay, Schedule, SchedulerType};
+//!
+//! let kind = SchedulerType::Linear(Decay::default());
+//! let schedule = Schedule { kind, peak: 1e-3, warmup_steps: 10, max_steps: 100 };
+//! assert_eq!(schedule.at(10), 1e-3);
+//! assert!(schedule.at(100) < schedule.at(50));
+//! ```
+//!
 //! Ranks are visible in few places. This folder implements data parallelism, ZeRO and pipelines, `TrainStep` calls it, `Trainer` asks it which rank
 //! writes files, and each rank writes its part of a checkpoint. Layers, models and optimizers are written for one process: a pass gets the weights
 //! of a unit from `Units` (`param/unit.rs`) and reports the gradients that it has computed to `Units`, and a `Param` may hold only a slice of its

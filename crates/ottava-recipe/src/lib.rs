@@ -1,5 +1,14 @@
 //! Recipes: values that say what is cast to which format, interpreted by [`crate::scaling`] and linear layers only.
 //!
+//! ```
+//! use ottava_recipe::{Precision, RecipeName};
+//! use ottava_tensor::DType;
+//!
+//! // Values of FP8 with one scale per 128 values, and all else in BF16.
+//! let recipe = Precision { recipe: RecipeName::Fp8Block, ..Precision::default() }.recipe();
+//! assert_eq!(recipe.compute, DType::BF16);
+//! ```
+//!
 //! No layer and no model branches on the name of a recipe. `Recipe::decide` decides for each linear, while it is built, whether and how the linear
 //! is cast; `scaling/` computes the scales; `layers/cast.rs` decides what each product reads. A new recipe is therefore a value in `precision.rs`,
 //! and a name in `types.rs`.

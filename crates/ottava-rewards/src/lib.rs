@@ -1,5 +1,26 @@
 //! Scores of completions for reinforcement learning.
 //!
+//! ```
+//! use ottava_rewards::{Deadline, Prompt, RewardSpec, Sample};
+//!
+//! let spec = serde_json::json!({"type": "math", "weight": 2.0});
+//! let mut rewards = RewardSpec::build(&[serde_json::from_value(spec).unwrap()])?;
+//! let prompt = Prompt::Text("What is 17 + 25?".into());
+//! let record = serde_json::json!({"answer": "42"}).as_object().unwrap().clone();
+//! let sample = Sample {
+//!     prompt: &prompt,
+//!     completion: "It is \\boxed{84/2}.",
+//!     completion_ids: &[],
+//!     truncated: false,
+//!     group: 0,
+//!     index: 0,
+//!     step: 1,
+//!     record: &record,
+//! };
+//! assert_eq!(rewards.score(&[sample], Deadline::never())?.totals, [Some(2.0)]);
+//! # Ok::<(), ottava_common::Error>(())
+//! ```
+//!
 //! A [`Reward`] scores a batch of [`Sample`]s, and [`Rewards`] adds several by weight, as the settings [`RewardSpec`] say. `docs/rewards.md` describes
 //! every reward for users.
 //!

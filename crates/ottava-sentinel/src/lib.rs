@@ -1,5 +1,16 @@
 //! The sentinel: judges comparisons of a recipe with BF16, and decides what a run computes in BF16 from then on.
 //!
+//! ```
+//! use ottava_sentinel::SpikeDetector;
+//!
+//! // A loss that is more than 6 deviations above the losses of the last 16 steps is a spike.
+//! let mut detector = SpikeDetector::of_losses(16, 6.0);
+//! for step in 0..16 {
+//!     assert!(detector.see(2.0 + 0.01 * f64::from(step % 3)).is_none());
+//! }
+//! assert!(detector.see(9.0).is_some());
+//! ```
+//!
 //! Comparisons are made by the training step; this module is a function of their numbers, so every
 //! rank decides alike, and a resumed run decides as the interrupted one.
 //!

@@ -1,5 +1,13 @@
 //! One run is one TOML file. Every key has a default, shown with its meaning in `configs/reference.toml`; unknown keys are errors.
 //!
+//! ```
+//! use ottava_settings::RunConfig;
+//!
+//! let config = RunConfig::default();
+//! assert_eq!(config.data.max_length, 1024);
+//! assert!(config.to_toml().contains("max_length = 1024"));
+//! ```
+//!
 //! No setting is ignored: an unknown key is an error with a suggestion. To add a key: its field in this crate, whose comment is the text of the
 //! reference; then `OTTAVA_GOLDEN=record cargo test -p ottava-settings the_`, which writes `configs/reference.toml` and `configs/run.schema.json`.
 //! `old_keys.rs` has the earlier spellings of keys, and `words/` answers keys and flags of other trainers.

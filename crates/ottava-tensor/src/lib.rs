@@ -1,5 +1,18 @@
 //! Tensors, FP8 formats and the ops of LLM training, each on the CPU and on CUDA.
 //!
+//! A product of two small matrices:
+//!
+//! ```
+//! use ottava_tensor::ops::{Accumulation, Operand, gemm_nt};
+//! use ottava_tensor::{DType, Device, Tensor};
+//!
+//! let x = Tensor::from_slice(&Device::Cpu, &[1, 2], &[1.0f32, 2.0])?;
+//! let w = Tensor::from_slice(&Device::Cpu, &[2, 2], &[3.0f32, 4.0, 5.0, 6.0])?;
+//! let y = gemm_nt(Operand::plain(&x), Operand::plain(&w), DType::F32, Accumulation::Exact)?;
+//! assert_eq!(y.to_vec::<f32>()?, [11.0, 17.0]);
+//! # Ok::<(), ottava_tensor::Error>(())
+//! ```
+//!
 //! CUDA is never needed to build this crate: no Cargo feature selects it, and nothing links to it. A library is loaded when it is first needed, and
 //! a missing library is an `Error::Library` with a remedy. `unsafe` code stays in this crate; the other crates forbid it.
 //!

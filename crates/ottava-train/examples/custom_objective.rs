@@ -76,3 +76,8 @@ fn main() -> Result<()> {
     assert!(entropies[39] < entropies[0] - 1.0, "the model learns to count");
     Ok(())
 }
+
+#[test]
+fn the_example_runs() {
+    main().expect("it runs to its end");
+}

@@ -42,3 +42,8 @@ fn main() -> Result<()> {
     }
     Ok(())
 }
+
+#[test]
+fn the_example_runs() {
+    main().expect("it runs to its end");
+}

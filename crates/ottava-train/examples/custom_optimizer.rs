@@ -78,3 +78,8 @@ fn main() -> Result<()> {
     assert!(losses[39] < losses[0] - 1.0, "the model learns to count");
     Ok(())
 }
+
+#[test]
+fn the_example_runs() {
+    main().expect("it runs to its end");
+}

@@ -20,7 +20,10 @@ use std::rc::Rc;
 const MAX_LEN: usize = 128;
 
 fn main() -> Result<()> {
-    let mut given = std::env::args().skip(1);
+    complete_prompts(std::env::args().skip(1))
+}
+
+fn complete_prompts(mut given: impl Iterator<Item = String>) -> Result<()> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let folder = given.next().map(PathBuf::from);
     let mut prompts: Vec<String> = given.collect();
@@ -62,4 +65,9 @@ fn main() -> Result<()> {
     })?;
     assert_eq!(ended, prompts.len(), "each prompt has a completion");
     Ok(())
+}
+
+#[test]
+fn the_example_runs() {
+    complete_prompts(std::iter::empty()).expect("it runs to its end");
 }

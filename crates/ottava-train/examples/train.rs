@@ -70,3 +70,8 @@ fn main() -> Result<()> {
     assert!(losses[19] < losses[0] - 0.5, "the model learns");
     Ok(())
 }
+
+#[test]
+fn the_example_runs() {
+    main().expect("it runs to its end");
+}

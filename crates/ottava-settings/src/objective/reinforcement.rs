@@ -84,7 +84,7 @@ pub enum ScaleRewards {
 }
 
 /// The `[reinforcement.correction]` table. A ratio is the probability of a token, or of a completion, by the model as steps compute it, divided by
-/// its probability when it was drawn. A pass over all completions of a generation computes the former.
+/// its probability when it was drawn. The first of these probabilities takes a pass over all completions of a generation.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct CorrectionConfig {
@@ -191,7 +191,7 @@ pub enum KlEstimator {
     WeightedK3,
     /// The ratio times the difference of log-probabilities.
     K1,
-    /// Half the square of that difference.
+    /// Half the square of the difference of log-probabilities.
     K2,
     /// Schulman's third estimator.
     K3,

@@ -14,7 +14,7 @@ use toml::Value;
 /// Our key; its last part is also a key of other trainers.
 pub(super) const DATASETS: &str = "data.datasets";
 
-/// The start of our keys of reinforcement learning, some of which have the names of keys for preferences.
+/// The start of our keys of reinforcement learning. Some keys for preferences have the same last part.
 const REINFORCEMENT: &str = "reinforcement.";
 
 /// The translation of one key.

@@ -35,7 +35,7 @@ pub struct Policy {
     pub aggregation: Aggregation,
 }
 
-/// The loss of a micro-batch of samples, each of which has a row.
+/// The loss of a micro-batch of samples. Each sample has a row.
 pub struct PolicyMicroBatch {
     how: Policy,
     known: PolicyTargets,
