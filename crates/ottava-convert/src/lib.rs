@@ -2,6 +2,15 @@
 //!
 //! A source gives its files, the names and shapes of its weights and the values of one; [`convert`] writes them.
 //!
+//! ```
+//! use ottava_convert::dequantize::named;
+//!
+//! // A block of Q8_0: an F16 scale of 0.5, and 32 codes.
+//! let block: Vec<u8> = 0x3800u16.to_le_bytes().into_iter().chain((0..32).map(|code| code as u8)).collect();
+//! let values = named("Q8_0").values(&block);
+//! assert_eq!((values.len(), values[6]), (32, 3.0));
+//! ```
+//!
 //! `Architecture` (`architecture.rs`) has what reading (this folder) and writing (`export/gguf/`) of GGUF share: names of tensors, the order of
 //! rows, keys of sizes. `Gemma` (`gemma.rs`) handles what differs in Gemma. `PreTokenizer` (`tokenizer.rs`) has the ways in which byte-level BPE
 //! cuts text, `SentencePiece` (`sentencepiece.rs`) the scores of merges. `export_gguf` writes a file and reads it back. `Pickle::read`

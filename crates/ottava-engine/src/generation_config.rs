@@ -1,6 +1,6 @@
 //! The sampling that a model's folder suggests.
 
-use crate::request::Sampling;
+use crate::sampling::{Field, Parameter, Sampling, tokens};
 use ottava_common::error::{Error, Result};
 use ottava_common::input;
 use serde_json::{Map, Value};
@@ -10,13 +10,8 @@ use std::path::Path;
 const MAX_FILE_BYTES: u64 = 1 << 20;
 
 impl Sampling {
-    /// Draws from the whole distribution, as APIs do without other settings.
-    pub fn unchanged() -> Sampling {
-        Sampling { temperature: 1.0, ..Sampling::default() }
-    }
-
-    /// [`Sampling::unchanged`] with what `generation_config.json` of `folder`, if there is one, says of `temperature`, `top_k` (0 and -1
-    /// are for all tokens), `top_p`, `min_p` and `repetition_penalty`: the keys that vLLM reads. `do_sample` is not read, as in vLLM.
+    /// [`Sampling::unchanged`] with the values that `generation_config.json` of `folder`, if there is one, suggests
+    /// ([`Parameter::is_suggested`]). `do_sample` is not read, as in vLLM.
     ///
     /// Errors with [`Error::Model`] for a file or value that cannot be used.
     pub fn of_folder(folder: &Path) -> Result<Sampling> {
@@ -28,21 +23,16 @@ impl Sampling {
         let bytes = input::read(&path, MAX_FILE_BYTES).map_err(|error| wrong(error.to_string()))?;
         let config: Map<String, Value> = serde_json::from_slice(&bytes).map_err(|error| wrong(error.to_string()))?;
         let mut sampling = Sampling::unchanged();
-        let value = |name: &str| config.get(name).filter(|value| !value.is_null());
-        let is_no_number = |name: &str, value: &Value| wrong(format!("`{name}` is {value}; it is a number"));
-        for (name, field) in [
-            ("temperature", &mut sampling.temperature),
-            ("top_p", &mut sampling.top_p),
-            ("min_p", &mut sampling.min_p),
-            ("repetition_penalty", &mut sampling.repetition_penalty),
-        ] {
-            if let Some(value) = value(name) {
-                *field = value.as_f64().ok_or_else(|| is_no_number(name, value))?;
+        for parameter in Parameter::ALL.iter().filter(|parameter| parameter.is_suggested) {
+            let name = parameter.name;
+            let Some(value) = config.get(name).filter(|value| !value.is_null()) else { continue };
+            let is_no_number = || wrong(format!("`{name}` is {value}; it is a number"));
+            match parameter.field {
+                Field::Number(field, _) => *field(&mut sampling) = value.as_f64().ok_or_else(is_no_number)?,
+                Field::Tokens(field) => {
+                    *field(&mut sampling) = tokens(value.as_i64().ok_or_else(is_no_number)?);
+                }
             }
-        }
-        if let Some(value) = value("top_k") {
-            let top_k = value.as_i64().ok_or_else(|| is_no_number("top_k", value))?;
-            sampling.top_k = usize::try_from(top_k).ok().filter(|&top_k| top_k > 0);
         }
         match sampling.problem() {
             Some((_, problem)) => Err(wrong(problem)),
@@ -69,7 +59,7 @@ mod tests {
         assert_eq!(read(r#"{"top_k": -1, "repetition_penalty": 1.1}"#).unwrap().repetition_penalty, 1.1);
         for (text, part) in [
             (r#"{"temperature": "hot"}"#, r#"generation_config.json: `temperature` is "hot"; it is a number"#),
-            (r#"{"top_p": 1.5}"#, "generation_config.json: top-p is 1.5"),
+            (r#"{"top_p": 1.5}"#, "generation_config.json: `top_p` is 1.5"),
             ("[]", "generation_config.json: invalid type"),
         ] {
             let error = read(text).unwrap_err().to_string();

@@ -38,9 +38,8 @@
 //! engine's events to text for commands, by `TextStream`, which looks for stop strings in what `Detokenizer` (`data/detokenizer.rs`) makes of
 //! tokens in the context of the tokens before.
 //!
-//! To add a parameter of sampling: a field of `Sampling` with its check (`request.rs`), a field of `Draw` with its meaning in the op (`ops/sample/`
-//! of `ottava-tensor`), and the copy from one to the other in `draw` (`sampler.rs`). Then the command line has a flag in `commands/inference.rs`,
-//! the server a field in `params.rs`, and a model's folder a suggestion in `generation_config.rs`.
+//! To add a parameter of sampling: a field of `Sampling`, its row in `Parameter::ALL` and its place in `Sampling::draw` (`sampling.rs`), and a
+//! field of `Draw` with its meaning in the op (`ops/sample/` of `ottava-tensor`). Commands, server and suggestions of model folders read the table.
 #![forbid(unsafe_code)]
 
 mod admission;
@@ -63,6 +62,7 @@ mod proposer;
 mod request;
 mod resting;
 mod sampler;
+mod sampling;
 mod scoring;
 mod sequence;
 mod text;
@@ -78,7 +78,7 @@ pub use grammar::{Grammar, Grammars};
 pub use ngram::Ngram;
 pub use proposer::Proposer;
 pub use request::{
-    AdapterId, EngineOptions, EngineStats, Event, FinishReason, KvCacheDtype, Pooling, Request, RequestId, Sampling,
-    TokenLogprob,
+    AdapterId, EngineOptions, EngineStats, Event, FinishReason, KvCacheDtype, Pooling, Request, RequestId, TokenLogprob,
 };
+pub use sampling::{Field, Parameter, Range, Sampling, tokens};
 pub use text::{TextPiece, TextStream};

@@ -1,96 +1,10 @@
 //! Requests of an engine, and the events that it returns.
 
 use crate::grammar::Grammar;
+use crate::sampling::Sampling;
 use ottava_common::error::{Error, Result};
 use ottava_tensor::DType;
 use serde::{Deserialize, Serialize};
-
-/// Sampling of the tokens of a request. The default is greedy: always the most likely token, without penalties.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Sampling {
-    /// 0 always takes the most likely token; otherwise logits are divided by it.
-    pub temperature: f64,
-    /// Only this many of the most likely tokens can be drawn; `None` for all.
-    pub top_k: Option<usize>,
-    /// Only the most likely tokens that together have this probability can be drawn; 1 for all.
-    pub top_p: f64,
-    /// Only tokens whose probability is at least this share of the likeliest token's probability can be drawn (0.1: at least a tenth); 0 for all.
-    pub min_p: f64,
-    /// Logits of tokens in the prompt or the output are divided by it if positive, else multiplied (Keskar et al. 2019,
-    /// arXiv:1909.05858); 1 for none.
-    pub repetition_penalty: f64,
-    /// Subtracted from the logits of tokens in the output.
-    pub presence_penalty: f64,
-    /// Subtracted from the logits of tokens in the output, for each time they are there.
-    pub frequency_penalty: f64,
-    /// Added to the logits of these tokens.
-    pub logit_bias: Vec<(u32, f32)>,
-    /// The seed of the draws, which depend on nothing else: not on other requests.
-    pub seed: u64,
-}
-
-impl Default for Sampling {
-    fn default() -> Sampling {
-        Sampling {
-            temperature: 0.0,
-            top_k: None,
-            top_p: 1.0,
-            min_p: 0.0,
-            repetition_penalty: 1.0,
-            presence_penalty: 0.0,
-            frequency_penalty: 0.0,
-            logit_bias: Vec::new(),
-            seed: 0,
-        }
-    }
-}
-
-impl Sampling {
-    /// Whether the most likely token by the unmodified logits is taken.
-    pub(super) fn is_plain(&self) -> bool {
-        *self
-            == Sampling {
-                seed: self.seed,
-                top_k: self.top_k,
-                top_p: self.top_p,
-                min_p: self.min_p,
-                ..Sampling::default()
-            }
-    }
-
-    /// The first field with an unusable value, and the reason.
-    pub fn problem(&self) -> Option<(&'static str, String)> {
-        let Sampling { temperature, top_p, repetition_penalty, .. } = *self;
-        let wrong = |is_wrong: bool, field, text: String| is_wrong.then_some((field, text));
-        let from_to = |field, name, value: f64, range: std::ops::RangeInclusive<f64>| {
-            let (from, to) = (range.start(), range.end());
-            wrong(!range.contains(&value), field, format!("{name} is {value}; it is a number from {from} to {to}"))
-        };
-        let temperature_is = format!("temperature is {temperature}; it is a number from 0 up");
-        let repetition_is = format!("repetition penalty is {repetition_penalty}; it is a number above 0");
-        let top_p_is = format!("top-p is {top_p}; it is above 0 and at most 1");
-        let top_k_is = "top-k is 0; it is a number of tokens from 1 up, or left out".into();
-        wrong(!(temperature.is_finite() && temperature >= 0.0), "temperature", temperature_is)
-            .or_else(|| wrong(self.top_k == Some(0), "top_k", top_k_is))
-            .or_else(|| wrong(!(top_p > 0.0 && top_p <= 1.0), "top_p", top_p_is))
-            .or_else(|| from_to("min_p", "min-p", self.min_p, 0.0..=1.0))
-            .or_else(|| {
-                let usable = repetition_penalty.is_finite() && repetition_penalty > 0.0;
-                wrong(!usable, "repetition_penalty", repetition_is)
-            })
-            .or_else(|| from_to("presence_penalty", "presence penalty", self.presence_penalty, -100.0..=100.0))
-            .or_else(|| from_to("frequency_penalty", "frequency penalty", self.frequency_penalty, -100.0..=100.0))
-            .or_else(|| {
-                let (token, bias) = self.logit_bias.iter().find(|(_, bias)| !bias.is_finite())?;
-                Some(("logit_bias", format!("the bias of token {token} is {bias}; it is a number")))
-            })
-    }
-
-    /// Errors with [`Error::Config`] for a value that cannot be used.
-    pub fn check(&self) -> Result<()> {
-        self.problem().map_or(Ok(()), |(_, text)| Err(Error::Config(text)))
-    }
-}
 
 /// A completion to compute.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -298,29 +212,4 @@ pub struct EngineStats {
     pub proposed_tokens: u64,
     /// Tokens of these that were drawn.
     pub accepted_tokens: u64,
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn settings_that_cannot_be_used_are_errors() {
-        Sampling::default().check().unwrap();
-        let default = Sampling::default;
-        for (wrong, name) in [
-            (Sampling { temperature: -1.0, ..default() }, "temperature is -1"),
-            (Sampling { temperature: f64::NAN, ..default() }, "temperature is NaN"),
-            (Sampling { top_k: Some(0), ..default() }, "top-k is 0"),
-            (Sampling { top_p: 0.0, ..default() }, "top-p is 0"),
-            (Sampling { min_p: 1.5, ..default() }, "min-p is 1.5; it is a number from 0 to 1"),
-            (Sampling { repetition_penalty: 0.0, ..default() }, "repetition penalty is 0"),
-            (Sampling { presence_penalty: f64::NAN, ..default() }, "presence penalty is NaN"),
-            (Sampling { frequency_penalty: f64::INFINITY, ..default() }, "frequency penalty is inf"),
-            (Sampling { logit_bias: vec![(3, f32::NAN)], ..default() }, "the bias of token 3 is NaN"),
-        ] {
-            let error = wrong.check().unwrap_err().to_string();
-            assert!(error.starts_with(name), "{error}");
-        }
-    }
 }

@@ -1,6 +1,7 @@
 //! Sampling of the next token of a request, and log-probabilities. Logits are F32, one row of the vocabulary.
 
-use crate::request::{Sampling, TokenLogprob};
+use crate::request::TokenLogprob;
+use crate::sampling::Sampling;
 use ottava_common::hash::{MIX_STEP, mix};
 use ottava_tensor::ops::{Adjustment, Draw};
 use std::cmp::Ordering;
@@ -36,17 +37,8 @@ pub fn draw(how: &Sampling, seen: &Occurrences, barred: &[u32], drawn: usize) ->
         adjustments.entry(token).or_default().1 += bias;
     }
     let adjustment = |(token, (count, bias))| Adjustment { token, count, bias };
-    Draw {
-        temperature: how.temperature,
-        top_k: how.top_k,
-        top_p: how.top_p,
-        min_p: how.min_p,
-        uniform: uniform(how.seed, drawn),
-        repetition_penalty: how.repetition_penalty as f32,
-        presence_penalty: how.presence_penalty as f32,
-        frequency_penalty: how.frequency_penalty as f32,
-        adjustments: adjustments.into_iter().map(adjustment).collect(),
-    }
+    let adjustments = adjustments.into_iter().map(adjustment).collect();
+    Draw { uniform: uniform(how.seed, drawn), adjustments, ..how.draw() }
 }
 
 /// Bars further `tokens`, in the order of ids.

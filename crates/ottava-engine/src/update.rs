@@ -1,6 +1,7 @@
 //! What the engine of rank 0 announces to the engines of other ranks that divide its model.
 
-use crate::request::{EngineStats, FinishReason, Request, RequestId, Sampling};
+use crate::request::{EngineStats, FinishReason, Request, RequestId};
+use crate::sampling::Sampling;
 use ottava_parallel::Ranks;
 use serde::{Deserialize, Serialize};
 use std::rc::Rc;

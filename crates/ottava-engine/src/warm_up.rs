@@ -3,7 +3,8 @@
 use crate::batching::Engine;
 use crate::passes::MOST_ROWS;
 use crate::proposer::Proposer;
-use crate::request::{AdapterId, EngineOptions, Request, Sampling};
+use crate::request::{AdapterId, EngineOptions, Request};
+use crate::sampling::Sampling;
 use ottava_common::error::Result;
 use ottava_models::PREFILL_MULTIPLE;
 use ottava_tensor::Device;

@@ -39,6 +39,7 @@ mod cast_alarm;
 mod finding;
 mod memory;
 mod recommend;
+mod rollout_alarm;
 mod router_alarm;
 mod state;
 mod what_if;
@@ -48,6 +49,7 @@ pub use cast_alarm::{CastAlarm, CastBounds, CastDetector, CastFinding, CastHisto
 pub use finding::{Bounds, Finding, Measure, Verdict};
 pub use memory::{AlarmMemory, CountedSince, LastLine};
 pub use recommend::{Recommendation, Recommended};
+pub use rollout_alarm::{RolloutAlarm, RolloutBounds, RolloutDetector, RolloutFinding, RolloutHistory};
 pub use router_alarm::CollapsedRouter;
 pub use state::{Decision, Demotion, Rollback, SentinelState};
 pub use what_if::{WhatIf, what_if};

@@ -1,6 +1,6 @@
 //! What alarms remember between steps, as checkpoints save it.
 
-use crate::CastHistory;
+use crate::{CastHistory, RolloutHistory};
 use ottava_recipe::scaling::{CastCounts, CastRecord};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, VecDeque};
@@ -15,6 +15,8 @@ pub struct AlarmMemory {
     pub grad_norms: VecDeque<f64>,
     /// The statistics of casts that the next ones are compared with.
     pub casts: CastHistory,
+    /// What the alarms about completions remember.
+    pub rollouts: RolloutHistory,
     /// What casts have counted since the last line of their log.
     pub counted: CountedSince,
 }

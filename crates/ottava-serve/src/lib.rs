@@ -3,6 +3,15 @@
 //! The first is an HTTP server for completions and chats, in the form of OpenAI's API (<https://platform.openai.com/docs/api-reference>) with the
 //! fields that users of vLLM send.
 //!
+//! ```
+//! use ottava_serve::{Origin, ToolCallParser};
+//!
+//! let parser: ToolCallParser = "hermes".parse().unwrap();
+//! assert_eq!(parser.name(), "hermes");
+//! assert!("https://chat.example.org:8443".parse::<Origin>().is_ok());
+//! assert!("chat.example.org/page".parse::<Origin>().is_err());
+//! ```
+//!
 //! The engine runs on a thread of its own (`worker`) and takes requests through a channel, so all requests share its batches
 //! (`schedule`). A request becomes one or several completions (`choice`), whose events come back through one channel and are answered
 //! in one of two forms (`answer`); dropping it cancels them.

@@ -4,7 +4,7 @@ use crate::body::Body;
 use crate::constraint;
 use crate::error::{ApiError, Result};
 use crate::served::{Served, ServedModel};
-use ottava_engine::{Request, Sampling};
+use ottava_engine::{Field, Parameter, Request, Sampling, tokens};
 use serde_json::Value;
 use std::collections::hash_map::RandomState;
 use std::hash::BuildHasher;
@@ -27,18 +27,11 @@ const MOST_STOP_IDS: usize = 128;
 const MOST_BIASES: usize = 1024;
 const BIASES: std::ops::RangeInclusive<f64> = -100.0..=100.0;
 
-/// Fields that are read.
+/// Fields that are read, besides the numbers of sampling ([`Parameter::ALL`]).
 const READ: &[&str] = &[
     "model",
     "n",
     "best_of",
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "repetition_penalty",
-    "presence_penalty",
-    "frequency_penalty",
     "logit_bias",
     "seed",
     "stop",
@@ -79,7 +72,8 @@ const NOT_IMPLEMENTED: &[(&str, &[&str])] = &[
 /// The names of a request's fields: of both kinds of requests, of its own kind, and of fields of its kind that are not implemented.
 pub fn known(own: &'static [&'static str], not_implemented: &[(&'static str, &[&str])]) -> Vec<&'static str> {
     let names = NOT_IMPLEMENTED.iter().chain(not_implemented).map(|(name, _)| *name);
-    [READ, constraint::FIELDS, WITHOUT_EFFECT, own].concat().into_iter().chain(names).collect()
+    let of_sampling = Parameter::ALL.iter().map(|parameter| parameter.name);
+    [READ, constraint::FIELDS, WITHOUT_EFFECT, own].concat().into_iter().chain(of_sampling).chain(names).collect()
 }
 
 /// Errors for a field that asks for what is not implemented, here or in `more`.
@@ -122,7 +116,7 @@ pub struct Params {
 impl Params {
     /// Reads the fields of `body`. Tokens that end a text end a completion unless it says otherwise.
     pub fn read(body: &Body, served: &Served, model: Arc<ServedModel>) -> Result<Params> {
-        let (vocabulary, default) = (served.vocabulary, &served.sampling);
+        let vocabulary = served.vocabulary;
         let best = body.count("n")?.unwrap_or(1);
         if best == 0 || best > MOST_CHOICES {
             return Err(ApiError::field("n", format!("`n` is {best}; it is from 1 to {MOST_CHOICES}")));
@@ -132,26 +126,7 @@ impl Params {
             let message = format!("`best_of` is {n}; it is from `n`, {best}, to {MOST_CHOICES}");
             return Err(ApiError::field("best_of", message));
         }
-        // 0 and -1 are for all tokens, as in vLLM.
-        let top_k = match body.integer("top_k")? {
-            Some(top_k) => usize::try_from(top_k).ok().filter(|&top_k| top_k > 0),
-            None => default.top_k,
-        };
-        let number = |name, default| Ok::<_, ApiError>(body.number(name)?.unwrap_or(default));
-        let sampling = Sampling {
-            temperature: number("temperature", default.temperature)?,
-            top_k,
-            top_p: number("top_p", default.top_p)?,
-            min_p: number("min_p", default.min_p)?,
-            repetition_penalty: number("repetition_penalty", default.repetition_penalty)?,
-            presence_penalty: number("presence_penalty", default.presence_penalty)?,
-            frequency_penalty: number("frequency_penalty", default.frequency_penalty)?,
-            logit_bias: logit_bias(body, vocabulary)?,
-            seed: body.integer("seed")?.map_or_else(any_seed, |seed| seed as u64),
-        };
-        if let Some((name, problem)) = sampling.problem() {
-            return Err(ApiError::field(name, problem));
-        }
+        let sampling = sampling(body, served)?;
         let mut stop_ids = body.ids("stop_token_ids", MOST_STOP_IDS)?;
         if let Some(id) = stop_ids.iter().find(|&&id| id as usize >= vocabulary) {
             return Err(ApiError::no_token("stop_token_ids", *id, vocabulary));
@@ -283,6 +258,29 @@ pub fn expect_fits(field: &str, prompt: &[u32], max_model_len: usize) -> Result<
             Err(ApiError::too_long(field, message))
         }
         fits => Ok(fits),
+    }
+}
+
+/// The sampling of a request: the server's default, with what the request says.
+fn sampling(body: &Body, served: &Served) -> Result<Sampling> {
+    let mut sampling = served.sampling.clone();
+    for Parameter { name, field, .. } in Parameter::ALL {
+        match field {
+            Field::Number(field, _) => {
+                let field = field(&mut sampling);
+                *field = body.number(name)?.unwrap_or(*field);
+            }
+            Field::Tokens(field) => {
+                let field = field(&mut sampling);
+                *field = body.integer(name)?.map_or(*field, tokens);
+            }
+        }
+    }
+    sampling.logit_bias = logit_bias(body, served.vocabulary)?;
+    sampling.seed = body.integer("seed")?.map_or_else(any_seed, |seed| seed as u64);
+    match sampling.problem() {
+        Some((name, problem)) => Err(ApiError::field(name, problem)),
+        None => Ok(sampling),
     }
 }
 

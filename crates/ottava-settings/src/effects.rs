@@ -96,6 +96,9 @@ const EFFECTS: &[Effect] = &[
         |run| run.debug.debug_steps.is_empty(),
         "without `debug_steps`",
     ),
+    unread(&["alarms.rollouts"], |run| !run.reinforcement.is_on(), "without `[[reinforcement.rewards]]`"),
+    unread(OF_ROLLOUT_ALARMS, |run| !run.reinforcement.is_on(), "without `[[reinforcement.rewards]]`"),
+    unread(OF_ROLLOUT_ALARMS, |run| run.alarms.rollouts == AlarmPolicy::Off, "while `rollouts` is \"off\""),
     unread(OF_CAST_ALARMS, |run| run.alarms.casts == AlarmPolicy::Off, "while `casts` is \"off\""),
     unread(OF_CAST_ALARMS, |run| run.logging.cast_statistics_steps == 0, "while `logging.cast_statistics_steps` is 0"),
     unread(&["alarms.collapsed_share"], |run| run.alarms.routers == AlarmPolicy::Off, "while `routers` is \"off\""),
@@ -169,7 +172,16 @@ const OF_SENTINEL: &[&str] = &[
 
 const OF_ROLLBACKS: &[&str] = &["alarms.rollback.rollback_steps", "alarms.rollback.max_rollbacks"];
 
-const OF_CAST_ALARMS: &[&str] = &["alarms.saturated_share", "alarms.underflowed_share", "alarms.amax_growth"];
+const OF_CAST_ALARMS: &[&str] =
+    &["alarms.cast_bounds.saturated_share", "alarms.cast_bounds.underflowed_share", "alarms.cast_bounds.amax_growth"];
+
+const OF_ROLLOUT_ALARMS: &[&str] = &[
+    "alarms.rollout_bounds.max_mult_prob_error",
+    "alarms.rollout_bounds.min_entropy",
+    "alarms.rollout_bounds.max_clipped_ratio",
+    "alarms.rollout_bounds.max_zero_std_ratio",
+    "alarms.rollout_bounds.plateau_steps",
+];
 
 const OF_FP16: &[&str] =
     &["precision.fp16.initial_loss_scale", "precision.fp16.loss_scale_window", "precision.fp16.min_loss_scale"];

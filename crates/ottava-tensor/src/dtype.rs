@@ -1,9 +1,10 @@
 //! Element types: what a tensor's bytes mean. The one table of sizes, ranges and names.
 
+use serde::{Deserialize, Serialize};
 use std::fmt;
 
 /// The type of a tensor's elements.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum DType {
     /// IEEE binary64; CPU only, for gradient checks.
     F64,

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use std::fmt;
 
 /// How [`Group::all_reduce`](super::Group::all_reduce) combines the values of all ranks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Reduce {
     /// Their sum, added in rank order in F32 (F64 for F64) and rounded once, for F64, F32, F16 and BF16. On GPUs, NCCL determines the order
     /// and may round partial sums; sums over two ranks have the same bits as on the CPU.
@@ -17,7 +17,7 @@ pub enum Reduce {
 }
 
 /// A kind of collective with the argument that must be equal on all ranks, or one side of a message. Ranks have their numbers in the job.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Op {
     AllGather,
     ReduceScatter { output: DType },
@@ -42,7 +42,7 @@ pub(super) struct Channel {
 }
 
 /// One call of a rank. All ranks of a channel must make [matching](Call::fits) calls in the same order.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Call {
     pub op: Op,
     /// The tensor or unit, for error messages.

@@ -25,9 +25,9 @@
 //! share one stream, so their calls start in the order in which the host makes them; only messages of a pipeline have streams of their own
 //! (`Group::on_channel`).
 //!
-//! To add a collective: its kind `Op` in `call.rs`, its method in `collectives.rs`, its arithmetic in `combine.rs`, its bytes on a wire in
-//! `process/wire.rs`, its counters in `traffic.rs`, its GPU call in `nccl.rs` and `cuda/nccl.rs`, its benchmark in `bench/comm.rs`, and its cases
-//! in `tests.rs` and `nccl/tests.rs`, which compare it with plain loops.
+//! To add a collective: its kind `Op` with its checks in `call.rs`, its method in `collectives.rs`, its arithmetic in `combine.rs`, its counter in
+//! `traffic.rs`, and its GPU call in `nccl.rs`, and in `cuda/nccl.rs` if it needs another function of NCCL. `tests.rs` and `nccl/tests.rs` compare it
+//! with plain loops.
 //!
 //! To add a backend: for CPU tensors a `Link` in a file of this folder; for GPU tensors a library beside `cuda/nccl.rs`, and `gpu.rs`.
 
@@ -69,4 +69,4 @@ pub use mesh::{Axis, Mesh, MeshShape};
 pub use pending::Pending;
 pub use progress::report_progress;
 pub use symmetric::GPUS_PER_NODE;
-pub use traffic::{Sent, Traffic};
+pub use traffic::{Pattern, Sent, Traffic};

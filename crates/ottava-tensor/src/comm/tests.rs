@@ -2,7 +2,6 @@
 
 use super::call::{Call, Op};
 use super::process::tests::{tcp_group, tcp_group_within};
-use super::process::wire::DTYPES;
 use super::*;
 use crate::device::Device;
 use crate::dtype::DType;
@@ -13,6 +12,21 @@ use half::bf16;
 use proptest::prelude::*;
 use std::thread;
 use std::time::{Duration, Instant};
+
+/// All types.
+const DTYPES: [DType; 11] = [
+    DType::F64,
+    DType::F32,
+    DType::F16,
+    DType::BF16,
+    DType::E4M3,
+    DType::E5M2,
+    DType::E8M0,
+    DType::I16,
+    DType::I32,
+    DType::I64,
+    DType::U8,
+];
 
 /// Runs `rank` on a thread per group; returns the results in rank order.
 pub(super) fn on_ranks<T: Send>(group: Vec<Group>, rank: impl Fn(Group) -> T + Sync) -> Vec<T> {

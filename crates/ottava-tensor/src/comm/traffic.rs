@@ -2,6 +2,7 @@
 
 use super::call::{Call, Op};
 use serde::Serialize;
+use std::iter::Sum;
 use std::ops::{Add, Mul, Sub};
 
 /// Collectives of one kind.
@@ -35,6 +36,12 @@ impl Sub for Sent {
     }
 }
 
+impl Sum for Sent {
+    fn sum<I: Iterator<Item = Sent>>(all: I) -> Sent {
+        all.fold(Sent::default(), Sent::add)
+    }
+}
+
 impl Mul<u64> for Sent {
     type Output = Sent;
 
@@ -43,57 +50,74 @@ impl Mul<u64> for Sent {
     }
 }
 
-/// What one rank sends in all its groups, by kind of call.
-///
-/// Bytes are what a bandwidth-optimal collective of `W` ranks sends, on every backend: a ring or a direct exchange sends (W - 1) / W
-/// of the buffer in [`all_gather`](super::Group::all_gather), [`reduce_scatter`](super::Group::reduce_scatter) and
-/// [`all_to_all`](super::Group::all_to_all), and twice that in [`all_reduce`](super::Group::all_reduce). In a
-/// [`broadcast`](super::Group::broadcast) all ranks but one send the buffer once, on average (W - 1) / W of it per rank. Each call is
-/// rounded down to whole bytes. A [message](super::Group::send) counts for its sender. Barriers, agreements and splits are not counted.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct Traffic {
+/// How the bytes of a kind of call move, for models of their time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pattern {
+    /// Every rank gets the whole buffer.
+    Gather,
+    /// Every rank gets a slice of a sum.
+    Reduce,
+    /// Every rank gets a whole sum: the bytes of a reduce and of a gather.
+    ReduceAndGather,
+    /// Every rank sends something else to each other rank.
+    Exchange,
+    /// One rank sends to one other rank.
+    Message,
+}
+
+/// Declares [`Traffic`] by a row for each kind of call: its documentation, its field, its name and its pattern.
+macro_rules! traffic {
+    ($($(#[$doc:meta])* $field:ident, $name:literal, $pattern:ident;)*) => {
+        /// What one rank sends in all its groups, by kind of call.
+        ///
+        /// Bytes are what a bandwidth-optimal collective of `W` ranks sends, on every backend: a ring or a direct exchange sends (W - 1) / W
+        /// of the buffer in [`all_gather`](super::Group::all_gather), [`reduce_scatter`](super::Group::reduce_scatter) and
+        /// [`all_to_all`](super::Group::all_to_all), and twice that in [`all_reduce`](super::Group::all_reduce). In a
+        /// [`broadcast`](super::Group::broadcast) all ranks but one send the buffer once, on average (W - 1) / W of it per rank. Each call is
+        /// rounded down to whole bytes. A [message](super::Group::send) counts for its sender. Barriers, agreements and splits are not counted.
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+        pub struct Traffic {
+            $($(#[$doc])* pub $field: Sent,)*
+        }
+
+        impl Traffic {
+            /// The kinds with their names and patterns, in the order of the fields.
+            pub fn kinds(&self) -> impl Iterator<Item = (&'static str, Pattern, Sent)> {
+                [$(($name, Pattern::$pattern, self.$field)),*].into_iter()
+            }
+
+            /// Applies `combine` kind by kind.
+            fn zip(self, other: Traffic, combine: impl Fn(Sent, Sent) -> Sent) -> Traffic {
+                Traffic { $($field: combine(self.$field, other.$field)),* }
+            }
+        }
+    };
+}
+
+traffic! {
     /// All-gathers.
-    pub all_gather: Sent,
+    all_gather, "all-gather", Gather;
     /// Reduce-scatters, in the type of the input.
-    pub reduce_scatter: Sent,
+    reduce_scatter, "reduce-scatter", Reduce;
     /// All-reduces, sums and maxima.
-    pub all_reduce: Sent,
+    all_reduce, "all-reduce", ReduceAndGather;
     /// All-to-alls.
-    pub all_to_all: Sent,
+    all_to_all, "all-to-all", Exchange;
     /// Broadcasts.
-    pub broadcast: Sent,
+    broadcast, "broadcast", Gather;
     /// Messages to single ranks.
-    pub send: Sent,
+    send, "send", Message;
 }
 
 impl Traffic {
     /// Calls and bytes of all kinds.
     pub fn total(&self) -> Sent {
-        self.all_gather + self.reduce_scatter + self.all_reduce + self.all_to_all + self.broadcast + self.send
+        self.kinds().map(|(.., sent)| sent).sum()
     }
 
-    /// The kinds with their names, in the order of the fields.
-    pub fn kinds(&self) -> [(&'static str, Sent); 6] {
-        [
-            ("all-gather", self.all_gather),
-            ("reduce-scatter", self.reduce_scatter),
-            ("all-reduce", self.all_reduce),
-            ("all-to-all", self.all_to_all),
-            ("broadcast", self.broadcast),
-            ("send", self.send),
-        ]
-    }
-
-    /// Applies `combine` kind by kind.
-    fn zip(self, other: Traffic, combine: impl Fn(Sent, Sent) -> Sent) -> Traffic {
-        Traffic {
-            all_gather: combine(self.all_gather, other.all_gather),
-            reduce_scatter: combine(self.reduce_scatter, other.reduce_scatter),
-            all_reduce: combine(self.all_reduce, other.all_reduce),
-            all_to_all: combine(self.all_to_all, other.all_to_all),
-            broadcast: combine(self.broadcast, other.broadcast),
-            send: combine(self.send, other.send),
-        }
+    /// Calls and bytes of the kinds with this pattern.
+    pub fn of(&self, pattern: Pattern) -> Sent {
+        self.kinds().filter(|(_, of, _)| *of == pattern).map(|(.., sent)| sent).sum()
     }
 
     /// Adds `call` in a group of `size` ranks.

@@ -6,7 +6,7 @@
 use super::communication::{CommunicationPlan, UnitPlan};
 use super::timeline::{Brings, Collective, Timeline};
 use ottava_parallel::Zero;
-use ottava_tensor::comm::{GPUS_PER_NODE, Sent, Traffic};
+use ottava_tensor::comm::{GPUS_PER_NODE, Pattern, Sent, Traffic};
 use serde::Serialize;
 
 /// A ring of links: a collective of `W` ranks takes `start + (W - 1) · hop + B · (W - 1) / (W · bandwidth)` for a buffer of `B` bytes.
@@ -97,10 +97,10 @@ impl Links {
         let of = |ring: Ring, sent: Sent| sent.calls as f64 * ring.start + sent.bytes as f64 / ring.bandwidth;
         // A pipeline is the axis whose ranks are farthest apart.
         let messages = if ranks > self.gpus_per_node { self.between } else { within.exchange.ring };
-        of(within.gather.ring, sent.all_gather + sent.broadcast)
-            + of(within.exchange.ring, sent.all_to_all)
-            + of(within.reduce.ring, sent.reduce_scatter + sent.all_reduce)
-            + of(messages, sent.send)
+        of(within.gather.ring, sent.of(Pattern::Gather))
+            + of(within.exchange.ring, sent.of(Pattern::Exchange))
+            + of(within.reduce.ring, sent.of(Pattern::Reduce) + sent.of(Pattern::ReduceAndGather))
+            + of(messages, sent.of(Pattern::Message))
     }
 
     /// Seconds for which the layers of a rank wait for exchanges of activations in a job of `ranks` ranks. Ranks of one layer are in one node.
@@ -206,10 +206,11 @@ pub fn predict(
     let (t, within) = (&(plan.traffic - plan.of_layers), &links.within);
     let waits = if all > 1 { links.of_layers(plan, all) } else { 0.0 };
     let messages = if all > 1 { links.direct(Traffic { send: t.send, ..Traffic::default() }, all) } else { 0.0 };
-    let gathers = seconds(&within.gather, t.all_gather + t.broadcast) + seconds(&within.exchange, t.all_to_all);
-    let scatters = seconds(&within.reduce, t.reduce_scatter);
-    // An all-reduce sends the bytes of a reduce-scatter and of a gather.
-    let half = Sent { bytes: t.all_reduce.bytes / 2, ..t.all_reduce };
+    let exchanges = seconds(&within.exchange, t.of(Pattern::Exchange));
+    let gathers = seconds(&within.gather, t.of(Pattern::Gather)) + exchanges;
+    let scatters = seconds(&within.reduce, t.of(Pattern::Reduce));
+    let both = t.of(Pattern::ReduceAndGather);
+    let half = Sent { bytes: both.bytes / 2, ..both };
     let all_reduces = seconds(&within.reduce, half) + seconds(&within.gather, half);
     let divides = plan.zero > Zero::Nothing && ranks > 1;
     let step = compute.map(|alone| {

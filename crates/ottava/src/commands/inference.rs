@@ -2,6 +2,7 @@
 
 use super::lora_modules::{LoraModule, OpenModule};
 use super::newest::with_checkpoint;
+use super::sampling_flags::SamplingFlags;
 use crate::ranks::{Job, Processes, RankArgs, Role};
 use clap::Args;
 use ottava_checkpoint::{AdapterFolder, verify_model};
@@ -148,27 +149,8 @@ impl InferenceRanks {
 /// Sampling settings, and settings that end a text.
 #[derive(Args)]
 pub struct Draws {
-    /// Sampling temperature; 0 always takes the most likely token.
-    #[arg(long, default_value_t = 0.0)]
-    temperature: f64,
-    /// Sample only from this number of tokens, the most likely ones.
-    #[arg(long)]
-    top_k: Option<usize>,
-    /// Sample only from the most likely tokens that together have this probability (0.9: the smallest set of tokens with 90 %).
-    #[arg(long, default_value_t = 1.0)]
-    top_p: f64,
-    /// Leave out unlikely tokens: sample only tokens whose probability is at least this share of the most likely token's probability (0.1: at least a tenth).
-    #[arg(long, default_value_t = 0.0)]
-    min_p: f64,
-    /// Make repetition less likely: divide positive logits of tokens in prompt and completion by this number, and multiply negative logits by it.
-    #[arg(long, default_value_t = 1.0)]
-    repetition_penalty: f64,
-    /// Subtract this number from the logit of each token that the completion contains.
-    #[arg(long, default_value_t = 0.0, allow_negative_numbers = true)]
-    presence_penalty: f64,
-    /// Subtract this number from the logit of a token once for each occurrence in the completion.
-    #[arg(long, default_value_t = 0.0, allow_negative_numbers = true)]
-    frequency_penalty: f64,
+    #[command(flatten)]
+    sampling: SamplingFlags,
     /// Seed of the random numbers.
     #[arg(long, default_value_t = 0)]
     seed: u64,
@@ -183,19 +165,7 @@ pub struct Draws {
 impl Draws {
     /// The request number `number` for up to `max_new_tokens` tokens after `prompt`.
     pub fn request(&self, prompt: Vec<u32>, max_new_tokens: usize, number: u64) -> TextRequest {
-        let Draws { temperature, top_k, top_p, min_p, .. } = *self;
-        let Draws { repetition_penalty, presence_penalty, frequency_penalty, .. } = *self;
-        let sampling = Sampling {
-            temperature,
-            top_k,
-            top_p,
-            min_p,
-            repetition_penalty,
-            presence_penalty,
-            frequency_penalty,
-            logit_bias: Vec::new(),
-            seed: self.seed.wrapping_add(number),
-        };
+        let sampling = Sampling { seed: self.seed.wrapping_add(number), ..self.sampling.0.clone() };
         let request = Request { prompt, sampling, max_new_tokens, ..Request::default() };
         TextRequest { request, stop: self.stop.clone() }
     }

@@ -24,6 +24,7 @@ mod newest;
 pub mod plan;
 pub mod prepare;
 mod prompts;
+mod sampling_flags;
 pub mod schema;
 pub mod serve;
 mod text;

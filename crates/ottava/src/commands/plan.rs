@@ -504,7 +504,7 @@ fn print_pipeline(pipeline: &PipelinePlan) {
 fn print_communication(plan: &CommunicationPlan, is_pipeline: bool) {
     let by = if is_pipeline { "the first" } else { "each" };
     out!("\nCommunication, sent by {by} of {} ranks in a step, from a dry run\n", plan.ranks);
-    for (name, sent) in plan.traffic.kinds().into_iter().filter(|(_, sent)| sent.calls > 0) {
+    for (name, _, sent) in plan.traffic.kinds().filter(|(.., sent)| sent.calls > 0) {
         out!("  {:>10.3} MB  in {} calls of {name}", sent.bytes as f64 / 1e6, sent.calls);
     }
     out!("  {:>10.3} MB  in all", plan.traffic.total().bytes as f64 / 1e6);

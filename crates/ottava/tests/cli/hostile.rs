@@ -65,11 +65,11 @@ fn sampling_settings_that_mean_nothing_are_refused() {
     let model = run.checkpoint();
     let generate = ["generate", model.to_str().unwrap(), "--prompt", "a", "--device", "cpu"];
     for (more, word) in [
-        (["--temperature=1", "--top-p=0"], "top-p is 0"),
-        (["--temperature=1", "--top-p=-1"], "top-p is -1"),
-        (["--temperature=1", "--top-p=nan"], "top-p is NaN"),
-        (["--temperature=nan", "--top-p=1"], "temperature is NaN"),
-        (["--temperature=inf", "--top-p=1"], "temperature is inf"),
+        (["--temperature=1", "--top-p=0"], "`top_p` is 0"),
+        (["--temperature=1", "--top-p=-1"], "`top_p` is -1"),
+        (["--temperature=1", "--top-p=nan"], "`top_p` is NaN"),
+        (["--temperature=nan", "--top-p=1"], "`temperature` is NaN"),
+        (["--temperature=inf", "--top-p=1"], "`temperature` is inf"),
     ] {
         fail_soon(&run, &[&generate[..], &more].concat(), 1, &[word]);
     }

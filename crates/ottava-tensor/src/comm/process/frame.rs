@@ -3,7 +3,7 @@
 use std::io::{self, ErrorKind, Read, Write};
 
 /// Starts each header, with the version of this protocol at its end.
-const MAGIC: [u8; 7] = *b"OTVCMM\x03";
+const MAGIC: [u8; 7] = *b"OTVCMM\x04";
 
 /// Bytes of a header: magic, kind, length of the body.
 const HEADER: usize = MAGIC.len() + 1 + 8;

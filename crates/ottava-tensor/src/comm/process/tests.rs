@@ -249,7 +249,7 @@ fn another_secret_is_refused() {
 fn strangers_do_not_disturb_the_group() {
     let (listener, address) = listener();
     let silent: Vec<_> = (0..100).map(|_| TcpStream::connect(&address).unwrap()).collect();
-    let bodies = [&b"GET / HTTP/1.0\r\n\r\n"[..], b"OTVCMM\x03\x01\xff\xff\xff\xff\xff\xff\xff\xff", &[0; 100_000]];
+    let bodies = [&b"GET / HTTP/1.0\r\n\r\n"[..], b"OTVCMM\x04\x01\xff\xff\xff\xff\xff\xff\xff\xff", &[0; 100_000]];
     let noisy = bodies.iter().map(|body| {
         let mut stream = TcpStream::connect(&address).unwrap();
         // Rank 0 may hang up before it has read everything.
@@ -276,14 +276,14 @@ fn strangers_do_not_disturb_the_group() {
 
 #[test]
 fn garbage_is_no_message() {
-    let header = |length: u64| [&b"OTVCMM\x03\x07"[..], &length.to_le_bytes()].concat();
+    let header = |length: u64| [&b"OTVCMM\x04\x07"[..], &length.to_le_bytes()].concat();
     let read = |bytes: &[u8]| frame::read(&mut &bytes[..], 100).map_err(|e| e.kind());
     use std::io::ErrorKind::{InvalidData, UnexpectedEof};
     assert_eq!(read(&[header(1), vec![5]].concat()), Ok((frame::Kind::Call, vec![5])));
     assert_eq!(read(&header(101)), Err(InvalidData));
     assert_eq!(read(&header(5)), Err(UnexpectedEof));
     assert_eq!(read(&[0; 16]), Err(InvalidData));
-    assert_eq!(read(&[&b"OTVCMM\x03\x63"[..], &[0; 8]].concat()), Err(InvalidData));
+    assert_eq!(read(&[&b"OTVCMM\x04\x63"[..], &[0; 8]].concat()), Err(InvalidData));
     // Cut or changed bodies are rejected or decoded, without a panic.
     let call = crate::comm::call::Call::control(crate::comm::call::Op::Barrier, "x");
     let call = wire::encode_call(&wire::CallHead { request: 3, group: 0, number: 2, call });

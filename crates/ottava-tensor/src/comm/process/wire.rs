@@ -1,32 +1,9 @@
 //! The bodies of messages: hellos, calls and faults as bytes.
 
 use super::frame::{Fields, put_text};
-use crate::comm::call::{Call, Op, Reduce};
+use crate::comm::call::Call;
 use crate::comm::fault::Fault;
-use crate::dtype::DType;
 use std::time::Duration;
-
-/// All types, by their number in a message.
-pub const DTYPES: [DType; 11] = [
-    DType::F64,
-    DType::F32,
-    DType::F16,
-    DType::BF16,
-    DType::E4M3,
-    DType::E5M2,
-    DType::E8M0,
-    DType::I16,
-    DType::I32,
-    DType::I64,
-    DType::U8,
-];
-
-/// Stands for "no type".
-const NO_DTYPE: u8 = u8::MAX;
-
-fn dtype_code(dtype: DType) -> u8 {
-    DTYPES.iter().position(|known| *known == dtype).expect("all types are listed") as u8
-}
 
 /// The identity that a rank sends to rank 0.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -76,27 +53,10 @@ pub(super) struct CallHead {
     pub call: Call,
 }
 
-/// The head of a call's message, before the data.
+/// The head of a call's message, before the data: the numbers, and the call as JSON.
 pub(super) fn encode_call(CallHead { request, group, number, call }: &CallHead) -> Vec<u8> {
-    let (op, argument) = match call.op {
-        Op::AllGather => (0, 0),
-        Op::ReduceScatter { output } => (1, u64::from(dtype_code(output))),
-        Op::AllReduce(Reduce::Sum) => (2, 0),
-        Op::AllReduce(Reduce::Max) => (2, 1),
-        Op::AllToAll => (3, 0),
-        Op::Broadcast { root } => (4, root as u64),
-        Op::Barrier => (5, 0),
-        Op::Agree => (6, 0),
-        Op::Split => (7, 0),
-        Op::Send { to } => (8, to as u64),
-        Op::Receive { from } => (9, from as u64),
-        Op::Announce { root } => (10, root as u64),
-    };
     let mut body: Vec<u8> = [request, group, number].into_iter().flat_map(|number| number.to_le_bytes()).collect();
-    body.extend([op, call.dtype.map_or(NO_DTYPE, dtype_code)]);
-    body.extend(argument.to_le_bytes());
-    body.extend((call.elements as u64).to_le_bytes());
-    put_text(&mut body, &call.name);
+    put_text(&mut body, &serde_json::to_string(call).expect("a call has no map, so JSON can write it"));
     body
 }
 
@@ -104,25 +64,7 @@ pub(super) fn encode_call(CallHead { request, group, number, call }: &CallHead) 
 pub(super) fn decode_call(body: &[u8]) -> Option<(CallHead, Vec<u8>)> {
     let mut fields = Fields(body);
     let (request, group, number) = (fields.number()?, fields.number()?, fields.number()?);
-    let (op, dtype) = (fields.byte()?, fields.byte()?);
-    let (argument, elements, name) = (fields.index()?, fields.index()?, fields.text()?);
-    let op = match (op, argument) {
-        (0, _) => Op::AllGather,
-        (1, output) => Op::ReduceScatter { output: *DTYPES.get(output)? },
-        (2, 0) => Op::AllReduce(Reduce::Sum),
-        (2, 1) => Op::AllReduce(Reduce::Max),
-        (3, _) => Op::AllToAll,
-        (4, root) => Op::Broadcast { root },
-        (5, _) => Op::Barrier,
-        (6, _) => Op::Agree,
-        (7, _) => Op::Split,
-        (8, to) => Op::Send { to },
-        (9, from) => Op::Receive { from },
-        (10, root) => Op::Announce { root },
-        _ => return None,
-    };
-    let dtype = if dtype == NO_DTYPE { None } else { Some(*DTYPES.get(usize::from(dtype))?) };
-    let call = Call { op, name, dtype, elements };
+    let call = serde_json::from_str(&fields.text()?).ok()?;
     Some((CallHead { request, group, number, call }, fields.0.to_vec()))
 }
 

@@ -15,6 +15,7 @@ mod casts;
 mod comparison;
 mod contract;
 mod repetition;
+mod rollouts;
 mod routers;
 mod spikes;
 mod tensors;
@@ -33,6 +34,7 @@ use ottava_recipe::scaling::CastRecord;
 use ottava_sentinel::AlarmMemory;
 use ottava_settings::RunConfig;
 use repetition::Repetition;
+use rollouts::Rollouts;
 use routers::Routers;
 use spikes::Spikes;
 use tensors::Tensors;
@@ -56,6 +58,9 @@ impl Observers {
         let mut all: Vec<_> = Check::of(config).into_iter().map(check).collect();
         all.push(Box::new(Spikes::new(config.alarms.spikes, memory)));
         all.push(Box::new(Routers));
+        if config.reinforcement.is_on() {
+            all.push(Box::new(Rollouts::new(config.alarms.rollout_bounds(), memory)));
+        }
         all.push(Box::new(Casts::new(config.alarms.cast_bounds(), memory, casts)));
         Observers { all, requests: Requests::default() }
     }

@@ -286,7 +286,7 @@ fn requests_end_where_they_should() {
         (Request { prompt: vec![], ..request("a", 1) }, "the prompt is empty"),
         (request("a", 64), "the prompt has 64 tokens; the model has room for 64"),
         (Request { prompt: vec![5, 96], ..request("a", 1) }, "token 96, the model's vocabulary ends at 96"),
-        (Request { sampling: Sampling { top_p: 2.0, ..Sampling::default() }, ..request("a", 1) }, "top-p is 2"),
+        (Request { sampling: Sampling { top_p: 2.0, ..Sampling::default() }, ..request("a", 1) }, "`top_p` is 2"),
     ] {
         let error = engine.add(wrong).unwrap_err().to_string();
         assert!(error.contains(words), "{error}");

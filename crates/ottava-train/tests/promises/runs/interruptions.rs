@@ -48,7 +48,7 @@ fn with_everything(mut config: RunConfig) -> RunConfig {
     (alarms.loss_spike, alarms.grad_norm_spike) = (AlarmPolicy::Rollback, NormAlarmPolicy::Skip);
     alarms.rollback = Rollbacks { rollback_steps: 2, max_rollbacks: 4 };
     alarms.max_skipped_steps = 2;
-    (alarms.casts, alarms.saturated_share, alarms.amax_growth) = (AlarmPolicy::Warn, 0.01, 0.5);
+    (alarms.casts, alarms.cast_bounds.saturated_share, alarms.cast_bounds.amax_growth) = (AlarmPolicy::Warn, 0.01, 0.5);
     alarms.non_finite_steps = NonFiniteSteps::Skip;
     (config.training.max_steps, config.optimizer.learning_rate) = (Some(STEPS), 0.2);
     (config.checkpoint.save_steps, config.checkpoint.save_total_limit) = (Interval::Every(2), 3);

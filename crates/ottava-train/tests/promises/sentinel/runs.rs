@@ -403,7 +403,7 @@ fn casts_that_saturate_are_an_alarm_that_names_them() {
     let mut config = config(inputs.path(), run.path(), RecipeName::Fp8Delayed);
     // Weights grow beyond the scales that histories give.
     (config.optimizer.learning_rate, config.lr_scheduler.warmup_steps) = (0.3, Warmup::Steps(0));
-    (config.logging.cast_statistics_steps, config.alarms.saturated_share) = (1, 0.0);
+    (config.logging.cast_statistics_steps, config.alarms.cast_bounds.saturated_share) = (1, 0.0);
     config.alarms.casts = AlarmPolicy::Stop;
     let error = train(&config, &Device::Cpu, &Start::New, u64::MAX).unwrap_err();
     assert!(matches!(error, Error::Alarm(_)), "{error}");
