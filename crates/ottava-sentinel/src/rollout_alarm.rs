@@ -95,7 +95,10 @@ impl Display for RolloutFinding {
                 100.0 * bound
             ),
             RolloutAlarm::RewardPlateau => {
-                write!(f, "the mean reward is {value:.4}, and was {bound:.4} in as many steps before: it no longer grows")
+                write!(
+                    f,
+                    "the mean reward is {value:.4}, and was {bound:.4} in as many steps before: it no longer grows"
+                )
             }
         }
     }

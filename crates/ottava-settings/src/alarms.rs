@@ -192,9 +192,8 @@ impl AlarmsConfig {
         }
         let growth = self.cast_bounds.amax_growth;
         if growth.is_nan() || growth <= 0.0 {
-            problems.push(format!(
-                "`alarms.cast_bounds.amax_growth` is {growth}; it is a number of powers of two above 0"
-            ));
+            problems
+                .push(format!("`alarms.cast_bounds.amax_growth` is {growth}; it is a number of powers of two above 0"));
         }
         let RolloutLimits { max_mult_prob_error, min_entropy, .. } = self.rollout_bounds;
         if max_mult_prob_error.is_nan() || max_mult_prob_error < 1.0 {
@@ -203,7 +202,9 @@ impl AlarmsConfig {
             ));
         }
         if min_entropy.is_nan() || min_entropy < 0.0 {
-            problems.push(format!("`alarms.rollout_bounds.min_entropy` is {min_entropy}; it is a number of nats from 0 up"));
+            problems.push(format!(
+                "`alarms.rollout_bounds.min_entropy` is {min_entropy}; it is a number of nats from 0 up"
+            ));
         }
         if self.rollback.rollback_steps == 0 {
             problems.push(

@@ -96,7 +96,11 @@ const EFFECTS: &[Effect] = &[
         |run| run.debug.debug_steps.is_empty(),
         "without `debug_steps`",
     ),
-    unread(&["alarms.rollouts"], |run| !run.reinforcement.is_on(), "without `[[reinforcement.rewards]]`"),
+    unread(
+        &["evaluation.num_generations", "evaluation.pass_reward", "logging.completions", "alarms.rollouts"],
+        |run| !run.reinforcement.is_on(),
+        "without `[[reinforcement.rewards]]`",
+    ),
     unread(OF_ROLLOUT_ALARMS, |run| !run.reinforcement.is_on(), "without `[[reinforcement.rewards]]`"),
     unread(OF_ROLLOUT_ALARMS, |run| run.alarms.rollouts == AlarmPolicy::Off, "while `rollouts` is \"off\""),
     unread(OF_CAST_ALARMS, |run| run.alarms.casts == AlarmPolicy::Off, "while `casts` is \"off\""),

@@ -21,6 +21,11 @@ pub struct EvaluationConfig {
     pub early_stopping_patience: u64,
     /// An evaluation is an improvement if its metric is lower than the lowest earlier value by more than this amount.
     pub early_stopping_threshold: f64,
+    /// Completions that reinforcement learning draws of each held-out prompt, besides the most likely completion; with n completions, the
+    /// evaluation reports eval_pass@k for each power of two k up to n. 0 draws only the most likely completion.
+    pub num_generations: usize,
+    /// Smallest reward of a completion that passes: it counts in eval_accuracy and eval_pass@k.
+    pub pass_reward: f64,
 }
 
 /// The `[checkpoint]` table.
@@ -46,6 +51,8 @@ pub struct LoggingConfig {
     pub logging_steps: u64,
     /// Steps between lines of casts.jsonl, the statistics of each FP8 cast that `ottava inspect` reads; 0 writes none.
     pub cast_statistics_steps: u64,
+    /// Completions of each generation of reinforcement learning whose texts and rewards are written to completions.jsonl; 0 writes none.
+    pub completions: usize,
 }
 
 impl Default for EvaluationConfig {
@@ -56,6 +63,8 @@ impl Default for EvaluationConfig {
             metric_for_best_model: "eval_loss".into(),
             early_stopping_patience: 0,
             early_stopping_threshold: 0.0,
+            num_generations: 0,
+            pass_reward: 1.0,
         }
     }
 }
@@ -68,7 +77,7 @@ impl Default for CheckpointConfig {
 
 impl Default for LoggingConfig {
     fn default() -> LoggingConfig {
-        LoggingConfig { logging_steps: 10, cast_statistics_steps: 100 }
+        LoggingConfig { logging_steps: 10, cast_statistics_steps: 100, completions: 4 }
     }
 }
 

@@ -132,3 +132,16 @@ pub struct RollbackLine {
     pub to: u64,
     pub reason: String,
 }
+
+/// A line of `completions.jsonl`.
+#[derive(Clone, Debug, PartialEq, serde::Deserialize, serde::Serialize)]
+pub struct CompletionLine {
+    /// The step for which the completion was drawn.
+    pub step: u64,
+    /// The text of the prompt.
+    pub prompt: String,
+    /// The text of the completion.
+    pub completion: String,
+    /// Its reward.
+    pub reward: Option<f64>,
+}

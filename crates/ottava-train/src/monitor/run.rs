@@ -1,7 +1,7 @@
 //! What a monitor knows of one run.
 
 use super::heat::{HeatMap, HeatPart};
-use super::lines::{AlarmLine, CastLine, Entries, Field, RollbackLine, SentinelLine};
+use super::lines::{AlarmLine, CastLine, CompletionLine, Entries, Field, RollbackLine, SentinelLine};
 use super::series::{Part, Series};
 use super::status::{Known, State, Status, is_held, status};
 use super::tail::{Found, Tail};
@@ -16,6 +16,12 @@ const MOST_SERIES: usize = 256;
 
 /// The most alarms, findings and rollbacks that are listed, of each kind the newest.
 const MOST_EVENTS: usize = 100;
+
+/// The number of completions that are listed, the newest.
+const MOST_COMPLETIONS: usize = 20;
+
+/// The largest text of a prompt or a completion that is listed, in bytes.
+const MOST_TEXT: usize = 4 << 10;
 
 /// An alarm, a finding of the sentinel, or a rollback.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -54,6 +60,8 @@ pub struct Changes {
     pub casts: Option<HeatPart>,
     /// All events, if there are new ones.
     pub events: Option<Vec<Event>>,
+    /// The newest completions of reinforcement learning, if there are new ones.
+    pub completions: Option<VecDeque<CompletionLine>>,
 }
 
 /// What a page shows of each run.
@@ -87,14 +95,15 @@ pub struct Summary {
 }
 
 /// The files of a run, in the order of [`MonitoredRun::tails`].
-const FILES: [&str; 5] = ["metrics.jsonl", "casts.jsonl", "sentinel.jsonl", "alarms.jsonl", "rollbacks.jsonl"];
+const FILES: [&str; 6] =
+    ["metrics.jsonl", "casts.jsonl", "sentinel.jsonl", "alarms.jsonl", "rollbacks.jsonl", "completions.jsonl"];
 
 /// A run that is monitored.
 pub struct MonitoredRun {
     id: usize,
     name: String,
     folder: PathBuf,
-    tails: [Tail; 5],
+    tails: [Tail; FILES.len()],
     shown: Shown,
     status: Status,
     record: Option<RunRecord>,
@@ -110,10 +119,12 @@ struct Shown {
     /// Alarms, findings and rollbacks.
     events: [Events; 3],
     events_changed: u64,
+    completions: VecDeque<CompletionLine>,
+    completions_changed: u64,
     /// The last steps of the files.
-    steps: [Option<u64>; 5],
+    steps: [Option<u64>; FILES.len()],
     /// Lines of each file that could not be read.
-    skipped: [u64; 5],
+    skipped: [u64; FILES.len()],
     revision: u64,
 }
 
@@ -129,7 +140,11 @@ impl Shown {
                 self.events[1] = Events::default();
             }
             3 => self.events[0] = Events::default(),
-            _ => self.events[2] = Events::default(),
+            4 => self.events[2] = Events::default(),
+            _ => {
+                self.completions.clear();
+                self.completions_changed = self.revision;
+            }
         }
         self.events_changed = self.revision;
     }
@@ -146,7 +161,8 @@ impl Shown {
             1 => self.cast_line(line),
             2 => self.comparison(line),
             3 => self.alarm(line),
-            _ => self.rollback(line),
+            4 => self.rollback(line),
+            _ => self.completion(line),
         };
         self.skipped[file] += u64::from(read.is_none());
     }
@@ -230,6 +246,21 @@ impl Shown {
         self.events_changed = self.revision;
         Some(())
     }
+
+    fn completion(&mut self, line: &[u8]) -> Option<()> {
+        let mut line: CompletionLine = serde_json::from_slice(line).ok()?;
+        let step = line.step;
+        self.advance(5, step, |shown| shown.completions.retain(|completion| completion.step < step));
+        for text in [&mut line.prompt, &mut line.completion] {
+            text.truncate(text.floor_char_boundary(MOST_TEXT));
+        }
+        self.completions.push_back(line);
+        if self.completions.len() > MOST_COMPLETIONS {
+            self.completions.pop_front();
+        }
+        self.completions_changed = self.revision;
+        Some(())
+    }
 }
 
 impl MonitoredRun {
@@ -245,8 +276,10 @@ impl MonitoredRun {
                 casts: HeatMap::new(0),
                 events: Default::default(),
                 events_changed: 0,
-                steps: [None; 5],
-                skipped: [0; 5],
+                completions: VecDeque::new(),
+                completions_changed: 0,
+                steps: [None; FILES.len()],
+                skipped: [0; FILES.len()],
                 revision: 0,
             },
             status: Status { state: State::Empty, detail: String::new() },
@@ -327,11 +360,12 @@ impl MonitoredRun {
 
     /// What a reader lacks that has had everything up to revision `since`.
     pub fn changes(&self, since: u64) -> Changes {
-        let Shown { series, casts, events, events_changed, .. } = &self.shown;
+        let Shown { series, casts, events, events_changed, completions, completions_changed, .. } = &self.shown;
         let series = series.iter().filter_map(|(name, series)| Some((name.clone(), series.since(since)?))).collect();
         let mut all: Vec<Event> = events.iter().flat_map(|events| &events.newest).cloned().collect();
         all.sort_by_key(|event| event.step);
-        let is_new = since == 0 || *events_changed > since;
-        Changes { series, casts: casts.since(since), events: is_new.then_some(all) }
+        let is_new = |changed: u64| since == 0 || changed > since;
+        let completions = is_new(*completions_changed).then(|| completions.clone());
+        Changes { series, casts: casts.since(since), events: is_new(*events_changed).then_some(all), completions }
     }
 }

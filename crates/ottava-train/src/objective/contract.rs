@@ -52,6 +52,8 @@ pub struct LoadedRows {
     /// What the rows say of themselves, such as the rewards of a rollout. Observers see these metrics before the step, and the report of the step has
     /// them before the metrics of the loss.
     pub metrics: Metrics,
+    /// Examples of the rows for a reader, each a JSON object, such as completions with their rewards.
+    pub examples: Vec<Value>,
 }
 
 /// The rows of a run: what each step reads, which may be rows that the model itself makes, and what is held out. All ranks call each function in the

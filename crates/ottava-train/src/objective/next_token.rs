@@ -66,7 +66,7 @@ impl Rows for Documents {
         for micro_batch in 1..step.schedule().micro_batches {
             step.load(micro_batch, &self.batches.next_batch(self.rows)?)?;
         }
-        Ok(LoadedRows { first: Some(first), metrics: Metrics::default() })
+        Ok(LoadedRows { first: Some(first), ..LoadedRows::default() })
     }
 
     fn evaluate(&self, model: &mut Decoder, step: &TrainStep, precision: StepPrecision) -> Result<Option<Validation>> {

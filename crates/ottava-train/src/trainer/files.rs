@@ -27,6 +27,9 @@ pub(super) const DUMPS: &str = "dumps";
 /// The log of alarms, in the run's folder.
 const ALARMS: &str = "alarms.jsonl";
 
+/// The log of completions of reinforcement learning, in the run's folder.
+const COMPLETIONS: &str = "completions.jsonl";
+
 /// Open files of a run.
 pub(super) struct RunFiles {
     pub(super) metrics: MetricsWriter,
@@ -38,6 +41,8 @@ pub(super) struct RunFiles {
     pub(super) digests: Option<MetricsWriter>,
     /// The log of statistics of tensors, if there are any.
     pub(super) tensors: Option<MetricsWriter>,
+    /// The log of completions, if any are logged.
+    pub(super) completions: Option<MetricsWriter>,
     /// The log of alarms, since the first one.
     alarms: Option<MetricsWriter>,
     pub(super) events: EventWriter,
@@ -71,9 +76,11 @@ impl RunFiles {
         let sentinel = MetricsWriter::optional(&folder.join(SENTINEL), from, compares)?;
         let digests = MetricsWriter::optional(&folder.join(DIGESTS), from, config.sentinel.repeat_steps > 0)?;
         let tensors = MetricsWriter::optional(&folder.join(TENSORS), from, !config.debug.debug_steps.is_empty())?;
+        let completes = config.reinforcement.is_on() && config.logging.completions > 0;
+        let completions = MetricsWriter::optional(&folder.join(COMPLETIONS), from, completes)?;
         let alarms = MetricsWriter::optional(&folder.join(ALARMS), from, folder.join(ALARMS).is_file())?;
         let events = EventWriter::create(folder, from.map_or(0, |(_, step)| step))?;
-        Ok(RunFiles { metrics, casts, sentinel, digests, tensors, alarms, events, lock })
+        Ok(RunFiles { metrics, casts, sentinel, digests, tensors, completions, alarms, events, lock })
     }
 
     /// Logs an alarm of the run in `folder`.
@@ -89,7 +96,7 @@ impl RunFiles {
         self.lock.check()?;
         self.metrics.sync()?;
         self.casts.as_mut().map_or(Ok(()), CastLog::sync)?;
-        [&mut self.sentinel, &mut self.digests, &mut self.tensors, &mut self.alarms]
+        [&mut self.sentinel, &mut self.digests, &mut self.tensors, &mut self.completions, &mut self.alarms]
             .into_iter()
             .flatten()
             .try_for_each(MetricsWriter::sync)
@@ -97,7 +104,8 @@ impl RunFiles {
 
     /// The parts of metrics and logs of the run in `folder` that a checkpoint copies now, by name.
     pub(super) fn saved(&self, folder: &Path) -> Result<Vec<(String, FileStart)>> {
-        let logs = [CASTS, SENTINEL, DIGESTS, TENSORS, ALARMS].map(|name| MetricsWriter::saved_at(&folder.join(name)));
+        let logs = [CASTS, SENTINEL, DIGESTS, TENSORS, COMPLETIONS, ALARMS];
+        let logs = logs.map(|name| MetricsWriter::saved_at(&folder.join(name)));
         let logs = logs.into_iter().filter_map(Result::transpose);
         std::iter::once(self.metrics.saved()).chain(logs).collect()
     }

@@ -1,6 +1,6 @@
 // Asks the server for what is new, and keeps it. Series have as many points as the server keeps, so a page that stays open does not grow.
 import { CastMap, Chart, scale } from "./charts.js";
-import { RankList, Row, eventList } from "./runs.js";
+import { RankList, Row, completionList, eventList } from "./runs.js";
 import { count, duration, gib, percent, tell } from "./words.js";
 
 /** Milliseconds between two questions, while the page is seen and while it is not. */
@@ -16,6 +16,7 @@ const isLog = () => at("logarithmic").checked;
 const sentinel = (name, label) => [{ name: `sentinel/${name}`, label, dots: true }];
 const charts = [
   new Chart("Loss (nats per token)", [{ name: "loss", label: "training", smooth: true }, { name: "eval_loss", label: "evaluation", dots: true, dash: [6, 3] }], { log: isLog }),
+  new Chart("Reward", [{ name: "reward", label: "training", smooth: true }, { name: "eval_reward", label: "evaluation", dots: true, dash: [6, 3] }]),
   new Chart("Gradient norm", [{ name: "grad_norm", label: "norm", smooth: true }], { log: isLog }),
   new Chart("Learning rate", [{ name: "learning_rate", label: "rate" }]),
   new Chart("Tokens per second", [{ name: "tokens_per_second", label: "tokens/s", smooth: true }], { format: count }),
@@ -55,6 +56,7 @@ function take(run, changes) {
     Object.assign(run.casts, { layers: changes.casts.layers, worst: changes.casts.worst });
   }
   if (changes.events) run.events = changes.events;
+  if (changes.completions) run.completions = changes.completions;
   // A line at the height that was planned.
   const [planned, steps] = [run.summary.record?.planned_memory_bytes, run.series.get("peak_memory_bytes")?.steps];
   if (planned && steps?.length) run.series.set("planned", { steps: [steps[0], steps.at(-1)], means: [planned, planned] });
@@ -77,7 +79,7 @@ function newRun(summary) {
 
 /** Drops what the page has of a run; the server sends all again when it is asked to. */
 function forget(run) {
-  Object.assign(run, { since: 0, series: new Map(), casts: { layers: [], steps: [], saturated: [], underflowed: [], worst: [] }, events: [] });
+  Object.assign(run, { since: 0, series: new Map(), casts: { layers: [], steps: [], saturated: [], underflowed: [], worst: [] }, events: [], completions: [] });
 }
 
 function draw() {
@@ -112,6 +114,9 @@ function place(target, parts, words) {
 
 function showEvents() {
   at("events").replaceChildren(...eventList(shown()));
+  const lists = completionList(shown());
+  at("completions").replaceChildren(...lists);
+  at("completions-part").hidden = lists.length === 0;
 }
 
 /** Takes an answer to a question from the revisions in `asked`, by run. Returns whether there is more to ask for at once. */
@@ -129,7 +134,7 @@ function show(answer, asked) {
     if (changes && run.shown && asked.get(run.id) === run.since) {
       take(run, changes);
       run.since = summary.revision;
-      events ||= Boolean(changes.events);
+      events ||= Boolean(changes.events || changes.completions);
     }
     run.row.update();
   }

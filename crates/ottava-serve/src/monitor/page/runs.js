@@ -66,6 +66,17 @@ export function eventList(runs) {
   return lists.length ? lists : [element("p", { class: "hint" }, "Nothing was found.")];
 }
 
+/** Completions of the runs that are shown, the newest first. */
+export function completionList(runs) {
+  return runs.filter((run) => run.completions.length > 0).map((run) => {
+    const rows = run.completions.toReversed().map(({ step, reward, prompt, completion }) =>
+      element("tr", {}, element("td", { class: "number" }, String(step)), element("td", { class: "number" }, number(reward)), element("td", { class: "text" }, prompt), element("td", { class: "text" }, completion)));
+    const head = element("thead", {}, element("tr", {}, ...["Step", "Reward", "Prompt", "Completion"].map((text) => element("th", { scope: "col" }, text))));
+    const made = element("table", {}, element("caption", { class: "hint" }, run.name), head, element("tbody", {}, ...rows));
+    return element("div", { class: "wide", tabindex: "0", role: "region", "aria-label": `Completions of ${run.name}` }, made);
+  });
+}
+
 /** The ranks of a run, whose logs are fetched when they are opened. */
 export class RankList {
   constructor(run) {

@@ -2,7 +2,9 @@
 
 use super::sample::Sample;
 use crate::step::Metrics;
+use ottava_common::error::Result;
 use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value, json};
 
 /// A completion with its rewards.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -15,6 +17,35 @@ pub struct Completion {
     pub reward: Option<f64>,
     /// The score by each reward.
     pub scores: Vec<Option<f64>>,
+}
+
+/// Completions of a rank, in the order of their prompts.
+pub(super) struct Generation {
+    /// The completions.
+    pub(super) completions: Vec<Completion>,
+    /// Their texts.
+    pub(super) texts: Vec<String>,
+    /// The names of the rewards.
+    pub(super) rewards: Vec<String>,
+}
+
+impl Generation {
+    /// The first `count` completions for a reader, with the text of their prompts from `prompt`.
+    pub(super) fn examples(&self, count: usize, prompt: impl Fn(&[u32]) -> Result<String>) -> Result<Vec<Value>> {
+        let example = |(completion, text): (&Completion, &String)| {
+            let scores: Map<String, Value> =
+                self.rewards.iter().cloned().zip(completion.scores.iter().map(|score| json!(score))).collect();
+            Ok(json!({
+                "prompt": prompt(&completion.sample.prompt)?,
+                "completion": text,
+                "reward": completion.reward,
+                "rewards": scores,
+                "tokens": completion.sample.tokens.len(),
+                "truncated": !completion.sample.is_complete,
+            }))
+        };
+        self.completions.iter().zip(&self.texts).take(count).map(example).collect()
+    }
 }
 
 /// Mean and standard deviation of numbers; the deviation divides by one less than their number.

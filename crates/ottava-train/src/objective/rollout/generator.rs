@@ -1,6 +1,6 @@
 //! Completions of prompts by the model as it is now, with their rewards.
 
-use super::completion::Completion;
+use super::completion::{Completion, Generation};
 use super::sample::{Sample as Drawn, sample};
 use ottava_common::error::Result;
 use ottava_data::{Prompt, Tokenizer};
@@ -50,8 +50,13 @@ impl Generator {
         self.tokenizer.eos_id().unwrap_or(0)
     }
 
+    /// The text of `tokens`, with its special tokens.
+    pub(super) fn text(&self, tokens: &[u32]) -> Result<String> {
+        self.tokenizer.decode(tokens)
+    }
+
     /// Draws and scores one completion with each seed of each of `prompts`, before step `step`; the most likely completion if `is_greedy`. Returns the
-    /// completions in the order of prompts and seeds, and the names of their scores.
+    /// completions in the order of prompts and seeds.
     ///
     /// Errors as [`sample`] and [`Rewards::score`].
     pub(super) fn generate(
@@ -60,7 +65,7 @@ impl Generator {
         prompts: &[Seeded],
         step: u64,
         is_greedy: bool,
-    ) -> Result<(Vec<Completion>, Vec<String>)> {
+    ) -> Result<Generation> {
         let drawn = self.draw(model, prompts, is_greedy)?;
         self.score(prompts, drawn, step)
     }
@@ -90,7 +95,7 @@ impl Generator {
     }
 
     /// The rewards of `samples`, which are completions of `prompts` in their order.
-    fn score(&self, prompts: &[Seeded], samples: Vec<Drawn>, step: u64) -> Result<(Vec<Completion>, Vec<String>)> {
+    fn score(&self, prompts: &[Seeded], samples: Vec<Drawn>, step: u64) -> Result<Generation> {
         let told: Vec<ottava_rewards::Prompt> = prompts.iter().map(|(prompt, _)| told(prompt)).collect();
         let ends = self.tokenizer.eos_ids();
         let text = |drawn: &Drawn| {
@@ -112,14 +117,16 @@ impl Generator {
         });
         let batch: Vec<Sample> = batch.collect();
         let scored = self.rewards.borrow_mut().score(&batch, Deadline::never())?;
-        let (names, scores): (Vec<_>, Vec<_>) = scored.by_reward.into_iter().unzip();
+        let (rewards, scores): (Vec<_>, Vec<_>) = scored.by_reward.into_iter().unzip();
         let completion = |(at, sample)| Completion {
             sample,
             old: None,
             reward: scored.totals[at],
             scores: scores.iter().map(|of_reward| of_reward[at]).collect(),
         };
-        Ok((samples.into_iter().enumerate().map(completion).collect(), names))
+        drop(batch);
+        let completions = samples.into_iter().enumerate().map(completion).collect();
+        Ok(Generation { completions, texts, rewards })
     }
 }
 

@@ -15,6 +15,7 @@
 mod advantage;
 mod completion;
 mod generator;
+mod held_out;
 mod loss;
 mod rows;
 mod sample;

@@ -1,8 +1,9 @@
 //! The rows of a run of reinforcement learning: completions that the model draws between steps.
 
 use super::advantage::advantages;
-use super::completion::{Completion, metrics};
+use super::completion::{Completion, Generation, metrics};
 use super::generator::Generator;
+use super::held_out::held_out_metrics;
 use super::loss::{PolicyMicroBatch, Scored};
 use super::sample::{Sample, seed_of};
 use crate::objective::{Evaluation, LoadedRows, Opening, Rows, Validation};
@@ -17,6 +18,7 @@ use ottava_recipe::mode::{Pass, StepPrecision};
 use ottava_settings::ReinforcementConfig;
 use ottava_tensor::comm::Axis;
 use ottava_tensor::ops::IGNORE_INDEX;
+use serde_json::Value;
 use std::collections::VecDeque;
 
 /// Completions of prompts, their rewards and advantages.
@@ -39,7 +41,17 @@ pub(super) struct RolloutRows {
     step: u64,
     /// What the last generation says of itself, until a step reports it.
     metrics: Metrics,
+    /// Completions of the last generation for a reader, until a step reports them.
+    examples: Vec<Value>,
+    /// Completions of a generation for a reader.
+    shown: usize,
+    /// Draws of each prompt in an evaluation.
+    of_evaluation: usize,
+    pass_reward: f64,
 }
+
+/// In place of the place in the data, for draws of an evaluation, which have the same seeds each time.
+const EVALUATION: u64 = 0x6576_616c;
 
 impl RolloutRows {
     /// Opens the data, starts what scores completions, and goes on where the last checkpoint was saved.
@@ -89,6 +101,10 @@ impl RolloutRows {
             waiting,
             step,
             metrics: Metrics::default(),
+            examples: Vec::new(),
+            shown: run.logging.completions,
+            of_evaluation: run.evaluation.num_generations,
+            pass_reward: run.evaluation.pass_reward,
             config,
         })
     }
@@ -148,17 +164,42 @@ impl RolloutRows {
         };
         let prompts: Vec<_> = prompts.into_iter().enumerate().map(|(at, prompt)| (prompt, seeds(at))).collect();
         let drawn = self.generator.generate(model, &prompts, self.step, false);
-        let (mut mine, names) = ranks.together("drawing completions", drawn)?;
+        let drawn = ranks.together("drawing completions", drawn)?;
+        if ranks.leads() && self.examples.is_empty() {
+            self.examples = drawn.examples(self.shown, |tokens| self.generator.text(tokens))?;
+        }
+        let Generation { completions: mut mine, rewards: names, .. } = drawn;
         if self.config.correction.is_on() {
             self.set_old(&mut mine, model, partition, precision)?;
         }
-        let told = serde_json::to_vec(&mine).expect("completions are written without fail");
-        let read =
-            |of_rank: Vec<u8>| -> Vec<Completion> { serde_json::from_slice(&of_rank).expect("as it was written") };
-        let all: Vec<_> = ranks.gather_bytes("completions", &told)?.into_iter().map(read).collect();
+        let all = of_all_ranks(partition, "completions", &mine)?;
         // In the order of the prompts, whatever the number of ranks.
         let groups = (0..self.of_generation).map(|at| all[at % world][at / world * group..][..group].to_vec());
         Ok((groups.collect(), names))
+    }
+
+    /// `count` completions of each prompt that is held out, by prompt; and the names of their scores. Each rank draws the completions of its share of
+    /// the prompts.
+    fn held_out(
+        &self,
+        model: &mut Decoder,
+        partition: &Partition,
+        count: usize,
+        is_greedy: bool,
+    ) -> Result<(Vec<Vec<Completion>>, Vec<String>)> {
+        let (RowShare { rank, world }, ranks) = (self.share, partition.ranks());
+        let prompts = self.prompts.validation_len();
+        let seeds = |at: usize| -> Vec<u64> {
+            (0..count as u64).map(|index| seed_of([self.seed, EVALUATION, at as u64, index])).collect()
+        };
+        let mine = (rank..prompts).step_by(world).map(|at| Ok((self.prompts.validation(at)?, seeds(at))));
+        let drawn = mine
+            .collect::<Result<Vec<_>>>()
+            .and_then(|prompts| self.generator.generate(model, &prompts, self.step, is_greedy));
+        let Generation { completions, rewards, .. } = ranks.together("evaluating completions", drawn)?;
+        let all = of_all_ranks(partition, "completions of the evaluation", &completions)?;
+        let groups = (0..prompts).map(|at| all[at % world][at / world * count..][..count].to_vec());
+        Ok((groups.collect(), rewards))
     }
 
     /// Sets the log-probabilities of the tokens of `completions` as steps compute them, by passes over micro-batches, together with all ranks.
@@ -225,6 +266,13 @@ impl RolloutRows {
     }
 }
 
+/// The completions of each rank, from the completions of this rank.
+fn of_all_ranks(partition: &Partition, what: &str, mine: &[Completion]) -> Result<Vec<Vec<Completion>>> {
+    let told = serde_json::to_vec(mine).expect("completions are written without fail");
+    let read = |of_rank: Vec<u8>| serde_json::from_slice(&of_rank).expect("as it was written");
+    Ok(partition.ranks().gather_bytes(what, &told)?.into_iter().map(read).collect())
+}
+
 /// Whether some completions of a group have another reward than others.
 fn has_different_rewards(group: &[Completion]) -> bool {
     let mut rewards = group.iter().filter_map(|completion| completion.reward);
@@ -242,7 +290,7 @@ impl Rows for RolloutRows {
         self.prompts.state()
     }
 
-    fn unfinished(&self) -> Option<serde_json::Value> {
+    fn unfinished(&self) -> Option<Value> {
         let waiting = (!self.waiting.is_empty()).then_some(&self.waiting)?;
         Some(serde_json::to_value(waiting).expect("completions are written without fail"))
     }
@@ -268,28 +316,22 @@ impl Rows for RolloutRows {
             }
         }
         self.step += 1;
-        Ok(LoadedRows { first: None, metrics: std::mem::take(&mut self.metrics) })
+        let (metrics, examples) = (std::mem::take(&mut self.metrics), std::mem::take(&mut self.examples));
+        Ok(LoadedRows { first: None, metrics, examples })
     }
 
     /// The mean reward of the most likely completions of the prompts that are held out. The loss is its negative.
     fn evaluate(&self, model: &mut Decoder, step: &TrainStep, _: StepPrecision) -> Result<Option<Validation>> {
-        let (RowShare { rank, world }, ranks) = (self.share, step.partition().ranks());
         if self.prompts.validation_len() == 0 {
             return Ok(None);
         }
-        let mine = (rank..self.prompts.validation_len()).step_by(world);
-        let prompts = mine.map(|at| Ok((self.prompts.validation(at)?, vec![0]))).collect::<Result<Vec<_>>>();
-        let scored = prompts.and_then(|prompts| self.generator.generate(model, &prompts, self.step, true));
-        let (mine, names) = ranks.together("evaluating completions", scored)?;
-        let told = serde_json::to_vec(&mine).expect("completions are written without fail");
-        let mut all: Vec<Vec<Completion>> = Vec::new();
-        for of_rank in ranks.gather_bytes("completions of the evaluation", &told)? {
-            all.push(serde_json::from_slice(&of_rank).expect("as it was written"));
-        }
-        // Each prompt is a group of its own.
-        let groups: Vec<Vec<Completion>> = all.into_iter().flatten().map(|completion| vec![completion]).collect();
-        let mut metrics = metrics(&groups, &names);
-        metrics.named.retain(|(name, _)| !["reward_std", "frac_reward_zero_std"].contains(&&**name));
+        let partition = step.partition();
+        let (likely, names) = self.held_out(model, partition, 1, true)?;
+        let draws = match self.of_evaluation {
+            0 => Vec::new(),
+            count => self.held_out(model, partition, count, false)?.0,
+        };
+        let metrics = held_out_metrics(&likely, &draws, self.pass_reward, &names);
         let loss = -metrics.get("reward").unwrap_or(0.0);
         Ok(Some(Validation::of_one(Evaluation { loss, metrics })))
     }

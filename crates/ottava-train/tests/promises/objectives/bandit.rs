@@ -139,7 +139,7 @@ impl Rows for Plays {
         write(&mut loss.advantages, &advantages)?;
         let paid = plays.iter().map(|(arm, _)| ARMS[*arm].1).sum::<f64>() / PLAYS as f64;
         let metrics = Metrics::new([("reward", paid)], format!("reward {paid:.3}"));
-        Ok(LoadedRows { first: None, metrics })
+        Ok(LoadedRows { metrics, ..LoadedRows::default() })
     }
 
     /// The loss is what the model loses by not always pulling the best arm.
