@@ -78,7 +78,7 @@ fn add(table: &Json, prefix: &str, keys: &mut Vec<Key>) {
     }
 }
 
-/// Adds the keys of the `variants` of a table, which the key `tag` chooses.
+/// Adds the keys of the `variants` of a table. The key `tag` chooses the variant.
 fn add_of_variants(tag: &str, variants: &[(&str, &Json)], prefix: &str, keys: &mut Vec<Key>) {
     for (variant, schema) in variants {
         for (name, schema) in schema["properties"].as_object().into_iter().flatten().filter(|(name, _)| *name != tag) {
