@@ -13,7 +13,7 @@ pub struct Weight {
     pub name: String,
     /// The shape of the weight in the folder.
     pub shape: Vec<usize>,
-    /// The possible names of the weight in Megatron's model, of which a checkpoint has one. For blocks, the prefix `decoder.layers.N.` is omitted.
+    /// The possible names of the weight in Megatron's model. A checkpoint has one of them. For blocks, the prefix `decoder.layers.N.` is omitted.
     pub stored: &'static [&'static str],
     /// The block of the weight.
     pub block: Option<usize>,
