@@ -51,7 +51,7 @@ impl MegatronReader {
         let (count, entries) = (number(18), number(26));
         let needed =
             count.checked_mul(12).and_then(|bytes| bytes.checked_add(entries.checked_mul(8)?)?.checked_add(HEADER));
-        // The modes of multimodal data may follow.
+        // The index may be longer, because multimodal data have further entries at its end.
         if entries == 0 || needed.is_none_or(|needed| needed > index_size) {
             return Err(wrong("it is cut off, or its counts are damaged"));
         }

@@ -289,8 +289,12 @@ impl TokenDataset {
         names.map(|name| Some((name.to_string(), Stamp::of(&self.folder.join(name))?))).collect()
     }
 
-    /// Reads all files and checks that offsets rise from 0 to the number of tokens, that each document is within one file, that ids are below the
-    /// vocabulary, that byte counts add up, and that no file has changed since it was written. The functions below rely on these facts.
+    /// Reads all files and checks the facts on which the functions below rely:
+    /// * Offsets rise from 0 to the number of tokens.
+    /// * Each document is within one file.
+    /// * Ids are below the vocabulary.
+    /// * The byte counts of documents add up.
+    /// * No file has changed since it was written.
     ///
     /// Has the errors of [`TokenDataset::open`].
     pub fn check(&self) -> Result<()> {

@@ -192,8 +192,8 @@ impl Served {
         }
     }
 
-    /// Errors for a request without the key. A server without a key refuses requests that pages of other sites send: the `Origin` is another site
-    /// that is not among `origins`, or the `Host` is a foreign name that was made to point to this machine (DNS rebinding).
+    /// Errors for a request without the key. A server without a key refuses requests that pages of other sites send. Such a request has the `Origin`
+    /// of another site that is not among `origins`, or a `Host` that another site lets point to this machine (DNS rebinding).
     pub fn authorize(&self, headers: &HeaderMap) -> Result<()> {
         match &self.api_key {
             Some(expected) => {

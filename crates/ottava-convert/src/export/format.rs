@@ -65,8 +65,8 @@ impl Fp8Format {
         }
     }
 
-    /// Returns the number whose multiples the outputs and inputs of a weight must be, also on each rank of tensor parallelism. 128x128 blocks must be
-    /// whole: transformers rejects incomplete blocks, and vLLM rejects shares of a block. FP8 products of Hopper GPUs need 16.
+    /// Returns a number that must divide the outputs and the inputs of a weight. It must also divide the share of each tensor parallel rank. 128x128
+    /// blocks must be whole: transformers rejects incomplete blocks, and vLLM rejects shares of a block. FP8 products of Hopper GPUs need 16.
     pub fn multiple(self) -> usize {
         match self.scheme {
             Scheme::Dynamic | Scheme::Static => 16,
@@ -104,8 +104,8 @@ impl Fp8Format {
         (self.scheme == Scheme::Static).then(|| (format!("{linear}.input_scale"), shape))
     }
 
-    /// Returns `quantization_config` of `config.json`. `left` must have the names of all linears that stay in BF16: readers quantize every linear
-    /// that is not listed, and if anything is listed, they exclude the head only if it is listed too.
+    /// Returns `quantization_config` of `config.json`. `left` must list all linears that stay in BF16, because readers quantize every other linear.
+    /// If the list is not empty, it must also have the head.
     pub fn config(self, left: &[String]) -> Value {
         match self.layout {
             Convention::DeepSeek => json!({

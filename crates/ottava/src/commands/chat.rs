@@ -166,7 +166,7 @@ impl ChatCommand {
         }
     }
 
-    /// The maximum number of tokens of a conversation, its answer included.
+    /// Returns the maximum number of tokens of a conversation, including the answer.
     fn capacity(&self, sizes: &DecoderConfig) -> usize {
         self.max_length.min(sizes.context())
     }

@@ -28,8 +28,8 @@ pub struct Export {
     model: PathBuf,
     /// The new folder.
     output: PathBuf,
-    /// The format of the linears of the blocks; all other weights are BF16. By default, the format whose scales are like the scales of the run that
-    /// saved the model; for other models, fp8-block if inputs and outputs of all linears are multiples of 128, else compressed-tensors.
+    /// The format of the linears of the blocks; all other weights are BF16. By default, a format whose scales are like the scales of the run that
+    /// saved the model. For other models, fp8-block if inputs and outputs of all linears are multiples of 128, else compressed-tensors.
     #[arg(long)]
     format: Option<Format>,
     /// The type of matrices in a GGUF file (default bfloat16); vectors are in F32.

@@ -107,12 +107,12 @@ impl InferenceRanks {
         self.ranks.expect_equal(what, value)
     }
 
-    /// The ranks, as layers and engines use them.
+    /// Returns the ranks.
     pub fn ranks(&self) -> &Rc<Ranks> {
         &self.ranks
     }
 
-    /// The device of this rank.
+    /// Returns the device of this rank.
     pub fn device(&self) -> &Device {
         &self.device
     }

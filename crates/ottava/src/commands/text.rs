@@ -209,7 +209,7 @@ impl Tokens {
         Ok(Batches { tokens, batches: Box::new(batches), cut: Cut::Documents { seq_len, fit } })
     }
 
-    /// The number of sequences of a batch.
+    /// Returns the number of sequences of a batch.
     pub fn rows(&self) -> usize {
         self.rows
     }
