@@ -10,9 +10,9 @@ const WORDS: [&str; 2] = [
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
 ];
 
-/// Whether the ids of the [`pieces`] of a text, and of their [`words`], are the ids of the whole text. True only for known tokenizers. No alternative
-/// of their patterns continues with a space after anything but white space, with a non-letter after a letter, or with a non-digit after a digit. No
-/// pattern looks behind, and only white space looks ahead.
+/// Whether the ids of the [`pieces`] of a text, and of their [`words`], are the ids of the whole text. True only for known tokenizers. The patterns
+/// of these tokenizers have three properties. No alternative continues with a space after anything but white space, with a non-letter after a letter,
+/// or with a non-digit after a digit. No alternative looks behind. Only alternatives for white space look ahead.
 pub(super) fn can_be_cut(tokenizer: &Tokenizer) -> bool {
     let normalizer = tokenizer.get_normalizer().map_or(Ok(Value::Null), serde_json::to_value);
     let local = normalizer.is_ok_and(|normalizer| normalizer.is_null() || normalizer == json!({"type": "NFC"}));

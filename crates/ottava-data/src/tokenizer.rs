@@ -202,8 +202,8 @@ impl Tokenizer {
         })
     }
 
-    /// Returns the bytes of a token if they do not depend on its neighbours: all tokens of a byte-level tokenizer, and tokens that are single bytes.
-    /// Returns empty bytes for an id without an entry.
+    /// Returns the bytes of a token, or `None` if they depend on its neighbours. The bytes are independent if the tokenizer is byte-level, or if the
+    /// token is a single byte. Returns empty bytes for an id without an entry.
     pub(super) fn bytes_anywhere(&self, id: u32) -> Result<Option<Vec<u8>>> {
         let failed = |reason| Error::Data(format!("{}: cannot decode token {id}: {reason}", self.path.display()));
         let token = catch_panics(|| Ok::<_, String>(self.inner.id_to_token(id))).map_err(failed)?;

@@ -71,7 +71,7 @@ fn append(out: &mut String, value: &Value) {
 
 /// Replaces integers beyond 64 bits in JSON text by their special objects, so that `serde_json` does not round them to floats.
 pub fn keep_integers(json: &[u8]) -> Cow<'_, [u8]> {
-    /// Integers with fewer digits fit into 64 bits.
+    /// The minimum number of characters of an integer that may not fit into 64 bits.
     const DIGITS: usize = 19;
     let (mut out, mut copied) = (Vec::new(), 0);
     let (mut at, mut quoted) = (0, false);

@@ -99,7 +99,7 @@ impl Pairs<Value> {
     }
 }
 
-/// The type of the values in a table that is written as a list of `name=value`.
+/// The type of the values in a list of `name=value`.
 #[derive(Clone, Copy)]
 pub(super) enum Kind {
     /// Texts. If a name occurs several times, its value is a list.

@@ -52,7 +52,7 @@ impl SentinelConfig {
         self.repeat_steps > 0 && (step - 1).is_multiple_of(self.repeat_steps)
     }
 
-    /// Returns the last step, up to `step`, that a comparison precedes; `step` itself if the run never compares.
+    /// Returns the step of the last comparison that is not after `step`. If the run never compares, returns `step`.
     pub fn check_before(&self, step: u64) -> u64 {
         match self.sentinel_steps {
             0 => step,

@@ -84,8 +84,8 @@ fn eval_and_generate_read_a_checkpoint() {
     assert_eq!(set(&["--set", "recipe=fp8-current"]), set(&["--recipe", "fp8-current"]));
     let kept = set(&["--recipe", "fp8-current", "--set", "first_layers_bf16=1"]);
     assert_eq!(kept, set(&["--recipe", "bf16"]), "the one block stays in BF16");
-    // Each token has at least 8 tokens of context; without a stride, the first token of a block has none. The model has learned too little for a
-    // lower loss.
+    // With the stride, each token has at least 8 tokens of context. Without it, the first token of each block has no context. The model has learned
+    // too little for a lower loss.
     let strided = eval(&["--recipe", "fp32", "--stride", "8"]);
     assert_eq!((&strided["tokens"], &strided["stride"], &full["stride"]), (&full["tokens"], &8.into(), &16.into()));
     assert_ne!(strided["loss"], full["loss"]);
