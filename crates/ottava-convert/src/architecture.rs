@@ -1,4 +1,4 @@
-//! Architectures of llama.cpp: `config.json` from the metadata of a file, names of tensors, order of their rows.
+//! Architectures of llama.cpp: `config.json` from the metadata of a file, the names of tensors, and the order of their rows.
 
 use std::collections::BTreeSet;
 
@@ -14,27 +14,27 @@ use ottava_models::{ConfigFile, Decoder, DecoderConfig, RopeKind, RopeLengths, R
 use ottava_recipe::Precision;
 use ottava_recipe::param::FolderTensor;
 
-/// The factors of rotary frequencies, in files of Llama 3.1 and later.
+/// The name of the tensor with the factors of rotary frequencies, in files of Llama 3.1 and later.
 pub const ROPE_FACTORS: &str = "rope_freqs.weight";
 
 /// An architecture of llama.cpp.
 #[derive(Debug)]
 pub struct Architecture {
-    /// Its name in `general.architecture`, with which the keys of its sizes begin.
+    /// The name in `general.architecture`, which is also the prefix of the keys of sizes.
     pub name: &'static str,
-    /// The model families that it covers, as `architectures` of `config.json` names them. A converted folder has the first one.
+    /// The model families of this architecture, by their names in `architectures` of `config.json`. A converted folder gets the first family.
     pub families: &'static [&'static str],
-    /// `model_type` of the first family.
+    /// The `model_type` of the first family.
     model_type: &'static str,
-    /// Whether rotary positions turn neighbouring rows of a head, and not rows of its two halves.
+    /// Whether rotary positions rotate neighbouring rows of a head. Otherwise, they rotate rows of the two halves of a head.
     rotates_neighbours: bool,
-    /// Whether linears may have the biases that `attention_bias` and `mlp_bias` of `config.json` say.
+    /// Whether `attention_bias` and `mlp_bias` of `config.json` determine if linears have biases.
     pub optional_biases: bool,
-    /// What differs in Gemma.
+    /// The differences of Gemma; `None` for other architectures.
     pub gemma: Option<&'static Gemma>,
 }
 
-/// The architectures that are read and written (`convert_hf_to_gguf.py` and `llama-model.cpp` of llama.cpp).
+/// The architectures that can be read and written. Sources: `convert_hf_to_gguf.py` and `llama-model.cpp` of llama.cpp.
 const ARCHITECTURES: &[Architecture] = &[
     Architecture {
         name: "llama",
@@ -79,9 +79,9 @@ const ARCHITECTURES: &[Architecture] = &[
 ];
 
 impl Architecture {
-    /// The architecture of a file.
+    /// Returns the architecture of a file.
     ///
-    /// Errors when it is an architecture that is not read.
+    /// Errors if the architecture is not supported.
     pub fn of(gguf: &Gguf) -> Result<&'static Architecture> {
         let name = gguf.text("general.architecture")?.unwrap_or("none");
         ARCHITECTURES.iter().find(|architecture| architecture.name == name).ok_or_else(|| {
@@ -93,15 +93,15 @@ impl Architecture {
         })
     }
 
-    /// The architecture of a model whose `config.json` names `family`; if there is none, all families that have one.
+    /// Returns the architecture of a model whose `config.json` names `family`. If there is no such architecture, returns all supported families.
     pub fn of_family(family: &str) -> Result<&'static Architecture, Vec<&'static str>> {
         let found = ARCHITECTURES.iter().find(|architecture| architecture.families.contains(&family));
         found.ok_or_else(|| ARCHITECTURES.iter().flat_map(|architecture| architecture.families).copied().collect())
     }
 
-    /// The weights of a model of these sizes, each with the tensor of a file that holds it.
+    /// Returns the weights of a model of these sizes, each with the tensor of a file that stores it.
     ///
-    /// Errors for sizes that no model of this architecture has.
+    /// Errors for sizes that models of this architecture cannot have.
     pub fn weights(&self, sizes: &DecoderConfig) -> Result<Vec<Weight>> {
         let mut weights = Vec::new();
         for FolderTensor { name, shape, .. } in Decoder::folder_tensors(sizes, &Precision::default().recipe())? {
@@ -114,8 +114,8 @@ impl Architecture {
         Ok(weights)
     }
 
-    /// The tensor of a file that a tensor of a model is stored in, by its name there, and the number of heads whose rows are stored in
-    /// another order. `None` if no model of llama.cpp has such a tensor.
+    /// Returns the name of the tensor of a file that stores a tensor of a model. If the rows of its heads are stored in another order, also returns
+    /// the number of these heads. Returns `None` if models of llama.cpp have no such tensor.
     fn place(&self, tensor: TensorRole, sizes: &DecoderConfig) -> Option<(String, Option<usize>)> {
         let (module, heads) = module_of(tensor.role, sizes)?;
         let ending = if tensor.is_bias { "bias" } else { "weight" };
@@ -126,14 +126,14 @@ impl Architecture {
         Some((name, heads.filter(|_| self.rotates_neighbours)))
     }
 
-    /// What is added to the values of a weight in files.
+    /// Returns the number that files add to the values of a weight.
     pub fn offset(&self, weight: &Weight) -> f32 {
         if self.gemma.is_some() { Gemma::offset(weight) } else { 0.0 }
     }
 
-    /// The `config.json` of a file, and its sizes.
+    /// Returns the `config.json` of a file, and its sizes.
     ///
-    /// Errors when a key is missing, or says what is not implemented.
+    /// Errors if a key is missing, or has a value that is not implemented.
     pub fn config(&self, gguf: &Gguf) -> Result<(Map<String, Value>, DecoderConfig)> {
         let key = |name: &str| format!("{}.{name}", self.name);
         let missing = |name: &str| gguf.error(&format!("the key `{}` is missing", key(name)));
@@ -187,7 +187,7 @@ impl Architecture {
         Ok((values.clone(), sizes))
     }
 
-    /// The stretch of rotary positions: by name, or by the factors that files of Llama 3.1 and later hold instead.
+    /// Returns the scaling of rotary positions: by its name, or derived from the factors that files of Llama 3.1 and later have instead.
     fn rope_kind(&self, gguf: &Gguf, theta: f64, head_dim: usize) -> Result<RopeKind> {
         let by_name = self.rope_scaling(gguf)?;
         if let Some(tensor) = gguf.tensors().get(ROPE_FACTORS) {
@@ -213,10 +213,10 @@ impl Architecture {
         Ok(by_name)
     }
 
-    /// The stretch of rotary positions that keys name.
+    /// Returns the scaling of rotary positions that keys name.
     pub(super) fn rope_scaling(&self, gguf: &Gguf) -> Result<RopeKind> {
         let key = |name: &str| format!("{}.rope.{name}", self.name);
-        // Files without a type are linear, and older ones have the factor in another key; 0 is no scaling.
+        // In files without a type, scaling is linear. Older files have the factor in another key. A factor of 0 means no scaling.
         let factor = match gguf.float(&key("scaling.factor"))? {
             Some(factor) => factor,
             None => gguf.float(&key("scale_linear"))?.unwrap_or(0.0),
@@ -248,21 +248,21 @@ impl Architecture {
     }
 }
 
-/// The factors of Llama 3.1 and 3.3, and of Llama 3.2.
+/// The scaling factors of Llama 3.1 and 3.3, and of Llama 3.2.
 const KNOWN_FACTORS: [f64; 2] = [8.0, 32.0];
 
 fn llama3(factor: f64) -> RopeKind {
     RopeKind::Llama3 { factor, low_freq_factor: 1.0, high_freq_factor: 4.0, original_max_positions: 8192.0 }
 }
 
-/// Whether files can say this stretch of rotary positions, so that it is recognized when they are read.
+/// Whether files can describe this scaling of rotary positions so that it is recognized when they are read.
 pub fn has_rope_kind(kind: &RopeKind) -> bool {
     matches!(kind, RopeKind::Default | RopeKind::Linear { .. }) || KNOWN_FACTORS.map(llama3).contains(kind)
 }
 
-/// What the frequencies of a head are divided by for this stretch.
+/// Returns the divisors of the frequencies of a head for this scaling.
 pub fn rope_factors(kind: &RopeKind, theta: f64, head_dim: usize) -> Vec<f64> {
-    // Lengths do not matter to the kinds that files have.
+    // The scalings that files can describe do not depend on lengths.
     let lengths = RopeLengths { max_positions: 1, seq_len: 1 };
     let plain = RopeScaling::plain(theta).inverse_frequencies(head_dim, lengths);
     let stretched =
@@ -270,7 +270,7 @@ pub fn rope_factors(kind: &RopeKind, theta: f64, head_dim: usize) -> Vec<f64> {
     plain.iter().zip(&stretched).map(|(plain, stretched)| plain / stretched).collect()
 }
 
-/// The module of a file that a tensor is stored in, and the number of heads whose rows rotary positions turn.
+/// Returns the name of the file's module that stores a tensor. If rotary positions rotate its rows, also returns the number of its heads.
 fn module_of(role: Role, sizes: &DecoderConfig) -> Option<(&'static str, Option<usize>)> {
     Some(match role {
         Role::Embedding => ("token_embd", None),
@@ -293,9 +293,9 @@ fn module_of(role: Role, sizes: &DecoderConfig) -> Option<(&'static str, Option<
     })
 }
 
-/// The weights of the model of a file, each with the tensor that holds it.
+/// Returns the weights of the model of a file, each with the tensor that stores it.
 ///
-/// Errors when one is missing or of another shape, and when the file has others.
+/// Errors if a weight is missing or has another shape, and if the file has other weights.
 pub fn weights(gguf: &Gguf, architecture: &Architecture, sizes: &DecoderConfig) -> Result<Vec<Weight>> {
     let weights = architecture.weights(sizes)?;
     for Weight { stored, shape, .. } in &weights {

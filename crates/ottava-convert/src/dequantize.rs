@@ -1,25 +1,25 @@
-//! Block formats of GGUF, as `ggml-quants.c` of llama.cpp and `gguf.quants` define them.
+//! Block formats of GGUF, as defined by `ggml-quants.c` of llama.cpp and by `gguf.quants`.
 //!
-//! Scales are F16. Values are computed in F32, in the order of operations of these two programs, so they have the same bits.
+//! Scales are F16. Values are computed in F32 in the same order of operations as in these two programs, so they are bit-identical.
 
 use half::{bf16, f16};
 
-/// A storage format of elements: blocks of the same number of bytes.
+/// A storage format of elements: blocks with a fixed number of bytes.
 #[derive(Debug)]
 pub struct BlockType {
-    /// Its number in files.
+    /// The number of the type in files.
     pub id: u32,
-    /// Its name.
+    /// The name of the type.
     pub name: &'static str,
-    /// Elements of a block.
+    /// The number of elements of a block.
     pub elements: usize,
-    /// Bytes of a block.
+    /// The number of bytes of a block.
     pub bytes: usize,
     /// Computes the values of one block.
     decode: fn(&[u8], &mut [f32]),
 }
 
-/// The types that are read.
+/// The types that can be read.
 const TYPES: &[BlockType] = &[
     BlockType { id: 0, name: "F32", elements: 1, bytes: 4, decode: f32 },
     BlockType { id: 1, name: "F16", elements: 1, bytes: 2, decode: |block, out| out[0] = half(block, 0) },
@@ -33,11 +33,11 @@ const TYPES: &[BlockType] = &[
     BlockType { id: 14, name: "Q6_K", elements: 256, bytes: 210, decode: q6_k },
 ];
 
-/// Names of other types in use, for messages.
+/// The names of other types, for error messages.
 const OTHERS: &[(u32, &str)] =
     &[(7, "Q5_1"), (10, "Q2_K"), (11, "Q3_K"), (20, "IQ4_NL"), (23, "IQ4_XS"), (39, "MXFP4")];
 
-/// The type of this number, or why it is not read.
+/// Returns the type with this number, or the reason why it cannot be read.
 pub fn block_type(id: u32) -> Result<&'static BlockType, String> {
     TYPES.iter().find(|kind| kind.id == id).ok_or_else(|| {
         let name =
@@ -47,13 +47,13 @@ pub fn block_type(id: u32) -> Result<&'static BlockType, String> {
     })
 }
 
-/// The type of this name, which is read.
+/// Returns the type with this name, which must exist.
 pub fn named(name: &str) -> &'static BlockType {
     TYPES.iter().find(|kind| kind.name == name).expect("types are asked for by their names")
 }
 
 impl BlockType {
-    /// The values of whole blocks.
+    /// Dequantizes whole blocks.
     pub fn values(&self, bytes: &[u8]) -> Vec<f32> {
         let mut values = vec![0.0; bytes.len() / self.bytes * self.elements];
         for (block, out) in bytes.chunks_exact(self.bytes).zip(values.chunks_exact_mut(self.elements)) {
@@ -63,7 +63,7 @@ impl BlockType {
     }
 }
 
-/// The F16 at byte `at`.
+/// Returns the F16 at byte `at`.
 fn half(block: &[u8], at: usize) -> f32 {
     f16::from_le_bytes([block[at], block[at + 1]]).to_f32()
 }
@@ -76,12 +76,12 @@ fn bf16(block: &[u8], out: &mut [f32]) {
     out[0] = bf16::from_le_bytes([block[0], block[1]]).to_f32();
 }
 
-/// Four bits of element `i` of 32: the first 16 elements are the low halves of 16 bytes, the others the high ones.
+/// Returns the four bits of element `i` of 32: the first 16 elements are the low halves of 16 bytes, the other elements are the high halves.
 fn nibble(bytes: &[u8], i: usize) -> u8 {
     bytes[i % 16] >> (i / 16 * 4) & 15
 }
 
-/// Scale; 16 bytes of nibbles. `scale · (q − 8)`.
+/// Block layout: scale; 16 bytes of nibbles. Values: `scale · (q − 8)`.
 fn q4_0(block: &[u8], out: &mut [f32]) {
     let scale = half(block, 0);
     for (i, out) in out.iter_mut().enumerate() {
@@ -89,7 +89,7 @@ fn q4_0(block: &[u8], out: &mut [f32]) {
     }
 }
 
-/// Scale; minimum; 16 bytes of nibbles. `scale · q + minimum`.
+/// Block layout: scale; minimum; 16 bytes of nibbles. Values: `scale · q + minimum`.
 fn q4_1(block: &[u8], out: &mut [f32]) {
     let (scale, minimum) = (half(block, 0), half(block, 2));
     for (i, out) in out.iter_mut().enumerate() {
@@ -97,7 +97,7 @@ fn q4_1(block: &[u8], out: &mut [f32]) {
     }
 }
 
-/// Scale; the fifth bits of 32 elements; 16 bytes of nibbles. `scale · (q − 16)`.
+/// Block layout: scale; the fifth bits of 32 elements; 16 bytes of nibbles. Values: `scale · (q − 16)`.
 fn q5_0(block: &[u8], out: &mut [f32]) {
     let scale = half(block, 0);
     for (i, out) in out.iter_mut().enumerate() {
@@ -106,7 +106,7 @@ fn q5_0(block: &[u8], out: &mut [f32]) {
     }
 }
 
-/// Scale; 32 signed bytes. `scale · q`.
+/// Block layout: scale; 32 signed bytes. Values: `scale · q`.
 fn q8_0(block: &[u8], out: &mut [f32]) {
     let scale = half(block, 0);
     for (out, &q) in out.iter_mut().zip(&block[2..]) {
@@ -114,8 +114,9 @@ fn q8_0(block: &[u8], out: &mut [f32]) {
     }
 }
 
-/// Scale and minimum of run `run` of 32 elements, from 12 bytes of eight pairs of 6 bits: the first four pairs are the low 6 bits of bytes 0
-/// to 3 and 4 to 7. The others have their low 4 bits in the halves of bytes 8 to 11, and their upper 2 in the free bits of bytes 0 to 7.
+/// Returns the scale and the minimum of run `run` of 32 elements. The 12 bytes are eight pairs of 6-bit numbers. The first four pairs are the low 6
+/// bits of bytes 0 to 3 and of bytes 4 to 7. The other four pairs have their low 4 bits in the halves of bytes 8 to 11, and their upper 2 bits in the
+/// remaining bits of bytes 0 to 7.
 fn scale_and_minimum(bytes: &[u8], run: usize) -> (f32, f32) {
     let lane = run % 4;
     let (scale, minimum) = match run < 4 {
@@ -128,18 +129,18 @@ fn scale_and_minimum(bytes: &[u8], run: usize) -> (f32, f32) {
     (f32::from(scale), f32::from(minimum))
 }
 
-/// Nibble of element `i` of 256: each 32 bytes have 64 elements, the low halves of all bytes first.
+/// Returns the nibble of element `i` of 256. Each 32 bytes have 64 elements: first the low halves of all bytes, then the high halves.
 fn nibble_of_runs(bytes: &[u8], i: usize) -> u8 {
     bytes[i / 64 * 32 + i % 32] >> (i / 32 % 2 * 4) & 15
 }
 
-/// Scale of scales; scale of minima; 12 bytes of [`scale_and_minimum`]; 128 bytes of nibbles.
-/// `scale · scales · q − minimum · minima`.
+/// Block layout: scale of scales; scale of minima; 12 bytes of [`scale_and_minimum`]; 128 bytes of nibbles. Values: `scale · scales · q − minimum ·
+/// minima`.
 fn q4_k(block: &[u8], out: &mut [f32]) {
     with_minima(block, out, |i| nibble_of_runs(&block[16..], i));
 }
 
-/// As [`q4_k`], with 32 bytes of fifth bits before the nibbles: bit `run` of each byte is of run `run` of 32 elements.
+/// Block layout: like [`q4_k`], with 32 bytes of fifth bits before the nibbles. Bit `run` of each byte belongs to run `run` of 32 elements.
 fn q5_k(block: &[u8], out: &mut [f32]) {
     with_minima(block, out, |i| nibble_of_runs(&block[48..], i) | (block[16 + i % 32] >> (i / 32) & 1) << 4);
 }
@@ -155,12 +156,12 @@ fn with_minima(block: &[u8], out: &mut [f32], q: impl Fn(usize) -> u8) {
     }
 }
 
-/// 128 bytes of nibbles; 64 bytes of two upper bits each; 16 signed scales of 16 elements; one scale of all.
-/// `scale · scales · (q − 32)`.
+/// Block layout: 128 bytes of nibbles; 64 bytes of two upper bits each; 16 signed scales of 16 elements; one scale of the block. Values: `scale ·
+/// scales · (q − 32)`.
 fn q6_k(block: &[u8], out: &mut [f32]) {
     let (low, high, scales, scale) = (&block[..128], &block[128..192], &block[192..208], half(block, 208));
     for (i, out) in out.iter_mut().enumerate() {
-        // Two halves of 128 elements, each of four runs of 32.
+        // A block has two halves of 128 elements, each with four runs of 32 elements.
         let (part, run, lane) = (i / 128, i / 32 % 4, i % 32);
         let low = low[part * 64 + run % 2 * 32 + lane] >> (run / 2 * 4) & 15;
         let high = high[part * 32 + lane] >> (run * 2) & 3;

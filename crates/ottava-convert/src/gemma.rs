@@ -1,4 +1,4 @@
-//! Gemma 2 and 3 in llama.cpp: what their files hold that files of a Llama do not, and what llama.cpp knows of them without a file.
+//! Gemma 2 and 3 in llama.cpp: the keys that only their files have, and the constants that llama.cpp has for them.
 
 use serde_json::{Map, Value, json};
 
@@ -8,28 +8,28 @@ use ottava_common::Result;
 use ottava_models::{DecoderConfig, LayerSet, RopeScaling, Uniform};
 use ottava_tensor::ops::{Activation, Gelu};
 
-/// The key of the window, after the name of the architecture.
+/// The key of the window's length; the name of the architecture precedes it.
 pub const WINDOW: &str = "attention.sliding_window";
-/// The key of the bound of attention scores.
+/// The key of the soft cap of attention scores.
 pub const SCORE_CAP: &str = "attn_logit_softcapping";
-/// The key of the bound of logits.
+/// The key of the soft cap of logits.
 pub const LOGIT_CAP: &str = "final_logit_softcapping";
 
-/// The key of the number of layers in a group, all but the last layer of a group have the window.
+/// The key of the number of layers in a group. All layers of a group except the last have the window.
 pub const WINDOW_PATTERN: &str = "attention.sliding_window_pattern";
 /// The key of the base of rotary positions in layers with the window.
 pub const LOCAL_THETA: &str = "rope.freq_base_swa";
 
-/// A generation of Gemma, as `llama-model.cpp` has it.
+/// The constants of a generation of Gemma, from `llama-model.cpp`.
 #[derive(Debug)]
 pub struct Gemma {
-    /// Layers in a group: all but the last have the window.
+    /// The number of layers in a group. All layers of a group except the last have the window.
     group: usize,
-    /// The bounds of attention scores and logits in files that do not say them; `None` for a generation without bounds.
+    /// The soft caps of attention scores and logits for files without these keys; `None` for a generation without soft caps.
     caps: Option<[f64; 2]>,
-    /// The number of layers of the model whose scores are scaled by the channels per head instead of the size of a head: the 27B.
+    /// The number of layers of the 27B model. Its attention scores are scaled by the channels per head instead of the head size.
     layers_of_27b: usize,
-    /// The base of rotary positions in layers with the window, if it is another.
+    /// The base of rotary positions in layers with the window; `None` if it is the same in all layers.
     local_theta: Option<f64>,
 }
 
@@ -39,7 +39,7 @@ pub static GEMMA2: Gemma = Gemma { group: 2, caps: Some([50.0, 30.0]), layers_of
 pub static GEMMA3: Gemma = Gemma { group: 6, caps: None, layers_of_27b: 62, local_theta: Some(10_000.0) };
 
 impl Gemma {
-    /// The number whose root divides attention scores.
+    /// Returns the number whose root divides attention scores.
     fn score_divisor(&self, layers: usize, channels: usize, heads: usize, head_dim: usize) -> usize {
         if layers == self.layers_of_27b { channels.checked_div(heads).unwrap_or(0) } else { head_dim }
     }
@@ -48,7 +48,7 @@ impl Gemma {
         self.local_theta.map(RopeScaling::plain)
     }
 
-    /// Why files cannot represent a model of these sizes, if they cannot.
+    /// Returns why files cannot represent a model of these sizes; `None` if they can.
     pub fn problem(&self, sizes: &DecoderConfig, Uniform { heads, mlp, .. }: Uniform) -> Option<&'static str> {
         let (layers, channels) = (&sizes.layers, sizes.stream.channels);
         let local = LayerSet::AllButEvery(self.group);
@@ -80,8 +80,8 @@ impl Gemma {
         problems.into_iter().find(|(has, _)| *has).map(|(_, what)| what)
     }
 
-    /// Changes the `values` of a Llama's `config.json` to the values of the model in `gguf`; returns the rotary positions of layers with the window,
-    /// if they are others.
+    /// Changes the `values` of a Llama's `config.json` to the values of the model in `gguf`. Returns the rotary positions of layers with the window
+    /// if they differ from the other layers.
     pub fn complete(
         &self,
         gguf: &Gguf,
@@ -115,7 +115,7 @@ impl Gemma {
         }
     }
 
-    /// Layers in a group of the model in `gguf`.
+    /// Returns the number of layers in a group of the model in `gguf`.
     fn group_of(&self, gguf: &Gguf, key: &dyn Fn(&str) -> String) -> Result<usize> {
         let key = key(WINDOW_PATTERN);
         match gguf.count(&key)? {
@@ -126,7 +126,7 @@ impl Gemma {
         }
     }
 
-    /// What is added to the values of a weight in files: norms multiply by `1 + weight` here, and by the weight in llama.cpp.
+    /// Returns the number that files add to the values of a weight. Norms multiply by `1 + weight` here, but by the stored weight in llama.cpp.
     pub fn offset(weight: &Weight) -> f32 {
         if weight.shape.len() == 1 { 1.0 } else { 0.0 }
     }

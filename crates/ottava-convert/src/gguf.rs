@@ -1,7 +1,7 @@
-//! Reading GGUF, the files of llama.cpp: metadata, then quantized tensors.
+//! Reads GGUF files of llama.cpp: metadata, then quantized tensors.
 //!
-//! Versions 2 and 3, little endian (<https://github.com/ggml-org/ggml/blob/master/docs/gguf.md>). Nothing is allocated by a count of the
-//! file: all that is read grows with the bytes that are there. Tensors are read one at a time, with positioned reads.
+//! Supports versions 2 and 3, little-endian (<https://github.com/ggml-org/ggml/blob/master/docs/gguf.md>). Memory is never allocated by a count in
+//! the file; it grows only with the bytes that were read. Tensors are read one at a time, with positioned reads.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -15,16 +15,16 @@ use ottava_common::{Error, Result, input};
 /// The first bytes of a file.
 pub const MAGIC: &[u8; 4] = b"GGUF";
 
-/// The most bytes before the tensors; vocabularies of 256,000 tokens take some 20 MB.
+/// The maximum number of bytes before the tensors. A vocabulary of 256,000 tokens takes about 20 MB.
 const MAX_HEADER_BYTES: u64 = 256 << 20;
 
-/// The most arrays within one another; files in use have none within another.
+/// The maximum depth of nested arrays. Common files have no nested arrays.
 const MAX_DEPTH: usize = 4;
 
-/// The most axes of a tensor, a limit of the format.
+/// The maximum number of axes of a tensor, which the format limits.
 const MAX_AXES: u32 = 4;
 
-/// The multiple at which tensors start, where the metadata name no other.
+/// The default alignment of tensors in bytes, if the metadata do not set another.
 pub const ALIGNMENT: u64 = 32;
 
 /// A value of the metadata.
@@ -32,7 +32,7 @@ pub const ALIGNMENT: u64 = 32;
 pub enum Value {
     /// Any integer type.
     Integer(i128),
-    /// F32 and F64. An F32 becomes the number that its shortest decimal stands for: 1e-5, and not 9.999999747378752e-6.
+    /// F32 or F64. An F32 becomes the number of its shortest decimal representation: 1e-5, not 9.999999747378752e-6.
     Float(f64),
     /// True or false.
     Bool(bool),
@@ -44,22 +44,22 @@ pub enum Value {
     Texts(Vec<String>),
     /// An array of F32.
     Floats(Vec<f32>),
-    /// An array of other elements, which no model or tokenizer that is read has.
+    /// An array of other elements. No supported model or tokenizer needs it.
     Other,
 }
 
 /// A tensor of a file.
 #[derive(Clone, Debug)]
 pub struct GgufTensor {
-    /// Its name.
+    /// The name of the tensor.
     pub name: String,
-    /// Its shape, row-major: the file has it the other way around.
+    /// The shape, row-major. The file stores the axes in reverse order.
     pub shape: Vec<usize>,
     /// The storage format of its elements.
     pub kind: &'static BlockType,
-    /// Its first byte, from the start of the file.
+    /// The position of its first byte in the file.
     start: u64,
-    /// Bytes in the file.
+    /// The number of its bytes in the file.
     bytes: usize,
 }
 
@@ -73,9 +73,9 @@ pub struct Gguf {
 }
 
 impl Gguf {
-    /// Reads the metadata of the file at `path`, and the names, shapes and places of its tensors.
+    /// Reads the metadata of the file at `path`, and the names, shapes and positions of its tensors.
     ///
-    /// Errors with [`Error::Model`] when the file is damaged, of another version, or has a tensor of a type that is not read.
+    /// Errors with [`Error::Model`] if the file is damaged, has another version, or has a tensor of an unsupported type.
     pub fn open(path: &Path) -> Result<Gguf> {
         let wrong = |reason: String| Error::Model(format!("{}: {reason}", path.display()));
         let (file, size) = input::open(path).map_err(Error::io(path))?;
@@ -99,37 +99,37 @@ impl Gguf {
         Ok(Gguf { path: path.to_path_buf(), file, metadata, tensors })
     }
 
-    /// An error about this file.
+    /// Returns an error about this file.
     pub fn error(&self, text: &str) -> Error {
         Error::Model(format!("{}: {text}", self.path.display()))
     }
 
-    /// All tensors, by name.
+    /// Returns all tensors, by name.
     pub fn tensors(&self) -> &BTreeMap<String, GgufTensor> {
         &self.tensors
     }
 
-    /// All keys, with their values.
+    /// Returns all keys, with their values.
     pub fn metadata(&self) -> &BTreeMap<String, Value> {
         &self.metadata
     }
 
-    /// The value of a key, if the file has it.
+    /// Returns the value of a key, if the file has the key.
     pub fn value(&self, key: &str) -> Option<&Value> {
         self.metadata.get(key)
     }
 
-    /// A text, if the file has the key.
+    /// Returns a text, if the file has the key.
     pub fn text(&self, key: &str) -> Result<Option<&str>> {
         self.typed(key, "a text", |value| if let Value::Text(text) = value { Some(text.as_str()) } else { None })
     }
 
-    /// True or false, if the file has the key.
+    /// Returns true or false, if the file has the key.
     pub fn flag(&self, key: &str) -> Result<Option<bool>> {
         self.typed(key, "true or false", |value| if let Value::Bool(flag) = value { Some(*flag) } else { None })
     }
 
-    /// A number from 0 up, if the file has the key.
+    /// Returns a number that is at least 0, if the file has the key.
     pub fn count(&self, key: &str) -> Result<Option<usize>> {
         self.typed(key, "a number from 0 up", |value| match value {
             Value::Integer(n) => usize::try_from(*n).ok(),
@@ -137,7 +137,7 @@ impl Gguf {
         })
     }
 
-    /// A finite floating-point number, if the file has the key.
+    /// Returns a finite floating-point number, if the file has the key.
     pub fn float(&self, key: &str) -> Result<Option<f64>> {
         self.typed(key, "a finite floating-point number", |value| match value {
             Value::Float(n) if n.is_finite() => Some(*n),
@@ -145,12 +145,12 @@ impl Gguf {
         })
     }
 
-    /// A list of texts, if the file has the key.
+    /// Returns a list of texts, if the file has the key.
     pub fn texts(&self, key: &str) -> Result<Option<&[String]>> {
         self.typed(key, "a list of texts", |value| if let Value::Texts(list) = value { Some(&list[..]) } else { None })
     }
 
-    /// A list of integers, if the file has the key.
+    /// Returns a list of integers, if the file has the key.
     pub fn integers(&self, key: &str) -> Result<Option<&[i64]>> {
         self.typed(key, "a list of integers", |value| match value {
             Value::Integers(list) => Some(&list[..]),
@@ -158,7 +158,7 @@ impl Gguf {
         })
     }
 
-    /// A list of F32, if the file has the key.
+    /// Returns a list of F32, if the file has the key.
     pub fn floats(&self, key: &str) -> Result<Option<&[f32]>> {
         self.typed(key, "a list of F32", |value| if let Value::Floats(list) = value { Some(&list[..]) } else { None })
     }
@@ -168,7 +168,7 @@ impl Gguf {
         get(value).map(Some).ok_or_else(|| self.error(&format!("`{key}` is not {kind}")))
     }
 
-    /// The values of a tensor, row-major.
+    /// Returns the values of a tensor in row-major order.
     pub fn values(&self, tensor: &GgufTensor) -> Result<Vec<f32>> {
         let mut bytes = vec![0; tensor.bytes];
         self.file
@@ -178,18 +178,18 @@ impl Gguf {
     }
 }
 
-/// A tensor as the header lists it.
+/// A tensor in the header.
 struct Info {
     name: String,
-    /// Elements along each axis, the fastest first.
+    /// The number of elements along each axis, the fastest axis first.
     axes: Vec<u64>,
     kind: u32,
-    /// Its first byte, from the start of the data.
+    /// The position of its first byte, relative to the start of the data.
     offset: u64,
 }
 
 impl Info {
-    /// The tensor in a file of `size` bytes whose data begin at `data`. Errors with a description.
+    /// Returns the tensor in a file of `size` bytes whose data begin at `data`. Errors with a description.
     fn place(self, data: u64, size: u64) -> Result<GgufTensor, String> {
         let kind = block_type(self.kind)?;
         let too_large = || format!("has the shape {:?}, more than fits a file", self.axes);
@@ -217,16 +217,16 @@ impl Info {
     }
 }
 
-/// The part of a file before the tensors while it is read.
+/// Reads the part of a file before the tensors.
 struct Header {
     bytes: BufReader<File>,
-    /// Bytes read.
+    /// The number of bytes read so far.
     at: u64,
-    /// Bytes that may be read.
+    /// The maximum number of bytes to read.
     end: u64,
 }
 
-/// Types of metadata by their number.
+/// The numbers of the types of metadata.
 pub mod kinds {
     /// 8 bits.
     pub const U8: u32 = 0;
@@ -371,7 +371,7 @@ impl Header {
         Ok(bytes)
     }
 
-    /// Errors when `count` more bytes are not there.
+    /// Errors if fewer than `count` bytes are left.
     fn reserve(&self, count: u64) -> Result<(), String> {
         if count <= self.end - self.at {
             return Ok(());

@@ -1,11 +1,11 @@
 use super::*;
 
-/// A file of one tensor, in the order of the format; tests change parts of it.
+/// The parts of a file with one tensor, in the order of the format. Tests change single parts.
 struct Parts {
     version: u32,
     tensors: u64,
     entries: u64,
-    /// Keys and values.
+    /// The keys and values.
     metadata: Vec<u8>,
     axes: Vec<u64>,
     kind: u32,
@@ -15,7 +15,7 @@ struct Parts {
 const GOOD: Parts =
     Parts { version: 3, tensors: 1, entries: 1, metadata: Vec::new(), axes: Vec::new(), kind: 0, offset: 0 };
 
-/// An open file of one tensor with these keys.
+/// Opens a file with one tensor and these keys.
 pub fn with_keys(keys: &[(&str, Value)]) -> Gguf {
     let entries = keys.iter().map(|(key, value)| match value {
         Value::Integer(n) => entry(key, kinds::U32, &(*n as u32).to_le_bytes()),
@@ -31,7 +31,7 @@ fn text(text: &str) -> Vec<u8> {
     [&(text.len() as u64).to_le_bytes()[..], text.as_bytes()].concat()
 }
 
-/// A key, the number of a type and the bytes of a value.
+/// Returns the bytes of a key, the number of a type, and a value.
 fn entry(key: &str, kind: u32, value: &[u8]) -> Vec<u8> {
     [&text(key)[..], &kind.to_le_bytes(), value].concat()
 }

@@ -1,6 +1,6 @@
-//! Models of other programs as Hugging Face folders: files of llama.cpp, and checkpoints of Megatron-LM.
+//! Converts models of other programs to Hugging Face folders: files of llama.cpp, and checkpoints of Megatron-LM.
 //!
-//! A source gives its files, the names and shapes of its weights and the values of one; [`convert`] writes them.
+//! A source provides its files, the names and shapes of its weights, and the values of each weight; [`convert`] writes them.
 //!
 //! ```
 //! use ottava_convert::dequantize::named;
@@ -11,14 +11,14 @@
 //! assert_eq!((values.len(), values[6]), (32, 3.0));
 //! ```
 //!
-//! `Architecture` (`architecture.rs`) has what reading (this folder) and writing (`export/gguf/`) of GGUF share: names of tensors, the order of
-//! rows, keys of sizes. `Gemma` (`gemma.rs`) handles what differs in Gemma. `PreTokenizer` (`tokenizer.rs`) has the ways in which byte-level BPE
-//! cuts text, `SentencePiece` (`sentencepiece.rs`) the scores of merges. `export_gguf` writes a file and reads it back. `Pickle::read`
-//! (`torch/pickle.rs`) reads the pickles of Megatron-LM as data, and calls nothing in them.
+//! `Architecture` (`architecture.rs`) has what reading (this folder) and writing (`export/gguf/`) of GGUF have in common: names of tensors, the order
+//! of rows, and keys of sizes. `Gemma` (`gemma.rs`) has the differences of Gemma. `PreTokenizer` (`tokenizer.rs`) has the ways in which byte-level
+//! BPE splits text, and `SentencePiece` (`sentencepiece.rs`) the scores of merges. `export_gguf` writes a file and reads it back. `Pickle::read`
+//! (`torch/pickle.rs`) reads the pickles of Megatron-LM as data, and does not call anything in them.
 //!
-//! To add an architecture of llama.cpp: a row of `ARCHITECTURES` and `module_of` in `architecture.rs`, `describe` in `export/gguf/mod.rs` for a new
-//! key, and its pre-tokenizer in `PRE_TOKENIZERS` of `tokenizer.rs`. To add a block type: a row of `TYPES` in `dequantize.rs`; to write it,
-//! `GgufType` in `export/gguf/encode.rs`.
+//! To add an architecture of llama.cpp, add a row to `ARCHITECTURES` and extend `module_of` in `architecture.rs`, extend `describe` in
+//! `export/gguf/mod.rs` for new keys, and add its pre-tokenizer to `PRE_TOKENIZERS` in `tokenizer.rs`. To read a block type, add a row to `TYPES` in
+//! `dequantize.rs`; to write it, extend `GgufType` in `export/gguf/encode.rs`.
 #![forbid(unsafe_code)]
 
 pub mod export;
@@ -56,19 +56,20 @@ use source::{Model, halves_of_heads};
 /// The result of a conversion.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Converted {
-    /// Elements of all weights.
+    /// The number of elements of all weights.
     pub parameters: usize,
-    /// The types of the source's tensors, with their numbers.
+    /// The number of the source's tensors of each type.
     pub stored: BTreeMap<&'static str, usize>,
-    /// Sentences about properties that could not be checked.
+    /// Sentences about properties of the source that could not be checked.
     pub warnings: Vec<String>,
 }
 
-/// Writes the model in `source`, a GGUF file or the folder of a checkpoint of Megatron-LM, as the new folder `output`, with its weights in
-/// `dtype`, BF16 or F32. A Megatron model has the sizes and the tokenizer of the Hugging Face folder `like`, or the sizes in its arguments.
+/// Converts the model in `source` to the new folder `output`. `source` is a GGUF file or the folder of a Megatron-LM checkpoint. Weights are written
+/// in `dtype`, BF16 or F32. A Megatron model gets the sizes and the tokenizer of the Hugging Face folder `like`; without `like`, the sizes come from
+/// its arguments.
 ///
-/// Errors with [`Error::Model`] for a source that cannot be read or is of another model, and with [`Error::Config`] when `output` exists or
-/// would be inside a source; nothing is left then.
+/// Errors with [`Error::Model`] if the source cannot be read or does not match the model, and with [`Error::Config`] if `output` exists or would be
+/// inside a source. After an error, `output` does not exist.
 pub fn convert(source: &Path, like: Option<&Path>, output: &Path, dtype: DType) -> Result<Converted> {
     expect_new_folder(output, &like.into_iter().collect::<Vec<_>>())?;
     if source.is_dir() {
@@ -131,7 +132,7 @@ fn from_megatron<'a>(megatron: &'a Megatron, like: Option<&Path>) -> Result<Mode
     Ok(Model { config, files, weights: names, stored, values: Box::new(values), warnings })
 }
 
-/// Writes a model, with the files of the folder `like` if there is one.
+/// Writes a model. If there is a folder `like`, its files are copied.
 fn write(model: Model, like: Option<&Path>, output: &Path, dtype: DType) -> Result<Converted> {
     let Model { mut config, files, weights, stored, values, warnings } = model;
     for key in ["dtype", "torch_dtype"] {
@@ -155,7 +156,7 @@ fn write(model: Model, like: Option<&Path>, output: &Path, dtype: DType) -> Resu
     Ok(Converted { parameters: infos.iter().map(TensorInfo::elements).sum(), stored, warnings })
 }
 
-/// Values in `dtype`, rounded to nearest even.
+/// Converts values to bytes in `dtype`, rounded to nearest even.
 fn to_bytes(values: &[f32], dtype: DType) -> Vec<u8> {
     match dtype {
         DType::BF16 => values.iter().flat_map(|v| bf16::from_f32(*v).to_le_bytes()).collect(),

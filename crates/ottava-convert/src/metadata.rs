@@ -1,11 +1,11 @@
-//! Keys of GGUF files that change what a model or its tokenizer computes: keys that are read, and keys that are refused.
+//! The keys of GGUF files that change what a model or its tokenizer computes. Some of these keys are read, and others are refused.
 
 use crate::architecture::Architecture;
 use crate::gemma::{LOCAL_THETA, LOGIT_CAP, SCORE_CAP, WINDOW, WINDOW_PATTERN};
 use crate::gguf::{Gguf, Value};
 use ottava_common::Result;
 
-/// Keys after the name of the architecture that are read.
+/// The keys that are read; the name of the architecture precedes them.
 const READ: &[&str] = &[
     "attention.head_count",
     "attention.head_count_kv",
@@ -27,13 +27,13 @@ const READ: &[&str] = &[
     "rope.scaling.yarn_beta_slow",
 ];
 
-/// Keys that are read for Gemma.
+/// Further keys that are read for Gemma.
 const READ_FOR_GEMMA: &[&str] = &[LOCAL_THETA, LOGIT_CAP, SCORE_CAP, WINDOW, WINDOW_PATTERN];
 
-/// Keys after the name of the architecture that llama.cpp does not compute by.
+/// Keys that do not affect the computation in llama.cpp; the name of the architecture precedes them.
 const NEEDLESS: &[&str] = &["rope.scaling.finetuned", "tensor_data_layout", "vocab_size"];
 
-/// Values other than 0, false and nothing that mean that a key has no effect: the key, and the value as a number.
+/// Keys with the value at which they have no effect, if this is not 0, false or empty. A flag that is true counts as 1.
 const NEUTRAL: &[(&str, f64)] = &[
     ("attention.causal", 1.0),
     ("attention.output_scale", 1.0),
@@ -45,11 +45,11 @@ const NEUTRAL: &[(&str, f64)] = &[
     ("rope.scaling.yarn_ext_factor", 1.0),
 ];
 
-/// Keys of the tokenizer that are refused unless they are false or empty.
+/// The keys of the tokenizer that are refused unless they are false or empty.
 const REFUSED_OF_TOKENIZER: &[&str] =
     &["add_eos_token", "add_sep_token", "precompiled_charsmap", "remove_extra_whitespaces"];
 
-/// Errors for a file that is a part of a model.
+/// Errors if a file has only a part of a model.
 pub(super) fn expect_whole(gguf: &Gguf) -> Result<()> {
     let parts = gguf.count("split.count")?.unwrap_or(0);
     if parts > 1 {
@@ -64,15 +64,15 @@ pub(super) fn expect_whole(gguf: &Gguf) -> Result<()> {
     }
 }
 
-/// Errors for a key of the architecture or the tokenizer that changes what is computed and is not read.
+/// Errors if an unknown key of the architecture or the tokenizer changes what is computed.
 pub(super) fn expect_known(gguf: &Gguf, architecture: &Architecture) -> Result<()> {
     let prefix = format!("{}.", architecture.name);
     for (key, value) in gguf.metadata() {
         let Some(name) = key.strip_prefix(&prefix) else { continue };
         let reads = READ.contains(&name) || architecture.gemma.is_some() && READ_FOR_GEMMA.contains(&name);
-        // Converters write it for Qwen2, whose sublayers are not parallel in llama.cpp.
+        // Converters write this key for Qwen2, but sublayers of Qwen2 are not parallel in llama.cpp.
         let is_needless = NEEDLESS.contains(&name) || architecture.name == "qwen2" && name == "use_parallel_residual";
-        // A window of all positions is none.
+        // A window that covers all positions has no effect.
         let context = gguf.count(&format!("{prefix}context_length"))?;
         let is_whole = name == WINDOW && context.is_some() && gguf.count(key)? >= context;
         if !(reads || is_needless || is_whole || is_neutral(name, value)) {
@@ -104,7 +104,7 @@ fn is_neutral(name: &str, value: &Value) -> bool {
         Value::Floats(list) => return list.iter().all(|n| *n == 0.0),
         Value::Other => return false,
     };
-    // Attention to later tokens is what 0 says of this one.
+    // A value of 0 for `attention.causal` means attention to later tokens, so it is not neutral.
     let zero_is_neutral = name != "attention.causal";
     number == 0.0 && zero_is_neutral || NEUTRAL.contains(&(name, number))
 }

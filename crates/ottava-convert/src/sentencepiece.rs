@@ -1,7 +1,7 @@
-//! Tokenizers of SentencePiece in llama.cpp: BPE of characters, with bytes for characters that are no tokens.
+//! Tokenizers of SentencePiece in llama.cpp: BPE of characters. Characters that are not tokens are encoded as bytes.
 //!
-//! A file of llama.cpp has a score for each token, and merges the neighbours that make the token with the highest score. A `tokenizer.json` lists
-//! merges by rank. Both mean the same if all pairs that make a token are merged, one after the other.
+//! A file of llama.cpp has a score for each token: of all neighbours that form a token, the ones with the highest score are merged first. A
+//! `tokenizer.json` lists merges by rank. Both are equivalent if the list has all pairs that form a token, and has them consecutively.
 
 use std::collections::{HashMap, HashSet};
 
@@ -9,10 +9,10 @@ use serde_json::{Value, json};
 
 use crate::token_kinds;
 
-/// What stands for a space in tokens.
+/// The character that represents a space in tokens.
 const SPACE: &str = "\u{2581}";
 
-/// The score of tokens that no merge makes, as llama.cpp's converter writes it for added tokens.
+/// The score of tokens that no merge forms. llama.cpp's converter writes this score for added tokens.
 const ADDED: f32 = -1000.0;
 
 /// A tokenizer of SentencePiece.
@@ -22,14 +22,14 @@ pub struct SentencePiece {
 }
 
 impl SentencePiece {
-    /// Whether a `tokenizer.json` has such a tokenizer.
+    /// Whether a `tokenizer.json` has a tokenizer of SentencePiece.
     pub fn is_in(file: &Value) -> bool {
         file["model"]["byte_fallback"] == true
     }
 
-    /// The one of a `tokenizer.json` for which [`SentencePiece::is_in`] is true.
+    /// Reads the tokenizer of a `tokenizer.json` for which [`SentencePiece::is_in`] is true.
     ///
-    /// Errors with the reason when it changes or cuts texts otherwise than llama.cpp.
+    /// Errors with the reason if it changes or splits texts differently than llama.cpp.
     pub fn of(file: &Value) -> Result<SentencePiece, String> {
         let steps = |step: &Value, list: &str| match step {
             Value::Null => Vec::new(),
@@ -41,7 +41,7 @@ impl SentencePiece {
         let is_replace =
             |step: &Value| step["type"] == "Replace" && step["pattern"]["String"] == " " && step["content"] == SPACE;
         let is_prepend = |step: &Value| step["type"] == "Prepend" && step["prepend"] == SPACE;
-        // After spaces are replaced, texts have none to cut at.
+        // After spaces are replaced, a text has no spaces at which it could be split.
         let is_no_cut = |step: &Value| step["type"] == "Split" && step["pattern"]["String"] == " ";
         let adds_space = match (&normalizers[..], &cuts[..]) {
             ([prepend, replace], []) if is_prepend(prepend) && is_replace(replace) => Some(true),
@@ -70,10 +70,10 @@ impl SentencePiece {
         }
     }
 
-    /// The scores of `tokens` of a `tokenizer.json` with these `merges`. Sets the kinds of the `unknown` token and of bytes, and writes added
-    /// tokens as texts have them, with spaces.
+    /// Returns the scores of `tokens` of a `tokenizer.json` with these `merges`. Sets the kinds of the `unknown` token and of byte tokens, and writes
+    /// added tokens with spaces, as in texts.
     ///
-    /// Errors with the reason when merges do not follow from scores.
+    /// Errors with the reason if no scores reproduce the merges.
     pub fn scores(
         tokens: &mut [String],
         types: &mut [i32],
@@ -95,7 +95,7 @@ impl SentencePiece {
             types[*id] = token_kinds::UNKNOWN as i32;
         }
         let is_normal = |id: usize| types[id] == token_kinds::NORMAL as i32;
-        // How many tokens have been made before, and the pairs that make it.
+        // For each formed token: its rank among formed tokens, and the number of pairs that form it.
         let (mut made, mut last) = (HashMap::new(), None);
         for merge in merges {
             let whole = merge.replacen(' ', "", 1);
@@ -135,9 +135,9 @@ impl SentencePiece {
         Ok(scores)
     }
 
-    /// The merges of `tokens` of these kinds and `scores`, by rank.
+    /// Returns the merges of `tokens` with these kinds and `scores`, by rank.
     ///
-    /// Errors with the reason when there is not a score for each token, or only one score.
+    /// Errors with the reason if the numbers of scores and tokens differ, or if all scores are equal.
     pub fn merges(tokens: &[String], types: &[i64], scores: &[f32]) -> Result<Vec<String>, String> {
         if scores.len() != tokens.len() {
             return Err(format!("there are {} tokens and {} scores", tokens.len(), scores.len()));
@@ -152,7 +152,7 @@ impl SentencePiece {
         Ok(normal.into_iter().flat_map(|id| pairs(id).collect::<Vec<_>>()).collect())
     }
 
-    /// The `normalizer` of a `tokenizer.json`.
+    /// Returns the `normalizer` of a `tokenizer.json`.
     pub fn normalizer(&self) -> Value {
         let replace = json!({"type": "Replace", "pattern": {"String": " "}, "content": SPACE});
         match self.adds_space {
@@ -161,7 +161,7 @@ impl SentencePiece {
         }
     }
 
-    /// The `decoder` of a `tokenizer.json`.
+    /// Returns the `decoder` of a `tokenizer.json`.
     pub fn decoder(&self) -> Value {
         let strip = self.adds_space.then(|| json!({"type": "Strip", "content": " ", "start": 1, "stop": 0}));
         let steps = [
@@ -173,12 +173,12 @@ impl SentencePiece {
     }
 }
 
-/// The token of a byte.
+/// Returns the token of a byte.
 fn byte_token(byte: u8) -> String {
     format!("<0x{byte:02X}>")
 }
 
-/// The pairs of tokens that `token` consists of, the one with the longest first part first.
+/// Returns the pairs of tokens that form `token`, in the order of decreasing length of the first part.
 fn pairs_of(token: &str, is_token: impl Fn(&str) -> bool) -> impl Iterator<Item = (&str, &str)> {
     let cuts = token.char_indices().rev().map(|(at, _)| at).filter(|at| *at > 0);
     cuts.map(|at| token.split_at(at)).filter(move |(a, b)| is_token(a) && is_token(b))

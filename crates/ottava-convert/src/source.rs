@@ -1,4 +1,4 @@
-//! The content of a Hugging Face folder that a model of another program provides.
+//! The content that a model of another program provides for a Hugging Face folder.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -12,52 +12,52 @@ use ottava_common::Result;
 pub struct Model<'a> {
     /// `config.json`.
     pub config: Map<String, Value>,
-    /// Other files than that and the weights.
+    /// The files other than `config.json` and the weights.
     pub files: Files,
-    /// Name and shape of each weight.
+    /// The name and the shape of each weight.
     pub weights: Vec<(String, Vec<usize>)>,
-    /// The types of the source's tensors, with their numbers.
+    /// The number of the source's tensors of each type.
     pub stored: BTreeMap<&'static str, usize>,
-    /// The values of a weight by its name, row-major.
+    /// Returns the values of a weight by its name, in row-major order.
     pub values: Values<'a>,
     /// Sentences about properties that could not be checked.
     pub warnings: Vec<String>,
 }
 
-/// Reads the values of a weight.
+/// A function that reads the values of a weight.
 pub type Values<'a> = Box<dyn Fn(&str) -> Result<Vec<f32>> + 'a>;
 
-/// A weight of the folder, and the tensor that holds it.
+/// A weight of the folder, and the tensor of the source that stores it.
 pub struct Weight {
-    /// Its name in the folder.
+    /// The name of the weight in the folder.
     pub name: String,
-    /// Its name in the source.
+    /// The name of the tensor in the source.
     pub stored: String,
-    /// Its shape, row-major, in both.
+    /// The shape of both, row-major.
     pub shape: Vec<usize>,
-    /// The number of heads, where rows of each are stored in another order.
+    /// The number of heads, if the source stores the rows of each head in another order.
     pub rotary_heads: Option<usize>,
 }
 
 impl Weight {
-    /// Elements of a row; 1 of a vector.
+    /// Returns the number of elements of a row; 1 for a vector.
     pub fn columns(&self) -> usize {
         self.shape.get(1).copied().unwrap_or(1)
     }
 }
 
-/// Files of the folder other than the weights, by name.
+/// The files of the folder except the weights, by name.
 pub type Files = Vec<(Cow<'static, str>, Arc<[u8]>)>;
 
-/// Rows of q or k for rotary positions that turn the two halves of a head, from rows in which two rows that are turned together are neighbours,
-/// as llama.cpp and interleaved Megatron models have them. `values` are rows of `columns`, for `heads` heads.
+/// Reorders the rows of q or k for rotary positions that rotate the two halves of a head. In `values`, two rows that are rotated together are
+/// neighbours, as in llama.cpp and in interleaved Megatron models. `values` are rows of `columns` elements, for `heads` heads.
 pub fn halves_of_heads(values: &[f32], columns: usize, heads: usize) -> Vec<f32> {
     let head = values.len() / columns / heads;
     let rows = (0..heads).flat_map(|h| (0..head).map(move |i| h * head + i % (head / 2) * 2 + i / (head / 2)));
     rows.flat_map(|row| &values[row * columns..(row + 1) * columns]).copied().collect()
 }
 
-/// The inverse of [`halves_of_heads`].
+/// Inverts [`halves_of_heads`].
 pub fn neighbours_in_heads(values: &[f32], columns: usize, heads: usize) -> Vec<f32> {
     let head = values.len() / columns / heads;
     let rows = (0..heads).flat_map(|h| (0..head).map(move |i| h * head + i % 2 * (head / 2) + i / 2));

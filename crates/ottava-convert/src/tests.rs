@@ -1,4 +1,4 @@
-//! `tests/data/README.md` says where the file comes from.
+//! `tests/data/README.md` describes the source of the file.
 
 use crate::*;
 use ottava_checkpoint::ModelFiles;
@@ -10,7 +10,7 @@ use serde_json::Value;
 const FILE: &[u8] = include_bytes!("../tests/data/llama.gguf");
 const EXPECTED: &str = include_str!("../tests/data/llama_gguf.json");
 
-/// The file in a folder, with `from` replaced where it comes first by `to`, which is as long.
+/// Writes the file to a folder, with the first `from` replaced by `to`, which has the same length.
 fn file(from: &str, to: &str) -> tempfile::TempDir {
     let (folder, mut bytes) = (tempfile::tempdir().unwrap(), FILE.to_vec());
     let at = bytes.windows(from.len().max(1)).position(|part| part.starts_with(from.as_bytes())).unwrap();
@@ -64,12 +64,12 @@ fn config_and_tokenizer_are_rebuilt_from_the_metadata() {
 
     let tokenizer = Tokenizer::load(&output).unwrap();
     let ids = |names: &[&str]| names.iter().map(|name| tokenizer.token_id(name).unwrap()).collect::<Vec<_>>();
-    // Digits stand alone, although there is a merge of 1 and 2.
+    // Each digit is a token, although there is a merge of 1 and 2.
     let text = "ab ab12<|im_end|>\n<tool>";
     let tokens = ids(&["ab", "Ġab", "1", "2", "<|im_end|>", "Ċ", "<tool>"]);
     assert_eq!(tokenizer.encode(text).unwrap(), tokens);
     assert_eq!(tokenizer.decode(&tokens).unwrap(), text);
-    // The end of text, which ends documents, then the end of a turn, which the file names.
+    // The first id is the end of text, which ends documents. The second id is the end of a turn, which the file names.
     assert_eq!((tokenizer.eos_ids(), tokenizer.token_id("[PAD15]")), (&[0, 2][..], None));
     let settings = json(&output.join("tokenizer_config.json"));
     assert_eq!((&settings["bos_token"], &settings["add_bos_token"]), (&json!("<|im_start|>"), &json!(true)));
@@ -115,7 +115,7 @@ fn what_cannot_be_converted_is_refused_and_leaves_nothing() {
     assert!(error.contains("this exists already; name a new folder"), "{error}");
 }
 
-/// Files of the pre-tokenizers that are known say which one they are of, also without the sequence around a single step.
+/// The known pre-tokenizers are recognized in files, even if a single step is not in a sequence.
 #[test]
 fn pre_tokenizers_are_found_by_what_they_do() {
     use tokenizer::{PRE_TOKENIZERS, PreTokenizer};

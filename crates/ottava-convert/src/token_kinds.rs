@@ -1,14 +1,14 @@
-//! Kinds of tokens in `tokenizer.ggml.token_type`.
+//! The kinds of tokens in `tokenizer.ggml.token_type`.
 
-/// Made by merges.
+/// A token that merges form.
 pub const NORMAL: i64 = 1;
-/// What stands for characters that are no tokens.
+/// The token that replaces characters that are not tokens.
 pub const UNKNOWN: i64 = 2;
-/// Added, and no text.
+/// An added token that is not text.
 pub const CONTROL: i64 = 3;
-/// Added text.
+/// An added token that is text.
 pub const USER_DEFINED: i64 = 4;
 /// A row of the embedding without a token.
 pub const UNUSED: i64 = 5;
-/// A byte of a character that is no token.
+/// A byte of a character that is not a token.
 pub const BYTE: i64 = 6;

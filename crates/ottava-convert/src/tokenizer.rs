@@ -1,4 +1,4 @@
-//! The tokenizer of a GGUF file as the files that Hugging Face's libraries read.
+//! Converts the tokenizer of a GGUF file to the files that Hugging Face's libraries read.
 
 use std::collections::{BTreeMap, HashSet};
 
@@ -11,19 +11,19 @@ use crate::token_kinds;
 use ottava_checkpoint::model::as_json;
 use ottava_common::Result;
 
-/// Splits text before it is merged into tokens.
+/// Splits text into pieces before pieces are merged into tokens.
 pub struct PreTokenizer {
-    /// Its name in `tokenizer.ggml.pre`.
+    /// The name in `tokenizer.ggml.pre`.
     pub name: &'static str,
-    /// Whether texts are brought to Unicode's normal form C first, which llama.cpp leaves out.
+    /// Whether texts are first normalized to Unicode's NFC. llama.cpp skips this step.
     composes: bool,
     /// Whether each digit is a piece.
     digits: bool,
-    /// The pattern of a piece; without it GPT-2's pattern.
+    /// The pattern of a piece; `None` for GPT-2's pattern.
     pattern: Option<&'static str>,
-    /// Whether a piece in the vocabulary is a token, whatever its merges.
+    /// Whether a piece that is in the vocabulary becomes a token without merges.
     pub(super) ignore_merges: bool,
-    /// Whether texts begin with BOS in files that do not say so.
+    /// Whether texts begin with BOS if a file does not say so.
     bos: bool,
 }
 
@@ -53,9 +53,9 @@ pub(super) const PRE_TOKENIZERS: &[PreTokenizer] = &[
 ];
 
 impl PreTokenizer {
-    /// The one of a `tokenizer.json`.
+    /// Returns the pre-tokenizer of a `tokenizer.json`.
     ///
-    /// Errors with the reason when the file is not of a byte-level BPE, or of an unknown one.
+    /// Errors with the reason if the file is not a byte-level BPE, or has an unknown pre-tokenizer.
     pub fn of(file: &Value) -> Result<&'static PreTokenizer, String> {
         let steps = match &file["pre_tokenizer"] {
             Value::Object(step) if step.get("type") == Some(&json!("Sequence")) => step["pretokenizers"].clone(),
@@ -72,7 +72,7 @@ impl PreTokenizer {
         }
         let ignores = file["model"]["ignore_merges"] == true;
         let known = PRE_TOKENIZERS.iter().find(|known| {
-            // Offsets of tokens, which nothing here reads, are trimmed or not.
+            // The settings that trim offsets of tokens are ignored, because offsets are not read.
             let plain = |steps: &[Value]| {
                 let mut steps = steps.to_vec();
                 steps.iter_mut().filter_map(Value::as_object_mut).for_each(|step| drop(step.remove("trim_offsets")));
@@ -88,12 +88,12 @@ impl PreTokenizer {
         })
     }
 
-    /// The `normalizer` of a `tokenizer.json`.
+    /// Returns the `normalizer` of a `tokenizer.json`.
     pub(super) fn normalizer(&self) -> Value {
         if self.composes { json!({"type": "NFC"}) } else { Value::Null }
     }
 
-    /// The `pretokenizers` of a `tokenizer.json`.
+    /// Returns the `pretokenizers` of a `tokenizer.json`.
     pub(super) fn steps(&self) -> Vec<Value> {
         let digits = self.digits.then(|| json!({"type": "Digits", "individual_digits": true}));
         let split = self.pattern.map(
@@ -134,7 +134,7 @@ impl Kind {
         })
     }
 
-    /// Whether texts begin with BOS in files that do not say so.
+    /// Whether texts begin with BOS if a file does not say so.
     fn begins(&self) -> bool {
         match self {
             Kind::Bytes(pre) => pre.bos,
@@ -142,7 +142,7 @@ impl Kind {
         }
     }
 
-    /// The merges of `tokens`, by rank.
+    /// Returns the merges of `tokens`, by rank.
     fn merges(&self, gguf: &Gguf, tokens: &[String], types: &[i64]) -> Result<Vec<String>> {
         let key = if matches!(self, Kind::Bytes(_)) { "tokenizer.ggml.merges" } else { "tokenizer.ggml.scores" };
         let missing = || gguf.error(&format!("the key `{key}` is missing"));
@@ -168,7 +168,8 @@ impl Kind {
     }
 }
 
-/// The files of the tokenizer in `gguf`, by name, for a model of `positions`; ids of tokens that begin and end texts are in the config of generation.
+/// Returns the tokenizer files for `gguf`, by name, for a model with `positions` positions. The generation config has the ids of tokens that begin
+/// and end texts.
 pub fn files(gguf: &Gguf, positions: usize) -> Result<Files> {
     let kind = Kind::of(gguf)?;
     let tokens = Tokens::read(gguf, &kind)?;
@@ -207,13 +208,13 @@ pub fn files(gguf: &Gguf, positions: usize) -> Result<Files> {
     Ok(files)
 }
 
-/// The names of tokens after which generation ends: of the text, of a turn, and of a message.
+/// The names of the tokens that end a generation: end of text, end of turn, and end of message.
 const END_IDS: [&str; 3] = ["eos", "eot", "eom"];
 
-/// The key of the chat template; keys of further templates have their name after it.
+/// The key of the chat template. The keys of further templates append their names.
 const TEMPLATE: &str = "tokenizer.chat_template";
 
-/// `eos_token_id`: the tokens at which llama.cpp ends a generation.
+/// Returns `eos_token_id`: the tokens at which llama.cpp ends a generation.
 pub(super) fn ends(gguf: &Gguf) -> Result<Value> {
     let mut ids = Vec::new();
     for name in END_IDS {
@@ -226,7 +227,7 @@ pub(super) fn ends(gguf: &Gguf) -> Result<Value> {
     })
 }
 
-/// Chat templates with names, such as the template for tools, as transformers saves them.
+/// Returns the named chat templates, such as the template for tools, as the files that transformers saves.
 fn further_templates(gguf: &Gguf) -> Result<Files> {
     let mut files = Files::new();
     for key in gguf.metadata().keys() {
@@ -259,7 +260,7 @@ impl<'a> Tokens<'a> {
         Ok(Tokens { tokens, kinds, merges: kind.merges(gguf, tokens, kinds)? })
     }
 
-    /// Id and name of a special token.
+    /// Returns the id and the name of a special token.
     fn special(&self, gguf: &Gguf, name: &str) -> Result<Option<(usize, &'a str)>> {
         let key = format!("tokenizer.ggml.{name}_token_id");
         let Some(id) = gguf.count(&key)? else { return Ok(None) };
@@ -269,7 +270,7 @@ impl<'a> Tokens<'a> {
         }
     }
 
-    /// The `tokenizer.json`; texts start with `begin`, if there is one.
+    /// Returns the `tokenizer.json`. If `begin` is given, texts begin with this token.
     fn tokenizer(&self, kind: &Kind, begin: Option<(usize, &str)>, unknown: Option<(usize, &str)>) -> Value {
         let all = || self.tokens.iter().zip(self.kinds).enumerate();
         let used = all().filter(|(_, (_, kind))| **kind != token_kinds::UNUSED);

@@ -1,4 +1,4 @@
-//! Tokens that the files beside a `tokenizer.json` add to it, as transformers adds them.
+//! Tokens that the files beside a `tokenizer.json` add to it. They are added like in transformers.
 
 use std::path::Path;
 
@@ -9,20 +9,20 @@ use crate::edges::read_json;
 use crate::guard::catch_panics;
 use ottava_common::{Error, Result};
 
-/// The special tokens with names of their own, in the order in which transformers adds missing ones.
+/// The special tokens that have their own keys, in the order in which transformers adds missing ones.
 const NAMED: [&str; 7] = ["bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"];
 
 /// A token that a file names.
 struct Named {
     token: AddedToken,
-    /// The id that the file gives it.
+    /// The id of the token in the file.
     id: Option<u32>,
 }
 
-/// Adds the tokens of `tokenizer_config.json` (`added_tokens_decoder`, `extra_special_tokens`, `additional_special_tokens`) that `tokenizer`
-/// lacks. Without `added_tokens_decoder`, also the tokens of `added_tokens.json` and `special_tokens_map.json`.
+/// Adds the tokens of `tokenizer_config.json` (`added_tokens_decoder`, `extra_special_tokens`, `additional_special_tokens`) that `tokenizer` lacks.
+/// Without `added_tokens_decoder`, also adds the tokens of `added_tokens.json` and `special_tokens_map.json`.
 ///
-/// Returns the tokens that were added. Errors with [`Error::Model`] for a token with another id than its file gives it.
+/// Returns the added tokens. Errors with [`Error::Model`] if an added token gets another id than its file says.
 pub(super) fn add(folder: &Path, tokenizer: &mut Tokenizer) -> Result<Vec<AddedToken>> {
     let path = folder.join("tokenizer_config.json");
     let wrong = |reason: String| Error::Model(format!("{}: {reason}", path.display()));
@@ -44,7 +44,7 @@ pub(super) fn add(folder: &Path, tokenizer: &mut Tokenizer) -> Result<Vec<AddedT
     tokens.retain(|named| !is_known(&named.token));
     let extra: Vec<AddedToken> = extra(&config).into_iter().filter(|token| is_missing(tokenizer, token)).collect();
     if !extra.is_empty() {
-        // Missing tokens with names of their own have the ids before these.
+        // Missing tokens with their own keys get the ids before the missing tokens of lists.
         let own =
             NAMED.iter().filter_map(|key| special(config.get(*key)?)).filter(|token| is_missing(tokenizer, token));
         for token in own.chain(extra) {
@@ -74,7 +74,7 @@ fn is_missing(tokenizer: &Tokenizer, token: &AddedToken) -> bool {
     !token.content.is_empty() && tokenizer.token_to_id(&token.content).is_none()
 }
 
-/// The tokens of `added_tokens_decoder`, in the order of their ids.
+/// Returns the tokens of `added_tokens_decoder`, in the order of their ids.
 fn of_decoder(decoder: &Map<String, Value>) -> Result<Vec<Named>, String> {
     let mut tokens = Vec::new();
     for (id, token) in decoder {
@@ -88,7 +88,7 @@ fn of_decoder(decoder: &Map<String, Value>) -> Result<Vec<Named>, String> {
     Ok(tokens)
 }
 
-/// A token with the flags of an object.
+/// Creates a token with the flags of an object.
 fn with_flags(content: &str, flags: &Value, special: bool) -> AddedToken {
     let flag = |key: &str, default: bool| flags.get(key).and_then(Value::as_bool).unwrap_or(default);
     let special = flag("special", special);
@@ -99,7 +99,7 @@ fn with_flags(content: &str, flags: &Value, special: bool) -> AddedToken {
         .normalized(flag("normalized", !special))
 }
 
-/// The tokens of `added_tokens.json`, in the order of their ids.
+/// Returns the tokens of `added_tokens.json`, in the order of their ids.
 fn of_file(file: &Value, config: &Map<String, Value>) -> Vec<Named> {
     let named = NAMED.iter().filter_map(|key| special(config.get(*key)?));
     let specials: Vec<String> = named.chain(extra(config)).map(|token| token.content).collect();
@@ -114,13 +114,13 @@ fn of_file(file: &Value, config: &Map<String, Value>) -> Vec<Named> {
     tokens
 }
 
-/// A special token: a text, or an object with one.
+/// Reads a special token: a text, or an object whose `content` is a text.
 fn special(value: &Value) -> Option<AddedToken> {
     let content = value.as_str().or_else(|| value.get("content")?.as_str())?;
     Some(with_flags(content, value, true))
 }
 
-/// The tokens of `extra_special_tokens`, or else of `additional_special_tokens`: a list, or an object with names.
+/// Returns the tokens of `extra_special_tokens`, or else of `additional_special_tokens`. The value is a list, or an object whose keys are names.
 fn extra(config: &Map<String, Value>) -> Vec<AddedToken> {
     let has = |value: &&Value| value.as_array().is_some_and(|list| !list.is_empty()) || value.is_object();
     let keys = ["extra_special_tokens", "additional_special_tokens"];

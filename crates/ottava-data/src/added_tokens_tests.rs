@@ -1,7 +1,7 @@
 use super::*;
 use crate::tokenizer;
 
-/// A folder with a tokenizer of the words `a`, `b` and `c`, its special token `<eos>` of id 3, and these files.
+/// Loads a tokenizer with the words `a`, `b` and `c` and the special token `<eos>` (id 3) from a folder with these `files`.
 fn load(files: &[(&str, Value)]) -> Result<tokenizer::Tokenizer> {
     let folder = tempfile::tempdir().unwrap();
     let file = serde_json::json!({
@@ -38,7 +38,7 @@ fn tokens_of_other_files_are_added_with_their_ids() {
             vec![("special_tokens_map.json", json!({"additional_special_tokens": ["<|tool|>", "<|b|>"]}))],
             vec![0, 4, 1, 5],
         ),
-        // A missing `pad_token` has the id before them, as in transformers.
+        // A missing `pad_token` gets the id before the other added tokens, as in transformers.
         (
             vec![(
                 "tokenizer_config.json",

@@ -1,8 +1,8 @@
-//! How tokens of a vocabulary stand for bytes, as the decoder of a tokenizer says.
+//! The encoding of bytes in the tokens of a vocabulary, read from the decoder of a tokenizer.
 
 use tokenizers::DecoderWrapper;
 
-/// How tokens of a vocabulary stand for bytes.
+/// The encoding of bytes in the tokens of a vocabulary.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum ByteForm {
     /// Each character of a token is a byte (GPT-2's alphabet).
@@ -27,8 +27,8 @@ impl ByteForm {
     }
 }
 
-/// The byte of a character of GPT-2's alphabet: printable characters of Latin-1 stand for themselves, and characters from U+0100 on for the
-/// other bytes in their order.
+/// Returns the byte of a character of GPT-2's alphabet. Printable characters of Latin-1 are their own bytes; characters from U+0100 on are the other
+/// bytes, in ascending order.
 fn byte_of(c: char) -> Option<u8> {
     match (c, u32::from(c)) {
         ('!'..='~' | '¡'..='¬' | '®'..='ÿ', code) => Some(code as u8),
@@ -40,7 +40,7 @@ fn byte_of(c: char) -> Option<u8> {
 }
 
 impl ByteForm {
-    /// The bytes of `token` where they do not depend on its neighbours.
+    /// Returns the bytes of `token`, or `None` if they depend on the tokens around it.
     pub(super) fn bytes(self, token: &str) -> Option<Vec<u8>> {
         match self {
             ByteForm::Alphabet => {
@@ -53,7 +53,7 @@ impl ByteForm {
     }
 }
 
-/// The byte of a token such as `<0xC1>`.
+/// Returns the byte of a token such as `<0xC1>`.
 fn fallback_byte(token: &str) -> Option<u8> {
     let digits = token.strip_prefix("<0x")?.strip_suffix('>').filter(|digits| digits.len() == 2)?;
     u8::from_str_radix(digits, 16).ok()

@@ -1,11 +1,11 @@
-//! The splits that a data set's card (README.md) names: `configs` in its first lines, as the library `datasets` reads them.
+//! The splits that a data set's card (README.md) names under `configs` in its front matter, read like in the library `datasets`.
 
 use std::path::Path;
 
 use ottava_common::input;
 use ottava_recipe::glob;
 
-/// The largest card that is read.
+/// The maximum size of a card in bytes. Larger cards are ignored.
 const MAX_BYTES: u64 = 8 << 20;
 
 /// The files of a data set, by split.
@@ -14,12 +14,12 @@ pub(super) struct Card {
     /// The name of the configuration.
     name: String,
     is_default: bool,
-    /// Names of splits, each with the pattern of a path in the folder.
+    /// The names of splits, each with a pattern of paths in the folder.
     files: Vec<(String, String)>,
 }
 
 impl Card {
-    /// The split of the file at `path` in the folder.
+    /// Returns the split of the file at `path` in the folder.
     pub(super) fn split_of(&self, path: &Path) -> Option<&str> {
         let path = path.to_string_lossy();
         let fits = |pattern: &str| {
@@ -31,7 +31,8 @@ impl Card {
     }
 }
 
-/// The card of `folder`; `None` without one that names files. Errors where it has several configurations, none of them the default.
+/// Reads the card of `folder`; `None` if there is no card that names files. Errors if the card has several configurations and none of them is the
+/// default.
 pub(super) fn read(folder: &Path) -> Result<Option<Card>, String> {
     let text = input::read(&folder.join("README.md"), MAX_BYTES).ok().and_then(|bytes| String::from_utf8(bytes).ok());
     let mut cards = text.map_or_else(Vec::new, |text| parse(&text));
@@ -49,7 +50,7 @@ pub(super) fn read(folder: &Path) -> Result<Option<Card>, String> {
     }
 }
 
-/// The configurations in the first lines of a card. Only the layout that `datasets` and the Hub write is known.
+/// Parses the configurations in the front matter of a card. Only the layout that `datasets` and the Hub write is supported.
 fn parse(text: &str) -> Vec<Card> {
     let Some(front) = text.strip_prefix("---").and_then(|rest| rest.split_once("\n---")).map(|(front, _)| front) else {
         return Vec::new();

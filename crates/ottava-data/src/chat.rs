@@ -1,4 +1,4 @@
-//! Chats, and the templates that turn them into text, rendered as transformers renders them.
+//! Chats, and the chat templates that convert them to text. Templates are rendered like in transformers.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -14,10 +14,10 @@ use crate::tokenizer::Tokenizer;
 use ottava_common::hash::sha256;
 use ottava_common::{Error, Result};
 
-/// Version of chat rendering, increased when the rendered text or the targets of the same chat change.
+/// The version of chat rendering. It is increased when the rendered text or the targets of the same chat change.
 const RENDERING: u32 = 4;
 
-/// Variables that conversations and files give to templates.
+/// The variables that a conversation sets in every rendering.
 const OWN_VARIABLES: [&str; 4] = ["messages", "tools", "documents", "add_generation_prompt"];
 
 /// A conversation.
@@ -25,14 +25,14 @@ const OWN_VARIABLES: [&str; 4] = ["messages", "tools", "documents", "add_generat
 pub struct Chat {
     /// Objects with a `role`, and `content` or other fields that the template reads.
     pub messages: Vec<Value>,
-    /// Descriptions of functions; `null` for none.
+    /// The descriptions of functions; `null` if there are no functions.
     pub tools: Value,
-    /// Messages from this one on contribute to the loss.
+    /// The number of the first message that contributes to the loss.
     pub learned_from: usize,
 }
 
 impl Chat {
-    /// A message as templates read it.
+    /// Creates a message in the form that templates read.
     pub fn message(role: &str, content: &str) -> Value {
         serde_json::json!({"role": role, "content": content})
     }
@@ -41,9 +41,9 @@ impl Chat {
 /// Options for rendering a conversation as a prompt.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PromptForm {
-    /// Whether the text ends where the assistant begins to write.
+    /// Whether the text ends at the start of an answer of the assistant.
     pub add_generation_prompt: bool,
-    /// Whether the text ends within the last message, which the model continues, instead of closing its turn.
+    /// Whether the text ends within the last message, so that the model continues it, instead of closing its turn.
     pub continue_final_message: bool,
     /// Further variables of the template, such as `enable_thinking`.
     pub kwargs: Map<String, Value>,
@@ -55,42 +55,42 @@ impl Default for PromptForm {
     }
 }
 
-/// A text with the ranges of bytes that a model is trained to write.
+/// A rendered text, with the ranges of bytes that a model is trained to write.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Rendered {
     /// The text.
     pub text: String,
-    /// Ranges of it, in order.
+    /// The ranges that the model is trained to write, in order.
     pub learned: Vec<Range<usize>>,
 }
 
-/// A chat template with the special tokens that it writes.
+/// A chat template, with the special tokens that it writes.
 pub struct ChatTemplate {
-    /// Templates by name: `default`, and perhaps `tool_use` for conversations with tools.
+    /// The templates by name: `default`, and optionally `tool_use` for conversations with tools.
     templates: Vec<(String, Template)>,
     /// The templates that are used in training.
     in_training: Vec<(String, Template)>,
     path: PathBuf,
     source: String,
     clock: Clock,
-    /// Whether the template marks the turns of the assistant, or another one replaces it in training that does.
+    /// Whether the template marks the turns of the assistant, or is replaced in training by a template that marks them.
     pub(super) generation: bool,
-    /// Whether another one replaces it in training.
+    /// Whether another template replaces this template in training.
     replaced: bool,
-    /// Further variables.
+    /// Further variables of the template.
     kwargs: Map<String, Value>,
     /// The fields of messages that the templates read.
     reads: Reads,
-    /// The fields that they read in training.
+    /// The fields of messages that the templates read in training.
     reads_in_training: Reads,
     special_tokens: Map<String, Value>,
     sha256: String,
 }
 
 impl ChatTemplate {
-    /// Reads the template of `folder`, from the files that docs/data.md lists, or of the file `other`.
+    /// Loads the template of the file `other`, or the template of `folder` from the files that docs/data.md lists.
     ///
-    /// Returns `None` if there is no template. Errors with [`Error::Model`] for one that cannot be parsed.
+    /// Returns `None` if there is no template. Errors with [`Error::Model`] if a template cannot be parsed.
     pub fn load(folder: &Path, other: Option<&Path>, clock: Clock) -> Result<Option<ChatTemplate>> {
         let Some(Found { path, templates }) = chat_files::find(folder, other)? else { return Ok(None) };
         let special_tokens = chat_files::special_tokens(folder)?;
@@ -126,9 +126,9 @@ impl ChatTemplate {
         }))
     }
 
-    /// Gives further variables to the template in every rendering, such as `enable_thinking`.
+    /// Sets further variables, such as `enable_thinking`, for every rendering.
     ///
-    /// Errors with [`Error::Config`] for the names of others.
+    /// Errors with [`Error::Config`] for variables that the conversation sets.
     pub fn with_kwargs(mut self, kwargs: Map<String, Value>) -> Result<ChatTemplate> {
         check_kwargs(&kwargs).map_err(Error::Config)?;
         self.sha256 = sha256(serde_json::json!([self.sha256, kwargs]).to_string().as_bytes());
@@ -136,27 +136,27 @@ impl ChatTemplate {
         Ok(self)
     }
 
-    /// Whether another template, with marked turns, replaces it in training.
+    /// Whether a template with marked turns replaces this template in training.
     pub(super) fn is_replaced(&self) -> bool {
         self.replaced
     }
 
-    /// The file that it was read from.
+    /// Returns the path of the file that the template was read from.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// The text of the template.
+    /// Returns the text of the template.
     pub fn source(&self) -> &str {
         &self.source
     }
 
-    /// SHA-256 of template and special tokens.
+    /// Returns SHA-256 of the template and its special tokens.
     pub fn sha256(&self) -> &str {
         &self.sha256
     }
 
-    /// The fields of the messages of `chat` that the template does not read.
+    /// Returns the fields in messages of `chat` that the template does not read.
     pub(super) fn unread_fields(&self, chat: &Chat) -> BTreeSet<String> {
         let messages = chat.messages.iter().map(|message| self.reads.settle(message, Parts::Listed));
         let fields = messages
@@ -165,12 +165,12 @@ impl ChatTemplate {
         fields.flatten().filter(|field| !self.reads.has(field)).collect()
     }
 
-    /// Renders `chat`; with `prompt`, up to where the assistant begins to write. Errors with the reason.
+    /// Renders `chat`. With `prompt`, the text ends at the start of an answer of the assistant. Errors with the reason.
     pub fn render(&self, chat: &Chat, prompt: bool) -> Result<String, String> {
         self.render_marked(&chat.messages, &chat.tools, prompt).map(|rendered| rendered.text)
     }
 
-    /// Renders `chat` as `form` says. Errors with the reason.
+    /// Renders `chat` with the options `form`. Errors with the reason.
     pub fn prompt_text(&self, chat: &Chat, form: &PromptForm) -> Result<String, String> {
         let rendered = self.render_with(&chat.messages, &chat.tools, form.add_generation_prompt, &form.kwargs)?;
         if !form.continue_final_message {
@@ -186,7 +186,7 @@ impl ChatTemplate {
         if last.trim().is_empty() {
             return Err("the last message has no text to continue".into());
         }
-        // Templates may strip white space around a message.
+        // Templates may strip white space around the content of a message.
         let (mut text, stripped) = (rendered.text, last.trim());
         let start = text.rfind(stripped).ok_or("the chat template changes the text of the last message")?;
         let kept = if text[start..].starts_with(last.trim_start()) { last.trim_start() } else { stripped };
@@ -199,9 +199,9 @@ impl ChatTemplate {
         named(&self.templates, tools).reads(name)
     }
 
-    /// The ids of `chat` up to where the assistant begins to write.
+    /// Renders and tokenizes `chat`, up to the start of an answer of the assistant.
     ///
-    /// Errors with [`Error::Config`] for a chat that the template does not render, and as [`Tokenizer::encode`].
+    /// Errors with [`Error::Config`] if the template cannot render the chat, and with the errors of [`Tokenizer::encode`].
     pub fn prompt(&self, tokenizer: &Tokenizer, chat: &Chat) -> Result<Vec<u32>> {
         tokenizer.encode(&self.render(chat, true).map_err(Error::Config)?)
     }
@@ -210,7 +210,7 @@ impl ChatTemplate {
         self.render_with(messages, tools, prompt, &Map::new())
     }
 
-    /// Renders `chat` by the template that replaces this one in training, with the ranges of its `{% generation %}` blocks.
+    /// Renders `chat` with the template that is used in training, and returns the ranges of its `{% generation %}` blocks.
     pub(super) fn render_in_training(&self, chat: &Chat) -> Result<Rendered, String> {
         let template = named(&self.in_training, !chat.tools.is_null());
         self.render_by(template, &self.reads_in_training, &chat.messages, &chat.tools, false, &Map::new())
@@ -226,7 +226,7 @@ impl ChatTemplate {
         self.render_by(named(&self.templates, !tools.is_null()), &self.reads, messages, tools, prompt, kwargs)
     }
 
-    /// Renders by `template`, with content in the first form that it takes. Errors with the reason for the first form.
+    /// Renders by `template`. Tries the forms of content that templates may accept; if all fail, errors with the reason for the first form.
     fn render_by(
         &self,
         template: &Template,
@@ -259,7 +259,7 @@ impl ChatTemplate {
         Err(failure.unwrap_or_default())
     }
 
-    /// The variables of a rendering. Of variables with the same name, the first one counts.
+    /// Returns the variables of a rendering. If several variables have the same name, the first one is used.
     fn variables(
         &self,
         messages: &[Value],
@@ -281,7 +281,7 @@ impl ChatTemplate {
     }
 }
 
-/// Errors with the reason for the names of variables that conversations give.
+/// Errors with the reason if `kwargs` has variables that the conversation sets.
 pub(super) fn check_kwargs(kwargs: &Map<String, Value>) -> Result<(), String> {
     match kwargs.keys().find(|name| OWN_VARIABLES.contains(&name.as_str())) {
         Some(name) => Err(format!("`chat_template_kwargs` has `{name}`, which the conversation gives")),
@@ -289,14 +289,14 @@ pub(super) fn check_kwargs(kwargs: &Map<String, Value>) -> Result<(), String> {
     }
 }
 
-/// The template for conversations with or without tools.
+/// Returns the template for conversations with or without tools.
 fn named(templates: &[(String, Template)], tools: bool) -> &Template {
     let find = |name: &str| templates.iter().find(|(known, _)| known == name).map(|(_, template)| template);
     let tool_use = if tools { find("tool_use") } else { None };
     tool_use.or_else(|| find("default")).expect("a template named `default` was found")
 }
 
-/// Whether `message` is a turn of the assistant without content and calls.
+/// Whether `message` is a turn of the assistant that has no content, no thinking and no calls.
 pub(super) fn is_empty_answer(message: &Value) -> bool {
     let is_empty = |field: &str| match message.get(field) {
         None | Some(Value::Null) => true,
@@ -308,7 +308,7 @@ pub(super) fn is_empty_answer(message: &Value) -> bool {
         && ["content", "tool_calls", "thinking", "reasoning_content"].into_iter().all(is_empty)
 }
 
-/// Takes the marks out of a text.
+/// Removes the marks from a text, and returns the marked ranges.
 fn unmark(marked: &str) -> Rendered {
     let mut rendered = Rendered::default();
     let mut start = 0;

@@ -1,4 +1,4 @@
-//! The files of a folder that hold chat templates, and the special tokens that templates write by name.
+//! The files of a folder that have chat templates, and the special tokens that templates write by name.
 
 use std::path::{Path, PathBuf};
 
@@ -7,10 +7,10 @@ use serde_json::{Map, Value};
 use crate::edges::read_json;
 use ottava_common::{Error, Result, input};
 
-/// The largest template file.
+/// The maximum size of a template file in bytes.
 const MAX_FILE_BYTES: u64 = 1 << 20;
 
-/// Files in `additional_chat_templates`.
+/// The maximum number of files in `additional_chat_templates`.
 const MAX_TEMPLATES: usize = 64;
 
 /// The tokens of `tokenizer_config.json` that templates write by name.
@@ -29,16 +29,16 @@ const SPECIAL_TOKENS: [&str; 8] = [
 pub(super) struct Found {
     /// The file of the template named `default`.
     pub(super) path: PathBuf,
-    /// Names and texts of templates.
+    /// The names and the texts of the templates.
     pub(super) templates: Vec<(String, String)>,
 }
 
-/// The templates of `folder`, or the one in the file `other`.
+/// Finds the templates of `folder`, or the template in the file `other`.
 ///
-/// The template named `default` comes from the first of `chat_template.jinja`, `tokenizer_config.json` and `chat_template.json` that has
-/// one. JSON files have a text, or a list or an object of named ones; `additional_chat_templates/NAME.jinja` has the template of this name,
-/// also where a JSON file has another.
-/// Returns `None` if there are none. Errors with [`Error::Model`] where none is named `default`.
+/// The template named `default` is read from the first of `chat_template.jinja`, `tokenizer_config.json` and `chat_template.json` that has one. A
+/// JSON file has one text, or a list or an object of named texts. `additional_chat_templates/NAME.jinja` has the template of this name, and overrides
+/// a template of the same name in a JSON file. Returns `None` if there are no templates. Errors with [`Error::Model`] if no template is named
+/// `default`.
 pub(super) fn find(folder: &Path, other: Option<&Path>) -> Result<Option<Found>> {
     let default = |path: PathBuf| Ok(Some(Found { templates: vec![("default".into(), read(&path)?)], path }));
     if let Some(other) = other {
@@ -77,7 +77,7 @@ fn read(path: &Path) -> Result<String> {
     String::from_utf8(bytes).map_err(|_| wrong(path, "it is not UTF-8"))
 }
 
-/// The templates in `chat_template` of a JSON file.
+/// Reads the templates in `chat_template` of a JSON file.
 fn in_json(path: &Path) -> Result<Option<Found>> {
     let templates = match read_json(path)?.get("chat_template") {
         None | Some(Value::Null) => return Ok(None),
@@ -95,7 +95,7 @@ fn in_json(path: &Path) -> Result<Option<Found>> {
     Ok(Some(Found { path: path.to_path_buf(), templates }))
 }
 
-/// The files of `folder`, each with the name and the text of its template.
+/// Returns the files of `folder`, each with the name and the text of its template.
 fn additional(folder: &Path) -> Result<Vec<(PathBuf, String, String)>> {
     let Ok(entries) = std::fs::read_dir(folder) else { return Ok(Vec::new()) };
     let mut paths: Vec<PathBuf> = entries.flatten().map(|entry| entry.path()).collect();
@@ -111,7 +111,7 @@ fn additional(folder: &Path) -> Result<Vec<(PathBuf, String, String)>> {
     paths.into_iter().map(named).collect()
 }
 
-/// The special tokens that templates write by name.
+/// Returns the special tokens that templates write by name.
 pub(super) fn special_tokens(folder: &Path) -> Result<Map<String, Value>> {
     let mut special_tokens = Map::new();
     for file in ["tokenizer_config.json", "special_tokens_map.json"] {

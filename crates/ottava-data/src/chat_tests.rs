@@ -30,7 +30,7 @@ fn chat(turns: &[(&str, &str)]) -> Chat {
 const CHATML: &str = "{% for message in messages %}{{'<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n'}}\
                       {% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}";
 
-/// Texts and ranges of generation blocks that transformers 5.23 with jinja2 3.1.6 has rendered (scripts/make_chat_referee.py).
+/// Compares texts and ranges of generation blocks with the output of transformers 5.23 and jinja2 3.1.6 (scripts/make_chat_referee.py).
 #[test]
 fn templates_render_as_transformers_renders_them() {
     let data = recorded("chat_referee.json.gz");
@@ -78,7 +78,7 @@ fn turns_of_the_assistant_are_found_in_any_template() {
     assert_eq!(&rendered.text[rendered.learned[0].clone()], "two<|im_end|>\n");
 }
 
-/// The learned parts of each text.
+/// Returns the trained parts of each text.
 fn parts(learned: &Learned) -> Vec<Vec<&str>> {
     let texts = learned.texts.iter();
     texts.map(|text| text.learned.iter().map(|range| &text.text[range.clone()]).collect()).collect()
@@ -94,7 +94,7 @@ fn a_template_that_changes_earlier_turns_is_trained_turn_by_turn() {
     let texts: Vec<_> = learned.texts.iter().map(|text| text.text.as_str()).collect();
     assert_eq!((texts, learned.rewrites), (vec!["aSYSTEMb", "abcSYSTEMd"], Some(2)));
     assert_eq!(parts(&learned), [["b"], ["d"]]);
-    // The prompt begins thinking, which an answer without it does not have.
+    // The prompt begins thinking, but an answer without thinking does not.
     let thinks = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}{% if add_generation_prompt %}<assistant><think>{% endif %}";
     let learned = template(thinks).unwrap().render_learned(&turns, &assistant()).unwrap();
     assert_eq!(parts(&learned), [["b"], ["d"]]);
@@ -142,7 +142,7 @@ fn roles_and_messages_choose_what_is_learned() {
     assert!(learned(CHATML, &turns, &["assistant"]).unwrap_err().contains("no turn of the conversation is trained on"));
 }
 
-/// Compares all texts and masks of `data`: how many there are, and which differ.
+/// Compares all texts and masks of `data`. Returns the numbers of texts and masks, and the names that differ.
 fn compare(data: &Value) -> (usize, usize, Vec<String>) {
     let folder = tempfile::tempdir().unwrap();
     std::fs::write(folder.path().join("tokenizer_config.json"), data["special_tokens"].to_string()).unwrap();
@@ -197,14 +197,14 @@ fn compare(data: &Value) -> (usize, usize, Vec<String>) {
     (texts, masks, wrong)
 }
 
-/// Texts that transformers 5.24 has rendered of published templates, and the marks of TRL's replacements (scripts/make_chat_masks.py).
+/// Compares published templates with texts of transformers 5.24, and replaced templates with marks of TRL (scripts/make_chat_masks.py).
 #[test]
 fn thinking_tools_and_parts_render_and_are_marked_as_in_transformers_and_trl() {
     let mut data = recorded("chat_masks.json.gz");
     let (texts, masks, wrong) = compare(&data);
     assert!(wrong.is_empty(), "{} of {texts} texts and {masks} masks:\n{}", wrong.len(), wrong.join("\n"));
     assert_eq!((texts, masks), (1980, 420));
-    // A mask that is one character too long, and a text with another end.
+    // One mask is made one character too long, and one text gets another end.
     let end = &mut data["masks"]["qwen3"][3][1][0][1];
     *end = (end.as_u64().unwrap() + 1).into();
     data["rendered"]["smollm3"][2][0] = "x".into();
@@ -213,7 +213,7 @@ fn thinking_tools_and_parts_render_and_are_marked_as_in_transformers_and_trl() {
     assert!(wrong[1].starts_with("qwen3, marks of conversation 3"), "{}", wrong[1]);
 }
 
-/// The characters that the referee marks, given as ranges.
+/// Returns whether each character is in the ranges that the referee marks.
 fn marked_by(text: &str, ranges: &Value) -> Vec<bool> {
     let inside = |at: u64| {
         ranges.as_array().unwrap().iter().any(|range| range[0].as_u64() <= Some(at) && Some(at) < range[1].as_u64())
@@ -221,13 +221,13 @@ fn marked_by(text: &str, ranges: &Value) -> Vec<bool> {
     (0..text.chars().count() as u64).map(inside).collect()
 }
 
-/// The characters that are learned.
+/// Returns whether each character is trained on.
 fn marks(rendered: &Rendered) -> Vec<bool> {
     let places = rendered.text.char_indices();
     places.map(|(at, _)| rendered.learned.iter().any(|range| range.contains(&at))).collect()
 }
 
-/// As `apply_chat_template` of transformers does.
+/// Tests the behaviour of `apply_chat_template` in transformers.
 #[test]
 fn prompts_can_go_on_with_the_last_message_and_have_variables() {
     let chatml = template(CHATML).unwrap();
@@ -250,7 +250,8 @@ fn prompts_can_go_on_with_the_last_message_and_have_variables() {
     assert!(thinks.reads_variable("enable_thinking", false) && !thinks.reads_variable("think", false));
 }
 
-/// Qwen2.5's template writes arguments as JSON, so text would be encoded twice; one that asks for the type takes both.
+/// Qwen2.5's template writes arguments as JSON, so an argument that is text would be encoded twice. A template that tests the type accepts text and
+/// objects.
 #[test]
 fn arguments_of_calls_that_are_text_are_encoded_once() {
     let call = |arguments: Value| serde_json::json!({"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "f", "arguments": arguments}}]});
@@ -351,7 +352,7 @@ fn a_template_is_found_where_folders_have_it() {
     assert!(load(None).err().unwrap().to_string().contains("a template named `default`"));
 }
 
-/// As OpenAI's library dumps messages: `null` in fields that are not used, and no calls.
+/// OpenAI's library writes messages in this form: `null` in unused fields, and an empty list of calls.
 #[test]
 fn null_fields_and_empty_calls_are_left_out_for_templates() {
     let source = "{% for m in messages %}{% if m.tool_calls is defined and m.tool_calls is not none %}CALLS{% endif %}\
@@ -372,7 +373,7 @@ fn null_fields_and_empty_calls_are_left_out_for_templates() {
         template(asks).unwrap().render(&dumped(call), false).unwrap(),
         "['function']['name', 'arguments']{'a': None}"
     );
-    // A template that needs the field gets null.
+    // A template that needs the field gets `null`.
     let needs =
         "{% for m in messages %}{% if m.content is none %}null{% else %}{{ m.content + '' }}{% endif %}{% endfor %}";
     let call = serde_json::json!({"content": null, "tool_calls": [{"function": {"name": "f"}}]});

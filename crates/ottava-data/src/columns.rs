@@ -1,4 +1,4 @@
-//! The columns of prompts: all fields of the record of each document, which rewards read.
+//! The columns of prompts: all fields of each prompt's record. Rewards read them.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -10,26 +10,26 @@ use serde_json::{Map, Value};
 use crate::table::{Table, open_exactly};
 use ottava_common::{Error, Result};
 
-/// The objects of all documents.
+/// The name of the file with the objects of all documents.
 pub(super) const COLUMNS: &str = "columns.bin";
 
-/// The table of their first bytes.
+/// The name of the table with the first byte of each object.
 pub(super) const COLUMN_STARTS: &str = "column_starts.bin";
 
-/// The largest object, in bytes: as large as a record of a file.
+/// The maximum size of an object in bytes, which is also the maximum size of a record in a file.
 pub(super) const MAX_COLUMN_BYTES: u64 = 64 << 20;
 
-/// The columns of a folder of tokens, open for reading at random.
+/// The columns in a folder of tokens, open for random access.
 pub(super) struct Columns {
     file: File,
     path: PathBuf,
-    /// The first byte of the object of each document, then the number of bytes.
+    /// The first byte of each document's object. The last entry is the number of bytes.
     starts: Table<8>,
     documents: u64,
 }
 
 impl Columns {
-    /// Opens the columns of `documents` in `folder`. Errors with [`Error::Data`] when a file has another size.
+    /// Opens the columns of `documents` documents in `folder`. Errors with [`Error::Data`] if a file has another size than expected.
     pub(super) fn open(folder: &Path, documents: u64) -> Result<Columns> {
         let starts = Table::open(folder, COLUMN_STARTS, documents.saturating_add(1))?;
         let path = folder.join(COLUMNS);
@@ -37,7 +37,7 @@ impl Columns {
         Ok(Columns { file, path, starts, documents })
     }
 
-    /// Its files.
+    /// Returns the paths of the two files.
     pub(super) fn paths(&self) -> [&Path; 2] {
         [&self.path, self.starts.path()]
     }
@@ -62,7 +62,7 @@ impl Columns {
         Error::Data(format!("{}: {reason}; delete the folder to prepare it again", self.path.display()))
     }
 
-    /// The JSON of the columns of document `i`. Errors with [`Error::Data`] when the files have changed.
+    /// Returns the JSON of the columns of document `i`. Errors with [`Error::Data`] if the files have changed.
     pub(super) fn json(&self, i: u64) -> Result<String> {
         let (start, end) = (self.start_of(i)?, self.start_of(i + 1)?);
         let changed = || self.wrong(&format!("the columns of document {i} were changed while they are in use"));
@@ -74,7 +74,7 @@ impl Columns {
         String::from_utf8(json).map_err(|_| changed())
     }
 
-    /// The columns of document `i`. Errors as [`Columns::json`].
+    /// Returns the columns of document `i`. Has the errors of [`Columns::json`].
     pub(super) fn get(&self, i: u64) -> Result<Map<String, Value>> {
         match json_text::parse(&self.json(i)?) {
             Ok(Value::Object(columns)) => Ok(columns),

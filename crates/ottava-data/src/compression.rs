@@ -1,4 +1,4 @@
-//! Compressed files, with protection from files that never end.
+//! Reading compressed files, with a limit of the unpacked size.
 
 use std::io::{self, BufRead, BufReader, Chain, Cursor, Read};
 
@@ -9,13 +9,13 @@ use ruzstd::decoding::{FrameDecoder, StreamingDecoder};
 use crate::files::Compression;
 use ottava_common::hash::HashedFile;
 
-/// The first four bytes of a skippable frame of Zstandard, as a number, up to its last four bits (RFC 8878, section 3.1.2).
+/// The magic number of a skippable frame of Zstandard, without its lowest four bits (RFC 8878, section 3.1.2).
 const SKIPPABLE: u32 = 0x184D_2A50;
 
-/// Bytes that are read ahead.
+/// The number of bytes that are read ahead.
 const BUFFER: usize = 1 << 18;
 
-/// The unpacked bytes of a file of `size` bytes.
+/// Returns a reader of the unpacked bytes of a file that has `size` packed bytes.
 pub(super) fn unpack(file: HashedFile, size: u64, compression: Compression) -> io::Result<Box<dyn BufRead + Send>> {
     let left = most_unpacked_bytes(size);
     Ok(match compression {
@@ -31,22 +31,22 @@ pub(super) fn unpack(file: HashedFile, size: u64, compression: Compression) -> i
     })
 }
 
-/// A frame after its first four bytes were read.
+/// A frame whose first four bytes were already read.
 type Frame = StreamingDecoder<Chain<Cursor<[u8; 4]>, BufReader<HashedFile>>, FrameDecoder>;
 
-/// The frames of a file of Zstandard, one after another.
+/// A reader of the consecutive frames of a Zstandard file.
 struct Frames {
     packed: Option<BufReader<HashedFile>>,
     frame: Option<Box<Frame>>,
 }
 
 impl Frames {
-    /// Goes on to the next frame with content. Returns false at the end of the file.
+    /// Opens the next frame with content. Returns false at the end of the file.
     fn advance(&mut self, mut packed: BufReader<HashedFile>) -> io::Result<bool> {
         while !packed.fill_buf()?.is_empty() {
             let mut magic = [0; 4];
             packed.read_exact(&mut magic).map_err(|_| cut_off())?;
-            // Parallel compressors write such frames, which hold no text.
+            // Parallel compressors write skippable frames, which have no text.
             if u32::from_le_bytes(magic) & !0xf == SKIPPABLE {
                 let mut length = [0; 4];
                 packed.read_exact(&mut length).map_err(|_| cut_off())?;
@@ -92,7 +92,7 @@ impl Read for Frames {
     }
 }
 
-/// Fails after `left` bytes: protects against decompression bombs.
+/// A reader that fails after `left` bytes, to stop decompression bombs.
 struct Capped<R> {
     inner: R,
     left: u64,

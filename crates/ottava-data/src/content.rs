@@ -10,34 +10,34 @@ const SYSTEM_BESIDE_TEXT: &str =
 /// The content of a document.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Content {
-    /// A text, never empty.
+    /// A text that is not empty.
     Text(String),
     /// A conversation, which a chat template renders.
     Chat(Chat),
-    /// A text to complete, and its completion.
+    /// A text to complete, and the completion.
     Completion {
-        /// The text before.
+        /// The text before the completion.
         prompt: String,
         /// The text that the model is trained to write.
         completion: String,
     },
     /// Tokens, and which of them contribute to the loss.
     Tokens {
-        /// Ids.
+        /// The ids of the tokens.
         ids: Vec<u32>,
         /// For each id, whether the model is trained to write it.
         learned: Vec<bool>,
     },
-    /// Completions of one prompt, chats or texts: the chosen one, and the rejected one.
+    /// Two completions of one prompt, chats or texts: the chosen completion and the rejected completion.
     Pair {
-        /// The completions.
+        /// The chosen and the rejected completion.
         completions: Box<[Content; 2]>,
-        /// By how much the reward of the chosen one should be higher.
+        /// The difference by which the reward of the chosen completion should be higher than the reward of the rejected completion.
         margin: f32,
     },
-    /// A completion of a prompt, a chat or a text, and whether it is desirable.
+    /// A completion of a prompt (a chat or a text), and whether the completion is desirable.
     Labeled(Box<Content>, bool),
-    /// A prompt, to which the model writes completions, and its columns.
+    /// A prompt that the model completes, with its columns.
     Prompt(Box<PromptRecord>),
 }
 
@@ -48,12 +48,12 @@ pub struct PromptRecord {
     pub prompt: Content,
     /// Further variables of the chat template.
     pub kwargs: Map<String, Value>,
-    /// The object of the record with all fields, as they were read.
+    /// All fields of the record as one object, with the values that were read.
     pub columns: Value,
 }
 
 impl Content {
-    /// Gives descriptions of functions to chats.
+    /// Sets the descriptions of functions in chats.
     pub(super) fn with_tools(self, tools: &Value) -> Content {
         match self {
             Content::Chat(chat) => Content::Chat(Chat { tools: tools.clone(), ..chat }),
@@ -69,7 +69,8 @@ impl Content {
         }
     }
 
-    /// Puts the system message that a record has in a field of its own before chats. Errors where a chat has another one, and for texts.
+    /// Puts `system`, the system message in a separate field of the record, before chats. Errors for texts, and for chats that already have a system
+    /// message.
     pub(super) fn with_system(self, system: &str) -> Result<Content, String> {
         Ok(match self {
             Content::Chat(chat) => Content::Chat(chat.with_system(system)?),

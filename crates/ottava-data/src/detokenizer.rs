@@ -1,16 +1,16 @@
-//! Tokens back to text, one by one: the bytes of each token in the context of earlier tokens.
+//! Converts tokens back to text, one by one. The bytes of a token depend on the tokens before it.
 //!
-//! A tokenizer of the kind of SentencePiece writes a space at the beginning of most tokens, and drops the space of the first token of a text. So
-//! the text of a token depends on whether a token is before it, and a continuation decoded alone would lose its first space.
+//! A SentencePiece tokenizer writes a space at the beginning of most tokens, and drops the space of the first token of a text. So the text of a token
+//! depends on whether it is the first token. If a continuation were decoded alone, it would lose its first space.
 
 use crate::tokenizer::Tokenizer;
 use ottava_common::error::Result;
 
-/// The most tokens that a character is in: one for each of its bytes.
+/// The maximum number of tokens that one character spans: one token per byte.
 const MOST_PARTS: usize = 4;
 
 impl Tokenizer {
-    /// The bytes of token `id` in a text, where `before` precedes it; `None` at the beginning of a text. An id without an entry has none.
+    /// Returns the bytes of token `id` after the token `before`; `before` is `None` at the beginning of a text. An id without an entry has no bytes.
     fn bytes_after(&self, before: Option<u32>, id: u32) -> Result<Vec<u8>> {
         if let Some(bytes) = self.bytes_anywhere(id)? {
             return Ok(bytes);
@@ -24,29 +24,29 @@ impl Tokenizer {
     }
 }
 
-/// Decodes the tokens of a text one by one. Bytes that are no UTF-8 become U+FFFD, as `String::from_utf8_lossy` has them.
+/// Decodes the tokens of a text one by one. Invalid UTF-8 becomes U+FFFD, as in `String::from_utf8_lossy`.
 #[derive(Clone, Debug, Default)]
 pub struct Detokenizer {
-    /// The last token; `None` at the beginning of a text.
+    /// The previous token; `None` at the beginning of a text.
     before: Option<u32>,
-    /// The first bytes of a character whose other bytes may follow.
+    /// The first bytes of a character that may be completed by the next token.
     partial: Vec<u8>,
 }
 
 /// The text that a token completes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Decoded {
-    /// The text; empty for a token in the middle of a character.
+    /// The text; empty if the token ends within a character.
     pub text: String,
-    /// Whether the text begins with the U+FFFD of a character that earlier tokens began, and that this one does not continue.
+    /// Whether the text begins with the U+FFFD of a character that earlier tokens began and that this token does not continue.
     pub breaks: bool,
 }
 
 impl Detokenizer {
-    /// Decodes the tokens after `prompt`: a character that it begins is completed by them. Special tokens alone are no text: what follows them
-    /// begins one.
+    /// Creates a detokenizer for the tokens after `prompt`. They may complete a character that the prompt began. If the prompt has only special
+    /// tokens, which are not text, the next token begins a text.
     ///
-    /// Errors with [`Error::Data`](ottava_common::Error::Data) if the tokenizer cannot decode them.
+    /// Errors with [`Error::Data`](ottava_common::Error::Data) if the tokenizer cannot decode the prompt.
     pub fn after(tokenizer: &Tokenizer, prompt: &[u32]) -> Result<Detokenizer> {
         let mut all = Detokenizer::default();
         if prompt.iter().all(|&id| tokenizer.is_special(id)) {
@@ -58,16 +58,16 @@ impl Detokenizer {
         Ok(all)
     }
 
-    /// The bytes that `token` would add.
+    /// Returns the bytes that `token` would add.
     ///
-    /// Errors as [`Detokenizer::after`].
+    /// Has the errors of [`Detokenizer::after`].
     pub fn bytes(&self, tokenizer: &Tokenizer, token: u32) -> Result<Vec<u8>> {
         tokenizer.bytes_after(self.before, token)
     }
 
-    /// Adds a token, and returns the text that is certain now.
+    /// Adds a token, and returns the text that later tokens cannot change.
     ///
-    /// Errors as [`Detokenizer::after`].
+    /// Has the errors of [`Detokenizer::after`].
     pub fn push(&mut self, tokenizer: &Tokenizer, token: u32) -> Result<Decoded> {
         let begun = self.partial.len();
         self.partial.extend(self.bytes(tokenizer, token)?);
@@ -92,7 +92,7 @@ impl Detokenizer {
         Ok(Decoded { text, breaks })
     }
 
-    /// The text of a character that is cut off at the end of all tokens.
+    /// Returns the text of an incomplete character at the end of all tokens.
     pub fn finish(&mut self) -> &'static str {
         if std::mem::take(&mut self.partial).is_empty() { "" } else { "\u{fffd}" }
     }

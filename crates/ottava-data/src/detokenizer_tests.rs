@@ -6,7 +6,7 @@ fn byte_level() -> Tokenizer {
     Tokenizer::load(&Path::new(env!("CARGO_MANIFEST_DIR")).join("../../data/tokenizer")).unwrap()
 }
 
-/// A tokenizer with these tokens and this decoder.
+/// Returns a tokenizer with these tokens and this decoder.
 fn tokenizer(tokens: &[&str], decoder: Value) -> Tokenizer {
     let folder = tempfile::tempdir().unwrap();
     let vocabulary: serde_json::Map<String, Value> =
@@ -19,7 +19,7 @@ fn tokenizer(tokens: &[&str], decoder: Value) -> Tokenizer {
     Tokenizer::load(folder.path()).unwrap()
 }
 
-/// Llama 2's decoder.
+/// Returns a tokenizer with Llama 2's decoder.
 fn sentencepiece() -> Tokenizer {
     let replace = json!({"type": "Replace", "pattern": {"String": "▁"}, "content": " "});
     let strip = json!({"type": "Strip", "content": " ", "start": 1, "stop": 0});
@@ -28,7 +28,7 @@ fn sentencepiece() -> Tokenizer {
     tokenizer(&tokens, json!({"type": "Sequence", "decoders": steps}))
 }
 
-/// The pieces of `tokens` after `prompt`, with what is cut off.
+/// Returns the pieces of text of `tokens` after `prompt`, with the text of an incomplete character at the end.
 fn pieces(tokenizer: &Tokenizer, prompt: &[&str], tokens: &[&str]) -> Vec<String> {
     let id = |name: &&str| tokenizer.token_id(name).unwrap();
     let prompt: Vec<u32> = prompt.iter().map(id).collect();
@@ -57,7 +57,7 @@ fn continuations_keep_their_first_space() {
         json!({"type": "WordPiece", "prefix": "##", "cleanup": false}),
     );
     assert_eq!(pieces(&words, &["the"], &["##re", "sw"]), ["re", " sw"]);
-    // A token that ends a word has the space after it, which comes with the next token.
+    // If a token ends a word, the space after the word comes with the next token.
     let suffixes = self::tokenizer(&["<s>", "the</w>", "s", "w</w>"], json!({"type": "BPEDecoder", "suffix": "</w>"}));
     assert_eq!(pieces(&suffixes, &["the</w>"], &["s", "w</w>", "the</w>"]), [" s", "w", " the"]);
 }
@@ -87,7 +87,7 @@ fn broken_characters_become_one_replacement_and_the_text_goes_on() {
     assert_eq!(pieces(&tokenizer, &["▁the"], &["<0xE6>", "<0x97>", "<0xA5>", "/"]), ["", "", "日", "/"]);
     assert_eq!(pieces(&tokenizer, &["▁the"], &["<0xC1>", "/"]), ["\u{fffd}", "/"]);
     assert_eq!(pieces(&tokenizer, &["▁the"], &["<0xE6>", "<0x97>", "/", "▁sw"]), ["", "", "\u{fffd}/", " sw"]);
-    // A valid character before a broken one stays.
+    // A valid character before a broken character is kept.
     let bytes = ["<0xE6>", "<0x97>", "<0xA5>", "<0xE6>", "/", "<0xE6>"];
     assert_eq!(pieces(&tokenizer, &["▁the"], &bytes), ["", "", "日", "", "\u{fffd}/", "", "\u{fffd}"]);
     assert_eq!(pieces(&tokenizer, &["▁the", "<0xE6>", "<0x97>"], &["<0xA5>"]), ["日"], "begun by the prompt");

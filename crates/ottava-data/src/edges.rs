@@ -1,4 +1,4 @@
-//! The tokens at the edges of a document: tokens that begin it, the token that ends it, and all tokens that end a generated text.
+//! The tokens at the edges of a document: the tokens that begin a document, the token that ends a document, and all tokens that end a generated text.
 
 use serde_json::Value;
 use std::path::Path;
@@ -7,10 +7,10 @@ use tokenizers::Tokenizer;
 use crate::guard::catch_panics;
 use ottava_common::{Error, Result, input};
 
-/// Names of tokens that end a text, tried in this order if no file next to the tokenizer names one.
+/// The names of tokens that end a text. They are tried in this order if no file beside the tokenizer names such a token.
 const TEXT_ENDS: [&str; 5] = ["<|endoftext|>", "<|end_of_text|>", "<eos>", "</s>", "<｜end▁of▁sentence｜>"];
 
-/// Names of tokens that end a turn of a chat, which files often name as `eos_token`.
+/// The names of tokens that end a turn of a chat. Files often name such a token as `eos_token`.
 const TURN_ENDS: [&str; 8] = [
     "<|im_end|>",
     "<|eot_id|>",
@@ -22,32 +22,32 @@ const TURN_ENDS: [&str; 8] = [
     "<|call|>",
 ];
 
-/// Larger configuration files are refused.
+/// The maximum size of a configuration file in bytes.
 const MAX_FILE_BYTES: u64 = 256 << 20;
 
 /// The tokens at the edges of a document.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Edges {
-    /// Stand before a document: the beginning of text, or nothing.
+    /// The tokens before a document: the beginning of text, or no token.
     pub(super) start: Vec<u32>,
-    /// Ends a document.
+    /// The token that ends a document.
     pub(super) end: Option<u32>,
-    /// All that end a generated text; the first is `end`.
+    /// All tokens that end a generated text. The first one is `end`.
     pub(super) stops: Vec<u32>,
-    /// Fills rows, if a file names such a token.
+    /// The token that pads rows, if a file names one.
     pub(super) padding: Option<u32>,
 }
 
 impl Edges {
-    /// The edges by the files of `folder`.
+    /// Reads the edges from the files of `folder`.
     ///
-    /// A document begins with `bos_token` of `tokenizer_config.json` if its `add_bos_token` is true, with nothing if it is false, and
-    /// with what the post-processor of `tokenizer.json` adds if it is not there.
+    /// A document begins with `bos_token` of `tokenizer_config.json` if `add_bos_token` is true, and without a token if it is false. If
+    /// `add_bos_token` is missing, a document begins with the tokens that the post-processor of `tokenizer.json` adds.
     ///
-    /// Generated texts end at every token named by `eos_token_id` of `generation_config.json` (a number or a list) and of
-    /// `config.json`, and by `eos_token` of `tokenizer_config.json`. A document ends with the first of them that is known to end a text,
-    /// else the first not known to end a turn of a chat, else with the first common name in the vocabulary (`<|endoftext|>`, `<eos>`, ...),
-    /// of special tokens before others.
+    /// A generated text ends at every token that is named by `eos_token_id` (a number or a list) of `generation_config.json` or `config.json`, or by
+    /// `eos_token` of `tokenizer_config.json`. A document ends with the first of these tokens that is known to end a text. If there is no such token,
+    /// it ends with the first token that is not known to end a turn. If there is none either, it ends with the first common name in the vocabulary
+    /// (`<|endoftext|>`, `<eos>`, ...); special tokens precede other tokens.
     pub(super) fn read(folder: &Path, tokenizer: &Tokenizer) -> Result<Edges> {
         let mut stops: Vec<u32> = Vec::new();
         for (file, key) in [
@@ -67,7 +67,7 @@ impl Edges {
         }
         let among = |names: &[&str], id: u32| tokenizer.id_to_token(id).is_some_and(|name| names.contains(&&*name));
         let named = |test: &dyn Fn(u32) -> bool| stops.iter().copied().find(|&id| test(id));
-        // Gemma has `</s>` as a tag of HTML, so a token that is special goes first.
+        // Gemma's vocabulary has `</s>` as an HTML tag, so special tokens are preferred.
         let added = tokenizer.get_added_tokens_decoder();
         let is_special = |id: &u32| added.get(id).is_some_and(|token| token.special);
         let common = |names: &[&str]| {
@@ -91,17 +91,17 @@ impl Edges {
     }
 }
 
-/// `pad_token` of `tokenizer_config.json`.
+/// Returns the `pad_token` of `tokenizer_config.json`.
 fn padding(folder: &Path, tokenizer: &Tokenizer) -> Result<Option<u32>> {
     let path = folder.join("tokenizer_config.json");
     match read_json(&path)?.get("pad_token") {
         None | Some(Value::Null) => Ok(None),
-        // Unlike other tokens, it may be one that the tokenizer's file lacks: nothing but reward models reads it.
+        // A padding token may be missing in the tokenizer's file, unlike other tokens, because only reward models read it.
         Some(value) => Ok(special_id(value, tokenizer).ok()),
     }
 }
 
-/// The tokens before a document.
+/// Returns the tokens before a document.
 fn start(folder: &Path, tokenizer: &Tokenizer) -> Result<Vec<u32>> {
     let path = folder.join("tokenizer_config.json");
     let config = read_json(&path)?;
@@ -117,7 +117,7 @@ fn start(folder: &Path, tokenizer: &Tokenizer) -> Result<Vec<u32>> {
     }
 }
 
-/// The tokens that the post-processor adds before a text.
+/// Returns the tokens that the post-processor adds before a text.
 fn added_before(tokenizer: &Tokenizer) -> Vec<u32> {
     let ids = |special| catch_panics(|| tokenizer.encode_fast("a", special));
     let (Ok(plain), Ok(whole)) = (ids(false), ids(true)) else { return Vec::new() };
@@ -126,7 +126,7 @@ fn added_before(tokenizer: &Tokenizer) -> Vec<u32> {
     whole[..at.unwrap_or(0)].to_vec()
 }
 
-/// The object in a JSON file, or an empty one if the file does not exist.
+/// Reads the object in a JSON file. A file that does not exist is an empty object.
 pub fn read_json(path: &Path) -> Result<Value> {
     if !path.exists() {
         return Ok(Value::Null);
@@ -136,14 +136,14 @@ pub fn read_json(path: &Path) -> Result<Value> {
     serde_json::from_slice(&bytes).map_err(|e| wrong(format!("not valid JSON: {e}")))
 }
 
-/// One id from a configuration value: a number, a token's name, or an object with the name in `content`.
+/// Reads one id from a configuration value: a number, a token's name, or an object with the name in `content`.
 fn special_id(value: &Value, tokenizer: &Tokenizer) -> Result<u32, String> {
     let name = value.as_str().or_else(|| value.get("content").and_then(Value::as_str));
     if let Some(name) = name {
         return tokenizer.token_to_id(name).ok_or_else(|| format!("is {name:?}, which is not in tokenizer.json"));
     }
     let number = value.as_u64().ok_or_else(|| format!("is {value}; expected a token"))?;
-    // A model's table may be padded beyond the tokenizer, but a special id must mean something.
+    // A model's embedding may have more rows than the tokenizer has tokens, but a special id must be a token.
     u32::try_from(number).ok().filter(|&id| tokenizer.id_to_token(id).is_some()).ok_or_else(|| {
         let highest = tokenizer.get_vocab(true).into_values().max().unwrap_or_default();
         format!("is {number}, but tokenizer.json has no such id (its highest is {highest})")

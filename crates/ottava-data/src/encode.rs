@@ -1,4 +1,4 @@
-//! Encodes a document as the tokens that are stored.
+//! Encodes documents as the tokens that are stored.
 
 use std::path::Path;
 
@@ -16,37 +16,37 @@ use crate::source::{Document, SourceOptions, TrainOnEos};
 use crate::tokenizer::Tokenizer;
 use ottava_common::{Error, Result};
 
-/// Turns documents into tokens.
+/// Converts documents to tokens.
 pub(super) struct Encoder<'a> {
     pub(super) tokenizer: &'a Tokenizer,
-    /// Renders chats.
+    /// The template that renders chats.
     template: Option<ChatTemplate>,
     /// Whether all tokens are targets.
     train_on_inputs: bool,
-    /// The roles of messages that are targets.
+    /// The roles of the messages that are targets.
     roles_to_train: Vec<String>,
-    /// Fields of messages that are left out.
+    /// The fields of messages that are ignored.
     ignored_fields: Vec<String>,
     /// The turns whose end is a target.
     train_on_eos: TrainOnEos,
-    /// Whether tokens have a bit that says that they are no targets.
+    /// Whether a bit of each stored token says if the token is a target.
     pub(super) loss_mask: bool,
 }
 
 /// The tokens of a document.
 #[derive(Default)]
 pub(super) struct Encoded {
-    /// Ids, with [`MASKED`] where the loss leaves them out.
+    /// The ids. [`MASKED`] is set if the token is not a target.
     pub(super) tokens: Vec<u32>,
-    /// Bytes of the text that contribute to the loss.
+    /// The number of text bytes that contribute to the loss.
     pub(super) bytes: usize,
-    /// The content that the template left out.
+    /// The content that the template leaves out.
     pub(super) left_out: LeftOut,
-    /// Whether it is desirable, of a document with a label.
+    /// Whether the completion is desirable; `None` for documents without labels.
     pub(super) label: Option<bool>,
-    /// The margin of a pair, of its chosen completion.
+    /// The margin of a pair, stored with the chosen completion.
     pub(super) margin: f32,
-    /// JSON of the columns of a prompt.
+    /// The JSON of a prompt's columns.
     pub(super) columns: Option<String>,
 }
 
@@ -55,14 +55,14 @@ pub(super) struct Encoded {
 pub(super) struct LeftOut {
     /// Fields of messages that the template does not read.
     pub(super) fields: Vec<String>,
-    /// Turns of the assistant without content, which are no targets.
+    /// The number of turns of the assistant without content. They are not targets.
     pub(super) empty_answers: usize,
-    /// The message that made the turns of a chat texts of their own.
+    /// The number of the message because of which each turn of a chat is a separate text.
     pub(super) rewrites: Option<usize>,
 }
 
 impl<'a> Encoder<'a> {
-    /// An encoder of the documents of files with these `formattings`.
+    /// Creates an encoder for the documents of files with these `formattings`.
     pub(super) fn new(
         tokenizer: &'a Tokenizer,
         options: &SourceOptions,
@@ -91,17 +91,17 @@ impl<'a> Encoder<'a> {
         Ok(Encoder { tokenizer, template, train_on_inputs, roles_to_train, ignored_fields, train_on_eos, loss_mask })
     }
 
-    /// SHA-256 of the chat template, if there is one.
+    /// Returns SHA-256 of the chat template, if there is one.
     pub(super) fn template_sha256(&self) -> Option<&str> {
         self.template.as_ref().map(ChatTemplate::sha256)
     }
 
-    /// The file of the chat template; empty if there is none.
+    /// Returns the path of the chat template; empty if there is none.
     pub(super) fn template_path(&self) -> &Path {
         self.template.as_ref().map_or(Path::new(""), ChatTemplate::path)
     }
 
-    /// The tokens of `document`, or of the turns of a chat that are documents of their own. Errors with the reason.
+    /// Encodes `document`. If the turns of a chat are separate documents, returns the tokens of each turn. Errors with the reason.
     pub(super) fn encode(&self, document: &Document) -> Result<Vec<Encoded>> {
         let one: Result<Encoded> = match &document.content {
             Content::Text(text) => {
@@ -147,7 +147,7 @@ impl<'a> Encoder<'a> {
         Ok(self.masked(tokens, completion.len()))
     }
 
-    /// A text or a chat with a preference, all of whose completion counts.
+    /// Encodes a text or a chat of preferences. The whole completion is a target.
     fn encode_completion(&self, content: &Content) -> Result<Encoded> {
         let chat = match content {
             Content::Completion { prompt, completion } => return self.encode_text_completion(prompt, completion),
@@ -163,7 +163,7 @@ impl<'a> Encoder<'a> {
         Ok(Encoded { left_out: LeftOut { fields, ..LeftOut::default() }, ..encoded })
     }
 
-    /// A prompt with its columns. None of its tokens is a target.
+    /// Encodes a prompt with its columns. Its tokens are not targets.
     fn encode_prompt(&self, record: &PromptRecord) -> Result<Encoded> {
         let (ids, fields) = match &record.prompt {
             Content::Text(text) => (self.tokenizer.encode_prompt(text)?, Vec::new()),
@@ -187,7 +187,7 @@ impl<'a> Encoder<'a> {
         Ok(Encoded { left_out, columns: Some(columns), ..encoded })
     }
 
-    /// The known fields of messages that `template` does not read. Errors for unknown ones.
+    /// Returns the known fields of messages that `template` does not read. Errors if it does not read an unknown field.
     fn unread_fields(&self, template: &ChatTemplate, chat: &Chat) -> Result<Vec<String>> {
         let unread = template.unread_fields(chat).into_iter();
         let unread = unread.filter(|field| field != "train" && !self.ignored_fields.contains(field));
@@ -198,7 +198,7 @@ impl<'a> Encoder<'a> {
         }
     }
 
-    /// The chat template, if it can render `chat`.
+    /// Returns the chat template. Errors if it cannot be used for `chat`.
     fn template_of(&self, chat: &Chat) -> Result<&ChatTemplate> {
         let template = self.template.as_ref().ok_or_else(|| {
             let folder = self.tokenizer.path().parent().unwrap_or(Path::new("."));
@@ -250,7 +250,7 @@ impl<'a> Encoder<'a> {
         Ok(encoded)
     }
 
-    /// Makes the ends of all turns targets. Returns the ends that were no targets.
+    /// Makes the ends of all turns targets. Returns the end tokens that were not targets before.
     fn learn_ends(&self, tokens: &mut [(u32, bool)]) -> Vec<u32> {
         let is_end = |(id, learned): &&mut (u32, bool)| !*learned && self.tokenizer.eos_ids().contains(id);
         let learn = |token: &mut (u32, bool)| {
@@ -260,7 +260,7 @@ impl<'a> Encoder<'a> {
         tokens.iter_mut().filter(is_end).map(learn).collect()
     }
 
-    /// Takes the ends of turns out of the targets, as `train_on_eos` says. Returns their tokens.
+    /// Removes the ends of turns from the targets, as far as `train_on_eos` demands. Returns the removed tokens.
     fn unlearn_ends(&self, tokens: &mut [(u32, bool)]) -> Vec<u32> {
         let mut ends = Vec::new();
         let mut kept = match self.train_on_eos {
@@ -288,7 +288,7 @@ impl<'a> Encoder<'a> {
         Encoded { tokens, bytes, ..Encoded::default() }
     }
 
-    /// Bytes of memory to encode `document`.
+    /// Returns the bytes of memory that encoding `document` takes.
     pub(super) fn memory(&self, document: &Document) -> u64 {
         match &document.content {
             Content::Text(text) => self.tokenizer.memory_to_encode(text),
@@ -296,7 +296,7 @@ impl<'a> Encoder<'a> {
             Content::Chat(_) | Content::Completion { .. } | Content::Pair { .. } | Content::Labeled(..) => {
                 Tokenizer::memory_to_encode_whole(document.bytes)
             }
-            // Columns are copied, and not tokenized.
+            // Columns are copied, but not tokenized.
             Content::Prompt(record) => {
                 document.bytes as u64
                     + match &record.prompt {
@@ -312,7 +312,7 @@ impl<'a> Encoder<'a> {
     }
 }
 
-/// The text of a prompt, for which a record has further variables. The model continues a last message of the assistant, as in TRL.
+/// Renders a prompt, with further variables from its record. If the last message is an answer of the assistant, the model continues it, as in TRL.
 fn prompt_text(template: &ChatTemplate, chat: &Chat, kwargs: &Map<String, Value>) -> Result<String> {
     expect_no_train(chat, "nothing of a prompt is trained on")?;
     check_kwargs(kwargs).map_err(Error::Data)?;
@@ -328,7 +328,7 @@ fn prompt_text(template: &ChatTemplate, chat: &Chat, kwargs: &Map<String, Value>
     template.prompt_text(chat, &form).map_err(Error::Data)
 }
 
-/// Errors for a message with the field `train`, with the reason why it has no meaning.
+/// Errors if a message has the field `train`. `reason` says why the field has no meaning here.
 fn expect_no_train(chat: &Chat, reason: &str) -> Result<()> {
     match chat.messages.iter().any(|message| message.get("train").is_some()) {
         true => Err(Error::Data(format!("a message has the field `train`; {reason}: remove the field"))),
@@ -336,7 +336,7 @@ fn expect_no_train(chat: &Chat, reason: &str) -> Result<()> {
     }
 }
 
-/// Reads a list of `name=value`, each value JSON or else a text.
+/// Reads a list of `name=value`. A value that is not JSON is a text.
 fn kwargs(list: &[String]) -> Result<Map<String, Value>> {
     let read = |entry: &String| {
         let (name, text) = entry.split_once('=').ok_or_else(|| {

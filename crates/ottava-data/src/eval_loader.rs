@@ -9,48 +9,49 @@ use crate::order::Split;
 use crate::shards::TokenDataset;
 use ottava_common::Result;
 
-/// The last row, where it is shorter than the others, has a multiple of this many tokens, as products in FP8 need.
+/// If the last row is shorter than the other rows, its length is a multiple of this number of tokens, which products in FP8 require.
 const ALIGNMENT: usize = 16;
 
-/// Length and stride of the rows that a text is cut into.
+/// The length and the stride of the rows into which a text is divided.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Windows {
-    /// Tokens of a row.
+    /// The number of tokens of a row.
     pub seq_len: usize,
-    /// Tokens from the start of a row to the start of the next row. Below `seq_len` rows overlap, and each predicts only its last `stride` tokens, so
-    /// that all have a context of `seq_len - stride` tokens or more; but the first row predicts all of its own.
+    /// The distance in tokens between the starts of consecutive rows. If it is less than `seq_len`, rows overlap: the first row predicts all its
+    /// tokens, and every other row predicts only its last `stride` tokens. So these tokens have at least `seq_len - stride` tokens of context.
     pub stride: usize,
 }
 
 impl Windows {
-    /// Rows that do not overlap.
+    /// Returns the windows of rows that do not overlap.
     pub fn blocks(seq_len: usize) -> Windows {
         Windows { seq_len, stride: seq_len }
     }
 }
 
-/// The validation documents in batches: every token is a target exactly once, except tokens outside a loss mask.
+/// The batches of the validation documents: every token is a target exactly once, except tokens that the loss mask excludes.
 ///
-/// The stream starts with an end-of-sequence token as the context of the first document, as all others have it. A last row that is shorter
-/// than the others is a batch of its own.
+/// The stream begins with an end-of-sequence token, so that the first document has the same kind of context as the others. If the last row is shorter
+/// than the other rows, it is a separate batch.
 pub struct EvalLoader {
     dataset: Arc<TokenDataset>,
     split: Split,
     windows: Windows,
     rows: usize,
-    /// Tokens of the validation documents.
+    /// The number of tokens of the validation documents.
     tokens: u64,
-    /// Tokens that rows so far predict.
+    /// The number of tokens that the rows so far predict.
     predicted: u64,
-    /// The place of the next token to predict: a validation document and an offset in it.
+    /// The position of the next token to predict: a validation document, and an offset in the document.
     next: (u64, usize),
-    /// The inputs of the last row and the token after them, as they are stored.
+    /// The inputs of the last row and the token after them, in their stored form.
     row: Vec<u32>,
 }
 
 impl EvalLoader {
-    /// Batches of up to `rows` rows. With an empty validation set there are none. Errors with [`ottava_common::Error::Data`] when the tables of the
-    /// data can no longer be read. Panics unless `rows` and the stride are at least 1, and the stride at most `seq_len`: bugs of the caller.
+    /// Creates batches of up to `rows` rows; an empty validation set has no batches. Errors with [`ottava_common::Error::Data`] if the tables of the
+    /// data can no longer be read. Panics unless `rows` and the stride are at least 1 and the stride is at most `seq_len`, which the caller must
+    /// ensure.
     pub fn new(dataset: Arc<TokenDataset>, split: Split, windows: Windows, rows: usize) -> Result<EvalLoader> {
         assert!(rows > 0 && (1..=windows.seq_len).contains(&windows.stride), "{windows:?}, {rows} rows");
         let tokens = validation_tokens(&dataset, &split)?;
@@ -58,19 +59,19 @@ impl EvalLoader {
         Ok(EvalLoader { dataset, split, windows, rows, tokens, predicted: 0, next: (0, 0), row })
     }
 
-    /// Tokens of the validation documents.
+    /// Returns the number of tokens of the validation documents.
     pub fn tokens(&self) -> u64 {
         self.tokens
     }
 
-    /// Tokens that the next row predicts.
+    /// Returns the number of tokens that the next row predicts.
     fn fresh(&self) -> usize {
         let first = self.predicted == 0;
         let most = if first { self.windows.seq_len } else { self.windows.stride };
         (self.tokens - self.predicted).min(most as u64) as usize
     }
 
-    /// Tokens of the next row.
+    /// Returns the number of tokens of the next row.
     fn next_len(&self) -> usize {
         self.row.len().min(self.windows.seq_len - self.windows.stride + 1) - 1 + self.fresh()
     }
@@ -97,7 +98,7 @@ impl EvalLoader {
         Ok(())
     }
 
-    /// Tokens of the next row with its padding.
+    /// Returns the number of tokens of the next row with its padding.
     fn next_padded_len(&self) -> usize {
         self.next_len().next_multiple_of(ALIGNMENT).min(self.windows.seq_len)
     }
@@ -116,7 +117,7 @@ impl EvalLoader {
 impl Iterator for EvalLoader {
     type Item = Result<Batch>;
 
-    /// The next batch, or [`ottava_common::Error::Data`] when a file of tokens can no longer be read.
+    /// Returns the next batch, or [`ottava_common::Error::Data`] if a file of tokens can no longer be read.
     fn next(&mut self) -> Option<Result<Batch>> {
         (self.predicted < self.tokens).then(|| self.next_batch())
     }

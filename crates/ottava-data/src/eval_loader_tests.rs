@@ -2,8 +2,8 @@ use super::*;
 use crate::loader::tests::dataset;
 use crate::loader::validation_bytes;
 
-/// The predictions of an evaluation by definition: each token of the stream after the tokens before it, `seq_len` at most, with windows that
-/// start at multiples of the stride.
+/// Returns the predictions of an evaluation by its definition: each token of the stream is predicted from at most `seq_len` tokens before it, in
+/// windows that start at multiples of the stride.
 fn expected(stream: &[i32], Windows { seq_len, stride }: Windows) -> Vec<(Vec<i32>, i32)> {
     let tokens = 1..stream.len();
     tokens
@@ -42,7 +42,7 @@ fn evaluation_predicts_every_validation_token_once_after_its_context() {
         for (i, batch) in batches.iter().enumerate() {
             assert_eq!((batch.inputs.len(), batch.targets.len()), (batch.rows * batch.seq_len, batch.inputs.len()));
             assert!((1..=rows).contains(&batch.rows) && batch.seq_len <= windows.seq_len, "{windows:?}");
-            // Padding is in the last batch alone, and there only up to the next multiple.
+            // Only the last batch has padding, and only up to the next multiple.
             let padding = batch.targets.iter().rev().take_while(|&&target| target == IGNORE_INDEX).count();
             assert!(padding < 16 && (padding == 0 || i + 1 == batches.len()), "{padding} in batch {i} of {windows:?}");
             for (inputs, targets) in batch.inputs.chunks(batch.seq_len).zip(batch.targets.chunks(batch.seq_len)) {

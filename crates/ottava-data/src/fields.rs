@@ -1,4 +1,4 @@
-//! The content of a record by its fields.
+//! The content of a record, read from its fields.
 
 use std::fmt;
 
@@ -10,7 +10,7 @@ use crate::content::Content;
 use crate::mapping::Mapping;
 use crate::records::Formatting;
 
-/// About as many bytes as `record` has in a file.
+/// Estimates the number of bytes that `record` has in a file.
 pub(super) fn size(record: &Map<String, Value>) -> usize {
     let of = |value: &Value| match value {
         Value::String(text) => text.len() + 2,
@@ -21,14 +21,14 @@ pub(super) fn size(record: &Map<String, Value>) -> usize {
     record.iter().map(|(key, value)| key.len() + 4 + of(value)).sum::<usize>() + 2
 }
 
-/// The content of one JSON record of a file of this `formatting`, which the first record decides if it is not known.
+/// Returns the content of one JSON record. If `formatting` is `Auto`, it is detected from this record and stored for the next records.
 pub(super) fn json_content(
     record: &str,
     field: &str,
     formatting: &mut Formatting,
     mapping: &Mapping,
 ) -> Result<Content, String> {
-    // Of a text, the other fields need not be kept.
+    // If the record is a text, only its text field is parsed.
     if mapping.is_empty() {
         if *formatting == Formatting::Auto {
             *formatting = Formatting::detect(record)?;
@@ -45,7 +45,7 @@ pub(super) fn json_content(
     }
 }
 
-/// The content of one record.
+/// Returns the content of one record.
 pub(super) fn content(
     mut record: Map<String, Value>,
     field: &str,
@@ -81,7 +81,7 @@ fn zero_byte(field: &str) -> String {
     format!("not a usable record: field `{field}` has a zero byte (\\u0000)")
 }
 
-/// Errors for a zero byte or half of a character in what a record is trained on, or in a prompt.
+/// Errors if a trained text or a prompt has a zero byte or half of a character.
 fn check(content: &Content) -> Result<(), String> {
     match content {
         Content::Tokens { .. } => Ok(()),
@@ -112,7 +112,7 @@ fn check_value(value: &Value) -> Result<(), String> {
     }
 }
 
-/// Pairs of columns with a question and its answer, as public data sets name them.
+/// The names of two columns that public data sets use for a question and its answer.
 const ANSWERED: [(&str, &str); 8] = [
     ("question", "answer"),
     ("query", "response"),
@@ -124,7 +124,7 @@ const ANSWERED: [(&str, &str); 8] = [
     ("question", "response"),
 ];
 
-/// The message for a record without the field of the text.
+/// Returns the message for a record without the text field.
 fn missing<'a>(field: &str, fields: impl Iterator<Item = &'a str>) -> String {
     let fields: Vec<&str> = fields.collect();
     let shown: Vec<_> = fields.iter().take(8).map(|field| format!("`{field}`")).collect();
@@ -146,17 +146,17 @@ fn missing<'a>(field: &str, fields: impl Iterator<Item = &'a str>) -> String {
     }
 }
 
-/// The message for a record that is not JSON. The parser counts lines within the record; the caller names the line of the file.
+/// Returns the message for a record that is not JSON. The parser counts lines within the record; the caller adds the line of the file.
 fn unusable(error: &serde_json::Error) -> String {
     format!("not a usable record: {}", error.to_string().replace(" at line 1 column ", " at column "))
 }
 
-/// The text in `field` of one JSON record.
+/// Returns the text in `field` of one JSON record.
 fn json_text(record: &str, field: &str) -> Result<String, String> {
     let mut parser = serde_json::Deserializer::from_str(record);
     let text = TextField(field).deserialize(&mut parser).and_then(|text| parser.end().map(|()| text));
     text.or_else(|error| {
-        // Other fields may hold numbers that only Python knows.
+        // Other fields may have numbers that only Python's JSON allows.
         let Ok(Value::Object(mut record)) = json_text::parse(record) else { return Err(unusable(&error)) };
         match record.remove(field) {
             Some(Value::String(text)) if !error.to_string().contains("appears twice") => Ok(text),
@@ -167,7 +167,7 @@ fn json_text(record: &str, field: &str) -> Result<String, String> {
     })
 }
 
-/// Picks one string field out of an object without keeping the rest.
+/// Reads one text field of an object without storing the other fields.
 struct TextField<'a>(&'a str);
 
 impl<'de> DeserializeSeed<'de> for TextField<'_> {

@@ -1,4 +1,4 @@
-//! The files of a data set: their formats by name, folders, and patterns.
+//! The files of a data set: formats by file name, folders, and patterns.
 
 use std::path::{Path, PathBuf};
 
@@ -6,22 +6,22 @@ use crate::splits::{self, SplitUse};
 use ottava_common::{Error, Result, input};
 use ottava_recipe::glob;
 
-/// Files in one folder or of one pattern.
+/// The maximum number of files in a folder or of a pattern.
 const MAX_FILES: usize = 100_000;
 
-/// Folders within each other.
+/// The maximum depth of nested folders.
 const MAX_DEPTH: usize = 16;
 
-/// The format of a file of data.
+/// The format of a data file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
-    /// `.txt` and `.md`.
+    /// Plain text: `.txt` and `.md`.
     Text,
     /// `.jsonl`: a JSON object in each line.
     JsonLines,
     /// `.json`: a list of objects, or objects one after another.
     Json,
-    /// `.csv` and `.tsv`, with the names of the fields in the first line; with the byte between fields.
+    /// `.csv` and `.tsv`, with the names of the fields in the first line. The value is the byte between fields.
     Csv(u8),
     /// `.parquet`.
     Parquet,
@@ -31,7 +31,7 @@ pub(super) enum Kind {
     Megatron,
 }
 
-/// How a file is compressed.
+/// The compression of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Compression {
     None,
@@ -53,11 +53,11 @@ const EXTENSIONS: &[(&str, Kind)] = &[
     ("idx", Kind::Megatron),
 ];
 
-/// Files of data sets that describe others.
+/// The names of files in a data set that describe its other files.
 const DESCRIPTIONS: &[&str] = &["dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json"];
 
 impl Kind {
-    /// The format of `path` by its name.
+    /// Returns the format of `path`, from its name.
     pub(super) fn of(path: &Path) -> Result<(Kind, Compression)> {
         let name = path.file_name().unwrap_or_default().to_string_lossy().to_ascii_lowercase();
         let (plain, compression) = match (name.strip_suffix(".gz"), name.strip_suffix(".zst")) {
@@ -86,10 +86,10 @@ impl Kind {
     }
 }
 
-/// The files that `sources` name, in their order: files themselves, files of a folder and files of a pattern sorted by path. Of a folder
-/// with several splits, the files for `use_`.
+/// Returns the files that `sources` name, in the order of `sources`: files, all files of folders, and all files of patterns, sorted by path. If a
+/// folder has several splits, only the files for `use_` are returned.
 ///
-/// Errors with [`Error::Data`] for a folder or pattern without data, and for a folder with several kinds of data.
+/// Errors with [`Error::Data`] if a folder or pattern has no data, or if a folder has several kinds of data.
 pub fn expand(sources: &[PathBuf], use_: SplitUse) -> Result<Vec<PathBuf>> {
     let mut files = Vec::new();
     for source in sources {
@@ -111,7 +111,7 @@ pub fn expand(sources: &[PathBuf], use_: SplitUse) -> Result<Vec<PathBuf>> {
                 )));
             }
             let (kind, _) = Kind::of(source)?;
-            // The pair counts once, whichever is named.
+            // The pair of files counts once, whichever of the two is named.
             let file = if kind == Kind::Megatron { source.with_extension("bin") } else { source.clone() };
             input::open(&file).map_err(|error| cannot_open(&file, &error))?;
             files.push(file);
@@ -120,7 +120,7 @@ pub fn expand(sources: &[PathBuf], use_: SplitUse) -> Result<Vec<PathBuf>> {
     Ok(files)
 }
 
-/// The error for a file that cannot be opened.
+/// Returns the error for a file that cannot be opened.
 fn cannot_open(file: &Path, error: &std::io::Error) -> Error {
     let current = std::env::current_dir().ok().filter(|_| !file.exists() && file.is_relative());
     let hint = current.map_or(String::new(), |current| {
@@ -129,7 +129,7 @@ fn cannot_open(file: &Path, error: &std::io::Error) -> Error {
     Error::Data(format!("{}: {error}{hint}", file.display()))
 }
 
-/// The data of a folder and the folders in it.
+/// Returns the data files of a folder and of the folders in it.
 fn of_folder(folder: &Path, use_: SplitUse) -> Result<Vec<PathBuf>> {
     let mut all = Vec::new();
     walk(folder, 0, &mut all)?;
@@ -145,7 +145,7 @@ fn of_folder(folder: &Path, use_: SplitUse) -> Result<Vec<PathBuf>> {
             found.push((kind, path));
         }
     }
-    // A README beside records is no data.
+    // A README beside records is not data.
     if found.iter().any(|(kind, _)| kind.has_fields()) {
         found.retain(|(kind, _)| kind.has_fields());
     }
@@ -161,7 +161,7 @@ fn of_folder(folder: &Path, use_: SplitUse) -> Result<Vec<PathBuf>> {
     Ok(found.into_iter().map(|(_, path)| path).collect())
 }
 
-/// The files whose path matches a pattern, in which `*` and `?` stand for characters within a name.
+/// Returns the files whose paths match a pattern. `*` and `?` match characters within a name.
 fn of_pattern(pattern: &Path) -> Result<Vec<PathBuf>> {
     let mut found = vec![PathBuf::new()];
     for part in pattern.components() {
@@ -191,7 +191,7 @@ fn of_pattern(pattern: &Path) -> Result<Vec<PathBuf>> {
 fn walk(folder: &Path, depth: usize, found: &mut Vec<PathBuf>) -> Result<()> {
     let entries = std::fs::read_dir(folder).map_err(|error| Error::Data(format!("{}: {error}", folder.display())))?;
     let mut paths: Vec<PathBuf> = entries.flatten().map(|entry| entry.path()).collect();
-    // As the library `datasets` does.
+    // Hidden files are skipped, as in the library `datasets`.
     let is_hidden = |name: &str| name.starts_with('.') || name.starts_with("__");
     paths.retain(|path| !is_hidden(&path.file_name().unwrap_or_default().to_string_lossy()));
     paths.sort();

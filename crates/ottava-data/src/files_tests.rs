@@ -10,7 +10,7 @@ fn folder(names: &[&str]) -> tempfile::TempDir {
     folder
 }
 
-/// The files that `source` names below a folder with files of these `names`.
+/// Returns the files that `source` names, in a folder with files of these `names`.
 fn found(names: &[&str], source: &str) -> Result<Vec<String>, String> {
     let folder = folder(names);
     let start = format!("{}/", folder.path().display());

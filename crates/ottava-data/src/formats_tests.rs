@@ -1,4 +1,4 @@
-//! One set of records in every format gives the same tokens.
+//! Tests that the same records in different formats give the same tokens.
 
 use std::path::{Path, PathBuf};
 
@@ -85,7 +85,7 @@ fn tokens_of_megatron_and_rows_of_ids_are_taken_as_they_are() {
     let documents: Vec<_> = (0..ids.len()).map(|i| ids.document(i).unwrap()).collect();
     assert_eq!(documents, [vec![5, 6, 7, 8], vec![9, 300], vec![11]]);
     assert!(!ids.meta().loss_mask);
-    // Out and in again.
+    // Tokens that are exported and read again are the same.
     let prefix = cache.path().join("out_text_document");
     write_megatron(&ids, &prefix).unwrap();
     for extension in ["bin", "idx"] {
@@ -175,7 +175,7 @@ fn the_documents_of_each_file_are_counted() {
 #[test]
 fn ends_of_turns_are_targets_as_chosen() {
     let cache = tempfile::tempdir().unwrap();
-    // The bundled tokenizer ends texts with this token, and has none for turns.
+    // The bundled tokenizer ends texts with this token, and has no token that ends turns.
     let template = cache.path().join("ends.jinja");
     let source = "{% for m in messages %}{% if m.role == 'assistant' %}{% generation %}{{ m.content }}<|endoftext|>\n{% endgeneration %}\
                   {% else %}{{ m.content }}<|endoftext|>{% endif %}{% endfor %}";
@@ -223,6 +223,6 @@ fn fields_of_messages_that_nothing_reads_are_errors() {
     }
     let error = of(&["loss"]).err().unwrap().to_string();
     assert!(error.contains("the fields `id`, which") && !error.contains("`train`"), "{error}");
-    // A field that templates know, and this one does not read, is left out with a warning.
+    // A known field that this template does not read is left out with a warning.
     assert_eq!(of(&["id", "loss"]).unwrap().len(), 1);
 }

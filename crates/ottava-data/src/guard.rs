@@ -1,4 +1,4 @@
-//! Panics of the crates tokenizers, arrow and parquet as errors.
+//! Converts panics of the crates tokenizers, arrow and parquet to errors.
 
 use std::cell::Cell;
 use std::fmt::Display;
@@ -6,11 +6,11 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Once;
 
 thread_local! {
-    /// True while panics of this thread are caught and not printed.
+    /// Whether panics of this thread are caught and not printed.
     static GUARDED: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Runs a call into one of them, and returns its errors and panics as text.
+/// Calls one of these crates, and returns its errors and panics as text.
 pub(super) fn catch_panics<T, E: Display>(call: impl FnOnce() -> Result<T, E>) -> Result<T, String> {
     static HOOK: Once = Once::new();
     HOOK.call_once(|| {

@@ -1,7 +1,7 @@
-//! Joins the parts of a preparation into the tokens that one process writes.
+//! Joins the parts of a preparation. The result equals the tokens that a single process writes.
 //!
-//! Each part is a folder of tokens, with a file more that says how many documents it has of each unit of each source. Units are read in
-//! their order, each from the part that has it, and written as if they were tokenized now.
+//! Each part is a folder of tokens, with one more file that lists the number of its documents in each unit of each source. Joining reads the units in
+//! the order of the sources, each unit from the part that has it, and writes their documents as if they were tokenized now.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -16,16 +16,16 @@ use crate::token_writer::TokenWriter;
 use ottava_common::hash::unseal;
 use ottava_common::{Error, Result, input, interrupt};
 
-/// The units of a part.
+/// The name of the file that lists the units of a part.
 pub(super) const PART: &str = "part.json";
 
-/// The largest [`PART`]: about ten bytes for each unit of a megabyte.
+/// The maximum size of [`PART`], which has about ten bytes for each unit of a megabyte.
 const MAX_PART_BYTES: u64 = 1 << 30;
 
-/// Prefix of folders with parts.
+/// The prefix of the names of folders with parts.
 const PREFIX: &str = "parts-";
 
-/// A part that is complete.
+/// A complete part.
 pub(super) struct OpenPart {
     pub(super) tokens: TokenDataset,
     sources: Vec<SourceUnits>,
@@ -39,35 +39,35 @@ pub(super) struct PartFolder {
 }
 
 impl PartFolder {
-    /// The folder of so many parts of the preparation with this `key`, in `cache`. It need not exist.
+    /// Returns the folder in `cache` for `parts` parts of the preparation with this `key`. The folder need not exist.
     pub(super) fn new(cache: &Path, key: &str, parts: usize) -> PartFolder {
         let folder = cache.join(format!("{PREFIX}{}-of-{parts}", &key[..16]));
         PartFolder { folder, parts, key: key.into() }
     }
 
-    /// The folders of this preparation that exist; several, if it was started with several numbers of parts.
+    /// Returns the existing folders of this preparation. There are several if it was started with several numbers of parts.
     pub(super) fn all(cache: &Path, key: &str) -> Vec<PartFolder> {
         let prefix = format!("{PREFIX}{}-of-", &key[..16]);
         let parts = names(cache).into_iter().filter_map(|name| name.strip_prefix(&prefix)?.parse().ok());
         parts.map(|parts| PartFolder::new(cache, key, parts)).collect()
     }
 
-    /// The key of a part of the preparation with this `key`.
+    /// Returns the key of a part of the preparation with this `key`.
     pub(super) fn key(key: &str, part: Part) -> String {
         format!("{key}, part {part}")
     }
 
-    /// The folder of part `number`, from 1.
+    /// Returns the folder of part `number`, counted from 1.
     pub(super) fn path(&self, number: usize) -> PathBuf {
         self.folder.join(format!("part-{number:05}"))
     }
 
-    /// The numbers of parts that are not there.
+    /// Returns the numbers of the parts that do not exist yet.
     pub(super) fn missing(&self) -> Vec<usize> {
         (1..=self.parts).filter(|&number| !self.path(number).exists()).collect()
     }
 
-    /// A sentence that names the missing parts.
+    /// Returns a sentence that names the missing parts.
     pub(super) fn describe_missing(&self) -> String {
         let missing = self.missing();
         let numbers: Vec<String> = missing.iter().map(usize::to_string).collect();
@@ -81,7 +81,7 @@ impl PartFolder {
         )
     }
 
-    /// Part `number`, if it is there. A damaged one is removed, with a warning.
+    /// Opens part `number`, if it exists. A damaged part is removed, with a warning.
     pub(super) fn open(&self, number: usize) -> Option<OpenPart> {
         let path = self.path(number);
         if !path.exists() {
@@ -90,7 +90,7 @@ impl PartFolder {
         self.open_or_remove(number).inspect_err(|error| warn!("{error}")).ok()
     }
 
-    /// Part `number`, which was there. Errors with [`Error::Data`] when it is damaged or gone.
+    /// Opens part `number`, which must exist. Errors with [`Error::Data`] if it is damaged or was removed.
     pub(super) fn expect(&self, number: usize) -> Result<OpenPart> {
         let path = self.path(number);
         if !path.exists() {
@@ -101,7 +101,7 @@ impl PartFolder {
 
     fn open_or_remove(&self, number: usize) -> Result<OpenPart> {
         self.read(number).map_err(|error| {
-            // Where it cannot be removed, the next start says the same.
+            // If the part cannot be removed, the next start reports the same error.
             let _ = std::fs::remove_dir_all(self.path(number));
             let of = self.parts;
             Error::Data(format!(
@@ -127,7 +127,7 @@ impl PartFolder {
         }
     }
 
-    /// Parts of `missing` that are there for other contents of the same files: a sentence for each.
+    /// Finds parts among `missing` that exist, but were prepared from earlier contents of the same files. Returns a sentence for each.
     pub(super) fn outdated(&self, missing: &[usize], sources: &[SourceFile]) -> Vec<String> {
         let cache = self.folder.parent().unwrap_or(Path::new("."));
         let ending = format!("-of-{}", self.parts);
@@ -151,14 +151,14 @@ impl PartFolder {
         missing.iter().filter_map(find).collect()
     }
 
-    /// Locks the parts until the result is dropped; `None` where the file system has no locks.
+    /// Locks the parts until the result is dropped; `None` if the file system has no locks.
     pub(super) fn lock(&self) -> Option<File> {
         let folder = File::open(&self.folder).ok()?;
         folder.lock().ok()?;
         Some(folder)
     }
 
-    /// Removes all parts. What remains after a failure is removed when the tokens are opened again.
+    /// Removes all parts. If this fails, the next opening of the tokens removes the remaining parts.
     pub(super) fn remove(&self) {
         if let Err(error) = std::fs::remove_dir_all(&self.folder) {
             tracing::debug!("{}: {error}", self.folder.display());
@@ -166,7 +166,7 @@ impl PartFolder {
     }
 }
 
-/// Names of the entries of `folder`.
+/// Returns the names of the entries of `folder`.
 fn names(folder: &Path) -> Vec<String> {
     let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
     let mut names: Vec<String> = entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
@@ -174,9 +174,10 @@ fn names(folder: &Path) -> Vec<String> {
     names
 }
 
-/// Writes the documents of all parts in the order of the sources, which `divisions` divides, and fills in their numbers in `files`.
+/// Writes the documents of all parts in the order of the sources, and stores the numbers of documents in `files`. `divisions` says which parts have
+/// the units of each source.
 ///
-/// Errors with [`Error::Data`] when a part is damaged, or when all parts together leave out more records of a file than `options` allow.
+/// Errors with [`Error::Data`] if a part is damaged, or if all parts together leave out more records of a file than `options` allow.
 pub(super) fn join(
     parts: &PartFolder,
     divisions: &[Division],
@@ -192,7 +193,7 @@ pub(super) fn join(
             path.display()
         ))
     };
-    // The next document of each part.
+    // The number of the next document of each part.
     let mut next = vec![0; all.len()];
     for (source, (division, file)) in divisions.iter().zip(files).enumerate() {
         let of_part = |number: usize| all[number - 1].sources.get(source).ok_or_else(|| wrong(number));

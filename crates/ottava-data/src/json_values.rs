@@ -1,20 +1,21 @@
-//! The records of a `.json` file: the elements of a list, or values one after another, each cut out of the file without parsing it.
+//! The records of a `.json` file: the elements of a list, or consecutive values. Each record is cut out of the file without parsing it.
 
 use std::io::BufRead;
 
-/// Cuts a file into its records.
+/// Divides a file into its records.
 #[derive(Default)]
 pub(super) struct JsonValues {
-    /// Whether the file is one list; unknown before its first byte.
+    /// Whether the file is one list; `None` before its first byte was read.
     in_list: Option<bool>,
     /// Whether the list has ended.
     ended: bool,
-    /// The line that is read, from 1.
+    /// The line that is being read, counted from 1.
     pub(super) line: u64,
 }
 
 impl JsonValues {
-    /// The next record with the line on which it starts; `None` at the end. Errors with the reason, also for more than `max_bytes`.
+    /// Returns the next record and the line on which it starts; `None` at the end. Errors with the reason, also if the record has more than
+    /// `max_bytes` bytes.
     pub(super) fn next(&mut self, input: &mut dyn BufRead, max_bytes: u64) -> Result<Option<(Vec<u8>, u64)>, String> {
         self.line = self.line.max(1);
         let Some(start) = self.start(input)? else { return Ok(None) };
@@ -23,7 +24,7 @@ impl JsonValues {
         loop {
             let bytes = input.fill_buf().map_err(|error| format!("cannot be read further: {error}"))?;
             if bytes.is_empty() {
-                // A record of an unknown kind ends with the file; the parser finds what is wrong with it.
+                // A record that begins with an unexpected byte extends to the end of the file; the parser then reports what is wrong.
                 return Ok(Some((record, line)));
             }
             let mut used = 0;
@@ -66,7 +67,7 @@ impl JsonValues {
         }
     }
 
-    /// The first byte of the next record, which is not taken; `None` at the end.
+    /// Returns the first byte of the next record without consuming it; `None` at the end.
     fn start(&mut self, input: &mut dyn BufRead) -> Result<Option<u8>, String> {
         loop {
             let bytes = input.fill_buf().map_err(|error| format!("cannot be read further: {error}"))?;
@@ -108,7 +109,7 @@ mod tests {
 
     fn cut(text: &str) -> Result<Vec<(String, u64)>, String> {
         let (mut values, mut found) = (JsonValues::default(), Vec::new());
-        // A small buffer, so that records span several.
+        // The buffer is small, so that records span several fills.
         let mut input = std::io::BufReader::with_capacity(3, text.as_bytes());
         while let Some((record, line)) = values.next(&mut input, 1 << 20)? {
             found.push((String::from_utf8(record).unwrap(), line));

@@ -1,4 +1,4 @@
-//! What of a file is not trained on: records that cannot be used, and content that templates leave out.
+//! The records of a file that cannot be used, and the content that templates leave out. Neither is trained on.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -9,7 +9,7 @@ use crate::encode::{Encoder, LeftOut};
 use crate::source::{BadRecord, SourceOptions};
 use ottava_common::{Error, Result};
 
-/// The records of a file that are left out because they cannot be used.
+/// The records of a file that are skipped because they cannot be used.
 pub(super) struct BadRecords {
     skips: bool,
     most: u64,
@@ -23,7 +23,7 @@ impl BadRecords {
         BadRecords { skips, most: options.max_bad_records, count: 0, first: None }
     }
 
-    /// Counts a record. Errors with its error where records are not left out, or too many were.
+    /// Counts a bad record. Returns its error if bad records are errors, or if the file has too many of them.
     pub(super) fn skip(&mut self, error: Error) -> Result<()> {
         if !self.skips {
             return Err(error);
@@ -39,7 +39,7 @@ impl BadRecords {
         Ok(())
     }
 
-    /// The number of records.
+    /// Returns the number of skipped records.
     pub(super) fn count(&self) -> u64 {
         self.count
     }
@@ -51,12 +51,12 @@ impl BadRecords {
     }
 }
 
-/// The content that templates leave out of the chats of a file, with the number of records and the line of the first.
+/// The content of a file's chats that templates leave out. Each entry has the number of records and the line of the first.
 #[derive(Default)]
 pub(super) struct LeftOutOfFile {
     fields: BTreeMap<String, (usize, u64)>,
     empty_answers: Option<(usize, u64)>,
-    /// Chats whose turns are documents of their own, and the line and message of the first.
+    /// The number of chats whose turns are separate documents, and the line and message of the first such chat.
     split: Option<(usize, u64, usize)>,
 }
 

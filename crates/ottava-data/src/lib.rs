@@ -8,11 +8,15 @@
 //! assert_eq!((batch.rows, batch.seq_len, batch.padding_tokens()), (2, 3, 0));
 //! ```
 //!
-//! To change what is read: `Kind` in `files.rs` for a kind of file; `Input` and `DocumentReader` in `source.rs`; `Format` of `ottava-files` for
-//! columnar files; `Formatting` in `records.rs` for the fields of records, with `messages.rs`, `preference_records.rs` and `prompt_records.rs`;
-//! `splits.rs` for splits of folders. To change what becomes a row: `Packing`, `RowLayout` and `Window` in `packing.rs`, `Cursor` in `loader.rs`. To change from which
-//! data set a row comes: `next_set` in `mixture.rs`; keys of a set are `DatasetConfig` (`settings/data.rs`), checked by `check_datasets`
-//! (`settings/datasets.rs`). A number that needs a pass over all documents is in `Statistics` (`statistics.rs`), which is kept beside the tokens.
+//! Where to change what:
+//! * The files that can be read: `Kind` in `files.rs`, `Input` and `DocumentReader` in `source.rs`, and `Format` of `ottava-files` for columnar
+//!   files.
+//! * The fields of records: `Formatting` in `records.rs`, with `messages.rs`, `preference_records.rs` and `prompt_records.rs`.
+//! * The splits of folders: `splits.rs`.
+//! * The rows: `Packing`, `RowLayout` and `Window` in `packing.rs`, `Cursor` in `loader.rs`.
+//! * The data set of the next row: `next_set` in `mixture.rs`.
+//! * The keys of a data set: `DatasetConfig` (`settings/data.rs`), which `check_datasets` (`settings/datasets.rs`) checks.
+//! * Numbers that need a pass over all documents: `Statistics` (`statistics.rs`), which is stored beside the tokens.
 #![forbid(unsafe_code)]
 
 mod added_tokens;

@@ -1,8 +1,8 @@
 //! Batches for training.
 //!
-//! Rows are cut from one endless stream of documents, or each holds whole documents ([`RowLayout`]); the order is another in each epoch. A
-//! row of `seq_len + 1` tokens of the stream gives `seq_len` inputs and the `seq_len` tokens that follow them; the next row starts with the
-//! last token of this one, so every token is a target exactly once. Of a whole document, every token but the last is an input.
+//! Rows are either cut from one endless stream of documents, or have whole documents ([`RowLayout`]). Each epoch has another order. In a stream,
+//! `seq_len + 1` tokens give a row of `seq_len` inputs, and the target of each input is the token after it. The next row begins with the last token
+//! of this row, so every token is a target exactly once. In a row of whole documents, the last token of a document is not an input.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -15,44 +15,44 @@ use crate::packing::{Packing, RowLayout, Window};
 use crate::shards::TokenDataset;
 use ottava_common::{Error, Result};
 
-/// Inputs and targets, `[rows, seq_len]` each, row after row.
+/// The inputs and targets of a batch, each `[rows, seq_len]` in row-major order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Batch {
     /// Token ids.
     pub inputs: Vec<i32>,
     /// The token that follows each input, or [`ottava_tensor::ops::IGNORE_INDEX`].
     pub targets: Vec<i32>,
-    /// Number of rows.
+    /// The number of rows.
     pub rows: usize,
-    /// Tokens in a row.
+    /// The number of tokens in a row.
     pub seq_len: usize,
-    /// The lengths of the documents in the order of the tokens, each within one row, with the padding at the end of a row as a document of
-    /// its own; `None` where attention does not see their edges.
+    /// The lengths of the documents, in the order of the tokens. Each document is within one row, and the padding at the end of a row counts as a
+    /// document. `None` if attention crosses the edges of documents.
     pub documents: Option<Vec<usize>>,
-    /// By row, inputs at its end that belong to no document.
+    /// The number of padding inputs at the end of each row.
     pub padding: Vec<usize>,
 }
 
 impl Batch {
-    /// An empty batch with room for `rows` rows.
+    /// Creates an empty batch with capacity for `rows` rows.
     pub(super) fn with_capacity(rows: usize, seq_len: usize) -> Batch {
         let size = rows * seq_len;
         let (inputs, targets) = (Vec::with_capacity(size), Vec::with_capacity(size));
         Batch { inputs, targets, rows, seq_len, documents: None, padding: Vec::new() }
     }
 
-    /// `rows` rows without padding, each one document.
+    /// Creates `rows` rows without padding. Each row is one document.
     pub fn whole(inputs: Vec<i32>, targets: Vec<i32>, rows: usize) -> Batch {
         let seq_len = inputs.len() / rows;
         Batch { inputs, targets, rows, seq_len, documents: None, padding: vec![0; rows] }
     }
 
-    /// Inputs that belong to no document.
+    /// Returns the number of padding inputs.
     pub fn padding_tokens(&self) -> usize {
         self.padding.iter().sum()
     }
 
-    /// Its first `rows` rows.
+    /// Returns the first `rows` rows.
     pub fn first_rows(&self, rows: usize) -> Batch {
         let tokens = rows * self.seq_len;
         let mut end = 0;
@@ -70,7 +70,7 @@ impl Batch {
         }
     }
 
-    /// The batch with copies of its first row, without targets, until its tokens are a multiple of `multiple`.
+    /// Returns the batch, padded with copies of its first row without targets until its number of tokens is a multiple of `multiple`.
     pub fn padded_to(&self, multiple: usize) -> Cow<'_, Batch> {
         if self.inputs.len().is_multiple_of(multiple) {
             return Cow::Borrowed(self);
@@ -87,41 +87,41 @@ impl Batch {
     }
 }
 
-/// The rows of one of the processes that share the data: every `world`th one, from row `rank` on.
+/// The rows of one of the processes that share the data: every `world`th row, beginning with row `rank`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RowShare {
-    /// Its index, from 0.
+    /// The index of the process, from 0.
     pub rank: usize,
     /// The number of processes.
     pub world: usize,
 }
 
 impl RowShare {
-    /// All rows for one process.
+    /// The share of a single process, which reads all rows.
     pub const ALL: RowShare = RowShare { rank: 0, world: 1 };
 }
 
-/// The position in the rows of a data set, as checkpoints save it; the same on every rank.
+/// The position in the rows of a data set. Checkpoints save it, and it is the same on every rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LoaderState {
-    /// Decides the order of documents.
+    /// The seed of the order of documents.
     pub seed: u64,
-    /// Completed passes over all documents.
+    /// The number of completed passes over all documents.
     pub epoch: u64,
-    /// The place in the order of this epoch of the current document, or of the first document that is packed into the next row.
+    /// The position in this epoch's order of the current document. With whole documents, the first document of the current window.
     pub document: u64,
-    /// The next input token within that document, or the next row of rows packed together.
+    /// The offset of the next input token in this document. With whole documents, the number of the next row of the current window.
     pub offset: u64,
 }
 
 impl LoaderState {
-    /// The start of the first epoch.
+    /// Returns the start of the first epoch.
     pub fn start(seed: u64) -> LoaderState {
         LoaderState { seed, epoch: 0, document: 0, offset: 0 }
     }
 
-    /// The item at this place in the order of the epochs of `items`, records that are read as a whole. Goes on to the next place.
+    /// Returns the next of `items` items, in the order of this epoch, and advances by one. For records that are read as a whole.
     pub(super) fn next_item(&mut self, items: usize) -> usize {
         let order = Permutation::new(items as u64, self.seed, self.epoch);
         let item = order.get(self.document);
@@ -132,7 +132,7 @@ impl LoaderState {
         item as usize
     }
 
-    /// Errors with [`Error::Checkpoint`] unless this is a place among `items` that are read as a whole; `what` names them.
+    /// Errors with [`Error::Checkpoint`] unless this is a position among `items` items that are read as a whole. `what` names the items.
     pub(super) fn expect_item(&self, items: usize, what: &str) -> Result<()> {
         match self.document < items as u64 && self.offset == 0 {
             true => Ok(()),
@@ -152,15 +152,15 @@ pub(super) struct SetRows {
     cursor: Cursor,
 }
 
-/// A position in the rows.
+/// A position among the rows.
 enum Cursor {
     Stream(Stream),
     Whole(WholeDocuments),
 }
 
 impl SetRows {
-    /// Starts at `state`, in constant time. Errors with [`Error::Checkpoint`] when the state does not fit the data. Panics when rows have
-    /// no token or the packing is `auto`: bugs of the caller.
+    /// Starts at `state`, in constant time. Errors with [`Error::Checkpoint`] if the state does not fit the data. Panics if rows have no tokens or
+    /// the packing is `auto`, which the caller must exclude.
     pub(super) fn new(
         dataset: Arc<TokenDataset>,
         split: Split,
@@ -201,7 +201,7 @@ impl SetRows {
         Ok(SetRows { dataset, split, layout, cursor })
     }
 
-    /// The start of the next row.
+    /// Returns the position of the next row.
     pub(super) fn state(&self) -> LoaderState {
         match &self.cursor {
             Cursor::Stream(stream) => stream.state,
@@ -209,7 +209,7 @@ impl SetRows {
         }
     }
 
-    /// Goes on to the next row without reading the tokens of this one. Returns their number.
+    /// Skips the next row without reading its tokens. Returns the number of its tokens.
     pub(super) fn skip(&mut self) -> Result<u64> {
         match &mut self.cursor {
             Cursor::Stream(stream) => {
@@ -226,8 +226,8 @@ impl SetRows {
         }
     }
 
-    /// Appends the next row to `batch`. Returns the number of its tokens; padding is none. Errors with [`Error::Data`] when a file of tokens
-    /// can no longer be read.
+    /// Appends the next row to `batch`. Returns the number of its tokens without padding. Errors with [`Error::Data`] if a file of tokens can no
+    /// longer be read.
     pub(super) fn row(&mut self, batch: &mut Batch) -> Result<u64> {
         match &mut self.cursor {
             Cursor::Stream(stream) => stream.row(&self.dataset, &self.split, self.layout.seq_len, batch)?,
@@ -240,7 +240,7 @@ impl SetRows {
     }
 }
 
-/// Appends a row of whole documents to `batch`, padded to its end with inputs that are no targets.
+/// Appends a row of whole documents to `batch`. The row is padded with inputs that are not targets.
 pub(super) fn whole_documents(
     dataset: &TokenDataset,
     layout: &RowLayout,
@@ -257,7 +257,7 @@ pub(super) fn whole_documents(
     Ok(())
 }
 
-/// Appends a document of these stored `tokens` to `batch`, each but the last as an input.
+/// Appends a document with these stored `tokens` to `batch`. The last token is only a target.
 pub(super) fn append_document(dataset: &TokenDataset, tokens: &[u32], batch: &mut Batch) {
     let inputs = tokens.len() - 1;
     batch.inputs.extend(tokens[..inputs].iter().map(|&token| dataset.id(token) as i32));
@@ -265,7 +265,7 @@ pub(super) fn append_document(dataset: &TokenDataset, tokens: &[u32], batch: &mu
     batch.documents.iter_mut().for_each(|lengths| lengths.push(inputs));
 }
 
-/// Pads `batch` to `end` inputs, with inputs that are no targets.
+/// Pads `batch` to `end` inputs without targets.
 pub(super) fn pad_row(dataset: &TokenDataset, end: usize, batch: &mut Batch) {
     let padding = end - batch.inputs.len();
     batch.padding.push(padding);
@@ -276,14 +276,14 @@ pub(super) fn pad_row(dataset: &TokenDataset, end: usize, batch: &mut Batch) {
     }
 }
 
-/// A place among rows of whole documents; always on an existing row.
+/// A position among rows of whole documents. The row always exists.
 struct WholeDocuments {
     state: LoaderState,
-    /// The window that begins at the state's document.
+    /// The window that begins at the document of `state`.
     window: Window,
 }
 
-/// The window that begins at the document of `state`.
+/// Packs the window that begins at the document of `state`.
 pub(super) fn window(layout: &RowLayout, dataset: &TokenDataset, split: &Split, state: LoaderState) -> Result<Window> {
     let LoaderState { seed, epoch, document, .. } = state;
     let order = Permutation::new(split.train_len(), seed, epoch);
@@ -291,7 +291,7 @@ pub(super) fn window(layout: &RowLayout, dataset: &TokenDataset, split: &Split, 
 }
 
 impl WholeDocuments {
-    /// The documents of the next row.
+    /// Returns the documents of the next row, and advances.
     fn next_row(&mut self, layout: &RowLayout, dataset: &TokenDataset, split: &Split) -> Result<Vec<u64>> {
         let row = self.window.row(self.state.offset).to_vec();
         self.state.offset += 1;
@@ -299,7 +299,7 @@ impl WholeDocuments {
         Ok(row)
     }
 
-    /// Goes on to the next window that has rows, from the end of one or from one that has none. An epoch always has rows.
+    /// At the end of a window, advances to the next window that has rows. An epoch always has rows.
     fn skip_empty(&mut self, layout: &RowLayout, dataset: &TokenDataset, split: &Split) -> Result<()> {
         while self.state.offset == self.window.len() {
             self.state.offset = 0;
@@ -313,7 +313,7 @@ impl WholeDocuments {
     }
 }
 
-/// A position in the endless stream; always on an existing token.
+/// A position in the endless stream. The token always exists.
 #[derive(Clone, Copy)]
 struct Stream {
     state: LoaderState,
@@ -330,7 +330,7 @@ impl Stream {
             tokens.extend(dataset.tokens(document, range)?);
             Ok(())
         })?;
-        // One token more, which the next row reads again as its first input.
+        // Reads one token more. It is also the first input of the next row.
         let mut ahead = *self;
         ahead.advance(dataset, split, 1, |document, range| {
             tokens.extend(dataset.tokens(document, range)?);
@@ -350,7 +350,7 @@ impl Stream {
         dataset.document_len(self.document(split)).map(|len| len as u64)
     }
 
-    /// Advances by `count` tokens and calls `take` with each range of a document on the way.
+    /// Advances by `count` tokens, and calls `take` with the range of each document on the way.
     fn advance(
         &mut self,
         dataset: &TokenDataset,
@@ -383,17 +383,17 @@ impl Stream {
     }
 }
 
-/// Tokens of the validation documents. Errors with [`Error::Data`] when the tables of the data can no longer be read.
+/// Returns the number of tokens of the validation documents. Errors with [`Error::Data`] if the tables of the data can no longer be read.
 pub fn validation_tokens(dataset: &TokenDataset, split: &Split) -> Result<u64> {
     (0..split.validation_len()).map(|i| dataset.document_len(split.validation(i)).map(|len| len as u64)).sum()
 }
 
-/// Bytes of text of the validation documents, what bits per byte is counted over. Errors as [`validation_tokens`].
+/// Returns the number of text bytes in the validation documents, which bits per byte are relative to. Has the errors of [`validation_tokens`].
 pub fn validation_bytes(dataset: &TokenDataset, split: &Split) -> Result<u64> {
     (0..split.validation_len()).map(|i| dataset.document_bytes(split.validation(i)).map(u64::from)).sum()
 }
 
-/// The validation documents in batches of up to `rows` rows of whole documents.
+/// Returns the validation documents in batches of up to `rows` rows of whole documents.
 pub fn whole_validation(
     dataset: Arc<TokenDataset>,
     split: Split,

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use super::*;
 use crate::{BatchLoader, DataSet, DataState, Documents, ExcessLength, SourceOptions, Statistics, Tokenizer, prepare};
 
-/// Documents of very different lengths. Small enough that a few batches cross an epoch.
+/// Returns documents of very different lengths. They are so few that a few batches exceed an epoch.
 pub(crate) fn dataset(documents: usize) -> Arc<TokenDataset> {
     let folder = tempfile::tempdir().unwrap();
     let text: Vec<_> = (0..documents).map(|i| "word ".repeat(1 + i * i % 17) + &i.to_string()).collect();
@@ -19,7 +19,7 @@ fn statistics(dataset: &TokenDataset, split: &Split, layout: &RowLayout) -> Stat
     Statistics::of(dataset, split, layout, 9).unwrap()
 }
 
-/// The rows of one set.
+/// A loader of a single data set.
 struct Loader(BatchLoader);
 
 impl Loader {
@@ -50,7 +50,7 @@ fn loader(dataset: &Arc<TokenDataset>, split: Split, state: LoaderState, shard: 
     Loader::new(dataset, split, RowLayout::wrapped(16), state, shard).unwrap()
 }
 
-/// The documents of `split` in training order, for two epochs, straight from the definition.
+/// Returns the tokens of two epochs of `split`, from the definition of the order.
 fn stream(dataset: &TokenDataset, split: &Split, seed: u64) -> Vec<i32> {
     let epoch = |epoch| {
         let order = Permutation::new(split.train_len(), seed, epoch);
@@ -129,7 +129,7 @@ fn ranks_share_the_rows_of_one_process() {
     }
 }
 
-/// Each way to make rows, with and without the edges of documents.
+/// All ways to form rows, with and without edges of documents.
 const LAYOUTS: [RowLayout; 4] = [
     RowLayout { seq_len: 16, packing: Packing::Wrapped, document_mask: false },
     RowLayout { seq_len: 16, packing: Packing::Wrapped, document_mask: true },
@@ -137,7 +137,7 @@ const LAYOUTS: [RowLayout; 4] = [
     RowLayout { seq_len: 16, packing: Packing::None, document_mask: false },
 ];
 
-/// The lengths of the documents of one row of 16 tokens.
+/// Returns the lengths of the documents in one row of 16 tokens.
 fn lengths(batch: &Batch, row: usize) -> Vec<usize> {
     let mut end = 0;
     let within = |length: &usize| {

@@ -1,8 +1,8 @@
-//! Other names of fields and roles: `data.records.fields` and `data.records.roles`.
+//! Replaces names of fields and roles: `data.records.fields` and `data.records.roles`.
 
 use serde_json::{Map, Value};
 
-/// Fields of records.
+/// The fields of records that can have other names.
 const OF_RECORDS: &[&str] = &[
     "text",
     "messages",
@@ -25,24 +25,24 @@ const OF_RECORDS: &[&str] = &[
     "chat_template_kwargs",
 ];
 
-/// Fields of messages.
+/// The fields of messages that can have other names.
 const OF_MESSAGES: &[&str] =
     &["role", "content", "from", "value", "train", "weight", "tool_calls", "reasoning_content"];
 
-/// Roles of messages.
+/// The roles of messages that can have other names.
 const ROLES: &[&str] = &["system", "user", "assistant", "tool"];
 
 /// Names that are replaced in records.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Mapping {
-    /// Our name of a field and theirs.
+    /// Our name of each field, and its name in the files.
     fields: Vec<(&'static str, String)>,
-    /// Likewise of roles.
+    /// Our name of each role, and its name in the files.
     roles: Vec<(&'static str, String)>,
 }
 
 impl Mapping {
-    /// Reads lists of `ours=theirs`. Errors with the reason.
+    /// Parses lists of `ours=theirs`. Errors with the reason.
     pub(super) fn parse(fields: &[String], roles: &[String]) -> Result<Mapping, String> {
         let read = |key: &str, list: &[String], known: &[&[&'static str]]| {
             let pairs = list.iter().map(|entry| {
@@ -72,12 +72,12 @@ impl Mapping {
         })
     }
 
-    /// Whether nothing is replaced.
+    /// Whether no name is replaced.
     pub(super) fn is_empty(&self) -> bool {
         self.fields.is_empty() && self.roles.is_empty()
     }
 
-    /// Replaces names in `record` and its messages.
+    /// Replaces the names in `record` and its messages.
     pub(super) fn apply(&self, record: &mut Map<String, Value>) {
         self.rename(record, OF_RECORDS);
         for list in ["messages", "conversations", "prompt", "completion", "chosen", "rejected"] {

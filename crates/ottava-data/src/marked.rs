@@ -1,11 +1,11 @@
-//! Published templates without `{% generation %}` blocks, and templates that have them.
+//! Published templates without `{% generation %}` blocks, and the templates with such blocks that replace them.
 //!
-//! The files of `templates/` are the training templates of TRL 1.16 (Apache-2.0, copyright The HuggingFace Team): each says in its first lines
-//! what it changes. Like TRL, a template is replaced only in training, and only if its text is the published one.
+//! The files in `templates/` are the training templates of TRL 1.16 (Apache-2.0, copyright The HuggingFace Team). The first lines of each file say
+//! what it changes. As in TRL, a template is replaced only in training, and only if its text is the published text.
 
 use ottava_common::hash::sha256;
 
-/// SHA-256 of a published template, without white space at its end, and the template that replaces it in training.
+/// SHA-256 of each published template (without white space at its end), and the template that replaces it in training.
 const MARKED: &[(&str, &str)] = &[
     ("90c33aee14aa2a226127516d48ee9184c9b90745d4a04c484621ec2e82fb712c", include_str!("templates/cohere.jinja")),
     ("2147c474f41b522b7296f74692b9f31e45f49a31465960576a9d321339c5915a", include_str!("templates/cohere2.jinja")),
@@ -35,7 +35,7 @@ const MARKED: &[(&str, &str)] = &[
     ),
 ];
 
-/// The template with marked turns that replaces `template` in training.
+/// Returns the template with marked turns that replaces `template` in training.
 pub(super) fn marked(template: &str) -> Option<&'static str> {
     let sha256 = sha256(template.trim_end().as_bytes());
     MARKED.iter().find(|(published, _)| *published == sha256).map(|(_, marked)| *marked)

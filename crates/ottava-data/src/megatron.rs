@@ -1,8 +1,8 @@
-//! Token files of Megatron-LM: `NAME.bin` with ids one after another and `NAME.idx` with the lengths of sequences and the edges of documents.
+//! Token files of Megatron-LM: `NAME.bin` has the ids, and `NAME.idx` has the lengths of sequences and the edges of documents.
 //!
-//! `MMapIndexedDataset` of Megatron-LM, `megatron/core/datasets/indexed_dataset.py`: magic, u64 version 1, u8 type code, u64 sequences, u64
-//! entries of the document index, i32 length of each sequence, i64 offset in bytes of each, i64 first sequence of each document and at the
-//! end their number; little endian.
+//! The format is Megatron-LM's `MMapIndexedDataset` (`megatron/core/datasets/indexed_dataset.py`), little-endian. The index has: magic, u64 version
+//! 1, u8 type code, u64 number of sequences, u64 number of entries of the document index, i32 length of each sequence, i64 offset in bytes of each
+//! sequence, i64 first sequence of each document, and at the end the number of sequences.
 
 use std::fs::File;
 use std::io::{BufWriter, Write};
@@ -15,24 +15,24 @@ use ottava_common::{Error, Result, input, interrupt};
 const MAGIC: &[u8; 9] = b"MMIDIDX\0\0";
 const HEADER: u64 = 34;
 
-/// The largest document, in tokens.
+/// The maximum number of tokens of a document.
 const MAX_TOKENS: u64 = 1 << 24;
 
-/// The documents of a pair of files.
+/// Reads the documents of a pair of files.
 pub(super) struct MegatronReader {
     file: File,
     size: u64,
-    /// Bytes of a token.
+    /// The number of bytes of a token.
     width: usize,
-    /// Offset in bytes and length in tokens of each sequence.
+    /// The offset in bytes and the length in tokens of each sequence.
     sequences: Vec<(u64, u32)>,
-    /// The first sequence of each document, and at the end the number of sequences.
+    /// The first sequence of each document. The last entry is the number of sequences.
     documents: Vec<u64>,
     next: usize,
 }
 
 impl MegatronReader {
-    /// Opens `path`, a `.bin`, and its `.idx`. Errors with [`Error::Data`].
+    /// Opens `path`, a `.bin` file, and its `.idx` file. Errors with [`Error::Data`].
     pub(super) fn open(path: &Path) -> Result<MegatronReader> {
         let index_path = path.with_extension("idx");
         let wrong = |reason: &str| Error::Data(format!("{}: {reason}", index_path.display()));
@@ -51,7 +51,7 @@ impl MegatronReader {
         let (count, entries) = (number(18), number(26));
         let needed =
             count.checked_mul(12).and_then(|bytes| bytes.checked_add(entries.checked_mul(8)?)?.checked_add(HEADER));
-        // Modes of multimodal data may follow.
+        // The index may be longer, because multimodal data have further entries at its end.
         if entries == 0 || needed.is_none_or(|needed| needed > index_size) {
             return Err(wrong("it is cut off, or its counts are damaged"));
         }
@@ -83,7 +83,7 @@ impl MegatronReader {
         Ok(MegatronReader { file, size, width, sequences, documents, next: 0 })
     }
 
-    /// The ids of the next document with its number, from 1; `None` at the end. Errors with the reason.
+    /// Returns the ids of the next document, and its number from 1; `None` at the end. Errors with the reason.
     pub(super) fn next(&mut self) -> Result<Option<(Vec<u32>, u64)>, String> {
         let Some(&end) = self.documents.get(self.next + 1) else { return Ok(None) };
         let sequences = &self.sequences[self.documents[self.next] as usize..end as usize];
@@ -107,9 +107,9 @@ impl MegatronReader {
     }
 }
 
-/// Writes the documents of `dataset` as `PREFIX.bin` and `PREFIX.idx`, which must not exist.
+/// Writes the documents of `dataset` as `PREFIX.bin` and `PREFIX.idx`. These files must not exist.
 ///
-/// Errors with [`Error::Config`] where tokens have a loss mask, which these files do not hold, and when a file cannot be written.
+/// Errors with [`Error::Config`] if tokens have a loss mask, which these files cannot store, or if a file cannot be written.
 pub fn write_megatron(dataset: &TokenDataset, prefix: &Path) -> Result<()> {
     if dataset.meta().loss_mask {
         return Err(Error::Config(
@@ -121,7 +121,7 @@ pub fn write_megatron(dataset: &TokenDataset, prefix: &Path) -> Result<()> {
     let (bin_path, idx_path) = (path("bin"), path("idx"));
     let create = |path: &Path| File::create_new(path).map(BufWriter::new).map_err(Error::io(path));
     let (mut bin, mut index) = (create(&bin_path)?, create(&idx_path)?);
-    // As Megatron-LM chooses: uint16 below 65,500 entries of the vocabulary, else int32.
+    // Uses Megatron-LM's rule: uint16 if the vocabulary has fewer than 65,500 entries, else int32.
     let (code, width) = if dataset.meta().vocab_size < 65_500 { (8_u8, 2) } else { (4, 4) };
     let count = dataset.len() as u64;
     let mut lengths = Vec::with_capacity(4 * dataset.len());

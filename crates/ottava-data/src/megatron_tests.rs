@@ -34,7 +34,7 @@ fn damaged_indexes_are_errors_and_never_panic() {
     for length in 0..good.len() {
         assert!(with(&good[..length]).is_err(), "cut to {length}");
     }
-    // The type of tokens, a count, a length and an offset beyond the file.
+    // Each case damages the type of tokens, or a count, length or offset that then exceeds the file.
     for (at, value, says) in [
         (17, 6, "the type 6"),
         (25, 0x7f, "damaged"),

@@ -1,4 +1,4 @@
-//! Messages of conversations in records, in OpenAI's form and in ShareGPT's form. `null` is as a missing field.
+//! Messages of conversations in records, in the forms of OpenAI and of ShareGPT. A field that is `null` counts as missing.
 
 use std::path::Path;
 
@@ -8,7 +8,7 @@ use serde_json::{Map, Value, json};
 use crate::chat::Chat;
 use crate::values::{is_not, list, optional_text, text};
 
-/// The messages in field `key`, without fields that are `null`.
+/// Returns the messages in field `key`, without fields that are `null`.
 pub(super) fn messages(record: &Map<String, Value>, key: &str) -> Result<Vec<Value>, String> {
     let messages = list(record, key)?;
     let checked = messages.iter().enumerate().map(|(i, message)| {
@@ -19,7 +19,7 @@ pub(super) fn messages(record: &Map<String, Value>, key: &str) -> Result<Vec<Val
     checked.collect()
 }
 
-/// A message as templates read it.
+/// Converts the fields of a message to the form that templates read.
 pub(super) fn message_of(fields: &Map<String, Value>) -> Result<Value, String> {
     let fields = with_train(present(fields))?;
     text(&fields, "role")?;
@@ -37,12 +37,12 @@ pub(super) fn message_of(fields: &Map<String, Value>) -> Result<Value, String> {
     Ok(Value::Object(fields))
 }
 
-/// The fields that have a value.
+/// Returns the fields that are not `null`.
 fn present(fields: &Map<String, Value>) -> Map<String, Value> {
     fields.iter().filter(|(_, value)| !value.is_null()).map(|(name, value)| (name.clone(), value.clone())).collect()
 }
 
-/// `fields` with `train: false` for a `weight` of 0. A weight of 1 says nothing.
+/// Replaces `weight` by `train`: a weight of 0 becomes `train: false`, and a weight of 1 is removed.
 fn with_train(mut fields: Map<String, Value>) -> Result<Map<String, Value>, String> {
     if fields.get("train").is_some_and(|train| !train.is_boolean()) {
         return Err("field `train` is neither true nor false".into());
@@ -64,7 +64,7 @@ fn with_train(mut fields: Map<String, Value>) -> Result<Map<String, Value>, Stri
     }
 }
 
-/// The turns of `conversations`.
+/// Returns the turns of `conversations` as messages.
 pub(super) fn sharegpt(record: &Map<String, Value>) -> Result<Vec<Value>, String> {
     let turns = list(record, "conversations")?;
     let has = |turn: &Value, field: &str| turn.get(field).is_some_and(|value| !value.is_null());
@@ -78,7 +78,7 @@ pub(super) fn sharegpt(record: &Map<String, Value>) -> Result<Vec<Value>, String
     turns.iter().enumerate().map(read).collect()
 }
 
-/// A turn with `from` and `value` as a message. Its other fields are fields of the message.
+/// Converts a turn with `from` and `value` to a message. Its other fields become fields of the message.
 fn turn_of(turn: &Map<String, Value>) -> Result<Value, String> {
     let mut turn = with_train(present(turn))?;
     let (role, value) = (text(&turn, "from")?, text(&turn, "value")?);
@@ -102,7 +102,7 @@ fn turn_of(turn: &Map<String, Value>) -> Result<Value, String> {
     Ok(Value::Object(message))
 }
 
-/// The conversation of `instruction`, `input` and `history`, with the answer `output`.
+/// Returns the conversation of `instruction`, `input` and `history`, with the answer `output`.
 pub(super) fn alpaca(record: &Map<String, Value>, output: &str) -> Result<Vec<Value>, String> {
     let mut messages = Vec::new();
     if let Some(history) = record.get("history").filter(|history| !history.is_null()) {
@@ -119,7 +119,7 @@ pub(super) fn alpaca(record: &Map<String, Value>, output: &str) -> Result<Vec<Va
     Ok(messages)
 }
 
-/// One message or turn, in either form.
+/// Converts one message of OpenAI's form or one turn of ShareGPT's form.
 pub(super) fn turn_or_message(value: &Value, key: &str) -> Result<Value, String> {
     let place = |reason: String| format!("`{key}`: {reason}");
     let fields = value.as_object().ok_or_else(|| place("it is not an object".into()))?;
@@ -127,7 +127,7 @@ pub(super) fn turn_or_message(value: &Value, key: &str) -> Result<Value, String>
     if is_turn { turn_of(fields) } else { message_of(fields) }.map_err(place)
 }
 
-/// A message with the calls that LLaMA-Factory writes as a text: an object with `name` and `arguments`, or a list of them.
+/// Returns a message with the calls that LLaMA-Factory writes as text: an object with `name` and `arguments`, or a list of such objects.
 fn function_call(value: &str) -> Result<Value, String> {
     let wrong = || "its `value` is not the JSON of a call: an object with `name` and `arguments`".to_string();
     let calls = match json_text::parse(value) {
@@ -142,13 +142,13 @@ fn function_call(value: &str) -> Result<Value, String> {
     Ok(json!({"role": "assistant", "content": "", "tool_calls": calls}))
 }
 
-/// The system message in a field of its own; empty for none.
+/// Returns the system message in the field `system`; empty if there is none.
 pub(super) fn system_of(record: &Map<String, Value>) -> Result<&str, String> {
     optional_text(record, "system")
 }
 
 impl Chat {
-    /// The chat with a system message before it. Errors where it has another one.
+    /// Returns the chat with a system message before it. Errors if the chat has another system message.
     pub(super) fn with_system(mut self, system: &str) -> Result<Chat, String> {
         let first = self.messages.first().filter(|first| first["role"] == "system" || first["role"] == "developer");
         match first {
@@ -166,7 +166,7 @@ impl Chat {
     }
 }
 
-/// Fields of messages.
+/// The fields that messages may have.
 const OF_MESSAGES: [&str; 10] = [
     "role",
     "content",
@@ -180,15 +180,15 @@ const OF_MESSAGES: [&str; 10] = [
     "weight",
 ];
 
-/// Fields of other formats that say whether a message is learned.
+/// The fields by which other formats say whether a message is trained on.
 const LEARNED: [&str; 5] = ["training", "trainable", "loss", "loss_weight", "mask"];
 
-/// Whether messages have a field of this name.
+/// Whether messages may have a field of this name.
 pub(super) fn is_of_messages(field: &str) -> bool {
     OF_MESSAGES.contains(&field)
 }
 
-/// Why a message must not have `fields`, which no chat template knows and this one does not read.
+/// Returns why a message must not have `fields`: no chat template knows them, and this template does not read them.
 pub(super) fn unknown_fields(fields: &[String], template: &Path) -> String {
     let hint = match fields.iter().any(|field| LEARNED.contains(&field.as_str())) {
         true => "; whether a message is trained on is the field `train`, true or false, or `weight`, 1 or 0",
@@ -206,9 +206,9 @@ fn list_of(fields: &[String], quote: char) -> String {
     fields.iter().map(|field| format!("{quote}{field}{quote}")).collect::<Vec<_>>().join(", ")
 }
 
-/// The field that the name of another one nearly is.
+/// Returns the known field whose name is nearly `field`.
 fn misspelt(field: &str) -> Option<&'static str> {
-    // A name that is much longer is near to none, and comparing takes time.
+    // A much longer name is not near to any field, and the comparison would take long.
     if OF_MESSAGES.contains(&field) || field.len() > 24 {
         return None;
     }

@@ -1,8 +1,8 @@
-//! Batches of one data set, or of several in fixed shares of the tokens.
+//! Batches of one data set, or of several data sets in fixed shares of the tokens.
 //!
-//! Each row has documents of one set: of the one that is furthest below its share of all tokens so far. Shares are compared as integers, so no
-//! rounding adds up: no set is ever a whole row above its share, and shares that are whole rows of a run are exact to the token at its end.
-//! Tokens are counted in documents, without padding. The choice depends only on what was chosen before, so it is the same on any number of ranks.
+//! Each row has documents of one data set: the set that is furthest below its share of all tokens so far. Shares are compared as integers, so
+//! rounding errors do not accumulate. A set is never a whole row above its share. If the shares of a run are whole numbers of rows, they are exact at
+//! the end of the run. Tokens are counted without padding. The choice depends only on earlier choices, so it is the same on any number of ranks.
 
 use std::cmp::Reverse;
 use std::sync::Arc;
@@ -20,26 +20,26 @@ use ottava_common::{Error, Result};
 /// A data set of a run.
 #[derive(Clone)]
 pub struct DataSet {
-    /// Its name; empty if the run has only one.
+    /// The name of the data set; empty if the run has only one.
     pub name: String,
-    /// Its tokens.
+    /// The tokens of the data set.
     pub dataset: Arc<TokenDataset>,
-    /// Which of its documents are for validation.
+    /// The split of its documents into training and validation.
     pub split: Split,
-    /// Numbers of its documents to train on.
+    /// The statistics of its training documents.
     pub statistics: Statistics,
-    /// Its share of the tokens, divided by the sum of the shares of all sets.
+    /// The weight of its share: the share of the tokens is this number divided by the sum over all data sets.
     pub share: u64,
 }
 
 impl DataSet {
-    /// The only set of a run with this `layout` and `seed`. Errors with [`Error::Data`] when the tables of the data can no longer be read.
+    /// Creates the only data set of a run with this `layout` and `seed`. Errors with [`Error::Data`] if the tables of the data can no longer be read.
     pub fn only(dataset: Arc<TokenDataset>, split: Split, layout: &RowLayout, seed: u64) -> Result<DataSet> {
         let statistics = Statistics::of(&dataset, &split, layout, seed)?;
         Ok(DataSet { name: String::new(), dataset, split, statistics, share: 1 })
     }
 
-    /// The start of a message about this set; empty if it has no name.
+    /// Returns the beginning of a message about this data set; empty if it has no name.
     pub fn label(&self) -> String {
         if self.name.is_empty() { String::new() } else { format!("data set `{}`: ", self.name) }
     }
@@ -47,16 +47,16 @@ impl DataSet {
 
 /// The data of a run.
 pub struct TrainingData {
-    /// Its sets; at least one.
+    /// The data sets; at least one.
     pub sets: Vec<DataSet>,
-    /// Packing and length of rows.
+    /// The packing and the length of rows.
     pub layout: RowLayout,
-    /// Tokens of one epoch of all sets.
+    /// The number of tokens of one epoch of all data sets.
     pub epoch_tokens: f64,
 }
 
 impl TrainingData {
-    /// What tells the data from others: a hash of files, tokenizer and options of all sets, in their order.
+    /// Returns a hash of files, tokenizer and options of all data sets, in order. It differs between different data.
     pub fn key(&self) -> String {
         let keys: Vec<&str> = self.sets.iter().map(|set| set.dataset.meta().key.as_str()).collect();
         match keys.as_slice() {
@@ -65,13 +65,13 @@ impl TrainingData {
         }
     }
 
-    /// The share of each set of the tokens of a run, from 0 to 1.
+    /// Returns each data set's share of the tokens of a run, from 0 to 1.
     pub fn shares(&self) -> Vec<f64> {
         let all: u64 = self.sets.iter().map(|set| set.share).sum();
         self.sets.iter().map(|set| set.share as f64 / all as f64).collect()
     }
 
-    /// Rows of the first epoch; a part of a row counts as a part.
+    /// Returns the number of rows of the first epoch. An incomplete row counts as a fraction.
     pub fn rows(&self) -> f64 {
         match self.sets.as_slice() {
             [one] => one.statistics.rows * (self.epoch_tokens / one.statistics.tokens.max(1) as f64),
@@ -85,45 +85,46 @@ impl TrainingData {
         }
     }
 
-    /// The most documents that a row can have; `None` where attention does not see their edges.
+    /// Returns the maximum number of documents in a row; `None` if attention crosses the edges of documents.
     pub fn max_documents(&self) -> Option<usize> {
         self.sets.iter().filter_map(|set| set.statistics.max_documents).max()
     }
 
-    /// Validation documents of all sets.
+    /// Returns the number of validation documents of all data sets.
     pub fn validation_len(&self) -> u64 {
         self.sets.iter().map(|set| set.split.validation_len()).sum()
     }
 }
 
-/// The position of a [`BatchLoader`] in its data, as checkpoints save it; the same on every rank.
+/// The position of a [`BatchLoader`] in its data. Checkpoints save it, and it is the same on every rank.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum DataState {
-    /// The state of a run with one set.
+    /// The state of a run with one data set.
     One(LoaderState),
-    /// The state of each set of a mixture.
+    /// The state of each data set of a mixture.
     Mixture(Vec<SetState>),
 }
 
-/// The position in one set of a mixture.
+/// The position in one data set of a mixture.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SetState {
-    /// The position in its rows.
+    /// The position in the rows of the data set.
     pub rows: LoaderState,
-    /// Its tokens in the rows so far, which decide the set of the next row; of a set of prompts, the number of its prompts so far.
+    /// The number of tokens of the data set in the rows so far, from which the data set of the next row is chosen. For prompts, the number of prompts
+    /// so far.
     pub tokens: u64,
 }
 
 impl DataState {
-    /// The start of the first epoch of each of `sets`, each a [`DataSet`] or a [`PromptSet`](crate::PromptSet).
+    /// Returns the start of the first epoch of each of `sets`. A set is a [`DataSet`] or a [`PromptSet`](crate::PromptSet).
     pub fn start<S>(sets: &[S], seed: u64) -> DataState {
         let rows = LoaderState::start(seed);
         DataState::of(sets.iter().map(|_| SetState { rows, tokens: 0 }).collect())
     }
 
-    /// The state of sets with these states.
+    /// Returns the state of data sets with these states.
     pub(super) fn of(sets: Vec<SetState>) -> DataState {
         match sets.as_slice() {
             [one] => DataState::One(one.rows),
@@ -131,14 +132,14 @@ impl DataState {
         }
     }
 
-    /// Keeps the place in each set, and counts tokens from there on for other shares.
+    /// Keeps the position in each data set, and counts tokens from 0 again, because the shares have changed.
     pub fn restart_shares(&mut self) {
         if let DataState::Mixture(sets) = self {
             sets.iter_mut().for_each(|set| set.tokens = 0);
         }
     }
 
-    /// The states of a run with `count` sets. Errors with [`Error::Checkpoint`] when there are others.
+    /// Returns the states of the `count` data sets of a run. Errors with [`Error::Checkpoint`] if the number of states differs.
     pub(super) fn sets(&self, count: usize) -> Result<Vec<SetState>> {
         let states = match self {
             DataState::One(rows) => vec![SetState { rows: *rows, tokens: 0 }],
@@ -158,15 +159,15 @@ impl DataState {
 pub struct BatchLoader {
     sets: Vec<SetRows>,
     shares: Vec<u64>,
-    /// Tokens of each set in the rows so far.
+    /// The number of tokens of each data set in the rows so far.
     tokens: Vec<u64>,
     layout: RowLayout,
     shard: RowShare,
 }
 
 impl BatchLoader {
-    /// Starts at `state`, in constant time. Errors with [`Error::Checkpoint`] when the state does not fit the data. Panics when rows have
-    /// no token, the packing is `auto` or the rank is not below the world: bugs of the caller.
+    /// Starts at `state`, in constant time. Errors with [`Error::Checkpoint`] if the state does not fit the data. Panics if rows have no tokens, if
+    /// the packing is `auto`, or if the rank is not below the world, which the caller must exclude.
     pub fn new(sets: &[DataSet], layout: RowLayout, state: &DataState, shard: RowShare) -> Result<BatchLoader> {
         assert!(shard.rank < shard.world, "{shard:?}");
         let states = state.sets(sets.len())?;
@@ -186,8 +187,8 @@ impl BatchLoader {
         })
     }
 
-    /// The next `rows` rows of this rank. All ranks have to ask for the same numbers of rows. Errors with
-    /// [`Error::Data`] when a file of tokens can no longer be read.
+    /// Returns the next `rows` rows of this rank. All ranks must request the same numbers of rows. Errors with [`Error::Data`] if a file of tokens
+    /// can no longer be read.
     pub fn next_batch(&mut self, rows: usize) -> Result<Batch> {
         let mut batch = Batch::with_capacity(rows, self.layout.seq_len);
         batch.documents = self.layout.document_mask.then(Vec::new);
@@ -201,19 +202,19 @@ impl BatchLoader {
         Ok(batch)
     }
 
-    /// The start of the next batch.
+    /// Returns the position of the next batch.
     pub fn state(&self) -> DataState {
         let sets = self.sets.iter().zip(&self.tokens).map(|(set, &tokens)| SetState { rows: set.state(), tokens });
         DataState::of(sets.collect())
     }
 
-    /// Tokens of each set in the rows so far.
+    /// Returns the number of tokens of each data set in the rows so far.
     pub fn tokens(&self) -> &[u64] {
         &self.tokens
     }
 }
 
-/// The set of the next row: the set that is furthest below its share of all `counts` so far.
+/// Returns the data set of the next row: the set that is furthest below its share of all `counts` so far.
 pub(super) fn next_set(shares: &[u64], counts: &[u64]) -> usize {
     let all: i128 = counts.iter().map(|&count| i128::from(count)).sum();
     let whole: i128 = shares.iter().map(|&share| i128::from(share)).sum();

@@ -2,7 +2,7 @@ use super::*;
 use crate::loader::tests::dataset;
 use crate::packing::Packing;
 
-/// Sets of 40, 30 and 20 documents with these shares.
+/// Returns data sets of 40, 30 and 20 documents with these shares.
 fn sets(shares: [u64; 3], layout: &RowLayout) -> Vec<DataSet> {
     let set = |(i, share): (usize, u64)| {
         let documents = 40 - 10 * i;
@@ -22,7 +22,7 @@ fn loader(sets: &[DataSet], layout: RowLayout, state: &DataState, shard: RowShar
 
 #[test]
 fn shares_are_exact_to_the_token_over_a_thousand_steps() {
-    // 0.7, 0.2 and 0.1 of 4 rows of 16 tokens in each of 1,000 steps.
+    // The shares are 0.7, 0.2 and 0.1 of 4 rows of 16 tokens in each of 1,000 steps.
     let sets = sets([700_000_000, 200_000_000, 100_000_000], &WRAPPED);
     let mut batches = loader(&sets, WRAPPED, &DataState::start(&sets, 3), RowShare::ALL);
     for step in 1..=1000_u64 {
@@ -121,7 +121,7 @@ fn an_epoch_reads_each_set_as_often_as_its_share_says() {
     let tokens: Vec<f64> = sets.iter().map(|set| set.statistics.tokens as f64).collect();
     let data = TrainingData { epoch_tokens: tokens.iter().sum(), layout: WRAPPED, sets };
     assert_eq!(data.shares(), [0.25, 0.25, 0.5]);
-    // A sum of three quotients in F64, of some ten rows: a few units of 2⁻⁵³.
+    // The number of rows is a sum of three quotients in F64. At about ten rows, the rounding error is a few units of 2⁻⁵³.
     assert!((data.rows() - data.epoch_tokens / 16.0).abs() < 1e-9, "rows of a stream are full");
     let one = TrainingData { epoch_tokens: 2.0 * tokens[0], sets: data.sets[..1].to_vec(), layout: WRAPPED };
     assert_eq!(one.rows(), 2.0 * one.sets[0].statistics.rows);

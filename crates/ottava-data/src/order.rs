@@ -1,17 +1,17 @@
-//! The order of documents, computed and not stored: document `i` of an epoch is found in constant time, so a resumed run
-//! seeks instead of skipping, and the order does not depend on the number of workers.
+//! The order of documents. It is computed and not stored: document `i` of an epoch is found in constant time, so a resumed run seeks instead of
+//! skipping. The order does not depend on the number of workers.
 
 use ottava_common::hash::mix;
 use ottava_common::{Error, Result};
 
-/// Rounds of the Feistel network. Four make a good cipher of wide blocks; small blocks need more to look random.
+/// The number of rounds of the Feistel network. Four rounds suffice for a cipher with wide blocks, but small blocks need more to look random.
 const ROUNDS: u32 = 8;
 
 /// A pseudo-random permutation of `0..len`.
 ///
-/// A balanced Feistel network permutes the numbers of an even count of bits; a result beyond `len` is permuted again
-/// until it falls inside ("cycle walking": Black and Rogaway 2002, *Ciphers with Arbitrary Finite Domains*), which
-/// takes fewer than four rounds on average because the network's domain is at most four times `len`.
+/// A balanced Feistel network permutes the numbers that have an even count of bits. If a result is not below `len`, it is permuted again until it is
+/// ("cycle walking": Black and Rogaway 2002, *Ciphers with Arbitrary Finite Domains*). This takes fewer than four rounds on average, because the
+/// domain of the network is at most four times `len`.
 #[derive(Clone, Copy, Debug)]
 pub struct Permutation {
     len: u64,
@@ -20,20 +20,20 @@ pub struct Permutation {
 }
 
 impl Permutation {
-    /// The permutation of `0..len` that belongs to `seed` and `epoch`.
+    /// Creates the permutation of `0..len` for `seed` and `epoch`.
     pub fn new(len: u64, seed: u64, epoch: u64) -> Permutation {
         let bits = u64::BITS - len.saturating_sub(1).leading_zeros();
-        // Mixing the seed before the epoch is added keeps (1, 2) and (2, 1) apart.
+        // The seed is mixed before the epoch is added, so that (1, 2) and (2, 1) give different keys.
         Permutation { len, half_bits: bits.div_ceil(2).max(1), key: mix(mix(seed).wrapping_add(epoch)) }
     }
 
-    /// Number of items.
+    /// Returns the number of items.
     #[expect(clippy::len_without_is_empty, reason = "nobody asks")]
     pub fn len(&self) -> u64 {
         self.len
     }
 
-    /// The image of `index`. Panics unless `index` is below the length: a bug of the caller.
+    /// Returns the image of `index`. Panics unless `index` is below the length, which the caller must ensure.
     pub fn get(&self, index: u64) -> u64 {
         assert!(index < self.len, "index {index} of a permutation of {}", self.len);
         let mut value = self.network(index);
@@ -54,23 +54,23 @@ impl Permutation {
     }
 }
 
-/// The seed of the split. It is fixed, so that runs with other seeds are judged on the same documents.
+/// The seed of the split. It is fixed, so that runs with different seeds are evaluated on the same documents.
 const SPLIT_SEED: u64 = 0x6f74_7461_7661;
 
 /// The split of documents into training and validation. Each document is in exactly one of the two.
 #[derive(Clone, Copy, Debug)]
 pub struct Split {
     documents: u64,
-    /// `None` keeps the order of the files.
+    /// The order of the documents; `None` is the order of the files.
     order: Option<Permutation>,
     validation: u64,
-    /// Neighbouring documents that stay together.
+    /// The number of consecutive documents that stay together.
     together: u64,
 }
 
 impl Split {
-    /// Splits `documents`; `val_set_size` below 1 is a fraction of them (at least one document), else a count.
-    /// Errors with [`Error::Config`] when it is neither, or leaves nothing to train on.
+    /// Splits `documents` documents. If `val_set_size` is below 1, it is a fraction (at least one document), else a count. Errors with
+    /// [`Error::Config`] if it is neither, or if no training documents are left.
     pub fn new(documents: usize, val_set_size: f64) -> Result<Split> {
         let documents = documents as u64;
         let validation = match val_set_size {
@@ -91,9 +91,9 @@ impl Split {
         Ok(Split { documents, order: Some(Permutation::new(documents, SPLIT_SEED, 0)), validation, together: 1 })
     }
 
-    /// The first `validation` of `documents` for validation, and the others to train on.
+    /// Takes the first `validation` of `documents` documents for validation, and the others for training.
     ///
-    /// Errors with [`Error::Config`] when that leaves nothing to train on.
+    /// Errors with [`Error::Config`] if no training documents are left.
     pub fn leading(documents: usize, validation: u64) -> Result<Split> {
         let documents = documents as u64;
         match validation < documents {
@@ -102,37 +102,37 @@ impl Split {
         }
     }
 
-    /// All `documents` for validation, in the order of the files: to evaluate a finished model.
+    /// Takes all `documents` documents for validation, in the order of the files. Used to evaluate a finished model.
     pub fn all_validation(documents: usize) -> Split {
         Split { documents: documents as u64, order: None, validation: documents as u64, together: 1 }
     }
 
-    /// The same split, in which each group of `together` neighbouring documents stays together.
+    /// Returns the same split of groups: each group of `together` consecutive documents stays together.
     pub fn of_groups(self, together: usize) -> Split {
         Split { together: together as u64, ..self }
     }
 
-    /// What tells it from other splits of the same documents.
+    /// Returns a key that differs between different splits of the same documents.
     pub(super) fn key(&self) -> (u64, bool) {
         (self.validation_len(), self.order.is_some())
     }
 
-    /// Number of documents to train on.
+    /// Returns the number of training documents.
     pub fn train_len(&self) -> u64 {
         (self.documents - self.validation) * self.together
     }
 
-    /// Number of documents kept for validation.
+    /// Returns the number of validation documents.
     pub fn validation_len(&self) -> u64 {
         self.validation * self.together
     }
 
-    /// The document that is the `i`th to train on.
+    /// Returns the `i`th training document.
     pub fn train(&self, i: u64) -> usize {
         self.document(self.validation_len() + i)
     }
 
-    /// The document that is the `i`th for validation.
+    /// Returns the `i`th validation document.
     pub fn validation(&self, i: u64) -> usize {
         assert!(i < self.validation_len(), "validation document {i} of {}", self.validation_len());
         self.document(i)
@@ -162,7 +162,7 @@ mod tests {
             sorted.sort_unstable();
             assert!(sorted.into_iter().eq(0..len), "length {len}");
         }
-        // Far too long for a table.
+        // So many items cannot be stored in a table.
         let order = Permutation::new(1 << 60, 1, 0);
         assert!((0..1000).map(|i| order.get(i)).collect::<HashSet<_>>().len() == 1000);
     }
@@ -181,13 +181,13 @@ mod tests {
         let orders: HashSet<_> = [(1, 2), (2, 1), (1, 1), (0, 0), (0, 1), (1, 0)].map(|(s, e)| all(500, s, e)).into();
         assert_eq!(orders.len(), 6);
         assert_eq!(all(500, 3, 4), all(500, 3, 4));
-        // The order is part of the checkpoint format: a change breaks resuming.
+        // The order is part of the checkpoint format: if it changed, runs could not resume.
         assert_eq!(all(10, 42, 0), [9, 6, 3, 5, 0, 2, 7, 4, 8, 1]);
     }
 
     #[test]
     fn every_item_is_as_likely_at_every_place() {
-        // 20 by 20 cells, 2,000 seeds, 100 expected in each: chi-square with 399 degrees of freedom has mean 399 and
+        // The cells are 20 by 20, with 2,000 seeds and an expected count of 100 in each. Chi-square with 399 degrees of freedom has mean 399 and
         // standard deviation 28.
         let (len, seeds) = (20, 2000);
         let mut counts = vec![0_u32; 400];
@@ -202,7 +202,7 @@ mod tests {
 
     #[test]
     fn neighbours_are_spread_over_the_whole_range() {
-        // The mean distance of two random places is a third of the range.
+        // The mean distance of two random positions is a third of the range.
         for len in [1000_u64, 1024, 5000] {
             let order = all(len, 1, 0);
             let distance: u64 = order.windows(2).map(|pair| pair[0].abs_diff(pair[1])).sum();

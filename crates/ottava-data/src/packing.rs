@@ -1,8 +1,8 @@
 //! Packing of documents into rows.
 //!
-//! Whole documents are packed by best-fit decreasing: the longest first, each into the row with the least space that it fits (Johnson 1974;
-//! of text: Ding et al. 2024, *Fewer Truncations Improve Language Modeling*). An epoch's documents are packed in windows of 65,536, so a
-//! plan takes some megabytes for data of any size, and depends only on seed, epoch and window.
+//! Whole documents are packed by best-fit decreasing: the longest document first, each into the row with the least sufficient space (Johnson 1974;
+//! for text: Ding et al. 2024, *Fewer Truncations Improve Language Modeling*). The documents of an epoch are packed in windows of 65,536 documents.
+//! So packing takes a few megabytes for data of any size, and depends only on seed, epoch and window.
 
 use std::collections::BTreeSet;
 
@@ -13,7 +13,7 @@ use crate::order::Permutation;
 use crate::shards::TokenDataset;
 use ottava_common::Result;
 
-/// Documents that are packed together.
+/// The number of documents that are packed together.
 const WINDOW: u64 = 1 << 16;
 
 /// The way in which documents become rows.
@@ -35,31 +35,32 @@ pub enum Packing {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum ExcessLength {
-    /// Its beginning is taken.
+    /// Truncates the document: its beginning is kept.
     #[default]
     Truncate,
-    /// It is an error.
+    /// Ends the run with an error.
     Raise,
 }
 
-/// Packing and length of rows.
+/// The packing and the length of rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct RowLayout {
-    /// Tokens of a row.
+    /// The number of tokens of a row.
     pub seq_len: usize,
-    /// The packing; not `Auto`.
+    /// The packing. It must not be `Auto`.
     pub packing: Packing,
     /// Whether attention ends at the edges of documents.
     pub document_mask: bool,
 }
 
 impl RowLayout {
-    /// Full rows of a stream of documents, whose edges attention does not see.
+    /// Returns the layout of full rows of one stream of documents. Attention crosses the edges of documents.
     pub fn wrapped(seq_len: usize) -> RowLayout {
         RowLayout { seq_len, packing: Packing::Wrapped, document_mask: false }
     }
 
-    /// Inputs that a document of `len` tokens has in a row: each but the last, whose target would be in another document.
+    /// Returns the number of inputs in a row for a document of `len` tokens. Its last token is not an input, because the next target would be in
+    /// another document.
     pub(super) fn inputs(&self, len: usize) -> usize {
         (len - 1).min(self.seq_len)
     }
@@ -67,16 +68,16 @@ impl RowLayout {
 
 /// The rows of one window of an epoch.
 pub(super) struct Window {
-    /// Documents of each row, by their place in the split.
+    /// The documents of each row, by their numbers in the data set.
     rows: Vec<Vec<u64>>,
     order: Permutation,
-    /// The first document of the next window in the order of the epoch.
+    /// The position in the epoch of the first document of the next window.
     pub(super) end: u64,
 }
 
 impl Window {
-    /// The window that starts at document `start` of `epoch`. `documents` are all of the epoch, by their place in it. Errors with
-    /// [`Error::Data`](ottava_common::Error::Data) when the tables of the data can no longer be read.
+    /// Packs the window that begins at document `start` of `epoch`. `documents` returns the number of the document at a position in the epoch. Errors
+    /// with [`Error::Data`](ottava_common::Error::Data) if the tables of the data can no longer be read.
     pub(super) fn new(
         layout: &RowLayout,
         dataset: &TokenDataset,
@@ -96,7 +97,7 @@ impl Window {
         let rows = match layout.packing {
             Packing::None => sized.into_iter().map(|(_, document)| vec![document]).collect(),
             _ => {
-                // A stable sort: documents of one length stay in the order of the epoch.
+                // The sort is stable, so documents of equal length stay in the order of the epoch.
                 sized.sort_by_key(|&(inputs, _)| std::cmp::Reverse(inputs));
                 best_fit(&sized, layout.seq_len)
             }
@@ -105,21 +106,21 @@ impl Window {
         Ok(Window { rows, order, end })
     }
 
-    /// Number of rows.
+    /// Returns the number of rows.
     pub(super) fn len(&self) -> u64 {
         self.rows.len() as u64
     }
 
-    /// The documents of a row.
+    /// Returns the documents of a row.
     pub(super) fn row(&self, index: u64) -> &[u64] {
         &self.rows[self.order.get(index) as usize]
     }
 }
 
-/// Puts each of `sized`, pairs of a size and a document, into the row with the least space that it fits, or into a new one.
+/// Puts each of `sized` (a size and a document) into the row with the least sufficient space, or into a new row.
 fn best_fit(sized: &[(usize, u64)], capacity: usize) -> Vec<Vec<u64>> {
     let mut rows: Vec<Vec<u64>> = Vec::new();
-    // Space and index of rows that are not full; of equal space the oldest first.
+    // The free space and the index of each row that is not full. Among rows with equal space, the oldest is used first.
     let mut spaces: BTreeSet<(usize, usize)> = BTreeSet::new();
     for &(size, document) in sized {
         let found = spaces.range((size, 0)..).next().copied();
@@ -150,7 +151,7 @@ mod tests {
         let sized: Vec<(usize, u64)> = [9, 7, 6, 4, 3, 3, 2, 1].into_iter().zip(0..).collect();
         assert_eq!(best_fit(&sized, 10), [vec![0, 7], vec![1, 4], vec![2, 3], vec![5, 6]]);
         assert_eq!(best_fit(&[], 10), Vec::<Vec<u64>>::new());
-        // Random sizes: every document once, rows within the capacity, few of them not full.
+        // Sizes are random. Every document must be packed once, rows must not exceed the capacity, and few rows may be incomplete.
         let mut sized: Vec<(usize, u64)> =
             (0..5000).map(|i| (1 + (ottava_common::hash::mix(i) % 300) as usize, i)).collect();
         sized.sort_by_key(|&(size, _)| std::cmp::Reverse(size));

@@ -1,9 +1,9 @@
-//! Parts of a preparation: processes tokenize them independently of each other, and a last step joins them.
+//! The parts of a preparation. Processes tokenize parts independently of each other, and a last step joins them.
 //!
-//! Each source is cut into units of about [`UNIT_BYTES`], whose edges every process finds in the same places. The sources one after another
-//! are a range of bytes, which is divided into equal shares, one for each part. A unit is given a place within its source, and the part with
-//! the share that the place is in tokenizes the unit. So a source within one share is read by one part alone, and the parts of a larger
-//! source tokenize as much of it as they have of its bytes. Reading a source needs no index, and any kind of source can be divided.
+//! Each source is divided into units of about [`UNIT_BYTES`]; every process finds the same edges of units. All sources in order form a range of
+//! bytes, which is divided into equal shares, one for each part. Each unit gets a position within its source. The part whose share includes this
+//! position tokenizes the unit. So a source within one share is read by a single part, and the parts of a larger source divide its units in
+//! proportion to their bytes. This needs no index of a source, and works for any kind of source.
 
 use std::fmt;
 use std::ops::RangeInclusive;
@@ -13,26 +13,26 @@ use serde::{Deserialize, Serialize};
 
 use ottava_common::hash::MIX_STEP;
 
-/// Bytes of a unit: consecutive records; the last one may reach beyond.
+/// The size of a unit in bytes. A unit has consecutive records; its last record may exceed the size.
 pub(super) const UNIT_BYTES: u64 = 1 << 20;
 
-/// Bytes that a record counts besides its own, so that many short ones end a unit.
+/// The bytes that each record counts in addition to its own bytes, so that many short records also fill a unit.
 const RECORD_BYTES: u64 = 64;
 
-/// The most parts of a preparation.
+/// The maximum number of parts of a preparation.
 const MAX_PARTS: usize = 10_000;
 
 /// A part of a preparation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Part {
-    /// Its number, from 1.
+    /// The number of the part, from 1.
     pub number: usize,
     /// The number of parts.
     pub of: usize,
 }
 
 impl Part {
-    /// A preparation by one process.
+    /// The whole preparation by a single process.
     pub(super) const WHOLE: Part = Part { number: 1, of: 1 };
 }
 
@@ -54,28 +54,28 @@ impl fmt::Display for Part {
     }
 }
 
-/// How the units of a source are divided among parts.
+/// The division of a source's units among parts.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Division {
-    /// The place of the source: bytes of the sources before it.
+    /// The position of the source: the sum of the bytes of the sources before it.
     pub(super) start: u64,
-    /// Its bytes.
+    /// The size of the source in bytes.
     pub(super) size: u64,
-    /// Bytes of all sources.
+    /// The size of all sources in bytes.
     pub(super) total: u64,
     /// The number of parts.
     pub(super) parts: usize,
 }
 
 impl Division {
-    /// The number of the part that tokenizes unit number `unit`, from 0.
+    /// Returns the number of the part that tokenizes unit `unit`, which is counted from 0.
     pub(super) fn owner(&self, unit: u64) -> usize {
-        // Multiples of the golden ratio are spread evenly, however many units there are.
+        // Multiples of the golden ratio are spread evenly for any number of units.
         let place = (u128::from(unit.wrapping_mul(MIX_STEP)) * u128::from(self.size)) >> 64;
         self.part_at(self.start + place as u64)
     }
 
-    /// The parts with units of the source.
+    /// Returns the parts that may have units of the source.
     pub(super) fn owners(&self) -> RangeInclusive<usize> {
         self.part_at(self.start)..=self.part_at(self.start + self.size.saturating_sub(1))
     }
@@ -86,23 +86,23 @@ impl Division {
     }
 }
 
-/// The units of a source that a part tokenizes, found while the source is read.
+/// Selects the units of a source that a part tokenizes, while the source is being read.
 pub(super) struct Units {
-    /// The part and the division; `None` where all units are tokenized.
+    /// The part and the division; `None` if all units are tokenized.
     part: Option<(usize, Division)>,
     unit_bytes: u64,
-    /// The unit of the next record, and the bytes that it has so far.
+    /// The unit of the next record. The next field is the bytes that this unit has so far.
     next: u64,
     bytes: u64,
 }
 
 impl Units {
-    /// All units.
+    /// Selects all units.
     pub(super) fn all() -> Units {
         Units { part: None, unit_bytes: UNIT_BYTES, next: 0, bytes: 0 }
     }
 
-    /// The units of `part`.
+    /// Selects the units of `part`.
     pub(super) fn of(part: Part, division: Division, unit_bytes: u64) -> Units {
         Units { part: Some((part.number, division)), unit_bytes, next: 0, bytes: 0 }
     }
@@ -112,7 +112,7 @@ impl Units {
         self.part.is_none_or(|(part, division)| division.owner(self.next) == part)
     }
 
-    /// Counts a record of so many bytes. Returns its unit if the part tokenizes it.
+    /// Counts a record of `bytes` bytes. Returns the unit of the record if the part tokenizes it.
     pub(super) fn take(&mut self, bytes: usize) -> Option<u64> {
         let unit = self.has_next().then_some(self.next);
         self.bytes += bytes as u64 + RECORD_BYTES;
@@ -122,21 +122,21 @@ impl Units {
         unit
     }
 
-    /// A number that all units read so far are below.
+    /// Returns a number above all units that were read so far.
     pub(super) fn end(&self) -> u64 {
         self.next + 1
     }
 }
 
-/// What a part has of a source.
+/// The units and documents of a source that a part has.
 #[derive(Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct SourceUnits {
-    /// The number of units of the whole source; 0 if the part has none of them.
+    /// The number of units of the whole source; 0 if the part has no units of this source.
     pub(super) units: u64,
     /// The units with documents of the part, and the number of these documents.
     pub(super) documents: Vec<(u64, u64)>,
-    /// Records that are left out, since they cannot be used.
+    /// The number of records that were skipped because they cannot be used.
     pub(super) bad_records: u64,
 }
 
@@ -162,8 +162,8 @@ mod tests {
             }
             for (part, bytes) in owned.into_iter().enumerate() {
                 let share = bytes / total as f64 * parts as f64;
-                // Each of 19 parts gets about 198 of 3,757 units; multiples of the golden ratio leave the part within a few units of its share: up to
-                // 1.2 % is seen.
+                // Each of 19 parts gets about 198 of 3,757 units. With multiples of the golden ratio, the number of units differs from the share by
+                // only a few units: the largest observed difference is 1.2 %.
                 assert!((share - 1.0).abs() < 0.05, "part {} of {parts} has {share} of its share", part + 1);
             }
         }

@@ -1,4 +1,4 @@
-//! Parts of a preparation together leave the bytes that one process leaves.
+//! Tests that the joined parts of a preparation have the same bytes as the tokens of a single process.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -10,7 +10,7 @@ use super::prepare::{Preparation, PreparedPart, Sizes};
 use super::{BadRecord, Documents, Part, SourceOptions, TokenDataset, Tokenizer};
 use ottava_common::{Error, Result};
 
-/// Small enough for units and files of tokens to have edges within each source.
+/// Sizes so small that each source has several units and several files of tokens.
 const SIZES: Sizes = Sizes { shard: 1000, unit: 400 };
 
 fn tokenizer(folder: &Path) -> Tokenizer {
@@ -22,7 +22,7 @@ fn tokenizer(folder: &Path) -> Tokenizer {
     Tokenizer::load(folder).unwrap()
 }
 
-/// Sources, options, tokenizer and a folder for caches.
+/// The sources, options, tokenizer and cache folders of a test.
 struct Inputs {
     sources: Vec<PathBuf>,
     options: SourceOptions,
@@ -65,7 +65,7 @@ impl Inputs {
     }
 }
 
-/// The files of the only folder of a cache, without what it knows about itself.
+/// Returns the files of the only folder in a cache, without the stamps of checked files.
 fn files(cache: &Path) -> BTreeMap<String, Vec<u8>> {
     let entries = |folder: &Path| fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect::<Vec<_>>();
     let folders: Vec<PathBuf> = entries(cache).into_iter().filter(|path| path.is_dir()).collect();
@@ -75,7 +75,7 @@ fn files(cache: &Path) -> BTreeMap<String, Vec<u8>> {
     files.map(|path| (name(&path), fs::read(path).unwrap())).collect()
 }
 
-/// Prepares `inputs` by one process, and by these numbers of parts, the last parts first.
+/// Prepares `inputs` by one process and by each of these numbers of parts, last part first, and compares the bytes.
 fn expect_same_bytes(inputs: &Inputs, numbers: &[usize]) {
     inputs.dataset("alone").unwrap();
     let alone = files(&inputs.cache("alone"));
@@ -157,7 +157,7 @@ fn a_missing_part_is_named_and_a_damaged_one_is_prepared_again() {
     assert_eq!(error.exit_code(), 2);
     let error = error.to_string();
     assert!(error.contains("part 2 of 3 missing; prepare each with `ottava prepare RUN.toml --part 2/3`"), "{error}");
-    // What a killed process left, and a damaged part.
+    // The cache has a folder of a killed process, and a damaged part.
     fs::create_dir_all(inputs.cache("cache/.tmp-0123-77")).unwrap();
     let folder = fs::read_dir(inputs.cache("cache")).unwrap().map(|entry| entry.unwrap().path());
     let folder = folder.filter(|path| path.to_string_lossy().contains("parts-")).collect::<Vec<_>>().remove(0);
@@ -165,7 +165,7 @@ fn a_missing_part_is_named_and_a_damaged_one_is_prepared_again() {
     let mut bytes = fs::read(&path).unwrap();
     bytes[0] ^= 1;
     fs::write(&path, bytes).unwrap();
-    // All are there, so they are joined, which finds the damage.
+    // All parts exist, so they are joined. Joining finds the damage.
     let error = inputs.part("cache", 2, 3).err().unwrap().to_string();
     assert!(error.contains("part-00003"), "{error}");
     let part = inputs.part("cache", 2, 3).unwrap();
@@ -208,7 +208,7 @@ fn a_source_that_changed_between_parts_is_named() {
 
 #[test]
 fn bad_records_count_over_all_parts() {
-    // Records without a text, and others that are not UTF-8.
+    // Some records have no text, and some are not UTF-8.
     let record = |i: usize| match i % 40 {
         7 => "{}\n".to_string(),
         27 => "\u{ff}\n".to_string(),
@@ -217,7 +217,7 @@ fn bad_records_count_over_all_parts() {
     let mut inputs = Inputs::new(&[("a.jsonl", (0..200).map(record).collect())]);
     let latin1 = fs::read_to_string(&inputs.sources[0]).unwrap().chars().map(|c| c as u8).collect::<Vec<_>>();
     fs::write(&inputs.sources[0], latin1).unwrap();
-    // The part with the record has the error.
+    // Only the part that has the bad record fails.
     let failures = (1..=4).filter(|&number| inputs.part("strict", number, 4).is_err()).count();
     assert!((1..=4).contains(&failures));
     inputs.options = SourceOptions { on_bad_record: BadRecord::Skip, max_bad_records: 10, ..inputs.options };

@@ -1,22 +1,22 @@
-//! Cuts a text into pieces that together have the ids of the whole. Short pieces are words, whose ids can be remembered; and tokenizing
-//! takes hundreds of bytes of memory for each byte that is tokenized at once.
+//! Divides a text into pieces whose ids, joined, are the ids of the whole text. Short pieces are words, whose ids can be remembered. Pieces also save
+//! memory: tokenizing takes hundreds of bytes of memory for each byte that is tokenized at once.
 
 use serde_json::{Value, json};
 use tokenizers::Tokenizer;
 
-/// The words of Llama 3, and the words of Qwen 2 and later, whose numbers have one digit.
+/// The regular expressions of the words of Llama 3, and of Qwen 2 and later models, whose numbers have one digit.
 const WORDS: [&str; 2] = [
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
 ];
 
-/// Whether `tokenizer` gives the [`pieces`] of a text, and their [`words`], the ids of the whole. True only for forms known to: no
-/// alternative of their patterns goes on with a space after anything but white space, with anything but a letter after a letter, or with
-/// anything but a digit after a digit; none looks behind, and only white space looks ahead.
+/// Whether the ids of the [`pieces`] of a text, and of their [`words`], are the ids of the whole text. True only for known tokenizers. The patterns
+/// of these tokenizers have three properties. No alternative continues with a space after anything but white space, with a non-letter after a letter,
+/// or with a non-digit after a digit. No alternative looks behind. Only alternatives for white space look ahead.
 pub(super) fn can_be_cut(tokenizer: &Tokenizer) -> bool {
     let normalizer = tokenizer.get_normalizer().map_or(Ok(Value::Null), serde_json::to_value);
     let local = normalizer.is_ok_and(|normalizer| normalizer.is_null() || normalizer == json!({"type": "NFC"}));
-    // Such tokens reach over white space, take that after them, or look at their neighbours.
+    // Other added tokens include white space, take the white space after them, or depend on their neighbours.
     let apart = |token: &tokenizers::AddedToken| {
         !token.content.contains(char::is_whitespace) && !token.rstrip && !token.single_word
     };
@@ -37,7 +37,7 @@ fn splits_before_spaces(tokenizer: &Tokenizer) -> bool {
         step["type"] == "Split" && step["behavior"] == "Isolated" && step["invert"] == false && words
     };
     match &steps[..] {
-        // GPT-2's words, alone or after single digits.
+        // GPT-2's words, optionally after splitting single digits.
         [last] => bytes(last, true),
         [first, last] if first["type"] == "Digits" => bytes(last, true),
         [first, last] => known(first) && bytes(last, false),
@@ -45,7 +45,7 @@ fn splits_before_spaces(tokenizer: &Tokenizer) -> bool {
     }
 }
 
-/// `text` in pieces of at least `bytes`, each but the last ending before a space in anything but white space.
+/// Divides `text` into pieces of at least `bytes` bytes. Each piece but the last ends before a space that follows anything but white space.
 pub(super) fn pieces(text: &str, bytes: usize) -> impl Iterator<Item = &str> {
     let mut rest = Some(text);
     std::iter::from_fn(move || {
@@ -62,7 +62,7 @@ pub(super) fn pieces(text: &str, bytes: usize) -> impl Iterator<Item = &str> {
     })
 }
 
-/// The first bytes of the tokens that `tokenizer` looks for in a text before it splits words.
+/// Returns the first bytes of the tokens that `tokenizer` finds in a text before it splits words.
 pub(super) fn first_bytes(tokenizer: &Tokenizer) -> [bool; 256] {
     let mut first = [false; 256];
     for token in tokenizer.get_added_tokens_decoder().values() {
@@ -71,8 +71,8 @@ pub(super) fn first_bytes(tokenizer: &Tokenizer) -> [bool; 256] {
     first
 }
 
-/// A piece of [`pieces`] in words that together have its ids: cut after letters or digits of ASCII, before anything else. It stays whole if it
-/// has a byte of `first`, or one that is not ASCII, which a normalizer may join with others.
+/// Divides a piece of [`pieces`] into words whose ids, joined, are the ids of the piece. A cut is after ASCII letters or digits and before any other
+/// character. A piece with a byte of `first` stays whole. A piece that is not ASCII stays whole too, because a normalizer may join its characters.
 pub(super) fn words<'a>(piece: &'a str, first: &[bool; 256]) -> impl Iterator<Item = &'a str> {
     let is_whole = piece.bytes().any(|byte| first[usize::from(byte)] || !byte.is_ascii());
     let mut rest = Some(piece);
@@ -94,7 +94,7 @@ mod tests {
     use proptest::prelude::*;
     use std::path::Path;
 
-    /// The bundled tokenizer with other values of some keys.
+    /// Loads the bundled tokenizer with changed values of some keys.
     fn tokenizer(changes: &[(&str, Value)]) -> Tokenizer {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../data/tokenizer/tokenizer.json");
         let mut value: Value = serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
@@ -128,7 +128,7 @@ mod tests {
         ("added_tokens", json!([token]))
     }
 
-    /// Fragments that patterns treat differently, or might join.
+    /// Text fragments that patterns treat differently, or that might be joined.
     const FRAGMENTS: &[&str] = &[
         "word",
         ",",

@@ -1,4 +1,4 @@
-//! Batches of preferences: pairs of completions, or completions with labels, each completion with its prompt in a row of its own.
+//! Batches of preferences: pairs of completions, or completions with labels. Each completion is in one row with its prompt.
 
 use std::sync::Arc;
 
@@ -10,21 +10,21 @@ use crate::packing::RowLayout;
 use crate::shards::{PreferenceKind, TokenDataset};
 use ottava_common::{Error, Result};
 
-/// Rows of preferences; of pairs, the chosen and the rejected completion in turns.
+/// The rows of preferences. For pairs, rows of chosen and of rejected completions alternate.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PreferenceBatch {
     /// The rows.
     pub batch: Batch,
     /// The document of each row.
     pub documents: Vec<usize>,
-    /// Whether each row is chosen, or desirable.
+    /// Whether the completion of each row is chosen or desirable.
     pub chosen: Vec<bool>,
-    /// For completions with labels, if the loss needs it: the prompt of each row with the completion of another record, from which the
-    /// divergence from the reference model is estimated.
+    /// Only for completions with labels, if the loss needs it: the prompt of each row with the completion of another record. The divergence from the
+    /// reference model is estimated from these rows.
     pub mismatched: Option<Batch>,
 }
 
-/// Records of preferences with targets in all of their rows.
+/// Preference records whose rows all have targets.
 pub struct Records {
     dataset: Arc<TokenDataset>,
     layout: RowLayout,
@@ -40,20 +40,20 @@ pub struct Records {
 /// The targets of a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RowTarget {
-    /// The tokens of the completion. It is cut at the end of the row, and a record without a target in each of its rows is left out.
+    /// The tokens of the completion. A completion is truncated at the end of the row. A record is left out if one of its rows has no target.
     Completion,
-    /// Only the token whose score is the reward, which is an input and no prediction: the last one that is no padding, as in transformers.
-    /// Records with a longer sequence than a row are left out, as in TRL.
+    /// Only the token whose score is the reward: the last token that is not padding, as in transformers. This token is an input, and is not
+    /// predicted. A record with a sequence longer than a row is left out, as in TRL.
     Reward {
-        /// The id of the padding token; `None` if the last token counts, whatever it is.
+        /// The id of the padding token; `None` if the last token counts in any case.
         padding: Option<i64>,
     },
 }
 
 impl Records {
-    /// The records of `split` to train on.
+    /// Returns the training records of `split`.
     ///
-    /// Errors with [`Error::Data`] when there are none.
+    /// Errors with [`Error::Data`] if there are no training records.
     pub fn train(dataset: Arc<TokenDataset>, split: &Split, layout: RowLayout, target: RowTarget) -> Result<Records> {
         let documents = (0..split.train_len()).map(|i| split.train(i)).collect();
         let records = Records::of(dataset, documents, layout, target)?;
@@ -67,7 +67,7 @@ impl Records {
         }
     }
 
-    /// The records of `split` for validation. Errors with [`Error::Data`] when the tables of the data can no longer be read.
+    /// Returns the validation records of `split`. Errors with [`Error::Data`] if the tables of the data can no longer be read.
     pub fn validation(
         dataset: Arc<TokenDataset>,
         split: &Split,
@@ -94,33 +94,33 @@ impl Records {
         Ok(Records { dataset, layout, kind, target, first, left_out, mismatches: kind == PreferenceKind::Labels })
     }
 
-    /// The same records, whose batches have no [`PreferenceBatch::mismatched`].
+    /// Returns the same records; their batches are without [`PreferenceBatch::mismatched`].
     pub fn without_mismatches(self) -> Records {
         Records { mismatches: false, ..self }
     }
 
-    /// Number of records.
+    /// Returns the number of records.
     #[expect(clippy::len_without_is_empty, reason = "nobody asks")]
     pub fn len(&self) -> usize {
         self.first.len()
     }
 
-    /// Number of records that are left out, as [`RowTarget`] says.
+    /// Returns the number of records that are left out, by the rules of [`RowTarget`].
     pub fn left_out(&self) -> usize {
         self.left_out
     }
 
-    /// The first document of a record.
+    /// Returns the first document of a record.
     pub fn first(&self, record: usize) -> usize {
         self.first[record]
     }
 
-    /// The documents of a record.
+    /// Returns the documents of a record.
     pub fn documents(&self, record: usize) -> impl Iterator<Item = usize> {
         self.first[record]..self.first[record] + self.kind.documents()
     }
 
-    /// The rows of `records`. Errors with [`Error::Data`] when a file of tokens can no longer be read.
+    /// Returns the rows of `records`. Errors with [`Error::Data`] if a file of tokens can no longer be read.
     pub fn batch(&self, records: &[usize]) -> Result<PreferenceBatch> {
         let documents: Vec<usize> = records.iter().flat_map(|&record| self.documents(record)).collect();
         let empty = || {
@@ -146,7 +146,7 @@ impl Records {
         Ok(PreferenceBatch { batch, documents, chosen, mismatched })
     }
 
-    /// Appends a document whose only target is the token with the reward.
+    /// Appends a document. Its only target is the token whose score is the reward.
     fn reward_row(&self, document: usize, padding: Option<i64>, batch: &mut Batch) -> Result<()> {
         let (start, ids) = (batch.inputs.len(), self.dataset.document(document)?);
         let rewarded = ids.iter().rposition(|&id| padding != Some(i64::from(id))).unwrap_or(0);
@@ -158,7 +158,7 @@ impl Records {
         Ok(())
     }
 
-    /// Appends the prompt of `record` with the completion of the record before it; the first record takes the completion of the last record.
+    /// Appends the prompt of `record` with the completion of the previous record. The first record gets the completion of the last record.
     fn mismatch(&self, record: usize, rows: &mut Batch) -> Result<()> {
         let (document, other) = (self.first[record], self.first[(record + self.len() - 1) % self.len()]);
         let prompt = self.dataset.tokens(document, 0..self.dataset.first_target(document)?)?;
@@ -172,24 +172,24 @@ impl Records {
         Ok(())
     }
 
-    /// Whether a document is chosen, or desirable. Errors as [`Records::batch`].
+    /// Whether a document is chosen or desirable. Has the errors of [`Records::batch`].
     pub fn is_chosen(&self, document: usize) -> Result<bool> {
         self.dataset.is_chosen(document)
     }
 
-    /// The margin of a document, as [`TokenDataset::margin`].
+    /// Returns the margin of a document, from [`TokenDataset::margin`].
     pub fn margin(&self, document: usize) -> Result<f32> {
         self.dataset.margin(document)
     }
 
-    /// The target tokens of a document in its row. Errors as [`Records::batch`].
+    /// Returns the number of target tokens of a document in its row. Has the errors of [`Records::batch`].
     pub fn targets(&self, document: usize) -> Result<usize> {
         let inputs = self.layout.inputs(self.dataset.document_len(document)?);
         let tokens = self.dataset.tokens(document, 1..inputs + 1)?;
         Ok(tokens.into_iter().filter(|&token| self.dataset.target(token) != IGNORE_INDEX).count())
     }
 
-    /// The tokens of the rows of a record, without padding. Errors as [`Records::batch`].
+    /// Returns the number of tokens in the rows of a record, without padding. Has the errors of [`Records::batch`].
     pub fn tokens(&self, record: usize) -> Result<usize> {
         let inputs = |document: usize| {
             let len = self.dataset.document_len(document)?;
@@ -200,7 +200,7 @@ impl Records {
 }
 
 impl RowTarget {
-    /// Why records are left out, before the name of the largest number of tokens.
+    /// Returns why records are left out, as the words before the maximum number of tokens.
     pub fn excess(self) -> &'static str {
         match self {
             RowTarget::Completion => "a prompt leaves no room for its completion within",
@@ -209,7 +209,7 @@ impl RowTarget {
     }
 }
 
-/// An endless stream of batches, in another order in each epoch.
+/// An endless stream of batches. Each epoch has another order.
 pub struct PreferenceLoader {
     records: Records,
     state: LoaderState,
@@ -217,13 +217,13 @@ pub struct PreferenceLoader {
 }
 
 impl PreferenceLoader {
-    /// Starts at `state`. Errors with [`Error::Checkpoint`] when the state does not fit the data.
+    /// Starts at `state`. Errors with [`Error::Checkpoint`] if the state does not fit the data.
     pub fn new(records: Records, state: LoaderState, share: RowShare) -> Result<PreferenceLoader> {
         state.expect_item(records.len(), "records of preferences")?;
         Ok(PreferenceLoader { records, state, share })
     }
 
-    /// The next `count` records of this rank, which are every one of its turns. All ranks have to ask for the same numbers of records.
+    /// Returns the next `count` records of this rank; ranks take records in turns. All ranks must request the same numbers of records.
     pub fn next_batch(&mut self, count: usize) -> Result<PreferenceBatch> {
         let RowShare { rank, world } = self.share;
         let turns: Vec<usize> = (0..count * world).map(|_| self.state.next_item(self.records.len())).collect();
@@ -231,17 +231,17 @@ impl PreferenceLoader {
         self.records.batch(&mine)
     }
 
-    /// The start of the next batch.
+    /// Returns the position of the next batch.
     pub fn state(&self) -> LoaderState {
         self.state
     }
 
-    /// Its records.
+    /// Returns the records.
     pub fn records(&self) -> &Records {
         &self.records
     }
 
-    /// The records that the first `steps` steps of `per_step` records read, each once, in the order of the data.
+    /// Returns the records that the first `steps` steps of `per_step` records each read, without repetitions, in the order of the data.
     pub fn read_by(&self, steps: u64, per_step: usize) -> Vec<usize> {
         let all = self.records.len() as u64;
         let order = Permutation::new(all, self.state.seed, 0);

@@ -1,4 +1,4 @@
-//! Records of preferences: pairs of answers, and answers with labels.
+//! Records of preferences: pairs of answers, or answers with labels.
 
 use serde_json::{Map, Value};
 
@@ -7,7 +7,7 @@ use crate::content::Content;
 use crate::messages::{alpaca, messages, sharegpt, turn_or_message};
 use crate::values::{field, is_not, text};
 
-/// The `prompt` with the completion in field `key`.
+/// Returns the `prompt` with the completion in field `key`.
 pub(super) fn completion(record: &Map<String, Value>, key: &str) -> Result<Content, String> {
     match (field(record, "prompt")?, field(record, key)?) {
         (Value::String(prompt), Value::String(completion)) if !completion.is_empty() => {
@@ -25,8 +25,8 @@ pub(super) fn after(mut prompt: Vec<Value>, completion: Vec<Value>) -> Content {
     Content::Chat(Chat { messages: prompt, learned_from, ..Chat::default() })
 }
 
-/// The chosen and the rejected completion, after `prompt`, or after their common beginning where there is none, or where it is a text and
-/// they are conversations.
+/// Returns the chosen and the rejected completion after `prompt`. If there is no prompt, or if the prompt is a text and the completions are
+/// conversations, their common beginning is the prompt.
 pub(super) fn pair(record: &Map<String, Value>) -> Result<[Content; 2], String> {
     let keys = ["chosen", "rejected"];
     if let Some(answers) = answers(record)? {
@@ -53,7 +53,7 @@ pub(super) fn pair(record: &Map<String, Value>) -> Result<[Content; 2], String> 
     if common == chosen.len().min(rejected.len()) {
         return Err(same);
     }
-    // A word and the space before it are one token.
+    // A word and the space before it form one token, so the space belongs to the completions.
     common -= usize::from(chosen[..common].ends_with(' '));
     Ok([chosen, rejected].map(|all| {
         let (prompt, completion) = all.split_at(common);
@@ -61,8 +61,8 @@ pub(super) fn pair(record: &Map<String, Value>) -> Result<[Content; 2], String> 
     }))
 }
 
-/// A pair in the forms of LLaMA-Factory: answers that are objects after `conversations`, `messages` or a `prompt`, and answers that are texts
-/// after `conversations` or an `instruction`. `None` for other forms.
+/// Reads a pair in a form of LLaMA-Factory: answers that are objects, after `conversations`, `messages` or a `prompt`; or answers that are texts,
+/// after `conversations` or an `instruction`. Returns `None` for other forms.
 fn answers(record: &Map<String, Value>) -> Result<Option<[Content; 2]>, String> {
     let keys = ["chosen", "rejected"];
     let (has, all) = (
@@ -92,15 +92,15 @@ fn answers(record: &Map<String, Value>) -> Result<Option<[Content; 2]>, String> 
     Ok(Some([after(prompt.clone(), vec![answer(keys[0])?]), after(prompt, vec![answer(keys[1])?])]))
 }
 
-/// The margin of a pair; 0 where there is none. In CSV, numbers are texts.
+/// Reads the margin of a pair; 0 if it is missing. In CSV files, numbers are texts.
 pub(super) fn margin(record: &Map<String, Value>) -> Result<f32, String> {
     let Some(value) = record.get("margin").filter(|value| !value.is_null() && *value != "") else { return Ok(0.0) };
     let margin = value.as_f64().or_else(|| value.as_str()?.trim().parse().ok()).map(|margin| margin as f32);
     margin.filter(|margin| margin.is_finite()).ok_or_else(|| is_not("margin", value, "a number"))
 }
 
-/// Whether a record is an answer with a label: `label` is true or false beside a conversation or an instruction, or is beside `prompt` and
-/// `completion`.
+/// Whether a record is an answer with a label: it has `label`, `prompt` and `completion`, or a `label` that is true or false with a conversation or
+/// an instruction.
 pub(super) fn labeled(record: &Map<String, Value>) -> bool {
     let has = |key: &str| record.get(key).is_some_and(|value| !value.is_null());
     let is_label = record.get("label").and_then(truth).is_some();
@@ -108,7 +108,7 @@ pub(super) fn labeled(record: &Map<String, Value>) -> bool {
         || is_label && (has("messages") || has("conversations") || (has("instruction") && has("output")))
 }
 
-/// The answer with its prompt. The answer of a conversation is its last message.
+/// Returns the answer with its prompt. The answer in a conversation is its last message.
 pub(super) fn labeled_chat(record: &Map<String, Value>) -> Result<Content, String> {
     let has = |key: &str| record.get(key).is_some_and(|value| !value.is_null());
     let mut prompt = match () {
@@ -127,7 +127,7 @@ pub(super) fn label(record: &Map<String, Value>) -> Result<bool, String> {
     truth(field(record, "label")?).ok_or_else(|| "field `label` is neither true nor false".into())
 }
 
-/// A truth value: also 1 and 0, and the texts of either in CSV.
+/// Reads a truth value. Accepts also 1 and 0, and the texts of all these values, as in CSV.
 fn truth(value: &Value) -> Option<bool> {
     let number = |number: f64| {
         if number == 1.0 {

@@ -18,7 +18,7 @@ fn records(target: RowTarget, seq_len: usize) -> (Records, Tokenizer) {
     (Records::validation(Arc::new(dataset), &split, layout, target).unwrap(), tokenizer)
 }
 
-/// All tokens are inputs, and only the last one that is no padding is a target.
+/// Tests that all tokens are inputs, and that the only target is the last token that is not padding.
 #[test]
 fn rows_of_rewards_have_one_target() {
     let end = |tokenizer: &Tokenizer| i64::from(tokenizer.padding_id().unwrap());

@@ -1,4 +1,4 @@
-//! Tokenizes text files into a cached folder. The name of the folder is a hash of everything that the tokens depend on.
+//! Tokenizes text files into a cache folder. The name of the folder is a hash of everything that the tokens depend on.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -24,15 +24,14 @@ use ottava_common::fs::{Fs, RealFs, create_dirs, sync_parent};
 use ottava_common::hash::{seal, sha256, sha256_file};
 use ottava_common::{Error, Result};
 
-/// Prefix of folders that are being written.
+/// The prefix of folders that are being written.
 const TEMPORARY: &str = ".tmp-";
 
-/// Returns the tokens of `sources`, from a folder in `cache` or tokenized now.
+/// Returns the tokens of `sources`. They are read from a folder in `cache`, or tokenized now.
 ///
-/// Each document is tokenized separately, with the tokenizer's tokens at its edges. Files and documents keep
-/// their order, whatever the number of cores. The folder appears by rename when it is complete. If all parts of
-/// [`prepare_part`] are there, they are joined.
-/// Errors with [`Error::Data`] when a file holds a bad record, all of them hold no text, or only some parts are there.
+/// Each document is tokenized separately, with the tokenizer's tokens at its edges. Files and documents keep their order for any number of cores. The
+/// folder is written under a temporary name, and renamed when it is complete. If all parts of [`prepare_part`] exist, they are joined. Errors with
+/// [`Error::Data`] if a file has a bad record, if no file has text, or if some parts are missing.
 pub fn prepare(
     sources: &[PathBuf],
     options: &SourceOptions,
@@ -42,9 +41,9 @@ pub fn prepare(
     Preparation::new(sources, options, tokenizer, cache, Sizes::DEFAULT)?.dataset()
 }
 
-/// Tokenizes `part` of `sources` into a folder in `cache`, unless it is there already. If it is the last one, all are joined.
+/// Tokenizes `part` of `sources` into a folder in `cache`, unless the folder exists already. If no other part is missing, all parts are joined.
 ///
-/// Errors as [`prepare`].
+/// Has the errors of [`prepare`].
 pub fn prepare_part(
     sources: &[PathBuf],
     options: &SourceOptions,
@@ -58,20 +57,20 @@ pub fn prepare_part(
 /// A part of the tokens of a data set.
 #[derive(Debug, PartialEq, Eq)]
 pub struct PreparedPart {
-    /// Its documents, tokens and bytes of text. The numbers of all parts, if these had been joined before.
+    /// The numbers of documents, tokens and bytes of text of the part. If the parts had been joined before, the numbers of all parts.
     pub counts: [u64; 3],
-    /// Parts that are not there yet. If there are none, all have been joined.
+    /// The numbers of the parts that are still missing. If it is empty, all parts have been joined.
     pub missing: Vec<usize>,
-    /// Parts that are there, but of files that have changed since: a sentence for each.
+    /// One sentence for each missing part that was prepared from files that have changed since.
     pub outdated: Vec<String>,
 }
 
-/// Sizes of what is written.
+/// The sizes of files and units.
 #[derive(Clone, Copy)]
 pub(super) struct Sizes {
-    /// A new file of tokens is started after this many bytes.
+    /// The number of bytes after which a new file of tokens is started.
     pub(super) shard: u64,
-    /// Bytes of a unit, by which parts divide the sources.
+    /// The bytes of a unit. Parts divide the sources by units.
     pub(super) unit: u64,
 }
 
@@ -79,7 +78,7 @@ impl Sizes {
     const DEFAULT: Sizes = Sizes { shard: 1 << 30, unit: UNIT_BYTES };
 }
 
-/// The tokens of a data set, to be opened or written.
+/// The preparation of a data set: its tokens are opened or written.
 pub(super) struct Preparation<'a> {
     sources: Vec<PathBuf>,
     formattings: Vec<Formatting>,
@@ -87,7 +86,7 @@ pub(super) struct Preparation<'a> {
     encoder: Encoder<'a>,
     cache: &'a Path,
     sizes: Sizes,
-    /// What the folder's `meta.json` has before anything is written.
+    /// The content of the folder's `meta.json` before any tokens are written.
     meta: Meta,
 }
 
@@ -131,7 +130,7 @@ impl<'a> Preparation<'a> {
         Ok(Preparation { sources, formattings, options, encoder, cache, sizes, meta })
     }
 
-    /// The tokens, from their folder, from parts or tokenized now.
+    /// Returns the tokens: from their folder, from parts, or tokenized now.
     pub(super) fn dataset(&self) -> Result<TokenDataset> {
         if let Some(dataset) = self.open()? {
             return Ok(dataset);
@@ -142,14 +141,14 @@ impl<'a> Preparation<'a> {
         }
         if let Some(folder) = started.first() {
             let text = format!("{}; or delete the folder to tokenize everything now", folder.describe_missing());
-            // Another process may have joined them meanwhile.
+            // Another process may have joined the parts in the meantime.
             return self.open()?.ok_or(Error::Data(text));
         }
         self.write(Part::WHOLE, &self.folder())?;
         TokenDataset::open(&self.folder())
     }
 
-    /// Tokenizes `part`, and joins all of them if no other is missing.
+    /// Tokenizes `part`. Joins all parts if no other part is missing.
     pub(super) fn part(&self, part: Part) -> Result<PreparedPart> {
         let counts = |meta: &Meta| [meta.documents, meta.tokens, meta.bytes];
         let all = |dataset: TokenDataset| PreparedPart {
@@ -168,7 +167,7 @@ impl<'a> Preparation<'a> {
             Some(own) => own,
             None => {
                 self.write(part, &folder.path(part.number))?;
-                // Another process may have prepared this part too, and joined all of them meanwhile.
+                // Another process may also have prepared this part, and joined all parts in the meantime.
                 if let Some(dataset) = self.open()? {
                     return Ok(all(dataset));
                 }
@@ -188,7 +187,7 @@ impl<'a> Preparation<'a> {
         self.cache.join(format!("tokens-{}", &self.meta.key[..16]))
     }
 
-    /// The tokens of a complete folder. Another folder of this name is removed.
+    /// Opens the tokens of a complete folder. A folder of the same name with other or damaged tokens is removed.
     fn open(&self) -> Result<Option<TokenDataset>> {
         let folder = self.folder();
         if !folder.exists() {
@@ -196,7 +195,7 @@ impl<'a> Preparation<'a> {
         }
         match TokenDataset::open(&folder) {
             Ok(dataset) if dataset.meta().key == self.meta.key => {
-                // A cache that may only be read serves all the same.
+                // A read-only cache can be used too; only the parts are not removed.
                 if let Ok(_guard) = lock_cache(self.cache) {
                     PartFolder::all(self.cache, &self.meta.key).iter().for_each(PartFolder::remove);
                 }
@@ -210,7 +209,7 @@ impl<'a> Preparation<'a> {
         Ok(None)
     }
 
-    /// How parts divide each source.
+    /// Returns how parts divide each source.
     fn divisions(&self, parts: usize) -> Vec<Division> {
         let total = self.meta.sources.iter().map(|source| source.size).sum();
         let mut start = 0;
@@ -260,7 +259,7 @@ impl<'a> Preparation<'a> {
 
     /// Joins the parts in `parts`.
     fn join(&self, parts: &PartFolder) -> Result<TokenDataset> {
-        // Another process may join them too: the second one waits, and then finds the tokens.
+        // Another process may be joining the parts: then this process waits, and finds the tokens afterwards.
         let _lock = parts.lock();
         if !self.folder().exists() {
             info!("joining the {} parts in {}", parts.parts, parts.folder.display());
@@ -277,7 +276,7 @@ impl<'a> Preparation<'a> {
         Ok(dataset)
     }
 
-    /// Completes the files in `temporary` and moves it to `folder`.
+    /// Completes the files in `temporary` and renames it to `folder`.
     fn publish(
         &self,
         temporary: TemporaryFolder,
@@ -292,7 +291,7 @@ impl<'a> Preparation<'a> {
         writer.finish(files)?;
         RealFs.sync_dir(&temporary.path).map_err(Error::io(&temporary.path))?;
         create_dirs(&RealFs, folder.parent().expect("a folder in the cache"))?;
-        // Another process may have been faster; its folder is checked on opening.
+        // Another process may have been faster. Its folder is checked when it is opened.
         match std::fs::rename(&temporary.path, folder) {
             Err(error) if !folder.exists() => Err(Error::io(folder)(error)),
             _ => sync_parent(&RealFs, folder),
@@ -300,10 +299,10 @@ impl<'a> Preparation<'a> {
     }
 }
 
-/// What the records of all files are.
+/// Returns the kind of the records of all files.
 ///
-/// Errors with [`Error::Data`] when files differ in it, and with [`Error::Config`] when prompts without a completion, or prompts of
-/// preferences, are to be learned.
+/// Errors with [`Error::Data`] if files have records of different kinds, and with [`Error::Config`] if `train_on_inputs` is set for prompts or
+/// preferences.
 fn record_kind(sources: &[PathBuf], formattings: &[Formatting], options: &SourceOptions) -> Result<RecordKind> {
     let first = formattings.first().copied().unwrap_or_default();
     if let Some(other) = formattings.iter().position(|other| other.kind() != first.kind()) {
@@ -326,7 +325,7 @@ fn record_kind(sources: &[PathBuf], formattings: &[Formatting], options: &Source
     }
 }
 
-/// Size and hash of each source. Files whose stamp belongs to a hash in `cache` are not read.
+/// Returns the size and the hash of each source. If `cache` has the hash for a file's stamp, the file is not read.
 fn describe(sources: &[PathBuf], cache: &Path) -> Result<Vec<SourceFile>> {
     let hashes = Hashes::read(cache);
     let hash = |path: &PathBuf| -> Result<_> {
@@ -364,7 +363,7 @@ fn describe(sources: &[PathBuf], cache: &Path) -> Result<Vec<SourceFile>> {
     sources.iter().zip(of_sources).map(describe).collect()
 }
 
-/// The hash of a source whose file has this one: of a `.bin`, the hash of the pair with its index.
+/// Returns the hash of a source whose file has the hash `sha256`. For a `.bin` file, this is the hash of the pair with its index.
 fn with_index(path: &Path, sha256: String) -> Result<String> {
     match Kind::of(path)?.0 {
         Kind::Megatron => Ok(pair(&sha256, &sha256_file(&path.with_extension("idx"))?.1)),
@@ -372,13 +371,13 @@ fn with_index(path: &Path, sha256: String) -> Result<String> {
     }
 }
 
-/// The hash of two files with these hashes.
+/// Returns the hash of a pair of files with these hashes.
 fn pair(bin: &str, index: &str) -> String {
     sha256(format!("{bin}{index}").as_bytes())
 }
 
-/// The hash of everything that the tokens depend on. A source counts with its content and its name, which decides its
-/// format, not with its folder.
+/// Returns the hash of everything that the tokens depend on. For a source, this is its content and its file name, which determines the format, but
+/// not its folder.
 fn key(files: &[SourceFile], options: &SourceOptions, encoder: &Encoder, eos_id: u32) -> String {
     let tokenizer = encoder.tokenizer;
     let files: Vec<_> =
@@ -388,20 +387,20 @@ fn key(files: &[SourceFile], options: &SourceOptions, encoder: &Encoder, eos_id:
     sha256(parts.to_string().as_bytes())
 }
 
-/// A folder that is removed on drop unless it was renamed. Its process holds a lock on it, so that leftovers of killed
-/// processes can be told apart.
+/// A folder that is removed when it is dropped, unless it was renamed. Its process holds a lock on it, so that the folders of killed processes can be
+/// recognized.
 struct TemporaryFolder {
     path: PathBuf,
     _lock: File,
 }
 
 impl TemporaryFolder {
-    /// Creates a folder in `cache` and removes folders that killed processes left.
+    /// Creates a folder in `cache`, and removes the folders that killed processes left.
     fn create(cache: &Path, key: &str) -> Result<TemporaryFolder> {
-        // The cache is locked until the folder's own lock is held, so that no process takes it for a leftover.
+        // The cache is locked until the folder's own lock is held, so that no other process mistakes the folder for a leftover.
         let guard = lock_cache(cache)?;
         let locks = guard.is_some();
-        // Containers that share a cache have equal process ids, so the name is random.
+        // Containers that share a cache may have equal process ids, so the name is random.
         let nonce = std::collections::hash_map::RandomState::new().build_hasher().finish();
         let path = cache.join(format!("{TEMPORARY}{key}-{nonce:016x}"));
         std::fs::create_dir(&path).map_err(Error::io(&path))?;
@@ -413,7 +412,7 @@ impl TemporaryFolder {
     }
 }
 
-/// Locks the cache and removes what killed processes left in it; `None` where the file system has no locks.
+/// Locks the cache, and removes what killed processes left in it. Returns `None` if the file system has no locks.
 fn lock_cache(cache: &Path) -> Result<Option<File>> {
     let guard = File::open(cache).map_err(Error::io(cache))?;
     if guard.lock().is_err() {
@@ -423,7 +422,7 @@ fn lock_cache(cache: &Path) -> Result<Option<File>> {
     Ok(Some(guard))
 }
 
-/// Removes temporary folders whose lock nobody holds.
+/// Removes temporary folders that no process has locked.
 fn remove_leftovers(cache: &Path) -> Result<()> {
     for entry in std::fs::read_dir(cache).map_err(Error::io(cache))? {
         let entry = entry.map_err(Error::io(cache))?;
@@ -440,7 +439,7 @@ fn remove_leftovers(cache: &Path) -> Result<()> {
 
 impl Drop for TemporaryFolder {
     fn drop(&mut self) {
-        // After the rename there is nothing to remove; a failure leaves a leftover for the next process.
+        // After the rename, nothing is left to remove. If the removal fails, the next process removes the folder.
         let _ = std::fs::remove_dir_all(&self.path);
     }
 }

@@ -53,13 +53,13 @@ fn documents_come_back_in_order_over_files_and_shards() {
     }
 }
 
-/// The tokens of lines of `sources`, in files of `shard` bytes.
+/// Tokenizes the lines of `sources`, with at most `shard` bytes per file of tokens.
 fn prepare_sharded(sources: &[PathBuf], cache: &Path, shard: u64) -> TokenDataset {
     let (options, sizes) = (lines(), Sizes { shard, ..Sizes::DEFAULT });
     Preparation::new(sources, &options, &tokenizer(), cache, sizes).unwrap().dataset().unwrap()
 }
 
-/// The folders of a cache, which also has a file of hashes.
+/// Returns the folders of a cache, without its file of hashes.
 fn folders(cache: &Path) -> Vec<PathBuf> {
     let entries = std::fs::read_dir(cache).unwrap().map(|entry| entry.unwrap().path());
     entries.filter(|path| path.is_dir()).collect()
@@ -129,7 +129,7 @@ fn a_file_that_is_cut_while_it_is_open_is_an_error() {
 fn a_source_that_changes_while_it_is_read_is_an_error() {
     let folder = tempfile::tempdir().unwrap();
     let path = write(folder.path(), "a.txt", &"a line of text\n".repeat(200_000));
-    // Appends for as long as the file is hashed and tokenized, a line at a time.
+    // A thread appends one line after another while the file is hashed and tokenized.
     let done = std::sync::atomic::AtomicBool::new(false);
     std::thread::scope(|scope| {
         scope.spawn(|| {
@@ -157,7 +157,7 @@ fn folders_of_killed_processes_are_removed_and_those_of_others_are_not() {
     assert_ne!(living.path, second.path, "two containers with equal process ids");
     prepare(&source, &lines(), &tokenizer(), &cache).unwrap();
     assert!(living.path.is_dir() && second.path.is_dir() && !cache.join(".tmp-0123-77").exists());
-    // Also where the tokens are there already.
+    // Leftovers are also removed if the tokens exist already.
     std::fs::create_dir_all(cache.join(".tmp-0123-78/x")).unwrap();
     prepare(&source, &lines(), &tokenizer(), &cache).unwrap();
     assert!(living.path.is_dir() && second.path.is_dir() && !cache.join(".tmp-0123-78").exists());
@@ -190,7 +190,7 @@ fn the_bundled_corpus_has_the_counts_that_its_readme_states() {
     assert_eq!(dataset.total_bytes(), 11_129_674);
 }
 
-/// The bundled tokenizer with a chat template, which ends turns with `!`.
+/// Returns the bundled tokenizer with a chat template that ends turns with `!`.
 fn chat_tokenizer(folder: &Path) -> Tokenizer {
     let bundled = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../data/tokenizer/tokenizer.json");
     std::fs::copy(bundled, folder.join("tokenizer.json")).unwrap();
@@ -200,7 +200,7 @@ fn chat_tokenizer(folder: &Path) -> Tokenizer {
     Tokenizer::load(folder).unwrap()
 }
 
-/// The text of a document, with brackets around the parts that contribute to the loss.
+/// Returns the text of a document, with brackets around the parts that contribute to the loss.
 fn learned(dataset: &TokenDataset, tokenizer: &Tokenizer, i: usize) -> String {
     let tokens = dataset.tokens(i, 0..dataset.document_len(i).unwrap()).unwrap();
     let groups = tokens.chunk_by(|a, b| (dataset.target(*a) < 0) == (dataset.target(*b) < 0));
@@ -236,7 +236,7 @@ fn the_loss_is_taken_of_answers_and_completions_alone() {
     assert_eq!(learned(&whole, &tokenizer, 1), "[the cat sat<|endoftext|>]");
     assert_eq!((whole.meta().target_tokens, whole.meta().loss_mask), (whole.total_tokens(), false));
     assert_eq!(whole.document(0).unwrap(), dataset.document(0).unwrap());
-    // Tokens depend on the template.
+    // If the template changes, the tokens change.
     std::fs::write(folder.path().join("chat_template.jinja"), "{{ 'no turns' }}").unwrap();
     let error = prepare(&sources, &options, &tokenizer, &cache).err().unwrap().to_string();
     assert!(error.contains("chat.jsonl:1: ") && error.contains("writes nothing for message 2"), "{error}");

@@ -13,16 +13,16 @@ use ottava_common::{Result, interrupt};
 /// A part of a document.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Segment {
-    /// Its text.
+    /// The text of the part.
     pub text: String,
-    /// Whether its tokens contribute to the loss.
+    /// Whether the tokens of the part contribute to the loss.
     pub learned: bool,
-    /// Whether a document begins with it.
+    /// Whether the part is the beginning of a document.
     pub starts: bool,
 }
 
-/// The first `rows` rows that a run trains on. The first token of a document, which nothing in its row predicts, counts as not learned, and
-/// padding is left out.
+/// Returns the first `rows` rows that a run trains on, without padding. The first token of a document counts as not trained on, because no token of
+/// its row predicts it.
 pub fn preview(
     sets: &[DataSet],
     layout: RowLayout,
@@ -30,13 +30,13 @@ pub fn preview(
     tokenizer: &Tokenizer,
     rows: usize,
 ) -> Result<Vec<Vec<Segment>>> {
-    // Edges are shown whether attention sees them or not.
+    // The edges of documents are shown even if attention crosses them.
     let layout = RowLayout { document_mask: true, ..layout };
     let mut loader = BatchLoader::new(sets, layout, &DataState::start(sets, seed), RowShare::ALL)?;
     (0..rows).map(|_| row(&mut loader, tokenizer, layout.packing != Packing::Wrapped)).collect()
 }
 
-/// Tokens of documents in the first `rows` rows that a run trains on, and how many of them contribute to the loss.
+/// Counts the tokens of documents in the first `rows` rows that a run trains on, and the tokens of them that contribute to the loss.
 pub fn count_targets(sets: &[DataSet], layout: RowLayout, seed: u64, rows: u64) -> Result<[u64; 2]> {
     let mut loader = BatchLoader::new(sets, layout, &DataState::start(sets, seed), RowShare::ALL)?;
     let mut counts = [0, 0];
@@ -49,7 +49,7 @@ pub fn count_targets(sets: &[DataSet], layout: RowLayout, seed: u64, rows: u64) 
     Ok(counts)
 }
 
-/// The documents of the next row. The last target of one belongs to it if documents are `whole`, and else to the next one.
+/// Returns the documents of the next row. If documents are `whole`, the last target of a document belongs to it; otherwise, to the next document.
 fn row(loader: &mut BatchLoader, tokenizer: &Tokenizer, whole: bool) -> Result<Vec<Segment>> {
     let batch = loader.next_batch(1)?;
     let (mut at, mut parts) = (0, Vec::new());
@@ -63,10 +63,10 @@ fn row(loader: &mut BatchLoader, tokenizer: &Tokenizer, whole: bool) -> Result<V
             tokens.push((last, true));
         }
         if at == batch.inputs.len() && targets.iter().all(|&target| target == IGNORE_INDEX) {
-            // Padding, or a document whose targets were all cut off.
+            // The rest is padding, or a document whose targets were all truncated.
             break;
         }
-        // A part keeps the space before its first word.
+        // Each document gets its own detokenizer; its later parts keep the space before their first word.
         let mut detokenizer = Detokenizer::default();
         for (i, group) in tokens.chunk_by(|a, b| a.1 == b.1).enumerate() {
             let texts = group.iter().map(|&(id, _)| Ok(detokenizer.push(tokenizer, id as u32)?.text));

@@ -1,4 +1,4 @@
-//! Records of prompts: a prompt, and columns that rewards read.
+//! Records of prompts: a prompt, and the columns that rewards read.
 
 use ottava_jinja::json_text::{self, unusual};
 use serde_json::{Map, Value};
@@ -11,7 +11,7 @@ use crate::values::{field, is_not};
 /// The field with further variables of the chat template.
 const KWARGS: &str = "chat_template_kwargs";
 
-/// The prompt of a record. Errors with the reason.
+/// Reads the prompt of a record. Errors with the reason.
 pub(super) fn prompt_record(record: &Map<String, Value>) -> Result<PromptRecord, String> {
     let prompt = match field(record, "prompt")? {
         Value::String(text) if text.is_empty() => return Err("field `prompt` is empty".into()),
@@ -25,7 +25,7 @@ pub(super) fn prompt_record(record: &Map<String, Value>) -> Result<PromptRecord,
     Ok(PromptRecord { prompt, kwargs: kwargs(record)?, columns: Value::Object(record.clone()) })
 }
 
-/// What is shown of a text with half of a character in `value`: columns cannot hold that text.
+/// Describes the first text in `value` that has half of a character, which columns cannot store; `None` if there is no such text.
 fn cut_text(value: &Value) -> Option<&str> {
     let inner = match value {
         Value::Array(items) => items.iter().find_map(cut_text),
@@ -35,7 +35,8 @@ fn cut_text(value: &Value) -> Option<&str> {
     inner.or_else(|| unusual(value).filter(|shown| shown.starts_with("a text")))
 }
 
-/// The further variables of the template, an object or the JSON text of one. `null` counts as missing, as Parquet writes it.
+/// Reads the further variables of the template: an object, or the JSON text of an object. A variable that is `null` counts as missing, because
+/// Parquet writes `null` for missing values.
 fn kwargs(record: &Map<String, Value>) -> Result<Map<String, Value>, String> {
     let wrong = || format!("field `{KWARGS}` is not an object of variables of the chat template");
     let mut kwargs = match record.get(KWARGS) {

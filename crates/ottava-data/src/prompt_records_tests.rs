@@ -5,7 +5,7 @@ use crate::fields::json_content;
 use crate::mapping::Mapping;
 use crate::records::Formatting;
 
-/// The content of a line of this formatting, with other names of fields.
+/// Reads the content of a line with this formatting and other names of fields.
 fn read(line: &str, mut formatting: Formatting, fields: &[&str]) -> Result<Content, String> {
     let fields: Vec<String> = fields.iter().map(|entry| entry.to_string()).collect();
     json_content(line, "text", &mut formatting, &Mapping::parse(&fields, &[]).unwrap())
@@ -20,7 +20,7 @@ fn prompt(record: &Value, fields: &[&str]) -> PromptRecord {
 
 #[test]
 fn texts_and_messages_are_read_with_all_columns() {
-    // The records of TRL, verl and OpenRLHF.
+    // The records have the forms of TRL, verl and OpenRLHF.
     let text = json!({"solution": "4", "prompt": "2 + 2", "level": 3});
     let PromptRecord { prompt: content, kwargs, columns } = prompt(&text, &[]);
     assert_eq!((content, kwargs.len(), &columns), (Content::Text("2 + 2".into()), 0, &text));

@@ -1,7 +1,7 @@
-//! Prompts, to which a model writes completions, in the order of the epochs.
+//! Prompts that the model completes, in the order of the epochs.
 //!
-//! Data sets of prompts are mixed by shares of the prompts, as `mixture.rs` mixes rows by shares of the tokens. Ranks take turns, so the prompts of a
-//! step do not depend on the number of ranks.
+//! Several data sets are mixed by shares of the prompts, just as `mixture.rs` mixes rows by shares of the tokens. Ranks take prompts in turns, so the
+//! prompts of a step do not depend on the number of ranks.
 
 use std::sync::Arc;
 
@@ -16,26 +16,26 @@ use ottava_common::{Error, Result};
 /// A prompt with the fields of its record.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Prompt {
-    /// The name of its data set; empty if the run has only one.
+    /// The name of the data set; empty if the run has only one.
     pub set: String,
-    /// Its document in the data set.
+    /// The number of the prompt's document in the data set.
     pub document: usize,
-    /// Its tokens; at least one.
+    /// The tokens of the prompt; at least one.
     pub tokens: Vec<u32>,
-    /// All fields of its record, `prompt` included, which rewards read.
+    /// All fields of the record, including `prompt`. Rewards read them.
     pub columns: Map<String, Value>,
 }
 
-/// The prompts of a data set that are short enough.
+/// The prompts of a data set that are not too long.
 pub struct PromptSet {
-    /// Its name; empty if the run has only one.
+    /// The name of the data set; empty if the run has only one.
     pub name: String,
-    /// Its share of the prompts of a run, divided by the sum of the shares of all sets.
+    /// The weight of its share: the share of the prompts of a run is this number divided by the sum over all data sets.
     pub share: u64,
     dataset: Arc<TokenDataset>,
-    /// Documents to train on.
+    /// The training documents.
     train: Vec<usize>,
-    /// Documents for validation.
+    /// The validation documents.
     validation: Vec<usize>,
     excess: Excess,
 }
@@ -43,17 +43,17 @@ pub struct PromptSet {
 /// The prompts of a data set that are too long.
 struct Excess {
     max_length: usize,
-    /// The number of prompts that are left out.
+    /// The number of prompts that are left out because they are too long.
     left_out: usize,
-    /// Tokens of the longest prompt.
+    /// The number of tokens of the longest prompt.
     longest: usize,
 }
 
 impl PromptSet {
-    /// The prompts of `dataset` with at most `max_length` tokens, divided by `split`. The share is 1.
+    /// Selects the prompts of `dataset` with at most `max_length` tokens, and divides them by `split`. The share is 1.
     ///
-    /// Errors with [`Error::Data`] when all prompts to train on are longer, or the tables of the data can no longer be read. Panics if the
-    /// data are no prompts: a bug of the caller.
+    /// Errors with [`Error::Data`] if all training prompts are longer, or if the tables of the data can no longer be read. Panics if the data are not
+    /// prompts, which the caller must ensure.
     pub fn new(name: &str, dataset: Arc<TokenDataset>, split: &Split, max_length: usize) -> Result<PromptSet> {
         assert!(dataset.meta().kind == RecordKind::Prompts, "the records are prompts");
         let mut excess = Excess { max_length, left_out: 0, longest: 0 };
@@ -69,22 +69,22 @@ impl PromptSet {
         Ok(PromptSet { name: name.into(), share: 1, dataset, train, validation, excess })
     }
 
-    /// Number of prompts to train on.
+    /// Returns the number of training prompts.
     pub fn train_len(&self) -> usize {
         self.train.len()
     }
 
-    /// Number of prompts for validation.
+    /// Returns the number of validation prompts.
     pub fn validation_len(&self) -> usize {
         self.validation.len()
     }
 
-    /// Number of prompts, to train on or for validation, that are left out since they are too long.
+    /// Returns the number of training and validation prompts that are left out because they are too long.
     pub fn left_out(&self) -> usize {
         self.excess.left_out
     }
 
-    /// A sentence for the log, if prompts are left out.
+    /// Returns a sentence for the log if prompts are left out.
     pub fn describe_left_out(&self) -> Option<String> {
         let Excess { max_length, left_out, longest } = self.excess;
         let all = self.dataset.len();
@@ -94,12 +94,12 @@ impl PromptSet {
         })
     }
 
-    /// What tells the data from others: a hash of files, tokenizer and options.
+    /// Returns a hash of files, tokenizer and options, which differs between different data.
     pub fn key(&self) -> &str {
         &self.dataset.meta().key
     }
 
-    /// The prompt for validation number `i`. Errors with [`Error::Data`] when a file can no longer be read.
+    /// Returns validation prompt number `i`. Errors with [`Error::Data`] if a file can no longer be read.
     pub fn validation(&self, i: usize) -> Result<Prompt> {
         self.prompt(self.validation[i])
     }
@@ -110,13 +110,13 @@ impl PromptSet {
     }
 }
 
-/// The start of a message about the set `name`.
+/// Returns the beginning of a message about the data set `name`.
 fn label(name: &str) -> String {
     if name.is_empty() { String::new() } else { format!("data set `{name}`: ") }
 }
 
 impl Excess {
-    /// The `documents` that are short enough. Counts the others.
+    /// Returns the `documents` that are not too long, and counts the other documents.
     fn leave_out(&mut self, dataset: &TokenDataset, documents: impl Iterator<Item = usize>) -> Result<Vec<usize>> {
         let mut kept = Vec::new();
         for document in documents {
@@ -131,21 +131,22 @@ impl Excess {
     }
 }
 
-/// An endless stream of prompts, in another order in each epoch.
+/// An endless stream of prompts. Each epoch has another order.
 pub struct PromptLoader {
     sets: Vec<PromptSet>,
     shares: Vec<u64>,
     places: Vec<LoaderState>,
-    /// Prompts of each set so far.
+    /// The number of prompts so far, for each data set.
     counts: Vec<u64>,
     share: RowShare,
 }
 
 impl PromptLoader {
-    /// Starts at `state`, the same on all ranks; [`DataState::start`] is the start of a run. Prompts of `sets` are mixed by their shares.
+    /// Starts at `state`, which must be the same on all ranks; [`DataState::start`] is the start of a run. Prompts of `sets` are mixed by their
+    /// shares.
     ///
-    /// Errors with [`Error::Checkpoint`] when the state does not fit the data. Panics without sets, or when the rank is not below the world: bugs
-    /// of the caller.
+    /// Errors with [`Error::Checkpoint`] if the state does not fit the data. Panics if there are no sets, or if the rank is not below the world,
+    /// which the caller must exclude.
     pub fn new(sets: Vec<PromptSet>, state: &DataState, share: RowShare) -> Result<PromptLoader> {
         assert!(!sets.is_empty() && share.rank < share.world, "{share:?}");
         let states = state.sets(sets.len())?;
@@ -158,10 +159,10 @@ impl PromptLoader {
         Ok(PromptLoader { shares: sets.iter().map(|set| set.share).collect(), sets, places, counts, share })
     }
 
-    /// The next `count` prompts of this rank: of `count` times `world` prompts, every `world`th. All ranks have to ask for the same numbers of
-    /// prompts.
+    /// Returns the next `count` prompts of this rank: every `world`th prompt of the next `count` times `world` prompts. All ranks must request the
+    /// same numbers of prompts.
     ///
-    /// Errors with [`Error::Data`] when a file can no longer be read.
+    /// Errors with [`Error::Data`] if a file can no longer be read.
     pub fn next(&mut self, count: usize) -> Result<Vec<Prompt>> {
         let RowShare { rank, world } = self.share;
         let turns: Vec<(usize, usize)> = (0..count * world).map(|_| self.advance()).collect();
@@ -169,7 +170,7 @@ impl PromptLoader {
         mine.map(|(set, document)| self.sets[set].prompt(document)).collect()
     }
 
-    /// The set and the document of the next prompt.
+    /// Returns the data set and the document of the next prompt.
     fn advance(&mut self) -> (usize, usize) {
         let set = next_set(&self.shares, &self.counts);
         self.counts[set] += 1;
@@ -177,23 +178,24 @@ impl PromptLoader {
         (set, documents[self.places[set].next_item(documents.len())])
     }
 
-    /// The place of the next prompt of all ranks.
+    /// Returns the position of the next prompt of all ranks.
     pub fn state(&self) -> DataState {
         let states = self.places.iter().zip(&self.counts).map(|(&rows, &tokens)| SetState { rows, tokens });
         DataState::of(states.collect())
     }
 
-    /// Its data sets.
+    /// Returns the data sets.
     pub fn sets(&self) -> &[PromptSet] {
         &self.sets
     }
 
-    /// Number of prompts for validation, of all sets.
+    /// Returns the number of validation prompts of all data sets.
     pub fn validation_len(&self) -> usize {
         self.sets.iter().map(PromptSet::validation_len).sum()
     }
 
-    /// The prompt for validation number `i`, set after set, the same on all ranks. Errors as [`PromptLoader::next`].
+    /// Returns validation prompt number `i`, counted over all data sets in order. It is the same on all ranks. Has the errors of
+    /// [`PromptLoader::next`].
     pub fn validation(&self, i: usize) -> Result<Prompt> {
         let mut place = i;
         for set in &self.sets {

@@ -12,7 +12,7 @@ use ottava_common::hash::{seal, sha256_file};
 const TEMPLATE: &str = "{% for m in messages %}<{{ m.role }}>{{ m.content }}</>{% endfor %}{% if tools %}{{ tools | tojson }}{% endif %}\
                         {% if add_generation_prompt %}<assistant>{% if thinks is false %}no{% endif %}{% endif %}";
 
-/// A folder for data and tokens, with a tokenizer that begins texts and a chat template.
+/// A folder for data and tokens, a tokenizer that adds a token before texts, and a chat template.
 struct Inputs {
     folder: tempfile::TempDir,
     tokenizer: Tokenizer,
@@ -41,7 +41,7 @@ impl Inputs {
     }
 }
 
-/// Prompts of 1 to `count` words, with their numbers as answers.
+/// Returns prompts of 1 to `count` words. The answer of each prompt is its number.
 fn numbered(inputs: &Inputs, count: usize) -> Arc<TokenDataset> {
     let line = |i| json!({"prompt": "word".to_string() + &" word".repeat(i), "answer": i}).to_string();
     Arc::new(inputs.prepare(&(0..count).map(line).collect::<Vec<_>>()).unwrap())
@@ -121,7 +121,7 @@ fn damaged_columns_are_errors() {
     for name in ["columns.bin", "column_starts.bin"] {
         let path = folder.join(name);
         let good = std::fs::read(&path).unwrap();
-        // Another size, another content, and offsets that fall.
+        // The cases are another size, another content, and offsets that decrease.
         let mut shorter = good.clone();
         shorter.truncate(good.len() - 8);
         let mut other = good.clone();
@@ -133,7 +133,7 @@ fn damaged_columns_are_errors() {
         }
         std::fs::write(&path, good).unwrap();
     }
-    // Offsets that fall, in a folder whose hashes are right.
+    // The offsets decrease, but the hashes of the folder are right.
     let (path, meta) = (folder.join("column_starts.bin"), dataset.meta().clone());
     let good = std::fs::read(&path).unwrap();
     let bad = [&good[..8], &good[16..24], &good[8..16], &good[24..]].concat();
@@ -149,7 +149,7 @@ fn damaged_columns_are_errors() {
             "{error:?}"
         );
     }
-    // Files that change while they are open.
+    // The files change while they are open.
     let path = folder.join("columns.bin");
     let mut bytes = std::fs::read(&path).unwrap();
     assert_eq!(dataset.columns(0).unwrap()["answer"], 0);
@@ -184,7 +184,7 @@ fn records_that_no_prompt_can_be_encoded_from_are_errors() {
     ] {
         assert!(error(record).contains(says), "{says}");
     }
-    // A record of control characters is within the limit of a line, and its JSON of escapes is not.
+    // A record of control characters is within the limit of a line, but its JSON with escapes exceeds the limit.
     let csv = inputs.folder.path().join("large.csv");
     std::fs::write(&csv, format!("prompt,answer\na,{}\nb,c\n", "\u{1}".repeat(11 << 20))).unwrap();
     let options = SourceOptions { formatting: Formatting::Prompts, ..SourceOptions::default() };

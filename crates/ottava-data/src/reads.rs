@@ -1,40 +1,40 @@
-//! What templates read of messages, and messages in that form.
+//! Finds which fields of messages templates read, and converts messages to the form that they read.
 
 use std::collections::BTreeSet;
 
 use ottava_jinja::json_text;
 use serde_json::{Map, Value};
 
-/// Fields that hold the thinking of an answer.
+/// The fields that may hold the thinking of an answer.
 const THINKING: [&str; 3] = ["reasoning_content", "thinking", "reasoning"];
 
-/// The form of content that is a list of parts.
+/// What content becomes if it is a list of parts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Parts {
-    /// The list.
+    /// It stays a list.
     Listed,
-    /// One text.
+    /// It becomes one text.
     Joined,
-    /// One text; missing content is `null`, which some templates ask for.
+    /// It becomes one text, and missing content becomes `null`, which some templates test.
     JoinedOrNull,
 }
 
-/// The fields of messages that templates read, found in their source.
+/// The fields of messages that templates read, found in the source of the templates.
 pub(super) struct Reads {
-    /// All words of the source.
+    /// All words of the sources.
     words: BTreeSet<String>,
-    /// The words of [`THINKING`] that are read as fields, and not only as variables.
+    /// The words of [`THINKING`] that the templates read as fields, and not only as variables.
     thinking: Vec<&'static str>,
-    /// Whether whole messages are written, with all fields.
+    /// Whether the templates write whole messages with all fields.
     whole: bool,
-    /// Whether arguments of calls are written as JSON, and so have to be objects, as transformers' users pass them.
+    /// Whether the templates write the arguments of calls as JSON. Then arguments must be objects, as users of transformers pass them.
     parses_arguments: bool,
-    /// Whether the content of messages may be a list of parts.
+    /// Whether the templates accept content that is a list of parts.
     takes_parts: bool,
 }
 
 impl Reads {
-    /// The reads of templates with these sources; `takes_parts` says whether they look into lists of parts.
+    /// Analyses templates with these sources. `takes_parts` says whether they read lists of parts.
     pub(super) fn of<'a>(sources: impl Iterator<Item = &'a str>, takes_parts: bool) -> Reads {
         let (words, thinking) = (BTreeSet::new(), Vec::new());
         let mut reads = Reads { words, thinking, whole: false, parses_arguments: false, takes_parts };
@@ -51,7 +51,7 @@ impl Reads {
                     .any(|use_| dense.contains(use_))
             };
             reads.thinking.extend(THINKING.iter().filter(is_field));
-            // A template that looks at the type takes both.
+            // A template that tests the type accepts arguments as text and as objects.
             reads.parses_arguments |= dense.contains("arguments|tojson") && !dense.contains("argumentsisstring");
         }
         reads
@@ -62,10 +62,10 @@ impl Reads {
             || if THINKING.contains(&field) { self.thinking.contains(&field) } else { self.words.contains(field) }
     }
 
-    /// `message` in the form that the template reads: without fields that are `null` and without an empty list of calls, arguments of calls
-    /// as objects, its thinking in the field that the template has for it, and content as `content` says.
+    /// Converts `message` to the form that the template reads. Fields that are `null` and an empty list of calls are removed, arguments of calls
+    /// become objects, thinking moves to the field that the template reads, and content gets the form `content`.
     ///
-    /// Errors with the reason for parts that are no text and are to be joined.
+    /// Errors with the reason if parts must be joined and a part is not a text.
     pub(super) fn settle(&self, message: &Value, content: Parts) -> Result<Value, String> {
         let Some(fields) = message.as_object() else { return Ok(message.clone()) };
         let has_value = |(name, value): &(&String, &Value)| {
@@ -91,7 +91,7 @@ impl Reads {
         Ok(Value::Object(fields))
     }
 
-    /// The forms of content that the template may take, in the order in which they are tried.
+    /// Returns the forms of content that the template may accept, in the order in which they are tried.
     pub(super) fn forms(&self) -> &'static [Parts] {
         if self.takes_parts {
             &[Parts::Listed, Parts::Joined, Parts::JoinedOrNull]
@@ -100,7 +100,7 @@ impl Reads {
         }
     }
 
-    /// Leaves out `null` in calls, and reads arguments that are the text of an object.
+    /// Removes `null` fields of calls, and parses arguments that are the JSON text of an object.
     fn settle_calls(&self, fields: &mut Map<String, Value>) {
         for call in fields.get_mut("tool_calls").and_then(Value::as_array_mut).into_iter().flatten() {
             let Some(call) = call.as_object_mut() else { continue };
@@ -118,7 +118,7 @@ impl Reads {
     }
 }
 
-/// The texts of parts, on lines of their own, as the server joins them.
+/// Joins the texts of parts. Each text is on its own line, as the server joins parts.
 fn join_parts(parts: &[Value]) -> Result<String, String> {
     let text = |part: &Value| part.as_str().or_else(|| part.get("text")?.as_str()).map(str::to_string);
     let texts: Option<Vec<String>> = parts.iter().map(text).collect();

@@ -1,4 +1,4 @@
-//! Records of a `.jsonl` file: a text, a chat, or a prompt with its completion.
+//! Records of files: a text, a chat, a prompt with its completion, and other formattings.
 
 use ottava_jinja::json_text;
 use schemars::JsonSchema;
@@ -13,7 +13,7 @@ use crate::prompt_records::prompt_record;
 use crate::shards::{PreferenceKind, RecordKind};
 use crate::values::{list, text};
 
-/// The fields that a record has.
+/// The formatting of a file: the fields that its records have.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Formatting {
@@ -32,7 +32,7 @@ pub enum Formatting {
     Sharegpt,
     /// `input_ids`; all of them contribute to the loss.
     Tokens,
-    /// input_ids, and labels (-100 for no target), loss_mask, assistant_masks or completion_mask (1 for a target).
+    /// input_ids, and labels (-100 if the token is not a target), loss_mask, assistant_masks or completion_mask (1 for a target).
     LabeledTokens,
     /// chosen and rejected, two texts or two lists of messages, after a prompt or with a common beginning.
     Preference,
@@ -42,14 +42,14 @@ pub enum Formatting {
     Prompts,
 }
 
-/// Fields that say which of `input_ids` are targets: 1 for a target.
+/// The fields that may say which of `input_ids` are targets; 1 marks a target.
 const MASKS: [&str; 3] = ["loss_mask", "assistant_masks", "completion_mask"];
 
 /// The label of a token that is not trained on.
 const NO_LABEL: i64 = -100;
 
 impl Formatting {
-    /// The name as in `data.records.formatting`.
+    /// Returns the name in `data.records.formatting`.
     pub fn as_str(self) -> &'static str {
         match self {
             Formatting::Auto => "auto",
@@ -66,7 +66,7 @@ impl Formatting {
         }
     }
 
-    /// The formatting of a file whose first record is `record`. Errors with the reason where this is not an object.
+    /// Detects the formatting of a file from its first record. Errors with the reason if `record` is not an object.
     pub(super) fn detect(record: &str) -> Result<Formatting, String> {
         match json_text::parse(record) {
             Ok(Value::Object(record)) => Ok(Formatting::of_record(&record)),
@@ -75,7 +75,8 @@ impl Formatting {
         }
     }
 
-    /// The formatting of records with the fields of `record`. The fields of a chat go before `text`, and `null` is no field.
+    /// Returns the formatting of records with the fields of `record`. Fields of chats take precedence over `text`, and fields that are `null` count
+    /// as missing.
     pub(super) fn of_record(record: &Map<String, Value>) -> Formatting {
         let has = |key: &str| record.get(key).is_some_and(|value| !value.is_null());
         match () {
@@ -93,12 +94,12 @@ impl Formatting {
         }
     }
 
-    /// Whether each record has a prompt, which does not contribute to the loss.
+    /// Whether each record has a prompt that does not contribute to the loss.
     pub fn has_prompts(self) -> bool {
         !matches!(self, Formatting::Auto | Formatting::Text | Formatting::Tokens)
     }
 
-    /// What the records are.
+    /// Returns the kind of the records.
     pub fn kind(self) -> RecordKind {
         match self {
             Formatting::Preference => RecordKind::Preferences(PreferenceKind::Pairs),
@@ -108,7 +109,7 @@ impl Formatting {
         }
     }
 
-    /// The content of a record that is not a plain text. Errors with the reason.
+    /// Reads the content of a record that is not a plain text. Errors with the reason.
     pub(super) fn read(self, record: &Value) -> Result<Content, String> {
         let record = record.as_object().ok_or("a record is an object")?;
         let chat = |messages: Vec<Value>| Content::Chat(Chat { messages, ..Chat::default() });
@@ -167,7 +168,7 @@ fn tokens(record: &Map<String, Value>) -> Result<Content, String> {
     Ok(Content::Tokens { ids, learned })
 }
 
-/// Descriptions of functions, a list or a list written as a text.
+/// Reads the descriptions of functions: a list, or the JSON text of a list.
 fn tools(record: &Map<String, Value>) -> Result<Value, String> {
     let wrong = || "field `tools` is not a list".to_string();
     let tools = match record.get("tools") {

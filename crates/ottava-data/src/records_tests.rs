@@ -110,7 +110,7 @@ fn wrong_records_say_which_field() {
     }
 }
 
-/// Roles, contents and `train` of the messages of a chat.
+/// Returns role, content and `train` of the messages of a chat.
 fn turns(record: Value) -> Result<Value, String> {
     let Content::Chat(chat) = read(record)? else { panic!("a chat") };
     let turn = |message: &Value| json!([message["role"], message["content"], message.get("train")]);
@@ -164,7 +164,7 @@ fn turns_with_a_weight_of_zero_are_not_trained_on() {
     );
     let both = json!({"role": "assistant", "content": "x", "weight": 0, "train": true});
     assert!(message(both).unwrap_err().contains("contradict"));
-    // Other fields of a turn are fields of its message, so an unknown one is refused where chats are rendered.
+    // Fields of a turn that the reader does not know stay in the message. Encoding refuses such a field if the chat template does not read it.
     let Content::Chat(chat) = read(json!({"conversations": [{"from": "gpt", "value": "x", "mask": 1}]})).unwrap()
     else {
         panic!("a chat")
@@ -230,7 +230,7 @@ fn conversations_with_a_label_are_preferences() {
     ] {
         assert_eq!(read(record.clone()).unwrap(), expected(label), "{record}");
     }
-    // Another column of this name says nothing about an answer.
+    // A column `label` with other values is not the label of an answer.
     assert_eq!(Formatting::detect(r#"{"messages": [], "label": "sports"}"#), Ok(Formatting::Messages));
     let reason = read(json!({"messages": [user], "label": true})).unwrap_err();
     assert!(reason.contains("ends with the answer of the assistant"), "{reason}");

@@ -1,23 +1,23 @@
-//! Tokens on disk: a folder that [`prepare`](super::prepare()) wrote, checked when it is first opened and read as needed.
+//! Tokens on disk: a folder that [`prepare`](super::prepare()) wrote. It is checked when it is first opened, and read as needed.
 //!
 //! | file | content, little endian |
 //! |---|---|
 //! | `tokens-00000.bin`, ... | the ids of all documents in order, u16 or u32; a document never spans two files |
-//! | `documents.bin` | u64 for each document: its first token, counted over all files; then the number of tokens |
+//! | `documents.bin` | u64 for each document: its first token, counted over all files; last, the number of tokens |
 //! | `bytes.bin` | u32 for each document: bytes of its text in UTF-8, for bits per byte |
-//! | `labels.bin` | u8 for each document, of completions with labels: 1 for a desirable one, else 0 |
-//! | `margins.bin` | f32 for each document, if some pairs have margins: the margin of the pair for the chosen document, 0 for the other |
-//! | `columns.bin` | of prompts: a JSON object for each document, UTF-8, all fields of its record, which rewards read |
-//! | `column_starts.bin` | of prompts, u64 for each document: the first byte of its object in `columns.bin`; then the number of bytes |
-//! | `targets.bin` | with a loss mask, u32 for each document: its first target, counted in tokens from 0; `u32::MAX` if there is none |
-//! | `meta.json` | [`Meta`] with a checksum of itself; written last |
-//! | `checked.json` | the stamps of these files when they were checked; while they are the same, opening reads none of them |
+//! | `labels.bin` | only for completions with labels, u8 for each document: 1 for a desirable completion, else 0 |
+//! | `margins.bin` | only if some pairs have margins, f32 for each document: the margin of the pair for the chosen document, 0 for the rejected |
+//! | `columns.bin` | only for prompts: for each document a JSON object in UTF-8 with all fields of its record, which rewards read |
+//! | `column_starts.bin` | only for prompts, u64 for each document: the first byte of its object in `columns.bin`; last, the number of bytes |
+//! | `targets.bin` | only with a loss mask, u32 for each document: its first target, counted in tokens from 0; `u32::MAX` without targets |
+//! | `meta.json` | [`Meta`] with its own checksum; written last |
+//! | `checked.json` | the stamps of these files when they were checked; while the stamps are equal, opening reads none of the files |
 //! | `rows-*.json` | [`Statistics`](super::statistics::Statistics) of a run |
 //!
-//! With a loss mask, ids are u32 and the highest bit of a token says that it is not a target.
+//! With a loss mask, ids are u32, and the highest bit of a token says that the token is not a target.
 //!
-//! Tokens and tables are read with positioned reads, so a file that is truncated meanwhile is an error and not SIGBUS, and memory does not
-//! grow with the data.
+//! Tokens and tables are read with positioned reads. So a file that is truncated in the meantime is an error and not SIGBUS, and memory does not grow
+//! with the data.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -40,73 +40,73 @@ use ottava_common::{Error, Result, input, interrupt};
 /// The version of the folder's layout that this program writes and reads.
 pub const FORMAT: u32 = 6;
 
-/// Set in a stored token that the loss leaves out as a target, where [`Meta::loss_mask`] is.
+/// A bit of a stored token: the loss ignores the token as a target. Only used if [`Meta::loss_mask`] is set.
 pub const MASKED: u32 = 1 << 31;
 
 /// The content of `meta.json`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Meta {
-    /// [`FORMAT`] when it was written.
+    /// The value of [`FORMAT`] when the folder was written.
     pub format: u32,
-    /// Hash of everything that the tokens depend on: sources, tokenizer and options.
+    /// The hash of everything that the tokens depend on: sources, tokenizer and options.
     pub key: String,
-    /// Number of documents.
+    /// The number of documents.
     pub documents: u64,
-    /// Number of tokens, with tokens at the edges of documents.
+    /// The number of tokens, including the tokens at the edges of documents.
     pub tokens: u64,
-    /// Tokens that contribute to the loss.
+    /// The number of tokens that contribute to the loss.
     pub target_tokens: u64,
-    /// Whether some tokens are no targets.
+    /// Whether the loss ignores some tokens as targets.
     pub loss_mask: bool,
-    /// What the records are. Folders of earlier versions have preferences in the field `preference`.
+    /// The kind of the records. Folders of earlier versions have preferences in the field `preference`.
     #[serde(default, alias = "preference", skip_serializing_if = "RecordKind::is_documents")]
     pub kind: RecordKind,
     /// Whether some pairs have margins.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub margins: bool,
-    /// Bytes in UTF-8 of all texts that contribute to the loss, without the tokens that separate documents.
+    /// The number of bytes in UTF-8 of all texts that contribute to the loss, without the tokens that separate documents.
     pub bytes: u64,
     /// The storage type of a token.
     pub dtype: TokenType,
-    /// Ids are below this.
+    /// All ids are below this number.
     pub vocab_size: usize,
     /// The id that ends a text.
     pub eos_id: u32,
     /// SHA-256 of the `tokenizer.json` that made the ids.
     pub tokenizer_sha256: String,
-    /// Tokens in each `tokens-*.bin`.
+    /// The number of tokens in each `tokens-*.bin`.
     pub shards: Vec<u64>,
-    /// SHA-256 of each file of the folder but `meta.json`, by name.
+    /// SHA-256 of each file of the folder except `meta.json`, by file name.
     pub sha256: BTreeMap<String, String>,
-    /// The files that the text came from.
+    /// The source files of the tokens.
     pub sources: Vec<SourceFile>,
 }
 
-/// The names of the tables.
+/// The file names of the tables.
 pub(super) const DOCUMENTS: &str = "documents.bin";
 pub(super) const BYTES: &str = "bytes.bin";
 pub(super) const LABELS: &str = "labels.bin";
 pub(super) const MARGINS: &str = "margins.bin";
 pub(super) const TARGETS: &str = "targets.bin";
 
-/// The stamps of the files that were checked.
+/// The name of the file with the stamps of checked files.
 const CHECKED: &str = "checked.json";
 
-/// The largest `meta.json`: it has a line for each source.
+/// The maximum size of `meta.json` in bytes. The file has a line for each source.
 const MAX_META_BYTES: u64 = 256 << 20;
 
-/// Bytes of tokens that are checked at a time.
+/// The number of bytes of tokens that are checked at a time.
 const CHECK_BYTES: usize = 1 << 20;
 
-/// What the records of a data set are.
+/// The kind of the records of a data set.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum RecordKind {
-    /// Documents that are learned.
+    /// Documents that the model is trained on.
     #[default]
     Documents,
-    /// Prompts with columns, to which the model writes completions.
+    /// Prompts with columns. The model writes completions of the prompts.
     Prompts,
     /// Preferences.
     #[serde(untagged)]
@@ -118,12 +118,12 @@ impl RecordKind {
         *self == RecordKind::Documents
     }
 
-    /// The documents of a record.
+    /// Returns the number of documents of a record.
     pub fn documents(self) -> usize {
         self.preference().map_or(1, PreferenceKind::documents)
     }
 
-    /// The kind of preferences, if the records are preferences.
+    /// Returns the kind of preferences, if the records are preferences.
     pub fn preference(self) -> Option<PreferenceKind> {
         match self {
             RecordKind::Documents | RecordKind::Prompts => None,
@@ -132,7 +132,7 @@ impl RecordKind {
     }
 }
 
-/// What is preferred among documents.
+/// The form of preferences.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum PreferenceKind {
@@ -143,7 +143,7 @@ pub enum PreferenceKind {
 }
 
 impl PreferenceKind {
-    /// The documents of a record.
+    /// Returns the number of documents of a record.
     pub fn documents(self) -> usize {
         match self {
             PreferenceKind::Pairs => 2,
@@ -163,12 +163,12 @@ pub enum TokenType {
 }
 
 impl TokenType {
-    /// The smallest type that holds every id below `vocab_size`.
+    /// Returns the smallest type that can store every id below `vocab_size`.
     pub fn for_vocab(vocab_size: usize) -> TokenType {
         if vocab_size <= 1 << 16 { TokenType::U16 } else { TokenType::U32 }
     }
 
-    /// Bytes of one token.
+    /// Returns the number of bytes of one token.
     pub fn size(self) -> usize {
         match self {
             TokenType::U16 => 2,
@@ -177,39 +177,39 @@ impl TokenType {
     }
 }
 
-/// One file that text was read from.
+/// A source file of the tokens.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SourceFile {
-    /// Its path as it was given.
+    /// The path of the file, as the user wrote it.
     pub path: String,
-    /// Its size in bytes.
+    /// The size of the file in bytes.
     pub size: u64,
-    /// SHA-256 of its content.
+    /// SHA-256 of the content.
     pub sha256: String,
-    /// Number of its documents.
+    /// The number of documents of the file.
     pub documents: u64,
 }
 
-/// The name of the `index`th file of tokens.
+/// Returns the name of file number `index` of the tokens.
 pub fn shard_name(index: usize) -> String {
     format!("tokens-{index:05}.bin")
 }
 
-/// A folder of tokens, open for reading at random. Every document is known to be non-empty, every id in range, and every
-/// file the one that was written.
+/// A folder of tokens, open for random access. It was checked that no document is empty, that all ids are in range, and that each file is unchanged
+/// since it was written.
 pub struct TokenDataset {
     folder: PathBuf,
     meta: Meta,
     shards: Vec<Shard>,
-    /// The first token of each document, then the number of tokens.
+    /// The first token of each document. The last entry is the number of tokens.
     starts: Table<8>,
-    /// Bytes of the text of each document.
+    /// The number of text bytes of each document.
     bytes: Table<4>,
-    /// With a loss mask: the first target of each document behind its first token, counted in tokens; `u32::MAX` if there is none.
+    /// With a loss mask: for each document, the first target after its first token, counted in tokens; `u32::MAX` without targets.
     first_targets: Option<Table<4>>,
     /// The labels of documents, if they have labels: 1 for a desirable document, else 0.
     labels: Option<Table<1>>,
-    /// The margins of pairs, if they have margins; a margin stands at the chosen document of its pair.
+    /// The margins of pairs, if pairs have margins. The margin of a pair is stored with its chosen document.
     margins: Option<Table<4>>,
     /// The fields of the records of prompts.
     columns: Option<Columns>,
@@ -218,13 +218,13 @@ pub struct TokenDataset {
 struct Shard {
     file: File,
     path: PathBuf,
-    /// The first token of the file, counted over all files.
+    /// The number of the file's first token, counted over all files.
     start: u64,
 }
 
 impl TokenDataset {
-    /// Opens `folder`, in a time that does not depend on its size if it was checked before and no file has changed since; else checks it.
-    /// Errors with [`Error::Data`] that names the file, and the document where one is wrong.
+    /// Opens `folder`. If it was checked before and no file has changed since, the time does not depend on its size; otherwise, its files are
+    /// checked. Errors with [`Error::Data`], which names the file and, if a document is wrong, the document.
     pub fn open(folder: &Path) -> Result<TokenDataset> {
         let dataset = TokenDataset::open_part(folder)?;
         match dataset.meta.documents {
@@ -233,12 +233,12 @@ impl TokenDataset {
         }
     }
 
-    /// [`TokenDataset::open`] of a part of a preparation, which may be empty.
+    /// Opens a part of a preparation, like [`TokenDataset::open`]. A part may be empty.
     pub(super) fn open_part(folder: &Path) -> Result<TokenDataset> {
         let path = folder.join("meta.json");
         let wrong = |reason: String| Error::Data(format!("{}: {reason}", path.display()));
         let text = input::read(&path, MAX_META_BYTES).map_err(Error::io(&path))?;
-        // The version decides the meaning of the other fields, so it is checked first.
+        // The version determines the meaning of the other fields, so it is checked first.
         let value: Value = serde_json::from_slice(&text).map_err(|e| wrong(format!("not valid JSON: {e}")))?;
         if value["format"] != FORMAT {
             let found = &value["format"];
@@ -283,16 +283,20 @@ impl TokenDataset {
         Ok(dataset)
     }
 
-    /// The stamps of all files of the folder; `None` if one cannot be found.
+    /// Returns the stamps of all files of the folder; `None` if a file cannot be found.
     fn stamps(&self) -> Option<BTreeMap<String, Stamp>> {
         let names = self.meta.sha256.keys().map(String::as_str).chain(["meta.json"]);
         names.map(|name| Some((name.to_string(), Stamp::of(&self.folder.join(name))?))).collect()
     }
 
-    /// Reads all files and checks the invariants of the readers below: offsets rise from 0 to the number of tokens, documents stay within one
-    /// file, ids are below the vocabulary, bytes add up, and each file is the one that was written.
+    /// Reads all files and checks the facts on which the functions below rely:
+    /// * Offsets rise from 0 to the number of tokens.
+    /// * Each document is within one file.
+    /// * Ids are below the vocabulary.
+    /// * The byte counts of documents add up.
+    /// * No file has changed since it was written.
     ///
-    /// Errors as [`TokenDataset::open`].
+    /// Has the errors of [`TokenDataset::open`].
     pub fn check(&self) -> Result<()> {
         let wrong = |name: &str, reason: String| Error::Data(format!("{}: {reason}", self.folder.join(name).display()));
         let tables = [
@@ -318,7 +322,7 @@ impl TokenDataset {
             if (i == 0 && start != 0) || end <= start || end > self.meta.tokens {
                 return Err(wrong(DOCUMENTS, format!("document {i} has the token range {start}..{end}")));
             }
-            // Every file has to begin where a document does.
+            // Each file must begin at the start of a document.
             if shard_starts.next_if_eq(&start).is_none() && shard_starts.peek().is_some_and(|&shard| shard < start) {
                 return Err(wrong(DOCUMENTS, format!("document {} spans two files of tokens", i - 1)));
             }
@@ -338,7 +342,7 @@ impl TokenDataset {
         shards.map(|(shard, &tokens)| self.check_shard(shard, tokens)).collect()
     }
 
-    /// Reads a file of tokens once, for its ids and its hash.
+    /// Reads a file of tokens once, to check its ids and its hash.
     fn check_shard(&self, shard: &Shard, tokens: u64) -> Result<()> {
         let wrong = |reason: String| Error::Data(format!("{}: {reason}", shard.path.display()));
         let (size, vocab) = (self.meta.dtype.size(), self.meta.vocab_size);
@@ -367,7 +371,7 @@ impl TokenDataset {
         self.meta.expect_hash(&name, &hex(&hasher.finalize())).map_err(wrong)
     }
 
-    /// The document that has token number `token` of all.
+    /// Returns the document that has token number `token`, counted over all documents.
     fn document_at(&self, token: u64) -> Result<u64> {
         let (mut low, mut high) = (0, self.meta.documents);
         while high - low > 1 {
@@ -389,81 +393,82 @@ impl TokenDataset {
         Ok(inputs > 0 && first <= inputs)
     }
 
-    /// The folder of the tokens.
+    /// Returns the folder of the tokens.
     pub fn folder(&self) -> &Path {
         &self.folder
     }
 
-    /// The first target of document `i` of a dataset with a loss mask, behind its first token; its length if there is none. Errors as
+    /// Returns the first target of document `i` after its first token; without targets, its length. Only for data with a loss mask. Has the errors of
     /// [`TokenDataset::document_len`].
     pub(super) fn first_target(&self, i: usize) -> Result<usize> {
         let first = self.first_targets.as_ref().map(|table| table.get(i as u64)).transpose()?;
         Ok(first.map_or(0, |first| u32::from_le_bytes(first) as usize).min(self.document_len(i)?))
     }
 
-    /// The records of preferences, or all documents if there are none.
+    /// Returns the number of records of preferences; for other data, the number of documents.
     pub fn records(&self) -> usize {
         self.len() / self.meta.kind.documents()
     }
 
-    /// All fields of the record of prompt `i`, `prompt` included, in their order. Numbers that JSON lacks are as
-    /// [`parse_json`](crate::parse_json()) reads them.
+    /// Returns all fields of the record of prompt `i`, including `prompt`, in their order. Numbers that JSON does not have are in the form of
+    /// [`parse_json`](crate::parse_json()).
     ///
-    /// Errors with [`Error::Data`] when a file can no longer be read. Panics if the records are no prompts: a bug of the caller.
+    /// Errors with [`Error::Data`] if a file can no longer be read. Panics if the records are not prompts, which the caller must ensure.
     pub fn columns(&self, i: usize) -> Result<Map<String, Value>> {
         self.columns.as_ref().expect("the records are prompts").get(i as u64)
     }
 
-    /// The JSON of [`TokenDataset::columns`]; `None` if the records are no prompts.
+    /// Returns the JSON of [`TokenDataset::columns`]; `None` if the records are not prompts.
     pub(super) fn column_json(&self, i: usize) -> Result<Option<String>> {
         self.columns.as_ref().map(|columns| columns.json(i as u64)).transpose()
     }
 
-    /// Whether document `i` of preferences is chosen, or desirable. Errors as [`TokenDataset::document_len`].
+    /// Whether document `i` of preferences is chosen or desirable. Has the errors of [`TokenDataset::document_len`].
     pub fn is_chosen(&self, i: usize) -> Result<bool> {
         Ok(self.label(i)?.unwrap_or(i.is_multiple_of(2)))
     }
 
-    /// By how much the reward of the chosen document `i` of a pair should be higher than the reward of the other document; 0 for the other document. Errors as
-    /// [`TokenDataset::document_len`].
+    /// Returns the margin of a pair if document `i` is its chosen document, else 0: the difference by which the reward of the chosen document should
+    /// be higher. Has the errors of [`TokenDataset::document_len`].
     pub fn margin(&self, i: usize) -> Result<f32> {
         let margin = self.margins.as_ref().map(|table| table.get(i as u64)).transpose()?;
         Ok(margin.map_or(0.0, f32::from_le_bytes))
     }
 
-    /// The content of `meta.json`.
+    /// Returns the content of `meta.json`.
     pub fn meta(&self) -> &Meta {
         &self.meta
     }
 
-    /// Number of documents; never 0.
+    /// Returns the number of documents, which is never 0.
     #[expect(clippy::len_without_is_empty, reason = "a dataset is never empty")]
     pub fn len(&self) -> usize {
         self.meta.documents as usize
     }
 
-    /// Number of tokens, with tokens at the edges of documents.
+    /// Returns the number of tokens, including the tokens at the edges of documents.
     pub fn total_tokens(&self) -> u64 {
         self.meta.tokens
     }
 
-    /// The label of document `i`, of documents with labels. Errors as [`TokenDataset::document_len`].
+    /// Returns the label of document `i`; `None` if documents have no labels. Has the errors of [`TokenDataset::document_len`].
     pub(super) fn label(&self, i: usize) -> Result<Option<bool>> {
         let label = self.labels.as_ref().map(|table| table.get(i as u64)).transpose()?;
         Ok(label.map(|[label]| label != 0))
     }
 
-    /// Bytes of all texts in UTF-8.
+    /// Returns the number of bytes in UTF-8 of all texts.
     pub fn total_bytes(&self) -> u64 {
         self.meta.bytes
     }
 
-    /// The first token of document `i`, or of all behind the last document.
+    /// Returns the number of the first token of document `i`. For `i` equal to the number of documents, returns the number of tokens.
     fn start_of(&self, i: u64) -> Result<u64> {
         self.starts.get(i).map(u64::from_le_bytes)
     }
 
-    /// Tokens of document `i` with the tokens at its edges; at least 1. Errors with [`Error::Data`] when the table can no longer be read.
+    /// Returns the number of tokens of document `i`, including the tokens at its edges; at least 1. Errors with [`Error::Data`] if the table can no
+    /// longer be read.
     pub fn document_len(&self, i: usize) -> Result<usize> {
         let (start, end) = (self.start_of(i as u64)?, self.start_of(i as u64 + 1)?);
         match end.checked_sub(start) {
@@ -472,32 +477,32 @@ impl TokenDataset {
         }
     }
 
-    /// Bytes of the text of document `i`. Errors as [`TokenDataset::document_len`].
+    /// Returns the number of text bytes of document `i`. Has the errors of [`TokenDataset::document_len`].
     pub fn document_bytes(&self, i: usize) -> Result<u32> {
         self.bytes.get(i as u64).map(u32::from_le_bytes)
     }
 
-    /// The tokens of document `i`.
+    /// Returns the ids of document `i`.
     pub fn document(&self, i: usize) -> Result<Vec<u32>> {
         self.ids(i, 0..self.document_len(i)?)
     }
 
-    /// The ids at `range` within document `i`. Errors with [`Error::Data`] when the file can no longer be read.
+    /// Returns the ids at `range` within document `i`. Errors with [`Error::Data`] if the file can no longer be read.
     pub fn ids(&self, i: usize, range: Range<usize>) -> Result<Vec<u32>> {
         Ok(self.tokens(i, range)?.into_iter().map(|token| self.id(token)).collect())
     }
 
-    /// The id of a stored token.
+    /// Returns the id of a stored token.
     pub(super) fn id(&self, token: u32) -> u32 {
         if self.meta.loss_mask { token & !MASKED } else { token }
     }
 
-    /// The id of a stored token as a target, or [`IGNORE_INDEX`].
+    /// Returns the id of a stored token if it is a target, else [`IGNORE_INDEX`].
     pub(super) fn target(&self, token: u32) -> i32 {
         if self.meta.loss_mask && token & MASKED != 0 { IGNORE_INDEX } else { token as i32 }
     }
 
-    /// The stored tokens at `range` within document `i`.
+    /// Returns the stored tokens at `range` within document `i`.
     pub(super) fn tokens(&self, i: usize, range: Range<usize>) -> Result<Vec<u32>> {
         assert!(range.end <= self.document_len(i)?, "a range within document {i}");
         let start = self.start_of(i as u64)?;
@@ -509,7 +514,8 @@ impl TokenDataset {
             .read_exact_at(&mut bytes, ((first + range.start) * size) as u64)
             .map_err(|e| Error::Data(format!("{}: document {i} cannot be read any more: {e}", shard.path.display())))?;
         let tokens: Vec<u32> = decode(&bytes, size).collect();
-        // Files that were checked before are not read on opening, and an embedding has no row for other ids.
+        // If the folder was checked before, opening does not read the files, so ids are checked here: an embedding has no row for an id beyond the
+        // vocabulary.
         match tokens.iter().find(|&&token| self.id(token) as usize >= self.meta.vocab_size) {
             None => Ok(tokens),
             Some(&token) => Err(Error::Data(format!(
@@ -531,7 +537,7 @@ impl Meta {
     }
 }
 
-/// The ids that `bytes` hold, of `size` bytes each.
+/// Decodes `bytes` to ids of `size` bytes each.
 fn decode(bytes: &[u8], size: usize) -> impl Iterator<Item = u32> {
     bytes.chunks_exact(size).map(|id| match *id {
         [a, b] => u32::from(u16::from_le_bytes([a, b])),

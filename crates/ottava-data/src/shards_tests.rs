@@ -5,7 +5,7 @@ use super::{FORMAT, Meta, PreferenceKind, RecordKind, TokenDataset, TokenType};
 use crate::stamps::{self, Stamp};
 use ottava_common::hash::{seal, sha256_file};
 
-/// Three documents of 2, 1 and 3 tokens in two files.
+/// Writes three documents of 2, 1 and 3 tokens, in two files.
 fn sample(folder: &Path, dtype: TokenType) -> Meta {
     let tokens = |ids: &[u32]| ids.iter().flat_map(|id| id.to_le_bytes()[..dtype.size()].to_vec()).collect::<Vec<u8>>();
     std::fs::write(folder.join("tokens-00000.bin"), tokens(&[5, 0, 0])).unwrap();
@@ -43,7 +43,7 @@ fn write_meta(folder: &Path, meta: &Meta) {
     std::fs::write(folder.join("meta.json"), seal(meta)).unwrap();
 }
 
-/// The error after `damage` was done to a good folder.
+/// Returns the error of opening a valid folder after `damage`.
 fn error_after(damage: impl FnOnce(&Path, Meta)) -> String {
     let folder = tempfile::tempdir().unwrap();
     let meta = sample(folder.path(), TokenType::U16);
@@ -141,7 +141,7 @@ fn changed_bytes_are_noticed_in_every_file() {
     for name in ["tokens-00000.bin", "documents.bin", "bytes.bin", "meta.json"] {
         let error = error_after(|folder, _| {
             let mut bytes = std::fs::read(folder.join(name)).unwrap();
-            // The first id becomes another one of the vocabulary.
+            // The first id becomes another id of the vocabulary.
             bytes[0] ^= 1;
             std::fs::write(folder.join(name), bytes).unwrap();
         });
@@ -156,7 +156,7 @@ fn checked_files_are_not_read_again_until_one_changes() {
     sample(folder.path(), TokenType::U16);
     TokenDataset::open(folder.path()).unwrap();
     assert!(path("checked.json").exists());
-    // An id beyond the vocabulary in a file whose stamp says that it was checked.
+    // The file has an id beyond the vocabulary, but its stamp says that it was checked.
     std::fs::write(path("tokens-00001.bin"), [200, 0, 8, 0, 0, 0]).unwrap();
     let error = TokenDataset::open(folder.path()).err().unwrap().to_string();
     assert!(error.contains("document 2 has the id 200 at token 0"), "{error}");
@@ -168,7 +168,7 @@ fn checked_files_are_not_read_again_until_one_changes() {
     let error = dataset.document(2).unwrap_err().to_string();
     assert!(error.contains("document 2 has the id 200, the vocabulary has 10"), "{error}");
     assert!(dataset.check().is_err());
-    // The same bytes, written again at the same time: only the last change of the status differs.
+    // The file is written again with the same bytes and the same time. Only the time of the last status change differs.
     let times = std::fs::metadata(path("bytes.bin")).unwrap().modified().unwrap();
     std::thread::sleep(std::time::Duration::from_millis(20));
     std::fs::write(path("bytes.bin"), std::fs::read(path("bytes.bin")).unwrap()).unwrap();

@@ -1,7 +1,7 @@
-//! Documents from files of text, of records and of tokens.
+//! Reads documents from files of text, of records and of tokens.
 //!
-//! Files are streamed one document at a time. Errors say `file:line: reason`; the line of a file without lines is the number of the record.
-//! Only blank lines and empty texts are skipped.
+//! A file is streamed, one document at a time. Errors have the form `file:line: reason`; in a file without lines, the number of the record replaces
+//! the line. Blank lines and empty texts are skipped.
 
 use std::fmt;
 use std::fs::File;
@@ -26,7 +26,7 @@ use crate::records::Formatting;
 use ottava_common::hash::HashedFile;
 use ottava_common::{Error, Result};
 
-/// The largest document.
+/// The maximum size of a document in bytes.
 const MAX_DOCUMENT_BYTES: u64 = 64 << 20;
 
 /// The unit that is one document in a `.txt` or `.md` file.
@@ -40,51 +40,51 @@ pub enum Documents {
     File,
 }
 
-/// What is done with a record that cannot be used.
+/// What to do with a record that cannot be used.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum BadRecord {
-    /// It is an error.
+    /// The run ends with an error.
     #[default]
     Error,
-    /// It is left out and counted.
+    /// The record is skipped and counted.
     Skip,
 }
 
-/// The turns whose end contributes to the loss: the token that ends a generated text, and in learned turns what follows it.
+/// The turns whose end contributes to the loss. The end is the token that ends a generated text; in trained turns, the text after this token too.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum TrainOnEos {
-    /// All learned ones.
+    /// All turns that are trained on.
     #[default]
     Turn,
-    /// Also turns that are not learned.
+    /// All turns, including turns that are not trained on.
     All,
-    /// The last learned one.
+    /// The last turn that is trained on.
     Last,
-    /// None of them.
+    /// No turn.
     None,
 }
 
-/// Options for reading files; part of the key of cached tokens.
+/// Options for reading files. They are part of the key of cached tokens.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct SourceOptions {
     /// The unit that is one document in plain text files.
     pub text_documents: Documents,
-    /// The field of a JSON record that holds its text.
+    /// The field of a JSON record with the text.
     pub text_field: String,
     /// The fields of JSON records.
     pub formatting: Formatting,
     /// Whether prompts contribute to the loss too.
     pub train_on_inputs: bool,
-    /// Other names of fields, `ours=theirs`.
+    /// Other names of fields, in the form `ours=theirs`.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub fields: Vec<String>,
-    /// Other names of roles, `ours=theirs`.
+    /// Other names of roles, in the form `ours=theirs`.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub roles: Vec<String>,
-    /// Fields of messages that are left out, since no template reads them.
+    /// The fields of messages that are ignored because no template reads them.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub ignored_fields: Vec<String>,
     /// The roles of messages that contribute to the loss.
@@ -93,16 +93,17 @@ pub struct SourceOptions {
     /// The turns whose end contributes to the loss.
     #[serde(skip_serializing_if = "is_default")]
     pub train_on_eos: TrainOnEos,
-    /// Further variables of the chat template, `name=value`.
+    /// Further variables of the chat template, in the form `name=value`.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub chat_template_kwargs: Vec<String>,
-    /// What is done with records that cannot be used.
+    /// What to do with records that cannot be used.
     #[serde(skip_serializing_if = "is_default")]
     pub on_bad_record: BadRecord,
-    /// The most records of a file that may be left out; 0 where they are errors.
+    /// The maximum number of records per file that are skipped; 0 if bad records are errors.
     #[serde(skip_serializing_if = "is_default")]
     pub max_bad_records: u64,
-    /// A chat template instead of the tokenizer's; empty means that. Cached tokens depend on its content.
+    /// The path of a chat template that replaces the tokenizer's template; empty for the tokenizer's template. Cached tokens depend on the content of
+    /// the file.
     #[serde(skip)]
     pub chat_template_path: PathBuf,
 }
@@ -135,36 +136,37 @@ fn is_default<T: Default + PartialEq>(value: &T) -> bool {
     *value == T::default()
 }
 
-/// One document and the line it starts on.
+/// One document, and the line on which it starts.
 #[derive(Debug, PartialEq)]
 pub struct Document {
-    /// Its content; a plain text has `\n` line ends.
+    /// The content of the document. Lines of a plain text end with `
+    /// `.
     pub content: Content,
-    /// Bytes of the record that it was read from.
+    /// The number of bytes of its record.
     pub bytes: usize,
     /// The line of the file on which it starts, from 1.
     pub line: u64,
-    /// The unit of the file in which it is, from 0, by which parts of a preparation divide the file.
+    /// The unit of the file that has the document, counted from 0. Parts of a preparation divide a file by units.
     pub unit: u64,
 }
 
-/// The documents of one file in order; see [`documents`].
+/// Reads the documents of one file in order; see [`documents`].
 pub struct DocumentReader {
     path: PathBuf,
     input: Input,
-    /// The file below `input`.
+    /// The file that `input` reads.
     file: HashedFile,
     form: Form,
     mapping: Mapping,
     units: Units,
-    /// The line or record read last, from 1.
+    /// The number of the line or record that was read last, from 1.
     line: u64,
     finished: bool,
 }
 
-/// Where pieces of a file come from.
+/// The reader of pieces of a file.
 enum Input {
-    /// Lines, or the whole text.
+    /// Reads lines, or the whole text.
     Text(Box<dyn BufRead + Send>),
     Json(Box<dyn BufRead + Send>, JsonValues),
     Csv(Box<csv::Reader<Box<dyn BufRead + Send>>>, Vec<String>),
@@ -179,7 +181,7 @@ enum Form {
     Tokens,
 }
 
-/// A part of a file that is one document.
+/// A piece of a file, which is one document.
 enum Piece {
     Text(String),
     Object(Map<String, Value>),
@@ -187,7 +189,7 @@ enum Piece {
 }
 
 impl Piece {
-    /// About as many bytes as it has in the file.
+    /// Estimates the number of bytes that the piece has in the file.
     fn bytes(&self) -> usize {
         match self {
             Piece::Text(text) => text.len(),
@@ -197,9 +199,9 @@ impl Piece {
     }
 }
 
-/// Why a document was not read.
+/// The reason why a document was not read.
 pub(super) enum Failure {
-    /// The record cannot be used; the next one may.
+    /// The record cannot be used, but the next record may be usable.
     Record(Error),
     /// The rest of the file cannot be read.
     File(Error),
@@ -213,10 +215,10 @@ impl Failure {
     }
 }
 
-/// The formatting of the records of `path`, by the first of them; the formatting of plain text for other files.
+/// Returns the formatting of the records of `path`, from its first record. Plain text files have the formatting of plain text.
 pub fn formatting(path: &Path, options: &SourceOptions) -> Result<Formatting> {
     if Kind::of(path)?.0 == Kind::Megatron {
-        // Without its index, which grows with the data.
+        // The index is not read, because its size grows with the data.
         return Ok(Formatting::Tokens);
     }
     let mut reader = documents(path, options)?;
@@ -236,9 +238,9 @@ pub fn formatting(path: &Path, options: &SourceOptions) -> Result<Formatting> {
     }
 }
 
-/// Opens `path` for reading its documents. The name says what it is; other names are an error.
+/// Opens `path` to read its documents. The file name determines the format; unknown names are an error.
 pub fn documents(path: &Path, options: &SourceOptions) -> Result<DocumentReader> {
-    // An explicit `text_field` has the text, even if other fields are present.
+    // If `text_field` is set, the records are texts, even if they have other fields.
     let formatting = match options.formatting {
         Formatting::Auto if options.text_field != SourceOptions::default().text_field => Formatting::Text,
         formatting => formatting,
@@ -246,7 +248,7 @@ pub fn documents(path: &Path, options: &SourceOptions) -> Result<DocumentReader>
     documents_in(Units::all(), path, formatting, options)
 }
 
-/// [`documents`] of `units` alone, in records of this `formatting`.
+/// Opens only the `units` of a file, with records of this `formatting`; otherwise like [`documents`].
 pub(super) fn documents_in(
     units: Units,
     path: &Path,
@@ -288,12 +290,12 @@ pub(super) fn documents_in(
 }
 
 impl DocumentReader {
-    /// The number of units read so far.
+    /// Returns the number of units that were read so far.
     pub(super) fn units(&self) -> u64 {
         self.units.end()
     }
 
-    /// Size and SHA-256 of the file.
+    /// Returns the size and SHA-256 of the file.
     pub fn finish(self) -> Result<(u64, String)> {
         self.file.finish().map_err(Error::io(&self.path))
     }
@@ -310,7 +312,7 @@ impl DocumentReader {
         Failure::File(self.wrong(reason))
     }
 
-    /// The next part of the file; `None` at its end.
+    /// Returns the next piece of the file; `None` at its end.
     fn piece(&mut self) -> Result<Option<Piece>, Failure> {
         let line = self.line + 1;
         let failed = |path: &Path, line: u64, reason: &dyn fmt::Display| {
@@ -357,7 +359,7 @@ impl DocumentReader {
         }
     }
 
-    /// Reads up to the end of the line, or of the file for [`Form::Whole`]; `None` at the end of the file.
+    /// Reads up to the end of the line; for [`Form::Whole`], up to the end of the file. Returns `None` at the end of the file.
     fn text(&mut self) -> Result<Option<String>, Failure> {
         let Input::Text(input) = &mut self.input else { unreachable!("only text has lines") };
         self.line += 1;
@@ -391,7 +393,7 @@ impl DocumentReader {
         }))
     }
 
-    /// A reason, with the type of the column that it calls missing and that is not read.
+    /// Adds the type of a column to `reason`, if the reason says that this column is missing and columns of this type cannot be read.
     fn with_type(&self, reason: String) -> String {
         let Input::Table(rows) = &self.input else { return reason };
         let name =
@@ -414,7 +416,7 @@ impl DocumentReader {
             let piece = match self.piece() {
                 Ok(Some(piece)) => piece,
                 Ok(None) => return Ok(None),
-                // A failure is told by the part that tokenizes the unit.
+                // The failure is reported by the part that tokenizes this unit.
                 Err(Failure::Record(_)) if !self.units.has_next() => continue,
                 Err(failure) => return Err(failure),
             };
@@ -440,7 +442,7 @@ impl DocumentReader {
         }
     }
 
-    /// The next document, or why there is none; after a failure of the file there are no more.
+    /// Returns the next document, or the reason why it cannot be read. After a failure of the file, there are no more documents.
     pub(super) fn next_or_failure(&mut self) -> Option<Result<Document, Failure>> {
         if self.finished {
             return None;
@@ -454,7 +456,7 @@ impl DocumentReader {
 impl Iterator for DocumentReader {
     type Item = Result<Document>;
 
-    /// The next document; after an error there are no more.
+    /// Returns the next document. After an error, there are no more documents.
     fn next(&mut self) -> Option<Self::Item> {
         let next = self.next_or_failure()?.map_err(Failure::into_error);
         self.finished |= next.is_err();

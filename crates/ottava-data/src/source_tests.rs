@@ -23,7 +23,7 @@ fn gzip(bytes: &[u8]) -> Vec<u8> {
     encoder.finish().unwrap()
 }
 
-/// All documents of a file with this name and content, or the first error without its folder.
+/// Returns all documents of a file with this name and content, or the first error without the folder.
 fn read(name: &str, bytes: &[u8], options: &SourceOptions) -> Result<Vec<(u64, String)>, String> {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join(name);

@@ -1,16 +1,16 @@
-//! The splits of a folder (train, validation, test), told by the names of files and folders as the library `datasets` tells them.
+//! The splits of a folder (train, validation, test). They are recognized by the names of files and folders, like in the library `datasets`.
 
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 
 use crate::cards;
 
-/// What the files of a folder with several splits are read for.
+/// The use of the files of a folder with several splits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SplitUse {
-    /// The files of the split `train`.
+    /// Training, with the files of the split `train`.
     Training,
-    /// The files of the split `validation`, or else of `test`.
+    /// Validation, with the files of the first existing split among `validation`, `test` and `train`.
     Validation,
 }
 
@@ -22,7 +22,7 @@ enum Split {
     Test,
 }
 
-/// Words in names, and the splits that they stand for.
+/// The words in names that mean a split, with their splits.
 const WORDS: [(&str, Split); 10] = [
     ("train", Split::Train),
     ("training", Split::Train),
@@ -36,9 +36,10 @@ const WORDS: [(&str, Split); 10] = [
     ("evaluation", Split::Test),
 ];
 
-/// The files of `folder` that are read for `use_`: all of them if none is named after a split, else the files of the split.
+/// Returns the files of `folder` for `use_`: if no file is named after a split, all files; otherwise, the files of the split.
 ///
-/// The card of the data set decides, if it names files of the folder. Folders decide before the names of files. Errors with the reason if the split has no files, or several names.
+/// If the card of the data set names files of the folder, it determines the splits. Otherwise, names of folders take precedence over names of files.
+/// Errors with the reason if the split has no files or several names.
 pub(super) fn choose(folder: &Path, files: Vec<&Path>, use_: SplitUse) -> Result<HashSet<PathBuf>, String> {
     let inner: Vec<&Path> = files.iter().map(|file| file.strip_prefix(folder).unwrap_or(file)).collect();
     let card = cards::read(folder)?;
@@ -87,16 +88,16 @@ fn file_name(path: &Path) -> String {
     path.file_name().unwrap_or_default().to_string_lossy().into_owned()
 }
 
-/// The split that a folder around a file is named after, the innermost one.
+/// Returns the split after which a folder around a file is named. The innermost such folder is used.
 fn of_folders(path: &Path) -> Option<Split> {
     path.ancestors().skip(1).find_map(|folder| of_words(&file_name(folder)))
 }
 
-/// The split of the first word in `name` that stands for one; words are between `-`, `.`, `_`, spaces and digits.
+/// Returns the split of the first word in `name` that means a split. Words are separated by `-`, `.`, `_`, spaces and digits.
 fn of_words(name: &str) -> Option<Split> {
     let name = name.to_lowercase();
     let mut words = name.split(|c: char| "-._ ".contains(c) || c.is_ascii_digit());
-    // `train` goes before other words, as in datasets.
+    // `train` takes precedence over other words, as in datasets.
     let found: Vec<Split> = words
         .by_ref()
         .filter_map(|word| WORDS.iter().find(|(known, _)| *known == word))
@@ -105,7 +106,7 @@ fn of_words(name: &str) -> Option<Split> {
     found.iter().find(|split| **split == Split::Train).or(found.first()).copied()
 }
 
-/// Errors for shards of several splits, such as `train_sft-00000-of-00002.parquet` beside `train_gen-00000-of-00001.parquet`.
+/// Errors if the files are shards of several splits, such as `train_sft-00000-of-00002.parquet` and `train_gen-00000-of-00001.parquet`.
 fn one_name(files: &[&Path]) -> Result<(), String> {
     let split = |file: &Path| {
         let name = file_name(file);

@@ -1,7 +1,7 @@
-//! Stamps of files: what a file system says of a file, by which a change of its content is noticed without reading it.
+//! Stamps of files. A stamp is what the file system knows of a file, so a change of the content is noticed without reading the file.
 //!
-//! A start of a run reads no content that was checked before: hashes of sources and checks of prepared tokens hold as long as the files
-//! have these stamps. Any write to a file changes the time of its last status change, which programs cannot set.
+//! A run does not read content again that was checked before: hashes of sources and checks of prepared tokens are valid as long as the files have the
+//! same stamps. Any write to a file changes its time of the last status change, which programs cannot set.
 
 use std::collections::BTreeMap;
 use std::os::unix::fs::MetadataExt;
@@ -14,26 +14,26 @@ use ottava_common::fs::{RealFs, replace_file};
 use ottava_common::hash::{seal, unseal};
 use ottava_common::{Error, input};
 
-/// Seconds by which times of files are rounded on any file system, at most.
+/// The maximum number of seconds by which file systems round the times of files.
 const GRANULARITY: i64 = 2;
 
-/// The largest file of stamps.
+/// The maximum size of a file of stamps in bytes.
 const MAX_BYTES: u64 = 256 << 20;
 
-/// The state of a file. Of a link, the state of the file it leads to.
+/// The stamp of a file. For a link, the stamp of its target.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Stamp {
     size: u64,
     inode: u64,
-    /// Seconds and nanoseconds of the last change of the content.
+    /// The seconds and nanoseconds of the last change of the content.
     modified: [i64; 2],
-    /// Seconds and nanoseconds of the last change of content, name or permissions.
+    /// The seconds and nanoseconds of the last change of content, name or permissions.
     changed: [i64; 2],
 }
 
 impl Stamp {
-    /// The stamp of a file that can be found.
+    /// Returns the stamp of a file; `None` if the file cannot be found.
     pub(super) fn of(path: &Path) -> Option<Stamp> {
         let found = std::fs::metadata(path).ok()?;
         Some(Stamp {
@@ -44,14 +44,14 @@ impl Stamp {
         })
     }
 
-    /// Whether a write from now on gives another stamp. Right after a write, another write may leave the times unchanged.
+    /// Whether any write from now on changes the stamp. Right after a write, another write may leave the times unchanged.
     pub(super) fn is_settled(&self) -> bool {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |now| now.as_secs() as i64);
         self.changed[0] < now - GRANULARITY
     }
 }
 
-/// Known hashes of files, by path, in a file of a cache.
+/// The known hashes of files, by path. They are stored in a file of the cache.
 #[derive(Default)]
 pub(super) struct Hashes {
     known: BTreeMap<String, (Stamp, String)>,
@@ -59,24 +59,24 @@ pub(super) struct Hashes {
 }
 
 impl Hashes {
-    /// The hashes in `cache`; none where it has no such file, or a damaged one.
+    /// Reads the hashes in `cache`. If the file is missing or damaged, no hashes are known.
     pub(super) fn read(cache: &Path) -> Hashes {
         let path = cache.join("sources.json");
         Hashes { known: read(&path).unwrap_or_default(), path }
     }
 
-    /// The hash of the file at `path` if it still has the `stamp`.
+    /// Returns the hash of the file at `path` if the file still has the `stamp`.
     pub(super) fn get(&self, path: &Path, stamp: Option<&Stamp>) -> Option<&str> {
         let (known, hash) = self.known.get(&*absolute(path))?;
         (Some(known) == stamp).then_some(hash)
     }
 
-    /// Adds files with their stamps before they were hashed.
+    /// Adds the hashes of files, with the stamps that the files had before they were hashed.
     pub(super) fn add(&mut self, files: impl IntoIterator<Item = (PathBuf, Stamp, String)>) {
         self.known.extend(files.into_iter().map(|(path, stamp, hash)| (absolute(&path), (stamp, hash))));
     }
 
-    /// Writes the file. A cache that may only be read stays as it is.
+    /// Writes the file of hashes. A read-only cache stays unchanged.
     pub(super) fn write(&self) {
         write(&self.path, &self.known);
     }
@@ -86,15 +86,14 @@ fn absolute(path: &Path) -> String {
     std::path::absolute(path).unwrap_or_else(|_| path.to_path_buf()).display().to_string()
 }
 
-/// Reads a sealed file; `None` where there is none, or a damaged one.
+/// Reads a sealed file; `None` if it is missing or damaged.
 pub(super) fn read<T: for<'a> Deserialize<'a>>(path: &Path) -> Option<T> {
     let text = input::read(path, MAX_BYTES).ok()?;
     let mut value = unseal(&text).ok()?;
     serde_json::from_value(value.get_mut("known")?.take()).ok()
 }
 
-/// Writes a sealed file, which only saves time: where it cannot be written, the next start works again. A cache that may only be read is no
-/// reason for a warning.
+/// Writes a sealed file. The file only saves time: if it cannot be written, the next start repeats the work. A read-only cache causes no warning.
 pub(super) fn write<T: Serialize>(path: &Path, known: &T) {
     #[derive(Serialize)]
     struct File<'a, T> {
@@ -131,13 +130,13 @@ mod tests {
         let hashes = Hashes::read(folder.path());
         assert_eq!(hashes.get(&path, Some(&stamp)), Some("h"));
         assert_eq!((hashes.get(&other, Some(&stamp)), hashes.get(&path, None)), (None, None));
-        // Another content of the same size, with the same time of its last change.
+        // The content changes, but the size and the time of the last change stay the same.
         std::thread::sleep(std::time::Duration::from_millis(20));
         let modified = std::fs::metadata(&path).unwrap().modified().unwrap();
         std::fs::write(&path, "two").unwrap();
         std::fs::File::options().append(true).open(&path).unwrap().set_modified(modified).unwrap();
         assert_eq!(hashes.get(&path, Stamp::of(&path).as_ref()), None);
-        // A damaged file knows nothing.
+        // A damaged file is read as an empty file.
         let file = folder.path().join("sources.json");
         let text = std::fs::read_to_string(&file).unwrap().replace("\"h\"", "\"g\"");
         std::fs::write(&file, text).unwrap();

@@ -1,4 +1,4 @@
-//! Numbers of a data set that depend on all of its documents: counted once for each layout of rows, and kept beside the tokens.
+//! Numbers that depend on all documents of a data set. They are counted once for each layout of rows, and stored beside the tokens.
 
 use serde::{Deserialize, Serialize};
 
@@ -10,41 +10,41 @@ use crate::stamps;
 use ottava_common::hash::sha256;
 use ottava_common::{Error, Result, interrupt};
 
-/// Documents that a message names.
+/// The maximum number of documents that a message names.
 const NAMED: usize = 10;
 
-/// Numbers of documents that are cut or left out.
+/// The numbers of documents that are truncated or left out.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Fit {
-    /// All of them.
+    /// The number of all documents.
     pub documents: u64,
-    /// Documents that are cut to a row.
+    /// The number of documents that are truncated to a row.
     pub truncated: u64,
-    /// The first document that is cut; numbers from 0.
+    /// The number of the first document that is truncated, counted from 0.
     pub first_truncated: Option<usize>,
-    /// Documents that are left out, since none of their tokens in a row is a target.
+    /// The number of documents that are left out because none of their tokens in a row is a target.
     pub left_out: u64,
-    /// The first of them; numbers from 0.
+    /// The numbers of the first documents that are left out, counted from 0.
     pub first_left_out: Vec<usize>,
 }
 
 impl Fit {
-    /// Counts all documents that are cut or left out in rows of `layout`. Errors with [`Error::Data`] when the tables of the data can
-    /// no longer be read.
+    /// Counts all documents that are truncated or left out in rows of `layout`. Errors with [`Error::Data`] if the tables of the data can no longer
+    /// be read.
     pub fn of_all(dataset: &TokenDataset, layout: &RowLayout) -> Result<Fit> {
         let mut fit = Fit::default();
         (0..dataset.len()).try_for_each(|i| fit.add(dataset, layout, i).map(drop))?;
         Ok(fit)
     }
 
-    /// Counts document `i`. Returns the tokens that it has in rows.
+    /// Counts document `i`. Returns the number of its tokens in rows.
     fn add(&mut self, dataset: &TokenDataset, layout: &RowLayout, i: usize) -> Result<usize> {
         let (len, is_whole) = (dataset.document_len(i)?, layout.packing != Packing::Wrapped);
         let inputs = if is_whole { layout.inputs(len) } else { len };
         self.documents += 1;
         if dataset.meta().kind == RecordKind::Prompts {
-            // A completion is still to come.
+            // A prompt has no targets before the model completes it, so it is not left out.
             return Ok(len.min(layout.seq_len));
         }
         if !dataset.has_target(i, if is_whole { inputs } else { len - 1 })? {
@@ -61,7 +61,7 @@ impl Fit {
         Ok(inputs)
     }
 
-    /// A sentence for the log, where documents are cut or left out in rows of `seq_len` tokens.
+    /// Returns a sentence for the log if documents are truncated or left out in rows of `seq_len` tokens.
     pub fn describe(&self, seq_len: usize) -> Option<String> {
         let Fit { documents, truncated, left_out, first_left_out, .. } = self;
         let mut sentences = Vec::new();
@@ -82,25 +82,26 @@ impl Fit {
     }
 }
 
-/// Numbers of the documents of a split, in rows of a layout.
+/// The statistics of the documents of a split, in rows of a layout.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Statistics {
-    /// Documents to train on that are cut or left out.
+    /// The training documents that are truncated or left out.
     pub fit: Fit,
-    /// Tokens of the rows of the first epoch, without padding.
+    /// The number of tokens in the rows of the first epoch, without padding.
     pub tokens: u64,
-    /// Rows of the first epoch; a part of a row counts as a part.
+    /// The number of rows of the first epoch. An incomplete row counts as a fraction.
     pub rows: f64,
-    /// The most documents that a row can have, padding at its end included; `None` where attention does not see their edges.
+    /// The maximum number of documents in a row, where the padding at its end counts as a document; `None` if attention crosses the edges of
+    /// documents.
     pub max_documents: Option<usize>,
 }
 
 impl Statistics {
-    /// The numbers of a run with this `seed`. They are read from the folder of the tokens if they were counted before, else counted and
-    /// written there.
+    /// Returns the statistics of a run with this `seed`. If they were counted before, they are read from the folder of the tokens; otherwise, they
+    /// are counted and written to this folder.
     ///
-    /// Errors with [`Error::Data`] when the tables of the data can no longer be read.
+    /// Errors with [`Error::Data`] if the tables of the data can no longer be read.
     pub fn of(dataset: &TokenDataset, split: &Split, layout: &RowLayout, seed: u64) -> Result<Statistics> {
         let parts = serde_json::json!([split.key(), layout, seed]);
         let path = dataset.folder().join(format!("rows-{}.json", &sha256(parts.to_string().as_bytes())[..16]));
@@ -113,12 +114,12 @@ impl Statistics {
     }
 
     fn count(dataset: &TokenDataset, split: &Split, layout: &RowLayout, seed: u64) -> Result<Statistics> {
-        // In the order of the files, so that the tables are read from the beginning to the end.
+        // Counts in the order of the files, so that the tables are read sequentially.
         let mut held_out: Vec<usize> = (0..split.validation_len()).map(|i| split.validation(i)).collect();
         held_out.sort_unstable();
         let mut held_out = held_out.into_iter().peekable();
         let (mut fit, mut tokens) = (Fit::default(), 0);
-        // The number of documents with each number of tokens in a row, up to a whole row.
+        // The number of documents by their number of tokens in a row, up to a whole row.
         let mut lengths = vec![0_u64; layout.seq_len + 1];
         for i in 0..dataset.len() {
             interrupt::check("counting documents")?;
@@ -139,7 +140,7 @@ impl Statistics {
         Ok(Statistics { fit, tokens, rows, max_documents })
     }
 
-    /// Errors with [`Error::Data`] when a document is too long and `excess` is an error, or when none has a token to predict.
+    /// Errors with [`Error::Data`] if a document is too long and `excess` is an error, or if no document has a token to predict.
     pub fn check(&self, dataset: &TokenDataset, layout: &RowLayout, excess: ExcessLength) -> Result<()> {
         let fit = &self.fit;
         if let (ExcessLength::Raise, Some(long)) = (excess, fit.first_truncated) {
@@ -167,17 +168,17 @@ impl Statistics {
         }))
     }
 
-    /// A sentence for the log, where documents are cut or left out.
+    /// Returns a sentence for the log if documents are truncated or left out.
     pub fn describe_fit(&self, layout: &RowLayout) -> Option<String> {
         match layout.packing {
-            // Documents without a target are context of others.
+            // In a stream, documents without a target are context of later documents.
             Packing::Wrapped => None,
             _ => self.fit.describe(layout.seq_len),
         }
     }
 }
 
-/// Rows of whole documents in the first epoch.
+/// Returns the number of rows of whole documents in the first epoch.
 fn packed_rows(dataset: &TokenDataset, split: &Split, layout: &RowLayout, seed: u64) -> Result<f64> {
     let (mut rows, mut state) = (0, LoaderState::start(seed));
     while state.document < split.train_len() {
@@ -189,11 +190,11 @@ fn packed_rows(dataset: &TokenDataset, split: &Split, layout: &RowLayout, seed: 
     Ok(rows as f64)
 }
 
-/// The most documents that a row can have. `lengths` counts the documents of each number of tokens.
+/// Returns the maximum number of documents in a row. `lengths` has the number of documents for each number of tokens.
 fn max_documents(layout: &RowLayout, lengths: &[u64], tokens: u64) -> usize {
-    // The shortest documents, and a part of one at each end of a row or padding.
+    // The row may have all of the shortest documents, and at each end a part of a document or padding.
     let copies = match layout.packing {
-        // A row of the stream may go on into later epochs.
+        // A row of the stream may extend over several epochs.
         Packing::Wrapped => layout.seq_len as u64 / tokens.max(1) + 2,
         Packing::Bfd | Packing::Auto => 1,
         Packing::None => return 2,

@@ -1,4 +1,4 @@
-//! A table of numbers in a file. Only the pages in use are in memory.
+//! A table of numbers in a file. Only recently used pages are in memory.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -8,13 +8,13 @@ use std::sync::{Mutex, PoisonError};
 
 use ottava_common::{Error, Result, input};
 
-/// Bytes of a page.
+/// The number of bytes of a page.
 const PAGE_BYTES: u64 = 4096;
 
-/// Pages in memory, at most: 32 MiB.
+/// The maximum number of pages in memory: 32 MiB.
 const MAX_PAGES: usize = 8192;
 
-/// A file of items of `N` bytes. `N` divides [`PAGE_BYTES`].
+/// A file of items with `N` bytes each. `N` divides [`PAGE_BYTES`].
 pub(super) struct Table<const N: usize> {
     file: File,
     path: PathBuf,
@@ -23,7 +23,7 @@ pub(super) struct Table<const N: usize> {
 }
 
 impl<const N: usize> Table<N> {
-    /// Opens the table `name` of `items` in `folder`. Errors as [`open_exactly`].
+    /// Opens the table `name` with `items` items in `folder`. Has the errors of [`open_exactly`].
     pub(super) fn open(folder: &Path, name: &str, items: u64) -> Result<Table<N>> {
         let path = folder.join(name);
         let file = open_exactly(&path, items.saturating_mul(N as u64), "meta.json")?;
@@ -34,12 +34,12 @@ impl<const N: usize> Table<N> {
         &self.path
     }
 
-    /// Item `index`. Errors with [`Error::Data`] when the file can no longer be read. Panics beyond the end: a bug of the caller.
+    /// Returns item `index`. Errors with [`Error::Data`] if the file can no longer be read. Panics beyond the end, which the caller must exclude.
     pub(super) fn get(&self, index: u64) -> Result<[u8; N]> {
         assert!(index < self.items, "item {index} of {}", self.items);
         let at = index * N as u64;
         let (page, start) = (at / PAGE_BYTES, (at % PAGE_BYTES) as usize);
-        // Pages are complete whenever the lock is free.
+        // The pages are always in a valid state when the lock is free, even after a panic.
         let mut pages = self.pages.lock().unwrap_or_else(PoisonError::into_inner);
         if !pages.contains_key(&page) {
             if pages.len() == MAX_PAGES {
@@ -56,7 +56,7 @@ impl<const N: usize> Table<N> {
     }
 }
 
-/// Opens a file of so many `bytes`, as the file `promised_by` says. Errors with [`Error::Data`] when it has another size.
+/// Opens a file that must have `bytes` bytes, because the file `promised_by` says so. Errors with [`Error::Data`] if it has another size.
 pub(super) fn open_exactly(path: &Path, bytes: u64, promised_by: &str) -> Result<File> {
     let (file, found) = input::open(path).map_err(Error::io(path))?;
     if found != bytes {
@@ -76,7 +76,7 @@ mod tests {
     fn items_are_those_of_the_file_beyond_the_pages_in_memory() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("table.bin");
-        // Two pages more than fit, and a part of one.
+        // The table has two pages more than memory holds, and an incomplete page.
         let items = (MAX_PAGES as u64 + 2) * PAGE_BYTES / 8 + 3;
         let bytes: Vec<u8> = (0..items).flat_map(|i| ottava_common::hash::mix(i).to_le_bytes()).collect();
         std::fs::write(&path, &bytes).unwrap();

@@ -1,4 +1,4 @@
-//! Writes tokens to disk, in one pass and a memory that does not depend on their number.
+//! Writes tokens to disk in one pass. The memory does not depend on the number of tokens.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -19,27 +19,27 @@ use ottava_common::{Error, Result};
 /// Writes the files of a [`TokenDataset`](super::shards::TokenDataset) in one pass.
 pub(super) struct TokenWriter {
     folder: PathBuf,
-    /// With the counts so far.
+    /// The content of `meta.json`, with the counts so far.
     meta: Meta,
     shard_bytes: u64,
     shard: Option<Output>,
-    /// The first token of each document, and at the end the number of tokens.
+    /// The first token of each document. The last entry is the number of tokens.
     starts: Output,
     bytes: Output,
-    /// With a loss mask: the first target of each document behind its first token; `u32::MAX` if there is none.
+    /// With a loss mask: for each document, the first target after its first token; `u32::MAX` without targets.
     first_targets: Option<Output>,
     /// The labels of documents, if they have labels.
     labels: Option<Output>,
-    /// From the first margin on that is not zero: the margin of each document, F32.
+    /// The margin of each document in F32. The file is started at the first margin that is not zero.
     margins: Option<Output>,
     /// The columns of prompts.
     columns: Option<ColumnsOutput>,
-    /// The bytes of a document's tokens.
+    /// A buffer for the bytes of a document's tokens.
     buffer: Vec<u8>,
 }
 
 impl TokenWriter {
-    /// Starts the files in `folder`. `meta` says which tables the documents have; the writer fills in the counts and hashes of `meta`.
+    /// Creates the files in `folder`. `meta` says which tables are written; the writer sets the counts and hashes of `meta`.
     pub(super) fn create(folder: &Path, meta: Meta, shard_bytes: u64) -> Result<TokenWriter> {
         let table = |name: &str| Output::create(folder.join(name));
         let has = |kind| meta.kind == kind;
@@ -58,12 +58,12 @@ impl TokenWriter {
         })
     }
 
-    /// The numbers of documents and of tokens, and the bytes of text, that were written.
+    /// Returns the numbers of written documents, tokens and bytes of text.
     pub(super) fn counts(&self) -> [u64; 3] {
         [self.meta.documents, self.meta.tokens, self.meta.bytes]
     }
 
-    /// Writes a document, whose tokens may have the bit of a loss mask.
+    /// Writes a document. Its tokens may have the bit of the loss mask.
     pub(super) fn push(&mut self, Encoded { tokens: ids, bytes, label, margin, columns, .. }: &Encoded) -> Result<()> {
         let size = self.meta.dtype.size();
         if self.meta.shards.last().is_some_and(|&tokens| tokens * size as u64 >= self.shard_bytes) {
@@ -119,7 +119,7 @@ impl TokenWriter {
         }
     }
 
-    /// Completes the tables and writes `meta.json` last, with `sources`.
+    /// Completes the tables, and writes `meta.json` with `sources` last.
     pub(super) fn finish(mut self, sources: Vec<SourceFile>) -> Result<()> {
         self.close_shard()?;
         self.starts.write(&self.meta.tokens.to_le_bytes())?;
@@ -134,11 +134,11 @@ impl TokenWriter {
     }
 }
 
-/// The objects with the columns of prompts, and the table of their first bytes.
+/// The writer of the columns of prompts, and of the table of their first bytes.
 struct ColumnsOutput {
     objects: Output,
     starts: Output,
-    /// Bytes of the objects so far.
+    /// The number of bytes of the objects so far.
     bytes: u64,
 }
 
@@ -155,22 +155,22 @@ impl ColumnsOutput {
         self.objects.write(json.as_bytes())
     }
 
-    /// Completes the table. Returns the files, which are not closed.
+    /// Completes the table. Returns both files, which are not closed yet.
     fn complete(mut self) -> Result<[Output; 2]> {
         self.starts.write(&self.bytes.to_le_bytes())?;
         Ok([self.objects, self.starts])
     }
 }
 
-/// Completes a file and adds its hash to the hashes of the complete files.
+/// Completes a file, and adds its hash to `sha256`.
 fn close(file: Output, sha256: &mut BTreeMap<String, String>) -> Result<()> {
     let (name, hash) = file.finish()?;
     sha256.insert(name, hash);
     Ok(())
 }
 
-/// A buffered file that is hashed while it is written. [`Output::finish`] flushes it to the disk, so that the rename of its
-/// folder cannot survive a power failure without its content.
+/// A buffered file that is hashed while it is written. [`Output::finish`] flushes it to the disk. Otherwise, after a power failure, the folder could
+/// have its final name while the file lacks content.
 pub(super) struct Output {
     file: BufWriter<Hashed>,
     path: PathBuf,
@@ -186,7 +186,7 @@ impl Output {
         self.file.write_all(bytes).map_err(Error::io(&self.path))
     }
 
-    /// Returns the file's name and SHA-256.
+    /// Completes the file, and returns its name and SHA-256.
     pub(super) fn finish(self) -> Result<(String, String)> {
         let path = self.path;
         let Hashed { file, hasher } = self.file.into_inner().map_err(|e| Error::io(&path)(e.into_error()))?;

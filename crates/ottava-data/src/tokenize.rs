@@ -1,4 +1,4 @@
-//! Tokenizes one source: a thread reads it, all cores encode its documents, and the calling thread writes them in order.
+//! Tokenizes one source. One thread reads the source, all cores encode its documents, and the calling thread writes them in order.
 
 use std::path::Path;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
@@ -12,25 +12,26 @@ use crate::source::{Document, DocumentReader, Failure, SourceOptions};
 use crate::token_writer::TokenWriter;
 use ottava_common::{Error, Result, interrupt, limits};
 
-/// Bytes of text that are encoded together: bounds memory and keeps the cores busy.
+/// The number of text bytes that are encoded together. It limits memory and keeps all cores busy.
 const CHUNK_BYTES: usize = 8 << 20;
 
-/// Chunks that wait for the next thread, besides the one at each thread.
+/// The number of chunks that wait for the next thread, in addition to the chunk that each thread processes.
 const WAITING: usize = 1;
 
-/// A document, or why a record cannot be used.
+/// A document, or the reason why a record cannot be used.
 type Record = Result<Document, String>;
 
-/// The documents of a record, with its line and unit.
+/// The encoded documents of a record, with its line and unit.
 struct EncodedRecord {
     line: u64,
     unit: u64,
     documents: Vec<Encoded>,
 }
 
-/// Tokenizes the documents of `reader`, of the file `source`. Returns its units, and size and SHA-256 of the bytes read.
+/// Tokenizes the documents of `reader`, which reads the file `source`. Returns the units of the source, and the size and SHA-256 of the bytes that
+/// were read.
 ///
-/// Errors with [`Error::Data`] when the file or too many of its records cannot be used: with the error of the lowest line.
+/// Errors with [`Error::Data`] if the file or too many of its records cannot be used. The error is about the earliest line.
 pub(super) fn tokenize(
     source: &Path,
     reader: DocumentReader,
@@ -40,7 +41,8 @@ pub(super) fn tokenize(
 ) -> Result<(SourceUnits, u64, String)> {
     let (records, to_encode) = sync_channel(WAITING);
     let (encoded, to_write) = sync_channel(WAITING);
-    // A thread that fails closes its channels, which ends the others; the error of the last one is about the lowest line.
+    // A thread that fails closes its channels, which ends the other threads. The writer sees records in order, so its error is about the earliest
+    // line.
     std::thread::scope(|scope| {
         let reading = scope.spawn(move || read(reader, &records));
         let encoding = scope.spawn(move || encode(source, encoder, to_encode, &encoded));
@@ -88,12 +90,12 @@ fn read(mut reader: DocumentReader, records: &SyncSender<Vec<Record>>) -> Result
                     break;
                 }
             };
-            // The overhead of a document counts too, so that many short ones end a chunk.
+            // The overhead of a document is counted too, so that many short documents also fill a chunk.
             size += record.as_ref().map_or(0, |document| document.bytes) + 64;
             chunk.push(record);
         }
         let is_last = chunk.is_empty();
-        // An error is sent after the records before it. A closed channel has an error of its own.
+        // An error is sent after the records before it. If the channel is closed, the receiving thread reports its own error.
         let is_closed = !is_last && records.send(chunk).is_err();
         match failure {
             Some(error) => return Err(error),
@@ -103,7 +105,7 @@ fn read(mut reader: DocumentReader, records: &SyncSender<Vec<Record>>) -> Result
     }
 }
 
-/// Encodes chunks of records on all cores, as many records at once as fit into memory, and sends them in order.
+/// Encodes chunks of records on all cores, and sends them in order. The number of records at a time is limited by memory.
 fn encode(
     source: &Path,
     encoder: &Encoder,
@@ -130,8 +132,8 @@ fn encode(
     Ok(())
 }
 
-/// The number of `records`, at least one, that can be encoded at once in the available memory. Errors with [`Error::Data`] when
-/// the first one alone does not fit.
+/// Returns the number of `records` (at least one) that can be encoded at once in the available memory. Errors with [`Error::Data`] if even the first
+/// record does not fit.
 fn fitting(records: &[Record], encoder: &Encoder, source: &Path) -> Result<usize> {
     let available = limits::available_memory().unwrap_or(u64::MAX);
     let needed = |record: &Record| record.as_ref().map_or(0, |document| encoder.memory(document));
@@ -147,7 +149,7 @@ fn fitting(records: &[Record], encoder: &Encoder, source: &Path) -> Result<usize
             available as f64 / f64::from(1 << 30),
         )));
     }
-    // Half of it is left to everything else.
+    // Half of the memory is left for other uses.
     let more = records[1..].iter().take_while(|record| {
         total = total.saturating_add(needed(record));
         total <= available / 2

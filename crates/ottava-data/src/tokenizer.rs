@@ -1,6 +1,6 @@
-//! Text to token ids and back, as a Hugging Face `tokenizer.json` describes it.
+//! Converts text to token ids and back with a Hugging Face `tokenizer.json`.
 //!
-//! Crafted tokenizer files make the tokenizers crate panic; every call into it catches panics and returns them as errors.
+//! Maliciously crafted tokenizer files make the tokenizers crate panic. Every call of the crate catches panics and returns them as errors.
 
 use std::collections::HashSet;
 use std::ops::Range;
@@ -18,48 +18,47 @@ use crate::{added_tokens, tokenizer_parts};
 use ottava_common::hash::sha256;
 use ottava_common::{Error, Result, input};
 
-/// Larger tokenizer files are refused; the largest in common use is about 35 MB.
+/// The maximum size of a tokenizer file in bytes. The largest file in common use is about 35 MB.
 const MAX_FILE_BYTES: u64 = 256 << 20;
 
-/// Bytes of text that are tokenized at once, where a text can be cut.
+/// The number of text bytes that are tokenized at once, if a text can be divided.
 const PIECE_BYTES: usize = 128 << 10;
 
-/// Bytes of memory to tokenize a byte of text at once. The tokenizers crate takes 124 to 235, depending on text and tokenizer.
+/// The bytes of memory to tokenize one byte of text. The tokenizers crate takes 124 to 235 bytes, depending on text and tokenizer.
 const BYTES_PER_BYTE: u64 = 250;
 
-/// Bytes of memory for the ids of a byte of text, with the ids of a piece and room to grow.
+/// The bytes of memory for the ids of one byte of text, including the ids of a piece and spare capacity.
 const IDS_PER_BYTE: u64 = 16;
 
-/// The number of tokenizers that were loaded.
+/// The number of tokenizers that were loaded so far.
 static LOADED: AtomicU64 = AtomicU64::new(0);
 
 /// A tokenizer and the ids that end a text.
 #[derive(Debug)]
 pub struct Tokenizer {
-    /// Its number, from 1.
+    /// The number of this tokenizer, from 1.
     number: u64,
     inner: tokenizers::Tokenizer,
-    /// How tokens stand for bytes.
+    /// The encoding of bytes in tokens.
     byte_form: ByteForm,
     path: PathBuf,
     vocab_size: usize,
     longest: usize,
     edges: Edges,
     sha256: String,
-    /// Ids of special tokens.
+    /// The ids of special tokens.
     special: HashSet<u32>,
-    /// Whether texts are cut.
+    /// Whether long texts are divided into pieces.
     cuts: bool,
-    /// First bytes of tokens that may be written out in a text.
+    /// The possible first bytes of tokens that are found in a text before words are split.
     first_bytes: [bool; 256],
 }
 
 impl Tokenizer {
-    /// Reads `path`: a `tokenizer.json`, or a folder that holds one.
+    /// Loads a `tokenizer.json`. `path` is the file or its folder.
     ///
-    /// The files beside it add tokens, and decide which tokens begin and end a document (docs/data.md).
-    /// Truncation and padding that the file may ask for are switched off: they would cut documents silently.
-    /// Errors with [`Error::Model`].
+    /// The files beside it add tokens, and determine the tokens that begin and end a document (docs/data.md). Truncation and padding in the file are
+    /// ignored, because they would truncate documents silently. Errors with [`Error::Model`].
     pub fn load(path: &Path) -> Result<Tokenizer> {
         let path = if path.is_dir() { path.join("tokenizer.json") } else { path.to_path_buf() };
         let wrong = |reason: String| Error::Model(format!("{}: {reason}", path.display()));
@@ -71,7 +70,7 @@ impl Tokenizer {
         inner.with_truncation(None).map_err(|e| wrong(e.to_string()))?;
         let folder = path.parent().unwrap_or(Path::new("."));
         let added = added_tokens::add(folder, &mut inner)?;
-        // Ids may have gaps, so the table has to reach the highest id and not just the number of entries.
+        // Ids may have gaps, so the table must reach the highest id, which may exceed the number of entries.
         let vocabulary = inner.get_vocab(true);
         let highest = vocabulary.values().copied().max();
         let longest = vocabulary.keys().map(String::len).max().unwrap_or(1);
@@ -89,22 +88,22 @@ impl Tokenizer {
         Ok(Tokenizer { number, inner, byte_form, vocab_size, longest, edges, sha256, special, cuts, first_bytes, path })
     }
 
-    /// The ids of a document with the tokens at its edges. None of them is added where the text has it already.
+    /// Returns the ids of a document with the tokens at its edges. A token that the text already has at an edge is not added again.
     ///
-    /// The thread, and threads of the pool for a long text, remember the ids of words.
+    /// The calling thread remembers the ids of words. For a long text, threads of the pool do so too.
     pub fn encode_document(&self, text: &str) -> Result<Vec<u32>> {
         let mut ids = self.with_start(self.encode_words(text)?);
         ids.extend(self.edges.end.filter(|end| ids.last() != Some(end)));
         Ok(ids)
     }
 
-    /// The ids of the beginning of a document, for a model to complete. An empty one has the token that ends a document if nothing begins
-    /// one, since a document follows that in training.
+    /// Returns the ids of the beginning of a document, for a model to complete. If the text is empty and no token begins a document, returns the
+    /// token that ends a document, because in training a document follows this token.
     pub fn encode_prompt(&self, text: &str) -> Result<Vec<u32>> {
         Ok(self.encode_prompt_after(text)?.0)
     }
 
-    /// [`Tokenizer::encode_prompt`], and how many ids come before the ids of the text.
+    /// Returns the ids of [`Tokenizer::encode_prompt`], and the number of ids before the ids of the text.
     pub fn encode_prompt_after(&self, text: &str) -> Result<(Vec<u32>, usize)> {
         let own = self.encode(text)?;
         let count = own.len();
@@ -121,7 +120,7 @@ impl Tokenizer {
         ids
     }
 
-    /// The ids of `text`. Nothing is added around it; special tokens written out in the text are recognised.
+    /// Returns the ids of `text`. No tokens are added; special tokens that are written out in the text are recognized.
     pub fn encode(&self, text: &str) -> Result<Vec<u32>> {
         let mut ids = Vec::new();
         for piece in self.pieces(text, PIECE_BYTES) {
@@ -130,7 +129,7 @@ impl Tokenizer {
         Ok(ids)
     }
 
-    /// [`Tokenizer::encode`] by words that are remembered, for many texts. Pieces of a long text are encoded on all cores.
+    /// Returns the ids of [`Tokenizer::encode`], and remembers the ids of words, for many texts. Pieces of a long text are encoded on all cores.
     pub(super) fn encode_words(&self, text: &str) -> Result<Vec<u32>> {
         let encode = |piece: &str| {
             let mut ids = Vec::with_capacity(piece.len() / 4);
@@ -147,12 +146,12 @@ impl Tokenizer {
         }
     }
 
-    /// The ids of `text`, each with whether it has a byte of the ranges `learned`.
+    /// Returns the ids of `text`. Each id has a flag that says whether its bytes overlap the ranges `learned`.
     pub(super) fn encode_learned(&self, text: &str, learned: &[Range<usize>]) -> Result<Vec<(u32, bool)>> {
         let (mut tokens, mut start, mut end) = (Vec::new(), 0, 0);
         for word in self.pieces(text, 1).flat_map(|piece| self.words(piece)) {
             let mut take = |(id, first, last): &Token| {
-                // A token begins where the one before it ends: offsets may leave out white space.
+                // A token begins at the end of the previous token, because offsets may exclude white space.
                 let begin = end.min(start + *first as usize);
                 end = start + *last as usize;
                 tokens.push((*id, learned.iter().any(|range| begin < range.end && end > range.start)));
@@ -164,7 +163,7 @@ impl Tokenizer {
         Ok(tokens)
     }
 
-    /// The tokens of a text, by the tokenizers crate.
+    /// Returns the tokens of a text that the tokenizers crate computes.
     pub(super) fn encode_whole(&self, text: &str) -> Result<Vec<Token>> {
         let encoding = catch_panics(|| self.inner.encode(text, false))
             .map_err(|reason| Error::Data(format!("{}: cannot encode a text: {reason}", self.path.display())))?;
@@ -172,18 +171,18 @@ impl Tokenizer {
         Ok(tokens.map(|(&id, &(first, last))| (id, first as u32, last as u32)).collect())
     }
 
-    /// `text` in pieces of at least `bytes` that have the ids of the whole; one piece, where that is not certain.
+    /// Divides `text` into pieces of at least `bytes` bytes whose ids, joined, are the ids of the whole. If this is not certain, returns one piece.
     pub(super) fn pieces<'a>(&self, text: &'a str, bytes: usize) -> impl Iterator<Item = &'a str> {
         pieces(text, if self.cuts { bytes } else { usize::MAX })
     }
 
-    /// A piece of [`Tokenizer::pieces`] in words that have its ids; one word, where that is not certain.
+    /// Divides a piece of [`Tokenizer::pieces`] into words whose ids, joined, are the ids of the piece. If this is not certain, returns one word.
     pub(super) fn words<'a>(&self, piece: &'a str) -> impl Iterator<Item = &'a str> {
         const NEVER: [bool; 256] = [true; 256];
         words(piece, if self.cuts { &self.first_bytes } else { &NEVER })
     }
 
-    /// Bytes of memory that [`Tokenizer::encode_document`] takes for `text` at most.
+    /// Returns the maximum bytes of memory that [`Tokenizer::encode_document`] takes for `text`.
     pub fn memory_to_encode(&self, text: &str) -> u64 {
         let sizes = self.pieces(text, PIECE_BYTES).map(str::len);
         let (count, longest) = sizes.fold((0, 0), |(count, longest), size| (count + 1, size.max(longest)));
@@ -191,30 +190,30 @@ impl Tokenizer {
         at_once as u64 * BYTES_PER_BYTE + text.len() as u64 * IDS_PER_BYTE
     }
 
-    /// Bytes of memory to encode a text of `bytes` in one piece.
+    /// Returns the bytes of memory to encode a text of `bytes` bytes in one piece.
     pub(super) fn memory_to_encode_whole(bytes: usize) -> u64 {
         bytes as u64 * (BYTES_PER_BYTE + IDS_PER_BYTE)
     }
 
-    /// The text of `ids`, special tokens written out. Ids without an entry (a padded vocabulary) give nothing.
+    /// Returns the text of `ids`, with special tokens written out. Ids without an entry (in a padded vocabulary) have no text.
     pub fn decode(&self, ids: &[u32]) -> Result<String> {
         catch_panics(|| self.inner.decode(ids, false)).map_err(|reason| {
             Error::Data(format!("{}: cannot decode {} ids: {reason}", self.path.display(), ids.len()))
         })
     }
 
-    /// The bytes of a token where they do not depend on its neighbours: of a tokenizer of bytes, and single bytes of others. None for an id
-    /// without an entry.
+    /// Returns the bytes of a token, or `None` if they depend on its neighbours. The bytes are independent if the tokenizer is byte-level, or if the
+    /// token is a single byte. Returns empty bytes for an id without an entry.
     pub(super) fn bytes_anywhere(&self, id: u32) -> Result<Option<Vec<u8>>> {
         let failed = |reason| Error::Data(format!("{}: cannot decode token {id}: {reason}", self.path.display()));
         let token = catch_panics(|| Ok::<_, String>(self.inner.id_to_token(id))).map_err(failed)?;
         Ok(token.map_or(Some(Vec::new()), |token| self.byte_form.bytes(&token)))
     }
 
-    /// The bytes of each token, by id, for tokenizers whose decoder is `ByteLevel` or has `ByteFallback`. Special tokens begin with a byte
-    /// 0xff, which no text has; ids without an entry have none.
+    /// Returns the bytes of each token, by id, for tokenizers whose decoder is `ByteLevel` or has `ByteFallback`. Special tokens begin with the byte
+    /// 0xff, which no text has. Ids without an entry have no bytes.
     ///
-    /// Errors with [`Error::Model`] for others.
+    /// Errors with [`Error::Model`] for other tokenizers.
     pub fn token_bytes(&self) -> Result<Vec<Vec<u8>>> {
         let wrong = |reason: String| Error::Model(format!("{}: the bytes of tokens: {reason}", self.path.display()));
         let text = self.inner.to_string(false).map_err(|error| wrong(error.to_string()))?;
@@ -222,38 +221,38 @@ impl Tokenizer {
         catch_panics(|| llguidance::token_bytes_from_tokenizer_json(&file)).map_err(wrong)
     }
 
-    /// One more than the highest id: the smallest embedding table that serves this tokenizer.
+    /// Returns the highest id plus 1, which is the smallest number of rows of an embedding for this tokenizer.
     pub fn vocab_size(&self) -> usize {
         self.vocab_size
     }
 
-    /// Bytes of the longest entry of the vocabulary: `n` tokens cover at most `n` times as many bytes of a text, unless the tokenizer drops
-    /// or joins parts of it.
+    /// Returns the bytes of the longest entry of the vocabulary. `n` tokens cover at most `n` times as many bytes of a text, unless the tokenizer
+    /// removes or joins parts of the text.
     pub fn longest_token(&self) -> usize {
         self.longest
     }
 
-    /// The ids that begin a document: usually one or none.
+    /// Returns the ids that begin a document, which are usually one id or none.
     pub fn start_ids(&self) -> &[u32] {
         &self.edges.start
     }
 
-    /// The id that ends a document, if the tokenizer has one: the end of text, not the end of a turn of a chat.
+    /// Returns the id that ends a document, if the tokenizer has one. This is the end of a text, not the end of a turn of a chat.
     pub fn eos_id(&self) -> Option<u32> {
         self.edges.end
     }
 
-    /// Every id that ends a generated text; the first is [`Tokenizer::eos_id`].
+    /// Returns all ids that end a generated text. The first id is [`Tokenizer::eos_id`].
     pub fn eos_ids(&self) -> &[u32] {
         &self.edges.stops
     }
 
-    /// The token that fills the rows of a reward model: `pad_token` of `tokenizer_config.json`, else the end of a document, as in TRL.
+    /// Returns the token that pads the rows of a reward model: `pad_token` of `tokenizer_config.json`, else the end of a document, as in TRL.
     pub fn padding_id(&self) -> Option<u32> {
         self.edges.padding.or(self.edges.end)
     }
 
-    /// A sentence that names the tokens that begin and end a document and a generated text.
+    /// Returns a sentence that names the tokens that begin and end a document, and the tokens that end a generated text.
     pub fn describe_edges(&self) -> String {
         let name = |&id: &u32| format!("{} ({id})", self.inner.id_to_token(id).unwrap_or_default());
         let names = |ids: &[u32]| ids.iter().map(name).collect::<Vec<_>>().join(", ");
@@ -265,7 +264,7 @@ impl Tokenizer {
         format!("documents begin with {start} and end with {end}; generation stops at {}", names(&self.edges.stops))
     }
 
-    /// Errors when ids reach beyond a model's `vocabulary`.
+    /// Errors if an id is not below a model's `vocabulary`.
     pub fn check_fits(&self, vocabulary: usize) -> Result<()> {
         if self.vocab_size() <= vocabulary {
             return Ok(());
@@ -276,27 +275,27 @@ impl Tokenizer {
         )))
     }
 
-    /// The id of a token given by its exact name.
+    /// Returns the id of the token with this exact name.
     pub fn token_id(&self, name: &str) -> Option<u32> {
         self.inner.token_to_id(name)
     }
 
-    /// Whether a token stands for no text, such as an end of text.
+    /// Whether a token is not text, such as an end of text.
     pub fn is_special(&self, id: u32) -> bool {
         self.special.contains(&id)
     }
 
-    /// Whether the ids of both stand for the same tokens.
+    /// Whether both tokenizers have the same tokens with the same ids.
     pub fn has_tokens_of(&self, other: &Tokenizer) -> bool {
         self.inner.get_vocab(true) == other.inner.get_vocab(true)
     }
 
-    /// SHA-256 of `tokenizer.json`, and of the tokens that other files add, in hexadecimal.
+    /// Returns SHA-256 of `tokenizer.json` and of the tokens that other files add, in hexadecimal.
     pub fn sha256(&self) -> &str {
         &self.sha256
     }
 
-    /// The file this was read from.
+    /// Returns the path of the `tokenizer.json`.
     pub fn path(&self) -> &Path {
         &self.path
     }

@@ -1,14 +1,14 @@
-//! Parts of a `tokenizer.json` that the tokenizers crate does not survive, found before it reads them.
+//! Finds parts of a `tokenizer.json` that would end the process, before the tokenizers crate reads them.
 //!
-//! Its panics are caught, but a table that claims gigabytes ends the process.
+//! Panics of the crate are caught, but a table that claims gigabytes ends the process.
 
 use serde::Deserialize;
 use serde_json::Value;
 
-/// How many times as long the parts of a tokenizer may make a text. Tokenizers in common use make it three to twelve times as long.
+/// The maximum factor by which the parts of a tokenizer may lengthen a text. Tokenizers in common use lengthen it three to twelve times.
 const MAX_GROWTH: f64 = 1000.0;
 
-/// The parts of the file that hold patterns and tables; the vocabulary is skipped.
+/// The parts of the file that have patterns and tables. The vocabulary is skipped.
 #[derive(Deserialize)]
 struct Parts {
     #[serde(default)]
@@ -19,13 +19,13 @@ struct Parts {
     decoder: Value,
 }
 
-/// Errors with the reason when a part of the file cannot be used.
+/// Errors with the reason if a part of the file cannot be used.
 pub(super) fn check(file: &[u8]) -> Result<(), String> {
     let Parts { normalizer, pre_tokenizer, decoder } = serde_json::from_slice(file).map_err(|e| e.to_string())?;
     let mut lengthening = 1.0;
     for (name, part) in [("normalizer", &normalizer), ("pre_tokenizer", &pre_tokenizer), ("decoder", &decoder)] {
         check_part(part).map_err(|reason| format!("`{name}`: {reason}"))?;
-        // Decoders read the tokens of a text, and not what the other parts write.
+        // Decoders read the tokens of a text, not the output of the other parts, so their factor is separate.
         lengthening = if name == "decoder" { growth(part) } else { lengthening * growth(part) };
         if lengthening > MAX_GROWTH {
             return Err(format!(
@@ -36,7 +36,7 @@ pub(super) fn check(file: &[u8]) -> Result<(), String> {
     Ok(())
 }
 
-/// How many times as long a part and the parts within it can make a text.
+/// Returns the maximum factor by which a part and its inner parts can lengthen a text.
 fn growth(part: &Value) -> f64 {
     let inner: f64 = match part {
         Value::Array(parts) => parts.iter().map(growth).product(),
@@ -47,10 +47,10 @@ fn growth(part: &Value) -> f64 {
     let own = match part["type"].as_str().unwrap_or_default() {
         "Replace" => match part["pattern"]["String"].as_str() {
             Some(pattern) => content / pattern.len().max(1) as f64,
-            // A regular expression may match nothing between two bytes.
+            // A regular expression may match the empty text between any two bytes.
             None => content + 1.0,
         },
-        // A prefix counts as one of a text of one byte.
+        // A prefix is added once per text, so it counts as a text of 64 bytes.
         "Prepend" => 1.0 + part["prepend"].as_str().map_or(0, str::len) as f64 / 64.0,
         "ByteLevel" => 2.0,
         "Metaspace" => 3.0,
@@ -60,7 +60,7 @@ fn growth(part: &Value) -> f64 {
     inner * own.max(1.0)
 }
 
-/// Checks a part and the parts within it.
+/// Checks a part and its inner parts.
 fn check_part(part: &Value) -> Result<(), String> {
     match part {
         Value::Array(parts) => parts.iter().try_for_each(check_part),
@@ -79,7 +79,7 @@ fn check_part(part: &Value) -> Result<(), String> {
     }
 }
 
-/// Checks a table in base64: four bytes with the size of a trie (little-endian), then the trie, then text.
+/// Checks a table in base64: four bytes with the size of a trie (little-endian), the trie, and text.
 fn check_table(table: &str) -> Result<(), String> {
     let digit = |c: u8| match c {
         b'A'..=b'Z' => Some(c - b'A'),

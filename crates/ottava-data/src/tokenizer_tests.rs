@@ -8,7 +8,7 @@ fn bundled() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../data/tokenizer")
 }
 
-/// A folder with the bundled `tokenizer.json` and the given files beside it.
+/// Creates a folder with the bundled `tokenizer.json` and the given `files`.
 fn folder_with(files: &[(&str, &str)]) -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
     std::fs::copy(bundled().join("tokenizer.json"), folder.path().join("tokenizer.json")).unwrap();
@@ -37,7 +37,7 @@ fn any_text_comes_back_unchanged() {
     {
         assert_eq!(tokenizer.decode(&tokenizer.encode(text).unwrap()).unwrap(), text);
     }
-    // The ids that Python's tokenizers 0.23.3 gives.
+    // These ids come from Python's tokenizers 0.23.3.
     assert_eq!(tokenizer.encode("canary (noun): any").unwrap(), [2032, 478, 262, 271, 264, 541]);
     assert_eq!(tokenizer.encode("a<|endoftext|>").unwrap().last(), Some(&0));
     assert_eq!(tokenizer.decode(&[4_000_000_000]).unwrap(), "", "an id without an entry");
@@ -56,7 +56,7 @@ fn generation_ends_at_every_token_that_a_file_names() {
     assert_eq!(eos_of(&[by_name, ("generation_config.json", r#"{"eos_token_id": null}"#)]), [1]);
 }
 
-/// The bundled tokenizer with more tokens, from id 4096 on, and with the post-processor that puts `start` before a text.
+/// Returns the bundled tokenizer with more tokens, from id 4096 on. Its post-processor puts `start` before a text.
 fn chat_tokenizer(tokens: &[&str], start: Option<&str>, files: &[(&str, &str)]) -> Tokenizer {
     let folder = folder_with(files);
     let path = folder.path().join("tokenizer.json");
@@ -79,7 +79,7 @@ fn chat_tokenizer(tokens: &[&str], start: Option<&str>, files: &[(&str, &str)]) 
 #[test]
 fn documents_end_with_the_end_of_text_and_not_with_that_of_a_turn() {
     for (tokens, files, end, stops) in [
-        // SmolLM2-Instruct: the files know the turn's end alone.
+        // SmolLM2-Instruct: the files name only the end of a turn.
         (
             &["<|im_start|>", "<|im_end|>"][..],
             &[
@@ -89,7 +89,7 @@ fn documents_end_with_the_end_of_text_and_not_with_that_of_a_turn() {
             0,
             &[0, 4097][..],
         ),
-        // Qwen2.5-Instruct lists the turn's end first.
+        // Qwen2.5-Instruct: the list names the end of a turn first.
         (&["<|im_end|>"], &[("generation_config.json", r#"{"eos_token_id": [4096, 0]}"#)], 0, &[0, 4096]),
         // Llama-3-Instruct.
         (
@@ -115,7 +115,7 @@ fn a_document_begins_once_with_the_beginning_of_text() {
     for (start, add, begins) in [
         (Some(bos), "", true),
         (None, "", false),
-        // The configuration overrules the post-processor.
+        // The configuration overrides the post-processor.
         (None, r#", "add_bos_token": true"#, true),
         (Some(bos), r#", "add_bos_token": false"#, false),
         (None, r#", "add_bos_token": null"#, false),

@@ -6,24 +6,25 @@ use serde_json::Value;
 
 use crate::chat::{Chat, ChatTemplate, Rendered, is_empty_answer};
 
-/// Stands for an answer while its place is looked for.
+/// The content that replaces an answer while the position of the answer is searched.
 const PROBE: &str = "\u{e000}";
 
-/// A conversation as it is trained on.
+/// A rendered conversation, with the parts that are trained on.
 #[derive(Debug, PartialEq)]
 pub struct Learned {
-    /// The whole conversation, or one text for each turn that is learned.
+    /// The whole conversation, or one text for each trained turn.
     pub texts: Vec<Rendered>,
-    /// The number of a message whose turn changes how the template renders earlier messages, where there are several texts.
+    /// If there are several texts: the number of a message whose turn changes how the template renders earlier messages.
     pub rewrites: Option<usize>,
 }
 
 impl ChatTemplate {
-    /// Renders `chat` with the ranges of the turns that are learned: turns of `roles`, unless the field `train` of a message says otherwise.
+    /// Renders `chat` with the ranges of the trained turns. These are the turns of `roles`, unless the field `train` of a message overrides the role.
     ///
-    /// The ranges come from `{% generation %}` blocks, or, where the template has none, what each turn adds to the rendering of the turns
-    /// before it. Where a turn changes how turns before it are rendered, such as by leaving out their thinking, each turn is a text of its
-    /// own, with the messages before it. A turn without content and calls of tools has no range: nothing would be learned but to say nothing.
+    /// The ranges are the `{% generation %}` blocks of the template. If the template has no such blocks, a range is the text that a turn adds to the
+    /// rendering of the turns before it. If a turn changes how earlier turns are rendered, for example by leaving out their thinking, each turn is a
+    /// separate text with the messages before it. A turn without content and without tool calls has no range, because the model would learn to answer
+    /// nothing.
     pub fn render_learned(&self, chat: &Chat, roles: &[String]) -> Result<Learned, String> {
         let choice = Choice::of(chat, roles);
         let chat = &choice.chat;
@@ -46,7 +47,7 @@ impl ChatTemplate {
                 false => self.render(&first(chat, turn + 1), false)?,
             };
             let before = match self.before(chat, turn) {
-                // Templates may render no conversation without messages.
+                // Templates may reject a conversation without messages.
                 Err(_) if turn == 0 => self.same_as_probe(chat, turn, &through)?,
                 before => before?,
             };
@@ -58,8 +59,8 @@ impl ChatTemplate {
         Ok(Learned { texts: vec![Rendered { text: whole, learned }], rewrites: None })
     }
 
-    /// Renders `chat` with the range of everything after its first `learned_from` messages, the prompt. Where the prompt alone is rendered
-    /// otherwise, the range begins at the first difference.
+    /// Renders `chat` with one range: everything after its first `learned_from` messages, which are the prompt. If the prompt alone is rendered
+    /// differently, the range begins at the first difference.
     pub(super) fn render_completion(&self, chat: &Chat) -> Result<Rendered, String> {
         let (text, prompt) = (self.render(chat, false)?, self.render(&first(chat, chat.learned_from), true)?);
         let same: usize = text.chars().zip(prompt.chars()).take_while(|(a, b)| a == b).map(|(c, _)| c.len_utf8()).sum();
@@ -67,10 +68,10 @@ impl ChatTemplate {
         Ok(Rendered { text, learned })
     }
 
-    /// The whole conversation with the `turns` among the marked ones; `None` where marks and turns cannot be matched.
+    /// Renders the whole conversation, with the ranges of those `turns` that the template marks. Returns `None` if marks and turns cannot be matched.
     fn marked_turns(&self, chat: &Chat, turns: &[usize]) -> Result<Option<Rendered>, String> {
         let mut rendered = self.render_in_training(chat)?;
-        // A mark around the end of the last turn belongs to it.
+        // A mark directly after another one, such as around the end of a turn, belongs to the same turn.
         let mut joined: Vec<Range<usize>> = Vec::new();
         for range in rendered.learned.drain(..).filter(|range| !range.is_empty()) {
             match joined.last_mut() {
@@ -95,7 +96,7 @@ impl ChatTemplate {
         Ok(all.then_some(rendered))
     }
 
-    /// A text for each of `turns`, with the messages before it.
+    /// Renders a text for each of `turns`, with the messages before it.
     fn single_turns(&self, chat: &Chat, turns: &[usize]) -> Result<Vec<Rendered>, String> {
         let mut texts = Vec::new();
         for &turn in turns.iter().filter(|turn| !is_empty_answer(&chat.messages[**turn])) {
@@ -105,7 +106,7 @@ impl ChatTemplate {
                 before => before?,
             };
             if !text.starts_with(&before) {
-                // The prompt holds something that a turn which is complete does not, such as the start of thinking.
+                // The prompt has text that a complete turn does not have, such as the start of thinking.
                 before = self.same_as_probe(chat, turn, &before)?;
             }
             if !text.starts_with(&before) && !self.cut_to_common(chat, turn, &text, &mut before) {
@@ -121,8 +122,8 @@ impl ChatTemplate {
         Ok(texts)
     }
 
-    /// Cuts the prompt `before` to what it has in common with `text`, if both go on from the same messages: the prompt opens the thinking of
-    /// the turn with other white space, for example.
+    /// Truncates the prompt `before` to its common beginning with `text`, if the rendering of the earlier messages begins both. For example, the
+    /// prompt may begin the thinking of the turn with other white space.
     fn cut_to_common(&self, chat: &Chat, turn: usize, text: &str, before: &mut String) -> bool {
         let Ok(messages) = self.render(&first(chat, turn), false) else { return false };
         let Ok(prompt) = self.before(chat, turn) else { return false };
@@ -134,7 +135,7 @@ impl ChatTemplate {
         true
     }
 
-    /// The beginning of `text` that the conversation has too if message `turn` is another answer.
+    /// Returns the beginning of `text` that stays the same if message `turn` is replaced by another answer.
     fn same_as_probe(&self, chat: &Chat, turn: usize, text: &str) -> Result<String, String> {
         let mut probed = first(chat, turn + 1);
         probed.messages[turn] = Chat::message("assistant", PROBE);
@@ -143,13 +144,13 @@ impl ChatTemplate {
         Ok(text[..same].to_string())
     }
 
-    /// The text up to where message `turn` begins.
+    /// Renders the conversation up to the beginning of message `turn`.
     fn before(&self, chat: &Chat, turn: usize) -> Result<String, String> {
         self.render(&first(chat, turn), chat.messages[turn]["role"] == "assistant")
     }
 }
 
-/// The message for a conversation without a turn of the assistant.
+/// Returns the message for a conversation without a turn of the assistant.
 fn no_answers(messages: &[Value]) -> String {
     let mut roles: Vec<&str> = messages.iter().filter_map(|message| message["role"].as_str()).collect();
     roles.sort_unstable();
@@ -165,7 +166,7 @@ fn no_answers(messages: &[Value]) -> String {
     )
 }
 
-/// The first `count` messages of `chat`.
+/// Returns `chat` with only its first `count` messages.
 fn first(chat: &Chat, count: usize) -> Chat {
     Chat { messages: chat.messages[..count].to_vec(), ..chat.clone() }
 }
@@ -177,9 +178,9 @@ fn range(turn: usize, start: usize, text: &str) -> Result<Range<usize>, String> 
     }
 }
 
-/// The turns of a conversation that are learned.
+/// The turns of a conversation that are trained on.
 struct Choice {
-    /// The conversation without the fields that choose.
+    /// The conversation without the field `train`.
     chat: Chat,
     turns: Vec<usize>,
     has_answers: bool,

@@ -18,7 +18,7 @@ pub(super) fn text<'a>(record: &'a Map<String, Value>, key: &str) -> Result<&'a 
     value.as_str().ok_or_else(|| is_not(key, value, "a text"))
 }
 
-/// The message for a field with a value of another kind than `wanted`.
+/// Returns the message for a field whose value does not have the `wanted` type.
 pub(super) fn is_not(key: &str, value: &Value, wanted: &str) -> String {
     match unusual(value) {
         Some(shown) => format!("field `{key}` is {shown}, and not {wanted}"),
@@ -26,7 +26,7 @@ pub(super) fn is_not(key: &str, value: &Value, wanted: &str) -> String {
     }
 }
 
-/// A text that may be missing or `null`, which are as an empty one.
+/// Reads a text. A missing text or `null` is an empty text.
 pub(super) fn optional_text<'a>(record: &'a Map<String, Value>, key: &str) -> Result<&'a str, String> {
     match record.get(key) {
         None | Some(Value::Null) => Ok(""),
@@ -34,7 +34,7 @@ pub(super) fn optional_text<'a>(record: &'a Map<String, Value>, key: &str) -> Re
     }
 }
 
-/// A list, or one written as a text, as in files of CSV.
+/// Reads a list, or the JSON text of a list, as in CSV files.
 pub(super) fn list<'a>(record: &'a Map<String, Value>, key: &str) -> Result<Cow<'a, [Value]>, String> {
     let parsed = |text: &str| match json_text::parse(text) {
         Ok(Value::Array(list)) => Some(list),

@@ -1,17 +1,17 @@
-//! Ids of words, which each thread remembers: most words of a text have occurred before, and looking one up takes a hundredth of the time
-//! that the tokenizers crate takes.
+//! The ids of words, which each thread remembers. Most words of a text have occurred before, and looking up a word takes a hundredth of the time that
+//! the tokenizers crate takes.
 
 use std::cell::RefCell;
 
 use ottava_common::hash::MIX_STEP;
 
-/// Words of up to so many bytes are remembered.
+/// The maximum number of bytes of a word that is remembered.
 const MAX_BYTES: usize = 48;
 
-/// Words that a thread remembers, at most. The words of a natural language take about 6 MB.
+/// The maximum number of words that a thread remembers. The words of a natural language take about 6 MB.
 const SLOTS: usize = 1 << 16;
 
-/// An id, and the first byte and the end of its text within a word.
+/// An id, and the start and the end of its text within a word, in bytes.
 pub(super) type Token = (u32, u32, u32);
 
 struct Known {
@@ -19,7 +19,7 @@ struct Known {
     tokens: Box<[Token]>,
 }
 
-/// The words of one tokenizer. Words with the same slot replace each other.
+/// The remembered words of one tokenizer. Words with the same slot replace each other.
 struct Words {
     tokenizer: u64,
     slots: Vec<Option<Known>>,
@@ -29,9 +29,10 @@ thread_local! {
     static WORDS: RefCell<Words> = const { RefCell::new(Words { tokenizer: 0, slots: Vec::new() }) };
 }
 
-/// Calls `take` with the tokens of `word` that `encode` returns, or has returned before for the `tokenizer` with this number, from 1.
+/// Calls `take` with the tokens of `word`. They are computed by `encode`, or remembered from an earlier call with the same `tokenizer` number (from
+/// 1).
 ///
-/// `encode` must not wait for other threads, which might run this function on this thread meanwhile. Errors as `encode`.
+/// `encode` must not wait for other threads: while it waits, this thread might call this function again. Returns the errors of `encode`.
 pub(super) fn tokens_of<E>(
     tokenizer: u64,
     word: &str,
@@ -90,7 +91,7 @@ mod tests {
         assert_eq!(tokens(1, " word", 8), (8, 3));
         assert_eq!(tokens(1, &"x".repeat(MAX_BYTES + 1), 9), (9, 4));
         assert_eq!(tokens(1, &"x".repeat(MAX_BYTES + 1), 10), (10, 5), "too long to be remembered");
-        // More words than slots.
+        // The test uses more words than slots.
         for round in 0..2 {
             for i in 0..2 * SLOTS as u32 {
                 assert_eq!(tokens(1, &format!(" {i}"), i).0, i, "round {round}");

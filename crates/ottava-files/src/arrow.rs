@@ -1,7 +1,7 @@
-//! Arrow files and streams, whose blocks are checked against the size of the file before memory is taken for them.
+//! Arrow files and streams. The sizes of blocks are compared with the size of the file before memory is allocated.
 //!
-//! `FileReader` of `arrow-ipc` trusts the lengths that a file gives, and a damaged one would ask for more memory than there is; `StreamReader`
-//! takes 64 MiB for it.
+//! `FileReader` of `arrow-ipc` trusts the lengths in a file, so a damaged file could request more memory than exists. `StreamReader` would allocate
+//! 64 MiB for such a file.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -13,10 +13,10 @@ use arrow_ipc::convert::try_fb_to_schema;
 use arrow_ipc::reader::{FileDecoder, StreamDecoder, read_footer_length};
 use arrow_ipc::{Block, root_as_footer, root_as_message};
 
-/// Bytes at the end of a file: the length of the footer, and the mark.
+/// The bytes at the end of a file: the length of the footer, and the magic bytes.
 const TRAILER: u64 = 10;
 
-/// The batches of a file.
+/// The batches of an Arrow file.
 pub(crate) struct ArrowFile {
     file: File,
     size: u64,
@@ -64,34 +64,34 @@ impl Iterator for ArrowFile {
     }
 }
 
-/// Begins a message of a stream, before the length of its metadata.
+/// The first bytes of a message of a stream, before the length of its metadata.
 const CONTINUATION: [u8; 4] = [0xff; 4];
 
-/// The batches of a stream.
+/// The batches of an Arrow stream.
 pub(crate) struct ArrowStream {
     file: File,
     size: u64,
-    /// Where the next message begins.
+    /// The position of the next message.
     at: u64,
     decoder: StreamDecoder,
 }
 
 impl ArrowStream {
-    /// Reads the schema, the first message. Errors with the reason.
+    /// Reads the schema, which is the first message. Errors with the reason.
     pub(crate) fn open(file: File) -> Result<ArrowStream, String> {
         let size = file.metadata().map_err(|error| error.to_string())?.len();
         let mut stream = ArrowStream { file, size, at: 0, decoder: StreamDecoder::new() };
-        // The decoder takes the schema, which has no body, in with the message after it.
+        // The schema has no body, so the decoder returns no batch for it.
         match stream.message()? {
             Some(None) => Ok(stream),
             _ => Err("its first message is no schema".into()),
         }
     }
 
-    /// Decodes the next message, which may be a batch; `None` at the end.
+    /// Decodes the next message. The message may be a batch. Returns `None` at the end.
     fn message(&mut self) -> Result<Option<Option<RecordBatch>>, String> {
         if self.at == self.size {
-            // Some writers leave the mark of the end out.
+            // Some writers omit the end marker.
             return Ok(None);
         }
         let mut header = read(&self.file, self.size, self.at, 4)?;
@@ -109,7 +109,7 @@ impl ArrowStream {
         let body = u64::try_from(body).map_err(|_| "a message has a negative length")?;
         let bytes = read(&self.file, self.size, start + length, body)?;
         self.at = start + length + body;
-        // All at once, so that the decoder takes no memory of its own.
+        // Passes the whole message at once, so that the decoder does not allocate a buffer.
         let mut buffer = Buffer::from_vec([header, metadata, bytes].concat());
         let batch = self.decoder.decode(&mut buffer).map_err(|error| error.to_string())?;
         Ok(Some(batch))
@@ -123,7 +123,7 @@ impl Iterator for ArrowStream {
         loop {
             match self.message() {
                 Ok(None) => return None,
-                // A dictionary.
+                // The message is a dictionary, not a batch.
                 Ok(Some(None)) => {}
                 Ok(Some(Some(batch))) => return Some(Ok(batch)),
                 Err(reason) => {
@@ -135,7 +135,7 @@ impl Iterator for ArrowStream {
     }
 }
 
-/// The bytes of a block.
+/// Reads the bytes of a block.
 fn block_of(file: &File, size: u64, block: &Block) -> Result<Buffer, String> {
     let number = |value: i64| u64::try_from(value).map_err(|_| "a block has a negative length".to_string());
     let length = number(block.bodyLength())?.checked_add(number(i64::from(block.metaDataLength()))?);

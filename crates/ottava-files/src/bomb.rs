@@ -1,17 +1,17 @@
-//! How much a compressed file may unpack to.
+//! The limit of the unpacked size of compressed files.
 
-/// A compressed file may unpack to this many times its size (text seldom passes 20) or to [`FREE_BYTES`], and no further.
+/// The maximum ratio of unpacked to packed bytes, beyond [`FREE_BYTES`]. The ratio of text is rarely more than 20.
 const MAX_RATIO: u64 = 200;
 
-/// Unpacked bytes that are always allowed, so that small files of repeated text pass.
+/// The unpacked bytes that are always allowed, so that small files of repeated text can be read.
 const FREE_BYTES: u64 = 16 << 20;
 
-/// The bytes that a compressed file of `size` bytes may unpack to.
+/// Returns the maximum number of bytes to which a compressed file of `size` bytes may unpack.
 pub fn most_unpacked_bytes(size: u64) -> u64 {
     FREE_BYTES.max(size.saturating_mul(MAX_RATIO))
 }
 
-/// The error of a file that unpacks to more than [`most_unpacked_bytes`].
+/// Returns the error for a file that unpacks to more than [`most_unpacked_bytes`].
 pub fn bomb() -> String {
     format!("it unpacks to more than {MAX_RATIO} times its size; unpack it yourself if you trust it")
 }

@@ -1,4 +1,4 @@
-//! Records of columnar files, Parquet and Arrow, as JSON objects.
+//! Reads records of columnar files (Parquet and Arrow) as JSON objects.
 //!
 //! ```
 //! use ottava_files::{Format, Rows};
@@ -17,8 +17,8 @@
 //! assert_eq!(rows.unwrap()[1]["text"], "two");
 //! ```
 //!
-//! A crate of its own: `arrow` and `parquet` are large and generic, and nothing else of Ottava instantiates them, so a change elsewhere
-//! compiles none of their code again.
+//! This is a separate crate because `arrow` and `parquet` are large and generic. Only this crate instantiates them, so changes in other crates do not
+//! compile their code again.
 #![forbid(unsafe_code)]
 
 mod arrow;

@@ -1,4 +1,4 @@
-//! Values of columns as JSON.
+//! Converts values of columns to JSON.
 
 use arrow_array::cast::AsArray;
 use arrow_array::types::{
@@ -9,7 +9,7 @@ use arrow_array::{Array, RecordBatch};
 use arrow_schema::DataType;
 use serde_json::{Map, Value};
 
-/// Record `row` of `batch`. A cell without a value is `null`; a column of a type that JSON lacks is left out.
+/// Returns record `row` of `batch`. A cell without a value is `null`. A column of a type that JSON lacks is omitted.
 pub(crate) fn record(batch: &RecordBatch, row: usize) -> Map<String, Value> {
     let schema = batch.schema();
     let fields = schema.fields().iter().zip(batch.columns());
@@ -17,14 +17,14 @@ pub(crate) fn record(batch: &RecordBatch, row: usize) -> Map<String, Value> {
     fields.filter_map(|(field, column)| Some((field.name().clone(), cell(column.as_ref())?))).collect()
 }
 
-/// The type of column `name` of `batch`, if JSON lacks it.
+/// Returns the type of column `name` of `batch`, if JSON lacks this type.
 pub(crate) fn unread_type(batch: &RecordBatch, name: &str) -> Option<String> {
     let column = batch.column_by_name(name)?;
     let has_value = (0..column.len()).find(|row| !column.is_null(*row))?;
     value(column.as_ref(), has_value).is_none().then(|| column.data_type().to_string())
 }
 
-/// Element `row` of `array`; `None` without a value, and for types that JSON lacks.
+/// Returns element `row` of `array`; `None` if it has no value, or a type that JSON lacks.
 fn value(array: &dyn Array, row: usize) -> Option<Value> {
     if array.is_null(row) {
         return None;

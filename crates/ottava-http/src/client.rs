@@ -1,4 +1,4 @@
-//! One request and its answer.
+//! Sends one request and reads its answer.
 
 use crate::{Fault, Secret, Url, tls};
 use ottava_common::{Error, Result};
@@ -10,10 +10,10 @@ use ureq::{Agent, Proxy};
 /// The environment variable that forbids connections.
 const OFFLINE: &str = "OTTAVA_OFFLINE";
 
-/// The time in which a connection must be there.
+/// The time limit for opening a connection.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Bytes of an answer that an error repeats.
+/// The maximum number of bytes of an answer that an error quotes.
 const EXCERPT: usize = 300;
 
 /// A client of one server. Clones and threads share its connections.
@@ -26,9 +26,10 @@ pub struct Client {
 }
 
 impl Client {
-    /// A client that sends requests to `url`, with this `key`, and reads answers up to `most_bytes`. Opens no connection yet.
+    /// Creates a client that sends requests with this `key` to `url`, and reads answers of at most `most_bytes` bytes. Does not open a connection
+    /// yet.
     ///
-    /// Errors with [`Error::Config`] if `OTTAVA_OFFLINE` is set, or HTTPS is not possible on this machine.
+    /// Errors with [`Error::Config`] if `OTTAVA_OFFLINE` is set, or if this machine does not support HTTPS.
     pub fn new(url: Url, key: Option<Secret>, most_bytes: u64) -> Result<Client> {
         if std::env::var(OFFLINE).is_ok_and(|value| !["", "0", "false"].contains(&value.as_str())) {
             let why = format!("{OFFLINE} is set, which forbids connections; unset it or use no server");
@@ -49,14 +50,15 @@ impl Client {
         Ok(Client { agent: config.build().new_agent(), url, key, most_bytes })
     }
 
-    /// The server.
+    /// Returns the URL of the server.
     pub fn url(&self) -> &Url {
         &self.url
     }
 
-    /// Sends the JSON text `body` with POST, and returns the answer of a success (2xx). `timeout` bounds all of it.
+    /// Sends the JSON text `body` with POST, and returns the body of a successful answer (2xx). `timeout` limits the whole request.
     ///
-    /// Statuses 408, 429 and 5xx, lost connections and timeouts are faults that may pass. Other statuses last, and so do answers that are too large.
+    /// Statuses 408, 429 and 5xx, lost connections and timeouts are temporary faults. Other statuses and answers that are too large are permanent
+    /// faults.
     pub fn post_json(&self, body: &[u8], timeout: Duration) -> Result<Vec<u8>, Fault> {
         let mut request = self.agent.post(self.url.as_str()).header("Content-Type", "application/json");
         if let Some(key) = &self.key {
@@ -72,7 +74,7 @@ impl Client {
         }
     }
 
-    /// The fault of a request without a whole answer.
+    /// Returns the fault of a request without a complete answer.
     fn fault(&self, error: ureq::Error) -> Fault {
         let url = &self.url;
         match error {
@@ -90,7 +92,7 @@ impl Client {
         }
     }
 
-    /// The fault of an answer that is no success.
+    /// Returns the fault of an answer whose status is not a success.
     fn refusal(&self, status: StatusCode, headers: &HeaderMap, body: &[u8]) -> Fault {
         let text = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
         let (url, header) = (&self.url, text("location").filter(|_| status.is_redirection()));
@@ -108,12 +110,12 @@ impl Client {
     }
 }
 
-/// Whether TLS failed, for example by a certificate that is not trusted, and not the network.
+/// Whether TLS failed (for example, because a certificate is not trusted) and not the network.
 fn is_of_tls(error: &io::Error) -> bool {
     error.get_ref().is_some_and(|inner| inner.is::<rustls::Error>())
 }
 
-/// The beginning of `text` in one line.
+/// Returns the beginning of `text` on one line.
 fn excerpt(text: &str) -> String {
     let line: String = text.split_whitespace().collect::<Vec<_>>().join(" ");
     line.chars().filter(|c| !c.is_control()).take(EXCERPT).collect()

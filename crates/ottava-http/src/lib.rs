@@ -1,4 +1,4 @@
-//! Connections to HTTP servers: the one crate that opens them, and only to servers that a setting names.
+//! Connections to HTTP servers. Only this crate opens such connections, and only to servers that a setting names.
 //!
 //! ```
 //! use ottava_http::Url;
@@ -7,14 +7,14 @@
 //! assert!(Url::new("url", "localhost:80").is_err());
 //! ```
 //!
-//! - A [`Url`] is `https://`, or `http://` where the user wrote it; it holds no user name and no password.
-//! - A [`Secret`] comes from an environment variable. No message and no log has its value.
-//! - [`Client`] sends one request, with limits on its time and on the size of the answer. It follows no redirect. Proxies come from the environment
-//!   (`HTTPS_PROXY`, `HTTP_PROXY`, `ALL_PROXY`, `NO_PROXY`), root certificates from the system (or `SSL_CERT_FILE`, `SSL_CERT_DIR`).
-//! - [`Retry`] repeats a request after a [`Fault`] that may pass.
-//! - With `OTTAVA_OFFLINE=1`, no client can be made.
+//! - A [`Url`] begins with `https://`, or with `http://` if the user wrote so. It has neither a user name nor a password.
+//! - A [`Secret`] is read from an environment variable. Messages and logs never have its value.
+//! - [`Client`] sends one request at a time. It limits the time and the size of the answer, and does not follow redirects. Proxies are read from the
+//!   environment (`HTTPS_PROXY`, `HTTP_PROXY`, `ALL_PROXY`, `NO_PROXY`), root certificates from the system (or `SSL_CERT_FILE`, `SSL_CERT_DIR`).
+//! - [`Retry`] repeats a request after a [`Fault`] that may be temporary.
+//! - If `OTTAVA_OFFLINE=1` is set, no client can be created.
 //!
-//! The client is ureq with rustls and graviola: blocking, without C, and without an asynchronous runtime.
+//! The client is ureq with rustls and graviola. It is blocking, and needs neither C nor an asynchronous runtime.
 #![forbid(unsafe_code)]
 
 mod client;

@@ -1,15 +1,15 @@
-//! Repeating a request after a failure that may pass.
+//! Repeats a request after a temporary failure.
 
 use std::hash::{BuildHasher, RandomState};
 use std::time::Duration;
 
-/// The longest pause between two attempts, whatever a server asks for.
+/// The maximum pause between two attempts, even if a server asks for a longer pause.
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 
-/// Why an attempt failed.
+/// The reason why an attempt failed.
 #[derive(Debug)]
 pub struct Fault {
-    /// A sentence without a full stop: what happened, and where.
+    /// A sentence without a full stop that says what happened, and where.
     pub words: String,
     /// Whether another attempt may succeed.
     pub may_pass: bool,
@@ -18,30 +18,31 @@ pub struct Fault {
 }
 
 impl Fault {
-    /// A fault that another attempt may not have.
+    /// Creates a temporary fault: another attempt may succeed.
     pub fn passing(words: impl Into<String>) -> Fault {
         Fault { words: words.into(), may_pass: true, pause: None }
     }
 
-    /// A fault that every attempt would have.
+    /// Creates a permanent fault: every attempt would fail.
     pub fn lasting(words: impl Into<String>) -> Fault {
         Fault { words: words.into(), may_pass: false, pause: None }
     }
 }
 
-/// How often a request is sent.
+/// The number of attempts, and the pauses between them.
 #[derive(Clone, Copy, Debug)]
 pub struct Retry {
-    /// Attempts in all; at least one is made.
+    /// The maximum number of attempts; at least one attempt is made.
     pub attempts: u32,
-    /// The pause before the second attempt, which doubles before each later one. A random part of it, up to half, is left out.
+    /// The pause before the second attempt. It doubles before each later attempt, and is shortened by a random part of up to half.
     pub first_pause: Duration,
 }
 
 impl Retry {
-    /// Runs `attempt` until it succeeds, fails for good or the attempts are used up. `wait` pauses, and ends the work with `false`.
+    /// Runs `attempt` until it succeeds, fails permanently, or no attempts are left. `wait` pauses; if it returns `false`, no further attempt is
+    /// made.
     ///
-    /// Errors with the last fault, which then says how many attempts were made.
+    /// Errors with the last fault, which then also says how many attempts were made.
     pub fn run<T>(
         &self,
         mut wait: impl FnMut(Duration) -> bool,
@@ -61,7 +62,7 @@ impl Retry {
         }
     }
 
-    /// The pause after attempt `made`, counted from 1.
+    /// Returns the pause after attempt number `made`, counted from 1.
     fn pause(&self, made: u32, asked: Option<Duration>) -> Duration {
         let doubled = self.first_pause.saturating_mul(1 << (made - 1).min(16));
         let share = (RandomState::new().hash_one(made) % 1000) as f64 / 2000.0;

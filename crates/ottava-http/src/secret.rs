@@ -1,9 +1,9 @@
-//! Keys of servers, which only the environment holds.
+//! The keys of servers, which are only in the environment.
 
 use ottava_common::{Error, Result};
 use std::{env, fmt};
 
-/// A key, which is sent as `Authorization: Bearer KEY`. [`fmt::Debug`] prints the name of its variable.
+/// A key, which is sent as `Authorization: Bearer KEY`. [`fmt::Debug`] prints the name of its variable and not the key.
 #[derive(Clone)]
 pub struct Secret {
     variable: String,
@@ -11,8 +11,9 @@ pub struct Secret {
 }
 
 impl Secret {
-    /// The key in the environment variable that the setting `setting` names. Errors with [`Error::Config`] if it is unset, empty or no text, or if
-    /// `variable` is no name in capitals; the error does not repeat such a name, which may be the key itself.
+    /// Reads the key from the environment variable `variable`, which the setting `setting` names. Errors with [`Error::Config`] if the variable is
+    /// unset, empty or not text, or if `variable` is not a name in capitals. In the last case, the error does not quote `variable`, because it may be
+    /// the key itself.
     pub fn from_env(setting: &str, variable: &str) -> Result<Secret> {
         let is_name = |c: char| c.is_ascii_uppercase() || c.is_ascii_digit() || c == '_';
         if variable.is_empty() || variable.starts_with(|c: char| c.is_ascii_digit()) || !variable.chars().all(is_name) {
@@ -29,12 +30,12 @@ impl Secret {
         }
     }
 
-    /// The value of the header `Authorization`.
+    /// Returns the value of the header `Authorization`.
     pub(crate) fn header(&self) -> String {
         format!("Bearer {}", self.value)
     }
 
-    /// `text` without the key, which servers may repeat in their answers.
+    /// Replaces the key in `text` by the name of its variable, because servers may repeat the key in their answers.
     pub(crate) fn redact(&self, text: &str) -> String {
         text.replace(&self.value, &format!("${}", self.variable))
     }

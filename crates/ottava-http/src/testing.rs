@@ -1,4 +1,4 @@
-//! A small HTTP server on the loopback address, for tests of clients: it counts requests, and can answer anything, or nothing.
+//! A small HTTP server on the loopback address for tests of clients. It counts requests, and can send any answer or no answer.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 
-/// A request that the server has read.
+/// A request that the server has received.
 #[derive(Clone, Debug)]
 pub struct Received {
     /// The request line and the headers.
@@ -15,7 +15,7 @@ pub struct Received {
     pub body: String,
 }
 
-/// The server; it ends when it is dropped.
+/// The server. It ends when it is dropped.
 pub struct Server {
     address: SocketAddr,
     state: Arc<State>,
@@ -30,10 +30,11 @@ struct State {
 }
 
 impl Server {
-    /// A server that sends what `answer` returns for each request, from 0, and then closes the connection. [`reply`] makes whole answers.
+    /// Starts a server that sends the result of `answer` for each request (with its number, from 0) and then closes the connection. [`reply`] creates
+    /// complete answers.
     ///
     /// # Panics
-    /// If the system has no free port.
+    /// Panics if the system has no free port.
     pub fn start(answer: impl Fn(usize, &Received) -> Vec<u8> + Send + Sync + 'static) -> Server {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
         let address = listener.local_addr().expect("the address of the listener");
@@ -51,17 +52,17 @@ impl Server {
         Server { address, state }
     }
 
-    /// The address of the server, with this path.
+    /// Returns the URL of this path on the server.
     pub fn url(&self, path: &str) -> String {
         format!("http://{}{path}", self.address)
     }
 
-    /// All requests so far.
+    /// Returns all requests so far.
     pub fn received(&self) -> Vec<Received> {
         self.state.received.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// The largest number of requests that were answered at the same time.
+    /// Returns the maximum number of requests that were answered at the same time.
     pub fn most_open(&self) -> usize {
         self.state.most_open.load(Ordering::Relaxed)
     }
@@ -70,7 +71,7 @@ impl Server {
 impl Drop for Server {
     fn drop(&mut self) {
         self.state.ended.store(true, Ordering::Relaxed);
-        // Wakes the thread that waits for connections.
+        // This connection wakes the thread that waits for connections.
         drop(TcpStream::connect(self.address));
     }
 }
@@ -87,7 +88,7 @@ impl State {
         };
         let answer = answer(number, &request);
         self.open.fetch_sub(1, Ordering::Relaxed);
-        // A client that has given up is part of the tests.
+        // In some tests, the client has given up before.
         stream.write_all(&answer).ok();
     }
 }
@@ -106,7 +107,8 @@ fn read(stream: &TcpStream) -> Option<Received> {
     Some(Received { head, body: String::from_utf8_lossy(&body).into_owned() })
 }
 
-/// A whole answer. `headers` are lines that each end with `\r\n`.
+/// Creates a complete answer. Each line of `headers` must end with `\r
+/// `.
 pub fn reply(status: u16, headers: &str, body: &str) -> Vec<u8> {
     let length = body.len();
     format!("HTTP/1.1 {status} x\r\n{headers}Connection: close\r\nContent-Length: {length}\r\n\r\n{body}").into_bytes()

@@ -1,11 +1,11 @@
-//! TLS without C: rustls with graviola, and the root certificates of the system.
+//! TLS without C: rustls with graviola, and the system's root certificates.
 
 use ottava_common::{Error, Result};
 use std::sync::{Arc, OnceLock};
 use ureq::tls::{Certificate, RootCerts, TlsConfig};
 
-/// The configuration of all encrypted connections. Errors with [`Error::Config`] if the processor lacks an instruction that graviola needs, or the
-/// system has no root certificates.
+/// Returns the configuration of all encrypted connections. Errors with [`Error::Config`] if the processor lacks an instruction that graviola needs,
+/// or if the system has no root certificates.
 pub(crate) fn config() -> Result<TlsConfig> {
     static CONFIG: OnceLock<Result<TlsConfig, String>> = OnceLock::new();
     CONFIG.get_or_init(load).clone().map_err(Error::Config)
@@ -33,7 +33,7 @@ fn load() -> Result<TlsConfig, String> {
     Ok(config.build())
 }
 
-/// What graviola would panic without.
+/// Lists the processor features that are missing and without which graviola would panic.
 #[cfg(target_arch = "x86_64")]
 fn missing_features() -> Vec<&'static str> {
     let has = [
@@ -48,7 +48,7 @@ fn missing_features() -> Vec<&'static str> {
     has.into_iter().filter(|(_, has)| !has).map(|(name, _)| name).collect()
 }
 
-/// What graviola would panic without.
+/// Lists the processor features that are missing and without which graviola would panic.
 #[cfg(target_arch = "aarch64")]
 fn missing_features() -> Vec<&'static str> {
     use std::arch::is_aarch64_feature_detected as has;

@@ -1,10 +1,10 @@
-//! Addresses of servers, as settings name them.
+//! The addresses of servers in settings.
 
 use ottava_common::{Error, Result};
 use std::fmt;
 use std::net::{Ipv4Addr, Ipv6Addr};
 
-/// The address of a server or of one of its pages.
+/// The address of a server, or of a page of the server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Url {
     text: String,
@@ -12,11 +12,11 @@ pub struct Url {
 }
 
 impl Url {
-    /// The address `text` of the setting `setting`. Errors with [`Error::Config`] unless it begins with `https://` or `http://` and names a host, or
-    /// if it holds a user name, spaces or a fragment (`#`).
+    /// Reads the address `text` of the setting `setting`. Errors with [`Error::Config`] unless it begins with `https://` or `http://` and names a
+    /// host. Also errors if it has a user name, spaces or a fragment (`#`).
     pub fn new(setting: &str, text: &str) -> Result<Url> {
         let refuse = |why: &str| Err(Error::Config(format!("`{setting}` {why}")));
-        // A password in an address would reach logs, so no message repeats it.
+        // An address may have a password, so no message quotes it: messages reach logs.
         let Some((scheme, rest)) = text.split_once("://") else {
             return refuse("is no address; write it with its scheme, as in https://example.org/score");
         };
@@ -36,12 +36,12 @@ impl Url {
         }
     }
 
-    /// The page `path` of this server: `https://host/v1` with `chat/completions` is `https://host/v1/chat/completions`.
+    /// Returns the address of the page `path` of this server: `https://host/v1` with `chat/completions` is `https://host/v1/chat/completions`.
     pub fn join(&self, path: &str) -> Url {
         Url { text: format!("{}/{path}", self.text.trim_end_matches('/')), host: self.host.clone() }
     }
 
-    /// The address.
+    /// Returns the address as text.
     pub fn as_str(&self) -> &str {
         &self.text
     }
@@ -61,12 +61,12 @@ impl Url {
 
 impl fmt::Display for Url {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
-        // Queries may hold keys.
+        // A query may have a key, so it is omitted.
         f.write_str(self.text.split('?').next().unwrap_or_default())
     }
 }
 
-/// The host of `host:port`, `[address]:port` or a host alone.
+/// Returns the host of `host:port`, of `[address]:port`, or of a host without a port.
 fn host(authority: &str) -> &str {
     match authority.strip_prefix('[') {
         Some(address) => address.split(']').next().unwrap_or_default(),

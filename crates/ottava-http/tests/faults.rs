@@ -1,4 +1,4 @@
-//! A client against servers that fail in every way.
+//! Tests a client with servers that fail in many ways.
 
 use ottava_http::testing::{Server, reply};
 use ottava_http::{Client, Fault, Secret, Url};
@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::thread::{self, sleep};
 use std::time::{Duration, Instant};
 
-/// The result of one request to a server that sends `answer`.
+/// Returns the result of one request to a server that sends `answer`.
 fn post(answer: Vec<u8>) -> Result<String, Fault> {
     let server = Server::start(move |_, _| answer.clone());
     let client = Client::new(Url::new("url", &server.url("/score")).unwrap(), None, 1000).unwrap();
@@ -68,7 +68,7 @@ fn a_server_that_hangs_or_is_gone_ends_in_time() {
     let fault = client.post_json(b"{}", Duration::from_millis(200)).unwrap_err();
     assert!(fault.words.ends_with("did not answer in time") && fault.may_pass, "{fault:?}");
     assert!(began.elapsed() < Duration::from_secs(10), "{:?}", began.elapsed());
-    // The port 1 of a loopback address that nothing listens to.
+    // Nothing listens at port 1 of this loopback address.
     let client = Client::new(Url::new("url", "http://127.9.9.9:1/").unwrap(), None, 1000).unwrap();
     assert!(client.post_json(b"{}", Duration::from_secs(20)).unwrap_err().may_pass);
 }
@@ -117,7 +117,7 @@ fn a_key_is_sent_and_never_shown() {
     assert!(shown.contains("status 401") && !shown.contains("hunter2"), "{shown}");
 }
 
-/// Makes a certificate of 127.0.0.1 and its key, in files of this name; false without openssl.
+/// Creates a certificate for 127.0.0.1 and its key in these files. Returns false if openssl is missing.
 fn make_certificate(certificate: &Path, key: &Path) -> bool {
     let subject = [
         "-subj",
@@ -135,7 +135,7 @@ fn make_certificate(certificate: &Path, key: &Path) -> bool {
     run.is_ok_and(|run| run.status.success())
 }
 
-/// A server with TLS for one request, which it answers with `1`. Returns its address.
+/// Starts a server with TLS that answers one request with `1`. Returns its address.
 fn serve_tls(certificate: &Path, key: &Path) -> String {
     let certificates = vec![CertificateDer::from_pem_file(certificate).unwrap()];
     let config = ServerConfig::builder_with_provider(Arc::new(rustls_graviola::default_provider()))

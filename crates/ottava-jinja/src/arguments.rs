@@ -1,4 +1,4 @@
-//! Arguments of calls, and values made of them.
+//! The arguments of calls, and values that are created from them.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ pub(crate) struct CallArguments {
 }
 
 impl CallArguments {
-    /// The arguments of a function with these parameters. Errors for an argument that it does not have.
+    /// Binds the arguments to the parameters of a function. Errors for an argument without a parameter.
     pub(crate) fn bind<const N: usize>(&self, function: &str, parameters: [&str; N]) -> Result<[Option<Value>; N]> {
         let mut bound = [const { None }; N];
         if self.positional.len() > N {
@@ -34,7 +34,7 @@ impl CallArguments {
     }
 }
 
-/// Reads an argument: a value, or its default if it is missing.
+/// Converts an argument, or returns a default if it is missing.
 pub(crate) trait Argument: Sized {
     fn or_none(self, function: &str) -> Result<Option<Arc<str>>>;
     fn text_or(self, function: &str, default: &str) -> Result<Arc<str>>;
@@ -43,7 +43,7 @@ pub(crate) trait Argument: Sized {
 }
 
 impl Argument for Option<Value> {
-    /// A text; `None` and a missing one are none.
+    /// Returns a text; `None` for Python's `None` and for a missing argument.
     fn or_none(self, function: &str) -> Result<Option<Arc<str>>> {
         match self {
             None | Some(Value::None) => Ok(None),
@@ -74,18 +74,18 @@ impl Argument for Option<Value> {
     }
 }
 
-/// A count that cannot be negative.
+/// Converts a number to a count; negative numbers become 0.
 pub(crate) fn count(number: i64) -> usize {
     usize::try_from(number).unwrap_or(0)
 }
 
-/// The function that every template has under this name.
+/// Returns the global function with this name, which every template can call.
 pub(crate) fn global(name: &str) -> Option<Value> {
     const NAMES: [&str; 7] = ["range", "dict", "namespace", "cycler", "joiner", "raise_exception", "strftime_now"];
     NAMES.into_iter().find(|known| *known == name).map(Value::Function)
 }
 
-/// The entries of a list of pairs.
+/// Returns the entries in a list of pairs.
 pub(crate) fn pairs(function: &str, value: &Value, limits: &Limits) -> Result<Vec<(Value, Value)>> {
     let pair = |item: Value| match items::iterate(&item, limits)?.as_slice() {
         [key, value] => Ok((key.clone(), value.clone())),
@@ -94,7 +94,7 @@ pub(crate) fn pairs(function: &str, value: &Value, limits: &Limits) -> Result<Ve
     items::iterate(value, limits)?.into_iter().map(pair).collect()
 }
 
-/// A dict of entries. The last entry of a key counts, in the place of the first entry.
+/// Creates a dict of entries. If a key occurs several times, it has the position of its first entry and the value of its last entry.
 pub(crate) fn unique(entries: Vec<(Value, Value)>, limits: &Limits) -> Result<Value> {
     let mut kept: Vec<(Value, Value)> = Vec::with_capacity(entries.len());
     for (key, value) in entries {

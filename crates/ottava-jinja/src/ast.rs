@@ -1,4 +1,4 @@
-//! Statements and expressions of a template.
+//! The statements and expressions of a template.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -9,13 +9,13 @@ use crate::value::Value;
 #[derive(Debug)]
 pub(crate) struct Parsed {
     pub(crate) body: Vec<Statement>,
-    /// The variables that it reads.
+    /// The variables that the template reads.
     pub(crate) names: BTreeSet<String>,
-    /// Whether it looks into the content of messages as into a list of parts.
+    /// Whether the template reads the content of messages as a list of parts.
     pub(crate) takes_parts: bool,
 }
 
-/// A statement with its line.
+/// A statement, and its line.
 #[derive(Debug)]
 pub(crate) struct Statement {
     pub(crate) kind: StatementKind,
@@ -35,16 +35,16 @@ pub(crate) enum StatementKind {
     },
     For(For),
     Set(Target, Expression),
-    /// `{% set x %}…{% endset %}` with filters.
+    /// `{% set x %}…{% endset %}`, with filters.
     SetBlock(Target, Vec<FilterCall>, Vec<Statement>),
     With(Vec<(Target, Expression)>, Vec<Statement>),
     Filter(Vec<FilterCall>, Vec<Statement>),
     Macro(Macro),
-    /// `{% call … %}`: the body is a macro without a name.
+    /// `{% call … %}`: its body is a macro without a name.
     Call(Macro, Expression),
     /// `{% generation %}`, a turn of the assistant.
     Generation(Vec<Statement>),
-    /// `{% block %}`, which stands where it is, since no template extends another.
+    /// `{% block %}`, which is rendered in place, because templates cannot extend other templates.
     Block(Vec<Statement>),
     Break,
     Continue,
@@ -63,16 +63,16 @@ pub(crate) struct For {
 #[derive(Debug)]
 pub(crate) struct Macro {
     pub(crate) name: Arc<str>,
-    /// Parameters with their defaults.
+    /// The parameters with their defaults.
     pub(crate) parameters: Vec<(Arc<str>, Option<Expression>)>,
     pub(crate) body: Vec<Statement>,
-    /// Whether the body reads `varargs`, further arguments.
+    /// Whether the body reads `varargs`, the further positional arguments.
     pub(crate) takes_more: bool,
-    /// Whether the body reads `kwargs`, further arguments with names.
+    /// Whether the body reads `kwargs`, the further named arguments.
     pub(crate) takes_more_named: bool,
 }
 
-/// What is assigned to.
+/// The target of an assignment.
 #[derive(Debug)]
 pub(crate) enum Target {
     Name(Arc<str>),
@@ -98,7 +98,7 @@ pub(crate) struct Arguments {
     pub(crate) more_named: Option<Box<Expression>>,
 }
 
-/// An expression with its line, and how many are nested in it.
+/// An expression, its line, and the depth of the expressions that are nested in it.
 #[derive(Debug)]
 pub(crate) struct Expression {
     pub(crate) kind: ExpressionKind,
@@ -115,12 +115,12 @@ pub(crate) enum ExpressionKind {
     List(Vec<Expression>),
     Tuple(Vec<Expression>),
     Dict(Vec<(Expression, Expression)>),
-    /// `then if test else otherwise`: test, then, otherwise.
+    /// `then if test else otherwise`, in the order test, then, otherwise.
     Condition(Boxed, Boxed, Option<Boxed>),
     And(Boxed, Boxed),
     Or(Boxed, Boxed),
     Not(Boxed),
-    /// A first value, then operators with further values.
+    /// A first value, and then operators with further values.
     Compare(Boxed, Vec<(&'static str, Expression)>),
     Binary(&'static str, Boxed, Boxed),
     /// `a ~ b ~ …`.
@@ -129,7 +129,7 @@ pub(crate) enum ExpressionKind {
     Positive(Boxed),
     Attribute(Boxed, Arc<str>),
     Item(Boxed, Boxed),
-    /// Start, end and step.
+    /// A slice with start, end and step.
     Slice(Boxed, Box<[Option<Expression>; 3]>),
     Call(Boxed, Box<Arguments>),
     Filter(Boxed, Box<FilterCall>),

@@ -10,7 +10,7 @@ use crate::limits::Limits;
 use crate::value::{Value, ViewKind};
 use crate::{compare, methods, number, text};
 
-/// The longest `range`, as in Jinja's sandbox.
+/// The maximum length of a `range`, as in Jinja's sandbox.
 const MAX_RANGE: usize = 100_000;
 
 impl<'t> Rendering<'t> {
@@ -78,7 +78,7 @@ impl<'t> Rendering<'t> {
         }
     }
 
-    /// Renders the body of a macro with its arguments as variables.
+    /// Renders the body of a macro. Its arguments are variables of the body.
     fn call_macro(&mut self, object: usize, arguments: CallArguments) -> Result<Value> {
         let Object::Macro(called, scope) = self.objects[object] else { unreachable!("the caller has looked") };
         let Macro { name, parameters, body, .. } = called;

@@ -2,12 +2,12 @@
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// The time that a chat template is told, in UTC.
+/// The time that chat templates read, in UTC.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Clock {
     /// The present time.
     Now,
-    /// Midnight of 26 July 2024, the date that Llama's templates take where there is no clock: the tokens of a file stay the same.
+    /// Midnight of 26 July 2024. Llama's templates use this date if there is no clock. With a fixed date, the tokens of a file do not change.
     Fixed,
 }
 
@@ -28,7 +28,7 @@ const MONTHS: [&str; 12] = [
 ];
 
 impl Clock {
-    /// The time by Python's `strftime` format. Errors with the first code that is not known.
+    /// Formats the time by Python's `strftime` format. Errors with the first unknown code.
     pub(crate) fn format(self, format: &str) -> Result<String, String> {
         let seconds = match self {
             Clock::Now => SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs()),
@@ -71,7 +71,8 @@ fn format_seconds(seconds: u64, format: &str) -> Result<String, String> {
     Ok(out)
 }
 
-/// Year, month and day of a day since 1970: the algorithm `civil_from_days` (Howard Hinnant, *chrono-Compatible Low-Level Date Algorithms*).
+/// Returns year, month and day of a day since 1970, with the algorithm `civil_from_days` (Howard Hinnant, *chrono-Compatible Low-Level Date
+/// Algorithms*).
 fn date(days: u64) -> (u64, u64, u64) {
     let shifted = days + 719_468;
     let (era, of_era) = (shifted / 146_097, shifted % 146_097);
@@ -90,7 +91,7 @@ mod tests {
     #[test]
     fn dates_are_those_of_the_calendar() {
         assert_eq!(Clock::Fixed.format("%d %b %Y, %A").unwrap(), "26 Jul 2024, Friday");
-        // `date -u -d @951827696` and its neighbours.
+        // Expected values from `date -u -d @951827696` and similar calls.
         assert_eq!(format_seconds(951_827_696, "%a %-d %B %Y %H:%M:%S").unwrap(), "Tue 29 February 2000 12:34:56");
         assert_eq!(format_seconds(0, "%Y-%m-%d %y %-m%%").unwrap(), "1970-01-01 70 1%");
         assert_eq!(format_seconds(4_102_444_799, "%Y-%m-%d").unwrap(), "2099-12-31");

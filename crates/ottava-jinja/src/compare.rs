@@ -1,4 +1,4 @@
-//! Python's `==`, `<`, `in` and order of values.
+//! Comparison of values with Python's `==`, `<`, `in` and sort.
 
 use std::cmp::Ordering;
 
@@ -7,7 +7,7 @@ use crate::limits::Limits;
 use crate::number;
 use crate::value::Value;
 
-/// Python's `left == right`.
+/// Computes Python's `left == right`.
 pub(crate) fn equal(left: &Value, right: &Value, limits: &Limits) -> Result<bool> {
     limits.steps(1)?;
     Ok(match (left, right) {
@@ -52,7 +52,7 @@ fn all_equal(left: &[Value], right: &[Value], limits: &Limits) -> Result<bool> {
     Ok(true)
 }
 
-/// The value of `key` among entries.
+/// Returns the value of `key` among entries.
 pub(crate) fn get<'v>(entries: &'v [(Value, Value)], key: &Value, limits: &Limits) -> Result<Option<&'v Value>> {
     limits.steps(1 + entries.len() / 16)?;
     if let Some(key) = key.as_str() {
@@ -66,7 +66,7 @@ pub(crate) fn get<'v>(entries: &'v [(Value, Value)], key: &Value, limits: &Limit
     Ok(None)
 }
 
-/// The order of two numbers; `None` for other values and for `nan`.
+/// Returns the order of two numbers; `None` for other values and for `nan`.
 fn numbers(left: &Value, right: &Value) -> Option<Ordering> {
     if let (Some(left), Some(right)) = (number::big(left), number::big(right)) {
         return Some(left.cmp(&right));
@@ -74,7 +74,7 @@ fn numbers(left: &Value, right: &Value) -> Option<Ordering> {
     number::float(left)?.partial_cmp(&number::float(right)?)
 }
 
-/// The order of two values. Errors for values that Python cannot order; `None` for `nan`.
+/// Returns the order of two values; `None` for `nan`. Errors for values that Python cannot order.
 pub(crate) fn order(op: &str, left: &Value, right: &Value, limits: &Limits) -> Result<Option<Ordering>> {
     limits.steps(1)?;
     match (left, right) {
@@ -96,7 +96,7 @@ pub(crate) fn order(op: &str, left: &Value, right: &Value, limits: &Limits) -> R
     }
 }
 
-/// Python's `item in container`.
+/// Computes Python's `item in container`.
 pub(crate) fn contains(container: &Value, item: &Value, limits: &Limits) -> Result<bool> {
     match container {
         Value::Str(text) => match item {
@@ -123,7 +123,7 @@ pub(crate) fn contains(container: &Value, item: &Value, limits: &Limits) -> Resu
     }
 }
 
-/// Sorts values by their keys, which Python's `<` orders; equal ones stay in their order.
+/// Sorts values by their keys with Python's `<`. The sort is stable.
 pub(crate) fn sort(keyed: &mut [(Value, Value)], reverse: bool, limits: &Limits) -> Result<()> {
     let mut failure = None;
     let mut compare = |left: &Value, right: &Value| match order("<", left, right, limits) {
@@ -133,7 +133,7 @@ pub(crate) fn sort(keyed: &mut [(Value, Value)], reverse: bool, limits: &Limits)
             Ordering::Equal
         }
     };
-    // Python reverses twice, so that equal values stay in their order.
+    // With `reverse`, values with equal keys also stay in their order, as in Python.
     keyed.sort_by(|(left, _), (right, _)| if reverse { compare(right, left) } else { compare(left, right) });
     failure.map_or(Ok(()), Err)
 }

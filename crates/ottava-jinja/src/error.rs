@@ -1,9 +1,9 @@
 //! Why a template cannot be parsed or rendered.
 
-/// Results of this folder.
+/// The results of this crate.
 pub(crate) type Result<T, E = Failure> = std::result::Result<T, E>;
 
-/// Why a template cannot be parsed or rendered.
+/// The reason why a template cannot be parsed or rendered.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Failure {
     pub(crate) reason: String,
@@ -12,7 +12,7 @@ pub struct Failure {
 }
 
 impl Failure {
-    /// The same failure, at `line` if it has none yet.
+    /// Sets the line of the failure, unless it has a line already.
     pub(crate) fn at(self, line: usize) -> Failure {
         Failure { line: if self.line == 0 { line } else { self.line }, ..self }
     }
@@ -27,7 +27,7 @@ impl std::fmt::Display for Failure {
     }
 }
 
-/// An error without a line.
+/// Returns an error without a line.
 pub(crate) fn fail<T>(reason: impl Into<String>) -> Result<T> {
     Err(Failure { reason: reason.into(), line: 0 })
 }

@@ -1,4 +1,4 @@
-//! The state of a rendering, and the values of expressions.
+//! The state of a rendering, and the evaluation of expressions.
 
 use std::sync::Arc;
 
@@ -10,35 +10,35 @@ use crate::limits::Limits;
 use crate::value::{Value, ViewKind};
 use crate::{compare, items, methods, ops, text};
 
-/// Expressions, blocks and macros that are evaluated within each other.
+/// The maximum nesting depth of expressions, blocks and macros that are being evaluated.
 const MAX_DEPTH: usize = 400;
 
 /// A template that is being rendered.
 pub(crate) struct Rendering<'t> {
     pub(crate) limits: Limits,
     pub(crate) clock: Clock,
-    /// Variables of blocks and macros; the first scope is the whole template's.
+    /// The variables of blocks and macros. The first scope belongs to the caller, the second scope to the whole template.
     scopes: Vec<Scope>,
-    /// The innermost scope.
+    /// The index of the innermost scope.
     scope: usize,
     pub(crate) objects: Vec<Object<'t>>,
     pub(crate) out: String,
     depth: usize,
 }
 
-/// Variables of a block, a macro or a pass of a loop.
+/// The variables of a block, a macro or an iteration of a loop.
 #[derive(Default)]
 struct Scope {
     names: Vec<(Arc<str>, Value)>,
-    /// The scope around it.
+    /// The index of the enclosing scope.
     parent: Option<usize>,
-    /// Whether a macro may read it later.
+    /// Whether a macro may read this scope later.
     captured: bool,
 }
 
-/// A value that has an identity.
+/// A value with an identity.
 pub(crate) enum Object<'t> {
-    /// A macro with the scope that it was defined in.
+    /// A macro, and the scope of its definition.
     Macro(&'t Macro, usize),
     Namespace(Vec<(Arc<str>, Value)>),
     Loop(Loop<'t>),
@@ -57,9 +57,9 @@ pub(crate) struct Loop<'t> {
     pub(crate) statement: &'t For,
     pub(crate) items: Arc<[Value]>,
     pub(crate) index: usize,
-    /// Loops of a recursive loop around it.
+    /// The number of enclosing iterations, if the loop is recursive.
     pub(crate) depth: usize,
-    /// The scope around the loop.
+    /// The scope that encloses the loop.
     pub(crate) scope: usize,
     /// The arguments of the last call of `changed`.
     pub(crate) changed: Option<Value>,
@@ -68,7 +68,7 @@ pub(crate) struct Loop<'t> {
 impl<'t> Rendering<'t> {
     pub(crate) fn new(variables: Vec<(String, Value)>, clock: Clock, limits: Limits) -> Rendering<'t> {
         let names = variables.into_iter().map(|(name, value)| (name.into(), value)).collect();
-        // Variables that a template sets lie in a scope of their own.
+        // Variables that the template sets are in a separate scope.
         let scopes = vec![Scope { names, ..Scope::default() }, Scope { parent: Some(0), ..Scope::default() }];
         let (objects, out) = (Vec::new(), String::new());
         Rendering { limits, clock, scopes, scope: 1, objects, out, depth: 0 }
@@ -80,7 +80,7 @@ impl<'t> Rendering<'t> {
         Ok(self.out)
     }
 
-    /// Runs `inner` one level deeper.
+    /// Runs `inner` one nesting level deeper.
     pub(crate) fn deeper<T>(&mut self, line: usize, inner: impl FnOnce(&mut Self) -> Result<T>) -> Result<T> {
         if self.depth == MAX_DEPTH {
             let reason = format!("more than {MAX_DEPTH} expressions, blocks and macros are within each other");
@@ -92,14 +92,14 @@ impl<'t> Rendering<'t> {
         result.map_err(|failure| failure.at(line))
     }
 
-    /// Begins a scope within `parent`. Returns the one that is left.
+    /// Begins a scope within `parent`. Returns the previous scope.
     pub(crate) fn enter(&mut self, parent: usize) -> Result<usize> {
         self.limits.room_for_items(2)?;
         self.scopes.push(Scope { parent: Some(parent), ..Scope::default() });
         Ok(std::mem::replace(&mut self.scope, self.scopes.len() - 1))
     }
 
-    /// Ends a scope.
+    /// Ends a scope, and returns to the scope `outside`.
     pub(crate) fn leave(&mut self, outside: usize) {
         if self.scope + 1 == self.scopes.len() && !self.scopes[self.scope].captured {
             self.scopes.pop();
@@ -111,7 +111,7 @@ impl<'t> Rendering<'t> {
         self.scope
     }
 
-    /// Keeps the scopes around, for a macro that reads them.
+    /// Keeps the enclosing scopes, because a macro may read them later.
     pub(crate) fn capture_scopes(&mut self) {
         let mut scope = Some(self.scope);
         while let Some(at) = scope.filter(|at| !self.scopes[*at].captured) {
@@ -136,7 +136,7 @@ impl<'t> Rendering<'t> {
         Ok(Value::Object(self.objects.len() - 1))
     }
 
-    /// The value of a variable.
+    /// Returns the value of a variable.
     pub(crate) fn variable(&self, name: &str) -> Value {
         let mut scope = Some(self.scope);
         while let Some(at) = scope {
@@ -149,7 +149,7 @@ impl<'t> Rendering<'t> {
         global(name).unwrap_or_else(|| Value::Undefined(format!("'{name}' is undefined").into()))
     }
 
-    /// The value of an expression.
+    /// Evaluates an expression.
     pub(crate) fn evaluate(&mut self, expression: &'t Expression) -> Result<Value> {
         match &expression.kind {
             ExpressionKind::Constant(value) => Ok(value.clone()),
@@ -161,7 +161,7 @@ impl<'t> Rendering<'t> {
         }
     }
 
-    /// Dispatches to small functions: the frames of all expressions around this one are on the stack.
+    /// Dispatches to small functions, because the stack has the frames of all enclosing expressions.
     fn compound(&mut self, kind: &'t ExpressionKind) -> Result<Value> {
         match kind {
             ExpressionKind::Constant(_) | ExpressionKind::Name(_) => unreachable!("they have no parts"),
@@ -206,7 +206,7 @@ impl<'t> Rendering<'t> {
         }
     }
 
-    /// `left and right`, or `left or right`: the first value that decides.
+    /// Evaluates `left and right` or `left or right`: returns `left` if its truth equals `decides`, else `right`.
     fn either(&mut self, left: &'t Expression, right: &'t Expression, decides: bool) -> Result<Value> {
         let left = self.evaluate(left)?;
         if left.is_true() == decides { Ok(left) } else { self.evaluate(right) }
@@ -293,7 +293,7 @@ impl<'t> Rendering<'t> {
         Ok(Value::Bool(true))
     }
 
-    /// Whether `left op right`.
+    /// Whether `left op right` holds.
     pub(crate) fn holds(&self, op: &str, left: &Value, right: &Value) -> Result<bool> {
         let order = || compare::order(op, left, right, &self.limits);
         Ok(match op {
@@ -308,7 +308,7 @@ impl<'t> Rendering<'t> {
         })
     }
 
-    /// The values of arguments.
+    /// Evaluates the arguments of a call.
     pub(crate) fn arguments(&mut self, arguments: &'t Arguments) -> Result<CallArguments> {
         let mut positional = self.all(&arguments.positional)?;
         let mut named = Vec::new();
@@ -330,7 +330,7 @@ impl<'t> Rendering<'t> {
         Ok(CallArguments { positional, named })
     }
 
-    /// `value.name`: an attribute or method of Python, else an item.
+    /// Returns `value.name`: an attribute or method of Python, else an item.
     pub(crate) fn attribute(&self, value: &Value, name: &Arc<str>) -> Result<Value> {
         if let Value::Undefined(why) = value {
             return fail(why.to_string());
@@ -351,7 +351,7 @@ impl<'t> Rendering<'t> {
         Ok(item.unwrap_or_else(missing))
     }
 
-    /// `value[key]`: an item, else an attribute.
+    /// Returns `value[key]`: an item, else an attribute.
     pub(crate) fn item(&self, value: &Value, key: &Value) -> Result<Value> {
         let found = match value {
             Value::Undefined(why) => return fail(why.to_string()),
@@ -410,7 +410,7 @@ impl<'t> Rendering<'t> {
         }
     }
 
-    /// `items` as a generator of Python.
+    /// Returns `items` as a Python generator.
     pub(crate) fn generator(&self, items: Vec<Value>) -> Result<Value> {
         self.limits.view(ViewKind::Generator, items)
     }

@@ -1,4 +1,4 @@
-//! Expressions, from the loosest operator to the tightest.
+//! Parses expressions, from the lowest to the highest precedence of operators.
 
 use crate::ast::{Arguments, Expression, ExpressionKind};
 use crate::error::Result;
@@ -8,7 +8,7 @@ use crate::value::Value;
 
 type Kinds = ExpressionKind;
 
-/// `a op b`.
+/// Builds `a op b`.
 fn binary(
     kind: impl FnOnce(Box<Expression>, Box<Expression>) -> Kinds,
     left: Expression,
@@ -23,7 +23,7 @@ impl Parser {
         self.deeper(Parser::condition)
     }
 
-    /// One expression, or several with commas, which are a tuple; with `conditions`, they may have `if`.
+    /// Parses one expression, or a tuple of several expressions with commas. With `conditions`, an expression may have an `if`.
     pub(crate) fn tuple(&mut self, conditions: bool) -> Result<Expression> {
         let line = self.line();
         let one = |parser: &mut Parser| if conditions { parser.expression() } else { parser.deeper(Parser::or) };
@@ -213,7 +213,7 @@ impl Parser {
         node(kind, line, 0)
     }
 
-    /// Parts with commas up to `end`, which is passed over.
+    /// Parses parts that are separated by commas, and consumes the `end`.
     fn list<T>(&mut self, end: &str, mut one: impl FnMut(&mut Parser) -> Result<T>) -> Result<Vec<T>> {
         let mut parts = Vec::new();
         while !self.skip_op(end) {
@@ -228,7 +228,7 @@ impl Parser {
         Ok(parts)
     }
 
-    /// Attributes, items and calls after a value.
+    /// Parses attributes, items and calls after a value.
     fn postfix(&mut self, mut value: Expression) -> Result<Expression> {
         loop {
             let (line, depth) = (self.line(), value.depth);
@@ -258,7 +258,7 @@ impl Parser {
         node(Kinds::Call(Box::new(value), Box::new(arguments)), line, depth)
     }
 
-    /// An item or a slice of `value`, after the bracket.
+    /// Parses an item or a slice of `value`, after the opening bracket.
     fn subscript(&mut self, value: Expression) -> Result<Expression> {
         let line = self.line();
         let mut parts = [None, None, None];
@@ -315,7 +315,7 @@ impl Parser {
             Kind::Text(_) | Kind::Number(_) | Kind::Op("[" | "{") => true,
             _ => false,
         };
-        // `x is divisibleby 3`. Names such as `in` and `if` belong to what follows.
+        // An argument without parentheses, as in `x is divisibleby 3`. Names such as `in` and `if` are not arguments.
         let is_keyword = matches!(self.kind(), Kind::Name(name) if ["in", "if", "not"].contains(&&**name));
         if takes_value && !is_keyword && test.arguments.is_empty() {
             let argument = self.primary()?;
@@ -327,7 +327,7 @@ impl Parser {
         if negated { node(Kinds::Not(Box::new(test)), line, depth) } else { Ok(test) }
     }
 
-    /// The arguments of a call, with their parentheses.
+    /// Parses the arguments of a call, including the parentheses.
     pub(crate) fn arguments(&mut self) -> Result<Arguments> {
         self.expect_op("(")?;
         let mut arguments = Arguments::default();

@@ -9,7 +9,7 @@ use crate::limits::Writer;
 use crate::value::Value;
 use crate::{items, json, number, ops, percent, text, text_methods};
 
-/// All filters.
+/// The names of all filters.
 const NAMES: [&str; 47] = [
     "abs",
     "attr",
@@ -60,13 +60,13 @@ const NAMES: [&str; 47] = [
     "unique",
 ];
 
-/// Whether there is a filter `name`.
+/// Whether a filter `name` exists.
 pub(crate) fn exists(name: &str) -> bool {
     NAMES.contains(&name) || ["upper", "urlencode", "wordcount", "wordwrap"].contains(&name)
 }
 
 impl Rendering<'_> {
-    /// `value | name(arguments)`.
+    /// Computes `value | name(arguments)`.
     pub(crate) fn filter(&self, name: &str, value: &Value, arguments: &CallArguments) -> Result<Value> {
         self.limits.steps(1)?;
         match name {
@@ -112,7 +112,7 @@ impl Rendering<'_> {
         }
     }
 
-    /// Filters that read `value` as a text.
+    /// Computes filters that read `value` as a text.
     fn text_filter(&self, name: &str, value: &Value, arguments: &CallArguments) -> Result<Value> {
         if !exists(name) {
             return fail(format!("there is no filter `{name}`"));
@@ -214,7 +214,7 @@ impl Rendering<'_> {
         Ok(parsed.unwrap_or(default.unwrap_or(Value::Int(0))))
     }
 
-    /// Rounds half to even, as Python's `round`, or up or down.
+    /// Rounds up, down, or half to even like Python's `round`.
     fn round(&self, value: &Value, arguments: &CallArguments) -> Result<Value> {
         let [precision, method] = arguments.bind("round", ["precision", "method"])?;
         let (precision, method) = (precision.whole_or("round", 0)?, method.text_or("round", "common")?);
@@ -304,7 +304,7 @@ impl Rendering<'_> {
         self.limits.text(format!("{kept}{end}"))
     }
 
-    /// Breaks lines at white space so that they have `width` characters at most.
+    /// Breaks lines at white space, so that they have at most `width` characters.
     fn word_wrap(&self, text: &str, arguments: &CallArguments) -> Result<Value> {
         let parameters = ["width", "break_long_words", "wrapstring"];
         let [width, breaks, wrap] = arguments.bind("wordwrap", parameters)?;
@@ -339,7 +339,7 @@ impl Rendering<'_> {
     }
 }
 
-/// Python's `float(text)`.
+/// Parses a float like Python's `float(text)`.
 fn parse_float(text: &str) -> Option<f64> {
     let text = text.trim_matches(text::is_space);
     let plain = text.strip_prefix(['-', '+']).unwrap_or(text);
@@ -348,7 +348,7 @@ fn parse_float(text: &str) -> Option<f64> {
     if is_word || is_number { text.replace('_', "").parse().ok() } else { None }
 }
 
-/// Jinja's `title`: words begin after white space, hyphens and opening brackets.
+/// Converts a text like Jinja's `title`: words begin after white space, hyphens and opening brackets.
 fn title(text: &str) -> String {
     let (mut out, mut begins) = (String::with_capacity(text.len()), true);
     for c in text.chars() {
@@ -377,7 +377,7 @@ fn escape(text: &str) -> String {
     out
 }
 
-/// `text` without tags of HTML, each run of white space as one space.
+/// Removes HTML tags from `text`, and replaces each run of white space by one space.
 fn strip_tags(text: &str) -> String {
     let (mut plain, mut rest) = (String::new(), text);
     while let Some(start) = rest.find('<')

@@ -6,16 +6,16 @@ use crate::limits::{Limits, Writer};
 use crate::value::Value;
 use crate::{compare, items, number, text};
 
-/// The widest field, and the most digits.
+/// The maximum width of a field, and the maximum number of digits.
 pub(crate) const MAX_WIDTH: usize = 1 << 15;
 
-/// How a value is padded and written.
+/// The format specification of a value.
 #[derive(Clone, Debug)]
 pub(crate) struct Spec {
     pub(crate) fill: char,
-    /// `<`, `>`, `^` or `=`; `None` for the default of the value.
+    /// The alignment: `<`, `>`, `^` or `=`; `None` for the default of the value's type.
     pub(crate) align: Option<char>,
-    /// `+`, `-` or a space.
+    /// The sign: `+`, `-` or a space.
     pub(crate) sign: char,
     pub(crate) alternate: bool,
     pub(crate) width: usize,
@@ -32,7 +32,7 @@ impl Default for Spec {
     }
 }
 
-/// `template.format(arguments)`.
+/// Computes `template.format(arguments)`.
 pub(crate) fn format(template: &str, arguments: &CallArguments, limits: &Limits) -> Result<Value> {
     let mut out = Writer::new(limits);
     let mut fields = Fields { arguments, automatic: 0, limits };
@@ -42,13 +42,13 @@ pub(crate) fn format(template: &str, arguments: &CallArguments, limits: &Limits)
 
 struct Fields<'a> {
     arguments: &'a CallArguments,
-    /// The number of the next field without a name.
+    /// The number of the next field without a name or number.
     automatic: usize,
     limits: &'a Limits,
 }
 
 impl Fields<'_> {
-    /// Writes `template` with its fields; specifications may have fields themselves, `levels` deep.
+    /// Writes `template` with its fields. Specifications may have fields too, up to `levels` deep.
     fn fill(&mut self, template: &str, out: &mut Writer, levels: usize) -> Result<()> {
         let mut rest = template;
         while let Some(at) = rest.find(['{', '}']) {
@@ -77,7 +77,7 @@ impl Fields<'_> {
         out.push(rest)
     }
 
-    /// `name!conversion:specification`.
+    /// Writes a field `name!conversion:specification`.
     fn field(&mut self, field: &str, out: &mut Writer, levels: usize) -> Result<()> {
         let (head, spec) = field.split_once(':').unwrap_or((field, ""));
         let (name, conversion) = head.split_once('!').unwrap_or((head, "-"));
@@ -97,7 +97,7 @@ impl Fields<'_> {
         apply(&value, &spec_text.finish(), out)
     }
 
-    /// The value of `0`, `name`, `name.attribute` or `name[key]`.
+    /// Returns the value of `0`, `name`, `name.attribute` or `name[key]`.
     fn value(&mut self, name: &str) -> Result<Value> {
         let end = name.find(['.', '[']).unwrap_or(name.len());
         let (first, mut path) = name.split_at(end);
@@ -130,7 +130,7 @@ impl Fields<'_> {
     }
 }
 
-/// Appends `value` as the text of a specification says.
+/// Appends `value` in the format of the specification `spec`.
 fn apply(value: &Value, spec: &str, out: &mut Writer) -> Result<()> {
     if spec.is_empty() {
         return text::write(value, out);
@@ -143,7 +143,7 @@ fn apply(value: &Value, spec: &str, out: &mut Writer) -> Result<()> {
     }
 }
 
-/// `[[fill]align][sign][#][0][width][,][.precision][type]`.
+/// Parses `[[fill]align][sign][#][0][width][,][.precision][type]`.
 fn parse(text: &str) -> Result<Spec> {
     let wrong = || fail(format!("format: {text:?} is no specification"));
     let mut spec = Spec::default();
@@ -169,7 +169,7 @@ fn parse(text: &str) -> Result<Spec> {
     if chars.next().is_some() { wrong() } else { Ok(spec) }
 }
 
-/// Digits as a width or precision.
+/// Parses digits as a width or precision.
 pub(crate) fn whole(chars: &mut std::iter::Peekable<std::str::Chars>) -> Result<Option<usize>> {
     let mut number: Option<usize> = None;
     while let Some(digit) = chars.next_if(char::is_ascii_digit).and_then(|c| c.to_digit(10)) {
@@ -181,7 +181,7 @@ pub(crate) fn whole(chars: &mut std::iter::Peekable<std::str::Chars>) -> Result<
     Ok(number)
 }
 
-/// Appends a text, cut to the precision and padded to the width.
+/// Appends a text, truncated to the precision and padded to the width.
 pub(crate) fn string(text: &str, spec: &Spec, out: &mut Writer) -> Result<()> {
     if !matches!(spec.kind, None | Some('s')) || spec.align == Some('=') {
         return fail(format!("format: `{}` is not for a text", spec.kind.unwrap_or('=')));
@@ -228,7 +228,7 @@ pub(crate) fn numeric(value: &Value, spec: &Spec, out: &mut Writer) -> Result<()
     pad(&format!("{sign}{prefix}"), &digits, spec.align.unwrap_or('>'), spec, out)
 }
 
-/// The digits of a float that is not negative.
+/// Returns the digits of a float that is not negative.
 fn float(x: f64, kind: char, spec: &Spec) -> String {
     if !x.is_finite() {
         let text = text::float(x);
@@ -252,11 +252,11 @@ fn exponential(x: f64, precision: usize, kind: char) -> String {
     format!("{digits}{mark}{sign}{:02}", exponent.abs())
 }
 
-/// `precision` significant digits, with an exponent for small and large numbers.
+/// Formats `precision` significant digits, with an exponent for small and large numbers.
 fn general(x: f64, precision: usize, kind: char, keeps_zeros: bool) -> String {
     let scientific = format!("{x:.*e}", precision - 1);
     let exponent: i32 = scientific.split_once('e').and_then(|(_, exponent)| exponent.parse().ok()).unwrap_or(0);
-    // Without a type, a float is told from an integer.
+    // Without a type, a float must not look like an integer, so one digit is kept for the fraction.
     let most = if kind == '\0' { precision as i32 - 1 } else { precision as i32 };
     let trim = |digits: &str| match digits.contains('.') && !keeps_zeros {
         true => digits.trim_end_matches('0').trim_end_matches('.').to_string(),
@@ -271,7 +271,7 @@ fn general(x: f64, precision: usize, kind: char, keeps_zeros: bool) -> String {
     if kind == '\0' && !digits.contains('.') { digits + ".0" } else { digits }
 }
 
-/// Digits with separators of thousands.
+/// Inserts separators of thousands between digits.
 fn group(digits: &str, separator: char) -> String {
     let whole = digits.find(|c: char| !c.is_ascii_digit()).unwrap_or(digits.len());
     let mut grouped = String::new();

@@ -10,7 +10,7 @@ use crate::value::Value;
 use crate::{compare, items, methods, ops, text};
 
 impl Rendering<'_> {
-    /// `value | name(arguments)`, where `name` is a filter of items.
+    /// Computes `value | name(arguments)` if `name` is a filter of items; else returns `None`.
     pub(crate) fn item_filter(&self, name: &str, value: &Value, arguments: &CallArguments) -> Result<Option<Value>> {
         let limits = &self.limits;
         Ok(Some(match name {
@@ -47,7 +47,7 @@ impl Rendering<'_> {
         }))
     }
 
-    /// An attribute, as the filter `attr` reads it: never an item.
+    /// Returns an attribute for the filter `attr`, which never returns an item.
     pub(crate) fn attr(&self, value: &Value, name: &str) -> Result<Value> {
         match value {
             Value::Dict(_) if !methods::exists(value, name) => {
@@ -57,12 +57,12 @@ impl Rendering<'_> {
         }
     }
 
-    /// The value of a path such as `function.name` or `0.name`.
+    /// Returns the value at a path such as `function.name` or `0.name`.
     fn path(&self, value: &Value, path: &Value) -> Result<Value> {
         self.path_or(value, path, None)
     }
 
-    /// The value of a path; `default` stands for each part of it that is missing.
+    /// Returns the value at a path. If a part is missing, its value is `default`.
     fn path_or(&self, value: &Value, path: &Value, default: Option<&Value>) -> Result<Value> {
         let Value::Str(path) = path else { return self.item(value, path) };
         let mut value = value.clone();
@@ -79,7 +79,7 @@ impl Rendering<'_> {
         Ok(value)
     }
 
-    /// What a filter compares of `value`: an attribute of it, without case.
+    /// Returns the key by which a filter compares `value`: the value or an attribute of it, in lower case unless `keeps_case`.
     fn key(&self, value: &Value, attribute: Option<&Value>, keeps_case: bool) -> Result<Value> {
         let key = attribute.map_or_else(|| Ok(value.clone()), |attribute| self.path(value, attribute))?;
         match &key {
@@ -138,7 +138,7 @@ impl Rendering<'_> {
         self.generator(kept)
     }
 
-    /// Pairs of what is compared and the item.
+    /// Pairs each item with the key by which it is compared.
     fn keyed(&self, items: Vec<Value>, attribute: Option<&Value>, keeps_case: bool) -> Result<Vec<(Value, Value)>> {
         let attribute = attribute.filter(|attribute| !matches!(attribute, Value::None));
         let paths: Vec<Value> = match attribute {
@@ -231,7 +231,7 @@ impl Rendering<'_> {
         Ok(total)
     }
 
-    /// Lists of items with the same attribute, as pairs of it and the list.
+    /// Groups items by an attribute. Returns pairs of the attribute and the list of its items.
     fn group(&self, value: &Value, arguments: &CallArguments) -> Result<Value> {
         let [attribute, default, keeps_case] = arguments.bind("groupby", ["attribute", "default", "case_sensitive"])?;
         let Some(attribute) = attribute else { return fail("`groupby` needs an attribute") };
@@ -269,7 +269,7 @@ impl Rendering<'_> {
         self.generator(batches)
     }
 
-    /// Divides items into so many lists.
+    /// Divides items into a number of lists.
     fn slice_into(&self, value: &Value, arguments: &CallArguments) -> Result<Value> {
         let [slices, fill] = arguments.bind("slice", ["slices", "fill_with"])?;
         let (slices, items) = (count(slices.whole_or("slice", 1)?), items::iterate(value, &self.limits)?);
@@ -293,7 +293,7 @@ impl Rendering<'_> {
     }
 }
 
-/// The undefined value of an empty list.
+/// Returns the undefined value for the first or last item of an empty list.
 fn missing(which: &str) -> Value {
     Value::Undefined(Arc::from(format!("No {which} item, sequence was empty.")))
 }

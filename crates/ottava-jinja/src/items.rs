@@ -1,18 +1,18 @@
-//! Items and slices of values.
+//! Access to items and slices of values.
 
 use crate::error::{Result, fail};
 use crate::limits::Limits;
 use crate::number;
 use crate::value::{Value, ViewKind};
 
-/// The characters of a text as values.
+/// Returns the characters of a text as values.
 pub(crate) fn characters(text: &str, limits: &Limits) -> Result<Vec<Value>> {
     limits.room_for_items(text.chars().count())?;
     let mut bytes = [0; 4];
     Ok(text.chars().map(|c| Value::text(&*c.encode_utf8(&mut bytes))).collect())
 }
 
-/// The items that a `for` loop over `value` takes.
+/// Returns the items that a `for` loop over `value` reads.
 pub(crate) fn iterate(value: &Value, limits: &Limits) -> Result<Vec<Value>> {
     match value {
         Value::Undefined(_) => Ok(Vec::new()),
@@ -31,7 +31,7 @@ pub(crate) fn iterate(value: &Value, limits: &Limits) -> Result<Vec<Value>> {
     }
 }
 
-/// Python's `len(value)`.
+/// Computes Python's `len(value)`.
 pub(crate) fn length(value: &Value) -> Result<usize> {
     match value {
         Value::Undefined(_) => Ok(0),
@@ -47,7 +47,7 @@ pub(crate) fn length(value: &Value) -> Result<usize> {
     }
 }
 
-/// `value[index]` of a list, tuple, range or text; `None` without such an item.
+/// Returns `value[index]` of a list, tuple, range or text; `None` if there is no such item.
 pub(crate) fn at(value: &Value, index: &Value, limits: &Limits) -> Result<Option<Value>> {
     let Some(index) = number::small(index) else { return Ok(None) };
     let place = |length: usize| {
@@ -65,7 +65,7 @@ pub(crate) fn at(value: &Value, index: &Value, limits: &Limits) -> Result<Option
     }
 }
 
-/// `value[start:end:step]`.
+/// Computes `value[start:end:step]`.
 pub(crate) fn slice(value: &Value, parts: [Option<Value>; 3], limits: &Limits) -> Result<Value> {
     let whole = |part: &Option<Value>| match part {
         None | Some(Value::None) => Ok(None),
@@ -104,7 +104,7 @@ pub(crate) fn slice(value: &Value, parts: [Option<Value>; 3], limits: &Limits) -
     if let Value::Tuple(_) = value { limits.tuple(chosen) } else { limits.list(chosen) }
 }
 
-/// The places of a slice among `length` items.
+/// Returns the indices of a slice among `length` items.
 fn places(length: usize, start: Option<i64>, end: Option<i64>, step: i64) -> Vec<usize> {
     let length = length as i64;
     let (lowest, highest) = if step > 0 { (0, length) } else { (-1, length - 1) };

@@ -5,14 +5,14 @@ use crate::limits::Writer;
 use crate::text;
 use crate::value::Value;
 
-/// Options of `json.dumps`.
+/// The options of `json.dumps`.
 pub(crate) struct Options {
-    /// What each level is indented by; `None` writes one line.
+    /// The text by which each level is indented; `None` to write one line.
     pub(crate) indent: Option<String>,
     /// Whether characters beyond ASCII are escaped.
     pub(crate) ensure_ascii: bool,
     pub(crate) sort_keys: bool,
-    /// Separators between items, and between key and value.
+    /// The separator between items, and the separator between key and value.
     pub(crate) separators: [String; 2],
 }
 

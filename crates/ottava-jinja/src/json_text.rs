@@ -1,7 +1,7 @@
-//! JSON as Python writes and reads it: integers of any size, `NaN`, `Infinity`, floats beyond `f64`.
+//! Reads and writes JSON like Python: integers of any size, `NaN`, `Infinity`, and floats beyond `f64`.
 //!
-//! Such numbers, and texts with half of a character, become objects of `number`: no record uses them by accident as a text, a number
-//! or a list, and templates write them as Python does.
+//! Such numbers, and texts with half of a character, become the special objects of `number.rs`. So a record cannot use them by accident as a text, a
+//! number or a list, and templates write them like Python.
 
 use std::borrow::Cow;
 
@@ -9,32 +9,32 @@ use serde_json::{Map, Number, Value};
 
 use crate::number::{as_json, text_of_json};
 
-/// Lists and objects within each other, as many as `serde_json` reads.
+/// The maximum depth of nested lists and objects, as in `serde_json`.
 const MAX_DEPTH: usize = 127;
 
-/// What a text with half of a character is read as, followed by its escape.
+/// The description of a text with half of a character. Its escape sequence follows in parentheses.
 const LONE_SURROGATE: &str = "a text with a lone surrogate";
 
-/// Reads one value. Errors with the reason and the column.
+/// Parses one value. Errors with the reason and the column.
 pub fn parse(text: &str) -> Result<Value, String> {
     let mut parser = Parser { text, at: 0 };
     let parsed = parser.value(0).and_then(|value| {
         parser.space();
         if parser.at == text.len() { Ok(value) } else { Err(parser.wrong("trailing characters")) }
     });
-    // The messages of serde_json are the same as for every other JSON file.
+    // Uses the message of `serde_json`, so that all JSON files have the same messages.
     parsed.map_err(|reason| match serde_json::from_str::<serde::de::IgnoredAny>(text) {
         Err(error) if !reason.contains("zero byte") => error.to_string().replace(" at line 1 column ", " at column "),
         _ => reason,
     })
 }
 
-/// What a value is, if JSON's usual types do not hold it: "NaN", or "a text with a lone surrogate (\ud83d)".
+/// Describes a value that JSON's types cannot represent, such as "NaN" or "a text with a lone surrogate (\ud83d)"; `None` for other values.
 pub fn unusual(value: &Value) -> Option<&str> {
     text_of_json(value)
 }
 
-/// The JSON of `value`, with numbers as Python writes them: [`parse`] reads the same value again.
+/// Formats `value` as JSON, with numbers in Python's form. [`parse`] reads the same value back.
 pub fn write(value: &Value) -> String {
     let mut out = String::new();
     append(&mut out, value);
@@ -51,7 +51,7 @@ fn append(out: &mut String, value: &Value) {
             }
             out.push(']');
         }
-        // Any file may have an object like the one that stands for a number.
+        // A file may have an object that only looks like a special number.
         Value::Object(fields) => match unusual(value).filter(|text| parse(text).as_ref() == Ok(value)) {
             Some(number) => out.push_str(number),
             None => {
@@ -69,9 +69,9 @@ fn append(out: &mut String, value: &Value) {
     }
 }
 
-/// JSON whose integers beyond 64 bits are written as the objects that stand for them, so that `serde_json` does not round them to floats.
+/// Replaces integers beyond 64 bits in JSON text by their special objects, so that `serde_json` does not round them to floats.
 pub fn keep_integers(json: &[u8]) -> Cow<'_, [u8]> {
-    /// The digits of the largest integers that every parser reads.
+    /// The minimum number of characters of an integer that may not fit into 64 bits.
     const DIGITS: usize = 19;
     let (mut out, mut copied) = (Vec::new(), 0);
     let (mut at, mut quoted) = (0, false);
@@ -229,7 +229,7 @@ impl Parser<'_> {
         Ok(value.unwrap_or_else(|| as_json(number)))
     }
 
-    /// A text in quotes.
+    /// Parses a text in quotes.
     fn string(&mut self) -> Result<Value, String> {
         self.at += 1;
         let (mut out, mut lone) = (String::new(), None);
@@ -252,7 +252,7 @@ impl Parser<'_> {
         }
     }
 
-    /// The character of an escape after its backslash. `lone` takes the first half of a character.
+    /// Parses the character of an escape after its backslash. `lone` is the first half of a character whose second half may follow.
     fn escape(&mut self, out: &mut String, lone: &mut Option<u32>) -> Result<(), String> {
         let Some(kind) = self.peek() else { return Err(self.wrong("a text without an end")) };
         self.at += 1;
@@ -343,7 +343,7 @@ mod tests {
         for text in [
             r#"{"b":[1,-2.5,1000.0,true,null,-0.0,0.1],"a":{"c":"é😀\n\"\u0000"},"d":{},"e":[]}"#,
             r#"[123456789012345678901234567890,-9223372036854775809,18446744073709551615,NaN,-Infinity,1e400]"#,
-            // Objects like the ones that stand for numbers.
+            // The objects only look like special numbers.
             "[{\"\u{fdd2}\":\"1\"},{\"\u{fdd2}\":\"],{\"},{\"\u{fdd2}\":\" 1e400\"},{\"\u{fdd2}\":1}]",
         ] {
             let value = parse(text).unwrap();

@@ -1,4 +1,4 @@
-//! Tokens of a template, with Jinja's treatment of white space around tags (`trim_blocks`, `lstrip_blocks`).
+//! Splits a template into tokens. White space around tags is treated like in Jinja (`trim_blocks`, `lstrip_blocks`).
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use crate::number;
 use crate::text::{is_space, trim_end, trim_start};
 use crate::value::Value;
 
-/// A token with its line, from 1.
+/// A token, and its line from 1.
 #[derive(Clone, Debug)]
 pub(crate) struct Token {
     pub(crate) kind: Kind,
@@ -31,13 +31,13 @@ pub(crate) enum Kind {
     End,
 }
 
-/// Operators, longer ones first.
+/// The operators; longer operators first.
 const OPERATORS: [&str; 26] = [
     "//", "**", "==", "!=", ">=", "<=", "+", "-", "/", "*", "%", "~", "[", "]", "(", ")", "{", "}", ">", "<", "=", ".",
     ":", "|", ",", ";",
 ];
 
-/// The tokens of `source`.
+/// Returns the tokens of `source`.
 pub(crate) fn tokens(source: &str) -> Result<Vec<Token>> {
     let source = source.replace("\r\n", "\n").replace('\r', "\n");
     let source = source.strip_suffix('\n').unwrap_or(&source);
@@ -52,7 +52,7 @@ pub(crate) fn tokens(source: &str) -> Result<Vec<Token>> {
 struct Lexer<'a> {
     rest: &'a str,
     line: usize,
-    /// Whether the text so far ends with a newline.
+    /// Whether the text up to this position ends with a newline.
     at_line_start: bool,
     tokens: Vec<Token>,
 }
@@ -72,7 +72,7 @@ impl<'a> Lexer<'a> {
         Err(Failure { reason: reason.into(), line: self.line })
     }
 
-    /// Passes over the first `bytes` of the rest.
+    /// Skips the first `bytes` of the rest, and returns them.
     fn skip(&mut self, bytes: usize) -> &'a str {
         let (skipped, rest) = self.rest.split_at(bytes);
         self.line += skipped.matches('\n').count();
@@ -81,7 +81,7 @@ impl<'a> Lexer<'a> {
         skipped
     }
 
-    /// Reads up to the end of the next tag; false without one.
+    /// Reads up to the end of the next tag. Returns false if there is no tag.
     fn tag(&mut self) -> Result<bool> {
         let starts = self.rest.match_indices('{').map(|(at, _)| at);
         let mut starts = starts.filter(|at| matches!(self.rest.as_bytes().get(at + 1), Some(b'%' | b'{' | b'#')));
@@ -109,7 +109,7 @@ impl<'a> Lexer<'a> {
         Ok(())
     }
 
-    /// Passes over white space after a tag that ended with `sign`: a newline after a block or comment, everything after `-`.
+    /// Skips white space after a tag that ended with `sign`: all of it after `-`; otherwise, one newline after a block or comment.
     fn after_tag(&mut self, sign: Option<char>, trims_newline: bool) {
         let bytes = match sign {
             Some('-') => self.rest.len() - trim_start(self.rest).len(),
@@ -121,7 +121,7 @@ impl<'a> Lexer<'a> {
         }
     }
 
-    /// The text of a `{% raw %}` block, whose first tag is read.
+    /// Reads the text of a `{% raw %}` block, after its first tag.
     fn raw(&mut self) -> Result<()> {
         let ends = self.rest.match_indices("{%").find_map(|(at, _)| Some((at, raw_end(&self.rest[at..])?)));
         let Some((at, (sign, length, last))) = ends else { return self.fail("`{% raw %}` has no `{% endraw %}`") };
@@ -132,7 +132,7 @@ impl<'a> Lexer<'a> {
         Ok(())
     }
 
-    /// The tokens of a tag whose begin is read.
+    /// Reads the tokens of a tag, after the beginning of the tag.
     fn expression(&mut self, begin: Kind) -> Result<()> {
         let is_block = matches!(begin, Kind::BlockBegin);
         let end = if is_block { "%}" } else { "}}" };
@@ -157,7 +157,7 @@ impl<'a> Lexer<'a> {
         }
     }
 
-    /// One token within a tag; `open` has the brackets that are not closed.
+    /// Reads one token within a tag. `open` has the brackets that are not closed yet.
     fn token(&mut self, open: &mut Vec<&'static str>) -> Result<()> {
         let Some(first) = self.rest.chars().next() else { return self.fail("a tag has no end") };
         if first == '\'' || first == '"' {
@@ -241,7 +241,8 @@ impl<'a> Lexer<'a> {
     }
 }
 
-/// The text before a tag without the white space that the tag takes away: all of it for `-`, else the white space of its line before a block.
+/// Returns the text before a tag, without the white space that the tag removes: with `-`, all of it; before a block, the white space at the start of
+/// the block's line.
 fn before_tag(text: &str, sign: Option<char>, is_block: bool, at_line_start: bool) -> &str {
     if sign == Some('-') {
         return trim_end(text);
@@ -251,7 +252,7 @@ fn before_tag(text: &str, sign: Option<char>, is_block: bool, at_line_start: boo
     if strips { &text[..line] } else { text }
 }
 
-/// The bytes of a `{% raw %}` tag at the start of `tag`, with the white space that it takes away.
+/// Returns the length of a `{% raw %}` tag at the start of `tag`, including the white space that it removes.
 fn raw_begin(tag: &str) -> Option<usize> {
     let inner = tag[2..].strip_prefix(['-', '+']).unwrap_or(&tag[2..]);
     let after = trim_start(trim_start(inner).strip_prefix("raw")?);
@@ -262,7 +263,7 @@ fn raw_begin(tag: &str) -> Option<usize> {
     Some(tag.len() - rest.len())
 }
 
-/// The sign, the bytes and the last sign of an `{% endraw %}` tag at the start of `tag`.
+/// Returns the first sign, the length and the last sign of an `{% endraw %}` tag at the start of `tag`.
 fn raw_end(tag: &str) -> Option<(Option<char>, usize, Option<char>)> {
     let sign = tag[2..].chars().next().filter(|c| matches!(c, '-' | '+'));
     let inner = &tag[2 + sign.map_or(0, char::len_utf8)..];
@@ -272,7 +273,7 @@ fn raw_end(tag: &str) -> Option<(Option<char>, usize, Option<char>)> {
     Some((sign, tag.len() - rest.len(), last))
 }
 
-/// A text with the escapes of Python; unknown ones stay.
+/// Replaces Python's escapes in a text. Unknown escapes are kept.
 fn unescape(text: &str) -> Result<String, String> {
     let mut out = String::with_capacity(text.len());
     let mut chars = text.chars();

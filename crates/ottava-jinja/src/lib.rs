@@ -1,7 +1,7 @@
-//! Chat templates: the language of Jinja2 3.1, as the sandbox of transformers runs it, with Python's values.
+//! Chat templates: the language of Jinja2 3.1 with Python's values, like in the sandbox of transformers.
 //!
-//! A template is untrusted, so a rendering has limits: of steps, of memory and of depth (`limits.rs`). Lists and dicts cannot be changed.
-//! Templates that read other files (`include`, `import`, `extends`) are errors, as in transformers, which gives them no loader.
+//! Templates are not trusted, so a rendering has limits of steps, memory and depth (`limits.rs`). Lists and dicts cannot be changed. Templates that
+//! read other files (`include`, `import`, `extends`) are errors, as in transformers, which sets no loader.
 //!
 //! ```
 //! use ottava_jinja::{Clock, Template, Value};
@@ -12,10 +12,10 @@
 //! assert_eq!(Template::parse("{% if %}").unwrap_err().to_string(), "expected a value, found `%}` (line 1)");
 //! ```
 //!
-//! A crate of its own, which tests compile with optimization: parsers of hostile templates would take seconds without it.
+//! This is a separate crate so that tests can compile it with optimization. Without optimization, tests with hostile templates would take seconds.
 //!
-//! To add a function, filter or method: `call.rs`, `filters.rs`, `item_filters.rs`, `methods.rs` or `text_methods.rs`. Values are made through
-//! `Limits`. Each addition has a line in `scripts/make_jinja_expressions.py`, which records the answers of Python.
+//! To add a function, filter or method, extend `call.rs`, `filters.rs`, `item_filters.rs`, `methods.rs` or `text_methods.rs`. Create values through
+//! `Limits`. Add a line to `scripts/make_jinja_expressions.py`, which records the answers of Python.
 #![forbid(unsafe_code)]
 
 mod arguments;

@@ -1,6 +1,6 @@
-//! Limits of a rendering: steps, bytes of values, and how deep values are nested.
+//! The limits of a rendering: steps, bytes of values, and nesting depth of values.
 //!
-//! Every value that a template can make grow is built here, and sizes are checked before memory is taken.
+//! Every value that a template can make grow is created here. Sizes are checked before memory is allocated.
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -8,25 +8,25 @@ use std::sync::Arc;
 use crate::error::{Result, fail};
 use crate::value::{Dict, Seq, Value, View, ViewKind};
 
-/// Steps of a rendering: expressions, items and statements; a conversation takes some tens per message.
+/// The maximum number of steps of a rendering: expressions, items and statements. A conversation takes some tens of steps per message.
 const MAX_STEPS: u64 = 20_000_000;
 
-/// Bytes of all values that a rendering makes.
+/// The maximum number of bytes of all values that a rendering creates.
 const MAX_BYTES: u64 = 512 << 20;
 
-/// The longest text, in bytes.
+/// The maximum length of a text in bytes.
 const MAX_TEXT_BYTES: usize = 64 << 20;
 
-/// Lists and dicts within each other.
+/// The maximum depth of nested lists and dicts.
 const MAX_NESTING: usize = 200;
 
-/// Bytes of an item of a list.
+/// The number of bytes of a list's item.
 const ITEM_BYTES: usize = size_of::<Value>();
 
-/// Bytes of a text that are compared, searched or copied in the time of one step.
+/// The number of text bytes that are compared, searched or copied in the time of one step.
 const BYTES_PER_STEP: usize = 32;
 
-/// What a rendering may use, and what it has used so far.
+/// The limits of a rendering, and the amounts used so far.
 pub(crate) struct Limits {
     most_steps: u64,
     most_bytes: u64,
@@ -45,7 +45,7 @@ impl Limits {
         Limits { most_steps, most_bytes, steps: Cell::new(0), bytes: Cell::new(0) }
     }
 
-    /// Counts `steps`. Errors when the rendering has taken too many.
+    /// Counts `steps`. Errors if the rendering has taken too many steps.
     pub(crate) fn steps(&self, steps: usize) -> Result<()> {
         self.steps.set(self.steps.get().saturating_add(steps as u64));
         match self.steps.get() > self.most_steps {
@@ -54,12 +54,12 @@ impl Limits {
         }
     }
 
-    /// Counts work on so many bytes of text.
+    /// Counts the work on `bytes` bytes of text.
     pub(crate) fn work(&self, bytes: usize) -> Result<()> {
         self.steps(1 + bytes / BYTES_PER_STEP)
     }
 
-    /// Counts bytes that are about to be allocated.
+    /// Counts `bytes` that will be allocated.
     fn take(&self, bytes: usize) -> Result<()> {
         self.bytes.set(self.bytes.get().saturating_add(bytes as u64));
         match self.bytes.get() > self.most_bytes {
@@ -68,18 +68,18 @@ impl Limits {
         }
     }
 
-    /// Counts a text of so many bytes that is about to be made.
+    /// Counts a text of `bytes` bytes that will be created.
     pub(crate) fn room_for_text(&self, bytes: usize) -> Result<()> {
         check_text(bytes)?;
         self.take(bytes)
     }
 
-    /// Counts a list of so many items that is about to be made.
+    /// Counts a list of `items` items that will be created.
     pub(crate) fn room_for_items(&self, items: usize) -> Result<()> {
         self.take(items.saturating_mul(ITEM_BYTES))
     }
 
-    /// A text that is longer than its sources by a constant factor at most.
+    /// Creates a text. It must be at most a constant factor longer than its sources.
     pub(crate) fn text(&self, text: impl Into<Arc<str>>) -> Result<Value> {
         let text = text.into();
         self.room_for_text(text.len())?;
@@ -104,7 +104,7 @@ impl Limits {
         check_nesting(&value).map(|()| value)
     }
 
-    /// `object`'s method `name`.
+    /// Creates the method `name` of `object`.
     pub(crate) fn method(&self, object: Value, name: &Arc<str>) -> Result<Value> {
         self.take(2 * ITEM_BYTES)?;
         let value = Value::Method(Arc::new((object, name.clone())));
@@ -133,7 +133,7 @@ fn nested() -> String {
     format!("it nests more than {MAX_NESTING} lists and dicts within each other")
 }
 
-/// Errors for a text of more bytes than a rendering may make.
+/// Errors if a text has more bytes than a rendering may create.
 pub(crate) fn check_text(bytes: usize) -> Result<()> {
     match bytes > MAX_TEXT_BYTES {
         true => fail(format!("it makes a text of more than {} MiB", MAX_TEXT_BYTES >> 20)),
@@ -141,7 +141,7 @@ pub(crate) fn check_text(bytes: usize) -> Result<()> {
     }
 }
 
-/// A text that grows piece by piece within the limits.
+/// Writes a text piece by piece within the limits.
 pub(crate) struct Writer<'l> {
     text: String,
     limits: &'l Limits,
@@ -159,7 +159,7 @@ impl<'l> Writer<'l> {
         Ok(())
     }
 
-    /// Appends `text` so many times.
+    /// Appends `text` `times` times.
     pub(crate) fn repeat(&mut self, text: &str, times: usize) -> Result<()> {
         let bytes = text.len().saturating_mul(times);
         check_text(self.text.len().saturating_add(bytes))?;
@@ -176,7 +176,7 @@ impl<'l> Writer<'l> {
         self.text
     }
 
-    /// The text as a value, whose bytes are counted already.
+    /// Returns the text as a value. Its bytes are already counted.
     pub(crate) fn value(self) -> Value {
         Value::text(self.text)
     }

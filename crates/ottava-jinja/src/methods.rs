@@ -1,4 +1,4 @@
-//! Methods of Python's lists, dicts and numbers; methods of texts are in `text_methods.rs`.
+//! Methods of Python's lists, dicts and numbers. Methods of texts are in `text_methods.rs`.
 
 use crate::arguments::CallArguments;
 use crate::error::{Result, fail};
@@ -10,11 +10,11 @@ const OF_DICTS: &[&str] = &["copy", "get", "items", "keys", "values"];
 const OF_LISTS: &[&str] = &["copy", "count", "index"];
 const OF_TUPLES: &[&str] = &["count", "index"];
 
-/// Methods that change their object, which the sandbox of transformers refuses.
+/// The methods that change their object. The sandbox of transformers refuses them.
 const CHANGING: &[&str] =
     &["append", "clear", "extend", "insert", "pop", "popitem", "remove", "reverse", "setdefault", "sort", "update"];
 
-/// Whether values of this kind have a method `name`.
+/// Whether values of this type have a method `name`.
 pub(crate) fn exists(value: &Value, name: &str) -> bool {
     match value {
         Value::Str(_) => text_methods::exists(name),
@@ -31,7 +31,7 @@ pub(crate) fn exists(value: &Value, name: &str) -> bool {
     }
 }
 
-/// `object.name(arguments)`.
+/// Calls `object.name(arguments)`.
 pub(crate) fn call(object: &Value, name: &str, arguments: &CallArguments, limits: &Limits) -> Result<Value> {
     if CHANGING.contains(&name) {
         return fail(format!("`{name}` would change a {}, which chat templates cannot", object.class()));

@@ -1,4 +1,4 @@
-//! Numbers as Python has them: integers of any size, and floats.
+//! Python's numbers: integers of any size, and floats.
 
 use std::sync::Arc;
 
@@ -9,23 +9,24 @@ use crate::error::{Result, fail};
 use crate::limits::Limits;
 use crate::value::{Dict, Seq, Value};
 
-/// The only key of the JSON object that stands for a number which `serde_json` cannot hold: a code point that Unicode keeps for internal use.
+/// The only key of the JSON object that represents a number which `serde_json` cannot store. It is a code point that Unicode reserves for internal
+/// use.
 const KEY: &str = "\u{fdd2}";
 
-/// The largest integer, in bits.
+/// The maximum size of an integer in bits.
 const MAX_BITS: u64 = 1 << 16;
 
-/// The JSON of an integer beyond 64 bits, or of `NaN`, `Infinity`, `-Infinity` or a float beyond `f64`, from its text.
+/// Returns the JSON object for an integer beyond 64 bits, for `NaN`, `Infinity` or `-Infinity`, or for a float beyond `f64`, from its text.
 pub(crate) fn as_json(text: &str) -> Json {
     json!({ KEY: text })
 }
 
-/// The text of the number that [`as_json`] made.
+/// Returns the text of the number in an object of [`as_json`].
 pub(crate) fn text_of_json(json: &Json) -> Option<&str> {
     json.as_object().filter(|fields| fields.len() == 1)?.get(KEY)?.as_str()
 }
 
-/// The number that [`as_json`] made.
+/// Returns the number in an object of [`as_json`].
 fn of_json(json: &Json) -> Option<Value> {
     let text = text_of_json(json)?;
     Some(match (text, text.parse::<BigInt>()) {
@@ -37,7 +38,7 @@ fn of_json(json: &Json) -> Option<Value> {
     })
 }
 
-/// The value of JSON, also of what `as_json` made.
+/// Converts JSON to a value, including objects of `as_json`.
 pub fn value_of_json(json: &Json) -> Value {
     match json {
         Json::Null => Value::None,
@@ -56,7 +57,7 @@ pub fn value_of_json(json: &Json) -> Value {
     }
 }
 
-/// An integer as a value.
+/// Converts an integer to a value.
 pub(crate) fn integer(number: BigInt) -> Value {
     match i64::try_from(&number) {
         Ok(number) => Value::Int(number),
@@ -64,7 +65,7 @@ pub(crate) fn integer(number: BigInt) -> Value {
     }
 }
 
-/// The integer of an int or a bool.
+/// Returns the integer of an int or a bool.
 pub(crate) fn big(value: &Value) -> Option<BigInt> {
     match value {
         Value::Bool(value) => Some(BigInt::from(u8::from(*value))),
@@ -74,7 +75,7 @@ pub(crate) fn big(value: &Value) -> Option<BigInt> {
     }
 }
 
-/// An int or bool as an `i64`; integers beyond it are as its ends.
+/// Returns an int or bool as an `i64`. Larger integers saturate.
 pub(crate) fn small(value: &Value) -> Option<i64> {
     match value {
         Value::Bool(value) => Some(i64::from(*value)),
@@ -84,7 +85,7 @@ pub(crate) fn small(value: &Value) -> Option<i64> {
     }
 }
 
-/// A number as a float; big integers become the nearest one.
+/// Returns a number as a float. Big integers are rounded to the nearest float.
 pub(crate) fn float(value: &Value) -> Option<f64> {
     match value {
         Value::Bool(value) => Some(f64::from(u8::from(*value))),
@@ -95,7 +96,7 @@ pub(crate) fn float(value: &Value) -> Option<f64> {
     }
 }
 
-/// Python's `+`, `-`, `*`, `//`, `%` or `**` of two numbers, and `/`.
+/// Computes Python's `+`, `-`, `*`, `/`, `//`, `%` or `**` of two numbers.
 pub(crate) fn arithmetic(op: &str, left: &Value, right: &Value, limits: &Limits) -> Result<Option<Value>> {
     if let (Value::Int(left), Value::Int(right)) = (left, right) {
         let result = match op {
@@ -130,7 +131,7 @@ pub(crate) fn arithmetic(op: &str, left: &Value, right: &Value, limits: &Limits)
     })))
 }
 
-/// The remainder with the sign of the divisor.
+/// Returns the remainder, which has the sign of the divisor.
 fn modulo(left: f64, right: f64) -> f64 {
     let rest = left % right;
     if rest != 0.0 && (rest < 0.0) != (right < 0.0) { rest + right } else { rest }
@@ -143,7 +144,7 @@ fn integers(op: &str, left: &BigInt, right: &BigInt, limits: &Limits) -> Result<
         "**" => left.bits().saturating_mul(u64::try_from(right).unwrap_or(u64::MAX)),
         _ => left.bits().max(right.bits()),
     };
-    // Powers of -1, 0 and 1 do not grow.
+    // The powers of -1, 0 and 1 do not grow.
     if bits > MAX_BITS && !(op == "**" && left.bits() < 2) {
         return fail(format!("it makes an integer of more than {MAX_BITS} bits"));
     }
@@ -163,7 +164,7 @@ fn integers(op: &str, left: &BigInt, right: &BigInt, limits: &Limits) -> Result<
         }
         _ => match u32::try_from(right) {
             Ok(exponent) => left.pow(exponent),
-            // A base of -1, 0 or 1.
+            // Only the bases -1, 0 and 1 get here.
             Err(_) if left.sign() == num_bigint::Sign::Minus && right % 2 == zero => BigInt::from(1),
             Err(_) => left.clone(),
         },

@@ -5,7 +5,7 @@ use crate::limits::{Limits, Writer};
 use crate::value::Value;
 use crate::{number, percent, text};
 
-/// Python's `left op right`.
+/// Computes Python's `left op right`.
 pub(crate) fn binary(op: &'static str, left: &Value, right: &Value, limits: &Limits) -> Result<Value> {
     if let Value::Undefined(why) = left {
         return fail(why.to_string());
@@ -53,7 +53,7 @@ fn repeat(value: &Value, times: &Value, limits: &Limits) -> Result<Value> {
     if let Value::List(_) = value { limits.list(repeated) } else { limits.tuple(repeated) }
 }
 
-/// `-value`.
+/// Computes `-value`.
 pub(crate) fn negative(value: &Value, limits: &Limits) -> Result<Value> {
     match value {
         Value::Float(value) => Ok(Value::Float(-value)),
@@ -61,7 +61,7 @@ pub(crate) fn negative(value: &Value, limits: &Limits) -> Result<Value> {
     }
 }
 
-/// The text of all `parts`.
+/// Joins the texts of all `parts`.
 pub(crate) fn concatenate(parts: &[Value], limits: &Limits) -> Result<Value> {
     let mut out = Writer::new(limits);
     parts.iter().try_for_each(|part| text::write(part, &mut out))?;

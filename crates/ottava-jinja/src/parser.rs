@@ -1,4 +1,4 @@
-//! The grammar of Jinja2 3.1.
+//! Parses the grammar of Jinja2 3.1.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use crate::error::{Failure, Result};
 use crate::lexer::{Kind, Token};
 use crate::value::Value;
 
-/// Expressions or blocks within each other.
+/// The maximum depth of nested expressions or blocks.
 const MAX_DEPTH: usize = 100;
 
 /// Parses the tokens of a template.
@@ -20,14 +20,14 @@ pub(crate) fn parse(tokens: Vec<Token>) -> Result<Parsed> {
     Ok(Parsed { body, names: parser.names, takes_parts: parser.takes_parts })
 }
 
-/// Reads tokens; `expressions.rs` has the methods for expressions.
+/// Parses tokens. Its methods for expressions are in `expressions.rs`.
 pub(crate) struct Parser {
     tokens: Vec<Token>,
     at: usize,
     pub(crate) names: BTreeSet<String>,
-    /// Blocks and brackets around the current token.
+    /// The number of blocks and brackets around the current token.
     depth: usize,
-    /// Whether an expression looks into the content of a message as into a list of parts.
+    /// Whether an expression reads the content of a message as a list of parts.
     pub(crate) takes_parts: bool,
 }
 
@@ -40,7 +40,7 @@ impl Parser {
         self.tokens[self.at].line
     }
 
-    /// The kind of the token after the current one.
+    /// Returns the kind of the token after the current token.
     pub(crate) fn next_kind(&self) -> &Kind {
         &self.tokens[(self.at + 1).min(self.tokens.len() - 1)].kind
     }
@@ -69,7 +69,7 @@ impl Parser {
         self.fail(format!("expected {expected}, found {found}"))
     }
 
-    /// Runs `parse` one level deeper.
+    /// Runs `parse` one nesting level deeper.
     pub(crate) fn deeper<T>(&mut self, parse: impl FnOnce(&mut Parser) -> Result<T>) -> Result<T> {
         if self.depth == MAX_DEPTH {
             return self.fail(format!("more than {MAX_DEPTH} blocks and brackets are within each other"));
@@ -104,7 +104,7 @@ impl Parser {
         found
     }
 
-    /// The operator of `ops` that comes next, which is passed over.
+    /// If the next token is an operator of `ops`, consumes and returns it.
     pub(crate) fn one_of(&mut self, ops: &[&'static str]) -> Option<&'static str> {
         let op = ops.iter().copied().find(|op| self.is_op(op))?;
         self.advance();
@@ -142,7 +142,8 @@ impl Parser {
         }
     }
 
-    /// Statements up to a tag of one of `ends`, whose name is returned and passed over; without `ends`, up to the end of the template.
+    /// Parses statements up to a tag whose name is in `ends`. Consumes the name and returns it. If `ends` is empty, parses to the end of the
+    /// template.
     fn statements(&mut self, ends: &[&'static str]) -> Result<(Vec<Statement>, &'static str)> {
         let mut body = Vec::new();
         loop {
@@ -176,13 +177,13 @@ impl Parser {
         }
     }
 
-    /// The body of a block up to its one end.
+    /// Parses the body of a block up to the tag `end`.
     fn body(&mut self, end: &'static str) -> Result<Vec<Statement>> {
         self.expect_block_end()?;
         Ok(self.statements(&[end])?.0)
     }
 
-    /// A statement in a tag, with its body, up to the `%}` that ends it.
+    /// Parses a statement in a tag with its body, up to the `%}` of its last tag.
     fn block(&mut self) -> Result<StatementKind> {
         let name = self.expect_name()?;
         Ok(match &*name {
@@ -310,7 +311,7 @@ impl Parser {
         Ok(parameters)
     }
 
-    /// What is assigned to: a name, or several with commas, before `end`.
+    /// Parses the targets of an assignment before `end`: a name, or several names with commas.
     fn targets(&mut self, end: &str) -> Result<Target> {
         let mut targets = vec![self.target()?];
         let mut is_tuple = false;
@@ -343,7 +344,7 @@ impl Parser {
         }
     }
 
-    /// Filters with their arguments; `inline` if the first has no `|` before it.
+    /// Parses filters with their arguments. With `inline`, the first filter has no `|` before it.
     fn filters(&mut self, inline: bool) -> Result<Vec<FilterCall>> {
         let mut filters = Vec::new();
         while (inline && filters.is_empty()) || self.skip_op("|") {
@@ -362,7 +363,7 @@ impl Parser {
     }
 }
 
-/// Whether an expression is the content of a message, perhaps with filters.
+/// Whether an expression is the content of a message, optionally with filters.
 pub(crate) fn is_content(value: &Expression) -> bool {
     match &value.kind {
         ExpressionKind::Name(name) | ExpressionKind::Attribute(_, name) => **name == *"content",
@@ -374,7 +375,7 @@ pub(crate) fn is_content(value: &Expression) -> bool {
     }
 }
 
-/// Builds an expression. Errors when too many are nested.
+/// Creates an expression. Errors if it has too many nested expressions.
 pub(crate) fn node(kind: ExpressionKind, line: usize, inner: usize) -> Result<Expression> {
     match inner < 2 * MAX_DEPTH {
         true => Ok(Expression { kind, line, depth: inner + 1 }),
@@ -382,7 +383,7 @@ pub(crate) fn node(kind: ExpressionKind, line: usize, inner: usize) -> Result<Ex
     }
 }
 
-/// A node above several others.
+/// Creates an expression with several inner expressions.
 pub(crate) fn above(
     kind: impl FnOnce(Vec<Expression>) -> ExpressionKind,
     parts: Vec<Expression>,

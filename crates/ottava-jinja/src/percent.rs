@@ -6,7 +6,7 @@ use crate::limits::{Limits, Writer};
 use crate::value::Value;
 use crate::{compare, number, text};
 
-/// The text of `format % values`.
+/// Computes `format % values`.
 pub(crate) fn format(format: &str, values: &Value, limits: &Limits) -> Result<Value> {
     let single = std::slice::from_ref(values);
     let mut items = match values {
@@ -56,7 +56,7 @@ pub(crate) fn format(format: &str, values: &Value, limits: &Limits) -> Result<Va
     }
 }
 
-/// Flags, width and precision, and which of them are values (`*`): `w` for the width, `.` for the precision.
+/// Parses flags, width and precision. Also returns which of them are values (`*`): `w` for the width, `.` for the precision.
 fn flags(chars: &mut std::iter::Peekable<std::str::Chars>) -> Result<(Spec, [Option<char>; 2])> {
     let (mut spec, mut stars) = (Spec::default(), [None; 2]);
     while let Some(flag) = chars.next_if(|c| "-+ #0".contains(*c)) {
@@ -105,7 +105,7 @@ fn field(value: &Value, kind: char, mut spec: Spec, out: &mut Writer) -> Result<
                     written.finish()
                 }
             };
-            // Texts stand on the right, and zeros do not fill them.
+            // Texts are aligned to the right by default, and are never padded with zeros.
             (spec.fill, spec.align) = (' ', spec.align.filter(|align| *align == '<').or(Some('>')));
             string(&text, &spec, out)
         }
@@ -120,7 +120,7 @@ fn field(value: &Value, kind: char, mut spec: Spec, out: &mut Writer) -> Result<
             let digits = spec.precision.take();
             spec.kind = Some(if matches!(kind, 'i' | 'u') { 'd' } else { kind });
             if let Some(digits) = digits {
-                // A precision is the least number of digits.
+                // A precision is the minimum number of digits.
                 let mut padded = Writer::new(limits);
                 let of_digits = Spec { width: digits, fill: '0', align: Some('='), kind: spec.kind, ..Spec::default() };
                 numeric(&integer, &of_digits, &mut padded)?;
@@ -141,7 +141,7 @@ fn field(value: &Value, kind: char, mut spec: Spec, out: &mut Writer) -> Result<
     }
 }
 
-/// A finite float without its fraction.
+/// Truncates a finite float to an integer.
 pub(crate) fn whole_of(x: f64) -> Option<Value> {
     let digits = format!("{:.0}", x.trunc());
     digits.parse().ok().map(number::integer)

@@ -71,13 +71,13 @@ impl Rendering<'_> {
         }
     }
 
-    /// Python's `is`: the same constant, number or text.
+    /// Computes Python's `is`, which is true for the same constant, number or text.
     fn same(&self, left: &Value, right: &Value) -> Result<bool> {
         Ok(left.class() == right.class() && compare::equal(left, right, &self.limits)?)
     }
 }
 
-/// The operator that a test stands for.
+/// Returns the operator that a test means.
 fn operator(name: &str) -> Option<&'static str> {
     Some(match name {
         "eq" | "equalto" | "==" => "==",

@@ -1,4 +1,4 @@
-//! What the statements of a template do.
+//! Runs the statements of a template.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use crate::limits::check_text;
 use crate::value::{MARKS, Value};
 use crate::{items, text};
 
-/// How a loop goes on after a statement.
+/// What a loop does after a statement.
 #[derive(Clone, Copy, PartialEq)]
 pub(crate) enum Flow {
     Next,
@@ -40,7 +40,7 @@ impl<'t> Rendering<'t> {
         Ok(Flow::Next)
     }
 
-    /// Dispatches to small functions: the frames of all blocks around this statement are on the stack.
+    /// Dispatches to small functions, because the stack has the frames of all enclosing blocks.
     fn statement(&mut self, kind: &'t StatementKind) -> Result<Flow> {
         let done = match kind {
             StatementKind::Data(text) => self.emit(text),
@@ -104,7 +104,7 @@ impl<'t> Rendering<'t> {
         self.emit(&end)
     }
 
-    /// The text that `body` renders.
+    /// Returns the text that `body` renders.
     pub(crate) fn capture(&mut self, body: &'t [Statement]) -> Result<Value> {
         let outside = std::mem::take(&mut self.out);
         self.statements(body)?;
@@ -112,7 +112,7 @@ impl<'t> Rendering<'t> {
         self.limits.text(text)
     }
 
-    /// The text that `body` renders in a scope of its own.
+    /// Returns the text that `body` renders in a new scope.
     fn capture_within(&mut self, body: &'t [Statement]) -> Result<Value> {
         let outside = self.enter(self.current_scope())?;
         let text = self.capture(body)?;
@@ -120,7 +120,7 @@ impl<'t> Rendering<'t> {
         Ok(text)
     }
 
-    /// The text that `body` renders, after `filters`.
+    /// Returns the text that `body` renders, after `filters`.
     fn filtered_text(&mut self, filters: &'t [FilterCall], body: &'t [Statement]) -> Result<Value> {
         let mut value = self.capture_within(body)?;
         for filter in filters {
@@ -194,7 +194,7 @@ impl<'t> Rendering<'t> {
         Ok(())
     }
 
-    /// Renders the passes of a loop over `items`, in `scope`.
+    /// Renders the iterations of a loop over `items`, in `scope`.
     fn for_loop(&mut self, statement: &'t For, items: &Value, depth: usize, scope: usize) -> Result<()> {
         let items = self.loop_items(statement, items, scope)?;
         if items.is_empty() {
@@ -219,7 +219,7 @@ impl<'t> Rendering<'t> {
         Ok(())
     }
 
-    /// The items of a loop that its condition keeps.
+    /// Returns the items of a loop that satisfy its condition.
     fn loop_items(&mut self, statement: &'t For, items: &Value, scope: usize) -> Result<Arc<[Value]>> {
         let mut items = items::iterate(items, &self.limits)?;
         if let Some(condition) = &statement.condition {
@@ -245,7 +245,7 @@ impl<'t> Rendering<'t> {
         }
     }
 
-    /// `loop(items)`: the text of the same loop over other items.
+    /// Computes `loop(items)`: renders the same loop over other items.
     pub(crate) fn recurse(&mut self, object: usize, items: &Value) -> Result<Value> {
         let Object::Loop(Loop { statement, depth, scope, .. }) = &self.objects[object] else {
             unreachable!("the caller has looked")

@@ -23,12 +23,12 @@ impl Template {
         self.0.names.contains(name)
     }
 
-    /// Whether the template looks into the content of messages as into a list of parts.
+    /// Whether the template reads the content of messages as a list of parts.
     pub fn takes_parts(&self) -> bool {
         self.0.takes_parts
     }
 
-    /// Renders the template, with [`MARKS`](crate::value::MARKS) around the text of `{% generation %}` blocks. Errors with the reason.
+    /// Renders the template, and puts [`MARKS`](crate::value::MARKS) around the text of `{% generation %}` blocks. Errors with the reason.
     pub fn render(&self, variables: Vec<(String, Value)>, clock: Clock) -> Result<String> {
         Rendering::new(variables, clock, Limits::default()).run(&self.0.body)
     }

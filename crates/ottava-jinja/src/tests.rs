@@ -4,7 +4,7 @@ use crate::*;
 
 fn render(source: &str) -> Result<String, String> {
     let template = Template::parse(source).map_err(|failure| failure.to_string())?;
-    // Smaller limits than the limits of a run, which take seconds to reach in a build for tests.
+    // The limits of a run would take seconds to reach in a test build, so these limits are smaller.
     let rendering = Rendering::new(Vec::new(), Clock::Fixed, Limits::new(200_000, 4 << 20));
     rendering.run(&template.0.body).map_err(|failure| failure.to_string())
 }
@@ -77,7 +77,8 @@ fn deep_templates_are_refused_without_exhausting_the_stack() {
     }
 }
 
-/// What jinja2 3.1.6 with transformers' environment has rendered (scripts/make_jinja_expressions.py); null where Python raises an error.
+/// Compares with the output of jinja2 3.1.6 in transformers' environment (scripts/make_jinja_expressions.py). The output is null if Python raises an
+/// error.
 #[test]
 fn expressions_render_as_in_python() {
     let recorded: serde_json::Value =

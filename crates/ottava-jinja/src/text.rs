@@ -1,25 +1,25 @@
-//! Python's `str` and `repr` of values, and white space.
+//! Python's `str` and `repr` of values, and Python's white space.
 
 use crate::error::Result;
 use crate::limits::{Limits, Writer};
 use crate::value::{Value, ViewKind};
 
-/// White space of Python: the white space of Unicode, and four separators of ASCII.
+/// Whether a character is white space in Python: white space of Unicode, or one of four ASCII separators.
 pub(crate) fn is_space(c: char) -> bool {
     c.is_whitespace() || ('\u{1c}'..='\u{1f}').contains(&c)
 }
 
-/// Python's `str.strip` of the start.
+/// Removes white space at the start, like Python's `str.lstrip`.
 pub(crate) fn trim_start(text: &str) -> &str {
     text.trim_start_matches(is_space)
 }
 
-/// Python's `str.strip` of the end.
+/// Removes white space at the end, like Python's `str.rstrip`.
 pub(crate) fn trim_end(text: &str) -> &str {
     text.trim_end_matches(is_space)
 }
 
-/// Python's `str(value)`, as a text within the limits.
+/// Returns Python's `str(value)` as a text within the limits.
 pub(crate) fn string(value: &Value, limits: &Limits) -> Result<std::sync::Arc<str>> {
     if let Value::Str(text) = value {
         return Ok(text.clone());
@@ -85,7 +85,7 @@ fn items([open, close]: [&str; 2], items: &[Value], out: &mut Writer) -> Result<
     out.push(close)
 }
 
-/// The shortest digits that read back as `x`, with an exponent below 1e-4 and from 1e16 on.
+/// Returns the shortest digits that are read back as `x`, with an exponent for numbers below 1e-4 and from 1e16 on.
 pub(crate) fn float(x: f64) -> String {
     if x.is_nan() {
         return "nan".into();
@@ -130,12 +130,13 @@ fn quote(text: &str, out: &mut Writer) -> Result<()> {
     out.push(quote)
 }
 
-/// Python's `str.isprintable` of a character: Rust's `escape_debug` escapes the same categories of Unicode.
+/// Whether a character is printable, like Python's `str.isprintable`. Rust's `escape_debug` escapes the same categories of Unicode.
 pub(crate) fn is_printable(c: char) -> bool {
     match c {
         ' '..='~' => true,
         _ if c.is_alphanumeric() => true,
-        // The first character of a text is escaped if it joins the one before it; a letter before it prevents that.
+        // `escape_debug` escapes the first character of a text if it would combine with a character before the text. A letter before it prevents
+        // this.
         _ => {
             let mut bytes = [b'a'; 5];
             let length = 1 + c.encode_utf8(&mut bytes[1..]).len();

@@ -60,7 +60,7 @@ pub(crate) fn exists(name: &str) -> bool {
     OF_TEXTS.contains(&name)
 }
 
-/// `text.name(arguments)`.
+/// Calls `text.name(arguments)`.
 pub(crate) fn call(text: &Arc<str>, name: &str, arguments: &CallArguments, limits: &Limits) -> Result<Value> {
     if let Some(tested) = character_test(name, text) {
         arguments.bind::<0>(name, [])?;
@@ -119,7 +119,7 @@ pub(crate) fn call(text: &Arc<str>, name: &str, arguments: &CallArguments, limit
     }
 }
 
-/// The methods that divide a text into parts.
+/// Calls the methods that divide a text into parts.
 fn divide(text: &Arc<str>, name: &str, arguments: &CallArguments, limits: &Limits) -> Result<Value> {
     match name {
         "split" | "rsplit" => {
@@ -152,7 +152,7 @@ fn divide(text: &Arc<str>, name: &str, arguments: &CallArguments, limits: &Limit
     }
 }
 
-/// The argument that a method cannot do without.
+/// Returns a required argument of a method.
 fn needed(name: &str, argument: Option<Value>) -> Result<Arc<str>> {
     match argument {
         Some(Value::Str(text)) => Ok(text),
@@ -166,7 +166,7 @@ fn texts<'a>(parts: impl Iterator<Item = &'a str>, limits: &Limits) -> Result<Ve
     parts.map(|part| limits.text(part)).collect()
 }
 
-/// `text[start:end]`.
+/// Computes `text[start:end]`.
 fn part(text: &Arc<str>, start: Option<Value>, end: Option<Value>, limits: &Limits) -> Result<Arc<str>> {
     if start.is_none() && end.is_none() {
         return Ok(text.clone());
@@ -177,7 +177,7 @@ fn part(text: &Arc<str>, start: Option<Value>, end: Option<Value>, limits: &Limi
     }
 }
 
-/// `text` without white space, or `chars`, at its start, its end or both.
+/// Removes white space or `chars` from `text`: at the start, at the end, or at both ends.
 pub(crate) fn strip(text: &Arc<str>, name: &str, chars: Option<&str>, limits: &Limits) -> Result<Value> {
     limits.work(text.len() + chars.map_or(0, |chars| chars.len().saturating_mul(text.len().min(64))))?;
     let leaves = |c: char| chars.map_or_else(|| is_space(c), |chars| chars.contains(c));
@@ -189,13 +189,13 @@ pub(crate) fn strip(text: &Arc<str>, name: &str, chars: Option<&str>, limits: &L
     if stripped.len() == text.len() { Ok(Value::Str(text.clone())) } else { limits.text(stripped) }
 }
 
-/// `text` with the first `most` of `old` replaced, all of them for `None`.
+/// Replaces the first `most` occurrences of `old` in `text`; with `None`, all occurrences.
 pub(crate) fn replace(text: &Arc<str>, old: &str, new: &str, most: Option<usize>, limits: &Limits) -> Result<Value> {
     limits.work(text.len())?;
     let mut out = Writer::new(limits);
     let (mut rest, mut left) = (&**text, most.unwrap_or(usize::MAX));
     if old.is_empty() {
-        // An empty text is before every character and at the end.
+        // An empty text occurs before every character and at the end.
         for c in text.chars() {
             if left > 0 {
                 out.push(new)?;
@@ -233,7 +233,7 @@ fn split(text: &str, separator: Option<&str>, most: usize, from_end: bool, limit
     texts(parts.into_iter(), limits).and_then(|parts| limits.list(parts))
 }
 
-/// Words between white space. At most `most` words are split off; from the end, in that order.
+/// Returns the words between white space. At most `most` words are split off; with `from_end`, beginning at the end and in that order.
 fn words(text: &str, most: usize, from_end: bool) -> Vec<&str> {
     let (mut rest, mut words) = (text, Vec::new());
     rest = if from_end { text::trim_end(rest) } else { text::trim_start(rest) };
@@ -343,7 +343,7 @@ fn expand_tabs(text: &str, size: usize, limits: &Limits) -> Result<Value> {
     Ok(out.value())
 }
 
-/// `text` in another case.
+/// Converts `text` to another case.
 pub(crate) fn change_case(text: &str, name: &str) -> String {
     let capitalized = |word: &str| {
         let mut chars = word.chars();
@@ -373,13 +373,13 @@ pub(crate) fn change_case(text: &str, name: &str) -> String {
     }
 }
 
-/// Whether `text` has a letter with a case, and all of them have this one.
+/// Whether `text` has letters with a case, and all of them have this case.
 pub(crate) fn is_cased(text: &str, has_case: fn(char) -> bool) -> bool {
     let mut cased = text.chars().filter(|c| c.is_lowercase() || c.is_uppercase()).peekable();
     cased.peek().is_some() && cased.all(has_case)
 }
 
-/// The tests of texts that look at each character; `None` for other methods.
+/// Computes the methods that test each character; `None` for other methods.
 fn character_test(name: &str, text: &str) -> Option<bool> {
     let all = |test: fn(char) -> bool| !text.is_empty() && text.chars().all(test);
     Some(match name {

@@ -1,22 +1,22 @@
-//! Values of templates. Their kinds are Python's.
+//! Values of templates. Their types are Python's types.
 
 use std::sync::Arc;
 
 use num_bigint::BigInt;
 
-/// Mark the text of `{% generation %}` blocks: two code points that Unicode keeps for internal use, which no text contains.
+/// The marks around the text of `{% generation %}` blocks: two code points that Unicode reserves for internal use. Texts must not have them.
 pub const MARKS: [char; 2] = ['\u{fdd0}', '\u{fdd1}'];
 
-/// A value of a template. Lists and dicts never change, as in the sandbox of transformers; a namespace does.
+/// A value of a template. Lists and dicts never change, as in the sandbox of transformers, but namespaces do.
 #[derive(Clone, Debug)]
 pub enum Value {
-    /// A missing variable, field or item, with the sentence that using it raises.
+    /// A missing variable, field or item. The text is the error that using it raises.
     Undefined(Arc<str>),
     /// `None`.
     None,
     /// `True` or `False`.
     Bool(bool),
-    /// An integer that `i64` holds.
+    /// An integer that fits in `i64`.
     Int(i64),
     /// An integer beyond `i64`.
     Big(Arc<BigInt>),
@@ -30,9 +30,9 @@ pub enum Value {
     Tuple(Arc<Seq>),
     /// A dict.
     Dict(Arc<Dict>),
-    /// Items that cannot be indexed, such as the items that the filter `map` returns.
+    /// A view of items that cannot be indexed, such as the result of the filter `map`.
     View(Arc<View>),
-    /// A method with its object.
+    /// A method, and its object.
     Method(Arc<(Value, Arc<str>)>),
     /// A global function, by its name.
     Function(&'static str),
@@ -44,33 +44,33 @@ pub enum Value {
 #[derive(Debug)]
 pub struct Seq {
     pub(crate) items: Vec<Value>,
-    /// Lists and dicts within each other, this one included.
+    /// The nesting depth of lists and dicts, including this one.
     depth: usize,
 }
 
-/// The entries of a dict in the order of insertion, each key once.
+/// The entries of a dict in the order of insertion. Each key occurs once.
 #[derive(Debug)]
 pub struct Dict {
     pub(crate) entries: Vec<(Value, Value)>,
     depth: usize,
 }
 
-/// Items that Python shows as an object.
+/// Items that are a special object in Python.
 #[derive(Debug)]
 pub struct View {
     pub(crate) kind: ViewKind,
     pub(crate) seq: Seq,
 }
 
-/// The object that a view is in Python.
+/// The Python object of a view.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum ViewKind {
-    /// Has no length, and is true.
+    /// A generator, which has no length and is always true.
     Generator,
     Keys,
     Values,
     Items,
-    /// Has a length and can be indexed; the text is Python's.
+    /// A range, which has a length and can be indexed. The text is Python's `repr`.
     Range(String),
 }
 
@@ -87,14 +87,14 @@ impl Dict {
         Dict { entries, depth }
     }
 
-    /// The value of a key that is a text.
+    /// Returns the value of a key that is a text.
     pub(crate) fn get(&self, key: &str) -> Option<&Value> {
         self.entries.iter().find(|(known, _)| known.as_str() == Some(key)).map(|(_, value)| value)
     }
 }
 
 impl Value {
-    /// A text.
+    /// Creates a text.
     pub fn text(text: impl Into<Arc<str>>) -> Value {
         Value::Str(text.into())
     }
@@ -116,7 +116,7 @@ impl Value {
         }
     }
 
-    /// The items of a list, tuple or view.
+    /// Returns the items of a list, tuple or view.
     pub(crate) fn items(&self) -> Option<&[Value]> {
         match self {
             Value::List(seq) | Value::Tuple(seq) => Some(&seq.items),
@@ -129,7 +129,7 @@ impl Value {
         matches!(self, Value::Undefined(_))
     }
 
-    /// Whether an `if` takes it for true.
+    /// Whether the value is true in an `if`.
     pub(crate) fn is_true(&self) -> bool {
         match self {
             Value::Undefined(_) | Value::None => false,
@@ -144,7 +144,7 @@ impl Value {
         }
     }
 
-    /// The name of its class in Python.
+    /// Returns the name of the value's class in Python.
     pub(crate) fn class(&self) -> &'static str {
         match self {
             Value::Undefined(_) => "Undefined",

@@ -2,25 +2,25 @@
 
 use ottava_engine::{Engine, EngineStats, Event, Request, RequestId};
 
-/// Computes completions: the engine, or a stand-in for tests.
+/// Computes completions. Implemented by the engine and by a stand-in for tests.
 pub trait Backend {
-    /// As [`Engine::add`].
+    /// Adds a request, like [`Engine::add`].
     fn add(&mut self, request: Request) -> ottava_common::Result<RequestId>;
-    /// As [`Engine::cancel`].
+    /// Cancels a request, like [`Engine::cancel`].
     fn cancel(&mut self, id: RequestId);
-    /// As [`Engine::hold`].
+    /// Pauses a request, like [`Engine::hold`].
     fn hold(&mut self, id: RequestId);
-    /// As [`Engine::resume`].
+    /// Resumes a request, like [`Engine::resume`].
     fn resume(&mut self, id: RequestId);
-    /// As [`Engine::step`].
+    /// Computes a step, like [`Engine::step`].
     fn step(&mut self) -> ottava_common::Result<Vec<Event>>;
-    /// As [`Engine::is_idle`].
+    /// Whether no request can run, like [`Engine::is_idle`].
     fn is_idle(&self) -> bool;
-    /// As [`Engine::max_batch`].
+    /// Returns the maximum number of running requests, like [`Engine::max_batch`].
     fn max_batch(&self) -> usize;
-    /// As [`Engine::stats`].
+    /// Returns the state of the engine, like [`Engine::stats`].
     fn stats(&self) -> EngineStats;
-    /// As [`Engine::finish`].
+    /// Ends the engine, like [`Engine::finish`].
     fn finish(&mut self) -> ottava_common::Result<()> {
         Ok(())
     }

@@ -1,7 +1,7 @@
-//! The JSON object of a request. A field that is missing or `null` has its default; one that is unknown, of another type or too long is an
-//! error that names it.
+//! The JSON object of a request. A field that is missing or `null` has its default. A field that is unknown, too long or of another type is an error
+//! that names the field.
 //!
-//! Bounds hold while the body is parsed, so a long list is refused before it is in memory.
+//! Limits are checked while the body is parsed, so a list that is too long is refused before it is in memory.
 
 use crate::error::{ApiError, Result};
 use ottava_data::keep_integers;
@@ -12,17 +12,17 @@ use serde_json::{Map, Number, Value};
 use std::cell::RefCell;
 use std::fmt;
 
-/// Values of all fields together, at most; `prompt` and `input` do not count.
+/// The maximum number of values of all fields together. `prompt` and `input` do not count.
 pub const MOST_VALUES: usize = 1 << 16;
-/// Prompts of one request, at most.
+/// The maximum number of prompts of a request.
 pub const MOST_PROMPTS: usize = 1024;
 
 /// The fields of a request.
 pub struct Body {
-    /// Its length as JSON.
+    /// The length of the body as JSON, in bytes.
     pub bytes: usize,
     fields: Map<String, Value>,
-    /// The field `prompt`, or `input` of requests for embeddings.
+    /// The field `prompt`; in requests for embeddings, the field `input`.
     prompt: Option<Prompt>,
 }
 
@@ -34,7 +34,7 @@ pub enum Prompt {
 }
 
 impl Prompt {
-    /// Number of prompts.
+    /// Returns the number of prompts.
     pub fn len(&self) -> usize {
         match self {
             Prompt::Texts(texts) => texts.len(),
@@ -44,7 +44,7 @@ impl Prompt {
 }
 
 impl Body {
-    /// Errors for what is no JSON object, and for a field that is not among `known`.
+    /// Parses the body. Errors if it is not a JSON object, or if a field is not among `known`.
     pub fn parse(bytes: &[u8], known: &[&str]) -> Result<Body> {
         let at = RefCell::new(String::new());
         let bytes = keep_integers(bytes);
@@ -54,7 +54,7 @@ impl Body {
         parsed.and_then(|body| deserializer.end().map(|()| body)).map_err(|error| {
             let (at, text) = (at.into_inner(), error.to_string());
             match error.is_data() && !at.is_empty() {
-                // Without line and column, which the field says better.
+                // The error names the field, so line and column are omitted.
                 true => ApiError::field(
                     &at,
                     format!("`{at}`: {}", text.rsplit_once(" at line ").map_or(text.as_str(), |text| text.0)),
@@ -64,12 +64,12 @@ impl Body {
         })
     }
 
-    /// A field, unless it is missing or `null`.
+    /// Returns a field, or `None` if it is missing or `null`.
     pub fn get(&self, name: &str) -> Option<&Value> {
         self.fields.get(name).filter(|value| !value.is_null())
     }
 
-    /// The field `prompt` or `input`.
+    /// Takes the value of `prompt` or `input`.
     pub fn take_prompt(&mut self) -> Option<Prompt> {
         self.prompt.take()
     }
@@ -89,7 +89,7 @@ impl Body {
         self.read(name, "a whole number from 0 up", |value| value.as_u64().map(|count| count as usize))
     }
 
-    /// A whole number, which may be negative.
+    /// Reads a whole number, which may be negative.
     pub fn integer(&self, name: &str) -> Result<Option<i64>> {
         self.read(name, "a whole number", Value::as_i64)
     }
@@ -98,7 +98,7 @@ impl Body {
         Ok(self.read(name, "true or false", Value::as_bool)?.unwrap_or(false))
     }
 
-    /// A flag whose default is true.
+    /// Reads a flag whose default is true.
     pub fn flag_on(&self, name: &str) -> Result<bool> {
         Ok(self.read(name, "true or false", Value::as_bool)?.unwrap_or(true))
     }
@@ -107,21 +107,21 @@ impl Body {
         self.read(name, "a text", Value::as_str)
     }
 
-    /// A list of at most `most` values.
+    /// Reads a list of at most `most` values.
     pub fn list(&self, name: &str, most: usize) -> Result<Option<&Vec<Value>>> {
         let list = self.read(name, "a list", Value::as_array)?;
         expect_at_most(name, list.map_or(0, Vec::len), most)?;
         Ok(list)
     }
 
-    /// An object of at most `most` fields.
+    /// Reads an object with at most `most` fields.
     pub fn object(&self, name: &str, most: usize) -> Result<Option<&Map<String, Value>>> {
         let object = self.read(name, "an object", Value::as_object)?;
         expect_at_most(name, object.map_or(0, Map::len), most)?;
         Ok(object)
     }
 
-    /// A text, or a list of at most `most` texts.
+    /// Reads a text, or a list of at most `most` texts.
     pub fn texts(&self, name: &str, most: usize) -> Result<Vec<&str>> {
         let texts: Option<Vec<&str>> = self.read(name, "a text or a list of texts", |value| match value {
             Value::Array(list) => list.iter().map(Value::as_str).collect(),
@@ -132,7 +132,7 @@ impl Body {
         Ok(texts)
     }
 
-    /// A list of at most `most` token ids.
+    /// Reads a list of at most `most` token ids.
     pub fn ids(&self, name: &str, most: usize) -> Result<Vec<u32>> {
         let id = |value: &Value| u32::try_from(value.as_u64()?).ok();
         let ids = |value: &Value| value.as_array()?.iter().map(id).collect::<Option<Vec<_>>>();
@@ -149,9 +149,9 @@ fn expect_at_most(name: &str, count: usize, most: usize) -> Result<()> {
     }
 }
 
-/// A value as an error message shows it.
+/// Formats a value briefly for an error message.
 fn short(value: &Value) -> String {
-    // A long list is not written out for its beginning.
+    // A long list is not formatted, since only its beginning would be shown.
     let text = match value {
         Value::Array(_) => "a list".into(),
         Value::Object(_) => "an object".into(),
@@ -166,7 +166,7 @@ fn short(value: &Value) -> String {
 /// Reads the fields of a body.
 struct Fields<'a> {
     known: &'a [&'a str],
-    /// The name of the field that is being read, for errors.
+    /// The name of the field that is being read, for error messages.
     at: &'a RefCell<String>,
 }
 
@@ -204,7 +204,7 @@ impl<'de> Visitor<'de> for Fields<'_> {
     }
 }
 
-/// Reads a value of at most `left` values, counting the values in lists and objects.
+/// Reads a value, and counts the values in its lists and objects. Errors beyond `left` values.
 struct Bounded<'a> {
     left: &'a mut usize,
 }
@@ -260,10 +260,10 @@ impl<'de> Visitor<'de> for Bounded<'_> {
     }
 }
 
-/// The accepted values of `prompt` and `input`, for errors.
+/// The accepted values of `prompt` and `input`, for error messages.
 const PROMPT: &str = "a text, token ids, or a list of texts or of token ids";
 
-/// Reads `prompt` or `input` into as much memory as its texts or ids take.
+/// Reads `prompt` or `input` without more memory than its texts or token ids take.
 struct PromptVisitor;
 
 impl<'de> DeserializeSeed<'de> for PromptVisitor {
@@ -405,7 +405,7 @@ mod tests {
             (format!("{{\"bias\": [{}]}}", many("[]")), "bias"),
             (format!("{{\"prompt\": [{}]}}", vec!["[1]"; MOST_PROMPTS + 1].join(",")), "prompt"),
         ] {
-            // What follows is not read.
+            // Text after the error is not read.
             let (message, found) = error(parse(&format!("{}, and no JSON", text.trim_end_matches('}'))));
             assert!(found == param && message.contains("more than"), "{message}");
         }

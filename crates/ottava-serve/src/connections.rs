@@ -1,8 +1,8 @@
-//! Connections: how many there are, how long their clients may take, and how they end.
+//! Connections: their number, the time limits of clients, and the end of connections.
 //!
-//! A connection waits for a request, works on one, or finishes: the answer is complete and not all of it is sent. Where there are too many,
-//! the one that has waited longest is closed, beginning with connections that never sent a whole request. So clients that connect and send nothing, or
-//! half a request, keep nobody else out.
+//! A connection waits for a request, works on a request, or finishes: the answer is complete, but not all of it is sent. If there are too many
+//! connections, the connection that has waited longest is closed. Connections that never sent a whole request are closed first. So clients that
+//! connect and send nothing, or half a request, cannot keep other clients out.
 
 use axum::Router;
 use axum::body::{Body, Bytes, HttpBody};
@@ -23,19 +23,19 @@ use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, watch};
 use tokio::time::{Sleep, sleep, timeout};
 
-/// Interval of the checks for free places and for the end of work.
+/// The interval between checks for free slots and for the end of work.
 const POLL: Duration = Duration::from_millis(25);
-/// Bytes of an answer that wait for a client inside a connection, and of the head of a request, at most.
+/// The maximum bytes of an answer that wait for a client inside a connection, and the maximum bytes of the head of a request.
 const BUFFER_BYTES: usize = 64 << 10;
 
-/// Connections that the system keeps until the server accepts them, as many as Linux allows by default. A client beyond them tries again after a
-/// second.
+/// The number of connections that the operating system holds until the server accepts them, as many as Linux allows by default. Further clients try
+/// again after a second.
 const BACKLOG: u32 = 4096;
 
 /// Listens at `address`.
 pub fn listen(address: SocketAddr) -> std::io::Result<TcpListener> {
     let socket = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
-    // A server that is started again takes the address of connections that have just ended.
+    // Lets a restarted server listen at an address whose connections have just ended.
     socket.set_reuseaddr(true)?;
     socket.bind(address)?;
     socket.listen(BACKLOG)
@@ -43,9 +43,9 @@ pub fn listen(address: SocketAddr) -> std::io::Result<TcpListener> {
 
 /// All connections of a server.
 pub struct Connections {
-    /// A permit for each connection.
+    /// The permits, one for each connection.
     slots: Arc<Semaphore>,
-    /// Time limit for a client to send the head of its next request, and to read any part of an answer.
+    /// The time limit for a client to send the head of its next request, and to read any part of an answer.
     client_timeout: Duration,
     open: Mutex<BTreeMap<u64, Arc<Connection>>>,
     draining: watch::Sender<bool>,
@@ -59,11 +59,11 @@ pub struct Connection {
 
 struct State {
     phase: Phase,
-    /// When it began to wait.
+    /// When the connection began to wait.
     since: Instant,
-    /// Whether it has had a whole request.
+    /// Whether the connection has received a whole request before.
     answered: bool,
-    /// Whether it was told to end.
+    /// Whether the connection was told to end.
     closing: bool,
 }
 
@@ -75,19 +75,19 @@ enum Phase {
 }
 
 impl Connections {
-    /// At most `most` connections.
+    /// Creates the state for at most `most` connections.
     pub fn new(most: usize, client_timeout: Duration) -> Arc<Connections> {
         let (slots, draining) = (Arc::new(Semaphore::new(most)), watch::Sender::new(false));
         Arc::new(Connections { slots, client_timeout, open: Mutex::default(), draining })
     }
 
-    /// Answers requests by `app`, for ever.
+    /// Accepts connections forever. `app` answers their requests.
     pub async fn accept(self: &Arc<Self>, listener: TcpListener, app: Router) {
         let app = TowerToHyperService::new(app);
         for id in 0.. {
             let stream = match listener.accept().await {
                 Ok((stream, _)) => stream,
-                // There is no file left for it, or the client has gone.
+                // No file descriptor is free for the connection, or the client has left.
                 Err(error) => {
                     tracing::warn!("a connection is not accepted: {error}");
                     self.close_longest_waiting();
@@ -103,7 +103,7 @@ impl Connections {
         }
     }
 
-    /// A place for a connection: a free place, or the place of the connection that has waited longest for a request.
+    /// Waits for a slot for a connection: a free slot, or the slot of the connection that has waited longest for a request.
     async fn slot(&self) -> OwnedSemaphorePermit {
         loop {
             if let Ok(slot) = self.slots.clone().try_acquire_owned() {
@@ -128,7 +128,7 @@ impl Connections {
         }
     }
 
-    /// Answers the requests of a connection, until its client or the server ends it.
+    /// Answers the requests of a connection until its client or the server ends it.
     async fn serve(
         self: Arc<Self>,
         id: u64,
@@ -137,7 +137,7 @@ impl Connections {
         _slot: OwnedSemaphorePermit,
         app: TowerToHyperService<Router>,
     ) {
-        // Pieces of an answer are small, and do not wait for each other.
+        // An answer has small pieces; each piece is sent without a delay.
         let _ = stream.set_nodelay(true);
         let socket = Socket { stream, connection: connection.clone(), timeout: self.client_timeout, stalled: None };
         let of_requests = connection.clone();
@@ -148,7 +148,7 @@ impl Connections {
         let mut http = http1::Builder::new();
         http.timer(TokioTimer::new()).header_read_timeout(self.client_timeout).max_buf_size(BUFFER_BYTES);
         let mut running = pin!(http.serve_connection(TokioIo::new(socket), service));
-        // A connection that comes while the server drains is told so by the answer to its request.
+        // A connection that is accepted while the server drains ends after the answer to its request.
         let mut draining = self.draining.subscribe();
         loop {
             tokio::select! {
@@ -168,11 +168,12 @@ impl Connections {
         self.open().remove(&id);
     }
 
-    /// Waits until no connection works on a request, up to `grace`. Each connection ends after its answer. Returns whether none is left.
+    /// Waits until no connection works on a request, but at most `grace`. Each connection ends after its answer. Returns whether no connection is
+    /// left.
     pub async fn drain(&self, grace: Duration) -> bool {
         self.draining.send_replace(true);
         let (end, mut idle) = (Instant::now() + grace, 0);
-        // Twice, so that a request that has just arrived is answered.
+        // Checks twice, so that a request that has just arrived is answered.
         while idle < 2 {
             if Instant::now() >= end {
                 return false;
@@ -198,13 +199,13 @@ impl Connection {
         self.state().closing
     }
 
-    /// A whole request has come.
+    /// Records that a whole request has arrived.
     pub fn work(&self) {
         let mut state = self.state();
         (state.phase, state.answered) = (Phase::Working, true);
     }
 
-    /// The body of an answer, whose end is the end of the work.
+    /// Wraps the body of an answer. The end of the body is the end of the work.
     pub fn track(self: Arc<Self>, body: Body) -> Body {
         Body::new(Tracked { body, connection: self })
     }
@@ -216,7 +217,7 @@ impl Connection {
         }
     }
 
-    /// All that was written is with the operating system.
+    /// Records that the operating system has all bytes that were written.
     fn flushed(&self) {
         let mut state = self.state();
         if state.phase == Phase::Finishing {
@@ -225,7 +226,7 @@ impl Connection {
     }
 }
 
-/// A body whose connection learns of its end.
+/// A body that tells its connection when it ends.
 struct Tracked {
     body: Body,
     connection: Arc<Connection>,
@@ -255,12 +256,12 @@ impl Drop for Tracked {
     }
 }
 
-/// A stream whose writes fail when the client has taken nothing for `timeout`.
+/// A stream whose writes fail if the client has read nothing for `timeout`.
 struct Socket {
     stream: TcpStream,
     connection: Arc<Connection>,
     timeout: Duration,
-    /// While a write waits for the client.
+    /// The timer that runs while a write waits for the client.
     stalled: Option<Pin<Box<Sleep>>>,
 }
 

@@ -1,4 +1,4 @@
-//! Fields that constrain the texts of completions: OpenAI's `response_format`, and `structured_outputs` and `guided_*` of vLLM.
+//! Fields that constrain the texts of completions: OpenAI's `response_format`, and vLLM's `structured_outputs` and `guided_*`.
 
 use crate::body::Body;
 use crate::error::{ApiError, Result};
@@ -8,14 +8,14 @@ use ottava_engine::Grammar;
 use serde_json::{Map, Value, json};
 use std::sync::Arc;
 
-/// The names of the fields.
+/// The names of the fields that constrain texts.
 pub const FIELDS: &[&str] = &["response_format", "structured_outputs", "guided_json", "guided_regex", "guided_choice"];
-/// Bytes of a constraint as JSON, at most.
+/// The maximum length of a constraint as JSON, in bytes.
 const MOST_BYTES: usize = 256 << 10;
-/// Entries of an object or list at the top of a field, at most.
+/// The maximum number of entries of an object or list at the top level of a field.
 const MOST_ENTRIES: usize = 1024;
 
-/// What texts have to match.
+/// The form that texts must have.
 enum Constraint {
     /// A JSON schema.
     Json(Value),
@@ -23,7 +23,7 @@ enum Constraint {
     Choice(Vec<String>),
 }
 
-/// The grammar of a request's completions, if it constrains them. `calls` is the JSON schema to which `tool_choice` does.
+/// Compiles the grammar of a request's completions; `None` without a constraint. `calls` is the JSON schema that `tool_choice` requires.
 pub async fn grammar(served: &Arc<Served>, body: &Body, calls: Option<Value>) -> Result<Option<Grammar>> {
     let mut found: Vec<_> = calls.map(|schema| ("tool_choice", Constraint::Json(schema))).into_iter().collect();
     for name in FIELDS {
@@ -53,11 +53,11 @@ pub async fn grammar(served: &Arc<Served>, body: &Body, calls: Option<Value>) ->
         };
         grammar.map(Some).map_err(|error| ApiError::field(name, format!("`{name}` cannot be used: {error}")))
     };
-    // A short constraint can take long to compile.
+    // A short constraint can take long to compile, so its length says nothing.
     beside(usize::MAX, compile).await
 }
 
-/// The constraint of one field.
+/// Reads the constraint of one field.
 fn read(body: &Body, name: &'static str) -> Result<Option<Constraint>> {
     let wrong = |is: &str| ApiError::field(name, format!("`{name}` {is}"));
     if body.get(name).is_some_and(|value| value.to_string().len() > MOST_BYTES) {
@@ -87,7 +87,7 @@ fn read(body: &Body, name: &'static str) -> Result<Option<Constraint>> {
     })
 }
 
-/// OpenAI's `response_format`. Schemas are kept to the letter, with or without `strict`.
+/// Reads OpenAI's `response_format`. Texts conform exactly to the schema, with or without `strict`.
 fn response_format(format: &Map<String, Value>) -> Result<Option<Constraint>> {
     let wrong = |message: &str| ApiError::field("response_format", message);
     match format.get("type").and_then(Value::as_str) {
@@ -103,11 +103,11 @@ fn response_format(format: &Map<String, Value>) -> Result<Option<Constraint>> {
     }
 }
 
-/// A constraint by vLLM's names.
+/// Reads a constraint by its vLLM name.
 fn by_kind(kind: &str, value: &Value) -> Option<Constraint> {
     match (kind, value) {
         ("json", Value::Object(_)) => Some(Constraint::Json(value.clone())),
-        // A schema as text.
+        // The schema may also be given as a text.
         ("json", Value::String(text)) => serde_json::from_str(text).ok().filter(Value::is_object).map(Constraint::Json),
         ("regex", Value::String(expression)) => Some(Constraint::Regex(expression.clone())),
         ("choice", Value::Array(texts)) => {

@@ -17,13 +17,13 @@ use serde_json::{Value, json};
 use std::sync::Arc;
 use tokio::sync::OwnedSemaphorePermit;
 
-/// Fields that are read.
+/// The fields that are read.
 const READ: &[&str] = &["model", "input", "encoding_format", "add_special_tokens"];
-/// As in `params`.
+/// The fields that are not implemented, as in `params`: each with the values at which it is accepted.
 const NOT_IMPLEMENTED: &[(&str, &[&str])] =
     &[("dimensions", &[]), ("truncate_prompt_tokens", &[]), ("priority", &["0"])];
 
-/// The fields that a request may have.
+/// Returns the fields that a request may have.
 pub fn fields() -> Vec<&'static str> {
     let names = NOT_IMPLEMENTED.iter().map(|(name, _)| *name);
     [READ, WITHOUT_EFFECT].concat().into_iter().chain(names).collect()
@@ -33,12 +33,12 @@ pub fn fields() -> Vec<&'static str> {
 pub struct Embeddings {
     running: Running,
     model: Arc<ServedModel>,
-    /// Tokens of each text.
+    /// The number of tokens of each text.
     tokens: Vec<usize>,
     in_base64: bool,
 }
 
-/// An embedding as clients read it.
+/// An embedding in the form that clients read.
 #[derive(Serialize)]
 struct Entry {
     object: &'static str,
@@ -51,12 +51,12 @@ struct Entry {
 #[serde(untagged)]
 enum Vector {
     Floats(Vec<f32>),
-    /// The bytes of its values in F32, little-endian.
+    /// The values of the embedding in F32, little-endian, encoded in Base64.
     Base64(String),
 }
 
 impl Embeddings {
-    /// Reads a request, and starts its texts.
+    /// Reads a request, and starts the computation of its embeddings.
     pub async fn start(served: &Served, permit: OwnedSemaphorePermit, mut body: Body) -> Result<Embeddings> {
         let model = served.model(&body)?.clone();
         expect_implemented(&body, NOT_IMPLEMENTED)?;
@@ -87,7 +87,7 @@ impl Embeddings {
         Ok(Embeddings { running, model, tokens, in_base64 })
     }
 
-    /// The response.
+    /// Waits for all embeddings and returns the response.
     pub async fn respond(mut self) -> Result<Response> {
         let mut found = vec![None; self.tokens.len()];
         let mut left = found.len();

@@ -1,4 +1,4 @@
-//! Errors in the form that clients of OpenAI's API read.
+//! Errors in the form of OpenAI's API.
 
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
@@ -9,9 +9,9 @@ use serde_json::json;
 pub struct ApiError {
     status: StatusCode,
     message: String,
-    /// The field that is wrong.
+    /// The name of the field that is wrong.
     param: Option<String>,
-    /// A name for programs.
+    /// The code of the error, for programs.
     code: Option<&'static str>,
 }
 
@@ -22,73 +22,73 @@ impl ApiError {
         ApiError { status, message: message.into(), param: None, code: None }
     }
 
-    /// A request with an invalid value.
+    /// Returns the error for a request with an invalid value.
     pub fn invalid(message: impl Into<String>) -> ApiError {
         ApiError::new(StatusCode::BAD_REQUEST, message)
     }
 
-    /// A field that cannot be used.
+    /// Returns the error for a field that cannot be used.
     pub fn field(name: &str, message: impl Into<String>) -> ApiError {
         ApiError { param: Some(name.into()), ..ApiError::invalid(message) }
     }
 
-    /// A token that has no row in the model's embedding.
+    /// Returns the error for a token without a row in the model's embedding.
     pub fn no_token(field: &str, id: u32, vocabulary: usize) -> ApiError {
         ApiError::field(field, format!("there is no token {id}; the vocabulary ends at {vocabulary}"))
     }
 
-    /// More tokens than the model has room for.
+    /// Returns the error for more tokens than the model has room for.
     pub fn too_long(name: &str, message: impl Into<String>) -> ApiError {
         ApiError { code: Some("context_length_exceeded"), ..ApiError::field(name, message) }
     }
 
-    /// A model that is not among the models `served`.
+    /// Returns the error for a model that is not among the `served` models.
     pub fn no_model(asked: &str, served: &str) -> ApiError {
         let message = format!("the model `{asked}` does not exist here; this server has {served}");
         let error = ApiError::new(StatusCode::NOT_FOUND, message);
         ApiError { param: Some("model".into()), code: Some("model_not_found"), ..error }
     }
 
-    /// A body of `bytes` bytes.
+    /// Returns the error for a body of `bytes` bytes, which is more than `most`.
     pub fn too_large(bytes: &str, most: usize) -> ApiError {
         let message = format!("the body has {bytes} bytes; at most {most}");
         ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, message)
     }
 
-    /// A request that is refused for its head, or a body that cannot be received.
+    /// Returns the error for a request whose head is refused, or whose body cannot be received.
     pub fn refused(status: StatusCode, message: impl Into<String>) -> ApiError {
         ApiError::new(status, message)
     }
 
-    /// A missing or wrong key.
+    /// Returns the error for a missing or wrong key.
     pub fn unauthorized() -> ApiError {
         let message = "the API key is missing or wrong; send it as `Authorization: Bearer KEY`";
         ApiError { code: Some("invalid_api_key"), ..ApiError::new(StatusCode::UNAUTHORIZED, message) }
     }
 
-    /// Too many requests at once.
+    /// Returns the error for a request beyond the `limit` of running and waiting requests.
     pub fn busy(limit: usize) -> ApiError {
         let message =
             format!("the server has reached its limit of {limit} running and waiting requests; try again later");
         ApiError { code: Some("rate_limit_exceeded"), ..ApiError::new(StatusCode::TOO_MANY_REQUESTS, message) }
     }
 
-    /// The server is about to end.
+    /// Returns the error for a request that arrives while the server stops.
     pub fn stopping() -> ApiError {
         ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "the server is stopping and takes no new requests")
     }
 
-    /// The engine failed.
+    /// Returns the error for a failure of the engine.
     pub fn internal(message: impl Into<String>) -> ApiError {
         ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, message)
     }
 
-    /// An error of a request from the engine, the tokenizer or the chat template.
+    /// Converts an error of the engine, the tokenizer or the chat template to an error of the request.
     pub fn of_request(error: ottava_common::Error) -> ApiError {
         ApiError::invalid(error.to_string())
     }
 
-    /// The body.
+    /// Returns the body of the error.
     pub fn json(&self) -> serde_json::Value {
         let kind = match self.status {
             StatusCode::UNAUTHORIZED => "authentication_error",
@@ -110,12 +110,12 @@ impl IntoResponse for ApiError {
     }
 }
 
-/// A response with a JSON body.
+/// Returns a response with a JSON body.
 pub fn json_body(value: &serde_json::Value) -> impl IntoResponse + use<> {
     json_text(value.to_string())
 }
 
-/// A response with a body of JSON text.
+/// Returns a response whose body is JSON text.
 pub fn json_text(text: String) -> impl IntoResponse + use<> {
     ([(header::CONTENT_TYPE, "application/json")], text)
 }

@@ -1,4 +1,4 @@
-//! Bodies of requests, as far as there is time and memory for them.
+//! Receives bodies of requests, within limits of time and memory.
 
 use crate::error::{ApiError, Result};
 use axum::body::Body;
@@ -9,31 +9,31 @@ use std::time::Duration;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Instant, sleep_until, timeout};
 
-/// Bytes of a request at most: a prompt of a million tokens as a list of ids.
+/// The maximum size of a body in bytes. It fits a prompt of a million tokens as a list of ids.
 pub const MAX_BODY_BYTES: usize = 16 << 20;
-/// Bytes of a request that are received at any time. Larger requests share [`LARGE_KIBIBYTES`].
+/// The maximum size of a body that is received without delay. Larger bodies share [`LARGE_KIBIBYTES`].
 pub const SMALL_BYTES: usize = 256 << 10;
-/// Memory for bodies that are larger than [`SMALL_BYTES`].
+/// The memory for bodies that are larger than [`SMALL_BYTES`], in KiB.
 const LARGE_KIBIBYTES: usize = 64 << 10;
-/// Bytes of large requests that are received in a second, so that others keep the CPU.
+/// The maximum rate at which large bodies are received, in bytes per second. The limit leaves CPU time to other requests.
 const LARGE_RATE: f64 = 48e6;
-/// Large requests that are parsed and tokenized at a time: parsing takes several times the memory of a body.
+/// The number of large bodies that are parsed and tokenized at a time. Parsing takes several times the memory of a body.
 const LARGE_AT_ONCE: usize = 1;
 
 /// Receives bodies.
 pub struct Intake {
-    /// Time limit for receiving a body.
+    /// The time limit for receiving a body.
     client_timeout: Duration,
     memory: Arc<Semaphore>,
     turns: Arc<Semaphore>,
-    /// When the next bytes of a large request may be received.
+    /// The time from which the next bytes of a large body may be received.
     next: Mutex<Instant>,
 }
 
-/// A body.
+/// A received body.
 pub struct Received {
     pub bytes: Vec<u8>,
-    /// The memory of a large one.
+    /// The permit for the memory of a large body.
     _memory: Option<OwnedSemaphorePermit>,
 }
 
@@ -43,7 +43,7 @@ impl Intake {
         Intake { client_timeout, memory: Arc::new(memory), turns: Arc::new(turns), next: Mutex::new(Instant::now()) }
     }
 
-    /// Receives a body. Errors when it is too large, takes too long, is broken off, or there is no memory for it now.
+    /// Receives a body. Errors if the body is too large, takes too long, or ends early, or if there is not enough memory for it now.
     pub async fn receive(&self, body: Body) -> Result<Received> {
         let late = |_| {
             let seconds = self.client_timeout.as_secs_f64();
@@ -84,14 +84,14 @@ impl Intake {
         Ok(Received { bytes, _memory: memory })
     }
 
-    /// Reserves the time of so many bytes of large requests; returns its end.
+    /// Reserves the time to receive `bytes` bytes of large bodies. Returns the end of this time.
     fn reserve(&self, bytes: usize) -> Instant {
         let mut next = self.next.lock().expect("no thread panics with it");
         *next = Instant::now().max(*next) + Duration::from_secs_f64(bytes as f64 / LARGE_RATE);
         *next
     }
 
-    /// Waits for the turn of a large body to be parsed and tokenized; a small one needs none.
+    /// Waits until a large body may be parsed and tokenized. A small body need not wait.
     pub async fn turn(&self, received: &Received) -> Option<OwnedSemaphorePermit> {
         match received.bytes.len() > SMALL_BYTES {
             true => Some(self.turns.clone().acquire_owned().await.expect("it is never closed")),

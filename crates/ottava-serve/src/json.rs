@@ -1,18 +1,18 @@
-//! JSON that is written piece by piece as text: an answer takes the memory of its text, and not the memory of a tree of values.
+//! JSON that is written piece by piece as text, so an answer takes the memory of its text and not the memory of a tree of values.
 
 use serde::Serialize;
 
-/// A value as JSON.
+/// Formats a value as JSON.
 pub fn text(value: &impl Serialize) -> String {
     serde_json::to_string(value).expect("it is plain data")
 }
 
-/// A list that grows.
+/// A JSON list that is written entry by entry.
 #[derive(Default)]
 pub struct ListText(String);
 
 impl ListText {
-    /// Adds an entry that is JSON.
+    /// Adds an entry, which is JSON text.
     pub fn push(&mut self, entry: &str) {
         self.0.push(if self.0.is_empty() { '[' } else { ',' });
         self.0.push_str(entry);
@@ -28,7 +28,7 @@ impl ListText {
     }
 }
 
-/// An object that gets its fields one by one. It has few, and one of them may be most of an answer, so it takes no more memory than they need.
+/// A JSON object that is written field by field. One field may be most of an answer, so the object reserves only the memory that its fields need.
 pub struct ObjectText(String);
 
 impl ObjectText {
@@ -36,15 +36,15 @@ impl ObjectText {
         ObjectText(String::new())
     }
 
-    /// Adds a field.
+    /// Adds a field with a value that is not JSON text yet.
     pub fn field(self, name: &str, value: &impl Serialize) -> ObjectText {
         self.json(name, &text(value))
     }
 
-    /// Adds a field whose value is JSON.
+    /// Adds a field whose value is JSON text.
     pub fn json(mut self, name: &str, value: &str) -> ObjectText {
         let name = text(&name);
-        // With a brace or comma, a colon, and the brace at the end.
+        // Three more bytes: a brace or comma, a colon, and the brace at the end.
         self.0.reserve_exact(name.len() + value.len() + 3);
         self.0.push(if self.0.is_empty() { '{' } else { ',' });
         self.0 += &name;

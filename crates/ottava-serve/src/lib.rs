@@ -1,7 +1,7 @@
-//! HTTP servers: of a model, and of the page that shows runs (`monitor`).
+//! HTTP servers: a server of a model, and a server of the page that shows runs (`monitor`).
 //!
-//! The first is an HTTP server for completions and chats, in the form of OpenAI's API (<https://platform.openai.com/docs/api-reference>) with the
-//! fields that users of vLLM send.
+//! The server of a model answers requests for completions and chats in the form of OpenAI's API (<https://platform.openai.com/docs/api-reference>),
+//! with further fields that users of vLLM send.
 //!
 //! ```
 //! use ottava_serve::{Origin, ToolCallParser};
@@ -12,16 +12,17 @@
 //! assert!("chat.example.org/page".parse::<Origin>().is_err());
 //! ```
 //!
-//! The engine runs on a thread of its own (`worker`) and takes requests through a channel, so all requests share its batches
-//! (`schedule`). A request becomes one or several completions (`choice`), whose events come back through one channel and are answered
-//! in one of two forms (`answer`); dropping it cancels them.
+//! The engine runs on its own thread (`worker`). All requests reach it through one channel, so they share batches (`schedule`). A request becomes one
+//! or several completions (`choice`). The events of its completions return through one channel and become one JSON answer or a stream (`answer`).
+//! Dropping the answer cancels the completions.
 //!
-//! Clients are not trusted. `connections` bounds their number and the time that they take, `intake` the memory of bodies, `body` and
-//! `params` the lists in them, all before work is done for them.
+//! Clients are not trusted. `connections` limits the number of connections and the time of clients, `intake` limits the memory of bodies, and `body`
+//! and `params` limit the lists in bodies. These limits are checked before work is done for a request.
 //!
-//! To add a field of the API: `READ` or `NOT_IMPLEMENTED` and `Params::read` in `params`; a field of one endpoint only is in `OWN` of `completions`
-//! or `chat`. To add a format of tool calls: `ToolCallParser` and `CallStream` in `tool_calls`, which a `Choice` feeds. To add a constraint:
-//! `Constraint` in `constraint`, and `Grammars` of the engine. `docs/serving.md` lists all of them.
+//! To add a field of the API, add it to `READ` or `NOT_IMPLEMENTED` and to `Params::read` in `params`. A field of a single endpoint belongs to `OWN`
+//! in `completions`
+//! or `chat`. To add a format of tool calls, extend `ToolCallParser` and `CallStream` in `tool_calls`; a `Choice` passes text to a `CallStream`. To
+//! add a constraint, extend `Constraint` in `constraint`, and `Grammars` of the engine. `docs/serving.md` lists all fields, formats and constraints.
 #![forbid(unsafe_code)]
 
 mod answer;

@@ -1,4 +1,4 @@
-//! Metrics in the text format of Prometheus: vLLM's metrics, with `ottava:` in place of `vllm:` before their names.
+//! Metrics in the text format of Prometheus: vLLM's metrics, with the prefix `ottava:` instead of `vllm:`.
 
 use crate::preparing::preparing;
 use crate::worker::Worker;
@@ -17,7 +17,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// Upper ends of the buckets of times, in seconds.
+/// The upper bounds of the buckets of times, in seconds.
 const SECONDS: [f64; 14] = [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0, 30.0, 120.0];
 
 /// The metrics of a server.
@@ -27,7 +27,7 @@ pub struct Metrics {
     requests: Family<[(&'static str, String); 2], Counter>,
 }
 
-/// Times of requests.
+/// The histograms of times of requests.
 #[derive(Clone)]
 struct Times {
     first_token: Histogram,
@@ -35,7 +35,7 @@ struct Times {
     whole: Histogram,
 }
 
-/// The state of the engine, read when metrics are.
+/// The state of the engine, which is read whenever the metrics are read.
 struct OfEngine(Worker);
 
 impl fmt::Debug for OfEngine {
@@ -86,7 +86,7 @@ impl Collector for OfEngine {
 }
 
 impl Metrics {
-    /// Metrics without requests.
+    /// Creates the metrics, before any request.
     pub fn new(worker: Worker) -> Metrics {
         let mut registry = Registry::default();
         let mut time = |name, help| {
@@ -105,17 +105,17 @@ impl Metrics {
         Metrics { registry, times, requests }
     }
 
-    /// Counts a request.
+    /// Counts an answered request.
     pub fn count(&self, path: &'static str, status: StatusCode) {
         self.requests.get_or_create(&[("path", path.into()), ("status", status.as_u16().to_string())]).inc();
     }
 
-    /// A clock for a request that begins now.
+    /// Starts the timer of a request.
     pub fn timer(self: &Arc<Metrics>) -> Timer {
         Timer { times: self.times.clone(), start: Instant::now(), first: None }
     }
 
-    /// All metrics as text.
+    /// Returns all metrics as text.
     pub fn text(&self) -> String {
         let mut text = String::new();
         encode(&mut text, &self.registry).expect("a text takes everything");
@@ -123,7 +123,7 @@ impl Metrics {
     }
 }
 
-/// The clock of a request.
+/// The timer of a request.
 pub struct Timer {
     times: Times,
     start: Instant,
@@ -131,7 +131,7 @@ pub struct Timer {
 }
 
 impl Timer {
-    /// A token was drawn.
+    /// Records that a token was drawn.
     pub fn token(&mut self) {
         if self.first.is_none() {
             self.first = Some(Instant::now());
@@ -139,7 +139,7 @@ impl Timer {
         }
     }
 
-    /// The answer of `tokens` tokens is complete.
+    /// Records that the answer, with `tokens` tokens, is complete.
     pub fn end(&self, tokens: usize) {
         self.times.whole.observe(self.start.elapsed().as_secs_f64());
         if let Some(first) = self.first.filter(|_| tokens > 1) {

@@ -1,4 +1,4 @@
-//! Cross-origin resource sharing (the Fetch standard, <https://fetch.spec.whatwg.org/#http-cors-protocol>): which pages of other sites may
+//! Cross-origin resource sharing (the Fetch standard, <https://fetch.spec.whatwg.org/#http-cors-protocol>): decides which pages of other sites may
 //! send requests and read the answers.
 
 use crate::stranger::text_of;
@@ -7,12 +7,12 @@ use axum::http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, 
 use ottava_common::Error;
 use std::str::FromStr;
 
-/// The methods of all paths.
+/// The methods that any path of the server accepts.
 const METHODS: HeaderValue = HeaderValue::from_static("GET, POST, OPTIONS");
-/// Seconds for which a browser remembers a preflight.
+/// The seconds for which a browser remembers a preflight.
 const MAX_AGE: HeaderValue = HeaderValue::from_static("600");
 
-/// A site whose pages may send requests, as `scheme://host` or `scheme://host:port`; or all sites, as `*`.
+/// A site whose pages may send requests: `scheme://host` or `scheme://host:port`, or `*` for all sites.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Origin(String);
 
@@ -30,14 +30,14 @@ impl FromStr for Origin {
     }
 }
 
-/// The `Origin` of a request, if its pages may send requests.
+/// Returns the `Origin` of a request if pages of this origin may send requests.
 pub fn allowed<'a>(origins: &[Origin], headers: &'a HeaderMap) -> Option<&'a HeaderValue> {
     let origin = text_of(headers, header::ORIGIN)?;
     let is_it = |Origin(allowed): &Origin| allowed == "*" || allowed.eq_ignore_ascii_case(origin);
     headers.get(header::ORIGIN).filter(|_| origins.iter().any(is_it))
 }
 
-/// The answer to a preflight from an allowed origin: a browser asks whether a page may send a request. It cannot send a key yet.
+/// Answers a preflight from an allowed origin. In a preflight, a browser asks whether a page may send a request; it does not send a key.
 pub fn preflight<B>(origins: &[Origin], request: &Request<B>) -> Option<Response<Body>> {
     let headers = request.headers();
     let asked = request.method() == Method::OPTIONS && headers.contains_key(header::ACCESS_CONTROL_REQUEST_METHOD);
@@ -47,14 +47,14 @@ pub fn preflight<B>(origins: &[Origin], request: &Request<B>) -> Option<Response
     let answer = response.headers_mut();
     answer.insert(header::ACCESS_CONTROL_ALLOW_METHODS, METHODS);
     answer.insert(header::ACCESS_CONTROL_MAX_AGE, MAX_AGE);
-    // Clients send headers of their own, and only headers that are checked change an answer.
+    // Clients may send any headers, because only headers that the server checks change an answer.
     if let Some(names) = headers.get(header::ACCESS_CONTROL_REQUEST_HEADERS) {
         answer.insert(header::ACCESS_CONTROL_ALLOW_HEADERS, names.clone());
     }
     Some(response)
 }
 
-/// Lets the page that has sent a request read its answer.
+/// Allows the page that sent a request to read the answer.
 pub fn share(origin: Option<HeaderValue>, response: &mut Response<Body>) {
     if let Some(origin) = origin {
         response.headers_mut().insert(header::ACCESS_CONTROL_ALLOW_ORIGIN, origin);

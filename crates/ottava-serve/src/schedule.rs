@@ -1,13 +1,15 @@
-//! The loop of the engine's thread: passes completions of requests to the engine, and their events to the clients.
+//! The loop of the engine's thread. It passes completions of requests to the engine, and events of the engine to the clients.
 //!
-//! The engine holds as many completions as it computes at once; the others wait here. A short request asks for at most [`SLICE`] tokens over all
-//! its completions. Free places go to short requests in their order, but one place in [`LONG_SHARE`] goes to long requests. Among long requests, a
-//! free place goes to the request with the fewest completions in the engine, so a request with many completions takes turns with one with few.
+//! The engine holds only as many completions as it computes in a batch (its places); other completions wait here. A request is short if it asks for
+//! at most [`SLICE`] tokens over all its completions. Short requests get free places in order of arrival, but long requests keep one place in
+//! [`LONG_SHARE`]. Among long requests, a free place goes to the request with the fewest completions in the engine, so requests with many and with
+//! few completions take turns.
 //!
-//! Where no place is free, a request without one takes it from the long request that has got the most tokens, by the rule of [`SLICE`]. The youngest
-//! completion of that request is paused, and recomputed later. So long and many completions do not keep short ones waiting.
+//! If no place is free, a request without a place takes one from the long request with the most computed tokens, by the rule of [`SLICE`]. The
+//! youngest completion of the long request is paused, and recomputed later. So long requests and requests with many completions do not keep short
+//! requests waiting.
 //!
-//! A request whose events nobody takes is held: the engine computes nothing for it until its client reads again.
+//! A request is held if its client does not read its events: the engine computes nothing for it until the client reads again.
 
 use crate::backend::Backend;
 use crate::error::{ApiError, Result};
@@ -18,31 +20,31 @@ use std::sync::mpsc::Receiver;
 use std::sync::{Arc, Mutex, OnceLock};
 use tokio::sync::{OwnedSemaphorePermit, mpsc};
 
-/// A request is held when events of this weight wait for its client.
+/// The weight of waiting events at which a request is held.
 const HIGH: usize = 4096;
-/// A held request resumes at this weight.
+/// The weight of waiting events at which a held request resumes.
 const LOW: usize = 1024;
 
-/// A request yields a place to another one once it has at least twice the other's tokens, plus [`SLICE`], plus one for each [`PROMPT_SHARE`] tokens of its
-/// prompt, which may have to be recomputed.
+/// The first term of the tokens after which a request yields a place to another request. It yields at twice the tokens of the other request, plus
+/// `SLICE`, plus one token per [`PROMPT_SHARE`] tokens of its own prompt, which may have to be recomputed.
 const SLICE: usize = 32;
 const PROMPT_SHARE: usize = 16;
 
-/// Long requests keep one in so many places.
+/// Long requests keep one place in this many.
 const LONG_SHARE: usize = 8;
 
-/// State of the engine's thread that other threads read.
+/// The state of the engine's thread that other threads read.
 #[derive(Default)]
 pub struct Shared {
     stats: Mutex<EngineStats>,
-    /// Why the engine has ended, if it failed.
+    /// The reason why the engine has ended, if it failed.
     pub failure: OnceLock<String>,
     /// Whether new requests are refused.
     pub stopping: AtomicBool,
 }
 
 impl Shared {
-    /// The state of the engine after its last step.
+    /// Returns the state of the engine after its last step.
     pub fn stats(&self) -> EngineStats {
         *self.stats.lock().expect("no thread panics with it")
     }
@@ -53,21 +55,22 @@ impl Shared {
     }
 }
 
-/// The completions of one HTTP request: `n` of each of `requests`, prompt after prompt.
+/// The completions of one HTTP request: `n` completions of each of `requests`, in the order of the prompts.
 pub struct Job {
-    /// One for each prompt, with the seed of its first completion.
+    /// One request for each prompt, with the seed of its first completion.
     pub requests: Vec<Request>,
-    /// Completions of each prompt.
+    /// The number of completions of each prompt.
     pub n: usize,
 }
 
 impl Job {
-    /// Number of completions.
+    /// Returns the number of completions.
     pub fn len(&self) -> usize {
         self.requests.len() * self.n
     }
 
-    /// Its cost in tokens: new tokens, plus each scored prompt in full and a sixteenth of each other prompt, times `n`.
+    /// Returns the cost of the job in tokens. A completion costs its new tokens, plus its prompt if the prompt is scored, else a sixteenth of its
+    /// prompt.
     fn asked(&self) -> usize {
         let of = |request: &Request| {
             let (prompt, new) = (request.prompt.len(), request.max_new_tokens);
@@ -76,7 +79,7 @@ impl Job {
         self.requests.iter().map(of).fold(0, usize::saturating_add).saturating_mul(self.n)
     }
 
-    /// Completion `index`, with a seed of its own.
+    /// Returns the request for completion `index`, with its own seed.
     fn completion(&self, index: usize) -> Request {
         let mut request = self.requests[index / self.n].clone();
         request.sampling.seed = request.sampling.seed.wrapping_add((index % self.n) as u64);
@@ -84,10 +87,10 @@ impl Job {
     }
 }
 
-/// Takes the events of one HTTP request to its client.
+/// Sends the events of one HTTP request to its client.
 pub struct Outbox {
     pub sender: mpsc::UnboundedSender<Result<(usize, Event)>>,
-    /// The weight of events that the client has not taken.
+    /// The weight of the events that the client has not read.
     pub backlog: Arc<AtomicUsize>,
 }
 
@@ -97,14 +100,14 @@ impl Outbox {
         backlog <= LOW
     }
 
-    /// Errors when the client has left.
+    /// Sends an event. Errors if the client has left.
     fn send(&self, index: usize, event: Event) -> std::result::Result<(), ()> {
         self.backlog.fetch_add(weight(&event), Ordering::Relaxed);
         self.sender.send(Ok((index, event))).map_err(drop)
     }
 }
 
-/// The size of an event in tokens.
+/// Returns the weight of an event, in tokens.
 pub fn weight(event: &Event) -> usize {
     match event {
         Event::Prompt { logprobs, .. } => logprobs.len().max(1),
@@ -112,11 +115,11 @@ pub fn weight(event: &Event) -> usize {
     }
 }
 
-/// Commands of requests to the thread.
+/// Commands of requests to the engine's thread.
 pub enum Command {
     /// Compute a job.
     Start { id: u64, job: Job, outbox: Outbox, permit: OwnedSemaphorePermit },
-    /// Go on: the client has read.
+    /// Resume the job, because its client has read events.
     Resume { id: u64 },
     /// End one completion.
     Cancel { id: u64, index: usize },
@@ -127,35 +130,35 @@ pub enum Command {
 /// A job in progress.
 struct Group {
     job: Job,
-    /// Whether it asks for at most [`SLICE`] tokens.
+    /// Whether the job asks for at most [`SLICE`] tokens.
     is_short: bool,
     outbox: Outbox,
-    /// Completions that the engine has got so far.
+    /// The number of completions that were passed to the engine so far.
     begun: usize,
-    /// Completions that are not finished.
+    /// The completions in the engine that are neither finished nor paused.
     live: BTreeMap<usize, RequestId>,
-    /// Completions that were preempted for other requests, the oldest first.
+    /// The completions that were paused for other requests, the oldest first.
     paused: VecDeque<(usize, RequestId)>,
-    /// Tokens that the engine has computed for it.
+    /// The number of tokens that the engine has computed for the job.
     tokens: usize,
     held: bool,
-    /// Until the last completion ends, or the group is held for the first time.
+    /// The permit, kept until the last completion ends or the group is held for the first time.
     permit: Option<OwnedSemaphorePermit>,
 }
 
 impl Group {
-    /// Whether it has completions that could take a place.
+    /// Whether the group has completions that could take a place.
     fn waits(&self) -> bool {
         !self.held && (!self.paused.is_empty() || self.begun < self.job.len())
     }
 
-    /// Tokens that it gets at least before it yields a place.
+    /// Returns the number of tokens that the group gets at least before it yields a place.
     fn slice(&self) -> usize {
         let longest = self.job.requests.iter().map(|request| request.prompt.len()).max().unwrap_or(0);
         SLICE + longest / PROMPT_SHARE
     }
 
-    /// Whether all its completions have ended.
+    /// Whether all completions of the group have ended.
     fn is_done(&self) -> bool {
         self.live.is_empty() && self.paused.is_empty() && self.begun == self.job.len()
     }
@@ -177,10 +180,10 @@ impl<B: Backend> Schedule<B> {
         Schedule { backend, commands, shared, groups: BTreeMap::new(), queue: VecDeque::new(), routes: HashMap::new() }
     }
 
-    /// Runs until all handles are gone, and then finishes the engine. Errors as [`Backend::step`] and [`Backend::finish`].
+    /// Runs until all handles are gone, and then finishes the engine. Returns the errors of [`Backend::step`] and [`Backend::finish`].
     pub fn run(&mut self) -> ottava_common::Result<()> {
         loop {
-            // Without work it waits for a command.
+            // Without work, wait for a command.
             if self.backend.is_idle() && self.queue.is_empty() {
                 match self.commands.recv() {
                     Ok(command) => self.carry_out(command),
@@ -214,7 +217,7 @@ impl<B: Backend> Schedule<B> {
             Command::Resume { id } => {
                 let Some(group) = self.groups.get_mut(&id).filter(|group| group.held) else { return };
                 group.held = false;
-                // The request that was resumed last goes on first.
+                // Resume the completions in reverse order: the engine runs the completion that was resumed last first.
                 group.live.values().rev().for_each(|&request| self.backend.resume(request));
                 if group.waits() {
                     self.queue.push_back(id);
@@ -231,7 +234,7 @@ impl<B: Backend> Schedule<B> {
         }
     }
 
-    /// Gives free places of the engine to waiting completions, and then preempts others by the rule of [`SLICE`].
+    /// Gives free places of the engine to waiting completions, and then takes places from running requests by the rule of [`SLICE`].
     fn fill(&mut self) {
         let stats = self.backend.stats();
         let free = self.backend.max_batch().saturating_sub(stats.running + stats.waiting);
@@ -245,7 +248,7 @@ impl<B: Backend> Schedule<B> {
         }
     }
 
-    /// The place in the queue of the group whose turn it is.
+    /// Returns the position in the queue of the group that is next.
     fn next(&self) -> Option<usize> {
         let of = |at: usize| self.groups.get(&self.queue[at]);
         let (short, long): (Vec<usize>, Vec<usize>) =
@@ -255,7 +258,7 @@ impl<B: Backend> Schedule<B> {
         if self.long_places() < self.long_share() { long.or(short) } else { short.or(long) }
     }
 
-    /// A group in the queue that has no place, and a long one that gives it one.
+    /// Returns the position of a group in the queue that has no place, and the long group that yields a place to it.
     fn exchange(&self) -> Option<(usize, u64)> {
         let at = self.next()?;
         let waiting = self.groups.get(&self.queue[at]).filter(|group| group.live.is_empty())?;
@@ -267,19 +270,19 @@ impl<B: Backend> Schedule<B> {
         (most.tokens >= 2 * waiting.tokens + most.slice()).then_some((at, from))
     }
 
-    /// Places that long groups have.
+    /// Returns the number of places that long groups have.
     fn long_places(&self) -> usize {
         let long = self.groups.values().filter(|group| !group.held && !group.is_short);
         long.map(|group| group.live.len()).sum()
     }
 
-    /// Places that long groups keep, however many short ones wait: none if there is one place.
+    /// Returns the number of places that long groups keep, however many short requests wait. With a single place, long groups keep none.
     fn long_share(&self) -> usize {
         let places = self.backend.max_batch();
         places.div_ceil(LONG_SHARE).min(places.saturating_sub(1))
     }
 
-    /// Pauses the youngest completion of a group, which frees its place.
+    /// Pauses the youngest completion of a group to free its place in the batch.
     fn pause(&mut self, id: u64) {
         let Some(group) = self.groups.get_mut(&id) else { return };
         let Some((index, request)) = group.live.pop_last() else { return };
@@ -290,7 +293,7 @@ impl<B: Backend> Schedule<B> {
         }
     }
 
-    /// Lets the group at this place of the queue go on with a completion that was paused, or begin one.
+    /// Gives a place to the group at position `at` of the queue: resumes a paused completion, or begins a new one.
     fn give_place(&mut self, at: usize) {
         let id = self.queue.remove(at).expect("it is in the queue");
         let Some(group) = self.groups.get_mut(&id) else { return };
@@ -316,7 +319,7 @@ impl<B: Backend> Schedule<B> {
         }
     }
 
-    /// Hands out the events of a step, and holds requests whose events nobody takes.
+    /// Sends the events of a step to the clients, and holds requests whose clients do not read.
     fn deliver(&mut self, events: Vec<Event>) {
         let mut grown = BTreeSet::new();
         for event in events {
@@ -345,7 +348,7 @@ impl<B: Backend> Schedule<B> {
         }
     }
 
-    /// Forgets a completion that has ended, and its group after the last one.
+    /// Removes a completion that has ended, and its group after the last completion.
     fn finished(&mut self, id: u64, index: usize) {
         let Some(group) = self.groups.get_mut(&id) else { return };
         if let Some(request) = group.live.remove(&index) {
@@ -363,7 +366,7 @@ impl<B: Backend> Schedule<B> {
         }
     }
 
-    /// Ends a group.
+    /// Ends all completions of a group and removes it.
     fn end(&mut self, id: u64) {
         let Some(group) = self.groups.remove(&id) else { return };
         self.queue.retain(|&queued| queued != id);

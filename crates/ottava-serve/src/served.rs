@@ -1,4 +1,4 @@
-//! State that all requests share: the model's name and limits, its tokenizer and template, and the engine.
+//! The state that all requests share: the names and limits of the models, the tokenizer, the chat template, and the engine.
 
 use crate::body::Body;
 use crate::error::{ApiError, Result};
@@ -19,27 +19,27 @@ use std::sync::{Arc, OnceLock};
 /// A model that requests can name.
 #[derive(Debug)]
 pub struct ServedModel {
-    /// Its name for clients.
+    /// The name of the model for clients.
     pub name: String,
-    /// Where it is from.
+    /// The folder of the model.
     pub root: String,
-    /// The name of the model that has its other weights, if it is an adapter.
+    /// If the model is an adapter, the name of its base model.
     pub parent: Option<String>,
-    /// Its adapters in the engine.
+    /// The adapters of the model in the engine.
     pub adapter: Option<AdapterId>,
 }
 
 /// The tokens of a prompt.
 pub struct Encoded {
     pub ids: Vec<u32>,
-    /// How many of them the tokenizer has put before the text.
+    /// The number of tokens that the tokenizer has put before the text.
     pub added: usize,
-    /// The text, if the prompt came as one.
+    /// The text, if the prompt was given as a text.
     pub text: Option<String>,
 }
 
-/// Compiles constraints of texts; made when the first request has one. It does not hold the engine, so an engine can end beside a constraint that
-/// is still compiled.
+/// Compiles constraints of texts. The compiler is created when the first request has a constraint. It does not hold the engine, so the engine can end
+/// while a constraint is being compiled.
 pub struct LazyGrammars {
     tokenizer: Arc<Tokenizer>,
     vocabulary: usize,
@@ -47,12 +47,12 @@ pub struct LazyGrammars {
 }
 
 impl LazyGrammars {
-    /// For a model with `vocabulary` tokens.
+    /// Creates the state for a model with `vocabulary` tokens.
     pub fn new(tokenizer: Arc<Tokenizer>, vocabulary: usize) -> LazyGrammars {
         LazyGrammars { tokenizer, vocabulary, made: OnceLock::new() }
     }
 
-    /// What compiles constraints. Takes long when it is first called.
+    /// Returns the compiler of constraints. The first call takes long.
     pub fn get(&self) -> Result<&Grammars> {
         let make = || {
             Grammars::new(&self.tokenizer, self.vocabulary).map_err(|error| {
@@ -64,11 +64,11 @@ impl LazyGrammars {
     }
 }
 
-/// State that all requests share.
+/// The state that all requests share.
 pub struct Served {
-    /// The model without adapters, which requests get that name none, and each of its adapters.
+    /// The models that requests can name: the model without adapters, and each of its adapters. Requests that name no model get the first.
     pub models: Vec<Arc<ServedModel>>,
-    /// Tokens of prompt and completion together, at most.
+    /// The maximum number of tokens of prompt and completion together.
     pub max_model_len: usize,
     /// The tokenizer of the model.
     pub tokenizer: Arc<Tokenizer>,
@@ -78,37 +78,37 @@ pub struct Served {
     pub worker: Worker,
     /// The chat template, if the model has one.
     pub template: Option<Arc<ChatTemplate>>,
-    /// How the model writes calls of tools, if that is known.
+    /// The format in which the model writes tool calls, if it is known.
     pub tool_call_parser: Option<ToolCallParser>,
-    /// Rows of the model's embedding.
+    /// The number of rows of the model's embedding.
     pub vocabulary: usize,
-    /// Values of an embedding of a text.
+    /// The number of values of an embedding of a text.
     pub channels: usize,
-    /// How activations of a text become its embedding.
+    /// How the activations of a text become its embedding.
     pub pooling: Pooling,
-    /// The sampling of requests that do not say otherwise.
+    /// The default sampling of requests.
     pub sampling: Sampling,
     /// The values of `/metrics`.
     pub metrics: Arc<Metrics>,
-    /// Receives bodies.
+    /// The receiver of bodies.
     pub intake: Intake,
     /// Whether only this machine can connect.
     pub is_local: bool,
-    /// Other sites whose pages may send requests.
+    /// The other sites whose pages may send requests.
     pub origins: Vec<Origin>,
-    /// SHA-256 of the key, so that comparing takes the same time for all wrong ones.
+    /// SHA-256 of the key. Comparing hashes takes the same time for all wrong keys.
     pub api_key: Option<String>,
     /// When the server started, in seconds since 1970.
     pub created: u64,
 }
 
 impl Served {
-    /// The model that a request names. Errors when there is none of this name.
+    /// Returns the model that a request names. Errors if there is no model of this name.
     pub fn model(&self, body: &Body) -> Result<&Arc<ServedModel>> {
         body.text("model")?.map_or(Ok(&self.models[0]), |name| self.model_named(name))
     }
 
-    /// The model of this name. Errors when there is none.
+    /// Returns the model of this name. Errors if there is no such model.
     pub fn model_named(&self, name: &str) -> Result<&Arc<ServedModel>> {
         self.models.iter().find(|model| model.name == name).ok_or_else(|| {
             let names = self.models.iter().map(|model| format!("`{}`", model.name));
@@ -116,7 +116,7 @@ impl Served {
         })
     }
 
-    /// A model as `/v1/models` describes it.
+    /// Describes a model for `/v1/models`.
     pub fn describe(&self, model: &ServedModel) -> Value {
         let ServedModel { name, root, parent, .. } = model;
         json!({
@@ -125,8 +125,8 @@ impl Served {
         })
     }
 
-    /// The tokens of a prompt in `field`, with the tokens that the tokenizer puts before a text if `special`. One that must be longer than the model has
-    /// room for is refused before it is tokenized.
+    /// Tokenizes a prompt of the field `field`. If `special`, the tokenizer puts its special tokens before the text. A text that cannot fit in the
+    /// model's room is refused before it is tokenized.
     pub async fn encode(&self, field: &str, text: String, special: bool) -> Result<Encoded> {
         self.expect_may_fit(field, text.len())?;
         let tokenizer = self.tokenizer.clone();
@@ -141,7 +141,7 @@ impl Served {
         .await
     }
 
-    /// The tokens of a conversation, which came in so many `bytes` of JSON.
+    /// Renders and tokenizes a conversation, which had `bytes` bytes as JSON.
     pub async fn render(&self, bytes: usize, chat: Chat, form: PromptForm) -> Result<Vec<u32>> {
         let Some(template) = self.template.clone() else {
             return Err(ApiError::invalid("the model has no chat template; use /v1/completions"));
@@ -170,7 +170,7 @@ impl Served {
         beside(text.len(), move || tokenizer.encode(&text).map_err(ApiError::of_request)).await
     }
 
-    /// Errors for a text of so many bytes that even the longest tokens of the vocabulary do not cover it within the model's room.
+    /// Errors if `bytes` bytes of text cannot fit in the model's room even with the longest tokens of the vocabulary.
     fn expect_may_fit(&self, field: &str, bytes: usize) -> Result<()> {
         let (room, longest) = (self.max_model_len, self.tokenizer.longest_token());
         match bytes > room.saturating_mul(longest) {
@@ -184,7 +184,7 @@ impl Served {
         }
     }
 
-    /// Errors when a token has no row in the model's embedding.
+    /// Errors if a token has no row in the model's embedding.
     pub fn expect_known(&self, field: &str, tokens: &[u32]) -> Result<()> {
         match tokens.iter().find(|&&id| id as usize >= self.vocabulary) {
             Some(&id) => Err(ApiError::no_token(field, id, self.vocabulary)),
@@ -192,9 +192,8 @@ impl Served {
         }
     }
 
-    /// Errors for a request without the key. A server without a key refuses what a web page of another site sends, unless that site is
-    /// among `origins`: the page's `Origin` is not the server's, or, with a name that its site has let point to this machine, its `Host`
-    /// is not.
+    /// Errors for a request without the key. A server without a key refuses requests that pages of other sites send. Such a request has the `Origin`
+    /// of another site that is not among `origins`, or a `Host` that another site lets point to this machine (DNS rebinding).
     pub fn authorize(&self, headers: &HeaderMap) -> Result<()> {
         match &self.api_key {
             Some(expected) => {

@@ -1,4 +1,4 @@
-//! The server: its routes, and its life from the first request to the last.
+//! The server: its routes, its start and its end.
 
 use crate::answer::{Answer, Form};
 use crate::backend::Backend;
@@ -33,9 +33,9 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 use tokio::sync::OwnedSemaphorePermit;
 
-/// Interval of the checks for a stop.
+/// The interval between checks for a stop.
 const POLL: Duration = Duration::from_millis(50);
-/// Paths that requests are counted by.
+/// The paths by which requests are counted.
 const PATHS: [&str; 9] = [
     "/v1/completions",
     "/v1/chat/completions",
@@ -47,73 +47,74 @@ const PATHS: [&str; 9] = [
     "/health",
     "/metrics",
 ];
-/// Paths that need no key and answer all sites; `other` ones do not exist.
+/// The paths that need no key and answer all sites. `other` counts paths that do not exist.
 const OPEN: [&str; 4] = ["/version", "/health", "/metrics", "other"];
-/// Files for everything but connections.
+/// The number of file descriptors that are reserved for other uses than connections.
 const RESERVED_FILES: usize = 16;
 
 /// Settings of a server.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Where it listens; port 0 takes a free one.
+    /// The address where the server listens; port 0 chooses a free port.
     pub address: SocketAddr,
     /// The name of the model for clients.
     pub name: String,
-    /// Maximum number of running and waiting requests; more are refused with status 429.
+    /// The maximum number of running and waiting requests; more requests are refused with status 429.
     pub max_requests: usize,
-    /// Connections at most; fewer where the limit of open files is lower. The one that has waited longest for a request makes room.
+    /// The maximum number of connections; fewer if the limit of open files is lower. If there are more, the connection that has waited longest for a
+    /// request is closed.
     pub max_connections: usize,
-    /// Time limit for a client to send its next request, its body, and to read any part of an answer.
+    /// The time limit for a client to send its next request, to send its body, or to read any part of an answer.
     pub client_timeout: Duration,
     /// The key that clients of `/v1` must send, if any.
     pub api_key: Option<String>,
-    /// Time limit of running requests after a signal to stop.
+    /// The time limit of running requests after a signal to stop.
     pub shutdown_timeout: Duration,
-    /// Other sites whose pages may send requests and read the answers.
+    /// The other sites whose pages may send requests and read the answers.
     pub allowed_origins: Vec<Origin>,
 }
 
-/// Adapters of the engine that requests choose by name, as a model of their own.
+/// An adapter in the engine that requests choose by name, like a model.
 #[derive(Clone, Debug)]
 pub struct NamedAdapter {
-    /// The name for clients.
+    /// The name of the adapter for clients.
     pub name: String,
-    /// Where they are from, as `/v1/models` tells clients.
+    /// The folder of the adapter, which `/v1/models` shows to clients.
     pub root: String,
-    /// Their number in the engine.
+    /// The number of the adapter in the engine.
     pub id: AdapterId,
 }
 
-/// Properties of a model that are not part of its engine.
+/// The properties of a model that are not part of its engine.
 pub struct Model {
-    /// Where it is from, as `/v1/models` tells clients.
+    /// The folder of the model, which `/v1/models` shows to clients.
     pub root: String,
-    /// Adapters beside it.
+    /// The adapters of the model that requests choose by name.
     pub adapters: Vec<NamedAdapter>,
-    /// Turns texts into tokens.
+    /// The tokenizer, which converts texts to tokens.
     pub tokenizer: Tokenizer,
-    /// Turns conversations into texts, if the model has one.
+    /// The chat template, which converts conversations to texts, if the model has one.
     pub template: Option<ChatTemplate>,
-    /// How it writes calls of tools; `None` leaves them in the text of answers.
+    /// The format in which the model writes tool calls; with `None`, calls stay in the text of answers.
     pub tool_call_parser: Option<ToolCallParser>,
-    /// Rows of the model's embedding.
+    /// The number of rows of the model's embedding.
     pub vocabulary: usize,
-    /// Columns of the model's embedding, values of an embedding of a text.
+    /// The number of columns of the model's embedding, which is also the number of values of an embedding of a text.
     pub channels: usize,
-    /// How activations of a text become its embedding.
+    /// How the activations of a text become its embedding.
     pub pooling: Pooling,
-    /// Tokens of prompt and completion together, at most.
+    /// The maximum number of tokens of prompt and completion together.
     pub max_model_len: usize,
-    /// The sampling of requests that do not say otherwise; its seed and biases are not used.
+    /// The default sampling of requests; its seed and biases are ignored.
     pub sampling: Sampling,
 }
 
-/// Serves until a signal asks to stop, or the engine fails. `load` makes the engine, on the thread that it then stays on. Calls `ready` with
-/// the address once it is loaded and requests are answered.
+/// Serves until a signal requests a stop or the engine fails. `load` creates the engine in the thread that runs it. Calls `ready` with the address
+/// once the engine is loaded and requests are answered.
 ///
 /// # Errors
-/// The errors of `load`, [`Error::Io`] when the address cannot be used, the engine's if another rank has failed, and else [`Error::Model`] when the
-/// engine failed.
+/// The errors of `load`; [`Error::Io`] if the address cannot be used; the error of the engine if another rank has failed; and [`Error::Model`] if the
+/// engine failed for another reason.
 pub fn serve<B: Backend>(
     options: &Options,
     load: impl FnOnce() -> ottava_common::Result<(B, Model)> + Send + 'static,
@@ -121,7 +122,7 @@ pub fn serve<B: Backend>(
 ) -> ottava_common::Result<()> {
     let io = |error| Error::io(options.address.to_string())(error);
     let runtime = runtime().map_err(io)?;
-    // Before the model is loaded, so that a port in use is found at once.
+    // Listens before the model is loaded, so a port in use is an error at once.
     let listener = runtime.block_on(async { listen(options.address) }).map_err(io)?;
     let address = listener.local_addr().map_err(io)?;
     let (worker, thread, model) = Worker::start(options.max_requests, load)?;
@@ -162,7 +163,7 @@ pub fn serve<B: Backend>(
     });
     drop((served, worker));
     runtime.shutdown_timeout(Duration::from_secs(1));
-    // It ends once the last completion is cancelled.
+    // The thread ends once the last completion is cancelled.
     match thread.join() {
         Ok(Err(error)) if error.exit_code() == Error::RANKS => Err(error),
         Ok(Err(error)) => Err(Error::Model(format!("the server has ended: {error}"))),
@@ -170,7 +171,7 @@ pub fn serve<B: Backend>(
     }
 }
 
-/// The model, and each of its adapters as a model.
+/// Lists the model, and each of its adapters as a model.
 fn models_of(base: &str, root: String, adapters: Vec<NamedAdapter>) -> Vec<Arc<ServedModel>> {
     let adapted = adapters.into_iter().map(|NamedAdapter { name, root, id }| ServedModel {
         name,
@@ -182,13 +183,13 @@ fn models_of(base: &str, root: String, adapters: Vec<NamedAdapter>) -> Vec<Arc<S
     std::iter::once(base).chain(adapted).map(Arc::new).collect()
 }
 
-/// Threads for connections. Threads that read requests end soon after a burst, and give their memory back.
+/// Creates the threads for connections. Threads that parse requests end soon after a burst, and free their memory.
 pub fn runtime() -> std::io::Result<tokio::runtime::Runtime> {
     let mut runtime = tokio::runtime::Builder::new_multi_thread();
     runtime.worker_threads(2).thread_keep_alive(Duration::from_secs(1)).enable_all().build()
 }
 
-/// Returns once a signal asks to stop, or the engine has failed. Requests from then on are refused.
+/// Returns once a signal requests a stop or the engine has failed. Later requests are refused.
 async fn stop(worker: &Worker) {
     while !interrupt::flag().load(Ordering::Relaxed) && worker.failure().is_none() {
         tokio::time::sleep(POLL).await;
@@ -216,7 +217,7 @@ fn routes(served: Arc<Served>) -> Router {
         .with_state(served)
 }
 
-/// Refuses requests that may not be answered, and counts all.
+/// Refuses requests that are not allowed, and counts all requests.
 async fn guard(State(served): State<Arc<Served>>, request: Request, next: Next) -> Response {
     let path = match request.uri().path() {
         path if path.starts_with("/v1/models/") => "/v1/models/{id}",
@@ -224,7 +225,7 @@ async fn guard(State(served): State<Arc<Served>>, request: Request, next: Next) 
     };
     let origin = allowed(&served.origins, request.headers()).cloned();
     let connection = request.extensions().get::<Arc<Connection>>().cloned();
-    // The body of others is received before they are work.
+    // A POST request is work only after its body is received.
     if let Some(connection) = connection.as_ref().filter(|_| request.method() != Method::POST) {
         connection.work();
     }
@@ -241,7 +242,7 @@ async fn guard(State(served): State<Arc<Served>>, request: Request, next: Next) 
     }
 }
 
-/// Errors for a request whose head is reason enough to refuse it.
+/// Errors for a request that must be refused because of its head.
 fn expect_allowed(served: &Served, path: &str, request: &Request) -> Result<()> {
     let headers = request.headers();
     if OPEN.contains(&path) {
@@ -255,7 +256,8 @@ fn expect_allowed(served: &Served, path: &str, request: &Request) -> Result<()> 
             return Err(ApiError::refused(StatusCode::UNSUPPORTED_MEDIA_TYPE, message));
         }
         let length = headers.get(header::CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse::<usize>().ok());
-        // Before any of it is received. A small body is received first: a client may not read an answer before it has sent all.
+        // A large body is refused before any of it is received. A small body is received first, because some clients read an answer only after they
+        // have sent everything.
         match length {
             Some(length) if length > MAX_BODY_BYTES => {
                 return Err(ApiError::too_large(&length.to_string(), MAX_BODY_BYTES));
@@ -295,7 +297,7 @@ async fn post_detokenize(State(served): State<Arc<Served>>, request: Request) ->
     Ok(json_body(&tokens::detokenize(&served, &accepted.body)?).into_response())
 }
 
-/// Receives a request with these fields, and answers it through `prepare`.
+/// Receives a request that may have these fields, and answers it through `prepare`.
 async fn answer<F: Form, P: Future<Output = Result<Answer<F>>>>(
     served: Arc<Served>,
     request: Request,
@@ -309,18 +311,18 @@ async fn answer<F: Form, P: Future<Output = Result<Answer<F>>>>(
     answer.respond().await
 }
 
-/// A request that is parsed, and what it holds until it is answered.
+/// A parsed request, and the permits that it holds until it is answered.
 struct Accepted {
     body: Body,
     permit: OwnedSemaphorePermit,
-    /// The turn of a large body.
+    /// The permit to process a large body.
     turn: Option<OwnedSemaphorePermit>,
-    /// The memory of a large body.
+    /// The received body, which holds the permit for its memory.
     _received: Received,
 }
 
 impl Accepted {
-    /// Receives a request with these fields.
+    /// Receives and parses a request that may have these fields.
     async fn receive(served: &Served, request: Request, fields: Vec<&'static str>) -> Result<Accepted> {
         let connection = request.extensions().get::<Arc<Connection>>().cloned();
         let mut received = served.intake.receive(request.into_body()).await?;

@@ -1,19 +1,19 @@
-//! Requests that a web page of another site makes a browser send to a server that trusts whoever can connect.
+//! Requests that a web page of another site makes a browser send to a server that trusts every client that can connect.
 
 use axum::http::{HeaderMap, HeaderName, HeaderValue, header};
 use std::net::IpAddr;
 
-/// What shows that a request comes from another site.
+/// The header that shows that a request comes from another site.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stranger {
     /// The `Origin` is not the server's.
     Origin,
-    /// The `Host` is a name that its site has let point to this machine.
+    /// The `Host` is a name of another site that points to this machine.
     Host,
 }
 
 impl Stranger {
-    /// What `headers` say to a server that `is_local`: that only this machine can connect to.
+    /// Checks `headers`. `is_local` says that only this machine can connect to the server.
     pub fn of(headers: &HeaderMap, is_local: bool) -> Option<Stranger> {
         let (host, origin) = (text_of(headers, header::HOST), text_of(headers, header::ORIGIN));
         if origin.is_some_and(|origin| origin.split_once("://").map(|(_, site)| site) != host) {
@@ -23,12 +23,12 @@ impl Stranger {
     }
 }
 
-/// The value of a header.
+/// Returns the value of a header.
 pub fn text_of(headers: &HeaderMap, name: HeaderName) -> Option<&str> {
     headers.get(name).map(|value: &HeaderValue| value.to_str().unwrap_or("unreadable"))
 }
 
-/// Whether a `Host` is a name or address of this machine for itself.
+/// Whether a `Host` is a name or address by which this machine reaches itself.
 fn names_this_machine(host: &str) -> bool {
     let name = match host.rsplit_once(':') {
         Some((name, port)) if port.bytes().all(|byte| byte.is_ascii_digit()) => name,

@@ -1,4 +1,4 @@
-//! The server over HTTP, with a stand-in for the engine that repeats its prompts.
+//! Tests the server over HTTP. A stand-in for the engine repeats the prompts.
 
 mod clients;
 mod embeddings;
@@ -22,14 +22,15 @@ use std::time::{Duration, Instant};
 
 const MODEL_LEN: usize = 200;
 
-/// Draws the tokens of the prompt again and again, one per step, with log-probabilities that follow from place and token.
+/// A stand-in for the engine. It draws the tokens of the prompt again and again, one per step. The log-probabilities are functions of position and
+/// token.
 struct Parrot {
     running: BTreeMap<RequestId, (Request, usize)>,
     held: BTreeMap<RequestId, (Request, usize)>,
     log: Log,
     steps: usize,
     max_batch: usize,
-    /// Waits so long in each step.
+    /// The duration of each step.
     pause: Duration,
     fails: Option<Failure>,
 }
@@ -38,21 +39,21 @@ struct Parrot {
 enum Failure {
     Error,
     Panic,
-    /// The grammars of all completions allow no further token.
+    /// An error: the grammars of all completions allow no further token.
     Stuck,
 }
 
-/// What the stand-in was asked for.
+/// The calls that the stand-in has received.
 #[derive(Clone, Default)]
 struct Log(Arc<Mutex<Asked>>);
 
 #[derive(Default)]
 struct Asked {
     requests: Vec<Request>,
-    /// The steps before each of them.
+    /// The number of steps before each of these cancellations.
     steps: Vec<usize>,
     cancelled: Vec<RequestId>,
-    /// How often a completion was held.
+    /// The number of times a completion was held.
     holds: usize,
 }
 
@@ -61,7 +62,7 @@ impl Log {
         get(&self.0.lock().unwrap())
     }
 
-    /// Waits until `done`.
+    /// Waits until `done` returns true.
     fn wait(&self, what: &str, done: impl Fn(&Asked) -> bool) {
         let end = Instant::now() + Duration::from_secs(10);
         while !self.get(&done) {
@@ -118,7 +119,7 @@ impl Backend for Parrot {
         for (&id, (request, drawn)) in &mut self.running {
             let prompt = &request.prompt;
             if request.pooling.is_some() {
-                // Not in the order in which they came.
+                // The embeddings are not returned in the order of their requests.
                 let values = vec![prompt.len() as f32, prompt[0] as f32, -0.1, 1e-7];
                 events.insert(0, Event::Finished { id, reason: FinishReason::Length });
                 events.insert(0, Event::Embedding { id, values });
@@ -156,7 +157,7 @@ impl Backend for Parrot {
     }
 }
 
-/// A server that runs as long as the tests do.
+/// A server that runs as long as the test process.
 struct Server {
     address: SocketAddr,
     log: Log,
@@ -228,7 +229,7 @@ fn start_with(
 }
 
 impl Server {
-    /// Status and body of a request.
+    /// Sends a request, and returns the status and the body of the answer.
     fn call(&self, path: &str, body: Option<&Value>, key: Option<&str>) -> (u16, String) {
         let agent: ureq::Agent = ureq::Agent::config_builder().http_status_as_error(false).build().into();
         let url = format!("http://{}{path}", self.address);
@@ -249,7 +250,7 @@ impl Server {
         serde_json::from_str(&text).unwrap()
     }
 
-    /// The events of a streamed answer, and whether it ended with `[DONE]`.
+    /// Returns the events of a streamed answer, and whether it ended with `[DONE]`.
     fn stream(&self, path: &str, body: Value) -> (Vec<Value>, bool) {
         let (status, text) = self.call(path, Some(&body), None);
         assert_eq!(status, 200, "{text}");
@@ -259,7 +260,7 @@ impl Server {
         (events.iter().map(|event| serde_json::from_str(event).unwrap()).collect(), done)
     }
 
-    /// A connection that has sent `bytes`.
+    /// Opens a connection and sends `bytes`.
     fn send(&self, bytes: &[u8]) -> TcpStream {
         let mut client = TcpStream::connect(self.address).unwrap();
         client.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
@@ -267,7 +268,7 @@ impl Server {
         client
     }
 
-    /// Head and body of a request.
+    /// Returns the head and the body of a request.
     fn request(&self, path: &str, body: &Value) -> Vec<u8> {
         let (body, host) = (body.to_string(), self.address);
         let length = body.len();
@@ -305,7 +306,7 @@ fn completions_have_the_shape_of_openai() {
     assert_eq!(server.call("/health", None, None).0, 200);
 }
 
-/// What lm-eval's `local-completions` sends and reads.
+/// Tests the request that lm-eval's `local-completions` sends, and the fields that it reads.
 #[test]
 fn echoed_prompts_have_log_probabilities() {
     let server = start(|_, _| {});
@@ -336,7 +337,7 @@ fn echoed_prompts_have_log_probabilities() {
             assert!(text.chars().skip(*at).collect::<String>().starts_with(token.as_str().unwrap()));
         }
     }
-    // Without new tokens.
+    // The same request without new tokens.
     let mut none = body;
     none["max_tokens"] = 0.into();
     let answer = server.post("/v1/completions", none);
@@ -344,7 +345,7 @@ fn echoed_prompts_have_log_probabilities() {
     assert_eq!((tokens.len(), answer["usage"]["completion_tokens"].as_u64()), (prompts[1].len(), Some(0)));
 }
 
-/// Tokens that are parts of one character each decode to a replacement character, and the text has none.
+/// If a token is only a part of a character, it decodes to a replacement character, but the text has no replacement character.
 #[test]
 fn text_offsets_count_characters_of_the_text() {
     let server = start(|_, _| {});
@@ -427,7 +428,7 @@ fn a_stop_string_ends_text_and_work() {
         (&json!("a bird"), &json!("stop"))
     );
     server.log.wait("the engine goes on after the stop string", |log| !log.cancelled.is_empty());
-    // A stop token is no text.
+    // A stop token is not part of the text.
     let sea = *tokenizer().encode(TEXT).unwrap().last().unwrap();
     let answer = server.post("/v1/completions", json!({"prompt": TEXT, "max_tokens": 100, "stop_token_ids": [sea]}));
     let choice = &answer["choices"][0];
@@ -455,11 +456,11 @@ fn metrics_count_requests_and_times() {
     ] {
         assert!(text.lines().any(|found| found == line), "{line} is missing in\n{text}");
     }
-    // Other tests prepare requests in this process.
+    // Other tests in this process also prepare requests, so the value varies.
     assert!(text.contains("\nottava:num_requests_preparing "), "{text}");
 }
 
-/// The stand-in repeats prompts whatever the adapter; the log says what it was asked for.
+/// The stand-in ignores adapters when it repeats prompts; its log shows which adapter was requested.
 #[test]
 fn requests_choose_adapters_by_name() {
     let adapter = |(number, name): (usize, &str)| NamedAdapter {

@@ -1,4 +1,4 @@
-//! Calls of tools in the text of an answer, in the formats in which models write them.
+//! Tool calls in the text of an answer, in the formats of several families of models.
 
 use crate::error::{ApiError, Result};
 use ottava_data::ChatTemplate;
@@ -6,21 +6,22 @@ use serde_json::{Deserializer, Value, json};
 use std::str::FromStr;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// How a model writes calls of tools, by the names of vLLM.
+/// The format in which a model writes tool calls, by its vLLM name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ToolCallParser {
     /// `<tool_call>{"name": …, "arguments": …}</tool_call>` for each call: Hermes, Qwen2.5 and Qwen3.
     Hermes,
-    /// The whole text is `{"name": …, "parameters": …}`, or several separated by semicolons: Llama 3.1 to 3.3.
+    /// The whole text is `{"name": …, "parameters": …}`, or several such objects separated by semicolons: Llama 3.1 to 3.3.
     Llama3Json,
-    /// `[TOOL_CALLS][{"name": …, "arguments": …}, …]`, or `[TOOL_CALLS]NAME[ARGS]{…}` for each call: Mistral, earlier and newer.
+    /// `[TOOL_CALLS][{"name": …, "arguments": …}, …]` (earlier models of Mistral), or `[TOOL_CALLS]NAME[ARGS]{…}` for each call (newer models).
     Mistral,
 }
 
 const HERMES: [&str; 2] = ["<tool_call>", "</tool_call>"];
 const LLAMA: &str = "<|python_tag|>";
 const MISTRAL: &str = "[TOOL_CALLS]";
-/// Before the arguments of a call of newer models of Mistral, and before the id that some write after its name.
+/// The marker before the arguments of a call in newer models of Mistral. Some of these models write an id between the name and this marker, after
+/// [`MISTRAL_ID`].
 const MISTRAL_ARGS: &str = "[ARGS]";
 const MISTRAL_ID: &str = "[CALL_ID]";
 
@@ -31,12 +32,12 @@ impl ToolCallParser {
         ("mistral", ToolCallParser::Mistral),
     ];
 
-    /// Its name.
+    /// Returns the name of the format.
     pub fn name(self) -> &'static str {
         ToolCallParser::ALL.iter().find(|(_, parser)| *parser == self).expect("all have a name").0
     }
 
-    /// The one whose marker `template` has, if that is one.
+    /// Returns the format whose marker `template` contains; `None` if the template contains the markers of several formats, or no marker.
     pub fn of_template(template: &ChatTemplate) -> Option<ToolCallParser> {
         let has = |parser: &ToolCallParser| {
             template.source().contains(match parser {
@@ -49,7 +50,7 @@ impl ToolCallParser {
         found.next().filter(|_| found.next().is_none())
     }
 
-    /// Whether the marker of calls may be a special token, which texts usually leave out.
+    /// Whether the marker of calls may be a special token. Texts usually leave out special tokens.
     pub fn marks_by_special_token(self) -> bool {
         self == ToolCallParser::Mistral
     }
@@ -72,38 +73,38 @@ impl FromStr for ToolCallParser {
 pub enum Calls {
     /// The model decides whether it calls tools.
     Free(ToolCallParser),
-    /// The text is a list of calls, to which it is constrained.
+    /// The text is constrained to a list of calls.
     Required,
-    /// The text is the arguments of a call of this function, to which it is constrained.
+    /// The text is constrained to the arguments of a call of this function.
     Named(String),
 }
 
-/// A call of a tool.
+/// A tool call.
 #[derive(Debug, PartialEq)]
 pub struct Call {
     name: String,
-    /// JSON.
+    /// The arguments as JSON.
     arguments: String,
 }
 
-/// Content and calls that a part of an answer has completed.
+/// The content and the calls that the last part of an answer has completed.
 #[derive(Debug, Default, PartialEq)]
 pub struct Found {
     pub content: String,
     pub calls: Vec<Call>,
 }
 
-/// Finds calls in a text that grows.
+/// Finds calls in a text that is received in parts.
 #[derive(Debug)]
 pub struct CallStream {
     form: Calls,
-    /// Calls at most; what comes after the last one is dropped.
+    /// The maximum number of calls. Text after the last call is dropped.
     most: usize,
-    /// Text that may become a part of a call.
+    /// The received text that may become a part of a call.
     held: String,
-    /// Whether `held` begins with what should be a call.
+    /// Whether `held` begins with a call that is not complete.
     inside: bool,
-    /// Calls so far.
+    /// The number of calls so far.
     count: usize,
     /// Whether there was content other than white space.
     content: bool,
@@ -114,17 +115,17 @@ impl CallStream {
         CallStream { form, most, held: String::new(), inside: false, count: 0, content: false }
     }
 
-    /// Whether it has all calls that there may be.
+    /// Whether the maximum number of calls is reached.
     pub fn is_full(&self) -> bool {
         self.count >= self.most
     }
 
-    /// Adds text. With `finished`, it is the last, and text that did not become a call is content.
+    /// Adds text. With `finished`, the text is the last part, and text that did not become a call is content.
     pub fn push(&mut self, text: &str, finished: bool) -> Found {
         self.held.push_str(text);
         let mut found = Found::default();
         match &self.form {
-            // Nothing that could end a call: the held text, which may be long, is not searched again.
+            // The new text cannot end a call, so the held text, which may be long, is not searched again.
             _ if self.inside && !finished && !text.contains(['}', ']', '>']) => {}
             Calls::Free(ToolCallParser::Hermes) => self.hermes(&mut found),
             Calls::Free(ToolCallParser::Mistral) => self.mistral(&mut found),
@@ -144,7 +145,7 @@ impl CallStream {
         found
     }
 
-    /// Whether there may be more calls than the earlier calls and the `found` calls; if not, drops the held text.
+    /// Whether further calls may follow the earlier calls and the `found` calls. If not, drops the held text.
     fn goes_on(&mut self, found: &Found) -> bool {
         let goes_on = self.count + found.calls.len() < self.most;
         if !goes_on {
@@ -164,7 +165,7 @@ impl CallStream {
         self.settle(&held, calls, found);
     }
 
-    /// Adds `calls`, or the `text` that should have been some as content.
+    /// Adds `calls`; if `text` did not contain valid calls, adds `text` as content.
     fn settle(&mut self, text: &str, calls: Option<Vec<Call>>, found: &mut Found) {
         match calls {
             Some(calls) => found.calls.extend(calls),
@@ -172,7 +173,7 @@ impl CallStream {
         }
     }
 
-    /// [`CallStream::settle`] for the held text up to `end`.
+    /// Calls [`CallStream::settle`] for the held text up to `end`, and removes this text.
     fn settle_held(&mut self, end: usize, calls: Option<Vec<Call>>, found: &mut Found) {
         let rest = self.held.split_off(end);
         let text = std::mem::replace(&mut self.held, rest);
@@ -180,7 +181,7 @@ impl CallStream {
         self.inside = false;
     }
 
-    /// White space behind calls is dropped.
+    /// Adds content. White space after calls is dropped.
     fn add_content(&mut self, text: &str, found: &mut Found) {
         if self.count + found.calls.len() == 0 || !text.trim().is_empty() {
             self.content |= !text.trim().is_empty();
@@ -188,15 +189,15 @@ impl CallStream {
         }
     }
 
-    /// Moves text before `marker` to the content. Returns whether the marker is there, at the beginning of the held text.
+    /// Moves text before `marker` to the content. Returns whether the held text now begins with the marker.
     fn reach(&mut self, marker: &str, found: &mut Found) -> bool {
         let at = self.held.find(marker);
         let before = at.unwrap_or_else(|| {
-            // What may be the beginning of the marker.
+            // The end of the text may be the beginning of the marker.
             let starts = (1..marker.len()).rev().filter(|&n| self.held.ends_with(&marker[..n]));
             self.held.len() - starts.max().unwrap_or(0)
         });
-        // White space before a call is no content.
+        // White space before a call is not content.
         let before = self.held[..before].trim_end().len();
         let rest = self.held.split_off(before);
         let text = std::mem::replace(&mut self.held, rest);
@@ -223,7 +224,7 @@ impl CallStream {
             self.inside = self.inside || self.reach(MISTRAL, found);
             let Some(text) = self.inside.then(|| &self.held[MISTRAL.len()..]) else { return };
             let (name, start) = match text.split_once(MISTRAL_ARGS) {
-                // JSON may have the marker in a text.
+                // The marker may also be part of a JSON string.
                 Some((name, _)) if !text.trim_start().starts_with(['[', '{']) => {
                     (Some(name), name.len() + MISTRAL_ARGS.len())
                 }
@@ -250,7 +251,7 @@ impl CallStream {
             let is_call = !self.content && text.starts_with('{');
             let call = is_call.then(|| first_value(text).map(|(value, end)| (calls_of(&value), end)));
             match call {
-                // More may follow.
+                // The call may not be complete.
                 Some(None) => {
                     self.inside = true;
                     return;
@@ -270,14 +271,14 @@ impl CallStream {
     }
 }
 
-/// The JSON value that `text` begins with, and its end; `None` if it is not complete or not JSON.
+/// Returns the JSON value at the beginning of `text`, and the end of the value; `None` if the value is incomplete or invalid.
 fn first_value(text: &str) -> Option<(Value, usize)> {
     let mut values = Deserializer::from_str(text).into_iter::<Value>();
     let value = values.next()?.ok()?;
     Some((value, values.byte_offset()))
 }
 
-/// The calls that a value describes: an object, or a list of objects.
+/// Returns the calls in a value: an object, or a list of objects.
 fn calls_of(value: &Value) -> Option<Vec<Call>> {
     match value {
         Value::Array(list) if !list.is_empty() => list.iter().map(call).collect(),
@@ -290,24 +291,24 @@ fn call(value: &Value) -> Option<Call> {
     Some(Call { name: value.get("name")?.as_str()?.into(), arguments: arguments.to_string() })
 }
 
-/// The call of the function `name` with these arguments; `None` if a name cannot be so or the arguments are no object.
+/// Returns the call of the function `name` with these arguments; `None` if `name` cannot be a name, or if the arguments are not an object.
 fn call_named(name: &str, arguments: &Value) -> Option<Vec<Call>> {
     let is_name = !name.is_empty() && !name.contains(|c: char| c.is_whitespace() || c == '[');
     (is_name && arguments.is_object()).then(|| vec![Call { name: name.into(), arguments: arguments.to_string() }])
 }
 
-/// The call in a text of one value.
+/// Returns the call in a text that is one JSON object.
 fn one(text: &str) -> Option<Vec<Call>> {
     Some(vec![call(&serde_json::from_str(text).ok()?)?])
 }
 
-/// The calls in a text of a list.
+/// Returns the calls in a text that is one JSON list.
 fn list(text: &str) -> Option<Vec<Call>> {
     calls_of(&serde_json::from_str(text).ok()?)
 }
 
-/// Calls as OpenAI's API has them, with ids that no other call of the server has: nine digits and letters, as templates of Mistral demand.
-/// `from` is the number of calls before them, if they have an index.
+/// Formats calls for OpenAI's API. Each id is unique in the server and has nine digits and letters, which templates of Mistral require. If calls have
+/// an index (in a stream), `from` is the number of earlier calls.
 pub fn as_json(calls: &[Call], from: Option<usize>) -> Vec<Value> {
     static COUNT: AtomicU64 = AtomicU64::new(0);
     let call = |(number, call): (usize, &Call)| {
@@ -321,14 +322,14 @@ pub fn as_json(calls: &[Call], from: Option<usize>) -> Vec<Value> {
     calls.iter().enumerate().map(call).collect()
 }
 
-/// What a request wants of its tools.
+/// Which tools an answer may or must call.
 #[derive(Debug, PartialEq)]
 pub enum ToolChoice {
     /// No calls.
     None,
-    /// As the model decides.
+    /// The model decides whether it calls tools.
     Auto,
-    /// One call or more.
+    /// At least one call.
     Required,
     /// A call of this function.
     Named(String),
@@ -367,9 +368,9 @@ impl ToolChoice {
         }
     }
 
-    /// The JSON schema that the text of an answer with `most` calls has to conform to.
+    /// Returns the JSON schema to which the text of an answer with `most` calls must conform.
     ///
-    /// Errors for a tool without a name.
+    /// Errors if a tool has no name.
     pub fn schema(&self, tools: &[Value], most: usize) -> Result<Option<Value>> {
         match self {
             ToolChoice::None | ToolChoice::Auto => Ok(None),
@@ -396,7 +397,7 @@ impl ToolChoice {
     }
 }
 
-/// The JSON schema of the arguments of a tool. One that names no parameters has none, as in OpenAI's API: its arguments are `{}`.
+/// Returns the JSON schema of the arguments of a tool. As in OpenAI's API, a tool without parameters has the arguments `{}`.
 fn parameters(tool: &Value) -> Value {
     let names_none = |(name, value): (&String, &Value)| match name.as_str() {
         "type" => value == "object",
@@ -417,7 +418,8 @@ fn parameters(tool: &Value) -> Value {
 mod tests {
     use super::*;
 
-    /// Content and calls of a text, whole and in every division into two parts and into characters: all give the same.
+    /// Returns content and calls of a text. Asserts that the result is the same for the whole text, for every division into two parts, and for single
+    /// characters.
     fn parsed(form: &Calls, most: usize, text: &str) -> (String, Vec<(String, String)>) {
         let run = |parts: &[&str]| {
             let mut stream = CallStream::new(form.clone(), most);
@@ -481,7 +483,7 @@ mod tests {
         }
         let required = |text: &str| parsed(&Calls::Required, usize::MAX, text);
         assert_eq!(required(&format!("[{other}]")), (String::new(), vec![call]));
-        // Cut off by the limit of tokens.
+        // The text ends at the limit of tokens.
         assert_eq!(required("[{\"name\""), ("[{\"name\"".into(), vec![]));
         let named = parsed(&Calls::Named("dive".into()), usize::MAX, "{\"depth\"");
         assert_eq!(named, (String::new(), vec![("dive".into(), "{\"depth\"".into())]));

@@ -1,4 +1,4 @@
-//! The handle to the engine: permits for requests, and the events of requests in progress.
+//! The handle of the engine's thread: permits for requests, and the events of requests in progress.
 
 use crate::backend::Backend;
 use crate::error::{ApiError, Result};
@@ -12,18 +12,18 @@ use std::sync::mpsc::{Sender, channel};
 use std::thread::JoinHandle;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 
-/// A handle to the thread of the engine. The thread ends once all handles and requests in progress are gone.
+/// A handle of the engine's thread. The thread ends once all handles and all requests in progress are dropped.
 #[derive(Clone)]
 pub struct Worker {
     commands: Sender<Command>,
-    /// A permit for each HTTP request that the engine computes or will compute.
+    /// The permits: one for each HTTP request that is computed or waits.
     permits: Arc<Semaphore>,
     limit: usize,
     next_id: Arc<AtomicU64>,
     shared: Arc<Shared>,
 }
 
-/// The completions of one HTTP request. Dropping it cancels the completions that go on.
+/// The completions of one HTTP request. Dropping this value cancels the completions that are not finished.
 pub struct Running {
     events: mpsc::UnboundedReceiver<Result<(usize, Event)>>,
     backlog: Arc<AtomicUsize>,
@@ -32,8 +32,8 @@ pub struct Running {
 }
 
 impl Worker {
-    /// Starts the thread with the backend that `load` gives, and waits for it. At most `limit` HTTP requests are computed or wait. Returns
-    /// what else `load` gives, too. The thread returns why the engine has failed.
+    /// Starts the thread with the backend that `load` returns, and waits until it is loaded. At most `limit` HTTP requests are computed or wait. Also
+    /// returns the second value of `load`. The thread returns the reason why the engine has failed.
     pub fn start<B: Backend, T: Send + 'static>(
         limit: usize,
         load: impl FnOnce() -> ottava_common::Result<(B, T)> + Send + 'static,
@@ -46,7 +46,7 @@ impl Worker {
             Ok((backend, other)) => {
                 let _ = loaded.send(Ok(other));
                 let mut schedule = Schedule::new(backend, receiver, of_thread.clone());
-                // A panic is a failure like others: requests in progress end with an error, and the server ends.
+                // A panic is handled like other failures: requests in progress end with an error, and the server ends.
                 let error = match catch_unwind(AssertUnwindSafe(|| schedule.run())) {
                     Ok(Ok(())) => return Ok(()),
                     Ok(Err(error)) => error,
@@ -72,7 +72,7 @@ impl Worker {
         Ok((Worker { commands, permits, limit, next_id, shared }, thread, other))
     }
 
-    /// A permit for a request. Errors when the server is stopping or has too many requests already.
+    /// Returns a permit for a request. Errors if the server is stopping or has too many requests.
     pub fn permit(&self) -> Result<OwnedSemaphorePermit> {
         if self.is_stopping() {
             return Err(ApiError::stopping());
@@ -80,7 +80,7 @@ impl Worker {
         self.permits.clone().try_acquire_owned().map_err(|_| ApiError::busy(self.limit))
     }
 
-    /// Errors when [`Worker::permit`] would.
+    /// Errors if [`Worker::permit`] would error.
     pub fn expect_room(&self) -> Result<()> {
         match self.permits.available_permits() {
             _ if self.is_stopping() => Err(ApiError::stopping()),
@@ -100,17 +100,17 @@ impl Worker {
         Ok(Running { events, backlog, id, worker: self.clone() })
     }
 
-    /// The state of the engine after its last step.
+    /// Returns the state of the engine after its last step.
     pub fn stats(&self) -> EngineStats {
         self.shared.stats()
     }
 
-    /// HTTP requests that the engine computes or will compute.
+    /// Returns the number of HTTP requests that are computed or wait.
     pub fn in_flight(&self) -> usize {
         self.limit - self.permits.available_permits()
     }
 
-    /// Takes no new requests from here on.
+    /// Refuses new requests from now on.
     pub fn stop(&self) {
         self.shared.stopping.store(true, Ordering::Relaxed);
     }
@@ -120,7 +120,7 @@ impl Worker {
         self.shared.stopping.load(Ordering::Relaxed) || self.shared.failure.get().is_some()
     }
 
-    /// Why the engine has ended, if it failed.
+    /// Returns the reason why the engine has ended, if it failed.
     pub fn failure(&self) -> Option<String> {
         self.shared.failure.get().cloned()
     }
@@ -132,7 +132,7 @@ impl Worker {
 }
 
 impl Running {
-    /// The next event of any of the completions. Errors when the engine has failed.
+    /// Waits for the next event of any of the completions. Errors if the engine has failed.
     pub async fn next(&mut self) -> Result<(usize, Event)> {
         let (index, event) = self.events.recv().await.ok_or_else(|| self.worker.gone())??;
         let weight = weight(&event);
@@ -143,7 +143,7 @@ impl Running {
         Ok((index, event))
     }
 
-    /// Ends a completion early. What it still gives is ignored.
+    /// Ends a completion early. Its further events are ignored.
     pub fn cancel(&self, index: usize) {
         let _ = self.worker.commands.send(Command::Cancel { id: self.id, index });
     }
@@ -151,12 +151,12 @@ impl Running {
 
 impl Drop for Running {
     fn drop(&mut self) {
-        // A finished request is no longer known, and ignored.
+        // If the request is finished, the thread does not know it and ignores the command.
         let _ = self.worker.commands.send(Command::End { id: self.id });
     }
 }
 
-/// The message of a panic.
+/// Returns the message of a panic.
 fn text_of(panic: &(dyn Any + Send)) -> &str {
     let text = panic.downcast_ref::<String>().map(String::as_str);
     text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no reason given")

@@ -1,11 +1,11 @@
-//! Settings that are `"auto"` (`None`) or a value.
+//! Settings that are either `"auto"` (`None`) or a value.
 
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use std::borrow::Cow;
 use std::marker::PhantomData;
 
-/// The schema of `"auto"` or a `T`.
+/// The schema of a setting that is `"auto"` or a `T`.
 pub(super) struct Auto<T>(PhantomData<T>);
 
 impl<T: JsonSchema> JsonSchema for Auto<T> {
@@ -37,6 +37,6 @@ pub(super) fn deserialize<'de, T: serde::de::DeserializeOwned, D: Deserializer<'
     if value.as_str() == Some("auto") {
         return Ok(None);
     }
-    // An error of the value's own type names what it may be.
+    // The error of the value's own type lists the allowed values.
     T::deserialize(value).map(Some).map_err(|error: toml::de::Error| serde::de::Error::custom(error.message()))
 }

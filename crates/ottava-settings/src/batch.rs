@@ -5,12 +5,12 @@ use crate::demands::{Problems, from_zero};
 use crate::training::MAX_SEQUENCES;
 use ottava_common::error::Result;
 
-/// The most tokens of a micro-batch; positions are counted in 32 bits.
+/// The maximum number of tokens of a micro-batch. Positions are counted in 32 bits.
 const MAX_TOKENS: usize = i32::MAX as usize;
 
 impl RunConfig {
-    /// Changes the micro-batches per step so that a run that resumes on another number of ranks keeps the number of sequences per step in
-    /// `saved`. Changes nothing if the file or the command line sets `global_batch_size`. Returns a sentence about the change.
+    /// Keeps the number of sequences per step of `saved` if the run resumes on another number of ranks, by changing the micro-batches per step.
+    /// Changes nothing if the file or the command line sets `global_batch_size`. Returns a sentence about the change.
     pub fn keep_batch(&mut self, saved: &RunConfig, ranks: usize) -> Option<String> {
         let (before, rows) = (saved.training.sequences(), self.training.per_device_train_batch_size * ranks);
         let open = self.training.global_batch_size.is_none() && saved.parallel.data.max(1) != ranks;
@@ -24,10 +24,9 @@ impl RunConfig {
         ))
     }
 
-    /// Divides a step among `ranks`, as [`TrainingConfig::share_batch`](super::TrainingConfig::share_batch).
+    /// Divides a step among `ranks`, like [`TrainingConfig::share_batch`](super::TrainingConfig::share_batch).
     ///
-    /// Also errors with [`Error::Config`](ottava_common::error::Error::Config) when [`ParallelConfig::mesh`](super::ParallelConfig::mesh)
-    /// does.
+    /// Also returns the errors of [`ParallelConfig::mesh`](super::ParallelConfig::mesh).
     pub fn share(&mut self, ranks: usize) -> Result<()> {
         self.parallel.data = self.parallel.mesh(ranks)?.data;
         self.training.share_batch(self.parallel.data)

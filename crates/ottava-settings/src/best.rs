@@ -25,7 +25,7 @@ impl RunConfig {
             .into_iter()
             .filter(|set| !set.name.is_empty() && (self.data.val_set_size > 0.0 || !set.val_files.is_empty()));
         let prefixes = [String::new()].into_iter().chain(validated.map(|set| format!("{}_", set.name)));
-        // With label smoothing, the loss is no likelihood of the text.
+        // With label smoothing, the loss is not a likelihood of the text.
         let of_text = &["loss", "bits_per_byte"][..if self.training.label_smoothing_factor > 0.0 { 1 } else { 2 }];
         let metrics: Vec<String> =
             prefixes.flat_map(|of| of_text.iter().map(move |metric| format!("eval_{of}{metric}"))).collect();

@@ -8,28 +8,28 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
-/// The longest timeout, thirty days: one that is never reached.
+/// The maximum timeout, thirty days. Such a timeout is never reached.
 const MAX_TIMEOUT: u64 = 30 * 86_400;
 
 /// The `[parallel.communication]` table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct CommunicationConfig {
-    /// Type in which ranks send gradients of matrices: "auto" is the type of `optimizer.gradient_dtype`. "float8" sends E4M3 codes with one
-    /// scale per 128 values, half the bytes of bfloat16; the receiver adds the values in float32. `reduce_error` in the metrics is the
+    /// Type in which ranks send gradients of matrices: "auto" is the type of `optimizer.gradient_dtype`. "float8" sends E4M3 codes with one scale per
+    /// 128 values, which take half the bytes of bfloat16. The receiver adds the dequantized values in float32. The metric `reduce_error` is the
     /// relative error of these casts.
     #[serde(with = "auto")]
     #[schemars(with = "auto::Auto<Gradients>")]
     pub reduce_dtype: Option<Gradients>,
-    /// Type in which pipeline ranks send activations and their gradients to each other, and tensor- and expert-parallel ranks send partial
-    /// sums. "auto" is the compute type. "float8" sends E4M3 codes with one scale per 128 values, half the bytes of bfloat16.
+    /// Type in which pipeline ranks send activations and their gradients to each other, and in which tensor- and expert-parallel ranks send partial
+    /// sums. "auto" is the compute type. "float8" sends E4M3 codes with one scale per 128 values, which take half the bytes of bfloat16.
     pub activation_dtype: SentActivations,
-    /// Whether each rank adds the cast error to the gradients that it sends next, with `reduce_dtype = "float8"`. The errors take two bytes
-    /// per weight, and start at zero when a run resumes.
+    /// Whether each rank adds the cast error of the sent gradients to the gradients that it sends next. Needs `reduce_dtype = "float8"`. The errors
+    /// take two bytes per weight, and start at zero when a run resumes.
     pub error_feedback: bool,
     /// Seconds within which all ranks must join.
     pub join_timeout: u64,
-    /// Seconds without any message from a rank's process, heartbeats included, after which the rank counts as lost.
+    /// Seconds without any message from a rank's process, not even a heartbeat, after which the rank counts as lost.
     pub silence_timeout: u64,
     /// Seconds that ranks wait in a collective for a live rank before the job ends. Progress in reading, tokenizing, loading and saving
     /// restarts this limit. The job also ends if a process waits longer than this for its GPU.
@@ -51,14 +51,14 @@ impl Default for CommunicationConfig {
 }
 
 impl CommunicationConfig {
-    /// Time limits of ranks that wait for each other.
+    /// Returns the time limits of ranks that wait for each other.
     pub fn limits(&self) -> Limits {
         let [join, silence, collective] =
             [self.join_timeout, self.silence_timeout, self.collective_timeout].map(Duration::from_secs);
         Limits { join, silence, collective }
     }
 
-    /// The format in which gradients stored as `gradients` are sent.
+    /// Returns the format in which gradients are sent if they are stored as `gradients`.
     pub fn reduction(&self, gradients: Gradients) -> ReduceFormat {
         match self.reduce_dtype.unwrap_or(gradients) {
             Gradients::Float8 => ReduceFormat::Float8 { feedback: self.error_feedback },
@@ -80,8 +80,8 @@ impl CommunicationConfig {
         })
     }
 
-    /// The first conflict of settings, with gradients stored as `gradients`, on ranks that send each other activations or not; `None` without
-    /// conflict.
+    /// Returns the first conflict of settings, or `None`. `gradients` is the format of stored gradients; `sends_activations` says whether ranks send
+    /// each other activations.
     pub(super) fn problem(&self, gradients: Gradients, scales_loss: bool, sends_activations: bool) -> Option<String> {
         let timeouts = [
             ("join_timeout", self.join_timeout),

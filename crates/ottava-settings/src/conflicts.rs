@@ -17,7 +17,7 @@ impl RunConfig {
         if problems.0.is_empty() { Ok(()) } else { Err(Error::Config(problems.0.join("\n"))) }
     }
 
-    /// Sentences about settings with which adapters cannot be trained.
+    /// Lists the settings with which adapters cannot be trained, one sentence each.
     pub(super) fn lora_problems(&self) -> Vec<String> {
         let (lora, mut problems) = (&self.lora, Problems::default());
         if lora.r == 0 {

@@ -21,11 +21,11 @@ pub struct DataConfig {
     pub val_files: Vec<PathBuf>,
     /// How the records of files are read.
     pub records: RecordsConfig,
-    /// How conversations become tokens.
+    /// How conversations are rendered and tokenized.
     pub chat: ChatConfig,
     /// Whether prompts contribute to the loss too; with false, only completions and turns of the assistant contribute.
     pub train_on_inputs: bool,
-    /// How documents are packed into rows: "wrapped" (one stream, cut into full rows), "bfd" (whole documents, several in a row by best-fit
+    /// How documents are packed into rows: "wrapped" (one stream, cut into full rows), "bfd" (whole documents, packed into rows by best-fit
     /// decreasing), "none" (one document in each row), or "auto" ("bfd" if records hold conversations or completions, else "wrapped").
     pub packing: Packing,
     /// Whether tokens attend only to their own document, and positions restart at each document: true, false, or "auto" (true unless
@@ -35,8 +35,8 @@ pub struct DataConfig {
     pub document_mask: Option<bool>,
     /// What to do with a whole document that is longer than max_length: "truncate" keeps its beginning, "raise" is an error.
     pub excess_length_strategy: ExcessLength,
-    /// Documents of train_files that are held out for validation: a fraction below 1, or a number of documents; 0 holds out none. Not used
-    /// with val_files.
+    /// Documents of train_files that are held out for validation: a fraction below 1, or a number of documents; 0 holds out none. Ignored if
+    /// val_files is set.
     pub val_set_size: f64,
     /// Tokens per sequence; at most the number of positions of the model.
     pub max_length: usize,
@@ -62,27 +62,27 @@ pub struct DataConfig {
 pub struct DatasetConfig {
     /// The name of the data set in metrics and messages.
     pub name: String,
-    /// Files with the training documents of the data set, as `data.train_files`.
+    /// Files with the training documents of the data set, in the formats of `data.train_files`.
     pub train_files: Vec<PathBuf>,
-    /// Files with the validation documents of the data set, as `data.val_files`.
+    /// Files with the validation documents of the data set, in the formats of `data.train_files`.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub val_files: Vec<PathBuf>,
-    /// The share of the data set in the tokens is this weight divided by the sum of all weights.
+    /// The weight of the data set. Its share of the tokens is this weight divided by the sum of all weights.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub weight: Option<f64>,
-    /// How often the documents of the data set are read in an epoch, if no set has a weight; 1 by default.
+    /// How often the documents of the data set are read in an epoch if no data set has a weight; 1 by default.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub repeat: Option<f64>,
     /// The field of a record that holds the text; by default `data.records.text_field`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub text_field: Option<String>,
-    /// The fields of the records of a file; by default `data.records.formatting`.
+    /// The formatting of the records; by default `data.records.formatting`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub formatting: Option<Formatting>,
-    /// Names of fields in the files, by Ottava's names; by default `data.records.fields`.
+    /// For names of fields that Ottava knows, the names of these fields in the files; by default `data.records.fields`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub fields: Option<Pairs<String>>,
-    /// Names of roles in the files, by Ottava's names; by default `data.records.roles`.
+    /// For names of roles that Ottava knows, the names of these roles in the files; by default `data.records.roles`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub roles: Option<Pairs<Names>>,
 }
@@ -95,17 +95,17 @@ pub struct RecordsConfig {
     pub formatting: Formatting,
     /// The field of a record that holds the text.
     pub text_field: String,
-    /// What one document of a text file is: "file" (the whole file) or "line".
+    /// What counts as a document in a text file: "file" (the whole file) or "line".
     pub text_documents: Documents,
-    /// Names of fields in your files, by Ottava's names. Example: { messages = "chat", role = "speaker", content = "text" }.
+    /// Ottava's names of fields with the names in your files. Example: { messages = "chat", role = "speaker", content = "text" }.
     pub fields: Pairs<String>,
-    /// Names of roles in your files, by Ottava's names. Example: { assistant = "bot", user = ["me", "you"] }.
+    /// Ottava's names of roles with the names in your files. Example: { assistant = "bot", user = ["me", "you"] }.
     pub roles: Pairs<Names>,
     /// Fields of messages to ignore. Example: ["id", "timestamp"]. Any other unknown field of a message is an error.
     pub ignored_fields: Vec<String>,
-    /// What to do with a record that cannot be used: "error", or "skip", which drops and counts it.
+    /// What to do with a record that cannot be used: "error" ends the run, "skip" drops the record and counts it.
     pub on_bad_record: BadRecord,
-    /// The largest number of records of a file that "skip" drops.
+    /// The maximum number of records that "skip" drops per file.
     pub max_bad_records: u64,
 }
 

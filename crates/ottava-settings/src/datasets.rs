@@ -1,4 +1,4 @@
-//! The data sets that a run's file names: their options, problems, tokens and shares.
+//! The data sets that a run's file names: options, problems, tokens and shares.
 
 use crate::demands::Problems;
 use crate::{DatasetConfig, RunConfig};
@@ -12,20 +12,20 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// A weight counts to its ninth decimal. With [`MAX_WEIGHT`] and [`MAX_SETS`], the sum of all shares is below 2^60.
+/// The units of a weight: weights are rounded to nine decimals. With [`MAX_WEIGHT`] and [`MAX_SETS`], the sum of all shares is below 2^60.
 const UNIT: f64 = 1e9;
 
-/// Shares by tokens are counted in this many parts of the whole.
+/// The units of the whole, in which shares by tokens are counted.
 const REPEAT_UNIT: f64 = 1e15;
 
-/// The largest weight and number of repeats.
+/// The maximum weight, and the maximum number of repeats.
 const MAX_WEIGHT: f64 = 1e6;
 
-/// The most data sets of a run.
+/// The maximum number of data sets of a run.
 const MAX_SETS: usize = 1024;
 
 impl RunConfig {
-    /// The data sets of the run: the tables `[[data.datasets]]`, or one set with the files of `[data]`.
+    /// Returns the data sets of the run: the tables `[[data.datasets]]`, or one data set with the files of `[data]`.
     pub fn datasets(&self) -> Vec<DatasetConfig> {
         match self.data.datasets.is_empty() {
             true => vec![DatasetConfig {
@@ -37,7 +37,7 @@ impl RunConfig {
         }
     }
 
-    /// The options for reading the files of a data set.
+    /// Returns the options for reading the files of a data set.
     fn source_options(&self, set: &DatasetConfig) -> SourceOptions {
         let data = &self.data;
         SourceOptions {
@@ -66,8 +66,8 @@ impl RunConfig {
     /// Resolves `data.packing`, `data.document_mask` and `[preference]` by the first records of the files. Returns each file with its
     /// formatting.
     ///
-    /// Errors with [`Error::Data`] when a file or its first record cannot be read, and with [`Error::Config`] when `[preference]` does not
-    /// fit the records.
+    /// Errors with [`Error::Data`] if a file or its first record cannot be read, and with [`Error::Config`] if `[preference]` does not fit the
+    /// records.
     pub fn resolve_data(&mut self) -> Result<Vec<(PathBuf, Formatting)>> {
         let mut files = Vec::new();
         for set in self.datasets() {
@@ -87,9 +87,9 @@ impl RunConfig {
         Ok(files.into_iter().map(|(formatting, path)| (path, formatting)).collect())
     }
 
-    /// The data of the run, prepared now or before.
+    /// Returns the data of the run. Data that were not prepared before are prepared now.
     ///
-    /// Errors when [`prepare()`] does, and with [`Error::Config`] when nothing is left to train on.
+    /// Returns the errors of [`prepare()`]. Errors with [`Error::Config`] if no training data are left.
     pub fn prepare_data(&self, tokenizer: &Tokenizer) -> Result<TrainingData> {
         let (layout, configs) = (self.layout(), self.datasets());
         let mut sets = Vec::new();
@@ -109,9 +109,10 @@ impl RunConfig {
         Ok(TrainingData { sets, layout, epoch_tokens })
     }
 
-    /// Prepares a part of the tokens of each data set. Returns each part with the name of its set. The last part joins all parts.
+    /// Prepares a part of the tokens of each data set. Returns each part with the name of its data set. The call that prepares the last missing part
+    /// joins all parts.
     ///
-    /// Errors when [`prepare_part`] does.
+    /// Returns the errors of [`prepare_part`].
     pub fn prepare_part(&self, tokenizer: &Tokenizer, part: Part) -> Result<Vec<(String, PreparedPart)>> {
         let prepare = |set: &DatasetConfig| {
             let (files, options) = (set_files(set)?.1, self.source_options(set));
@@ -123,7 +124,7 @@ impl RunConfig {
     fn prepare_set(&self, set: &DatasetConfig, tokenizer: &Tokenizer, layout: &RowLayout) -> Result<DataSet> {
         let (held_out, files) = set_files(set)?;
         let dataset = prepare(&files, &self.source_options(set), tokenizer, &self.cache_dir())?;
-        // The documents of a pair stay together.
+        // The two documents of a pair stay in the same split.
         let together = dataset.len() / dataset.records();
         let split = match held_out {
             0 => Split::new(dataset.records(), self.data.val_set_size)?,
@@ -143,7 +144,7 @@ impl RunConfig {
         self.data.val_set_size > 0.0 || self.datasets().iter().any(|set| !set.val_files.is_empty())
     }
 
-    /// Problems of `[[data.datasets]]`.
+    /// Checks `[[data.datasets]]`.
     pub(super) fn check_datasets(&self, problems: &mut Problems) {
         let sets = &self.data.datasets;
         if sets.is_empty() {
@@ -192,7 +193,8 @@ impl RunConfig {
         );
     }
 
-    /// The shares of the data sets as far as the file alone decides them, by name; `None` without weights, since token counts decide then.
+    /// Returns the name and the share of each data set if the sets have weights; `None` without weights, because the shares then depend on token
+    /// counts.
     pub fn weighted_shares(&self) -> Option<Vec<(&str, f64)>> {
         let sets = &self.data.datasets;
         let weights = sets.iter().map(|set| set.weight).collect::<Option<Vec<f64>>>().filter(|all| !all.is_empty())?;
@@ -207,7 +209,7 @@ impl RunConfig {
         shares(self) == shares(other)
     }
 
-    /// Packing and length of rows. An unresolved `auto` means one stream of documents.
+    /// Returns the packing and the length of rows. If packing is still `auto`, it is one stream of documents.
     pub fn layout(&self) -> RowLayout {
         let packing = match self.data.packing {
             Packing::Auto => Packing::Wrapped,
@@ -217,7 +219,7 @@ impl RunConfig {
         RowLayout { seq_len: self.data.max_length, packing, document_mask }
     }
 
-    /// The folder of prepared tokens.
+    /// Returns the folder of prepared tokens.
     pub fn cache_dir(&self) -> PathBuf {
         match self.data.cache_dir.as_os_str().is_empty() {
             true => self.output_dir.parent().unwrap_or(Path::new(".")).join("tokens"),
@@ -226,7 +228,7 @@ impl RunConfig {
     }
 }
 
-/// The number of validation files of a data set, and all its files. Validation files come first, and so do validation documents.
+/// Returns the number of validation files of a data set, and all its files. Validation files come first, so validation documents come first too.
 fn set_files(set: &DatasetConfig) -> Result<(usize, Vec<PathBuf>)> {
     let mut files = expand(&set.val_files, SplitUse::Validation)?;
     let held_out = files.len();
@@ -234,7 +236,7 @@ fn set_files(set: &DatasetConfig) -> Result<(usize, Vec<PathBuf>)> {
     Ok((held_out, files))
 }
 
-/// An error about a data set, with its name.
+/// Adds the name of the data set to an error.
 fn in_set(set: &DatasetConfig, error: Error) -> Error {
     let named = |text: String| match set.name.as_str() {
         "" => text,

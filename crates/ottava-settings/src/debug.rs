@@ -7,9 +7,9 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct DebugConfig {
-    /// Steps before which statistics of tensors are written to tensors.jsonl: mean, standard deviation, norms, amax, mean squared error of
-    /// the cast, dynamic range and a histogram of exponents. The statistics come from an additional forward and backward of the first
-    /// sentinel.sentinel_sequences sequences of the step's first micro-batch.
+    /// Steps before which statistics of tensors are written to tensors.jsonl: mean, standard deviation, norms, amax, mean squared error of the cast,
+    /// dynamic range and a histogram of exponents. The statistics come from an additional forward and backward of the first
+    /// sentinel.sentinel_sequences sequences in the step's first micro-batch.
     pub debug_steps: Vec<u64>,
     /// Patterns (*, ?) for names of tensors: "CAST" (the input of a cast, such as "*.down_proj.input"), "BLOCK.output", "BLOCK.grad_input"
     /// (such as "model.layers.0.grad_input") and "PARAMETER.gradient".
@@ -26,7 +26,7 @@ impl Default for DebugConfig {
 }
 
 impl DebugConfig {
-    /// Whether `step` begins with a record.
+    /// Whether statistics of tensors are recorded before `step`.
     pub fn is_due(&self, step: u64) -> bool {
         self.debug_steps.contains(&step)
     }

@@ -1,18 +1,18 @@
-//! Sentences about values that a setting must not have.
+//! Collects sentences about settings with values that are not allowed.
 
-/// Sentences about demands that are not met.
+/// Sentences about settings whose values are not allowed.
 #[derive(Default)]
 pub(super) struct Problems(pub(super) Vec<String>);
 
 impl Problems {
-    /// Adds `text` unless the demand `holds`.
+    /// Adds the sentence `text` if the demand does not hold.
     pub(super) fn demand(&mut self, holds: bool, text: impl Into<String>) {
         if !holds {
             self.0.push(text.into());
         }
     }
 
-    /// Updates compute in F32: a value that F32 rounds to 0 or to infinity would act as another setting.
+    /// Demands a number that F32 does not round to 0 or to infinity. Updates compute in F32, where a rounded value would act like another setting.
     pub(super) fn demand_single(&mut self, key: &str, value: f64) {
         let single = value as f32;
         self.demand(
@@ -25,13 +25,13 @@ impl Problems {
         );
     }
 
-    /// Demands a count of at least 1.
+    /// Demands a count from 1 to 2^24.
     pub(super) fn demand_count(&mut self, key: &str, count: u64) {
         let holds = (1..=1 << 24).contains(&count);
         self.demand(holds, format!("`{key}` is {count}; it is a number from 1 to 16777216"));
     }
 
-    /// Demands a count, such as a number of steps, that may be 0.
+    /// Demands a count from 0 to 2^40, such as a number of steps.
     pub(super) fn demand_steps(&mut self, key: &str, count: u64) {
         self.demand(count <= 1 << 40, format!("`{key}` is {count}; it is at most 2^40"));
     }

@@ -1,11 +1,11 @@
-//! Flags of the command line that are settings, of ours or of other trainers.
+//! Flags of the command line that are settings of Ottava or of other trainers.
 
 use crate::names::{self, Known};
 use crate::old_keys;
 use crate::words::{self, Translation};
 use toml::{Table, Value};
 
-/// What to write in place of the flag `--name value`, if the flag is a setting. A flag without a value has the value `true`.
+/// Returns what to write instead of the flag `--name value`, if the flag is a setting. A flag without a value has the value `true`.
 pub fn describe_flag(name: &str, value: Option<&str>) -> Option<String> {
     let name = name.trim_start_matches('-').replace('-', "_");
     let value = match value {

@@ -7,9 +7,9 @@ use ottava_common::error::{Error, Result};
 use ottava_recipe::lora::Lora;
 
 impl RunConfig {
-    /// Adds the settings of the adapter that the run starts from: the folder `lora.init_from`, or `model.path` if it is the folder of an
-    /// adapter. In the second case, `model.path` becomes the base model that the adapter names. If `lora.r` is 0, the adapter decides rank,
-    /// factor and targets.
+    /// Adds the settings of the adapter that the run starts from. The adapter is in the folder `lora.init_from`, or in `model.path` if this folder
+    /// has an adapter; then `model.path` becomes the base model that the adapter names. If `lora.r` is 0, rank, factor and targets are read from the
+    /// adapter.
     ///
     /// Errors with [`Error::Config`] if `lora.r` is set and the settings differ from the adapter.
     pub fn with_adapter(mut self) -> Result<RunConfig> {

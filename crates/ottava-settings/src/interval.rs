@@ -5,13 +5,13 @@ use serde::de::Error;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use std::borrow::Cow;
 
-/// The word for [`Interval::End`].
+/// The spelling of [`Interval::End`] in a file.
 const END: &str = "end";
 
-/// Steps from one evaluation or checkpoint to the next. The last step of a run always has one.
+/// The steps from one evaluation or checkpoint to the next. The last step of a run always ends with an evaluation or a checkpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Interval {
-    /// This number of steps, at least 1.
+    /// A number of steps, at least 1.
     Every(u64),
     /// Only the end of the run: `"end"`.
     End,

@@ -1,4 +1,4 @@
-//! All keys of a run's file, as the schema has them.
+//! All keys that a run's file can have, derived from the schema.
 
 use crate::paths::get;
 use crate::schema;
@@ -6,21 +6,21 @@ use serde_json::Value as Json;
 use std::sync::LazyLock;
 use toml::{Table, Value};
 
-/// A key, which a file may have once.
+/// A key that a file may have once.
 pub(super) struct Key {
     /// The dotted path of the key.
     pub path: String,
     /// The schema of the value, with the description of the key.
     pub schema: Json,
-    /// The value in a file without the key, from the first variant that has the key; `None` for keys that may be missing.
+    /// The value of the key in a file without the key, from the first variant that has the key; `None` for keys that may be missing.
     pub default: Option<Value>,
     /// The variants of the table that have the key; `None` if all variants have it.
     pub variants: Option<Variants>,
 }
 
-/// Variants of a table.
+/// The variants of a table that have a key.
 pub(super) struct Variants {
-    /// The path of the key that chooses the variant.
+    /// The path of the tag: the key that chooses the variant.
     pub tag: String,
     /// The names of the variants.
     pub names: Vec<String>,
@@ -29,7 +29,7 @@ pub(super) struct Variants {
 }
 
 impl Key {
-    /// Whether the values of the key have this `kind`, in the words of JSON Schema.
+    /// Whether the values of the key have this `kind`, a type of JSON Schema.
     pub(super) fn is(&self, kind: &str) -> bool {
         self.schema["type"] == kind
     }
@@ -40,8 +40,8 @@ impl Key {
     }
 }
 
-/// All keys. The keys of a table follow each other: first the key that chooses the variant, then the keys of all variants, the keys of some
-/// variants, and last the keys of inner tables.
+/// Returns all keys. The keys of a table are consecutive: first the tag, then the keys of all variants, then the keys of some variants, and last the
+/// keys of inner tables.
 pub(super) fn all() -> &'static [Key] {
     static KEYS: LazyLock<Vec<Key>> = LazyLock::new(|| {
         let mut keys = Vec::new();
@@ -51,7 +51,7 @@ pub(super) fn all() -> &'static [Key] {
     &KEYS
 }
 
-/// The key at `path`.
+/// Finds the key at `path`.
 pub(super) fn find(path: &str) -> Option<&'static Key> {
     all().iter().find(|key| key.path == path)
 }
@@ -78,7 +78,7 @@ fn add(table: &Json, prefix: &str, keys: &mut Vec<Key>) {
     }
 }
 
-/// Adds the keys of the `variants` of a table, which the key `tag` chooses.
+/// Adds the keys of the `variants` of a table. The key `tag` chooses the variant.
 fn add_of_variants(tag: &str, variants: &[(&str, &Json)], prefix: &str, keys: &mut Vec<Key>) {
     for (variant, schema) in variants {
         for (name, schema) in schema["properties"].as_object().into_iter().flatten().filter(|(name, _)| *name != tag) {
@@ -101,7 +101,7 @@ fn key(path: String, schema: &Json) -> Key {
     Key { path, schema: schema.clone(), default, variants: None }
 }
 
-/// The name of the variant that the key at the path `tag` chooses in `table`.
+/// Returns the name of the variant that the key at the path `tag` chooses in `table`.
 pub(super) fn variant<'a>(table: &'a Table, tag: &str) -> Option<&'a str> {
     get(table, tag).or_else(|| find(tag)?.default.as_ref()).and_then(Value::as_str)
 }

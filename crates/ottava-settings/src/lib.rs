@@ -1,4 +1,4 @@
-//! One run is one TOML file. Every key has a default, shown with its meaning in `configs/reference.toml`; unknown keys are errors.
+//! The settings of a run. One run is one TOML file. `configs/reference.toml` shows every key with its default and its meaning.
 //!
 //! ```
 //! use ottava_settings::RunConfig;
@@ -8,9 +8,9 @@
 //! assert!(config.to_toml().contains("max_length = 1024"));
 //! ```
 //!
-//! No setting is ignored: an unknown key is an error with a suggestion. To add a key: its field in this crate, whose comment is the text of the
-//! reference; then `OTTAVA_GOLDEN=record cargo test -p ottava-settings the_`, which writes `configs/reference.toml` and `configs/run.schema.json`.
-//! `old_keys.rs` has the earlier spellings of keys, and `words/` answers keys and flags of other trainers.
+//! No setting is ignored: an unknown key is an error with a suggestion. To add a key, add a field in this crate; its doc comment is the text of the
+//! reference. Then run `OTTAVA_GOLDEN=record cargo test -p ottava-settings the_`, which writes `configs/reference.toml` and
+//! `configs/run.schema.json`. `old_keys.rs` has the earlier spellings of keys. `words/` translates keys and flags of other trainers.
 #![forbid(unsafe_code)]
 
 mod alarms;

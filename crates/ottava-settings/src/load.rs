@@ -1,4 +1,4 @@
-//! Reading a run's file, and the settings that a command line changes in it.
+//! Reading a run's file, and applying the settings of a command line.
 
 use crate::names::{self, Known};
 use crate::{RunConfig, old_keys};
@@ -7,22 +7,23 @@ use ottava_common::input;
 use std::path::Path;
 use toml::Table;
 
-/// The largest configuration file.
+/// The maximum size of a configuration file in bytes.
 const MAX_BYTES: u64 = 16 << 20;
 
-/// A run's file that was read.
+/// The content of a run's file.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Loaded {
     /// The settings.
     pub config: RunConfig,
-    /// A sentence about the keys that have their old names, if there are such keys. One rank of a run logs the sentence.
+    /// A sentence about keys with old names, if there are such keys. One rank of a run logs the sentence.
     pub old_keys: Option<String>,
 }
 
 impl RunConfig {
-    /// Reads `path` and applies `settings` (`key=value`; the key a dotted path, or a bare one that is unique) on top.
+    /// Reads the file at `path` and then applies `settings` (`key=value`). A key is a dotted path, or only its last part if that part is unique.
     ///
-    /// Errors with [`Error::Config`] for a file that cannot be read, and for keys and values that cannot be used, a line for each.
+    /// Errors with [`Error::Config`] if the file cannot be read, or if keys or values cannot be used. The error has one line for each such key or
+    /// value.
     pub fn load(path: &Path, settings: &[String]) -> Result<Loaded> {
         if let Some(remedy) = no_run(path) {
             return Err(Error::Config(format!("{}: {remedy}", path.display())));
@@ -62,7 +63,7 @@ impl RunConfig {
 }
 
 impl RunConfig {
-    /// The configuration of `table`, and a sentence about the keys that have their old names, if there are such keys.
+    /// Returns the configuration of `table`, and a sentence about keys with old names, if there are such keys.
     ///
     /// Errors with all problems of keys, or with the first problem of a value.
     pub(super) fn from_table(mut table: Table) -> std::result::Result<(RunConfig, Option<String>), Vec<String>> {
@@ -83,7 +84,7 @@ impl RunConfig {
     }
 }
 
-/// What to do with a file or folder that is not the TOML of a run, by its name.
+/// Returns what to do with a file or folder whose name shows that it is not the TOML file of a run.
 fn no_run(path: &Path) -> Option<String> {
     let extension = path.extension().unwrap_or_default().to_string_lossy().to_ascii_lowercase();
     let shown = path.display();

@@ -6,7 +6,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 
-/// The `[lora]` table: adapters beside the linears of a frozen model, as PEFT's `LoraConfig`.
+/// The `[lora]` table: adapters beside the linears of a frozen model, like PEFT's `LoraConfig`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct LoraConfig {
@@ -14,7 +14,7 @@ pub struct LoraConfig {
     /// Adapters need init = "pretrained" and no offloading. Frozen weights are cast to FP8 once, when they are loaded; with scales per
     /// tensor or per 128x128 block, a frozen weight takes one byte. Frozen weights have no gradients, master weights or moments.
     pub r: usize,
-    /// Numerator of the factor lora_alpha / r of the adapters.
+    /// Numerator of the adapters' factor lora_alpha / r.
     pub lora_alpha: f64,
     /// Linears that have adapters: "all-linear" (all linears of the blocks), a list of names, such as ["q_proj", "v_proj"], or a regular
     /// expression of whole names, such as ".*(q|v)_proj".
@@ -25,9 +25,9 @@ pub struct LoraConfig {
     pub layers_to_transform: Vec<usize>,
     /// Names before the numbers of layers, such as ["layers"]; [] means any name.
     pub layers_pattern: Vec<String>,
-    /// Ranks that replace r, by regular expressions of the ends of names. Example: { q_proj = 8 }.
+    /// Values that replace r for linears whose names end with a match of a regular expression. Example: { q_proj = 8 }.
     pub rank_pattern: Pairs<usize>,
-    /// Values that replace lora_alpha, by regular expressions of the ends of names. Example: { q_proj = 32.0 }.
+    /// Values that replace lora_alpha for linears whose names end with a match of a regular expression. Example: { q_proj = 32.0 }.
     pub alpha_pattern: Pairs<f64>,
     /// Dropout before adapters; only 0 is implemented.
     pub lora_dropout: f64,
@@ -36,10 +36,10 @@ pub struct LoraConfig {
     /// Whether adapters also have a trained magnitude for each output (DoRA): each output is multiplied by its magnitude and divided by the
     /// norm of its row of W + lora_alpha / r · B A. A step takes longer with DoRA.
     pub use_dora: bool,
-    /// A PEFT folder, such as a checkpoint of adapters, with the adapters that the run starts from; "" creates new adapters. If model.path
-    /// is a PEFT folder, the run starts from that folder and loads the base model that the folder names. If r is 0, the folder decides r,
-    /// lora_alpha, use_rslora, use_dora, the targets and the patterns. Otherwise, all of these settings except the targets must equal the
-    /// settings of the folder.
+    /// A PEFT folder, such as a checkpoint of adapters, with the adapters that the run starts from; "" creates new adapters. If model.path is a PEFT
+    /// folder, the run starts from that folder and loads the base model that the folder names. If r is 0, then r, lora_alpha, use_rslora, use_dora,
+    /// the targets and the patterns are read from the folder. Otherwise, all of these settings except the targets must equal the settings of the
+    /// folder.
     pub init_from: PathBuf,
 }
 
@@ -63,14 +63,14 @@ impl Default for LoraConfig {
 }
 
 impl LoraConfig {
-    /// The adapters; `None` if all weights are trained.
+    /// Returns the adapters; `None` if all weights are trained.
     pub fn adapters(&self) -> Option<Lora> {
         let LoraConfig { r, lora_alpha: alpha, use_rslora, use_dora, .. } = *self;
         let exceptions = self.exceptions();
         (r > 0).then(|| Lora { r, alpha, use_rslora, use_dora, targets: self.target_modules.clone(), exceptions })
     }
 
-    /// The settings for single linears and layers.
+    /// Returns the settings for single linears and layers.
     pub fn exceptions(&self) -> Exceptions {
         Exceptions {
             exclude: self.exclude_modules.clone(),
@@ -81,7 +81,7 @@ impl LoraConfig {
         }
     }
 
-    /// Sentences about invalid entries of `rank_pattern` and `alpha_pattern`.
+    /// Lists invalid entries of `rank_pattern` and `alpha_pattern`, one sentence each.
     pub(super) fn pattern_problems(&self) -> Vec<String> {
         let ranks = self.rank_pattern.0.iter().filter(|(pattern, rank)| pattern.is_empty() || *rank == 0);
         let alphas = self.alpha_pattern.0.iter();
@@ -95,7 +95,7 @@ impl LoraConfig {
         ranks.chain(alphas).collect()
     }
 
-    /// This table with the settings of `lora`.
+    /// Returns this table with the settings of `lora`.
     pub fn with(self, lora: Lora) -> LoraConfig {
         let Lora { r, alpha, use_rslora, use_dora, targets, exceptions } = lora;
         let Exceptions { exclude, layers, layers_pattern, ranks, alphas } = exceptions;

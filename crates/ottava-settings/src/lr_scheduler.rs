@@ -13,7 +13,7 @@ use toml::Value;
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct LrSchedulerConfig {
-    /// The shape after the warm-up, with its own keys.
+    /// The shape after the warm-up, and the keys of this shape.
     #[serde(flatten)]
     pub kind: SchedulerType,
     /// Steps of linear warm-up at the start of the run: a number of steps, or a share of the run's steps (below 1, rounded up to whole
@@ -37,17 +37,17 @@ impl Default for LrSchedulerConfig {
 }
 
 impl LrSchedulerConfig {
-    /// Reads the table.
+    /// Reads the `[lr_scheduler]` table.
     pub(super) fn read<'de, D: Deserializer<'de>>(from: D) -> Result<LrSchedulerConfig, D::Error> {
         tagged::read(from, "type", "cosine")
     }
 
-    /// The learning rates of a run of `max_steps` with this `peak`.
+    /// Returns the learning rates of a run of `max_steps` steps with the peak learning rate `peak`.
     pub(super) fn schedule(&self, peak: f64, max_steps: u64) -> Schedule {
         Schedule { kind: self.kind, peak, warmup_steps: self.warmup_steps.of(max_steps), max_steps }
     }
 
-    /// Problems of the values in a run with this `peak`, a sentence each.
+    /// Lists the problems of the values in a run with the peak learning rate `peak`, one sentence each.
     pub(super) fn problems(&self, peak: f64) -> Vec<String> {
         let mut problems = Problems::default();
         if let Some(minimum) = self.kind.minimum() {
@@ -74,7 +74,7 @@ impl LrSchedulerConfig {
 }
 
 impl Warmup {
-    /// The number of steps in a run of `max_steps`.
+    /// Returns the number of warm-up steps in a run of `max_steps` steps.
     pub fn of(self, max_steps: u64) -> u64 {
         match self {
             Warmup::Steps(steps) => steps,
@@ -111,7 +111,7 @@ impl<'de> Deserialize<'de> for Warmup {
         match Value::deserialize(from)? {
             Value::Integer(steps) if steps >= 0 => Ok(Warmup::Steps(steps as u64)),
             Value::Float(share) if share > 0.0 && share < 1.0 => Ok(Warmup::Share(share)),
-            // A number of steps, as JSON of other programs has it.
+            // A number of steps that JSON of other programs writes as a float.
             Value::Float(steps) if steps.fract() == 0.0 && (0.0..1e12).contains(&steps) => {
                 Ok(Warmup::Steps(steps as u64))
             }

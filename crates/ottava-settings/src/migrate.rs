@@ -1,4 +1,4 @@
-//! Rewrites files of runs that have keys of earlier versions with the current keys.
+//! Replaces the keys of earlier versions in files of runs by the current keys.
 
 use crate::old_keys::{self, Now};
 use ottava_common::error::{Error, Result};
@@ -11,13 +11,13 @@ use toml_edit::{DocumentMut, Item, Key};
 pub struct Migrated {
     /// The text of the file, with the comments of the old file.
     pub toml: String,
-    /// What changed, a sentence for each key.
+    /// The changes, one sentence for each key.
     pub changes: Vec<String>,
 }
 
-/// Rewrites the text of a run's file, which errors call `path`.
+/// Replaces old keys in the text of a run's file. Error messages name the file `path`.
 ///
-/// Errors with [`Error::Config`] when the text is not TOML, or has a key twice, with its old and its new name.
+/// Errors with [`Error::Config`] if the text is not TOML, or if it has a key both by its old and by its new name.
 pub fn migrate(path: &Path, text: &str) -> Result<Migrated> {
     let wrong = |reason: String| Error::Config(format!("{}: {reason}", path.display()));
     let table: Table = text.parse().map_err(|error| wrong(format!("this is not valid TOML: {error}")))?;
@@ -40,7 +40,7 @@ pub fn migrate(path: &Path, text: &str) -> Result<Migrated> {
     Ok(Migrated { toml: document.to_string(), changes })
 }
 
-/// Takes the key at the dotted `path` out of its table.
+/// Removes the key at the dotted `path` from its table and returns it.
 fn take(document: &mut DocumentMut, path: &str) -> Option<(Key, Item)> {
     let (tables, name) = path.rsplit_once('.')?;
     let table = tables.split('.').try_fold(document.as_item_mut(), |item, name| item.get_mut(name))?;
@@ -50,7 +50,7 @@ fn take(document: &mut DocumentMut, path: &str) -> Option<(Key, Item)> {
     }
 }
 
-/// Gives the item another value, and keeps its space and comments.
+/// Replaces the value of the item, and keeps its white space and comments.
 fn with_value(mut item: Item, value: &Value) -> Item {
     if let Some(old) = item.as_value_mut() {
         let decor = old.decor().clone();
@@ -60,8 +60,8 @@ fn with_value(mut item: Item, value: &Value) -> Item {
     item
 }
 
-/// Writes `item` at the dotted `path`, with the comments of its old `key`; `None` if the path already has a value. A new table gets
-/// `position`, behind the table that already has it.
+/// Writes `item` at the dotted `path`, with the comments of its old `key`. Returns `None` if the path already has a value. A new table gets
+/// `position`, so it follows the table that has this position.
 fn put(document: &mut DocumentMut, path: &str, key: &Key, item: Item, position: Option<isize>) -> Option<()> {
     let (tables, name) = path.rsplit_once('.')?;
     let mut table = document.as_item_mut();

@@ -1,4 +1,4 @@
-//! The keys of a configuration, and looking them up.
+//! The known keys of a configuration, and how unknown keys are answered.
 
 use crate::keys::{self, Key};
 use crate::old_keys;
@@ -8,13 +8,13 @@ use crate::words::{self, Translation};
 use serde_json::{Map, Value as Json};
 use toml::{Table, Value};
 
-/// Longer keys get no suggestion.
+/// The maximum length of a key that gets a suggestion, in bytes.
 const MAX_KEY_BYTES: usize = 100;
 
-/// Problems that are listed; the search for more ends there.
+/// The maximum number of problems that are listed. The search ends there.
 pub(super) const MAX_PROBLEMS: usize = 20;
 
-/// All keys, as dotted paths.
+/// The dotted paths of all keys.
 pub(super) struct Known(pub(super) Vec<String>);
 
 impl Known {
@@ -22,7 +22,7 @@ impl Known {
         Known(keys::all().iter().map(|key| key.path.clone()).collect())
     }
 
-    /// All tables, in the order of their first keys.
+    /// Returns all tables, in the order of their first keys.
     fn tables(&self) -> Vec<&str> {
         let mut tables: Vec<&str> = self.0.iter().filter_map(|key| Some(key.rsplit_once('.')?.0)).collect();
         tables.dedup();
@@ -86,7 +86,7 @@ impl Known {
                     without.push((text, ours, values));
                 }
                 Some(Translation::Ours(ours, value)) => {
-                    // A key at the top is no key of a table.
+                    // At the top of the file, a dotted key belongs to another table.
                     match ours.strip_prefix(prefix).filter(|name| !name.contains('.') || !prefix.is_empty()) {
                         None => problems.push(in_other_table(&path, ours, &value, &table[&key])),
                         Some(name) if name != key && paths::get(table, name).is_some() => {
@@ -107,7 +107,7 @@ impl Known {
             return text;
         }
         let (table, name) = path.rsplit_once('.').map_or((None, path), |(table, name)| (Some(table), name));
-        // Among equally near names, prefers the one in the same table.
+        // Among equally near names, prefers the name in the same table.
         let distance = |key: &&String| {
             let (of, last) = key.rsplit_once('.').map_or((None, key.as_str()), |(table, name)| (Some(table), name));
             (distance(name, last).unwrap_or(usize::MAX), of != table)
@@ -130,7 +130,7 @@ impl Known {
             return text;
         }
         let tables = self.tables();
-        // A name may be cut short, as `train`.
+        // A name may be abbreviated, such as `train`.
         let distance = |table: &str| match table.starts_with(path) && path.len() >= 4 {
             true => Some(0),
             false => distance(path, table),
@@ -146,7 +146,7 @@ impl Known {
         }
     }
 
-    /// Reports texts in place of lists.
+    /// Reports texts where lists are expected.
     pub(super) fn texts_for_lists(&self, table: &Table, problems: &mut Vec<String>) {
         let mut given = Vec::new();
         flatten("", table, &mut given);
@@ -174,7 +174,7 @@ impl Known {
     pub(super) fn set(&self, table: &mut Table, setting: &str) -> Result<(), String> {
         let (key, text) = setting.split_once('=').ok_or("expected key=value")?;
         let key = key.trim();
-        // Anything that is not a TOML value is a string: `--set recipe=bf16` needs no quotes.
+        // A value that is not TOML is read as a string, so `--set recipe=bf16` needs no quotes.
         let value = format!("value = {text}").parse::<Table>().ok().and_then(|mut t| t.remove("value"));
         let mut value = value.unwrap_or_else(|| Value::String(text.trim().to_string()));
         if let Some(old) = old_keys::find(key) {
@@ -197,7 +197,7 @@ impl Known {
         insert(table, &path, value)
     }
 
-    /// The value of `path` in `table`, if it is one of `values`. Without `values`, any value except the default.
+    /// Returns the value at `path` in `table` if it is one of `values`. If `values` is empty, returns any value except the default.
     fn given(&self, table: &Table, path: &str, values: &[Value]) -> Option<Value> {
         let value = paths::get(table, path)?;
         let is_given = match values {
@@ -207,9 +207,9 @@ impl Known {
         is_given.then(|| value.clone())
     }
 
-    /// Removes the value of `path` from `table` if it is one of `values`. Without `values`, removes any value.
+    /// Removes the value at `path` from `table` if it is one of `values`. If `values` is empty, removes any value.
     ///
-    /// Errors when the default is one of `values`.
+    /// Errors if the default is one of `values`.
     fn reset(&self, table: &mut Table, path: &str, values: &[Value]) -> Result<(), String> {
         if self.given(table, path, values).is_some() {
             paths::remove(table, path);
@@ -217,7 +217,7 @@ impl Known {
         self.default_problem(table, path, values).map_or(Ok(()), Err)
     }
 
-    /// A sentence if `path` has its default in `table` and the default is one of `values`.
+    /// Returns a sentence if `path` has its default in `table` and the default is one of `values`.
     fn default_problem(&self, table: &Table, path: &str, values: &[Value]) -> Option<String> {
         let default = keys::find(path)?.default.as_ref().filter(|default| values.contains(default))?;
         let is_default = self.given(table, path, &[]).is_none();
@@ -252,8 +252,8 @@ impl Known {
     }
 }
 
-/// The keys that a table in the list at `path` can have, if the value is a list of tables; of a list of variants, the keys of the variant that the
-/// table names. `None` also for an unknown variant, which is an error of its own.
+/// Returns the keys that `table`, an item of the list at `path`, can have; for a list of variants, the keys of the variant that `table` names.
+/// Returns `None` if the list does not hold tables, or if the variant is unknown, which is reported elsewhere.
 fn keys_of_item(path: &str, table: &Value) -> Option<Vec<&'static str>> {
     let items = &keys::find(path)?.schema["items"];
     let keys_of = |schema: &'static Json| schema["properties"].as_object().into_iter().flat_map(Map::keys);
@@ -282,12 +282,12 @@ fn unknown_in_list(path: &str, keys: &[&str], table: &Value, problems: &mut Vec<
     }
 }
 
-/// The part of a path after its last dot.
+/// Returns the part of a path after its last dot.
 fn last(path: &str) -> &str {
     path.rsplit('.').next().unwrap_or(path)
 }
 
-/// The message for a key that is `ours`, of another table, with `value` in place of `theirs`.
+/// Returns the message for the key at `path`. Its name in Ottava is `ours`, in another table, and its value there is `value` instead of `theirs`.
 fn in_other_table(path: &str, ours: &str, value: &Value, theirs: &Value) -> String {
     match value == theirs {
         true => format!("`{path}` is `{ours}` here"),
@@ -295,10 +295,10 @@ fn in_other_table(path: &str, ours: &str, value: &Value, theirs: &Value) -> Stri
     }
 }
 
-/// A key of another trainer that excludes values of our key: the line, our key, and the excluded values.
+/// A key of another trainer that excludes values of one of our keys: the line to write, our key, and the excluded values.
 type Without = (String, &'static str, Vec<Value>);
 
-/// What to write for `value` at `path`.
+/// Returns the line that sets `path` to `value`.
 pub(super) fn line(path: &str, value: &Value) -> String {
     match path.rsplit_once('.') {
         Some((table, name)) => format!("`{name} = {value}` under [{table}]"),
@@ -306,8 +306,8 @@ pub(super) fn line(path: &str, value: &Value) -> String {
     }
 }
 
-/// The message for a name that is compared with no other: none is nearly as long, and the time of a comparison grows with the square of the
-/// length.
+/// Returns the message for a name that is too long for suggestions. No key is nearly as long, and the time of a comparison grows with the square of
+/// the length.
 fn too_long(path: &str) -> Option<String> {
     (path.len() > MAX_KEY_BYTES).then(|| {
         let start: String = path.chars().take(20).collect();
@@ -315,7 +315,7 @@ fn too_long(path: &str) -> Option<String> {
     })
 }
 
-/// Letters to insert, remove, replace or swap between two names; `None` beyond a quarter of the longer name.
+/// Returns the number of letters to insert, remove, replace or swap to change one name into the other; `None` beyond a quarter of the longer name.
 fn distance(a: &str, b: &str) -> Option<usize> {
     let distance = strsim::damerau_levenshtein(a, b);
     (distance * 4 <= a.len().max(b.len())).then_some(distance)

@@ -1,4 +1,4 @@
-//! The table `[optimizer]`: what updates weights, and in which formats it stores them.
+//! The table `[optimizer]`: the algorithm that updates weights, and the formats in which it stores them.
 
 use crate::demands::{Problems, from_zero};
 use crate::{auto, tagged};
@@ -11,11 +11,11 @@ use ottava_recipe::storage::{Formats, Gradients, Masters, States, Storage};
 use schemars::JsonSchema;
 use serde::{Deserialize, Deserializer, Serialize};
 
-/// The `[optimizer]` table. `None`, written `auto`, takes the format of `storage`.
+/// The `[optimizer]` table. A format that is `None` (written `auto`) is the format of `storage`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct OptimizerConfig {
-    /// The rule of the updates, with its own keys.
+    /// The algorithm of the updates, with its own keys.
     #[serde(flatten)]
     pub algorithm: Algorithm,
     /// Peak learning rate, reached after lr_scheduler.warmup_steps.
@@ -41,7 +41,7 @@ pub struct OptimizerConfig {
     pub state_dtype: Option<States>,
 }
 
-/// The rule of the updates.
+/// The algorithm of the updates.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(tag = "name", rename_all = "lowercase")]
 pub enum Algorithm {
@@ -61,7 +61,7 @@ pub struct Adamw {
     pub beta1: f64,
     /// Decay rate of AdamW's second moment.
     pub beta2: f64,
-    /// Added to the denominator of AdamW's update.
+    /// A constant that is added to the denominator of AdamW's update.
     pub eps: f64,
 }
 
@@ -80,7 +80,7 @@ pub struct Muon {
     pub beta1: f64,
     /// Decay rate of AdamW's second moment.
     pub beta2: f64,
-    /// Added to the denominator of AdamW's update.
+    /// A constant that is added to the denominator of AdamW's update.
     pub eps: f64,
 }
 
@@ -88,7 +88,7 @@ pub struct Muon {
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Lion {
-    /// Share of Lion's momentum in the direction of an update; the gradient has the rest.
+    /// Weight of Lion's momentum in the direction of an update; the gradient has the weight 1 - beta1.
     pub beta1: f64,
     /// Decay rate of Lion's momentum.
     pub beta2: f64,
@@ -128,7 +128,7 @@ impl Default for Lion {
 }
 
 impl Algorithm {
-    /// The spelling of `optimizer.name`.
+    /// Returns the spelling in `optimizer.name`.
     pub const fn as_str(self) -> &'static str {
         match self {
             Algorithm::Adamw(_) => "adamw",
@@ -137,7 +137,7 @@ impl Algorithm {
         }
     }
 
-    /// The keys of the algorithm that are shares below 1.
+    /// Returns the keys of the algorithm whose values are shares below 1, with these values.
     fn shares(self) -> Vec<(&'static str, f64)> {
         match self {
             Algorithm::Adamw(Adamw { beta1, beta2, .. }) | Algorithm::Lion(Lion { beta1, beta2 }) => {
@@ -158,12 +158,12 @@ impl Algorithm {
 }
 
 impl OptimizerConfig {
-    /// Reads the table.
+    /// Reads the `[optimizer]` table.
     pub(super) fn read<'de, D: Deserializer<'de>>(from: D) -> std::result::Result<OptimizerConfig, D::Error> {
         tagged::read(from, "name", "adamw")
     }
 
-    /// The formats, with `auto` resolved.
+    /// Returns the formats, with `auto` resolved.
     pub fn formats(&self) -> Formats {
         let Formats { masters, gradients, states } = self.storage.formats();
         Formats {
@@ -173,12 +173,12 @@ impl OptimizerConfig {
         }
     }
 
-    /// Whether an update transforms whole matrices, which ranks must not divide.
+    /// Whether an update transforms whole matrices. Ranks must not divide such matrices.
     pub(super) fn transforms_matrices(&self) -> bool {
         matches!(self.algorithm, Algorithm::Muon(_))
     }
 
-    /// The optimizer before its first step. Gradients are clipped to the norm `max_grad_norm`; 0 turns clipping off.
+    /// Creates the optimizer before its first step. Gradients are clipped to the norm `max_grad_norm`; 0 turns clipping off.
     pub fn build(&self, max_grad_norm: f64, params: &[&mut Param]) -> Result<Box<dyn Optimizer>> {
         let weight_decay = self.weight_decay;
         let adamw = |beta1, beta2, epsilon| AdamWConfig { beta1, beta2, epsilon, weight_decay, max_grad_norm };
@@ -195,7 +195,7 @@ impl OptimizerConfig {
         })
     }
 
-    /// Problems of the values, a sentence each.
+    /// Lists the problems of the values, one sentence each.
     pub(super) fn problems(&self) -> Vec<String> {
         let mut problems = Problems::default();
         let rate = self.learning_rate;

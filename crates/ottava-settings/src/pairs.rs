@@ -1,4 +1,4 @@
-//! Tables whose keys the writer of a file chooses, such as other names of fields.
+//! Tables whose keys the user chooses, such as names of fields.
 
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::de::{Deserializer, MapAccess, Visitor};
@@ -12,7 +12,7 @@ use toml::{Table, Value};
 #[derive(Clone, Debug, PartialEq)]
 pub struct Pairs<T>(pub Vec<(String, T)>);
 
-/// A name, or several.
+/// One name, or a list of names.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(untagged)]
 pub enum Names {
@@ -70,14 +70,14 @@ impl<T: JsonSchema> JsonSchema for Pairs<T> {
 }
 
 impl Pairs<String> {
-    /// `name=value` of each pair.
+    /// Returns `name=value` for each pair.
     pub(super) fn entries(&self) -> Vec<String> {
         self.0.iter().map(|(name, value)| format!("{name}={value}")).collect()
     }
 }
 
 impl Pairs<Names> {
-    /// `name=value` of each value of each name.
+    /// Returns `name=value` for each value of each name.
     pub(super) fn entries(&self) -> Vec<String> {
         let of = |(name, values): &(String, Names)| match values {
             Names::One(value) => vec![format!("{name}={value}")],
@@ -88,8 +88,8 @@ impl Pairs<Names> {
 }
 
 impl Pairs<Value> {
-    /// `name=value` of each pair: a text unchanged, and any other value as JSON. A text that would be read as another value is written as
-    /// JSON too.
+    /// Returns `name=value` for each pair. A text is written unchanged, and any other value as JSON. A text that would be read as another JSON value
+    /// is written as a JSON string.
     pub(super) fn entries(&self) -> Vec<String> {
         let text = |value: &Value| match value.as_str() {
             Some(text) if serde_json::from_str::<serde_json::Value>(text).is_err() => text.to_string(),
@@ -99,18 +99,18 @@ impl Pairs<Value> {
     }
 }
 
-/// The kind of the values of a table that is written as `name=value`.
+/// The type of the values in a list of `name=value`.
 #[derive(Clone, Copy)]
 pub(super) enum Kind {
-    /// Texts; a name with several texts has a list.
+    /// Texts. If a name occurs several times, its value is a list.
     Texts,
-    /// JSON values; a value that is not JSON is a text.
+    /// JSON values. A value that is not JSON is a text.
     Json,
-    /// Numbers, and names that may have `=` themselves.
+    /// Numbers. The names may contain `=`.
     Numbers,
 }
 
-/// The table for a list of `name=value`, or for one text with one or several `name=value`, separated by commas; `None` for any other value.
+/// Converts a list of `name=value`, or one text with several `name=value` separated by commas, to a table. Returns `None` for any other value.
 pub(super) fn table(written: &Value, kind: Kind) -> Option<Value> {
     let entries: Vec<&str> = match written {
         Value::Array(list) => list.iter().map(Value::as_str).collect::<Option<_>>()?,

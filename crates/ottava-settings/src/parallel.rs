@@ -1,4 +1,4 @@
-//! The table `[parallel]`: the axes of the ranks, and what ZeRO divides.
+//! The table `[parallel]`: the axes of the ranks, and the ZeRO stage.
 
 use crate::communication::CommunicationConfig;
 use ottava_common::error::{Error, Result};
@@ -8,7 +8,7 @@ use ottava_tensor::comm::MeshShape;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// The most ranks of a job.
+/// The maximum number of ranks of a job.
 const MAX_RANKS: usize = 1 << 16;
 
 /// The `[parallel]` table.
@@ -64,9 +64,9 @@ impl Default for ParallelConfig {
 }
 
 impl ParallelConfig {
-    /// The mesh of a job of `ranks` ranks.
+    /// Returns the mesh of a job of `ranks` ranks.
     ///
-    /// Errors with [`Error::Config`] when `data` is another number than the other axes leave, or a search has not chosen the sizes yet.
+    /// Errors with [`Error::Config`] if `data` contradicts the number of ranks and the other axes, or if the search has not chosen the sizes yet.
     pub fn mesh(&self, ranks: usize) -> Result<MeshShape> {
         if self.auto {
             return Err(Error::Config(
@@ -96,24 +96,24 @@ impl ParallelConfig {
         )))
     }
 
-    /// Ranks of the job that is planned.
+    /// Returns the number of ranks of the planned job.
     pub fn ranks(&self) -> usize {
         self.planned_data() * self.tensor * self.pipeline * self.context
     }
 
-    /// The number of ranks over which some gradients are reduced, as [`Ranks::reducing`](ottava_parallel::Ranks::reducing).
+    /// Returns the maximum number of ranks over which a gradient is reduced, like [`Ranks::reducing`](ottava_parallel::Ranks::reducing).
     pub fn reducing(&self) -> usize {
         self.planned_data() * self.context * self.tensor
     }
 
-    /// The size of the data axis of the job that is planned. If `data` is 0, this is the smallest size at which the expert axis divides
+    /// Returns the size of the data axis of the planned job. If `data` is 0, this is the smallest size at which the size of the expert axis divides
     /// data x context.
     pub fn planned_data(&self) -> usize {
         let smallest = (1..=self.expert).find(|data| (data * self.context).is_multiple_of(self.expert));
         if self.data == 0 { smallest.unwrap_or(1) } else { self.data }
     }
 
-    /// A sentence about the first axis without ranks, or with more ranks than a job may have.
+    /// Returns a sentence about the first axis without ranks, or with more ranks than a job may have.
     fn axis_problem(&self) -> Option<String> {
         let axes =
             [("tensor", self.tensor), ("pipeline", self.pipeline), ("context", self.context), ("expert", self.expert)];
@@ -131,8 +131,8 @@ impl ParallelConfig {
             .then(|| format!("the axes of [parallel] take {ranks} ranks; a job has at most {MAX_RANKS}"))
     }
 
-    /// Why context ranks cannot divide sequences of `max_length` tokens; `None` if they can. Shorter sequences of an evaluation have
-    /// multiples of 16 tokens.
+    /// Returns why context ranks cannot divide sequences of `max_length` tokens; `None` if they can. Shorter sequences of an evaluation have a
+    /// multiple of 16 tokens.
     pub(super) fn context_problem(&self, max_length: usize) -> Option<String> {
         let ranks = self.context;
         match ranks {
@@ -147,9 +147,9 @@ impl ParallelConfig {
         }
     }
 
-    /// The schedule of a step of `micro_batches` micro-batches.
+    /// Returns the schedule of a step with `micro_batches` micro-batches.
     ///
-    /// Errors when [`Schedule::check`] does.
+    /// Returns the errors of [`Schedule::check`].
     pub fn schedule(&self, micro_batches: usize) -> Result<Schedule> {
         let ParallelConfig { pipeline: ranks, pipeline_schedule: kind, pipeline_stages: stages, .. } = *self;
         if ranks == 1 {
@@ -160,7 +160,7 @@ impl ParallelConfig {
         Ok(schedule)
     }
 
-    /// The first conflict of settings, with gradients stored as `gradients`; `None` without conflict.
+    /// Returns the first conflict of settings, or `None`. `gradients` is the format of stored gradients.
     pub(super) fn problem(&self, gradients: Gradients, scales_loss: bool) -> Option<String> {
         let ParallelConfig { tensor, pipeline, context, expert, zero, .. } = *self;
         if self.auto && ([tensor, pipeline, context, expert] != [1; 4] || zero != Zero::Nothing) {

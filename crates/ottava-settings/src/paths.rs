@@ -2,7 +2,7 @@
 
 use toml::{Table, Value};
 
-/// The values of `table` by dotted path.
+/// Appends the values of `table` to `out`, each with its dotted path.
 pub(super) fn flatten(prefix: &str, table: &Table, out: &mut Vec<(String, Value)>) {
     for (key, value) in table {
         match value {
@@ -12,7 +12,7 @@ pub(super) fn flatten(prefix: &str, table: &Table, out: &mut Vec<(String, Value)
     }
 }
 
-/// The value at the dotted `path` of `table`.
+/// Returns the value at the dotted `path` of `table`.
 pub(super) fn get<'a>(table: &'a Table, path: &str) -> Option<&'a Value> {
     let (first, rest) = path.split_once('.').map_or((path, None), |(first, rest)| (first, Some(rest)));
     match (table.get(first)?, rest) {
@@ -34,7 +34,7 @@ pub(super) fn insert(table: &mut Table, path: &str, value: Value) -> Result<(), 
     Ok(())
 }
 
-/// Removes the value at the dotted `path` of `table`.
+/// Removes and returns the value at the dotted `path` of `table`.
 pub(super) fn remove(table: &mut Table, path: &str) -> Option<Value> {
     match path.split_once('.') {
         None => table.remove(path),

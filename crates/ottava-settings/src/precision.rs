@@ -1,4 +1,4 @@
-//! Configurations that do not come from a run's file: of a saved model, and of benchmarks.
+//! Configurations that are not read from a run's file: configurations of saved models and of benchmarks.
 
 use crate::RunConfig;
 use crate::names::Known;
@@ -8,26 +8,26 @@ use std::path::Path;
 use toml::Table;
 
 impl RunConfig {
-    /// The configuration of the run that saved the checkpoint `folder`, and the names of its casts; `None` for other model folders.
+    /// Returns the configuration of the run that saved the checkpoint `folder`, and the names of its casts; `None` for other model folders.
     pub fn saved_in(folder: &Path) -> Result<Option<(RunConfig, Vec<String>)>> {
         let Some(manifest) = Manifest::read(folder)? else { return Ok(None) };
         let progress = training::progress(folder, &manifest)?;
         Ok(Some((RunConfig::saved(folder, &progress)?, progress.scaling_slots)))
     }
 
-    /// This configuration with `settings` (`key=value`, as for `--set`) on top.
+    /// Returns this configuration changed by `settings` (`key=value`, as for `--set`).
     ///
-    /// Errors when a key is not in `[precision]`, or a value has the wrong kind.
+    /// Errors if a key is not in `[precision]`, or if a value has the wrong type.
     pub fn with_precision(&self, settings: &[String]) -> Result<RunConfig> {
         let table = Table::try_from(self).expect("a configuration is a table");
         let reason = "only keys of [precision] are set here; --help shows the options for others";
         let config = with_settings(table, settings, &["precision"], reason)?;
-        // Settings that a plain model folder lacks, such as data, are not a problem here.
+        // A plain model folder has no data, for example, so problems that existed before do not count.
         config.expect_no_more_problems_than(self)?;
         Ok(config)
     }
 
-    /// The configuration that the `progress` of the checkpoint at `path` holds.
+    /// Returns the configuration in the `progress` of the checkpoint at `path`.
     pub fn saved(path: &Path, progress: &Progress) -> Result<RunConfig> {
         let table = progress.config.parse::<Table>().map_err(|error| vec![error.to_string()]);
         let read = table.and_then(RunConfig::from_table).map(|(config, _)| config);
@@ -39,11 +39,12 @@ impl RunConfig {
     }
 }
 
-/// The defaults with `settings` (`key=value`, as for `--set`): precision, optimizer, memory and division of a training benchmark.
+/// Returns the defaults changed by `settings` (`key=value`, as for `--set`). Used for the precision, optimizer, memory and division of a training
+/// benchmark.
 ///
-/// Errors when a key is not in `[precision]`, `[sentinel]`, `[optimizer]`, `[memory]`, `[parallel]` or `[lora]`, and when a key is
-/// `recipe`: benchmarks have an option for recipes. Whether the values are compatible depends on the recipe: call
-/// [`RunConfig::expect_formats`].
+/// Errors if a key is not in `[precision]`, `[sentinel]`, `[optimizer]`, `[memory]`, `[parallel]` or `[lora]`. Also errors for the key `recipe`,
+/// because benchmarks have an option for recipes. Call [`RunConfig::expect_formats`] to check that the values are compatible, which depends on the
+/// recipe.
 pub fn formats(settings: &[String]) -> Result<RunConfig> {
     let tables = ["precision", "sentinel", "optimizer", "memory", "parallel", "lora"];
     let reason = "only keys of [precision], [sentinel], [optimizer], [memory], [parallel] and [lora] are set here; --help shows the options for others";
@@ -58,7 +59,7 @@ pub fn formats(settings: &[String]) -> Result<RunConfig> {
     }
 }
 
-/// The configuration of `table` with `settings` on top. The keys of `settings` must be in `tables`; `reason` is the error for other keys.
+/// Returns the configuration of `table` changed by `settings`. The keys of `settings` must be in `tables`; `reason` is the error for other keys.
 fn with_settings(mut table: Table, settings: &[String], tables: &[&str], reason: &str) -> Result<RunConfig> {
     let (known, mut problems) = (Known::new(), Vec::new());
     for setting in settings {

@@ -1,4 +1,4 @@
-//! Problems of a configuration: values outside of their ranges, and settings that conflict.
+//! Problems of a configuration: values outside their ranges, and settings that conflict.
 
 use crate::RunConfig;
 use crate::demands::{Problems, from_zero};
@@ -13,7 +13,7 @@ impl RunConfig {
         if problems.is_empty() { Ok(()) } else { Err(Error::Config(problems.join("\n"))) }
     }
 
-    /// Errors with the problems that `other` does not have.
+    /// Errors with the problems that this configuration has and `other` does not have.
     pub fn expect_no_more_problems_than(&self, other: &RunConfig) -> Result<()> {
         let known = other.problems();
         let problems: Vec<_> = self.problems().into_iter().filter(|problem| !known.contains(problem)).collect();
@@ -28,7 +28,7 @@ impl RunConfig {
         problems
     }
 
-    /// All problems of the values, a sentence each.
+    /// Lists all problems of the values, one sentence each.
     pub(super) fn problems(&self) -> Vec<String> {
         let mut problems = Problems(self.format_problems());
         problems.0.extend(self.lora_problems());
@@ -50,8 +50,8 @@ impl RunConfig {
         problems.0
     }
 
-    /// Checks the settings of ranks that divide tensors or sequences. Parts must be even, codes are gathered in multiples of 16 tokens, and
-    /// Muon transforms whole matrices.
+    /// Checks settings of ranks that divide tensors or sequences: parts must have equal sizes, codes are gathered in multiples of 16 tokens, and Muon
+    /// needs whole matrices.
     fn check_layer_axes(&self, problems: &mut Problems) {
         let (tensor, rows) = (self.parallel.tensor, self.training.per_device_train_batch_size);
         let ranks = tensor.saturating_mul(self.parallel.context);

@@ -6,10 +6,10 @@ use serde_json::Value as Json;
 use std::fmt::Write;
 use toml::Value;
 
-/// The longest line, in letters.
+/// The maximum length of a line, in letters.
 const WIDTH: usize = 140;
 
-/// The file that shows every key. Keys without a default, and keys of variants that are not the default, are comments.
+/// Returns the text of the file that shows every key. Keys without a default, and keys of variants that are not the default, are comments.
 pub fn reference() -> String {
     let mut text = "#:schema run.schema.json\n# Every key at its default, with its meaning. The file of a run needs only the keys that differ.\n\
                     # Written by `ottava config reference` from the comments in the source.\n"
@@ -32,7 +32,7 @@ pub fn reference() -> String {
     text
 }
 
-/// Writes a key and its comment.
+/// Writes a key with its comment.
 fn write(text: &mut String, key: &Key, name: &str) {
     let lines = schema::description(&key.schema);
     let Some(variants) = &key.variants else {
@@ -48,7 +48,7 @@ fn write(text: &mut String, key: &Key, name: &str) {
         comment(text, &format!("{}{}:", with(&variants.names[0]), others.concat()));
     }
     lines.iter().for_each(|line| comment(text, line));
-    // Where a key says something else, or has another default.
+    // The variants in which the key has another description or another default.
     let differs = |schema: &&Json| ["description", "default"].iter().any(|word| schema[*word] != key.schema[*word]);
     for (name, schema) in variants.names.iter().zip(&variants.schemas).filter(|(_, schema)| differs(schema)) {
         let lines = schema::description(schema);
@@ -57,14 +57,14 @@ fn write(text: &mut String, key: &Key, name: &str) {
     write_value(text, key, name, is_default);
 }
 
-/// Writes a key with its default; a key that a file does not have (`has`) is written as a comment with an example.
+/// Writes a key with its default. If a file with defaults does not have the key (`has` is false), the key is written as a comment, with an example.
 fn write_value(text: &mut String, key: &Key, name: &str, has: bool) {
     let value = key.default.as_ref().map_or_else(|| key.schema["examples"][0].to_string(), shown);
     let hidden = if has && key.default.is_some() { "" } else { "# " };
     let _ = writeln!(text, "{hidden}{name} = {value}");
 }
 
-/// A value in its usual spelling.
+/// Returns a value in its usual spelling.
 fn shown(value: &Value) -> String {
     match value {
         Value::Float(number) if *number != 0.0 && number.abs() < 1e-2 => format!("{number:e}"),
@@ -72,7 +72,7 @@ fn shown(value: &Value) -> String {
     }
 }
 
-/// Writes `line` as comments of at most [`WIDTH`] letters; further lines are as far in as the words of the first.
+/// Writes `line` as comments of at most [`WIDTH`] letters. Continuation lines are indented like the words of the first line.
 fn comment(text: &mut String, line: &str) {
     let indent = line.len() - line.trim_start().len();
     let inner = if indent > 0 {
@@ -116,7 +116,7 @@ mod tests {
             assert!(is_shown || reference().contains(&format!("\n# {name} = ")), "{} is not shown", key.path);
             assert!(!schema::description(&key.schema)[0].is_empty(), "the field of {} has no comment", key.path);
         }
-        // Commented keys have values of their kind.
+        // Values of commented keys must have the type of their key.
         let commented = reference();
         for line in commented.lines().filter_map(|line| line.strip_prefix("# ")).filter(|line| line.contains(" = ")) {
             let is_key = line

@@ -1,28 +1,28 @@
-//! A run's configuration once the settings that a plan decides are no longer `auto`.
+//! A run's configuration after a plan has replaced each `auto` by a value.
 
 use crate::RunConfig;
 use ottava_recipe::param::{Description, LayerCosts, MemoryPolicy, Purpose};
 use ottava_recipe::recompute::Recompute;
 use ottava_recipe::storage::Share;
 
-/// The settings of a run, with values for the settings that depend on the memory of the device. Formats, the layout of rows and stored
-/// codes follow from other settings, by methods of [`RunConfig`].
+/// The settings of a run, with values for the settings that depend on the memory of the device. Other `auto` settings (formats, layout of rows,
+/// stored codes) follow from methods of [`RunConfig`].
 #[derive(Clone, Debug, PartialEq)]
 pub struct ResolvedConfig {
     /// The settings of the run's file. The fields below replace the settings of the same names.
     pub run: RunConfig,
-    /// What backward recomputes.
+    /// The activations that backward recomputes.
     pub recompute: Recompute,
-    /// Share of the blocks whose optimizer states and master weights are offloaded.
+    /// The share of the blocks whose optimizer states and master weights are offloaded.
     pub offload_optimizer: f64,
-    /// Share of the blocks whose weights are offloaded.
+    /// The share of the blocks whose weights are offloaded.
     pub offload_parameters: f64,
     /// Whether training continues while checkpoints are written.
     pub async_save: bool,
 }
 
 impl ResolvedConfig {
-    /// The settings of `run`, with the fastest value for each setting that is `auto`: nothing is recomputed or offloaded, and training
+    /// Returns the settings of `run` with the fastest value for each setting that is `auto`: nothing is recomputed or offloaded, and training
     /// continues while checkpoints are written.
     pub fn fastest(run: &RunConfig) -> ResolvedConfig {
         let memory = &run.memory;
@@ -35,7 +35,7 @@ impl ResolvedConfig {
         }
     }
 
-    /// The settings as a run's file has them, with the resolved values.
+    /// Returns the settings of a run's file, with the resolved values.
     pub fn to_run_config(&self) -> RunConfig {
         let mut run = self.run.clone();
         run.memory.recompute = Some(self.recompute);
@@ -45,12 +45,12 @@ impl ResolvedConfig {
         run
     }
 
-    /// What the layers of a `model` cost in this run.
+    /// Returns the cost of each layer of `model` in this run.
     pub fn layer_costs(&self, model: &Description) -> LayerCosts {
         model.layer_costs(self.run.data.max_length, self.recompute.blocks())
     }
 
-    /// The purpose to build the model for.
+    /// Returns the purpose that the model is built for.
     pub fn purpose(&self) -> Purpose {
         let run = &self.run;
         Purpose::Train(MemoryPolicy {

@@ -1,4 +1,4 @@
-//! What may change when a run resumes.
+//! Which settings may change when a run resumes.
 
 use crate::RunConfig;
 use ottava_common::error::{Error, Result};
@@ -6,12 +6,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use toml::Value;
 
 impl RunConfig {
-    /// Checks that a run saved with `saved` may resume as `self`. Settings that define the run must be equal; others may change and
-    /// are returned as `(key, before, now)` for the log.
+    /// Checks that a run that was saved with `saved` may resume with `self`. Settings that define the run must be equal. Other changed settings are
+    /// returned as `(key, before, now)` for the log.
     pub fn check_resume(&self, saved: &RunConfig) -> Result<Vec<(String, String, String)>> {
         const FREE: &[&str] =
             &["output_dir", "device", "generation", "data.cache_dir", "checkpoint.async_save", "lora.init_from"];
-        // The content at these paths is compared when the run resumes.
+        // Paths may differ: the content at these paths is compared when the run resumes.
         const STEERS: &[&str] = &[
             "model.path",
             "model.tokenizer",
@@ -36,7 +36,7 @@ impl RunConfig {
             "memory.offload_residuals",
             "parallel",
         ];
-        // The states of one optimizer are of no use to another.
+        // An optimizer cannot use the states of another optimizer.
         const FIXED: &[&str] = &["optimizer.name"];
         const BATCH: &str = "training.global_batch_size";
         let within = |list: &[&str], key: &str| list.iter().any(|l| key == *l || key.starts_with(&format!("{l}.")));

@@ -13,19 +13,18 @@ pub struct RouterConfig {
     pub balance_loss: f64,
     /// Coefficient of the router z-loss: the squared log-sum-exp of a router's logits, averaged over tokens. 0 turns it off.
     pub z_loss: f64,
-    /// Amount by which each step increases the bias of experts with fewer tokens than the mean, and decreases the bias of experts with more.
-    /// For models with router biases (DeepSeek-V3, which was trained with 0.001; Megatron's `moe_router_bias_update_rate`). 0 keeps the biases
-    /// unchanged.
+    /// Amount by which each step increases the bias of experts with fewer tokens than the mean, and decreases the bias of experts with more. Only for
+    /// models with router biases (DeepSeek-V3, which was trained with 0.001; Megatron's `moe_router_bias_update_rate`). 0 keeps the biases unchanged.
     pub bias_update_rate: f64,
 }
 
 impl RouterConfig {
-    /// The losses of routers.
+    /// Returns the factors of the routers' losses.
     pub(super) fn losses(&self) -> RouterLossFactors {
         RouterLossFactors { balance: self.balance_loss, z: self.z_loss }
     }
 
-    /// Problems of the values, a sentence each.
+    /// Lists the problems of the values, one sentence each.
     pub(super) fn problems(&self) -> Vec<String> {
         let values = [
             ("router.balance_loss", self.balance_loss),

@@ -27,7 +27,7 @@ use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 use toml::{Table, Value};
 
-/// A training run.
+/// The settings of a training run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct RunConfig {
@@ -35,21 +35,21 @@ pub struct RunConfig {
     pub output_dir: PathBuf,
     /// The device to run on: "auto" (a GPU if there is one), "cuda" or "cpu".
     pub device: DeviceChoice,
-    /// Seed of random initial weights, of the order of the data and of samples after the run.
+    /// Seed of random initial weights, of the order of the data, and of samples after the run.
     pub seed: u64,
     /// The model.
     pub model: ModelConfig,
     /// Adapters that are trained instead of the model.
     pub lora: LoraConfig,
-    /// The training data.
+    /// The data to train on and to validate with.
     pub data: DataConfig,
-    /// The loss of preferences.
+    /// The loss of preference data.
     pub preference: PreferenceConfig,
     /// Reinforcement learning.
     pub reinforcement: ReinforcementConfig,
     /// Steps and batches.
     pub training: TrainingConfig,
-    /// What updates weights, and in which formats it stores them.
+    /// The algorithm that updates weights, and the formats in which it stores them.
     #[serde(deserialize_with = "OptimizerConfig::read")]
     pub optimizer: OptimizerConfig,
     /// The learning rate of each step.
@@ -59,23 +59,23 @@ pub struct RunConfig {
     pub evaluation: EvaluationConfig,
     /// Checkpoints.
     pub checkpoint: CheckpointConfig,
-    /// What is logged, and when.
+    /// What is logged, and how often.
     pub logging: LoggingConfig,
     /// Load balance of mixtures of experts.
     pub router: RouterConfig,
-    /// Formats of computation.
+    /// The formats of computation.
     pub precision: Precision,
     /// Comparisons of the recipe with BF16.
     pub sentinel: SentinelConfig,
     /// Alarms about losses, gradients and casts.
     pub alarms: AlarmsConfig,
-    /// Tensors that are recorded.
+    /// The tensors whose statistics are recorded.
     pub debug: DebugConfig,
     /// Recomputation and offloading.
     pub memory: MemoryConfig,
-    /// Data parallelism and ZeRO.
+    /// The division of work and memory among ranks.
     pub parallel: ParallelConfig,
-    /// Samples shown at the end.
+    /// Samples that are generated at the end of the run.
     pub generation: GenerationConfig,
 }
 
@@ -83,23 +83,23 @@ pub struct RunConfig {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum DeviceChoice {
-    /// A GPU if there is one, else the CPU.
+    /// A GPU if the machine has one, else the CPU.
     #[default]
     Auto,
-    /// The first GPU.
+    /// The first GPU, or the GPU of the rank.
     Cuda,
     /// The CPU.
     Cpu,
 }
 
-/// Initial weights.
+/// How weights are initialized.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum WeightInit {
-    /// From the model folder.
+    /// With the weights in the model folder.
     #[default]
     Pretrained,
-    /// At random, from the seed.
+    /// With random weights, from the seed.
     Random,
 }
 
@@ -116,7 +116,7 @@ pub struct ModelConfig {
 }
 
 impl ModelConfig {
-    /// The path of the tokenizer.
+    /// Returns the path of the tokenizer.
     pub fn tokenizer_path(&self) -> &Path {
         if self.tokenizer.as_os_str().is_empty() { &self.path } else { &self.tokenizer }
     }
@@ -128,7 +128,7 @@ impl ModelConfig {
 pub struct GenerationConfig {
     /// Prompts that the trained model completes at the end of the run.
     pub prompts: Vec<String>,
-    /// Largest number of tokens per completion.
+    /// Maximum number of new tokens per completion.
     pub max_new_tokens: usize,
     /// Sampling temperature; 0 always takes the most likely token.
     pub temperature: f64,
@@ -172,19 +172,19 @@ impl Default for GenerationConfig {
 }
 
 impl RunConfig {
-    /// The resolved configuration as TOML.
+    /// Returns the configuration as TOML.
     pub fn to_toml(&self) -> String {
         toml::to_string(self).expect("a configuration is written without fail")
     }
 
-    /// The sizes of the model that is trained, with its adapters. Call [`RunConfig::resolve_data`] first: it decides the loss.
+    /// Returns the sizes of the trained model, with its adapters. Call [`RunConfig::resolve_data`] first, because it resolves the loss.
     pub fn decoder_config(&self) -> Result<DecoderConfig> {
         self.trained_sizes(&self.model_config(None)?)
     }
 
-    /// The sizes of the model of `file`, with the adapters and the losses that the run trains it with.
+    /// Returns the sizes of the model of `file`, with the adapters and the losses of this run.
     ///
-    /// Also errors if the run sets an option that the model's routers do not have, or expert parallelism for a model without experts.
+    /// Also errors if the run sets an option that the model's routers do not support, or expert parallelism for a model without experts.
     pub fn trained_sizes(&self, file: &ConfigFile) -> Result<DecoderConfig> {
         let mut sizes = decoder_config(file)?;
         if let Some(problem) = sizes.folder.untrainable.first() {
@@ -215,11 +215,11 @@ impl RunConfig {
             None => {}
         }
         sizes.experts_mut().for_each(|experts| experts.losses = self.router.losses());
-        // Before anything is made for each rank.
+        // Checked here, before anything is allocated for each rank.
         if self.parallel.pipeline > 1 {
             expect_blocks(sizes.layers.len(), self.parallel.pipeline.saturating_mul(self.parallel.pipeline_stages))?;
         }
-        // Other objectives read log-probabilities.
+        // Objectives without label smoothing read log-probabilities.
         let is_smoothed = self.objective().properties().smooths_labels;
         sizes.head.label_smoothing = if is_smoothed { self.training.label_smoothing_factor } else { 0.0 };
         self.shape_policy(&mut sizes, file)?;
@@ -227,7 +227,7 @@ impl RunConfig {
         Ok(sizes.with_adapters_beside_experts())
     }
 
-    /// Errors with [`Error::Config`] when sequences are longer than a model of these `sizes` has positions.
+    /// Errors with [`Error::Config`] if sequences are longer than the number of positions of a model with these `sizes`.
     pub fn expect_positions(&self, sizes: &DecoderConfig) -> Result<()> {
         if self.data.max_length <= sizes.context() {
             return Ok(());
@@ -240,50 +240,52 @@ impl RunConfig {
         )))
     }
 
-    /// Whether passes in the compute type may run. If they may, weights are also stored or gathered in the compute type.
+    /// Whether the run may compute passes in the compute type (`high_precision_steps`, sentinel, debug steps). If so, weights are stored or gathered
+    /// in the compute type as well as in FP8.
     pub fn needs_values(&self) -> bool {
         !self.precision.exceptions.high_precision_steps.is_empty() || self.compares_precisions()
     }
 
-    /// Whether passes of two precisions run side by side.
+    /// Whether the run compares passes in two precisions.
     pub fn compares_precisions(&self) -> bool {
         self.sentinel.sentinel_steps > 0 || !self.debug.debug_steps.is_empty()
     }
 
-    /// The recipe of the run on `device`.
+    /// Returns the recipe of the run on `device`.
     pub fn recipe_on(&self, device: &Device) -> Recipe {
         self.precision.recipe_on(device, self.micro_batch_rows() * self.data.max_length)
     }
 
-    /// Tokens per optimizer step, of all ranks.
+    /// Returns the number of tokens per optimizer step, over all ranks.
     pub fn tokens_per_step(&self) -> u64 {
         let rows = self.micro_batch_rows() / self.training.per_device_train_batch_size;
         (self.training.sequences() * rows * self.data.max_length) as u64
     }
 
-    /// All settings, as `(key, value)`.
+    /// Returns all settings as `(key, value)`.
     pub fn settings(&self) -> Vec<(String, String)> {
         self.flat().into_iter().map(|(key, value)| (key, value.to_string())).collect()
     }
 
-    /// All settings by dotted path, in the order of the file.
+    /// Returns all settings with their dotted paths, in the order of the file.
     pub(super) fn flat(&self) -> Vec<(String, Value)> {
         let mut keys = Vec::new();
         flatten("", &Table::try_from(self).expect("a configuration is a table"), &mut keys);
         keys
     }
 
-    /// The learning rates of a run of `max_steps`.
+    /// Returns the learning rates of a run of `max_steps` steps.
     pub fn schedule(&self, max_steps: u64) -> Schedule {
         self.lr_scheduler.schedule(self.optimizer.learning_rate, max_steps)
     }
 
-    /// The optimizer of the run, before its first step.
+    /// Creates the optimizer of the run, before its first step.
     pub fn new_optimizer(&self, params: &[&mut Param]) -> Result<Box<dyn Optimizer>> {
         self.optimizer.build(self.training.max_grad_norm, params)
     }
 
-    /// Whether FP8 codes of weights are stored for the whole step. FP8 codes of frozen weights take less memory than values.
+    /// Whether FP8 codes of weights are stored for the whole step. Codes of frozen weights are always stored by default: they take less memory than
+    /// frozen weights in the compute type.
     pub fn weight_codes(&self) -> bool {
         self.memory.weight_codes.unwrap_or(self.lora.r > 0 || self.optimizer.storage.weight_codes())
     }

@@ -1,5 +1,4 @@
-//! The JSON schema of a run's file, for editors. The schema follows from the types of the settings, and its descriptions from their doc
-//! comments.
+//! The JSON schema of a run's file, for editors. It is derived from the types of the settings and from their doc comments.
 
 use crate::RunConfig;
 use schemars::generate::SchemaSettings;
@@ -8,7 +7,7 @@ use serde_json::{Map, Value as Json, json};
 #[cfg(test)]
 mod tests;
 
-/// The schema, in the form of JSON Schema draft 7. It has no names of other trainers, and no old names.
+/// Returns the schema, as JSON Schema draft 7. It has neither names of other trainers nor old names.
 pub fn schema() -> Json {
     let mut schema = generated();
     schema["title"] = json!("A run of Ottava");
@@ -16,7 +15,7 @@ pub fn schema() -> Json {
     schema
 }
 
-/// The schema of the types, each at its place, without references.
+/// Returns the schema of the types. Each inner schema is inlined, without references.
 pub(super) fn generated() -> Json {
     let settings = SchemaSettings::draft07().with(|settings| settings.inline_subschemas = true);
     settings.into_generator().into_root_schema_for::<RunConfig>().to_value()
@@ -27,7 +26,7 @@ pub(super) fn is_table(schema: &Json) -> bool {
     schema["properties"].is_object() || variants(schema).is_some()
 }
 
-/// The key that chooses among the variants of a table, and the variants by their names.
+/// Returns the key that chooses among the variants of a table, and the variants with their names.
 pub(super) fn variants(table: &Json) -> Option<(&str, Vec<(&str, &Json)>)> {
     let all = table["oneOf"].as_array()?;
     let (tag, _) = all.first()?["properties"].as_object()?.iter().find(|(_, key)| !key["const"].is_null())?;
@@ -35,13 +34,13 @@ pub(super) fn variants(table: &Json) -> Option<(&str, Vec<(&str, &Json)>)> {
     Some((tag, named.collect::<Option<_>>()?))
 }
 
-/// The schema of a name that a value can have.
+/// Returns the schema of a single allowed name.
 pub(super) fn named(name: &str, description: &Json) -> Json {
     json!({"description": description, "type": "string", "const": name})
 }
 
-/// The description of a value, in lines: its paragraphs without line breaks, and examples of TOML further in. Below a paragraph that ends with a
-/// colon at the end of the description, the names of the value and what they mean.
+/// Returns the description of a value in lines: each paragraph is one line, and examples of TOML are indented. If the description ends with a colon,
+/// the names that the value can have and their meanings follow.
 pub(super) fn description(schema: &Json) -> Vec<String> {
     let text = schema["description"].as_str().unwrap_or_default();
     let (mut lines, mut is_code, mut begins) = (vec![String::new()], false, false);
@@ -72,7 +71,7 @@ pub(super) fn description(schema: &Json) -> Vec<String> {
     lines
 }
 
-/// Refuses unknown keys of all tables, writes descriptions in one piece, and leaves out what files cannot have.
+/// Makes unknown keys of all tables errors, joins the lines of descriptions, and removes keys that files cannot have.
 fn close(schema: &mut Json) {
     let described = description(schema).join("\n");
     if let Some((tag, all)) = variants(schema) {
@@ -82,7 +81,7 @@ fn close(schema: &mut Json) {
             let own = variant["properties"].as_object().cloned().unwrap_or_default();
             let mut whole =
                 json!({"type": "object", "properties": common.clone().into_iter().chain(own).collect::<Map<_, _>>()});
-            // A table without the key is the default variant.
+            // A table without the tag is the default variant, so other variants require the tag.
             if default != name {
                 whole["required"] = json!([tag]);
             }

@@ -8,15 +8,15 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct SentinelConfig {
-    /// Steps between comparisons of the FP8 recipe with BF16, beginning with the first step; 0 never compares. A comparison runs forward
-    /// and backward with both on the same sequences and weights, without an update. Results are in sentinel.jsonl and in TensorBoard.
+    /// Steps between comparisons of the FP8 recipe with BF16, beginning with the first step; 0 never compares. A comparison runs forward and backward
+    /// in both precisions with the same sequences and weights, without an update. Results are written to sentinel.jsonl and to TensorBoard.
     pub sentinel_steps: u64,
-    /// Sequences of the step's first micro-batch that a comparison reads, on each data-parallel rank.
+    /// Number of sequences per data-parallel rank that a comparison reads, from the step's first micro-batch.
     pub sentinel_sequences: usize,
     /// What happens after a finding: "report" (a warning), "pause" (save and end with exit code 76), "demote" (the linears with findings
     /// compute in BF16 for a while) or "bf16" (all linears compute in BF16 for a while).
     pub sentinel_policy: SentinelPolicy,
-    /// Steps for which "demote" and "bf16" hold. Each further time lasts twice as long as the time before.
+    /// Number of steps for which "demote" and "bf16" hold. Each repetition holds twice as long as the one before.
     pub sentinel_hold_steps: u64,
     /// The difference between the losses in FP8 and BF16, in nats per token, above which a comparison is a finding.
     pub sentinel_loss_gap: f64,
@@ -42,17 +42,17 @@ impl Default for SentinelConfig {
 }
 
 impl SentinelConfig {
-    /// Whether `step` begins with a comparison.
+    /// Whether a comparison precedes `step`.
     pub fn is_due(&self, step: u64) -> bool {
         self.sentinel_steps > 0 && (step - 1).is_multiple_of(self.sentinel_steps)
     }
 
-    /// Whether `step` begins with a check for silent data corruption.
+    /// Whether a check for silent data corruption precedes `step`.
     pub fn repeats(&self, step: u64) -> bool {
         self.repeat_steps > 0 && (step - 1).is_multiple_of(self.repeat_steps)
     }
 
-    /// The step of the last comparison before or in `step`; `step` itself if there are none.
+    /// Returns the step of the last comparison that is not after `step`. If the run never compares, returns `step`.
     pub fn check_before(&self, step: u64) -> u64 {
         match self.sentinel_steps {
             0 => step,
@@ -60,7 +60,7 @@ impl SentinelConfig {
         }
     }
 
-    /// The bounds of findings.
+    /// Returns the bounds beyond which a comparison is a finding.
     pub fn bounds(&self) -> Bounds {
         Bounds { loss_gap: self.sentinel_loss_gap, cosine: self.sentinel_cosine }
     }

@@ -5,7 +5,7 @@ use crate::demands::Problems;
 use ottava_recipe::RecipeName;
 
 impl RunConfig {
-    /// Problems of `[sentinel]`.
+    /// Checks `[sentinel]`.
     pub(super) fn check_sentinel(&self, problems: &mut Problems) {
         let s = &self.sentinel;
         let compares_passes = self.objective().properties().compares_passes;

@@ -1,4 +1,4 @@
-//! The file of a first run, for a model and data.
+//! Generates the configuration file of a first run from a model and data.
 
 use crate::{RunConfig, WeightInit};
 use ottava_checkpoint::ModelFiles;
@@ -6,23 +6,23 @@ use ottava_common::error::{Error, Result};
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
 
-/// The name of the file with the schema, beside the file of a run.
+/// The name of the schema file, which is in the same folder as the run's file.
 pub const SCHEMA: &str = "run.schema.json";
 
-/// Tokens of a row, unless the model has fewer positions.
+/// The number of tokens of a row, unless the model has fewer positions.
 const ROW: usize = 2048;
 
-/// The file of a first run.
+/// The generated file of a first run.
 pub struct Starter {
     /// The text of the file.
     pub toml: String,
-    /// What was found in model and data, a sentence for each fact.
+    /// Facts about the model and the data, one sentence each.
     pub found: Vec<String>,
 }
 
-/// The file of a first run of `model`, a folder or a `config.json`, with the data `files`.
+/// Generates the file of a first run of `model` (a folder or a `config.json`) with the data `files`.
 ///
-/// Errors with [`Error::Model`] when the model cannot be read, and with [`Error::Data`] when a file cannot.
+/// Errors with [`Error::Model`] if the model cannot be read, and with [`Error::Data`] if a file cannot be read.
 pub fn starter(model: &Path, files: &[PathBuf]) -> Result<Starter> {
     let mut config = RunConfig::default();
     config.model.path = model.to_path_buf();

@@ -1,4 +1,4 @@
-//! Tables with a key that chooses among variants, each with keys of its own.
+//! Tables in which one key chooses among variants. Each variant has its own keys.
 
 use serde::de::{DeserializeOwned, Error};
 use serde::{Deserialize, Deserializer};
@@ -12,6 +12,6 @@ pub(super) fn read<'de, T: DeserializeOwned, D: Deserializer<'de>>(
 ) -> Result<T, D::Error> {
     let mut table = Table::deserialize(from)?;
     table.entry(tag).or_insert_with(|| default.into());
-    // An error of the table's own type names what a value may be.
+    // The error of the table's own type lists the allowed values.
     table.try_into().map_err(|error: toml::de::Error| D::Error::custom(error.message()))
 }

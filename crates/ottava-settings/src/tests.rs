@@ -12,7 +12,7 @@ pub fn load(text: &str, settings: &[&str]) -> Result<RunConfig> {
 
 pub const SMALL: &str = "[model]\npath = \"m\"\n[data]\ntrain_files = [\"a.txt\"]\n";
 
-/// Fails unless the file at `path` is `text`; with `OTTAVA_GOLDEN=record`, writes it.
+/// Fails unless the content of the file at `path` is `text`. With `OTTAVA_GOLDEN=record`, writes the file.
 pub fn expect_file(path: &str, text: &str) {
     if std::env::var("OTTAVA_GOLDEN").is_ok_and(|value| value == "record") {
         std::fs::write(path, text).unwrap();
@@ -48,7 +48,7 @@ fn keys_that_are_near_to_none_are_errors_with_those_that_there_are() {
         ("purple = true\n", &[], "`purple` is not a setting; configs/reference.toml lists all of them"),
         ("", &["purple=true"], "`purple` is not a setting; configs/reference.toml lists all of them"),
     ] {
-        // Keys of no table stand before all tables.
+        // Keys outside of tables must precede all tables.
         let text = if text.starts_with('[') { format!("{SMALL}{text}") } else { format!("{text}{SMALL}") };
         let error = load(&text, settings).unwrap_err().to_string();
         assert!(error.contains(words) && !error.contains("did you mean"), "{error}");
@@ -120,7 +120,7 @@ fn a_resumed_run_keeps_its_shape() {
     assert!(other.check_resume(&saved).unwrap_err().to_string().contains("`data.max_length` was 1024"));
 }
 
-/// Under `[precision]`, in words of other trainers, and what is read.
+/// Loads `lines` as the `[precision]` table, and returns the `Precision`. Keys of other trainers may be used.
 fn precision(lines: &str) -> Result<Precision> {
     load(&format!("{SMALL}[precision]\n{lines}\n"), &[]).map(|config| config.precision)
 }
@@ -315,7 +315,7 @@ fn ranks_share_a_global_batch() {
     assert!(shared(Some(24), 4, 3, 3).unwrap_err().contains("takes 2 micro-batches"));
     assert!(shared(None, 1 << 10, 1 << 8, 2).unwrap_err().contains("at most 262144 sequences"));
     assert!(shared(Some(20), 4, 1, 3).unwrap_err().contains("no multiple of 4 sequences"));
-    // Ranks may change within a run, and the sequences of a step may not.
+    // The number of ranks may change within a run, but not the sequences of a step.
     let of = |global, rows| {
         let mut config = RunConfig::default();
         (config.training.global_batch_size, config.training.per_device_train_batch_size) = (global, rows);
@@ -338,7 +338,7 @@ fn a_resolved_configuration_is_saved_with_its_values() {
     assert_eq!(ResolvedConfig::fastest(&saved), ResolvedConfig { run: saved, ..resolved });
 }
 
-/// Two data sets, the second with further `keys`.
+/// Returns the file of a run with two data sets. The second data set has further `keys`.
 fn mixture(keys: &str) -> String {
     format!(
         "[model]\npath = \"m\"\n[[data.datasets]]\nname = \"a\"\ntrain_files = [\"a.txt\"]\nweight = 3\n\
@@ -406,7 +406,7 @@ fn evaluations_are_compared_by_a_metric_that_they_have() {
     }
 }
 
-/// Values of other trainers that say what Ottava does without the key.
+/// Tests values of other trainers that mean the default: they reset what the file sets.
 #[test]
 fn words_for_the_default_reset_what_the_file_has() {
     let file = "[model]\npath = \"m\"\n[data]\ntrain_files = [\"a.txt\"]\n[training]\nmax_steps = 8\n[optimizer]\nname = \"muon\"\n";
@@ -455,7 +455,7 @@ fn words_for_the_default_contradict_settings_of_one_file() {
 /// The settings of a run that version 0.1 saved.
 const SAVED: &str = include_str!("../tests/data/old_settings.toml");
 
-/// A file, with settings of a command line, that says what `now` says.
+/// Asserts that the file `old`, changed by `settings` of a command line, loads like the file `now`.
 fn says(old: &str, settings: &[&str], now: &str) {
     let loaded = load(&format!("{SMALL}{old}"), settings).unwrap();
     assert_eq!(loaded, load(&format!("{SMALL}{now}"), &[]).unwrap(), "{old} {settings:?}");
@@ -471,7 +471,7 @@ fn old_spellings_say_the_same_in_files_and_on_the_command_line() {
     says("[training]\nadam_beta2 = 0.5\n", &["optimizer.name=lion", "beta2=0.98"], lion);
     says("[optimizer]\nbeta2 = 0.5\nname = \"lion\"\n", &["lion_beta2=0.98"], lion);
     says("[optimizer]\nbeta1 = 0.8\n", &["lion_beta1=0.5"], "[optimizer]\nbeta1 = 0.8\n");
-    // A key that its run did not read has no effect now either.
+    // Keys that had no effect in the old run have no effect now.
     says("[training]\nlion_beta1 = 0.5\nlr_power = 3.0\n", &[], "");
     says("[training]\nmax_steps = 0\nglobal_batch_size = 0\nwarmup_ratio = 0.0\n", &[], "");
     says("[training]\nwarmup_ratio = 0.25\nwarmup_steps = 9\n", &[], "[lr_scheduler]\nwarmup_steps = 0.25\n");
@@ -536,7 +536,7 @@ fn settings_that_an_earlier_version_saved_are_read() {
     assert_eq!((config.training.max_steps, config.training.global_batch_size), (Some(6), Some(12)));
     assert_eq!((config.logging.logging_steps, config.logging.cast_statistics_steps), (10, 100));
     assert_eq!((config.checkpoint.save_total_limit, config.checkpoint.async_save), (0, Some(true)));
-    // What is written now has no old key, and reads back.
+    // The written settings have no old key, and can be read back.
     let written: toml::Table = config.to_toml().parse().unwrap();
     assert_eq!(RunConfig::from_table(written).unwrap(), (config, None));
 }
@@ -556,7 +556,7 @@ fn a_file_is_rewritten_with_its_comments() {
     assert_eq!(migrate("run.toml".as_ref(), new).unwrap().toml, new, "nothing is old now");
     let twice = migrate("run.toml".as_ref(), "[training]\nweight_decay = 0\n[optimizer]\nweight_decay = 0.1\n");
     assert!(twice.unwrap_err().to_string().contains("mean the same"));
-    // The settings of a saved run as well.
+    // The settings of a saved run can be migrated too.
     let saved = migrate("run.toml".as_ref(), SAVED).unwrap().toml;
     let [before, after] = [SAVED, &saved].map(|text| RunConfig::from_table(text.parse().unwrap()).unwrap());
     assert_eq!((before.0, after.1), (after.0, None));

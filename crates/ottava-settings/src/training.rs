@@ -4,7 +4,7 @@ use ottava_common::error::{Error, Result};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// The most sequences of a step. The time of a plan grows with their number, since it proposes other divisions into micro-batches.
+/// The maximum number of sequences of a step. The time of a plan grows with this number, because the plan tries divisions into micro-batches.
 pub(super) const MAX_SEQUENCES: usize = 1 << 18;
 
 /// The `[training]` table.
@@ -48,15 +48,15 @@ impl Default for TrainingConfig {
 }
 
 impl TrainingConfig {
-    /// Sequences per optimizer step, of all ranks once [`TrainingConfig::share_batch`] has divided them.
+    /// Returns the number of sequences per optimizer step: over all ranks once [`TrainingConfig::share_batch`] has divided them.
     pub fn sequences(&self) -> usize {
         self.global_batch_size.unwrap_or(self.per_device_train_batch_size * self.gradient_accumulation_steps)
     }
 
-    /// Divides the sequences of a step among `ranks`: finds the micro-batches of each rank, or the sequences of all ranks.
+    /// Divides the sequences of a step among `ranks`. Sets the micro-batches of each rank from `global_batch_size`, or the other way round.
     ///
-    /// Errors with [`Error::Config`] if the sequences cannot be divided evenly, if both numbers are given and differ, or if a step would
-    /// have too many sequences.
+    /// Errors with [`Error::Config`] if the sequences cannot be divided evenly, if both settings are given and contradict each other, or if a step
+    /// would have too many sequences.
     pub fn share_batch(&mut self, ranks: usize) -> Result<()> {
         let (rows, micro_batches) = (self.per_device_train_batch_size, self.gradient_accumulation_steps);
         let Some(global) = self.global_batch_size else {

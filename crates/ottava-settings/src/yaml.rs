@@ -1,23 +1,23 @@
-//! YAML as other trainers write it: one document of tables, lists and scalars, with the line of each key.
+//! YAML as other trainers write it: one document of tables, lists and scalars. The line of each key is kept.
 
 use serde_json::{Map, Value};
 use std::collections::BTreeMap;
 use yaml_rust2::parser::{Event, Parser};
 use yaml_rust2::scanner::TScalarStyle;
 
-/// Tables and lists within each other.
+/// The maximum nesting depth of tables and lists.
 const MAX_DEPTH: usize = 32;
 
-/// A document.
+/// A parsed document.
 #[derive(Debug)]
 pub(super) struct Yaml {
-    /// The table of the document.
+    /// The outermost table of the document.
     pub(super) table: Map<String, Value>,
     /// The line of each key, from 1, by dotted path.
     pub(super) lines: BTreeMap<String, usize>,
 }
 
-/// A table or list that is not complete yet.
+/// A table or list that is still being read.
 enum Open {
     Table(Map<String, Value>, Option<String>),
     List(Vec<Value>),
@@ -88,7 +88,7 @@ impl Yaml {
     }
 }
 
-/// A scalar without quotation marks. `1e-4` is a number, as the trainers take it, although YAML 1.1 calls it a text.
+/// Reads a scalar without quotation marks. `1e-4` is a number, as in other trainers, although YAML 1.1 reads it as a text.
 fn plain(text: &str) -> Value {
     match text {
         "" | "~" | "null" | "Null" | "NULL" | "None" => return Value::Null,
@@ -120,7 +120,7 @@ mod tests {
             "inner": {"stage": 2, "device": "cpu"}, "e": 1000});
         assert_eq!(Value::Object(yaml.table), expected);
         assert_eq!((yaml.lines["b"], yaml.lines["inner.stage"]), (2, 9));
-        // DeepSpeed's files are JSON.
+        // DeepSpeed's files are JSON, which YAML includes.
         assert_eq!(Yaml::parse("{\"zero\": {\"stage\": 3}}").unwrap().table["zero"]["stage"], 3);
     }
 

@@ -5,26 +5,25 @@ use ottava_settings::DeviceChoice;
 use ottava_tensor::Device;
 use ottava_tensor::cuda::{CudaDevice, GpuModel};
 
-/// Opens the chosen device. `auto` takes a GPU if the driver lists one; a GPU that does not open is an error, so that no run falls back
-/// to
-/// the CPU silently.
+/// Opens the chosen device. `auto` chooses a GPU if the driver lists one. If this GPU does not open, it is an error, so no run falls back to the CPU
+/// silently.
 pub fn open(choice: DeviceChoice) -> Result<Device> {
     open_of_rank(choice, &Local::ALONE)
 }
 
-/// The place of a process among the processes of its machine, which chooses its GPU.
+/// The rank of a process among the processes of its machine. It determines the GPU of the process.
 pub struct Local {
-    /// Counts from 0.
+    /// The local rank, counted from 0.
     pub rank: usize,
-    /// Whether a launcher may have made only the process's own GPU visible.
+    /// Whether the launcher may have made only one GPU visible to each process.
     pub may_see_one: bool,
 }
 
 impl Local {
-    /// A process without others.
+    /// The only process of a job.
     pub const ALONE: Local = Local { rank: 0, may_see_one: false };
 
-    /// The GPU among the `visible` ones.
+    /// Returns the ordinal of this process's GPU among `visible` GPUs.
     fn ordinal(&self, visible: usize) -> Result<usize> {
         match self.rank {
             _ if visible == 1 && self.may_see_one => Ok(0),
@@ -37,7 +36,7 @@ impl Local {
     }
 }
 
-/// What `choice` comes to on this machine: whether it is a GPU.
+/// Whether `choice` selects a GPU on this machine.
 pub fn is_gpu(choice: DeviceChoice) -> bool {
     match choice {
         DeviceChoice::Cpu => false,
@@ -46,12 +45,12 @@ pub fn is_gpu(choice: DeviceChoice) -> bool {
     }
 }
 
-/// [`open`] for one of several processes.
+/// Opens the device of one of several processes; otherwise like [`open`].
 pub fn open_of_rank(choice: DeviceChoice, local: &Local) -> Result<Device> {
     let device = match is_gpu(choice) {
         true => Device::cuda(match CudaDevice::count() {
             Ok(visible @ 1..) => local.ordinal(visible)?,
-            // The error says why there is none.
+            // There is no GPU. Opening ordinal 0 returns the error that says why.
             _ => 0,
         })?,
         false => Device::Cpu,
@@ -65,7 +64,7 @@ pub fn open_of_rank(choice: DeviceChoice, local: &Local) -> Result<Device> {
     Ok(device)
 }
 
-/// The device to plan for: the GPU `named`, one with `gpu_memory` GiB, or the chosen one; a GPU in a dry run if it is not here.
+/// Returns the device to plan for: the GPU `named`, a GPU with `gpu_memory` GiB, or the chosen device. A GPU that this machine lacks is a dry run.
 pub fn plan_for(choice: DeviceChoice, named: Option<&str>, gpu_memory: Option<f64>) -> Result<Device> {
     let h200 = GpuModel::h200();
     if named.is_some() || gpu_memory.is_some() {
@@ -86,7 +85,7 @@ pub fn plan_for(choice: DeviceChoice, named: Option<&str>, gpu_memory: Option<f6
     }
 }
 
-/// The name of a choice on the command line.
+/// Parses a device choice of the command line.
 pub fn parse(text: &str) -> Result<DeviceChoice, String> {
     match text {
         "auto" => Ok(DeviceChoice::Auto),

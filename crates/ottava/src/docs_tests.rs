@@ -1,4 +1,4 @@
-//! Commands and settings in the documents exist in this program.
+//! Tests that the commands and settings in documents exist in this program.
 
 use crate::Cli;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
@@ -10,14 +10,14 @@ fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().expect("the workspace is there")
 }
 
-/// The documents, by their paths from the root, with their texts.
+/// Returns the path of each document, relative to the root, with its text.
 fn documents() -> Vec<(String, String)> {
     let folders = ["", "docs", "configs"].map(|folder| root().join(folder));
     let entries = folders.iter().flat_map(|folder| std::fs::read_dir(folder).unwrap());
     let paths = entries.map(|entry| entry.unwrap().path());
     let mut found: Vec<PathBuf> = paths
         .filter(|path| path.extension().is_some_and(|end| end == "md" || end == "toml"))
-        // The changelog names commands as they were called at the time.
+        // The changelog names commands by the names that they had at the time.
         .filter(|path| !["CHANGELOG.md", "Cargo.toml"].iter().any(|name| path.ends_with(name)))
         .collect();
     found.sort();
@@ -28,7 +28,7 @@ fn documents() -> Vec<(String, String)> {
     found.into_iter().map(read).collect()
 }
 
-/// The fenced blocks of a document whose language is among `languages`.
+/// Returns the fenced blocks of a document whose language is among `languages`.
 fn blocks<'a>(text: &'a str, languages: &[&str]) -> Vec<&'a str> {
     let mut parts = text.split("```");
     let mut found = Vec::new();
@@ -42,7 +42,7 @@ fn blocks<'a>(text: &'a str, languages: &[&str]) -> Vec<&'a str> {
     found
 }
 
-/// The words of a line of a shell, without a comment at its end. Operators such as `|` are words.
+/// Splits a line of a shell into words, without a comment at its end. Operators such as `|` are words.
 fn words(line: &str) -> Vec<String> {
     let (mut words, mut word, mut quote) = (Vec::new(), None::<String>, None);
     let mut letters = line.chars().peekable();
@@ -67,13 +67,13 @@ fn words(line: &str) -> Vec<String> {
     words
 }
 
-/// The arguments of each call of the program in a line, with its name first.
+/// Returns the arguments of each call of the program in a line. The first argument is the name of the program.
 fn calls(line: &str) -> Vec<Vec<String>> {
     let is_operator = |word: &String| ["|", ">", ";", "&", ")"].contains(&word.as_str());
     let parts = words(line);
     let parts = parts.split(is_operator).filter_map(|part| {
         let own = part.iter().position(|word| word == "ottava" || word.ends_with("$(ottava")).filter(|at| {
-            // A package or a folder of this name is not called.
+            // A package or a folder with the name of the program is not a call.
             part[..*at].iter().all(|word| !["cargo", "cd", "rm"].contains(&word.as_str()))
         });
         let cargo = part.windows(2).position(|pair| pair == ["cargo", "run"]);
@@ -83,7 +83,7 @@ fn calls(line: &str) -> Vec<Vec<String>> {
     parts.collect()
 }
 
-/// What is wrong with a call; words between backticks in a sentence need not be a `whole` command.
+/// Returns what is wrong with a call. If the call is not a `whole` command, required arguments may be missing.
 fn problem(call: &[String], whole: bool) -> Option<String> {
     let settings = call.windows(2).filter(|pair| pair[0] == "--set").map(|pair| pair[1].clone());
     for setting in settings.filter(|setting| !setting.contains('…') && *setting != "KEY=VALUE") {
@@ -109,19 +109,19 @@ fn problem(call: &[String], whole: bool) -> Option<String> {
     }
 }
 
-/// Whether `value` stands for a value of the reader, as `NAME`.
+/// Whether `value` is a placeholder that the reader replaces, such as `NAME`.
 fn is_placeholder(value: &str) -> bool {
     !value.is_empty() && value.chars().all(|letter| letter.is_ascii_uppercase())
 }
 
-/// The lines of an error that are about keys or kinds of values, and not about a run that lacks something.
+/// Returns the first line of an error that is about keys or types of values. Other lines say that the run lacks something.
 fn wrong_key(error: &str) -> Option<String> {
     let about_keys =
         ["is not a setting", "is not a table", "could be", "unknown variant", "invalid type", "not valid TOML"];
     error.lines().find(|line| about_keys.iter().any(|words| line.contains(words))).map(str::to_string)
 }
 
-/// Each command of a document, in shell blocks and between backticks, with whether they are whole.
+/// Returns each command of a document, from shell blocks and between backticks, and whether the command is whole.
 fn commands(path: &str, text: &str) -> Vec<(String, bool)> {
     if path.ends_with(".toml") {
         let comments = text.lines().filter_map(|line| line.strip_prefix("#   "));

@@ -52,7 +52,7 @@ fn main() -> ExitCode {
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
         Err(error) => {
-            // Help and version exit with 0; wrong usage with 1, since 2 is for data.
+            // Help and version exit with 0. Wrong usage exits with 1, because 2 means an error in the data.
             let code = if error.use_stderr() { 1 } else { 0 };
             let _ = error.print();
             if let Some(remedy) = setting_in(&error) {
@@ -96,7 +96,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// What to write in place of an option of `train`, `plan` or `prepare` that is a setting, of ours or of another trainer.
+/// Returns what to write instead of an unknown option of `train`, `plan` or `prepare` if the option is a setting of Ottava or of another trainer.
 fn setting_in(error: &clap::Error) -> Option<String> {
     let args: Vec<String> = std::env::args_os().map(|arg| arg.to_string_lossy().into_owned()).collect();
     let has_settings = args.get(1).is_some_and(|command| ["train", "plan", "prepare"].contains(&command.as_str()));

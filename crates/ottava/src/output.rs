@@ -1,7 +1,7 @@
-//! Output: results to standard output, everything else to standard error.
+//! Output: results go to standard output, all other text goes to standard error.
 //!
-//! Nothing here panics: with closed pipes, closed descriptors and full disks only the text is lost. A result that cannot be written to
-//! standard output makes [`finish`] fail, unless its reader closed the pipe.
+//! Nothing here panics: if a pipe or descriptor is closed, or a disk is full, only the text is lost. A result that cannot be written to standard
+//! output makes [`finish`] fail, unless the reader has closed the pipe.
 
 use indicatif::{ProgressBar, ProgressStyle};
 use ottava_checkpoint::Saved;
@@ -47,7 +47,7 @@ pub fn print(text: Arguments) {
     }
 }
 
-/// Prints a line of texts. Some of them are marked: in colour on a terminal, unless `NO_COLOR` is set, else in brackets.
+/// Prints a line of texts. Marked texts are coloured on a terminal unless `NO_COLOR` is set; otherwise they are in brackets.
 pub fn print_marked(parts: &[(&str, bool)]) {
     let colour = io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
     let mut line = String::new();
@@ -65,21 +65,21 @@ pub fn print_marked(parts: &[(&str, bool)]) {
     }
 }
 
-/// Where messages of a rank other than 0 go.
+/// The destination of the messages of a rank other than 0.
 struct RankLog {
     rank: usize,
-    /// `None` where standard error is that file already.
+    /// The log file; `None` if standard error is already this file.
     file: Option<File>,
 }
 
 static LOG: OnceLock<RankLog> = OnceLock::new();
 
-/// Sends messages to the `file` of a rank from here on, or to standard error if that is its log, with the time in each line.
+/// From now on, writes messages to the log `file` of a rank, or to standard error if `file` is `None`. Each line begins with the time.
 pub fn log_to(rank: usize, file: Option<File>) {
     let _ = LOG.set(RankLog { rank, file });
 }
 
-/// Prints the message with which the process ends: in the log of its rank, and on standard error.
+/// Prints the last message of the process to the log of its rank and to standard error.
 pub fn last_words(text: &str) {
     note!("{text}");
     if let Some(RankLog { rank, file: Some(_) }) = LOG.get() {
@@ -92,7 +92,7 @@ pub fn complain(text: Arguments) {
     let _ = Stderr.write_all(format!("{}\n", visible(&text.to_string())).as_bytes());
 }
 
-/// Errors when a result could not be written, unless its reader closed the pipe (`| head -1`).
+/// Errors if a result could not be written, unless the reader has closed the pipe (`| head -1`).
 pub fn finish() -> Result<()> {
     match LOST.get() {
         Some(error) if error.kind() != ErrorKind::BrokenPipe => {
@@ -102,7 +102,7 @@ pub fn finish() -> Result<()> {
     }
 }
 
-/// `text` with control characters escaped, so that names and generated text cannot control a terminal.
+/// Escapes the control characters of `text`, so that names and generated text cannot control a terminal.
 fn visible(text: &str) -> Cow<'_, str> {
     let steers = |c: char| c.is_control() && !matches!(c, '\n' | '\t');
     if !text.contains(steers) {
@@ -119,7 +119,7 @@ fn visible(text: &str) -> Cow<'_, str> {
     Cow::from(visible)
 }
 
-/// Standard error, or the log of a rank, that ignores failures. Each write is a message.
+/// A writer to standard error or to the log of a rank. Failed writes are ignored. Each write is one message.
 struct Stderr;
 
 impl Write for Stderr {
@@ -143,7 +143,7 @@ impl Write for Stderr {
     }
 }
 
-/// Log lines without time and target; `RUST_LOG` sets their level.
+/// Logs to standard error, without time and target. `RUST_LOG` sets the level.
 pub fn log_to_stderr() {
     let filter = tracing_subscriber::EnvFilter::try_from_default_env().unwrap_or_else(|_| "info".into());
     fmt()
@@ -160,7 +160,7 @@ pub fn print_json(value: &impl serde::Serialize) {
     out!("{}", serde_json::to_string(value).expect("results are written without fail"));
 }
 
-/// Handles the first SIGINT, SIGTERM or SIGHUP by a request to stop, of other ranks too, with this message; a second one ends the process.
+/// Handles the first SIGINT, SIGTERM or SIGHUP: prints `message` and requests a stop of all ranks. A second signal ends the process.
 pub fn stop_on_signals(message: &'static str) -> Result<()> {
     let handled = AtomicBool::new(false);
     handle_signals(move || {
@@ -172,7 +172,7 @@ pub fn stop_on_signals(message: &'static str) -> Result<()> {
     })
 }
 
-/// Handles SIGINT, SIGTERM and SIGHUP by a request to stop; one more before that is reset ends the process.
+/// Handles SIGINT, SIGTERM and SIGHUP by a request to stop. If a second signal arrives before the request is reset, it ends the process.
 pub fn stop_answers_on_signals() -> Result<()> {
     handle_signals(|| {
         if interrupt::flag().swap(true, Ordering::Relaxed) {
@@ -181,12 +181,12 @@ pub fn stop_answers_on_signals() -> Result<()> {
     })
 }
 
-/// Ignores SIGINT, SIGTERM and SIGHUP, for a rank that ends with rank 0.
+/// Ignores SIGINT, SIGTERM and SIGHUP. Used by ranks that end when rank 0 ends.
 pub fn ignore_signals() -> Result<()> {
     handle_signals(|| {})
 }
 
-/// Handles SIGINT, SIGTERM and SIGHUP by a request to stop this rank and, once they are known, the others.
+/// Handles SIGINT, SIGTERM and SIGHUP by a request to stop this rank and, once it has joined them, the other ranks.
 pub fn forward_signals() -> Result<()> {
     handle_signals(interrupt::request)
 }
@@ -195,14 +195,14 @@ fn handle_signals(handle: impl FnMut() + Send + 'static) -> Result<()> {
     ctrlc::set_handler(handle).map_err(|e| Error::Config(format!("signals cannot be handled here: {e}")))
 }
 
-/// A progress bar on a terminal, lines elsewhere.
+/// The progress of training: a bar on a terminal, else lines.
 pub struct Progress {
     bar: Option<ProgressBar>,
     logging_steps: u64,
 }
 
 impl Progress {
-    /// Prints a line every `logging_steps` steps.
+    /// Creates the progress, which prints a line every `logging_steps` steps.
     pub fn new(logging_steps: u64) -> Progress {
         let bar = (io::stderr().is_terminal() && LOG.get().is_none()).then(|| {
             let style = ProgressStyle::with_template("{bar:30} {pos}/{len} [{elapsed}<{eta}] {msg}");
@@ -251,7 +251,7 @@ impl Progress {
         }
     }
 
-    /// Prints a line, above the bar if there is one.
+    /// Prints a line; if there is a bar, above the bar.
     pub fn line(&self, text: &str) {
         match &self.bar {
             Some(bar) => bar.println(visible(text)),
@@ -259,7 +259,7 @@ impl Progress {
         }
     }
 
-    /// Ends the bar.
+    /// Ends the progress bar.
     pub fn finish(&self) {
         if let Some(bar) = &self.bar {
             bar.abandon();
@@ -267,22 +267,23 @@ impl Progress {
     }
 }
 
-/// Tokens per second of one pass over a text: a progress bar on a terminal, elsewhere a line every [`PAUSE`] and one at the end.
+/// Shows the tokens per second of a pass over a text. A terminal shows a progress bar; elsewhere, a line is printed every [`PAUSE`] and one at the
+/// end.
 pub struct Meter {
     bar: Option<ProgressBar>,
     /// The activity, such as "evaluated".
     done: &'static str,
     total: u64,
     begin: Instant,
-    /// When the last line was printed.
+    /// The time when the last line was printed.
     told: Instant,
 }
 
-/// Time between lines of progress.
+/// The time between lines of progress.
 const PAUSE: Duration = Duration::from_secs(10);
 
 impl Meter {
-    /// Starts now, for `total` tokens.
+    /// Starts the time, for a pass over `total` tokens.
     pub fn new(done: &'static str, total: u64) -> Meter {
         let bar = io::stderr().is_terminal().then(|| {
             let style = ProgressStyle::with_template("{bar:30} {pos}/{len} tokens [{elapsed}<{eta}] {per_sec}");
@@ -291,7 +292,7 @@ impl Meter {
         Meter { bar, done, total, begin: Instant::now(), told: Instant::now() }
     }
 
-    /// Shows that `tokens` are done.
+    /// Shows that `tokens` tokens are done.
     pub fn at(&mut self, tokens: u64) {
         match &self.bar {
             Some(bar) => bar.set_position(tokens),
@@ -303,7 +304,7 @@ impl Meter {
         }
     }
 
-    /// Prints how long `tokens` took.
+    /// Prints the time that `tokens` tokens took.
     pub fn finish(self, tokens: u64) {
         if let Some(bar) = &self.bar {
             bar.finish_and_clear();

@@ -1,4 +1,4 @@
-//! The ranks of a job: processes that a launcher started, or that this one starts.
+//! The ranks of a job: processes that a launcher or this process has started.
 
 mod own;
 mod processes;
@@ -21,7 +21,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Values of settings from this length on are compared by their hash.
+/// The length in bytes from which values of settings are compared by their hash.
 const LONG: usize = 256;
 
 /// The number of processes to start.
@@ -30,13 +30,14 @@ pub struct RankArgs {
     /// Run on N GPUs of this machine, one process per GPU. Inference divides the model among them (tensor parallelism).
     #[arg(long, value_name = "N", conflicts_with = "ranks", value_parser = clap::value_parser!(u16).range(1..=4096))]
     gpus: Option<u16>,
-    /// Run N CPU processes (ranks) on this machine; for tests, since one process is faster.
+    /// Run N CPU processes (ranks) on this machine. Only for tests, since one process is faster.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=4096))]
     ranks: Option<u16>,
 }
 
 impl RankArgs {
-    /// The number of ranks, and the device of each. Errors where they do not fit `choice` or this machine.
+    /// Returns the number of ranks, and the device of each rank. Errors if `--gpus` or `--ranks` contradicts `choice`, or if this machine has too few
+    /// GPUs.
     pub fn choose(&self, choice: DeviceChoice) -> Result<(usize, DeviceChoice)> {
         match (self.gpus, self.ranks) {
             (Some(gpus), _) => {
@@ -61,26 +62,26 @@ impl RankArgs {
 
 /// The role of this process among the ranks of its job.
 pub enum Role {
-    /// The only one.
+    /// The only rank.
     Alone,
-    /// A launcher has started this one and the others, or rank 0 has started this one.
+    /// A rank that a launcher or rank 0 has started.
     Launched(Place),
-    /// Rank 0 of as many, which starts the others.
+    /// Rank 0, which starts the other ranks. The value is the number of all ranks.
     Launcher(usize),
 }
 
 /// This process among the ranks of its job.
 pub struct Job {
-    /// Its communicator.
+    /// The communicator of all ranks.
     pub comm: Group,
-    /// The other ranks, where it has started them.
+    /// The processes of the other ranks, if this process has started them.
     pub processes: Processes,
-    /// Its place on its machine.
+    /// The rank of this process on its machine.
     pub local: Local,
 }
 
 impl Role {
-    /// The role that a launcher's variables give to this process, or a command line that asks for `ranks`.
+    /// Returns the role from the variables of a launcher, or from the number of `ranks` that the command line asks for.
     pub fn find(ranks: usize) -> Result<Role> {
         let variable = |name: &str| std::env::var(name).ok();
         match Place::from_variables(variable)? {
@@ -106,8 +107,8 @@ impl Role {
         !matches!(self, Role::Launched(place) if place.rank > 0)
     }
 
-    /// Joins the job, whose ranks must have equal settings. What ranks other than 0 print goes to `rank-N.log` in the folder `logs`; without
-    /// one, only messages are shown, of all ranks.
+    /// Joins the job. All ranks must have equal settings. Output of ranks other than 0 goes to `rank-N.log` in the folder `logs`. Without `logs`, all
+    /// ranks print their messages and only rank 0 prints results.
     pub fn join(self, config: &RunConfig, logs: Option<&Path>) -> Result<Job> {
         match self {
             Role::Alone => Ok(Job { comm: Group::solo(), processes: Processes::default(), local: Local::ALONE }),
@@ -120,7 +121,7 @@ impl Role {
                 let supervisor = processes.started();
                 let rendezvous = rendezvous(0, ranks, address, secret, config, supervisor)?;
                 let led = process::lead(&listener, &rendezvous);
-                // A rank that a signal has ended before it joined could not tell this one.
+                // A rank that a signal ended before it joined could not request the stop itself.
                 if led.is_err() && processes.were_asked_to_end() {
                     interrupt::request();
                 }
@@ -148,7 +149,7 @@ fn join_launched(place: Place, config: &RunConfig, logs: Option<&Path>) -> Resul
     let parent = std::env::var(OWN_PARENT).ok().and_then(|pid| pid.parse().ok()).filter(|_| is_own);
     let supervisor = Arc::new(Child { parent });
     let comm = supervised(process::join(&rendezvous(rank, size, address, secret, config, supervisor)?))?;
-    // Not before it has joined: a second job in the same folder does not.
+    // The log is opened after the rank has joined, because a rank of a second job in the same folder does not join.
     if let Some(logs) = logs.filter(|_| rank > 0) {
         log_to(rank, if is_own { None } else { Some(open_log(logs, rank)?) });
     }
@@ -156,12 +157,13 @@ fn join_launched(place: Place, config: &RunConfig, logs: Option<&Path>) -> Resul
     Ok(Job { comm, processes: Processes::default(), local: Local { rank: local_rank, may_see_one: !is_own } })
 }
 
-/// The group of all ranks, which ends this process if the job fails and the main thread does not notice; or why there is none.
+/// Returns the group of all ranks, or the reason why the ranks have not joined. If the job fails and the main thread does not notice, the group ends
+/// this process.
 fn supervised(joined: ottava_tensor::Result<Group>) -> Result<Group> {
     match joined {
         Ok(comm) => {
             if comm.size() > 1 {
-                // Work that can be interrupted ends by itself.
+                // `interrupt::lose` ends work that can be interrupted.
                 comm.watch(Error::RANKS, interrupt::lose)?;
             }
             Ok(comm)
@@ -179,7 +181,7 @@ fn rendezvous(
     config: &RunConfig,
     supervisor: Arc<dyn Supervisor>,
 ) -> Result<Rendezvous> {
-    // A job's ranks run one program with one configuration.
+    // All ranks of a job must run the same program with the same configuration.
     let mut identity = vec![
         ("version".to_string(), env!("CARGO_PKG_VERSION").to_string()),
         ("the digest of the program".to_string(), digest_of_program()?),
@@ -192,14 +194,14 @@ fn rendezvous(
     Ok(Rendezvous { rank, size, address, secret: secret.into_bytes(), identity, limits, supervisor })
 }
 
-/// A digest of this program's file, which differs between builds.
+/// Returns a digest of the file of this program, which differs between builds.
 fn digest_of_program() -> Result<String> {
     Ok(sha256_file(Path::new("/proc/self/exe"))?.1)
 }
 
 /// A rank that another process has started.
 struct Child {
-    /// That process, if it is rank 0 of this program.
+    /// The process ID of rank 0, if rank 0 of this program has started this process.
     parent: Option<u32>,
 }
 

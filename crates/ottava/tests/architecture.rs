@@ -1,18 +1,18 @@
-//! Documents and module headers name code that exists: a renamed file, type, function or test fails here until its document follows.
+//! Tests that documents and module headers name existing code. If a file, type, function or test is renamed, its documents must follow.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Extensions of files that documents name.
+/// The extensions of files that documents name.
 const EXTENSIONS: &[&str] = &["rs", "cuh", "md", "toml", "sh", "gz"];
 
-/// Stands for a file or folder that does not exist yet, in a folder that does.
+/// Placeholders for a file or folder that does not exist yet. The folder before the placeholder must exist.
 const PLACEHOLDERS: &[&str] = &["NAME", "<op>"];
 
-/// Pages whose names of files and of code are checked.
+/// The pages whose names of files and of code are checked.
 const MAPS: &[&str] = &["ARCHITECTURE.md", "CONTRIBUTING.md", "docs/glossary.md", "docs/life-of-a-step.md"];
 
-/// Keywords of items whose names documents use.
+/// The keywords of items whose names documents use.
 const ITEMS: &[&str] = &["fn", "struct", "enum", "trait", "type", "const", "static", "mod"];
 
 fn root() -> PathBuf {
@@ -23,13 +23,13 @@ fn read(path: &Path) -> String {
     fs::read_to_string(path).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
 }
 
-/// The names of all crates; documents give paths below their `src`.
+/// Returns the names of all crates. Documents give paths below their `src`.
 fn crates() -> Vec<String> {
     let entries = fs::read_dir(root().join("crates")).expect("the crates are there");
     entries.map(|entry| entry.expect("a readable entry").file_name().into_string().expect("a name in UTF-8")).collect()
 }
 
-/// All Rust files at or below `path`.
+/// Returns all Rust files at or below `path`.
 fn sources(path: &Path) -> Vec<PathBuf> {
     if path.is_file() {
         return vec![path.to_path_buf()];
@@ -39,7 +39,7 @@ fn sources(path: &Path) -> Vec<PathBuf> {
     inner.filter(|file| file.extension().is_some_and(|e| e == "rs")).collect()
 }
 
-/// The texts between backticks in one line, each with its end in the line.
+/// Returns the texts between backticks in one line, each with its end in the line.
 fn quoted(line: &str) -> Vec<(&str, usize)> {
     let mut at = 0;
     let mut found = Vec::new();
@@ -62,8 +62,9 @@ fn is_path(text: &str) -> bool {
     clean && (known && !text.starts_with('.') || text.ends_with('/'))
 }
 
-/// Where a document's `path` is: below `from`, the folder of the document, below the root, below a crate or its `src` or `tests`, or with the
-/// name of a crate for its first folder (`data/files.rs` in `ottava-data`). A placeholder stands for its folder.
+/// Returns the location of a document's `path`. It may be relative to `from` (the folder of the document), to the root, to a crate, or to the `src`
+/// or `tests` of a crate. Its first folder may also be the name of a crate (`data/files.rs` in `ottava-data`). For a path with a placeholder, returns
+/// the folder before it.
 fn located(path: &str, from: &Path) -> Option<PathBuf> {
     let path = match PLACEHOLDERS.iter().filter_map(|name| path.find(name)).min() {
         Some(at) => &path[..at],
@@ -79,7 +80,7 @@ fn located(path: &str, from: &Path) -> Option<PathBuf> {
     places.find(|path| path.exists())
 }
 
-/// Whether a file called `name` is somewhere below `folder`.
+/// Whether a file named `name` exists anywhere below `folder`.
 fn holds(folder: &Path, name: &str) -> bool {
     let entries = fs::read_dir(folder).unwrap_or_else(|e| panic!("{}: {e}", folder.display()));
     entries.map(|entry| entry.expect("a readable entry").path()).any(|path| match path.is_dir() {
@@ -88,7 +89,7 @@ fn holds(folder: &Path, name: &str) -> bool {
     })
 }
 
-/// Whether `text` defines `name`: an item, a field, a variant, or a key in quotation marks.
+/// Whether `text` defines `name` as an item, a field, a variant, or a key in quotation marks.
 fn defines(text: &str, name: &str) -> bool {
     let is_word = |c: char| c.is_alphanumeric() || c == '_';
     text.match_indices(name).any(|(at, _)| {
@@ -103,8 +104,8 @@ fn defines(text: &str, name: &str) -> bool {
     })
 }
 
-/// Names in one line of a document that nothing has. In prose, words in backticks may be anything, and only files and
-/// `Type::name` are looked for. In the table a bare name must be in the path that follows it in its clause, if there is one.
+/// Returns the names in one line of a document that do not exist. In prose, only files and `Type::name` are checked, because other words in backticks
+/// may be anything. In the table, a bare name must be in the path that follows it in its clause, if there is such a path.
 fn problems(line: &str, in_table: bool, from: &Path, all: &[Source]) -> Vec<String> {
     let mut problems = Vec::new();
     let tokens = quoted(line);
@@ -142,7 +143,7 @@ fn problems(line: &str, in_table: bool, from: &Path, all: &[Source]) -> Vec<Stri
     problems
 }
 
-/// A file of a crate.
+/// A source file of a crate.
 struct Source {
     path: PathBuf,
     text: String,
@@ -201,7 +202,7 @@ fn renamed_code_is_noticed() {
     }
 }
 
-/// The last part of each path in the column "test"; `…` at the end stands for the rest of a name.
+/// Checks the last part of each path in the column "test". A `…` at the end replaces the rest of a name.
 #[test]
 fn each_promise_names_tests_that_exist() {
     let tests = crates().into_iter().flat_map(|name| sources(&root().join("crates").join(name)));

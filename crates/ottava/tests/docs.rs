@@ -1,17 +1,17 @@
-//! Links of the documents lead somewhere, the book has every page, and images are small.
+//! Tests that links of documents lead somewhere, that the book has every page, and that images are small.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Component, Path, PathBuf};
 
-/// The most bytes of an image.
+/// The maximum size of an image in bytes.
 const MOST_IMAGE_BYTES: u64 = 150_000;
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().expect("the workspace is there")
 }
 
-/// All documents of the project, by their paths from the root.
+/// Returns all documents of the project, by their paths from the root.
 fn documents() -> BTreeMap<PathBuf, String> {
     let (mut found, mut folders) = (BTreeMap::new(), vec![root()]);
     while let Some(folder) = folders.pop() {
@@ -29,7 +29,7 @@ fn documents() -> BTreeMap<PathBuf, String> {
     found
 }
 
-/// `text` without fenced blocks and without what is between backticks, in lines as before.
+/// Returns `text` without fenced blocks and without text between backticks. Line numbers stay the same.
 fn prose(text: &str) -> String {
     let (mut found, mut fenced, mut quoted) = (String::new(), false, false);
     for line in text.split_inclusive('\n') {
@@ -51,14 +51,14 @@ fn prose(text: &str) -> String {
     found
 }
 
-/// The targets of the links and images in a document.
+/// Returns the targets of the links and images in a document.
 fn targets(text: &str) -> Vec<String> {
     let prose = prose(text);
     let parts = prose.split("](").skip(1);
     parts.filter_map(|part| Some(part.split_once(')')?.0.split_whitespace().collect::<String>())).collect()
 }
 
-/// The anchors of the headings of a document, as GitHub and mdBook make them.
+/// Returns the anchors of the headings of a document, by the rules of GitHub and mdBook.
 fn anchors(text: &str) -> BTreeSet<String> {
     let (mut found, mut fenced) = (BTreeSet::new(), false);
     for line in text.lines() {
@@ -77,7 +77,7 @@ fn anchors(text: &str) -> BTreeSet<String> {
     found
 }
 
-/// `path` without `.` and `..`.
+/// Returns `path` without `.` and `..`.
 fn plain(path: &Path) -> PathBuf {
     let mut parts = PathBuf::new();
     for part in path.components() {
@@ -90,7 +90,7 @@ fn plain(path: &Path) -> PathBuf {
     parts
 }
 
-/// Why a link of the document `from` leads nowhere.
+/// Returns why a link of the document `from` leads nowhere; `None` if it leads somewhere.
 fn dead(from: &Path, target: &str, documents: &BTreeMap<PathBuf, String>) -> Option<String> {
     if ["https://", "http://", "mailto:"].iter().any(|start| target.starts_with(start)) {
         return None;
@@ -165,7 +165,7 @@ fn dead_links_are_noticed() {
     }
 }
 
-/// The lines of a list of pages that mdBook would not read as a title, a page or a blank line.
+/// Returns the lines in a list of pages that mdBook would not read as a title, a page or a blank line.
 fn not_of_a_list(summary: &str) -> Vec<&str> {
     let is_page = |line: &str| {
         let link = line.strip_prefix("- ").unwrap_or(line);
@@ -194,7 +194,7 @@ fn lines_that_are_no_page_of_the_book_are_noticed() {
     }
 }
 
-/// What `mdbook build` would reject, which `just nightly book` runs.
+/// Tests the rules of `mdbook build`, which runs in `just nightly book`.
 #[test]
 fn the_book_has_every_page_once_and_images_are_small() {
     let documents = documents();
@@ -208,7 +208,7 @@ fn the_book_has_every_page_once_and_images_are_small() {
         documents.keys().filter(|path| path.starts_with("docs") && !path.ends_with("SUMMARY.md")).cloned().collect();
     assert_eq!(listed.iter().cloned().collect::<BTreeSet<_>>(), pages, "docs/SUMMARY.md lists the pages of docs");
     assert_eq!(listed.len(), pages.len(), "each page once");
-    // Other files of the repository are not in the book.
+    // Other files of the repository are not in the book, so pages must not link to them by relative paths.
     for page in &pages {
         let outside = targets(&documents[page]).into_iter().find(|target| target.starts_with("../"));
         assert_eq!(outside, None, "{}: a link out of the book; name the file instead", page.display());

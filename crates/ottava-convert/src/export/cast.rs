@@ -1,4 +1,4 @@
-//! The FP8 codes of a linear, by the casts of training.
+//! Computes the FP8 codes of a linear with the casts of training.
 
 use super::finite::expect_finite;
 use super::format::Fp8Format;
@@ -9,11 +9,11 @@ use ottava_tensor::ops::{CastStatistics, CodeCopies, amax, quantize, quantize_bl
 use ottava_tensor::{DType, Device, Granularity, QuantizedTensor, Tensor};
 use std::ops::Range;
 
-/// Codes and scales of a fused linear.
+/// The codes and the scales of a fused linear.
 pub(super) struct Codes(QuantizedTensor);
 
 impl Group {
-    /// Casts the weights of all parts together, as training does.
+    /// Casts the weights of all parts together, like training.
     pub(super) fn cast(&self, weights: &WeightFiles, format: Fp8Format) -> Result<Codes> {
         let value = self.value(weights)?;
         let mut statistics = CastStatistics::new(&Device::Cpu, 1)?;
@@ -29,7 +29,8 @@ impl Group {
         Ok(Codes(quantize(&value, e4m3, &scale, CodeCopies::Rows, &mut statistics, 0)?))
     }
 
-    /// The stacked weights `[outputs, inputs]` in F32. Layers read them in BF16, as a run stores them, so its codes are the same.
+    /// Returns the stacked weights `[outputs, inputs]` in F32. A run stores the BF16 weights that its layers read, so the codes equal the codes of
+    /// the run.
     fn value(&self, weights: &WeightFiles) -> Result<Tensor> {
         let mut value = Tensor::empty(&Device::Cpu, &[self.outputs(), self.inputs], DType::F32)?;
         for ((part, _), rows) in self.parts.iter().zip(self.rows()) {
@@ -41,7 +42,7 @@ impl Group {
         Ok(value)
     }
 
-    /// The rows of each part in the stacked weights.
+    /// Returns the rows of each part in the stacked weights.
     pub(super) fn rows(&self) -> Vec<Range<usize>> {
         let mut end = 0;
         let rows = self.parts.iter().map(|(_, outputs)| {
@@ -54,7 +55,7 @@ impl Group {
 }
 
 impl Codes {
-    /// The codes of some rows, without padding.
+    /// Returns the codes of some rows, without padding.
     pub(super) fn codes(&self, rows: Range<usize>) -> Result<Vec<u8>> {
         let codes = self.0.codes.as_ref().expect("codes along the rows were cast");
         let pitch = codes.shape()[1];
@@ -62,7 +63,7 @@ impl Codes {
         Ok(bytes.chunks(pitch).flat_map(|row| &row[..self.0.columns]).copied().collect())
     }
 
-    /// The scales of some rows, which are whole blocks, in the order of their grid.
+    /// Returns the scales of some rows, in the order of their grid. The rows must be whole blocks.
     pub(super) fn scales(&self, rows: Range<usize>) -> Result<Vec<f32>> {
         let scales = self.0.scale_inv.to_vec::<f32>()?;
         Ok(match self.0.granularity {

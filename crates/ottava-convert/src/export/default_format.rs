@@ -1,4 +1,4 @@
-//! The format of an export that names none.
+//! Chooses the format of an export without `--format`.
 
 use super::format::{Convention, Fp8Format, Scheme};
 use super::source::Source;
@@ -7,14 +7,15 @@ use ottava_models::Decoder;
 use ottava_tensor::Granularity;
 
 impl Fp8Format {
-    /// Rows of weights, which linears of all common sizes have.
+    /// Scales per row of a weight, which linears of all common sizes support.
     const ROWS: Fp8Format = Fp8Format { layout: Convention::CompressedTensors, scheme: Scheme::Dynamic };
 
-    /// One scale per weight and one per input.
+    /// One scale per weight and one scale per input.
     const STATIC: Fp8Format = Fp8Format { layout: Convention::CompressedTensors, scheme: Scheme::Static };
 
-    /// The format for `source`, and the reason: the format with the scales of its run, so that codes equal the codes of training; else blocks, or rows
-    /// where a linear has no whole blocks. With `static_scales` of inputs it is the one that stores them.
+    /// Returns the format for `source`, and the reason. With `static_scales` of inputs, it is the format that stores them. Otherwise, it is the
+    /// format whose scales are like the scales of the source's run, so that the codes equal the codes of training. If there is no such format, scales
+    /// are per block if all linears have whole blocks, else per row.
     pub fn default_for(source: &Source, static_scales: bool) -> Result<(Fp8Format, String)> {
         if static_scales {
             return Ok((Fp8Format::STATIC, "it stores the scales of inputs".into()));
@@ -22,7 +23,7 @@ impl Fp8Format {
         source.expect_matrices()?;
         let description = Decoder::describe(&source.sizes, &source.recipe)?;
         let multiple = Fp8Format::FP8_BLOCK.multiple();
-        // The first size of a linear that is no whole number of blocks.
+        // The first size of a linear that is not a whole number of blocks.
         let mut cut = None;
         let mut whole = 0;
         for (site, _) in &description.linears {
@@ -41,7 +42,7 @@ impl Fp8Format {
             Granularity::Blocks128x128 => (whole > 0).then_some(Fp8Format::FP8_BLOCK),
             Granularity::PerRow => Some(Fp8Format::ROWS),
             Granularity::PerTensor => (!source.delayed.is_empty()).then_some(Fp8Format::STATIC),
-            // No format has scales of such blocks.
+            // No format has scales of this granularity.
             _ => None,
         });
         Ok(match (of_run, cut) {

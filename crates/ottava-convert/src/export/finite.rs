@@ -2,7 +2,7 @@
 
 use ottava_common::error::{Error, Result};
 
-/// Errors with [`Error::NonFinite`] that says which value is infinite or NaN.
+/// Errors with [`Error::NonFinite`], which names the first value that is infinite or NaN.
 pub(super) fn expect_finite(name: &str, values: &[f32]) -> Result<()> {
     match values.iter().position(|value| !value.is_finite()) {
         Some(element) => Err(not_finite(name, element, "is not finite")),
@@ -10,7 +10,7 @@ pub(super) fn expect_finite(name: &str, values: &[f32]) -> Result<()> {
     }
 }
 
-/// An error that names the tensor and the element, and says `what` about it.
+/// Returns an error that names the tensor and the element. `what` says what is wrong.
 pub(super) fn not_finite(name: &str, element: usize, what: &str) -> Error {
     Error::NonFinite(format!("`{name}`: element {element} {what}, so nothing was exported"))
 }

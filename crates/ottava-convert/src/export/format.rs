@@ -1,18 +1,18 @@
-//! The FP8 formats of inference engines as values: granularity and names of scales, and the content of `config.json`.
+//! The FP8 formats of inference engines, as data: granularity and names of scales, and the content of `config.json`.
 //!
-//! In all of them the weight of a linear keeps its name and shape `[outputs, inputs]` and becomes E4M3, and its scale is F32 beside it, to
-//! be multiplied with the code. Sources: the loaders of vLLM, transformers, compressed-tensors and ModelOpt.
+//! In all formats, the weight of a linear keeps its name and its shape `[outputs, inputs]` and becomes E4M3. The scale is a separate F32 tensor, and
+//! is multiplied with the codes. Sources: the loaders of vLLM, transformers, compressed-tensors and ModelOpt.
 
 use ottava_models::{MODELOPT_FILE, WeightScales};
 use ottava_tensor::Granularity;
 use serde::Serialize;
 use serde_json::{Value, json};
 
-/// Who reads a folder.
+/// The convention of names and settings, with the engines that read it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Convention {
-    /// `fp8`, as DeepSeek-V3 has it: vLLM, SGLang, TensorRT-LLM and transformers.
+    /// `fp8`, the format of DeepSeek-V3: vLLM, SGLang, TensorRT-LLM and transformers.
     #[serde(rename = "fp8-block")]
     DeepSeek,
     /// `compressed-tensors`: vLLM, SGLang and transformers.
@@ -26,28 +26,28 @@ pub enum Convention {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Scheme {
-    /// Each output of a weight; each token of an input, when it is computed.
+    /// One scale per output of a weight. Engines compute one scale per token of an input.
     Dynamic,
-    /// Each weight; each input, by a scale that is stored.
+    /// One scale per weight, and one stored scale per input.
     Static,
-    /// Each 128x128 block of a weight; 128 channels of a token, when it is computed. Scales come from the run, or are powers of two.
+    /// One scale per 128x128 block of a weight, from the run or a power of two. Engines compute one scale per 128 channels of a token.
     Block,
 }
 
 /// A format of FP8 weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Fp8Format {
-    /// Names and settings.
+    /// The convention of names and settings.
     pub layout: Convention,
-    /// Scales.
+    /// The granularity of scales.
     pub scheme: Scheme,
 }
 
 impl Fp8Format {
-    /// DeepSeek's blocks.
+    /// DeepSeek's format, with scales of blocks.
     pub const FP8_BLOCK: Fp8Format = Fp8Format { layout: Convention::DeepSeek, scheme: Scheme::Block };
 
-    /// The elements of a weight that share a scale.
+    /// Returns which elements of a weight share a scale.
     pub fn scales(self) -> WeightScales {
         match self.scheme {
             Scheme::Dynamic => WeightScales::Rows,
@@ -56,7 +56,7 @@ impl Fp8Format {
         }
     }
 
-    /// [`Fp8Format::scales`] as casts have them.
+    /// Returns the granularity that casts use for [`Fp8Format::scales`].
     pub fn granularity(self) -> Granularity {
         match self.scheme {
             Scheme::Dynamic => Granularity::PerRow,
@@ -65,8 +65,8 @@ impl Fp8Format {
         }
     }
 
-    /// Outputs and inputs of a weight, and of its share on each rank of tensor parallelism, are multiples of this. 128x128 blocks may not
-    /// be cut: transformers rejects the rest of a block, and vLLM a share of one. FP8 products of Hopper GPUs need 16.
+    /// Returns a number that must divide the outputs and the inputs of a weight. It must also divide the share of each tensor parallel rank. 128x128
+    /// blocks must be whole: transformers rejects incomplete blocks, and vLLM rejects shares of a block. FP8 products of Hopper GPUs need 16.
     pub fn multiple(self) -> usize {
         match self.scheme {
             Scheme::Dynamic | Scheme::Static => 16,
@@ -74,16 +74,16 @@ impl Fp8Format {
         }
     }
 
-    /// The name of the scale of a linear's weight.
+    /// Returns the name of the scale of a linear's weight.
     pub fn scale_name(self, linear: &str) -> String {
         match self.layout {
-            // Called an inverse, it is the multiplier like the others.
+            // Despite the name, it is the multiplier, like in the other formats.
             Convention::DeepSeek => format!("{linear}.weight_scale_inv"),
             Convention::CompressedTensors | Convention::ModelOpt => format!("{linear}.weight_scale"),
         }
     }
 
-    /// The shape of the scale of a weight.
+    /// Returns the shape of the scale of a weight.
     pub fn scale_shape(self, weight: [usize; 2]) -> Vec<usize> {
         let grid = self.scales().grid(weight);
         match (self.layout, self.scheme) {
@@ -95,7 +95,7 @@ impl Fp8Format {
         }
     }
 
-    /// Name and shape of the scale of a linear's input, where one is stored.
+    /// Returns the name and the shape of the scale of a linear's input, if the format stores one.
     pub fn input_scale(self, linear: &str) -> Option<(String, Vec<usize>)> {
         let shape = match self.layout {
             Convention::ModelOpt => vec![],
@@ -104,8 +104,8 @@ impl Fp8Format {
         (self.scheme == Scheme::Static).then(|| (format!("{linear}.input_scale"), shape))
     }
 
-    /// `quantization_config` of `config.json`. `left` are the names of linears that stay in BF16, all of them: readers quantize every linear
-    /// that is not listed, and none of them leaves out the head of itself once anything is listed.
+    /// Returns `quantization_config` of `config.json`. `left` must list all linears that stay in BF16, because readers quantize every other linear.
+    /// If the list is not empty, it must also have the head.
     pub fn config(self, left: &[String]) -> Value {
         match self.layout {
             Convention::DeepSeek => json!({
@@ -160,7 +160,7 @@ impl Fp8Format {
         }
     }
 
-    /// Other files of the folder, by name.
+    /// Returns the other files of the folder, by name.
     pub fn files(self, left: &[String]) -> Vec<(&'static str, Value)> {
         match self.layout {
             Convention::DeepSeek | Convention::CompressedTensors => vec![],
@@ -175,7 +175,7 @@ impl Fp8Format {
         }
     }
 
-    /// ModelOpt's name of the scheme.
+    /// Returns ModelOpt's name of the scheme.
     fn algorithm(self) -> &'static str {
         match self.scheme {
             Scheme::Dynamic => "FP8_PER_CHANNEL_PER_TOKEN",
@@ -185,7 +185,7 @@ impl Fp8Format {
     }
 }
 
-/// Readers recognize the layout of ModelOpt by this name, whoever writes it.
+/// Returns the producer. Readers recognize ModelOpt's layout by this name, even if another program writes it.
 fn producer() -> Value {
     json!({"name": "modelopt", "version": concat!("ottava ", env!("CARGO_PKG_VERSION"))})
 }

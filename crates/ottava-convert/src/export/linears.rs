@@ -1,4 +1,4 @@
-//! Selects the linears that become FP8, and their scales.
+//! Selects the linears that are exported in FP8, and their scales.
 
 use super::format::{Fp8Format, Scheme};
 use super::source::Source;
@@ -9,43 +9,44 @@ use ottava_recipe::{Decision, LinearSite, Scaling};
 use ottava_tensor::ops::CurrentScaling;
 use std::collections::BTreeMap;
 
-/// A linear that becomes FP8, with the linears that engines fuse it with: they are cast together.
+/// A linear that is exported in FP8, with the linears that engines fuse with it. They are cast together.
 #[derive(Clone, Debug)]
 pub(super) struct Group {
-    /// Its name in the scaling state.
+    /// The name of the linear in the scaling state.
     pub(super) name: String,
-    /// The linears, by their names in a folder, each with its outputs.
+    /// The names of the linears in a folder, each with its number of outputs.
     pub(super) parts: Vec<(String, usize)>,
-    /// Inputs of all.
+    /// The number of inputs, which all parts share.
     pub(super) inputs: usize,
-    /// Whether ranks of tensor parallelism divide its inputs, and not its outputs.
+    /// Whether ranks of tensor parallelism divide the inputs; otherwise, they divide the outputs.
     divides_inputs: bool,
-    /// The scale of the weights.
+    /// The source of the scale of the weights.
     pub(super) scale: Scale,
-    /// Why the codes differ from training; `None` if they do not.
+    /// Why the codes differ from the codes of training; `None` if they are equal.
     pub(super) recast: Option<String>,
-    /// The scale of the input, where one is stored: `code = cast(x / scale)`.
+    /// The scale of the input, if the format stores one: `code = cast(x / scale)`.
     pub(super) input_scale: Option<f32>,
 }
 
 /// The source of the scale of a weight.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Scale {
-    /// Delayed scaling.
+    /// A scale of delayed scaling.
     Given(f32),
-    /// The weight itself.
+    /// The weight itself: the scale is computed from its amax.
     Own(CurrentScaling),
 }
 
 /// The linears of a model.
 pub(super) struct Linears {
     pub(super) groups: Vec<Group>,
-    /// Linears that stay in BF16, by their names in a folder, with the reason; the head is the last.
+    /// The linears that stay in BF16, by their names in a folder, each with the reason. The last one is the head.
     pub(super) left: Vec<(String, String)>,
 }
 
 impl Linears {
-    /// Decides about each linear of `source`. `input_scales` are by the name of a linear, fused or not.
+    /// Decides for each linear of `source` whether it is exported in FP8 or stays in BF16, and why. The keys of `input_scales` are names of linears,
+    /// fused or not.
     pub(super) fn decide(source: &Source, format: Fp8Format, input_scales: &BTreeMap<String, f32>) -> Result<Linears> {
         let sizes = &source.sizes;
         source.expect_matrices()?;
@@ -81,13 +82,13 @@ impl Linears {
         Ok(linears)
     }
 
-    /// The names of linears that stay in BF16.
+    /// Returns the names of the linears that stay in BF16.
     pub(super) fn left_names(&self) -> Vec<String> {
         self.left.iter().map(|(name, _)| name.clone()).collect()
     }
 
-    /// The most ranks of tensor parallelism whose shares of heads are whole and whose shares of weights are multiples that `format` needs.
-    /// Where there are more ranks than heads of keys, engines give several ranks the same head.
+    /// Returns the maximum number of tensor parallel ranks at which each rank has whole heads, and shares of weights whose sizes are the multiples
+    /// that `format` needs. With more ranks than key heads, engines give the same key head to several ranks.
     pub(super) fn tensor_parallel(&self, sizes: &DecoderConfig, format: Fp8Format) -> usize {
         let Some([heads, kv_heads]) = sizes.sublayers().find_map(SublayerSpec::head_counts) else { return 1 };
         let divides = |n: usize, ranks: usize| n.is_multiple_of(ranks) && (n / ranks).is_multiple_of(format.multiple());
@@ -107,7 +108,7 @@ impl Linears {
     }
 }
 
-/// Why a linear stays in BF16, if it does.
+/// Returns why a linear stays in BF16; `None` if it can be in FP8.
 fn reason_to_leave(
     source: &Source,
     format: Fp8Format,
@@ -149,13 +150,13 @@ impl Group {
         Group { name, parts, inputs, divides_inputs, scale, recast, input_scale }
     }
 
-    /// Outputs of all parts.
+    /// Returns the number of outputs of all parts.
     pub(super) fn outputs(&self) -> usize {
         self.parts.iter().map(|(_, outputs)| outputs).sum()
     }
 }
 
-/// The scale of a weight, and why its codes differ from training.
+/// Returns the source of a weight's scale, and why the codes differ from the codes of training.
 fn scale(source: &Source, format: Fp8Format, site: &LinearSite, decision: &Decision) -> (Scale, Option<String>) {
     let blocks = format.scheme == Scheme::Block;
     let own = CurrentScaling { epsilon: 0.0, power_of_two: blocks };

@@ -1,14 +1,14 @@
-//! Models for other programs: folders with weights in BF16 or with the linears of the blocks in FP8, and GGUF files.
+//! Exports models for other programs: folders with weights in BF16, folders with the linears of the blocks in FP8, and GGUF files.
 //!
-//! Folders with FP8 weights are read by [`WeightFiles`].
+//! [`WeightFiles`] reads folders with FP8 weights.
 //!
 //! `Fp8Format::default_for` selects the format if `--format` is missing. `Linears::decide` selects the linears in FP8 from the run's recipe and the
-//! format, `Group::cast` casts the weights of a checkpoint as training casts them, and `LinearReport::compare` reads the files back. Static input
-//! scales come from delayed scaling or from `Calibration::measure`, which collects a histogram of the values that casts measure in high precision
-//! (`Histogram`); `ScalingState::set_scales` sets them. `docs/export.md` has the formats.
+//! format. `Group::cast` casts the weights of a checkpoint like training, and `LinearReport::compare` reads the files back. Static input scales come
+//! from delayed scaling or from `Calibration::measure`, which collects a histogram (`Histogram`) of the values that casts would get in high
+//! precision. `ScalingState::set_scales` sets static scales. `docs/export.md` describes the formats.
 //!
-//! To add a format: `Convention`, `Scheme` and the methods of `Fp8Format` in `format.rs`; to read the format back, `Quantization::read` in
-//! `models/quantization.rs`.
+//! To add a format, extend `Convention`, `Scheme` and the methods of `Fp8Format` in `format.rs`. To read the format back, extend `Quantization::read`
+//! in `models/quantization.rs`.
 
 mod cast;
 mod default_format;
@@ -38,23 +38,24 @@ use serde_json::json;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::Path;
 
-/// A tensor of the folder that is not a weight as the source has it.
+/// A tensor of the folder that is computed, unlike a weight that is copied from the source.
 enum Made {
-    /// The codes of part `.1` of linear `.0`.
+    /// The codes of part `.1` of the group `.0` of linears.
     Codes(usize, usize),
-    /// F32 numbers.
+    /// Scales in F32.
     Scales(Vec<f32>),
 }
 
-/// Writes the model of `source` as the new folder `output`, with the linears of its blocks in `format`, or all weights in BF16 if that is
-/// `None`. `input_scales` are scales of inputs that do not depend on them, by the name of a linear; only formats with such scales read them.
+/// Writes the model of `source` to the new folder `output`. The linears of its blocks are in `format`; if `format` is `None`, all weights are in
+/// BF16. `input_scales` are static scales of inputs, by the name of a linear. Only formats with static input scales read them.
 ///
-/// The folder is read back before it appears, and each weight must be the nearest value of its codes. Memory holds one tensor at a time: of
-/// a fused linear the values in F32 and the codes. The source is read three times, for scales, codes and comparison.
+/// The folder is read back before it gets its name, and each weight must be the nearest value of its codes. Memory holds one tensor at a time; for a
+/// fused linear, the values in F32 and the codes. The source is read three times: for scales, for codes, and for the comparison.
 ///
-/// Errors with [`Config`](ottava_common::Error::Config) when `output` exists, would be inside the source, or an input has no scale, with
-/// [`Model`](ottava_common::Error::Model) when the weights do not fit the source's `config.json` or no linear can be in FP8, and with
-/// [`NonFinite`](ottava_common::Error::NonFinite) for a weight that is not finite, or not in BF16 where that is written; nothing is left then.
+/// Errors with [`Config`](ottava_common::Error::Config) if `output` exists or would be inside the source, or if an input has no scale. Errors with
+/// [`Model`](ottava_common::Error::Model) if the weights do not fit the source's `config.json`, or if no linear can be in FP8. Errors with
+/// [`NonFinite`](ottava_common::Error::NonFinite) if a weight is not finite, or is written in BF16 and not finite there. After an error, `output`
+/// does not exist.
 pub fn export(
     source: &Source,
     format: Option<Fp8Format>,
@@ -101,7 +102,7 @@ fn write(source: &Source, fp8: Option<(Fp8Format, &Linears)>, output: &Path) -> 
         }
     }
     write_settings(&mut writer, config, &source.path)?;
-    // Parts of a linear follow each other.
+    // The parts of a fused linear are consecutive, so their codes are cast once.
     let mut last: Option<(usize, Codes)> = None;
     write_model(&mut writer, &infos, MAX_FILE_BYTES, |info| {
         interrupt::check("exporting the model")?;
@@ -145,7 +146,7 @@ fn write(source: &Source, fp8: Option<(Fp8Format, &Linears)>, output: &Path) -> 
     })
 }
 
-/// Lists the tensors of a linear, with its scales.
+/// Lists the tensors of a linear, including its scales.
 fn list(
     format: Fp8Format,
     at: usize,
@@ -169,9 +170,9 @@ fn list(
     Ok(())
 }
 
-/// The bytes of a weight in BF16; a weight that is BF16 in the source keeps its bytes.
+/// Returns the bytes of a weight in BF16. If the weight is BF16 in the source, the bytes are copied.
 ///
-/// Errors with [`Error::NonFinite`] for a value that is infinite or NaN in BF16.
+/// Errors with [`Error::NonFinite`] if a value is infinite or NaN in BF16.
 fn in_bf16(weights: &WeightFiles, info: &TensorInfo) -> Result<Vec<u8>> {
     let stored = weights.info(&info.name)?;
     let bytes = match stored.dtype {

@@ -1,4 +1,4 @@
-//! Reads an exported folder back, and measures the errors of its casts.
+//! Reads an exported folder back, and measures the errors of the casts.
 
 use super::format::Fp8Format;
 use super::linears::Group;
@@ -14,50 +14,51 @@ pub struct Report {
     /// The format of the linears; `None` for BF16.
     #[serde(flatten)]
     pub format: Option<Fp8Format>,
-    /// Whether the scales of blocks are powers of two, which engines keep that round them; `None` for other formats.
+    /// Whether the scales of blocks are powers of two, which engines that round scales keep exactly; `None` for other formats.
     pub power_of_two_scales: Option<bool>,
-    /// Values of all weights.
+    /// The number of values of all weights.
     pub parameters: usize,
-    /// Bytes of all tensors.
+    /// The number of bytes of all tensors.
     pub bytes: usize,
     /// The linears in FP8.
     pub linears: Vec<LinearReport>,
     /// Linears that stay in BF16.
     pub left: Vec<Left>,
-    /// The most ranks of tensor parallelism that may divide the weights; `None` without FP8 weights.
+    /// The maximum number of tensor parallel ranks that can divide the weights; `None` without FP8 weights.
     pub tensor_parallel: Option<usize>,
 }
 
 /// A linear that stays in BF16.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Left {
-    /// Its name in the folder.
+    /// The name of the linear in the folder.
     pub name: String,
-    /// Why.
+    /// The reason why it stays in BF16.
     pub reason: String,
 }
 
-/// A linear in FP8, with the linears that are cast together with it.
+/// A linear in FP8, together with the linears that are cast with it.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct LinearReport {
-    /// Its name, of the fused linear.
+    /// The name of the fused linear.
     pub name: String,
-    /// Why its codes differ from training; `None` if they do not.
+    /// Why the codes differ from the codes of training; `None` if they are equal.
     pub recast: Option<String>,
-    /// Root of the sum of squared differences between weights and their values in FP8, relative to the root of the sum of squared weights.
+    /// The root of the sum of squared cast errors, relative to the root of the sum of squared weights.
     pub relative_error: f64,
-    /// The largest difference.
+    /// The largest absolute cast error.
     pub largest_error: f64,
-    /// Weights beyond the largest finite code.
+    /// The number of weights beyond the largest finite code.
     pub saturated: usize,
-    /// Weights that became zero.
+    /// The number of weights that became zero.
     pub underflowed: usize,
 }
 
 impl LinearReport {
-    /// Reads the linears of `group` from the folder that was `written` and compares them with the linears of its `source`.
+    /// Reads the linears of `group` from the `written` folder, and compares them with the linears of `source`.
     ///
-    /// Errors with [`Error::Model`] when a weight is not the nearest value of its codes: a fault of the writer, the disk or the reader.
+    /// Errors with [`Error::Model`] if a weight is not the nearest value of its codes, which means that the writer, the disk or the reader has a
+    /// fault.
     pub(super) fn compare(group: &Group, source: &WeightFiles, written: &WeightFiles) -> Result<LinearReport> {
         let mut report = LinearReport {
             name: group.name.clone(),
@@ -81,7 +82,7 @@ impl LinearReport {
                     )));
                 }
                 let difference = f64::from(value) - f64::from(found);
-                // The amax of a scale may exceed the largest code by the rounding of products.
+                // The amax of a scaled weight may exceed the largest code by the rounding error of the product.
                 report.saturated += usize::from(scaled.abs() > 448.0 * 1.0001);
                 report.underflowed += usize::from(value != 0.0 && found == 0.0);
                 report.largest_error = report.largest_error.max(difference.abs());
@@ -94,11 +95,11 @@ impl LinearReport {
     }
 }
 
-/// Whether no code is nearer to `scaled`, a weight over its scale. Scale and product were rounded to F32, which moves the middle between two
-/// codes by as much.
+/// Whether no code is nearer to `scaled`, a weight divided by its scale. Scale and product were rounded to F32, so the midpoint between two codes may
+/// be off by this rounding error.
 fn is_nearest(code: u8, scaled: f64) -> bool {
     let distance = |code: u8| (scaled - f64::from(E4M3(code).to_f32())).abs();
-    // Codes of a sign are in the order of their values, and next to both zeros are the two smallest.
+    // Codes of the same sign are ordered by value. The neighbours of both zeros are the two smallest codes.
     let near = match code & 0x7f {
         0 => [0x01, 0x81],
         _ => [code - 1, code + 1],

@@ -1,4 +1,4 @@
-//! The source of an export: the weights of a model folder and, for a run, its recipe and scales.
+//! The source of an export: the weights of a model folder, and the recipe and scales of a run.
 
 use ottava_checkpoint::slices::{FOLDER, SliceFiles};
 use ottava_checkpoint::{Manifest, WeightFiles, training};
@@ -17,22 +17,22 @@ pub struct Source {
     pub path: PathBuf,
     /// `config.json`.
     pub config: ConfigFile,
-    /// Sizes of the model.
+    /// The sizes of the model.
     pub sizes: DecoderConfig,
     /// The weights.
     pub weights: WeightFiles,
-    /// The recipe of the run that saved the folder, if one with FP8 did; else one that casts nothing.
+    /// The recipe of the run that saved the folder, if the run used FP8; else a recipe that casts nothing.
     pub recipe: Recipe,
-    /// A recipe whose exceptions stay in BF16, whatever the run has cast.
+    /// A recipe that selects the linears that the user keeps in BF16, independent of the run.
     pub(super) exceptions: Recipe,
-    /// The names of the casts of that run: a linear without them was computed in BF16.
+    /// The names of the run's casts. A linear without casts was computed in BF16.
     pub casts: BTreeSet<String>,
-    /// Scales of delayed scaling, by the name of the cast: `code = cast(x · scale)`.
+    /// The scales of delayed scaling, by the name of the cast: `code = cast(x · scale)`.
     pub delayed: BTreeMap<String, f32>,
 }
 
 impl Source {
-    /// Opens a model folder, as a checkpoint is one.
+    /// Opens a model folder, such as a checkpoint.
     pub fn open(folder: &Path) -> Result<Source> {
         let config = ConfigFile::read(folder)?;
         let sizes = language_model_config(&config)?;
@@ -48,7 +48,7 @@ impl Source {
         Ok(Source { path: folder.to_path_buf(), config, sizes, weights, recipe, exceptions, casts, delayed })
     }
 
-    /// Errors if the folder does not have the weight of each linear as a matrix `[outputs, inputs]`, which readers of FP8 weights expect.
+    /// Errors unless the folder has the weight of each linear as a matrix `[outputs, inputs]`, which readers of FP8 weights expect.
     pub(super) fn expect_matrices(&self) -> Result<()> {
         let stacks = self.sizes.experts().is_some_and(|experts| experts.stacked);
         let problem = match (self.sizes.stream.names.transposed, stacks) {
@@ -61,16 +61,16 @@ impl Source {
             .error(&format!("{problem}, which no reader of FP8 weights expects; `--format bf16` exports it")))
     }
 
-    /// The outputs of a linear, by its name in the folder.
+    /// Returns the number of outputs of a linear, by its name in the folder.
     pub(super) fn outputs(&self, linear: &str) -> Result<usize> {
         let name = format!("{linear}.weight");
         let shape = self.weights.info(&name)?.shape;
         shape.first().copied().ok_or_else(|| Error::Model(format!("tensor `{name}` has no rows; it is a matrix")))
     }
 
-    /// Leaves linears in BF16 by `settings`, `key=value` of `[precision]`.
+    /// Keeps linears in BF16 by `settings`, which are `key=value` of `[precision]`.
     ///
-    /// Errors for keys that say otherwise how to cast, and for patterns that match no linear.
+    /// Errors for keys that do more than keep linears in BF16, and for patterns that match no linear.
     pub fn leave(&mut self, settings: &[String]) -> Result<()> {
         let set = RunConfig::default().with_precision(settings)?.precision;
         let precision = only_exceptions(&set);
@@ -84,8 +84,8 @@ impl Source {
         Decoder::describe(&self.sizes, &self.exceptions).map(drop)
     }
 
-    /// Scales of casts for a model of this folder with recipe fp8-delayed whose scales are set: of inputs from `input_scales`, by the name
-    /// of a linear, and of weights the scales of the run or the folder, if it has one for each.
+    /// Returns the scales of casts for a model of this folder with recipe fp8-delayed and static scales. The scales of inputs come from
+    /// `input_scales`, by the name of a linear. The scales of weights come from the run or the folder, if it has one scale per weight.
     pub fn static_scales(&self, input_scales: &BTreeMap<String, f32>) -> Result<BTreeMap<String, f32>> {
         let of_weights = self.delayed.iter().filter(|(name, _)| name.ends_with(".weight"));
         let mut scales: BTreeMap<_, _> = of_weights.map(|(name, scale)| (name.clone(), *scale)).collect();
@@ -107,8 +107,8 @@ impl Source {
         Ok(scales)
     }
 
-    /// The scale of the input of linears that engines fuse, from scales by the name of a linear, fused or not: the largest, so that no value
-    /// saturates that did not.
+    /// Returns the scale of the input of linears that engines fuse. The keys of `scales` are names of linears, fused or not. It is the largest of
+    /// their scales, so no value saturates that did not saturate before.
     pub(super) fn input_scale(
         &self,
         description: &Description,
@@ -120,8 +120,8 @@ impl Source {
         names.filter_map(|name| scales.get(name).copied()).reduce(f32::max)
     }
 
-    /// The scales of inputs that the folder has, by the name of their linear: `code = cast(x / scale)`. A run with delayed scaling has one
-    /// for each input that it casts, by the name of the fused linear; a folder with FP8 weights may have one for each linear.
+    /// Returns the scales of inputs in the folder, by the name of their linear: `code = cast(x / scale)`. A run with delayed scaling has a scale for
+    /// each input that it casts, by the name of the fused linear. A folder with FP8 weights may have a scale for each linear.
     pub fn input_scales(&self) -> Result<BTreeMap<String, f32>> {
         let of_run = self.delayed.iter().filter_map(|(name, scale)| Some((name.strip_suffix(".input")?, 1.0 / scale)));
         let mut scales: BTreeMap<_, _> = of_run.map(|(name, scale)| (name.to_string(), scale)).collect();
@@ -129,7 +129,7 @@ impl Source {
         Ok(scales)
     }
 
-    /// The linears of a folder with FP8 weights that it has in another type.
+    /// Returns the linears that a folder with FP8 weights stores in another type.
     pub fn left(&self) -> Result<BTreeSet<String>> {
         let mut left = BTreeSet::new();
         if self.weights.quantization().is_some() {
@@ -145,7 +145,7 @@ impl Source {
     }
 }
 
-/// Defaults with the exceptions of `precision`.
+/// Returns the defaults with the exceptions of `precision`.
 fn only_exceptions(precision: &Precision) -> Precision {
     let ExceptionsConfig { high_precision_layers, first_layers_bf16, last_layers_bf16, .. } =
         precision.exceptions.clone();
@@ -154,14 +154,14 @@ fn only_exceptions(precision: &Precision) -> Precision {
     Precision { exceptions, ..Precision::default() }
 }
 
-/// A recipe that casts all linears but the exceptions of `precision`.
+/// Returns a recipe that casts all linears except the exceptions of `precision`.
 fn exceptions(precision: &Precision) -> Recipe {
     let mut all = Precision { recipe: RecipeName::Fp8Current, ..only_exceptions(precision) };
     all.exceptions.skip_slow_linears = false;
     all.recipe()
 }
 
-/// The scales that a checkpoint's casts have in the coming step, with which its weights are cast.
+/// Returns the scales that the casts of a checkpoint use in the next step, and with which its weights are cast.
 fn delayed_scales(folder: &Path) -> Result<BTreeMap<String, f32>> {
     let Some(manifest) = Manifest::read(folder)? else { return Ok(BTreeMap::new()) };
     let names = training::progress(folder, &manifest)?.scaling_slots;
@@ -170,7 +170,7 @@ fn delayed_scales(folder: &Path) -> Result<BTreeMap<String, f32>> {
         let info = files.info(name)?;
         Ok(Tensor::from_bytes(&Device::Cpu, &info.shape, info.dtype, &files.read(name)?)?)
     };
-    // Before the first update there are no scales.
+    // Before the first update, no scales exist.
     if files.info("scaling.scale").is_err() || array("scaling.updates")?.to_vec::<i64>()? == [0] {
         return Ok(BTreeMap::new());
     }

@@ -1,4 +1,4 @@
-//! The arguments of a training run of Megatron, which its checkpoints hold: `config.json` is made of them, or compared with them.
+//! The arguments of a Megatron run, which its checkpoints store. `config.json` is derived from them or compared with them.
 
 use super::arguments::{FOLLOWED, MODEL_WORDS, Must, OTHER, OTHER_BEGINNINGS, RULES, Rule, When};
 use crate::torch::TorchFile;
@@ -17,13 +17,13 @@ pub struct Args<'a> {
 }
 
 impl<'a> Args<'a> {
-    /// The arguments in the dictionary `state` of a file, if it has some.
+    /// Returns the arguments in the dictionary `state` of a file, if it has arguments.
     pub fn read(file: &'a TorchFile, state: Id) -> Option<Args<'a>> {
         let args = file.pickle.get(state, "args").map(|args| Args { file, args });
         args.filter(|args| args.value("num_layers").is_some_and(|value| value.is_number()))
     }
 
-    /// An argument, if there is one of this name. What JSON has no words for is a text.
+    /// Returns the argument of this name, if there is one. A value that JSON cannot represent becomes a text.
     fn value(&self, name: &str) -> Option<Value> {
         self.file.pickle.get(self.args, name).map(|id| self.json(id))
     }
@@ -35,7 +35,7 @@ impl<'a> Args<'a> {
             Node::Int(value) => json!(value),
             Node::Float(value) => json!(value),
             Node::Text(value) => json!(value),
-            // Nested lists are none of an argument that is compared.
+            // No argument that is compared has nested lists.
             Node::List(items) => items.iter().map(|item| self.scalar(*item)).collect(),
             _ => json!("an object"),
         }
@@ -52,15 +52,15 @@ impl<'a> Args<'a> {
         self.value(name) == Some(json!(true))
     }
 
-    /// Whether rotary positions turn neighbours in a head, and not its halves.
+    /// Whether rotary positions rotate neighbouring rows of a head, and not its two halves.
     pub fn rotary_interleaved(&self) -> bool {
         self.is_set("rotary_interleaved")
     }
 
-    /// Compares the arguments with a model of these `sizes`, which were read from a `config.json` if they are `given`. Returns what else may
-    /// change the model: arguments that are not known, each with its value.
+    /// Compares the arguments with a model of these `sizes`. If they are `given`, the sizes were read from a `config.json`. Returns the unknown
+    /// arguments that may change the model, each with its value.
     ///
-    /// Errors with [`Error::Model`] that names the first argument of another model.
+    /// Errors with [`Error::Model`], which names the first argument that does not match.
     pub fn check(&self, sizes: &DecoderConfig, given: bool) -> Result<Vec<String>> {
         let problem: Option<String> = RULES.iter().find_map(|rule| self.problem(rule, sizes, given));
         match problem {
@@ -69,7 +69,7 @@ impl<'a> Args<'a> {
         }
     }
 
-    /// The problem of a rule's argument, if there is one.
+    /// Returns the problem of the rule's argument, if it has one.
     fn problem(&self, rule: &Rule, sizes: &DecoderConfig, given: bool) -> Option<String> {
         match rule.when {
             When::With(flag) if !self.is_set(flag) => return None,
@@ -89,7 +89,7 @@ impl<'a> Args<'a> {
                     return wrong.then(|| format!("its argument `{name}` is {found}, which is not converted"));
                 }
                 Must::Equal(key, expected) if !equal(&expected(sizes), &found) => (key, expected(sizes)),
-                // Without a number, tables say it.
+                // An argument that is not a number is accepted. Then the rows of the embedding give the number.
                 Must::AtMost(key, expected) if found.as_f64() > expected(sizes).as_f64() => (key, expected(sizes)),
                 _ => return None,
             };
@@ -103,7 +103,7 @@ impl<'a> Args<'a> {
         })
     }
 
-    /// Arguments that are not known and whose names speak of the model, with their values, unless they are off.
+    /// Returns the unknown arguments whose names suggest that they affect the model, with their values, unless they are off.
     fn unknown(&self) -> Vec<String> {
         let known = |name: &str| {
             RULES.iter().any(|rule| rule.names.contains(&name))
@@ -121,10 +121,10 @@ impl<'a> Args<'a> {
         unknown.map(|(name, value)| format!("`{name}` = {value}")).collect()
     }
 
-    /// `config.json` of the model, whose table has `vocabulary` tokens unless an argument says how many are no padding. [`Args::check`] refuses
-    /// what it cannot say.
+    /// Returns the `config.json` of the model. The vocabulary is `vocab_size` of the arguments, or else the `vocabulary` rows of the embedding with
+    /// padding. [`Args::check`] refuses arguments that `config.json` cannot express.
     ///
-    /// Errors where a size is missing.
+    /// Errors if a size is missing.
     pub fn config(&self, vocabulary: usize) -> Result<Map<String, Value>> {
         let needed =
             |name: &str| match self.value(name) {
@@ -164,7 +164,7 @@ impl<'a> Args<'a> {
         });
         let Value::Object(mut config) = config else { unreachable!("an object was made above") };
         if self.is_set("use_rope_scaling") {
-            // The factor of Megatron's GPTModel, to which its training script passes no other (`rope_scaling_factor`).
+            // The factor of Megatron's GPTModel. Megatron's training script does not pass another (`rope_scaling_factor`).
             let scaling = json!({"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
                 "original_max_position_embeddings": 8192});
             config.insert("rope_scaling".into(), scaling);
@@ -177,12 +177,12 @@ impl<'a> Args<'a> {
     }
 }
 
-/// A value of a table.
+/// Parses a value of a table.
 fn parsed(text: &str) -> Value {
     serde_json::from_str(text).expect("tables hold JSON")
 }
 
-/// Whether two values are the same; 10000 is 10000.0, and a flag that is not set may be None.
+/// Whether two values are equal. 10000 equals 10000.0, and a flag that is not set equals None.
 fn equal(a: &Value, b: &Value) -> bool {
     match (a.as_f64(), b.as_f64()) {
         (Some(a), Some(b)) => a == b || (a - b).abs() <= 1e-6 * a.abs(),

@@ -1,4 +1,4 @@
-//! Arguments of the run, which decide what a model computes, in place of the arguments that a recorded checkpoint has.
+//! Tests with changed arguments of a run. The arguments replace the arguments of a recorded checkpoint.
 
 use super::tests::{archive, copy, recorded};
 use crate::{Converted, convert};
@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use std::path::Path;
 use zip::CompressionMethod;
 
-/// The arguments of the checkpoint `tp2-pp2-dist`, as its `common.pt` has them.
+/// Returns the arguments in `common.pt` of the checkpoint `tp2-pp2-dist`.
 fn arguments() -> Value {
     json!({"num_layers": 4, "hidden_size": 16, "ffn_hidden_size": 24, "num_attention_heads": 8, "group_query_attention": true,
         "num_query_groups": 4, "kv_channels": 4, "max_position_embeddings": 64, "norm_epsilon": 1e-6, "rotary_base": 10000,
@@ -18,7 +18,7 @@ fn arguments() -> Value {
         "rope_scaling_factor": 8.0, "use_rope_scaling": false, "attention_dropout": 0.0, "recompute_num_layers": 2})
 }
 
-/// A value in the protocol 2.
+/// Writes a value in pickle protocol 2.
 fn pickled(value: &Value, to: &mut Vec<u8>) {
     match value {
         Value::Null => to.push(b'N'),
@@ -54,7 +54,7 @@ fn pickled(value: &Value, to: &mut Vec<u8>) {
     }
 }
 
-/// Converts the checkpoint with some other arguments.
+/// Converts the checkpoint with some changed arguments.
 fn converted(changes: &Value, like: Option<&Path>, output: &Path) -> Result<Converted> {
     let mut all = arguments();
     all.as_object_mut().unwrap().extend(changes.as_object().unwrap().clone());
@@ -66,7 +66,7 @@ fn converted(changes: &Value, like: Option<&Path>, output: &Path) -> Result<Conv
     convert(folder.path(), like, output, DType::F32)
 }
 
-/// A folder of the checkpoint with these keys of `config.json`.
+/// Creates a folder for the checkpoint with these keys of `config.json`.
 fn like(path: &Path, keys: &Value) {
     let _ = std::fs::remove_dir_all(path);
     convert(&recorded("tp2-pp2-dist"), None, path, DType::F32).unwrap();
@@ -90,7 +90,7 @@ fn arguments_of_another_model_end_the_conversion_with_their_names() {
         assert!(error.contains(&format!("`{name}`")), "{changes}, like {like:?}: {error} lacks `{name}`");
         assert!(!output.exists());
     };
-    // No folder can say these, whatever it is like.
+    // No `config.json` can express these arguments, so they are refused with any folder.
     for (name, value) in [
         ("apply_layernorm_1p", json!(true)),
         ("layernorm_zero_centered_gamma", json!(true)),
@@ -131,7 +131,7 @@ fn arguments_of_another_model_end_the_conversion_with_their_names() {
         refuse(name, &changes, None);
         refuse(name, &changes, Some(&given));
     }
-    // A folder could, and this one says otherwise.
+    // A `config.json` could express these arguments, but this folder's `config.json` contradicts them.
     for (name, value) in [
         ("rotary_base", json!(500_000)),
         ("use_rope_scaling", json!(true)),
@@ -150,9 +150,9 @@ fn arguments_of_another_model_end_the_conversion_with_their_names() {
         refuse(name, &json!({name: value}), Some(&given));
     }
     refuse("num_attention_heads", &json!({"group_query_attention": false}), Some(&given));
-    // Megatron's training script computes with 8, whatever the argument says.
+    // Megatron's training script computes with the factor 8, whatever the argument says.
     refuse("rope_scaling_factor", &json!({"use_rope_scaling": true, "rope_scaling_factor": 32.0}), None);
-    // And keys that the arguments say nothing about.
+    // Keys of `config.json` that the arguments do not have are compared too.
     for (name, keys) in [
         ("swiglu", json!({"hidden_act": "gelu"})),
         ("window_size", json!({"use_sliding_window": true, "sliding_window": 32, "max_window_layers": 0})),
@@ -185,7 +185,7 @@ fn a_folder_that_says_what_the_arguments_say_is_followed() {
             json!({"use_sliding_window": true, "sliding_window": 32, "max_window_layers": 0}),
             json!({"window_size": [31, 0]}),
         ),
-        // Rows that are padding to Megatron.
+        // The last rows are padding to Megatron.
         (json!({"vocab_size": 31}), json!({})),
     ] {
         like(&given, &keys);
@@ -215,7 +215,7 @@ fn unknown_arguments_that_may_change_the_model_are_named() {
     );
 }
 
-/// Names begin with `module.`, and there are no arguments to compare.
+/// Names begin with `module.`, and the checkpoint has no arguments.
 #[test]
 fn checkpoints_of_nemo_need_a_folder_and_say_what_was_not_compared() {
     let folder = tempfile::tempdir().unwrap();
@@ -227,7 +227,7 @@ fn checkpoints_of_nemo_need_a_folder_and_say_what_was_not_compared() {
     assert!(converted.warnings[0].contains("nothing but shapes was compared"), "{:?}", converted.warnings);
     let weights = |folder: &Path| std::fs::read(folder.join("model.safetensors")).unwrap();
     assert!(weights(&output) == weights(&like), "the same weights in another format");
-    // Where the checkpoint is inside.
+    // The user may also name the inner folder of the checkpoint.
     convert(&recorded("nemo").join("weights"), Some(&like), &folder.path().join("again"), DType::F32).unwrap();
 }
 

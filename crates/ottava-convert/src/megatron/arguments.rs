@@ -1,7 +1,7 @@
 //! The arguments of Megatron-LM that affect a model's computation, as data: the required value of each, or the equivalent key of `config.json`.
 //!
-//! Names and defaults come from `megatron/training/arguments.py` and from the fields of `TransformerConfig`, which newer versions take as
-//! arguments; where a name has changed, both are listed.
+//! Names and defaults are from `megatron/training/arguments.py` and from the fields of `TransformerConfig`, which newer versions accept as arguments.
+//! If a name has changed, both names are listed.
 
 use ottava_models::{DecoderConfig, LayerSpec, RopeKind};
 use ottava_tensor::ops::Activation;
@@ -9,32 +9,32 @@ use serde_json::{Value, json};
 
 /// A requirement on an argument of a checkpoint.
 pub struct Rule {
-    /// Its name, with its names in other versions.
+    /// The name of the argument, and its names in other versions.
     pub names: &'static [&'static str],
-    /// When it has an effect.
+    /// The condition under which the argument has an effect.
     pub when: When,
     /// The required value.
     pub must: Must,
 }
 
-/// When an argument has an effect.
+/// The condition under which an argument has an effect.
 pub enum When {
     Always,
-    /// With this flag.
+    /// If this flag is set.
     With(&'static str),
-    /// Without this flag.
+    /// If this flag is not set.
     Without(&'static str),
 }
 
 /// The required value of an argument.
 pub enum Must {
-    /// One of these values in JSON; checkpoints without it are not refused.
+    /// One of these JSON values. A checkpoint without the argument is accepted.
     Be(&'static [&'static str]),
-    /// The first of these values in JSON; a checkpoint without it is refused.
+    /// This JSON value. A checkpoint without the argument is refused.
     State(&'static str),
     /// The value that this key of `config.json` implies.
     Equal(&'static str, fn(&DecoderConfig) -> Value),
-    /// At most that.
+    /// At most the value that this key of `config.json` implies.
     AtMost(&'static str, fn(&DecoderConfig) -> Value),
 }
 
@@ -165,10 +165,11 @@ pub const RULES: &[Rule] = &[
     off(&["use_legacy_models"]),
 ];
 
-/// Followed when weights are read.
+/// Arguments that are taken into account when weights are read.
 pub const FOLLOWED: &[&str] = &["rotary_interleaved", "group_query_attention"];
 
-/// Parts of the names of arguments that may decide what a model computes: others, as of data and of optimizers, are not looked at.
+/// Words in the names of arguments that may affect the model's computation. Arguments without such words, such as arguments of data and optimizers,
+/// are ignored.
 pub const MODEL_WORDS: &[&str] = &[
     "rope",
     "rotary",
@@ -215,8 +216,8 @@ pub const MODEL_WORDS: &[&str] = &[
     "_gate",
 ];
 
-/// Arguments with such words that decide how a model is trained, run or stored, and not what it computes; and arguments that have no effect
-/// without one of [`RULES`].
+/// Arguments with such words that affect how a model is trained, run or stored, but not what it computes; and arguments that have no effect because
+/// of one of [`RULES`].
 pub const OTHER: &[&str] = &[
     "account_for_embedding_in_pipeline_split",
     "activation_func_fp8_input_store",
@@ -281,8 +282,8 @@ pub const OTHER: &[&str] = &[
     "decoder_last_pipeline_num_layers",
 ];
 
-/// Beginnings of the names of such arguments: of experts, latent attention, state spaces and other models that [`RULES`] refuse, of other
-/// programs of the repository, and of what runs a model.
+/// The beginnings of names of such arguments: arguments of experts, latent attention, state spaces and other models that [`RULES`] refuse, of other
+/// programs of the repository, and of running a model.
 pub const OTHER_BEGINNINGS: &[&str] = &[
     "batch_",
     "bert_",

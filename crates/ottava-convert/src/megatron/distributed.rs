@@ -1,5 +1,5 @@
-//! Checkpoints of Megatron-LM in the format `torch_dist`, whose tensors cover the whole model: the tensors of a block are rows of a tensor
-//! for all blocks, `decoder.layers.NAME` of `[blocks, …]`, or have its number, `decoder.layers.N.NAME`.
+//! Checkpoints of Megatron-LM in the format `torch_dist`. Their tensors cover the whole model. The weights of blocks are either rows of one tensor
+//! for all blocks, `decoder.layers.NAME` of `[blocks, …]`, or separate tensors with the number of the block, `decoder.layers.N.NAME`.
 //!
 //! Sources: `sharded_state_dict` of Megatron core's `TransformerBlock`, `MLP` and `GPTModel`, and its `dist_checkpointing`.
 
@@ -14,21 +14,21 @@ use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
-/// Names the format, after everything else was written.
+/// The file that names the format. It is written last.
 const BACKEND: &str = "metadata.json";
 
-/// The file, or in later versions the object, with everything except tensors and objects of ranks, such as the arguments.
+/// The file (in later versions the object) with everything except tensors and objects of single ranks. It has the arguments, for example.
 const COMMON_FILE: &str = "common.pt";
 const COMMON_OBJECT: &str = "common_state/shard_0_1";
 
-/// The names of blocks begin with this.
+/// The prefix of the names of blocks.
 const BLOCKS: &str = "decoder.layers.";
 
 /// An open checkpoint.
 #[derive(Debug)]
 pub struct Distributed {
     files: Files,
-    /// The weights of the model, by their names.
+    /// The weights of the model, by name.
     tensors: BTreeMap<String, ShardedTensor>,
     common: Option<TorchFile>,
 }
@@ -37,7 +37,7 @@ pub struct Distributed {
 struct Place<'a> {
     name: String,
     tensor: &'a ShardedTensor,
-    /// Its block on the first axis.
+    /// The index of the weight's block on the first axis.
     block: Option<usize>,
     part: Division,
 }
@@ -45,7 +45,7 @@ struct Place<'a> {
 impl Distributed {
     /// Opens the checkpoint in the folder `path`.
     ///
-    /// Errors with [`Error::Model`] when files are missing or damaged, and for other formats of Megatron core.
+    /// Errors with [`Error::Model`] if files are missing or damaged, and for other formats of Megatron core.
     pub fn open(path: &Path) -> Result<Distributed> {
         let backend = path.join(BACKEND);
         if !backend.exists() {
@@ -61,7 +61,7 @@ impl Distributed {
         }
         let files = Files::open(path)?;
         let mut tensors = BTreeMap::new();
-        // States of the optimizer, and of Transformer Engine beside its weights.
+        // States of the optimizer, and states that Transformer Engine stores beside weights.
         let other = |name: &str| {
             ["optimizer.", "chained_"].iter().any(|start| name.starts_with(start)) || name.contains("_extra_state")
         };
@@ -79,22 +79,22 @@ impl Distributed {
         Ok(Distributed { files, tensors, common })
     }
 
-    /// The arguments of the run, if the checkpoint has some.
+    /// Returns the arguments of the run, if the checkpoint has arguments.
     pub fn args(&self) -> Option<Args<'_>> {
         let file = self.common.as_ref()?;
-        // An object is a list with one entry per writer.
+        // An object is a list with one entry per writing rank.
         let root = file.pickle.root();
         let state = file.pickle.items(root).and_then(|states| states.first().copied()).unwrap_or(root);
         Args::read(file, state)
     }
 
-    /// Rows of the table of tokens.
+    /// Returns the number of rows of the embedding.
     pub fn vocabulary(&self) -> Result<usize> {
         let table = self.tensors.get(EMBEDDING[0]).and_then(|table| table.shape.first().copied());
         table.ok_or_else(|| self.files.error(&format!("the weight {} is missing", EMBEDDING[0])))
     }
 
-    /// Types of the tensors that are weights, with their numbers.
+    /// Returns the number of weight tensors of each type.
     pub fn types(&self) -> BTreeMap<&'static str, usize> {
         let mut types = BTreeMap::new();
         for tensor in self.tensors.values() {
@@ -103,9 +103,9 @@ impl Distributed {
         types
     }
 
-    /// Checks the tensors that hold `weights`, all weights of a model of these `sizes`.
+    /// Checks the tensors that store `weights`, which are all weights of a model of these `sizes`.
     ///
-    /// Errors when one is missing or of another shape, and when the checkpoint has others.
+    /// Errors if a weight is missing or has another shape, and if the checkpoint has other weights.
     pub fn check(&self, weights: &[Weight], sizes: &DecoderConfig) -> Result<()> {
         let blocks = self.blocks();
         if blocks != sizes.layers.len() {
@@ -117,7 +117,7 @@ impl Distributed {
             let rows = part.stored_rows(weight.shape[0], sizes, 1);
             let mut expected: Vec<_> = block.map(|_| sizes.layers.len()).into_iter().chain([rows]).collect();
             expected.extend(&weight.shape[1..]);
-            // Tables are padded.
+            // Embedding and head are padded.
             let fits = match part {
                 Division::Rows => tensor.shape.len() == 2 && tensor.shape[1] == expected[1] && tensor.shape[0] >= rows,
                 _ => tensor.shape == expected,
@@ -128,7 +128,7 @@ impl Distributed {
             }
             used.insert(name);
         }
-        // If the head is tied to the embedding, there may be a copy.
+        // If the head is tied to the embedding, the checkpoint may have a copy of the embedding.
         let copy = |name: &str| sizes.head.tied && OUTPUT.contains(&name);
         match self.tensors.keys().find(|name| !used.contains(*name) && !copy(name)) {
             Some(name) => Err(self.files.error(&format!("`{name}` has no place in a model of this config.json"))),
@@ -136,14 +136,14 @@ impl Distributed {
         }
     }
 
-    /// The values of a weight, row-major.
+    /// Returns the values of a weight in row-major order.
     pub fn values(&self, weight: &Weight, sizes: &DecoderConfig) -> Result<Vec<f32>> {
         let Place { tensor, block, part, .. } = self.place(weight)?;
         let block = block.map(|block| block..block + 1);
         let stored = tensor.shape[block.iter().len()];
         let mut values = Vec::with_capacity(weight.shape.iter().product());
         for (start, rows) in part.rows(stored, sizes, 1) {
-            // Without the padding of a table.
+            // Excludes the padding of embedding and head.
             let end = if part == Division::Rows { weight.shape[0] } else { start + rows };
             let columns = weight.shape[1..].iter().map(|columns| 0..*columns);
             let region: Vec<_> = block.iter().cloned().chain(std::iter::once(start..end)).chain(columns).collect();
@@ -152,7 +152,7 @@ impl Distributed {
         Ok(values)
     }
 
-    /// The number of blocks.
+    /// Returns the number of blocks.
     fn blocks(&self) -> usize {
         let blocks = self.tensors.iter().filter_map(|(name, tensor)| {
             let number = name.strip_prefix(BLOCKS)?.split('.').next()?.parse::<usize>();

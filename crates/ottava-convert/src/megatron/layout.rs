@@ -1,4 +1,4 @@
-//! Maps the weights of a Hugging Face folder to the weights of Megatron's `GPTModel`, and to the shares of tensor parallel ranks.
+//! Maps the weights of a Hugging Face folder to the weights of Megatron's `GPTModel`, and to the parts of tensor parallel ranks.
 
 use ottava_common::error::{Error, Result};
 use ottava_models::layers::{HeadsSpec, LLAMA, Role, TensorRole};
@@ -6,42 +6,42 @@ use ottava_models::{Decoder, DecoderConfig, RopeKind, Uniform};
 use ottava_recipe::Precision;
 use ottava_recipe::param::FolderTensor;
 
-/// A weight of a folder.
+/// A weight of a Hugging Face folder.
 #[derive(Clone, Debug)]
 pub struct Weight {
-    /// Its name in a folder.
+    /// The name of the weight in the folder.
     pub name: String,
-    /// Its shape there.
+    /// The shape of the weight in the folder.
     pub shape: Vec<usize>,
-    /// Its possible names in Megatron's model; a checkpoint has one of them. In a block, without `decoder.layers.N.`
+    /// The possible names of the weight in Megatron's model. A checkpoint has one of them. For blocks, the prefix `decoder.layers.N.` is omitted.
     pub stored: &'static [&'static str],
-    /// Its block.
+    /// The block of the weight.
     pub block: Option<usize>,
-    /// Its part of the stored tensor.
+    /// The part of the stored tensor that is this weight.
     pub part: Division,
-    /// The number of heads, where rotary positions turn its rows.
+    /// The number of heads, if rotary positions rotate the rows of the weight.
     pub rotary_heads: Option<usize>,
 }
 
-/// The division of a weight among ranks, and its rows in their tensors.
+/// The division of a weight among ranks, and the rows of the weight in the tensors of ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Division {
-    /// All ranks have the whole.
+    /// Each rank has the whole weight.
     Whole,
-    /// Each rank has some rows: an embedding, padded to a multiple.
+    /// Each rank has some rows of an embedding, which is padded.
     Rows,
     /// Each rank has some columns.
     Columns,
-    /// Each rank has, one after another for each of its groups of heads, the queries of a group, its key and its value.
+    /// Each rank has, for each of its groups of heads, first the queries, then the key and then the value.
     Qkv(Head),
-    /// Each rank has the rows of its share of `gate`, then the rows of `up`.
+    /// Each rank has its share of the rows of `gate`, then its share of the rows of `up`.
     Gate(usize),
 }
 
-/// A part of a group of heads: the rows before it, and its rows, both in heads.
+/// A part of a group of heads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Head {
-    /// Queries, which share a key.
+    /// The queries, which share a key.
     Query,
     /// The key.
     Key,
@@ -49,24 +49,24 @@ pub enum Head {
     Value,
 }
 
-/// A name without the names of the modules that wrap the model, as NeMo saves it.
+/// Removes the names of the modules that wrap the model, which NeMo saves.
 pub fn without_wrappers(name: &str) -> &str {
     name.trim_start_matches("module.")
 }
 
-/// The table of tokens.
+/// The names of the embedding.
 pub const EMBEDDING: &[&str] = &["embedding.word_embeddings.weight"];
-/// The head, where it is not the table of tokens.
+/// The names of the head, if it is not tied to the embedding.
 pub const OUTPUT: &[&str] = &["output_layer.weight"];
-/// The norm before the head.
+/// The names of the norm before the head.
 const FINAL_NORM: &[&str] = &["decoder.final_layernorm.weight"];
 
-/// Names with the norm fused into the linear, as layers of Transformer Engine have them, come first.
+/// The names of norms. The first name is for a norm that is fused into the linear, as in layers of Transformer Engine.
 const ATTENTION_NORM: &[&str] = &["self_attention.linear_qkv.layer_norm_weight", "input_layernorm.weight"];
 const MLP_NORM: &[&str] = &["mlp.linear_fc1.layer_norm_weight", "pre_mlp_layernorm.weight"];
 
 impl Division {
-    /// Rows of a rank's tensor, of `ranks`, that belong to the weight: their starts and numbers. The weight has `heads`, and keys `kv_heads`.
+    /// Returns the rows of a rank's tensor that belong to the weight, as starts and counts. `stored` is the number of rows of the tensor.
     pub fn rows(self, stored: usize, sizes: &DecoderConfig, ranks: usize) -> Vec<(usize, usize)> {
         match self {
             Division::Whole | Division::Rows | Division::Columns => vec![(0, stored)],
@@ -85,7 +85,7 @@ impl Division {
         }
     }
 
-    /// The heads whose rows rotary positions turn: heads of queries and keys.
+    /// Returns the number of heads whose rows are rotated by rotary positions. Only queries and keys have such heads.
     fn rotary_heads(self, sizes: &DecoderConfig) -> Option<usize> {
         match self {
             Division::Qkv(Head::Query) => Some(heads_of(sizes).heads),
@@ -94,7 +94,7 @@ impl Division {
         }
     }
 
-    /// Rows of the tensor of each rank, which contains rows of the weight; at least this many for a padded table.
+    /// Returns the number of rows of each rank's tensor that contains `rows` rows of the weight. If the tensor is padded, this is the minimum.
     pub fn stored_rows(self, rows: usize, sizes: &DecoderConfig, ranks: usize) -> usize {
         match self {
             Division::Whole | Division::Columns => rows,
@@ -108,12 +108,12 @@ impl Division {
     }
 }
 
-/// The heads of a model that has no [`problem`].
+/// Returns the heads of a model that has no [`problem`].
 fn heads_of(sizes: &DecoderConfig) -> &HeadsSpec {
     sizes.heads().expect("models without heads of their own are refused")
 }
 
-/// Why a model of these sizes has no place in Megatron's `GPTModel` as it is read and written here.
+/// Returns why a model of these sizes cannot be converted to or from Megatron's `GPTModel`; `None` if it can.
 pub fn problem(sizes: &DecoderConfig) -> Option<String> {
     let differs = |what: &str| Some(format!("{what}, which Megatron checkpoints are not converted with"));
     let layers = Uniform::of(sizes).filter(|_| sizes.stream.names == &LLAMA && !sizes.stream.norm.bias);
@@ -139,7 +139,7 @@ pub fn problem(sizes: &DecoderConfig) -> Option<String> {
     }
 }
 
-/// The names in Megatron's model of a tensor, and its division among ranks.
+/// Returns the names of a tensor in Megatron's model, and its division among ranks.
 fn stored_as(place: TensorRole) -> Option<(&'static [&'static str], Division)> {
     const QKV: [&[&str]; 2] = [&["self_attention.linear_qkv.weight"], &["self_attention.linear_qkv.bias"]];
     const PROJ: [&[&str]; 2] = [&["self_attention.linear_proj.weight"], &["self_attention.linear_proj.bias"]];
@@ -166,9 +166,9 @@ fn stored_as(place: TensorRole) -> Option<(&'static [&'static str], Division)> {
     })
 }
 
-/// All weights of a model of these sizes.
+/// Returns all weights of a model of these sizes.
 ///
-/// Errors when it has tensors that Megatron's `GPTModel` does not; [`problem`] says so before.
+/// Errors if the model has tensors that Megatron's `GPTModel` does not have. [`problem`] reports such models before.
 pub fn weights(sizes: &DecoderConfig) -> Result<Vec<Weight>> {
     let tensors = Decoder::folder_tensors(sizes, &Precision::default().recipe())?;
     let weight = |FolderTensor { name, shape, .. }: FolderTensor| {
@@ -176,7 +176,7 @@ pub fn weights(sizes: &DecoderConfig) -> Result<Vec<Weight>> {
         let Some((place, (stored, part))) = place.and_then(|place| Some((place, stored_as(place)?))) else {
             return Err(Error::Model(format!("`{name}` has no place in Megatron's `GPTModel`")));
         };
-        // Norms of queries and keys are norms of a head.
+        // The norms of queries and keys have the size of a head.
         let of_head = matches!(place.role, Role::QueryNorm | Role::KeyNorm);
         let rotary_heads = part.rotary_heads(sizes).or(of_head.then_some(1));
         Ok(Weight { name, shape, stored, block: place.block, part, rotary_heads })

@@ -1,4 +1,4 @@
-//! Checkpoints of Megatron-LM's `GPTModel` (Megatron core). Ranks of tensor and pipeline parallelism are merged, a weight at a time.
+//! Reads checkpoints of Megatron-LM's `GPTModel` (Megatron core). The parts of tensor and pipeline parallel ranks are merged, one weight at a time.
 
 mod args;
 mod arguments;
@@ -19,7 +19,7 @@ use serde_json::{Map, Value};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-/// Names the newest of several checkpoints in a folder.
+/// The file that names the newest of several checkpoints in a folder.
 const LATEST: &str = "latest_checkpointed_iteration.txt";
 
 /// An open checkpoint.
@@ -39,9 +39,9 @@ enum Format {
 }
 
 impl Megatron {
-    /// Opens the checkpoint in `folder`, or the newest one in a folder of several.
+    /// Opens the checkpoint in `folder`, or the newest checkpoint if the folder has several.
     ///
-    /// Errors with [`Error::Model`] when files are missing or damaged, and for other formats.
+    /// Errors with [`Error::Model`] if files are missing or damaged, and for other formats.
     pub fn open(folder: &Path) -> Result<Megatron> {
         let path = newest(folder)?;
         let format = match path.join(METADATA).exists() {
@@ -51,7 +51,7 @@ impl Megatron {
         Ok(Megatron { path, format })
     }
 
-    /// The folder of the checkpoint, which may be inside the one that was named.
+    /// Returns the folder of the checkpoint, which may be inside the folder that the user named.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -63,9 +63,9 @@ impl Megatron {
         }
     }
 
-    /// `config.json` from the arguments of the run.
+    /// Derives `config.json` from the arguments of the run.
     ///
-    /// Errors when the checkpoint has none, or arguments of another model.
+    /// Errors if the checkpoint has no arguments, or arguments that are not supported.
     pub fn config(&self) -> Result<Map<String, Value>> {
         let args = self.args().ok_or_else(|| self.error(NO_ARGS))?;
         args.config(match &self.format {
@@ -74,10 +74,10 @@ impl Megatron {
         })
     }
 
-    /// Compares the arguments of the run with a model of these `sizes`, which come from a folder of the user if they are `given`, and returns
-    /// what could not be compared, a sentence each.
+    /// Compares the arguments of the run with a model of these `sizes`. If they are `given`, the sizes come from a folder of the user. Returns one
+    /// sentence for each property that could not be compared.
     ///
-    /// Errors with [`Error::Model`] that names the first argument of another model.
+    /// Errors with [`Error::Model`], which names the first argument that does not match.
     pub fn check_args(&self, sizes: &DecoderConfig, given: bool) -> Result<Vec<String>> {
         let Some(args) = self.args() else {
             return Ok(vec![
@@ -96,7 +96,7 @@ impl Megatron {
         Ok(if unknown.is_empty() { Vec::new() } else { vec![sentence()] })
     }
 
-    /// Types of the tensors that are weights, with their numbers.
+    /// Returns the number of weight tensors of each type.
     pub fn types(&self) -> Result<BTreeMap<&'static str, usize>> {
         match &self.format {
             Format::Ranks(ranks) => ranks.types(),
@@ -104,9 +104,9 @@ impl Megatron {
         }
     }
 
-    /// The weights of a model of these `sizes`, in the order of its blocks.
+    /// Returns the weights of a model of these `sizes`, in the order of its blocks.
     ///
-    /// Errors when one is missing or of another shape, and when the checkpoint has others.
+    /// Errors if a weight is missing or has another shape, and if the checkpoint has other weights.
     pub fn weights(&self, sizes: &DecoderConfig) -> Result<Vec<Weight>> {
         if let Some(problem) = layout::problem(sizes) {
             return Err(self.error(&problem));
@@ -119,7 +119,7 @@ impl Megatron {
         Ok(weights)
     }
 
-    /// The values of a weight, row-major.
+    /// Returns the values of a weight in row-major order.
     pub fn values(&self, weight: &Weight, sizes: &DecoderConfig) -> Result<Vec<f32>> {
         let values = match &self.format {
             Format::Ranks(ranks) => ranks.values(weight, sizes)?,
@@ -138,13 +138,13 @@ impl Megatron {
         }
     }
 
-    /// An error about this checkpoint.
+    /// Returns an error about this checkpoint.
     fn error(&self, text: &str) -> Error {
         Error::Model(format!("{}: {text}", self.path.display()))
     }
 }
 
-/// The folder itself, or the newest checkpoint in it, or the weights in a folder of NeMo.
+/// Returns the folder itself, the newest checkpoint in it, or the weights in a folder of NeMo.
 fn newest(folder: &Path) -> Result<PathBuf> {
     let weights = folder.join("weights");
     if weights.join(METADATA).exists() {

@@ -1,4 +1,4 @@
-//! Checkpoints of Megatron-LM in the format `torch`: a file of `torch.save` for each rank, `mp_rank_TT[_PPP]/model_optim_rng.pt`.
+//! Checkpoints of Megatron-LM in the format `torch`: one file of `torch.save` for each rank, `mp_rank_TT[_PPP]/model_optim_rng.pt`.
 
 use super::args::Args;
 use super::layout::{Division, EMBEDDING, OUTPUT, Weight, without_wrappers};
@@ -14,14 +14,14 @@ use std::path::{Path, PathBuf};
 /// The name of a rank's file.
 pub(super) const FILE: &str = "model_optim_rng.pt";
 
-/// The most ranks of each kind.
+/// The maximum number of tensor parallel ranks and of pipeline parallel ranks.
 const MAX_RANKS: usize = 1024;
 
 /// An open checkpoint.
 #[derive(Debug)]
 pub struct RankFiles {
     path: PathBuf,
-    /// Ranks of tensor parallelism in each stage of pipeline parallelism.
+    /// The tensor parallel ranks of each pipeline stage.
     stages: Vec<Vec<Rank>>,
 }
 
@@ -29,16 +29,16 @@ pub struct RankFiles {
 #[derive(Debug)]
 struct Rank {
     file: TorchFile,
-    /// Weights of the model by Megatron's names.
+    /// The weights of the model, by Megatron's names.
     tensors: BTreeMap<String, Id>,
-    /// The number of its blocks.
+    /// The number of blocks in the file.
     blocks: usize,
 }
 
 impl RankFiles {
     /// Opens the checkpoint in the folder `path`.
     ///
-    /// Errors with [`Error::Model`] when files of ranks are missing or damaged.
+    /// Errors with [`Error::Model`] if files of ranks are missing or damaged.
     pub fn open(path: &Path) -> Result<RankFiles> {
         let wrong = |reason: String| Error::Model(format!("{}: {reason}", path.display()));
         let mut ranks = BTreeMap::new();
@@ -70,23 +70,23 @@ impl RankFiles {
         Ok(RankFiles { path: path.to_path_buf(), stages })
     }
 
-    /// An error about this checkpoint.
+    /// Returns an error about this checkpoint.
     fn error(&self, text: &str) -> Error {
         Error::Model(format!("{}: {text}", self.path.display()))
     }
 
-    /// The arguments of the run, if the checkpoint has some.
+    /// Returns the arguments of the run, if the checkpoint has arguments.
     pub fn args(&self) -> Option<Args<'_>> {
         let file = &self.stages[0][0].file;
         Args::read(file, file.pickle.root())
     }
 
-    /// Rows of the table of tokens.
+    /// Returns the number of rows of the embedding.
     pub fn vocabulary(&self) -> Result<usize> {
         self.stages[0].iter().map(|rank| Ok(rank.shape(EMBEDDING[0])?.first().copied().unwrap_or(0))).sum()
     }
 
-    /// Types of the tensors that are weights, with their numbers.
+    /// Returns the number of weight tensors of each type.
     pub fn types(&self) -> Result<BTreeMap<&'static str, usize>> {
         let mut types = BTreeMap::new();
         for rank in self.stages.iter().flatten() {
@@ -97,9 +97,9 @@ impl RankFiles {
         Ok(types)
     }
 
-    /// Checks the tensors that hold `weights`, all weights of a model of these `sizes`.
+    /// Checks the tensors that store `weights`, which are all weights of a model of these `sizes`.
     ///
-    /// Errors when one is missing or of another shape, and when the checkpoint has others.
+    /// Errors if a weight is missing or has another shape, and if the checkpoint has other weights.
     pub fn check(&self, weights: &[Weight], sizes: &DecoderConfig) -> Result<()> {
         let ranks = self.stages[0].len();
         let kv_heads = sizes.heads().map_or(0, |heads| heads.kv_heads);
@@ -112,7 +112,7 @@ impl RankFiles {
             let (stage, name) = self.place(weight, sizes)?;
             for rank in &self.stages[stage] {
                 let (shape, expected) = (rank.shape(&name)?, self.expected(weight, sizes));
-                // Tables are padded.
+                // Embedding and head are padded.
                 let fits = match weight.part {
                     Division::Rows => shape.len() == 2 && shape[1] == expected[1] && shape[0] >= expected[0],
                     _ => shape == expected,
@@ -126,7 +126,7 @@ impl RankFiles {
             }
             used[stage].insert(name);
         }
-        // If the head is tied to the embedding, the last stage has a copy.
+        // If the head is tied to the embedding, the last stage has a copy of the embedding.
         let copy = |name: &str| sizes.head.tied && OUTPUT.contains(&name);
         for (stage, used) in self.stages.iter().zip(used) {
             let other = stage[0].tensors.keys().find(|name| !used.contains(*name) && !copy(name));
@@ -137,7 +137,7 @@ impl RankFiles {
         Ok(())
     }
 
-    /// The values of a weight, row-major.
+    /// Returns the values of a weight in row-major order.
     pub fn values(&self, weight: &Weight, sizes: &DecoderConfig) -> Result<Vec<f32>> {
         let (stage, name) = self.place(weight, sizes)?;
         let ranks = &self.stages[stage];
@@ -156,12 +156,12 @@ impl RankFiles {
             }
             _ => parts.concat(),
         };
-        // Without the padding of a table.
+        // Excludes the padding of embedding and head.
         values.truncate(elements);
         Ok(values)
     }
 
-    /// The stage that has a weight, and the weight's name there.
+    /// Returns the stage that has a weight, and the name of the weight in this stage.
     fn place(&self, weight: &Weight, sizes: &DecoderConfig) -> Result<(usize, String)> {
         let last = self.stages.len() - 1;
         let (stage, prefix) = match weight.block {
@@ -191,7 +191,7 @@ impl RankFiles {
         Ok((stage, found.ok_or_else(|| self.error(&missing()))?))
     }
 
-    /// The shape of a rank's tensor; of a table at least.
+    /// Returns the shape of a rank's tensor. For a padded tensor, the number of rows is the minimum.
     fn expected(&self, weight: &Weight, sizes: &DecoderConfig) -> Vec<usize> {
         let ranks = self.stages[0].len();
         let mut shape = weight.shape.clone();
@@ -220,7 +220,7 @@ impl Rank {
             if name == "language_model" {
                 return Err(file.error("it is of a model before Megatron core (`language_model`); let Megatron convert it (`--use-mcore-models`)"));
             }
-            // States of Transformer Engine beside its weights.
+            // States that Transformer Engine stores beside weights are skipped.
             if name.ends_with("_extra_state") || name.ends_with("inv_freq") {
                 continue;
             }
@@ -243,7 +243,7 @@ impl Rank {
         Ok(self.tensor(name)?.shape)
     }
 
-    /// The rows of a tensor that belong to `part`, in F32.
+    /// Returns the rows of a tensor that belong to `part`, in F32.
     fn values(&self, name: &str, part: Division, sizes: &DecoderConfig, ranks: usize) -> Result<Vec<f32>> {
         let tensor = self.tensor(name)?;
         let width: usize = tensor.shape[1..].iter().product();
@@ -257,7 +257,7 @@ impl Rank {
     }
 }
 
-/// Stage and rank of a folder's name.
+/// Returns the tensor parallel rank and the pipeline stage in a folder's name.
 fn rank_of(name: &str) -> Option<[usize; 2]> {
     let mut numbers = name.strip_prefix("mp_rank_")?.split('_').map(|number| number.parse().ok());
     let (rank, stage) = (numbers.next()??, numbers.next().unwrap_or(Some(0))?);

@@ -1,4 +1,4 @@
-//! `tests/data/README.md` says where the checkpoints come from.
+//! `tests/data/README.md` describes the source of the checkpoints.
 
 use super::ranks::FILE;
 use crate::convert;
@@ -16,7 +16,7 @@ pub(super) fn recorded(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/megatron").join(name)
 }
 
-/// A copy of a recorded checkpoint.
+/// Copies a recorded checkpoint.
 pub(super) fn copy(name: &str) -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
     for entry in std::fs::read_dir(recorded(name).join("iter_0000005")).unwrap() {
@@ -32,7 +32,7 @@ pub(super) fn copy(name: &str) -> tempfile::TempDir {
     folder
 }
 
-/// A file of torch.save with this pickle.
+/// Returns a file of `torch.save` with this pickle.
 pub(super) fn archive(pickle: &[u8], method: CompressionMethod) -> Vec<u8> {
     let mut writer = ZipWriter::new(std::io::Cursor::new(Vec::new()));
     writer.start_file("archive/data.pkl", SimpleFileOptions::default().compression_method(method)).unwrap();
@@ -40,7 +40,7 @@ pub(super) fn archive(pickle: &[u8], method: CompressionMethod) -> Vec<u8> {
     writer.finish().unwrap().into_inner()
 }
 
-/// Files of ranks without the arguments of their run.
+/// Removes the arguments of the run from the files of ranks.
 fn without_args(folder: &Path) {
     for entry in std::fs::read_dir(folder).unwrap() {
         let path = entry.unwrap().path().join(FILE);
@@ -63,7 +63,7 @@ fn without_args(folder: &Path) {
     }
 }
 
-/// A file with chunks whose pickles begin with another.
+/// Replaces the beginning of the pickles in a file of chunks.
 fn with_pickle(chunks: &[u8], pickle: &[u8]) -> Vec<u8> {
     let mut bytes = chunks.to_vec();
     let starts = b"data.pklFB";
@@ -82,8 +82,9 @@ fn error(source: &Path) -> String {
     error
 }
 
-/// Two checkpoints: of ranks of tensor and pipeline parallelism, with QK-norm and a head; and of ranks of tensor parallelism, with biases and a tied head.
-/// In the format `torch_dist`, the first has a tensor for all blocks and `common.pt`, the second numbers its blocks and has an object.
+/// One checkpoint is from tensor and pipeline parallel ranks, with QK-norm and a head; the other is from tensor parallel ranks, with biases and a
+/// tied head. In the format `torch_dist`, the first one has one tensor for all blocks and `common.pt`; the second one has numbered blocks and an
+/// object.
 #[test]
 fn merged_weights_are_those_that_were_divided() {
     for (name, format, tensors, architecture) in [
@@ -123,7 +124,7 @@ fn merged_weights_are_those_that_were_divided() {
         assert_eq!((sizes.stream.norm.eps, rope.theta, sizes.head.tied), (1e-6, 10_000.0, name == "tp2"));
         assert!(matches!(rope.kind, RopeKind::Default));
 
-        // The same from one checkpoint's own folder, with the files of another.
+        // The folder of one checkpoint also gives the files for another checkpoint.
         std::fs::write(output.join("tokenizer_config.json"), "{\"kept\": true}").unwrap();
         let again = folder.path().join("again");
         convert(&source.join("iter_0000005"), Some(&output), &again, DType::F32).unwrap();
@@ -147,7 +148,7 @@ fn checkpoints_that_are_not_whole_are_refused() {
     assert!(
         error(empty.path()).contains("there are no folders mp_rank_00, mp_rank_01 and so on with model_optim_rng.pt")
     );
-    // Sizes of another model.
+    // The sizes are the sizes of another model.
     let (folder, output) = (copy("tp2"), tempfile::tempdir().unwrap());
     let like = output.path().join("like");
     convert(&recorded("tp2"), None, &like, DType::F32).unwrap();
@@ -203,7 +204,7 @@ fn distributed_checkpoints_that_are_not_whole_are_refused() {
     );
     changed("tp2-dist", "metadata.json", &|_| Vec::new(), "its `sharded_backend` is null");
     changed("tp2-pp2-dist", "common.pt", &cut, "common.pt: this is not a file of torch.save");
-    // The same length, so that everything else is as it was.
+    // The new name has the same length, so that positions in the file stay the same.
     let renamed = |from: &'static str, to: &'static str| {
         assert_eq!(from.len(), to.len());
         move |bytes: Vec<u8>| {
@@ -248,7 +249,7 @@ fn distributed_checkpoints_that_are_not_whole_are_refused() {
     let folder = copy("tp2-dist");
     std::fs::remove_file(folder.path().join("__0_0.distcp")).unwrap();
     assert!(error(folder.path()).contains("lies in \"__0_0.distcp\", which the folder does not have"));
-    // Sizes of another model.
+    // The sizes are the sizes of another model.
     let (source, output) = (recorded("nemo"), tempfile::tempdir().unwrap());
     let like = output.path().join("like");
     convert(&recorded("halves"), None, &like, DType::F32).unwrap();
@@ -273,7 +274,7 @@ fn distributed_checkpoints_that_are_not_whole_are_refused() {
     }
 }
 
-/// `os.system("touch FILE")`, as `pickle` would run it when it reads.
+/// The pickle has `os.system("touch FILE")`, which `pickle` would run when it reads.
 #[test]
 fn pickles_with_code_are_refused_and_not_run() {
     let folder = copy("tp2");
@@ -282,7 +283,7 @@ fn pickles_with_code_are_refused_and_not_run() {
     let text = |text: &str| [&b"X"[..], &(text.len() as u32).to_le_bytes(), text.as_bytes()].concat();
     let old = [&b"\x80\x02cposix\nsystem\n"[..], &text(&command), b"\x85R."].concat();
     let new = [&b"\x80\x04"[..], &text("builtins"), &text("eval"), b"\x93", &text("1"), b"\x85R."].concat();
-    // A call hidden in an object that a checkpoint may have.
+    // The call is hidden in an object that a checkpoint may have.
     let hidden =
         [&b"\x80\x02}"[..], &text("args"), b"cargparse\nNamespace\n)\x81}", &text("x"), b"cos\npopen\n)Rsbs."].concat();
     for (pickle, name) in [(old, "posix.system"), (new, "builtins.eval"), (hidden, "os.popen")] {
@@ -292,7 +293,7 @@ fn pickles_with_code_are_refused_and_not_run() {
             format!("it refers to `{name}`, which has no place in a checkpoint and may be code; nothing of it was run");
         assert!(found.contains("mp_rank_01") && found.contains(&expected), "{found}");
         assert!(!touched.exists());
-        // In the metadata, in the arguments, and in the chunk of a tensor.
+        // The code is in the metadata, in the arguments, or in the chunk of a tensor.
         let folder = copy("tp2-pp2-dist");
         let chunk = "__0_0.distcp";
         let whole = std::fs::read(folder.path().join(chunk)).unwrap();

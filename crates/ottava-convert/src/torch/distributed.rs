@@ -1,7 +1,7 @@
-//! Checkpoints of `torch.distributed.checkpoint`: files `__RANK_N.distcp`, which hold chunks of tensors one after another, each as
-//! `torch.save` writes it, and `.metadata`, a pickle with the tensors and the places of their chunks.
+//! Checkpoints of `torch.distributed.checkpoint`. The files `__RANK_N.distcp` have consecutive chunks of tensors, each in the format of `torch.save`.
+//! `.metadata` is a pickle with the tensors and the positions of their chunks.
 //!
-//! A tensor is divided by a grid and put together here. Chunks are read one at a time, and only the bytes that are needed.
+//! A tensor is divided by a grid, and is joined here. Chunks are read one at a time, and only the needed bytes are read.
 
 use super::node::{Id, Node};
 use super::pickle::{MAX_BYTES, Pickle};
@@ -14,10 +14,10 @@ use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-/// The name of the pickle.
+/// The name of the metadata file, a pickle.
 pub const METADATA: &str = ".metadata";
 
-/// Classes and functions in the metadata, besides classes and functions of other files of PyTorch.
+/// The classes and functions in the metadata, in addition to the classes and functions of other files of PyTorch.
 const OF_METADATA: &[&str] = &[
     "torch.distributed.checkpoint.metadata.Metadata",
     "torch.distributed.checkpoint.metadata.MetadataIndex",
@@ -35,14 +35,15 @@ const OF_METADATA: &[&str] = &[
     "torch.distributed.checkpoint.planner.WriteItemType",
     "torch.distributed.checkpoint.planner.TensorWriteData",
     "torch.distributed.checkpoint.planner.BytesIOWriteData",
-    // Of PyTorch before 2.3.
+    // A class of PyTorch before 2.3.
     "torch.distributed._shard.sharded_tensor.metadata.TensorProperties",
     "torch.distributed._shard.sharded_tensor.metadata.MEM_FORMAT_ENCODING",
     "torch.serialization._get_layout",
     "pathlib._local.PosixPath",
 ];
 
-/// The most axes of a tensor, attributes of an object and bytes of a name: files with more are not of PyTorch, and would take long to read.
+/// The maximum numbers of axes of a tensor, attributes of an object, and bytes of a name. Files with more are not written by PyTorch, and would take
+/// long to read.
 const MAX_AXES: usize = 8;
 const MAX_ATTRIBUTES: usize = 32;
 const MAX_NAME: usize = 1024;
@@ -52,30 +53,30 @@ const MAX_NAME: usize = 1024;
 pub struct Distributed {
     folder: PathBuf,
     pickle: Pickle,
-    /// The stored entries, with a number for each name.
+    /// The stored entries. Each name has a number.
     entries: BTreeMap<String, (usize, Id)>,
-    /// The location of a chunk, by the number of its tensor and its offsets, which objects do not have.
+    /// The location of each chunk, by the number of its tensor and its offsets. Objects have no offsets.
     places: HashMap<(usize, Vec<usize>), Id>,
     /// The sizes of the files in the folder.
     files: BTreeMap<String, u64>,
 }
 
-/// A tensor in chunks.
+/// A tensor that is stored in chunks.
 #[derive(Debug)]
 pub struct ShardedTensor {
     name: String,
-    /// The type of its elements.
+    /// The type of the elements.
     pub dtype: DType,
-    /// Its shape; row-major.
+    /// The shape; elements are row-major.
     pub shape: Vec<usize>,
-    /// In the order of their offsets; together they are the tensor.
+    /// The chunks, in the order of their offsets. Together they are the whole tensor.
     chunks: Vec<Chunk>,
 }
 
 /// A part of a tensor.
 #[derive(Clone, Debug)]
 struct Chunk {
-    /// By axis.
+    /// The range of the chunk on each axis.
     ranges: Vec<Range<usize>>,
     place: Place,
 }
@@ -90,7 +91,7 @@ struct Place {
 impl Distributed {
     /// Reads the metadata of the checkpoint in `folder`.
     ///
-    /// Errors with [`Error::Model`] when they are damaged or refer to code.
+    /// Errors with [`Error::Model`] if the metadata are damaged or refer to code.
     pub fn open(folder: &Path) -> Result<Distributed> {
         let path = folder.join(METADATA);
         let wrong = |reason: String| Error::Model(format!("{}: {reason}", path.display()));
@@ -120,7 +121,7 @@ impl Distributed {
                     "its `storage_data` has a key that is not the name and the offsets of a chunk".into(),
                 ));
             };
-            // The loss of an entry shows where it is looked up.
+            // A position without an entry is skipped here. A missing entry is noticed when it is looked up.
             if let Some((number, _)) = entries.get(name) {
                 places.insert((*number, offsets), place);
             }
@@ -134,14 +135,14 @@ impl Distributed {
         Ok(Distributed { folder: folder.to_path_buf(), entries, places, files, pickle })
     }
 
-    /// The names of all tensors and objects.
+    /// Returns the names of all tensors and objects.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.entries.keys().map(String::as_str)
     }
 
-    /// The tensor of a name; `None` if that has none, but an object.
+    /// Returns the tensor with this name; `None` if there is none, or if the name is an object.
     ///
-    /// Errors with [`Error::Model`] when its chunks are not the whole tensor, and when it is no tensor of floating-point numbers.
+    /// Errors with [`Error::Model`] if its chunks are not the whole tensor, or if its elements are not floating-point numbers.
     pub fn tensor(&self, name: &str) -> Result<Option<ShardedTensor>> {
         let wrong = |reason: String| self.error(&format!("`{name}` {reason}"));
         let pickle = &self.pickle;
@@ -190,16 +191,16 @@ impl Distributed {
         Ok(Some(ShardedTensor { name: name.to_string(), dtype, shape, chunks }))
     }
 
-    /// The file of torch.save in an object; `None` if no object has that name.
+    /// Returns the file of `torch.save` in an object; `None` if there is no object with this name.
     pub fn object(&self, name: &str) -> Result<Option<TorchFile>> {
         let Some((number, _)) = self.entries.get(name) else { return Ok(None) };
         let place = self.place(*number, &[]).map_err(|reason| self.error(&format!("`{name}` {reason}")))?;
         self.read_part(name, &[], &place).map(Some)
     }
 
-    /// The elements of a tensor in `region`, a range for each axis, row-major in F32.
+    /// Returns the elements of a tensor in `region` (a range for each axis), row-major in F32.
     ///
-    /// Errors with [`Error::Model`] when a chunk is damaged or not as the metadata say. Panics when the tensor does not have the region.
+    /// Errors with [`Error::Model`] if a chunk is damaged or does not match the metadata. Panics if the region exceeds the tensor.
     pub fn read(&self, tensor: &ShardedTensor, region: &[Range<usize>]) -> Result<Vec<f32>> {
         let inside = region.iter().zip(&tensor.shape).all(|(range, n)| range.start <= range.end && range.end <= *n);
         assert!(inside && region.len() == tensor.shape.len(), "{region:?} of {:?}", tensor.shape);
@@ -214,7 +215,7 @@ impl Distributed {
         Ok(values)
     }
 
-    /// Reads the elements `wanted` of a chunk, which has them all, to their places in `region`.
+    /// Reads the elements `wanted` from a chunk that has all of them, and writes them to their positions in `region`.
     fn read_chunk(
         &self,
         tensor: &ShardedTensor,
@@ -241,7 +242,7 @@ impl Distributed {
         let bytes = file.read(&stored, first..end)?;
         let read = Tensor::from_bytes(&Device::Cpu, &[end - first], tensor.dtype, &bytes)?;
         let read = cast(&read, DType::F32)?.to_vec::<f32>()?;
-        // Elements along the last axis follow each other on both sides.
+        // Elements along the last axis are consecutive in the chunk and in the region.
         let run = wanted.last().map_or(1, Range::len);
         let runs: usize = wanted.iter().rev().skip(1).map(Range::len).product();
         for number in 0..runs {
@@ -261,7 +262,7 @@ impl Distributed {
         TorchFile::open_part(&self.folder.join(&place.file), format!("`{name}`{at}"), place.bytes.clone())
     }
 
-    /// The location of a chunk or an object. Errors with a description.
+    /// Returns the location of a chunk or an object. Errors with a description.
     fn place(&self, number: usize, offsets: &[usize]) -> Result<Place, String> {
         let pickle = &self.pickle;
         let id = self.places.get(&(number, offsets.to_vec())).ok_or("has no place in `storage_data`")?;
@@ -279,7 +280,7 @@ impl Distributed {
         }
     }
 
-    /// An error about the metadata.
+    /// Returns an error about the metadata.
     pub fn error(&self, text: &str) -> Error {
         Error::Model(format!("{}: {text}", self.folder.join(METADATA).display()))
     }
@@ -291,13 +292,13 @@ impl Chunk {
     }
 }
 
-/// The place of an element in the row-major elements of a region that has it.
+/// Returns the row-major index of an element within a region that includes it.
 fn index_in(region: &[Range<usize>], at: &[usize]) -> usize {
     region.iter().zip(at).fold(0, |index, (range, at)| index * range.len() + at - range.start)
 }
 
-/// Whether chunks, which have the same range on each axis before `axis` and are in the order of their ranges, fill a tensor of `shape`, each
-/// element once. The tensor is divided by axis after axis.
+/// Whether chunks fill a tensor of `shape`, each element once. The chunks must have equal ranges on each axis before `axis`, and be in the order of
+/// their ranges. Axes are checked one after another.
 fn tiles(chunks: &[Chunk], shape: &[usize], axis: usize) -> bool {
     let Some(size) = shape.get(axis) else { return chunks.len() == 1 };
     let mut end = 0;
@@ -310,7 +311,7 @@ fn tiles(chunks: &[Chunk], shape: &[usize], axis: usize) -> bool {
     end == *size
 }
 
-/// An attribute of an object that is not `None`.
+/// Returns an attribute of an object, unless it is `None`.
 fn attribute(pickle: &Pickle, object: Id, name: &str) -> Option<Id> {
     let few = pickle.entries(object)?.len() <= MAX_ATTRIBUTES;
     pickle.get(object, name).filter(|id| few && *pickle.node(*id) != Node::None)
@@ -320,7 +321,7 @@ fn name_of(pickle: &Pickle, id: Id) -> Option<&str> {
     pickle.text(id).filter(|name| name.len() <= MAX_NAME)
 }
 
-/// A `torch.Size`, or another list or tuple of numbers.
+/// Reads a `torch.Size`, or another list or tuple of numbers.
 fn sizes(pickle: &Pickle, id: Id) -> Option<Vec<usize>> {
     let items = match pickle.call(id) {
         Some(("torch.Size", [items])) => pickle.items(*items),

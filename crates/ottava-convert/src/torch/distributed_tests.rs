@@ -20,7 +20,7 @@ fn dictionary(entries: Vec<(Vec<u8>, Vec<u8>)>) -> Vec<u8> {
     [b"}(".to_vec(), entries, b"u".to_vec()].concat()
 }
 
-/// An object of a class of the metadata with these attributes.
+/// Returns an object of a metadata class with these attributes.
 fn object(class: &str, attributes: &[(&str, Vec<u8>)]) -> Vec<u8> {
     let state = dictionary(attributes.iter().map(|(name, value)| (text(name), value.clone())).collect());
     let module = if class == "_StorageInfo" { "filesystem" } else { "metadata" };
@@ -33,7 +33,7 @@ fn size(sizes: &[usize]) -> Vec<u8> {
     [b"ctorch\nSize\n".to_vec(), tuple(&sizes), b"\x85R".to_vec()].concat()
 }
 
-/// A chunk of the tests' tensor: offsets, sizes, and its place in a file.
+/// A chunk of the test tensor: its offsets and sizes, and its position in a file.
 #[derive(Clone)]
 struct Stored {
     offsets: Vec<usize>,
@@ -43,7 +43,7 @@ struct Stored {
     length: usize,
 }
 
-/// The metadata of a tensor `w` of this type and shape.
+/// Returns the metadata of a tensor `w` with this type and shape.
 fn metadata(kind: &str, shape: &[usize], chunks: &[Stored]) -> Vec<u8> {
     let properties = [
         b"ctorch.distributed.checkpoint.metadata\nTensorProperties\n)\x81".to_vec(),
@@ -73,7 +73,7 @@ fn metadata(kind: &str, shape: &[usize], chunks: &[Stored]) -> Vec<u8> {
     [b"\x80\x02".to_vec(), object("Metadata", &root), b".".to_vec()].concat()
 }
 
-/// A file of torch.save with these values in F32.
+/// Returns a file of `torch.save` with these values in F32.
 fn saved(shape: &[usize], values: &[f32]) -> Vec<u8> {
     let strides: Vec<_> = (0..shape.len()).map(|axis| shape[axis + 1..].iter().product()).collect();
     let numbers = |numbers: &[usize]| tuple(&numbers.iter().map(|n| number(*n)).collect::<Vec<_>>());
@@ -93,12 +93,12 @@ fn saved(shape: &[usize], values: &[f32]) -> Vec<u8> {
 
 const SHAPE: [usize; 3] = [3, 4, 7];
 
-/// The value of the tests' tensor at a place is the place.
+/// Returns the value of the test tensor at a position. It encodes the position.
 fn value(at: [usize; 3]) -> f32 {
     (100 * at[0] + 10 * at[1] + at[2]) as f32
 }
 
-/// A folder of the tests' tensor in an uneven grid over two files, and its chunks.
+/// Creates a folder with the test tensor, divided by an uneven grid over two files. Also returns the chunks.
 fn folder() -> (tempfile::TempDir, Vec<Stored>) {
     let (mut files, mut chunks) = ([Vec::new(), Vec::new()], Vec::new());
     for block in [0..1, 1..3] {
@@ -119,7 +119,7 @@ fn folder() -> (tempfile::TempDir, Vec<Stored>) {
             }
         }
     }
-    // In the order of ranks, not of offsets.
+    // The chunks are in the order of ranks, not of offsets.
     chunks.reverse();
     let folder = tempfile::tempdir().unwrap();
     std::fs::write(folder.path().join("__0_0.distcp"), &files[0]).unwrap();
@@ -166,7 +166,7 @@ fn metadata_that_do_not_describe_whole_tensors_are_refused() {
     expect(with(&|chunks| drop(chunks.remove(4))), gap);
     expect(with(&|chunks| chunks.push(chunks[4].clone())), gap);
     expect(with(&|chunks| chunks.clear()), gap);
-    // An overlap as large as the gap.
+    // The overlap is as large as the gap.
     expect(with(&|chunks| chunks[3].offsets[2] -= 1), gap);
     expect(with(&|chunks| chunks[0].sizes[0] += 1), "a chunk at [1, 3, 3] of [3, 1, 4] outside of it");
     expect(with(&|chunks| chunks[0].offsets[0] = usize::MAX >> 1), "outside of it");
@@ -178,7 +178,7 @@ fn metadata_that_do_not_describe_whole_tensors_are_refused() {
     );
     expect(with(&|chunks| chunks[0].length += 100_000), "it is cut off");
     expect(with(&|chunks| chunks[0].start = usize::MAX >> 1), "it is cut off");
-    // The place of another chunk, and one within a chunk.
+    // The position belongs to another chunk, or is within a chunk.
     expect(
         with(&|chunks| (chunks[0].start, chunks[0].length) = (chunks[2].start, chunks[2].length)),
         "`w` at [1, 3, 3]: the tensor is float32 [2, 1, 2]",

@@ -1,12 +1,12 @@
-//! The stack machine of pickles, in which a call is a node and nothing is called.
+//! The stack machine of pickles. A call becomes a node, and nothing is called.
 
 use super::node::{Id, Node};
 use std::collections::HashMap;
 
-/// Marks the start of the items of a list, tuple or dictionary on the stack.
+/// The marker of the start of the items of a list, tuple or dictionary on the stack.
 const MARK: Id = Id::MAX;
 
-/// Reads opcodes, and makes a node of each value.
+/// Reads opcodes, and creates a node for each value.
 pub(super) struct Machine<'a> {
     bytes: &'a [u8],
     at: usize,
@@ -17,12 +17,12 @@ pub(super) struct Machine<'a> {
 }
 
 impl<'a> Machine<'a> {
-    /// A machine before the first opcode. `knows` says whether a class or function has a place in the file.
+    /// Creates a machine before the first opcode. `knows` says whether a class or function may occur in the file.
     pub(super) fn new(bytes: &'a [u8], knows: fn(&str) -> bool) -> Machine<'a> {
         Machine { bytes, at: 0, nodes: Vec::new(), stack: Vec::new(), memo: HashMap::new(), knows }
     }
 
-    /// All nodes, and the value of the whole pickle.
+    /// Returns all nodes, and the value of the whole pickle.
     pub(super) fn run(mut self) -> Result<(Vec<Node>, Id), String> {
         loop {
             let at = self.at;
@@ -44,19 +44,19 @@ impl<'a> Machine<'a> {
         }
     }
 
-    /// An integer of `width` bytes, little endian.
+    /// Reads an integer of `width` bytes, little-endian.
     fn number(&mut self, width: u64) -> Result<u64, String> {
         Ok(self.take(width)?.iter().rev().fold(0, |number, byte| number << 8 | u64::from(*byte)))
     }
 
-    /// A text after its length, of `width` bytes.
+    /// Reads a text after its length, which has `width` bytes.
     fn text(&mut self, width: u64) -> Result<String, String> {
         let length = self.number(width)?;
-        // Python writes lone surrogates too.
+        // Python also writes lone surrogates, which are not valid UTF-8.
         Ok(String::from_utf8_lossy(self.take(length)?).into_owned())
     }
 
-    /// A text up to the end of its line.
+    /// Reads a text up to the end of its line.
     fn line(&mut self) -> Result<&'a str, String> {
         let rest = &self.bytes[self.at..];
         let end = rest.iter().position(|byte| *byte == b'\n').ok_or("its pickle is cut off")?;
@@ -82,7 +82,7 @@ impl<'a> Machine<'a> {
         &mut self.nodes[id as usize]
     }
 
-    /// All above the last mark.
+    /// Takes all items above the last mark.
     fn items(&mut self) -> Result<Vec<Id>, String> {
         let mark = self.stack.iter().rposition(|id| *id == MARK).ok_or("a mark is missing on the stack")?;
         let items = self.stack.split_off(mark + 1);
@@ -94,19 +94,19 @@ impl<'a> Machine<'a> {
         self.stack.last().copied().filter(|id| *id != MARK).ok_or_else(|| "a value is missing on the stack".into())
     }
 
-    /// Adds items to the list or set at the top.
+    /// Adds items to the list or set at the top of the stack.
     fn extend(&mut self, items: Vec<Id>) -> Result<(), String> {
         let id = self.top()?;
         match self.node(id) {
             Node::List(list) => list.extend(items),
-            // Other containers that are filled, as a deque.
+            // Items of other containers, such as a deque, are ignored.
             Node::Call(..) => {}
             _ => return Err("items are added to what is no list".into()),
         }
         Ok(())
     }
 
-    /// Adds keys and values to the dictionary at the top.
+    /// Adds keys and values to the dictionary at the top of the stack.
     fn set(&mut self, items: Vec<Id>) -> Result<(), String> {
         let pairs = items.chunks_exact(2);
         if !pairs.remainder().is_empty() {
@@ -156,7 +156,7 @@ impl<'a> Machine<'a> {
         Ok(())
     }
 
-    /// An integer of `width` bytes in two's complement.
+    /// Reads an integer of `width` bytes in two's complement.
     fn long(&mut self, width: u64) -> Result<(), String> {
         let bytes = self.take(width)?;
         let negative = bytes.last().is_some_and(|byte| byte & 0x80 != 0);
@@ -184,7 +184,7 @@ impl<'a> Machine<'a> {
         Ok(())
     }
 
-    /// Runs one opcode. Returns the value of the pickle at its end.
+    /// Runs one opcode. At the end of the pickle, returns its value.
     fn step(&mut self, opcode: u8) -> Result<Option<Id>, String> {
         match opcode {
             b'.' => return self.pop().map(Some),
@@ -192,7 +192,7 @@ impl<'a> Machine<'a> {
                 2..=5 => {}
                 other => return Err(format!("protocol {other} is not read; 2 to 5 are")),
             },
-            // A frame is a hint for buffers.
+            // A frame is only a hint for buffering.
             0x95 => drop(self.take(8)?),
             b'(' => self.stack.push(MARK),
             b'0' => drop(self.stack.pop()),
@@ -209,7 +209,7 @@ impl<'a> Machine<'a> {
         Ok(None)
     }
 
-    /// Stores the value at the top in the memo, or recalls one.
+    /// Stores the value at the top of the stack in the memo, or recalls a value.
     fn memo(&mut self, opcode: u8) -> Result<(), String> {
         match opcode {
             b'h' | b'j' => {
@@ -224,7 +224,7 @@ impl<'a> Machine<'a> {
         }
     }
 
-    /// None, a boolean or a number.
+    /// Reads None, a boolean or a number.
     fn constant(&mut self, opcode: u8) -> Result<(), String> {
         let node = match opcode {
             b'N' => Node::None,
@@ -263,7 +263,7 @@ impl<'a> Machine<'a> {
         }
     }
 
-    /// Makes a list, tuple or set, or adds items to the one at the top.
+    /// Creates a list, tuple or set, or adds items to the one at the top of the stack.
     fn list(&mut self, opcode: u8) -> Result<(), String> {
         match opcode {
             b'a' => {
@@ -287,7 +287,7 @@ impl<'a> Machine<'a> {
         }
     }
 
-    /// Makes a dictionary, or sets keys of the one at the top.
+    /// Creates a dictionary, or sets keys of the one at the top of the stack.
     fn dictionary(&mut self, opcode: u8) -> Result<(), String> {
         let items = match opcode {
             b's' => {
@@ -303,7 +303,7 @@ impl<'a> Machine<'a> {
         self.set(items)
     }
 
-    /// A class or function, a call, the state of an object, or an object outside of the pickle.
+    /// Reads a class or function, a call, the state of an object, or an object outside the pickle.
     fn object(&mut self, opcode: u8) -> Result<(), String> {
         match opcode {
             b'c' => {
@@ -327,7 +327,7 @@ impl<'a> Machine<'a> {
                 let id = self.pop()?;
                 self.push(Node::Persistent(id));
             }
-            // A call; 0x92 has arguments by name too, which nobody reads.
+            // Opcode 0x92 is a call with named arguments too, which are never read.
             _ => {
                 if opcode == 0x92 {
                     self.pop()?;
@@ -339,12 +339,12 @@ impl<'a> Machine<'a> {
         Ok(())
     }
 
-    /// Sets the state of the object at the top.
+    /// Sets the state of the object at the top of the stack.
     fn set_state(&mut self, state: Id) -> Result<(), String> {
         let id = self.top()?;
         match *self.node(id) {
             Node::Call(function, arguments, None) => *self.node(id) = Node::Call(function, arguments, Some(state)),
-            // The attributes of an ordered dictionary are none of its entries.
+            // The attributes of an ordered dictionary are not entries of the dictionary.
             Node::Call(.., Some(_)) => {}
             _ => return Err("a state is set of what has none".into()),
         }

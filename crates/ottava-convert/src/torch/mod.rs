@@ -1,7 +1,8 @@
-//! Files of `torch.save`: a zip archive with one pickle, which refers to tensors, and the bytes of each tensor's storage.
+//! Files of `torch.save`: a zip archive with one pickle, which refers to tensors, and with the bytes of each tensor's storage.
 //!
-//! Format: <https://docs.pytorch.org/docs/stable/notes/serialization.html>. Entries are stored without compression, so that tensors are read
-//! from their places, one at a time.
+//! The format is described at <https://docs.pytorch.org/docs/stable/notes/serialization.html>. Entries are stored without compression, so that
+//! tensors can be read
+//! one at a time, directly from their positions in the file.
 
 pub mod distributed;
 mod machine;
@@ -21,8 +22,8 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use zip::{CompressionMethod, ZipArchive};
 
-/// Classes and functions that checkpoints refer to. Classes of tensors, dictionaries and namespaces are understood; the others, as states of
-/// random numbers, become nodes that nobody reads.
+/// The classes and functions that checkpoints refer to. Classes of tensors, dictionaries and namespaces are interpreted. Other classes, such as
+/// states of random number generators, become nodes that are never read.
 const KNOWN: &[&str] = &[
     "collections.OrderedDict",
     "collections.defaultdict",
@@ -45,7 +46,7 @@ const KNOWN: &[&str] = &[
     "signal.Signals",
 ];
 
-/// Functions of PyTorch that checkpoints refer to.
+/// The functions of PyTorch that checkpoints refer to.
 const OF_TORCH: &[&str] = &[
     "torch._utils._rebuild_tensor_v2",
     "torch._utils._rebuild_tensor",
@@ -57,7 +58,7 @@ const OF_TORCH: &[&str] = &[
     "torch.torch_version.TorchVersion",
 ];
 
-/// Names of Python that data need; some versions write members of an enumeration with `getattr`.
+/// The names of Python that data need. Some versions write members of an enumeration with `getattr`.
 const OF_PYTHON: &[&str] = &[
     "set",
     "frozenset",
@@ -77,10 +78,10 @@ const OF_PYTHON: &[&str] = &[
     "object",
 ];
 
-/// Whether a class or function has a place in a checkpoint. None is ever called.
+/// Whether checkpoints may refer to a class or function. It is never called.
 fn knows(name: &str) -> bool {
     let of_python = || name.strip_prefix("builtins.").or(name.strip_prefix("__builtin__."));
-    // Types of elements and storages, as `torch.bfloat16` and `torch.BFloat16Storage`.
+    // The name is a type of elements or storages, such as `torch.bfloat16` or `torch.BFloat16Storage`.
     let plain =
         || name.strip_prefix("torch.").is_some_and(|name| dtype_of(name).is_some() || OTHER_TYPES.contains(&name));
     KNOWN.contains(&name)
@@ -90,7 +91,7 @@ fn knows(name: &str) -> bool {
         || ["megatron.", "transformer_engine."].iter().any(|start| name.starts_with(start))
 }
 
-/// Types of elements that no weight has.
+/// The types of elements that weights never have.
 const OTHER_TYPES: &[&str] = &[
     "ByteStorage",
     "CharStorage",
@@ -109,7 +110,7 @@ const OTHER_TYPES: &[&str] = &[
     "float8_e5m2",
 ];
 
-/// The type of the elements of a storage, or of this name.
+/// Returns the type of the elements of a storage, or the type with this name.
 fn dtype_of(name: &str) -> Option<DType> {
     Some(match name {
         "FloatStorage" | "float32" | "float" => DType::F32,
@@ -120,16 +121,16 @@ fn dtype_of(name: &str) -> Option<DType> {
     })
 }
 
-/// The name of a file, or of a part of it, for errors.
+/// Describes a file, or a part of a file, for errors.
 fn described(path: &Path, part: Option<&str>) -> String {
     let file = path.display();
     part.map_or(file.to_string(), |part| format!("{file}: {part}"))
 }
 
-/// Some bytes of a file, as a file. Positions are its own, whoever else reads the file.
+/// A range of a file that is read like a file. It has its own position, so other readers of the file do not affect it.
 struct Bytes {
     file: File,
-    /// In the file.
+    /// The position in the file.
     at: u64,
     range: Range<u64>,
 }
@@ -159,37 +160,37 @@ impl Seek for Bytes {
 /// A tensor of a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TorchTensor {
-    /// The type of its elements.
+    /// The type of the elements.
     pub dtype: DType,
-    /// Its shape; row-major.
+    /// The shape; elements are row-major.
     pub shape: Vec<usize>,
-    /// Its first byte in the file.
+    /// The position of the first byte in the file.
     start: u64,
 }
 
-/// An open file, or a part of one that is as such a file.
+/// An open file of `torch.save`, which may be a part of another file.
 #[derive(Debug)]
 pub struct TorchFile {
     path: PathBuf,
     /// The name of the part, for errors.
     part: Option<String>,
     file: File,
-    /// Its pickle.
+    /// The pickle of the file.
     pub pickle: Pickle,
-    /// Start and size of each storage, by its key.
+    /// The start and the size of each storage, by its key.
     storages: HashMap<String, (u64, u64)>,
 }
 
 impl TorchFile {
-    /// Reads the pickle of the file at `path`, and the places of its tensors.
+    /// Reads the pickle of the file at `path`, and the positions of its tensors.
     ///
-    /// Errors with [`Error::Model`] when the file is damaged, compressed, of PyTorch before 1.6, or refers to code.
+    /// Errors with [`Error::Model`] if the file is damaged, compressed, or written by PyTorch before 1.6, or if it refers to code.
     pub fn open(path: &Path) -> Result<TorchFile> {
         let (file, size) = input::open(path).map_err(Error::io(path))?;
         TorchFile::read_pickle(path, None, file, 0..size)
     }
 
-    /// As [`TorchFile::open`], for the bytes `range` of the file at `path`; errors name them `part`.
+    /// Opens the bytes `range` of the file at `path`, like [`TorchFile::open`]. Errors call these bytes `part`.
     pub fn open_part(path: &Path, part: String, range: Range<u64>) -> Result<TorchFile> {
         let (file, size) = input::open(path).map_err(Error::io(path))?;
         if range.start > range.end || range.end > size {
@@ -249,18 +250,19 @@ impl TorchFile {
         Ok(TorchFile { path: path.to_path_buf(), pickle, storages: storages.collect(), file, part })
     }
 
-    /// An error about this file.
+    /// Returns an error about this file.
     pub fn error(&self, text: &str) -> Error {
         Error::Model(format!("{}: {text}", described(&self.path, self.part.as_deref())))
     }
 
-    /// The tensor of a node; `None` if the node is not a tensor. Errors with a description for a tensor that is not whole, floating-point and row-major.
+    /// Returns the tensor of a node; `None` if the node is not a tensor. Errors with a description if the tensor is incomplete, not floating-point,
+    /// or not row-major.
     pub fn tensor(&self, id: Id) -> Result<Option<TorchTensor>, String> {
         let Some((function, arguments)) = self.pickle.call(id) else { return Ok(None) };
         match (function, arguments) {
             ("torch._utils._rebuild_parameter" | "torch.nn.parameter.Parameter", [data, ..]) => {
                 match self.pickle.call(*data) {
-                    // No parameter is made of a parameter, so this ends.
+                    // A parameter that wraps another parameter is refused, so the recursion ends.
                     Some(("torch._utils._rebuild_tensor_v2" | "torch._utils._rebuild_tensor", _)) => self.tensor(*data),
                     _ => Ok(None),
                 }
@@ -306,9 +308,9 @@ impl TorchFile {
         }
     }
 
-    /// The bytes of some elements of a tensor, little endian and row-major.
+    /// Returns the bytes of some elements of a tensor, little-endian and row-major.
     ///
-    /// Panics when the tensor does not have them.
+    /// Panics if the tensor does not have these elements.
     pub fn read(&self, tensor: &TorchTensor, elements: Range<usize>) -> Result<Vec<u8>> {
         assert!(elements.end <= tensor.shape.iter().product(), "{elements:?} of {tensor:?}");
         let size = tensor.dtype.size();

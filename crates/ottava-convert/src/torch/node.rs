@@ -1,6 +1,6 @@
 //! Values of pickles.
 
-/// The place of a node; of 32 bits, since a node may take one byte of a file.
+/// The index of a node. It has 32 bits because a node may take only one byte of a file.
 pub type Id = u32;
 
 /// A value of a pickle.
@@ -16,16 +16,16 @@ pub enum Node {
     Float(f64),
     /// Text.
     Text(String),
-    /// Bytes, or an integer of more than 64 bits: no reader needs either.
+    /// Bytes, or an integer of more than 64 bits. No reader needs their values.
     Bytes,
     /// A list, tuple or set.
     List(Vec<Id>),
     /// Keys and values, in their order.
     Dict(Vec<(Id, Id)>),
-    /// A class or function, as `collections.OrderedDict`.
+    /// A class or function, such as `collections.OrderedDict`.
     Global(String),
-    /// A call of a class or function with these arguments, and the state that was then set.
+    /// A call of a class or function with these arguments, and the state that was set afterwards.
     Call(Id, Id, Option<Id>),
-    /// An object outside of the pickle.
+    /// An object outside the pickle.
     Persistent(Id),
 }

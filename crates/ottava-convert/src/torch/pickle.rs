@@ -1,53 +1,53 @@
 //! Reading pickles as data: nothing is imported, called or executed.
 //!
-//! A pickle is a program for a stack machine that may call any function by its name. Here such a call becomes a [`Node::Call`] with the name
-//! and the arguments, which readers of a file know by name or not at all; names that have no place in a checkpoint are errors. Nodes lie in one
-//! list and refer to each other by their places, so that nothing is nested and no depth overflows a stack. What is allocated grows with the
-//! bytes that are there. Protocols 2 to 5 are read: <https://github.com/python/cpython/blob/main/Lib/pickletools.py>.
+//! A pickle is a program for a stack machine, which may call any function by its name. Here, a call becomes a [`Node::Call`] with the name and the
+//! arguments. Readers of a file know the names that they need, and names that do not belong in a checkpoint are errors. Nodes are in one list and
+//! refer to each other by index, so no depth overflows the stack. Memory grows only with the bytes that were read. Supports the protocols 2 to 5:
+//! <https://github.com/python/cpython/blob/main/Lib/pickletools.py>.
 
 use super::machine::Machine;
 use super::node::{Id, Node};
 
-/// A pickle that was read.
+/// A pickle as data.
 #[derive(Debug)]
 pub struct Pickle {
     nodes: Vec<Node>,
     root: Id,
 }
 
-/// The largest pickle; pickles of the largest checkpoints have some 10 MB.
+/// The maximum size of a pickle in bytes. Pickles of the largest checkpoints have about 10 MB.
 pub const MAX_BYTES: u64 = 1 << 30;
 
 impl Pickle {
-    /// Reads a pickle. `knows` says whether a class or function has a place in the file.
+    /// Reads a pickle. `knows` says whether a class or function may occur in the file.
     ///
-    /// Errors, in words, for damage, for other protocols, and for a name that has no place.
+    /// Errors with a description if the pickle is damaged, has another protocol, or has a name that may not occur.
     pub fn read(bytes: &[u8], knows: fn(&str) -> bool) -> Result<Pickle, String> {
         let (nodes, root) = Machine::new(bytes, knows).run()?;
         Ok(Pickle { nodes, root })
     }
 
-    /// The value of the whole pickle.
+    /// Returns the value of the whole pickle.
     pub fn root(&self) -> Id {
         self.root
     }
 
-    /// A node.
+    /// Returns a node.
     pub fn node(&self, id: Id) -> &Node {
         &self.nodes[id as usize]
     }
 
-    /// The value of `key` in a dictionary, or among the attributes of an object.
+    /// Returns the value of `key` in a dictionary, or among the attributes of an object.
     pub fn get(&self, id: Id, key: &str) -> Option<Id> {
         let (_, value) = self.entries(id)?.iter().rfind(|(name, _)| self.text(*name) == Some(key))?;
         Some(*value)
     }
 
-    /// Keys and values of a dictionary, an ordered dictionary, or the attributes of an object.
+    /// Returns the entries of a (possibly ordered) dictionary, or the attributes of an object.
     pub fn entries(&self, id: Id) -> Option<&[(Id, Id)]> {
         match self.node(id) {
             Node::Dict(entries) => Some(entries),
-            // An ordered dictionary has its entries set after the call, an object its attributes.
+            // The entries of an ordered dictionary and the attributes of an object are set after the call.
             Node::Call(_, _, Some(state)) => match self.node(*state) {
                 Node::Dict(entries) => Some(entries),
                 _ => None,
@@ -56,7 +56,7 @@ impl Pickle {
         }
     }
 
-    /// A text.
+    /// Returns a text.
     pub fn text(&self, id: Id) -> Option<&str> {
         match self.node(id) {
             Node::Text(text) => Some(text),
@@ -64,7 +64,7 @@ impl Pickle {
         }
     }
 
-    /// An integer from 0 up.
+    /// Returns an integer that is at least 0.
     pub fn count(&self, id: Id) -> Option<usize> {
         match *self.node(id) {
             Node::Int(n) => usize::try_from(n).ok(),
@@ -72,7 +72,7 @@ impl Pickle {
         }
     }
 
-    /// The state that was set of an object after it was made.
+    /// Returns the state that was set after an object was created.
     pub fn state(&self, id: Id) -> Option<Id> {
         match self.node(id) {
             Node::Call(_, _, state) => *state,
@@ -80,7 +80,7 @@ impl Pickle {
         }
     }
 
-    /// The items of a list or tuple.
+    /// Returns the items of a list or tuple.
     pub fn items(&self, id: Id) -> Option<&[Id]> {
         match self.node(id) {
             Node::List(items) => Some(items),
@@ -88,7 +88,7 @@ impl Pickle {
         }
     }
 
-    /// The name of a class or function.
+    /// Returns the name of a class or function.
     pub fn global(&self, id: Id) -> Option<&str> {
         match self.node(id) {
             Node::Global(name) => Some(name),
@@ -96,7 +96,7 @@ impl Pickle {
         }
     }
 
-    /// Name and arguments of a call.
+    /// Returns the name and the arguments of a call.
     pub fn call(&self, id: Id) -> Option<(&str, &[Id])> {
         match self.node(id) {
             Node::Call(function, arguments, _) => Some((self.global(*function)?, self.items(*arguments)?)),

@@ -8,7 +8,7 @@ fn text(text: &str) -> Vec<u8> {
     [&[0x8C, text.len() as u8], text.as_bytes()].concat()
 }
 
-/// `{"a": [1, -2, 2.5, None, True, (300, "x")], "b": known.Class(7)}`, and `b` has the attribute `n` of -3, as protocol 4 writes it.
+/// Returns `{"a": [1, -2, 2.5, None, True, (300, "x")], "b": known.Class(7)}` in protocol 4. `b` has the attribute `n` with the value -3.
 fn good() -> Vec<u8> {
     let list =
         [&b"]\x94(K\x01J\xfe\xff\xff\xffG\x40\x04\0\0\0\0\0\0N\x88M\x2c\x01"[..], &text("x"), b"\x86\x94e"].concat();
@@ -50,11 +50,11 @@ fn every_cut_is_an_error() {
 
 #[test]
 fn depth_and_repetition_need_no_more_than_the_bytes() {
-    // A million lists, each within the one before, and a list of itself.
+    // The pickle has a million nested lists, or a list that includes itself.
     let deep = [&b"\x80\x02"[..], &b"]".repeat(1_000_000), &b"a".repeat(999_999), b"."].concat();
     read(&deep).unwrap();
     read(b"\x80\x02]q\x00h\x00a.").unwrap();
-    // Each tuple has the one before twice: 2^100 items if they were copied.
+    // Each tuple has the previous tuple twice: copies would have 2^100 items.
     let double = [&b"\x80\x02N"[..], &b"2\x86".repeat(100), b"."].concat();
     read(&double).unwrap();
     for (bytes, words) in [

@@ -1,4 +1,4 @@
-//! The records of a file, batch by batch.
+//! The records of a file, read in batches.
 
 use std::fs::File;
 use std::io::{Read, Seek};
@@ -12,34 +12,34 @@ use crate::arrow::{ArrowFile, ArrowStream};
 use crate::bomb::{bomb, most_unpacked_bytes};
 use crate::value;
 
-/// Records that are decoded together.
+/// The maximum number of records that are decoded together.
 const BATCH: usize = 1024;
 
-/// Memory that records which are decoded together may take in a small file of Parquet. Each record may refer to the same large text.
+/// The memory in bytes that a batch of records of a small Parquet file may take. Each record may refer to the same large text.
 const BATCH_BYTES: u64 = 64 << 20;
 
-/// What a file of Arrow begins with; a stream of batches, as `datasets` writes it, has no such mark.
+/// The first bytes of an Arrow file. A stream of batches, which `datasets` writes, does not have them.
 const ARROW_FILE: &[u8] = b"ARROW1";
 
 /// A columnar format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Format {
-    /// Apache Parquet, its pages uncompressed or in Snappy, gzip or LZ4.
+    /// Apache Parquet; pages are uncompressed or compressed with Snappy, gzip or LZ4.
     Parquet,
-    /// Arrow IPC, a file or a stream, uncompressed.
+    /// Arrow IPC, as a file or a stream, uncompressed.
     Arrow,
 }
 
-/// The records of a file in order, each a JSON object. Fields without a value are `null`; columns whose type JSON lacks are left out.
+/// The records of a file in order, each as a JSON object. Fields without a value are `null`. Columns of types that JSON lacks are omitted.
 pub struct Rows {
     batches: Box<dyn Iterator<Item = Result<RecordBatch, String>> + Send>,
     batch: Option<RecordBatch>,
-    /// The next record of `batch`.
+    /// The index of the next record in `batch`.
     next: usize,
 }
 
 impl Rows {
-    /// Opens a file. Errors with the reason when it is not of this format or uses a codec that is not built in.
+    /// Opens a file. Errors with the reason if the file does not have this format, or needs a codec that is not built in.
     pub fn open(mut file: File, format: Format) -> Result<Rows, String> {
         let batches: Box<dyn Iterator<Item = Result<RecordBatch, String>> + Send> = match format {
             Format::Parquet => {
@@ -76,7 +76,7 @@ impl Rows {
         Ok(Rows { batches, batch: None, next: 0 })
     }
 
-    /// The type of column `name`, if it is one that JSON lacks, by the records that were decoded last.
+    /// Returns the type of column `name` in the last decoded batch, if JSON lacks this type.
     pub fn unread_type(&self, name: &str) -> Option<String> {
         value::unread_type(self.batch.as_ref()?, name)
     }
@@ -99,7 +99,8 @@ impl Iterator for Rows {
     }
 }
 
-/// Records that are decoded together, so that they take at most `bytes` even if each of them is as large as a whole column of its row group.
+/// Returns the number of records that are decoded together. They take at most `bytes`, even if each record is as large as a whole column of its row
+/// group.
 fn together(file: &ParquetMetaData, bytes: u64) -> usize {
     let columns = file.row_groups().iter().flat_map(|group| group.columns());
     let largest = columns.map(|column| column.uncompressed_size()).max().unwrap_or(0);

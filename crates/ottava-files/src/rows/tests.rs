@@ -9,7 +9,7 @@ use parquet::file::properties::WriterProperties;
 use serde_json::json;
 use std::sync::Arc;
 
-/// Three records with texts, numbers, lists and conversations; the second one has gaps.
+/// Returns three records with texts, numbers, lists and conversations. The second record has missing values.
 fn batch() -> RecordBatch {
     let fields =
         Fields::from(vec![Field::new("role", DataType::Utf8, true), Field::new("content", DataType::Utf8, true)]);

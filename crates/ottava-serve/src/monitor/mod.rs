@@ -1,4 +1,5 @@
-//! The page that shows runs, and the numbers that it asks for. All files of the page are in the program; it loads nothing from elsewhere.
+//! The page that shows runs, and the data that the page requests. All files of the page are compiled into the program; the page loads nothing from
+//! other hosts.
 
 mod page;
 
@@ -23,22 +24,22 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
-/// Interval of the checks for a stop.
+/// The interval between checks for a stop.
 const POLL: Duration = Duration::from_millis(50);
-/// Time limit for a browser to send a request, and to read any part of an answer.
+/// The time limit for a browser to send a request, and to read any part of an answer.
 const CLIENT_TIMEOUT: Duration = Duration::from_secs(75);
-/// Connections at most.
+/// The maximum number of connections.
 const MAX_CONNECTIONS: usize = 256;
-/// Connections that are answered after a stop have this time.
+/// The time that connections have to send their answers after a stop.
 const GRACE: Duration = Duration::from_secs(1);
 
-/// What the page may load and do: nothing but this server.
+/// The content security policy of the page: it may load data only from this server.
 const POLICY: &str = "default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
-/// State that all requests share.
+/// The state that all requests share.
 struct Watched {
     monitor: Mutex<Monitor>,
-    /// Differs between servers, so that a page notices a new one, whose revisions start again.
+    /// A text that differs between servers, so that a page notices a new server, whose revisions start again at 0.
     epoch: String,
     /// Whether only this machine can connect.
     is_local: bool,
@@ -50,10 +51,10 @@ impl Watched {
     }
 }
 
-/// Shows `runs` at `address`, whose port 0 takes a free one, until `stops`. Calls `ready` with the address once requests are answered.
+/// Shows `runs` at `address` until `stops` returns true; port 0 chooses a free port. Calls `ready` with the address once requests are answered.
 ///
 /// # Errors
-/// [`Error::Io`] when the address cannot be used.
+/// [`Error::Io`] if the address cannot be used.
 pub fn monitor(
     runs: Monitor,
     address: SocketAddr,
@@ -73,7 +74,7 @@ pub fn monitor(
     let app = routes(watched.clone());
     let connections = Connections::new(MAX_CONNECTIONS, CLIENT_TIMEOUT);
     ready(address);
-    // Large files are read before the first page asks for them.
+    // Read large files before the first page requests them.
     runtime.spawn_blocking(move || watched.monitor().refresh());
     runtime.block_on(async {
         let stopped = async {
@@ -103,7 +104,7 @@ fn routes(watched: Arc<Watched>) -> Router {
         .with_state(watched)
 }
 
-/// Refuses requests of other sites, and forbids the page to load anything from them.
+/// Refuses requests of other sites, and forbids the page to load data from them.
 async fn guard(State(watched): State<Arc<Watched>>, request: Request, next: Next) -> Response {
     let connection = request.extensions().get::<Arc<Connection>>().cloned();
     if let Some(connection) = &connection {
@@ -130,7 +131,7 @@ async fn guard(State(watched): State<Arc<Watched>>, request: Request, next: Next
     }
 }
 
-/// What the page asks for: `epoch` and `since` of `?epoch=E&since=RUN:REVISION,RUN:REVISION`.
+/// Parses the query of the page: `epoch` and `since` of `?epoch=E&since=RUN:REVISION,RUN:REVISION`.
 fn asked(query: &str) -> Option<(String, BTreeMap<usize, u64>)> {
     let (mut epoch, mut since) = (String::new(), BTreeMap::new());
     for (key, value) in query.split('&').filter_map(|part| part.split_once('=')) {
@@ -148,11 +149,11 @@ fn asked(query: &str) -> Option<(String, BTreeMap<usize, u64>)> {
     Some((epoch, since))
 }
 
-/// An answer to the page.
+/// The answer to a query of the page.
 #[derive(Serialize)]
 struct Runs<'a> {
     epoch: &'a str,
-    /// Seconds since 1970 here.
+    /// The time on this machine, in seconds since 1970.
     now: f64,
     #[serde(flatten)]
     answer: Answer,
@@ -167,7 +168,7 @@ fn json(value: &impl Serialize) -> Response {
     ([(header::CONTENT_TYPE, "application/json"), (header::CACHE_CONTROL, "no-store")], text).into_response()
 }
 
-/// All runs, and what the page lacks of the runs that it shows.
+/// Answers with all runs, and with the records that the page lacks of the runs that it shows.
 async fn runs(State(watched): State<Arc<Watched>>, request: Request) -> Response {
     let Some((epoch, mut since)) = asked(request.uri().query().unwrap_or_default()) else {
         return bad_request("expected ?epoch=E&since=RUN:REVISION,...\n");
@@ -187,7 +188,7 @@ async fn runs(State(watched): State<Arc<Watched>>, request: Request) -> Response
     answered.await.unwrap_or_else(IntoResponse::into_response)
 }
 
-/// The ends of the logs of the ranks of `?run=RUN`.
+/// Answers with the ends of the logs of all ranks of the run in `?run=RUN`.
 async fn logs(State(watched): State<Arc<Watched>>, request: Request) -> Response {
     let run = request.uri().query().and_then(|query| query.strip_prefix("run=")?.parse().ok());
     let Some(run) = run else { return bad_request("expected ?run=RUN\n") };

@@ -1,12 +1,12 @@
-//! The files of the page.
+//! The files of the page that shows runs.
 
 /// A file that the server sends.
 pub struct PageFile {
-    /// Its path in addresses.
+    /// The path of the file in its URL.
     pub path: &'static str,
     /// Its media type.
     pub kind: &'static str,
-    /// Its bytes.
+    /// The content of the file.
     pub bytes: &'static str,
 }
 
@@ -15,7 +15,7 @@ const CSS: &str = "text/css; charset=utf-8";
 const SVG: &str = "image/svg+xml";
 const SCRIPT: &str = "text/javascript; charset=utf-8";
 
-/// All files. uPlot 1.6.32 comes from the npm registry, under the licence in `page/uplot.LICENSE`.
+/// All files of the page. uPlot 1.6.32 is from the npm registry, under the licence in `page/uplot.LICENSE`.
 pub const FILES: [PageFile; 9] = [
     PageFile { path: "/", kind: HTML, bytes: include_str!("page/index.html") },
     PageFile { path: "/icon.svg", kind: SVG, bytes: include_str!("page/icon.svg") },

@@ -1,4 +1,4 @@
-//! The page and its numbers over HTTP, from folders of runs that are written by hand.
+//! Tests the page and its data over HTTP, with folders of runs that the tests write.
 
 use super::*;
 use page::FILES;
@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::channel;
 use std::thread::JoinHandle;
 
-/// A server of the runs in a folder.
+/// A server that shows the runs in a folder.
 struct Page {
     address: SocketAddr,
     stop: Arc<AtomicBool>,
@@ -27,7 +27,7 @@ impl Page {
         Page { address: address.recv().unwrap(), stop, thread: Some(thread) }
     }
 
-    /// Status, the header that forbids other origins, and text of an answer.
+    /// Requests `path`, and returns the status, the header that forbids other origins, and the text of the answer.
     fn get(&self, path: &str, header: (&str, &str)) -> (u16, String, String) {
         let agent: ureq::Agent = ureq::Agent::config_builder().http_status_as_error(false).build().into();
         let mut answer = agent.get(format!("http://{}{path}", self.address)).header(header.0, header.1).call().unwrap();
@@ -49,7 +49,7 @@ impl Drop for Page {
     }
 }
 
-/// Where `text` names another origin, or brings markup that the policy forbids.
+/// Returns the places where `text` names another origin, or has markup that the policy forbids.
 fn foreign(text: &str) -> Vec<&str> {
     let marks = [
         "http:",
@@ -74,15 +74,15 @@ fn the_page_names_no_other_origin_and_may_load_from_none() {
     for file in &FILES {
         let (status, policy, text) = page.get(file.path, ("Accept", "*/*"));
         assert_eq!((status, policy.split(';').next()), (200, Some("default-src 'self'")), "{}", file.path);
-        // The first line of uPlot says where it comes from, in a comment.
+        // The first line of uPlot is a comment with its origin.
         let code = text.trim_start_matches("/*! https://github.com/leeoniya/uPlot (v1.6.32) */");
-        // A name, which nothing is loaded from.
+        // The XML namespace is only a name: nothing is loaded from this address.
         let code = code.trim_start_matches("<svg xmlns=\"http://www.w3.org/2000/svg\"");
         assert_eq!(foreign(code), Vec::<&str>::new(), "{}", file.path);
         assert_eq!(text, file.bytes);
     }
     assert_eq!(foreign("<script src=\"https://cdn.example/x.js\">"), ["https:"]);
-    // Each script and style that the page names is there.
+    // Each script and style that the page names must exist.
     let html = FILES[0].bytes;
     let named = html.split(['"']).filter(|word| [".js", ".css", ".svg"].iter().any(|end| word.ends_with(end)));
     assert_eq!(named.filter(|name| FILES.iter().any(|file| file.path[1..] == **name)).count(), 5, "{html}");

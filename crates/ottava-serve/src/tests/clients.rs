@@ -1,4 +1,4 @@
-//! Clients that leave, that send or read slowly or not at all, and the others beside them; and the end of a server.
+//! Tests clients that leave and clients that send or read slowly or never, their effect on other clients, and the end of a server.
 
 use super::*;
 use std::io::{BufRead, BufReader, Read};
@@ -6,12 +6,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 const COMPLETIONS: &str = "/v1/completions";
 
-/// A stream of 10 MB, more than the operating system keeps for a client that does not read.
+/// Returns a request for a stream of 10 MB, more than the operating system buffers for a client that does not read.
 fn long_stream() -> Value {
     json!({"prompt": TEXT, "n": 128, "max_tokens": 150, "logprobs": 3, "stream": true, "temperature": 0})
 }
 
-/// The text of choice 5 in a stream, and whether the stream ended with `[DONE]`.
+/// Returns the text of choice 5 in a stream, and whether the stream ended with `[DONE]`.
 fn text_of(stream: &str) -> (String, bool) {
     // Chunked transfer encoding adds a line with a length before each event.
     let events = stream.lines().filter_map(|line| line.strip_prefix("data: {")).map(|rest| format!("{{{rest}"));
@@ -46,7 +46,7 @@ fn streams_that_nobody_reads_are_held_and_keep_no_permit() {
     let unread: Vec<TcpStream> = (0..2).map(|_| server.send(&server.request(COMPLETIONS, &long_stream()))).collect();
     server.log.wait("both are held", |log| log.holds >= 256);
     assert_eq!(server.call(COMPLETIONS, Some(&json!({"prompt": "a"})), None).0, 200, "no permit is kept");
-    // After the deadline.
+    // Completions are cancelled at the deadline.
     server.log.wait("they are cancelled", |log| log.cancelled.len() == 256);
     drop(unread);
 }
@@ -86,7 +86,7 @@ fn long_requests_give_their_place_to_short_ones_and_get_it_back() {
     let (first, second, held) = std::thread::scope(|scope| {
         let ask = || scope.spawn(|| server.post(COMPLETIONS, long.clone()));
         let (first, second) = (ask(), ask());
-        // Each of them has got some hundred tokens, and one place of two.
+        // By now, each of these requests has computed some hundred tokens, and has one of the two places.
         server.log.wait("both run", |log| log.requests.len() >= 18);
         server.post(COMPLETIONS, json!({"prompt": "a stone", "max_tokens": 3}));
         let held = server.log.get(|log| log.holds);
@@ -108,7 +108,7 @@ fn a_short_request_does_not_wait_for_the_end_of_long_ones() {
     std::thread::scope(|scope| {
         let both = [0, 1].map(|_| scope.spawn(|| server.post(COMPLETIONS, long.clone())));
         server.log.wait("both run", |log| log.requests.len() == 2);
-        // A second of work; they have more than a slice of it now.
+        // The work takes a second. By now, the requests have got more tokens than a slice.
         sleep(Duration::from_millis(300));
         server.post(COMPLETIONS, json!({"prompt": "a stone", "max_tokens": 3}));
         assert_eq!(server.log.get(|log| log.holds), 1, "it has taken the place of one of them");
@@ -117,7 +117,7 @@ fn a_short_request_does_not_wait_for_the_end_of_long_ones() {
     });
 }
 
-/// Sends `count` requests whose answers nobody reads, and waits until the server has them all.
+/// Sends `count` requests whose answers are never read, and waits until the server has received all of them.
 fn send_all(server: &Server, count: usize, body: &Value) -> Vec<TcpStream> {
     let clients = (0..count).map(|_| server.send(&server.request(COMPLETIONS, body))).collect();
     let end = Instant::now() + Duration::from_secs(10);
@@ -189,7 +189,7 @@ fn clients_that_do_not_send_are_cut_off() {
 fn idle_connections_make_room() {
     let server = start(|options, _| options.max_connections = 4);
     let request = server.request(COMPLETIONS, &json!({"prompt": "a", "max_tokens": 2}));
-    // It has had an answer, so the others go first.
+    // This connection has had an answer, so the other connections are closed first.
     let mut kept = server.send(&request);
     assert!(kept.read(&mut [0; 4096]).unwrap() > 0);
     let idle: Vec<TcpStream> =
@@ -226,7 +226,7 @@ fn a_failed_engine_ends_the_server() {
             (parrot.fails, parrot.pause) = (Some(failure), Duration::from_millis(50));
             options.shutdown_timeout = Duration::from_secs(60);
         });
-        // A half-sent request does not stretch the end.
+        // A request that is sent only in part must not delay the end.
         let half = server.request(COMPLETIONS, &json!({"prompt": "a"}));
         let half = server.send(&half[..half.len() - 4]);
         let streamed = server.send(&server.request(COMPLETIONS, &json!({"prompt": "a", "stream": true})));

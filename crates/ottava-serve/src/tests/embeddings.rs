@@ -1,4 +1,4 @@
-//! Embeddings: the engine's stand-in gives vectors that tell the text.
+//! Tests embeddings. The stand-in of the engine returns vectors that depend on the text.
 
 use super::*;
 

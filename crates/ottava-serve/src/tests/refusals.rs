@@ -1,4 +1,4 @@
-//! Requests that are refused: by whom they come from, and by their fields.
+//! Tests requests that are refused because of their origin or their fields.
 
 use super::*;
 use std::io::{BufRead, BufReader};
@@ -6,7 +6,7 @@ use std::io::{BufRead, BufReader};
 const COMPLETIONS: &str = "/v1/completions";
 const CHATS: &str = "/v1/chat/completions";
 
-/// Expects each of `fields`, added to a request that is in order, to be refused by the name of the field.
+/// Adds each of `fields` to a valid request, and expects that the request is refused with the name of the field.
 fn expect_refused(server: &Server, path: &str, plain: &Value, fields: &[(&str, Value)]) {
     for (name, value) in fields {
         let mut body = plain.clone();
@@ -109,7 +109,7 @@ fn what_is_not_implemented_is_refused_by_name() {
         &[
             ("tool_choice", json!("required")),
             ("tool_choice", function.clone()),
-            // The template does not read them.
+            // The template does not read tools.
             ("tools", json!([function])),
             ("chat_template_kwargs", json!({"enable_thinking": false})),
             ("functions", json!([{"name": "f"}])),
@@ -207,7 +207,7 @@ fn lists_without_bounds_are_refused_by_name() {
     );
 }
 
-/// A text of 15 MB takes more than half a minute and 2 GB to tokenize here.
+/// Tokenizing a text of 15 MB would take more than half a minute and 2 GB here.
 #[test]
 fn texts_that_cannot_fit_are_refused_before_they_are_tokenized() {
     let server = start(|_, _| {});
@@ -235,7 +235,7 @@ fn too_many_requests_are_turned_away_before_their_bodies_are_read() {
             scope.spawn(|| server.post(COMPLETIONS, body.clone()));
             server.log.wait("both begin", |log| log.requests.len() == requests);
         }
-        // Neither JSON nor, where it is large, sent.
+        // The body is not JSON, and a large body is not even sent.
         let head = |length| {
             format!(
                 "POST /v1/completions HTTP/1.1\r\nHost: {}\r\nContent-Type: application/json\r\nContent-Length: {length}\r\n\r\nxx",
@@ -269,7 +269,7 @@ fn keys_are_checked() {
     assert_eq!(status_of(&server, "Authorization: bearer secret\r\nContent-Type: application/json"), 200);
 }
 
-/// The status of a completion with these lines in its head.
+/// Returns the status of a completion with these lines in its head.
 fn status_of(server: &Server, head: &str) -> u16 {
     let host = if head.contains("Host: ") { String::new() } else { format!("Host: {}\r\n", server.address) };
     let body = json!({"prompt": "a", "max_tokens": 1}).to_string();
@@ -279,7 +279,7 @@ fn status_of(server: &Server, head: &str) -> u16 {
     line[9..12].parse().unwrap()
 }
 
-/// A page in a browser on this machine can send requests to a server without a key, but not with any Content-Type, Origin and Host.
+/// A page in a browser on this machine can send requests to a server without a key, but it cannot choose Content-Type, Origin and Host freely.
 #[test]
 fn pages_of_other_sites_are_refused() {
     let server = start(|_, _| {});

@@ -1,9 +1,9 @@
-//! The texts of tokens that depend on their neighbours: spaces of SentencePiece, parts of characters, special tokens.
+//! Tests the texts of tokens that depend on their neighbours: spaces of SentencePiece, parts of characters, special tokens.
 
 use super::*;
 use crate::logprobs::{Place, entry};
 
-/// A tokenizer as Llama 2's: spaces at the beginning of words, bytes of characters that it does not know, and a token before each text.
+/// Returns a tokenizer like Llama 2's: words begin with spaces, unknown characters become bytes, and each text begins with a token.
 fn sentencepiece() -> Tokenizer {
     let mut vocabulary: Vec<(String, f64)> = ["<unk>", "<s>", "</s>"].map(|token| (token.to_string(), 0.0)).into();
     vocabulary.extend((0..=255).map(|byte| (format!("<0x{byte:02X}>"), -9.0)));
@@ -31,7 +31,7 @@ fn server() -> Server {
     start_with(|_, _| {}, |model| model.tokenizer = sentencepiece())
 }
 
-/// The texts of a choice in pieces, and one list of its log-probabilities.
+/// Returns the text of a choice, joined from the events of a stream, and one list of its log-probabilities.
 fn streamed(server: &Server, path: &str, mut body: Value, text: &str) -> String {
     body["stream"] = true.into();
     let (events, done) = server.stream(path, body);
@@ -42,7 +42,7 @@ fn streamed(server: &Server, path: &str, mut body: Value, text: &str) -> String 
 #[test]
 fn continuations_keep_the_space_before_their_first_word() {
     let server = server();
-    // The stand-in repeats the prompt: a special token, which is no text, and two words.
+    // The stand-in repeats the prompt: a special token, which is not part of the text, and two words.
     let body = json!({"prompt": "the otter", "max_tokens": 3, "logprobs": 1});
     for (echo, text, tokens, offsets) in [
         (false, " the otter", json!(["<s>", " the", " otter"]), json!([0, 0, 4])),
@@ -93,7 +93,7 @@ fn chats_and_continued_messages_keep_spaces() {
     assert_eq!(streamed(&server, "/v1/chat/completions", body, "/delta/content"), content);
 }
 
-/// OpenAI's API has the bytes of a token, so that a client can join the bytes of a character.
+/// In OpenAI's API, a token has its bytes, so that a client can join the bytes of a character.
 #[test]
 fn parts_of_characters_have_their_own_bytes() {
     let of = |tokenizer: &Tokenizer, before: &[u32], token: u32| {
@@ -117,7 +117,7 @@ fn parts_of_characters_have_their_own_bytes() {
     assert!(server.post("/v1/chat/completions", body)["choices"][0]["logprobs"]["content"][0]["bytes"].is_array());
 }
 
-/// A character that is not completed takes one place in the text.
+/// An incomplete character counts as one character of the text.
 #[test]
 fn text_offsets_count_broken_characters() {
     let id = |tokenizer: &Tokenizer, name: &str| tokenizer.token_id(name).unwrap();
@@ -125,7 +125,7 @@ fn text_offsets_count_broken_characters() {
         let mut body = json!({"prompt": prompt, "max_tokens": 1, "echo": true, "logprobs": 0});
         let choice = server.post("/v1/completions", body.clone())["choices"][0].clone();
         assert_eq!((&choice["text"], &choice["logprobs"]["text_offset"]), (&json!(text), &offsets));
-        // Where the answer begins after the prompt, it counts from there.
+        // Without the prompt, offsets count from the beginning of the answer.
         body["echo"] = false.into();
         body["max_tokens"] = prompt.len().into();
         let choice = server.post("/v1/completions", body)["choices"][0].clone();

@@ -1,14 +1,14 @@
-//! Calls of tools in answers: the engine's stand-in repeats the calls of the prompt.
+//! Tests tool calls in answers. The stand-in of the engine repeats the calls of the prompt.
 
 use super::*;
 use crate::tool_calls::ToolCallParser;
 
-/// A server whose model writes calls as Hermes does.
+/// Starts a server whose model writes calls in the format of Hermes.
 fn server() -> Server {
     slow_server(Duration::ZERO)
 }
 
-/// [`server`], which waits so long before each token.
+/// Starts the same server, with a pause before each token.
 fn slow_server(pause: Duration) -> Server {
     start_with(
         |_, parrot| parrot.pause = pause,
@@ -79,7 +79,7 @@ fn choices_of_tools_constrain_the_answer_or_are_refused() {
         request["max_tokens"] = 2.into();
         let answer = server.post("/v1/chat/completions", request);
         assert!(server.log.get(|log| log.requests.last().unwrap().grammar.is_some()));
-        // The stand-in keeps to no grammar.
+        // The stand-in ignores grammars.
         let choice = &answer["choices"][0];
         let found = choice["message"]["tool_calls"].as_array().map_or(0, Vec::len);
         assert_eq!((choice["finish_reason"].as_str().unwrap(), found), (reason, calls));
@@ -123,13 +123,13 @@ fn without_parallel_calls_an_answer_ends_after_its_first_call() {
     assert_eq!(deltas.map(Vec::len).sum::<usize>(), 1);
     assert_eq!(events.last().unwrap()["choices"][0]["finish_reason"], "tool_calls");
 
-    // A list that the text is constrained to has one call.
+    // The schema of this request allows a list with a single call.
     let tools = request["tools"].as_array().unwrap();
     let schema = |most| crate::tool_calls::ToolChoice::Required.schema(tools, most).unwrap().unwrap();
     assert_eq!((schema(1)["maxItems"].as_u64(), schema(usize::MAX).get("maxItems")), (Some(1), None));
 }
 
-/// A template is untrusted, and so are the messages that it reads.
+/// Templates are not trusted, and neither are the messages that they read.
 #[test]
 fn a_template_without_bounds_is_an_error_of_the_request() {
     let text = "{% set ns = namespace(x='ab') %}{% for m in messages %}{% for i in range(99) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}\
@@ -154,7 +154,7 @@ fn null_fields_and_parts_of_text_reach_the_template_as_in_training() {
     assert_eq!(tokens(dumped), tokens(plain));
 }
 
-/// As in OpenAI's API, a tool without `parameters` has none.
+/// As in OpenAI's API, a tool without `parameters` has no arguments.
 #[test]
 fn tools_without_parameters_get_no_arguments() {
     use crate::tool_calls::ToolChoice;

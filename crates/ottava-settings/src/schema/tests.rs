@@ -1,11 +1,11 @@
-//! That the schema takes what the reader takes.
+//! Tests that the schema accepts the files that the reader accepts.
 
 use super::*;
 use crate::keys;
 use std::path::PathBuf;
 use toml::Value;
 
-/// Where `value` differs from `schema`, in the words of JSON Schema that [`schema`] uses.
+/// Lists where `value` violates `schema`, for the words of JSON Schema that [`schema`] uses.
 fn problems(schema: &Json, value: &Json, at: &str) -> Vec<String> {
     if let Some(kinds) = schema["anyOf"].as_array().or(schema["oneOf"].as_array()) {
         let fits = kinds.iter().any(|kind| problems(kind, value, at).is_empty());
@@ -101,7 +101,7 @@ fn each_key_has_a_kind_and_a_default_that_fits() {
     }
 }
 
-/// The file that editors read.
+/// The schema file that editors read must be up to date.
 #[test]
 fn the_schema_beside_the_configurations_is_this_one() {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../configs/run.schema.json");

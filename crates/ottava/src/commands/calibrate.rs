@@ -30,10 +30,10 @@ pub struct Calibrate {
     output: PathBuf,
     #[command(flatten)]
     text: Text,
-    /// The value of an input that maps to the largest E4M3 code.
+    /// How to choose the input value that maps to the largest E4M3 code.
     #[arg(long, default_value = "max")]
     method: Method,
-    /// Sequences to measure, from the start of the text.
+    /// The number of sequences to measure, from the start of the text.
     #[arg(long, default_value_t = 512, value_parser = super::count)]
     samples: usize,
     /// Where to run: auto, cuda or cpu.
@@ -44,14 +44,14 @@ pub struct Calibrate {
     json: bool,
 }
 
-/// Choices of a range.
+/// How to choose the largest value that a scale represents.
 #[derive(Clone, Copy, ValueEnum)]
 enum Method {
     /// The amax: no value saturates.
     Max,
     /// The 99.99th percentile; larger values saturate.
     Percentile,
-    /// The value with the least squared error.
+    /// The value with the least squared error of the cast.
     Mse,
 }
 
@@ -71,7 +71,7 @@ impl Calibrate {
             let config = ConfigFile::read(folder)?;
             let (tokenizer, seq_len) = self.text.fit(folder, &config)?;
             let (run, _) = RunConfig::saved_in(folder)?.unwrap_or_default();
-            // Linears that a run kept in BF16 stay so.
+            // Linears that the run kept in BF16 stay in BF16.
             let mut precision = Precision { recipe: RecipeName::Fp8Current, ..run.precision };
             precision.exceptions.skip_slow_linears = false;
             let (device, sizes) = (crate::device::open(self.device)?, language_model_config(&config)?);

@@ -18,7 +18,7 @@ use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::time::Duration;
 
-/// Talk to a chat model: a line of standard input is a message, and the end of input ends the conversation.
+/// Talk to a chat model: each line of standard input is a message, and the end of input ends the conversation.
 #[derive(Args)]
 #[command(after_help = "Examples:
   ottava chat model/
@@ -37,10 +37,10 @@ pub struct ChatCommand {
     /// A JSON object with further variables of the chat template, such as {"enable_thinking": false}.
     #[arg(long, value_name = "JSON", value_parser = object)]
     chat_template_kwargs: Option<Map<String, Value>>,
-    /// Maximum number of tokens of the whole conversation, limited by the model's context length.
+    /// The maximum number of tokens of the whole conversation, limited by the model's context length.
     #[arg(long, default_value_t = 4096, value_parser = super::count)]
     max_length: usize,
-    /// Maximum number of tokens of an answer.
+    /// The maximum number of tokens of an answer.
     #[arg(long, default_value_t = 512, value_parser = super::positive)]
     max_new_tokens: usize,
     #[command(flatten)]
@@ -53,7 +53,7 @@ pub struct ChatCommand {
     ranks: RankArgs,
 }
 
-/// Interval of the checks for a signal between answers.
+/// The interval between checks for a signal while `chat` waits for input.
 const POLL: Duration = Duration::from_millis(50);
 
 impl ChatCommand {
@@ -61,7 +61,7 @@ impl ChatCommand {
         let kwargs = self.chat_template_kwargs.clone().unwrap_or_default();
         let (role, device) = self.how.role(&self.ranks)?;
         if !role.leads() {
-            // Rank 0 decides what a signal from the terminal stops, and ends them.
+            // The terminal sends its signals to all ranks. Rank 0 decides what a signal stops, and ends the other ranks.
             ignore_signals()?;
         }
         let ranks = InferenceRanks::join(role, device)?;
@@ -156,7 +156,7 @@ impl ChatCommand {
                 }
                 return Ok(ids);
             }
-            // A message of the user with the answers to it; the last one has none yet.
+            // Remove the oldest message of the user with the answers to it. The newest message has no answer yet, and stays.
             let users = (0..chat.messages.len()).filter(|i| chat.messages[*i]["role"] == "user");
             let [first, second] = users.take(2).collect::<Vec<_>>()[..] else {
                 return Err(self.too_long(ids.len(), sizes));
@@ -166,12 +166,12 @@ impl ChatCommand {
         }
     }
 
-    /// The maximum number of tokens of a conversation, its answer included.
+    /// Returns the maximum number of tokens of a conversation, including the answer.
     fn capacity(&self, sizes: &DecoderConfig) -> usize {
         self.max_length.min(sizes.context())
     }
 
-    /// Why there is no room for an answer to a conversation of `tokens`.
+    /// Returns the error that says why a conversation of `tokens` tokens has no room for an answer.
     fn too_long(&self, tokens: usize, sizes: &DecoderConfig) -> Error {
         let capacity = self.capacity(sizes);
         let limit = match capacity == self.max_length {
@@ -185,7 +185,7 @@ impl ChatCommand {
     }
 }
 
-/// The lines of standard input, read by a thread of its own, so that a signal ends the wait for the next one.
+/// Reads lines of standard input in a separate thread, so that a signal can end the wait for the next line.
 fn lines_of_input() -> Result<Receiver<io::Result<String>>> {
     let (sender, lines) = sync_channel(0);
     let read = move || drop(io::stdin().lock().lines().try_for_each(|line| sender.send(line)));
@@ -193,7 +193,7 @@ fn lines_of_input() -> Result<Receiver<io::Result<String>>> {
     Ok(lines)
 }
 
-/// The next line; `None` at the end of input, after a signal, and if another rank has ended.
+/// Returns the next line; `None` at the end of input, after a signal, and if another rank has ended.
 fn next_line(lines: &Receiver<io::Result<String>>) -> Result<Option<String>> {
     while !interrupt::flag().load(Ordering::Relaxed) {
         match lines.recv_timeout(POLL) {
@@ -210,18 +210,18 @@ pub fn object(text: &str) -> std::result::Result<Map<String, Value>, String> {
     serde_json::from_str(text).map_err(|error| format!("expected a JSON object: {error}"))
 }
 
-/// Appends a conversation to a file, as data to train on.
+/// Appends a conversation to a file, as a record of training data.
 fn save(chat: &Chat, path: &Path) {
     let file = OpenOptions::new().create(true).append(true).open(path);
     let written = file.and_then(|mut file| writeln!(file, "{}", json!({"messages": chat.messages})));
     match written {
         Ok(()) => note!("appended {} messages to {}", chat.messages.len(), path.display()),
-        // The conversation goes on.
+        // The conversation continues.
         Err(error) => note!("{}: {error}", path.display()),
     }
 }
 
-/// The chat template of a model folder, with further variables.
+/// Loads the chat template of a model folder, with further variables.
 pub fn chat_template(folder: &Path, kwargs: Map<String, Value>) -> Result<ChatTemplate> {
     let template = ChatTemplate::load(folder, None, Clock::Now)?.ok_or_else(|| {
         Error::Model(format!(

@@ -20,11 +20,11 @@ Examples:
   ottava compare runs/fp8-delayed runs/fp8-block --top 20 --json"
 )]
 pub struct Compare {
-    /// Output folder of the first run, `output_dir` of its configuration.
+    /// The output folder of the first run (`output_dir` of its configuration).
     a: PathBuf,
-    /// Output folder of the second run.
+    /// The output folder of the second run.
     b: PathBuf,
-    /// Rows of the table of linears.
+    /// The number of rows of the table of linears.
     #[arg(long, default_value_t = 10)]
     top: usize,
     /// Print one JSON object.
@@ -87,7 +87,7 @@ impl Compare {
     }
 }
 
-/// A recorded value in short: the slope and error of a product, else itself.
+/// Formats a recorded value briefly: slope and error for a product, else the value itself.
 fn words(value: &Value) -> String {
     match (value["slope"].as_f64(), value["error"].as_f64()) {
         (Some(slope), Some(error)) => format!("slope {slope:.5}, error {error:.5}"),

@@ -16,7 +16,7 @@ pub struct Completions {
 }
 
 impl Completions {
-    /// Prints the completions of `program`.
+    /// Prints the shell completions of `program`.
     pub fn run(self, mut program: Command) -> Result<()> {
         let mut text = Vec::new();
         clap_complete::generate(self.shell, &mut program, "ottava", &mut text);

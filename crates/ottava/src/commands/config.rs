@@ -6,7 +6,7 @@ use ottava_common::{Error, Result};
 use ottava_settings::{migrate, reference};
 use std::path::PathBuf;
 
-/// Rewrite a run's TOML file with current keys, or print every key.
+/// Print a run's TOML file with current keys, or print every key.
 #[derive(Args)]
 #[command(after_help = "Examples:
   ottava config migrate run.toml
@@ -23,7 +23,7 @@ enum Command {
     Reference(Reference),
 }
 
-/// Rewrite a file that has keys of an earlier version with the current keys. Comments are kept.
+/// Print a run's file with keys of earlier versions of Ottava replaced by the current keys and values. Comments are kept.
 #[derive(Args)]
 struct Migrate {
     /// The run's TOML file.

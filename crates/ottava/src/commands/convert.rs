@@ -8,7 +8,7 @@ use ottava_tensor::DType;
 use serde_json::json;
 use std::path::PathBuf;
 
-/// Convert a model of llama.cpp (GGUF) or a checkpoint of Megatron-LM to a Hugging Face folder, which all commands read.
+/// Convert a model of llama.cpp (GGUF) or a checkpoint of Megatron-LM to a Hugging Face folder that all commands read.
 #[derive(Args)]
 #[command(after_help = "Examples:
   ottava convert SmolLM2-135M-Instruct.Q4_1.gguf smollm2
@@ -17,10 +17,10 @@ use std::path::PathBuf;
 pub struct Convert {
     /// A GGUF file of the architecture `llama`, `qwen2`, `qwen3`, `gemma2` or `gemma3`, or the folder of a Megatron-LM checkpoint (`torch_dist` or `torch`) of a Llama, Qwen2 or Qwen3.
     model: PathBuf,
-    /// The new folder: config.json, model.safetensors, tokenizer.json, chat_template.jinja and others.
+    /// The new folder with config.json, model.safetensors, tokenizer.json, chat_template.jinja and other files.
     output: PathBuf,
-    /// A Hugging Face folder with config.json and tokenizer of a Megatron-LM model; without this option, config.json is created from the
-    /// arguments in the checkpoint, and there is no tokenizer.
+    /// A Hugging Face folder with config.json and tokenizer for a Megatron-LM model; without this option, config.json is created from the arguments
+    /// in the checkpoint, and no tokenizer is written.
     #[arg(long, value_name = "FOLDER")]
     like: Option<PathBuf>,
     /// The type of the weights: bfloat16 rounds dequantized values to 8 significant bits, float32 keeps the values exactly.
@@ -31,7 +31,7 @@ pub struct Convert {
     json: bool,
 }
 
-/// Types of weights in a folder.
+/// The type of the weights in the new folder.
 #[derive(Clone, Copy, ValueEnum)]
 enum WeightType {
     Bfloat16,

@@ -18,21 +18,21 @@ pub struct Decoding {
     /// results never depend on the batch.
     #[arg(long)]
     batch_invariant: bool,
-    /// Speculative decoding: propose tokens and verify several in a step. '{"method": "ngram", "num_speculative_tokens": 4,
+    /// Speculative decoding: propose several tokens and verify them in one step. '{"method": "ngram", "num_speculative_tokens": 4,
     /// "prompt_lookup_max": 4, "prompt_lookup_min": 2}' proposes by prompt lookup, '{"model": "FOLDER", "num_speculative_tokens": 4}' by a draft
     /// model with the same tokenizer (one process only).
     #[arg(long, value_name = "JSON")]
     speculative_config: Option<Speculative>,
 }
 
-/// What proposes tokens.
+/// The proposer of tokens.
 #[derive(Clone, Debug, PartialEq)]
 enum Speculative {
     Ngram(Ngram),
     Draft { folder: PathBuf, tokens: usize },
 }
 
-/// The keys of vLLM.
+/// The keys of vLLM's speculative configuration.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Keys {
@@ -43,7 +43,7 @@ struct Keys {
     prompt_lookup_min: Option<usize>,
 }
 
-/// vLLM's `prompt_lookup_max` and `prompt_lookup_min` if neither is given; the one that is given is also the other.
+/// The default of vLLM's `prompt_lookup_max` and `prompt_lookup_min` if neither is given. If one is given, its value is used for both.
 const PROMPT_LOOKUP: usize = 5;
 
 const EXAMPLE: &str = r#"{"method": "ngram", "num_speculative_tokens": 4}"#;
@@ -74,21 +74,21 @@ impl FromStr for Speculative {
 }
 
 impl Decoding {
-    /// Errors on all ranks for what several ranks cannot do.
+    /// Errors on all ranks if an option requires a single rank and there are several.
     pub fn check(&self, ranks: &InferenceRanks) -> Result<()> {
         if let Some(Speculative::Draft { .. }) = self.speculative_config {
             ranks.expect_alone("a draft model")?;
         }
         if self.batch_invariant && ranks.use_gpus() {
-            // NCCL adds in an order that depends on the place of a row in a message.
+            // The order in which NCCL adds depends on the position of a row in a message.
             ranks.expect_alone("--batch-invariant on a GPU")?;
         }
         Ok(())
     }
 
-    /// The draft model, for sequences of up to `capacity` tokens of a model with this `tokenizer`.
+    /// Loads the draft model, for sequences of up to `capacity` tokens of a model with this `tokenizer`.
     ///
-    /// Errors with [`Error::Model`] if its tokenizer has other tokens.
+    /// Errors with [`Error::Model`] if the tokenizer of the draft model has other tokens.
     pub fn draft(
         &self,
         how: &Inference,
@@ -112,9 +112,9 @@ impl Decoding {
         with_model(folder, load).map(Some)
     }
 
-    /// The engine of this rank for `model` of `folder`, whose tokens `draft` proposes, if there is one.
+    /// Creates the engine of this rank for `model`, which was loaded from `folder`. If there is a `draft` model, it proposes tokens.
     ///
-    /// Errors as [`InferenceRanks::engine`] and [`Engine::speculate`].
+    /// Returns the errors of [`InferenceRanks::engine`] and [`Engine::speculate`].
     pub fn engine(
         &self,
         ranks: &InferenceRanks,

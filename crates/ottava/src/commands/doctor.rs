@@ -78,7 +78,7 @@ impl Doctor {
     }
 }
 
-/// How each of `gpus` GPUs reaches each other one.
+/// Lists the link between each ordered pair of `gpus` GPUs.
 fn links(gpus: usize) -> Vec<(usize, usize, String)> {
     let pairs = (0..gpus).flat_map(|from| (0..gpus).filter(move |&to| to != from).map(move |to| (from, to)));
     let words = |(from, to)| match CudaDevice::peer_link(from, to) {

@@ -19,7 +19,7 @@ use serde::Serialize;
 use serde_json::{Value, json};
 use std::path::PathBuf;
 
-/// Loss, perplexity and bits per byte of a model on a text, or loss and accuracy of a reward model on pairs of preferences.
+/// Compute loss, perplexity and bits per byte of a model on a text, or loss and accuracy of a reward model on pairs of preferences.
 #[derive(Args)]
 #[command(after_help = "Examples:
   ottava eval model/ --data held-out.txt
@@ -35,17 +35,17 @@ pub struct Eval {
     model: PathBuf,
     #[command(flatten)]
     text: Text,
-    /// Distance in tokens between the starts of sequences, by default --max-length. If STRIDE is smaller than --max-length, sequences
-    /// overlap, and each sequence scores its last STRIDE tokens (the first sequence scores all its tokens). Chats and completions are
-    /// evaluated one document at a time, so --stride is an error.
+    /// The distance in tokens between the starts of sequences, by default --max-length. If STRIDE is smaller than --max-length, sequences overlap,
+    /// and each sequence scores its last STRIDE tokens (the first sequence scores all its tokens). Chats and completions are evaluated one document
+    /// at a time, so --stride is an error.
     #[arg(long, value_parser = super::count)]
     stride: Option<usize>,
     #[command(flatten)]
     how: Inference,
     #[command(flatten)]
     ranks: RankArgs,
-    /// Evaluate in BF16, in FP8 with dynamic scales (per token and output), and, if the model has static scales, in FP8 with static scales
-    /// (per input and weight). Static scales come from fp8-delayed, from the folder of the model, or from --activation-scales.
+    /// Evaluate in BF16 and in FP8 with dynamic scales (per token and output). If static scales (per input and weight) are known, also evaluate in
+    /// FP8 with static scales. Static scales come from a run with fp8-delayed, from the folder of the model, or from --activation-scales.
     #[arg(long, conflicts_with_all = ["recipe", "adapter", "gpus", "ranks"])]
     compare: bool,
     /// The input scales written by `ottava calibrate`.
@@ -67,7 +67,7 @@ struct Report {
     cut: Value,
 }
 
-/// The loss in one precision.
+/// The evaluation in one precision.
 #[derive(Serialize)]
 struct Compared {
     precision: &'static str,
@@ -195,7 +195,7 @@ impl Eval {
     }
 }
 
-/// Evaluates a model, and shows its speed.
+/// Evaluates a model, and shows the speed.
 fn run(model: &mut Decoder, tokens: &Tokens, batches: Batches, partition: &Partition) -> Result<TextLoss> {
     let mut meter = Meter::new("evaluated", batches.tokens);
     let mut progress = |tokens| meter.at(tokens);

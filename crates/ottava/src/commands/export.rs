@@ -11,8 +11,8 @@ use ottava_train::calibrate::Calibration;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-/// Write a model folder with FP8 weights for inference engines, or a GGUF file for llama.cpp. If the format has the scales of an FP8 run,
-/// the codes equal the codes of training.
+/// Write a model folder with FP8 weights for inference engines, or a GGUF file for llama.cpp. If the format has the same kind of scales as the FP8
+/// run, the codes equal the codes of training.
 #[derive(Args)]
 #[command(after_help = "Examples:
   ottava export runs/quickstart exported
@@ -28,8 +28,8 @@ pub struct Export {
     model: PathBuf,
     /// The new folder.
     output: PathBuf,
-    /// The format of the linears of the blocks; all other weights are BF16. By default, the format with the scales of the run that saved
-    /// the model; for other models, fp8-block if inputs and outputs of all linears are multiples of 128, else compressed-tensors.
+    /// The format of the linears of the blocks; all other weights are BF16. By default, a format whose scales are like the scales of the run that
+    /// saved the model. For other models, fp8-block if inputs and outputs of all linears are multiples of 128, else compressed-tensors.
     #[arg(long)]
     format: Option<Format>,
     /// The type of matrices in a GGUF file (default bfloat16); vectors are in F32.
@@ -52,9 +52,9 @@ pub struct Export {
 /// Formats of weights.
 #[derive(Clone, Copy, PartialEq, ValueEnum)]
 enum Format {
-    /// A plain folder.
+    /// A folder without FP8.
     Bf16,
-    /// DeepSeek's format: one scale per 128x128 weights, which is the scale of the run or a power of two. Engines scale the inputs.
+    /// DeepSeek's format: one scale per 128x128 weights, which is the scale of the run or a power of two. Engines compute the scales of inputs.
     Fp8Block,
     /// The format of llm-compressor and vLLM.
     CompressedTensors,
@@ -132,7 +132,7 @@ impl Export {
         Ok(())
     }
 
-    /// The format of the linears; `None` for BF16.
+    /// Returns the format of the linears; `None` for BF16.
     fn fp8_format(&self, format: Format) -> Result<Option<Fp8Format>> {
         let scheme = self.scheme.map(|scheme| match scheme {
             SchemeName::Dynamic => Scheme::Dynamic,
@@ -192,7 +192,7 @@ impl Export {
         let Report { format: _, power_of_two_scales, parameters, bytes, linears, left, tensor_parallel } = report;
         out!("{}: {parameters} parameters in {:.3} GB", self.output.display(), *bytes as f64 / 1e9);
         let Some(ranks) = tensor_parallel else { return };
-        // Linears differ mostly in the reason why they are cast again.
+        // Linears differ mostly in the reason why they are cast again, so they are grouped by this reason.
         let mut kinds: BTreeMap<&str, Vec<&LinearReport>> = BTreeMap::new();
         for linear in linears {
             let origin = linear.recast.as_deref().unwrap_or("the codes of training");
@@ -229,7 +229,7 @@ impl Export {
     }
 }
 
-/// A format as the command line names it.
+/// Returns the name of a format on the command line.
 fn name_of(Fp8Format { layout, scheme }: Fp8Format) -> String {
     let scheme = match scheme {
         Scheme::Dynamic => "dynamic",

@@ -37,7 +37,7 @@ pub struct Generate {
     /// line.
     #[arg(long, value_name = "FILE")]
     input: Option<PathBuf>,
-    /// Where to write a JSON object for each prompt of --input, in their order; by default to standard output. Until all objects are
+    /// Where to write a JSON object for each prompt of --input, in the order of the prompts; by default to standard output. Until all objects are
     /// written, they are in a file with the ending `.partial`; then this file replaces the output file.
     #[arg(long, value_name = "FILE", requires = "input")]
     output: Option<PathBuf>,
@@ -47,7 +47,7 @@ pub struct Generate {
     /// A JSON object with further variables of the chat template, such as {"enable_thinking": false}.
     #[arg(long, value_name = "JSON", value_parser = super::chat::object)]
     chat_template_kwargs: Option<Map<String, Value>>,
-    /// Maximum number of new tokens of each text.
+    /// The maximum number of new tokens of each text.
     #[arg(long, default_value_t = 128, value_parser = super::positive)]
     max_new_tokens: usize,
     #[command(flatten)]
@@ -82,7 +82,7 @@ impl Generate {
             let tokenizer = Tokenizer::load(folder)?;
             let sizes = decoder_config(&config)?;
             let prompts = self.tokenize(&prompts, folder, &tokenizer)?;
-            // Positions beyond what is asked for would only cost memory.
+            // Positions beyond the longest request would only cost memory.
             let longest = prompts.iter().map(|prompt| prompt.ids.len()).max().unwrap_or(1);
             let most = sizes.context();
             let capacity = longest.saturating_add(self.max_new_tokens).min(most);
@@ -127,7 +127,7 @@ impl Generate {
         ranks.into_processes().wait()
     }
 
-    /// The tokens of each prompt.
+    /// Tokenizes each prompt.
     fn tokenize(&self, prompts: &[Prompt], folder: &Path, tokenizer: &Tokenizer) -> Result<Vec<Tokenized>> {
         let talks = self.chat || prompts.iter().any(|prompt| matches!(prompt, Prompt::Messages { .. }));
         let template =
@@ -174,7 +174,7 @@ impl Generate {
     }
 }
 
-/// The fields of the prompt's record, and the completion.
+/// Returns the fields of the prompt's record with the fields of the completion.
 fn record(prompt: &Tokenized, done: &Completion) -> Value {
     let mut record = prompt.record.clone();
     record.insert("text".into(), json!(done.text));
@@ -184,7 +184,7 @@ fn record(prompt: &Tokenized, done: &Completion) -> Value {
     Value::Object(record)
 }
 
-/// Writes records in their order, whatever order they arrive in.
+/// Writes records in the order of the prompts, in whatever order they arrive.
 struct Records {
     file: Option<RecordFile>,
     next: usize,
@@ -192,7 +192,7 @@ struct Records {
 }
 
 impl Records {
-    /// To a file, or to standard output.
+    /// Creates the writer for a file, or for standard output if `path` is `None`.
     fn to(path: Option<&Path>) -> Result<Records> {
         Ok(Records { file: path.map(RecordFile::create).transpose()?, next: 0, early: BTreeMap::new() })
     }
@@ -214,11 +214,11 @@ impl Records {
     }
 }
 
-/// A file of records, which has its name once all of them are in it. Until then they are in a file with the ending `.partial`.
+/// A file of records. It gets its name when all records are written; until then, the name ends in `.partial`.
 struct RecordFile {
     file: BufWriter<File>,
     path: PathBuf,
-    /// The file with the ending; `None` where `path` is a pipe or a device.
+    /// The path of the file that ends in `.partial`; `None` if `path` is a pipe or a device.
     partial: Option<PathBuf>,
 }
 
@@ -254,7 +254,7 @@ impl RecordFile {
 }
 
 impl Drop for RecordFile {
-    /// Without [`RecordFile::finish`], the command has failed.
+    /// Handles a failed command, which has not called [`RecordFile::finish`]: an empty file is removed, and a file with completions is kept.
     fn drop(&mut self) {
         let Some(partial) = &self.partial else { return };
         match std::fs::metadata(partial) {

@@ -22,7 +22,8 @@ pub struct Import {
     /// The new TOML file; without this option, the text goes to standard output.
     #[arg(long, value_name = "FILE")]
     output: Option<PathBuf>,
-    /// Print one JSON object: `toml`, the keys that were not translated (`refused`) or need no translation (`needless`), and what is left to do (`problems`).
+    /// Print one JSON object: `toml`, the keys that were not translated (`refused`) or need no translation (`needless`), and the remaining problems
+    /// of the new file (`problems`).
     #[arg(long)]
     json: bool,
 }

@@ -1,4 +1,4 @@
-//! Options that `eval`, `generate` and `chat` share, and loading a model.
+//! The options that `eval`, `generate`, `chat` and `serve` share, and loading a model.
 
 use super::lora_modules::{LoraModule, OpenModule};
 use super::newest::with_checkpoint;
@@ -24,11 +24,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
-/// Recipe and device.
+/// The model's recipe, adapter and device.
 #[derive(Args)]
 pub struct Inference {
-    /// The recipe, such as fp8-current; by default the recipe of the run that saved the model, else bf16. Linears that the run kept in high
-    /// precision stay in high precision.
+    /// The recipe, such as fp8-current; by default the recipe of the run that saved the model, else bf16. Linears that the run kept in high precision
+    /// stay in high precision.
     #[arg(long)]
     recipe: Option<RecipeName>,
     /// Override a setting of `[precision]`: `precision.key=VALUE`, or `key=VALUE`.
@@ -42,7 +42,8 @@ pub struct Inference {
     device: DeviceChoice,
 }
 
-/// The ranks of an inference, which divide the tensors of the model. Dropping them leaves the job before it waits for the processes of others.
+/// The ranks of an inference, which divide the tensors of the model. When it is dropped, this rank leaves the job before it waits for the processes
+/// of the other ranks.
 pub struct InferenceRanks {
     ranks: Rc<Ranks>,
     device: Device,
@@ -58,14 +59,16 @@ impl InferenceRanks {
         Ok(InferenceRanks { ranks: Rc::new(Ranks::new(comm, shape, &device)?), device, processes })
     }
 
-    /// What this rank has `loaded`, once all have loaded theirs. Errors on all ranks if one has failed, so that none only finds another gone.
+    /// Waits until all ranks have loaded, and returns what this rank has `loaded`. If a rank failed, errors on all ranks, so no rank sees only a lost
+    /// connection.
     pub fn together<T>(&self, loaded: Result<T>) -> Result<T> {
         self.ranks.together("the model", loaded)
     }
 
-    /// An engine for `model` of `folder`, with a KV cache of equal size on all ranks. Logs where its scales differ from the recipe's scales.
+    /// Creates an engine for `model` of `folder`, with a KV cache of equal size on all ranks. Logs if activations are scaled per token against the
+    /// recipe.
     ///
-    /// Errors on all ranks if they have other options, or other folders: the newest checkpoint of a run that trains is not the same at all times.
+    /// Errors on all ranks if options or folders differ between ranks. Folders can differ because a run that trains writes new checkpoints.
     pub fn engine(&self, model: Decoder, folder: &Path, mut options: EngineOptions) -> Result<Engine> {
         self.ranks.expect_equal("the model folder", &folder.display().to_string())?;
         let sizes = self.ranks.gather("the size of the KV cache", [options.kv_cache_tokens as f64])?;
@@ -79,7 +82,7 @@ impl InferenceRanks {
         Ok(engine)
     }
 
-    /// Lets `engine` of rank 0 lead the others. On these, follows it to its end and returns `None`.
+    /// On rank 0, lets `engine` lead the other ranks and returns it. On other ranks, follows rank 0 until its end and returns `None`.
     pub fn lead(&self, mut engine: Engine) -> Result<Option<Engine>> {
         if self.leads() {
             engine.lead(self.ranks.clone());
@@ -94,7 +97,7 @@ impl InferenceRanks {
         interrupt::forward_to(self.ranks.stopper());
     }
 
-    /// The processes of the other ranks, to wait for them after [`Engine::finish`].
+    /// Returns the processes of the other ranks, to wait for them after [`Engine::finish`].
     pub fn into_processes(self) -> Processes {
         self.processes
     }
@@ -104,12 +107,12 @@ impl InferenceRanks {
         self.ranks.expect_equal(what, value)
     }
 
-    /// All of them.
+    /// Returns the ranks.
     pub fn ranks(&self) -> &Rc<Ranks> {
         &self.ranks
     }
 
-    /// The device of this rank.
+    /// Returns the device of this rank.
     pub fn device(&self) -> &Device {
         &self.device
     }
@@ -124,12 +127,12 @@ impl InferenceRanks {
         self.ranks.leads()
     }
 
-    /// How they divide an evaluation of `model`.
+    /// Returns how the ranks divide an evaluation of `model`.
     pub fn partition(&self, model: &mut Decoder) -> Result<Partition> {
         Partition::new(model, self.ranks.clone(), Zero::Nothing, ReduceFormat::Stored, false)
     }
 
-    /// Errors if there are several: `what` needs one.
+    /// Errors if there are several ranks, because `what` requires one.
     pub fn expect_alone(&self, what: &str) -> Result<()> {
         match self.ranks.size() {
             1 => Ok(()),
@@ -139,7 +142,7 @@ impl InferenceRanks {
         }
     }
 
-    /// Waits for all ranks, after their last pass.
+    /// Waits after the last pass until all ranks have finished.
     pub fn finish(self) -> Result<()> {
         self.ranks.finish()?;
         self.processes.wait()
@@ -151,10 +154,10 @@ impl InferenceRanks {
 pub struct Draws {
     #[command(flatten)]
     sampling: SamplingFlags,
-    /// Seed of the random numbers.
+    /// The seed of the random numbers.
     #[arg(long, default_value_t = 0)]
     seed: u64,
-    /// End the new text before this string; may be given several times.
+    /// End the new text before this string; the option may be given several times.
     #[arg(long)]
     stop: Vec<String>,
     /// The type of cached keys and values: auto (the model's type), bfloat16 or fp8.
@@ -163,15 +166,15 @@ pub struct Draws {
 }
 
 impl Draws {
-    /// The request number `number` for up to `max_new_tokens` tokens after `prompt`.
+    /// Builds request `number`, for up to `max_new_tokens` tokens after `prompt`.
     pub fn request(&self, prompt: Vec<u32>, max_new_tokens: usize, number: u64) -> TextRequest {
         let sampling = Sampling { seed: self.seed.wrapping_add(number), ..self.sampling.0.clone() };
         let request = Request { prompt, sampling, max_new_tokens, ..Request::default() };
         TextRequest { request, stop: self.stop.clone() }
     }
 
-    /// The options of an engine of `model`, and of its `draft` model, for requests of `lengths` tokens, completions included, of at most
-    /// `capacity`.
+    /// Returns the options of an engine for `model` and its `draft` model. `lengths` are the tokens of each request, completion included, and
+    /// `capacity` is the maximum of tokens of a request.
     pub fn options(
         &self,
         (model, draft): (&Decoder, Option<&Decoder>),
@@ -182,21 +185,22 @@ impl Draws {
     }
 }
 
-/// Scales of casts that never change.
+/// Scales of casts that stay constant.
 pub struct StaticScales {
-    /// By the name of the cast.
+    /// The scale of each cast, by the name of the cast.
     pub scales: BTreeMap<String, f32>,
     /// The linears that stay in BF16.
     pub left: BTreeSet<String>,
 }
 
 impl Inference {
-    /// The device of these options, with the recipe of another folder.
+    /// Returns options with the same device, for another folder with its own recipe.
     pub fn of_folder(&self) -> Inference {
         Inference { recipe: None, settings: Vec::new(), adapter: None, device: self.device }
     }
 
-    /// The model of `folder` in another recipe, for comparisons; it also casts linears that are slower in FP8. `given` are scales for fp8-delayed.
+    /// Loads the model of `folder` in another recipe for comparisons. Linears that are slower in FP8 are also cast. `given` are the scales for
+    /// fp8-delayed.
     pub fn load_as(
         &self,
         folder: &Path,
@@ -222,25 +226,25 @@ impl Inference {
         Ok(model)
     }
 
-    /// The model of `folder` with its weights cast, for sequences up to `seq_len`. Errors when files of a checkpoint differ from its
-    /// manifest, and for a reward model. Each of `ranks` loads its part.
+    /// Loads the model of `folder` with its weights cast, for sequences up to `seq_len`. Each of `ranks` loads its part. Errors if files of a
+    /// checkpoint differ from the manifest, and for a reward model.
     pub fn load(&self, folder: &Path, config: &ConfigFile, seq_len: usize, ranks: &InferenceRanks) -> Result<Decoder> {
         self.load_with(language_model_config, folder, config, seq_len, ranks)
     }
 
-    /// The ranks that `args` ask for.
+    /// Joins the ranks that `args` ask for.
     pub fn ranks(&self, args: &RankArgs) -> Result<InferenceRanks> {
         let (role, device) = self.role(args)?;
         InferenceRanks::join(role, device)
     }
 
-    /// The role of this process among as many ranks as `args` say, or as a launcher has started, and the choice of their devices.
+    /// Returns the role of this process and the device of its rank. `args` or a launcher determine the number of ranks.
     pub fn role(&self, args: &RankArgs) -> Result<(Role, DeviceChoice)> {
         let (ranks, device) = args.choose(self.device)?;
         Ok((Role::find(ranks)?, device))
     }
 
-    /// [`Inference::load`] of a language model or a reward model.
+    /// Loads a language model or a reward model; otherwise like [`Inference::load`].
     pub fn load_any(
         &self,
         folder: &Path,
@@ -278,8 +282,8 @@ impl Inference {
         self.build(folder, (adapter, &[]), saved, &DecoderConfig { lora, ..sizes }, seq_len, ranks)
     }
 
-    /// [`Inference::load`], and the adapters of `modules` beside it. Errors when the settings of `[precision]` of their runs
-    /// differ, and for adapters that do not fit the model.
+    /// Loads the model of `folder`, and the adapter of each of `modules`. Errors if the runs of two modules have different `[precision]` settings, or
+    /// if an adapter does not fit the model.
     pub fn load_beside(
         &self,
         folder: &Path,
@@ -291,7 +295,7 @@ impl Inference {
         verify_model(folder)?;
         let opened = modules.iter().map(LoraModule::open).collect::<Result<Vec<_>>>()?;
         let of_base = RunConfig::saved_in(folder)?;
-        // What `--adapter` would read.
+        // The runs whose settings `--adapter` would read.
         let saved: Vec<_> = opened.iter().map(|module| module.saved.as_ref().or(of_base.as_ref())).collect();
         let default = RunConfig::default();
         let precision = |at: usize| -> Result<Precision> {
@@ -324,15 +328,15 @@ impl Inference {
         Ok((model, adapters))
     }
 
-    /// The configuration of a run with the options of `[precision]` on top.
+    /// Returns the configuration of a run, with `[precision]` changed by the options.
     fn settings_of(&self, saved: &RunConfig) -> Result<RunConfig> {
         let mut run = saved.with_precision(&self.settings)?;
         run.precision.recipe = self.recipe.unwrap_or(run.precision.recipe);
         Ok(run)
     }
 
-    /// The model of `sizes` with the weights of `folder` and `adapter`, in the precision of the run that `saved` it and the options. There must
-    /// also be memory for the adapters that are loaded `beside` it.
+    /// Builds the model of `sizes` with the weights of `folder` and `adapter`. Its precision is set by the run that `saved` it and by the options.
+    /// Errors if memory does not suffice for the model and the adapters that are loaded `beside` it.
     fn build(
         &self,
         folder: &Path,

@@ -31,7 +31,7 @@ impl Init {
     pub fn run(self) -> Result<()> {
         let starter = starter(&self.model, &self.data)?;
         write_new(&self.output, &starter.toml)?;
-        // An editor that knows the schema completes and checks keys. A file that is there may belong to another run.
+        // An editor that knows the schema completes and checks keys. An existing schema file is kept, since it may belong to another run.
         let beside = self.output.with_file_name(SCHEMA);
         if !beside.exists() {
             write_new(&beside, &pretty(&schema()))?;

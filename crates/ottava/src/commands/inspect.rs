@@ -23,20 +23,20 @@ use std::path::{Path, PathBuf};
   ottava inspect runs/quickstart --what-if
   ottava inspect runs/quickstart --top 20 --output casts.html --json")]
 pub struct Inspect {
-    /// The run's folder, `output_dir` of its configuration.
+    /// The run's folder (`output_dir` of its configuration).
     run: PathBuf,
-    /// Rows per table.
+    /// The number of rows per table.
     #[arg(long, default_value_t = 5)]
     top: usize,
-    /// File for the heat maps of casts; by default `casts.html` in the run's folder. Heat maps of comparisons go to `sentinel.html` in the
-    /// run's folder.
+    /// The file for the heat maps of casts; by default `casts.html` in the run's folder. Heat maps of comparisons go to `sentinel.html` in the run's
+    /// folder.
     #[arg(long, value_name = "FILE")]
     output: Option<PathBuf>,
-    /// Write a table [[precision.overrides]] to this file. The table lets forward of the linears with the highest `loss_cost` per FLOP
-    /// compute in BF16. Needs a run with `sentinel.sentinel_steps`.
+    /// Write a table [[precision.overrides]] to this file. With the table, the linears with the highest `loss_cost` per FLOP compute forward in BF16.
+    /// Needs a run with `sentinel.sentinel_steps`.
     #[arg(long, value_name = "FILE")]
     recommend: Option<PathBuf>,
-    /// Share of the total `loss_cost` that --recommend avoids, 0 to 1.
+    /// The share of the total `loss_cost` that --recommend avoids, 0 to 1.
     #[arg(long, default_value_t = 0.5, requires = "recommend")]
     share: f64,
     /// Show the errors of casts in other formats, granularities and headrooms, for the tensors of the latest dump (`debug.dump_tensors`).
@@ -53,7 +53,7 @@ struct Found {
     summary: Summary,
     /// The newest complete checkpoint.
     checkpoint: Option<PathBuf>,
-    /// Statistics of each cast, or the reason that there are none.
+    /// Statistics of each cast, or the reason why there are none.
     casts: Result<CastTable, String>,
     /// Comparisons with BF16; empty without a sentinel.
     sentinel: SentinelTable,
@@ -62,19 +62,19 @@ struct Found {
 /// The files that were written.
 #[derive(Default)]
 struct Written {
-    /// Heat maps of casts, and of comparisons.
+    /// The file with the heat maps of casts. The next field is the file with the heat maps of comparisons.
     casts: Option<PathBuf>,
     sentinel: Option<PathBuf>,
     recommendation: Option<(PathBuf, Recommendation)>,
 }
 
-/// A file of tensors, and what other casts would lose of each matrix that is cast.
+/// A file of dumped tensors, and the errors of other casts for each matrix that is cast.
 struct Dump {
     path: PathBuf,
     tensors: Vec<(String, Vec<WhatIf>)>,
 }
 
-/// The casts that the table shows, and their titles.
+/// The casts that the table of `--what-if` shows, and their titles.
 const COLUMNS: [(DType, Granularity, Option<i32>, &str); 7] = [
     (DType::E4M3, Granularity::PerTensor, Some(0), "tensor"),
     (DType::E4M3, Granularity::PerTensor, Some(1), "margin 1"),
@@ -86,7 +86,7 @@ const COLUMNS: [(DType, Granularity, Option<i32>, &str); 7] = [
 ];
 
 impl Dump {
-    /// The file of the latest step in the run's folder.
+    /// Reads the dump of the latest step in the run's folder.
     fn latest(run: &Path) -> Result<Dump> {
         let step = |path: &Path| {
             let name = path.file_stem()?.to_str()?.strip_prefix("step-")?;
@@ -131,7 +131,7 @@ impl Dump {
     }
 }
 
-/// Titles of the tables of outliers, and the meaning of their numbers.
+/// The titles of the tables of outliers, and the meaning of their numbers.
 const TABLES: [(&str, &str, &str); 3] = [
     ("saturated", "Saturated most", "share"),
     ("underflowed", "Underflowed most", "share"),
@@ -179,8 +179,8 @@ impl Inspect {
     }
 }
 
-/// Why the recipe of a run casts nothing to FP8. A run on a CPU also casts linears that are slow in FP8 on a GPU, so a run without casts
-/// decided by the speed on a GPU.
+/// Returns why a run has cast nothing to FP8. The reasons are derived for a GPU: on a CPU, linears that are slower in FP8 on a GPU are cast too, so a
+/// run without casts ran on a GPU.
 fn why_nothing_is_cast(config: &RunConfig, checkpoint: Option<&Path>) -> Result<String> {
     let nothing = format!("recipe {} casts nothing to FP8", config.precision.recipe.as_str());
     let recipe = config.recipe_on(&Device::dry_gpu(GpuModel::h200()));
@@ -222,7 +222,7 @@ impl Found {
         Ok(Found { config, summary, checkpoint, casts, sentinel })
     }
 
-    /// The linears whose forward should be computed in BF16, so that `share` of what casts cost is avoided.
+    /// Returns the linears whose forward should be computed in BF16 to avoid `share` of the loss cost of casts.
     fn recommend(&self, run: &Path, share: f64) -> Result<Recommendation> {
         if !(0.0..=1.0).contains(&share) {
             return Err(Error::Config(format!("--share is {share}; it lies between 0 and 1")));
@@ -273,7 +273,7 @@ impl Found {
         })
     }
 
-    /// The numbers of the whole model, and the linears that cost most.
+    /// Prints the values of the whole model, and the linears with the highest loss cost.
     fn print_sentinel(&self, top: usize, written: &Written) {
         let table = &self.sentinel;
         if table.is_empty() {

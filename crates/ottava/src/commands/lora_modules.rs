@@ -10,9 +10,9 @@ use std::str::FromStr;
 /// An adapter and its name, `NAME=FOLDER`.
 #[derive(Clone, Debug)]
 pub struct LoraModule {
-    /// The name of the model with it for clients.
+    /// The name by which clients choose the model with this adapter.
     pub name: String,
-    /// A PEFT folder, or the folder of a run that trained one.
+    /// A PEFT folder, or the folder of a run that trained an adapter.
     pub folder: PathBuf,
 }
 
@@ -33,7 +33,7 @@ impl FromStr for LoraModule {
 pub struct OpenModule {
     pub name: String,
     pub folder: AdapterFolder,
-    /// The configuration of the run that trained it, and the names of its casts.
+    /// The configuration of the run that trained the adapter, and the names of its casts.
     pub saved: Option<(RunConfig, Vec<String>)>,
 }
 
@@ -47,7 +47,7 @@ impl LoraModule {
         })
     }
 
-    /// Errors when two of `modules` have one name, or one has the name of the model.
+    /// Errors if two of `modules` have the same name, or if one has the name of the model.
     pub fn expect_distinct(modules: &[LoraModule], model: &str) -> Result<()> {
         let mut names = vec![model];
         for LoraModule { name, .. } in modules {

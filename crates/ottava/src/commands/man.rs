@@ -16,7 +16,7 @@ pub struct Man {
 }
 
 impl Man {
-    /// Writes the pages of `program`.
+    /// Writes the manual pages of `program`.
     pub fn run(self, mut program: Command) -> Result<()> {
         program.build();
         create_dirs(&RealFs, &self.folder)?;

@@ -8,7 +8,7 @@ use ottava_common::Result;
 use serde_json::json;
 use std::path::PathBuf;
 
-/// Add a LoRA adapter to the weights of its base model, as a plain model folder.
+/// Add a LoRA adapter to the weights of its base model, and write a model folder without adapters.
 #[derive(Args)]
 #[command(after_help = "Example:
   ottava merge smollm2 runs/lora merged
@@ -20,7 +20,7 @@ pub struct MergeCommand {
     adapter: PathBuf,
     /// The new folder, with weights in the types of the base model.
     output: PathBuf,
-    /// Print one JSON object with `merged`: the number of weights with their adapters added.
+    /// Print one JSON object with `merged`, the number of weights to which an adapter was added.
     #[arg(long)]
     json: bool,
 }

@@ -32,7 +32,7 @@ pub mod train;
 
 use ottava_settings::RunConfig;
 
-/// The largest count on the command line.
+/// The maximum count on the command line.
 const MAX_COUNT: usize = 1 << 24;
 
 /// Parses a count of at least 1.
@@ -51,19 +51,19 @@ pub fn positive(text: &str) -> Result<usize, String> {
     }
 }
 
-/// Warns of keys with their old names, and of settings without effect.
+/// Warns about old names of keys, and about settings without effect.
 pub fn warn_of_settings(config: &RunConfig, old_keys: Option<String>) {
     for text in old_keys.into_iter().chain(config.without_effect()) {
         tracing::warn!("{text}");
     }
 }
 
-/// JSON for people and editors, with the end of its last line.
+/// Formats `value` as indented JSON that ends with a newline.
 pub fn pretty(value: &serde_json::Value) -> String {
     serde_json::to_string_pretty(value).expect("values are plain data") + "\n"
 }
 
-/// Writes a file that must not exist yet.
+/// Writes `text` to a new file. Errors if the file exists.
 pub fn write_new(path: &std::path::Path, text: &str) -> ottava_common::Result<()> {
     let written =
         std::fs::File::create_new(path).and_then(|mut file| std::io::Write::write_all(&mut file, text.as_bytes()));

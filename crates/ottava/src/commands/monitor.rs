@@ -1,4 +1,4 @@
-//! `ottava monitor`, and the same page beside a training.
+//! `ottava monitor`, and the same page during `ottava train`.
 
 use crate::output::stop_on_signals;
 use clap::Args;
@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::channel;
 use std::thread::JoinHandle;
 
-/// The port of the page.
+/// The default port of the page.
 pub const PORT: u16 = 8090;
 
 /// Show runs on a web page, while they train and afterwards.
@@ -28,8 +28,7 @@ Examples:
   ottava monitor runs/fp8 runs/bf16 --port 9000"
 )]
 pub struct MonitorCommand {
-    /// Folders of runs (`output_dir` of their configurations), or folders that contain folders of runs. Runs that begin later are shown
-    /// too.
+    /// Folders of runs (`output_dir` of their configurations), or folders that contain folders of runs. Runs that begin later are shown too.
     #[arg(required = true)]
     runs: Vec<PathBuf>,
     /// The address to listen on. An address other than the default may let other machines read the runs.
@@ -52,7 +51,7 @@ impl MonitorCommand {
     }
 }
 
-/// Says where the page is.
+/// Prints the address of the page.
 fn announce(address: SocketAddr) {
     note!("runs are shown at http://{address}");
     if address.ip().is_loopback() {
@@ -63,7 +62,7 @@ fn announce(address: SocketAddr) {
     }
 }
 
-/// A page that is shown while this exists.
+/// A page that is shown until this value is dropped.
 pub struct Page {
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,

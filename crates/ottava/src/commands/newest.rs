@@ -5,11 +5,11 @@ use ottava_checkpoint::{AdapterFolder, Verify, latest_complete};
 use ottava_common::{Error, Result};
 use std::path::Path;
 
-/// How often a run's newest checkpoint may be deleted while it is being read.
+/// The maximum number of attempts to read a run's newest checkpoint. An attempt fails if the checkpoint is deleted while it is being read.
 const ATTEMPTS: usize = 20;
 
-/// Calls `read` with the model folder that `path` names: itself, or the newest complete checkpoint of a run. A run that
-/// trains meanwhile may delete that one; then `read` is called with the next.
+/// Calls `read` with the model folder at `path`, or with the newest complete checkpoint if `path` is the folder of a run. If the run deletes this
+/// checkpoint during the call, `read` is called again with the next checkpoint.
 ///
 /// Errors with [`Error::Model`] for an adapter.
 pub fn with_model<T>(path: &Path, mut read: impl FnMut(&Path) -> Result<T>) -> Result<T> {
@@ -25,7 +25,7 @@ pub fn with_model<T>(path: &Path, mut read: impl FnMut(&Path) -> Result<T>) -> R
     })
 }
 
-/// [`with_model`] of a model or an adapter.
+/// Like [`with_model`], for a model or an adapter.
 pub fn with_checkpoint<T>(path: &Path, mut read: impl FnMut(&Path) -> Result<T>) -> Result<T> {
     let checkpoints = path.join("checkpoints");
     if path.join("config.json").is_file() || path.join(CONFIG_FILE).is_file() || !checkpoints.is_dir() {
@@ -34,7 +34,7 @@ pub fn with_checkpoint<T>(path: &Path, mut read: impl FnMut(&Path) -> Result<T>)
     for attempt in 1.. {
         let latest = latest_complete(&checkpoints, Verify::Sizes)?;
         let Some((newest, _)) = latest.complete else {
-            // A listing may contain neither the checkpoint that was deleted during it nor the new one.
+            // During a deletion, the listing may contain neither the deleted checkpoint nor the new one.
             if attempt < ATTEMPTS {
                 continue;
             }

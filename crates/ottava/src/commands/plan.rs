@@ -44,19 +44,18 @@ pub struct PlanCommand {
     /// Plan for a GPU with this much memory, in GiB.
     #[arg(long, value_name = "GIB")]
     gpu_memory: Option<f64>,
-    /// Number of ranks to plan for; by default, the number that the sizes in `[parallel]` give. With `parallel.auto`, search the fastest
-    /// division among these ranks.
+    /// The number of ranks to plan for; by default, the product of the sizes in `[parallel]`. With `parallel.auto`, search the fastest division among
+    /// these ranks.
     #[arg(long, value_name = "N", value_parser = super::count)]
     ranks: Option<usize>,
-    /// Predict the step time of several ranks. MS is the time of a step on a single GPU, in milliseconds, with the micro-batches of one
-    /// rank.
+    /// Predict the step time of several ranks. MS is the time of a step on a single GPU, in milliseconds, with the micro-batches of one rank.
     #[arg(long, value_name = "MS")]
     step_ms: Option<f64>,
-    /// Tokenize the data, as `prepare` does, and show the first ROWS rows of training: tokens that contribute to the loss are coloured, or in
-    /// brackets with NO_COLOR or without a terminal.
+    /// Tokenize the data as `prepare` does, and show the first ROWS rows of training. Tokens that contribute to the loss are coloured; with NO_COLOR
+    /// or without a terminal, they are in brackets.
     #[arg(long, value_name = "ROWS", num_args = 0..=1, default_missing_value = "3", value_parser = super::count)]
     show_data: Option<usize>,
-    /// List the actions of a step, and of the evaluation of a batch, in the order in which each rank enqueues them.
+    /// List the actions of a step and of the evaluation of a batch, in the order in which each rank enqueues them.
     #[arg(long)]
     program: bool,
     /// Print one JSON object.
@@ -72,22 +71,22 @@ const COUNTED: u64 = 1 << 14;
 struct Data {
     documents: u64,
     tokens: u64,
-    /// Rows of one epoch.
+    /// The number of rows of one epoch.
     rows: f64,
-    /// Tokens of the rows that were counted: all of an epoch, or the first ones.
+    /// The number of tokens in the counted rows: all rows of an epoch, or the first [`COUNTED`] rows.
     counted_tokens: u64,
-    /// The counted tokens that contribute to the loss.
+    /// The number of counted tokens that contribute to the loss.
     target_tokens: u64,
-    /// Documents that are truncated because they are longer than a row.
+    /// The number of documents that are truncated because they are longer than a row.
     truncated: u64,
-    /// Documents that are skipped because no target fits in a row.
+    /// The number of documents that are skipped because no target fits in a row.
     left_out: u64,
     /// A description of the truncated and skipped documents.
     #[serde(skip)]
     fit: Vec<String>,
-    /// The first rows, in parts.
+    /// The first rows, each as segments.
     shown: Vec<Vec<Segment>>,
-    /// The sets of a mixture.
+    /// The data sets of a mixture.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     sets: Vec<SetPlan>,
 }
@@ -98,9 +97,9 @@ struct SetPlan {
     name: String,
     documents: usize,
     tokens: u64,
-    /// Its share of the tokens of a run, from 0 to 1.
+    /// The data set's share of the tokens of a run, from 0 to 1.
     share: f64,
-    /// How often its documents are read in an epoch of the run.
+    /// How often the documents of the data set are read in an epoch of the run.
     passes: f64,
 }
 
@@ -117,7 +116,7 @@ impl SetPlan {
 }
 
 impl Data {
-    /// Tokenizes the data of `config`, to show the first `rows` rows.
+    /// Tokenizes the data of `config`, and reads the first `rows` rows to show them.
     fn read(config: &RunConfig, rows: usize) -> Result<Data> {
         stop_on_signals("stopping")?;
         let tokenizer = Tokenizer::load(config.model.tokenizer_path())?;
@@ -165,22 +164,22 @@ impl Data {
     }
 }
 
-/// The number of divisions that are listed for each reason to drop them.
+/// How many dropped divisions (parallel layouts) the plan lists per reason.
 const LISTED_DIVISIONS: usize = 3;
 
-/// The largest number of ranks that is predicted.
+/// The maximum number of ranks that is predicted.
 const MOST_RANKS: usize = 4096;
 
 /// Predictions of the cost model, and its assumptions.
 #[derive(Serialize)]
 struct Overlap {
     links: Links,
-    /// The ranks of the plan, and powers of two if the compute time is known.
+    /// The predictions for the ranks of the plan and, if the compute time is known, for powers of two.
     predictions: Vec<Prediction>,
 }
 
 impl Overlap {
-    /// `step_ms`: milliseconds of the compute of a step.
+    /// Predicts the overlap. `step_ms` is the compute time of a step in milliseconds.
     fn new(plan: &CommunicationPlan, step_ms: Option<f64>) -> Overlap {
         let (links, compute) = (Links::H200, step_ms.map(|ms| ms * 1e-3));
         let powers = (1..).map(|i| 1 << i).take_while(|&ranks| compute.is_some() && ranks <= MOST_RANKS);
@@ -195,7 +194,7 @@ impl Overlap {
 /// The programs of a rank.
 #[derive(Serialize)]
 struct Programs {
-    /// Its place in the pipeline; `None` without one.
+    /// The rank's stage in the pipeline; `None` without a pipeline.
     #[serde(skip_serializing_if = "Option::is_none")]
     stage: Option<usize>,
     step: Program,
@@ -203,7 +202,7 @@ struct Programs {
 }
 
 impl Programs {
-    /// The programs of each rank of the pipeline of a model whose head `is_tied` to its embedding.
+    /// Returns the programs of each rank of the pipeline. `is_tied` says whether the model's head is tied to its embedding.
     fn of_ranks(config: &RunConfig, is_tied: bool) -> Result<Vec<Programs>> {
         let reductions = Reductions::for_step(config.parallel.reducing(), config.parallel.zero);
         let schedule = config.parallel.schedule(config.training.gradient_accumulation_steps)?;
@@ -227,23 +226,23 @@ impl Programs {
     }
 }
 
-/// What `--json` prints.
+/// The JSON object that `--json` prints.
 #[derive(Serialize)]
 struct Printed<'a> {
     #[serde(flatten)]
     plan: &'a Plan,
-    /// What runs on the GPU; null for a CPU.
+    /// The kernels that run on the GPU; null for a CPU.
     gpu: &'a Option<GpuPlan>,
     predicted_overlap: &'a Option<Overlap>,
-    /// With `parallel.auto`.
+    /// The search for a division, with `parallel.auto`.
     search: &'a Option<ParallelSearch>,
     /// The formatting of each file.
     formattings: &'a [Formatting],
     /// A description of the tokens that begin and end a document.
     edges: &'a str,
-    /// With `--show-data`.
+    /// The data, with `--show-data`.
     data: &'a Option<Data>,
-    /// With `--program`.
+    /// The programs, with `--program`.
     program: &'a Option<Vec<Programs>>,
 }
 
@@ -263,7 +262,7 @@ impl PlanCommand {
         config.expect_positions(&sizes)?;
         let edges = match Tokenizer::load(config.model.tokenizer_path()) {
             Ok(tokenizer) => tokenizer.describe_edges(),
-            // Shapes alone can be planned.
+            // A plan needs only shapes, so a missing tokenizer is not an error.
             Err(error) => format!("the tokens that begin and end documents are not known: {error}"),
         };
         let data = self.show_data.map(|rows| Data::read(&config, rows)).transpose()?;
@@ -273,7 +272,7 @@ impl PlanCommand {
             Device::Cuda(gpu) => Some(GpuPlan::new(gpu.model())?),
             _ => None,
         };
-        // Before the dry runs, which fail if a kernel does not run.
+        // Printed before the dry runs, because a dry run fails if a kernel does not run on this GPU.
         if let (Some(gpu), true, false) = (&gpu, self.gpu.is_some(), self.json) {
             print_gpu(gpu);
         }
@@ -320,7 +319,7 @@ impl PlanCommand {
     }
 }
 
-/// Hours, minutes or seconds.
+/// Formats seconds as hours, minutes or seconds.
 fn duration(seconds: f64) -> String {
     match seconds {
         s if s >= 5400.0 => format!("{:.1} h", s / 3600.0),
@@ -431,7 +430,7 @@ fn print_gpu(gpu: &GpuPlan) {
     out!("");
 }
 
-/// The tensors of each optimizer, if there are several.
+/// Prints the tensors of each optimizer, if there are several optimizers.
 fn print_tensors(tensors: &[TensorPlan]) {
     out!("\nOptimizer\n");
     let mut names: Vec<_> = tensors.iter().map(|plan| plan.optimizer).collect();
@@ -510,7 +509,7 @@ fn print_communication(plan: &CommunicationPlan, is_pipeline: bool) {
     out!("  {:>10.3} MB  in all", plan.traffic.total().bytes as f64 / 1e6);
 }
 
-/// The fastest divisions of a search, and why others cannot be used.
+/// Prints the fastest divisions of a search, and why other divisions cannot be used.
 fn print_search(search: &ParallelSearch) {
     let ParallelSearch { ranks, best, slower, .. } = search;
     out!(

@@ -8,7 +8,7 @@ use ottava_settings::{Loaded, RunConfig};
 use serde_json::json;
 use std::path::PathBuf;
 
-/// Tokenize a run's data ahead of time; otherwise, `train` tokenizes them on first use. Tokens that were prepared before are checked.
+/// Tokenize a run's data ahead of time; otherwise, `train` tokenizes them on first use. If the tokens exist already, they are checked.
 #[derive(Args)]
 #[command(after_help = "Examples:
   ottava prepare configs/quickstart.toml
@@ -26,8 +26,8 @@ pub struct Prepare {
     /// Tokenize only part I of N, so that N processes share the work; the process that finishes last joins all parts.
     #[arg(long, value_name = "I/N", conflicts_with = "megatron")]
     part: Option<Part>,
-    /// Print one JSON object with `documents`, `tokens` and `bytes`, and `datasets` with these three numbers for each data set; with
-    /// `--part`, also `missing` parts.
+    /// Print one JSON object with `documents`, `tokens` and `bytes`, and `datasets` with these three numbers for each data set. With `--part`, the
+    /// object has `part`, `parts` and `datasets`, which also has the `missing` parts of each data set.
     #[arg(long)]
     json: bool,
 }
@@ -38,7 +38,7 @@ impl Prepare {
         let Loaded { mut config, old_keys } = RunConfig::load(&self.config, &self.settings)?;
         old_keys.into_iter().for_each(|text| tracing::warn!("{text}"));
         let tokenizer = Tokenizer::load(config.model.tokenizer_path())?;
-        // Rows are counted for the packing of the run.
+        // `resolve_data` sets the packing of the run, for which rows are counted.
         config.resolve_data()?;
         if let Some(part) = self.part {
             let sets = config.prepare_part(&tokenizer, part)?;
@@ -75,7 +75,7 @@ impl Prepare {
         Ok(())
     }
 
-    /// Prints what a part has, and which others are missing.
+    /// Prints the counts of a part, and the parts that are missing.
     fn print_part(&self, part: Part, sets: &[(String, PreparedPart)]) {
         for (_, prepared) in sets {
             prepared.outdated.iter().for_each(|text| tracing::warn!("{text}"));

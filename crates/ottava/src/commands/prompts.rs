@@ -4,25 +4,25 @@ use ottava_common::{Error, Result, input};
 use serde_json::{Map, Value, json};
 use std::path::Path;
 
-/// Larger files are refused: all prompts are in memory.
+/// The maximum size of a file of prompts in bytes. The limit exists because all prompts are held in memory.
 const MAX_FILE_BYTES: u64 = 1 << 30;
 
-/// The beginning of a text.
+/// A prompt of `generate`.
 pub enum Prompt {
-    /// A text, or a message where prompts are messages.
+    /// A text. With `--chat`, the text is a message.
     Text { text: String, record: Map<String, Value> },
-    /// A conversation, for the chat template.
+    /// A conversation, which the chat template renders.
     Messages { messages: Vec<Value>, record: Map<String, Value> },
 }
 
 impl Prompt {
-    /// A prompt without a record.
+    /// Creates a prompt from a text without a record.
     pub fn of_text(text: &str) -> Prompt {
         let Value::Object(record) = json!({"prompt": text}) else { unreachable!("an object") };
         Prompt::Text { text: text.to_string(), record }
     }
 
-    /// A record with `prompt` or `messages`.
+    /// Reads a record with `prompt` or `messages`.
     fn of_record(line: &str) -> Result<Prompt, String> {
         let record: Map<String, Value> = serde_json::from_str(line).map_err(|e| format!("this is no object: {e}"))?;
         match (record.get("prompt"), record.get("messages")) {
@@ -36,9 +36,9 @@ impl Prompt {
     }
 }
 
-/// The prompts of a file: of each record of a .jsonl, or each line of a .txt. Empty lines are skipped.
+/// Reads the prompts of a file: one per record of a .jsonl file, or one per line of a .txt file. Empty lines are skipped.
 ///
-/// Errors with [`Error::Data`] and the line.
+/// Errors with [`Error::Data`], which names the line.
 pub fn read_prompts(path: &Path) -> Result<Vec<Prompt>> {
     let wrong = |reason: String| Error::Data(format!("{}: {reason}", path.display()));
     let records = match path.extension().and_then(|extension| extension.to_str()) {

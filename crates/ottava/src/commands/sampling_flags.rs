@@ -1,9 +1,9 @@
-//! A flag for each parameter of sampling.
+//! One flag for each sampling parameter.
 
 use clap::{Arg, ArgMatches, Args, Command, Error, FromArgMatches, value_parser};
 use ottava_engine::{Field, Parameter, Sampling};
 
-/// The parameters of sampling, which have the flags of [`Parameter::ALL`].
+/// The sampling parameters, each set by a flag of [`Parameter::ALL`].
 pub struct SamplingFlags(pub Sampling);
 
 fn flag(parameter: &Parameter) -> Arg {

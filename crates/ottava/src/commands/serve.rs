@@ -49,8 +49,8 @@ pub struct Serve {
     /// The key that clients must send.
     #[arg(long, env = "OTTAVA_API_KEY", hide_env_values = true)]
     api_key: Option<String>,
-    /// A site whose pages may send requests from browsers and read the answers, such as `https://chat.example.org`; `*` for all sites. May be
-    /// given several times.
+    /// A site whose pages may send requests from browsers and read the answers, such as `https://chat.example.org`; `*` for all sites. The option may
+    /// be given several times.
     #[arg(long, value_name = "ORIGIN")]
     allowed_origin: Vec<Origin>,
     /// The default sampling settings of requests: auto reads them from generation_config.json in the folder of the model, none ignores this
@@ -64,32 +64,32 @@ pub struct Serve {
     /// How /v1/embeddings turns the activations of a text into one vector: last (the activations of the last token) or mean (of all tokens).
     #[arg(long, default_value = "last")]
     pooling: Pooling,
-    /// Maximum number of tokens of prompt and completion together; by default the model's positions.
+    /// The maximum number of tokens of prompt and completion together; by default the model's positions.
     #[arg(long, alias = "max-model-len", value_parser = super::count)]
     max_length: Option<usize>,
-    /// Maximum number of completions in a batch; by default 256 on a GPU and 8 on a CPU.
+    /// The maximum number of completions in a batch; by default 256 on a GPU and 8 on a CPU.
     #[arg(long, value_parser = super::count)]
     max_num_seqs: Option<usize>,
-    /// Maximum number of running and waiting requests; more are refused with status 429.
+    /// The maximum number of running and waiting requests; more requests are refused with status 429.
     #[arg(long, default_value_t = 1024, value_parser = super::count)]
     max_queue: usize,
-    /// Size of the KV cache in tokens; by default as many as all completions need, or memory allows. If this size is less than
-    /// --max-length, it also limits the tokens of a request.
+    /// The size of the KV cache in tokens; by default the tokens of all completions at their maximum length, as far as memory allows. If this size is
+    /// less than --max-length, it also limits the tokens of a request.
     #[arg(long, value_parser = super::count)]
     kv_cache_tokens: Option<usize>,
-    /// Maximum number of tokens in a step; longer prompts are prefilled in several steps.
+    /// The maximum number of tokens in a step; longer prompts are prefilled in several steps.
     #[arg(long, value_parser = super::count)]
     max_num_batched_tokens: Option<usize>,
     /// The type of cached keys and values: auto (the model's type), bfloat16 or fp8.
     #[arg(long, default_value = "auto")]
     kv_cache_dtype: KvCacheDtype,
-    /// Compute each prompt from its first token: by default, requests that begin with the same tokens share their keys and values.
+    /// Compute each prompt from its first token. By default, requests that begin with the same tokens share the keys and values of these tokens.
     #[arg(long)]
     no_enable_prefix_caching: bool,
-    /// Seconds that a client may take to send its next request, to send a body, and to read any part of an answer.
+    /// The seconds that a client may take to send its next request, to send a body, or to read any part of an answer.
     #[arg(long, default_value_t = 75, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..))]
     client_timeout: u64,
-    /// Seconds that running requests have to finish after a signal to stop.
+    /// The seconds that running requests have to finish after a signal to stop.
     #[arg(long, default_value_t = 30, value_name = "SECONDS")]
     shutdown_timeout: u64,
     #[command(flatten)]
@@ -107,10 +107,10 @@ enum GenerationConfig {
     None,
 }
 
-/// Completions computed at once: on a CPU, where larger batches are hardly faster, and on a GPU.
+/// The default maximum numbers of completions in a batch. On a CPU, larger batches are hardly faster.
 const ON_A_CPU: usize = 8;
 const ON_A_GPU: usize = 256;
-/// Connections at most.
+/// The maximum number of connections.
 const MAX_CONNECTIONS: usize = 4096;
 
 impl Serve {
@@ -150,7 +150,7 @@ impl Serve {
         processes.iter().try_for_each(|processes| processes.wait())
     }
 
-    /// A rank other than 0, which computes the same steps, and has no clients.
+    /// Runs a rank other than 0. It computes the same steps as rank 0 and has no clients.
     fn follow(&self, role: Role, device: DeviceChoice) -> Result<()> {
         forward_signals()?;
         let ranks = InferenceRanks::join(role, device)?;
@@ -158,12 +158,12 @@ impl Serve {
         ranks.lead(engine).map(drop)
     }
 
-    /// The name of the model for clients.
+    /// Returns the name of the model for clients.
     fn name(&self) -> String {
         self.served_model_name.clone().unwrap_or_else(|| self.model.display().to_string())
     }
 
-    /// The warmed-up engine of this rank, and the properties of its model that requests need.
+    /// Loads the model and warms up the engine of this rank. Also returns the properties of the model that requests need.
     fn load(&self, ranks: &InferenceRanks) -> Result<(Engine, Model)> {
         ranks.forward_signals();
         self.decoding.check(ranks)?;

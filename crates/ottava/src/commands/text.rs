@@ -12,19 +12,19 @@ use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// The most tokens of a batch.
+/// The maximum number of tokens of a batch.
 const MAX_TOKENS: usize = 1 << 24;
 
-/// A text, and how it is cut into sequences.
+/// A text, and how it is divided into sequences.
 #[derive(Args)]
 pub struct Text {
     /// Text (.txt, .md) or JSON lines (.jsonl), also gzipped.
     #[arg(long, required = true, num_args = 1..)]
     data: Vec<PathBuf>,
-    /// Tokens per sequence; by default the model's positions, at most 1024.
+    /// The number of tokens per sequence; by default the model's positions, at most 1024.
     #[arg(long, alias = "seq-len", value_parser = super::count)]
     max_length: Option<usize>,
-    /// Sequences per batch.
+    /// The number of sequences per batch.
     #[arg(long, default_value_t = 8, value_parser = super::count)]
     batch_size: usize,
     /// Treat each line of a text file as a document.
@@ -35,45 +35,45 @@ pub struct Text {
     text_field: String,
 }
 
-/// A text in tokens.
+/// A tokenized text.
 pub struct Tokens {
     dataset: Arc<TokenDataset>,
     split: Split,
-    /// Bytes of UTF-8.
+    /// The number of bytes of the text in UTF-8.
     pub bytes: u64,
     rows: usize,
 }
 
-/// Batches of a text.
+/// The batches of a text.
 pub struct Batches {
     /// The batches.
     pub batches: Box<dyn Iterator<Item = Result<Batch>>>,
-    /// Tokens that they predict.
+    /// The number of tokens that the batches predict.
     pub tokens: u64,
-    /// How the text is cut.
+    /// How the text is divided into rows.
     pub cut: Cut,
 }
 
-/// How a text is cut into rows.
+/// How a text is divided into rows.
 pub enum Cut {
     /// One stream of all documents.
     Stream {
         /// The rows.
         windows: Windows,
-        /// The token before the first one.
+        /// The token before the first token of the text.
         preceding_id: u32,
     },
     /// Whole documents that do not attend to each other; only their answers contribute to the loss.
     Documents {
-        /// Tokens of a row.
+        /// The number of tokens of a row.
         seq_len: usize,
-        /// The numbers of documents that are cut or left out.
+        /// The numbers of documents that are truncated or left out.
         fit: Fit,
     },
 }
 
 impl Cut {
-    /// A description of the rows.
+    /// Describes the rows in words.
     pub fn describe(&self) -> String {
         match self {
             Cut::Stream { windows: Windows { seq_len, stride }, preceding_id } if stride == seq_len => {
@@ -97,7 +97,7 @@ impl Cut {
         }
     }
 
-    /// The fields that `--json` prints.
+    /// Returns the fields that `--json` prints.
     pub fn fields(&self) -> Value {
         match self {
             Cut::Stream { windows: Windows { seq_len, stride }, preceding_id } => {
@@ -114,7 +114,7 @@ impl Cut {
 }
 
 impl Text {
-    /// The tokenizer of a model folder and the length of sequences, which the model's positions must cover.
+    /// Loads the tokenizer of a model folder, and returns it with the length of sequences. Errors if sequences are longer than the model's positions.
     pub fn fit(&self, folder: &Path, config: &ConfigFile) -> Result<(Tokenizer, usize)> {
         let sizes = decoder_config(config)?;
         let tokenizer = Tokenizer::load(folder)?;
@@ -150,7 +150,7 @@ impl Text {
 }
 
 impl Tokens {
-    /// Errors with [`Error::Data`] for preferences, whose chosen and rejected completions are no text.
+    /// Errors with [`Error::Data`] for preferences, because chosen and rejected completions are not one text.
     pub fn expect_text(&self) -> Result<()> {
         match self.dataset.meta().kind.preference() {
             None => Ok(()),
@@ -162,8 +162,8 @@ impl Tokens {
         }
     }
 
-    /// The sums over pairs of preferences by the reward model `model`, whose rows of `seq_len` tokens have the token `padding` at their ends,
-    /// and the number of pairs that are longer.
+    /// Sums losses and rewards of the reward model `model` over pairs of preferences. Also returns the number of pairs that are longer than a row.
+    /// Rows of `seq_len` tokens are padded with the token `padding`.
     pub fn rewards(
         &self,
         model: &mut Decoder,
@@ -175,11 +175,11 @@ impl Tokens {
         evaluate_rewards(model, self.dataset.clone(), layout, padding, self.rows.div_ceil(2))
     }
 
-    /// All batches with rows of `seq_len` tokens: of chats and completions whole documents, as in training; of texts a stream, whose rows
-    /// start `stride` tokens after each other, by default `seq_len`.
+    /// Returns all batches with rows of `seq_len` tokens. Chats and completions are whole documents, as in training. Texts are one stream of rows,
+    /// whose starts are `stride` tokens apart (by default `seq_len`).
     ///
-    /// Errors with [`Error::Config`] for a stride of whole documents, or one above `seq_len`, and with [`Error::Data`] when no document has a
-    /// target.
+    /// Errors with [`Error::Config`] if documents are given a stride, or if the stride is larger than `seq_len`. Errors with [`Error::Data`] if no
+    /// document has a target.
     pub fn batches(&self, seq_len: usize, stride: Option<usize>) -> Result<Batches> {
         let (dataset, meta) = (self.dataset.clone(), self.dataset.meta());
         if !meta.loss_mask {
@@ -209,7 +209,7 @@ impl Tokens {
         Ok(Batches { tokens, batches: Box::new(batches), cut: Cut::Documents { seq_len, fit } })
     }
 
-    /// Sequences of a batch.
+    /// Returns the number of sequences of a batch.
     pub fn rows(&self) -> usize {
         self.rows
     }

@@ -39,7 +39,7 @@ pub struct Train {
     /// optimizer.storage=….
     #[arg(long, value_name = "NAME")]
     storage: Option<String>,
-    /// The old name of --storage, which takes the old names of storages.
+    /// The old name of --storage; it accepts the old names of storages.
     #[arg(long, value_name = "NAME", hide = true, conflicts_with = "storage")]
     level: Option<String>,
     /// Resume from the newest complete checkpoint of the run, or from the checkpoint in DIR. `--resume=auto` resumes if there is a
@@ -82,7 +82,7 @@ impl Train {
         let role = Role::find(ranks)?;
         let lock = if role.leads() {
             warn_of_settings(&config, old_keys);
-            // Before others are started, which write their logs there.
+            // The lock is taken before other ranks are started, because they write their logs to this folder.
             Some(RunLock::take(&config.output_dir)?)
         } else {
             None
@@ -91,7 +91,8 @@ impl Train {
             Some(port) => Some(Page::show(&config.output_dir, port.unwrap_or(PORT))?),
             None => None,
         };
-        // Before the device, so that a rank without its GPU is noticed by the others; `comm` is dropped before the wait for `processes`.
+        // The ranks join before they open their devices, so that the other ranks notice a rank without its GPU. `comm` is dropped before the wait for
+        // `processes`.
         let Job { processes, local, comm } = role.join(&config, Some(&config.output_dir))?;
         let device = crate::device::open_of_rank(config.device, &local)?;
         let progress = Progress::new(config.logging.logging_steps);
@@ -156,7 +157,7 @@ impl Train {
     }
 }
 
-/// Completions of the configured prompts, each with its prompt.
+/// Generates completions of the configured prompts, and returns each prompt with its completion.
 fn samples(trainer: Trainer, config: &RunConfig) -> Result<Vec<String>> {
     let g = &config.generation;
     if g.prompts.is_empty() {
@@ -185,7 +186,7 @@ fn samples(trainer: Trainer, config: &RunConfig) -> Result<Vec<String>> {
     Ok(samples)
 }
 
-/// The number of trained parameters of a model, and of all if some are frozen.
+/// Formats the number of trained parameters and, if some are frozen, the number of all parameters.
 fn counts(model: &Description) -> String {
     match model.frozen {
         0 => model.parameters.to_string(),

@@ -1,14 +1,14 @@
-//! What a process and the ranks that it starts share.
+//! The secret and the log files that rank 0 and the ranks that it starts have in common.
 
 use ottava_common::fs::{RealFs, create_dirs, expect_regular};
 use ottava_common::{Error, Result};
 use std::fs::File;
 use std::path::Path;
 
-/// A text that all ranks of a job share, so that no stranger joins it.
+/// The environment variable with a text that all ranks of a job share. A process without this text cannot join.
 pub const SECRET: &str = "OTTAVA_SECRET";
 
-/// The log of a rank, opened at its end.
+/// Opens the log of a rank to append to it.
 pub fn open_log(folder: &Path, rank: usize) -> Result<File> {
     create_dirs(&RealFs, folder)?;
     let path = folder.join(format!("rank-{rank}.log"));

@@ -12,29 +12,29 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Time limit for processes to end after this one has finished.
+/// The time limit for processes to end after this process has finished.
 const GRACE: Duration = Duration::from_secs(10);
 
-/// Time limit for a process to end after its connection has ended.
+/// The time limit for a process to end after its connection has ended.
 const REAP: Duration = Duration::from_secs(1);
 
-/// Time limit for processes to end after a signal has asked them to.
+/// The time limit for processes to end after they got a signal to end.
 const STOP: Duration = Duration::from_secs(2);
 
-/// SIGHUP, SIGINT and SIGTERM.
+/// The numbers of SIGHUP, SIGINT and SIGTERM.
 const ASKS_TO_END: [i32; 3] = [1, 2, 15];
 
 const POLL: Duration = Duration::from_millis(20);
 
-/// The other ranks, where this process has started them. The drop waits for their end.
+/// The processes of the other ranks, if this process has started them. Dropping it waits until they end.
 #[derive(Default)]
 pub struct Processes(Arc<Started>);
 
-/// Processes; the first one is rank 1. The group asks them too, and may outlive [`Processes`].
+/// The started processes; the first process is rank 1. The group also holds this value, and may outlive [`Processes`].
 #[derive(Default)]
 pub(super) struct Started {
     processes: Mutex<Vec<Process>>,
-    /// Whether all have joined the group, which tells them to stop.
+    /// Whether all processes have joined the group. From then on, the group tells them to stop.
     have_joined: AtomicBool,
 }
 
@@ -50,7 +50,7 @@ impl Started {
 }
 
 impl Processes {
-    /// Starts ranks 1 to `ranks - 1` with this process's command line, whose output goes to logs in that folder.
+    /// Starts ranks 1 to `ranks - 1` with the command line of this process. Their output goes to logs in the folder `logs`.
     pub(super) fn start(ranks: usize, address: &str, secret: &str, logs: Option<&Path>) -> Result<Processes> {
         let program = std::env::current_exe().map_err(Error::io("the path of this program"))?;
         let processes = Processes::default();
@@ -80,17 +80,17 @@ impl Processes {
         Ok(processes)
     }
 
-    /// All have joined the group.
+    /// Records that all processes have joined the group.
     pub(super) fn joined(&self) {
         self.0.have_joined.store(true, Ordering::Relaxed);
     }
 
-    /// What the group asks of them.
+    /// Returns the processes, which the group supervises.
     pub(super) fn started(&self) -> Arc<Started> {
         self.0.clone()
     }
 
-    /// Waits until all have ended. Errors when one failed.
+    /// Waits until all processes have ended. Errors if a process failed.
     pub fn wait(&self) -> Result<()> {
         for (process, rank) in self.0.lock().iter_mut().zip(1..) {
             let status = process.child.wait().map_err(Error::io(format!("rank {rank}")))?;
@@ -104,7 +104,7 @@ impl Processes {
 }
 
 impl Processes {
-    /// `error` of ranks that start, or a stop if a signal has ended one of these processes before the ranks could agree on a stop.
+    /// Converts the `error` of ranks that start to a stop, if a signal ended one of these processes before the ranks could agree on a stop.
     pub fn or_stop(&self, error: Error) -> Error {
         match error {
             Error::Tensor(ottava_tensor::Error::Ranks { .. }) if self.were_asked_to_end() => {
@@ -114,7 +114,7 @@ impl Processes {
         }
     }
 
-    /// Whether a signal that asks to end has ended one of them, by itself or with the exit code for it.
+    /// Whether a signal that requests an end has ended a process, directly or with the exit code for such a stop.
     pub(super) fn were_asked_to_end(&self) -> bool {
         let stopped = i32::from(Error::Cancelled(String::new()).exit_code());
         let was_asked = |process: &mut Process| {
@@ -127,7 +127,7 @@ impl Processes {
 }
 
 impl Process {
-    /// How it ended, if it has, and where its log is.
+    /// Describes how the process ended (if it has ended), and where its log is.
     fn describe(&self, status: Option<ExitStatus>) -> String {
         let end = status.map(|status| match (status.signal(), status.code()) {
             (Some(signal), _) => format!("was killed by signal {signal}{}", name(signal)),
@@ -142,7 +142,7 @@ impl Process {
     }
 }
 
-/// The names of signals that end processes of a job.
+/// Names a signal that may end processes of a job.
 fn name(signal: i32) -> &'static str {
     match signal {
         6 => " (SIGABRT)",
@@ -185,7 +185,7 @@ impl Supervisor for Started {
 
 impl Drop for Processes {
     fn drop(&mut self) {
-        // The group has told ranks that have joined.
+        // The group has told ranks that have joined. Other ranks get a signal.
         let is_stopped = interrupt::flag().load(Ordering::Relaxed) && !self.0.have_joined.load(Ordering::Relaxed);
         let limit = Instant::now() + if is_stopped { STOP } else { GRACE };
         for Process { child, .. } in self.0.lock().iter_mut() {

@@ -1,4 +1,4 @@
-//! Clients that are not honest: of thirteen kinds that break the protocol or waste connections, and of six that ask for much work.
+//! Dishonest clients: thirteen kinds break the protocol or waste connections, and six kinds request much work.
 
 use crate::serve::{Server, post_head, request};
 use serde_json::{Map, Value, json};
@@ -8,27 +8,27 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{scope, sleep};
 use std::time::{Duration, Instant};
 
-/// Bytes of a body that is larger than the server's limit of 16 MiB.
+/// The bytes of a body that exceeds the server's limit of 16 MiB.
 const OVERSIZED: usize = 17 << 20;
-/// How long a client that wastes its connection keeps it.
+/// The time for which a client that wastes its connection keeps it.
 const HELD: Duration = Duration::from_secs(3);
 /// The pause of a client between two requests.
 const PAUSE: Duration = Duration::from_millis(200);
 
-/// What clients of a kind do again and again.
+/// The behaviour of a kind of client, which is repeated.
 pub struct Kind {
     name: &'static str,
     attack: fn(&Client),
 }
 
-/// A client that is not honest.
+/// A dishonest client.
 pub struct Client<'a> {
     server: &'a Server,
     stop: &'a AtomicBool,
     bodies: &'a [Vec<u8>],
 }
 
-/// All kinds.
+/// All kinds of dishonest clients.
 pub const KINDS: [Kind; 19] = [
     Kind { name: "streams that are never read", attack: |client| client.hold(client.begin(&client.bodies[0])) },
     Kind { name: "answers that are never read", attack: |client| client.hold(client.begin(&client.bodies[1])) },
@@ -64,7 +64,7 @@ fn oversized_chunks() -> Vec<u8> {
     [head.as_bytes(), &vec![b' '; OVERSIZED], b"\r\n0\r\n\r\n"].concat()
 }
 
-/// Tools whose parameters are nested and refer to themselves.
+/// Returns tools whose parameters are nested and refer to themselves.
 fn huge_tools() -> Value {
     let node = |depth: usize| {
         (0..depth).fold(json!({"type": "string"}), |inner, _| json!({"type": "object", "properties": {"x": inner}}))
@@ -73,7 +73,7 @@ fn huge_tools() -> Value {
     (0..100).map(tool).collect()
 }
 
-/// A schema of trees of trees, and one with many properties.
+/// Returns a schema of recursive trees, and a schema with many properties.
 fn schemas() -> [Value; 2] {
     let tree = json!({"$defs": {"tree": {"type": "object", "properties": {
         "a": {"$ref": "#/$defs/tree"}, "b": {"anyOf": [{"$ref": "#/$defs/tree"}, {"type": "array", "items": {"$ref": "#/$defs/tree"}}]}}}},
@@ -85,7 +85,7 @@ fn schemas() -> [Value; 2] {
     [tree, json!({"type": "object", "properties": wide})]
 }
 
-/// The bytes of the requests of [`KINDS`].
+/// Returns the bytes of the requests of [`KINDS`].
 pub fn bodies() -> Vec<Vec<u8>> {
     let completion = |body: Value| request("/v1/completions", body.to_string().as_bytes());
     let many = |stream: bool| json!({"prompt": vec!["line"; 4], "n": 32, "max_tokens": 200, "logprobs": 9, "ignore_eos": true, "stream": stream});
@@ -125,12 +125,12 @@ impl Client<'_> {
     /// Connects and sends `bytes`.
     fn begin(&self, bytes: &[u8]) -> TcpStream {
         let mut client = self.server.connect();
-        // The server may have closed the connection.
+        // An error is ignored, because the server may have closed the connection.
         let _ = client.write_all(bytes);
         client
     }
 
-    /// Keeps a connection for a while.
+    /// Keeps a connection open for [`HELD`].
     fn hold(&self, client: TcpStream) {
         let end = Instant::now() + HELD;
         while !self.stops() && Instant::now() < end {
@@ -139,7 +139,7 @@ impl Client<'_> {
         drop(client);
     }
 
-    /// Sends `bytes` from number `from` on one by one.
+    /// Sends `bytes[..from]` at once, and the other bytes one by one.
     fn drip(&self, bytes: &[u8], from: usize) {
         let mut client = self.begin(&bytes[..from]);
         for byte in &bytes[from..] {
@@ -150,7 +150,7 @@ impl Client<'_> {
         }
     }
 
-    /// Sends a request, and expects an answer with one of these status codes, unless all ends before it.
+    /// Sends a request, and expects an answer with one of these status codes, unless the test ends before.
     fn whole(&self, bytes: &[u8], expected: &[u16]) {
         let (mut client, mut answer, mut part) = (self.begin(bytes), Vec::new(), [0; 1 << 16]);
         client.set_read_timeout(Some(Duration::from_millis(100))).unwrap();
@@ -168,7 +168,7 @@ impl Client<'_> {
         assert!(is_right, "{}", text.chars().take(500).collect::<String>());
     }
 
-    /// Sends a request whose connection the server may close at any time.
+    /// Sends a request. The server may close the connection at any time.
     fn careless(&self, bytes: &[u8]) {
         let mut text = Vec::new();
         let _ = self.begin(bytes).read_to_end(&mut text);
@@ -178,14 +178,14 @@ impl Client<'_> {
         [8, 11, 12].iter().filter(|_| !self.stops()).for_each(|&body| self.whole(&self.bodies[body], &[200, 400, 429]));
     }
 
-    /// Reads the beginning of a stream, and leaves.
+    /// Reads the beginning of a stream, and then closes the connection.
     fn leave(&self, bytes: &[u8]) {
         let lines = BufReader::new(self.begin(bytes)).lines().map_while(Result::ok);
         let _ = lines.take_while(|_| !self.stops()).take(40).count();
     }
 }
 
-/// Runs `work` beside `count` clients, of all kinds in turn.
+/// Runs `work` while `count` clients of all kinds in turn attack the server.
 pub fn beside<T>(server: &Server, bodies: &[Vec<u8>], count: usize, work: impl FnOnce() -> T) -> T {
     let stop = AtomicBool::new(false);
     scope(|scope| {
@@ -197,7 +197,7 @@ pub fn beside<T>(server: &Server, bodies: &[Vec<u8>], count: usize, work: impl F
                     sleep(PAUSE);
                 }
             };
-            // Its name tells which kind a server has answered otherwise than expected.
+            // The name of the thread says for which kind the server gave an unexpected answer.
             std::thread::Builder::new().name(kind.name.into()).spawn_scoped(scope, attack).unwrap();
         }
         let done = work();

@@ -1,4 +1,4 @@
-//! Mistakes of users are errors with a remedy and an exit code, and nothing is overwritten.
+//! Tests that mistakes of users are errors with a remedy and an exit code, and that nothing is overwritten.
 
 use crate::setup::Run;
 
@@ -72,7 +72,7 @@ fn a_tied_head_with_other_weights_is_an_error() {
     let eval = ["eval", folder, "--data", "text.txt", "--device", "cpu", "--max-length", "8"];
     let words = "config.json ties the head to `model.embed_tokens.weight` (`tie_word_embeddings`), and the folder holds another";
     run.fail(&eval, 1, &[words, "set `tie_word_embeddings` to false to use both, as transformers does"]);
-    // A copy of the table is fine, as older writers left it.
+    // A copy of the embedding is accepted, because older writers stored one.
     let weights = format!("{folder}/model.safetensors");
     let bytes = std::fs::read(run.path(&weights)).unwrap();
     let length = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
@@ -98,7 +98,7 @@ fn damaged_weights_are_named() {
     let whole = std::fs::read(run.path(weights)).unwrap();
     run.write(weights, &whole[..whole.len() - 3]);
     run.fail(&eval, 7, &["model.safetensors", "the manifest says"]);
-    // A model folder like any other, whose files are checked by themselves.
+    // Without the manifest, this is an ordinary model folder, whose files are checked without it.
     std::fs::remove_file(run.path(checkpoint.join("manifest.json").to_str().unwrap())).unwrap();
     run.write(weights, &whole[..whole.len() - 3]);
     run.fail(&eval, 1, &["model.safetensors"]);
@@ -193,7 +193,7 @@ fn flags_of_other_trainers_are_answered_with_our_setting() {
     run.fail(&["train", "run.toml", "--learning_rate=0.01"], 1, &[lr]);
     run.fail(&["plan", "run.toml", "--zero-stage", "2"], 1, &["`--set parallel.zero=2`"]);
     run.fail(&["train", "run.toml", "--storage", "O9"], 1, &["O9"]);
-    // The flag of version 0.1 with its word, and the flag of now.
+    // The flag of version 0.1 with its old value, and the current flag.
     run.succeed(&["plan", "run.toml", "--set", "level=O1"]);
     run.succeed(&["train", "run.toml", "--recipe", "fp8-current", "--level", "O1"]);
     let resolved = std::fs::read_to_string(run.path("run/config.toml")).unwrap();

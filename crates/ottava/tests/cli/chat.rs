@@ -1,11 +1,11 @@
-//! Fine-tuning on chats, and talking to the model.
+//! Tests fine-tuning on chats, and talking to the model.
 
 use crate::ranks::{children_of, signal};
 use crate::setup::{Run, json};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::process::Stdio;
 
-/// A run on four chats, whose turns end with `~`.
+/// Creates a run on four chats whose turns end with `~`.
 pub fn chats() -> Run {
     let run = Run::new();
     let template = "{% for m in messages %}{{ m.role[0] + ':' + m.content + '~' }}{% endfor %}{% if add_generation_prompt %}a:{% endif %}";
@@ -57,7 +57,7 @@ fn chats_are_planned_trained_on_and_continued() {
     run.fail(&["chat", model], 1, &["there is no chat template"]);
 }
 
-/// Three of the four chats are validation; which three, the seed decides.
+/// Three of the four chats are validation data. The fixed seed of the split decides which.
 #[test]
 fn evaluation_of_chats_gives_the_validation_loss_of_training() {
     let run = chats();
@@ -73,8 +73,7 @@ fn evaluation_of_chats_gives_the_validation_loss_of_training() {
         json(&run.succeed(&["eval", model, "--data", &name, "--max-length", "16", "--device", "cpu", "--json"]))
     };
     let found: Vec<_> = (0..4).map(eval).collect();
-    // One mean over the same tokens, computed in F32 in both: only the order of its sum could differ. Sets of three other chats have losses of
-    // their own.
+    // Both are one mean over the same tokens in F32, so only the order of the sum could differ. Another choice of three chats has another loss.
     let near = |report: &&serde_json::Value| (report["loss"].as_f64().unwrap() - expected).abs() < 1e-6;
     assert_eq!(found.iter().filter(near).count(), 1, "{expected} and {found:?}");
     assert_eq!(
@@ -100,7 +99,7 @@ fn a_conversation_that_is_too_long_is_told_which_setting_limits_it() {
     let talk = |args: &[&str]| {
         let mut child = run.command(&[&["chat", model][..], args].concat());
         let mut child = child.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
-        // A command that is refused may not read.
+        // A write error is ignored, because a command that is refused may not read its input.
         let _ = child.stdin.take().unwrap().write_all(format!("{}\n", "q".repeat(80)).as_bytes());
         let output = child.wait_with_output().unwrap();
         assert_eq!(output.status.code(), Some(1));
@@ -202,7 +201,7 @@ fn conversations_with_a_label_are_trained_by_kto_only() {
     );
 }
 
-/// A row has 16 tokens: the prompts of two of six chats leave no room for their answers.
+/// A row has 16 tokens. The prompts of two of the six chats leave no room for their answers.
 #[test]
 fn chats_without_a_target_in_a_row_are_left_out_and_named() {
     let run = chats();
@@ -222,7 +221,7 @@ fn chats_without_a_target_in_a_row_are_left_out_and_named() {
         let rows = plan.split("\n  Row ").skip(1).collect::<Vec<_>>();
         assert!(rows.iter().all(|row| row.contains("[ r r r r r ~]") && !row.contains("q q q q q")), "{rows:?}");
         let plan = json(&run.succeed(&["plan", "run.toml", "--show-data", "--json", "--set", &packing]));
-        // Six targets in each of four rows, of 11, 12, 13 and 14 inputs.
+        // Each of four rows, with 11, 12, 13 and 14 inputs, has six targets.
         assert_eq!((&plan["data"]["left_out"], &plan["data"]["target_tokens"]), (&2.into(), &24.into()));
         assert_eq!(plan["data"]["counted_tokens"], 50, "{}", plan["data"]);
         let folder = format!("output_dir={packing}");
@@ -230,7 +229,7 @@ fn chats_without_a_target_in_a_row_are_left_out_and_named() {
         let error = String::from_utf8_lossy(&output.stderr);
         assert!(output.status.success() && error.contains(named), "{error}");
     }
-    // In one stream, prompts of others are context; a step that has nothing else is skipped.
+    // In one stream, prompts are context of other documents. A step that has only prompts is skipped.
     let stream = ["--set", "packing=wrapped", "--set", "per_device_train_batch_size=1", "--set", "max_steps=8"];
     let output = run.ottava(&[&["train", "run.toml"][..], &stream].concat());
     let error = String::from_utf8_lossy(&output.stderr);
@@ -244,14 +243,14 @@ fn chats_without_a_target_in_a_row_are_left_out_and_named() {
     );
 }
 
-/// The end of a turn is in no row, so answers never end by themselves. With ranks, all get the signal, as from a terminal.
+/// No row has the end of a turn, so answers never end by themselves. With ranks, all ranks get the signal, as from a terminal.
 #[test]
 fn a_signal_stops_the_answer_and_not_the_program() {
     let told = [&[][..], &["--ranks", "2", "--device", "cpu"]].map(talk_with_signals);
     assert!(!told[1].contains("error"), "{}", told[1]);
 }
 
-/// Talks with these options, and returns what the program told.
+/// Talks to the model with the options `more`, and returns the messages of the program.
 fn talk_with_signals(more: &[&str]) -> String {
     let run = chats();
     run.replace("model/config.json", "embeddings\": 64", "embeddings\": 65536");
@@ -278,7 +277,7 @@ fn talk_with_signals(more: &[&str]) -> String {
     while !saved().ends_with('\n') {
         std::thread::sleep(std::time::Duration::from_millis(20));
     }
-    // Between answers, a signal ends the program.
+    // Between two answers, a signal ends the program.
     interrupt(child.id());
     let ended = child.wait_with_output().unwrap();
     let told = String::from_utf8(ended.stderr).unwrap();

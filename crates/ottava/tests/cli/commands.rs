@@ -69,10 +69,10 @@ fn eval_and_generate_read_a_checkpoint() {
     };
     let full = eval(&["--recipe", "fp32"]);
     let loss = full["loss"].as_f64().unwrap();
-    // An exponential in F64, which two libraries may round by a few units of 2⁻⁵³.
+    // The perplexity is an exponential in F64. Two libraries may round it differently by a few units of 2⁻⁵³.
     assert!((full["perplexity"].as_f64().unwrap() - loss.exp()).abs() < 1e-9 * loss.exp());
     let bytes = std::fs::metadata(run.path("text.txt")).unwrap().len() as f64;
-    // One token per byte and the end of the text, which is no byte.
+    // The tokens are one token per byte, and the end of the text, which is not a byte.
     assert_eq!(full["tokens"].as_f64().unwrap(), bytes + 1.0);
     let bits = full["bits_per_byte"].as_f64().unwrap();
     assert!((bits - loss * (bytes + 1.0) / bytes / std::f64::consts::LN_2).abs() < 1e-9, "{full}");
@@ -84,7 +84,8 @@ fn eval_and_generate_read_a_checkpoint() {
     assert_eq!(set(&["--set", "recipe=fp8-current"]), set(&["--recipe", "fp8-current"]));
     let kept = set(&["--recipe", "fp8-current", "--set", "first_layers_bf16=1"]);
     assert_eq!(kept, set(&["--recipe", "bf16"]), "the one block stays in BF16");
-    // Each token has 8 tokens before it or more, where it had none at the start of each block; the model knows too little for a lower loss.
+    // With the stride, each token has at least 8 tokens of context. Without it, the first token of each block has no context. The model has learned
+    // too little for a lower loss.
     let strided = eval(&["--recipe", "fp32", "--stride", "8"]);
     assert_eq!((&strided["tokens"], &strided["stride"], &full["stride"]), (&full["tokens"], &8.into(), &16.into()));
     assert_ne!(strided["loss"], full["loss"]);
@@ -140,10 +141,10 @@ fn an_adapter_is_trained_evaluated_and_merged() {
     let (alone, adapted) = (eval(base, &[]), eval(base, &["--adapter", "adapter"]));
     assert!(adapted < alone, "{adapted} with the adapter and {alone} without");
     assert_eq!(json(&run.succeed(&["merge", base, "adapter", "merged", "--json"]))["merged"], 7);
-    // The weights of the base are BF16, and so are the sums.
+    // The weights of the base model are BF16, so the merged weights are BF16 too.
     let merged = eval("merged", &[]);
     assert!((merged - adapted).abs() < 2e-3, "{merged} merged and {adapted} with the adapter");
-    // A new run goes on with the adapter, which names its base.
+    // A new run can start from the adapter, which names its base model.
     let further = ["train", "run.toml", "--set", "init=pretrained", "--set", "output_dir=further"];
     run.succeed(&[&further[..], &["--set", "model.path=adapter/checkpoints/checkpoint-2"]].concat());
     let saved = std::fs::read_to_string(run.path("further/config.toml")).unwrap();
@@ -168,7 +169,7 @@ fn a_model_of_llama_cpp_is_converted_and_read() {
     let converted = json(&run.succeed(&["convert", "a.gguf", "new", "--json"]));
     assert_eq!((&converted["parameters"], &converted["stored"]["Q6_K"]), (&83_680.into(), &1.into()));
     run.succeed(&["generate", "new", "--prompt", "ab 12", "--max-new-tokens", "2", "--device", "cpu"]);
-    // Written and read again, the model has the same bits.
+    // The exported model is bit-identical after it was converted back.
     let text = run.succeed(&["export", "new", "file", "--format", "gguf"]);
     assert!(text.contains("model.gguf: 83680 parameters") && text.contains("the tensors are 22 BF16, 7 F32"), "{text}");
     run.succeed(&["convert", "file/model.gguf", "again"]);
@@ -207,7 +208,7 @@ fn a_short_text_takes_no_longer_where_the_model_has_many_positions() {
     run.checkpoint();
     run.write("short.txt", b"seven.");
     let eval = ["eval", "run", "--data", "short.txt", "--device", "cpu", "--json", "--max-length"];
-    // A row of 1,000,000 tokens would take hours.
+    // A row of 1,000,000 tokens would take hours, so rows must not be longer than the text.
     let [long, short] =
         ["1000000", "16"].map(|seq_len| json(&run.succeed(&[&eval[..], &[seq_len]].concat()))["loss"].clone());
     assert_eq!(long, short);
@@ -238,7 +239,7 @@ fn a_model_runs_in_the_precision_of_its_run() {
     train("none", &[r#"high_precision_layers=["*"]"#]);
     let none = [&[][..], &["--recipe", "fp8-delayed"], &["--recipe", "bf16"]].map(|recipe| loss("none", recipe));
     assert_eq!(none, [none[2]; 3], "linears that the run left in BF16 stay there");
-    // A folder that no run of ours saved says nothing of precision.
+    // Without its manifest, the folder has no recipe.
     std::fs::remove_file(run.path("fp8/checkpoints/checkpoint-2/manifest.json")).unwrap();
     assert_eq!(loss("fp8/checkpoints/checkpoint-2", &[]), bf16);
     run.fail(&["eval", "fp8", "--data", "text.txt"], 7, &["there is no complete checkpoint"]);
@@ -252,7 +253,7 @@ fn plan_names_every_cast_and_its_reason_and_writes_nothing() {
     assert_eq!(linears.len(), 5);
     assert!(linears[0]["wgrad"].as_str().unwrap().contains("dy E5M2 · x E4M3"));
     assert!(linears[4]["reason"].as_str().unwrap().contains("head"));
-    // Two tables, one block (q and o 32x32, k and v 16x32, three of the MLP 48x32, two norms), one norm.
+    // Embedding and head, one block (q and o 32x32, k and v 16x32, three linears of the MLP 48x32, two norms), and one norm.
     assert_eq!(plan["parameters"], 2 * 100 * 32 + 2 * 32 * 32 + 2 * 16 * 32 + 3 * 48 * 32 + 2 * 32 + 32);
     let memory = &plan["memory"];
     let lines: u64 = memory["lines"].as_array().unwrap().iter().map(|line| line["bytes"].as_u64().unwrap()).sum();
@@ -349,7 +350,7 @@ fn plan_says_what_runs_on_a_gpu_that_is_not_here() {
     assert!(ada.contains("compute capability 8.9, not tested") && ada.contains("do not run: gemm"), "{ada}");
     let bf16 = run.succeed(&["plan", "run.toml", "--gpu", "A100", "--set", "recipe=bf16"]);
     assert!(bf16.contains("compute capability 8.0, not tested") && bf16.contains("do not run: gemm"), "{bf16}");
-    // What runs there is said although the run does not.
+    // The kernels that run on the GPU are shown even if the run cannot run.
     let ampere = ["plan", "run.toml", "--gpu", "A100", "--set", "recipe=fp8-delayed"];
     run.fail(&ampere, 1, &["A100"]);
     let shown = String::from_utf8_lossy(&run.ottava(&ampere).stdout).into_owned();
@@ -508,7 +509,7 @@ fn bench_times_collectives_of_ranks() {
     run.fail(&["bench", "comm", "--device", "cpu"], 1, &["start 2 or more"]);
 }
 
-/// Each of two ranks reads half of the weights, and the keys and values of half of the heads.
+/// Each of two ranks reads half of the weights, and keys and values of half of the heads.
 #[test]
 fn bench_times_decoding_of_ranks() {
     let run = Run::new();
@@ -526,7 +527,7 @@ fn bench_times_decoding_of_ranks() {
             assert_eq!(one[key], of_two[key], "{key}");
         }
         let [whole, half] = [one, of_two].map(|row| row["bytes"].as_u64().unwrap());
-        // Bytes of the keys and values of a sequence are rounded down.
+        // The bytes of a sequence's keys and values are rounded down.
         assert!(whole.abs_diff(2 * half) <= 2 * one["batch"].as_u64().unwrap(), "{one} {of_two}");
         assert!(of_two["tokens_per_second"].as_f64().unwrap() > 0.0, "{of_two}");
         assert!(one["all_reduce_milliseconds"].is_null(), "{one}");

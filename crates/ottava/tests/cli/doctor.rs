@@ -5,14 +5,14 @@ use serde_json::Value;
 use std::path::Path;
 use std::process::Command;
 
-/// What `doctor` says of NVRTC when `program` is called without any environment.
+/// Returns what `doctor` reports about NVRTC when `program` is called with an empty environment.
 fn nvrtc(program: &Path) -> Value {
     let output = Command::new(program).args(["doctor", "--json"]).env_clear().output().unwrap();
     let report = json(&String::from_utf8(output.stdout).unwrap());
     report["libraries"].as_array().unwrap().iter().find(|library| library["name"] == "NVRTC").unwrap().clone()
 }
 
-/// As `uv tool install` and `pipx install` lay it out: an environment of its own, and a link on `PATH`.
+/// Tests the layout of `uv tool install` and `pipx install`: the program has its own environment, and `PATH` has a link to the program.
 #[test]
 fn libraries_are_found_in_the_environment_of_the_program() {
     let folder = tempfile::tempdir().unwrap();
@@ -30,7 +30,7 @@ fn libraries_are_found_in_the_environment_of_the_program() {
         eprintln!("skipped: NVRTC is in a folder of the system");
         return;
     }
-    // No library, so that the message names the file that was tried.
+    // This file is not a library, so the message names it as the file that was tried.
     std::fs::write(libraries.join("libnvrtc.so.13"), "not a library").unwrap();
     for program in [&program, &link] {
         let problem = nvrtc(program)["problem"].as_str().unwrap().to_string();

@@ -1,9 +1,9 @@
-//! Linears that an FP8 recipe leaves in high precision: which they are on which device, and that every command says so.
+//! Tests linears that an FP8 recipe keeps in high precision: which linears they are on which device, and that every command reports them.
 
 use crate::setup::{Run, json};
 use serde_json::json;
 
-/// Runs the program, which must succeed, and returns what it says on standard error.
+/// Runs the program, which must succeed, and returns its standard error.
 fn said(run: &Run, args: &[&str]) -> String {
     let output = run.ottava(args);
     let error = String::from_utf8(output.stderr).unwrap();
@@ -45,7 +45,7 @@ fn every_command_says_which_linears_stay_in_high_precision() {
     }
 }
 
-/// As of a run on a GPU, where all linears of this model are slow in FP8.
+/// The run looks like a run on a GPU, where all linears of this model are slower in FP8.
 #[test]
 fn casts_that_differ_from_those_of_the_run_are_told() {
     let run = Run::new();

@@ -1,10 +1,10 @@
-//! Ranks that divide the experts of a mixture, as processes on the CPU.
+//! Tests ranks that divide the experts of a mixture, as processes on the CPU.
 
 use crate::layer_axes::{COMMON, alone_and_divided, args, expect_losses_of_one_process, expect_near, go};
 use crate::ranks::expect_ends_of_all_ranks;
 use crate::setup::{Run, steps};
 
-/// A mixture of four experts; each token chooses two experts.
+/// Creates a mixture of four experts. Each token chooses two experts.
 fn inputs() -> Run {
     let run = Run::new();
     run.write(
@@ -65,7 +65,7 @@ fn a_signal_or_a_dead_rank_ends_all_expert_ranks() {
     expect_ends_of_all_ranks(inputs, &args.iter().map(String::as_str).collect::<Vec<_>>(), &common);
 }
 
-/// The division that a search chooses trains, whatever it is; a plan prints it.
+/// Any division that the search chooses can be trained, and a plan prints it.
 #[test]
 fn a_search_chooses_the_division_of_a_run() {
     let run = inputs();
@@ -85,7 +85,7 @@ fn a_search_chooses_the_division_of_a_run() {
     run.fail(&["plan", "run.toml", "--set", "parallel.auto=true"], 1, &["set `training.global_batch_size`"]);
 }
 
-/// Experts with biases, which a folder stacks, beside attention with sinks.
+/// Creates a mixture whose experts have biases and are stacked in the folder. Its attention has sinks.
 fn stacked() -> Run {
     let run = Run::new();
     run.write(
@@ -98,7 +98,7 @@ fn stacked() -> Run {
     run
 }
 
-/// Ranks that divide the tensors and experts of a model have the loss of one process, and generate its texts.
+/// Tests that ranks that divide the tensors and experts of a model have the same loss and generate the same texts as one process.
 #[test]
 fn ranks_divide_experts_for_inference() {
     for run in [inputs(), stacked()] {

@@ -1,6 +1,6 @@
 use crate::setup::{Run, json};
 
-/// Text to measure and evaluate on.
+/// The arguments for the text to calibrate and evaluate on.
 const TEXT: [&str; 6] = ["--data", "text.txt", "--max-length", "16", "--device", "cpu"];
 
 #[test]
@@ -27,8 +27,8 @@ fn exported_folders_are_evaluated_and_generate() {
     assert_eq!(report["linears"].as_array().unwrap().len(), 4);
     let error = report["linears"][0]["relative_error"].as_f64().unwrap();
     assert!((0.02..0.03).contains(&error) && report["left"][0]["name"] == "lm_head", "{report}");
-    // A cast to E4M3 moves the weights of a linear by 2 % to 3 % of their norm (above). Two steps after random weights the logits are small, so
-    // the loss moves by 5e-6 only.
+    // A cast to E4M3 changes the weights of a linear by 2 % to 3 % of their norm (above). The model has trained for only two steps, so its logits are
+    // small and the loss changes by only 5e-6.
     assert!((loss("rows") / loss(checkpoint) - 1.0).abs() < 0.01);
     assert_ne!(loss("rows"), loss(checkpoint));
     run.succeed(&["generate", "rows", "--prompt", "line", "--max-new-tokens", "4", "--device", "cpu"]);
@@ -43,7 +43,7 @@ fn exported_folders_are_evaluated_and_generate() {
     );
     run.fail(&["export", "run", "x", "--scheme", "static", "--format", "bf16"], 1, &["--scheme is a choice of"]);
     run.fail(&["export", checkpoint, "run/checkpoints/checkpoint-2/x"], 1, &["this is inside the model folder run/"]);
-    // Widths of 32, as SmolLM2's of 576, are no whole blocks.
+    // Widths of 32 are not whole blocks, like SmolLM2's widths of 576.
     let output = run.ottava(&["export", "run", "default"]);
     let (text, notes) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     let words = "format: compressed-tensors --scheme dynamic, since model.layers.0.self_attn.q_proj has 32 inputs, no multiple of 128";
@@ -77,7 +77,7 @@ fn calibrated_scales_are_exported_and_compared() {
         json(&run.succeed(&[&["eval", folder, "--compare", "--json"], &TEXT[..], more].concat()))["compare"].clone()
     };
     let from_file = compare("run", &["--activation-scales", "scales.json"]);
-    // The folder has the scales too.
+    // The folder stores the same scales.
     let from_folder = compare("static", &[]);
     for results in [&from_file, &from_folder] {
         let names: Vec<_> =
@@ -87,17 +87,17 @@ fn calibrated_scales_are_exported_and_compared() {
         assert!(losses.iter().all(|loss| (loss / losses[0] - 1.0).abs() < 0.01), "{results}");
         assert!(losses[0] != losses[1] && losses[1] != losses[2], "{results}");
     }
-    // Products read the same codes of weights and inputs.
+    // In both cases, products read the same codes of weights and inputs.
     assert_eq!(from_file[2]["loss"], from_folder[2]["loss"]);
     assert_eq!(compare("run", &[]).as_array().unwrap().len(), 2, "the run has no scales");
-    // Linears in BF16: in both ways the same.
+    // The linears that stay in BF16 are also the same in both cases.
     let first = ["--set", "high_precision_layers=[\"*.o_proj\", \"*.down_proj\"]"];
     export("first", &[&["--activation-scales", "scales.json"], &first[..]].concat());
     let [from_file, folder] =
         [compare("run", &[&["--activation-scales", "scales.json"], &first[..]].concat()), compare("first", &[])];
     assert_eq!(from_file[2]["loss"], folder[2]["loss"]);
     assert_ne!(from_file[2]["loss"], from_folder[2]["loss"]);
-    // With scales, the default stores them.
+    // If scales are given, the default format stores them.
     assert_eq!(
         json(&run.succeed(&["export", "run", "y", "--activation-scales", "scales.json", "--json"]))["scheme"],
         "static"

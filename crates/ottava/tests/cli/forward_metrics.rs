@@ -1,11 +1,11 @@
-//! `scripts/forward_metrics.py`, with a stand-in for the packages of the services.
+//! Tests `scripts/forward_metrics.py` with a stand-in for the packages of the services.
 
 use crate::setup::Run;
 use serde_json::{Value, json};
 use std::path::Path;
 use std::process::Command;
 
-/// Writes each call as a line of JSON to the file CALLS.
+/// A package that writes each call as a line of JSON to the file CALLS.
 const STAND_IN: &str = r#"
 import json, os
 def call(name):
@@ -19,11 +19,11 @@ def __getattr__(name):
     return call(name)
 "#;
 
-/// The calls of a service named `service` while the metrics of `run` are sent to it.
+/// Returns the calls of the service `service` while the metrics of `run` are sent to it.
 fn calls(run: &Run, service: &str) -> Vec<Value> {
     run.write(&format!("stand-in/{service}.py"), STAND_IN.as_bytes());
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scripts/forward_metrics.py");
-    // It waits for the end of a run that records none.
+    // The script waits for the end of a run, which this run does not record.
     let mut command = Command::new("timeout");
     command
         .args(["60", "python3"])
@@ -48,7 +48,7 @@ fn metrics_reach_each_service_once_and_in_the_order_of_steps() {
     }
     let run = Run::new();
     run.succeed(&["train", "run.toml"]);
-    // Steps that repeat, and half a line.
+    // The file has repeated steps, and an incomplete last line.
     let path = run.path("run/metrics.jsonl");
     let text = std::fs::read_to_string(&path).unwrap() + "{\"step\":1,\"loss\":9.0}\n{\"step\":7,\"lo";
     std::fs::write(&path, text).unwrap();

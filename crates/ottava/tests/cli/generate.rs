@@ -1,4 +1,4 @@
-//! Completing files of prompts.
+//! Tests completing files of prompts.
 
 use crate::setup::{Run, json};
 use serde_json::Value;
@@ -40,7 +40,7 @@ fn a_file_of_prompts_is_completed_like_each_prompt_alone() {
     run.write("prompts.txt", b"line 4\n\na\n");
     let of_text = records(&generate(&["--input", "prompts.txt", "--kv-cache-dtype", "auto"]));
     assert_eq!([&of_text[0]["text"], &of_text[1]["text"]], [&found[0]["text"], &found[2]["text"]]);
-    // The text ends before a stop string, wherever the model would go on.
+    // The text ends before a stop string. Without the stop string, the model would continue.
     let text = found[0]["text"].as_str().unwrap();
     let stop = &text[2..3];
     let stopped = json(&generate(&["--prompt", "line 4", "--json", "--stop", "never there", "--stop", stop]));
@@ -75,7 +75,7 @@ fn prompts_that_cannot_be_used_are_named() {
     run.fail(&none, 1, &["--max-new-tokens", "expected a number of at least 1"]);
 }
 
-/// Lookup, and the model itself as its draft model.
+/// Tests prompt lookup, and the model as its own draft model.
 #[test]
 fn speculation_and_batch_invariance_change_no_text() {
     let run = Run::new();

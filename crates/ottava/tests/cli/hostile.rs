@@ -1,10 +1,10 @@
-//! Damaged, endless and absurd input: an error in time, never a panic or a hang.
+//! Tests damaged, endless and absurd input: the program must return an error in time, and never panic or hang.
 
 use crate::setup::{Run, json};
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-/// The longest that refusing bad input may take.
+/// The maximum time for refusing bad input.
 const SOON: Duration = Duration::from_secs(5);
 
 fn mkfifo(path: &std::path::Path) {
@@ -12,7 +12,7 @@ fn mkfifo(path: &std::path::Path) {
     assert!(Command::new("mkfifo").arg(path).status().unwrap().success());
 }
 
-/// Runs the program, which must end [`SOON`].
+/// Runs the program, which must end within [`SOON`].
 fn end_soon(run: &Run, args: &[&str]) -> Output {
     let begin = Instant::now();
     let mut child = run.command(args).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
@@ -26,7 +26,7 @@ fn end_soon(run: &Run, args: &[&str]) -> Output {
     child.wait_with_output().unwrap()
 }
 
-/// Runs the program, which must end [`SOON`] with `code` and an error that holds all of `words`.
+/// Runs the program, which must end within [`SOON`] with `code` and an error that includes all of `words`.
 fn fail_soon(run: &Run, args: &[&str], code: i32, words: &[&str]) {
     let output = end_soon(run, args);
     let error = String::from_utf8_lossy(&output.stderr);
@@ -52,7 +52,7 @@ fn changed_weights_are_not_used() {
     let path = format!("model.path={model}");
     let train = ["train", "run.toml", "--set", "output_dir=b", "--set", &path, "--set", "init=pretrained"];
     run.fail(&train, 7, &words);
-    // Optimizer states are not read by these, and need not be there.
+    // These commands do not read optimizer states, which may be missing.
     *bytes.last_mut().unwrap() ^= 1;
     run.write(&weights, &bytes);
     std::fs::remove_dir_all(run.path(model).join("training")).unwrap();
@@ -155,13 +155,13 @@ fn constants_of_a_model_that_cannot_be_are_refused() {
     }
 }
 
-/// Sizes that no machine has memory for, and sizes that other weights would fit.
+/// Tests sizes for which no machine has enough memory, and sizes that other weights would fit.
 #[test]
 fn sizes_of_a_model_are_checked_before_anything_is_allocated() {
     let run = Run::new();
     let checkpoint = run.checkpoint();
     let model = checkpoint.to_str().unwrap();
-    // Without its manifest, a folder is checked as it is read.
+    // Without its manifest, a folder is checked while it is read.
     std::fs::remove_file(run.path(&format!("{model}/manifest.json"))).unwrap();
     let name = format!("{model}/config.json");
     let good = std::fs::read_to_string(run.path(&name)).unwrap();
@@ -218,7 +218,7 @@ fn pipes_and_devices_are_refused_as_any_input() {
             ("model.safetensors" | "manifest.json" | "config.json", "eval") => 7,
             _ => 1,
         };
-        // Without its manifest, a folder is checked as it is read.
+        // Without its manifest, a folder is checked while it is read.
         let code = if name == format!("{checkpoint}/config.json") { 1 } else { code(args) };
         mkfifo(&path(name));
         fail_soon(&run, args, code, &[last]);
@@ -288,8 +288,8 @@ fn a_plan_looks_for_the_data() {
 
 #[test]
 fn a_panic_of_the_tokenizer_is_one_line() {
-    // Tables of normalizers are read without checks by the crate, which panics when it loads or uses these.
-    // The second one is a trie whose only unit leads beyond its end.
+    // The tokenizers crate reads tables of normalizers without checks, and panics when it loads or uses these tables. The second table is a trie
+    // whose only unit points beyond its end.
     for (table, code, words) in [
         ("AA==", 1, ["`normalizer`: `precompiled_charsmap` of a `Precompiled`: ", "no four bytes"]),
         ("BAAAAAD8//8=", 2, ["cannot encode a text", "the parser gave up"]),

@@ -1,4 +1,4 @@
-//! `ottava inspect` on the output of `ottava train`.
+//! Tests `ottava inspect` on the output of `ottava train`.
 
 use crate::setup::{Run, json};
 
@@ -52,7 +52,7 @@ fn a_run_without_statistics_says_how_to_get_them() {
     run.fail(&["inspect", "plain"], 2, &["metrics.jsonl:1: not a line of metrics"]);
 }
 
-/// The recommendation is a table that the run's file takes, and `plan` prints it beside the linears.
+/// The recommendation is a table that can be added to the run's file. `plan` then prints it beside the linears.
 #[test]
 fn comparisons_are_drawn_and_recommend_linears() {
     let run = Run::new();
@@ -112,7 +112,7 @@ fn two_runs_are_compared() {
         assert!(text.contains(part), "{part} in {text}");
     }
     let text = run.succeed(&["compare", "a", "b", "--top", "2"]);
-    // The first loss comes from an evaluation.
+    // The first loss is the loss of an evaluation.
     for part in ["step 0 is the first that differs:", "metrics.jsonl    eval_loss: 4.", "all 4 linears"] {
         assert!(text.contains(part), "{part} in {text}");
     }

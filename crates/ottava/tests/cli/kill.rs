@@ -1,4 +1,4 @@
-//! A run that is killed repeatedly at random moments ends like an uninterrupted run.
+//! Tests that a run that is killed repeatedly at random moments ends like an uninterrupted run.
 
 use crate::setup::{Run, steps};
 use serde_json::Value;
@@ -7,7 +7,7 @@ use std::path::Path;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
-/// Steps of the run, and between its checkpoints.
+/// The number of steps of the run.
 const STEPS: u64 = 36;
 const TRAIN: [&str; 12] = [
     "train",
@@ -24,7 +24,7 @@ const TRAIN: [&str; 12] = [
     "save_total_limit=3",
 ];
 
-/// Lines of metrics without times and memory.
+/// Returns the lines of metrics without times and memory.
 fn metrics(run: &Path) -> Vec<Value> {
     // A killed run may leave half a line at the end.
     let text = std::fs::read_to_string(run.join("metrics.jsonl")).unwrap_or_default();
@@ -38,7 +38,7 @@ fn metrics(run: &Path) -> Vec<Value> {
     lines
 }
 
-/// The steps of the checkpoints under their final names.
+/// Returns the steps of the checkpoints that have their final names.
 fn checkpoints(run: &Path) -> Vec<u64> {
     let names = std::fs::read_dir(run.join("checkpoints")).into_iter().flatten().map(|e| e.unwrap().file_name());
     let mut steps: Vec<u64> =
@@ -47,7 +47,7 @@ fn checkpoints(run: &Path) -> Vec<u64> {
     steps
 }
 
-/// The last step that a log says was saved.
+/// Returns the last step that a log reports as saved.
 fn last_saved(log: &str) -> Option<u64> {
     log.lines().filter_map(|line| line.split_once("  saved ")?.0.strip_prefix("step ")?.parse().ok()).next_back()
 }
@@ -61,8 +61,8 @@ impl Random {
     }
 }
 
-/// Kills `OTTAVA_KILLS` times (30 by default) at random moments: while it starts, in its first save, in later ones, in
-/// steps and evaluations, and after it went back to an older checkpoint.
+/// The run is killed `OTTAVA_KILLS` times (30 by default) at random moments: during its start, its first save, later saves, steps and evaluations,
+/// and after it has resumed from an older checkpoint.
 #[test]
 fn a_run_killed_at_random_moments_ends_as_the_unbroken_one() {
     let kills: u64 = std::env::var("OTTAVA_KILLS").map_or(30, |count| count.parse().unwrap());

@@ -1,10 +1,10 @@
-//! Ranks that divide the tensors of each layer, or the tokens of each sequence, as processes on the CPU.
+//! Tests ranks that divide the tensors of each layer or the tokens of each sequence, as processes on the CPU.
 
 use crate::ranks::{expect_ends_of_all_ranks, losses, train};
 use crate::setup::{Run, steps};
 use std::fs;
 
-/// Settings of all runs: products in FP8, as many tokens as four ranks divide, and samples at the end.
+/// The settings of all runs: products in FP8, a number of tokens that four ranks can divide, and samples at the end.
 pub const COMMON: [&str; 5] = [
     "recipe=fp8-delayed",
     "lr_scheduler.type=constant",
@@ -13,7 +13,7 @@ pub const COMMON: [&str; 5] = [
     "generation.prompts=[\"line 4\"]",
 ];
 
-/// A model whose heads, columns and vocabulary four ranks divide.
+/// Creates a model whose heads, columns and vocabulary four ranks can divide.
 pub fn inputs() -> Run {
     let run = Run::new();
     for (from, to) in [
@@ -28,7 +28,7 @@ pub fn inputs() -> Run {
     run
 }
 
-/// Arguments of `ottava train` with these settings.
+/// Returns the arguments of `ottava train` with these settings.
 pub fn args(settings: &[&str], more: &[&str]) -> Vec<String> {
     let settings = COMMON.iter().chain(settings).flat_map(|setting| ["--set", setting]);
     let all = train(&settings.chain(more.iter().copied()).collect::<Vec<_>>());
@@ -41,7 +41,7 @@ pub fn go(run: &Run, settings: &[&str], more: &[&str]) -> String {
     run.succeed(&args.iter().map(String::as_str).collect::<Vec<_>>())
 }
 
-/// Sums over ranks have another order, so some values are cast to a neighbouring code.
+/// Compares losses. Ranks add in another order, so some values are cast to a neighbouring code.
 pub fn expect_near(run: &Run, alone: &Run, what: &str) {
     let (got, expected) = (losses(run), losses(alone));
     assert_eq!(got.len(), expected.len(), "{what}");
@@ -105,12 +105,12 @@ fn adapters_train_on_tensor_ranks() {
     assert_eq!(train("alone", &[], &[]), train("divided", &["parallel.tensor=2"], &["--ranks", "2"]));
 }
 
-/// What a command prints as one process, and as `ranks` that divide a model.
+/// Returns the output of a command from one process, and from `ranks` ranks that divide a model.
 pub fn alone_and_divided(run: &Run, ranks: &str, args: &[&str]) -> [String; 2] {
     [&[][..], &["--ranks", ranks]].map(|more| run.succeed(&[args, more].concat()))
 }
 
-/// `ranks` that divide `model` have the loss of one process.
+/// Expects that `ranks` ranks that divide `model` have the same loss as one process.
 pub fn expect_losses_of_one_process(run: &Run, model: &str, ranks: &str) {
     for (recipe, most) in [("fp32", 1e-6), ("fp8-row", 1e-3)] {
         let eval = ["eval", model, "--data", "text.txt", "--recipe", recipe, "--json"];
@@ -122,7 +122,7 @@ pub fn expect_losses_of_one_process(run: &Run, model: &str, ranks: &str) {
     }
 }
 
-/// Ranks that divide a model have the loss of one process, and generate its texts; so do ranks with the same key and value heads.
+/// Tests that ranks that divide a model have the same loss and generate the same texts as one process, also if ranks share key and value heads.
 #[test]
 fn ranks_divide_a_model_for_inference() {
     for (kv_heads, ranks) in [("4", "2"), ("1", "4")] {
@@ -140,7 +140,7 @@ fn ranks_divide_a_model_for_inference() {
     }
 }
 
-/// Latent attention trains and resumes on every axis, and ranks that divide it generate the texts of one process.
+/// Tests that latent attention trains and resumes on every axis, and that ranks that divide it generate the same texts as one process.
 #[test]
 fn ranks_divide_latent_attention() {
     for query_rank in ["null", "16"] {

@@ -1,4 +1,4 @@
-//! The program as users run it: commands, results, and errors on bad input.
+//! Tests the program as users run it: commands, results, and errors for bad input.
 
 mod attack;
 mod bad_input;

@@ -1,4 +1,4 @@
-//! `ottava monitor` and `train --monitor`: their answers while runs train, after they ended, and what a browser paints of them.
+//! Tests `ottava monitor` and `train --monitor`: their answers while runs train and afterwards, and the page in a browser.
 
 use crate::ranks::{children, signal, spawn, train};
 use crate::serve::Server;
@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
 use std::time::{Duration, Instant};
 
-/// Settings of a run whose page has everything: an FP8 recipe, statistics of casts, comparisons and evaluations.
+/// The settings of a run whose page shows everything: an FP8 recipe, statistics of casts, comparisons and evaluations.
 const WATCHED: [&str; 14] = [
     "--set",
     "recipe=fp8-delayed",
@@ -27,17 +27,17 @@ const WATCHED: [&str; 14] = [
     "training.per_device_train_batch_size=8",
 ];
 
-/// Settings of a run of `steps`.
+/// Returns the arguments of a run with the setting `steps`.
 fn watched<'a>(steps: &'a str, more: &[&'a str]) -> Vec<&'a str> {
     [&["train", "run.toml", "--set", steps], &WATCHED[..], more].concat()
 }
 
-/// A monitor of folders in the folder of `run`.
+/// Starts a monitor of folders in the folder of `run`.
 fn monitor(run: &Run, folders: &[&str]) -> Server {
     Server::spawn(run.command(&[&["monitor", "--port", "0"], folders].concat()))
 }
 
-/// The answer at a path.
+/// Returns the answer for a path.
 fn get(server: &Server, path: &str) -> String {
     let (mut client, mut text) = (server.connect(), String::new());
     let request = format!("GET {path} HTTP/1.1\r\nHost: {}\r\nConnection: close\r\n\r\n", server.address);
@@ -87,7 +87,7 @@ fn a_run_is_shown_from_its_start_to_each_of_its_ends() {
     wait(child);
     let killed = wait_for(&server, "killed");
     assert!(killed["changes"]["0"]["casts"]["steps"][0] == 5, "{killed}");
-    // A signal that the run follows, with a checkpoint.
+    // The run stops after a signal, with a checkpoint.
     std::fs::remove_dir_all(run.path("run")).unwrap();
     wait_for(&server, "missing");
     let mut child = spawn(&run, &watched("max_steps=100000", &[]));
@@ -116,7 +116,7 @@ fn a_training_shows_itself_and_its_ranks() {
     assert_eq!(logs[0]["rank"], 1, "{logs}");
     server.signal();
     assert_eq!(server.wait().0, Some(75), "the page does not keep the training from its end");
-    // A port in use is told before anything is trained.
+    // A port that is in use is an error before training begins.
     let other = Run::new();
     let server = monitor(&other, &["."]);
     let port = format!("--monitor={}", server.address.rsplit_once(':').unwrap().1);
@@ -125,14 +125,14 @@ fn a_training_shows_itself_and_its_ranks() {
     other.fail(&["monitor"], 1, &["required"]);
 }
 
-/// A browser, if there is one.
+/// Returns the path of a browser, if one is installed.
 fn browser() -> Option<PathBuf> {
     let folders = std::env::var_os("PATH")?;
     let names = ["chromium", "chromium-browser", "google-chrome"];
     std::env::split_paths(&folders).flat_map(|folder| names.map(|name| folder.join(name))).find(|path| path.is_file())
 }
 
-/// The elements of a page after its first paint. With `OTTAVA_IMAGES`, a folder, it is also saved there as `name`.
+/// Returns the elements of a page after its first paint. If `OTTAVA_IMAGES` is set to a folder, also saves an image as `name` in it.
 fn paint(browser: &Path, server: &Server, name: &str, height: u32, more: &[&str]) -> String {
     let profile = tempfile::tempdir().unwrap();
     let page = |what: &str| {
@@ -157,7 +157,7 @@ fn paint(browser: &Path, server: &Server, name: &str, height: u32, more: &[&str]
     page("--dump-dom")
 }
 
-/// A run of 100,000 steps with a spike of one step, as `metrics.jsonl`.
+/// Returns the `metrics.jsonl` of a run of 100,000 steps with a spike of one step.
 fn hundred_thousand_steps() -> String {
     let line = |step: u64| {
         let noise = ((step * 2_654_435_761) % 1000) as f64 / 1000.0 - 0.5;
@@ -178,7 +178,7 @@ fn hundred_thousand_steps() -> String {
     (1..=100_000).map(line).collect()
 }
 
-/// The words of a painted page, without its markup.
+/// Returns the words of a painted page, without markup.
 fn words(page: &str) -> String {
     page.split('<').filter_map(|part| part.split_once('>')).map(|(_, text)| text).collect::<Vec<_>>().join(" ")
 }
@@ -203,7 +203,7 @@ fn browsers_paint_growing_killed_finished_divided_and_long_runs() {
     expect(&page, &["finished", "300 of 300", "fp8-delayed, CPU", "evaluation", "layer 0", "cosine"]);
     let mut child = spawn(&run, &watched("max_steps=100000", &["--set", "data.max_length=64"]));
     run.wait_for_steps(&mut child, 150);
-    // Two runs side by side, on a dark page.
+    // The page shows two runs side by side on a dark background.
     let dark = ["--blink-settings=preferredColorScheme=0"];
     let page = paint(&browser, &monitor(&run, &["run", "finished"]), "growing", 1500, &dark);
     expect(&page, &["running", "of 100000", "run training", "finished training"]);

@@ -1,4 +1,4 @@
-//! Processes that prepare parts of the tokens.
+//! Tests processes that prepare parts of the tokens.
 
 use crate::ranks::signal;
 use crate::setup::Run;
@@ -7,7 +7,7 @@ use std::fs;
 use std::path::PathBuf;
 use std::process::Stdio;
 
-/// A run with text enough for several units, in two files.
+/// Creates a run with enough text for several units, in two files.
 fn inputs() -> Run {
     let run = Run::new();
     for (name, lines) in [("text.txt", 60_000), ("more.txt", 30_000)] {
@@ -17,19 +17,19 @@ fn inputs() -> Run {
     run
 }
 
-/// The entries of the cache that are folders.
+/// Returns the folders in the cache.
 fn folders(run: &Run) -> Vec<PathBuf> {
     let entries = fs::read_dir(run.path("tokens")).unwrap().map(|entry| entry.unwrap().path());
     entries.filter(|path| path.is_dir()).collect()
 }
 
-/// The prepared files.
+/// Returns the prepared files.
 fn tokens(run: &Run) -> BTreeMap<String, Vec<u8>> {
     let folders = folders(run);
     assert_eq!(folders.len(), 1, "{folders:?}");
     let entries = fs::read_dir(&folders[0]).unwrap().map(|entry| entry.unwrap().path());
     let read = |path: PathBuf| (path.file_name().unwrap().to_string_lossy().into_owned(), fs::read(&path).unwrap());
-    // What is only known about the files, and counts of a run.
+    // Excludes the stamps of files, and statistics of a run.
     entries.map(read).filter(|(name, _)| name != "checked.json" && !name.starts_with("rows-")).collect()
 }
 
@@ -41,7 +41,7 @@ fn processes_that_share_the_work_leave_what_one_leaves() {
         let mut command = run.command(&["prepare", "run.toml", "--part", part]);
         command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
     };
-    // Two of them have the same part, and one is killed.
+    // Two processes prepare the same part, and one process is killed.
     let killed = spawn("3/3");
     while !run.path("tokens").exists() {
         std::thread::sleep(std::time::Duration::from_millis(1));
@@ -70,7 +70,7 @@ fn a_start_joins_the_parts_that_it_finds() {
     let (alone, run) = (inputs(), inputs());
     alone.succeed(&["prepare", "run.toml"]);
     run.succeed(&["prepare", "run.toml", "--part", "2/2"]);
-    // A part that another machine left, whose process was killed before it joined them.
+    // Another machine has left this part, because its process was killed before it joined the parts.
     let other = inputs();
     other.succeed(&["prepare", "run.toml", "--part", "1/2"]);
     let part = |run: &Run| folders(run)[0].clone();

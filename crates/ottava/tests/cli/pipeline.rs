@@ -1,10 +1,10 @@
-//! Ranks that divide the layers of a run, as processes on the CPU.
+//! Tests ranks that divide the layers of a run, as processes on the CPU.
 
 use crate::ranks::{expect_ends_of_all_ranks, losses, train};
 use crate::setup::{Run, steps};
 use std::fs;
 
-/// A model of four blocks in FP8, with samples at the end.
+/// The settings of a model of four blocks in FP8, with samples at the end.
 const COMMON: [&str; 8] = [
     "--set",
     "recipe=fp8-delayed",
@@ -22,7 +22,7 @@ fn inputs() -> Run {
     run
 }
 
-/// Settings as arguments.
+/// Returns the settings as arguments.
 fn set<'a>(settings: &[&'a str]) -> Vec<&'a str> {
     settings.iter().flat_map(|setting| ["--set", setting]).collect()
 }
@@ -31,7 +31,7 @@ fn go(run: &Run, settings: &[&str], more: &[&str]) -> String {
     run.succeed(&train(&[&COMMON[..], &set(settings), more].concat()))
 }
 
-/// The metrics of each step and the log of casts, without times.
+/// Returns the metrics of each step and the log of casts, without times.
 fn metrics(run: &Run) -> Vec<serde_json::Value> {
     let lines = |name: &str| fs::read_to_string(run.path(name)).unwrap_or_default();
     let text = lines("run/metrics.jsonl") + &lines("run/casts.jsonl");
@@ -63,7 +63,7 @@ fn a_pipeline_leaves_what_one_process_leaves() {
     }
 }
 
-/// Also if the loss scale is halved after steps that change nothing.
+/// The results are bit-identical, even if the loss scale is halved after skipped steps.
 #[test]
 fn optimizers_levels_and_loss_scales_have_the_bits_of_one_process() {
     for settings in [
@@ -81,7 +81,7 @@ fn optimizers_levels_and_loss_scales_have_the_bits_of_one_process() {
     }
 }
 
-/// All ranks end with the name of the gradient, whichever rank has it.
+/// All ranks end with an error that names the gradient, whichever rank has it.
 #[test]
 fn a_gradient_that_is_not_finite_ends_all_ranks() {
     let run = inputs();
@@ -102,7 +102,7 @@ fn a_run_resumes_with_another_pipeline() {
     go(&run, &zero_bubble, &["--ranks", "4", "--resume"]);
     go(&run, &["max_steps=6"], &["--resume"]);
     assert_eq!(losses(&run), losses(&unbroken));
-    // And with ranks that share the rows, whose sums have another order.
+    // Ranks that also share the rows add in another order, so their losses are only near.
     let both = ["max_steps=8", "parallel.pipeline=2", "parallel.zero=1"];
     go(&run, &both, &["--ranks", "4", "--resume"]);
     go(&run, &["max_steps=9", "parallel.pipeline=2"], &["--ranks", "2", "--resume"]);

@@ -1,9 +1,9 @@
-//! Runs on preferences, and what each command does with the model of one and with such data.
+//! Tests runs on preferences, and commands with the models of such runs and with such data.
 
 use crate::setup::{Run, json};
 use serde_json::json;
 
-/// A run of a reward model on pairs; some pairs have margins.
+/// Creates a run of a reward model on pairs. Some pairs have margins.
 fn reward_run() -> Run {
     let run = Run::new();
     let pair = |i: usize| json!({"prompt": format!("say {i}:"), "chosen": "yes", "rejected": "NO", "margin": i % 2});
@@ -69,7 +69,7 @@ fn eval_of_a_language_model_refuses_preferences() {
     run.fail(&["eval", &checkpoint, "--data", "pairs.jsonl", "--compare"], 2, &words);
 }
 
-/// The log names losses as the settings do, and the last line has a direction in place of a sign.
+/// The log names losses by their names in settings. The last line says the direction of the change instead of a sign.
 #[test]
 fn the_log_names_the_loss_and_the_direction_of_its_change() {
     let run = Run::new();
@@ -91,7 +91,7 @@ fn the_log_names_the_loss_and_the_direction_of_its_change() {
     let named = "with loss_type 1 × aot + 0.5 × sft, beta 0.1, label_smoothing 0.1; the reference is the model that the run starts from";
     assert!(text.contains(named) && !text.contains("Aot {"), "{text}");
     assert!(text.contains(" lower") && !text.contains("nats less"), "{text}");
-    // Pairs that prefer the other completion.
+    // These pairs prefer the other completion.
     run.write(
         "other.jsonl",
         pairs.replace("chosen", "x").replace("rejected", "chosen").replace("\"x\"", "\"rejected\"").as_bytes(),

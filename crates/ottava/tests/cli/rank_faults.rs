@@ -1,4 +1,4 @@
-//! What goes wrong among the ranks of a job: signals in each phase, ranks that end or never come, and ranks that do not belong together.
+//! Tests faults among the ranks of a job: signals in each phase, ranks that end or never join, and ranks that do not belong together.
 
 use crate::ranks::{children, end, lives, losses, signal, spawn, train};
 use crate::setup::{Run, folders, steps};
@@ -7,25 +7,25 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// Whether to try every combination: `just nightly ranks`.
+/// Whether every combination is tested, as in `just nightly ranks`.
 fn all_combinations() -> bool {
     std::env::var("OTTAVA_RANKS").is_ok_and(|value| value == "full")
 }
 
-/// Starts `rank` of `size` as torchrun does, in the folder of `run`, and meets the others at `port`.
+/// Starts `rank` of `size` like torchrun, in the folder of `run`. The ranks meet at `port`.
 fn launch(run: &Run, rank: usize, size: usize, port: u16, args: &[&str]) -> Child {
     let place = [
         ("RANK", rank.to_string()),
         ("WORLD_SIZE", size.to_string()),
         ("LOCAL_RANK", rank.to_string()),
         ("MASTER_ADDR", "127.0.0.1".into()),
-        // torchrun itself listens at the port before.
+        // torchrun itself listens at the port before this port.
         ("MASTER_PORT", (port - 1).to_string()),
     ];
     run.command(args).envs(place).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap()
 }
 
-/// A port that was free a moment ago.
+/// Returns a port that was free a moment ago.
 fn free_port() -> u16 {
     std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
@@ -34,21 +34,21 @@ fn log(run: &Run, rank: usize) -> String {
     fs::read_to_string(run.path(&format!("run/rank-{rank}.log"))).unwrap_or_default()
 }
 
-/// Lines whose evaluation takes most of a second.
+/// Writes lines whose evaluation takes most of a second.
 fn long_validation(run: &Run) {
     let text: String = (0..1600).map(|i| format!("line {i} of a long text\n")).collect();
     run.write("text.txt", text.as_bytes());
     run.replace("run.toml", "val_set_size = 2", "val_set_size = 1000");
 }
 
-/// To whom a signal goes: one rank, or all at once, as from a terminal.
+/// The receiver of a signal: one rank, or all ranks at once, as from a terminal.
 #[derive(Clone, Copy, Debug)]
 enum To {
     Rank(usize),
     All,
 }
 
-/// Sends SIGTERM and expects all ranks to stop with `code` and `word`.
+/// Sends SIGTERM, and expects that all ranks stop with `code` and `word`.
 fn stop(run: &Run, child: Child, to: To, code: i32, word: &str) {
     let others = children(&child);
     let all = [&[child.id()], &others[..]].concat();
@@ -78,12 +78,12 @@ fn a_signal_during_an_evaluation_stops_all_ranks_alike() {
             long_validation(&run);
             let stage = format!("parallel.zero={zero}");
             let args = train(&["--set", "eval_steps=1", "--set", "max_steps=2", "--ranks", "2", "--set", &stage]);
-            // The checkpoint of step 0: there is nothing to save.
+            // The signal arrives in the evaluation of step 0, where nothing is saved.
             let child = spawn(&run, &args);
             wait_for(|| run.path("run/metrics.jsonl").exists());
             std::thread::sleep(Duration::from_millis(100));
             stop(&run, child, to, 130, "stopped by a signal while evaluating");
-            // That after step 1, after the one of step 0 was recorded.
+            // The signal arrives in the evaluation after step 1, when the evaluation of step 0 is recorded.
             let mut child = spawn(&run, &args);
             run.wait_for_steps(&mut child, 1);
             std::thread::sleep(Duration::from_millis(100));
@@ -123,7 +123,7 @@ fn a_rank_that_is_lost_while_the_leading_rank_tokenizes_is_named() {
     assert_eq!(folders(&run.path("tokens")), 0, "no temporary folder is left");
 }
 
-/// Before all ranks have joined, they cannot tell each other.
+/// Before all ranks have joined, they cannot tell each other to stop.
 #[test]
 fn a_signal_while_ranks_start_stops_all_within_seconds() {
     for milliseconds in [5, 30, 60, 100, 150, 200] {
@@ -136,7 +136,7 @@ fn a_signal_while_ranks_start_stops_all_within_seconds() {
             let sent = Instant::now();
             signal("-TERM", all[to]);
             let (code, error) = end(child, &all[1..]);
-            // A rank that has joined meanwhile saves after its first step.
+            // If a rank has joined in the meantime, it saves after its first step.
             assert!([Some(130), Some(75)].contains(&code), "rank {to} after {milliseconds} ms: {code:?}, {error}");
             assert!(sent.elapsed() < Duration::from_secs(8), "rank {to} after {milliseconds} ms: {:?}", sent.elapsed());
         }
@@ -211,7 +211,7 @@ fn a_second_run_in_the_folder_is_refused_and_writes_into_no_log() {
     run.wait_for_steps(&mut child, 3);
     let before = log(&run, 1);
     run.fail(&train(&["--ranks", "2"]), 1, &["another process is training into this folder"]);
-    // The run itself goes on to write.
+    // The first run continues to write its log.
     let after = log(&run, 1);
     assert!(after.starts_with(&before) && after.matches("started by").count() == 1, "{after}");
     stop(&run, child, To::Rank(0), 75, "stopped by a signal after step");
@@ -229,7 +229,7 @@ fn ranks_of_a_launcher_print_into_logs_with_the_time() {
     assert!(log.lines().count() > 0 && log.lines().all(|line| line.starts_with("20") && line.contains("Z ")), "{log}");
 }
 
-/// Two ranks on machines of their own: folders that have nothing in common but the run's.
+/// Starts two ranks as if on two machines: their folders share only the run's folder.
 fn on_two_machines(change: impl Fn(&Run), args: &[&str]) -> [(Option<i32>, String); 2] {
     let (here, there, port) = (Run::new(), Run::new(), free_port());
     change(&there);
@@ -282,7 +282,7 @@ fn a_run_folder_that_ranks_do_not_share_is_found_at_the_start() {
     assert!(!here.path("run").exists(), "nothing has started");
 }
 
-/// The end of a process that waits for a file of a network file system first.
+/// Waits for the end of a process. The process first waits for a file of a network file system.
 fn end_late(child: Child) -> (Option<i32>, String) {
     let output = child.wait_with_output().unwrap();
     (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
@@ -291,7 +291,7 @@ fn end_late(child: Child) -> (Option<i32>, String) {
 #[test]
 fn another_build_of_the_same_version_does_not_join() {
     let (run, port) = (Run::new(), free_port());
-    // Bytes behind an ELF file change nothing but the file.
+    // Bytes after the end of an ELF file change the file, but not the program.
     let program = run.path("another-build");
     fs::copy(env!("CARGO_BIN_EXE_ottava"), &program).unwrap();
     let mut bytes = fs::OpenOptions::new().append(true).open(&program).unwrap();
@@ -322,7 +322,7 @@ fn one_command_line_starts_a_run_and_goes_on_with_it() {
     run.succeed(&[&auto[..], &["--set", "max_steps=2"]].concat());
     run.succeed(&[&auto[..], &["--set", "max_steps=4"]].concat());
     assert_eq!(steps(&run.path("run/metrics.jsonl")), [0, 1, 2, 3, 4]);
-    // A damaged checkpoint is no reason to start again.
+    // If a checkpoint is damaged, the run must not start again silently.
     for step in ["2", "4"] {
         run.write(&format!("run/checkpoints/checkpoint-{step}/config.json"), b"{}");
     }
@@ -349,13 +349,13 @@ fn a_resumed_run_keeps_its_batch_on_fewer_ranks() {
     let alone = Run::new();
     alone.succeed(&[&default[..], &["--set", "max_steps=4", "--set", "global_batch_size=8"]].concat());
     for (one, several) in losses(&alone).iter().zip(losses(&run)) {
-        // The same rows in each step: only sums over ranks have another order, which a rounding to BF16, 2⁻⁸ of an activation, can enlarge. The
-        // loss, a mean, moves by less; on the CPU it does not move.
+        // Each step has the same rows, so only the sums over ranks have another order. A rounding to BF16 can enlarge the difference to 2⁻⁸ of an
+        // activation. The loss is a mean, so it changes less; on the CPU it does not change.
         assert!((one - several).abs() < 1e-3 * one, "{one} alone, {several} on 4 and 2 ranks");
     }
 }
 
-/// Ranks count the casts of their rows, evaluate their share, and report the sums.
+/// Tests that ranks count the casts of their rows, evaluate their share, and report the sums.
 #[test]
 fn statistics_and_evaluations_of_ranks_are_those_of_one() {
     let settings = ["--set", "recipe=fp8-delayed", "--set", "cast_statistics_steps=1", "--set", "val_set_size=7"];
@@ -383,7 +383,7 @@ fn statistics_and_evaluations_of_ranks_are_those_of_one() {
     }
 }
 
-/// Waits up to ten seconds.
+/// Waits up to ten seconds for a condition.
 fn wait_for(condition: impl Fn() -> bool) {
     let begin = Instant::now();
     while !condition() {

@@ -1,13 +1,13 @@
-//! Several ranks of one run, as processes on the CPU.
+//! Tests several ranks of one run, as processes on the CPU.
 
 use crate::setup::{Run, steps};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// The longest that the ranks of a job may run after a fault. The promise is 10 s.
+/// The maximum time for which the ranks of a job may run after a fault. The documents promise 10 s.
 const SOON: Duration = Duration::from_secs(10);
 
-/// Steps of four sequences, whatever the number of ranks.
+/// Returns the arguments of a run with four sequences per step for any number of ranks.
 pub fn train<'a>(more: &[&'a str]) -> Vec<&'a str> {
     let common = ["train", "run.toml", "--set", "per_device_train_batch_size=1", "--set", "global_batch_size=4"];
     [&common[..], more].concat()
@@ -27,12 +27,12 @@ pub fn signal(name: &str, pid: u32) {
     assert!(Command::new("kill").args([name, &pid.to_string()]).status().unwrap().success());
 }
 
-/// The processes that `parent` has started.
+/// Returns the processes that `parent` has started.
 pub fn children(parent: &Child) -> Vec<u32> {
     children_of(parent.id())
 }
 
-/// The processes that the threads of `pid` have started.
+/// Returns the processes that the threads of `pid` have started.
 pub fn children_of(pid: u32) -> Vec<u32> {
     let threads = std::fs::read_dir(format!("/proc/{pid}/task")).unwrap().flatten();
     let text = threads.filter_map(|thread| std::fs::read_to_string(thread.path().join("children")).ok());
@@ -44,7 +44,7 @@ pub fn lives(pid: u32) -> bool {
     !status.is_empty() && !status.contains(") Z ")
 }
 
-/// Waits for the end, with its messages, and expects it [`SOON`] and no process left.
+/// Waits for the end of `child` and returns its exit code and messages. Expects that it ends within [`SOON`] and leaves no process.
 pub fn end(child: Child, others: &[u32]) -> (Option<i32>, String) {
     let begin = Instant::now();
     let output = child.wait_with_output().unwrap();
@@ -56,12 +56,12 @@ pub fn end(child: Child, others: &[u32]) -> (Option<i32>, String) {
     (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
 }
 
-/// A signal to one of four ranks, or its death, ends all ranks of `ottava args`, and one process resumes with `settings`.
+/// Expects that a signal to one of four ranks, or its death, ends all ranks of `ottava args`, and that one process can resume with `settings`.
 pub fn expect_ends_of_all_ranks(inputs: impl Fn() -> Run, args: &[&str], settings: &[&str]) {
     for (name, victim) in [("-TERM", 2), ("-KILL", 1)] {
         let run = inputs();
         let mut child = spawn(&run, args);
-        // The save after step 5 is complete.
+        // By now, the checkpoint after step 5 is complete.
         run.wait_for_steps(&mut child, 8);
         let others = children(&child);
         signal(name, others[victim - 1]);
@@ -89,10 +89,10 @@ fn ranks_train_as_one_process_does() {
     }
 }
 
-/// What ranks divide changes no bit, and a checkpoint of one division is read by any other.
+/// Tests that the division among ranks changes no bit, and that a checkpoint of one division can be read by any other division.
 #[test]
 fn a_run_goes_on_with_other_ranks_and_another_division() {
-    // A schedule that does not depend on the number of steps.
+    // With a constant learning rate, the schedule does not depend on the number of steps.
     const RATE: [&str; 2] = ["--set", "lr_scheduler.type=constant"];
     let unbroken = Run::new();
     unbroken.succeed(&train(&[&RATE[..], &["--set", "max_steps=6", "--ranks", "2"]].concat()));
@@ -112,10 +112,10 @@ fn a_run_goes_on_with_other_ranks_and_another_division() {
     assert_eq!(steps(&run.path("run/metrics.jsonl")), (0..=11).collect::<Vec<_>>());
 }
 
-/// Scales of whole matrices are written once, by the rank with the first element, and read by every division.
+/// Scales of whole matrices are written once, by the rank with the first element, and every division can read them.
 #[test]
 fn a_run_at_level_o2_goes_on_with_another_division() {
-    // A rank has one micro-batch of a step of four, so that all stages have the same bits.
+    // Each rank has one micro-batch of four per step, so all ZeRO stages are bit-identical.
     let common = ["recipe=fp8-delayed", "storage=msamp-o2", "gradient_dtype=float32", "lr_scheduler.type=constant"];
     let common: Vec<&str> = common.into_iter().flat_map(|setting| ["--set", setting]).collect();
     let go = |run: &Run, more: &[&str]| run.succeed(&train(&[&common[..], more].concat()));
@@ -132,7 +132,7 @@ fn a_run_at_level_o2_goes_on_with_another_division() {
     assert_eq!(steps(&run.path("run/metrics.jsonl")), (0..=6).collect::<Vec<_>>());
 }
 
-/// States of other levels are converted; losses go on as they were.
+/// Optimizer states of another storage are converted, and the losses continue without a jump.
 #[test]
 fn a_run_goes_on_at_another_level() {
     let common = ["recipe=fp8-delayed", "lr_scheduler.type=constant", "learning_rate=1e-4", "warmup_steps=0"];
@@ -155,7 +155,7 @@ fn a_run_goes_on_at_another_level() {
     }
     assert_eq!(steps(&run.path("run/metrics.jsonl")), (0..=8).collect::<Vec<_>>());
     for (unbroken, converted) in losses(&unbroken).iter().zip(losses(&run)) {
-        // States in FP8 and BF16 round the updates of four steps, each 1e-4: up to 9e-4 is seen.
+        // The states of four steps are rounded to FP8 and BF16, each update being 1e-4. Differences of up to 9e-4 were observed.
         assert!((unbroken - converted).abs() < 0.01, "{converted} instead of {unbroken}");
     }
     let lion = train(&[&common[..], &["--set", "max_steps=9", "--set", "optimizer.name=lion", "--resume"]].concat());
@@ -168,7 +168,7 @@ fn a_rank_that_dies_is_named_and_all_end() {
         let run = Run::new();
         let long = ["--set", "max_steps=100000", "--set", "save_steps=5", "--ranks", "4"];
         let mut child = spawn(&run, &train(&[&long[..], &["--set", "parallel.zero=1"]].concat()));
-        // The save after step 10 waits for that after step 5.
+        // The checkpoint after step 10 waits for the checkpoint after step 5.
         run.wait_for_steps(&mut child, 12);
         let others = children(&child);
         assert_eq!(others.len(), 3);
@@ -186,7 +186,7 @@ fn a_rank_that_dies_is_named_and_all_end() {
                 assert!(log(3).contains(&format!("rank {rank}")), "{}", log(3));
             }
         }
-        // The checkpoints are whole.
+        // The checkpoints are complete.
         run.succeed(&train(&["--set", "max_steps=20", "--ranks", "2", "--resume"]));
     }
 }

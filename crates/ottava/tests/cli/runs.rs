@@ -1,15 +1,15 @@
-//! A run's folder: starting, resuming and saving never lose or mix up its content.
+//! Tests that starting, resuming and saving never lose or mix up the content of a run's folder.
 
 use crate::setup::{Run, json, steps};
 use std::process::Stdio;
 
-/// Arguments of `train` with these settings.
+/// Returns the arguments of `train` with these settings.
 fn train<'a>(resume: &[&'a str], settings: &[&'a str]) -> Vec<&'a str> {
     let settings = settings.iter().flat_map(|setting| ["--set", setting]);
     ["train", "run.toml"].into_iter().chain(resume.iter().copied()).chain(settings).collect()
 }
 
-/// The names in `run/checkpoints`, sorted.
+/// Returns the sorted names in `run/checkpoints`.
 fn checkpoints(run: &Run) -> Vec<String> {
     let mut names: Vec<_> = std::fs::read_dir(run.path("run/checkpoints"))
         .map(|entries| entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect())
@@ -30,7 +30,7 @@ fn resuming_an_older_checkpoint_leaves_the_newer_ones_behind_for_good() {
     assert_eq!(checkpoints(&run), ["checkpoint-2", "checkpoint-4", "checkpoint-6"]);
     let first = std::fs::read(run.path("run/metrics.jsonl")).unwrap();
     let older = ["--resume", "run/checkpoints/checkpoint-2"];
-    // Killed before its first save, the run still resumes from step 2 and not from the abandoned steps.
+    // The run is killed before its first save. It still resumes from step 2, and not from the abandoned steps.
     let endless = train(&older, &["max_steps=100000", "save_total_limit=1"]);
     let mut child = run.command(&endless).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
     run.wait_for_steps(&mut child, 12);
@@ -40,7 +40,7 @@ fn resuming_an_older_checkpoint_leaves_the_newer_ones_behind_for_good() {
     assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
     assert_eq!(metrics(&run), [0, 1, 2, 3]);
     assert_eq!(checkpoints(&run), ["abandoned-checkpoint-4", "abandoned-checkpoint-6", "checkpoint-3"]);
-    // The abandoned checkpoint can be resumed, with its own metrics.
+    // The abandoned checkpoint can be resumed with its own metrics.
     run.succeed(&train(&["--resume", "run/checkpoints/abandoned-checkpoint-6"], &["max_steps=6", "save_steps=2"]));
     assert_eq!(std::fs::read(run.path("run/metrics.jsonl")).unwrap(), first);
     run.succeed(&train(&["--resume"], &["max_steps=7", "save_total_limit=0"]));
@@ -64,7 +64,7 @@ fn a_changed_model_configuration_is_not_resumed() {
         run.replace("model/config.json", to, from);
     }
     assert_eq!(checkpoints(&run), ["checkpoint-2"]);
-    // The same content at another path is the same model.
+    // The same content at another path counts as the same model.
     std::fs::rename(run.path("model"), run.path("moved")).unwrap();
     run.succeed(&train(&["--resume"], &["max_steps=3", "model.path=moved"]));
     run.succeed(&train(&["--resume"], &["max_steps=4", "model.path=run/checkpoints/checkpoint-3"]));
@@ -89,7 +89,7 @@ fn a_run_leaves_nothing_of_killed_ones_and_follows_no_link() {
     run.succeed(&train(&[], &[]));
     run.write("run/checkpoints/.trash-checkpoint-1/model.safetensors", b"half");
     run.write("run/checkpoints/.tmp-checkpoint-3/model.safetensors", b"half");
-    // A run that has nothing left to do removes them too.
+    // A run with no steps left also removes them.
     run.succeed(&train(&["--resume"], &[]));
     assert_eq!(checkpoints(&run), ["checkpoint-2"]);
     std::fs::create_dir(run.path("other")).unwrap();
@@ -106,7 +106,7 @@ fn metrics_are_whole_wherever_a_checkpoint_was_moved_to() {
     std::fs::remove_file(run.path("run/metrics.jsonl")).unwrap();
     run.succeed(&train(&["--resume", "elsewhere/checkpoint-2"], &["max_steps=3"]));
     assert_eq!(metrics(&run), [0, 1, 2, 3]);
-    // The checkpoints of another run are not mixed with the checkpoints of this run.
+    // Checkpoints of different runs are not mixed.
     run.fail(&train(&["--resume", "elsewhere/checkpoint-4"], &["max_steps=5"]), 1, &["already holds a run"]);
 }
 
@@ -118,7 +118,7 @@ fn the_cast_log_is_whole_wherever_a_checkpoint_was_moved_to() {
     let log = || std::fs::read_to_string(run.path("run/casts.jsonl")).unwrap();
     let two = log();
     let read = |folder: &str| steps(&run.path(folder).join("casts.jsonl"));
-    // Elsewhere the log starts with the lines of the checkpoint, also where the run itself adds none.
+    // In another folder, the log begins with the lines of the checkpoint, even if the run adds no lines.
     let resume = ["--resume", "run/checkpoints/checkpoint-2"];
     let silent = ["recipe=fp8-delayed", "cast_statistics_steps=0"];
     run.succeed(&train(&resume, &[&casts[..], &["output_dir=moved", "max_steps=3"]].concat()));
@@ -128,7 +128,7 @@ fn the_cast_log_is_whole_wherever_a_checkpoint_was_moved_to() {
     let resume = ["--resume", "silent/checkpoints/checkpoint-3"];
     run.succeed(&train(&resume, &[&casts[..], &["output_dir=again", "max_steps=4"]].concat()));
     assert_eq!(read("again"), [1, 2, 4]);
-    // Lines of another past are set aside.
+    // Lines that do not belong to the resumed checkpoint are set aside.
     run.write("run/casts.jsonl", two.replace("\"since\":0", "\"since\":7").as_bytes());
     run.succeed(&train(&["--resume"], &[&casts[..], &["max_steps=3"]].concat()));
     assert!(log().starts_with(&two), "{}", log());
@@ -149,7 +149,7 @@ fn stray_names_are_not_taken_for_checkpoints() {
 #[test]
 fn a_result_that_is_not_finite_is_an_error_and_no_checkpoint() {
     let run = Run::new();
-    // No step follows the last update, so only the check before saving can notice.
+    // No step follows the last update, so only the check before saving can find the infinite values.
     let last = ["learning_rate=1e38", "lr_scheduler.type=constant", "warmup_steps=0", "max_steps=1"];
     run.fail(&train(&[], &last), 4, &["not finite"]);
     run.fail(&train(&[], &[&last[..], &["val_set_size=0"]].concat()), 4, &["not finite"]);
@@ -174,7 +174,7 @@ fn a_result_that_is_not_finite_is_an_error_and_no_checkpoint() {
     }
 }
 
-/// An endless run, after its first steps.
+/// Starts an endless run, and waits for its first steps.
 fn started(run: &Run) -> std::process::Child {
     let endless = train(&[], &["max_steps=100000"]);
     let mut child = run.command(&endless).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();

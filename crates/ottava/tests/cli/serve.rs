@@ -1,4 +1,4 @@
-//! The server with a real model.
+//! Tests the server with a real model.
 
 use crate::ranks::signal;
 use crate::setup::{Run, json};
@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 pub struct Server {
     child: Child,
     pub address: String,
-    /// Reads what the server writes to standard error, since a full pipe would stop it.
+    /// A thread that reads the server's standard error, because a full pipe would block the server.
     errors: Option<JoinHandle<String>>,
 }
 
@@ -23,7 +23,7 @@ impl Server {
         Server::spawn(run.command(&args.iter().map(String::as_str).collect::<Vec<_>>()))
     }
 
-    /// A server that may have so many files open.
+    /// Starts a server that can open only `files` files.
     fn start_with_files(run: &Run, more: &[&str], files: usize) -> Server {
         let mut command = Command::new("sh");
         let script = format!("ulimit -n {files}; exec \"$0\" \"$@\"");
@@ -41,9 +41,9 @@ impl Server {
             .collect()
     }
 
-    /// A server that says where it listens.
+    /// Starts a server, and waits until it prints its address.
     pub fn spawn(mut command: Command) -> Server {
-        // Freed memory goes back to the system, so that the resident memory is what is in use.
+        // The allocator returns freed memory to the system, so that the resident memory is the memory in use.
         command.envs([
             ("MALLOC_ARENA_MAX", "1"),
             ("MALLOC_MMAP_THRESHOLD_", "65536"),
@@ -71,14 +71,14 @@ impl Server {
         self.child.id()
     }
 
-    /// Connects to it.
+    /// Connects to the server.
     pub fn connect(&self) -> TcpStream {
         let client = TcpStream::connect(&self.address).unwrap();
         client.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
         client
     }
 
-    /// Sends a request, whose answer can be read.
+    /// Sends a request. Returns the connection, from which the answer can be read.
     pub fn send(&self, path: &str, body: &Value) -> TcpStream {
         let (mut client, body) = (self.connect(), body.to_string());
         client.write_all(&request(path, body.as_bytes())).unwrap();
@@ -97,7 +97,7 @@ impl Server {
         signal("-TERM", self.id());
     }
 
-    /// Waits for its end after [`Server::signal`]. Returns its exit code and what it wrote to standard error since it was ready.
+    /// Waits for the end of the server after [`Server::signal`]. Returns its exit code, and its standard error since it was ready.
     pub fn wait(mut self) -> (Option<i32>, String) {
         let code = self.child.wait().unwrap().code();
         (code, self.errors.take().unwrap().join().unwrap())
@@ -111,19 +111,19 @@ impl Drop for Server {
     }
 }
 
-/// The bytes of a POST request.
+/// Returns the bytes of a POST request.
 pub fn request(path: &str, body: &[u8]) -> Vec<u8> {
     [post_head(path, &format!("Content-Length: {}", body.len())).as_bytes(), body].concat()
 }
 
-/// The head of a POST request with another line.
+/// Returns the head of a POST request with the additional header `line`.
 pub fn post_head(path: &str, line: &str) -> String {
     format!(
         "POST {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Type: application/json\r\n{line}\r\n\r\n"
     )
 }
 
-/// The token of each byte in the model's tokenizer.
+/// Returns the token of each byte in the model's tokenizer.
 fn ids(text: &str) -> Vec<u32> {
     text.bytes().map(|byte| if byte == b'\n' { 96 } else { u32::from(byte) - 31 }).collect()
 }
@@ -147,7 +147,7 @@ fn served_completions_and_losses_are_those_of_the_commands() {
     let body = json!({"prompt": "line 4", "max_tokens": 9, "temperature": 0});
     let served = server.post("/v1/completions", body);
     assert_eq!(served["choices"][0]["text"], json(&generated)["text"]);
-    // Losses of a text, token by token, as lm-eval asks for them.
+    // The log-probability of each token of a text, as lm-eval requests it.
     let text = "line 7 of the text\n";
     run.write("one.txt", text.as_bytes());
     let evaluated = json(&run.succeed(&[
@@ -173,11 +173,11 @@ fn served_completions_and_losses_are_those_of_the_commands() {
         .collect();
     let loss = -of_tokens.iter().sum::<f64>() / of_tokens.len() as f64;
     let expected = evaluated["loss"].as_f64().unwrap();
-    // In BF16, sums over keys in another order change a rounding of an activation now and then: up to 5e-6 of the loss is seen.
+    // In BF16, sums over keys in another order sometimes change the rounding of an activation. Differences of up to 5e-6 of the loss were observed.
     assert!((loss - expected).abs() <= 1e-5 * expected, "{loss} through the server, {expected} by eval");
 }
 
-/// A stream of several MB, which is held until its client reads.
+/// Returns a request for a stream of several MB, which is held until its client reads.
 pub fn long_stream() -> Value {
     json!({"prompt": vec!["line"; 4], "n": 128, "max_tokens": 55, "logprobs": 9, "ignore_eos": true, "stream": true})
 }
@@ -186,7 +186,7 @@ pub fn long_stream() -> Value {
 fn a_signal_lets_answers_finish_and_waits_for_nothing_else() {
     let run = Run::new();
     let server = Server::start(&run, &["--shutdown-timeout", "100"]);
-    // Clients that never ask: half a body, half a head, nothing.
+    // These clients send half a body, half a head, or nothing.
     let whole = request("/v1/completions", b"{\"prompt\": \"line\"}");
     let half: Vec<TcpStream> = [whole.len() - 3, 20, 0]
         .map(|end| {
@@ -198,7 +198,7 @@ fn a_signal_lets_answers_finish_and_waits_for_nothing_else() {
     let mut lines = BufReader::new(server.send("/v1/completions", &long_stream())).lines().map_while(Result::ok);
     assert!(lines.any(|line| line.starts_with("data: {")), "the answer has begun");
     server.signal();
-    // A load balancer learns of the stop while answers are in work.
+    // A load balancer must notice the stop while answers are still computed.
     let end = Instant::now() + Duration::from_secs(20);
     while !status(&server, "GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n").contains("503") {
         assert!(Instant::now() < end, "health says that requests are taken");
@@ -211,7 +211,7 @@ fn a_signal_lets_answers_finish_and_waits_for_nothing_else() {
     drop(half);
 }
 
-/// The first line of the answer to a request.
+/// Returns the first line of the answer to a request.
 fn status(server: &Server, request: &str) -> String {
     let mut client = server.connect();
     client.write_all(request.as_bytes()).unwrap();
@@ -244,7 +244,7 @@ fn a_small_kv_cache_is_the_length_that_clients_see() {
     assert_eq!(server.post("/v1/completions", whole)["usage"]["completion_tokens"], 27);
 }
 
-/// With fewer files than connections.
+/// The server can open fewer files than it has connections.
 #[test]
 fn idle_connections_beyond_the_limit_of_files_make_room() {
     let run = Run::new();
@@ -299,7 +299,7 @@ fn adapters_are_served_by_name_with_the_texts_of_generate() {
     let modules = ["--lora-modules", "sql=sql", &format!("chat={newest}")];
     let server = Server::start(&run, &modules);
     let body = |model: &str| json!({"model": model, "prompt": "line 4", "max_tokens": 40, "temperature": 0});
-    // All at once, twice: the second time, their prompts are cached.
+    // The requests are sent at once, and then again, when their prompts are cached.
     for _ in 0..2 {
         let streams = [base, "sql", "chat"].map(|model| server.send("/v1/completions", &body(model)));
         for (mut stream, expected) in streams.into_iter().zip(&texts) {
@@ -336,7 +336,7 @@ fn embeddings_are_vectors_of_norm_1_that_do_not_depend_on_other_texts() {
     assert_eq!(both, [embed(json!("line 4 of the text")), embed(json!(ids("line")))].concat());
     for values in &both {
         let norm = values.iter().map(|x| x * x).sum::<f64>().sqrt();
-        // 32 values rounded to F32, each by up to 2⁻²⁴, 6e-8, of itself, and so is the norm.
+        // Each of 32 values is rounded to F32, by up to 2⁻²⁴ (6e-8) of its size. The norm is rounded too.
         assert!(values.len() == 32 && (norm - 1.0).abs() < 1e-6, "{} values of norm {norm}", values.len());
     }
     assert_ne!(both[0], both[1]);

@@ -1,4 +1,4 @@
-//! What clients of OpenAI's API and of vLLM send to the server, with a real model.
+//! Tests requests that clients of OpenAI's API and of vLLM send, with a real model.
 
 use crate::serve::{Server, request};
 use crate::setup::Run;
@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use std::io::{Read, Write};
 use std::path::Path;
 
-/// A model with the bundled tokenizer, whose tokens are several bytes long, and a chat template.
+/// Creates a model with a chat template and the bundled tokenizer, whose tokens have several bytes.
 fn run() -> Run {
     let run = Run::new();
     let tokenizer = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../data/tokenizer/tokenizer.json");
@@ -18,7 +18,7 @@ fn run() -> Run {
     run
 }
 
-/// Head and body of the answer to a request.
+/// Returns the head and the body of the answer to a request.
 fn ask(server: &Server, request: &[u8]) -> (String, String) {
     let (mut client, mut text) = (server.connect(), String::new());
     client.write_all(request).unwrap();
@@ -43,7 +43,7 @@ fn tokens_models_and_versions_have_the_shapes_of_vllm() {
     assert_eq!((tokens["count"].as_u64(), tokens["max_model_len"].as_u64()), (Some(ids.len() as u64), Some(256)));
     assert_eq!(tokens["token_strs"].as_array().unwrap().len(), ids.len());
     assert_eq!(server.post("/detokenize", json!({"tokens": ids})), json!({"prompt": text}));
-    // A conversation, with a tool and a variable of the template.
+    // A conversation with a tool and a variable of the template.
     let chat = json!({"messages": [{"role": "user", "content": "hello"}], "chat_template_kwargs": {"mood": "calm"},
         "tools": [{"type": "function", "function": {"name": "dive"}}]});
     let rendered = server.post("/tokenize", chat.clone());
@@ -155,7 +155,7 @@ fn the_best_of_several_completions_are_returned() {
     assert_eq!(best["usage"]["completion_tokens"], 60, "all tokens are paid for");
 }
 
-/// Draws of a random model at temperature 1 in batches, of a cache too small for them.
+/// A random model draws completions at temperature 1, in batches, with a cache that is too small for them.
 #[test]
 fn all_draws_are_valid_by_their_schema() {
     let run = run();
@@ -193,7 +193,7 @@ fn all_draws_are_valid_by_their_schema() {
     let metrics = ask(&server, b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n").1;
     let preemptions = metrics.lines().find_map(|line| line.strip_prefix("ottava:num_preemptions_total "));
     assert!(preemptions.is_some_and(|count| count != "0"), "{metrics}");
-    // In pieces, with log-probabilities, which are of the same completions.
+    // A stream with log-probabilities has the same completions.
     let mut streamed = body.clone();
     streamed["n"] = 2.into();
     let whole = server.post("/v1/chat/completions", streamed.clone());
@@ -207,7 +207,7 @@ fn all_draws_are_valid_by_their_schema() {
             content.filter_map(|piece| Some(piece["choices"][0]["delta"]["content"].as_str()?.to_string())).collect();
         assert_eq!(whole["choices"][index]["message"]["content"], content);
     }
-    // A stop string ends the text before the schema does, and too few tokens cut it off.
+    // A stop string ends the text before the schema is satisfied, and too few tokens truncate it.
     let mut stopped = body.clone();
     stopped["n"] = 1.into();
     stopped["stop"] = "\"ok\"".into();
@@ -217,7 +217,7 @@ fn all_draws_are_valid_by_their_schema() {
     short["n"] = 1.into();
     short["max_tokens"] = 4.into();
     assert_eq!(server.post("/v1/chat/completions", short)["choices"][0]["finish_reason"], "length");
-    // vLLM's fields, and any object.
+    // Further constraints: vLLM's fields, and any JSON object.
     for (name, value, expected) in [
         ("structured_outputs", json!({"choice": ["yes", "no"]}), "yes no"),
         ("guided_choice", json!(["yes", "no"]), "yes no"),
@@ -238,7 +238,7 @@ fn all_draws_are_valid_by_their_schema() {
     assert!(text.as_str().unwrap().starts_with('{'), "{text}");
 }
 
-/// Prompts that begin alike are computed once, and give the same texts as without the cache.
+/// Prompts with the same beginning are computed once, and give the same texts as without the cache.
 #[test]
 fn prompts_that_begin_alike_share_the_cache() {
     let run = run();
@@ -257,7 +257,7 @@ fn prompts_that_begin_alike_share_the_cache() {
     assert_eq!(hits(&computed), (Some(0), Some(0)));
 }
 
-/// Answers are the same as without speculation, and metrics count proposals.
+/// Answers are the same as without speculation. Metrics count the proposals.
 #[test]
 fn speculation_changes_no_answer_and_is_counted() {
     let run = run();
@@ -287,7 +287,7 @@ fn speculation_changes_no_answer_and_is_counted() {
     assert!(drafts > 0 && drafts <= proposed && accepted > 0 && accepted <= proposed, "{text}");
 }
 
-/// A model that has learned nothing calls the tools that a request demands.
+/// An untrained model calls the tools that a request demands.
 #[test]
 fn demanded_calls_of_tools_conform_to_their_parameters() {
     let run = run();

@@ -1,4 +1,4 @@
-//! A server whose model two ranks divide, as processes on the CPU.
+//! Tests a server whose model is divided between two ranks, as processes on the CPU.
 
 use crate::layer_axes::inputs;
 use crate::ranks::{children_of, lives, signal};
@@ -11,10 +11,10 @@ use std::time::{Duration, Instant};
 
 const TWO: [&str; 4] = ["--recipe", "fp32", "--ranks", "2"];
 
-/// The longest that a server may run after the loss of a rank. The promise is 10 s.
+/// The maximum time for which a server may run after the loss of a rank. The documents promise 10 s.
 const SOON: Duration = Duration::from_secs(10);
 
-/// Requests of all kinds.
+/// Returns requests of all kinds.
 fn requests() -> Vec<(&'static str, Value)> {
     let greedy = json!({"prompt": ["line 4", "line 16 of", "l"], "max_tokens": 20, "temperature": 0, "logprobs": 2});
     let drawn = json!({"prompt": "line 4", "max_tokens": 20, "temperature": 1, "seed": 3, "n": 3, "best_of": 5});
@@ -28,7 +28,7 @@ fn requests() -> Vec<(&'static str, Value)> {
     texts.into_iter().chain([("/v1/embeddings", embedding)]).collect()
 }
 
-/// The answers to all requests, which are sent at once.
+/// Sends all requests at once, and returns their answers.
 fn answers(server: &Server) -> Vec<Value> {
     let open: Vec<_> = requests().iter().map(|(path, body)| server.send(path, body)).collect();
     let read = |mut answer: std::net::TcpStream| {
@@ -42,7 +42,7 @@ fn answers(server: &Server) -> Vec<Value> {
     open.into_iter().map(read).collect()
 }
 
-/// Numbers may differ in their last bits: sums over ranks have another order.
+/// Expects equal answers. The last bits of numbers may differ, because sums over ranks have another order.
 fn expect_alike(found: &Value, expected: &Value) {
     match (found, expected) {
         (Value::Array(found), Value::Array(expected)) if found.len() == expected.len() => {
@@ -54,15 +54,15 @@ fn expect_alike(found: &Value, expected: &Value) {
         }
         (Value::Number(a), Value::Number(b)) => {
             let [a, b] = [a, b].map(|number| number.as_f64().unwrap());
-            // In F32, a sum over ranks in each branch is rounded by 2⁻²⁴: up to 7e-8 is seen. A missing part moves
-            // log-probabilities by their own size.
+            // In F32, a sum over ranks in each branch is rounded by 2⁻²⁴. Differences of up to 7e-8 were observed. If a part were missing,
+            // log-probabilities would change by as much as their own size.
             assert!((a - b).abs() < 1e-4 * b.abs().max(1.0), "{a}, {b} alone");
         }
         _ => assert_eq!(found, expected),
     }
 }
 
-/// A checkpoint of `run` with the bundled tokenizer, which decodes bytes, and an adapter of it in the folder `sql`.
+/// Gives a checkpoint of `run` the bundled tokenizer, which decodes bytes, and an adapter in the folder `sql`.
 fn with_adapter(run: Run) -> Run {
     let tokenizer = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../data/tokenizer/tokenizer.json");
     run.write("model/tokenizer.json", &std::fs::read(tokenizer).unwrap());
@@ -74,12 +74,12 @@ fn with_adapter(run: Run) -> Run {
     run
 }
 
-/// Twice, so that prompts are cached the second time; and with few blocks of the cache, so that completions are preempted.
+/// The requests are sent twice, so that prompts are cached the second time. A small cache makes the server preempt completions.
 #[test]
 fn answers_of_two_ranks_are_those_of_one() {
     let modules = ["--lora-modules", "sql=sql"];
     let few_tokens = &["--kv-cache-tokens", "96", "--max-num-batched-tokens", "7"][..];
-    // Two key and value heads, and one that both ranks have.
+    // One model has two key and value heads, and the other has one head that both ranks compute.
     for (run, options) in [(inputs(), &[&[][..], few_tokens][..]), (Run::new(), &[&[]])] {
         let run = with_adapter(run);
         let alone = Server::start(&run, &[&TWO[..2], &modules].concat());
@@ -106,7 +106,7 @@ fn ranks_that_cannot_serve_a_model_say_why() {
     run.fail(&[&serve[..], &["--ranks", "3"]].concat(), 1, &["cannot be divided evenly among 3 tensor-parallel ranks"]);
 }
 
-/// The text of a greedy completion.
+/// Returns the text of a greedy completion.
 fn text(server: &Server) -> Value {
     let body = json!({"prompt": "line 4", "max_tokens": 20, "temperature": 0});
     server.post("/v1/completions", body)["choices"][0]["text"].clone()
@@ -133,7 +133,7 @@ fn a_client_that_leaves_is_forgotten_on_all_ranks() {
     assert_eq!(server.wait().0, Some(0));
 }
 
-/// A signal to either rank.
+/// Tests a signal to either rank.
 #[test]
 fn a_signal_lets_answers_finish_and_ends_all_ranks() {
     for rank in [0, 1] {
@@ -149,7 +149,7 @@ fn a_signal_lets_answers_finish_and_ends_all_ranks() {
     }
 }
 
-/// While the server computes, and while it has nothing to do.
+/// Tests the loss of a rank while the server computes and while it is idle.
 #[test]
 fn a_rank_that_is_killed_ends_the_server_with_its_name() {
     for is_busy in [true, false] {

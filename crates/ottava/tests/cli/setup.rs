@@ -1,9 +1,9 @@
-//! A folder with a small model, its tokenizer, text and a run's configuration; and the program to run on it.
+//! A folder with a small model, its tokenizer, text and a run's configuration, and functions that run the program in it.
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output};
 
-/// Inputs of a run, in a folder that is removed on drop.
+/// The inputs of a run, in a folder that is removed on drop.
 pub struct Run {
     folder: tempfile::TempDir,
 }
@@ -33,7 +33,7 @@ skip_slow_linears = false
 "#;
 
 impl Run {
-    /// Fresh inputs.
+    /// Creates new inputs.
     pub fn new() -> Run {
         let run = Run { folder: tempfile::tempdir().unwrap() };
         let characters = (32..127u8).chain([b'\n']).map(|c| serde_json::to_string(&(c as char).to_string()).unwrap());
@@ -51,26 +51,26 @@ impl Run {
         run
     }
 
-    /// The path of a file or folder in it.
+    /// Returns the path of a file or folder in the folder.
     pub fn path(&self, name: &str) -> PathBuf {
         self.folder.path().join(name)
     }
 
-    /// Writes a file in it.
+    /// Writes a file in the folder.
     pub fn write(&self, name: &str, bytes: &[u8]) {
         let path = self.path(name);
         std::fs::create_dir_all(path.parent().unwrap()).unwrap();
         std::fs::write(path, bytes).unwrap();
     }
 
-    /// Replaces text in a file in it, which must contain it.
+    /// Replaces text in a file of the folder. The file must have this text.
     pub fn replace(&self, name: &str, from: &str, to: &str) {
         let text = std::fs::read_to_string(self.path(name)).unwrap();
         assert!(text.contains(from), "{name} has no {from}");
         self.write(name, text.replace(from, to).as_bytes());
     }
 
-    /// A command that runs the program in the folder with these arguments.
+    /// Returns a command that runs the program in the folder with these arguments.
     pub fn command(&self, args: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_ottava"));
         command.args(args).current_dir(self.folder.path());
@@ -98,7 +98,7 @@ impl Run {
         String::from_utf8(output.stdout).unwrap()
     }
 
-    /// Runs the program, which must end with `code` and an error that holds all of `words`.
+    /// Runs the program, which must end with `code` and an error that includes all of `words`.
     pub fn fail(&self, args: &[&str], code: i32, words: &[&str]) {
         let output = self.ottava(args);
         let error = String::from_utf8_lossy(&output.stderr);
@@ -109,7 +109,7 @@ impl Run {
         assert!(!error.contains("panicked"), "{error}");
     }
 
-    /// A checkpoint of two steps.
+    /// Trains two steps, and returns the folder of the checkpoint.
     pub fn checkpoint(&self) -> PathBuf {
         let folder = Path::new("run/checkpoints/checkpoint-2");
         if !self.path("run").exists() {
@@ -119,7 +119,7 @@ impl Run {
     }
 }
 
-/// The step of each line of a `metrics.jsonl`.
+/// Returns the step of each line of a `metrics.jsonl`.
 pub fn steps(metrics: &Path) -> Vec<u64> {
     let text = std::fs::read_to_string(metrics).unwrap();
     text.lines()
@@ -127,13 +127,13 @@ pub fn steps(metrics: &Path) -> Vec<u64> {
         .collect()
 }
 
-/// Folders in a folder; none where it does not exist.
+/// Returns the number of folders in a folder; 0 if it does not exist.
 pub fn folders(path: &Path) -> usize {
     let entries = std::fs::read_dir(path).into_iter().flatten().flatten();
     entries.filter(|entry| entry.path().is_dir()).count()
 }
 
-/// The one object that a program with `--json` prints.
+/// Parses the single JSON object that the program prints with `--json`.
 pub fn json(text: &str) -> serde_json::Value {
     assert_eq!(text.trim_end().lines().count(), 1, "one object on standard output: {text}");
     serde_json::from_str(text).unwrap()

@@ -1,17 +1,17 @@
-//! A signal stops the program soon, whatever it does, without loss.
+//! Tests that a signal stops the program soon and without loss in every phase.
 
 use crate::setup::{Run, folders, steps};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// The longest that a process may run after a signal.
+/// The maximum time for which a process may run after a signal.
 const SOON: Duration = Duration::from_secs(10);
 
 fn spawn(run: &Run, args: &[&str]) -> Child {
     run.command(args).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap()
 }
 
-/// Sends SIGTERM and expects `code` [`SOON`], and the words in the messages.
+/// Sends SIGTERM. Expects that the process ends within [`SOON`] with `code`, and that its messages include `word`.
 fn terminate(child: Child, code: i32, word: &str) {
     assert!(Command::new("kill").args(["-TERM", &child.id().to_string()]).status().unwrap().success());
     let begin = Instant::now();
@@ -22,7 +22,7 @@ fn terminate(child: Child, code: i32, word: &str) {
     assert!(error.contains(word), "{error}");
 }
 
-/// The metrics of a run without times.
+/// Returns the metrics of a run without times.
 fn metrics(run: &Run) -> Vec<serde_json::Value> {
     let text = std::fs::read_to_string(run.path("run/metrics.jsonl")).unwrap();
     let mut lines: Vec<serde_json::Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
@@ -34,7 +34,7 @@ fn metrics(run: &Run) -> Vec<serde_json::Value> {
     lines
 }
 
-/// Lines whose evaluation takes much longer than a step.
+/// Writes lines whose evaluation takes much longer than a step.
 fn long_validation(run: &Run) {
     let text: String = (0..2000).map(|i| format!("line {i} of a long text\n")).collect();
     run.write("text.txt", text.as_bytes());
@@ -56,7 +56,7 @@ fn evaluating_stops_and_the_resumed_run_has_the_same_metrics() {
     }
     std::thread::sleep(Duration::from_millis(100));
     terminate(first, 130, "stopped by a signal while evaluating");
-    // Each evaluation after a step is interrupted, the evaluation after the last step too.
+    // Each evaluation after a step is interrupted, including the evaluation after the last step.
     for step in 1..=2 {
         let args = if step == 1 { train.to_vec() } else { [&train[..], &["--resume"]].concat() };
         let mut child = spawn(&run, &args);

@@ -1,4 +1,5 @@
-//! A server that gets many requests, most of them faulty or broken off, neither panics nor leaks, and answers each that it accepts.
+//! Tests that a server neither panics nor leaks under many requests, most of them faulty or aborted, and that it answers each request that it
+//! accepts.
 
 use crate::serve::{Server, post_head, request};
 use crate::setup::Run;
@@ -8,19 +9,19 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread::{scope, sleep};
 use std::time::{Duration, Instant};
 
-/// Requests in the suite; `OTTAVA_SOAK` says another number.
+/// The number of requests in the test suite; `OTTAVA_SOAK` sets another number.
 const REQUESTS: usize = 400;
-/// Kinds of requests in [`ask`].
+/// The number of kinds of requests in [`ask`].
 const KINDS: usize = 18;
-/// Requests at the same time.
+/// The number of concurrent requests.
 const CLIENTS: usize = 4;
-/// By how many bytes resident memory may grow after the first fifth of the requests: fragments of the allocator. 8,000 requests that leak
-/// 1 KiB each take twice as much.
+/// The bytes by which resident memory may grow after the first fifth of the requests, because of fragmentation in the allocator. If 8,000 requests
+/// leak 1 KiB each, memory grows by twice as much.
 pub const GROWTH: u64 = 4 << 20;
-/// Bytes of a body that is too large, more than the server's limit of 16 MiB.
+/// The bytes of a body that exceeds the server's limit of 16 MiB.
 const OVERSIZED: usize = 17 << 20;
 
-/// The first line's status, and the rest of the answer. A server may close the connection before it has read a faulty request.
+/// Returns the status code and the rest of the answer. The server may close the connection before it has read a faulty request.
 pub fn answer(server: &Server, bytes: &[u8]) -> (u16, String) {
     let (mut client, mut answer) = (server.connect(), Vec::new());
     let _ = client.write_all(bytes);
@@ -38,20 +39,20 @@ pub fn greedy() -> Value {
     json!({"prompt": "line 4", "max_tokens": 6, "temperature": 0})
 }
 
-/// Drawn completions of all kinds, longer than most clients wait.
+/// Returns a request for drawn completions of several kinds. They take longer than most clients wait.
 fn drawn(number: usize, stream: bool) -> Value {
     json!({"prompt": ["line", "a"], "n": 1 + number % 3, "max_tokens": 20, "stream": stream, "seed": number, "top_p": 0.9, "top_k": 40,
         "repetition_penalty": 1.1, "logprobs": number % 2, "echo": number.is_multiple_of(5), "ignore_eos": true, "stop": ["zz"]})
 }
 
-/// Sends request `number`, and checks its answer. `expected` is the text of [`greedy`].
+/// Sends request number `number`, and checks its answer. `expected` is the text of [`greedy`].
 fn ask(server: &Server, number: usize, expected: &str) {
     let refused = |bytes: &[u8], expected: u16| {
         let (status, text) = answer(server, bytes);
         assert_eq!(status, expected, "request {number}: {text}");
     };
     match number % KINDS {
-        // All work.
+        // These requests succeed.
         0 | 1 => {
             let answer = server.post("/v1/completions", greedy());
             assert_eq!(answer["choices"][0]["text"], expected, "request {number}");
@@ -67,7 +68,7 @@ fn ask(server: &Server, number: usize, expected: &str) {
             assert!(status == 200 && text.contains("data: [DONE]"), "request {number}: {text}");
         }
         4 => refused(b"GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n", 200),
-        // The client leaves: within the stream, before the answer, and within its own body and head.
+        // The client leaves: during the stream, before the answer, in the middle of its body, or in the middle of its head.
         5 | 6 => {
             let stream = server.send("/v1/completions", &drawn(number, true));
             let begun = BufReader::new(stream).lines().map_while(Result::ok).any(|line| line.starts_with("data: {"));
@@ -79,13 +80,13 @@ fn ask(server: &Server, number: usize, expected: &str) {
             let end = if number % KINDS == 9 { bytes.len() - 5 } else { 12 };
             server.connect().write_all(&bytes[..end]).unwrap();
         }
-        // A body that is too large: by its head, or in chunks, whose sum no head says.
+        // The body is too large: either the head says so, or the body has chunks, whose sum no head states.
         11 if number.is_multiple_of(5) => {
             let head = post_head("/v1/completions", "Transfer-Encoding: chunked");
             let body =
                 [format!("{head}{OVERSIZED:x}\r\n").as_bytes(), &vec![b' '; OVERSIZED], b"\r\n0\r\n\r\n"].concat();
             let mut client = server.connect();
-            // The server may close the connection with bytes unread, which resets it before the answer is read.
+            // If the server closes the connection before it has read all bytes, the connection is reset before the answer is read.
             let _ = client.write_all(&body);
             let mut text = Vec::new();
             let _ = client.read_to_end(&mut text);
@@ -93,7 +94,7 @@ fn ask(server: &Server, number: usize, expected: &str) {
             assert!(text.is_empty() || text.starts_with("HTTP/1.1 413"), "request {number}: {text}");
         }
         11 => refused(post_head("/v1/completions", "Content-Length: 99999999").as_bytes(), 413),
-        // Malformed.
+        // These requests are malformed.
         12 => refused(&completion(b"{\"prompt\": \"a"), 400),
         13 => refused(&completion(&[b'['; 5000]), 400),
         14 => refused(&completion(b"\xff\xfe{}"), 400),
@@ -103,7 +104,7 @@ fn ask(server: &Server, number: usize, expected: &str) {
     }
 }
 
-/// Waits until the server has no request in work, and checks that none keeps memory of the KV cache.
+/// Waits until the server computes no request, and checks that no request holds memory of the KV cache.
 fn wait_until_idle(server: &Server) {
     let end = Instant::now() + Duration::from_secs(60);
     loop {
@@ -118,7 +119,7 @@ fn wait_until_idle(server: &Server) {
     }
 }
 
-/// Resident memory of the server in bytes, and its open files, once clients have gone.
+/// Returns the resident memory of the server in bytes and the number of its open files, after clients have left.
 pub fn resources(server: &Server) -> (u64, usize) {
     wait_until_idle(server);
     let status = std::fs::read_to_string(format!("/proc/{}/status", server.id())).unwrap();
@@ -153,7 +154,7 @@ fn a_server_under_faulty_requests_neither_panics_nor_leaks() {
     };
     let (before, _) = ask_all(0..requests / 5);
     let (after, mut open) = ask_all(requests / 5..requests);
-    // A connection is closed some time after its client has left.
+    // The server closes a connection some time after its client has left.
     let end = Instant::now() + Duration::from_secs(10);
     while open > files_at_start && Instant::now() < end {
         sleep(Duration::from_millis(20));

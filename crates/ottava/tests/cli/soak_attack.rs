@@ -1,4 +1,5 @@
-//! Honest clients beside others of all kinds in [`attack`](crate::attack): the honest ones lose nothing, and memory stays within its bound.
+//! Tests honest clients together with dishonest clients of all kinds in [`attack`](crate::attack): honest clients lose nothing, and memory stays
+//! bounded.
 
 use crate::attack::{KINDS, beside, bodies};
 use crate::serve::Server;
@@ -8,16 +9,16 @@ use std::path::Path;
 use std::thread::{scope, sleep};
 use std::time::{Duration, Instant};
 
-/// Honest clients and their requests, and other clients: in the suite and with `OTTAVA_SOAK`.
+/// The numbers of honest clients, of requests of each, and of dishonest clients: in the test suite, and with `OTTAVA_SOAK`.
 const HONEST: [usize; 2] = [8, 64];
 const REQUESTS: [usize; 2] = [1, 120];
 const OTHERS: [usize; 2] = [KINDS.len(), 200];
-/// Attacks: at least one of them leaves no memory.
+/// The number of attacks. At least one of them must not increase the memory.
 const ATTACKS: usize = 4;
-/// Rows of the model's embedding.
+/// The number of rows of the model's embedding.
 const VOCABULARY: &str = "32768";
 
-/// A server whose model has a large vocabulary, a tokenizer of bytes, and a chat template.
+/// Starts a server whose model has a large vocabulary, a byte-level tokenizer and a chat template.
 fn server(run: &Run) -> Server {
     let tokenizer = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../data/tokenizer/tokenizer.json");
     run.write("model/tokenizer.json", &std::fs::read(tokenizer).unwrap());
@@ -29,7 +30,7 @@ fn server(run: &Run) -> Server {
     Server::start(run, &["--client-timeout", "5", "--max-length", "2048"])
 }
 
-/// The largest resident memory of the server so far, in bytes.
+/// Returns the largest resident memory of the server so far, in bytes.
 fn peak(server: &Server) -> u64 {
     let status = std::fs::read_to_string(format!("/proc/{}/status", server.id())).unwrap();
     let line =
@@ -37,15 +38,16 @@ fn peak(server: &Server) -> u64 {
     line.expect("the system tells it") << 10
 }
 
-/// The memory in bytes that docs/serving.md ("Memory") allows for so many honest clients beside so many others, of all kinds in turn.
+/// Returns the memory in bytes that docs/serving.md ("Memory") allows for `clients` honest clients and `others` dishonest clients of all kinds in
+/// turn.
 fn bound(clients: usize, others: usize) -> u64 {
     let (all, of_kind) = ((clients + others) as u64, others.div_ceil(KINDS.len()) as u64);
     let bodies = (64 << 20) + all * (256 << 10);
     let connections = all * (128 << 10);
-    // Tokens of a request of [`bodies`] with many completions: 4 prompts, 32 completions each of 200 tokens.
+    // The tokens of a request of [`bodies`] with many completions: 4 prompts with 32 completions of 200 tokens each.
     let many = 4 * 32 * 200;
     let texts = 3 * bodies + 16 * all * many;
-    // Answers with 9 log-probabilities beside a drawn one, which two kinds ask for, and with one.
+    // Two kinds request answers with 9 log-probabilities in addition to the drawn token's. Other kinds request one log-probability.
     let answers = 4 * 35 * of_kind * (2 * 10 * many + 2 * many / 4);
     let streams = 2 * of_kind * 4096 * (64 + 8 * 9);
     let prompts = of_kind * 1000 * (24 + 8 * 100);
@@ -53,7 +55,7 @@ fn bound(clients: usize, others: usize) -> u64 {
     bodies + connections + texts + answers + streams + prompts + logits
 }
 
-/// Sends `count` requests of each honest client. Returns their times in order.
+/// Sends `count` requests of each honest client. Returns their times in ascending order.
 fn honest(server: &Server, clients: usize, count: usize, expected: &str) -> Vec<Duration> {
     let ask = || {
         let start = Instant::now();
@@ -82,11 +84,11 @@ fn honest_clients_lose_nothing_to_others() {
     let (idle, _) = resources(&server);
     let attacked = beside(&server, &bodies, others, || honest(&server, clients, count, &expected));
     let (peak, most) = (peak(&server), idle + bound(clients, others));
-    // The first attacks leave some MB, whose owner is not known; each leaves more if there is a leak.
+    // The first attacks leave a few MB of unknown origin. If there were a leak, every attack would leave more.
     let (mut before, mut after) = (0, resources(&server).0);
     for _ in 0..ATTACKS {
         beside(&server, &bodies, others.min(2 * KINDS.len()), || honest(&server, clients, 1, &expected));
-        // The unread streams are cut off, and the allocator gives memory back.
+        // Unread streams are cut off, and the allocator returns memory.
         let end = Instant::now() + Duration::from_secs(10);
         (before, after) = (after, resources(&server).0);
         while after > before + GROWTH && Instant::now() < end {

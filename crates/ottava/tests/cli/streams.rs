@@ -1,10 +1,10 @@
-//! A reader of the program's output may go away: only the text is lost.
+//! Tests that only text is lost if the reader of the program's output closes it.
 
 use crate::setup::{Run, steps};
 use std::fs::File;
 use std::process::{Command, Stdio};
 
-/// What standard output or standard error may be connected to.
+/// The destination of standard output or standard error.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Sink {
     Null,
@@ -24,7 +24,7 @@ impl Sink {
 
 const TRAIN: [&str; 4] = ["train", "run.toml", "--set", "recipe=fp8-delayed"];
 
-/// The bytes of the weights and optimizer states that a run of two steps leaves.
+/// Returns the bytes of the weights and optimizer states of a run of two steps.
 fn saved(run: &Run) -> Vec<Vec<u8>> {
     let file = |name: &str| std::fs::read(run.path("run/checkpoints/checkpoint-2").join(name)).unwrap();
     ["model.safetensors", "training/optimizer.safetensors", "training/scaling.safetensors"].map(file).into()
@@ -43,7 +43,7 @@ fn a_run_whose_output_has_no_reader_trains_to_the_same_bits() {
         let run = Run::new();
         run.replace("run.toml", "[precision]", "[generation]\nprompts = [\"line\"]\n[precision]");
         let status = run.command(&TRAIN).stdout(out.open()).stderr(err.open()).status().unwrap();
-        // A sample that a full disk rejects is a lost result; with a closed pipe it is not.
+        // A sample that a full disk rejects is a lost result. If the pipe is closed, nothing counts as lost.
         assert_eq!(status.code(), Some(i32::from(out == Sink::Full)), "{out:?} {err:?}");
         assert!(saved(&run) == saved(&normal), "{out:?} {err:?}");
         assert_eq!(steps(&run.path("run/metrics.jsonl")), [0, 1, 2]);

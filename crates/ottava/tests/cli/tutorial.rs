@@ -1,4 +1,4 @@
-//! The commands of `docs/tutorial-chat.md`, in their order, with a tiny model on the CPU.
+//! Runs the commands of `docs/tutorial-chat.md` in order, with a tiny model on the CPU.
 
 use crate::chat::chats;
 use crate::serve::Server;
@@ -6,7 +6,7 @@ use serde_json::Value;
 use std::path::Path;
 use std::process::Command;
 
-/// The lines of the shell blocks of a document.
+/// Returns the lines of the shell blocks of a document.
 fn commands(document: &str) -> Vec<&str> {
     let blocks = document.split("```").skip(1).step_by(2).filter_map(|block| block.strip_prefix("sh\n"));
     blocks.flat_map(str::lines).collect()
@@ -29,7 +29,7 @@ fn the_tutorial_of_chats_works_as_it_is_written() {
     let shell = |line: &str| {
         let mut command = Command::new("bash");
         command.args(["-o", "pipefail", "-c", line]).current_dir(run.path(".")).env("PATH", &path);
-        // As on a machine without a GPU, on which the tutorial is the same.
+        // The commands run as on a machine without a GPU. The tutorial is the same there.
         command.env("CUDA_VISIBLE_DEVICES", "").env("OTTAVA_CACHE_DIR", run.path("cache"));
         command
     };
@@ -44,7 +44,7 @@ fn the_tutorial_of_chats_works_as_it_is_written() {
             let answer = server.as_ref().expect("it is served before").post("/v1/chat/completions", body);
             assert_eq!(answer["choices"][0]["message"]["role"], "assistant", "{answer}");
         } else {
-            // A port that no other test uses.
+            // Port 0 chooses a port that no other test uses.
             let output = shell(&line.replace("--monitor", "--monitor=0")).output().unwrap();
             let error = String::from_utf8_lossy(&output.stderr);
             assert!(output.status.success(), "{line}: {error}");

@@ -1,9 +1,9 @@
 //! The floors of the library crates.
 
-/// Floors of the top modules of a crate, or of files in them (`"folder/file"`); the longest match counts. `""` is any module.
+/// The floors of a crate's top modules, or of files in them (`"folder/file"`). The longest matching entry counts. `""` matches any module.
 pub type Floors = &'static [(&'static str, u8)];
 
-/// The library crates, lower crates first. A file may import from its own floor or lower ones.
+/// The library crates, lower crates first. A file may import from its own floor and from lower floors.
 pub const FLOORS: &[(&str, Floors)] = &[
     (
         "ottava-tensor",

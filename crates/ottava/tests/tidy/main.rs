@@ -1,4 +1,4 @@
-//! Rules of this project that no compiler checks: floors, `unsafe`, leftovers, the shape of op folders, the length of files.
+//! Tests rules of this project that no compiler checks: floors, `unsafe`, leftovers, the shape of op folders, the length of files.
 
 mod floors;
 mod modules;
@@ -12,13 +12,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// The most lines that a file of Rust may have; a longer one wants to be two.
+/// The maximum number of lines of a Rust file. A longer file should be split.
 const MAX_LINES: usize = 600;
 
-/// The most lines that a kernel or a script may have. A kernel is one unit of compilation.
+/// The maximum number of lines of a kernel or a script. A kernel is one unit of compilation.
 const MAX_LINES_OF_OTHERS: usize = 700;
 
-/// Lines above `unsafe` in which its reason must stand: a statement may be that long.
+/// The number of lines above `unsafe` within which its reason must be. A statement may be that long.
 const REASON_WITHIN: usize = 6;
 
 #[test]
@@ -33,7 +33,7 @@ fn unsafe_stays_in_ottava_tensor_and_gives_its_reason() {
                 continue;
             }
             let after = file.code[at..].trim_start_matches("unsafe").trim_start();
-            // The type of a function pointer is no promise; whoever calls it makes one.
+            // The type of an unsafe function pointer needs no reason; calling it does.
             if after.starts_with("extern") && !code[line].trim_start().starts_with("unsafe") {
                 continue;
             }
@@ -86,7 +86,7 @@ fn every_op_is_a_folder_with_all_its_files() {
     assert!(problems.is_empty(), "\n{}", problems.join("\n"));
 }
 
-/// Where each way to open a connection may be used: requests to servers, and the connections of ranks.
+/// The places where connections may be opened: requests to servers, and connections of ranks.
 const CONNECTIONS: &[(&str, &[&str])] = &[
     ("ureq", &["ottava-http/src"]),
     ("TcpStream::connect", &["ottava-http/src/testing.rs", "ottava-tensor/src/comm"]),
@@ -110,7 +110,7 @@ fn one_crate_connects_to_servers() {
     assert!(!connects(Path::new("crates/ottava-http/src/client.rs"), "fn get() { ureq::get(url); }"));
 }
 
-/// Which recipe a run has is asked where recipes are made, and nowhere among the layers and models that carry them out.
+/// The recipe of a run is only read where recipes are created, and not in the layers and models that run them.
 #[test]
 fn layers_and_models_name_no_recipe() {
     for file in files("crates/ottava-models/src", &["rs"]) {
@@ -119,7 +119,7 @@ fn layers_and_models_name_no_recipe() {
     }
 }
 
-/// The sources of the crates between `ottava-tensor`, which knows no model, and `ottava-serve`.
+/// Returns the sources of the crates between `ottava-tensor`, which does not know models, and `ottava-serve`.
 fn sources_of_models() -> Vec<File> {
     let names = FLOORS.iter().map(|(krate, _)| *krate);
     let names =
@@ -127,7 +127,7 @@ fn sources_of_models() -> Vec<File> {
     names.flat_map(|krate| files(&format!("crates/{krate}/src"), &["rs"])).collect()
 }
 
-/// Names of linears in string literals outside tests, each with the files that have it.
+/// Returns the names of linears in string literals outside tests, each with the files that have it.
 fn named_linears<'a>(files: impl Iterator<Item = (&'a Path, &'a str)>) -> BTreeMap<String, BTreeSet<PathBuf>> {
     let mut found: BTreeMap<String, BTreeSet<PathBuf>> = BTreeMap::new();
     for (path, text) in files {
@@ -143,8 +143,8 @@ fn named_linears<'a>(files: impl Iterator<Item = (&'a Path, &'a str)>) -> BTreeM
     found
 }
 
-/// A model is described where it is built: a second list of its linears would name them again.
-/// Files that read several fields of `Names`, which list the tensors of a block, and so walk a model beside the layers that build it.
+/// A model is described only by the code that builds it: a second list of its linears would repeat their names. Returns the files that read several
+/// fields of `Names`, the list of the tensors of a block. Such a file describes a model a second time.
 fn walks<'a>(files: impl Iterator<Item = (&'a Path, &'a str)>) -> Vec<PathBuf> {
     const FIELDS: [&str; 6] = ["qkv", "output", "gate_up", "down", "attention_norm", "mlp_norm"];
     let reads = |code: &str, field: &str| {
@@ -181,14 +181,14 @@ fn each_linear_is_named_in_one_file() {
     assert_eq!(planted.iter().map(|(name, files)| (name.as_str(), files.len())).collect::<Vec<_>>(), [("q_proj", 2)]);
 }
 
-/// Collectives of tensors, as they are called.
+/// The names of collectives of tensors in calls.
 const COLLECTIVES: &[&str] = &["all_gather", "all_reduce", "all_to_all", "broadcast", "reduce_scatter"];
 
-/// The file that may name the group of all ranks, for agreements between hosts.
+/// The only file that may name the group of all ranks, for agreements between hosts.
 const OF_ALL_RANKS: &str = "ottava-parallel/src/ranks.rs";
 
-/// Uses of the group of all ranks, and collectives of tensors, where a reduction could take other ranks than the ranks that share its tensor.
-/// `files` are paths below `crates`, each with its code.
+/// Returns uses of the group of all ranks, and collectives of tensors, outside the files that may have them. In other places, a reduction could
+/// include ranks that do not share its tensor. `files` are paths below `crates`, each with its code.
 fn world_reductions<'a>(files: impl Iterator<Item = (&'a Path, &'a str)>) -> Vec<String> {
     let mut problems = Vec::new();
     for (path, code) in files {

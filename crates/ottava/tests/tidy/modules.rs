@@ -1,17 +1,18 @@
-//! The imports of files: floors and cycles.
+//! Tests the imports of files: floors and cycles.
 
 use super::floors::{FLOORS, Floors};
 use super::source::{files, is_word, words};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-/// Crates whose folders are rooms of one subject, so folders and files at the root may import each other.
+/// The crates in which folders and files at the root may import each other, because they treat a single subject.
 const ONE_ROOM: &[&str] = &["ottava-settings"];
 
-/// Folders whose subfolders each are one node in the search for import cycles: contract, reference and launch of an op import each other.
+/// The folders in which each subfolder counts as one node in the search for import cycles. For example, contract, reference and launch of an op
+/// import each other.
 const UNITS: &[&str] = &["ops"];
 
-/// How deep in its crate the module of a file lies; 0 is the root. Test files that another file includes lie one deeper.
+/// Returns the depth of a file's module in its crate; the root has depth 0. The module of a test file that another file includes is one level deeper.
 fn depth(in_src: &Path) -> usize {
     let own = match in_src.file_stem().and_then(|s| s.to_str()).unwrap_or_default() {
         "mod" | "lib" | "main" => 0,
@@ -34,19 +35,19 @@ struct Import {
 /// The imports of a source file.
 struct Module {
     file: PathBuf,
-    /// `use` declarations, with groups expanded.
+    /// The `use` declarations, with groups expanded.
     imports: Vec<Import>,
-    /// Other paths of at least two segments.
+    /// The other paths with at least two segments.
     paths: Vec<Names>,
     /// Whether the file has only `mod`, `use` and attributes.
     only_exports: bool,
 }
 
-/// The source files of a crate by module path, without code under `#[cfg(test)]`, which may import anything.
+/// The source files of a crate, by module path. Code under `#[cfg(test)]` is excluded, because it may import anything.
 struct Modules(BTreeMap<Names, Module>);
 
 impl Modules {
-    /// `files` are paths below `src`, each with its code.
+    /// Parses the modules. `files` are paths below `src`, each with its code.
     fn new<'a>(files: impl IntoIterator<Item = (&'a Path, &'a str)>) -> Modules {
         let (mut modules, mut tests) = (BTreeMap::new(), Vec::new());
         for (file, code) in files {
@@ -66,7 +67,7 @@ impl Modules {
         Modules(modules)
     }
 
-    /// The absolute path of `path` in `module`; `None` for names of other crates.
+    /// Returns the absolute path of `path` in `module`; `None` for names of other crates.
     fn resolve_from_root(&self, module: &[String], path: &[String]) -> Option<Names> {
         self.by_name(module, path).or_else(|| {
             let imports = &self.0.get(module)?.imports;
@@ -78,7 +79,7 @@ impl Modules {
         })
     }
 
-    /// [`Modules::resolve_from_root`] without glob imports.
+    /// Like [`Modules::resolve_from_root`], but without glob imports.
     fn by_name(&self, module: &[String], path: &[String]) -> Option<Names> {
         let (first, rest) = path.split_first()?;
         let from = |base: &[String], rest: &[String]| Some([base, rest].concat());
@@ -98,7 +99,7 @@ impl Modules {
         }
     }
 
-    /// The module that defines the item at the absolute `path`, and whether `path` is the module itself.
+    /// Returns the module that defines the item at the absolute `path`, and whether `path` is the module itself.
     fn definition(&self, path: &[String], steps: usize) -> (Names, bool) {
         let mut module = Names::new();
         for (i, name) in path.iter().enumerate() {
@@ -117,7 +118,8 @@ impl Modules {
         (module, true)
     }
 
-    /// The modules that `module` imports, with the importing path. Re-exports are not imports, and files that only re-export are skipped.
+    /// Returns the modules that `module` imports, each with the importing path. Re-exports do not count as imports, and files with only re-exports
+    /// are skipped.
     fn imported_by(&self, module: &[String]) -> BTreeMap<Names, String> {
         let of = &self.0[module];
         let imports = of.imports.iter().filter(|import| !import.public).map(|import| &import.path);
@@ -129,7 +131,7 @@ impl Modules {
         found.collect()
     }
 
-    /// The first import cycle, as `a.rs -> b.rs (crate::b::B) -> a.rs (crate::a::A)`.
+    /// Finds an import cycle, and formats it as `a.rs -> b.rs (crate::b::B) -> a.rs (crate::a::A)`.
     fn cycle(&self, node: impl Fn(&Names) -> Names) -> Option<String> {
         let mut edges: BTreeMap<Names, BTreeMap<Names, String>> = BTreeMap::new();
         for module in self.0.keys() {
@@ -148,7 +150,7 @@ impl Modules {
         })
     }
 
-    /// Imports from a higher floor. `visible` are this crate (`crate`) and lower ones, by the name that its files use.
+    /// Returns the imports from a higher floor. `visible` are this crate (`crate`) and the lower crates, by the names that this crate's files use.
     fn upward_imports(&self, floors: Floors, visible: &[(String, &Modules, Floors)]) -> Vec<String> {
         let mut problems = Vec::new();
         for (module, of) in self.0.iter().filter(|(module, _)| !module.is_empty()) {
@@ -180,7 +182,7 @@ impl Modules {
     }
 }
 
-/// The floor of a module: the floor of the longest matching entry.
+/// Returns the floor of a module, from the longest matching entry.
 fn floor(floors: Floors, module: &[String]) -> Option<u8> {
     let within = |entry: &str| {
         entry.is_empty() || entry.split('/').zip(module).filter(|(a, b)| a == b).count() == entry.split('/').count()
@@ -188,7 +190,7 @@ fn floor(floors: Floors, module: &[String]) -> Option<u8> {
     floors.iter().filter(|(entry, _)| within(entry)).max_by_key(|(entry, _)| entry.len()).map(|&(_, floor)| floor)
 }
 
-/// A cycle reachable from the end of `trail`; its first module is repeated at the end. `done` are modules that reach none.
+/// Finds a cycle that is reachable from the end of `trail`, with its first module repeated at the end. `done` are modules that reach no cycle.
 fn cycle_from(
     edges: &BTreeMap<Names, BTreeMap<Names, String>>,
     trail: &mut Vec<Names>,
@@ -212,7 +214,7 @@ fn cycle_from(
     None
 }
 
-/// `code` without items under `#[cfg(test)]`, and the names of its test modules in other files.
+/// Returns `code` without items under `#[cfg(test)]`, and the names of its test modules in other files.
 pub fn without_tests(code: &str) -> (String, Names) {
     let (mut kept, mut modules, mut rest) = (String::new(), Vec::new(), code);
     while let Some((before, item)) = rest.split_once("#[cfg(test)]") {
@@ -232,7 +234,7 @@ pub fn without_tests(code: &str) -> (String, Names) {
     (kept + rest, modules)
 }
 
-/// The `use` declarations of `code`, and the code without them.
+/// Returns the `use` declarations of `code`, and the code without them.
 fn take_imports(code: &str) -> (Vec<Import>, String) {
     let (mut imports, mut rest, mut end) = (Vec::new(), String::new(), 0);
     for at in words(code, "use").filter(|&at| code[at + 3..].starts_with(' ')) {
@@ -248,7 +250,7 @@ fn take_imports(code: &str) -> (Vec<Import>, String) {
     (imports, rest + &code[end..])
 }
 
-/// Expands a `use` into paths and names: `a::{self, b as c}` gives `a` as `a` and `a::b` as `c`.
+/// Expands a `use` to paths and names: `a::{self, b as c}` becomes `a` with the name `a`, and `a::b` with the name `c`.
 fn expand(tree: &str) -> Vec<(Names, String)> {
     let names =
         |path: &str| path.split("::").map(str::trim).filter(|name| !name.is_empty()).map(String::from).collect();
@@ -272,7 +274,7 @@ fn expand(tree: &str) -> Vec<(Names, String)> {
     all
 }
 
-/// The paths of at least two segments in `code`, except in `pub(in …)`.
+/// Returns the paths in `code` with at least two segments, except in `pub(in …)`.
 fn paths_of(code: &str) -> Vec<Names> {
     let (mut paths, mut end) = (Vec::new(), 0);
     while let Some(at) = code[end..].find(is_word).map(|at| end + at) {
@@ -294,7 +296,7 @@ fn paths_of(code: &str) -> Vec<Names> {
     paths
 }
 
-/// The modules of a library crate.
+/// Returns the modules of a library crate.
 fn modules_of(krate: &str) -> Modules {
     let src = format!("crates/{krate}/src");
     let files = files(&src, &["rs"]);
@@ -316,7 +318,7 @@ fn files_import_from_their_floor_or_below() {
     let crates: Vec<_> = FLOORS.iter().map(|(krate, floors)| (*krate, modules_of(krate), *floors)).collect();
     let mut problems = Vec::new();
     for (position, (krate, modules, floors)) in crates.iter().enumerate() {
-        // A crate sees itself and the crates listed before it.
+        // A crate can use itself and the crates that are listed before it.
         let prefix = |name: &str| if name == *krate { "crate".to_string() } else { name.replace('-', "_") };
         let visible: Vec<_> = crates[..=position].iter().map(|(name, m, floors)| (prefix(name), m, *floors)).collect();
         problems.extend(modules.upward_imports(floors, &visible));
@@ -353,7 +355,7 @@ fn files_have_no_import_cycle() {
     }
 }
 
-/// A file, or the folder of an op.
+/// Returns the file of a module, or the folder of an op.
 fn file_or_unit(module: &Names) -> Names {
     match module.as_slice() {
         [folder, inner, ..] if UNITS.contains(&folder.as_str()) => vec![folder.clone(), inner.clone()],
@@ -361,7 +363,7 @@ fn file_or_unit(module: &Names) -> Names {
     }
 }
 
-/// The folder of a file below `src`; the file itself if it has none or holds tests, which may import anything.
+/// Returns the folder of a file below `src`. Returns the file itself if it is in no folder, or if it has tests, which may import anything.
 fn folder(module: &Names) -> Names {
     let is_test = module.last().is_some_and(|name| name.ends_with("_tests"));
     module.iter().take(if is_test { module.len() } else { 1 }).cloned().collect()
@@ -386,7 +388,7 @@ fn a_planted_cycle_of_folders_is_named() {
     assert_eq!(cyclic.cycle(folder).as_deref(), Some(expected));
 }
 
-/// Modules of made-up sources.
+/// Returns the modules of made-up sources.
 fn planted(files: &[(&str, &str)]) -> Modules {
     Modules::new(files.iter().map(|(file, code)| (Path::new(file), *code)))
 }

@@ -1,9 +1,9 @@
-//! Source files, with and without comments and strings.
+//! Reads source files with and without comments and strings.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// A source file, as it is and without comments and the contents of strings. Both have the same lines.
+/// A source file: its text, and its code without comments and without the contents of strings. Both have the same lines.
 pub struct File {
     pub path: PathBuf,
     pub text: String,
@@ -20,7 +20,7 @@ pub fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().expect("the workspace is there")
 }
 
-/// The names of all crates, in the order of the alphabet.
+/// Returns the names of all crates in alphabetical order.
 pub fn crates() -> Vec<String> {
     let entries = fs::read_dir(root().join("crates")).expect("the crates are there");
     let name = |entry: fs::DirEntry| entry.file_name().into_string().expect("a name in UTF-8");
@@ -29,7 +29,7 @@ pub fn crates() -> Vec<String> {
     names
 }
 
-/// All files below `folder` of the workspace whose names end in one of `endings`, in order, with paths from the workspace's root.
+/// Returns all files below `folder` of the workspace whose names end with one of `endings`, sorted, with paths relative to the workspace.
 pub fn files(folder: &str, endings: &[&str]) -> Vec<File> {
     let (root, mut found) = (root(), Vec::new());
     let mut folders = vec![root.join(folder)];
@@ -52,11 +52,11 @@ pub fn files(folder: &str, endings: &[&str]) -> Vec<File> {
     found
 }
 
-/// Rust without comments and the contents of strings; line ends stay.
+/// Removes comments and the contents of strings from Rust code. Line ends are kept.
 pub fn code_of(text: &str) -> String {
     let (chars, mut code, mut i) = (text.chars().collect::<Vec<_>>(), String::new(), 0);
     let starts = |i: usize, what: &str| what.chars().enumerate().all(|(j, c)| chars.get(i + j) == Some(&c));
-    // Copies the line ends of what is left out, up to `end`.
+    // Copies only the line ends of the skipped text up to `end`.
     let skip = |from: usize, to: usize, code: &mut String| {
         code.extend(chars[from..to.min(chars.len())].iter().filter(|&&c| c == '\n'));
         to
@@ -83,7 +83,7 @@ pub fn code_of(text: &str) -> String {
             code.push_str("\"\"");
             i = skip(i, end + 1, &mut code);
         } else if chars[i] == '\'' && (starts(i + 1, "\\") || chars.get(i + 2) == Some(&'\'')) {
-            // A character; a lifetime has no second quote there. After a backslash, `'` may itself be the character.
+            // This is a character literal; a lifetime has no second quote. After a backslash, `'` may itself be the character.
             let first = if starts(i + 1, "\\") { i + 3 } else { i + 2 };
             let end = (first..chars.len()).find(|&j| chars[j] == '\'').map_or(chars.len(), |j| j + 1);
             code.push_str("''");
@@ -100,7 +100,7 @@ pub fn is_word(c: char) -> bool {
     c.is_alphanumeric() || c == '_'
 }
 
-/// Byte positions at which `word` stands by itself in `text`.
+/// Returns the byte positions at which `word` is a whole word in `text`.
 pub fn words<'a>(text: &'a str, word: &'a str) -> impl Iterator<Item = usize> + 'a {
     let alone = move |&at: &usize| !text[..at].ends_with(is_word) && !text[at + word.len()..].starts_with(is_word);
     text.match_indices(word).map(|(at, _)| at).filter(alone)

@@ -1,30 +1,31 @@
-//! Comments and pages repeat the noun. "The scale of the weight and the scale of the input" is read once; with a pronoun for the second noun, the
-//! reader looks back. This file counts such back-references (the lists below), and their density may not rise.
+//! Tests that comments and pages repeat the noun. A reader understands "the scale of the weight and the scale of the input" at once. If a pronoun
+//! replaces the second noun, the reader must look back. This test counts such back-references (the lists below) and limits their density.
 //!
 //! `cargo test -p ottava --test tidy words -- --nocapture` prints the numbers.
 
 use super::source::{crates, files, root};
 use std::fs;
 
-/// The most back-references per 1,000 words of pages, and of the comments of each crate.
+/// The maximum number of back-references per 1,000 words, for pages and for the comments of each crate.
 const BOUND: f64 = 0.1;
 
-/// The pages of `docs/` and of the root; of other folders, the comments are counted. Measurements in `benchmarks/` are a record.
+/// The name for the pages of `docs/` and of the root. In other folders, comments are counted. Measurements in `benchmarks/` are excluded, because
+/// they are a record.
 const PAGES: &str = "pages";
 
-/// Words after "those" that make it stand for a noun.
+/// Words after "those" that show that it replaces a noun.
 const AFTER_THOSE: &[&str] = &[
     "of", "that", "which", "who", "whose", "in", "on", "at", "from", "for", "with", "without", "by", "before", "after",
     "above", "below", "between", "among", "beside", "behind", "to",
 ];
 
-/// Words before and after "that" between which it stands for a noun, as in "faster than that, in BF16" without the comma.
+/// Words before and after "that" that show that it replaces a noun, as in "faster than that, in BF16" without the comma.
 const AROUND_THAT: [&[&str]; 2] = [
     &["than", "from", "as", "to", "with", "by", "of", "is", "are", "equal", "equals", "and", "or"],
     &["in", "on", "at", "for", "from", "with", "by", "before", "after", "above", "below"],
 ];
 
-/// The words of the back-reference with which `words` begin; 0 if there is none. Punctuation within it ends a phrase.
+/// Returns the number of words of a back-reference at the start of `words`; 0 if there is none. Punctuation within it ends the phrase.
 fn back_reference(words: &[&str]) -> usize {
     let outside = |c: char| !c.is_alphanumeric();
     let first = |at: usize| words.get(at).map_or("", |word| word.trim_start_matches(outside));
@@ -44,7 +45,7 @@ fn back_reference(words: &[&str]) -> usize {
     }
 }
 
-/// Words and back-references of a text.
+/// Returns the numbers of words and of back-references in a text.
 fn count(text: &str) -> [usize; 2] {
     let text = text.to_lowercase();
     let words: Vec<&str> = text.split_whitespace().collect();
@@ -57,7 +58,7 @@ fn count(text: &str) -> [usize; 2] {
     [words.iter().filter(|word| word.contains(char::is_alphabetic)).count(), found]
 }
 
-/// The lines of comments of a source file. Other lines end a phrase.
+/// Returns the lines of comments in a source file. Other lines end a phrase.
 fn comments(text: &str) -> String {
     let line = |line: &str| match line.trim_start().strip_prefix("//") {
         Some(comment) => format!("{}\n", comment.trim_start_matches(['/', '!'])),
@@ -66,7 +67,7 @@ fn comments(text: &str) -> String {
     text.lines().map(line).collect()
 }
 
-/// The lines of a page without fenced blocks.
+/// Returns the lines of a page without fenced blocks.
 fn prose(text: &str) -> String {
     let mut fenced = false;
     let line = |line: &str| {
@@ -77,7 +78,7 @@ fn prose(text: &str) -> String {
     text.lines().map(line).collect()
 }
 
-/// The texts of [`PAGES`] or of a crate, by their paths.
+/// Returns the texts of [`PAGES`] or of a crate, with their paths.
 fn texts(what: &str) -> Vec<(String, String)> {
     if what != PAGES {
         let sources = files(what, &["rs", "cu", "cuh"]);

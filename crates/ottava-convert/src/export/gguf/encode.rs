@@ -1,4 +1,4 @@
-//! Types of tensors in files that are written.
+//! The types of tensors in written files.
 
 use crate::dequantize::{BlockType, named};
 use crate::export::finite::{expect_finite, not_finite};
@@ -30,17 +30,17 @@ impl GgufType {
         })
     }
 
-    /// Its name in llama.cpp.
+    /// Returns the name of the type in llama.cpp.
     pub fn name(self) -> &'static str {
         self.format().name
     }
 
-    /// Its number in files.
+    /// Returns the number of the type in files.
     pub(super) fn id(self) -> u32 {
         self.format().id
     }
 
-    /// `general.file_type` of files whose matrices have this type: `llama_ftype` of llama.cpp.
+    /// Returns `general.file_type` of files whose matrices have this type (`llama_ftype` in llama.cpp).
     pub(super) fn file_type(self) -> u32 {
         match self {
             GgufType::Float32 => 0,
@@ -50,12 +50,12 @@ impl GgufType {
         }
     }
 
-    /// The bytes of so many elements.
+    /// Returns the number of bytes of `elements` elements.
     pub(super) fn bytes(self, elements: usize) -> usize {
         elements / self.format().elements * self.format().bytes
     }
 
-    /// The type of a tensor, as llama.cpp's converter chooses it: F32 for vectors, and F16 for matrices whose rows are no whole blocks.
+    /// Returns the type of a tensor by the rule of llama.cpp's converter: F32 for vectors, and F16 for matrices whose rows are not whole blocks.
     pub(super) fn of(self, shape: &[usize]) -> GgufType {
         match shape {
             [_, columns] if columns.is_multiple_of(self.format().elements) => self,
@@ -64,9 +64,9 @@ impl GgufType {
         }
     }
 
-    /// The bytes of `values` of the tensor `name`, rounded to nearest even; see [`q8_0`] for blocks.
+    /// Returns the bytes of `values` of the tensor `name`, rounded to nearest even. For blocks, see [`q8_0`].
     ///
-    /// Errors with [`Error::NonFinite`](ottava_common::Error::NonFinite) for a value or a scale that is not finite.
+    /// Errors with [`Error::NonFinite`](ottava_common::Error::NonFinite) if a value or a scale is not finite.
     pub(super) fn encode(self, name: &str, values: &[f32]) -> Result<Vec<u8>> {
         expect_finite(name, values)?;
         let too_large = |element: usize| not_finite(name, element, &format!("is too large for {}", self.name()));
@@ -102,8 +102,8 @@ impl GgufType {
     }
 }
 
-/// A block of 32: the scale `amax / 127` rounded to F16, and `value · (1 / scale)` with the scale in F32, rounded half away from zero, as
-/// `quantize_row_q8_0_ref` of llama.cpp has it. `None` for a scale that is infinite in F16.
+/// Encodes a block of 32 elements like `quantize_row_q8_0_ref` of llama.cpp. The scale is `amax / 127`, rounded to F16. A code is `value · (1 /
+/// scale)` with the scale in F32, rounded half away from zero. Returns `None` if the scale is infinite in F16.
 fn q8_0(block: &[f32]) -> Option<[u8; 34]> {
     let amax = block.iter().fold(0.0_f32, |amax, value| amax.max(value.abs()));
     let scale = amax / 127.0;

@@ -1,4 +1,4 @@
-//! The part of a GGUF file before the tensors.
+//! Writes the part of a GGUF file before the tensors.
 
 use super::encode::GgufType;
 use crate::gguf::{ALIGNMENT, MAGIC, kinds};
@@ -17,19 +17,19 @@ pub enum Entry<'a> {
     Floats(&'a [f32]),
 }
 
-/// Metadata and places of tensors.
+/// The metadata and the positions of tensors.
 #[derive(Default)]
 pub struct Header {
     metadata: Vec<u8>,
     entries: u64,
     tensors: Vec<u8>,
     count: u64,
-    /// The end of the last tensor, from the start of the data.
+    /// The end of the last tensor, relative to the start of the data.
     offset: u64,
 }
 
 impl Header {
-    /// Adds a key.
+    /// Adds a key with its value.
     pub fn entry(&mut self, key: &str, value: Entry) {
         let bytes = &mut self.metadata;
         text(bytes, key);
@@ -64,7 +64,7 @@ impl Header {
         self.entries += 1;
     }
 
-    /// Adds a tensor of a row-major `shape`, which follows earlier tensors in the data.
+    /// Adds a tensor of a row-major `shape`. It follows the earlier tensors in the data.
     pub fn tensor(&mut self, name: &str, shape: &[usize], kind: GgufType) {
         let bytes = &mut self.tensors;
         text(bytes, name);
@@ -76,7 +76,7 @@ impl Header {
         self.count += 1;
     }
 
-    /// The bytes before the first tensor.
+    /// Returns the bytes before the first tensor.
     pub fn bytes(&self) -> Vec<u8> {
         let mut bytes = MAGIC.to_vec();
         bytes.extend(VERSION.to_le_bytes());

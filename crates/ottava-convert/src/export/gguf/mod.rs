@@ -1,4 +1,4 @@
-//! Files of llama.cpp: a model and its tokenizer in one GGUF file.
+//! Exports models to llama.cpp: a model and its tokenizer in one GGUF file.
 
 mod encode;
 mod header;
@@ -30,26 +30,26 @@ pub const FILE: &str = "model.gguf";
 /// The result of an export to GGUF.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct GgufReport {
-    /// `general.architecture` of the file.
+    /// The value of `general.architecture` in the file.
     pub architecture: &'static str,
     /// The type of matrices.
     pub dtype: GgufType,
-    /// Values of all weights.
+    /// The number of values of all weights.
     pub parameters: usize,
-    /// Bytes of all tensors.
+    /// The number of bytes of all tensors.
     pub bytes: usize,
-    /// The types of tensors, with their numbers.
+    /// The number of tensors of each type.
     pub stored: BTreeMap<&'static str, usize>,
-    /// Matrices of another type, since their rows do not divide into blocks.
+    /// The matrices that have another type because their rows cannot be divided into blocks.
     pub left: Vec<String>,
 }
 
-/// Writes the model of `source` and its tokenizer as `model.gguf` in the new folder `output`, with matrices in `dtype` and vectors in F32.
+/// Writes the model of `source` and its tokenizer as `model.gguf` to the new folder `output`. Matrices are in `dtype` and vectors in F32.
 ///
-/// The file is read back before the folder appears. Memory holds one tensor at a time.
+/// The file is read back before the folder gets its name. Memory holds one tensor at a time.
 ///
-/// Errors with [`Error::Config`] when `output` exists or would be inside the source, with [`Error::Model`] when llama.cpp has no such model
-/// or tokenizer, and with [`Error::NonFinite`] for a weight that is not finite in its type; nothing is left then.
+/// Errors with [`Error::Config`] if `output` exists or would be inside the source, with [`Error::Model`] if llama.cpp does not support the model or
+/// the tokenizer, and with [`Error::NonFinite`] if a weight is not finite in its type. After an error, `output` does not exist.
 pub fn export_gguf(source: &Source, dtype: GgufType, output: &std::path::Path) -> Result<GgufReport> {
     expect_new_folder(output, &[&source.path])?;
     let (architecture, layers) = expressible(source)?;
@@ -96,7 +96,7 @@ pub fn export_gguf(source: &Source, dtype: GgufType, output: &std::path::Path) -
     })
 }
 
-/// The architecture of llama.cpp that has all settings of a model, and what its layers are.
+/// Returns the architecture of llama.cpp that supports all settings of a model, and the settings that its layers share.
 fn expressible(source: &Source) -> Result<(&'static Architecture, Uniform<'_>)> {
     let (sizes, family) = (&source.sizes, ottava_models::architecture(&source.config)?);
     let architecture = Architecture::of_family(family)
@@ -125,7 +125,7 @@ fn expressible(source: &Source) -> Result<(&'static Architecture, Uniform<'_>)> 
     }
 }
 
-/// Writes what `config.json` says.
+/// Writes the settings of `config.json` to the metadata.
 fn describe(header: &mut Header, architecture: &Architecture, source: &Source, layers: Uniform, dtype: GgufType) {
     let (sizes, Uniform { heads, mlp, rope }) = (&source.sizes, layers);
     header.entry("general.architecture", Entry::Text(architecture.name));
@@ -163,13 +163,13 @@ fn describe(header: &mut Header, architecture: &Architecture, source: &Source, l
     }
 }
 
-/// The factors of frequencies that files have in place of a name, for the rotary positions of Llama 3.1 and later.
+/// Returns the factors of frequencies by which files describe the rotary positions of Llama 3.1 and later; `None` for other models.
 fn rope_factors(Uniform { heads, rope, .. }: Uniform) -> Option<Vec<f32>> {
     let factors = || architecture::rope_factors(&rope.kind, rope.theta, heads.head_dim);
     matches!(rope.kind, RopeKind::Llama3 { .. }).then(|| factors().into_iter().map(|f| f as f32).collect())
 }
 
-/// The values of a weight in the order of a file.
+/// Returns the values of a weight in the order of a GGUF file.
 fn values(source: &Source, architecture: &Architecture, weight: &Weight) -> Result<Vec<f32>> {
     let values = source.weights.values(&weight.name)?.to_vec::<f32>()?;
     Ok(match (weight.rotary_heads, architecture.offset(weight)) {
@@ -179,19 +179,19 @@ fn values(source: &Source, architecture: &Architecture, weight: &Weight) -> Resu
     })
 }
 
-/// Appends a tensor, and zeros up to the next one.
+/// Appends a tensor, and zeros up to the start of the next tensor.
 fn append(file: &mut CheckpointFile, bytes: &[u8]) -> Result<()> {
     file.write(bytes)?;
     let end = (bytes.len() as u64).next_multiple_of(ALIGNMENT) as usize;
     file.write(&vec![0; end - bytes.len()])
 }
 
-/// Errors when the file is not read as a model of these sizes with all of its tensors.
+/// Errors if the file cannot be read back as a model of these sizes with all tensors.
 fn expect_readable(gguf: &Gguf, sizes: &DecoderConfig) -> Result<()> {
     let architecture = Architecture::of(gguf)?;
     let (_, found) = architecture.config(gguf)?;
     architecture::weights(gguf, architecture, &found)?;
-    // What a file has no place for, and no model needs that only writes text.
+    // These settings have no place in a file, and a model that only generates text does not need them.
     let mut expected = sizes.clone();
     expected.stream.std = found.stream.std;
     expected.folder.ignored.clone_from(&found.folder.ignored);

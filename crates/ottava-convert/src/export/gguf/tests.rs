@@ -1,7 +1,7 @@
 use super::*;
 use serde_json::Value;
 
-/// `tests/data/README.md` says where the numbers come from.
+/// `tests/data/README.md` describes the source of the numbers.
 #[test]
 fn blocks_are_those_of_the_gguf_package() {
     let recorded: Value = serde_json::from_str(include_str!("../../../tests/data/gguf_q8_0.json")).unwrap();
@@ -20,7 +20,7 @@ fn types_follow_shapes_and_values_have_to_fit() {
         (GgufType::Float32, f32::NAN, "`w`: element 40 is not finite"),
         (GgufType::Bfloat16, f32::MAX, "`w`: element 40 is too large for BF16"),
         (GgufType::Float16, 65_520.0, "`w`: element 40 is too large for F16"),
-        // The scale of a block is in F16.
+        // The scale of a block is F16, and would be infinite.
         (GgufType::Q8_0, 127.0 * 65_520.0, "`w`: element 32 is too large for Q8_0"),
     ] {
         values[40] = 65_504.0;

@@ -1,4 +1,4 @@
-//! The tokenizer of a folder as the metadata of a file.
+//! Writes the tokenizer of a folder as metadata of a GGUF file.
 
 use super::header::{Entry, Header};
 use crate::export::source::Source;
@@ -12,8 +12,8 @@ use serde_json::Value;
 
 /// Writes the tokenizer of `source`.
 ///
-/// Errors with [`Error::Model`] for one that is neither byte-level BPE nor the BPE of SentencePiece, or that cuts text as no tokenizer does
-/// that llama.cpp is known to have.
+/// Errors with [`Error::Model`] if the tokenizer is neither byte-level BPE nor the BPE of SentencePiece, or if it splits text in a way that no known
+/// pre-tokenizer of llama.cpp does.
 pub fn write(header: &mut Header, source: &Source) -> Result<()> {
     let folder = &source.path;
     let tokenizer = Tokenizer::load(folder)?;
@@ -67,14 +67,14 @@ pub fn write(header: &mut Header, source: &Source) -> Result<()> {
 /// The tokens of a `tokenizer.json`, by id.
 struct Vocabulary {
     tokens: Vec<String>,
-    /// What they are, as `tokenizer.ggml.token_type` counts it.
+    /// The kinds of the tokens, as numbers of `tokenizer.ggml.token_type`.
     kinds: Vec<i32>,
-    /// Pairs of tokens with a space between.
+    /// The merges: pairs of tokens, separated by a space.
     merges: Vec<String>,
 }
 
 impl Vocabulary {
-    /// Reads `file` for a model with `rows` in its embedding: rows beyond the tokens have names that no text contains.
+    /// Reads `file` for a model whose embedding has `rows` rows. Rows without a token get names that no text contains.
     fn read(file: &Value, rows: usize) -> Result<Vocabulary, String> {
         let mut tokens: Vec<_> = (0..rows).map(|id| format!("[PAD{id}]")).collect();
         let mut types = vec![token_kinds::UNUSED as i32; rows];
@@ -93,7 +93,7 @@ impl Vocabulary {
             let kind = if added["special"] == true { token_kinds::CONTROL } else { token_kinds::USER_DEFINED };
             set(added["id"].as_u64(), added["content"].as_str().unwrap_or_default(), kind)?;
         }
-        // Old files have a text, newer ones a list of two.
+        // Old files have a text for each merge, newer files a list of two texts.
         let merge = |merge: &Value| match merge {
             Value::String(pair) => Some(pair.clone()),
             pair => Some(format!("{} {}", pair[0].as_str()?, pair[1].as_str()?)),

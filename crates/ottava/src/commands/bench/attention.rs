@@ -8,20 +8,20 @@ use ottava_settings::DeviceChoice;
 use ottava_train::bench::{self};
 use serde_json::json;
 
-/// Time each kind of attention of a model, forward and backward, relative to the best rate of a BF16 product.
+/// Time forward and backward of each kind of attention of a model, relative to the best rate of a BF16 product.
 #[derive(Args)]
 pub(super) struct Attention {
     /// A model that `bench train` knows.
     #[arg(long, default_value = "llama-2-7b")]
     model: String,
-    /// Tokens of a micro-batch.
+    /// The number of tokens of a micro-batch.
     #[arg(long, default_value_t = 8192, value_parser = crate::commands::count)]
     tokens: usize,
-    /// Tokens per sequence; several values run one after the other.
+    /// The number of tokens per sequence; several values are measured one after the other.
     #[arg(long, value_delimiter = ',', default_value = "512,1024,2048,4096,8192", value_parser = crate::commands::count)]
     seq_lens: Vec<usize>,
-    /// For each row, also measure power, clock and energy per run under load. This takes 1.3 seconds per row. Needs NVML, which comes with
-    /// NVIDIA's driver.
+    /// Also measure power, clock and energy per run of each row under load. This takes 1.3 seconds per row. Needs NVML, which comes with NVIDIA's
+    /// driver.
     #[arg(long)]
     power: bool,
     /// Where to run: auto, cuda or cpu.

@@ -69,7 +69,7 @@ fn print_collective(row: &CollectiveRow) {
     out!(
         "{:<16} {:<10} {:>10.1} {:>12.1} {:>10.1}",
         row.kind.as_str(),
-        // Whatever only moves is moved as bytes.
+        // Collectives that only move data move bytes, whatever the type.
         if row.kind.dtype().size() == 1 { "bytes" } else { row.kind.dtype().name() },
         row.bytes as f64 / f64::from(1 << 20),
         row.milliseconds * 1e3,
@@ -77,7 +77,7 @@ fn print_collective(row: &CollectiveRow) {
     );
 }
 
-/// Linear fits to the times of collectives, and their contention with products.
+/// Prints linear fits to the times of collectives, and the slow-down of collectives and products that overlap.
 fn print_comm(report: &CommReport) {
     out!("\n{:<16} {:>12} {:>10} {:>20}", "time of a call", "latency µs", "GB/s", "largest error, %");
     for fit in &report.fits {

@@ -12,20 +12,20 @@ use ottava_tensor::Device;
 use ottava_train::bench::{DecodeBench, DecodeRow};
 use serde_json::json;
 
-/// Time decoding and prefill with a known model's shape and random weights, relative to the time to read weights and KV cache. With --gpus
-/// or --ranks, bytes and floor are the values of rank 0.
+/// Time decoding and prefill with the shape of a known model and random weights, relative to the time to read weights and KV cache. With --gpus or
+/// --ranks, the bytes and the time to read them are the values of rank 0.
 #[derive(Args)]
 pub struct Decode {
     /// A model that `bench train` knows.
     #[arg(long, default_value = "llama-3-8b")]
     model: String,
-    /// Number of blocks; by default the model's number.
+    /// The number of blocks; by default the model's number.
     #[arg(long, value_parser = crate::commands::count)]
     layers: Option<usize>,
     /// Batch sizes, measured one after the other.
     #[arg(long, value_delimiter = ',', default_value = "1,16,64,256", value_parser = crate::commands::count)]
     batch: Vec<usize>,
-    /// Tokens of each sequence.
+    /// The number of tokens of each sequence.
     #[arg(long, default_value_t = 1024, value_parser = crate::commands::count)]
     context: usize,
     /// Also time the prefill of a prompt of this many tokens.
@@ -37,7 +37,7 @@ pub struct Decode {
     /// The type of the KV cache for each recipe, or one type for all: auto, bfloat16 or fp8.
     #[arg(long, value_delimiter = ',', default_value = "auto")]
     kv_cache_dtype: Vec<KvCacheDtype>,
-    /// Number of steps; the median step time is reported.
+    /// The number of steps; the median step time is reported.
     #[arg(long, default_value_t = 20, value_parser = crate::commands::count)]
     steps: usize,
     #[command(flatten)]
@@ -93,7 +93,7 @@ impl Decode {
     }
 }
 
-/// The head of the table, for so many `ranks`.
+/// Prints the head of the table for `ranks` ranks.
 fn print_head(device: &Device, ranks: usize) {
     if ranks > 1 {
         out!("{ranks} ranks, {device}: GB read and floor are those of rank 0; all-reduces are also timed alone");

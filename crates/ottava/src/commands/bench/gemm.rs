@@ -16,17 +16,17 @@ pub(super) struct Gemm {
     /// A model that `bench train` knows.
     #[arg(long, default_value = "llama-2-7b")]
     model: String,
-    /// Rows of the activations.
+    /// The number of rows of the activations.
     #[arg(long, default_value_t = 8192, value_parser = crate::commands::count)]
     tokens: usize,
-    /// Recipes whose products to time.
+    /// The recipes whose products are timed.
     #[arg(long, value_delimiter = ',', default_value = "bf16,fp8-delayed")]
     recipes: Vec<RecipeName>,
-    /// Type in which wgrad accumulates: float32 or bfloat16.
+    /// The type in which wgrad accumulates: float32 or bfloat16.
     #[arg(long, default_value = "float32", value_parser = sums)]
     gradient_dtype: DType,
-    /// For each row, also measure power, clock and energy per run under load. This takes 1.3 seconds per row. Needs NVML, which comes with
-    /// NVIDIA's driver.
+    /// Also measure power, clock and energy per run of each row under load. This takes 1.3 seconds per row. Needs NVML, which comes with NVIDIA's
+    /// driver.
     #[arg(long)]
     power: bool,
     /// Where to run: auto, cuda or cpu.

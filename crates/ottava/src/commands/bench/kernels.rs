@@ -11,17 +11,17 @@ use serde_json::json;
 /// Time every memory-bound op and compare it with a copy of the same size.
 #[derive(Args)]
 pub(super) struct Kernels {
-    /// Rows of the activations.
+    /// The number of rows of the activations.
     #[arg(long, default_value_t = 8192, value_parser = crate::commands::count)]
     tokens: usize,
-    /// Width of the residual stream.
+    /// The width of the residual stream.
     #[arg(long, default_value_t = 4096, value_parser = crate::commands::count)]
     channels: usize,
-    /// Width of the feed-forward layers.
+    /// The width of the feed-forward layers.
     #[arg(long, default_value_t = 11_008, value_parser = crate::commands::count)]
     hidden: usize,
-    /// For each row, also measure power, clock and energy per run under load. This takes 1.3 seconds per row. Needs NVML, which comes with
-    /// NVIDIA's driver.
+    /// Also measure power, clock and energy per run of each row under load. This takes 1.3 seconds per row. Needs NVML, which comes with NVIDIA's
+    /// driver.
     #[arg(long)]
     power: bool,
     /// Where to run: auto, cuda or cpu.

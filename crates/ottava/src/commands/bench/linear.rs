@@ -10,26 +10,26 @@ use ottava_settings::DeviceChoice;
 use ottava_train::bench::{self, SweepCell};
 use serde_json::json;
 
-/// Time whole linear layers, forward and backward with their casts, relative to their products without casts.
+/// Time forward and backward of whole linear layers with their casts, relative to the same products without casts.
 #[derive(Args)]
 pub(super) struct Linear {
     /// A model that `bench train` knows.
     #[arg(long, default_value = "llama-2-7b")]
     model: String,
-    /// Rows of the activations; by default 8192, and with --sweep 1024, 4096, 8192 and 32768.
+    /// The numbers of rows of the activations; by default 8192, and with --sweep 1024, 4096, 8192 and 32768.
     #[arg(long, value_delimiter = ',', value_parser = crate::commands::count)]
     tokens: Vec<usize>,
     /// Recipes to compare; speed-ups are relative to the first recipe. With --sweep, the first recipe other than bf16 is compared with
     /// bf16.
     #[arg(long, value_delimiter = ',', default_value = "bf16,fp8-delayed,fp8-current")]
     recipes: Vec<RecipeName>,
-    /// Type in which gradients of weights are stored: float32, bfloat16 or float8.
+    /// The type in which gradients of weights are stored: float32, bfloat16 or float8.
     #[arg(long, default_value = "float32", value_parser = gradients)]
     gradient_dtype: Gradients,
     /// Time a grid of shapes instead of the shapes of a model, to see where FP8 is faster.
     #[arg(long)]
     sweep: bool,
-    /// Inputs and outputs of the grid.
+    /// The numbers of inputs and outputs in the grid.
     #[arg(long, value_delimiter = ',', default_value = "512,1024,2048,4096,8192,16384", requires = "sweep", value_parser = crate::commands::count)]
     sizes: Vec<usize>,
     /// Where to run: auto, cuda or cpu.

@@ -1,4 +1,4 @@
-//! What several benchmarks read, measure and print.
+//! Measurements and output that several benchmarks share.
 
 use ottava_common::{Error, Result};
 use ottava_recipe::storage::Gradients;
@@ -6,12 +6,12 @@ use ottava_settings::DeviceChoice;
 use ottava_tensor::Device;
 use ottava_tensor::bench::{Cost, Meter, Rates};
 
-/// Percentage of the best rate.
+/// Returns the percentage of the best rate.
 pub(super) fn share(floor: f64, time: f64) -> f64 {
     100.0 * floor / time
 }
 
-/// Measures ops on `device`, and their `power` if asked.
+/// Returns a meter of ops on `device`. If `power` is set, the meter also measures power; errors if `device` has no energy counter.
 pub(super) fn meter(device: &Device, power: bool) -> Result<Meter<'_>> {
     if power && !matches!(device, Device::Cuda(gpu) if gpu.energy().is_some()) {
         return Err(Error::Config(format!(
@@ -21,19 +21,19 @@ pub(super) fn meter(device: &Device, power: bool) -> Result<Meter<'_>> {
     Ok(Meter { device, power })
 }
 
-/// The heads of the columns of [`power_of`].
+/// Returns the heads of the columns of [`power_of`].
 pub(super) fn power_columns(asked: bool) -> String {
     if asked { format!(" {:>6} {:>6} {:>9}", "W", "MHz", "mJ/run") } else { String::new() }
 }
 
-/// Watts, clock and energy, as the last columns of a row.
+/// Formats watts, clock and energy as the last columns of a row.
 pub(super) fn power_of(cost: &Cost) -> String {
     cost.power.map_or(String::new(), |power| {
         format!(" {:>6.0} {:>6.0} {:>9.2}", power.watts, power.megahertz, power.millijoules)
     })
 }
 
-/// The first line of a table: the device and its best rates.
+/// Opens the device, measures its best rates, and prints them as the first line of the table.
 pub(super) fn measure(choice: DeviceChoice, json: bool) -> Result<(Device, Rates)> {
     let device = crate::device::open(choice)?;
     let rates = Rates::measure(&device)?;

@@ -20,22 +20,22 @@ pub(super) struct Train {
     /// phi-3-medium, or command-r-35b.
     #[arg(long, default_value = "llama-2-7b")]
     model: String,
-    /// Number of blocks; by default the model's number.
+    /// The number of blocks; by default the model's number.
     #[arg(long, value_parser = crate::commands::count)]
     layers: Option<usize>,
-    /// Tokens per sequence.
+    /// The number of tokens per sequence.
     #[arg(long, alias = "seq-len", default_value_t = 4096, value_parser = crate::commands::count)]
     max_length: usize,
     /// Pack documents of this many tokens into each sequence; tokens attend only to their own document.
     #[arg(long, value_parser = crate::commands::count)]
     document_len: Option<usize>,
-    /// Sequences per micro-batch, of each rank.
+    /// The number of sequences per micro-batch of each rank.
     #[arg(long, default_value_t = 2, value_parser = crate::commands::count)]
     micro_batch: usize,
-    /// Micro-batches per step, of each rank; with more micro-batches, a pipeline is idle for less of the time.
+    /// The number of micro-batches per step of each rank; with more micro-batches, a pipeline is idle for a smaller share of the time.
     #[arg(long, default_value_t = 1, value_parser = crate::commands::count)]
     micro_batches: usize,
-    /// Steps to measure, after two warm-up steps; the median is reported.
+    /// The number of steps to measure, after two warm-up steps; the median is reported.
     #[arg(long, default_value_t = 10, value_parser = crate::commands::count)]
     steps: usize,
     /// Recipes to run one after the other; ratios are relative to the first recipe.
@@ -140,7 +140,7 @@ impl Train {
     }
 }
 
-/// Communication of several ranks, and the memory of each.
+/// Prints the throughput of all ranks, and the memory of each rank.
 fn print_ranks(row: &TrainRow) {
     if row.ranks.len() == 1 {
         return;
@@ -153,7 +153,7 @@ fn print_ranks(row: &TrainRow) {
     }
 }
 
-/// Where the time of one more step went, recipe by recipe.
+/// Prints how the time of one more step divides among families of kernels, for each recipe.
 fn print_families(rows: &[TrainRow]) {
     for row in rows.iter().filter(|row| !row.families.is_empty()) {
         let step: f64 = row.families.iter().map(|family| family.milliseconds).sum();
@@ -167,7 +167,7 @@ fn print_families(rows: &[TrainRow]) {
 
 fn storage(text: &str) -> Result<Storage, String> {
     let known = Storage::ALL.into_iter().find(|storage| storage.as_str() == text);
-    // The names of the old key are answered too.
+    // The storage names of the old key are accepted too.
     let old = || Some(formats(&[format!("optimizer.storage={text}")]).ok()?.optimizer.storage);
     known
         .or_else(old)
