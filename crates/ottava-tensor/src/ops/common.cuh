@@ -57,8 +57,7 @@ __device__ __forceinline__ float block_amax(float x) {
 }
 
 // Raises *amax; called by one thread. Non-negative floats have the same order as their bits, so the result does not depend on the order of blocks.
-// Reading
-// first avoids most atomics.
+// Reading first avoids most atomics.
 __device__ __forceinline__ void raise(float* amax, float largest) {
     if (largest > *(volatile float*)amax) atomicMax((u32*)amax, __float_as_uint(largest));
 }
@@ -76,8 +75,7 @@ __device__ __forceinline__ void block_raise(float* amax, float largest) {
 }
 
 // Adds one to a counter; called by one thread after a barrier. If a thread sees the result and then passes a barrier with its block, its block sees
-// the
-// writes of the blocks that have arrived, and vice versa. This is cheaper than `__threadfence`, a sequentially consistent fence of each thread.
+// the writes of the blocks that have arrived, and vice versa. This is cheaper than `__threadfence`, a sequentially consistent fence of each thread.
 __device__ __forceinline__ u32 count_arrival(u32* counter) {
     u32 before;
     asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], 1;" : "=r"(before) : "l"(counter) : "memory");
@@ -85,8 +83,7 @@ __device__ __forceinline__ u32 count_arrival(u32* counter) {
 }
 
 // For a kernel that may start before earlier kernels have ended (`launch_early`): `wait_for_predecessors` waits for their end, and `start_successors`
-// lets
-// the next kernel start. Both do nothing without early starts.
+// lets the next kernel start. Both do nothing without early starts.
 __device__ __forceinline__ void wait_for_predecessors() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");
@@ -211,8 +208,7 @@ PACK(f16)
 // FP8 conversions by integer arithmetic, for GPUs below compute capability 8.9. The results equal the results of the instructions.
 
 // Encodes to nearest even, saturating, NaN to 0x7F. Below the smallest normal number, 2^(1 - BIAS), codes are multiples of a power of two. Adding a
-// float
-// whose last place has this value rounds to such a multiple.
+// float whose last place has this value rounds to such a multiple.
 template <int MANTISSA, int BIAS> __device__ __forceinline__ u32 code_of(float x, u32 largest) {
     const u32 bits = __float_as_uint(x), sign = bits >> 24 & 0x80, magnitude = bits & 0x7FFFFFFF;
     if (magnitude > 0x7F800000) return 0x7F;

@@ -1,7 +1,6 @@
 // Epilogue of every kernel that writes FP8 operands. Casts tiles of 128 x 128 values. Codes are written from registers, transposed codes through
-// shared
-// memory, and statistics are collected. `FORMAT` is the type of the codes, `SHARING` the granularity of the scales. Blocks have 256 threads unless a
-// kernel says otherwise.
+// shared memory, and statistics are collected. `FORMAT` is the type of the codes, `SHARING` the granularity of the scales. Blocks have 256 threads
+// unless a kernel says otherwise.
 //
 // A per-tensor scale is given. Block scales are found while the tile is in shared memory. Rows and columns are longer than a tile, so
 // their scales need two launches of the kernel: one compiled with `RowAmaxes`, which only finds the amaxes, and one that casts.
@@ -210,8 +209,7 @@ template <class T> __device__ __forceinline__ uint2 encode8_by_columns(const Eig
 // - Otherwise, a tile holds values until block scales are known, and then the transposed codes. Eights of values are swizzled.
 //
 // Next to the tile are the scales of rows and columns, or partial amaxes: up to 16 per row (one per thread) plus one of padding against bank
-// conflicts, and
-// eight per column (one per warp).
+// conflicts, and eight per column (one per warp).
 #define OF_ROW 17
 #define LINES (SHARING == PerRow ? 2 * TILE : SHARING == RowAmaxes ? (OF_ROW + 8) * TILE : 4)
 struct alignas(16) Tile {
@@ -263,8 +261,7 @@ __device__ __forceinline__ int tile_row(int sweep) {
 }
 
 // Returns the first row of this block's tiles. Blocks go from the end of the matrix to its start, because the previous kernel's last writes are
-// likely
-// in L2. Casts with per-row scales go from the start to the end, because the launch that finds the amaxes has read the start last.
+// likely in L2. Casts with per-row scales go from the start to the end, because the launch that finds the amaxes has read the start last.
 __device__ __forceinline__ int first_row(bool from_start = SHARING == PerRow) {
     return (from_start ? blockIdx.y : gridDim.y - 1 - blockIdx.y) * TILE;
 }
@@ -389,8 +386,8 @@ template <class T, Sharing SHARED = SHARING, bool WHOLE = false> struct TileCast
     }
 
     // Finds block scales and casts, or raises the amaxes of rows and columns. Called by all threads. A thread reads only held values that it has
-    // written itself
-    // or that another thread has written before a barrier. `SPECIALIZES` adds a variant for the common case of both copies: more code, less time.
+    // written itself or that another thread has written before a barrier. `SPECIALIZES` adds a variant for the common case of both copies: more code,
+    // less time.
     template <bool SPECIALIZES = true> __device__ __forceinline__ void finish() const {
         if constexpr (SHARED == RowAmaxes) raise_amaxes<1>({eight_column()});
         if constexpr (SHARED == Blocks128x128) finish_square();
@@ -640,8 +637,7 @@ __device__ __forceinline__ void cast_tile(const Destination& to, const Source& s
 }
 
 // Casts one tile of a source. `fetch(row, column)` reads the inputs of eight neighbouring values, and `values(raw, row, column)` computes them.
-// Values outside
-// the matrix are ignored. `wide` means that eights are aligned. `LOADS` loads are in flight.
+// Values outside the matrix are ignored. `wide` means that eights are aligned. `LOADS` loads are in flight.
 template <int LOADS, class Source>
 __device__ __forceinline__ void quantize_tile(const Destination& to, Source source, int row0 = first_row(), int column0 = blockIdx.x * TILE) {
     if (source.wide && row0 + TILE <= to.rows && column0 + TILE <= to.columns) {

@@ -34,8 +34,7 @@ __device__ __forceinline__ Extremes extremes8(const float* x) {
 }
 
 // Returns the levels of two groups of 16 neighbouring threads, with the values `x` and `y`. Threads without values pass zeros. Called by all threads
-// of a
-// warp. Four of the 16 threads reduce each extreme, and eight of them each group.
+// of a warp. Four of the 16 threads reduce each extreme, and eight of them each group.
 __device__ __forceinline__ void levels_of_groups(const float* x, const float* y, Levels& of_x, Levels& of_y) {
     const u32 all = 0xFFFFFFFF;
     const bool second = threadIdx.x & 8, low = threadIdx.x & 4;

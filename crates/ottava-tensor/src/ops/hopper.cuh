@@ -23,8 +23,7 @@ __device__ __forceinline__ void copy_bytes(void* to, const void* from, int bytes
                  "r"(bytes), "r"(shared_address(barrier)) : "memory");
 }
 // Copies a box to a matrix; elements beyond the matrix are not written. `end_of_writes` ends a group of such copies. `wait_for_reads` waits until all
-// groups
-// have read shared memory, and `wait_for_writes` until all groups have written. Called by one thread, after the barrier that follows
+// groups have read shared memory, and `wait_for_writes` until all groups have written. Called by one thread, after the barrier that follows
 // `show_copies_what_was_written`.
 __device__ __forceinline__ void write_box(const TensorMap* to, const void* from, int byte, int row) {
     asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%1, %2}], [%3];" ::"l"(to), "r"(byte), "r"(row), "r"(shared_address(from))
@@ -42,8 +41,7 @@ __device__ __forceinline__ void store_matrices(void* to, const u32 (&words)[4]) 
                  "r"(words[2]), "r"(words[3]) : "memory");
 }
 // Arrives at the copy of `barrier` in a block of the cluster, without a release: operands of `wgmma` and copies need no ordering, and a release would
-// cost a
-// fence of the GPU.
+// cost a fence of the GPU.
 __device__ __forceinline__ void barrier_arrive_at(u64* barrier, u32 block) {
     asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(address_in(block, barrier)) : "memory");
 }

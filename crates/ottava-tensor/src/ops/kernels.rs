@@ -253,8 +253,7 @@ mod tests {
     }
 
     /// Compiles all modules with [`all_variants`], otherwise representatives. Needs NVRTC, but no GPU. With `OTTAVA_REQUIRE_NVRTC`, a missing NVRTC
-    /// is
-    /// a failure.
+    /// is a failure.
     #[test]
     fn every_kernel_compiles_for_hopper() {
         let modules = if all_variants() { super::kernels() } else { representatives() };

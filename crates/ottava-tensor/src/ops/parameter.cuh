@@ -64,8 +64,7 @@ template <bool BY_CHANCE, u32 KIND, class T> __device__ __forceinline__ Eight<T>
 }
 
 // The position of eight elements of a parameter. The first `valid` elements exist. `wide` means that all eight exist and are aligned. `group` is the
-// group of
-// expanded moments.
+// group of expanded moments.
 struct Place {
     u64 at, group;
     int valid;

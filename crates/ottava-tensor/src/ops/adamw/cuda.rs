@@ -145,8 +145,7 @@ fn kind(parameter: &AdamWParameter) -> Kind {
 }
 
 /// Calls `launch` for the `parameters` of each kind, with at most as many parameters as the table of a launch holds: [`CAST_PARTS`] if `cast` is set
-/// and
-/// the kind casts, otherwise [`PARTS`].
+/// and the kind casts, otherwise [`PARTS`].
 fn launches<'a, 'p>(
     parameters: impl Iterator<Item = &'a mut AdamWParameter<'p>>,
     cast: bool,

@@ -144,8 +144,7 @@ pub enum WeightCast<'a> {
     /// FP8 codes and statistics, as in [`quantize`](super::quantize()) or [`quantize_blocks`](super::quantize_blocks()).
     Codes {
         /// The scales. If the cast computes the scales, they must be scales of 128x128 blocks and the codes E4M3, because an update works on tiles,
-        /// not on
-        /// whole rows.
+        /// not on whole rows.
         scale: CastScale<'a>,
         /// The entry of the statistics that the cast updates.
         slot: usize,

@@ -4,10 +4,8 @@ struct Larger { __device__ u64 operator()(u64 a, u64 b) const { return a > b ? a
 #define NOT_FINITE 0xFFFFFFFFFFFFFFFF
 
 // A cluster of BLOCKS blocks reads a row, because one block per row would leave most of the GPU idle if rows are few. Without clusters, the first
-// block of a
-// row reads all of it. Grid (BLOCKS, rows).
-// An element and its column form one number. These numbers have the order of the elements; among equal elements, the smallest column has the largest
-// number.
+// block of a row reads all of it. Grid (BLOCKS, rows). An element and its column form one number. These numbers have the order of the elements; among
+// equal elements, the smallest column has the largest number.
 #if __CUDA_ARCH__ >= 900
 #define CLUSTER __cluster_dims__(BLOCKS, 1, 1)
 #define READERS BLOCKS

@@ -1,8 +1,8 @@
 #define INFINITY __int_as_float(0x7F800000)
 // The plain kernels support every type and head size. The scores of one query are in shared memory.
 // The address of a head is base + row · stride + head · dim. With GENERAL, the kernels support every spec. Without it, they support only causal
-// attention
-// of fused queries, keys and values; then `stride`, `seq_len` and `dim` are the strides, lengths and head sizes of queries, keys and values.
+// attention of fused queries, keys and values; then `stride`, `seq_len` and `dim` are the strides, lengths and head sizes of queries, keys and
+// values.
 
 // The documents of a batch. Document d has the tokens at[d] .. at[d + 1], counted over all sequences. Unused entries at the end are the number of
 // tokens.

@@ -109,8 +109,7 @@ wide! {
     }
 
     /// Replaces the products of query and keys in `p` by the probabilities. Replaces the products of the gradient of the output and values in `ds` by
-    /// the
-    /// gradients by the unscaled products of query and keys.
+    /// the gradients by the unscaled products of query and keys.
     fn probabilities[R: Real](p: &mut [R], ds: &mut [R], lse: R, delta: R, spec: &AttentionSpec) {
         let scale = R::of(spec.scale);
         for (p, ds) in p.iter_mut().zip(ds) {

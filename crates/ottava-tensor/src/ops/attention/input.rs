@@ -49,8 +49,7 @@ pub struct AttentionInput<'a> {
     /// The boundaries of documents, I32 `[documents + 1]` on the device, or `None` if each sequence is one document.
     ///
     /// Document `d` has the keys `cu_seqlens[d]..cu_seqlens[d + 1]` of the `B·S_k` keys, all in one sequence. Unused entries at the end are `B·S_k`,
-    /// so
-    /// a tensor of fixed capacity holds any number of documents. A query belongs to the document of the key at its position. The CPU checks the
+    /// so a tensor of fixed capacity holds any number of documents. A query belongs to the document of the key at its position. The CPU checks the
     /// boundaries. On a GPU, wrong boundaries give undefined results.
     pub cu_seqlens: Option<&'a Tensor>,
 }

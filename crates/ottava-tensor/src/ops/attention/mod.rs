@@ -5,9 +5,8 @@
 //! documents. Attention also returns the log-sum-exp `lse`, so that results over parts of the keys can be merged.
 //!
 //! The CPU reference supports all combinations. On a GPU, `AttentionBackend::choose` looks the case up in a table of what cuDNN, the plain kernels
-//! and
-//! the paged kernels support. `ottava plan` prints the choice. If no backend supports a case, the error lists the reasons. A `Condition` may apply
-//! only to GPUs that lack a feature: outside Hopper, the table excludes cuDNN for windows, soft caps and head dimensions above 128.
+//! and the paged kernels support. `ottava plan` prints the choice. If no backend supports a case, the error lists the reasons. A `Condition` may
+//! apply only to GPUs that lack a feature: outside Hopper, the table excludes cuDNN for windows, soft caps and head dimensions above 128.
 //!
 //! The plain kernels are compiled in two forms: for causal attention of a fused projection, and with the define `GENERAL` for every spec. The paged
 //! kernels support a window and a soft cap with the define `BOUNDED`.
@@ -33,8 +32,8 @@ pub(in crate::ops) use cpu::softmax;
 /// Returns `o = softmax(s)·v` for each head, `[B·S, H·D_v]`, with the scores `s` of `spec`, and `lse` in F32 (F64 for F64).
 ///
 /// `lse = ln Σ exp(s)`, over the keys that a query sees, is the natural logarithm for scaled and capped scores. Its shape is `[B, H, S]`. For
-/// documents
-/// in BF16 or F16 on a GPU, it is `[B·S, H]`, as cuDNN writes it. If a query sees no key, `o = 0` and `lse = −∞`. Results over parts of the keys
+/// documents in BF16 or F16 on a GPU, it is `[B·S, H]`, as cuDNN writes it. If a query sees no key, `o = 0` and `lse = −∞`. Results over parts of the
+/// keys
 /// can be merged: `lse = ln Σ exp(lseᵢ)` and `o = Σ exp(lseᵢ − lse)·oᵢ`.
 ///
 /// Errors with [`Error::Value`](crate::Error::Value) if no backend of the device supports the case ([`AttentionBackend::choose`]). Gemma

@@ -4,8 +4,7 @@ use crate::{Error, Result};
 use std::fmt;
 
 /// The attention of a layer. [`attention`](super::attention()) uses it in training, and [`paged_attention`](crate::ops::paged_attention()) uses it
-/// over
-/// a cache.
+/// over a cache.
 ///
 /// Positions are counted within a sequence. The query at position `i` sees the keys `j` of its own document with `j ≤ i` if `causal`, and
 /// `j > i − window` if there is a window. Each pair has the score `s = scale · q·k`, or `s = soft_cap · tanh(scale · q·k / soft_cap)`.

@@ -28,8 +28,7 @@ extern "C" __global__ void attention_sink(X* o, float* lse, const X* sinks, int 
 }
 
 // Computes partial gradients of one sink. Grid (heads, chunks of tokens), 8 warps. A warp processes every eighth token of the chunk, and the sums of
-// the
-// warps are added in order.
+// the warps are added in order.
 extern "C" __global__ void __launch_bounds__(256)
     sink_gradients(float* partial, const X* d_o, const X* o, const float* lse, const X* sinks, int heads, int dim, int seq_len, int tokens,
                    int chunk) {

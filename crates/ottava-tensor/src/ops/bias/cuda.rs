@@ -43,8 +43,7 @@ fn sums_of(dy: &Tensor) -> impl FnOnce(&mut Tensor, [usize; 3]) -> Result<Kernel
 ///
 /// # Safety
 /// `kernel` gets a tensor for partial sums, F32 `[chunks, columns]`, and `[rows, columns, rows per chunk]`, and returns a kernel. Its other arguments
-/// must
-/// be valid for what the kernel reads. A row of blocks of the grid must write a row of the partial sums.
+/// must be valid for what the kernel reads. A row of blocks of the grid must write a row of the partial sums.
 pub(in crate::ops) unsafe fn add_column_sums(
     gpu: &CudaDevice,
     [rows, columns]: [usize; 2],

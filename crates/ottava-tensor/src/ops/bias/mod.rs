@@ -38,8 +38,7 @@ pub fn bias_gradient(dy: &Tensor, dbias: &mut Tensor) -> Result<()> {
 }
 
 /// Computes `x[r, c] += bias[g, c]` in place for the rows `r` of each group `g`, for `x` `[P, C]` and `bias` `[G, C]` of one type. Padding rows do
-/// not
-/// change.
+/// not change.
 pub fn add_grouped_bias(x: &mut Tensor, bias: &Tensor, groups: &Groups) -> Result<()> {
     check_groups("add_grouped_bias", x, bias, groups)?;
     bias.expect_dtype("add_grouped_bias: bias", &[x.dtype()])?;
@@ -51,8 +50,7 @@ pub fn add_grouped_bias(x: &mut Tensor, bias: &Tensor, groups: &Groups) -> Resul
 }
 
 /// Computes `dbias[g, c] += Σ_r dy[r, c]` over the rows `r` of each group `g`, for `dy` `[P, C]` and `dbias` `[G, C]` in F32 (F64 for F64). The
-/// padding
-/// rows of `dy` must be zero. A group without rows adds nothing.
+/// padding rows of `dy` must be zero. A group without rows adds nothing.
 pub fn grouped_bias_gradient(dy: &Tensor, groups: &Groups, dbias: &mut Tensor) -> Result<()> {
     check_groups("grouped_bias_gradient", dy, dbias, groups)?;
     expect_gradient("grouped_bias_gradient: dbias", dbias, dy)?;

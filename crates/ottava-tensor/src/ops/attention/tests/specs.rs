@@ -1,6 +1,5 @@
 //! Tests of each field of a spec and of an input: against the definition with materialised probabilities, by finite differences, by merging the
-//! results
-//! of parts of the keys, and by comparing the general kernels with the CPU.
+//! results of parts of the keys, and by comparing the general kernels with the CPU.
 
 use super::*;
 use crate::Device;
