@@ -98,7 +98,7 @@ fn deterministic_gradients_are_bit_identical() {
     }
 }
 
-/// Tests documents of several lengths, up to a whole row, with and without shared keys. The CPU results agree with the GPU results.
+/// Compares documents of several lengths, up to a whole row, with and without shared keys.
 #[test]
 fn packed_documents_agree_across_devices() {
     for (heads, kv_heads, head_dim, window, soft_cap) in [
