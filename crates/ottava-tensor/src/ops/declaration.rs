@@ -36,7 +36,7 @@ macro_rules! kernels {
         $($crate::ops::declaration::source! { @static $static { $($single)* } })*
         $($crate::ops::declaration::sources! { @table $table($key) { $($rows)* } })*
 
-        /// The sources above, with their variants.
+        /// Returns the modules of the sources above, one for each variant.
         pub(in crate::ops) fn modules() -> Vec<$crate::cuda::KernelModule> {
             let mut all = Vec::new();
             $($crate::ops::declaration::source! { @modules all $static { $($single)* } })*

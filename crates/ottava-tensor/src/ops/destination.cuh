@@ -107,8 +107,8 @@ template <class T> __device__ __forceinline__ Limits limits_of(float scale) {
             last([=](float v) { return v * scale <= Underflow<T>::bound; })};
 }
 
-// Returns the number of 16-bit values whose magnitude is above a limit, a pair of equal values. NaN does not count. GPUs that compare pairs count in
-// pairs.
+// Returns the number of 16-bit values whose magnitude is above a limit. `limit` is a pair of equal values. NaN does not count. GPUs that compare
+// pairs count in pairs.
 #if __CUDA_ARCH__ >= 900
 #define COUNT_ABOVE(TYPE, ONES)                                                                                        \
     template <int N> __device__ __forceinline__ u32 count_above(const Eight<TYPE> (&e)[N], u32 limit) {                \
@@ -541,8 +541,8 @@ template <class T, Sharing SHARED = SHARING, bool WHOLE = false> struct TileCast
     }
 };
 
-// Adds the block's statistics to the counters, if they are read. Contains a barrier for all threads. `then` runs before the first warp reduces the
-// statistics, which hides its latency. The `first` block of a matrix also counts the matrix's elements.
+// Adds the block's statistics to the counters, if they are read. Contains a barrier for all threads. To hide the latency of `then`, it runs before
+// the first warp reduces the statistics. The `first` block of a matrix also counts the matrix's elements.
 template <class Then> __device__ __forceinline__ void measure(const Destination& to, const Seen& seen, bool first, const Then& then) {
     __shared__ u32 warps[3][32];
     if constexpr (SHARING == RowAmaxes) return;

@@ -108,7 +108,7 @@ __device__ __forceinline__ void fetch(Raw& raw, const Tensors& of, const Place& 
     else fetch_by<false>(raw, of, place);
 }
 
-// The weights and moments of eight elements. `plain` means that all are finite and come from the fast path.
+// The weights and moments of eight elements. `plain` means that all values are finite and come from the fast path.
 struct Values {
     float w[8], m[8], v[8];
     bool plain;

@@ -43,8 +43,8 @@ pub struct AttentionInput<'a> {
     pub v: HeadView<'a>,
     /// The number `B` of sequences. They have equal length and follow each other in the rows.
     pub batch: usize,
-    /// The position of the first query of each sequence. The first key has position 0. It is not 0 if queries and keys are different parts of a
-    /// sequence.
+    /// The position of the first query of each sequence. The first key has position 0. If queries and keys are different parts of a sequence, the
+    /// first query has another position.
     pub first_query: usize,
     /// The boundaries of documents, I32 `[documents + 1]` on the device, or `None` if each sequence is one document.
     ///

@@ -1,4 +1,4 @@
-//! Per-column scales of Smooth-SwiGLU. They are divided out of an activation and multiplied into the next weight.
+//! Per-column scales of Smooth-SwiGLU. The activation is multiplied by the scales, and the next weight by their inverses.
 
 mod cpu;
 pub(super) mod cuda;

@@ -48,7 +48,7 @@ fn wrong_sizes_are_errors() {
     assert!(compare(&x, &x, &mut sums, 1).unwrap_err().to_string().contains("row 1 is beyond"));
 }
 
-/// Returns new sums, of which `compare` writes row 1.
+/// Returns new sums. `compare` writes row 1 of the sums.
 fn row(x: &Tensor, compare: impl FnOnce(&mut Tensor) -> Result<()>) -> Result<Tensor> {
     let mut sums = Tensor::zeros(x.device(), &[2, SUMS], DType::F64)?;
     compare(&mut sums)?;

@@ -5,7 +5,7 @@ use crate::ops::launch::{self, BLOCK};
 use crate::{DType, Result, Tensor};
 
 kernels! {
-    // The key: whether logits have a cap, whether labels are smoothed, and whether each token has a separate scale.
+    // The key tells whether logits have a cap, whether labels are smoothed, and whether each token has a separate scale.
     table source([bool; 3]) = {
         file: "cross_entropy", headers: [], constants: [IGNORE_INDEX], variants: launch::STORAGE,
         ([false, false, false]) => [],

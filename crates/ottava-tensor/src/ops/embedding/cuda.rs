@@ -4,7 +4,7 @@ use crate::ops::launch::{self, BLOCK};
 use crate::{Result, Tensor};
 
 kernels! {
-    // The key: whether the table is a part of the vocabulary.
+    // The key tells whether the table is a part of the vocabulary.
     table source(bool) = {
         file: "embedding", headers: [], constants: [], variants: launch::STORAGE,
         (false) => [],

@@ -89,8 +89,8 @@ pub fn encode_gradients(
     Ok(codes)
 }
 
-/// Returns the sum of the slices of all ranks `[ranks, `[`gradient_code_bytes`]`(elements)]`, `[elements]` in `dtype`. They are added in order in
-/// F32.
+/// Returns the sum of the slices of all ranks `[ranks, `[`gradient_code_bytes`]`(elements)]`, `[elements]` in `dtype`. The slices are added in order,
+/// in F32.
 pub fn sum_gradient_codes(codes: &Tensor, elements: usize, dtype: DType) -> Result<Tensor> {
     decode(codes, 1, codes.shape()[0], elements, dtype)
 }

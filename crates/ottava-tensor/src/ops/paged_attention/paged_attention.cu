@@ -23,8 +23,7 @@ template <> __device__ __forceinline__ Eight<e4m3> stored<e4m3>(Eight<X>& x, flo
 
 // Writes keys and values to the cache. If `positions` is given, first rotates queries and keys of `qkv` in place. With codes, overwrites `qkv` with
 // the dequantized values. Grid (tokens, heads of `qkv` over heads of a block). 2^log2_lanes lanes share a head, each with eight pairs. With WIDE, all
-// eights are whole and aligned. Then the code after the wait is short and has few jumps, which matters because it is not in the instruction cache
-// yet.
+// eights are whole and aligned. This keeps the code after the wait short and nearly without jumps; the instruction cache does not hold this code yet.
 template <bool NEIGHBOURS, bool WIDE>
 __device__ __forceinline__ void append(KV* cache, float* scale_inv, X* qkv, const float* table, const int* positions, Batch batch,
                                        int heads, int kv_heads, int dim, int log2_lanes) {

@@ -174,7 +174,7 @@ fn paged_attention_agrees_across_devices() {
     if gpu().is_none() {
         return;
     }
-    // Decode over several splits, also with empty rows; chunks of prompts; several new tokens, some of which fit in one tile.
+    // Decode over several splits, also with empty rows; chunks of prompts; several new tokens that fit in one tile or do not.
     let cases: [(&[usize], &[usize], usize); 4] = [
         (&[700, 1, 256, 257, 90], &[1; 5], 8),
         (&[40, 300, 7], &[33, 20, 7], 3),

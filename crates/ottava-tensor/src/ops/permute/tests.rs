@@ -150,7 +150,7 @@ fn gathered_codes_are_those_of_gathered_values() {
     }
 }
 
-/// Ranges of experts have the rows of all experts, each row once. Their sums over choices add up to the sum over all experts.
+/// Together, ranges of experts have the rows of all experts, each row once. Their sums over choices add up to the sum over all experts.
 #[test]
 fn ranges_of_experts_share_the_choices() {
     for (tokens, chosen, experts, favourite) in CASES.into_iter().filter(|(_, _, experts, _)| *experts > 2) {

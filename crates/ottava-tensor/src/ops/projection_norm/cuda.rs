@@ -6,7 +6,7 @@ use crate::ops::{NormKind, bias};
 use crate::{DType, Result, Tensor};
 
 kernels! {
-    // The key: whether the norm adds one to its weight.
+    // The key tells whether the norm adds one to its weight.
     table source(bool) = {
         file: "projection_norm", headers: [], constants: [], variants: launch::STORAGE,
         (false) => [],

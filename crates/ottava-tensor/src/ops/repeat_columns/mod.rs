@@ -43,8 +43,7 @@ impl Sections {
     }
 }
 
-/// Returns the matrix `x` `[T, C]` with repeated blocks of columns. The columns of the `sections`, of which there are at most three, are the columns
-/// of `x`.
+/// Returns the matrix `x` `[T, C]` with repeated blocks of columns. The `sections`, at most three, divide the columns of `x`.
 ///
 /// Errors with [`Error::Value`] if a section does not consist of whole blocks.
 pub fn repeat_columns(x: &Tensor, sections: &[RepeatedColumns]) -> Result<Tensor> {

@@ -49,7 +49,7 @@ pub fn unscaled(x: &ScaledTensor, dtype: DType) -> Result<Tensor> {
 }
 
 impl Fp8Output<'_> {
-    /// Casts the values of a scaled F16 matrix, which are first rounded to `dtype` as by [`unscaled`].
+    /// Rounds the values of a scaled F16 matrix to `dtype` as [`unscaled`] does, and casts them.
     pub fn cast_scaled(mut self, x: &ScaledTensor, dtype: DType) -> Result<QuantizedTensor> {
         x.values.expect_dtype("quantize: x", &[DType::F16])?;
         let Device::Cuda(gpu) = x.values.device() else { return self.cast(&unscaled(x, dtype)?) };

@@ -37,7 +37,7 @@ fn activations_agree_across_devices() {
     }
 }
 
-/// Returns normal values of which many are beyond the bounds of the clamped SwiGLU.
+/// Returns normal values. Many of them are beyond the bounds of the clamped SwiGLU.
 fn wide_normals(shape: &[usize], dtype: DType) -> Tensor {
     let wide: Vec<f64> = values(&normals("x", shape, DType::F64)).into_iter().map(|x| 6.0 * x).collect();
     cast(&Tensor::from_slice(&Device::Cpu, shape, &wide).unwrap(), dtype).unwrap()
@@ -66,8 +66,8 @@ fn the_clamped_swiglu_has_the_gradient_of_its_bounds() {
             y(&moved).iter().sum::<f64>()
         };
         let slope = (sum_at(STEP) - sum_at(-STEP)) / (2.0 * STEP);
-        // The differences have two errors: `STEP² / 6`, 2e-11, of the third derivative, and roundings of 2⁻⁵³ of the sum, divided by `STEP`, 1e-10.
-        // Up to 9e-10 was seen.
+        // The differences have two errors: 2e-11 (`STEP² / 6`) times the third derivative, and 1e-10 from rounding the sum by 2⁻⁵³ (divided by
+        // `STEP`). Up to 9e-10 was seen.
         assert!((gradient - slope).abs() < 1e-8, "{i}: {gradient}, {slope}");
     }
     // As in torch.clamp, a value that equals its bound has a gradient.

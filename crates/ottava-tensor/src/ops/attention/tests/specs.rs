@@ -147,8 +147,7 @@ fn the_backward_of_every_spec_is_the_gradient() {
                 };
                 let numeric = (moved(1e-5) - moved(-1e-5)) / 2e-5;
                 let found = gradient[i];
-                // With this step, the differences have two errors: 2e-11 of the third derivative, and 6e-12 from roundings of 2⁻⁵³ of the loss,
-                // divided by 2e-5.
+                // The differences have two errors: 2e-11 times the third derivative, and 6e-12 from rounding the loss by 2⁻⁵³ (divided by 2e-5).
                 // Up to 8e-10 was seen.
                 assert!((found - numeric).abs() < 1e-7, "{case:?}, input {which}, {i}: {found} against {numeric}");
             }
