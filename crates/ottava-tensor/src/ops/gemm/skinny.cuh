@@ -52,7 +52,7 @@ struct alignas(4 * sizeof(X)) Four { X at[4]; };
 struct Arguments {
     X* out;
     const X* addend;                  // [rows, columns], or null
-    const float *a_scale, *b_scale;     // one, or one per row if the stride is 1; null for plain operands
+    const float *a_scale, *b_scale;     // one scale, or one per row if the stride is 1; null for plain operands
     int rows, columns, steps, steps_of_part, rows_of_part, a_stride, b_stride;
 };
 

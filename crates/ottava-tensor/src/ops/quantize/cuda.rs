@@ -164,7 +164,7 @@ const FEW_ELEMENTS: usize = 1 << 21;
 /// The kernels that end with `cast_row`.
 #[derive(Clone, Copy)]
 pub(in crate::ops) struct RowKernels {
-    /// The kernel for few rows, with one eight per thread. A row with more eights than the number given is split over the blocks of a cluster.
+    /// The kernel for few rows (one eight per thread), and the maximum number of eights per block. A longer row is split over a cluster.
     pub few: (&'static str, usize),
     /// The kernel for many rows.
     pub many: Option<&'static str>,
