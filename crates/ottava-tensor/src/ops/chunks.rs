@@ -1,4 +1,4 @@
-//! Reading and writing stored weights, optimizer states and gradients on the CPU, in chunks and through F32.
+//! Reads and writes stored weights, optimizer states and gradients on the CPU, in chunks. Values are converted from and to F32.
 
 use super::parameter::{Gradient, UpdatedWeight, WeightCopy};
 use crate::element::Float;
@@ -18,24 +18,24 @@ pub(super) enum Chunk<'a> {
     F16(&'a mut [f16], f32),
     E4m3(&'a mut [E4M3], f32),
     Split(&'a mut [bf16], &'a mut [i16]),
-    /// Whole groups of one row.
+    /// Whole groups of one row: codes and levels.
     Expanded(&'a mut [u8], &'a mut [i32]),
 }
 
-/// Parameters of writing a chunk.
+/// How the values of a chunk are rounded when they are stored.
 #[derive(Clone, Copy)]
 pub(super) struct Rounding {
-    /// Scale of scaled values.
+    /// The scale of scaled values.
     pub power: f32,
-    /// Seed of stochastic rounding. `kind` is 0 for weights, 1 and 2 for the moments.
+    /// The seed of stochastic rounding.
     pub seed: u64,
     pub kind: u64,
-    /// Index of the first element.
+    /// The index of the first element of the chunk.
     pub start: usize,
 }
 
 impl<'a> Chunk<'a> {
-    /// F32 or BF16, in chunks of `size`.
+    /// Splits an F32 or BF16 tensor into chunks of `size` elements.
     pub fn plain(x: &'a mut Tensor, size: usize) -> Vec<Chunk<'a>> {
         match x.dtype() {
             DType::F32 => x.host_mut().chunks_mut(size).map(Chunk::F32).collect(),
@@ -56,7 +56,7 @@ impl<'a> Chunk<'a> {
         pairs.map(|(weight, rest)| Chunk::Split(weight, rest)).collect()
     }
 
-    /// Row by row.
+    /// Splits an expanded tensor into its rows.
     pub fn expanded(x: &'a mut ExpandedTensor) -> Vec<Chunk<'a>> {
         let [row, groups] = row_of(x);
         let groups = x.groups.host_mut().chunks_mut(groups);
@@ -107,7 +107,7 @@ fn store<X: Float<Real = f32>>(from: &[f32], power: f32, x: &mut [X]) {
     x.iter_mut().zip(from).for_each(|(x, from)| *x = X::store(from * power));
 }
 
-/// The chunks of the stored weights.
+/// Splits the stored weights into chunks of `size` elements.
 pub(super) fn of_weight<'a>(weight: &'a mut UpdatedWeight, size: usize) -> Vec<Chunk<'a>> {
     match weight {
         UpdatedWeight::Master { master, .. } => Chunk::plain(master, size),
@@ -117,7 +117,7 @@ pub(super) fn of_weight<'a>(weight: &'a mut UpdatedWeight, size: usize) -> Vec<C
     }
 }
 
-/// Writes the inverse scale of scaled weights, and the copy that layers read, after all values are written.
+/// Finishes an update: writes the inverse scale of scaled weights, and the copy that layers read.
 pub(super) fn finish_weight(weight: &mut UpdatedWeight, scale_inv: f32) {
     if let UpdatedWeight::Scaled { master, .. } = weight {
         master.scale_inv.host_mut()[0] = scale_inv;
@@ -132,7 +132,7 @@ pub(super) fn finish_weight(weight: &mut UpdatedWeight, scale_inv: f32) {
     }
 }
 
-/// Loads the elements of a gradient from `start` on.
+/// Loads elements of a gradient, beginning with element `start`.
 pub(super) fn load_gradient(grad: Gradient, start: usize, to: &mut [f32]) {
     let range = start..start + to.len();
     match grad {
@@ -142,8 +142,9 @@ pub(super) fn load_gradient(grad: Gradient, start: usize, to: &mut [f32]) {
     }
 }
 
-/// The factor of gradients, which clips their `norm` to `max_norm`, 0 for no clipping, and removes the factor that they contain; `None` if
-/// the norm is not finite.
+/// Returns the factor that clips gradients and removes the loss scale; `None` if `norm` is not finite.
+///
+/// `norm` is the norm of the stored gradients. They are clipped to `max_norm`; 0 means no clipping.
 pub(super) fn clip_factor(norm: &Tensor, max_norm: f32, unscale: f32) -> Option<f32> {
     let norm = norm.host::<f32>()[0];
     let clip = match max_norm {
@@ -153,13 +154,13 @@ pub(super) fn clip_factor(norm: &Tensor, max_norm: f32, unscale: f32) -> Option<
     norm.is_finite().then_some(clip * unscale)
 }
 
-/// The seed of stochastic rounding of a parameter with this `seed` in a step.
+/// Returns the seed of stochastic rounding in a step, for a parameter with this `seed`.
 pub(super) fn step_seed(seed: u64, step: u64) -> u64 {
     hash(seed ^ hash(step))
 }
 
-/// Stochastic rounding to BF16: adds 16 random bits and truncates. One 64-bit hash serves four neighbouring elements; weight and moments
-/// of an element use different bits.
+/// Rounds to BF16 stochastically: adds 16 random bits and truncates. One 64-bit hash serves four neighbouring elements. The weight and the two
+/// moments of an element use different bits of the hash.
 fn round_stochastically(x: f32, seed: u64, i: u64, kind: u64) -> bf16 {
     if !x.is_finite() {
         return bf16::from_f32(x);

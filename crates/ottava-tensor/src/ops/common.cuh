@@ -1,5 +1,5 @@
 // Included before every kernel. Arithmetic is F32; each value is rounded once, in `store`, as on the CPU.
-// `X`, where a kernel uses it, is the storage type, chosen when compiling.
+// If a kernel uses `X`, it is the storage type, which is chosen when compiling.
 
 struct f16 { unsigned short bits; };
 struct bf16 { unsigned short bits; };
@@ -7,7 +7,7 @@ struct e4m3 { unsigned char bits; };
 struct e5m2 { unsigned char bits; };
 typedef float f32;
 
-// Largest finite value, by macros from `DType::max_finite`.
+// The largest finite value of a type, from macros with the values of `DType::max_finite`.
 template <class T> __device__ constexpr float max_finite();
 template <> __device__ constexpr float max_finite<f16>() { return MAX_F16; }
 template <> __device__ constexpr float max_finite<e4m3>() { return MAX_E4M3; }
@@ -30,10 +30,10 @@ __device__ __forceinline__ void store(bf16* p, float x) { asm("cvt.rn.bf16.f32 %
 __device__ __forceinline__ void store(f16* p, float x) { asm("cvt.rn.f16.f32 %0, %1;" : "=h"(p->bits) : "f"(x)); }
 
 struct Add { template <class T> __device__ T operator()(T a, T b) const { return a + b; } };
-// As on the CPU: ignores NaN unless both are NaN.
+// Returns the maximum as on the CPU: ignores NaN unless both arguments are NaN.
 struct Max { __device__ float operator()(float a, float b) const { return fmaxf(a, b); } };
 
-// Reduces one value per thread over a block of whole warps, in a fixed order; all threads get the result.
+// Reduces one value per thread over a block of whole warps, in a fixed order. All threads get the result.
 template <class T, class Op> __device__ __forceinline__ T block_reduce(T x, Op op) {
     __shared__ T warps[32];
     for (int offset = 16; offset > 0; offset /= 2) x = op(x, __shfl_xor_sync(0xFFFFFFFF, x, offset));
@@ -47,7 +47,7 @@ template <class T, class Op> __device__ __forceinline__ T block_reduce(T x, Op o
 template <class T> __device__ __forceinline__ T block_sum(T x) { return block_reduce(x, Add()); }
 __device__ __forceinline__ float block_max(float x) { return block_reduce(x, Max()); }
 
-// The largest of one value per thread that is not negative, over a block of whole warps.
+// Returns the maximum over a block of whole warps of one non-negative value per thread.
 __device__ __forceinline__ float block_amax(float x) {
     __shared__ u32 warps[32];
     const u32 lane = threadIdx.x % 32, bits = __reduce_max_sync(0xFFFFFFFF, __float_as_uint(x));
@@ -56,12 +56,12 @@ __device__ __forceinline__ float block_amax(float x) {
     return __uint_as_float(__reduce_max_sync(0xFFFFFFFF, lane < blockDim.x / 32 ? warps[lane] : 0));
 }
 
-// Raises *amax; called by one thread. Non-negative floats order as their bits, so the result is independent of the order of blocks. A
-// read first avoids most atomics.
+// Raises *amax; called by one thread. Non-negative floats have the same order as their bits, so the result does not depend on the order of blocks.
+// Reading first avoids most atomics.
 __device__ __forceinline__ void raise(float* amax, float largest) {
     if (largest > *(volatile float*)amax) atomicMax((u32*)amax, __float_as_uint(largest));
 }
-// As `raise`, called by all threads of a block with one value each. No-op if `amax` is null.
+// Raises *amax; called by all threads of a block with one value each. No-op if `amax` is null.
 __device__ __forceinline__ void block_raise(float* amax, float largest) {
     if (!amax) return;
     __shared__ u32 warps[32];
@@ -74,16 +74,16 @@ __device__ __forceinline__ void block_raise(float* amax, float largest) {
     raise(amax, __uint_as_float(all));
 }
 
-// Adds one to a counter, by one thread after a barrier: what the threads of that barrier have written is visible to the one that sees the
-// result and passes a barrier with its own, and the reverse. Cheaper than `__threadfence`, a sequentially consistent fence of each thread.
+// Adds one to a counter; called by one thread after a barrier. If a thread sees the result and then passes a barrier with its block, its block sees
+// the writes of the blocks that have arrived, and vice versa. This is cheaper than `__threadfence`, a sequentially consistent fence of each thread.
 __device__ __forceinline__ u32 count_arrival(u32* counter) {
     u32 before;
     asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], 1;" : "=r"(before) : "l"(counter) : "memory");
     return before;
 }
 
-// Of a kernel that may start before earlier ones have ended (`launch_early`): waits for their end, and lets the next one start. Without early
-// starts both do nothing.
+// For a kernel that may start before earlier kernels have ended (`launch_early`): `wait_for_predecessors` waits for their end, and `start_successors`
+// lets the next kernel start. Both do nothing without early starts.
 __device__ __forceinline__ void wait_for_predecessors() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");
@@ -95,12 +95,12 @@ __device__ __forceinline__ void start_successors() {
 #endif
 }
 
-// Barriers in shared memory, of GPUs with bulk copies or clusters.
+// Barriers in shared memory, for GPUs with bulk copies or clusters.
 __device__ __forceinline__ u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
 __device__ __forceinline__ void barrier_init(u64* barrier, u32 arrivals) {
     asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(arrivals) : "memory");
 }
-// After `barrier_init`: the cluster and the copy engine see the barriers.
+// Makes barriers visible to the cluster and the copy engine, after `barrier_init`.
 __device__ __forceinline__ void barriers_are_initialized() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
 __device__ __forceinline__ void barrier_wait(u64* barrier, u32 parity) {
     asm volatile(
@@ -112,7 +112,7 @@ __device__ __forceinline__ void barrier_expect(u64* barrier, u32 bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes) : "memory");
 }
 
-// Blocks of a cluster, neighbours along x; without clusters, a block is one of its own.
+// The size of the cluster, and the rank of the block in it. Blocks of a cluster are neighbours along x. Without clusters, the size is 1.
 __device__ __forceinline__ u32 blocks_of_cluster() {
     u32 blocks = 1;
 #if __CUDA_ARCH__ >= 900
@@ -130,19 +130,20 @@ __device__ __forceinline__ u32 block_of_cluster() {
 __device__ __forceinline__ void cluster_sync() {
     asm volatile("barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory");
 }
-// The address of shared memory in a block of the cluster, where `p` is in the memory of this block.
+// Returns the address in the shared memory of block `block` of the cluster that corresponds to `p` in this block.
 __device__ __forceinline__ u32 address_in(u32 block, const void* p) {
     u32 remote;
     asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(shared_address(p)), "r"(block));
     return remote;
 }
-// Writes a word to the shared memory of a block of the cluster, where `to` is in the memory of this block, and its four bytes arrive at the barrier there.
+// Writes a word to the shared memory of block `block` of the cluster. Its four bytes arrive at the barrier of that block. `to` and `barrier` are
+// addresses in this block.
 __device__ __forceinline__ void send_word(u32* to, u32 word, u64* barrier, u32 block) {
     asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.u32 [%0], %1, [%2];" ::"r"(address_in(block, to)), "r"(word),
                  "r"(address_in(block, barrier)) : "memory");
 }
 
-// The smaller or larger magnitude in each of two pairs, with an undefined sign: one instruction from compute capability 8.6 on.
+// Selects the smaller or larger magnitude in each of two pairs. The sign is undefined. This is one instruction from compute capability 8.6 on.
 #if __CUDA_ARCH__ >= 860
 #define BY_MAGNITUDE(WHICH, TYPE, C, A, B) asm(WHICH ".xorsign.abs." TYPE " %0, %1, %2;" : "=r"(C) : "r"(A), "r"(B))
 #else
@@ -151,7 +152,7 @@ __device__ __forceinline__ void send_word(u32* to, u32 word, u64* barrier, u32 b
         : "=r"(C) : "r"(A), "r"(B))
 #endif
 
-// Start and step of a grid-stride loop.
+// The start and the step of a grid-stride loop.
 __device__ __forceinline__ u64 grid_start() { return (u64)blockIdx.x * blockDim.x + threadIdx.x; }
 __device__ __forceinline__ u64 grid_step() { return (u64)gridDim.x * blockDim.x; }
 
@@ -184,7 +185,7 @@ template <> __device__ __forceinline__ void unpack8<bf16>(const Eight<bf16>& e, 
         v[2 * i + 1] = __uint_as_float(pairs[i] & 0xFFFF0000);
     }
 }
-// Rounds eight values once each, as `store`; 16-bit types in pairs.
+// Rounds eight values once each, like `store`. 16-bit types are rounded in pairs.
 template <class T> __device__ __forceinline__ Eight<T> pack8(const float* v);
 template <> __device__ __forceinline__ Eight<f32> pack8<f32>(const float* v) {
     Eight<f32> e;
@@ -204,10 +205,10 @@ template <> __device__ __forceinline__ Eight<f32> pack8<f32>(const float* v) {
 PACK(bf16)
 PACK(f16)
 
-// FP8 conversions by integer arithmetic, for GPUs below compute capability 8.9; same results as the instructions.
+// FP8 conversions by integer arithmetic, for GPUs below compute capability 8.9. The results equal the results of the instructions.
 
-// To nearest even, saturating, NaN to 0x7F. Below the smallest normal number, 2^(1 - BIAS), codes are multiples of a power of two, to which
-// the addition of a float with that last place rounds.
+// Encodes to nearest even, saturating, NaN to 0x7F. Below the smallest normal number, 2^(1 - BIAS), codes are multiples of a power of two. Adding a
+// float whose last place has this value rounds to such a multiple.
 template <int MANTISSA, int BIAS> __device__ __forceinline__ u32 code_of(float x, u32 largest) {
     const u32 bits = __float_as_uint(x), sign = bits >> 24 & 0x80, magnitude = bits & 0x7FFFFFFF;
     if (magnitude > 0x7F800000) return 0x7F;
@@ -226,7 +227,7 @@ template <> __device__ __forceinline__ u32 encode_by_integers<e4m3>(float a, flo
 template <> __device__ __forceinline__ u32 encode_by_integers<e5m2>(float a, float b) {
     return code_of<2, 15>(a, 0x7B) | code_of<2, 15>(b, 0x7B) << 8;
 }
-// Two codes as halves. A half has the exponents of E5M2; the exponents of E4M3 are 8 larger in a half.
+// Decodes two codes to halves. A half has the exponents of E5M2. For E4M3, the exponent in a half is larger by 8.
 template <class T> __device__ __forceinline__ u32 halves_by_integers(u32 pair);
 template <> __device__ __forceinline__ u32 halves_by_integers<e5m2>(u32 pair) {
     const u32 bits = __byte_perm(pair, 0, 0x1404);
@@ -239,7 +240,7 @@ template <> __device__ __forceinline__ u32 halves_by_integers<e4m3>(u32 pair) {
     return halves | ((bits & 0x7F00) == 0x7F00 ? 0x7FFF : 0) | ((bits >> 16 & 0x7F00) == 0x7F00 ? 0x7FFFu << 16 : 0);
 }
 
-// `encode`: two FP8 codes, `a` in the low byte: to nearest even, saturating, NaN to 0x7F. `halves`: two codes as halves, exactly.
+// `encode` returns two FP8 codes, `a` in the low byte: to nearest even, saturating, NaN to 0x7F. `halves` decodes two codes to halves exactly.
 template <class T> __device__ __forceinline__ u32 encode(float a, float b);
 template <class T> __device__ __forceinline__ u32 halves(u32 pair);
 #if __CUDA_ARCH__ >= 890
@@ -266,7 +267,7 @@ template <class T> __device__ __forceinline__ uint2 encode8(const float* a) {
                       encode<T>(a[4], a[5]) | encode<T>(a[6], a[7]) << 16);
 }
 
-// Eight bytes are two words.
+// Eight one-byte elements are two words.
 #define BYTES(TYPE)                                                                                                    \
     template <> union Eight<TYPE> {                                                                                    \
         uint2 words;                                                                                                   \
@@ -303,14 +304,14 @@ template <class T> __device__ __forceinline__ void put8(T* p, const Eight<T>& e,
     for (int i = 0; i < 8; i++) if (i < valid) p[i] = e.at[i];
 }
 
-// The largest absolute value of eight.
+// Returns the largest absolute value of eight elements.
 template <class T> __device__ __forceinline__ float largest8(const Eight<T>& e) {
     float largest = 0.0f;
 #pragma unroll
     for (int i = 0; i < 8; i++) largest = fmaxf(largest, fabsf(load(e.at[i])));
     return largest;
 }
-// The smallest absolute value of eight.
+// Returns the smallest absolute value of eight elements.
 template <class T> __device__ __forceinline__ float smallest8(const Eight<T>& e) {
     float smallest = fabsf(load(e.at[0]));
 #pragma unroll
@@ -327,7 +328,7 @@ template <> __device__ __forceinline__ float smallest8<bf16>(const Eight<bf16>& 
     return fminf(fabsf(__uint_as_float(pair << 16)), fabsf(__uint_as_float(pair & 0xFFFF0000)));
 }
 
-// Elementwise the value of smaller magnitude, with an undefined sign; a number is preferred to NaN.
+// Returns for each element the value of smaller magnitude, with an undefined sign. A number is preferred to NaN.
 template <class T> __device__ __forceinline__ Eight<T> smaller8(const Eight<T>& a, const Eight<T>& b) {
     Eight<T> c;
 #pragma unroll
@@ -341,7 +342,7 @@ template <> __device__ __forceinline__ Eight<bf16> smaller8<bf16>(const Eight<bf
     return c;
 }
 
-// Elementwise the value of larger magnitude, with an undefined sign; a number is preferred to NaN.
+// Returns for each element the value of larger magnitude, with an undefined sign. A number is preferred to NaN.
 template <class T> __device__ __forceinline__ Eight<T> larger8(const Eight<T>& a, const Eight<T>& b) {
     Eight<T> c;
 #pragma unroll
@@ -359,7 +360,7 @@ template <> __device__ __forceinline__ Eight<bf16> larger8<bf16>(const Eight<bf1
     c.words[0] = make_uint4(larger_pair(u.x, v.x), larger_pair(u.y, v.y), larger_pair(u.z, v.z), larger_pair(u.w, v.w));
     return c;
 }
-// Partial amax of eight values in 32 bits: a pair of BF16, or one F32. `fold` combines two, `unfolded` returns the amax.
+// Partial amax of eight values in 32 bits: a pair of BF16 values, or one F32 value. `fold` combines two partial amaxes; `unfolded` returns the amax.
 template <class T> __device__ __forceinline__ u32 folded8(const Eight<T>& e) { return __float_as_uint(largest8(e)); }
 template <class T> __device__ __forceinline__ u32 fold(u32 a, u32 b) { return max(a, b); }
 template <class T> __device__ __forceinline__ float unfolded(u32 x) { return __uint_as_float(x); }
@@ -372,7 +373,7 @@ template <> __device__ __forceinline__ float unfolded<bf16>(u32 x) {
 }
 template <> __device__ __forceinline__ float largest8<bf16>(const Eight<bf16>& e) { return unfolded<bf16>(folded8(e)); }
 
-// The eight of the lane `lane ^ mask`.
+// Returns the eight elements of the lane `lane ^ bits`.
 template <class T> __device__ __forceinline__ Eight<T> shuffled8(Eight<T> e, int bits) {
 #pragma unroll
     for (int w = 0; w < sizeof(T) / 2; w++) {
@@ -384,7 +385,7 @@ template <class T> __device__ __forceinline__ Eight<T> shuffled8(Eight<T> e, int
     return e;
 }
 
-// Whether all addresses are aligned to 16 bytes; null counts as aligned.
+// Returns whether all addresses are aligned to 16 bytes. Null counts as aligned.
 template <class... P> __device__ __forceinline__ bool aligned(const P*... p) { return ((u64(p) | ...) & 15) == 0; }
 
 // The finaliser of SplitMix64 (Steele, Lea and Flood 2014), as in random/cpu.rs.
@@ -395,7 +396,7 @@ __device__ __forceinline__ u64 hash(u64 x) {
     return x ^ (x >> 31);
 }
 
-// A saved activation [R, C] (ops/compress): its values,
+// A saved activation [R, C] (ops/compress) that stores its values.
 template <class T> struct Exact {
     const T* x;
     int C;
@@ -403,11 +404,11 @@ template <class T> struct Exact {
     __device__ __forceinline__ Raw fetch(u64 row, int c) const { return load8(x + row * C + c); }
     __device__ __forceinline__ Eight<T> values(const Raw& raw) const { return raw; }
     __device__ __forceinline__ T value(u64 row, int c) const { return x[row * C + c]; }
-    // Whether eights can be loaded at multiples of eight from all multiples of `n`, a divisor of C.
+    // Returns whether eight elements can be loaded as a vector at multiples of eight after any multiple of `n`, a divisor of C.
     __device__ __forceinline__ bool wide(int n) const { return n % 8 == 0 && aligned(x); }
 };
 
-// or E4M3 codes with a biased exponent per 16 neighbours of a row. Exponent 255 is NaN, with codes of zero.
+// A saved activation [R, C] that stores E4M3 codes, and one biased exponent per 16 neighbours of a row. Exponent 255 means NaN; its codes are zeros.
 template <class T> struct Compressed {
     const e4m3* codes;
     const unsigned char* scale_inv;
@@ -433,7 +434,7 @@ template <class T> struct Compressed {
     __device__ __forceinline__ bool wide(int n) const { return n % 16 == 0 && aligned(codes); }
 };
 
-// Bits of the largest absolute value of eight; NaN is above infinity.
+// Returns the bits of the largest absolute value of eight elements. NaN is above infinity.
 template <class T> __device__ __forceinline__ u32 largest_bits8(const Eight<T>& e) {
     float v[8];
     unpack8(e, v);
@@ -442,12 +443,12 @@ template <class T> __device__ __forceinline__ u32 largest_bits8(const Eight<T>& 
     for (int i = 0; i < 8; i++) largest = max(largest, __float_as_uint(v[i]) & 0x7FFFFFFF);
     return largest;
 }
-// As in compress/cpu.rs.
+// Returns the smallest exponent for which no code saturates, as in compress/cpu.rs.
 __device__ __forceinline__ u32 smallest_scale_inv(u32 bits) {
     if (bits >= 0x7F800000) return 255;
     return max((int)((bits + 0x1FFFFF) >> 23) - 8, 1);
 }
-// The codes of eight values of a group with this exponent.
+// Encodes eight values of a group with this exponent.
 template <class T> __device__ __forceinline__ Eight<e4m3> compress8(const Eight<T>& e, u32 exponent) {
     if (exponent == 255) return {};
     const float scale = __uint_as_float((254 - exponent) << 23);

@@ -1,4 +1,4 @@
-//! The declaration of an op's kernels: [`kernels!`], once in the file that launches them.
+//! Declares the kernels of an op by the macro [`kernels!`], once in the file that launches them.
 //!
 //! ```ignore
 //! kernels! {
@@ -13,13 +13,13 @@
 //! }
 //! ```
 //!
-//! - `static` is a [`Source`](crate::cuda::Source): the common header, `headers`, and the kernel `file` of this folder. `macros` have the value 1
-//!   in there; `needs` are [`Feature`](crate::Feature)s of a GPU; `constants` are constants in scope here, which are macros there, beside `TILE`;
-//!   `variants` are the defines that launches choose from.
-//! - `table` is a function from a key to sources that differ in their macros. It has a row for every key, or does not compile.
-//! - `kernel` lists the names of kernels and their parameters, with the types of the kernel file. `kernel::scale(y, x, factor, offset)` checks types
-//!   and returns the [`Entry`](crate::cuda::Entry). A parameter behind `#[OFFSET]` exists only with this macro, and is an `Option` here. A struct
-//!   behind the semicolon is appended by [`produce`](super::quantize::produce) or `produce_rows`.
+//! - `static` declares a [`Source`](crate::cuda::Source): the common header, `headers`, and the kernel `file` of this folder. `macros` are defined
+//!   as 1 in the kernel file; `needs` are [`Feature`](crate::Feature)s of a GPU; `constants` are Rust constants in scope that become macros of the
+//!   kernel file, in addition to `TILE`; `variants` are the defines that launches choose from.
+//! - `table` declares a function from a key to sources that differ in their macros. If a row for a key is missing, the code does not compile.
+//! - `kernel` declares kernels and their parameters, with the types of the kernel file. `kernel::scale(y, x, factor, offset)` checks types
+//!   and returns the [`Entry`](crate::cuda::Entry). A parameter after `#[OFFSET]` exists only if this macro is defined, and is an `Option` in Rust.
+//!   A struct after the semicolon is appended by [`produce`](super::quantize::produce) or `produce_rows`.
 //!
 //! `signatures.rs` compares the declared kernels with the kernel files. The build script collects the sources of all folders for
 //! [`kernels`](super::kernels()).
@@ -36,7 +36,7 @@ macro_rules! kernels {
         $($crate::ops::declaration::source! { @static $static { $($single)* } })*
         $($crate::ops::declaration::sources! { @table $table($key) { $($rows)* } })*
 
-        /// The sources above, with their variants.
+        /// Returns the modules of the sources above, one for each variant.
         pub(in crate::ops) fn modules() -> Vec<$crate::cuda::KernelModule> {
             let mut all = Vec::new();
             $($crate::ops::declaration::source! { @modules all $static { $($single)* } })*
@@ -185,27 +185,27 @@ macro_rules! pass {
 }
 pub(in crate::ops) use pass;
 
-/// A source with each of its variants.
+/// Returns the modules of a source, one for each variant.
 pub(super) fn modules_of(source: &'static Source, variants: &[Defines]) -> impl Iterator<Item = KernelModule> {
     variants.iter().map(move |&defines| KernelModule { source, defines })
 }
 
-/// A type of parameters.
+/// A type of kernel parameters.
 pub(in crate::ops) trait Type {
     const KIND: Kind;
 }
 
 /// A value that a kernel takes as a parameter of type `T`.
 pub(in crate::ops) trait Passed<T> {
-    /// Appends it to the arguments.
+    /// Appends the value to the arguments.
     fn pass(self, args: &mut Vec<Arg>);
 }
 
-/// An address that a kernel reads; 0 for none.
+/// An address that a kernel reads; 0 is the null pointer.
 #[derive(Clone, Copy, Default)]
 pub(in crate::ops) struct Address(pub u64);
 
-/// An address that a kernel writes; 0 for none.
+/// An address that a kernel writes; 0 is the null pointer.
 #[derive(Clone, Copy, Default)]
 pub(in crate::ops) struct AddressMut(pub u64);
 
@@ -241,21 +241,21 @@ impl<T> Passed<*mut T> for &mut Tensor {
     }
 }
 
-/// `None` is a null pointer.
+/// `None` passes a null pointer.
 impl<T> Passed<*const T> for Option<&Tensor> {
     fn pass(self, args: &mut Vec<Arg>) {
         args.push(Arg::Ptr(self.map_or(0, Tensor::device_ptr)));
     }
 }
 
-/// `None` is a null pointer.
+/// `None` passes a null pointer.
 impl<T> Passed<*mut T> for Option<&mut Tensor> {
     fn pass(self, args: &mut Vec<Arg>) {
         args.push(Arg::Ptr(self.map_or(0, Tensor::device_ptr_mut)));
     }
 }
 
-/// Numbers, and the values of Rust that stand for them.
+/// Implements numeric parameters, and the Rust types that convert to them.
 macro_rules! numbers {
     ($($type:ty: $kind:ident $arg:ident, $($from:ty: |$value:ident| $converted:expr),+;)+) => {$(
         impl Type for $type {
@@ -289,7 +289,7 @@ impl Passed<TensorMap> for TensorMap {
     }
 }
 
-/// A struct that is passed as its words of 64 bits.
+/// A struct that is passed as 64-bit words.
 pub(in crate::ops) trait Struct {}
 
 impl<T: Struct> Type for T {
@@ -302,12 +302,12 @@ impl<T: Struct> Passed<T> for Vec<Arg> {
     }
 }
 
-/// Two 32-bit members of a struct, as one word.
+/// Packs two 32-bit members of a struct into one word.
 pub(in crate::ops) fn pack(low: u32, high: u32) -> Arg {
     Arg::U64(u64::from(low) | u64::from(high) << 32)
 }
 
-/// The types of kernel files, by the names that they have there.
+/// The types of kernel files, with the names that they have in kernel files.
 #[allow(non_camel_case_types, clippy::upper_case_acronyms)]
 pub(in crate::ops) mod types {
     pub(in crate::ops) use crate::cuda::TensorMap;

@@ -1,17 +1,17 @@
-// Epilogue of every kernel that writes FP8 operands. Casts tiles of 128 x 128 values: codes are written from registers, transposed codes
-// through shared memory, and statistics are collected. `FORMAT` is the type of the codes, `SHARING` the granularity of the scales. Blocks
-// have 256 threads unless a kernel says otherwise.
+// Epilogue of every kernel that writes FP8 operands. Casts tiles of 128 x 128 values. Codes are written from registers, transposed codes through
+// shared memory, and statistics are collected. `FORMAT` is the type of the codes, `SHARING` the granularity of the scales. Blocks have 256 threads
+// unless a kernel says otherwise.
 //
 // A per-tensor scale is given. Block scales are found while the tile is in shared memory. Rows and columns are longer than a tile, so
 // their scales need two launches of the kernel: one compiled with `RowAmaxes`, which only finds the amaxes, and one that casts.
 // `MixedBlocks` has 1x128 blocks in the codes and 128x128 blocks in the transposed copy.
 enum Sharing { PerTensor, PerRow, RowAmaxes, Blocks1x128, MixedBlocks, Blocks128x128 };
-// Whether rows or columns have scales of 1x128 blocks, or columns of 128x128 blocks.
+// Whether the rows have scales of 1x128 blocks, the columns have scales of 1x128 blocks, or the columns have scales of 128x128 blocks.
 __device__ constexpr bool rows_are_cut(Sharing s) { return s == Blocks1x128 || s == MixedBlocks; }
 __device__ constexpr bool columns_are_cut(Sharing s) { return s == Blocks1x128; }
 __device__ constexpr bool columns_are_squared(Sharing s) { return s == MixedBlocks || s == Blocks128x128; }
 
-// An output; laid out as `destination` in quantize/cuda.rs. `codes` and `transposed` may be null and are padded with zeros.
+// An output, with the layout of `destination` in quantize/cuda.rs. `codes` and `transposed` may be null. They are padded with zeros.
 struct Destination {
     unsigned char *codes, *transposed;
     float *scale_inv, *transposed_scale_inv, *amax;
@@ -19,13 +19,13 @@ struct Destination {
     const float* scale;
     float *row_amax, *column_amax;
     int rows, columns;
-    // Distances between rows of codes and of scales.
+    // The distances between rows of codes, and between rows of scales.
     int pitch, transposed_pitch, scale_pitch, transposed_scale_pitch;
     // Parameters of current scaling.
     float epsilon, bound;
     int power_of_two;
 
-    // The columns from F on, a multiple of the tile, as a destination.
+    // Returns the destination of the columns from F on. F is a multiple of the tile.
     __device__ __forceinline__ Destination right_of(int F) const {
         Destination right = *this;
         right.columns -= F;
@@ -43,21 +43,21 @@ struct Destination {
 __device__ __forceinline__ int padded(int n) { return (n + 15) / 16 * 16; }
 // Whether tiles hold values until block scales are known.
 #define HOLDS (SHARING >= Blocks1x128)
-// Padded size along the contracted dimension: whole blocks.
+// Returns the padded size along the contracted dimension. With block scales, it has whole blocks.
 __device__ __forceinline__ int padded_length(int n) { return HOLDS ? (n + TILE - 1) / TILE * TILE : padded(n); }
 
-// Half the smallest positive value, the largest input that rounds to zero.
+// The largest input that rounds to zero: half the smallest positive value.
 template <class T> struct Underflow;
 template <> struct Underflow<e4m3> { static constexpr float bound = 0x1p-10f; };
 template <> struct Underflow<e5m2> { static constexpr float bound = 0x1p-17f; };
 
-// Statistics of one thread.
+// The statistics of one thread.
 struct Seen {
     float amax = 0.0f;
     u32 beyond = 0, lost = 0;
 };
 
-// Counts saturated and underflowed values of eight; `a` is scaled.
+// Count the saturated and the underflowed values among eight. `a` has the scaled values.
 template <class T> __device__ __forceinline__ void count_beyond(const float* a, Seen& seen) {
 #pragma unroll
     for (int i = 0; i < 8; i++) seen.beyond += fabsf(a[i]) > max_finite<T>();
@@ -67,7 +67,7 @@ template <class T> __device__ __forceinline__ void count_lost(const float* v, co
     for (int i = 0; i < 8; i++) seen.lost += v[i] != 0.0f && fabsf(a[i]) <= Underflow<T>::bound;
 }
 
-// Casts without counting, because another copy is counted, or the caller counts.
+// Casts without counting, if another copy is counted or the caller counts.
 template <class T> __device__ __forceinline__ uint2 encode8_uncounted(const Eight<X>& e, float scale) {
     float v[8];
     unpack8(e, v);
@@ -76,7 +76,8 @@ template <class T> __device__ __forceinline__ uint2 encode8_uncounted(const Eigh
     return encode8<T>(v);
 }
 
-// Casts eight values with one scale. Losses are counted only if the extremes of the eight show one: scaling keeps the order.
+// Casts eight values with one scale. Scaling keeps the order of values, so losses are counted only if the largest or smallest of the eight shows a
+// loss.
 template <class T> __device__ __forceinline__ uint2 encode8(const Eight<X>& e, float scale, Seen& seen) {
     float v[8], a[8];
     unpack8(e, v);
@@ -89,11 +90,12 @@ template <class T> __device__ __forceinline__ uint2 encode8(const Eight<X>& e, f
     return encode8<T>(a);
 }
 
-// With a given scale, 16-bit values above `finite` saturate, and values not above `lost` underflow. Both are pairs of equal values.
+// Limits for a given scale: 16-bit values above `finite` saturate, and values not above `lost` underflow. Each limit is stored as a pair of equal
+// values.
 struct Limits { u32 finite, lost; };
 template <class T> __device__ __forceinline__ Limits limits_of(float scale) {
     if constexpr (sizeof(X) != 2) return {};
-    // The largest value that passes a test which smaller ones pass too.
+    // Returns the largest value that passes a test. If a value passes, all smaller values must pass.
     const auto last = [](const auto& passes) {
         u32 bits = 0;
 #pragma unroll 1
@@ -105,7 +107,8 @@ template <class T> __device__ __forceinline__ Limits limits_of(float scale) {
             last([=](float v) { return v * scale <= Underflow<T>::bound; })};
 }
 
-// The number of 16-bit values above a limit, a pair of equal values, in magnitude; NaN is not. Counts in pairs where the GPU compares pairs.
+// Returns the number of 16-bit values whose magnitude is above a limit. `limit` is a pair of equal values. NaN does not count. GPUs that compare
+// pairs count in pairs.
 #if __CUDA_ARCH__ >= 900
 #define COUNT_ABOVE(TYPE, ONES)                                                                                        \
     template <int N> __device__ __forceinline__ u32 count_above(const Eight<TYPE> (&e)[N], u32 limit) {                \
@@ -131,7 +134,8 @@ template <class T> __device__ __forceinline__ Limits limits_of(float scale) {
 COUNT_ABOVE(bf16, 0x3F803F80)
 COUNT_ABOVE(f16, 0x3C003C00)
 
-// `encode8` of eights of several rows, with one test of their extremes. Rows from `valid` on become zeros, even if the scale is infinite.
+// Encodes like `encode8`, but eights of several rows, with one test of their extremes. Rows from `valid` on become zeros, even if the scale is
+// infinite.
 template <class T, int N>
 __device__ __forceinline__ void encode_rows(uint2 (&codes)[N], Eight<X> (&e)[N], int valid, float scale, const Limits& limits, Seen& seen) {
     if (valid < N) {
@@ -168,7 +172,7 @@ __device__ __forceinline__ void encode_rows(uint2 (&codes)[N], Eight<X> (&e)[N],
     }
 }
 
-// Casts with a scale from a measured amax; a negative scale means that the amax saturates.
+// Casts with a scale from a measured amax. The scale is negative if the amax saturates.
 template <class T> __device__ __forceinline__ uint2 encode8_by_own(const Eight<X>& e, float flagged, Seen& seen) {
     const float scale = fabsf(flagged);
     float v[8], a[8];
@@ -180,7 +184,7 @@ template <class T> __device__ __forceinline__ uint2 encode8_by_own(const Eight<X
     return encode8<T>(a);
 }
 
-// Casts with scales of eight columns; counts only if no other copy is counted.
+// Casts with the scales of eight columns. Counts losses only if no other copy is counted.
 template <class T> __device__ __forceinline__ uint2 encode8_by_columns(const Eight<X>& e, const float* scales, bool counts, Seen& seen) {
     float v[8], a[8];
     unpack8(e, v);
@@ -199,10 +203,13 @@ template <class T> __device__ __forceinline__ uint2 encode8_by_columns(const Eig
     return encode8<T>(a);
 }
 
-// A tile in shared memory. With known scales it holds codes, four per word; words are swizzled by row / 16 to avoid bank conflicts in
-// both directions. Otherwise it holds values, with eights swizzled, until block scales are known, and then the transposed codes. Next to it
-// are the scales of rows and columns, or the partial amaxes of threads: up to 16 per row plus one of padding against bank conflicts, and
-// one per warp for each column.
+// A tile in shared memory.
+//
+// - With known scales, a tile holds codes, four per word. Words are swizzled by row / 16 to avoid bank conflicts in both directions.
+// - Otherwise, a tile holds values until block scales are known, and then the transposed codes. Eights of values are swizzled.
+//
+// Next to the tile are the scales of rows and columns, or partial amaxes: up to 16 per row (one per thread) plus one of padding against bank
+// conflicts, and eight per column (one per warp).
 #define OF_ROW 17
 #define LINES (SHARING == PerRow ? 2 * TILE : SHARING == RowAmaxes ? (OF_ROW + 8) * TILE : 4)
 struct alignas(16) Tile {
@@ -215,10 +222,10 @@ struct alignas(16) Tile {
         return (u32*)held(row, eight) + ((eight ^ eight >> 3) & 1) * 2 + word % 2;
     }
 };
-// Tiles in dynamic shared memory.
+// The tiles in dynamic shared memory.
 extern __shared__ Tile tiles_of_the_launch[];
 
-// Stores codes; if STREAMED, L2 evicts them first.
+// Stores codes. With STREAMED, L2 evicts the codes first.
 #ifndef STREAMED
 #define STREAMED 0
 #endif
@@ -227,7 +234,7 @@ template <class V> __device__ __forceinline__ void store_codes(V* p, V value) {
     else *p = value;
 }
 
-// Transposes four columns of 16 rows: `word(i)` holds the codes of row i; rows of `transposed` are `pitch` bytes apart.
+// Transposes four columns of 16 rows. `word(i)` returns the codes of row i; rows of `transposed` are `pitch` bytes apart.
 template <class Word> __device__ __forceinline__ void turn(const Word& word, unsigned char* transposed, u64 pitch) {
     u32 turned[4][4];
 #pragma unroll
@@ -245,23 +252,23 @@ template <class Word> __device__ __forceinline__ void turn(const Word& word, uns
         store_codes((uint4*)(transposed + j * pitch), make_uint4(turned[j][0], turned[j][1], turned[j][2], turned[j][3]));
 }
 
-// Column and row of this thread in `TileCast`: eight columns of every 16th row.
+// The column and the row of this thread in `TileCast`. A thread has eight columns of every 16th row.
 __device__ __forceinline__ int eight_column() { return threadIdx.x % 16 * 8; }
 __device__ __forceinline__ int tile_row(int sweep) {
-    // Then the compiler knows `sweep` from the row.
+    // From this the compiler derives `sweep` from the row.
     __builtin_assume(threadIdx.x < 256);
     return sweep * 16 + threadIdx.x / 16;
 }
 
-// First row of this block's tiles. Blocks go from the end of the matrix to its start, because the previous kernel's last writes are likely
-// in L2. Casts with per-row scales go forward: the launch for the amaxes has read the start last.
+// Returns the first row of this block's tiles. Blocks go from the end of the matrix to its start, because the previous kernel's last writes are
+// likely in L2. Casts with per-row scales go from the start to the end, because the launch that finds the amaxes has read the start last.
 __device__ __forceinline__ int first_row(bool from_start = SHARING == PerRow) {
     return (from_start ? blockIdx.y : gridDim.y - 1 - blockIdx.y) * TILE;
 }
 
 __device__ __forceinline__ float given_scale(const Destination& to) { return SHARING == PerTensor ? *to.scale : 1.0f; }
 
-// As `take_scale`, limited to `bound`.
+// Returns the scale like `take_scale`, limited to `bound`.
 __device__ __forceinline__ float own_scale(const Destination& to, float largest, float amax) {
     const float a = amax < to.epsilon ? to.epsilon : amax;
     if (a == 0.0f || a > 3.402823466e38f) return 1.0f;
@@ -270,7 +277,7 @@ __device__ __forceinline__ float own_scale(const Destination& to, float largest,
     return to.power_of_two ? __uint_as_float(__float_as_uint(s) & 0x7F800000) : s;
 }
 
-// Reduces eight rows over 16 threads: threads 2k and 2k + 1 return the amax of row k. Overwrites `rows`.
+// Reduces eight rows over 16 threads. Threads 2k and 2k + 1 return the amax of row k. Overwrites `rows`.
 __device__ __forceinline__ float row_largest(u32 (&rows)[8]) {
     int step = 8;
 #pragma unroll
@@ -285,30 +292,30 @@ __device__ __forceinline__ float row_largest(u32 (&rows)[8]) {
     return unfolded<X>(fold<X>(rows[0], __shfl_xor_sync(0xFFFFFFFF, rows[0], 1)));
 }
 
-// The scale of a row, column or block; negative if its amax saturates.
+// Returns the scale of a row, column or block. The scale is negative if its amax saturates.
 template <class T> __device__ __forceinline__ float flagged_scale(const Destination& to, float amax) {
     const float scale = own_scale(to, max_finite<T>(), amax);
     return amax * scale > max_finite<T>() ? -scale : scale;
 }
 
-// Scales of 1x128 blocks of rows and columns, and amaxes of rows, and of columns by warp. All casts of a kernel share them.
+// The scales of the 1x128 blocks of rows and columns, the amaxes of rows, and the amaxes of columns for each warp. All casts of a kernel share them.
 struct BlockAmaxes { float of_rows[TILE], of_columns[TILE], row_amaxes[TILE], warps[8][TILE]; };
 __device__ __forceinline__ BlockAmaxes& block_amaxes() {
     __shared__ alignas(16) BlockAmaxes amaxes;
     return amaxes;
 }
 
-// The cast of a tile to codes of type T: `begin` and a barrier if scales are per row, `cast` of all eights, `finish`, a barrier (the
-// barrier of `measure`), and `flush`. A thread casts the same columns in all its rows. A WHOLE tile does not reach beyond the matrix.
+// The cast of a tile to codes of type T. The calls are: `begin`, and a barrier if scales are per row; `cast` for all eights; `finish`; a barrier (the
+// barrier of `measure`); and `flush`. A thread casts the same columns in all its rows. A WHOLE tile does not reach beyond the matrix.
 template <class T, Sharing SHARED = SHARING, bool WHOLE = false> struct TileCast {
     const Destination& to;
     Tile& tile;
     Seen& seen;
     const int row0, column0;
-    // Column amaxes of this thread, for `RowAmaxes`.
+    // The column amaxes of this thread, for `RowAmaxes`.
     mutable Eight<X> in_columns[2] = {};
 
-    // Whether a position of the tile is within the padded codes.
+    // Returns whether a position of the tile is within the padded codes.
     __device__ __forceinline__ bool fits(int row, int column) const {
         return WHOLE || (row0 + row < padded(to.rows) && column0 + column < padded_length(to.columns));
     }
@@ -317,7 +324,7 @@ template <class T, Sharing SHARED = SHARING, bool WHOLE = false> struct TileCast
         if (to.codes && fits(row, column)) store_codes((uint2*)(to.codes + column0 + column + (u64)(u32)(row0 + row) * (u32)to.pitch), eight);
     }
 
-    // Row or column whose amax or scale this thread finds: half of the threads have columns, the other half rows.
+    // The row or column whose amax or scale this thread finds. Half of the threads have columns, the other half rows.
     struct Line { bool is_row; int at, number, lines; };
     __device__ __forceinline__ Line line() const {
         const bool is_row = threadIdx.x >= TILE;
@@ -334,12 +341,12 @@ template <class T, Sharing SHARED = SHARING, bool WHOLE = false> struct TileCast
             const float amax = amaxes[it.number], flagged = flagged_scale<T>(to, amax);
             tile.lines[it.is_row ? it.at : TILE + it.at] = flagged;
             seen.amax = fmaxf(seen.amax, amax);
-            // The first tile along a row or column writes its scale.
+            // The first tile of a row or column writes the scale of the row or column.
             if ((it.is_row ? column0 : row0) == 0) (it.is_row ? to.scale_inv : to.transposed_scale_inv)[it.number] = 1.0f / fabsf(flagged);
         }
     }
 
-    // Casts eight values (zero beyond the matrix) at a position of the tile. `scale` is the per-tensor scale, if any.
+    // Casts eight values (zeros beyond the matrix) at a position of the tile. `scale` is the per-tensor scale, if any.
     __device__ __forceinline__ void cast(int row, int column, const Eight<X>& values, float scale) const {
         if constexpr (SHARED == RowAmaxes) {
             see<1>(row, &values);
@@ -353,7 +360,7 @@ template <class T, Sharing SHARED = SHARING, bool WHOLE = false> struct TileCast
                 if constexpr (SHARED == PerTensor) {
                     turned = eight = encode8<T>(values, scale, seen);
                 } else if (to.codes && to.transposed) {
-                    // The common case, without branches between the copies.
+                    // The common case, without branches between the two copies.
                     unpack8(load8(tile.lines + TILE + column), scales);
                     eight = encode8_by_own<T>(values, tile.lines[row], seen);
                     turned = encode8_by_columns<T>(values, scales, false, seen);
@@ -368,7 +375,7 @@ template <class T, Sharing SHARED = SHARING, bool WHOLE = false> struct TileCast
             write_codes(row, column, eight);
         }
     }
-    // Casts two eights of a row; then eight threads share a row.
+    // Casts two eights of a row. Eight threads share a row.
     __device__ __forceinline__ void cast(int row, const int (&columns)[2], const Eight<X> (&values)[2], float scale) const {
         if constexpr (SHARED == RowAmaxes) {
             see<2>(row, values);
@@ -378,8 +385,9 @@ template <class T, Sharing SHARED = SHARING, bool WHOLE = false> struct TileCast
         }
     }
 
-    // Finds block scales and casts, or raises the amaxes of rows and columns. Called by all threads; values in `held` are their own or
-    // follow a barrier. `SPECIALIZES` for the common case of both copies, for more code and less time.
+    // Finds block scales and casts, or raises the amaxes of rows and columns. Called by all threads. A thread reads only held values that it has
+    // written itself or that another thread has written before a barrier. `SPECIALIZES` adds a variant for the common case of both copies: more code,
+    // less time.
     template <bool SPECIALIZES = true> __device__ __forceinline__ void finish() const {
         if constexpr (SHARED == RowAmaxes) raise_amaxes<1>({eight_column()});
         if constexpr (SHARED == Blocks128x128) finish_square();
@@ -393,7 +401,7 @@ template <class T, Sharing SHARED = SHARING, bool WHOLE = false> struct TileCast
         else finish();
     }
 
-    // Reduces over the threads of a row.
+    // Keeps the partial amaxes of the row and the columns of these values.
     template <int EIGHTS> __device__ __forceinline__ void see(int row, const Eight<X>* values) const {
         constexpr int threads = TILE / 8 / EIGHTS;
         float of_row = 0.0f;
@@ -432,7 +440,7 @@ template <class T, Sharing SHARED = SHARING, bool WHOLE = false> struct TileCast
 
     __device__ __forceinline__ Eight<X> held(int k) const { return *tile.held(tile_row(k), eight_column() / 8); }
 
-    // Writes the scale of a 128x128 block; called by one thread.
+    // Writes the scale of a 128x128 block. Called by one thread.
     __device__ __forceinline__ void write_square(float scale, bool of_rows) const {
         if (row0 >= to.rows || column0 >= to.columns) return;
         const int row = row0 / TILE, column = column0 / TILE;
@@ -455,7 +463,8 @@ template <class T, Sharing SHARED = SHARING, bool WHOLE = false> struct TileCast
         }
     }
 
-    // Casts 1x128 blocks along rows, and 1x128 blocks along columns or 128x128 blocks. Writes BOTH copies, or the copies that are not null.
+    // Casts 1x128 blocks along rows, and 1x128 blocks along columns or 128x128 blocks. With BOTH, both copies are written, otherwise the copies that
+    // are not null.
     template <bool BOTH> __device__ __forceinline__ void finish_blocks() const {
         BlockAmaxes& amaxes = block_amaxes();
         float *const of_rows = amaxes.of_rows, *const of_columns = amaxes.of_columns, *const row_amaxes = amaxes.row_amaxes;
@@ -523,7 +532,7 @@ template <class T, Sharing SHARED = SHARING, bool WHOLE = false> struct TileCast
         }
     }
 
-    // Writes the transpose of a complete tile; each thread transposes four columns of 16 rows.
+    // Writes the transpose of a complete tile. Each thread transposes four columns of 16 rows.
     __device__ __forceinline__ void flush() const {
         if (!to.transposed) return;
         const int sixteen = threadIdx.x % 8, word = threadIdx.x / 8, row = row0 + sixteen * 16, column = column0 + word * 4;
@@ -532,8 +541,8 @@ template <class T, Sharing SHARED = SHARING, bool WHOLE = false> struct TileCast
     }
 };
 
-// Adds the block's statistics, if they are read, with a barrier for all threads. `then` runs before the first warp adds up, to hide its
-// latency. The `first` block of a matrix also counts its elements.
+// Adds the block's statistics to the counters, if they are read. Contains a barrier for all threads. To hide the latency of `then`, it runs before
+// the first warp reduces the statistics. The `first` block of a matrix also counts the matrix's elements.
 template <class Then> __device__ __forceinline__ void measure(const Destination& to, const Seen& seen, bool first, const Then& then) {
     __shared__ u32 warps[3][32];
     if constexpr (SHARING == RowAmaxes) return;
@@ -556,27 +565,28 @@ template <class Then> __device__ __forceinline__ void measure(const Destination&
     const u32 beyond = __reduce_add_sync(0xFFFFFFFF, is_warp ? warps[1][threadIdx.x] : 0);
     const u32 lost = __reduce_add_sync(0xFFFFFFFF, is_warp ? warps[2][threadIdx.x] : 0);
     if (threadIdx.x > 0) return;
-    // Not `raise`: reading the amax first would delay the end of the block.
+    // `raise` is not used here, because reading the amax first would delay the end of the block.
     if (amax) atomicMax((u32*)to.amax, amax);
     if (beyond) atomicAdd(to.saturated, (u64)beyond);
     if (lost) atomicAdd(to.underflowed, (u64)lost);
     if (first) atomicAdd(to.elements, (u64)to.rows * to.columns);
 }
 
-// `measure` for a grid with one matrix.
+// Measures like the function above, for a grid that has one matrix.
 template <class Then> __device__ __forceinline__ void measure(const Destination& to, const Seen& seen, const Then& then) {
     measure(to, seen, blockIdx.x == 0 && blockIdx.y == 0, then);
 }
 
-// True for sources with `is_copy()` and `address()`. If `is_copy()`, the values are read at `address(row, column)`, or zeros if it is null.
+// True for sources with `is_copy()` and `address()`. If `is_copy()` returns true, the values are read at `address(row, column)`, or are zeros if it
+// is null.
 template <class Source> constexpr bool MAY_COPY = false;
 
-// Casts a tile from a source. Values beyond the matrix are zero; a `WHOLE` tile has none.
+// Casts a tile from a source. Values beyond the matrix are zero. A `WHOLE` tile has no such values.
 template <int LOADS, bool WHOLE, class Source>
 __device__ __forceinline__ void fill_tile(const TileCast<FORMAT, SHARING, WHOLE>& tile, const Source& source, float scale) {
     const int rows = tile.to.rows, columns = tile.to.columns, column = tile.column0 + eight_column();
 #if __CUDA_ARCH__ >= 800
-    // Unchanged values are copied to the tile without registers, so that all rows are in flight at once.
+    // Copies unchanged values to the tile without registers, so that the copies of all rows are in flight at once.
     if constexpr (HOLDS && WHOLE && sizeof(X) == 2 && MAY_COPY<Source>) {
         if (source.is_copy()) {
 #pragma unroll
@@ -626,8 +636,8 @@ __device__ __forceinline__ void cast_tile(const Destination& to, const Source& s
     measure(to, seen, row0 == 0 && column0 == 0, [&] { tile.flush(); });
 }
 
-// One tile of a source: `fetch(row, column)` reads what eight neighbouring values need (only values within the matrix count), and
-// `values(raw, row, column)` computes them; `wide` says whether eights are aligned. `LOADS` loads are in flight.
+// Casts one tile of a source. `fetch(row, column)` reads the inputs of eight neighbouring values, and `values(raw, row, column)` computes them.
+// Values outside the matrix are ignored. `wide` means that eights are aligned. `LOADS` loads are in flight.
 template <int LOADS, class Source>
 __device__ __forceinline__ void quantize_tile(const Destination& to, Source source, int row0 = first_row(), int column0 = blockIdx.x * TILE) {
     if (source.wide && row0 + TILE <= to.rows && column0 + TILE <= to.columns) {

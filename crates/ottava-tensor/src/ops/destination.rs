@@ -1,56 +1,57 @@
-//! Fused casts: an op that produces the operand of a matrix product can write its FP8 codes instead of its value.
+//! Fused casts: an op whose result is the operand of a matrix product can write the FP8 codes of the result instead of its values.
 //!
-//! The result is bit-identical to the plain op followed by [`amax`](super::amax()), [`quantize`](super::quantize()) or
-//! [`quantize_blocks`](super::quantize_blocks()): values are rounded to the tensor's type before they are cast and measured.
+//! The codes are bit-identical to the codes of the plain op followed by [`amax`](super::amax()), [`quantize`](super::quantize()) or
+//! [`quantize_blocks`](super::quantize_blocks()): values are rounded to the tensor's type before they are measured and cast.
 //!
-//! An op such as `norm_to`, `activation_to`, `activation_backward_to` or `rope_to` takes an `Output`, which selects what the op writes: the value,
-//! only the amax of the value, or the FP8 operand. If the scale depends on the value, the op runs twice, first for the amax and then for the codes.
-//! Running twice moves fewer bytes than storing the value in between.
+//! An op such as `norm_to`, `activation_to`, `activation_backward_to` or `rope_to` takes an `Output`, which selects what the op writes: the values,
+//! only the amax of the values, or the FP8 operand. If the scale depends on the values, the op runs twice, first for the amax and then for the codes.
+//! Running twice moves fewer bytes than storing the values in between.
 //!
-//! Granularity and format are defines of `destination.cuh`, and decide how a kernel casts:
+//! Granularity and format are defines of `destination.cuh`. They determine how a kernel casts:
 //!
 //! - one scale per tensor: a tile is cast from registers
 //! - one scale per block: a tile stays in shared memory until its amaxes are known
 //! - one scale per row or column: rows and columns are longer than a tile, so the kernel runs twice, first for amaxes and then for codes
 //!
-//! Without a transposed copy, casts, activations, gathers of experts, and norms of few rows take one launch: a block, or a cluster of blocks that
-//! exchange amaxes, keeps a row in registers (`rows.cuh`, `produce_rows` in `quantize/cuda.rs`). The output of attention and the gradients of the
-//! residual stream are cast separately, since their values are also needed.
+//! Without a transposed copy, casts, activations, gathers of experts, and norms of few rows take one launch. A block, or a cluster of blocks that
+//! exchange amaxes, keeps a row in registers (`rows.cuh`, `produce_rows` in `quantize/cuda.rs`).
+//!
+//! The output of attention and the gradients of the residual stream are cast separately, because their values are also needed.
 
 use crate::{DType, Device, Granularity, QuantizedTensor, Result, Tensor};
 
 /// The destination of an op's result.
 #[derive(Debug)]
 pub enum Output<'a> {
-    /// The value.
+    /// The values.
     Plain,
-    /// Only the amax: `amax`, F32 `[1]`, is raised to the largest absolute value. Current scaling runs the op with this output and again
-    /// with [`Output::Fp8`], which reads the inputs twice but moves fewer bytes than writing, measuring and casting the value.
+    /// Only the amax: `amax`, F32 `[1]`, is raised to the largest absolute value. Current scaling runs the op with this output and then again
+    /// with [`Output::Fp8`]. The op then reads its inputs twice, but moves fewer bytes than writing, measuring and casting the values.
     Amax {
         /// Zero, or the amax of other tensors with the same scale.
         amax: &'a mut Tensor,
     },
-    /// The FP8 operand and its statistics; the value is not written.
+    /// The FP8 operand and its statistics; the values are not written.
     Fp8(Fp8Output<'a>),
 }
 
-/// Statistics of casts, one entry ("slot") per cast. Independent of the order of elements.
+/// Statistics of casts, with one entry ("slot") per cast. They do not depend on the order of elements.
 #[derive(Debug)]
 pub struct CastStatistics {
-    /// Largest absolute value since the entry was cleared, F32 `[n]`; NaN is ignored.
+    /// The largest absolute value since the entry was cleared, F32 `[n]`; NaN is ignored.
     pub amax: Tensor,
-    /// Elements that exceeded the largest finite value after scaling, I64 `[n]`.
+    /// The number of elements that exceeded the largest finite value after scaling, I64 `[n]`.
     pub saturated: Tensor,
-    /// Nonzero elements that became zero, I64 `[n]`.
+    /// The number of nonzero elements that became zero, I64 `[n]`.
     pub underflowed: Tensor,
-    /// Number of elements cast, I64 `[n]`.
+    /// The number of elements cast, I64 `[n]`.
     pub elements: Tensor,
-    /// Whether they are read. Kernels do not count for entries that are not read.
+    /// Whether the statistics are read. If not, kernels do not count.
     is_read: bool,
 }
 
 impl CastStatistics {
-    /// `n` cleared entries.
+    /// Returns `n` cleared entries.
     pub fn new(device: &Device, n: usize) -> Result<CastStatistics> {
         Ok(CastStatistics {
             amax: Tensor::zeros(device, &[n], DType::F32)?,
@@ -61,12 +62,12 @@ impl CastStatistics {
         })
     }
 
-    /// `n` entries that nothing reads, as of a pass whose casts are not measured: what they hold is undefined.
+    /// Returns `n` entries that are not read, for passes whose casts are not measured. The contents of the entries are undefined.
     pub fn unread(device: &Device, n: usize) -> Result<CastStatistics> {
         Ok(CastStatistics { is_read: false, ..CastStatistics::new(device, n)? })
     }
 
-    /// Addresses of the entry `slot` on a GPU: amax, saturated, underflowed, elements; null if nothing reads them.
+    /// Returns the addresses of the entry `slot` on a GPU: amax, saturated, underflowed, elements. They are null if the statistics are not read.
     pub(super) fn device_ptrs_mut(&mut self, slot: usize) -> [u64; 4] {
         if !self.is_read {
             return [0; 4];
@@ -76,14 +77,14 @@ impl CastStatistics {
     }
 }
 
-/// Which copies of the codes a matrix product will read.
+/// The copies of the codes that matrix products will read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CodeCopies {
-    /// Contiguous along the columns.
+    /// Codes that are contiguous along the columns.
     Rows,
-    /// Contiguous along the rows: the transpose.
+    /// Codes that are contiguous along the rows: the transpose.
     Columns,
-    /// Both.
+    /// Both copies.
     Both,
 }
 
@@ -102,47 +103,47 @@ impl CodeCopies {
 pub struct CurrentScaling {
     /// Lower bound of the amax.
     pub epsilon: f32,
-    /// Round the scale down to a power of two.
+    /// Whether the scale is rounded down to a power of two.
     pub power_of_two: bool,
 }
 
 /// The scales of a cast.
 #[derive(Clone, Copy, Debug)]
 pub enum CastScale<'a> {
-    /// One scale per tensor, F32 `[1]`, as for [`quantize`](super::quantize()).
+    /// One given scale per tensor, F32 `[1]`, as in [`quantize`](super::quantize()).
     Given(&'a Tensor),
-    /// Scales that the cast finds per row or block, as [`quantize_blocks`](super::quantize_blocks()).
+    /// Scales that the cast computes per row or block, as in [`quantize_blocks`](super::quantize_blocks()).
     Own(Granularity, CurrentScaling),
 }
 
 /// Parameters of a cast to an FP8 operand.
 #[derive(Debug)]
 pub struct Fp8Output<'a> {
-    /// Type of the codes.
+    /// The type of the codes.
     pub format: DType,
     /// The scales.
     pub scale: CastScale<'a>,
-    /// Which copies of the codes to write.
+    /// The copies of the codes to write.
     pub copies: CodeCopies,
     /// Statistics that the cast updates.
     pub statistics: &'a mut CastStatistics,
-    /// The entry of `statistics`.
+    /// The entry of `statistics` that the cast updates.
     pub slot: usize,
 }
 
 /// The result of an op with an [`Output`].
 #[derive(Clone, Debug)]
 pub enum Produced {
-    /// For [`Output::Plain`].
+    /// The values of [`Output::Plain`].
     Plain(Tensor),
-    /// For [`Output::Amax`], which has no result.
+    /// [`Output::Amax`] has no result.
     Measured,
-    /// For [`Output::Fp8`].
+    /// The operand of [`Output::Fp8`].
     Fp8(QuantizedTensor),
 }
 
 impl Produced {
-    /// The plain value. `None` for anything else.
+    /// Returns the values, or `None` for other results.
     pub fn plain(self) -> Option<Tensor> {
         match self {
             Produced::Plain(value) => Some(value),
@@ -150,7 +151,7 @@ impl Produced {
         }
     }
 
-    /// The operand. `None` for anything else.
+    /// Returns the operand, or `None` for other results.
     pub fn fp8(self) -> Option<QuantizedTensor> {
         match self {
             Produced::Plain(_) | Produced::Measured => None,
@@ -160,7 +161,7 @@ impl Produced {
 }
 
 impl Fp8Output<'_> {
-    /// Granularity of the scales.
+    /// Returns the granularity of the scales.
     pub(super) fn granularity(&self) -> Granularity {
         match self.scale {
             CastScale::Given(_) => Granularity::PerTensor,
@@ -177,7 +178,7 @@ pub(super) mod tests {
     use crate::ops::{activation_backward_to, activation_to, add, amax, cast, rmsnorm_to, transpose};
     use crate::testing::{Tolerance, assert_close, dry_gpu, gpu, normals, parity, values};
 
-    /// Normal values mixed with NaN, infinity and extremes.
+    /// Returns normal values mixed with NaN, infinity and extremes.
     pub(crate) fn hostile(name: &str, shape: &[usize], dtype: DType) -> Tensor {
         let mut x = values(&normals(name, shape, DType::F32));
         let traps = [f64::NAN, f64::INFINITY, 1e30, -1e30, 1e-30, -0.0, 3e4, 1e-4];
@@ -193,22 +194,22 @@ pub(super) mod tests {
         cast(&x, dtype).expect("a floating-point type")
     }
 
-    /// All tensors that a cast writes.
+    /// Returns all tensors that a cast writes.
     pub(crate) fn all(q: &QuantizedTensor, seen: &CastStatistics) -> Vec<Tensor> {
         let counts = [&seen.amax, &seen.saturated, &seen.underflowed, &seen.elements].map(Tensor::clone);
         let scales = [&q.scale_inv].into_iter().chain(q.transposed_scale_inv.as_deref());
         q.codes.iter().chain(&q.transposed).chain(scales).cloned().chain(counts).collect()
     }
 
-    /// Compares `op` with each destination to the plain op followed by the cast, on every device. Exact, because both round the same
-    /// sums to the tensor's type first.
+    /// Compares `op` with each output to the plain op followed by the cast, on every device. The comparison is exact, because the fused and the
+    /// separate cast round the same sums to the tensor's type first.
     pub(crate) fn destinations(inputs: &[Tensor], op: impl Fn(&[Tensor], Output) -> Result<Produced>) {
         for device in [Device::Cpu, dry_gpu()].into_iter().chain(gpu()) {
             destinations_on(&device, inputs, &op);
         }
     }
 
-    /// [`destinations`] on one device, for sizes that are slow on the CPU.
+    /// Runs [`destinations`] on one device, for sizes that are slow on the CPU.
     pub(crate) fn destinations_on(
         device: &Device,
         inputs: &[Tensor],
@@ -268,7 +269,7 @@ pub(super) mod tests {
         }
     }
 
-    /// All elements but the first: a view that is not aligned to 16 bytes.
+    /// Returns all elements except the first: a view that is not aligned to 16 bytes.
     fn unaligned(x: &Tensor, shape: &[usize]) -> Result<Tensor> {
         x.rows(1, 1 + shape.iter().product::<usize>())?.reshape(shape)
     }

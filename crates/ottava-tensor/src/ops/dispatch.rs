@@ -1,6 +1,6 @@
 //! The choice between an op's CPU reference and its launch on a GPU.
 
-/// An op's CPU reference, or its launch:
+/// Runs the CPU reference of an op, or its launch:
 ///
 /// ```ignore
 /// dispatch! { x.device(),
@@ -9,7 +9,8 @@
 /// }
 /// ```
 ///
-/// A dry run of the CPU computes nothing. It counts the scratch memory of the reference, in bytes, which a line `scratch => …` before the others gives.
+/// A dry run of the CPU computes nothing. It counts the scratch memory of the reference, in bytes. If the reference needs scratch memory, a line
+/// `scratch => …` before the other lines gives its size.
 macro_rules! dispatch {
     ($device:expr, $(scratch => $scratch:expr,)? cpu => $on_cpu:expr, $gpu:ident => $on_gpu:expr $(,)?) => {
         match $device {

@@ -1,15 +1,15 @@
-// Values with an expanded range, as in expanded.rs: groups of 128 neighbours of a row, eight per thread, 16 threads per group. Integer
-// operations and one fused multiply-add per value, so a GPU gives the CPU's bits. Needs `stored.cuh`.
+// Encodes and decodes values with an expanded range, as in expanded.rs. Needs `stored.cuh`. A group is 128 neighbours of a row: eight per thread, 16
+// threads per group. The arithmetic is integer operations and one fused multiply-add per value, so a GPU gives the CPU's bits.
 
 struct u8 { unsigned char bits; };
 BYTES(u8)
 
-// What the codes of a group mean, as bits of F32.
+// The smallest magnitude and the step of a group, as bits of F32.
 struct Levels { int smallest, step; };
 
 // 2^-120.
 #define LEAST 0x03800000u
-// Adding this rounds to the nearest integer, which is in the low bits of the sum.
+// 1.5 * 2^23. Adding it rounds to the nearest integer, which is in the low bits of the sum.
 #define ROUND 12582912.0f
 
 __device__ __forceinline__ Levels levels_of(u32 largest, u32 smallest) {
@@ -19,8 +19,8 @@ __device__ __forceinline__ Levels levels_of(u32 largest, u32 smallest) {
     return {bad ? 0x7FC00000 : (int)smallest, bad ? 0 : (int)step};
 }
 
-// Largest and smallest nonzero magnitude of eight values, as bits. The smallest is stored as ~(bits - LEAST), so that smaller ones drop out
-// and both are reduced by maximum.
+// The largest and the smallest magnitude of eight values, as bits. Magnitudes below LEAST do not count as the smallest: it is stored as
+// ~(bits - LEAST), so these magnitudes wrap around, and both extremes are reduced by a maximum.
 struct Extremes { u32 largest, smallest; };
 __device__ __forceinline__ Extremes extremes8(const float* x) {
     u32 largest = 0, smallest = 0xFFFFFFFF;
@@ -33,8 +33,8 @@ __device__ __forceinline__ Extremes extremes8(const float* x) {
     return {largest, ~smallest};
 }
 
-// The levels of the two groups of 16 neighbouring threads; threads without values pass zeros. Called by all threads of a warp. A quarter
-// of the 16 threads reduces each extreme, and half of them computes each group.
+// Returns the levels of two groups of 16 neighbouring threads, with the values `x` and `y`. Threads without values pass zeros. Called by all threads
+// of a warp. Four of the 16 threads reduce each extreme, and eight of them each group.
 __device__ __forceinline__ void levels_of_groups(const float* x, const float* y, Levels& of_x, Levels& of_y) {
     const u32 all = 0xFFFFFFFF;
     const bool second = threadIdx.x & 8, low = threadIdx.x & 4;
@@ -52,7 +52,7 @@ __device__ __forceinline__ void levels_of_groups(const float* x, const float* y,
     of_y = of_threads(8);
 }
 
-// The values of eight codes; values of second moments have no sign.
+// Decodes eight codes. Values of second moments have no sign.
 template <bool SIGNED, class T> __device__ __forceinline__ void expand8(const Eight<T>& codes, const Levels& levels, float* x) {
     const u32* const words = (const u32*)&codes;
     const int zero = levels.smallest - levels.step;
@@ -64,7 +64,7 @@ template <bool SIGNED, class T> __device__ __forceinline__ void expand8(const Ei
     }
 }
 
-// The codes of eight values.
+// Encodes eight values.
 template <bool SIGNED, class T> __device__ __forceinline__ Eight<T> codes8(const float* x, const Levels& levels) {
     const bool bad = levels.step == 0;
     const float inverse = bad ? 0.0f : reciprocal((float)levels.step);

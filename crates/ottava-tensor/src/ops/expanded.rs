@@ -1,10 +1,10 @@
-//! Codes of [`ExpandedTensor`] on the CPU. On a GPU, only updates write and read them.
+//! Encodes and decodes [`ExpandedTensor`] on the CPU. On a GPU, only optimizer updates encode and decode it.
 
 use crate::stored::ExpandedTensor;
 use crate::{DType, Device, MemoryKind, Result, Tensor};
 use rayon::prelude::*;
 
-/// The codes of `x`, an F32 matrix in the memory of the CPU.
+/// Encodes `x`, an F32 matrix in CPU memory.
 pub fn expanded(x: &Tensor) -> Result<ExpandedTensor> {
     x.expect_dtype("expanded: x", &[DType::F32])?;
     x.expect_device("expanded: x", &Device::Cpu)?;
@@ -15,7 +15,7 @@ pub fn expanded(x: &Tensor) -> Result<ExpandedTensor> {
     Ok(out)
 }
 
-/// The values in F32, in the memory of the CPU as `x`.
+/// Decodes `x`, which is in CPU memory, to F32.
 pub fn unexpanded(x: &ExpandedTensor) -> Result<Tensor> {
     x.codes.expect_device("unexpanded: x", &Device::Cpu)?;
     let [row, groups] = row_of(x);
@@ -25,7 +25,7 @@ pub fn unexpanded(x: &ExpandedTensor) -> Result<Tensor> {
     Ok(y)
 }
 
-/// Codes and groups, as [`ExpandedTensor`] has them, of the `values` of a row.
+/// Encodes the `values` of a row. `codes` and `groups` are rows of the tensors of [`ExpandedTensor`].
 pub(super) fn encode_row(values: &[f32], codes: &mut [u8], groups: &mut [i32]) {
     let codes = codes.chunks_mut(ExpandedTensor::GROUP).zip(groups.chunks_exact_mut(VALUES));
     for ((codes, group), values) in codes.zip(values.chunks(ExpandedTensor::GROUP)) {
@@ -35,7 +35,7 @@ pub(super) fn encode_row(values: &[f32], codes: &mut [u8], groups: &mut [i32]) {
     }
 }
 
-/// The values of [`encode_row`]'s codes.
+/// Decodes the codes of [`encode_row`].
 pub(super) fn decode_row(codes: &[u8], groups: &[i32], values: &mut [f32]) {
     let codes = codes.chunks(ExpandedTensor::GROUP).zip(groups.chunks_exact(VALUES));
     for ((codes, group), values) in codes.zip(values.chunks_mut(ExpandedTensor::GROUP)) {
@@ -43,16 +43,16 @@ pub(super) fn decode_row(codes: &[u8], groups: &[i32], values: &mut [f32]) {
     }
 }
 
-/// Values of a group.
+/// The number of values that are stored per group: the smallest magnitude and the step.
 const VALUES: usize = ExpandedTensor::groups_shape(1, 1)[2];
 
-/// Lengths of a row of codes and of the groups of a row.
+/// Returns the number of codes of a row, and the number of entries of `groups` for a row.
 pub(super) fn row_of(x: &ExpandedTensor) -> [usize; 2] {
     let row = x.codes.shape()[1].max(1);
     [row, row.div_ceil(ExpandedTensor::GROUP) * VALUES]
 }
 
-/// What the codes of a group mean, as bits of F32.
+/// The smallest magnitude and the step of a group, as bits of F32. They determine the value of each code.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Levels {
     /// The smallest nonzero magnitude.
@@ -61,11 +61,11 @@ pub(crate) struct Levels {
     pub step: i32,
 }
 
-/// 2^-120: above it, zero is below the smallest code for any step.
+/// 2^-120. If the smallest magnitude is at least 2^-120, zero is below the smallest code for any step.
 const LEAST: i32 = 0x0380_0000;
-/// The largest F32 that 126 rounded steps do not exceed.
+/// The largest magnitude that a group can encode: the largest F32 that is not exceeded by 126 rounded steps.
 const LARGEST: i32 = 0x7F7F_FF00;
-/// Adding 1.5 · 2^23 rounds to the nearest integer, which is then in the low bits.
+/// 1.5 · 2^23. Adding it rounds to the nearest integer, which is in the low bits of the sum.
 const ROUND: f32 = 12_582_912.0;
 
 fn magnitude(x: f32) -> i32 {
@@ -73,7 +73,7 @@ fn magnitude(x: f32) -> i32 {
 }
 
 impl Levels {
-    /// The levels of a group of `values`.
+    /// Returns the levels of a group of `values`.
     pub fn fit(values: &[f32]) -> Levels {
         let sizes = || values.iter().map(|x| magnitude(*x));
         let largest = sizes().max().unwrap_or(0);
@@ -84,7 +84,7 @@ impl Levels {
         Levels { smallest, step: ((largest.max(smallest) - smallest + 125) / 126).max(1) }
     }
 
-    /// The values of `codes`.
+    /// Decodes `codes`.
     pub fn decode(self, codes: &[u8], values: &mut [f32]) {
         for (value, &code) in values.iter_mut().zip(codes) {
             let size = match i32::from(code & 0x7F) {
@@ -95,7 +95,7 @@ impl Levels {
         }
     }
 
-    /// The codes of `values`.
+    /// Encodes `values`.
     pub fn encode(self, values: &[f32], codes: &mut [u8]) {
         if self.step == 0 {
             return codes.fill(1);
@@ -128,7 +128,8 @@ mod tests {
             let values: Vec<f32> = (0..128).map(|i| sign(i) * (range * (i as f32 / 127.0 - 0.5)).exp2()).collect();
             let (_, codes, back) = round_trip(&values);
             for (value, back) in values.iter().zip(&back) {
-                // Between powers of two, half a step is a smaller share of larger values.
+                // Half a step is the same number of F32 bits everywhere, so between two powers of two the relative error is smaller for larger
+                // values.
                 let (error, allowed) = ((back / value - 1.0).abs(), 0.5 * range / 126.0 + 2e-5);
                 assert!(error <= allowed, "range 2^{range}: {value:e} came back as {back:e}");
             }
@@ -143,7 +144,7 @@ mod tests {
         let (levels, codes, back) = round_trip(&[0.0, -0.0, 1e-37]);
         assert_eq!((levels, &codes[..]), (Levels { smallest: LEAST, step: 1 }, &[0, 0x80, 0][..]));
         assert_eq!(back, [0.0, 0.0, 0.0]);
-        // The widest range, in which one step covers nearly two octaves.
+        // The widest range: one step covers nearly two octaves.
         let (_, codes, back) = round_trip(&[0.0, 3.4e38, -1e-36, 0.0]);
         assert_eq!(codes, [0, 127, 0x81, 0]);
         assert!(back[1].is_finite() && back[1] >= 3.3e38 && back[2] == -1e-36, "{back:?}");
@@ -152,7 +153,7 @@ mod tests {
             assert_eq!(codes, [1, 1, 1]);
             assert!(back.iter().all(|x| x.is_nan()), "{back:?}");
         }
-        // Zeros of a new state.
+        // A new state holds zeros.
         let mut back = [7f32];
         Levels { smallest: 0, step: 0 }.decode(&[0], &mut back);
         assert_eq!(back, [0.0]);

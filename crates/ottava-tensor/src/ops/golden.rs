@@ -1,4 +1,4 @@
-//! Casts and scaling updates against bytes and states recorded from Transformer Engine; see `tests/data/README.md`.
+//! Compares casts and scaling updates with bytes and states recorded from Transformer Engine; see `tests/data/README.md`.
 
 use super::{AmaxReducer, CastStatistics, CodeCopies, CurrentScaling, DelayedScales, DelayedScaling, NonFinite};
 use super::{amax, delayed_scaling, quantize, quantize_blocks, take_scale, transpose};
@@ -90,7 +90,7 @@ fn block_scaling_matches_transformer_engine() {
                 for (what, part, got, length, granularity) in scales {
                     let mut expected = tensor(&format!("{what}/{part}"), DType::F32);
                     if granularity == Granularity::Blocks128x128 {
-                        // The recording has arbitrary bytes beyond the last block.
+                        // The recorded scales beyond the last block are arbitrary bytes.
                         let width = expected.shape()[1];
                         let beyond =
                             expected.host_mut::<f32>().chunks_mut(width).flat_map(|row| &mut row[length / 128..]);

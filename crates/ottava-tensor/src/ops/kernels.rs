@@ -3,26 +3,28 @@
 use crate::cuda::KernelModule;
 use crate::{Capability, Feature};
 
-/// Every kernel file with the defines that launches choose from, as the ops declare them (`declaration.rs`). Of the 432 combinations of AdamW's
-/// storage formats it has the combinations of `variants` in `adamw/cuda.rs`, which cover all pairs of formats.
+/// Returns every kernel file with each set of defines that launches choose from, as the ops declare them (`declaration.rs`).
+///
+/// AdamW has 432 combinations of storage formats. The list has only the combinations in `variants` of `adamw/cuda.rs`, which cover all pairs of
+/// formats.
 pub fn kernels() -> Vec<KernelModule> {
     include!(concat!(env!("OUT_DIR"), "/declared.rs"))
 }
 
-/// The kernels of an op on the GPUs of a compute capability.
+/// The kernels of an op, and which of them run on GPUs of a compute capability.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KernelSupport {
-    /// The op.
+    /// The name of the op.
     pub op: &'static str,
-    /// Kernel files with their defines.
+    /// The number of kernel modules (a kernel file with its defines).
     pub modules: usize,
-    /// The kernel files that do not run there.
+    /// The number of modules that do not run on these GPUs.
     pub unsupported: usize,
-    /// What the GPUs lack for these.
+    /// The features that these GPUs lack and these modules need.
     pub lacks: Vec<Feature>,
 }
 
-/// Which kernels of each op run on GPUs of `capability`, in the order of [`kernels`].
+/// Returns which kernels of each op run on GPUs of `capability`, in the order of [`kernels`].
 pub fn kernel_support(capability: &Capability) -> Vec<KernelSupport> {
     let mut ops: Vec<KernelSupport> = Vec::new();
     for module in kernels() {
@@ -89,7 +91,7 @@ mod tests {
         signatures: &[Signature { names: &["planted"], parameters: &[] }],
     };
 
-    /// Before the compiler sees it, in a dry run as on a GPU.
+    /// The error is returned before the compiler reads the kernel, on a GPU and in a dry run.
     #[test]
     fn a_kernel_with_an_unmet_need_is_an_error_of_the_launch() {
         let launch = |name: &str| {
@@ -127,20 +129,22 @@ mod tests {
         assert_eq!((gemm.modules, gemm.unsupported, gemm.lacks), (6, 3, vec![Feature::Wgmma]));
     }
 
-    /// Whether to compile all variants of kernels: `just nightly kernels`.
+    /// Returns whether to compile all variants of kernels: `just nightly kernels`.
     fn all_variants() -> bool {
         std::env::var("OTTAVA_KERNEL_VARIANTS").is_ok_and(|value| value == "full")
     }
 
-    /// The text of a module behind the macros of its source: the same for sources of the same files.
+    /// Returns the text of a module after the macros of its source. Sources of the same files have the same text.
     fn body(module: &KernelModule) -> &'static str {
         let text = module.source.text;
         let own = text.split_inclusive('\n').take_while(|line| line.starts_with("#define "));
         &text[own.map(str::len).sum::<usize>()..]
     }
 
-    /// The first module of the same files without and with an FP8 type on every known GPU but Hopper that has what it needs, and the first ones of
-    /// each source on one of these GPUs, or with [`all_variants`] on all. Needs NVRTC, but no GPU.
+    /// Compiles a part of the kernels for every known GPU except Hopper. Needs NVRTC, but no GPU.
+    ///
+    /// - Two modules of each set of files, the first without and the first with an FP8 type, are compiled for each GPU that meets their needs.
+    /// - Two modules of each other source are compiled for one of these GPUs, or with [`all_variants`] for all of them.
     #[test]
     fn kernels_compile_wherever_their_needs_are_met() {
         let (mut modules, mut of_files): (Vec<KernelModule>, Vec<KernelModule>) = Default::default();
@@ -155,7 +159,7 @@ mod tests {
         let others: Vec<_> = CAPABILITIES.iter().filter(|known| known.version != (9, 0)).collect();
         let mut compiled = HashSet::new();
         for capability in &others {
-            // A source takes its turn among the GPUs that have what it needs.
+            // The sources take turns: each is compiled for one of the GPUs that meet its needs.
             let is_due = |i: usize, m: &KernelModule| {
                 let able: Vec<_> = others.iter().filter(|other| other.lacks(m.source.needs).is_empty()).collect();
                 let is_turn = |at: usize| all_variants() || of_files.contains(m) || i % able.len() == at;
@@ -182,14 +186,16 @@ mod tests {
     /// A macro and its value.
     type Macro = (&'static str, &'static str);
 
-    /// The macros of a module: the macros of its source, then its variant.
+    /// Returns the macros of a module: the macros of its source, then the macros of its variant.
     fn macros(module: &KernelModule) -> Vec<Macro> {
         let own = module.source.macros.iter().map(|&name| (name, "1"));
         own.chain(module.defines.iter().copied()).collect()
     }
 
-    /// Modules of the same files that together have every pair of values of macros that one of these modules has, where a macro may also be undefined,
-    /// and every source. A greedy choice: next is always the first of the modules with the most pairs that are new.
+    /// Returns modules that include every source and cover all pairs of macro values.
+    ///
+    /// A pair is covered if one returned module has both values. An undefined macro counts as a value. Modules are grouped by their files, and a pair
+    /// must occur in a module of the group. The choice is greedy: the next module is the first of the modules with the most uncovered pairs.
     fn representatives() -> Vec<KernelModule> {
         let mut alike: Vec<Vec<KernelModule>> = Vec::new();
         for module in super::kernels() {
@@ -246,8 +252,8 @@ mod tests {
         assert!(2 * chosen.len() < all.len(), "{} of {}", chosen.len(), all.len());
     }
 
-    /// With [`all_variants`] all modules, otherwise representatives. Needs NVRTC, but no GPU. `OTTAVA_REQUIRE_NVRTC` turns its absence
-    /// into a failure.
+    /// Compiles all modules with [`all_variants`], otherwise representatives. Needs NVRTC, but no GPU. With `OTTAVA_REQUIRE_NVRTC`, a missing NVRTC
+    /// is a failure.
     #[test]
     fn every_kernel_compiles_for_hopper() {
         let modules = if all_variants() { super::kernels() } else { representatives() };

@@ -1,27 +1,27 @@
-//! Shared by all launches: storage types as defines, grid sizes.
+//! Helpers for all launches: storage types as defines, and grid sizes.
 
 use crate::cuda::CudaDevice;
 use crate::{DType, Error, Result, Tensor};
 
 pub(crate) use crate::cuda::Defines;
 
-/// Default number of threads per block.
+/// The default number of threads per block.
 pub(crate) const BLOCK: u32 = 256;
 
-/// Side of the tiles in `destination.cuh`.
+/// The side of the tiles in `destination.cuh`.
 pub(crate) const TILE: usize = 128;
 
-/// A one-dimensional grid with one thread per element and at most 16 blocks per multiprocessor, whose threads stride over larger tensors.
+/// Returns a one-dimensional grid with one thread per element, but at most 16 blocks per multiprocessor. Threads stride over larger tensors.
 pub(crate) fn elements(gpu: &CudaDevice, n: usize) -> [u32; 3] {
     at_most(gpu, 16, n.div_ceil(BLOCK as usize))
 }
 
-/// As [`elements`], for kernels whose threads take eight neighbouring elements at a time.
+/// Returns the grid of [`elements`] for kernels in which each thread processes eight neighbouring elements at a time.
 pub(crate) fn elements_by_eight(gpu: &CudaDevice, n: usize) -> [u32; 3] {
     elements(gpu, n.div_ceil(8))
 }
 
-/// A grid for kernels that only read: one block for each of `n` pieces, at most the 8 per multiprocessor that run at once.
+/// Returns a grid for kernels that only read: one block for each of `n` pieces, but at most the 8 blocks per multiprocessor that run at once.
 pub(crate) fn readers(gpu: &CudaDevice, n: usize) -> [u32; 3] {
     at_most(gpu, 8, n)
 }
@@ -30,17 +30,17 @@ fn at_most(gpu: &CudaDevice, per_multiprocessor: usize, blocks: usize) -> [u32; 
     [blocks.clamp(1, gpu.sm_count() * per_multiprocessor) as u32, 1, 1]
 }
 
-/// Threads of a block that keeps a row of `n` elements in registers, `each` per thread, up to 8192 elements.
+/// Returns the number of threads of a block that keeps a row of `n` elements in registers, `each` per thread. A row has up to 8192 elements.
 pub(crate) fn row_threads(n: usize, each: usize) -> u32 {
     (n.div_ceil(each).next_multiple_of(32)).clamp(32, 8192 / each) as u32
 }
 
-/// Whether all tensors are aligned to 16 bytes, which views of rows may not be.
+/// Returns whether all tensors are aligned to 16 bytes. Views of rows may be unaligned.
 pub(crate) fn aligned(tensors: &[&Tensor]) -> bool {
     tensors.iter().all(|t| t.device_ptr() % 16 == 0)
 }
 
-/// `-DX=…` for the storage type. F64 exists on the CPU only.
+/// Returns `-DX=…` for a storage type. F64 exists on the CPU only.
 pub(crate) fn storage(dtype: DType) -> Result<Defines> {
     Ok(match dtype {
         DType::F32 => STORAGE[0],
@@ -56,10 +56,10 @@ pub(crate) fn storage(dtype: DType) -> Result<Defines> {
     })
 }
 
-/// The variants of kernels by storage type.
+/// The variants of kernels, one for each storage type.
 pub(crate) const STORAGE: &[Defines] = &[&[("X", "f32")], &[("X", "f16")], &[("X", "bf16")]];
 
-/// The only variant of kernels of fixed types.
+/// The only variant of kernels with fixed types.
 pub(crate) const UNTYPED: &[Defines] = &[&[]];
 
 #[cfg(test)]
@@ -75,7 +75,7 @@ mod tests {
         assert_eq!(super::elements_by_eight(&gpu(10), 1 << 30), [160, 1, 1]);
     }
 
-    /// Constants that kernels share with Rust are macros that the compiler gets, so no kernel file says their value.
+    /// Constants that kernels share with Rust are passed to the compiler as macros, so no kernel file repeats their values.
     #[test]
     fn no_kernel_file_repeats_a_constant_of_rust() {
         for module in crate::ops::kernels() {

@@ -1,4 +1,4 @@
-//! The ops: one folder each, with contract, CPU reference, CUDA launch, kernel and tests that CPU and GPU agree.
+//! The ops. Each op has a folder with its contract, CPU reference, CUDA launch, kernel, and tests that CPU and GPU agree.
 //!
 //! **No op without a CPU reference.** The folder of an op has five files:
 //!
@@ -6,11 +6,12 @@
 //! - `cpu.rs`: the definition, plain loops over one row
 //! - `cuda.rs`: the declaration of the kernels, and their launches
 //! - `NAME.cu`: the kernel, CUDA C++
-//! - `tests.rs`: CPU and GPU agree, with a tolerance and its reason
+//! - `tests.rs`: tests that CPU and GPU agree, with a tolerance and its reason
 //!
-//! An op that does not support its arguments returns an error: precision never changes silently. Sums on the CPU are split by position, so any
-//! number of threads gives the same bits. Counters are I64 tensors, because the GPU updates them by atomic additions, whose result is independent
-//! of the order only for integers.
+//! An op that does not support its arguments returns an error. Precision never changes silently.
+//!
+//! Sums on the CPU are split by position, so the bits do not depend on the number of threads. Counters are I64 tensors, because the GPU adds to
+//! counters atomically, and only integer sums are independent of the order of additions.
 
 mod adamw;
 mod add;
@@ -137,14 +138,14 @@ pub use transpose::{transpose, transpose_codes};
 
 use crate::{DType, Result, Tensor};
 
-/// The types that layers compute in.
+/// The types in which layers compute.
 const COMPUTE: &[DType] = &[DType::F64, DType::F32, DType::F16, DType::BF16];
 
 fn expect_compute(what: &str, x: &Tensor) -> Result<()> {
     x.expect_dtype(what, COMPUTE)
 }
 
-/// The type of sums and statistics of `dtype`.
+/// Returns the type of sums and statistics of `dtype`.
 pub const fn real_type(dtype: DType) -> DType {
     match dtype {
         DType::F64 => DType::F64,
@@ -152,7 +153,7 @@ pub const fn real_type(dtype: DType) -> DType {
     }
 }
 
-/// Checks a weight gradient: in the type of sums, on the device of `x`.
+/// Checks that a weight gradient has the type of sums and is on the device of `x`.
 fn expect_gradient(what: &str, gradient: &Tensor, x: &Tensor) -> Result<()> {
     gradient.expect_dtype(what, &[real_type(x.dtype())])?;
     gradient.expect_device(what, x.device())

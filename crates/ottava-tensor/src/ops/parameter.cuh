@@ -1,4 +1,4 @@
-// A parameter as updates read and write it: storage formats, stochastic rounding and stores. Needs `stored.cuh`.
+// Reads and writes a parameter in an update: storage formats, stochastic rounding and stores. Needs `stored.cuh`.
 enum WeightStorage { Master, ScaledMaster, Split, Chance };
 enum MomentStorage { Float32, Bfloat16, ScaledMoments, Expanded };
 
@@ -6,11 +6,11 @@ template <int kind> struct WeightType { typedef bf16 T; };
 template <> struct WeightType<Master> { typedef f32 T; };
 template <> struct WeightType<ScaledMaster> { typedef f16 T; };
 
-// Stochastic rounding to BF16: adds 16 random bits and truncates. One 64-bit hash serves four neighbouring elements, since one hash per element
-// would cost more than the memory traffic; weights and both moments (`KIND`) use different bits of it.
+// Random bits for stochastic rounding of eight elements to BF16: adds 16 random bits and truncates. The first element is a multiple of four.
 //
-// The random bits of eight elements from a multiple of four on, and the same with the halves of each word exchanged: an addition takes the
-// upper half.
+// One 64-bit hash serves four neighbouring elements, because one hash per element would cost more than the memory traffic. Weights and the two
+// moments (`KIND`) use different bits of the hash. `turned` has the bits of `words` with the halves of each word exchanged, because the addition uses
+// the upper half of a word.
 struct Chances {
     u32 words[4], turned[4];
 
@@ -26,7 +26,7 @@ struct Chances {
         for (u32 i = 0; i < 4; i++) chances.turned[i] = __byte_perm(chances.words[i], 0, 0x1032);
         return chances;
     }
-    // Rounds finite values.
+    // Rounds eight finite values.
     template <u32 KIND> __device__ __forceinline__ Eight<bf16> round8(const float* x) const {
         u32 bits[8];
 #pragma unroll
@@ -40,7 +40,7 @@ struct Chances {
         return e;
     }
 };
-// The same for any values and positions.
+// Rounds eight values, which may be infinite or NaN and start at any position.
 __device__ __forceinline__ Eight<bf16> round_stochastically(const float* x, u64 seed, u64 at, u32 kind) {
     Eight<bf16> e;
 #pragma unroll
@@ -50,7 +50,7 @@ __device__ __forceinline__ Eight<bf16> round_stochastically(const float* x, u64 
     }
     return e;
 }
-// Eight values of a parameter from `at` on as they are stored; stochastic rounding is for BF16.
+// Converts eight values of a parameter, beginning with element `at`, to their storage type. Stochastic rounding is for BF16.
 template <bool BY_CHANCE, u32 KIND, class T> __device__ __forceinline__ Eight<T> stored8(const float* x, u64 seed, u64 at) {
     if constexpr (BY_CHANCE) {
         float nothing = 0.0f;
@@ -63,7 +63,8 @@ template <bool BY_CHANCE, u32 KIND, class T> __device__ __forceinline__ Eight<T>
     }
 }
 
-// Position of eight elements of a parameter: `valid` of them exist; `wide` if all do and are aligned. `group` is the group of expanded moments.
+// The position of eight elements of a parameter. The first `valid` elements exist. `wide` means that all eight exist and are aligned. `group` is the
+// group of expanded moments.
 struct Place {
     u64 at, group;
     int valid;
@@ -75,7 +76,7 @@ __device__ __forceinline__ void scale8(float* x, float scale) {
     for (int i = 0; i < 8; i++) x[i] *= scale;
 }
 
-// As `put8`, with explicit vector stores, which the compiler splits otherwise.
+// Stores like `put8`, but with explicit vector stores, because the compiler would split them.
 template <class T> __device__ __forceinline__ void write8(T* p, const Eight<T>& e, const Place& place) {
     if (!place.wide) return put8(p, e, place.valid, false);
     const u32* words = (const u32*)&e;
@@ -85,7 +86,7 @@ template <class T> __device__ __forceinline__ void write8(T* p, const Eight<T>& 
         asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"((u32*)p + w), "r"(words[w]), "r"(words[w + 1]), "r"(words[w + 2]), "r"(words[w + 3]) : "memory");
 }
 
-// Decodes stored weights: `scale` is the scale of scaled weights, `rest` the remainders of split ones.
+// Decodes stored weights. `scale` is the scale of scaled weights, and `rest` has the remainders of split weights.
 template <int kind> __device__ __forceinline__ void decode_weights(const Eight<typename WeightType<kind>::T>& raw, const Eight<bf16>& rest, float scale, float* w) {
     unpack8(raw, w);
     if (kind == ScaledMaster) scale8(w, scale);

@@ -1,4 +1,4 @@
-//! A parameter as the ops of an update read and write it: weights and gradients in their storage formats.
+//! The weights and gradients of a parameter in their storage formats, as the ops of an update read and write them.
 
 use crate::stored::{ExpandedTensor, ScaledTensor};
 use crate::{DType, Device, Error, Result, Tensor};
@@ -60,7 +60,7 @@ impl WeightCopy<'_> {
 }
 
 impl UpdatedWeight<'_> {
-    /// The type in which layers read the weights.
+    /// Returns the type in which layers read the weights.
     pub(super) fn read_dtype(&self) -> DType {
         match self {
             UpdatedWeight::Master { copy, .. } | UpdatedWeight::Scaled { copy, .. } => copy.dtype(),
@@ -79,7 +79,7 @@ pub enum Gradient<'a> {
 }
 
 impl<'a> Gradient<'a> {
-    /// The stored values.
+    /// Returns the stored values.
     pub fn values(self) -> &'a Tensor {
         match self {
             Gradient::Plain(values) | Gradient::Scaled(ScaledTensor { values, .. }) => values,
@@ -87,11 +87,11 @@ impl<'a> Gradient<'a> {
     }
 }
 
-/// Elements that the start of a slice is a multiple of.
+/// The start of a slice is a multiple of this number of elements.
 pub(super) const SLICE_UNIT: usize = 128;
 
 impl UpdatedWeight<'_> {
-    /// Checks the tensors of the weights of a parameter, or of a slice of one, of this shape.
+    /// Checks the weights of a parameter, or of a slice of a parameter. `shape` is the shape that they must have.
     pub(super) fn expect(&self, op: &str, shape: &[usize], device: &Device) -> Result<()> {
         let tensor = |what: &str, tensor: &Tensor, dtypes: &[DType]| {
             expect_plain(&format!("{op}: {what}"), tensor, dtypes, shape, device)
@@ -120,7 +120,7 @@ impl UpdatedWeight<'_> {
 }
 
 impl Gradient<'_> {
-    /// Checks type and device.
+    /// Checks the type and the device of the gradient.
     pub(super) fn expect(self, op: &str, device: &Device) -> Result<()> {
         let (what, shape) = (format!("{op}: grad"), self.values().shape());
         match self {
@@ -162,7 +162,7 @@ pub(super) fn expect_expanded(what: &str, x: &ExpandedTensor, shape: &[usize], d
     expect_plain(what, &x.groups, &[DType::I32], &ExpandedTensor::groups_shape(rows, columns), device)
 }
 
-/// Checks the place of the first element of a slice.
+/// Checks the index of the first element of a slice.
 pub(super) fn expect_slice(op: &str, offset: usize) -> Result<()> {
     match offset.is_multiple_of(SLICE_UNIT) {
         true => Ok(()),

@@ -1,18 +1,19 @@
-// Casts whole rows in one launch, without a transposed copy: a row stays in registers. The number of columns is a multiple of eight. A block, or a
-// cluster of blocks (`Row` in quantize/cuda.rs), casts one row. Each thread holds EIGHTS vectors of eight values ("eights"): one with few rows, to use
-// more threads per row, and ROW_EIGHTS with many, to keep more rows in flight. Vector k of a thread starts at `row_column(k)`, so a warp has 256
-// consecutive columns. The grid covers all padded rows.
+// Casts whole rows in one launch, without a transposed copy. A row stays in registers, and its number of columns is a multiple of eight.
+// A block, or a cluster of blocks (`Row` in quantize/cuda.rs), casts one row. The grid covers all padded rows.
+//
+// Each thread holds EIGHTS vectors of eight values ("eights"). Vector k of a thread starts at column `row_column(k)`, so a warp has 256 consecutive
+// columns. EIGHTS is one for few rows, to use more threads per row, and ROW_EIGHTS for many rows, to keep more rows in flight.
 __device__ __forceinline__ int cast_row_number() { return blockIdx.x >> __ffs(blocks_of_cluster()) - 1; }
 template <int EIGHTS> __device__ __forceinline__ int row_column(int k) { return 8 * (threadIdx.x + blockDim.x * (block_of_cluster() * EIGHTS + k)); }
 
-// The amax of each warp of the blocks of a row, of up to eight blocks of 16 warps, and the barrier at which they arrive.
+// The amaxes of the warps of a cluster (up to eight blocks of 16 warps), and the barrier at which the amaxes arrive.
 struct ClusterAmaxes { u32 warps[8 * 16]; u64 arrived; };
 __device__ __forceinline__ ClusterAmaxes& amaxes_of_row() {
     __shared__ ClusterAmaxes amaxes;
     return amaxes;
 }
 
-// Lets the next kernel start, initializes the barrier of the cluster's amaxes, and waits for the previous kernels.
+// Lets the next kernel start, initializes the barrier of the cluster's amaxes, and waits for the preceding kernels.
 __device__ __forceinline__ void start_row() {
     start_successors();
 #if __CUDA_ARCH__ >= 900
@@ -29,8 +30,8 @@ __device__ __forceinline__ void start_row() {
     wait_for_predecessors();
 }
 
-// The maximum of `x` (`x` >= 0) over all threads of the row. Each warp sends its maximum to every block, since a cluster barrier after plain stores
-// would cost a GPU-wide fence.
+// Returns the maximum of `x` (`x` >= 0) over all threads of the row. Each warp sends its maximum to every block of the cluster, because a cluster
+// barrier after plain stores would cost a GPU-wide fence.
 __device__ __forceinline__ float row_amax(float x) {
 #if __CUDA_ARCH__ >= 900
     const u32 blocks = blocks_of_cluster(), lane = threadIdx.x % 32;
@@ -47,7 +48,7 @@ __device__ __forceinline__ float row_amax(float x) {
     return block_amax(x);
 }
 
-// Finds the scale of the row of this block, and casts it. Rows beyond the matrix, and eights beyond the columns, are zeros.
+// Finds the scale of this block's row and casts the row. Rows beyond the matrix, and eights beyond the columns, are zeros.
 template <int EIGHTS> __device__ __forceinline__ void cast_row(const Destination& to, const Eight<X> (&values)[EIGHTS]) {
     const int row = cast_row_number();
     float largest = 0.0f;

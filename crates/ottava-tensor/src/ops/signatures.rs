@@ -1,22 +1,22 @@
-//! Compares the declared kernels with the kernel files, without a compiler: reads the signatures of `extern "C" __global__` functions as the
-//! preprocessor leaves them, for every variant of every source.
+//! Compares the declared kernels with the kernel files, without a compiler: runs a small preprocessor on every variant of every source, and reads the
+//! signatures of `extern "C" __global__` functions from its output.
 
 use crate::cuda::{Arg, CudaDevice, Entry, GpuModel, KernelModule, Kind, Parameter, Signature, Source};
 use crate::ops::kernels;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::panic::AssertUnwindSafe;
 
-/// A `#define` of a kernel file, or a macro of its variant.
+/// A `#define` of a kernel file, or a macro of a variant.
 #[derive(Clone)]
 struct Macro {
     /// `None` for macros without parentheses.
     parameters: Option<Vec<String>>,
     body: Vec<String>,
-    /// Macros of a variant stand for types and sizes. Declarations have their names, so they are expanded in conditions only.
+    /// Macros of a variant define types and sizes. Declarations use their names, so these macros are expanded only in conditions.
     is_variant: bool,
 }
 
-/// Identifiers, numbers, and single characters for the rest; no spaces.
+/// Splits a text into identifiers, numbers, and single other characters, without spaces.
 fn tokens(text: &str) -> Vec<String> {
     let is_word = |c: char| c.is_alphanumeric() || c == '_';
     let mut tokens: Vec<String> = Vec::new();
@@ -32,7 +32,7 @@ fn tokens(text: &str) -> Vec<String> {
     tokens
 }
 
-/// The text without comments, with continued lines joined.
+/// Returns the lines of a text without comments. Continued lines are joined.
 fn lines(text: &str) -> Vec<String> {
     let mut without = String::new();
     for (i, part) in text.split("/*").enumerate() {
@@ -45,7 +45,7 @@ fn lines(text: &str) -> Vec<String> {
 #[derive(Default)]
 struct Preprocessor {
     macros: HashMap<String, Macro>,
-    /// Of each open condition: whether lines are read, and whether a branch was.
+    /// For each open condition: whether its lines are read, and whether a branch of it was read.
     open: Vec<(bool, bool)>,
     read: Vec<String>,
 }
@@ -116,7 +116,7 @@ impl Preprocessor {
         self.macros.insert(name.into(), Macro { parameters, body: tokens(body), is_variant: false });
     }
 
-    /// The tokens after macros are expanded, but for macros in `hidden`, which are being expanded.
+    /// Expands macros in `tokens`. Macros in `hidden` are being expanded and stay.
     fn expand(&self, tokens: &[String], hidden: &BTreeSet<&str>) -> Vec<String> {
         let mut expanded = Vec::new();
         let mut at = 0;
@@ -144,7 +144,7 @@ impl Preprocessor {
         expanded
     }
 
-    /// Whether a condition of `#if` holds.
+    /// Returns whether a condition of `#if` holds.
     fn holds(&self, condition: &str) -> bool {
         let tokens = self.resolved(&tokens(condition));
         let mut parser = Condition { tokens: &tokens };
@@ -153,7 +153,7 @@ impl Preprocessor {
         value != 0
     }
 
-    /// The tokens of a condition with all macros replaced, also macros of the variant, and with `defined(NAME)` as 0 or 1.
+    /// Replaces all macros of a condition, including the macros of the variant, and `defined(NAME)` by 0 or 1.
     fn resolved(&self, tokens: &[String]) -> Vec<String> {
         let mut resolved = Vec::new();
         let mut rest = tokens.iter();
@@ -173,7 +173,7 @@ impl Preprocessor {
     }
 }
 
-/// A condition of `#if`, by descending precedence. A name that is no macro is 0.
+/// A recursive-descent parser of a condition of `#if`. The value of a name that is not a macro is 0.
 struct Condition<'a> {
     tokens: &'a [String],
 }
@@ -244,7 +244,7 @@ impl Condition<'_> {
     }
 }
 
-/// The arguments in the parentheses that open at `at`, and the place behind them.
+/// Returns the arguments in the parentheses that open at `at`, and the index after them.
 fn arguments(tokens: &[String], at: usize) -> (Vec<Vec<String>>, usize) {
     assert_eq!(tokens[at], "(");
     let (mut arguments, mut depth) = (vec![Vec::new()], 0);
@@ -264,7 +264,7 @@ fn arguments(tokens: &[String], at: usize) -> (Vec<Vec<String>>, usize) {
     panic!("parentheses do not close: {:?}", &tokens[at..]);
 }
 
-/// The type of a C++ parameter as Rust writes it, such as `*const X`.
+/// Returns the type of a C++ parameter as Rust writes it, such as `*const X`.
 fn type_of(parameter: &[String]) -> String {
     let (_name, words) = parameter.split_last().expect("a parameter has a name");
     let is_pointer = words.iter().any(|word| word == "*");
@@ -288,7 +288,7 @@ fn type_of(parameter: &[String]) -> String {
     }
 }
 
-/// Types of the parameters of each kernel of a module, by its name.
+/// Returns the parameter types of each kernel of a module, by the name of the kernel.
 fn signatures(module: &KernelModule) -> BTreeMap<String, Vec<String>> {
     let tokens = Preprocessor::of(module).read;
     let kernel = ["extern", "\"", "C", "\"", "__global__", "void"];
@@ -332,7 +332,7 @@ fn declared_kernels_are_the_kernels_of_the_files() {
     assert_eq!(missing, None, "declared, but in no file");
 }
 
-/// A kernel file with what kernel files do: an attribute, parameters in macros, an alternative, and a macro that defines kernels.
+/// A kernel file with the features of real kernel files: an attribute, parameters in macros, an alternative, and a macro that defines kernels.
 static PLANTED: Source = Source {
     macros: &["CAPS"],
     signatures: &[Signature {

@@ -1,6 +1,6 @@
-// AdamW over many parameters in one launch.
+// AdamW for many parameters in one launch.
 
-// Tables of `PARTS` and `CAST_PARTS` parameters (cuda.rs). `end` counts blocks.
+// Tables of `PARTS` and `CAST_PARTS` parameters (cuda.rs). `end` is the number of blocks of this parameter and of the preceding parameters.
 struct Part {
     Tensors of;
     float* amax;
@@ -14,20 +14,21 @@ struct CastPart {
     unsigned char *codes, *transposed;
     float* scale_inv;
     union {
-        const float* scale;             // one per tensor, which is given
-        float* transposed_scale_inv;    // of blocks
+        const float* scale;             // one given scale per tensor
+        float* transposed_scale_inv;    // scales of blocks
     };
     int rows, columns;
     u32 slot, end;
 };
 struct CastParts { CastPart at[CAST_PARTS]; };
 
-// Threads of a block (cuda.rs).
+// The number of threads per block, as in cuda.rs.
 constexpr u32 THREADS = 256;
-// Minimum blocks per multiprocessor. Formats with many bytes per element need registers for loads in flight more than occupancy.
+// The minimum number of blocks per multiprocessor. Formats with many bytes per element profit more from registers for loads in flight than from
+// occupancy.
 constexpr int BLOCKS = sizeof(G) + sizeof(W) + sizeof(M) + sizeof(V) <= 8 ? 3 : 2;
 
-// The elements of a block: `chunk` of a parameter, or of one row if moments are expanded and rows are not multiples of their groups.
+// The elements that a block updates: `chunk` elements of a parameter, or of one row if moments are expanded and rows do not consist of whole groups.
 struct Piece {
     const Part& part;
     u64 row, length, start, end;
@@ -42,12 +43,12 @@ struct Piece {
         const u64 block = blockIdx.x - (t > 0 ? parts.at[t - 1].end : 0), start = block % across * chunk;
         return {part, block / across, length, start, min(start + chunk, length), aligned(part.of) && (whole || part.columns % 8 == 0)};
     }
-    // Calls `each` for all eights of this thread, equally often in all threads, and prefetches the next eight.
+    // Calls `each` for all eights of this thread and prefetches the next eight. All threads make the same number of calls.
     template <class Each> __device__ __forceinline__ void walk(const Each& each) const {
         if (together && (u32)(end - start) % (8 * THREADS) == 0) walk<true>(each);
         else walk<false>(each);
     }
-    // All eights of `WHOLE` pieces exist and are aligned.
+    // In a `WHOLE` piece, all eights exist and are aligned.
     template <bool WHOLE, class Each> __device__ __forceinline__ void walk(const Each& each) const {
         Raw next;
         if (place<WHOLE>(start).valid > 0) fetch(next, part.of, place<WHOLE>(start));
@@ -58,7 +59,7 @@ struct Piece {
             each(raw, place<WHOLE>(first));
         }
     }
-    // The eight of this thread; `first` is the eight of thread 0.
+    // Returns the position of this thread's eight. `first` is the position of thread 0's eight.
     template <bool WHOLE> __device__ __forceinline__ Place place(u64 first) const {
         const u64 at = first + 8 * threadIdx.x;
         const int valid = WHOLE ? 8 : at < end ? min(end - at, 8ull) : 0;
@@ -66,10 +67,10 @@ struct Piece {
     }
 };
 
-// For non-negative values.
+// Returns the maximum over a warp of non-negative values.
 __device__ __forceinline__ float warp_max(float x) { return __uint_as_float(__reduce_max_sync(0xFFFFFFFF, __float_as_uint(x))); }
 
-// Raises the amaxes of the new values, which determine their scales. A bound skips the division for most weights.
+// Raises the amaxes of the new weights and moments, which determine their scales. For most weights, an upper bound makes the division unnecessary.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) adamw_amaxes(const float* norm, const Scalars* scalars, u64 chunk, const __grid_constant__ Parts parts) {
     if (!finite(*norm)) return;
     const Piece piece = Piece::of(parts, chunk);
@@ -92,7 +93,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) adamw_amaxes(const
         if (!SCALED_W) return;
         const float bound = bound_of_weights(largest8(raw.w) * how.scale, largest_ratio8(x.m, x.v), how);
         const bool may_be_largest = any && !(bound < known);
-        // Read for the next eight, to hide the latency.
+        // Read one eight ahead, to hide the latency.
         known = known_weight();
         if (!__any_sync(0xFFFFFFFF, may_be_largest)) return;
         if (any) update8(raw, x, of, place, how);
@@ -108,7 +109,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) adamw_amaxes(const
     if (threadIdx.x % 32 < 2) raise(threadIdx.x % 2 ? &to.v : &to.m, threadIdx.x % 2 ? v : m);
 }
 
-// Stores the new inverse scales in a separate launch, after the old ones were read. One thread per parameter.
+// Stores the new inverse scales, in a separate launch because updates read the old ones. One thread per parameter.
 extern "C" __global__ void adamw_powers(const float* norm, int count, const __grid_constant__ Parts parts) {
     if (!finite(*norm) || threadIdx.x >= count) return;
     const Tensors& of = parts.at[threadIdx.x].of;
@@ -118,7 +119,7 @@ extern "C" __global__ void adamw_powers(const float* norm, int count, const __gr
     if (SCALED_M) *of.v_scale = power_back(seen.v, LARGEST_V);
 }
 
-// Each block updates `chunk` elements of a parameter, a multiple of eight, and raises the amax of its weights if requested.
+// Updates `chunk` elements of a parameter per block, a multiple of eight. Raises the amax of the weights if requested.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) adamw(const float* norm, const Scalars* scalars, u64 chunk, const __grid_constant__ Parts parts) {
     if (!finite(*norm)) return;
     const Piece piece = Piece::of(parts, chunk);
@@ -136,8 +137,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) adamw(const float*
     block_raise(piece.part.amax, largest);
 }
 
-// Updates a tile of a matrix, eight elements of every 16th row in each thread. `WHOLE` tiles are inside the matrix and aligned.
-// Instructions bound these kernels at the clock of a loaded GPU, so their common case has none for partial eights.
+// Updates a tile of a matrix. Each thread updates eight elements of every 16th row. `WHOLE` tiles are inside the matrix and aligned.
+// These kernels are bound by instructions at the clock of a loaded GPU, so their common case has no instructions for partial eights.
 template <bool WHOLE>
 __device__ __forceinline__ void update_tile(const Tensors& of, const TileCast<FORMAT>& tile, const Update& how, bool together) {
     const Destination& to = tile.to;
@@ -164,7 +165,7 @@ __device__ __forceinline__ void update_tile(const Tensors& of, const TileCast<FO
     }
 }
 
-// Each block updates a tile of a matrix and casts its new weights.
+// Updates a tile of a matrix per block and casts its new weights.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 adamw_cast(const float* norm, const Scalars* scalars, float* amax, u64* saturated, u64* underflowed, u64* elements,
            float epsilon, float bound, int power_of_two, const __grid_constant__ CastParts parts) {

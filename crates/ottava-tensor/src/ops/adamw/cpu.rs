@@ -5,10 +5,10 @@ use crate::ops::{CastScale, cast, quantize, scaled, unscaled};
 use crate::{DType, Tensor};
 use rayon::prelude::*;
 
-/// Elements per task.
+/// The number of elements per task.
 const CHUNK: usize = 1 << 14;
 
-/// Types of a scaled weight, first and second moment.
+/// The types of scaled weights, first moments and second moments.
 const SCALED_TYPES: [DType; 3] = [DType::F16, DType::E4M3, DType::F16];
 
 pub(super) fn adamw_amaxes(parameters: &mut [AdamWParameter], norm: &Tensor, how: &Scalars) {
@@ -51,7 +51,7 @@ pub(super) fn adamw(parameters: &mut [AdamWParameter], statistics: &mut CastStat
     }
 }
 
-/// Scratch bytes of one parameter: its weights as layers read them, for the copy or the cast.
+/// Returns the scratch bytes for one parameter: its weights in the type that layers read, for the copy or the cast.
 pub(super) fn scratch(parameters: &[AdamWParameter]) -> usize {
     let bytes = |parameter: &AdamWParameter| match &parameter.weight {
         UpdatedWeight::Master { copy: WeightCopy::Stored(copy), .. } => copy.bytes(),
@@ -66,7 +66,7 @@ pub(super) fn scratch(parameters: &[AdamWParameter]) -> usize {
     parameters.iter().map(bytes).max().unwrap_or(0)
 }
 
-/// Writes the inverse scales and the copy that layers read, after all values are written.
+/// Writes the inverse scales and the copy that layers read, after all values were written.
 fn finish(parameter: &mut AdamWParameter, [weight, first, second]: [f32; 3]) {
     if let Moments::Scaled { m, v } = parameter.moments {
         m.scale_inv.host_mut()[0] = first;
@@ -75,7 +75,7 @@ fn finish(parameter: &mut AdamWParameter, [weight, first, second]: [f32; 3]) {
     chunks::finish_weight(&mut parameter.weight, weight);
 }
 
-/// The weights as layers read them.
+/// Returns the weights in the type that layers read.
 fn read(weight: &UpdatedWeight) -> Tensor {
     match weight {
         UpdatedWeight::Master { copy: WeightCopy::Stored(copy), .. }
@@ -89,7 +89,7 @@ fn read(weight: &UpdatedWeight) -> Tensor {
 const REFUSED: &str = "host memory is not refused";
 const CHECKED: &str = "the op has checked that there are amaxes";
 
-/// Computes the new weights and moments. Without `powers` it returns their amaxes, else it writes them with these scales.
+/// Computes the new weights and moments. With `powers`, writes them with these scales; without, returns their amaxes.
 fn update(parameter: &mut AdamWParameter, clip: f32, how: &Scalars, powers: Option<[f32; 3]>) -> [f32; 3] {
     let keep = how.decay_factor(parameter.weight_decay);
     let seed = chunks::step_seed(parameter.seed, how.step);

@@ -25,23 +25,23 @@ kernels! {
     );
 }
 
-/// Parameters of one launch: their table is a kernel argument, and a kernel has 4 KiB of arguments.
+/// The maximum number of parameters per launch. Their table is a kernel argument, and a kernel has at most 4 KiB of arguments.
 const PARTS: usize = 33;
-/// Parameters of one launch that casts.
+/// The maximum number of parameters per launch that casts.
 const CAST_PARTS: usize = 28;
 
-/// Types of gradients.
+/// The types of gradients.
 const GRADIENTS: [&str; 3] = ["f32", "bf16", "e4m3"];
-/// Storage of moments.
+/// The storage formats of moments.
 const MOMENTS: [&str; 4] = ["Float32", "Bfloat16", "ScaledMoments", "Expanded"];
-/// Storage of weights.
+/// The storage formats of weights.
 const WEIGHTS: [&str; 4] = ["Master", "ScaledMaster", "Split", "Chance"];
-/// Types of the weights that layers read.
+/// The types in which layers read weights.
 const READ: [&str; 3] = ["f32", "f16", "bf16"];
-/// Formats and granularities of codes.
+/// The formats and granularities of codes.
 const CODES: [[&str; 2]; 3] = [["e4m3", "PerTensor"], ["e5m2", "PerTensor"], ["e4m3", "Blocks128x128"]];
 
-/// One compilation of the kernels: indices into the lists above.
+/// One compilation of the kernels, as indices into the lists above.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Variant {
     gradient: usize,
@@ -86,7 +86,7 @@ impl Variant {
     }
 }
 
-/// A subset of all defines that covers every pair of storage formats with BF16 weights and E4M3 codes, and every cast of every copy of F32
+/// Returns a subset of all variants. It covers every pair of storage formats with BF16 weights and E4M3 codes, and every cast of every copy of F32
 /// master weights.
 fn variants() -> Vec<Defines> {
     let plain = |v: &Variant| (v.gradient, v.moments, v.weights) == (0, 0, 0);
@@ -94,13 +94,13 @@ fn variants() -> Vec<Defines> {
     Variant::all().filter(|v| plain(v) || pairs(v)).map(Variant::defines).collect()
 }
 
-/// What a launch for `parameter` compiles.
+/// Returns the module that a launch for `parameter` compiles.
 #[cfg(test)]
 pub(super) fn module(parameter: &AdamWParameter) -> KernelModule {
     KernelModule { source: &SOURCE, defines: kind(parameter).variant.defines() }
 }
 
-/// Elements per block of an update without a cast.
+/// The number of elements per block of an update without a cast.
 const CHUNK: usize = 1 << 15;
 
 /// Properties that the parameters of one launch share.
@@ -144,8 +144,8 @@ fn kind(parameter: &AdamWParameter) -> Kind {
     Kind { variant: Variant { gradient, moments, weights, read, codes }, casts, scaling }
 }
 
-/// Calls `launch` with the `parameters` of each kind, at most as many at once as its tables hold: [`PARTS`], or [`CAST_PARTS`] of
-/// parameters that `cast`.
+/// Calls `launch` for the `parameters` of each kind, with at most as many parameters as the table of a launch holds: [`CAST_PARTS`] if `cast` is set
+/// and the kind casts, otherwise [`PARTS`].
 fn launches<'a, 'p>(
     parameters: impl Iterator<Item = &'a mut AdamWParameter<'p>>,
     cast: bool,
@@ -193,14 +193,14 @@ pub(super) fn adamw(
         if parameters[0].has_powers() {
             let entry = kernel::adamw_powers(norm, parameters.len(), table(parameters).0);
             let kernel = SOURCE.kernel(defines, entry);
-            // SAFETY: as for `update`; there are at most as many parameters as threads.
+            // SAFETY: as for `update`; a launch has at most as many parameters as threads.
             unsafe { gpu.launch(&kernel, [1, 1, 1], 64, 0)? };
         }
         Ok(())
     })
 }
 
-/// `Tensors` of elements.cuh as consecutive 64-bit arguments.
+/// Returns the `Tensors` of elements.cuh as consecutive 64-bit arguments.
 fn tensors(parameter: &mut AdamWParameter) -> [Arg; WORDS] {
     let copied = |copy: &mut WeightCopy| copy.stored().map_or(0, Tensor::device_ptr_mut);
     let (weight, copy, rest) = match &mut parameter.weight {
@@ -238,7 +238,7 @@ fn tensors(parameter: &mut AdamWParameter) -> [Arg; WORDS] {
 
 const WORDS: usize = 12;
 
-/// `Parts` of adamw.cu, and the number of blocks.
+/// Returns the `Parts` of adamw.cu, and the number of blocks.
 fn table(parameters: &mut [&mut AdamWParameter]) -> (Vec<Arg>, usize) {
     let (mut args, mut end) = (Vec::with_capacity((WORDS + 3) * PARTS), 0);
     for parameter in parameters {
@@ -247,7 +247,7 @@ fn table(parameters: &mut [&mut AdamWParameter]) -> (Vec<Arg>, usize) {
             [rows, columns] => (*rows, *columns),
             _ => (1, n),
         };
-        // `Piece` of adamw.cu.
+        // As in `Piece` of adamw.cu.
         end += match parameter.moments {
             Moments::Expanded { .. } if columns % ExpandedTensor::GROUP > 0 => rows * columns.div_ceil(CHUNK),
             _ => n.div_ceil(CHUNK),
@@ -275,9 +275,8 @@ fn update(
 ) -> Result<()> {
     let (table, blocks) = table(parameters);
     let kernel = SOURCE.kernel(defines, entry(table));
-    // SAFETY: the tensors of a parameter have as many elements as its rows and columns say, of the types in the defines, checked by the
-    // op, blocks end with their parameter, `norm` has one element, the amaxes of a parameter three where they are used, and the table is
-    // full length.
+    // SAFETY: the op has checked that the tensors of a parameter have as many elements as its rows and columns say, of the types in the defines. The
+    // blocks of a parameter end with it, `norm` has one element, amaxes that are used have three, and the table has its full length.
     unsafe { gpu.launch(&kernel, [blocks as u32, 1, 1], BLOCK, 0) }
 }
 
@@ -317,7 +316,7 @@ fn update_and_cast(
     let entry =
         kernel::adamw_cast(norm, scalars, amax, saturated, underflowed, elements, epsilon, bound, power_of_two, parts);
     let kernel = SOURCE.kernel(defines, entry);
-    // SAFETY: as for `update`; codes and scales have the sizes that their granularity gives for the matrix, and the statistics an entry
-    // `slot`, checked by the op.
+    // SAFETY: as for `update`; the op has checked that codes and scales have the sizes that their granularity requires for the matrix, and that the
+    // statistics have an entry `slot`.
     unsafe { gpu.launch(&kernel, [end as u32, 1, 1], BLOCK, shared) }
 }

@@ -1,5 +1,5 @@
 // The update of eight elements. Compiled without FMA contraction, so each operation rounds as on the CPU. `G` is the type of the gradient,
-// `X` the type of the weights that layers read; `WEIGHTS` and `MOMENTS` are the storage formats.
+// `X` the type in which layers read weights; `WEIGHTS` and `MOMENTS` are the storage formats.
 template <int kind> struct MomentTypes { typedef u8 M, V; };
 template <> struct MomentTypes<Float32> { typedef f32 M, V; };
 template <> struct MomentTypes<Bfloat16> { typedef bf16 M, V; };
@@ -8,42 +8,42 @@ typedef WeightType<WEIGHTS>::T W;
 typedef MomentTypes<MOMENTS>::M M;
 typedef MomentTypes<MOMENTS>::V V;
 
-// Which of gradient, weights and moments have a scale.
+// Whether the gradient, the weights and the moments have a scale.
 constexpr bool SCALED_G = sizeof(G) == 1, SCALED_W = WEIGHTS == ScaledMaster, SCALED_M = MOMENTS == ScaledMoments;
 
-// Scalars of a step, as in mod.rs.
+// The scalars of a step, as in mod.rs.
 struct Scalars {
     double learning_rate;
     u64 step;
     float step_size, take1, beta2, take2, correction2, epsilon, max_norm, unscale;
 };
 
-// Largest absolute values of a parameter's weight and moments, which their powers of two follow from.
+// The largest absolute values of a parameter's weights and moments, which determine their power-of-two scales.
 struct Amaxes { float weight, m, v; };
 
 struct Tensors {
     W* weight;
-    X* copy;                // null if layers read the updated weights, or no copy is stored
+    X* copy;                // null if layers read the updated weights, or if no copy is stored
     M* m;
     V* v;
     const G* grad;
     u64 seed;
     double weight_decay;
     union {
-        float* scale;       // of a scaled weight
-        short* rest;        // of a split one
+        float* scale;       // of scaled weights
+        short* rest;        // of split weights
     };
-    float *m_scale, *v_scale;   // of scaled moments, or the groups of expanded ones
+    float *m_scale, *v_scale;   // of scaled moments, or the groups of expanded moments
     const float* grad_scale;
-    Amaxes* amaxes;         // null if neither weight nor moments are scaled
+    Amaxes* amaxes;         // null if neither weights nor moments are scaled
 };
 
-// Largest finite values of the types that scaled weights and moments are stored in.
+// The largest finite values of the types of scaled weights and moments.
 constexpr float LARGEST_WEIGHT = max_finite<WeightType<ScaledMaster>::T>();
 constexpr float LARGEST_M = max_finite<MomentTypes<ScaledMoments>::M>();
 constexpr float LARGEST_V = max_finite<MomentTypes<ScaledMoments>::V>();
 
-// Values shared by all elements of a parameter.
+// Values that all elements of a parameter share.
 struct Update {
     float clip, keep, step_size, take1, beta2, take2, correction2, epsilon, divisor, inverse;
     u64 seed, offset;
@@ -82,7 +82,7 @@ __device__ __forceinline__ Update update_of(const Tensors& of, const Scalars& s,
     return how;
 }
 
-// Loaded values of eight elements.
+// The loaded values of eight elements.
 struct Raw {
     Eight<G> g;
     Eight<W> w;
@@ -108,7 +108,7 @@ __device__ __forceinline__ void fetch(Raw& raw, const Tensors& of, const Place& 
     else fetch_by<false>(raw, of, place);
 }
 
-// Decoded weights and moments; `plain` if all are finite.
+// The weights and moments of eight elements. `plain` means that all values are finite and come from the fast path.
 struct Values {
     float w[8], m[8], v[8];
     bool plain;
@@ -129,7 +129,7 @@ __device__ __forceinline__ void decode_moments(const Raw& raw, const Update& how
         if (SCALED_M) scale8(v, how.v_scale);
     }
 }
-// Also decodes the weights.
+// Decodes the weights, the moments and the clipped gradient.
 __device__ __forceinline__ void decode(const Raw& raw, const Update& how, float* g, Values& old) {
     decode_moments(raw, how, g, old.m, old.v);
     decode_weights<WEIGHTS>(raw.w, raw.rest, how.scale, old.w);
@@ -143,7 +143,7 @@ __device__ __forceinline__ void moments8(const float* g, const Update& how, floa
     }
 }
 
-// Approximate maximum of |m| / √v of eight new moments, for a bound.
+// Returns the approximate maximum of |m| / √v of eight new moments, for a bound.
 __device__ __forceinline__ float largest_ratio8(const float* m, const float* v) {
     float ratio = 0.0f;
 #pragma unroll
@@ -155,12 +155,12 @@ __device__ __forceinline__ float largest_ratio8(const float* m, const float* v) 
     }
     return ratio;
 }
-// Upper bound of new weights whose old magnitude is at most `w`. A margin of 0.1 % covers rounding; extreme inputs give infinity or NaN.
+// Returns an upper bound of new weights whose old magnitude is at most `w`. A margin of 0.1 % covers rounding. Extreme inputs give infinity or NaN.
 __device__ __forceinline__ float bound_of_weights(float w, float ratio, const Update& how) {
     return (w * fabsf(how.keep) + fabsf(how.step_size) * how.correction2 * ratio) * 1.001f;
 }
 
-// The slow path: new values with IEEE division and square root. The loop rotates the eight elements to keep the code small.
+// The slow path: computes new values with IEEE division and square root. The loop rotates the eight elements to keep the code small.
 __device__ __forceinline__ void update_again(Values& x, const Tensors& of, const Place& place, const Update& how) {
     Raw raw;
     float g[8];
@@ -181,7 +181,7 @@ __device__ __forceinline__ void update_again(Values& x, const Tensors& of, const
         x.v[7] = v;
     }
 }
-// The fast path: new values in fewer operations, valid where these operations are exact.
+// The fast path: computes new values in fewer operations, and calls the slow path if these operations may be inexact.
 __device__ __forceinline__ void update8(const Raw& raw, Values& x, const Tensors& of, const Place& place, const Update& how) {
     float g[8], nothing = 0.0f, least = 1.0f;
     decode(raw, how, g, x);
@@ -192,11 +192,11 @@ __device__ __forceinline__ void update8(const Raw& raw, Values& x, const Tensors
         const float q = quotient(x.m[i], denominator, reciprocal(denominator));
         x.w[i] = x.w[i] * how.keep - how.step_size * q;
         least = fminf(least, fabsf(q));
-        // NaN if an operand is infinite or NaN.
+        // Becomes NaN if an operand is infinite or NaN.
         nothing = __fmaf_rn(x.w[i], 0.0f, nothing);
     }
     bool exact = how.usual && nothing == 0.0f;
-    // Quotients are exact unless tiny, and tiny ones do not change a weight of normal size.
+    // Quotients are exact unless they are tiny, and tiny quotients do not change a weight of normal size.
     if (exact && least < 0x1p-40f) {
 #pragma unroll
         for (int i = 0; i < 8; i++) exact &= fabsf(x.w[i]) >= fabsf(how.step_size) * 0x1p-9f;
@@ -205,7 +205,7 @@ __device__ __forceinline__ void update8(const Raw& raw, Values& x, const Tensors
     if (!exact) update_again(x, of, place, how);
 }
 
-// Eight values as they are stored; stochastic rounding is for BF16, and `chances` for wide places.
+// Returns eight values in their storage type. Stochastic rounding is for BF16; wide places use `chances`.
 template <bool BY_CHANCE, u32 KIND, class T>
 __device__ __forceinline__ Eight<T> stored8(const float* v, const Values& x, const Chances& chances, const Place& place, const Update& how) {
     if constexpr (!BY_CHANCE) return pack8<T>(v);
@@ -213,7 +213,8 @@ __device__ __forceinline__ Eight<T> stored8(const float* v, const Values& x, con
     else return round_stochastically(v, how.seed, how.offset + place.at, KIND);
 }
 
-// Stores new values and returns the weights as layers read them, zero without `any`. Called by all threads of a warp; 16 neighbouring
+// Stores new values and returns the weights in the type that layers read, or zeros if `any` is false. Called by all threads of a warp; 16
+// neighbouring
 // threads share a group of expanded moments.
 __device__ __forceinline__ Eight<X> write(Values& x, const Tensors& of, const Place& place, bool any, const Update& how) {
     constexpr bool MOMENTS_BY_CHANCE = MOMENTS == Bfloat16, WEIGHTS_BY_CHANCE = WEIGHTS == Chance;
@@ -246,7 +247,7 @@ __device__ __forceinline__ Eight<X> write(Values& x, const Tensors& of, const Pl
         unpack8(kept, x.w);
         scale8(x.w, how.new_scale);
     }
-    // Layers read the stored weights, without a second rounding.
+    // Layers read the stored weights; there is no second rounding.
     if constexpr (WEIGHTS_BY_CHANCE) read.words[0] = kept.words[0];
     else read = pack8<X>(x.w);
     if (!place.wide) {

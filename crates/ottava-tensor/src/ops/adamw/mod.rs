@@ -1,10 +1,13 @@
-//! AdamW with decoupled weight decay, fused with the cast of the new weights to FP8. Loshchilov and Hutter 2019, arXiv:1711.05101;
-//! order of operations as in PyTorch.
+//! AdamW with decoupled weight decay, fused with the cast of the new weights to FP8. Loshchilov and Hutter 2019, arXiv:1711.05101. The order of
+//! operations is PyTorch's.
 //!
-//! One kernel source updates weights and states in all formats, selected by defines. States with one power of two per matrix (`Scaled`) take two
-//! passes: `adamw_amaxes` finds the amaxes, and most weights are ruled out without a division; then `adamw` writes. States with an expanded range
-//! (`Expanded`) compute the range in groups of sixteen threads. Stochastic rounding draws from a hash of the parameter's name, the step and the
-//! element, so results depend neither on the order of parameters nor on the number of ranks.
+//! One kernel source updates weights and states in all formats, which are selected by defines.
+//!
+//! - States with one power of two per matrix (`Scaled`) take two passes. `adamw_amaxes` finds the amaxes; most weights are ruled out without a
+//!   division. Then `adamw` writes.
+//! - States with an expanded range (`Expanded`) compute the range of a group in sixteen threads.
+//! - Stochastic rounding draws from a hash of the parameter's name, the step and the element, so results depend neither on the order of parameters
+//!   nor on the number of ranks.
 
 mod cpu;
 pub(super) mod cuda;
@@ -24,26 +27,26 @@ use crate::stored::{ExpandedTensor, ScaledTensor};
 use crate::{DType, Device, Error, Result, Tensor};
 use bytemuck::{Pod, Zeroable};
 
-/// Scalars of one update.
+/// The scalars of one update.
 #[derive(Clone, Copy, Debug)]
 pub struct AdamW {
-    /// Step size at this step.
+    /// The step size of this step.
     pub learning_rate: f64,
-    /// Decay of the first moment.
+    /// The decay of the first moment.
     pub beta1: f64,
-    /// Decay of the second moment.
+    /// The decay of the second moment.
     pub beta2: f64,
-    /// Added to the root of the second moment.
+    /// The term added to the root of the second moment.
     pub epsilon: f64,
-    /// Number of this update, from 1.
+    /// The number of this update, counted from 1.
     pub step: u64,
-    /// Maximum global norm that gradients are clipped to; 0 disables clipping.
+    /// The maximum global norm of gradients, to which they are clipped; 0 disables clipping.
     pub max_norm: f64,
-    /// Factor that gradients and their norm contain, as a loss scale.
+    /// The factor that gradients and their norm contain, such as a loss scale.
     pub gradient_scale: f64,
 }
 
-/// Scalars derived from [`AdamW`], each rounded once from F64; laid out as in elements.cuh.
+/// Scalars derived from [`AdamW`], each rounded once from F64, in the layout of elements.cuh.
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
 struct Scalars {
@@ -78,7 +81,7 @@ impl AdamW {
 }
 
 impl Scalars {
-    /// Factor of weight decay.
+    /// Returns the factor of weight decay.
     fn decay_factor(&self, weight_decay: f64) -> f32 {
         (1.0 - self.learning_rate * weight_decay) as f32
     }
@@ -87,12 +90,12 @@ impl Scalars {
 /// The scalars of an update in device memory, so that a replayed graph reads the scalars of the current step.
 #[derive(Debug)]
 pub struct AdamWScalars {
-    /// A [`Scalars`] as bytes.
+    /// The bytes of [`Scalars`].
     words: Tensor,
 }
 
 impl AdamWScalars {
-    /// Unset: call [`AdamWScalars::set`] before the first update.
+    /// Returns unset scalars. Call [`AdamWScalars::set`] before the first update.
     pub fn new(device: &Device) -> Result<AdamWScalars> {
         Ok(AdamWScalars { words: Tensor::zeros(device, &[size_of::<Scalars>() / 8], DType::I64)? })
     }
@@ -110,25 +113,25 @@ impl AdamWScalars {
 /// The moments of a parameter.
 #[derive(Debug)]
 pub enum Moments {
-    /// Both F32, or both BF16 with stochastic rounding. Weights are updated with the values before rounding.
+    /// F32, or BF16 with stochastic rounding. Weights are updated with the moments before rounding.
     Plain {
-        /// Mean of the gradient.
+        /// The mean of the gradient.
         m: Tensor,
-        /// Mean of its square.
+        /// The mean of the squared gradient.
         v: Tensor,
     },
-    /// The first in scaled E4M3, the second in scaled F16.
+    /// The first moment in scaled E4M3, the second in scaled F16.
     Scaled {
-        /// Mean of the gradient.
+        /// The mean of the gradient.
         m: ScaledTensor,
-        /// Mean of its square.
+        /// The mean of the squared gradient.
         v: ScaledTensor,
     },
-    /// Both in E4M3 with dynamic range expansion.
+    /// Both moments in 8 bits with dynamic range expansion.
     Expanded {
-        /// Mean of the gradient.
+        /// The mean of the gradient.
         m: ExpandedTensor,
-        /// Mean of its square.
+        /// The mean of the squared gradient.
         v: ExpandedTensor,
     },
 }
@@ -136,39 +139,40 @@ pub enum Moments {
 /// The cast of the new weights that an update performs.
 #[derive(Debug)]
 pub enum WeightCast<'a> {
-    /// Only the amax: F32 `[1]`, raised to the largest absolute value.
+    /// Only the amax: F32 `[1]`, which is raised to the largest absolute value.
     Amax(&'a mut Tensor),
-    /// FP8 codes and statistics, as by [`quantize`](super::quantize()) or [`quantize_blocks`](super::quantize_blocks()).
+    /// FP8 codes and statistics, as in [`quantize`](super::quantize()) or [`quantize_blocks`](super::quantize_blocks()).
     Codes {
-        /// The scales. Scales that the cast finds are of 128x128 blocks and E4M3 codes: an update works on tiles, not on whole rows.
+        /// The scales. If the cast computes the scales, they must be scales of 128x128 blocks and the codes E4M3, because an update works on tiles,
+        /// not on whole rows.
         scale: CastScale<'a>,
-        /// The entry of the statistics.
+        /// The entry of the statistics that the cast updates.
         slot: usize,
-        /// An operand of the same shape. Its copies and `scale_inv` are overwritten.
+        /// An operand of the same shape. Its copies of the codes and their inverse scales are overwritten.
         into: &'a mut QuantizedTensor,
     },
 }
 
-/// The tensors of one parameter, or of a slice of one, all of one shape.
+/// The tensors of one parameter or of a slice of a parameter. All have the same shape.
 #[derive(Debug)]
 pub struct AdamWParameter<'a> {
     /// The weights.
     pub weight: UpdatedWeight<'a>,
-    /// First and second moment. Only a matrix has [`Moments::Expanded`].
+    /// The first and second moment. Only a matrix can have [`Moments::Expanded`].
     pub moments: &'a mut Moments,
-    /// Gradient.
+    /// The gradient.
     pub grad: Gradient<'a>,
     /// Weight decay per unit of learning rate.
     pub weight_decay: f64,
-    /// Seed of stochastic rounding, different for each parameter. The rounding of element `i` in step `t` depends only on
+    /// The seed of stochastic rounding, different for each parameter. The rounding of element `i` in step `t` depends only on
     /// `(seed, t, offset + i)`.
     pub seed: u64,
-    /// If these tensors are a slice of a parameter, the place of their first element in it: a multiple of 128, and 0 where codes are cast of
-    /// a parameter that is rounded stochastically.
+    /// The index of the first element within the whole parameter, if these tensors are a slice; otherwise 0. It must be a multiple of 128, and 0 if
+    /// weights or moments are rounded stochastically and the weights are cast to codes.
     pub offset: usize,
-    /// F32 `[3]`: the amaxes of the new weights, first and second moment. Amaxes of values in a [`ScaledTensor`] are found: zeros
-    /// before [`adamw_amaxes`]. Where the tensors are a slice, [`adamw`] takes the amaxes of the whole parameter. `None` without a
-    /// [`ScaledTensor`].
+    /// The amaxes of the new weights, first moment and second moment, F32 `[3]`, or `None` without a [`ScaledTensor`]. They must be zeros before
+    /// [`adamw_amaxes`], which finds the amaxes of values in a [`ScaledTensor`]. If the tensors are a slice, [`adamw`] needs the amaxes of the whole
+    /// parameter.
     pub amaxes: Option<&'a mut Tensor>,
     /// The cast of the new weights. Codes require a matrix `[R, C]`.
     pub cast: Option<WeightCast<'a>>,
@@ -180,7 +184,7 @@ impl AdamWParameter<'_> {
         narrow || matches!(self.weight, UpdatedWeight::Stochastic { .. })
     }
 
-    /// Whether the weights, and whether the moments are stored with one scale, which depends on the new values.
+    /// Returns whether the weights, and whether the moments, are stored with one scale that depends on the new values.
     fn is_scaled(&self) -> (bool, bool) {
         (matches!(self.weight, UpdatedWeight::Scaled { .. }), matches!(self.moments, Moments::Scaled { .. }))
     }
@@ -190,10 +194,11 @@ impl AdamWParameter<'_> {
     }
 }
 
-/// Raises `amaxes` of the `parameters` that have them to the largest absolute values that [`adamw`] is about to store, and writes nothing
-/// else. The first of two passes, as in FP8-LM; both have the same arguments.
+/// Raises the `amaxes` of `parameters` to the largest absolute values that [`adamw`] will store, and writes nothing else. Parameters without `amaxes`
+/// are skipped. This is the first of two passes, as in FP8-LM; both passes take the same arguments.
 ///
-/// If `norm` is not finite, nothing is written. Bit-identical on every device, and the maximum over slices is the amax of the whole parameter.
+/// If `norm` is not finite, nothing is written. The result is bit-identical on every device. The maximum over slices is the amax of the whole
+/// parameter.
 pub fn adamw_amaxes(parameters: &mut [AdamWParameter], norm: &Tensor, scalars: &AdamWScalars) -> Result<()> {
     check_all(parameters, norm, scalars)?;
     dispatch! { norm.device(),
@@ -203,13 +208,13 @@ pub fn adamw_amaxes(parameters: &mut [AdamWParameter], norm: &Tensor, scalars: &
     Ok(())
 }
 
-/// One update of all `parameters`: with `g = grad / gradient_scale · min(1, max_norm / (norm / gradient_scale + 1e-6))`,
+/// Updates all `parameters`: with `g = grad / gradient_scale · min(1, max_norm / (norm / gradient_scale + 1e-6))`,
 /// `w = master · (1 - lr·wd)`, `m += (g - m)·(1 - β1)`, `v = v·β2 + g²·(1 - β2)`,
 /// `master = w - lr/(1-β1^t) · m / (√v/√(1-β2^t) + ε)`.
 ///
 /// `norm` F32 `[1]` is the global gradient norm. If it is not finite, nothing is written, neither codes nor statistics. Moments are
-/// rounded after the weights used their exact values. A [`ScaledTensor`] gets the scale of its amax, which [`adamw_amaxes`] has found. Casts
-/// update `statistics`. Bit-identical on every device: each operation is rounded on its own.
+/// rounded after their exact values updated the weights. A [`ScaledTensor`] gets the scale of its amax from [`adamw_amaxes`]. Casts
+/// update `statistics`. The result is bit-identical on every device, because each operation is rounded separately.
 pub fn adamw(
     parameters: &mut [AdamWParameter],
     statistics: &mut CastStatistics,

@@ -1,5 +1,5 @@
-//! Ten steps of a toy network at each optimizer level, against an independent implementation of the formulas: rounding by search in F64,
-//! arithmetic in F32, scales by logarithms.
+//! Compares ten steps of a toy network at each optimizer level with an independent implementation of the formulas. It rounds by search in F64,
+//! computes in F32 and finds scales by logarithms.
 
 use super::*;
 use crate::MemoryKind;
@@ -14,7 +14,7 @@ const N: usize = ROWS * COLUMNS;
 const HOW: AdamW =
     AdamW { learning_rate: 1e-2, beta1: 0.9, beta2: 0.95, epsilon: 1e-8, step: 1, max_norm: 1.0, gradient_scale: 1.0 };
 
-/// A binary format: bits of the fraction, exponent of the smallest normal value, largest finite value.
+/// A binary format: the bits of the fraction, the exponent of the smallest normal value, and the largest finite value.
 #[derive(Clone, Copy)]
 struct Format {
     fraction: i32,
@@ -33,7 +33,7 @@ impl Format {
         ((x / unit).round_ties_even() * unit).clamp(-self.largest, self.largest)
     }
 
-    /// Values rounded with FP8-LM's scale, and the scale.
+    /// Returns the values rounded with FP8-LM's scale, and the scale.
     fn store(self, x: &[f32]) -> (Vec<f32>, f64) {
         let amax = x.iter().fold(0f64, |m, x| m.max(f64::from(x.abs())));
         let power = if amax == 0.0 { 1.0 } else { (self.largest / amax).log2().floor().exp2() };
@@ -41,7 +41,7 @@ impl Format {
     }
 }
 
-/// State of the reference, as values.
+/// The state of the reference, with decoded values.
 struct Reference {
     master: Vec<f32>,
     m: Vec<f32>,
@@ -49,7 +49,7 @@ struct Reference {
 }
 
 impl Reference {
-    /// One update with the gradient `g`; only operations are rounded.
+    /// Does one update with the gradient `g`. Each operation is rounded to F32; the results are not yet rounded to their storage formats.
     fn update(&mut self, g: &[f32], norm: f32, how: &AdamW) {
         let f = |x: f64| x as f32;
         let correction = |beta: f64| 1.0 - beta.powi(how.step as i32);
@@ -66,7 +66,7 @@ impl Reference {
     }
 }
 
-/// The gradient of `Σ c (w - t)² / 2` with noise that differs in each step.
+/// Returns the gradient of `Σ c (w - t)² / 2`, with noise that differs between steps.
 fn gradient(weights: &[f64], step: u64) -> Vec<f32> {
     let noise = values(&normals(&format!("noise {step}"), &[N], DType::F32));
     let (c, t) = (values(&normals("curvature", &[N], DType::F32)), values(&normals("target", &[N], DType::F32)));
@@ -81,7 +81,7 @@ fn f32s(x: &Tensor) -> Vec<f32> {
     values(x).into_iter().map(|x| x as f32).collect()
 }
 
-/// Masters in F16, gradients in E4M3; moments in F32 (O1) or in E4M3 and F16 (O2, and O3, which keeps codes besides).
+/// Tests master weights in F16 with gradients in E4M3. Moments are F32 (O1), or E4M3 and F16 (O2, and O3, which also keeps codes).
 #[test]
 fn ms_amp_levels_match_the_formulas_byte_for_byte() {
     for device in std::iter::once(Device::Cpu).chain(gpu()) {
@@ -148,15 +148,15 @@ fn ms_amp_levels_match_the_formulas_byte_for_byte() {
     }
 }
 
-/// Checks the scale and every byte.
+/// Checks the scale and every byte of `stored`.
 fn assert_stored(what: &str, stored: &ScaledTensor, expected: &[f32], power: f64) {
     assert_eq!(values(&stored.scale_inv), [1.0 / power], "{what}: scale");
     let expected: Vec<f64> = expected.iter().map(|x| f64::from(*x) * power).collect();
     assert_eq!(values(&stored.values), expected, "{what}");
 }
 
-/// Compares expanded moments with formulas in F64. Levels agree to a unit in the last place. Codes are equal, except where a value is close
-/// to a rounding boundary. Each step starts from the stored state.
+/// Compares expanded moments with formulas in F64. Levels agree to a unit in the last place. Codes are equal unless a value is close to a rounding
+/// boundary. Each step starts from the stored state.
 #[test]
 fn expanded_moments_divide_their_range_evenly() {
     for device in std::iter::once(Device::Cpu).chain(gpu()) {
@@ -215,23 +215,23 @@ fn expanded_moments_divide_their_range_evenly() {
     }
 }
 
-/// Units of the last place between two powers of two.
+/// The number of F32 values between two powers of two.
 const ULPS: f64 = 8_388_608.0;
 
-/// log2 of `|x|` at powers of two, linear between them.
+/// Returns log2 of `|x|` at powers of two, with linear interpolation between powers.
 fn logarithm(x: f64) -> f64 {
     let octave = x.abs().log2().floor();
     octave + x.abs() / octave.exp2() - 1.0
 }
 
-/// The logarithm of the smallest nonzero magnitude of a group, and the distance between codes.
+/// Returns the logarithm of the smallest nonzero magnitude of a group, and the distance between codes.
 fn levels(group: &[f32]) -> [f64; 2] {
     let sizes = group.iter().filter(|x| **x != 0.0).map(|x| logarithm(f64::from(*x)));
     let (largest, smallest) = sizes.fold((f64::MIN, f64::MAX), |(l, s), x| (l.max(x), s.min(x)));
     [smallest, (largest - smallest) / 126.0]
 }
 
-/// The values of codes, by the formula.
+/// Decodes the codes by the formula.
 fn decoded(x: &ExpandedTensor) -> Vec<f32> {
     let groups = x.groups.to_vec::<i32>().unwrap();
     let value = |(i, code): (usize, u8)| {

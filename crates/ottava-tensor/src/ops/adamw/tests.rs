@@ -14,7 +14,7 @@ use std::collections::HashSet;
 const HOW: AdamW =
     AdamW { learning_rate: 1e-3, beta1: 0.9, beta2: 0.95, epsilon: 1e-8, step: 1, max_norm: 1.0, gradient_scale: 1.0 };
 
-/// Both passes with scalars as a step sets them.
+/// Runs both passes with the scalars of a step.
 fn update(parameters: &mut [AdamWParameter], seen: &mut CastStatistics, norm: &Tensor, how: &AdamW) {
     let mut scalars = AdamWScalars::new(norm.device()).unwrap();
     scalars.set(how).unwrap();
@@ -22,17 +22,17 @@ fn update(parameters: &mut [AdamWParameter], seen: &mut CastStatistics, norm: &T
     adamw(parameters, seen, norm, &scalars).unwrap();
 }
 
-/// An update without casts.
+/// Runs an update without casts.
 fn plain_update(parameters: &mut [AdamWParameter], norm: &Tensor, how: &AdamW) {
     update(parameters, &mut CastStatistics::new(norm.device(), 1).unwrap(), norm, how);
 }
 
-/// Storage of weights.
+/// The storage format of weights.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Weights {
-    /// F32, with a copy of this type.
+    /// F32 master weights, with a stored copy of this type.
     Master(Option<DType>),
-    /// F32 or F16, with copies of this type computed on demand.
+    /// F32 or F16 master weights, with a copy of this type that is computed on demand.
     Made(DType),
     ScaledMade(DType),
     Scaled,
@@ -40,7 +40,7 @@ enum Weights {
     Stochastic,
 }
 
-/// Storage of moments.
+/// The storage format of moments.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum States {
     Plain(DType),
@@ -50,7 +50,7 @@ enum States {
 
 use States::Plain;
 
-/// Storage of one parameter.
+/// The storage formats of one parameter.
 #[derive(Clone, Copy, Debug)]
 struct Stored {
     weights: Weights,
@@ -77,7 +77,7 @@ struct Case {
 }
 
 impl Case {
-    /// Moments start at zero.
+    /// Returns a case in which moments are zero.
     fn of(master: &Tensor, grad: &Tensor, stored: Stored) -> Case {
         let device = master.device();
         let zeros = |dtype| Tensor::zeros(device, master.shape(), dtype).unwrap();
@@ -113,7 +113,7 @@ impl Case {
         }
     }
 
-    /// Hostile values; plain moments start nonzero.
+    /// Returns a case with hostile values. Plain moments are nonzero.
     fn new(device: &Device, shape: &[usize], stored: Stored) -> Case {
         let there = |x: Tensor| x.to_device(device).unwrap();
         let master = there(hostile("weights", shape, DType::F32));
@@ -126,7 +126,7 @@ impl Case {
         case
     }
 
-    /// Codes of zeros with another scale, and the update must overwrite all of them.
+    /// Adds codes of zeros with another scale. The update must overwrite all of them.
     fn with_codes(mut self, format: DType, copies: CodeCopies, own: Option<CurrentScaling>) -> Case {
         let old = Tensor::zeros(self.grad.device(), self.grad.shape(), DType::F32).unwrap();
         let two = Tensor::from_slice(self.grad.device(), &[1], &[2f32]).unwrap();
@@ -135,7 +135,7 @@ impl Case {
         self
     }
 
-    /// With amaxes of zero.
+    /// Returns the parameter, with amaxes of zero.
     fn parameter<'a>(&'a mut self, seed: u64, cast: Option<(CastScale<'a>, usize)>) -> AdamWParameter<'a> {
         self.amaxes.fill_zero().unwrap();
         let Case { stored, master, scaled, copy, rest, moments, amaxes, .. } = self;
@@ -160,7 +160,7 @@ impl Case {
         AdamWParameter { weight, moments, grad, weight_decay: 0.1, seed, offset: 0, amaxes: Some(amaxes), cast }
     }
 
-    /// The weights as layers read them.
+    /// Returns the weights in the type that layers read.
     fn read(&self) -> Tensor {
         match self.stored.weights {
             Weights::Master(None) => self.master.clone(),
@@ -170,7 +170,7 @@ impl Case {
         }
     }
 
-    /// All tensors that an update writes.
+    /// Returns all tensors that an update writes.
     fn written(&self) -> Vec<Tensor> {
         let scales =
             |q: &QuantizedTensor| [q.scale_inv.clone()].into_iter().chain(q.transposed_scale_inv.as_deref().cloned());
@@ -182,7 +182,7 @@ impl Case {
     }
 }
 
-/// The tensors of moments.
+/// Returns the tensors of moments.
 fn moment_tensors(moments: &Moments) -> Vec<Tensor> {
     match moments {
         Moments::Plain { m, v } => vec![m.clone(), v.clone()],
@@ -191,7 +191,7 @@ fn moment_tensors(moments: &Moments) -> Vec<Tensor> {
     }
 }
 
-/// `count` updates of parameters with the weights and gradients in `inputs`, by turns, and the norm at the end.
+/// Runs `count` updates of parameters whose weights and gradients alternate in `inputs`; the last input is the norm.
 fn steps(inputs: &[Tensor], count: u64, stored: Stored) -> Vec<Tensor> {
     let (norm, pairs) = inputs.split_last().expect("a norm");
     let weights = |i: usize| match stored.weights {
@@ -231,8 +231,8 @@ fn adamw_agrees_across_devices() {
     }
 }
 
-/// Compiles on all cores what updates and casts of `cases` launch, which is more than `kernels` lists. Compiled one after the other, at their
-/// first launches, they take minutes.
+/// Compiles on all cores the modules that updates and casts of `cases` launch. They are more than `kernels` lists, and would take minutes if each was
+/// compiled at its first launch.
 fn compile_for(cases: impl Iterator<Item = (Stored, Option<Codes>)>) {
     let Some(Device::Cuda(gpu)) = gpu() else { return };
     let scale = Tensor::zeros(&Device::Cpu, &[1], DType::F32).unwrap();
@@ -293,7 +293,7 @@ fn many_parameters_take_several_launches() {
     }
 }
 
-/// The bits do not depend on how a parameter is cut, although rounding depends on the place of an element, and scales on all elements.
+/// The bits do not depend on how a parameter is cut, although rounding depends on the index of an element and scales depend on all elements.
 #[test]
 fn slices_update_as_the_whole() {
     let bf16 = Stored { weights: Weights::Stochastic, states: Plain(DType::BF16), grad: DType::BF16 };
@@ -301,13 +301,13 @@ fn slices_update_as_the_whole() {
     let scaled = Stored { weights: Weights::ScaledMade(DType::BF16), states: States::Scaled, grad: DType::F32 };
     let moments = Stored { weights: Weights::Stochastic, ..scaled };
     for stored in [PLAIN, bf16, split, Stored { states: States::Expanded, ..bf16 }, scaled, moments] {
-        // Three steps of slices of 37 888 elements. Returns what they keep, and the amaxes of all slices.
+        // Does three steps of slices of whole rows of 128 elements. Returns the stored tensors and the amaxes of all slices.
         let run = |x: &[Tensor], cuts: &[usize]| -> crate::Result<Vec<Tensor>> {
             let whole = Case::of(&x[0], &x[1], stored);
             let case = |cut: &[usize]| {
                 let rows = |x: &Tensor| x.rows(cut[0], cut[1]).unwrap().duplicate().unwrap();
                 let mut case = Case::of(&rows(&x[0]), &rows(&x[1]), stored);
-                // A slice of the whole parameter's values.
+                // A slice of the values of the whole parameter.
                 let ScaledTensor { values, scale_inv } = &whole.scaled;
                 case.scaled = ScaledTensor { values: rows(values), scale_inv: scale_inv.duplicate().unwrap() };
                 (cut[0] * 128, case)
@@ -332,7 +332,7 @@ fn slices_update_as_the_whole() {
                 }
                 adamw(&mut slices, &mut CastStatistics::new(x[0].device(), 1)?, &x[2], &scalars)?;
             }
-            // What has an entry per element, slice after slice, and scales, which all slices have alike.
+            // Returns tensors with one entry per element, and scales. Entries of slices are concatenated, and all slices must have the same scales.
             let kept = |case: &Case| match stored.states {
                 States::Scaled => {
                     [vec![case.read(), case.scaled.values.clone()], moment_tensors(&case.moments)].concat()
@@ -355,7 +355,7 @@ fn slices_update_as_the_whole() {
             all.into_iter().chain([largest]).map(tensor).collect()
         };
         let mut inputs = inputs(&[[296, 128]], 1.0);
-        // Slices of different amaxes.
+        // Slices with different amaxes.
         let graded = |x: &Tensor| {
             let x: Vec<f32> = x.to_vec::<f32>().unwrap();
             x.iter().enumerate().map(|(i, x)| x * ((i / 128) as f32 / 20.0).exp2()).collect::<Vec<_>>()
@@ -373,7 +373,7 @@ fn slices_update_as_the_whole() {
 
 #[test]
 fn stochastic_rounding_is_unbiased() {
-    // Weight decay alone moves 1 by a third of the distance to the next BF16.
+    // Weight decay alone moves a weight of 1 by a third of the distance to the next BF16 value.
     let n = 30_000;
     let ones = Tensor::from_slice(&Device::Cpu, &[n], &vec![1f32; n]).unwrap();
     let zeros = Tensor::zeros(&Device::Cpu, &[n], DType::F32).unwrap();
@@ -402,7 +402,7 @@ fn ten_steps_follow_the_formula_in_f64() {
             let (m, v) = (m / (1.0 - HOW.beta1.powi(t)), v / (1.0 - HOW.beta2.powi(t)));
             w -= HOW.learning_rate * m / (v.sqrt() + HOW.epsilon);
         }
-        // Ten updates in F32 round the weight and both moments by 2⁻²⁴ of themselves each: up to 9e-7 is seen.
+        // Ten updates in F32 round the weight and both moments, each with a relative error of 2⁻²⁴. Errors of up to 9e-7 were seen.
         assert!((w - got).abs() < 1e-5 * w.abs().max(1.0), "{w} in F64, {got} here");
     }
 }
@@ -426,12 +426,12 @@ fn squares(x: &Tensor) -> Tensor {
     Tensor::from_slice(x.device(), x.shape(), &squares).unwrap()
 }
 
-/// Scales of blocks of 128x128, or the given one.
+/// Returns scales of 128x128 blocks, or the given scale.
 fn scale_by(given: &Tensor, own: Option<CurrentScaling>) -> CastScale<'_> {
     own.map_or(CastScale::Given(given), |how| CastScale::Own(Granularity::Blocks128x128, how))
 }
 
-/// What a cast of `x` alone gives.
+/// Returns the result of a separate cast of `x`.
 fn cast_by(
     x: &Tensor,
     format: DType,
@@ -454,7 +454,7 @@ fn compare(what: &str, expected: &[Tensor], got: &[Tensor]) {
     }
 }
 
-/// A cast of weights: to codes of this type with scales of blocks, or one given scale.
+/// The cast of weights to `format`: with scales of 128x128 blocks if `own` is set, otherwise with one given scale.
 #[derive(Clone, Copy)]
 struct Codes {
     format: DType,

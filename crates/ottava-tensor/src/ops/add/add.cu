@@ -1,4 +1,4 @@
-// Grid-stride loop over eights; the remainder and unaligned views element by element.
+// Adds in a grid-stride loop over eights. The remainder, and unaligned views, are added element by element.
 extern "C" __global__ void add(X* __restrict__ y, const X* __restrict__ a, const X* __restrict__ b, u64 n) {
     const u64 eights = aligned(y, a, b) ? n / 8 : 0;
     for (u64 g = grid_start(); g < eights; g += grid_step()) {

@@ -9,7 +9,7 @@ use super::expect_compute;
 use crate::ops::dispatch::dispatch;
 use crate::{Result, Tensor};
 
-/// `a + b`, both of one shape and type, rounded once.
+/// Returns `a + b`, rounded once. `a` and `b` have the same shape and type.
 pub fn add(a: &Tensor, b: &Tensor) -> Result<Tensor> {
     expect_compute("add: a", a)?;
     b.expect("add: b", a.shape())?;

@@ -1,10 +1,11 @@
 struct Larger { __device__ u64 operator()(u64 a, u64 b) const { return a > b ? a : b; } };
 
-// Larger than the number of any finite element.
+// A number larger than the number of any finite element.
 #define NOT_FINITE 0xFFFFFFFFFFFFFFFF
 
-// A cluster of blocks per row, as few rows would leave most of the GPU idle; without clusters, the first block of a row: grid (BLOCKS, rows).
-// Element and column are one number, which orders as the element does and prefers small columns.
+// A cluster of BLOCKS blocks reads a row, because one block per row would leave most of the GPU idle if rows are few. Without clusters, the first
+// block of a row reads all of it. Grid (BLOCKS, rows). An element and its column form one number. These numbers have the order of the elements; among
+// equal elements, the smallest column has the largest number.
 #if __CUDA_ARCH__ >= 900
 #define CLUSTER __cluster_dims__(BLOCKS, 1, 1)
 #define READERS BLOCKS
@@ -23,7 +24,7 @@ extern "C" __global__ void CLUSTER argmax(int* at, const float* x, int C) {
     start_successors();
     wait_for_predecessors();
     const auto see = [&](float x, int c) {
-        // The sum makes the two zeros equal.
+        // Adding zero makes the two zeros equal.
         const u32 bits = __float_as_uint(x + 0.0f);
         const u32 ordered = bits >> 31 ? ~bits : bits | 0x80000000;
         const u64 both = (bits & 0x7FFFFFFF) < 0x7F800000 ? (u64)ordered << 32 | (0xFFFFFFFF - c) : NOT_FINITE;
@@ -39,7 +40,7 @@ extern "C" __global__ void CLUSTER argmax(int* at, const float* x, int C) {
     for (int c = 8 * eights + start; c < C; c += step) see(row[c], c);
     best = block_reduce(best, Larger());
 #if __CUDA_ARCH__ >= 900
-    // All blocks have started.
+    // Here all blocks of the cluster have started.
     asm volatile("barrier.cluster.wait.aligned;" ::: "memory");
     if (threadIdx.x == 0) {
         asm volatile("st.shared::cluster.u64 [%0], %1;" ::"r"(address_in(0, of_blocks + blockIdx.x)), "l"(best) : "memory");

@@ -8,7 +8,7 @@ pub(super) fn argmax(x: &Tensor, at: &mut Tensor) {
 }
 
 fn of_row(row: &[f32]) -> i32 {
-    // Independent maxima of eight interleaved parts, which compilers vectorise.
+    // The maxima of eight interleaved parts are independent, so compilers vectorise them.
     let (mut largest, mut finite) = ([f32::NEG_INFINITY; 8], true);
     let (eights, rest) = row.as_chunks::<8>();
     for eight in eights {

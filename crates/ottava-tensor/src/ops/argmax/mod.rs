@@ -1,4 +1,4 @@
-//! The largest element of each row.
+//! The column of the largest element of each row.
 
 mod cpu;
 pub(super) mod cuda;
@@ -8,8 +8,8 @@ mod tests;
 use crate::ops::dispatch::dispatch;
 use crate::{DType, Result, Tensor};
 
-/// The column of the largest element of each row of F32 `x` `[T, C]`, the first among equals; -1 for a row with an element that is not
-/// finite. I32 `[T]`.
+/// Returns the column of the largest element of each row of F32 `x` `[T, C]`, as I32 `[T]`. Among equal elements, the first column is returned. For a
+/// row with an element that is not finite, -1 is returned.
 pub fn argmax(x: &Tensor) -> Result<Tensor> {
     let [rows, _] = x.dims("argmax: x")?;
     x.expect_dtype("argmax: x", &[DType::F32])?;

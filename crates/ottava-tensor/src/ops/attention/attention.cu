@@ -1,13 +1,15 @@
 #define INFINITY __int_as_float(0x7F800000)
-// The plain kernels: correct for every type and head size, with the scores of one query in shared memory.
-// Addresses of a head: base + row · stride + head · dim. With GENERAL they support every spec; without it, only causal attention of fused
-// queries, keys and values, for which strides, lengths and head sizes each have one common name.
+// The plain kernels support every type and head size. The scores of one query are in shared memory.
+// The address of a head is base + row · stride + head · dim. With GENERAL, the kernels support every spec. Without it, they support only causal
+// attention of fused queries, keys and values; then `stride`, `seq_len` and `dim` are the strides, lengths and head sizes of queries, keys and
+// values.
 
-// Documents of a batch: document d has the tokens at[d] .. at[d + 1] of all sequences; unused entries at the end are the number of tokens.
-// Without documents, `at` is null and a sequence is one document.
+// The documents of a batch. Document d has the tokens at[d] .. at[d + 1], counted over all sequences. Unused entries at the end are the number of
+// tokens.
+// If `at` is null, each sequence is one document.
 struct Documents { const int* at; int count; };
 
-// The index of a token's document.
+// Returns the index of a token's document.
 __device__ __forceinline__ int document_of(const Documents& documents, int token) {
     int low = 0, high = documents.count;
     while (high - low > 1) {
@@ -18,7 +20,7 @@ __device__ __forceinline__ int document_of(const Documents& documents, int token
     return low;
 }
 
-// The first key of the document of query i of sequence b, and one past the last.
+// Return the first key of the document of query i of sequence b, and the end of its keys.
 __device__ __forceinline__ int first_of_document(const Documents& documents, int b, int i, int keys) {
     return documents.at ? max(0, documents.at[document_of(documents, b * keys + i)] - b * keys) : 0;
 }
@@ -26,9 +28,9 @@ __device__ __forceinline__ int end_of_document(const Documents& documents, int b
     return documents.at ? min(keys, documents.at[document_of(documents, b * keys + i) + 1] - b * keys) : keys;
 }
 
-// SPEC: the parameters of all kernels, fields of AttentionSpec and AttentionInput; 0 stands for no window and no soft cap.
-// FIRST_KEY, END_OF_KEYS: the range of keys that query i of sequence b sees. FIRST_QUERY, END_OF_QUERIES: the range of queries that see
-// key j.
+// SPEC: the parameters of all kernels, which are fields of AttentionSpec and AttentionInput. 0 means no window or no soft cap.
+// FIRST_KEY, END_OF_KEYS: the range of keys that query i of sequence b sees.
+// FIRST_QUERY, END_OF_QUERIES: the range of queries that see key j.
 #ifdef GENERAL
 #define SPEC                                                                                                                 \
     int stride, int o_stride, int seq_len, int heads, int group, int dim, float scale, const int *cu_seqlens, int documents, \
@@ -40,7 +42,7 @@ __device__ __forceinline__ int end_of_document(const Documents& documents, int b
 #define END_OF_QUERIES                                                                                              \
     min(min(seq_len, cu_seqlens ? end_of_document({cu_seqlens, documents}, b, j, key_len) - first_query : seq_len), \
         window ? j + window - first_query : seq_len)
-// The score of a product of query and key, and its derivative.
+// The score from the product of a query and a key, and the derivative of the score by this product.
 #define SCORE(PRODUCT) (soft_cap > 0.0f ? soft_cap * tanhf((PRODUCT) * scale / soft_cap) : (PRODUCT) * scale)
 #define SLOPE(SCORE) (soft_cap > 0.0f ? scale * (1.0f - (SCORE) / soft_cap * ((SCORE) / soft_cap)) : scale)
 #else
@@ -57,7 +59,7 @@ __device__ __forceinline__ int end_of_document(const Documents& documents, int b
 #define value_dim dim
 #endif
 
-// Grid (queries of a sequence, heads, sequences). Shared memory: one float per key.
+// Computes one query of one head. Grid (queries of a sequence, heads, sequences). Shared memory: one float per key.
 extern "C" __global__ void attention(X* o, float* lse, const X* q, const X* k, const X* v, SPEC) {
     extern __shared__ float p[];
     const int i = blockIdx.x, h = blockIdx.y, b = blockIdx.z, end = END_OF_KEYS;
@@ -87,7 +89,7 @@ extern "C" __global__ void attention(X* o, float* lse, const X* q, const X* k, c
     }
 }
 
-// The dot products of a query and a key of `dim` elements, and of a gradient of the output and a value.
+// Computes the product of a query and a key of `dim` elements, and the product of a gradient of the output and a value.
 __device__ __forceinline__ void products(const X* query, const X* key, int dim, const X* dout, const X* value, int dim_of_values,
                                          float& product, float& dp) {
 #ifdef GENERAL
@@ -101,7 +103,7 @@ __device__ __forceinline__ void products(const X* query, const X* key, int dim, 
 #endif
 }
 
-// delta = Σ do · o per query and head; grid (queries, heads, sequences).
+// Computes delta = Σ do · o for each query and head. Grid (queries, heads, sequences).
 extern "C" __global__ void row_products(float* delta, const X* d_o, const X* o, int o_stride, int seq_len, int heads, int dim) {
     const int i = blockIdx.x, h = blockIdx.y, b = blockIdx.z;
     const u64 at = (u64)(b * seq_len + i) * o_stride + h * dim;
@@ -111,7 +113,7 @@ extern "C" __global__ void row_products(float* delta, const X* d_o, const X* o, 
     if (threadIdx.x == 0) delta[((u64)b * heads + h) * seq_len + i] = sum;
 }
 
-// Grid (queries, heads, sequences). Shared memory: one float per key.
+// Computes the gradient of one query. Grid (queries, heads, sequences). Shared memory: one float per key.
 extern "C" __global__ void attention_dq(X* dq, const X* q, const X* k, const X* v, const X* d_o, const float* lse, const float* delta, SPEC) {
     extern __shared__ float ds[];
     const int i = blockIdx.x, h = blockIdx.y, b = blockIdx.z, end = END_OF_KEYS;
@@ -135,7 +137,8 @@ extern "C" __global__ void attention_dq(X* dq, const X* q, const X* k, const X* 
     }
 }
 
-// Grid (keys, key heads, sequences): all queries of the group that see the key. Shared memory: two floats per query.
+// Computes the gradients of one key and its value, from all queries of the group that see the key. Grid (keys, key heads, sequences). Shared memory:
+// two floats per query.
 extern "C" __global__ void attention_dkv(X* dk, X* dv, const X* q, const X* k, const X* v, const X* d_o, const float* lse, const float* delta, SPEC) {
     extern __shared__ float p[];
     float* ds = p + seq_len;
@@ -144,7 +147,7 @@ extern "C" __global__ void attention_dkv(X* dk, X* dv, const X* q, const X* k, c
     const u64 sequence = (u64)b * seq_len, row = (u64)b * key_len + j;
     const X* key = k + row * k_stride + kv * dim;
     const X* value = v + row * v_stride + kv * value_dim;
-    // Up to four channels per thread stay in registers over all heads of the group.
+    // A thread keeps the sums of up to four channels in registers over all heads of the group.
     float sum_k[4] = {0, 0, 0, 0}, sum_v[4] = {0, 0, 0, 0};
     for (int h = kv * group; h < (kv + 1) * group; h++) {
         __syncthreads();
@@ -176,7 +179,7 @@ extern "C" __global__ void attention_dkv(X* dk, X* dv, const X* q, const X* k, c
     }
 }
 
-// Lengths of documents, and their offsets in elements in tensors whose rows have `fused`, `output` and `heads` elements.
+// Computes the lengths of documents, and their offsets in tensors whose rows have `fused`, `output` and `heads` elements. Offsets are in elements.
 extern "C" __global__ void document_offsets(int* lengths, long long* of_fused, long long* of_output, long long* of_rows, const int* at,
                                             int documents, int fused, int output, int heads) {
     for (int i = blockIdx.x * blockDim.x + threadIdx.x; i <= documents; i += gridDim.x * blockDim.x) {

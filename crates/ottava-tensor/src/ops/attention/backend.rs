@@ -1,4 +1,4 @@
-//! The choice of an attention backend by spec and device, from a table that attention and `ottava plan` read.
+//! Chooses an attention backend by spec and device, from a table that attention and `ottava plan` read.
 
 use super::{AttentionInput, AttentionSpec};
 use crate::{Capability, DType, Device, Error, Feature, Result};
@@ -16,41 +16,41 @@ pub enum AttentionBackend {
     Paged,
 }
 
-/// The location of keys and values.
+/// Where keys and values are stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KeySource {
     /// In one tensor with the queries, in the same rows.
     Fused,
-    /// In other tensors, for the same tokens as the queries.
+    /// In other tensors than the queries, for the same tokens.
     Separate,
-    /// For other tokens than the queries.
+    /// In other tensors than the queries, for other tokens.
     OtherTokens,
     /// In a paged cache.
     Cache,
 }
 
-/// The properties of a call of attention that decide its backend.
+/// The properties of a call of attention that determine its backend.
 #[derive(Clone, Copy, Debug)]
 pub struct AttentionCase<'a> {
     /// The attention that is computed.
     pub spec: &'a AttentionSpec,
-    /// The type of queries.
+    /// The type of the queries.
     pub dtype: DType,
-    /// Whether there are boundaries of documents.
+    /// Whether the call has boundaries of documents.
     pub documents: bool,
-    /// The location of keys and values.
+    /// Where keys and values are stored.
     pub keys: KeySource,
-    /// Whether all rows and first heads begin at multiples of eight elements; also true if head sizes are not multiples of eight.
+    /// Whether all rows and first heads begin at multiples of eight elements. Also true if head sizes are not multiples of eight.
     pub is_aligned: bool,
 }
 
 impl<'a> AttentionCase<'a> {
-    /// Queries, keys and values in one tensor, with or without `documents`.
+    /// Returns the case of queries, keys and values in one tensor, with or without `documents`.
     pub fn fused(spec: &'a AttentionSpec, dtype: DType, documents: bool) -> AttentionCase<'a> {
         AttentionCase { spec, dtype, documents, keys: KeySource::Fused, is_aligned: true }
     }
 
-    /// Queries in `dtype` over a paged cache.
+    /// Returns the case of queries in `dtype` over a paged cache.
     pub fn cache(spec: &'a AttentionSpec, dtype: DType) -> AttentionCase<'a> {
         AttentionCase { keys: KeySource::Cache, ..AttentionCase::fused(spec, dtype, false) }
     }
@@ -72,13 +72,13 @@ impl<'a> AttentionCase<'a> {
     }
 }
 
-/// A condition of a backend.
+/// A condition of a backend on the cases that it supports.
 struct Condition {
-    /// A feature of GPUs without which the condition applies; `None` if it applies to all devices.
+    /// If set, the condition applies only to GPUs without this feature; otherwise to all devices.
     without: Option<Feature>,
-    /// What the backend supports, as the object of "supports".
+    /// What the backend supports, as the object of the verb "supports".
     takes: &'static str,
-    /// What a case has instead; `None` if it meets the condition.
+    /// Describes what an unsupported case has instead. Returns `None` if the case meets the condition.
     instead: fn(&AttentionCase) -> Option<String>,
 }
 
@@ -100,7 +100,7 @@ const ONE_HEAD_SIZE: Condition = Condition {
         case.has_differing_values().then(|| format!("values of {value_dim} beside keys of {head_dim}"))
     },
 };
-// With other sizes above 128, the largest errors of the gradients are three times as large.
+// With other head sizes above 128, the largest errors of gradients are three times as large.
 const EIGHTS_TO_256: Condition = Condition {
     without: None,
     takes: "heads of a multiple of 8 up to 128, or of 16 up to 256",
@@ -110,7 +110,7 @@ const EIGHTS_TO_256: Condition = Condition {
         (!takes).then(|| format!("heads of {dim}"))
     },
 };
-// cuDNN's kernels for larger heads, windows and soft caps are kernels for Hopper.
+// cuDNN has kernels for larger heads, windows and soft caps only for Hopper.
 const TO_128: Condition = Condition {
     without: Some(Feature::Wgmma),
     takes: "heads of up to 128 on this GPU",
@@ -154,7 +154,7 @@ const ALIGNED: Condition = Condition {
     takes: "rows and heads that begin at multiples of 16 bytes",
     instead: |case| (!case.is_aligned).then(|| "other offsets".into()),
 };
-// cuDNN 9.14 returns wrong gradients for other sizes, and NaN for heads of 256.
+// With other head sizes, cuDNN 9.14 returns wrong gradients; with heads of 256, it returns NaN.
 const DOCUMENTS_OF_SIXTEENS: Condition = Condition {
     without: None,
     takes: "documents with heads of a multiple of 16 up to 128",
@@ -163,7 +163,7 @@ const DOCUMENTS_OF_SIXTEENS: Condition = Condition {
         (case.documents && (!dim.is_multiple_of(16) || dim > 128)).then(|| format!("heads of {dim}"))
     },
 };
-// The deterministic form would allocate the scores of each document for a whole sequence.
+// With deterministic gradients, cuDNN would allocate for each document the scores of a whole sequence.
 const DOCUMENTS_ARE_ATOMIC: Condition = Condition {
     without: None,
     takes: "documents with `deterministic = false`",
@@ -180,12 +180,12 @@ struct Row {
     backend: AttentionBackend,
     name: &'static str,
     on_gpu: bool,
-    /// Whether keys and values are in a paged cache, or in rows.
+    /// Whether keys and values are in a paged cache. If not, they are in rows.
     cache: bool,
     conditions: &'static [Condition],
 }
 
-/// The backends; for each device, the fastest first.
+/// The backends. For each device, the fastest comes first.
 const TABLE: &[Row] = &[
     Row {
         backend: AttentionBackend::CuDnn,
@@ -238,7 +238,7 @@ const TABLE: &[Row] = &[
 ];
 
 impl Row {
-    /// A sentence for the first condition that `case` does not meet.
+    /// Returns a sentence about the first condition that `case` does not meet.
     fn refusal(&self, case: &AttentionCase, device: &Device) -> Result<Option<String>> {
         for Condition { without, takes, instead } in self.conditions {
             let applies = match (without, device) {
@@ -253,21 +253,21 @@ impl Row {
     }
 }
 
-/// The backend of a case, and the reasons for the choice.
+/// The backend of a case, with the reasons for the choice.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ChosenBackend {
     /// The backend.
     pub backend: AttentionBackend,
-    /// Its name in messages.
+    /// The name of the backend in messages.
     pub name: &'static str,
-    /// For each faster backend, a sentence with the condition that the case does not meet.
+    /// A sentence for each faster backend, with the condition that the case does not meet.
     pub because: Vec<String>,
 }
 
 impl AttentionBackend {
-    /// The fastest backend of `device` that supports `case`.
+    /// Returns the fastest backend of `device` that supports `case`.
     ///
-    /// Errors with [`Error::Value`], with each backend's unmet condition, if none supports it.
+    /// Errors with [`Error::Value`] if no backend supports the case. The message has the unmet condition of each backend.
     pub fn choose(device: &Device, case: &AttentionCase) -> Result<ChosenBackend> {
         let on_gpu = matches!(device, Device::Cuda(_));
         let mut because = Vec::new();

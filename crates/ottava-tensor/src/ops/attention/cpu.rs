@@ -1,4 +1,4 @@
-//! The CPU reference. Innermost loops run over contiguous memory, so keys and values are transposed once per head.
+//! The CPU reference. Innermost loops run over contiguous memory, so the keys and values of each head are transposed once.
 
 use super::{AttentionInput, AttentionSpec, HeadView};
 use crate::Tensor;
@@ -9,7 +9,7 @@ use crate::wide::wide;
 use rayon::prelude::*;
 use std::ops::Range;
 
-/// One head of the tokens `rows`, widened: `[S, D]`.
+/// Returns one head of the tokens `rows` in the type of sums, `[S, D]`.
 fn head<S: Float>(view: HeadView, rows: Range<usize>, head: usize, dim: usize) -> Vec<S::Real> {
     let (x, stride) = (view.matrix.host::<S>(), view.stride());
     let mut values = Vec::with_capacity(rows.len() * dim);
@@ -25,7 +25,7 @@ fn transposed<R: Real>(x: &[R], dim: usize) -> Vec<R> {
     columns
 }
 
-/// For each of the `B·S` queries, the range of visible keys in its sequence.
+/// Returns for each of the `B·S` queries the range of keys of its sequence that it sees.
 fn visible_keys(input: &AttentionInput, spec: &AttentionSpec) -> Vec<Range<usize>> {
     let (queries, keys) = (input.query_len(), input.key_len());
     let document_of = |sequence: usize, position: usize| match input.cu_seqlens {
@@ -45,14 +45,14 @@ fn visible_keys(input: &AttentionInput, spec: &AttentionSpec) -> Vec<Range<usize
 }
 
 impl AttentionSpec {
-    /// The visible keys of the query at `position`, among the `keys` of its document; empty if there are none.
+    /// Returns the keys that the query at `position` sees. `keys` are the keys of its document. The range may be empty.
     pub(in crate::ops) fn visible(&self, position: usize, keys: Range<usize>) -> Range<usize> {
         let start = self.window.map_or(0, |window| (position + 1).saturating_sub(window)).max(keys.start);
         let end = if self.causal { keys.end.min(position + 1) } else { keys.end };
         start.min(end)..end
     }
 
-    /// The score of a product of query and key.
+    /// Returns the score from the product of a query and a key.
     pub(in crate::ops) fn score<R: Real>(&self, product: R) -> R {
         let scaled = product * R::of(self.scale);
         match self.soft_cap.map(R::of) {
@@ -61,7 +61,7 @@ impl AttentionSpec {
         }
     }
 
-    /// The derivative of a `score` by the scaled product, without the factor `scale`: `1 − (score / soft_cap)²`.
+    /// Returns the derivative of a `score` by the scaled product, without the factor `scale`: `1 − (score / soft_cap)²`. `None` without a soft cap.
     fn slope<R: Real>(&self, score: R) -> Option<R> {
         let relative = score / R::of(self.soft_cap?);
         Some(R::of(1.0) - relative * relative)
@@ -69,7 +69,7 @@ impl AttentionSpec {
 }
 
 wide! {
-    /// `out[j] = Σ_d q[d] · kt[d, first + j]` for `out.len()` columns of `kt` `[D, S]`.
+    /// Computes `out[j] = Σ_d q[d] · kt[d, first + j]` for `out.len()` columns of `kt` `[D, S]`.
     fn products[R: Real](q: &[R], kt: &[R], first: usize, out: &mut [R]) {
         let stride = kt.len() / q.len();
         out.fill(R::default());
@@ -80,7 +80,7 @@ wide! {
         }
     }
 
-    /// `out[c] += Σ_j factors[j] · x[j, c]` for `x` `[J, C]`, in the order of `j`.
+    /// Computes `out[c] += Σ_j factors[j] · x[j, c]` for `x` `[J, C]`, in the order of `j`.
     fn accumulate[R: Real](out: &mut [R], factors: &[R], x: &[R]) {
         for (&factor, x) in factors.iter().zip(x.chunks_exact(out.len())) {
             for (out, &x) in out.iter_mut().zip(x) {
@@ -89,7 +89,7 @@ wide! {
         }
     }
 
-    /// `out[j, c] += factors[j] · x[c]` for `out` `[J, C]`.
+    /// Computes `out[j, c] += factors[j] · x[c]` for `out` `[J, C]`.
     fn accumulate_rows[R: Real](out: &mut [R], factors: &[R], x: &[R]) {
         for (out, &factor) in out.chunks_exact_mut(x.len()).zip(factors) {
             for (out, &x) in out.iter_mut().zip(x) {
@@ -98,7 +98,7 @@ wide! {
         }
     }
 
-    /// Softmax of scores in place; returns the log-sum-exp, −∞ without scores.
+    /// Replaces scores by their softmax and returns the log-sum-exp, which is −∞ without scores.
     pub(in crate::ops) fn softmax[R: Real](scores: &mut [R]) -> R {
         let largest = scores.iter().copied().reduce(|a, b| if b > a { b } else { a });
         let Some(largest) = largest else { return R::of(f64::NEG_INFINITY) };
@@ -108,8 +108,8 @@ wide! {
         largest + sum.ln()
     }
 
-    /// From products of query and keys in `p` and of the gradient of the output and values in `ds`: the probabilities, and the gradients by
-    /// the unscaled products.
+    /// Replaces the products of query and keys in `p` by the probabilities. Replaces the products of the gradient of the output and values in `ds` by
+    /// the gradients by the unscaled products of query and keys.
     fn probabilities[R: Real](p: &mut [R], ds: &mut [R], lse: R, delta: R, spec: &AttentionSpec) {
         let scale = R::of(spec.scale);
         for (p, ds) in p.iter_mut().zip(ds) {
@@ -123,7 +123,7 @@ wide! {
     }
 }
 
-/// Scratch bytes of forward: the widened outputs of all heads, and per thread Q, K, V and Kᵀ of one head.
+/// Returns the scratch bytes of forward: the outputs of all heads in the type of sums, and per thread Q, K, V and Kᵀ of one head.
 pub(super) fn scratch(input: &AttentionInput, spec: &AttentionSpec) -> usize {
     let (queries, keys) = (input.query_len(), input.key_len());
     let per_thread = queries * spec.head_dim + keys * (2 * spec.head_dim + spec.value_dim);
@@ -131,8 +131,8 @@ pub(super) fn scratch(input: &AttentionInput, spec: &AttentionSpec) -> usize {
     (outputs + threads(input.batch * spec.heads) * per_thread) * real_type(input.q.matrix.dtype()).size()
 }
 
-/// Scratch bytes of backward: the widened gradients of all heads, and per thread K, V and their transposes of one key head, and Q, the
-/// output and its gradient of one query head.
+/// Returns the scratch bytes of backward: the gradients of all heads in the type of sums, and per thread K, V and their transposes for one key head,
+/// and Q, the output and its gradient for one query head.
 pub(super) fn scratch_of_backward(input: &AttentionInput, spec: &AttentionSpec) -> usize {
     let (queries, keys) = (input.query_len(), input.key_len());
     let (dim, value_dim) = (spec.head_dim, spec.value_dim);
@@ -141,12 +141,12 @@ pub(super) fn scratch_of_backward(input: &AttentionInput, spec: &AttentionSpec) 
     (gradients + threads(input.batch * spec.kv_heads) * per_thread) * real_type(input.q.matrix.dtype()).size()
 }
 
-/// Number of `tasks` that run at once.
+/// Returns how many of the `tasks` run at once.
 fn threads(tasks: usize) -> usize {
     tasks.min(rayon::current_num_threads())
 }
 
-/// Rows of sequence `b`, of `len` tokens.
+/// Returns the rows of sequence `b`. Each sequence has `len` tokens.
 fn rows(b: usize, len: usize) -> Range<usize> {
     b * len..(b + 1) * len
 }
@@ -240,7 +240,7 @@ fn backward<S: Float>(
             [dq, dk, dv]
         })
         .collect();
-    // The query heads of a key head are added in order.
+    // The query heads that share a key head are added in order.
     let parts = [(queries, dim, group), (keys, dim, 1), (keys, value_dim, 1)];
     for (part, (view, matrix)) in input.views().into_iter().zip(input.matrix_of_views()).enumerate() {
         let (len, dim, group) = parts[part];

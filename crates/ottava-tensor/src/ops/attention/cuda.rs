@@ -32,7 +32,7 @@ kernels! {
     );
 }
 
-/// Storage types, for fused queries, keys and values with a causal mask, then with `GENERAL` for all specs.
+/// The storage types: first for fused queries, keys and values with a causal mask, then with `GENERAL` for all specs.
 const VARIANTS: &[Defines] = &[
     &[("X", "f32")],
     &[("X", "f16")],
@@ -42,7 +42,7 @@ const VARIANTS: &[Defines] = &[
     &[("X", "bf16"), ("GENERAL", "1")],
 ];
 
-/// Whether the kernels without `GENERAL` support a call.
+/// Returns whether the kernels without `GENERAL` support a call.
 fn is_plain(input: &AttentionInput, spec: &AttentionSpec) -> bool {
     let one_size = spec.value_dim == spec.head_dim && input.views().iter().all(|v| v.stride() == input.q.stride());
     let unbounded = spec.causal && spec.window.is_none() && spec.soft_cap.is_none();
@@ -75,7 +75,7 @@ fn factors(spec: &AttentionSpec) -> ScoreFactors {
 /// The boundaries of documents in the form that cuDNN reads.
 struct Documents {
     lengths: Tensor,
-    /// Offsets, I64, in elements: of fused rows, of rows of the output, and of rows with one value per head.
+    /// The offsets of documents, I64, in elements: in fused rows, in rows of the output, and in rows with one value per head.
     offsets: [Tensor; 3],
 }
 
@@ -90,7 +90,7 @@ impl Documents {
         let entry =
             kernel::document_offsets(&mut lengths, fused, output, rows, at, documents, stride, width, spec.heads);
         let kernel = SOURCE.kernel(launch::storage(DType::BF16)?, entry);
-        // SAFETY: `at` and the offsets, of two words each, have an element more than there are documents, `lengths` one per document.
+        // SAFETY: `at` and the offsets (two words each) have one element more than there are documents; `lengths` has one per document.
         unsafe { gpu.launch(&kernel, launch::elements(gpu, at.len()), BLOCK, 0)? };
         Ok(Documents { lengths, offsets })
     }
@@ -101,12 +101,12 @@ impl Documents {
     }
 }
 
-/// Bytes for the static shared memory of a kernel.
+/// The number of bytes that are reserved for the static shared memory of a kernel.
 const STATIC_BYTES: usize = 1024;
 
 fn shared(gpu: &CudaDevice, floats: usize) -> Result<u32> {
-    // The compiler loads four scores at a time, so their number is rounded up to a multiple of four. A launch that exceeds the default with
-    // its static part raises the limit.
+    // The compiler loads four scores at a time, so the number of scores is rounded up to a multiple of four. If a launch with its static part exceeds
+    // the default limit, it raises the limit.
     let bytes = floats.next_multiple_of(4) * size_of::<f32>() + STATIC_BYTES;
     if bytes > Capability::find(gpu.capability())?.shared_bytes - STATIC_BYTES {
         return Err(Error::Value(format!(
@@ -117,15 +117,16 @@ fn shared(gpu: &CudaDevice, floats: usize) -> Result<u32> {
     Ok(bytes as u32)
 }
 
-/// The variant of a call, and the arguments that follow a kernel's own: sizes, documents and, in the general form, the rest of the spec.
+/// The variant of a call, and the arguments that all kernels have: sizes, documents and, with `GENERAL`, the rest of the spec.
 #[derive(Clone, Copy)]
 struct Call<'a> {
     defines: Defines,
-    /// Stride of queries and of the output, queries, heads, heads per key head, and head size.
+    /// The stride of queries, the stride of the output, the number of queries, heads, heads per key head, and the head size.
     sizes: [usize; 6],
     scale: f64,
     cu_seqlens: Option<&'a Tensor>,
-    /// Strides of keys and values, keys, size of a value, first query, whether the mask is causal, and window.
+    /// The stride of keys, the stride of values, the number of keys, the size of a value, the first query, whether the mask is causal, and the
+    /// window.
     general: [Option<usize>; 7],
     soft_cap: Option<f64>,
 }
@@ -152,7 +153,7 @@ impl<'a> Call<'a> {
     }
 }
 
-/// The kernel of a call, from its own arguments.
+/// Returns the kernel of a call. `own` are the arguments that only this kernel has.
 macro_rules! kernel_of {
     ($call:expr, $kernel:ident($($own:expr),+)) => {{
         let Call { defines, sizes, scale, cu_seqlens, general, soft_cap } = $call;
@@ -185,7 +186,7 @@ pub(super) fn attention(
         let documents = found.as_ref().map(Documents::pointers).unwrap_or_default();
         let pointers = AttentionForward { q, k, v, o: o.device_ptr_mut(), lse: lse.device_ptr_mut(), documents };
         // SAFETY: the op has checked that the views, `o` and `lse` have the sizes of the shape; `AttentionInput` requires that documents lie
-        // within it.
+        // within this shape.
         return unsafe { gpu.attention_forward(&shape(&input, spec), factors(spec), &pointers) };
     }
     let call = Call::new(&input, spec)?;
@@ -216,7 +217,7 @@ pub(super) fn attention_backward(
         let documents = found.as_ref().map(Documents::pointers).unwrap_or_default();
         let (d_o, o, lse) = (d_o.device_ptr(), o.device_ptr(), lse.device_ptr());
         let pointers = AttentionBackward { forward: AttentionForward { q, k, v, o, lse, documents }, d_o, dq, dk, dv };
-        // SAFETY: the op has checked that all tensors have the sizes of the shape; `AttentionInput` requires that documents lie within it.
+        // SAFETY: the op has checked that all tensors have the sizes of the shape; `AttentionInput` requires that documents lie within this shape.
         return unsafe { gpu.attention_backward(&shape(&input, spec), factors(spec), &pointers) };
     }
     let call = Call::new(&input, spec)?;

@@ -5,55 +5,57 @@ use crate::ops::expect_compute;
 use crate::{DType, Device, Error, Result, Tensor};
 use std::ops::Range;
 
-/// Heads side by side in the rows of a matrix `[T, width]`: head `h` of token `t` is the elements `column + h·D .. column + (h + 1)·D` of row
-/// `t`. The stride between tokens is the width of the matrix.
+/// The heads that lie next to each other in the rows of a matrix `[T, width]`. Head `h` of token `t` is the elements
+/// `column + h·D .. column + (h + 1)·D` of row `t`. The stride between tokens is the width of the matrix.
 #[derive(Clone, Copy, Debug)]
 pub struct HeadView<'a> {
-    /// `[T, width]`.
+    /// The matrix that holds the heads, `[T, width]`.
     pub matrix: &'a Tensor,
-    /// The first element of the first head in each row.
+    /// The column of the first head in each row.
     pub column: usize,
 }
 
 impl<'a> HeadView<'a> {
-    /// Heads that fill the rows of `matrix`.
+    /// Returns a view of heads that fill the rows of `matrix`.
     pub fn whole(matrix: &'a Tensor) -> HeadView<'a> {
         HeadView { matrix, column: 0 }
     }
 
-    /// Elements from one token to the next.
+    /// Returns the number of elements from one token to the next.
     pub(super) fn stride(&self) -> usize {
         self.matrix.shape()[1]
     }
 
-    /// The address of the first head of the first token.
+    /// Returns the address of the first head of the first token.
     pub(super) fn address(&self) -> u64 {
         self.matrix.device_ptr() + (self.column * self.matrix.dtype().size()) as u64
     }
 }
 
-/// Queries, keys and values of `batch` sequences, their positions and documents.
+/// The queries, keys and values of `batch` sequences, their positions and their documents.
 #[derive(Clone, Copy, Debug)]
 pub struct AttentionInput<'a> {
-    /// `H` heads of `D` of `B·S` tokens.
+    /// The queries: `H` heads of size `D` for `B·S` tokens.
     pub q: HeadView<'a>,
-    /// `H_kv` heads of `D` of `B·S_k` tokens.
+    /// The keys: `H_kv` heads of size `D` for `B·S_k` tokens.
     pub k: HeadView<'a>,
-    /// `H_kv` heads of `D_v` of `B·S_k` tokens.
+    /// The values: `H_kv` heads of size `D_v` for `B·S_k` tokens.
     pub v: HeadView<'a>,
-    /// Sequences `B`, of equal length, one after the other in the rows.
+    /// The number `B` of sequences. They have equal length and follow each other in the rows.
     pub batch: usize,
-    /// The position of the first query of each sequence; the first key has position 0. Not 0 if queries and keys are different parts of a
-    /// sequence.
+    /// The position of the first query of each sequence. The first key has position 0. If queries and keys are different parts of a sequence, the
+    /// first query has another position.
     pub first_query: usize,
-    /// Boundaries of documents, I32 `[documents + 1]` on the device: document `d` has the keys `cu_seqlens[d]..cu_seqlens[d + 1]` of the
-    /// `B·S_k`, all in one sequence. Unused entries at the end are `B·S_k`, so that a tensor of fixed capacity holds any number of
-    /// documents. The CPU checks the boundaries; on a GPU, results of other boundaries are undefined. A query belongs to the document of the key at its position. With `None`, each sequence is one document.
+    /// The boundaries of documents, I32 `[documents + 1]` on the device, or `None` if each sequence is one document.
+    ///
+    /// Document `d` has the keys `cu_seqlens[d]..cu_seqlens[d + 1]` of the `B·S_k` keys, all in one sequence. Unused entries at the end are `B·S_k`,
+    /// so a tensor of fixed capacity holds any number of documents. A query belongs to the document of the key at its position. The CPU checks the
+    /// boundaries. On a GPU, wrong boundaries give undefined results.
     pub cu_seqlens: Option<&'a Tensor>,
 }
 
 impl<'a> AttentionInput<'a> {
-    /// Three views of a fused projection `[B·S, H·D + H_kv·D + H_kv·D_v]`.
+    /// Returns three views of a fused projection `[B·S, H·D + H_kv·D + H_kv·D_v]`.
     pub fn fused(
         qkv: &'a Tensor,
         spec: &AttentionSpec,
@@ -65,17 +67,17 @@ impl<'a> AttentionInput<'a> {
         AttentionInput { q: view(0), k: view(q), v: view(q + k), batch, first_query: 0, cu_seqlens }
     }
 
-    /// Tokens per sequence of the queries.
+    /// Returns the number of query tokens per sequence.
     pub(super) fn query_len(&self) -> usize {
         self.q.matrix.shape()[0] / self.batch
     }
 
-    /// Tokens per sequence of the keys and values.
+    /// Returns the number of key tokens per sequence.
     pub(super) fn key_len(&self) -> usize {
         self.k.matrix.shape()[0] / self.batch
     }
 
-    /// Whether queries and keys belong to the same tokens.
+    /// Returns whether queries and keys belong to the same tokens.
     pub(super) fn is_self_attention(&self) -> bool {
         self.first_query == 0 && self.query_len() == self.key_len()
     }
@@ -84,7 +86,7 @@ impl<'a> AttentionInput<'a> {
         [self.q, self.k, self.v]
     }
 
-    /// The matrices of the views, each once, in the order of queries, keys and values.
+    /// Returns the matrices of the views, each once, in the order of queries, keys and values.
     pub(super) fn matrices(&self) -> Vec<&'a Tensor> {
         let mut found: Vec<&Tensor> = Vec::new();
         for view in self.views() {
@@ -95,7 +97,7 @@ impl<'a> AttentionInput<'a> {
         found
     }
 
-    /// For each view, the index of its matrix in [`AttentionInput::matrices`].
+    /// Returns for each view the index of its matrix in [`AttentionInput::matrices`].
     pub(super) fn matrix_of_views(&self) -> [usize; 3] {
         let matrices = self.matrices();
         self.views().map(|view| {
@@ -103,7 +105,7 @@ impl<'a> AttentionInput<'a> {
         })
     }
 
-    /// Checks types, sizes and devices.
+    /// Checks types, sizes, devices and documents.
     pub(super) fn check(&self, what: &str, spec: &AttentionSpec) -> Result<()> {
         spec.check(what)?;
         expect_compute(what, self.q.matrix)?;
@@ -168,7 +170,7 @@ impl<'a> AttentionInput<'a> {
         Ok(())
     }
 
-    /// Checks that the views of each matrix cover its columns exactly once, so that its gradient is complete.
+    /// Checks that the views of each matrix cover its columns exactly once. Then its gradient is complete.
     pub(super) fn check_coverage(&self, what: &str, spec: &AttentionSpec) -> Result<()> {
         let widths = [spec.query_width(), spec.key_width(), spec.value_width()];
         for matrix in self.matrices() {
@@ -196,13 +198,13 @@ pub struct AttentionGradient {
 }
 
 impl AttentionGradient {
-    /// The gradient of a fused projection. Panics if queries, keys and values were views of several tensors.
+    /// Returns the gradient of a fused projection. Panics if queries, keys and values were views of several tensors.
     pub fn fused(self) -> Tensor {
         let [dqkv] = <[Tensor; 1]>::try_from(self.tensors).expect("queries, keys and values are views of one tensor");
         dqkv
     }
 
-    /// The gradients of the matrices, in the order of queries, keys and values.
+    /// Returns the gradients of the matrices, in the order of queries, keys and values.
     pub fn tensors(self) -> Vec<Tensor> {
         self.tensors
     }

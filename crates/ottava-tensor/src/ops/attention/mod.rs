@@ -2,13 +2,14 @@
 //!
 //! An `AttentionSpec` holds what is constant for a layer: heads and their sizes, mask, window, soft cap and scale. An `AttentionInput` holds what
 //! differs between calls: views of queries, keys and values in one tensor or several, the position of the first query, and the boundaries of
-//! documents. The log-sum-exp `lse` is also returned, so that results over parts of the keys can be merged.
+//! documents. Attention also returns the log-sum-exp `lse`, so that results over parts of the keys can be merged.
 //!
-//! The CPU reference supports all combinations. `AttentionBackend::choose` looks a case up in a table of what cuDNN, the plain kernels and the
-//! paged kernels support. `ottava plan` prints the choice, and a case that no backend supports is an error with the reasons. A `Condition` may hold
-//! only on GPUs that lack a feature: outside Hopper, the table excludes cuDNN for windows, soft caps and head dimensions above 128. The plain
-//! kernels are compiled for causal attention of a fused projection, or with the define `GENERAL` for every spec; the paged kernels take a window
-//! and a soft cap with the define `BOUNDED`.
+//! The CPU reference supports all combinations. On a GPU, `AttentionBackend::choose` looks the case up in a table of what cuDNN, the plain kernels
+//! and the paged kernels support. `ottava plan` prints the choice. If no backend supports a case, the error lists the reasons. A `Condition` may
+//! apply only to GPUs that lack a feature: outside Hopper, the table excludes cuDNN for windows, soft caps and head dimensions above 128.
+//!
+//! The plain kernels are compiled in two forms: for causal attention of a fused projection, and with the define `GENERAL` for every spec. The paged
+//! kernels support a window and a soft cap with the define `BOUNDED`.
 
 mod backend;
 mod cpu;
@@ -28,10 +29,11 @@ use crate::{Result, Tensor};
 
 pub(in crate::ops) use cpu::softmax;
 
-/// `o = softmax(s)·v` per head, `[B·S, H·D_v]`, with the scores `s` of `spec`, and `lse`, in F32 (F64 for F64).
+/// Returns `o = softmax(s)·v` for each head, `[B·S, H·D_v]`, with the scores `s` of `spec`, and `lse` in F32 (F64 for F64).
 ///
-/// `lse = ln Σ exp(s)` over the keys that a query sees, the natural logarithm of scaled and capped scores, is `[B, H, S]`; for documents in
-/// BF16 or F16 on a GPU it is `[B·S, H]`, as cuDNN writes it. A query that sees no key has `o = 0` and `lse = −∞`. Results over parts of the keys
+/// `lse = ln Σ exp(s)`, over the keys that a query sees, is the natural logarithm for scaled and capped scores. Its shape is `[B, H, S]`. For
+/// documents in BF16 or F16 on a GPU, it is `[B·S, H]`, as cuDNN writes it. If a query sees no key, `o = 0` and `lse = −∞`. Results over parts of the
+/// keys
 /// can be merged: `lse = ln Σ exp(lseᵢ)` and `o = Σ exp(lseᵢ − lse)·oᵢ`.
 ///
 /// Errors with [`Error::Value`](crate::Error::Value) if no backend of the device supports the case ([`AttentionBackend::choose`]). Gemma
@@ -50,10 +52,10 @@ pub fn attention(input: AttentionInput, spec: &AttentionSpec) -> Result<(Tensor,
     Ok((o, lse))
 }
 
-/// Gradient of [`attention`] by queries, keys and values, from `d_o` and the results of forward.
+/// Returns the gradients of [`attention`] by queries, keys and values, from `d_o` and the results of forward.
 ///
-/// If `o` and `lse` are merged over several parts of the keys, the gradients by a part's keys and values are final, and the gradients by
-/// queries must be summed over the parts. Errors as [`attention`], and if the views of a tensor do not cover all its columns.
+/// If `o` and `lse` were merged over several parts of the keys, the gradients by the keys and values of a part are final, and the gradients by
+/// queries must be summed over the parts. Has the errors of [`attention`], and also errors if the views of a tensor do not cover all its columns.
 pub fn attention_backward(
     d_o: &Tensor,
     input: AttentionInput,

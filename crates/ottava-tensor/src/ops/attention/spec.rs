@@ -1,37 +1,37 @@
-//! The attention of a layer, apart from the sizes of a batch.
+//! The constant properties of the attention of a layer. Batch sizes are not included.
 
 use crate::{Error, Result};
 use std::fmt;
 
-/// The attention of a layer. [`attention`](super::attention()), in training, and [`paged_attention`](crate::ops::paged_attention()), over a
-/// cache, take the same spec.
+/// The attention of a layer. [`attention`](super::attention()) uses it in training, and [`paged_attention`](crate::ops::paged_attention()) uses it
+/// over a cache.
 ///
-/// Positions count within a sequence. The query at position `i` sees the keys `j` of its own document with `j ≤ i` if `causal`, and
-/// `j > i − window`. Each pair has the score `s = scale · q·k`, or `s = soft_cap · tanh(scale · q·k / soft_cap)`.
+/// Positions are counted within a sequence. The query at position `i` sees the keys `j` of its own document with `j ≤ i` if `causal`, and
+/// `j > i − window` if there is a window. Each pair has the score `s = scale · q·k`, or `s = soft_cap · tanh(scale · q·k / soft_cap)`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct AttentionSpec {
-    /// Query heads `H`.
+    /// The number `H` of query heads.
     pub heads: usize,
-    /// Key and value heads `H_kv`, a divisor of `H`: query head `h` reads key head `h / (H / H_kv)`.
+    /// The number `H_kv` of key heads and of value heads, a divisor of `H`. Query head `h` reads key head `h / (H / H_kv)`.
     pub kv_heads: usize,
-    /// Size `D` of a query or key head.
+    /// The size `D` of a query head and of a key head.
     pub head_dim: usize,
-    /// Size `D_v` of a value head, and of a head of the output.
+    /// The size `D_v` of a value head and of a head of the output.
     pub value_dim: usize,
     /// Whether a query sees only keys up to its own position.
     pub causal: bool,
-    /// The largest number of keys up to its own position that a query sees, itself included, like `sliding_window` of Hugging Face.
+    /// The maximum number of keys that a query sees, counted back from its own position and including it, like `sliding_window` of Hugging Face.
     pub window: Option<usize>,
-    /// The bound of the absolute values of scores.
+    /// The upper bound of the absolute values of scores.
     pub soft_cap: Option<f64>,
-    /// The factor of products of queries and keys.
+    /// The factor of the product of a query and a key.
     pub scale: f64,
     /// Whether the gradient is bit-identical in every run. Otherwise a GPU may use atomic additions.
     pub deterministic: bool,
 }
 
 impl AttentionSpec {
-    /// Causal attention without a window, with heads of `head_dim` and the scale `1 / √head_dim`.
+    /// Returns causal attention without a window, with heads of `head_dim` and the scale `1 / √head_dim`.
     pub fn causal(heads: usize, kv_heads: usize, head_dim: usize) -> AttentionSpec {
         AttentionSpec {
             heads,
@@ -46,37 +46,37 @@ impl AttentionSpec {
         }
     }
 
-    /// Elements of a token's queries.
+    /// Returns the number of query elements per token.
     pub fn query_width(&self) -> usize {
         self.heads * self.head_dim
     }
 
-    /// Elements of a token's keys.
+    /// Returns the number of key elements per token.
     pub fn key_width(&self) -> usize {
         self.kv_heads * self.head_dim
     }
 
-    /// Elements of a token's values.
+    /// Returns the number of value elements per token.
     pub fn value_width(&self) -> usize {
         self.kv_heads * self.value_dim
     }
 
-    /// Elements of a token's queries, keys and values.
+    /// Returns the number of query, key and value elements per token.
     pub fn qkv_width(&self) -> usize {
         self.query_width() + self.key_width() + self.value_width()
     }
 
-    /// Elements of a token's output.
+    /// Returns the number of output elements per token.
     pub fn output_width(&self) -> usize {
         self.heads * self.value_dim
     }
 
-    /// Query heads that share a key head.
+    /// Returns the number of query heads that share a key head.
     pub fn group(&self) -> usize {
         self.heads / self.kv_heads
     }
 
-    /// Errors with [`Error::Value`] if the fields contradict each other.
+    /// Errors with [`Error::Value`] if fields contradict each other.
     pub(crate) fn check(&self, what: &str) -> Result<()> {
         let AttentionSpec { heads, kv_heads, head_dim, value_dim, .. } = *self;
         let wrong = |text: String| Err(Error::Value(format!("{what}: {text}")));

@@ -5,7 +5,7 @@ use super::*;
 use crate::testing::{Tolerance, assert_close, gpu, normals, parity, values};
 use crate::{DType, Device};
 
-/// Sequences of a fused projection.
+/// A fused projection of several sequences.
 #[derive(Clone, Copy, Debug)]
 struct Fused {
     batch: usize,
@@ -22,7 +22,7 @@ impl Fused {
         Fused { spec: AttentionSpec { deterministic, ..self.spec }, ..self }
     }
 
-    /// Random `qkv` and `do`.
+    /// Returns random `qkv` and `do`.
     fn inputs(&self, dtype: DType) -> [Tensor; 2] {
         let tokens = self.batch * self.seq_len;
         let (qkv, output) = (self.spec.qkv_width(), self.spec.output_width());
@@ -54,14 +54,14 @@ fn attention_agrees_across_devices() {
         Fused::new(3, 64, 4, 4, 32),
         Fused::new(1, 200, 2, 2, 128),
         Fused::new(1, 37, 3, 1, 6),
-        // More scores than fit in the shared memory that kernels have by default.
+        // These scores need more shared memory than kernels have by default.
         Fused::new(1, 7000, 1, 1, 8),
     ] {
         for (dtype, deterministic) in
             [(DType::F32, false), (DType::BF16, false), (DType::BF16, true), (DType::F16, false), (DType::F16, true)]
         {
             let l = l.with_deterministic(deterministic);
-            // Probabilities are rounded to 16 bits before they multiply values inside cuDNN; in F32 sums run in another order.
+            // In cuDNN, probabilities are rounded to 16 bits before they multiply values. In F32, sums run in another order.
             // Both errors grow with the number of terms.
             let steps = match (dtype, l.seq_len > 1000) {
                 (DType::F32, false) => 64.0,
@@ -79,7 +79,7 @@ fn attention_agrees_across_devices() {
     }
 }
 
-/// Sequences whose sums span many blocks of threads.
+/// The sums of these sequences span many blocks of threads.
 #[test]
 fn deterministic_gradients_are_bit_identical() {
     let Some(gpu) = gpu() else { return };
@@ -92,13 +92,13 @@ fn deterministic_gradients_are_bit_identical() {
         for run in 1..8 {
             assert!(first == gradient(l).read_bytes().unwrap(), "run {run} differs from the first, {l:?}");
         }
-        // The same gradient, summed in another order.
+        // Atomic additions give the same gradient, summed in another order.
         let atomic = gradient(l.with_deterministic(false));
         assert_close(&format!("{l:?}"), &gradient(l), &atomic, Tolerance::Steps(DType::BF16, 6.0));
     }
 }
 
-/// On a GPU, documents of several lengths, up to a whole row, compared with the plain kernels in F32; with and without shared keys.
+/// Compares documents of several lengths, up to a whole row, with and without shared keys.
 #[test]
 fn packed_documents_agree_across_devices() {
     for (heads, kv_heads, head_dim, window, soft_cap) in [
@@ -108,7 +108,7 @@ fn packed_documents_agree_across_devices() {
         (4, 2, 128, Some(40), None),
         (4, 4, 64, None, Some(2.0)),
         (4, 2, 128, Some(70), Some(2.0)),
-        // In the plain kernels.
+        // The plain kernels compute this case.
         (4, 2, 256, Some(70), Some(2.0)),
     ] {
         let (seq_len, lengths) = (300, [300, 1, 128, 70, 101, 2, 298]);
@@ -119,9 +119,9 @@ fn packed_documents_agree_across_devices() {
             *end += length;
             Some(*end)
         }));
-        // Room for more documents than there are.
+        // The tensor has room for more documents than there are.
         at.resize(12, 900);
-        // cuDNN rounds the gradients of keys and values of each query head before it adds gradients that share a key head.
+        // cuDNN first rounds the gradients of keys and values for each query head, and then adds the gradients of a key head.
         parity(&l.inputs(DType::BF16), Tolerance::Steps(DType::BF16, 12.0), |x| {
             let cu_seqlens = Tensor::from_slice(x[0].device(), &[at.len()], &at)?;
             let (o, lse) = l.forward(&x[0], Some(&cu_seqlens))?;
@@ -131,7 +131,7 @@ fn packed_documents_agree_across_devices() {
     }
 }
 
-/// Documents of one row have the same results as separate sequences, in forward and backward.
+/// Documents in one row give the same results as separate sequences, in forward and backward.
 #[test]
 fn packed_documents_equal_separate_sequences() {
     // Two rows of 10 tokens; the capacity is larger than the number of documents.
@@ -139,7 +139,7 @@ fn packed_documents_equal_separate_sequences() {
     let at: Vec<i32> = [0, 3, 4, 10, 20, 20, 20].to_vec();
     let packed = Fused::new(2, 10, 4, 2, 8);
     for dtype in [DType::F32, DType::BF16] {
-        // On the GPU, one kernel computes both forms in F32; in BF16, whole sequences use cuDNN.
+        // In F32 on the GPU, one kernel computes both forms. In BF16, cuDNN computes whole sequences.
         parity(&packed.inputs(dtype), Tolerance::Steps(dtype, if dtype == DType::F32 { 64.0 } else { 6.0 }), |x| {
             let device = x[0].device();
             let cu_seqlens = Tensor::from_slice(device, &[at.len()], &at)?;

@@ -1,9 +1,9 @@
-// `lse` is `[B, H, S]`, or `[B·S, H]` if seq_len is 0.
+// Returns the index of a token and head in `lse`, which is `[B, H, S]`, or `[B·S, H]` if seq_len is 0.
 __device__ __forceinline__ u64 index_of(int token, int head, int heads, int seq_len) {
     return seq_len ? ((u64)(token / seq_len) * heads + head) * seq_len + token % seq_len : (u64)token * heads + head;
 }
 
-// Grid of tokens. Shared memory: the share of the keys in the softmax of each head.
+// Adds the sinks to the softmax of one token. Grid (tokens). Shared memory: one float per head, the share of the keys in the softmax.
 extern "C" __global__ void attention_sink(X* o, float* lse, const X* sinks, int heads, int dim, int seq_len) {
     extern __shared__ float shares[];
     for (int h = threadIdx.x; h < heads; h += blockDim.x) {
@@ -27,7 +27,8 @@ extern "C" __global__ void attention_sink(X* o, float* lse, const X* sinks, int 
     for (int c = 8 * eights + threadIdx.x; c < width; c += blockDim.x) store(&row[c], load(row[c]) * shares[c / dim]);
 }
 
-// Grid (heads, chunks of tokens), 8 warps: a warp takes every eighth token of the chunk, and the sums of the warps are added in order.
+// Computes partial gradients of one sink. Grid (heads, chunks of tokens), 8 warps. A warp processes every eighth token of the chunk, and the sums of
+// the warps are added in order.
 extern "C" __global__ void __launch_bounds__(256)
     sink_gradients(float* partial, const X* d_o, const X* o, const float* lse, const X* sinks, int heads, int dim, int seq_len, int tokens,
                    int chunk) {

@@ -3,7 +3,7 @@ use crate::Tensor;
 use crate::element::{Float, Real, with_float};
 use rayon::prelude::*;
 
-/// The share of the keys in the softmax with a sink, `σ(lse − sink)`, and the `lse` with it.
+/// Returns the share of the keys in the softmax with a sink, `σ(lse − sink)`, and the `lse` of keys and sink.
 pub(in crate::ops) fn softmax_share<R: Real>(lse: R, sink: R) -> (R, R) {
     let one = R::of(1.0);
     let share = one / (one + (sink - lse).exp());

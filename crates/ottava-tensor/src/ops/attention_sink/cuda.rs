@@ -14,11 +14,11 @@ kernels! {
     );
 }
 
-/// Tokens of a block of the backward kernel.
+/// The number of tokens per block of the backward kernel.
 const CHUNK: usize = 128;
 
 impl Sizes {
-    /// Heads, elements of a head, and tokens of a sequence, 0 if `lse` is by token.
+    /// Returns the number of heads, of elements of a head, and of tokens of a sequence (0 if `lse` is `[B·S, H]`).
     fn of_kernels(&self) -> [usize; 3] {
         [self.heads, self.dim, self.seq_len.unwrap_or(0)]
     }
@@ -35,7 +35,7 @@ pub(super) fn attention_sink(
     let defines = launch::storage(o.dtype())?;
     let kernel = SOURCE.kernel(defines, kernel::attention_sink(o, lse, sinks, heads, dim, seq_len));
     let shared = (sizes.heads * size_of::<f32>()) as u32;
-    // SAFETY: a block for each token; `o` has `heads · dim` elements of each, `lse` one per token and head, and shared memory one per head.
+    // SAFETY: each token has a block; `o` has `heads · dim` elements per token, `lse` one per token and head, and shared memory one per head.
     unsafe { gpu.launch(&kernel, [sizes.tokens.max(1) as u32, 1, 1], BLOCK, shared) }
 }
 
@@ -53,7 +53,7 @@ pub(super) fn attention_sink_backward(
     let [heads, dim, seq_len] = sizes.of_kernels();
     let entry = kernel::sink_gradients(&mut partial, d_o, o, lse, sinks, heads, dim, seq_len, sizes.tokens, CHUNK);
     let kernel = SOURCE.kernel(launch::storage(o.dtype())?, entry);
-    // SAFETY: as above, and `partial` has an element for each chunk of tokens and each head: one block for each.
+    // SAFETY: as above; `partial` has an element for each chunk of tokens and each head, and each element has a block.
     unsafe { gpu.launch(&kernel, [sizes.heads as u32, chunks as u32, 1], BLOCK, 0)? };
     add_partial_sums(gpu, &partial, dsinks)
 }

@@ -1,4 +1,4 @@
-//! Learned sinks of attention: a logit per head in the softmax of each query, whose probability is dropped. Xiao et al. 2023,
+//! Learned attention sinks: a logit per head that takes part in the softmax of each query. The probability of the sink is dropped. Xiao et al. 2023,
 //! arXiv:2309.17453; OpenAI 2025, arXiv:2508.10925.
 
 mod cpu;
@@ -12,14 +12,14 @@ use crate::{Error, Result, Tensor};
 
 pub(super) use cpu::softmax_share;
 
-/// Where the `lse` of a token and head is.
+/// The sizes of a call. They determine the index of the `lse` of a token and head.
 #[derive(Clone, Copy)]
 struct Sizes {
     tokens: usize,
     heads: usize,
-    /// Elements of a head in a row of the output.
+    /// The number of elements of a head in a row of the output.
     dim: usize,
-    /// Tokens of a sequence if `lse` is `[B, H, S]`; `None` if it is `[B·S, H]`.
+    /// The number of tokens of a sequence if `lse` is `[B, H, S]`; `None` if `lse` is `[B·S, H]`.
     seq_len: Option<usize>,
 }
 
@@ -49,7 +49,7 @@ impl Sizes {
         }
     }
 
-    /// The index of the `lse` of a token and head.
+    /// Returns the index of the `lse` of a token and head.
     fn index(&self, token: usize, head: usize) -> usize {
         match self.seq_len {
             Some(seq_len) => (token / seq_len * self.heads + head) * seq_len + token % seq_len,
@@ -58,10 +58,10 @@ impl Sizes {
     }
 }
 
-/// Adds `sinks` `[H]` to the softmax of [`attention`](super::attention()), in place: from `o` `[B·S, H·D]` and `lse` without them,
-/// `o = o · σ(lse − sink)` and `lse = ln(exp(lse) + exp(sink))`. `sinks` are of the type of `o`; a query that sees no key has `lse = sink`.
+/// Adds `sinks` `[H]` to the softmax of [`attention`](super::attention()), in place. Without sinks, the results are `o` `[B·S, H·D]` and `lse`; with
+/// sinks, `o = o · σ(lse − sink)` and `lse = ln(exp(lse) + exp(sink))`. `sinks` have the type of `o`. If a query sees no key, `lse = sink`.
 ///
-/// With these `o` and `lse`, [`attention_backward`](super::attention_backward()) gives the gradients by queries, keys and values, since a
+/// With the new `o` and `lse`, [`attention_backward`](super::attention_backward()) gives the gradients by queries, keys and values, because a
 /// sink has no value. Errors with [`Error::Shape`] if `lse` does not have the shape that attention returns.
 pub fn attention_sink(o: &mut Tensor, lse: &mut Tensor, sinks: &Tensor) -> Result<()> {
     let sizes = Sizes::new("attention_sink", o, lse, sinks)?;
@@ -72,10 +72,10 @@ pub fn attention_sink(o: &mut Tensor, lse: &mut Tensor, sinks: &Tensor) -> Resul
     Ok(())
 }
 
-/// `dsinks[h] -= Σ_t exp(sinks[h] − lse[t, h]) · Σ_d d_o[t, h, d] · o[t, h, d]`: the gradient of [`attention_sink`] by the sinks, from its results
-/// `o` and `lse`, and the gradient `d_o` of its output. `dsinks` `[H]` is F32 (F64 for F64).
+/// Computes the gradient of [`attention_sink`] by the sinks: `dsinks[h] -= Σ_t exp(sinks[h] − lse[t, h]) · Σ_d d_o[t, h, d] · o[t, h, d]`. `o` and
+/// `lse` are the results of [`attention_sink`], and `d_o` is the gradient of its output. `dsinks` `[H]` is F32 (F64 for F64).
 ///
-/// Errors as [`attention_sink`].
+/// Has the errors of [`attention_sink`].
 pub fn attention_sink_backward(
     d_o: &Tensor,
     o: &Tensor,

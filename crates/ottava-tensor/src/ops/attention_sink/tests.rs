@@ -3,17 +3,17 @@ use crate::ops::{AttentionInput, AttentionSpec, attention, attention_backward};
 use crate::testing::{Tolerance, normals, parity, values};
 use crate::{DType, Device};
 
-/// Averages and logarithms of sums of a few keys in F64 differ by some units of 2⁻⁵³ of values near 1.
+/// The tolerance of averages and logarithms of sums of a few keys in F64. They differ by some units of 2⁻⁵³ of values near 1.
 const ROUNDING: f64 = 1e-12;
 
-/// Output and `lse` of attention with sinks.
+/// Returns the output and `lse` of attention with sinks.
 fn attend(qkv: &Tensor, sinks: &Tensor, spec: &AttentionSpec, batch: usize) -> Result<(Tensor, Tensor)> {
     let (mut o, mut lse) = attention(AttentionInput::fused(qkv, spec, batch, None), spec)?;
     attention_sink(&mut o, &mut lse, sinks)?;
     Ok((o, lse))
 }
 
-/// Sequences, tokens, and a spec with a window.
+/// The numbers of sequences, tokens, heads and key heads, the head size, and the window.
 const CASES: [(usize, usize, usize, usize, usize, Option<usize>); 4] =
     [(1, 1, 1, 1, 8, None), (2, 5, 4, 2, 16, Some(3)), (3, 67, 3, 1, 7, None), (1, 300, 8, 1, 64, Some(128))];
 
@@ -31,7 +31,7 @@ fn attention_sink_agrees_across_devices() {
                 normals("dsinks", &[heads], DType::F32),
                 normals("lse", &[tokens, heads], DType::F32),
             ];
-            // Exponentials differ in the last bits, which can move a rounding by one step; sums run in another order.
+            // Exponentials differ in the last bits, which can move a rounding by one step. Sums run in another order.
             let tolerance =
                 if dtype == DType::F32 { Tolerance::Steps(dtype, 64.0) } else { Tolerance::Steps(dtype, 1.0) };
             parity(&inputs, tolerance, |x| {
@@ -48,13 +48,14 @@ fn attention_sink_agrees_across_devices() {
     }
 }
 
-/// With any kernel of attention, also kernels that store `lse` in other shapes, and backward of attention reads what it is given.
+/// Tests sinks after each kernel of attention, including kernels that store `lse` in another shape. The backward of attention reads the `o` and `lse`
+/// with sinks.
 #[test]
 fn attention_with_sinks_agrees_across_devices() {
     for (batch, seq_len, heads, kv_heads, head_dim, window) in CASES {
         let spec = AttentionSpec { window, ..AttentionSpec::causal(heads, kv_heads, head_dim) };
         let tokens = batch * seq_len;
-        // The first sequence is two documents, each other one; there is room for one more.
+        // The first sequence has two documents, each other sequence one. There is room for one more document.
         let mut at = vec![0, seq_len.div_ceil(3) as i32];
         at.extend((1..=batch).chain([batch]).map(|sequence| (sequence * seq_len) as i32));
         let at = Tensor::from_slice(&Device::Cpu, &[at.len()], &at).unwrap();
@@ -65,7 +66,7 @@ fn attention_with_sinks_agrees_across_devices() {
                 normals("do", &[tokens, spec.output_width()], dtype),
                 at.clone(),
             ];
-            // As attention: probabilities are rounded to BF16, and sums run in another order.
+            // As in attention, probabilities are rounded to BF16, and sums run in another order.
             let tolerance = Tolerance::Steps(dtype, if dtype == DType::F32 { 64.0 } else { 8.0 });
             for documents in [false, true] {
                 parity(&inputs, tolerance, |x| {
@@ -83,7 +84,7 @@ fn attention_with_sinks_agrees_across_devices() {
     }
 }
 
-/// By the definition: the softmax over scores and sink, whose probability is dropped.
+/// Compares with the definition: a softmax over the scores and the sink, in which the probability of the sink is dropped.
 #[test]
 fn the_probability_of_the_sink_is_dropped() {
     let (spec, tokens) = (AttentionSpec { window: Some(2), ..AttentionSpec::causal(2, 1, 3) }, 4);
@@ -108,7 +109,7 @@ fn the_probability_of_the_sink_is_dropped() {
     }
 }
 
-/// Central differences of queries, keys, values and sinks.
+/// Compares the gradients by queries, keys, values and sinks with central differences.
 #[test]
 fn gradients_with_sinks_are_those_of_differences() {
     const STEP: f64 = 1e-5;
@@ -131,8 +132,8 @@ fn gradients_with_sinks_are_those_of_differences() {
                 o.iter().zip(values(&d_o)).map(|(o, d)| o * d).sum::<f64>()
             };
             let slope = (loss(STEP) - loss(-STEP)) / (2.0 * STEP);
-            // The differences err by `STEP² / 6`, 2e-11, of the third derivative, and by roundings of 2⁻⁵³ of the loss over `STEP`, 1e-11. Up
-            // to 1.6e-10 is seen.
+            // The differences have two errors: 2e-11 (`STEP² / 6`) times the third derivative, and 1e-11 from rounding the loss by 2⁻⁵³ (divided by
+            // `STEP`). Up to 1.6e-10 was seen.
             assert!((gradient - slope).abs() < 1e-8, "input {which}, element {i}: {gradient}, {slope}");
         }
     }

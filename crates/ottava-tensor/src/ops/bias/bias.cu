@@ -1,4 +1,4 @@
-// Threads of a block stride over columns, eight at a time where rows are aligned.
+// Adds the bias to the row of this block. Threads stride over columns, and over eights of columns if rows are aligned.
 __device__ __forceinline__ void add_to_row(X* x, const X* bias, int columns) {
     X* row = x + (u64)blockIdx.x * columns;
     const int eights = columns % 8 == 0 && aligned(x, bias) ? columns / 8 : 0;
@@ -13,10 +13,10 @@ __device__ __forceinline__ void add_to_row(X* x, const X* bias, int columns) {
     for (int c = 8 * eights + threadIdx.x; c < columns; c += blockDim.x) store(&row[c], load(row[c]) + load(bias[c]));
 }
 
-// Grid over rows.
+// Grid (rows).
 extern "C" __global__ void add_bias(X* x, const X* bias, int columns) { add_to_row(x, bias, columns); }
 
-// The group of a row; -1 in padding. Offsets ascend.
+// Returns the group of a row, or -1 for padding. Offsets ascend.
 __device__ __forceinline__ int group_of(int row, const int* offsets, const int* counts, int groups) {
     int low = 0, high = groups;
     while (high - low > 1) {
@@ -27,13 +27,13 @@ __device__ __forceinline__ int group_of(int row, const int* offsets, const int* 
     return row < offsets[low] + counts[low] ? low : -1;
 }
 
-// Grid over rows.
+// Grid (rows).
 extern "C" __global__ void add_grouped_bias(X* x, const X* bias, const int* offsets, const int* counts, int groups, int columns) {
     const int group = group_of(blockIdx.x, offsets, counts, groups);
     if (group >= 0) add_to_row(x, bias + (u64)group * columns, columns);
 }
 
-// Grid over rows.
+// Computes the dot product of a row and the bias of its group. Grid (rows).
 extern "C" __global__ void grouped_bias_dots(float* dots, const X* dy, const X* bias, const int* offsets, const int* counts, int groups,
                                              int columns) {
     const int group = group_of(blockIdx.x, offsets, counts, groups);
@@ -52,7 +52,8 @@ extern "C" __global__ void grouped_bias_dots(float* dots, const X* dy, const X* 
     if (threadIdx.x == 0) dots[blockIdx.x] += sum;
 }
 
-// Grid (columns / 256, chunks of rows), 8 warps. A lane sums eight columns of every eighth row of the chunk; then the
+// Sums the columns of a chunk of rows. Grid (columns / 256, chunks of rows), 8 warps. A lane sums eight columns of every eighth row of the chunk.
+// Then the
 // sums of the warps are added in order.
 extern "C" __global__ void partial_sums(float* partial, const X* dy, int rows, int columns, int chunk) {
     __shared__ float sums[8][256 + 8];
@@ -81,7 +82,8 @@ extern "C" __global__ void partial_sums(float* partial, const X* dy, int rows, i
     partial[(u64)blockIdx.y * columns + column] = total;
 }
 
-// Blocks of 32 columns and 32 warps: `sum += ` the rows of `partial`, each warp every 32nd, then the warps in order.
+// Adds the rows of `partial` to `sum`. A block has 32 columns and 32 warps. Each warp adds every 32nd row, and then the sums of the warps are added
+// in order.
 __device__ __forceinline__ void add_rows(float* sum, const float* partial, int columns, int chunks) {
     __shared__ float sums[32][32];
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, c = blockIdx.x * 32 + lane;
@@ -98,12 +100,12 @@ __device__ __forceinline__ void add_rows(float* sum, const float* partial, int c
     sum[c] = total;
 }
 
-// Grid (columns / 32).
+// Adds all chunks. Grid (columns / 32).
 extern "C" __global__ void __launch_bounds__(1024) add_partial_sums(float* sum, const float* partial, int columns, int chunks) {
     add_rows(sum, partial, columns, chunks);
 }
 
-// Grid (columns / 32, groups): the chunks of each group.
+// Adds the chunks of each group. Grid (columns / 32, groups).
 extern "C" __global__ void __launch_bounds__(1024)
     add_group_sums(float* sum, const float* partial, const int* offsets, int columns, int chunk) {
     const int first = offsets[blockIdx.y] / chunk, end = offsets[blockIdx.y + 1] / chunk;

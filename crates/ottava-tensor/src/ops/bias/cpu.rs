@@ -26,7 +26,7 @@ pub(super) fn bias_gradient(dy: &Tensor, dbias: &mut Tensor) {
     });
 }
 
-/// The rows of each group, by the group's number.
+/// Returns the rows of each group, in the order of groups.
 fn rows_of(groups: &Groups) -> impl Iterator<Item = std::ops::Range<usize>> {
     let starts = groups.offsets.host::<i32>().iter().zip(groups.counts.host::<i32>());
     starts.map(|(&start, &count)| start as usize..(start + count) as usize)

@@ -16,34 +16,34 @@ kernels! {
     kernel add_group_sums(sum: *mut f32, partial: *const f32, offsets: *const i32, columns: i32, chunk: i32);
 }
 
-/// Rows per block. Chunks of grouped rows belong to one group each.
+/// The number of rows per block. All rows of a chunk of grouped rows belong to one group.
 const CHUNK: usize = Groups::ALIGNMENT;
 
 pub(super) fn add_bias(gpu: &CudaDevice, x: &mut Tensor, bias: &Tensor) -> Result<()> {
     let [rows, columns] = x.dims("add_bias: x")?;
     let kernel = SOURCE.kernel(launch::storage(x.dtype())?, kernel::add_bias(x, bias, columns));
-    // SAFETY: `x` is `rows · columns` elements and `bias` `columns`, of one type.
+    // SAFETY: `x` has `rows · columns` elements and `bias` has `columns`, of one type.
     unsafe { gpu.launch(&kernel, [rows.max(1) as u32, 1, 1], BLOCK, 0) }
 }
 
 pub(super) fn bias_gradient(gpu: &CudaDevice, dy: &Tensor, dbias: &mut Tensor) -> Result<()> {
     let shape = dy.dims("bias_gradient: dy")?;
-    // SAFETY: `dy` is `rows · columns` elements.
+    // SAFETY: `dy` has `rows · columns` elements.
     unsafe { add_column_sums(gpu, shape, sums_of(dy), dbias) }
 }
 
-/// The kernel that adds up columns of `dy`.
+/// Returns a function that makes the kernel for the column sums of `dy`.
 fn sums_of(dy: &Tensor) -> impl FnOnce(&mut Tensor, [usize; 3]) -> Result<Kernel> {
     move |partial, [rows, columns, chunk]| {
         Ok(SOURCE.kernel(launch::storage(dy.dtype())?, kernel::partial_sums(partial, dy, rows, columns, chunk)))
     }
 }
 
-/// `sum[c] += Σ_t` of what `kernel` adds up for each column of `rows` rows; `sum` is F32 `[C]`.
+/// Adds to `sum`, F32 `[C]`, the column sums that `kernel` computes over `rows` rows.
 ///
 /// # Safety
-/// `kernel` returns a kernel for partial sums, F32 `[chunks, columns]`, and rows, columns and rows per chunk. Its other arguments have what it reads;
-/// a row of blocks of the grid writes a row of the partial sums.
+/// `kernel` gets a tensor for partial sums, F32 `[chunks, columns]`, and `[rows, columns, rows per chunk]`, and returns a kernel. Its other arguments
+/// must be valid for what the kernel reads. A row of blocks of the grid must write a row of the partial sums.
 pub(in crate::ops) unsafe fn add_column_sums(
     gpu: &CudaDevice,
     [rows, columns]: [usize; 2],
@@ -55,7 +55,7 @@ pub(in crate::ops) unsafe fn add_column_sums(
     add_partial_sums(gpu, &partial, sum)
 }
 
-/// The sums of each chunk of [`add_column_sums`].
+/// Returns the column sums of each chunk of rows.
 ///
 /// # Safety
 /// As for [`add_column_sums`].
@@ -74,11 +74,11 @@ unsafe fn partial_sums(
     Ok(partial)
 }
 
-/// `sum[c] += Σ_i partial[i, c]` for F32 `partial` `[N, C]` and `sum` `[C]`.
+/// Computes `sum[c] += Σ_i partial[i, c]` for F32 `partial` `[N, C]` and `sum` `[C]`.
 pub(in crate::ops) fn add_partial_sums(gpu: &CudaDevice, partial: &Tensor, sum: &mut Tensor) -> Result<()> {
     let [chunks, columns] = partial.dims("add_partial_sums: partial")?;
     let kernel = SOURCE.kernel(launch::storage(DType::F32)?, kernel::add_partial_sums(sum, partial, columns, chunks));
-    // SAFETY: `partial` is `chunks · columns` elements and `sum` `columns`, F32.
+    // SAFETY: `partial` has `chunks · columns` elements and `sum` has `columns`, F32.
     unsafe { gpu.launch(&kernel, [columns.div_ceil(32) as u32, 1, 1], 1024, 0) }
 }
 
@@ -87,17 +87,17 @@ pub(super) fn add_grouped_bias(gpu: &CudaDevice, x: &mut Tensor, bias: &Tensor, 
     let defines = launch::storage(x.dtype())?;
     let entry = kernel::add_grouped_bias(x, bias, &groups.offsets, &groups.counts, groups.len(), columns);
     let kernel = SOURCE.kernel(defines, entry);
-    // SAFETY: a block for each row of `x`; `bias` has a row for each group, of the same type, and groups their offsets and counts.
+    // SAFETY: each row of `x` has a block; `bias` has a row of the same type for each group, and `groups` has their offsets and counts.
     unsafe { gpu.launch(&kernel, [rows.max(1) as u32, 1, 1], BLOCK, 0) }
 }
 
 pub(super) fn grouped_bias_gradient(gpu: &CudaDevice, dy: &Tensor, groups: &Groups, dbias: &mut Tensor) -> Result<()> {
     let [rows, columns] = dy.dims("grouped_bias_gradient: dy")?;
-    // SAFETY: `dy` is `rows · columns` elements.
+    // SAFETY: `dy` has `rows · columns` elements.
     let partial = unsafe { partial_sums(gpu, [rows, columns], sums_of(dy), dy.device())? };
     let entry = kernel::add_group_sums(dbias, &partial, &groups.offsets, columns, CHUNK);
     let kernel = SOURCE.kernel(launch::storage(DType::F32)?, entry);
-    // SAFETY: `partial` has a row for each chunk, offsets are multiples of chunks, and `dbias` one for each group.
+    // SAFETY: `partial` has a row for each chunk, offsets are multiples of a chunk, and `dbias` has a row for each group.
     unsafe { gpu.launch(&kernel, [columns.div_ceil(32) as u32, groups.len() as u32, 1], 1024, 0) }
 }
 
@@ -111,6 +111,6 @@ pub(super) fn grouped_bias_dots(
     let [rows, columns] = dy.dims("grouped_bias_dots: dy")?;
     let entry = kernel::grouped_bias_dots(dots, dy, bias, &groups.offsets, &groups.counts, groups.len(), columns);
     let kernel = SOURCE.kernel(launch::storage(dy.dtype())?, entry);
-    // SAFETY: a block for each row of `dy`, and an element of `dots`; `bias` has a row for each group, of the same type.
+    // SAFETY: each row of `dy` has a block and an element of `dots`; `bias` has a row of the same type for each group.
     unsafe { gpu.launch(&kernel, [rows.max(1) as u32, 1, 1], BLOCK, 0) }
 }

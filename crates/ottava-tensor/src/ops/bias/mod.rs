@@ -1,4 +1,4 @@
-//! The bias of a linear layer and its gradient; also of grouped rows, with a bias for each group.
+//! The bias of a linear layer, and its gradient. Grouped rows have a bias for each group.
 
 mod cpu;
 pub(super) mod cuda;
@@ -11,7 +11,7 @@ use crate::{Result, Tensor};
 
 pub(super) use cuda::{add_column_sums, add_partial_sums};
 
-/// `x[t, c] += bias[c]` in place, for `x` `[T, C]` and `bias` `[C]` of one type.
+/// Computes `x[t, c] += bias[c]` in place, for `x` `[T, C]` and `bias` `[C]` of one type.
 pub fn add_bias(x: &mut Tensor, bias: &Tensor) -> Result<()> {
     let [_, columns] = x.dims("add_bias: x")?;
     expect_compute("add_bias: x", x)?;
@@ -24,7 +24,7 @@ pub fn add_bias(x: &mut Tensor, bias: &Tensor) -> Result<()> {
     Ok(())
 }
 
-/// `dbias[c] += Σ_t dy[t, c]`, for `dy` `[T, C]` and `dbias` `[C]` in F32 (F64 for F64).
+/// Computes `dbias[c] += Σ_t dy[t, c]`, for `dy` `[T, C]` and `dbias` `[C]` in F32 (F64 for F64).
 pub fn bias_gradient(dy: &Tensor, dbias: &mut Tensor) -> Result<()> {
     let [_, columns] = dy.dims("bias_gradient: dy")?;
     expect_compute("bias_gradient: dy", dy)?;
@@ -37,7 +37,8 @@ pub fn bias_gradient(dy: &Tensor, dbias: &mut Tensor) -> Result<()> {
     Ok(())
 }
 
-/// `x[r, c] += bias[g, c]` in place for the rows `r` of each group `g`, for `x` `[P, C]` and `bias` `[G, C]` of one type. Padding stays as it is.
+/// Computes `x[r, c] += bias[g, c]` in place for the rows `r` of each group `g`, for `x` `[P, C]` and `bias` `[G, C]` of one type. Padding rows do
+/// not change.
 pub fn add_grouped_bias(x: &mut Tensor, bias: &Tensor, groups: &Groups) -> Result<()> {
     check_groups("add_grouped_bias", x, bias, groups)?;
     bias.expect_dtype("add_grouped_bias: bias", &[x.dtype()])?;
@@ -48,8 +49,8 @@ pub fn add_grouped_bias(x: &mut Tensor, bias: &Tensor, groups: &Groups) -> Resul
     Ok(())
 }
 
-/// `dbias[g, c] += Σ_r dy[r, c]` over the rows `r` of each group `g`, for `dy` `[P, C]`, whose padding is zero, and `dbias` `[G, C]` in F32 (F64
-/// for F64). A group without rows adds nothing.
+/// Computes `dbias[g, c] += Σ_r dy[r, c]` over the rows `r` of each group `g`, for `dy` `[P, C]` and `dbias` `[G, C]` in F32 (F64 for F64). The
+/// padding rows of `dy` must be zero. A group without rows adds nothing.
 pub fn grouped_bias_gradient(dy: &Tensor, groups: &Groups, dbias: &mut Tensor) -> Result<()> {
     check_groups("grouped_bias_gradient", dy, dbias, groups)?;
     expect_gradient("grouped_bias_gradient: dbias", dbias, dy)?;
@@ -60,8 +61,10 @@ pub fn grouped_bias_gradient(dy: &Tensor, groups: &Groups, dbias: &mut Tensor) -
     Ok(())
 }
 
-/// `dots[r] += Σ_c dy[r, c] · bias[g, c]` for the rows `r` of each group `g`, for `dy` `[P, C]`, `bias` `[G, C]` of one type and `dots` `[P]` in F32
-/// (F64 for F64): the part of the bias in the gradient by a factor of the outputs of a row. The padding of `dots` stays as it is.
+/// Computes `dots[r] += Σ_c dy[r, c] · bias[g, c]` for the rows `r` of each group `g`, for `dy` `[P, C]`, `bias` `[G, C]` of one type and `dots`
+/// `[P]` in
+/// F32 (F64 for F64). If the outputs of a row are multiplied by a factor, `dots` is the part of the factor's gradient that comes from the bias. The
+/// padding of `dots` does not change.
 pub fn grouped_bias_dots(dy: &Tensor, bias: &Tensor, groups: &Groups, dots: &mut Tensor) -> Result<()> {
     check_groups("grouped_bias_dots", dy, bias, groups)?;
     bias.expect_dtype("grouped_bias_dots: bias", &[dy.dtype()])?;

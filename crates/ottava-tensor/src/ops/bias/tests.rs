@@ -33,13 +33,13 @@ fn the_gradient_of_a_bias_is_the_sum_of_rows() {
     }
 }
 
-/// The rows of choices of five experts. One expert has none, and one more than a chunk.
+/// Returns the choices of rows among five experts. One expert has no row, and one has more rows than a chunk.
 fn ids() -> Tensor {
     let ids: Vec<i32> = (0..300).map(|i| if i % 7 == 0 { i / 7 % 3 } else { 4 }).collect();
     Tensor::from_slice(&Device::Cpu, &[300, 1], &ids).unwrap()
 }
 
-/// `x` with zeros in its padding.
+/// Returns `x` with zeros in its padding.
 fn without_padding(x: &Tensor, groups: &Groups) -> Tensor {
     let (columns, all) = (x.shape()[1], values(x));
     let (offsets, counts) = (groups.offsets.to_vec::<i32>().unwrap(), groups.counts.to_vec::<i32>().unwrap());
@@ -79,7 +79,7 @@ fn grouped_bias_agrees_across_devices() {
     }
 }
 
-/// Padding has values here, which nothing may change or add.
+/// Here padding is not zero; it must neither change nor be added.
 #[test]
 fn each_group_has_its_bias_and_padding_none() {
     let counts = [3, 0, 130];
@@ -102,7 +102,7 @@ fn each_group_has_its_bias_and_padding_none() {
             (0..2).for_each(|c| expected[c] += b[2 * g + c]);
         }
         assert_eq!(values(&y)[2 * row..][..2], expected, "row {row}");
-        // Two products and two sums of values near 1 in F64, in another order: some units of 2⁻⁵³.
+        // Two products and two sums of values near 1 in F64, in another order, differ by some units of 2⁻⁵³.
         assert!((values(&dots)[row] - dot).abs() < 1e-12, "row {row}");
     }
     assert_eq!(values(&sum), sums);

@@ -1,4 +1,4 @@
-// Grid-stride loop over eights; the remainder and unaligned views element by element.
+// Casts in a grid-stride loop over eights. The remainder, and unaligned views, are cast element by element.
 extern "C" __global__ void cast(TO* __restrict__ y, const FROM* __restrict__ x, u64 n) {
     const u64 eights = aligned(y, x) ? n / 8 : 0;
     for (u64 g = grid_start(); g < eights; g += grid_step()) {

@@ -8,6 +8,6 @@ pub(super) fn cast(x: &Tensor, y: &mut Tensor, first: usize) {
 }
 
 fn convert<A: Float, B: Float>(x: &[A], y: &mut [B]) {
-    // F64 represents every value of the other types, so this rounds once.
+    // F64 represents every value of the other types, so each value is rounded only once.
     y.par_iter_mut().with_min_len(1 << 12).zip(x).for_each(|(y, &x)| *y = B::store(B::Real::of(x.load().to_f64())));
 }

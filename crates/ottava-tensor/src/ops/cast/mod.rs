@@ -9,14 +9,15 @@ use super::expect_compute;
 use crate::ops::dispatch::dispatch;
 use crate::{DType, Error, Result, Tensor};
 
-/// `x` rounded to `dtype`, to nearest even. Both types are of F64 (CPU only), F32, F16 and BF16.
+/// Returns `x` rounded to `dtype`, to nearest even. Both types must be F64 (CPU only), F32, F16 or BF16.
 pub fn cast(x: &Tensor, dtype: DType) -> Result<Tensor> {
     let mut y = Tensor::empty(x.device(), x.shape(), dtype)?;
     cast_into(x, &mut y, 0)?;
     Ok(y)
 }
 
-/// [`cast`] of all elements of `x` to the elements of `y` from `first` on, both counted in row-major order. Errors when they do not fit.
+/// Casts all elements of `x` as in [`cast`], and writes them to the elements of `y` from `first` on. Elements are in row-major order. Errors if they
+/// do not fit.
 pub fn cast_into(x: &Tensor, y: &mut Tensor, first: usize) -> Result<()> {
     expect_compute("cast: x", x)?;
     expect_compute("cast: result", y)?;

@@ -48,7 +48,7 @@ fn every_bf16_and_f16_survives_the_way_through_f32() {
 
 #[test]
 fn rounding_is_to_nearest_even() {
-    // Below, at and above the midpoint of 1 and the next BF16, 1 + 2^-7; and the midpoint after an odd code.
+    // Values below, at and above the midpoint of 1 and the next BF16 value, 1 + 2^-7, and the midpoint after an odd code.
     let x = [1.0 + 0.4 / 128.0, 1.0 + 0.5 / 128.0, 1.0 + 0.6 / 128.0, 1.0 + 1.5 / 128.0];
     let y = cast(&Tensor::from_slice(&Device::Cpu, &[4], &x).unwrap(), DType::BF16).unwrap();
     assert_eq!(values(&y), [1.0, 1.0, 1.0 + 1.0 / 128.0, 1.0 + 2.0 / 128.0]);

@@ -1,7 +1,7 @@
 use crate::ops::random::hash;
 use rayon::prelude::*;
 
-/// Words of a task.
+/// The number of words per task.
 const CHUNK: usize = 1 << 14;
 
 pub(super) fn checksum(bytes: &[u8]) -> u64 {
@@ -9,7 +9,7 @@ pub(super) fn checksum(bytes: &[u8]) -> u64 {
     chunks.map(|(chunk, bytes)| sum(bytes, (chunk * CHUNK) as u64)).reduce(|| 0, u64::wrapping_add)
 }
 
-/// The sum over words; the first word is number `first`.
+/// Returns the sum over the words of `bytes`. The first word has the number `first`.
 fn sum(bytes: &[u8], first: u64) -> u64 {
     let word = |bytes: &[u8]| {
         let mut padded = [0; size_of::<u64>()];

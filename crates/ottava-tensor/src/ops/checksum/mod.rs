@@ -1,4 +1,4 @@
-//! Checksums of the bytes of tensors, to find tensors that differ between ranks.
+//! Checksums of the bytes of tensors, used to find tensors that differ between ranks.
 
 mod cpu;
 pub(super) mod cuda;
@@ -8,11 +8,11 @@ mod tests;
 use crate::ops::dispatch::dispatch;
 use crate::{DType, Error, Result, Tensor};
 
-/// For each of `tensors`, of any type, `Σ hash(word + i · 0x9E3779B97F4A7C15)` modulo 2⁶⁴ over its 64-bit words, the last one padded with
-/// zeros, where `i` counts words and `hash` is the finaliser of SplitMix64; I64 `[tensors]`.
+/// Returns the checksum of each of `tensors`, which may have any type: I64 `[tensors]`.
 ///
-/// Sums of integers are exact in any order, so equal bytes give equal sums on every device. Errors when there are no tensors, or when they
-/// are on several devices.
+/// The checksum is `Σ hash(word + i · 0x9E3779B97F4A7C15)` modulo 2⁶⁴ over the 64-bit words of a tensor. `i` is the number of the word, and `hash` is
+/// the finaliser of SplitMix64. The last word is padded with zeros. Sums of integers are exact in any order, so equal bytes give equal checksums on
+/// every device. Errors if there are no tensors, or if they are on several devices.
 pub fn checksums(tensors: &[&Tensor]) -> Result<Tensor> {
     let first = tensors.first().ok_or_else(|| Error::Value("checksums: no tensors were given".into()))?;
     let mut sums = Tensor::zeros(first.device(), &[tensors.len()], DType::I64)?;

@@ -16,7 +16,7 @@ fn checksums_agree_across_devices() {
         .map(|(n, dtype)| normals("checksum", &[n], dtype))
         .collect();
     parity(&inputs, Tolerance::Exact, |x| {
-        // A slice that starts within a word.
+        // This slice starts within a word.
         let slice = x[5].rows(1, 4000)?;
         assert_eq!(slice.dtype(), DType::BF16);
         let tensors: Vec<_> = x.iter().chain([&slice]).collect();
@@ -26,7 +26,7 @@ fn checksums_agree_across_devices() {
 
 #[test]
 fn a_word_has_the_checksum_of_its_formula() {
-    // SplitMix64 of 0, 1 and 2 words: the first outputs of its generator with these states.
+    // For words of 0, the hashes are the first outputs of the SplitMix64 generator with the state 0.
     assert_eq!(sum(&[0; 8]) as u64, 0xE220_A839_7B1D_CDAF);
     assert_eq!(sum(&[0; 16]) as u64, 0xE220_A839_7B1D_CDAFu64.wrapping_add(0x6E78_9E6A_A1B9_65F4));
 }

@@ -1,5 +1,5 @@
-// `WORD` is a piece of 2 to 16 bytes that divides all sections. A row of a part has words of three sections, of widths a, b and c; the
-// matrix has `parts` of each section in a row. Grid-stride loop over the words of the parts.
+// A `WORD` has 2 to 16 bytes, and every section of a part consists of whole words. A row of a part has three sections of a, b and c words. A row of
+// the matrix has each section `parts` times. Kernels run a grid-stride loop over the words of the parts.
 struct Place { u64 part, matrix; };
 
 __device__ Place place(u64 i, u64 rows, int parts, u64 a, u64 b, u64 c) {

@@ -4,7 +4,7 @@ use crate::element::with_float;
 use rayon::prelude::*;
 use std::ops::Range;
 
-/// The columns of each section of `part`, in the matrix and in the part.
+/// Returns for each section of `part` its columns in the matrix, and its columns in the part.
 fn ranges(sections: &Sections, part: usize) -> impl Iterator<Item = (Range<usize>, Range<usize>)> {
     let mut end = 0;
     sections.widths.iter().enumerate().map(move |(section, &width)| {

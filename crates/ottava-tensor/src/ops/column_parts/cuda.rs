@@ -9,7 +9,7 @@ kernels! {
     kernel divide_columns, join_columns(y: *mut WORD, x: *const WORD, rows: u64, parts: i32, a: u64, b: u64, c: u64);
 }
 
-/// By size of a word: 2, 4, 8 and 16 bytes.
+/// The variants by size of a word: 2, 4, 8 and 16 bytes.
 const VARIANTS: &[Defines] =
     &[&[("WORD", "unsigned short")], &[("WORD", "u32")], &[("WORD", "u64")], &[("WORD", "uint4")]];
 
@@ -28,7 +28,7 @@ pub(super) fn join(gpu: &CudaDevice, parts: &Tensor, y: &mut Tensor, sections: &
 /// The words that a launch copies.
 struct Word {
     bytes: usize,
-    /// Words of a row of each section.
+    /// The number of words per row of each section of a part.
     of_sections: [usize; 3],
     all: usize,
 }
@@ -45,6 +45,6 @@ fn word(x: &Tensor, y: &Tensor, sections: &Sections) -> Word {
 
 fn launch(gpu: &CudaDevice, word: Word, entry: Entry) -> Result<()> {
     let kernel = SOURCE.kernel(VARIANTS[word.bytes.ilog2() as usize - 1], entry);
-    // SAFETY: both tensors have the elements of `rows` rows of all parts, and their sections begin at words.
+    // SAFETY: both tensors have the elements of `rows` rows of all parts. Their sections begin at multiples of a word.
     unsafe { gpu.launch(&kernel, launch::elements(gpu, word.all), BLOCK, 0) }
 }

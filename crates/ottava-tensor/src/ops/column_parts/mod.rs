@@ -1,4 +1,4 @@
-//! Columns of a matrix in equal parts, one after another: what ranks that divide heads send each other.
+//! Divides the columns of a matrix into equal parts that follow each other in memory. Ranks that divide heads exchange such parts.
 
 mod cpu;
 pub(super) mod cuda;
@@ -11,7 +11,7 @@ use crate::{Error, Result, Tensor};
 
 /// Sections of the columns of a matrix. Each section is divided into equal parts.
 struct Sections {
-    /// Columns of each section in a part; at most three, the others are 0.
+    /// The number of columns of each section of a part. There are at most three sections; further widths are 0.
     widths: [usize; 3],
     parts: usize,
     rows: usize,
@@ -28,26 +28,28 @@ impl Sections {
         Ok(Sections { widths: of_part, parts, rows })
     }
 
-    /// Columns of a part.
+    /// Returns the number of columns of a part.
     fn part(&self) -> usize {
         self.widths.iter().sum()
     }
 
-    /// Columns of the matrix.
+    /// Returns the number of columns of the matrix.
     fn columns(&self) -> usize {
         self.part() * self.parts
     }
 
-    /// The first column of the matrix of section `section` of part `part`.
+    /// Returns the first column in the matrix of section `section` of part `part`.
     fn first(&self, part: usize, section: usize) -> usize {
         self.widths[..section].iter().sum::<usize>() * self.parts + part * self.widths[section]
     }
 }
 
-/// `[P, T, C / P]`: part `p` has the `p`th of `P` equal parts of each section of the columns of `x` `[T, C]`. The sections have these
-/// `widths`, at most three; for example queries, keys and values, where each part gets whole heads.
+/// Divides the columns of `x` `[T, C]` into `P` parts, `[P, T, C / P]`. Each section of columns is divided into `P` equal pieces, and part `p` has
+/// the
+/// `p`th piece of each section.
 ///
-/// Errors with [`Error::Value`] if the parts do not divide a section.
+/// `widths` has the number of columns of each section, at most three. For example, the sections are queries, keys and values, and each part gets
+/// whole heads. Errors with [`Error::Value`] if a section cannot be divided into `P` equal pieces.
 pub fn divide_columns(x: &Tensor, widths: &[usize], parts: usize) -> Result<Tensor> {
     let [rows, columns] = x.dims("divide_columns: x")?;
     expect_compute("divide_columns: x", x)?;
@@ -61,7 +63,7 @@ pub fn divide_columns(x: &Tensor, widths: &[usize], parts: usize) -> Result<Tens
     Ok(y)
 }
 
-/// `[T, C]` from its parts `[P, T, C / P]`: the inverse of [`divide_columns`].
+/// Joins parts `[P, T, C / P]` to a matrix `[T, C]`: the inverse of [`divide_columns`].
 pub fn join_columns(parts: &Tensor, widths: &[usize]) -> Result<Tensor> {
     let [count, rows, columns] = parts.dims("join_columns: parts")?;
     expect_compute("join_columns: parts", parts)?;

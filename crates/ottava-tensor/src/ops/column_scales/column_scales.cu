@@ -1,5 +1,4 @@
-// Grid (columns / 256, chunks of rows), 8 warps. A lane finds the maximum of eight columns of every eighth row of the chunk. `amax`
-// starts at 0.
+// Grid (columns / 256, chunks of rows), 8 warps. A lane finds the amax of eight columns over every eighth row of the chunk. `amax` is initially 0.
 extern "C" __global__ void column_amaxes(float* amax, const X* x, int rows, int columns, int chunk) {
     __shared__ float all[8][256 + 8];
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, c = blockIdx.x * 256 + 8 * lane;
@@ -27,7 +26,7 @@ extern "C" __global__ void column_amaxes(float* amax, const X* x, int rows, int 
     raise(&amax[column], m);
 }
 
-// One thread per column, in place; as `scale` in cpu.rs.
+// Replaces amaxes by scales, as `scale` in cpu.rs. One thread per column.
 extern "C" __global__ void scales_of_amaxes(float* scales, int columns) {
     const int c = blockIdx.x * blockDim.x + threadIdx.x;
     if (c >= columns) return;
@@ -37,7 +36,7 @@ extern "C" __global__ void scales_of_amaxes(float* scales, int columns) {
     scales[c] = scaled ? __uint_as_float((u32)(min(max(exponent, -126), 126) + 127) << 23) : 1.0f;
 }
 
-// Grid over rows; threads stride over columns, eight at a time where rows are aligned.
+// Grid (rows). Threads stride over columns, and over eights of columns if rows are aligned.
 extern "C" __global__ void multiply_columns(X* y, const X* x, const float* scales, int columns, int inverse) {
     const u64 row = (u64)blockIdx.x * columns;
     const int eights = columns % 8 == 0 && aligned(y, x, scales) ? columns / 8 : 0;
@@ -54,7 +53,7 @@ extern "C" __global__ void multiply_columns(X* y, const X* x, const float* scale
         store(&y[row + c], load(x[row + c]) * (inverse ? 1.0f / scales[c] : scales[c]));
 }
 
-// The same grid.
+// Grid (rows). Threads stride like the threads of `multiply_columns`.
 extern "C" __global__ void add_unscaled_columns(X* sum, const float* x, const float* scales, int columns) {
     const u64 row = (u64)blockIdx.x * columns;
     const int eights = columns % 8 == 0 && aligned(sum, x, scales) ? columns / 8 : 0;

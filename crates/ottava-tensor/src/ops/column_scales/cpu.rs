@@ -16,7 +16,7 @@ pub(super) fn column_scales(x: &Tensor, scales: &mut Tensor) {
     scales.iter_mut().for_each(|amax| *amax = scale(*amax));
 }
 
-/// The largest power of two `s` with `s · amax <= 1`.
+/// Returns the largest power of two `s` with `s · amax <= 1`.
 fn scale(amax: f32) -> f32 {
     if amax == 0.0 || amax.is_infinite() {
         return 1.0;

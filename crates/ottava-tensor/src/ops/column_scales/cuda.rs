@@ -12,7 +12,7 @@ kernels! {
     kernel add_unscaled_columns(sum: *mut X, x: *const f32, scales: *const f32, columns: i32);
 }
 
-/// Rows per block.
+/// The number of rows per block.
 const CHUNK: usize = 128;
 
 pub(super) fn column_scales(gpu: &CudaDevice, x: &Tensor, scales: &mut Tensor) -> Result<()> {
@@ -20,10 +20,10 @@ pub(super) fn column_scales(gpu: &CudaDevice, x: &Tensor, scales: &mut Tensor) -
     let defines = launch::storage(x.dtype())?;
     let column_blocks = columns.div_ceil(BLOCK as usize).max(1) as u32;
     let kernel = SOURCE.kernel(defines, kernel::column_amaxes(&mut *scales, x, rows, columns, CHUNK));
-    // SAFETY: `x` is `rows · columns` elements and `scales` `columns`, which are zero.
+    // SAFETY: `x` has `rows · columns` elements. `scales` has `columns` elements, which are zero.
     unsafe { gpu.launch(&kernel, [column_blocks, rows.div_ceil(CHUNK).max(1) as u32, 1], BLOCK, 0)? };
     let kernel = SOURCE.kernel(defines, kernel::scales_of_amaxes(scales, columns));
-    // SAFETY: `scales` is `columns` elements.
+    // SAFETY: `scales` has `columns` elements.
     unsafe { gpu.launch(&kernel, [column_blocks, 1, 1], BLOCK, 0) }
 }
 
@@ -31,7 +31,7 @@ pub(super) fn multiply(gpu: &CudaDevice, x: &Tensor, scales: &Tensor, factor: Fa
     let [rows, columns] = x.dims("scale_columns: x")?;
     let entry = kernel::multiply_columns(y, x, scales, columns, factor == Factor::Inverse);
     let kernel = SOURCE.kernel(launch::storage(x.dtype())?, entry);
-    // SAFETY: `x` and `y` are `rows · columns` elements of one type and `scales` `columns`, F32.
+    // SAFETY: `x` and `y` have `rows · columns` elements of one type; `scales` has `columns`, F32.
     unsafe { gpu.launch(&kernel, [rows.max(1) as u32, 1, 1], BLOCK, 0) }
 }
 
@@ -39,6 +39,6 @@ pub(super) fn add_unscaled_columns(gpu: &CudaDevice, sum: &mut Tensor, x: &Tenso
     let [rows, columns] = x.dims("add_unscaled_columns: x")?;
     let defines = launch::storage(sum.dtype())?;
     let kernel = SOURCE.kernel(defines, kernel::add_unscaled_columns(sum, x, scales, columns));
-    // SAFETY: `sum` and `x` are `rows · columns` elements, `x` and the `columns` scales in F32.
+    // SAFETY: `sum` and `x` have `rows · columns` elements and `scales` has `columns`; `x` and `scales` are F32.
     unsafe { gpu.launch(&kernel, [rows.max(1) as u32, 1, 1], BLOCK, 0) }
 }

@@ -1,4 +1,4 @@
-//! Per-column scales of Smooth-SwiGLU, which moves them from an activation into the next weight.
+//! Per-column scales of Smooth-SwiGLU. The activation is multiplied by the scales, and the next weight by their inverses.
 
 mod cpu;
 pub(super) mod cuda;
@@ -9,22 +9,21 @@ use super::{expect_compute, real_type};
 use crate::ops::dispatch::dispatch;
 use crate::{DType, Result, Tensor};
 
-/// Factor of a column.
+/// The factor of a column.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Factor {
     Scale,
     Inverse,
 }
 
-/// For each column of `x` `[R, C]` (F32, F16 or BF16) the largest power of two `s` with `s · amax <= 1`, F32 `[C]`.
+/// Returns for each column of `x` `[R, C]` (F32, F16 or BF16) the largest power of two `s` with `s · amax <= 1`, F32 `[C]`.
 ///
-/// An amax of 0 or infinity gives 1; NaN is ignored. Scales are from 2^-126 to 2^126, so that their inverses are normal numbers; powers of
-/// two add no rounding error.
-/// Source: Fishman et al. 2024, arXiv:2409.12517, section 4, whose scales are not rounded to powers of two.
+/// An amax of 0 or infinity gives 1; NaN is ignored. Scales are between 2^-126 and 2^126, so their inverses are normal numbers. Powers of
+/// two add no rounding error. Source: Fishman et al. 2024, arXiv:2409.12517, section 4; its scales are not rounded to powers of two.
 pub fn column_scales(x: &Tensor) -> Result<Tensor> {
     let [_, columns] = x.dims("column_scales: x")?;
     expect_values("column_scales: x", x)?;
-    // Holds the amaxes first.
+    // First holds the amaxes.
     let mut scales = Tensor::zeros(x.device(), &[columns], DType::F32)?;
     dispatch! { x.device(),
         cpu => cpu::column_scales(x, &mut scales),
@@ -33,18 +32,17 @@ pub fn column_scales(x: &Tensor) -> Result<Tensor> {
     Ok(scales)
 }
 
-/// `y[r, c] = x[r, c] · scales[c]`, rounded once, for `x` `[R, C]` and `scales` `[C]` in F32 (or F64 for F64).
+/// Computes `y[r, c] = x[r, c] · scales[c]`, rounded once, for `x` `[R, C]` and `scales` `[C]` in F32 (or F64 for F64).
 pub fn scale_columns(x: &Tensor, scales: &Tensor) -> Result<Tensor> {
     multiplied(x, scales, Factor::Scale)
 }
 
-/// `y[r, c] = x[r, c] · (1 / scales[c])`, as [`scale_columns`].
+/// Computes `y[r, c] = x[r, c] · (1 / scales[c])`, rounded once. The types are as in [`scale_columns`].
 pub fn unscale_columns(x: &Tensor, scales: &Tensor) -> Result<Tensor> {
     multiplied(x, scales, Factor::Inverse)
 }
 
-/// `sum[r, c] += x[r, c] · (1 / scales[c])`, rounded once, for `sum` `[R, C]` (F32, F16 or BF16), and `x` `[R, C]` and `scales` `[C]` in
-/// F32.
+/// Computes `sum[r, c] += x[r, c] · (1 / scales[c])`, rounded once, for `sum` `[R, C]` (F32, F16 or BF16). `x` `[R, C]` and `scales` `[C]` are F32.
 pub fn add_unscaled_columns(sum: &mut Tensor, x: &Tensor, scales: &Tensor) -> Result<()> {
     expect_values("add_unscaled_columns: sum", sum)?;
     x.expect("add_unscaled_columns: x", sum.shape())?;

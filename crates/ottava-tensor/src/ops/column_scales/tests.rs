@@ -2,7 +2,7 @@ use super::{add_unscaled_columns, column_scales, scale_columns, unscale_columns}
 use crate::testing::{Tolerance, assert_close, normals, parity, values};
 use crate::{DType, Device, Tensor};
 
-/// Normal values whose columns differ by powers of ten.
+/// Returns normal values whose columns differ in magnitude by powers of ten.
 fn uneven(name: &str, [rows, columns]: [usize; 2], dtype: DType) -> Tensor {
     let mut x = normals(name, &[rows, columns], DType::F32).to_vec::<f32>().unwrap();
     x.iter_mut().enumerate().for_each(|(i, x)| *x *= 10f32.powi((i % columns) as i32 % 7 - 3));
@@ -15,7 +15,7 @@ fn column_scales_agree_across_devices() {
         for dtype in [DType::F32, DType::F16, DType::BF16] {
             let (x, sum) = (uneven("x", [r, c], dtype), normals("sum", &[r, c], dtype));
             let inputs = [x, sum, normals("product", &[r, c], DType::F32)];
-            // Each value is rounded once, and a maximum is independent of the order.
+            // Each value is rounded once, and a maximum does not depend on the order.
             parity(&inputs, Tolerance::Exact, |x| {
                 let scales = column_scales(&x[0])?;
                 let (scaled, unscaled) = (scale_columns(&x[0], &scales)?, unscale_columns(&x[0], &scales)?);
@@ -36,7 +36,7 @@ fn column_scales_map_the_amax_between_one_half_and_one() {
         (0.5, 2.0),
         (448.0, 2f32.powi(-9)),
         (f32::MIN_POSITIVE, 2f32.powi(126)),
-        // Limited so that inverses are normal.
+        // Scales are limited so that their inverses are normal.
         (1e-44, 2f32.powi(126)),
         (f32::MAX, 2f32.powi(-126)),
         (0.0, 1.0),
@@ -44,7 +44,7 @@ fn column_scales_map_the_amax_between_one_half_and_one() {
         (f32::NAN, 1.0),
     ];
     let (amaxes, expected): (Vec<f32>, Vec<f32>) = edges.into_iter().unzip();
-    // Smaller values and signs change nothing.
+    // Smaller values and signs do not change the scales.
     let rows: Vec<f32> = amaxes.iter().map(|amax| amax / 4.0).chain(amaxes.iter().map(|amax| -amax)).collect();
     let x = Tensor::from_slice(&Device::Cpu, &[2, edges.len()], &rows).unwrap();
     parity(std::slice::from_ref(&x), Tolerance::Exact, |x| Ok(vec![column_scales(&x[0])?]));

@@ -1,4 +1,4 @@
-// `X` is the type of a tensor and of its reference, `CODE` the type of codes.
+// `X` is the type of a tensor and of its reference, and `CODE` is the type of codes.
 struct Sums {
     double at[4];
     __device__ __forceinline__ void add(double x, double r) {
@@ -16,7 +16,7 @@ __device__ __forceinline__ void block_sums(double* into, const Sums& sums) {
     }
 }
 
-// Each block writes four sums: x·x, r·r, x·r and the squared error, in F64. Row i of the reference belongs to row i · every of x.
+// Each block writes four sums in F64: x·x, r·r, x·r and the squared error. Row i of the reference is compared with row i · every of x.
 extern "C" __global__ void __launch_bounds__(256)
 compare_rows(double* partial, const X* x, const X* reference, u64 rows, u64 columns, u64 every) {
     const u64 per_row = (columns + 7) / 8;
@@ -34,7 +34,7 @@ compare_rows(double* partial, const X* x, const X* reference, u64 rows, u64 colu
     block_sums(partial + 4 * blockIdx.x, sums);
 }
 
-// Adds the sums of the products of rows with a direction. A block takes whole rows.
+// Compares the products of rows with a direction. A block processes whole rows.
 extern "C" __global__ void __launch_bounds__(256)
 compare_along(double* partial, const X* x, const X* reference, const X* direction, u64 rows, u64 columns) {
     Sums sums = {};
@@ -52,7 +52,7 @@ compare_along(double* partial, const X* x, const X* reference, const X* directio
     block_sums(partial + 4 * blockIdx.x, sums);
 }
 
-// Adds the sums of codes `[rows, columns]`, times their scales, and the matrix of this shape.
+// Compares the dequantized codes `[rows, columns]` with a matrix of the same shape.
 extern "C" __global__ void __launch_bounds__(256)
 compare_codes(double* partial, const CODE* codes, const float* scales, const X* x, u64 rows, u64 columns, u64 pitch, u64 rows_shared,
               u64 columns_shared, u64 row_scales, u64 column_scales) {
@@ -65,7 +65,7 @@ compare_codes(double* partial, const CODE* codes, const float* scales, const X* 
         float v[8], r[8];
         unpack8(fetch8(codes + row * pitch + column, valid, wide_codes && valid == 8), v);
         unpack8(fetch8(x + row * columns + column, valid, wide && valid == 8), r);
-        // Blocks begin at multiples of eight columns.
+        // Blocks of scales begin at multiples of eight columns.
         const float scale = scales[row / rows_shared * row_scales + column / columns_shared * column_scales];
 #pragma unroll
         for (int i = 0; i < 8; i++) sums.add(v[i] * scale, r[i]);
@@ -73,7 +73,7 @@ compare_codes(double* partial, const CODE* codes, const float* scales, const X* 
     block_sums(partial + 4 * blockIdx.x, sums);
 }
 
-// Adds the sums of codes `[rows, columns]`, times their scales, and a matrix `[columns, rows]`. A tile of the matrix is in shared memory.
+// Compares the dequantized codes `[rows, columns]` with a matrix `[columns, rows]`. A tile of the matrix is in shared memory.
 extern "C" __global__ void __launch_bounds__(256)
 compare_transposed(double* partial, const CODE* codes, const float* scales, const X* x, u64 rows, u64 columns, u64 pitch, u64 rows_shared,
                    u64 columns_shared, u64 row_scales, u64 column_scales) {
@@ -109,7 +109,7 @@ compare_transposed(double* partial, const CODE* codes, const float* scales, cons
     block_sums(partial + 4 * blockIdx.x, sums);
 }
 
-// One block.
+// Adds the sums of all blocks. One block.
 extern "C" __global__ void __launch_bounds__(256) total(double* sums, const double* partial, int n) {
     Sums all = {};
     for (int i = threadIdx.x; i < n; i += blockDim.x)

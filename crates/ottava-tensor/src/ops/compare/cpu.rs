@@ -6,7 +6,7 @@ use crate::{DType, Tensor};
 use half::bf16;
 use rayon::prelude::*;
 
-/// Elements of a chunk of a row. Chunks are added in order, independent of the number of threads.
+/// The number of elements per chunk of a row. Chunks are added in order, so sums do not depend on the number of threads.
 const CHUNK: usize = 1 << 14;
 
 pub(super) fn compare_rows(x: &Tensor, every: usize, reference: &Tensor) -> [f64; SUMS] {
@@ -63,7 +63,7 @@ fn of_codes<C: Float<Real = f32>, X: Float<Real = f32>>(
     matrix: &Tensor,
 ) -> [f64; SUMS] {
     let (codes, scales, x) = (codes.host::<C>(), scale_inv.host::<f32>(), matrix.host::<X>());
-    // From one column, and from one row, of the codes to the next.
+    // The distances in `matrix` from one column of the codes to the next, and from one row of the codes to the next.
     let [next, next_row] = if is_transposed { [layout.rows, 1] } else { [1, layout.columns] };
     let of_row = |row: usize| {
         let pairs = (0..layout.columns).map(|column| {
@@ -85,7 +85,7 @@ fn sum(pairs: impl Iterator<Item = [f64; 2]>) -> [f64; SUMS] {
     all
 }
 
-/// The sums of all `parts`, added in their order.
+/// Adds the sums of all `parts` in their order.
 fn total(parts: usize, of_part: impl Fn(usize) -> [f64; SUMS] + Sync + Send) -> [f64; SUMS] {
     let parts: Vec<_> = (0..parts).into_par_iter().map(of_part).collect();
     parts.into_iter().fold([0.0; SUMS], |a, b| std::array::from_fn(|i| a[i] + b[i]))

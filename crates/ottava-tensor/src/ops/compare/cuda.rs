@@ -5,7 +5,7 @@ use crate::ops::dequantize::Layout;
 use crate::ops::launch::{self, BLOCK, Defines, readers};
 use crate::{DType, Result, Tensor};
 
-/// Side of the tiles in which transposed codes are compared.
+/// The side of the tiles in which transposed codes are compared.
 const SIDE: usize = 64;
 
 kernels! {
@@ -19,7 +19,7 @@ kernels! {
     kernel total(sums: *mut f64, partial: *const f64, n: i32);
 }
 
-/// The types of tensors, and of codes.
+/// The types of tensors and the types of codes.
 const VARIANTS: &[Defines] = &[
     &[("X", "f32"), ("CODE", "e4m3")],
     &[("X", "f32"), ("CODE", "e5m2")],
@@ -46,7 +46,7 @@ pub(super) fn compare_rows(
     sums: &mut Tensor,
     at: usize,
 ) -> Result<()> {
-    // Checks that the type exists on a GPU.
+    // Errors if the type does not exist on a GPU.
     launch::storage(x.dtype())?;
     let [rows, columns] = reference.dims("compare: reference")?;
     let grid = readers(gpu, (rows * columns.div_ceil(8)).div_ceil(BLOCK as usize));
@@ -108,7 +108,7 @@ pub(super) fn compare_codes(
         row_scales,
         column_scales,
     );
-    // SAFETY: `layout` leads to the codes and scales of as many elements as `matrix` has, and `partial` has room for the sums of each block.
+    // SAFETY: `layout` describes the codes and scales of as many elements as `matrix` has; `partial` has room for the sums of each block.
     unsafe { gpu.launch(&variant(matrix.dtype(), codes.dtype(), entry), grid, BLOCK, 0)? };
     total(gpu, matrix.dtype(), &partial, sums, at)
 }
@@ -117,6 +117,6 @@ fn total(gpu: &CudaDevice, dtype: DType, partial: &Tensor, sums: &mut Tensor, at
     let into = sums.device_ptr_mut() + (at * SUMS * DType::F64.size()) as u64;
     let blocks = partial.shape()[0];
     let entry = kernel::total(AddressMut(into), partial, blocks);
-    // SAFETY: `partial` has as many rows as the count says, and `sums` more than `at`.
+    // SAFETY: `partial` has the given number of rows, and `sums` has more than `at` rows.
     unsafe { gpu.launch(&variant(dtype, DType::E4M3, entry), [1, 1, 1], BLOCK, 0) }
 }

@@ -1,4 +1,4 @@
-//! Sums that say how far a tensor is from a reference: norms, error and direction.
+//! Sums that tell how far a tensor is from a reference: norms, error and direction.
 
 mod cpu;
 pub(super) mod cuda;
@@ -13,11 +13,11 @@ use crate::{DType, Error, Result, Tensor};
 /// The number of sums of a comparison: `Σ x²`, `Σ r²`, `Σ x·r` and `Σ (x − r)²`.
 pub const SUMS: usize = 4;
 
-/// Types of tensors that are compared; F64 on the CPU.
+/// The types of tensors that can be compared; F64 only on the CPU.
 const TYPES: &[DType] = &[DType::F32, DType::F64, DType::BF16, DType::F16];
 
-/// Writes the sums of `x` and `reference`, of one size and type (F32, BF16, F16, or on the CPU F64), to row `at` of `sums`, F64 `[n, 4]`: `Σ x²`,
-/// `Σ r²`, `Σ x·r` and `Σ (x − r)²`, in F64.
+/// Compares `x` with `reference`: writes `Σ x²`, `Σ r²`, `Σ x·r` and `Σ (x − r)²` in F64 to row `at` of `sums`, F64 `[n, 4]`. `x` and `reference`
+/// have the same size and type (F32, BF16, F16, or F64 on the CPU).
 pub fn compare(x: &Tensor, reference: &Tensor, sums: &mut Tensor, at: usize) -> Result<()> {
     if x.len() != reference.len() {
         return Err(different_sizes(x, 1, reference));
@@ -26,7 +26,7 @@ pub fn compare(x: &Tensor, reference: &Tensor, sums: &mut Tensor, at: usize) -> 
     compare_rows(&x, 1, &reference, sums, at)
 }
 
-/// [`compare`] of rows 0, `every`, 2 · `every`, … of `x` `[M, N]` with the rows of `reference` `[⌈M / every⌉, N]`.
+/// Compares as [`compare`], but only rows 0, `every`, 2 · `every`, … of `x` `[M, N]`, with the rows of `reference` `[⌈M / every⌉, N]`.
 pub fn compare_rows(x: &Tensor, every: usize, reference: &Tensor, sums: &mut Tensor, at: usize) -> Result<()> {
     x.expect_dtype("compare: x", TYPES)?;
     reference.expect_dtype("compare: reference", &[x.dtype()])?;
@@ -42,7 +42,7 @@ pub fn compare_rows(x: &Tensor, every: usize, reference: &Tensor, sums: &mut Ten
     Ok(())
 }
 
-/// [`compare`] of the products of rows with a direction: `x` and `reference` `[S, N]` are replaced by `x · direction` and
+/// Compares as [`compare`], but the products of rows with a direction. `x` and `reference` `[S, N]` are replaced by `x · direction` and
 /// `reference · direction` `[S]` for a `direction` `[S, N]` of the same type.
 pub fn compare_along(x: &Tensor, reference: &Tensor, direction: &Tensor, sums: &mut Tensor, at: usize) -> Result<()> {
     x.expect_dtype("compare: x", TYPES)?;
@@ -59,8 +59,7 @@ pub fn compare_along(x: &Tensor, reference: &Tensor, direction: &Tensor, sums: &
     Ok(())
 }
 
-/// [`compare`] of the values of the codes that a product reads, `code · scale_inv`, with the matrix `[rows, columns]` that was cast, in F32
-/// or BF16.
+/// Compares as [`compare`] the dequantized values of codes, `code · scale_inv`, with the matrix `[rows, columns]` that was cast, in F32 or BF16.
 pub fn compare_codes(codes: Operand, matrix: &Tensor, sums: &mut Tensor, at: usize) -> Result<()> {
     matrix.expect_dtype("compare: matrix", &[DType::F32, DType::BF16])?;
     let (stored, scale_inv, layout) = Layout::of("compare: codes", codes)?;

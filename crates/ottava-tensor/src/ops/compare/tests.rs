@@ -3,7 +3,7 @@ use crate::ops::{CastScale, CastStatistics, CodeCopies, CurrentScaling, Fp8Outpu
 use crate::testing::{Tolerance, normals, parity, values};
 use crate::{DType, Device, Granularity, Result, Tensor};
 
-/// Sums of up to 131,072 terms in F64 have another order, and each addition rounds by 2⁻⁵³ of a partial sum: up to 1.2e-13 of a sum is seen.
+/// The tolerance of F64 sums of up to 131,072 terms in another order. Each addition rounds by 2⁻⁵³ of a partial sum; up to 1.2e-13 of a sum was seen.
 const ROUNDING: f64 = 1e-12;
 
 fn sums(x: &Tensor, reference: &Tensor) -> Result<Tensor> {
@@ -29,9 +29,9 @@ fn sums_agree_across_devices() {
     for dtype in [DType::F32, DType::BF16, DType::F16] {
         for shape in [[1, 1], [7, 13], [64, 1000], [513, 1031]] {
             let inputs = [normals("x", &shape, dtype), normals("r", &shape, dtype)];
-            // F64 sums in another order.
+            // Sums in F64 run in another order.
             parity(&inputs, Tolerance::Steps(DType::F64, 4096.0), |x| Ok(vec![sums(&x[0], &x[1])?]));
-            // A slice that is not aligned.
+            // This slice is not aligned.
             parity(&inputs, Tolerance::Steps(DType::F64, 4096.0), |x| {
                 let [x, r] = [&x[0], &x[1]].map(|x| x.reshape(&[x.len()]).and_then(|x| x.rows(x.len() / 2, x.len())));
                 Ok(vec![sums(&x?, &r?)?])
@@ -48,7 +48,7 @@ fn wrong_sizes_are_errors() {
     assert!(compare(&x, &x, &mut sums, 1).unwrap_err().to_string().contains("row 1 is beyond"));
 }
 
-/// Row 1 of new sums that `compare` writes.
+/// Returns new sums. `compare` writes row 1 of the sums.
 fn row(x: &Tensor, compare: impl FnOnce(&mut Tensor) -> Result<()>) -> Result<Tensor> {
     let mut sums = Tensor::zeros(x.device(), &[2, SUMS], DType::F64)?;
     compare(&mut sums)?;
@@ -89,7 +89,7 @@ fn sums_of_codes_are_those_of_their_values() {
     ];
     for (shape, format) in [([3, 300], DType::E4M3), ([130, 257], DType::E5M2), ([256, 512], DType::E4M3)] {
         for granularity in granularities {
-            // In F32, values of codes are exact.
+            // In F32, dequantized values are exact.
             let both = |x: &Tensor| -> Result<Vec<Tensor>> {
                 let mut statistics = CastStatistics::new(x.device(), 1)?;
                 let scale = Tensor::from_slice(x.device(), &[1], &[3.5f32])?;
@@ -125,13 +125,13 @@ fn sums_along_a_direction_are_those_of_products_of_rows() {
     let tensor = |values: [f32; 6]| Tensor::from_slice(&Device::Cpu, &[2, 3], &values).unwrap();
     let (x, r) = (tensor([1.0, 2.0, 3.0, 4.0, 5.0, 6.0]), tensor([1.0, 1.0, 1.0, 2.0, 2.0, 2.0]));
     let direction = tensor([1.0, 0.0, 1.0, 1.0, -1.0, 0.0]);
-    // Products 4 and -1, and 2 and 0.
+    // The products are 4 and -1 for `x`, and 2 and 0 for `r`.
     let sums = row(&x, |sums| compare_along(&x, &r, &direction, sums, 1)).unwrap();
     assert_eq!(values(&sums)[SUMS..], [17.0, 4.0, 8.0, 5.0]);
     for dtype in [DType::F32, DType::BF16] {
         for shape in [[1, 1], [7, 13], [130, 1031]] {
             let inputs = ["x", "r", "d"].map(|name| normals(name, &shape, dtype));
-            // Products cancel, and their sums are added in another order.
+            // Terms of the products cancel, and their sums are added in another order.
             parity(&inputs, Tolerance::Steps(DType::F64, 1e7), |x| {
                 Ok(vec![row(&x[0], |sums| compare_along(&x[0], &x[1], &x[2], sums, 1))?])
             });

@@ -1,4 +1,4 @@
-// Grid-stride loop over groups. Rows of C values have (C + 15) / 16 groups.
+// Compresses in a grid-stride loop over groups. A row of C values has (C + 15) / 16 groups.
 extern "C" __global__ void __launch_bounds__(256) compress(e4m3* __restrict__ codes, unsigned char* __restrict__ scale_inv,
                                                            const X* __restrict__ x, u64 rows, int C) {
     const int groups = (C + 15) / 16;

@@ -19,7 +19,7 @@ fn compress_rows<S: Float<Real = f32>>(x: &Tensor, y: &mut CompressedTensor) {
         y.codes.host_mut::<E4M3>().par_chunks_mut(width).zip(y.scale_inv.host_mut::<E8M0>().par_chunks_mut(groups));
     rows.zip(x.host::<S>().par_chunks(width)).for_each(|((codes, scale_inv), x)| {
         for ((codes, scale_inv), x) in codes.chunks_mut(GROUP).zip(scale_inv).zip(x.chunks(GROUP)) {
-            // Absolute values order as their bits, NaN above infinity.
+            // Absolute values have the same order as their bits. NaN is above infinity.
             let amax = x.iter().map(|x| x.load().to_bits() & 0x7FFF_FFFF).fold(0, u32::max);
             *scale_inv = smallest_scale_inv(amax);
             let scale = f32::from_bits((254 - u32::from(scale_inv.0.min(254))) << 23);
@@ -30,8 +30,8 @@ fn compress_rows<S: Float<Real = f32>>(x: &Tensor, y: &mut CompressedTensor) {
     });
 }
 
-/// Biased exponent of the smallest power of two that divides a value with these `bits` to at most 448 = 1.75 · 2⁸: its exponent minus 8,
-/// plus one if its mantissa exceeds 1.75, by a carry.
+/// Returns the biased exponent of the smallest power of two that divides a value with these `bits` to at most 448 = 1.75 · 2⁸. It is the exponent of
+/// the value minus 8, plus one if the mantissa exceeds 1.75. A carry of the addition adds this one.
 pub(in crate::ops) fn smallest_scale_inv(bits: u32) -> E8M0 {
     match bits {
         0x7F80_0000.. => E8M0::NAN,

@@ -22,6 +22,6 @@ pub(super) fn decompress(gpu: &CudaDevice, x: &CompressedTensor, y: &mut Tensor)
 
 fn launch(gpu: &CudaDevice, dtype: DType, [rows, columns]: [usize; 2], entry: Entry) -> Result<()> {
     let kernel = SOURCE.kernel(launch::storage(dtype)?, entry);
-    // SAFETY: values and codes are `rows · columns`, and there is a scale for each started `GROUP` of a row.
+    // SAFETY: values and codes have `rows · columns` elements, and each started `GROUP` of a row has a scale.
     unsafe { gpu.launch(&kernel, launch::elements(gpu, rows * columns.div_ceil(GROUP)), BLOCK, 0) }
 }

@@ -1,11 +1,11 @@
-//! Saved activations: the values, or E4M3 codes with a power-of-two scale for each 16 neighbours of a row.
+//! Saved activations: the values, or E4M3 codes with a power-of-two scale for each group of 16 neighbours of a row.
 //!
-//! Only elementwise ops and norms read them, so they need no transpose, padding or tensor-core layout, unlike a
-//! [`QuantizedTensor`](crate::QuantizedTensor). A power of two takes one byte instead of COAT's BF16 scale, and decoding is exact: four
-//! significant bits times a power of two are a BF16 value.
-//! Xi et al. 2024 (COAT), arXiv:2410.19313, section 5; the power of two is the E8M0 of OCP's MX specification v1.0.
+//! Only elementwise ops and norms read saved activations. So they need no transpose, padding or tensor-core layout, unlike a
+//! [`QuantizedTensor`](crate::QuantizedTensor). A power of two takes one byte, while COAT's scale is BF16. Decoding is exact: four significant bits
+//! times a power of two are a BF16 value. Xi et al. 2024 (COAT), arXiv:2410.19313, section 5; the power of two is the E8M0 of OCP's MX specification
+//! v1.0.
 //!
-//! `activation_compressing` fuses this cast with the activation. Backward kernels read either form directly, through `Exact` or `Compressed` of
+//! `activation_compressing` fuses this cast with the activation. Backward kernels read both forms directly, through `Exact` and `Compressed` of
 //! `common.cuh`.
 
 mod cpu;
@@ -18,10 +18,10 @@ use crate::{DType, Device, Result, Tensor};
 
 pub(super) use cpu::smallest_scale_inv;
 
-/// Neighbours of a row that share a scale. The last group of a row may be shorter.
+/// The number of neighbours of a row that share a scale. The last group of a row may be shorter.
 const GROUP: usize = 16;
 
-/// An activation `[R, C]` in E4M3 with a power-of-two scale per group of 16 values: 17 bytes instead of 32 in BF16.
+/// An activation `[R, C]` in E4M3, with a power-of-two scale per group of 16 values. A group takes 17 bytes, compared with 32 in BF16.
 #[derive(Clone, Debug)]
 pub struct CompressedTensor {
     pub(super) codes: Tensor,     /* [R, C] */
@@ -29,8 +29,8 @@ pub struct CompressedTensor {
     dtype: DType,
 }
 
-/// Compresses `x` `[R, C]` (F32, F16 or BF16): `code = satcast(x / scale_inv)`, where `scale_inv` is the smallest power of two, at least
-/// 2⁻¹²⁶, with which no code of the group exceeds 448.
+/// Compresses `x` `[R, C]` (F32, F16 or BF16) to `code = satcast(x / scale_inv)`. `scale_inv` is the smallest power of two, at least 2⁻¹²⁶, for which
+/// no code of the group exceeds 448.
 ///
 /// A group with an infinity or a NaN decodes to NaN.
 pub fn compress(x: &Tensor) -> Result<CompressedTensor> {
@@ -53,7 +53,7 @@ pub(super) fn prepare(x: &Tensor) -> Result<CompressedTensor> {
     })
 }
 
-/// `code · scale_inv` in the original type. Exact, except that a value near the largest F16 may have been rounded up to infinity.
+/// Returns `code · scale_inv` in the original type. The result is exact, but a value near the largest F16 may have been rounded up to infinity.
 pub fn decompress(x: &CompressedTensor) -> Result<Tensor> {
     let mut y = Tensor::empty(x.codes.device(), x.codes.shape(), x.dtype)?;
     dispatch! { x.codes.device(),
@@ -68,12 +68,12 @@ pub fn decompress(x: &CompressedTensor) -> Result<Tensor> {
 pub enum SavedActivation {
     /// Uncompressed.
     Exact(Tensor),
-    /// From [`compress()`].
+    /// Compressed by [`compress()`].
     Compressed(CompressedTensor),
 }
 
 impl SavedActivation {
-    /// The activation, decompressed if necessary.
+    /// Returns the activation, decompressed if necessary.
     pub fn value(&self) -> Result<Tensor> {
         match self {
             SavedActivation::Exact(x) => Ok(x.clone()),
@@ -81,12 +81,12 @@ impl SavedActivation {
         }
     }
 
-    /// Its device.
+    /// Returns the device of the activation.
     pub fn device(&self) -> &Device {
         self.values_or_codes().device()
     }
 
-    /// Type of its values.
+    /// Returns the type of the values.
     pub fn dtype(&self) -> DType {
         match self {
             SavedActivation::Exact(x) => x.dtype(),
@@ -94,12 +94,12 @@ impl SavedActivation {
         }
     }
 
-    /// Its shape; `what` names op and argument in the error if it is not a matrix.
+    /// Returns the shape. `what` names op and argument in the error if the activation is not a matrix.
     pub(super) fn dims(&self, what: &str) -> Result<[usize; 2]> {
         self.values_or_codes().dims(what)
     }
 
-    /// The values or codes, whose alignment kernels check.
+    /// Returns the values or codes. Kernels check their alignment.
     pub(super) fn values_or_codes(&self) -> &Tensor {
         match self {
             SavedActivation::Exact(x) => x,

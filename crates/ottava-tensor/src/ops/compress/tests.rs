@@ -15,7 +15,7 @@ fn matrix(columns: usize, x: &[f32], dtype: DType) -> Tensor {
     cast(&Tensor::from_slice(&Device::Cpu, &[x.len() / columns, columns], x).unwrap(), dtype).unwrap()
 }
 
-/// Groups of very different magnitudes: rows of `x` times powers of two, down to subnormals of F32.
+/// Returns groups of very different magnitudes: rows of `x` times powers of two, down to subnormals of F32.
 fn spread(name: &str, shape: [usize; 2], dtype: DType) -> Tensor {
     let x = values(&normals(name, &shape, DType::F32));
     let exponents = if dtype == DType::F16 { -14..=9 } else { -140..=120 };
@@ -50,7 +50,7 @@ fn decompressed_values_are_within_half_a_step() {
         for (row, back) in values(&x).chunks(83).zip(back.chunks(83)) {
             for (group, back) in row.chunks(16).zip(back.chunks(16)) {
                 let amax = group.iter().fold(0f64, |amax, x| amax.max(x.abs()));
-                // Four significant bits, down to subnormal codes and the smallest exponent.
+                // A code has four significant bits, except for subnormal codes and the smallest exponent.
                 let finest = (amax * 2f64.powi(-9) / 224.0).max(2f64.powi(-126 - 9)) / 2.0;
                 for (x, back) in group.iter().zip(back) {
                     assert!((x - back).abs() <= (x.abs() / 16.0).max(finest), "{x:e} came back as {back:e}");
@@ -70,7 +70,7 @@ fn scales_bring_the_largest_between_224_and_448() {
     };
     assert_eq!([448.0, 448.1, 449.0, 224.0, 224.1, 896.0].map(exponent), [127, 128, 128, 126, 127, 128]);
     assert_eq!([1.75, 1.0, -1.7501].map(exponent), [119, 119, 120]);
-    // Limited to 2⁻¹²⁶, whose reciprocal is normal; none above 2¹²⁰ is needed.
+    // Exponents are limited to 2⁻¹²⁶, whose reciprocal is normal. No exponent above 2¹²⁰ is needed.
     assert_eq!([0.0, -0.0, f32::from_bits(1), f32::MIN_POSITIVE].map(exponent), [1; 4]);
     assert_eq!([f32::MAX, f32::INFINITY, f32::NAN].map(exponent), [247, 255, 255]);
 }
@@ -116,7 +116,7 @@ fn backward_of_compressed_inputs_matches_decompressed() {
     }
 }
 
-/// The gradient with every destination, with and without the recomputed activation.
+/// Returns the gradient for every output, with and without the recomputed activation.
 fn swiglu(dy: &Tensor, x: &SavedActivation) -> Vec<Tensor> {
     let device = dy.device();
     let mut amax = Tensor::zeros(device, &[1], DType::F32).unwrap();
@@ -142,7 +142,7 @@ fn swiglu(dy: &Tensor, x: &SavedActivation) -> Vec<Tensor> {
     made
 }
 
-/// A LayerNorm and a GELU of compressed inputs against decompressed ones.
+/// Compares LayerNorm and GELU of compressed inputs with LayerNorm and GELU of decompressed inputs.
 #[test]
 fn layernorm_and_gelu_read_compressed_inputs() {
     let how = Gelu(crate::ops::Gelu::Exact);
@@ -169,7 +169,7 @@ fn layernorm_and_gelu_read_compressed_inputs() {
     }
 }
 
-/// Gradients of input and weight, and with a residual also the amax.
+/// Returns the gradients by input and weight. With a residual, also returns the amax.
 fn norm(dy: &Tensor, x: &SavedActivation, weight: &Tensor, rstd: &Tensor) -> Result<Vec<Tensor>> {
     let (device, mut made) = (dy.device(), Vec::new());
     for residual in [None, Some(dy)] {
@@ -194,7 +194,7 @@ fn swiglu_compressing_matches_compress() {
     compresses_beside(SwiGlu, DType::F16);
 }
 
-/// The activation matches `swiglu_to` and the compressed input matches `compress`, on every device.
+/// Checks on every device that the activation equals the result of `activation_to`, and that the compressed input equals the result of `compress`.
 fn compresses_beside(how: Activation, dtype: DType) {
     for device in std::iter::once(Device::Cpu).chain(gpu()) {
         for (t, f) in [(1, 1), (3, 7), (17, 48), (33, 24), (130, 272), (257, 528)] {

@@ -4,7 +4,7 @@ use crate::wide::wide;
 use crate::{DType, Tensor};
 use rayon::prelude::*;
 
-/// `soft_cap · tanh(logit / soft_cap)`, or the logit without a cap.
+/// Returns `soft_cap · tanh(logit / soft_cap)`, or the logit without a cap.
 fn capped<R: Real>(logit: R, soft_cap: Option<R>) -> R {
     soft_cap.map_or(logit, |cap| cap * (logit / cap).tanh())
 }
@@ -16,13 +16,13 @@ pub(super) fn cap_logits(logits: &mut Tensor, soft_cap: f64) {
     });
 }
 
-/// [`CrossEntropy`] in the type of sums.
+/// The fields of [`CrossEntropy`] in the type of sums.
 #[derive(Clone, Copy)]
 struct Terms<R> {
     cap: Option<R>,
-    /// The weight in the loss of the target's logit.
+    /// The weight of the target's logit in the loss.
     on_target: R,
-    /// The weight in the loss of every logit.
+    /// The weight of every logit in the loss.
     on_all: R,
 }
 
@@ -32,7 +32,7 @@ impl<R: Real> Terms<R> {
         Terms { cap: how.soft_cap.map(R::of), on_target, on_all }
     }
 
-    /// The sum of `logits` by their weights; the target may be one of them.
+    /// Returns the sum of `logits` times their weights in the loss. `target` is the column of the target, if these logits include the target.
     fn weighted<S: Float<Real = R>>(self, logits: &[S], target: Option<usize>) -> R {
         let at_target = target.map_or_else(R::default, |target| capped(logits[target].load(), self.cap));
         if self.on_all == R::default() {
@@ -82,7 +82,7 @@ pub(super) fn cross_entropy_gradient(
     });
 }
 
-/// The scale of a token, of one for all or one for each.
+/// Returns the scale of a token. `scale` has one element for all tokens, or one per token.
 fn of_token<R: Real>(scale: &[R], token: usize) -> R {
     if scale.len() == 1 { scale[0] } else { scale[token] }
 }
@@ -98,7 +98,7 @@ fn row_gradient<S: Float>(logits: &mut [S], target: i32, scale: S::Real, terms: 
     loss
 }
 
-/// `scale · (e^(logit - lse) - on_target · onehot(target) - on_all)`, times the slope of the cap.
+/// Replaces logits by `scale · (e^(logit - lse) - on_target · onehot(target) - on_all)`, times the slope of the cap.
 fn replace_by_gradient<S: Float>(
     logits: &mut [S],
     target: Option<usize>,
@@ -127,14 +127,14 @@ fn replace_by_gradient<S: Float>(
 }
 
 wide! {
-    /// `scale · (e^(logit - lse) - on_all)`.
+    /// Replaces logits by `scale · (e^(logit - lse) - on_all)`.
     fn softmax_gradient[S: Float](logits: &mut [S], lse: S::Real, on_all: S::Real, scale: S::Real) {
         for logit in logits {
             *logit = S::store(((logit.load() - lse).exp() - on_all) * scale);
         }
     }
 
-    /// `e^(logit - largest)`.
+    /// Computes `e^(logit - largest)`.
     fn exponentials[S: Float](logits: &[S], largest: S::Real, out: &mut [S::Real]) {
         for (out, logit) in out.iter_mut().zip(logits) {
             *out = (logit.load() - largest).exp();
@@ -142,7 +142,7 @@ wide! {
     }
 }
 
-/// The column of a target in the logits of `columns` tokens from `first` on.
+/// Returns the column of a target in the logits of `columns` tokens from `first` on, or `None` if it is not among these tokens.
 fn column_of(target: i32, first: usize, columns: usize) -> Option<usize> {
     (target as usize).checked_sub(first).filter(|column| *column < columns)
 }
@@ -207,10 +207,10 @@ pub(super) fn partial_gradient(
 }
 
 fn log_sum_exp<S: Float>(logits: &[S], cap: Option<S::Real>) -> S::Real {
-    // The comparison keeps NaN, on which the trainer stops.
+    // This comparison keeps NaN. The trainer stops on NaN.
     let values = logits.iter().map(|l| capped(l.load(), cap));
     let largest = values.clone().reduce(|a, b| if b > a { b } else { a }).expect("a vocabulary");
-    // F64: a sum over a long vocabulary loses digits in F32.
+    // The sum is F64, because a sum over a long vocabulary loses digits in F32.
     let sum: f64 = match cap {
         Some(_) => values.map(|value| (value - largest).exp().to_f64()).sum(),
         None => {

@@ -1,8 +1,7 @@
-// One block per row, which begins `pitch` elements after the last one; threads stride over the vocabulary, eight logits at a time where rows are
-// aligned.
+// One block per row of logits. Rows are `pitch` elements apart. Threads stride over the vocabulary, and over eights of logits if rows are aligned.
 #define LOWEST -3.402823466e38f
 
-// With CAPS the last argument of a kernel bounds the absolute values of logits.
+// With CAPS, the last argument of a kernel is the upper bound of the absolute values of logits.
 #ifndef CAPS
 #define AND_CAP
 #define CAP 0.0f
@@ -12,17 +11,18 @@ __device__ __forceinline__ float slope(float, float) { return 1.0f; }
 #define AND_CAP , float cap
 #define CAP cap
 __device__ __forceinline__ float capped(float x, float cap) { return cap * tanhf(x / cap); }
-// The derivative of a logit that is `capped` by what it was before.
+// Returns the derivative of a capped logit by the logit before the cap.
 __device__ __forceinline__ float slope(float capped, float cap) { return 1.0f - capped / cap * (capped / cap); }
 
-// In place; threads stride over all logits.
+// Replaces logits in place. Threads stride over all logits.
 extern "C" __global__ void cap_logits(X* logits, long long n, float cap) {
     for (long long i = (long long)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += (long long)gridDim.x * blockDim.x)
         store(&logits[i], capped(load(logits[i]), cap));
 }
 #endif
 
-// With SMOOTHS the last arguments of a kernel are the weights in the loss of the target's logit and of each logit of the vocabulary.
+// With SMOOTHS, the last arguments of a kernel are weights in the loss: the weight of the target's logit, and the weight of each logit of the
+// vocabulary.
 #ifndef SMOOTHS
 #define AND_WEIGHTS
 #define ON_TARGET 1.0f
@@ -37,21 +37,21 @@ extern "C" __global__ void cap_logits(X* logits, long long n, float cap) {
 #define WEIGHTED(at_target, sum) (on_target * (at_target) + on_all * (sum))
 #endif
 
-// With TOKEN_SCALES the loss of each token has a factor of its own.
+// With TOKEN_SCALES, the loss of each token has a separate factor.
 #ifdef TOKEN_SCALES
 #define SCALE scale_of_loss[blockIdx.x]
 #else
 #define SCALE *scale_of_loss
 #endif
 
-// e^x by the hardware exp2: three instructions, accurate to a few ulps except for small results.
+// Returns e^x by the hardware exp2: three instructions, accurate to a few ulps except for small results.
 __device__ __forceinline__ float exponential(float x) {
     float y;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x * 1.44269504f));
     return y;
 }
 
-// A running maximum and the sum of e^(x - maximum), so that a row is read once. A NaN or an infinity makes the sum NaN.
+// A running maximum, and the sum of e^(x - maximum). With them, a row is read once. A NaN or an infinity makes the sum NaN.
 struct Softmax { float largest, sum; };
 __device__ __forceinline__ Softmax merge(Softmax a, Softmax b) {
     const float largest = fmaxf(a.largest, b.largest);
@@ -60,8 +60,8 @@ __device__ __forceinline__ Softmax merge(Softmax a, Softmax b) {
 
 struct Row { float lse, sum; };
 
-// Log-sum-exp of a row and, with SMOOTHS, the sum of its logits; the first `kept` eights are stored in `keep`. Each thread has `LOADS` loads in
-// flight: few if many blocks share a multiprocessor.
+// Returns the log-sum-exp of a row and, with SMOOTHS, the sum of its logits. The first `kept` eights are stored in `keep`. Each thread has `LOADS`
+// loads in flight. `LOADS` is small if many blocks share a multiprocessor.
 template <int LOADS>
 __device__ __forceinline__ Row reduce(const X* row, int V, int pitch, Eight<X>* keep, int kept, float cap) {
     __shared__ Softmax warps[32];
@@ -104,7 +104,7 @@ __device__ __forceinline__ Row reduce(const X* row, int V, int pitch, Eight<X>* 
     s = warps[0];
     for (int w = 1; w < blockDim.x / 32; w++) s = merge(s, warps[w]);
     if (SUMS_LOGITS) sum = block_sum(sum);
-    // All logits are minus infinity, which gives NaN on the CPU.
+    // If all logits are minus infinity, the result is NaN, as on the CPU.
     return {s.sum == 0.0f ? __int_as_float(0x7FC00000) : s.largest + logf(s.sum), sum};
 }
 
@@ -119,7 +119,7 @@ extern "C" __global__ void cross_entropy(float* losses, const X* logits, const i
     if (threadIdx.x == 0) losses[blockIdx.x] = all.lse - WEIGHTED(capped(load(row[target]), CAP), all.sum);
 }
 
-// `kept` eights of a row are cached in dynamic shared memory; the rest is read again, mostly from L2.
+// `kept` eights of a row are cached in dynamic shared memory. The rest of the row is read again, mostly from L2.
 extern "C" __global__ void __launch_bounds__(768, 2)
     cross_entropy_gradient(float* losses, X* logits, const int* targets, int V, int pitch, const float* scale_of_loss, int kept AND_CAP AND_WEIGHTS) {
     extern __shared__ uint4 row_of_the_launch[];
@@ -132,12 +132,12 @@ extern "C" __global__ void __launch_bounds__(768, 2)
     const float lse = all.lse, at_target = ignored ? 0.0f : capped(load(row[target]), CAP);
     if (threadIdx.x == 0) losses[blockIdx.x] = ignored ? 0.0f : lse - WEIGHTED(at_target, all.sum);
     __syncthreads();
-    // From a capped logit.
+    // Returns the gradient from a capped logit.
     const auto gradient = [&](float x, float onehot) { return ignored ? 0.0f : (exponential(x - lse) - onehot - ON_ALL) * scale * slope(x, CAP); };
     const int eights = pitch % 8 == 0 && aligned(row) ? V / 8 : 0;
 #pragma unroll 2
     for (int g = threadIdx.x; g < eights; g += blockDim.x) {
-        // Each thread reads only what it stored.
+        // Each thread reads only eights that it has stored.
         Eight<X> e = {};
         if (!ignored) {
             if (g < kept) e = keep[g];
@@ -153,7 +153,8 @@ extern "C" __global__ void __launch_bounds__(768, 2)
     for (int v = 8 * eights + threadIdx.x; v < V; v += blockDim.x) store(&row[v], gradient(capped(load(row[v]), CAP), v == target ? ON_TARGET : 0.0f));
 }
 
-// Of logits of the tokens `first..first + V`: their log-sum-exp, and their sum by weights, in which the target's is 0 if it is another token.
+// Computes two sums of the logits of the tokens `first..first + V`: the log-sum-exp, and the sum of logits times their weights in the loss. A target
+// among other tokens adds nothing to the second sum.
 extern "C" __global__ void partial_losses(float2* partial, const X* logits, const int* targets, int V, int first AND_CAP AND_WEIGHTS) {
     const X* row = logits + (u64)blockIdx.x * V;
     const Row all = reduce<1>(row, V, V, nullptr, 0, CAP);
@@ -164,7 +165,7 @@ extern "C" __global__ void partial_losses(float2* partial, const X* logits, cons
     if (threadIdx.x == 0) partial[blockIdx.x] = make_float2(all.lse, WEIGHTED(at_target, all.sum));
 }
 
-// Threads stride over tokens. A NaN of one part remains.
+// Threads stride over tokens. If a part is NaN, the results are NaN.
 extern "C" __global__ void merge_losses(float* losses, float* lse, const float2* partial, const int* targets, int parts, int tokens) {
     for (int t = grid_start(); t < tokens; t += grid_step()) {
         float largest = partial[t].x, sum = 0.0f, weighted = 0.0f;

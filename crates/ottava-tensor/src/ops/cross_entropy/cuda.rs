@@ -5,7 +5,7 @@ use crate::ops::launch::{self, BLOCK};
 use crate::{DType, Result, Tensor};
 
 kernels! {
-    // By whether logits have a cap, whether labels are smoothed, and whether each token has a scale of its own.
+    // The key tells whether logits have a cap, whether labels are smoothed, and whether each token has a separate scale.
     table source([bool; 3]) = {
         file: "cross_entropy", headers: [], constants: [IGNORE_INDEX], variants: launch::STORAGE,
         ([false, false, false]) => [],
@@ -37,18 +37,19 @@ kernels! {
     kernel cap_logits(logits: *mut X, n: i64, cap: f32);
 }
 
-/// The kernels that compute `how` of a `vocabulary`, with one scale for all tokens or `scales` of them, and their last arguments: the cap, and the
-/// weights of the logit of the target and of all logits.
+/// Returns the source of the kernels for `how`, and their last arguments: the cap, the weight of the target's logit, and the weight of every logit.
+/// `vocabulary` is the number of tokens of the vocabulary, and `scales` is the number of scales: 1 for all tokens, or one per token.
 fn of(how: CrossEntropy, vocabulary: usize, scales: usize) -> (&'static Source, Option<f64>, [Option<f64>; 2]) {
     let is_smoothed = how.label_smoothing > 0.0;
     let weights = how.weights(vocabulary).map(|weight| is_smoothed.then_some(weight));
     (source([how.soft_cap.is_some(), is_smoothed, scales > 1]), how.soft_cap, weights)
 }
 
-/// Threads per row of the loss without gradient.
+/// The number of threads per row of the loss without gradient.
 const THREADS: u32 = 128;
 
-/// Threads per row of the gradient, and bytes of shared memory for its logits: three short or two long rows share a multiprocessor. Logits
+/// The number of threads per row of the gradient, and the bytes of shared memory for its logits. Three short or two long rows share a multiprocessor.
+/// Logits
 /// that do not fit are read again from L2, which is faster than one row per multiprocessor.
 const SHORT_ROWS: (u32, usize) = (512, 72 << 10);
 const LONG_ROWS: (u32, usize) = (768, 108 << 10);
@@ -65,7 +66,8 @@ pub(super) fn cross_entropy(
     let (source, cap, [on_target, on_all]) = of(how, vocabulary, 1);
     let entry = kernel::cross_entropy(losses, logits, targets, vocabulary, pitch, cap, on_target, on_all);
     let kernel = source.kernel(launch::storage(logits.dtype())?, entry);
-    // SAFETY: `logits` is `tokens · pitch`, its rows have `vocabulary` values, `targets` and `losses` `tokens`, and targets lie in the vocabulary by contract.
+    // SAFETY: `logits` has `tokens` rows of `pitch` elements with `vocabulary` values, `targets` and `losses` have `tokens` elements, and targets lie
+    // in the vocabulary by contract.
     unsafe { gpu.launch(&kernel, [tokens as u32, 1, 1], THREADS, 0) }
 }
 
@@ -99,8 +101,8 @@ pub(super) fn cross_entropy_gradient(
         on_all,
     );
     let kernel = source.kernel(defines, entry);
-    // 512 bytes more, so that a launch that exceeds 48 KiB with its static part raises the limit.
-    // SAFETY: as in `cross_entropy`; `scale` has one element, or `tokens` for the kernels that read so many; shared memory holds `kept` bytes.
+    // 512 bytes are for static shared memory: a launch raises the limit only if the bytes that it is given exceed 48 KiB.
+    // SAFETY: as in `cross_entropy`; `scale` has one element, or `tokens` elements for kernels with TOKEN_SCALES; shared memory holds `kept` bytes.
     unsafe { gpu.launch(&kernel, [tokens as u32, 1, 1], threads, kept as u32 + 512) }
 }
 
@@ -116,7 +118,8 @@ pub(super) fn partial_losses(
     let (source, cap, [on_target, on_all]) = of(how, part.vocabulary, 1);
     let entry = kernel::partial_losses(partial, logits, targets, columns, part.first, cap, on_target, on_all);
     let kernel = source.kernel(launch::storage(logits.dtype())?, entry);
-    // SAFETY: `logits` is `tokens · columns`, `targets` `tokens` and `partial` `2 · tokens`; the kernel checks whether a target has a column.
+    // SAFETY: `logits` has `tokens · columns` elements, `targets` has `tokens`, and `partial` has `2 · tokens`. The kernel checks whether a target
+    // has a column.
     unsafe { gpu.launch(&kernel, [tokens as u32, 1, 1], THREADS, 0) }
 }
 
@@ -127,11 +130,11 @@ pub(super) fn merge_losses(
     losses: &mut Tensor,
     lse: &mut Tensor,
 ) -> Result<()> {
-    // The kernel reads no logits, so a variant of any storage type will do.
+    // The kernel reads no logits, so its variant may have any storage type.
     let tokens = targets.len();
     let entry = kernel::merge_losses(losses, lse, partial, targets, partial.shape()[0], tokens);
     let kernel = source([false; 3]).kernel(launch::storage(DType::BF16)?, entry);
-    // SAFETY: `partial` has two values per part and token, the others one per token.
+    // SAFETY: `partial` has two values per part and token; the other tensors have one per token.
     unsafe { gpu.launch(&kernel, launch::elements(gpu, tokens), BLOCK, 0) }
 }
 
@@ -149,13 +152,13 @@ pub(super) fn partial_gradient(
     let defines = launch::storage(logits.dtype())?;
     let entry = kernel::partial_gradient(logits, targets, lse, scale, columns, part.first, cap, on_target, on_all);
     let kernel = source.kernel(defines, entry);
-    // SAFETY: as in `partial_losses`; `lse` is `tokens`, and `scale` as in `cross_entropy_gradient`.
+    // SAFETY: as in `partial_losses`; `lse` has `tokens` elements, and `scale` is as in `cross_entropy_gradient`.
     unsafe { gpu.launch(&kernel, [tokens as u32, 1, 1], BLOCK, 0) }
 }
 
 pub(super) fn cap_logits(gpu: &CudaDevice, logits: &mut Tensor, soft_cap: f64) -> Result<()> {
     let (n, defines) = (logits.len(), launch::storage(logits.dtype())?);
     let kernel = source([true, false, false]).kernel(defines, kernel::cap_logits(logits, n, soft_cap));
-    // SAFETY: `logits` has as many elements as the second argument says.
+    // SAFETY: `logits` has `n` elements.
     unsafe { gpu.launch(&kernel, launch::elements(gpu, n), BLOCK, 0) }
 }

@@ -12,21 +12,21 @@ use crate::{DType, Error, Result, Tensor};
 
 pub use part::{VocabularyPart, merge_losses, partial_gradient, partial_losses};
 
-/// Targets with this value are ignored by the loss, as in PyTorch.
+/// The value of targets that the loss ignores, as in PyTorch.
 pub const IGNORE_INDEX: i32 = -100;
 
-/// What the loss of a token computes from its logits.
+/// How the loss of a token is computed from its logits.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct CrossEntropy {
-    /// The bound of the absolute values of logits: they are first replaced by the logits of [`cap_logits`], which are not rounded.
+    /// The upper bound of the absolute values of logits, or `None`. Logits are first replaced as by [`cap_logits`], but not rounded.
     pub soft_cap: Option<f64>,
-    /// The share `ε` of the target distribution that is spread evenly over the vocabulary, from 0 to less than 1. Szegedy et al. 2016,
+    /// The share `ε` of the target distribution that is spread evenly over the vocabulary: at least 0 and less than 1. Szegedy et al. 2016,
     /// arXiv:1512.00567, section 7; as `LabelSmoother` in transformers.
     pub label_smoothing: f64,
 }
 
 impl CrossEntropy {
-    /// The weights in the loss of the target's logit, and of each logit of a `vocabulary`.
+    /// Returns two weights in the loss: the weight of the target's logit, and the weight of each logit of a `vocabulary`.
     fn weights(self, vocabulary: usize) -> [f64; 2] {
         [1.0 - self.label_smoothing, self.label_smoothing / vocabulary as f64]
     }
@@ -43,11 +43,12 @@ impl CrossEntropy {
     }
 }
 
-/// `losses[t] = log Σ_v e^logits[t, v] - (1 - ε) · logits[t, targets[t]] - ε / V · Σ_v logits[t, v]`, and 0 where the target is
-/// [`IGNORE_INDEX`].
+/// Returns the loss of each token, `losses[t] = log Σ_v e^logits[t, v] - (1 - ε) · logits[t, targets[t]] - ε / V · Σ_v logits[t, v]`. It is 0 if the
+/// target is [`IGNORE_INDEX`].
 ///
-/// `logits` are the first `vocabulary` columns `V` of `[T, P]`, the rest is padding; `targets` I32 `[T]` in `0..V`. Returns F32 `[T]` (F64 for
-/// F64). Errors with [`Error::Value`] unless the cap is a finite number above 0 and the smoothing a share below 1.
+/// `logits` are the first `vocabulary` columns `V` of `[T, P]`; further columns are padding. `targets` I32 `[T]` are in `0..V`. Returns F32 `[T]`
+/// (F64 for
+/// F64). Errors with [`Error::Value`] unless the cap is a finite number above 0 and the smoothing is at least 0 and less than 1.
 pub fn cross_entropy(logits: &Tensor, vocabulary: usize, targets: &Tensor, how: CrossEntropy) -> Result<Tensor> {
     let mut losses = prepare(logits, targets, how)?;
     expect_vocabulary(vocabulary, logits)?;
@@ -58,12 +59,11 @@ pub fn cross_entropy(logits: &Tensor, vocabulary: usize, targets: &Tensor, how: 
     Ok(losses)
 }
 
-/// [`cross_entropy`], and replaces `logits` by `scale · (softmax(logits) - (1 - ε) · onehot(target) - ε / V)`, zero for ignored targets.
-/// With a soft cap, the softmax is computed from the capped logits, and each element is multiplied by the slope of the cap,
-/// `1 - tanh(logit / soft_cap)²`. Padding stays as it is.
+/// Returns the losses of [`cross_entropy`], and replaces `logits` by `scale · (softmax(logits) - (1 - ε) · onehot(target) - ε / V)`, which is 0 for
+/// ignored targets. With a soft cap, the softmax is computed from the capped logits, and each element is multiplied by the slope of the cap,
+/// `1 - tanh(logit / soft_cap)²`. Padding does not change.
 ///
-/// `scale` F32 (F64 for F64) is `[1]`, or `[T]` with a factor for each token. It lies on the device, so that a captured step reads the
-/// present one.
+/// `scale` F32 (F64 for F64) is `[1]`, or `[T]` with a factor for each token. It is in device memory, so a captured step reads its current value.
 pub fn cross_entropy_gradient(
     logits: &mut Tensor,
     vocabulary: usize,
@@ -83,7 +83,7 @@ pub fn cross_entropy_gradient(
     Ok(losses)
 }
 
-/// Replaces each of `logits` `[T, V]` by `soft_cap · tanh(logit / soft_cap)`, whose absolute value is below `soft_cap`. Team Gemma 2024,
+/// Replaces each of `logits` `[T, V]` by `soft_cap · tanh(logit / soft_cap)`, whose absolute value is below `soft_cap`. Gemma Team 2024,
 /// arXiv:2408.00118, section 2.
 ///
 /// Errors with [`Error::Value`] unless the cap is a finite number above 0.
@@ -98,7 +98,7 @@ pub fn cap_logits(logits: &mut Tensor, soft_cap: f64) -> Result<()> {
     Ok(())
 }
 
-/// Checks the scale of the losses of `logits`: one for all tokens, or one for each.
+/// Checks the scale of the losses of `logits`. It has one element for all tokens, or one per token.
 fn expect_scale(what: &str, scale: &Tensor, logits: &Tensor) -> Result<()> {
     scale.expect(what, &[if scale.len() == 1 { 1 } else { logits.shape()[0] }])?;
     scale.expect_dtype(what, &[real_type(logits.dtype())])?;

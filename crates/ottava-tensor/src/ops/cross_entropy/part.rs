@@ -1,22 +1,23 @@
-//! The loss of logits that ranks divide by tokens of the vocabulary (Shoeybi et al. 2019, arXiv:1909.08053, section 3).
+//! The loss of logits whose vocabulary is divided among ranks (Shoeybi et al. 2019, arXiv:1909.08053, section 3).
 
 use super::{CrossEntropy, cpu, cuda, expect_scale, prepare};
 use crate::ops::dispatch::dispatch;
 use crate::ops::real_type;
 use crate::{DType, Result, Tensor};
 
-/// The part of a vocabulary whose logits a rank has.
+/// The part of a vocabulary for which a rank has logits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct VocabularyPart {
     /// The first token of the part.
     pub first: usize,
-    /// Tokens of the whole vocabulary `V`.
+    /// The number `V` of tokens of the whole vocabulary.
     pub vocabulary: usize,
 }
 
-/// For each row of `logits` `[T, V']` of the tokens `first..first + V'` of `part`: `ln Σ_v e^logits[t, v]`, and the sum over its logits of
-/// their weights in the loss: `1 - ε` for the target, if the part has it, and `ε / V` for each logit. Returns F32 `[T, 2]` (F64 for F64);
-/// `targets` I32 `[T]` count in the whole vocabulary.
+/// Returns two sums for each row of `logits` `[T, V']`, which are the logits of the tokens `first..first + V'` of `part`: F32 `[T, 2]` (F64 for F64).
+///
+/// The first sum is `ln Σ_v e^logits[t, v]`. The second is the sum of the logits times their weights in the loss: `1 - ε` for the target, if the part
+/// has it, and additionally `ε / V` for each logit. `targets` I32 `[T]` are tokens of the whole vocabulary.
 pub fn partial_losses(logits: &Tensor, targets: &Tensor, part: VocabularyPart, how: CrossEntropy) -> Result<Tensor> {
     let losses = prepare(logits, targets, how)?;
     let mut partial = Tensor::empty(logits.device(), &[targets.len(), 2], losses.dtype())?;
@@ -27,8 +28,8 @@ pub fn partial_losses(logits: &Tensor, targets: &Tensor, part: VocabularyPart, h
     Ok(partial)
 }
 
-/// The losses `[T]` and the log-sum-exp `[T]` of rows whose parts have the results `partial` `[P, T, 2]` of [`partial_losses`]. As
-/// [`cross_entropy`](super::cross_entropy()), the loss is 0 for ignored targets.
+/// Returns the losses `[T]` and the log-sum-exp `[T]` of rows, from the results `partial` `[P, T, 2]` of [`partial_losses`] for all parts. The loss
+/// of an ignored target is 0, as in [`cross_entropy`](super::cross_entropy()).
 pub fn merge_losses(partial: &Tensor, targets: &Tensor) -> Result<(Tensor, Tensor)> {
     let [parts, tokens, _] = partial.dims("merge_losses: partial")?;
     partial.expect("merge_losses: partial", &[parts.max(1), tokens, 2])?;
@@ -45,8 +46,8 @@ pub fn merge_losses(partial: &Tensor, targets: &Tensor) -> Result<(Tensor, Tenso
     Ok((losses, lse))
 }
 
-/// Replaces `logits` of a part by the gradient of `scale · Σ losses`, as [`cross_entropy_gradient`](super::cross_entropy_gradient()), from
-/// the `lse` `[T]` of [`merge_losses`].
+/// Replaces the `logits` of a part by the gradient of `scale · Σ losses`, as [`cross_entropy_gradient`](super::cross_entropy_gradient()) does. `lse`
+/// `[T]` is a result of [`merge_losses`].
 pub fn partial_gradient(
     logits: &mut Tensor,
     targets: &Tensor,

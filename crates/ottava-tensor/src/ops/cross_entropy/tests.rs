@@ -2,10 +2,10 @@ use super::*;
 use crate::Device;
 use crate::testing::{Tolerance, assert_close, integers, normals, parity, parity_of_values, values};
 
-/// Losses and gradients in F64 sum a few exponentials: some units of 2⁻⁵³ of values up to 10.
+/// The tolerance of losses and gradients in F64. They sum a few exponentials and differ by some units of 2⁻⁵³ of values up to 10.
 const ROUNDING: f64 = 1e-12;
 
-/// A scale of the loss for these logits.
+/// Returns a scale of the loss for these logits.
 fn scale(logits: &Tensor, value: f64) -> Tensor {
     let value = Tensor::from_slice(&Device::Cpu, &[1], &[value]).unwrap();
     crate::ops::cast(&value, real_type(logits.dtype())).unwrap().to_device(logits.device()).unwrap()
@@ -18,18 +18,18 @@ const fn capped(soft_cap: f64) -> CrossEntropy {
     CrossEntropy { soft_cap: Some(soft_cap), ..PLAIN }
 }
 
-/// Of logits without padding.
+/// Returns the losses of logits without padding.
 fn cross_entropy(logits: &Tensor, targets: &Tensor, how: CrossEntropy) -> Result<Tensor> {
     super::cross_entropy(logits, logits.shape()[1], targets, how)
 }
 
-/// Of logits without padding.
+/// Returns the losses of logits without padding, and replaces the logits by their gradient.
 fn cross_entropy_gradient(logits: &mut Tensor, targets: &Tensor, scale: &Tensor, how: CrossEntropy) -> Result<Tensor> {
     let vocabulary = logits.shape()[1];
     super::cross_entropy_gradient(logits, vocabulary, targets, scale, how)
 }
 
-/// On the CPU the bits are the same as without padding, and the padding stays as it is.
+/// On the CPU, the bits are the same as without padding. The padding does not change.
 #[test]
 fn padding_is_neither_read_nor_written() {
     for (t, v, pitch) in [(5, 7, 9), (33, 1001, 1008), (3, 50_257, 50_304)] {
@@ -74,7 +74,7 @@ fn cross_entropy_agrees_across_devices() {
     for (t, v) in [(1, 2), (5, 7), (33, 1000), (9, 5003), (4, 20_000), (2, 32_000), (3, 151_936)] {
         for dtype in [DType::F32, DType::BF16] {
             let inputs = [normals("logits", &[t, v], dtype), integers("targets", t, v)];
-            // Another order of sums and another exponential; the loss is F32 on both.
+            // Sums run in another order, and exponentials are approximate. The loss is F32 on both devices.
             let steps = if dtype == DType::F32 { 32.0 } else { 1.0 };
             for how in [PLAIN, SMOOTHED, CrossEntropy { label_smoothing: 0.2, ..capped(1.5) }] {
                 parity(&inputs, Tolerance::Steps(dtype, steps), |x| {
@@ -128,13 +128,13 @@ fn a_nan_among_the_logits_reaches_the_loss() {
     });
 }
 
-/// Logits beyond a cap of 1, so that the cap bends most of them.
+/// Many logits exceed the cap of 1, so the cap changes most logits considerably.
 #[test]
 fn capped_cross_entropy_agrees_across_devices() {
     for (t, v) in [(1, 2), (5, 7), (33, 1000), (9, 5003), (4, 20_000), (3, 151_936)] {
         for dtype in [DType::F32, DType::BF16] {
             let inputs = [normals("logits", &[t, v], dtype), integers("targets", t, v)];
-            // As without a cap; the hyperbolic tangent differs by a few steps.
+            // The tolerance without a cap, and a few steps of F32 for the hyperbolic tangent.
             let steps = if dtype == DType::F32 { 64.0 } else { 1.0 };
             parity(&inputs, Tolerance::Steps(dtype, steps), |x| {
                 let (mut gradient, mut bent) = (x[0].duplicate()?, x[0].duplicate()?);
@@ -152,7 +152,7 @@ fn the_loss_with_a_cap_is_that_of_capped_logits() {
     let mut bent = logits.duplicate().unwrap();
     cap_logits(&mut bent, 0.7).unwrap();
     let at = |x: f64| 0.7 * (x / 0.7).tanh();
-    // Both take one quotient, one `tanh` and one product, of values below 0.7: up to one unit of 2⁻⁵³ is seen.
+    // The test and the op compute one quotient, one `tanh` and one product of values below 0.7; up to one unit of 2⁻⁵³ was seen.
     assert!(values(&logits).into_iter().zip(values(&bent)).all(|(x, y)| (at(x) - y).abs() < 1e-15));
     let [direct, before] = [(&logits, capped(0.7)), (&bent, PLAIN)].map(|(x, how)| {
         let losses = cross_entropy(x, &targets, how).unwrap();
@@ -161,7 +161,7 @@ fn the_loss_with_a_cap_is_that_of_capped_logits() {
     assert_eq!(direct, before);
 }
 
-/// Against central differences, with a scale that is not 1.
+/// Compares with central differences, with a scale that is not 1.
 #[test]
 fn the_gradient_with_a_cap_or_smoothing_is_that_of_the_loss() {
     for how in [capped(0.8), SMOOTHED, CrossEntropy { label_smoothing: 0.4, ..capped(0.8) }] {
@@ -184,13 +184,13 @@ fn gradient_check(how: CrossEntropy) {
     for (i, gradient) in values(&gradient).into_iter().enumerate() {
         let difference = (loss_at(i, 1e-5) - loss_at(i, -1e-5)) / 2e-5;
         let error = (gradient - difference).abs();
-        // With this step, the differences err by 2e-11 of the third derivative, and by roundings of 2⁻⁵³ of the loss over 2e-5. Up to
-        // 1.8e-10 is seen.
+        // The differences have two errors: 2e-11 times the third derivative, and 6e-12 from rounding the loss by 2⁻⁵³ (divided by 2e-5). Up to
+        // 1.8e-10 was seen.
         assert!(error < 1e-9, "{how:?}: element {i} is {gradient}, differences make it {difference}");
     }
 }
 
-/// The mean loss that `LabelSmoother(epsilon=0.1)` of transformers computes from these logits, in F64.
+/// Compares with the mean loss in F64 that `LabelSmoother(epsilon=0.1)` of transformers computes from these logits.
 #[test]
 fn smoothed_losses_are_those_of_transformers() {
     let logits = [0.5, -1.0, 2.0, 0.25, 1.5, 0.0, -0.5, 3.0, 1.0, -2.0, 0.75, 0.125];
@@ -220,7 +220,7 @@ fn a_cap_that_is_no_bound_is_an_error() {
     }
 }
 
-/// The losses and gradients of parts of a vocabulary, merged, equal the losses and gradients of the whole.
+/// The merged losses and the gradients of the parts of a vocabulary equal the losses and gradients of the whole vocabulary.
 #[test]
 fn parts_of_a_vocabulary_have_the_losses_and_gradients_of_the_whole() {
     for (tokens, vocabulary, parts) in [(5, 6, 3), (33, 1000, 2), (9, 5002, 2), (40, 32_000, 4)] {
@@ -239,7 +239,7 @@ fn parts_of_a_vocabulary_have_the_losses_and_gradients_of_the_whole() {
             let inputs = [normals("logits", &[tokens, vocabulary], dtype), targets];
             let columns = vocabulary / parts;
             let place = |part: usize| VocabularyPart { first: part * columns, vocabulary };
-            // Both sums run in other orders, and the exponentials of a GPU are approximate.
+            // The sums run in another order, and the exponentials of a GPU are approximate.
             let tolerance = Tolerance::Steps(dtype, if dtype == DType::BF16 { 1.0 } else { 64.0 });
             let compute = |x: &[Tensor]| {
                 let device = x[0].device();
@@ -278,7 +278,7 @@ fn parts_of_a_vocabulary_have_the_losses_and_gradients_of_the_whole() {
     }
 }
 
-/// A factor for each token is the factor of its row, on whole rows and on parts of a vocabulary.
+/// A factor per token scales the gradient of its row, for a whole vocabulary and for parts of a vocabulary.
 #[test]
 fn tokens_with_factors_of_their_own_have_the_gradients_of_single_rows() {
     let (t, v) = (5, 1003);

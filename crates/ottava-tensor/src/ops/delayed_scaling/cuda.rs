@@ -37,6 +37,6 @@ pub(super) fn delayed_scaling(
         headroom,
     );
     let kernel = SOURCE.kernel(&[], entry);
-    // SAFETY: `history` has `window · n` elements, the others `n`.
+    // SAFETY: `history` has `window · n` elements; the other tensors have `n`.
     unsafe { gpu.launch(&kernel, [n.div_ceil(BLOCK as usize).max(1) as u32, 1, 1], BLOCK, 0) }
 }

@@ -1,4 +1,4 @@
-// One thread per entry; see mod.rs for the rule.
+// One thread per entry. The rule is in mod.rs.
 extern "C" __global__ void delayed_scaling(float* amax, float* history, float* scale, const float* largest, i64* wait,
                                            i64* non_finite, int n, int window, int most_recent, int keep, int interval,
                                            float headroom) {

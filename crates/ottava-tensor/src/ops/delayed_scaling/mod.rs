@@ -1,4 +1,4 @@
-//! The update of delayed scaling: amax histories roll, and scales are recomputed from them.
+//! The update of delayed scaling: rolls amax histories and recomputes scales from them.
 
 mod cpu;
 pub(super) mod cuda;
@@ -8,36 +8,36 @@ mod tests;
 use crate::ops::dispatch::dispatch;
 use crate::{DType, Device, Error, Result, Tensor};
 
-/// Reduction of an amax history.
+/// How an amax history is reduced to one amax.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum AmaxReducer {
-    /// The largest in the window.
+    /// The largest amax in the window.
     Max,
-    /// The most recent.
+    /// The most recent amax.
     MostRecent,
 }
 
-/// Treatment of a non-finite amax. It is counted in either case.
+/// What happens to a non-finite amax. It is counted in both cases.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum NonFinite {
-    /// Ignored, as if nothing had been measured.
+    /// It is ignored, as if nothing had been measured.
     Quarantine,
-    /// Enters the history, and the scale is kept while it is in the window: Transformer Engine's rule.
+    /// It enters the history, and the scale does not change while it is in the window. This is Transformer Engine's rule.
     Keep,
 }
 
-/// Parameters of delayed scaling.
+/// The parameters of delayed scaling.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct DelayedScaling {
-    /// Reduction of the history.
+    /// The reduction of the history.
     pub reducer: AmaxReducer,
-    /// Headroom in powers of two: the target is `largest finite · 2^-margin`.
+    /// The headroom in powers of two: the target is `largest finite · 2^-margin`.
     pub margin: i32,
-    /// Number of updates between computations of a scale, at least 1.
+    /// The number of updates between computations of a scale, at least 1.
     pub interval: u32,
-    /// Treatment of a non-finite amax.
+    /// What happens to a non-finite amax.
     pub non_finite: NonFinite,
 }
 
@@ -47,22 +47,22 @@ impl DelayedScaling {
     }
 }
 
-/// Amax histories and scales of `n` entries.
+/// The amax histories and scales of `n` entries.
 pub struct DelayedScales {
-    /// F32 `[L, n]`, most recent last; row 0 is a staging row that is zero between updates.
+    /// The amaxes, F32 `[L, n]`, with the most recent in the last row. Row 0 is a staging row, which is zero between updates.
     pub history: Tensor,
-    /// F32 `[n]`, initially 1.
+    /// The scales, F32 `[n]`, initially 1.
     pub scale: Tensor,
-    /// Largest finite value of each entry's format, F32 `[n]`.
+    /// The largest finite value of each entry's format, F32 `[n]`.
     pub largest: Tensor,
-    /// Updates until the scale is recomputed, I64 `[n]`; initially 0.
+    /// The number of updates until the scale is recomputed, I64 `[n]`, initially 0.
     pub wait: Tensor,
-    /// Updates so far whose amax was not finite, I64 `[n]`.
+    /// The number of updates with a non-finite amax, I64 `[n]`.
     pub non_finite: Tensor,
 }
 
 impl DelayedScales {
-    /// Empty histories of `window` rows, for formats with these `largest` finite values.
+    /// Returns empty histories of `window` rows, for formats with these `largest` finite values.
     pub fn new(device: &Device, window: usize, largest: &[f32]) -> Result<DelayedScales> {
         let n = largest.len();
         Ok(DelayedScales {
@@ -77,12 +77,14 @@ impl DelayedScales {
 
 /// Rolls `n` histories by one step and recomputes their scales. `amax` F32 `[n]` holds the amaxes of the step, and is cleared.
 ///
-/// Each update decrements the wait counter of an entry; at 0 it is due. Let `a` be the measured amax and `A` the maximum of `a` and the old
-/// rows `1..L` (or `a` for [`AmaxReducer::MostRecent`]). If `a = 0`, or `a` is non-finite with [`NonFinite::Quarantine`], nothing else
-/// changes. Otherwise rows move by one and the last becomes `a`; if the entry is due and `A` is finite and positive,
-/// `scale = largest · 2^-margin / A`, at most the largest F32, and the counter becomes `interval - 1`.
-/// Source: Transformer Engine, `common/recipe/delayed_scaling.cu`, whose rule this is with an interval of 1 and
-/// [`NonFinite::Keep`].
+/// Each update decrements the wait counter of an entry. At 0, the entry is due. Let `a` be the measured amax, and `A` the maximum of `a` and the old
+/// rows `1..L` (or `a` for [`AmaxReducer::MostRecent`]).
+///
+/// - If `a = 0`, or `a` is non-finite with [`NonFinite::Quarantine`], nothing else changes.
+/// - Otherwise rows move by one and the last row becomes `a`. If the entry is due and `A` is finite and positive,
+///   `scale = largest · 2^-margin / A`, at most the largest F32, and the counter becomes `interval - 1`.
+///
+/// With an interval of 1 and [`NonFinite::Keep`], this is the rule of Transformer Engine (`common/recipe/delayed_scaling.cu`).
 pub fn delayed_scaling(amax: &mut Tensor, state: &mut DelayedScales, how: DelayedScaling) -> Result<()> {
     let [window, n] = state.history.dims("delayed_scaling: history")?;
     amax.expect("delayed_scaling: amax", &[n])?;

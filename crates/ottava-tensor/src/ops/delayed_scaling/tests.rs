@@ -9,7 +9,7 @@ fn tensor(shape: &[usize], values: &[f32]) -> Tensor {
     Tensor::from_slice(&Device::Cpu, shape, values).unwrap()
 }
 
-/// The scales of one E4M3 entry after each of `amaxes`, and its final state.
+/// Returns the scales of one E4M3 entry after each of `amaxes`, and its final state.
 fn script(window: usize, how: DelayedScaling, amaxes: &[f32]) -> (Vec<f32>, DelayedScales) {
     let mut state = DelayedScales::new(&Device::Cpu, window, &[448.0]).unwrap();
     let scales = amaxes.iter().map(|&a| {
@@ -63,7 +63,7 @@ fn a_zero_changes_nothing_and_clears_nothing() {
 #[test]
 fn the_value_about_to_leave_the_window_still_counts() {
     let (scales, state) = script(3, DelayedScaling { margin: 1, ..EVERY }, &[8.0, 4.0, 1.0, 1.0, 1.0]);
-    // One of three rows is the staging row: 8 leaves in the third update.
+    // One of the three rows is the staging row. So 8 leaves the history in the third update, whose scale it still determines.
     assert_eq!(scales, [28.0, 28.0, 28.0, 56.0, 224.0]);
     assert_eq!(state.history.to_vec::<f32>().unwrap(), [0.0, 1.0, 1.0]);
 }
@@ -100,7 +100,7 @@ fn keep_holds_the_scale_while_an_infinity_is_in_the_window() {
     let (scales, state) = script(3, how, &[2.0, INF, 1.0, 1.0, 1.0, 1.0]);
     assert_eq!(scales, [224.0, 224.0, 224.0, 224.0, 448.0, 448.0]);
     assert_eq!(state.non_finite.to_vec::<i64>().unwrap(), [1]);
-    // NaN enters the history too; a maximum is never NaN.
+    // NaN also enters the history; a maximum is never NaN.
     let (scales, state) = script(3, how, &[2.0, f32::NAN, 1.0]);
     assert_eq!(scales, [224.0; 3]);
     assert!(state.history.to_vec::<f32>().unwrap()[1].is_nan());
@@ -112,7 +112,7 @@ fn scales_change_once_per_interval_and_histories_always_roll() {
     let (scales, state) = script(4, how, &[1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0]);
     assert_eq!(scales, [448.0, 448.0, 448.0, 56.0, 56.0, 56.0, 7.0]);
     assert_eq!(state.history.to_vec::<f32>().unwrap(), [0.0, 16.0, 32.0, 64.0]);
-    // Updates without a value count; a due entry stays due.
+    // Updates without a value count, and a due entry stays due.
     assert_eq!(
         script(4, how, &[1.0, 0.0, INF, 0.0, INF, 2.0, 4.0]).0,
         [448.0, 448.0, 448.0, 448.0, 448.0, 224.0, 224.0]

@@ -12,7 +12,7 @@ kernels! {
     );
 }
 
-/// The types of codes and values.
+/// The types of codes, and the types of values.
 const VARIANTS: &[Defines] = &[
     &[("CODE", "e4m3"), ("X", "f32")],
     &[("CODE", "e4m3"), ("X", "bf16")],
@@ -48,6 +48,6 @@ pub(super) fn dequantize(
     );
     let kernel = SOURCE.kernel(VARIANTS[variant], entry);
     let grid = elements_by_eight(gpu, rows * layout.columns.next_multiple_of(8));
-    // SAFETY: `y` has as many elements as rows that are taken, and `layout` leads to their codes and scales.
+    // SAFETY: `y` has the elements of the selected rows, and `layout` describes their codes and scales.
     unsafe { gpu.launch(&kernel, grid, BLOCK, 0) }
 }

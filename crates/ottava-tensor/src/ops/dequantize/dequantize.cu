@@ -1,5 +1,5 @@
-// `CODE` is the type of the codes, `X` the type of the values `[rows, columns]`, rows 0, every, 2 · every, … of the codes. Threads take eight
-// neighbouring columns at a time.
+// `CODE` is the type of the codes, and `X` is the type of the values `[rows, columns]`. The values are rows 0, every, 2 · every, … of the codes. A
+// thread processes eight neighbouring columns at a time.
 extern "C" __global__ void __launch_bounds__(256)
 dequantize(X* y, const CODE* codes, const float* scales, u64 rows, u64 columns, u64 pitch, u64 rows_shared, u64 columns_shared,
            u64 row_scales, u64 column_scales, u64 every) {
@@ -10,7 +10,7 @@ dequantize(X* y, const CODE* codes, const float* scales, u64 rows, u64 columns, 
         const int valid = columns - column < 8 ? columns - column : 8;
         float v[8];
         unpack8(fetch8(codes + row * pitch + column, valid, wide_codes && valid == 8), v);
-        // Blocks begin at multiples of eight columns.
+        // Blocks of scales begin at multiples of eight columns.
         const float scale = scales[row / rows_shared * row_scales + column / columns_shared * column_scales];
 #pragma unroll
         for (int i = 0; i < 8; i++) v[i] *= scale;

@@ -44,7 +44,7 @@ fn values_agree_across_devices() {
     }
 }
 
-/// Each value is its code times the inverse scale of its row and block; both copies of codes with equal scales have the same values.
+/// Each value is its code times the inverse scale of its row and block. If both copies of the codes have equal scales, they have the same values.
 #[test]
 fn values_are_codes_times_inverse_scales() {
     for shape in SHAPES {

@@ -7,10 +7,10 @@ use crate::{DType, Tensor};
 use half::bf16;
 use rayon::prelude::*;
 
-/// Elements per task.
+/// The number of elements per task.
 const CHUNK: usize = 1 << 14;
 
-/// Writes the weights if it `stores`; else raises their amax.
+/// Writes the weights if `stores` is true; otherwise raises their amax.
 pub(super) fn descend(mut parameter: DescendParameter, norm: &Tensor, how: &Scalars, stores: bool) {
     if chunks::clip_factor(norm, how.max_norm, how.unscale).is_none() {
         return;
@@ -44,7 +44,7 @@ pub(super) fn descend(mut parameter: DescendParameter, norm: &Tensor, how: &Scal
     }
 }
 
-/// Scratch bytes: the weights as layers read them, for the copy.
+/// Returns the scratch bytes: the weights in the type that layers read, for the copy.
 pub(super) fn scratch(parameter: &DescendParameter) -> usize {
     match &parameter.weight {
         UpdatedWeight::Master { copy: WeightCopy::Stored(copy), .. } => copy.bytes(),

@@ -14,7 +14,7 @@ kernels! {
     kernel descend_scale(scale: *mut f32, amax: *const f32, norm: *const f32);
 }
 
-/// By storage of the weights, and type of the weights that layers read.
+/// The variants: the storage format of the weights, and the type that layers read.
 const VARIANTS: &[Defines] = &[
     &[("WEIGHTS", "Master"), ("X", "f32")],
     &[("WEIGHTS", "Master"), ("X", "f16")],
@@ -69,12 +69,12 @@ pub(super) fn descend(
     );
     let defines = VARIANTS[variant];
     let kernel = SOURCE.kernel(defines, entry);
-    // SAFETY: weights, their copy and the direction have `n` elements of the types in the defines, checked by the op; scaled weights have
-    // one scale and an amax, split ones a remainder per element.
+    // SAFETY: the op has checked that weights, their copy and the direction have `n` elements of the types in the defines. Scaled weights have
+    // one scale and an amax; split weights have a remainder per element.
     unsafe { gpu.launch(&kernel, launch::elements_by_eight(gpu, n), BLOCK, 0)? };
     if is_scaled && stores {
         let kernel = SOURCE.kernel(defines, kernel::descend_scale(AddressMut(rest), Address(amax), norm));
-        // SAFETY: each has one element.
+        // SAFETY: each pointer has one element.
         unsafe { gpu.launch(&kernel, [1, 1, 1], 32, 0)? };
     }
     Ok(())

@@ -1,16 +1,16 @@
-// The step of a parameter's weights along a direction; threads stride over eights. `WEIGHTS` is the storage of the weights, `X` the type
+// Moves a parameter's weights along a direction. Threads stride over eights. `WEIGHTS` is the storage format of the weights, `X` the type
 // that layers read. Compiled without FMA contraction, so each operation rounds as on the CPU.
 typedef WeightType<WEIGHTS>::T W;
 constexpr bool SCALED = WEIGHTS == ScaledMaster;
 
-// As in momentum.cu.
+// The scalars of a step, as in momentum.cu.
 struct Scalars {
     double learning_rate;
     u64 step;
     float take1, take2, max_norm, unscale;
 };
 
-// `rest` has the remainders of split weights, or the inverse scale of scaled ones. `copy` is null if none is stored.
+// `rest` has the remainders of split weights, or the inverse scale of scaled weights. `copy` is null if no copy is stored.
 template <bool stores> __device__ __forceinline__ void update(W* weight, X* copy, void* rest, float* amax, const bf16* direction, double weight_decay,
                                                               const float* norm, const Scalars& how, u64 seed, u64 offset, u64 n) {
     if (!finite(*norm)) return;
@@ -57,7 +57,7 @@ template <bool stores> __device__ __forceinline__ void update(W* weight, X* copy
 extern "C" __global__ void __launch_bounds__(256) descend(PARAMETERS) { update<true>(ARGUMENTS); }
 extern "C" __global__ void __launch_bounds__(256) descend_amax(PARAMETERS) { update<false>(ARGUMENTS); }
 
-// Stores the new inverse scale, after all blocks have read the old one. One thread.
+// Stores the new inverse scale in a separate launch, because the update reads the old one. One thread.
 extern "C" __global__ void descend_scale(float* scale, const float* amax, const float* norm) {
     if (threadIdx.x == 0 && finite(*norm)) *scale = power_back(*amax, max_finite<f16>());
 }

@@ -1,4 +1,4 @@
-//! The step of the weights along a direction, with decoupled weight decay. Loshchilov and Hutter 2019, arXiv:1711.05101.
+//! The update of the weights along a direction, with decoupled weight decay. Loshchilov and Hutter 2019, arXiv:1711.05101.
 
 mod cpu;
 pub(super) mod cuda;
@@ -10,7 +10,7 @@ use super::parameter::{UpdatedWeight, expect_plain, expect_slice};
 use crate::ops::dispatch::dispatch;
 use crate::{DType, Result, Tensor};
 
-/// The tensors of one parameter, or of a slice of one, all of one shape.
+/// The tensors of one parameter or of a slice of a parameter. All have the same shape.
 #[derive(Debug)]
 pub struct DescendParameter<'a> {
     /// The weights.
@@ -19,19 +19,19 @@ pub struct DescendParameter<'a> {
     pub direction: &'a Tensor,
     /// Weight decay per unit of learning rate.
     pub weight_decay: f64,
-    /// As in [`MomentumParameter`](super::MomentumParameter), for weights that are rounded stochastically.
+    /// The seed of weights that are rounded stochastically, as in [`MomentumParameter`](super::MomentumParameter).
     pub seed: u64,
-    /// If these tensors are a slice of a parameter, the place of their first element in it, a multiple of 128.
+    /// The index of the first element within the whole parameter, if these tensors are a slice; otherwise 0. A multiple of 128.
     pub offset: usize,
-    /// F32 `[2]`, of the weights and of the momentum: the first is raised by [`descend_amax`] and read by [`descend`]. For a slice,
-    /// [`descend`] needs the amax of the whole parameter. `None` if the weights are not [`UpdatedWeight::Scaled`].
+    /// The amaxes of the weights and of the momentum, F32 `[2]`, or `None` if the weights are not [`UpdatedWeight::Scaled`]. [`descend_amax`] raises
+    /// the first, and [`descend`] reads it. For a slice, [`descend`] needs the amax of the whole parameter.
     pub amaxes: Option<&'a mut Tensor>,
 }
 
-/// Raises the first of the amaxes to the largest absolute value that [`descend`] is about to store, if weights are stored with a scale, and
-/// writes nothing else.
+/// Raises the first of the amaxes to the largest absolute value that [`descend`] will store, and writes nothing else. Does nothing if the weights are
+/// stored without a scale.
 ///
-/// If `norm` is not finite, nothing is written. Bit-identical on every device.
+/// If `norm` is not finite, nothing is written. The result is bit-identical on every device.
 pub fn descend_amax(parameter: DescendParameter, norm: &Tensor, scalars: &MomentumScalars) -> Result<()> {
     check(&parameter, norm, scalars)?;
     if is_scaled(&parameter) {
@@ -45,8 +45,8 @@ pub fn descend_amax(parameter: DescendParameter, norm: &Tensor, scalars: &Moment
 
 /// Moves the weights: `w = w · (1 - lr·wd) - lr · direction`, with the learning rate of `scalars`.
 ///
-/// `norm` F32 `[1]` is the global gradient norm. If it is not finite, nothing is written. Bit-identical on every device: each operation is
-/// rounded on its own.
+/// `norm` F32 `[1]` is the global gradient norm. If it is not finite, nothing is written. The result is bit-identical on every device, because each
+/// operation is rounded separately.
 pub fn descend(parameter: DescendParameter, norm: &Tensor, scalars: &MomentumScalars) -> Result<()> {
     check(&parameter, norm, scalars)?;
     dispatch! { norm.device(),

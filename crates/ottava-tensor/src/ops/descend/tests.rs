@@ -6,10 +6,10 @@ use crate::{Device, ScaledTensor};
 const HOW: MomentumStep =
     MomentumStep { learning_rate: 0.02, beta1: 0.9, beta2: 0.99, step: 3, max_norm: 1.0, gradient_scale: 1.0 };
 
-/// Storage of weights.
+/// The storage format of weights.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Weights {
-    /// With a copy of this type.
+    /// F32 master weights, with a stored copy of this type.
     Master(Option<DType>),
     Scaled(Option<DType>),
     Split,
@@ -27,7 +27,7 @@ const WEIGHTS: [Weights; 8] = [
     Weights::Stochastic,
 ];
 
-/// Two steps of weights along a direction. Returns the weights with all that belongs to them, and the amaxes.
+/// Moves weights along a direction in two steps. Returns all stored tensors of the weights, and the amaxes.
 fn steps(start: &Tensor, direction: &Tensor, norm: &Tensor, stored: Weights) -> Vec<Tensor> {
     let device = start.device();
     let mut master = start.duplicate().unwrap();
@@ -82,7 +82,7 @@ fn descend_agrees_across_devices() {
     }
 }
 
-/// The definition in F64, and the same master weights in every storage of 32 bits.
+/// Compares with the definition in F64. All 32-bit formats give the same master weights.
 #[test]
 fn descend_is_its_formula() {
     let [start, direction, norm] = inputs(300, 2.0);
@@ -107,7 +107,7 @@ fn descend_is_its_formula() {
 fn scaled_weights_are_stored_with_the_scale_of_their_amax() {
     let [start, direction, norm] = inputs(3000, 2.0);
     let seen = steps(&start, &direction, &norm, Weights::Scaled(None));
-    // Half of the largest finite value of F16 is reached, but no infinity.
+    // The largest value reaches half of the largest finite value of F16, but no value is infinite.
     let largest = values(&seen[1]).into_iter().fold(0f64, |largest, x| largest.max(x.abs()));
     assert!((32_752.0..=65_504.0).contains(&largest), "{largest}");
     let amaxes = values(&seen[6]);
@@ -124,7 +124,7 @@ fn stochastic_rounding_keeps_the_mean() {
     let seen = values(&steps(&start, &direction, &norm, Weights::Stochastic)[5]);
     let mean = seen.iter().sum::<f64>() / n as f64;
     let keep = 1.0 - 0.02 * 0.1;
-    // A rounding step is 2^-8 there; the mean of 50,000 is within five deviations.
+    // Here a rounding step is 2^-8. The mean of 50,000 roundings is within five standard deviations.
     let expected = (keep - 0.02) * keep - 0.02;
     assert!((mean - expected).abs() < 5.0 * 2f64.powi(-9) / (n as f64).sqrt(), "{mean}, expected {expected}");
 }

@@ -1,7 +1,8 @@
 use crate::Tensor;
 use crate::element::{Float, with_float};
 
-/// The row of a token in a table of `rows` rows that begins with token `first`; all tokens have a row unless it is a part.
+/// Returns the row of a token in a table of `rows` rows. If the table is a part of a vocabulary, it begins with token `first`, and tokens outside the
+/// part have no row.
 fn row_of(id: i32, first: Option<usize>, rows: usize) -> Option<usize> {
     let Some(first) = first else { return Some(id as usize) };
     (id as usize).checked_sub(first).filter(|row| *row < rows)

@@ -4,7 +4,7 @@ use crate::ops::launch::{self, BLOCK};
 use crate::{Result, Tensor};
 
 kernels! {
-    // By whether a rank has a part of the vocabulary.
+    // The key tells whether the table is a part of the vocabulary.
     table source(bool) = {
         file: "embedding", headers: [], constants: [], variants: launch::STORAGE,
         (false) => [],
@@ -26,8 +26,8 @@ pub(super) fn embedding(
     let [tokens, channels] = y.dims("embedding: y")?;
     let entry = kernel::embedding(y, table, ids, channels, first, first.map(|_| table.shape()[0]));
     let kernel = source(first.is_some()).kernel(launch::storage(table.dtype())?, entry);
-    // SAFETY: `y` is `tokens · channels`, `ids` `tokens`, and every id is a row of `table`, as the op's contract demands, or the kernel of a
-    // part checks it.
+    // SAFETY: `y` has `tokens · channels` elements and `ids` has `tokens`. The op's contract demands that every id is a row of `table`, and the
+    // kernel for a part checks it.
     unsafe { gpu.launch(&kernel, [tokens.max(1) as u32, 1, 1], BLOCK, 0) }
 }
 

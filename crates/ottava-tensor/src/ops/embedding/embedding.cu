@@ -1,4 +1,4 @@
-// With PART the table has `rows` tokens from `first_id` on.
+// With PART, the table has the `rows` tokens from `first_id` on.
 #ifdef PART
 #define AND_PART , int first_id, int rows
 #define ROW(ID) ((ID) - first_id)
@@ -9,7 +9,7 @@
 #define HAS(ID) true
 #endif
 
-// Grid over tokens; threads stride over channels, eight at a time where rows are aligned.
+// Grid (tokens). Threads stride over channels, and over eights of channels if rows are aligned.
 extern "C" __global__ void embedding(X* y, const X* table, const int* ids, int channels AND_PART) {
     X* to = y + (u64)blockIdx.x * channels;
     if (!HAS(ids[blockIdx.x])) {
@@ -23,8 +23,8 @@ extern "C" __global__ void embedding(X* y, const X* table, const int* ids, int c
     for (int c = 8 * eights + threadIdx.x; c < channels; c += blockDim.x) to[c] = from[c];
 }
 
-// Grid over tokens, 512 threads. The block of the first token of an id sums all tokens with that id in order, without atomics, so the
-// result is deterministic. It lists those tokens, four candidates per thread at a time; then each thread sums eight channels.
+// Grid (tokens), 512 threads. If a token is the first with its id, its block sums all tokens with this id in order and without atomics, so the result
+// is deterministic. The block lists these tokens, testing four candidates per thread at a time. Then each thread sums eight channels.
 #define LISTED 2048
 extern "C" __global__ void __launch_bounds__(512) embedding_gradient(float* dtable, const X* dy, const int* ids, int tokens, int channels AND_PART) {
     __shared__ int list[LISTED];
@@ -43,9 +43,9 @@ extern "C" __global__ void __launch_bounds__(512) embedding_gradient(float* dtab
             const int t = start + 4 * threadIdx.x + k;
             if (t < tokens && ids[t] == id) hits |= 1u << k;
         }
-        // All threads have finished with the previous list.
+        // Here all threads have finished reading the previous list.
         if (!__syncthreads_or(hits)) continue;
-        // A prefix sum of the matches keeps the list in order.
+        // A prefix sum over the matches keeps the list in order.
         int at = __popc(hits), listed = 0;
         for (int offset = 1; offset < 32; offset *= 2) {
             const int before = __shfl_up_sync(0xFFFFFFFF, at, offset);

@@ -1,4 +1,4 @@
-//! Rows of a table by token id.
+//! Looks up rows of a table by token id.
 
 mod cpu;
 pub(super) mod cuda;
@@ -9,13 +9,13 @@ use super::{expect_compute, expect_gradient};
 use crate::ops::dispatch::dispatch;
 use crate::{DType, Result, Tensor};
 
-/// `y[t] = table[ids[t]]` for `ids` I32 `[T]` and `table` `[V, C]`. The caller has checked that ids lie in `0..V`.
+/// Returns `y[t] = table[ids[t]]` for `ids` I32 `[T]` and `table` `[V, C]`. The caller must have checked that ids are in `0..V`.
 pub fn embedding(table: &Tensor, ids: &Tensor) -> Result<Tensor> {
     rows(table, ids, None)
 }
 
-/// [`embedding`] by a `table` `[V', C]` that has only the tokens `first..first + V'` of a vocabulary; zero for other tokens, so the sum over
-/// all parts of the vocabulary is the embedding.
+/// Looks up rows as in [`embedding`], but `table` `[V', C]` has only the tokens `first..first + V'` of a vocabulary. Other tokens give zeros, so the
+/// sum over all parts of the vocabulary is the embedding.
 pub fn embedding_of_part(table: &Tensor, ids: &Tensor, first: usize) -> Result<Tensor> {
     rows(table, ids, Some(first))
 }
@@ -34,12 +34,12 @@ fn rows(table: &Tensor, ids: &Tensor, first: Option<usize>) -> Result<Tensor> {
     Ok(y)
 }
 
-/// `dtable[v] += Σ_{t: ids[t] = v} dy[t]` in the order of `t`, for `dy` `[T, C]` and `dtable` `[V, C]` in F32 (F64 for F64).
+/// Computes `dtable[v] += Σ_{t: ids[t] = v} dy[t]`, in the order of `t`, for `dy` `[T, C]` and `dtable` `[V, C]` in F32 (F64 for F64).
 pub fn embedding_gradient(dy: &Tensor, ids: &Tensor, dtable: &mut Tensor) -> Result<()> {
     add_rows(dy, ids, None, dtable)
 }
 
-/// [`embedding_gradient`] by a table of the tokens `first..first + V'`; other tokens do not contribute.
+/// Adds the gradient as in [`embedding_gradient`], but the table has only the tokens `first..first + V'`. Other tokens are ignored.
 pub fn embedding_of_part_gradient(dy: &Tensor, ids: &Tensor, first: usize, dtable: &mut Tensor) -> Result<()> {
     add_rows(dy, ids, Some(first), dtable)
 }

@@ -33,7 +33,7 @@ fn rows_are_gathered_and_gradients_scattered() {
     assert_eq!(values(&sum), [0.0, 1.0, 0.0, 0.0, 40.0, 42.0]);
 }
 
-/// The parts of a table embed and add what the whole table does.
+/// The parts of a table give the same embeddings and gradients as the whole table.
 #[test]
 fn parts_of_a_vocabulary_are_those_of_the_whole() {
     for (vocabulary, parts, channels, tokens) in [(6, 3, 8, 40), (300, 2, 257, 1000), (8, 4, 264, 3000)] {

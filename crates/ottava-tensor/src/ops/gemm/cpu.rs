@@ -1,6 +1,6 @@
-//! The reference product. Each output element is a sum over `K` in F32 (F64 for F64): blocks of 128 are summed in order from zero, then
-//! added in order. The sum is multiplied by the scales, the addend is added, and the result is rounded once. With block scales, each
-//! partial sum is multiplied by its two scales before it is added.
+//! The reference product. Each output element is a sum over `K` in F32 (F64 for F64). Blocks of 128 terms are summed in order from zero, and the sums
+//! of the blocks are added in order. The total is multiplied by the scales, the addend is added, and the result is rounded once. With block scales,
+//! each partial sum is multiplied by its two scales before it is added.
 //!
 //! F32 products are multiplied and added with one rounding, by FMA. Products of FP8 or 16-bit values are exact in F32, so machines without
 //! FMA compute the same bits with separate operations.
@@ -14,11 +14,11 @@ use crate::wide::wide;
 use crate::{DType, Result, Tensor};
 use rayon::prelude::*;
 
-/// Rows and columns of the register tile.
+/// The number of rows, and the number of columns, of the register tile.
 const MR: usize = 8;
 const NR: usize = 32;
 
-/// Bytes of the packed operands.
+/// Returns the scratch bytes: the packed operands.
 pub(super) fn scratch(a: Operand, b: Operand) -> Result<usize> {
     let ((m, k), (n, _)) = (a.size("gemm: a")?, b.size("gemm: b")?);
     if few_rows::reads_in_place(a, b)? {
@@ -70,7 +70,7 @@ fn scale(sums: &mut Sums<f32>, a: &[f32; MR], b: &[f32; NR]) {
     }
 }
 
-/// A tile of operands with scales for blocks of `length`, at most [`BLOCK`].
+/// Computes a tile for operands with scales for blocks of `length` terms, at most [`BLOCK`].
 fn blocks((x, y): (&[f32], &[f32]), length: usize, a: Scales, b: Scales, i: usize, j: usize) -> Sums<f32> {
     let mut total = [[0.0; NR]; MR];
     for (block, (x, y)) in x.chunks(MR * length).zip(y.chunks(NR * length)).enumerate() {
@@ -89,9 +89,9 @@ fn store(out: &mut Tensor, n: usize, add: bool, tile: impl Fn(usize, usize) -> S
     }
 }
 
-/// Computes and stores all tiles. A task owns whole rows of tiles, so results do not depend on the number of threads.
+/// Computes and stores all tiles. A task computes whole rows of tiles, so results do not depend on the number of threads.
 fn tiles<D: Float>(out: &mut [D], n: usize, add: bool, tile: impl Fn(usize, usize) -> Sums<D::Real> + Sync) {
-    // Panels of b that fit in L2 beside one panel of a are reused for all rows of a task.
+    // The rows of a task reuse panels of b, which fit in L2 together with one panel of a.
     const ROW_TILES: usize = 8;
     out.par_chunks_mut(MR * ROW_TILES * n).enumerate().for_each(|(task, out)| {
         for j in 0..n.div_ceil(NR) {
@@ -116,8 +116,8 @@ wide! {
 /// A register tile `[MR, NR]`.
 type Sums<R> = [[R; NR]; MR];
 
-/// A register tile over all of `K`, from a panel of each operand, with the widest vector instructions available. `exact` if products are
-/// exact.
+/// Computes a register tile over all of `K` from a panel of each operand, with the widest vector instructions available. `exact` means that products
+/// are exact.
 fn tile(a: &[f32], b: &[f32], exact: bool) -> Sums<f32> {
     #[cfg(target_arch = "x86_64")]
     {
@@ -130,11 +130,11 @@ fn tile(a: &[f32], b: &[f32], exact: bool) -> Sums<f32> {
             return unsafe { x86::avx2(a, b) };
         }
     }
-    // Without instructions for FMA, only exact products are fast.
+    // Without FMA instructions, only exact products are fast.
     if exact && cfg!(target_arch = "x86_64") { portable::<f32, false>(a, b) } else { portable::<f32, true>(a, b) }
 }
 
-/// The reference loops.
+/// The portable loops, which define the bits.
 fn portable<R: Real, const FUSED: bool>(a: &[R], b: &[R]) -> Sums<R> {
     let mut total = [[R::default(); NR]; MR];
     for (a, b) in a.chunks(MR * BLOCK).zip(b.chunks(NR * BLOCK)) {
@@ -153,7 +153,7 @@ fn portable<R: Real, const FUSED: bool>(a: &[R], b: &[R]) -> Sums<R> {
     total
 }
 
-/// [`portable`] in x86 vector intrinsics, because compilers do not keep its sums in registers.
+/// The loops of [`portable`] in x86 vector intrinsics, because compilers do not keep the sums in registers.
 #[cfg(target_arch = "x86_64")]
 mod x86 {
     use super::{BLOCK, MR, NR, Sums};
@@ -165,7 +165,7 @@ mod x86 {
         for (a, b) in a.chunks(MR * BLOCK).zip(b.chunks(NR * BLOCK)) {
             let mut sums = [[_mm512_setzero_ps(); 2]; MR];
             for (a, b) in a.chunks_exact(MR).zip(b.chunks_exact(NR)) {
-                // SAFETY: `b` is NR = 32 values long.
+                // SAFETY: `b` has NR = 32 values.
                 let b = unsafe { [_mm512_loadu_ps(b.as_ptr()), _mm512_loadu_ps(b.as_ptr().add(16))] };
                 for i in 0..MR {
                     let a = _mm512_set1_ps(a[i]);
@@ -182,7 +182,7 @@ mod x86 {
         }
         let mut out = [[0.0; NR]; MR];
         for (out, total) in out.iter_mut().zip(total) {
-            // SAFETY: a row of `out` is NR = 32 values long.
+            // SAFETY: a row of `out` has NR = 32 values.
             unsafe {
                 _mm512_storeu_ps(out.as_mut_ptr(), total[0]);
                 _mm512_storeu_ps(out.as_mut_ptr().add(16), total[1]);
@@ -191,7 +191,7 @@ mod x86 {
         out
     }
 
-    /// Half of the rows and half of the columns at a time: AVX2 has half as many registers of half the width.
+    /// Computes half of the rows and half of the columns at a time, because AVX2 has half as many registers of half the width.
     #[target_feature(enable = "avx2,fma")]
     pub(super) fn avx2(a: &[f32], b: &[f32]) -> Sums<f32> {
         const ROWS: usize = MR / 2;
@@ -202,7 +202,7 @@ mod x86 {
                 let mut sums = [[_mm256_setzero_ps(); 2]; ROWS];
                 for (a, b) in a.chunks_exact(MR).zip(b.chunks_exact(NR)) {
                     let b = &b[column..column + 16];
-                    // SAFETY: `b` is 16 values long.
+                    // SAFETY: `b` has 16 values.
                     let b = unsafe { [_mm256_loadu_ps(b.as_ptr()), _mm256_loadu_ps(b.as_ptr().add(8))] };
                     for i in 0..ROWS {
                         let a = _mm256_set1_ps(a[row + i]);
@@ -219,7 +219,7 @@ mod x86 {
             }
             for (out, total) in out[row..].iter_mut().zip(total) {
                 let out = &mut out[column..column + 16];
-                // SAFETY: `out` is 16 values long.
+                // SAFETY: `out` has 16 values.
                 unsafe {
                     _mm256_storeu_ps(out.as_mut_ptr(), total[0]);
                     _mm256_storeu_ps(out.as_mut_ptr().add(8), total[1]);
@@ -233,7 +233,7 @@ mod x86 {
     mod tests {
         use super::super::{MR, NR, portable};
 
-        /// For F32 and, also with two roundings, for exact products.
+        /// Tests F32 products, and exact products, for which two roundings also give the same bits.
         #[test]
         fn vector_kernels_match_the_reference_bits() {
             for k in [1, 127, 128, 129, 300] {

@@ -58,8 +58,8 @@ pub(super) fn gemm(
     let addend_at = if let (Addend::Tensor(c), false) = (addend, padded) { c.device_ptr() } else { into };
     let pointers = GemmPointers { addend: addend_at, out: into, ..operands };
     let spec = GemmSpec { accumulate: !padded && !matches!(addend, Addend::None), ..spec };
-    // SAFETY: the spec's sizes and leading dimensions belong to the tensors whose addresses are passed, and the contract checked
-    // the shapes of scales; what is added has the shape of `out`.
+    // SAFETY: the spec's sizes and leading dimensions belong to the tensors whose addresses are passed. The contract has checked
+    // the shapes of scales. The addend has the shape of `out`.
     unsafe { gpu.gemm(&spec, &pointers)? };
     match temporary {
         Some(temporary) => crop(gpu, &temporary, out, !matches!(addend, Addend::None)),
@@ -67,7 +67,7 @@ pub(super) fn gemm(
     }
 }
 
-/// The product of the library without an addend, of matrices as they are stored, padded.
+/// Returns the spec of the library's product without an addend. Its matrices have their stored, padded sizes.
 fn spec_of(a: Operand, b: Operand, out: DType, accumulation: Accumulation) -> Result<GemmSpec> {
     let ((x, x_transposed), (y, y_transposed)) = (a.matrix("gemm: a")?, b.matrix("gemm: b")?);
     let rows_and_k = |t: &Tensor, transposed: bool| match transposed {
@@ -94,7 +94,7 @@ fn spec_of(a: Operand, b: Operand, out: DType, accumulation: Accumulation) -> Re
     })
 }
 
-/// The addresses of the operands and of their inverse scales, 0 without scales. Addend and output are 0.
+/// Returns the addresses of the operands and of their inverse scales (0 without scales). The addresses of addend and output are 0.
 fn addresses(a: Operand, b: Operand) -> Result<GemmPointers> {
     let [a_scale, b_scale] =
         [a, b].map(|operand| operand.scale_inv().map_or(0, |(scale_inv, _)| scale_inv.device_ptr()));
@@ -102,22 +102,22 @@ fn addresses(a: Operand, b: Operand) -> Result<GemmPointers> {
     Ok(GemmPointers { a, b, a_scale, b_scale, addend: 0, out: 0 })
 }
 
-/// Whether `unscaled_product` is faster for this product in inference. With row scales, cuBLASLt 13.1 only has tiles of 128 x 128 and no split-K, so such
-/// a product leaves at least half of the multiprocessors idle; without scales it has smaller tiles.
+/// Returns whether `unscaled_product` is faster for this product in inference. With row scales, cuBLASLt 13.1 only has tiles of 128 x 128 and no
+/// split-K, so a product with few tiles leaves at least half of the multiprocessors idle. Without scales, cuBLASLt has smaller tiles.
 fn is_scaled_afterwards(gpu: &CudaDevice, spec: &GemmSpec) -> bool {
     let tiles = spec.m.div_ceil(128) * spec.n.div_ceil(128);
     leaves_scales(gpu, spec) && 2 * tiles <= gpu.sm_count()
 }
 
-/// Whether a kernel after this product may apply its scales: row scales, in inference.
+/// Returns whether another kernel may apply the scales of this product: row scales, in inference.
 fn leaves_scales(gpu: &CudaDevice, spec: &GemmSpec) -> bool {
     gpu.has_constant_weights() && spec.scale == ScaleMode::PerRow && spec.out == DType::BF16
 }
 
-/// Threads of a block that applies scales, with eight columns each.
+/// The number of threads per block of the kernel that applies scales. Each thread has eight columns.
 const SCALING_THREADS: u32 = 128;
 
-/// The product of this spec without scales, in type `out`.
+/// Computes the product of this spec without scales, in type `out`.
 fn unscaled_sums(gpu: &Arc<CudaDevice>, spec: GemmSpec, operands: GemmPointers, out: DType) -> Result<Tensor> {
     let mut sums = Tensor::empty(&Device::Cuda(gpu.clone()), &[spec.m, spec.n], out)?;
     let into = sums.device_ptr_mut();
@@ -127,11 +127,12 @@ fn unscaled_sums(gpu: &Arc<CudaDevice>, spec: GemmSpec, operands: GemmPointers, 
     Ok(sums)
 }
 
-/// Rows of products whose reader applies the scales. With row scales, cuBLASLt 13.1 only has tiles of 128 x 128. Without scales it is faster with these
-/// rows, and not with more (benchmarks/2026-11-27-decode-kernels.md); products of fewer rows have a kernel of their own.
+/// The numbers of rows for which the reader of a product applies its scales. With row scales, cuBLASLt 13.1 only has tiles of 128 x 128. With these
+/// numbers of rows, it is faster without scales, and with more rows it is not (benchmarks/2026-11-27-decode-kernels.md). Products of fewer rows use
+/// `Skinny`.
 const READER_SCALES: std::ops::RangeInclusive<usize> = 129..=256;
 
-/// The sums of `gemm::unscaled`.
+/// Returns the sums for `gemm::unscaled`.
 pub(super) fn unscaled(
     gpu: &Arc<CudaDevice>,
     a: Operand,
@@ -145,7 +146,7 @@ pub(super) fn unscaled(
     is_faster.then(|| unscaled_sums(gpu, spec, addresses(a, b)?, out)).transpose()
 }
 
-/// The product without scales in F32, to which a kernel then applies scales and addend. Rounds `out` once.
+/// Computes the product without scales in F32. Then a kernel applies the scales, adds the addend and rounds `out` once.
 fn unscaled_product(
     gpu: &Arc<CudaDevice>,
     spec: GemmSpec,
@@ -160,12 +161,12 @@ fn unscaled_product(
     let entry = kernel::scale_and_add(out, &sums, Address(a_scale), Address(b_scale), addend, n, spec.n);
     let kernel = SOURCE.kernel(defines, entry);
     let grid = [n.div_ceil(8 * SCALING_THREADS as usize) as u32, m as u32, 1];
-    // SAFETY: `sums` has at least as many rows and columns as `out`, what is added has its shape, and there is a scale per row and per column. The
-    // kernel reads only scales of `b` before it waits, which are constants where it starts early.
+    // SAFETY: `sums` has at least as many rows and columns as `out`, the addend has the shape of `out`, and each row and each column has a scale.
+    // Before it waits, the kernel reads only scales of `b`, which are constants if the kernel starts early.
     unsafe { gpu.launch_early(&kernel, grid, SCALING_THREADS, 0) }
 }
 
-/// The address of what is added to a product; 0 for nothing.
+/// Returns the address of the addend, or 0 without an addend.
 fn addend_address(out: &Tensor, addend: Addend) -> Address {
     Address(match addend {
         Addend::None => 0,
@@ -187,19 +188,19 @@ fn crop(gpu: &CudaDevice, padded: &Tensor, out: &mut Tensor, add: bool) -> Resul
     let [rows, columns] = out.dims("gemm: out")?;
     let defines = launch::storage(out.dtype())?;
     let kernel = SOURCE.kernel(defines, kernel::crop(out, padded, columns, padded.shape()[1], add));
-    // SAFETY: `padded` has at least as many rows and columns as `out`, and both the type in the defines.
+    // SAFETY: `padded` has at least as many rows and columns as `out`. Both have the type in the defines.
     unsafe { gpu.launch(&kernel, [rows as u32, 1, 1], BLOCK, 0) }
 }
 
-/// Types of the result and of the operands of products of few rows, and bits of an operand's element.
+/// The variants of products of few rows: the type of the result, the type of the operands, and the bits of an operand's element.
 const SKINNY_VARIANTS: &[Defines] = &[
     &[("X", "bf16"), ("IN", "e4m3"), ("IN_BITS", "8")],
     &[("X", "bf16"), ("IN", "bf16"), ("IN_BITS", "16")],
     &[("X", "f32"), ("IN", "bf16"), ("IN_BITS", "16")],
 ];
 
-/// The kernels by the rows that they have room for: with one block on a multiprocessor, and with two. Where there are both, one is faster for
-/// tiles in parts.
+/// The kernels by the maximum number of rows: a kernel with one block per multiprocessor, and a kernel with two. If both exist, the first is faster
+/// for tiles that are divided into parts.
 const KERNELS: [(usize, [Option<&str>; 2]); 5] = [
     (8, [None, Some("skinny_8")]),
     (16, [None, Some("skinny_16")]),
@@ -207,23 +208,23 @@ const KERNELS: [(usize, [Option<&str>; 2]); 5] = [
     (64, [Some("skinny_64_alone"), Some("skinny_64")]),
     (128, [Some("skinny_128_alone"), None]),
 ];
-/// Rows of plain operands at most, unless rows must not depend on others; the library is faster with more.
+/// The maximum number of rows for plain operands. With more rows, the library is faster, but it is not used if rows must not depend on other rows.
 const MOST_PLAIN_ROWS: usize = 32;
 
-/// Columns of the result in a tile, and bytes that a step reads of each row.
+/// The number of result columns in a tile, and the number of bytes that a step reads from each row.
 const LINES: usize = 128;
 const STEP: usize = TensorMap::BOX_BYTES;
-/// Threads of a warp group. A block has two, and a warp that copies.
+/// The number of threads of a warp group. A block has two warp groups, and a warp that copies.
 const GROUP: u32 = 128;
 const THREADS: u32 = 2 * GROUP + 32;
-/// Shared memory of the blocks on a multiprocessor, which leaves room for kernels before and after them.
+/// The bytes of shared memory for all blocks of a multiprocessor. The rest is for the kernels before and after.
 const SHARED_BYTES: u32 = 200 << 10;
-/// Parts of a tile at most, and steps of a part at least, by blocks on a multiprocessor. With fewer steps, parts would be added for longer than they
-/// are read.
+/// The maximum number of parts of a tile, and the minimum number of steps of a part, by the number of blocks per multiprocessor. With fewer steps,
+/// adding the parts would take longer than reading them.
 const MOST_PARTS: usize = 6;
 const LEAST_STEPS: [usize; 2] = [16, 8];
 
-/// A product of few rows in inference, which takes the time of reading `b`: `skinny.cuh`.
+/// A product of few rows in inference (`skinny.cuh`). It takes as long as reading `b`.
 struct Skinny {
     defines: Defines,
     entries: [Option<&'static str>; 2],
@@ -235,7 +236,8 @@ struct Skinny {
 }
 
 impl Skinny {
-    /// `a · bᵀ` `[m, n]` in `out`, if this is a product of few rows in inference, of types and addresses that the kernel takes.
+    /// Plans the product `a · bᵀ` `[m, n]` in `out`. Returns `None` unless this is a product of few rows in inference, with types and addresses that
+    /// the kernel supports.
     fn plan(gpu: &CudaDevice, a: Operand, b: Operand, [m, n]: [usize; 2], out: DType) -> Option<Skinny> {
         let (Ok(((x, false), (_, k))), Ok((y, false))) =
             (a.matrix("").and_then(|x| Ok((x, a.size("")?))), b.matrix(""))
@@ -274,7 +276,8 @@ impl Skinny {
     fn enqueue(&self, gpu: &CudaDevice, out: &mut Tensor, addend: Addend) -> Result<()> {
         let Skinny { defines, entries, rows, columns, a, b, scales } = self;
         let (steps, tiles) = (a.row_bytes.div_ceil(STEP), columns.div_ceil(LINES));
-        // Tiles are divided as long as all blocks run at once. Clusters of more than two blocks leave up to a seventh of the multiprocessors without a block.
+        // Tiles are divided as far as all blocks still run at once. Clusters of more than two blocks leave up to a seventh of the multiprocessors
+        // without a block.
         let parts_of = |blocks: usize| {
             let at_once = gpu.sm_count() * blocks;
             let clusters = |parts: usize| if parts > 2 { at_once * 6 / 7 / parts } else { at_once / parts };
@@ -291,7 +294,7 @@ impl Skinny {
         let [(a_scale, a_stride), (b_scale, b_stride)] = scales.map(|scale| scale.unwrap_or((0, 0)));
         let [a_scale_at, b_scale_at] = [a_scale, b_scale].map(Address);
         let (addend, of_part) = (addend_address(out, addend), steps.div_ceil(parts));
-        // All kernels of products of few rows have the same parameters.
+        // All kernels for products of few rows have the same parameters.
         let entry = kernel::skinny_8(
             *a,
             *b,
@@ -308,8 +311,8 @@ impl Skinny {
             b_stride,
         );
         let kernel = SKINNY.kernel(defines, Entry { name, ..entry });
-        // SAFETY: the maps belong to the operands, scales have one element or one per row, what is added has the shape and type of
-        // `out`. The kernel reads only `b` before it waits, which is a constant where it starts early.
+        // SAFETY: the maps belong to the operands, scales have one element or one per row, and the addend has the shape and type of `out`. Before it
+        // waits, the kernel reads only `b` and its scales, which are constants if the kernel starts early.
         unsafe {
             let grid = [(tiles * parts) as u32, 1, 1];
             gpu.launch_early_in_clusters(&kernel, grid, parts as u32, THREADS, SHARED_BYTES / blocks as u32)

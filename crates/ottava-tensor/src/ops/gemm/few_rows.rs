@@ -1,5 +1,5 @@
-//! The reference product where `a` has few rows, as in generation: `b` is read where it lies, since packing it would take longer than the
-//! product. The order of sums and so the bits are the same as in `cpu.rs`.
+//! The reference product if `a` has few rows, as in generation. `b` is read in place, because packing it would take longer than the
+//! product. Sums have the same order and therefore the same bits as in `cpu.rs`.
 //!
 //! Sixteen rows of `b` are summed at once, one per lane. Vectors of 16 neighbours along `K` are transposed in registers.
 
@@ -13,32 +13,32 @@ use half::{bf16, f16};
 use rayon::prelude::*;
 use std::ops::Range;
 
-/// Rows of `b` that are summed at once.
+/// The number of rows of `b` that are summed at once.
 const LANES: usize = 16;
 
-/// Most rows of `a`. With more, panels of `b` are read so often that packing them pays.
+/// The maximum number of rows of `a`. With more rows, panels of `b` are read so often that packing them pays.
 const FEW: usize = 32;
 
-/// Sums of `M` rows of `a` with [`LANES`] rows of `b`.
+/// The sums of `M` rows of `a` with [`LANES`] rows of `b`.
 type Sums<const M: usize> = [[f32; LANES]; M];
 
-/// Neighbours along `K` of [`LANES`] rows of `b`, widened.
+/// A range along `K` of [`LANES`] rows of `b`, converted to F32.
 type Widened = [[f32; BLOCK]; LANES];
 
-/// Whether the product of these operands is done here.
+/// Returns whether this file computes the product of these operands.
 pub(super) fn reads_in_place(a: Operand, b: Operand) -> Result<bool> {
     let (y, transposed) = b.matrix("gemm: b")?;
     Ok(a.size("gemm: a")?.0 <= FEW && !transposed && y.dtype() != DType::F64)
 }
 
-/// Bytes of the packed `a`, of the sums, and of widened rows per thread.
+/// Returns the scratch bytes: the packed `a`, the sums, and the converted rows of each thread.
 pub(super) fn scratch(m: usize, n: usize, k: usize) -> usize {
     let rows = m.next_multiple_of(panel_rows(m));
     let floats = rows * k + rows * n.next_multiple_of(LANES);
     floats * size_of::<f32>() + rayon::current_num_threads() * size_of::<Widened>()
 }
 
-/// Rows of `a` that share a pass over `b`.
+/// Returns the number of rows of `a` that share a pass over `b`.
 fn panel_rows(m: usize) -> usize {
     m.next_power_of_two().min(8)
 }
@@ -73,14 +73,14 @@ fn by_panels<const M: usize>(a: Operand, b: Operand, out: &mut Tensor, add: bool
         |widened, (group, totals)| {
             for (block, start) in (0..k).step_by(length).enumerate() {
                 let end = k.min(start + length);
-                // Rows beyond the last one are summed, and not stored.
+                // Lanes beyond the last row repeat it. Their sums are not stored.
                 let numbers = std::array::from_fn(|lane| (group * LANES + lane).min(n - 1));
                 let rows = read(y, numbers, start..end, panels == 1, widened);
                 for (panel, total) in totals.iter_mut().enumerate() {
                     let x = &x[panel * M * k..][start * M..end * M];
                     let mut sums = rows.partial_sums::<M>(x, exact);
                     if let (Some(_), Some(a), Some(b)) = (cut, of_a, of_b) {
-                        // As a whole product of this block, which starts from zero.
+                        // Adds zero, because the separate product of this block would start its sum from zero.
                         sums.as_flattened_mut().iter_mut().for_each(|sum| *sum += 0.0);
                         scale(&mut sums, &a.panel(panel, block), &b.panel(group, block));
                     }
@@ -120,23 +120,23 @@ fn store<D: Float<Real = f32>, const M: usize>(sums: &[Sums<M>], out: &mut Tenso
     }
 }
 
-/// Reads a range of the rows of these numbers; see [`read`].
+/// A function that reads a range of the given rows; see [`read`].
 type Read = for<'a> fn(&'a Tensor, [usize; LANES], Range<usize>, bool, &'a mut Widened) -> Rows<'a>;
 
-/// Some rows of `b`, as kernels read them.
+/// Some rows of `b`, in the form that kernels read.
 enum Rows<'a> {
     Wide([&'a [f32]; LANES]),
-    /// Widened in registers.
+    /// Rows that are converted to F32 in registers.
     Bf16([&'a [bf16]; LANES]),
 }
 
 impl Rows<'_> {
-    /// Sums of `a` `[length, M]` with rows of this length, in order from zero; `exact` if products are exact.
+    /// Sums `a` `[length, M]` with rows of this length, in order from zero. `exact` means that products are exact.
     fn partial_sums<const M: usize>(&self, a: &[f32], exact: bool) -> Sums<M> {
         match *self {
             Rows::Wide(rows) => partial_sums(a, rows, exact),
             #[cfg(target_arch = "x86_64")]
-            // SAFETY: `read` gives such rows where it has detected the feature.
+            // SAFETY: `read` returns such rows only if it has detected the feature.
             Rows::Bf16(rows) => unsafe { x86::avx512_bf16(a, rows) },
             #[cfg(not(target_arch = "x86_64"))]
             Rows::Bf16(_) => unreachable!("rows are widened in memory"),
@@ -144,7 +144,7 @@ impl Rows<'_> {
     }
 }
 
-/// A range of some rows of `y`, where they lie or `widened`. Rows that are read `once` may be widened in registers.
+/// Returns a range of the given rows of `y`, in place or converted to F32 in `widened`. Rows that are read only `once` may be converted in registers.
 fn read<'a, S: Source>(
     y: &'a Tensor,
     rows: [usize; LANES],
@@ -158,9 +158,9 @@ fn read<'a, S: Source>(
     S::read(rows, once, widened)
 }
 
-/// A type of `b`.
+/// An element type of `b`.
 trait Source: Float {
-    /// The rows in F32, in `widened` if they have another type.
+    /// Returns the rows in F32. Rows of another type are converted in `widened` or in registers.
     fn read<'a>(rows: [&'a [Self]; LANES], once: bool, widened: &'a mut Widened) -> Rows<'a>;
 }
 
@@ -180,7 +180,7 @@ impl Source for bf16 {
     }
 }
 
-/// The rows, each widened by `of_row`.
+/// Converts each row with `of_row`.
 fn widen<'a, S>(rows: [&[S]; LANES], widened: &'a mut Widened, of_row: fn(&[S], &mut [f32])) -> Rows<'a> {
     let length = rows[0].len();
     for (row, wide) in rows.iter().zip(widened.iter_mut()) {
@@ -211,14 +211,14 @@ fn widen_bf16(row: &[bf16], wide: &mut [f32]) {
     shift_bf16(row, wide);
 }
 
-/// Unlike `bf16::to_f32`, without a look at NaN, whose payload no sum keeps: a move and a shift.
+/// Converts BF16 to F32 by a move and a shift. Unlike `bf16::to_f32`, it does not test for NaN, because sums do not keep the payload of a NaN.
 #[inline(always)]
 fn shift_bf16(row: &[bf16], wide: &mut [f32]) {
     wide.iter_mut().zip(row).for_each(|(wide, x)| *wide = f32::from_bits(u32::from(x.to_bits()) << 16));
 }
 
-/// Fetches the same range of later rows into the cache. Sixteen streams of a few kilobytes are too many and too short for the hardware to
-/// see in time.
+/// Prefetches the same range of later rows into the cache. Sixteen streams of a few kilobytes are too many and too short for the hardware to
+/// detect in time.
 fn prefetch<S>(rows: [&[S]; LANES], distance: usize) {
     #[cfg(target_arch = "x86_64")]
     for row in rows {
@@ -230,7 +230,7 @@ fn prefetch<S>(rows: [&[S]; LANES], distance: usize) {
     }
 }
 
-/// Sums of `a` `[length, M]` with rows of `b` of this length, in order from zero, with one rounding per term; `exact` if products are exact.
+/// Sums `a` `[length, M]` with rows of `b` of this length, in order from zero, with one rounding per term. `exact` means that products are exact.
 fn partial_sums<const M: usize>(a: &[f32], rows: [&[f32]; LANES], exact: bool) -> Sums<M> {
     #[cfg(target_arch = "x86_64")]
     {
@@ -243,11 +243,11 @@ fn partial_sums<const M: usize>(a: &[f32], rows: [&[f32]; LANES], exact: bool) -
             return unsafe { x86::avx2::<M>(a, rows) };
         }
     }
-    // Without instructions for FMA, only exact products are fast.
+    // Without FMA instructions, only exact products are fast.
     if exact && cfg!(target_arch = "x86_64") { portable::<M, false>(a, rows) } else { portable::<M, true>(a, rows) }
 }
 
-/// The reference loops.
+/// The portable loops, which define the bits.
 fn portable<const M: usize, const FUSED: bool>(a: &[f32], rows: [&[f32]; LANES]) -> Sums<M> {
     let mut sums = [[0f32; LANES]; M];
     for (k, a) in a.chunks_exact(M).enumerate() {
@@ -260,14 +260,14 @@ fn portable<const M: usize, const FUSED: bool>(a: &[f32], rows: [&[f32]; LANES])
     sums
 }
 
-/// [`portable`] in x86 vector intrinsics.
+/// The loops of [`portable`] in x86 vector intrinsics.
 #[cfg(target_arch = "x86_64")]
 mod x86 {
     use super::{LANES, Sums, shift_bf16};
     use half::bf16;
     use std::arch::x86_64::*;
 
-    /// Eight at a time.
+    /// Converts eight values at a time.
     #[target_feature(enable = "avx2")]
     pub(super) fn widen_bf16(row: &[bf16], wide: &mut [f32]) {
         shift_bf16(row, wide);
@@ -284,11 +284,11 @@ mod x86 {
             let mask = ((1u32 << count) - 1) as u16;
             let mut tile = [_mm512_setzero_ps(); 16];
             for (tile, row) in tile.iter_mut().zip(rows) {
-                // SAFETY: `start + count` is at most the length of the row, and the mask has `count` lanes.
+                // SAFETY: `start + count` is at most the length of the row. The mask has `count` lanes.
                 *tile = unsafe { _mm512_maskz_loadu_ps(mask, row.as_ptr().add(start)) };
             }
             let tile = transpose16(tile);
-            // The last tile is filled with zeros, which add nothing, so that tiles stay in registers.
+            // The last tile is filled with zeros, which add nothing, so tiles stay in registers.
             let mut end = [[0f32; M]; 16];
             let a = match a[start..].first_chunk::<16>() {
                 Some(whole) => whole,
@@ -306,13 +306,13 @@ mod x86 {
         }
         let mut out = [[0.0; LANES]; M];
         for (out, sums) in out.iter_mut().zip(sums) {
-            // SAFETY: a row of `out` is LANES = 16 values long.
+            // SAFETY: a row of `out` has LANES = 16 values.
             unsafe { _mm512_storeu_ps(out.as_mut_ptr(), sums) };
         }
         out
     }
 
-    /// [`avx512`] of rows in BF16. Words of two neighbours are transposed, and each gives two terms.
+    /// Computes the sums of [`avx512`] for rows in BF16. Words of two neighbours are transposed, and each word gives two terms.
     #[target_feature(enable = "avx512f")]
     pub(super) fn avx512_bf16<const M: usize>(a: &[f32], rows: [&[bf16]; LANES]) -> Sums<M> {
         let length = rows[0].len();
@@ -332,7 +332,7 @@ mod x86 {
                         &end
                     }
                 };
-                // SAFETY: `from` is 32 values of two bytes long.
+                // SAFETY: `from` has 32 values of two bytes.
                 *tile = unsafe { _mm512_loadu_ps(from.as_ptr().cast()) };
             }
             let mut end = [[0f32; M]; 32];
@@ -357,7 +357,7 @@ mod x86 {
         }
         let mut out = [[0.0; LANES]; M];
         for (out, sums) in out.iter_mut().zip(sums) {
-            // SAFETY: a row of `out` is LANES = 16 values long.
+            // SAFETY: a row of `out` has LANES = 16 values.
             unsafe { _mm512_storeu_ps(out.as_mut_ptr(), sums) };
         }
         out
@@ -379,7 +379,7 @@ mod x86 {
                 r[4 * i + 2 * j + 1] = _mm512_castpd_ps(_mm512_unpackhi_pd(a, b));
             }
         }
-        // Now lane `l` of 128 bits of `r[4 * i + c]` has column `4 * l + c` of rows `4 * i .. 4 * i + 4`.
+        // Here lane `l` (of 128 bits) of `r[4 * i + c]` has column `4 * l + c` of rows `4 * i .. 4 * i + 4`.
         for c in 0..4 {
             let [a, b, d, e] = [r[c], r[4 + c], r[8 + c], r[12 + c]];
             let even = [_mm512_shuffle_f32x4::<0x88>(a, b), _mm512_shuffle_f32x4::<0x88>(d, e)];
@@ -392,7 +392,7 @@ mod x86 {
         t
     }
 
-    /// Half of the lanes at a time.
+    /// Computes half of the lanes at a time.
     #[target_feature(enable = "avx2,fma")]
     pub(super) fn avx2<const M: usize>(a: &[f32], rows: [&[f32]; LANES]) -> Sums<M> {
         let length = rows[0].len();
@@ -412,7 +412,7 @@ mod x86 {
                             end.as_ptr()
                         }
                     };
-                    // SAFETY: `from` is the start of 8 values: of the row, or of its end and zeros.
+                    // SAFETY: `from` points to 8 values, either in the row or in a copy of its end that is filled with zeros.
                     *tile = unsafe { _mm256_loadu_ps(from) };
                 }
                 let tile = transpose8(tile);
@@ -424,7 +424,7 @@ mod x86 {
                 }
             }
             for (out, sums) in out.iter_mut().zip(sums) {
-                // SAFETY: a row of `out` is LANES = 16 values long, and `half + 8` at most that.
+                // SAFETY: a row of `out` has LANES = 16 values, and `half + 8` is at most 16.
                 unsafe { _mm256_storeu_ps(out.as_mut_ptr().add(half), sums) };
             }
         }
@@ -459,7 +459,7 @@ mod x86 {
         #[test]
         fn vector_kernels_match_the_reference_bits() {
             for length in [1, 7, 8, 9, 16, 17, 100, 128] {
-                // Products of 12 bits less are exact, as products of 16-bit and FP8 values are: two roundings give the same bits.
+                // Products of values with 12 bits less are exact, like products of 16-bit and FP8 values. Then two roundings give the same bits.
                 let value =
                     |i: usize, bits: u32| f32::from_bits((i as f32 * 0.37).sin().to_bits() & (u32::MAX << bits));
                 for bits in [0, 12] {
@@ -468,7 +468,7 @@ mod x86 {
                     let rows: [&[f32]; LANES] = std::array::from_fn(|lane| &b[lane * length..][..length]);
                     let few = &a[..2 * length];
                     if is_x86_feature_detected!("avx512f") {
-                        // SAFETY: detected just above.
+                        // SAFETY: the feature was detected just above.
                         unsafe {
                             assert_eq!(super::avx512::<8>(&a, rows), portable::<8, true>(&a, rows));
                             assert_eq!(super::avx512::<2>(few, rows), portable::<2, true>(few, rows));
@@ -476,7 +476,7 @@ mod x86 {
                         }
                     }
                     if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
-                        // SAFETY: detected just above.
+                        // SAFETY: the features were detected just above.
                         unsafe {
                             assert_eq!(super::avx2::<8>(&a, rows), portable::<8, true>(&a, rows));
                             assert_eq!(super::avx2::<2>(few, rows), portable::<2, true>(few, rows));

@@ -1,4 +1,4 @@
-// Copies a padded product without its padding: grid over rows, threads stride over columns.
+// Copies a padded product without its padding. Grid (rows). Threads stride over columns.
 extern "C" __global__ void crop(X* out, const X* padded, int columns, int padded_columns, int add) {
     const u64 to = (u64)blockIdx.x * columns, from = (u64)blockIdx.x * padded_columns;
     for (int c = threadIdx.x; c < columns; c += blockDim.x) {
@@ -7,8 +7,8 @@ extern "C" __global__ void crop(X* out, const X* padded, int columns, int padded
     }
 }
 
-// `out = sums · (a_scale · b_scale) + addend`, with one scale per row of `a` and of `b`; rows of `sums` are padded to whole eights. A thread has eight
-// columns. Grid (columns, rows).
+// Computes `out = sums · (a_scale · b_scale) + addend`, with one scale per row of `a` and one per row of `b`. Rows of `sums` are padded to whole
+// eights. A thread has eight columns. Grid (columns, rows).
 extern "C" __global__ void scale_and_add(X* out, const float* sums, const float* a_scale, const float* b_scale, const X* addend, int columns,
                                          int padded_columns) {
     start_successors();

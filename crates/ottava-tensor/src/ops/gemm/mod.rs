@@ -2,19 +2,21 @@
 //!
 //! Hopper's FP8 products require both operands to be contiguous along the contracted dimension. So there is only one product, `gemm_nt(a, b) = a ·
 //! bᵀ`, and a quantized matrix that is contracted along both dimensions also has a transposed copy. cuBLASLt transposes 16- and 32-bit operands at
-//! no cost: `Operand::Plain` carries the layout, and nothing is copied. Codes are padded with zeros to multiples of 16 in both dimensions, and to
-//! whole blocks of 128 along the contracted dimension if blocks share a scale, so every shape works.
+//! no cost, so `Operand::Plain` only says which layout it has, and nothing is copied.
+//!
+//! Codes are padded with zeros to multiples of 16 in both dimensions. If blocks share a scale, they are padded to whole blocks of 128 along the
+//! contracted dimension. So every shape is supported.
 //!
 //! On a GPU, cuBLASLt computes the product (`cuda.rs`), with three exceptions in inference:
 //!
-//! - Products of few rows have a kernel of their own (`Skinny`).
-//! - With row scales and so few output tiles that most of the GPU would be idle, cuBLASLt computes the product without scales in F32, and a second
-//!   kernel applies the scales and adds the addend (`unscaled_product`).
-//! - With row scales, 129 to 256 rows and an activation function after the product, cuBLASLt writes the product without scales in BF16, and the
+//! - Products of few rows have a separate kernel (`Skinny`).
+//! - If a product with row scales has so few output tiles that most of the GPU would be idle, cuBLASLt computes it without scales in F32, and a
+//!   second kernel applies the scales and adds the addend (`unscaled_product`).
+//! - If a product with row scales has 129 to 256 rows and is followed by an activation function, cuBLASLt writes it without scales in BF16, and the
 //!   kernel of the activation function applies the scales (`product_activation_to`).
 //!
-//! The CPU has separate kernels for AVX2 and AVX-512, since compilers do not keep their sums in registers. They are bit-identical to the portable
-//! loops. Products of up to 32 rows read the other operand in place (`few_rows.rs`), with the same bits.
+//! The CPU has separate kernels for AVX2 and AVX-512, because compilers do not keep the sums of portable loops in registers. These kernels are
+//! bit-identical to the portable loops. Products of up to 32 rows read the other operand in place (`few_rows.rs`), with the same bits.
 
 pub(in crate::ops) mod cpu;
 pub(super) mod cuda;
@@ -30,10 +32,10 @@ use crate::quantized::QuantizedTensor;
 use crate::{DType, Error, Result, Tensor, planted};
 use std::sync::Arc;
 
-/// One side of a product: a matrix `[rows, K]`, contracted along `K`.
+/// An operand of a product: a matrix `[rows, K]`, contracted along `K`.
 #[derive(Clone, Copy, Debug)]
 pub enum Operand<'a> {
-    /// A matrix of a 16-bit or wider type. Where `transposed`, `x` is `[K, rows]`; nothing is copied.
+    /// A matrix of a 16-bit or wider type. If `transposed`, `x` is `[K, rows]`; nothing is copied.
     Plain {
         /// The matrix.
         x: &'a Tensor,
@@ -46,28 +48,28 @@ pub enum Operand<'a> {
     Columns(&'a QuantizedTensor),
 }
 
-/// Accumulation of FP8 products in tensor cores. Wider operands always accumulate in F32.
+/// How tensor cores accumulate FP8 products. Products of wider types always accumulate in F32.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Accumulation {
-    /// In tensor-core registers with about 14 bits; slightly faster.
+    /// Sums stay in tensor-core registers with about 14 bits. Slightly faster.
     Fast,
     /// Partial sums are added to F32 registers every 128 products.
     Exact,
 }
 
 impl<'a> Operand<'a> {
-    /// A plain matrix `[rows, K]`.
+    /// Returns the operand of a plain matrix `[rows, K]`.
     pub fn plain(x: &'a Tensor) -> Operand<'a> {
         Operand::Plain { x, transposed: false }
     }
 
-    /// A plain matrix `[K, rows]`.
+    /// Returns the operand of a plain matrix `[K, rows]`.
     pub fn plain_transposed(x: &'a Tensor) -> Operand<'a> {
         Operand::Plain { x, transposed: true }
     }
 
-    /// The matrix of elements or codes, and whether it is contracted along its rows.
+    /// Returns the matrix of elements or codes, and whether it is contracted along its rows.
     pub(super) fn matrix(self, what: &str) -> Result<(&'a Tensor, bool)> {
         let missing = || Error::Value(format!("{what}: the codes for this product were not made"));
         match self {
@@ -77,7 +79,7 @@ impl<'a> Operand<'a> {
         }
     }
 
-    /// Inverse scales of this copy and their granularity.
+    /// Returns the inverse scales of this copy, and their granularity.
     pub(super) fn scale_inv(self) -> Option<(&'a Tensor, Granularity)> {
         match self {
             Operand::Plain { .. } => None,
@@ -88,12 +90,12 @@ impl<'a> Operand<'a> {
         }
     }
 
-    /// The number of its rows without padding; `what` names it in the error if it is no matrix.
+    /// Returns the number of rows without padding. `what` names the operand in the error if it is not a matrix.
     pub fn rows(self, what: &str) -> Result<usize> {
         Ok(self.size(what)?.0)
     }
 
-    /// `(rows, K)` without padding.
+    /// Returns `(rows, K)` without padding.
     pub(super) fn size(self, what: &str) -> Result<(usize, usize)> {
         match self {
             Operand::Plain { x, transposed } => {
@@ -106,13 +108,13 @@ impl<'a> Operand<'a> {
     }
 }
 
-/// `a · bᵀ`, `[M, N]` in type `out`, for `a` `[M, K]` and `b` `[N, K]`.
+/// Returns `a · bᵀ`, `[M, N]` in type `out`, for `a` `[M, K]` and `b` `[N, K]`.
 ///
-/// Plain operands have the same type, F64 (CPU), F32, F16 or BF16, and `out` is that type or F32. FP8 operands give BF16, F16 or F32;
-/// Hopper has no E5M2 · E5M2. Sums are F32 (F64 for F64).
+/// Plain operands have the same type, F64 (CPU), F32, F16 or BF16, and `out` is this type or F32. FP8 operands give BF16, F16 or F32.
+/// Hopper does not support products of E5M2 with E5M2. Sums are F32 (F64 for F64).
 ///
-/// FP8 operands both have per-tensor scales, both per-row scales, or both block scales of one length; one of them may have 128x128 blocks.
-/// Block scales do not support [`Accumulation::Fast`]. MX is CPU only. All other combinations are errors.
+/// The scales of FP8 operands must match: both per-tensor, both per-row, or both per-block with the same length. One of two operands with block
+/// scales may have 128x128 blocks. Block scales do not support [`Accumulation::Fast`]. MX is CPU only. All other combinations are errors.
 pub fn gemm_nt(a: Operand, b: Operand, out: DType, accumulation: Accumulation) -> Result<Tensor> {
     let (m, n) = check(a, b, out, accumulation)?;
     let mut result = Tensor::empty(a.matrix("gemm: a")?.0.device(), &[m, n], out)?;
@@ -120,8 +122,8 @@ pub fn gemm_nt(a: Operand, b: Operand, out: DType, accumulation: Accumulation) -
     Ok(result)
 }
 
-/// `a · bᵀ + addend`, for an `addend` `[M, N]` in the type of the result: a product fused with the residual connection. Types
-/// as in [`gemm_nt`]; the sum is rounded once.
+/// Returns `a · bᵀ + addend`, for an `addend` `[M, N]` in the type of the result: a product fused with the residual connection. Types are
+/// as in [`gemm_nt`]. The sum is rounded once.
 pub fn gemm_nt_plus(a: Operand, b: Operand, addend: &Tensor, accumulation: Accumulation) -> Result<Tensor> {
     let (m, n) = check(a, b, addend.dtype(), accumulation)?;
     addend.expect("gemm: addend", &[m, n])?;
@@ -131,14 +133,14 @@ pub fn gemm_nt_plus(a: Operand, b: Operand, addend: &Tensor, accumulation: Accum
     Ok(result)
 }
 
-/// `into = a · bᵀ`. Types as in [`gemm_nt`].
+/// Computes `into = a · bᵀ`. Types are as in [`gemm_nt`].
 pub fn gemm_nt_into(a: Operand, b: Operand, into: &mut Tensor, accumulation: Accumulation) -> Result<()> {
     let (m, n) = check(a, b, into.dtype(), accumulation)?;
     into.expect("gemm: into", &[m, n])?;
     product(a, b, into, accumulation, Addend::None)
 }
 
-/// `into += a · bᵀ`, in place, for weight gradients. Types as in [`gemm_nt`].
+/// Computes `into += a · bᵀ` in place, for weight gradients. Types are as in [`gemm_nt`].
 pub fn gemm_nt_add(a: Operand, b: Operand, into: &mut Tensor, accumulation: Accumulation) -> Result<()> {
     let (m, n) = check(a, b, into.dtype(), accumulation)?;
     into.expect("gemm: into", &[m, n])?;
@@ -147,15 +149,15 @@ pub fn gemm_nt_add(a: Operand, b: Operand, into: &mut Tensor, accumulation: Accu
 
 /// A product `a · bᵀ` without its scales: element `[i, j]` is `sums[i, j] · row_scale_inv[i] · column_scale_inv[j]`.
 pub(super) struct UnscaledProduct<'a> {
-    /// `[M, N]`, with the padded rows of `a`.
+    /// The sums, `[M, N]`, with the padded rows of `a`.
     pub sums: Tensor,
-    /// `[M]`.
+    /// The inverse scales of the rows, `[M]`.
     pub row_scale_inv: &'a Tensor,
-    /// `[N]`.
+    /// The inverse scales of the columns, `[N]`.
     pub column_scale_inv: &'a Tensor,
 }
 
-/// The product of [`gemm_nt`] without its scales, if it is faster on this GPU and its reader can apply the scales.
+/// Returns the product of [`gemm_nt`] without its scales. Returns `None` if this is not faster on this GPU, or if the reader cannot apply the scales.
 pub(super) fn unscaled<'a>(
     gpu: &Arc<CudaDevice>,
     a: Operand<'a>,
@@ -171,13 +173,13 @@ pub(super) fn unscaled<'a>(
     Ok(sums.map(|sums| UnscaledProduct { sums, row_scale_inv, column_scale_inv }))
 }
 
-/// What is added to a product.
+/// The addend of a product.
 #[derive(Clone, Copy)]
 enum Addend<'a> {
     None,
     /// The output itself.
     Out,
-    /// Another tensor of the output's shape and type.
+    /// Another tensor, with the shape and type of the output.
     Tensor(&'a Tensor),
 }
 

@@ -1,4 +1,4 @@
-//! Operands as the kernels read them: panels of rows in the arithmetic type, and scales.
+//! Operands in the form that the kernels read: panels of rows in the arithmetic type, and scales.
 
 use super::Operand;
 use crate::Tensor;
@@ -6,10 +6,10 @@ use crate::element::{Float, Real, with_float};
 use crate::granularity::Granularity;
 use rayon::prelude::*;
 
-/// Terms per partial sum.
+/// The number of terms per partial sum.
 pub(super) const BLOCK: usize = 128;
 
-/// Inverse scales of an operand.
+/// The inverse scales of an operand.
 #[derive(Clone, Copy)]
 pub(super) struct Scales<'a> {
     pub(super) granularity: Granularity,
@@ -23,14 +23,14 @@ impl<'a> Scales<'a> {
         Some(Scales { granularity, shape: scale_inv.shape(), values: scale_inv.host() })
     }
 
-    /// Inverse scales of the rows of a panel at a block along `K`. Rows beyond the matrix are not stored.
+    /// Returns the inverse scales of the rows of a panel, for a block along `K`. Rows beyond the matrix have no stored scale and get 0.
     pub(super) fn panel<const P: usize>(self, panel: usize, block: usize) -> [f32; P] {
         let at = |i| self.granularity.scale_index(self.shape, panel * P + i, block);
         std::array::from_fn(|i| self.values.get(at(i)).copied().unwrap_or_default())
     }
 }
 
-/// Panels of `P` rows, each `[K, P]`, in the arithmetic type; missing rows are zero.
+/// Packs a matrix into panels of `P` rows, each `[K, P]`, in the arithmetic type. Missing rows are zero.
 pub(super) fn pack<R: Real, const P: usize>((x, transposed): (&Tensor, bool), rows: usize, k: usize) -> Vec<R> {
     let mut panels = vec![R::default(); rows.div_ceil(P) * P * k];
     let width = x.shape()[1];

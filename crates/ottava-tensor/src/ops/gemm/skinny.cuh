@@ -1,14 +1,14 @@
-// `a · bᵀ` for few rows of `a`, as in decoding: it takes as long as reading `b`. Hopper's tensor cores compute the transpose, 64 rows of `b`
-// (output columns) times up to TOKENS rows of `a`, so that few rows waste nothing.
+// Computes `a · bᵀ` for few rows of `a`, as in decoding. It takes as long as reading `b`. Hopper's tensor cores compute the transpose, 64 rows of `b`
+// (output columns) times up to TOKENS rows of `a`, so few rows of `a` waste nothing.
 //
-// A block computes a tile, LINES rows of `b`, or one of the parts of its steps along K, which have 128 bytes. One thread copies, and each of two warp groups
-// multiplies for half of the tile. Both operands pass through a ring of STAGES slots in shared memory. If two blocks share a multiprocessor, one
-// multiplies while the other adds; a block that is alone multiplies the next step meanwhile, if it has enough registers. The parts of a tile are a
-// cluster, and each adds all of them, in order, for its share of the rows.
+// A tile is LINES rows of `b`. A block computes a whole tile, or one part of the tile's steps along K (128 bytes per step). One thread copies, and
+// each of two warp groups multiplies for half of the tile. Both operands pass through a ring of STAGES slots in shared memory. If two blocks share a
+// multiprocessor, one block multiplies while the other adds. A block that is alone multiplies the next step while it adds, if it has enough
+// registers. The parts of a tile form a cluster. Each block of the cluster adds all parts, in order, for its share of the rows.
 //
-// Loops over steps, rows and parts are not unrolled: they run a few times, and instructions that run once take longer to fetch than to execute.
+// Loops over steps, rows and parts are not unrolled. They run only a few times, and instructions that run once take longer to fetch than to execute.
 
-// `copy_box` of what is read once and should leave the cache to others: activations, and the code of the kernels.
+// Copies like `copy_box`, for data that is read once. It is evicted first, so that the cache keeps activations and the code of kernels.
 __device__ __forceinline__ void copy_once(void* to, const TensorMap* from, int byte, int row, u64* barrier) {
     u64 policy;
     asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
@@ -16,7 +16,7 @@ __device__ __forceinline__ void copy_once(void* to, const TensorMap* from, int b
                      shared_address(to)), "l"(from), "r"(byte), "r"(row), "r"(shared_address(barrier)), "l"(policy) : "memory");
 }
 
-// d (+)= a · b over 32 bytes of K; `adds` is 0 for the first of a sum.
+// Computes d (+)= a · b over 32 bytes of K. `adds` is 0 for the first product of a sum.
 #if IN_BITS == 8
 #define SHAPE(N) "m64n" #N "k32.f32.e4m3.e4m3"
 #define FLAGS ", 1, 1;"
@@ -52,11 +52,11 @@ struct alignas(4 * sizeof(X)) Four { X at[4]; };
 struct Arguments {
     X* out;
     const X* addend;                  // [rows, columns], or null
-    const float *a_scale, *b_scale;     // one, or one per row where the stride is 1; null for plain operands
+    const float *a_scale, *b_scale;     // one scale, or one per row if the stride is 1; null for plain operands
     int rows, columns, steps, steps_of_part, rows_of_part, a_stride, b_stride;
 };
 
-// Values at an address in the cluster's shared memory.
+// Read values at an address in the cluster's shared memory.
 __device__ __forceinline__ float4 read_four(u32 address) {
     float4 v;
     asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "r"(address) : "memory");
@@ -67,15 +67,15 @@ __device__ __forceinline__ float read_one(u32 address) {
     asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(v) : "r"(address) : "memory");
     return v;
 }
-// A barrier of the threads that multiply.
+// Synchronizes the threads that multiply.
 __device__ __forceinline__ void groups_barrier() { asm volatile("bar.sync 1, %0;" ::"n"(2 * GROUP) : "memory"); }
 
 template <int TOKENS, int BLOCKS> __device__ __forceinline__ void skinny(const TensorMap* a, const TensorMap* b, const Arguments& args) {
-    // At the end the ring has sums, in rows of PITCH floats for few bank conflicts.
+    // At the end, the ring holds the sums, in rows of PITCH floats to reduce bank conflicts.
     constexpr int BYTES = (LINES + TOKENS) * STEP, STAGES = (SHARED_BYTES / BLOCKS - 1024) / BYTES, SUMS = TOKENS / 2, PITCH = LINES + 4;
     static_assert(TOKENS * PITCH * 4 <= STAGES * BYTES, "the ring has room for sums");
     extern __shared__ char ring_of_the_launch[];
-    // Swizzled boxes start at multiples of 1024.
+    // Swizzled boxes start at multiples of 1024 bytes.
     char* const ring = ring_of_the_launch + (1024 - shared_address(ring_of_the_launch) % 1024) % 1024;
     float* const staged = (float*)ring;
     __shared__ u64 full[STAGES], empty[STAGES];
@@ -100,7 +100,7 @@ template <int TOKENS, int BLOCKS> __device__ __forceinline__ void skinny(const T
             barrier_expect(full + s, BYTES);
             copy_once(ring + s * BYTES, b, (first_step + step) * STEP, first_line, full + s);
         };
-        // Weights do not depend on what runs before; the first ones are on their way when `a` is ready.
+        // Weights do not depend on preceding kernels, so the first weights are copied before `a` is ready.
 #pragma unroll 1
         for (int s = 0; s < min(STAGES, steps); s++) copy_b(s, s);
         wait_for_predecessors();
@@ -117,16 +117,17 @@ template <int TOKENS, int BLOCKS> __device__ __forceinline__ void skinny(const T
         }
         return;
     }
-    // Values 4 j to 4 j + 3 of a thread belong to rows `row` + 8 j and the next one of `a`, and of lines `line` of the tile, twice, and `line` + 8.
+    // Values 4 j to 4 j + 3 of a thread belong to the rows `row` + 8 j and `row` + 8 j + 1 of `a`: two values for `line` of the tile, and two for
+    // `line` + 8.
     const int row = lane % 4 * 2, line = group * (LINES / 2) + thread / 32 * 16 + lane / 4;
-    // Scales of `b` are constants, as `b` is.
+    // The scales of `b` are constants, like `b`.
     if (threadIdx.x < LINES) {
         const int column = first_line + threadIdx.x;
         b_scales[threadIdx.x] = args.b_scale && column < args.columns ? args.b_scale[column * args.b_stride] : 1.0f;
     }
     wait_for_predecessors();
     if (threadIdx.x < TOKENS) a_scales[threadIdx.x] = args.a_scale && threadIdx.x < args.rows ? args.a_scale[threadIdx.x * args.a_stride] : 1.0f;
-    // At the end a warp has ROWS rows of sums at a time, and each thread four columns. What is added to the first ones is read early.
+    // At the end, a warp processes ROWS rows of sums at a time, with four columns per thread. The addends of the first rows are read early.
     constexpr int ROWS = TOKENS < 32 ? TOKENS / 8 : 4, WARPS = 2 * GROUP / 32;
     const bool is_whole = args.columns % 4 == 0 && aligned(args.out, args.addend);
     const int columns = args.columns - first_line, first_row = part * args.rows_of_part + threadIdx.x / 32;
@@ -141,7 +142,7 @@ template <int TOKENS, int BLOCKS> __device__ __forceinline__ void skinny(const T
         }
     };
     read_addends(first_row);
-    // Steps whose products are enqueued next, and whose products are added next.
+    // The slot of the products that are enqueued next, and the slot of the products that are added next.
     int ahead = 0, s = 0;
     u32 parity = 0;
     const auto enqueue = [&](float (&d)[SUMS]) {
@@ -155,7 +156,7 @@ template <int TOKENS, int BLOCKS> __device__ __forceinline__ void skinny(const T
         asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
         if (++ahead == STAGES) ahead = 0, parity ^= 1;
     };
-    // Tensor cores add FP8 products with about 14 bits, so the sums of a step join F32 registers.
+    // Tensor cores add FP8 products with about 14 bits, so the sums of each step are added to F32 registers.
     float sums[SUMS] = {};
     const auto add = [&](float (&d)[SUMS]) {
         if (lane == 0) barrier_arrive(empty + s);
@@ -200,14 +201,14 @@ template <int TOKENS, int BLOCKS> __device__ __forceinline__ void skinny(const T
     for (int i = 0; i < SUMS; i++) staged[(row + i / 4 * 8 + i % 2) * PITCH + line + i % 4 / 2 * 8] = sums[i];
     if (parts > 1) cluster_sync();
     else groups_barrier();
-    // Adding a negative zero changes no value.
+    // Adding a negative zero does not change any value.
     const auto finish = [&](X* to, float sum, float b_scale, int r, X addend) {
         store(to, sum * (a_scales[r] * b_scale) + (args.addend ? load(addend) : -0.0f));
     };
 #pragma unroll 1
     for (int first = first_row; first < end_whole; first += ROWS * WARPS) {
         float4 totals[ROWS] = {};
-        // Parts that are read at a time.
+        // The number of parts that are read at a time.
         constexpr int AHEAD = 4 / ROWS;
 #pragma unroll 1
         for (int p = 0; p < parts; p += AHEAD) {
@@ -245,7 +246,7 @@ template <int TOKENS, int BLOCKS> __device__ __forceinline__ void skinny(const T
         }
         read_addends(first + ROWS * WARPS);
     }
-    // Rows that are not aligned, one element at a time.
+    // Unaligned rows are processed one element at a time.
 #pragma unroll 1
     for (int r = first_row; r < end_row && !is_whole; r += WARPS) {
 #pragma unroll 1
@@ -256,12 +257,13 @@ template <int TOKENS, int BLOCKS> __device__ __forceinline__ void skinny(const T
             finish(args.out + at(r, c), total, b_scales[c], r, args.addend ? args.addend[at(r, c)] : X{});
         }
     }
-    // The others may still read the sums of this block.
+    // Other blocks of the cluster may still read the sums of this block.
     __syncwarp();
     if (parts > 1) cluster_sync();
 }
 
-// Grid of clusters of the parts of each tile, 288 threads, SHARED_BYTES / BLOCKS bytes. `a` has boxes of TOKENS rows, `b` of LINES.
+// A grid of clusters; a cluster has the parts of a tile. 288 threads, SHARED_BYTES / BLOCKS bytes. Boxes of `a` have TOKENS rows, boxes of `b` have
+// LINES rows.
 #define SKINNY(NAME, TOKENS, BLOCKS)                                                                                                        \
     extern "C" __global__ void __launch_bounds__(2 * GROUP + 32, BLOCKS) NAME(                                                              \
         const __grid_constant__ TensorMap a, const __grid_constant__ TensorMap b, X* out, const X* addend, const float* a_scale,            \

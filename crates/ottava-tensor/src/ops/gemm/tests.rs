@@ -35,7 +35,7 @@ fn plain_products_agree_with_f64_in_every_layout() {
                 (Operand::plain_transposed(&at), Operand::plain_transposed(&bt)),
             ];
             let first = product(layouts[0].0, layouts[0].1, dtype).unwrap();
-            // One rounding of the result, and K roundings of F32 sums, which are negligible for 16-bit types.
+            // The result is rounded once. F32 sums are rounded K times, which is negligible for 16-bit types.
             let wide = crate::ops::cast(&first, DType::F64).unwrap();
             assert_close(
                 "product",
@@ -57,7 +57,7 @@ fn fp8_products_agree_with_f64_in_both_copies() {
             let (a, b) = (normals("a", &[m, k], DType::BF16), normals("b", &[n, k], DType::BF16));
             let (qa, qb) = (fp8(&a, fa, 64.0, CodeCopies::Both).unwrap(), fp8(&b, fb, 16.0, CodeCopies::Both).unwrap());
             let y = product(Operand::Rows(&qa), Operand::Rows(&qb), DType::F32).unwrap();
-            // Matches the plain product of the decoded values bit for bit, because every term is exact.
+            // The result equals the plain product of the decoded values bit for bit, because every term is exact.
             let decode = |q: &QuantizedTensor| {
                 let width = QuantizedTensor::padded(k);
                 let codes = values(q.codes.as_ref().unwrap());
@@ -68,7 +68,7 @@ fn fp8_products_agree_with_f64_in_both_copies() {
             let plain = product(Operand::plain(&decode(&qa)), Operand::plain(&decode(&qb)), DType::F32).unwrap();
             let scaled: Vec<f32> = plain.to_vec::<f32>().unwrap().iter().map(|y| y * (1.0 / 64.0 / 16.0)).collect();
             assert_eq!(y.to_vec::<f32>().unwrap(), scaled, "{fa} · {fb}, {m} x {n} x {k}");
-            // Contracting the other dimension reads the transposed copy.
+            // A product that contracts the other dimension reads the transposed copy.
             let (at, bt) = (transpose(&a).unwrap(), transpose(&b).unwrap());
             let (qat, qbt) =
                 (fp8(&at, fa, 64.0, CodeCopies::Columns).unwrap(), fp8(&bt, fb, 16.0, CodeCopies::Columns).unwrap());
@@ -105,7 +105,7 @@ fn residual_addition_rounds_once() {
         }
         for dtype in [DType::F32, DType::BF16] {
             let inputs = [normals("a", &[m, k], dtype), normals("b", &[n, k], dtype), normals("c", &[m, n], dtype)];
-            // The library may round product and sum separately.
+            // The library may round the product and the sum separately.
             let steps = if dtype == DType::F32 { 20.0 } else { 2.0 };
             parity(&inputs, Tolerance::Steps(dtype, steps), |t| {
                 let sum = gemm_nt_plus(Operand::plain(&t[0]), Operand::plain(&t[1]), &t[2], Accumulation::Exact)?;
@@ -129,7 +129,7 @@ fn products_agree_across_devices() {
         for dtype in [DType::F32, DType::F16, DType::BF16] {
             let inputs =
                 [normals("a", &[m, k], dtype), normals("b", &[n, k], dtype), normals("c", &[m, n], DType::F32)];
-            // Sums run in another order: a few roundings of F32, or one of the narrower result.
+            // Sums run in another order, which causes a few roundings in F32, or one rounding in a narrower type.
             let tolerance =
                 if dtype == DType::F32 { Tolerance::Steps(DType::F32, 20.0) } else { Tolerance::Steps(dtype, 1.0) };
             parity(&inputs, tolerance, |t| {
@@ -151,7 +151,7 @@ fn products_agree_across_devices() {
                 normals("b", &[n, k], DType::BF16),
                 normals("c", &[m, n], DType::F32),
             ];
-            // The tensor cores keep about 14 bits of each partial sum; measured 1e-4 at K = 11,008.
+            // Tensor cores keep about 14 bits of each partial sum; the measured error at K = 11,008 is 1e-4.
             parity(&inputs, Tolerance::Steps(DType::BF16, 1.0), |t| {
                 let (qa, qb) = (fp8(&t[0], fa, 64.0, CodeCopies::Both)?, fp8(&t[1], fb, 16.0, CodeCopies::Both)?);
                 let mut sum = t[2].duplicate()?;
@@ -164,7 +164,7 @@ fn products_agree_across_devices() {
     }
 }
 
-/// Supported pairs of granularities, except per-tensor.
+/// The supported pairs of granularities, except per-tensor scales.
 const FINER: [[Granularity; 2]; 4] = [
     [Granularity::PerRow, Granularity::PerRow],
     [Granularity::Blocks1x128, Granularity::Blocks1x128],
@@ -172,7 +172,7 @@ const FINER: [[Granularity; 2]; 4] = [
     [Granularity::Blocks128x128, Granularity::Blocks1x128],
 ];
 
-/// A matrix whose rows and columns differ in magnitude.
+/// Returns a matrix whose rows and columns differ in magnitude.
 fn uneven(name: &str, [rows, columns]: [usize; 2]) -> Tensor {
     let x = values(&normals(name, &[rows, columns], DType::F32));
     let size = |i: usize| 2f64.powi((i % 7) as i32 - 3) * 8f64.powi((i / 128) as i32);
@@ -181,7 +181,7 @@ fn uneven(name: &str, [rows, columns]: [usize; 2]) -> Tensor {
     Tensor::from_slice(&Device::Cpu, &[rows, columns], &x).unwrap()
 }
 
-/// The values of codes and scales.
+/// Returns the dequantized values.
 fn decode(q: &QuantizedTensor) -> Tensor {
     let codes = q.codes.as_ref().unwrap();
     let (pitch, codes, scale_inv) = (codes.shape()[1], values(codes), values(&q.scale_inv));
@@ -205,14 +205,14 @@ fn products_of_rows_and_blocks_agree_with_f64_in_both_copies() {
             let expected = Tensor::from_slice(&Device::Cpu, &[m, n], &expected).unwrap();
             let y = product(Operand::Rows(&qa), Operand::Rows(&qb), DType::F32).unwrap();
             let wide = crate::ops::cast(&y, DType::F64).unwrap();
-            // K roundings of F32 sums.
+            // F32 sums are rounded K times.
             assert_close(
                 &format!("{ga} · {gb}, {m} x {n} x {k}"),
                 &expected,
                 &wide,
                 Tolerance::Steps(DType::F32, 40.0),
             );
-            // Contracting the other dimension reads the transposed copy, and its scales.
+            // A product that contracts the other dimension reads the transposed copy and its scales.
             let (at, bt) = (transpose(&a).unwrap(), transpose(&b).unwrap());
             for copies in [CodeCopies::Columns, CodeCopies::Both] {
                 let qat = quantized(&at, DType::E5M2, ga, copies).unwrap();
@@ -229,7 +229,7 @@ fn products_of_rows_and_blocks_agree_with_f64_in_both_copies() {
     }
 }
 
-/// Each block of 128 along K is a product that is scaled and then added, bit for bit.
+/// The product of each block of 128 along K is scaled before it is added, bit for bit.
 #[test]
 fn partial_sums_are_scaled_before_they_are_added() {
     let (a, b) = (uneven("a", [3, 300]), uneven("b", [5, 300]));
@@ -253,7 +253,7 @@ fn partial_sums_are_scaled_before_they_are_added() {
     assert_eq!(y(&a, &b), sum);
 }
 
-/// Every product that Hopper supports; all failures in one message.
+/// Tests every product that Hopper supports. One message lists all failures.
 #[test]
 fn products_of_rows_and_blocks_agree_across_devices() {
     let Some(gpu) = gpu() else { return };
@@ -292,8 +292,8 @@ fn products_of_rows_and_blocks_agree_across_devices() {
                                 let apart = x.iter().zip(&y).map(|(x, y)| (x - y).abs() / x.abs().max(rms));
                                 let apart = apart.fold(0.0, |a: f64, b| if b > a || b.is_nan() { b } else { a });
                                 worst = worst.max(apart);
-                                // One step of BF16, or two if product and sum are rounded separately. Tensor cores keep about
-                                // 14 bits of a partial sum.
+                                // One step of BF16, or two if product and sum are rounded separately. Tensor cores keep about 14 bits of a partial
+                                // sum.
                                 let allowed = DType::BF16.epsilon() * if add { 2.0 } else { 1.0 };
                                 if apart.is_nan() || apart > allowed {
                                     failures.push(format!("{what}: {apart:e} apart"));
@@ -310,18 +310,18 @@ fn products_of_rows_and_blocks_agree_across_devices() {
     eprintln!("{count} products of rows and blocks, at most {worst:e} apart");
 }
 
-/// With constant weights, a product of up to 128 rows has a kernel of its own, and one of few tiles with row scales is scaled after the product.
+/// With constant weights, a product of up to 128 rows has a separate kernel. A product of few tiles with row scales is scaled after the product.
 #[test]
 fn products_of_few_rows_agree_across_devices() {
     for m in [1, 8, 9, 16, 17, 40, 64, 70, 128, 130, 200] {
-        // Tiles in one, two, three and six parts; rows of 203 and 1030 results are not aligned.
+        // Tiles are divided into one, two, three and six parts. Rows of 203 and 1030 results are not aligned.
         for [n, k] in [[8, 16], [203, 128], [384, 1104], [1000, 6224], [1030, 4112], [4104, 2048]] {
             let inputs = [
                 normals("a", &[m, k], DType::BF16),
                 normals("b", &[n, k], DType::BF16),
                 normals("c", &[m, n], DType::BF16),
             ];
-            // One rounding of the result; product and residual may be rounded separately.
+            // The result is rounded once; product and residual may be rounded separately.
             parity(&inputs, Tolerance::Steps(DType::BF16, 2.0), |t| {
                 let by_rows = |x| quantized(x, DType::E4M3, Granularity::PerRow, CodeCopies::Rows);
                 let by_tensor = |x| fp8(x, DType::E4M3, 64.0, CodeCopies::Rows);
@@ -334,7 +334,7 @@ fn products_of_few_rows_agree_across_devices() {
                         let (a, b) = (Operand::Rows(a), Operand::Rows(b));
                         all.push(product(a, b, DType::BF16)?);
                         all.push(gemm_nt_plus(a, b, &t[2], Accumulation::Exact)?);
-                        // Up to 128 rows, the kernel always accumulates exactly; sums of cuBLASLt in fast accumulation are further apart.
+                        // Up to 128 rows, the kernel always accumulates exactly. With fast accumulation, sums of cuBLASLt differ more.
                         if m <= 128 {
                             all.push(gemm_nt_plus(a, b, &t[2], Accumulation::Fast)?);
                         }
@@ -353,7 +353,7 @@ fn products_of_few_rows_agree_across_devices() {
     }
 }
 
-/// The rows of `x` in the order of `rows`.
+/// Returns the rows of `x` with the indices `rows`.
 fn rows_of(x: &Tensor, rows: &[usize]) -> Tensor {
     let mut all = Tensor::zeros(x.device(), &[rows.len(), x.shape()[1]], x.dtype()).unwrap();
     for (at, &row) in rows.iter().enumerate() {
@@ -362,8 +362,8 @@ fn rows_of(x: &Tensor, rows: &[usize]) -> Tensor {
     all
 }
 
-/// In products of 64 rows, each row has the same bits at any place and beside any others: in the kernels for few rows, and in kernels of
-/// the library for types, scales and sizes that these do not have.
+/// In products of 64 rows, the bits of each row do not depend on its place or on the other rows. Tests the kernels for few rows, and kernels of the
+/// library for types, scales and sizes that the kernels for few rows do not support.
 #[test]
 fn rows_do_not_depend_on_other_rows() {
     let Some(device) = gpu() else { return };
@@ -446,7 +446,7 @@ fn unsupported_products_are_errors() {
 fn dry_products_are_checked_and_counted() {
     const MIB: usize = 1 << 20;
     let product = |a: &Tensor, b: &Tensor| product(Operand::plain(a), Operand::plain(b), DType::F32);
-    // The pool rounds 4 MB to multiples of 2 MiB and small sizes to 512 bytes; the CPU packs both operands in panels of 8 and 32 rows.
+    // The pool rounds 4 MB to multiples of 2 MiB, and small sizes to 512 bytes. The CPU packs both operands in panels of 8 and 32 rows.
     let small = 10usize * 999 * 4;
     let on_gpu = 2 * 4 * MIB + small.next_multiple_of(512);
     let on_cpu = 2 * 4_000_000 + (1000 + 1024) * 1000 * 4;
@@ -462,7 +462,7 @@ fn dry_products_are_checked_and_counted() {
     }
 }
 
-/// Rows of `a` give the same bits alone and beside others: few rows read `b` where it lies, more read a packed copy.
+/// A row of `a` gives the same bits in a small and in a large product. If `a` has few rows, `b` is read in place; otherwise a packed copy is read.
 #[test]
 fn products_of_few_rows_have_the_bits_of_packed_ones() {
     use crate::Granularity::{self, Blocks1x128, Blocks128x128, Mx, PerRow, PerTensor};

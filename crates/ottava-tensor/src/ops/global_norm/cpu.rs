@@ -7,7 +7,7 @@ use rayon::prelude::*;
 
 const CHUNK: usize = 1 << 14;
 
-/// The sum of squares of each gradient.
+/// Returns the sum of squares of each gradient.
 pub(super) fn sums_of_squares(gradients: &[Gradient]) -> Vec<f64> {
     gradients
         .iter()
@@ -19,7 +19,7 @@ pub(super) fn sums_of_squares(gradients: &[Gradient]) -> Vec<f64> {
         .collect()
 }
 
-/// Chunks are summed in order, independent of the number of threads.
+/// Chunks are summed in order, so the sum does not depend on the number of threads.
 fn sum_of_squares<X: Float<Real = f32>>(x: &[X], scale: f32) -> f64 {
     let square = |x: &X| f64::from(x.load() * scale) * f64::from(x.load() * scale);
     let chunk = |x: &[X]| x.iter().map(square).sum::<f64>();

@@ -12,13 +12,13 @@ kernels! {
     kernel limit_norm(limited: *mut f32, norm: *const f32, limit: *const f32);
 }
 
-/// Tensors of one launch: their table is a kernel argument, and a kernel has 4 KiB of arguments.
+/// The maximum number of tensors per launch. Their table is a kernel argument, and a kernel has at most 4 KiB of arguments.
 const CAPACITY: usize = 120;
 
 /// The types of gradients.
 const VARIANTS: &[Defines] = &[&[("X", "f32")], &[("X", "bf16")], &[("X", "e4m3")]];
 
-/// Elements per block, enough to amortise the search for its tensor.
+/// The number of elements per block. It is large enough to amortise the search for the block's tensor.
 const CHUNK: usize = 1 << 18;
 
 fn variant(gradient: &Gradient) -> usize {
@@ -28,7 +28,7 @@ fn variant(gradient: &Gradient) -> usize {
     }
 }
 
-/// The sum of squares of each chunk of each gradient.
+/// Returns the sum of squares of each chunk of each gradient.
 pub(super) fn sums_of_squares(gpu: &CudaDevice, device: &Device, gradients: &[Gradient]) -> Result<Tensor> {
     let blocks = |x: &Gradient| x.values().len().div_ceil(CHUNK);
     let count = gradients.iter().map(blocks).sum::<usize>();
@@ -52,7 +52,7 @@ pub(super) fn sums_of_squares(gpu: &CudaDevice, device: &Device, gradients: &[Gr
             parts.resize(4 * CAPACITY, Arg::U64(0));
             let entry = kernel::sum_of_squares(AddressMut(partials), gradients.len(), CHUNK, parts);
             let kernel = SOURCE.kernel(defines, entry);
-            // SAFETY: `partial` has room for one value of each block, blocks end with their tensor, and the table is full length.
+            // SAFETY: `partial` has one value for each block, the blocks of a tensor end with it, and the table has its full length.
             unsafe { gpu.launch(&kernel, [end as u32, 1, 1], BLOCK, 0)? };
             first += end as usize;
         }
@@ -70,7 +70,7 @@ pub(super) fn sum(gpu: &CudaDevice, partial: &Tensor, sum: &mut Tensor) -> Resul
 
 fn total(gpu: &CudaDevice, entry: Entry) -> Result<()> {
     let kernel = SOURCE.kernel(VARIANTS[0], entry);
-    // SAFETY: the partial sums have as many elements as the count says, and the total one, of F32 for a root and of F64 for a sum.
+    // SAFETY: the partial sums have the given number of elements. The total has one element: F32 for a root, F64 for a sum.
     unsafe { gpu.launch(&kernel, [1, 1, 1], 1024, 0) }
 }
 

@@ -1,11 +1,11 @@
-// `X` is the type of the tensors of one launch; E4M3 tensors have a scale.
-// A table of `CAPACITY` tensors (cuda.rs). `end` counts blocks.
-// Loads in flight per thread.
+// `X` is the type of the tensors of one launch. E4M3 tensors have a scale.
+// `Parts` is a table of `CAPACITY` tensors (cuda.rs). `end` is the number of blocks of this tensor and of the preceding tensors.
+// `LOADS` is the number of loads in flight per thread.
 #define LOADS 4
 struct Part { const X* x; const float* scale; u64 n, end; };
 struct Parts { Part at[CAPACITY]; };
 
-// Sums eight squares in F32 and the rest in F64, because converting every element would cost more than reading it. Each block writes the
+// Sums eight squares in F32, and these sums in F64, because converting every element would cost more than reading it. Each block writes the
 // sum of squares of `chunk` elements of one tensor.
 extern "C" __global__ void __launch_bounds__(256) sum_of_squares(double* partial, int count, u64 chunk, const __grid_constant__ Parts parts) {
     int t = 0;
@@ -30,7 +30,7 @@ extern "C" __global__ void __launch_bounds__(256) sum_of_squares(double* partial
             if (eight > 1e-30f && eight < 1e30f) {
                 sum += (double)eight;
             } else {
-                // The F32 sum overflowed or lost precision.
+                // Here the F32 sum overflowed or lost precision.
 #pragma unroll
                 for (int i = 0; i < 8; i++) sum += (double)e[i] * (double)e[i];
             }

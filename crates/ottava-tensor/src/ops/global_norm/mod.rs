@@ -9,12 +9,12 @@ use super::Gradient;
 use crate::ops::dispatch::dispatch;
 use crate::{DType, Device, Error, Result, Tensor};
 
-/// `sqrt(Σ x²)` over all elements of all `gradients`, as F32 `[1]`. Squares and sums are F64.
+/// Returns `sqrt(Σ x²)` over all elements of all `gradients`, as F32 `[1]`. Squares and sums are F64.
 pub fn global_norm(gradients: &[Gradient]) -> Result<Tensor> {
     root_of_sum(&sums_of_squares(gradients)?)
 }
 
-/// `Σ x²` over all elements of all `gradients`, as F64 `[1]`: what one rank adds to a norm.
+/// Returns `Σ x²` over all elements of all `gradients`, as F64 `[1]`: the part of one rank in a norm.
 pub fn sum_of_squares(gradients: &[Gradient]) -> Result<Tensor> {
     let partial = sums_of_squares(gradients)?;
     let mut sum = Tensor::empty(partial.device(), &[1], DType::F64)?;
@@ -25,7 +25,7 @@ pub fn sum_of_squares(gradients: &[Gradient]) -> Result<Tensor> {
     Ok(sum)
 }
 
-/// `sqrt(Σ x)` of F64 `partial` `[n]`, added in order, as F32 `[1]`.
+/// Returns `sqrt(Σ x)` of F64 `partial` `[n]`, added in order, as F32 `[1]`.
 pub fn root_of_sum(partial: &Tensor) -> Result<Tensor> {
     partial.expect_dtype("root_of_sum: partial sums", &[DType::F64])?;
     let mut root = Tensor::empty(partial.device(), &[1], DType::F32)?;
@@ -36,7 +36,7 @@ pub fn root_of_sum(partial: &Tensor) -> Result<Tensor> {
     Ok(root)
 }
 
-/// `norm`, F32 `[1]`, or infinity if it is above `limit`, F32 `[1]`, or NaN. An update by an infinite norm changes nothing.
+/// Returns `norm` (F32 `[1]`), or infinity if `norm` is NaN or above `limit` (F32 `[1]`). An update with an infinite norm changes nothing.
 pub fn limit_norm(norm: &Tensor, limit: &Tensor) -> Result<Tensor> {
     for (what, x) in [("limit_norm: norm", norm), ("limit_norm: limit", limit)] {
         x.expect_dtype(what, &[DType::F32])?;
@@ -54,7 +54,7 @@ pub fn limit_norm(norm: &Tensor, limit: &Tensor) -> Result<Tensor> {
     Ok(limited)
 }
 
-/// Partial sums of squares of all `gradients`, F64 `[n]`, in their order: on the CPU one for each.
+/// Returns partial sums of squares of all `gradients` in their order, F64 `[n]`. On the CPU, each gradient has one sum.
 pub fn sums_of_squares(gradients: &[Gradient]) -> Result<Tensor> {
     let first = gradients.first().ok_or_else(|| Error::Value("global_norm: no tensors were given".into()))?.values();
     for gradient in gradients {

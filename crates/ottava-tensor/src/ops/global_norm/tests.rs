@@ -51,7 +51,7 @@ fn tensors_count_as_one_vector() {
     assert!(values(&norm(&[tensor(&[2.0, f32::NAN])]))[0].is_nan());
 }
 
-/// Mixed with plain gradients. The inverse scale of a non-finite gradient is NaN.
+/// Scaled gradients are mixed with plain gradients. The inverse scale of a non-finite gradient is NaN.
 #[test]
 fn scaled_gradients_count_with_their_scale() {
     let inputs = [1, 7, 300, 50_001].map(|n| normals("g", &[n], DType::F32));
@@ -61,7 +61,7 @@ fn scaled_gradients_count_with_their_scale() {
         let mixed: Vec<_> = stored.iter().map(Gradient::Scaled).chain([Gradient::Plain(&x[1])]).collect();
         let got = global_norm(&mixed)?;
         let expected = norm(&back.into_iter().chain([x[1].clone()]).collect::<Vec<_>>());
-        // Both are sums of squares in F64, which are rounded to F32 once: a step of 1.2e-7 at most.
+        // Both norms are sums of squares in F64, rounded to F32 once, so they differ by at most one step of 1.2e-7.
         assert!((values(&got)[0] / values(&expected)[0] - 1.0).abs() < 1e-6);
         Ok(vec![got])
     });

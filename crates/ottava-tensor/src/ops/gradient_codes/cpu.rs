@@ -18,7 +18,7 @@ pub(super) fn encode(x: &Tensor, feedback: Option<&mut Tensor>, codes: &mut Tens
     }
 }
 
-/// Returns the sums of squares of errors and of values.
+/// Encodes all slices. Returns the sum of squared errors and the sum of squared values.
 fn encode_of<S: Float<Real = f32>>(x: &Tensor, feedback: Option<&mut Tensor>, codes: &mut Tensor) -> [f64; 2] {
     let &[slices, stride] = codes.shape() else { unreachable!("allocated as a matrix") };
     let slice = x.len() / slices;
@@ -48,7 +48,7 @@ fn encode_of<S: Float<Real = f32>>(x: &Tensor, feedback: Option<&mut Tensor>, co
     sums
 }
 
-/// Returns the sums of squares of errors and of values.
+/// Encodes a group. Returns the sum of squared errors and the sum of squared values.
 fn encode_group<S: Float<Real = f32>>(
     x: &[S],
     feedback: Option<&mut [bf16]>,

@@ -11,7 +11,7 @@ kernels! {
     kernel relative_error(error: *mut f32, sums: *const f64, pairs: i32);
 }
 
-/// Blocks that keep a GPU busy. A slice takes one at least.
+/// The number of blocks that keep a GPU busy. A slice has at least one block.
 const BLOCKS: usize = 1024;
 
 pub(super) fn encode(
@@ -27,7 +27,7 @@ pub(super) fn encode(
     let sums = error.map(|error| &mut error.sums);
     let entry = kernel::encode_gradients(codes, feedback, x, sums, slice / GROUP, gradient_code_bytes(slice));
     let kernel = SOURCE.kernel(launch::storage(x.dtype())?, entry);
-    // SAFETY: `codes` has the bytes of each slice, `feedback` the elements of `x` where it is given, and `error` two sums for each block.
+    // SAFETY: `codes` has the bytes of each slice, `feedback` (if given) has the elements of `x`, and `error` has two sums for each block.
     unsafe { gpu.launch(&kernel, [blocks as u32, slices as u32, 1], BLOCK, 0) }
 }
 
@@ -42,12 +42,12 @@ pub(super) fn decode(
     let entry = kernel::decode_gradients(codes, y, elements / GROUP, gradient_code_bytes(elements), parts);
     let kernel = SOURCE.kernel(defines, entry);
     let [blocks, ..] = launch::elements(gpu, elements / 16);
-    // SAFETY: there are the bytes of `slices · parts` slices of `elements`, each a multiple of 256, and `y` has their sums.
+    // SAFETY: `codes` has the bytes of `slices · parts` slices of `elements` elements, a multiple of 256; `y` has room for their sums.
     unsafe { gpu.launch(&kernel, [blocks, slices as u32, 1], BLOCK, 0) }
 }
 
 pub(super) fn relative(gpu: &CudaDevice, sums: &Tensor, error: &mut Tensor) -> Result<()> {
     let kernel = SOURCE.kernel(launch::storage(crate::DType::F32)?, kernel::relative_error(error, sums, SUMS / 2));
-    // SAFETY: there are as many pairs of sums as the count says, and one error.
+    // SAFETY: `sums` has the given number of pairs, and `error` has one element.
     unsafe { gpu.launch(&kernel, [1, 1, 1], 1024, 0) }
 }

@@ -1,16 +1,16 @@
-// `X` is the type of gradients. A slice of n values is n codes and n / GROUP biased exponents; slices start every `stride` bytes.
-// Sixteen threads take a group, eight values each.
+// `X` is the type of gradients. A slice of n values has n codes and n / GROUP biased exponents. Slices start every `stride` bytes.
+// Sixteen threads process a group, eight values each.
 #define LANES 16
 
-// Of the threads of a group.
+// Reduces over the threads of a group.
 template <class T, class F> __device__ __forceinline__ T of_group(T x, F combine) {
 #pragma unroll
     for (int lane = LANES / 2; lane > 0; lane /= 2) x = combine(x, __shfl_xor_sync(0xFFFFFFFF, x, lane));
     return x;
 }
 
-// Blocks of one row of the grid take one slice of `groups` groups. `feedback` may be null. Block b adds squares of errors and of values to
-// sums[2b] and sums[2b + 1]. Warps stay whole: both groups of a warp exist, since a slice has an even number of groups.
+// Encodes slices. A row of the grid encodes one slice of `groups` groups. `feedback` may be null. Block b adds the squared errors to sums[2b] and the
+// squared values to sums[2b + 1]. A slice has an even number of groups, so both groups of a warp exist.
 extern "C" __global__ void __launch_bounds__(256) encode_gradients(e4m3* __restrict__ codes, bf16* __restrict__ feedback, const X* __restrict__ x,
                                                                    double* __restrict__ sums, u32 groups, u64 stride) {
     const int lane = threadIdx.x % LANES;
@@ -47,7 +47,7 @@ extern "C" __global__ void __launch_bounds__(256) encode_gradients(e4m3* __restr
         error = of_group(error, Add()), value = of_group(value, Add());
         if (lane == 0) errors += (double)error, values += (double)value;
     }
-    // The bytes between two slices, too, are sent.
+    // The bytes between two slices are sent too, so they are set to zero.
     if (blockIdx.x == 0 && threadIdx.x < stride - slice - groups) scales[groups + threadIdx.x] = 0;
     errors = block_sum(errors);
     values = block_sum(values);
@@ -55,7 +55,7 @@ extern "C" __global__ void __launch_bounds__(256) encode_gradients(e4m3* __restr
     if (sums && threadIdx.x == 0) sums[2 * block] += errors, sums[2 * block + 1] += values;
 }
 
-// Adds `parts` slices in order. Blocks of one row of the grid take one such sum; each thread takes 16 values at a time.
+// Adds `parts` slices in order. A row of the grid computes one such sum. A thread processes 16 values at a time.
 extern "C" __global__ void __launch_bounds__(256) decode_gradients(const e4m3* __restrict__ codes, X* __restrict__ y, u32 groups, u64 stride, int parts) {
     const u64 slice = (u64)groups * GROUP;
     codes += blockIdx.y * parts * stride;
@@ -79,7 +79,7 @@ extern "C" __global__ void __launch_bounds__(256) decode_gradients(const e4m3* _
     }
 }
 
-// One block.
+// Computes the relative error from all pairs of sums. One block.
 extern "C" __global__ void __launch_bounds__(1024) relative_error(float* error, const double* sums, int pairs) {
     double errors = 0.0, values = 0.0;
     for (int i = threadIdx.x; i < pairs; i += blockDim.x) errors += sums[2 * i], values += sums[2 * i + 1];

@@ -1,8 +1,8 @@
-//! Gradients as ranks send them to each other: E4M3 codes with a power-of-two scale (E8M0) for each [`GROUP`] neighbours.
+//! The form in which ranks send gradients to each other: E4M3 codes with a power-of-two scale (E8M0) for each [`GROUP`] neighbours.
 //!
-//! Codes of several ranks cannot be added by a library, so each rank sends every other one its slice, and adds what it receives in F32, in
-//! the order of the ranks. A sum is rounded once, and neither overflows nor is cast again on its way, as in a ring of FP8 values
-//! (Peng et al. 2023, FP8-LM, arXiv:2310.18313, section 2.1, scales gradients down before the sum against that).
+//! No library adds the codes of several ranks. So each rank sends every other rank its slice, and adds the slices that it receives in F32, in the
+//! order of the ranks. A sum is rounded once. In a ring of FP8 values, sums would be cast again at each rank and could overflow, which is why FP8-LM
+//! (Peng et al. 2023, arXiv:2310.18313, section 2.1) scales gradients down before the sum.
 
 mod cpu;
 pub(super) mod cuda;
@@ -12,40 +12,40 @@ mod tests;
 use crate::ops::dispatch::dispatch;
 use crate::{DType, Device, Error, Result, Tensor};
 
-/// Neighbours that share a scale.
+/// The number of neighbours that share a scale.
 const GROUP: usize = 128;
 
-/// Slices lie at multiples of so many bytes.
+/// The alignment of slices in bytes.
 const ALIGNMENT: usize = 16;
 
-/// The most slices; each slice takes a block of threads at least.
+/// The maximum number of slices. Each slice has at least one block of threads.
 const MAX_SLICES: usize = 4096;
 
-/// Sums of squares of [`CodingError`]: two for each block of threads.
+/// The number of sums of squares in [`CodingError`]: two for each block of threads.
 const SUMS: usize = 2 * MAX_SLICES;
 
-/// Types of gradients.
+/// The types of gradients.
 const TYPES: &[DType] = &[DType::F32, DType::BF16];
 
-/// Bytes of the codes of a slice of `elements`, a multiple of 256: codes, then scales.
+/// Returns the number of bytes of an encoded slice of `elements` elements, a multiple of 256. The codes come first, then the scales.
 pub fn gradient_code_bytes(elements: usize) -> usize {
     elements + (elements / GROUP).next_multiple_of(ALIGNMENT)
 }
 
-/// How far codes were from what they encode, over all calls of [`encode_gradients`] that got it.
+/// The difference between gradients and their codes, summed over all calls of [`encode_gradients`] with this value.
 #[derive(Clone, Debug)]
 pub struct CodingError {
-    /// F64 `[4096, 2]`, to be added: squares of errors, and of values.
+    /// Partial sums of squared errors and of squared values, F64 `[4096, 2]`.
     sums: Tensor,
 }
 
 impl CodingError {
-    /// The error before any gradient is coded.
+    /// Returns the error before any gradient is encoded.
     pub fn new(device: &Device) -> Result<CodingError> {
         Ok(CodingError { sums: Tensor::zeros(device, &[SUMS], DType::F64)? })
     }
 
-    /// `‖code - x‖ / ‖x‖` over all gradients `x`, F32 `[1]`; NaN if they are zero.
+    /// Returns `‖code - x‖ / ‖x‖` over all gradients `x`, F32 `[1]`. NaN if they are all zero.
     pub fn relative(&self) -> Result<Tensor> {
         let mut error = Tensor::empty(self.sums.device(), &[1], DType::F32)?;
         dispatch! { self.sums.device(),
@@ -56,12 +56,12 @@ impl CodingError {
     }
 }
 
-/// The codes of `x` (F32 or BF16), at most 4096 equal `slices` of a multiple of 256 elements, as E4M3 `[slices,
-/// `[`gradient_code_bytes`]`]`, whose scales are not E4M3 but E8M0.
+/// Encodes `x` (F32 or BF16) in at most 4096 equal `slices` of a multiple of 256 elements. Returns E4M3
+/// `[slices, `[`gradient_code_bytes`]`]`; the scales in it are not E4M3 but E8M0.
 ///
-/// A scale is the smallest power of two with which no code of the group exceeds 448; a group with an infinity or a NaN decodes to NaN.
-/// With `feedback` (BF16, of the size of `x`), its values are added to `x` before the cast, and it becomes what the cast has lost, or zero
-/// where that is not finite (Seide et al. 2014, "1-bit stochastic gradient descent"). `error`, if given, gets what the codes have lost.
+/// A scale is the smallest power of two for which no code of the group exceeds 448. A group with an infinity or a NaN decodes to NaN. The values of
+/// `feedback` (BF16, of the size of `x`) are added to `x` before the cast. Then `feedback` is replaced by the error of the cast, or by zero if the
+/// error is not finite (Seide et al. 2014, "1-bit stochastic gradient descent"). The error of the codes is added to `error`, if given.
 pub fn encode_gradients(
     x: &Tensor,
     slices: usize,
@@ -89,17 +89,18 @@ pub fn encode_gradients(
     Ok(codes)
 }
 
-/// The sum of the slices of all ranks `[ranks, `[`gradient_code_bytes`]`(elements)]`, added in order in F32, in `dtype`, `[elements]`.
+/// Returns the sum of the slices of all ranks `[ranks, `[`gradient_code_bytes`]`(elements)]`, `[elements]` in `dtype`. The slices are added in order,
+/// in F32.
 pub fn sum_gradient_codes(codes: &Tensor, elements: usize, dtype: DType) -> Result<Tensor> {
     decode(codes, 1, codes.shape()[0], elements, dtype)
 }
 
-/// The values of all slices of `elements` each, in `dtype`, `[slices · elements]`.
+/// Decodes all slices of `elements` elements each. Returns `[slices · elements]` in `dtype`.
 pub fn decode_gradients(codes: &Tensor, elements: usize, dtype: DType) -> Result<Tensor> {
     decode(codes, codes.shape()[0], 1, elements, dtype)
 }
 
-/// `slices` sums of `parts` each.
+/// Returns `slices` sums of `parts` slices each.
 fn decode(codes: &Tensor, slices: usize, parts: usize, elements: usize, dtype: DType) -> Result<Tensor> {
     codes.expect_dtype("gradient codes", &[DType::E4M3])?;
     expect_elements("gradient codes", codes, slices * parts * gradient_code_bytes(elements))?;

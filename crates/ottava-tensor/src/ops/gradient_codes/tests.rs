@@ -6,7 +6,7 @@ use crate::{DType, Device, Tensor};
 
 const TYPES: [DType; 2] = [DType::F32, DType::BF16];
 
-/// Codes without feedback, and their error.
+/// Returns the codes without feedback, and their error.
 fn encode(x: &Tensor, slices: usize) -> (Tensor, f64) {
     let mut error = CodingError::new(x.device()).unwrap();
     let codes = encode_gradients(x, slices, None, Some(&mut error)).unwrap();
@@ -32,7 +32,7 @@ fn codes_sums_and_feedback_agree_across_devices() {
                     let mut feedback = Tensor::from_bytes(x.device(), &n, DType::BF16, &feedback.read_bytes()?)?;
                     let codes = encode_gradients(x, slices, Some(&mut feedback), Some(&mut error))?;
                     let mut seen = vec![plain, codes, feedback];
-                    // NaN has other bits on a GPU.
+                    // NaN has other bits on a GPU, so only finite inputs are decoded.
                     if finite {
                         seen.push(sum_gradient_codes(&seen[1], slice, dtype)?);
                         seen.push(decode_gradients(&seen[1], slice, dtype)?);
@@ -40,7 +40,7 @@ fn codes_sums_and_feedback_agree_across_devices() {
                     Ok(seen)
                 });
             }
-            // Another order of sums.
+            // Sums run in another order.
             parity(&[normals("x", &n, dtype)], Tolerance::Steps(DType::F32, 16.0), |x| {
                 let mut error = CodingError::new(x[0].device())?;
                 encode_gradients(&x[0], slices, None, Some(&mut error))?;
@@ -53,7 +53,7 @@ fn codes_sums_and_feedback_agree_across_devices() {
 #[test]
 fn each_value_comes_back_within_half_a_step_of_its_group() {
     for dtype in TYPES {
-        // Groups of very different magnitudes: a scale that spanned two of them would lose the smaller one.
+        // Groups have very different magnitudes. A scale for two groups would lose the smaller group.
         let x: Vec<f32> = values(&normals("x", &[2048], DType::F32))
             .iter()
             .enumerate()
@@ -72,12 +72,12 @@ fn each_value_comes_back_within_half_a_step_of_its_group() {
             }
         }
         let expected = (lost / all).sqrt();
-        // The op squares each error in F32 and sums groups in F32: some units of 2⁻²⁴, and up to 1.1e-7 is seen.
+        // The op squares each error in F32 and sums groups in F32, which causes errors of some units of 2⁻²⁴; up to 1.1e-7 was seen.
         assert!((error / expected - 1.0).abs() < 1e-5, "{error} for {expected}");
     }
 }
 
-/// The sum is F32 in the order of ranks, rounded once: neither of codes nor of rounded sums.
+/// The sum is F32, in the order of ranks, and rounded once. Neither codes nor rounded sums are added.
 #[test]
 fn slices_of_ranks_are_added_in_order_and_rounded_once() {
     let slice = 256;
@@ -95,7 +95,7 @@ fn slices_of_ranks_are_added_in_order_and_rounded_once() {
     }
 }
 
-/// What casts lose comes back: the mean of many equal gradients is far nearer to the gradient than one cast is.
+/// The feedback returns the errors of casts: the mean of many equal gradients is far nearer to the gradient than one cast is.
 #[test]
 fn feedback_returns_what_was_lost() {
     let x = normals("x", &[512], DType::BF16);

@@ -1,4 +1,4 @@
-//! The definition: a product for each group, of the parts of its operands.
+//! The definition: for each group, a product of parts of the operands.
 
 use super::{Groups, Sizes, Stack};
 use crate::granularity::Shared;
@@ -39,20 +39,20 @@ pub(super) fn grouped_wgrad(a: Operand, b: Operand, groups: &Groups, into: &mut 
     Ok(())
 }
 
-/// The rows of each group.
+/// Returns the rows of each group.
 fn rows_of(groups: &Groups) -> Vec<Range<usize>> {
     let rows = groups.offsets.host::<i32>().iter().zip(groups.counts.host::<i32>());
     rows.map(|(&first, &count)| first as usize..(first + count) as usize).collect()
 }
 
-/// A part of an operand, as an operand of its own.
+/// A part of an operand, which is an operand itself.
 enum Part {
     Plain { x: Tensor, transposed: bool },
     Codes(QuantizedTensor),
 }
 
 impl Part {
-    /// The `rows` of an operand, whose columns `k` are contracted; where blocks share scales, `k` begins with one.
+    /// Returns the `rows` of an operand, with the contracted columns `k`. If blocks share scales, `k` must begin with a block.
     fn new(operand: Operand, rows: Range<usize>, k: Range<usize>) -> Result<Part> {
         let (x, transposed) = operand.matrix("grouped_gemm")?;
         let Some((scale_inv, granularity)) = operand.scale_inv() else {
@@ -87,7 +87,7 @@ impl Part {
     }
 }
 
-/// Some rows and columns of a matrix.
+/// Returns a submatrix.
 fn block(x: &Tensor, rows: Range<usize>, columns: Range<usize>) -> Result<Tensor> {
     let [_, width] = x.dims("grouped_gemm: an operand")?;
     if columns == (0..width) {

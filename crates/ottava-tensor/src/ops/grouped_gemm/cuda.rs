@@ -1,4 +1,4 @@
-//! The kernels for all types and GPUs, and the choice of the kernels for tensor cores where these fit.
+//! The kernels for all types and GPUs. If the kernels for tensor cores support a product, they are used instead.
 
 use super::wgmma::{Product, Shape};
 use super::{Groups, Sizes, Stack};
@@ -19,7 +19,7 @@ kernels! {
     );
 }
 
-/// Types of the operands and of the result.
+/// The types of the operands and of the result.
 const VARIANTS: &[Defines] = &[
     &[("A", "f32"), ("B", "f32"), ("X", "f32")],
     &[("A", "f16"), ("B", "f16"), ("X", "f16")],
@@ -34,7 +34,7 @@ const VARIANTS: &[Defines] = &[
     &[("A", "e5m2"), ("B", "e4m3"), ("X", "f32")],
 ];
 
-/// Rows and columns of a tile.
+/// The number of rows, and the number of columns, of a tile.
 const SIDE: usize = 64;
 
 pub(super) fn grouped_gemm(
@@ -63,8 +63,8 @@ pub(super) fn grouped_gemm(
     let entry = kernel::grouped_gemm(y, offsets, counts, groups.len(), n, k, b_rows, b_k, sides);
     let kernel = SOURCE.kernel(defines, entry);
     let grid = [n.div_ceil(SIDE) as u32, (p / SIDE) as u32, 1];
-    // SAFETY: `y` is `[p, n]` in whole tiles of rows, `check` has compared the operands with these sizes, and offsets and counts lie within
-    // `p` rows, as the contract demands.
+    // SAFETY: `y` is `[p, n]` in whole tiles of rows, and `check` has compared the operands with these sizes. Offsets and counts lie within `p` rows,
+    // as the contract demands.
     unsafe { gpu.launch(&kernel, grid, BLOCK, 0) }
 }
 
@@ -86,8 +86,8 @@ pub(super) fn grouped_wgrad(
     let (Groups { offsets, counts }, sides) = (groups, [side(a)?, side(b)?].concat());
     let kernel = SOURCE.kernel(defines, kernel::grouped_wgrad(into, offsets, counts, m, n, add, sides));
     let grid = [n.div_ceil(SIDE) as u32, m.div_ceil(SIDE) as u32, groups.len() as u32];
-    // SAFETY: `into` is `[groups · m, n]`, the operands are `[m, P]` and `[n, P]`, and offsets and counts lie within `P` rows, as the
-    // contract demands.
+    // SAFETY: `into` is `[groups · m, n]`, and the operands are `[m, P]` and `[n, P]`. Offsets and counts lie within `P` rows, as the contract
+    // demands.
     unsafe { gpu.launch(&kernel, grid, BLOCK, 0) }
 }
 
@@ -106,7 +106,7 @@ fn variant(a: Operand, b: Operand, out: DType) -> Result<Defines> {
     found.copied().ok_or_else(|| Error::Value(format!("grouped_gemm: there is no kernel for {x} · {y} into {out}")))
 }
 
-/// `Side` of the kernel, a part of its last parameter, as consecutive 64-bit arguments.
+/// Returns the `Side` of the kernel, a part of its last parameter, as consecutive 64-bit arguments.
 fn side(operand: Operand) -> Result<[Arg; 6]> {
     let (x, transposed) = operand.matrix("grouped_gemm")?;
     let pitch = x.shape()[1] as i64;

@@ -1,5 +1,5 @@
 // Products of rows that belong to groups, in tiles of SIDE x SIDE. `A` and `B` are the types of the operands, `X` the type of the result.
-// Sums are as in cpu.rs: blocks of 128 terms from zero, added in order.
+// Sums have the order of cpu.rs: blocks of 128 terms are summed from zero, and the sums of blocks are added in order.
 
 #define SIDE 64
 #define STEP 16
@@ -11,7 +11,7 @@ __device__ __forceinline__ float value(bf16 x) { return load(x); }
 __device__ __forceinline__ float value(e4m3 x) { return load(f16{(unsigned short)halves<e4m3>(x.bits)}); }
 __device__ __forceinline__ float value(e5m2 x) { return load(f16{(unsigned short)halves<e5m2>(x.bits)}); }
 
-// An operand; laid out as `side` in cuda.rs. Steps are distances between elements, and between scales, of neighbouring rows and
+// An operand, with the layout of `side` in cuda.rs. Steps are distances between the elements, and between the scales, of neighbouring rows and of
 // neighbouring contracted elements. Without scales, `scale_inv` is null.
 template <class T> struct Side {
     const T* x;
@@ -26,10 +26,10 @@ template <class T> struct Side {
 
 struct Sides { Side<A> a; Side<B> b; };
 
-// The part of an operand that a tile reads: `rows` rows from `row` on, contracted from `k` on.
+// The part of an operand that a tile reads: `rows` rows from `row` on, with contracted elements from `k` on.
 struct Window { i64 row, k; int rows; };
 
-// The sums of a thread: rows `threadIdx.x / 16 + 16 i`, columns `threadIdx.x % 16 + 16 j`.
+// Computes the sums of a thread: rows `threadIdx.x / 16 + 16 i`, columns `threadIdx.x % 16 + 16 j`.
 __device__ __forceinline__ void multiply(const Side<A>& a, Window of_a, const Side<B>& b, Window of_b, int length, float (&total)[4][4]) {
     __shared__ float rows[SIDE][STEP + 1], columns[SIDE][STEP + 1];
     const int row = threadIdx.x / 16, column = threadIdx.x % 16;
@@ -76,8 +76,8 @@ __device__ __forceinline__ void multiply(const Side<A>& a, Window of_a, const Si
     }
 }
 
-// Grid (N / SIDE, P / SIDE), 256 threads. The rows of a tile belong to one group, since groups begin at multiples of 128. The matrix of
-// group g begins `b_rows` rows and `b_k` contracted elements behind the group before.
+// Grid (N / SIDE, P / SIDE), 256 threads. Groups begin at multiples of 128, so the rows of a tile belong to one group. The matrix of a
+// group begins `b_rows` rows and `b_k` contracted elements after the matrix of the preceding group.
 extern "C" __global__ void __launch_bounds__(256)
     grouped_gemm(X* y, const int* offsets, const int* counts, int groups, int N, int K, int b_rows, int b_k,
                  const __grid_constant__ Sides of) {

@@ -1,27 +1,31 @@
-// Grouped products on Hopper's tensor cores. A block computes tiles of SIDE x COLUMNS, and the two blocks of a cluster neighbouring columns of the same
-// rows, or the reverse if WGRAD. Each copies half of the operand that both read. One warp group copies and two multiply, each for half of the rows of
-// a tile.
+// Grouped products on Hopper's tensor cores. A block computes tiles of SIDE x COLUMNS. The two blocks of a cluster compute neighbouring columns of
+// the same rows, or neighbouring rows of the same columns if WGRAD. Each block copies half of the operand that both blocks read. One warp group
+// copies. Two warp groups multiply, each for half of the rows of a tile.
 //
-// `A` and `B` are the types of the operands, `X` the type of the result. A_SCALES and B_SCALES are AT_END without scales, or with one for a row or a
-// tensor, STRIPS with one for 128 neighbours along a row, SQUARES with one for 128 x 128. A_MN and B_MN are 1 for operands that are stored
-// [contracted, rows], which only 16-bit ones may be. WGRAD contracts the rows of groups. If it PROMOTES, sums of FP8 products join F32 registers
-// after each step, for which only tiles of 128 columns leave registers.
+// `A` and `B` are the types of the operands, `X` the type of the result. A_SCALES and B_SCALES are:
+// - AT_END: no scales, or one scale per row or tensor
+// - STRIPS: one scale for 128 neighbours along a row
+// - SQUARES: one scale for a block of 128 x 128
+//
+// A_MN and B_MN are 1 if the operand is stored as [contracted, rows], which only 16-bit operands may be. WGRAD contracts the rows of groups. With
+// PROMOTES, sums of FP8 products are added to F32 registers after each step; then registers suffice only for tiles of 128 columns.
 
 #define AT_END 0
 #define STRIPS 1
 #define SQUARES 2
 #define HALF (SIDE / 2)
-#define GROUP 128                                   // threads
+#define GROUP 128                                   // number of threads
 #define BOX (HALF * STEP)                           // bytes of half of an operand in a stage
-#define STAGE ((SIDE + COLUMNS) * STEP)             // a, then b
-#define STAGED (OUT_BITS == 16 ? SIDE * COLUMNS * 2 : 0) // bytes of a result on its way to memory
+#define STAGE ((SIDE + COLUMNS) * STEP)             // bytes of a stage: first a, then b
+#define STAGED (OUT_BITS == 16 ? SIDE * COLUMNS * 2 : 0) // bytes that stage a result before it is written
 #define SCALES (A_SCALES == STRIPS || B_SCALES == STRIPS ? 2 * SIDE * 4 : 0) // bytes of the scales of a stage
-#define HAS_FACTORS (SCALED && A_SCALES == AT_END)  // scales, called factors, that multiply complete sums
-// Whether to locate the next tile while the last WGMMAs of a tile run. Slower with block scales.
+#define HAS_FACTORS (SCALED && A_SCALES == AT_END)  // whether scales (called factors) multiply complete sums
+// Whether the next tile is located while the last WGMMAs of a tile run. This is slower with block scales.
 #define FINDS_NEXT (!PROMOTES || HAS_FACTORS)
 #define STAGES ((SHARED - STAGED) / (STAGE + SCALES))
-#define TERMS (STEP / (int)sizeof(A))               // contracted elements of a stage
-// The scales of the columns of `b` are read while products are added, and registers do not suffice for a second step of products meanwhile.
+#define TERMS (STEP / (int)sizeof(A))               // number of contracted elements of a stage
+// Whether a second step of products is enqueued while products are added. With STRIPS, adding also reads the scales of the columns of `b`, and
+// registers do not suffice.
 #define LOOKS_AHEAD (PROMOTES ? B_SCALES != STRIPS : SCALED || !WGRAD)
 
 #define D4(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
@@ -53,44 +57,44 @@
 #define INSTRUCTION "m64n" TEXT(COLUMNS) "k16.f32." TEXT(A) "." TEXT(B)
 #define MAJORS ", 1, 1, " TEXT(A_MN) ", " TEXT(B_MN) ";"
 #endif
-// Sums of a thread.
+// The number of sums per thread.
 #define OWN (COLUMNS / 2)
-// d (+)= a · b for 64 rows, all columns and 32 bytes of terms; `adds` is 0 for the first of a sum.
+// Computes d (+)= a · b for 64 rows, all columns and 32 bytes of terms. `adds` is 0 for the first product of a sum.
 __device__ __forceinline__ void multiply(float (&d)[OWN], u64 a, u64 b, int adds) {
     asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " ADDS ", 0;\nwgmma.mma_async.sync.aligned." INSTRUCTION " {" NAMES "}, " OPERANDS ", p" MAJORS "\n}"
                  : SUMS : "l"(a), "l"(b), "r"(adds));
 }
-// The descriptor of an operand of the half at `address`, `k` times 32 bytes of terms further. In operands [contracted, rows] these are 16 rows
-// of 128 bytes, and the next 64 rows of the operand are one box further.
+// Returns the descriptor of the half of an operand at `address`, advanced by `k` times 32 bytes of terms. If the operand is [contracted, rows], 32
+// bytes of terms are 16 rows of 128 bytes, and the next 64 rows of the operand are in the next box.
 template <int IS_MN> __device__ __forceinline__ u64 operand(u32 address, int k) {
     const u64 at = (address + k * (IS_MN ? 16 * STEP : 32)) >> 4 & 0x3FFF;
     return at | (u64)(BOX >> 4) << 16 | 64ull << 32 | 1ull << 62;
 }
 
-// Inverse scales: STRIPS [terms / 128, pitch], SQUARES [rows / 128, pitch]; else one (`by_row` 0), or one for each of `pitch` rows.
+// Inverse scales. STRIPS: [terms / 128, pitch]. SQUARES: [rows / 128, pitch]. Otherwise one scale (`by_row` is 0), or one for each of `pitch` rows.
 struct Scales {
     const float* inverse;
     int pitch, by_row;
     __device__ __forceinline__ const float* strip(int row, int term) const { return inverse + (u64)(term / 128) * pitch + row; }
     __device__ __forceinline__ float square(int row, int term) const { return __ldg(inverse + (u64)(row / 128) * pitch + term / 128); }
-    // Bytes of the scales of up to `rows` rows from `row` on, without rows beyond the matrix.
+    // Returns the bytes of the scales of up to `rows` rows from `row` on. Rows beyond the matrix are not counted.
     __device__ __forceinline__ int bytes(int row, int rows) const { return 4 * max(min(rows, pitch - row), 0); }
 };
 
-// Laid out as the arguments in wgmma.rs.
+// The last argument, with the layout of wgmma.rs.
 struct Arguments {
     Scales a, b;
     X* out;
     const int *offsets, *counts;
-    int groups, rows, columns;      // rows of the result; of each group, if WGRAD
-    int terms, b_rows, b_terms;     // unless WGRAD: of group g, `b` begins at row g * b_rows, term g * b_terms
+    int groups, rows, columns;      // rows of the result, or of each group if WGRAD
+    int terms, b_rows, b_terms;     // unless WGRAD: `b` of group g begins at row g * b_rows and term g * b_terms
     int adds;
 };
 
-// Where the operands and the result of a tile begin, and how many rows the result has, if any.
+// The positions at which the operands and the result of a tile begin, the number of steps, and the number of rows of the result.
 struct Tile { int a_row, a_term, b_row, b_term, steps, rows, column; u64 out_row; };
 
-// The tiles of a cluster, in ascending order. A block whose tile is beyond the result multiplies the tile of the other block.
+// Locates the tiles of a cluster, in ascending order. If the tile of a block is beyond the result, the block multiplies the tile of the other block.
 struct Walk {
     const Arguments& of;
     const int wide, high, tiles;
@@ -113,7 +117,7 @@ struct Walk {
 };
 
 #if PROMOTES
-// Adds products of a step to the sums, multiplied by the scales of 2 rows, and of 32 columns if they are STRIPS.
+// Adds the products of a step to the sums. Multiplies them by the scales of 2 rows and, with STRIPS, by the scales of 32 columns.
 __device__ __forceinline__ void add_scaled(float (&total)[64], const float (&sums)[64], const float (&rows)[2], const float* columns) {
 #pragma unroll
     for (int j = 0; j < 16; j++) {
@@ -135,10 +139,10 @@ __device__ __forceinline__ u32 rounded(float low, float high) {
     asm("cvt.rn." TEXT(X) "x2.f32 %0, %1, %2;" : "=r"(words) : "f"(high), "f"(low));
     return words;
 }
-// Writes the 64 rows of a warp group by the copy engine, which leaves out columns beyond the matrix, in boxes at `staged`. `barrier` is one of the warp
-// group's own.
+// Writes the 64 rows of a warp group by the copy engine, in boxes at `staged`. The copy engine does not write columns beyond the matrix. `barrier`
+// belongs to this warp group.
 __device__ __forceinline__ void write_staged(const TensorMap* map, char* staged, const float (&sums)[OWN], int thread, int column, int row, int barrier) {
-    // The copies of the last tile have read `staged`.
+    // Waits until the copies of the preceding tile have read `staged`.
     if (thread == 0) wait_for_reads();
     asm volatile("bar.sync %0, 128;" ::"r"(barrier) : "memory");
     const int line = thread / 32 * 16 + thread % 16, right = thread % 32 / 16;
@@ -157,7 +161,8 @@ __device__ __forceinline__ void write_staged(const TensorMap* map, char* staged,
     end_of_writes();
 }
 #else
-// Writes the columns of one row that four neighbouring lanes hold: `sums[4 j]` and the next one are columns 8 j + 2 lane and the next.
+// Writes the columns of one row, which four neighbouring lanes hold. `sums[4 j]` and `sums[4 j + 1]` are the columns 8 j + 2 lane and 8 j + 2 lane +
+// 1.
 __device__ __forceinline__ void write_whole(X* to, const float* sums, int lane, int adds) {
 #pragma unroll
     for (int j = 0; j < COLUMNS / 8; j++) {
@@ -176,7 +181,7 @@ __device__ __forceinline__ void write_some(X* to, const float* sums, int lane, i
     }
 }
 
-// Rows of an operand that a block copies.
+// The number of rows of an operand that a block copies.
 #define A_ROWS (WGRAD ? SIDE : HALF)
 #define B_ROWS (WGRAD ? COLUMNS / 2 : COLUMNS)
 template <int IS_MN, int ROWS, int TO_BOTH> __device__ __forceinline__ void copy(char* to, const TensorMap* from, int row, int term, u64* barrier) {
@@ -187,24 +192,24 @@ template <int IS_MN, int ROWS, int TO_BOTH> __device__ __forceinline__ void copy
     }
 }
 
-// Grid of pairs of blocks, at most one block per multiprocessor; 384 threads; SHARED bytes of shared memory, 1024 to
-// align them and the bytes of the factors. `map_a` has boxes of A_ROWS rows, or of HALF if A_MN; `map_b` of B_ROWS, or
-// of HALF if B_MN; `map_out`, of HALF, is the map of the result if OUT_BITS is 16 and rows are multiples of 16 bytes.
+// A grid of pairs of blocks, at most one block per multiprocessor; 384 threads. Shared memory: 1024 bytes to align the stages, SHARED bytes, and the
+// bytes of the factors. `map_a` has boxes of A_ROWS rows (HALF if A_MN), `map_b` of B_ROWS rows (HALF if B_MN), and `map_out` of HALF rows. `map_out`
+// is the map of the result only if OUT_BITS is 16 and rows are multiples of 16 bytes.
 extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(3 * GROUP, 1)
     grouped_wgmma(const __grid_constant__ TensorMap map_a, const __grid_constant__ TensorMap map_b, const __grid_constant__ TensorMap map_out,
                   const __grid_constant__ Arguments of) {
     extern __shared__ char shared_of_the_launch[];
-    // Swizzled boxes start at multiples of 1024.
+    // Swizzled boxes start at multiples of 1024 bytes.
     char* const ring = shared_of_the_launch + (1024 - shared_address(shared_of_the_launch) % 1024) % 1024;
-    float* const scales = (float*)(ring + STAGES * STAGE + STAGED); // of each stage, SIDE of `a` and SIDE of `b`
-    float* const factors = (float*)(ring + SHARED);                 // of a tile, SIDE of `a` and COLUMNS of `b`
+    float* const scales = (float*)(ring + STAGES * STAGE + STAGED); // for each stage, SIDE scales of `a` and SIDE of `b`
+    float* const factors = (float*)(ring + SHARED);                 // for a tile, SIDE factors of `a` and COLUMNS of `b`
     __shared__ u64 full[STAGES], empty[STAGES], read;
     const int group = __shfl_sync(0xFFFFFFFF, threadIdx.x / GROUP, 0), block = block_of_cluster();
     if (threadIdx.x == 0) {
-        barrier_init(&read, 2 * GROUP / 32);                    // the warps that have read the factors
+        barrier_init(&read, 2 * GROUP / 32);                    // arrivals: the warps that have read the factors
         for (int s = 0; s < STAGES; s++) {
             barrier_init(full + s, 1);
-            barrier_init(empty + s, 2 * 2 * GROUP / 32);        // the warps of both blocks that multiply
+            barrier_init(empty + s, 2 * 2 * GROUP / 32);        // arrivals: the warps of both blocks that multiply
         }
         barriers_are_initialized();
     }
@@ -227,7 +232,7 @@ extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(3 * GROUP
                     float *a_scales = scales + s * 2 * SIDE, *b_scales = a_scales + SIDE;
                     if (A_SCALES == STRIPS) a_bytes = of.a.bytes(tile.a_row, SIDE);
                     if (B_SCALES == STRIPS) b_bytes = of.b.bytes(tile.b_row, SIDE);
-                    // Factors come with the last step.
+                    // Factors are copied with the last step.
                     const bool ends = HAS_FACTORS && step + 1 == tile.steps;
                     if (ends) {
                         barrier_wait(&read, tile_parity);
@@ -251,10 +256,10 @@ extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(3 * GROUP
         asm volatile("setmaxnreg.inc.sync.aligned.u32 224;");
         const int thread = threadIdx.x % GROUP, lane = thread % 32, row = group * HALF + thread / 32 * 16 + lane / 4;
 #if HAS_FACTORS
-        // Per-tensor scales, used where `by_row` is 0.
+        // Per-tensor scales, which are used if `by_row` is 0.
         const float a_factor = of.a.by_row ? 0.0f : *of.a.inverse, b_factor = of.b.by_row ? 0.0f : *of.b.inverse;
 #endif
-        // Stages whose products are enqueued next, and whose products are added next.
+        // The stage of the products that are enqueued next, and the stage of the products that are added next.
         int ahead = 0, parity = 0, s = 0;
         const auto enqueue = [&](float (&sums)[OWN]) {
             barrier_wait(full + ahead, parity);
@@ -272,7 +277,7 @@ extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(3 * GROUP
             if (++s == STAGES) s = 0;
         };
 #if !PROMOTES || !LOOKS_AHEAD
-        // Two barriers make the two groups multiply in turn, so that one multiplies while the other adds or writes.
+        // Two barriers make the two warp groups multiply in turn, so that one multiplies while the other adds or writes.
         if (group == 1) asm volatile("bar.arrive 1, 256;" ::: "memory");
 #endif
         Tile next = {};
@@ -284,7 +289,7 @@ extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(3 * GROUP
 #pragma unroll
             for (int i = 0; i < OWN; i++) total[i] = 0.0f;
 #if PROMOTES
-            // Tensor cores add FP8 products with about 14 bits, so the sums of a step join F32 registers.
+            // Tensor cores add FP8 products with about 14 bits, so the sums of each step are added to F32 registers.
             const auto add = [&](float (&sums)[64], int step, auto wait) {
                 float rows[2] = {1.0f, 1.0f};
                 if (A_SCALES == SQUARES) rows[0] = rows[1] = of.a.square(tile.a_row, tile.a_term + step * TERMS);
@@ -338,8 +343,8 @@ extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(3 * GROUP
                 if (step >= LOOKS_AHEAD) release();
             }
 #endif
-            // Unless products are promoted, the last WGMMAs are still running. Meanwhile, locate the next tile and multiply half of the scales; registers do
-            // not suffice for all.
+            // Unless products are promoted, the last WGMMAs are still running. Meanwhile, locate the next tile and multiply half of the scales;
+            // registers do not suffice for all scales.
             if (FINDS_NEXT && index + every < walk.tiles) next = walk.at(index + every, block);
 #if HAS_FACTORS
             const bool a_own = of.a.by_row && steps > 0, b_own = of.b.by_row && steps > 0;
@@ -395,6 +400,6 @@ extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(3 * GROUP
         }
         if (thread == 0) wait_for_writes();
     }
-    // No block ends while the other may write to its shared memory or arrive at its barriers.
+    // A block must not end while the other block may write to its shared memory or arrive at its barriers.
     cluster_sync();
 }

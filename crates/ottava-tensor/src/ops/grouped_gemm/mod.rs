@@ -1,7 +1,7 @@
-//! Products of rows that belong to groups, each with a matrix of its own: the experts of a mixture.
+//! Products of rows that belong to groups. Each group has a separate matrix, such as an expert of a mixture.
 //!
-//! The definition, on the CPU, is a loop over the products. On Hopper, `Product::plan` (`wgmma.rs`) chooses a kernel for tensor cores; other GPUs
-//! and types use a plain kernel. The number of rows of each group stays on the device, so no host waits for the router.
+//! The CPU definition is a loop over the products. On Hopper, `Product::plan` (`wgmma.rs`) chooses a kernel for tensor cores; other GPUs
+//! and types use a plain kernel. The number of rows of each group stays on the device, so the host does not wait for the router.
 
 mod cpu;
 pub(super) mod cuda;
@@ -14,21 +14,21 @@ use crate::granularity::Shared;
 use crate::ops::dispatch::dispatch;
 use crate::{DType, Device, Error, Result, Tensor, planted};
 
-/// The rows of a matrix `[P, …]` that belong to each of `G` groups. Both tensors are on the device of the matrix, and nothing reads them on
-/// the host, so a captured step may change them.
+/// The rows of a matrix `[P, …]` that belong to each of `G` groups. Both tensors are on the device of the matrix. The host does not read them, so a
+/// captured step may change them.
 #[derive(Clone, Debug)]
 pub struct Groups {
-    /// I32 `[G + 1]`: where each group begins, in ascending multiples of [`Groups::ALIGNMENT`]; last, where the rows of no group begin.
+    /// The offsets, I32 `[G + 1]`: the first row of each group, in ascending multiples of [`Groups::ALIGNMENT`], and last the end of the last group.
     pub offsets: Tensor,
-    /// I32 `[G]`: the rows of each group. Rows between them and the next group are padding, which operands hold as zeros.
+    /// The numbers of rows of the groups, I32 `[G]`. Rows between the end of a group and the next group are padding, which must be zeros in operands.
     pub counts: Tensor,
 }
 
 impl Groups {
-    /// Groups begin at multiples of this.
+    /// The alignment of groups: each group begins at a multiple of this number of rows.
     pub const ALIGNMENT: usize = 128;
 
-    /// Groups of these sizes, one after the other.
+    /// Returns groups of these sizes, one after the other.
     pub fn new(device: &Device, counts: &[usize]) -> Result<Groups> {
         let mut offsets = vec![0i32];
         for count in counts {
@@ -41,17 +41,17 @@ impl Groups {
         })
     }
 
-    /// Rows that suffice for `rows` rows in `groups` groups of any sizes.
+    /// Returns the number of rows that suffices for `rows` rows in `groups` groups, whatever the sizes of the groups are.
     pub fn capacity(rows: usize, groups: usize) -> usize {
         (rows + (Groups::ALIGNMENT - 1) * groups.min(rows)) / Groups::ALIGNMENT * Groups::ALIGNMENT
     }
 
-    /// The number of groups.
+    /// Returns the number of groups.
     pub fn len(&self) -> usize {
         self.counts.len()
     }
 
-    /// True without groups.
+    /// Returns true if there are no groups.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -67,7 +67,7 @@ impl Groups {
     }
 }
 
-/// Which dimension of an operand has a part for each group.
+/// The dimension of an operand along which the matrices of the groups are stacked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stack {
     /// The rows: `[G · N, K]`.
@@ -80,22 +80,22 @@ enum Stack {
 #[derive(Clone, Copy, Debug)]
 struct Sizes {
     stack: Stack,
-    /// Rows of `a`.
+    /// The number of rows of `a`.
     p: usize,
-    /// Columns of the result.
+    /// The number of columns of the result.
     n: usize,
-    /// The contracted dimension.
+    /// The length of the contracted dimension.
     k: usize,
 }
 
-/// `y[r] = a[r] · b[g]ᵀ` for the rows `r` of each group `g`; zero in all other rows. Returns `[P, N]` in type `out`.
+/// Computes `y[r] = a[r] · b[g]ᵀ` for the rows `r` of each group `g`. All other rows are zero. Returns `[P, N]` in type `out`.
 ///
-/// `a` is `[P, K]`. `b` stacks a matrix for each group along the first dimension of the tensor that the operand holds: `[N, K]` of
-/// [`Operand::Rows`] and of plain operands, `[K, N]` of [`Operand::Columns`] and of transposed ones. So a weight `[G · N, K]` serves fprop by
-/// its rows, and dgrad by its columns.
+/// `a` is `[P, K]`. `b` stacks a matrix for each group along the first dimension of its tensor: `[N, K]` for [`Operand::Rows`] and plain operands,
+/// `[K, N]` for [`Operand::Columns`] and transposed operands. So one weight `[G · N, K]` is the operand of fprop by its rows, and of dgrad by its
+/// columns.
 ///
-/// Types, scales and sums as in [`gemm_nt`](super::gemm_nt()): the result equals a product for each group, in any order of sums that depends
-/// on the shapes alone. Errors if blocks of scales of `b` do not lie within one group.
+/// Types, scales and sums are as in [`gemm_nt`](super::gemm_nt()). The result equals a separate product for each group; the order of sums depends
+/// only on the shapes. Errors if a block of scales of `b` extends over two groups.
 pub fn grouped_gemm_nt(
     a: Operand,
     b: Operand,
@@ -117,9 +117,9 @@ pub fn grouped_gemm_nt(
     Ok(y)
 }
 
-/// `into[g] = a[:, rows of g] · b[:, rows of g]ᵀ` for each group `g`: the gradients of weights. A group without rows gives zeros.
+/// Computes `into[g] = a[:, rows of g] · b[:, rows of g]ᵀ` for each group `g`: the gradients of weights. A group without rows gives zeros.
 ///
-/// `a` is `[M, P]`, `b` `[N, P]` and `into` `[G · M, N]`. Types as in [`gemm_nt`](super::gemm_nt()).
+/// `a` is `[M, P]`, `b` `[N, P]` and `into` `[G · M, N]`. Types are as in [`gemm_nt`](super::gemm_nt()).
 pub fn grouped_wgrad_into(
     a: Operand,
     b: Operand,
@@ -130,7 +130,7 @@ pub fn grouped_wgrad_into(
     wgrad(a, b, groups, into, accumulation, false)
 }
 
-/// [`grouped_wgrad_into`] that adds to `into`. A group without rows adds nothing.
+/// Computes [`grouped_wgrad_into`], but adds the products to `into`. A group without rows adds nothing.
 pub fn grouped_wgrad_add(
     a: Operand,
     b: Operand,

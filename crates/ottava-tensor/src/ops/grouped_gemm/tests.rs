@@ -5,10 +5,10 @@ use crate::{DType, Granularity, QuantizedTensor};
 
 const EXACT: Accumulation = Accumulation::Exact;
 
-/// Sizes of groups: none, one, around a multiple of 128, all rows in one.
+/// Sizes of groups: no row, one row, around a multiple of 128, and all rows in one group.
 const COUNTS: [&[usize]; 4] = [&[3], &[1, 0, 127, 2], &[128, 0, 0, 129, 5], &[0, 0, 300]];
 
-/// `[P, width]` normal values with zeros in the rows of no group, and rows to spare at the end.
+/// Returns normal values `[P, width]`, with zeros in the rows of no group, and with unused rows at the end.
 fn rows(name: &str, counts: &[usize], width: usize, dtype: DType) -> Tensor {
     let total = Groups::capacity(counts.iter().sum(), counts.len());
     let mut x = normals(name, &[total, width], DType::F32).to_vec::<f32>().unwrap();
@@ -34,7 +34,7 @@ fn cast_of(x: &Tensor, granularity: Granularity, format: DType) -> Result<Quanti
     }
 }
 
-/// Starts of groups, and their sizes.
+/// Returns the starts and the sizes of groups.
 fn spans(counts: &[usize]) -> Vec<(usize, usize)> {
     let starts = counts.iter().scan(0, |at, count| {
         let start = *at;
@@ -91,7 +91,7 @@ fn plain_products_are_a_loop_of_single_products() {
     }
 }
 
-/// The product of the values of codes, in F64.
+/// Returns the product of dequantized values, in F64.
 fn reference(a: &[f64], b: &[f64], k: usize) -> Vec<f64> {
     let row = |x: &[f64], y: &[f64]| x.iter().zip(y).map(|(x, y)| x * y).sum();
     a.chunks_exact(k).flat_map(|x| b.chunks_exact(k).map(move |y| row(x, y))).collect()
@@ -124,7 +124,7 @@ fn fp8_products_are_those_of_the_values_of_codes() {
             let close = |what: &str, expected: Vec<f64>, got: Tensor| {
                 let expected = Tensor::from_slice(&Device::Cpu, got.shape(), &expected).unwrap();
                 let got = crate::ops::cast(&got.duplicate().unwrap(), DType::F64).unwrap();
-                // Sums are F32: one rounding per partial sum and per block.
+                // Sums are F32, with one rounding per partial sum and per block.
                 assert_close(&format!("{what} {of_rows}"), &expected, &got, Tolerance::Steps(DType::F32, 40.0));
             };
             let a = values(&part(&of_rows_of(&x), start, rows));
@@ -148,7 +148,7 @@ fn grouped_products_agree_across_devices() {
                 rows("dy", counts, n, dtype),
                 normals("dw", &[g * n, k], DType::F32),
             ];
-            // Sums are F32 in another order.
+            // F32 sums run in another order.
             let tolerance = Tolerance::Steps(dtype, if dtype == DType::F32 { 40.0 } else { 2.0 });
             parity(&inputs, tolerance, |t| {
                 let groups = Groups::new(t[0].device(), counts)?;
@@ -167,7 +167,7 @@ fn grouped_products_agree_across_devices() {
                 ])
             });
         }
-        // Outputs and inputs that are no multiples of 128, or only inputs, which may end in a block.
+        // Sizes `[outputs, inputs]`: multiples of 128, and sizes that are not. With block scales, only the inputs may end within a block.
         for (of_rows, of_weights, format, [n, k]) in [
             (Granularity::PerTensor, Granularity::PerTensor, DType::E5M2, [256, 128]),
             (Granularity::PerTensor, Granularity::PerTensor, DType::E5M2, [208, 144]),
@@ -186,7 +186,7 @@ fn grouped_products_agree_across_devices() {
                 if of_rows.is_blocks() && accumulation == Accumulation::Fast {
                     continue;
                 }
-                // Tensor cores add with 14 bits where accumulation is fast.
+                // Fast accumulation in tensor cores keeps 14 bits.
                 let steps = if accumulation == EXACT { 2.0 } else { 8.0 };
                 parity(&inputs, Tolerance::Steps(DType::BF16, steps), |t| {
                     let groups = Groups::new(t[0].device(), counts)?;
@@ -205,7 +205,7 @@ fn grouped_products_agree_across_devices() {
     }
 }
 
-/// The width of tiles is chosen by the size of the result.
+/// The size of the result determines the width of tiles.
 #[test]
 fn the_width_of_tiles_changes_no_bit() {
     let Some(device) = gpu() else { return };

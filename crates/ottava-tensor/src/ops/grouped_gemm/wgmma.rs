@@ -1,4 +1,4 @@
-//! The kernels for Hopper's tensor cores, of grouped products in BF16 and FP8.
+//! The kernels for Hopper's tensor cores: grouped products in BF16 and FP8.
 
 use super::{Groups, Sizes, Stack};
 use crate::cuda::{Arg, CudaDevice, TensorMap};
@@ -16,13 +16,13 @@ kernels! {
     kernel grouped_wgmma(map_a: TensorMap, map_b: TensorMap, map_out: TensorMap, of: Arguments);
 }
 
-/// Rows of a tile.
+/// The number of rows of a tile.
 const SIDE: usize = 128;
-/// Columns of a tile, if a kernel has variants of both widths.
+/// The numbers of columns of a tile, if a kernel has variants of both widths.
 pub(super) const WIDTHS: [usize; 2] = [256, 128];
-/// Bytes that a stage holds of each row of the operands.
+/// The number of bytes of each row of the operands in a stage.
 const STEP: usize = TensorMap::BOX_BYTES;
-/// Bytes of stages, their scales and a result in shared memory, at most.
+/// The maximum number of bytes of stages, their scales and a result in shared memory.
 const SHARED: usize = 224 << 10;
 const THREADS: u32 = 3 * 128;
 
@@ -46,7 +46,7 @@ macro_rules! variant {
     };
 }
 
-/// Variants of both widths, for both types of results: results of training, and gradients in F32.
+/// Variants of both widths for both types of results: BF16 results, and gradients in F32.
 macro_rules! wide {
     ($($columns:literal),*) => { &[$(
         variant!("bf16" "16", "bf16", "bf16", "0", "AT_END", "AT_END", "0", "0", "0", "0", $columns),
@@ -61,7 +61,7 @@ macro_rules! wide {
     )*] };
 }
 
-/// Variants of one width, whose sums are exact.
+/// Variants of one width, with exact sums.
 macro_rules! narrow {
     ($($x:literal $bits:literal),*) => { &[$(
         variant!($x $bits, "e4m3", "e4m3", "1", "AT_END", "AT_END", "0", "0", "0", "1", "128"),
@@ -81,23 +81,23 @@ const PLAIN: &[Defines] = &[
     variant!("f32" "32", "bf16", "bf16", "0", "AT_END", "AT_END", "0", "1", "0", "0", "128"),
 ];
 
-/// Types, scales and layouts of the operands and of the result, kind of sums and width of tiles.
+/// Returns the variants: types, scales and layouts of the operands and of the result, kind of sums, and width of tiles.
 fn variants() -> impl Iterator<Item = Defines> {
     [NARROW, WIDE, PLAIN].into_iter().flatten().copied()
 }
 
-/// One operand as the kernel reads it.
+/// An operand in the form that the kernel reads.
 struct Side {
     map: TensorMap,
     name: &'static str,
     scales: &'static str,
     is_transposed: bool,
-    /// Inverse scales, their pitch, and whether each row has one.
+    /// The inverse scales, their pitch, and whether each row has a scale.
     inverse: (u64, usize, usize),
 }
 
 impl Side {
-    /// `None` if the kernel cannot read `operand`.
+    /// Returns `None` if the kernel cannot read `operand`.
     fn new(operand: Operand, rows_of_box: usize) -> Option<Side> {
         let (x, is_transposed) = operand.matrix("grouped_gemm").ok()?;
         let name = match x.dtype() {
@@ -136,28 +136,28 @@ pub(super) struct Product {
     b: Side,
 }
 
-/// What a product computes, for [`Product::plan`].
+/// The result of a product, for [`Product::plan`].
 #[derive(Clone, Copy)]
 pub(super) struct Shape {
-    /// The rows of groups are contracted, and the result has a matrix for each of so many groups.
+    /// The number of groups if the rows of groups are contracted; then the result has a matrix for each group.
     matrices: Option<usize>,
-    /// Of the result, or of each matrix.
+    /// The number of rows of the result, or of each matrix.
     rows: usize,
     columns: usize,
 }
 
 impl Shape {
-    /// `rows` in groups times `columns`.
+    /// Returns the shape of a result of grouped rows.
     pub fn of_rows(rows: usize, columns: usize) -> Shape {
         Shape { matrices: None, rows, columns }
     }
 
-    /// A matrix for each group.
+    /// Returns the shape of a result with a matrix for each group.
     pub fn of_weights(groups: usize, rows: usize, columns: usize) -> Shape {
         Shape { matrices: Some(groups), rows, columns }
     }
 
-    /// Pairs of tiles of `width` columns, one for each block of a cluster.
+    /// Returns the number of pairs of tiles of `width` columns. A cluster computes a pair, one tile per block.
     fn pairs(self, width: usize) -> usize {
         match self.matrices {
             None => self.rows.div_ceil(SIDE) * self.columns.div_ceil(2 * width),
@@ -165,14 +165,15 @@ impl Shape {
         }
     }
 
-    /// Estimated time with tiles of `width` columns on `clusters`, in columns of tiles: the end of a tile takes as long as some more.
+    /// Returns the estimated time with tiles of `width` columns on `clusters`. The unit is a column of a tile; the end of a tile takes as long as 32
+    /// columns.
     fn cost(self, width: usize, clusters: usize) -> usize {
         self.pairs(width).div_ceil(clusters) * (width + 32)
     }
 }
 
 impl Product {
-    /// `None` if no variant has these operands, or the GPU lacks what the kernel needs.
+    /// Plans a product. Returns `None` if no variant supports these operands, or if the GPU lacks a feature that the kernel needs.
     pub(super) fn plan(
         gpu: &CudaDevice,
         a: Operand,
@@ -191,14 +192,14 @@ impl Product {
         }
         let mut widths = WIDTHS;
         widths.sort_by_key(|&width| shape.cost(width, gpu.sm_count() / 2));
-        // Not every product that may add fast has a variant for that.
+        // If a product with fast accumulation has no such variant, a variant with exact sums is used.
         widths.into_iter().find_map(|width| Product::of(a, b, out, shape, width, false)).or_else(exact)
     }
 
-    /// The variant for these operands, with tiles of `width` columns.
+    /// Returns the variant for these operands, with tiles of `width` columns.
     pub fn of(a: Operand, b: Operand, out: DType, shape: Shape, width: usize, promotes: bool) -> Option<Product> {
         let is_wgrad = shape.matrices.is_some();
-        // Rows that a block copies.
+        // The numbers of rows that a block copies.
         let [of_a, of_b] = if is_wgrad { [SIDE, width / 2] } else { [SIDE / 2, width] };
         let (a, b) = (Side::new(a, of_a)?, Side::new(b, of_b)?);
         let x = match out {
@@ -228,7 +229,7 @@ impl Product {
         self.launch(gpu, groups, y, [k, b_rows, b_terms, 0])
     }
 
-    /// Enqueues `into[g] = a[:, rows of g] · b[:, rows of g]ᵀ`, added to `into` if `add`.
+    /// Enqueues `into[g] = a[:, rows of g] · b[:, rows of g]ᵀ`. With `add`, the products are added to `into`.
     pub(super) fn enqueue_wgrad(&self, gpu: &CudaDevice, groups: &Groups, into: &mut Tensor, add: bool) -> Result<()> {
         self.launch(gpu, groups, into, [0, 0, 0, usize::from(add)])
     }
@@ -248,20 +249,20 @@ impl Product {
         // The kernel reads this map only if rows of the result are multiples of 16 bytes.
         let map_out = if pitch.is_multiple_of(16) { map_out } else { self.a.map };
         let mut args = Vec::new();
-        // `Arguments` of the kernel, its last parameter, in words of 64 bits.
+        // The `Arguments` of the kernel, its last parameter, in 64-bit words.
         for (address, pitch, by_row) in [self.a.inverse, self.b.inverse] {
             args.extend([Arg::Ptr(address), two(pitch, by_row)]);
         }
         args.push(Arg::Ptr(address));
         args.extend([Arg::Ptr(groups.offsets.device_ptr()), Arg::Ptr(groups.counts.device_ptr())]);
         args.extend([two(groups.len(), rows), two(columns, terms), two(b_rows, b_terms), two(adds, 0)]);
-        // 1 KiB aligns the stages; the factors of a tile follow them.
+        // 1 KiB aligns the stages. The factors of a tile follow the stages.
         let shared = 1024 + SHARED + (SIDE + self.width) * DType::F32.size();
         let blocks = 2 * self.shape.pairs(self.width).min(gpu.sm_count() / 2);
         let entry = kernel::grouped_wgmma(self.a.map, self.b.map, map_out, args);
         let kernel = SOURCE.kernel(self.defines, entry);
-        // SAFETY: the maps and scales belong to the operands, whose sizes `check` and `wgrad` have compared with `out`; offsets and counts lie
-        // within the rows of the operands, as the contract demands.
+        // SAFETY: the maps and scales belong to the operands, and `check` and `wgrad` have compared the sizes of the operands with `out`. Offsets and
+        // counts lie within the rows of the operands, as the contract demands.
         unsafe { gpu.launch_early(&kernel, [blocks as u32, 1, 1], THREADS, shared as u32) }
     }
 }

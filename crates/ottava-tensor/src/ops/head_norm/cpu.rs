@@ -8,7 +8,8 @@ use crate::ops::rmsnorm::cpu::{
 use rayon::prelude::*;
 use std::ops::Range;
 
-/// Rows per partial sum of the gradients of the weights. Partial sums are added in order, independent of the number of threads.
+/// The number of rows per partial sum of the weight gradients. Partial sums are added in order, so the result does not depend on the number of
+/// threads.
 const ROWS: usize = 64;
 
 pub(super) fn head_norm(x: &Tensor, weights: HeadNormWeights, layout: HeadNormLayout, eps: f64, y: &mut Tensor) {
@@ -90,14 +91,14 @@ pub(super) fn head_norm_backward(
     });
 }
 
-/// Columns of a row that are normalised together, or copied.
+/// Columns of a row that are normalised together or copied.
 struct Part {
     columns: Range<usize>,
-    /// The weight, 0 of queries and 1 of keys, and its elements; `None` for values.
+    /// The weight (0 for queries, 1 for keys) and its elements; `None` for values.
     weight: Option<(usize, Range<usize>)>,
 }
 
-/// The parts of a row.
+/// Returns the parts of a row.
 fn parts(layout: HeadNormLayout) -> Vec<Part> {
     let dim = layout.head_dim;
     let [queries, keys] = layout.projections();

@@ -21,10 +21,11 @@ kernels! {
     );
 }
 
-/// Eight elements for each thread of a warp.
+/// The largest head size: eight elements for each thread of a warp.
 pub(super) const LARGEST_HEAD: usize = 256;
 
-/// Threads that share a head, and the blocks for all heads of `rows`; for LayerNorm as many as leave each group one head of all rows.
+/// Returns the number of threads that share a head, and the grid for all heads of `rows`. For LayerNorm, the grid is such that each group of threads
+/// has one head of all rows.
 fn shape(gpu: &CudaDevice, tensors: &[&Tensor], rows: usize, layout: HeadNormLayout) -> (usize, [u32; 3]) {
     let wide = [8, 16, 32, 64, 128, 256].contains(&layout.head_dim) && launch::aligned(tensors);
     let lanes = if wide { layout.head_dim / 8 } else { 32 };
@@ -36,7 +37,7 @@ fn shape(gpu: &CudaDevice, tensors: &[&Tensor], rows: usize, layout: HeadNormLay
     }
 }
 
-/// Groups of `lanes` threads in a block.
+/// Returns the number of groups of `lanes` threads in a block.
 fn groups(lanes: usize) -> usize {
     BLOCK as usize / lanes
 }
@@ -54,7 +55,7 @@ pub(super) fn head_norm(
     let (HeadNormLayout { heads, kv_heads, head_dim, .. }, HeadNormWeights { q, k, .. }) = (layout, weights);
     let entry = kernel::head_norm(y, x, q, k, rows, heads, kv_heads, head_dim, lanes, eps);
     let kernel = source(layout.kind).kernel(launch::storage(x.dtype())?, entry);
-    // SAFETY: `x` and `y` have `rows` rows of all heads and the weights are as `layout` says, checked by the op.
+    // SAFETY: the op has checked that `x` and `y` have `rows` rows of all heads and that the weights fit `layout`.
     unsafe { gpu.launch(&kernel, grid, BLOCK, 0) }
 }
 
@@ -93,7 +94,7 @@ pub(super) fn head_norm_backward(
         eps,
     );
     let kernel = source(layout.kind).kernel(launch::storage(x.dtype())?, entry);
-    // SAFETY: as in `head_norm`, for `dy` and `dx` as well; the partial sums have a row per block, or for each group of threads of a head.
+    // SAFETY: as in `head_norm`, also for `dy` and `dx`; the partial sums have a row per block, or per group of threads with the same head.
     unsafe { gpu.launch(&kernel, grid, BLOCK, 0)? };
     bias::add_partial_sums(gpu, &partial_q, dq)?;
     bias::add_partial_sums(gpu, &partial_k, dk)

@@ -1,18 +1,18 @@
-// Groups of `lanes` threads, a power of two, stride over the heads of all rows. A thread holds eight elements of a head: neighbours where
-// `lanes` times eight is the size of a head, else every 32nd, of heads up to 256.
+// Groups of `lanes` threads, a power of two, stride over the heads of all rows. A thread holds eight elements of a head. They are neighbours if
+// `lanes` times eight is the size of a head. Otherwise they are every 32nd element, for heads of up to 256.
 
-// With CENTERED this is LayerNorm with a weight per head; the number of groups is a multiple of the number of heads, so each group has one head of
+// With CENTERED, this is LayerNorm with a weight per head. The number of groups is a multiple of the number of heads, so each group has one head of
 // all rows.
 #ifndef CENTERED
 #define CENTERED 0
 #endif
 
-// With ADDS_ONE a normalised value is multiplied by one plus its weight.
+// With ADDS_ONE, a normalised value is multiplied by one plus its weight.
 #ifndef ADDS_ONE
 #define ADDS_ONE 0
 #endif
 
-// Heads that a thread loads before it works on the first.
+// The number of heads that a thread loads before it processes the first head.
 #define FORWARD_LOADS 4
 #define BACKWARD_LOADS 2
 
@@ -38,7 +38,7 @@ struct Head {
     }
 };
 
-// rstd of a head. LayerNorm subtracts the mean of the head first, unless it is of values; elements beyond the head stay zero.
+// Returns the rstd of a head. LayerNorm first subtracts the mean of the head, unless it is a value head. Elements beyond the head stay zero.
 __device__ __forceinline__ float rstd_of(float (&x)[8], const Head& head, int lanes, float eps, bool centers = true) {
     float sum = 0.0f;
     if constexpr (CENTERED) {
@@ -55,7 +55,7 @@ __device__ __forceinline__ float rstd_of(float (&x)[8], const Head& head, int la
     return 1.0f / sqrtf(group_sum(sum, lanes) / head.dim + eps);
 }
 
-// The weights of queries and keys; of LayerNorm the weight of the first head `h` of the group, in the place of its kind.
+// Reads the weights of queries and keys. For LayerNorm, reads the weight of the group's head `h` into `q` or `k`, depending on the kind of the head.
 __device__ __forceinline__ void read_weights(const Head& head, const X* wq, const X* wk, u64 h, int heads, int kv_heads, float (&q)[8],
                                              float (&k)[8]) {
     if constexpr (CENTERED) {
@@ -83,7 +83,7 @@ extern "C" __global__ void __launch_bounds__(256) head_norm(X* y, const X* x, co
     const int advance = stride % all;
     u64 first = (u64)blockIdx.x * groups + threadIdx.x / 32 * in_warp, p = first + threadIdx.x % 32 / lanes;
     int h = p % all;
-    // Threads of a warp leave the loop together, since they add up together.
+    // All threads of a warp leave the loop together, because they reduce together.
     while (first < total) {
         float v[FORWARD_LOADS][8] = {};
 #pragma unroll
@@ -104,8 +104,8 @@ extern "C" __global__ void __launch_bounds__(256) head_norm(X* y, const X* x, co
     }
 }
 
-// Each block writes its sums of the gradients of the weights to its row of `partial_q` and `partial_k`, `[blocks, dim]`; of LayerNorm each
-// group the sums of its head, `[groups / all heads, heads, dim]`.
+// Each block writes its sums of the weight gradients to its row of `partial_q` and `partial_k`, `[blocks, dim]`. For LayerNorm, each group writes the
+// sums of its head, `[groups / all heads, heads, dim]`.
 extern "C" __global__ void __launch_bounds__(256) head_norm_backward(X* dx, float* partial_q, float* partial_k, const X* dy, const X* x,
                                                                      const X* wq, const X* wk, int rows, int heads, int kv_heads, int dim,
                                                                      int lanes, float eps) {
@@ -168,7 +168,7 @@ extern "C" __global__ void __launch_bounds__(256) head_norm_backward(X* dx, floa
             if (head.wide || head.column(j) < dim) to[head.column(j)] = of < heads ? sum_q[j] : sum_k[j];
         return;
     }
-    // A row of sums per group, added up in the order of the groups.
+    // Each group writes a row of sums. The rows are added in the order of the groups.
     const int group = threadIdx.x / lanes, padded = lanes * 8;
 #pragma unroll
     for (int j = 0; j < 8; j++) {

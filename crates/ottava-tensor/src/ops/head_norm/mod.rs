@@ -1,5 +1,5 @@
 //! Normalisation of each query and key head before rotary positions (QK-norm; Henry et al. 2020, arXiv:2010.04245): with RMSNorm as in Qwen3,
-//! arXiv:2505.09388, or LayerNorm as in Command-R+. `projection_norm` normalises all heads of a token together.
+//! arXiv:2505.09388, or with LayerNorm as in Command-R+. `projection_norm` normalises all heads of a token together.
 
 mod cpu;
 pub(super) mod cuda;
@@ -10,21 +10,21 @@ use super::{NormKind, expect_compute, expect_gradient};
 use crate::ops::dispatch::dispatch;
 use crate::{Device, Error, Result, Tensor};
 
-/// The heads of a fused projection `[T, (H + 2·H_kv)·D]`: in each row `H` query heads, `H_kv` key heads, `H_kv` value heads.
+/// The heads of a fused projection `[T, (H + 2·H_kv)·D]`. Each row has `H` query heads, then `H_kv` key heads, then `H_kv` value heads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HeadNormLayout {
-    /// Query heads `H`.
+    /// The number `H` of query heads.
     pub heads: usize,
-    /// Key and value heads `H_kv`.
+    /// The number `H_kv` of key heads and of value heads.
     pub kv_heads: usize,
-    /// Size `D` of a head; at most 256 on a GPU.
+    /// The size `D` of a head; at most 256 on a GPU.
     pub head_dim: usize,
-    /// RMSNorm with one weight for all heads, or LayerNorm with a weight for each.
+    /// RMSNorm with one weight for all heads, or LayerNorm with a weight for each head.
     pub kind: NormKind,
 }
 
 impl HeadNormLayout {
-    /// The elements of the weights of queries and of keys: `D`, or `H · D` and `H_kv · D`.
+    /// Returns the number of elements of the query weight and of the key weight: `D`, or `H · D` and `H_kv · D`.
     pub fn weights(&self) -> [usize; 2] {
         match self.kind {
             NormKind::Rms | NormKind::RmsPlusOne => [self.head_dim; 2],
@@ -32,18 +32,18 @@ impl HeadNormLayout {
         }
     }
 
-    /// The elements of a token's queries and keys.
+    /// Returns the number of query elements and the number of key elements of a token.
     fn projections(&self) -> [usize; 2] {
         [self.heads, self.kv_heads].map(|heads| heads * self.head_dim)
     }
 
-    /// All heads of a row.
+    /// Returns the number of all heads of a row.
     fn all(&self) -> usize {
         self.heads + 2 * self.kv_heads
     }
 }
 
-/// The weights of queries and of keys, of [`HeadNormLayout::weights`] elements.
+/// The weights of queries and of keys. They have [`HeadNormLayout::weights`] elements.
 #[derive(Clone, Copy, Debug)]
 pub struct HeadNormWeights<'a> {
     /// The weight of query heads.
@@ -52,10 +52,11 @@ pub struct HeadNormWeights<'a> {
     pub k: &'a Tensor,
 }
 
-/// `y = x · rstd · weight` for each query and key head, `rstd = 1 / sqrt(mean(x²) + eps)` over its `D` elements; value heads stay.
-/// With LayerNorm `y = (x - mean) · rstd · weight`, of the variance; with [`NormKind::RmsPlusOne`], `1 + weight` replaces the weight.
+/// Computes `y = x · rstd · weight` for each query and key head, with `rstd = 1 / sqrt(mean(x²) + eps)` over its `D` elements. Value heads are
+/// copied. With LayerNorm, `y = (x - mean) · rstd · weight`, and `rstd` is computed from the variance. With [`NormKind::RmsPlusOne`], `1 + weight`
+/// replaces the weight.
 ///
-/// `x` `[T, (H + 2·H_kv)·D]`. Errors with [`Error::Shape`] where layout and tensors do not fit.
+/// `x` is `[T, (H + 2·H_kv)·D]`. Errors with [`Error::Shape`] if layout and tensors do not fit.
 pub fn head_norm(x: &Tensor, weights: HeadNormWeights, layout: HeadNormLayout, eps: f64) -> Result<Tensor> {
     check(x, weights, layout)?;
     let mut y = x.empty_like()?;
@@ -66,9 +67,9 @@ pub fn head_norm(x: &Tensor, weights: HeadNormWeights, layout: HeadNormLayout, e
     Ok(y)
 }
 
-/// Gradient of [`head_norm`] by `x`, from `dy` and the same `x`: with `g = dy · weight` and `n = x · rstd`,
-/// `dx = rstd · (g - n · mean(g · n))`. Adds `Σ dy · n` over rows and heads, or over rows, to `dq` and `dk`, F32 like the weights (F64 for
-/// F64). With LayerNorm `n = (x - mean) · rstd` and `dx = rstd · (g - n · mean(g · n) - mean(g))`.
+/// Computes the gradient of [`head_norm`] by `x`, from `dy` and the same `x`: with `g = dy · weight` and `n = x · rstd`, `dx = rstd · (g - n · mean(g
+/// · n))`. Adds `Σ dy · n`, over rows and heads or (with LayerNorm) over rows, to `dq` and `dk`, which have the shapes of the weights and are F32
+/// (F64 for F64). With LayerNorm, `n = (x - mean) · rstd` and `dx = rstd · (g - n · mean(g · n) - mean(g))`.
 pub fn head_norm_backward(
     dy: &Tensor,
     x: &Tensor,

@@ -18,14 +18,14 @@ fn inputs(rows: usize, layout: HeadNormLayout, dtype: DType) -> [Tensor; 4] {
 
 #[test]
 fn head_norm_agrees_across_devices() {
-    // Heads that groups of threads hold whole, and others; rows that do not fill the last group.
+    // Heads that fill a group of threads, and heads that do not; numbers of rows that do not fill the last group.
     let sizes =
         [(1, 1, 1, 8), (7, 3, 1, 16), (33, 4, 2, 64), (130, 16, 8, 128), (5, 2, 1, 256), (9, 3, 3, 6), (3, 2, 1, 80)];
     for ((rows, heads, kv_heads, head_dim), kind) in sizes.into_iter().flat_map(|sizes| KINDS.map(|kind| (sizes, kind)))
     {
         let layout = HeadNormLayout { heads, kv_heads, head_dim, kind };
         for dtype in [DType::F32, DType::F16, DType::BF16] {
-            // Sums in another order move a rounding by one step, and the gradient of a weight adds up many rows.
+            // Sums in another order move a rounding by one step. The gradient of a weight sums many rows.
             let steps = if dtype == DType::F32 { 64.0 } else { 1.0 };
             parity(&inputs(rows, layout, dtype), Tolerance::Steps(dtype, steps), |t| {
                 let weights = HeadNormWeights { q: &t[2], k: &t[3] };
@@ -40,7 +40,7 @@ fn head_norm_agrees_across_devices() {
     }
 }
 
-/// Each query and key head is normalised as a row of RMSNorm; value heads pass by.
+/// Each query and key head is normalised like a row of RMSNorm. Value heads do not change.
 #[test]
 fn head_norm_is_rmsnorm_of_each_head() {
     for kind in [NormKind::Rms, NormKind::RmsPlusOne] {
@@ -64,7 +64,7 @@ fn head_norm_is_rmsnorm_of_each_head() {
     }
 }
 
-/// Each query and key head is normalised as a row of LayerNorm by a weight of its own; value heads pass by.
+/// Each query and key head is normalised like a row of LayerNorm, with a separate weight. Value heads do not change.
 #[test]
 fn head_norm_may_be_a_layernorm_of_each_head() {
     let layout = HeadNormLayout { heads: 3, kv_heads: 2, head_dim: 10, kind: NormKind::Layer };

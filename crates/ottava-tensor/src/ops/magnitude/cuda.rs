@@ -17,7 +17,7 @@ pub(super) fn squares(gpu: &CudaDevice, w: &Tensor, change: Option<&Tensor>, squ
     let [rows, columns] = w.dims("row_squares: w")?;
     let entry = kernel::row_squares(squares, w, change, rows, columns);
     let kernel = SOURCE.kernel(launch::storage(w.dtype())?, entry);
-    // SAFETY: `w` and the change, if there is one, are `rows · columns` elements of one type; the squares are `rows`, F32.
+    // SAFETY: `w` and `change` (if given) have `rows · columns` elements of one type; the squares have `rows` elements, F32.
     unsafe { gpu.launch(&kernel, [rows.max(1) as u32, 1, 1], BLOCK, 0) }
 }
 
@@ -30,7 +30,7 @@ pub(super) fn finish(
     let rows = squares.len();
     let entry = kernel::magnitude_factors(result, squares, magnitude, rows);
     let kernel = SOURCE.kernel(launch::storage(squares.dtype())?, entry);
-    // SAFETY: the result, the squares and the magnitudes, if there are any, are `rows` elements, F32.
+    // SAFETY: the result, the squares and the magnitudes (if given) have `rows` elements, F32.
     unsafe { gpu.launch(&kernel, [(rows as u32).div_ceil(BLOCK).max(1), 1, 1], BLOCK, 0) }
 }
 
@@ -46,6 +46,6 @@ pub(super) fn gradient(
         let entry = kernel::partial_gradients(partial, dy, x, magnitude, rows, columns, chunk);
         Ok(SOURCE.kernel(launch::storage(dy.dtype())?, entry))
     };
-    // SAFETY: `dy` and `x` are `rows · columns` elements of one type and `magnitude` `columns`, F32.
+    // SAFETY: `dy` and `x` have `rows · columns` elements of one type; `magnitude` has `columns` elements, F32.
     unsafe { add_column_sums(gpu, shape, kernel, dmagnitude) }
 }

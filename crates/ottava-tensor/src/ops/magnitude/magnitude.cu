@@ -1,4 +1,4 @@
-// One block per row; threads stride over its columns, eight at a time where rows are aligned. `change` may be null.
+// One block per row. Threads stride over columns, and over eights of columns if rows are aligned. `change` may be null.
 extern "C" __global__ void row_squares(float* squares, const X* w, const X* change, int rows, int columns) {
     const int r = blockIdx.x;
     if (r >= rows) return;
@@ -24,7 +24,7 @@ extern "C" __global__ void row_squares(float* squares, const X* w, const X* chan
     if (threadIdx.x == 0) squares[r] = sum;
 }
 
-// One thread per row. `magnitude` is null for norms.
+// One thread per row. If `magnitude` is null, computes norms.
 extern "C" __global__ void magnitude_factors(float* result, const float* squares, const float* magnitude, int rows) {
     const int r = blockIdx.x * blockDim.x + threadIdx.x;
     if (r >= rows) return;
@@ -32,7 +32,7 @@ extern "C" __global__ void magnitude_factors(float* result, const float* squares
     result[r] = !magnitude ? norm : norm == 0.0f ? 0.0f : magnitude[r] / norm;
 }
 
-// Grid (columns / 256, chunks of rows), 256 threads, one per column: sums of `dy · x / magnitude` over the rows of a chunk.
+// Sums `dy · x / magnitude` over the rows of a chunk. Grid (columns / 256, chunks of rows), 256 threads, one per column.
 extern "C" __global__ void partial_gradients(float* partial, const X* dy, const X* x, const float* magnitude, int rows, int columns, int chunk) {
     const int c = blockIdx.x * blockDim.x + threadIdx.x;
     if (c >= columns) return;

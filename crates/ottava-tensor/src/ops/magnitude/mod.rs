@@ -1,4 +1,4 @@
-//! Magnitudes of the rows of a weight: what weight-decomposed adapters (DoRA) train beside directions. Liu et al. 2024, arXiv:2402.09353.
+//! Magnitudes of the rows of a weight. Weight-decomposed adapters (DoRA) train magnitudes and directions. Liu et al. 2024, arXiv:2402.09353.
 
 mod cpu;
 pub(super) mod cuda;
@@ -9,12 +9,13 @@ use super::{expect_compute, expect_gradient, real_type};
 use crate::ops::dispatch::dispatch;
 use crate::{DType, Result, Tensor};
 
-/// `‖w[r]‖` for each row of `w` `[R, C]`, `[R]` in the type of sums.
+/// Returns `‖w[r]‖` for each row of `w` `[R, C]`, as `[R]` in the type of sums.
 pub fn row_norms(w: &Tensor) -> Result<Tensor> {
     finish(&row_squares(w, None)?, None)
 }
 
-/// `Σ_c (w[r, c] + change[r, c])²` for each row of `w` `[R, C]`, and of a `change` of its shape and type if given; `[R]` in the type of sums.
+/// Returns `Σ_c (w[r, c] + change[r, c])²` for each row of `w` `[R, C]`, as `[R]` in the type of sums. `change`, if given, has the shape and type of
+/// `w`.
 pub fn row_squares(w: &Tensor, change: Option<&Tensor>) -> Result<Tensor> {
     let [rows, columns] = w.dims("row_squares: w")?;
     expect_compute("row_squares: w", w)?;
@@ -31,7 +32,7 @@ pub fn row_squares(w: &Tensor, change: Option<&Tensor>) -> Result<Tensor> {
     Ok(squares)
 }
 
-/// `magnitude[r] / sqrt(squares[r])` of a row's sum of `squares`, both `[R]` in F32 or F64; 0 where the sum is 0.
+/// Returns `magnitude[r] / sqrt(squares[r])` for each row, or 0 if the sum of squares is 0. Both arguments are `[R]`, in F32 or F64.
 pub fn magnitude_factors(squares: &Tensor, magnitude: &Tensor) -> Result<Tensor> {
     let [rows] = squares.dims("magnitude_factors: squares")?;
     squares.expect_dtype("magnitude_factors: squares", &[DType::F32, DType::F64])?;
@@ -41,7 +42,7 @@ pub fn magnitude_factors(squares: &Tensor, magnitude: &Tensor) -> Result<Tensor>
     finish(squares, Some(magnitude))
 }
 
-/// The norms of rows from their sums of `squares`, or magnitudes over them.
+/// Returns the norms of rows from their sums of `squares` or, with `magnitude`, the magnitudes divided by the norms.
 fn finish(squares: &Tensor, magnitude: Option<&Tensor>) -> Result<Tensor> {
     let mut result = squares.empty_like()?;
     dispatch! { squares.device(),
@@ -51,11 +52,11 @@ fn finish(squares: &Tensor, magnitude: Option<&Tensor>) -> Result<Tensor> {
     Ok(result)
 }
 
-/// `dmagnitude[c] += Σ_t dy[t, c] · x[t, c] / magnitude[c]`, for `dy` and `x` `[T, C]` of one type, and `magnitude` and `dmagnitude` `[C]` in
-/// the type of sums; nothing where `magnitude` is 0.
+/// Computes `dmagnitude[c] += Σ_t dy[t, c] · x[t, c] / magnitude[c]`, for `dy` and `x` `[T, C]` of one type, and `magnitude` and `dmagnitude` `[C]`
+/// in the type of sums. If `magnitude[c]` is 0, adds nothing.
 ///
-/// It is the gradient of the magnitude if `dy` is the gradient by `x`, the output without its factor `magnitude / norm`: the gradient by the output
-/// times that factor.
+/// Let `x` be the output before it is multiplied by `magnitude / norm`, and `dy` the gradient by `x`, which is the gradient by the output times this
+/// factor. Then this is the gradient of the magnitude.
 pub fn magnitude_gradient(dy: &Tensor, x: &Tensor, magnitude: &Tensor, dmagnitude: &mut Tensor) -> Result<()> {
     let [rows, columns] = dy.dims("magnitude_gradient: dy")?;
     expect_compute("magnitude_gradient: dy", dy)?;

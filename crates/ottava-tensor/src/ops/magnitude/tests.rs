@@ -13,11 +13,11 @@ fn magnitude_agrees_across_devices() {
                 Ok(vec![row_norms(&x[0])?, magnitude_factors(&row_squares(&x[0], Some(&x[1]))?, &x[2])?])
             });
             let (dy, x) = (normals("dy", &[r, c], dtype), normals("x", &[r, c], dtype));
-            // No magnitude is near 0, where sums of both signs would be multiplied by a large number.
+            // No magnitude is near 0, because sums of terms of both signs would be divided by it.
             let magnitude: Vec<f32> = (0..c).map(|i| 0.5 + (i % 5) as f32).collect();
             let magnitude = Tensor::from_slice(&Device::Cpu, &[c], &magnitude).unwrap();
             let columns = [dy, x, magnitude, normals("sum", &[c], DType::F32)];
-            // Rows are added in chunks on the GPU; products of both signs cancel.
+            // Rows are added in chunks on the GPU, and products of both signs cancel.
             parity(&columns, Tolerance::Steps(DType::F32, 64.0), |x| {
                 let mut sum = x[3].duplicate()?;
                 magnitude_gradient(&x[0], &x[1], &x[2], &mut sum)?;

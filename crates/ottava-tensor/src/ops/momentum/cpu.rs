@@ -5,10 +5,10 @@ use crate::{DType, Tensor};
 use half::bf16;
 use rayon::prelude::*;
 
-/// Elements per task.
+/// The number of elements per task.
 const CHUNK: usize = 1 << 14;
 
-/// Writes the direction, and the momentum if it `stores`; else raises its amax.
+/// Writes the direction. If `stores` is true, also writes the momentum; otherwise raises its amax.
 pub(super) fn momentum(parameter: MomentumParameter, rule: Direction, norm: &Tensor, how: &Scalars, stores: bool) {
     let Some(clip) = chunks::clip_factor(norm, how.max_norm, how.unscale) else { return };
     let MomentumParameter { momentum, grad, direction, seed, offset, amaxes } = parameter;

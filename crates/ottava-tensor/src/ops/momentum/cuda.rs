@@ -16,10 +16,10 @@ kernels! {
     kernel momentum_scale(scale: *mut f32, amax: *const f32, norm: *const f32);
 }
 
-/// Elements per block.
+/// The number of elements per block.
 const CHUNK: usize = 1 << 14;
 
-/// By type of the gradient, type and storage of the momentum, and rule.
+/// The variants: type of the gradient, type and storage format of the momentum, and rule.
 const VARIANTS: &[Defines] = &[
     &[("G", "f32"), ("M", "f32"), ("MOMENTS", "Float32"), ("RULE", "Nesterov")],
     &[("G", "f32"), ("M", "f32"), ("MOMENTS", "Float32"), ("RULE", "Sign")],
@@ -47,7 +47,7 @@ const VARIANTS: &[Defines] = &[
     &[("G", "e4m3"), ("M", "u8"), ("MOMENTS", "Expanded"), ("RULE", "Sign")],
 ];
 
-/// Columns of rows that groups end with; all elements are one row if groups end with rows everywhere.
+/// Returns the number of columns of rows that consist of whole groups. If all rows of the matrix do, all elements form one row.
 fn columns_of_groups(m: &ExpandedTensor) -> usize {
     let columns = m.codes.shape()[1];
     if columns.is_multiple_of(ExpandedTensor::GROUP) { m.codes.len() } else { columns }
@@ -96,12 +96,12 @@ pub(super) fn momentum(
         n / columns,
     );
     let kernel = SOURCE.kernel(defines, entry);
-    // SAFETY: gradient, momentum and direction have `n` elements, in rows of `columns`, of the types in the defines, checked by the op; the
-    // amax is the second of two.
+    // SAFETY: the op has checked that gradient, momentum and direction have `n` elements, in rows of `columns`, of the types in the defines. `amax`
+    // is the second of two elements.
     unsafe { gpu.launch(&kernel, [blocks as u32, 1, 1], BLOCK, 0)? };
     if is_scaled && stores {
         let kernel = SOURCE.kernel(defines, kernel::momentum_scale(AddressMut(scale), Address(amax), norm));
-        // SAFETY: each has one element.
+        // SAFETY: each pointer has one element.
         unsafe { gpu.launch(&kernel, [1, 1, 1], 32, 0)? };
     }
     Ok(())

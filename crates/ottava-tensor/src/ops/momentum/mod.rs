@@ -1,4 +1,4 @@
-//! The momentum of an update, and the direction of the update that follows from it: of Muon (Jordan 2024) and Lion (Chen et al. 2023,
+//! The momentum of an update, and the direction that is computed from it, for Muon (Jordan 2024) and Lion (Chen et al. 2023,
 //! arXiv:2302.06675). [`descend`](super::descend()) then moves the weights.
 
 mod cpu;
@@ -12,24 +12,24 @@ use crate::stored::{ExpandedTensor, ScaledTensor};
 use crate::{DType, Device, Error, Result, Tensor};
 use bytemuck::{Pod, Zeroable};
 
-/// Scalars of one update.
+/// The scalars of one update.
 #[derive(Clone, Copy, Debug)]
 pub struct MomentumStep {
-    /// Step size at this step.
+    /// The step size of this step.
     pub learning_rate: f64,
-    /// Share of the momentum in the direction.
+    /// The share of the momentum in the direction.
     pub beta1: f64,
-    /// Decay of the momentum.
+    /// The decay of the momentum.
     pub beta2: f64,
-    /// Number of this update, from 1.
+    /// The number of this update, counted from 1.
     pub step: u64,
-    /// Maximum global norm that gradients are clipped to; 0 disables clipping.
+    /// The maximum global norm of gradients, to which they are clipped; 0 disables clipping.
     pub max_norm: f64,
-    /// Factor that gradients and their norm contain, as a loss scale.
+    /// The factor that gradients and their norm contain, such as a loss scale.
     pub gradient_scale: f64,
 }
 
-/// Scalars derived from [`MomentumStep`], each rounded once from F64; laid out as in momentum.cu and descend.cu.
+/// Scalars derived from [`MomentumStep`], each rounded once from F64, in the layout of momentum.cu and descend.cu.
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
 pub(super) struct Scalars {
@@ -44,12 +44,12 @@ pub(super) struct Scalars {
 /// The scalars of an update in device memory, so that a replayed graph reads the scalars of the current step.
 #[derive(Debug)]
 pub struct MomentumScalars {
-    /// A [`Scalars`] as bytes.
+    /// The bytes of [`Scalars`].
     pub(super) words: Tensor,
 }
 
 impl MomentumScalars {
-    /// Unset: call [`MomentumScalars::set`] before the first update.
+    /// Returns unset scalars. Call [`MomentumScalars::set`] before the first update.
     pub fn new(device: &Device) -> Result<MomentumScalars> {
         Ok(MomentumScalars { words: Tensor::zeros(device, &[size_of::<Scalars>() / 8], DType::I64)? })
     }
@@ -78,42 +78,42 @@ pub enum Momentum {
     Plain(Tensor),
     /// Scaled E4M3.
     Scaled(ScaledTensor),
-    /// E4M3 with dynamic range expansion; only of a matrix.
+    /// 8 bits with dynamic range expansion. Only for a matrix.
     Expanded(ExpandedTensor),
 }
 
-/// How the direction of an update follows from gradient `g`, momentum `m` before it and `m'` after it.
+/// How the direction is computed from the gradient `g`, the old momentum `m` and the new momentum `m'`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Direction {
-    /// Nesterov's: `m' + (g - m') · (1 - β1)`.
+    /// The direction of Nesterov: `m' + (g - m') · (1 - β1)`.
     Nesterov,
-    /// The sign of `m + (g - m) · (1 - β1)`; 0 for 0.
+    /// The sign of `m + (g - m) · (1 - β1)`; the sign of 0 is 0.
     Sign,
 }
 
-/// The tensors of one parameter, or of a slice of one, all of one shape.
+/// The tensors of one parameter or of a slice of a parameter. All have the same shape.
 #[derive(Debug)]
 pub struct MomentumParameter<'a> {
-    /// Momentum.
+    /// The momentum.
     pub momentum: &'a mut Momentum,
-    /// Gradient.
+    /// The gradient.
     pub grad: Gradient<'a>,
-    /// Receives the direction, BF16.
+    /// The direction, BF16, which the op writes.
     pub direction: &'a mut Tensor,
-    /// Seed of stochastic rounding, different for each parameter. The rounding of element `i` in step `t` depends only on
+    /// The seed of stochastic rounding, different for each parameter. The rounding of element `i` in step `t` depends only on
     /// `(seed, t, offset + i)`.
     pub seed: u64,
-    /// If these tensors are a slice of a parameter, the place of their first element in it, a multiple of 128.
+    /// The index of the first element within the whole parameter, if these tensors are a slice; otherwise 0. A multiple of 128.
     pub offset: usize,
-    /// F32 `[2]`, of the weights and of the momentum: the second is raised by [`momentum_amax`] and read by [`momentum`]. For a slice,
-    /// [`momentum`] needs the amax of the whole parameter. `None` if the momentum is not [`Momentum::Scaled`].
+    /// The amaxes of the weights and of the momentum, F32 `[2]`, or `None` if the momentum is not [`Momentum::Scaled`]. [`momentum_amax`] raises the
+    /// second, and [`momentum`] reads it. For a slice, [`momentum`] needs the amax of the whole parameter.
     pub amaxes: Option<&'a mut Tensor>,
 }
 
-/// Raises the second of the amaxes to the largest absolute value that [`momentum`] is about to store, if it is stored with a scale, and
-/// writes the direction, but not the momentum. Bit-identical on every device.
+/// Writes the direction, but not the momentum. If the momentum is stored with a scale, also raises the second of the amaxes to the largest absolute
+/// value that [`momentum`] will store.
 ///
-/// If `norm` is not finite, nothing is written.
+/// If `norm` is not finite, nothing is written. The result is bit-identical on every device.
 pub fn momentum_amax(
     parameter: MomentumParameter,
     rule: Direction,
@@ -129,11 +129,11 @@ pub fn momentum_amax(
 }
 
 /// Updates a momentum, and writes the direction of the update: with
-/// `g = grad / gradient_scale · min(1, max_norm / (norm / gradient_scale + 1e-6))`, `m' = m + (g - m) · (1 - β2)`, and the direction by
-/// `rule`, from values before the momentum is rounded.
+/// `g = grad / gradient_scale · min(1, max_norm / (norm / gradient_scale + 1e-6))`, `m' = m + (g - m) · (1 - β2)`. `rule` computes the direction
+/// from the momentum before rounding.
 ///
-/// `norm` F32 `[1]` is the global gradient norm. If it is not finite, nothing is written. Bit-identical on every device: each operation is
-/// rounded on its own.
+/// `norm` F32 `[1]` is the global gradient norm. If it is not finite, nothing is written. The result is bit-identical on every device, because each
+/// operation is rounded separately.
 pub fn momentum(parameter: MomentumParameter, rule: Direction, norm: &Tensor, scalars: &MomentumScalars) -> Result<()> {
     check(&parameter, norm, scalars)?;
     dispatch! { norm.device(),
@@ -160,7 +160,7 @@ fn check(parameter: &MomentumParameter, norm: &Tensor, scalars: &MomentumScalars
     }
 }
 
-/// Checks the amaxes of weights and momentum; one of them is needed.
+/// Checks the amaxes of weights and momentum, for an op that needs one of them.
 pub(super) fn expect_amaxes(op: &str, amaxes: Option<&Tensor>, device: &Device) -> Result<()> {
     match amaxes {
         Some(amaxes) => expect_plain(&format!("{op}: amaxes"), amaxes, &[DType::F32], &[2], device),

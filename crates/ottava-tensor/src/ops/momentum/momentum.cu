@@ -1,6 +1,6 @@
-// The momentum of a parameter of `rows` rows of `columns` elements, one row unless the momentum is expanded. A block takes up to CHUNK
-// elements of a row, a thread eight neighbours at a time. `G` is the type of the gradient, `M` and `MOMENTS` the storage of the momentum,
-// `RULE` what the direction follows from. Compiled without FMA contraction, so each operation rounds as on the CPU.
+// Updates the momentum of a parameter with `rows` rows of `columns` elements; there is one row unless the momentum is expanded. A block processes up
+// to CHUNK elements of a row, and a thread eight neighbours at a time. `G` is the type of the gradient, `M` and `MOMENTS` the type and storage format
+// of the momentum, and `RULE` the rule for the direction. Compiled without FMA contraction, so each operation rounds as on the CPU.
 enum Rule { Nesterov, Sign };
 
 struct Scalars {
@@ -9,7 +9,7 @@ struct Scalars {
     float take1, take2, max_norm, unscale;
 };
 
-// `scale` has the groups of an expanded momentum, else its inverse scale.
+// `scale` has the groups of an expanded momentum, or the inverse scale of a scaled momentum.
 template <bool stores> __device__ __forceinline__ void update(bf16* direction, M* momentum, float* scale, float* amax, const G* grad, const float* grad_scale,
                                                               const float* norm, const Scalars& how, u64 seed, u64 offset, u64 columns, u64 rows) {
     if (!finite(*norm)) return;
@@ -66,7 +66,7 @@ template <bool stores> __device__ __forceinline__ void update(bf16* direction, M
 extern "C" __global__ void __launch_bounds__(256) momentum(PARAMETERS) { update<true>(ARGUMENTS); }
 extern "C" __global__ void __launch_bounds__(256) momentum_amax(PARAMETERS) { update<false>(ARGUMENTS); }
 
-// Stores the new inverse scale, after all blocks have read the old one. One thread.
+// Stores the new inverse scale in a separate launch, because the update reads the old one. One thread.
 extern "C" __global__ void momentum_scale(float* scale, const float* amax, const float* norm) {
     if (threadIdx.x == 0 && finite(*norm)) *scale = power_back(*amax, max_finite<e4m3>());
 }

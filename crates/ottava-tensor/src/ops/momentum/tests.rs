@@ -6,7 +6,7 @@ use crate::testing::{Tolerance, assert_close, normals, parity, values};
 const HOW: MomentumStep =
     MomentumStep { learning_rate: 1e-3, beta1: 0.9, beta2: 0.99, step: 3, max_norm: 1.0, gradient_scale: 2.0 };
 
-/// Storage of the momentum.
+/// The storage format of the momentum.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Stored {
     Plain(DType),
@@ -34,14 +34,13 @@ fn tensors(momentum: &Momentum) -> Vec<Tensor> {
     }
 }
 
-/// `count` updates with the same gradient. Returns the directions of the first and of the second pass, the amaxes and the momentum of the
-/// last update.
+/// Does `count` updates with the same gradient. Returns four results of the last update: the directions of both passes, the amaxes and the momentum.
 fn steps(grad: Gradient, stored: Stored, rule: Direction, norm: &Tensor, count: u64) -> Vec<Tensor> {
     let (device, shape) = (norm.device(), grad.values().shape());
     let mut state = zeros(device, shape, stored);
     let mut seen = Vec::new();
     for step in 1..=count {
-        // Views of the momentum.
+        // Drops the tensors of earlier steps, which are views of the momentum.
         seen.clear();
         let mut scalars = MomentumScalars::new(device).unwrap();
         scalars.set(&MomentumStep { step, ..HOW }).unwrap();
@@ -80,7 +79,7 @@ fn momentum_agrees_across_devices() {
     }
 }
 
-/// The definition in F64, without storage.
+/// Compares with the definition in F64, without rounding of the stored momentum.
 #[test]
 fn momentum_is_its_formula() {
     let grad = normals("g", &[300], DType::F32);
@@ -96,7 +95,7 @@ fn momentum_is_its_formula() {
                 Direction::Sign => (before + (g - before) * 0.1).signum(),
             };
             assert!((m[i] - after).abs() <= 1e-6 * after.abs(), "{rule:?}: m[{i}] is {}, not {after}", m[i]);
-            // Rounded once to BF16.
+            // The direction is rounded once, to BF16.
             let apart = (direction[i] - expected).abs();
             assert!(apart <= DType::BF16.epsilon() * expected.abs(), "{rule:?}: {} is not {expected}", direction[i]);
         }
@@ -110,7 +109,7 @@ fn the_sign_of_zero_is_zero() {
     assert_eq!(values(&seen[1]), [0.0, 0.0, -1.0]);
 }
 
-/// A pass for the amax computes the same direction, and the amax bounds what is stored.
+/// The pass for the amax computes the same direction, and the amax bounds the stored momentum.
 #[test]
 fn the_first_pass_finds_the_amax_and_changes_nothing_else() {
     let grad = normals("g", &[2, 300], DType::F32);
@@ -121,12 +120,12 @@ fn the_first_pass_finds_the_amax_and_changes_nothing_else() {
         let largest = values(&unscaled(&stored, DType::F32).unwrap()).into_iter().fold(0f64, |a, x| a.max(x.abs()));
         let amaxes = values(&seen[2]);
         assert_eq!(amaxes[0], 0.0, "that of the weights");
-        // A cast to E4M3 moves the largest value by at most half a step, 1/16 of the value.
+        // A cast to E4M3 moves the largest value by at most half a step, which is 1/16 of the value.
         assert!((largest / amaxes[1] - 1.0).abs() < 0.07, "{largest} is not {} in E4M3", amaxes[1]);
     }
 }
 
-/// In slices, every element has the bits that it has in the whole.
+/// Every element of a slice has the same bits as in the whole parameter.
 #[test]
 fn slices_have_the_bits_of_the_whole() {
     let grad = normals("g", &[1024], DType::F32);

@@ -13,7 +13,7 @@ kernels! {
     kernel sum_columns(y: *mut X, x: *const X, rows: i32, columns: i32, first: i32, step: i32, count: i32, width: i32);
 }
 
-/// Bytes that a thread moves at once where all runs consist of them.
+/// The number of bytes that a thread moves at once, if all runs consist of whole words of this size.
 const WORD: usize = 16;
 
 pub(super) fn move_columns(
@@ -38,7 +38,7 @@ pub(super) fn move_columns(
     let entry =
         entry(AddressMut(to), Address(at), columns, of_from, to_first, to_step, from_first, from_step, count, width);
     let kernel = SOURCE.kernel(launch::storage(from.dtype())?, entry);
-    // SAFETY: both matrices have `rows` rows of the type in the defines, and the contract has checked that all runs lie within them.
+    // SAFETY: both matrices have `rows` rows of the type in the defines. The contract has checked that all runs lie within them.
     unsafe { gpu.launch(&kernel, [rows as u32, 1, 1], BLOCK, 0) }
 }
 
@@ -47,6 +47,6 @@ pub(super) fn sum_columns(gpu: &CudaDevice, x: &Tensor, runs: ColumnRuns, count:
     let entry = kernel::sum_columns(y, x, rows, x.shape()[1], runs.first, runs.step, count, width);
     let kernel = SOURCE.kernel(launch::storage(x.dtype())?, entry);
     let blocks = (rows * width.div_ceil(8)).div_ceil(BLOCK as usize);
-    // SAFETY: `y` has a row for each of `x`, and the contract has checked that all runs lie within them.
+    // SAFETY: `y` has a row for each row of `x`. The contract has checked that all runs lie within them.
     unsafe { gpu.launch(&kernel, [blocks as u32, 1, 1], BLOCK, 0) }
 }

@@ -1,4 +1,4 @@
-//! Runs of columns from one matrix to another, for heads that are assembled from parts.
+//! Moves runs of columns from one matrix to another, for heads that are assembled from parts.
 
 mod cpu;
 pub(super) mod cuda;
@@ -9,12 +9,12 @@ use super::expect_compute;
 use crate::ops::dispatch::dispatch;
 use crate::{Error, Result, Tensor};
 
-/// Runs of columns of a matrix: run `i` begins at column `first + i · step`. With a step of 0 all runs are the same.
+/// Runs of columns of a matrix. Run `i` begins at column `first + i · step`. With a step of 0, all runs are the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ColumnRuns {
     /// The first column of the first run.
     pub first: usize,
-    /// Columns from one run to the next.
+    /// The number of columns from one run to the next.
     pub step: usize,
 }
 
@@ -29,7 +29,7 @@ impl ColumnRuns {
     }
 }
 
-/// `to[t, b.first + i · b.step + c] = from[t, a.first + i · a.step + c]` for the `count` runs `i` of `width` columns `c`: copies, to runs that do
+/// Copies the `count` runs `i` of `width` columns `c`: `to[t, b.first + i · b.step + c] = from[t, a.first + i · a.step + c]`. The runs of `to` must
 /// not overlap.
 pub fn move_columns(
     from: &Tensor,
@@ -59,8 +59,9 @@ pub fn move_columns(
     Ok(())
 }
 
-/// `y[t, c] = Σ_i x[t, runs.first + i · runs.step + c]` over `count` runs of `width` columns, in their order, in F32 (F64 for F64), rounded once:
-/// the gradient of a run that [`move_columns`] has copied to all of them. Returns `[T, width]` like `x`.
+/// Returns `y[t, c] = Σ_i x[t, runs.first + i · runs.step + c]` over `count` runs of `width` columns, `[T, width]` in the type of `x`. The runs are
+/// added in order, in F32 (F64 for F64), and the sum is rounded once. This is the gradient of a run that [`move_columns`] has copied to all of these
+/// runs.
 pub fn sum_columns(x: &Tensor, runs: ColumnRuns, count: usize, width: usize) -> Result<Tensor> {
     expect_compute("sum_columns: x", x)?;
     let [rows, _] = x.dims("sum_columns: x")?;

@@ -1,6 +1,6 @@
 // Runs of columns: run i of `from` begins at column `from_first + i * from_step`.
 
-// Sizes are in units of a `T`, which all runs consist of. Grid of rows; threads stride over the units of all runs.
+// Sizes are in units of `T`; all runs consist of whole units. Grid (rows). Threads stride over the units of all runs.
 template <class T> __device__ __forceinline__ void move(void* to_rows, const void* from_rows, int to_columns, int from_columns, int to_first,
                                                         int to_step, int from_first, int from_step, int count, int width) {
     T* const to = (T*)to_rows + (u64)blockIdx.x * to_columns + to_first;
@@ -15,12 +15,12 @@ template <class T> __device__ __forceinline__ void move(void* to_rows, const voi
     void *to, const void *from, int to_columns, int from_columns, int to_first, int to_step, int from_first, int from_step, int count, int width
 #define ARGUMENTS to, from, to_columns, from_columns, to_first, to_step, from_first, from_step, count, width
 
-// By elements.
+// Moves elements.
 extern "C" __global__ void move_columns(PARAMETERS) { move<X>(ARGUMENTS); }
-// By 16 bytes.
+// Moves words of 16 bytes.
 extern "C" __global__ void move_wide_columns(PARAMETERS) { move<uint4>(ARGUMENTS); }
 
-// One thread for each eight columns of the sum of a row.
+// One thread for each eight columns of a row of the sum.
 extern "C" __global__ void sum_columns(X* y, const X* x, int rows, int columns, int first, int step, int count, int width) {
     const int across = (width + 7) / 8, i = blockIdx.x * blockDim.x + threadIdx.x, row = i / across, c = i % across * 8;
     if (row >= rows) return;

@@ -4,14 +4,14 @@ use crate::{DType, Device, Tensor};
 
 #[test]
 fn moves_of_columns_agree_across_devices() {
-    // The factor of 8 makes words of 16 bytes.
+    // With the factor 8, runs consist of 16-byte words.
     for (rows, count, width, of) in [(1, 1, 1, 1), (5, 3, 7, 1), (33, 16, 64, 1), (33, 16, 64, 8), (1, 1, 8, 8)] {
         for dtype in [DType::F32, DType::F16, DType::BF16] {
             let inputs = [
                 normals("from", &[rows, 3 * of + count * (width + 2 * of)], dtype),
                 normals("to", &[rows, 2 * of + count * (width + 5 * of)], dtype),
             ];
-            // Sums are in the same order.
+            // Both devices sum in the same order.
             parity(&inputs, Tolerance::Exact, |x| {
                 let [from, to] =
                     [(3, 2), (1, 5)].map(|(first, gap)| ColumnRuns { first: first * of, step: width + gap * of });

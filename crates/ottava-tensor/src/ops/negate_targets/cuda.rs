@@ -12,6 +12,6 @@ kernels! {
 pub(super) fn negate_targets(gpu: &CudaDevice, x: &Tensor, targets: &Tensor, y: &mut Tensor) -> Result<()> {
     let (tokens, defines) = (y.len(), launch::storage(y.dtype())?);
     let kernel = SOURCE.kernel(defines, kernel::negate_targets(y, x, targets, tokens, x.len() > 1));
-    // SAFETY: `y` and `targets` have `tokens` elements, and `x` as many, or one if the last argument, its stride, is 0.
+    // SAFETY: `y` and `targets` have `tokens` elements. `x` has `tokens` elements, or one element if its stride, the last argument, is 0.
     unsafe { gpu.launch(&kernel, launch::elements(gpu, tokens), BLOCK, 0) }
 }

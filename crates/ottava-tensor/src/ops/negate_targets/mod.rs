@@ -1,4 +1,4 @@
-//! The negated values of tokens with a target: losses of the scores of a reward model, and their gradient.
+//! Negates the values of tokens that have a target: the losses for the scores of a reward model, and their gradient.
 
 mod cpu;
 pub(super) mod cuda;
@@ -9,9 +9,9 @@ use super::{COMPUTE, IGNORE_INDEX, real_type};
 use crate::ops::dispatch::dispatch;
 use crate::{DType, Result, Tensor};
 
-/// `y[t] = -x[t]`, and 0 where `targets[t]` is [`IGNORE_INDEX`], rounded to `out`.
+/// Returns `y[t] = -x[t]`, or 0 if `targets[t]` is [`IGNORE_INDEX`], rounded to `out`.
 ///
-/// `x` F32 (F64 for an `out` of F64) `[T]`, or `[1]` with one value for all tokens; `targets` I32 `[T]`. Returns `[T]`.
+/// `x` is F32 (F64 if `out` is F64): `[T]`, or `[1]` with one value for all tokens. `targets` is I32 `[T]`. Returns `[T]`.
 pub fn negate_targets(x: &Tensor, targets: &Tensor, out: DType) -> Result<Tensor> {
     let [tokens] = targets.dims("negate_targets: targets")?;
     targets.expect_dtype("negate_targets: targets", &[DType::I32])?;

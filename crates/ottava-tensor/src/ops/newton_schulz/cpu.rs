@@ -3,7 +3,7 @@ use crate::Tensor;
 use half::bf16;
 use rayon::prelude::*;
 
-/// Elements per task.
+/// The number of elements per task.
 const CHUNK: usize = 1 << 14;
 
 pub(super) fn normalize(x: &Tensor, norm: &Tensor, y: &mut Tensor) {

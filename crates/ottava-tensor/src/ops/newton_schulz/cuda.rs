@@ -12,7 +12,7 @@ kernels! {
 
 pub(super) fn normalize(gpu: &CudaDevice, x: &Tensor, norm: &Tensor, y: &mut Tensor) -> Result<()> {
     let kernel = SOURCE.kernel(&[], kernel::normalize(y, x, norm, EPSILON, x.len()));
-    // SAFETY: both matrices have `x.len()` elements, BF16, and the norm one, F32.
+    // SAFETY: both matrices have `x.len()` elements, BF16, and the norm has one, F32.
     unsafe { gpu.launch(&kernel, launch::elements_by_eight(gpu, x.len()), BLOCK, 0) }
 }
 
@@ -20,6 +20,6 @@ pub(super) fn polynomial(gpu: &CudaDevice, gram: &mut Tensor, square: &Tensor, f
     let [a, b, c] = COEFFICIENTS;
     let entry = kernel::polynomial(gram, square, a, b, c, factor, square.shape()[0], square.len());
     let kernel = SOURCE.kernel(&[], entry);
-    // SAFETY: both matrices have `square.len()` elements, BF16 and F32, in rows of as many as given.
+    // SAFETY: both matrices have `square.len()` elements, BF16 and F32, in rows of the given length.
     unsafe { gpu.launch(&kernel, launch::elements_by_eight(gpu, square.len()), BLOCK, 0) }
 }

@@ -1,4 +1,4 @@
-//! The orthogonalisation of Muon's updates by a Newton-Schulz iteration. Jordan et al. 2024, <https://kellerjordan.github.io/posts/muon/>.
+//! Orthogonalises Muon's updates by a Newton-Schulz iteration. Jordan et al. 2024, <https://kellerjordan.github.io/posts/muon/>.
 
 mod cpu;
 pub(super) mod cuda;
@@ -11,20 +11,20 @@ use super::parameter::Gradient;
 use crate::ops::dispatch::dispatch;
 use crate::{DType, Result, Tensor};
 
-/// Coefficients `a`, `b`, `c` of a step, which move singular values from 0 to 1 into about 0.7 to 1.2 in few steps.
+/// The coefficients `a`, `b`, `c` of a step. In few steps, they move singular values between 0 and 1 into about 0.7 to 1.2.
 const COEFFICIENTS: [f32; 3] = [3.4445, -4.7750, 2.0315];
 
-/// Steps of the iteration.
+/// The number of steps of the iteration.
 const STEPS: usize = 5;
 
-/// Smallest norm that a matrix is divided by.
+/// The smallest norm by which a matrix is divided.
 const EPSILON: f32 = 1e-7;
 
-/// `factor · U · Vᵀ`, approximately, for the singular value decomposition `x = U · S · Vᵀ` of a BF16 matrix `[R, C]`; BF16 `[R, C]`.
+/// Returns an approximation of `factor · U · Vᵀ` for the singular value decomposition `x = U · S · Vᵀ` of a BF16 matrix `[R, C]`, as BF16 `[R, C]`.
 ///
-/// `X = x / max(‖x‖, 1e-7)`, then five times `X = (a·I + b·A + c·A²) · X` with `A = X · Xᵀ`, or from the right with `A = Xᵀ · X` if
-/// there are more rows than columns. Operands of products are BF16 and sums F32. `A²` stays F32, and the polynomial of `A` is computed in
-/// F32 and rounded once to BF16, in the last step after it was multiplied by `factor`. The host reads nothing.
+/// `X = x / max(‖x‖, 1e-7)`, then five times `X = (a·I + b·A + c·A²) · X` with `A = X · Xᵀ`. If there are more rows than columns, the polynomial of
+/// `A = Xᵀ · X` is multiplied from the right. Operands of products are BF16, and sums are F32. `A²` stays F32. The polynomial of `A` is computed in
+/// F32 and rounded once to BF16; in the last step, it is multiplied by `factor` before rounding. The host reads nothing.
 pub fn newton_schulz(x: &Tensor, factor: f32) -> Result<Tensor> {
     let [rows, columns] = x.dims("newton_schulz: x")?;
     x.expect_dtype("newton_schulz: x", &[DType::BF16])?;
@@ -46,7 +46,7 @@ pub fn newton_schulz(x: &Tensor, factor: f32) -> Result<Tensor> {
     Ok(y)
 }
 
-/// `x / max(‖x‖, 1e-7)`.
+/// Returns `x / max(‖x‖, 1e-7)`.
 fn normalize(x: &Tensor) -> Result<Tensor> {
     let norm = global_norm(&[Gradient::Plain(x)])?;
     let mut y = x.empty_like()?;
@@ -57,7 +57,7 @@ fn normalize(x: &Tensor) -> Result<Tensor> {
     Ok(y)
 }
 
-/// `factor · (a·I + b·gram + c·square)` for BF16 `gram` and F32 `square`, both `[N, N]`; BF16, in the memory of `gram`.
+/// Returns `factor · (a·I + b·gram + c·square)` in BF16, in the memory of `gram`. `gram` is BF16 and `square` is F32, both `[N, N]`.
 fn polynomial(mut gram: Tensor, square: &Tensor, factor: f32) -> Result<Tensor> {
     dispatch! { square.device(),
         cpu => cpu::polynomial(&mut gram, square, factor),

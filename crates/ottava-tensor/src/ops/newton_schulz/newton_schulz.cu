@@ -13,7 +13,7 @@ extern "C" __global__ void __launch_bounds__(256) normalize(bf16* __restrict__ y
     }
 }
 
-// `gram` becomes factor · (a·I + b·gram + c·square), for matrices of `n` rows and columns, `elements` in all.
+// Replaces `gram` by factor · (a·I + b·gram + c·square). The matrices have `n` rows and columns, and `elements` elements.
 extern "C" __global__ void __launch_bounds__(256)
 polynomial(bf16* __restrict__ gram, const float* __restrict__ square, float a, float b, float c, float factor, u64 n, u64 elements) {
     const bool together = aligned(gram, square);
@@ -26,7 +26,7 @@ polynomial(bf16* __restrict__ gram, const float* __restrict__ square, float a, f
 #pragma unroll
         for (int i = 0; i < 8; i++) {
             const float sum = b * g[i] + c * s[i];
-            // The diagonal has every (n + 1)-th element.
+            // Every (n + 1)-th element is on the diagonal.
             g[i] = factor * ((at + i) % (n + 1) == 0 ? a + sum : sum);
         }
         put8(gram + at, pack8<bf16>(g), valid, wide);

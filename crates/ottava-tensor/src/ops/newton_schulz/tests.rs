@@ -3,7 +3,7 @@ use crate::Device;
 use crate::ops::{cast, transpose};
 use crate::testing::{Tolerance, assert_close, normals, parity, values};
 
-/// `a · bᵀ` of matrices with `columns` columns.
+/// Returns `a · bᵀ` of matrices with `columns` columns.
 fn product(a: &[f64], b: &[f64], columns: usize) -> Vec<f64> {
     let row = |a: &[f64]| -> Vec<f64> {
         b.chunks(columns).map(|b| a.iter().zip(b).map(|(a, b)| a * b).sum::<f64>()).collect()
@@ -15,7 +15,7 @@ fn transposed(x: &[f64], columns: usize) -> Vec<f64> {
     (0..columns).flat_map(|c| x.iter().skip(c).step_by(columns)).copied().collect()
 }
 
-/// The published iteration in F64, of a matrix with at most as many rows as columns.
+/// Computes the published iteration in F64, for a matrix with at most as many rows as columns.
 fn published(x: &[f64], columns: usize) -> Vec<f64> {
     let norm = x.iter().map(|x| x * x).sum::<f64>().sqrt();
     let mut x: Vec<f64> = x.iter().map(|x| x / norm.max(1e-7)).collect();
@@ -39,7 +39,7 @@ fn newton_schulz_is_the_published_iteration() {
     for (rows, columns) in [(1, 1), (1, 9), (5, 7), (16, 16), (40, 96)] {
         let x = normals("x", &[rows, columns], DType::BF16);
         let expected = published(&values(&x), columns);
-        // Five roundings of matrices to BF16, of polynomials whose terms partly cancel.
+        // Matrices are rounded to BF16 five times, and the terms of the polynomials partly cancel.
         let error = relative_error(&values(&newton_schulz(&x, 1.0).unwrap()), &expected);
         assert!(error < 0.02, "[{rows}, {columns}]: {error}");
         let tall = transposed(&values(&newton_schulz(&transpose(&x).unwrap(), 1.0).unwrap()), rows);
@@ -47,7 +47,7 @@ fn newton_schulz_is_the_published_iteration() {
     }
 }
 
-/// Rows of a wide matrix become nearly orthogonal, of length around 1.
+/// The rows of a wide matrix become nearly orthogonal, and their lengths are around 1.
 #[test]
 fn the_result_is_nearly_orthogonal() {
     let (rows, columns) = (24, 200);
@@ -67,7 +67,7 @@ fn the_size_of_the_matrix_does_not_matter_and_the_factor_does() {
         cast(&Tensor::from_slice(&Device::Cpu, &[12, 20], &x).unwrap(), DType::BF16).unwrap()
     };
     let one = newton_schulz(&sized(1.0), 1.0).unwrap();
-    // Powers of two change no rounding.
+    // Powers of two do not change any rounding.
     assert_close("size", &newton_schulz(&sized(2f32.powi(-12)), 1.0).unwrap(), &one, Tolerance::Exact);
     let four: Vec<f64> = values(&one).iter().map(|x| 4.0 * x).collect();
     assert_eq!(values(&newton_schulz(&sized(1.0), 4.0).unwrap()), four);
@@ -84,7 +84,7 @@ fn normalize_and_polynomial_agree_across_devices() {
     for n in [1, 7, 64, 129] {
         let inputs = [normals("x", &[n, n], DType::BF16), normals("square", &[n, n], DType::F32)];
         parity(&inputs, Tolerance::Exact, |x| Ok(vec![polynomial(x[0].duplicate()?, &x[1], 0.3)?]));
-        // The norm may round differently, since its sum has another order.
+        // The norm may round differently, because its sum has another order.
         parity(&inputs[..1], Tolerance::Steps(DType::BF16, 1.0), |x| Ok(vec![normalize(&x[0])?]));
     }
 }
@@ -92,7 +92,7 @@ fn normalize_and_polynomial_agree_across_devices() {
 #[test]
 fn newton_schulz_agrees_across_devices() {
     for (rows, columns) in [(1, 1), (5, 7), (64, 64), (48, 136), (257, 65)] {
-        // Products add in another order; five steps amplify a rounding of small singular values by up to 3.4445^5.
+        // Products are summed in another order. For small singular values, five steps amplify a rounding by up to 3.4445^5.
         parity(&[normals("x", &[rows, columns], DType::BF16)], Tolerance::Steps(DType::BF16, 32.0), |x| {
             Ok(vec![newton_schulz(&x[0], 0.2)?])
         });

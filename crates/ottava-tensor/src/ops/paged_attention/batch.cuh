@@ -5,36 +5,36 @@
 template <class T> struct IsCodes { static const bool value = false; };
 template <> struct IsCodes<e4m3> { static const bool value = true; };
 
-// A sequence of `context` tokens; its new tokens, the last ones, are `start` to `stop` of the batch, and earlier passes have written its first
-// `cached` tokens.
+// A sequence of `context` tokens. Its last tokens are new: tokens `start` to `stop` of the batch. Earlier passes have written keys and values of its
+// first `cached` tokens.
 struct Place {
     int sequence, start, stop, context, cached;
-    // The number of tokens that a new token sees, itself included.
+    // Returns the number of tokens that a new token sees, itself included.
     __device__ __forceinline__ int seen_by(int token) const { return context - (stop - 1 - token); }
 };
 
-// The sequences of new tokens, and the blocks of their keys and values; fields as in PagedBatch.
+// The sequences of new tokens, and the blocks of their keys and values. The fields are as in PagedBatch.
 struct Batch {
     const int *query_starts, *context_lens, *cached_lens, *block_tables;
     int sequences, max_blocks, block_size;
 
-    // Padding belongs to the sequence number `sequences`, which has no end and no context.
+    // Padding belongs to sequence number `sequences`, which has no end and no context.
     __device__ __forceinline__ Place at(int sequence) const {
         const bool padding = sequence == sequences;
         const int stop = padding ? 0 : query_starts[sequence + 1], context = padding ? 0 : context_lens[sequence];
         return {sequence, query_starts[sequence], stop, context, padding ? 0 : cached_lens[sequence]};
     }
-    // New tokens are numbered in tiles of `together` tokens of one sequence. With several tokens per tile, tile numbers have gaps, so that
-    // finding a tile's sequence needs no sum over sequences.
+    // Returns the number of a sequence's first tile. A tile has up to `together` new tokens of one sequence. With several tokens per tile, tile
+    // numbers have gaps, so that the sequence of a tile is found without a sum over sequences.
     __device__ __forceinline__ static int first_tile(Place place, int together) {
         return together > 1 ? place.start / together + place.sequence : place.start;
     }
-    // Whether the first tile of a sequence is `tile` or an earlier one, without the division.
+    // Returns whether the first tile of a sequence is `tile` or an earlier tile, without a division.
     __device__ __forceinline__ static bool has_begun(Place place, int tile, int together) {
         return place.start < (tile + 1 - (together > 1 ? place.sequence : 0)) * together;
     }
-    // Finds the sequence of a tile, with all lanes of a warp. Lanes also read the ends and lengths of the candidate sequences, which takes
-    // one round of loads instead of two.
+    // Finds the sequence of a tile, with all lanes of a warp. Lanes also read the ends and lengths of the candidate sequences, so one round of loads
+    // suffices instead of two.
     __device__ __forceinline__ Place find(int tile, int together) const {
         // In decode, each sequence has one token, so the first guess is right.
         const Place guess = at(min(tile, sequences));
@@ -50,14 +50,14 @@ struct Batch {
         return {sequence, __shfl_sync(FULL, mine.start, lane), __shfl_sync(FULL, mine.stop, lane), __shfl_sync(FULL, mine.context, lane),
                 __shfl_sync(FULL, mine.cached, lane)};
     }
-    // The row of a position among the keys of a head, in rows of `dim` elements; its value is `kv_heads · block_size` rows later.
+    // Returns the row of a position among the keys of a head. Rows have `dim` elements. The row of the value is `kv_heads · block_size` rows later.
     __device__ __forceinline__ u64 row_of(int sequence, int position, int kv_heads, int head) const {
         const u64 block = block_tables[(u64)sequence * max_blocks + position / block_size];
         return (block * 2 * kv_heads + head) * block_size + position % block_size;
     }
 };
 
-// With BOUNDED, kernels take the bounds of a spec: the window, and the soft cap in units of log2(e). 0 stands for none.
+// With BOUNDED, kernels take the bounds of a spec: the window, and the soft cap in units of log2(e). 0 means no bound.
 #ifdef BOUNDED
 #define BOUNDS , int window, float cap
 #define BOUNDS_OF_KERNEL {window, cap}
@@ -68,18 +68,18 @@ struct Batch {
 struct Bounds {
     int window;
     float cap;
-    // The first key of a query that sees `seen` keys without a window; and whether it sees the key at `position`.
+    // Return the first key that a query sees, and whether a position is hidden. Without a window, the query would see `seen` keys.
     __device__ __forceinline__ int first(int seen) const { return window ? max(0, seen - window) : 0; }
     __device__ __forceinline__ bool hides(int position, int seen) const { return position >= seen || (window && position < seen - window); }
 };
 
-// A power of two; 2^-infinity is 0.
+// Returns 2^x. 2^-infinity is 0.
 __device__ __forceinline__ float power(float x) {
     float y;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
 }
-// The value to subtract from scores with the maximum `largest`: 0 if no key is seen.
+// Returns the value to subtract from scores with the maximum `largest`: 0 if no key is seen.
 __device__ __forceinline__ float base_of(float largest) { return largest == -INFINITY ? 0.0f : largest; }
-// The power of the logit of a sink beside the powers of scores with the maximum `largest`. Where it overflows, the sink takes all.
+// Returns the power of the logit of a sink, relative to scores with the maximum `largest`. If it overflows, the sink has all of the probability.
 __device__ __forceinline__ float sink_power(X sink, float largest) { return power(load(sink) * 1.44269504f - base_of(largest)); }

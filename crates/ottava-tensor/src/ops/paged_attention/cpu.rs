@@ -1,4 +1,4 @@
-//! The CPU reference. Sums have the same order as in `ops/attention/cpu.rs`, so both give the same bits for a sequence.
+//! The CPU reference. Sums have the same order as in `ops/attention/cpu.rs`, so both references give the same bits for a sequence.
 
 use super::{KvBlocks, PagedBatch};
 use crate::element::{Float, Real, with_float};
@@ -20,7 +20,7 @@ struct Sequence<'a> {
     blocks: &'a [i32],
 }
 
-/// The sequences that have new tokens. Errors for indices outside of `tokens` or the cache.
+/// Returns the sequences that have new tokens. Errors if an index is outside of `tokens` or the cache.
 fn sequences<'a>(batch: &PagedBatch<'a>, tokens: usize, cache: &KvBlocks) -> Result<Vec<Sequence<'a>>> {
     let (starts, lens) = (batch.query_starts.host::<i32>(), batch.context_lens.host::<i32>());
     let per_row = batch.block_tables.shape()[1];
@@ -47,7 +47,7 @@ fn sequences<'a>(batch: &PagedBatch<'a>, tokens: usize, cache: &KvBlocks) -> Res
     Ok(found)
 }
 
-/// The index of the row of a token and head in `[blocks, 2, H_kv, block size]`; `part` is 0 for keys, 1 for values.
+/// Returns the index of the row of a token and head in `[blocks, 2, H_kv, block size]`. `part` is 0 for keys and 1 for values.
 fn row_of(s: &Sequence, position: usize, block_size: usize, kv_heads: usize, part: usize, head: usize) -> usize {
     let block = s.blocks[position / block_size] as usize;
     ((block * 2 + part) * kv_heads + head) * block_size + position % block_size
@@ -96,7 +96,7 @@ fn append<S: Float>(qkv: &mut [S], cache: &mut KvBlocks, sequences: &[Sequence],
     }
 }
 
-/// The codes of `x`; returns their inverse scale.
+/// Encodes `x`, and returns the inverse scale.
 fn encode<S: Float>(x: &[S], codes: &mut [E4M3]) -> f32 {
     let wide = |x: &S| x.load().to_f64() as f32;
     let amax = x.iter().map(|x| wide(x).abs()).fold(0.0, f32::max);
@@ -150,7 +150,7 @@ fn forward<S: Float>(
                     let query = &row[head * spec.head_dim..][..spec.head_dim];
                     let lse = attend(query, [&keys, &values], visible.clone(), &mut p[visible.clone()], spec, out);
                     if let Some(sinks) = sinks {
-                        // As `attention_sink`, which reads the stored output.
+                        // Like `attention_sink`, reads the stored output.
                         let share = softmax_share(lse, sinks.host::<S>()[head].load()).0;
                         out.iter_mut().for_each(|out| *out = S::store(*out).load() * share);
                     }
@@ -168,15 +168,15 @@ fn forward<S: Float>(
     }
 }
 
-/// See [`gather`].
+/// The type of [`gather`].
 type Gather<R> = fn(&KvBlocks, &Sequence, &AttentionSpec, usize) -> (Vec<R>, Vec<R>);
 
-/// Keys of a head, transposed, `[D, context]`, and its values `[context, D]`.
+/// Returns the transposed keys `[D, context]` and the values `[context, D]` of a head.
 fn gather<C: Float, R: Real>(cache: &KvBlocks, s: &Sequence, spec: &AttentionSpec, head: usize) -> (Vec<R>, Vec<R>) {
     let (size, dim) = (cache.block_size(), spec.head_dim);
     let data = cache.data.host::<C>();
     let scales = cache.scale_inv.as_ref().map(|scales| scales.host::<f32>());
-    // A product of code and scale is rounded to F32, as in the kernel.
+    // The product of code and scale is rounded to F32, as in the kernel.
     let value = |x: C, row: usize| match scales {
         Some(scales) => R::of(f64::from(x.load().to_f64() as f32 * scales[row])),
         None => R::of(x.load().to_f64()),
@@ -199,7 +199,7 @@ fn gather<C: Float, R: Real>(cache: &KvBlocks, s: &Sequence, spec: &AttentionSpe
     (keys, values)
 }
 
-/// Adds attention of one query to `out`, and returns its log-sum-exp; `p` is scratch memory for the probabilities of its visible keys.
+/// Adds the attention of one query to `out`, and returns its log-sum-exp. `p` is scratch memory for the probabilities of its visible keys.
 fn attend<S: Float>(
     query: &[S],
     [keys, values]: [&[S::Real]; 2],

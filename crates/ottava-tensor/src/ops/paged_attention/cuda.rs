@@ -61,17 +61,19 @@ kernels! {
 
 /// The maximum number of splits of a context, which bounds the memory of partial results and the time to merge them.
 const SPLITS: usize = 32;
-/// The maximum number of times that a warp reads 16 or 32 tokens in the smallest split of a context. Partial results are written and read
-/// in F32: 3 % of the bytes of keys and values if four query heads share 512 tokens of 128 bytes.
+/// The maximum number of times that a warp reads 16 or 32 tokens in the smallest split of a context. Splits of this size add little traffic. For
+/// example, with FP8 keys of head size 128, four query heads per key head and 1,024 tokens per split, writing and reading partial results in F32
+/// moves 1.6 % of the bytes of keys and values.
 const MOST_ROUNDS: usize = 8;
-/// These rounds for any batch, if rows must not depend on others: the sums of a token then depend only on its own context.
+/// The number of such rounds if rows must not depend on other rows. It is the same for any batch, so the sums of a token depend only on its own
+/// context.
 const INVARIANT_ROUNDS: usize = 4;
-/// Bytes of a row of keys or values in shared memory.
+/// The number of bytes of a row of keys or values in shared memory.
 const STEP: usize = TensorMap::BOX_BYTES;
 /// The minimum number of blocks that a multiprocessor runs at once.
 const BLOCKS: usize = 2;
 
-/// Storage types of activations and of the cache.
+/// The storage types of activations and of the cache.
 const VARIANTS: &[Defines] = &[
     &[("X", "f32"), ("KV", "f32")],
     &[("X", "f16"), ("KV", "f16")],
@@ -83,7 +85,7 @@ const VARIANTS: &[Defines] = &[
     &[("X", "bf16"), ("KV", "e4m3")],
 ];
 
-/// The variants for tensor cores with 16-bit caches, and the largest head size of each.
+/// The variants for tensor cores with 16-bit caches, and the largest head size of each variant.
 const HALF_VARIANTS: &[Defines] = &[
     &[("X", "f16"), ("KV", "f16"), ("DIM", "64")],
     &[("X", "f16"), ("KV", "f16"), ("DIM", "128")],
@@ -93,7 +95,7 @@ const HALF_VARIANTS: &[Defines] = &[
     &[("X", "bf16"), ("KV", "bf16"), ("DIM", "256")],
 ];
 
-/// Likewise for codes.
+/// The variants for tensor cores with caches in codes, and the largest head size of each variant.
 const CODE_VARIANTS: &[Defines] = &[
     &[("X", "f16"), ("KV", "e4m3"), ("DIM", "64")],
     &[("X", "f16"), ("KV", "e4m3"), ("DIM", "128")],
@@ -103,11 +105,11 @@ const CODE_VARIANTS: &[Defines] = &[
     &[("X", "bf16"), ("KV", "e4m3"), ("DIM", "256")],
 ];
 
-/// Warps and threads of a block.
+/// The number of warps, and the number of threads, of a block.
 const WARPS: u32 = 4;
 const THREADS: u32 = 32 * WARPS;
 
-/// The kernel for these types among `variants`; for tensor cores, also for heads of up to `dim`.
+/// Returns the variant for these types among `variants`. For tensor cores, `dim` is the largest head size of the variant.
 fn defines(variants: &[Defines], x: DType, kv: DType, dim: Option<&str>) -> Option<Defines> {
     let name = |dtype| match dtype {
         DType::F32 => "f32",
@@ -123,13 +125,13 @@ fn defines(variants: &[Defines], x: DType, kv: DType, dim: Option<&str>) -> Opti
         .find(|defines| defines.iter().map(|d| Some(d.1)).eq(wanted.into_iter().take(defines.len())))
 }
 
-/// The variant for types without tensor cores.
+/// Returns the variant for types without tensor cores.
 fn variant(x: DType, kv: DType) -> Result<Defines> {
     let missing = || Error::Value(format!("paged attention: a GPU has no cache in {kv} for {x}"));
     defines(VARIANTS, x, kv, None).ok_or_else(missing)
 }
 
-/// The defines for tensor cores, and the largest head size that they support; `None` if they do not support the types or sizes.
+/// Returns the defines for tensor cores, and the largest head size that they support; `None` if they do not support the types or sizes.
 fn tensor_cores(qkv: &Tensor, cache: &KvBlocks, spec: &AttentionSpec) -> Option<(Defines, usize)> {
     let (dim, size) = match spec.head_dim {
         0..=64 => ("64", 64),
@@ -143,7 +145,7 @@ fn tensor_cores(qkv: &Tensor, cache: &KvBlocks, spec: &AttentionSpec) -> Option<
     (whole && aligned(&[qkv, &cache.data])).then_some((defines, size))
 }
 
-/// Sequences of a batch, blocks of each, and tokens of a block.
+/// Returns the number of sequences of a batch, of blocks per sequence, and of tokens per block.
 fn sizes_of(batch: &PagedBatch, cache: &KvBlocks) -> [usize; 3] {
     [batch.capacity(), batch.block_tables.shape()[1], cache.block_size()]
 }
@@ -186,8 +188,8 @@ pub(super) fn append_kv(
     );
     let kernel = SOURCE.kernel(defines, entry);
     let blocks = (spec.heads + 2 * spec.kv_heads).div_ceil(THREADS as usize / lanes);
-    // SAFETY: the op has checked sizes; tables name blocks of the cache, and the angles have all positions, as contracts demand of the
-    // caller. The kernel waits for its predecessors before it reads or writes.
+    // SAFETY: the op has checked sizes. Tables name blocks of the cache, and the angles have all positions, as the contract demands of the
+    // caller. The kernel waits for its predecessors before it reads or writes data of other kernels.
     unsafe { gpu.launch_early(&kernel, [tokens as u32, blocks as u32, 1], THREADS, 0) }
 }
 
@@ -234,25 +236,25 @@ pub(super) fn paged_attention(
         );
         let source = if is_bounded { &BOUNDED_SOURCE } else { &SOURCE };
         let kernel = source.kernel(defines, entry);
-        // SAFETY: the op has checked sizes, and tables name blocks of the cache, as its contract demands of the caller.
+        // SAFETY: the op has checked sizes. Tables name blocks of the cache, as the contract demands of the caller.
         return unsafe { gpu.launch_early(&kernel, [tokens as u32, heads as u32, 1], THREADS, 0) };
     };
-    // The columns of a product are queries that share a key head: of one new token in decode, of several in prefill. With heads of 256,
-    // registers suffice for eight columns.
+    // The columns of a product are queries that share a key head: queries of one new token in decode, of several new tokens in prefill. With heads of
+    // 256, registers suffice only for eight columns.
     let columns = if size < 256 && (group > 8 || batch.max_new > 1) { 16 } else { 8 };
     let together = if batch.max_new > 1 { (columns / group).max(1) } else { 1 };
     let tiles = if together > 1 { tokens / together + batch.capacity() + 1 } else { tokens };
     let chunks = group.div_ceil(columns);
     let most = group.div_ceil(chunks);
-    // Tokens of TILES tiles in tiles.cuh.
+    // The number of tokens in TILES tiles (tiles.cuh).
     let of_warp = if size * cache.dtype().size() <= 128 { 32 } else { 16 };
     let stride = of_warp * THREADS as usize / 32;
-    // With a window, a tile reads the keys of all its tokens, from the 16 tokens on that contain the first.
+    // With a window, a tile reads the keys that its tokens see, beginning with the first key rounded down to a multiple of 16.
     let in_window = spec.window.map_or(usize::MAX, |window| window.saturating_add(together + 15));
     let most_keys = batch.max_context(cache).min(in_window);
     let splits_of = |rounds: usize| most_keys.div_ceil(rounds * stride).clamp(1, SPLITS);
-    // With few sequences, splits are short, so that all multiprocessors read; with many, splits are long, in one wave of blocks if
-    // possible.
+    // With few sequences, splits are short, so that all multiprocessors read. With many sequences, splits are long, so that one wave of blocks
+    // suffices if possible.
     let fits = |rounds: usize| batch.capacity() * spec.kv_heads * chunks * splits_of(rounds) <= BLOCKS * gpu.sm_count();
     let rounds = match gpu.is_batch_invariant() {
         true => INVARIANT_ROUNDS,
@@ -262,13 +264,13 @@ pub(super) fn paged_attention(
     let room = batch.capacity() * spec.kv_heads * chunks * splits * together * most;
     let parts = |width: usize| Tensor::empty(qkv.device(), &[if splits > 1 { room } else { 0 }, width], DType::F32);
     let (mut sums, mut stats) = (parts(spec.head_dim)?, parts(2)?);
-    // The cache has counters for as many sequences as it has blocks. There are more if several sequences share blocks.
+    // The cache has as many counters as it has blocks. A batch may have more sequences if several sequences share blocks.
     let own = &cache.arrived;
     let more = (batch.capacity() > own.shape()[0])
         .then(|| Tensor::zeros(own.device(), &[batch.capacity(), own.shape()[1]], DType::I32))
         .transpose()?;
     let arrived = AddressMut(more.as_ref().unwrap_or(own).device_ptr());
-    // Where more blocks than BLOCKS on each multiprocessor have codes to read, `CopiedTiles` is faster.
+    // `CopiedTiles` is faster if codes are read by more than BLOCKS blocks per multiprocessor.
     let copies = rounds == MOST_ROUNDS
         && !fits(rounds)
         && columns == 8
@@ -345,7 +347,7 @@ pub(super) fn paged_attention(
         source.kernel(defines, entry)
     };
     let grid = [(tiles + batch.capacity() * (splits - 1)) as u32, spec.kv_heads as u32, chunks as u32];
-    // SAFETY: as above; parts have room for all splits and `arrived` for all sequences and key heads. The launch leaves `arrived` as it was,
-    // and launches of a device are in order, so none shares it with another.
+    // SAFETY: as above; parts have room for all splits, and `arrived` has room for all sequences and key heads. The launch resets `arrived`, and
+    // launches of a device are in order, so no other launch uses `arrived` at the same time.
     unsafe { gpu.launch_early(&kernel, grid, THREADS, 0) }
 }

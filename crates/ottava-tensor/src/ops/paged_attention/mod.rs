@@ -1,12 +1,12 @@
 //! Attention of new tokens of many sequences over keys and values in blocks of a shared cache (paged KV cache). Kwon et al. 2023,
 //! arXiv:2309.06180.
 //!
-//! Kernels of a decode step may start before their predecessor ends (`CudaDevice::launch_early`), and wait for the predecessor
-//! (`wait_for_predecessors`) before they read or write memory that the predecessor writes. Before the wait, a kernel reads only what no kernel of
-//! the pass writes. For example, products of few rows (`ops/gemm/skinny.cuh`) fetch weights, and attention reads its position in the batch, and
-//! keys and values of tokens of earlier passes (`PagedBatch::cached_lens`). If a sequence has several rows, keys of its earlier rows are appended
-//! in the pass itself, and are read after the wait. The first kernel of a pass, the embedding, does not start early, so the data of earlier passes
-//! are complete. Casts of such a pass compute no statistics (`CastStatistics::unread`).
+//! Kernels of a decode step may start before their predecessor ends (`CudaDevice::launch_early`). They wait for the predecessor
+//! (`wait_for_predecessors`) before they read or write memory that the predecessor writes. Before the wait, a kernel reads only memory that no kernel
+//! of the pass writes. For example, products of few rows (`ops/gemm/skinny.cuh`) fetch weights, and attention reads its position in the batch, and
+//! keys and values of tokens of earlier passes (`PagedBatch::cached_lens`). If a sequence has several rows, the keys of its earlier rows are appended
+//! in the same pass and are read after the wait. The first kernel of a pass, the embedding, does not start early, so the data of earlier passes are
+//! complete. Casts of such a pass compute no statistics (`CastStatistics::unread`).
 
 mod cpu;
 pub(super) mod cuda;
@@ -18,28 +18,29 @@ use super::{AttentionBackend, AttentionCase, AttentionSpec, expect_compute};
 use crate::ops::dispatch::dispatch;
 use crate::{DType, Device, Error, Result, Tensor};
 
-/// Query and key heads are rotated.
+/// Returns the heads that are rotated: query heads and key heads.
 fn rotated(spec: &AttentionSpec, pairs: RopePairs) -> RopeLayout {
     RopeLayout { heads: spec.heads + spec.kv_heads, head_dim: spec.head_dim, pairs }
 }
 
-/// Counters of a sequence: one for each key head, and for each eight query heads that share it.
+/// Returns the number of counters of a sequence: one for each key head and each eight query heads that share this key head.
 fn counters(spec: &AttentionSpec) -> usize {
     spec.kv_heads * spec.group().div_ceil(8)
 }
 
-/// Keys and values of one layer, in blocks that belong to one sequence at a time.
+/// The keys and values of one layer, in blocks. A block belongs to one sequence at a time.
 pub struct KvBlocks {
-    /// `[blocks, 2, H_kv, block size, D]`, keys before values: F64, F32, F16 or BF16, or E4M3 codes.
+    /// The keys and then the values of each block, `[blocks, 2, H_kv, block size, D]`: F64, F32, F16 or BF16, or E4M3 codes.
     data: Tensor,
-    /// F32 `[blocks, 2, H_kv, block size]`: the inverse scale of each token and head, for codes.
+    /// For codes, the inverse scale of each token and head, F32 `[blocks, 2, H_kv, block size]`.
     scale_inv: Option<Tensor>,
-    /// I32 `[blocks, counters]`: how many blocks of a GPU have read their split of each sequence of a batch. Zero between ops.
+    /// The number of thread blocks that have read their split of a sequence, I32 `[blocks, counters]`. A row belongs to a sequence of the batch. Zero
+    /// between ops.
     arrived: Tensor,
 }
 
 impl KvBlocks {
-    /// `blocks` blocks of `block_size` tokens in type `dtype`, for attention by `spec`.
+    /// Allocates `blocks` blocks of `block_size` tokens in type `dtype`, for attention by `spec`.
     pub fn new(
         device: &Device,
         spec: &AttentionSpec,
@@ -48,61 +49,62 @@ impl KvBlocks {
         dtype: DType,
     ) -> Result<KvBlocks> {
         let shape = [blocks, 2, spec.kv_heads, block_size, spec.head_dim];
-        // Rows that no token has written are never read; zeros make caches comparable.
+        // Rows that no token has written are never read. They are zeros so that caches can be compared.
         let data = Tensor::zeros(device, &shape, dtype)?;
         let scale_inv = (dtype == DType::E4M3).then(|| Tensor::zeros(device, &shape[..4], DType::F32)).transpose()?;
         let arrived = Tensor::zeros(device, &[blocks, counters(spec)], DType::I32)?;
         Ok(KvBlocks { data, scale_inv, arrived })
     }
 
-    /// Bytes of a block.
+    /// Returns the bytes of a block.
     pub fn block_bytes(spec: &AttentionSpec, block_size: usize, dtype: DType) -> usize {
         let scale = if dtype == DType::E4M3 { size_of::<f32>() } else { 0 };
         let arrived = counters(spec) * size_of::<i32>();
         2 * spec.kv_heads * block_size * (spec.head_dim * dtype.size() + scale) + arrived
     }
 
-    /// Tokens of a block.
+    /// Returns the number of tokens of a block.
     pub fn block_size(&self) -> usize {
         self.data.shape()[3]
     }
 
-    /// The type of keys and values.
+    /// Returns the type of keys and values.
     pub fn dtype(&self) -> DType {
         self.data.dtype()
     }
 
-    /// The codes and scales, or values, for comparison.
+    /// Returns the codes and scales, or the values, for comparisons.
     pub fn tensors(&self) -> Vec<&Tensor> {
         std::iter::once(&self.data).chain(&self.scale_inv).collect()
     }
 }
 
-/// The new tokens of each sequence, and the blocks of its keys and values. All tensors are I32 on the device and have a capacity of `R`
-/// sequences; unused sequences have no new tokens and a context of 0.
+/// The new tokens of each sequence, and the blocks of the sequence's keys and values. All tensors are I32 on the device and have a capacity of `R`
+/// sequences. Unused sequences have no new tokens and a context of 0.
 #[derive(Clone, Copy)]
 pub struct PagedBatch<'a> {
-    /// `[R + 1]`: sequence `r` has the new tokens `query_starts[r]..query_starts[r + 1]`. Tokens after the last one are padding.
+    /// The ranges of new tokens, `[R + 1]`. Sequence `r` has the new tokens `query_starts[r]..query_starts[r + 1]`. Tokens after the last range are
+    /// padding.
     pub query_starts: &'a Tensor,
-    /// `[R]`: the number of tokens of each sequence, including the new tokens, which are its last.
+    /// The number of tokens of each sequence, `[R]`. The new tokens are its last tokens and are included.
     pub context_lens: &'a Tensor,
-    /// `[R]`: the number of tokens of each sequence whose keys and values earlier passes have written, which a GPU may read before earlier
-    /// ops have ended: tokens before the new tokens; or, if several rows of a pass are tokens of one sequence, tokens before the first of
-    /// these rows.
+    /// The number of tokens of each sequence whose keys and values were written by earlier passes, `[R]`. A GPU may read them before earlier ops have
+    /// ended. These are the tokens before the new tokens. If several rows of a pass are tokens of one sequence, these are the tokens before the first
+    /// of these rows.
     pub cached_lens: &'a Tensor,
-    /// `[R, max blocks]`: the blocks of each sequence in the order of its tokens.
+    /// The blocks of each sequence in the order of its tokens, `[R, max blocks]`.
     pub block_tables: &'a Tensor,
-    /// The largest number of new tokens of a sequence, which selects the kernel: 1 for decode.
+    /// The largest number of new tokens of a sequence. It selects the kernel; 1 means decode.
     pub max_new: usize,
 }
 
 impl PagedBatch<'_> {
-    /// The maximum number of sequences.
+    /// Returns the maximum number of sequences.
     fn capacity(&self) -> usize {
         self.context_lens.len()
     }
 
-    /// The maximum number of tokens of a sequence.
+    /// Returns the maximum number of tokens of a sequence.
     fn max_context(&self, cache: &KvBlocks) -> usize {
         self.block_tables.shape()[1] * cache.block_size()
     }
@@ -144,14 +146,13 @@ fn check(what: &str, qkv: &Tensor, cache: &KvBlocks, batch: &PagedBatch, spec: &
     Ok(tokens)
 }
 
-/// Writes keys and values of new tokens to their places in `cache`. `qkv` `[T, (H + 2·H_kv)·D]` is laid out as for
-/// [`attention`](super::attention()). With a `rotation`, [`rope`](super::rope()) rotates queries and keys first, with the same bits, in the
-/// same launch.
+/// Writes keys and values of new tokens to their places in `cache`. `qkv` `[T, (H + 2·H_kv)·D]` has the layout of [`attention`](super::attention()).
+/// With a `rotation`, queries and keys are first rotated in the same launch, with the bits of [`rope`](super::rope()).
 ///
-/// With codes, the key or value of each token and head has its own scale `448 / amax`, which no later token changes; `qkv` is overwritten
-/// with the dequantized values, so that attention over `qkv` and over the cache read the same values.
+/// With codes, the key or value of each token and head has a separate scale `448 / amax`, which later tokens do not change. `qkv` is overwritten
+/// with the dequantized values, so attention over `qkv` and attention over the cache read the same values.
 ///
-/// On the CPU, errors with [`Error::Value`] if an index is outside the cache; the GPU does not check.
+/// On the CPU, errors with [`Error::Value`] if an index is outside the cache. A GPU does not check.
 pub fn append_kv(
     qkv: &mut Tensor,
     cache: &mut KvBlocks,
@@ -178,11 +179,11 @@ pub fn append_kv(
     Ok(())
 }
 
-/// `o` `[T, H·D]`, as [`attention`](super::attention()), of new tokens over their sequence up to and including themselves; [`append_kv`]
-/// must have written the keys and values. With `sinks` `[H]`, of the type of `qkv`, as after [`attention_sink`](super::attention_sink()).
-/// Padding rows are zero.
+/// Returns the attention `o` `[T, H·D]` of new tokens over their sequence, up to and including themselves, as in [`attention`](super::attention()).
+/// [`append_kv`] must have written the keys and values. With `sinks` `[H]` in the type of `qkv`, the result is as after
+/// [`attention_sink`](super::attention_sink()). Padding rows are zero.
 ///
-/// Errors as [`append_kv`].
+/// Has the errors of [`append_kv`].
 pub fn paged_attention(
     qkv: &Tensor,
     cache: &KvBlocks,

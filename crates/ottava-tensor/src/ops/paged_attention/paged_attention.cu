@@ -1,7 +1,7 @@
 #ifndef DIM
 #ifndef BOUNDED
-// Converts a key or value to the type of the cache. For codes, multiplies by `scale` and sets `x` to the dequantized value; elements that
-// already have the cache's type keep their bits.
+// Converts a key or value to the type of the cache. For codes, multiplies by `scale`, and sets `x` to the dequantized value. Elements that
+// already have the type of the cache keep their bits.
 template <class T> __device__ __forceinline__ Eight<T> stored(Eight<X>& x, float scale) {
     float values[8];
     unpack8(x, values);
@@ -21,23 +21,22 @@ template <> __device__ __forceinline__ Eight<e4m3> stored<e4m3>(Eight<X>& x, flo
     return codes;
 }
 
-// Rotates queries and keys of `qkv` in place if `positions` is given, and writes keys and values to the cache; with codes, `qkv` is
-// overwritten with the dequantized values. Grid (tokens, heads of `qkv` over heads of a block); 2^log2_lanes lanes share a head, each with
-// eight pairs of it. With WIDE, all eights are whole and aligned: the code after the wait, which no cache has had time to keep, is
-// then short and has few jumps.
+// Writes keys and values to the cache. If `positions` is given, first rotates queries and keys of `qkv` in place. With codes, overwrites `qkv` with
+// the dequantized values. Grid (tokens, heads of `qkv` over heads of a block). 2^log2_lanes lanes share a head, each with eight pairs. With WIDE, all
+// eights are whole and aligned. This keeps the code after the wait short and nearly without jumps; the instruction cache does not hold this code yet.
 template <bool NEIGHBOURS, bool WIDE>
 __device__ __forceinline__ void append(KV* cache, float* scale_inv, X* qkv, const float* table, const int* positions, Batch batch,
                                        int heads, int kv_heads, int dim, int log2_lanes) {
     start_successors();
     const int token = blockIdx.x, all = heads + 2 * kv_heads, half = (dim + 1) / 2, lane = threadIdx.x & ((1 << log2_lanes) - 1);
     const int head = (blockIdx.y * blockDim.x + threadIdx.x) >> log2_lanes;
-    // A lane's two eights of a head; the last lane may have fewer elements.
+    // The two eights of a head that a lane has. The last lane may have fewer elements.
     const int at = at_of<NEIGHBOURS>(8 * lane), apart = distance<NEIGHBOURS>(half, 8);
     const int counts[2] = {(NEIGHBOURS ? dim : half) - at, dim - at - apart}, pairs = half - 8 * lane;
     const bool works = head < all && pairs > 0;
     const bool turns = works && positions && head < heads + kv_heads, keeps = works && head >= heads;
     X* const from = qkv + ((u64)token * all + head) * dim + at;
-    // Angles and positions are constant in a pass. The position is loaded together with the place, which is found by loads too.
+    // Angles and positions are constant in a pass. The position is loaded together with the place, which is also found by loads.
     const int position = turns ? positions[token] : 0;
     const Place place = batch.find(token, 1);
     const bool stores = keeps && place.sequence < batch.sequences;
@@ -63,7 +62,7 @@ __device__ __forceinline__ void append(KV* cache, float* scale_inv, X* qkv, cons
     if (IsCodes<KV>::value) {
         float largest = fmaxf(largest8(x[0]), largest8(x[1]));
         for (int bits = 1; bits < 1 << log2_lanes; bits *= 2) largest = fmaxf(largest, __shfl_xor_sync(FULL, largest, bits));
-        // Same as `current_scale` in quantize/cpu.rs, limited to the largest float.
+        // Computes the scale as `current_scale` in quantize/cpu.rs, limited to the largest float.
         const bool usable = largest > 0.0f && largest < INFINITY;
         if (usable) scale = fminf(max_finite<e4m3>() / largest, __int_as_float(0x7F7FFFFF));
         if (stores && lane == 0) scale_inv[row] = 1.0f / scale;
@@ -89,7 +88,7 @@ APPEND(append_kv, false)
 APPEND(append_kv_neighbours, true)
 #endif
 
-// The value of a single element.
+// Returns the value of a single element.
 __device__ __forceinline__ float value_of(KV x) {
     Eight<KV> eight = {};
     eight.at[0] = x;
@@ -99,7 +98,7 @@ __device__ __forceinline__ float value_of(KV x) {
 }
 
 // Attention of one query head of one new token, for types and sizes that tensor cores do not support. Grid (tokens, heads), WARPS warps. A
-// warp processes 32 tokens at a time: a lane computes the score of one token, then some channels of the weighted sum.
+// warp processes 32 tokens at a time. A lane computes the score of one token, then some channels of the weighted sum.
 extern "C" __global__ void __launch_bounds__(32 * WARPS) attend(X* o, const X* qkv, const KV* cache, const float* scale_inv,
                                                                 const X* sinks, const int* query_starts, const int* context_lens,
                                                                 const int* cached_lens, const int* block_tables, int sequences,

@@ -1,13 +1,14 @@
-// Attention on tensor cores: 16-bit activations, heads of a multiple of 16 channels up to DIM, blocks of 16 tokens or a larger power of
+// Attention on tensor cores, for 16-bit activations, heads of a multiple of 16 channels up to DIM, and blocks of 16 tokens or a larger power of
 // two.
 //
-// Sᵀ = K·Qᵀ and Oᵀ += Vᵀ·Pᵀ by mma.m16n8k16, whose 8 columns are queries that share a key head, and whose 16 rows are tokens, then
-// channels. A multiprocessor is limited by the bytes in flight (tiles.cuh). Lanes have keys and values in pieces of 16 bytes:
-// - The order of a contraction is arbitrary, so the four lanes of a row of K hold neighbouring pieces of it, and Q has the same
-//   permutation.
-// - The accumulator of Sᵀ, as Pᵀ in 16 bits and transposed by `movmatrix`, is the second operand of Vᵀ·Pᵀ.
-// - A lane of Vᵀ holds the same piece of four tokens, whose elements it interleaves; rows of Vᵀ are the channels in that order.
-// As in decoding most instructions run once, loops outside of the contractions are not unrolled, and divisions are avoided.
+// Sᵀ = K·Qᵀ and Oᵀ += Vᵀ·Pᵀ are computed by mma.m16n8k16. Its 8 columns are queries that share a key head. Its 16 rows are tokens in the first
+// product and channels in the second. The bytes in flight limit the speed of a multiprocessor (tiles.cuh). Lanes have keys and values in pieces of 16
+// bytes:
+// - The order of a contraction is arbitrary. So the four lanes of a row of K hold neighbouring pieces of the row, and Q has the same permutation.
+// - The accumulator of Sᵀ becomes Pᵀ in 16 bits. Transposed by `movmatrix`, it is the second operand of Vᵀ·Pᵀ.
+// - A lane of Vᵀ holds the same piece of four tokens and interleaves their elements. The rows of Vᵀ are the channels in this order.
+//
+// Most instructions run only once in decoding. So loops outside of the contractions are not unrolled, and divisions are avoided.
 // In comments, g = lane / 4 and t = lane % 4, as in the PTX ISA, "Matrix Fragments for mma.m16n8k16".
 
 __device__ __forceinline__ u32 transposed(u32 pair) {
@@ -21,12 +22,12 @@ __device__ __forceinline__ float log2_of(float x) {
     return y;
 }
 
-// cap · tanh(x / cap), from an approximate power of two: the error is a few roundings of `cap`. tanh.approx would have 11 bits.
+// Returns cap · tanh(x / cap), from an approximate power of two. The error is a few roundings of `cap`. tanh.approx would have only 11 bits.
 __device__ __forceinline__ float capped(float x, float cap) {
     return fmaf(-2.0f * cap, __fdividef(1.0f, power(x * (2.885390082f / cap)) + 1.0f), cap);
 }
 
-// Codes are multiplied as halves, which represent them exactly; other elements in their own type.
+// The type in which elements are multiplied. Codes are multiplied as halves, which represent them exactly.
 template <class T> struct Operand { typedef T Type; };
 template <> struct Operand<e4m3> { typedef f16 Type; };
 typedef Operand<KV>::Type M;
@@ -46,10 +47,10 @@ typedef Operand<KV>::Type M;
 MULTIPLY(bf16)
 MULTIPLY(f16)
 
-// Elements 2i and 2i + 1 of a piece.
+// Returns the elements 2i and 2i + 1 of a piece.
 template <class T> __device__ __forceinline__ u32 pair_in(const Piece& p, int i) { return p.words[i]; }
 template <> __device__ __forceinline__ u32 pair_in<e4m3>(const Piece& p, int i) { return halves<e4m3>(p.words[i / 2] >> (i % 2 * 16)); }
-// Element 2i of two pieces, and element 2i + 1 of both.
+// Pairs the elements 2i of two pieces, and the elements 2i + 1 of both pieces.
 template <class T> __device__ __forceinline__ void interleave(const Piece& a, const Piece& b, int i, u32* even, u32* odd) {
     *even = __byte_perm(a.words[i], b.words[i], 0x5410);
     *odd = __byte_perm(a.words[i], b.words[i], 0x7632);
@@ -60,10 +61,10 @@ template <> __device__ __forceinline__ void interleave<e4m3>(const Piece& a, con
     *odd = halves<e4m3>(codes >> 16);
 }
 
-// Products of 16 channels with a lane's pieces of V.
+// The number of products of 16 channels for a lane's pieces of V.
 #define V_ROWS (V_PIECES * EACH / 2)
 
-// Four elements, rounded once.
+// Stores four elements, rounded once.
 __device__ __forceinline__ void store4(X* to, float4 v) {
     union { uint2 words; X at[4]; } e;
     store(&e.at[0], v.x), store(&e.at[1], v.y), store(&e.at[2], v.z), store(&e.at[3], v.w);
@@ -74,25 +75,28 @@ __device__ __forceinline__ float4 add_scaled(float4 sum, float4 v, float by) {
     return make_float4(fmaf(v.x, by, sum.x), fmaf(v.y, by, sum.y), fmaf(v.z, by, sum.z), fmaf(v.w, by, sum.w));
 }
 
-// Parts of a context that a thread reads at a time.
+// The number of parts of a context that a thread reads at a time.
 #define MERGED 8
 static_assert(SPLITS % MERGED == 0, "shared memory has room for whole groups of parts");
 template <int N> struct Ahead { static constexpr int COUNT = N; };
 
-// Tokens of a split of a context: a multiple of `rounds` times STRIDE, so that there are at most SPLITS splits.
+// Returns the number of tokens of a split of a context: the smallest multiple of `rounds` times STRIDE for which there are at most SPLITS splits.
 __device__ __forceinline__ int split_of(int context, int rounds) {
     const int least = rounds * STRIDE; // a power of two
     return (context + least * SPLITS - 1 >> __ffs(least * SPLITS) - 1) * least;
 }
 
-// Attention of a tile of up to `together` new tokens of a sequence, for up to C query heads that share a key head: up to C = 8·N columns.
-// A block reads one split of the context, divided among its warps. A tile that does not contain all new tokens of its sequence has one
-// split. For tiles with several splits, blocks write partial results, and the block that finishes last merges them in order: `parts`
-// [sequences, key heads · chunks, splits, columns, dim] and `stats` [sequences, key heads · chunks, splits, columns, 2] with the largest
-// score and the sum of powers; `arrived` [sequences, key heads · chunks] is reset to zero.
-// Grid (tiles + sequences · (splits - 1), key heads, chunks of `most` of the `group` query heads that share one): the first splits of all
-// tiles, then further splits. Blocks that start one after the other are the key heads of a tile, whose keys and values lie side by side. The start of a
-// block is latency-bound, so it avoids divisions if a tile is one token.
+// Computes attention for a tile of up to `together` new tokens of a sequence, and for up to C query heads that share a key head. There are up to C =
+// 8·N columns.
+//
+// A block reads one split of the context, divided among its warps. If a tile does not contain all new tokens of its sequence, it has one split. If a
+// tile has several splits, blocks write partial results, and the block that finishes last merges them in order. `parts` is [sequences, key heads ·
+// chunks, splits, columns, dim]. `stats` is [sequences, key heads · chunks, splits, columns, 2] and has the largest score and the sum of powers.
+// `arrived` is [sequences, key heads · chunks] and is reset to zero.
+//
+// Grid (tiles + sequences · (splits - 1), key heads, chunks of `most` of the `group` query heads that share a key head). The first splits of all
+// tiles come first, then further splits. Consecutive blocks compute the key heads of one tile, whose keys and values are neighbours in memory. The
+// start of a block is latency-bound, so it avoids divisions if a tile is one token.
 template <int N, class Tiles>
 __device__ __forceinline__ void attend(X* o, float* parts, float* stats, u32* arrived, const X* qkv, const typename Tiles::Cache& cache, const X* sinks,
                                        Batch batch, int tokens, int group, int most, int dim, int together, int most_splits, int rounds, float scale,
@@ -101,7 +105,7 @@ __device__ __forceinline__ void attend(X* o, float* parts, float* stats, u32* ar
     // The shuffle tells the compiler that all lanes take the same branches, which saves registers.
     const int C = 8 * N, lane = threadIdx.x % 32, warp = __shfl_sync(FULL, threadIdx.x / 32, 0), g = lane / 4, t = lane % 4;
     const int kv_heads = gridDim.y, heads = kv_heads * group;
-    // Not blockIdx.y for tiles: only x may exceed 65,535.
+    // Tiles are not blockIdx.y, because only x may exceed 65,535.
     const u32 order = blockIdx.y * gridDim.x + blockIdx.x;
     const int kv = order % kv_heads, block = order / kv_heads;
     const int skip = blockIdx.z * most, count = min(most, group - skip);
@@ -115,7 +119,8 @@ __device__ __forceinline__ void attend(X* o, float* parts, float* stats, u32* ar
     const int rows_of_tile = min(together, stop - first), columns = rows_of_tile * count;
     if (columns <= 0) return;
 
-    // Column n is head n % count of token n / count, which is token 0 if a tile has one token. For so few columns, the product is the exact quotient.
+    // Column n is head n % count of token n / count. If a tile has one token, it is token 0. For so few columns, the product gives the exact
+    // quotient.
     const int inverse = together > 1 ? 65535 / count + 1 : 0;
     auto token_of = [&](int n) { return n * inverse >> 16; };
     const int first_head = kv * group + skip, width = (heads + 2 * kv_heads) * dim, quads = dim / 4;
@@ -132,9 +137,9 @@ __device__ __forceinline__ void attend(X* o, float* parts, float* stats, u32* ar
         for_quads([&](int column, int quad) { store_column(column, quad * 4, make_float4(0, 0, 0, 0)); });
         return;
     }
-    // The numbers of tokens that the first and the last token of the tile see.
+    // The number of tokens that the first token of the tile sees, and the number that the last token sees.
     const int least = place.seen_by(first), seen = least + rows_of_tile - 1;
-    // The first 16-token tile with a key that a token of the tile sees. Blocks before it may belong to other sequences by now.
+    // The first key of the first 16-token tile that a token of the tile sees. Blocks before it may belong to other sequences by now.
     const int base = bounds.first(least) / 16 * 16;
     const int split = stop - start <= together ? split_of(place.context - base, rounds) : seen - base;
     const int splits = seen - base <= split ? 1 : (seen - base + split - 1) / split;
@@ -142,13 +147,13 @@ __device__ __forceinline__ void attend(X* o, float* parts, float* stats, u32* ar
     if (begin >= end) return;
 
     Tiles tiles(Walk(batch, sequence, kv, kv_heads, begin, end, warp, lane), cache);
-    // Tokens of earlier passes are in the cache before the predecessors' end.
+    // Keys and values of earlier passes are in the cache even before the predecessors end.
     const bool is_old = tiles.tile < end && min(tiles.tile + TILES * 16, end) <= place.cached;
     if (!is_old) wait_for_predecessors();
     if (tiles.tile < end) tiles.start();
     if (is_old) wait_for_predecessors();
 
-    // Queries, the second operand: column g of each group of eight columns. Halves are divided by a power of two, so that none overflows.
+    // The queries, the second operand: column g of each group of eight columns. Halves are divided by a power of two, so that no half overflows.
     u32 q[N][K_PIECES * EACH / 2];
     float scales[N][2];
     int limits[N][2];
@@ -185,7 +190,7 @@ __device__ __forceinline__ void attend(X* o, float* parts, float* stats, u32* ar
         }
     }
 
-    // For columns 2t and 2t + 1 of each group of eight: the largest score so far, the sum of this lane's powers, and weighted values.
+    // For the columns 2t and 2t + 1 of each group of eight: the largest score so far, the sum of this lane's powers, and the weighted values.
     float largest[N][2], sums[N][2] = {}, weighted[N][V_ROWS][4] = {};
 #pragma unroll
     for (int j = 0; j < N; j++) largest[j][0] = largest[j][1] = -INFINITY;
@@ -193,7 +198,7 @@ __device__ __forceinline__ void attend(X* o, float* parts, float* stats, u32* ar
     for (; tiles.tile < end; tiles.next()) {
         const int tile = tiles.tile;
         tiles.wait_for_keys();
-        // Rows are tokens g and g + 8 of a tile, columns as above.
+        // Rows are the tokens g and g + 8 of a tile. Columns are as above.
         float scores[TILES][N][4] = {};
 #pragma unroll
         for (int u = 0; u < TILES; u++) {
@@ -220,8 +225,8 @@ __device__ __forceinline__ void attend(X* o, float* parts, float* stats, u32* ar
 #pragma unroll
         for (int n = 0; n < N; n++) {
             float factors[2], bases[2];
-            // The scale of a value is added to the exponent of its power, so that powers times scales are at most 1 and no significant half
-            // underflows; `largest` is the maximum of these raised scores.
+            // The scale of a value is added to the exponent of its power. So powers times scales are at most 1, and no significant half underflows.
+            // `largest` is the maximum of these raised scores.
             float raises[TILES][2] = {};
 #pragma unroll
             for (int u = 0; u < TILES; u++) {
@@ -306,8 +311,8 @@ __device__ __forceinline__ void attend(X* o, float* parts, float* stats, u32* ar
         }
     }
     __syncthreads();
-    // For each column, the sum of `n` weighted values in order; the stats of part s are at `s · C + column`. `ahead` of them, which divide `n`, are read at
-    // a time.
+    // Returns for a column the sum of `n` weighted values in order. The stats of part s are at `s · C + column`. `ahead` values, a divisor of `n`,
+    // are read at a time.
     auto merge = [&](auto ahead, int n, int column, auto value_of) {
         constexpr int AHEAD = decltype(ahead)::COUNT;
         float most = -INFINITY, sum = 0.0f;
@@ -333,7 +338,7 @@ __device__ __forceinline__ void attend(X* o, float* parts, float* stats, u32* ar
         struct { float4 out; float most, sum; } merged = {out, most, sum};
         return merged;
     };
-    // Stores four channels of a column with all its keys, of `merged`.
+    // Stores four channels of a column from `merged`, the merged result over all of its keys.
     auto store_merged = [&](int column, int quad, auto merged) {
         if (sinks) merged.sum += sink_power(sinks[first_head + column - token_of(column) * count], merged.most);
         store_column(column, quad * 4, scaled(merged.out, 1.0f / merged.sum));
@@ -358,7 +363,7 @@ __device__ __forceinline__ void attend(X* o, float* parts, float* stats, u32* ar
     }
     __syncthreads();
     if (!is_last) return;
-    // Parts beyond the last one are nothing.
+    // Parts beyond the last part have no weight.
     const int whole = (splits + MERGED - 1) / MERGED * MERGED;
 #pragma unroll 1
     for (int i = threadIdx.x; i < whole * C; i += 32 * WARPS) {
@@ -374,7 +379,7 @@ __device__ __forceinline__ void attend(X* o, float* parts, float* stats, u32* ar
     });
 }
 
-// Limits registers so that BLOCKS blocks run at once on a multiprocessor.
+// The launch bounds limit registers so that a multiprocessor runs BLOCKS blocks at once.
 #define ATTEND(NAME, N, TILES_OF, BLOCKS, CACHE, CACHE_OF_TILES)                                                                \
     extern "C" __global__ void __launch_bounds__(32 * WARPS, BLOCKS) NAME(                                                      \
         X* o, float* parts, float* stats, u32* arrived, const X* qkv, CACHE cache, const float* scale_inv, const X* sinks,      \

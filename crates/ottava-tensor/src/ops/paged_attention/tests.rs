@@ -5,7 +5,7 @@ use crate::ops::{Accumulation, AttentionInput, CodeCopies, Operand, attention, a
 use crate::poison::without_poison;
 use crate::testing::{Tolerance, assert_close, gpu, normals, parity, quantized, values};
 
-/// Sequences that end at these contexts, with this many new tokens each, in `capacity` rows; their blocks lie scattered in the cache.
+/// Sequences that end at the given contexts, with a number of new tokens each, in `capacity` rows. Their blocks are scattered in the cache.
 struct Ragged {
     query_starts: Vec<i32>,
     context_lens: Vec<i32>,
@@ -31,14 +31,14 @@ impl Ragged {
         let mut cached_lens: Vec<i32> =
             contexts.iter().zip(new).map(|(&context, &new)| (context - new) as i32).collect();
         cached_lens.resize(capacity, 0);
-        // Seven has no factor in common with the numbers of blocks in use here.
+        // Seven has no common factor with the numbers of blocks that the tests use.
         let mut block_tables: Vec<i32> = (0..blocks).map(|i| (i * 7 % blocks) as i32).collect();
         block_tables.resize(capacity * per_row, 0);
         let max_new = *new.iter().max().unwrap();
         Ragged { query_starts, context_lens, cached_lens, block_tables, capacity, max_new, blocks }
     }
 
-    /// The same blocks and new tokens of sequences that end at these contexts.
+    /// Returns the same blocks and new tokens for sequences that end at these contexts.
     fn ending_at(mut self, contexts: &[usize]) -> Ragged {
         for (row, &context) in contexts.iter().enumerate() {
             self.context_lens[row] = context as i32;
@@ -47,7 +47,8 @@ impl Ragged {
         self
     }
 
-    /// The new tokens `rows` of the last `new` ones of a sequence that ends at `context`, whose blocks are in `whole`, as rows in a batch of `capacity`.
+    /// Returns a batch of `capacity` rows, each with one new token of the same sequence. The sequence ends at `context`, has its blocks in `whole`,
+    /// and its last `new` tokens are new. The batch has the new tokens `rows`.
     fn of_rows(whole: &Ragged, context: usize, new: usize, rows: std::ops::Range<usize>, capacity: usize) -> Ragged {
         let count = rows.len() as i32;
         let mut context_lens: Vec<i32> = rows.clone().map(|row| (context - new + row + 1) as i32).collect();
@@ -65,7 +66,7 @@ impl Ragged {
         }
     }
 
-    /// Its tensors on `device`.
+    /// Calls `work` with the tensors of this batch on `device`.
     fn with_batch<T>(&self, device: &Device, work: impl FnOnce(&PagedBatch) -> Result<T>) -> Result<T> {
         let vector = |shape: &[usize], values: &[i32]| Tensor::from_slice(device, shape, values);
         let starts = vector(&[self.capacity + 1], &self.query_starts)?;
@@ -80,12 +81,12 @@ impl Ragged {
         })
     }
 
-    /// Appends the new tokens `qkv`, and attends.
+    /// Appends the new tokens `qkv`, and returns their attention.
     fn run(&self, qkv: &Tensor, cache: &mut KvBlocks, spec: &AttentionSpec) -> Result<Tensor> {
         self.run_with(qkv, cache, spec, None)
     }
 
-    /// [`Ragged::run`] with sinks.
+    /// Runs the batch as [`Ragged::run`], with sinks.
     fn run_with(
         &self,
         qkv: &Tensor,
@@ -101,7 +102,7 @@ impl Ragged {
     }
 }
 
-/// Rows of many tensors below each other.
+/// Returns one tensor with the rows of all parts.
 fn stacked(parts: &[Tensor]) -> Tensor {
     let rows = parts.iter().map(|part| part.shape()[0]).sum();
     let mut all = Tensor::zeros(parts[0].device(), &[rows, parts[0].shape()[1]], parts[0].dtype()).unwrap();
@@ -113,8 +114,8 @@ fn stacked(parts: &[Tensor]) -> Tensor {
     all
 }
 
-/// Prompts in chunks, then tokens one by one, in a batch with other sequences: on the CPU each is bit-identical to plain attention, with a
-/// window also with sinks.
+/// Prompts are processed in chunks, then tokens one by one, in a batch with other sequences. On the CPU, each sequence is bit-identical to plain
+/// attention. Cases with a window also test sinks.
 #[test]
 fn sequences_in_pieces_equal_whole_ones() {
     let lengths = [37, 5, 70];
@@ -142,7 +143,7 @@ fn sequences_in_pieces_equal_whole_ones() {
         for new in [[20, 1, 33], [0, 1, 36], [16, 2, 0], [1, 1, 1]] {
             let ends: [usize; 3] = std::array::from_fn(|i| done[i] + new[i]);
             let rows = |x: &[Tensor]| -> Vec<Tensor> { (0..3).map(|i| x[i].rows(done[i], ends[i]).unwrap()).collect() };
-            // Tables of the whole sequences, so that blocks stay where they are.
+            // These are the tables of the whole sequences, so blocks keep their places.
             let tables = Ragged::new(&lengths, &new, 4);
             let new = stacked(&rows(&whole));
             let o = tables.ending_at(&ends).run_with(&new, &mut cache, &l, sinks).unwrap();
@@ -153,7 +154,7 @@ fn sequences_in_pieces_equal_whole_ones() {
     }
 }
 
-/// The last `new` tokens of sequences that end at `contexts`, after earlier tokens, and two rows of padding.
+/// Compares devices for the last `new` tokens of sequences that end at `contexts`, after earlier tokens. The batch has two rows of padding.
 fn parity_of(contexts: &[usize], new: &[usize], capacity: usize, l: AttentionSpec, dtype: DType, kv: DType) {
     let (before, now) = (Ragged::new(contexts, contexts, capacity), Ragged::new(contexts, new, capacity));
     let all = normals("all", &[contexts.iter().sum(), l.qkv_width()], dtype);
@@ -169,11 +170,11 @@ fn parity_of(contexts: &[usize], new: &[usize], capacity: usize, l: AttentionSpe
 
 #[test]
 fn paged_attention_agrees_across_devices() {
-    // Only the CPU is compared with plain attention above.
+    // Only the CPU was compared with plain attention above.
     if gpu().is_none() {
         return;
     }
-    // Decode over several splits, and with empty rows; chunks of prompts; several new tokens, and some of them fit in one tile.
+    // Decode over several splits, also with empty rows; chunks of prompts; several new tokens that fit in one tile or do not.
     let cases: [(&[usize], &[usize], usize); 4] = [
         (&[700, 1, 256, 257, 90], &[1; 5], 8),
         (&[40, 300, 7], &[33, 20, 7], 3),
@@ -209,7 +210,7 @@ fn paged_attention_agrees_across_devices() {
             }
         }
     }
-    // Windows within a split and over several, and of more tokens than there are; soft caps.
+    // Windows within a split, over several splits, and longer than the context; soft caps.
     let bounded = |window, soft_cap, l| AttentionSpec { window, soft_cap, ..l };
     for (contexts, new, capacity) in cases {
         for l in [
@@ -224,7 +225,7 @@ fn paged_attention_agrees_across_devices() {
             }
         }
     }
-    // More blocks than run at once, whose codes pass through shared memory; a window has no such kernel.
+    // More blocks than run at once, with codes that pass through shared memory. No such kernel supports a window.
     let many: Vec<usize> = (0..40).map(|i| [1 + i, 16, 17, 33][i % 4]).chain([1100, 1024, 300, 257]).collect();
     for l in [
         AttentionSpec::causal(8, 8, 64),
@@ -237,14 +238,14 @@ fn paged_attention_agrees_across_devices() {
             parity_of(&many, &[1; 44], 46, l, dtype, DType::E4M3);
         }
     }
-    // Splits of more than their smallest size, and more tiles of a warp than it has lanes.
+    // Splits larger than the smallest size; warps with more tiles than lanes.
     for kv in [DType::BF16, DType::E4M3] {
         parity_of(&[8300, 5], &[1, 1], 2, AttentionSpec::causal(2, 1, 64), DType::BF16, kv);
         parity_of(&[2500], &[40], 1, AttentionSpec::causal(2, 1, 128), DType::BF16, kv);
     }
 }
 
-/// A token has the same bits alone, in a batch with other sequences, and in a batch with a prompt, also where codes of a batch without prompts
+/// A token has the same bits alone, in a batch with other sequences, and in a batch with a prompt. This includes batches without prompts whose codes
 /// pass through shared memory.
 #[test]
 fn no_token_depends_on_other_sequences() {
@@ -278,7 +279,8 @@ fn no_token_depends_on_other_sequences() {
     }
 }
 
-/// A context so long that a warp has more tiles than lanes, whose codes pass through shared memory in a large batch, in other splits than in a small one.
+/// The context is so long that a warp has more tiles than lanes. In a large batch, its codes pass through shared memory, in other splits than in a
+/// small batch.
 #[test]
 fn splits_of_long_contexts_agree() {
     let Some(gpu) = gpu() else { return };
@@ -299,7 +301,7 @@ fn splits_of_long_contexts_agree() {
     }
 }
 
-/// Keys and values of earlier owners of a block, behind the last token of a sequence, change no bit, even NaN.
+/// Keys and values that earlier owners of a block left after the last token of a sequence do not change any bit, even if they are NaN.
 #[test]
 fn what_lies_behind_a_sequence_is_not_read() {
     let Some(gpu) = gpu() else { return };
@@ -325,8 +327,8 @@ fn what_lies_behind_a_sequence_is_not_read() {
     }
 }
 
-/// New tokens of one sequence, each as a sequence of its own in the same blocks, have the same bits alone, together, and beside others: with
-/// several splits, which are counted for each of them, and with more of them than the cache has blocks.
+/// New tokens of one sequence are separate rows of a batch, with the same blocks. A row has the same bits alone, with the other rows, and with other
+/// sequences. The cases have several splits, which are counted for each row, and more rows than the cache has blocks.
 #[test]
 fn tokens_as_rows_do_not_depend_on_others() {
     let Some(device) = gpu() else { return };
@@ -346,7 +348,7 @@ fn tokens_as_rows_do_not_depend_on_others() {
                 let (all, last) = (of("all", context), of("last", new));
                 let mut cache = KvBlocks::new(&device, &l, whole.blocks, BLOCK_SIZE, kv).unwrap();
                 whole.run(&all, &mut cache, &l).unwrap();
-                // The rows of these new tokens.
+                // Returns the results for the rows of these new tokens.
                 let mut rows = |tokens: std::ops::Range<usize>, capacity: usize| {
                     let rows = Ragged::of_rows(&whole, context, new, tokens.clone(), capacity);
                     let mut qkv = Tensor::zeros(&device, &[capacity, l.qkv_width()], dtype).unwrap();
@@ -369,7 +371,7 @@ fn tokens_as_rows_do_not_depend_on_others() {
     }
 }
 
-/// Rows of one sequence read keys and values that their own pass appends, also if attention starts before the GEMM that computes these has ended.
+/// Rows of one sequence read keys and values that the same pass appends, even if attention starts before the GEMM that computes them has ended.
 #[test]
 fn rows_read_tokens_of_their_own_pass() {
     let Some(device) = gpu() else { return };
@@ -379,7 +381,7 @@ fn rows_read_tokens_of_their_own_pass() {
     let l = AttentionSpec::causal(8, 2, 128);
     let of = |name, shape: [usize; 2]| normals(name, &shape, DType::BF16).to_device(&device).unwrap();
     let codes = |x: Tensor| quantized(&x, DType::E4M3, Granularity::PerRow, CodeCopies::Rows).unwrap();
-    // So many products that the GEMM still runs when attention starts.
+    // The GEMM has so many terms that it still runs when attention starts.
     let (a, b) = (codes(of("a", [ROWS, 32_768])), codes(of("b", [l.qkv_width(), 32_768])));
     let product = || gemm_nt(Operand::Rows(&a), Operand::Rows(&b), DType::BF16, Accumulation::Exact);
     for context in [90, 700] {
@@ -387,7 +389,7 @@ fn rows_read_tokens_of_their_own_pass() {
         let before = of("before", [context, l.qkv_width()]);
         for kv in [DType::BF16, DType::E4M3] {
             let run = |at_once: bool| {
-                // With fewer blocks than rows, attention would clear counters first, and not start early.
+                // With fewer blocks than rows, attention would first clear counters, and would not start early.
                 let mut cache = KvBlocks::new(&device, &l, whole.blocks.max(ROWS), BLOCK_SIZE, kv)?;
                 whole.run(&before, &mut cache, &l)?;
                 let ended = || if at_once { Ok(()) } else { gpu.synchronize() };
@@ -414,11 +416,11 @@ fn rows_read_tokens_of_their_own_pass() {
     }
 }
 
-/// Codes and scales of the cache, values in another type than activations, and rotated rows, padding included, have the same bits on all
-/// devices, and the bits of `rope` before `append_kv`.
+/// Codes and scales of the cache, values in another type than activations, and rotated rows (padding included) have the same bits on all
+/// devices. They equal the bits of `rope` before `append_kv`.
 #[test]
 fn caches_are_bit_identical_across_devices_and_to_rope() {
-    // Heads of whole eights of pairs, and of others; more of them than a block takes.
+    // Heads that consist of whole eights of pairs, and heads that do not; more heads than a block processes.
     for (l, pairs) in [
         (AttentionSpec::causal(4, 2, 64), Some(RopePairs::Halves)),
         (AttentionSpec::causal(30, 10, 128), Some(RopePairs::Neighbours)),
@@ -463,7 +465,7 @@ fn caches_are_bit_identical_across_devices_and_to_rope() {
     }
 }
 
-/// Half a step of E4M3 is 1/16 of a value, which moves scores and averages of values.
+/// Half a step of E4M3 is 1/16 of a value. It moves scores, and averages of values.
 #[test]
 fn a_cache_in_codes_is_as_exact_as_its_format() {
     let (l, ragged) = (AttentionSpec::causal(4, 2, 64), Ragged::new(&[90], &[90], 1));
@@ -474,7 +476,7 @@ fn a_cache_in_codes_is_as_exact_as_its_format() {
     });
     let norm = |x: &mut dyn Iterator<Item = f64>| x.map(|x| x * x).sum::<f64>().sqrt();
     let apart = norm(&mut exact.iter().zip(&coded).map(|(a, b)| a - b)) / norm(&mut exact.iter().copied());
-    // Casts of normals to E4M3 move keys and values by 2.7 % of their norm each, 3.8 % together; up to 4.2 % is seen.
+    // A cast of normal values to E4M3 moves keys and values by 2.7 % of their norms, which is 3.8 % together. Up to 4.2 % was seen.
     assert!(apart > 1e-3 && apart < 0.06, "{apart}");
     assert_eq!(KvBlocks::block_bytes(&l, 32, DType::E4M3), 2 * 2 * 32 * (64 + 4) + 2 * 4);
 }

@@ -1,32 +1,32 @@
-// Keys and values of a split of a context, in tiles of 16 tokens. A warp processes TILES at a time, which it has in registers (`LoadedTiles`) or in
+// The keys and values of a split of a context, in tiles of 16 tokens. A warp processes TILES tiles at a time, in registers (`LoadedTiles`) or in
 // shared memory (`CopiedTiles`).
 
-// 16 bytes of a row, and the number of elements in them.
+// 16 bytes of a row. EACH is the number of elements in a piece.
 struct Piece { u32 words[4]; };
 #define EACH (16 / (int)sizeof(KV))
 #define TILES (DIM * (int)sizeof(KV) <= 128 ? 2 : 1)
-// Pieces of a lane in a row of K, which four lanes share, and of V, which eight share.
+// The number of pieces per lane. Four lanes share a row of K, and eight lanes share a row of V.
 #define K_PIECES ((DIM / EACH + 3) / 4)
 #define V_PIECES ((DIM / EACH + 7) / 8)
-// Tokens that a block reads at a time.
+// The number of tokens that a block reads at a time.
 #define STRIDE (16 * TILES * WARPS)
 
-// A warp's tiles among tokens `begin` to `end` of a sequence, for one key head. Numbers beyond the last tile stand for it.
+// A warp's tiles among tokens `begin` to `end` of a sequence, for one key head. Tile numbers beyond the last tile give the last tile.
 struct Walk {
-    const int* blocks;                 // of the sequence
+    const int* blocks;                 // blocks of the sequence
     int log2_block, begin, end, last, kv, kv_heads, warp, lane;
 
     __device__ __forceinline__ Walk(const Batch& batch, int sequence, int kv, int kv_heads, int begin, int end, int warp, int lane)
         : blocks(batch.block_tables + (u64)sequence * batch.max_blocks), log2_block(__ffs(batch.block_size) - 1), begin(begin), end(end),
           last((end - 1) / 16 * 16), kv(kv), kv_heads(kv_heads), warp(warp), lane(lane) {}
-    // The first token of a tile.
+    // Returns the first token of a tile.
     __device__ __forceinline__ int tile(int number) const { return begin + ((number / TILES * WARPS + warp) * TILES + number % TILES) * 16; }
-    // The row of the first key of tile `number` + lane, so that a warp knows the rows of 32 tiles.
+    // Returns the row of the first key of tile `number` + lane. So the lanes of a warp have the rows of 32 tiles.
     __device__ __forceinline__ u32 row_from(int number) const {
         const int position = min(tile(number + lane), last), block = blocks[position >> log2_block];
         return (((u32)block * 2 * kv_heads + kv) << log2_block) + (position & ((1 << log2_block) - 1));
     }
-    // Rows from a key to its value.
+    // Returns the number of rows from a key to its value.
     __device__ __forceinline__ int to_values() const { return kv_heads << log2_block; }
 };
 
@@ -38,7 +38,8 @@ __device__ __forceinline__ Piece fetch(const void* from) {
     return p;
 }
 
-// A warp starts to load its next keys when it has multiplied with the current ones, and likewise its next values. Has the least latency.
+// Loads tiles into registers. When a warp has multiplied with the current keys, it starts to load the next keys; values are loaded likewise. This has
+// the least latency.
 struct LoadedTiles {
     struct Cache {
         const KV* data;
@@ -58,7 +59,7 @@ struct LoadedTiles {
     }
     // Starts to read the first keys and values.
     __device__ __forceinline__ void start() { load_keys(tile), load_values(tile); }
-    // Starts to read the next keys, or values, when the keys or values of the current tiles have been read.
+    // Start to read the next keys or values, after the keys or values of the current tiles were read.
     __device__ __forceinline__ void start_next_keys() {
         number += TILES;
         if (number % 32 == 0) row = walk.row_from(number);
@@ -70,20 +71,20 @@ struct LoadedTiles {
     __device__ __forceinline__ void wait_for_keys() {}
     __device__ __forceinline__ void wait_for_values() {}
     __device__ __forceinline__ void next() { tile += STRIDE; }
-    // Piece `j` of this lane of tile `u`: of the key of token g + 8 i, or of the value of token 2 t + i % 2 + i / 2 · 8.
+    // Return piece `j` of this lane in tile `u`: of the key of token g + 8 i, or of the value of token 2 t + i % 2 + i / 2 · 8.
     __device__ __forceinline__ Piece key(int u, int i, int j) const { return keys[u][i][j]; }
     __device__ __forceinline__ Piece value(int u, int i, int j) const { return values[u][i][j]; }
-    // The inverse scales of token g + 8 i.
+    // Return the inverse scales of token g + 8 i.
     __device__ __forceinline__ float key_scale(int u, int i) const { return key_scales[u][i]; }
     __device__ __forceinline__ float value_scale(int u, int i) const { return value_scales[u][i]; }
-    // Shared memory for a block's `T`, after the last tile.
+    // Returns shared memory for a block's `T`, which is used after the last tile.
     template <class T> __device__ __forceinline__ T& room_for() {
         __shared__ T room;
         return room;
     }
 
   private:
-    // The row of a token of tile `u` from `tile` on, or of the last one of it before the end of the split.
+    // Returns the row of a token of tile `u`, counted from `tile`. Tokens beyond the split give its last token.
     __device__ __forceinline__ u32 row_of(int tile, int u, int token) const {
         return __shfl_sync(FULL, row, (number + u) % 32) + min(token, walk.end - 1 - min(tile + 16 * u, walk.last));
     }
@@ -124,8 +125,8 @@ struct LoadedTiles {
     }
 };
 #else
-// The copy engine copies a warp's next keys to shared memory when all lanes have read the current ones, and likewise its next values. This takes fewer
-// registers, so four blocks share a multiprocessor, which have more bytes in flight; but it takes longer until the first keys arrive.
+// Copies tiles to shared memory by the copy engine. When all lanes have read the current keys of a warp, its next keys are copied; values are copied
+// likewise. This takes fewer registers, so four blocks share a multiprocessor and have more bytes in flight. But the first keys arrive later.
 struct CopiedTiles {
     struct Cache {
         const TensorMap* map;
@@ -139,9 +140,9 @@ struct CopiedTiles {
 
     Walk walk;
     Cache cache;
-    Tile* tiles;                       // TILES of this warp
-    Scales* scales;                    // likewise
-    u64* arrived;                      // barriers of keys and values
+    Tile* tiles;                       // TILES tiles of this warp
+    Scales* scales;                    // scales of these tiles
+    u64* arrived;                      // barriers of keys and of values
     int tile, number, g, t;
     u32 row, parity;
 
@@ -173,7 +174,7 @@ struct CopiedTiles {
     __device__ __forceinline__ void wait_for_values() {
         barrier_wait(arrived + 1, parity);
         if (tile + 16 * TILES <= walk.end) return;
-        // What lies beyond the last token may be NaN, which stays NaN if multiplied by zero.
+        // Values after the last token may be NaN, and NaN times zero is NaN.
 #pragma unroll 1
         for (int u = 0; u < TILES; u++) {
 #pragma unroll 1
@@ -199,16 +200,16 @@ struct CopiedTiles {
     static constexpr int SHARED = 34 << 10;
     static_assert(sizeof(Tile) * TILES * WARPS <= SHARED, "tiles fit in shared memory");
     __device__ __forceinline__ static char* shared() {
-        // Swizzled boxes start at multiples of 1024.
+        // Swizzled boxes start at multiples of 1024 bytes.
         __shared__ alignas(1024) char memory[SHARED];
         return memory;
     }
-    // The copy engine swizzles the pieces of eight rows.
+    // Returns a piece. The copy engine swizzles the pieces of eight rows.
     __device__ __forceinline__ static Piece piece_in(const char (*boxes)[BOX_BYTES], int row, int piece) {
         const uint4 words = *(const uint4*)(boxes[piece / 8] + row * STEP + ((piece ^ row) & 7) * 16);
         return {{words.x, words.y, words.z, words.w}};
     }
-    // The lane that knows a tile's row copies it.
+    // The lane that knows the row of a tile copies the tile.
     __device__ __forceinline__ void copy_keys() {
         const int u = walk.lane - number % 32;
         if (u < 0 || u >= TILES) return;

@@ -47,7 +47,8 @@ pub(super) fn gather(x: &Tensor, slots: &Slots, weights: Option<&Tensor>, y: &mu
     });
 }
 
-/// `scale_inv` is the inverse scale of `codes` by row, or one for all rows, which stays.
+/// Gathers codes and their inverse scales. `scale_inv` has one scale per row of codes (or per block of a row), or one scale for all rows, which does
+/// not change.
 pub(super) fn gather_quantized(
     from: &Tensor,
     from_scales: &Tensor,

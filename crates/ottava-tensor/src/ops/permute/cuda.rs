@@ -7,12 +7,12 @@ use crate::ops::launch::{self, BLOCK};
 use crate::ops::quantize::{self, CAST_EIGHTS, Producer, ROW_EIGHTS, RowKernels};
 use crate::{DType, QuantizedTensor, Result, Tensor};
 
-/// Macros of the kernels.
+/// A macro of the kernels: the alignment of groups.
 const ALIGNMENT: usize = Groups::ALIGNMENT;
-/// Rows and columns of a block of `gather`.
+/// The number of rows, and the number of columns, of a block of `gather`.
 const GATHERED_ROWS: usize = 16;
 const GATHERED_COLUMNS: usize = 512;
-/// Tokens per block of `gather_amaxes`, whose threads have eight columns each.
+/// The number of tokens per block of `gather_amaxes`. Each thread has eight columns.
 const MEASURED_TOKENS: usize = 64;
 
 kernels! {
@@ -57,11 +57,11 @@ pub(super) fn slots(gpu: &CudaDevice, ids: &Tensor, first: usize, slots: &mut Sl
     let (pairs, experts, rows) = (ids.len(), counts.len(), pair_of.len());
     let (defines, grid) = (launch::storage(DType::F32)?, [experts as u32, 1, 1]);
     let kernel = SOURCE.kernel(defines, kernel::count_slots(&mut *counts, ids, pairs, first));
-    // SAFETY: a block for each of the counts, and `pairs` ids.
+    // SAFETY: each of the counts has a block, and `ids` has `pairs` elements.
     unsafe { gpu.launch_early(&kernel, grid, 1024, 0)? };
     let entry = kernel::place_slots(offsets, slot_of, pair_of, ids, &*counts, pairs, experts, rows, first);
     let kernel = SOURCE.kernel(defines, entry);
-    // SAFETY: `slot_of` has `pairs` elements, `offsets` one more than there are experts, and `pair_of` suffices for any choices.
+    // SAFETY: `slot_of` has `pairs` elements, `offsets` has one more than there are experts, and `pair_of` suffices for any choices.
     unsafe { gpu.launch_early(&kernel, grid, 1024, 0) }
 }
 
@@ -76,7 +76,7 @@ pub(super) fn gather(
     let entry = kernel::gather(y, x, &slots.pair_of, weights, rows, chosen, channels);
     let kernel = SOURCE.kernel(launch::storage(x.dtype())?, entry);
     let grid = [rows.div_ceil(GATHERED_ROWS) as u32, channels.div_ceil(GATHERED_COLUMNS) as u32, 1];
-    // SAFETY: threads for all rows and columns; `pair_of` has -1 or choices of tokens of `x`.
+    // SAFETY: all rows and columns have threads; `pair_of` has choices of tokens of `x`, or -1.
     unsafe { gpu.launch_early(&kernel, grid, BLOCK, 0) }
 }
 
@@ -90,7 +90,7 @@ pub(super) fn gather_amax(
     gather_amaxes(gpu, x, slots, weights, [amax.device_ptr_mut(), 0, 0])
 }
 
-/// Raises the amaxes of the result of `gather`: the amax of all rows, of each row and of each column, at addresses that may be null.
+/// Raises the amaxes of the result of `gather`: the amax of all rows, of each row and of each column. Addresses may be null.
 fn gather_amaxes(
     gpu: &CudaDevice,
     x: &Tensor,
@@ -103,7 +103,7 @@ fn gather_amaxes(
     let entry = kernel::gather_amaxes(all, of_rows, of_columns, x, &slots.slot_of, weights, tokens, chosen, channels);
     let kernel = SOURCE.kernel(launch::storage(x.dtype())?, entry);
     let grid = [channels.div_ceil(8 * BLOCK as usize) as u32, tokens.div_ceil(MEASURED_TOKENS) as u32, 1];
-    // SAFETY: `slot_of` has -1 or rows of the result for each choice of a token of `x`; the caller's amaxes have an element for each.
+    // SAFETY: `slot_of` has a row of the result, or -1, for each choice of a token of `x`. The caller's amaxes have an element for each.
     unsafe { gpu.launch(&kernel, grid, BLOCK, 0) }
 }
 
@@ -146,7 +146,7 @@ pub(super) fn gather_quantized(
 ) -> Result<()> {
     const WORD: usize = 16;
     let ([tokens, width], [_, chosen, rows]) = (from.dims("gather: codes")?, slots.sizes()?);
-    // One scale for all stays.
+    // One scale for all rows does not change.
     let blocks = if scale_inv.len() == 1 { 0 } else { scale_inv.len() / rows };
     let scales = (blocks > 0).then_some(scale_inv);
     let entry = kernel::gather_quantized(
@@ -162,8 +162,8 @@ pub(super) fn gather_quantized(
         tokens,
     );
     let kernel = SOURCE.kernel(launch::storage(DType::F32)?, entry);
-    // SAFETY: a block for each row; rows of codes are multiples of 16 bytes, and `pair_of` has -1 or choices of tokens of `from`; both tensors of
-    // scales have `blocks` for each row.
+    // SAFETY: each row has a block. Rows of codes are multiples of 16 bytes, `pair_of` has choices of tokens of `from`, or -1, and both tensors of
+    // scales have `blocks` scales for each row.
     unsafe { gpu.launch(&kernel, [rows as u32, 1, 1], BLOCK, 0) }
 }
 
@@ -178,7 +178,7 @@ pub(super) fn combine(
     let ([tokens, channels], [_, chosen, _]) = (y.dims("combine: y")?, slots.sizes()?);
     let entry = kernel::combine(y, z, &slots.slot_of, weights, addend, chosen, channels);
     let kernel = SOURCE.kernel(launch::storage(z.dtype())?, entry);
-    // SAFETY: a block for each token; `slot_of` has rows of `z`.
+    // SAFETY: each token has a block; `slot_of` has rows of `z`, or -1.
     unsafe { gpu.launch_early(&kernel, [tokens as u32, 1, 1], BLOCK, 0) }
 }
 
@@ -192,6 +192,6 @@ pub(super) fn weight_gradient(
     let pairs = weights.len();
     let entry = kernel::weight_gradient(dweights, dots, &slots.slot_of, weights, pairs);
     let kernel = SOURCE.kernel(launch::storage(DType::F32)?, entry);
-    // SAFETY: all but `dots` have `pairs` elements, and `slot_of` has rows of `dots`.
+    // SAFETY: all tensors except `dots` have `pairs` elements; `slot_of` has rows of `dots`, or -1.
     unsafe { gpu.launch(&kernel, launch::elements(gpu, pairs), BLOCK, 0) }
 }

@@ -1,4 +1,4 @@
-//! Rows of tokens, permuted so that the rows of each expert are neighbours, and the way back.
+//! Permutes rows of tokens so that the rows of each expert are neighbours, and combines rows of experts to rows of tokens.
 
 mod cpu;
 pub(super) mod cuda;
@@ -13,33 +13,33 @@ use crate::ops::dispatch::dispatch;
 use crate::{DType, Device, Error, Granularity, QuantizedTensor, Result, Tensor};
 use std::ops::Range;
 
-/// The place of each choice of a token among the rows of experts.
+/// The row of each choice of a token among the rows of experts.
 #[derive(Clone, Debug)]
 pub struct Slots {
-    /// The rows of each expert. Their buffer has as many as [`Groups::capacity`] says, for any choices.
+    /// The rows of each expert. Their buffer has [`Groups::capacity`] rows, which suffices for any choices.
     pub groups: Groups,
-    /// I32 `[T, K]`: the row of each choice; -1 for choices of experts without a group. Choices of an expert are in the order of tokens,
-    /// then of `k`.
+    /// The row of each choice, I32 `[T, K]`, or -1 if the expert has no group. The choices of an expert are in the order of tokens, and then in the
+    /// order of `k`.
     pub slot_of: Tensor,
-    /// I32 `[P]`: the choice `t · K + k` that a row is of; -1 in rows of none.
+    /// The choice `t · K + k` of each row, I32 `[P]`, or -1 if the row has no choice.
     pub pair_of: Tensor,
 }
 
 impl Slots {
-    /// Tokens `T`, choices `K` of each, and rows `P`.
+    /// Returns the number `T` of tokens, the number `K` of choices per token, and the number `P` of rows.
     fn sizes(&self) -> Result<[usize; 3]> {
         let [tokens, chosen] = self.slot_of.dims("permute: slot_of")?;
         Ok([tokens, chosen, self.pair_of.len()])
     }
 
-    /// The choices of a range of the tokens among all rows, for [`combine`].
+    /// Returns the choices of a range of tokens, for [`combine`]. The rows are the rows of all tokens.
     pub fn of_tokens(&self, tokens: Range<usize>) -> Result<Slots> {
         Ok(Slots { slot_of: self.slot_of.rows(tokens.start, tokens.end)?, ..self.clone() })
     }
 }
 
-/// Lays out the choices `ids` I32 `[T, K]` of the `experts`; choices of other experts have no row. The caller has checked that ids differ
-/// within a token.
+/// Places the choices `ids` I32 `[T, K]` of `experts` in rows. Choices of other experts have no row. The caller must have checked that the ids of a
+/// token differ.
 pub fn slots(ids: &Tensor, experts: Range<usize>) -> Result<Slots> {
     let [tokens, chosen] = ids.dims("slots: ids")?;
     ids.expect_dtype("slots: ids", &[DType::I32])?;
@@ -58,8 +58,8 @@ pub fn slots(ids: &Tensor, experts: Range<usize>) -> Result<Slots> {
     Ok(slots)
 }
 
-/// The rows of `x` `[T, C]` by slot, `[P, C]`, written to `output`; with `weights` `[T, K]` (F32, or F64 for F64), each times the weight of its
-/// choice, rounded once. Rows of no choice are zero.
+/// Writes the rows of `x` `[T, C]` in the order of slots, `[P, C]`, to `output`. With `weights` `[T, K]` (F32, or F64 for F64), each row is
+/// multiplied by the weight of its choice and rounded once. Rows without a choice are zero.
 pub fn gather_to(x: &Tensor, slots: &Slots, weights: Option<&Tensor>, output: Output) -> Result<Produced> {
     let [tokens, chosen, rows] = slots.sizes()?;
     let [_, channels] = x.dims("gather: x")?;
@@ -89,11 +89,12 @@ pub fn gather_to(x: &Tensor, slots: &Slots, weights: Option<&Tensor>, output: Ou
     }
 }
 
-/// The codes of `x` `[T, C]` by slot: the codes that the cast of [`gather_to`] would write, if rows are cast alike wherever they are (one scale, or
-/// scales along rows). Rows of no choice have codes of zero and a scale of one. `x` has the copy that is contracted along the columns; with
-/// `transposes`, the result has both.
+/// Gathers the codes of `x` `[T, C]` in the order of slots. They equal the codes that the cast of [`gather_to`] writes, because the cast of a row
+/// does not depend on its place: there is one scale, or scales along rows. Rows without a choice have codes of zero and a scale of one. `x` must have
+/// the copy that is contracted along the columns. With `transposes`, the result has both copies.
 ///
-/// Errors with [`Error::Value`] if `x` has no such copy, if its rows are padded, or if its transpose has other scales.
+/// Errors with [`Error::Value`] if `x` has no such copy, if its rows are padded, if blocks of several rows share a scale, or if `transposes` is set
+/// and the scales are not per-tensor.
 pub fn gather_quantized(x: &QuantizedTensor, slots: &Slots, transposes: bool) -> Result<QuantizedTensor> {
     let [tokens, _, rows] = slots.sizes()?;
     let wrong = |what: &str| Error::Value(format!("gather_quantized: {what}"));
@@ -122,10 +123,10 @@ pub fn gather_quantized(x: &QuantizedTensor, slots: &Slots, transposes: bool) ->
     Ok(QuantizedTensor { codes, transposed, scale_inv, transposed_scale_inv, granularity, rows, ..x.clone() })
 }
 
-/// `y[t] = Σ_k weights[t, k] · z[slot of (t, k)] + addend[t]`, for `z` `[P, C]`, in the order of `k`, in F32 (F64 for F64), rounded once. Without
-/// `weights` they are 1. Choices without a row add nothing. Returns `[T, C]` like `z`.
+/// Returns `y[t] = Σ_k weights[t, k] · z[slot of (t, k)] + addend[t]`, `[T, C]` in the type of `z`, for `z` `[P, C]`. The sum is computed in the
+/// order of `k`, in F32 (F64 for F64), and rounded once. Without `weights`, all weights are 1. Choices without a row add nothing.
 ///
-/// With and without weights, this is the gradient of [`gather_to`] and the reverse.
+/// With and without weights, this is the gradient of [`gather_to`], and vice versa.
 pub fn combine(z: &Tensor, slots: &Slots, weights: Option<&Tensor>, addend: Option<&Tensor>) -> Result<Tensor> {
     let [tokens, chosen, rows] = slots.sizes()?;
     let [_, channels] = z.dims("combine: z")?;
@@ -146,11 +147,11 @@ pub fn combine(z: &Tensor, slots: &Slots, weights: Option<&Tensor>, addend: Opti
     Ok(y)
 }
 
-/// The gradient by the weights of [`combine`], `[T, K]` like `weights`, from products `dots` `[P]` of the rows of `z` with the gradient by them,
-/// which has the weight as a factor: `dweights[t, k] = dots[slot of (t, k)] / weights[t, k]`, and 0 where the weight is 0, since a router's
-/// gradient multiplies it by its score, which is 0 too, and for choices without a row.
+/// Returns the gradient of [`combine`] by the weights, `[T, K]` like `weights`: `dweights[t, k] = dots[slot of (t, k)] / weights[t, k]`. `dots` `[P]`
+/// has the dot products of the rows of `z` and the gradients by these rows, which contain the weight as a factor. So neither `z` nor a gradient
+/// without weights has to be kept (arXiv:2512.14080).
 ///
-/// So neither `z` nor a gradient without weights has to be kept (arXiv:2512.14080).
+/// The result is 0 for choices without a row, and for a weight of 0: the gradient of the router multiplies it by the score, which is also 0.
 pub fn weight_gradient(dots: &Tensor, slots: &Slots, weights: &Tensor) -> Result<Tensor> {
     let [tokens, chosen, rows] = slots.sizes()?;
     dots.expect("weight_gradient: dots", &[rows])?;

@@ -1,7 +1,7 @@
-// Rows of tokens by slot. `pair_of` is -1 in rows of no choice; the token of choice `pair` is `pair / K`; `slot_of` is -1 for choices without
-// a row. `weights` may be null.
+// Gathers rows of tokens by slot. `pair_of` is -1 for rows without a choice; the token of choice `pair` is `pair / K`. `slot_of` is -1 for choices
+// without a row. `weights` may be null.
 
-// Eight values of a row, times the weight of its choice.
+// Returns eight values of a row, multiplied by the weight of its choice.
 template <class T> __device__ __forceinline__ Eight<T> weighed(const Eight<T>& e, float weight) {
     float v[8];
     unpack8(e, v);
@@ -13,7 +13,7 @@ template <class T> __device__ __forceinline__ Eight<T> weighed(const Eight<T>& e
 #ifdef FORMAT
 struct Gathered {
     const X* x;
-    // Of the rows of the tile from `row0` on: tokens, -1 for rows of no choice, and weights of choices, or null.
+    // For the rows of the tile, which begins at `row0`: the tokens (-1 for rows without a choice), and the weights of the choices, or null.
     const int* token_of;
     const float* weight_of;
     int row0, columns;
@@ -33,8 +33,8 @@ struct Gathered {
 };
 template <> constexpr bool MAY_COPY<Gathered> = true;
 
-// Grid (tiles along rows, tiles along columns), 256 threads. Neighbouring blocks have the same columns, so that L2 holds these columns of all tokens while
-// their rows are read once for each choice.
+// Grid (tiles along rows, tiles along columns), 256 threads. Neighbouring blocks have the same columns. L2 then holds these columns of all tokens,
+// and the rows of tokens are read once for each choice.
 extern "C" __global__ void __launch_bounds__(256, 5)
     gather_codes(const X* x, const int* pair_of, const float* weights, int K, const __grid_constant__ Destination to) {
     __shared__ int token_of[TILE];
@@ -51,7 +51,7 @@ extern "C" __global__ void __launch_bounds__(256, 5)
     quantize_tile<2>(to, from, row0, blockIdx.y * TILE);
 }
 
-// Blocks of padded rows.
+// Casts one row. The grid has the blocks of all padded rows.
 template <int EIGHTS>
 __device__ __forceinline__ void gathered_row(const X* x, const int* pair_of, const float* weights, int K, const Destination& to) {
     if constexpr (SHARING != PerRow) return;
@@ -80,7 +80,7 @@ extern "C" __global__ void __launch_bounds__(1024, 2)
 #else
 __device__ __forceinline__ int padded128(int n) { return (n + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT; }
 
-// Grid of experts; number `first` is the first.
+// Counts the choices of each expert. Grid (experts); the first expert has number `first`.
 extern "C" __global__ void __launch_bounds__(1024) count_slots(int* counts, const int* ids, int pairs, int first) {
     start_successors();
     wait_for_predecessors();
@@ -90,7 +90,7 @@ extern "C" __global__ void __launch_bounds__(1024) count_slots(int* counts, cons
     if (threadIdx.x == 0) counts[blockIdx.x] = n;
 }
 
-// Grid of experts, 32 warps. A block lists the choices of its expert in order, eight candidates per thread at a time; the first block also
+// Grid (experts), 32 warps. A block lists the choices of its expert in order, testing eight candidates per thread at a time. The first block also
 // marks choices of experts outside the grid.
 #define EACH 8
 extern "C" __global__ void __launch_bounds__(1024)
@@ -118,7 +118,7 @@ extern "C" __global__ void __launch_bounds__(1024)
             if (id == e) hits |= 1u << k;
             if (e == 0 && (id < 0 || id >= experts)) slot_of[first + k] = -1;
         }
-        // All threads have finished with the previous sums.
+        // Here all threads have finished reading the previous sums.
         if (!__syncthreads_or(hits)) continue;
         int before = __popc(hits);
         for (int offset = 1; offset < 32; offset *= 2) {
@@ -142,8 +142,8 @@ extern "C" __global__ void __launch_bounds__(1024)
     }
 }
 
-// Grid (rows / GATHERED_ROWS, columns / GATHERED_COLUMNS), 256 threads: each has eight columns of some rows. Neighbouring blocks have the same columns,
-// which stay in L2 for all tokens.
+// Grid (rows / GATHERED_ROWS, columns / GATHERED_COLUMNS), 256 threads. Each thread has eight columns of some rows. Neighbouring blocks have the same
+// columns, which stay in L2 for all tokens.
 #define LANES (GATHERED_COLUMNS / 8)
 #define ROWS_AT_ONCE (256 / LANES)
 extern "C" __global__ void __launch_bounds__(256) gather(X* y, const X* x, const int* pair_of, const float* weights, int rows, int K, int C) {
@@ -168,7 +168,8 @@ extern "C" __global__ void __launch_bounds__(256) gather(X* y, const X* x, const
     }
 }
 
-// Grid of rows; threads stride over words of 16 codes, and over the scales of a row, which are `rows` apart, or `tokens` in `from_scales`.
+// Grid (rows). Threads stride over words of 16 codes, and over the scales of a row. Scales of a row are `rows` elements apart, and `tokens` elements
+// in `from_scales`.
 extern "C" __global__ void gather_quantized(uint4* codes, float* scales, const uint4* from, const float* from_scales, const int* pair_of, int K,
                                             int words, int blocks, int rows, int tokens) {
     const int row = blockIdx.x, pair = pair_of[row], token = pair / K;
@@ -178,13 +179,13 @@ extern "C" __global__ void gather_quantized(uint4* codes, float* scales, const u
         scales[(u64)b * rows + row] = pair < 0 ? 1.0f : from_scales[(u64)b * tokens + token];
 }
 
-// Raises the amaxes of all rows, of each row and of each column of the result of `gather`; any may be null. Rounding keeps the order, so the
-// largest value of a token times its largest weight is the largest of its rows, and tokens are read once. Grid (columns / 2048, tokens /
+// Raises the amaxes of all rows, of each row and of each column of the result of `gather`. Pointers may be null. Rounding keeps the order of values.
+// So the largest value of a token times its largest weight is the largest value of its rows, and tokens are read once. Grid (columns / 2048, tokens /
 // MEASURED_TOKENS), 256 threads with eight columns each.
 #define AT_ONCE 8
 extern "C" __global__ void __launch_bounds__(256) gather_amaxes(float* amax, float* row_amax, float* column_amax, const X* x, const int* slot_of,
                                                                 const float* weights, int tokens, int K, int C) {
-    // Per token: its largest weight (0 without a row), and the amax of each warp's columns.
+    // For each token: its largest weight (0 without a row), and the amax of each warp's columns.
     __shared__ float heaviest[MEASURED_TOKENS], of_warps[MEASURED_TOKENS][8];
     __shared__ alignas(16) float columns[2048];
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, column = 8 * (blockIdx.x * 256 + threadIdx.x), first = blockIdx.y * MEASURED_TOKENS;
@@ -214,7 +215,7 @@ extern "C" __global__ void __launch_bounds__(256) gather_amaxes(float* amax, flo
         }
     }
     block_raise(amax, largest8(of_columns));
-    // Through shared memory, so that the atomics on column amaxes are coalesced.
+    // Column amaxes pass through shared memory, so that their atomics are coalesced.
     if (column_amax) {
         float v[8];
         unpack8(of_columns, v);
@@ -235,7 +236,7 @@ extern "C" __global__ void __launch_bounds__(256) gather_amaxes(float* amax, flo
     }
 }
 
-// Grid of tokens; threads stride over channels. Choices are added in order.
+// Grid (tokens). Threads stride over channels. Choices are added in order.
 extern "C" __global__ void combine(X* y, const X* z, const int* slot_of, const float* weights, const X* addend, int K, int C) {
     start_successors();
     wait_for_predecessors();

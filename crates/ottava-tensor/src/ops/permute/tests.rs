@@ -3,7 +3,7 @@ use crate::ops::destination::tests::{destinations, hostile};
 use crate::ops::{CastScale, CastStatistics, CodeCopies, CurrentScaling, Fp8Output};
 use crate::testing::{Tolerance, assert_close, gpu, normals, parity, values};
 
-/// Choices I32 `[tokens, chosen]` of `experts`, different ones for a token. `favourite` is chosen by all tokens, if given.
+/// Returns choices I32 `[tokens, chosen]` of `experts`, which differ within a token. If `favourite` is given, all tokens choose it.
 fn choices(tokens: usize, chosen: usize, experts: usize, favourite: Option<usize>) -> Tensor {
     let scores = normals("choices", &[tokens, experts], DType::F32).to_vec::<f32>().unwrap();
     let mut ids = Vec::new();
@@ -19,7 +19,7 @@ fn choices(tokens: usize, chosen: usize, experts: usize, favourite: Option<usize
     Tensor::from_slice(&Device::Cpu, &[tokens, chosen], &ids).unwrap()
 }
 
-/// Tokens, choices of each, experts, and an expert that all tokens choose.
+/// The numbers of tokens, of choices per token and of experts, and an expert that all tokens choose.
 const CASES: [(usize, usize, usize, Option<usize>); 6] = [
     (1, 1, 1, None),
     (1, 2, 64, None),
@@ -63,7 +63,7 @@ fn permutations_agree_across_devices() {
                 normals("x", &[tokens, channels], dtype),
                 normals("weights", &[tokens, chosen], DType::F32),
             ];
-            // Sums are in the same order.
+            // Both devices sum in the same order.
             let own = [0..experts, experts / 3..experts / 2 + 1];
             own.into_iter().for_each(|own| {
                 parity(&inputs, Tolerance::Exact, |t| {
@@ -97,7 +97,7 @@ fn gathers_write_to_every_destination() {
                 hostile("x", &[tokens, channels], dtype),
                 hostile("weights", &[tokens, chosen], DType::F32),
             ];
-            // Of some experts, tokens have no row or some.
+            // With some of the experts, tokens may have no row.
             for own in [0..experts, 1..experts / 2 + 1] {
                 let slots = |ids: &Tensor| slots(ids, own.clone());
                 destinations(&inputs, |t, output| gather_to(&t[1], &slots(&t[0])?, None, output));
@@ -107,7 +107,8 @@ fn gathers_write_to_every_destination() {
     }
 }
 
-/// Codes that are gathered after the cast equal the codes that a gather casts, bit for bit, with every scale that belongs to a row or to all.
+/// Codes that are gathered after the cast equal the codes that a gather casts, bit for bit. Tests every granularity with one scale or with scales per
+/// row.
 #[test]
 fn gathered_codes_are_those_of_gathered_values() {
     let how = CurrentScaling { epsilon: 0.0, power_of_two: false };
@@ -149,7 +150,7 @@ fn gathered_codes_are_those_of_gathered_values() {
     }
 }
 
-/// Ranges of experts have the rows of all, each once, and their sums over choices add up to the sum of all.
+/// Together, ranges of experts have the rows of all experts, each row once. Their sums over choices add up to the sum over all experts.
 #[test]
 fn ranges_of_experts_share_the_choices() {
     for (tokens, chosen, experts, favourite) in CASES.into_iter().filter(|(_, _, experts, _)| *experts > 2) {
@@ -179,7 +180,7 @@ fn ranges_of_experts_share_the_choices() {
         for (what, expected) in expected.iter().enumerate() {
             for (at, expected) in expected.iter().enumerate() {
                 let sum: f64 = got.iter().map(|part| part[what][at]).sum();
-                // Sums of up to eight terms in F64, here added in three parts: some units of 2⁻⁵³, and up to 5e-16 is seen.
+                // Sums of up to eight terms in F64, here added in three parts, differ by some units of 2⁻⁵³; up to 5e-16 was seen.
                 assert!((sum - expected).abs() < 1e-12 * expected.abs().max(1.0), "{sum}, {expected}");
             }
         }
@@ -190,7 +191,7 @@ fn ids_of(ids: &[i32], shape: [usize; 2]) -> Tensor {
     Tensor::from_slice(&Device::Cpu, &shape, ids).unwrap()
 }
 
-/// `⟨gather(x), z⟩ = ⟨x, combine(z)⟩`, with and without weights: each is the gradient of the other.
+/// Checks `⟨gather(x), z⟩ = ⟨x, combine(z)⟩` with and without weights: each op is the gradient of the other.
 #[test]
 fn combine_is_the_gradient_of_gather() {
     let (tokens, chosen, experts, channels) = (37, 3, 5, 4);
@@ -203,7 +204,7 @@ fn combine_is_the_gradient_of_gather() {
         let combined = combine(&z, &slots, weights, None).unwrap();
         let product = |a: &Tensor, b: &Tensor| values(a).iter().zip(values(b)).map(|(a, b)| a * b).sum::<f64>();
         let (forward, backward) = (product(&gathered, &z), product(&x, &combined));
-        // 444 products in F64, summed in two orders, which round by 2⁻⁵³ of the partial sums: up to 4e-15 is seen.
+        // The sum of 444 products in F64 has two orders, which round by 2⁻⁵³ of the partial sums; differences of up to 4e-15 were seen.
         assert!((forward - backward).abs() < 1e-9 * forward.abs().max(1.0), "{forward} and {backward}");
     }
 }
@@ -213,7 +214,7 @@ fn choices_are_added_in_order_and_rounded_once() {
     let ids = Tensor::from_slice(&Device::Cpu, &[1, 3], &[2, 0, 1]).unwrap();
     let slots = slots(&ids, 0..3).unwrap();
     let mut z = vec![0f32; slots.pair_of.len()];
-    // In the order of experts, the sum would be 0.
+    // If choices were added in the order of experts, the sum would be 0.
     for (slot, value) in slots.slot_of.to_vec::<i32>().unwrap().into_iter().zip([1e8, -1e8, 1.0]) {
         z[slot as usize] = value;
     }

@@ -7,7 +7,7 @@ pub(super) fn sequence_log_probs(losses: &Tensor, sums: &mut Tensor) {
     fn add<R: Real>(losses: &[R], sums: &mut [R]) {
         let tokens = losses.len() / sums.len();
         for (sum, losses) in sums.iter_mut().zip(losses.chunks_exact(tokens)) {
-            // F64: small differences of such sums are what is learned from.
+            // The sum is F64, because training uses small differences of such sums.
             *sum = R::of(-losses.iter().map(|loss| loss.to_f64()).sum::<f64>());
         }
     }
@@ -32,7 +32,7 @@ pub(super) fn preference_loss(
     }
 }
 
-/// What is known of all sequences.
+/// The inputs of all sequences.
 struct Sequences<'a, R> {
     policy: &'a [R],
     reference: &'a [R],
@@ -72,7 +72,7 @@ fn all<R: Real>(
     }
 }
 
-/// The two values of a [`Comparison`], and by what the log-probability of the sequence is divided in its own.
+/// The two values of a [`Comparison`], and the divisor of the sequence's log-probability in its own value.
 #[derive(Clone, Copy)]
 struct Compared<R> {
     values: [R; 2],
@@ -84,7 +84,7 @@ impl<R: Real> Sequences<'_, R> {
         self.policy[s] - self.reference[s]
     }
 
-    /// The values that the loss of each sequence compares.
+    /// Returns the values that the loss of each sequence compares.
     fn compared(&self, how: Comparison) -> Vec<Compared<R>> {
         let pairs = self.policy.len() / 2;
         let of_pairs = |value: &dyn Fn(usize) -> R| (0..pairs).map(value).collect::<Vec<R>>();
@@ -123,7 +123,7 @@ impl<R: Real> Sequences<'_, R> {
         }
     }
 
-    /// The loss of sequence `s`, and its derivative by the log-probability of the sequence. A rejected sequence has no loss.
+    /// Returns the loss of sequence `s`, and its derivative by the log-probability of the sequence. A rejected sequence has no loss.
     fn loss(&self, loss: PreferenceLoss, beta: f64, s: usize, Compared { values, divisor }: Compared<R>) -> (R, R) {
         match loss {
             PreferenceLoss::Kto { desirable_weight, undesirable_weight } => {
@@ -146,7 +146,7 @@ impl<R: Real> Sequences<'_, R> {
     }
 }
 
-/// For each of `values`, the one of `others` that has the same rank. A NaN is the largest.
+/// Returns for each of `values` the element of `others` that has the same rank. A NaN is the largest.
 fn at_equal_ranks<R: Real>(values: &[R], others: &[R]) -> Vec<R> {
     let key = |value: R| {
         let value = value.to_f64();
@@ -163,7 +163,7 @@ fn at_equal_ranks<R: Real>(values: &[R], others: &[R]) -> Vec<R> {
     partners
 }
 
-/// The loss of a pair with these values of the chosen and the rejected sequence, and its derivatives by both.
+/// Returns the loss of a pair with these values of the chosen and the rejected sequence, and its derivatives by both values.
 fn of_pair<R: Real>(loss: PreferenceLoss, beta: f64, [chosen, rejected]: [R; 2]) -> (R, [R; 2]) {
     let (one, half, shift, beta) = (R::of(1.0), R::of(0.5), R::of(0.5 / beta), R::of(beta));
     let (a, b) = (beta * chosen, beta * rejected);
@@ -194,7 +194,7 @@ fn of_pair<R: Real>(loss: PreferenceLoss, beta: f64, [chosen, rejected]: [R; 2])
     }
 }
 
-/// The loss of `x = β · h`, and its derivative by `x`.
+/// Returns the loss of `x = β · h`, and its derivative by `x`.
 fn of_margin<R: Real>(loss: PreferenceLoss, x: R) -> (R, R) {
     let smoothed = |sign: f64, label_smoothing: f64, all: f64| {
         let (right, wrong) = (R::of((1.0 - label_smoothing) / all), R::of(sign * label_smoothing / all));
@@ -217,7 +217,7 @@ fn of_margin<R: Real>(loss: PreferenceLoss, x: R) -> (R, R) {
         PreferenceLoss::Discopop { tau } => {
             let (tau, logistic) = (R::of(tau), softplus(-x));
             let (share, rest) = (sigmoid(x / tau), sigmoid(-(x / tau)));
-            // `m · e^(-x)`; the second factor alone would overflow.
+            // Equals `m · e^(-x)`. The second factor alone would overflow.
             let exponential = (-x - softplus(-(x / tau))).exp();
             let mixed = (exponential - logistic * share) * rest / tau;
             (logistic * rest + exponential, mixed - rest * sigmoid(-x) - exponential)
@@ -226,7 +226,7 @@ fn of_margin<R: Real>(loss: PreferenceLoss, x: R) -> (R, R) {
     }
 }
 
-/// The loss of a sequence with `x` and its label, relative to `kl`, and its derivative by `x`. The loss is `weight · (1 - σ(β · (x - kl)))`
+/// Returns the loss of a sequence with `x` and its label, relative to `kl`, and its derivative by `x`. The loss is `weight · (1 - σ(β · (x - kl)))`
 /// for a desirable sequence, and `weight · (1 - σ(β · (kl - x)))` for an undesirable sequence.
 fn of_label<R: Real>([x, label]: [R; 2], kl: R, beta: f64, [desirable, undesirable]: [f64; 2]) -> (R, R) {
     let beta = R::of(beta);
@@ -241,12 +241,12 @@ fn sigmoid<R: Real>(x: R) -> R {
     R::of(1.0) / (R::of(1.0) + (-x).exp())
 }
 
-/// The derivative of [`sigmoid`].
+/// Returns the derivative of [`sigmoid`].
 fn slope<R: Real>(x: R) -> R {
     sigmoid(x) * sigmoid(-x)
 }
 
-/// `ln(1 + e^x)`, without overflow.
+/// Returns `ln(1 + e^x)`, without overflow.
 fn softplus<R: Real>(x: R) -> R {
     let (positive, size) = if x > R::default() { (x, x) } else { (R::default(), -x) };
     positive + (R::of(1.0) + (-size).exp()).ln()

@@ -44,7 +44,7 @@ const RANKED_MARGINS: i32 = Comparison::RankedMargins as i32;
 const RANKED_SIDES: i32 = Comparison::RankedSides as i32;
 const CHOSEN: i32 = Comparison::Chosen as i32;
 
-/// The formula of a loss in the kernel, and its two constants.
+/// Returns the formula of a loss in the kernel, and its two constants.
 fn formula(loss: PreferenceLoss, beta: f64) -> (i32, [f64; 2]) {
     match loss {
         PreferenceLoss::Sigmoid { label_smoothing }
@@ -115,8 +115,8 @@ pub(super) fn preference_loss(
             tokens,
         );
         let kernel = SOURCE.kernel(&[], entry);
-        // SAFETY: `losses` and the targets have an element per block, `kl` and `scale` one, and `factors` as many per block as the last argument
-        // says; of pairs, the number of blocks is even, checked by the op.
+        // SAFETY: `losses` and the targets have one element per block, `kl` and `scale` have one, and `factors` has as many per block as the last
+        // argument says. The op has checked that the number of blocks is even for losses of pairs.
         unsafe { gpu.launch(&kernel, [sequences as u32, 1, 1], BLOCK, 0)? }
     }
     Ok(())

@@ -1,31 +1,31 @@
-//! The losses, and what each of them compares.
+//! The losses of preference tuning, and the values that they compare.
 
-/// A loss of pairs, whose sequences `2i` and `2i + 1` are the chosen and the rejected one, or of sequences with labels. `x` is the
-/// log-probability of a sequence minus the log-probability by the reference, `h = x_chosen - x_rejected`, and `σ` the logistic function.
+/// A loss of pairs or of sequences with labels. The chosen sequence of pair `i` is `2i`, the rejected sequence is `2i + 1`. `x` is the
+/// log-probability of a sequence minus its log-probability by the reference model, `h = x_chosen - x_rejected`, and `σ` is the logistic function.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum PreferenceLoss {
-    /// DPO: `-(1 - label_smoothing) · ln σ(β · h) - label_smoothing · ln σ(-β · h)`. Rafailov et al. 2023, arXiv:2305.18290; with
-    /// smoothing, conservative DPO, Mitchell 2023.
+    /// DPO: `-(1 - label_smoothing) · ln σ(β · h) - label_smoothing · ln σ(-β · h)`. Rafailov et al. 2023, arXiv:2305.18290. With
+    /// smoothing, this is conservative DPO, Mitchell 2023.
     Sigmoid {
         /// The share of pairs whose preference is assumed to be wrong.
         label_smoothing: f64,
     },
-    /// DPO whose expectation does not depend on flipped preferences: the loss above with the sign of its second term changed, divided by
+    /// Robust DPO, whose expectation does not depend on flipped preferences: the loss `Sigmoid` with the sign of its second term changed, divided by
     /// `1 - 2 · label_smoothing`. Chowdhury et al. 2024, arXiv:2403.00409.
     Robust {
         /// The share of pairs whose preference is assumed to be flipped, below 0.5.
         label_smoothing: f64,
     },
-    /// `max(0, 1 - β · h)`. Zhao et al. 2023, arXiv:2305.10425.
+    /// The hinge loss `max(0, 1 - β · h)`. Zhao et al. 2023, arXiv:2305.10425.
     Hinge,
-    /// `(h' - 1 / 2β)²`, where `h'` is `h` of log-probabilities divided by the number of tokens. Azar et al. 2023, arXiv:2310.12036.
+    /// IPO: `(h' - 1 / 2β)²`. `h'` is `h` computed from log-probabilities divided by numbers of tokens. Azar et al. 2023, arXiv:2310.12036.
     Ipo,
-    /// `-ln σ(β · h')`, with the `h'` of IPO. Lambert et al. 2024, arXiv:2411.15124.
+    /// DPO with the `h'` of IPO: `-ln σ(β · h')`. Lambert et al. 2024, arXiv:2411.15124.
     SigmoidNorm,
-    /// EXO: the divergence of `[q, 1 - q]`, `q = σ(β · h)`, from `[1 - label_smoothing, label_smoothing]`. Ji et al. 2024, arXiv:2402.00856,
+    /// EXO: the divergence of `[q, 1 - q]`, with `q = σ(β · h)`, from `[1 - label_smoothing, label_smoothing]`. Ji et al. 2024, arXiv:2402.00856,
     /// equation 16.
     ExoPair {
-        /// The probability that the rejected sequence is the better one, above 0.
+        /// The probability that the rejected sequence is better, above 0.
         label_smoothing: f64,
     },
     /// NCA: `-ln σ(β · x_c) - ln σ(-β · x_c) / 2 - ln σ(-β · x_r) / 2`. Chen et al. 2024, arXiv:2402.05369.
@@ -34,34 +34,34 @@ pub enum PreferenceLoss {
     BcoPair,
     /// SPPO with certain preferences: `(x_c - 1 / 2β)² + (x_r + 1 / 2β)²`. Wu et al. 2024, arXiv:2405.00675.
     SppoHard,
-    /// Conservative DPO of `h = (π_c - π_r)₍ₖ₎ - (ρ_c - ρ_r)₍ₖ₎`, the k-th smallest values of all pairs of the call. Melnyk et al. 2024,
-    /// arXiv:2406.05882.
+    /// AOT: conservative DPO of `h = (π_c - π_r)₍ₖ₎ - (ρ_c - ρ_r)₍ₖ₎`. `₍ₖ₎` is the k-th smallest value among all pairs of the call. Melnyk et al.
+    /// 2024, arXiv:2406.05882.
     Aot {
-        /// As for `Sigmoid`.
+        /// The share of pairs whose preference is assumed to be wrong.
         label_smoothing: f64,
     },
-    /// Conservative DPO of `h = x_c₍ₖ₎ - x_r₍ₖ₎`, the k-th smallest values of all pairs of the call. Melnyk et al. 2024, arXiv:2406.05882.
+    /// AOT without pairs: conservative DPO of `h = x_c₍ₖ₎ - x_r₍ₖ₎`, with `₍ₖ₎` as in `Aot`. Melnyk et al. 2024, arXiv:2406.05882.
     AotUnpaired {
-        /// As for `Sigmoid`.
+        /// The share of pairs whose preference is assumed to be wrong.
         label_smoothing: f64,
     },
-    /// `1 - σ(β · x_c) + σ(β · x_r)`. D'Oosterlinck et al. 2024, arXiv:2408.06266, equation 7.
+    /// APO-zero: `1 - σ(β · x_c) + σ(β · x_r)`. D'Oosterlinck et al. 2024, arXiv:2408.06266, equation 7.
     ApoZero,
-    /// `σ(β · x_c) + 1 - σ(β · h)`. D'Oosterlinck et al. 2024, arXiv:2408.06266, equation 8.
+    /// APO-down: `σ(β · x_c) + 1 - σ(β · h)`. D'Oosterlinck et al. 2024, arXiv:2408.06266, equation 8.
     ApoDown,
-    /// `-(1 - m) · ln σ(β · h) + m · e^(-β · h)` with `m = σ(β · h / tau)`. Lu et al. 2024, arXiv:2406.08414, equation 5.
+    /// DiscoPOP: `-(1 - m) · ln σ(β · h) + m · e^(-β · h)` with `m = σ(β · h / tau)`. Lu et al. 2024, arXiv:2406.08414, equation 5.
     Discopop {
         /// The temperature of the mixture, above 0.
         tau: f64,
     },
-    /// The negative log-likelihood of the chosen sequences: the sum over all pairs of the call, divided by the number of their tokens, times
-    /// the number of pairs.
+    /// The negative log-likelihood of the chosen sequences. The sum over all pairs of the call is divided by the number of their tokens and
+    /// multiplied by the number of pairs.
     Sft,
     /// The loss of a reward model: `-ln σ(β · h) + centering · (r_chosen + r_rejected)²`. The rewards `r` of sequences replace
-    /// log-probabilities, and the margin by which the chosen sequence should be better replaces the reference. Bradley and Terry 1952; the
+    /// log-probabilities. The margin by which the chosen sequence should be better replaces the reference. Bradley and Terry 1952; the
     /// second term is equation 2 of Eisenstein et al. 2023, arXiv:2312.09244.
     BradleyTerry {
-        /// The factor of the term that draws rewards to a mean of 0.
+        /// The factor of the term that draws the mean of rewards to 0.
         centering: f64,
     },
     /// KTO: `desirable_weight · (1 - σ(β · (x - kl)))`, or `undesirable_weight · (1 - σ(β · (kl - x)))`. Ethayarajh et al. 2024,
@@ -72,7 +72,7 @@ pub enum PreferenceLoss {
         /// The factor of sequences whose label is 0.
         undesirable_weight: f64,
     },
-    /// `ApoZero` of sequences with labels: KTO whose divergence is 0.
+    /// `ApoZero` for sequences with labels: KTO with a divergence of 0.
     ApoZeroUnpaired {
         /// The factor of sequences whose label is 1.
         desirable_weight: f64,
@@ -86,17 +86,17 @@ pub enum PreferenceLoss {
 pub struct PreferenceTerm {
     /// The loss.
     pub loss: PreferenceLoss,
-    /// Its factor.
+    /// The factor of the loss.
     pub weight: f64,
 }
 
 impl PreferenceLoss {
-    /// Sequences that have one loss: 2 for pairs.
+    /// Returns the number of sequences that share a loss: 2 for losses of pairs, otherwise 1.
     pub fn sequences(self) -> usize {
         if self.compares() == Comparison::Label { 1 } else { 2 }
     }
 
-    /// Whether it compares with an estimate of the divergence from the reference model.
+    /// Returns whether the loss needs an estimate of the divergence from the reference model.
     pub fn needs_divergence(self) -> bool {
         matches!(self, PreferenceLoss::Kto { .. })
     }
@@ -117,16 +117,16 @@ impl PreferenceLoss {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(i32)]
 pub(super) enum Comparison {
-    /// `x` of both sequences of its pair.
+    /// `x` of both sequences of the pair.
     Pair,
-    /// The same, divided by the numbers of their tokens.
+    /// `x` of both sequences of the pair, each divided by the sequence's number of tokens.
     PerToken,
-    /// `π_chosen - π_rejected` of its pair, and the `ρ_chosen - ρ_rejected` that has the same rank among all pairs.
+    /// `π_chosen - π_rejected` of the pair, and the `ρ_chosen - ρ_rejected` that has the same rank among all pairs.
     RankedMargins,
-    /// Its `x`, and the `x` of the other side that has the same rank among all pairs.
+    /// `x` of the sequence, and the `x` of the other side that has the same rank among all pairs.
     RankedSides,
-    /// The log-probability of the chosen sequence, divided by the mean number of tokens of chosen sequences; no second value.
+    /// The log-probability of the chosen sequence, divided by the mean number of tokens of chosen sequences. There is no second value.
     Chosen,
-    /// Its own `x` and its label.
+    /// `x` of the sequence, and its label.
     Label,
 }

@@ -1,5 +1,5 @@
-//! The losses of preference tuning: of the log-probabilities of whole sequences by the model and by a reference model, or of the rewards that a
-//! reward model gives.
+//! The losses of preference tuning. They compare the log-probabilities of whole sequences by the model and by a reference model, or the rewards of a
+//! reward model.
 
 mod cpu;
 pub(super) mod cuda;
@@ -12,22 +12,23 @@ use crate::{DType, Error, Result, Tensor};
 
 pub use loss::{PreferenceLoss, PreferenceTerm};
 
-/// What is known of the sequences of a micro-batch before forward, each `[S]` in F32 (F64 for F64).
+/// The inputs of the losses that are known before forward. Tensors of the `S` sequences of a micro-batch are `[S]`, F32 (F64 for F64).
 #[derive(Clone, Debug)]
 pub struct PreferenceTargets {
-    /// Their log-probabilities by the reference model; for `BradleyTerry`, the margin at the chosen sequence of a pair, and 0 at the other.
+    /// The log-probabilities of sequences by the reference model. For `BradleyTerry`, the margin of each pair, at its chosen sequence, and 0 at its
+    /// rejected sequence.
     pub reference: Tensor,
-    /// Their numbers of target tokens, at least 1; read by losses of means over tokens.
+    /// The numbers of target tokens of sequences, at least 1. Read by losses of means over tokens.
     pub lengths: Tensor,
-    /// 1 for a desirable sequence, else 0; read by losses of labels.
+    /// 1 for a desirable sequence, 0 for an undesirable sequence. Read by losses with labels.
     pub labels: Tensor,
-    /// The estimate of the divergence from the reference model, `[1]`; only `Kto` reads it.
+    /// The estimate of the divergence from the reference model, `[1]`. Only `Kto` reads it.
     pub kl: Tensor,
 }
 
-/// `-Σ losses` of each of `sequences` equal parts of `losses` `[T]`: the log-probability of the targets of a sequence, `[S]`.
+/// Returns the log-probability of the targets of each sequence, `[S]`. It is `-Σ losses` over one of `sequences` equal parts of `losses` `[T]`.
 ///
-/// Errors with [`Error::Value`] unless the parts are equal.
+/// Errors with [`Error::Value`] if `losses` cannot be divided into equal parts.
 pub fn sequence_log_probs(losses: &Tensor, sequences: usize) -> Result<Tensor> {
     let [tokens] = losses.dims("sequence_log_probs: losses")?;
     losses.expect_dtype("sequence_log_probs: losses", SUMS)?;
@@ -44,15 +45,14 @@ pub fn sequence_log_probs(losses: &Tensor, sequences: usize) -> Result<Tensor> {
     Ok(sums)
 }
 
-/// The weighted sum of the losses `terms` of sequences with log-probabilities `policy` `[S]`, and the gradient of `scale · Σ losses` by the
-/// negative log-probability of each of the `tokens` of all sequences: the factors with which
-/// [`cross_entropy_gradient`](super::cross_entropy_gradient()) continues.
+/// Returns the weighted sum of the losses `terms` for each sequence, and the gradient for each token, from the log-probabilities `policy` `[S]`.
 ///
-/// `scale` is `[1]`, of the type of `policy`. Returns losses `[S]`, where the loss of a pair stands at its chosen sequence and 0 at the other,
-/// and factors `[tokens]`.
+/// The losses are `[S]`. The loss of a pair is at its chosen sequence, and 0 is at its rejected sequence. The gradient is `[tokens]`, for the
+/// `tokens` tokens of all sequences. It is the gradient of `scale · Σ losses` by the negative log-probability of a token, and is passed to
+/// [`cross_entropy_gradient`](super::cross_entropy_gradient()) as factors. `scale` is `[1]`, in the type of `policy`.
 ///
-/// Errors with [`Error::Value`] unless sequences have equal numbers of tokens, pairs two sequences, and all terms are of pairs or all of
-/// sequences.
+/// Errors with [`Error::Value`] if sequences have different numbers of tokens, if losses of pairs get an odd number of sequences, or if some terms
+/// are losses of pairs and some are losses of sequences.
 pub fn preference_loss(
     terms: &[PreferenceTerm],
     beta: f64,

@@ -1,4 +1,4 @@
-// One block per sequence; threads stride over its tokens. The sum runs in double, as in cpu.rs.
+// One block per sequence. Threads stride over its tokens. The sum is double, as in cpu.rs.
 extern "C" __global__ void sequence_log_probs(float* sums, const float* losses, int tokens) {
     const float* row = losses + (u64)blockIdx.x * tokens;
     double sum = 0.0;
@@ -12,10 +12,10 @@ __device__ __forceinline__ float softplus(float x) { return fmaxf(x, 0.0f) + log
 
 __device__ __forceinline__ float slope(float x) { return sigmoid(x) * sigmoid(-x); }
 
-// A loss, and its derivatives by the values of the chosen and the rejected sequence.
+// A loss, and its derivatives by the value of the chosen sequence and by the value of the rejected sequence.
 struct Loss { float value, chosen, rejected; };
 
-// Of x = beta * h: the loss and, as `chosen`, its derivative by x.
+// Returns the loss of x = beta * h. The field `chosen` is its derivative by x.
 __device__ __forceinline__ Loss loss_of_margin(int formula, float x, float first, float second) {
     if (formula == HINGE) return {x < 1.0f ? 1.0f - x : 0.0f, x < 1.0f ? -1.0f : 0.0f};
     if (formula == EXO) {
@@ -31,7 +31,7 @@ __device__ __forceinline__ Loss loss_of_margin(int formula, float x, float first
     return {first * softplus(-x) + second * softplus(x), second * sigmoid(x) - first * sigmoid(-x)};
 }
 
-// Of a pair with these values.
+// Returns the loss of a pair with these values.
 __device__ __forceinline__ Loss loss_of_pair(int formula, float beta, float first, float second, float chosen, float rejected) {
     const float a = beta * chosen, b = beta * rejected, h = beta * (chosen - rejected);
     switch (formula) {
@@ -55,7 +55,7 @@ __device__ __forceinline__ Loss loss_of_pair(int formula, float beta, float firs
     return {of_margin.value, beta * of_margin.chosen, -(beta * of_margin.chosen)};
 }
 
-// The number of `values` that come before the one at `place` when they are sorted. A NaN is the largest.
+// Returns the number of `values` that precede the one at `place` in sorted order. A NaN is the largest.
 template <class Values> __device__ __forceinline__ int rank_of(const Values& values, int count, int place) {
     const float own = values(place);
     int rank = 0;
@@ -68,7 +68,7 @@ template <class Values> __device__ __forceinline__ int rank_of(const Values& val
     return rank;
 }
 
-// Of `others`, the value that has the rank that the one at `place` has among `values`; threads stride over `others`.
+// Returns the element of `others` whose rank is the rank of the value at `place` among `values`. Threads stride over `others`.
 template <class Values, class Others>
 __device__ __forceinline__ float at_equal_rank(const Values& values, const Others& others, int count, int place) {
     __shared__ float found;
@@ -79,7 +79,7 @@ __device__ __forceinline__ float at_equal_rank(const Values& values, const Other
     return found;
 }
 
-// One block per sequence, whose threads compute the same derivative and stride over the factors of its tokens. With `adds`, results are
+// One block per sequence. Its threads compute the same derivative, and stride over the factors of the sequence's tokens. With `adds`, results are
 // added to the results of earlier losses.
 extern "C" __global__ void preference_loss(float* losses, float* factors, const float* policy, const float* reference,
                                            const float* lengths, const float* labels, const float* kl, const float* scale, float beta,

@@ -2,10 +2,10 @@ use super::*;
 use crate::Device;
 use crate::testing::{Tolerance, normals, parity, values};
 
-/// Losses in F64 are logarithms and exponentials of a few terms: some units of 2⁻⁵³ of values near 1.
+/// The tolerance of losses in F64. They are logarithms and exponentials of a few terms and differ by some units of 2⁻⁵³ of values near 1.
 const ROUNDING: f64 = 1e-12;
 
-/// The losses of pairs; the last ones read all pairs of a call.
+/// The losses of pairs. The last losses read all pairs of a call.
 const PAIRS: [PreferenceLoss; 18] = [
     PreferenceLoss::Sigmoid { label_smoothing: 0.0 },
     PreferenceLoss::Sigmoid { label_smoothing: 0.1 },
@@ -36,7 +36,7 @@ fn every() -> impl Iterator<Item = PreferenceLoss> {
     PAIRS.into_iter().chain(LABELS)
 }
 
-/// One loss alone.
+/// Computes a single loss.
 fn preference_loss(
     loss: PreferenceLoss,
     beta: f64,
@@ -48,7 +48,7 @@ fn preference_loss(
     super::preference_loss(&[PreferenceTerm { loss, weight: 1.0 }], beta, policy, targets, scale, tokens)
 }
 
-/// Sequences whose log-probabilities are near the reference's: the loss is sensitive there.
+/// Returns log-probabilities near the log-probabilities of the reference, where the loss is sensitive.
 fn inputs(sequences: usize, dtype: DType) -> [Tensor; 2] {
     [normals("policy", &[sequences], dtype), normals("reference", &[sequences], dtype)]
 }
@@ -72,7 +72,7 @@ fn one(like: &Tensor) -> Tensor {
 fn preference_losses_agree_across_devices() {
     for (sequences, tokens) in [(2, 1), (6, 7), (10, 257), (64, 33)] {
         for loss in every() {
-            // Exponential and logarithm differ by a few steps, and losses that are differences of terms by more.
+            // Exponentials and logarithms differ by a few steps. If a loss is a difference of terms, it differs by more.
             let is_difference = matches!(loss, PreferenceLoss::ExoPair { .. } | PreferenceLoss::Discopop { .. });
             let steps = if is_difference { 256.0 } else { 32.0 };
             parity(&inputs(sequences, DType::F32), Tolerance::Steps(DType::F32, steps), |x| {
@@ -84,7 +84,7 @@ fn preference_losses_agree_across_devices() {
     }
 }
 
-/// The sum runs in double on both, in another order, and is rounded once.
+/// The sum is double on both devices, in another order, and is rounded once.
 #[test]
 fn log_probabilities_of_sequences_agree_across_devices() {
     for (sequences, tokens) in [(1, 1), (3, 7), (2, 257), (5, 4099)] {
@@ -93,7 +93,7 @@ fn log_probabilities_of_sequences_agree_across_devices() {
     }
 }
 
-/// Against central differences, with a scale that is not 1.
+/// Compares with central differences, with a scale that is not 1.
 #[test]
 fn factors_are_the_gradient_of_the_loss() {
     let sequences = 6;
@@ -111,7 +111,7 @@ fn factors_are_the_gradient_of_the_loss() {
         };
         for (token, factor) in values(&at(&start).1).into_iter().enumerate() {
             let s = token / 2;
-            // The loss of a token is minus its log-probability.
+            // The loss of a token is its negative log-probability.
             let difference = -(total(s, 1e-5) - total(s, -1e-5)) / 2e-5;
             assert!((factor - difference).abs() < 1e-9, "{loss:?}, token {token}: {factor} and {difference}");
         }
@@ -132,7 +132,7 @@ fn a_policy_that_is_the_reference_loses_ln_2() {
     near(found(PreferenceLoss::Ipo), [25.0, 0.0]);
     let both: f64 = values(&policy).iter().sum();
     near(found(PreferenceLoss::BradleyTerry { centering: 0.3 }), [2f64.ln() + 0.3 * both * both, 0.0]);
-    // Far away, nothing overflows.
+    // Values far from 0 do not overflow.
     let far = Tensor::from_slice(&Device::Cpu, &[2], &[-1e6, 1e6]).unwrap();
     for loss in every() {
         let (losses, factors) = preference_loss(loss, 0.1, &far, &targets(&far, &policy), &one(&policy), 2).unwrap();
@@ -151,7 +151,7 @@ fn sequences_of_unequal_length_are_an_error() {
     assert!(sequence_log_probs(&policy, 2).unwrap_err().to_string().contains("3 losses cannot be divided into 2"));
 }
 
-/// A weighted sum has the losses and the factors of its terms, on every device.
+/// A weighted sum has the weighted losses and factors of its terms, on every device.
 #[test]
 fn a_weighted_sum_adds_losses_and_factors() {
     let terms = [(PAIRS[1], 0.8), (PreferenceLoss::BcoPair, 0.2), (PreferenceLoss::Sft, 1.5)];
@@ -167,7 +167,7 @@ fn a_weighted_sum_adds_losses_and_factors() {
             }
         }
         for (sum, found) in sums.iter().zip([&losses, &factors]) {
-            // Three terms in F32 are rounded by 2⁻²⁴ each, and again when they are added: up to 4e-8 is seen on the CPU.
+            // Three terms in F32 are rounded by 2⁻²⁴ each, and again when they are added; up to 4e-8 was seen on the CPU.
             let near = |(a, b): (&f64, f64)| (a - b).abs() < 1e-5;
             assert!(sum.iter().zip(values(found)).all(near), "{sum:?} and {:?}", values(found));
         }
@@ -181,7 +181,7 @@ fn a_weighted_sum_adds_losses_and_factors() {
     }
 }
 
-/// The margins of AOT are matched by rank: the order of the reference's pairs does not matter.
+/// The margins of AOT are matched by rank, so the order of the reference's pairs does not matter.
 #[test]
 fn ranked_losses_do_not_depend_on_the_order_of_the_other_side() {
     let tensor = |values: &[f64]| Tensor::from_slice(&Device::Cpu, &[values.len()], values).unwrap();
@@ -193,7 +193,7 @@ fn ranked_losses_do_not_depend_on_the_order_of_the_other_side() {
     };
     let all = loss(&[-1.0, -4.0, -3.0, -1.0, -2.0, -2.5]);
     assert_eq!(all, loss(&[-2.0, -2.5, -1.0, -4.0, -3.0, -1.0]));
-    // Margins 2, -0.5 and 0 beside 3, -2 and 0.5.
+    // The margins 2, -0.5 and 0 of the policy are matched with 3, -2 and 0.5 of the reference.
     let expected = |margin: f64| 0.9 * (1.0 + (-0.5 * margin).exp()).ln() + 0.1 * (1.0 + (0.5 * margin).exp()).ln();
     for (pair, margin) in [2.0 - 3.0, -0.5 + 2.0, 0.0 - 0.5].into_iter().enumerate() {
         assert!((all[0][2 * pair] - expected(margin)).abs() < ROUNDING, "{:?}", all[0]);

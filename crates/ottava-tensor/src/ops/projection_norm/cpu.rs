@@ -5,10 +5,11 @@ use crate::ops::rmsnorm::cpu::{add_partial_sums, dot, gradient_of_row, normalise
 use rayon::prelude::*;
 use std::ops::Range;
 
-/// Rows per partial sum of the gradients of the weights. Partial sums are added in order, independent of the number of threads.
+/// The number of rows per partial sum of the weight gradients. Partial sums are added in order, so the result does not depend on the number of
+/// threads.
 const ROWS: usize = 64;
 
-/// The columns of queries and of keys.
+/// Returns the columns of queries and the columns of keys.
 fn parts(layout: ProjectionNormLayout) -> [Range<usize>; 2] {
     [0..layout.queries, layout.queries..layout.queries + layout.keys]
 }
@@ -17,7 +18,7 @@ fn width(layout: ProjectionNormLayout) -> usize {
     (layout.queries + 2 * layout.keys).max(1)
 }
 
-/// `rstd` of queries or keys of `n` elements on each rank.
+/// Returns the `rstd` of queries or keys. Each rank has `n` of their elements.
 fn rstd<R: Real>(square: R, n: usize, layout: ProjectionNormLayout) -> R {
     rstd_of(square, n * layout.ranks, R::of(layout.eps))
 }

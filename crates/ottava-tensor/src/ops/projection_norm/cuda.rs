@@ -6,7 +6,7 @@ use crate::ops::{NormKind, bias};
 use crate::{DType, Result, Tensor};
 
 kernels! {
-    // By whether the norm adds one to its weight.
+    // The key tells whether the norm adds one to its weight.
     table source(bool) = {
         file: "projection_norm", headers: [], constants: [], variants: launch::STORAGE,
         (false) => [],
@@ -30,7 +30,7 @@ fn variant(x: &Tensor, layout: ProjectionNormLayout, entry: Entry) -> Result<Ker
     Ok(source(layout.kind == NormKind::RmsPlusOne).kernel(launch::storage(x.dtype())?, entry))
 }
 
-/// A block for each row.
+/// Returns a grid with one block per row.
 fn by_row(x: &Tensor) -> [u32; 3] {
     [x.shape()[0] as u32, 1, 1]
 }
@@ -43,7 +43,7 @@ pub(super) fn projection_squares(
 ) -> Result<()> {
     let ProjectionNormLayout { queries, keys, .. } = layout;
     let kernel = variant(x, layout, kernel::projection_squares(squares, x, queries, keys, keys))?;
-    // SAFETY: `x` has rows as `layout` says and `squares` two sums for each, checked and allocated by the op.
+    // SAFETY: the op has checked that the rows of `x` fit `layout`, and has allocated two sums per row in `squares`.
     unsafe { gpu.launch_early(&kernel, by_row(x), BLOCK, 0) }
 }
 
@@ -59,7 +59,7 @@ pub(super) fn projection_norm(
     let ProjectionNormLayout { queries, keys, ranks, eps, .. } = layout;
     let entry = kernel::projection_norm(y, x, q, k, squares, queries, keys, keys, ranks, eps);
     let kernel = variant(x, layout, entry)?;
-    // SAFETY: `x`, `y`, the weights and the sums are as `layout` says, checked by the op.
+    // SAFETY: the op has checked that `x`, `y`, the weights and the sums fit `layout`.
     unsafe { gpu.launch_early(&kernel, by_row(x), BLOCK, 0) }
 }
 
@@ -75,7 +75,7 @@ pub(super) fn projection_dots(
     let ProjectionNormLayout { queries, keys, ranks, eps, .. } = layout;
     let entry = kernel::projection_dots(dots, dy, x, q, k, squares, queries, keys, keys, ranks, eps);
     let kernel = variant(x, layout, entry)?;
-    // SAFETY: as in `projection_norm`; `dots` has two sums for each row, allocated by the op.
+    // SAFETY: as in `projection_norm`; the op has allocated two sums per row in `dots`.
     unsafe { gpu.launch(&kernel, by_row(x), BLOCK, 0) }
 }
 
@@ -113,7 +113,7 @@ pub(super) fn projection_norm_backward(
         eps,
     );
     let kernel = variant(x, layout, entry)?;
-    // SAFETY: as in `projection_norm`, for `dy` and `dx` as well; the partial sums have a row per block.
+    // SAFETY: as in `projection_norm`, also for `dy` and `dx`; the partial sums have a row per block.
     unsafe { gpu.launch(&kernel, grid, BLOCK, 0)? };
     bias::add_partial_sums(gpu, &partial_q, dq)?;
     bias::add_partial_sums(gpu, &partial_k, dk)

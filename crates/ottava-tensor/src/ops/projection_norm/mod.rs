@@ -1,7 +1,6 @@
-//! RMSNorm of all queries and of all keys of a token, before rotary positions (QK-norm of OLMo 2, arXiv:2501.00656), also where ranks divide
-//! the heads.
+//! RMSNorm over all queries and over all keys of a token, before rotary positions (QK-norm of OLMo 2, arXiv:2501.00656). Ranks may divide the heads.
 //!
-//! Sums over a row are ops of their own, so that ranks can add theirs before they are read.
+//! Sums over a row are separate ops, so that ranks can add their sums before the sums are read.
 
 mod cpu;
 pub(super) mod cuda;
@@ -12,22 +11,22 @@ use super::{HeadNormWeights, NormKind, expect_compute, expect_gradient};
 use crate::ops::dispatch::dispatch;
 use crate::{DType, Error, Result, Tensor};
 
-/// A fused projection `[T, queries + 2 · keys]`: in each row queries, keys, and as many values as keys.
+/// A fused projection `[T, queries + 2 · keys]`. Each row has queries, then keys, then as many values as keys.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ProjectionNormLayout {
-    /// Elements of the queries of a token.
+    /// The number of query elements of a token.
     pub queries: usize,
-    /// Elements of its keys.
+    /// The number of key elements of a token.
     pub keys: usize,
-    /// [`NormKind::Rms`] or [`NormKind::RmsPlusOne`], with a weight for each element.
+    /// [`NormKind::Rms`] or [`NormKind::RmsPlusOne`]. The weight has a value for each element.
     pub kind: NormKind,
-    /// Added to the mean square.
+    /// The term added to the mean square.
     pub eps: f64,
-    /// Ranks that divide queries and keys; each rank has as many.
+    /// The number of ranks that divide queries and keys into equal parts.
     pub ranks: usize,
 }
 
-/// The sums over the rows of a projection, added over ranks: F32 `[T, 2]` (F64 for F64), of queries and of keys.
+/// Sums over the rows of a projection, added over ranks: F32 `[T, 2]` (F64 for F64), for queries and for keys.
 #[derive(Clone, Copy, Debug)]
 pub struct ProjectionSums<'a> {
     /// The sums of [`projection_squares`].
@@ -36,9 +35,9 @@ pub struct ProjectionSums<'a> {
     pub dots: &'a Tensor,
 }
 
-/// `Σ x²` over this rank's queries, and over its keys, of each token.
+/// Returns for each token `Σ x²` over this rank's queries, and over this rank's keys.
 ///
-/// `x` `[T, queries + 2 · keys]`. Errors with [`Error::Shape`] if layout and tensors do not fit, like all ops here.
+/// `x` is `[T, queries + 2 · keys]`. Like all ops of this file, errors with [`Error::Shape`] if layout and tensors do not fit.
 pub fn projection_squares(x: &Tensor, layout: ProjectionNormLayout) -> Result<Tensor> {
     check_width(x, layout)?;
     let mut squares = empty_sums(x)?;
@@ -49,8 +48,9 @@ pub fn projection_squares(x: &Tensor, layout: ProjectionNormLayout) -> Result<Te
     Ok(squares)
 }
 
-/// `y = x · rstd · weight` of queries and keys, `rstd = 1 / sqrt(mean(x²) + eps)` with the mean over queries or keys of all ranks; values stay.
-/// With [`NormKind::RmsPlusOne`], `1 + weight` replaces the weight. `squares` are the sums of [`projection_squares`], added over ranks.
+/// Computes `y = x · rstd · weight` for queries and keys, with `rstd = 1 / sqrt(mean(x²) + eps)`. The mean is over the queries or over the keys of
+/// all ranks. Values are copied. With [`NormKind::RmsPlusOne`], `1 + weight` replaces the weight. `squares` are the sums of [`projection_squares`],
+/// added over ranks.
 pub fn projection_norm(
     x: &Tensor,
     weights: HeadNormWeights,
@@ -67,7 +67,7 @@ pub fn projection_norm(
     Ok(y)
 }
 
-/// `Σ g · n` over this rank's queries, and over its keys, of each token, with `g = dy · weight` and `n = x · rstd`.
+/// Returns for each token `Σ g · n` over this rank's queries, and over this rank's keys, with `g = dy · weight` and `n = x · rstd`.
 pub fn projection_dots(
     dy: &Tensor,
     x: &Tensor,
@@ -86,8 +86,8 @@ pub fn projection_dots(
     Ok(dots)
 }
 
-/// Gradient of [`projection_norm`] by `x`, from `dy` and the same `x`: `dx = rstd · (g - n · mean(g · n))`. Adds `Σ dy · n` over rows to `dq`
-/// and `dk`, F32 like the weights (F64 for F64).
+/// Computes the gradient of [`projection_norm`] by `x`, from `dy` and the same `x`: `dx = rstd · (g - n · mean(g · n))`. Adds `Σ dy · n` over rows to
+/// `dq` and `dk`, which have the shapes of the weights and are F32 (F64 for F64).
 pub fn projection_norm_backward(
     dy: &Tensor,
     x: &Tensor,

@@ -1,7 +1,7 @@
-// A row has queries, keys and values; queries, and keys, are normalised over all their elements. Ranks may divide the elements: then each
-// has equal parts, and `squares` and `dots`, `[rows, 2]`, are sums over all `ranks`. Threads take eight neighbouring elements at a time.
+// A row has queries, keys and values. Queries are normalised over all their elements, and so are keys. Ranks may divide the elements into equal
+// parts; then `squares` and `dots`, `[rows, 2]`, are sums over all `ranks`. A thread processes eight neighbouring elements at a time.
 
-// With ADDS_ONE a normalised value is multiplied by one plus its weight.
+// With ADDS_ONE, a normalised value is multiplied by one plus its weight.
 #ifndef ADDS_ONE
 #define ADDS_ONE 0
 #endif
@@ -10,14 +10,14 @@ __device__ __forceinline__ float gain(float weight) { return ADDS_ONE ? 1.0f + w
 
 __device__ __forceinline__ float rstd_of(float square, int n, int ranks, float eps) { return 1.0f / sqrtf(square / (n * ranks) + eps); }
 
-// Elements of a row.
+// The numbers of elements of a row.
 struct Widths {
     int queries, keys, values;
     __device__ __forceinline__ int all() const { return queries + keys + values; }
-    // Of the queries (0) or keys.
+    // Return the width, and the first column, of the queries (part 0) or of the keys (part 1).
     __device__ __forceinline__ int of(int part) const { return part ? keys : queries; }
     __device__ __forceinline__ int first(int part) const { return part ? queries : 0; }
-    // Whether all eights are whole and aligned in rows at these addresses.
+    // Returns whether all eights are whole and aligned in rows at these addresses.
     template <class... P> __device__ __forceinline__ bool wide(const P*... p) const { return (queries | keys | values) % 8 == 0 && aligned(p...); }
 };
 
@@ -78,7 +78,7 @@ extern "C" __global__ void __launch_bounds__(256) projection_norm(X* y, const X*
     copy_values(y, x, of, wide);
 }
 
-// Sums of products of the gradient by the normalised values and the normalised values, one block per row.
+// Sums the products of normalised values and the gradients by them. One block per row.
 extern "C" __global__ void __launch_bounds__(256) projection_dots(float* dots, const X* dy, const X* x, const X* wq, const X* wk,
                                                                   const float* squares, int queries, int keys, int values, int ranks,
                                                                   float eps) {
@@ -108,8 +108,8 @@ extern "C" __global__ void __launch_bounds__(256) projection_dots(float* dots, c
     }
 }
 
-// Each block processes every gridDim-th row, and writes its sums of the gradients of the weights to its row of `partial_q` and `partial_k`;
-// a thread adds the gradients of its columns in registers.
+// Each block processes every gridDim-th row, and writes its sums of the weight gradients to its row of `partial_q` and `partial_k`.
+// A thread adds the gradients of its columns in registers.
 extern "C" __global__ void __launch_bounds__(256) projection_norm_backward(X* dx, float* partial_q, float* partial_k, const X* dy, const X* x,
                                                                            const X* wq, const X* wk, const float* squares, const float* dots,
                                                                            int rows, int queries, int keys, int values, int ranks, float eps) {

@@ -9,7 +9,7 @@ fn layout(queries: usize, keys: usize, kind: NormKind) -> ProjectionNormLayout {
     ProjectionNormLayout { queries, keys, kind, eps: 1e-6, ranks: 1 }
 }
 
-/// `x`, `dy` and the weights.
+/// Returns `x`, `dy` and the weights.
 fn inputs(rows: usize, layout: ProjectionNormLayout, dtype: DType) -> [Tensor; 4] {
     let shape = [rows, layout.queries + 2 * layout.keys];
     [
@@ -20,7 +20,7 @@ fn inputs(rows: usize, layout: ProjectionNormLayout, dtype: DType) -> [Tensor; 4
     ]
 }
 
-/// `y`, `dx`, `dq` and `dk`; sums are multiplied by the number of ranks, as if the others had the same values.
+/// Returns `y`, `dx`, `dq` and `dk`. Sums are multiplied by the number of ranks, as if all ranks had the same values.
 fn results(t: &[Tensor], layout: ProjectionNormLayout) -> Result<Vec<Tensor>> {
     let weights = HeadNormWeights { q: &t[2], k: &t[3] };
     let times_ranks = |x: Tensor| {
@@ -44,14 +44,14 @@ fn projection_norm_agrees_across_devices() {
     for ((rows, queries, keys), kind) in sizes.into_iter().flat_map(|sizes| KINDS.map(|kind| (sizes, kind))) {
         let layout = layout(queries, keys, kind);
         for dtype in [DType::F32, DType::F16, DType::BF16] {
-            // Sums in another order move a rounding by one step, and the gradient of a weight adds up many rows.
+            // Sums in another order move a rounding by one step. The gradient of a weight sums many rows.
             let steps = if dtype == DType::F32 { 64.0 } else { 1.0 };
             parity(&inputs(rows, layout, dtype), Tolerance::Steps(dtype, steps), |t| results(t, layout));
         }
     }
 }
 
-/// All queries are normalised as one row of RMSNorm, and all keys as another; values stay.
+/// All queries are normalised like one row of RMSNorm, and all keys like another row. Values do not change.
 #[test]
 fn projections_are_normalised_as_rows() {
     for kind in KINDS {
@@ -81,7 +81,7 @@ fn projections_are_normalised_as_rows() {
     }
 }
 
-/// A rank's results equal its part of the results of a row that repeats its part for each rank.
+/// A rank's results equal the results of a row that repeats the rank's part once for each rank.
 #[test]
 fn ranks_share_one_mean() {
     let repeated = |x: &Tensor, widths: &[usize]| {
@@ -108,7 +108,7 @@ fn ranks_share_one_mean() {
     for (found, (expected, widths)) in found.iter().zip(expected.iter().zip([row, row, &[12], &[8]])) {
         let found = values(&repeated(found, widths));
         for (found, expected) in found.iter().zip(values(expected)) {
-            // Means of up to 12 and 24 squares in F64: some units of 2⁻⁵³ of values near 1, and up to 1e-15 is seen.
+            // Means of up to 12 and 24 squares in F64 differ by some units of 2⁻⁵³ of values near 1; up to 1e-15 was seen.
             assert!((found - expected).abs() < 1e-12, "{found} instead of {expected}");
         }
     }

@@ -28,7 +28,7 @@ pub(in crate::ops) fn quantize(
     seen.add_to(statistics, slot, x.len());
 }
 
-/// Scratch bytes: the codes, if only the transpose is kept.
+/// Returns the scratch bytes: the codes, if only the transpose is kept.
 pub(in crate::ops) fn scratch(out: &QuantizedTensor) -> usize {
     if out.codes.is_some() { 0 } else { QuantizedTensor::padded(out.rows) * QuantizedTensor::padded(out.columns) }
 }
@@ -77,7 +77,7 @@ fn codes<S: Float<Real = f32>, C: Float<Real = f32>>(x: &Tensor, scale: f32, out
         .reduce(Seen::default, Seen::merge);
     padding.fill(C::store(0.0));
     if let Some(transposed) = &mut out.transposed {
-        // Transposes the codes; values are not cast again.
+        // Transposes the codes. Values are not cast again.
         crate::ops::transpose::cpu::transpose(&codes, transposed);
     }
     out.codes = keep.then_some(codes);
@@ -85,7 +85,7 @@ fn codes<S: Float<Real = f32>, C: Float<Real = f32>>(x: &Tensor, scale: f32, out
 }
 
 wide! {
-    /// Codes and counts in two loops, since one loop would not vectorise.
+    /// Casts and counts in two loops, because a single loop would not vectorise.
     pub(in crate::ops) fn row[S: Float<Real = f32>, C: Float<Real = f32>](x: &[S], scale: f32, codes: &mut [C]) -> Seen {
         for (code, &x) in codes.iter_mut().zip(x) {
             *code = C::store(x.load() * scale);
@@ -94,7 +94,7 @@ wide! {
         let (mut amax, mut saturated, mut underflowed) = (0u32, 0u32, 0u32);
         for (&code, &x) in bytemuck::cast_slice::<C, u8>(codes).iter().zip(x) {
             let x = x.load();
-            // Absolute values order as their bits. NaN, whose bits are largest, is ignored.
+            // Absolute values have the same order as their bits. NaN, which has the largest bits, is ignored.
             let magnitude = x.to_bits() & 0x7FFF_FFFF;
             let counted = if magnitude > 0x7F80_0000 { 0 } else { magnitude };
             amax = if counted > amax { counted } else { amax };
@@ -116,7 +116,7 @@ pub(in crate::ops) fn amax(x: &Tensor, amax: &mut Tensor, entry: usize) {
     *amax = amax.max(largest);
 }
 
-/// The scale of current scaling. A quotient that overflows F32 becomes `bound`.
+/// Returns the scale of current scaling. A quotient that overflows F32 becomes `bound`.
 pub(in crate::ops) fn current_scale(amax: f32, largest: f32, bound: f32, how: CurrentScaling) -> f32 {
     let amax = if amax < how.epsilon { how.epsilon } else { amax };
     if amax == 0.0 || !amax.is_finite() {

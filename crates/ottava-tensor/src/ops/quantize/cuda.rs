@@ -26,7 +26,7 @@ macro_rules! variants {
             &[("X", $storage), ("FORMAT", "e5m2"), ("SHARING", "PerTensor")],
             &[("X", $storage), ("FORMAT", "e4m3"), ("SHARING", "PerRow")],
             &[("X", $storage), ("FORMAT", "e5m2"), ("SHARING", "PerRow")],
-            // Only measures; writes no codes.
+            // This variant only measures and writes no codes.
             &[("X", $storage), ("FORMAT", "e4m3"), ("SHARING", "RowAmaxes")],
             &[("X", $storage), ("FORMAT", "e4m3"), ("SHARING", "Blocks1x128")],
             &[("X", $storage), ("FORMAT", "e5m2"), ("SHARING", "Blocks1x128")],
@@ -38,18 +38,19 @@ macro_rules! variants {
     };
 }
 
-/// Defines of `destination.cuh`.
+/// The variants of kernels that include `destination.cuh`.
 pub(in crate::ops) const VARIANTS: &[Defines] = variants!("f32" "f16" "bf16");
 
-/// Bytes of shared memory that kernels use beside their tiles, at most.
+/// The maximum number of bytes of shared memory that kernels use in addition to their tiles.
 const BYTES_OUTSIDE_TILES: usize = 8 << 10;
 
-/// `SHARING` in `destination.cuh`.
+/// Returns the value of `SHARING` in `destination.cuh`.
 fn sharing(granularity: Granularity) -> Result<&'static str> {
     granularity.info().sharing.map_err(|why| Error::Value(why.into()))
 }
 
-/// The defines that cast values of `dtype` to codes like the codes of `out`, or only measure the amaxes of rows and columns.
+/// Returns the defines of the kernel that casts values of `dtype` to codes like the codes of `out`. With `measures`, returns the defines of the
+/// kernel that only measures the amaxes of rows and columns.
 fn variant(dtype: DType, out: &QuantizedTensor, measures: bool) -> Result<Defines> {
     let storage = launch::storage(dtype)?[0].1;
     let (format, sharing) = match (measures, out.format) {
@@ -61,43 +62,42 @@ fn variant(dtype: DType, out: &QuantizedTensor, measures: bool) -> Result<Define
     Ok(VARIANTS.iter().find(|v| **v == wanted).expect("all are listed"))
 }
 
-/// The grid of tiles over a matrix, with `side` tiles per block along the columns.
+/// Returns the grid of tiles over a matrix. A block has `side` neighbouring tiles along the columns.
 pub(in crate::ops) fn tiles(rows: usize, columns: usize, side: usize) -> [u32; 3] {
     let padded = QuantizedTensor::padded;
     [padded(columns).div_ceil(TILE * side).max(1) as u32, padded(rows).div_ceil(TILE).max(1) as u32, 1]
 }
 
-/// Dynamic shared memory of `tiles`, as laid out by `Tile` in `destination.cuh`: codes, or values of `dtype` where block scales must be
-/// found
-/// first. Per-row scales are stored after the codes. A measuring launch needs less.
+/// Returns the bytes of dynamic shared memory for `tiles`, with the layout of `Tile` in `destination.cuh`. Tiles hold codes, or values of `dtype` if
+/// block scales must first be found. Per-row scales are stored next to the codes. A measuring launch needs less.
 pub(in crate::ops) fn tile_bytes(tiles: usize, granularity: Granularity, dtype: DType) -> u32 {
     let lines = if granularity == Granularity::PerRow { 2 * TILE } else { 4 };
     let held = granularity.is_blocks();
     let bytes = tiles * (TILE * TILE * if held { dtype.size() } else { 1 } + lines * DType::F32.size());
-    // Above the default, a launch must request more than the default for the limit to be raised.
+    // If static and dynamic memory together exceed the default, the launch must request more than the default, or the limit is not raised.
     let asks = bytes + BYTES_OUTSIDE_TILES > DEFAULT_SHARED_BYTES;
     (if asks { bytes.max(DEFAULT_SHARED_BYTES + 16) } else { bytes }) as u32
 }
 
-/// A kernel that ends in `destination.cuh`.
+/// A kernel that ends with the epilogue of `destination.cuh`.
 pub(in crate::ops) struct Producer<'a> {
     pub source: &'static Source,
-    /// The kernel, and all arguments before the destinations.
+    /// The kernel, and all of its arguments before the destinations.
     pub entry: Entry,
-    /// Type that values are rounded to before the cast.
+    /// The type to which values are rounded before the cast.
     pub dtype: DType,
     pub grid: [u32; 3],
     pub block: u32,
-    /// Dynamic shared memory.
+    /// The bytes of dynamic shared memory.
     pub shared: u32,
-    /// Finds the amaxes of rows and columns (addresses, or null), if the kernel itself does not.
+    /// Raises the amaxes of rows and columns at two addresses, which may be null. `None` if the kernel itself finds the amaxes.
     pub raise: Option<&'a dyn Fn([u64; 2]) -> Result<()>>,
 }
 
-/// Launches a kernel that writes `outputs`, which `prepare` allocated and which have the same granularity.
+/// Launches a kernel that writes `outputs`. `prepare` must have allocated them, and they must have the same granularity.
 ///
 /// # Safety
-/// As for [`CudaDevice::launch`], as far as the inputs go.
+/// The inputs must fulfil the contract of [`CudaDevice::launch`].
 pub(in crate::ops) unsafe fn produce(
     gpu: &CudaDevice,
     how: Producer,
@@ -119,7 +119,7 @@ pub(in crate::ops) unsafe fn produce(
         // SAFETY: the caller's promise for the inputs, and the promise of `destination`.
         return unsafe { gpu.launch(&casts, how.grid, how.block, how.shared) };
     }
-    // Per-row scales need whole rows and columns: one launch for the amaxes, one for the codes.
+    // Per-row scales need whole rows and columns, so one launch finds the amaxes and one writes the codes.
     let sizes = |out: &QuantizedTensor| {
         let of = |copy: &Option<Tensor>, n| copy.as_ref().map_or(0, |_| QuantizedTensor::padded(n));
         [of(&out.codes, out.rows), of(&out.transposed, out.columns)]
@@ -140,7 +140,7 @@ pub(in crate::ops) unsafe fn produce(
     }
     if how.raise.is_none() {
         let amaxes = how.source.kernel(amaxes, entry.clone());
-        // SAFETY: as above, and the amaxes have one element per padded row or column.
+        // SAFETY: as above; the amaxes have one element per padded row or column.
         unsafe { gpu.launch(&amaxes, how.grid, how.block, how.shared)? };
     }
     let casts = how.source.kernel(casts, entry);
@@ -148,30 +148,31 @@ pub(in crate::ops) unsafe fn produce(
     unsafe { gpu.launch(&casts, how.grid, how.block, how.shared) }
 }
 
-/// Maximum number of threads per block.
+/// The maximum number of threads per block.
 const MOST_THREADS: usize = 1024;
-/// Vectors of eight values per thread with many rows (`rows.cuh`). With four, a multiprocessor holds too few rows.
+/// The number of eights per thread for many rows (`rows.cuh`). With four, a multiprocessor holds too few rows.
 pub(in crate::ops) const ROW_EIGHTS: usize = 3;
-/// Maximum number of eights in a row that a cluster casts.
+/// The maximum number of eights in a row that a cluster casts.
 const MOST_EIGHTS: usize = 4096;
-/// Eights of a block of [`produce_rows`] whose kernel only casts. With fewer, a barrier of a cluster takes more time than it saves.
+/// The number of eights per block in [`produce_rows`] if the kernel only casts. With fewer eights, the cluster barrier takes more time than the split
+/// saves.
 pub(in crate::ops) const CAST_EIGHTS: usize = 512;
-/// A matrix has few rows if it has at most so many rows, or at most so many elements.
+/// A matrix has few rows if it has at most [`FEW_ROWS`] rows or at most [`FEW_ELEMENTS`] elements.
 const FEW_ROWS: usize = 128;
 const FEW_ELEMENTS: usize = 1 << 21;
 
-/// The kernels that end in `cast_row`.
+/// The kernels that end with `cast_row`.
 #[derive(Clone, Copy)]
 pub(in crate::ops) struct RowKernels {
-    /// The kernel for few rows (one eight per thread), and the eights per block above which a row is split over a cluster.
+    /// The kernel for few rows (one eight per thread), and the maximum number of eights per block. A longer row is split over a cluster.
     pub few: (&'static str, usize),
-    /// For many rows.
+    /// The kernel for many rows.
     pub many: Option<&'static str>,
 }
 
 impl RowKernels {
-    /// Whether [`produce_rows`] can write `out` from `x`: per-row scales without a transposed copy, and rows of aligned eights that threads keep
-    /// in registers.
+    /// Returns whether [`produce_rows`] can write `out` from `x`. It can if `out` has per-row scales without a transposed copy, and if rows of `x`
+    /// are aligned eights that fit in the registers of threads.
     pub fn fit(self, gpu: &CudaDevice, out: &QuantizedTensor, x: &Tensor) -> Result<bool> {
         let most = if gpu.has(Feature::Clusters)? { MOST_EIGHTS } else { ROW_EIGHTS * MOST_THREADS };
         Ok(out.granularity == Granularity::PerRow
@@ -182,7 +183,7 @@ impl RowKernels {
             && launch::aligned(&[x]))
     }
 
-    /// The kernel for `out`, and its blocks and threads per row.
+    /// Returns the kernel for `out`, and the blocks and threads per row.
     fn choose(self, gpu: &CudaDevice, out: &QuantizedTensor) -> Result<(&'static str, Row)> {
         let (eights, (few, of_block)) = (QuantizedTensor::padded(out.columns) / 8, self.few);
         let row = Row::of_few(eights, of_block);
@@ -199,7 +200,7 @@ fn has_few_rows(out: &QuantizedTensor) -> bool {
     out.rows <= FEW_ROWS || out.rows * out.columns <= FEW_ELEMENTS
 }
 
-/// Blocks of a row, and their threads, for `cast_row` in `rows.cuh`.
+/// The number of blocks per row, and the number of threads per block, for `cast_row` in `rows.cuh`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Row {
     blocks: u32,
@@ -207,13 +208,13 @@ struct Row {
 }
 
 impl Row {
-    /// With few rows: one eight per thread. A row of more than `of_block` eights is split over up to eight blocks, since one multiprocessor would
-    /// limit it.
+    /// Returns the shape for few rows: one eight per thread. A row of more than `of_block` eights is split over up to eight blocks, because one
+    /// multiprocessor would limit it.
     fn of_few(eights: usize, of_block: usize) -> Row {
         Row::new(eights, eights.div_ceil(of_block).next_power_of_two().min(8), 1)
     }
 
-    /// For many rows of `eights`.
+    /// Returns the shape for many rows of `eights`.
     fn of_many(eights: usize) -> Row {
         Row::new(eights, eights.div_ceil(ROW_EIGHTS * MOST_THREADS).next_power_of_two(), ROW_EIGHTS)
     }
@@ -224,10 +225,10 @@ impl Row {
     }
 }
 
-/// Launches one of the `kernels` of `source`, with the inputs of `entry`, which is any of them.
+/// Launches one of the `kernels` of `source`. `entry` is the entry of any of these kernels, with their inputs.
 ///
 /// # Safety
-/// As for [`CudaDevice::launch_early`], as far as the inputs go.
+/// The inputs must fulfil the contract of [`CudaDevice::launch_early`].
 pub(in crate::ops) unsafe fn produce_rows(
     gpu: &CudaDevice,
     source: &'static Source,
@@ -253,7 +254,8 @@ fn address(t: &mut Option<Tensor>) -> Arg {
     Arg::Ptr(t.as_mut().map_or(0, Tensor::device_ptr_mut))
 }
 
-/// `Destination` of `destination.cuh` as consecutive 64-bit arguments. `prepare` allocated its memory and checked statistics and scale.
+/// Returns the `Destination` of `destination.cuh` as consecutive 64-bit arguments. `prepare` has allocated its memory and checked statistics and
+/// scale.
 pub(in crate::ops) fn destination(
     out: &mut QuantizedTensor,
     to: &mut Fp8Output,
@@ -266,7 +268,7 @@ pub(in crate::ops) fn destination(
     };
     let last = |t: Option<&Tensor>| t.and_then(|t| t.shape().last().copied()).unwrap_or(0) as u32;
     let pitches = pack(last(out.codes.as_ref()), last(out.transposed.as_ref()));
-    // If there are only transposed codes, `scale_inv` is theirs.
+    // If there are only transposed codes, `scale_inv` has the scales of the transposed codes.
     let turned = out.codes.is_none();
     let [of_rows, of_columns] = match &out.transposed_scale_inv {
         Some(transposed) => [Some(&out.scale_inv), Some(&**transposed)],
@@ -309,7 +311,7 @@ pub(in crate::ops) fn quantize(
     out: &mut QuantizedTensor,
     to: &mut Fp8Output,
 ) -> Result<()> {
-    // SAFETY: `x` is `out.rows · out.columns` elements of its type.
+    // SAFETY: `x` has `out.rows · out.columns` elements of its type.
     unsafe {
         match ROW_KERNELS.fit(gpu, out, x)? {
             true => produce_rows(gpu, &SOURCE, ROW_KERNELS, x.dtype(), kernel::quantize_rows(x), out, to),
@@ -318,7 +320,7 @@ pub(in crate::ops) fn quantize(
     }
 }
 
-/// Casts F32 values, rounded to `dtype` first.
+/// Casts F32 values that are first rounded to `dtype`.
 pub(super) fn quantize_rounded(
     gpu: &CudaDevice,
     x: &Tensor,
@@ -326,11 +328,11 @@ pub(super) fn quantize_rounded(
     out: &mut QuantizedTensor,
     to: &mut Fp8Output,
 ) -> Result<()> {
-    // SAFETY: `x` is `out.rows · out.columns` elements of F32.
+    // SAFETY: `x` has `out.rows · out.columns` F32 elements.
     unsafe { cast(gpu, kernel::quantize_rounded(x), dtype, out, to) }
 }
 
-/// Casts scaled F16 values, rounded to `dtype` first.
+/// Casts scaled F16 values that are first rounded to `dtype`.
 pub(in crate::ops) fn quantize_scaled(
     gpu: &CudaDevice,
     x: &ScaledTensor,
@@ -338,14 +340,14 @@ pub(in crate::ops) fn quantize_scaled(
     out: &mut QuantizedTensor,
     to: &mut Fp8Output,
 ) -> Result<()> {
-    // SAFETY: `x` is `out.rows · out.columns` elements of F16, and a scale.
+    // SAFETY: `x` has `out.rows · out.columns` F16 elements and one scale.
     unsafe { cast(gpu, kernel::quantize_scaled(&x.values, &x.scale_inv), dtype, out, to) }
 }
 
 /// Launches a kernel that casts a matrix of `dtype`.
 ///
 /// # Safety
-/// As for [`CudaDevice::launch`], as far as the inputs go.
+/// The inputs must fulfil the contract of [`CudaDevice::launch`].
 unsafe fn cast(
     gpu: &CudaDevice,
     entry: Entry,
@@ -366,7 +368,7 @@ unsafe fn cast(
     unsafe { produce(gpu, how, &mut [(out, to)]) }
 }
 
-/// The first variant for the type of `x`.
+/// Returns the first variant for the type of `x`.
 fn amax_variant(x: &Tensor) -> Result<Defines> {
     let storage = launch::storage(x.dtype())?[0];
     Ok(VARIANTS.iter().find(|v| v[0] == storage).expect("all are listed"))
@@ -375,7 +377,7 @@ fn amax_variant(x: &Tensor) -> Result<Defines> {
 pub(super) fn amax(gpu: &CudaDevice, x: &Tensor, amax: &mut Tensor, entry: usize) -> Result<()> {
     let at = amax.device_ptr_mut() + 4 * entry as u64;
     let kernel = SOURCE.kernel(amax_variant(x)?, kernel::amax(AddressMut(at), x, x.len()));
-    // SAFETY: `amax` has the entry and `x` `x.len()` elements.
+    // SAFETY: `amax` has one element at the address, and `x` has `x.len()` elements.
     unsafe { gpu.launch(&kernel, launch::readers(gpu, x.len().div_ceil(8 * BLOCK as usize)), BLOCK, 0) }
 }
 
@@ -396,7 +398,7 @@ pub(super) fn take_scale(
 mod tests {
     use super::*;
 
-    /// The limits of `cast_row` and `row_amax` in `rows.cuh`.
+    /// Checks the limits of `cast_row` and `row_amax` in `rows.cuh`.
     #[test]
     fn every_row_has_threads_for_its_eights() {
         for eights in (2..=MOST_EIGHTS).step_by(2) {
@@ -407,11 +409,11 @@ mod tests {
             }
             let Row { blocks, threads } = Row::of_many(eights);
             assert!((blocks * threads) as usize * ROW_EIGHTS >= eights && threads.is_multiple_of(32), "{eights}");
-            // Only clusters have more than one block.
+            // Only a cluster has more than one block.
             assert!(threads <= 1024 && blocks <= if eights <= ROW_EIGHTS * MOST_THREADS { 1 } else { 2 }, "{eights}");
         }
         assert_eq!(Row::of_few(1024, 1024), Row { blocks: 1, threads: 1024 });
-        // Llama-3-8B: its hidden and its feed-forward size.
+        // The hidden size and the feed-forward size of Llama-3-8B.
         assert_eq!(Row::of_few(4096 / 8, CAST_EIGHTS), Row { blocks: 1, threads: 512 });
         assert_eq!(Row::of_few(14336 / 8, 256), Row { blocks: 8, threads: 224 });
         assert_eq!(Row::of_many(14336 / 8), Row { blocks: 1, threads: 608 });

@@ -1,4 +1,4 @@
-//! FP8 quantization with per-tensor scales, and amax measurements. `blocks` has per-row and per-block scales.
+//! FP8 quantization with per-tensor scales, and measurement of amaxes. Per-row and per-block scales are in `blocks`.
 
 pub(super) mod blocks;
 pub(super) mod cpu;
@@ -19,11 +19,11 @@ pub(super) use cuda::{
     tiles,
 };
 
-/// Casts `x` `[R, C]` (F32, F16 or BF16) to FP8: each code is `satcast(float(x) · scale)`, one rounding for the product
-/// and one for the cast; `scale_inv = 1 / scale`.
+/// Casts `x` `[R, C]` (F32, F16 or BF16) to FP8. Each code is `satcast(float(x) · scale)`: the product is rounded once, and the cast rounds once.
+/// `scale_inv = 1 / scale`.
 ///
 /// `scale` is F32 `[1]`. Padding has code 0. Updates entry `slot` of `statistics`.
-/// Source: Transformer Engine's cast with a given scale; rounding as in [`crate::fp8`].
+/// Source: Transformer Engine's cast with a given scale; rounding is as in [`crate::fp8`].
 pub fn quantize(
     x: &Tensor,
     format: DType,
@@ -36,8 +36,7 @@ pub fn quantize(
 }
 
 impl Fp8Output<'_> {
-    /// Casts `x` `[R, C]` (F32, F16 or BF16), a computed value: [`quantize`] and
-    /// [`quantize_blocks`](blocks::quantize_blocks).
+    /// Casts `x` `[R, C]` (F32, F16 or BF16), a computed value, as [`quantize`] or [`quantize_blocks`](blocks::quantize_blocks) does.
     pub fn cast(mut self, x: &Tensor) -> Result<QuantizedTensor> {
         let [rows, columns] = x.dims("quantize: x")?;
         x.expect_dtype("quantize: x", &[DType::F32, DType::F16, DType::BF16])?;
@@ -48,7 +47,7 @@ impl Fp8Output<'_> {
 }
 
 impl Output<'_> {
-    /// Applies the output to a computed value: the reference, and the fallback for shapes without a fused kernel.
+    /// Applies the output to a computed value. This is the reference, and the fallback for shapes without a fused kernel.
     pub(super) fn apply(self, value: Tensor) -> Result<Produced> {
         match self {
             Output::Plain => Ok(Produced::Plain(value)),
@@ -61,8 +60,8 @@ impl Output<'_> {
     }
 }
 
-/// [`quantize`] or [`quantize_blocks`](blocks::quantize_blocks) in place: overwrites the copies that `into` has, in its format. `scale` has
-/// the granularity of `into`.
+/// Casts in place as [`quantize`] or [`quantize_blocks`](blocks::quantize_blocks): overwrites the copies that `into` has, in its format. `scale` must
+/// have the granularity of `into`.
 pub fn quantize_into(
     x: &Tensor,
     scale: CastScale,
@@ -75,7 +74,7 @@ pub fn quantize_into(
     cast_into(x, into, &mut to)
 }
 
-/// [`quantize_into`] of `x` F32, rounded to `dtype`, F16 or BF16, first. `scale` is one per tensor.
+/// Casts in place as [`quantize_into`], but first rounds `x`, which is F32, to `dtype` (F16 or BF16). `scale` is a per-tensor scale.
 pub fn quantize_rounded_into(
     x: &Tensor,
     dtype: DType,
@@ -128,11 +127,11 @@ pub(super) fn cast_into(x: &Tensor, into: &mut QuantizedTensor, to: &mut Fp8Outp
     Ok(())
 }
 
-/// Checks a destination for a matrix `[rows, columns]`, and allocates its operand.
+/// Checks an output for a matrix `[rows, columns]`, and allocates its operand.
 pub(super) fn prepare(to: &Fp8Output, device: &Device, rows: usize, columns: usize) -> Result<QuantizedTensor> {
     let granularity = expect_output(to, device)?;
     let codes = |rows, length| Tensor::empty(device, &granularity.codes_shape(rows, length), to.format);
-    // 128x128 scales have padding that no block writes, and an empty matrix has no blocks.
+    // 128x128 scales have padding that no thread block writes. An empty matrix has no thread blocks.
     let scales = |granularity: Granularity, rows, length| {
         let unwritten = granularity == Granularity::Blocks128x128 || rows * length == 0;
         let shape = granularity.scales_shape(rows, length);
@@ -153,7 +152,7 @@ pub(super) fn prepare(to: &Fp8Output, device: &Device, rows: usize, columns: usi
     })
 }
 
-/// Checks a destination on `device`, and returns its granularity.
+/// Checks an output on `device`, and returns its granularity.
 fn expect_output(to: &Fp8Output, device: &Device) -> Result<Granularity> {
     match to.scale {
         CastScale::Given(scale) => expect_cast(to.format, scale, to.statistics, to.slot, device)?,
@@ -165,7 +164,7 @@ fn expect_output(to: &Fp8Output, device: &Device) -> Result<Granularity> {
     Ok(to.granularity())
 }
 
-/// Checks scale and statistics of a cast on `device`.
+/// Checks the scale and the statistics of a cast on `device`.
 pub(super) fn expect_cast(
     format: DType,
     scale: &Tensor,
@@ -179,7 +178,7 @@ pub(super) fn expect_cast(
     expect_measured(format, statistics, slot, device)
 }
 
-/// Checks format and statistics of a cast on `device`.
+/// Checks the format and the statistics of a cast on `device`.
 pub(super) fn expect_measured(format: DType, statistics: &CastStatistics, slot: usize, device: &Device) -> Result<()> {
     statistics.amax.expect_device("quantize: statistics", device)?;
     if !format.is_fp8() {
@@ -192,7 +191,7 @@ pub(super) fn expect_measured(format: DType, statistics: &CastStatistics, slot: 
     Ok(())
 }
 
-/// Largest absolute value of `x` as F32 `[1]`; NaN is ignored, as by the hardware's maximum.
+/// Returns the largest absolute value of `x` as F32 `[1]`. NaN is ignored, as in the hardware's maximum.
 pub fn amax(x: &Tensor) -> Result<Tensor> {
     let mut amax = Tensor::zeros(x.device(), &[1], DType::F32)?;
     raise_amax(x, &mut amax)?;
@@ -210,7 +209,7 @@ pub fn raise_amax(x: &Tensor, amax: &mut Tensor) -> Result<()> {
     Ok(())
 }
 
-/// Raises the amax in entry `slot` of `statistics` to the largest absolute value of `x`, as a cast does, without casting.
+/// Raises the amax in entry `slot` of `statistics` to the largest absolute value of `x`, as a cast does, but does not cast.
 pub fn measure(x: &Tensor, statistics: &mut CastStatistics, slot: usize) -> Result<()> {
     expect_compute("measure: x", x)?;
     expect_measured(DType::E4M3, statistics, slot, x.device())?;
@@ -227,9 +226,9 @@ pub(super) fn expect_amax(amax: &Tensor, device: &Device) -> Result<()> {
     amax.expect_device("amax", device)
 }
 
-/// The scale F32 `[1]` of current scaling: `largest finite of format / amax`. Resets `amax` F32 `[1]` to zero.
+/// Returns the scale of current scaling, F32 `[1]`: `largest finite of format / amax`. Resets `amax` F32 `[1]` to zero.
 ///
-/// An amax of 0, infinity or NaN gives 1; a quotient that overflows F32 gives the largest finite F32.
+/// An amax of 0, infinity or NaN gives 1. A quotient that overflows F32 gives the largest finite F32.
 /// Source: Transformer Engine, `common/recipe/recipe_common.cuh`.
 pub fn take_scale(amax: &mut Tensor, format: DType, how: CurrentScaling) -> Result<Tensor> {
     expect_amax(amax, &amax.device().clone())?;

@@ -12,7 +12,7 @@ struct Values {
 };
 template <> constexpr bool MAY_COPY<Values> = true;
 
-// Values of another type times a scale, rounded to the type that is cast.
+// A source of values of another type, multiplied by a scale and rounded to the type that is cast.
 template <class S> struct RoundedValues {
     const S* x;
     float scale;
@@ -42,7 +42,7 @@ extern "C" __global__ void __launch_bounds__(256, 4) quantize(const X* x, const 
     quantize_tile<HOLDS ? 4 : 8>(to, Values{x, to.columns, to.columns % 8 == 0 && aligned(x)});
 }
 
-// Blocks of padded rows.
+// Casts one row. The grid has the blocks of all padded rows.
 template <int EIGHTS> __device__ __forceinline__ void quantize_row(const X* x, const Destination& to) {
     if constexpr (SHARING != PerRow) return;
     start_row();
@@ -58,7 +58,7 @@ template <int EIGHTS> __device__ __forceinline__ void quantize_row(const X* x, c
 extern "C" __global__ void __launch_bounds__(1024, 1) quantize_few_rows(const X* x, const __grid_constant__ Destination to) { quantize_row<1>(x, to); }
 extern "C" __global__ void __launch_bounds__(1024, 2) quantize_rows(const X* x, const __grid_constant__ Destination to) { quantize_row<ROW_EIGHTS>(x, to); }
 
-// Grid-stride loop over eights; the remainder and unaligned views element by element. `amax` starts at 0.
+// Grid-stride loop over eights. The remainder, and unaligned views, are read element by element. `amax` is initially 0.
 extern "C" __global__ void amax(float* amax, const X* __restrict__ x, u64 n) {
     const u64 eights = aligned(x) ? n / 8 : 0;
     float largest = 0.0f;

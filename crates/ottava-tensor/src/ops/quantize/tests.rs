@@ -148,7 +148,8 @@ static CONVERSIONS: Source = Source::bare(
     ),
 );
 
-/// GPUs below compute capability 8.9 convert by integers. For all floats and all pairs of codes, the results equal the results of the instructions.
+/// GPUs below compute capability 8.9 convert by integer arithmetic. For all floats and all pairs of codes, the results equal the results of the
+/// instructions.
 #[test]
 fn conversions_by_integers_are_those_of_the_instructions() {
     let Some(device) = gpu() else { return };
@@ -156,7 +157,7 @@ fn conversions_by_integers_are_those_of_the_instructions() {
     let mut differences = Tensor::zeros(&device, &[1], DType::I32).unwrap();
     let entry = Entry { name: "conversions", args: vec![Arg::Ptr(differences.device_ptr_mut())] };
     let kernel = CONVERSIONS.kernel(&[], entry);
-    // SAFETY: the kernel writes the one word of `differences`.
+    // SAFETY: the kernel writes one word, which `differences` has.
     unsafe { gpu.launch(&kernel, [4096, 1, 1], 256, 0).unwrap() };
     assert_eq!(differences.to_vec::<i32>().unwrap(), [0]);
 }

@@ -31,7 +31,7 @@ macro_rules! with_type {
 }
 
 impl MatrixSlice {
-    /// Row and column of the block that has the 128 elements of number `at` of the slice.
+    /// Returns the block row and the block column of the 128 elements with number `at` in the slice.
     fn block_of(&self, at: usize) -> (usize, usize) {
         let element = self.start + at * BLOCK;
         (element / self.columns / BLOCK, element % self.columns / BLOCK)

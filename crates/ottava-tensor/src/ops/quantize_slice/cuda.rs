@@ -15,21 +15,21 @@ kernels! {
     kernel quantize_slice_rounded(amaxes: *const f32, x: *const f32, start: u64, length: u64, to: Destination);
 }
 
-/// Defines of `destination.cuh`, by the type that is cast.
+/// The variants of kernels that include `destination.cuh`, by the type that is cast.
 const VARIANTS: &[Defines] = &[
     &[("X", "f32"), ("FORMAT", "e4m3"), ("SHARING", "Blocks128x128")],
     &[("X", "f16"), ("FORMAT", "e4m3"), ("SHARING", "Blocks128x128")],
     &[("X", "bf16"), ("FORMAT", "e4m3"), ("SHARING", "Blocks128x128")],
 ];
 
-/// The kernel that rounds values to `dtype`.
+/// Returns the kernel that rounds values to `dtype`.
 fn variant(dtype: DType, entry: Entry) -> Result<Kernel> {
     let storage = launch::storage(dtype)?[0];
     let defines = VARIANTS.iter().find(|variant| variant[0] == storage).expect("all are listed");
     Ok(SOURCE.kernel(defines, entry))
 }
 
-/// A block of threads for each block of the whole matrix.
+/// Returns a grid with one block of threads for each 128x128 block of the whole matrix.
 fn grid(slice: MatrixSlice) -> [u32; 3] {
     [(slice.columns / BLOCK) as u32, (slice.rows / BLOCK) as u32, 1]
 }
@@ -46,7 +46,7 @@ pub(super) fn amaxes(
         false => kernel::slice_amaxes_rounded(amaxes, x, slice.start, x.len()),
     };
     let kernel = variant(dtype, entry)?;
-    // SAFETY: `x` is `x.len()` elements of the kernel's type, of the slice, and `amaxes` one for each block of the grid.
+    // SAFETY: `x` has `x.len()` elements of the slice, in the kernel's type, and `amaxes` has one element for each block of the grid.
     unsafe { gpu.launch(&kernel, grid(slice), launch::BLOCK, 0) }
 }
 

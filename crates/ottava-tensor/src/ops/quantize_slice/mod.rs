@@ -1,5 +1,5 @@
-//! FP8 quantization of a slice of a matrix with scales of 128x128 blocks, which several ranks' slices cut: the amaxes of blocks first, whose
-//! maximum over ranks the caller takes, then the cast.
+//! FP8 quantization of a slice of a matrix with scales of 128x128 blocks. The slices of several ranks may cut a block. So [`slice_amaxes`] first
+//! finds the amaxes of blocks, the caller takes their maximum over ranks, and then [`quantize_slice`] casts.
 
 mod cpu;
 pub(super) mod cuda;
@@ -13,27 +13,27 @@ use crate::granularity::Granularity;
 use crate::quantized::QuantizedTensor;
 use crate::{DType, Device, Error, Result, Tensor};
 
-/// Side of a block.
+/// The side of a block.
 const BLOCK: usize = 128;
 
 /// A part of a matrix `[rows, columns]` in row-major order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MatrixSlice {
-    /// Rows of the whole matrix, a multiple of 128.
+    /// The number of rows of the whole matrix, a multiple of 128.
     pub rows: usize,
-    /// Columns of the whole matrix, a multiple of 128.
+    /// The number of columns of the whole matrix, a multiple of 128.
     pub columns: usize,
-    /// The number of its first element in the matrix, a multiple of 128.
+    /// The index of the first element of the slice in the matrix, a multiple of 128.
     pub start: usize,
 }
 
 impl MatrixSlice {
-    /// The number of 128x128 blocks of the whole matrix.
+    /// Returns the number of 128x128 blocks of the whole matrix.
     pub fn blocks(&self) -> usize {
         self.rows / BLOCK * (self.columns / BLOCK)
     }
 
-    /// Checks the elements `x` of the slice.
+    /// Checks that the elements `x` can be the slice.
     fn check(&self, x: &Tensor) -> Result<()> {
         let (MatrixSlice { rows, columns, start }, length) = (*self, x.len());
         let whole = [rows, columns, start, length].iter().all(|n| n.is_multiple_of(BLOCK));
@@ -46,12 +46,12 @@ impl MatrixSlice {
     }
 }
 
-/// The largest absolute values of the 128x128 blocks of a matrix, among the elements `x` of `slice` (F32, F16 or BF16) rounded to `dtype`:
-/// F32 `[blocks]` in row-major order, 0 for a block without elements. NaN is ignored.
+/// Returns the amaxes of the 128x128 blocks of a matrix, over the elements `x` of `slice` (F32, F16 or BF16) rounded to `dtype`.
+/// They are F32 `[blocks]` in row-major order. The amax of a block without elements is 0. NaN is ignored.
 pub fn slice_amaxes(x: &Tensor, dtype: DType, slice: MatrixSlice) -> Result<Tensor> {
     expect_values(x, dtype)?;
     slice.check(x)?;
-    // Kernels write each; so does the reference.
+    // Every amax is written, by the kernels and by the reference.
     let mut amaxes = Tensor::empty(x.device(), &[slice.blocks()], DType::F32)?;
     if let Device::Cuda(gpu) = x.device() {
         cuda::amaxes(gpu, x, dtype, slice, &mut amaxes)?;
@@ -62,9 +62,9 @@ pub fn slice_amaxes(x: &Tensor, dtype: DType, slice: MatrixSlice) -> Result<Tens
     Ok(amaxes)
 }
 
-/// Casts the elements `x` of `slice` (F32, F16 or BF16), rounded to `dtype`, as [`quantize_blocks`](crate::ops::quantize_blocks) casts the whole
-/// matrix to E4M3 with scales of 128x128 blocks, from the `amaxes` of [`slice_amaxes`] of the whole matrix. Overwrites the codes of `into`,
-/// which cover the slice, and its scales, which cover the whole matrix ([`empty_slice`]).
+/// Casts the elements `x` of `slice` (F32, F16 or BF16), rounded to `dtype`. The result equals the cast of the whole matrix by
+/// [`quantize_blocks`](crate::ops::quantize_blocks) to E4M3 with scales of 128x128 blocks. `amaxes` are the amaxes of the whole matrix
+/// ([`slice_amaxes`]). Overwrites the codes of `into`, which cover the slice, and its scales, which cover the whole matrix ([`empty_slice`]).
 pub fn quantize_slice(
     x: &Tensor,
     dtype: DType,
@@ -98,12 +98,12 @@ pub fn quantize_slice(
     Ok(())
 }
 
-/// The result of [`quantize_slice`] for `elements` of a matrix, before it is written: codes `[elements / 128, 128]`, and scales for both
-/// copies of the whole matrix.
+/// Allocates the result of [`quantize_slice`] for `elements` of a matrix: codes `[elements / 128, 128]`, and scales for both copies of the whole
+/// matrix.
 pub fn empty_slice(device: &Device, slice: MatrixSlice, elements: usize) -> Result<QuantizedTensor> {
     let granularity = Granularity::Blocks128x128;
     let (rows, columns) = (elements / BLOCK, BLOCK);
-    // Padding of scales is zero.
+    // The padding of scales is zero.
     let scales = |rows, columns| Tensor::zeros(device, &granularity.scales_shape(rows, columns), DType::F32);
     Ok(QuantizedTensor {
         codes: Some(Tensor::empty(device, &[rows, columns], DType::E4M3)?),

@@ -1,16 +1,17 @@
-// A slice of a row-major matrix whose sizes are multiples of 128: `length` elements from number `start` on, both multiples of 128. Grid
-// (columns / 128, rows / 128) of the whole matrix: a block of 256 threads for each square, 16 threads for its part of a row.
+// Calls `work` for the eights of this thread in a slice of a row-major matrix. The sizes of the matrix are multiples of 128. The slice has `length`
+// elements from index `start` on, both multiples of 128. Grid (columns / 128, rows / 128) of the whole matrix: 256 threads for each 128x128 block, 16
+// threads for each row of a block.
 template <class Work> __device__ __forceinline__ void each_eight(u64 start, u64 length, const Work& work) {
     const u64 columns = (u64)gridDim.x * TILE;
 #pragma unroll
     for (int sweep = 0; sweep < 8; sweep++) {
-        // Elements before the start wrap around to large numbers.
+        // Indices of elements before the start wrap around to large numbers.
         const u64 row = (u64)blockIdx.y * TILE + tile_row(sweep), at = row * columns + blockIdx.x * TILE + eight_column() - start;
         if (at < length) work(at);
     }
 }
 
-// Eight values of type `S`, rounded to the type that is cast.
+// Returns eight values of type `S`, rounded to the type that is cast.
 template <class S> __device__ __forceinline__ Eight<X> rounded8(const S* x, bool wide) {
     float v[8];
     unpack8(fetch8(x, 8, wide), v);
@@ -28,7 +29,8 @@ template <class S> __device__ __forceinline__ void find_amax(float* amaxes, cons
 extern "C" __global__ void slice_amaxes(float* amaxes, const X* x, u64 start, u64 length) { find_amax(amaxes, x, start, length); }
 extern "C" __global__ void slice_amaxes_rounded(float* amaxes, const f32* x, u64 start, u64 length) { find_amax(amaxes, x, start, length); }
 
-// `to` has the codes of the slice, its number of elements as rows and columns, and the scales of the whole matrix.
+// Casts a block. The codes of `to` are the codes of the slice, with its number of elements as rows and columns. The scales of `to` cover the whole
+// matrix.
 template <class S>
 __device__ __forceinline__ void cast_square(const float* amaxes, const S* x, u64 start, u64 length, const Destination& to) {
     const bool wide = aligned(x);

@@ -5,12 +5,12 @@ use crate::testing::{Tolerance, assert_close, parity};
 
 const PLAIN: CurrentScaling = CurrentScaling { epsilon: 0.0, power_of_two: false };
 
-/// Unequal cuts of a matrix: in the middle of blocks, at their ends, an empty slice, and one within a row.
+/// Returns unequal cuts of a matrix: within blocks, at their ends, with an empty slice, and with a slice within a row.
 fn cuts(rows: usize, columns: usize) -> Vec<usize> {
     vec![0, 128, 37 * columns + 128, 37 * columns + 128, 128 * columns, rows * columns]
 }
 
-/// The casts of all slices of `x`, with the amaxes of all: codes, scales of both copies, statistics.
+/// Returns the results of the casts of all slices of `x`, with the amaxes of all slices: codes, scales of both copies, statistics.
 fn by_slices(x: &Tensor, [rows, columns]: [usize; 2], dtype: DType, how: CurrentScaling) -> Result<Vec<Tensor>> {
     let (x, cuts) = (x.reshape(&[rows * columns])?, cuts(rows, columns));
     let slices =
@@ -33,7 +33,7 @@ fn by_slices(x: &Tensor, [rows, columns]: [usize; 2], dtype: DType, how: Current
     Ok([codes].into_iter().chain(scales).chain([seen.amax, seen.saturated, seen.underflowed, seen.elements]).collect())
 }
 
-/// Bit for bit, on each device, for values that are rounded and values that are not.
+/// Slices and matrix are equal bit for bit on each device. Tests values that are rounded and values that are not.
 #[test]
 fn slices_are_cast_as_the_whole_matrix() {
     let size = [256, 640];

@@ -9,7 +9,7 @@ pub(super) fn normal(x: &mut Tensor, std: f32, seed: u64, first: u64) {
         .for_each(|(i, x)| *x = (quantile(uniform(seed, first + i as u64)) as f32) * std);
 }
 
-/// A number in (0, 1): the midpoint of one of 2^32 equal intervals.
+/// Returns a number in (0, 1): the midpoint of one of 2^32 equal intervals.
 fn uniform(seed: u64, i: u64) -> f64 {
     ((hash(seed ^ hash(i)) >> 32) as f64 + 0.5) * (1.0 / 4_294_967_296.0)
 }
@@ -44,7 +44,7 @@ fn quantile(p: f64) -> f64 {
     if q < 0.0 { -x } else { x }
 }
 
-/// Natural logarithm of a positive, normal number, to about 1e-12: `ln(m · 2^e) = e·ln 2 + 2·atanh((m-1)/(m+1))`.
+/// Returns the natural logarithm of a positive, normal number, with an error of about 1e-12: `ln(m · 2^e) = e·ln 2 + 2·atanh((m-1)/(m+1))`.
 fn ln(x: f64) -> f64 {
     let bits = x.to_bits();
     let exponent = (bits >> 52) as i32 - 1023;

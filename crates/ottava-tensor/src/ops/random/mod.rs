@@ -1,4 +1,4 @@
-//! Random initial values that are the same on every device, bit for bit.
+//! Random initial values that are bit-identical on every device.
 
 mod cpu;
 pub(super) mod cuda;
@@ -10,15 +10,15 @@ use crate::{DType, Device, Result, Tensor};
 
 pub(super) use cpu::hash;
 
-/// Independent normal variables with mean 0 and standard deviation `std`, F32 of the given shape.
+/// Returns independent normal variables with mean 0 and standard deviation `std`, F32 of the given shape.
 ///
-/// Element `i` is a function of `(seed, i)` alone: a hash to a uniform number, then the inverse of the normal distribution
-/// (Wichura 1988, algorithm AS 241, PPND7) with a logarithm of this crate, all in correctly rounded operations.
+/// Element `i` depends only on `(seed, i)`. A hash gives a uniform number, and the inverse of the normal distribution
+/// (Wichura 1988, algorithm AS 241, PPND7) maps it. The logarithm is this crate's, and all operations are correctly rounded.
 pub fn normal(device: &Device, shape: &[usize], std: f32, seed: u64) -> Result<Tensor> {
     normal_from(device, shape, std, seed, 0)
 }
 
-/// The elements of a flat [`normal`] from number `first` on.
+/// Returns the elements of a flat [`normal`], beginning with element `first`.
 pub fn normal_from(device: &Device, shape: &[usize], std: f32, seed: u64, first: usize) -> Result<Tensor> {
     let (mut x, first) = (Tensor::empty(device, shape, DType::F32)?, first as u64);
     dispatch! { device,

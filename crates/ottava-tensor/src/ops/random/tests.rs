@@ -18,7 +18,7 @@ fn moments_and_tails_are_normal() {
     let n = 1 << 20;
     let x = values(&normal(&Device::Cpu, &[n], 1.0, 42).unwrap());
     let moment = |p: i32| x.iter().map(|x| x.powi(p)).sum::<f64>() / n as f64;
-    // Four standard errors of each moment.
+    // The tolerance is four standard errors of each moment.
     for (p, expected, error) in [(1, 0.0, 0.004), (2, 1.0, 0.006), (3, 0.0, 0.016), (4, 3.0, 0.04)] {
         assert!((moment(p) - expected).abs() < error, "moment {p} is {}", moment(p));
     }

@@ -3,7 +3,7 @@ use crate::Tensor;
 use crate::element::{Float, with_float};
 use rayon::prelude::*;
 
-/// For each block its first column in the matrix, its first columns in the repeated one and its width.
+/// Returns for each block its first column in the matrix, the first columns of its repetitions, and its width.
 fn blocks(sections: &Sections) -> Vec<(usize, Vec<usize>, usize)> {
     let (mut from, mut to, mut blocks) = (0, 0, Vec::new());
     for RepeatedColumns { columns, block, times } in sections.of {

@@ -11,7 +11,7 @@ kernels! {
     );
 }
 
-/// Columns, block and repetitions of each section.
+/// Returns the columns, the block width and the number of repetitions of each section.
 fn of_kernels(sections: &Sections) -> [[usize; 3]; 3] {
     sections.of.each_ref().map(|section| [section.columns, section.block, section.times])
 }
@@ -34,6 +34,6 @@ pub(super) fn repeat_columns_backward(
 /// Launches one thread per column of the matrix that is not repeated.
 fn launch(gpu: &CudaDevice, x: &Tensor, sections: &Sections, entry: Entry) -> Result<()> {
     let kernel = SOURCE.kernel(launch::storage(x.dtype())?, entry);
-    // SAFETY: one tensor has the columns of the sections and the other the repeated ones, in as many rows, checked by the op.
+    // SAFETY: the op has checked that one tensor has the columns of the sections and the other has the repeated columns, with equal numbers of rows.
     unsafe { gpu.launch(&kernel, launch::elements(gpu, x.shape()[0] * sections.columns), BLOCK, 0) }
 }

@@ -1,4 +1,4 @@
-//! Blocks of columns that are repeated: what ranks that divide sequences send if there are more of them than key and value heads.
+//! Repeats blocks of columns. If there are more ranks that divide sequences than key and value heads, these ranks send repeated heads.
 
 mod cpu;
 pub(super) mod cuda;
@@ -12,15 +12,15 @@ use crate::{Error, Result, Tensor};
 /// Consecutive columns of a matrix, in blocks that are repeated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RepeatedColumns {
-    /// Columns of the matrix.
+    /// The number of columns of the section in the matrix.
     pub columns: usize,
-    /// Columns of a block.
+    /// The number of columns of a block.
     pub block: usize,
-    /// How often each block stands in the repeated matrix, one after the other.
+    /// The number of consecutive repetitions of each block in the repeated matrix.
     pub times: usize,
 }
 
-/// The sections of a row, with their first columns in the matrix and in the repeated one.
+/// The sections of a row, and the number of columns of the matrix and of the repeated matrix.
 struct Sections {
     of: [RepeatedColumns; 3],
     columns: usize,
@@ -43,9 +43,9 @@ impl Sections {
     }
 }
 
-/// The matrix `x` `[T, C]` with repeated blocks of columns. Its columns are the columns of the `sections`, at most three.
+/// Returns the matrix `x` `[T, C]` with repeated blocks of columns. The `sections`, at most three, divide the columns of `x`.
 ///
-/// Errors with [`Error::Value`] for sections that are not whole blocks.
+/// Errors with [`Error::Value`] if a section does not consist of whole blocks.
 pub fn repeat_columns(x: &Tensor, sections: &[RepeatedColumns]) -> Result<Tensor> {
     let [rows, _] = x.dims("repeat_columns: x")?;
     expect_compute("repeat_columns: x", x)?;
@@ -59,7 +59,8 @@ pub fn repeat_columns(x: &Tensor, sections: &[RepeatedColumns]) -> Result<Tensor
     Ok(y)
 }
 
-/// The gradient of [`repeat_columns`] from `dy`, that by the repeated matrix: sums of repetitions, in their order and rounded once.
+/// Returns the gradient of [`repeat_columns`] from `dy`, the gradient by the repeated matrix. Repetitions are added in order, and the sum is rounded
+/// once.
 pub fn repeat_columns_backward(dy: &Tensor, sections: &[RepeatedColumns]) -> Result<Tensor> {
     let [rows, _] = dy.dims("repeat_columns_backward: dy")?;
     expect_compute("repeat_columns_backward: dy", dy)?;

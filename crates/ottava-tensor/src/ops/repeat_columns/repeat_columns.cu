@@ -1,8 +1,8 @@
-// A row has three sections of `columns` columns; in the repeated matrix, each block of `width` columns stands `times` times. Grid-stride loop
-// over the elements of the matrix that is not repeated.
+// A row has three sections of `columns` columns. In the repeated matrix, each block of `width` columns occurs `times` times. Kernels run a
+// grid-stride loop over the elements of the matrix without repetitions.
 struct Section { int columns, width, times; };
 
-// The first of the repetitions of an element, and the distance between them.
+// The first repetition of an element, the distance between repetitions, and their number.
 struct Place { u64 first; int stride, times; };
 
 __device__ Place place(u64 i, Section a, Section b, Section c) {

@@ -2,7 +2,7 @@ use super::*;
 use crate::testing::{Tolerance, normals, parity, values};
 use crate::{DType, Device};
 
-/// Queries of three heads, and two heads of keys and of values that are each repeated.
+/// Returns sections with three query heads, two key heads and two value heads. Key and value heads are repeated.
 fn sections(dim: usize, times: usize) -> [RepeatedColumns; 3] {
     [(3, 1), (2, times), (2, times)].map(|(heads, times)| RepeatedColumns { columns: heads * dim, block: dim, times })
 }

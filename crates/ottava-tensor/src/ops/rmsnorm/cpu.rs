@@ -3,7 +3,8 @@ use crate::Tensor;
 use crate::element::{Float, Real, with_float};
 use rayon::prelude::*;
 
-/// Rows per partial sum of the weight gradient. Partial sums are added in order, independent of the number of threads.
+/// The number of rows per partial sum of the weight gradient. Partial sums are added in order, so the result does not depend on the number of
+/// threads.
 const ROWS: usize = 64;
 
 pub(super) fn norm(x: &Tensor, weights: NormWeights, eps: f64, y: &mut Tensor, statistics: &mut Tensor) {
@@ -27,17 +28,17 @@ pub(super) fn norm(x: &Tensor, weights: NormWeights, eps: f64, y: &mut Tensor, s
     });
 }
 
-/// `Σ x²` of a row.
+/// Returns `Σ x²` of a row.
 pub(in crate::ops) fn square_sum<S: Float>(x: &[S]) -> S::Real {
     x.iter().map(|&x| x.load() * x.load()).sum::<S::Real>()
 }
 
-/// `1 / sqrt(mean(x²) + eps)` from the sum of the squares of `n` elements.
+/// Returns `1 / sqrt(mean(x²) + eps)` from the sum of the squares of `n` elements.
 pub(in crate::ops) fn rstd_of<R: Real>(square_sum: R, n: usize, eps: R) -> R {
     R::of(1.0) / (square_sum / R::of(n as f64) + eps).sqrt()
 }
 
-/// `1 / sqrt(mean(x²) + eps)` of a row.
+/// Returns `1 / sqrt(mean(x²) + eps)` of a row.
 pub(in crate::ops) fn row_rstd<S: Float>(x: &[S], eps: S::Real) -> S::Real {
     rstd_of(square_sum(x), x.len(), eps)
 }
@@ -49,14 +50,14 @@ pub(in crate::ops) fn row<S: Float>(x: &[S], weight: &[S], kind: NormKind, eps: 
     rstd
 }
 
-/// `y = x · rstd · weight`.
+/// Computes `y = x · rstd · weight`.
 pub(in crate::ops) fn normalised<S: Float>(x: &[S], weight: &[S], kind: NormKind, rstd: S::Real, y: &mut [S]) {
     for ((y, &x), &w) in y.iter_mut().zip(x).zip(weight) {
         *y = S::store(x.load() * rstd * kind.gain(w.load()));
     }
 }
 
-/// Normalises a row about its mean, and returns the reciprocal of its standard deviation and the mean.
+/// Normalises a row about its mean. Returns the reciprocal of its standard deviation, and the mean.
 pub(in crate::ops) fn layer_row<S: Float>(
     x: &[S],
     weight: &[S],
@@ -72,7 +73,7 @@ pub(in crate::ops) fn layer_row<S: Float>(
     (rstd, mean)
 }
 
-/// `1 / sqrt(variance(x) + eps)` and the mean of a row.
+/// Returns `1 / sqrt(variance(x) + eps)` and the mean of a row.
 pub(in crate::ops) fn layer_statistics<S: Float>(x: &[S], eps: S::Real) -> (S::Real, S::Real) {
     let n = S::Real::of(x.len() as f64);
     let mean = x.iter().map(|&x| x.load()).sum::<S::Real>() / n;
@@ -131,7 +132,7 @@ pub(in crate::ops) fn add_partial_sums<'a, R: Real>(sum: &mut [R], partial: impl
     }
 }
 
-/// [`row_backward`] of a LayerNorm with `(rstd, mean)`; adds to the gradient of the bias too.
+/// Computes the gradients of [`row_backward`] for a LayerNorm with `(rstd, mean)`, and adds to the gradient of the bias.
 pub(in crate::ops) fn layer_row_backward<S: Float>(
     dy: &[S],
     x: &[S],
@@ -157,7 +158,7 @@ pub(in crate::ops) fn layer_row_backward<S: Float>(
     }
 }
 
-/// Writes the gradient by a row, and adds to the gradient by the weight.
+/// Writes the gradient by a row, and adds to the gradient of the weight.
 pub(in crate::ops) fn row_backward<S: Float>(
     dy: &[S],
     x: &[S],
@@ -170,14 +171,14 @@ pub(in crate::ops) fn row_backward<S: Float>(
     gradient_of_row(dy, x, weight, (rstd, projection), dx, dweight);
 }
 
-/// `Σ dy · weight · x · rstd` of a row.
+/// Returns `Σ dy · weight · x · rstd` of a row.
 pub(in crate::ops) fn dot<S: Float>(dy: &[S], x: &[S], (kind, weight): (NormKind, &[S]), rstd: S::Real) -> S::Real {
     (dy.iter().zip(x).zip(weight))
         .map(|((&dy, &x), &w)| dy.load() * kind.gain(w.load()) * (x.load() * rstd))
         .sum::<S::Real>()
 }
 
-/// [`row_backward`] with the mean of the products of [`dot`].
+/// Computes the gradients of [`row_backward`] from the mean of the products of [`dot`].
 pub(in crate::ops) fn gradient_of_row<S: Float>(
     dy: &[S],
     x: &[S],

@@ -42,12 +42,12 @@ kernels! {
     );
 }
 
-/// One block holds the whole row (up to 1,024 eights), since row sums are reduced within a block.
+/// One block holds the whole row (up to 1,024 eights), because row sums are reduced within a block.
 const ROW_KERNELS: RowKernels = RowKernels { few: ("rmsnorm_rows", 1024), many: None };
-/// Rows per strip of `rmsnorm_strips`.
+/// The number of rows per strip of `rmsnorm_strips`.
 const STRIP: usize = 32;
 
-/// The bias of a LayerNorm, which may be null; other norms have no such argument.
+/// Returns the bias of a LayerNorm, which may be null. Kernels of other norms have no such argument.
 fn bias_of<'a>(weights: NormWeights<'a>) -> Option<Option<&'a Tensor>> {
     (weights.kind == NormKind::Layer).then_some(weights.bias)
 }
@@ -56,13 +56,13 @@ fn aligned(x: &Tensor, weights: NormWeights) -> bool {
     launch::aligned(&[x, weights.weight, weights.bias.unwrap_or(x)])
 }
 
-/// Maximum blocks per multiprocessor of the backward pass, each with a partial dweight, and bytes of shared memory for their prefetched
-/// rows.
+/// The maximum number of blocks per multiprocessor in backward, because each block has a partial dweight; and the bytes of shared memory for the
+/// prefetched rows of these blocks.
 const MOST_PARTS: usize = 4;
 const STAGES_BYTES: usize = 216 << 10;
 
-/// Dynamic shared memory to which LayerNorm prefetches rows (`Ahead` in rmsnorm.cu): 64 bytes per thread for any type. RMSNorm prefetches
-/// to registers.
+/// Returns the bytes of dynamic shared memory to which LayerNorm prefetches rows (`Ahead` in rmsnorm.cu): 64 bytes per thread for any type. RMSNorm
+/// prefetches to registers.
 fn prefetched_bytes(kind: NormKind, threads: usize) -> usize {
     match kind {
         NormKind::Rms | NormKind::RmsPlusOne => 0,
@@ -70,7 +70,7 @@ fn prefetched_bytes(kind: NormKind, threads: usize) -> usize {
     }
 }
 
-/// Dynamic shared memory plus 16 bytes, so that a launch that exceeds 48 KiB with its static part raises the limit.
+/// Returns the dynamic shared memory plus 16 bytes. If a launch with its static part exceeds 48 KiB, these bytes make it raise the limit.
 fn shared_bytes(dynamic: usize) -> u32 {
     dynamic as u32 + 16
 }
@@ -88,18 +88,18 @@ pub(super) fn rmsnorm(
     let [tokens, channels] = x.dims("rmsnorm: x")?;
     let entry = kernel::rmsnorm(y, rstd, amax, x, weights.weight, bias_of(weights), channels, eps);
     let kernel = plain(weights.kind).kernel(launch::storage(x.dtype())?, entry);
-    // SAFETY: all matrices are `tokens · channels`, weight and bias `channels`, `amax` 1; `rstd` is `tokens`, twice for a LayerNorm; one
-    // block per token.
+    // SAFETY: all matrices have `tokens · channels` elements, weight and bias have `channels`, `amax` has one, and `rstd` has `tokens`, twice as many
+    // for a LayerNorm. Each token has a block.
     unsafe { gpu.launch_early(&kernel, [tokens as u32, 1, 1], launch::row_threads(channels, 16), 0) }
 }
 
-/// Whether a block can keep a row in registers, eight channels per thread.
+/// Returns whether a block can keep a row in registers, with eight channels per thread.
 pub(super) fn fits_registers(x: &Tensor, weights: NormWeights) -> bool {
     let channels = weights.weight.len();
     channels.is_multiple_of(8) && channels <= 8192 && aligned(x, weights)
 }
 
-/// Addresses of amaxes, or null.
+/// The addresses of amaxes, which may be null.
 #[derive(Clone, Copy, Default)]
 struct Amaxes {
     all: u64,
@@ -107,7 +107,7 @@ struct Amaxes {
     columns: u64,
 }
 
-/// Computes `rstd` and the amax only. Requires [`fits_registers`].
+/// Computes only `rstd` and the amax. Requires [`fits_registers`].
 pub(super) fn rmsnorm_amax(
     gpu: &CudaDevice,
     x: &Tensor,
@@ -117,12 +117,14 @@ pub(super) fn rmsnorm_amax(
     amax: &mut Tensor,
 ) -> Result<()> {
     let amaxes = Amaxes { all: amax.device_ptr_mut(), ..Amaxes::default() };
-    // SAFETY: `amax` has one element, and `rstd` is as allocated by the op.
+    // SAFETY: `amax` has one element, and the op has allocated `rstd`.
     unsafe { raise_amaxes(gpu, x, weights, eps, rstd.device_ptr_mut(), amaxes) }
 }
 
+/// Computes `rstd` and raises amaxes.
+///
 /// # Safety
-/// The addresses in `amaxes` that are not null hold one float, rows and columns; `rstd` rows, twice for a LayerNorm.
+/// Addresses in `amaxes` are null, or have one float, one per row and one per column. `rstd` has one float per row, two for a LayerNorm.
 unsafe fn raise_amaxes(
     gpu: &CudaDevice,
     x: &Tensor,
@@ -141,7 +143,8 @@ unsafe fn raise_amaxes(
     let of_columns = if amaxes.columns == 0 { 0 } else { channels * DType::F32.size() };
     let shared = shared_bytes(prefetched_bytes(weights.kind, threads as usize) + of_columns);
     let blocks = tokens.div_ceil(rows_at_a_time).min(at_once) as u32;
-    // SAFETY: `x` is `tokens · channels`, weight and bias `channels`; there is a thread for eight channels. The caller guarantees the rest.
+    // SAFETY: `x` has `tokens · channels` elements, weight and bias have `channels`, and each eight channels have a thread. The caller guarantees the
+    // rest.
     unsafe { gpu.launch(&kernel, [blocks, 1, 1], threads, shared) }
 }
 
@@ -157,13 +160,13 @@ pub(super) fn rmsnorm_codes(
 ) -> Result<()> {
     if fits_registers(x, weights) && ROW_KERNELS.fit(gpu, out, x)? {
         let entry = kernel::rmsnorm_rows(rstd, x, weights.weight, bias_of(weights), eps);
-        // SAFETY: `x` is `out.rows · out.columns`, `rstd` as allocated by the op, and weight and bias have a value per column.
+        // SAFETY: `x` has `out.rows · out.columns` elements, the op has allocated `rstd`, and weight and bias have a value per column.
         return unsafe { quantize::produce_rows(gpu, fp8(weights.kind), ROW_KERNELS, x.dtype(), entry, out, to) };
     }
-    // Per-row scales of rows and columns: the pass for `rstd` also finds the amaxes.
+    // For per-row scales of rows and columns, the pass for `rstd` also finds the amaxes.
     let rstd_at = rstd.device_ptr_mut();
     let raise = |[rows, columns]: [u64; 2]| {
-        // SAFETY: `rstd` is as allocated by the op, and the amaxes of `produce` have one element per row and column.
+        // SAFETY: the op has allocated `rstd`, and the amaxes of `produce` have one element per row and column.
         unsafe { raise_amaxes(gpu, x, weights, eps, rstd_at, Amaxes { all: 0, rows, columns }) }
     };
     let by_rows = out.granularity == Granularity::PerRow && fits_registers(x, weights);
@@ -179,14 +182,14 @@ pub(super) fn rmsnorm_codes(
         shared: quantize::tile_bytes(1, out.granularity, x.dtype()),
         raise: if by_rows { Some(&raise) } else { None },
     };
-    // SAFETY: `x` is `out.rows · out.columns`, `rstd` as allocated by the op, and weight and bias have a value per column.
+    // SAFETY: `x` has `out.rows · out.columns` elements, the op has allocated `rstd`, and weight and bias have a value per column.
     unsafe { quantize::produce(gpu, how, &mut [(out, to)]) }
 }
 
-/// Dynamic shared memory that [`rmsnorm_strips`] may fill.
+/// The maximum number of bytes of dynamic shared memory for [`rmsnorm_strips`].
 const STRIP_BYTES: usize = 224 << 10;
 
-/// Threads of a group, of a block, and dynamic shared memory of [`rmsnorm_strips`].
+/// Returns the threads of a group, the threads of a block, and the bytes of dynamic shared memory of [`rmsnorm_strips`].
 fn strip_launch(x: &Tensor, kind: NormKind, transposed: bool) -> (usize, usize, usize) {
     let columns = x.shape()[1];
     let group = columns.div_ceil(8).next_multiple_of(32);
@@ -196,8 +199,8 @@ fn strip_launch(x: &Tensor, kind: NormKind, transposed: bool) -> (usize, usize, 
     (group, groups * group, codes + prefetched_bytes(kind, groups * group) + parameters)
 }
 
-/// Whether [`rmsnorm_strips`] can replace [`rmsnorm`] and [`rmsnorm_codes`] by one pass: strips fit in shared memory, and there are enough
-/// of them to fill the GPU.
+/// Returns whether [`rmsnorm_strips`] can replace [`rmsnorm`] and [`rmsnorm_codes`] by one pass: strips must fit in shared memory, and there must be
+/// enough strips to fill the GPU.
 pub(super) fn fits_strips(gpu: &CudaDevice, x: &Tensor, weights: NormWeights) -> bool {
     let (rows, columns) = (x.shape()[0], x.shape()[1]);
     let (_, _, shared) = strip_launch(x, weights.kind, true);
@@ -227,17 +230,17 @@ pub(super) fn rmsnorm_strips(
         shared: shared_bytes(shared),
         raise: None,
     };
-    // SAFETY: `x` is `out.rows · out.columns`, `rstd` as allocated by the op, weight and bias have a value per column, and shared memory has
-    // room for what the kernel keeps there; `fits_strips` holds.
+    // SAFETY: `x` has `out.rows · out.columns` elements, the op has allocated `rstd`, weight and bias have a value per column, and shared memory has
+    // room for the data that the kernel keeps in it. `fits_strips` holds.
     unsafe { quantize::produce(gpu, how, &mut [(out, to)]) }
 }
 
-/// The tensors that backward reads.
+/// The inputs of backward.
 pub(super) struct Backward<'a> {
     pub dy: &'a Tensor,
     pub x: &'a SavedActivation,
     pub weights: NormWeights<'a>,
-    /// With means, of a LayerNorm.
+    /// The statistics of forward; for a LayerNorm, they include means.
     pub statistics: &'a Tensor,
     pub residual: Option<&'a Tensor>,
 }
@@ -291,8 +294,9 @@ pub(super) fn norm_backward(
         ),
     };
     let kernel = plain(kind).kernel(launch::storage(dy.dtype())?, entry);
-    // SAFETY: all matrices are `tokens · channels`, `weight` `channels`, `statistics` `tokens` or twice as many, `amax` 1; `partial`, which
-    // nothing else holds yet, has a row per block and sum, and shared memory `depth` slots for eight channels of each input per thread.
+    // SAFETY: all matrices have `tokens · channels` elements, `weight` has `channels`, `statistics` has `tokens` or twice as many, and `amax` has
+    // one. `partial`, which is not shared yet, has a row per block and sum. Shared memory has `depth` slots for eight channels of each input per
+    // thread.
     unsafe { gpu.launch(&kernel, [parts as u32, 1, 1], threads, shared_bytes(depth * stage))? };
     if let Some(dbias) = dbias {
         bias::add_partial_sums(gpu, &partial.rows(parts, 2 * parts)?, dbias)?;

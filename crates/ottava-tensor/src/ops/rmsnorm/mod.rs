@@ -11,19 +11,19 @@ use crate::cuda::CudaDevice;
 use crate::element::Real;
 use crate::{Device, Error, Granularity, Result, Tensor};
 
-/// Kinds of norms.
+/// The kind of a norm.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NormKind {
-    /// RMSNorm; its statistics are `rstd` `[T]`.
+    /// RMSNorm. Its statistics are `rstd` `[T]`.
     Rms,
-    /// RMSNorm by `1 + weight`, with weights that start at 0, as in Gemma: Team Gemma 2024, arXiv:2403.08295.
+    /// RMSNorm with the factor `1 + weight`, for weights that are initially 0, as in Gemma: Gemma Team 2024, arXiv:2403.08295.
     RmsPlusOne,
-    /// LayerNorm; its statistics are `[2, T]`, `rstd` and the means.
+    /// LayerNorm. Its statistics are `[2, T]`: `rstd`, then the means.
     Layer,
 }
 
 impl NormKind {
-    /// The shape of the statistics of `tokens` rows.
+    /// Returns the shape of the statistics of `tokens` rows.
     fn statistics(self, tokens: usize) -> Vec<usize> {
         match self {
             NormKind::Rms | NormKind::RmsPlusOne => vec![tokens],
@@ -31,7 +31,7 @@ impl NormKind {
         }
     }
 
-    /// The factor of normalised values.
+    /// Returns the factor of normalised values.
     pub(super) fn gain<R: Real>(self, weight: R) -> R {
         match self {
             NormKind::Rms | NormKind::Layer => weight,
@@ -43,16 +43,16 @@ impl NormKind {
 /// A norm with its parameters.
 #[derive(Clone, Copy, Debug)]
 pub struct NormWeights<'a> {
-    /// What is computed.
+    /// The kind of the norm.
     pub kind: NormKind,
-    /// `[C]`.
+    /// The weight, `[C]`.
     pub weight: &'a Tensor,
-    /// `[C]`; of a LayerNorm that has one.
+    /// The bias, `[C]`, if the norm is a LayerNorm with a bias.
     pub bias: Option<&'a Tensor>,
 }
 
 impl<'a> NormWeights<'a> {
-    /// RMSNorm by `weight`.
+    /// Returns an RMSNorm with this weight.
     pub fn rms(weight: &'a Tensor) -> NormWeights<'a> {
         NormWeights { kind: NormKind::Rms, weight, bias: None }
     }
@@ -60,21 +60,22 @@ impl<'a> NormWeights<'a> {
 
 /// Normalises each row: `y = x · rstd · weight`, `rstd = 1 / sqrt(mean(x²) + eps)`.
 ///
-/// `x` `[T, C]`, `weight` `[C]`, both of one type; returns `y` like `x` and `rstd` `[T]` in F32 (F64 for F64), which backward needs.
+/// `x` `[T, C]` and `weight` `[C]` have the same type. Returns `y` with the shape and type of `x`, and `rstd` `[T]` in F32 (F64 for F64), which
+/// backward needs.
 pub fn rmsnorm(x: &Tensor, weight: &Tensor, eps: f64) -> Result<(Tensor, Tensor)> {
     let (y, rstd) = rmsnorm_to(x, weight, eps, Output::Plain)?;
     Ok((y.plain().expect("a plain output gives a plain value"), rstd))
 }
 
-/// [`rmsnorm`] with its `y` written to `output`.
+/// Computes [`rmsnorm`] and writes its `y` to `output`.
 pub fn rmsnorm_to(x: &Tensor, weight: &Tensor, eps: f64, output: Output) -> Result<(Produced, Tensor)> {
     norm_to(x, NormWeights::rms(weight), eps, output)
 }
 
-/// [`rmsnorm_to`], or LayerNorm: `y = (x - mean) · rstd · weight + bias`, `rstd = 1 / sqrt(variance + eps)`, over each row. With
-/// [`NormKind::RmsPlusOne`], `1 + weight` replaces the weight, added in F32.
+/// Computes [`rmsnorm_to`], or LayerNorm over each row: `y = (x - mean) · rstd · weight + bias`, `rstd = 1 / sqrt(variance + eps)`. With
+/// [`NormKind::RmsPlusOne`], `1 + weight` replaces the weight; the sum is F32.
 ///
-/// The bias is like the weight. Returns the statistics of [`NormKind`] with `y`. Errors when an RMSNorm has a bias.
+/// The bias has the shape and type of the weight. Returns `y` and the statistics of [`NormKind`]. Errors if an RMSNorm has a bias.
 pub fn norm_to(x: &Tensor, weights: NormWeights, eps: f64, output: Output) -> Result<(Produced, Tensor)> {
     let mut statistics = prepare(x, weights)?;
     let y = match x.device() {
@@ -136,28 +137,28 @@ fn on_gpu(
         cuda::rmsnorm_strips(gpu, x, weights, eps, rstd, &mut quantized, &mut to)?;
         return Ok(Produced::Fp8(quantized));
     }
-    // A transpose needs tiles of many rows, and statistics need whole rows, so statistics are computed first.
+    // A transpose needs tiles of many rows, and statistics need whole rows. So statistics are computed first.
     cuda::rmsnorm_codes(gpu, x, weights, eps, rstd, &mut quantized, &mut to)?;
     Ok(Produced::Fp8(quantized))
 }
 
-/// Operations fused with [`norm_backward`].
+/// Operations that are fused with [`norm_backward`].
 #[derive(Debug, Default)]
 pub struct NormBackward<'a> {
-    /// The gradient of the bias `[C]`, to be added to, as the gradient of the weight is.
+    /// The gradient of the bias, `[C]`, to which the op adds.
     pub dbias: Option<&'a mut Tensor>,
-    /// The gradient of the residual connection, added to `dx` as by [`add`](super::add()).
+    /// The gradient of the residual connection, which is added to `dx` as by [`add`](super::add()).
     pub dresidual: Option<&'a Tensor>,
-    /// F32 `[1]`, raised to the amax of the result, for its cast.
+    /// An amax, F32 `[1]`, which is raised to the amax of the result, for the cast of the result.
     pub amax: Option<&'a mut Tensor>,
 }
 
-/// Gradient of [`norm_to`] with the same `weights` from its statistics: with `g = dy · weight` and `n = x · rstd`, `dx = rstd · (g - n · mean(g · n))` and
-/// `dweight += Σ_t dy · n`. Of a LayerNorm, `n = (x - mean) · rstd`, `dx = rstd · (g - n · mean(g · n) - mean(g))`, and
-/// `dbias += Σ_t dy`.
+/// Computes the gradient of [`norm_to`] with the same `weights`, from its statistics: with `g = dy · weight` and `n = x · rstd`,
+/// `dx = rstd · (g - n · mean(g · n))` and `dweight += Σ_t dy · n`. For a LayerNorm, `n = (x - mean) · rstd`,
+/// `dx = rstd · (g - n · mean(g · n) - mean(g))`, and `dbias += Σ_t dy`.
 ///
-/// `dweight` `[C]` is F32 (F64 for F64) and is added to. Returns `dx` like `x`, or `dresidual + dx`. A compressed `x` is
-/// decompressed while reading.
+/// `dweight` `[C]` is F32 (F64 for F64), and the op adds to it. Returns `dx`, or `dresidual + dx`, with the shape and type of `x`. A compressed `x`
+/// is decompressed while reading.
 pub fn norm_backward(
     dy: &Tensor,
     x: impl Into<SavedActivation>,

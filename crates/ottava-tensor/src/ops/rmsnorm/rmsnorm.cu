@@ -1,7 +1,7 @@
-// Rows per strip of `rmsnorm_strips`, as in cuda.rs.
+// STRIP is the number of rows per strip of `rmsnorm_strips` (cuda.rs).
 
-// With CENTERED these kernels are LayerNorm: their statistics are T values of rstd, then T means, and behind the weight
-// they take a bias, which may be null.
+// With CENTERED, these kernels are LayerNorm. Their statistics are T values of rstd, then T means. After the weight, they
+// have a bias as argument, which may be null.
 #ifndef CENTERED
 #define CENTERED 0
 #define AND_BIAS
@@ -11,13 +11,13 @@
 #define BIAS bias
 #endif
 
-// With ADDS_ONE a normalised value is multiplied by one plus its weight.
+// With ADDS_ONE, a normalised value is multiplied by one plus its weight.
 #ifndef ADDS_ONE
 #define ADDS_ONE 0
 #endif
 __device__ __forceinline__ float gain(float weight) { return ADDS_ONE ? 1.0f + weight : weight; }
 
-// What a row is normalised by; RMSNorm has no mean.
+// The statistics that normalise a row. RMSNorm has no mean.
 struct Statistics { float rstd, mean; };
 __device__ __forceinline__ float rstd_of(float squares, int C, float eps) {
     return 1.0f / sqrtf(squares / C + eps);      // as in cpu.rs; rsqrtf rounds differently
@@ -39,7 +39,7 @@ __device__ __forceinline__ Eight<X> affine8(const Eight<X>& x, Statistics s, con
     for (int i = 0; i < 8; i++) v[i] = affine(load(x.at[i]), s, load(weight.at[i]), CENTERED ? load(bias.at[i]) : 0.0f);
     return pack8<X>(v);
 }
-// Eight elements of the bias. Without one they are negative zeros, which change no sum.
+// Returns eight elements of the bias. Without a bias, they are negative zeros, which do not change any sum.
 __device__ __forceinline__ Eight<X> bias8(const X* bias, int c, int valid = 8, bool wide = true) {
     if (bias) return fetch8(bias + c, valid, wide);
     Eight<X> none;
@@ -48,7 +48,7 @@ __device__ __forceinline__ Eight<X> bias8(const X* bias, int c, int valid = 8, b
     return none;
 }
 
-// Sums of eight channels of a thread.
+// Sums eight channels of a thread.
 __device__ __forceinline__ float sum8(const float* v) {
     float sum = v[0];
 #pragma unroll
@@ -64,19 +64,19 @@ __device__ __forceinline__ float squares8(const float* v, float mean) {
     }
     return sum;
 }
-// Sum over 256 channels, by one warp. Every kernel adds these in the same order, so statistics are bit-identical for every destination.
+// Sums 256 channels by one warp. Every kernel adds these sums in the same order, so statistics are bit-identical for every output.
 __device__ __forceinline__ float sum_of_256(float sum) {
     for (int offset = 16; offset > 0; offset /= 2) sum += __shfl_xor_sync(0xFFFFFFFF, sum, offset);
     return sum;
 }
 
-// Rows that a group of threads processes at a time, eight channels per thread, as cuda.rs knows. Lanes of a warp per row, and maximum warps
-// per group.
+// ROWS is the number of rows that a group of threads processes at a time (eight channels per thread), as in cuda.rs. LANES is the number of lanes of
+// a warp per row, and WARPS the maximum number of warps per group.
 #define ROWS (8 / (int)sizeof(X))
 #define LANES (32 / ROWS)
 #define WARPS 32
 
-// `sum_of_256` of ROWS rows at once: the halves of a warp exchange rows. Lane `l` gets the value of row `l / LANES`.
+// Computes `sum_of_256` for ROWS rows at once: the halves of a warp exchange rows. Lane `l` gets the sum of row `l / LANES`.
 __device__ __forceinline__ float sums_of_256(float (&v)[ROWS]) {
 #pragma unroll
     for (int rows = ROWS / 2, offset = 16; rows > 0; rows /= 2, offset /= 2) {
@@ -92,7 +92,7 @@ __device__ __forceinline__ float sums_of_256(float (&v)[ROWS]) {
     return v[0];
 }
 
-// Asynchronous copy of eight elements to shared memory.
+// Copies eight elements to shared memory asynchronously.
 __device__ __forceinline__ void send8(Eight<X>* to, const X* from) {
 #pragma unroll
     for (int w = 0; w < sizeof(X) / 2; w++)
@@ -100,13 +100,13 @@ __device__ __forceinline__ void send8(Eight<X>* to, const X* from) {
                      : "memory");
 }
 
-// Channels of the `i`th 256 of a row, and the reciprocal.
+// Return the number of channels in the `i`th 256 channels of a row, and its reciprocal.
 __device__ __forceinline__ float channels_of(int i, int C) { return max(0, min(256, C - 256 * i)); }
 __device__ __forceinline__ float per_channel_of(int i, int C) { return 1.0f / fmaxf(1.0f, channels_of(i, C)); }
 
-// Statistics of a row from the statistics of each 256 of its channels: sums of squares, for LayerNorm of distances from the mean of the 256, and
-// these means. LANES neighbouring threads read the same row. LayerNorm merges means and squares as Chan et al. 1983 do, about the first
-// mean, so that the mean of equal values is exact.
+// Returns the statistics of a row from the statistics of each 256 of its channels: the sums of squares or, for LayerNorm, the means and the sums of
+// squared distances from these means. LANES neighbouring threads read the same row. LayerNorm merges means and squares as Chan et al. 1983 do,
+// relative to the first mean, so that the mean of equal values is exact.
 __device__ __forceinline__ Statistics statistics_of(const float* squares, const float* means, int C, float eps) {
     const int parts = (C + 255) / 256;
     if constexpr (CENTERED) {
@@ -129,7 +129,7 @@ __device__ __forceinline__ Statistics statistics_of(const float* squares, const 
         return {rstd_of(fmaf(-sum, shift, of_lanes(square)), C, eps), pilot + shift};
     }
     float total = 0.0f;
-    // Four at a time; sums beyond the last are zero.
+    // Reads four sums at a time; sums beyond the last are zero.
     for (int i = 0; i < parts; i += 4) {
         const float4 four = *(const float4*)(squares + i);
         total = total + four.x + four.y + four.z + four.w;
@@ -137,23 +137,24 @@ __device__ __forceinline__ Statistics statistics_of(const float* squares, const 
     return {rstd_of(total, C, eps), 0.0f};
 }
 
-// Sums of each 256 channels, padded so that lanes that read several rows do so from different banks. They start at zero.
+// The sums of each 256 channels. They are padded so that lanes that read several rows use different banks. They are initially zero.
 struct Sums { float squares[ROWS][WARPS + 4], means[CENTERED ? ROWS : 1][WARPS + 4]; };
 
-// A group of whole warps that processes ROWS rows at a time. Its barrier; where its sums start in the sums of the block, and where its warps'
-// are; one over the channels of this warp; whether this thread has channels.
+// A group of whole warps that processes ROWS rows at a time: its barrier and threads, the positions of its sums and of this warp's sum in the block's
+// sums, the reciprocal of the number of channels of this warp, and whether this thread has channels.
 struct Group {
     int barrier, threads, first, place;
     float per_channel;
     bool mine;
 };
 
-// Statistics of ROWS rows held by a group; its first warp writes the statistics of rows `row0..` below `all`. Calls alternate between two `sums`.
+// Computes the statistics of ROWS rows of a group. Its first warp writes the statistics of rows from `row0` on that are below `all`. Calls alternate
+// two `sums`.
 __device__ __forceinline__ void statistics_of_rows(Statistics (&of_rows)[ROWS], float* rstd, int row0, int all, const Eight<X>* rows,
                                                    const Group& group, Sums& sums, int C, float eps) {
     const int lane = threadIdx.x % 32, row = lane / LANES;
     float of_thread[ROWS] = {}, means[ROWS] = {};
-    // Each pass unpacks the rows under a condition of its own: the compiler would keep the values of an unconditional pass, and spill.
+    // Each pass unpacks the rows under a separate condition. For unconditional passes, the compiler would keep the unpacked values and spill.
     if constexpr (CENTERED) {
         if (group.mine) {
 #pragma unroll
@@ -189,7 +190,7 @@ __device__ __forceinline__ void statistics_of_rows(Statistics (&of_rows)[ROWS], 
         of_rows[k] = {__shfl_sync(0xFFFFFFFF, s.rstd, k * LANES), CENTERED ? __shfl_sync(0xFFFFFFFF, s.mean, k * LANES) : 0.0f};
 }
 
-// `affine8` of ROWS rows, in place.
+// Computes `affine8` for ROWS rows in place.
 __device__ __forceinline__ void affine_rows(Eight<X> (&x)[ROWS], const Statistics (&s)[ROWS], const Eight<X>& weight,
                                             const Eight<X>& bias) {
     float v[ROWS][8], w[8], b[8] = {};
@@ -212,12 +213,12 @@ __device__ __forceinline__ void clear(Sums (&sums)[2]) {
     __syncthreads();
 }
 
-// The next ROWS rows of a thread's channels, prefetched: to its slots in shared memory, because LayerNorm has no registers left, or to
-// registers.
+// The next ROWS rows of a thread's channels, which are prefetched. RMSNorm prefetches them to registers. LayerNorm has no free registers and
+// prefetches them to the thread's slots in shared memory.
 #if CENTERED
 struct Ahead {
     Eight<X>* slots;
-    // Threads without channels have zeros.
+    // Sets the slots to zeros, for threads without channels.
     __device__ __forceinline__ void clear() {
         for (int k = 0; k < ROWS; k++) slots[k * blockDim.x] = {};
     }
@@ -226,7 +227,7 @@ struct Ahead {
 #pragma unroll
         for (int k = 0; k < ROWS; k++, x += C, to += blockDim.x) if (k < rows) send8(to, x);
     }
-    // A thread reads only what it copied, and a warp's accesses to shared memory are in order, so no barrier is needed.
+    // A thread reads only its own copies, and a warp's accesses to shared memory are in order, so no barrier is needed.
     __device__ __forceinline__ void take(Eight<X> (&now)[ROWS]) const {
         asm volatile("cp.async.wait_all;" ::: "memory");
         const Eight<X>* from = slots;
@@ -251,9 +252,9 @@ struct Ahead {
 #endif
 
 #ifndef FORMAT
-// rstd and amaxes of rmsnorm (tensor, rows, columns; each may be null) for aligned rows of C <= 8192 channels, a multiple of 8. Column
-// amaxes need one float of dynamic shared memory per column, behind the slots of `Ahead`. Persistent blocks process ROWS rows at a time and
-// prefetch the next ones.
+// Computes rstd and the amaxes of rmsnorm (tensor, rows, columns; pointers may be null) for aligned rows of C <= 8192 channels, a multiple of 8.
+// Column amaxes need one float of dynamic shared memory per column, after the slots of `Ahead`. Persistent blocks process ROWS rows at a time and
+// prefetch the next rows.
 extern "C" __global__ void __launch_bounds__(1024, 1)
     rmsnorm_amax(float* rstd, float* amax, float* row_amax, float* column_amax, const X* x, const X* weight AND_BIAS, int rows, int C,
                  float eps) {
@@ -294,7 +295,7 @@ extern "C" __global__ void __launch_bounds__(1024, 1)
         }
     }
     if (column_amax) {
-        // Coalesced: neighbouring threads raise neighbouring amaxes.
+        // The atomics are coalesced: neighbouring threads raise neighbouring amaxes.
         float* const columns = (float*)(slots_of_the_launch + CENTERED * ROWS * blockDim.x);
         float v[8];
         unpack8(in_columns, v);
@@ -305,10 +306,10 @@ extern "C" __global__ void __launch_bounds__(1024, 1)
     block_raise(amax, largest);
 }
 
-// Aligned rows that are short enough are kept in registers, eight channels per thread and slot.
+// PLACES is the number of slots of a thread. If a row is aligned and short enough, it stays in registers, with eight channels per thread and slot.
 #define PLACES 2
 
-// One block per row. `y` and `amax` may be null; `amax` is raised to the amax of y even if y is not written.
+// One block per row. `y` and `amax` may be null. `amax` is raised to the amax of y even if y is not written.
 extern "C" __global__ void __launch_bounds__(512, sizeof(X) == 2 ? 3 : 2)
     rmsnorm(X* y, float* rstd, float* amax, const X* x, const X* weight AND_BIAS, int C, float eps) {
     const u64 row = (u64)blockIdx.x * C;
@@ -378,7 +379,7 @@ extern "C" __global__ void __launch_bounds__(512, sizeof(X) == 2 ? 3 : 2)
     block_raise(amax, largest);
 }
 
-// Block sums with a single barrier: consecutive calls must alternate `warps`.
+// Reduces the sums of a row over a block with a single barrier. Consecutive calls must alternate `warps`.
 __device__ __forceinline__ void row_sums(float* x, float (*warps)[32]) {
 #pragma unroll
     for (int n = 0; n <= CENTERED; n++) {
@@ -393,7 +394,7 @@ __device__ __forceinline__ void row_sums(float* x, float (*warps)[32]) {
     }
 }
 
-// Asynchronous copy of eight saved values or codes. Exponents, one byte per two threads, are loaded directly.
+// Copies eight saved values or codes asynchronously. Exponents, one byte per two threads, are loaded directly.
 __device__ __forceinline__ void send8(Eight<X>* to, const Exact<X>& x, u64 row, int c) { send8(to, x.x + row * x.C + c); }
 __device__ __forceinline__ Eight<X> sent8(const Exact<X>& x, const Eight<X>* from, u32) { return *from; }
 __device__ __forceinline__ u32 exponent_of(const Exact<X>&, u64, int) { return 0; }
@@ -405,16 +406,15 @@ __device__ __forceinline__ Eight<X> sent8(const Compressed<X>& x, const Eight<X>
 }
 __device__ __forceinline__ u32 exponent_of(const Compressed<X>& x, u64 row, int c) { return x.exponent(row, c); }
 
-// The gradient of one channel, from the sums of a row: of dy · weight · normed and, for LayerNorm, of dy · weight.
+// Returns the gradient by one channel, from the sums of a row: the sum of dy · weight · normed and, for LayerNorm, the sum of dy · weight.
 __device__ __forceinline__ float dx_of(float d, float weight, float v, Statistics s, const float* sums, int C) {
     const float centered = d * gain(weight) - normed(v, s) * (sums[0] / C);
     return s.rstd * (CENTERED ? centered - sums[CENTERED] / C : centered);
 }
 
-// Each block processes every gridDim-th row and writes its partial dweight to its row of `partial`; LayerNorm writes its partial dbias as
-// many rows below. `residual`, if not null, is added to
-// dx; `amax`, if not null, is raised to the amax of the result. A thread has eight channels; the next `depth - 1` (1 to 3) rows are
-// prefetched to dynamic shared memory.
+// Each block processes every gridDim-th row and writes its partial dweight to its row of `partial`. LayerNorm writes its partial dbias gridDim rows
+// below. If `residual` is not null, it is added to dx. If `amax` is not null, it is raised to the amax of the result. A thread has eight channels.
+// The next `depth - 1` (1 to 3) rows are prefetched to dynamic shared memory.
 template <class Saved>
 __device__ __forceinline__ void backward_rows(X* dx, float* partial, float* amax, const X* dy, const Saved& x, const X* weight,
                                               const float* rstd, const X* residual, int rows, int C, int depth) {
@@ -446,7 +446,7 @@ __device__ __forceinline__ void backward_rows(X* dx, float* partial, float* amax
         for (int row = blockIdx.x, stage = 0; row < rows; row += gridDim.x, turn ^= 1, stage = stage + 1 < depth ? stage + 1 : 0) {
             const Statistics s = next_s;
             const u32 exponent = next_exponent;
-            // Reuses the slot of the previous row; each thread reads only what it copied.
+            // Reuses the slot of the previous row. Each thread reads only its own copies.
             send(row + (depth - 1) * gridDim.x, stage > 0 ? stage - 1 : depth - 1);
             if (row + gridDim.x < rows) {
                 next_s = get(rstd, rows, row + gridDim.x);
@@ -531,7 +531,7 @@ extern "C" __global__ void __launch_bounds__(1024, 1)
     backward_rows(dx, partial, amax, dy, Compressed<X>{codes, scale_inv, C}, weight, rstd, residual, rows, C, depth);
 }
 #else
-// The weights of a thread's columns are reused for all rows of its tile.
+// A source in which the weights of a thread's columns are reused for all rows of its tile.
 struct Normed {
     const X* x;
     const float* rstd;
@@ -555,15 +555,15 @@ extern "C" __global__ void __launch_bounds__(256, 4)
         source.weight = fetch8(weight + column, to.columns - column, wide);
         if (CENTERED) source.bias = bias8(BIAS, column, to.columns - column, wide);
     }
-    // Backward also with per-row scales, because `rmsnorm_amax` has read the end last.
+    // Goes from the end of the matrix to its start also with per-row scales, because `rmsnorm_amax` has read the end last.
     quantize_tile<4>(to, source, first_row(false));
 }
 
-// rstd and cast in one pass, with a scale per row, for rows of C <= 8192 channels, a multiple of 8. A block for each padded row.
+// Computes rstd and casts in one pass, with a scale per row, for rows of C <= 8192 channels, a multiple of 8. One block per padded row.
 extern "C" __global__ void __launch_bounds__(1024, 1)
     rmsnorm_rows(float* rstd, const X* x, const X* weight AND_BIAS, float eps, const __grid_constant__ Destination to) {
     if constexpr (SHARING != PerRow) return;
-    // Statistics of each 256 channels, as `statistics_of` reads them.
+    // The statistics of each 256 channels, as `statistics_of` reads them.
     __shared__ alignas(16) float squares[WARPS + 4], means[CENTERED ? WARPS + 4 : 1];
     start_successors();
     const int C = to.columns, c = row_column<1>(0), warp = threadIdx.x / 32, row = blockIdx.x;
@@ -592,16 +592,16 @@ extern "C" __global__ void __launch_bounds__(1024, 1)
     cast_row(to, values);
 }
 
-// rstd and cast in one pass, with a per-tensor scale, for many rows of C <= 7168 channels, a multiple of 16. Persistent blocks process
+// Computes rstd and casts in one pass, with a per-tensor scale, for many rows of C <= 7168 channels, a multiple of 16. Persistent blocks process
 // strips of 32 rows, so that writes of the transpose are whole sectors. Groups of threads process ROWS rows of the strip at a time and
-// prefetch the next ones. Dynamic shared memory holds the codes of a strip, if there is a transpose; of a LayerNorm also the slots of
-// `Ahead` and the weight and bias of each eight columns.
+// prefetch the next rows. If there is a transpose, dynamic shared memory holds the codes of a strip. For a LayerNorm, it also holds the slots of
+// `Ahead`, and the weight and bias of each eight columns.
 extern "C" __global__ void __launch_bounds__(1024, 1)
     rmsnorm_strips(float* rstd, const X* x, const X* weight AND_BIAS, float eps, int group_threads,
                    const __grid_constant__ Destination to) {
     extern __shared__ uint4 strip_of_the_launch[];
     if constexpr (SHARING != PerTensor) return;
-    // The sums of 8, 4, 2 or 1 groups lie side by side.
+    // The sums of 8, 4, 2 or 1 groups are next to each other.
     __shared__ alignas(16) Sums sums[2];
     __shared__ Limits limits;
     const int rows = to.rows, columns = to.columns, padded_rows = padded(rows);
@@ -610,7 +610,7 @@ extern "C" __global__ void __launch_bounds__(1024, 1)
     const int c = threadIdx.x % group_threads * 8, first = WARPS / groups * number;
     const bool mine = c < columns;
     const Group group = {1 + number, group_threads, first, first + c / 256, per_channel_of(c / 256, columns), mine};
-    // Swizzles halves of 128 bytes in the lower rows to avoid bank conflicts in the transpose.
+    // In the lower rows, the halves of each 128 bytes are exchanged, to avoid bank conflicts in the transpose.
     const int pitch = (columns + 127) / 128 * 128;
     const auto at = [&](int row, int column) { return (unsigned char*)strip_of_the_launch + row * pitch + (column ^ row / 16 * 64); };
     Eight<X>* const slots = (Eight<X>*)(strip_of_the_launch + (to.transposed ? STRIP * pitch / 16 : 0));
@@ -628,7 +628,7 @@ extern "C" __global__ void __launch_bounds__(1024, 1)
     };
     if (threadIdx.x < 32) limits = limits_of<FORMAT>(scale);
     Seen seen;
-    // Backward, as `first_row`.
+    // Strips go from the end of the matrix to its start, as in `first_row`.
     int turn_of_sums = 0, strip0 = ((padded_rows - 1) / STRIP - (int)blockIdx.x) * STRIP;
     fetch(strip0 + number * ROWS);
     clear(sums);

@@ -45,7 +45,7 @@ fn rmsnorm_by_one_plus_its_weight_writes_to_every_destination() {
     }
 }
 
-/// In F64, where the sum is exact for these weights.
+/// Uses F64, in which `1 + weight` is exact for these weights.
 #[test]
 fn one_plus_a_weight_is_rmsnorm_by_the_sum() {
     let (x, dy) = (normals("x", &[4, 50], DType::F64), normals("dy", &[4, 50], DType::F64));
@@ -70,7 +70,7 @@ fn rows_have_unit_mean_square() {
     let (y, _) = rmsnorm(&x, &ones, 0.0).unwrap();
     for row in values(&y).chunks(50) {
         let mean_square = row.iter().map(|v| v * v).sum::<f64>() / 50.0;
-        // The mean of 50 squares in F64, and one root and product of each: some units of 2⁻⁵³.
+        // The mean of 50 squares in F64, with one root and one product for each, differs by some units of 2⁻⁵³.
         assert!((mean_square - 1.0).abs() < 1e-12, "{mean_square}");
     }
 }
@@ -88,7 +88,7 @@ fn rmsnorm_writes_to_every_destination() {
 #[test]
 fn strips_match_tiles_for_many_rows() {
     let Some(gpu) = gpu() else { return };
-    // All group counts, partial strips, and rows too long for shared memory.
+    // All numbers of groups, partial strips, and rows too long for shared memory.
     for (t, c) in [
         (2117, 16),
         (2300, 144),
@@ -113,7 +113,7 @@ fn strips_match_tiles_for_many_rows() {
     }
 }
 
-/// A small case for race checkers, which take minutes for the shapes above.
+/// A small case for race checkers, which would take minutes for the shapes above.
 #[test]
 fn strips_match_tiles_for_few_rows() {
     let Some(device) = gpu() else { return };
@@ -184,7 +184,7 @@ fn layernorm_agrees_across_devices() {
                 normals("dy", &[t, c], dtype),
                 normals("s", &[c], DType::F32),
             ];
-            // Sums over a row or column in another order can change a rounding by one step, and a difference from the mean amplifies that.
+            // Sums over a row or column in another order can change a rounding by one step. A difference from the mean amplifies the change.
             let steps = if dtype == DType::F32 { 64.0 } else { 1.0 };
             parity(&inputs, Tolerance::Steps(dtype, steps), |x| {
                 let weights = layer(&x[1], with_bias.then_some(&x[2]));
@@ -212,7 +212,7 @@ fn layernorm_writes_to_every_destination() {
 #[test]
 fn strips_of_a_layernorm_match_tiles() {
     let Some(gpu) = gpu() else { return };
-    // All group counts, the longest rows that fit shared memory, and longer ones.
+    // All numbers of groups, the longest rows that fit in shared memory, and longer rows.
     for (t, c) in [(2117, 16), (4400, 896), (2200, 1040), (2130, 3584), (2150, 4096), (2115, 5120), (2177, 5136)] {
         for dtype in [DType::F32, DType::F16, DType::BF16] {
             let inputs = [hostile("a", &[t, c], dtype), normals("w", &[c], dtype), normals("b", &[c], dtype)];
@@ -227,8 +227,8 @@ fn strips_of_a_layernorm_match_tiles() {
     }
 }
 
-/// The mean of equal values is not rounded: not by the product with 1/C (896 and 3584 are examples of C), nor where kernels merge the means
-/// of each 256 channels.
+/// The mean of equal values is not rounded. Neither the product with 1/C (896 and 3584 are examples of C) nor merging the means of each 256 channels
+/// rounds it.
 #[test]
 fn layernorm_of_equal_values_is_its_bias() {
     for device in std::iter::once(Device::Cpu).chain(gpu()) {
@@ -244,7 +244,7 @@ fn layernorm_of_equal_values_is_its_bias() {
     }
 }
 
-/// `torch.nn.functional.layer_norm` of PyTorch 2.15 in F64.
+/// Compares with `torch.nn.functional.layer_norm` of PyTorch 2.15 in F64.
 #[test]
 fn layernorm_is_that_of_pytorch() {
     let tensor = |values: &[f64]| Tensor::from_slice(&Device::Cpu, &[values.len()], values).unwrap();
@@ -262,7 +262,7 @@ fn layernorm_is_that_of_pytorch() {
         (dbias, [0.3, -1.0, 2.0, 0.7]),
     ];
     for (i, (seen, expected)) in expected.iter().enumerate() {
-        // Statistics of four channels in F64, which PyTorch may sum in another order: up to 5e-16 is seen.
+        // PyTorch may sum the statistics of four channels in F64 in another order; up to 5e-16 was seen.
         let close = values(seen).iter().zip(expected).all(|(a, b)| (a - b).abs() < 1e-12);
         assert!(close, "result {i}: {:?}, PyTorch has {expected:?}", values(seen));
     }

@@ -33,7 +33,7 @@ kernels! {
     );
 }
 
-/// Which way the kernels turn.
+/// Returns the direction in which the kernels rotate: 1 or -1.
 fn turn(rotation: Rotation) -> f32 {
     if rotation == Rotation::Forward { 1.0 } else { -1.0 }
 }
@@ -52,8 +52,8 @@ pub(super) fn rope(
     let entry = kernel::rope(x, angles.table, width, heads, head_dim, angles.positions, turn(rotation), rotated);
     let source = if is_partial { partial(pairs) } else { whole(pairs) };
     let kernel = source.kernel(defines, entry);
-    // SAFETY: `x` is `tokens · width` with the rotated heads inside a row, there is a position for each row, both checked
-    // by the op, and the table has a row for every position by contract.
+    // SAFETY: the op has checked that `x` has `tokens · width` elements, that a row contains the rotated heads, and that each row has a position. By
+    // contract, the table has a row for every position.
     unsafe { gpu.launch(&kernel, [tokens as u32, 1, 1], BLOCK, 0) }
 }
 
@@ -74,7 +74,7 @@ pub(super) fn rope_amax(
     unsafe { gpu.launch(&kernel, launch::readers(gpu, tokens), BLOCK, 0) }
 }
 
-/// Whether whole heads are rotated, tiles hold whole heads, and all reads are aligned to 16 bytes.
+/// Returns whether whole heads are rotated, tiles hold whole heads, and all reads are aligned to 16 bytes.
 pub(super) fn fuses(x: &Tensor, table: &Tensor, layout: RopeLayout) -> bool {
     [16, 32, 64, 128].contains(&layout.head_dim)
         && table.shape()[1] == layout.head_dim
@@ -101,6 +101,6 @@ pub(super) fn rope_codes(
         shared: quantize::tile_bytes(2, out.granularity, x.dtype()),
         raise: None,
     };
-    // SAFETY: `x` is `out.rows · out.columns` elements and the table has a row for every position; `fuses` holds.
+    // SAFETY: `x` has `out.rows · out.columns` elements, and the table has a row for every position. `fuses` holds.
     unsafe { quantize::produce(gpu, how, &mut [(out, to)]) }
 }

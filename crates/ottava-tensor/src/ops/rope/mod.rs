@@ -11,48 +11,48 @@ use crate::ops::dispatch::dispatch;
 use crate::{DType, Device, Error, Result, Tensor};
 use rayon::prelude::*;
 
-/// The dimensions of a head that turn together.
+/// The elements of a head that are rotated together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RopePairs {
-    /// `i` and `i + R/2`, as in Hugging Face's Llama.
+    /// The elements `i` and `i + R/2`, as in Hugging Face's Llama.
     Halves,
-    /// `2i` and `2i + 1`, interleaved.
+    /// The neighbours `2i` and `2i + 1` (interleaved).
     Neighbours,
 }
 
-/// Rotated columns and positions of a matrix `[T, W]`.
+/// The rotated columns of a matrix `[T, W]`.
 #[derive(Clone, Copy, Debug)]
 pub struct RopeLayout {
-    /// The first `heads · head_dim` columns hold the rotated heads: the query and key heads of a fused projection.
+    /// The number of rotated heads. They are the first `heads · head_dim` columns: the query and key heads of a fused projection.
     pub heads: usize,
-    /// Size `D` of a head.
+    /// The size `D` of a head.
     pub head_dim: usize,
-    /// Its pairs.
+    /// The pairs of elements that are rotated.
     pub pairs: RopePairs,
 }
 
-/// The angles of a matrix's rows, by their positions.
+/// The angles of the rows of a matrix, by the positions of the rows.
 #[derive(Clone, Copy, Debug)]
 pub struct Angles<'a> {
-    /// F32 `[P, R]` (F64 for F64): for each position `R/2` cosines, then `R/2` sines. `R` is the size of a head, or less: then the first
-    /// `R` elements of each head are rotated.
+    /// The cosines and sines, F32 `[P, R]` (F64 for F64): for each position `R/2` cosines, then `R/2` sines. `R` is at most the size of a head. If it
+    /// is smaller, only the first `R` elements of each head are rotated.
     pub table: &'a Tensor,
-    /// I32 `[T]`: the position of each row, below `P`. It is data, so a captured step serves any packing of documents.
+    /// The position of each row, I32 `[T]`, below `P`. Positions are data, so a captured step supports any packing of documents.
     pub positions: &'a Tensor,
 }
 
-/// Direction of the rotation.
+/// The direction of the rotation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rotation {
-    /// By the angles of the position.
+    /// Rotates by the angles of the position.
     Forward,
-    /// By the negative angles: the gradient of [`Rotation::Forward`].
+    /// Rotates by the negative angles: the gradient of [`Rotation::Forward`].
     Backward,
 }
 
 /// Rotates in place: `(a, b) -> (a·cos - b·sin, b·cos + a·sin)` for each pair of a head.
 ///
-/// `x` `[T, W]`; `angles` are the angles of its rows.
+/// `x` is `[T, W]`, and `angles` are the angles of its rows.
 pub fn rope(x: &mut Tensor, angles: Angles, layout: RopeLayout, rotation: Rotation) -> Result<()> {
     check(x, angles, layout)?;
     dispatch! { x.device().clone(),
@@ -62,7 +62,7 @@ pub fn rope(x: &mut Tensor, angles: Angles, layout: RopeLayout, rotation: Rotati
     Ok(())
 }
 
-/// [`rope`] of a copy, written to `output`; `x` stays as it is.
+/// Rotates a copy of `x` as [`rope`] does, and writes it to `output`. `x` does not change.
 pub fn rope_to(x: &Tensor, angles: Angles, layout: RopeLayout, rotation: Rotation, output: Output) -> Result<Produced> {
     check(x, angles, layout)?;
     match (x.device(), output) {
@@ -85,7 +85,7 @@ pub fn rope_to(x: &Tensor, angles: Angles, layout: RopeLayout, rotation: Rotatio
     }
 }
 
-/// Whether a part of each head is not rotated.
+/// Returns whether a part of each head is not rotated.
 fn is_partial(angles: Angles, layout: RopeLayout) -> bool {
     angles.table.shape()[1] < layout.head_dim
 }
@@ -109,7 +109,7 @@ pub(super) fn check(x: &Tensor, angles: Angles, layout: RopeLayout) -> Result<()
     Ok(())
 }
 
-/// The table of [`rope`] for angles `position · inverse_frequencies[i]`, computed in F64 and rounded once.
+/// Returns the table of [`rope`] for the angles `position · inverse_frequencies[i]`, computed in F64 and rounded once.
 pub fn rope_table(device: &Device, inverse_frequencies: &[f64], positions: usize, dtype: DType) -> Result<Tensor> {
     let half = inverse_frequencies.len();
     if device.tracker().is_some() {

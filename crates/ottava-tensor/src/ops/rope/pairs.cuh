@@ -1,9 +1,9 @@
-// Rotation of pairs of a head. Pair i of a head of 2h elements is (i, i + h), or of NEIGHBOURS (2i, 2i + 1). Eights of pairs are two
-// eights of elements, from `at_of(i)` on and `distance(h, 8)` behind that.
+// Rotation of the pairs of a head. Pair i of a head of 2h elements is (i, i + h), or (2i, 2i + 1) with NEIGHBOURS. Eight pairs from pair i on are two
+// eights of elements: the first begins at `at_of(i)`, the second `distance(h, 8)` elements later.
 template <bool NEIGHBOURS> __device__ __forceinline__ int at_of(int i) { return NEIGHBOURS ? 2 * i : i; }
 template <bool NEIGHBOURS> __device__ __forceinline__ int distance(int half, int n) { return NEIGHBOURS ? n : half; }
 
-// Rotates eight pairs; `turn` is 1 or -1.
+// Rotates eight pairs. `turn` is 1 or -1.
 template <bool NEIGHBOURS>
 __device__ __forceinline__ void turn8(Eight<X>& first, Eight<X>& second, const Eight<float>& cos, const Eight<float>& sin, float turn) {
     float u[8], v[8];

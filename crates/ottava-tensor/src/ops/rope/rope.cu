@@ -1,9 +1,9 @@
-// Kernels of one kind of pairs, as pairs.cuh says.
+// INTERLEAVED selects the kind of pairs (pairs.cuh).
 #ifndef INTERLEAVED
 #define INTERLEAVED 0
 #endif
 
-// With PARTIAL the first `rotated` elements of each head are rotated, which is the width of the table.
+// With PARTIAL, only the first `rotated` elements of each head are rotated. This is the width of the table.
 #ifndef PARTIAL
 #define AND_ROTATED
 #define ROTATED(dim) (dim)
@@ -19,7 +19,7 @@ __device__ __forceinline__ void turn1(X& first, X& second, float cos, float sin,
     store(&second, b * cos + a * s);
 }
 
-// Grid over rows; threads stride over the pairs of its rotated heads, eight at a time where rows are aligned.
+// Grid (rows). Threads stride over the pairs of a row's rotated heads, and over eights of pairs if rows are aligned.
 extern "C" __global__ void __launch_bounds__(256) rope(X* x, const float* table, int width, int heads, int dim, const int* __restrict__ positions, float turn AND_ROTATED) {
     X* row = x + (u64)blockIdx.x * width;
     const float* angles = table + (u64)positions[blockIdx.x] * ROTATED(dim);
@@ -43,7 +43,7 @@ extern "C" __global__ void __launch_bounds__(256) rope(X* x, const float* table,
 }
 
 #ifndef PARTIAL
-// Amax of the rotated matrix, which is not written. Each block processes every gridDim-th row.
+// Raises the amax of the rotated matrix, which is not written. Each block processes every gridDim-th row.
 extern "C" __global__ void __launch_bounds__(256) rope_amax(float* amax, const X* __restrict__ x, const float* __restrict__ table, int rows,
                                                             int width, int heads, int dim, const int* __restrict__ positions, float turn) {
     const int half = dim / 2, turned = heads * dim;
@@ -77,8 +77,8 @@ extern "C" __global__ void __launch_bounds__(256) rope_amax(float* amax, const X
 }
 #endif
 #else
-// Grid (W / 256, T / 128), 256 threads: two adjacent tiles, so that the table is read once for both. A thread rotates eight
-// pairs of a row of each. `dim` is 16, 32, 64 or 128 and so divides a tile; W is a multiple of `dim`.
+// Grid (W / 256, T / 128), 256 threads. A block has two adjacent tiles, so that the table is read once for both tiles. A thread rotates eight
+// pairs of a row of each tile. `dim` is 16, 32, 64 or 128 and therefore divides a tile. W is a multiple of `dim`.
 extern "C" __global__ void __launch_bounds__(256, 3)
     rope_codes(const X* x, const float* table, int heads, int dim, const int* __restrict__ positions, float turn, const __grid_constant__ Destination to) {
     const int row0 = first_row(), half = dim / 2, pair = threadIdx.x % 8 * 8;
@@ -93,7 +93,7 @@ extern "C" __global__ void __launch_bounds__(256, 3)
     if (SHARING == PerRow) __syncthreads();
 #pragma unroll 1
     for (int row = threadIdx.x / 8; row < TILE; row += 32) {
-        // Both elements of eight pairs, in two tiles.
+        // Both elements of eight pairs, in each of two tiles.
         Eight<X> x8[2][2] = {};
         Eight<float> cos, sin;
 #pragma unroll
@@ -115,7 +115,7 @@ extern "C" __global__ void __launch_bounds__(256, 3)
             tiles[k].cast(row, columns, x8[k], scale);
         }
     }
-    // Other threads than the threads that filled a tile cast it.
+    // A barrier is needed, because the threads that cast a tile are not the threads that filled it.
     if (HOLDS) __syncthreads();
 #pragma unroll
     for (int k = 0; k < 2; k++) tiles[k].finish(columns);

@@ -2,7 +2,7 @@ use super::*;
 use crate::ops::destination::tests::{destinations, hostile};
 use crate::testing::{Tolerance, assert_close, normals, parity, values};
 
-/// Positions of `rows` tokens in sequences of `seq_len` from `start` on.
+/// Returns the positions of `rows` tokens in sequences of `seq_len` tokens. The first position of a sequence is `start`.
 fn positions(rows: usize, seq_len: usize, start: usize) -> Tensor {
     let positions: Vec<i32> = (0..rows).map(|t| (start + t % seq_len) as i32).collect();
     Tensor::from_slice(&Device::Cpu, &[rows], &positions).unwrap()
@@ -14,7 +14,7 @@ fn angles<'a>(table: &'a Tensor, positions: &'a Tensor) -> Angles<'a> {
 
 const PAIRS: [RopePairs; 2] = [RopePairs::Halves, RopePairs::Neighbours];
 
-/// The gather of `2i, 2i + 1` into halves, rotation, and the way back are the rotation of neighbours, bit for bit.
+/// Gathering `2i, 2i + 1` into halves, rotating, and scattering back equals the rotation of neighbours, bit for bit.
 #[test]
 fn neighbours_are_halves_of_permuted_heads() {
     let (rows, heads, dim) = (3, 2, 6);
@@ -50,7 +50,7 @@ fn rope_agrees_across_devices() {
     }
 }
 
-/// Heads whose first elements are rotated: the other elements keep their bits, and the rotated elements have the bits of smaller heads.
+/// If only the first elements of heads are rotated, the other elements keep their bits, and the rotated elements have the bits of smaller heads.
 #[test]
 fn a_part_of_each_head_may_be_rotated() {
     for (pairs, rotated, head_dim) in PAIRS.into_iter().flat_map(|p| [(p, 4, 10), (p, 16, 24), (p, 96, 128)]) {
@@ -118,7 +118,7 @@ fn positions_beyond_the_table_are_an_error() {
 
 #[test]
 fn rope_writes_to_every_destination() {
-    // Heads that fill a tile, share one, or do not fit; matrices wider than the rotated heads and than two tiles.
+    // Heads that fill a tile, share a tile, or do not fit; matrices wider than the rotated heads and wider than two tiles.
     for (head_dim, heads, width, rows) in
         [(128, 2, 384, 140), (64, 3, 320, 17), (16, 1, 16, 3), (128, 1, 128, 129), (6, 2, 13, 9), (48, 2, 96, 20)]
     {

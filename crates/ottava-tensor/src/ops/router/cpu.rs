@@ -3,7 +3,7 @@ use crate::Tensor;
 use crate::element::Real;
 use rayon::prelude::*;
 
-/// Runs a body for F32 or F64, as the type of `$tensor` says.
+/// Runs a body for F32 or F64, depending on the type of `$tensor`.
 macro_rules! with_real {
     ($tensor:expr, $R:ident => $body:expr) => {
         match $tensor.dtype() {
@@ -55,7 +55,7 @@ pub(super) fn route(
     });
 }
 
-/// Scores of the logits of a token, and the logarithm of the sum of their exponentials.
+/// Returns the scores for the logits of a token, and the logarithm of the sum of the exponentials of the logits.
 fn scores_of<R: Real>(logits: &[R], how: RouterScores) -> (Vec<R>, R) {
     let largest = logits.iter().copied().fold(logits[0], |a, b| if b > a { b } else { a });
     let exponentials: Vec<R> = logits.iter().map(|&z| (z - largest).exp()).collect();
@@ -74,11 +74,11 @@ fn sigmoid<R: Real>(x: R) -> R {
 fn entropy_of<R: Real>(scores: &[R]) -> R {
     let sum: R = scores.iter().copied().sum();
     let terms = scores.iter().map(|&score| score / sum).filter(|&p| p > R::default());
-    // From +0, as on the GPU; the sum of an iterator begins with -0.
+    // The sum starts from +0, as on the GPU. The sum of an iterator starts from -0.
     terms.fold(R::default(), |sum, p| sum - p * p.ln())
 }
 
-/// Excludes the experts of all but the best groups.
+/// Excludes all experts that are not in the best groups.
 fn exclude<R: Real>(keys: &mut [R], groups: ExpertGroups) {
     let size = keys.len() / groups.count;
     let scores: Vec<R> = keys
@@ -95,7 +95,7 @@ fn exclude<R: Real>(keys: &mut [R], groups: ExpertGroups) {
     }
 }
 
-/// The places of the `count` largest, the largest first; of equal ones the first.
+/// Returns the indices of the `count` largest keys, the largest first. Among equal keys, the first is preferred.
 fn best_of<R: Real>(keys: &[R], count: usize) -> Vec<usize> {
     let mut taken = vec![false; keys.len()];
     let next = |_| {
@@ -139,7 +139,7 @@ pub(super) fn route_backward(
         let of_token = logits.host::<R>().par_chunks(experts).zip(routes.lse.host::<R>());
         let rows = dlogits.host_mut::<R>().par_chunks_mut(experts);
         rows.zip(of_choices).zip(of_token).enumerate().for_each(|(token, ((dlogits, (ids, dweights)), (logits, &lse)))| {
-            // The gradients of both losses by the scores and by `lse²` of this token.
+            // The factors of both losses for this token: the gradient by the scores, and the gradient by `lse²`.
             let losses = losses.as_ref().filter(|(.., counted)| counted[token] != 0).map(|(balance, counts, z, counted)| {
                 let share = R::of(1.0) / R::of(f64::from(counted[token]));
                 let factor = *balance * share * share;
@@ -151,7 +151,7 @@ pub(super) fn route_backward(
                 RouterScores::Sigmoid => sigmoid(logits[e]),
             };
             let scores: Vec<R> = (0..experts).map(score).collect();
-            // The gradient by the scores, then by the logits.
+            // Computes the gradient by the scores, then the gradient by the logits.
             let mut dscores = vec![R::default(); experts];
             let mut divisor = R::of(1.0);
             let mut common = R::default();
@@ -168,7 +168,7 @@ pub(super) fn route_backward(
                     RouterScores::Sigmoid => scores.iter().copied().sum(),
                 };
                 let mean: R = match routing.scores {
-                    // The softmax of the logits subtracts it below.
+                    // For the softmax, the gradient by the logits subtracts this mean below.
                     RouterScores::Softmax => R::default(),
                     RouterScores::Sigmoid => scores.iter().zip(balance).map(|(&s, &b)| b * (s / sum)).sum(),
                 };

@@ -18,7 +18,7 @@ kernels! {
     kernel add_counts(counts: *mut i64, now: *const i32, experts: i32);
 }
 
-/// Tokens of a block.
+/// The number of tokens per block.
 const WARPS: usize = 8;
 
 fn expect_f32(what: &str, logits: &Tensor) -> Result<()> {
@@ -28,7 +28,7 @@ fn expect_f32(what: &str, logits: &Tensor) -> Result<()> {
     }
 }
 
-/// `Routing` of the kernel, its last parameter, as consecutive 64-bit arguments.
+/// Returns the `Routing` of the kernel, its last parameter, as consecutive 64-bit arguments.
 fn routing(how: Routing, by_logits: bool) -> Vec<Arg> {
     let groups = how.groups.map_or([0; 3], |groups| {
         [groups.count as u32, groups.chosen as u32, u32::from(groups.by == GroupScore::TwoBest)]
@@ -56,7 +56,7 @@ pub(super) fn route(
     let passed = routing(how, how.compares_logits(bias));
     let entry = kernel::route(ids, weights, lse, entropy, logits, bias, counted, tokens, experts, how.chosen, passed);
     let grid = [tokens.div_ceil(WARPS).max(1) as u32, 1, 1];
-    // SAFETY: `check` has compared all shapes with these sizes, which are within the bounds of the kernel; a warp for each token.
+    // SAFETY: `check` has compared all shapes with these sizes, which are within the bounds of the kernel. Each token has a warp.
     unsafe { gpu.launch_early(&SOURCE.kernel(&[], entry), grid, 32 * WARPS as u32, 0) }
 }
 
@@ -100,7 +100,7 @@ pub(super) fn route_backward(
     unsafe { gpu.launch(&SOURCE.kernel(&[], entry), grid, 32 * WARPS as u32, 0) }
 }
 
-/// Blocks that count choices, each in shared memory first.
+/// The number of blocks that count choices. Each block first counts in shared memory.
 const COUNTING: usize = 64;
 
 pub(super) fn count_choices(gpu: &CudaDevice, ids: &Tensor, counted: &Tensor, counts: &mut Tensor) -> Result<()> {
@@ -108,12 +108,12 @@ pub(super) fn count_choices(gpu: &CudaDevice, ids: &Tensor, counted: &Tensor, co
     let experts = counts.len();
     let entry = kernel::count_choices(counts, ids, counted, tokens, experts, chosen);
     let grid = [(tokens * chosen).div_ceil(BLOCK as usize).clamp(1, COUNTING) as u32, 1, 1];
-    // SAFETY: `counted` has an element for each row of `ids`, which are below the length of `counts`, as `route` has written them.
+    // SAFETY: `counted` has an element for each row of `ids`. The ids are below the length of `counts`, as `route` has written them.
     unsafe { gpu.launch(&SOURCE.kernel(&[], entry), grid, BLOCK, 0) }
 }
 
 pub(super) fn add_counts(gpu: &CudaDevice, counts: &mut Tensor, now: &Tensor) -> Result<()> {
     let kernel = SOURCE.kernel(&[], kernel::add_counts(counts, now, now.len()));
-    // SAFETY: both tensors have as many elements.
+    // SAFETY: both tensors have the same number of elements.
     unsafe { gpu.launch(&kernel, launch::elements(gpu, now.len()), BLOCK, 0) }
 }

@@ -1,4 +1,4 @@
-//! Routers of mixtures of experts: which experts a token is sent to, and by which weights their outputs are added.
+//! Routers of mixtures of experts: the experts to which a token is sent, and the weights with which their outputs are added.
 
 mod cpu;
 pub(super) mod cuda;
@@ -10,36 +10,36 @@ use crate::ops::dispatch::dispatch;
 use crate::{DType, Device, Error, Result, Tensor};
 use std::fmt;
 
-/// How logits become choices and weights.
+/// How choices and weights are computed from logits.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Routing {
-    /// Experts that a token is sent to, `K`.
+    /// The number `K` of experts to which a token is sent.
     pub chosen: usize,
-    /// What logits become.
+    /// The function from logits to scores.
     pub scores: RouterScores,
-    /// Whether weights are divided by their sum plus this value; `None` if they are not.
+    /// If set, weights are divided by the sum of weights plus this value.
     pub normalise: Option<f64>,
     /// The factor of all weights.
     pub scale: f64,
-    /// Groups of neighbouring experts; experts are chosen from some of the groups.
+    /// Groups of neighbouring experts. A token chooses experts only from its best groups.
     pub groups: Option<ExpertGroups>,
 }
 
 /// The function from logits to scores.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RouterScores {
-    /// Over all experts.
+    /// The softmax over all experts.
     Softmax,
-    /// The sigmoid of the logit of each expert alone.
+    /// The sigmoid of the logit of each expert.
     Sigmoid,
 }
 
-/// Groups of neighbouring experts: a token is only sent to experts of its best groups. DeepSeek-AI 2024, arXiv:2405.04434, section 2.2.2.
+/// Groups of neighbouring experts. A token is only sent to experts of its best groups. DeepSeek-AI 2024, arXiv:2405.04434, section 2.2.2.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ExpertGroups {
-    /// The number of groups, each of as many experts.
+    /// The number of groups. They have equal numbers of experts.
     pub count: usize,
-    /// Groups that a token chooses from.
+    /// The number of groups from which a token chooses experts.
     pub chosen: usize,
     /// The score of a group.
     pub by: GroupScore,
@@ -48,42 +48,43 @@ pub struct ExpertGroups {
 /// The score of a group of experts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GroupScore {
-    /// The score of its best expert.
+    /// The score of the group's best expert.
     Best,
-    /// The sum of the scores of its two best experts.
+    /// The sum of the scores of the group's two best experts.
     TwoBest,
 }
 
 /// The choices of a router.
 #[derive(Clone, Debug)]
 pub struct Routes {
-    /// I32 `[T, K]`: the experts of each token, the best first; of equal ones the first.
+    /// The experts of each token, I32 `[T, K]`, the best first. Among equal experts, the first is preferred.
     pub ids: Tensor,
-    /// `[T, K]`, F32 (F64 for F64): their weights.
+    /// The weights of these experts, `[T, K]`, F32 (F64 for F64).
     pub weights: Tensor,
-    /// `[T]`: the logarithm of the sum of the exponentials of the logits.
+    /// The logarithm of the sum of the exponentials of the logits, `[T]`.
     pub lse: Tensor,
-    /// `[T]`: the entropy of the scores, divided by their sum, in nats; 0 for tokens that do not count.
+    /// The entropy in nats of the scores divided by their sum, `[T]`. It is 0 for tokens that do not count.
     pub entropy: Tensor,
 }
 
-/// Losses of a router beside the loss of the model. Both are means over the `N` tokens of a micro-batch that count; padding does not.
+/// The losses of a router, which are added to the loss of the model. Both losses are means over the `N` tokens of a micro-batch that count. Padding
+/// does not count.
 #[derive(Clone, Copy, Debug)]
 pub struct RouterLosses<'a> {
-    /// The factor `c` of the loss of balance, `c · E / (K · N²) · Σ_e counts[e] · Σ_t p[t, e]`, with the scores `p` of a token divided by
+    /// The factor `c` of the balance loss, `c · E / (K · N²) · Σ_e counts[e] · Σ_t p[t, e]`. `p` are the scores of a token divided by
     /// their sum. Fedus et al. 2021, arXiv:2101.03961, equation 4, over `K` choices.
     pub balance: f64,
-    /// I32 `[R, E]`: how many tokens that count chose each expert, on each of the `R` ranks that divide the micro-batch.
+    /// The numbers of tokens that count and chose each expert, I32 `[R, E]`, on each of the `R` ranks that divide the micro-batch.
     pub counts: &'a Tensor,
     /// The factor of the mean of `lse²`. Zoph et al. 2022, arXiv:2202.08906, equation 5.
     pub z: f64,
-    /// I32 `[T]`: `N` for a token that counts, 0 for one that does not.
+    /// I32 `[T]`: `N` for a token that counts, 0 for a token that does not count.
     pub counted: &'a Tensor,
-    /// F32 `[1]` (F64 for F64): the factor of both losses in what is differentiated.
+    /// The factor of both losses in the value that is differentiated, F32 `[1]` (F64 for F64).
     pub scale: &'a Tensor,
 }
 
-/// Most experts, and most groups of them.
+/// The maximum number of experts, and the maximum number of groups.
 const MOST_EXPERTS: usize = 1024;
 const MOST_GROUPS: usize = 64;
 
@@ -108,7 +109,7 @@ impl fmt::Display for Routing {
 }
 
 impl Routing {
-    /// Problems of this routing over `experts`.
+    /// Returns the problem of this routing over `experts`, if any.
     pub fn problem(&self, experts: usize) -> Option<String> {
         let Routing { chosen, groups, .. } = *self;
         if chosen == 0 || chosen > experts || experts > MOST_EXPERTS {
@@ -128,7 +129,7 @@ impl Routing {
         None
     }
 
-    /// Whether experts are compared by their logits, which order like scores; else by the sum of score and bias.
+    /// Returns whether experts are compared by their logits, which have the order of scores. If not, they are compared by the sum of score and bias.
     fn compares_logits(&self, bias: Option<&Tensor>) -> bool {
         bias.is_none() && self.groups.is_none_or(|groups| groups.by == GroupScore::Best)
     }
@@ -145,10 +146,11 @@ impl Routing {
 
 /// Routes tokens by their `logits` `[T, E]`, F32 (F64 on the CPU).
 ///
-/// Scores are the softmax or sigmoid of the logits. The `K` experts with the largest scores are chosen, with `bias` `[E]` by the sum of score and
-/// bias, in the best groups if there are any. The weight of an expert is its score (without bias), divided by the sum over the chosen ones if
-/// [`Routing::normalise`] is set, times [`Routing::scale`]. Among equal ones, lower ids are chosen first. `counted` I32 `[T]` is 0 for tokens
-/// that do not count; if it is `None`, all tokens count.
+/// Scores are the softmax or sigmoid of the logits. The `K` experts with the largest scores are chosen, only from the best groups if there are
+/// groups. With `bias` `[E]`, experts are compared by the sum of score and bias. Among equal experts, lower ids are chosen first.
+///
+/// The weight of an expert is its score (without bias) times [`Routing::scale`]. If [`Routing::normalise`] is set, the score is divided by the sum of
+/// the chosen experts' scores. `counted` I32 `[T]` is 0 for tokens that do not count; if it is `None`, all tokens count.
 ///
 /// Errors with [`Error::Value`] if the routing does not fit the number of experts.
 pub fn route(logits: &Tensor, bias: Option<&Tensor>, routing: Routing, counted: Option<&Tensor>) -> Result<Routes> {
@@ -182,8 +184,8 @@ fn expect_counted(what: &str, counted: &Tensor, tokens: usize, device: &Device) 
     counted.expect_device(what, device)
 }
 
-/// I32 `[E]`: how often the tokens that count chose each of `experts` experts, from I32 `ids` `[T, K]` of [`Routes`]. `counted` I32 `[T]` is 0 for
-/// tokens that do not count.
+/// Returns how often the tokens that count chose each of `experts` experts, I32 `[E]`, from `ids` I32 `[T, K]` of [`Routes`]. `counted` I32 `[T]` is
+/// 0 for tokens that do not count.
 pub fn count_choices(ids: &Tensor, counted: &Tensor, experts: usize) -> Result<Tensor> {
     let [tokens, _] = ids.dims("count_choices: ids")?;
     ids.expect_dtype("count_choices: ids", &[DType::I32])?;
@@ -199,8 +201,8 @@ pub fn count_choices(ids: &Tensor, counted: &Tensor, experts: usize) -> Result<T
     Ok(counts)
 }
 
-/// The gradient by the logits of [`route`], like them, from the gradient by its weights, `dweights` `[T, K]`, plus the gradients of the `losses`. The bias has
-/// none.
+/// Returns the gradient of [`route`] by the logits, with their shape and type. It is computed from the gradient by the weights, `dweights` `[T, K]`,
+/// and includes the gradients of the `losses`. The bias has no gradient.
 pub fn route_backward(
     logits: &Tensor,
     routes: &Routes,
@@ -234,7 +236,7 @@ pub fn route_backward(
     Ok(dlogits)
 }
 
-/// `counts[e] += now[e]`, for I64 `counts` `[E]` and I32 `now` `[E]`.
+/// Computes `counts[e] += now[e]`, for I64 `counts` `[E]` and I32 `now` `[E]`.
 pub fn add_counts(counts: &mut Tensor, now: &Tensor) -> Result<()> {
     now.expect_dtype("add_counts: now", &[DType::I32])?;
     counts.expect_dtype("add_counts: counts", &[DType::I64])?;

@@ -1,9 +1,9 @@
-// A router. A warp has a token; lanes have every 32nd expert. `MOST_EXPERTS` and `MOST_GROUPS` bound their numbers.
+// A router. Each warp has a token, and each lane has every 32nd expert. There are at most `MOST_EXPERTS` experts and `MOST_GROUPS` groups.
 
 #define WARPS 8
 #define ALL 0xFFFFFFFF
 
-// As `Routing` in mod.rs.
+// The routing, as `Routing` in mod.rs.
 struct Routing {
     int sigmoid, normalise, by_logits, groups, groups_chosen, two_best;
     float epsilon, scale;
@@ -19,7 +19,7 @@ __device__ __forceinline__ float warp_max(float x) {
 }
 __device__ __forceinline__ float sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
 
-// A candidate among keys; `id` is -1 if there is none. Of equal keys the lower id is better.
+// A candidate among keys. `id` is -1 if there is no candidate. Among equal keys, the lower id is better.
 struct Best { float key; int id; };
 __device__ __forceinline__ bool is_better(Best a, Best b) {
     if (a.id < 0 || b.id < 0) return b.id < 0 && a.id >= 0;
@@ -30,7 +30,7 @@ __device__ __forceinline__ Best warp_best(Best x) {
         const Best other = {__shfl_xor_sync(ALL, x.key, offset), __shfl_xor_sync(ALL, x.id, offset)};
         if (is_better(other, x)) x = other;
     }
-    // Lanes agree also where keys are NaN.
+    // The shuffle makes all lanes agree even if keys are NaN.
     return {__shfl_sync(ALL, x.key, 0), __shfl_sync(ALL, x.id, 0)};
 }
 
@@ -60,7 +60,7 @@ __device__ __forceinline__ void exclude(float* keys, float* of_groups, int E, co
     __syncwarp();
 }
 
-// Grid over T / WARPS tokens, 32 WARPS threads.
+// Grid (T / WARPS), 32 WARPS threads.
 extern "C" __global__ void __launch_bounds__(32 * WARPS)
     route(int* ids, float* weights, float* lse, float* entropy, const float* logits, const float* bias, const int* counted, int T,
           int E, int K, const __grid_constant__ Routing how) {
@@ -94,7 +94,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS)
     }
     __syncwarp();
     if (how.groups) exclude(keys, all_groups[warp], E, how);
-    // Bit i: whether expert lane + 32 i is taken.
+    // Bit i tells whether expert lane + 32 i is taken.
     u32 taken = 0;
     float total = 0.0f;
     for (int k = 0; k < K; k++) {
@@ -113,8 +113,8 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS)
     }
 }
 
-// The same grid. `balance` and `z` are the factors of the counts and of `lse` times softmax, before `scale` and the means over `counted` tokens.
-// `counts` are the counts of R ranks. `scale` is null without losses.
+// Grid (T / WARPS), 32 WARPS threads. `balance` is the factor of the counts, and `z` the factor of `lse` times softmax, before `scale` and the means
+// over `counted` tokens. `counts` are the counts of R ranks. Without losses, `scale` is null.
 extern "C" __global__ void __launch_bounds__(32 * WARPS)
     route_backward(float* dlogits, const float* logits, const float* lse, const int* ids, const float* dweights, const int* counts,
                    const int* counted, const float* scale, float balance, float z, int R, int T, int E, int K,
@@ -171,7 +171,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS)
     }
 }
 
-// Threads stride over all choices. Blocks count in shared memory, then add to `counts`, which are zeros before.
+// Threads stride over all choices. Blocks count in shared memory, then add to `counts`, which are initially zero.
 extern "C" __global__ void count_choices(int* counts, const int* ids, const int* counted, int T, int E, int K) {
     __shared__ int own[MOST_EXPERTS];
     for (int e = threadIdx.x; e < E; e += blockDim.x) own[e] = 0;

@@ -1,12 +1,12 @@
 use super::*;
 use crate::testing::{Tolerance, normals, parity, values};
 
-/// Scores of four experts in F64, below 3: a few units of 2⁻⁵³, and up to 6e-16 is seen.
+/// The tolerance of scores of four experts in F64, below 3. They differ by a few units of 2⁻⁵³; up to 6e-16 was seen.
 const ROUNDING: f64 = 1e-14;
 
 const PLAIN: Routing = Routing { chosen: 2, scores: RouterScores::Softmax, normalise: None, scale: 1.0, groups: None };
 
-/// The routing of DeepSeek-V3, of 2 of 4 groups.
+/// The routing of DeepSeek-V3, with 2 of 4 groups.
 const SIGMOID: Routing = Routing {
     chosen: 3,
     scores: RouterScores::Sigmoid,
@@ -15,7 +15,7 @@ const SIGMOID: Routing = Routing {
     groups: Some(ExpertGroups { count: 4, chosen: 2, by: GroupScore::TwoBest }),
 };
 
-/// The routing of DeepSeek-V2, of 2 of 4 groups.
+/// The routing of DeepSeek-V2, with 2 of 4 groups.
 const GROUPED: Routing =
     Routing { scale: 16.0, groups: Some(ExpertGroups { count: 4, chosen: 2, by: GroupScore::Best }), ..PLAIN };
 
@@ -36,7 +36,7 @@ fn of_equal_logits_the_first_experts_are_chosen() {
     let all = Routing { chosen: 3, ..PLAIN };
     assert_eq!(routed(&[1.0; 5], None, all).0, [0, 1, 2]);
     assert_eq!(routed(&[0.0, 2.0, 1.0, 2.0, 1.0], None, all).0, [1, 3, 2]);
-    // Logits whose softmax underflows still have an order.
+    // If the softmax of logits underflows, the logits still have an order.
     assert_eq!(routed(&[-900.0, -800.0, 0.0], None, all).0, [2, 1, 0]);
 }
 
@@ -71,7 +71,7 @@ fn a_bias_chooses_and_does_not_weigh() {
 
 #[test]
 fn only_the_best_groups_are_chosen_from() {
-    // By best expert: groups 1 and 3. By the two best: groups 0 and 1.
+    // With the best expert as score, the best groups are 1 and 3. With the two best experts, they are 0 and 1.
     let z = [2.0, 2.1, 3.0, 0.0, 0.5, 0.4, 2.9, -4.0];
     let best = Routing { chosen: 4, ..GROUPED };
     assert_eq!(routed(&z, None, best).0, [2, 6, 3, 7]);
@@ -79,7 +79,7 @@ fn only_the_best_groups_are_chosen_from() {
     assert_eq!(routed(&z, None, two_best).0, [2, 1, 0, 3]);
 }
 
-/// All of `Σ dweights · weights + losses`, as the gradient by the logits should find it. The losses are means over the tokens that are `counted`.
+/// Returns `Σ dweights · weights + losses`, whose gradient by the logits is tested. The losses are means over the tokens that are `counted`.
 fn objective(
     logits: &Tensor,
     dweights: &[f64],
@@ -129,7 +129,7 @@ fn route_backward_is_the_gradient() {
             let scale = Tensor::from_slice(&Device::Cpu, &[1], &[0.7]).unwrap();
             let on_device = tensor(&[tokens], &counted);
             let routes = route(&x, None, routing, Some(&on_device)).unwrap();
-            // As two ranks count: the first has the choices of one token more of each expert than the second, which then has fewer.
+            // The counts of two ranks: the first rank has one choice of each expert, and the second has the rest.
             let counts = counts_of(&routes, &counted, experts);
             assert_eq!(count_choices(&routes.ids, &on_device, experts).unwrap().to_vec::<i32>().unwrap(), counts);
             let of_ranks = [vec![1; experts], counts.iter().map(|n| n - 1).collect()].concat();
@@ -147,8 +147,8 @@ fn route_backward_is_the_gradient() {
                     objective(&at, &dweights, routing, &counted, losses, 0.7)
                 };
                 let expected = (moved(1e-6) - moved(-1e-6)) / 2e-6;
-                // With this step, the differences err by roundings of 2⁻⁵³ of the objective over 2e-6, 6e-11 of it, and by 2e-13 of the
-                // third derivative. Up to 1.6e-9 is seen.
+                // The differences have two errors: 2e-13 times the third derivative, and 6e-11 times the objective from rounding it by 2⁻⁵³ (divided
+                // by 2e-6). Up to 1.6e-9 was seen.
                 assert!((got[i] - expected).abs() < 1e-7, "{routing:?} {losses:?} {i}: {} and {expected}", got[i]);
             }
         }
@@ -166,7 +166,7 @@ fn routers_agree_across_devices() {
         (5, 1, Routing { chosen: 1, scores: RouterScores::Sigmoid, ..PLAIN }),
     ] {
         let mut x = normals("logits", &[tokens, experts], DType::F32).to_vec::<f32>().unwrap();
-        // Ties: each device must choose the first.
+        // Logits have ties, and each device must choose the first expert.
         x.iter_mut().for_each(|x| *x = (*x * 8.0).round() / 8.0);
         let inputs = [
             Tensor::from_slice(&Device::Cpu, &[tokens, experts], &x).unwrap(),
@@ -184,7 +184,7 @@ fn routers_agree_across_devices() {
             let ids = route(&t[0], None, routing, None)?.ids;
             Ok(vec![count_choices(&ids, &t[3], experts)?, ids])
         });
-        // Exponentials differ in the last bits, and sums are in another order.
+        // Exponentials differ in the last bits, and sums run in another order.
         parity(&inputs, Tolerance::Steps(DType::F32, 64.0), |t| {
             let routes = route(&t[0], None, routing, Some(&t[3]))?;
             let counts = count_choices(&routes.ids, &t[3], experts)?.reshape(&[1, experts])?;
@@ -200,7 +200,7 @@ fn routers_agree_across_devices() {
     }
 }
 
-/// Scores are apart, so that roundings do not change the choice.
+/// Scores differ by so much that roundings do not change the choice.
 #[test]
 fn biased_choices_agree_across_devices() {
     let (tokens, experts) = (33, 16);

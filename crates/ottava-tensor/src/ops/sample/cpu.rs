@@ -38,7 +38,7 @@ pub(super) fn sample(logits: &Tensor, draws: &mut Draws, tokens: &mut Tensor, lo
 }
 
 fn largest(row: &[f32]) -> f32 {
-    // Independent maxima of eight interleaved parts, which compilers vectorise.
+    // The maxima of eight interleaved parts are independent, so compilers vectorise them.
     let mut largest = [f32::NEG_INFINITY; 8];
     let (eights, rest) = row.as_chunks::<8>();
     for eight in eights {
@@ -47,7 +47,7 @@ fn largest(row: &[f32]) -> f32 {
     largest.iter().chain(rest).copied().fold(f32::NEG_INFINITY, f32::max)
 }
 
-/// The first column of the largest element.
+/// Returns the first column of the largest element.
 fn likeliest(row: &[f32]) -> usize {
     let largest = largest(row);
     row.iter().position(|&x| x == largest).unwrap_or(0)
@@ -59,20 +59,20 @@ fn log_softmax(row: &[f32], column: usize) -> f32 {
     (f64::from(row[column] - largest) - (total as f64 / 2f64.powi(ONE as i32)).ln()) as f32
 }
 
-/// `floor(2^ONE · 2^x)` for `x <= 0`: the same bits wherever F32 is, which `exp` of libraries is not.
+/// Returns `floor(2^ONE · 2^x)` for `x <= 0`. The bits are the same wherever F32 is the same, unlike the bits of `exp` in libraries.
 fn weight(x: f32) -> u64 {
     if x.is_nan() || x < -(ONE as f32) {
         return 0;
     }
     let n = (x + 0.5).floor();
     let f = x - n;
-    // The powers of ln 2 over factorials, for |f| up to 1/2: within 2⁻²³.
+    // The powers of ln 2 divided by factorials. For |f| up to 1/2, the polynomial is exact to 2⁻²³.
     let coefficients = [1.3333558e-3, 9.618129e-3, 5.550411e-2, 2.402265e-1, LN_2, 1.0];
     let p = coefficients.into_iter().fold(1.540353e-4f32, |p, coefficient| p * f + coefficient);
     (p * f32::from_bits(((n as i32 + 127 + ONE as i32) as u32) << 23)) as u64
 }
 
-/// The columns that can be drawn, in the order of the row: each column with its weight and its element.
+/// The columns that can be drawn, in the order of the row. Each column has its weight and its element.
 struct Candidates(Vec<(usize, u64, f32)>);
 
 impl Candidates {
@@ -82,7 +82,8 @@ impl Candidates {
         Candidates(all.filter(|&(_, weight, _)| weight > 0 && weight >= least).collect())
     }
 
-    /// Keeps the `top_k` largest elements (0 for all), and of these the fewest with the share `top_p` of the weights, in units of 2⁻⁶⁴.
+    /// Keeps the `top_k` largest elements (0 for all elements). Then keeps the fewest of these whose weights have the share `top_p` of their weights,
+    /// in units of 2⁻⁶⁴.
     fn cut(mut self, top_k: usize, top_p: u64) -> Candidates {
         // Larger elements first, then smaller columns. The two zeros are equal.
         let order =
@@ -94,7 +95,7 @@ impl Candidates {
         }
         if top_p != u64::MAX {
             let wanted = share(top_p, all.iter().map(|(_, weight, _)| weight).sum()) + 1;
-            // Few columns have most of the weight, so as few as possible are sorted.
+            // A few columns have most of the weight, so only as many columns as necessary are sorted.
             let mut sorted = 64;
             loop {
                 sorted = sorted.min(all.len());
@@ -118,7 +119,7 @@ impl Candidates {
         self
     }
 
-    /// The column at `uniform` of the way through all weights; the first of a row without one.
+    /// Returns the column at the share `uniform` of the cumulated weights. Returns the first column if there is no candidate.
     fn token_at(&self, uniform: u64) -> usize {
         let mut left = share(uniform, self.0.iter().map(|(_, weight, _)| weight).sum());
         for &(column, weight, _) in &self.0 {
@@ -131,7 +132,7 @@ impl Candidates {
     }
 }
 
-/// The floor of `part · whole`, with `part` in units of 2⁻⁶⁴.
+/// Returns the floor of `part · whole`, with `part` in units of 2⁻⁶⁴.
 fn share(part: u64, whole: u64) -> u64 {
     ((u128::from(part) * u128::from(whole)) >> 64) as u64
 }

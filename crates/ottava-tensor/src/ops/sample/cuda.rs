@@ -21,8 +21,8 @@ pub(super) fn sample(
     let [rows, columns] = draws.shape;
     let entry = kernel::sample(tokens, logprobs, logits, draws.adjusted.as_mut(), &draws.words, columns);
     let kernel = SOURCE.kernel(&[], entry);
-    // SAFETY: `logits` and `adjusted` are `rows · columns`, `tokens` and `logprobs` `rows`. `words` has a `RowDraw` for each row and the changes
-    // that these name, of columns below `columns`, as `Draws::set` writes them; before that it is 0, which names none. Without room for
-    // changes there are none, so a null `adjusted` is not read.
+    // SAFETY: `logits` and `adjusted` have `rows · columns` elements, `tokens` and `logprobs` have `rows`. `Draws::set` writes a `RowDraw` for each
+    // row to `words`, and the changes that it names, which are of columns below `columns`. Before that, `words` is 0, which names no changes. Without
+    // room for changes, there are none, so a null `adjusted` is not read.
     unsafe { gpu.launch(&kernel, [rows as u32, 1, 1], 1024, 0) }
 }

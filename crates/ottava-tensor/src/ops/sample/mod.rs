@@ -1,4 +1,4 @@
-//! Draws a token of each row of logits.
+//! Draws a token from each row of logits.
 
 mod cpu;
 pub(super) mod cuda;
@@ -10,29 +10,29 @@ use crate::{DType, Device, Result, Tensor};
 use bytemuck::{Pod, Zeroable};
 use std::f64::consts::LOG2_E;
 
-/// The weight of the likeliest token is `2^ONE`. Sums of weights of up to 2²³ columns are exact in 64 bits, so all orders give the same.
+/// The logarithm of the weight of the likeliest token: its weight is `2^ONE`. Sums of weights of up to 2²³ columns are exact in 64 bits in any order.
 const ONE: u32 = 40;
 
-/// How a token is drawn. In this order: [`Adjustment`]s of logits, temperature, min-p, top-k, top-p, one draw.
+/// How a token is drawn. The steps are, in this order: [`Adjustment`]s of logits, temperature, min-p, top-k, top-p, one draw.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Draw {
-    /// Logits are divided by it; 0 takes the largest one.
+    /// The divisor of logits. With 0, the token with the largest logit is drawn.
     pub temperature: f64,
-    /// Only this many of the likeliest tokens can be drawn, the smaller ids among equals; `None` for all.
+    /// The number of likeliest tokens that can be drawn, or `None` for all. Among equal tokens, smaller ids are preferred.
     pub top_k: Option<usize>,
-    /// Only the fewest likeliest tokens that together have this probability can be drawn; 1 for all.
+    /// The probability of the tokens that can be drawn: the fewest likeliest tokens that together have this probability. 1 for all.
     pub top_p: f64,
-    /// Only tokens whose probability is at least this share of the likeliest token's probability can be drawn (0.1: at least a tenth); 0 for all.
+    /// The minimum probability of tokens that can be drawn, relative to the likeliest token's probability (0.1: at least a tenth). 0 for all.
     pub min_p: f64,
-    /// Where the draw falls among the weights in the order of ids: a uniform number in units of 2⁻⁶⁴.
+    /// The position of the draw in the cumulated weights in the order of ids: a uniform number in units of 2⁻⁶⁴.
     pub uniform: u64,
-    /// Divides positive logits and multiplies others, as [`Adjustment::count`] says.
+    /// The divisor of positive logits, and the factor of other logits. [`Adjustment::count`] tells to which tokens it applies.
     pub repetition_penalty: f32,
-    /// Subtracted from logits, as [`Adjustment::count`] says.
+    /// The term subtracted from logits. [`Adjustment::count`] tells to which tokens it applies.
     pub presence_penalty: f32,
-    /// Subtracted from logits for each count.
+    /// The term subtracted from logits once for each count.
     pub frequency_penalty: f32,
-    /// Changes of logits, one per token at most.
+    /// The changes of logits, at most one per token.
     pub adjustments: Vec<Adjustment>,
 }
 
@@ -41,14 +41,15 @@ pub struct Draw {
 pub struct Adjustment {
     /// The token.
     pub token: u32,
-    /// Times the token was drawn: from 0 up the repetition penalty applies, from 1 up the others too. `None` for no penalty.
+    /// The number of times that the token was drawn. With 0, only the repetition penalty applies; from 1 on, all penalties apply. `None` for no
+    /// penalty.
     pub count: Option<u32>,
-    /// Added after the penalties; minus infinity bars the token.
+    /// The term added after the penalties. Minus infinity excludes the token.
     pub bias: f32,
 }
 
 impl Draw {
-    /// Takes the likeliest token.
+    /// Draws the likeliest token.
     pub const GREEDY: Draw = Draw {
         temperature: 0.0,
         top_k: None,
@@ -61,7 +62,7 @@ impl Draw {
         adjustments: Vec::new(),
     };
 
-    /// The parameters of its row, with adjustments from number `start` to before `end`.
+    /// Returns the parameters of the row of this draw. Its adjustments are numbers `start` to `end`, exclusive.
     fn of_row(&self, start: usize, end: usize) -> RowDraw {
         let is_greedy = self.temperature == 0.0;
         let scale = if is_greedy { 1.0 } else { (LOG2_E / self.temperature).min(f64::from(f32::MAX)) };
@@ -82,40 +83,40 @@ impl Draw {
     }
 }
 
-/// As the struct of the same name in `sample.cu`.
+/// The parameters of a row, with the layout of the struct of the same name in `sample.cu`.
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
 struct RowDraw {
     uniform: u64,
-    /// In units of 2⁻⁶⁴; all bits set for 1.
+    /// The share in units of 2⁻⁶⁴. All bits are set for 1.
     top_p: u64,
     /// The smallest weight that min-p leaves.
     least: u64,
-    /// 0 for all.
+    /// The number of tokens, or 0 for all.
     top_k: u32,
-    /// What a logit is multiplied by to be a power of two.
+    /// The factor of logits. The power of two of the product is the weight.
     scale: f32,
     repetition: f32,
     presence: f32,
     frequency: f32,
-    /// Its adjustments.
+    /// The first adjustment of the row.
     start: u32,
     end: u32,
     unused: u32,
 }
 
-/// As the struct of the same name in `sample.cu`.
+/// A change of a logit, with the layout of the struct of the same name in `sample.cu`.
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
 struct Change {
     token: u32,
-    /// -1 for no penalty.
+    /// The count, or -1 for no penalty.
     count: i32,
     bias: f32,
     unused: u32,
 }
 
-/// The draws of a batch in memory of a device, so that a captured graph reads what was written last.
+/// The draws of a batch in device memory. A captured graph reads the draws that were written last.
 pub struct Draws {
     words: Tensor,            /* I64: a `RowDraw` for each row, then all `Change`s */
     adjusted: Option<Tensor>, /* F32 [R, V]: logits of rows with adjustments */
@@ -124,7 +125,7 @@ pub struct Draws {
 }
 
 impl Draws {
-    /// Room for draws from logits `shape` `[R, V]`, with `adjustments` of all rows together.
+    /// Allocates room for draws from logits of `shape` `[R, V]`. All rows together have at most `adjustments` adjustments.
     pub fn new(device: &Device, shape: [usize; 2], adjustments: usize) -> Result<Draws> {
         let bytes = shape[0] * size_of::<RowDraw>() + adjustments * size_of::<Change>();
         let words = Tensor::zeros(device, &[bytes / 8], DType::I64)?;
@@ -132,9 +133,9 @@ impl Draws {
         Ok(Draws { words, adjusted, shape, adjustments })
     }
 
-    /// Writes a draw for each row, in one copy. Adjustments of tokens that logits do not have are left out.
+    /// Writes a draw for each row, in one copy. Adjustments of tokens beyond the logits are left out.
     ///
-    /// Panics for another number of draws, or if there is no room for their adjustments.
+    /// Panics if the number of draws is not the number of rows, or if there is no room for the adjustments.
     pub fn set(&mut self, draws: &[Draw]) -> Result<()> {
         let [rows, columns] = self.shape;
         assert_eq!(draws.len(), rows, "a draw for each row");
@@ -157,10 +158,10 @@ impl Draws {
     }
 }
 
-/// Draws a token of each row of F32 `logits` `[R, V]`: I32 `[R]`, -1 for a row with an element that is not finite. Also F32 `[R]`, the
+/// Draws a token from each row of F32 `logits` `[R, V]`. Returns I32 `[R]`, with -1 for a row with an element that is not finite, and F32 `[R]`, the
 /// token's log-probability by the unchanged logits.
 ///
-/// Probabilities are multiples of 2⁻⁴⁰ of the likeliest token's, so tokens below it are never drawn. A draw depends on its row alone, and
+/// Weights are multiples of 2⁻⁴⁰ of the likeliest token's weight, so tokens with smaller weights are never drawn. A draw depends only on its row, and
 /// is the same on all devices.
 pub fn sample(logits: &Tensor, draws: &mut Draws) -> Result<(Tensor, Tensor)> {
     let [rows, _] = draws.shape;

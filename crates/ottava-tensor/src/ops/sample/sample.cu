@@ -1,4 +1,4 @@
-// The bits of a float as a number that orders as the float does; the two zeros are equal.
+// Returns the bits of a float as a number with the order of floats. The two zeros are equal.
 __device__ __forceinline__ u32 key_of(float x) {
     const u32 bits = __float_as_uint(x + 0.0f);
     return bits >> 31 ? ~bits : bits | 0x80000000;
@@ -7,7 +7,7 @@ __device__ __forceinline__ float float_of(u32 key) {
     return __uint_as_float(key >> 31 ? key & 0x7FFFFFFF : ~key);
 }
 
-// floor(2^ONE · 2^x) for x <= 0; as in cpu.rs, operation by operation, so that both give the same number.
+// Returns floor(2^ONE · 2^x) for x <= 0. The operations are the operations of cpu.rs, so both give the same number.
 __device__ __forceinline__ u64 weight(float x) {
     if (!(x >= -ONE)) return 0;
     const float n = floorf(x + 0.5f), f = x - n;
@@ -21,7 +21,7 @@ __device__ __forceinline__ u64 weight(float x) {
     return (u64)(p * __uint_as_float((u32)((int)n + 127 + ONE) << 23));
 }
 
-// The row as draws see it.
+// The row from which a token is drawn.
 struct Row {
     const float* x;
     int V;
@@ -37,7 +37,7 @@ constexpr float LOG2_E = 1.44269504f;
 
 struct LargerKey { __device__ u32 operator()(u32 a, u32 b) const { return a > b ? a : b; } };
 
-// Sums of N values per thread over the block; all threads get them. Exact, so in any order.
+// Sums N values per thread over the block. All threads get the sums. Sums are exact, so their order does not matter.
 template <int N> __device__ __forceinline__ void block_sums(u64* sums) {
     __shared__ u64 warps[N][32];
     __syncthreads();
@@ -55,10 +55,10 @@ template <int N> __device__ __forceinline__ void block_sums(u64* sums) {
     }
 }
 
-// Number of elements (COUNT), or the sum of their weights.
+// Returns 1 with COUNT, otherwise the weight of an element.
 template <bool COUNT> __device__ __forceinline__ u64 measure(const Row& row, float x) { return COUNT ? 1 : row.weigh(x); }
 
-// The sum of what lies above `key`.
+// Returns the sum of the elements above `key`.
 template <bool COUNT> __device__ u64 above(const Row& row, u32 key) {
     u64 sum[1] = {0};
     for (int c = threadIdx.x; c < row.V; c += blockDim.x)
@@ -67,8 +67,8 @@ template <bool COUNT> __device__ u64 above(const Row& row, u32 key) {
     return sum[0];
 }
 
-// The largest key from `low` on, at which elements from it on sum to `wanted` at least; `low` is known to do so. Each pass over the row
-// divides the range in eight.
+// Returns the largest key for which the elements from this key on sum to at least `wanted`. The key is at least `low`, for which this must be true.
+// Each pass over the row divides the range by eight.
 template <bool COUNT> __device__ u32 search(const Row& row, u64 low, u64 wanted) {
     u64 high = (u64)key_of(row.largest) + 1;
     while (high - low > 1) {
@@ -91,7 +91,7 @@ template <bool COUNT> __device__ u32 search(const Row& row, u64 low, u64 wanted)
     return (u32)low;
 }
 
-// As in mod.rs.
+// The structs of mod.rs.
 struct RowDraw {
     u64 uniform, top_p, least;
     u32 top_k;
@@ -105,7 +105,7 @@ struct Change {
     u32 unused;
 };
 
-// One block per row; threads stride over its V columns, warps over pieces of it in the last pass. `words` has a RowDraw for each row, then
+// One block per row. Threads stride over its V columns. In the last pass, each warp has a piece of the row. `words` has a RowDraw for each row, then
 // the changes.
 extern "C" __global__ void sample(int* tokens, float* logprobs, const float* logits, float* adjusted,
                                   const RowDraw* words, int V) {
@@ -148,7 +148,7 @@ extern "C" __global__ void sample(int* tokens, float* logprobs, const float* log
         row.largest = float_of(block_reduce(best, LargerKey()));
     }
 
-    // What is left: all keys above `key`, with weights of `mass` together, and the first `ties` columns of that key.
+    // The candidates: all elements above `key`, whose weights sum to `mass`, and the first `ties` columns with that key.
     u32 key = 0;
     u64 ties = 0, mass = 0;
     if (how.top_k == 1) {
@@ -172,7 +172,7 @@ extern "C" __global__ void sample(int* tokens, float* logprobs, const float* log
     const u64 tied = row.weigh(float_of(key));
     const u64 target = __umul64hi(how.uniform, mass + ties * tied);
 
-    // The piece of the row in which weights in the order of columns reach the target, then the column.
+    // Finds the piece of the row in which the cumulated weights reach the target, then the column.
     __shared__ u64 masses[32], equals[32];
     const int piece = (V + warps - 1) / warps, start = min(warp * piece, V), end = min(start + piece, V);
     u64 m = 0, e = 0;

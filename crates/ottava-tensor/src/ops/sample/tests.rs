@@ -1,7 +1,7 @@
 use super::*;
 use crate::testing::{Tolerance, normals, parity};
 
-/// The bits of `number` spread over the range of draws.
+/// Spreads the bits of `number` over the range of draws.
 fn uniform(number: usize) -> u64 {
     (number as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15)
 }
@@ -10,7 +10,7 @@ fn at(temperature: f64) -> Draw {
     Draw { temperature, ..Draw::GREEDY }
 }
 
-/// Tokens and log-probabilities of draws from `logits` `[R, V]`.
+/// Returns the tokens and log-probabilities of draws from `logits` `[R, V]`.
 fn sampled(logits: &Tensor, draws: &[Draw]) -> Result<Vec<Tensor>> {
     let [rows, columns] = logits.dims("logits")?;
     let adjustments = draws.iter().map(|draw| draw.adjustments.len()).sum();
@@ -20,7 +20,7 @@ fn sampled(logits: &Tensor, draws: &[Draw]) -> Result<Vec<Tensor>> {
     Ok(vec![tokens, logprobs])
 }
 
-/// How often each column of `logits` is drawn, at 20,000 places over the whole range.
+/// Returns how often each column of `logits` is drawn, for 20,000 positions spread over the whole range.
 fn shares<const N: usize>(logits: [f32; N], draw: &Draw) -> [f64; N] {
     const DRAWS: usize = 20_000;
     let all = Tensor::from_slice(&Device::Cpu, &[DRAWS, N], &logits.repeat(DRAWS)).unwrap();
@@ -41,20 +41,20 @@ fn softmax(logits: [f64; 5]) -> [f64; 5] {
 
 fn assert_shares(draw: &Draw, expected: [f64; 5]) {
     for (found, expected) in shares(LOGITS, draw).iter().zip(expected) {
-        // Places are multiples of the golden ratio, which are spread so evenly that shares err by a few of 20,000 places: up to 1.3e-4 is seen.
-        // Independent draws would err by 3.5e-3.
+        // Positions are multiples of the golden ratio, which are spread so evenly that shares err by a few of 20,000 positions; up to 1.3e-4 was
+        // seen. Independent draws would err by 3.5e-3.
         assert!((found - expected).abs() < 0.002, "{found} for {expected} of {draw:?}");
         assert!(expected > 0.0 || *found == 0.0, "a token that cannot be drawn: {draw:?}");
     }
 }
 
-/// Draws compare integers, which are equal on all devices; the logarithm of a log-probability may differ by its last bit.
+/// Draws compare integers, which are equal on all devices. The logarithm in a log-probability may differ in its last bit.
 #[test]
 fn sample_agrees_across_devices() {
     for (rows, columns) in [(1, 1), (3, 7), (6, 1024), (40, 5003)] {
         let mut logits = normals("logits", &[rows, columns], DType::F32).to_vec::<f32>().unwrap();
         logits.iter_mut().for_each(|x| *x *= 3.0);
-        // Many equal logits in every third row.
+        // Every third row has many equal logits.
         for row in logits.chunks_exact_mut(columns).step_by(3) {
             row.iter_mut().for_each(|x| *x = x.round());
         }
@@ -102,7 +102,7 @@ fn top_k_top_p_and_min_p_cut_the_tail() {
     };
     assert_shares(&Draw { top_k: Some(2), ..at(1.0) }, only(&[1, 4]));
     assert_shares(&Draw { top_k: Some(9), ..at(1.0) }, only(&[0, 1, 2, 3, 4]));
-    // Probabilities are 0.44, 0.27, 0.16, 0.06 and 0.02 in the order 1, 4, 2, 0, 3.
+    // The probabilities are 0.44, 0.27, 0.16, 0.06 and 0.02 for the tokens 1, 4, 2, 0 and 3.
     assert_shares(&Draw { top_p: 0.8, ..at(1.0) }, only(&[1, 4, 2]));
     assert_shares(&Draw { top_p: 1e-9, ..at(1.0) }, only(&[1]));
     assert_shares(&Draw { min_p: 0.5, ..at(1.0) }, only(&[1, 4]));
@@ -149,7 +149,7 @@ fn log_probabilities_are_those_of_unchanged_logits_and_rows_that_are_not_finite_
     let found = sampled(&logits, &[draw.clone(), draw.clone(), draw]).unwrap();
     assert_eq!(found[0].to_vec::<i32>().unwrap(), [2, -1, -1]);
     let logprob = f64::from(found[1].to_vec::<f32>().unwrap()[0]);
-    // The result is rounded to F32, by up to 2⁻²⁴ of itself, and polynomials for exponentials are exact to 2⁻²³.
+    // The result is rounded to F32, by up to 2⁻²⁴ of its value, and polynomials for exponentials are exact to 2⁻²³.
     assert!((logprob - softmax(LOGITS.map(f64::from))[2].ln()).abs() < 1e-6, "{logprob}");
 }
 
@@ -166,7 +166,7 @@ fn top_p_of_a_large_vocabulary_is_that_of_a_whole_sort() {
             mass += f64::from(logits[i].exp());
             mass >= top_p * total
         });
-        // The draw that falls last among the tokens that are left, in the order of ids.
+        // A draw at the end of the range gives the remaining token with the largest id.
         let expected = order[..=last.unwrap()].iter().max().unwrap();
         let draw = Draw { top_p, uniform: u64::MAX, ..at(1.0) };
         assert_eq!(sampled(&x, &[draw]).unwrap()[0].to_vec::<i32>().unwrap(), [*expected as i32], "{top_p}");

@@ -7,7 +7,7 @@ use rayon::prelude::*;
 
 const CHUNK: usize = 1 << 14;
 
-/// The power-of-two scale of values with this amax, for a type with this largest value, and its inverse.
+/// Returns the power-of-two scale of values with this amax, for a type with this largest value, and its inverse.
 pub(in crate::ops) fn power_for(amax: f32, largest: f32) -> [f32; 2] {
     if !amax.is_finite() {
         return [1.0, f32::NAN];
@@ -52,7 +52,7 @@ pub(super) fn split(x: &Tensor, upper: &mut Tensor, rest: &mut Tensor) {
     halves.zip(x.host::<f32>()).for_each(|((upper, rest), x)| (*upper, *rest) = split_f32(*x));
 }
 
-/// The nearest BF16 and the remainder in the low half of the bits.
+/// Returns the nearest BF16, and the remainder in the low half of the bits.
 pub(in crate::ops) fn split_f32(x: f32) -> (bf16, i16) {
     let bits = x.to_bits();
     (bf16::from_bits((bits.wrapping_add(0x8000) >> 16) as u16), bits as u16 as i16)

@@ -11,7 +11,7 @@ kernels! {
     kernel split(upper: *mut u16, rest: *mut u16, x: *const f32, n: u64);
 }
 
-/// Each stored type with each plain one.
+/// The variants: each plain type with each stored type.
 const VARIANTS: &[Defines] = &[
     &[("X", "f32"), ("Y", "f16")],
     &[("X", "f32"), ("Y", "e4m3")],
@@ -35,7 +35,7 @@ pub(super) fn scaled(gpu: &CudaDevice, x: &Tensor, amax: &Tensor, out: &mut Scal
     let defines = variant(x.dtype(), out.values.dtype());
     let entry = kernel::scaled(&mut out.values, &mut out.scale_inv, x, amax, largest, x.len());
     let kernel = SOURCE.kernel(defines, entry);
-    // SAFETY: `x` and `values` have as many elements as the last argument says, of the types in the defines; the others one F32 each.
+    // SAFETY: `x` and `values` have as many elements as the last argument says, of the types in the defines. The other tensors have one F32 element.
     unsafe { gpu.launch(&kernel, elements_by_eight(gpu, x.len()), BLOCK, 0) }
 }
 
@@ -48,6 +48,6 @@ pub(super) fn unscaled(gpu: &CudaDevice, x: &ScaledTensor, y: &mut Tensor) -> Re
 
 pub(super) fn split(gpu: &CudaDevice, x: &Tensor, upper: &mut Tensor, rest: &mut Tensor) -> Result<()> {
     let kernel = SOURCE.kernel(VARIANTS[0], kernel::split(upper, rest, x, x.len()));
-    // SAFETY: all three have as many elements as the last argument says, of the types of the kernel.
+    // SAFETY: all three tensors have as many elements as the last argument says, of the types of the kernel.
     unsafe { gpu.launch(&kernel, elements(gpu, x.len()), BLOCK, 0) }
 }

@@ -15,14 +15,14 @@ use crate::{DType, Device, QuantizedTensor, Result, Tensor};
 /// The types of stored values.
 pub(super) const STORED: &[DType] = &[DType::F16, DType::E4M3];
 
-/// Rounds `x` (F32 or BF16) to `dtype` (F16 or E4M3) with a power-of-two scale from its amax. A non-finite element makes itself or the
-/// whole
-/// tensor NaN.
+/// Rounds `x` (F32 or BF16) to `dtype` (F16 or E4M3) with a power-of-two scale from its amax. If an element is not finite, this element or the whole
+/// tensor becomes NaN.
 pub fn scaled(x: &Tensor, dtype: DType) -> Result<ScaledTensor> {
     scaled_by(x, &amax(x)?, dtype)
 }
 
-/// [`scaled`] with the scale of another `amax`, F32 `[1]`: the amax of a whole tensor. `x` is a part of the tensor, and may be empty.
+/// Rounds `x` as [`scaled`], with the scale of the given `amax`, F32 `[1]`: the amax of a whole tensor. `x` is a part of the tensor, and may be
+/// empty.
 pub fn scaled_by(x: &Tensor, amax: &Tensor, dtype: DType) -> Result<ScaledTensor> {
     x.expect_dtype("scaled: x", &[DType::F32, DType::BF16])?;
     let mut out = ScaledTensor {
@@ -37,7 +37,7 @@ pub fn scaled_by(x: &Tensor, amax: &Tensor, dtype: DType) -> Result<ScaledTensor
     Ok(out)
 }
 
-/// The values in `dtype` (F32, BF16 or F16), each rounded once.
+/// Returns the values in `dtype` (F32, BF16 or F16), each rounded once.
 pub fn unscaled(x: &ScaledTensor, dtype: DType) -> Result<Tensor> {
     let mut y = Tensor::empty(x.values.device(), x.values.shape(), dtype)?;
     y.expect_dtype("unscaled: type", &[real_type(dtype), DType::BF16, DType::F16])?;
@@ -49,7 +49,7 @@ pub fn unscaled(x: &ScaledTensor, dtype: DType) -> Result<Tensor> {
 }
 
 impl Fp8Output<'_> {
-    /// Casts the values of a scaled F16 matrix, rounded to `dtype` as by [`unscaled`].
+    /// Rounds the values of a scaled F16 matrix to `dtype` as [`unscaled`] does, and casts them.
     pub fn cast_scaled(mut self, x: &ScaledTensor, dtype: DType) -> Result<QuantizedTensor> {
         x.values.expect_dtype("quantize: x", &[DType::F16])?;
         let Device::Cuda(gpu) = x.values.device() else { return self.cast(&unscaled(x, dtype)?) };
@@ -60,7 +60,8 @@ impl Fp8Output<'_> {
     }
 }
 
-/// Splits F32 values into the nearest BF16 (ties away from zero) and the I16 remainder that is added to its bits as an F32.
+/// Splits F32 values into the nearest BF16 (ties away from zero) and an I16 remainder. The remainder is added to the bits of the BF16 value as an
+/// F32.
 pub fn split(x: &Tensor) -> Result<(Tensor, Tensor)> {
     x.expect_dtype("split: x", &[DType::F32])?;
     let mut upper = Tensor::empty(x.device(), x.shape(), DType::BF16)?;

@@ -1,4 +1,4 @@
-// `X` is the plain type, `Y` the stored one. Grid-stride loops over eights.
+// `X` is the plain type, `Y` the stored type. Grid-stride loops over eights.
 template <class From, class To> __device__ __forceinline__ void multiply(To* to, const From* __restrict__ from, float scale, u64 n) {
     const bool wide = aligned(from, to);
     for (u64 at = 8 * grid_start(); at < n; at += 8 * grid_step()) {

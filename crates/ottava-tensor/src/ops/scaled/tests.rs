@@ -22,7 +22,7 @@ fn scaled_agrees_across_devices() {
     }
 }
 
-/// FP8-LM's rule: `2^⌊log2(largest finite / amax)⌋`.
+/// Tests FP8-LM's rule: `2^⌊log2(largest finite / amax)⌋`.
 #[test]
 fn scales_are_the_largest_powers_of_two_without_overflow() {
     for (largest, inverse) in [(448.0, 1.0), (448.1, 2.0), (1.0, 2f32.powi(-8)), (0.0, 1.0), (1e-45, 2f32.powi(-126))] {
@@ -64,7 +64,7 @@ fn split_halves_restore_the_bits() {
     }
 }
 
-/// For every granularity and shape.
+/// Tests every granularity and shape.
 #[test]
 fn cast_scaled_matches_unscale_then_cast() {
     use crate::granularity::Granularity::{Blocks1x128, Blocks128x128, PerRow};

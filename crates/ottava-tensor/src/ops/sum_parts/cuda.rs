@@ -19,6 +19,6 @@ pub(super) fn sum_parts(
     let (n, count) = (y.len(), others.len() / y.len().max(1));
     let entry = kernel::sum_parts(y, own, others, addend, place, count, n);
     let kernel = SOURCE.kernel(launch::storage(own.dtype())?, entry);
-    // SAFETY: `own`, each of the others, and the addend, if there is one, have the elements of `y`, checked by the op.
+    // SAFETY: the op has checked that `own`, each of the other parts, and the addend (if given) have as many elements as `y`.
     unsafe { gpu.launch(&kernel, launch::elements_by_eight(gpu, n), BLOCK, 0) }
 }

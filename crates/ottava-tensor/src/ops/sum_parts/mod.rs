@@ -1,4 +1,4 @@
-//! The sum of equal parts of a tensor: partial products of several ranks, and the residual connection.
+//! Sums equal parts of a tensor: partial products of several ranks, and the residual connection.
 
 mod cpu;
 pub(super) mod cuda;
@@ -9,10 +9,10 @@ use super::expect_compute;
 use crate::ops::dispatch::dispatch;
 use crate::{Error, Result, Tensor};
 
-/// `addend + Σ part`, summed in F32 (F64 for F64) in the order of the parts, the addend last, and rounded once. Part number `place` is `own`
-/// `[T, C]`, and `others`, with the elements of `[P - 1, T, C]`, are the rest in their order; `addend` and result are `[T, C]`.
+/// Returns `addend + Σ part`, `[T, C]`. The parts are summed in their order, then the addend is added, in F32 (F64 for F64), and the sum is rounded
+/// once. Part number `place` is `own` `[T, C]`. `others` has the elements of `[P - 1, T, C]`, the other parts in their order. `addend` is `[T, C]`.
 ///
-/// Errors with [`Error::Value`] if `others` are not whole parts, or `place` is not among the parts.
+/// Errors with [`Error::Value`] if `others` does not consist of whole parts, or if `place` is not the number of a part.
 pub fn sum_parts(own: &Tensor, place: usize, others: &Tensor, addend: Option<&Tensor>) -> Result<Tensor> {
     own.dims::<2>("sum_parts: own")?;
     let mut y = own.empty_like()?;
@@ -20,7 +20,7 @@ pub fn sum_parts(own: &Tensor, place: usize, others: &Tensor, addend: Option<&Te
     Ok(y)
 }
 
-/// [`sum_parts`] into `y`. All tensors have any shapes.
+/// Computes [`sum_parts`] into `y`. Tensors may have any shapes.
 pub(crate) fn sum_parts_into(
     own: &Tensor,
     place: usize,

@@ -1,11 +1,11 @@
-// Term number p of the sum: part number `place` is `own`, the parts around it are the `count` others, and the last is the addend.
+// Returns term p of the sum. Part number `place` is `own`, the other parts are the `count` parts of `others`, and the last term is the addend.
 __device__ const X* term(int p, const X* own, const X* others, const X* addend, int place, int count, u64 n) {
     if (p == place) return own;
     const int other = p < place ? p : p - 1;
     return other < count ? others + other * n : addend;
 }
 
-// Grid-stride loop over eights; the remainder and unaligned views element by element.
+// Grid-stride loop over eights. The remainder, and unaligned views, are summed element by element.
 extern "C" __global__ void sum_parts(X* __restrict__ y, const X* __restrict__ own, const X* __restrict__ others, const X* __restrict__ addend, int place,
                                      int count, u64 n) {
     const u64 eights = n % 8 == 0 && aligned(y, own, others) && aligned(addend) ? n / 8 : 0;

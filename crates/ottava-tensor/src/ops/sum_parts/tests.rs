@@ -19,7 +19,7 @@ fn sums_agree_across_devices() {
     }
 }
 
-/// Two rounded additions would differ.
+/// Rounding after each of the two additions would give another result.
 #[test]
 fn a_sum_is_rounded_once() {
     let of = |shape: &[usize], values: &[f32]| {
@@ -32,7 +32,7 @@ fn a_sum_is_rounded_once() {
     assert_eq!(values(&add(&add(&first, &second).unwrap(), &addend).unwrap()), [256.0]);
 }
 
-/// In F32, the order of a sum shows: of 2^25, 1 and -2^25, only the sum that adds 1 last keeps it.
+/// In F32, sums of 2^25, 1 and -2^25 depend on the order: only the sum that adds 1 last keeps it.
 #[test]
 fn parts_are_added_in_their_order() {
     let of = |shape: &[usize], values: &[f32]| Tensor::from_slice(&Device::Cpu, shape, values).unwrap();

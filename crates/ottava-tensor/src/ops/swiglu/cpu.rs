@@ -62,7 +62,7 @@ wide! {
     }
 }
 
-/// A gate or up of [`Activation::ClampedSwiGlu`], and whether a bound replaces it, which has no gradient.
+/// A gate or `up` value of [`Activation::ClampedSwiGlu`], and whether it was replaced by a bound. A replaced value has no gradient.
 struct Clamped<R> {
     value: R,
     is_bounded: bool,
@@ -72,7 +72,7 @@ impl<R: Real> Clamped<R> {
     #[inline(always)]
     fn gate(x: R) -> Clamped<R> {
         let limit = R::of(Activation::CLAMPED_LIMIT);
-        // A NaN stays one.
+        // NaN stays NaN.
         Clamped { value: if x > limit { limit } else { x }, is_bounded: x > limit }
     }
 
@@ -89,7 +89,7 @@ impl<R: Real> Clamped<R> {
         Clamped { value, is_bounded: x > limit || x < least }
     }
 
-    /// `x · sigmoid(1.702 · x)`.
+    /// Returns `x · sigmoid(1.702 · x)`.
     #[inline(always)]
     fn swish(&self) -> R {
         self.value * sigmoid(R::of(Activation::CLAMPED_FACTOR) * self.value)
@@ -152,7 +152,7 @@ fn sigmoid<R: Real>(x: R) -> R {
     R::of(1.0) / (R::of(1.0) + (-x).exp())
 }
 
-/// GELU and its derivative.
+/// Returns GELU and its derivative.
 fn gelu_and_slope<R: Real>(gelu: Gelu, x: R) -> (R, R) {
     let one = R::of(1.0);
     match gelu {

@@ -47,19 +47,19 @@ kernels! {
     kernel swiglu_backward_and_activated_codes_compressed(dy: *const X, codes: *const e4m3, scale_inv: *const u8; WithActivation);
 }
 
-/// Fewer eights per block than a plain cast, since an activation takes more arithmetic.
+/// The maximum number of eights per block is smaller than for a plain cast, because an activation takes more arithmetic.
 const ROW_KERNELS: RowKernels = RowKernels { few: ("swiglu_few_rows", 256), many: Some("swiglu_rows") };
 
-/// The kernels for a product whose scales they apply.
+/// The kernels for a product without scales. They apply the scales of the product.
 const PRODUCT_KERNELS: RowKernels =
     RowKernels { few: ("swiglu_product_few_rows", 256), many: Some("swiglu_product_rows") };
 
 pub(super) fn activation(gpu: &CudaDevice, how: Activation, x: &Tensor, y: &mut Tensor) -> Result<()> {
     let [tokens, hidden] = y.dims("activation: y")?;
     let kernel = plain(how).kernel(launch::storage(x.dtype())?, kernel::swiglu(y, x, hidden));
-    // Few rows leave most of the GPU idle, so their blocks are larger.
+    // Few rows leave most of the GPU idle, so their blocks have more threads.
     let threads = if tokens < gpu.sm_count() { 4 * BLOCK } else { BLOCK };
-    // SAFETY: `x` has as many rows as `y`, `how.inputs()` times as wide: one block for each.
+    // SAFETY: `x` has as many rows as `y`, `how.inputs()` times as wide. Each row has a block.
     unsafe { gpu.launch_early(&kernel, [tokens as u32, 1, 1], threads, 0) }
 }
 
@@ -67,16 +67,17 @@ pub(super) fn activation_amax(gpu: &CudaDevice, how: Activation, x: &Tensor, ama
     let [tokens, width] = x.dims("activation: x")?;
     let entry = kernel::swiglu_amax(amax, x, tokens, width / how.inputs());
     let kernel = plain(how).kernel(launch::storage(x.dtype())?, entry);
-    // SAFETY: `x` is `tokens · width`, and `amax` has one element.
+    // SAFETY: `x` has `tokens · width` elements, and `amax` has one.
     unsafe { gpu.launch(&kernel, launch::readers(gpu, tokens), BLOCK, 0) }
 }
 
-/// Whether [`activation_codes`] can compress what it reads.
+/// Returns whether [`activation_codes`] can compress its input.
 pub(super) fn fuses_compression(how: Activation, x: &Tensor) -> bool {
     (x.shape()[1] / how.inputs()).is_multiple_of(16) && launch::aligned(&[x])
 }
 
-/// With `compressed`, which requires [`fuses_compression`], it also writes `x` as [`compress`](crate::ops::compress()) does.
+/// Writes the codes of the activation. With `compressed`, also writes `x` as [`compress`](crate::ops::compress()) does; this requires
+/// [`fuses_compression`].
 pub(super) fn activation_codes(
     gpu: &CudaDevice,
     how: Activation,
@@ -87,7 +88,7 @@ pub(super) fn activation_codes(
 ) -> Result<()> {
     if compressed.is_none() && ROW_KERNELS.fit(gpu, out, x)? {
         let entry = kernel::swiglu_rows(x);
-        // SAFETY: `x` is `out.rows · how.inputs() · out.columns` elements.
+        // SAFETY: `x` has `out.rows · how.inputs() · out.columns` elements.
         return unsafe { quantize::produce_rows(gpu, fp8(how), ROW_KERNELS, x.dtype(), entry, out, to) };
     }
     let entry = match compressed {
@@ -103,16 +104,16 @@ pub(super) fn activation_codes(
         shared: quantize::tile_bytes(1, out.granularity, x.dtype()),
         raise: None,
     };
-    // SAFETY: `x` is `out.rows · how.inputs() · out.columns` elements, and so are the codes of `compressed`, with one of its scales for 16.
+    // SAFETY: `x` and the codes of `compressed` have `out.rows · how.inputs() · out.columns` elements. `compressed` has a scale for each 16 codes.
     unsafe { quantize::produce(gpu, how, &mut [(out, to)]) }
 }
 
-/// Whether [`product_codes`] can write `out` from a product with these scales of columns.
+/// Returns whether [`product_codes`] can write `out` from a product with these scales of columns.
 pub(super) fn fits_product(gpu: &CudaDevice, out: &QuantizedTensor, column_scale_inv: &Tensor) -> Result<bool> {
     PRODUCT_KERNELS.fit(gpu, out, column_scale_inv)
 }
 
-/// The codes of the activation of a product, whose scales it applies. Requires [`fits_product`].
+/// Applies the scales of a product, and writes the codes of the activation of the product. Requires [`fits_product`].
 pub(super) fn product_codes(
     gpu: &CudaDevice,
     how: Activation,
@@ -121,7 +122,7 @@ pub(super) fn product_codes(
     to: &mut Fp8Output,
 ) -> Result<()> {
     let entry = kernel::swiglu_product_rows(&x.sums, x.row_scale_inv, x.column_scale_inv);
-    // SAFETY: the sums have `how.inputs() · out.columns` columns and at least `out.rows` rows, and a scale for each row and column.
+    // SAFETY: the sums have `how.inputs() · out.columns` columns and at least `out.rows` rows. Each row and each column has a scale.
     unsafe { quantize::produce_rows(gpu, fp8(how), PRODUCT_KERNELS, x.sums.dtype(), entry, out, to) }
 }
 
@@ -138,7 +139,7 @@ pub(super) fn activation_backward(
         SavedActivation::Compressed(x) => kernel::swiglu_backward_compressed(dx, dy, &x.codes, &x.scale_inv, hidden),
     };
     let kernel = plain(how).kernel(launch::storage(x.dtype())?, entry);
-    // SAFETY: `x` and `dx` have as many rows as `dy`, `how.inputs()` times as wide: one block for each.
+    // SAFETY: `x` and `dx` have as many rows as `dy`, `how.inputs()` times as wide. Each row has a block.
     unsafe { gpu.launch(&kernel, [tokens as u32, 1, 1], BLOCK, 0) }
 }
 
@@ -155,7 +156,7 @@ pub(super) fn activation_dots(
         SavedActivation::Compressed(x) => kernel::swiglu_dots_compressed(dots, dy, &x.codes, &x.scale_inv, hidden),
     };
     let kernel = plain(how).kernel(launch::storage(x.dtype())?, entry);
-    // SAFETY: `x` and `dy` have as many rows as `dots`, and rows of `x` are `how.inputs()` times as wide as rows of `dy`: one block for each.
+    // SAFETY: `x` and `dy` have as many rows as `dots`. Rows of `x` are `how.inputs()` times as wide as rows of `dy`. Each row has a block.
     unsafe { gpu.launch(&kernel, [tokens as u32, 1, 1], BLOCK, 0) }
 }
 
@@ -174,12 +175,12 @@ pub(super) fn activation_backward_amax(
         }
     };
     let kernel = plain(how).kernel(launch::storage(x.dtype())?, entry);
-    // SAFETY: `dy` is `tokens · hidden`, `x` has rows of `how.inputs()` times the width, and `amax` has one element.
+    // SAFETY: `dy` has `tokens · hidden` elements, rows of `x` are `how.inputs()` times as wide, and `amax` has one element.
     unsafe { gpu.launch(&kernel, launch::readers(gpu, tokens), BLOCK, 0) }
 }
 
-/// Whether both halves of a row of codes start at a multiple of 16 or of the block, reads are aligned to 16 bytes, and the outputs have the
-/// same granularity. The kernel writes activations in E4M3, as all recipes do.
+/// Returns whether the fused backward supports this call: both halves of a row of codes start at a multiple of 16 or of the block, reads are aligned
+/// to 16 bytes, and the outputs have the same granularity. The kernel writes activations in E4M3, like all recipes.
 pub(super) fn fuses_backward(dy: &Tensor, x: &SavedActivation, to: &Fp8Output, activated: Option<&Fp8Output>) -> bool {
     let granularity = to.granularity();
     let whole = granularity.block().unwrap_or(QuantizedTensor::PAD);
@@ -216,6 +217,7 @@ pub(super) fn activation_backward_codes<'a>(
         shared: quantize::tile_bytes(how.inputs() - 1 + outputs.len(), granularity, x.dtype()),
         raise: None,
     };
-    // SAFETY: `x` is as many elements as the gradient, `dy` and the activation one for `how.inputs()`, and `fuses_backward` holds.
+    // SAFETY: `x` has as many elements as the gradient, `dy` and the activation have one for each `how.inputs()` elements, and `fuses_backward`
+    // holds.
     unsafe { quantize::produce(gpu, how, &mut outputs) }
 }

@@ -12,35 +12,36 @@ use super::gemm::{self, Accumulation, Operand, gemm_nt};
 use super::{expect_compute, quantize, real_type};
 use crate::{DType, Device, Error, QuantizedTensor, Result, Tensor};
 
-/// What an MLP computes between its linears.
+/// The function that an MLP computes between its linears.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Activation {
-    /// `silu(gate) · up`, `silu(g) = g / (1 + e^-g)`.
+    /// SwiGLU: `silu(gate) · up`, `silu(g) = g / (1 + e^-g)`.
     SwiGlu,
-    /// `(u + 1) · g · sigmoid(1.702 · g)` with `g = min(gate, 7)` and `u = max(min(up, 7), -7)`. The gradient passes a bound that is reached.
+    /// Clamped SwiGLU: `(u + 1) · g · sigmoid(1.702 · g)` with `g = min(gate, 7)` and `u = max(min(up, 7), -7)`. A value that equals its bound has a
+    /// gradient; a value beyond its bound has none.
     ClampedSwiGlu,
-    /// `gelu(gate) · up`.
+    /// GeGLU: `gelu(gate) · up`.
     GeGlu(Gelu),
-    /// `gelu(x)`.
+    /// GELU without a gate: `gelu(x)`.
     Gelu(Gelu),
 }
 
-/// `gelu(x) = x · Φ(x)` with the normal distribution `Φ`.
+/// The form of `gelu(x) = x · Φ(x)`, with the normal distribution `Φ`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Gelu {
-    /// `Φ(x) = (1 + erf(x / √2)) / 2`.
+    /// The exact form: `Φ(x) = (1 + erf(x / √2)) / 2`.
     Exact,
-    /// `Φ(x) ≈ (1 + tanh(u)) / 2 = sigmoid(2u)`, `u = √(2/π) · (x + 0.044715 · x³)`.
+    /// The approximation `Φ(x) ≈ (1 + tanh(u)) / 2 = sigmoid(2u)`, `u = √(2/π) · (x + 0.044715 · x³)`.
     Tanh,
 }
 
 impl Activation {
     /// The factor in the sigmoid of [`Activation::ClampedSwiGlu`].
     pub const CLAMPED_FACTOR: f64 = 1.702;
-    /// The bound of gates and ups in [`Activation::ClampedSwiGlu`].
+    /// The bound of `gate` and `up` in [`Activation::ClampedSwiGlu`].
     pub const CLAMPED_LIMIT: f64 = 7.0;
 
-    /// Input elements per output element: gate and up, or one.
+    /// Returns the number of input elements per output element: 2 with a gate, 1 without.
     pub const fn inputs(self) -> usize {
         match self {
             Activation::SwiGlu | Activation::ClampedSwiGlu | Activation::GeGlu(_) => 2,
@@ -48,7 +49,7 @@ impl Activation {
         }
     }
 
-    /// The shape `[T, F]` of the output for the shape of the input.
+    /// Returns the shape `[T, F]` of the output for an input of this shape.
     fn shape(self, [tokens, width]: [usize; 2]) -> Result<[usize; 2]> {
         match width.is_multiple_of(self.inputs()) {
             true => Ok([tokens, width / self.inputs()]),
@@ -61,12 +62,12 @@ impl Activation {
     }
 }
 
-/// The activation `[T, F]` of `x` `[T, 2F]`, whose rows hold `F` gates, then `F` ups; or of `x` `[T, F]` without a gate.
+/// Returns the activation `[T, F]` of `x` `[T, 2F]`, or of `x` `[T, F]` without a gate. Each row of `x` has `F` elements of `gate`, then `F` of `up`.
 pub fn activation(how: Activation, x: &Tensor) -> Result<Tensor> {
     Ok(activation_to(how, x, Output::Plain)?.plain().expect("a plain output gives a plain value"))
 }
 
-/// [`activation`] written to `output`.
+/// Computes [`activation`] and writes it to `output`.
 pub fn activation_to(how: Activation, x: &Tensor, output: Output) -> Result<Produced> {
     expect_compute("activation: x", x)?;
     let shape = how.shape(x.dims("activation: x")?)?;
@@ -94,8 +95,8 @@ pub fn activation_to(how: Activation, x: &Tensor, output: Output) -> Result<Prod
     }
 }
 
-/// [`activation_to`] of the product `a · bᵀ`, as of [`gemm_nt`] in type `x`. On a GPU in inference, if the output is FP8 with per-row scales and
-/// cuBLASLt computes the product faster without scales, the kernel of the activation applies them.
+/// Computes [`activation_to`] of the product `a · bᵀ`, which is computed as by [`gemm_nt`] in type `x`. On a GPU in inference, if the output is FP8
+/// with per-row scales and cuBLASLt computes the product faster without scales, the kernel of the activation applies the scales.
 pub fn product_activation_to(
     how: Activation,
     [a, b]: [Operand; 2],
@@ -124,7 +125,7 @@ pub fn product_activation_to(
     Ok(Produced::Fp8(quantized))
 }
 
-/// [`activation_to`] and [`compress()`] of its input, in one pass if possible.
+/// Computes [`activation_to`], and compresses its input as [`compress()`], in one pass if possible.
 pub fn activation_compressing(how: Activation, x: &Tensor, output: Output) -> Result<(Produced, CompressedTensor)> {
     match (x.device(), output) {
         (Device::Cuda(gpu), Output::Fp8(mut to)) if x.shape().len() == 2 && cuda::fuses_compression(how, x) => {
@@ -137,16 +138,16 @@ pub fn activation_compressing(how: Activation, x: &Tensor, output: Output) -> Re
     }
 }
 
-/// Gradient of [`activation`] by its input, like it, from `dy` `[T, F]`. A compressed input is decompressed
+/// Returns the gradient of [`activation`] by its input, with the shape and type of the input, from `dy` `[T, F]`. A compressed input is decompressed
 /// while reading.
 pub fn activation_backward(how: Activation, dy: &Tensor, x: impl Into<SavedActivation>) -> Result<Tensor> {
     Ok(activation_backward_to(how, dy, x, Output::Plain, None)?.0.plain().expect("a plain output gives a plain value"))
 }
 
-/// [`activation_backward`] written to `output`. With `activated` it also recomputes [`activation_to`], in one pass if possible: wgrad of the next
-/// linear reads the activation, which forward then need not keep.
+/// Computes [`activation_backward`] and writes it to `output`. With `activated`, also recomputes [`activation_to`], in one pass if possible. Wgrad of
+/// the next linear reads the recomputed activation, so forward need not keep it.
 ///
-/// Errors if `activated` is given with [`Output::Amax`], since the op runs again after that.
+/// Errors if `activated` is given with [`Output::Amax`], because the op runs again after that.
 pub fn activation_backward_to(
     how: Activation,
     dy: &Tensor,
@@ -201,8 +202,8 @@ pub fn activation_backward_to(
     Ok((produced, activated))
 }
 
-/// `dots[t] = Σ_f dy[t, f] · activation(x)[t, f]`, `[T]` in F32 (F64 for F64), for `x` as in [`activation`] and `dy` `[T, F]`: the gradient by a
-/// factor of the activations of a row.
+/// Returns `dots[t] = Σ_f dy[t, f] · activation(x)[t, f]`, `[T]` in F32 (F64 for F64), for `x` as in [`activation`] and `dy` `[T, F]`. If the
+/// activations of a row are multiplied by a factor, this is the gradient by the factor.
 pub fn activation_dots(how: Activation, dy: &Tensor, x: impl Into<SavedActivation>) -> Result<Tensor> {
     let x = &x.into();
     let [tokens, hidden] = how.shape(x.dims("activation_dots: x")?)?;

@@ -1,5 +1,5 @@
-// A row of x `[T, 2F]` holds F gates, then F ups; with UNGATED a row of x `[T, F]` holds gates alone. Aligned rows are processed in
-// eights. The gate is SiLU, or with GELU_TANH or GELU_EXACT a GELU; CLAMPED is the SwiGLU with bounds.
+// A row of x `[T, 2F]` has F elements of gate, then F of up. With UNGATED, a row of x `[T, F]` has only gates. Aligned rows are processed in eights.
+// The function of the gate is SiLU, or GELU with GELU_TANH or GELU_EXACT. CLAMPED is the SwiGLU with bounds.
 #ifdef UNGATED
 #define GATED 0
 #else
@@ -9,16 +9,16 @@
 
 __device__ __forceinline__ float sigmoid(float x) {
     float e, y;
-    // Rounding the exponent costs at most 2^-17 relative, below the precision of 16-bit types.
+    // Rounding the exponent has a relative error of at most 2^-17, which is below the precision of 16-bit types.
     if constexpr (sizeof(X) == 2) asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(e) : "f"(x * -1.44269504f));
     else e = expf(-x);
-    // At most one ulp from the IEEE quotient.
+    // The approximation is at most one ulp from the IEEE quotient.
     asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(1.0f + e));
     return y;
 }
 struct Gradient { float gate, up; };
 #if defined(GELU_TANH) || defined(GELU_EXACT)
-// The function and its derivative, as in cpu.rs.
+// The function of the gate and its derivative, as in cpu.rs.
 struct Gate { float value, slope; };
 __device__ __forceinline__ Gate gate_of(float x) {
 #ifdef GELU_TANH
@@ -35,7 +35,7 @@ __device__ __forceinline__ Gradient backward(float d, float gate, float up) {
     return {d * up * g.slope, d * g.value};
 }
 #elif defined(CLAMPED)
-// As in cpu.rs: comparisons, which keep NaN, and not fminf.
+// As in cpu.rs, comparisons are used, which keep NaN, and not fminf.
 __device__ __forceinline__ float gate_of(float x) { return x > 7.0f ? 7.0f : x; }
 __device__ __forceinline__ float clamped_up(float x) { return x > 7.0f ? 7.0f : x < -7.0f ? -7.0f : x; }
 __device__ __forceinline__ float swish(float gate) { return gate * sigmoid(1.702f * gate); }
@@ -52,16 +52,16 @@ __device__ __forceinline__ Gradient backward(float d, float gate, float up) {
     return {d * up * s * (1.0f + gate * (1.0f - s)), d * (gate * s)};
 }
 #endif
-// An element of the ups, which are ones where there is no gate.
+// Returns an element of `up`, which is 1 without a gate.
 __device__ __forceinline__ float up_of(X up) { return GATED ? load(up) : 1.0f; }
-// Eight ups, F elements behind the gates at `from`.
+// Loads eight elements of `up`. `from` points to the gate elements, and `up` begins F elements later. Without a gate, nothing is read.
 __device__ __forceinline__ Eight<X> ups8(const X* from, int F) {
     Eight<X> none;
     return GATED ? load8(from + F) : none;
 }
 
 #ifndef FORMAT
-// Grid of rows. Without `__restrict__`, which would let reads move ahead of the wait.
+// Grid (rows). The pointers are not `__restrict__`, because reads could then move before the wait.
 extern "C" __global__ void __launch_bounds__(1024) swiglu(X* y, const X* x, int F) {
     start_successors();
     wait_for_predecessors();
@@ -116,7 +116,7 @@ extern "C" __global__ void __launch_bounds__(256)
     backward_row(dx, dy, Compressed<X>{codes, scale_inv, HALVES * F}, F);
 }
 
-// Sums of products with the activations of a row, one block each.
+// Sums the products of `dy` and the activations of a row. One block per row.
 template <class Saved> __device__ __forceinline__ void dots_row(float* dots, const X* dy, const Saved& x, int F) {
     const u64 row = blockIdx.x;
     dy += row * F;
@@ -141,7 +141,7 @@ extern "C" __global__ void __launch_bounds__(256)
     dots_row(dots, dy, Compressed<X>{codes, scale_inv, HALVES * F}, F);
 }
 
-// Amaxes only. Each block processes every gridDim-th row.
+// Raises only the amax. Each block processes every gridDim-th row.
 extern "C" __global__ void __launch_bounds__(256) swiglu_amax(float* amax, const X* __restrict__ x, int rows, int F) {
     const int eights = F % 8 == 0 && aligned(x) ? F / 8 : 0;
     float largest = 0.0f;
@@ -227,7 +227,7 @@ struct Activations {
     __device__ __forceinline__ Eight<X> values(const Raw& raw, int, int) const { return activated(raw.gate, raw.up); }
 };
 
-// Of a product `x` without its scales: `of_rows` of its rows, `of_columns` of its columns.
+// A source of activations of a product `x` without scales. `of_rows` has the scales of its rows, and `of_columns` the scales of its columns.
 struct ProductActivations : Activations {
     const float *of_rows, *of_columns;
     __device__ __forceinline__ Eight<X> values(const Raw& raw, int row, int column) const {
@@ -241,7 +241,7 @@ struct ProductActivations : Activations {
     }
 };
 
-// Blocks of padded rows.
+// Casts one row. The grid has the blocks of all padded rows.
 template <int EIGHTS, class Values> __device__ __forceinline__ void activated_row(const Values& of, const Destination& to) {
     if constexpr (SHARING != PerRow) return;
     start_row();
@@ -264,7 +264,7 @@ extern "C" __global__ void __launch_bounds__(1024, 1)
     swiglu_product_few_rows(const X* x, const float* of_rows, const float* of_columns, const __grid_constant__ Destination to) {
     activated_row<1>(ProductActivations{{x, to.columns, true}, of_rows, of_columns}, to);
 }
-// With two blocks of 1024 threads per multiprocessor, scales would be spilled.
+// With two blocks of 1024 threads per multiprocessor, the compiler would spill scales.
 extern "C" __global__ void __launch_bounds__(1024, 1)
     swiglu_product_rows(const X* x, const float* of_rows, const float* of_columns, const __grid_constant__ Destination to) {
     activated_row<ROW_EIGHTS>(ProductActivations{{x, to.columns, true}, of_rows, of_columns}, to);
@@ -275,7 +275,7 @@ extern "C" __global__ void __launch_bounds__(256, 4) swiglu_codes(const X* x, co
     quantize_tile<GATED ? 2 : 4>(to, Activations{x, to.columns, to.columns % 8 == 0 && aligned(x)});
 }
 
-// Also writes its input compressed: two neighbouring threads share a group of gates, and one of ups.
+// A source of activations that also writes its input compressed. Two neighbouring threads share a group of gate elements, and a group of up elements.
 struct CompressedOnTheWay : Activations {
     e4m3* codes;
     unsigned char* scale_inv;
@@ -295,14 +295,14 @@ struct CompressedOnTheWay : Activations {
     }
 };
 
-// The same grid. F is a multiple of 16, and x aligned.
+// Grid (F / 128, T / 128), 256 threads. F is a multiple of 16, and x is aligned.
 extern "C" __global__ void __launch_bounds__(256, 4)
     swiglu_codes_compressing(const X* x, e4m3* codes, unsigned char* scale_inv, const __grid_constant__ Destination to) {
     quantize_tile<4>(to, CompressedOnTheWay{{x, to.columns, true}, SHARING == RowAmaxes ? nullptr : codes, scale_inv});
 }
 
-// Casts a tile of the gradient of the gates, one of the ups (if there are any) and, if `ACTIVATED`, one of the activation, in E4M3. F is a multiple of 16, and
-// of the block length with block scales.
+// Casts a tile of the gradient by the gate, a tile of the gradient by up (if there is one) and, with `ACTIVATED`, a tile of the activation in E4M3. F
+// is a multiple of 16 and, with block scales, of the block length.
 template <bool ACTIVATED, bool WHOLE, class Saved>
 __device__ __forceinline__ void backward_tiles_of(const Destination& to, const Destination& activation, const X* dy, const Saved& x) {
     const int F = to.columns / HALVES, row0 = first_row(), column0 = blockIdx.x * TILE, column = column0 + eight_column();
@@ -370,16 +370,16 @@ __device__ __forceinline__ void backward_tiles_of(const Destination& to, const D
     }
 }
 
-// Skips checks of bounds and of copies in whole tiles with both copies of the gradient.
+// Whole tiles that write both `codes` and `transposed` use a variant without bounds checks and without checks for null pointers.
 template <bool ACTIVATED, class Saved>
 __device__ __forceinline__ void backward_tiles(const Destination& to, const Destination& activation, const X* dy, const Saved& x) {
-    // No gradient has squares of scales.
+    // Gradients never have scales of 128x128 blocks.
     const bool is_whole = SHARING != Blocks128x128 && first_row() + TILE <= to.rows && (blockIdx.x + 1) * TILE <= to.columns / HALVES;
     if (is_whole && to.codes && to.transposed) backward_tiles_of<ACTIVATED, true>(to, activation, dy, x);
     else backward_tiles_of<ACTIVATED, false>(to, activation, dy, x);
 }
 
-// Grid (F / 128, T / 128), 256 threads, a tile per half. Tiles of values limit the blocks per multiprocessor.
+// Grid (F / 128, T / 128), 256 threads. A block has a tile for each half. The shared memory for tiles of values limits the blocks per multiprocessor.
 extern "C" __global__ void __launch_bounds__(256, HOLDS ? 3 : 4)
     swiglu_backward_codes(const X* dy, const X* x, const __grid_constant__ Destination to) {
     backward_tiles<false>(to, to, dy, Exact<X>{x, to.columns});
@@ -390,7 +390,7 @@ extern "C" __global__ void __launch_bounds__(256, HOLDS ? 3 : 4)
     backward_tiles<false>(to, to, dy, Compressed<X>{codes, scale_inv, to.columns});
 }
 
-// As above with a tile more.
+// As above, with one more tile.
 struct WithActivation { Destination gradient, activation; };
 extern "C" __global__ void __launch_bounds__(256, HOLDS ? 2 : 4 - GATED)
     swiglu_backward_and_activated_codes(const X* dy, const X* x, const __grid_constant__ WithActivation to) {

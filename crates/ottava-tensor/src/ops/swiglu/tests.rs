@@ -9,10 +9,10 @@ use crate::ops::{
 use crate::testing::{Tolerance, assert_close, gpu, normals, parity, quantized, values};
 use crate::{DType, Device, Granularity, Tensor};
 
-/// Products, quotients and exponentials of single values below 10 in F64, and sums of seven: some units of 2⁻⁵³, 1.1e-16, of such values.
+/// The tolerance of products, quotients and exponentials of values below 10 in F64, and of sums of seven. They differ by some units of 2⁻⁵³, 1.1e-16.
 const ROUNDING: f64 = 1e-12;
 
-/// All but SwiGLU.
+/// All activations except SwiGLU.
 const OTHERS: [Activation; 5] = [
     Gelu(super::Gelu::Exact),
     Gelu(super::Gelu::Tanh),
@@ -37,13 +37,13 @@ fn activations_agree_across_devices() {
     }
 }
 
-/// Normals; many lie beyond the bounds of the clamped SwiGLU.
+/// Returns normal values. Many of them are beyond the bounds of the clamped SwiGLU.
 fn wide_normals(shape: &[usize], dtype: DType) -> Tensor {
     let wide: Vec<f64> = values(&normals("x", shape, DType::F64)).into_iter().map(|x| 6.0 * x).collect();
     cast(&Tensor::from_slice(&Device::Cpu, shape, &wide).unwrap(), dtype).unwrap()
 }
 
-/// Central differences; no value lies within their step of a bound.
+/// Compares with central differences. No value is within the step of a bound.
 #[test]
 fn the_clamped_swiglu_has_the_gradient_of_its_bounds() {
     const STEP: f64 = 1e-5;
@@ -66,18 +66,18 @@ fn the_clamped_swiglu_has_the_gradient_of_its_bounds() {
             y(&moved).iter().sum::<f64>()
         };
         let slope = (sum_at(STEP) - sum_at(-STEP)) / (2.0 * STEP);
-        // The differences err by `STEP² / 6`, 2e-11, of the third derivative, and by roundings of 2⁻⁵³ of the sum over `STEP`, 1e-10. Up to
-        // 9e-10 is seen.
+        // The differences have two errors: 2e-11 (`STEP² / 6`) times the third derivative, and 1e-10 from rounding the sum by 2⁻⁵³ (divided by
+        // `STEP`). Up to 9e-10 was seen.
         assert!((gradient - slope).abs() < 1e-8, "{i}: {gradient}, {slope}");
     }
-    // As torch.clamp: a bound that is reached has a gradient.
+    // As in torch.clamp, a value that equals its bound has a gradient.
     let at_bounds = Tensor::from_slice(&Device::Cpu, &[1, 4], &[7.0, 1.0, 1.0, -7.0]).unwrap();
     let ones = Tensor::from_slice(&Device::Cpu, &[1, 2], &[1.0; 2]).unwrap();
     let gradient = values(&activation_backward(ClampedSwiGlu, &ones, &at_bounds).unwrap());
     assert!(gradient[0] != 0.0 && gradient[3] != 0.0, "{gradient:?}");
 }
 
-/// `torch.nn.functional.gelu` of PyTorch 2.15 in F64 and its gradient: of the exact form, then of `approximate="tanh"`.
+/// Compares with `torch.nn.functional.gelu` of PyTorch 2.15 in F64 and its gradient: first the exact form, then `approximate="tanh"`.
 #[test]
 fn gelu_is_that_of_pytorch() {
     let x = Tensor::from_slice(&Device::Cpu, &[1, 5], &[-6.0, -1.3, 0.0, 0.7, 4.0]).unwrap();
@@ -103,7 +103,7 @@ fn gelu_is_that_of_pytorch() {
             );
         }
         let gated = values(&activation(GeGlu(how), &up).unwrap())[0];
-        // `down` is the exact form; at a gate of 0.7, the form with `tanh` is 5.5e-5 below it, 1.7e-4 after the product with 3.
+        // `down` is the exact form. At a gate of 0.7, the form with `tanh` is smaller by 5.5e-5, which is 1.7e-4 after the product with 3.
         assert!((gated - 3.0 * down).abs() < 1e-3, "{how:?}: {gated} of a gate of 0.7 and an up of 3");
     }
 }
@@ -129,8 +129,8 @@ fn all_activations_write_to_every_destination() {
     }
 }
 
-/// One sequence of Llama-3-8B: a cluster of eight blocks for each of 16 padded rows, on GPUs that have clusters, and else a block whose threads have three
-/// eights each.
+/// One sequence of Llama-3-8B has 16 padded rows. On GPUs with clusters, each row has a cluster of eight blocks. On other GPUs, it has one block, in
+/// which each thread has three eights.
 #[test]
 fn a_wide_row_has_a_cluster() {
     let launch = |name: &str| {
@@ -149,7 +149,7 @@ fn a_wide_row_has_a_cluster() {
     assert!(launch("rtx-4090").contains("<16,1,1;608>"), "{}", launch("rtx-4090"));
 }
 
-/// Few rows of one block, and of two, four and eight of a cluster, and many rows.
+/// Tests few rows with one block and with clusters of two, four and eight blocks, and many rows.
 #[test]
 fn wide_activations_write_to_every_destination() {
     let Some(gpu) = gpu() else { return };
@@ -237,8 +237,8 @@ fn writes_the_activation(which: Activation, shapes: &[(usize, usize)]) {
     }
 }
 
-/// Codes of the activation of a product, whose scales the activation applies, or which is scaled before: few and many rows, and rows of whole eights
-/// and of others. Scales differ from row to row.
+/// Compares the codes of the activation of a product. The kernel of the activation applies the scales, or the product was scaled before. Tests few
+/// and many rows, and rows that do and do not consist of whole eights. Scales differ from row to row.
 #[test]
 fn activations_of_products_agree_across_devices() {
     let Some(gpu) = gpu() else { return };
@@ -274,7 +274,7 @@ fn activations_of_products_agree_across_devices() {
             };
             let (cpu, gpu) = (on(&Device::Cpu), on(&gpu));
             let what = format!("{how:?} of {m} x {f} x {k}");
-            // A product, and an activation that is rounded to another BF16 and then cast to the next code, 1/8 away.
+            // Another product may round an activation to another BF16, and the cast may then give the next code, which is 1/8 away.
             let codes = [&cpu, &gpu].map(|q| q.codes.as_ref().unwrap());
             assert_close(&what, codes[0], codes[1], Tolerance::Steps(DType::E4M3, 1.0));
             assert_close(&what, &cpu.scale_inv, &gpu.scale_inv, Tolerance::Steps(DType::BF16, 4.0));
@@ -305,7 +305,7 @@ fn dots_are_products_with_the_activations() {
         for (t, f) in [(1, 1), (5, 301), (130, 256)] {
             for dtype in [DType::F32, DType::BF16] {
                 let inputs = [normals("x", &[t, how.inputs() * f], dtype), normals("dy", &[t, f], dtype)];
-                // Exponentials differ in the last bits (2^-17 for 16-bit types), and sums are in another order.
+                // Exponentials differ in the last bits (2^-17 for 16-bit types), and sums run in another order.
                 let steps = if dtype == DType::F32 { 64.0 } else { 1.0 / 64.0 };
                 parity(&inputs, Tolerance::Steps(dtype, steps), |x| {
                     let compressed = SavedActivation::Compressed(compress(&x[0])?);

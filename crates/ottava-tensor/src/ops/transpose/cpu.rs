@@ -5,10 +5,10 @@ use bytemuck::Pod;
 use half::{bf16, f16};
 use rayon::prelude::*;
 
-/// Rows and columns of a tile, which is transposed in registers.
+/// The number of rows, and of columns, of a tile, which is transposed in registers.
 const TILE: usize = 16;
 
-/// Rows of the result per task.
+/// The number of rows of the result per task.
 const ROWS: usize = 2 * TILE;
 
 pub(in crate::ops) fn transpose(x: &Tensor, y: &mut Tensor) {
@@ -37,7 +37,7 @@ fn tiles<T: Element>(x: &[T], y: &mut [T], columns: usize) {
         .for_each(|(task, y)| columns_to_rows(x, columns, task * ROWS, y));
 }
 
-/// Writes columns `first..` of `x` `[R, columns]` as the rows of `y` `[…, R]`.
+/// Writes the columns of `x` `[R, columns]` from `first` on as the rows of `y` `[…, R]`.
 pub(in crate::ops) fn columns_to_rows<T: Pod>(x: &[T], columns: usize, first: usize, y: &mut [T]) {
     let rows = x.len() / columns;
     if rows == 0 {

@@ -9,7 +9,7 @@ kernels! {
     kernel transpose_bytes(y: *mut u8, x: *const u8, rows: i32, columns: i32);
 }
 
-/// By size of an element: 1, 2, 4 and 8 bytes.
+/// The variants by size of an element: 1, 2, 4 and 8 bytes.
 const VARIANTS: &[Defines] =
     &[&[("WORD", "unsigned char")], &[("WORD", "unsigned short")], &[("WORD", "u32")], &[("WORD", "u64")]];
 
@@ -23,6 +23,6 @@ pub(super) fn transpose(gpu: &CudaDevice, x: &Tensor, y: &mut Tensor) -> Result<
     };
     let kernel = SOURCE.kernel(defines, entry);
     let grid = [columns.div_ceil(side).max(1) as u32, rows.div_ceil(side).max(1) as u32, 1];
-    // SAFETY: both tensors have `rows · columns` elements of the size in the defines, in whole tiles for `transpose_bytes`.
+    // SAFETY: both tensors have `rows · columns` elements of the size in the defines. For `transpose_bytes`, they have whole tiles.
     unsafe { gpu.launch(&kernel, grid, BLOCK, 0) }
 }

@@ -1,4 +1,4 @@
-//! Transposition of a matrix of any element type, and of FP8 codes.
+//! Transposes matrices of any element type, and FP8 codes.
 
 pub(super) mod cpu;
 pub(super) mod cuda;
@@ -10,7 +10,7 @@ use crate::ops::dispatch::dispatch;
 use crate::quantized::QuantizedTensor;
 use crate::{Error, Result, Tensor};
 
-/// `y[c, r] = x[r, c]` for `x` `[R, C]`; moves bytes, so it is exact for every type.
+/// Returns `y[c, r] = x[r, c]` for `x` `[R, C]`. Bytes are moved, so the result is exact for every type.
 pub fn transpose(x: &Tensor) -> Result<Tensor> {
     let [rows, columns] = x.dims("transpose: x")?;
     let mut y = Tensor::empty(x.device(), &[columns, rows], x.dtype())?;
@@ -21,10 +21,11 @@ pub fn transpose(x: &Tensor) -> Result<Tensor> {
     Ok(y)
 }
 
-/// The transposed copy alone, from the codes and all scales of `quantized`: the same as a cast of the values writes.
+/// Returns only the transposed copy, computed from the codes and all scales of `quantized`. It equals the transposed copy that a cast of the values
+/// writes.
 ///
-/// Errors with [`Error::Value`] if the transposed copy has other codes ([`Granularity::shares_codes`]), or if there are no codes or no
-/// scales of the transposed copy.
+/// Errors with [`Error::Value`] if the transposed copy has other codes ([`Granularity::shares_codes`]), if there are no codes, or if the scales of
+/// the transposed copy are missing.
 pub fn transpose_codes(quantized: &QuantizedTensor) -> Result<QuantizedTensor> {
     let QuantizedTensor { granularity, rows, columns, .. } = *quantized;
     let has_scales = granularity == Granularity::PerTensor || quantized.transposed_scale_inv.is_some();

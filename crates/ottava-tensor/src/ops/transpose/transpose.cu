@@ -1,5 +1,5 @@
-// Tiles of 64 x 64 through shared memory; grid (columns / 64, rows / 64), 256 threads. `WORD` has the size of an element.
-// A thread moves 16 bytes at a time, N elements of a row when reading and of a column when writing, if sizes allow it.
+// Transposes tiles of 64 x 64 through shared memory. Grid (columns / 64, rows / 64), 256 threads. `WORD` has the size of an element.
+// If sizes allow it, a thread moves 16 bytes at a time: N elements of a row when reading, and of a column when writing.
 #define N (16 / (int)sizeof(WORD))
 union Sixteen { uint4 word; WORD at[N]; };
 
@@ -33,11 +33,11 @@ extern "C" __global__ void transpose(WORD* __restrict__ y, const WORD* __restric
     }
 }
 
-// Of bytes, in tiles of 128 x 128, which sizes are multiples of; grid (columns / 128, rows / 128), 256 threads. Threads transpose 4 x 4 bytes
-// in registers, so that shared memory is read and written by words.
+// Transposes bytes in tiles of 128 x 128. Sizes must be multiples of 128. Grid (columns / 128, rows / 128), 256 threads. Threads transpose 4 x 4
+// bytes in registers, so that shared memory is read and written in words.
 extern "C" __global__ void __launch_bounds__(256) transpose_bytes(unsigned char* __restrict__ y, const unsigned char* __restrict__ x, int rows,
                                                                   int columns) {
-    // Words of four rows, by column. Their order within a column is mixed so that no two threads of a warp write to the same bank.
+    // Words of four rows, stored by column. Their order within a column is mixed, so that no two threads of a warp write to the same bank.
     __shared__ uint4 tile[TILE][8];
     const int group = threadIdx.x % 8, four = threadIdx.x / 8;
     const unsigned char* from = x + (u64)(blockIdx.y * TILE + four * 4) * columns + blockIdx.x * TILE + group * 16;

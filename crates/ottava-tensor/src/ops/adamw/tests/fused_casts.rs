@@ -1,9 +1,9 @@
-//! Casts in the update give the codes and statistics of casts after the update.
+//! Casts within an update give the codes and statistics of casts after the update.
 
 use super::*;
 
-/// An update with casts of several parameters gives the bits of an update without casts followed by `quantize`, `quantize_blocks` or
-/// `amax`, on every device.
+/// Checks on every device that an update of several parameters with casts gives the bits of an update without casts followed by `quantize`,
+/// `quantize_blocks` or `amax`.
 fn casts_as_it_goes(shapes: &[[usize; 2]], stored: Stored, Codes { format, copies, own }: Codes) {
     for device in std::iter::once(Device::Cpu).chain(gpu()) {
         let what = format!("{stored:?}, {format} {copies:?} {own:?} on {device}");
@@ -11,7 +11,7 @@ fn casts_as_it_goes(shapes: &[[usize; 2]], stored: Stored, Codes { format, copie
         let (norm, scales) = (number(3.7), [number(300.0), number(1e-3), number(0.37)]);
         let cases = || shapes.iter().map(|shape| Case::new(&device, shape, stored));
         let mut plain: Vec<Case> = cases().collect();
-        // Every fourth is only measured.
+        // Every fourth parameter is only measured.
         let casting = |i: usize| i % 4 != 3;
         let mut fused: Vec<Case> =
             cases().enumerate().map(|(i, c)| if casting(i) { c.with_codes(format, copies, own) } else { c }).collect();
@@ -47,7 +47,7 @@ const SHAPES: [[usize; 2]; 11] =
 
 #[test]
 fn fused_casts_match_a_separate_cast() {
-    // All pairs of weights and moments; gradient types alternate.
+    // All pairs of formats of weights and moments, with alternating types of gradients.
     let mut grads = [DType::F32, DType::BF16, DType::E4M3].into_iter().cycle();
     let mut cases = Vec::new();
     for weights in WEIGHTS.into_iter().chain([Weights::Made(DType::BF16)]) {
@@ -65,7 +65,7 @@ fn fused_casts_match_a_separate_cast() {
             }
         }
     }
-    // The update that a cast is compared with has no codes.
+    // The cast is compared with an update that has no codes.
     compile_for(cases.iter().flat_map(|&(stored, codes)| [(stored, None), (stored, Some(codes))]));
     for (stored, codes) in cases {
         casts_as_it_goes(&SHAPES, stored, codes);

@@ -1,9 +1,9 @@
 //! Fast paths of the GPU that must give the bits of the CPU: division and square root without rare cases, the amax with a bound that skips
-//! most weights, codes by a multiplication with a reciprocal.
+//! most weights, and codes by multiplication with a reciprocal.
 
 use super::*;
 
-/// Seeded values with normally distributed exponents, scaled by `range`; some zeros, and whole rows of zeros.
+/// Returns seeded values with normally distributed exponents, scaled by `range`. Some values, and some whole rows, are zeros.
 fn magnitudes(name: &str, n: usize, range: f32) -> Tensor {
     let x = ["mantissa", "exponent"].map(|part| normals(&format!("{name} {part}"), &[n], DType::F32));
     let x = x.map(|x| x.to_vec::<f32>().unwrap());
@@ -13,13 +13,13 @@ fn magnitudes(name: &str, n: usize, range: f32) -> Tensor {
     Tensor::from_slice(&Device::Cpu, &[n], &x).unwrap()
 }
 
-/// NaNs differ in bits between devices.
+/// Replaces NaN by 0, because the bits of NaN differ between devices.
 fn without_nan(x: &Tensor) -> Tensor {
     let values: Vec<f32> = values(x).iter().map(|x| if x.is_nan() { 0.0 } else { *x as f32 }).collect();
     Tensor::from_slice(x.device(), x.shape(), &values).unwrap()
 }
 
-/// F32 masters, and scaled F16 masters, whose scale depends on the new amax.
+/// Tests F32 master weights, and scaled F16 master weights, whose scale depends on the new amax.
 #[test]
 fn fast_division_matches_the_cpu_for_every_magnitude() {
     for range in [0.0, 4.0, 20.0, 60.0] {
@@ -42,14 +42,14 @@ fn fast_division_matches_the_cpu_for_every_magnitude() {
     }
 }
 
-/// Groups from nearly equal values to the whole range of F32, around all magnitudes.
+/// Tests groups with ranges from nearly equal values to the whole range of F32, around all magnitudes.
 #[test]
 fn fast_expansion_matches_the_cpu_for_every_range() {
     let (rows, columns) = (512, 640);
     for range in [0.01, 0.3, 1.0, 3.0, 10.0, 25.0, 60.0, 200.0] {
         let parts = ["place", "middle", "sign"].map(|name| values(&normals(name, &[rows, columns], DType::F32)));
         let value = |i: usize| {
-            // Nearly even within the range.
+            // The values are spread nearly evenly within the range.
             let place = (parts[0][i] * 3.0).sin() / 2.0;
             let middle = parts[1][i / 128 * 128] * (60.0 - range / 4.0);
             if i % 97 == 5 { 0.0 } else { ((middle + place * range).exp2() * parts[2][i].signum()) as f32 }
@@ -59,7 +59,7 @@ fn fast_expansion_matches_the_cpu_for_every_range() {
             [&x, &vec![1.0; rows * columns]].map(|x| Tensor::from_slice(&Device::Cpu, &[rows, columns], x).unwrap());
         let norm = Tensor::from_slice(&Device::Cpu, &[1], &[1f32]).unwrap();
         let stored = Stored { weights: Weights::Master(None), states: States::Expanded, grad: DType::F32 };
-        // Squares far from 1 underflow or overflow; only the first moments test such values.
+        // Squares of values far from 1 underflow or overflow, so only first moments test such values.
         parity(&[w, g, norm], Tolerance::Exact, |x| {
             let written = steps(x, 2, stored);
             Ok(written.iter().map(|x| if x.dtype() == DType::F32 { without_nan(x) } else { x.clone() }).collect())

@@ -1,4 +1,4 @@
-//! The table of backends.
+//! Tests of the table of backends.
 
 use super::*;
 use crate::Device;
@@ -9,7 +9,7 @@ fn chosen(device: &Device, case: &AttentionCase) -> (AttentionBackend, String) {
     (chosen.backend, chosen.because.join("; "))
 }
 
-/// Each condition of cuDNN, by a case that meets all others.
+/// Tests each condition of cuDNN by a case that meets all other conditions.
 #[test]
 fn what_cudnn_does_not_take_goes_to_the_plain_kernel_with_a_reason() {
     let gpu = Device::dry_gpu(GpuModel::h200());
@@ -48,7 +48,7 @@ fn what_cudnn_does_not_take_goes_to_the_plain_kernel_with_a_reason() {
     ] {
         check(fused(&spec, documents), reason);
     }
-    // Other GPUs have fewer kernels of cuDNN.
+    // cuDNN has fewer kernels for other GPUs.
     let bounded = [
         (with(&|s| (s.head_dim, s.value_dim) = (256, 256)), "heads of up to 128 on this GPU, not heads of 256"),
         (with(&|s| s.window = Some(512)), "whole contexts on this GPU, not a window of 512 tokens"),
@@ -90,7 +90,7 @@ fn a_spec_that_nothing_serves_is_an_error_that_says_why() {
         ),
         "{message}"
     );
-    // The reference supports everything except a cache with values of another size than keys.
+    // The reference supports everything except a cache whose values and keys differ in size.
     let (backend, because) = chosen(&Device::Cpu, &AttentionCase::cache(&large, DType::F64));
     assert_eq!((backend, because.as_str()), (AttentionBackend::Cpu, ""));
     let two_sizes = AttentionSpec { value_dim: 64, ..large };

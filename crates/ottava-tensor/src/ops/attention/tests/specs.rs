@@ -1,13 +1,13 @@
-//! Tests of each field of a spec and of an input: against the definition with materialised probabilities, by finite differences, by merging
-//! parts of the keys, and of the general kernels against the CPU.
+//! Tests of each field of a spec and of an input: against the definition with materialised probabilities, by finite differences, by merging the
+//! results of parts of the keys, and by comparing the general kernels with the CPU.
 
 use super::*;
 use crate::Device;
 
-/// Sizes of a call with tensors of its own for queries, keys and values.
-/// Averages and logarithms of sums of a few keys in F64 differ by some units of 2⁻⁵³ of values near 1: up to 7e-16 is seen.
+/// The tolerance of averages and logarithms of sums of a few keys in F64. They differ by some units of 2⁻⁵³ of values near 1; up to 7e-16 was seen.
 const ROUNDING: f64 = 1e-12;
 
+/// The sizes of a call with separate tensors for queries, keys and values.
 #[derive(Clone, Copy, Debug)]
 struct Case {
     spec: AttentionSpec,
@@ -31,7 +31,7 @@ impl Case {
         Case { spec, ..self }
     }
 
-    /// Random queries, keys, values and upstream gradient.
+    /// Returns random queries, keys, values and a gradient of the output.
     fn inputs(&self, dtype: DType) -> [Tensor; 4] {
         let (queries, keys) = (self.batch * self.queries, self.batch * self.keys);
         let spec = self.spec;
@@ -63,7 +63,7 @@ impl Case {
         Ok(attention_backward(&x[3], self.input(x, cu_seqlens.as_ref()), o, lse, &self.spec)?.tensors())
     }
 
-    /// Whether query `i` sees key `j` of sequence `b`.
+    /// Returns whether query `i` sees key `j` of sequence `b`.
     fn sees(&self, b: usize, i: usize, j: usize) -> bool {
         let position = self.first_query + i;
         let document =
@@ -84,7 +84,7 @@ fn cases() -> Vec<Case> {
         Case::new(2, 5, 7, 0).with(|spec| spec.causal = false),
         Case::new(2, 4, 7, 3),
         Case::new(1, 4, 7, 2).with(|spec| (spec.window, spec.soft_cap) = (Some(2), Some(1.5))),
-        // The last two queries see no key: all are before their window.
+        // The last two queries see no key, because all keys are before their windows.
         Case::new(2, 4, 3, 3).with(|spec| spec.window = Some(3)),
         documents,
         documents.with(|spec| spec.causal = false),
@@ -93,7 +93,7 @@ fn cases() -> Vec<Case> {
     ]
 }
 
-/// Materialised probabilities in F64.
+/// Compares attention with materialised probabilities in F64.
 #[test]
 fn every_spec_is_a_softmax_average_of_the_visible_values() {
     for case in cases() {
@@ -147,22 +147,23 @@ fn the_backward_of_every_spec_is_the_gradient() {
                 };
                 let numeric = (moved(1e-5) - moved(-1e-5)) / 2e-5;
                 let found = gradient[i];
-                // With this step, the differences err by 2e-11 of the third derivative, and by roundings of 2⁻⁵³ of the loss over 2e-5, 6e-12. Up
-                // to 8e-10 is seen.
+                // The differences have two errors: 2e-11 times the third derivative, and 6e-12 from rounding the loss by 2⁻⁵³ (divided by 2e-5).
+                // Up to 8e-10 was seen.
                 assert!((found - numeric).abs() < 1e-7, "{case:?}, input {which}, {i}: {found} against {numeric}");
             }
         }
     }
 }
 
-/// Attention over two parts of the keys, merged by `lse`, is attention over all; so is the gradient from the merged output and `lse`.
+/// Attention over two parts of the keys, merged by `lse`, equals attention over all keys. The gradient from the merged output and `lse` equals the
+/// gradient over all keys.
 #[test]
 fn results_over_parts_of_the_keys_merge_into_the_whole() {
     // The first query sees no key of the second part.
     for case in [Case::new(1, 4, 7, 3), Case::new(1, 4, 7, 3).with(|spec| spec.soft_cap = Some(0.9))] {
         let x = case.inputs(DType::F64);
         let (o, lse) = case.forward(&x).unwrap();
-        // Relative to the second part of the keys, its first query has position -1: so there are two calls, without that query.
+        // The first query has position -1 relative to the second part of the keys, so the call for the second part leaves this query out.
         let rows = |i: usize, from, to| x[i].rows(from, to).unwrap();
         let first = [rows(0, 0, 4), rows(1, 0, 4), rows(2, 0, 4), rows(3, 0, 4)];
         let second = [rows(0, 1, 4), rows(1, 4, 7), rows(2, 4, 7), rows(3, 1, 4)];
@@ -203,7 +204,7 @@ fn results_over_parts_of_the_keys_merge_into_the_whole() {
     }
 }
 
-/// All specs on a GPU, with separate tensors and sizes beyond one thread block.
+/// Tests all specs on a GPU, with separate tensors and sizes that exceed one thread block.
 #[test]
 fn every_spec_agrees_across_devices() {
     let large = |case: Case, causal| {
@@ -215,7 +216,7 @@ fn every_spec_agrees_across_devices() {
         large(Case::new(2, 300, 300, 0), true).with(|spec| (spec.window, spec.soft_cap) = (Some(70), Some(3.0))),
         large(Case::new(1, 40, 310, 270), true),
         large(documents, false).with(|spec| spec.window = Some(33)),
-        // The specs of a Gemma and of a Mistral model.
+        // The attention of a Gemma model and of a Mistral model.
         Case::new(1, 257, 257, 0)
             .with(|spec| *spec = AttentionSpec { soft_cap: Some(50.0), ..AttentionSpec::causal(2, 1, 256) }),
         Case::new(1, 257, 257, 0)
@@ -223,12 +224,12 @@ fn every_spec_agrees_across_devices() {
     ];
     for case in cases().into_iter().chain(more) {
         for dtype in [DType::F32, DType::BF16] {
-            // Sums run in another order, also the sums whose difference is the gradient by a score; in BF16 gradients are rounded once.
+            // Sums run in another order, including the sums whose difference is the gradient by a score. In BF16, gradients are rounded once.
             let tolerance = Tolerance::Steps(dtype, if dtype == DType::F32 { 256.0 } else { 6.0 });
             parity(&case.inputs(dtype), tolerance, |x| {
                 let (o, lse) = case.forward(x)?;
                 let gradients = case.backward(x, &o, &lse)?;
-                // Queries without a key have no finite `lse` to compare.
+                // Queries that see no key have no finite `lse` to compare.
                 let lse = if values(&lse).iter().all(|lse| lse.is_finite()) { vec![lse] } else { vec![] };
                 Ok([vec![o], lse, gradients].concat())
             });
@@ -236,7 +237,7 @@ fn every_spec_agrees_across_devices() {
     }
 }
 
-/// Separate tensors and views of one have the same bits.
+/// Separate tensors and views of one tensor give the same bits.
 #[test]
 fn views_of_one_tensor_equal_separate_tensors() {
     let l = Fused::new(2, 33, 4, 2, 16);
@@ -292,7 +293,7 @@ fn inputs_that_do_not_fit_are_errors() {
     }
     let [q, k, v] = [0, 1, 2].map(|i| HeadView::whole(&x[i]));
     let (o, lse) = case.forward(&x).unwrap();
-    // Half of the columns of a wider tensor have no view, and so no gradient.
+    // Half of the columns of a wider tensor have no view, and therefore no gradient.
     let wide = normals("wide", &[14, 2 * case.spec.value_width()], DType::F32);
     let input = AttentionInput { q, k, v: HeadView::whole(&wide), batch: 2, first_query: 3, cu_seqlens: None };
     attention(input, &case.spec).unwrap();

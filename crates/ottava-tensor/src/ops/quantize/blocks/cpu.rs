@@ -34,8 +34,8 @@ pub(in crate::ops) fn quantize_blocks(
     seen.add_to(statistics, slot, x.len());
 }
 
-/// Scratch bytes of the transposed copy: the transposed values, or for 128x128 blocks the transposed codes, and the codes if they are not
-/// kept. Scales are negligible.
+/// Returns the scratch bytes of the transposed copy: the transposed values. For 128x128 blocks, the transposed codes instead, and the codes if they
+/// are not kept. Scales are negligible.
 pub(in crate::ops) fn scratch(x: &Tensor, out: &QuantizedTensor) -> usize {
     let codes: usize = out.granularity.codes_shape(out.rows, out.columns).iter().product();
     match (out.granularity.of_columns().info().shared, &out.transposed) {
@@ -73,7 +73,7 @@ fn codes<S: Float<Real = f32>, C: Float<Real = f32>>(
         _ => {
             let seen = of_rows.map(along_rows);
             let turned = of_columns.map(|(codes, scale_inv)| {
-                // A separate cast: its blocks run along the other dimension.
+                // The transposed copy is a separate cast, because its blocks run along the other dimension.
                 let mut turned = host(&[size[1], size[0]], x.dtype());
                 transpose(x, &mut turned);
                 rows::<S, C>(&turned, length, scale, codes, scale_inv)
@@ -87,12 +87,12 @@ fn host(shape: &[usize], dtype: DType) -> Tensor {
     Tensor::zeros(&Device::Cpu, shape, dtype).expect("host memory is not refused")
 }
 
-/// The largest absolute value; NaN is ignored.
+/// Returns the largest absolute value. NaN is ignored.
 pub(in crate::ops) fn largest<S: Float<Real = f32>>(x: &[S]) -> f32 {
     x.iter().map(|x| x.load().abs()).fold(0.0, f32::max)
 }
 
-/// Casts each row in blocks of `length`. `scale_inv` is `[blocks, rows]`, padded; padding has the scale of zeros.
+/// Casts each row in blocks of `length`. `scale_inv` is `[blocks, rows]`, padded. Padding has the scale of zeros.
 fn rows<S: Float<Real = f32>, C: Float<Real = f32>>(
     x: &Tensor,
     length: usize,
@@ -127,7 +127,7 @@ fn rows<S: Float<Real = f32>, C: Float<Real = f32>>(
     seen.into_iter().fold(Seen::default(), Seen::merge)
 }
 
-/// Casts 128x128 blocks of `[rows, columns]` into codes, with scales for the codes and for the transpose.
+/// Casts 128x128 blocks of `[rows, columns]` to codes, with scales for the codes and for the transpose.
 fn squares<S: Float<Real = f32>, C: Float<Real = f32>>(
     x: &[S],
     [rows, width]: [usize; 2],
@@ -177,7 +177,7 @@ fn squares<S: Float<Real = f32>, C: Float<Real = f32>>(
         write(scale_inv, true);
         let (length, mut turned) = (shape[0], host(&[shape[1], shape[0]], C::DTYPE));
         transpose(codes, &mut turned);
-        // The two copies are padded differently.
+        // The two copies have different padding.
         let pitch = transposed.shape()[1];
         for (to, from) in transposed.host_mut::<C>().chunks_mut(pitch).zip(turned.host::<C>().chunks(length)) {
             to[..length].copy_from_slice(from);

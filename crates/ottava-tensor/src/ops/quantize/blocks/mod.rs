@@ -13,10 +13,10 @@ use crate::{DType, Result, Tensor};
 /// Casts `x` `[R, C]` (F32, F16 or BF16) to FP8 with a scale per row or block: `scale = largest finite of format / amax`,
 /// `code = satcast(float(x) · scale)`, `scale_inv = 1 / scale`.
 ///
-/// A row or block with an amax of 0 or infinity has scale 1; a quotient that overflows F32 becomes the largest finite value of the type
-/// of `x`. With per-row scales and 1x128 blocks, the transposed copy is a separate cast with blocks along the rows of `x`; with 128x128
-/// blocks it has the same codes. MX scales are rounded down to powers of two, so that their inverses are E8M0. Updates entry `slot` of
-/// `statistics` with the losses of `codes`, or of `transposed` if that is the only copy.
+/// A row or block with an amax of 0 or infinity has scale 1. A quotient that overflows F32 becomes the largest finite value of the type
+/// of `x`. With per-row scales and 1x128 blocks, the transposed copy is a separate cast with blocks along the rows of `x`. With 128x128
+/// blocks, it has the same codes. MX scales are rounded down to powers of two, so that their inverses are E8M0. Updates entry `slot` of
+/// `statistics` with the losses of `codes`. If `transposed` is the only copy, its losses are counted.
 ///
 /// Errors with [`Error::Value`](crate::Error::Value) for [`Granularity::PerTensor`], which needs a given scale
 /// ([`quantize`](crate::ops::quantize())).
@@ -33,7 +33,7 @@ pub fn quantize_blocks(
     Fp8Output { format, scale: CastScale::Own(granularity, how), copies, statistics, slot }.cast(x)
 }
 
-/// Value of a scale that overflows F32: the largest finite value of the type that is cast.
+/// Returns the value of a scale that overflows F32: the largest finite value of the type that is cast.
 pub(in crate::ops) fn bound(dtype: DType) -> f32 {
     match dtype {
         DType::BF16 => half::bf16::MAX.to_f32(),

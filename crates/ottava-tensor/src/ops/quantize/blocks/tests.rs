@@ -20,7 +20,7 @@ fn e4m3(x: &Tensor, granularity: Granularity, copies: CodeCopies) -> QuantizedTe
     quantized(x, DType::E4M3, granularity, copies).unwrap()
 }
 
-/// A matrix whose blocks differ by many orders of magnitude; some are zero.
+/// Returns a matrix whose blocks differ by many orders of magnitude. Some blocks are zero.
 fn uneven(name: &str, shape: &[usize], dtype: DType) -> Tensor {
     let mut x: Vec<f32> = hostile(name, shape, DType::F32).to_vec().unwrap();
     for (i, x) in x.iter_mut().enumerate() {
@@ -52,7 +52,7 @@ fn quantize_blocks_agrees_across_devices() {
     }
 }
 
-/// Rows of one block, of two, four and eight of a cluster; the last block may be partly empty.
+/// Tests rows of one block, and of clusters of two, four and eight blocks. The last block may be partly empty.
 #[test]
 fn wide_rows_agree_across_devices() {
     for (rows, columns) in [(17, 4096), (3, 4104), (2, 8200), (5, 14336), (1, 32768)] {
@@ -65,7 +65,7 @@ fn wide_rows_agree_across_devices() {
     }
 }
 
-/// Rows of one block, and of two of a cluster, whose threads have several eights each.
+/// Tests rows of one block, and of clusters of two blocks, in which a thread has several eights.
 #[test]
 fn many_rows_agree_across_devices() {
     if gpu().is_none() {
@@ -124,7 +124,7 @@ fn dequantized_values_are_within_half_a_step() {
                 let (row, column) = (i / shape[1], i % shape[1]);
                 let scale_inv = scale_inv[granularity.scale_index(scales.shape(), row, column / 128)];
                 let got = codes[row * pitch + column] * scale_inv;
-                // Half a step of 3 mantissa bits, or of the smallest subnormal; and two F32 roundings.
+                // The tolerance is half a step of 3 mantissa bits or of the smallest subnormal, plus two F32 roundings.
                 let step = (x.abs() / 16.0).max(scale_inv * 2f64.powi(-10)) * (1.0 + 1e-6);
                 assert!((got - x).abs() <= step, "{granularity:?}: {x} at {row}, {column} became {got}");
             }
@@ -149,7 +149,7 @@ fn special_amaxes_give_the_documented_scales() {
         for granularity in FINER {
             for copies in [CodeCopies::Rows, CodeCopies::Columns] {
                 let q = e4m3(&x, granularity, copies);
-                // Columns have their own rows and blocks in the transposed copy.
+                // In the transposed copy, columns have separate rows and blocks.
                 let square = granularity.of_columns() == Granularity::Blocks128x128;
                 let at = if copies == CodeCopies::Columns && !square { 1 } else { 0 };
                 assert_eq!(q.scale_inv.to_vec::<f32>().unwrap()[at], 1.0 / expected, "{amax:e} {granularity:?}");
@@ -162,7 +162,7 @@ fn special_amaxes_give_the_documented_scales() {
     {
         let mut seen = CastStatistics::new(&Device::Cpu, 1).unwrap();
         let q = quantize_blocks(&x, DType::E4M3, Granularity::PerRow, how, CodeCopies::Rows, &mut seen, 0).unwrap();
-        // Padding has the scale of zeros: 1, or the scale of epsilon.
+        // Padding has the scale of zeros, which is 1 or the scale of epsilon.
         let padding = if how.epsilon > 0.0 { expected } else { 1.0 };
         let scales = q.scale_inv.to_vec::<f32>().unwrap();
         assert_eq!((scales[0], scales[1]), (1.0 / expected, 1.0 / padding));
@@ -171,7 +171,7 @@ fn special_amaxes_give_the_documented_scales() {
 
 #[test]
 fn statistics_count_what_was_lost_once() {
-    // The block with an infinity has scale 1, so 600 saturates and 1e-6 underflows; the other loses nothing.
+    // The block with an infinity has scale 1, so 600 saturates and 1e-6 underflows. The other block loses nothing.
     let mut x = vec![0f32; 256];
     x[..4].copy_from_slice(&[f32::INFINITY, -600.0, 1e-6, f32::NAN]);
     x[128..130].copy_from_slice(&[1e-6, 1e-7]);
@@ -180,7 +180,7 @@ fn statistics_count_what_was_lost_once() {
         (Granularity::Blocks1x128, CodeCopies::Both, [2, 1]),
         (Granularity::Blocks128x128, CodeCopies::Both, [2, 1]),
         (Granularity::PerRow, CodeCopies::Both, [2, 3]),
-        // Along the rows, each element is a block.
+        // Along the rows, each element is a separate block.
         (Granularity::Blocks1x128, CodeCopies::Columns, [1, 0]),
         (Granularity::MixedBlocks, CodeCopies::Both, [2, 1]),
         (Granularity::MixedBlocks, CodeCopies::Columns, [2, 1]),
@@ -210,7 +210,7 @@ fn empty_matrices_are_cast_and_per_tensor_scales_refused() {
     assert!(quantize_blocks(&x, DType::BF16, Granularity::PerRow, PLAIN, CodeCopies::Rows, &mut seen, 0).is_err());
 }
 
-/// The formula of the specification: `scale_inv = 2^(ceil(log2(amax / 448)))`.
+/// Compares with the formula of the specification: `scale_inv = 2^(ceil(log2(amax / 448)))`.
 #[test]
 fn scales_of_mx_are_powers_of_two_that_hold_the_largest_of_32() {
     let shape = [5, 71];
