@@ -124,7 +124,7 @@ impl AdapterFolder {
         self.expect_used(&used)
     }
 
-    /// Loads the adapters for `model`, which must have room for adapters at its linears.
+    /// Loads the adapters for `model`, which must be built with [`Lora::of_no_linear`].
     ///
     /// Errors in the same cases as [`Decoder::load_adapters`]. Errors with [`Error::Model`], which names the folder, if the adapters belong to
     /// another model or have the head of a reward model.
@@ -212,7 +212,7 @@ impl WeightSource for AdapterWeights {
 }
 
 /// Returns `targets` without the names that match no linear with a matrix in `files`. If the targets are all linears, returns the linears that have
-/// matrices.
+/// matrices. A pattern stays unchanged.
 fn targets_with_matrices(targets: Targets, files: &ModelFiles) -> Targets {
     let of_linear = |name: &'_ str| Some(name.strip_prefix(PEFT_PREFIX)?.strip_suffix(".lora_A.weight")?.to_string());
     let linears = || files.names().filter_map(of_linear);

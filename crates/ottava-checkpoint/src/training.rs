@@ -35,7 +35,7 @@ pub struct Contents {
     files: Vec<(&'static str, Arc<[u8]>)>,
     /// The files of all weights, in the compute type and in the order of the parameters.
     model_files: Vec<ModelFile>,
-    /// The number of this rank. Of `ranks` ranks, it writes every `ranks`-th file of `model_files`.
+    /// The number of this rank. It writes every `ranks`-th file of `model_files`.
     rank: usize,
     ranks: usize,
     scaling: Vec<TensorInfo>,

@@ -2,7 +2,7 @@
 
 use crate::block_pool::{BLOCK_SIZE, BlockKey, BlockPool};
 
-/// The blocks of a sequence in each group of the cache's layers.
+/// The blocks of a sequence, for each group of the cache's layers.
 #[derive(Debug, Default)]
 pub struct SequenceBlocks {
     /// The blocks of each group, in the order of the sequence's tokens. A block that was returned to the pool keeps its entry.

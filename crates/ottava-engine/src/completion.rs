@@ -11,7 +11,7 @@ use std::collections::HashMap;
 /// A request for text.
 #[derive(Clone, Debug, Default)]
 pub struct TextRequest {
-    /// The tokens of the prompt and the sampling. It also stops at the tokens that end a text.
+    /// The tokens of the prompt and the sampling. The completion also stops at the tokens that end a text.
     pub request: Request,
     /// The stop strings: the text ends before the first of them.
     pub stop: Vec<String>,

@@ -28,7 +28,7 @@ pub struct Draft {
     tokens: usize,
     /// The maximum number of tokens of a sequence.
     positions: usize,
-    /// The number of tokens that both models have. Larger token ids are not proposed.
+    /// The size of the smaller vocabulary of both models. Token ids from this number on are not proposed.
     vocabulary: usize,
     cache: KvCache,
     pools: Pools,

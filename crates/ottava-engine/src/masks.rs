@@ -14,7 +14,7 @@ static THREADS: LazyLock<Background> = LazyLock::new(|| Background::new("masks")
 /// The maximum time that a step waits for masks. A mask that is computed within this time is quick.
 pub const PATIENCE: Duration = Duration::from_millis(2);
 
-/// The computed masks that their requests have not received yet.
+/// A channel through which threads send computed masks to the engine.
 pub struct Masks {
     sender: Sender<(RequestId, Computed)>,
     receiver: Receiver<(RequestId, Computed)>,

@@ -1,6 +1,6 @@
 //! Proposals by lookup: the tokens that followed an earlier occurrence of the last tokens (prompt lookup, Saxena 2023; `ngram` in vLLM).
 
-/// A proposer that searches an earlier occurrence of the last tokens, as long as possible, and proposes the tokens that followed it.
+/// A proposer that searches for the longest earlier occurrence of the last tokens, and proposes the tokens that followed it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ngram {
     /// The number of tokens of a proposal.

@@ -54,7 +54,7 @@ impl std::str::FromStr for Pooling {
     }
 }
 
-/// The number of adapters of an engine's model, in the order of [`Engine::add_adapters`](super::Engine::add_adapters).
+/// The index of adapters of an engine's model, in the order in which [`Engine::add_adapters`](super::Engine::add_adapters) added them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct AdapterId(pub usize);
 

@@ -109,8 +109,8 @@ pub struct Verdict {
 }
 
 impl Verdict {
-    /// Judges `comparison`. The bounds are half as wide for linears in `tried`, and for the whole model if `all` is set, since these are tried again
-    /// after a finding.
+    /// Judges `comparison`. After a finding, linears or the whole model are tried again with bounds that are half as wide. If `all` is set, this
+    /// holds for all bounds. If linears are in `tried`, it holds for the bounds of these linears, and for the loss and the cosine.
     pub fn of(comparison: &PrecisionComparison, bounds: Bounds, tried: &[String], all: bool) -> Verdict {
         let [by_recipe, high] = comparison.losses;
         let loss_gap = by_recipe - high;

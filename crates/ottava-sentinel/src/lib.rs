@@ -68,7 +68,7 @@ pub enum SentinelPolicy {
     /// Saves a checkpoint after the step and ends the program.
     Pause,
     /// Computes the linears with findings in BF16 for some steps, then tries them in FP8 again. If no linear has a finding, chooses the linear with
-    /// the largest cast errors.
+    /// the largest cast errors, or, after a finding about the loss, the linear whose casts cost the most.
     Demote,
     /// Computes all products in BF16 for some steps, then tries the recipe again.
     Bf16,

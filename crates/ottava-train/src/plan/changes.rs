@@ -154,7 +154,7 @@ fn settings(config: &ResolvedConfig, sizes: &DecoderConfig, device: &Device) -> 
         effect: if exact { Effect::SameBits } else { Effect::Precision },
         apply: Box::new(move |config| config.recompute = other),
     });
-    // Without stored codes, frozen weights are not smaller, since their codes replace their values. So this change helps only without adapters.
+    // With adapters, frozen weights are stored as codes, which take less memory than values. So this change is proposed only without adapters.
     let codes = (run.weight_codes() && run.lora.r == 0 && run.precision.recipe().casts.is_some()).then(|| Candidate {
         setting: vec!["memory.weight_codes = false".into()],
         time: TIME_WITHOUT_WEIGHT_CODES,

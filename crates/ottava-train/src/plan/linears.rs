@@ -28,7 +28,8 @@ pub struct LinearPlan {
     pub reason: String,
 }
 
-/// Says whether a run of adapters keeps the FP8 codes of the model folder. Returns `None` if the folder has no FP8 codes.
+/// Says whether a run of adapters keeps the FP8 codes of the model folder. Returns `None` for a run without adapters, a recipe without casts, or a
+/// folder without FP8 codes.
 pub(super) fn folder_codes(run: &RunConfig, recipe: &Recipe) -> Result<Option<String>> {
     let folder = &run.model.path;
     let (Some(casts), true) = (recipe.casts.as_ref(), run.lora.r > 0 && folder.is_dir()) else { return Ok(None) };

@@ -144,7 +144,7 @@ struct Node {
     entries_on_disk: BTreeMap<String, usize>,
 }
 
-/// What a power failure leaves on the disk.
+/// The data that a power failure leaves on the disk.
 #[derive(Clone, Copy, Debug)]
 enum Left {
     /// The contents of files and the names in folders that were flushed.

@@ -36,8 +36,8 @@ pub(super) fn write_rollbacks(folder: &Path, rollbacks: &[Rollback]) -> Result<(
     replace_file(&RealFs, &folder.join(ROLLBACKS), text.as_bytes())
 }
 
-/// Returns the rollbacks of the run in `folder` up to the checkpoint of `progress`: the rollbacks that the checkpoint holds, and the rollbacks that
-/// happened after it was saved, until the last rollback that returned to it.
+/// Returns the rollbacks of the run in `folder` that precede the checkpoint of `progress`. The checkpoint holds earlier rollbacks. If the run
+/// returned to the checkpoint after it was saved, all rollbacks until the last such return are included.
 pub(super) fn history(folder: &Path, progress: &Progress) -> Result<Vec<Rollback>> {
     let known = &progress.sentinel.rollbacks;
     let mut all = read_rollbacks(folder)?;

@@ -13,8 +13,8 @@ use ottava_tensor::testing::values;
 use ottava_tensor::{Device, Tensor};
 use std::collections::BTreeMap;
 
-/// Windows are shorter than the texts. At a certain length the angles change: `phi3_short` is below it and `phi3_long` above it, and so are the two
-/// models of "dynamic".
+/// Windows are shorter than the texts. Some models change their angles at a certain length. `phi3_short` and one model of "dynamic" stay below this
+/// length. `phi3_long` and the other model of "dynamic" exceed it.
 const MODELS: [&str; 23] = [
     "mistral_window",
     "qwen2_window",

@@ -292,7 +292,7 @@ fn margins_rise_and_resuming_changes_nothing() {
     }
 }
 
-/// The log-probabilities of another model on the same data differ from those of the reference.
+/// The log-probabilities of another model on the same data differ from the log-probabilities of the reference.
 #[test]
 fn a_reference_that_the_run_has_not_written_is_computed_again() {
     let (inputs, runs) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());

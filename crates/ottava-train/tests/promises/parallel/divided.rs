@@ -42,27 +42,27 @@ pub struct Setup {
 /// A fault in the exchange of activations of the first rank.
 #[derive(Clone, Copy, Debug)]
 pub enum Fault {
-    /// It adds the residual connection twice.
+    /// The rank adds the residual connection twice.
     DoubleAddend,
-    /// It reads its own rows in place of other ranks' rows.
+    /// The rank reads its own rows in place of other ranks' rows.
     MissingGather,
-    /// It reads the rows of the ranks in another order.
+    /// The rank reads the rows of the ranks in another order.
     SwappedRows,
-    /// It computes scales from its own amaxes.
+    /// The rank computes scales from its own amaxes.
     OwnScale,
-    /// It attends to its own tokens in place of other ranks' tokens.
+    /// The rank attends to its own tokens in place of other ranks' tokens.
     MissingExchange,
-    /// It takes the tokens of each rank for another rank's tokens.
+    /// The rank takes the tokens of each rank for another rank's tokens.
     SwappedTokens,
-    /// It leaves out what the other ranks add to its rows.
+    /// The rank leaves out the sums of other ranks for its rows.
     MissingSum,
-    /// Its sums are 1 % too large.
+    /// The rank's sums are 1 % too large.
     LargeSum,
-    /// Its experts read its own tokens in place of other ranks' tokens.
+    /// The rank's experts read its own tokens in place of other ranks' tokens.
     ForeignTokens,
-    /// It leaves out what the experts of other ranks add to its tokens.
+    /// The rank leaves out the results of other ranks' experts for its tokens.
     MissingExperts,
-    /// Its norms of the rows of weights, for magnitudes, leave out the columns of other ranks.
+    /// The rank's norms of the rows of weights, for magnitudes, leave out the columns of other ranks.
     OwnNorms,
 }
 

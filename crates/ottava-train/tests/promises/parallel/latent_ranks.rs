@@ -102,9 +102,9 @@ fn faults_of_the_exchange_are_found() {
     }
 }
 
-/// Activations are F32, so few values are cast to another code because of the order of sums. Some scales are of a rank: without a latent of queries,
-/// each rank casts the gradient of latents by its heads, rows and blocks have scales of the tokens or heads of a rank, and context ranks scale their
-/// own tokens. Then the distance is about the effect of FP8.
+/// Activations are F32, so few values are cast to another code because of the order of sums. Some scales cover only the tokens or heads of a rank, so
+/// the distance is about the effect of FP8. These are the scales of rows and blocks, the scales of context ranks, and, without a latent of queries,
+/// the scale of the gradient of latents.
 #[test]
 fn every_recipe_trains_as_on_one_rank() {
     for latent_queries in BOTH {

@@ -1,6 +1,5 @@
 //! The losses of twenty steps of a tiny model, per recipe: bit for bit on the CPU, and closely on a GPU.
-//!
-//! If a change is meant to change them, record them again with `OTTAVA_GOLDEN=record`, and give the reason in the commit.
+//!  If a change is meant to change these losses, record them again with `OTTAVA_GOLDEN=record`, and give the reason in the commit.
 
 use crate::setup::{Training, batch, decoder, recipes, recipes_on, tiny_llama};
 use ottava_recipe::Recipe;

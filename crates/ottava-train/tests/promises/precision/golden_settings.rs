@@ -1,7 +1,6 @@
 //! The results of other settings than the recipe: five steps of two micro-batches, bit for bit on the CPU. Also the calls of a step to a GPU, from a
 //! dry run.
-//!
-//! If a change is meant to change them, record them again with `OTTAVA_GOLDEN=record`, and give the reason in the commit.
+//!  If a change is meant to change these results, record them again with `OTTAVA_GOLDEN=record`, and give the reason in the commit.
 
 use crate::models::families::families;
 use crate::setup::{Seeded, batch, precision, recipe, recipes_on, tiny_llama};
