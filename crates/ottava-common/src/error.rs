@@ -95,8 +95,8 @@ impl Error {
 
     /// Returns the exit code of the process:
     ///
-    /// * 1 configuration or model, 2 data, 3 out of memory, 4 not finite, 5 other ranks, 6 a program or server outside of Ottava, 7 damaged checkpoint,
-    ///   8 device
+    /// * 1 configuration or model, 2 data, 3 out of memory, 4 not finite, 5 other ranks, 6 a program or server outside of Ottava,
+    ///   7 damaged checkpoint, 8 device
     /// * 75 stopped by a signal with a good checkpoint, 76 ended by the sentinel or an alarm with a good checkpoint, 77 ended by an alarm
     /// * 130 stopped with nothing to save
     pub fn exit_code(&self) -> u8 {

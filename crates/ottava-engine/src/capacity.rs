@@ -16,7 +16,7 @@ const PREFILL_CHUNK: usize = 2048;
 
 impl EngineOptions {
     /// Chooses options with room for as many requests at once as memory allows. `lengths` has the maximum number of tokens of each request, including
-    /// its completion. Longer requests are cut to `max_model_len`. A `draft` model gets a cache for as many tokens.
+    /// its completion. A length above `max_model_len` counts as `max_model_len`. A `draft` model gets a cache for as many tokens.
     ///
     /// Errors with [`Error::Memory`] if a single request of the greatest length does not fit.
     pub fn for_lengths(

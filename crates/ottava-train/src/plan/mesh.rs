@@ -31,7 +31,7 @@ pub struct AxisPlan {
     pub ranks: String,
 }
 
-/// The casts whose scales the same ranks share.
+/// The casts whose scales are shared by the same ranks.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct AmaxPlan {
     /// The operand of these casts: `input`, `weight` or `grad_output`.

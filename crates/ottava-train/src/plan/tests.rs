@@ -125,8 +125,8 @@ fn auto_takes_the_cheapest_policy_that_fits() {
         let resolved = ResolvedRun::new(&run(RecipeName::Fp8Delayed, None, true), &llama(), &gpu(gib)).unwrap();
         (resolved.config.recompute, resolved.memory.fits, resolved.choice.unwrap())
     };
-    // Each memory is larger than the reservation of the pool under its policy, and smaller than the reservation under the preceding policy. Words use
-    // the peaks of `plans_are_what_was_measured`.
+    // Each memory is larger than the reservation of the pool under its policy, and smaller than the reservation under the preceding policy. The text
+    // of a choice names the peaks of `plans_are_what_was_measured`.
     for (gib, policy) in
         [(81.0, Recompute::None), (77.9, Recompute::NormSwiglu), (73.5, Recompute::Attention), (67.9, Recompute::Full)]
     {

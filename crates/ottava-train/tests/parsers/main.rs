@@ -28,7 +28,7 @@ enum Change {
     Insert(usize, usize),
     /// Delete some bytes from a position on.
     Delete(usize, usize),
-    /// Repeat some bytes from a position on many times.
+    /// Repeat some bytes at a position many times.
     Repeat(usize, usize, usize),
     /// Cut the file at a position.
     Cut(usize),

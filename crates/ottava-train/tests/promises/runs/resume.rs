@@ -358,7 +358,7 @@ fn a_gradient_that_is_not_finite_stops_before_the_update_and_is_named() {
     assert!(before == after, "no weight was changed");
 }
 
-/// The settings of [`earlier`] in the form of version 0.1, as in manifests, with `INPUTS` and `OUTPUT` for its folders.
+/// The settings of [`earlier`] as version 0.1 wrote them into manifests, with `INPUTS` and `OUTPUT` in place of its folders.
 const EARLIER: &str = include_str!("../../../../ottava-settings/tests/data/old_settings.toml");
 
 /// Returns a run with settings whose keys have changed since version 0.1. Its optimizer and its schedule are not the defaults.

@@ -242,7 +242,7 @@ fn bits_do_not_depend_on_ranks() {
     }
 }
 
-/// Two ranks save at stage 3. Three ranks at stage 1, and one rank, continue.
+/// Two ranks save at stage 3. Three ranks continue at stage 1, and so does one rank.
 #[test]
 fn a_checkpoint_resumes_on_other_ranks() {
     for (name, storage) in [
