@@ -1,6 +1,6 @@
-//! Reads weights of experts in MXFP4 (OCP Microscaling Formats 1.0, 2023), as in the published folders of gpt-oss. `NAME_blocks`, U8 `[E, outputs,
-//! inputs / 32, 16]`, has the codes of two neighbouring inputs in a byte, the first code in the low bits. `NAME_scales`, U8 `[E, outputs, inputs /
-//! 32]`, has the exponents of E8M0. Both together are read as the tensor `NAME` `[E, inputs, outputs]`.
+//! Reads weights of experts in MXFP4 (OCP Microscaling Formats 1.0, 2023), as in the published folders of gpt-oss. `NAME_blocks`, U8
+//! `[E, outputs, inputs / 32, 16]`, has the codes of two neighbouring inputs in a byte, the first code in the low bits. `NAME_scales`, U8
+//! `[E, outputs, inputs / 32]`, has the exponents of E8M0. Both together are read as the tensor `NAME` `[E, inputs, outputs]`.
 
 use crate::{ModelFiles, TensorInfo};
 use ottava_common::error::{Error, Result};

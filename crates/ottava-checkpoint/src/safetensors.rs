@@ -166,7 +166,7 @@ impl ModelFiles {
         self.holders.contains_key(name)
     }
 
-    /// Returns the shape of a tensor of unsigned bytes. Errors for other types. Unsigned bytes hold codes, and the type does not say of which format.
+    /// Returns the shape of a tensor of unsigned bytes. Errors for other types. Unsigned bytes hold codes, and the type does not tell their format.
     pub fn shape_of_bytes(&self, name: &str) -> Result<Vec<usize>> {
         let (file, info) = self.find(name)?;
         match info.dtype {

@@ -14,11 +14,10 @@
 //! chunks. Requests do not affect each other: scales are static or of single tokens, and each request has its own seed for draws. On a CPU, a request
 //! gets the same text, bit for bit, in any batch. On a GPU, the shape of the batch selects the kernels of products, and their sums differ in the last
 //! bits. So a text can differ where two tokens are almost equally likely, unless [`EngineOptions::batch_invariant`] is set.
-//!
-//! **A step.** `Engine` owns a `Decoder` and a `KvCache`. `Engine::step` asks `Engine::schedule` which tokens of which requests to compute. It puts
-//! these tokens in an `InferenceBatch`, whose tensors hold the request and position of each token, and calls `Decoder::hidden` and `Decoder::logits`.
-//! Blocks run the same forward as in training, except attention: with a `PagedPass` in the `Context`, `Attention::attend_paged` calls `append_kv`,
-//! which also applies RoPE, and `paged_attention`, instead of `rope` and `attention`. Casts run in `Mode::INFERENCE`, and with
+//!  **A step.** `Engine` owns a `Decoder` and a `KvCache`. `Engine::step` asks `Engine::schedule` which tokens to compute, and for which requests. It
+//! puts these tokens in an `InferenceBatch`, whose tensors hold the request and position of each token, and calls `Decoder::hidden` and
+//! `Decoder::logits`. Blocks run the same forward as in training, except attention: with a `PagedPass` in the `Context`, `Attention::attend_paged`
+//! calls `append_kv`, which also applies RoPE, and `paged_attention`, instead of `rope` and `attention`. Casts run in `Mode::INFERENCE`, and with
 //! `Decoder::scale_by_token` no scale depends on other requests. The op `sample` draws the tokens on the model's device.
 //!
 //! **Blocks of the cache.** Attention layers with the same window form a `KvGroup` (`models/kv_cache.rs`). Each group has its own block tables, and

@@ -192,7 +192,7 @@ impl Sequence {
         }
     }
 
-    /// Returns its next `new` tokens, of which proposed tokens are the last.
+    /// Returns its next `new` tokens. Proposed tokens are the last of them.
     pub fn next(&self, new: usize) -> Vec<u32> {
         self.tokens[self.computed..].iter().chain(&self.proposed).take(new).copied().collect()
     }

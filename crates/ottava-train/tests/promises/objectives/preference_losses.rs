@@ -139,7 +139,7 @@ fn losses_and_rewards_are_those_of_trl() {
     assert!(losses > 1e-3, "a beta that is a tenth too large goes unnoticed: {losses:e}");
 }
 
-/// Seeded weights, of which one is moved. They are rounded so that moving a weight is exact in F32.
+/// Seeded weights. One of them is moved. The weights are rounded so that moving a weight is exact in F32.
 pub struct Moved {
     pub tensor: String,
     pub element: usize,

@@ -9,7 +9,7 @@ use ottava_recipe::recompute::Recompute;
 use ottava_tensor::DType;
 use serde_json::{Value, json};
 
-/// Returns a model of four experts, of which each token chooses two. All sizes are multiples of 128, as FP8 products need.
+/// Returns a model of four experts. Each token chooses two of them. All sizes are multiples of 128, as FP8 products need.
 pub fn routed(more: Value) -> Value {
     let mut keys = json!({
         "model_type": "qwen3_moe", "vocab_size": 96, "hidden_size": 128, "intermediate_size": 128, "num_hidden_layers": 2,
@@ -44,7 +44,7 @@ fn families() -> [(&'static str, Value); 4] {
     ]
 }
 
-/// Returns the same run on ranks of a mesh, of which `expert` ranks have different experts.
+/// Returns the same run on ranks of a mesh. Groups of `expert` ranks divide the experts.
 pub fn on(alone: &Setup, mesh: [usize; 4], expert: usize) -> Setup {
     let mut setup = alone.on(mesh);
     setup.mesh.expert = expert;

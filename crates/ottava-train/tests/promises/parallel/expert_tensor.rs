@@ -13,8 +13,8 @@ use ottava_recipe::storage::Storage;
 use ottava_tensor::DType;
 use serde_json::{Value, json};
 
-/// Returns models of four experts, of which each token chooses two. They differ in the other parts: none, a shared expert with a factor by token,
-/// norms of heads, biases with sinks, and latent attention with a plain shared expert after a dense layer.
+/// Returns models of four experts. Each token chooses two of them. The models differ in the other parts: none, a shared expert with a factor by
+/// token, norms of heads, biases with sinks, and latent attention with a plain shared expert after a dense layer.
 pub fn families() -> [(&'static str, Value); 6] {
     let experts = |name, more: Value| (name, routed_as(name, more));
     [

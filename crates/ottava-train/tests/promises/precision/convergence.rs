@@ -196,7 +196,7 @@ fn every_level_of_the_optimizer_learns_as_well_as_the_first() {
     }
 }
 
-/// Returns a model with eight experts, of which each token chooses two, in sizes for FP8 products.
+/// Returns a model with eight experts in sizes for FP8 products. Each token chooses two experts.
 fn routed() -> DecoderConfig {
     let mut sizes = config(json!({
         "architectures": ["Qwen3MoeForCausalLM"], "vocab_size": 128, "hidden_size": 128, "num_hidden_layers": 2,
