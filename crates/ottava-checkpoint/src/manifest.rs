@@ -33,7 +33,7 @@ pub struct Manifest {
     pub step: u64,
     /// Every file of the checkpoint except the manifest, by its path in the folder (`training/optimizer.safetensors`).
     pub files: BTreeMap<String, FileEntry>,
-    /// The fields of the writer: the position and the configuration of the run.
+    /// The fields that the writer adds: the position and the configuration of the run.
     pub extra: Value,
 }
 

@@ -96,8 +96,9 @@ impl FolderWeights {
         Ok(())
     }
 
-    /// Errors if the folder holds weights that the model of these `sizes` did not read. Some weights are ignored: known constants of older writers, a
-    /// second copy of a tied head, and the head of a language model if a reward model reads only its decoder.
+    /// Errors if the folder holds weights that the model of these `sizes` did not read. Some weights are ignored: known constants of older writers,
+    /// layers after the last block of the model, a second copy of a tied head, and the head of a language model if a reward model reads only its
+    /// decoder.
     pub fn finish(self, sizes: &DecoderConfig) -> Result<()> {
         let layers = sizes.layers.len();
         let skipped = layers..layers + sizes.folder.skipped_layers;

@@ -1,9 +1,8 @@
 //! The tensors in `training/`. Each tensor consists of slices in one or more safetensors files.
-//!
-//! For each tensor, `training/index.json` has its type, its shape, and the ranges of its elements that each file holds. A range belongs to the flat,
-//! row-major tensor, or to some of its columns. If one process saves, it writes whole tensors. If several processes save, each writes the slices that
-//! it owns. Any number of processes can read any range. A file holds its ranges of a tensor one after another, as one safetensors tensor with the
-//! same name.
+//!  For each tensor, `training/index.json` has its type, its shape, and the ranges of its elements that each file holds. A range counts elements of
+//! the flat, row-major tensor, or of some of its columns. If one process saves, it writes whole tensors. If several processes save, each writes the
+//! slices that it owns. Any number of processes can read any range. A file holds its ranges of a tensor one after another, as one safetensors tensor
+//! with the same name.
 
 use std::collections::{BTreeMap, btree_map};
 use std::ops::Range;
@@ -293,7 +292,7 @@ impl SliceFiles {
 }
 
 impl Slice {
-    /// Returns the region of a tensor of this `shape`. Errors if it does not have `elements` elements, or is not within the tensor.
+    /// Returns the region of a tensor of this `shape`, which has `elements` elements. Errors if the region is not within the tensor.
     fn region(&self, shape: &[usize], elements: usize) -> Result<Region, String> {
         let Slice { file, start, end, columns } = self;
         let [rows, width] = match columns {

@@ -221,7 +221,7 @@ fn allowed(recipe: &Recipe, product: usize) -> f64 {
     }
 }
 
-/// Each of the three sizes takes all values from 1 to 40. The other two sizes are primes or any values. The padding to 16 must not have an effect.
+/// Each of the three sizes takes all values from 1 to 40, with mixed values for the other two sizes. The padding to 16 must not have an effect.
 #[test]
 fn linears_of_any_shape_come_close_to_exact_ones() {
     let mixed = |i: usize, step: usize| (i * step) % 40 + 1;
