@@ -112,8 +112,8 @@ fn changed(good: &[u8], changes: &[Change]) -> Vec<u8> {
     bytes
 }
 
-/// Returns inputs of a megabyte: nested values, one long key, and many short keys, in JSON and in TOML. They stand before the `good` file and within
-/// it.
+/// Returns inputs of a megabyte: nested values, one long key, and many short keys, in JSON and in TOML. The `good` file follows these inputs, or
+/// contains them.
 fn extremes(good: &[u8]) -> Vec<Vec<u8>> {
     let free = MAX_BYTES - good.len() - 16;
     let many = |entry: &dyn Fn(usize) -> String| {

@@ -13,8 +13,8 @@ use ottava_tensor::testing::values;
 use ottava_tensor::{Device, Tensor};
 use std::collections::BTreeMap;
 
-/// Windows are shorter than the texts. Some models change their angles at a certain length. `phi3_short` and one model of "dynamic" stay below this
-/// length. `phi3_long` and the other model of "dynamic" exceed it.
+/// Windows are shorter than the texts. Some models change the angles of rotary positions at a certain length. `phi3_short` and one model of "dynamic"
+/// stay below this length. `phi3_long` and the other model of "dynamic" exceed it.
 const MODELS: [&str; 23] = [
     "mistral_window",
     "qwen2_window",

@@ -119,7 +119,7 @@ fn cases(folder: &Path) -> Vec<Case> {
 #[derive(Clone, Copy)]
 enum Until<'a> {
     End,
-    /// A signal during this step of a new run. If it is 1, a signal during the first step of this part.
+    /// A signal arrives during this step of a new run. For step 1, the signal arrives during the first step of this part.
     Signal(u64),
     /// A kill after the report of this step. The run's folder is copied to this path.
     Kill(u64, &'a Path),
