@@ -1,4 +1,4 @@
-//! Adapters as folders of PEFT: `adapter_config.json`, and `adapter_model.safetensors` with the matrices.
+//! Reads and loads adapters in the format of PEFT: a folder with `adapter_config.json`, and with the matrices in `adapter_model.safetensors`.
 
 use crate::adapter_config;
 use crate::safetensors::{ModelFiles, TensorInfo};
@@ -11,41 +11,41 @@ use std::collections::BTreeSet;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-/// The name of an adapter's settings in its folder.
+/// The name of the file with an adapter's settings.
 pub const CONFIG_FILE: &str = "adapter_config.json";
 
-/// The file of older versions of PEFT in place of [`WEIGHTS_FILE`].
+/// The name of the file with the matrices in older versions of PEFT.
 const PICKLE_FILE: &str = "adapter_model.bin";
 
-/// The name of an adapter's matrices.
+/// The name of the file with an adapter's matrices.
 pub const WEIGHTS_FILE: &str = "adapter_model.safetensors";
 
 /// A PEFT folder with adapters of a model.
 pub struct AdapterFolder {
-    /// Rank, factor and targets of the adapters.
+    /// The rank, the factor and the targets of the adapters.
     pub lora: Lora,
-    /// Whether it has the head of a reward model beside its adapters.
+    /// Whether the folder also has the head of a reward model.
     pub has_score: bool,
     files: ModelFiles,
     path: PathBuf,
 }
 
-/// The tensors of the adapter of a linear, F32.
+/// The tensors of the adapter of a linear, in F32.
 pub struct LinearAdapter {
-    /// `[r, K]`.
+    /// The matrix `A`, `[r, K]`.
     pub a: Tensor,
-    /// `[N, r]`.
+    /// The matrix `B`, `[N, r]`.
     pub b: Tensor,
-    /// `[N]`, with DoRA.
+    /// The magnitudes, `[N]`; `None` without DoRA.
     pub magnitude: Option<Tensor>,
-    /// The factor of the product.
+    /// The factor of the product `B · A`.
     pub scale: f64,
 }
 
 impl AdapterFolder {
-    /// Opens `folder`. Names of `target_modules` without a matrix in it are left out, as in PEFT.
+    /// Opens `folder`. Names in `target_modules` are ignored if no matrix matches them, as in PEFT.
     ///
-    /// Errors with [`Error::Model`] where its settings ask for what is not implemented.
+    /// Errors with [`Error::Model`] if the settings need something that is not implemented.
     pub fn open(folder: &Path) -> Result<AdapterFolder> {
         let path = folder.join(CONFIG_FILE);
         if !path.is_file() {
@@ -72,17 +72,17 @@ impl AdapterFolder {
         Ok(AdapterFolder { lora, has_score: adapter_config::has_score(&config), files, path: folder.to_path_buf() })
     }
 
-    /// The folder itself.
+    /// Returns the path of the folder.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// The folder of the base model that trained the adapters, as its settings name it.
+    /// Returns the folder of the base model on which the adapters were trained, as the settings name it.
     pub fn base(folder: &Path) -> Result<PathBuf> {
         ConfigFile::read(&folder.join(CONFIG_FILE))?.required("base_model_name_or_path")
     }
 
-    /// The adapter of the linear whose weight is called `weight` in a folder; `None` if it has none.
+    /// Returns the adapter of the linear whose weight has the name `weight` in a folder. Returns `None` if this linear does not have an adapter.
     pub fn of_weight(&self, weight: &str) -> Result<Option<LinearAdapter>> {
         let Some((linear, names)) = self.names_of(weight) else { return Ok(None) };
         let (a, b) = (self.files.values(&names[0])?, self.files.values(&names[1])?);
@@ -98,12 +98,12 @@ impl AdapterFolder {
         Ok(Some(LinearAdapter { a, b, magnitude, scale: self.lora.scale(&linear) }))
     }
 
-    /// The linear of a weight, and the names of its `A`, `B` and, with DoRA, magnitudes, if it is one of the targets.
+    /// Returns the linear of a weight, and the names of its `A`, `B` and, with DoRA, magnitudes. Returns `None` if the linear is not a target.
     fn names_of(&self, weight: &str) -> Option<(String, Vec<String>)> {
         let linear = weight.strip_suffix(".weight")?;
         let ends = ["lora_A.weight", "lora_B.weight", MAGNITUDE];
         let ends = &ends[..if self.lora.use_dora { 3 } else { 2 }];
-        // Folders of a decoder without its head, as GPT-2's, leave out the name around it.
+        // A folder of a decoder without its head, such as GPT-2's, omits the prefix of its names.
         ["", "transformer."].into_iter().find_map(|around| {
             let linear = format!("{around}{linear}");
             let names: Vec<_> = ends.iter().map(|end| format!("{PEFT_PREFIX}{linear}.{end}")).collect();
@@ -112,7 +112,7 @@ impl AdapterFolder {
         })
     }
 
-    /// Errors when there are matrices of other weights than `weights`, or the head of a reward model.
+    /// Errors if the folder has matrices of weights that are not in `weights`, or the head of a reward model.
     pub fn expect_weights(&self, weights: &[TensorInfo]) -> Result<()> {
         if self.has_score {
             return Err(Error::Model(format!(
@@ -124,10 +124,10 @@ impl AdapterFolder {
         self.expect_used(&used)
     }
 
-    /// Loads the adapters for `model`, which is one beside adapters.
+    /// Loads the adapters for `model`, which must be built with [`Lora::of_no_linear`].
     ///
-    /// Errors as [`Decoder::load_adapters`], and with [`Error::Model`] that names the folder when the adapters are of another model, or have
-    /// the head of a reward model.
+    /// Errors in the same cases as [`Decoder::load_adapters`]. Errors with [`Error::Model`], which names the folder, if the adapters belong to
+    /// another model or have the head of a reward model.
     pub fn load(self, model: &Decoder) -> Result<Adapters> {
         let path = self.path.display().to_string();
         if self.has_score {
@@ -144,7 +144,7 @@ impl AdapterFolder {
         Ok(adapters)
     }
 
-    /// A matrix in F32, of this shape.
+    /// Reads a matrix of this shape in F32.
     fn values(&self, name: &str, shape: &[usize]) -> Result<Tensor> {
         let wrong = |reason: String| Error::Model(format!("{}: the adapter {reason}", self.path.display()));
         let found = self.files.info(name).map_err(|_| {
@@ -158,7 +158,7 @@ impl AdapterFolder {
         self.files.values(name)
     }
 
-    /// Errors when the folder has matrices that are not among `used`.
+    /// Errors if the folder has matrices that are not in `used`.
     fn expect_used(&self, used: &BTreeSet<String>) -> Result<()> {
         match self.files.names().find(|name| !used.contains(*name)) {
             Some(name) if name.contains(".experts.") => Err(Error::Model(format!(
@@ -174,25 +174,25 @@ impl AdapterFolder {
     }
 }
 
-/// The weights of an adapter's folder, by their names there.
+/// The weights in the folder of an adapter, by their names in this folder.
 pub struct AdapterWeights {
     folder: AdapterFolder,
-    /// Names of the matrices that were read.
+    /// The names of the matrices that were read.
     used: BTreeSet<String>,
 }
 
 impl AdapterWeights {
-    /// The weights of `folder`.
+    /// Makes a source of the weights in `folder`.
     pub fn new(folder: AdapterFolder) -> AdapterWeights {
         AdapterWeights { folder, used: BTreeSet::new() }
     }
 
-    /// Whether the folder has the head of a reward model.
+    /// Returns whether the folder has the head of a reward model.
     pub fn has_score(&self) -> bool {
         self.folder.has_score
     }
 
-    /// Errors when the folder has matrices that were not read.
+    /// Errors if the folder has matrices that were not read.
     pub fn finish(&self) -> Result<()> {
         self.folder.expect_used(&self.used)
     }
@@ -211,7 +211,8 @@ impl WeightSource for AdapterWeights {
     }
 }
 
-/// `targets` without the names that no linear with a matrix in `files` has; of all linears, the linears with matrices.
+/// Returns `targets` without the names that match no linear with a matrix in `files`. If the targets are all linears, returns the linears that have
+/// matrices. A pattern stays unchanged.
 fn targets_with_matrices(targets: Targets, files: &ModelFiles) -> Targets {
     let of_linear = |name: &'_ str| Some(name.strip_prefix(PEFT_PREFIX)?.strip_suffix(".lora_A.weight")?.to_string());
     let linears = || files.names().filter_map(of_linear);

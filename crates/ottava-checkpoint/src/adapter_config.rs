@@ -1,4 +1,4 @@
-//! `adapter_config.json`: what each key of PEFT's `LoraConfig` means for an adapter that is trained.
+//! Reads `adapter_config.json`. A table says what each key of PEFT's `LoraConfig` means for a trained adapter.
 
 use ottava_common::error::Result;
 use ottava_models::ConfigFile;
@@ -8,14 +8,14 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-/// What a key means.
+/// The meaning of a key.
 #[derive(Clone, Copy, PartialEq)]
 enum Meaning {
     /// [`settings`] reads it.
     Read,
-    /// It has no effect on what an adapter computes once it is trained.
+    /// The key has no effect on the result of a trained adapter.
     Needless,
-    /// It changes what an adapter computes, and is not implemented.
+    /// The key changes the result of an adapter, and is not implemented.
     Refused,
 }
 use Meaning::{Needless, Read, Refused};
@@ -32,7 +32,7 @@ const KEYS: &[(&str, Meaning)] = &[
     ("ensure_weight_tying", Needless),
     ("eva_config", Needless),
     ("exclude_modules", Read),
-    // PEFT corrects it by the kind of each linear.
+    // PEFT corrects this value by the kind of each linear.
     ("fan_in_fan_out", Needless),
     ("inference_mode", Needless),
     ("init_lora_weights", Read),
@@ -62,20 +62,20 @@ const KEYS: &[(&str, Meaning)] = &[
     ("trainable_token_indices", Refused),
     ("use_bdlora", Refused),
     ("use_dora", Read),
-    // It is for bases in GPTQ.
+    // The key is for base models in GPTQ.
     ("use_qalora", Needless),
     ("use_rslora", Read),
-    // It compresses what backward keeps.
+    // The key compresses saved activations.
     ("velora_config", Needless),
 ];
 
-/// Initializations after which the base model has its own weights: PEFT draws `A` and `B`, which the file replaces.
+/// The initializations that do not change the weights of the base model. PEFT draws `A` and `B`, and the file replaces them.
 const PLAIN: [&str; 5] = ["gaussian", "orthogonal", "eva", "mica", "lora_ga"];
 
-/// Heads that PEFT saves beside the adapters of a reward model, whose name in the supported families is the second.
+/// The heads that PEFT saves with the adapters of a reward model. The supported families use the second name.
 const HEADS: [&str; 2] = ["classifier", SCORE];
 
-/// One value, or a list of them.
+/// One value, or a list of values.
 #[derive(Deserialize)]
 #[serde(untagged)]
 enum OneOrMany<T> {
@@ -83,9 +83,9 @@ enum OneOrMany<T> {
     Many(Vec<T>),
 }
 
-/// Rank, factor and targets of an adapter with these settings.
+/// Returns the rank, the factor and the targets of an adapter with these settings.
 ///
-/// Errors with [`Error::Model`](ottava_common::Error::Model) that names the key which is not implemented, or not known.
+/// Errors with [`Error::Model`](ottava_common::Error::Model), which names a key that is not implemented or not known.
 pub(super) fn settings(config: &ConfigFile) -> Result<Lora> {
     let kind: String = config.required("peft_type")?;
     if kind != "LORA" {
@@ -119,19 +119,19 @@ pub(super) fn settings(config: &ConfigFile) -> Result<Lora> {
     Ok(lora)
 }
 
-/// Whether the adapter has the head of a reward model.
+/// Returns whether the adapter has the head of a reward model.
 pub(super) fn has_score(config: &ConfigFile) -> bool {
     saved_heads(config).is_some()
 }
 
-/// The modules that were trained beside the adapters, if they are heads of a reward model.
+/// Returns the modules that were trained besides the adapters, if they are heads of a reward model.
 fn saved_heads(config: &ConfigFile) -> Option<Vec<String>> {
     let saved: Vec<String> = config.optional("modules_to_save", Vec::new()).ok()?;
     let is_head = |name: &String| HEADS.contains(&name.as_str());
     (!saved.is_empty() && saved.iter().all(is_head)).then_some(saved)
 }
 
-/// Errors for a key that changes what an adapter computes and is not read.
+/// Errors for a key that changes the result of an adapter and is not read.
 fn expect_known(config: &ConfigFile) -> Result<()> {
     for (key, value) in config.values() {
         let is_unset = match value {
@@ -156,7 +156,7 @@ fn expect_known(config: &ConfigFile) -> Result<()> {
     Ok(())
 }
 
-/// Errors where weights other than `A`, `B` and magnitudes are trained or replaced.
+/// Errors if weights other than `A`, `B` and magnitudes are trained or replaced.
 fn expect_plain(config: &ConfigFile) -> Result<()> {
     let bias: String = config.optional("bias", "none".to_string())?;
     if bias != "none" {

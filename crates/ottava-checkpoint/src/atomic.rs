@@ -1,7 +1,7 @@
-//! Atomic checkpoints: complete or absent, whenever the program or the machine stops.
+//! Atomic checkpoints: a checkpoint is complete or absent, whenever the program or the machine stops.
 //!
-//! Files are written into a `.tmp-` folder, hashed and flushed to the disk, the manifest last. Renaming the folder creates the
-//! checkpoint. Deleting renames first. One process writes into a run's folder at a time; the trainer holds its lock.
+//! Files are written into a `.tmp-` folder, hashed and flushed to the disk. The manifest is written last. Renaming the folder creates the checkpoint.
+//! Before a checkpoint is deleted, it is renamed. Only one process writes into a run's folder, since the trainer holds its lock.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
@@ -17,10 +17,10 @@ use ottava_common::fs::{Fs, FsFile, create_dirs, parent, set_aside, sync_parent}
 use ottava_common::hash::hex;
 use ottava_common::{Error, Result};
 
-/// Prefix of a folder that is being written.
+/// The prefix of a folder that is being written.
 const TEMPORARY: &str = ".tmp-checkpoint-";
 
-/// Prefix of a folder that is being deleted.
+/// The prefix of a folder that is being deleted.
 const TRASH: &str = ".trash-checkpoint-";
 
 /// The first bytes of a file that may grow.
@@ -30,38 +30,39 @@ pub struct FileStart {
 }
 
 impl FileStart {
-    /// All bytes that the file at `path` has now.
+    /// Returns a start with all bytes that the file at `path` has now.
     pub fn now(path: &Path) -> Result<FileStart> {
         let bytes = std::fs::metadata(path).map_err(Error::io(path))?.len();
         Ok(FileStart { path: path.to_path_buf(), bytes })
     }
 }
 
-/// A checkpoint being written. Dropped before [`CheckpointWriter::finish`], it removes the files written so far.
+/// A checkpoint that is being written. If it is dropped before [`CheckpointWriter::finish`], the files written so far are removed.
 ///
-/// Several processes write files of one checkpoint: one begins it, the others join it at its path, and the first one lists the files of all.
+/// Several processes can write files of one checkpoint. One process begins it, and the others join it at its path. The process that began it lists
+/// the files of all processes.
 pub struct CheckpointWriter<'a> {
     fs: &'a dyn Fs,
-    /// Its path when it is complete.
+    /// The path of the complete checkpoint.
     target: PathBuf,
     temporary: PathBuf,
     step: u64,
     files: BTreeMap<String, FileEntry>,
-    /// Subfolders made so far.
+    /// The subfolders made so far.
     subfolders: BTreeSet<PathBuf>,
     /// Whether a drop removes the files written so far.
     discards: bool,
 }
 
 impl<'a> CheckpointWriter<'a> {
-    /// Starts the checkpoint of `step` in the run's `folder`, and removes what killed processes left there.
+    /// Begins the checkpoint of `step` in the run's `folder`, and removes the leftovers of killed processes.
     pub fn begin(fs: &'a dyn Fs, folder: &Path, step: u64) -> Result<CheckpointWriter<'a>> {
         let temporary = folder.join(format!("{TEMPORARY}{step}"));
         remove_leftovers(fs, folder)?;
         CheckpointWriter::begin_at(fs, folder.join(name(step)), temporary, step)
     }
 
-    /// Starts a plain model folder at `path`, which [`CheckpointWriter::finish_folder`] finishes.
+    /// Begins a plain model folder at `path`. [`CheckpointWriter::finish_folder`] finishes it.
     pub fn begin_folder(fs: &'a dyn Fs, path: &Path) -> Result<CheckpointWriter<'a>> {
         let name = path.file_name().ok_or_else(|| {
             Error::Config(format!("{}: this is not the name of a new folder; name one", path.display()))
@@ -81,7 +82,7 @@ impl<'a> CheckpointWriter<'a> {
         Ok(writer)
     }
 
-    /// Joins the checkpoint of `step` that another process has begun at the path `temporary`, with these `subfolders`, and finishes.
+    /// Joins the checkpoint of `step` that another process has begun at the path `temporary` with these `subfolders`. The other process finishes it.
     pub fn join(fs: &'a dyn Fs, temporary: &Path, step: u64, subfolders: &[&str]) -> CheckpointWriter<'a> {
         CheckpointWriter {
             fs,
@@ -94,7 +95,7 @@ impl<'a> CheckpointWriter<'a> {
         }
     }
 
-    /// The temporary folder that is written until the checkpoint is complete.
+    /// Returns the temporary folder, which holds the files until the checkpoint is complete.
     pub fn path(&self) -> &Path {
         &self.temporary
     }
@@ -104,7 +105,7 @@ impl<'a> CheckpointWriter<'a> {
         std::mem::take(&mut self.files)
     }
 
-    /// Lists files that a process has written.
+    /// Lists files that another process has written.
     pub fn adopt(&mut self, files: BTreeMap<String, FileEntry>) {
         self.files.extend(files);
     }
@@ -118,8 +119,7 @@ impl<'a> CheckpointWriter<'a> {
         Ok(())
     }
 
-    /// Writes the file at the relative path `name`: `content` fills it, then it is flushed to the disk and listed in the
-    /// manifest.
+    /// Writes the file at the relative path `name`: `content` writes its bytes, then it is flushed to the disk and listed in the manifest.
     pub fn file(&mut self, name: &str, content: impl FnOnce(&mut CheckpointFile) -> Result<()>) -> Result<()> {
         if !is_relative_path(name) || name == FILE_NAME || self.files.contains_key(name) {
             return Err(Error::Checkpoint(format!("a checkpoint cannot hold a second or special file {name:?}")));
@@ -149,9 +149,10 @@ impl<'a> CheckpointWriter<'a> {
         })
     }
 
-    /// Writes the manifest with `extra` in it, renames the folder and returns its final path.
+    /// Writes the manifest with the fields `extra`, renames the folder and returns its final path.
     ///
-    /// Anything else of that name is set aside: it is not part of this run, since [`abandon_after`] left none when it began.
+    /// If the final path exists, it is renamed. It does not belong to this run, since [`abandon_after`] renamed all later checkpoints when the run
+    /// began.
     pub fn finish(mut self, extra: Value) -> Result<PathBuf> {
         let ottava = env!("CARGO_PKG_VERSION").to_string();
         let files = std::mem::take(&mut self.files);
@@ -163,7 +164,7 @@ impl<'a> CheckpointWriter<'a> {
         self.finish_folder()
     }
 
-    /// Renames the folder and returns its final path, where nothing is.
+    /// Renames the folder and returns its final path, which must not exist before.
     pub fn finish_folder(mut self) -> Result<PathBuf> {
         for folder in self.subfolders.iter().chain([&self.temporary]) {
             self.fs.sync_dir(folder).map_err(Error::io(folder))?;
@@ -187,13 +188,13 @@ impl<'a> CheckpointWriter<'a> {
 impl Drop for CheckpointWriter<'_> {
     fn drop(&mut self) {
         if self.discards {
-            // On a failing disk this may fail as well; then the next save removes it.
+            // On a failing disk, this may fail too. Then the next save removes the folder.
             let _ = self.fs.remove(&self.temporary);
         }
     }
 }
 
-/// One file of a checkpoint while it is written.
+/// A file of a checkpoint while it is written.
 pub struct CheckpointFile {
     file: BufWriter<Box<dyn FsFile>>,
     path: PathBuf,
@@ -223,16 +224,16 @@ impl CheckpointFile {
 pub struct Latest {
     /// The newest complete checkpoint.
     pub complete: Option<(PathBuf, Manifest)>,
-    /// Newer ones that are damaged, with the reason.
+    /// The damaged checkpoints that are newer, each with the reason.
     pub damaged: Vec<(PathBuf, Error)>,
 }
 
-/// The newest complete checkpoint in a run's `folder`, by step and not by any clock.
+/// Finds the newest complete checkpoint in a run's `folder`, by step and not by time.
 pub fn latest_complete(folder: &Path, depth: Verify) -> Result<Latest> {
     latest_complete_until(folder, u64::MAX, depth)
 }
 
-/// [`latest_complete`] among the checkpoints of steps up to `last`.
+/// Finds the newest complete checkpoint of a step up to `last`.
 pub fn latest_complete_until(folder: &Path, last: u64, depth: Verify) -> Result<Latest> {
     let mut latest = Latest { complete: None, damaged: Vec::new() };
     for (step, path) in checkpoints(folder)?.into_iter().rev().filter(|(step, _)| *step <= last) {
@@ -248,10 +249,10 @@ pub fn latest_complete_until(folder: &Path, last: u64, depth: Verify) -> Result<
     Ok(latest)
 }
 
-/// Deletes all but the `count` newest complete checkpoints and the checkpoints of the `protected` steps (the best one, say). A checkpoint for which
-/// only a signal asked does not count, and is deleted once there is a newer one.
+/// Deletes old checkpoints. The `count` newest complete checkpoints and the checkpoints of the `protected` steps (such as the best) are kept. A
+/// checkpoint that was saved only on a signal does not count, and is deleted when there is a newer checkpoint.
 ///
-/// Keeps at least one complete checkpoint, and damaged ones that are newer than the oldest one kept.
+/// Keeps at least one complete checkpoint. Also keeps damaged checkpoints that are newer than the oldest kept checkpoint.
 pub fn delete_old(fs: &dyn Fs, folder: &Path, count: usize, protected: &[u64]) -> Result<()> {
     let (mut kept, mut has_newer) = (0, false);
     for (step, path) in checkpoints(folder)?.into_iter().rev() {
@@ -275,7 +276,7 @@ fn complete(path: &Path, step: u64, depth: Verify) -> Result<Manifest> {
     Ok(manifest)
 }
 
-/// Removes what killed processes left in a run's `folder`: checkpoints that were being written or deleted.
+/// Removes the leftovers of killed processes in a run's `folder`: checkpoints that were being written or deleted.
 pub fn remove_leftovers(fs: &dyn Fs, folder: &Path) -> Result<()> {
     for leftover in named(folder, |name| name.starts_with(TEMPORARY) || name.starts_with(TRASH))? {
         fs.remove(&leftover).map_err(Error::io(&leftover))?;
@@ -293,26 +294,26 @@ fn remove(fs: &dyn Fs, path: &Path, step: u64) -> Result<()> {
     fs.remove(&trash).map_err(Error::io(&trash))
 }
 
-/// Sets aside all checkpoints in a run's `folder` of later steps than `step`, complete or not, newest first, and returns
-/// their new paths. Otherwise the next `--resume` of a run that continues after `step` would take one of them.
+/// Renames all checkpoints in a run's `folder` of steps after `step`, complete or not, newest first, and returns their new paths. Otherwise, the next
+/// `--resume` of a run that continues after `step` would use one of them.
 pub fn abandon_after(fs: &dyn Fs, folder: &Path, step: u64) -> Result<Vec<PathBuf>> {
     let later = checkpoints(folder)?.into_iter().rev().take_while(|(other, _)| *other > step);
     later.map(|(_, path)| set_aside(fs, &path)).collect()
 }
 
-/// True when `folder` holds a checkpoint, complete or not.
+/// Returns whether `folder` holds a checkpoint, complete or not.
 pub fn holds_checkpoints(folder: &Path) -> Result<bool> {
     Ok(!checkpoints(folder)?.is_empty())
 }
 
-/// The name of the checkpoint of `step`.
+/// Returns the name of the checkpoint of `step`.
 pub fn name(step: u64) -> String {
     format!("checkpoint-{step}")
 }
 
-/// The folders named as checkpoints, oldest step first.
+/// Returns the folders with names of checkpoints, in the order of their steps.
 fn checkpoints(folder: &Path) -> Result<Vec<(u64, PathBuf)>> {
-    // Other spellings of a number, such as +5 or 05, are not ours.
+    // Other spellings of a number, such as +5 or 05, are not names of checkpoints.
     let step_of = |file_name: &str| {
         let step = file_name.strip_prefix("checkpoint-")?.parse().ok()?;
         (name(step) == file_name).then_some(step)
@@ -324,7 +325,7 @@ fn checkpoints(folder: &Path) -> Result<Vec<(u64, PathBuf)>> {
     Ok(found)
 }
 
-/// The entries of `folder` whose names match; none when it does not exist.
+/// Returns the entries of `folder` whose names match. Returns no entries if `folder` does not exist.
 fn named(folder: &Path, matches: impl Fn(&str) -> bool) -> Result<Vec<PathBuf>> {
     let entries = match std::fs::read_dir(folder) {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),

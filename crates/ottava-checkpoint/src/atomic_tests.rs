@@ -8,18 +8,18 @@ use serde_json::json;
 use super::*;
 use ottava_common::fs::{Fs, FsFile, RealFs};
 
-/// A fault injected at one operation.
+/// A fault that is injected at one operation.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Fault {
-    /// The operation fails with this system error; later ones work.
+    /// The operation fails with this system error. Later operations work.
     Error(i32),
-    /// A write takes half of its bytes, the next one fails as on a full disk.
+    /// A write takes half of its bytes, and the next write fails as on a full disk.
     ShortWrite,
-    /// This operation and all later ones fail: the program was killed.
+    /// This operation and all later operations fail, as if the program was killed.
     Killed,
 }
 
-/// The real file system with a fault at operation `at`, and a list of what was done.
+/// The real file system with a fault at operation `at`, and a list of the operations.
 #[derive(Clone)]
 struct FaultyFs(Arc<Faults>);
 
@@ -150,7 +150,7 @@ fn a_fault_at_any_operation_leaves_whole_checkpoints_only() {
     const EIO: i32 = 5;
     for fault in [Fault::Error(ENOSPC), Fault::Error(EIO), Fault::ShortWrite, Fault::Killed] {
         let mut failures = 0;
-        // Step 2 is new; step 1 is there already and is replaced, which takes the most operations.
+        // Step 2 is new. Step 1 exists and is replaced, which takes the most operations.
         for (step, at) in [1, 2].into_iter().flat_map(|step| (0..20).map(move |at| (step, at))) {
             let folder = tempfile::tempdir().unwrap();
             save(&RealFs, folder.path(), 0).unwrap();
@@ -165,7 +165,7 @@ fn a_fault_at_any_operation_leaves_whole_checkpoints_only() {
             if matches!(fault, Fault::Error(_) | Fault::ShortWrite) && saved.is_err() {
                 assert!(!names(folder.path()).iter().any(|name| name.starts_with(".tmp-")), "{fault:?} at {at}");
             }
-            // A later attempt must not stumble over leftovers.
+            // Leftovers of the failed attempt do not disturb a later attempt.
             save(&RealFs, folder.path(), step).unwrap();
             assert_eq!(newest(folder.path()), Some(step.max(1)));
         }
@@ -230,7 +230,7 @@ fn missing_swapped_and_foreign_checkpoints_are_not_taken() {
     assert!(latest_complete(Path::new("/nowhere"), Verify::Sizes).unwrap().complete.is_none());
 }
 
-/// Paths that lead out of a folder, or that mean the same as a shorter one.
+/// Paths that lead out of a folder, or that are longer names of another path.
 const OUTSIDE: [&str; 9] = ["../x", "/etc/passwd", "..", "a/../b", "a//b", "./a", "a/", "a\\b", ""];
 
 #[test]
@@ -303,7 +303,7 @@ fn retention_keeps_the_newest_complete_ones() {
     }
     std::fs::remove_file(folder.path().join("checkpoint-30/a.bin")).unwrap();
     delete_old(&RealFs, folder.path(), 2, &[5]).unwrap();
-    // 30 is damaged and does not count; 10 goes, 5 is protected.
+    // Checkpoint 30 is damaged and does not count. Checkpoint 10 is deleted, and checkpoint 5 is protected.
     assert_eq!(names(folder.path()), ["checkpoint-100", "checkpoint-20", "checkpoint-30", "checkpoint-5"]);
     delete_old(&RealFs, folder.path(), 0, &[]).unwrap();
     assert_eq!(names(folder.path()), ["checkpoint-100"]);

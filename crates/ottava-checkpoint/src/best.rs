@@ -2,25 +2,26 @@
 
 use serde::{Deserialize, Serialize};
 
-/// The evaluation with the lowest value of a metric so far, as checkpoints save it.
+/// The evaluation with the lowest value of a metric so far, which checkpoints save.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Best {
-    /// The step after which it was made.
+    /// The number of steps before the evaluation.
     pub step: u64,
     /// The name of the metric.
     pub metric: String,
-    /// Its value.
+    /// The value of the metric.
     pub value: f64,
-    /// Evaluations in a row, up to now, that were not lower than the lowest before by more than a threshold.
+    /// The number of consecutive evaluations, up to now, that did not lower the previous best value by more than a threshold.
     pub without_improvement: u64,
 }
 
 impl Best {
-    /// Compares `value` of `metric`, of an evaluation after `step`, with the `best` so far, which it becomes if it is lower, or if that has
-    /// another metric. Returns whether it is.
+    /// Compares `value` of `metric`, evaluated after `step`, with the `best` so far. If `value` is lower, or if `best` has another metric, it becomes
+    /// the best. Returns whether it became the best.
     ///
-    /// Evaluations that are not lower by more than `threshold` count as without improvement, as in transformers' `EarlyStoppingCallback`.
+    /// If an evaluation is not lower by more than `threshold`, it counts as an evaluation without improvement, as in transformers'
+    /// `EarlyStoppingCallback`.
     pub fn update(best: &mut Option<Best>, step: u64, metric: &str, value: f64, threshold: f64) -> bool {
         let Some(before) = best.as_mut().filter(|before| before.metric == metric) else {
             *best = Some(Best { step, metric: metric.to_string(), value, without_improvement: 0 });
@@ -51,10 +52,10 @@ mod tests {
         }
         let last = best.clone().unwrap();
         assert_eq!((last.step, last.value, last.without_improvement), (6, 1.5, 0));
-        // The same value again is no improvement, whatever the threshold.
+        // An equal value is not an improvement, whatever the threshold is.
         assert!(!Best::update(&mut best, 7, "eval_loss", 1.5, 0.0));
         assert_eq!(best.as_ref().unwrap().without_improvement, 1);
-        // Values of another metric do not compare.
+        // Values of different metrics are not compared.
         assert!(Best::update(&mut best, 8, "eval_code_loss", 9.0, 0.0));
         assert_eq!(best.unwrap().value, 9.0);
     }

@@ -1,6 +1,6 @@
-//! Master weights and optimizer states of a checkpoint in the formats of another level.
+//! Converts master weights and optimizer states of a checkpoint to the formats of another storage.
 //!
-//! Each rank reads whole tensors, since whole matrices have one scale.
+//! Each rank reads whole tensors, since a matrix has one scale.
 
 use crate::slices::{Regions, SliceFiles};
 use ottava_common::error::{Error, Result};
@@ -10,34 +10,34 @@ use ottava_tensor::{DType, Device, ExpandedTensor, ScaledTensor, Tensor};
 use std::collections::HashMap;
 use std::path::Path;
 
-/// What a checkpoint has of one parameter.
+/// The saved states of one parameter.
 pub(super) struct SavedStates<'a> {
-    /// The folder, for messages.
+    /// The folder of the checkpoint, for messages.
     pub folder: &'a Path,
     pub files: &'a SliceFiles,
-    /// The name of the parameter, which scales have.
+    /// The name of the parameter. The names of scales contain it.
     pub parameter: &'a str,
     pub shards: &'a [Shard],
 }
 
 /// The values of one kind, such as the first moment, of all tensors of a parameter.
 pub(super) struct Values {
-    /// By the name of the tensor: the amaxes of this rank.
+    /// The values of each tensor of this rank, by name.
     by_tensor: HashMap<String, Vec<f32>>,
-    /// The amax of all, including the experts of other ranks.
+    /// The amax of all values, including the experts of other ranks.
     amax: f32,
 }
 
-/// Values of a parameter, or of a slice of it, in a format.
+/// The values of a parameter, or of a slice of it, in a format.
 pub(super) struct Encoded {
-    /// What the optimizer calls by the name of the kind.
+    /// The tensor that the optimizer calls by the name of the kind.
     pub values: Tensor,
-    /// The end of the name of the tensor beside it, and that tensor.
+    /// The accompanying tensor, such as the scale, with the suffix of its name.
     pub beside: Option<(&'static str, Tensor)>,
 }
 
 impl SavedStates<'_> {
-    /// The values of `kind`, in F32; `None` if the checkpoint has none.
+    /// Reads the values of `kind` in F32. Returns `None` if the checkpoint does not have them.
     ///
     /// Errors with [`Error::Checkpoint`] if tensors have other shapes, or a format of an earlier version.
     pub fn values(&self, kind: &str) -> Result<Option<Values>> {
@@ -46,7 +46,7 @@ impl SavedStates<'_> {
             if !self.files.has(&format!("{kind}.{}", tensor.name)) {
                 return Ok(None);
             }
-            // The experts of other ranks have the same scale.
+            // The experts of other ranks share the scale, so they are also read.
             let alike = if *split == Split::Expert { self.experts_of(kind, tensor) } else { vec![tensor.clone()] };
             for tensor in alike {
                 if by_tensor.contains_key(&tensor.name) {
@@ -61,7 +61,7 @@ impl SavedStates<'_> {
         Ok(Some(Values { by_tensor, amax: largest }))
     }
 
-    /// The tensors of all experts that are like this one.
+    /// Returns the tensors of all experts that correspond to `tensor`.
     fn experts_of(&self, kind: &str, tensor: &FolderTensor) -> Vec<FolderTensor> {
         let split =
             tensor.name.split_once(".experts.").and_then(|(before, after)| Some((before, after.split_once('.')?.1)));
@@ -107,7 +107,7 @@ impl SavedStates<'_> {
 }
 
 impl Values {
-    /// The values in `regions` of the tensors of `kind`.
+    /// Returns the values in `regions` of the tensors of `kind`.
     pub fn part<'r>(&self, kind: &str, regions: impl Iterator<Item = &'r Regions>) -> Result<Tensor> {
         let mut part = Vec::new();
         for Regions { info, regions } in regions {
@@ -118,7 +118,7 @@ impl Values {
         Ok(Tensor::from_slice(&Device::Cpu, &[part.len()], &part)?)
     }
 
-    /// `part` of the values, F32, as layers read it in `dtype` if the master weights are F16 with a scale.
+    /// Rounds `part` of the values, F32, as F16 master weights with a scale would be rounded, and returns the weights that layers read in `dtype`.
     pub fn through_f16(&self, part: &Tensor, dtype: DType) -> Result<Tensor> {
         Ok(unscaled(&scaled_by(part, &self.amax()?, DType::F16)?, dtype)?)
     }
@@ -127,7 +127,7 @@ impl Values {
         Ok(Tensor::from_slice(&Device::Cpu, &[1], &[self.amax])?)
     }
 
-    /// `part` of the values, F32, in the format of `like`, which has its shape.
+    /// Converts `part` of the values, F32, to the format and the shape of `like`.
     pub fn encode(&self, part: &Tensor, like: &Tensor) -> Result<Encoded> {
         let part = part.reshape(like.shape())?;
         Ok(match like.dtype() {

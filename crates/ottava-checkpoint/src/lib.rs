@@ -14,28 +14,28 @@
 //! # Ok::<(), ottava_common::Error>(())
 //! ```
 //!
-//! A checkpoint is a Hugging Face model folder with everything else in `training/`: optimizer states and scales as named tensors, and an index that
-//! maps the elements of each tensor to files (`slices.rs`). So any number of processes can read what another number of processes has written. There
-//! is no pickle: weights are safetensors. No incomplete checkpoint has its final name: `CheckpointWriter` writes under a temporary name, hashes on
-//! the fly, writes the manifest last, and renames the folder.
+//! A checkpoint is a Hugging Face model folder. The subfolder `training/` has everything else: optimizer states and scales as named tensors, and an
+//! index that maps the elements of each tensor to files (`slices.rs`). So any number of processes can read a checkpoint that another number of
+//! processes has written. Weights are safetensors, and no file is a pickle. An incomplete checkpoint never has its final name: `CheckpointWriter`
+//! writes under a temporary name, hashes while it writes, writes the manifest last, and renames the folder.
 //!
-//! `Contents` (`training.rs`) lists what a rank writes, `LiveTensors` (`live.rs`) has the tensors, also the tensors of other ranks, and `Saver`
-//! (`save.rs`) writes them: from the tensors while training is paused, or from a `Snapshot` (pinned host memory) in a thread. This thread never
-//! uses the communicator: at the end of each step, the training threads of all ranks exchange the progress of their saves and advance them
-//! together. On resume, `SavedStates` (`formats.rs`) converts the states of another level. A run writes its durable files through the trait `Fs`,
-//! so that tests can make each operation fail in turn and simulate a power failure after each.
+//! `Contents` (`training.rs`) lists what a rank writes. `LiveTensors` (`live.rs`) reads these tensors and gathers the parts that other ranks hold.
+//! `Saver` (`save.rs`) writes the files: directly while training is paused, or in a thread from a `Snapshot` in pinned host memory. This thread never
+//! uses the communicator. At the end of each step, the training threads of all ranks exchange the progress of their saves and advance them together.
+//! On resume, `SavedStates` (`formats.rs`) converts the states of another storage. A run writes its durable files through the trait `Fs`, so tests
+//! can make each operation fail in turn and simulate a power failure after each operation.
 //!
 //! **A checkpoint does not depend on the mesh.** `LiveTensors` gathers one weight at a time, over slices, parts of tensors and stages
 //! (`Partition::whole_value`), on all ranks in the order of the model. Optimizer states are not gathered: each rank writes its `Regions` of the
 //! folder's tensors (`slices.rs`), and reads the regions that its own mesh needs. Values that belong to a whole matrix, such as the scale of its
-//! moments, are reduced over `Shared::Elements`, so they are equal on all ranks. `tests/promises/parallel/reopen.rs` reopens the checkpoints of each mesh
-//! under another mesh and compares all bytes.
+//! moments, are reduced over `Shared::Elements`, so they are equal on all ranks. `tests/promises/parallel/reopen.rs` reopens the checkpoints of each
+//! mesh under another mesh and compares all bytes.
 //!
 //! **Loading.** `FolderWeights` reads a tensor through `Staging` to the device of the model, in the type of the file, and `Param::load` casts it
-//! there. `ModelFiles::read_into` reads parts of a chunk in parallel. `WeightFiles` reads all weights of a folder as values, whatever their type;
-//! `Quantization` (`models/quantization.rs`) describes the scales of FP8 weights.
+//! there. `ModelFiles::read_into` reads parts of a chunk in parallel. `WeightFiles` reads and dequantizes all weights of a folder, whatever their
+//! type. `Quantization` (`models/quantization.rs`) describes the scales of FP8 weights.
 //!
-//! `docs/checkpoints.md` describes the layout, `docs/reliability.md` the promises and their tests.
+//! `docs/checkpoints.md` describes the layout, and `docs/reliability.md` describes the promises and their tests.
 #![forbid(unsafe_code)]
 
 pub mod adapter;

@@ -1,4 +1,4 @@
-//! The tensors of a checkpoint as training has them, also the tensors of other ranks.
+//! The live tensors of a training run for a checkpoint, including tensors of other ranks.
 
 use crate::model::rows_of;
 use crate::{TensorInfo, stacks};
@@ -11,19 +11,19 @@ use ottava_tensor::{DType, Device, Tensor};
 use std::collections::HashMap;
 use std::ops::Range;
 
-/// The tensors of [`Contents`](super::training::Contents) as training has them. Weights that ranks divide are gathered one after another,
-/// and the weights of a stage are sent to the ranks with other stages, by all ranks in the order of the model.
+/// The live tensors of [`Contents`](super::training::Contents). All ranks read the weights in the order of the model. Weights that ranks divide are
+/// gathered one after another. The weights of a pipeline stage are sent to the ranks of other stages.
 pub struct LiveTensors<'a> {
     partition: &'a Partition,
     device: Device,
     params: Vec<LiveParam<'a>>,
-    /// The first parameter that was not gathered yet.
+    /// The number of the first parameter that was not gathered yet.
     next: usize,
-    /// Where weights are: parameter, how a folder has them, and rows, by name.
+    /// The location of each weight, by name: the number of the parameter, the layout in a folder, and the rows.
     rows: HashMap<String, (usize, FolderLayout, Range<usize>)>,
     /// Views of all other tensors, by name.
     others: HashMap<String, Tensor>,
-    /// The last parameter that was gathered.
+    /// The last parameter that was gathered, with its number.
     whole: Option<(usize, Tensor)>,
 }
 
@@ -32,15 +32,15 @@ struct LiveParam<'a> {
     name: String,
     shape: Vec<usize>,
     dtype: DType,
-    /// The rank of the pipeline that has it.
+    /// The pipeline rank that holds the parameter.
     owner: usize,
-    /// `None` if this rank does not have it.
+    /// The parameter; `None` if this rank does not hold it.
     here: Option<&'a mut Param>,
 }
 
 impl<'a> LiveTensors<'a> {
-    /// The tensors of a model on `device`, of whose trained parameters this rank has `params`. `whole` is the model without weights, if
-    /// ranks have different parts of it. Returns also the weights of the model, in its order.
+    /// Makes the live tensors of a model on `device`. `params` are the trained parameters of this rank. If ranks have different parts of the model,
+    /// `whole` is the whole model without weights. Also returns the weights of the model, in its order.
     pub(super) fn new(
         partition: &'a Partition,
         device: &Device,
@@ -53,7 +53,7 @@ impl<'a> LiveTensors<'a> {
             for (shard, at) in rows_of(shards) {
                 let (tensor, dtype) = (&shard.tensor, param.dtype);
                 let (name, is_stacked) = (tensor.stored_name(), matches!(tensor.layout, FolderLayout::Stacked(_)));
-                // Experts are written with the first of their stack, which is all of the parameter.
+                // A stack of experts is written as one tensor, which takes all rows of the parameter.
                 let at = if is_stacked { 0..param.shape[0] } else { at };
                 if rows.insert(name.clone(), (live.len(), tensor.layout, at)).is_none() {
                     weights.push(TensorInfo { name, dtype, shape: tensor.stored_shape() });
@@ -77,7 +77,7 @@ impl<'a> LiveTensors<'a> {
                 let mut own: HashMap<_, _> = names.into_iter().zip(params).collect();
                 for param in whole.parameters() {
                     let (name, shape, dtype) = describe(param);
-                    // The first of the ranks that share the weight of embedding and head.
+                    // If ranks share the weight of embedding and head, the first of these ranks owns it.
                     let owner = stages.iter().position(|names| names.contains(&name)).unwrap_or(0);
                     let here = own.remove(&name).filter(|_| owner == rank);
                     add(&param.identity.shards, LiveParam { name, shape, dtype, owner, here });
@@ -88,14 +88,14 @@ impl<'a> LiveTensors<'a> {
         Ok((weights, LiveTensors { partition, device, params: live, next, rows, others, whole }))
     }
 
-    /// A tensor by its name, in the order of [`Contents::names`](super::training::Contents::names).
+    /// Returns the tensor called `name`. Tensors must be requested in the order of [`Contents::names`](super::training::Contents::names).
     pub fn get(&mut self, name: &str) -> Result<Tensor> {
         let Some((i, layout, rows)) = self.rows.get(name).cloned() else {
             self.gather_rest()?;
             return Ok(self.others[name].clone());
         };
         while self.next <= i {
-            // The one before is freed first.
+            // The preceding parameter is freed before the next is gathered.
             self.whole = None;
             self.whole = Some((self.next, self.value(self.next)?));
             self.next += 1;
@@ -109,7 +109,7 @@ impl<'a> LiveTensors<'a> {
         }
     }
 
-    /// Gathers the weights that nobody has asked for, so that all ranks gather the same ones.
+    /// Gathers the weights that were not requested, so that all ranks gather the same weights.
     pub fn gather_rest(&mut self) -> Result<()> {
         self.whole = None;
         let has_others = self.partition.divides() || !self.partition.ranks().have_whole_model();
@@ -120,13 +120,13 @@ impl<'a> LiveTensors<'a> {
         Ok(())
     }
 
-    /// The whole weights of a parameter, on all ranks.
+    /// Returns the whole weights of a parameter, on all ranks.
     fn value(&self, at: usize) -> Result<Tensor> {
         let LiveParam { name, shape, dtype, owner, here } = &self.params[at];
         let own = here.as_ref().map(|param| self.partition.whole_value(param)).transpose()?;
         match (own, self.partition.ranks().pipeline().size()) {
             (Some(own), 1) => Ok(own),
-            // A broadcast writes its buffer.
+            // The broadcast writes its buffer, so the weights are copied.
             (Some(own), _) => self.partition.share_with_stages(name, *owner, own.duplicate()?),
             (None, _) => {
                 let into = Tensor::empty(&self.device, shape, *dtype)?;

@@ -1,4 +1,4 @@
-//! `manifest.json`: the files of a complete checkpoint. A folder without a valid one is not a checkpoint.
+//! `manifest.json` lists the files of a complete checkpoint. A folder without a valid manifest is not a checkpoint.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -13,61 +13,61 @@ use ottava_common::{Error, Result, input};
 /// The version of the checkpoint layout that this program writes.
 pub const FORMAT: u32 = 2;
 
-/// The oldest version that this program reads. Format 1 has the files of `training/` beside the weights.
+/// The oldest version that this program reads. In format 1, the files of `training/` are next to the weights.
 const OLDEST_FORMAT: u32 = 1;
 
-/// The largest manifest: it has a line for each file and cast.
+/// The maximum size of a manifest. It has a line for each file and cast.
 const MAX_BYTES: u64 = 256 << 20;
 
 /// The name of the manifest in its folder.
 pub const FILE_NAME: &str = "manifest.json";
 
-/// The content of a checkpoint.
+/// The content of a manifest.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Manifest {
-    /// The version of the layout when it was written.
+    /// The version of the layout in which the checkpoint was written.
     pub format: u32,
-    /// The version of the program that wrote it.
+    /// The version of the program that wrote the checkpoint.
     pub ottava: String,
     /// The last finished optimizer step.
     pub step: u64,
-    /// Every file by its path in the folder (`training/optimizer.safetensors`), without this one.
+    /// Every file of the checkpoint except the manifest, by its path in the folder (`training/optimizer.safetensors`).
     pub files: BTreeMap<String, FileEntry>,
-    /// The writer's own fields: position and configuration of the run.
+    /// The fields that the writer adds: the position and the configuration of the run.
     pub extra: Value,
 }
 
-/// One file of a checkpoint.
+/// A file of a checkpoint.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FileEntry {
-    /// Its size in bytes.
+    /// The size in bytes.
     pub size: u64,
-    /// SHA-256 of its content.
+    /// The SHA-256 of the content.
     pub sha256: String,
 }
 
 /// The depth of a check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verify {
-    /// The manifest and the sizes of all files: finds interrupted copies.
+    /// Check the manifest and the sizes of all files. This finds interrupted copies.
     Sizes,
-    /// Also the SHA-256 of every file: finds any damage, and reads everything.
+    /// Also check the SHA-256 of every file. This finds any damage, and reads all files.
     Hashes,
 }
 
 impl Manifest {
-    /// Whether only a signal asked for the checkpoint, as [`Progress`](super::Progress) says.
+    /// Returns whether the checkpoint was saved only on a signal. See [`Progress`](super::Progress).
     pub fn is_interruption(&self) -> bool {
         self.extra.get("is_interruption").and_then(Value::as_bool) == Some(true)
     }
 
-    /// The text of `manifest.json`.
+    /// Returns the text of `manifest.json`.
     pub(super) fn render(&self) -> String {
         seal(self)
     }
 
-    /// The manifest of `folder`, without checking the files; `None` if there is none. Errors with [`Error::Checkpoint`] when it is
-    /// damaged.
+    /// Reads the manifest of `folder` without checking the files. Returns `None` if there is no manifest. Errors with [`Error::Checkpoint`] if the
+    /// manifest is damaged.
     pub fn read(folder: &Path) -> Result<Option<Manifest>> {
         let path = folder.join(FILE_NAME);
         let wrong = |reason: String| Error::Checkpoint(format!("{}: {reason}", path.display()));
@@ -79,7 +79,7 @@ impl Manifest {
 
     fn parse(text: &[u8]) -> Result<Manifest, String> {
         let value = unseal(text)?;
-        // The version decides the meaning of the other fields, so it is checked first.
+        // The version determines the meaning of the other fields, so it is checked first.
         if !value["format"].as_u64().is_some_and(|format| (OLDEST_FORMAT.into()..=FORMAT.into()).contains(&format)) {
             return Err(format!("it has format {}, this program reads {OLDEST_FORMAT} to {FORMAT}", value["format"]));
         }
@@ -87,16 +87,16 @@ impl Manifest {
     }
 }
 
-/// Reads the manifest of `folder` and compares the files with it.
-/// Errors with [`Error::Checkpoint`] that names the first file that is missing or damaged.
+/// Reads the manifest of `folder` and compares the files with it. Errors with [`Error::Checkpoint`], which names the first file that is missing or
+/// damaged.
 pub fn verify(folder: &Path, depth: Verify) -> Result<Manifest> {
     let manifest = Manifest::read(folder)?.ok_or_else(|| wrong(folder, FILE_NAME, "there is no such file".into()))?;
     compare(folder, &manifest, depth, |_| true)?;
     Ok(manifest)
 }
 
-/// Compares the files of a model folder with its manifest, where it has one, as checkpoints do: the files at the top, by their hashes.
-/// Errors with [`Error::Checkpoint`] that names the first file that is missing or damaged.
+/// Compares the files of a model folder with its manifest, by their hashes. Files in subfolders are not compared. Does nothing if the folder does not
+/// have a manifest. Errors with [`Error::Checkpoint`], which names the first file that is missing or damaged.
 pub fn verify_model(folder: &Path) -> Result<()> {
     match Manifest::read(folder)? {
         Some(manifest) => compare(folder, &manifest, Verify::Hashes, is_plain_name),
@@ -127,7 +127,7 @@ fn compare(folder: &Path, manifest: &Manifest, depth: Verify, included: fn(&str)
         }
         Err(error) => Some(error),
     };
-    // In parallel, since hashing is slower than reading.
+    // Files are hashed in parallel, since hashing is slower than reading.
     let error = files().collect::<Vec<_>>().par_iter().find_map_first(differs);
     error.map_or(Ok(()), Err)
 }
@@ -136,7 +136,7 @@ fn wrong(folder: &Path, name: &str, reason: String) -> Error {
     Error::Checkpoint(format!("{}: {reason}", folder.join(name).display()))
 }
 
-/// The size of the file at the relative path `name`. A link in the path is an error.
+/// Returns the size of the file at the relative path `name`. Errors if the path contains a link.
 fn file_size(folder: &Path, name: &str) -> Result<u64, String> {
     let mut path = folder.to_path_buf();
     let mut parts = name.split('/').peekable();
@@ -154,12 +154,12 @@ fn file_size(folder: &Path, name: &str) -> Result<u64, String> {
     Err("this is a folder, the manifest lists a file".into())
 }
 
-/// True for a path of plain names with `/` between them.
+/// Returns whether `path` consists of plain names with `/` between them.
 pub(super) fn is_relative_path(path: &str) -> bool {
     path.split('/').all(is_plain_name)
 }
 
-/// True for a name that stays within its folder on every system.
+/// Returns whether `name` stays within its folder on every system.
 pub(super) fn is_plain_name(name: &str) -> bool {
     !name.is_empty() && name != "." && name != ".." && !name.contains(['/', '\\', '\0'])
 }

@@ -1,4 +1,4 @@
-//! Adapters added to the weights of their base model, as a plain model folder.
+//! Merges adapters into the weights of their base model, and writes a plain model folder.
 
 use crate::adapter::LinearAdapter;
 use crate::model::{expect_new_folder, write_settings};
@@ -15,12 +15,13 @@ use ottava_tensor::ops::{
 use ottava_tensor::{DType, Device, Tensor};
 use std::path::Path;
 
-/// Writes the model of the folder `base` with `W + scale · B · A` in place of each `W` that has an adapter, and with DoRA each row of it times
-/// its magnitude over its norm, as the new folder `output`, and returns the number of such weights. Sums are F32, and rounded once to the type of
-/// `W`; other weights keep their bits, and weights in FP8 become BF16.
+/// Merges `adapter` into the model of the folder `base`, writes the result as the new folder `output`, and returns the number of merged weights.
 ///
-/// Errors with [`Error::Model`] when the adapter has matrices of other weights, and with [`Error::Config`] when `output` exists or is
-/// inside a source; nothing is left then.
+/// Each `W` that has an adapter becomes `W + scale · B · A`. With DoRA, each row of this sum is also multiplied by its magnitude and divided by its
+/// norm. Sums are F32, and are rounded once to the type of `W`. Other weights keep their bits, except that weights in FP8 become BF16.
+///
+/// Errors with [`Error::Model`] if the adapter has matrices of weights that the model does not have. Errors with [`Error::Config`] if `output` exists
+/// or is inside a source. After an error, `output` does not exist.
 pub fn merge(base: &Path, adapter: &AdapterFolder, output: &Path) -> Result<usize> {
     expect_new_folder(output, &[base, adapter.path()])?;
     let config = ConfigFile::read(base)?;
@@ -44,7 +45,7 @@ pub fn merge(base: &Path, adapter: &AdapterFolder, output: &Path) -> Result<usiz
     Ok(merged)
 }
 
-/// `W + scale · B · A`, F32, with rows of their magnitudes if there are any.
+/// Returns `W + scale · B · A` in F32. If the adapter has magnitudes, the rows are scaled to them.
 fn adapted(w: &Tensor, adapter: &LinearAdapter, transposed: bool, info: &TensorInfo) -> Result<Tensor> {
     let LinearAdapter { a, b, magnitude, scale } = adapter;
     let product = gemm_nt(Operand::plain(b), Operand::plain_transposed(a), DType::F32, Accumulation::Exact)?;

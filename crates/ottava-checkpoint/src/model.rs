@@ -1,4 +1,4 @@
-//! Hugging Face model folders: loading weights and writing them.
+//! Loads and writes the weights of Hugging Face model folders.
 
 use crate::adapter::{self, AdapterWeights};
 use crate::{AdapterFolder, CheckpointWriter, TensorInfo, WeightFiles, stacks};
@@ -18,44 +18,45 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// Ends of the names of constants in folders of older writers: angles of rotary positions, and GPT-2's causal masks.
+/// The ends of the names of constants in folders of older writers: angles of rotary positions, and GPT-2's causal masks.
 pub const MASKS_AND_ANGLES: &[&str] = &["rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias"];
 
 /// The name of a head's weight.
 pub const HEAD: &str = "lm_head.weight";
 
-/// Weights of a model folder.
+/// The weights of a model folder.
 pub struct FolderWeights {
     files: WeightFiles,
     staging: Staging,
     used: BTreeSet<String>,
-    /// The last tensor, or part of one, that was transposed, since ranks may read many ranges of it: its name, its first element and its values.
+    /// The last tensor or part of a tensor that was transposed: its name, its first element and its values. It is kept since ranks may read many
+    /// ranges of it.
     transposed: Option<(String, usize, Tensor)>,
 }
 
 impl FolderWeights {
-    /// Opens the safetensors files of `folder` and checks that they are whole.
+    /// Opens the safetensors files of `folder` and checks that they are complete.
     pub fn open(folder: &Path) -> Result<FolderWeights> {
         let (files, staging) = (WeightFiles::open(folder)?, Staging::new(&Device::Cpu));
         Ok(FolderWeights { files, staging, used: BTreeSet::new(), transposed: None })
     }
 
-    /// Reads values to the memory of `device`, for a model there.
+    /// Returns the same weights, which are read to the memory of `device`.
     pub fn on(self, device: &Device) -> FolderWeights {
         FolderWeights { staging: Staging::new(device), ..self }
     }
 
-    /// Checks that `folder` has the weights of the model of these `sizes`, each in its shape, and no others, as loading it does. Values are
-    /// read only where the folder has a second copy of a tied head.
+    /// Checks that `folder` has exactly the weights of the model of these `sizes`, each in its shape, like loading. Values are read only if the
+    /// folder has a second copy of a tied head.
     pub fn check(folder: &Path, sizes: &DecoderConfig, recipe: &Recipe) -> Result<()> {
         let mut weights = FolderWeights::open(folder)?;
         Decoder::folder_tensors(sizes, recipe)?.iter().try_for_each(|tensor| weights.find(tensor).map(drop))?;
         weights.finish(sizes)
     }
 
-    /// The name of a tensor in this folder, and its first element there.
+    /// Finds a tensor in this folder, and returns its name and its first element there.
     ///
-    /// Errors when the folder lacks it or has it in another shape.
+    /// Errors if the folder does not have the tensor, or has it in another shape.
     fn find(&mut self, tensor: &FolderTensor) -> Result<(String, usize)> {
         if let FolderLayout::Stacked(Stacked { expert, .. }) = tensor.layout {
             let (name, shape) = (tensor.stored_name(), tensor.stored_shape());
@@ -75,14 +76,14 @@ impl FolderWeights {
             self.used.insert(fused.name.clone());
             return Ok((fused.name, first));
         }
-        // Folders of a decoder without its head, as GPT-2's, leave out the name around it.
+        // A folder of a decoder without its head, such as GPT-2's, omits the prefix of its names.
         let name = tensor.name.strip_prefix("transformer.").filter(|_| is_missing);
         let name = name.unwrap_or(&tensor.name).to_string();
         self.expect_shape(&name, &tensor.stored_shape())?;
         Ok((name, 0))
     }
 
-    /// Errors when the folder lacks the tensor `name`, or has it in another shape; else it is used.
+    /// Marks the tensor `name` as used. Errors if the folder does not have it, or has it in another shape.
     fn expect_shape(&mut self, name: &str, shape: &[usize]) -> Result<()> {
         let info = self.files.info(name)?;
         if info.shape != shape {
@@ -95,8 +96,9 @@ impl FolderWeights {
         Ok(())
     }
 
-    /// Errors when the folder holds weights that the model of these `sizes` did not read; known leftovers of older writers are ignored, a
-    /// second copy of a tied head, and the head of a language model if a reward model reads only its decoder.
+    /// Errors if the folder holds weights that the model of these `sizes` did not read. Some weights are ignored: known constants of older writers,
+    /// layers after the last block of the model, a second copy of a tied head, and the head of a language model if a reward model reads only its
+    /// decoder.
     pub fn finish(self, sizes: &DecoderConfig) -> Result<()> {
         let layers = sizes.layers.len();
         let skipped = layers..layers + sizes.folder.skipped_layers;
@@ -134,7 +136,7 @@ impl FolderWeights {
         self.files.values(name)
     }
 
-    /// The values that `read` returns of the tensor `name` from the element `first` on, flat; the last ones are kept.
+    /// Returns the flat values that `read` returns for the tensor `name` from the element `first` on. Keeps the last values for the next call.
     fn transposed(
         &mut self,
         (name, first): (String, usize),
@@ -175,7 +177,7 @@ impl WeightSource for FolderWeights {
             FolderLayout::Same | FolderLayout::Rows(_) => {
                 self.files.read_of(&mut self.staging, &name, first + elements.start..first + elements.end)
             }
-            // Neighbours in memory are a column in the file, so the whole tensor is read, or the tensor of an expert.
+            // Elements that are neighbours in memory form a column in the file, so the whole tensor or the tensor of an expert is read.
             FolderLayout::Transposed => {
                 let values = self.transposed((name, first), |files, name| Ok(transpose(&files.values(name)?)?))?;
                 Ok(values.rows(elements.start, elements.end)?)
@@ -194,18 +196,18 @@ impl WeightSource for FolderWeights {
     }
 }
 
-/// A matrix of an expert in a folder that stacks the matrices of all experts of a layer, as transformers has them in memory: gate and up
-/// `[E, 2F, C]`, gate first, and down `[E, C, F]`.
+/// A matrix of an expert in a folder that stacks the matrices of all experts of a layer, as in the memory of transformers: gate and up `[E, 2F, C]`,
+/// gate first, and down `[E, C, F]`.
 struct FusedExpert {
     name: String,
     expert: usize,
-    /// Its number among the matrices of an expert that the tensor stacks, and their number.
+    /// The number of the matrix among the matrices of an expert that the tensor stacks, and the number of these matrices.
     part: [usize; 2],
     shape: Vec<usize>,
 }
 
 impl FusedExpert {
-    /// The place of `tensor`, if it is a matrix of an expert.
+    /// Returns the place of `tensor` in a stack, if it is a matrix of an expert.
     fn of(tensor: &FolderTensor) -> Option<FusedExpert> {
         let (prefix, rest) = tensor.name.strip_suffix(".weight")?.rsplit_once(".experts.")?;
         let (expert, linear) = rest.split_once('.')?;
@@ -214,7 +216,7 @@ impl FusedExpert {
         Some(FusedExpert { name, expert: expert.parse().ok()?, part, shape })
     }
 
-    /// Its first element in the stack; `None` if the stack has another shape, or no such expert.
+    /// Returns the first element of the matrix in the stack. Returns `None` if the stack has another shape or does not have this expert.
     fn first(&self, stack: &TensorInfo) -> Option<usize> {
         let [part, parts] = self.part;
         let [rows, columns] = self.shape[..] else { return None };
@@ -224,11 +226,11 @@ impl FusedExpert {
     }
 }
 
-/// Random weights: each tensor depends on the seed and its name only.
+/// A source of random weights. Each tensor depends only on the seed and on its name.
 pub struct RandomWeights {
-    /// Seed of the run.
+    /// The seed of the run.
     pub seed: u64,
-    /// The device that generates them; the values do not depend on it.
+    /// The device that generates the weights. The values do not depend on it.
     pub device: Device,
 }
 
@@ -250,7 +252,7 @@ impl WeightSource for RandomWeights {
     }
 }
 
-/// The norms of `rows` of the weight of `columns` beside the magnitudes `tensor`, F32.
+/// Returns the norms of `rows` of the weight with `columns` columns that belongs to the magnitudes `tensor`, in F32.
 fn norms_of_weight(
     weights: &mut dyn WeightSource,
     tensor: &FolderTensor,
@@ -265,7 +267,7 @@ fn norms_of_weight(
     Ok(row_norms(&values.reshape(&[rows.len(), columns])?)?)
 }
 
-/// Weights of a model from `base`, with adapters from a folder, or new ones from a seed, and likewise the head of a reward model.
+/// A source of weights from `base` with adapters. The adapters and the head of a reward model come from a folder, or are new from a seed.
 pub struct AdaptedWeights<'a> {
     base: &'a mut dyn WeightSource,
     adapter: Option<AdapterWeights>,
@@ -273,7 +275,7 @@ pub struct AdaptedWeights<'a> {
     new_score: bool,
 }
 
-/// Where a tensor is.
+/// The source of a tensor.
 enum Origin<'a> {
     Base(FolderTensor),
     Adapter(&'a mut AdapterWeights),
@@ -281,8 +283,8 @@ enum Origin<'a> {
 }
 
 impl<'a> AdaptedWeights<'a> {
-    /// Weights with the adapters of a folder, or with the adapters that `new` makes, as with `new_score` the head of a reward model, if no adapter
-    /// has it: the base is a language model.
+    /// Makes a source of the weights of `base`. Adapters come from the folder `adapter`, or from `new` without a folder. With `new_score`, the base
+    /// is a language model, and `new` makes the head of a reward model unless the adapter has it.
     pub fn new(
         base: &'a mut dyn WeightSource,
         adapter: Option<AdapterFolder>,
@@ -292,12 +294,12 @@ impl<'a> AdaptedWeights<'a> {
         AdaptedWeights { base, adapter: adapter.map(AdapterWeights::new), new, new_score }
     }
 
-    /// Where `tensor` is, by the name it has there. A new head of a reward model is the same with and without adapters.
+    /// Returns the source of `tensor`, with its name there. A new head of a reward model is the same with and without adapters.
     fn origin(&mut self, tensor: &FolderTensor) -> Origin<'_> {
         let beside = tensor.name.strip_prefix(PEFT_PREFIX);
         let is_score = beside.unwrap_or(&tensor.name).strip_suffix(".weight") == Some(SCORE);
         let named = || FolderTensor { name: beside.unwrap_or(&tensor.name).to_string(), ..tensor.clone() };
-        // An adapter of a language model has no head of a reward model.
+        // An adapter of a language model does not have the head of a reward model.
         let adapter = self.adapter.as_mut().filter(|adapter| !is_score || adapter.has_score());
         match (beside, adapter) {
             (Some(_), Some(adapter)) => Origin::Adapter(adapter),
@@ -307,7 +309,7 @@ impl<'a> AdaptedWeights<'a> {
         }
     }
 
-    /// Errors when the adapters' folder has matrices that were not read.
+    /// Errors if the folder of the adapters has matrices that were not read.
     pub fn finish(&self) -> Result<()> {
         self.adapter.as_ref().map_or(Ok(()), AdapterWeights::finish)
     }
@@ -343,7 +345,7 @@ impl WeightSource for AdaptedWeights<'_> {
     }
 }
 
-/// The shards of a parameter, each with its rows of the stack.
+/// Returns the shards of a parameter, each with its rows of the stack.
 pub(super) fn rows_of(shards: &[Shard]) -> impl Iterator<Item = (&Shard, Range<usize>)> {
     let mut end = 0;
     shards.iter().map(move |shard| {
@@ -353,10 +355,10 @@ pub(super) fn rows_of(shards: &[Shard]) -> impl Iterator<Item = (&Shard, Range<u
     })
 }
 
-/// The largest of [`COMPANIONS`]; files in common use have some 35 MB.
+/// The maximum size of a file of [`COMPANIONS`]. Files in common use have up to about 35 MB.
 const MAX_COMPANION_BYTES: u64 = 256 << 20;
 
-/// Files of a model folder that are copied unchanged.
+/// The files of a model folder that are copied unchanged.
 const COMPANIONS: &[&str] = &[
     "tokenizer.json",
     "tokenizer_config.json",
@@ -369,23 +371,23 @@ const COMPANIONS: &[&str] = &[
     "chat_template.json",
 ];
 
-/// The files of a model folder other than the weights.
+/// The files of a model folder except the weights.
 pub struct FolderTemplate {
-    /// `config.json` as it was read, unknown keys included.
+    /// `config.json` with all its keys, also unknown keys.
     pub config: ConfigFile,
-    /// Tokenizer files and others of [`COMPANIONS`], by name. They are kept in memory, since their folder may be gone when a
-    /// checkpoint is saved.
+    /// The files of [`COMPANIONS`], such as the tokenizer's files, by name. They are kept in memory, since their folder may be gone when a checkpoint
+    /// is saved.
     companions: Vec<(&'static str, Arc<[u8]>)>,
-    /// `generation_config.json` of the source, if it had one.
+    /// `generation_config.json` of the source; `None` if the source does not have it.
     pub generation: Option<Map<String, Value>>,
-    /// Ids that end a text.
+    /// The token ids that end a text.
     pub eos_ids: Vec<u32>,
-    /// The folder that it was read from.
+    /// The folder from which the files were read.
     base: PathBuf,
 }
 
 impl FolderTemplate {
-    /// Reads the files of `model` (a folder, or a `config.json`) and `tokenizer` (a folder, or a `tokenizer.json`).
+    /// Reads the files of `model` (a folder, or a `config.json`) and of `tokenizer` (a folder, or a `tokenizer.json`).
     pub fn read(model: &Path, tokenizer: &Path, eos_ids: &[u32]) -> Result<FolderTemplate> {
         let config = ConfigFile::read(model)?;
         let generation = model.join("generation_config.json");
@@ -404,7 +406,7 @@ impl FolderTemplate {
         Ok(FolderTemplate { config, companions, generation, eos_ids: eos_ids.to_vec(), base: model.to_path_buf() })
     }
 
-    /// Replaces the chat template of the folder by the one in the file `path`, unless that is empty.
+    /// Replaces the chat template of the folder by the template in the file `path`. Does nothing if `path` is empty.
     pub fn with_chat_template(mut self, path: &Path) -> Result<FolderTemplate> {
         const NAME: &str = "chat_template.jinja";
         if !path.as_os_str().is_empty() {
@@ -423,7 +425,8 @@ impl FolderTemplate {
         }
     }
 
-    /// The files of a folder that `transformers` loads, or PEFT if `model` has adapters, other than the weights of `model`, by name.
+    /// Returns the files, by name, that `transformers` needs to load `model` from a folder, except the weights. If `model` has adapters, returns the
+    /// files that PEFT needs.
     pub fn files(&self, model: &Decoder) -> Vec<(&'static str, Arc<[u8]>)> {
         let companions = self.companions.iter().map(|(name, bytes)| (*name, bytes.clone()));
         if let Some(lora) = &model.config().lora {
@@ -432,11 +435,11 @@ impl FolderTemplate {
         }
         let dtype = model.recipe().compute;
         let mut config = self.config.values().clone();
-        // Weights are written in the compute type, whatever the folder they come from has.
+        // Weights are written in the compute type, even if the source folder is quantized.
         config.shift_remove("quantization_config");
         config.insert("dtype".into(), json!(dtype.name()));
         config.insert("torch_dtype".into(), json!(dtype.name()));
-        // A reward model has no head that could be tied.
+        // A reward model does not have a head that could be tied.
         if !model.config().head.score {
             config.insert("tie_word_embeddings".into(), json!(model.config().head.tied));
         }
@@ -455,7 +458,7 @@ impl FolderTemplate {
     }
 }
 
-/// Errors with [`Error::Config`] when `output` exists, or would be inside one of the folders that it is made of.
+/// Errors with [`Error::Config`] if `output` exists, or would be inside one of the `sources` from which it is made.
 pub fn expect_new_folder(output: &Path, sources: &[&Path]) -> Result<()> {
     if output.symlink_metadata().is_ok() {
         return Err(Error::Config(format!("{}: this exists already; name a new folder", output.display())));
@@ -473,7 +476,7 @@ pub fn expect_new_folder(output: &Path, sources: &[&Path]) -> Result<()> {
     }
 }
 
-/// Writes the files of a model folder other than the weights: `config` as `config.json`, and the others as they are in the folder `base`.
+/// Writes the files of a model folder except the weights: `config` as `config.json`, and the other files unchanged from the folder `base`.
 pub fn write_settings(writer: &mut CheckpointWriter, config: Map<String, Value>, base: &Path) -> Result<()> {
     writer.file("config.json", |file| file.write(&as_json(config.into())))?;
     for name in ["generation_config.json"].iter().chain(COMPANIONS) {
@@ -486,7 +489,7 @@ pub fn write_settings(writer: &mut CheckpointWriter, config: Map<String, Value>,
     Ok(())
 }
 
-/// `adapter_config.json` of the adapters of `model`, beside the weights in the folder `base`.
+/// Returns `adapter_config.json` for the adapters of `model`, whose base model is in the folder `base`.
 fn adapter_config(lora: &Lora, model: &Decoder, base: &Path) -> Arc<[u8]> {
     let adapted = model.description().adaptable().filter(|name| lora.has(name));
     let targets = match &lora.targets {
@@ -524,7 +527,7 @@ fn adapter_config(lora: &Lora, model: &Decoder, base: &Path) -> Arc<[u8]> {
     }))
 }
 
-/// Errors with [`Error::NonFinite`] when a weight in these bytes is infinite or NaN.
+/// Errors with [`Error::NonFinite`] if a weight in these bytes is infinite or NaN.
 pub(super) fn expect_finite(info: &TensorInfo, bytes: &[u8]) -> Result<()> {
     match all_finite(info.dtype, bytes) {
         true => Ok(()),
@@ -536,7 +539,7 @@ pub(super) fn expect_finite(info: &TensorInfo, bytes: &[u8]) -> Result<()> {
     }
 }
 
-/// True when no element of a tensor in a compute type is infinite or NaN: infinities and NaNs have all exponent bits set.
+/// Returns whether all elements of a tensor in a compute type are finite. Infinities and NaNs have all exponent bits set.
 fn all_finite(dtype: DType, bytes: &[u8]) -> bool {
     let (exponent, size) = match dtype {
         DType::F32 => (0x7f80_0000_u32, 4),
@@ -550,7 +553,7 @@ fn all_finite(dtype: DType, bytes: &[u8]) -> bool {
     })
 }
 
-/// JSON with two spaces of indentation, as Hugging Face writes it.
+/// Returns JSON with two spaces of indentation, as Hugging Face writes it.
 pub fn as_json(value: Value) -> Arc<[u8]> {
     let text = serde_json::to_string_pretty(&value).expect("JSON values are written without fail") + "\n";
     text.into_bytes().into()
@@ -568,7 +571,7 @@ mod tests {
             let values: Vec<f32> = fine.into_iter().chain(bad).collect();
             let f32s: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
             assert_eq!(all_finite(DType::F32, &f32s), bad.is_none());
-            // F16 and BF16 would round the largest F32 to infinity.
+            // F16 and BF16 would round the largest F32 value to infinity.
             let narrow: Vec<f32> = values.iter().map(|v| if *v == f32::MAX { 60_000.0 } else { *v }).collect();
             let bf16s: Vec<u8> = narrow.iter().flat_map(|v| half::bf16::from_f32(*v).to_le_bytes()).collect();
             assert_eq!(all_finite(DType::BF16, &bf16s), bad.is_none());

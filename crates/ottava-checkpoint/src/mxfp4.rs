@@ -1,6 +1,6 @@
-//! Weights of experts in MXFP4 (OCP Microscaling Formats 1.0, 2023), as the published folders of gpt-oss have them: `NAME_blocks`, U8
-//! `[E, outputs, inputs / 32, 16]`, with two codes of neighbouring inputs in a byte, the first in the low bits, and `NAME_scales`, U8
-//! `[E, outputs, inputs / 32]`, with the exponents of E8M0. They are read as the tensor `NAME` `[E, inputs, outputs]`.
+//! Reads weights of experts in MXFP4 (OCP Microscaling Formats 1.0, 2023), as in the published folders of gpt-oss. `NAME_blocks`, U8
+//! `[E, outputs, inputs / 32, 16]`, has the codes of two neighbouring inputs in a byte, the first code in the low bits. `NAME_scales`, U8
+//! `[E, outputs, inputs / 32]`, has the exponents of E8M0. Both together are read as the tensor `NAME` `[E, inputs, outputs]`.
 
 use crate::{ModelFiles, TensorInfo};
 use ottava_common::error::{Error, Result};
@@ -10,17 +10,17 @@ use ottava_tensor::{DType, Device, Tensor};
 use rayon::prelude::*;
 use std::ops::Range;
 
-/// The ending of the names of codes.
+/// The suffix of the names of codes.
 const BLOCKS: &str = "_blocks";
-/// The ending of the names of scales.
+/// The suffix of the names of scales.
 const SCALES: &str = "_scales";
-/// Elements that share a scale.
+/// The number of elements that share a scale.
 const BLOCK: usize = 32;
 
-/// The values of E2M1 without their sign, by code.
+/// The absolute values of E2M1, by code.
 const VALUES: [f32; 8] = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0];
 
-/// The name of the weight that the tensor `name` of a folder in MXFP4 is of; `None` for scales, which are part of the weight.
+/// Returns the name of the weight whose codes are the tensor `name` of a folder in MXFP4. Returns `None` for scales, which are part of the weight.
 pub(super) fn weight_name(name: &str) -> Option<&str> {
     match name.ends_with(SCALES) {
         true => None,
@@ -28,9 +28,9 @@ pub(super) fn weight_name(name: &str) -> Option<&str> {
     }
 }
 
-/// The weight `name` as a folder without quantization has it; `None` if it is not in MXFP4.
+/// Returns the description that the weight `name` would have in a folder without quantization. Returns `None` if the weight is not in MXFP4.
 ///
-/// Errors when the shapes of codes and scales do not fit each other.
+/// Errors if the shapes of codes and scales do not fit each other.
 pub(super) fn info(files: &ModelFiles, name: &str) -> Result<Option<TensorInfo>> {
     let codes = format!("{name}{BLOCKS}");
     if !files.has(&codes) {
@@ -50,9 +50,9 @@ pub(super) fn info(files: &ModelFiles, name: &str) -> Result<Option<TensorInfo>>
     }
 }
 
-/// `elements` of the flat weight of `info`, F32 `[n]`, on the CPU.
+/// Returns `elements` of the flat weight of `info`, F32 `[n]`, on the CPU.
 ///
-/// Errors for scales that are not finite.
+/// Errors if a scale is not finite.
 pub(super) fn values_of(files: &ModelFiles, info: &TensorInfo, elements: Range<usize>) -> Result<Tensor> {
     let [experts, inputs, outputs] = info.shape[..] else { unreachable!("`info` has three dimensions") };
     let of_expert = inputs * outputs;
@@ -70,7 +70,7 @@ pub(super) fn values_of(files: &ModelFiles, info: &TensorInfo, elements: Range<u
     Ok(values)
 }
 
-/// The matrix of an expert, F32 `[outputs, inputs]`.
+/// Returns the dequantized matrix of an expert, F32 `[outputs, inputs]`.
 fn dequantized(files: &ModelFiles, name: &str, expert: usize, [outputs, inputs]: [usize; 2]) -> Result<Tensor> {
     let read = |ending: &str, of_row: usize| {
         files.read_bytes(&format!("{name}{ending}"), expert * outputs * of_row..(expert + 1) * outputs * of_row)
@@ -91,7 +91,7 @@ fn dequantized(files: &ModelFiles, name: &str, expert: usize, [outputs, inputs]:
     }
 }
 
-/// The value of a code of E2M1.
+/// Returns the value of a code of E2M1.
 fn value(code: u8) -> f32 {
     let magnitude = VALUES[usize::from(code & 7)];
     if code & 8 == 0 { magnitude } else { -magnitude }

@@ -1,4 +1,4 @@
-//! The progress of a run: what a checkpoint saves besides tensors, in its manifest.
+//! The progress of a run: the state that a checkpoint saves besides tensors, in its manifest.
 
 use crate::Best;
 use ottava_data::DataState;
@@ -7,24 +7,24 @@ use ottava_sentinel::{AlarmMemory, SentinelState};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-/// The state of a run other than its tensors.
+/// The state of a run except its tensors.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Progress {
-    /// Optimizer steps done.
+    /// The number of finished optimizer steps.
     pub step: u64,
-    /// Tokens of documents trained on; padding is none.
+    /// The number of tokens of documents that the run has trained on, without padding.
     pub tokens: u64,
-    /// The rows that come next.
+    /// The position in the rows of the run.
     #[serde(flatten)]
     pub rows: RowsProgress,
     /// The resolved configuration of the run, as TOML.
     pub config: String,
-    /// Names of the FP8 casts, in the order of the scaling arrays.
+    /// The names of the FP8 casts, in the order of the scaling arrays.
     pub scaling_slots: Vec<String>,
     /// The loss scale, with `fp16`.
     #[serde(default)]
     pub loss_scale: Option<LossScale>,
-    /// Metrics of the step that are not written yet, because a signal interrupted its evaluation.
+    /// The metrics of the step that are not written yet, because a signal interrupted its evaluation.
     #[serde(default)]
     pub pending: Option<Map<String, Value>>,
     /// The best evaluation so far.
@@ -33,32 +33,32 @@ pub struct Progress {
     /// The decisions of the sentinel, and the rollbacks of the run.
     #[serde(default)]
     pub sentinel: SentinelState,
-    /// What alarms compare the next step with.
+    /// The history with which alarms compare the next step.
     #[serde(default)]
     pub alarms: AlarmMemory,
-    /// Whether only a signal asked for the checkpoint. Rollbacks do not return to it, and it does not count for `save_total_limit`, so that the run
-    /// goes on as if nothing had stopped it.
+    /// Whether the checkpoint was saved only on a signal. Rollbacks do not return to such a checkpoint, and it does not count for `save_total_limit`.
+    /// So the run continues as if it had not been interrupted.
     #[serde(default)]
     pub is_interruption: bool,
 }
 
-/// What decides about the rows that a run reads next.
+/// The state that determines which rows a run reads next.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RowsProgress {
-    /// Position in the data, and the seed of its order.
+    /// The position in the data, and the seed of its order.
     pub loader: DataState,
-    /// Hash of the prepared data: of files, tokenizer and options.
+    /// The hash of the prepared data: of its files, the tokenizer and the options.
     pub data: String,
-    /// SHA-256 of the log-probabilities of the reference model, if the run has stored them.
+    /// The SHA-256 of the log-probabilities of the reference model, if the run has stored them.
     #[serde(default)]
     pub reference: Option<String>,
-    /// What later steps read of rows that the model has made already.
+    /// The rows that the model has already generated for later steps.
     #[serde(default)]
     pub unfinished: Option<Value>,
 }
 
 impl Progress {
-    /// A run before its first step, which reads its data from `loader` on.
+    /// Returns the progress of a run before its first step. It reads its data from `loader` on.
     pub fn start(loader: DataState) -> Progress {
         Progress {
             step: 0,
@@ -82,7 +82,7 @@ mod tests {
     use ottava_data::LoaderState;
     use serde_json::json;
 
-    /// The manifests of earlier versions have the keys of the rows among the others.
+    /// The manifests of earlier versions have the keys of the rows among the other keys.
     #[test]
     fn the_keys_of_the_rows_are_among_the_others() {
         let state = LoaderState { seed: u64::MAX, ..LoaderState::start(0) };

@@ -1,8 +1,8 @@
-//! Reading weights: one `model.safetensors`, or several with their `model.safetensors.index.json`.
+//! Reads weights from one `model.safetensors`, or from several files with their `model.safetensors.index.json`.
 //!
-//! Opening a model parses headers only, with the safetensors crate, which checks every shape and offset. Tensors are read
-//! with positioned reads, so a file that shrinks meanwhile is an error and not SIGBUS. Links are followed, because the
-//! Hugging Face cache consists of them; a path in an index may not leave the folder.
+//! Opening a model parses only headers, with the safetensors crate, which checks every shape and offset. Tensors are read with positioned reads, so a
+//! file that shrinks while it is read causes an error and not SIGBUS. Links are followed, because the Hugging Face cache consists of links. A path in
+//! an index must not leave the folder.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -22,39 +22,39 @@ use serde::de::{Error as _, IgnoredAny, MapAccess, Visitor};
 use crate::manifest::is_plain_name;
 use ottava_common::{Error, Result, input};
 
-/// The largest header, a limit of the format.
+/// The maximum size of a header, a limit of the format.
 const MAX_HEADER_BYTES: u64 = 100_000_000;
 
-/// The largest index file; index files of the largest models have some 10 MB.
+/// The maximum size of an index file. Index files of the largest models have about 10 MB.
 const MAX_INDEX_BYTES: u64 = 256 << 20;
 
-/// Bytes that a thread reads at once.
+/// The number of bytes that a thread reads at once.
 const PART: usize = 2 << 20;
 
-/// The name of a model's only file of weights.
+/// The name of the file of weights, if a model has only one.
 pub const SINGLE_FILE: &str = "model.safetensors";
 
-/// The name of the file that lists which file holds which tensor.
+/// The name of the file that lists the file of each tensor.
 pub const INDEX_FILE: &str = "model.safetensors.index.json";
 
-/// A tensor in a file.
+/// A description of a tensor in a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TensorInfo {
-    /// Its name, unique in the model.
+    /// The name of the tensor, unique in the model.
     pub name: String,
     /// The type of its elements.
     pub dtype: DType,
-    /// Its shape, row-major.
+    /// The shape, row-major.
     pub shape: Vec<usize>,
 }
 
 impl TensorInfo {
-    /// The number of its elements.
+    /// Returns the number of elements.
     pub fn elements(&self) -> usize {
         self.shape.iter().product()
     }
 
-    /// Bytes of all its elements.
+    /// Returns the number of bytes of all elements.
     pub fn bytes(&self) -> usize {
         self.elements() * self.dtype.size()
     }
@@ -64,7 +64,7 @@ impl TensorInfo {
 #[derive(Debug)]
 pub struct ModelFiles {
     files: Vec<TensorFile>,
-    /// The index of the file that holds a tensor.
+    /// The number of the file that holds a tensor, by the name of the tensor.
     holders: BTreeMap<String, usize>,
 }
 
@@ -73,16 +73,15 @@ struct TensorFile {
     path: PathBuf,
     file: File,
     metadata: Metadata,
-    /// Offset of the tensors, after the header.
+    /// The offset of the tensors, after the header.
     data_start: u64,
 }
 
-/// The most axes of a tensor; weights of models have up to 3.
+/// The maximum number of axes of a tensor. Weights of models have up to 3.
 const MAX_AXES: usize = 8;
 
 impl ModelFiles {
-    /// Opens the weights in `folder`. Errors with [`Error::Model`] that names the file and, where one is wrong, the
-    /// tensor.
+    /// Opens the weights in `folder`. Errors with [`Error::Model`], which names the file, and the tensor if a tensor is wrong.
     pub fn open(folder: &Path) -> Result<ModelFiles> {
         if folder.join(SINGLE_FILE).exists() {
             return ModelFiles::open_file(&folder.join(SINGLE_FILE));
@@ -149,12 +148,12 @@ impl ModelFiles {
         Ok(())
     }
 
-    /// The names of all tensors, sorted.
+    /// Returns the names of all tensors, sorted.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.holders.keys().map(String::as_str)
     }
 
-    /// Type and shape of a tensor. Errors when there is none of that name, or its type is not supported.
+    /// Returns the type and the shape of a tensor. Errors if there is no tensor with this name, or if its type is not supported.
     pub fn info(&self, name: &str) -> Result<TensorInfo> {
         let (file, info) = self.find(name)?;
         let dtype = from_safetensors(info.dtype)
@@ -162,12 +161,12 @@ impl ModelFiles {
         Ok(TensorInfo { name: name.into(), dtype, shape: info.shape.clone() })
     }
 
-    /// Whether there is a tensor of that name.
+    /// Returns whether there is a tensor with this name.
     pub fn has(&self, name: &str) -> bool {
         self.holders.contains_key(name)
     }
 
-    /// The shape of a tensor of unsigned bytes, which have a meaning that its type does not say. Errors for other types.
+    /// Returns the shape of a tensor of unsigned bytes. Errors for other types. Unsigned bytes hold codes, and the type does not tell their format.
     pub fn shape_of_bytes(&self, name: &str) -> Result<Vec<usize>> {
         let (file, info) = self.find(name)?;
         match info.dtype {
@@ -176,20 +175,20 @@ impl ModelFiles {
         }
     }
 
-    /// The bytes of a tensor, little endian and row-major.
+    /// Returns the bytes of a tensor, little endian and row-major.
     pub fn read(&self, name: &str) -> Result<Vec<u8>> {
         let (_, info) = self.find(name)?;
         self.read_bytes(name, 0..info.data_offsets.1 - info.data_offsets.0)
     }
 
-    /// The bytes in `range` of a tensor. Errors when the file does not hold them.
+    /// Returns the bytes in `range` of a tensor. Errors if the file does not hold them.
     pub fn read_bytes(&self, name: &str, range: Range<usize>) -> Result<Vec<u8>> {
         let mut bytes = vec![0; range.len()];
         self.read_into(name, range.start, &mut bytes)?;
         Ok(bytes)
     }
 
-    /// Fills `bytes` with the bytes of a tensor from byte `first` on, in parallel. Errors when the file does not hold them.
+    /// Fills `bytes` with the bytes of a tensor from byte `first` on, in parallel. Errors if the file does not hold them.
     pub fn read_into(&self, name: &str, first: usize, bytes: &mut [u8]) -> Result<()> {
         let (file, info) = self.find(name)?;
         let (start, end) = info.data_offsets;
@@ -197,7 +196,7 @@ impl ModelFiles {
         assert!(range.end <= end - start, "{range:?} of {name:?}, {} bytes", end - start);
         let begin = file.data_start + (start + first) as u64;
         let read = |(part, bytes): (usize, &mut [u8])| file.file.read_exact_at(bytes, begin + (part * PART) as u64);
-        // One part is read here: a shard of columns has a part of a few kB for each row.
+        // A single part is read by the calling thread, since a shard of columns has a part of a few kB for each row.
         let done = match bytes.len() <= PART {
             true => read((0, bytes)),
             false => bytes.par_chunks_mut(PART).enumerate().try_for_each(read),
@@ -221,7 +220,7 @@ impl ModelFiles {
     }
 }
 
-/// The first file in `folder` that is one of several, `model-00001-of-00002.safetensors`.
+/// Finds a file in `folder` whose name says that it is one of several files, such as `model-00001-of-00002.safetensors`.
 fn shard_in(folder: &Path) -> Option<String> {
     let names = std::fs::read_dir(folder).ok()?.flatten().map(|entry| entry.file_name().to_string_lossy().into_owned());
     names.filter(|name| name.contains("-of-") && name.ends_with(".safetensors")).min()
@@ -277,7 +276,7 @@ struct Index {
     weight_map: BTreeMap<String, String>,
 }
 
-/// A JSON object without duplicate keys: readers differ in which duplicate they take.
+/// A JSON object without duplicate keys. Readers differ in which duplicate they use, so duplicates are rejected.
 struct Unique<V>(BTreeMap<String, V>);
 
 fn unique<'de, V: Deserialize<'de>, D: serde::Deserializer<'de>>(from: D) -> Result<BTreeMap<String, V>, D::Error> {
@@ -338,12 +337,12 @@ fn from_safetensors(dtype: Dtype) -> Option<DType> {
     })
 }
 
-/// The type of this name in a safetensors header.
+/// Returns the type with this name in a safetensors header.
 pub(super) fn from_name(name: &str) -> Option<DType> {
     from_safetensors(serde_json::from_value(name.into()).ok()?)
 }
 
-/// The name of a type in a safetensors header.
+/// Returns the name of a type in a safetensors header.
 pub(super) fn to_safetensors(dtype: DType) -> &'static str {
     match dtype {
         DType::F64 => "F64",

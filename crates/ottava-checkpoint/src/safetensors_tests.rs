@@ -10,7 +10,7 @@ fn info(name: &str, dtype: DType, shape: &[usize]) -> TensorInfo {
     TensorInfo { name: name.into(), dtype, shape: shape.to_vec() }
 }
 
-/// One tensor of each type, with odd sizes, a scalar and an empty one.
+/// Returns one tensor of each type, with odd sizes, a scalar and an empty tensor.
 fn tensors() -> Vec<TensorInfo> {
     vec![
         info("e4m3", DType::E4M3, &[3, 5]),
@@ -27,7 +27,7 @@ fn content(tensor: &TensorInfo) -> Vec<u8> {
     (0..tensor.bytes()).map(|i| (i * 7 + tensor.name.len()) as u8).collect()
 }
 
-/// A folder with the tensors saved in files of at most this size.
+/// Saves the tensors in files of at most this size, and returns their folder.
 fn saved(folder: &Path, max_file_bytes: usize) -> std::path::PathBuf {
     let mut writer = CheckpointWriter::begin(&RealFs, folder, 1).unwrap();
     write_model(&mut writer, &tensors(), max_file_bytes, |tensor| Ok(content(tensor))).unwrap();
@@ -81,7 +81,7 @@ fn wrong_tensors_are_not_saved() {
     assert_eq!(twice.to_string(), "there are two tensors named \"x\" to save");
 }
 
-/// The error of opening a file with this header and this many bytes of data, without its folder.
+/// Returns the error of opening a file with this header and this number of bytes of data, without its folder.
 fn error_of(header: &str, data: usize) -> String {
     let bytes = [&(header.len() as u64).to_le_bytes(), header.as_bytes(), &vec![0; data]].concat();
     error_of_bytes(&bytes)
@@ -159,7 +159,7 @@ fn a_file_that_shrinks_after_opening_is_an_error() {
     assert!(model.read("e4m3").unwrap_err().to_string().contains("tensor \"e4m3\": cannot be read"));
 }
 
-/// Ranges within a part, across parts, and to the end; and of a file that has lost its last byte since it was opened.
+/// The ranges lie within a part, across parts, and at the end. A file that has lost its last byte since it was opened causes an error.
 #[test]
 fn tensors_of_several_parts_are_read_whole_and_in_ranges() {
     let folder = tempfile::tempdir().unwrap();
@@ -194,7 +194,7 @@ fn absent_tensors_and_foreign_types_are_named() {
         "{error}"
     );
     assert!(model.read("x").is_err());
-    // A shape is not printed whole.
+    // The error does not print a long shape in full.
     let header = format!("{{{}}}", entry("deep", "U16", &format!("[{}4]", "1,".repeat(100_000)), 0, 8));
     let bytes = [&(header.len() as u64).to_le_bytes(), header.as_bytes(), &[0; 8]].concat();
     std::fs::write(folder.path().join("model.safetensors"), bytes).unwrap();
@@ -202,7 +202,7 @@ fn absent_tensors_and_foreign_types_are_named() {
     assert!(error.ends_with("tensor \"deep\" has 100001 axes; at most 8 are read"), "{error}");
 }
 
-/// The error after the index of a model in three files was changed.
+/// Returns the error after `change` has changed the index of a model in three files.
 fn index_error(change: impl FnOnce(&Path, &mut serde_json::Value)) -> String {
     let folder = tempfile::tempdir().unwrap();
     let path = saved(folder.path(), 30);
@@ -214,7 +214,7 @@ fn index_error(change: impl FnOnce(&Path, &mut serde_json::Value)) -> String {
     error.replace(&format!("{}/", path.display()), "")
 }
 
-/// The error of opening a folder that holds nothing but this index.
+/// Returns the error of opening a folder that holds only this index.
 fn folder_with_index(index: &str) -> String {
     let folder = tempfile::tempdir().unwrap();
     std::fs::write(folder.path().join("model.safetensors.index.json"), index).unwrap();

@@ -1,4 +1,4 @@
-//! Writing weights as safetensors, one tensor in memory at a time.
+//! Writes weights as safetensors, with one tensor in memory at a time.
 
 use std::collections::BTreeMap;
 
@@ -11,27 +11,27 @@ use ottava_common::{Error, Result};
 use ottava_tensor::Tensor;
 use std::path::Path;
 
-/// The size at which Hugging Face starts another file.
+/// The size of a file after which Hugging Face starts another file.
 pub const MAX_FILE_BYTES: usize = 5_000_000_000;
 
 /// A file of a model folder and the tensors in it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ModelFile {
-    /// Its name in the folder.
+    /// The name of the file in the folder.
     pub name: String,
-    /// Its tensors.
+    /// The tensors in the file.
     pub tensors: Vec<TensorInfo>,
 }
 
 impl ModelFile {
-    /// Bytes of its tensors.
+    /// Returns the number of bytes of the tensors.
     pub fn bytes(&self) -> usize {
         self.tensors.iter().map(TensorInfo::bytes).sum()
     }
 }
 
-/// The files of a model: `model.safetensors`, or several where it exceeds `max_file_bytes`. Each holds consecutive tensors; one that fits no
-/// file gets its own.
+/// Divides the tensors of a model into files: `model.safetensors`, or several files if it exceeds `max_file_bytes`. Each file holds consecutive
+/// tensors. A tensor larger than `max_file_bytes` gets its own file.
 pub fn model_files(tensors: Vec<TensorInfo>, max_file_bytes: usize) -> Vec<ModelFile> {
     let mut files = vec![Vec::new()];
     let mut size = 0;
@@ -51,7 +51,7 @@ pub fn model_files(tensors: Vec<TensorInfo>, max_file_bytes: usize) -> Vec<Model
     files.into_iter().enumerate().map(|(index, tensors)| ModelFile { name: name(index), tensors }).collect()
 }
 
-/// Writes the index of the `files` of a model, where there are several.
+/// Writes the index of the `files` of a model, if there are several files.
 pub fn write_index(writer: &mut CheckpointWriter, files: &[ModelFile]) -> Result<()> {
     if files.len() == 1 {
         return Ok(());
@@ -64,9 +64,9 @@ pub fn write_index(writer: &mut CheckpointWriter, files: &[ModelFile]) -> Result
     writer.file(INDEX_FILE, |file| file.write(text.as_bytes()))
 }
 
-/// Writes a model as [`model_files`] divides it, and its index.
+/// Writes a model in the files of [`model_files`], and their index.
 ///
-/// `fetch` is called once for the bytes of each tensor, in their order.
+/// `fetch` is called once for the bytes of each tensor, in the order of the tensors.
 pub fn write_model<B: AsRef<[u8]>>(
     writer: &mut CheckpointWriter,
     tensors: &[TensorInfo],
@@ -85,7 +85,7 @@ pub fn write_tensors<B: AsRef<[u8]>>(
     tensors: &[TensorInfo],
     mut fetch: impl FnMut(&TensorInfo) -> Result<B>,
 ) -> Result<()> {
-    // Wide types first: each tensor then starts at a multiple of its element size, as readers that map files need.
+    // Wide types come first, so each tensor starts at a multiple of its element size, as readers that map files need.
     let mut tensors: Vec<_> = tensors.iter().collect();
     tensors.sort_by_key(|tensor| std::cmp::Reverse(tensor.dtype.size()));
     let header = header(&tensors)?;
@@ -105,7 +105,7 @@ pub fn write_tensors<B: AsRef<[u8]>>(
     })
 }
 
-/// Writes tensors of the CPU to a safetensors file at `path`, which replaces one that is there.
+/// Writes tensors of the CPU to a safetensors file at `path`. An existing file is replaced.
 pub fn write_file(path: &Path, tensors: &[(String, Tensor)]) -> Result<()> {
     let info = |(name, tensor): &(String, Tensor)| TensorInfo {
         name: name.clone(),
@@ -123,10 +123,10 @@ pub fn write_file(path: &Path, tensors: &[(String, Tensor)]) -> Result<()> {
     replace_file(&RealFs, path, &bytes)
 }
 
-/// The JSON that describes the tensors, filled up with spaces so that the data after it is aligned.
+/// Returns the JSON that describes the tensors, with spaces at its end so that the data after it is aligned.
 fn header(tensors: &[&TensorInfo]) -> Result<String> {
     let mut entries = Map::new();
-    // Readers of the transformers library insist on this entry.
+    // The transformers library requires this entry.
     entries.insert("__metadata__".into(), json!({ "format": "pt" }));
     let mut start = 0;
     for tensor in tensors {

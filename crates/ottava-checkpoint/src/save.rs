@@ -1,8 +1,8 @@
-//! Saves of a run: tensors are copied to host memory, and files are written from there while training goes on.
+//! Saves of a run. Tensors are copied to host memory, and files are written from there while training continues.
 //!
-//! A save has two stages. A thread runs each stage without the communicator, whose calls belong to the training thread: every rank
-//! writes its files; then the leading rank lists the files of all ranks, writes the manifest and renames the folder. Ranks begin a stage together,
-//! at the end of a step, with what they tell each other there anyway.
+//! A save has two stages. First every rank writes its files. Then the leading rank lists the files of all ranks, writes the manifest and renames the
+//! folder. A thread runs each stage without the communicator, which only the training thread may call. Ranks begin a stage together at the end of a
+//! step, where they exchange messages anyway.
 
 use crate::live::LiveTensors;
 use crate::model::FolderTemplate;
@@ -25,45 +25,45 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-/// A checkpoint that is complete.
+/// A complete checkpoint.
 #[derive(Clone, Debug)]
 pub struct Saved {
-    /// The step after which it was saved.
+    /// The step after which the checkpoint was saved.
     pub step: u64,
-    /// Its folder.
+    /// The folder of the checkpoint.
     pub path: PathBuf,
-    /// The time for which training was paused: while the state was copied or written, and while it waited for the preceding save.
+    /// The time for which training was paused, while the state was copied or written and while the preceding save was completed.
     pub paused: Duration,
-    /// The time from its beginning until it was complete.
+    /// The time from the beginning of the save until the checkpoint was complete.
     pub took: Duration,
 }
 
-/// Saves the checkpoints of a run, at most one at a time.
+/// The saver of a run's checkpoints. At most one save is in progress.
 ///
-/// Dropped during a save, it removes what was written.
+/// If it is dropped during a save, it removes the files written so far.
 pub struct Saver {
     fs: &'static dyn Fs,
     /// The folder of all checkpoints of the run.
     folder: PathBuf,
-    /// The number of newest checkpoints to keep; 0 keeps all.
+    /// The number of newest checkpoints to keep; 0 keeps all checkpoints.
     keep: usize,
-    /// The step of the best checkpoint, which stays.
+    /// The step of the best checkpoint, which is never deleted.
     best: Option<u64>,
     /// Whether training continues while files are written.
     is_async: bool,
-    /// The memory of copies, while no save has it.
+    /// The host memory for copies of tensors; `None` without such memory, or while a save uses it.
     snapshot: Option<Snapshot>,
     in_flight: Option<InFlight>,
 }
 
-/// A save that is not complete.
+/// A save in progress.
 struct InFlight {
     step: u64,
     began: Instant,
     paused: Duration,
-    /// The manifest's fields of this run.
+    /// The fields of the manifest that this run adds.
     progress: Value,
-    /// Asks the thread to stop, because the save will not be completed.
+    /// A flag that asks the thread to stop, because the save will not be completed.
     stop: Arc<AtomicBool>,
     stage: Stage,
 }
@@ -71,18 +71,18 @@ struct InFlight {
 enum Stage {
     /// Every rank writes its files.
     Files(Task<Box<Written>>),
-    /// The leading rank completes the checkpoint, and has its path.
+    /// The leading rank completes the checkpoint and returns its path.
     End(Task<Result<Option<PathBuf>>>),
 }
 
-/// The files of a rank.
+/// The files that a rank has written.
 struct Written {
     writer: CheckpointWriter<'static>,
     slices: Result<SliceWriter>,
     snapshot: Option<Snapshot>,
 }
 
-/// The progress that a rank reports to the others. The smallest one determines the next action.
+/// The state of a save on a rank, which it reports to the other ranks. The smallest state of all ranks determines the next action.
 #[derive(Clone, Copy, PartialEq, PartialOrd)]
 enum State {
     Failed,
@@ -90,7 +90,7 @@ enum State {
     Ready,
 }
 
-/// Work of a thread, or its result.
+/// The work of a thread, or its result.
 struct Task<T> {
     thread: Option<JoinHandle<T>>,
     done: Option<T>,
@@ -101,7 +101,7 @@ impl<T: Send + 'static> Task<T> {
         Task { thread: None, done: Some(value) }
     }
 
-    /// Runs `work`, in a thread of its own if `is_async`.
+    /// Runs `work`, in its own thread if `is_async`.
     fn run(is_async: bool, work: impl FnOnce() -> T + Send + 'static) -> Task<T> {
         if !is_async {
             return Task::done(work());
@@ -116,7 +116,7 @@ impl<T: Send + 'static> Task<T> {
             joined.map(|done| done.unwrap_or_else(|panic| std::panic::resume_unwind(panic))).or(self.done.take());
     }
 
-    /// The result, if it is there.
+    /// Returns the result if the work is done.
     fn peek(&mut self) -> Option<&T> {
         if self.thread.as_ref().is_some_and(JoinHandle::is_finished) {
             self.join();
@@ -131,37 +131,37 @@ impl<T: Send + 'static> Task<T> {
 }
 
 impl Saver {
-    /// Saves into `folder` and keeps its `keep` newest checkpoints (0 keeps all). Training is paused meanwhile.
+    /// Makes a saver that saves into `folder` and keeps the `keep` newest checkpoints (0 keeps all). Training is paused during a save.
     pub fn new(folder: PathBuf, keep: usize) -> Saver {
         Saver { fs: &RealFs, folder, keep, best: None, is_async: false, snapshot: None, in_flight: None }
     }
 
-    /// Allocates host memory of `bytes`, from which files are written while training goes on.
+    /// Allocates `bytes` of host memory for copies of tensors, so that files are written while training continues.
     pub fn write_behind(&mut self, device: &Device, bytes: usize) -> Result<()> {
         self.snapshot = Some(Snapshot::new(device, bytes)?);
         self.is_async = true;
         Ok(())
     }
 
-    /// Keeps the checkpoint of this step, whatever else is deleted.
+    /// Protects the checkpoint of this step from deletion.
     pub fn keep_best(&mut self, step: Option<u64>) {
         self.best = step;
     }
 
-    /// Writes through `fs` from here on, to make operations slow or fail.
+    /// Sets the file system for later writes, so that tests can make operations slow or fail.
     pub fn set_fs(&mut self, fs: &'static dyn Fs) {
         self.fs = fs;
     }
 
-    /// Whether training continues while files are written.
+    /// Returns whether training continues while files are written.
     pub fn is_async(&self) -> bool {
         self.is_async
     }
 
-    /// Completes the save before, if it is in progress, as [`Saver::finish`], and begins to save a run that has come to `progress`. All ranks
-    /// call it together. On the leading rank, `prepare` puts on disk what a checkpoint refers to, and returns the logs that belong into it.
+    /// Completes the save in progress as [`Saver::finish`] does, and begins to save a run at `progress`. All ranks call it together. On the leading
+    /// rank, `prepare` first flushes the files that a checkpoint refers to, and returns the logs that belong to the checkpoint.
     ///
-    /// Errors on all ranks where the folder cannot be made. Later failures are reported by [`Saver::advance`] and [`Saver::finish`].
+    /// Errors on all ranks if the folder cannot be made. Later failures are reported by [`Saver::advance`] and [`Saver::finish`].
     pub fn begin(
         &mut self,
         progress: &Progress,
@@ -225,7 +225,7 @@ impl Saver {
         Ok(before)
     }
 
-    /// The progress of this rank, for [`Saver::advance`].
+    /// Returns the state of this rank's save, for [`Saver::advance`].
     pub fn state(&mut self) -> f64 {
         let done = match self.in_flight.as_mut().map(|save| &mut save.stage) {
             None => Some(true),
@@ -240,24 +240,24 @@ impl Saver {
         f64::from(state as u8)
     }
 
-    /// Goes on with the save in progress if all `ranks`, whose states these are, are ready. Returns the checkpoint, on the leading rank, when
-    /// it is complete.
+    /// Advances the save in progress if no rank is busy. `states` has the state of each of `ranks`. When the checkpoint is complete, returns it on
+    /// the leading rank.
     ///
-    /// Errors on all ranks when one has failed.
+    /// Errors on all ranks if a rank has failed.
     pub fn advance(&mut self, ranks: &Ranks, states: impl Iterator<Item = f64>) -> Result<Option<Saved>> {
         let least = states.fold(f64::INFINITY, f64::min);
         let Some(save) = self.in_flight.as_ref().filter(|_| least != f64::from(State::Busy as u8)) else {
             return Ok(None);
         };
-        // If one rank has failed, the others stop writing.
+        // If a rank has failed, the other ranks stop writing.
         save.stop.store(least == f64::from(State::Failed as u8), Ordering::Relaxed);
         self.next_stage(ranks)
     }
 
-    /// Waits until the save in progress, if there is one, is complete, and returns its checkpoint on the leading rank. All ranks call it
-    /// together.
+    /// Waits until the save in progress is complete, and returns its checkpoint on the leading rank. All ranks call it together. Returns `None` if no
+    /// save is in progress.
     ///
-    /// Errors on all ranks when one has failed.
+    /// Errors on all ranks if a rank has failed.
     pub fn finish(&mut self, ranks: &Ranks) -> Result<Option<Saved>> {
         let waits = Instant::now();
         let mut saved = self.complete(ranks)?;
@@ -273,7 +273,7 @@ impl Saver {
         Ok(saved)
     }
 
-    /// Waits for the stage in progress, and begins the next.
+    /// Waits for the stage in progress, and begins the next stage.
     fn next_stage(&mut self, ranks: &Ranks) -> Result<Option<Saved>> {
         let InFlight { step, began, paused, progress, stop, stage } = self.in_flight.take().expect("a save is begun");
         match stage {
@@ -282,7 +282,7 @@ impl Saver {
                 snapshot.iter_mut().for_each(Snapshot::clear);
                 self.snapshot = snapshot;
                 let outcome = match slices {
-                    // Another rank tells why.
+                    // Another rank reports the reason.
                     Err(Error::Cancelled(_)) => Ok(Default::default()),
                     slices => slices.map(|slices| (writer.take_files(), slices)),
                 };
@@ -330,14 +330,14 @@ impl Drop for Saver {
     }
 }
 
-/// Copies all tensors, and returns where each is, by name.
+/// Copies all tensors to `snapshot`, and returns the place of each tensor, by name.
 fn copy(contents: &Contents, mut live: LiveTensors, snapshot: &mut Snapshot) -> Result<HashMap<String, Range<usize>>> {
     let mut places = HashMap::new();
     let copied = contents.names().try_for_each(|name| -> Result<()> {
         places.insert(name.to_string(), snapshot.copy(&live.get(name)?)?);
         Ok(())
     });
-    // Also after an error, since other ranks wait for it.
+    // This also runs after an error, since other ranks wait for it.
     let rest = live.gather_rest();
     snapshot.wait()?;
     copied.and(rest).map(|()| places)

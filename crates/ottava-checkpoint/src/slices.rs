@@ -1,9 +1,8 @@
-//! `training/`: logical tensors, each from slices in one or more safetensors files.
-//!
-//! `training/index.json` names for each tensor its type, its shape and the ranges of its elements (of the flat, row-major
-//! tensor, or of a range of its columns) that each file holds. One process that saves writes whole tensors; many processes write the
-//! slices that they own, and any number of processes read any range. A file holds its ranges of a tensor one after another, as one
-//! safetensors tensor of that name.
+//! The tensors in `training/`. Each tensor consists of slices in one or more safetensors files.
+//!  For each tensor, `training/index.json` has its type, its shape, and the ranges of its elements that each file holds. A range counts elements of
+//! the flat, row-major tensor, or of some of its columns. If one process saves, it writes whole tensors. If several processes save, each writes the
+//! slices that it owns. Any number of processes can read any range. A file holds its ranges of a tensor one after another, as one safetensors tensor
+//! with the same name.
 
 use std::collections::{BTreeMap, btree_map};
 use std::ops::Range;
@@ -18,16 +17,16 @@ use crate::{CheckpointWriter, ModelFiles, TensorInfo, write_tensors};
 use ottava_common::{Error, Result, input};
 use ottava_recipe::param::Region;
 
-/// The subfolder of a checkpoint with everything that is not part of a Hugging Face model folder.
+/// The subfolder of a checkpoint with everything that does not belong to a Hugging Face model folder.
 pub const FOLDER: &str = "training";
 
 /// The name of the index in [`FOLDER`].
 const INDEX_FILE: &str = "index.json";
 
-/// The largest index: some 10 million slices.
+/// The maximum size of an index, enough for about 10 million slices.
 const MAX_INDEX_BYTES: u64 = 1 << 30;
 
-/// Elements `start..end` of a flat tensor, in `file`; with `columns`, the elements of these columns only.
+/// The elements `start..end` of a flat tensor, in `file`. With `columns`, the flat tensor has only these columns.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Slice {
@@ -38,7 +37,7 @@ struct Slice {
     columns: Option<[u64; 2]>,
 }
 
-/// One tensor of the index.
+/// A tensor of the index.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Entry {
@@ -53,12 +52,13 @@ struct Index {
     tensors: BTreeMap<String, Entry>,
 }
 
-/// Writes the files of [`FOLDER`] and, last, their index. Processes that write files of one checkpoint send theirs to the one that finishes.
+/// A writer of the files of [`FOLDER`] and their index. If several processes write files of a checkpoint, they send their writers to the process that
+/// finishes it.
 #[derive(Default, Serialize, Deserialize)]
 pub struct SliceWriter(Index);
 
 impl SliceWriter {
-    /// Writes `file` with whole `tensors`; `fetch` is asked once for the bytes of each.
+    /// Writes `file` with whole `tensors`. `fetch` is called once for the bytes of each tensor.
     pub fn whole<B: AsRef<[u8]>>(
         &mut self,
         writer: &mut CheckpointWriter,
@@ -72,7 +72,7 @@ impl SliceWriter {
         Ok(())
     }
 
-    /// Writes `file` with regions of tensors; `fetch` is asked once for the bytes of the regions of each tensor.
+    /// Writes `file` with regions of tensors. `fetch` is called once for the bytes of all regions of each tensor.
     pub fn regions<B: AsRef<[u8]>>(
         &mut self,
         writer: &mut CheckpointWriter,
@@ -100,7 +100,7 @@ impl SliceWriter {
         });
     }
 
-    /// Lists what another process has written.
+    /// Lists the files that another process has written.
     pub fn adopt(&mut self, other: SliceWriter) {
         for (name, entry) in other.0.tensors {
             match self.0.tensors.entry(name) {
@@ -120,7 +120,7 @@ impl SliceWriter {
 /// The tensors of [`FOLDER`], open for reading any range of their elements.
 #[derive(Debug)]
 pub struct SliceFiles {
-    /// By name of the file.
+    /// The files, by name.
     files: BTreeMap<String, ModelFiles>,
     tensors: BTreeMap<String, Stored>,
 }
@@ -128,11 +128,11 @@ pub struct SliceFiles {
 #[derive(Debug)]
 struct Stored {
     info: TensorInfo,
-    /// The slices: together all elements, each once.
+    /// The slices of the tensor. Together they have each element once.
     pieces: Vec<Piece>,
 }
 
-/// A region of a tensor, and where it begins in the file's tensor of that name.
+/// A region of a tensor, and its first element in the file's tensor of the same name.
 #[derive(Debug)]
 struct Piece {
     file: String,
@@ -140,14 +140,14 @@ struct Piece {
     at: usize,
 }
 
-/// Neighbouring elements of a tensor, and where they begin in the file's tensor of that name.
+/// Consecutive elements of a tensor, and their first element in the file's tensor of the same name.
 struct Run<'a> {
     file: &'a str,
     elements: Range<usize>,
     at: usize,
 }
 
-/// The runs of `pieces` of a tensor of this `shape`, ascending.
+/// Returns the runs of `pieces` of a tensor of this `shape`, in ascending order.
 fn runs<'a>(pieces: &'a [Piece], shape: &[usize]) -> Vec<Run<'a>> {
     let of_piece = |Piece { file, region, at }: &'a Piece| {
         let mut next = *at;
@@ -163,8 +163,8 @@ fn runs<'a>(pieces: &'a [Piece], shape: &[usize]) -> Vec<Run<'a>> {
 }
 
 impl SliceFiles {
-    /// Opens the index in `folder` and the files that it names. Errors with [`Error::Checkpoint`], naming tensor and
-    /// file, when slices of a tensor leave a gap, overlap, or are not in their file.
+    /// Opens the index in `folder` and the files that it names. Errors with [`Error::Checkpoint`], which names the tensor and the file, if slices of
+    /// a tensor leave a gap, overlap, or are not in their file.
     pub fn open(folder: &Path) -> Result<SliceFiles> {
         let path = folder.join(INDEX_FILE);
         let wrong = |reason: String| Error::Checkpoint(format!("{}: {reason}", path.display()));
@@ -186,7 +186,7 @@ impl SliceFiles {
         Ok(opened)
     }
 
-    /// Opens files that each hold whole tensors, as checkpoints of format 1 have them; absent files hold none.
+    /// Opens files that each hold whole tensors, as in checkpoints of format 1. Files that do not exist are skipped.
     pub fn open_whole(paths: &[PathBuf]) -> Result<SliceFiles> {
         let mut opened = SliceFiles { files: BTreeMap::new(), tensors: BTreeMap::new() };
         for path in paths.iter().filter(|path| path.exists()) {
@@ -202,27 +202,28 @@ impl SliceFiles {
         Ok(opened)
     }
 
-    /// Type and shape of a tensor. Errors with [`Error::Checkpoint`] when there is none of that name.
+    /// Returns the type and the shape of a tensor. Errors with [`Error::Checkpoint`] if there is no tensor with this name.
     pub fn info(&self, name: &str) -> Result<&TensorInfo> {
         Ok(&self.stored(name)?.info)
     }
 
-    /// Whether there is a tensor of this name.
+    /// Returns whether there is a tensor with this name.
     pub fn has(&self, name: &str) -> bool {
         self.tensors.contains_key(name)
     }
 
-    /// The names of all tensors, sorted.
+    /// Returns the names of all tensors, sorted.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.tensors.keys().map(String::as_str)
     }
 
-    /// The bytes of all elements, little endian and row-major.
+    /// Returns the bytes of all elements, little endian and row-major.
     pub fn read(&self, name: &str) -> Result<Vec<u8>> {
         self.read_region(name, &Region { elements: 0..self.info(name)?.elements(), columns: None })
     }
 
-    /// The bytes of a region, from whichever files hold them. Panics when it is not within the tensor: a bug of the caller.
+    /// Returns the bytes of a region, which may be in several files. Panics if the region is not within the tensor, which would be a bug of the
+    /// caller.
     pub fn read_region(&self, name: &str, region: &Region) -> Result<Vec<u8>> {
         let Stored { info, pieces } = self.stored(name)?;
         let (size, runs) = (info.dtype.size(), runs(pieces, &info.shape));
@@ -247,7 +248,7 @@ impl SliceFiles {
         self.tensors.get(name).ok_or_else(missing)
     }
 
-    /// The slices of one tensor, if they cover it and are in their files.
+    /// Returns the slices of a tensor, if they cover it and are in their files.
     fn check(&self, name: &str, entry: Entry) -> Result<Stored, String> {
         let Entry { dtype: stored_as, shape, slices } = entry;
         let dtype = from_name(&stored_as).ok_or_else(|| format!("its type {stored_as:?} is not supported"))?;
@@ -291,7 +292,7 @@ impl SliceFiles {
 }
 
 impl Slice {
-    /// The region of a tensor of this `shape` with so many `elements`, if it is within the tensor.
+    /// Returns the region of a tensor of this `shape`, which has `elements` elements. Errors if the region is not within the tensor.
     fn region(&self, shape: &[usize], elements: usize) -> Result<Region, String> {
         let Slice { file, start, end, columns } = self;
         let [rows, width] = match columns {
@@ -319,13 +320,13 @@ pub struct Regions {
 }
 
 impl Regions {
-    /// The elements of all regions.
+    /// Returns the number of elements of all regions.
     pub fn elements(&self) -> usize {
         self.regions.iter().map(|region| region.elements.len()).sum()
     }
 }
 
-/// The elements of a shape, if their bytes can be counted.
+/// Returns the number of elements of a shape. Returns `None` if the number of their bytes overflows.
 fn elements_of(shape: &[usize], dtype: DType) -> Option<usize> {
     let elements = shape.iter().try_fold(1_usize, |product, &n| product.checked_mul(n))?;
     elements.checked_mul(dtype.size()).map(|_| elements)

@@ -25,7 +25,7 @@ fn content(tensor: &TensorInfo) -> Vec<u8> {
     (0..tensor.bytes()).map(|i| (i * 13 + tensor.name.len()) as u8).collect()
 }
 
-/// A checkpoint with the tensors in one file.
+/// Saves a checkpoint with the tensors in one file, and returns its folder.
 fn saved(folder: &Path) -> PathBuf {
     let mut writer = CheckpointWriter::begin(&RealFs, folder, 1).unwrap();
     let mut slices = SliceWriter::default();
@@ -34,7 +34,7 @@ fn saved(folder: &Path) -> PathBuf {
     writer.finish(serde_json::Value::Null).unwrap().join(FOLDER)
 }
 
-/// Writes the tensors' elements into three files by hand: `of(file, tensor)` are the ranges that a file holds.
+/// Writes the tensors' elements by hand into three files. `of(file, tensor)` returns the ranges that a file holds.
 fn split(folder: &Path, of: impl Fn(usize, &TensorInfo) -> Vec<Range<usize>>) {
     let mut index = json!({ "tensors": {} });
     for tensor in tensors() {
@@ -66,7 +66,7 @@ fn split(folder: &Path, of: impl Fn(usize, &TensorInfo) -> Vec<Range<usize>>) {
     writer.finish(serde_json::Value::Null).unwrap();
 }
 
-/// Uneven thirds; the second file holds two ranges of each tensor, the first has none of the short ones.
+/// Returns uneven thirds. The second file holds two ranges of each tensor, and the first file holds none of the short tensors.
 #[expect(clippy::single_range_in_vec_init, reason = "these are lists of ranges")]
 fn thirds(file: usize, tensor: &TensorInfo) -> Vec<Range<usize>> {
     let n = tensor.elements();
@@ -79,7 +79,7 @@ fn thirds(file: usize, tensor: &TensorInfo) -> Vec<Range<usize>> {
     }
 }
 
-/// Two files with the columns of a matrix; one file has two slices.
+/// Two files hold the columns of a matrix, one of them in two slices.
 #[test]
 fn columns_read_back_by_any_region() {
     let folder = tempfile::tempdir().unwrap();

@@ -1,25 +1,25 @@
-//! Tensors of a folder with the matrices or biases of all experts of a layer ([`Stacked`]), and tensors of each expert.
+//! Converts between tensors of a folder with the matrices or biases of all experts of a layer ([`Stacked`]), and tensors of each expert.
 
 use ottava_common::error::Result;
 use ottava_recipe::param::Stacked;
 use ottava_tensor::Tensor;
 use ottava_tensor::ops::{divide_columns, join_columns, transpose};
 
-/// The linears of an expert `[L, outputs, inputs]` from its part `[inputs, L · outputs]` of a folder's tensor; biases have one input.
+/// Returns the linears of an expert, `[L, outputs, inputs]`, from its part `[inputs, L · outputs]` of a folder's tensor. Biases have one input.
 pub(super) fn divide(part: &Tensor, linears: usize) -> Result<Tensor> {
     let [inputs, outputs] = part.dims("an expert of a stack")?;
     let width = linears * inputs;
     Ok(divide_columns(&transpose(part)?.reshape(&[outputs / linears, width])?, &[width], linears)?)
 }
 
-/// The inverse of [`divide`].
+/// Joins linears again, as the inverse of [`divide`].
 fn join(matrices: &Tensor) -> Result<Tensor> {
     let [linears, outputs, inputs] = matrices.dims("the linears of an expert")?;
     let rows = join_columns(matrices, &[linears * inputs])?;
     Ok(transpose(&rows.reshape(&[linears * outputs, inputs])?)?)
 }
 
-/// The folder's tensor from a parameter that stacks the linears of all experts: `[E · L · outputs, inputs]`, or without inputs for biases.
+/// Returns the folder's tensor for a parameter that stacks the linears of all experts: `[E · L · outputs, inputs]`, or without inputs for biases.
 pub(super) fn stored(param: &Tensor, Stacked { experts, linears, .. }: Stacked) -> Result<Tensor> {
     let (rows, inputs) = (param.shape()[0] / experts, param.shape().get(1).copied().unwrap_or(1));
     let param = param.reshape(&[experts, linears, rows / linears * inputs])?;
@@ -36,7 +36,7 @@ mod tests {
     use super::*;
     use ottava_tensor::Device;
 
-    /// Two experts with two linears of three outputs and two inputs; the value of an element is its index in the folder.
+    /// There are two experts with two linears of three outputs and two inputs. The value of an element is its index in the folder.
     #[test]
     fn outputs_are_interleaved_and_inputs_are_rows() {
         let value = |expert: usize, linear: usize, output: usize, input: usize| {

@@ -18,37 +18,37 @@ use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
-/// Files of the subfolder [`FOLDER`]; in format 1 they are next to the weights.
+/// The names of files in the subfolder [`FOLDER`]. In format 1, they are next to the weights.
 const OPTIMIZER: &str = "optimizer.safetensors";
 const SCALING: &str = "scaling.safetensors";
 
-/// Prefix of the names of scaling arrays.
+/// The prefix of the names of scaling arrays.
 const SCALING_PREFIX: &str = "scaling.";
 
-/// What one rank writes into a checkpoint, without the bytes of tensors. Ranks share the files of the weights, and each writes its slices of
-/// the optimizer; the leading rank writes the rest.
+/// The files that a rank writes into a checkpoint, without the bytes of tensors. Ranks share the files of the weights, and each rank writes its
+/// slices of the optimizer states. The leading rank writes the other files.
 #[derive(Default)]
 pub struct Contents {
-    /// Logs of the run, by name.
+    /// The logs of the run, by name.
     logs: Vec<(String, FileStart)>,
-    /// Files of the model folder other than the weights, by name.
+    /// The files of the model folder except the weights, by name.
     files: Vec<(&'static str, Arc<[u8]>)>,
     /// The files of all weights, in the compute type and in the order of the parameters.
     model_files: Vec<ModelFile>,
-    /// This rank, and all of them: each writes every so many-th of `model_files`.
+    /// The number of this rank. It writes every `ranks`-th file of `model_files`.
     rank: usize,
     ranks: usize,
     scaling: Vec<TensorInfo>,
-    /// Master weights and optimizer states of the leading rank that are not divided among ranks.
+    /// The master weights and optimizer states of the leading rank that ranks do not divide.
     whole: Vec<TensorInfo>,
-    /// Divided tensors, and tensors of the other stages of a pipeline, with what this rank has of them.
+    /// The regions that this rank holds of divided tensors, and of tensors of the other stages of a pipeline.
     divided: Vec<Regions>,
-    /// The file of `divided`.
+    /// The name of the file with the tensors `divided`.
     divided_file: String,
 }
 
 impl Contents {
-    /// Lists the tensors that this rank writes, and their locations.
+    /// Lists the tensors that this rank writes, and where they are in memory.
     pub fn new<'a>(
         model: &'a mut Decoder,
         optimizer: &mut dyn Optimizer,
@@ -57,7 +57,7 @@ impl Contents {
         Contents::with_files_of(MAX_FILE_BYTES, model, optimizer, partition)
     }
 
-    /// [`Contents::new`], with other sizes of the files of weights.
+    /// Lists the tensors like [`Contents::new`], with files of weights of at most `max_file_bytes`.
     pub fn with_files_of<'a>(
         max_file_bytes: usize,
         model: &'a mut Decoder,
@@ -89,21 +89,21 @@ impl Contents {
         for (param, states) in params.iter_mut().zip(optimizer.states()) {
             let slice = param.is_sliced().then(|| param.slice());
             let is_whole = param.identity.is_whole() || !place.is_divided();
-            // Of the ranks that have the same elements, the first one writes them.
+            // If several ranks have the same elements, the first of these ranks writes them.
             let is_first = ranks.replicas(param).rank() == 0;
             if slice.is_none() && !is_first || is_whole && !is_first_of_tensors || Some(param.identity.id) == copy {
                 continue;
             }
             let Param { identity, weights, .. } = &mut **param;
             for kept in optimizer_tensors(weights, states) {
-                // The rank with the first element writes the values that belong to all elements.
+                // The rank with the first element writes the values that belong to the whole parameter.
                 let first =
                     identity.begins_stack() && slice.as_ref().is_none_or(|slice| slice.start == 0 && !slice.is_empty());
                 if kept.per == Per::Parameter && !(first && is_first_of_tensors) {
                     continue;
                 }
                 let flat = kept.tensor.reshape(&[kept.tensor.len()])?;
-                // Of ranks that have the same heads, too, the first one writes them.
+                // If several ranks have the same heads, the first of these ranks writes them.
                 for Held { regions, values } in
                     regions_of(identity.name(), &identity.shards, &slice, &kept, |shard| shard.replica.rank == 0)
                 {
@@ -132,19 +132,19 @@ impl Contents {
         self.files.extend(files);
     }
 
-    /// The files of weights that a rank writes.
+    /// Returns the files of weights that a rank writes.
     fn files_of(&self, rank: usize) -> impl Iterator<Item = &ModelFile> {
         self.model_files.iter().skip(rank).step_by(self.ranks)
     }
 
-    /// The names of all tensors that this rank writes: weights first, in the order of the parameters.
+    /// Returns the names of all tensors that this rank writes. Weights come first, in the order of the parameters.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         let weights = self.files_of(self.rank).flat_map(|file| &file.tensors);
         let whole = weights.chain(&self.scaling).chain(&self.whole);
         whole.chain(self.divided.iter().map(|regions| &regions.info)).map(|info| info.name.as_str())
     }
 
-    /// Bytes of a [`Snapshot`] of what this rank writes, and of what a rank writes that does not lead, at most.
+    /// Returns the bytes of a [`Snapshot`] of what this rank writes, and the maximum bytes for a rank that does not lead.
     pub fn snapshot_bytes(&self) -> [usize; 2] {
         let padded = |info: &TensorInfo| Snapshot::padded(info.bytes());
         let weights = |rank| -> usize { self.files_of(rank).flat_map(|file| &file.tensors).map(padded).sum() };
@@ -155,9 +155,10 @@ impl Contents {
         [weights(self.rank) + whole + divided, others + divided]
     }
 
-    /// Writes the files of this rank. `fetch` is asked once for the bytes of each tensor, by name: for weights first, in the order of the parameters.
+    /// Writes the files of this rank. `fetch` is called once for the bytes of each tensor, by name. Weights come first, in the order of the
+    /// parameters.
     ///
-    /// Errors with [`Error::NonFinite`] when a weight is infinite or NaN.
+    /// Errors with [`Error::NonFinite`] if a weight is infinite or NaN.
     pub fn write<B: AsRef<[u8]>>(
         &self,
         writer: &mut CheckpointWriter,
@@ -188,7 +189,7 @@ impl Contents {
     }
 }
 
-/// Reads the position from the manifest of a checkpoint.
+/// Reads the progress of a run from the manifest of a checkpoint.
 pub fn progress(folder: &Path, manifest: &Manifest) -> Result<Progress> {
     serde_json::from_value(manifest.extra.clone()).map_err(|e| {
         Error::Checkpoint(format!(
@@ -198,7 +199,7 @@ pub fn progress(folder: &Path, manifest: &Manifest) -> Result<Progress> {
     })
 }
 
-/// Restores master weights, optimizer states and scales into a model built from the checkpoint's weights; states of another level are
+/// Restores master weights, optimizer states and scales into a model that was built from the checkpoint's weights. States of another storage are
 /// converted.
 pub fn restore(folder: &Path, progress: &Progress, model: &mut Decoder, optimizer: &mut dyn Optimizer) -> Result<()> {
     let files = open(folder)?;
@@ -226,13 +227,13 @@ pub fn restore(folder: &Path, progress: &Progress, model: &mut Decoder, optimize
     }
     let skipped = progress.loss_scale.as_ref().map_or(0, |scale| scale.skipped_steps);
     optimizer.set_steps(progress.step - skipped - progress.sentinel.skipped_steps);
-    // Frozen weights are cast when they are loaded. Their amaxes belong to the first step of the run.
+    // Frozen weights are cast when they are loaded. Only the first step of the run counts the amaxes of these casts, so a resumed run discards them.
     model.scaling().forget_amaxes()?;
     restore_scales_from(&files, progress, model)
 }
 
-/// Restores the tensors `kept` of a parameter, or of a `slice` of it, and the weights that layers `read`, from a checkpoint with other formats.
-/// Master weights that the checkpoint lacks, and remainders of weights, stay as they are made from the weights.
+/// Restores the state tensors `kept` of a parameter or of its `slice`, and the weights that layers `read`, from a checkpoint with other formats. If
+/// the checkpoint does not have master weights, they keep the values that were made from the weights. Remainders of weights do too.
 fn restore_from_other_formats(
     saved: &SavedStates,
     slice: &Option<Range<usize>>,
@@ -265,7 +266,7 @@ fn restore_from_other_formats(
             beside.insert(format!("{}_{end}", kept.kind), tensor.read_bytes()?);
         }
         if let Some(read) = read.take_if(|_| of_weights && kept.tensor.dtype() == DType::F16) {
-            // Of a slice, or of all.
+            // The weights that layers read are a slice or the whole parameter.
             let slice = slice.clone().filter(|slice| slice.len() == read.len());
             let weights = values.through_f16(&part_of(&values, &slice, kept)?, read.dtype())?;
             read.write_bytes(&weights.read_bytes()?)?;
@@ -274,7 +275,7 @@ fn restore_from_other_formats(
     Ok(())
 }
 
-/// Restores the scales of a model for inference, which was built from the checkpoint's weights.
+/// Restores the scales of a model for inference that was built from the checkpoint's weights.
 pub fn restore_scales(folder: &Path, progress: &Progress, model: &mut Decoder) -> Result<()> {
     restore_scales_from(&open(folder)?, progress, model)
 }
@@ -289,7 +290,7 @@ fn restore_scales_from(files: &SliceFiles, progress: &Progress, model: &mut Deco
     })
 }
 
-/// The tensors of a checkpoint that are not the model's weights.
+/// Opens the tensors of a checkpoint that are not weights of the model.
 fn open(folder: &Path) -> Result<SliceFiles> {
     match Manifest::read(folder)? {
         Some(Manifest { format: 1, .. }) => SliceFiles::open_whole(&[OPTIMIZER, SCALING].map(|name| folder.join(name))),
@@ -297,14 +298,15 @@ fn open(folder: &Path) -> Result<SliceFiles> {
     }
 }
 
-/// Regions of a tensor of a checkpoint, and where their values are among the values of a parameter.
+/// Regions of a tensor of a checkpoint, and the range of their values among the values of a parameter.
 struct Held {
     regions: Regions,
     values: Range<usize>,
 }
 
-/// The regions of the tensors of a checkpoint, in the order of the values, that this process has of a parameter, or of a `slice` of one: of
-/// each tensor that it touches. What belongs to the whole parameter has its `name`. Shards that are not `meant` are left out.
+/// Returns the regions of checkpoint tensors that this process holds of a parameter, or of a `slice` of it. They are in the order of the values, with
+/// an entry for each tensor. A value that belongs to the whole parameter is in a tensor called `name`. Shards for which `is_meant` is false are left
+/// out.
 fn regions_of(
     name: &str,
     shards: &[Shard],
@@ -352,10 +354,10 @@ fn regions_of(
     found
 }
 
-/// The tensor of the groups of a matrix, and the groups of `region`. Groups lie within rows, and a region has whole groups.
+/// Returns the tensor of the groups of a matrix, and the groups of `region`. Groups lie within rows, and a region consists of whole groups.
 fn of_groups(matrix: TensorInfo, Region { elements, columns }: Region) -> (TensorInfo, Region) {
     let [rows, width] = [matrix.shape[0], matrix.shape[1]];
-    // Of so many columns of a row.
+    // Returns the number of values of the groups in this number of columns of a row.
     let values = |columns| ExpandedTensor::groups_shape(1, columns).iter().product::<usize>();
     let held = columns.as_ref().map_or(width, Range::len);
     let at = |element: usize| element * values(held) / held;

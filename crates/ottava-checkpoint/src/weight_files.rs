@@ -1,4 +1,4 @@
-//! The weights of a model folder as values, whatever their type: weights in FP8 and MXFP4 are multiplied by their scales.
+//! Reads the weights of a model folder in any format. Weights in FP8 and MXFP4 are dequantized.
 
 use crate::{ModelFiles, TensorInfo, mxfp4};
 use ottava_common::error::{Error, Result};
@@ -12,39 +12,39 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::path::Path;
 
-/// Values of each weight that a fingerprint reads.
+/// The number of values of each weight that a fingerprint reads.
 const FINGERPRINT_VALUES: usize = 1024;
 
-/// Elements in FP8 that a thread multiplies by their scales at once.
+/// The number of FP8 elements that a thread dequantizes at once.
 const PART: usize = 1 << 16;
 
 /// The weights of a model folder, open for reading in any order.
 #[derive(Debug)]
 pub struct WeightFiles {
     files: ModelFiles,
-    /// The storage format of FP8 weights, if the folder has any.
+    /// The storage format of FP8 weights; `None` if the folder has no FP8 weights.
     quantization: Option<Quantization>,
     /// Whether weights of experts are in MXFP4.
     has_mxfp4: bool,
-    /// Whether the folder may have scales of a cache of keys and values.
+    /// Whether the folder may have scales of a KV cache.
     stated: bool,
 }
 
-/// The scales of a weight in FP8: values are codes times these.
+/// The scales of a weight in FP8. A value is its code times its scale.
 #[derive(Debug)]
 pub struct StoredScales {
-    /// In the order of their grid.
+    /// The scales, in the order of their grid.
     scales: Vec<f32>,
     kind: WeightScales,
     grid: [usize; 2],
-    /// Columns of the weight.
+    /// The number of columns of the weight.
     columns: usize,
-    /// Neighbours in a row that share a scale.
+    /// The number of neighbours in a row that share a scale.
     width: usize,
 }
 
 impl WeightFiles {
-    /// Opens the safetensors files of `folder`, checks that they are whole, and reads in `config.json` how quantized weights are stored.
+    /// Opens the safetensors files of `folder`, checks that they are complete, and reads from `config.json` how quantized weights are stored.
     pub fn open(folder: &Path) -> Result<WeightFiles> {
         let files = ModelFiles::open(folder)?;
         if !folder.join("config.json").is_file() {
@@ -55,12 +55,12 @@ impl WeightFiles {
         Ok(WeightFiles { files, quantization, has_mxfp4, stated })
     }
 
-    /// The storage format of FP8 weights, if the folder has any.
+    /// Returns the storage format of FP8 weights. Returns `None` if the folder has no FP8 weights.
     pub fn quantization(&self) -> Option<Quantization> {
         self.quantization
     }
 
-    /// The names of all weights; scales are none.
+    /// Returns the names of all weights, without scales.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         let is_scale =
             |name: &str| self.quantization.is_some() && Quantization::is_scale(name) || self.is_cache_scale(name);
@@ -68,7 +68,7 @@ impl WeightFiles {
         weights.filter_map(|name| if self.has_mxfp4 { mxfp4::weight_name(name) } else { Some(name) })
     }
 
-    /// The names of scales of a cache of keys and values, which nothing reads.
+    /// Returns the names of scales of a KV cache, which are not read.
     pub fn cache_scales(&self) -> impl Iterator<Item = &str> {
         self.files.names().filter(|name| self.is_cache_scale(name))
     }
@@ -77,7 +77,7 @@ impl WeightFiles {
         self.stated && Quantization::is_cache_scale(name)
     }
 
-    /// Name, shape and type of a weight: BF16 for one in FP8 or MXFP4.
+    /// Returns the name, the shape and the type of a weight. The type of a weight in FP8 or MXFP4 is BF16.
     pub fn info(&self, name: &str) -> Result<TensorInfo> {
         if let Some(info) = self.mxfp4_info(name)? {
             return Ok(info);
@@ -86,17 +86,17 @@ impl WeightFiles {
         Ok(TensorInfo { dtype: if info.dtype == DType::E4M3 { DType::BF16 } else { info.dtype }, ..info })
     }
 
-    /// [`WeightFiles::info`] of a weight in MXFP4; `None` for other weights.
+    /// Returns the information about a weight in MXFP4. Returns `None` for other weights.
     fn mxfp4_info(&self, name: &str) -> Result<Option<TensorInfo>> {
         if self.has_mxfp4 { mxfp4::info(&self.files, name) } else { Ok(None) }
     }
 
-    /// Whether a weight is stored in FP8.
+    /// Returns whether a weight is stored in FP8.
     pub fn is_fp8(&self, name: &str) -> Result<bool> {
         Ok(self.mxfp4_info(name)?.is_none() && self.files.info(name)?.dtype == DType::E4M3)
     }
 
-    /// The codes of a weight in FP8, on the device of `staging`. Errors for codes that are not finite.
+    /// Reads the codes of a weight in FP8 to the device of `staging`. Errors if a code is not finite.
     pub fn codes(&self, staging: &mut Staging, name: &str) -> Result<Tensor> {
         let shape = self.files.info(name)?.shape;
         staging.read(&shape, DType::E4M3, |at, bytes| {
@@ -106,19 +106,19 @@ impl WeightFiles {
         })
     }
 
-    /// A weight in F32, on the CPU; one in FP8 or MXFP4 as `code · scale`, rounded once.
+    /// Reads a weight in F32, on the CPU. A weight in FP8 or MXFP4 is dequantized as `code · scale`, rounded once.
     pub fn values(&self, name: &str) -> Result<Tensor> {
         let info = self.info(name)?;
         Ok(self.values_of(name, 0..info.elements())?.reshape(&info.shape)?)
     }
 
-    /// [`WeightFiles::values`] of `elements` of the flat weight, `[n]`. Only these elements are read.
+    /// Reads `elements` of the flat weight as [`WeightFiles::values`] does, `[n]`. Other elements are not read.
     pub fn values_of(&self, name: &str, elements: Range<usize>) -> Result<Tensor> {
         in_f32(self.read_of(&mut Staging::new(&Device::Cpu), name, elements)?)
     }
 
-    /// [`WeightFiles::values_of`] for the device of `staging`, in the type of the file if that is F16 or BF16, else in F32. Values of files
-    /// in F64 and of weights in MXFP4 are on the CPU, other values on the device.
+    /// Reads `elements` of the flat weight in F32, or in the type of the file if that is F16 or BF16. Values of files in F64 and of weights in MXFP4
+    /// are on the CPU, and other values are on the device of `staging`.
     pub fn read_of(&self, staging: &mut Staging, name: &str, elements: Range<usize>) -> Result<Tensor> {
         if let Some(info) = self.mxfp4_info(name)? {
             return mxfp4::values_of(&self.files, &info, elements);
@@ -130,7 +130,7 @@ impl WeightFiles {
         }
     }
 
-    /// `elements` of a flat weight in FP8, F32 `[n]`.
+    /// Dequantizes `elements` of a flat weight in FP8, F32 `[n]`.
     fn scaled_codes(&self, staging: &mut Staging, name: &str, elements: Range<usize>) -> Result<Tensor> {
         let scales = self.scales(name)?;
         staging.read(&[elements.len()], DType::F32, |at, bytes| {
@@ -145,8 +145,8 @@ impl WeightFiles {
         })
     }
 
-    /// A hash of `linears`: of the names, shapes and first values of their weights, rounded to BF16, so that a copy in another type has the
-    /// same one.
+    /// Returns a hash of `linears`. It covers the names, the shapes and the first values of their weights, rounded to BF16, so a copy in another type
+    /// has the same hash.
     pub fn fingerprint<'a>(&self, linears: impl Iterator<Item = &'a String>) -> Result<String> {
         let mut text = Vec::new();
         for linear in linears {
@@ -165,7 +165,7 @@ impl WeightFiles {
         Ok(sha256(&text))
     }
 
-    /// The bytes of a weight in the type of [`WeightFiles::info`].
+    /// Returns the bytes of a weight in the type of [`WeightFiles::info`].
     pub fn bytes(&self, info: &TensorInfo) -> Result<Vec<u8>> {
         match self.mxfp4_info(&info.name)?.is_some() || self.is_fp8(&info.name)? {
             true => Ok(cast(&self.values(&info.name)?, info.dtype)?.read_bytes()?),
@@ -173,7 +173,7 @@ impl WeightFiles {
         }
     }
 
-    /// Scales of inputs that do not depend on the input, by the name of their linear: `code = x / scale`.
+    /// Returns the static scales of inputs by the name of their linear: `code = x / scale`.
     pub fn input_scales(&self) -> Result<BTreeMap<String, f32>> {
         let mut found = BTreeMap::new();
         for name in self.files.names().filter(|_| self.quantization.is_some()) {
@@ -188,9 +188,9 @@ impl WeightFiles {
         Ok(found)
     }
 
-    /// The scales of a weight in FP8.
+    /// Returns the scales of a weight in FP8.
     ///
-    /// Errors when there are none, or others than config.json says.
+    /// Errors if there are no scales, or if they differ from the description in config.json.
     pub fn scales(&self, name: &str) -> Result<StoredScales> {
         let info = self.files.info(name)?;
         let wrong = |reason: String| Error::Model(format!("tensor `{name}` is {}, {reason}", info.dtype));
@@ -215,7 +215,7 @@ impl WeightFiles {
         Ok(StoredScales { scales: self.numbers(stored)?, kind, grid, columns, width: kind.width(columns).max(1) })
     }
 
-    /// Scales in F32.
+    /// Reads scales in F32.
     fn numbers(&self, name: &str) -> Result<Vec<f32>> {
         match self.files.info(name)?.dtype {
             DType::E8M0 => Ok(self.files.read(name)?.into_iter().map(|exponent| E8M0(exponent).to_f32()).collect()),
@@ -225,17 +225,17 @@ impl WeightFiles {
 }
 
 impl StoredScales {
-    /// The scale of an element of the flat weight.
+    /// Returns the scale of an element of the flat weight.
     pub fn at(&self, element: usize) -> f32 {
         let (row, column) = (element / self.columns, element % self.columns);
         self.scales[self.kind.index(self.grid, row, column)]
     }
 
-    /// Writes the values of `codes`, neighbours in the flat weight from element `first` on.
+    /// Dequantizes `codes` into `values`. The codes are neighbours in the flat weight, from element `first` on.
     fn multiply(&self, first: usize, codes: &[u8], values: &mut [f32]) {
         let mut at = 0;
         while at < codes.len() {
-            // Neighbours with one scale: of one row, and of one block in it.
+            // The following neighbours share a scale: they are in the same row and in the same block.
             let column = (first + at) % self.columns;
             let end = (column + self.width - column % self.width).min(self.columns);
             let stop = (at + end - column).min(codes.len());
@@ -247,30 +247,30 @@ impl StoredScales {
         }
     }
 
-    /// The granularity of a cast with such scales; `None` for blocks of other sizes.
+    /// Returns the granularity of a cast with such scales. Returns `None` for blocks of other sizes.
     pub fn granularity(&self) -> Option<Granularity> {
         self.kind.granularity()
     }
 
-    /// The scales, in the order of their grid.
+    /// Returns the scales, in the order of their grid.
     pub fn into_values(self) -> Vec<f32> {
         self.scales
     }
 }
 
 impl ModelFiles {
-    /// A tensor in F32, on the CPU.
+    /// Reads a tensor in F32, on the CPU.
     pub fn values(&self, name: &str) -> Result<Tensor> {
         let info = self.info(name)?;
         Ok(self.values_of(name, 0..info.elements())?.reshape(&info.shape)?)
     }
 
-    /// `elements` of a flat tensor in F32, `[n]`, on the CPU.
+    /// Reads `elements` of a flat tensor in F32, `[n]`, on the CPU.
     pub fn values_of(&self, name: &str, elements: Range<usize>) -> Result<Tensor> {
         in_f32(self.floats_of(&mut Staging::new(&Device::Cpu), name, elements)?)
     }
 
-    /// `elements` of a flat tensor of floats in the type of the file, `[n]`, on the device of `staging`.
+    /// Reads `elements` of a flat tensor of floats in the type of the file, `[n]`, to the device of `staging`.
     fn floats_of(&self, staging: &mut Staging, name: &str, elements: Range<usize>) -> Result<Tensor> {
         let info = self.info(name)?;
         if !matches!(info.dtype, DType::F32 | DType::F16 | DType::BF16 | DType::F64) {

@@ -1,46 +1,46 @@
-//! Threads for work that may wait. They have a low priority, so steps of an engine and short requests keep the CPU.
+//! Background threads with a low priority, so steps of an engine and short requests keep the CPU.
 
 use rayon::{ThreadPool, ThreadPoolBuilder};
 use std::sync::Arc;
 use std::thread::available_parallelism;
 
-/// The nice value of the threads. Beside a thread with nice value 0, they get about a tenth of its time.
+/// The nice value of the threads. If a thread with nice value 0 competes with them, they get about a tenth of its time.
 #[cfg(target_os = "linux")]
 const NICENESS: i32 = 10;
 
-/// Threads of low priority, one per two CPU cores.
+/// A pool of threads of low priority, one per two CPU cores.
 pub struct Background {
-    /// `None` where the system gives no more threads.
+    /// The threads; `None` if the system cannot start more threads.
     threads: Option<ThreadPool>,
-    /// Each unit of work that is not done holds a clone.
+    /// A counter: each unit of work that is not done holds a clone.
     undone: Arc<()>,
 }
 
 impl Background {
-    /// The number of threads.
+    /// Returns the number of threads.
     pub fn threads() -> usize {
         available_parallelism().map_or(1, |cores| cores.get().div_ceil(2))
     }
 
-    /// Threads with this `name`.
+    /// Makes a pool of threads with this `name`.
     pub fn new(name: &'static str) -> Background {
         let threads = ThreadPoolBuilder::new()
             .num_threads(Background::threads())
             .thread_name(move |number| format!("{name} {number}"))
             .start_handler(|_| lower_priority())
-            // Whoever waits for the work learns that its sender is gone.
+            // The code that waits for the work learns of a panic because its sender is dropped.
             .panic_handler(|_| {});
         let threads =
             threads.build().inspect_err(|error| tracing::warn!("{name}: {error}; its work delays other work"));
         Background { threads: threads.ok(), undone: Arc::default() }
     }
 
-    /// Units of work that wait or run.
+    /// Returns the number of units of work that wait or run.
     pub fn undone(&self) -> usize {
         Arc::strong_count(&self.undone) - 1
     }
 
-    /// Queues `work`. A panic in `work` ends nothing else. Without threads, runs `work` at once, and passes its panic on.
+    /// Queues `work`. A panic in `work` does not end other work. Without threads, runs `work` at once, and passes its panic on to the caller.
     pub fn run(&self, work: impl FnOnce() + Send + 'static) {
         let undone = self.undone.clone();
         let work = move || {
@@ -54,7 +54,8 @@ impl Background {
     }
 }
 
-/// Lowers the priority of the calling thread for good. On other systems than Linux, only the priority of whole processes can be lowered.
+/// Lowers the priority of the calling thread permanently. Does nothing on systems other than Linux, where only the priority of whole processes can be
+/// lowered.
 fn lower_priority() {
     #[cfg(target_os = "linux")]
     if let Err(error) = rustix::process::setpriority_process(None, NICENESS) {

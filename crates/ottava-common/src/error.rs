@@ -1,23 +1,23 @@
-//! The one error type of this crate. Every message is a sentence: what happened, where, what to change.
+//! The only error type of this crate. Every message is a sentence: what happened, where, and what to change.
 
 use std::path::Path;
 
-/// `std::result::Result` with this crate's [`Error`].
+/// A `std::result::Result` with this crate's [`Error`] as the default error.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// Why a command failed. [`Error::exit_code`] is the exit code of the process.
+/// The reason why a command failed. [`Error::exit_code`] returns the exit code of the process.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// A configuration file or a command-line setting is wrong.
     #[error("{0}")]
     Config(String),
-    /// A model folder is missing, damaged or of a kind we do not know.
+    /// A model folder is missing, damaged or of an unknown kind.
     #[error("{0}")]
     Model(String),
     /// Training or evaluation data is missing, damaged or empty.
     #[error("{0}")]
     Data(String),
-    /// No token of a step is a target. Nothing has changed.
+    /// A step has no target token. Nothing has changed.
     #[error("{0}")]
     NoTargets(String),
     /// A checkpoint is missing, incomplete or does not belong to this run.
@@ -32,16 +32,16 @@ pub enum Error {
     /// The same computation gave different bits: the hardware is not reliable.
     #[error("{0}")]
     Corruption(String),
-    /// A run does not fit its device: planned and measured memory, and changes that fit.
+    /// A run does not fit its device. The message has planned and measured memory, and changes that fit.
     #[error("{0}")]
     Memory(String),
-    /// A signal asked the run to stop; what was saved, and where.
+    /// A signal asked the run to stop. The message says what was saved, and where.
     #[error("{0}")]
     Interrupted(String),
-    /// The sentinel ended the run; what it found, and where the checkpoint is.
+    /// The sentinel ended the run. The message says what the sentinel found, and where the checkpoint is.
     #[error("{0}")]
     Paused(String),
-    /// An alarm ended the run without a checkpoint; what it found.
+    /// An alarm ended the run without a checkpoint. The message says what the alarm found.
     #[error("{0}")]
     Alarm(String),
     /// A signal asked the process to stop while there was nothing to save.
@@ -55,15 +55,15 @@ pub enum Error {
         /// The system's error.
         source: std::io::Error,
     },
-    /// A program or a server that is no part of Ottava failed, such as the command of a reward.
+    /// A program or a server outside of Ottava failed, such as the command of a reward.
     #[error("{0}")]
     External(String),
-    /// Another rank failed, which reports more.
+    /// Another rank failed and reports the error in full.
     #[error("rank {rank}: {words}")]
     Rank {
-        /// The rank.
+        /// The rank that failed.
         rank: usize,
-        /// Its error.
+        /// The error of this rank.
         words: String,
     },
     /// An op, the device or one of its libraries failed.
@@ -75,27 +75,30 @@ impl Error {
     /// The exit code of a process whose group of ranks has failed.
     pub const RANKS: u8 = 5;
 
-    /// The error of ranks that must be equal and differ, as `message` says; its exit code is [`Error::RANKS`].
+    /// Returns the error of ranks that should be equal but differ. `message` describes the difference. The exit code is [`Error::RANKS`].
     pub fn diverged(message: String) -> Error {
         ottava_tensor::Error::Ranks { fault: ottava_tensor::RankFault::Desync, message, recent: Vec::new() }.into()
     }
 
-    /// Turns a system error at `path` into an [`Error::Io`]; for `map_err`.
+    /// Converts a system error at `path` to an [`Error::Io`], for use with `map_err`.
     ///
-    /// An error of this crate inside of a system error, such as [`Error::Cancelled`], is unwrapped.
+    /// If the system error contains an error of this crate, such as [`Error::Cancelled`], that error is returned.
     pub fn io(path: impl AsRef<Path>) -> impl FnOnce(std::io::Error) -> Error {
         let path = path.as_ref().display().to_string();
         move |source| source.downcast::<Error>().unwrap_or_else(|source| Error::Io { path, source })
     }
 
-    /// Whether a run has stopped because it was asked to, and nothing has failed.
+    /// Returns whether a run has stopped on request, without a failure.
     pub fn is_stop(&self) -> bool {
         matches!(self, Error::Interrupted(_) | Error::Paused(_) | Error::Cancelled(_))
     }
 
-    /// The exit code of the process: 1 configuration or model, 2 data, 3 out of memory, 4 not finite, 5 other ranks, 6 a program or server outside
-    /// of Ottava, 7 damaged checkpoint, 8 device, 75 stopped by a signal with a good checkpoint, 76 ended by the sentinel or an alarm with a good
-    /// checkpoint, 77 ended by an alarm, 130 stopped with nothing to save.
+    /// Returns the exit code of the process:
+    ///
+    /// * 1 configuration or model, 2 data, 3 out of memory, 4 not finite, 5 other ranks, 6 a program or server outside of Ottava,
+    ///   7 damaged checkpoint, 8 device
+    /// * 75 stopped by a signal with a good checkpoint, 76 ended by the sentinel or an alarm with a good checkpoint, 77 ended by an alarm
+    /// * 130 stopped with nothing to save
     pub fn exit_code(&self) -> u8 {
         use ottava_tensor::Error as T;
         match self {

@@ -1,4 +1,4 @@
-//! File operations that write, behind a trait, so that tests can make each one fail and simulate a power failure after it.
+//! File operations that write, behind a trait. Tests can make each operation fail, and simulate a power failure after it.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -6,25 +6,25 @@ use std::path::Path;
 
 use crate::{Error, Result};
 
-/// File operations that change the disk, from any thread.
+/// File operations that change the disk. Any thread may call them.
 pub trait Fs: Sync {
-    /// Creates a file that must not exist yet.
+    /// Creates a file. Errors if the file exists.
     fn create(&self, path: &Path) -> io::Result<Box<dyn FsFile>>;
-    /// Opens a file for appending, cut to `length` bytes; creates it where it is missing.
+    /// Opens a file for appending and cuts it to `length` bytes. Creates the file if it does not exist.
     fn append(&self, path: &Path, length: u64) -> io::Result<Box<dyn FsFile>>;
-    /// Creates a folder in one that exists.
+    /// Creates a folder in an existing folder.
     fn create_dir(&self, path: &Path) -> io::Result<()>;
-    /// Renames a file or folder; a file replaces an existing one.
+    /// Renames a file or folder. A file replaces an existing file.
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()>;
-    /// Removes a file, or a folder with everything in it. Of a link the link is removed.
+    /// Removes a file, or a folder with everything in it. For a link, only the link is removed.
     fn remove(&self, path: &Path) -> io::Result<()>;
-    /// Flushes a folder's entries to the disk.
+    /// Flushes the entries of a folder to the disk.
     fn sync_dir(&self, path: &Path) -> io::Result<()>;
 }
 
-/// A file being written.
+/// A file that is being written.
 pub trait FsFile: Write {
-    /// Flushes its content to the disk.
+    /// Flushes the content to the disk.
     fn sync(&mut self) -> io::Result<()>;
 }
 
@@ -70,8 +70,7 @@ impl FsFile for File {
     }
 }
 
-/// Errors when `path` exists and is no regular file. What a run writes belongs into its own folder, and opening a FIFO waits for its other
-/// end.
+/// Errors if `path` exists and is not a regular file. A run writes only into its own folder, and opening a FIFO would wait for its other end.
 pub fn expect_regular(path: &Path) -> io::Result<()> {
     match std::fs::symlink_metadata(path) {
         Ok(found) if found.is_symlink() => refuse("this is a link; runs do not write through links"),
@@ -81,7 +80,7 @@ pub fn expect_regular(path: &Path) -> io::Result<()> {
     }
 }
 
-/// Errors when `path` exists and is no folder, or a link. What a run writes belongs into its own folder.
+/// Errors if `path` exists and is a link or not a folder. A run writes only into its own folder.
 pub fn expect_folder(path: &Path) -> io::Result<()> {
     match std::fs::symlink_metadata(path) {
         Ok(found) if found.is_symlink() => {
@@ -96,7 +95,7 @@ fn refuse(text: &str) -> io::Result<()> {
     Err(io::Error::new(io::ErrorKind::InvalidInput, text))
 }
 
-/// Creates a folder and the folders above it where they are missing, so that they survive a power failure.
+/// Creates a folder and its missing parents, and flushes their entries so that they survive a power failure.
 pub fn create_dirs(fs: &dyn Fs, path: &Path) -> Result<()> {
     let missing: Vec<_> = path.ancestors().take_while(|path| !path.as_os_str().is_empty() && !path.exists()).collect();
     for folder in missing.into_iter().rev() {
@@ -108,7 +107,7 @@ pub fn create_dirs(fs: &dyn Fs, path: &Path) -> Result<()> {
     Ok(())
 }
 
-/// The folder that `path` lies in.
+/// Returns the folder that contains `path`.
 pub fn parent(path: &Path) -> &Path {
     path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
@@ -119,8 +118,7 @@ pub fn sync_parent(fs: &dyn Fs, path: &Path) -> Result<()> {
     fs.sync_dir(parent).map_err(Error::io(parent))
 }
 
-/// Replaces the file at `path` atomically; after a power failure it is the old one or the new one. A link is replaced, not
-/// followed.
+/// Replaces the file at `path` atomically: after a power failure, it is the old file or the new file. A link is replaced, not followed.
 pub fn replace_file(fs: &dyn Fs, path: &Path, bytes: &[u8]) -> Result<()> {
     let name = path.file_name().expect("a path with a name").to_string_lossy();
     let temporary = path.with_file_name(format!("{name}.tmp"));
@@ -134,7 +132,7 @@ pub fn replace_file(fs: &dyn Fs, path: &Path, bytes: &[u8]) -> Result<()> {
     sync_parent(fs, path)
 }
 
-/// Renames `path` to `abandoned-NAME`, or `abandoned-NAME.2` and so on where that exists, and returns the new path.
+/// Renames `path` to `abandoned-NAME`, and returns the new path. If this name exists, uses `abandoned-NAME.2` and so on.
 pub fn set_aside(fs: &dyn Fs, path: &Path) -> Result<std::path::PathBuf> {
     let name = path.file_name().expect("a path with a name").to_string_lossy();
     let free = |path: &std::path::PathBuf| std::fs::symlink_metadata(path).is_err();

@@ -1,4 +1,4 @@
-//! SHA-256 of bytes, files and readers, JSON files with a checksum of themselves, and hashes of names and numbers.
+//! SHA-256 of bytes, files and readers, JSON files that contain their own checksum, and hashes of names and numbers.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -11,7 +11,7 @@ use sha2::{Digest, Sha256};
 
 use crate::{Error, Result, input, interrupt};
 
-/// FNV-1a of `name`, from `seed`: a number for each tensor that does not depend on other tensors.
+/// Returns the FNV-1a hash of `name` from `seed`: a number for each tensor that does not depend on other tensors.
 pub fn name_hash(seed: u64, name: &str) -> u64 {
     name.bytes().fold(seed ^ 0xCBF2_9CE4_8422_2325, |h, b| (h ^ u64::from(b)).wrapping_mul(0x0000_0100_0000_01B3))
 }
@@ -19,7 +19,7 @@ pub fn name_hash(seed: u64, name: &str) -> u64 {
 /// The increment of SplitMix64's state.
 pub const MIX_STEP: u64 = 0x9e37_79b9_7f4a_7c15;
 
-/// The finaliser of SplitMix64 (Steele, Lea and Flood 2014): every bit of the input reaches every bit of the result.
+/// Applies the finaliser of SplitMix64 (Steele, Lea and Flood 2014): every bit of the input affects every bit of the result.
 pub fn mix(value: u64) -> u64 {
     let mut z = value.wrapping_add(MIX_STEP);
     z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -27,22 +27,22 @@ pub fn mix(value: u64) -> u64 {
     z ^ (z >> 31)
 }
 
-/// The SHA-256 of `bytes`, in lower-case hexadecimal.
+/// Returns the SHA-256 of `bytes` in lower-case hexadecimal.
 pub fn sha256(bytes: &[u8]) -> String {
     hex(&Sha256::digest(bytes))
 }
 
-/// The SHA-256 of the concatenation of `parts`.
+/// Returns the SHA-256 of the concatenation of `parts`.
 pub fn sha256_of(parts: &[&[u8]]) -> [u8; 32] {
     parts.iter().fold(Sha256::new(), |hasher, part| hasher.chain_update(part)).finalize().into()
 }
 
-/// The size and SHA-256 of the regular file at `path`.
+/// Returns the size and the SHA-256 of the regular file at `path`.
 pub fn sha256_file(path: &Path) -> Result<(u64, String)> {
     HashedFile::open(path).map_err(Error::io(path))?.finish().map_err(Error::io(path))
 }
 
-/// A regular file that is hashed while it is read; clones read the same file from the same place.
+/// A regular file that is hashed while it is read. Clones share the file and the position in it.
 #[derive(Clone)]
 pub struct HashedFile(Arc<Mutex<Hashed>>);
 
@@ -53,14 +53,14 @@ struct Hashed {
 }
 
 impl HashedFile {
-    /// Opens the file, as [`input::open`] does.
+    /// Opens the file as [`input::open`] does.
     pub fn open(path: &Path) -> io::Result<HashedFile> {
         let (file, _) = input::open(path)?;
         Ok(HashedFile(Arc::new(Mutex::new(Hashed { file, hasher: Sha256::new(), size: 0 }))))
     }
 
-    /// Reads the rest and returns size and SHA-256 of all that was read. Errors with [`io::ErrorKind::Other`] when a
-    /// signal asks the process to stop.
+    /// Reads the rest of the file, and returns its size and the SHA-256 of everything that was read. Errors with [`io::ErrorKind::Other`] if a signal
+    /// asks the process to stop.
     pub fn finish(mut self) -> io::Result<(u64, String)> {
         let mut buffer = vec![0; 1 << 20];
         while self.read(&mut buffer)? > 0 {
@@ -84,14 +84,14 @@ impl Read for HashedFile {
 const CHECKSUM_START: &str = "{\n  \"checksum\": \"";
 const CHECKSUM_END: &str = "\",\n";
 
-/// Renders a JSON object whose first key is the SHA-256 of all bytes after that line; [`unseal`] notices any flipped bit.
+/// Renders a JSON object. Its first key is the SHA-256 of all bytes after the line of this key, so [`unseal`] detects any flipped bit.
 pub fn seal(value: &impl Serialize) -> String {
     let body = serde_json::to_string_pretty(value).expect("numbers, strings and maps are JSON");
     let rest = body.strip_prefix("{\n").expect("a pretty object starts so");
     format!("{CHECKSUM_START}{}{CHECKSUM_END}{rest}\n", sha256(format!("{rest}\n").as_bytes()))
 }
 
-/// Parses a text that [`seal`] rendered. Errors with the reason when it is damaged.
+/// Parses a text that [`seal`] rendered. Errors with the reason if the text is damaged.
 pub fn unseal(text: &[u8]) -> Result<Value, String> {
     let damaged = || "it is damaged: its checksum does not match".to_string();
     let text = std::str::from_utf8(text).map_err(|_| "it is damaged: not UTF-8".to_string())?;
@@ -105,7 +105,7 @@ pub fn unseal(text: &[u8]) -> Result<Value, String> {
     Ok(value)
 }
 
-/// `bytes` in lower-case hexadecimal.
+/// Returns `bytes` in lower-case hexadecimal.
 pub fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }

@@ -1,22 +1,21 @@
-//! Reading untrusted files: regular files only, up to a limit.
+//! Reads untrusted files: only regular files, up to a limit.
 //!
-//! A FIFO without a writer blocks its reader, and devices such as `/dev/zero` never end; both are refused before they are
-//! opened.
+//! A FIFO without a writer blocks its reader, and devices such as `/dev/zero` never end. Both are rejected before they are opened.
 
 use std::fs::File;
 use std::io::{self, ErrorKind, Read};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 
-/// What a file begins with that Git LFS left in place of another, and the most bytes it has.
+/// The first bytes of a pointer that Git LFS left in place of a file, and the maximum size of a pointer.
 const LFS_POINTER: (&[u8], u64) = (b"version https://git-lfs.github.com/spec/", 1024);
 
-/// Opens the regular file at `path`, following links; returns its size too.
+/// Opens the regular file at `path`, and returns it with its size. Links are followed.
 ///
 /// # Errors
 /// Errors of the system, and [`ErrorKind::InvalidInput`] for a folder, FIFO, socket or device, and for a pointer of Git LFS.
 pub fn open(path: &Path) -> io::Result<(File, u64)> {
-    // Checked before opening, because opening a FIFO waits for its writer.
+    // The type is checked before opening, because opening a FIFO waits for its writer.
     let found = std::fs::metadata(path)?;
     if !found.is_file() {
         let kind = if found.is_dir() { "this is a folder" } else { "this is a pipe or a device" };
@@ -33,7 +32,8 @@ pub fn open(path: &Path) -> io::Result<(File, u64)> {
     Ok((file, found.len()))
 }
 
-/// [`open`] for a file that anybody may have put into a folder, such as the folder of a run on a shared disk: a link is not followed.
+/// Opens a file as [`open`] does, but does not follow a link. Used for files that anybody may have put into a folder, such as the folder of a run on
+/// a shared disk.
 ///
 /// # Errors
 /// Errors of [`open`], and [`ErrorKind::InvalidInput`] for a link.
@@ -48,7 +48,7 @@ pub fn open_unlinked(path: &Path) -> io::Result<(File, u64)> {
             false => Ok((found.dev(), found.ino())),
         }
     };
-    // A run may replace the file meanwhile, and someone else the file by a link.
+    // A run may replace the file in the meantime, and another user may replace it by a link.
     for _ in 0..3 {
         expect_no_link()?;
         let (file, size) = open(path)?;
@@ -60,7 +60,7 @@ pub fn open_unlinked(path: &Path) -> io::Result<(File, u64)> {
     Err(io::Error::new(ErrorKind::InvalidInput, "this file is replaced again and again"))
 }
 
-/// Whether `path`, which does not exist, looks like a name of the Hugging Face Hub, `owner/name`.
+/// Returns whether `path`, which does not exist, looks like a name of the Hugging Face Hub, `owner/name`.
 pub fn is_hub_id(path: &Path) -> bool {
     let text = path.to_string_lossy();
     let is_word = |word: &str| !word.is_empty() && word.chars().all(|c| c.is_ascii_alphanumeric() || "-_.".contains(c));
@@ -77,12 +77,12 @@ pub fn is_hub_id(path: &Path) -> bool {
 /// Reads the regular file at `path`.
 ///
 /// # Errors
-/// Errors of [`open`], and [`ErrorKind::FileTooLarge`] for more than `max_bytes`, also when the file grows meanwhile.
+/// Errors of [`open`], and [`ErrorKind::FileTooLarge`] for more than `max_bytes`, also if the file grows while it is read.
 pub fn read(path: &Path, max_bytes: u64) -> io::Result<Vec<u8>> {
     read_opened(open(path)?, max_bytes)
 }
 
-/// [`read`] from a file that is open, whose size was `size`.
+/// Reads an open file whose size was `size` when it was opened.
 fn read_opened((file, size): (File, u64), max_bytes: u64) -> io::Result<Vec<u8>> {
     let too_large = |size: u64| {
         let text = format!("{size} bytes or more; such a file has at most {max_bytes}");
@@ -104,10 +104,10 @@ pub fn read_text(path: &Path, max_bytes: u64) -> io::Result<String> {
     as_text(read(path, max_bytes)?)
 }
 
-/// [`read_text`] of a file that [`open_unlinked`] opens.
+/// Reads the file at `path` as UTF-8, without following a link.
 ///
 /// # Errors
-/// Errors of both.
+/// Errors of [`open_unlinked`], and errors of [`read_text`].
 pub fn read_text_unlinked(path: &Path, max_bytes: u64) -> io::Result<String> {
     as_text(read_opened(open_unlinked(path)?, max_bytes)?)
 }
@@ -153,7 +153,7 @@ mod tests {
         let pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n";
         std::fs::write(file.path(), pointer).unwrap();
         assert!(read(file.path(), 4096).unwrap_err().to_string().contains("git lfs pull"));
-        // A longer text that begins so is a text.
+        // A longer file with the same beginning is a text, not a pointer.
         std::fs::write(file.path(), pointer.repeat(20)).unwrap();
         assert!(read(file.path(), 4096).is_ok());
     }

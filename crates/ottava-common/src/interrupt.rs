@@ -1,4 +1,4 @@
-//! Why long work ends early, which polls it: a request to stop, set by signal handlers or by another rank, or the loss of a rank.
+//! Requests that end long work early. The work polls for a request to stop, which signal handlers or another rank set, and for the loss of a rank.
 
 use crate::{Error, Result};
 use ottava_tensor::RankFault;
@@ -8,18 +8,18 @@ use std::sync::{Mutex, PoisonError};
 
 static REQUESTED: AtomicBool = AtomicBool::new(false);
 
-/// The fault of the group of ranks: its kind, what happened, and the last collectives of this rank.
+/// The fault of the group of ranks: its kind, a description, and the last collectives of this rank.
 static LOST: Mutex<Option<(RankFault, String, Vec<String>)>> = Mutex::new(None);
 
-/// The other ranks, if there are any.
+/// The handle that passes requests on to the other ranks; `None` without other ranks.
 static OTHERS: Mutex<Option<Stopper>> = Mutex::new(None);
 
-/// The flag that signal handlers set and a training loop polls.
+/// Returns the flag that signal handlers set and a training loop polls.
 pub fn flag() -> &'static AtomicBool {
     &REQUESTED
 }
 
-/// Requests this process, and the other ranks of its job, to stop.
+/// Requests this process and the other ranks of its job to stop.
 pub fn request() {
     REQUESTED.store(true, Ordering::Relaxed);
     if let Some(others) = &*OTHERS.lock().unwrap_or_else(PoisonError::into_inner) {
@@ -27,7 +27,7 @@ pub fn request() {
     }
 }
 
-/// Passes requests on to these ranks too, at once if there was one.
+/// Passes requests on to these ranks from now on. If there was a request before, it is passed on at once.
 pub fn forward_to(others: Stopper) {
     let mut forwarded = OTHERS.lock().unwrap_or_else(PoisonError::into_inner);
     if REQUESTED.load(Ordering::Relaxed) {
@@ -43,8 +43,8 @@ pub fn lose(fault: ottava_tensor::Error) {
     }
 }
 
-/// Errors with the fault of the ranks once there is one, and with [`Error::Cancelled`] once a stop was requested; `what` names the work, as in
-/// "tokenizing". Tells other ranks, which may wait, that this one makes progress.
+/// Errors with the fault of the ranks if there was one, and with [`Error::Cancelled`] if a stop was requested. `what` names the work, such as
+/// "tokenizing". Also tells ranks that wait for this rank that it makes progress.
 pub fn check(what: &str) -> Result<()> {
     report_progress();
     if let Some((fault, message, recent)) = LOST.lock().unwrap_or_else(PoisonError::into_inner).clone() {
@@ -56,7 +56,7 @@ pub fn check(what: &str) -> Result<()> {
     }
 }
 
-/// The error of work that a request to stop has ended.
+/// Returns the error of work that a request to stop has ended.
 pub fn cancelled(what: &str) -> Error {
     Error::Cancelled(format!("stopped by a signal while {what}; nothing was lost"))
 }

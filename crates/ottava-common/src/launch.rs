@@ -1,55 +1,55 @@
-//! The place of this process among the ranks of its job, as launchers announce it in environment variables.
+//! The place of this process among the ranks of its job, from the environment variables of launchers.
 //!
-//! Recognised are torchrun, Open MPI, MPICH and Intel MPI, MVAPICH, Slurm and indexed jobs of Kubernetes, in this order, as Hugging Face
-//! Accelerate does. The variables are theirs; see [docs/parallelism.md](../../../docs/parallelism.md).
+//! Recognised launchers are torchrun, Open MPI, MPICH and Intel MPI, MVAPICH, Slurm and indexed jobs of Kubernetes, in this order, as in Hugging Face
+//! Accelerate. The launchers define the variables; see [docs/parallelism.md](../../../docs/parallelism.md).
 
 use crate::error::{Error, Result};
 use std::os::unix::process::parent_id;
 
-/// The port at which ranks meet, where nothing names one.
+/// The default port at which ranks meet.
 const PORT: u16 = 29_400;
 
 /// The place of a process in its job.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Place {
-    /// The launcher's name, for messages.
+    /// The name of the launcher, for messages.
     pub launcher: &'static str,
-    /// This process, from 0.
+    /// The number of this process, from 0.
     pub rank: usize,
-    /// Processes of the job.
+    /// The number of processes of the job.
     pub size: usize,
-    /// This process among the processes of its machine, which chooses its GPU.
+    /// The number of this process among the processes of its machine. It selects the GPU.
     pub local_rank: usize,
-    /// Host and port at which rank 0 listens.
+    /// The host and the port at which rank 0 listens.
     pub address: String,
 }
 
-/// Variables of a launcher that starts one process per rank.
+/// The variables of a launcher that starts one process per rank.
 struct Launcher {
     name: &'static str,
     rank: &'static str,
     size: &'static str,
-    /// The first one that is set counts.
+    /// The variables of the local rank. The first variable that is set counts.
     local_rank: &'static [&'static str],
-    /// Processes on this machine.
+    /// The variable of the number of processes on this machine.
     local_size: Option<&'static str>,
-    /// Without this variable, the others do not describe a rank, but what surrounds it.
+    /// The variable without which the other variables describe the surroundings of the process, not a rank.
     needs: Option<&'static str>,
 }
 
 /// The name of this program as the launcher of its own processes.
 pub const OWN: &str = "ottava";
-/// Address for the processes that this program starts itself.
+/// The variable with the address, for processes that this program starts.
 pub const OWN_ADDRESS: &str = "OTTAVA_ADDRESS";
-/// Rank of such a process.
+/// The variable with the rank of such a process.
 pub const OWN_RANK: &str = "OTTAVA_RANK";
-/// Their number.
+/// The variable with the number of such processes.
 pub const OWN_SIZE: &str = "OTTAVA_RANKS";
 
-/// The process that has started such a process.
+/// The variable with the id of the process that has started such a process.
 pub const OWN_PARENT: &str = "OTTAVA_PARENT";
 
-/// One without variables of its own, for the rows below.
+/// A launcher without variables, from which the rows below are made.
 const LAUNCHER: Launcher = Launcher { name: "", rank: "", size: "", local_rank: &[], local_size: None, needs: None };
 
 const LAUNCHERS: [Launcher; 7] = [
@@ -79,7 +79,7 @@ const LAUNCHERS: [Launcher; 7] = [
         local_size: Some("MV2_COMM_WORLD_LOCAL_SIZE"),
         ..LAUNCHER
     },
-    // A batch script has most of Slurm's variables too; a task of `srun` has the number of its step.
+    // A batch script also has most of Slurm's variables. Only a task of `srun` has the number of its step.
     Launcher {
         name: SLURM,
         rank: "SLURM_PROCID",
@@ -88,7 +88,7 @@ const LAUNCHERS: [Launcher; 7] = [
         needs: Some(SLURM_STEP),
         ..LAUNCHER
     },
-    // Without the number of processes, the processes of such a job have nothing to do with each other.
+    // Without the number of processes, the processes of such a job do not belong together.
     Launcher {
         name: "a Kubernetes indexed job",
         rank: "JOB_COMPLETION_INDEX",
@@ -101,16 +101,17 @@ const LAUNCHERS: [Launcher; 7] = [
 const SLURM: &str = "Slurm";
 const SLURM_STEP: &str = "SLURM_STEP_ID";
 
-/// Tasks of a batch script that Slurm has started outside of any step of `srun`, if there are several: only `srun` makes ranks of them.
+/// Returns the number of tasks, if Slurm has started this process as a batch script with several tasks, outside of any step of `srun`. Only `srun`
+/// starts the ranks of these tasks.
 pub fn tasks_of_batch_script(variable: impl Fn(&str) -> Option<String>) -> Option<usize> {
     let tasks = variable("SLURM_NTASKS")?.trim().parse().ok()?;
     (tasks > 1 && variable(SLURM_STEP).is_none()).then_some(tasks)
 }
 
 impl Place {
-    /// The place that the environment `variable` describes; `None` where no launcher started this process, or started it alone.
+    /// Returns the place that the environment `variable` describes. Returns `None` if no launcher started this process, or if it is the only process.
     ///
-    /// Errors where a launcher's variables are incomplete or contradict each other.
+    /// Errors if the variables of a launcher are incomplete or contradict each other.
     pub fn from_variables(variable: impl Fn(&str) -> Option<String>) -> Result<Option<Place>> {
         let number = |name: &str| -> Result<Option<usize>> {
             let Some(text) = variable(name) else { return Ok(None) };
@@ -124,7 +125,7 @@ impl Place {
             return Ok(None);
         };
         let rank = number(launcher.rank)?.expect("it is set");
-        // Slurm before 14.03 has no number of the step's tasks.
+        // Slurm before version 14.03 does not set the number of the step's tasks.
         let of_job = || if launcher.name == SLURM { number("SLURM_NTASKS") } else { Ok(None) };
         let size = match number(launcher.size)? {
             None => of_job()?,
@@ -181,10 +182,10 @@ impl Place {
             }
         };
         let port = match number("MASTER_PORT")? {
-            // torchrun itself listens there.
+            // torchrun itself listens at this port.
             Some(port) if launcher.name == "torchrun" => port + 1,
             Some(port) => port,
-            // Jobs that share a host meet at different ports.
+            // Jobs that share a host use different ports.
             None if on_one_host => 20_000 + parent_id() as usize % 20_000,
             None if in_slurm => 20_000 + number("SLURM_JOB_ID")?.unwrap_or(0) % 20_000,
             None => usize::from(PORT),
@@ -196,14 +197,14 @@ impl Place {
     }
 }
 
-/// The first host of a list as Slurm abbreviates it: `n[01-03,7],login` begins with `n01`.
+/// Returns the first host of a list in Slurm's abbreviation: `n[01-03,7],login` begins with `n01`.
 fn first_host(nodes: &str) -> Option<String> {
     let end = nodes.find([',', '[']).unwrap_or(nodes.len());
     let (prefix, rest) = nodes.split_at(end);
     let Some(numbers) = rest.strip_prefix('[') else { return Some(prefix.to_string()).filter(|host| !host.is_empty()) };
     let (numbers, rest) = numbers.split_once(']')?;
     let first = numbers.split([',', '-']).next().filter(|number| !number.is_empty())?;
-    // What follows a bracket belongs to each name.
+    // The text after a bracket belongs to each name.
     let suffix = rest.split(',').next().unwrap_or_default();
     Some(format!("{prefix}{first}{suffix}"))
 }
@@ -231,7 +232,7 @@ mod tests {
             ("SLURM_PROCID", "0"),
             ("SLURM_NTASKS", "2"),
         ];
-        // It listens at MASTER_PORT itself, and it counts before the Slurm that started it.
+        // torchrun listens at MASTER_PORT itself. It takes precedence over the Slurm that started it.
         assert_eq!(place(&torchrun).unwrap(), found("torchrun", [3, 4, 1], "node0:29501"));
         let mpi = [
             ("OMPI_COMM_WORLD_RANK", "1"),
@@ -266,7 +267,7 @@ mod tests {
         for alone in [
             &[][..],
             &[("RANK", "0"), ("WORLD_SIZE", "1")],
-            // Batch scripts, a shell that `srun --pty` has started in an allocation of four tasks, and an index without a group.
+            // These are batch scripts, a shell that `srun --pty` has started in an allocation of four tasks, and an index without a group.
             &[("SLURM_PROCID", "0"), ("SLURM_NTASKS", "4"), ("SLURM_JOB_NODELIST", "n1")],
             &[("SLURM_PROCID", "0")],
             &[("SLURM_PROCID", "0"), ("SLURM_NTASKS", "4"), ("SLURM_STEP_ID", "4"), ("SLURM_STEP_NUM_TASKS", "1")],

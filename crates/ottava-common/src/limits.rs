@@ -1,22 +1,22 @@
-//! Memory and files available to this process under `ulimit` and cgroup limits.
+//! The memory and the files that this process may still use under `ulimit` and cgroup limits.
 
 use std::path::{Path, PathBuf};
 
-/// Bytes that the process may still allocate under its own limits: `ulimit -v` and `-d`, and the memory limits of its cgroup and of the
-/// cgroups above it (containers, `systemd`, Slurm). `None` where there is no limit.
+/// Returns the bytes that the process may still allocate under its own limits: `ulimit -v` and `-d`, and the memory limits of its cgroup and of the
+/// cgroups above it (containers, `systemd`, Slurm). Returns `None` without a limit.
 pub fn process_memory() -> Option<u64> {
     let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
     let limits = of_process(&read("/proc/self/limits"), &read("/proc/self/status"));
     limits.into_iter().chain(of_cgroups(&read("/proc/self/cgroup"), Path::new("/sys/fs/cgroup"))).min()
 }
 
-/// Bytes that the process may still allocate under its limits and without swapping.
+/// Returns the bytes that the process may still allocate under its limits and without swapping.
 pub fn available_memory() -> Option<u64> {
     let info = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
     process_memory().into_iter().chain(kilobytes(&info, "MemAvailable:")).min()
 }
 
-/// Files that the process may still open under `ulimit -n`.
+/// Returns the number of files that the process may still open under `ulimit -n`.
 pub fn free_files() -> Option<usize> {
     let limits = std::fs::read_to_string("/proc/self/limits").ok()?;
     let open = std::fs::read_dir("/proc/self/fd").ok()?.count();
@@ -25,7 +25,7 @@ pub fn free_files() -> Option<usize> {
     soft.map(|soft: usize| soft.saturating_sub(open))
 }
 
-/// The remainders of the limits on address space and data.
+/// Returns the memory left under the limits on address space and data.
 fn of_process(limits: &str, status: &str) -> Vec<u64> {
     let left = |limit: &str, used: &str| {
         let soft = limits.lines().find_map(|line| line.strip_prefix(limit)?.split_whitespace().next()?.parse().ok());
@@ -34,19 +34,19 @@ fn of_process(limits: &str, status: &str) -> Vec<u64> {
     [left("Max address space", "VmSize:"), left("Max data size", "VmData:")].into_iter().flatten().collect()
 }
 
-/// The value of a line such as `VmSize:   123 kB`, in bytes.
+/// Returns the value of a line such as `VmSize:   123 kB`, in bytes.
 fn kilobytes(text: &str, key: &str) -> Option<u64> {
     let value = text.lines().find_map(|line| line.strip_prefix(key))?;
     Some(value.trim().trim_end_matches("kB").trim().parse::<u64>().ok()? * 1024)
 }
 
-/// The remainders of the limits of the cgroups that `own` (`/proc/self/cgroup`) names, below `root`.
+/// Returns the memory left under the limits of the cgroups in `own` (`/proc/self/cgroup`), below `root`.
 fn of_cgroups(own: &str, root: &Path) -> Vec<u64> {
     let mut left = Vec::new();
     for line in own.lines() {
         let mut fields = line.splitn(3, ':').skip(1);
         let (Some(controllers), Some(path)) = (fields.next(), fields.next()) else { continue };
-        // Version 2 has one tree and no names of controllers; version 1 has a tree for each.
+        // Version 2 has one tree and no names of controllers. Version 1 has a tree for each controller.
         let (tree, limit, used) = match controllers {
             "" => (root.to_path_buf(), "memory.max", "memory.current"),
             names if names.split(',').any(|name| name == "memory") => {
@@ -54,12 +54,12 @@ fn of_cgroups(own: &str, root: &Path) -> Vec<u64> {
             }
             _ => continue,
         };
-        // In a container the process's path may not be visible; then the limit is at the root of the visible tree.
+        // In a container, the path of the process may not be visible. Then the limit is at the root of the visible tree.
         let own: PathBuf = tree.join(path.trim_start_matches('/'));
         for folder in own.ancestors().take_while(|folder| folder.starts_with(&tree)) {
             let number = |name: &str| std::fs::read_to_string(folder.join(name)).ok()?.trim().parse::<u64>().ok();
             let Some(limit) = number(limit) else { continue };
-            // Inactive file pages are reclaimed on demand.
+            // The system reclaims inactive file pages on demand.
             let stat = std::fs::read_to_string(folder.join("memory.stat")).unwrap_or_default();
             let cached = |key: &str| stat.lines().find_map(|line| line.strip_prefix(key)?.trim().parse::<u64>().ok());
             let cached = cached("total_inactive_file ").or(cached("inactive_file ")).unwrap_or(0);

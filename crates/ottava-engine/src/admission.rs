@@ -1,4 +1,4 @@
-//! Adding requests to an engine, and cancelling, holding and resuming them.
+//! Adds requests to an engine, and cancels, holds and resumes them.
 
 use crate::batching::Engine;
 use crate::request::{AdapterId, Request, RequestId};
@@ -7,15 +7,16 @@ use crate::update::Call;
 use ottava_common::error::{Error, Result};
 
 impl Engine {
-    /// Tokens of a request at most, prompt and completion together: as many as the options say, or as the KV cache holds if that is less.
+    /// Returns the maximum number of tokens of a request, prompt and completion together. It is the smaller of `max_model_len` of the options and the
+    /// number of tokens that the KV cache holds.
     pub fn max_model_len(&self) -> usize {
         self.options.max_model_len.min(self.pools.room())
     }
 
     /// Adds a request, which later steps compute.
     ///
-    /// Errors with [`Error::Config`] for settings that cannot be used, an unknown adapter, an empty prompt, or one without room for another token;
-    /// with [`Error::Data`] for a token that the model does not have.
+    /// Errors with [`Error::Config`] for settings that cannot be used, for an unknown adapter, for an empty prompt, and for a prompt without room for
+    /// another token. Errors with [`Error::Data`] for a token that the model does not have.
     pub fn add(&mut self, request: Request) -> Result<RequestId> {
         request.sampling.check()?;
         if let Some(AdapterId(number)) = request.adapter.filter(|adapter| adapter.0 >= self.adapters.len()) {
@@ -44,8 +45,8 @@ impl Engine {
         Ok(id)
     }
 
-    /// Ends a request: the next step reports [`FinishReason::Cancelled`](super::FinishReason::Cancelled). A request that is finished or
-    /// unknown is ignored.
+    /// Ends a request: the next step reports [`FinishReason::Cancelled`](super::FinishReason::Cancelled). Ignores a request that is finished or
+    /// unknown.
     pub fn cancel(&mut self, id: RequestId) {
         self.part.tell(|| Call::Cancel(id));
         if self.take(id).is_some() {
@@ -53,15 +54,15 @@ impl Engine {
         }
     }
 
-    /// Leaves a request out of all steps until [`Engine::resume`], and frees its memory and its place in the batch. A request that is
-    /// finished or unknown is ignored.
+    /// Excludes a request from all steps until [`Engine::resume`], and frees its memory and its place in the batch. Ignores a request that is
+    /// finished or unknown.
     pub fn hold(&mut self, id: RequestId) {
         self.part.tell(|| Call::Hold(id));
         let sequence = self.take(id);
         self.held.extend(sequence);
     }
 
-    /// Goes on with a request that was held, before all that wait. Its tokens so far are recomputed, as after a preemption.
+    /// Resumes a held request before all waiting requests. Its tokens so far are recomputed, as after a preemption.
     pub fn resume(&mut self, id: RequestId) {
         self.part.tell(|| Call::Resume(id));
         if let Some(at) = self.held.iter().position(|sequence| sequence.id == id) {
@@ -69,7 +70,7 @@ impl Engine {
         }
     }
 
-    /// Takes a request out of the engine, without its memory.
+    /// Removes a request from the engine, after freeing its memory.
     fn take(&mut self, id: RequestId) -> Option<Sequence> {
         let is_it = |sequence: &Sequence| sequence.id == id;
         if let Some(at) = self.waiting.iter().position(is_it) {

@@ -13,24 +13,24 @@ use ottava_models::{Adapters, Decoder, KvCache, PREFILL_MULTIPLE};
 use ottava_tensor::Device;
 use std::collections::VecDeque;
 
-/// Computes completions of a model.
+/// An engine that computes completions of a model.
 pub struct Engine {
     pub(super) model: Decoder,
-    /// Adapters of the model; the adapters of number `adapter` are in its linears.
+    /// The adapters of the model. The linears hold the adapters of number `adapter`.
     pub(super) adapters: Vec<Adapters>,
     pub(super) adapter: Option<AdapterId>,
     pub(super) options: EngineOptions,
     pub(super) cache: KvCache,
-    /// On a GPU.
+    /// The captured decode steps, on a GPU.
     pub(super) steps: DecodeSteps,
-    /// Proposes tokens of running requests, which the next step verifies.
+    /// The proposer of tokens of running requests. The next step verifies these tokens.
     pub(super) proposer: Option<Proposer>,
     pub(super) pools: Pools,
-    /// Requests without memory, the next one first.
+    /// The requests without memory. The next request is first.
     pub(super) waiting: VecDeque<Sequence>,
-    /// Requests with memory, the oldest first.
+    /// The requests with memory. The oldest request is first.
     pub(super) running: Vec<Sequence>,
-    /// Requests that no step computes until they are resumed.
+    /// The requests that no step computes until they are resumed.
     pub(super) held: Vec<Sequence>,
     pub(super) cancelled: Vec<RequestId>,
     pub(super) next_id: u64,
@@ -42,15 +42,15 @@ pub struct Engine {
     pub(super) part: Part,
 }
 
-/// Tokens of running requests that a step computes: number in `running`, and how many.
+/// The tokens of running requests that a step computes: the number of the request in `running`, and the number of tokens.
 pub(super) type Plan = Vec<(usize, usize)>;
 
-/// A token that was drawn: number in `running`, token, and its log-probability if requested.
+/// A drawn token: the number of the request in `running`, the token, and its log-probability if requested.
 pub(super) type Drawn = (usize, u32, Option<TokenLogprob>);
 
-/// The KV cache of `model` and its blocks.
+/// Allocates the KV cache of `model`, and the pools of its blocks.
 ///
-/// Errors as [`Engine::new`].
+/// Errors in the same cases as [`Engine::new`].
 fn memory(model: &Decoder, options: &EngineOptions) -> Result<(KvCache, Pools)> {
     let EngineOptions { max_model_len, max_batch, kv_cache_tokens, prefill_chunk, kv_cache_dtype, .. } = *options;
     let sizes = [
@@ -71,29 +71,29 @@ fn memory(model: &Decoder, options: &EngineOptions) -> Result<(KvCache, Pools)> 
 }
 
 impl Engine {
-    /// An engine for `model`, whose weights are cast. Where its recipe scales operands by the amax of their tensor, each token gets a scale
-    /// of its own.
+    /// Makes an engine for `model`, whose weights must be cast. If its recipe scales operands by the amax of their tensor, each token gets its own
+    /// scale instead.
     ///
-    /// Errors with [`Error::Config`] for sizes of zero, and if memory does not suffice for the KV cache.
+    /// Errors with [`Error::Config`] for sizes of zero, and if there is not enough memory for the KV cache.
     pub fn new(mut model: Decoder, options: &EngineOptions) -> Result<Engine> {
         let scales_by_token = model.scale_by_token()?;
         let (cache, pools) = memory(&model, options)?;
         Ok(Engine::with_memory(model, options, (cache, pools), scales_by_token))
     }
 
-    /// An engine without a model, for the models of the sizes of `model` that are [lent](Engine::lend) to it.
+    /// Makes an engine without a model, for models with the sizes of `model` that are [lent](Engine::lend) to it.
     ///
-    /// Errors as [`Engine::new`].
+    /// Errors in the same cases as [`Engine::new`].
     pub fn to_lend(model: &Decoder, options: &EngineOptions) -> Result<Engine> {
         Ok(Engine::with_memory(model.without_data()?, options, memory(model, options)?, false))
     }
 
-    /// Runs `work` with `model`, whose weights may have changed since the last time: no key and value of the cache counts any more. The scales of the
-    /// model stay as they are, so that its casts equal the casts of training.
+    /// Runs `work` with `model`. The weights of `model` may have changed since the last call, so all keys and values in the cache are discarded. The
+    /// scales of the model stay unchanged, so its casts equal the casts of training.
     ///
     /// # Panics
     ///
-    /// If requests are left from the last time.
+    /// Panics if requests of an earlier call are left.
     pub fn lend<T>(&mut self, model: &mut Decoder, work: impl FnOnce(&mut Engine) -> Result<T>) -> Result<T> {
         assert!(
             self.is_idle() && self.held.is_empty(),
@@ -145,38 +145,38 @@ impl Engine {
         }
     }
 
-    /// The model.
+    /// Returns the model.
     pub fn model(&self) -> &Decoder {
         &self.model
     }
 
-    /// Lets requests ask for `adapters`, which are of [`Decoder::load_adapters`] of this model.
+    /// Adds `adapters`, which requests can then name. They must come from [`Decoder::load_adapters`] of this model.
     pub fn add_adapters(&mut self, adapters: Adapters) -> AdapterId {
         self.adapters.push(adapters);
         AdapterId(self.adapters.len() - 1)
     }
 
-    /// Its sizes.
+    /// Returns the sizes of the engine.
     pub fn options(&self) -> &EngineOptions {
         &self.options
     }
 
-    /// Requests computed at once, at most.
+    /// Returns the maximum number of requests that are computed at once.
     pub fn max_batch(&self) -> usize {
         self.options.max_batch
     }
 
-    /// Whether each token has its own scale, although the model's recipe has one scale per tensor.
+    /// Returns whether each token has its own scale although the model's recipe has one scale per tensor.
     pub fn scales_by_token(&self) -> bool {
         self.scales_by_token
     }
 
-    /// Whether there is nothing to compute or report; held requests do not count.
+    /// Returns whether nothing is left to compute or report. Held requests do not count.
     pub fn is_idle(&self) -> bool {
         self.waiting.is_empty() && self.running.is_empty() && self.cancelled.is_empty()
     }
 
-    /// The present state.
+    /// Returns the current state.
     pub fn stats(&self) -> EngineStats {
         let (running, waiting, held) = (self.running.len(), self.waiting.len(), self.held.len());
         EngineStats { running, waiting, held, used_kv_blocks: self.pools.used(), ..self.stats }
@@ -195,7 +195,7 @@ impl Engine {
         Ok(events)
     }
 
-    /// Adds the tokens that a step has drawn, and ends requests that have all of theirs.
+    /// Adds the tokens that a step has drawn, and ends requests that have all their tokens.
     pub(super) fn conclude(&mut self, drawn: Vec<Drawn>, events: &mut Vec<Event>) {
         let tokens: Vec<_> = drawn.iter().map(|&(at, token, _)| (at, token)).collect();
         self.add_tokens(drawn, events);
@@ -203,14 +203,14 @@ impl Engine {
         self.retire(events);
     }
 
-    /// Decides what a step computes: a token of each request that has drawn one, and the tokens proposed to follow it; then prompts, oldest first, up
-    /// to the step's budget.
+    /// Selects the tokens that a step computes. First come requests that draw a token: their last token and the tokens proposed after it. Then come
+    /// prompts, the oldest first, up to the step's budget.
     pub(super) fn schedule(&mut self) -> Result<Plan> {
         self.grow();
         let draws = |sequence: &Sequence| sequence.pending() == 1 && !sequence.rests;
         let single = self.running.iter().filter(|sequence| draws(sequence)).count();
         let budget = self.options.prefill_chunk.saturating_sub(single);
-        // Prompts get at least the other half.
+        // At most half of the budget is for proposed tokens, so prompts get at least the other half.
         let proposed = self.propose(budget / 2)?;
         let mut budget = self.prompt_budget(budget - proposed);
         let mut plan = Vec::new();
@@ -223,17 +223,17 @@ impl Engine {
             budget.take(sequence, new);
         }
         while budget.tokens > 0 && self.running.len() < self.options.max_batch {
-            // Prompts that this step cannot score let others pass.
+            // A prompt that this step cannot score lets later prompts pass.
             let Some(next) = self.waiting.iter().position(|sequence| budget.most(sequence) > 0) else {
                 break;
             };
             let mut sequence = self.waiting.remove(next).expect("it is there");
-            // All tokens of a prompt that is scored or pooled are computed.
+            // If a prompt is scored or pooled, all its tokens must be computed, so it does not share blocks.
             let shares = self.shares_prefixes() && !sequence.reads_activations();
             if shares {
                 sequence.share(&mut self.pools);
             }
-            // Memory for all that it has, so that a prompt once begun is read to its end.
+            // The request gets memory for all its tokens, so a prompt that is begun can be read to its end.
             if !self.pools.extend(&mut sequence.blocks, sequence.computed, sequence.tokens.len()) {
                 sequence.put_back(&mut self.pools);
                 self.waiting.insert(next, sequence);
@@ -251,7 +251,7 @@ impl Engine {
             budget.take(&sequence, new);
             self.running.push(sequence);
         }
-        // A step with a token of each request has no token left for prompts where the budget is small; the oldest prompt gets one.
+        // If the budget is small and each request takes a token, no token is left for prompts. Then the oldest prompt gets one token.
         if let (0, Some(at)) = (budget.tokens, self.running.iter().position(|sequence| sequence.pending() > 1))
             && !plan.iter().any(|&(planned, _)| planned == at)
         {
@@ -261,8 +261,8 @@ impl Engine {
         Ok(plan)
     }
 
-    /// Gives each running request memory for its tokens. If no memory is left, the youngest request is preempted, and waits to be computed
-    /// again: so the oldest always goes on.
+    /// Gives each running request memory for its tokens. If no memory is left, the youngest request is preempted, and waits to be recomputed. So the
+    /// oldest request always continues.
     fn grow(&mut self) {
         let mut at = 0;
         while at < self.running.len() {
@@ -278,12 +278,12 @@ impl Engine {
         }
     }
 
-    /// Whether requests share the blocks of equal beginnings.
+    /// Returns whether requests that begin with the same tokens share blocks.
     pub(super) fn shares_prefixes(&self) -> bool {
         self.options.prefix_caching && self.pools.can_share()
     }
 
-    /// Counts what was computed. Proposed tokens count once they are drawn.
+    /// Counts the computed tokens. Proposed tokens count when they are drawn.
     pub(super) fn advance(&mut self, plan: &Plan) {
         for &(at, new) in plan {
             let sequence = &self.running[at];
@@ -294,7 +294,7 @@ impl Engine {
         }
     }
 
-    /// Keys and values of further tokens of a request are in the cache.
+    /// Records that the keys and values of further tokens of a request are in the cache.
     fn extend_computed(&mut self, at: usize, tokens: usize) {
         let shares = self.shares_prefixes();
         let sequence = &mut self.running[at];
@@ -305,10 +305,10 @@ impl Engine {
         }
     }
 
-    /// Adds the tokens that were drawn.
+    /// Adds the drawn tokens to their requests.
     fn add_tokens(&mut self, drawn: Vec<Drawn>, events: &mut Vec<Event>) {
         for (at, token, logprob) in drawn {
-            // A token after another one of this step was drawn from a proposed token that is the other one.
+            // A request that already got a token in this step has accepted it: the token was proposed, so its keys and values are in the cache.
             if self.running[at].pending() == 1 {
                 self.extend_computed(at, 1);
                 self.stats.accepted_tokens += 1;

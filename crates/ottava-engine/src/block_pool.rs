@@ -1,23 +1,24 @@
-//! The blocks of one group of layers of a KV cache. Sequences that begin with the same tokens share the blocks that hold these tokens, as
-//! with vLLM's automatic prefix caching.
+//! The blocks of one group of layers of a KV cache. Sequences that begin with the same tokens share the blocks that hold these tokens, as in vLLM's
+//! automatic prefix caching.
 
 use crate::request::AdapterId;
 use ottava_common::hash::sha256_of;
 use std::collections::{BTreeMap, HashMap};
 
-/// Tokens of a block of the KV cache.
+/// The number of tokens of a block of the KV cache.
 pub const BLOCK_SIZE: usize = 32;
 
-/// Names what is in a full block: the SHA-256 of all tokens of a sequence up to its end.
+/// A name for the contents of a full block: the SHA-256 of all tokens of a sequence up to the end of the block.
 pub type BlockKey = [u8; 32];
 
-/// The key of the block of `tokens` that follows the block of key `before`.
+/// Returns the key of the block of `tokens` that follows the block with the key `before`.
 pub fn key_after(before: Option<&BlockKey>, tokens: &[u32]) -> BlockKey {
     let tokens: Vec<u8> = tokens.iter().flat_map(|token| token.to_le_bytes()).collect();
     sha256_of(&[before.map_or(&[], |key| &key[..]), &tokens])
 }
 
-/// The key before the first block of a sequence of an adapter, whose keys and values of the same tokens are others.
+/// Returns the key before the first block of a sequence of an adapter. Adapters compute different keys and values for the same tokens, so their
+/// blocks need different keys.
 pub fn key_of_adapter(AdapterId(number): AdapterId) -> BlockKey {
     sha256_of(&[b"adapter ", &number.to_le_bytes()])
 }
@@ -25,49 +26,50 @@ pub fn key_of_adapter(AdapterId(number): AdapterId) -> BlockKey {
 /// A block.
 #[derive(Clone, Debug, Default)]
 struct Block {
-    /// Sequences that use it.
+    /// The number of sequences that use the block.
     users: usize,
-    /// The key by which further sequences find it.
+    /// The key by which further sequences find the block.
     key: Option<BlockKey>,
-    /// When its last user gave it back.
+    /// The time at which its last user returned the block.
     since: u64,
 }
 
-/// Hands out blocks. A block with a key that nobody uses stays until another one is needed: the one that is unused for longest goes first.
+/// A pool of blocks. An unused block with a key stays until another block is needed. Then the block that has been unused for the longest time is
+/// evicted.
 #[derive(Debug)]
 pub struct BlockPool {
     blocks: Vec<Block>,
-    /// Unused blocks without a key; the last is the next one.
+    /// The unused blocks without a key. The last block is taken next.
     free: Vec<i32>,
-    /// Unused blocks with a key, by time.
+    /// The unused blocks with a key, by the time since which they are unused.
     unused: BTreeMap<u64, i32>,
     by_key: HashMap<BlockKey, i32>,
     time: u64,
 }
 
 impl BlockPool {
-    /// All of `all` blocks.
+    /// Makes a pool of `all` unused blocks.
     pub fn new(all: usize) -> BlockPool {
         let (blocks, free) = (vec![Block::default(); all], (0..all as i32).rev().collect());
         BlockPool { blocks, free, unused: BTreeMap::new(), by_key: HashMap::new(), time: 0 }
     }
 
-    /// The number of blocks, free or used.
+    /// Returns the number of blocks, free or used.
     pub fn all(&self) -> usize {
         self.blocks.len()
     }
 
-    /// The number of blocks that sequences use.
+    /// Returns the number of blocks that sequences use.
     pub fn used(&self) -> usize {
         self.all() - self.free.len() - self.unused.len()
     }
 
-    /// Whether there are blocks to extend `blocks` to hold `tokens`.
+    /// Returns whether the pool has enough blocks to extend `blocks` to hold `tokens` tokens.
     pub fn suffice(&self, blocks: &[i32], tokens: usize) -> bool {
         missing(blocks, tokens) <= self.free.len() + self.unused.len()
     }
 
-    /// Extends `blocks` to hold `tokens`. Panics if there are not enough.
+    /// Extends `blocks` to hold `tokens` tokens. Panics if the pool does not have enough blocks.
     pub fn extend(&mut self, blocks: &mut Vec<i32>, tokens: usize) {
         for _ in 0..missing(blocks, tokens) {
             let block = self.free.pop().unwrap_or_else(|| self.evict());
@@ -76,7 +78,7 @@ impl BlockPool {
         }
     }
 
-    /// Takes the block with a key that is unused for longest.
+    /// Takes the block with a key that has been unused for the longest time.
     fn evict(&mut self) -> i32 {
         let (_, block) = self.unused.pop_first().expect("there are enough blocks");
         let key = self.blocks[block as usize].key.take().expect("it has a key");
@@ -84,7 +86,7 @@ impl BlockPool {
         block
     }
 
-    /// Takes `blocks` of a sequence back. Of blocks with a key, the last are evicted first: the others are found without them.
+    /// Takes back the `blocks` of a sequence. The last blocks with a key are evicted first, since the earlier blocks can be shared without them.
     pub fn put_back(&mut self, blocks: &[i32]) {
         for &number in blocks.iter().rev() {
             let block = &mut self.blocks[number as usize];
@@ -101,7 +103,7 @@ impl BlockPool {
         }
     }
 
-    /// The blocks with the first of `keys`, up to one that there is not, for one more sequence.
+    /// Finds the blocks with the first of `keys`, up to the first key without a block, and counts one more user of each. Returns these blocks.
     pub fn share(&mut self, keys: &[BlockKey]) -> Vec<i32> {
         let found: Vec<i32> = keys.iter().map_while(|key| self.by_key.get(key).copied()).collect();
         for &number in &found {
@@ -114,7 +116,7 @@ impl BlockPool {
         found
     }
 
-    /// Lets others find a used block, which is full, by `key`. If there is another one with this key, that one stays.
+    /// Lets other sequences find a used, full block by `key`. If another block has this key, that block keeps it.
     pub fn publish(&mut self, number: i32, key: BlockKey) {
         let block = &mut self.blocks[number as usize];
         if block.key.is_none() && !self.by_key.contains_key(&key) {
@@ -138,7 +140,7 @@ mod tests {
         keys
     }
 
-    /// A sequence that has computed these tokens.
+    /// Simulates a sequence that has computed these tokens.
     fn compute(pool: &mut BlockPool, tokens: &[u32]) -> Vec<i32> {
         let keys = keys(tokens);
         let mut blocks = pool.share(&keys);
@@ -156,7 +158,7 @@ mod tests {
         second[70] = 0;
         let (a, b) = (compute(&mut pool, &first), compute(&mut pool, &second));
         assert_eq!((&a, &b), (&vec![0, 1, 2, 3], &vec![0, 1, 4, 5]), "the third block has another token");
-        // The same tokens after others are something else.
+        // The same tokens after different tokens have another key.
         assert!(pool.share(&keys(&first[32..])).is_empty());
         pool.put_back(&a);
         assert_eq!(pool.used(), 4, "the other sequence uses two of them");
@@ -172,7 +174,7 @@ mod tests {
         let (a, b) = (compute(&mut pool, &old), compute(&mut pool, &new));
         pool.put_back(&a);
         pool.put_back(&b);
-        // A use makes them the youngest.
+        // The blocks are used again, so they become the youngest.
         let again = pool.share(&keys(&old));
         assert_eq!(again, a);
         pool.put_back(&again);

@@ -2,12 +2,12 @@
 
 use crate::block_pool::{BLOCK_SIZE, BlockKey, BlockPool};
 
-/// The blocks of a sequence in each group of the cache's layers.
+/// The blocks of a sequence, for each group of the cache's layers.
 #[derive(Debug, Default)]
 pub struct SequenceBlocks {
-    /// The blocks of each group, in the order of the sequence's tokens. Blocks that have been given back keep their places.
+    /// The blocks of each group, in the order of the sequence's tokens. A block that was returned to the pool keeps its entry.
     pub tables: Vec<Vec<i32>>,
-    /// The number of blocks of each group that have been given back, which are the first: no token to come sees their keys.
+    /// The number of blocks of each group that were returned to the pool. They are the first blocks, whose keys no later token sees.
     given_back: Vec<usize>,
 }
 
@@ -22,39 +22,39 @@ struct Pool {
 #[derive(Debug)]
 pub struct Pools {
     pools: Vec<Pool>,
-    /// Tokens of a sequence that a step computes at most.
+    /// The maximum number of tokens of a sequence that a step computes.
     chunk: usize,
 }
 
-/// The largest number of blocks that a sequence needs at once where tokens see `window` keys and a step computes up to `chunk` tokens.
+/// Returns the maximum number of blocks that a sequence needs at once if tokens see `window` keys and a step computes up to `chunk` tokens.
 fn blocks_in_window(window: usize, chunk: usize) -> usize {
     window.saturating_add(chunk).div_ceil(BLOCK_SIZE) + 1
 }
 
 impl Pools {
-    /// The number of blocks of a group with `window`, for a cache of `tokens` tokens, `max_batch` sequences and steps of `chunk` tokens.
+    /// Returns the number of blocks of a group with `window`, for a cache of `tokens` tokens, `max_batch` sequences and steps of `chunk` tokens.
     pub fn blocks_for(window: Option<usize>, tokens: usize, max_batch: usize, chunk: usize) -> usize {
         let for_window = window.map_or(usize::MAX, |window| blocks_in_window(window, chunk).saturating_mul(max_batch));
         tokens.div_ceil(BLOCK_SIZE).min(for_window)
     }
 
-    /// The free blocks of groups with these windows and numbers of blocks, for steps of up to `chunk` tokens of a sequence.
+    /// Makes the pools of groups with these windows and numbers of blocks, for steps of up to `chunk` tokens of a sequence.
     pub fn new(groups: impl IntoIterator<Item = (Option<usize>, usize)>, chunk: usize) -> Pools {
         let pool = |(window, blocks)| Pool { window, free: BlockPool::new(blocks) };
         Pools { pools: groups.into_iter().map(pool).collect(), chunk }
     }
 
-    /// Blocks of the group that sees most keys.
+    /// Returns the number of blocks of the group whose tokens see the most keys.
     pub fn all(&self) -> usize {
         self.pools[0].free.all()
     }
 
-    /// Used blocks of that group.
+    /// Returns the number of used blocks of this group.
     pub fn used(&self) -> usize {
         self.pools[0].free.used()
     }
 
-    /// The length of the longest sequence for which all blocks suffice.
+    /// Returns the length of the longest sequence for which all blocks suffice.
     pub fn room(&self) -> usize {
         let room = |Pool { window, free }: &Pool| match window {
             Some(window) if free.all() >= blocks_in_window(*window, self.chunk) => usize::MAX,
@@ -63,8 +63,9 @@ impl Pools {
         self.pools.iter().map(room).min().unwrap_or(0)
     }
 
-    /// Gives the blocks of a sequence back that tokens from number `computed` on do not see, and extends the others for its next step: to
-    /// hold all its `tokens`, or with a window the tokens of that step. Returns false, and takes none, if there are not enough.
+    /// Returns the blocks of a sequence that no token from number `computed` on sees, and adds blocks for the next step. A group without a window
+    /// gets blocks for all `tokens` tokens, and a group with a window gets blocks for the tokens of the step. If a pool does not have enough blocks,
+    /// adds no blocks and returns false.
     pub fn extend(&mut self, blocks: &mut SequenceBlocks, computed: usize, tokens: usize) -> bool {
         let SequenceBlocks { tables, given_back } = blocks;
         tables.resize_with(self.pools.len(), Vec::new);
@@ -88,12 +89,12 @@ impl Pools {
         suffice
     }
 
-    /// Whether blocks can be shared among sequences: blocks of a window are given back before the sequence ends.
+    /// Returns whether sequences can share blocks. They cannot if a group has a window, since its blocks are returned before the sequence ends.
     pub fn can_share(&self) -> bool {
         matches!(&self.pools[..], [Pool { window: None, .. }])
     }
 
-    /// Gives a sequence without blocks the blocks that hold its first tokens, as far as there are any with `keys`. Returns their number.
+    /// Gives a sequence without blocks the blocks that hold its first tokens, up to the first of `keys` without a block. Returns their number.
     pub fn share(&mut self, blocks: &mut SequenceBlocks, keys: &[BlockKey]) -> usize {
         let shared = self.pools[0].free.share(keys);
         let count = shared.len();
@@ -101,14 +102,14 @@ impl Pools {
         count
     }
 
-    /// Lets others share the blocks of a sequence from number `first` on that `keys`, one of each block so far, name.
+    /// Lets other sequences share the blocks of a sequence from number `first` on. `keys` has the key of each block.
     pub fn publish(&mut self, blocks: &SequenceBlocks, keys: &[BlockKey], first: usize) {
         for (&block, key) in blocks.tables[0].iter().zip(keys).skip(first) {
             self.pools[0].free.publish(block, *key);
         }
     }
 
-    /// Forgets what is in the blocks, which no sequence uses: the weights that computed it have changed.
+    /// Forgets the contents of the blocks, since the weights that computed them have changed. No sequence may use a block.
     pub fn forget(&mut self) {
         for pool in &mut self.pools {
             debug_assert_eq!(pool.free.used(), 0, "no sequence uses a block");
@@ -116,7 +117,7 @@ impl Pools {
         }
     }
 
-    /// Takes all blocks of a sequence back.
+    /// Takes back all blocks of a sequence.
     pub fn put_back(&mut self, blocks: &mut SequenceBlocks) {
         let SequenceBlocks { tables, given_back } = std::mem::take(blocks);
         for ((pool, table), given_back) in self.pools.iter_mut().zip(tables).zip(given_back) {
@@ -143,7 +144,7 @@ mod tests {
         assert_eq!(b.tables, [[0, 1, 2, 3, 4]]);
     }
 
-    /// A sequence of 1000 tokens in steps of 20 and then 1. Tokens see all, and the last 70.
+    /// A sequence of 1000 tokens is computed in a step of 20 tokens, then token by token. One group sees all keys, and one sees the last 70.
     #[test]
     fn a_window_needs_no_more_blocks_than_it_spans() {
         let (chunk, window) = (20, 70);
@@ -157,7 +158,7 @@ mod tests {
             assert!(pools.extend(&mut sequence, computed, if computed < 600 { 600 } else { computed + 1 }));
             let [all, windowed] = &sequence.tables[..] else { panic!("two groups") };
             assert!(all.len() * BLOCK_SIZE >= computed + new && windowed.len() * BLOCK_SIZE >= computed + new);
-            // The blocks with the keys of this step's tokens are different ones.
+            // The keys of this step's tokens are in different blocks.
             let first = (computed + 1).saturating_sub(window) / BLOCK_SIZE;
             let mut live = windowed[first..].to_vec();
             live.sort_unstable();

@@ -1,4 +1,4 @@
-//! Sizes an engine for given requests within the memory of its device.
+//! Chooses the sizes of an engine for given requests within the memory of its device.
 
 use crate::block_pool::BLOCK_SIZE;
 use crate::blocks::Pools;
@@ -8,17 +8,17 @@ use ottava_common::limits;
 use ottava_models::{Decoder, KvGroup};
 use ottava_tensor::Device;
 
-/// Requests computed at once. On a CPU, larger batches do not make products of few rows cheaper.
+/// The maximum number of requests computed at once, on a CPU and on a GPU. On a CPU, larger batches do not make products of few rows cheaper.
 const MAX_BATCH: [usize; 2] = [32, 256];
 
-/// Tokens of a step.
+/// The maximum number of tokens of a step.
 const PREFILL_CHUNK: usize = 2048;
 
 impl EngineOptions {
-    /// Room for as many requests at once as memory allows. Each request has one of `lengths` tokens at most, its completion included;
-    /// none is longer than `max_model_len`. A `draft` model has a cache for as many tokens.
+    /// Chooses options with room for as many requests at once as memory allows. `lengths` has the maximum number of tokens of each request, including
+    /// its completion. A length above `max_model_len` counts as `max_model_len`. A `draft` model gets a cache for as many tokens.
     ///
-    /// Errors with [`Error::Memory`] if even a single request of the greatest length does not fit.
+    /// Errors with [`Error::Memory`] if a single request of the greatest length does not fit.
     pub fn for_lengths(
         model: &Decoder,
         draft: Option<&Decoder>,
@@ -55,7 +55,7 @@ impl EngineOptions {
         };
         let available = available(model.device())?;
         let wanted: usize = blocks.iter().take(max_batch).sum::<usize>().max(1);
-        // The number of blocks up to `wanted` that fit.
+        // Finds the largest number of blocks up to `wanted` that fits.
         let (mut fitting, mut excess) = (0, wanted + 1);
         while excess - fitting > 1 {
             let middle = fitting.midpoint(excess);
@@ -72,13 +72,13 @@ impl EngineOptions {
         Ok(of(fitting.max(1)))
     }
 
-    /// The number of blocks of a group of attention layers.
+    /// Returns the number of blocks of a group of attention layers.
     pub(super) fn blocks_of(&self, group: &KvGroup) -> usize {
         Pools::blocks_for(group.window, self.kv_cache_tokens, self.max_batch, self.prefill_chunk)
     }
 }
 
-/// Bytes that a KV cache may take: the rest is for activations and logits.
+/// Returns the bytes that a KV cache may take. The other memory is for activations and logits.
 fn available(device: &Device) -> Result<usize> {
     Ok(match device {
         Device::Cuda(gpu) => gpu.memory_info()?.0 / 10 * 8,

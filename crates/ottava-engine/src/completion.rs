@@ -1,4 +1,4 @@
-//! Completions as text, of one engine and one tokenizer.
+//! Completions as text, with one engine and one tokenizer.
 
 use crate::batching::Engine;
 use crate::request::{Event, FinishReason, Request, RequestId};
@@ -11,20 +11,20 @@ use std::collections::HashMap;
 /// A request for text.
 #[derive(Clone, Debug, Default)]
 pub struct TextRequest {
-    /// The tokens of its prompt and how to go on; it also stops at the tokens that end a text.
+    /// The tokens of the prompt and the sampling. The completion also stops at the tokens that end a text.
     pub request: Request,
-    /// The text ends before the first of these.
+    /// The stop strings: the text ends before the first of them.
     pub stop: Vec<String>,
 }
 
 /// A finished completion.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Completion {
-    /// Its text, without the stop string or stop token.
+    /// The text, without the stop string or stop token.
     pub text: String,
-    /// Why it ended.
+    /// The reason why the completion ended.
     pub reason: FinishReason,
-    /// Tokens that were drawn.
+    /// The number of drawn tokens.
     pub tokens: usize,
 }
 
@@ -35,11 +35,11 @@ struct InProgress {
     done: Completion,
 }
 
-/// Computes all `requests`, as many at once as the engine does. Calls `on_text` with the number of a request and the text that a token
-/// completes, maybe none, and `on_end` with finished completions.
+/// Computes all `requests`, as many at once as the engine can. Calls `on_text` with the number of a request and the text that a token completes,
+/// which may be empty. Calls `on_end` with finished completions.
 ///
-/// Errors as [`Engine::add`] and [`Engine::step`], and with [`Error::Cancelled`](ottava_common::Error::Cancelled) after a signal, which leaves no
-/// request in the engine.
+/// Errors in the same cases as [`Engine::add`] and [`Engine::step`]. Errors with [`Error::Cancelled`](ottava_common::Error::Cancelled) after a
+/// signal, and then no request is left in the engine.
 pub fn complete(
     engine: &mut Engine,
     tokenizer: &Tokenizer,
@@ -50,7 +50,7 @@ pub fn complete(
     let mut requests = requests.into_iter().enumerate();
     let mut live: HashMap<RequestId, InProgress> = HashMap::new();
     loop {
-        // As many wait as can begin at once, so that a long list is not in memory twice.
+        // Only as many requests wait as can begin at once, so a long list is not in memory twice.
         while engine.stats().waiting < engine.max_batch()
             && let Some((number, TextRequest { mut request, stop })) = requests.next()
         {

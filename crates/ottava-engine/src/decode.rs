@@ -1,5 +1,5 @@
-//! Steps in which every row is a token with a context of its own. On a GPU they are captured as CUDA graphs, one for each padded size of the
-//! batch. Ranks that divide a model make the same steps in the same order, and so capture the same ones, with their collectives.
+//! Decode steps: every row is a token with its own context. On a GPU, they are captured as CUDA graphs, one for each padded size of the batch. Ranks
+//! that divide a model run the same steps in the same order. So they capture the same steps, including the collectives.
 
 use crate::request::AdapterId;
 use ottava_common::error::Result;
@@ -10,17 +10,18 @@ use ottava_tensor::ops::{argmax, cast};
 use ottava_tensor::{DType, Device, Tensor};
 use std::collections::HashMap;
 
-/// Rows of each pass of a GPU whose results must not depend on the batch.
+/// The number of rows of each pass on a GPU if results must not depend on the batch.
 pub(super) const INVARIANT_ROWS: usize = 64;
 
-/// The steps of each size, by rows and blocks of the longest one, both powers of two, and by adapter: a graph reads fixed weights.
+/// The decode steps by size and by adapter, since a graph reads fixed weights. The size is the number of rows and the number of blocks of the longest
+/// sequence, both powers of two.
 #[derive(Default)]
 pub struct DecodeSteps {
     steps: HashMap<(Option<AdapterId>, [usize; 2]), DecodeStep>,
     is_invariant: bool,
 }
 
-/// Steps of one size.
+/// The decode step of one size.
 struct DecodeStep {
     batch: InferenceBatch,
     rows: Tensor, /* I32 [R], 0 to R - 1 */
@@ -28,17 +29,17 @@ struct DecodeStep {
     capture: Capture,
 }
 
-/// Results of a step on the device, one row per sequence.
+/// The results of a step on the device, one row per sequence.
 #[derive(Clone)]
 pub struct Scored {
-    /// F32 `[R, V]` (F64 for F64).
+    /// The logits, F32 `[R, V]` (F64 for F64).
     pub logits: Tensor,
-    /// I32 `[R]`, as [`argmax`] gives it.
+    /// The most likely tokens, I32 `[R]`, as [`argmax`] returns them.
     pub likeliest: Tensor,
 }
 
 impl Scored {
-    /// The logits of some rows of `hidden`.
+    /// Computes the logits of some rows of `hidden`.
     pub fn score(model: &Decoder, hidden: &Tensor, rows: &Tensor) -> Result<Scored> {
         let logits = model.logits(hidden, rows)?;
         let likeliest = argmax(&in_f32(&logits)?)?;
@@ -46,7 +47,7 @@ impl Scored {
     }
 }
 
-/// Logits or activations in F32, as draws and the host read them.
+/// Converts logits or activations to F32, which draws and the host read.
 pub fn in_f32(x: &Tensor) -> Result<Tensor> {
     Ok(match x.dtype() {
         DType::F32 => x.clone(),
@@ -55,13 +56,13 @@ pub fn in_f32(x: &Tensor) -> Result<Tensor> {
 }
 
 impl DecodeSteps {
-    /// Steps of [`INVARIANT_ROWS`] rows if `is_invariant`, so that no result depends on their number.
+    /// Makes steps of [`INVARIANT_ROWS`] rows if `is_invariant` is set, so that no result depends on the number of rows.
     pub(super) fn new(is_invariant: bool) -> DecodeSteps {
         DecodeSteps { is_invariant, ..DecodeSteps::default() }
     }
 
-    /// Computes one token of each of `sequences` on a GPU, by a model whose linears have the adapters of `adapter`; some may be tokens of one
-    /// sequence. Rows of the result are in their order; further ones are padding.
+    /// Computes one token of each of `sequences` on a GPU. The linears of `model` must hold the adapters of `adapter`. Several entries may be tokens
+    /// of the same sequence. Rows of the result are in the order of `sequences`, followed by rows of padding.
     pub fn run(
         &mut self,
         model: &Decoder,

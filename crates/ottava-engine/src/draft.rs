@@ -1,4 +1,4 @@
-//! Proposals by a draft model, which has a KV cache of its own.
+//! Proposals by a draft model, which has its own KV cache.
 
 use crate::block_pool::BLOCK_SIZE;
 use crate::blocks::{Pools, SequenceBlocks};
@@ -9,63 +9,63 @@ use ottava_models::{Decoder, InferenceBatch, KvCache, SequenceTokens};
 use ottava_tensor::{Device, Tensor};
 use std::collections::HashMap;
 
-/// Tokens of a pass at most.
+/// The maximum number of tokens of a pass.
 const ROWS: usize = 256;
 
-/// A request that wants a proposal.
+/// A request for which tokens are proposed.
 pub struct Wanted<'a> {
-    /// Its name.
+    /// The id of the request.
     pub id: RequestId,
-    /// Its tokens so far.
+    /// The tokens of the request so far.
     pub tokens: &'a [u32],
-    /// Proposed tokens at most.
+    /// The maximum number of proposed tokens.
     pub most: usize,
 }
 
-/// A model that proposes its most likely tokens.
+/// A draft model, which proposes its most likely tokens.
 pub struct Draft {
     model: Decoder,
     tokens: usize,
-    /// Tokens of a sequence at most.
+    /// The maximum number of tokens of a sequence.
     positions: usize,
-    /// Tokens from here on are not in the vocabulary of both models.
+    /// The size of the smaller vocabulary of both models. Token ids from this number on are not proposed.
     vocabulary: usize,
     cache: KvCache,
     pools: Pools,
-    /// On a GPU.
+    /// The captured decode steps, on a GPU.
     steps: DecodeSteps,
     requests: HashMap<RequestId, Progress>,
 }
 
-/// What the draft model has computed of a request.
+/// The tokens of a request that the draft model has computed.
 #[derive(Default)]
 struct Progress {
     blocks: SequenceBlocks,
-    /// Tokens of the request whose keys and values are in the cache.
+    /// The number of the request's tokens whose keys and values are in the cache.
     computed: usize,
-    /// Further tokens in the cache, which were proposed.
+    /// The proposed tokens that follow them in the cache.
     proposed: Vec<u32>,
 }
 
 /// A proposal that is being computed.
 struct Proposal {
     id: RequestId,
-    /// Its place in the result.
+    /// The place of the proposal in the result.
     number: usize,
-    /// Tokens whose keys and values are in the cache.
+    /// The number of tokens whose keys and values are in the cache.
     computed: usize,
-    /// Tokens of the request.
+    /// The number of tokens of the request.
     certain: usize,
-    /// Tokens to compute before the next one is proposed.
+    /// The tokens to compute before the next token is proposed.
     pending: Vec<u32>,
     most: usize,
 }
 
 impl Draft {
-    /// A draft of `model`, whose weights are cast. It proposes up to `tokens` tokens to an engine with these `options`. The engine's model
-    /// has this `vocabulary`.
+    /// Makes a draft from `model`, whose weights must be cast. It proposes up to `tokens` tokens to an engine with these `options`, whose model has
+    /// `vocabulary` tokens.
     ///
-    /// Errors if memory does not suffice for its KV cache.
+    /// Errors if there is not enough memory for its KV cache.
     pub fn new(mut model: Decoder, tokens: usize, options: &EngineOptions, vocabulary: usize) -> Result<Draft> {
         model.scale_by_token()?;
         let positions = options.max_model_len.min(model.config().context());
@@ -79,15 +79,15 @@ impl Draft {
         Ok(Draft { model, tokens, positions, vocabulary, cache, pools, steps, requests })
     }
 
-    /// Tokens of a proposal at most.
+    /// Returns the maximum number of tokens of a proposal.
     pub fn tokens(&self) -> usize {
         self.tokens
     }
 
-    /// A proposal for each of `wanted`: of no tokens where memory or positions of the draft model do not suffice. What is in its cache for
-    /// requests that are not among `running` is dropped.
+    /// Returns a proposal for each of `wanted`. A proposal is empty if memory or positions of the draft model do not suffice. The cache entries of
+    /// requests that are not in `running` are dropped.
     ///
-    /// Errors as a forward.
+    /// Errors in the same cases as a forward pass.
     pub fn propose(&mut self, running: &[RequestId], wanted: &[Wanted]) -> Result<Vec<Vec<u32>>> {
         let Draft { requests, pools, .. } = self;
         requests.retain(|id, progress| {
@@ -111,7 +111,7 @@ impl Draft {
                 progress.computed += piece - beyond;
                 progress.proposed.extend(&computed[piece - beyond..]);
                 let own: &mut Vec<u32> = &mut proposed[proposal.number];
-                // A token that the other model does not have, or logits that are not finite, end a proposal.
+                // A proposal ends at a token that the engine's model does not have, or at logits that are not finite.
                 if proposal.pending.is_empty() && (0..self.vocabulary as i32).contains(&next) {
                     own.push(next as u32);
                     proposal.pending.extend((own.len() < proposal.most).then_some(next as u32));
@@ -122,13 +122,13 @@ impl Draft {
         Ok(proposed)
     }
 
-    /// Begins a proposal after what the cache has of the request.
+    /// Begins a proposal after the tokens of the request that are in the cache.
     fn begin(&mut self, number: usize, wanted: &Wanted) -> Option<Proposal> {
         let &Wanted { id, tokens, most } = wanted;
         let most = most.min(self.tokens);
         let is_known = |&token: &u32| (token as usize) < self.vocabulary;
         let Progress { computed, proposed, .. } = self.requests.entry(id).or_default();
-        // Of the tokens that it proposed the last time, the request has the first ones.
+        // The tokens of the last proposal that the request has accepted are in the cache.
         let accepted = proposed.iter().zip(&tokens[*computed..]).take_while(|(a, b)| a == b).count();
         *computed = (*computed + accepted).min(tokens.len() - 1);
         proposed.clear();
@@ -138,13 +138,13 @@ impl Draft {
         fits.then_some(Proposal { id, number, computed, certain, pending, most })
     }
 
-    /// How many tokens of each proposal the next pass computes, for which there are blocks. A proposal without memory ends.
+    /// Returns the number of tokens of each proposal that the next pass computes, and takes blocks for them. A proposal ends if no blocks are left.
     fn pieces(&mut self, open: &mut [Proposal]) -> Vec<usize> {
         let mut room = ROWS;
         let piece = |proposal: &mut Proposal| {
             let piece = proposal.pending.len().min(room);
             let progress = self.requests.get_mut(&proposal.id).expect("it was begun");
-            // A block leaves a window if no token after the certain tokens sees it: proposed ones may be rejected.
+            // A block leaves a window only if no token after the certain tokens sees it, since proposed tokens may be rejected.
             if !self.pools.extend(&mut progress.blocks, progress.computed, proposal.computed + piece) {
                 self.pools.put_back(&mut progress.blocks);
                 *progress = Progress::default();
@@ -157,7 +157,7 @@ impl Draft {
         open.iter_mut().map(piece).collect()
     }
 
-    /// Computes `pieces` of proposals, and returns the most likely token after each one that has tokens.
+    /// Computes `pieces` of proposals, and returns the most likely token after each piece that is not empty.
     fn likeliest(&mut self, open: &[Proposal], pieces: &[usize]) -> Result<Vec<i32>> {
         let Draft { model, cache, steps, requests, .. } = self;
         let pieces = open.iter().zip(pieces).filter(|(_, piece)| **piece > 0);

@@ -1,4 +1,4 @@
-//! Draws of tokens from logits, and the verification of proposed tokens: a proposed token is accepted if it is the one that is drawn.
+//! Draws tokens from logits, and verifies proposed tokens: a proposed token is accepted if it equals the drawn token.
 
 use crate::batching::{Drawn, Engine, Plan};
 use crate::decode::{Scored, in_f32};
@@ -9,17 +9,17 @@ use ottava_common::error::{Error, Result};
 use ottava_tensor::ops::{CrossEntropy, Draw, Draws, IGNORE_INDEX, cross_entropy, sample};
 use ottava_tensor::{Device, Tensor};
 
-/// Rows of logits of a request: the row after its last token, and the rows after each proposed token.
+/// The rows of logits of a request: the row after its last token, and the rows after each proposed token.
 pub(super) struct Drawing {
-    /// Number in `running`.
+    /// The number of the request in `running`.
     pub at: usize,
     /// The first row.
     pub row: usize,
-    /// Rows.
+    /// The number of rows.
     pub count: usize,
 }
 
-/// Groups of at most `most` rows, as far as one request has no more.
+/// Divides `drawing` into groups of at most `most` rows. A request with more rows is a group of its own.
 pub(super) fn by_rows(drawing: Vec<Drawing>, most: usize) -> Vec<Vec<Drawing>> {
     let (mut groups, mut rows): (Vec<Vec<Drawing>>, usize) = (Vec::new(), most);
     for of in drawing {
@@ -33,7 +33,8 @@ pub(super) fn by_rows(drawing: Vec<Drawing>, most: usize) -> Vec<Vec<Drawing>> {
     groups
 }
 
-/// The log-probabilities F32 `[R]` of I32 `tokens` `[R]` by rows of `logits` `[R, V]`, as minus their losses. A row that is not finite has no token.
+/// Returns the log-probabilities F32 `[R]` of I32 `tokens` `[R]` in rows of `logits` `[R, V]`, as their negated losses. A row that is not finite has
+/// no token.
 fn of_loss(logits: &Tensor, tokens: &Tensor) -> Result<Tensor> {
     let [rows, columns] = logits.dims("logits")?;
     let targets: Vec<i32> =
@@ -45,8 +46,8 @@ fn of_loss(logits: &Tensor, tokens: &Tensor) -> Result<Tensor> {
 }
 
 impl Engine {
-    /// Lets `proposer` propose tokens of requests, which steps verify. What requests get does not change: a proposed token is accepted if it is
-    /// drawn.
+    /// Lets `proposer` propose tokens of requests, which steps verify. The completions do not change, since a proposed token is accepted only if it
+    /// is also drawn.
     ///
     /// Errors with [`Error::Config`] for sizes that cannot be used.
     pub fn speculate(&mut self, proposer: Proposer) -> Result<()> {
@@ -55,8 +56,8 @@ impl Engine {
         Ok(())
     }
 
-    /// Proposes tokens for requests that draw one in this step, up to `most` for all of them, where there are blocks for their keys and values.
-    /// Returns how many.
+    /// Proposes tokens for requests that draw a token in this step, up to `most` tokens for all requests together. Tokens without blocks for their
+    /// keys and values are dropped. Returns the number of proposed tokens.
     pub(super) fn propose(&mut self, most: usize) -> Result<usize> {
         let Some(proposer) = &mut self.proposer else { return Ok(0) };
         let (mut room, mut wanted) = (most, Vec::new());
@@ -66,7 +67,7 @@ impl Engine {
         let running: Vec<_> = self.running.iter().map(|sequence| sequence.id).collect();
         let mut places = Vec::new();
         for (at, sequence) in self.running.iter().enumerate() {
-            // One more token is drawn than is accepted.
+            // A request draws one more token than it accepts.
             let fits = sequence.max_len.saturating_sub(sequence.tokens.len() + 1);
             let most = fits.min(proposer.tokens()).min(room);
             let draws = sequence.pending() == 1 && !sequence.rests;
@@ -91,7 +92,7 @@ impl Engine {
         Ok(count)
     }
 
-    /// The requests that have no more tokens to compute after `plan`, with the rows of their last ones.
+    /// Returns the requests that have no tokens left to compute after `plan`, with the rows of their last tokens.
     pub(super) fn drawing(&self, plan: &Plan) -> Vec<Drawing> {
         let (mut end, mut drawing) = (0, Vec::new());
         for &(at, new) in plan {
@@ -105,8 +106,8 @@ impl Engine {
         drawing
     }
 
-    /// Draws the next tokens of each of these requests from its rows of logits, on the model's device. Logits reach the host only for the
-    /// likeliest tokens beside a drawn one. An engine that follows draws none: rank 0 tells it.
+    /// Draws the next tokens of each of these requests from its rows of logits, on the model's device. Logits are copied to the host only to find the
+    /// likeliest tokens next to a drawn token. An engine that follows does not draw, since rank 0 announces the drawn tokens.
     pub(super) fn draw(&mut self, scored: &Scored, mut drawing: Vec<Drawing>) -> Result<Vec<Drawn>> {
         if matches!(self.part, Part::Follows) || drawing.is_empty() {
             return Ok(Vec::new());
@@ -118,7 +119,7 @@ impl Engine {
                 self.running[*at].tokens.len() + 1
             )));
         }
-        // A row of a proposed token that is not finite counts only if that token is accepted, and then in the next step.
+        // If the row of a proposed token is not finite, this is an error only if the token is accepted, and then in the next step.
         for of in &mut drawing {
             of.count = (of.row..of.row + of.count).take_while(|&row| likeliest[row] >= 0).count();
         }
@@ -144,8 +145,8 @@ impl Engine {
         self.with_logprobs(accepted, &logits, &logprobs)
     }
 
-    /// The tokens of each request that were drawn, with their rows, up to the first that is not the proposed one, or ends the request. `drawn`
-    /// gives the token of a row.
+    /// Returns the drawn tokens of each request with their rows, up to the first token that was not proposed or that ends the request. `drawn`
+    /// returns the token of a row.
     fn accept(&self, drawing: &[Drawing], drawn: impl Fn(usize) -> u32) -> Vec<(usize, usize, u32)> {
         let mut all = Vec::new();
         for &Drawing { at, row, count } in drawing {

@@ -1,4 +1,4 @@
-//! The sampling that a model's folder suggests.
+//! The sampling that a model folder suggests.
 
 use crate::sampling::{Field, Parameter, Sampling, tokens};
 use ottava_common::error::{Error, Result};
@@ -6,12 +6,12 @@ use ottava_common::input;
 use serde_json::{Map, Value};
 use std::path::Path;
 
-/// Bytes of a file at most.
+/// The maximum number of bytes of the file.
 const MAX_FILE_BYTES: u64 = 1 << 20;
 
 impl Sampling {
-    /// [`Sampling::unchanged`] with the values that `generation_config.json` of `folder`, if there is one, suggests
-    /// ([`Parameter::is_suggested`]). `do_sample` is not read, as in vLLM.
+    /// Returns [`Sampling::unchanged`] with the values that `generation_config.json` of `folder` suggests ([`Parameter::is_suggested`]). The file may
+    /// be missing. `do_sample` is not read, as in vLLM.
     ///
     /// Errors with [`Error::Model`] for a file or value that cannot be used.
     pub fn of_folder(folder: &Path) -> Result<Sampling> {

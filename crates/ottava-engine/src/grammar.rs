@@ -1,5 +1,5 @@
-//! Grammars of constrained output: which tokens may come next so that a completion stays within a JSON schema, a regular expression or a
-//! list of texts. The crate llguidance parses (<https://github.com/guidance-ai/llguidance>), over the bytes of tokens.
+//! Grammars of constrained output. A grammar says which tokens may come next, so that a completion matches a JSON schema, a regular expression or one
+//! of a list of texts. The crate llguidance parses over the bytes of tokens (<https://github.com/guidance-ai/llguidance>).
 
 use llguidance::api::TopLevelGrammar;
 use llguidance::toktrie::{ApproximateTokEnv, SimpleVob, TokEnv, TokRxInfo, TokTrie};
@@ -10,27 +10,28 @@ use serde_json::{Value, json};
 use std::fmt;
 use std::sync::Arc;
 
-/// Compiles grammars for the vocabulary of a model.
+/// A compiler of grammars for the vocabulary of a model.
 pub struct Grammars {
     factory: ParserFactory,
-    /// Ids from here on are not drawn.
+    /// The number of tokens that can be drawn.
     vocabulary: usize,
 }
 
-/// A grammar, and the place of a completion in it. Clones share what they learn about the vocabulary, but not the place.
+/// A grammar and the position of a completion in it. Clones share what they learn about the vocabulary, but not the position.
 #[derive(Clone)]
 pub struct Grammar {
     matcher: Matcher,
     vocabulary: usize,
-    /// What it was made from.
+    /// The text from which the grammar was made.
     source: Arc<str>,
 }
 
-/// Remainders of the numbers of `multipleOf` in a schema, at most: compiling takes 80 ms for 10,000, and a second and more memory for 100,000.
+/// The maximum number of remainders for all `multipleOf` of a schema. Compiling 10,000 remainders takes 80 ms. Compiling 100,000 takes a second and
+/// more memory.
 const MOST_REMAINDERS: u64 = 10_000;
 
-/// The remainders that a grammar distinguishes to enforce each `multipleOf` of a schema: for each divisor as many as its digits without the point say.
-/// Divisors that may meet in one number, by `allOf` or a reference, are one divisor, their least common multiple.
+/// Returns the number of remainders that a grammar distinguishes to enforce each `multipleOf` of a schema. A divisor needs as many as its digits
+/// without the decimal point say. If `allOf` or a reference may apply several divisors to the same number, their least common multiple counts.
 fn remainders(schema: &Value) -> u64 {
     let (mut divisors, mut may_meet, mut open) = (Vec::new(), false, vec![schema]);
     while let Some(value) = open.pop() {
@@ -52,7 +53,7 @@ fn remainders(schema: &Value) -> u64 {
     }
 }
 
-/// The least common multiple of two positive numbers.
+/// Returns the least common multiple of two positive numbers.
 fn common_multiple(a: u64, b: u64) -> u64 {
     let (mut divisor, mut rest) = (a, b);
     while rest > 0 {
@@ -61,25 +62,25 @@ fn common_multiple(a: u64, b: u64) -> u64 {
     (a / divisor).saturating_mul(b)
 }
 
-/// How a completion goes on in its grammar.
+/// The state of a completion in its grammar.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Place {
     /// More tokens can follow.
     Open,
-    /// It is complete, and nothing can follow.
+    /// The text is complete, and nothing can follow.
     Complete,
-    /// No token of the vocabulary goes on, or the parser has reached its limits.
+    /// No token of the vocabulary can follow, or the parser has reached its limits.
     Stuck,
 }
 
 impl Grammars {
-    /// For a model with `vocabulary` tokens. Takes some tenths of a second for a vocabulary of 150,000.
+    /// Makes a compiler for a model with `vocabulary` tokens. This takes some tenths of a second for a vocabulary of 150,000.
     ///
-    /// Errors with [`Error::Model`] for a tokenizer whose tokens have no known bytes: it must decode bytes (`ByteLevel`, `ByteFallback`).
+    /// Errors with [`Error::Model`] if the bytes of the tokenizer's tokens are not known: it must decode bytes (`ByteLevel`, `ByteFallback`).
     pub fn new(tokenizer: &Tokenizer, vocabulary: usize) -> Result<Grammars> {
         let mut words = tokenizer.token_bytes()?;
         words.resize(vocabulary.max(words.len()), Vec::new());
-        // A tokenizer without an end of text gets one that no model draws.
+        // If the tokenizer does not have an end of text, an id that no model draws is used.
         let mut ends = tokenizer.eos_ids().to_vec();
         if ends.is_empty() {
             ends.push(words.len() as u32);
@@ -92,8 +93,8 @@ impl Grammars {
         Ok(Grammars { factory, vocabulary })
     }
 
-    /// JSON that is valid by `schema`, an object, with `, ` and `: ` between its parts: free white space lets small models write nothing
-    /// else. Properties come in the order of the schema. References are to `#/…` only.
+    /// Compiles a grammar of JSON that is valid by `schema`, which must be an object. Parts are separated by `, ` and `: `, because with free white
+    /// space small models may write nothing else. Properties come in the order of the schema. Only references to `#/…` are supported.
     ///
     /// Errors with [`Error::Config`] for a schema that is wrong, cannot be satisfied, or has a keyword that is not implemented.
     pub fn json(&self, schema: &Value) -> Result<Grammar> {
@@ -111,16 +112,16 @@ impl Grammars {
         self.compile(TopLevelGrammar::from_json_schema(schema), source)
     }
 
-    /// Texts that match `expression` as a whole, in the syntax of the crate regex.
+    /// Compiles a grammar of texts that match `expression` as a whole, in the syntax of the crate regex.
     ///
-    /// Errors with [`Error::Config`] for one that cannot be parsed.
+    /// Errors with [`Error::Config`] if the expression cannot be parsed.
     pub fn regex(&self, expression: &str) -> Result<Grammar> {
         self.compile(TopLevelGrammar::from_regex(expression), format!("regex {expression}"))
     }
 
-    /// One of `texts`.
+    /// Compiles a grammar of `texts`: the completion is one of them.
     ///
-    /// Errors with [`Error::Config`] if there is none, or one is empty.
+    /// Errors with [`Error::Config`] if `texts` is empty, or if one of them is empty.
     pub fn choice(&self, texts: &[&str]) -> Result<Grammar> {
         if texts.is_empty() || texts.contains(&"") {
             return Err(Error::Config("a choice has one text at least, and no empty one".into()));
@@ -149,18 +150,18 @@ impl Grammars {
 }
 
 impl Grammar {
-    /// For each token of the vocabulary, whether it may come next. Errors if none may, with how the completion ends.
+    /// Returns which tokens of the vocabulary may come next. If no token may come next, the error says how the completion ends.
     pub(super) fn allowed(&mut self) -> std::result::Result<Allowed, Place> {
         let allowed = self.matcher.compute_mask_or_eos().map_err(|error| self.stuck(&error.to_string()))?;
         match allowed.first_bit_set() {
             Some(first) if first < self.vocabulary => Ok(Allowed(allowed)),
-            // Only an end that no model draws is left.
+            // Only the end of text that no model draws is allowed.
             Some(_) if self.matcher.is_accepting().unwrap_or(false) => Err(Place::Complete),
             _ => Err(self.stuck("no token of the vocabulary goes on")),
         }
     }
 
-    /// Moves on by a token that was allowed.
+    /// Advances by a token that was allowed.
     pub(super) fn push(&mut self, token: u32) -> Place {
         match self.matcher.consume_token(token) {
             Err(error) => self.stuck(&error.to_string()),
@@ -188,17 +189,17 @@ impl fmt::Debug for Grammar {
     }
 }
 
-/// The tokens that may come next.
+/// The set of tokens that may come next.
 #[derive(Clone)]
 pub struct Allowed(SimpleVob);
 
 impl Allowed {
-    /// Whether `token` may come next.
+    /// Returns whether `token` may come next.
     pub fn allows(&self, token: u32) -> bool {
         (token as usize) < self.0.len() && self.0.is_allowed(token)
     }
 
-    /// The tokens that may not come next, in the order of ids.
+    /// Returns the tokens that may not come next, in the order of ids.
     pub fn barred(&self) -> impl Iterator<Item = u32> {
         (0..self.0.len() as u32).filter(|&token| !self.0.is_allowed(token))
     }

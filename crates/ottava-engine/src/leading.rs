@@ -1,12 +1,12 @@
-//! The engines of ranks that divide a model. Rank 0 leads: it has the requests, and draws their tokens. Before each step it announces what has
-//! happened since the last one, so that the engines of all ranks select the same tokens and compute the same passes. The others follow: they
-//! have no grammars, draw nothing, and report nothing.
+//! The engines of ranks that divide a model. Rank 0 leads: it has the requests, and draws their tokens. Before each step, it announces what has
+//! happened since the last step, so the engines of all ranks select the same tokens and compute the same passes. The engines of other ranks follow:
+//! they do not have grammars, and they neither draw nor report.
 //!
 //! `Decoder::for_inference` builds this rank's part of each layer. A pass adds partial sums over ranks (`Casts::sum`), and `Decoder::logits` joins
 //! the logits of all parts of the vocabulary. The engine of rank 0 announces the tokens of the last step and the calls since that step
-//! (`Engine::step`). The engines of other ranks make the same calls, and select and compute the same passes (`Engine::follow`). Decisions that
-//! depend on clients or sampling are made on rank 0; all other decisions are made on every rank by the same code from the same state, which each
-//! step compares (`EngineStats`).
+//! (`Engine::step`). The engines of other ranks make the same calls, and select and compute the same passes (`Engine::follow`). Only rank 0 makes
+//! decisions that depend on clients or sampling. Every rank makes all other decisions by the same code from the same state. Each step compares this
+//! state (`EngineStats`).
 
 use crate::batching::Engine;
 use crate::request::EngineStats;
@@ -15,12 +15,12 @@ use ottava_common::error::{Error, Result};
 use ottava_parallel::Ranks;
 use std::rc::Rc;
 
-/// Names announcements in error messages.
+/// The name of announcements in error messages.
 const STEP: &str = "step of the engine";
 
 impl Engine {
-    /// Makes this the engine of rank 0 of `ranks`, which divide its model: the others [follow](Engine::follow) until [`Engine::finish`]. Until
-    /// here all ranks have made the same calls. The engine of a single rank stays as it is.
+    /// Makes this engine lead the engines of `ranks`, which divide its model. The other engines [follow](Engine::follow) until [`Engine::finish`].
+    /// Before, all ranks must have made the same calls. The engine of a single rank stays unchanged.
     pub fn lead(&mut self, ranks: Rc<Ranks>) {
         if ranks.size() > 1 {
             self.part = Part::Leads(ranks, Update::default());
@@ -29,7 +29,7 @@ impl Engine {
 
     /// Repeats the steps of the engine of rank 0 of `ranks`, which [leads](Engine::lead), until it finishes.
     ///
-    /// Errors as [`Engine::step`], and with [`Error::Tensor`] if another rank ends.
+    /// Errors in the same cases as [`Engine::step`], and with [`Error::Tensor`] if another rank ends.
     pub fn follow(&mut self, ranks: &Ranks) -> Result<()> {
         self.part = Part::Follows;
         while let Some(update) = ranks.listen(STEP)? {
@@ -38,9 +38,9 @@ impl Engine {
         ranks.finish()
     }
 
-    /// Ends the other ranks, if this engine leads them.
+    /// Ends the engines of the other ranks, if this engine leads them.
     ///
-    /// Errors with [`Error::Tensor`] if one of them has ended before.
+    /// Errors with [`Error::Tensor`] if another rank has already ended.
     pub fn finish(&mut self) -> Result<()> {
         match std::mem::replace(&mut self.part, Part::Alone) {
             Part::Leads(ranks, _) => {
@@ -51,7 +51,7 @@ impl Engine {
         }
     }
 
-    /// Announces the step that begins, if this engine leads others.
+    /// Announces the step that begins, if this engine leads other engines.
     pub(super) fn announce(&mut self) -> Result<()> {
         let stats = self.stats();
         match &mut self.part {
@@ -63,7 +63,7 @@ impl Engine {
         }
     }
 
-    /// Announces drawn tokens and the ends of grammars before the next step.
+    /// Stores drawn tokens and the ends of grammars. They are announced before the next step.
     pub(super) fn tell_drawn(&mut self, drawn: Vec<(usize, u32)>) {
         if let Part::Leads(_, update) = &mut self.part {
             let running = self.running.iter().enumerate();
@@ -72,7 +72,7 @@ impl Engine {
         }
     }
 
-    /// Does what rank 0 has done since its last announcement, and then the step that it begins.
+    /// Repeats what rank 0 has done since its last announcement, and then the step that rank 0 begins.
     fn apply(&mut self, Update { drawn, ends, calls, stats }: Update) -> Result<()> {
         let running = self.running.len();
         if drawn.iter().map(|(at, _)| at).chain(ends.iter().map(|(at, _)| at)).any(|&at| at >= running) {
@@ -98,7 +98,7 @@ impl Engine {
         Ok(())
     }
 
-    /// The error of an engine that is not in the state of rank 0.
+    /// Returns the error of an engine whose state differs from the state of rank 0.
     fn apart_from(&self, first: &EngineStats) -> Error {
         let own = self.stats();
         Error::diverged(format!("the engine state of this rank differs from rank 0: {own:?} here, {first:?} there"))

@@ -1,4 +1,4 @@
-//! Inference: requests for completions, which are computed together, and their text.
+//! Inference: computes requests for completions together, and returns their text.
 //!
 //! ```
 //! use ottava_engine::Sampling;
@@ -10,36 +10,34 @@
 //!
 //! `examples/generate.rs` of `ottava-train` completes prompts.
 //!
-//! A request's keys and values are in blocks of a shared cache. In each step every running request gets a token, and prompts are read in
-//! chunks beside them. No scale or draw of a request depends on the others: scales are static or of single tokens, and draws have a seed of
-//! their own. On a CPU a request's text is the same bit for bit in any batch. On a GPU the shape of the batch chooses the kernels of
-//! products, whose sums differ in their last bits, so a text can differ where two tokens are nearly as likely, unless
-//! [`EngineOptions::batch_invariant`] is set.
+//! The keys and values of a request are in blocks of a shared cache. In each step, every running request gets a token, and prompts are read in
+//! chunks. Requests do not affect each other: scales are static or of single tokens, and each request has its own seed for draws. On a CPU, a request
+//! gets the same text, bit for bit, in any batch. On a GPU, the shape of the batch selects the kernels of products, and their sums differ in the last
+//! bits. So a text can differ where two tokens are almost equally likely, unless [`EngineOptions::batch_invariant`] is set.
+//!  **A step.** `Engine` owns a `Decoder` and a `KvCache`. `Engine::step` asks `Engine::schedule` which tokens to compute, and for which requests. It
+//! puts these tokens in an `InferenceBatch`, whose tensors hold the request and position of each token, and calls `Decoder::hidden` and
+//! `Decoder::logits`. Blocks run the same forward as in training, except attention: with a `PagedPass` in the `Context`, `Attention::attend_paged`
+//! calls `append_kv`, which also applies RoPE, and `paged_attention`, instead of `rope` and `attention`. Casts run in `Mode::INFERENCE`, and with
+//! `Decoder::scale_by_token` no scale depends on other requests. The op `sample` draws the tokens on the model's device.
 //!
-//! **A step.** `Engine` owns a `Decoder` and a `KvCache`. `Engine::step` asks `Engine::schedule` which tokens to compute, and for which requests, puts
-//! the tokens in an `InferenceBatch`, whose tensors hold the request and position of each token, and calls `Decoder::hidden` and `Decoder::logits`.
-//! Blocks run the same forward as in training, except attention: with a `PagedPass` in the `Context`, `Attention::attend_paged` calls `append_kv`,
-//! which also applies RoPE, and `paged_attention`, instead of `rope` and `attention`. Casts run in `Mode::INFERENCE`, and `Decoder::scale_by_token`
-//! ensures that no scale depends on other requests. The op `sample` draws the tokens on the model's device.
+//! **Blocks of the cache.** Attention layers with the same window form a `KvGroup` (`models/kv_cache.rs`). Each group has its own block tables, and
+//! its own free blocks in `Pools` (`blocks.rs`). With a window, `Pools::extend` returns the blocks that later tokens do not see. With `BlockPool`
+//! (`block_pool.rs`), sequences that begin with the same tokens share blocks. With several adapters, there is one pass per adapter, the key of a
+//! shared block contains the adapter (`key_of_adapter`), and `DecodeSteps` has graphs for each adapter.
 //!
-//! **Blocks of the cache.** Attention layers with the same window form a `KvGroup` (`models/kv_cache.rs`), which has its own block tables, and its
-//! own free blocks in `Pools` (`blocks.rs`). With a window, `Pools::extend` gives back the blocks that later tokens do not see. `BlockPool`
-//! (`block_pool.rs`) lets sequences that begin with the same tokens share blocks. With several adapters, there is one pass per adapter, the key of
-//! a shared block contains the adapter (`key_of_adapter`), and `DecodeSteps` has graphs for each adapter.
+//! **Kernels.** If all weights are stored, passes on a GPU run within `CudaDevice::with_constant_weights`: a kernel may start before the preceding
+//! kernel ends, and may read weights before it waits for this kernel (`ops/paged_attention/` of `ottava-tensor`). `DecodeSteps` (`decode.rs`)
+//! captures steps of one token per row as CUDA graphs. `Engine::warm_up` runs steps of all sizes before a server is ready.
 //!
-//! **Kernels.** If all weights are stored, passes on a GPU run within `CudaDevice::with_constant_weights`: kernels may start before their
-//! predecessor ends, and read weights before they wait (`ops/paged_attention/` of `ottava-tensor`). `DecodeSteps` (`decode.rs`) captures steps of
-//! one token per row as CUDA graphs. `Engine::warm_up` runs steps of all sizes before a server is ready.
+//! **Around a step.** A `Proposer` (`Ngram`, `Draft`) proposes tokens (`Sequence::proposed`), which a step computes after the last token of a
+//! request. `Engine::draw` (`drawing.rs`) draws from all of these rows. `Engine::accept` keeps the drawn tokens up to the first token that was not
+//! proposed. `Engine::pool_prompts` (`pooling.rs`) sums activations for embeddings. `Engine::score_prompts` (`scoring.rs`) computes log-probabilities
+//! of prompts within the `PromptBudget` of a step. A `Grammar` bars tokens of a constrained request. For commands, `complete` converts the engine's
+//! events to text with `TextStream`. `TextStream` searches for stop strings in the text that `Detokenizer` (`data/detokenizer.rs`) decodes from the
+//! tokens in their context.
 //!
-//! **What surrounds a step.** A `Proposer` (`Ngram`, `Draft`) proposes tokens (`Sequence::proposed`), which a step computes behind the last token
-//! of a request. `Engine::draw` (`drawing.rs`) draws from all of these rows, and `Engine::accept` keeps the drawn tokens up to the first token that
-//! was not proposed. `Engine::pool_prompts` (`pooling.rs`) sums activations for embeddings. `Engine::score_prompts` (`scoring.rs`) computes
-//! log-probabilities of prompts within the `PromptBudget` of a step. A `Grammar` bars tokens of a constrained request. `complete` converts the
-//! engine's events to text for commands, by `TextStream`, which looks for stop strings in what `Detokenizer` (`data/detokenizer.rs`) makes of
-//! tokens in the context of the tokens before.
-//!
-//! To add a parameter of sampling: a field of `Sampling`, its row in `Parameter::ALL` and its place in `Sampling::draw` (`sampling.rs`), and a
-//! field of `Draw` with its meaning in the op (`ops/sample/` of `ottava-tensor`). Commands, server and suggestions of model folders read the table.
+//! To add a sampling parameter, add a field of `Sampling`, its row in `Parameter::ALL` and its use in `Sampling::draw` (`sampling.rs`), and a field
+//! of `Draw` with its meaning in the op (`ops/sample/` of `ottava-tensor`). Commands, the server and the suggestions of model folders read the table.
 #![forbid(unsafe_code)]
 
 mod admission;

@@ -1,5 +1,5 @@
-//! Masks of constrained requests: which tokens may come next. A mask of a long or recursive grammar takes tens of milliseconds, so threads
-//! in the background compute masks.
+//! Masks of constrained requests: the tokens that may come next. A mask of a long or recursive grammar takes tens of milliseconds, so background
+//! threads compute masks.
 
 use crate::grammar::{Allowed, Grammar, Place};
 use crate::request::RequestId;
@@ -11,10 +11,10 @@ use std::time::{Duration, Instant};
 
 static THREADS: LazyLock<Background> = LazyLock::new(|| Background::new("masks"));
 
-/// The longest that a step waits for masks. A mask that is computed within this time is quick.
+/// The maximum time that a step waits for masks. A mask that is computed within this time is quick.
 pub const PATIENCE: Duration = Duration::from_millis(2);
 
-/// Computed masks on their way to their requests.
+/// A channel through which threads send computed masks to the engine.
 pub struct Masks {
     sender: Sender<(RequestId, Computed)>,
     receiver: Receiver<(RequestId, Computed)>,
@@ -28,7 +28,7 @@ impl Default for Masks {
 }
 
 impl Masks {
-    /// Lets threads compute the next mask of request `id`, if nobody does yet.
+    /// Lets threads compute the next mask of request `id`, unless they already do.
     pub fn begin(&self, id: RequestId, constraint: &mut Constraint) {
         constraint.mask = match std::mem::replace(&mut constraint.mask, Mask::Pending) {
             Mask::Due(mut grammar) => {
@@ -37,7 +37,7 @@ impl Masks {
                     let start = Instant::now();
                     let allowed = catch_unwind(AssertUnwindSafe(|| grammar.allowed())).unwrap_or(Err(Place::Stuck));
                     let is_quick = start.elapsed() <= PATIENCE;
-                    // The engine may be gone.
+                    // The engine may have been dropped.
                     let _ = sender.send((id, Computed { grammar: *grammar, allowed, is_quick }));
                 });
                 Mask::Pending
@@ -46,25 +46,25 @@ impl Masks {
         };
     }
 
-    /// The next mask that is computed, with its request. Waits for it until `end`.
+    /// Returns the next computed mask, with its request. Waits for it until `end`.
     pub fn next(&self, end: Instant) -> Option<(RequestId, Computed)> {
         self.receiver.recv_timeout(end.saturating_duration_since(Instant::now())).ok()
     }
 }
 
-/// A grammar, and the tokens that it allows next, or how the completion ends if it allows none.
+/// A grammar, and the tokens that it allows next. If it allows no token, how the completion ends.
 pub struct Computed {
     pub grammar: Grammar,
     pub allowed: Result<Allowed, Place>,
-    /// Whether computing the mask took at most [`PATIENCE`].
+    /// Whether the mask took at most [`PATIENCE`] to compute.
     is_quick: bool,
 }
 
-/// The grammar of a request, and its next mask.
+/// The state of the next mask of a request. It also holds the grammar.
 pub enum Mask {
-    /// Nobody computes the next mask yet.
+    /// The computation of the next mask has not begun.
     Due(Box<Grammar>),
-    /// Threads compute the next mask, and have the grammar.
+    /// Threads compute the next mask, and hold the grammar.
     Pending,
     /// The mask of the next token.
     Ready(Box<Computed>),
@@ -73,27 +73,27 @@ pub enum Mask {
 /// The constraint of a request in progress.
 pub struct Constraint {
     pub mask: Mask,
-    /// Whether the last mask was quick; false before the first mask, which is often slow.
+    /// Whether the last mask was quick. It is false before the first mask, which is often slow.
     is_quick: bool,
 }
 
 impl Constraint {
-    /// A completion at its beginning.
+    /// Makes the constraint of a completion that has not begun.
     pub fn new(grammar: Grammar) -> Constraint {
         Constraint { mask: Mask::Due(Box::new(grammar)), is_quick: false }
     }
 
-    /// Whether speculation may compute masks after proposed tokens.
+    /// Returns whether speculation may compute masks after proposed tokens.
     pub fn is_quick(&self) -> bool {
         self.is_quick
     }
 
-    /// Whether there is no mask of the next token yet.
+    /// Returns whether the mask of the next token is not computed yet.
     pub fn is_pending(&self) -> bool {
         !matches!(self.mask, Mask::Ready(_))
     }
 
-    /// Takes its next mask.
+    /// Stores its next mask.
     pub fn set(&mut self, computed: Computed) {
         self.is_quick = computed.is_quick;
         self.mask = Mask::Ready(Box::new(computed));
@@ -127,7 +127,7 @@ mod tests {
         let grammar = || grammars.choice(&["line", "lion"]).unwrap();
         let [line, other] = ["line", "a"].map(|text| tokenizer.encode(text).unwrap()[0]);
         let (masks, mut constraint) = (Masks::default(), Constraint::new(grammar()));
-        // All threads wait, as for a slow grammar.
+        // All threads are blocked, as by a slow grammar.
         let barrier = Arc::new(Barrier::new(Background::threads() + 1));
         for _ in 0..Background::threads() {
             let barrier = barrier.clone();

@@ -1,21 +1,21 @@
-//! Proposals by lookup: tokens that followed an earlier occurrence of the last ones (prompt lookup, Saxena 2023; `ngram` in vLLM).
+//! Proposals by lookup: the tokens that followed an earlier occurrence of the last tokens (prompt lookup, Saxena 2023; `ngram` in vLLM).
 
-/// Proposes what followed the last occurrence of the longest sequence of last tokens.
+/// A proposer that searches for the longest earlier occurrence of the last tokens, and proposes the tokens that followed it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ngram {
-    /// Tokens of a proposal.
+    /// The number of tokens of a proposal.
     pub tokens: usize,
-    /// The fewest last tokens that an earlier occurrence has.
+    /// The minimum number of last tokens that must match.
     pub shortest: usize,
-    /// The most last tokens that are compared.
+    /// The maximum number of last tokens that are compared.
     pub longest: usize,
 }
 
 impl Ngram {
-    /// Up to `most` tokens that may follow `tokens`. A repetition that is shorter than that is continued.
+    /// Returns up to `most` tokens that may follow `tokens`. If fewer tokens followed the occurrence, the repetition is continued.
     pub fn propose(&self, tokens: &[u32], most: usize) -> Vec<u32> {
         let most = most.min(self.tokens);
-        // Where the tokens after the best occurrence begin, and its length. Later occurrences win among equals.
+        // The position of the tokens after the best occurrence, and the length of this occurrence. Among equal lengths, the latest occurrence wins.
         let mut best = (0, 0);
         for end in (1..tokens.len()).rev() {
             let pairs = tokens[..end].iter().rev().zip(tokens.iter().rev());

@@ -1,7 +1,7 @@
-//! The passes of a step: which tokens they compute together, and with which kernels.
+//! The passes of a step. A pass is a set of tokens that are computed together with the same kernels.
 //!
-//! `Engine::run_passes` divides a step into passes. With `batch_invariant`, passes have 64 rows and run within `CudaDevice::with_batch_invariance`,
-//! in which products and attention choose kernels by no other shape.
+//! `Engine::run_passes` divides a step into passes. With `batch_invariant`, passes have 64 rows and run within `CudaDevice::with_batch_invariance`.
+//! There, products and attention choose their kernels for this shape only.
 
 use crate::batching::{Drawn, Engine, Plan};
 use crate::decode::{INVARIANT_ROWS, Scored};
@@ -12,20 +12,20 @@ use ottava_models::{InferenceBatch, PREFILL_MULTIPLE, SequenceTokens, padded_row
 use ottava_tensor::{Device, Tensor};
 use std::collections::BTreeMap;
 
-/// Rows of logits that exist at once, and rows of a pass with proposed tokens.
+/// The maximum number of rows of logits that exist at once, and of rows of a pass with proposed tokens.
 pub(super) const MOST_ROWS: usize = 256;
 
 /// The kind of a pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum BatchKind {
-    /// On a GPU, by the kernels of single tokens: each token is a sequence of its own, which ends there.
+    /// Tokens that the kernels of single tokens compute, on a GPU. Each token is a row with its own context.
     Rows,
     /// Any numbers of tokens of sequences.
     Mixed,
 }
 
 impl Engine {
-    /// Decides what a step computes, computes it, and returns the tokens that are drawn.
+    /// Selects the tokens of a step, computes them, and returns the drawn tokens.
     pub(super) fn run_passes(&mut self, events: &mut Vec<Event>) -> Result<Vec<Drawn>> {
         let plan = self.schedule()?;
         let passes = self.passes(plan);
@@ -37,12 +37,13 @@ impl Engine {
         Ok(drawn)
     }
 
-    /// Whether this is a GPU whose results must not depend on the batch. Results of a CPU never do.
+    /// Returns whether the device is a GPU and results must not depend on the batch. Results of a CPU never depend on it.
     pub(super) fn keeps_invariant(&self) -> bool {
         self.options.batch_invariant && matches!(self.model.device(), Device::Cuda(_))
     }
 
-    /// Divides a plan by adapters, the adapters that are in the linears first, and on a GPU by kernels. So each step computes all adapters.
+    /// Divides a plan by adapter and, on a GPU, by kernels. The adapters that the linears hold come first. So each step computes requests of all
+    /// adapters.
     fn passes(&self, plan: Plan) -> Vec<(BatchKind, Plan)> {
         let mut by_adapter: BTreeMap<_, Plan> = BTreeMap::new();
         for (at, new) in plan {
@@ -59,7 +60,7 @@ impl Engine {
         }
     }
 
-    /// Divides a plan of one adapter: single tokens and tokens proposed after them, whole prompts one by one, and the rest.
+    /// Divides a plan of one adapter: single tokens and tokens proposed after them, whole prompts one by one, and the other tokens.
     fn passes_by_kernel(&self, plan: Plan) -> Vec<(BatchKind, Plan)> {
         let (single, rest): (Plan, Plan) = plan.into_iter().partition(|&(at, _)| {
             let sequence = &self.running[at];
@@ -76,17 +77,17 @@ impl Engine {
         passes
     }
 
-    /// Divides a plan of one adapter into passes of [`INVARIANT_ROWS`] rows: rows whose activations are read, and other rows.
+    /// Divides a plan of one adapter into passes of [`INVARIANT_ROWS`] rows. Rows whose activations are read are in separate passes.
     fn invariant_passes(&self, plan: Plan) -> Vec<(BatchKind, Plan)> {
         let (read, others): (Plan, Plan) = plan.into_iter().partition(|&(at, _)| self.running[at].reads_activations());
         let of = |kind, plan| divided(plan, INVARIANT_ROWS).into_iter().map(move |plan| (kind, plan));
         of(BatchKind::Rows, others).chain(of(BatchKind::Mixed, read)).collect()
     }
 
-    /// Gives the linears of the model their adapters of `adapter`.
+    /// Moves the adapters of `adapter` into the linears of the model.
     fn set_adapter(&mut self, adapter: Option<AdapterId>) {
         if adapter != self.adapter {
-            // What linears have goes back to where it was, and what is there comes.
+            // The first exchange takes the adapters out of the linears, and the second moves the new adapters in.
             for AdapterId(at) in [self.adapter, adapter].into_iter().flatten() {
                 self.model.exchange_adapters(&mut self.adapters[at]);
             }
@@ -94,7 +95,7 @@ impl Engine {
         }
     }
 
-    /// Computes what `plan` says, of requests of one adapter, in one pass, and draws the tokens that follow.
+    /// Computes `plan`, which has requests of one adapter, in one pass, and draws the tokens that follow.
     fn compute(&mut self, kind: BatchKind, plan: &Plan, events: &mut Vec<Event>) -> Result<Vec<Drawn>> {
         match self.model.device().clone() {
             Device::Cuda(gpu) if self.options.batch_invariant => {
@@ -137,12 +138,12 @@ impl Engine {
         Ok(drawn)
     }
 
-    /// Rows of logits that exist at once.
+    /// Returns the maximum number of rows of logits that exist at once.
     pub(super) fn logit_rows(&self) -> usize {
         if self.keeps_invariant() { INVARIANT_ROWS } else { MOST_ROWS }
     }
 
-    /// Numbers of rows, padded by row 0.
+    /// Copies row numbers to the device, padded by row 0.
     pub(super) fn on_device(&self, rows: &[i32]) -> Result<Tensor> {
         let mut padded = rows.to_vec();
         let count = if self.keeps_invariant() { INVARIANT_ROWS } else { padded_rows(self.model.device(), rows.len()) };
@@ -151,7 +152,7 @@ impl Engine {
     }
 }
 
-/// Divides a plan into passes of at most `most` tokens. The tokens of a request are in one pass if there are at most `most`.
+/// Divides a plan into passes of at most `most` tokens. A request with at most `most` tokens is not divided.
 fn divided(plan: Plan, most: usize) -> Vec<Plan> {
     let (mut passes, mut room): (Vec<Plan>, usize) = (Vec::new(), 0);
     for (at, mut new) in plan {

@@ -1,4 +1,4 @@
-//! Embeddings of prompts: their activations after the last norm, pooled and divided by their norm.
+//! Embeddings of prompts: the activations after the last norm, pooled and divided by their norm.
 
 use crate::batching::{Engine, Plan};
 use crate::decode::in_f32;
@@ -8,7 +8,7 @@ use ottava_common::error::{Error, Result};
 use ottava_tensor::Tensor;
 
 impl Engine {
-    /// Pools the rows of `hidden` of prompts in `plan` that ask for it, and reports prompts that are read to their end.
+    /// Pools the rows of `hidden` for the prompts in `plan` that request it, and reports prompts that are read to their end.
     pub(super) fn pool_prompts(&mut self, plan: &Plan, hidden: &Tensor, events: &mut Vec<Event>) -> Result<()> {
         let mut end = 0;
         for &(at, new) in plan {
@@ -16,7 +16,7 @@ impl Engine {
             end += new;
             let sequence = &mut self.running[at];
             let Some(pooling) = sequence.request.pooling.filter(|_| sequence.pools()) else { continue };
-            // Tokens after the prompt are drawn ones.
+            // Tokens after the prompt were drawn, so they are not pooled.
             let of_prompt = new.min(sequence.request.prompt.len() - sequence.computed);
             let is_last = sequence.computed + of_prompt == sequence.request.prompt.len();
             match pooling {
@@ -36,7 +36,7 @@ impl Engine {
 }
 
 impl Sequence {
-    /// Adds rows of activations to their sum.
+    /// Adds rows of activations to the pooled sum.
     fn add_to_pooled(&mut self, rows: &[Vec<f32>]) {
         for row in rows {
             self.pooled.resize(row.len(), 0.0);
@@ -44,9 +44,9 @@ impl Sequence {
         }
     }
 
-    /// The sum divided by its norm; a mean divided by its norm is the same.
+    /// Returns the sum divided by its norm. This equals the mean divided by its norm.
     ///
-    /// Errors with [`Error::NonFinite`].
+    /// Errors with [`Error::NonFinite`] if the sum is not finite.
     fn take_embedding(&mut self) -> Result<Vec<f32>> {
         self.is_pooled = true;
         let sum = std::mem::take(&mut self.pooled);
@@ -55,12 +55,12 @@ impl Sequence {
             let text = "an activation of a prompt is not finite: the model's weights or activations are not";
             return Err(Error::NonFinite(text.into()));
         }
-        // As in PyTorch, the embedding of zeros is zeros.
+        // The embedding of zeros is zeros, as in PyTorch.
         Ok(sum.iter().map(|x| (x / norm.max(1e-12)) as f32).collect())
     }
 }
 
-/// Rows of activations in F32, on the host.
+/// Copies rows of activations to the host, in F32.
 fn values(hidden: &Tensor, from: usize, to: usize) -> Result<Vec<Vec<f32>>> {
     let rows = in_f32(&hidden.rows(from, to)?)?;
     let [_, channels] = rows.dims("activations")?;

@@ -1,18 +1,18 @@
-//! Speculative decoding (Leviathan et al. 2023, arXiv:2211.17192): what proposes the tokens that a step verifies.
+//! Speculative decoding (Leviathan et al. 2023, arXiv:2211.17192): proposes tokens, which a step verifies.
 
 use crate::draft::{Draft, Wanted};
 use crate::ngram::Ngram;
 use crate::request::RequestId;
 use ottava_common::error::{Error, Result};
 
-/// Tokens of a proposal at most, so that the tokens of a request are in one pass.
+/// The maximum number of tokens of a proposal, chosen so that all tokens of a request are in one pass.
 const MOST_TOKENS: usize = 32;
 
-/// Proposes the next tokens of requests.
+/// A proposer of the next tokens of requests.
 pub enum Proposer {
-    /// By lookup in the tokens of the request.
+    /// A lookup in the tokens of the request.
     Ngram(Ngram),
-    /// By a smaller model of the same tokenizer.
+    /// A smaller model with the same tokenizer.
     Draft(Box<Draft>),
 }
 
@@ -34,7 +34,7 @@ impl Proposer {
         }
     }
 
-    /// Tokens of a proposal at most.
+    /// Returns the maximum number of tokens of a proposal.
     pub fn tokens(&self) -> usize {
         match self {
             Proposer::Ngram(ngram) => ngram.tokens,
@@ -42,9 +42,9 @@ impl Proposer {
         }
     }
 
-    /// A proposal for each of `wanted`, maybe of no tokens. `running` are all requests that may want others later.
+    /// Returns a proposal for each of `wanted`, which may be empty. `running` has all requests that may need proposals later.
     ///
-    /// Errors as a forward of a draft model.
+    /// Errors in the same cases as a forward pass of a draft model.
     pub fn propose(&mut self, running: &[RequestId], wanted: &[Wanted]) -> Result<Vec<Vec<u32>>> {
         match self {
             Proposer::Ngram(ngram) => Ok(wanted.iter().map(|one| ngram.propose(one.tokens, one.most)).collect()),

@@ -6,38 +6,40 @@ use ottava_common::error::{Error, Result};
 use ottava_tensor::DType;
 use serde::{Deserialize, Serialize};
 
-/// A completion to compute.
+/// A request for a completion.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Request {
-    /// The adapters of the model that compute it; `None` for the model without adapters.
+    /// The adapters of the model that compute the completion; `None` for the model without adapters.
     pub adapter: Option<AdapterId>,
-    /// The tokens to complete, at least one.
+    /// The tokens to complete. There must be at least one.
     pub prompt: Vec<u32>,
     /// The sampling settings.
     pub sampling: Sampling,
-    /// New tokens at most; fewer where the engine's `max_model_len` ends.
+    /// The maximum number of new tokens. The completion also ends at the engine's `max_model_len`.
     pub max_new_tokens: usize,
-    /// New tokens before any of `stop_ids` can be drawn.
+    /// The number of new tokens before any of `stop_ids` can be drawn.
     pub min_new_tokens: usize,
-    /// Tokens that end the completion: the tokenizer's end of text and others. The one drawn is the last [`Event::Token`].
+    /// The tokens that end the completion: the tokenizer's end of text, and further stop tokens. The drawn stop token is the last [`Event::Token`].
     pub stop_ids: Vec<u32>,
-    /// What the text of the completion has to match; it ends where nothing can follow.
+    /// The grammar that the text of the completion must match. The completion ends where nothing can follow.
     #[serde(skip)]
     pub grammar: Option<Grammar>,
-    /// Log-probabilities to return: of drawn tokens, and of this many of the most likely tokens at each position.
+    /// The number of most likely tokens at each position whose log-probabilities are returned, besides the drawn token; `None` to return no
+    /// log-probabilities.
     pub logprobs: Option<usize>,
-    /// The same for the tokens of the prompt.
+    /// The number of most likely tokens at each position of the prompt whose log-probabilities are returned, besides the prompt's token; `None` to
+    /// return none.
     pub prompt_logprobs: Option<usize>,
-    /// How the prompt becomes a vector, if one is asked for.
+    /// The pooling of the prompt for an embedding; `None` for no embedding.
     pub pooling: Option<Pooling>,
 }
 
-/// How the activations of the tokens of a text, after the last norm, become one vector.
+/// The pooling of the activations of a text, after the last norm, to one vector.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Pooling {
-    /// The activations of the last token.
+    /// The vector is the activations of the last token.
     Last,
-    /// Their mean.
+    /// The vector is the mean of the activations.
     Mean,
 }
 
@@ -52,71 +54,71 @@ impl std::str::FromStr for Pooling {
     }
 }
 
-/// The number of adapters of an engine's model, in the order of [`Engine::add_adapters`](super::Engine::add_adapters).
+/// The index of adapters of an engine's model, in the order in which [`Engine::add_adapters`](super::Engine::add_adapters) added them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct AdapterId(pub usize);
 
-/// Names a request of one engine.
+/// The id of a request of one engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct RequestId(pub u64);
 
-/// The log-probability of a token: of the model's own distribution, before temperature, penalties and bias.
+/// The log-probability of a token in the distribution of the model, before temperature, penalties and bias.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TokenLogprob {
     /// The token.
     pub token: u32,
-    /// Its log-probability.
+    /// The log-probability of the token.
     pub logprob: f32,
-    /// The most likely tokens at its position in descending order, the smaller id first among equals. A slice, so that it takes no more memory
+    /// The most likely tokens at the same position in descending order. Among equals, the smaller id is first. A boxed slice takes no more memory
     /// than these tokens.
     pub top: Box<[(u32, f32)]>,
 }
 
-/// Why a completion ended.
+/// The reason why a completion ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum FinishReason {
-    /// A stop token was drawn, a stop string was reached, or its grammar is complete.
+    /// A stop token was drawn, a stop string was reached, or the grammar is complete.
     Stop,
-    /// It has reached the requested number of tokens or the limit of the model.
+    /// The completion reached the requested number of tokens or the limit of the model.
     Length,
-    /// Its grammar allows no further token, or the parser of the grammar has reached its limits; the text does not match.
+    /// The grammar allows no further token, or its parser has reached its limits. The text does not match the grammar.
     Stuck,
-    /// It was cancelled.
+    /// The request was cancelled.
     Cancelled,
 }
 
 /// The result of a step of the engine for a request.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Event {
-    /// The prompt was read. Comes once, before the first token, for requests with `prompt_logprobs`.
+    /// The prompt was read and scored. Reported once, before the first token, for requests with `prompt_logprobs`.
     Prompt {
-        /// Whose.
+        /// The request.
         id: RequestId,
-        /// For each token of the prompt; `None` for the first, which follows nothing.
+        /// The log-probability of each token of the prompt. It is `None` for the first token, which follows nothing.
         logprobs: Vec<Option<TokenLogprob>>,
     },
-    /// The prompt was read. Comes once, before the first token, for requests with `pooling`.
+    /// The prompt was read and pooled. Reported once, before the first token, for requests with `pooling`.
     Embedding {
-        /// Whose.
+        /// The request.
         id: RequestId,
-        /// The pooled activations divided by their norm, as many as the model has channels.
+        /// The pooled activations divided by their norm, one value per channel of the model.
         values: Vec<f32>,
     },
     /// A token was drawn.
     Token {
-        /// Whose.
+        /// The request.
         id: RequestId,
         /// The token.
         token: u32,
-        /// For requests with `logprobs`.
+        /// The log-probability of the token, for requests with `logprobs`.
         logprob: Option<TokenLogprob>,
     },
-    /// The completion ended; the last event of a request.
+    /// The completion ended. This is the last event of a request.
     Finished {
-        /// Whose.
+        /// The request.
         id: RequestId,
-        /// Why.
+        /// The reason why the completion ended.
         reason: FinishReason,
     },
 }
@@ -130,12 +132,12 @@ pub enum KvCacheDtype {
     Auto,
     /// BF16.
     Bfloat16,
-    /// E4M3 with one F32 scale per token and head: 1.03 bytes per value at heads of 128.
+    /// E4M3 with one F32 scale per token and head: 1.03 bytes per value if heads have 128 channels.
     Fp8,
 }
 
 impl KvCacheDtype {
-    /// The type of the cache of a model that computes in `compute`.
+    /// Returns the type of the cache for a model that computes in `compute`.
     pub fn resolve(self, compute: DType) -> DType {
         match self {
             KvCacheDtype::Auto => compute,
@@ -162,54 +164,55 @@ impl std::str::FromStr for KvCacheDtype {
 /// The sizes of an engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EngineOptions {
-    /// Tokens of prompt and completion together, at most.
+    /// The maximum number of tokens of a request, prompt and completion together.
     pub max_model_len: usize,
-    /// Requests computed at once, at most.
+    /// The maximum number of requests that are computed at once.
     pub max_batch: usize,
-    /// Tokens of all requests together that the KV cache has room for, rounded up to whole blocks.
+    /// The number of tokens that fit into the KV cache, over all requests. It is rounded up to whole blocks.
     pub kv_cache_tokens: usize,
-    /// Tokens of a step, at most: longer prompts are read in chunks, between which other requests get their tokens.
+    /// The maximum number of tokens of a step. Longer prompts are read in chunks, and other requests get tokens between the chunks.
     pub prefill_chunk: usize,
     /// The format of the KV cache.
     pub kv_cache_dtype: KvCacheDtype,
-    /// Whether requests that begin with the same tokens share the blocks of the KV cache that hold them, also blocks of ended requests. A
-    /// model with a window in some layer shares none.
+    /// Whether requests that begin with the same tokens share the blocks of the KV cache with these tokens. Blocks of ended requests are also shared.
+    /// A model with a window in some layer does not share blocks.
     pub prefix_caching: bool,
-    /// Whether, on a GPU too, what a request gets has the same bits in any batch, in any chunks of its prompt, and with or without prefix
-    /// caching and preemption. On a CPU it always has.
+    /// Whether a GPU computes the same bits for a request in any batch, in any chunks of its prompt, and with or without prefix caching and
+    /// preemption. A CPU always does.
     pub batch_invariant: bool,
-    /// Whether the log-probabilities of drawn tokens come from the op that computes the loss of training, so that both have the same bits from the
-    /// same logits. The likeliest tokens beside a drawn one are not affected.
+    /// Whether the log-probabilities of drawn tokens come from the op that computes the training loss. Then equal logits give the same bits in
+    /// training and inference. The log-probabilities of the likeliest tokens next to a drawn token are not affected.
     pub logprobs_of_loss: bool,
 }
 
 /// The state of an engine, for metrics.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EngineStats {
-    /// Requests that have memory in the KV cache.
+    /// The number of requests that have memory in the KV cache.
     pub running: usize,
-    /// Requests that wait for memory or a place in the batch.
+    /// The number of requests that wait for memory or for a place in the batch.
     pub waiting: usize,
-    /// Requests that are held.
+    /// The number of held requests.
     pub held: usize,
-    /// Blocks of the KV cache.
+    /// The number of blocks of the KV cache.
     pub kv_blocks: usize,
-    /// Used blocks of the KV cache.
+    /// The number of used blocks of the KV cache.
     pub used_kv_blocks: usize,
-    /// Tokens of prompts read so far. Tokens read again after a preemption count, tokens found in the KV cache do not.
+    /// The number of prompt tokens read so far. It includes tokens that were read again after a preemption, but not tokens that were found in the KV
+    /// cache.
     pub prompt_tokens: u64,
-    /// Tokens of requests that were looked for in the KV cache, including tokens of preempted requests.
+    /// The number of tokens of requests that were looked up in the KV cache, including tokens of preempted requests.
     pub prefix_queries: u64,
-    /// Tokens of these that were found.
+    /// The number of these tokens that were found.
     pub prefix_hits: u64,
-    /// Tokens drawn so far.
+    /// The number of tokens drawn so far.
     pub generated_tokens: u64,
-    /// Number of preemptions: requests that freed their memory for others, to be recomputed.
+    /// The number of preemptions. A preempted request frees its memory for other requests, and is recomputed later.
     pub preemptions: u64,
-    /// Number of proposals of tokens for a request.
+    /// The number of proposals.
     pub proposals: u64,
-    /// Tokens of these.
+    /// The number of proposed tokens.
     pub proposed_tokens: u64,
-    /// Tokens of these that were drawn.
+    /// The number of proposed tokens that were drawn.
     pub accepted_tokens: u64,
 }

@@ -1,5 +1,5 @@
-//! Requests that rest: the next step draws no token of them. A request rests while its mask is not computed, so a slow grammar delays its own
-//! requests alone.
+//! Resting requests: the next step does not draw a token of them. A request rests while its mask is not computed, so a slow grammar delays only its
+//! own requests.
 
 use crate::batching::Engine;
 use crate::masks::PATIENCE;
@@ -9,7 +9,7 @@ use crate::update::Call;
 use std::time::Instant;
 
 impl Engine {
-    /// Draws no token of these requests in the next step. They keep their memory and their places in the batch.
+    /// Lets these requests rest in the next step. They keep their memory and their places in the batch.
     pub(super) fn rest(&mut self, ids: Vec<RequestId>) {
         for sequence in self.running.iter_mut().chain(&mut self.waiting) {
             sequence.rests |= ids.contains(&sequence.id);
@@ -17,8 +17,8 @@ impl Engine {
         self.part.tell(|| Call::Rest(ids));
     }
 
-    /// Takes the masks that are computed, and lets requests without a mask rest. Waits at most [`PATIENCE`], and only if a quick mask is due or no
-    /// running request can go on.
+    /// Takes the computed masks, and lets requests without a mask rest. Waits at most [`PATIENCE`], and only if a quick mask is expected or no
+    /// running request can continue.
     pub(super) fn await_masks(&mut self) {
         for sequence in self.running.iter_mut().chain(&mut self.waiting) {
             if let Some(constraint) = &mut sequence.constraint {
@@ -28,7 +28,7 @@ impl Engine {
         let start = Instant::now();
         while let Some((id, mask)) = self.masks.next(self.mask_deadline(start)) {
             let mut all = self.running.iter_mut().chain(&mut self.waiting).chain(&mut self.held);
-            // A request may have ended meanwhile.
+            // The request may have ended in the meantime.
             if let Some(constraint) = all.find(|sequence| sequence.id == id).and_then(|of| of.constraint.as_mut()) {
                 constraint.set(mask);
             }
@@ -41,7 +41,7 @@ impl Engine {
         }
     }
 
-    /// The deadline for masks of a step that begins at `start`.
+    /// Returns the deadline for the masks of a step that begins at `start`.
     fn mask_deadline(&self, start: Instant) -> Instant {
         let goes_on = |sequence: &Sequence| !sequence.awaits_mask() || sequence.pending() > 1;
         let is_idle = match self.running.is_empty() {

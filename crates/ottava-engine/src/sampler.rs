@@ -1,4 +1,4 @@
-//! Sampling of the next token of a request, and log-probabilities. Logits are F32, one row of the vocabulary.
+//! Draws the next token of a request, and computes log-probabilities. Logits are F32, and a row has one logit per token of the vocabulary.
 
 use crate::request::TokenLogprob;
 use crate::sampling::Sampling;
@@ -7,15 +7,15 @@ use ottava_tensor::ops::{Adjustment, Draw};
 use std::cmp::Ordering;
 use std::collections::{BTreeMap, HashMap};
 
-/// Counts of the tokens of a request, for penalties.
+/// The counts of the tokens of a request, for penalties.
 #[derive(Clone, Debug, Default)]
 pub struct Occurrences {
-    /// Occurrences of each token in the output; 0 for tokens that occur only in the prompt.
+    /// The number of occurrences of each token in the output. It is 0 for tokens that occur only in the prompt.
     counts: HashMap<u32, u32>,
 }
 
 impl Occurrences {
-    /// The counts of a request with this prompt and no output.
+    /// Returns the counts of a request with this prompt and without output.
     pub fn of_prompt(prompt: &[u32]) -> Occurrences {
         Occurrences { counts: prompt.iter().map(|&token| (token, 0)).collect() }
     }
@@ -26,11 +26,11 @@ impl Occurrences {
     }
 }
 
-/// The settings for drawing the token after `drawn` others. `barred` tokens are never drawn.
+/// Returns the settings for drawing a token after `drawn` drawn tokens. Tokens in `barred` are never drawn.
 pub fn draw(how: &Sampling, seen: &Occurrences, barred: &[u32], drawn: usize) -> Draw {
     let is_penalised = [how.repetition_penalty, how.presence_penalty, how.frequency_penalty] != [1.0, 0.0, 0.0];
     let counts = seen.counts.iter().filter(|_| is_penalised).map(|(&token, &count)| (token, (Some(count), 0.0)));
-    // In the order of token ids; each token occurs once.
+    // Adjustments are in the order of token ids, and each token occurs once.
     let mut adjustments: BTreeMap<u32, (Option<u32>, f32)> = counts.collect();
     let barred = barred.iter().map(|&token| (token, f32::NEG_INFINITY));
     for (token, bias) in how.logit_bias.iter().copied().chain(barred) {
@@ -54,18 +54,18 @@ pub fn bar(draw: &mut Draw, tokens: impl Iterator<Item = u32>) {
     draw.adjustments.extend(others);
 }
 
-/// The uniform number that decides draw `number`: SplitMix64 (Steele, Lea and Flood 2014).
+/// Returns the uniform number for draw `number`, by SplitMix64 (Steele, Lea and Flood 2014).
 fn uniform(seed: u64, number: usize) -> u64 {
     mix(seed.wrapping_add(MIX_STEP.wrapping_mul(number as u64)))
 }
 
-/// The `count` largest of `logits` with their tokens in descending order, the smaller id first among equals.
+/// Returns the `count` largest of `logits` with their tokens in descending order. Among equals, the smaller id is first.
 fn likeliest(logits: &[f32], count: usize) -> Vec<(u32, f32)> {
     let count = count.min(logits.len());
     let mut found: Vec<(u32, f32)> = Vec::with_capacity(count);
     for (token, &logit) in (0..).zip(logits) {
         if found.len() == count {
-            // Among equals the earlier token stays, whose id is smaller.
+            // Among equals, the earlier token stays, since its id is smaller.
             match found.last() {
                 Some(least) if logit.total_cmp(&least.1) == Ordering::Greater => drop(found.pop()),
                 _ => continue,
@@ -77,7 +77,8 @@ fn likeliest(logits: &[f32], count: usize) -> Vec<(u32, f32)> {
     found
 }
 
-/// The log-probability of `token` and the `top` likeliest ones, of unchanged logits. Needs memory for `top` tokens, not for all logits.
+/// Returns the log-probability of `token` and the `top` likeliest tokens, from unmodified logits. Allocates memory for `top` tokens, not for all
+/// logits.
 pub fn logprob(logits: &[f32], token: u32, top: usize) -> TokenLogprob {
     let largest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     let sum: f64 = logits.iter().map(|&logit| f64::from(logit - largest).exp()).sum();
@@ -155,7 +156,7 @@ mod tests {
     fn logprobs_are_the_log_softmax() {
         let found = logprob(&LOGITS, 2, 3);
         let sum: f64 = LOGITS.iter().map(|&logit| f64::from(logit).exp()).sum();
-        // The results are F32 and below 4, where half a step is 1.2e-7.
+        // The results are F32 below 4, and half a step there is 1.2e-7.
         let expected = LOGITS.map(|logit| f64::from(logit) - sum.ln());
         assert!((f64::from(found.logprob) - expected[2]).abs() < 1e-6);
         assert_eq!(found.top.iter().map(|(token, _)| *token).collect::<Vec<_>>(), [1, 4, 2]);

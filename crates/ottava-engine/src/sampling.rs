@@ -1,31 +1,32 @@
-//! Sampling of a request's tokens, and the table of its parameters.
+//! The sampling parameters of a request, and the table of these parameters.
 
 use ottava_common::error::{Error, Result};
 use ottava_tensor::ops::Draw;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
-/// Sampling of the tokens of a request. The default is greedy: always the most likely token, without penalties.
+/// The sampling of a request's tokens. The default is greedy: the most likely token is always taken, without penalties.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Sampling {
-    /// 0 always takes the most likely token; otherwise logits are divided by it.
+    /// The divisor of the logits; 0 always takes the most likely token.
     pub temperature: f64,
-    /// Only this many of the most likely tokens can be drawn; `None` for all.
+    /// The number of most likely tokens that can be drawn; `None` for all tokens.
     pub top_k: Option<usize>,
-    /// Only the most likely tokens that together have this probability can be drawn; 1 for all.
+    /// The cumulative probability of the most likely tokens that can be drawn; 1 for all tokens.
     pub top_p: f64,
-    /// Only tokens whose probability is at least this share of the likeliest token's probability can be drawn (0.1: at least a tenth); 0 for all.
+    /// The minimum probability of tokens that can be drawn, relative to the probability of the likeliest token (0.1: at least a tenth of it); 0 for
+    /// all tokens.
     pub min_p: f64,
-    /// Logits of tokens in the prompt or the output are divided by it if positive, else multiplied (Keskar et al. 2019,
-    /// arXiv:1909.05858); 1 for none.
+    /// The factor of the repetition penalty; 1 for no penalty. For tokens in the prompt or the output, a positive logit is divided by it, and a
+    /// negative logit is multiplied by it (Keskar et al. 2019, arXiv:1909.05858).
     pub repetition_penalty: f64,
-    /// Subtracted from the logits of tokens in the output.
+    /// The number that is subtracted from the logits of tokens in the output.
     pub presence_penalty: f64,
-    /// Subtracted from the logits of tokens in the output, for each time they are there.
+    /// The number that is subtracted from the logit of a token for each of its occurrences in the output.
     pub frequency_penalty: f64,
-    /// Added to the logits of these tokens.
+    /// The numbers that are added to the logits of these tokens.
     pub logit_bias: Vec<(u32, f32)>,
-    /// The seed of the draws, which depend on nothing else: not on other requests.
+    /// The seed of the draws. Draws do not depend on other requests.
     pub seed: u64,
 }
 
@@ -46,19 +47,19 @@ impl Default for Sampling {
 }
 
 impl Sampling {
-    /// Draws from the whole distribution, as APIs do without other settings.
+    /// Returns the sampling from the unmodified distribution, the default of APIs.
     pub fn unchanged() -> Sampling {
         Sampling { temperature: 1.0, ..Sampling::default() }
     }
 
-    /// Whether the most likely token by the unmodified logits is taken: the temperature is 0, and nothing changes a logit.
+    /// Returns whether the most likely token by the unmodified logits is taken: the temperature is 0, and no parameter changes a logit.
     pub(crate) fn is_plain(&self) -> bool {
         let Draw { temperature, repetition_penalty, presence_penalty, frequency_penalty, .. } = self.draw();
         let changes_none = [repetition_penalty, presence_penalty, frequency_penalty] == [1.0, 0.0, 0.0];
         temperature == 0.0 && changes_none && self.logit_bias.is_empty()
     }
 
-    /// These parameters as the op `sample` takes them, without adjustments of single tokens.
+    /// Returns these parameters in the form of the op `sample`, without adjustments of single tokens.
     pub(crate) fn draw(&self) -> Draw {
         Draw {
             temperature: self.temperature,
@@ -72,7 +73,7 @@ impl Sampling {
         }
     }
 
-    /// The first field with an unusable value, and the reason.
+    /// Returns the first field with an unusable value, and the reason.
     pub fn problem(&self) -> Option<(&'static str, String)> {
         let of_table = Parameter::ALL.iter().find_map(|parameter| Some((parameter.name, parameter.problem(self)?)));
         of_table.or_else(|| {
@@ -87,14 +88,14 @@ impl Sampling {
     }
 }
 
-/// A parameter of [`Sampling`] that a number sets. Commands have a flag for each, the server a field of requests, and the
-/// `generation_config.json` of a model's folder a suggestion.
+/// A numeric parameter of [`Sampling`]. Commands have a flag for each parameter, requests to the server have a field, and `generation_config.json` of
+/// a model folder can suggest a value.
 pub struct Parameter {
-    /// The field's name, as vLLM spells it. A command's flag has hyphens instead of underscores.
+    /// The name of the field, as in vLLM. A command's flag has hyphens instead of underscores.
     pub name: &'static str,
     /// The field of [`Sampling`].
     pub field: Field,
-    /// Whether `generation_config.json` suggests a value; otherwise the key there is not read, as in vLLM.
+    /// Whether `generation_config.json` suggests a value. If not, its key is not read, as in vLLM.
     pub is_suggested: bool,
     /// The description of a command's flag.
     pub help: &'static str,
@@ -103,22 +104,22 @@ pub struct Parameter {
 /// A field that a [`Parameter`] sets.
 #[derive(Clone, Copy)]
 pub enum Field {
-    /// A number, and the numbers that can be used.
+    /// A number, and the range of its valid values.
     Number(fn(&mut Sampling) -> &mut f64, Range),
-    /// A number of tokens from 1 up; `None` for all tokens, which files and requests write as 0 or -1, as in vLLM.
+    /// A number of tokens from 1 up; `None` for all tokens. In files and requests, 0 and -1 mean all tokens, as in vLLM.
     Tokens(fn(&mut Sampling) -> &mut Option<usize>),
 }
 
-/// The numbers that a field can have. None of the ranges has infinite numbers or NaN.
+/// A range of valid numbers. Infinities and NaN are in no range.
 #[derive(Clone, Copy)]
 pub enum Range {
-    /// From this number up.
+    /// Numbers from this number up.
     From(f64),
-    /// Above this number.
+    /// Numbers above this number.
     Above(f64),
-    /// Above the first number, up to the second.
+    /// Numbers above the first number, up to the second.
     AboveTo(f64, f64),
-    /// From the first number to the second.
+    /// Numbers from the first number to the second.
     FromTo(f64, f64),
 }
 
@@ -192,7 +193,7 @@ impl Parameter {
         },
     ];
 
-    /// Why the value in `sampling` cannot be used, if it cannot.
+    /// Returns the reason why the value in `sampling` cannot be used; `None` if it can be used.
     fn problem(&self, sampling: &Sampling) -> Option<String> {
         let (name, mut sampling) = (self.name, sampling.clone());
         match self.field {
@@ -208,7 +209,7 @@ impl Parameter {
     }
 }
 
-/// The number of tokens that a file or a request writes as `count`: 0 and negative numbers are for all tokens, as in vLLM.
+/// Converts a number of tokens from a file or a request. Numbers below 1 mean all tokens, as in vLLM.
 pub fn tokens(count: i64) -> Option<usize> {
     usize::try_from(count).ok().filter(|&count| count > 0)
 }

@@ -1,9 +1,9 @@
-//! Log-probabilities of prompts, and of the likeliest tokens beside drawn ones.
+//! Log-probabilities of prompts, and of the likeliest tokens next to drawn tokens.
 //!
-//! A prompt is scored in chunks. A step scores at most [`HOST_LOGITS`] logits on the host. Beside other requests, a step scores one row for each
-//! [`SCORED_SHARE`] other requests, so these keep most of their speed. Prompts share the rows of a step evenly, so a short prompt does not wait until a
-//! long one is scored. On a GPU, `sample` finds the log-probabilities of the token of a prompt and of up to
-//! one likeliest token; then logits stay on the device, and the number of rows has no limit.
+//! A prompt is scored in chunks. A step scores at most [`HOST_LOGITS`] logits on the host. If the step has requests without a prompt to score, it
+//! scores one row for each [`SCORED_SHARE`] of them, so these requests keep most of their speed. Prompts share the rows of a step evenly, so a short
+//! prompt does not wait until a long prompt is scored. On a GPU, `sample` computes the log-probabilities of the prompt's token and of up to one
+//! likeliest token. In this case logits stay on the device, and the number of rows has no limit.
 
 use crate::batching::{Drawn, Engine, Plan};
 use crate::block_pool::BLOCK_SIZE;
@@ -16,42 +16,42 @@ use ottava_tensor::ops::{Adjustment, Draw, Draws, sample};
 use ottava_tensor::{Device, Tensor};
 use rayon::prelude::*;
 
-/// Logits of prompts that a step scores on the host at most, and that are on the host at once: 16 MiB, about 20 ms on one core.
+/// The maximum number of prompt logits that a step scores on the host, and that are on the host at once: 16 MiB, about 20 ms on one core.
 const HOST_LOGITS: usize = 4 << 20;
 
-/// Other requests of a step for each row of a prompt that the step scores.
+/// The number of other requests per row of a prompt that a step scores.
 const SCORED_SHARE: usize = 8;
 
-/// Added to a logit so that its token is the likeliest.
+/// The number that is added to a logit so that its token is the likeliest.
 const FORCED: f32 = 1e30;
 
-/// What is left of a step's work for prompts.
+/// The part of a step's work that is left for prompts.
 pub(super) struct PromptBudget {
-    /// Tokens that it computes.
+    /// The number of tokens that can be computed.
     pub tokens: usize,
-    /// Rows of logits that it scores on the host.
+    /// The number of rows of logits that can be scored on the host.
     rows: usize,
-    /// Prompts that still get a share of the rows.
+    /// The number of prompts that have not received their share of the rows.
     prompts: usize,
-    /// The number of the step: rows that cannot be divided evenly go to another prompt in the next step.
+    /// The number of the step. If rows cannot be divided evenly, each step gives the extra rows to other prompts.
     step: usize,
     is_gpu: bool,
 }
 
 impl PromptBudget {
-    /// The tokens of `sequence` that the step can compute.
+    /// Returns the number of tokens of `sequence` that the step can compute.
     pub fn most(&self, sequence: &Sequence) -> usize {
         let new = sequence.due().min(self.tokens);
         if is_scored_on_host(sequence, self.is_gpu) { new.min(sequence.scored_ahead() + self.share()) } else { new }
     }
 
-    /// The rows of the next prompt.
+    /// Returns the number of rows of the next prompt.
     fn share(&self) -> usize {
         let (prompts, left) = (self.prompts.max(1), self.rows % self.prompts.max(1));
         self.rows / prompts + usize::from(self.step % prompts < left)
     }
 
-    /// Takes `new` tokens of `sequence` from it.
+    /// Takes `new` tokens of `sequence` from the budget.
     pub fn take(&mut self, sequence: &Sequence, new: usize) {
         self.tokens -= new;
         if is_scored_on_host(sequence, self.is_gpu) {
@@ -61,12 +61,12 @@ impl PromptBudget {
     }
 }
 
-/// Whether the prompt of `sequence` is still to be scored, by logits on the host.
+/// Returns whether the prompt of `sequence` must still be scored with logits on the host.
 fn is_scored_on_host(sequence: &Sequence, is_gpu: bool) -> bool {
     sequence.scores_prompt() && sequence.request.prompt_logprobs.is_some_and(|top| is_on_host(is_gpu, top))
 }
 
-/// Whether rows of logits have to be on the host for their `top` likeliest tokens.
+/// Returns whether rows of logits must be on the host to find their `top` likeliest tokens.
 fn is_on_host(is_gpu: bool, top: usize) -> bool {
     !is_gpu || top > 1
 }
@@ -76,18 +76,18 @@ fn is_gpu(device: &Device) -> bool {
 }
 
 impl Sequence {
-    /// Tokens after `computed` that are scored already: the request was preempted.
+    /// Returns the number of tokens after `computed` that are already scored. A preempted request can have such tokens.
     fn scored_ahead(&self) -> usize {
         self.prompt_logprobs.len().saturating_sub(1).saturating_sub(self.computed)
     }
 }
 
 impl Engine {
-    /// The budget of a step that prefills up to `tokens` tokens.
+    /// Returns the budget of a step that prefills up to `tokens` tokens.
     pub(super) fn prompt_budget(&mut self, tokens: usize) -> PromptBudget {
         self.step = self.step.wrapping_add(1);
         let is_gpu = is_gpu(self.model.device());
-        // A request that waits for memory is not delayed, and has no share.
+        // A request that waits for memory does not count, since scoring does not delay it.
         let free = self.pools.all() - self.pools.used();
         let places = self.options.max_batch.saturating_sub(self.running.len());
         let fits = |sequence: &&Sequence| sequence.tokens.len().div_ceil(BLOCK_SIZE) <= free;
@@ -99,12 +99,12 @@ impl Engine {
         PromptBudget { tokens, rows, prompts, step: self.step, is_gpu }
     }
 
-    /// Rows of logits that are on the host at once.
+    /// Returns the maximum number of rows of logits on the host at once.
     fn host_rows(&self) -> usize {
         (HOST_LOGITS / self.model.config().vocabulary).max(1)
     }
 
-    /// Scores tokens of prompts that follow the computed ones, and reports prompts that are scored.
+    /// Scores the tokens of prompts that follow the computed tokens, and reports prompts that are scored.
     pub(super) fn score_prompts(&mut self, plan: &Plan, hidden: &Tensor, events: &mut Vec<Event>) -> Result<()> {
         let mut first_row = 0;
         for &(at, new) in plan {
@@ -117,7 +117,7 @@ impl Engine {
             let prompt = &sequence.request.prompt;
             let top = sequence.request.prompt_logprobs.unwrap_or(0);
             let mut found: Vec<_> = sequence.prompt_logprobs.is_empty().then_some(None).into_iter().collect();
-            // The token at position `p` is scored by the row before it. A preempted request has scored some before.
+            // The row before position `p` scores the token at `p`. A preempted request has already scored some tokens.
             let known = sequence.prompt_logprobs.len().max(1);
             let positions: Vec<usize> =
                 (start + 1..=start + new).filter(|p| (known..prompt.len()).contains(p)).collect();
@@ -130,7 +130,7 @@ impl Engine {
                 found.extend(score(&logits, &tokens, top)?.into_iter().map(Some));
             }
             let sequence = &mut self.running[at];
-            // Room for what the prompt needs, and not for more.
+            // Reserves exactly the memory that the prompt needs.
             let left = sequence.request.prompt.len() - sequence.prompt_logprobs.len();
             sequence.prompt_logprobs.reserve_exact(left);
             sequence.prompt_logprobs.extend(found);
@@ -143,8 +143,8 @@ impl Engine {
         Ok(())
     }
 
-    /// Adds the log-probabilities that requests want to `accepted` tokens, each with its row of `logits`; `logprobs` has the
-    /// log-probability of the token of each row.
+    /// Adds the requested log-probabilities to `accepted` tokens, each with its row of `logits`. `logprobs` has the log-probability of the token of
+    /// each row.
     pub(super) fn with_logprobs(
         &self,
         accepted: Vec<(usize, usize, u32)>,
@@ -171,7 +171,7 @@ impl Engine {
     }
 }
 
-/// The log-probabilities of `tokens` by the first rows of F32 `logits`, and the log-probabilities of the `top` likeliest tokens of each row.
+/// Returns the log-probabilities of `tokens` in the first rows of F32 `logits`, and the log-probabilities of the `top` likeliest tokens of each row.
 fn score(logits: &Tensor, tokens: &[u32], top: usize) -> Result<Vec<TokenLogprob>> {
     if !is_on_host(is_gpu(logits.device()), top) {
         return score_on_device(logits, tokens, top);
@@ -182,7 +182,8 @@ fn score(logits: &Tensor, tokens: &[u32], top: usize) -> Result<Vec<TokenLogprob
     Ok(rows.map(|(row, &token)| sampler::logprob(row, token, top)).collect())
 }
 
-/// [`score`] by [`sample`], which gives log-probabilities of the tokens that it takes: tokens that a bias forces, and the likeliest tokens.
+/// Scores on the device with [`sample`], which returns log-probabilities of the tokens that it takes. A bias forces the given tokens. Without a bias,
+/// it takes the likeliest tokens.
 fn score_on_device(logits: &Tensor, tokens: &[u32], top: usize) -> Result<Vec<TokenLogprob>> {
     let [rows, columns] = logits.dims("logits")?;
     let take = |forced: &[u32]| {

@@ -12,38 +12,38 @@ use ottava_tensor::ops::Draw;
 pub struct Sequence {
     pub id: RequestId,
     pub request: Request,
-    /// Prompt and output.
+    /// The tokens of the prompt and the output.
     pub tokens: Vec<u32>,
-    /// Tokens that may follow, which the step verifies.
+    /// The proposed tokens, which the step verifies.
     pub proposed: Vec<u32>,
-    /// Tokens whose keys and values are in the cache.
+    /// The number of tokens whose keys and values are in the cache.
     pub computed: usize,
-    /// The blocks of the cache that hold them.
+    /// The blocks of the cache that hold the computed tokens.
     pub blocks: SequenceBlocks,
-    /// The keys of full blocks of its tokens, from the first on.
+    /// The keys of the full blocks, from the first block on.
     keys: Vec<BlockKey>,
-    /// Counts of tokens, for requests with penalties.
+    /// The counts of tokens, for requests with penalties.
     pub seen: Occurrences,
-    /// Tokens at which it ends.
+    /// The number of tokens at which the sequence ends.
     pub max_len: usize,
-    /// The grammar of its completion.
+    /// The constraint of the completion by its grammar.
     pub constraint: Option<Constraint>,
-    /// Whether the next step draws no token of it.
+    /// Whether the next step does not draw a token of this request.
     pub rests: bool,
-    /// How it has ended in its grammar.
+    /// The reason why the grammar has ended the completion.
     pub end: Option<FinishReason>,
-    /// Log-probabilities of the tokens of the prompt so far, for requests with `prompt_logprobs`, until they are reported.
+    /// The log-probabilities of the prompt's tokens so far, for requests with `prompt_logprobs`, until they are reported.
     pub prompt_logprobs: Vec<Option<TokenLogprob>>,
-    /// Whether they were reported.
+    /// Whether the log-probabilities of the prompt were reported.
     pub is_scored: bool,
-    /// The sum of the activations of its prompt so far, for requests with `pooling`.
+    /// The sum of the activations of the prompt so far, for requests with `pooling`.
     pub pooled: Vec<f64>,
-    /// Whether its embedding was reported.
+    /// Whether the embedding was reported.
     pub is_pooled: bool,
 }
 
 impl Sequence {
-    /// A request that is not begun, which ends at `max_len` tokens.
+    /// Makes a request that has not begun. It ends at `max_len` tokens.
     pub fn new(id: RequestId, mut request: Request, max_len: usize) -> Sequence {
         let (tokens, seen) = (request.prompt.clone(), Occurrences::of_prompt(&request.prompt));
         let constraint = request.grammar.take().map(Constraint::new);
@@ -69,7 +69,7 @@ impl Sequence {
         }
     }
 
-    /// Computes the keys of its first `count` blocks, which have all their tokens.
+    /// Computes the keys of the first `count` blocks, which must be full.
     fn extend_keys(&mut self, count: usize) {
         for block in self.tokens.chunks_exact(BLOCK_SIZE).take(count).skip(self.keys.len()) {
             let before = self.keys.last().copied().or(self.request.adapter.map(key_of_adapter));
@@ -77,14 +77,14 @@ impl Sequence {
         }
     }
 
-    /// Takes the blocks of the cache that hold its first tokens. The last token is computed in any case: the next one is drawn from it.
+    /// Takes the blocks of the cache that hold its first tokens. The last token is always computed, since the next token is drawn from its logits.
     pub fn share(&mut self, pools: &mut Pools) {
         let most = (self.tokens.len() - 1) / BLOCK_SIZE;
         self.extend_keys(most);
         self.computed = BLOCK_SIZE * pools.share(&mut self.blocks, &self.keys[..most]);
     }
 
-    /// Lets others share its blocks from number `first` on that are full.
+    /// Lets other sequences share its full blocks from number `first` on.
     pub fn publish(&mut self, pools: &mut Pools, first: usize) {
         let full = self.computed / BLOCK_SIZE;
         if full > first {
@@ -93,7 +93,7 @@ impl Sequence {
         }
     }
 
-    /// Gives its blocks back.
+    /// Returns its blocks to the pools.
     pub fn put_back(&mut self, pools: &mut Pools) {
         pools.put_back(&mut self.blocks);
         self.computed = 0;
@@ -101,45 +101,45 @@ impl Sequence {
         self.pooled.clear();
     }
 
-    /// Tokens to compute before the next one can be drawn.
+    /// Returns the number of tokens to compute before the next token can be drawn.
     pub fn pending(&self) -> usize {
         self.tokens.len() - self.computed
     }
 
-    /// Tokens that the next step can compute: all before the last one if no token is drawn after it.
+    /// Returns the number of tokens that the next step can compute. If the step does not draw a token, the last token is left out.
     pub fn due(&self) -> usize {
         self.pending() - usize::from(self.rests)
     }
 
-    /// Whether the mask of its next token is still to be computed.
+    /// Returns whether the mask of its next token is not computed yet.
     pub fn awaits_mask(&self) -> bool {
         self.constraint.as_ref().is_some_and(Constraint::is_pending)
     }
 
-    /// Whether its masks, if it has any, take little time.
+    /// Returns whether its masks are computed quickly. Returns true without a grammar.
     pub fn has_quick_masks(&self) -> bool {
         self.constraint.as_ref().is_none_or(Constraint::is_quick)
     }
 
-    /// Tokens drawn so far.
+    /// Returns the number of tokens drawn so far.
     pub fn drawn(&self) -> usize {
         self.tokens.len() - self.request.prompt.len()
     }
 
-    /// Tokens that cannot be drawn after `drawn` others.
+    /// Returns the tokens that cannot be drawn after `drawn` drawn tokens.
     fn barred(&self, drawn: usize) -> &[u32] {
         if drawn < self.request.min_new_tokens { &self.request.stop_ids } else { &[] }
     }
 
-    /// Whether its next token is the most likely one by the unmodified logits, without log-probabilities.
+    /// Returns whether its next token is the most likely token by the unmodified logits, without log-probabilities.
     pub fn is_plain(&self) -> bool {
         let Request { sampling, logprobs, .. } = &self.request;
         let is_free = self.constraint.is_none() && self.barred(self.drawn()).is_empty();
         is_free && sampling.is_plain() && logprobs.is_none()
     }
 
-    /// The settings for drawing its next token, and then the token after each proposed token, as if that one was drawn. None if its grammar allows no
-    /// token, which ends it.
+    /// Returns the settings for drawing its next token, and the settings for drawing the token after each proposed token if all earlier proposed
+    /// tokens are accepted. If the grammar allows no token, ends the request and returns no settings.
     pub fn draws(&mut self) -> Vec<Draw> {
         let mut constrained = None;
         match self.constraint.as_ref().map(|constraint| &constraint.mask) {
@@ -173,7 +173,7 @@ impl Sequence {
         draws
     }
 
-    /// The settings for drawing the token after `ahead` more of them.
+    /// Returns the settings for drawing the token after `ahead` further tokens.
     fn draw(&self, seen: &Occurrences, ahead: usize, allowed: Option<&Allowed>) -> Draw {
         let drawn = self.drawn() + ahead;
         let mut draw = sampler::draw(&self.request.sampling, seen, self.barred(drawn), drawn);
@@ -192,28 +192,28 @@ impl Sequence {
         }
     }
 
-    /// Its next `new` tokens; proposed tokens are the last.
+    /// Returns its next `new` tokens. Proposed tokens are the last of them.
     pub fn next(&self, new: usize) -> Vec<u32> {
         self.tokens[self.computed..].iter().chain(&self.proposed).take(new).copied().collect()
     }
 
-    /// Whether a pass over positions from `computed` on has to score tokens of the prompt.
+    /// Returns whether a pass over positions from `computed` on must score tokens of the prompt.
     pub fn scores_prompt(&self) -> bool {
         self.request.prompt_logprobs.is_some() && !self.is_scored
     }
 
-    /// Whether a pass over positions from `computed` on has to pool tokens of the prompt.
+    /// Returns whether a pass over positions from `computed` on must pool tokens of the prompt.
     pub fn pools(&self) -> bool {
         self.request.pooling.is_some() && !self.is_pooled
     }
 
-    /// Whether a pass reads the activations of more of its tokens than the last.
+    /// Returns whether a pass reads the activations of more tokens than the last one.
     pub fn reads_activations(&self) -> bool {
         self.scores_prompt() || self.pools()
     }
 }
 
-/// Why a completion ends at a place of its grammar, if it does.
+/// Returns the reason why a completion ends in this state of its grammar, if it ends.
 fn end_at(place: Place) -> Option<FinishReason> {
     match place {
         Place::Open => None,

@@ -4,14 +4,14 @@ use ottava_common::error::Result;
 use ottava_data::{Detokenizer, Tokenizer};
 use std::sync::Arc;
 
-/// Decodes tokens one by one, and ends at stop strings.
+/// A stream of text, which decodes tokens one by one and ends at stop strings.
 ///
-/// Text comes as soon as it is certain: bytes of a character may be in several tokens, and the end of the text may be the beginning of a
-/// stop string. Text that may change is held back.
+/// Text is returned as soon as it cannot change. It can change while the bytes of a character are incomplete, or while the end of the text may be the
+/// beginning of a stop string.
 pub struct TextStream {
     stops: Arc<[String]>,
     detokenizer: Detokenizer,
-    /// Decoded, but held back.
+    /// The text that is decoded, but held back.
     held: String,
     stopped: bool,
 }
@@ -19,14 +19,14 @@ pub struct TextStream {
 /// The text that a token completes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TextPiece {
-    /// New text, maybe none.
+    /// The new text, which may be empty.
     pub text: String,
     /// Whether a stop string was reached. The text ends before it.
     pub stopped: bool,
 }
 
 impl TextStream {
-    /// The text of no tokens yet, which ends before the first of `stops`; empty ones are ignored.
+    /// Makes an empty stream that ends before the first of `stops`. Empty stop strings are ignored.
     pub fn new(stops: impl Into<Arc<[String]>>) -> TextStream {
         let mut stops = stops.into();
         if stops.iter().any(String::is_empty) {
@@ -35,14 +35,14 @@ impl TextStream {
         TextStream { stops, detokenizer: Detokenizer::default(), held: String::new(), stopped: false }
     }
 
-    /// The same text after `prompt`.
+    /// Returns the same stream for a text that follows `prompt`.
     ///
-    /// Errors as [`Detokenizer::after`].
+    /// Errors in the same cases as [`Detokenizer::after`].
     pub fn after(self, tokenizer: &Tokenizer, prompt: &[u32]) -> Result<TextStream> {
         Ok(TextStream { detokenizer: Detokenizer::after(tokenizer, prompt)?, ..self })
     }
 
-    /// The text that `token` completes. After a stop string all further tokens are ignored.
+    /// Returns the text that `token` completes. After a stop string, all further tokens are ignored.
     pub fn push(&mut self, tokenizer: &Tokenizer, token: u32) -> Result<TextPiece> {
         if self.stopped {
             return Ok(TextPiece { text: String::new(), stopped: true });
@@ -62,7 +62,7 @@ impl TextStream {
         if stopped { text } else { text + &std::mem::take(&mut self.held) }
     }
 
-    /// Takes what cannot be part of a stop string from the held text.
+    /// Takes the part of the held text that cannot belong to a stop string.
     fn release(&mut self) -> TextPiece {
         let first = self.stops.iter().filter_map(|stop| self.held.find(stop.as_str())).min();
         if let Some(end) = first {
@@ -86,7 +86,7 @@ mod tests {
         Tokenizer::load(&Path::new(env!("CARGO_MANIFEST_DIR")).join("../../data/tokenizer")).unwrap()
     }
 
-    /// The pieces of `text`, whose tokens come one by one, and whether a stop was reached.
+    /// Returns the pieces of `text`, whose tokens are pushed one by one, and whether a stop string was reached.
     fn pieces(text: &str, stops: &[&str]) -> (Vec<String>, bool) {
         let tokenizer = tokenizer();
         let mut stream = TextStream::new(stops.iter().map(|stop| stop.to_string()).collect::<Vec<_>>());

@@ -1,4 +1,4 @@
-//! Steps before the first request, so that no request waits for what the first step of a size does.
+//! Runs steps before the first request, so that no request waits for the first step of a size.
 
 use crate::batching::Engine;
 use crate::passes::MOST_ROWS;
@@ -9,21 +9,23 @@ use ottava_common::error::Result;
 use ottava_models::PREFILL_MULTIPLE;
 use ottava_tensor::Device;
 
-/// Tokens drawn in each size: a step that compiles kernels and times products, one that is captured, and one that is replayed.
+/// The number of tokens drawn in each size. The first step compiles kernels and measures the speed of products, the second is captured, and the third
+/// is replayed.
 const DRAWN: usize = 3;
 
 impl Engine {
-    /// Computes prompts and decode steps of all padded sizes on a GPU, as requests of each adapter and without, which compiles kernels, times
-    /// products and captures graphs. Decode steps are of one block of the KV cache; longer ones are captured when they come. A CPU needs none of this.
+    /// Computes prompts and decode steps of all padded sizes on a GPU, for each adapter and without adapters. This compiles kernels, measures the
+    /// speed of products and captures graphs. The decode steps use one block of the KV cache per sequence. Steps with more blocks are captured when
+    /// they occur. Does nothing on a CPU.
     ///
-    /// Errors as [`Engine::step`].
+    /// Errors in the same cases as [`Engine::step`].
     pub fn warm_up(&mut self) -> Result<()> {
         if !matches!(self.model().device(), Device::Cuda(_)) {
             return Ok(());
         }
         let before = self.stats;
         let EngineOptions { prefix_caching, max_batch, .. } = self.options;
-        // All prompts begin alike, and none would be computed whole.
+        // All prompts begin with the same tokens, so with prefix caching only parts of them would be computed.
         self.options.prefix_caching = false;
         // Rows of proposed tokens count as further requests.
         let proposer = self.proposer.take();
@@ -43,10 +45,11 @@ impl Engine {
         let EngineOptions { max_batch, prefill_chunk, .. } = self.options;
         let last_prompt = self.max_model_len().saturating_sub(1);
         if self.keeps_invariant() {
-            // All passes have one size.
+            // All passes have the same size.
             return if last_prompt > 0 { self.run_alike(adapter, 1, 1) } else { Ok(()) };
         }
-        // Whole prompts, and one with a chunk that reads the cache. The largest take the memory that the others find.
+        // Whole prompts are run, and one prompt with a chunk that reads the cache. The largest prompt runs first, and smaller prompts reuse its
+        // memory.
         let whole = (1..=prefill_chunk / PREFILL_MULTIPLE).map(|count| count * PREFILL_MULTIPLE);
         let prompts = whole.chain([prefill_chunk.saturating_add(PREFILL_MULTIPLE / 2).min(last_prompt)]);
         for tokens in prompts.rev().filter(|tokens| (1..=last_prompt).contains(tokens)) {
@@ -60,7 +63,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Runs `count` requests with prompts of `tokens` tokens to their end. They draw, so that the kernels of draws are launched too.
+    /// Runs `count` requests with prompts of `tokens` tokens to their end. They draw tokens, so the kernels of draws are launched too.
     fn run_alike(&mut self, adapter: Option<AdapterId>, count: usize, tokens: usize) -> Result<()> {
         for _ in 0..count {
             let sampling = Sampling { temperature: 1.0, ..Sampling::default() };

@@ -5,16 +5,16 @@ use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 use std::fmt::{self, Display};
 
-/// What an alarm does.
+/// The action of an alarm.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum AlarmPolicy {
-    /// Nothing.
+    /// Does nothing.
     Off,
-    /// Logs it.
+    /// Logs the alarm.
     #[default]
     Warn,
-    /// Goes back to an earlier checkpoint, and goes on with the rows that come next.
+    /// Returns to an earlier checkpoint, and continues with the next unread rows.
     Rollback,
     /// Saves a checkpoint after the step and ends the program.
     Pause,
@@ -22,22 +22,22 @@ pub enum AlarmPolicy {
     Stop,
 }
 
-/// What a spike of the gradient norm does. The norm is known before the update, so the step can be skipped.
+/// The action after a spike of the gradient norm. The norm is known before the update, so the step can be skipped.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum NormAlarmPolicy {
-    /// Nothing.
+    /// Does nothing.
     Off,
-    /// Logs it.
+    /// Logs the alarm.
     #[default]
     Warn,
-    /// Logs it, and skips the update of the step.
+    /// Logs the alarm, and skips the update of the step.
     Skip,
-    /// As [`AlarmPolicy::Rollback`].
+    /// Returns to an earlier checkpoint, and continues with the next unread rows.
     Rollback,
-    /// As [`AlarmPolicy::Pause`].
+    /// Saves a checkpoint after the step and ends the program.
     Pause,
-    /// As [`AlarmPolicy::Stop`].
+    /// Ends the program without a checkpoint.
     Stop,
 }
 
@@ -54,7 +54,7 @@ impl From<AlarmPolicy> for NormAlarmPolicy {
 }
 
 impl NormAlarmPolicy {
-    /// The spelling in configuration files.
+    /// Returns the spelling in configuration files.
     pub fn as_str(self) -> &'static str {
         match self {
             NormAlarmPolicy::Off => "off",
@@ -67,7 +67,7 @@ impl NormAlarmPolicy {
     }
 }
 
-/// What happens to a step whose gradient norm is not finite; no weight changes in it.
+/// The action after a step whose gradient norm is not finite. Such a step changes no weight.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum NonFiniteSteps {
@@ -78,19 +78,19 @@ pub enum NonFiniteSteps {
     Skip,
 }
 
-/// Values before which nothing is a spike: losses and norms change fast in the first steps.
+/// The number of first values that are never spikes, since losses and norms change fast in the first steps.
 const LEAST: usize = 100;
 
-/// The least spread of a window, relative to its median: on a plateau, values within it are no spikes.
+/// The minimum spread of a window of losses, relative to its median. On a plateau, values within this spread are not spikes.
 const FLOOR_OF_LOSSES: f64 = 0.005;
 
-/// The same for gradient norms; some of them are twice the median in every run.
+/// The minimum spread of a window of gradient norms, relative to its median. In every run, some norms are twice the median.
 const FLOOR_OF_NORMS: f64 = 0.2;
 
 /// The factor between the median absolute deviation and the standard deviation of a normal distribution.
 const NORMAL: f64 = 1.4826;
 
-/// Finds values that lie far above the values of a window before them.
+/// A detector of values that lie far above the values of the window before them.
 #[derive(Clone, Debug)]
 pub struct SpikeDetector {
     window: usize,
@@ -102,11 +102,11 @@ pub struct SpikeDetector {
 /// A value far above the values before it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Spike {
-    /// The value.
+    /// The value of the spike.
     pub value: f64,
     /// The median of the window.
     pub median: f64,
-    /// The distance in robust standard deviations: 1.4826 times the median absolute deviation.
+    /// The distance from the median in robust standard deviations: 1.4826 times the median absolute deviation.
     pub deviations: f64,
 }
 
@@ -118,28 +118,28 @@ impl Display for Spike {
 }
 
 impl SpikeDetector {
-    /// A detector of losses more than `threshold` robust standard deviations above the median of the last `window` values.
+    /// Makes a detector of losses that are more than `threshold` robust standard deviations above the median of the last `window` losses.
     pub fn of_losses(window: usize, threshold: f64) -> SpikeDetector {
         SpikeDetector { window, threshold, floor: FLOOR_OF_LOSSES, values: VecDeque::new() }
     }
 
-    /// The same detector after it has seen `values`, the last ones of [`SpikeDetector::values`].
+    /// Returns the same detector after it has seen `values`, which [`SpikeDetector::values`] returned.
     pub fn after(mut self, values: &VecDeque<f64>) -> SpikeDetector {
         self.values = values.iter().skip(values.len().saturating_sub(self.window)).copied().collect();
         self
     }
 
-    /// The values that the next one is compared with.
+    /// Returns the values with which the next value is compared.
     pub fn values(&self) -> &VecDeque<f64> {
         &self.values
     }
 
-    /// A detector of gradient norms more than `threshold` robust standard deviations above the median of the last `window` norms.
+    /// Makes a detector of gradient norms that are more than `threshold` robust standard deviations above the median of the last `window` norms.
     pub fn of_norms(window: usize, threshold: f64) -> SpikeDetector {
         SpikeDetector { floor: FLOOR_OF_NORMS, ..SpikeDetector::of_losses(window, threshold) }
     }
 
-    /// Adds `value`, which is finite, and returns it if it is a spike.
+    /// Adds `value`, which must be finite, and returns it if it is a spike.
     pub fn see(&mut self, value: f64) -> Option<Spike> {
         let spike = self.judge(value);
         self.values.push_back(value);
@@ -149,7 +149,7 @@ impl SpikeDetector {
         spike
     }
 
-    /// The largest next value that is no spike; infinite while too few were seen.
+    /// Returns the largest next value that would not be a spike. Returns infinity while too few values were seen.
     pub fn limit(&self) -> f64 {
         self.center_and_spread().map_or(f64::INFINITY, |(center, spread)| center + self.threshold * spread)
     }
@@ -159,7 +159,7 @@ impl SpikeDetector {
         (value > self.limit()).then_some(Spike { value, median: center, deviations: (value - center) / spread })
     }
 
-    /// The median of the window and its robust standard deviation.
+    /// Returns the median of the window and its robust standard deviation.
     fn center_and_spread(&self) -> Option<(f64, f64)> {
         if self.values.len() < LEAST.min(self.window) {
             return None;
@@ -180,9 +180,9 @@ pub(super) fn median(mut values: Vec<f64>) -> f64 {
 mod tests {
     use super::*;
 
-    /// A falling loss with noise, as of a run.
+    /// Returns a falling loss with noise, like the loss of a run.
     fn loss(step: usize) -> f64 {
-        // A hash of the step as noise between -1 and 1.
+        // The noise between -1 and 1 is a hash of the step.
         let noise = ((step as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 40) as f64 / f64::from(1 << 23) - 1.0;
         2.0 + 8.0 / (1.0 + step as f64 / 20.0) + 0.08 * noise
     }
@@ -209,7 +209,7 @@ mod tests {
         let spike = detector.see(7.0).unwrap();
         assert_eq!(spike.median, 2.1);
         assert_eq!(spike.to_string(), "7.0000 is 33 robust standard deviations above the median 2.1000");
-        // One spike does not hide the next.
+        // A spike does not hide the next spike.
         assert!(detector.see(7.0).is_some());
     }
 
@@ -219,7 +219,7 @@ mod tests {
         (0..LEAST).for_each(|i| assert_eq!(detector.see(10f64.powi(i as i32)), None));
     }
 
-    /// Losses and gradient norms of 1,200 steps of a small model on the bundled text.
+    /// Returns the losses or gradient norms of 1,200 steps of a small model on the bundled text.
     fn recorded(key: &str) -> Vec<f64> {
         let text = include_str!("../tests/data/losses_and_norms.json");
         let all: std::collections::BTreeMap<String, Vec<f64>> = serde_json::from_str(text).unwrap();

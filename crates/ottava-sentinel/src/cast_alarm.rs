@@ -5,22 +5,22 @@ use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt::{self, Display};
 
-/// What is out of the ordinary about a cast.
+/// The kind of an alarm about a cast.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum CastAlarm {
-    /// The share of elements beyond the largest finite value.
+    /// Too large a share of elements is beyond the largest finite value.
     Saturation,
-    /// The share of nonzero elements that became zero.
+    /// Too large a share of nonzero elements became zero.
     Underflow,
-    /// The powers of two by which the amax is above the median of earlier amaxes.
+    /// The amax is too many powers of two above the median of earlier amaxes.
     AmaxGrowth,
-    /// The scale is the largest one of F32, or subnormal.
+    /// The scale is the largest scale of F32, or subnormal.
     ScaleLimit,
 }
 
 impl CastAlarm {
-    /// Its name in files.
+    /// Returns the name in files.
     pub fn as_str(self) -> &'static str {
         match self {
             CastAlarm::Saturation => "saturation",
@@ -34,22 +34,22 @@ impl CastAlarm {
 /// The bounds beyond which a number is an alarm.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct CastBounds {
-    /// The largest share of elements that saturate.
+    /// The maximum share of elements that saturate.
     pub saturated: f64,
-    /// The largest share of elements that underflow.
+    /// The maximum share of elements that underflow.
     pub underflowed: f64,
-    /// The most powers of two of growth.
+    /// The maximum growth in powers of two.
     pub growth: f64,
 }
 
-/// What is seen of a cast since it was last seen.
+/// The statistics of a cast since the last line of statistics.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SeenCast {
-    /// Its name.
+    /// The name of the cast.
     pub name: String,
     /// The amax of the last step.
     pub amax: f64,
-    /// The scale of the last step, unless it depended on the tensor.
+    /// The scale of the last step; `None` if it was computed from the tensor.
     pub scale: Option<f64>,
     /// The share of elements that saturated.
     pub saturated: f64,
@@ -58,7 +58,7 @@ pub struct SeenCast {
 }
 
 impl SeenCast {
-    /// What the records `now` have beyond the counts `before` of the same casts.
+    /// Returns the difference between the records `now` and the counts `before` of the same casts.
     pub fn since(before: &[CastCounts], now: &[CastRecord]) -> Vec<SeenCast> {
         let seen = now.iter().zip(before).map(|(CastRecord { name, amax, scale, counts, .. }, before)| {
             let CastCounts { elements, saturated, underflowed, .. } = counts.minus(*before);
@@ -78,11 +78,11 @@ impl SeenCast {
 /// A number of a cast beyond its bound.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct CastFinding {
-    /// What it is about.
+    /// The kind of the alarm.
     pub alarm: CastAlarm,
-    /// The cast.
+    /// The name of the cast.
     pub name: String,
-    /// The number.
+    /// The number beyond its bound.
     pub value: f64,
 }
 
@@ -100,22 +100,22 @@ impl Display for CastFinding {
     }
 }
 
-/// Lines whose amaxes are compared with the next one.
+/// The number of lines whose amaxes are compared with the next amax.
 const WINDOW: usize = 50;
 
-/// Lines before which no growth is an alarm.
+/// The number of lines before which growth does not raise an alarm.
 const LEAST: usize = 5;
 
-/// What the next statistics of casts are compared with.
+/// The history with which the next statistics of casts are compared.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct CastHistory {
-    /// By cast, the last finite amaxes that were not zero.
+    /// The last amaxes of each cast that were finite and not zero.
     amaxes: BTreeMap<String, VecDeque<f64>>,
-    /// What was found the last time, which is not found again.
+    /// The alarms of the last line. They are not reported again.
     found: BTreeSet<(CastAlarm, String)>,
 }
 
-/// Finds casts whose statistics are out of the ordinary.
+/// A detector of casts with unusual statistics.
 #[derive(Clone, Debug)]
 pub struct CastDetector {
     bounds: CastBounds,
@@ -123,17 +123,17 @@ pub struct CastDetector {
 }
 
 impl CastDetector {
-    /// A detector that has seen the lines of `history`.
+    /// Makes a detector that has seen the lines of `history`.
     pub fn new(bounds: CastBounds, history: CastHistory) -> CastDetector {
         CastDetector { bounds, history }
     }
 
-    /// What the next statistics are compared with.
+    /// Returns the history with which the next statistics are compared.
     pub fn history(&self) -> &CastHistory {
         &self.history
     }
 
-    /// Adds statistics of all casts, and returns what is beyond its bound and was not the last time, sorted by alarm.
+    /// Adds the statistics of all casts. Returns the numbers that are beyond their bounds and were within them the last time, sorted by alarm.
     pub fn see(&mut self, casts: &[SeenCast]) -> Vec<CastFinding> {
         let mut all = Vec::new();
         for cast in casts {
@@ -154,7 +154,7 @@ impl CastDetector {
                     let growth = (cast.amax / super::alarm::median(before.iter().copied().collect())).log2();
                     check(CastAlarm::AmaxGrowth, growth, growth > self.bounds.growth);
                 }
-                // An infinity has no place in a checkpoint's JSON, and would not raise a median that is finite.
+                // The JSON of a checkpoint cannot represent an infinity, and an infinity would not raise a finite median.
                 before.extend(cast.amax.is_finite().then_some(cast.amax));
                 if before.len() > WINDOW {
                     before.pop_front();
@@ -183,7 +183,7 @@ mod tests {
     fn each_alarm_names_its_tensor_once() {
         let mut detector = CastDetector::new(BOUNDS, CastHistory::default());
         let calm = |amax| vec![seen("a", amax, 8.0, 0.001, 0.1), seen("b", 2.0 * amax, 4.0, 0.0, 0.3)];
-        // Within the spread of a run, and growing slowly.
+        // The amaxes stay within the spread of a run, and grow slowly.
         for line in 0..200 {
             assert_eq!(detector.see(&calm(1.0 + 0.05 * f64::from(line) + 3.0 * f64::from(line % 7))), []);
         }

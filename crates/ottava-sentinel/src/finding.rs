@@ -1,4 +1,4 @@
-//! What a comparison finds.
+//! The findings of a comparison.
 
 use ottava_recipe::scaling::{Comparison, PrecisionComparison, Quantity};
 use serde::Serialize;
@@ -8,28 +8,28 @@ use std::fmt::{self, Display};
 /// The bounds beyond which a number is a finding.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Bounds {
-    /// The largest difference of the losses, in nats per token.
+    /// The maximum difference of the losses, in nats per token.
     pub loss_gap: f64,
-    /// The smallest cosine between the gradients of all weights of the blocks.
+    /// The minimum cosine between the gradients of all weights of the blocks.
     pub cosine: f64,
 }
 
 impl Bounds {
-    /// The largest relative error of a cast. The largest rounding error of an element is 2⁻⁴ in E4M3 and 2⁻³ in E5M2, so a greater error of
-    /// a tensor comes from saturation or underflow; the error of a history that lags behind growing values is below this bound.
+    /// The maximum relative error of a cast. The largest rounding error of an element is 2⁻⁴ in E4M3 and 2⁻³ in E5M2, so a greater error of a tensor
+    /// comes from saturation or underflow. If values grow and the history of a delayed scale lags behind them, the error is below this bound.
     const CAST_ERROR: f64 = 0.25;
-    /// The largest distance of the slope of a product from 1. Sums in FP8 products and roundings of the results leave 0.003.
+    /// The maximum distance of the slope of a product from 1. Sums in FP8 products and roundings of the results cause 0.003.
     const SLOPE: f64 = 0.01;
-    /// The largest relative error of a product of given codes. Fast accumulation leaves 0.01.
+    /// The maximum relative error of a product of given codes. Fast accumulation causes 0.01.
     const PRODUCT_ERROR: f64 = 0.05;
 
-    /// Bounds at half the distance, for what is tried again after a finding.
+    /// Returns bounds at half the distance, for linears that are tried again after a finding.
     fn halved(self) -> Bounds {
         Bounds { loss_gap: self.loss_gap / 2.0, cosine: (1.0 + self.cosine) / 2.0 }
     }
 }
 
-/// What was measured.
+/// The quantity that a finding is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Measure {
@@ -50,16 +50,16 @@ pub enum Measure {
 pub struct Finding {
     /// The cast or linear; `None` for a number of the whole model.
     pub tensor: Option<String>,
-    /// What was measured.
+    /// The measured quantity.
     pub measure: Measure,
-    /// The number.
+    /// The measured number.
     pub value: f64,
-    /// Its bound.
+    /// The bound that the number exceeds.
     pub bound: f64,
 }
 
 impl Finding {
-    /// The linear that has it.
+    /// Returns the linear of the finding.
     pub fn linear(&self) -> Option<&str> {
         let name = self.tensor.as_deref()?;
         Some(if self.measure == Measure::CastError { linear_of(name) } else { name })
@@ -94,22 +94,23 @@ impl Display for Finding {
 /// The summary of a comparison, and its findings.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Verdict {
-    /// The loss by the recipe minus that in BF16, in nats per token.
+    /// The loss by the recipe minus the loss in BF16, in nats per token.
     pub loss_gap: f64,
-    /// The cosine between the gradients of all weights of the blocks.
+    /// The cosine between the gradients by the recipe and in BF16, over all weights of the blocks.
     pub cosine: f64,
-    /// The norm of these gradients by the recipe, divided by the norm in BF16.
+    /// The norm of these gradients by the recipe, divided by their norm in BF16.
     pub norm_ratio: f64,
-    /// Numbers beyond their bounds: numbers of tensors first, in the order of the passes.
+    /// The numbers beyond their bounds. Numbers of tensors come first, in the order of the passes.
     pub findings: Vec<Finding>,
-    /// The linears that are cast, with the root of the sum of the squared errors of their casts; the largest first.
+    /// The linears that are cast, each with the root of the sum of the squared errors of its casts. The largest is first.
     pub ranking: Vec<(String, f64)>,
-    /// The linears with what their casts cost in the loss, in nats per token, as estimated; the largest first.
+    /// The linears, each with the estimated cost of its casts in the loss, in nats per token. The largest is first.
     pub loss_costs: Vec<(String, f64)>,
 }
 
 impl Verdict {
-    /// Judges `comparison`. For linears that are `tried` again, and for the whole model if `all` are, the bounds are half as wide.
+    /// Judges `comparison`. After a finding, linears or the whole model are tried again with bounds that are half as wide. If `all` is set, this
+    /// holds for all bounds. If linears are in `tried`, it holds for the bounds of these linears, and for the loss and the cosine.
     pub fn of(comparison: &PrecisionComparison, bounds: Bounds, tried: &[String], all: bool) -> Verdict {
         let [by_recipe, high] = comparison.losses;
         let loss_gap = by_recipe - high;
@@ -144,7 +145,7 @@ fn bounds_of(bounds: Bounds, is_tried: bool) -> Bounds {
     if is_tried { bounds.halved() } else { bounds }
 }
 
-/// The finding about a cast or a product, if there is one. A number that is not finite is one.
+/// Returns the finding about a cast or a product, if its number is beyond the bound or not finite.
 fn finding_of(compared: &Comparison, width: f64) -> Option<Finding> {
     let finding = |measure, value, bound| Some(Finding { tensor: Some(compared.name.clone()), measure, value, bound });
     let (error, slope) = (compared.error(), compared.slope());
@@ -167,7 +168,7 @@ fn finding_of(compared: &Comparison, width: f64) -> Option<Finding> {
     }
 }
 
-/// The linear of a cast.
+/// Returns the linear of a cast.
 fn linear_of(cast: &str) -> &str {
     cast.rsplit_once('.').map_or(cast, |(linear, _)| linear)
 }
@@ -182,7 +183,7 @@ mod tests {
 
     const BOUNDS: Bounds = Bounds { loss_gap: 0.05, cosine: 0.9 };
 
-    /// A tensor that is `slope` times its reference plus an orthogonal error.
+    /// Returns the comparison of a tensor that is `slope` times its reference plus an orthogonal error.
     fn compared(name: &str, quantity: Quantity, slope: f64, error: f64) -> Comparison {
         let apart = (slope - 1.0).powi(2) + error * error;
         Comparison { name: name.into(), quantity, sums: [slope * slope + error * error, 1.0, slope, apart] }

@@ -1,4 +1,4 @@
-//! The sentinel: judges comparisons of a recipe with BF16, and decides what a run computes in BF16 from then on.
+//! The sentinel judges comparisons of a recipe with BF16, and decides which products a run computes in BF16 from then on.
 //!
 //! ```
 //! use ottava_sentinel::SpikeDetector;
@@ -11,27 +11,28 @@
 //! assert!(detector.see(9.0).is_some());
 //! ```
 //!
-//! Comparisons are made by the training step; this module is a function of their numbers, so every
-//! rank decides alike, and a resumed run decides as the interrupted one.
+//! The training step makes comparisons. This module is a function of their numbers, so every rank decides alike, and a resumed run decides like the
+//! interrupted run.
 //!
-//! `TrainStep::compare` runs a program of one micro-batch in `Pass::Comparison`, which measures no cast, in two precisions side by side.
-//! `Stage::compare_forward` and `Stage::compare_backward` (`models/stage/compare.rs`) take a block in one precision and then in the other, compare
-//! outputs and gradients, and drop the gradients. The recipe's pass saves what a step saves; in BF16, backward recomputes each block from its
-//! input.
+//! `TrainStep::compare` runs a program of one micro-batch in two precisions side by side, in `Pass::Comparison`, which does not update statistics of
+//! casts. `Stage::compare_forward` and `Stage::compare_backward` (`models/stage/compare.rs`) run a block first in one precision and then in the
+//! other. They compare outputs and gradients, and drop the gradients. The recipe's pass saves what a step saves. In BF16, backward recomputes each
+//! block from its input.
 //!
 //! In the recipe's precision, three things are compared:
 //!
-//! - casts with the values that they cast (`OperandCast::probe`), so no producer writes codes directly
-//! - sampled rows of products with the same rows of the products of the dequantized codes (`Linear::product`, `layers/linear/probe.rs`), and
-//!   grouped products with all rows (`layers/moe/probe.rs`)
-//! - the cost of casts in the loss, from the outputs of sampled tokens and the gradients by them (`Core::keep_outputs`,
+//! - casts with their unrounded inputs (`OperandCast::probe`), so producers do not write codes directly
+//! - sampled rows of products with the same rows of the products of the dequantized codes (`Linear::product`, `layers/linear/probe.rs`), and all rows
+//!   of grouped products (`layers/moe/probe.rs`)
+//! - the cost of casts in the loss, from the outputs of sampled tokens and the gradients of the loss by them (`Core::keep_outputs`,
 //!   `Core::compare_loss_cost`)
 //!
-//! A `Probe` (`scaling/probe.rs`) collects the sums on the device, and all ranks add them; its `Observer` copies tensors for `[debug]`. `Verdict`
-//! and `SentinelState` are functions of these sums, and the observer `Comparison` (`trainer/observers/comparison.rs`) carries out the decision. `ScalingState::set_high_precision` marks the
-//! slots of a linear: then its products read values and its casts only measure, as in a step in high precision. `TrainStep::repeat` compares two
-//! passes of the same precision. `Recommendation` and `what_if` say which linears to compute in BF16 and what other casts would lose;
-//! `RunComparison` (`report/run_comparison.rs`) finds where two runs part. Tests plant faults in products with `planted.rs` of `ottava-tensor`.
+//! A `Probe` (`scaling/probe.rs`) collects the sums on the device, and all ranks add their sums. The `Observer` of a probe copies tensors for
+//! `[debug]`. `Verdict` and `SentinelState` are functions of these sums, and the observer `Comparison` (`trainer/observers/comparison.rs`) carries
+//! out the decision. `ScalingState::set_high_precision` marks the slots of a linear. From then on, its products read unquantized operands, and its
+//! casts only measure, as in a step in high precision. `TrainStep::repeat` compares two passes of the same precision. `Recommendation` and `what_if`
+//! say which linears to compute in BF16, and which error other casts would have. `RunComparison` (`report/run_comparison.rs`) finds the first
+//! difference between two runs. Tests plant faults in products with `planted.rs` of `ottava-tensor`.
 #![forbid(unsafe_code)]
 
 mod alarm;
@@ -57,17 +58,17 @@ pub use what_if::{WhatIf, what_if};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// What the sentinel does about a finding.
+/// The action of the sentinel after a finding.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum SentinelPolicy {
-    /// Logs it.
+    /// Logs the finding.
     #[default]
     Report,
     /// Saves a checkpoint after the step and ends the program.
     Pause,
-    /// Computes the linears with findings in BF16 for some steps, then tries them again; without such a linear, the one with the largest
-    /// cast errors.
+    /// Computes the linears with findings in BF16 for some steps, then tries them in FP8 again. If no linear has a finding, chooses the linear with
+    /// the largest cast errors, or, after a finding about the loss, the linear whose casts cost the most.
     Demote,
     /// Computes all products in BF16 for some steps, then tries the recipe again.
     Bf16,

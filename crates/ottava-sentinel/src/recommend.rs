@@ -1,4 +1,4 @@
-//! Which linears to compute in BF16: linears whose casts cost most of the loss for the speed that FP8 gains there.
+//! Recommends linears to compute in BF16: the linears whose casts cost the most loss per FLOP that FP8 speeds up.
 
 use ottava_recipe::LinearSite;
 use std::fmt::Write;
@@ -6,11 +6,11 @@ use std::fmt::Write;
 /// A linear of a recommendation.
 #[derive(Clone, Debug, PartialEq, serde::Serialize)]
 pub struct Recommended {
-    /// Its name.
+    /// The name of the linear.
     pub linear: String,
-    /// What the casts of its forward cost in the loss, in nats per token, as estimated.
+    /// The estimated cost of the casts of its forward in the loss, in nats per token.
     pub loss_cost: f64,
-    /// Its share of the FLOPs of the forward of all linears that are cast.
+    /// Its share of the FLOPs of forward of all linears that are cast.
     pub flops: f64,
 }
 
@@ -19,15 +19,15 @@ pub struct Recommended {
 pub struct Recommendation {
     /// The linears, in the order in which they were chosen.
     pub linears: Vec<Recommended>,
-    /// The costs of all linears that are cast, in nats per token.
+    /// The sum of the costs of all linears that are cast, in nats per token.
     pub all_costs: f64,
-    /// How many linears are cast.
+    /// The number of linears that are cast.
     pub all_linears: usize,
 }
 
 impl Recommendation {
-    /// Chooses among linears with these `costs`, with the sizes of `sites`, until their costs are `share` of all: first linears with the
-    /// largest cost per FLOP.
+    /// Chooses linears with these `costs`, with the sizes of `sites`, until the sum of their costs is `share` of all costs. Linears with the largest
+    /// cost per FLOP come first.
     pub fn of(costs: &[(String, f64)], sites: &[LinearSite], share: f64) -> Recommendation {
         let size = |name: &str| {
             let site = sites.iter().find(|site| site.name == name)?;
@@ -48,17 +48,17 @@ impl Recommendation {
         Recommendation { linears, all_costs, all_linears: known.len() }
     }
 
-    /// The costs of the chosen linears.
+    /// Returns the sum of the costs of the chosen linears.
     pub fn removed(&self) -> f64 {
         self.linears.iter().map(|one| one.loss_cost).sum()
     }
 
-    /// The share of the FLOPs of forward that are computed in BF16.
+    /// Returns the share of the FLOPs of forward that are computed in BF16.
     pub fn flops(&self) -> f64 {
         self.linears.iter().map(|one| one.flops).sum()
     }
 
-    /// The table `[[precision.overrides]]` that computes the forward of these linears in BF16.
+    /// Returns the table `[[precision.overrides]]` that computes the forward of these linears in BF16.
     pub fn to_toml(&self) -> String {
         let mut text = format!(
             "# The forward of {} of {} linears in BF16: {:.1} % of the FLOPs of forward. An estimated {:.5} of {:.5} nats per token that the\n\
@@ -80,7 +80,7 @@ impl Recommendation {
 mod tests {
     use super::*;
 
-    /// Sums of up to four decimals below 1 in F64: some units of 2⁻⁵³.
+    /// The tolerance of sums of up to four decimals below 1 in F64, whose errors are some units of 2⁻⁵³.
     const ROUNDING: f64 = 1e-12;
 
     fn site(name: &str, outputs: usize) -> LinearSite {

@@ -4,28 +4,28 @@ use serde::{Deserialize, Serialize};
 use std::collections::{BTreeSet, VecDeque};
 use std::fmt::{self, Display};
 
-/// What metrics of completions must not exceed.
+/// The bounds of the metrics of completions.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RolloutBounds {
-    /// Largest `token_mult_prob_error`.
+    /// The maximum `token_mult_prob_error`.
     pub mult_prob_error: f64,
-    /// Smallest entropy, in nats per token.
+    /// The minimum entropy, in nats per token.
     pub entropy: f64,
-    /// Largest share of completions that reach their greatest length.
+    /// The maximum share of completions that reach their greatest length.
     pub clipped_ratio: f64,
-    /// Largest share of groups whose rewards are all equal.
+    /// The maximum share of groups whose rewards are all equal.
     pub zero_std_ratio: f64,
-    /// Steps whose mean reward must be above the mean reward of as many steps before; 0 for any reward.
+    /// The number of steps whose mean reward must be above the mean reward of as many earlier steps; 0 disables this alarm.
     pub plateau_steps: usize,
 }
 
-/// What the alarms about completions remember between steps.
+/// The memory of the alarms about completions between steps.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct RolloutHistory {
-    /// Alarms whose metric has been out of its bound since they were raised.
+    /// The alarms that were raised and whose metric has been beyond its bound since then.
     raised: BTreeSet<RolloutAlarm>,
-    /// The mean rewards of the last steps, twice `plateau_steps` of them at most.
+    /// The mean rewards of the last steps. It has at most twice `plateau_steps` entries.
     rewards: VecDeque<f64>,
 }
 
@@ -33,7 +33,7 @@ pub struct RolloutHistory {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum RolloutAlarm {
-    /// Draws and steps compute different probabilities.
+    /// Draws and training steps compute different probabilities.
     RolloutMismatch,
     /// Almost all draws are the same.
     EntropyCollapse,
@@ -46,7 +46,7 @@ pub enum RolloutAlarm {
 }
 
 impl RolloutAlarm {
-    /// The name under which it is recorded.
+    /// Returns the name under which the alarm is recorded.
     pub fn as_str(self) -> &'static str {
         match self {
             RolloutAlarm::RolloutMismatch => "rollout_mismatch",
@@ -58,14 +58,14 @@ impl RolloutAlarm {
     }
 }
 
-/// A metric out of its bound.
+/// A metric beyond its bound.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RolloutFinding {
-    /// The alarm.
+    /// The alarm that was raised.
     pub alarm: RolloutAlarm,
-    /// The metric.
+    /// The value of the metric.
     pub value: f64,
-    /// Its bound.
+    /// The bound of the metric.
     pub bound: f64,
 }
 
@@ -104,7 +104,7 @@ impl Display for RolloutFinding {
     }
 }
 
-/// Looks for metrics of completions that are out of their bounds.
+/// A detector of metrics of completions that are beyond their bounds.
 #[derive(Clone, Debug)]
 pub struct RolloutDetector {
     bounds: RolloutBounds,
@@ -112,18 +112,18 @@ pub struct RolloutDetector {
 }
 
 impl RolloutDetector {
-    /// A detector that goes on from `history`.
+    /// Makes a detector that continues from `history`.
     pub fn new(bounds: RolloutBounds, history: RolloutHistory) -> RolloutDetector {
         RolloutDetector { bounds, history }
     }
 
-    /// What it remembers.
+    /// Returns the memory of the detector.
     pub fn history(&self) -> &RolloutHistory {
         &self.history
     }
 
-    /// The alarms that a step raises, whose metrics have the names of TRL and NeMo-RL; `metric` is `None` for a metric that the step does not
-    /// report. An alarm is raised when its metric leaves the bound, and not again before the metric has come back.
+    /// Returns the alarms that a step raises. Metrics have the names of TRL and NeMo-RL, and `metric` returns `None` for a metric that the step does
+    /// not report. An alarm is raised when its metric leaves the bound. It is raised again only after the metric has returned.
     pub fn see(&mut self, metric: impl Fn(&str) -> Option<f64>) -> Vec<RolloutFinding> {
         let RolloutBounds { mult_prob_error, entropy, clipped_ratio, zero_std_ratio, .. } = self.bounds;
         let above = |alarm, name: &str, bound: f64| metric(name).map(|value| (alarm, value, bound, value > bound));
@@ -146,7 +146,7 @@ impl RolloutDetector {
         found
     }
 
-    /// Compares the mean of the last rewards with the mean of the rewards before, once there are enough of both.
+    /// Compares the mean of the last rewards with the mean of the rewards before them, if there are enough rewards.
     fn plateau(&mut self, reward: f64) -> Option<(RolloutAlarm, f64, f64, bool)> {
         let steps = self.bounds.plateau_steps;
         let rewards = &mut self.history.rewards;
@@ -202,11 +202,11 @@ mod tests {
         let rewards = [0.1, 0.2, 0.3, 0.4, 0.4, 0.3, 0.3];
         let found: Vec<_> =
             rewards.iter().map(|reward| names(&detector.see(|name| (name == "reward").then_some(*reward)))).collect();
-        // Means of two: 0.15 and 0.35, 0.25 and 0.4, 0.35 and 0.35, then less.
+        // The means of two steps are 0.15 and 0.35, then 0.25 and 0.4, then 0.35 and 0.35, and then the later mean is smaller.
         assert_eq!(found.iter().position(|names| !names.is_empty()), Some(5));
         assert_eq!(found[5], ["reward_plateau"]);
         assert!(found[6].is_empty());
-        // A run that resumes goes on from what was saved.
+        // A resumed run continues from the saved history.
         let saved = serde_json::to_value(detector.history()).unwrap();
         let mut resumed = RolloutDetector::new(BOUNDS, serde_json::from_value(saved).unwrap());
         assert!(resumed.see(|name| (name == "reward").then_some(0.2)).is_empty());

@@ -3,25 +3,25 @@
 use ottava_recipe::scaling::RouterLoad;
 use std::fmt::{self, Display};
 
-/// Choices per expert, below which the share of an expert says nothing.
+/// The number of choices per expert below which the share of an expert is not significant.
 const LEAST: i64 = 8;
 
 /// A router that has collapsed.
 #[derive(Clone, Debug, PartialEq)]
 pub struct CollapsedRouter {
-    /// Its name.
+    /// The name of the router.
     pub name: String,
-    /// The experts that a token is sent to.
+    /// The number of experts that a token is sent to.
     pub chosen: usize,
-    /// All of its experts.
+    /// The number of experts of the router.
     pub experts: usize,
     /// The share of the choices of a step that the `chosen` most used experts have.
     pub share: f64,
 }
 
 impl CollapsedRouter {
-    /// The routers whose `chosen` most used experts have a larger share of the choices of a step than `bound`. A collapsed router has a share of 1:
-    /// it sends each token to the same experts. Routers that choose all experts, or have few tokens, are never among them.
+    /// Returns the routers whose `chosen` most used experts have a larger share of the choices of a step than `bound`. A collapsed router has a share
+    /// of 1: it sends each token to the same experts. Routers that choose all experts or have few tokens are never returned.
     pub fn among(loads: &[RouterLoad], bound: f64) -> Vec<CollapsedRouter> {
         let of_router = |load: &RouterLoad| {
             let (experts, all) = (load.counts.len(), load.counts.iter().sum::<i64>());

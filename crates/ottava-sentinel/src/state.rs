@@ -1,4 +1,4 @@
-//! What a run computes in BF16 because of earlier findings.
+//! The decisions of the sentinel: the products that a run computes in BF16 because of earlier findings.
 
 use crate::{Measure, SentinelPolicy, Verdict};
 use ottava_data::DataState;
@@ -8,30 +8,30 @@ use std::collections::BTreeSet;
 /// A linear whose products read BF16 operands for some steps.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Demotion {
-    /// Its name.
+    /// The name of the linear.
     pub linear: String,
-    /// The first step in which it is tried again; it is demoted while this lies ahead.
+    /// The first step in which the linear is tried again. The linear is demoted in all steps before.
     pub until: u64,
-    /// How often it was demoted. Each time lasts twice as long as the one before.
+    /// The number of times that the linear was demoted. Each demotion lasts twice as long as the one before.
     pub times: u32,
 }
 
-/// The decisions so far, as checkpoints save them.
+/// The decisions so far, which checkpoints save.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SentinelState {
-    /// All products read BF16 operands in steps before this one.
+    /// The step before which all products read BF16 operands.
     pub high_until: u64,
-    /// How often the run went to BF16.
+    /// The number of times that the run changed to BF16.
     pub high_times: u32,
-    /// Linears that are or were demoted.
+    /// The linears that are demoted now or were demoted before.
     pub demoted: Vec<Demotion>,
-    /// Steps in a row whose updates were skipped by an alarm.
+    /// The number of consecutive steps, up to now, whose updates an alarm skipped.
     #[serde(default)]
     pub skipped_in_a_row: u64,
-    /// All steps whose updates were skipped by an alarm.
+    /// The number of all steps whose updates an alarm skipped.
     #[serde(default)]
     pub skipped_steps: u64,
-    /// How often the run went back to an earlier checkpoint, the first time first.
+    /// The rollbacks of the run to earlier checkpoints, in their order.
     #[serde(default)]
     pub rollbacks: Vec<Rollback>,
 }
@@ -39,23 +39,23 @@ pub struct SentinelState {
 /// A return to an earlier checkpoint.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Rollback {
-    /// The last step before it.
+    /// The last step before the rollback.
     pub from: u64,
     /// The step of the checkpoint.
     pub to: u64,
-    /// What an alarm said.
+    /// The message of the alarm.
     pub reason: String,
-    /// The position in the data from which the run went on: rows of the steps between are skipped.
+    /// The position in the data from which the run continued. The rows of the steps between are skipped.
     pub data: DataState,
 }
 
-/// What a check decides.
+/// The decision after a check.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Decision {
     /// Nothing changes.
     None,
-    /// The run saves after the step and ends.
+    /// The run saves a checkpoint after the step and ends.
     Pause,
     /// These linears are computed in BF16.
     Demote(Vec<String>),
@@ -63,31 +63,32 @@ pub enum Decision {
     Bf16,
 }
 
-/// The most times that a period is doubled.
+/// The maximum number of times that a period is doubled.
 const DOUBLINGS: u32 = 10;
 
 impl SentinelState {
-    /// The linears that are demoted in `step`.
+    /// Returns the linears that are demoted in `step`.
     pub fn demoted_in(&self, step: u64) -> BTreeSet<String> {
         self.demoted.iter().filter(|one| one.until > step).map(|one| one.linear.clone()).collect()
     }
 
-    /// Whether all products read BF16 operands in `step`.
+    /// Returns whether all products read BF16 operands in `step`.
     pub fn is_high_in(&self, step: u64) -> bool {
         self.high_until > step
     }
 
-    /// The linears that were demoted and are computed by the recipe in `step`.
+    /// Returns the linears that were demoted before and are computed by the recipe in `step`.
     pub fn tried_in(&self, step: u64) -> Vec<String> {
         self.demoted.iter().filter(|one| one.until <= step).map(|one| one.linear.clone()).collect()
     }
 
-    /// Whether the run was in BF16 and is computed by the recipe in `step`.
+    /// Returns whether the run was in BF16 before and is computed by the recipe in `step`.
     pub fn is_tried_in(&self, step: u64) -> bool {
         self.high_times > 0 && !self.is_high_in(step)
     }
 
-    /// Decides about the `verdict` of a check before `step`, by `policy` and for `hold` steps.
+    /// Decides what follows from the `verdict` of a check before `step`, by `policy`. The decision holds for `hold` steps, or longer if it is
+    /// repeated.
     pub fn decide(&mut self, policy: SentinelPolicy, verdict: &Verdict, step: u64, hold: u64) -> Decision {
         if verdict.findings.is_empty() {
             return Decision::None;
@@ -132,7 +133,7 @@ impl SentinelState {
     }
 }
 
-/// The steps that a decision holds which was taken `times` times before.
+/// Returns the number of steps for which a decision holds that was made `times` times before.
 fn period(hold: u64, times: u32) -> u64 {
     hold.saturating_mul(1 << times.min(DOUBLINGS))
 }

@@ -1,5 +1,5 @@
-//! An objective of one's own: the loss of the next token, in which a token that the model already knows counts less, `(1 - p)·-ln p` (the focal
-//! loss of Lin et al. 2017, arXiv:1708.02002, with γ = 1; its gradient here leaves the factor constant).
+//! A custom objective: the loss of the next token, in which a token that the model already knows counts less, `(1 - p)·-ln p`. This is the focal loss
+//! of Lin et al. 2017, arXiv:1708.02002, with γ = 1, except that the gradient treats the factor as a constant.
 //!
 //! usage: cargo run --release --example custom_objective
 
@@ -15,7 +15,7 @@ use ottava_tensor::ops::IGNORE_INDEX;
 use ottava_train::step::host::{from_host, values};
 use ottava_train::step::{Loss, Metrics, TrainStep};
 
-/// The loss of a micro-batch. It reads nothing besides tokens and targets, so it has no tensors of its own.
+/// The loss of a micro-batch. It reads only tokens and targets, so it has no tensors.
 struct Focal;
 
 impl Loss for Focal {
@@ -31,7 +31,7 @@ impl Loss for Focal {
         tokens
     }
 
-    /// The losses of all tokens first, then the gradient with the factor of each token.
+    /// Computes the losses of all tokens first, then the gradient with the factor of each token.
     fn losses_and_gradient(
         &self,
         model: &mut Decoder,
@@ -47,7 +47,7 @@ impl Loss for Focal {
         model.losses_and_gradient(normed, targets, &factors, units)
     }
 
-    /// Sums of the focal losses, of the plain losses, and of the tokens.
+    /// Adds the focal losses, the plain losses, and the numbers of tokens.
     fn add(&self, sums: Vec<f64>, losses: &[f64]) -> Result<Vec<f64>> {
         let focal = losses.iter().map(|loss| (1.0 - (-loss).exp()) * loss).sum();
         Ok(self.merge(sums, &[focal, losses.iter().sum(), losses.len() as f64]))

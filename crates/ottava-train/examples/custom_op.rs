@@ -1,18 +1,18 @@
-//! An op of one's own: the squared ReLU, `y = max(x, 0)²`, with its gradient, and the check that ops of this project have.
+//! A custom op: the squared ReLU, `y = max(x, 0)²`, with its gradient and a check of the gradient, as for each op of this project.
 //!
-//! This is the CPU's definition, which is where an op begins. docs/adding-an-op.md adds the kernel beside it.
+//! This is the definition on the CPU, with which every op begins. docs/adding-an-op.md adds the kernel.
 //!
 //! usage: cargo run --example custom_op
 
 use ottava_tensor::{Device, Result, Tensor};
 
-/// `y = max(x, 0)²` of `x`, F64 of any shape.
+/// Computes `y = max(x, 0)²` for `x` in F64 of any shape.
 fn squared_relu(x: &Tensor) -> Result<Tensor> {
     let y: Vec<f64> = x.to_vec::<f64>()?.into_iter().map(|x| x.max(0.0).powi(2)).collect();
     Tensor::from_slice(x.device(), x.shape(), &y)
 }
 
-/// The gradient by `x`, from the gradient `dy` by `y = squared_relu(x)`. Both have the shape of `x`.
+/// Returns the gradient by `x`, from the gradient `dy` by `y = squared_relu(x)`. `dy` and the result have the shape of `x`.
 fn squared_relu_backward(dy: &Tensor, x: &Tensor) -> Result<Tensor> {
     dy.expect("dy", x.shape())?;
     let dx: Vec<f64> =
@@ -26,7 +26,7 @@ fn main() -> Result<()> {
     let dy = [0.7, -0.4, 1.3, 0.2, -0.9, 0.5];
     let gradient = squared_relu_backward(&tensor(&dy)?, &tensor(&x)?)?.to_vec::<f64>()?;
 
-    // The loss Σ dy · y has the gradient dx. A central difference of step h is off by h² and by 2^-53 / h.
+    // The loss Σ dy · y has the gradient dx. A central difference with step h has an error of about h² plus 2^-53 / h.
     let loss = |x: &[f64]| -> Result<f64> {
         Ok(squared_relu(&tensor(x)?)?.to_vec::<f64>()?.iter().zip(dy).map(|(y, dy)| y * dy).sum())
     };

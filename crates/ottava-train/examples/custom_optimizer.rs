@@ -1,7 +1,7 @@
-//! An optimizer of one's own: sign descent, `weight -= learning rate · sign(gradient)` (Bernstein et al. 2018, arXiv:1802.04434), on the CPU.
+//! A custom optimizer: sign descent, `weight -= learning rate · sign(gradient)` (Bernstein et al. 2018, arXiv:1802.04434), on the CPU.
 //!
-//! Such an optimizer trains on any number of ranks with any ZeRO stage, since it sees only the elements that this process updates. One with states
-//! returns them in `states`, and checkpoints then hold them. `crates/ottava-parallel/src/optim/lion.rs` also has a kernel.
+//! Such an optimizer trains on any number of ranks with any ZeRO stage, since it reads only the elements that this process updates. An optimizer with
+//! states returns them in `states`, and checkpoints then hold them. `crates/ottava-parallel/src/optim/lion.rs` also has a kernel.
 //!
 //! usage: cargo run --release --example custom_optimizer
 
@@ -15,7 +15,7 @@ use ottava_tensor::Tensor;
 use ottava_tensor::ops::{Gradient, UpdatedWeight, WeightCopy, cast};
 use ottava_train::step::TrainStep;
 
-/// Sign descent on weights whose masters are F32.
+/// Sign descent on weights with F32 master weights.
 struct SignDescent {
     steps: u64,
     learning_rate: f32,
@@ -32,7 +32,7 @@ impl Optimizer for SignDescent {
         self.steps = steps;
     }
 
-    /// The sign does not depend on the scale of the gradients.
+    /// Stores the learning rate. The scale of the gradients does not change their signs.
     fn begin_step(&mut self, learning_rate: f64, _gradient_scale: f64) -> Result<()> {
         (self.steps, self.learning_rate) = (self.steps + 1, learning_rate as f32);
         Ok(())
@@ -43,7 +43,7 @@ impl Optimizer for SignDescent {
     }
 
     fn update(&mut self, group: &mut [Updated], _: &mut Casts, norm: &Tensor) -> Result<()> {
-        // Gradients with an infinity or a NaN change nothing.
+        // Gradients with an infinity or a NaN do not change any weight.
         if !norm.to_vec::<f32>()?[0].is_finite() {
             return Ok(());
         }

@@ -1,4 +1,4 @@
-//! Completes prompts with a model, several at once.
+//! Completes several prompts together with a model.
 //!
 //! usage: cargo run --release --example generate -- [MODEL FOLDER] [PROMPT]...
 //!
@@ -16,7 +16,7 @@ use ottava_tensor::Device;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
-/// Tokens of a prompt with its completion, at most.
+/// The maximum number of tokens of a prompt with its completion.
 const MAX_LEN: usize = 128;
 
 fn main() -> Result<()> {

@@ -1,6 +1,6 @@
-//! Times the products of the known models on this GPU and writes the choices to the folder of `OTTAVA_CACHE_DIR`. The file there, copied to
-//! crates/ottava-tensor/src/cuda/cublaslt/measured and named in choices.rs, saves users of that GPU and library the timing. Products depend on
-//! tokens and not on the number of blocks, so one block of each model is enough.
+//! Times the products of the known models on this GPU, and writes the chosen algorithms to a file in the folder of `OTTAVA_CACHE_DIR`. If this file
+//! is copied to crates/ottava-tensor/src/cuda/cublaslt/measured and named in choices.rs, users of this GPU and library need no timing. Products
+//! depend on tokens and not on the number of blocks, so one block of each model is enough.
 //!
 //! usage: OTTAVA_CACHE_DIR=FOLDER measure_products [MODEL]...
 
@@ -16,11 +16,11 @@ use std::time::Instant;
 
 const RECIPES: [RecipeName; 5] =
     [RecipeName::Bf16, RecipeName::Fp8Delayed, RecipeName::Fp8Current, RecipeName::Fp8Row, RecipeName::Fp8Block];
-/// Recipes of inference: weights with scales of their own need no other.
+/// The recipes of inference. Folders of FP8 weights with their own scales need no further recipe.
 const SERVED: [RecipeName; 2] = [RecipeName::Bf16, RecipeName::Fp8Row];
-/// Levels that differ in the type in which gradients of weights are summed.
+/// The storages that differ in the type in which gradients of weights are summed.
 const STORAGES: [Storage; 2] = [Storage::Float32, Storage::Bfloat16];
-/// The sizes of `ottava serve`.
+/// The maximum batch of `ottava serve`. `MAX_LEN` is the maximum length of a request.
 const AT_ONCE: usize = 256;
 const MAX_LEN: usize = 4096;
 
@@ -47,7 +47,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
-/// Two micro-batches; the second one adds to gradients.
+/// Trains with two micro-batches. The second adds to the gradients of the first.
 fn train(name: &str, recipe: RecipeName, storage: Storage, device: &Device) -> ottava_common::Result<()> {
     let bench = TrainBench {
         model: name.to_string(),
@@ -63,7 +63,7 @@ fn train(name: &str, recipe: RecipeName, storage: Storage, device: &Device) -> o
     Ok(())
 }
 
-/// What an engine does before its first request.
+/// Runs the warm-up of an engine before its first request.
 fn serve(name: &str, recipe: RecipeName, device: &Device) -> ottava_common::Result<()> {
     let sizes = model(name)?.with_layers(1);
     let precision = Precision { recipe, ..Precision::default() }.recipe();

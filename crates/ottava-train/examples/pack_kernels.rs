@@ -1,5 +1,5 @@
-//! Compiles the kernels that training and inference of the known models launch on Hopper, and writes them to a file. A build with that file as
-//! `OTTAVA_KERNELS` starts its first step without NVRTC. Needs NVRTC, but no GPU.
+//! Compiles the kernels that training and inference of the known models launch on Hopper, and writes them to a file. A build with this file as
+//! `OTTAVA_KERNELS` starts its first step without NVRTC. This example needs NVRTC, but no GPU.
 //!
 //! usage: cargo run --release -p ottava-train --example pack_kernels FILE
 
@@ -17,14 +17,14 @@ use std::rc::Rc;
 
 const RECIPES: [RecipeName; 5] =
     [RecipeName::Bf16, RecipeName::Fp8Delayed, RecipeName::Fp8Current, RecipeName::Fp8Row, RecipeName::Fp8Block];
-/// GPT-2 has no more positions.
+/// The number of tokens of a sequence. GPT-2 has no more positions.
 const SEQ_LEN: usize = 1024;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let file = std::env::args().nth(1).ok_or("usage: pack_kernels FILE")?;
     let mut all = Workload::default();
     for (name, sizes) in models() {
-        // Layers differ in a pattern of two at most, and the first may be dense.
+        // Layers repeat a pattern of at most two, and the first layer may be dense.
         let sizes = sizes.with_layers(3);
         for recipe in RECIPES {
             for storage in Storage::ALL {
@@ -42,7 +42,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
-/// What a run launches, evaluations and comparisons with BF16 included.
+/// Returns the launches of a run, including evaluations and comparisons with BF16.
 fn training(sizes: &DecoderConfig, recipe: RecipeName, storage: Storage) -> ottava_common::Result<Workload> {
     let mut run = RunConfig::default();
     (run.precision.recipe, run.optimizer.storage, run.data.max_length) = (recipe, storage, SEQ_LEN);
@@ -53,7 +53,7 @@ fn training(sizes: &DecoderConfig, recipe: RecipeName, storage: Storage) -> otta
     Ok(MemoryPlan::new(&ResolvedConfig::fastest(&run), sizes, &device)?.workload)
 }
 
-/// What an engine launches.
+/// Returns the launches of an engine.
 fn inference(
     sizes: &DecoderConfig,
     recipe: RecipeName,

@@ -48,7 +48,7 @@ fn main() -> Result<()> {
         std::fs::write(path, text).expect("the folder is writable");
     }
 
-    // Settings of the command line, as after `--set`. A key is a dotted path, or its last part.
+    // These are settings of the command line, as after `--set`. A key is a dotted path, or the last part of it.
     let set = |key: &str, path: &Path| format!("{key}={path:?}");
     let paths = [
         set("output_dir", &folder.path().join("run")),

@@ -1,4 +1,4 @@
-//! Static scales of the inputs of linears, from the values that they have on a text.
+//! Static scales of the inputs of linears, measured on a text.
 
 use crate::evaluate::evaluate;
 use ottava_checkpoint::WeightFiles;
@@ -13,24 +13,24 @@ use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
-/// The share of values that [`Range::Percentile`] keeps; the others saturate.
+/// The share of values that do not saturate with [`Range::Percentile`].
 pub const PERCENTILE: f64 = 0.9999;
 
-/// The largest file; the file of a model of 10,000 blocks has some 5 MB.
+/// The maximum size of the file. The file of a model of 10,000 blocks has about 5 MB.
 const MAX_BYTES: u64 = 64 << 20;
 
 /// The version of the file.
 const FORMAT: u32 = 2;
 
-/// Which value becomes the largest of E4M3.
+/// The value that a scale maps to the largest E4M3 value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Range {
-    /// The largest one: none saturates.
+    /// The largest absolute value, so no value saturates.
     Max,
-    /// The smallest one that [`PERCENTILE`] of all values do not exceed.
+    /// The smallest absolute value that is not exceeded by [`PERCENTILE`] of all values.
     Percentile,
-    /// That with the least sum of squared errors, of 64 from the largest down, eight per octave.
+    /// The candidate with the smallest sum of squared errors. The 64 candidates begin at the largest absolute value and descend, eight per octave.
     Mse,
 }
 
@@ -40,17 +40,17 @@ pub enum Range {
 pub struct Calibration {
     /// The version of the file.
     format: u32,
-    /// How scales were chosen.
+    /// How the scales were chosen.
     pub range: Range,
-    /// Tokens of the text.
+    /// The number of tokens of the text.
     pub tokens: u64,
-    /// [`WeightFiles::fingerprint`] of the linears; empty if they are of no folder.
+    /// The [`WeightFiles::fingerprint`] of the linears; empty if the model does not come from a folder.
     pub model: String,
-    /// By the name of each linear in a folder.
+    /// The range of each input, by the name of its linear in the folder.
     pub inputs: BTreeMap<String, InputRange>,
 }
 
-/// The values of the input of a linear.
+/// The range of the input of a linear.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct InputRange {
@@ -61,7 +61,7 @@ pub struct InputRange {
 }
 
 impl Range {
-    /// The value that becomes the largest of E4M3.
+    /// Returns the value that the scale maps to the largest E4M3 value.
     fn largest(self, histogram: &Histogram) -> Result<f32> {
         let amax = histogram.amax()?;
         Ok(match self {
@@ -78,10 +78,10 @@ impl Range {
 }
 
 impl Calibration {
-    /// Measures the inputs of all linears that the recipe of `model` casts, in the compute type, on `batches`; `progress` as for
+    /// Measures on `batches` the inputs of all linears that the recipe of `model` casts. Passes run in the compute type. `progress` is called as in
     /// [`evaluate`].
     ///
-    /// Errors with [`Error::Data`] when there is no text, and with [`Error::NonFinite`] when a value is not finite.
+    /// Errors with [`Error::Data`] if the text is empty, and with [`Error::NonFinite`] if a value is not finite.
     pub fn measure(
         model: &mut Decoder,
         batches: impl IntoIterator<Item = Result<Batch>>,
@@ -100,19 +100,19 @@ impl Calibration {
             let Some(histogram) = histograms.get(&format!("{owner}.input")) else { continue };
             let wrong = |_| Error::NonFinite(format!("the input of `{}` has values that are not finite", site.name));
             let (amax, largest) = (histogram.amax().map_err(wrong)?, range.largest(histogram)?);
-            // An input of zeros has the scale 1.
+            // An input of zeros gets the scale 1.
             let input_scale = if largest > 0.0 { largest / 448.0 } else { 1.0 };
             inputs.extend(site.parts.iter().map(|part| (part.clone(), InputRange { amax, input_scale })));
         }
         Ok(Calibration { format: FORMAT, range, tokens: evaluation.tokens, model: String::new(), inputs })
     }
 
-    /// These scales, as the scales of the model whose weights are in the folder of `weights`.
+    /// Returns these scales, marked as scales of the model whose weights are in the folder of `weights`.
     pub fn of_model(self, weights: &WeightFiles) -> Result<Calibration> {
         Ok(Calibration { model: weights.fingerprint(self.inputs.keys())?, ..self })
     }
 
-    /// Errors with [`Error::Config`] when the scales were measured on a model with other weights.
+    /// Errors with [`Error::Config`] if the scales were measured on a model with other weights.
     pub fn expect_model(&self, weights: &WeightFiles) -> Result<()> {
         let names: BTreeSet<&str> = weights.names().collect();
         let other = |what: &str| {
@@ -129,7 +129,7 @@ impl Calibration {
         }
     }
 
-    /// Reads a file of [`Calibration::render`].
+    /// Reads a file that [`Calibration::render`] wrote.
     pub fn read(path: &Path) -> Result<Calibration> {
         let wrong = |reason: String| Error::Model(format!("{}: {reason}", path.display()));
         let text = input::read(path, MAX_BYTES).map_err(Error::io(path))?;
@@ -147,12 +147,12 @@ impl Calibration {
         }
     }
 
-    /// The file, as JSON.
+    /// Returns the contents of the file, as JSON.
     pub fn render(&self) -> String {
         serde_json::to_string_pretty(self).expect("names and numbers are JSON") + "\n"
     }
 
-    /// `input_scale` by the name of each linear.
+    /// Returns `input_scale` by the name of each linear.
     pub fn input_scales(&self) -> BTreeMap<String, f32> {
         self.inputs.iter().map(|(name, range)| (name.clone(), range.input_scale)).collect()
     }
@@ -163,7 +163,7 @@ mod tests {
     use super::*;
     use ottava_tensor::{DType, Device, Tensor};
 
-    /// There are a thousand values of 0.9 and one value of 1. With a scale by which 1 saturates, 0.9 is nearer to a code.
+    /// The tensor has a thousand values of 0.9 and one value of 1. With a scale that saturates 1, 0.9 is nearer to a code.
     #[test]
     fn least_squares_may_saturate_the_largest() {
         let bytes: Vec<u8> =

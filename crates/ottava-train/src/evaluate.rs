@@ -1,4 +1,4 @@
-//! Loss on held-out text, and the rounds in which ranks evaluate.
+//! The loss on held-out text, and the rounds in which ranks evaluate.
 
 use crate::step::{MicroBatch, token_losses, total};
 use ottava_common::error::{Error, Result};
@@ -17,26 +17,26 @@ use std::sync::atomic::Ordering;
 /// The loss of a model on a text.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct TextLoss {
-    /// Mean negative log-likelihood per token, in nats; of a model that is trained with label smoothing, the loss with it.
+    /// The mean negative log-likelihood per token, in nats. If the model is trained with label smoothing, the loss with label smoothing.
     pub loss: f64,
-    /// What follows from the loss if it is the likelihood of the text; `None` with label smoothing.
+    /// The measures that follow from the loss if the loss is a likelihood; `None` with label smoothing.
     #[serde(flatten)]
     pub likelihood: Option<Likelihood>,
-    /// Tokens predicted.
+    /// The number of predicted tokens.
     pub tokens: u64,
 }
 
-/// How likely a text is.
+/// The likelihood of a text.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Likelihood {
     /// `e^loss`.
     pub perplexity: f64,
-    /// Bits per byte of UTF-8 text: comparable between tokenizers.
+    /// Bits per byte of UTF-8 text, comparable between tokenizers.
     pub bits_per_byte: f64,
 }
 
 impl TextLoss {
-    /// The loss of several texts together, each with its bytes.
+    /// Returns the loss over several texts, each given with its number of bytes.
     pub fn of_all(texts: &[(TextLoss, u64)]) -> TextLoss {
         let tokens: u64 = texts.iter().map(|(text, _)| text.tokens).sum();
         let bytes: u64 = texts.iter().map(|(_, bytes)| bytes).sum();
@@ -45,7 +45,7 @@ impl TextLoss {
         TextLoss::of_sum(sum, tokens, bytes, is_likelihood)
     }
 
-    /// The loss of a text of `bytes` with this `sum` of the losses of its tokens.
+    /// Returns the loss of a text of `bytes` bytes. `sum` is the sum of the losses of its tokens.
     fn of_sum(sum: f64, tokens: u64, bytes: u64, is_likelihood: bool) -> TextLoss {
         let loss = sum / f64::max(tokens as f64, 1.0);
         let bits_per_byte = sum / std::f64::consts::LN_2 / bytes.max(1) as f64;
@@ -54,13 +54,14 @@ impl TextLoss {
     }
 }
 
-/// Evaluates in `precision` on all `batches`, which together are `bytes` of text, and calls `progress` after each round with the number of
-/// tokens predicted so far. All ranks of `partition` call it with the same batches: each evaluates every one of its turns, as many batches
-/// in flight as its pipeline has ranks, the sums are added in the order of the batches, and all get the same result, which does not depend
-/// on the number of ranks.
+/// Evaluates all `batches` in `precision`. The batches are `bytes` bytes of text. After each round, calls `progress` with the number of tokens
+/// predicted so far.
 ///
-/// Errors with [`Error::NonFinite`] when the loss is infinite or NaN, and with [`Error::Cancelled`] on all ranks after a request to any of
-/// them to stop.
+/// All ranks of `partition` call it with the same batches. In each round, a rank evaluates one batch for each rank of its pipeline. All ranks get
+/// the same result. Since losses are summed in the order of the batches, the result does not depend on the number of ranks.
+///
+/// Errors with [`Error::NonFinite`] if the loss is infinite or NaN. Errors with [`Error::Cancelled`] on all ranks after a request to any of them to
+/// stop.
 pub fn evaluate(
     model: &mut Decoder,
     batches: impl IntoIterator<Item = Result<Batch>>,
@@ -71,14 +72,14 @@ pub fn evaluate(
 ) -> Result<TextLoss> {
     let ranks = partition.ranks();
     let ((_, rounds), in_flight) = (ranks.rows(), ranks.pipeline().size());
-    // Ranks that divide tokens gather codes of as many as products need.
+    // Tensor ranks gather the codes of their tokens, and the products need a multiple of `PAD` tokens per rank.
     let (tensor, sequence) = (ranks.place(Axis::Tensor), ranks.place(Axis::Context));
     let multiple = if tensor.is_divided() { tensor.ranks * sequence.ranks * QuantizedTensor::PAD } else { 1 };
     let (mut sum, mut tokens) = (0.0, 0.0);
     let mut batches = batches.into_iter().peekable();
     loop {
         let mut turns: Vec<Batch> = Vec::new();
-        // Ranks that divide experts exchange equal numbers of tokens, so the batches of a round have one shape.
+        // Ranks that divide experts exchange equal numbers of tokens, so all batches of a round have the same shape.
         let divides_experts = ranks.place(Axis::Expert).is_divided();
         let belongs = |first: Option<&Batch>, batch: &Batch| {
             !divides_experts || first.is_none_or(|first| [first.rows, first.seq_len] == [batch.rows, batch.seq_len])
@@ -92,7 +93,7 @@ pub fn evaluate(
         if turns.is_empty() {
             break;
         }
-        // The sum of losses and the number of targets of each batch.
+        // The sum of the losses and the number of targets of each batch.
         let of_turns = round(ranks, &turns, in_flight, "evaluating", |mine| {
             let mine: Vec<_> = mine.iter().map(|batch| batch.padded_to(multiple)).collect();
             let micro_batches = mine.iter().map(|batch| MicroBatch::new(batch, model.device(), sequence));
@@ -126,11 +127,12 @@ pub fn evaluate(
     }
 }
 
-/// One round of an evaluation. Each rank computes `in_flight` of the `turns`: every one of its places, repeating the first turn where there are
-/// fewer. `compute` gives equally many numbers for each turn of this rank; ranks without the last stage of the model may give fewer numbers.
-/// All ranks get the numbers of each turn, one list from each rank that divides the tokens of the turn.
+/// Runs one round of an evaluation, and returns on all ranks the numbers of each turn: one list from each rank that divides the tokens of the turn.
 ///
-/// Errors with [`Error::Cancelled`], which says what the ranks were `doing`, on all ranks after a request to any of them to stop.
+/// Each rank computes `in_flight` of the `turns`: the turns `rank`, `rank + world`, and so on. A rank with too few turns repeats the first turn.
+/// `compute` must return equally many numbers for each of its turns. Ranks without the last stage of the model may return fewer numbers.
+///
+/// Errors with [`Error::Cancelled`] on all ranks after a request to any of them to stop. The message says what the ranks were `doing`.
 pub fn round<'t, T>(
     ranks: &Ranks,
     turns: &'t [T],
@@ -139,7 +141,7 @@ pub fn round<'t, T>(
     compute: impl FnOnce(&[&'t T]) -> Result<Vec<Vec<f64>>>,
 ) -> Result<Vec<Vec<Vec<f64>>>> {
     let ((rank, world), sharing) = (ranks.rows(), ranks.place(Axis::Context).ranks);
-    // Ranks gather weights and send activations together, so one without a turn repeats the first one, and counts nothing.
+    // Ranks gather weights and send activations together, so a rank without a turn repeats the first turn. Its numbers are not counted.
     let mine = turns.iter().skip(rank).step_by(world).chain(std::iter::repeat(&turns[0]));
     let mine: Vec<&T> = mine.take(in_flight).collect();
     let numbers = compute(&mine)?;
@@ -150,7 +152,7 @@ pub fn round<'t, T>(
         return Err(interrupt::cancelled(doing));
     }
     let of_turn = |turn: usize| {
-        // Ranks that divide the tokens of one turn are neighbours.
+        // The ranks that divide the tokens of one turn are neighbours.
         let of_turn = ranks.of_losses(&all).skip(turn % world * sharing).take(sharing);
         let part = |told: &Vec<f64>| {
             let each = (told.len() - 1) / in_flight;

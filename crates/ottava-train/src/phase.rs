@@ -1,7 +1,7 @@
-//! The phases of a run, in their order. The trainer walks these lists with data (`Trainer::walk`), and a plan walks them on a device without data
-//! (`plan/memory.rs`). So a plan has no order of its own, and no phase is missing from it.
+//! The phases of a run, in their order. The trainer goes through these lists with data (`Trainer::walk`), and a plan goes through them on a device
+//! without data (`plan/memory.rs`). So a plan cannot use another order or miss a phase.
 //!
-//! [`Passes`] and [`Check`] say what a phase computes besides the step: an objective lists its passes, and the settings choose the checks.
+//! [`Passes`] and [`Check`] describe what a phase computes besides the step. The objective lists its passes, and the settings choose the checks.
 
 use ottava_recipe::mode::Pass;
 use ottava_settings::RunConfig;
@@ -9,21 +9,21 @@ use ottava_settings::RunConfig;
 /// A phase of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Phase {
-    /// The log-probabilities of all rows by a reference model.
+    /// The reference model computes the log-probabilities of all rows.
     Reference,
-    /// The loss of held-out rows before the first step.
+    /// The loss of held-out rows is computed before the first step.
     FirstEvaluation,
-    /// The rows of a step are loaded. An objective may make them by the model, and run passes over them.
+    /// The rows of a step are loaded. An objective may generate them with the model, and may run passes over them.
     Rows,
-    /// Observers check the loaded rows, where that is due.
+    /// Observers check the loaded rows, if a check is due.
     Checks,
-    /// Forward, backward and update.
+    /// Forward, backward and the update run.
     Update,
-    /// The loss of held-out rows after a step, where it is due. The metrics of the step are written.
+    /// The loss of held-out rows is computed, if an evaluation is due. The metrics of the step are written.
     Evaluation,
-    /// The statistics of casts are logged, where they are due.
+    /// The statistics of casts are logged, if they are due.
     Statistics,
-    /// A checkpoint is saved, where it is due.
+    /// A checkpoint is saved, if one is due.
     Save,
 }
 
@@ -39,29 +39,29 @@ impl Phase {
 /// Passes without gradients that an objective runs in a phase.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Passes {
-    /// `Phase::Reference`, `Phase::Rows` or `Phase::Evaluation`; passes of evaluations run in the first evaluation too.
+    /// `Phase::Reference`, `Phase::Rows` or `Phase::Evaluation`. Passes of `Phase::Evaluation` also run in `Phase::FirstEvaluation`.
     pub phase: Phase,
     /// `Pass::Evaluation` or `Pass::Reference`.
     pub pass: Pass,
-    /// Their micro-batches.
+    /// The number of micro-batches.
     pub micro_batches: usize,
-    /// Rows of a micro-batch.
+    /// The number of rows of a micro-batch.
     pub rows: usize,
 }
 
-/// A check of `Phase::Checks`, which runs passes of the first micro-batch of a step.
+/// A check of `Phase::Checks`, which runs passes over the first micro-batch of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Check {
     /// The sentinel compares the recipe with BF16.
     Comparison,
-    /// Tensors are recorded for `[debug]`.
+    /// Tensors are recorded, as `[debug]` requests.
     Tensors,
-    /// Passes are computed twice.
+    /// Passes are computed twice, and their results are compared.
     Repetition,
 }
 
 impl Check {
-    /// The checks of the run of `config`, in their order.
+    /// Returns the checks of the run of `config`, in their order.
     pub fn of(config: &RunConfig) -> Vec<Check> {
         let all = [
             (Check::Comparison, config.sentinel.sentinel_steps > 0),

@@ -1,8 +1,8 @@
-//! A run assembled: model, optimizer and step, the same for training, for plans and for benchmarks.
+//! A run: model, optimizer and step. Training, plans and benchmarks use the same type.
 //!
-//! `ResolvedRun::new` (`plan/resolve.rs`) resolves the `"auto"` settings of a run by dry runs, and rejects a run that does not fit. Its result is a
-//! `ResolvedConfig`. `Run::new` takes this config, and is the only constructor of model, optimizer and step: trainer, plan and `ottava bench train`
-//! call it. `Trainer` adds data, metrics, checkpoints and signals.
+//! `ResolvedRun::new` (`plan/resolve.rs`) resolves the `"auto"` settings of a run by dry runs, and rejects a run that does not fit into memory. It
+//! returns a `ResolvedConfig`. `Run::new` takes this config, and is the only constructor of model, optimizer and step: the trainer, the plan and
+//! `ottava bench train` call it. `Trainer` adds data, metrics, checkpoints and signals.
 //!
 //! The order in `Run::new` matters. First the model is built without weights. Then `Partition::new` decides the slices of each rank, and
 //! `Partition::load` reads only these slices. The optimizer comes last, since its states have the shapes of the slices.
@@ -23,20 +23,20 @@ use ottava_tensor::{Device, Tensor};
 use std::collections::BTreeSet;
 use std::rc::Rc;
 
-/// A model in training.
+/// A model, its optimizer and its steps.
 pub struct Run {
     /// The model.
     pub model: Decoder,
-    /// What updates it.
+    /// The optimizer, which updates the weights.
     pub optimizer: Box<dyn Optimizer>,
-    /// Its steps.
+    /// The step, which runs forward, backward and the update.
     pub step: TrainStep,
-    /// A digest of the weights that it was built from, which all ranks with the same layers have alike.
+    /// A digest of the initial weights. It is equal on all ranks with the same layers.
     pub weights_digest: u64,
 }
 
 impl Run {
-    /// Builds the run of `config` on this rank of `ranks`, for a model of these `sizes`, with values from `weights`. The weights are not cast before
+    /// Builds the run of `config` on this rank of `ranks`, for a model of these `sizes`, with weights from `weights`. The weights are not cast before
     /// [`Run::quantize_weights`], since a resumed run restores scales first.
     pub fn new(
         config: &ResolvedConfig,
@@ -72,7 +72,7 @@ impl Run {
         Ok(Run { model, optimizer, step, weights_digest })
     }
 
-    /// The same, with rows of several documents, at most `max_documents` in each; `None` leaves each row one document.
+    /// Returns the same run for rows with at most `max_documents` documents each. With `None`, each row is one document.
     pub fn with_documents(self, max_documents: Option<usize>) -> Result<Run> {
         match max_documents {
             Some(most) => Ok(Run { step: self.step.with_documents(most)?, ..self }),
@@ -80,23 +80,23 @@ impl Run {
         }
     }
 
-    /// Casts the weights with the current scales, before the first step.
+    /// Casts the weights with the current scales. Called before the first step.
     pub fn quantize_weights(&mut self) -> Result<()> {
         self.step.partition().quantize_weights(&mut self.model)
     }
 
-    /// Sets the linears, by name, whose products read operands in the compute type in later steps, while their casts still measure.
+    /// Sets the names of linears whose products read operands in the compute type in later steps. Their casts still measure.
     pub fn set_high_precision(&mut self, linears: &BTreeSet<String>) {
         self.model.scaling().set_high_precision(linears);
         self.step.forget_captures();
     }
 
-    /// Compares the recipe with the compute type on rows of this rank, as [`TrainStep::compare`].
+    /// Compares the recipe with the compute type on rows of this rank. See [`TrainStep::compare`].
     pub fn compare(&mut self, batch: &Batch) -> Result<PrecisionComparison> {
         self.step.compare(&mut self.model, batch)
     }
 
-    /// [`Run::compare`], which also copies tensors of this rank whose names match `patterns`.
+    /// Compares as [`Run::compare`] does. Also copies the tensors of this rank whose names match `patterns`.
     pub fn observe(
         &mut self,
         batch: &Batch,
@@ -105,7 +105,7 @@ impl Run {
         self.step.compare_observed(&mut self.model, batch, Some(Observer::new(patterns)))
     }
 
-    /// Runs forward and backward of rows of this rank twice, as [`TrainStep::repeat`].
+    /// Runs forward and backward of rows of this rank twice. See [`TrainStep::repeat`].
     pub fn repeat(&mut self, batch: &Batch, precision: StepPrecision, deterministic: bool) -> Result<Repeated> {
         self.step.repeat(&mut self.model, batch, precision, deterministic)
     }

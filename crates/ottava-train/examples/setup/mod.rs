@@ -8,14 +8,14 @@ use ottava_recipe::param::{MemoryPolicy, Purpose};
 use ottava_recipe::{Precision, RecipeName};
 use ottava_tensor::Device;
 
-/// Rows of a micro-batch.
+/// The number of rows of a micro-batch.
 pub const ROWS: usize = 8;
-/// Tokens of a row.
+/// The number of tokens of a row.
 pub const TOKENS: usize = 16;
-/// Tokens of the vocabulary.
+/// The number of tokens of the vocabulary.
 const VOCABULARY: usize = 64;
 
-/// A model of two layers with random weights, whose products read BF16.
+/// Returns a model of two layers with random weights. Its products read BF16.
 pub fn model() -> Result<Decoder> {
     let values = serde_json::json!({
         "model_type": "llama", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -30,7 +30,7 @@ pub fn model() -> Result<Decoder> {
     Ok(model)
 }
 
-/// Rows that count upwards from different numbers, which depend on `step`.
+/// Returns rows that count upwards from different numbers, which depend on `step`.
 pub fn counting(step: usize) -> Batch {
     let number = |row: usize, token: usize| ((step * 7 + row * 5 + token) % VOCABULARY) as i32;
     let of = |shift: usize| (0..ROWS).flat_map(move |row| (0..TOKENS).map(move |token| number(row, token + shift)));

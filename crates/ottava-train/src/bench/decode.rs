@@ -1,5 +1,5 @@
-//! How fast a model decodes and reads prompts: steps of the engine's passes with random weights, beside the time to read the bytes. Several ranks
-//! divide the model as in inference.
+//! Measures how fast a model decodes and reads prompts. The steps are the engine's passes with random weights, and their times are shown with the
+//! time to read the bytes. Several ranks divide the model as in inference.
 
 use super::model;
 use super::shapes::{expect_positive, with_layers};
@@ -20,23 +20,23 @@ use serde::Serialize;
 use std::rc::Rc;
 use std::time::Instant;
 
-/// Steps before the timed steps: they compile kernels, time products and capture the graph.
+/// The number of steps before the timed steps. These steps compile kernels, measure the speed of products and capture the graph.
 const WARM_UP: usize = 3;
 
-/// What to time.
+/// The settings of the benchmark.
 #[derive(Clone, Debug)]
 pub struct DecodeBench {
     /// A name of [`models`](super::models).
     pub model: String,
-    /// Number of blocks, if not the model's.
+    /// The number of blocks; `None` for all blocks of the model.
     pub layers: Option<usize>,
-    /// Sequences that are decoded at once, in turn.
+    /// The batch sizes to measure: the number of sequences that are decoded together.
     pub batches: Vec<usize>,
-    /// Tokens of each sequence.
+    /// The number of tokens of each sequence.
     pub context: usize,
-    /// Tokens of a prompt that is read; `None` for none.
+    /// The number of tokens of the prompt; `None` to read no prompt.
     pub prefill: Option<usize>,
-    /// Steps whose median is reported.
+    /// The number of timed steps. Their median is reported.
     pub steps: usize,
 }
 
@@ -47,28 +47,28 @@ pub struct DecodeRow {
     pub recipe: RecipeName,
     /// The type of the KV cache.
     pub kv_cache_dtype: KvCacheDtype,
-    /// Sequences; 1 for a prompt.
+    /// The number of sequences; 1 for a prompt.
     pub batch: usize,
-    /// Tokens of each sequence.
+    /// The number of tokens of each sequence.
     pub context: usize,
-    /// New tokens of each sequence: 1, or all of a prompt.
+    /// The number of new tokens of each sequence: 1, or all tokens of a prompt.
     pub new_tokens: usize,
-    /// Median milliseconds of a step, with the drawn tokens on the host.
+    /// The median time of a step in milliseconds, until the drawn tokens are on the host.
     pub milliseconds: f64,
-    /// New tokens of all sequences per second.
+    /// The number of new tokens of all sequences per second.
     pub tokens_per_second: f64,
-    /// Bytes of weights, keys and values that this rank has to read in a step. Of experts, it counts the weights of as many experts as its
-    /// tokens choose on average if all are as likely.
+    /// The bytes of weights, keys and values that this rank reads in a step. The number of experts that count is the mean number that the tokens
+    /// choose if all experts are equally likely.
     pub bytes: u64,
-    /// Milliseconds to read them at the speed of a copy.
+    /// The milliseconds to read these bytes at the speed of a copy.
     pub floor_milliseconds: f64,
-    /// Median milliseconds of as many all-reduces of equal size as a step has, one after the other; `None` on one rank.
+    /// The median milliseconds of the all-reduces of a step, one after the other and with equal sizes; `None` on one rank.
     pub all_reduce_milliseconds: Option<f64>,
 }
 
 impl DecodeBench {
-    /// Times `recipe` with a KV cache in `kv_cache_dtype` on `device`, and gives each row to `on_row`. All of `ranks` call it, each with a device of
-    /// its own.
+    /// Times `recipe` with a KV cache in `kv_cache_dtype` on `device`, and passes each row to `on_row`. All of `ranks` call it, each with its own
+    /// device.
     ///
     /// Errors with [`Error::Memory`] if the part of a rank does not fit its device.
     pub fn run(
@@ -98,7 +98,7 @@ impl DecodeBench {
         decoder.scale_by_token()?;
         let dtype = kv_cache_dtype.resolve(precision.compute);
         let groups = decoder.kv_groups(longest);
-        // Bytes of the keys and values that a token sees.
+        // The bytes of the keys and values that a token reads.
         let of_context = |context: usize| -> usize {
             let of = |group: &KvGroup| {
                 let seen = group.window.map_or(context, |window| context.min(window));
@@ -138,7 +138,7 @@ impl DecodeBench {
             let sequences: Vec<SequenceTokens> = tables
                 .iter()
                 .enumerate()
-                // Different tokens, so that sequences choose different experts.
+                // The sequences have different tokens, so they choose different experts.
                 .map(|(i, blocks)| SequenceTokens::new(self.context - 1, &tokens[i..=i], blocks))
                 .collect();
             let mut steps = DecodeSteps::default();
@@ -161,9 +161,9 @@ impl DecodeBench {
         Ok(())
     }
 
-    /// Times `step`, which ends on the host.
+    /// Times `step`, which returns when its result is on the host.
     fn time(&self, ranks: &Ranks, mut step: impl FnMut() -> Result<()>) -> Result<Timed> {
-        // Launched call by call, while later ones may replay a graph.
+        // The first step is launched call by call, while later steps may replay a graph. So its calls are counted.
         let before = ranks.traffic_of_layers().all_reduce;
         step()?;
         let all_reduces = ranks.traffic_of_layers().all_reduce - before;
@@ -180,13 +180,13 @@ impl DecodeBench {
         Ok(Timed { seconds: seconds[seconds.len() / 2], all_reduces })
     }
 
-    /// Median seconds of the all-reduces of a step without its kernels, one after the other and captured as steps are, as if all had the same
-    /// size; `None` if there are none.
+    /// Returns the median seconds of the all-reduces of a step without its kernels. They run one after the other with equal sizes, and are captured
+    /// if steps are. Returns `None` without all-reduces.
     fn time_all_reduces(&self, of: Sent, dtype: DType, device: &Device, ranks: &Rc<Ranks>) -> Result<Option<f64>> {
         if of.calls == 0 {
             return Ok(None);
         }
-        // A rank sends twice (size - 1) / size of each buffer.
+        // A rank sends 2 · (size - 1) / size of each buffer.
         let size = ranks.size() as u64;
         let bytes = of.bytes * size / (2 * (size - 1)) / of.calls;
         let x = Tensor::zeros(device, &[bytes as usize / dtype.size()], dtype)?;
@@ -216,23 +216,23 @@ impl DecodeBench {
     }
 }
 
-/// A step.
+/// The measurements of a step.
 struct Timed {
-    /// The median.
+    /// The median time in seconds.
     seconds: f64,
-    /// The all-reduces of activations.
+    /// The number and the bytes of the all-reduces of activations.
     all_reduces: Sent,
 }
 
-/// Waits for the tokens of a step on the host.
+/// Waits until the tokens of a step are on the host.
 fn drawn(scored: &Scored) -> Result<()> {
     scored.likeliest.to_vec::<i32>()?;
     Ok(())
 }
 
-/// What each of `ranks` has of a model for inference of up to `max_len` tokens, with random weights.
+/// Builds the part of a model that each of `ranks` holds for inference of up to `max_len` tokens, with random weights.
 ///
-/// Errors as [`Decoder::for_inference`].
+/// Errors in the same cases as [`Decoder::for_inference`].
 pub fn random_decoder(
     sizes: &DecoderConfig,
     recipe: &Recipe,
@@ -247,8 +247,8 @@ pub fn random_decoder(
     Ok(decoder)
 }
 
-/// Bytes of the weights of `part`, which one of `ranks` has, that products of so many tokens read, in FP8 or in the type `compute`. Of the experts
-/// that tokens choose, each rank has an equal share.
+/// Returns the bytes of weights that products of `tokens` tokens read, in FP8 or in the type `compute`. `part` is the part of the model on one of
+/// `ranks` ranks. Each rank reads an equal share of the experts that tokens choose.
 fn weight_bytes(part: &Description, tokens: usize, compute: DType, ranks: usize) -> u64 {
     let wide = compute.size();
     let of = |outputs: usize, inputs: usize, size: usize| (outputs * inputs * size) as u64;
@@ -261,7 +261,8 @@ fn weight_bytes(part: &Description, tokens: usize, compute: DType, ranks: usize)
     linears.chain(part.head.iter().map(|head| of(head.outputs, head.inputs, wide))).sum()
 }
 
-/// The mean number of different matrices that `tokens` read. Each token chooses `chosen` matrices, all as likely.
+/// Returns the mean number of different matrices that `tokens` tokens read. Each token chooses `chosen` matrices, and all matrices are equally
+/// likely.
 fn matrices_read(matrices: usize, chosen: usize, tokens: usize) -> f64 {
     let missed = (1.0 - chosen as f64 / matrices as f64).powf(tokens as f64);
     matrices as f64 * (1.0 - missed)
@@ -275,7 +276,7 @@ mod tests {
     fn a_token_reads_the_experts_that_it_chooses_and_many_tokens_read_all() {
         assert_eq!(matrices_read(1, 1, 5), 1.0);
         assert_eq!(matrices_read(64, 8, 1), 8.0);
-        // Of two choices, the second is the first with probability 1/4.
+        // With two choices, the second equals the first with probability 1/4.
         assert_eq!(matrices_read(4, 1, 2), 1.75);
         assert!((matrices_read(64, 8, 1000) - 64.0).abs() < 1e-9);
     }

@@ -1,20 +1,20 @@
-//! The time of a step by use.
+//! The time of a step, by the use of its calls.
 
 use ottava_tensor::DType;
 use ottava_tensor::cuda::{Call, GemmSpec, HOST_TRANSFER, Major};
 use serde::Serialize;
 
-/// Time of calls with the same use.
+/// The time of all calls with the same use.
 #[derive(Clone, Debug, Serialize)]
 pub struct FamilyTime {
-    /// The use.
+    /// The name of the use.
     pub family: &'static str,
-    /// Milliseconds of a step.
+    /// The milliseconds per step.
     pub milliseconds: f64,
 }
 
-/// Uses in the order of a table, with prefixes of the names of their kernels. Collectives and transfers to the host count as far as compute
-/// waits for them.
+/// The uses in the order of a table, with prefixes of the names of their kernels. Only the time for which compute waits for collectives and for
+/// transfers to the host is counted.
 const FAMILIES: [(&str, &[&str]); 25] = [
     ("linears, fprop", &[]),
     ("linears, dgrad", &[]),
@@ -46,12 +46,11 @@ const FAMILIES: [(&str, &[&str]); 25] = [
     ("exposed host transfers", &[HOST_TRANSFER]),
 ];
 
-/// Sums `calls`, each with its milliseconds, over a step of `tokens` that took `step` milliseconds; the last entry is the rest of the
-/// step.
+/// Sums the milliseconds of `calls` by use, for a step of `tokens` tokens that took `step` milliseconds. The last entry is the rest of the step.
 pub fn by_family(calls: &[(Call, f64)], step: f64, tokens: usize, vocabulary: usize) -> Vec<FamilyTime> {
     let mut times: Vec<_> = FAMILIES.iter().map(|&(family, _)| FamilyTime { family, milliseconds: 0.0 }).collect();
     let hybrid = calls.iter().any(|(call, _)| matches!(call, Call::Gemm(spec) if reads_e5m2(spec)));
-    // A step ends with the gradient norm and the update, whose products and norms are Muon's.
+    // A step ends with the gradient norm and the update. In the update, products and norms belong to Muon.
     let mut updates = false;
     for (call, milliseconds) in calls {
         let family = match family(call, tokens, vocabulary, hybrid) {
@@ -80,8 +79,8 @@ fn family(call: &Call, tokens: usize, vocabulary: usize, hybrid: bool) -> &'stat
     }
 }
 
-/// The product of a linear layer, or of the head, to which a specification belongs. FP8 operands all have the same layout, so sizes and types
-/// decide. In a `hybrid` step, gradients are E5M2; in others, fprop and dgrad are counted together.
+/// Returns the product of a linear layer, or of the head, to which a specification belongs. All FP8 operands have the same layout, so sizes and types
+/// decide. In a `hybrid` step, gradients are E5M2. In other steps, fprop and dgrad are counted together.
 fn product(spec: &GemmSpec, tokens: usize, vocabulary: usize, hybrid: bool) -> &'static str {
     let padded = |n: usize| n.next_multiple_of(16);
     let one_of = |size: usize| [spec.m, spec.n, spec.k].contains(&size);

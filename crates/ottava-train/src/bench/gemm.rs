@@ -1,4 +1,4 @@
-//! The products of a model's linear layers.
+//! Benchmarks of the products of a model's linear layers.
 
 use super::shapes::expect_positive;
 use ottava_common::error::Result;
@@ -9,39 +9,39 @@ use ottava_tensor::bench::{Cost, Meter, Operands, Product, Rates, gemm_cost};
 use ottava_tensor::ops::{Accumulation, real_type};
 use serde::Serialize;
 
-/// One product as training runs it.
+/// The measurements of one product.
 #[derive(Clone, Debug, Serialize)]
 pub struct GemmRow {
-    /// Its linear, as `mlp.down_proj`.
+    /// The name of the linear, such as `mlp.down_proj`.
     pub linear: String,
-    /// Which of the three products.
+    /// The kind of the product.
     pub product: Product,
     /// The recipe.
     pub recipe: RecipeName,
-    /// Rows, outputs and inputs. Rows are the tokens, or the rows of all experts.
+    /// The numbers of rows, outputs and inputs. Rows are the tokens, or the rows of all experts.
     pub sizes: [usize; 3],
-    /// The experts that share the rows.
+    /// The number of experts that share the rows.
     pub experts: Option<usize>,
-    /// Type of the result.
+    /// The type of the result.
     pub out: &'static str,
-    /// Measured.
+    /// The measured cost.
     #[serde(flatten)]
     pub cost: Cost,
-    /// Milliseconds at the best rate of its types.
+    /// The milliseconds at the peak rate of the operand types.
     pub floor_milliseconds: f64,
 }
 
-/// Floating-point operations of one product of these sizes.
+/// Returns the floating-point operations of one product of these sizes.
 pub(super) fn flops([tokens, outputs, inputs]: [usize; 3]) -> f64 {
     2.0 * tokens as f64 * outputs as f64 * inputs as f64
 }
 
-/// The recipe called `name` with its usual settings.
+/// Returns the recipe called `name` with its usual settings.
 pub(super) fn recipe(name: RecipeName) -> Recipe {
     Precision { recipe: name, ..Precision::default() }.recipe()
 }
 
-/// The operand types of the recipe's products.
+/// Returns the operand types of the recipe's products.
 pub(super) fn operands(recipe: &Recipe) -> Operands {
     let of = |cast: Cast| (cast.format, cast.granularity);
     match recipe.casts {
@@ -52,8 +52,8 @@ pub(super) fn operands(recipe: &Recipe) -> Operands {
     }
 }
 
-/// The cost of `product` alone, and the type of its result; gradients of weights have type `gradients` if the recipe allows it. With
-/// `experts`, the rows belong to so many matrices.
+/// Measures `product` alone, and returns its cost and the type of its result. Gradients of weights have type `gradients` if the recipe allows it.
+/// With `experts`, the rows are divided among this number of matrices.
 pub(super) fn cost(
     meter: Meter,
     recipe: &Recipe,
@@ -75,7 +75,7 @@ pub(super) fn cost(
     Ok((gemm_cost(meter, product, sizes, experts, operands, out, accumulation)?, out))
 }
 
-/// Times the three products of each linear of a block, in every recipe, and hands each row to `report`.
+/// Times the three products of each linear of a block in every recipe, and passes each row to `report`.
 pub fn gemms(
     meter: Meter,
     model: &DecoderConfig,

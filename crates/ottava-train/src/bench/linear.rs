@@ -1,4 +1,4 @@
-//! Benchmarks of linear layers with their casts, and of their products alone.
+//! Benchmarks of linear layers: with their casts, and of their products alone.
 
 use super::gemm::{cost, flops, operands, recipe};
 use super::shapes::expect_positive;
@@ -19,39 +19,39 @@ use ottava_tensor::{Device, Tensor};
 use serde::Serialize;
 use std::rc::Rc;
 
-/// One linear in one recipe.
+/// The measurements of one linear in one recipe.
 #[derive(Clone, Debug, Serialize)]
 pub struct LinearRow {
-    /// Its name in a block, as `mlp.down_proj`.
+    /// The name of the linear in a block, such as `mlp.down_proj`.
     pub linear: String,
     /// The recipe.
     pub recipe: RecipeName,
-    /// Tokens, outputs and inputs.
+    /// The numbers of tokens, outputs and inputs.
     pub sizes: [usize; 3],
-    /// Forward and backward, with the casts of input and gradient; the weight has been cast before.
+    /// The milliseconds of forward and backward, with the casts of input and gradient. The weight is cast before.
     pub milliseconds: f64,
-    /// Its three products alone.
+    /// The milliseconds of the three products alone.
     pub products_milliseconds: f64,
-    /// Its products at the best rate of their types, and its casts at the speed of a copy.
+    /// The milliseconds of the products at the peak rate of their types, and of the casts at the speed of a copy.
     pub floor_milliseconds: f64,
 }
 
-/// One shape in BF16 and in another recipe.
+/// The measurements of one shape in BF16 and in another recipe.
 #[derive(Clone, Debug, Serialize)]
 pub struct SweepCell {
-    /// Tokens, outputs and inputs.
+    /// The numbers of tokens, outputs and inputs.
     pub sizes: [usize; 3],
-    /// Forward and backward in BF16.
+    /// The milliseconds of forward and backward in BF16.
     pub bf16_milliseconds: f64,
-    /// Forward and backward in the other recipe.
+    /// The milliseconds of forward and backward in the other recipe.
     pub milliseconds: f64,
 }
 
-/// Milliseconds of a timed round, except in a sweep; as long as for products alone, so that the chip is equally warm.
+/// The milliseconds of a timed round. Rounds of products alone are as long, so the chip is equally warm. A round of a sweep is shorter.
 const ROUND_MILLISECONDS: f64 = 40.0;
 const SWEEP_MILLISECONDS: f64 = 10.0;
 
-/// Milliseconds of forward and backward of a linear of `[T, N, K]`, as training runs them, from rounds of about `round`
+/// Returns the milliseconds of forward and backward of a linear of sizes `[T, N, K]`, with the kernels of training. Timed in rounds of about `round`
 /// milliseconds.
 fn layer(device: &Device, recipe: &Recipe, sizes: [usize; 3], gradients: Gradients, round: f64) -> Result<f64> {
     let [tokens, outputs, inputs] = sizes;
@@ -90,7 +90,7 @@ fn layer(device: &Device, recipe: &Recipe, sizes: [usize; 3], gradients: Gradien
         linear.parameters_mut(&mut |param| param.gradient.clear());
         Ok(())
     };
-    // The first step, since delayed scales are known from the second on.
+    // The first step is not timed, since delayed scales are known only from the second step on.
     quantize(&mut linear, &mut scaling)?;
     pass(&mut linear, &mut scaling)?;
     scaling.update()?;
@@ -98,7 +98,7 @@ fn layer(device: &Device, recipe: &Recipe, sizes: [usize; 3], gradients: Gradien
     time_for(device, round, || pass(&mut linear, &mut scaling))
 }
 
-/// Casts the weight for the coming step.
+/// Casts the weight for the next step.
 fn quantize(linear: &mut Linear, scaling: &mut ScalingState) -> Result<()> {
     let mut params = Vec::new();
     linear.parameters_mut(&mut |param| params.push(param));
@@ -106,7 +106,7 @@ fn quantize(linear: &mut Linear, scaling: &mut ScalingState) -> Result<()> {
     params.into_iter().try_for_each(|param| param.quantize(&mut casts))
 }
 
-/// Times each linear of a block in every recipe, and hands each row to `report`.
+/// Times each linear of a block in every recipe, and passes each row to `report`.
 pub fn linears(
     device: &Device,
     model: &DecoderConfig,
@@ -144,7 +144,7 @@ pub fn linears(
     Ok(())
 }
 
-/// Times square and oblong linears of all `sizes` in BF16 and in the recipe called `name`, and hands each shape to `report`.
+/// Times square and oblong linears of all `sizes` in BF16 and in the recipe called `name`, and passes each shape to `report`.
 pub fn sweep(
     device: &Device,
     tokens: &[usize],

@@ -7,7 +7,7 @@ use ottava_tensor::bench::{AttentionRow, Meter};
 use ottava_tensor::ops::AttentionSpec;
 use serde_json::{Value, json};
 
-/// Keys of `config.json` of known models, with as many positions as any benchmark has.
+/// Returns the keys of `config.json` of known models. The number of positions is large enough for every benchmark.
 fn keys() -> Vec<(&'static str, Value)> {
     let dense = |family, vocabulary, channels, hidden, layers, heads, kv_heads| {
         json!({
@@ -63,7 +63,7 @@ fn keys() -> Vec<(&'static str, Value)> {
     ]
 }
 
-/// Shapes of known models: `(name, config)`.
+/// Returns the shapes of known models: `(name, config)`.
 pub fn models() -> Vec<(&'static str, DecoderConfig)> {
     let read = |name: &str, keys: Value| {
         let Value::Object(keys) = keys else { unreachable!("keys are an object") };
@@ -72,7 +72,7 @@ pub fn models() -> Vec<(&'static str, DecoderConfig)> {
     keys().into_iter().map(|(name, keys)| (name, read(name, keys))).collect()
 }
 
-/// The shape of the model called `name`.
+/// Returns the shape of the model called `name`.
 pub fn model(name: &str) -> Result<DecoderConfig> {
     let known = models();
     if let Some((_, sizes)) = known.iter().find(|(known, _)| *known == name) {
@@ -82,7 +82,7 @@ pub fn model(name: &str) -> Result<DecoderConfig> {
     Err(Error::Config(format!("there is no model `{name}`; there are {}", names.join(", "))))
 }
 
-/// Times each kind of attention in a model of `sizes` over `tokens` in sequences of `seq_len`.
+/// Times each kind of attention in a model of `sizes`, for `tokens` tokens in sequences of `seq_len` tokens.
 pub fn attention(meter: Meter, sizes: &DecoderConfig, tokens: usize, seq_len: usize) -> Result<Vec<AttentionRow>> {
     expect_positive(&[tokens, seq_len])?;
     let mut kinds: Vec<AttentionSpec> = Vec::new();
@@ -98,7 +98,7 @@ pub fn attention(meter: Meter, sizes: &DecoderConfig, tokens: usize, seq_len: us
         .collect::<Result<_, _>>()?)
 }
 
-/// The model of `sizes`, with this number of layers if there is one.
+/// Returns the model of `sizes`, with `layers` blocks if `layers` is given.
 pub(super) fn with_layers(sizes: DecoderConfig, layers: Option<usize>) -> DecoderConfig {
     match layers {
         Some(layers) => sizes.with_layers(layers),
@@ -106,7 +106,7 @@ pub(super) fn with_layers(sizes: DecoderConfig, layers: Option<usize>) -> Decode
     }
 }
 
-/// Checks sizes of what is to be timed.
+/// Checks that the sizes to measure are positive.
 pub(super) fn expect_positive(sizes: &[usize]) -> Result<()> {
     match sizes.contains(&0) {
         true => Err(Error::Config("tokens, sequence lengths and sizes must be at least 1".into())),

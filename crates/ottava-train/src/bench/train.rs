@@ -1,4 +1,4 @@
-//! How fast a model trains: whole optimizer steps on random tokens, with nothing read from disk.
+//! Measures how fast a model trains: whole optimizer steps on random tokens. Nothing is read from the disk.
 
 use super::families::{FamilyTime, by_family};
 use super::model;
@@ -21,27 +21,27 @@ use serde::Serialize;
 use std::rc::Rc;
 use std::time::Instant;
 
-/// The learning rate of all steps; it does not affect the time.
+/// The learning rate of all steps. It does not affect the time.
 const LEARNING_RATE: f64 = 1e-4;
 
-/// What to time.
+/// The settings of the benchmark.
 #[derive(Clone, Debug)]
 pub struct TrainBench {
     /// A name of [`models`](super::models).
     pub model: String,
-    /// Number of blocks, if not the model's.
+    /// The number of blocks; `None` for all blocks of the model.
     pub layers: Option<usize>,
-    /// Tokens per sequence.
+    /// The number of tokens per sequence.
     pub seq_len: usize,
-    /// Tokens of the documents that each sequence holds and attention keeps apart, if it is not one.
+    /// The number of tokens of the documents in each sequence, which attention keeps apart; `None` if a sequence is one document.
     pub document_len: Option<usize>,
-    /// Sequences per step.
+    /// The number of sequences of a micro-batch.
     pub micro_batch: usize,
-    /// Micro-batches of a step.
+    /// The number of micro-batches of a step.
     pub micro_batches: usize,
-    /// Steps whose median is reported.
+    /// The number of timed steps. Their median is reported.
     pub steps: usize,
-    /// Settings of precision, optimizer, memory and adapters, except recipe and storage.
+    /// The settings of precision, optimizer, memory and adapters, except recipe and storage.
     pub config: RunConfig,
 }
 
@@ -52,38 +52,38 @@ pub struct TrainRow {
     pub recipe: RecipeName,
     /// The storage of the optimizer.
     pub storage: Storage,
-    /// Tokens that each rank trains on per second.
+    /// The number of tokens per second on which each rank trains.
     pub tokens_per_second: f64,
-    /// Median milliseconds of a step: forward, backward, clipping and the update.
+    /// The median milliseconds of a step: forward, backward, clipping and the update.
     pub step_milliseconds: f64,
-    /// Milliseconds that a step takes longer if it begins with a comparison of the sentinel, where `sentinel_steps` is set.
+    /// The milliseconds by which a comparison of the sentinel lengthens a step; `None` if `sentinel_steps` is not set.
     pub comparison_milliseconds: Option<f64>,
-    /// Mean power of this GPU over the measured steps; `None` where it is not measured, as on a CPU.
+    /// The mean power of this GPU over the measured steps; `None` if it is not measured, as on a CPU.
     pub watts: Option<f64>,
-    /// Model FLOP/s: six per weight and token, and causal attention.
+    /// Model FLOP/s: six operations per weight and token, and causal attention.
     pub model_flops_per_second: f64,
-    /// Planned peak of tensors.
+    /// The planned peak of tensors in bytes.
     pub planned_peak_bytes: u64,
-    /// Largest memory held by tensors.
+    /// The measured peak of tensors in bytes.
     pub peak_memory_bytes: u64,
-    /// Memory taken from the driver at the end, live or free between tensors.
+    /// The memory taken from the driver at the end, including gaps between tensors.
     pub reserved_memory_bytes: u64,
-    /// Memory of each rank, by rank.
+    /// The memory of each rank.
     pub ranks: Vec<RankMemory>,
-    /// Seconds from a finished model to the end of its first step, kernels compiled and products tuned.
+    /// The seconds from a finished model to the end of its first step, including the compilation of kernels and the tuning of products.
     pub first_step_seconds: f64,
-    /// Loss of the last step, as a check of the computation.
+    /// The loss of the last step, to check the computation.
     pub loss: f64,
-    /// Time on the device by use, in one more step without a graph. Empty on the CPU.
+    /// The time on the device by use, measured in one more step without a graph. Empty on the CPU.
     pub families: Vec<FamilyTime>,
 }
 
-/// Device memory of a rank.
+/// The device memory of a rank.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct RankMemory {
-    /// Largest memory held by tensors.
+    /// The measured peak of tensors in bytes.
     pub peak_bytes: u64,
-    /// Memory of the GPU that is in use and not the pool's, at the end: context, kernels, libraries, graphs, and other processes.
+    /// The memory of the GPU at the end that is in use outside the pool: context, kernels, libraries, graphs, and other processes.
     pub outside_bytes: u64,
 }
 
@@ -106,13 +106,13 @@ impl RankMemory {
 }
 
 impl TrainBench {
-    /// The documents of a sequence; the last may be shorter.
+    /// Returns the lengths of the documents of a sequence. The last document may be shorter.
     fn document_lengths(&self) -> Option<Vec<usize>> {
         let most = self.document_len?;
         Some((0..self.seq_len).step_by(most).map(|start| most.min(self.seq_len - start)).collect())
     }
 
-    /// Times `recipe` on `device`, with the optimizer at `storage`. All of `ranks` call it, each with a micro-batch and a device of its own.
+    /// Times `recipe` on `device`, with the optimizer states of `storage`. All of `ranks` call it, each with its own micro-batch and its own device.
     pub fn run(&self, recipe: RecipeName, storage: Storage, device: &Device, ranks: &Rc<Ranks>) -> Result<TrainRow> {
         let sizes = model(&self.model)?;
         let sizes_given = [self.steps, self.seq_len, self.micro_batch, self.micro_batches]
@@ -161,7 +161,7 @@ impl TrainBench {
         }
         let begin = Instant::now();
         run.quantize_weights()?;
-        // Ranks of one pipeline read the same rows.
+        // The ranks of one pipeline read the same rows.
         let (row_share, _) = ranks.rows();
         let mut tokens = RandomTokens { state: 7 + row_share as u64, vocabulary: sizes.vocabulary as u64 };
         let mut step = || -> Result<(f64, f64)> {
@@ -186,7 +186,7 @@ impl TrainBench {
         let median = seconds[seconds.len() / 2];
         let mut comparison_milliseconds = None;
         if config.run.sentinel.sentinel_steps > 0 && !run.model.scaling().is_empty() {
-            // The first comparison compiles kernels and tunes products.
+            // The first comparison compiles kernels and tunes products, so the last of three comparisons counts.
             for _ in 0..3 {
                 let documents = lengths.as_ref().map(|lengths| lengths.repeat(self.micro_batch));
                 let batch = Batch { documents, ..tokens.draw(self.micro_batch, self.seq_len) };
@@ -198,7 +198,7 @@ impl TrainBench {
         }
         let mut families = Vec::new();
         if let Device::Cuda(gpu) = device {
-            // Without a graph, to time each call; once before, to warm up the memory pool.
+            // Without a graph, each call can be timed. The first step without a graph warms up the memory pool.
             run.step = run.step.eager();
             run.step(LEARNING_RATE, StepPrecision::Recipe)?;
             gpu.start_profile();
@@ -207,7 +207,7 @@ impl TrainBench {
             let milliseconds = begin.elapsed().as_secs_f64() * 1e3;
             families = by_family(&gpu.take_profile()?, milliseconds, self.micro_batch * self.seq_len, sizes.vocabulary);
         }
-        // Of each GPU: some share the tokens of a micro-batch.
+        // The number of tokens of each GPU. Ranks of the axes tensor, context and pipeline share the tokens of a micro-batch.
         let tokens = self.micro_batches * self.micro_batch * self.seq_len;
         let sharing = config.run.parallel.tensor * config.run.parallel.context * ranks.pipeline().size();
         let tokens_per_second = tokens as f64 / sharing as f64 / median;
@@ -234,7 +234,7 @@ impl TrainBench {
     }
 }
 
-/// Token ids without a pattern: a linear congruential generator's upper bits.
+/// Token ids without a pattern: the upper bits of a linear congruential generator.
 struct RandomTokens {
     state: u64,
     vocabulary: u64,

@@ -1,27 +1,27 @@
-//! What casts lost, by layer and step, in a bounded number of columns.
+//! The shares of elements that casts have lost, by layer and step, in a bounded number of columns.
 
 use serde::Serialize;
 use std::collections::HashMap;
 
-/// The most columns of a map.
+/// The maximum number of columns of a map.
 const MOST_COLUMNS: usize = 128;
 
-/// The most layers; casts of further ones belong to the last.
+/// The maximum number of layers. The casts of further layers are added to the last row.
 const MOST_LAYERS: usize = 512;
 
-/// Casts that are named in the newest line.
+/// The maximum number of casts of the newest line that are named.
 const MOST_NAMED: usize = 8;
 
-/// The largest shares of elements that a cast of a layer has lost: saturated, underflowed.
+/// The largest shares of elements that a cast of a layer has lost: saturated, then underflowed.
 type Cell = [f32; 2];
 
-/// One or several neighbouring lines of `casts.jsonl`.
+/// The cells of one line of `casts.jsonl`, or of several neighbouring lines.
 #[derive(Clone, Debug)]
 struct Column {
     /// The step of the last line.
     step: u64,
     lines: u64,
-    /// By layer; layers that are missing have lost nothing.
+    /// The cells of the layers. Layers after the last cell have lost nothing.
     cells: Vec<Cell>,
     revision: u64,
 }
@@ -32,14 +32,14 @@ pub struct HeatMap {
     layers: Vec<String>,
     rows: HashMap<String, usize>,
     columns: Vec<Column>,
-    /// Lines of a column, a power of two.
+    /// The number of lines of a column, a power of two.
     width: u64,
     reset: u64,
-    /// The casts that lost most in the newest line.
+    /// The casts that lost the most elements in the newest line.
     worst: Vec<(String, Cell)>,
 }
 
-/// The part of a map that a reader lacks: columns `from` and later ones replace the columns that it has.
+/// The part of a map that a reader lacks. Its columns replace the columns of the reader from number `from` on.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct HeatPart {
     from: usize,
@@ -49,13 +49,13 @@ pub struct HeatPart {
     steps: Vec<u64>,
     /// For each column and layer, the largest share of elements that a cast saturated.
     saturated: Vec<Vec<f32>>,
-    /// The same for elements that underflowed.
+    /// For each column and layer, the largest share of elements that underflowed in a cast.
     underflowed: Vec<Vec<f32>>,
-    /// The casts that lost most in the newest line: name, share saturated, share underflowed.
+    /// The casts that lost the most elements in the newest line: name, saturated share, underflowed share.
     worst: Vec<(String, f32, f32)>,
 }
 
-/// The row of a cast: its block's number, or the first part of its name.
+/// Returns the name of the row of a cast: the number of its block, or the first part of its name.
 fn layer_of(cast: &str) -> String {
     match cast.split('.').find(|part| !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_digit())) {
         Some(number) => format!("layer {number}"),
@@ -64,12 +64,12 @@ fn layer_of(cast: &str) -> String {
 }
 
 impl HeatMap {
-    /// A map without columns.
+    /// Returns a map without columns.
     pub fn new(revision: u64) -> HeatMap {
         HeatMap { width: 1, reset: revision, ..HeatMap::default() }
     }
 
-    /// Appends the line of `step`: each cast with its shares of elements that saturated and underflowed.
+    /// Appends the line of `step`. Each cast has its shares of elements that saturated and that underflowed.
     pub fn push(&mut self, step: u64, casts: impl Iterator<Item = (String, [f64; 2])>, revision: u64) {
         let mut cells: Vec<Cell> = Vec::new();
         self.worst.clear();
@@ -102,7 +102,7 @@ impl HeatMap {
         }
     }
 
-    /// Removes the columns of `step` and later steps, which a resumed run trains again.
+    /// Removes the columns of `step` and later steps, since a resumed run trains these steps again.
     pub fn cut(&mut self, step: u64, revision: u64) {
         self.columns.retain(|column| column.step < step);
         self.reset = revision;
@@ -120,7 +120,7 @@ impl HeatMap {
         self.layers.len() - 1
     }
 
-    /// What a reader lacks that has had everything up to revision `since`; `None` if that is nothing.
+    /// Returns the columns that a reader lacks that has read everything up to revision `since`. Returns `None` if it lacks nothing.
     pub fn since(&self, since: u64) -> Option<HeatPart> {
         let from = match since < self.reset {
             true => 0,

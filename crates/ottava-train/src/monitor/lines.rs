@@ -1,4 +1,4 @@
-//! The lines of a run's files. A monitor reads some of their fields.
+//! The lines of a run's files, with the fields that a monitor reads.
 
 use serde::de::{Deserialize, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use std::fmt;
@@ -30,11 +30,11 @@ impl<'de, V: Deserialize<'de>> Deserialize<'de> for Entries<V> {
 /// A field of `metrics.jsonl`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Field {
-    /// A number.
+    /// The value is a number.
     Number(f64),
-    /// A number that was not finite, which is null in the file.
+    /// The value is null in the file, because the number was not finite.
     NotFinite,
-    /// Something else.
+    /// The value is not a number.
     Other,
 }
 
@@ -84,7 +84,7 @@ pub struct CastLine {
     pub casts: Entries<CastCell>,
 }
 
-/// What a cast has counted.
+/// The counts of a cast.
 #[derive(serde::Deserialize)]
 pub struct CastCell {
     elements: u64,
@@ -93,7 +93,7 @@ pub struct CastCell {
 }
 
 impl CastCell {
-    /// The shares of elements that saturated and that underflowed.
+    /// Returns the shares of elements that saturated and that underflowed.
     pub fn shares(&self) -> [f64; 2] {
         [self.saturated, self.underflowed].map(|count| count as f64 / self.elements.max(1) as f64)
     }
@@ -110,7 +110,7 @@ pub struct SentinelLine {
     pub findings: Vec<Finding>,
 }
 
-/// What a comparison found.
+/// A finding of a comparison.
 #[derive(serde::Deserialize)]
 pub struct Finding {
     pub text: String,

@@ -1,10 +1,10 @@
-//! What is new in the folders of runs: series, cast statistics, events and states, in bounded memory. `ottava monitor` shows it.
+//! Reads what is new in the folders of runs: series, cast statistics, events and states. The memory is bounded. `ottava monitor` shows the results.
 //!
-//! A reader asks for what it lacks since a revision. `Tail` reads the new lines of a file, `Series` and
-//! `HeatMap` keep a bounded number of buckets, and [`Status`] says whether a run trains.
+//! A reader asks for the changes after a revision. `Tail` reads the new lines of a file. `Series` and `HeatMap` hold a bounded number of buckets.
+//! [`Status`] says whether a run trains.
 //!
-//! `RunRecord` (`report/run_record.rs`) is written when a run begins, and again when it ends. `RunLock::is_held` and the record give the `State` of
-//! a run. `ottava-serve` sends the page and the answers; the page only draws. A monitor never writes into the folder of a run.
+//! `RunRecord` (`report/run_record.rs`) is written when a run begins, and again when it ends. The `State` of a run follows from `RunLock::is_held`
+//! and this record. `ottava-serve` sends the page and the answers, and the page only draws. A monitor never writes into the folder of a run.
 
 mod heat;
 mod lines;
@@ -30,24 +30,24 @@ use std::io::{ErrorKind, Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// The most runs that are monitored.
+/// The maximum number of monitored runs.
 const MOST_RUNS: usize = 64;
 
-/// Time between two looks at the files.
+/// The minimum time between two reads of the files.
 const INTERVAL: Duration = Duration::from_millis(500);
 
-/// The most ranks whose logs are shown, and bytes of the end of each log.
+/// The maximum number of ranks whose logs are shown. `LOG_BYTES` is the number of bytes that are read from the end of each log.
 const MOST_LOGS: usize = 64;
 const LOG_BYTES: u64 = 4096;
 
-/// Runs that are monitored.
+/// A monitor of several runs.
 pub struct Monitor {
-    /// What was named on the command line.
+    /// The paths from the command line.
     paths: Vec<PathBuf>,
     runs: Vec<MonitoredRun>,
     refreshed: Option<Instant>,
     left_out: bool,
-    /// Folders that are not shown, which was said.
+    /// The folders that are not shown, and about which a warning was logged.
     refused: BTreeSet<PathBuf>,
 }
 
@@ -56,9 +56,9 @@ pub struct Monitor {
 pub struct Answer {
     /// All runs.
     pub runs: Vec<Summary>,
-    /// What the reader lacks of the runs that it asks for.
+    /// The changes of each run that the reader asks for.
     pub changes: BTreeMap<usize, Changes>,
-    /// Whether there are more runs than are monitored.
+    /// Whether there are more runs than a monitor shows.
     pub left_out: bool,
 }
 
@@ -67,15 +67,15 @@ pub struct Answer {
 pub struct RankLog {
     /// The rank.
     pub rank: usize,
-    /// Its last lines.
+    /// The last lines of the log.
     pub text: String,
 }
 
 impl Monitor {
-    /// Monitors the runs in these folders. A folder belongs to a run, or has the folders of runs in it, also of such that begin later.
+    /// Monitors the runs in these folders. A folder belongs to a run, or contains the folders of runs. Runs that begin later are also found.
     ///
     /// # Errors
-    /// [`Error::Config`] when one of them is a file.
+    /// [`Error::Config`] if one of the paths is a file.
     pub fn new(paths: Vec<PathBuf>) -> Result<Monitor> {
         if let Some(file) = paths.iter().find(|path| path.is_file()) {
             let text = format!("{}: this is a file; name the `output_dir` of `ottava train`", file.display());
@@ -84,7 +84,7 @@ impl Monitor {
         Ok(Monitor { paths, runs: Vec::new(), refreshed: None, left_out: false, refused: BTreeSet::new() })
     }
 
-    /// Reads what is new in all folders, unless that was done just now.
+    /// Reads what is new in all folders, unless the last read was less than half a second ago.
     pub fn refresh(&mut self) {
         if self.refreshed.is_some_and(|at| at.elapsed() < INTERVAL) {
             return;
@@ -99,14 +99,15 @@ impl Monitor {
         self.refreshed = Some(Instant::now());
     }
 
-    /// All runs, and what a reader lacks of the runs in `since`, each with the revision up to which it has everything.
+    /// Returns a summary of each run, and the changes of the runs in `since`. A run in `since` has the revision up to which the reader has
+    /// everything.
     pub fn answer(&self, since: &BTreeMap<usize, u64>) -> Answer {
         let runs: Vec<Summary> = self.runs.iter().map(MonitoredRun::summary).collect();
         let changes = since.iter().filter_map(|(&id, &since)| Some((id, self.runs.get(id)?.changes(since)))).collect();
         Answer { runs, changes, left_out: self.left_out }
     }
 
-    /// The ends of the logs of the ranks of a run; `None` if there is no such run.
+    /// Returns the ends of the logs of the ranks of a run. Returns `None` if the run does not exist.
     pub fn logs(&self, id: usize) -> Option<Vec<RankLog>> {
         let folder = self.runs.get(id)?.folder();
         let logs = (0..MOST_LOGS).filter_map(|rank| match end_of(&folder.join(format!("rank-{rank}.log"))) {
@@ -119,7 +120,8 @@ impl Monitor {
         Some(logs.filter(|_| self.is_own(folder)).collect())
     }
 
-    /// Whether `folder` was named on the command line, or is in a folder that was: a link may lead out of that later.
+    /// Returns whether `folder` was named on the command line, or lies in a folder that was. Checked again later, since `folder` may become a link to
+    /// another place.
     fn is_own(&self, folder: &Path) -> bool {
         self.paths.iter().any(|path| path == folder)
             || self.paths.iter().any(|path| folder.starts_with(path) && leads_into(folder, path))
@@ -165,18 +167,18 @@ impl Monitor {
     }
 }
 
-/// The last part of the path of a folder.
+/// Returns the last part of the path of a folder.
 fn last_part(folder: &Path) -> String {
     folder.file_name().map_or(folder.display().to_string(), |name| name.to_string_lossy().into_owned())
 }
 
-/// Whether `folder` belongs to a run.
+/// Returns whether `folder` belongs to a run.
 fn is_run(folder: &Path) -> bool {
     let is_file = |file: &&str| std::fs::symlink_metadata(folder.join(file)).is_ok_and(|found| found.is_file());
     ["metrics.jsonl", "run.json", ".lock"].iter().any(is_file)
 }
 
-/// Whether `folder`, after its links are followed, is in the folder `root`. One that does not exist leads nowhere else.
+/// Returns whether `folder` lies in the folder `root` after its links are followed. Returns true if `folder` does not exist.
 fn leads_into(folder: &Path, root: &Path) -> bool {
     match (folder.canonicalize(), root.canonicalize()) {
         (Ok(folder), Ok(root)) => folder.starts_with(root),
@@ -185,7 +187,7 @@ fn leads_into(folder: &Path, root: &Path) -> bool {
     }
 }
 
-/// The last lines of a file that is no link.
+/// Returns the last lines of a file. Errors if the file is a link.
 fn end_of(path: &Path) -> std::io::Result<String> {
     let (mut file, size) = ottava_common::input::open_unlinked(path)?;
     let from = size.saturating_sub(LOG_BYTES);
@@ -193,6 +195,6 @@ fn end_of(path: &Path) -> std::io::Result<String> {
     let mut bytes = Vec::new();
     file.take(LOG_BYTES).read_to_end(&mut bytes)?;
     let text = String::from_utf8_lossy(&bytes).into_owned();
-    // The first line is whole only at the start of the file.
+    // Unless the text begins at the start of the file, its first line may be incomplete.
     Ok(if from == 0 { text } else { text.split_once('\n').map_or(String::new(), |(_, rest)| rest.to_string()) })
 }

@@ -1,4 +1,4 @@
-//! What a monitor knows of one run.
+//! The data that a monitor holds about one run.
 
 use super::heat::{HeatMap, HeatPart};
 use super::lines::{AlarmLine, CastLine, CompletionLine, Entries, Field, RollbackLine, SentinelLine};
@@ -11,10 +11,10 @@ use serde::Serialize;
 use std::collections::{BTreeMap, VecDeque};
 use std::path::{Path, PathBuf};
 
-/// The most series of a run; further ones are not shown.
+/// The maximum number of series of a run. Further series are not shown.
 const MOST_SERIES: usize = 256;
 
-/// The most alarms, findings and rollbacks that are listed, of each kind the newest.
+/// The maximum number of alarms that are listed, also of findings and of rollbacks. The newest events are listed.
 const MOST_EVENTS: usize = 100;
 
 /// The number of completions that are listed, the newest.
@@ -51,46 +51,46 @@ impl Events {
     }
 }
 
-/// What a run has that a reader lacks.
+/// The data of a run that a reader lacks.
 #[derive(Debug, Serialize)]
 pub struct Changes {
-    /// By name.
+    /// The series, by name.
     pub series: BTreeMap<String, Part>,
-    /// What casts lost.
+    /// The elements that casts have lost.
     pub casts: Option<HeatPart>,
-    /// All events, if there are new ones.
+    /// All events; `None` if there are no new events.
     pub events: Option<Vec<Event>>,
     /// The newest completions of reinforcement learning, if there are new ones.
     pub completions: Option<VecDeque<CompletionLine>>,
 }
 
-/// What a page shows of each run.
+/// A summary of a run, which a page always shows.
 #[derive(Debug, Serialize)]
 pub struct Summary {
     /// The number of the run in this monitor.
     pub id: usize,
-    /// The last part of its folder, or the folder if runs share that.
+    /// The last part of the path of the run's folder. If runs share this part, the whole path.
     pub name: String,
-    /// Its folder, where bytes that are no UTF-8 are U+FFFD.
+    /// The path of the run's folder, with U+FFFD in place of bytes that are not UTF-8.
     pub folder: String,
-    /// Whether it trains, and how it ended.
+    /// The state of the run.
     #[serde(flatten)]
     pub status: Status,
-    /// What the run has recorded of itself.
+    /// The record in the run's `run.json`.
     pub record: Option<RunRecord>,
     /// The last step.
     pub step: Option<u64>,
-    /// When metrics were last written, in seconds since 1970.
+    /// The time at which metrics were last written, in seconds since 1970.
     pub written: Option<u64>,
     /// The newest values, by name.
     pub latest: BTreeMap<String, f64>,
-    /// Numbers of alarms, of findings of the sentinel, and of rollbacks.
+    /// The numbers of alarms, of findings of the sentinel, and of rollbacks.
     pub events: [usize; 3],
-    /// Files that cannot be read, and lines that were skipped.
+    /// A message for each file that cannot be read, and for skipped lines.
     pub problems: Vec<String>,
-    /// Whether more of its files is to be read.
+    /// Whether the monitor has not read all of the run's files yet.
     pub pending: bool,
-    /// The revision to ask for changes from.
+    /// The revision after which the reader asks for further changes.
     pub revision: u64,
 }
 
@@ -108,11 +108,11 @@ pub struct MonitoredRun {
     status: Status,
     record: Option<RunRecord>,
     pending: bool,
-    /// Why the record or a file cannot be read.
+    /// The reasons why the record or a file cannot be read.
     errors: Vec<String>,
 }
 
-/// What the files have.
+/// The data of the files that were read.
 struct Shown {
     series: BTreeMap<String, Series>,
     casts: HeatMap,
@@ -121,15 +121,15 @@ struct Shown {
     events_changed: u64,
     completions: VecDeque<CompletionLine>,
     completions_changed: u64,
-    /// The last steps of the files.
+    /// The last step of each file.
     steps: [Option<u64>; FILES.len()],
-    /// Lines of each file that could not be read.
+    /// The number of lines of each file that could not be read.
     skipped: [u64; FILES.len()],
     revision: u64,
 }
 
 impl Shown {
-    /// All that was read of a file is void.
+    /// Discards all data of a file.
     fn restart(&mut self, file: usize) {
         (self.steps[file], self.skipped[file]) = (None, 0);
         match file {
@@ -167,7 +167,7 @@ impl Shown {
         self.skipped[file] += u64::from(read.is_none());
     }
 
-    /// Notes the step of a line. If it precedes the last one, the run was resumed, and `cut` removes what comes after.
+    /// Stores the step of a line. If this step precedes the last step, the run was resumed, and `cut` removes the data of the steps from this one on.
     fn advance(&mut self, file: usize, step: u64, cut: impl FnOnce(&mut Shown)) {
         if self.steps[file].is_some_and(|last| step < last) {
             cut(self);
@@ -264,7 +264,7 @@ impl Shown {
 }
 
 impl MonitoredRun {
-    /// The run in `folder`, before anything is read.
+    /// Makes the run in `folder`, without data.
     pub fn new(id: usize, folder: &Path) -> MonitoredRun {
         MonitoredRun {
             id,
@@ -294,7 +294,7 @@ impl MonitoredRun {
         self.name = name;
     }
 
-    /// Its folder.
+    /// Returns the run's folder.
     pub fn folder(&self) -> &Path {
         &self.folder
     }
@@ -336,7 +336,7 @@ impl MonitoredRun {
         read(&self.folder).map_err(|error| self.errors.push(error.to_string())).ok()
     }
 
-    /// What a page shows in any case.
+    /// Returns the summary of the run.
     pub fn summary(&self) -> Summary {
         let Shown { series, events, steps, skipped, revision, .. } = &self.shown;
         let latest = series.iter().filter_map(|(name, series)| Some((name.clone(), series.last()?))).collect();
@@ -358,7 +358,7 @@ impl MonitoredRun {
         }
     }
 
-    /// What a reader lacks that has had everything up to revision `since`.
+    /// Returns what a reader lacks that has read everything up to revision `since`.
     pub fn changes(&self, since: u64) -> Changes {
         let Shown { series, casts, events, events_changed, completions, completions_changed, .. } = &self.shown;
         let series = series.iter().filter_map(|(name, series)| Some((name.clone(), series.since(since)?))).collect();

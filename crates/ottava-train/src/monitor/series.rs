@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-/// The most buckets of a series: about the pixels of a chart.
+/// The maximum number of buckets of a series, about the number of pixels of a chart.
 pub const MOST_BUCKETS: usize = 1024;
 
 /// The values of neighbouring steps.
@@ -14,7 +14,7 @@ struct Bucket {
     high: f64,
     sum: f64,
     count: u64,
-    /// When it last changed.
+    /// The revision of the last change.
     revision: u64,
 }
 
@@ -31,21 +31,21 @@ impl Bucket {
     }
 }
 
-/// A number over steps. All values are kept as long as [`MOST_BUCKETS`] buckets hold them; then a bucket takes twice as many steps.
+/// A number over steps. Each step has its own bucket up to [`MOST_BUCKETS`] buckets. Then the number of steps per bucket doubles.
 #[derive(Clone, Debug)]
 pub struct Series {
-    /// Steps of a bucket, a power of two.
+    /// The number of steps of a bucket, a power of two.
     width: u64,
     buckets: Vec<Bucket>,
-    /// The revision at which all buckets changed.
+    /// The revision at which all buckets last changed.
     reset: u64,
-    /// Values that were not finite.
+    /// The number of values that were not finite.
     not_finite: u64,
 }
 
-/// The part of a series that a reader lacks: buckets `from` and later ones replace the buckets that it has.
+/// The part of a series that a reader lacks. Its buckets replace the buckets of the reader from number `from` on.
 ///
-/// A bucket has the step of its last value, and the mean of its values. `low` and `high` are missing if each bucket has one value.
+/// A bucket has the step of its last value, and the mean of its values. `low` and `high` are absent if each bucket has one value.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Part {
     from: usize,
@@ -55,19 +55,19 @@ pub struct Part {
     low: Option<Vec<f32>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     high: Option<Vec<f32>>,
-    /// Steps of a bucket.
+    /// The number of steps of a bucket.
     width: u64,
-    /// Values that were not finite, which no bucket has.
+    /// The number of values that were not finite. No bucket contains them.
     not_finite: u64,
 }
 
 impl Series {
-    /// No values at `revision`; a reader of an earlier revision may have had some.
+    /// Returns a series without values at `revision`. Readers of an earlier revision must discard their values.
     pub fn new(revision: u64) -> Series {
         Series { width: 1, buckets: Vec::new(), reset: revision, not_finite: 0 }
     }
 
-    /// Appends the value of `step`, which no later step precedes. JSON has null, here `None`, for numbers that are not finite.
+    /// Appends the value of `step`. Steps must not decrease. `None` is a number that was not finite, which is null in JSON.
     pub fn push(&mut self, step: u64, value: Option<f64>, revision: u64) {
         let Some(value) = value else {
             self.not_finite += 1;
@@ -83,13 +83,13 @@ impl Series {
         }
     }
 
-    /// Removes the values of `step` and later steps, which a resumed run trains again. Earlier values in the bucket of `step` are lost.
+    /// Removes the values of `step` and later steps, since a resumed run trains these steps again. Earlier values in the bucket of `step` are lost.
     pub fn cut(&mut self, step: u64, revision: u64) {
         self.buckets.retain(|bucket| bucket.step < step);
         self.reset = revision;
     }
 
-    /// Joins buckets until a quarter of the room is free.
+    /// Joins buckets until a quarter of the maximum number is free.
     fn halve(&mut self, revision: u64) {
         while self.buckets.len() > MOST_BUCKETS * 3 / 4 {
             self.width *= 2;
@@ -106,7 +106,7 @@ impl Series {
         self.reset = revision;
     }
 
-    /// What a reader lacks that has had everything up to revision `since`; `None` if that is nothing.
+    /// Returns the buckets that a reader lacks that has read everything up to revision `since`. Returns `None` if it lacks nothing.
     pub fn since(&self, since: u64) -> Option<Part> {
         let from = match since < self.reset {
             true => 0,
@@ -129,7 +129,7 @@ impl Series {
         })
     }
 
-    /// The mean of the last bucket.
+    /// Returns the mean of the last bucket.
     pub fn last(&self) -> Option<f64> {
         self.buckets.last().map(|bucket| bucket.sum / bucket.count as f64)
     }
@@ -139,7 +139,7 @@ impl Series {
 mod tests {
     use super::*;
 
-    /// What a page has of a series.
+    /// The buckets of a series on a page.
     #[derive(Default)]
     struct Page(Vec<(u64, f32, f32, f32)>);
 

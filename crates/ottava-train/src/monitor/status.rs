@@ -1,11 +1,11 @@
-//! Whether a run trains, and how it ended.
+//! The state of a run: whether it trains, and how it ended.
 
 use crate::report::{RunEnd, RunOutcome, RunRecord};
 use crate::trainer::RunLock;
 use serde::Serialize;
 use std::path::Path;
 
-/// Seconds without a new line after which a run that holds its lock counts as silent, and the number of steps that must have been due.
+/// The number of seconds without a new line after which a run that holds its lock is silent. It must also have missed `SILENT_STEPS` steps.
 const SILENT_SECONDS: u64 = 120;
 const SILENT_STEPS: f64 = 20.0;
 
@@ -13,13 +13,13 @@ const SILENT_STEPS: f64 = 20.0;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum State {
-    /// There is no such folder, or none any more.
+    /// The folder does not exist, or was removed.
     Missing,
-    /// A process holds the folder, and no step is recorded since it began.
+    /// A process holds the folder, and has not recorded a step yet.
     Starting,
     /// A process holds the folder, and records steps.
     Running,
-    /// A process holds the folder, and has recorded nothing for long.
+    /// A process holds the folder, but has not recorded a step for a long time.
     Silent,
     /// The run ended after its last step.
     Finished,
@@ -27,11 +27,11 @@ pub enum State {
     Stopped,
     /// An error ended the run.
     Failed,
-    /// No process holds the folder, and the run has not recorded how it ended.
+    /// No process holds the folder, and `run.json` does not say how the run ended.
     Killed,
-    /// No process holds the folder, and it has no `run.json` that could say how the run ended.
+    /// No process holds the folder, and it has no `run.json`.
     Ended,
-    /// The folder has no run.
+    /// No run has begun in the folder.
     Empty,
 }
 
@@ -40,29 +40,29 @@ pub enum State {
 pub struct Status {
     /// The state.
     pub state: State,
-    /// More about it; may be empty.
+    /// A sentence about the state; may be empty.
     pub detail: String,
 }
 
-/// What is known of a run beside its lock.
+/// What is known of a run, apart from its lock.
 pub struct Known<'a> {
     /// The record of the run.
     pub record: Option<&'a RunRecord>,
-    /// When its metrics were last written, in seconds since 1970.
+    /// The time at which the metrics were last written, in seconds since 1970.
     pub written: Option<u64>,
-    /// Its last step.
+    /// The last step of the run.
     pub step: Option<u64>,
-    /// Seconds between the last steps, if known.
+    /// The number of seconds between the last steps, if known.
     pub step_seconds: Option<f64>,
 }
 
-/// Whether a process trains into `folder` now; `None` if there is no such folder. To be called before the record is read: a run records its
-/// end before it lets go of the lock.
+/// Returns whether a process trains into `folder` now. Returns `None` if the folder does not exist. Call it before the record is read: a run records
+/// its end before it releases the lock.
 pub fn is_held(folder: &Path) -> ottava_common::Result<Option<bool>> {
     if folder.is_dir() { RunLock::is_held(folder).map(Some) } else { Ok(None) }
 }
 
-/// The state of a run whose folder is `held`, as [`is_held`] says, `now` in seconds since 1970.
+/// Returns the state of a run at `now`, in seconds since 1970. `held` is the result of [`is_held`].
 pub fn status(held: Option<bool>, known: &Known, now: u64) -> Status {
     let (state, detail) = match (held, known.record) {
         (None, _) => (State::Missing, "there is no such folder".to_string()),
@@ -108,7 +108,7 @@ fn ended(end: &RunEnd) -> (State, String) {
     (state, end.message.clone())
 }
 
-/// A duration in words.
+/// Returns a duration in words.
 fn seconds(count: u64) -> String {
     match count {
         0..120 => format!("{count} s"),
@@ -139,7 +139,7 @@ mod tests {
             (State::Empty, Some(false), None, None, 3000),
             (State::Starting, Some(true), None, None, 3000),
             (State::Starting, Some(true), Some(&open), None, 3000),
-            // A resumed run, before its first step and before it has written its record.
+            // A resumed run before its first step, which has not written its record yet.
             (State::Starting, Some(true), Some(&open), Some(999), 3000),
             (State::Starting, Some(true), Some(&finished), Some(2000), 2001),
             (State::Running, Some(true), Some(&open), Some(2000), 2100),
@@ -153,7 +153,7 @@ mod tests {
         ] {
             assert_eq!(of(held, record, written, now), state, "{held:?} {record:?} {written:?} {now}");
         }
-        // Steps of a minute are late only after twenty minutes.
+        // If steps take a minute, a run is silent only after twenty minutes.
         let slow = Known { record: Some(&open), written: Some(2000), step: Some(9), step_seconds: Some(60.0) };
         assert_eq!(status(Some(true), &slow, 3000).state, State::Running);
         assert_eq!(status(Some(true), &slow, 3201).state, State::Silent);

@@ -1,4 +1,4 @@
-//! The new lines of a file that a run appends to, and that it may cut or replace.
+//! Reads the new lines of a file. The run that writes the file appends lines, and may cut or replace the file.
 
 use ottava_common::error::{Error, Result};
 use ottava_common::input;
@@ -6,53 +6,53 @@ use std::io::ErrorKind;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::PathBuf;
 
-/// The bytes before the place read so far that are compared, to notice a file that was cut and has grown again.
+/// The number of bytes before the current position that are compared. They show whether a file was cut and has grown again.
 const COMPARED: usize = 256;
 
-/// Bytes that one call reads, about, so that a page shows the first lines of a large file soon.
+/// The number of bytes, about, after which one call stops, so that a page soon shows the first lines of a large file.
 const MOST_READ: u64 = 64 << 20;
 
-/// Bytes read at once.
+/// The number of bytes that are read at once.
 const CHUNK: usize = 1 << 20;
 
-/// The most bytes of a line: a line of `casts.jsonl` has 200 for each cast.
+/// The maximum number of bytes of a line. A line of `casts.jsonl` has 200 bytes for each cast.
 const MAX_LINE: usize = 64 << 20;
 
 /// Reads a growing file.
 pub struct Tail {
     path: PathBuf,
-    /// Bytes of the lines read so far.
+    /// The number of bytes of the lines read so far.
     read: u64,
-    /// Device and number of the file.
+    /// The device and the inode of the file.
     file: (u64, u64),
     /// The last bytes of the lines read so far.
     last: Vec<u8>,
 }
 
-/// Something that a [`Tail`] found.
+/// An event that a [`Tail`] passes on.
 pub enum Found<'a> {
-    /// The file is another one, or was cut: all earlier lines are void, and its lines follow from the first.
+    /// The file was replaced or cut. All earlier lines are void, and the lines of the file follow from its start.
     Restart,
-    /// A line, without its end.
+    /// A line, without its newline.
     Line(&'a [u8]),
 }
 
 impl Tail {
-    /// Reads the file at `path`, which need not exist yet, from its first line.
+    /// Makes a reader of the file at `path`, from its first line. The file need not exist yet.
     pub fn new(path: PathBuf) -> Tail {
         Tail { path, read: 0, file: (0, 0), last: Vec::new() }
     }
 
-    /// Seconds since 1970 at which the file was last written; `None` if there is none.
+    /// Returns the time at which the file was last written, in seconds since 1970. Returns `None` if the file does not exist.
     pub fn written(&self) -> Option<u64> {
         let found = std::fs::symlink_metadata(&self.path).ok().filter(std::fs::Metadata::is_file)?;
         found.mtime().try_into().ok()
     }
 
-    /// Passes on the complete lines since the last call, up to about 64 MiB. Returns whether there are more.
+    /// Passes the complete lines since the last call to `found`, up to about 64 MiB. Returns whether more lines are left.
     ///
     /// # Errors
-    /// Errors of the system, of [`input::open_unlinked`], and [`Error::Data`] for a line of more than 64 MiB.
+    /// Errors of the system, errors of [`input::open_unlinked`], and [`Error::Data`] for a line of more than 64 MiB.
     pub fn read(&mut self, found: &mut dyn FnMut(Found)) -> Result<bool> {
         let (file, length) = match input::open_unlinked(&self.path) {
             Err(error) if error.kind() == ErrorKind::NotFound => {
@@ -113,7 +113,7 @@ mod tests {
     use super::*;
     use std::io::Write;
 
-    /// What the next call finds; `!` is a restart.
+    /// Returns what the next call finds. A restart is `!`.
     fn next(tail: &mut Tail) -> String {
         let mut all = String::new();
         tail.read(&mut |found| match found {
@@ -138,7 +138,7 @@ mod tests {
         assert_eq!([next(&mut tail), next(&mut tail)], ["[a][b]", ""]);
         append("d\n\n");
         assert_eq!(next(&mut tail), "[cd][]");
-        // Shorter, and then as long as before with other lines: a resumed run.
+        // The file is first shorter, and then as long as before with other lines. A resumed run causes this.
         std::fs::File::options().write(true).open(&path).unwrap().set_len(2).unwrap();
         assert_eq!(next(&mut tail), "![a]");
         append("x\ny\n");
@@ -146,7 +146,7 @@ mod tests {
         std::fs::File::options().write(true).open(&path).unwrap().set_len(2).unwrap();
         append("z\ny2\nw\n");
         assert_eq!(next(&mut tail), "![a][z][y2][w]");
-        // Replaced by a file that begins alike.
+        // The file is replaced by a file with the same beginning.
         std::fs::write(folder.path().join("new"), "a\nz\ny2\nw\nv\n").unwrap();
         std::fs::rename(folder.path().join("new"), &path).unwrap();
         assert_eq!(next(&mut tail), "![a][z][y2][w][v]");

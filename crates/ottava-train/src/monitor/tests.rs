@@ -1,4 +1,4 @@
-//! The answers of a monitor, from folders of runs that are written by hand.
+//! Tests the answers of a monitor, with folders of runs that the tests write.
 
 use super::*;
 use crate::report::{RunEnd, RunOutcome};
@@ -29,7 +29,7 @@ impl Folder {
     }
 }
 
-/// A reader that keeps what it has had of each run, as the page does.
+/// A reader that holds what it has received about each run, as the page does.
 struct Reader {
     monitor: Monitor,
     since: BTreeMap<usize, u64>,
@@ -41,7 +41,7 @@ impl Reader {
         Reader { monitor, since: BTreeMap::from([(0, 0)]) }
     }
 
-    /// The next answer, as JSON.
+    /// Returns the next answer as JSON.
     fn next(&mut self) -> Value {
         self.monitor.refreshed = None;
         self.monitor.refresh();
@@ -69,7 +69,7 @@ fn only_what_is_new_is_sent() {
     assert!(series["note"].is_null() && series["more"].is_null() && series["step"].is_null());
     assert_eq!((&first["runs"][0]["step"], &first["runs"][0]["latest"]["loss"]), (&json!(2), &json!(2.5)));
     assert_eq!(reader.next()["changes"]["0"], json!({"series": {}, "casts": null, "events": null}));
-    // A line that is written in two parts.
+    // A line is written in two parts.
     folder.append("metrics.jsonl", "{\"step\":3,\"loss\":");
     assert_eq!(reader.next()["changes"]["0"]["series"], json!({}));
     folder.append("metrics.jsonl", "2.0}\n");
@@ -84,7 +84,7 @@ fn a_resumed_run_replaces_the_steps_that_it_trains_again() {
     folder.lines("metrics.jsonl", &[metrics(1, 3.0), metrics(2, 2.0), metrics(3, 9.0), metrics(4, 9.0)]);
     let mut reader = Reader::of(&[folder.path()]);
     reader.next();
-    // As `MetricsWriter` resumes: the file is cut, and grows beyond its old length before the next look.
+    // The file changes as when `MetricsWriter` resumes: it is cut, and grows beyond its old length before the next read.
     let path = folder.path().join("metrics.jsonl");
     let kept: String =
         std::fs::read_to_string(&path).unwrap().lines().take(2).map(|line| format!("{line}\n")).collect();
@@ -93,7 +93,7 @@ fn a_resumed_run_replaces_the_steps_that_it_trains_again() {
     let loss = &reader.next()["changes"]["0"]["series"]["loss"];
     assert_eq!(loss["from"], 0);
     assert_eq!((&loss["steps"], &loss["means"]), (&json!([1, 2, 3, 4, 5]), &json!([3.0, 2.0, 1.5, 1.25, 1.0])));
-    // Steps that repeat within the file: the last ones count.
+    // Steps repeat within the file, and the last values count.
     folder.lines("metrics.jsonl", &[metrics(4, 0.5), metrics(5, 0.25)]);
     let answer = reader.next();
     let loss = &answer["changes"]["0"]["series"]["loss"];
@@ -170,7 +170,7 @@ fn a_run_that_holds_its_lock_runs_and_its_end_is_told() {
     folder.lines("metrics.jsonl", &[metrics(1, 3.0)]);
     let answer = reader.next();
     assert_eq!((&answer["runs"][0]["state"], &answer["runs"][0]["record"]["ranks"]), (&json!("running"), &json!(2)));
-    // Looking does not take the lock, and several may look.
+    // A check does not take the lock, and several checks can run at once.
     assert!(RunLock::is_held(folder.path()).unwrap() && RunLock::is_held(folder.path()).unwrap());
     drop(lock);
     assert_eq!(reader.next()["runs"][0]["state"], "killed");
@@ -193,7 +193,7 @@ fn runs_in_a_folder_are_found_also_later_and_logs_are_shown() {
     let runs = reader.next();
     let names: Vec<_> = runs["runs"].as_array().unwrap().iter().map(|run| run["name"].as_str().unwrap()).collect();
     assert!(names == ["b", "a"], "{names:?}");
-    // Runs of one name have their folders as names.
+    // Runs with equal names are named by their folders.
     std::fs::create_dir_all(folder.path().join("c/a")).unwrap();
     folder.lines("c/a/metrics.jsonl", &[metrics(1, 2.0)]);
     let both = Reader::of(&[&folder.path().join("a"), &folder.path().join("c/a")]).next();
@@ -252,7 +252,7 @@ fn only_regular_files_of_the_runs_are_read() {
     assert!(fifo.success());
     symlink("/dev/zero", run.join("rank-3.log")).unwrap();
     root.append("run/rank-4.log", "hello\n");
-    // Links to folders: out of the root, and within it.
+    // One link leads out of the root, and one stays within it.
     symlink(secret.path(), root.path().join("out")).unwrap();
     symlink(&run, root.path().join("within")).unwrap();
     let mut reader = Reader::of(&[root.path()]);
@@ -271,7 +271,7 @@ fn only_regular_files_of_the_runs_are_read() {
     symlink(secret.path(), &run).unwrap();
     assert_eq!(reader.monitor.logs(0), Some(Vec::new()));
     assert!(!reader.next()["runs"][0].to_string().contains("987654"));
-    // One that is named on the command line is what its user wants.
+    // A link that is named on the command line is followed, since the user wants it.
     let named = Reader::of(&[&root.path().join("out")]).next();
     assert_eq!(named["runs"][0]["latest"]["loss"], 987_654.0);
 }

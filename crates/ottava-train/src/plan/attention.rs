@@ -1,4 +1,4 @@
-//! The plan of attention: which backend serves each kind of layer, and why.
+//! The plan of attention: the backend of each kind of layer, and the reason for it.
 
 use ottava_common::error::Result;
 use ottava_recipe::Recipe;
@@ -7,20 +7,20 @@ use ottava_tensor::Device;
 use ottava_tensor::ops::{AttentionBackend, AttentionCase, AttentionSpec};
 use serde::Serialize;
 
-/// Attention layers with equal specs.
+/// A kind of attention layer: the layers with equal specs.
 #[derive(Clone, Debug, Serialize)]
 pub struct AttentionPlan {
     /// The number of layers.
     pub count: usize,
-    /// Their spec.
+    /// The spec of these layers, in words.
     pub what: String,
-    /// Their backend.
+    /// The backend of these layers.
     pub backend: String,
     /// For each faster backend of the device, a sentence with the condition that the layers do not meet.
     pub because: Vec<String>,
 }
 
-/// The attention of a model, with or without `documents` in its sequences: an entry for each kind of layer.
+/// Plans the attention of a model, with or without `documents` in its sequences. Returns an entry for each kind of layer.
 ///
 /// Errors if no backend of `device` supports a layer.
 pub(super) fn attention(

@@ -1,4 +1,4 @@
-//! Changes that make a run fit a device: settings that take less memory, with their cost.
+//! Changes that make a run fit a device: settings that take less memory, each with its cost.
 
 use super::memory::MemoryPlan;
 use ottava_common::error::Result;
@@ -10,11 +10,11 @@ use ottava_settings::ResolvedConfig;
 use ottava_tensor::{DType, Device};
 use serde::Serialize;
 
-/// The effect of a change on the results of a run; effects with more rounding come last.
+/// The effect of a change on the results of a run. Effects that round more come last.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Effect {
-    /// Nothing.
+    /// The results have the same bits.
     SameBits,
     /// Numbers halfway between two BF16 numbers are rounded away from zero.
     Ties,
@@ -40,15 +40,15 @@ impl Effect {
 pub struct Change {
     /// The settings, in the syntax of the run's file.
     pub settings: Vec<String>,
-    /// The peak with them.
+    /// The peak of memory with these settings.
     pub peak_bytes: u64,
-    /// Time of a step relative to a step without them.
+    /// The time of a step relative to a step without these settings.
     pub time: f64,
-    /// Their effect on results.
+    /// The effect of these settings on results.
     pub effect: Effect,
 }
 
-/// One value of a setting.
+/// A setting with one of its values.
 struct Candidate {
     setting: Vec<String>,
     time: f64,
@@ -56,8 +56,8 @@ struct Candidate {
     apply: Box<dyn Fn(&mut ResolvedConfig)>,
 }
 
-/// Time of a step with a policy relative to [`Recompute::None`], from docs/memory.md: Llama-2-7B at 8,192 tokens in fp8-delayed on one
-/// H200.
+/// Returns the time of a step with `policy` relative to [`Recompute::None`]. Measured with Llama-2-7B at 8,192 tokens in fp8-delayed on one H200
+/// (docs/memory.md).
 pub fn time_of(policy: Recompute) -> f64 {
     match policy {
         Recompute::None => 1.0,
@@ -67,18 +67,18 @@ pub fn time_of(policy: Recompute) -> f64 {
     }
 }
 
-/// Time of a step that casts weights for each product, relative to stored codes.
+/// The time of a step that casts weights for each product, relative to a step with stored codes.
 const TIME_WITHOUT_WEIGHT_CODES: f64 = 1.02;
 
-/// Time of a step with activations saved in FP8, relative to exact ones.
+/// The time of a step with activations saved in FP8, relative to a step that saves them exactly.
 const TIME_OF_SAVED_FP8: f64 = 1.015;
 
-/// Relative time of a step with half the sequences in twice the micro-batches: two steps of one sequence, minus an update, divided by one
-/// step of two.
+/// The time of a step with half the rows in twice the micro-batches, relative to the original step. Measured as two steps of one sequence, minus one
+/// update, divided by one step of two sequences.
 const TIME_OF_HALF_BATCH: f64 = 1.02;
 
-/// Storages of the optimizer, by falling memory, with the time of a step relative to the first: Llama-2-7B at 4,096 tokens on one H200, from
-/// benchmarks/2026-11-21-optimizer-levels.md. Storages that take more memory and more time than another are not listed.
+/// The storages of the optimizer, in the order of falling memory. Each has the time of a step relative to the first storage: Llama-2-7B at 4,096
+/// tokens on one H200, from benchmarks/2026-11-21-optimizer-levels.md. A storage is not listed if another storage takes less memory and less time.
 const STORAGES: [(Storage, f64); 5] = [
     (Storage::Float32, 1.0),
     (Storage::Bfloat16, 0.90),
@@ -87,30 +87,31 @@ const STORAGES: [(Storage, f64); 5] = [
     (Storage::MsampO2, 0.98),
 ];
 
-/// Parameters and seconds of the steps that [`STORAGES`] compares. Storages change the time of the update, which a step has once, whatever the
-/// number of its tokens.
+/// The number of parameters and the seconds of the steps that [`STORAGES`] compares. A storage changes only the time of the update, and a step has
+/// one update for any number of tokens.
 const STEP_OF_STORAGES: (f64, f64) = (6.74e9, 0.41);
 
-/// Bytes per second of copies over PCIe in each direction, while both directions are busy: one H200 in a PCIe 5 x16 slot, from
+/// The bytes per second of copies over PCIe in each direction while both directions are busy. Measured on one H200 in a PCIe 5 x16 slot, from
 /// benchmarks/2026-11-21-offloading.md.
 const BUS: f64 = 50.2e9;
 
-/// Seconds to copy `bytes` over PCIe.
+/// Returns the seconds that a copy of `bytes` over PCIe takes.
 pub(super) fn bus_seconds(bytes: u64) -> f64 {
     bytes as f64 / BUS
 }
 
-/// Shares of the optimizer's states that are proposed to be offloaded.
+/// The proposed shares of the optimizer's states to offload.
 const OFFLOADED: [f64; 4] = [0.25, 0.5, 0.75, 1.0];
 
-/// The maximum number of proposals, of proposals that lower precision, and of proposals that do not.
+/// The maximum number of proposals. `ALIKE` is the maximum number of proposals that lower precision, and also of proposals that do not.
 const PROPOSED: usize = 3;
 const ALIKE: usize = 2;
 
-/// Lower precision counts like a step that takes this much longer: slower by less is less harmful.
+/// The factor by which lower precision counts as a longer step. A change that keeps precision is less harmful if it makes a step longer by less than
+/// this factor.
 const HARM_OF_PRECISION: f64 = 1.5;
 
-/// The seconds of a step at [`STEP_RATES`], and the trained parameters.
+/// Returns the seconds of a step at [`STEP_RATES`], and the number of trained parameters.
 fn step_and_parameters(config: &ResolvedConfig, sizes: &DecoderConfig, device: &Device) -> Result<(f64, f64)> {
     let model = Decoder::describe(sizes, &config.run.recipe_on(device))?;
     let flops = model.flops_per_token(config.run.data.max_length) * config.run.tokens_per_step() as f64;
@@ -118,7 +119,7 @@ fn step_and_parameters(config: &ResolvedConfig, sizes: &DecoderConfig, device: &
     Ok((flops / rate, model.parameters as f64))
 }
 
-/// Time of a step over that without, for each of [`OFFLOADED`] beyond what `config` has. None on a CPU.
+/// Returns a candidate for each share of [`OFFLOADED`] above the share of `config`, with the relative time of a step. Returns no candidates on a CPU.
 fn offloads(config: &ResolvedConfig, sizes: &DecoderConfig, device: &Device) -> Result<Vec<Candidate>> {
     let now = config.offload_optimizer;
     let shares: Vec<f64> = OFFLOADED.into_iter().filter(|&share| share > now).collect();
@@ -141,18 +142,19 @@ fn offloads(config: &ResolvedConfig, sizes: &DecoderConfig, device: &Device) -> 
     Ok(shares.into_iter().map(level).collect())
 }
 
-/// The settings that can be changed, each with its values from the value after `config`'s value to the value that takes the least memory.
+/// Returns the settings that can be changed. The candidates of a setting are in order: the first takes a little less memory than the value of
+/// `config`, the last takes the least.
 fn settings(config: &ResolvedConfig, sizes: &DecoderConfig, device: &Device) -> Result<Vec<Vec<Candidate>>> {
     let (run, policy) = (&config.run, config.recompute);
     let exact = run.memory.saved_activations == SavedActivations::Exact;
     let recompute = Recompute::ALL.into_iter().filter(|other| *other > policy).map(|other| Candidate {
         setting: vec![format!("memory.recompute = \"{}\"", other.as_str())],
         time: time_of(other) / time_of(policy),
-        // Recomputed operands are computed from the saved ones.
+        // Operands are recomputed from saved activations, so they change if these are saved in FP8.
         effect: if exact { Effect::SameBits } else { Effect::Precision },
         apply: Box::new(move |config| config.recompute = other),
     });
-    // Codes of frozen weights take less memory than their values.
+    // With adapters, frozen weights are stored as codes, which take less memory than values. So this change is proposed only without adapters.
     let codes = (run.weight_codes() && run.lora.r == 0 && run.precision.recipe().casts.is_some()).then(|| Candidate {
         setting: vec!["memory.weight_codes = false".into()],
         time: TIME_WITHOUT_WEIGHT_CODES,
@@ -219,11 +221,11 @@ fn settings(config: &ResolvedConfig, sizes: &DecoderConfig, device: &Device) -> 
     ])
 }
 
-/// Changes that make `config` fit `device`, the least harmful first; at most three. At most two of them lower precision, and at most two do
-/// not. None contains all changes of another. Empty if nothing fits.
+/// Returns at most three changes that make `config` fit `device`, the least harmful first. At most two of them lower precision, and at most two do
+/// not. No change contains another change of the list. Returns no changes if nothing fits.
 pub fn changes(config: &ResolvedConfig, sizes: &DecoderConfig, device: &Device) -> Result<Vec<Change>> {
     let settings = settings(config, sizes, device)?;
-    // For each setting, the index of its change; 0 means unchanged.
+    // A choice holds, for each setting, the number of its candidate; 0 leaves the setting unchanged.
     let mut choices: Vec<Vec<usize>> = vec![Vec::new()];
     for levels in &settings {
         choices = choices
@@ -231,7 +233,7 @@ pub fn changes(config: &ResolvedConfig, sizes: &DecoderConfig, device: &Device) 
             .flat_map(|choice| (0..=levels.len()).map(move |level| [choice.as_slice(), &[level]].concat()))
             .collect();
     }
-    // The first choice changes nothing.
+    // The first choice leaves all settings unchanged.
     choices.remove(0);
     let Some(furthest) = choices.last().cloned() else { return Ok(Vec::new()) };
     let levels = |choice: &[usize]| -> Vec<&Candidate> {
@@ -258,7 +260,7 @@ pub fn changes(config: &ResolvedConfig, sizes: &DecoderConfig, device: &Device) 
     choices.sort_by(order);
     let no_less = |choice: &[usize], other: &[usize]| choice.iter().zip(other).all(|(a, b)| a >= b);
     let (mut found, mut too_large) = (Vec::<(Vec<usize>, Change)>::new(), Vec::<Vec<usize>>::new());
-    // If the furthest change of a kind does not fit, no other of that kind does.
+    // If the choice of a kind that takes the least memory does not fit, no choice of this kind fits.
     for kind in [false, true] {
         let alike = choices.iter().filter(|choice| rounds(choice) == kind);
         let furthest = alike.max_by_key(|choice| choice.iter().sum::<usize>());
@@ -290,7 +292,7 @@ pub fn changes(config: &ResolvedConfig, sizes: &DecoderConfig, device: &Device) 
     Ok(found.into_iter().map(|(_, change)| change).collect())
 }
 
-/// The changes, as lines of a message.
+/// Returns the changes as lines of a message.
 pub fn proposals(changes: &[Change]) -> String {
     if changes.is_empty() {
         return "No setting that takes less memory makes it fit: choose a smaller model or shorter sequences.".into();
@@ -308,7 +310,7 @@ pub fn proposals(changes: &[Change]) -> String {
     text
 }
 
-/// Bytes in GiB.
+/// Converts bytes to GiB.
 pub(super) fn gib(bytes: u64) -> f64 {
     bytes as f64 / (1u64 << 30) as f64
 }

@@ -13,51 +13,51 @@ use ottava_tensor::comm::Traffic;
 use ottava_tensor::{DType, Device};
 use serde::Serialize;
 
-/// The communication of each rank in a step after the first; in a pipeline, of the first rank.
+/// The communication of each rank in a step after the first step. In a pipeline, the communication of the first rank.
 #[derive(Clone, Debug, Serialize)]
 pub struct CommunicationPlan {
-    /// All ranks.
+    /// The number of all ranks.
     pub ranks: usize,
-    /// The ranks that divide the tokens of a step, and with ZeRO the states of their layers.
+    /// The number of ranks that divide the tokens of a step. With ZeRO, they also divide the states of their layers.
     pub sharing: usize,
     /// The stage of ZeRO.
     pub zero: Zero,
-    /// The units of the model, whose weights or gradients are communicated together, in the order of forward: the embedding, each block,
-    /// and an untied head.
+    /// The units of the model in the order of forward: the embedding, each block, and an untied head. The weights or gradients of a unit are
+    /// communicated together.
     pub units: Vec<UnitPlan>,
-    /// Micro-batches of each rank in a step.
+    /// The number of micro-batches of each rank in a step.
     pub micro_batches: usize,
-    /// Tokens of each rank in a step.
+    /// The number of tokens of each rank in a step.
     pub tokens: u64,
-    /// Calls and bytes that each rank sends, by kind of collective.
+    /// The calls of each rank and the bytes that it sends, by kind of collective.
     pub traffic: Traffic,
     /// The calls for which layers wait: exchanges of activations among the ranks of the axes tensor, context and expert.
     pub of_layers: Traffic,
-    /// Whether layers send sums beside products: sums over the ranks of the tensor axis, but not sums of the experts of a mixture.
+    /// Whether layers overlap their sums with products. This is true for sums over tensor ranks unless the model has mixtures of experts.
     pub hides_sums: bool,
-    /// Bytes that an update of the whole model reads and writes, without FP8 codes.
+    /// The number of bytes that an update of the whole model reads and writes, without FP8 codes.
     pub update_bytes: u64,
 }
 
-/// A unit of the model, whose weights or gradients are communicated together.
+/// A unit of the model: its weights or gradients are communicated together.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct UnitPlan {
-    /// Bytes of the buffer that ranks gather.
+    /// The bytes of the buffer that ranks gather.
     pub gathered_bytes: u64,
-    /// Whether each forward and each backward gathers it, rather than the first forward of a step.
+    /// Whether each forward and each backward gathers the unit. If not, only the first forward of a step gathers it.
     pub gathers_in_each_pass: bool,
-    /// Bytes of FP8 codes among them, which each rank transposes.
+    /// The bytes of FP8 codes in the gathered buffer. Each rank transposes them.
     pub transposed_bytes: u64,
-    /// Bytes of the buffer of gradients that ranks reduce.
+    /// The bytes of the buffer of gradients that ranks reduce.
     pub reduced_bytes: u64,
     /// Whether gradients are sent as FP8 codes.
     pub codes_reduced: bool,
-    /// Its share of the floating-point operations of a step.
+    /// The unit's share of the floating-point operations of a step.
     pub compute: f64,
 }
 
 impl CommunicationPlan {
-    /// The plan of `config` for a model of `sizes` on `device`; `None` for one rank. Allocates nothing on `device`.
+    /// Plans the communication of `config` for a model of `sizes` on `device`. Returns `None` for one rank. Allocates nothing on `device`.
     pub fn new(config: &ResolvedConfig, sizes: &DecoderConfig, device: &Device) -> Result<Option<CommunicationPlan>> {
         let ranks = config.run.parallel.ranks();
         if ranks <= 1 {
@@ -67,7 +67,7 @@ impl CommunicationPlan {
         let device = unlimited(device);
         let step = |micro_batches| step(config, sizes, &device, micro_batches);
         let DryStep { traffic, of_layers, update_bytes, units } = match micro_batches {
-            // Every further micro-batch has the same communication: the difference between two and one.
+            // Each further micro-batch has the same communication: the difference between a step of two micro-batches and a step of one.
             3.. if config.run.parallel.pipeline == 1 => {
                 let (one, two) = (step(1)?, step(2)?);
                 let further = micro_batches as u64 - 2;
@@ -101,7 +101,7 @@ struct DryStep {
     units: Vec<UnitPlan>,
 }
 
-/// Measures the second step of a dry run, since the first may create buffers that later ones reuse.
+/// Measures the second step of a dry run, since the first step may create buffers that later steps reuse.
 fn step(config: &ResolvedConfig, sizes: &DecoderConfig, device: &Device, micro_batches: usize) -> Result<DryStep> {
     let mut run = dry_run(config, sizes, device, micro_batches, 0)?;
     run.quantize_weights()?;
@@ -118,8 +118,8 @@ fn step(config: &ResolvedConfig, sizes: &DecoderConfig, device: &Device, micro_b
     Ok(DryStep { traffic, of_layers, update_bytes: update_bytes(&mut run), units })
 }
 
-/// The units of the model. Blocks have equal shares of its operations, and an untied head has the operations of its product; a tied head counts in
-/// the last block.
+/// Returns the units of the model. All blocks have equal shares of the operations. An untied head has the operations of its product. A tied head
+/// counts in the last block.
 fn units(run: &Run, layers: usize, seq_len: usize) -> Vec<UnitPlan> {
     let (partition, model) = (run.step.partition(), run.model.description());
     let head = model.head.iter().map(|head| 6.0 * (head.outputs * head.inputs) as f64).sum::<f64>();
@@ -139,7 +139,7 @@ fn units(run: &Run, layers: usize, seq_len: usize) -> Vec<UnitPlan> {
     buffers.iter().enumerate().map(of_part).collect()
 }
 
-/// Master weights and moments are read and written, gradients are read, and weights are written.
+/// Returns the bytes of an update: master weights and moments are read and written, gradients are read, and weights are written.
 fn update_bytes(run: &mut Run) -> u64 {
     let divides = run.step.partition().divides();
     let shares = if divides { run.step.partition().ranks().sharing(Shared::Slices).size() } else { 1 };

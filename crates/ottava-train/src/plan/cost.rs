@@ -1,7 +1,7 @@
-//! A cost model of communication: times of collectives on links, and the part that compute does not hide. Pure functions.
+//! A cost model of communication: the time of collectives on links, and the part of it that compute does not hide. All functions are pure.
 //!
-//! Times are in seconds, sizes in bytes, rates in bytes per second. Collectives within a node are rings; over several nodes of n GPUs, a
-//! collective is a ring between nodes on 1/n of the buffer, and then a ring within nodes.
+//! Times are in seconds, sizes in bytes, rates in bytes per second. A collective within a node is a ring. A collective over several nodes of n GPUs
+//! is a ring between nodes on 1/n of the buffer, followed by a ring within each node.
 
 use super::communication::{CommunicationPlan, UnitPlan};
 use super::timeline::{Brings, Collective, Timeline};
@@ -9,19 +9,19 @@ use ottava_parallel::Zero;
 use ottava_tensor::comm::{GPUS_PER_NODE, Pattern, Sent, Traffic};
 use serde::Serialize;
 
-/// A ring of links: a collective of `W` ranks takes `start + (W - 1) · hop + B · (W - 1) / (W · bandwidth)` for a buffer of `B` bytes.
+/// A ring of links. A collective of `W` ranks on a buffer of `B` bytes takes `start + (W - 1) · hop + B · (W - 1) / (W · bandwidth)`.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Ring {
-    /// Seconds to launch a collective.
+    /// The seconds to launch a collective.
     pub start: f64,
-    /// Seconds from a rank to the next.
+    /// The seconds from a rank to the next rank.
     pub hop: f64,
-    /// Bytes per second that a rank sends.
+    /// The bytes per second that a rank sends.
     pub bandwidth: f64,
 }
 
 impl Ring {
-    /// Seconds of one call over a buffer of `bytes` for `ranks` ranks; zero for one rank.
+    /// Returns the seconds of one call over a buffer of `bytes` for `ranks` ranks. Returns zero for one rank.
     fn seconds(&self, bytes: f64, ranks: f64) -> f64 {
         match ranks > 1.0 {
             true => self.start + (ranks - 1.0) * self.hop + bytes * (ranks - 1.0) / (ranks * self.bandwidth),
@@ -30,43 +30,43 @@ impl Ring {
     }
 }
 
-/// A kind of collective: its link parameters, and its slowdown when it overlaps with products.
+/// A kind of collective: its links, and its slowdown when it overlaps with products.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Kind {
-    /// Without overlap.
+    /// The ring of the collective without overlap.
     pub ring: Ring,
-    /// Time when it overlaps with products, relative to its time alone.
+    /// The time when the collective overlaps with products, relative to its time alone.
     pub beside_products: f64,
 }
 
 /// The links within a node.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct NodeLinks {
-    /// Gathers.
+    /// The links of gathers.
     pub gather: Kind,
-    /// Sums.
+    /// The links of sums.
     pub reduce: Kind,
-    /// Exchanges of FP8 gradients.
+    /// The links of exchanges of FP8 gradients.
     pub exchange: Kind,
-    /// Time of a product that overlaps with collectives, relative to its time alone.
+    /// The time of a product that overlaps with collectives, relative to its time alone.
     pub products: f64,
 }
 
 /// The links of a cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Links {
-    /// Within a node.
+    /// The links within a node.
     pub within: NodeLinks,
-    /// All collectives between nodes, for each GPU.
+    /// The links between nodes for each GPU, used by all collectives.
     pub between: Ring,
-    /// GPUs of a node.
+    /// The number of GPUs of a node.
     pub gpus_per_node: usize,
 }
 
 impl Links {
-    /// H200 with NVLink, whose copy engines move the data: latencies and bandwidths of two (`ottava bench comm`, docs/parallelism.md). Assumed: the
-    /// same on more GPUs, no contention of copies with each other, 8 GPUs per node, and between nodes 45 of the 50 GB/s of one NDR adapter per
-    /// GPU, with the largest latency of `graph/tuning.cc` of NCCL.
+    /// The links of H200 GPUs with NVLink, where copy engines move the data. Latencies and bandwidths were measured on two GPUs (`ottava bench comm`,
+    /// docs/parallelism.md). More GPUs are assumed to have the same values and no contention between copies. A node has 8 GPUs. Between nodes, each
+    /// GPU is assumed to use 45 of the 50 GB/s of one NDR adapter, with the largest latency of `graph/tuning.cc` of NCCL.
     pub const H200: Links = {
         const fn kind([start, hop, bandwidth]: [f64; 3]) -> Kind {
             Kind { ring: Ring { start, hop, bandwidth }, beside_products: 1.0 }
@@ -80,7 +80,7 @@ impl Links {
         Links { within, between: Ring { start: 8.4e-6, hop: 14e-6, bandwidth: 45e9 }, gpus_per_node: GPUS_PER_NODE }
     };
 
-    /// Seconds of a collective over a buffer of `bytes` on `ranks` ranks, of a `kind` within a node.
+    /// Returns the seconds of a collective over a buffer of `bytes` on `ranks` ranks. `kind` is its kind within a node.
     fn collective(&self, kind: &Kind, bytes: f64, ranks: usize) -> f64 {
         if ranks <= 1 || bytes == 0.0 {
             return 0.0;
@@ -91,11 +91,12 @@ impl Links {
         self.between.seconds(bytes / gpus, nodes) + kind.ring.seconds(bytes, gpus)
     }
 
-    /// Seconds of the calls of a rank that sends `sent` in a job of `ranks` ranks: collectives within a node, messages between nodes.
+    /// Returns the seconds of the calls of a rank that sends `sent` in a job of `ranks` ranks. Collectives are within a node, and messages may be
+    /// between nodes.
     fn direct(&self, sent: Traffic, ranks: usize) -> f64 {
         let within = &self.within;
         let of = |ring: Ring, sent: Sent| sent.calls as f64 * ring.start + sent.bytes as f64 / ring.bandwidth;
-        // A pipeline is the axis whose ranks are farthest apart.
+        // Messages run along the pipeline axis, whose ranks are farthest apart.
         let messages = if ranks > self.gpus_per_node { self.between } else { within.exchange.ring };
         of(within.gather.ring, sent.of(Pattern::Gather))
             + of(within.exchange.ring, sent.of(Pattern::Exchange))
@@ -103,7 +104,8 @@ impl Links {
             + of(messages, sent.of(Pattern::Message))
     }
 
-    /// Seconds for which the layers of a rank wait for exchanges of activations in a job of `ranks` ranks. Ranks of one layer are in one node.
+    /// Returns the seconds for which the layers of a rank wait for exchanges of activations in a job of `ranks` ranks. All ranks of a layer are in
+    /// one node.
     fn of_layers(&self, plan: &CommunicationPlan, ranks: usize) -> f64 {
         let sums = Traffic { all_to_all: plan.of_layers.send, ..Traffic::default() };
         let others = Traffic { send: Sent::default(), ..plan.of_layers };
@@ -111,8 +113,8 @@ impl Links {
         self.direct(others, ranks) + exposed * self.direct(sums, ranks)
     }
 
-    /// Seconds on `ranks` ranks of `sent.calls` equal calls, in which each of `counted` ranks sent `sent.bytes` in all. Buffer sizes do not
-    /// depend on the number of ranks.
+    /// Returns the seconds of `sent.calls` equal calls on `ranks` ranks. `sent.bytes` are the bytes that each rank sends if `counted` ranks make
+    /// these calls. The sizes of the buffers do not depend on the number of ranks.
     fn seconds(&self, kind: &Kind, sent: Sent, counted: usize, ranks: usize) -> f64 {
         if sent.calls == 0 || counted <= 1 {
             return 0.0;
@@ -123,76 +125,78 @@ impl Links {
     }
 }
 
-/// Bytes per second that AdamW reads and writes on an H200: `optimizer` of `ottava bench train`, Llama-2-7B on two and on four.
+/// The bytes per second that AdamW reads and writes on an H200: `optimizer` of `ottava bench train` with Llama-2-7B on two and on four GPUs.
 const UPDATE: f64 = 3.86e12;
 
-/// Bytes of FP8 codes that an H200 transposes per second; it reads and writes twice as many (`transpose, FP8` of `ottava bench kernels`).
+/// The bytes of FP8 codes that an H200 transposes per second. It reads these bytes and writes as many (`transpose, FP8` of `ottava bench kernels`).
 const TRANSPOSE: f64 = 3.48e12 / 2.0;
 
-/// The part of the time of sums over tensor ranks by which a step is longer: what products beside them do not hide, and by what products are
-/// slower. Of 33 ms for Llama-2-7B on two H200, 4 were exposed, and the step was 16 ms longer than without them.
+/// The share of the time of sums over tensor ranks that makes a step longer: products do not hide it, or become slower by it. With Llama-2-7B on two
+/// H200, the sums took 33 ms, 4 ms of them were exposed, and the step was 16 ms longer than without sums.
 const EXPOSED_SUMS: f64 = 0.5;
 
-/// Forward's share of compute: one of three products of each linear.
+/// The share of forward in the compute: one of three products of each linear.
 const FORWARD: f64 = 1.0 / 3.0;
 
-/// A step on a number of ranks, each with the micro-batches of the plan.
+/// A predicted step on a number of ranks. Each rank has the micro-batches of the plan.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Prediction {
-    /// Ranks.
+    /// The number of ranks.
     pub ranks: usize,
-    /// Seconds of all collectives of a step, without overlap.
+    /// The seconds of all collectives of a step, without overlap.
     pub communication_seconds: f64,
-    /// The predicted step, if the compute time is known.
+    /// The predicted step; `None` if the compute time is not known.
     pub step: Option<PredictedStep>,
 }
 
 /// The time of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct PredictedStep {
-    /// Seconds of communication that compute does not hide.
+    /// The seconds of communication that compute does not hide.
     pub exposed_seconds: f64,
-    /// Seconds for which ranks of a pipeline wait for each other.
+    /// The seconds for which ranks of a pipeline wait for each other.
     pub idle_seconds: f64,
-    /// Seconds by which communication slows the compute that hides it.
+    /// The seconds by which communication slows the compute that hides it.
     pub slowdown_seconds: f64,
-    /// Seconds of the step: compute, the update, transposes of gathered codes, and both of these.
+    /// The seconds of the step: compute, the update, transposes of gathered codes, and the three times above.
     pub seconds: f64,
-    /// Tokens that each rank trains on per second.
+    /// The number of tokens per second on which each rank trains.
     pub tokens_per_second: f64,
 }
 
-/// A pipeline, as the cost model sees it.
+/// The properties of a pipeline that the cost model needs.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct PipelineCost {
-    /// The time that ranks are idle, divided by their compute time.
+    /// The idle time of ranks, divided by their compute time.
     pub bubble: f64,
-    /// The most expensive stage, divided by the mean.
+    /// The time of the most expensive stage, divided by the mean of the stages.
     pub imbalance: f64,
 }
 
 impl PipelineCost {
-    /// No pipeline.
+    /// The properties without a pipeline.
     pub const NONE: PipelineCost = PipelineCost { bubble: 0.0, imbalance: 1.0 };
 }
 
 impl PredictedStep {
-    /// A step of `tokens` that takes `seconds` on one rank.
+    /// Returns a step of `tokens` that takes `seconds` on one rank, without communication.
     pub fn alone(seconds: f64, tokens: f64) -> PredictedStep {
         let (exposed_seconds, idle_seconds, slowdown_seconds) = (0.0, 0.0, 0.0);
         PredictedStep { exposed_seconds, idle_seconds, slowdown_seconds, seconds, tokens_per_second: tokens / seconds }
     }
 }
 
-/// Predicts a step of `plan` on `ranks` ranks. As many of them as in the plan do not divide tokens. `compute` is the seconds
-/// that the tokens of a rank take on one GPU alone, which updates the whole model; the ranks that divide the model divide it evenly, and with
-/// ZeRO 1 to 3 each rank updates its share.
+/// Predicts a step of `plan` on `ranks` ranks. The number of ranks that divide the model is as in the plan, and the other ranks divide tokens.
+/// `compute` is the seconds that one GPU alone takes for the tokens of a rank and for the update of the whole model. The ranks that divide the model
+/// divide it evenly. With ZeRO 1 to 3, each rank updates its share.
 ///
-/// Units run one after the other. Gathers run one unit ahead, in the first forward of a step with ZeRO 1 and 2, where the preceding update hides
-/// the gathers of the first two units, and in each forward and backward with ZeRO 3 and of offloaded weights. Codes are transposed once for each
-/// gather that is the last before a backward. Reductions overlap with the last backward with ZeRO 0 and 1, and with each backward with ZeRO 2 and
-/// 3. Compute waits for the last ones, and with ZeRO 1 to 3 for the all-reduces of vectors and amaxes at the end. Compute waits for exchanges of
-/// activations and for the messages of a pipeline.
+/// Units run one after the other, and communication overlaps with them as follows.
+/// * Gathers run one unit ahead of compute. With ZeRO 1 and 2, units are gathered in the first forward of a step, and the preceding update hides the
+///   gathers of the first two units. With ZeRO 3 and for offloaded weights, units are gathered in each forward and each backward.
+/// * Codes are transposed once for each gather that no other gather follows before backward.
+/// * Reductions overlap with the last backward with ZeRO 0 and 1, and with each backward with ZeRO 2 and 3. Compute waits for the last reductions.
+/// * With ZeRO 1 to 3, compute waits for the all-reduces of vectors and amaxes at the end.
+/// * Compute waits for exchanges of activations and for the messages of a pipeline.
 pub fn predict(
     plan: &CommunicationPlan,
     pipeline: PipelineCost,
@@ -215,7 +219,7 @@ pub fn predict(
     let divides = plan.zero > Zero::Nothing && ranks > 1;
     let step = compute.map(|alone| {
         let alone = alone / parts as f64;
-        // A single GPU writes codes and their transpose in its update.
+        // A single GPU writes codes and their transposes in its update.
         let codes: u64 = plan.units.iter().map(|unit| unit.transposed_bytes).sum();
         let whole = ((plan.update_bytes + 2 * codes) as f64 / UPDATE).min(alone);
         let update = match divides {
@@ -240,7 +244,7 @@ pub fn predict(
     Prediction { ranks: all, communication_seconds, step }
 }
 
-/// Simulates forward and backward of all micro-batches, whose compute takes `compute` seconds without overlap.
+/// Simulates forward and backward of all micro-batches. Their compute takes `compute` seconds without overlap.
 fn simulate(plan: &CommunicationPlan, ranks: usize, links: &Links, compute: f64) -> Timeline {
     let within = &links.within;
     let mut timeline = Timeline::new(within.products);
@@ -261,7 +265,7 @@ fn simulate(plan: &CommunicationPlan, ranks: usize, links: &Links, compute: f64)
         }
     };
     let transpose = |unit: &UnitPlan| if ranks > 1 { unit.transposed_bytes as f64 / TRANSPOSE } else { 0.0 };
-    // A rank of a pipeline has some of the units, and one that shares nothing has none.
+    // A rank of a pipeline has only some of the units. It has no units if it shares nothing.
     let share: f64 = plan.units.iter().map(|unit| unit.compute).sum();
     if share == 0.0 {
         timeline.compute(compute);
@@ -358,7 +362,7 @@ mod tests {
         fn one_rank_communicates_nothing(plan in plans(), compute in 1e-3..10.0) {
             let (all, step) = on_h200(&plan, 1, compute);
             prop_assert_eq!((all.communication_seconds, step.exposed_seconds, step.slowdown_seconds), (0.0, 0.0, 0.0));
-            // Shares of up to 39 units in up to 8 micro-batches are added in F64: some hundred roundings of 2⁻⁵³ of the sum.
+            // Shares of up to 39 units in up to 8 micro-batches are added in F64: some hundred roundings, each of 2⁻⁵³ of the sum.
             prop_assert!((step.seconds - compute).abs() <= 1e-9 * compute, "{} s", step.seconds);
         }
 
@@ -397,7 +401,8 @@ mod tests {
         }
     }
 
-    /// By hand, without latency: two data ranks of two tensor ranks of two stages. Each GPU computes a quarter; layers send 2.2 GB, messages 1.5 GB.
+    /// Computed by hand, without latency, for two data ranks, two tensor ranks and two stages. Each GPU computes a quarter of the model. Layers send
+    /// 2.2 GB, and messages 1.5 GB.
     #[test]
     fn parts_of_a_model_wait_for_each_other() {
         let ring = |bandwidth| Ring { start: 0.0, hop: 0.0, bandwidth };
@@ -429,12 +434,12 @@ mod tests {
         };
         let pipeline = PipelineCost { bubble: 0.25, imbalance: 1.2 };
         let step = |ranks| predict(&plan, pipeline, ranks, &links, Some(0.4)).step.unwrap();
-        // Sums of a few numbers below 1 in F64, by hand and by the plan: some units of 2⁻⁵³.
+        // Both sides add a few numbers below 1 in F64, so they differ by some units of 2⁻⁵³.
         let close = |a: f64, b: f64| assert!((a - b).abs() < 1e-9, "{a}, expected {b}");
         close(step(8).exposed_seconds, 0.01 + 0.01);
         close(step(8).idle_seconds, (0.1 + 0.01) * (1.25 * 1.2 - 1.0));
         close(step(8).seconds, 0.1 + 0.02 + 0.055);
-        // More data ranks change nothing of the parts of the model.
+        // More data ranks do not change the communication within a copy of the model.
         close(step(8).seconds, step(4).seconds);
         assert_eq!(predict(&plan, PipelineCost::NONE, 8, &links, Some(0.4)).step.unwrap().idle_seconds, 0.0);
         // Products hide half of the time of sums over tensor ranks.
@@ -446,7 +451,7 @@ mod tests {
         close(exposed(false) - exposed(true), 0.5 * links.direct(sums, 8));
     }
 
-    /// By hand, without latency: 16 ranks in two nodes gather 1.6 GB, 0.2 GB of it between nodes for each GPU.
+    /// Computed by hand, without latency: 16 ranks in two nodes gather 1.6 GB. Each GPU exchanges 0.2 GB of it between nodes.
     #[test]
     fn nodes_exchange_a_share_for_each_gpu() {
         let ring = |bandwidth| Ring { start: 0.0, hop: 0.0, bandwidth };

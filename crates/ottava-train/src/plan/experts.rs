@@ -6,31 +6,31 @@ use ottava_settings::RunConfig;
 use ottava_tensor::ops::Groups;
 use serde::Serialize;
 
-/// The mixtures of a model.
+/// The mixtures of experts of a model.
 #[derive(Clone, Debug, Serialize)]
 pub struct ExpertsPlan {
-    /// Layers with experts.
+    /// The number of layers with experts.
     pub layers: usize,
-    /// Experts of each.
+    /// The number of experts of each layer.
     pub experts: usize,
-    /// Experts that a token is sent to.
+    /// The number of experts that a token is sent to.
     pub chosen: usize,
-    /// Width of an expert.
+    /// The width of an expert.
     pub hidden: usize,
-    /// How routers choose, and the losses that they add.
+    /// How routers choose experts, and the losses that they add, in words.
     pub router: String,
-    /// Width of the MLP that all tokens share; `None` if there is none.
+    /// The width of the MLP that all tokens share; `None` without such an MLP.
     pub shared: Option<usize>,
-    /// Ranks that divide the experts of each layer, and exchange tokens.
+    /// The number of ranks that divide the experts of each layer and exchange tokens.
     pub ranks: usize,
-    /// Rows that a micro-batch of these ranks sends to the experts of a layer.
+    /// The number of rows that a micro-batch of these ranks sends to the experts of a layer.
     pub rows: usize,
-    /// Rows of the buffers of a rank, which have room for any choices in groups of multiples of 128.
+    /// The number of rows of the buffers of a rank. They have room for any choice of experts, with groups padded to multiples of 128.
     pub capacity: usize,
 }
 
 impl ExpertsPlan {
-    /// The plan of a run of a model of `sizes`; `None` if it has no experts.
+    /// Plans the mixtures of a model of `sizes`. Returns `None` if the model has no experts.
     pub(super) fn new(run: &RunConfig, sizes: &DecoderConfig) -> Option<ExpertsPlan> {
         let ExpertsSpec { count, hidden, routing, shared, losses, .. } = sizes.experts()?;
         let sequences = run.training.per_device_train_batch_size;

@@ -1,4 +1,4 @@
-//! What runs on a GPU: its features, FP8 products and kernels, by the table of compute capabilities.
+//! The features, FP8 products and kernels that a GPU supports, from the table of compute capabilities.
 
 use ottava_common::error::Result;
 use ottava_tensor::Capability;
@@ -9,28 +9,28 @@ use serde::Serialize;
 /// The part of a plan that depends only on the GPU.
 #[derive(Clone, Debug, Serialize)]
 pub struct GpuPlan {
-    /// Its name.
+    /// The name of the GPU.
     pub name: String,
-    /// Compute capability, major and minor.
+    /// The compute capability, major and minor.
     pub capability: (i32, i32),
-    /// The name of its architecture.
+    /// The name of the architecture.
     pub architecture: &'static str,
-    /// Whether this project's tests have run on its compute capability; for others, the data are from NVIDIA's documents.
+    /// Whether this project's tests have run on this compute capability. If not, the data are from NVIDIA's documents.
     pub is_tested: bool,
-    /// Features beyond compute capability 8.0.
+    /// The features that compute capability 8.0 does not have.
     pub features: Vec<&'static str>,
-    /// Scales of FP8 products.
+    /// The scales that FP8 products support.
     pub fp8_products: Vec<String>,
-    /// Bytes of shared memory that a block may use.
+    /// The bytes of shared memory that a block may use.
     pub shared_bytes: usize,
-    /// Ops whose kernels all run.
+    /// The ops that can run all their kernels.
     pub kernels: Vec<&'static str>,
-    /// A sentence for each op with kernels that do not run.
+    /// A sentence for each op that cannot run all its kernels.
     pub missing: Vec<String>,
 }
 
 impl GpuPlan {
-    /// Errors if the compute capability is not known.
+    /// Returns the part of a plan for `gpu`. Errors if its compute capability is not known.
     pub fn new(gpu: &GpuModel) -> Result<GpuPlan> {
         let capability = Capability::find(gpu.capability)?;
         let (whole, partial): (Vec<_>, Vec<_>) =

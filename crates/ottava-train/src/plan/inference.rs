@@ -15,11 +15,11 @@ use ottava_tensor::{DType, Device, Tensor};
 use std::path::Path;
 use std::rc::Rc;
 
-/// Checks, before anything is allocated, that the model in `folder` can be loaded for sequences of `seq_len` tokens, by each of `ranks` that
-/// divide its tensors, and `adapters` beside it.
+/// Checks that each of `ranks` ranks can load its part of the model in `folder`, with `adapters`, for sequences of `seq_len` tokens. Nothing is
+/// allocated.
 ///
-/// Errors with [`Error::Memory`] when a model of these `sizes` takes more memory than `device` has available, and with [`Error::Model`]
-/// when the folder's weights do not fit its config.json.
+/// Errors with [`Error::Memory`] if a model of these `sizes` takes more memory than `device` has available. Errors with [`Error::Model`] if the
+/// folder's weights do not fit its config.json.
 pub fn expect_model_fits(
     folder: &Path,
     sizes: &DecoderConfig,
@@ -30,7 +30,8 @@ pub fn expect_model_fits(
     adapters: &[Lora],
 ) -> Result<()> {
     let Some(bytes) = shortage(inference_bytes(sizes, recipe, device, seq_len, ranks, adapters)?, device) else {
-        // The folder may be the base model of an adapter, or one that a reward model starts from.
+        // The folder can hold the base model of an adapter, or the model from which a reward model starts. So the folder's own config.json is
+        // checked.
         return FolderWeights::check(folder, &decoder_config(&ConfigFile::read(folder)?)?, recipe);
     };
     let (what, remedy) = match adapters {
@@ -42,7 +43,7 @@ pub fn expect_model_fits(
     )))
 }
 
-/// [`expect_model_fits`] of a known model with random weights.
+/// Checks as [`expect_model_fits`] does, for a known model with random weights and without adapters.
 pub fn expect_random_model_fits(
     sizes: &DecoderConfig,
     recipe: &Recipe,
@@ -60,17 +61,17 @@ pub fn expect_random_model_fits(
     )))
 }
 
-/// The bytes `needed` and available, if they are more than `device` has available.
+/// Returns the memory `needed` and the memory available in words, if `needed` is larger.
 fn shortage(needed: usize, device: &Device) -> Option<String> {
     let available = available(device);
     let gib = |bytes: usize| bytes as f64 / f64::from(1 << 30);
     (needed > available).then(|| format!("{:.2} GiB, {:.2} GiB available", gib(needed), gib(available)))
 }
 
-/// The most bytes that each of `ranks` holds while a model of these `sizes` is loaded for inference, `adapters` beside it, and a token is
-/// computed with each of them.
+/// Returns the peak of memory of each of `ranks` ranks in bytes, while a model of these `sizes` and `adapters` are loaded for inference and one token
+/// is computed with each adapter.
 ///
-/// Errors as [`Decoder::load_adapters`].
+/// Errors in the same cases as [`Decoder::load_adapters`].
 pub fn inference_bytes(
     sizes: &DecoderConfig,
     recipe: &Recipe,
@@ -98,7 +99,7 @@ pub fn inference_bytes(
     Ok(dry.tracker().expect("a device in a dry run").take_peak().bytes)
 }
 
-/// A forward of a token on each of `ranks`: what does not depend on the number of tokens, such as the norms of magnitudes.
+/// Runs forward of one token per rank, for the memory that does not depend on the number of tokens, such as the norms of magnitudes.
 fn pass(model: &mut Decoder, ranks: usize) -> Result<()> {
     let device = model.device().clone();
     let (ids, sequences) = (Tensor::zeros(&device, &[ranks], DType::I32)?, Sequences::new(&device, ranks, 1)?);

@@ -9,26 +9,27 @@ use ottava_tensor::ops::Accumulation;
 use ottava_tensor::{DType, Granularity};
 use serde::Serialize;
 
-/// The decisions about one linear, or about the linears of that name in all blocks.
+/// The decision about one linear, or about the linears of one name in all blocks.
 #[derive(Clone, Debug, Serialize)]
 pub struct LinearPlan {
-    /// Its name; `*` stands for the number of the block.
+    /// The name of the linear, with `*` in place of the number of the block.
     pub name: String,
     /// The number of linears.
     pub count: usize,
-    /// Outputs and inputs.
+    /// The numbers of outputs and inputs.
     pub shape: [usize; 2],
-    /// `y = x · Wᵀ`.
+    /// The operands of fprop, `y = x · Wᵀ`.
     pub fprop: String,
-    /// `dx = dy · W`.
+    /// The operands of dgrad, `dx = dy · W`.
     pub dgrad: String,
-    /// `dW = dyᵀ · x`.
+    /// The operands of wgrad, `dW = dyᵀ · x`.
     pub wgrad: String,
-    /// The reason.
+    /// The reason for the decision.
     pub reason: String,
 }
 
-/// What becomes of the FP8 codes of the model folder, if it has some, in a run of adapters.
+/// Says whether a run of adapters keeps the FP8 codes of the model folder. Returns `None` for a run without adapters, a recipe without casts, or a
+/// folder without FP8 codes.
 pub(super) fn folder_codes(run: &RunConfig, recipe: &Recipe) -> Result<Option<String>> {
     let folder = &run.model.path;
     let (Some(casts), true) = (recipe.casts.as_ref(), run.lora.r > 0 && folder.is_dir()) else { return Ok(None) };
@@ -46,7 +47,7 @@ pub(super) fn folder_codes(run: &RunConfig, recipe: &Recipe) -> Result<Option<St
     }))
 }
 
-/// The linears of a model under `recipe`, the head last: one entry per name and decision.
+/// Returns the linears of a model under `recipe`, with one entry per name and decision. The head is last.
 pub(super) fn linears(model: &Description, recipe: &Recipe) -> Vec<LinearPlan> {
     let mut kinds: Vec<Vec<&(LinearSite, Decision)>> = Vec::new();
     for linear in &model.linears {
@@ -73,7 +74,7 @@ pub(super) fn linears(model: &Description, recipe: &Recipe) -> Vec<LinearPlan> {
     plans.map(wgrad).collect()
 }
 
-/// One entry for each decision about the linears of one name, one in each block.
+/// Returns one entry for each decision about the linears of one name. `blocks` has one linear per block.
 fn linear_plans(blocks: &[&(LinearSite, Decision)], compute: DType) -> Vec<LinearPlan> {
     let mut groups: Vec<(&Decision, Vec<usize>)> = Vec::new();
     for (block, (_, decision)) in blocks.iter().enumerate() {
@@ -120,7 +121,7 @@ fn linear_plans(blocks: &[&(LinearSite, Decision)], compute: DType) -> Vec<Linea
     groups.into_iter().map(plan).collect()
 }
 
-/// Ascending numbers, abbreviated: `3`, or `{0-2,7}`.
+/// Abbreviates ascending numbers: `3`, or `{0-2,7}`.
 fn ranges(numbers: &[usize]) -> String {
     let runs = numbers.chunk_by(|a, b| a + 1 == *b).map(|run| match run {
         [one] => one.to_string(),
@@ -130,7 +131,7 @@ fn ranges(numbers: &[usize]) -> String {
     if numbers.len() == 1 { runs } else { format!("{{{runs}}}") }
 }
 
-/// A short name of codes: their format, and the granularity unless it is per tensor.
+/// Returns a short name of codes: their format, and their granularity unless it is per tensor.
 fn operand(format: DType, granularity: Granularity) -> String {
     let format = if format == DType::E4M3 { "E4M3" } else { "E5M2" };
     match granularity {

@@ -1,4 +1,4 @@
-//! The memory of a run, from a dry run: the training code on a device without data that accounts for memory.
+//! The memory of a run, from a dry run: the training code runs on a device that holds no data and counts allocations.
 
 use crate::objective;
 use crate::phase::{Check, Passes, Phase};
@@ -24,68 +24,68 @@ use ottava_tensor::{DType, Device, Error as TensorError, Tensor};
 use serde::Serialize;
 use std::rc::Rc;
 
-/// The memory that a run needs, and the memory available; with several ranks, the memory of one of them.
+/// The memory that a run needs and the memory available. With several ranks, the memory of one rank.
 #[derive(Clone, Debug, Serialize)]
 pub struct MemoryPlan {
-    /// Ranks of the run.
+    /// The number of ranks of the run.
     pub ranks: usize,
-    /// The place in the pipeline of the rank whose memory this is: the one that needs most.
+    /// The place in the pipeline of the rank that this plan describes. It is the rank that needs the most memory.
     pub stage: usize,
-    /// The peak of each rank of a pipeline.
+    /// The peak of memory of each rank of a pipeline.
     pub stage_bytes: Vec<u64>,
-    /// Bytes by use at the peak.
+    /// The bytes of each use at the peak.
     pub lines: Vec<MemoryLine>,
-    /// Their sum.
+    /// The sum of these bytes.
     pub peak_bytes: u64,
     /// The phase of the run at the peak.
     pub during: String,
-    /// The peak while the model is built and loaded.
+    /// The peak of memory while the model is built and loaded.
     pub build_bytes: u64,
-    /// The peak while a checkpoint is saved.
+    /// The peak of memory while a checkpoint is saved.
     pub save_bytes: u64,
-    /// Bytes that the pool takes from the driver of a GPU, live or free between tensors. On a CPU equal to the peak.
+    /// The bytes that the pool takes from the driver of a GPU, including the gaps between tensors. On a CPU, they equal the peak.
     pub reserved_bytes: u64,
-    /// Bytes of offloaded tensors in host memory.
+    /// The bytes of offloaded tensors in host memory.
     pub host_bytes: u64,
-    /// Host memory available for them, the same for each rank of the machine, if the GPU is in this machine.
+    /// The host memory available for offloaded tensors, the same for each rank of the machine; `None` if the GPU is not in this machine.
     pub host_available_bytes: Option<u64>,
-    /// Bytes of the host's memory for the snapshot of a checkpoint; 0 without `checkpoint.async_save`.
+    /// The bytes of host memory for the snapshot of a checkpoint; 0 without `checkpoint.async_save`.
     pub snapshot_bytes: u64,
-    /// Whether the host has memory for the snapshots of its ranks.
+    /// Whether the host has memory for the snapshots of all its ranks.
     pub snapshots_fit: bool,
-    /// Memory of the device available for tensors.
+    /// The memory of the device that is available for tensors.
     pub available_bytes: u64,
-    /// Whether the run fits.
+    /// Whether the run fits into memory.
     pub fits: bool,
-    /// The kernels and attention passes of the run, which a GPU prepares before the first step.
+    /// The kernels and attention passes of the run. A GPU prepares them before the first step.
     #[serde(skip)]
     pub workload: Workload,
 }
 
-/// Memory of one use.
+/// The memory of one use.
 #[derive(Clone, Debug, Serialize)]
 pub struct MemoryLine {
     /// The use.
     pub what: String,
-    /// Its bytes.
+    /// The number of bytes.
     pub bytes: u64,
 }
 
 impl MemoryPlan {
-    /// The plan of `config` for a model of `sizes` on `device`, which may itself be a dry run: of the rank that needs most memory, if ranks
-    /// have different layers. Allocates nothing on `device`.
+    /// Plans `config` for a model of `sizes` on `device`, which may itself be a dry run. If ranks have different layers, returns the plan of the rank
+    /// that needs the most memory. Allocates nothing on `device`.
     pub fn new(config: &ResolvedConfig, sizes: &DecoderConfig, device: &Device) -> Result<MemoryPlan> {
         let of_stage = |stage| MemoryPlan::of_stage(config, sizes, device, stage);
         let plans = (0..config.run.parallel.pipeline).map(of_stage).collect::<Result<Vec<_>>>()?;
         let stage_bytes = plans.iter().map(|plan| plan.peak_bytes).collect();
         let mut workload = Workload::default();
         plans.iter().for_each(|plan| workload.merge(&plan.workload));
-        // The first one that does not fit, else the largest.
+        // A plan that does not fit comes before all plans that fit; otherwise the largest plan is chosen.
         let most = plans.into_iter().max_by_key(|plan| (!plan.fits, plan.reserved_bytes)).expect("there is a stage");
         Ok(MemoryPlan { stage_bytes, workload, ..most })
     }
 
-    /// [`MemoryPlan::new`] of the first rank with place `stage` in the pipeline.
+    /// Plans the first rank at place `stage` of the pipeline.
     fn of_stage(config: &ResolvedConfig, sizes: &DecoderConfig, device: &Device, stage: usize) -> Result<MemoryPlan> {
         let available = available(device);
         let dry = unlimited(device);
@@ -95,7 +95,8 @@ impl MemoryPlan {
             Device::Cpu | Device::DryCpu(_) => peak.bytes,
         };
         let fits = match reserved > available {
-            // When memory is short, the pool returns idle segments before it fails, but not while a step is captured.
+            // When memory is short, the pool returns idle segments to the driver before it fails, but not while a step is captured. So a second dry
+            // run has the device's memory.
             true if peak.bytes <= available && matches!(device, Device::Cuda(_)) => {
                 match DryRun::new(config, sizes, &device.dry(), stage) {
                     Err(ottava_common::Error::Tensor(TensorError::OutOfMemory { .. })) => false,
@@ -106,7 +107,7 @@ impl MemoryPlan {
         };
         let ranks = config.run.parallel.ranks();
         let of_node = ranks.min(GPUS_PER_NODE);
-        // Pinned memory is never swapped out.
+        // The host cannot swap out pinned memory, so swap space is not counted.
         let host_available = matches!(device, Device::Cuda(gpu) if gpu.tracker().is_none())
             .then(|| of_host(&["MemAvailable:"]) / of_node);
         let [own, others] = snapshot;
@@ -142,7 +143,7 @@ impl MemoryPlan {
     }
 }
 
-/// `device` in a dry run with unlimited memory, so that a run that does not fit also has a plan.
+/// Returns `device` in a dry run with unlimited memory, so that a run that does not fit also has a plan.
 pub(super) fn unlimited(device: &Device) -> Device {
     match device {
         Device::Cuda(gpu) => Device::dry_gpu(GpuModel { memory: UNLIMITED, ..gpu.model().clone() }),
@@ -150,16 +151,17 @@ pub(super) fn unlimited(device: &Device) -> Device {
     }
 }
 
-/// More than any run needs.
+/// The memory of such a device, more than any run needs.
 const UNLIMITED: usize = 1 << 50;
 
-/// The number of micro-batches to run: the first creates gradients, later ones add to them. In a pipeline, several are in flight, so all run.
+/// Returns the number of micro-batches to run. The first micro-batch creates gradients, and later ones add to them. In a pipeline, several
+/// micro-batches are in flight, so all of them run.
 pub(super) fn distinct_micro_batches(config: &ResolvedConfig) -> usize {
     let all = config.run.training.gradient_accumulation_steps;
     if config.run.parallel.pipeline == 1 { all.min(2) } else { all }
 }
 
-/// The first rank with place `stage` in the pipeline of the run of `config` with `micro_batches` micro-batches, on a device in a dry run.
+/// Builds the run of `config` with `micro_batches` micro-batches for the first rank at place `stage` of the pipeline, on a device in a dry run.
 pub(super) fn dry_run(
     config: &ResolvedConfig,
     sizes: &DecoderConfig,
@@ -172,33 +174,33 @@ pub(super) fn dry_run(
     let weights = &mut RandomWeights { seed: config.run.seed, device: device.clone() };
     let size = config.run.parallel.ranks();
     let mesh = config.run.parallel.mesh(size)?;
-    // The pipeline axis is the slowest.
+    // Ranks are numbered with the pipeline axis as the slowest axis.
     let rank = stage * (size / mesh.pipeline);
     let ranks =
         Ranks::new(Group::dry(rank, size), mesh, device)?.sending(config.run.parallel.communication.activation_dtype);
     let layout = config.run.layout();
-    // The data are not read here. The capacity assumes documents of 64 tokens; each takes 4 bytes.
+    // The data are not read here, so the number of documents is assumed: 64 tokens each. Each document takes 4 bytes.
     let documents = layout.document_mask.then(|| layout.seq_len.div_ceil(64) + 2);
     Run::new(&config, sizes, device, weights, Rc::new(ranks))?.with_documents(documents)
 }
 
-/// Peaks of a dry run.
+/// The peaks of memory in a dry run.
 struct DryRun {
-    /// Until the first step.
+    /// The peak until the first step.
     build: MemorySnapshot,
     peak: MemorySnapshot,
     save: MemorySnapshot,
-    /// Bytes of host memory.
+    /// The bytes of host memory.
     host: usize,
-    /// As [`Contents::snapshot_bytes`].
+    /// The bytes of snapshots, see [`Contents::snapshot_bytes`].
     snapshot: [usize; 2],
 }
 
 impl DryRun {
-    /// Builds the model and walks the phases of a run, on a device in a dry run.
+    /// Builds the model and carries out the phases of a run, on a device in a dry run.
     ///
-    /// The run has two steps of each precision: later steps reuse what the first left, and steps in high precision hold other operands. Checks are due
-    /// in the first step, an evaluation after the second step of each precision, and a save at the end.
+    /// The run has two steps of each precision, since later steps reuse the buffers of the first step, and steps in high precision hold other
+    /// operands. Checks are due in the first step, an evaluation after the second step of each precision, and a save at the end.
     fn new(config: &ResolvedConfig, sizes: &DecoderConfig, device: &Device, stage: usize) -> Result<DryRun> {
         let tracker = device.tracker().expect("a device in a dry run").clone();
         let seq_len = config.run.data.max_length;
@@ -239,7 +241,7 @@ impl DryRun {
     }
 }
 
-/// The precisions in which a run may take steps.
+/// Returns the precisions in which a run may compute steps.
 fn precisions(config: &RunConfig) -> Vec<StepPrecision> {
     let s = &config.sentinel;
     let policy_is_high = matches!(s.sentinel_policy, SentinelPolicy::Demote | SentinelPolicy::Bf16);
@@ -254,14 +256,14 @@ struct Rehearsal<'a> {
     run: Run,
     /// The passes of the objective.
     passes: Vec<Passes>,
-    /// The peak until a checkpoint is saved.
+    /// The peak before a checkpoint is saved.
     peak: MemorySnapshot,
-    /// As [`Contents::snapshot_bytes`], once a checkpoint is saved.
+    /// The bytes of snapshots, see [`Contents::snapshot_bytes`], after a checkpoint is saved.
     snapshot: [usize; 2],
 }
 
 impl Rehearsal<'_> {
-    /// Does what the trainer does in `phase`, as far as it holds memory of the device.
+    /// Carries out the part of `phase` that holds memory of the device.
     fn carry_out(&mut self, phase: Phase, precision: StepPrecision) -> Result<()> {
         match phase {
             Phase::Reference | Phase::Rows | Phase::Evaluation => self.run_passes(phase, precision),
@@ -308,8 +310,8 @@ impl Rehearsal<'_> {
     }
 }
 
-/// Runs passes on rows of `seq_len` tokens. After the second micro-batch, which differs from later ones in nothing but its tokens, micro-batches are
-/// held and do not run.
+/// Runs passes on rows of `seq_len` tokens. All micro-batches after the second would differ from it only in their tokens, so they are held in memory
+/// and do not run.
 fn rehearse(run: &mut Run, passes: &Passes, seq_len: usize, precision: StepPrecision) -> Result<()> {
     let Run { model, step, .. } = run;
     let device = model.device().clone();
@@ -329,7 +331,7 @@ fn rehearse(run: &mut Run, passes: &Passes, seq_len: usize, precision: StepPreci
     token_losses(model, &micro_batches.collect::<Result<Vec<_>>>()?, passes.pass, precision, partition).map(drop)
 }
 
-/// A micro-batch of `rows` rows of `seq_len` tokens, and its losses.
+/// Allocates a micro-batch of `rows` rows of `seq_len` tokens, and its losses.
 fn held(
     device: &Device,
     [rows, seq_len]: [usize; 2],
@@ -341,7 +343,7 @@ fn held(
     Ok((MicroBatch { inputs: ids()?, targets: ids()?, sequences, loss }, ids()?))
 }
 
-/// A checkpoint is written tensor by tensor, each from a copy in the host's memory. Returns the bytes of a snapshot of all.
+/// Copies each tensor of a checkpoint to host memory, as a save does. Returns the bytes of a snapshot of all tensors.
 fn save(Run { model, optimizer, step, .. }: &mut Run) -> Result<[usize; 2]> {
     let device = model.device().clone();
     let _scope = device.scope("save");
@@ -355,7 +357,7 @@ fn save(Run { model, optimizer, step, .. }: &mut Run) -> Result<[usize; 2]> {
     Ok(contents.snapshot_bytes())
 }
 
-/// Bytes available for tensors on `device`.
+/// Returns the bytes available for tensors on `device`.
 pub(super) fn available(device: &Device) -> usize {
     match device {
         Device::Cuda(gpu) => gpu.usable_memory(),
@@ -363,21 +365,21 @@ pub(super) fn available(device: &Device) -> usize {
     }
 }
 
-/// Bytes of host memory available to tensors: the sum of these lines of `/proc/meminfo`, within `ulimit` and cgroup limits.
-/// [`UNLIMITED`] where the system does not say.
+/// Returns the bytes of host memory available to tensors: the sum of these lines of `/proc/meminfo`, within the limits of `ulimit` and cgroups.
+/// Returns [`UNLIMITED`] if the system does not tell.
 fn of_host(kinds: &[&str]) -> usize {
     let info = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
     let kilobytes = |kind: &&str| -> Option<usize> {
         info.lines().find_map(|line| line.strip_prefix(kind)?.trim().trim_end_matches("kB").trim().parse().ok())
     };
-    // A twentieth is left to the rest of the process.
+    // A twentieth of the memory is left to other parts of the process.
     let there: usize = kinds.iter().filter_map(kilobytes).sum();
     let system = if there > 0 { there * 1024 } else { UNLIMITED };
     let limit = limits::process_memory().map_or(UNLIMITED, |bytes| bytes as usize);
     system.min(limit) / 20 * 19
 }
 
-/// The description of a scope of the dry run.
+/// Describes a scope of the dry run.
 fn describe(scope: &str, config: &ResolvedConfig) -> String {
     match scope {
         "weights" if config.run.optimizer.formats().masters == Masters::Remainder => {

@@ -22,31 +22,31 @@ pub struct MeshPlan {
     pub amaxes: Vec<AmaxPlan>,
 }
 
-/// An axis with more than one rank.
+/// A mesh axis with more than one rank.
 #[derive(Clone, Debug, Serialize)]
 pub struct AxisPlan {
     /// The axis.
     pub axis: Axis,
-    /// A description of the ranks of its groups.
+    /// The ranks of the groups of this axis, in words.
     pub ranks: String,
 }
 
-/// Casts whose scale the same ranks share.
+/// The casts whose scales are shared by the same ranks.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct AmaxPlan {
-    /// The operand: `input`, `weight` or `grad_output`.
+    /// The operand of these casts: `input`, `weight` or `grad_output`.
     pub cast: String,
     /// The number of casts.
     pub count: usize,
-    /// The ranks, for example "data x context".
+    /// The ranks that share a scale, for example "data x context".
     pub over: String,
 }
 
 impl MeshPlan {
-    /// The mesh of `config` for a model of `sizes` under `recipe`.
+    /// Returns the mesh of `config` for a model of `sizes` under `recipe`.
     pub(super) fn new(config: &RunConfig, sizes: &DecoderConfig, recipe: &Recipe) -> Result<MeshPlan> {
         let shape = config.parallel.mesh(config.parallel.ranks())?;
-        // Of the first rank, whose layers know the ranks that divide them.
+        // The model is the part of the first rank. Its layers know the ranks that divide them.
         let (cpu, whole) = (Device::Cpu.dry(), [Span::whole(sizes.layers.len())]);
         let ranks = Rc::new(Ranks::new(Group::dry(0, shape.ranks()), shape, &cpu)?);
         let axes = Rc::new(LayerAxes::new(ranks));

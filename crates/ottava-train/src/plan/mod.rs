@@ -1,9 +1,9 @@
 //! Plans a run before it starts: casts with their reasons, counts, memory, communication.
 //!
-//! A plan has no formula for memory: it runs the training code on a device that holds no data (`DryCpu`, or a `CudaDevice` without a context), and
-//! reads the accounts of its allocations. So a plan is right for every setting, also for settings that were added later. `resolve.rs` resolves
-//! `"auto"`, `search.rs` searches the division among ranks, `cost.rs` predicts communication, and `changes.rs` proposes settings for a run that
-//! does not fit.
+//! A plan has no formula for memory. It runs the training code on a device that holds no data (`DryCpu`, or a `CudaDevice` without a context), and
+//! reads how much memory this code allocates. So a plan is right for every setting, including settings that are added later. `resolve.rs` resolves
+//! `"auto"`, `search.rs` searches the fastest division of the run among ranks, `cost.rs` predicts the time of communication, and `changes.rs`
+//! proposes settings for a run that does not fit.
 //!
 //! `ResolvedRun::prepare_device` passes the kernels of the dry run to `CudaDevice::prepare`, which compiles them in the background.
 
@@ -49,43 +49,43 @@ use serde::Serialize;
 /// The plan of a run.
 #[derive(Clone, Debug, Serialize)]
 pub struct Plan {
-    /// Trained values.
+    /// The number of trained parameters.
     pub parameters: usize,
-    /// Frozen values.
+    /// The number of frozen parameters.
     pub frozen: usize,
-    /// Floating-point operations of forward and backward per token.
+    /// The floating-point operations of forward and backward per token.
     pub flops_per_token: f64,
-    /// Tokens of an optimizer step.
+    /// The number of tokens of an optimizer step.
     pub tokens_per_step: u64,
-    /// Seconds of a step on Hopper GPUs if each reaches the rate of Llama-2-7B on one H200 ([`STEP_RATES`]), without communication; smaller
-    /// models take longer. `None` on other devices.
+    /// The minimum seconds of a step on Hopper GPUs, without communication. Each GPU is assumed to reach the rate of Llama-2-7B on one H200
+    /// ([`STEP_RATES`]), and smaller models take longer. `None` on other devices.
     pub least_step_seconds: Option<f64>,
-    /// Each kind of linear.
+    /// The kinds of linears.
     pub linears: Vec<LinearPlan>,
-    /// A sentence for each reason for which linears stay in high precision.
+    /// A sentence for each reason why linears stay in high precision.
     pub exceptions: Vec<String>,
-    /// With adapters, a sentence about the FP8 codes of the model folder, if it has some.
+    /// A sentence about the FP8 codes of the model folder. `None` without adapters, or if the folder has no FP8 codes.
     pub folder_codes: Option<String>,
-    /// Each kind of attention layer, and its backend.
+    /// The kinds of attention layers, each with its backend.
     pub attention: Vec<AttentionPlan>,
-    /// The mixtures of experts, if there are any.
+    /// The mixtures of experts; `None` if the model has no experts.
     pub experts: Option<ExpertsPlan>,
-    /// The trained tensors, and what updates them.
+    /// The trained tensors, each with the optimizer that updates it.
     pub tensors: Vec<TensorPlan>,
     /// A sentence for each `auto` setting, with its resolved value.
     pub choice: Option<String>,
     /// The memory of the run.
     pub memory: MemoryPlan,
-    /// The ranks by axis.
+    /// The numbers of ranks by axis.
     pub mesh: MeshPlan,
-    /// The pipeline, if there is one.
+    /// The pipeline; `None` without pipeline parallelism.
     pub pipeline: Option<PipelinePlan>,
-    /// The communication of each rank, with several ranks.
+    /// The communication of each rank; `None` for one rank.
     pub communication: Option<CommunicationPlan>,
 }
 
 impl Plan {
-    /// The plan of a run of a model of `sizes` on `device`.
+    /// Plans a run of a model of `sizes` on `device`.
     pub fn new(resolved: &ResolvedRun, sizes: &DecoderConfig, device: &Device) -> Result<Plan> {
         let ResolvedRun { config, memory, choice, .. } = resolved;
         let recipe = config.run.recipe_on(device);

@@ -8,20 +8,20 @@ use ottava_settings::{Adamw, Algorithm, ResolvedConfig};
 use ottava_tensor::Device;
 use serde::Serialize;
 
-/// Trained tensors of one name in all blocks, and what updates them.
+/// The trained tensors of one name in all blocks, and the optimizer that updates them.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct TensorPlan {
-    /// What updates them.
+    /// The name of the optimizer.
     pub optimizer: &'static str,
-    /// Their name in a Hugging Face folder; `*` stands for the number of the block.
+    /// The name of the tensors in a Hugging Face folder, with `*` in place of the number of the block.
     pub name: String,
     /// The number of tensors.
     pub count: usize,
-    /// The shape of each.
+    /// The shape of each tensor.
     pub shape: Vec<usize>,
 }
 
-/// The trained tensors of a run of `config` in the order of the model, from a dry run. Allocates nothing on `device`.
+/// Returns the trained tensors of a run of `config` in the order of the model, from a dry run. Allocates nothing on `device`.
 pub(super) fn tensors(config: &ResolvedConfig, sizes: &DecoderConfig, device: &Device) -> Result<Vec<TensorPlan>> {
     let mut plans: Vec<TensorPlan> = Vec::new();
     for stage in 0..config.run.parallel.pipeline {
@@ -49,7 +49,7 @@ fn add(plans: &mut Vec<TensorPlan>, mut run: Run, algorithm: Algorithm) {
     }
 }
 
-/// A name with `*` in the place of the number of its block.
+/// Returns `name` with `*` in place of the number of its block.
 fn without_block(name: &str) -> String {
     let is_number = |part: &str| part.bytes().all(|byte| byte.is_ascii_digit());
     let parts: Vec<_> = name.split('.').map(|part| if is_number(part) { "*" } else { part }).collect();

@@ -14,9 +14,9 @@ use serde::Serialize;
 pub struct PipelinePlan {
     /// The schedule of a step.
     pub schedule: Schedule,
-    /// The time that the ranks are idle, divided by their compute time, if all stages take equal time.
+    /// The idle time of the ranks, divided by their compute time, if all stages take equal time.
     pub bubble: f64,
-    /// The most expensive stage, divided by the mean: the factor by which it slows the others.
+    /// The time of the most expensive stage, divided by the mean of the stages. The other stages are slowed by this factor.
     pub imbalance: f64,
     /// The stages, in the order of forward.
     pub stages: Vec<StagePlan>,
@@ -27,34 +27,34 @@ pub struct PipelinePlan {
 /// A stage of the model.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct StagePlan {
-    /// The place of its rank in the pipeline.
+    /// The place in the pipeline of the rank that runs this stage.
     pub rank: usize,
-    /// The first block, and the first one after it.
+    /// The number of the first block, and of the first block after this stage.
     pub blocks: [usize; 2],
-    /// Whether it starts with the embedding.
+    /// Whether the stage starts with the embedding.
     pub embedding: bool,
-    /// Whether it ends with the head.
+    /// Whether the stage ends with the head.
     pub head: bool,
-    /// Its share of the estimated time of all stages.
+    /// The stage's share of the estimated time of all stages.
     pub cost: f64,
 }
 
 /// A rank of the pipeline.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct PipelineRank {
-    /// The most micro-batches whose activations it holds at once, each in one of its stages.
+    /// The maximum number of micro-batches whose activations the rank holds at once. A micro-batch counts once for each of its stages on this rank.
     pub in_flight: usize,
-    /// The peak of its memory.
+    /// The peak of memory of the rank.
     pub peak_bytes: u64,
 }
 
 impl PipelinePlan {
-    /// What the cost model reads of it.
+    /// Returns the properties of the pipeline that the cost model needs.
     pub fn cost(&self) -> PipelineCost {
         PipelineCost { bubble: self.bubble, imbalance: self.imbalance }
     }
 
-    /// The pipeline of `config` for a `model`; `None` without one.
+    /// Plans the pipeline of `config` for a `model`. Returns `None` without pipeline parallelism.
     pub(super) fn new(
         config: &ResolvedConfig,
         model: &Description,

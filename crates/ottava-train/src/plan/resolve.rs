@@ -1,4 +1,4 @@
-//! Resolves `auto` settings for a device before anything is allocated.
+//! Resolves `auto` settings for a device before memory is allocated.
 
 use super::changes::{self, bus_seconds, gib, proposals, time_of};
 use super::memory::MemoryPlan;
@@ -9,12 +9,12 @@ use ottava_settings::{ResolvedConfig, RunConfig};
 use ottava_tensor::cuda::GpuModel;
 use ottava_tensor::{Device, Error as TensorError};
 
-/// A run whose memory is known.
+/// A run with resolved settings and a plan of its memory.
 #[derive(Clone, Debug)]
 pub struct ResolvedRun {
     /// The settings, with resolved values in place of `auto`.
     pub config: ResolvedConfig,
-    /// Its plan.
+    /// The plan of the run's memory.
     pub memory: MemoryPlan,
     /// A sentence for each `auto` setting, with its resolved value.
     pub choice: Option<String>,
@@ -23,8 +23,8 @@ pub struct ResolvedRun {
 }
 
 impl ResolvedRun {
-    /// Plans `config` for a model of `sizes` on `device`, and resolves each `auto` to the fastest policy that fits. If none fits, to the
-    /// policy that takes the least memory.
+    /// Plans `config` for a model of `sizes` on `device`, and resolves each `auto` to the fastest policy that fits. If no policy fits, resolves it to
+    /// the policy that takes the least memory.
     pub fn new(config: &RunConfig, sizes: &DecoderConfig, device: &Device) -> Result<ResolvedRun> {
         let mut search = Search::new(ResolvedConfig::fastest(config), sizes, device)?;
         if config.memory.recompute.is_none() {
@@ -45,14 +45,14 @@ impl ResolvedRun {
         Ok(ResolvedRun { config, memory, choice, sizes: sizes.clone(), device: device.clone() })
     }
 
-    /// Starts to compile the kernels of the run in the background, so that the first step does not wait for each in turn.
+    /// Starts to compile the kernels of the run in the background, so that the first step does not compile them one after the other.
     pub fn prepare_device(&self) {
         if let Device::Cuda(gpu) = &self.device {
             gpu.prepare(self.memory.workload.clone());
         }
     }
 
-    /// Errors if the run does not fit, with changes that make it fit.
+    /// Errors if the run does not fit. The message proposes changes that make it fit.
     pub fn expect_fit(&self) -> Result<()> {
         if self.memory.fits {
             return match self.config.async_save && !self.memory.snapshots_fit {
@@ -67,7 +67,7 @@ impl ResolvedRun {
             memory: MemoryPlan { peak_bytes, reserved_bytes, available_bytes, during, .. }, device, ..
         } = self;
         let (peak, available) = (gib(*peak_bytes), gib(*available_bytes));
-        // Gaps between the blocks of a pool count as taken memory.
+        // The pool also holds the gaps between its blocks.
         let gaps = match reserved_bytes > peak_bytes {
             true => format!(", {:.1} GiB with the gaps between them", gib(*reserved_bytes)),
             false => String::new(),
@@ -85,7 +85,7 @@ impl ResolvedRun {
         )))
     }
 
-    /// If `error` is that memory ran out although the plan fitted, adds planned and measured memory, and proposals that take less.
+    /// If `error` says that memory ran out although the plan fitted, adds the planned and the measured memory, and proposals that take less memory.
     pub fn explain(&self, error: Error) -> Error {
         let (Error::Tensor(TensorError::OutOfMemory { requested, free, .. }), Device::Cuda(gpu)) =
             (&error, &self.device)
@@ -93,7 +93,7 @@ impl ResolvedRun {
             return error;
         };
         let measured = gpu.memory();
-        // At most the memory that was available, and less than the plan by the request that failed.
+        // The run may use at most the memory that was available. It must also use less than the plan by at least the size of the request that failed.
         let planned = self.memory.reserved_bytes as usize;
         let there = (measured.reserved + free).min(planned.saturating_sub(*requested));
         let device = Device::dry_gpu(GpuModel { memory: there, ..gpu.model().clone() });
@@ -120,7 +120,7 @@ struct Search<'a> {
     device: &'a Device,
     /// The settings, with the values chosen so far.
     config: ResolvedConfig,
-    /// Its plan.
+    /// The plan with these settings.
     memory: MemoryPlan,
     /// A sentence for each choice, with its reason.
     choices: Vec<String>,
@@ -132,12 +132,12 @@ impl<'a> Search<'a> {
         Ok(Search { sizes, device, config, memory, choices: Vec::new() })
     }
 
-    /// The memory of tensors and the available memory, in GiB.
+    /// Returns the peak of tensors and the available memory, in GiB.
     fn peak_and_available(&self) -> (f64, f64) {
         (gib(self.memory.peak_bytes), gib(self.memory.available_bytes))
     }
 
-    /// The first policy that fits, else the last one.
+    /// Chooses the first policy that fits, or else the last policy.
     fn choose_recompute(&mut self) -> Result<()> {
         let (peak, available) = self.peak_and_available();
         for policy in Recompute::ALL.into_iter().skip(1) {
@@ -160,7 +160,7 @@ impl<'a> Search<'a> {
         Ok(())
     }
 
-    /// The smallest share of the blocks that fits, for the setting `key`; all blocks if the GPU is too small for any share.
+    /// Chooses the smallest share of the blocks that fits, for the setting `key`. If no share fits, chooses all blocks.
     fn choose_share(&mut self, key: &str, share_in: fn(&mut ResolvedConfig) -> &mut f64) -> Result<()> {
         let ((peak, available), host) = (self.peak_and_available(), self.memory.host_bytes);
         if self.memory.fits || !matches!(self.device, Device::Cuda(_)) {
@@ -175,7 +175,7 @@ impl<'a> Search<'a> {
             *share_in(&mut config) = share_of(blocks);
             MemoryPlan::new(&config, search.sizes, search.device)
         };
-        // The smallest number of blocks, between one that does not fit and one that does.
+        // Halves the range between a number of blocks that does not fit and a number that fits.
         let (mut too_few, mut enough) = (0, layers);
         self.memory = plan_with(self, layers)?;
         while self.memory.fits && enough - too_few > 1 {

@@ -1,4 +1,5 @@
-//! `parallel.auto`: the search for the division of a run among ranks that trains fastest, by dry runs and the cost model.
+//! `parallel.auto`: searches the fastest division of a run among ranks, by dry runs and the cost model. A division is a size for each mesh axis and a
+//! stage of ZeRO.
 
 use super::changes::{gib, time_of};
 use super::communication::CommunicationPlan;
@@ -22,7 +23,7 @@ mod tests;
 /// The number of divisions that are listed.
 const LISTED: usize = 3;
 
-/// How ranks divide a run.
+/// A division of a run among ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Division {
     /// The sizes of the axes.
@@ -31,47 +32,47 @@ pub struct Division {
     pub zero: Zero,
 }
 
-/// A division that fits, with its prediction.
+/// A division that fits into memory, with its predicted speed.
 #[derive(Clone, Debug, Serialize)]
 pub struct Candidate {
     /// The division.
     pub division: Division,
-    /// What backward recomputes.
+    /// The activations that backward recomputes.
     pub recompute: Recompute,
-    /// The peak of the memory of the rank that needs most.
+    /// The peak of memory of the rank that needs the most memory.
     pub peak_bytes: u64,
-    /// The predicted step; its tokens per second count each group of ranks that has the whole model.
+    /// The predicted step. Its tokens per second are the speed of one group of ranks that has the whole model.
     pub step: PredictedStep,
-    /// Tokens per second of all ranks.
+    /// The tokens per second of all ranks.
     pub tokens_per_second: f64,
 }
 
-/// A division that cannot be used, and why.
+/// A division that cannot be used, and the reason.
 #[derive(Clone, Debug, Serialize)]
 pub struct Dropped {
     /// The division.
     pub division: Division,
-    /// A sentence.
+    /// The reason, as a sentence.
     pub why: String,
-    /// The memory that it needs, if there is not enough.
+    /// The memory that the division needs, if there is not enough memory.
     pub needed_bytes: Option<u64>,
 }
 
 /// The result of a search.
 #[derive(Clone, Debug, Serialize)]
 pub struct ParallelSearch {
-    /// All ranks.
+    /// The number of all ranks.
     pub ranks: usize,
     /// The fastest divisions, at most three, the fastest first.
     pub best: Vec<Candidate>,
-    /// The divisions that fit and are slower.
+    /// The number of divisions that fit and are slower.
     pub slower: usize,
     /// The divisions that cannot be used.
     pub dropped: Vec<Dropped>,
 }
 
 impl Division {
-    /// The settings of the division, in the syntax of `--set`.
+    /// Returns the settings of the division, in the syntax of `--set`.
     pub fn settings(&self) -> Vec<String> {
         let MeshShape { data, context, tensor, pipeline, expert } = self.shape;
         let sizes =
@@ -81,7 +82,7 @@ impl Division {
         sizes.into_iter().filter_map(of).chain(zero).collect()
     }
 
-    /// `config` with this division in place of the search, which also decides what is recomputed, if nothing is set.
+    /// Returns `config` with this division in place of the search. Recomputation stays `auto` unless `config` sets it to recompute something.
     pub fn applied(&self, config: &RunConfig) -> RunConfig {
         let MeshShape { data, context, tensor, pipeline, expert } = self.shape;
         let mut config = config.clone();
@@ -92,8 +93,8 @@ impl Division {
     }
 }
 
-/// All divisions among `ranks` that could train a model with `experts` experts (1 without): every size of each axis, with ZeRO stages that
-/// differ. Tensor parallelism stays within a node.
+/// Returns all divisions among `ranks` ranks that could train a model with `experts` experts (1 if it has no experts). They have every possible size
+/// of each axis, and each stage of ZeRO that makes a difference. Tensor parallelism stays within a node.
 pub fn divisions(ranks: usize, experts: usize) -> Vec<Division> {
     let divisors = |n: usize| (1..=n).filter(move |divisor| n.is_multiple_of(*divisor));
     let mut all = Vec::new();
@@ -101,7 +102,7 @@ pub fn divisions(ranks: usize, experts: usize) -> Vec<Division> {
         for pipeline in divisors(ranks / tensor) {
             for context in divisors(ranks / tensor / pipeline) {
                 let data = ranks / tensor / pipeline / context;
-                // Of a model without experts, ranks divide only tensors.
+                // Without experts, the expert axis has size 1.
                 let divides = |expert: &usize| match experts {
                     1 => *expert == 1,
                     _ => experts.is_multiple_of(expert * tensor),
@@ -122,11 +123,11 @@ pub fn divisions(ranks: usize, experts: usize) -> Vec<Division> {
 }
 
 impl ParallelSearch {
-    /// Searches the divisions of `config` among `ranks` ranks for a model of `sizes` on `device`, by a dry run of each. Recomputation is
-    /// `auto` unless the run sets it. A higher stage of ZeRO is not tried where stage 1 or more fits without recomputation.
+    /// Searches the divisions of `config` among `ranks` ranks for a model of `sizes` on `device`, with a dry run of each division. Recomputation is
+    /// `auto` unless the run sets it. If ZeRO stage 1 or higher fits without recomputation, higher stages are not tried.
     ///
-    /// Errors with [`Error::Config`] if `training.global_batch_size` is not set, since the sequences of a step would depend on the division, and
-    /// with [`Error::Cancelled`] after a request to stop.
+    /// Errors with [`Error::Config`] if `training.global_batch_size` is not set, since the number of sequences of a step would depend on the
+    /// division. Errors with [`Error::Cancelled`] after a request to stop.
     pub fn new(config: &RunConfig, sizes: &DecoderConfig, device: &Device, ranks: usize) -> Result<ParallelSearch> {
         if config.training.global_batch_size.is_none() {
             return Err(Error::Config(
@@ -140,7 +141,7 @@ impl ParallelSearch {
         let seconds_per_token = flops / STEP_RATES[usize::from(recipe.casts.is_none())];
         let experts = sizes.experts().map_or(1, |experts| experts.count);
         let (mut fitting, mut dropped) = (Vec::new(), Vec::new());
-        // The mesh for which a stage of ZeRO fits without recomputation.
+        // The mesh for which a stage of ZeRO fits without recomputation. Higher stages are skipped.
         let mut enough = None;
         for division in divisions(ranks, experts) {
             interrupt::check("searching a division")?;
@@ -167,9 +168,9 @@ impl ParallelSearch {
         Ok(ParallelSearch { ranks, best: fitting, slower, dropped })
     }
 
-    /// The fastest division.
+    /// Returns the fastest division.
     ///
-    /// Errors with [`Error::Memory`] if none can be used, with the reasons.
+    /// Errors with [`Error::Memory`] and the reasons if no division can be used.
     pub fn fastest(&self) -> Result<&Candidate> {
         let reasons = || {
             let mut reasons = format!("`parallel.auto`: no division among {} ranks can be used", self.ranks);
@@ -181,7 +182,7 @@ impl ParallelSearch {
         self.best.first().ok_or_else(reasons)
     }
 
-    /// Why divisions were dropped, each reason once, with the settings of the divisions that it is about, and the memory that they need.
+    /// Returns the reasons why divisions were dropped, each once. Each reason has the settings of its divisions, and the memory that they need.
     pub fn reasons(&self) -> Vec<(String, Vec<String>)> {
         let mut reasons: Vec<(String, Vec<String>)> = Vec::new();
         for Dropped { division, why, needed_bytes } in &self.dropped {
@@ -196,11 +197,11 @@ impl ParallelSearch {
     }
 }
 
-/// Why a division cannot be used.
+/// The reason why a division cannot be used.
 enum Unusable {
-    /// It needs too much memory.
+    /// The division needs too much memory.
     Large { needed_bytes: u64, why: String },
-    /// Settings or model do not allow it.
+    /// The settings or the model do not allow the division.
     Refused(Error),
 }
 
@@ -211,7 +212,7 @@ impl From<Error> for Unusable {
 }
 
 impl Candidate {
-    /// The dry run of `run` with this division.
+    /// Plans `run` with this division by a dry run.
     fn new(
         division: Division,
         run: &RunConfig,
@@ -242,7 +243,7 @@ impl Candidate {
             None => None,
         };
         let step = step.unwrap_or(PredictedStep::alone(alone, tokens));
-        // What is above the memory of the GPU is returned in time, since the run fits.
+        // The run fits, so the pool returns in time the memory above the memory of the GPU.
         let peak_bytes = memory.reserved_bytes.min(memory.available_bytes);
         let tokens_per_second = step.tokens_per_second * sharing;
         Ok(Candidate { division, recompute, peak_bytes, step, tokens_per_second })

@@ -25,7 +25,7 @@ fn llama() -> DecoderConfig {
     model("llama-2-7b").unwrap()
 }
 
-/// The model of these keys of `config.json`.
+/// Returns the model with these keys of `config.json`.
 fn sizes(keys: Value) -> DecoderConfig {
     let Value::Object(keys) = keys else { panic!("config.json is an object") };
     decoder_config(&ConfigFile::from_values("config.json", keys)).unwrap()
@@ -35,13 +35,13 @@ fn described(recipe: &Recipe) -> Description {
     Decoder::describe(&llama(), recipe).unwrap()
 }
 
-/// Weights of the linears in one block.
+/// Returns the number of weights of the linears in one block.
 fn block_weights() -> usize {
     let model = described(&Precision::default().recipe());
     model.block_linears().map(|site| site.outputs * site.inputs).sum()
 }
 
-/// Llama-2-7B as in the tables of benchmarks/2026-11-21-training-one-gpu.md: two sequences of 4,096 tokens, all states in BF16.
+/// Returns the run of Llama-2-7B in the tables of benchmarks/2026-11-21-training-one-gpu.md: two sequences of 4,096 tokens, all states in BF16.
 fn run(recipe: RecipeName, recompute: Option<Recompute>, weight_codes: bool) -> RunConfig {
     let mut config = RunConfig::default();
     config.data.max_length = 4096;
@@ -58,8 +58,8 @@ fn gpu(gib: f64) -> Device {
     Device::dry_gpu(GpuModel { memory: (gib * GIB) as usize, ..GpuModel::h200() })
 }
 
-/// Peak, and memory that the pool took from the driver, measured on an H200, in GiB with one digit. The plan has the same digits, since it
-/// runs the same code.
+/// Compares plans with measurements on an H200: the peak, and the memory that the pool took from the driver, in GiB. The plan runs the same code, so
+/// it has the same first digit after the point.
 #[test]
 fn plans_are_what_was_measured() {
     for (recipe, recompute, weight_codes, peak, reserved) in [
@@ -77,9 +77,9 @@ fn plans_are_what_was_measured() {
         let plan = MemoryPlan::new(&ResolvedConfig::fastest(&config), &llama(), &gpu(138.0)).unwrap();
         let [planned_peak, planned_reserved] = [plan.peak_bytes, plan.reserved_bytes].map(|bytes| bytes as f64 / GIB);
         println!("{recipe:?} {recompute:?}: {planned_peak:.2} and {planned_reserved:.2} GiB");
-        // Up to 0.04 GiB is seen. An activation `[8192, 4096]` in BF16 takes 0.0625 GiB, so none can be missing.
+        // Differences of up to 0.04 GiB are seen. An activation `[8192, 4096]` in BF16 takes 0.0625 GiB, so a missing activation would be noticed.
         assert!((planned_peak - peak).abs() < 0.06, "{recipe:?} {recompute:?}: {planned_peak} for {peak}");
-        // Up to 0.08 GiB is seen. The output of gate and up, `[8192, 22016]` in BF16, takes 0.34 GiB.
+        // Differences of up to 0.08 GiB are seen. The output of gate and up, `[8192, 22016]` in BF16, takes 0.34 GiB.
         assert!(
             (planned_reserved - reserved).abs() < 0.3,
             "{recipe:?} {recompute:?}: {planned_reserved} for {reserved}"
@@ -90,7 +90,7 @@ fn plans_are_what_was_measured() {
     }
 }
 
-/// Measured peaks with activations saved in FP8.
+/// Compares plans with measured peaks if activations are saved in FP8.
 #[test]
 fn plans_of_saved_activations_are_what_was_measured() {
     for (recompute, weight_codes, peak) in
@@ -100,12 +100,12 @@ fn plans_of_saved_activations_are_what_was_measured() {
         config.memory.saved_activations = SavedActivations::Float8;
         let plan = MemoryPlan::new(&ResolvedConfig::fastest(&config), &llama(), &gpu(138.0)).unwrap();
         let planned = plan.peak_bytes as f64 / GIB;
-        // Measured peaks are rounded to 0.01 GiB, which hides up to 0.005.
+        // Measured peaks are rounded to 0.01 GiB, which hides differences of up to 0.005.
         assert!((planned - peak).abs() < 0.006, "{recompute:?}, {weight_codes}: {planned} for {peak}");
     }
 }
 
-/// Each product with the blocks that it reads, and why squares are among them.
+/// Lists the blocks that each product reads, and the reason for square blocks.
 #[test]
 fn linears_say_which_blocks_their_products_read() {
     let read = |wgrad_blocks| {
@@ -125,7 +125,8 @@ fn auto_takes_the_cheapest_policy_that_fits() {
         let resolved = ResolvedRun::new(&run(RecipeName::Fp8Delayed, None, true), &llama(), &gpu(gib)).unwrap();
         (resolved.config.recompute, resolved.memory.fits, resolved.choice.unwrap())
     };
-    // Between what the pool takes under one policy and under the next; in words by the peaks of `plans_are_what_was_measured`.
+    // Each memory is larger than the reservation of the pool under its policy, and smaller than the reservation under the preceding policy. The text
+    // of a choice names the peaks of `plans_are_what_was_measured`.
     for (gib, policy) in
         [(81.0, Recompute::None), (77.9, Recompute::NormSwiglu), (73.5, Recompute::Attention), (67.9, Recompute::Full)]
     {
@@ -137,7 +138,7 @@ fn auto_takes_the_cheapest_policy_that_fits() {
     assert_eq!((chosen(50.0).0, chosen(50.0).1), (Recompute::Full, false));
 }
 
-/// The smallest number of blocks, from the last one, whose states move to host memory.
+/// The states of the smallest number of blocks that suffices move to host memory, starting at the last block.
 #[test]
 fn auto_offloads_the_smallest_share_that_fits() {
     let mut config = run(RecipeName::Fp8Delayed, Some(Recompute::None), true);
@@ -146,7 +147,7 @@ fn auto_offloads_the_smallest_share_that_fits() {
     assert_eq!(whole.host_bytes, 0);
     config.memory.offload_optimizer = None;
     assert_eq!(resolved(&config, 100.0).config.offload_optimizer, 0.0);
-    // Two moments of two bytes of each weight in the blocks.
+    // Each weight in the blocks has two moments of two bytes.
     let matrices: usize = block_weights();
     let of_block = 4 * matrices as u64;
     let mut odd = 0;
@@ -167,7 +168,8 @@ fn auto_offloads_the_smallest_share_that_fits() {
     assert!(odd > 0, "halving meets odd numbers at its end alone");
 }
 
-/// Weights come after moments, and what they held is what they take of the host's memory, but for two blocks' that visit the GPU.
+/// Moments are offloaded first, then weights. The GPU frees as much memory as the host holds, except for the weights of at most two blocks that are
+/// on the GPU while they are used.
 #[test]
 fn weights_are_offloaded_where_moments_are_not_enough() {
     let mut config = run(RecipeName::Fp8Delayed, Some(Recompute::Full), false);
@@ -183,7 +185,7 @@ fn weights_are_offloaded_where_moments_are_not_enough() {
     assert!(blocks > 2 && blocks < 32, "{blocks}");
     let matrices: usize = block_weights();
     let (block, tables) = (matrices as u64, 4096 * 32000 * 2);
-    // Four bytes of moments each.
+    // Each weight has four bytes of moments.
     assert_eq!(least.memory.host_bytes, 4 * (32 * block + tables) + 2 * blocks * block);
     let visiting = least.memory.peak_bytes + least.memory.host_bytes - whole.peak_bytes;
     assert!(visiting <= 2 * 2 * block, "{visiting} bytes on the device twice, {block} weights in a block");
@@ -191,8 +193,8 @@ fn weights_are_offloaded_where_moments_are_not_enough() {
     assert!(words.contains("offload_parameters = \"auto\" is"), "{words}");
 }
 
-/// Four ranks. The host's memory has the slices of what ranks gather, and of weights that no master replaces. They leave the device; with ZeRO 1
-/// and 2 the whole blocks that a rank would keep do so too, except for blocks in use.
+/// With four ranks, host memory holds the slices of the gathered weights, and the slices of weights without a master. These slices leave the device.
+/// With ZeRO 1 and 2, the whole blocks that a rank would keep leave it too, except for the blocks in use.
 #[test]
 fn ranks_offload_their_slices_of_weights() {
     let (block, ranks) = (block_weights() as u64, 4);
@@ -234,15 +236,15 @@ fn offloading_more_than_the_host_has_is_an_error() {
     assert!(error.to_string().contains(text), "{error}");
 }
 
-/// Weights of 2 bytes, in three files that ranks take turns at, and 12 of FP32 master weights and moments, which ranks divide; within what
-/// alignment and vectors take.
+/// A snapshot holds weights of 2 bytes, in three files that ranks write in turn, and 12 bytes of FP32 master weights and moments, which ranks divide.
+/// Alignment and vectors add a little.
 #[test]
 fn snapshots_are_planned_and_refused_where_they_do_not_fit() {
     let mut config = run(RecipeName::Fp8Delayed, Some(Recompute::Full), true);
     config.optimizer.storage = Storage::Float32;
     let resolved = |config: &RunConfig| ResolvedRun::new(config, &llama(), &gpu(138.0)).unwrap();
     let parameters = 6.738e9;
-    // Of two ranks the first writes the first file, of 5 GB, and the third, which has the rest of two.
+    // With two ranks, the first rank writes the first file, of 5 GB, and the third file.
     let of_first = parameters * 2.0 - 4.9e9;
     for (ranks, expected) in [(1, 14.0 * parameters), (2, of_first + 6.0 * parameters)] {
         config.parallel.data = ranks;
@@ -290,7 +292,7 @@ fn what_does_not_fit_is_refused_with_the_cheapest_changes() {
         changes.iter().map(|change| change.settings.join(", ")).collect::<Vec<_>>()
     };
     let (device, settings) = (gpu(79.0), found(79.0));
-    // Two that change no bit, and one that does.
+    // The first two changes keep all bits, and the third does not.
     let saved = "memory.saved_activations = \"float8\"";
     assert_eq!(settings, ["memory.recompute = \"norm-swiglu\"", "memory.weight_codes = false", saved]);
     let more = format!("memory.recompute = \"norm-swiglu\", {saved}");
@@ -342,7 +344,7 @@ fn changes_are_ordered_by_harm() {
     }
 }
 
-/// Another process takes memory that the plan counted on: the message has planned and measured memory, and proposals.
+/// Another process takes memory that the plan assumed. The message has the planned and the measured memory, and proposals.
 #[test]
 fn memory_that_runs_out_is_explained() {
     let device = gpu(100.0);
@@ -382,7 +384,7 @@ fn memory_that_runs_out_is_explained() {
     assert_eq!(other.to_string(), "something else");
 }
 
-/// The bytes that one of several ranks sends in each step after the first.
+/// Returns the traffic that one of several ranks sends in each step after the first step.
 fn sent_in_steps(config: &RunConfig, sizes: &DecoderConfig, comm: Group) -> Vec<Traffic> {
     let shape = config.parallel.mesh(comm.size()).unwrap();
     let ranks = Rc::new(Ranks::new(comm, shape, &Device::Cpu).unwrap());
@@ -398,7 +400,8 @@ fn sent_in_steps(config: &RunConfig, sizes: &DecoderConfig, comm: Group) -> Vec<
     vec![step(), step()]
 }
 
-/// For each token of a micro-batch, a rank sends values and gradients to the other rank, or codes if all ranks would cast the same codes.
+/// For each token of a micro-batch, a rank sends values and gradients to the other rank. It sends codes instead of values if all ranks would cast to
+/// the same codes.
 #[test]
 fn tokens_travel_to_experts_as_codes_where_all_ranks_cast_alike() {
     let sizes = model("qwen3-30b-a3b").unwrap().with_layers(1);
@@ -414,20 +417,21 @@ fn tokens_travel_to_experts_as_codes_where_all_ranks_cast_alike() {
         (RecipeName::Bf16, values),
         (RecipeName::Fp8Delayed, values / 2),
         (RecipeName::Fp8Current, values / 2),
-        // The cast for wgrad has other scales.
+        // The cast for wgrad has other scales, so values are sent.
         (RecipeName::Fp8Block, values),
         (RecipeName::Fp8Row, values),
     ] {
         assert_eq!(gathered(name, Recompute::None), choices + forward + values, "{}", name.as_str());
     }
-    // A forward without a cast for wgrad sends codes, with a scale per row or per 128 values. The recomputed one sends values.
+    // Under full recomputation, the first forward has no cast for wgrad, so it sends codes with a scale per row or per 128 values. The recomputed
+    // forward sends values.
     for (name, scales) in [(RecipeName::Fp8Row, tokens * 4), (RecipeName::Fp8Block, tokens * 2048 / 128 * 4)] {
         let expected = choices + values / 2 + scales + choices + values + values;
         assert_eq!(gathered(name, Recompute::Full), expected, "{}", name.as_str());
     }
 }
 
-/// The plan of `config`, and checks that it has what each rank sends in each step.
+/// Plans `config`, and checks that each rank sends in each step what the plan says.
 fn expect_planned_traffic(config: &RunConfig, sizes: &DecoderConfig, what: &str) -> CommunicationPlan {
     let plan = CommunicationPlan::new(&ResolvedConfig::fastest(config), sizes, &Device::Cpu).unwrap().unwrap();
     let group = threads::group(config.parallel.ranks()).into_iter().map(|comm| {
@@ -465,7 +469,7 @@ fn planned_communication_is_what_ranks_send() {
                 let what =
                     format!("{recipe:?}, {storage:?}, r {adapter_rank}, {zero:?}, {ranks} ranks, {micro_batches}");
                 let plan = expect_planned_traffic(&config, &sizes, &what);
-                // The same linears as on the CPU; a GPU of 1 MiB has a plan too, and what lies in the host's memory is not sent.
+                // A GPU chooses the same linears as the CPU. A GPU of 1 MiB also has a plan, and tensors in host memory are not sent.
                 config.precision.exceptions.skip_slow_linears = false;
                 config.memory.offload_optimizer = (adapter_rank == 0).then_some(1.0);
                 let on_gpu =
@@ -497,7 +501,7 @@ fn planned_communication_of_latent_attention_is_what_ranks_send() {
     }
 }
 
-/// Also of experts that ranks of the axes tensor and expert divide.
+/// The ranks of the axes tensor and expert divide the experts.
 #[test]
 fn planned_communication_of_experts_is_what_ranks_send() {
     let sizes = sizes(json!({

@@ -1,4 +1,4 @@
-//! Simulates the overlap of compute and collectives: two streams that slow each other down.
+//! Simulates the overlap of compute and collectives as two streams that slow each other down.
 
 use std::collections::VecDeque;
 
@@ -7,41 +7,41 @@ use std::collections::VecDeque;
 pub(super) enum Brings {
     /// The weights of a unit.
     Weights(usize),
-    /// Sums of gradients.
+    /// The sums of gradients.
     Gradients,
 }
 
 /// A collective.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Collective {
-    /// Seconds that it takes without overlap.
+    /// The seconds of the collective without overlap.
     pub seconds: f64,
-    /// Its time when it overlaps with products, relative to `seconds`.
+    /// The time of the collective when it overlaps with products, relative to `seconds`.
     pub beside_products: f64,
 }
 
 /// A step in progress. Times are in seconds.
 #[derive(Debug)]
 pub(super) struct Timeline {
-    /// Time of a product that overlaps with collectives, relative to its time alone.
+    /// The time of a product that overlaps with collectives, relative to its time alone.
     products: f64,
-    /// The collectives in order, with the seconds left of each.
+    /// The collectives in order. Each has the seconds that are left of it.
     collectives: VecDeque<(Brings, Collective)>,
-    /// Seconds for which compute waited for collectives.
+    /// The seconds for which compute waited for collectives.
     pub exposed: f64,
-    /// Seconds by which collectives slowed compute down.
+    /// The seconds by which collectives slowed compute down.
     pub slowdown: f64,
-    /// Seconds of compute, without overlap.
+    /// The seconds of compute, without overlap.
     pub computed: f64,
 }
 
 impl Timeline {
-    /// An empty timeline; a product that overlaps with collectives takes `products` times as long.
+    /// Returns an empty timeline. A product that overlaps with collectives takes `products` times as long.
     pub fn new(products: f64) -> Timeline {
         Timeline { products, collectives: VecDeque::new(), exposed: 0.0, slowdown: 0.0, computed: 0.0 }
     }
 
-    /// Enqueues a collective after the earlier ones.
+    /// Enqueues a collective after all earlier collectives.
     pub fn start(&mut self, brings: Brings, collective: Collective) {
         self.collectives.push_back((brings, collective));
     }
@@ -61,7 +61,7 @@ impl Timeline {
             let [collective, compute] = [left.seconds * left.beside_products, seconds * self.products];
             let both = collective.min(compute);
             self.slowdown += both - both / self.products;
-            // The comparison is made once: subtracting rounded times could end both the collective and the compute.
+            // The comparison is made once, because subtracting rounded times could end the collective and the compute together.
             if collective > compute {
                 left.seconds -= both / left.beside_products;
                 return;
@@ -76,7 +76,7 @@ impl Timeline {
 mod tests {
     use super::*;
 
-    /// A collective of 2 s takes 4 s beside compute, which does 3.2 s of its work in that time.
+    /// A collective of 2 s takes 4 s while it overlaps with compute. In these 4 s, compute does 3.2 s of its work.
     #[test]
     fn both_slow_down_while_both_run() {
         let begin = || Timeline::new(1.25);
@@ -87,13 +87,13 @@ mod tests {
         hidden.wait(Brings::Gradients);
         assert_eq!(hidden.exposed, 0.0);
         assert!((hidden.slowdown - 0.8).abs() < 1e-12);
-        // After 2.5 s compute has ended, and the collective takes 0.75 s more.
+        // Compute ends after 2.5 s, and the collective takes 0.75 s more.
         let mut exposed = begin();
         exposed.start(Brings::Weights(0), of(2.0));
         exposed.compute(2.0);
         exposed.wait(Brings::Weights(0));
         assert_eq!((exposed.exposed, exposed.slowdown), (0.75, 0.5));
-        // Nobody waits for what comes after.
+        // Compute does not wait for collectives after the one that it needs.
         let mut first = begin();
         first.start(Brings::Weights(0), of(1.0));
         first.start(Brings::Weights(1), of(1.0));

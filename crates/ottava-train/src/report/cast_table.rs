@@ -1,4 +1,4 @@
-//! A run's `casts.jsonl` as a table of casts by lines, and its outliers.
+//! Reads a run's `casts.jsonl` as a table of casts by lines, and finds outliers.
 
 use super::metrics::MAX_METRICS_BYTES;
 use ottava_common::error::{Error, Result};
@@ -8,23 +8,23 @@ use serde_json::{Map, Value};
 use std::collections::HashMap;
 use std::path::Path;
 
-/// Statistics of one cast over the steps of one line.
+/// The statistics of one cast over the steps of one line.
 #[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
 pub struct Cell {
-    /// Largest absolute value of the line's own step; infinite where the file has null, as JSON has no infinity.
+    /// The largest absolute value in the last step of the line. It is infinite if the file has null, since JSON cannot represent infinities.
     #[serde(deserialize_with = "or_infinite")]
     pub amax: f64,
-    /// The scale of that step, if it was known before the cast.
+    /// The scale of this step; `None` if the scale was computed from the tensor.
     pub scale: Option<f64>,
-    /// Largest finite value of the format.
+    /// The largest finite value of the format.
     pub largest: f64,
-    /// Elements cast in all steps of the line.
+    /// The number of elements cast in all steps of the line.
     pub elements: u64,
-    /// Elements beyond the largest finite value after scaling.
+    /// The number of elements beyond the largest finite value after scaling.
     pub saturated: u64,
-    /// Nonzero elements that became zero.
+    /// The number of nonzero elements that became zero.
     pub underflowed: u64,
-    /// Steps in which an element was infinite.
+    /// The number of steps in which an element was infinite.
     pub non_finite: u64,
 }
 
@@ -33,41 +33,42 @@ fn or_infinite<'de, D: serde::Deserializer<'de>>(value: D) -> Result<f64, D::Err
 }
 
 impl Cell {
-    /// Share of elements that saturated.
+    /// Returns the share of elements that saturated.
     pub fn saturated_share(&self) -> f64 {
         self.saturated as f64 / self.elements.max(1) as f64
     }
 
-    /// Share of elements that underflowed.
+    /// Returns the share of elements that underflowed.
     pub fn underflowed_share(&self) -> f64 {
         self.underflowed as f64 / self.elements.max(1) as f64
     }
 
-    /// Powers of two between the amax and saturation, negative if elements saturated. `None` if the scale followed from the tensor.
+    /// Returns the powers of two between the amax and saturation. They are negative if elements saturated. Returns `None` if the scale was computed
+    /// from the tensor.
     pub fn headroom(&self) -> Option<f64> {
         self.scale.map(|scale| (self.largest / (self.amax * scale)).log2())
     }
 }
 
-/// Casts by lines.
+/// A table of casts by lines.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct CastTable {
     /// The casts, in the order of the lines.
     pub names: Vec<String>,
     /// The step of each line.
     pub steps: Vec<u64>,
-    /// The cells of each cast, one per line; `None` where a line lacks the cast.
+    /// The cells of each cast, one per line; `None` if the line does not have the cast.
     pub cells: Vec<Vec<Option<Cell>>>,
 }
 
-/// An outlier.
+/// A cast with an unusual value.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Outlier {
-    /// The cast.
+    /// The name of the cast.
     pub name: String,
-    /// The value it is ranked by: a share of all its elements, or powers of two.
+    /// The value that ranks the cast: a share of all its elements, or powers of two.
     pub value: f64,
-    /// Its largest value on a line.
+    /// The largest value of the cast on one line.
     pub highest: f64,
     /// The step of that line.
     pub step: u64,
@@ -80,7 +81,7 @@ struct Line {
 }
 
 impl CastTable {
-    /// Reads a `casts.jsonl`; an incomplete last line is ignored.
+    /// Reads a `casts.jsonl`. An incomplete last line is ignored.
     pub fn read(path: &Path) -> Result<CastTable> {
         let text = input::read_text(path, MAX_METRICS_BYTES).map_err(Error::io(path))?;
         let mut table = CastTable::default();
@@ -106,12 +107,12 @@ impl CastTable {
         Ok(table)
     }
 
-    /// True where no line names a cast.
+    /// Returns whether no line has a cast.
     pub fn is_empty(&self) -> bool {
         self.names.is_empty()
     }
 
-    /// The cells of each cast, with their steps.
+    /// Returns the cells of each cast, with their steps.
     pub fn rows(&self) -> impl Iterator<Item = (&str, Vec<(u64, &Cell)>)> {
         self.names.iter().zip(&self.cells).map(|(name, cells)| {
             let cells = self.steps.iter().zip(cells).filter_map(|(&step, cell)| Some((step, cell.as_ref()?)));
@@ -119,7 +120,7 @@ impl CastTable {
         })
     }
 
-    /// Up to `n` casts with the largest nonzero share of elements that `count` counts.
+    /// Returns up to `n` casts with the largest shares of elements that `count` counts. Casts without such elements are left out.
     pub fn most_lost(&self, n: usize, count: impl Fn(&Cell) -> u64) -> Vec<Outlier> {
         let share = |lost: u64, elements: u64| lost as f64 / elements.max(1) as f64;
         let outliers = self.rows().map(|(name, cells)| {
@@ -130,7 +131,7 @@ impl CastTable {
         ranked(outliers.collect(), n)
     }
 
-    /// Up to `n` casts whose amax grew by the most powers of two from their first line to their last.
+    /// Returns up to `n` casts whose amax grew the most from their first line to their last, in powers of two.
     pub fn most_grown(&self, n: usize) -> Vec<Outlier> {
         let outliers = self.rows().filter_map(|(name, cells)| {
             let grown = |cell: &Cell| growth(cells.first()?.1, cell);
@@ -140,7 +141,7 @@ impl CastTable {
         ranked(outliers.collect(), n)
     }
 
-    /// Casts with infinities, and in how many steps.
+    /// Returns the casts with infinities, each with the number of steps that had infinities.
     pub fn not_finite(&self) -> Vec<(String, u64)> {
         let counts = self
             .rows()
@@ -149,14 +150,14 @@ impl CastTable {
     }
 }
 
-/// Powers of two by which the amax grew from `first` to `cell`; `None` where one of them is zero, or both are infinite.
+/// Returns the powers of two by which the amax grew from `first` to `cell`. Returns `None` if one amax is zero, or if both are infinite.
 pub fn growth(first: &Cell, cell: &Cell) -> Option<f64> {
     let grown = (cell.amax / first.amax).log2();
     (first.amax > 0.0 && cell.amax > 0.0 && !grown.is_nan()).then_some(grown)
 }
 
 fn outlier(name: &str, value: f64, lines: impl Iterator<Item = (u64, f64)>) -> Outlier {
-    // The first line among equals.
+    // If several lines have the largest value, the first of them counts.
     let (step, highest) = lines.fold((0, f64::NEG_INFINITY), |best, line| if line.1 > best.1 { line } else { best });
     Outlier { name: name.to_string(), value, highest, step }
 }

@@ -1,4 +1,4 @@
-//! `casts.jsonl`: statistics of each FP8 cast, a line every `cast_statistics_steps` steps.
+//! Writes `casts.jsonl`: statistics of each FP8 cast, one line every `cast_statistics_steps` steps.
 
 use super::MetricsWriter;
 use ottava_common::error::Result;
@@ -7,23 +7,26 @@ use ottava_sentinel::LastLine;
 use serde_json::{Map, Value, json};
 use std::path::Path;
 
-/// Appends to a `casts.jsonl`.
+/// Appends lines to a `casts.jsonl`.
 ///
-/// A line holds its `step`, the step `since` which it counts, and under `casts` for each cast by name: `amax` and `scale` of that step
-/// (`scale` is null for scales that follow from the tensor), the `largest` finite value of its format, and since then the numbers of
-/// elements, of saturated and of underflowed ones, and of steps with an infinity.
+/// A line holds:
+/// * `step`: the last step that it counts
+/// * `since`: the step after which it begins to count
+/// * `casts`: the statistics of each cast, by name. `amax` and `scale` are of the last step, and `scale` is null if it is computed from the tensor.
+///   `largest` is the largest finite value of the format. `elements`, `saturated`, `underflowed` and `non_finite` count since the step `since`:
+///   elements, saturated elements, underflowed elements, and steps with an infinity.
 pub struct CastLog {
     writer: MetricsWriter,
 }
 
 impl CastLog {
-    /// Opens the log at `path`, of a new run or of one that continues after the checkpoint and step in `resumed`, with the lines that
-    /// [`MetricsWriter`] would keep. `None`, after lines of earlier steps are restored, when `logs` is false.
+    /// Opens the log at `path`. If `resumed` holds a checkpoint and its step, restores the lines of earlier steps as [`MetricsWriter`] does. Returns
+    /// `None` if `logs` is false, also after it has restored lines.
     pub fn open(path: &Path, resumed: Option<(&Path, u64)>, logs: bool) -> Result<Option<CastLog>> {
         Ok(MetricsWriter::optional(path, resumed, logs)?.map(|writer| CastLog { writer }))
     }
 
-    /// Appends the line of `step`, which has just ended, after the line `last`.
+    /// Appends the line of `step`, which has just ended. `last` is the preceding line.
     pub fn append(&mut self, step: u64, last: &LastLine, now: &[CastRecord]) -> Result<()> {
         let casts: Map<String, Value> = now
             .iter()
@@ -45,7 +48,7 @@ impl CastLog {
         self.writer.append(step, &[("since", json!(last.step)), ("casts", Value::Object(casts))])
     }
 
-    /// Flushes to the disk.
+    /// Flushes the log to the disk.
     pub fn sync(&mut self) -> Result<()> {
         self.writer.sync()
     }

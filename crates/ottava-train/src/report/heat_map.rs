@@ -1,21 +1,21 @@
-//! Heat maps over the steps of a run, in one file without scripts: `casts.html`, of what its casts lost, and `sentinel.html`, of what its
-//! comparisons with BF16 found.
+//! Heat maps over the steps of a run, each page in one file without scripts. `casts.html` shows how many elements casts have lost. `sentinel.html`
+//! shows the results of comparisons with BF16.
 
 use super::cast_table::{CastTable, Cell, growth};
 use super::plot::{escape, push, series_svg};
 use super::sentinel_table::{SentinelTable, Whole};
 use ottava_recipe::scaling::Quantity;
 
-/// The most columns; with more lines, several share a column.
+/// The maximum number of columns. If there are more lines, several lines share a column.
 const MAX_COLUMNS: usize = 100;
-/// Width of the names next to a map, width of a map, and height of a row.
+/// The width of the names next to a map. `WIDTH` is the width of a map, and `ROW` the height of a row.
 const NAMES: f64 = 260.0;
 const WIDTH: f64 = 800.0;
 const ROW: f64 = 11.0;
-/// Space above a map, for its steps.
+/// The space above a map for the step numbers.
 const TOP: f64 = 20.0;
 
-/// Cells of at least `from` have `colour`, up to the next level.
+/// The colour of cells from `from` up to the next level.
 struct Level {
     from: f64,
     colour: &'static str,
@@ -26,7 +26,7 @@ const fn level(from: f64, colour: &'static str, label: &'static str) -> Level {
     Level { from, colour, label }
 }
 
-/// Hardly visible on a white page and on a dark one.
+/// The colour of cells without losses, hardly visible on white pages and on dark pages.
 const CALM: &str = "#7d848e30";
 
 const SHARES: [Level; 8] = [
@@ -83,16 +83,16 @@ const ERRORS: [Level; 8] = [
     level(1.0, "#581c1c", "1 and more"),
 ];
 
-/// A heat map: title, meaning and colours.
+/// A heat map: its title, its meaning and its colours.
 struct Map {
     title: &'static str,
     meaning: &'static str,
     levels: &'static [Level],
-    /// Chooses between two values in one column.
+    /// Chooses the worse of two values that share a column.
     worse: fn(f64, f64) -> f64,
 }
 
-/// A map of casts, with its value of a cell, given also the first cell of the cast.
+/// A map of casts. `value` returns the value of a cell, from this cell and from the first cell of the cast.
 struct CastMap {
     map: Map,
     value: fn(&Cell, &Cell) -> Option<f64>,
@@ -137,7 +137,7 @@ const CASTS: [CastMap; 4] = [
     },
 ];
 
-/// The maps of comparisons.
+/// The maps of comparisons between the recipe and BF16.
 const COMPARISONS: [(Quantity, Map); 5] = [
     (
         Quantity::LossCost,
@@ -178,7 +178,7 @@ const COMPARISONS: [(Quantity, Map); 5] = [
     (Quantity::Cast, Map { title: "Casts", meaning: "relative error of a cast", levels: &ERRORS, worse: f64::max }),
 ];
 
-/// A page with one map each of saturation, underflow, headroom and growth of the amax: a row per cast, steps from left to right.
+/// Draws a page with maps of saturation, underflow, headroom and growth of the amax. A map has a row per cast, and steps run from left to right.
 pub fn cast_maps(title: &str, table: &CastTable) -> String {
     let maps = CASTS.iter().map(|CastMap { map, value }| {
         let rows = table.names.iter().zip(&table.cells).map(|(name, cells)| {
@@ -190,8 +190,8 @@ pub fn cast_maps(title: &str, table: &CastTable) -> String {
     page(title, &maps.collect::<String>())
 }
 
-/// A page with plots of the differences between recipe and BF16 over steps, and a map of each number that is compared by tensor: a row per
-/// tensor, steps from left to right.
+/// Draws a page with plots of the differences between recipe and BF16 over steps, and a map of each number that is compared by tensor. A map has a
+/// row per tensor, and steps run from left to right.
 pub fn sentinel_maps(title: &str, table: &SentinelTable) -> String {
     let series = |value: fn(&Whole) -> f64| -> Vec<(u64, f64)> {
         table.steps.iter().copied().zip(table.whole.iter().map(value)).collect()
@@ -218,11 +218,11 @@ fn page(title: &str, body: &str) -> String {
     )
 }
 
-/// The names of a map with their values by line.
+/// The names of the rows of a map, each with a value per line.
 type Rows<'a> = Vec<(&'a str, Vec<Option<f64>>)>;
 
 impl Map {
-    /// The map with its title and key; `nothing` says why no cell has a value.
+    /// Draws the map with its title and its colour key. If no cell has a value, shows `nothing` instead.
     fn section(&self, steps: &[u64], rows: Rows, nothing: &str) -> String {
         let mut section = String::new();
         push(&mut section, format_args!("<h2>{}</h2>\n<p>{}.", self.title, self.meaning));
@@ -237,7 +237,7 @@ impl Map {
         section + &format!("</p>\n{picture}")
     }
 
-    /// The picture; empty where no cell has a value.
+    /// Draws the picture. Returns an empty string if no cell has a value.
     fn draw(&self, steps: &[u64], table: &Rows) -> String {
         let per_column = steps.len().div_ceil(MAX_COLUMNS).max(1);
         let columns: Vec<&[u64]> = steps.chunks(per_column).collect();
@@ -254,7 +254,7 @@ impl Map {
             let shown = cells.chunks(per_column).map(|cells| cells.iter().flatten().copied().reduce(self.worse));
             let shown: Vec<Option<f64>> = shown.collect();
             any |= shown.iter().any(Option::is_some);
-            // Neighbours of one colour are one rectangle, which keeps pages of large models small.
+            // Neighbouring cells of one colour are drawn as one rectangle, which keeps pages of large models small.
             let mut start = 0;
             while start < shown.len() {
                 let level = shown[start].map(|value| self.level(value));
@@ -283,7 +283,7 @@ impl Map {
         let (full, height) = (NAMES + WIDTH + 20.0, TOP + table.len() as f64 * ROW + 4.0);
         let mut svg =
             format!("<svg class=\"map\" viewBox=\"0 0 {full} {height}\" width=\"{full}\" height=\"{height}\">\n");
-        // About ten steps along the top.
+        // About ten step numbers are drawn along the top.
         for (i, column) in columns.iter().enumerate().step_by(columns.len().div_ceil(10).max(1)) {
             let x = NAMES + i as f64 * width;
             push(&mut svg, format_args!("<text x=\"{x:.1}\" y=\"12\">{}</text>", column[0]));

@@ -1,4 +1,4 @@
-//! `metrics.jsonl`: one JSON object a line, each with its `step`. The record of a run that other programs read.
+//! Writes `metrics.jsonl`, the record of a run that other programs read: one JSON object per line, each with its `step`.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, ErrorKind};
@@ -10,24 +10,24 @@ use ottava_checkpoint::FileStart;
 use ottava_common::fs::{Fs, FsFile, RealFs, expect_regular, replace_file, set_aside, sync_parent};
 use ottava_common::{Error, Result};
 
-/// The largest file of metrics or cast statistics that is read whole: more than lines of a hundred million steps.
+/// The maximum size of a file of metrics or cast statistics that is read whole. A hundred million steps take less.
 pub const MAX_METRICS_BYTES: u64 = 1 << 36;
 
-/// The name of the copy of the file at `path` in a checkpoint.
+/// Returns the name that the copy of the file at `path` has in a checkpoint.
 fn saved_name(path: &Path) -> String {
     let name = path.file_name().expect("a file has a name");
     format!("training/{}", name.to_string_lossy())
 }
 
-/// Appends to a `metrics.jsonl`.
+/// Appends lines to a `metrics.jsonl`.
 pub struct MetricsWriter {
     file: Box<dyn FsFile>,
     path: PathBuf,
 }
 
 impl MetricsWriter {
-    /// Starts the metrics of a new run at `path`. Steps of a run that ended before its first checkpoint are set aside.
-    /// Errors with [`Error::Data`] when the file is of another kind.
+    /// Starts the metrics of a new run at `path`. If the file has lines of a run that ended before its first checkpoint, it is renamed. Errors with
+    /// [`Error::Data`] if the file is of another kind.
     pub fn create(fs: &dyn Fs, path: &Path) -> Result<MetricsWriter> {
         let (first, all) = (length_up_to(path, 0)?, length_up_to(path, u64::MAX)?);
         if all > first {
@@ -37,15 +37,14 @@ impl MetricsWriter {
         MetricsWriter::open(fs, path, 0)
     }
 
-    /// Opens `path` to continue after `step`. Lines of later steps, which a resumed run trains again, are removed, and so is
-    /// an incomplete last line.
-    /// Errors with [`Error::Data`] when another line before them cannot be read.
+    /// Opens `path` to continue after `step`. Removes the lines of later steps, because a resumed run trains them again, and an incomplete last line.
+    /// Errors with [`Error::Data`] if a line of an earlier step cannot be read.
     pub fn resume(fs: &dyn Fs, path: &Path, step: u64) -> Result<MetricsWriter> {
         MetricsWriter::open(fs, path, length_up_to(path, step)?)
     }
 
-    /// Opens `path` to continue after `checkpoint` of `step`, with exactly the lines of the checkpoint's copy. A file that
-    /// does not start with them is set aside. Checkpoints of format 1 have no copy; then `path` is cut after `step`.
+    /// Opens `path` to continue after `checkpoint` of `step`, with exactly the lines of the checkpoint's copy. A file that does not start with these
+    /// lines is renamed. Checkpoints of format 1 do not hold a copy, so `path` is then cut after `step`.
     pub fn restore(fs: &dyn Fs, path: &Path, checkpoint: &Path, step: u64) -> Result<MetricsWriter> {
         let saved = checkpoint.join(saved_name(path));
         if !saved.is_file() {
@@ -66,8 +65,8 @@ impl MetricsWriter {
         MetricsWriter::open(fs, path, length)
     }
 
-    /// Opens an optional log at `path`, of a new run or of one that continues after the checkpoint and step in `resumed`. `None`, after lines of
-    /// earlier steps are restored, when `logs` is false.
+    /// Opens an optional log at `path`. If `resumed` holds a checkpoint and its step, restores the lines of earlier steps. Returns `None` if `logs`
+    /// is false, also after it has restored lines.
     pub fn optional(path: &Path, resumed: Option<(&Path, u64)>, logs: bool) -> Result<Option<MetricsWriter>> {
         let saved = resumed.is_some_and(|(checkpoint, _)| checkpoint.join(saved_name(path)).is_file());
         if !logs && !saved && !path.is_file() {
@@ -76,13 +75,14 @@ impl MetricsWriter {
         let writer = match resumed {
             None => MetricsWriter::create(&RealFs, path)?,
             Some((checkpoint, step)) if saved => MetricsWriter::restore(&RealFs, path, checkpoint, step)?,
-            // A run that logged nothing has no copy in its checkpoints.
+            // If the run has not logged, its checkpoints do not hold a copy of the log.
             Some((_, step)) => MetricsWriter::resume(&RealFs, path, step)?,
         };
         Ok(logs.then_some(writer))
     }
 
-    /// The part of an optional log at `path` that a checkpoint copies now, if the log exists, and its name there.
+    /// Returns the part of an optional log at `path` that a checkpoint copies now, and its name in the checkpoint. Returns `None` if the log does not
+    /// exist.
     pub fn saved_at(path: &Path) -> Result<Option<(String, FileStart)>> {
         path.is_file().then(|| Ok((saved_name(path), FileStart::now(path)?))).transpose()
     }
@@ -93,27 +93,27 @@ impl MetricsWriter {
         Ok(MetricsWriter { file, path: path.to_path_buf() })
     }
 
-    /// Appends one line: `step`, then `fields`. Numbers that are not finite become null, as JSON has none.
+    /// Appends a line with `step` and then `fields`. Numbers that are not finite become null, since JSON cannot represent them.
     pub fn append(&mut self, step: u64, fields: &[(&str, Value)]) -> Result<()> {
         let mut record = Map::from_iter([("step".to_string(), Value::from(step))]);
         record.extend(fields.iter().map(|(name, value)| (name.to_string(), value.clone())));
         let line = Value::Object(record).to_string() + "\n";
-        // In one call, so that a reader never sees half a line.
+        // The line is written in one call, so a reader never sees half a line.
         self.file.write_all(line.as_bytes()).map_err(Error::io(&self.path))
     }
 
-    /// Flushes to the disk. Called before a checkpoint is saved, so that no checkpoint has steps that this lacks.
+    /// Flushes the file to the disk. Called before a checkpoint is saved, so that the file has all steps that a checkpoint has.
     pub fn sync(&mut self) -> Result<()> {
         self.file.sync().map_err(Error::io(&self.path))
     }
 
-    /// The part of the file that a checkpoint copies now, and its name there.
+    /// Returns the part of the file that a checkpoint copies now, and its name in the checkpoint.
     pub fn saved(&self) -> Result<(String, FileStart)> {
         Ok((saved_name(&self.path), FileStart::now(&self.path)?))
     }
 }
 
-/// Opens the file at `path`; `None` if it does not exist. Errors when it is no regular file.
+/// Opens the file at `path`. Returns `None` if it does not exist. Errors if it is not a regular file.
 fn open_regular(path: &Path) -> Result<Option<File>> {
     expect_regular(path).map_err(Error::io(path))?;
     match File::open(path) {
@@ -122,7 +122,7 @@ fn open_regular(path: &Path) -> Result<Option<File>> {
     }
 }
 
-/// True when the file at `path` starts with the bytes of the file at `start`.
+/// Returns whether the file at `path` starts with the bytes of the file at `start`.
 fn starts_with(path: &Path, start: &Path) -> Result<bool> {
     let Some(file) = open_regular(path)? else { return Ok(false) };
     let start_file = File::open(start).map_err(Error::io(start))?;
@@ -142,7 +142,7 @@ fn starts_with(path: &Path, start: &Path) -> Result<bool> {
     }
 }
 
-/// Bytes of the lines before the first that is of a later step than `step`; 0 if the file does not exist.
+/// Returns the number of bytes before the first line of a step after `step`. Returns 0 if the file does not exist.
 fn length_up_to(path: &Path, step: u64) -> Result<u64> {
     let Some(file) = open_regular(path)? else { return Ok(0) };
     let (mut reader, mut kept, mut line) = (BufReader::new(file), 0, Vec::new());
@@ -207,7 +207,7 @@ mod tests {
         }
     }
 
-    /// The line of a step that was stopped during its evaluation is in the checkpoint, as JSON.
+    /// If a step is stopped during its evaluation, its line is kept in the checkpoint as JSON and written later.
     #[test]
     fn numbers_that_were_read_are_written_with_the_same_digits() {
         for text in ["1.5740016959607601", "2.2250738585072014e-308", "0.30000000000000004"] {
@@ -240,7 +240,7 @@ mod tests {
         let (name, start) = metrics.saved().unwrap();
         writer.copy(&name, &start).unwrap();
         let checkpoint = writer.finish(Value::Null).unwrap();
-        // Lines that the run trains again are cut; lines of another past are kept elsewhere; missing ones come back.
+        // Lines that the run trains again are cut. Lines of another branch are moved to another file. Missing lines are restored.
         run(&path, 5..=9);
         drop(MetricsWriter::restore(&RealFs, &path, &checkpoint, 4).unwrap());
         assert_eq!(read("metrics.jsonl"), four);
@@ -253,7 +253,7 @@ mod tests {
         std::fs::remove_file(&path).unwrap();
         drop(MetricsWriter::restore(&RealFs, &path, &checkpoint, 4).unwrap());
         assert_eq!(read("metrics.jsonl"), four);
-        // A new run begins with none.
+        // A new run begins with an empty file.
         drop(MetricsWriter::create(&RealFs, &path).unwrap());
         assert_eq!((read("metrics.jsonl"), read("abandoned-metrics.jsonl.2")), (String::new(), four));
         std::fs::write(&path, "{\"step\":0,\"eval_loss\":9.0}\n{\"st").unwrap();

@@ -4,27 +4,27 @@ use std::fmt::Write;
 
 const WIDTH: f64 = 860.0;
 const HEIGHT: f64 = 460.0;
-/// Margins: left, right, top, bottom.
+/// The margins: left, right, top, bottom.
 const MARGIN: [f64; 4] = [64.0, 24.0, 48.0, 52.0];
 
-/// Colours of medium brightness without a background: readable on a white page and on a dark one.
+/// Colours of medium brightness without a background, readable on white pages and on dark pages.
 const TEXT: &str = "#7d848e";
 const TRAIN: &str = "#3b82f6";
 const EVAL: &str = "#f0731a";
 
-/// A line has at most this many points; more cannot be seen and would make the file large.
+/// The maximum number of points of a line. More points cannot be seen and would make the file large.
 const MAX_POINTS: usize = 1000;
 
-/// A step and a loss.
+/// A step and a loss, as coordinates.
 type Point = (f64, f64);
 
-/// The points of `series` that can be drawn.
+/// Returns the points of `series` that are finite.
 fn finite(series: &[(u64, f64)]) -> Vec<Point> {
     series.iter().filter(|point| point.1.is_finite()).map(|&(step, value)| (step as f64, value)).collect()
 }
 
-/// Draws losses over steps: each of training as a faint line, their running mean as a strong one, losses of evaluations as dots joined by a
-/// line. Points must be in the order of steps; points that are not finite are left out.
+/// Draws losses over steps: training losses as a faint line, their running mean as a strong line, and losses of evaluations as dots joined by a line.
+/// Points must be in the order of steps. Points that are not finite are left out.
 pub fn loss_svg(title: &str, train: &[(u64, f64)], eval: &[(u64, f64)]) -> String {
     let (train, eval) = (finite(train), finite(eval));
     picture(title, |svg| {
@@ -41,7 +41,7 @@ pub fn loss_svg(title: &str, train: &[(u64, f64)], eval: &[(u64, f64)]) -> Strin
     })
 }
 
-/// Draws a number over steps, whose unit is `unit`, as dots joined by a line. Points must be in the order of steps; points that are not
+/// Draws a number over steps as dots joined by a line. `unit` is the unit of the number. Points must be in the order of steps. Points that are not
 /// finite are left out.
 pub fn series_svg(title: &str, unit: &str, points: &[(u64, f64)]) -> String {
     let points = thin(&finite(points));
@@ -116,7 +116,7 @@ impl Frame {
         );
     }
 
-    /// Dots joined by a line.
+    /// Draws dots joined by a line.
     fn dots(&self, svg: &mut String, points: &[Point], colour: &str) {
         self.line(svg, points, &format!("stroke=\"{colour}\" stroke-width=\"1.5\""));
         for &(step, value) in points {
@@ -139,7 +139,7 @@ impl Frame {
     }
 }
 
-/// Round numbers along an axis.
+/// Ticks at round numbers along an axis.
 struct Ticks {
     low: f64,
     high: f64,
@@ -147,11 +147,11 @@ struct Ticks {
 }
 
 impl Ticks {
-    /// About six ticks, 1, 2 or 5 times a power of ten apart. The axis of `whole` numbers ends with the data, the axis of other numbers at
-    /// a tick.
+    /// Returns about six ticks, with distances of 1, 2 or 5 times a power of ten. An axis of `whole` numbers ends at the last value, and other axes
+    /// end at a tick.
     fn covering(values: impl Iterator<Item = f64>, whole: bool) -> Ticks {
         let (low, high) = values.fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), v| (low.min(v), high.max(v)));
-        // A single value gets a range around it; the smallest one keeps the step above rounding errors.
+        // A single value gets a range around it. The minimum range keeps the step above rounding errors.
         let span = (high - low).max(low.abs().max(high.abs()) * 1e-6).max(1e-9);
         let rough = span / 6.0;
         let power = 10_f64.powf(rough.log10().floor());
@@ -178,7 +178,7 @@ impl Ticks {
     }
 }
 
-/// The mean over a window around each point, a twentieth of all points wide: smooth, and without delay.
+/// Returns the mean over a window around each point. The window has a twentieth of all points, so the mean is smooth and not delayed.
 fn running_mean(points: &[Point]) -> Vec<Point> {
     let half = points.len() / 40;
     let mut sums = vec![0.0];
@@ -186,14 +186,14 @@ fn running_mean(points: &[Point]) -> Vec<Point> {
         sums.push(sums[sums.len() - 1] + loss);
     }
     let mean = |i: usize| {
-        // Near an end the window shrinks on both sides, or it would lean.
+        // Near an end, the window shrinks on both sides. A window that shrank on one side would shift the mean.
         let reach = half.min(i).min(points.len() - 1 - i);
         (sums[i + reach + 1] - sums[i - reach]) / (2 * reach + 1) as f64
     };
     points.iter().enumerate().map(|(i, &(step, _))| (step, mean(i))).collect()
 }
 
-/// At most [`MAX_POINTS`] of the points: of each group the lowest and the highest, so that no spike is lost.
+/// Returns at most [`MAX_POINTS`] of the points: the lowest and the highest point of each group, so no spike is lost.
 fn thin(points: &[Point]) -> Vec<Point> {
     if points.len() <= MAX_POINTS {
         return points.to_vec();
@@ -209,7 +209,7 @@ fn thin(points: &[Point]) -> Vec<Point> {
     ends.collect()
 }
 
-/// Names and last values at the upper right, the first entry leftmost.
+/// Draws names and last values at the upper right. The first entry is leftmost.
 fn legend(svg: &mut String, entries: [(&str, &str, Option<&Point>); 2]) {
     let mut x = WIDTH - MARGIN[1];
     for (name, colour, last) in entries.into_iter().rev() {
@@ -254,7 +254,7 @@ mod tests {
         let slope: Vec<_> = (0..400).map(|i| (f64::from(i), f64::from(i))).collect();
         assert_eq!(running_mean(&slope), slope);
         let noise: Vec<_> = (0..400).map(|i| (f64::from(i), f64::from(i % 2))).collect();
-        // The mean of 21 alternating values has ten or eleven ones: 1/42, 0.024, from a half.
+        // A window of 21 alternating values has ten or eleven values of 1, so its mean differs from a half by 1/42 = 0.024.
         assert!(running_mean(&noise)[20..380].iter().all(|p| (p.1 - 0.5).abs() < 0.05));
     }
 

@@ -1,5 +1,5 @@
-//! A simulated power failure after every file operation of a run's start, steps, saves, retention and resumption: what was
-//! reported as saved is there, complete, and the run goes on.
+//! Simulates a power failure after every file operation while a run starts, trains, saves, deletes old checkpoints and resumes. After the failure,
+//! each checkpoint that was reported as saved is complete, and the run continues.
 
 use std::collections::BTreeMap;
 use std::io::{self, Write};
@@ -12,7 +12,7 @@ use super::MetricsWriter;
 use ottava_checkpoint::{CheckpointWriter, Verify, abandon_after, delete_old, latest_complete};
 use ottava_common::fs::{Fs, FsFile, RealFs, create_dirs, replace_file};
 
-/// A file operation that took place, with paths below the folder of the test.
+/// A file operation that has completed. Paths are relative to the folder of the test.
 #[derive(Clone, Debug)]
 enum Op {
     CreateDir(PathBuf),
@@ -25,7 +25,7 @@ enum Op {
     Remove(PathBuf),
 }
 
-/// The real file system, with a list of what was done to it.
+/// The real file system, with a list of the operations on it.
 #[derive(Clone)]
 struct Recorder {
     root: PathBuf,
@@ -94,7 +94,7 @@ impl FsFile for RecordedFile {
     }
 }
 
-/// The real file system without waiting for the disk, for what follows a simulated failure.
+/// The real file system without flushes to the disk, for the time after a simulated failure.
 struct Hasty;
 
 struct HastyFile(Box<dyn FsFile>);
@@ -135,7 +135,7 @@ impl FsFile for HastyFile {
     }
 }
 
-/// A file or folder as the system has it, and as the disk does.
+/// A file or folder: its state in the operating system, and its state on the disk.
 #[derive(Default)]
 struct Node {
     data: Vec<u8>,
@@ -144,16 +144,16 @@ struct Node {
     entries_on_disk: BTreeMap<String, usize>,
 }
 
-/// The state of the disk after a power failure.
+/// The data that a power failure leaves on the disk.
 #[derive(Clone, Copy, Debug)]
 enum Left {
-    /// Only what was brought to the disk: contents of files, and names in folders.
+    /// The contents of files and the names in folders that were flushed.
     Synced,
-    /// All names, and of the contents of files what was brought to the disk.
+    /// All names, and the contents of files that were flushed.
     Names,
 }
 
-/// The disk below the folder of a test, replayed from what was done.
+/// The disk below the folder of a test, replayed from the list of operations.
 struct Disk(Vec<Node>);
 
 impl Disk {
@@ -217,7 +217,7 @@ impl Disk {
         }
     }
 
-    /// Writes what is left into a real folder.
+    /// Writes what the failure leaves into a real folder.
     fn write(&self, node: usize, left: Left, to: &Path) {
         let node = &self.0[node];
         match &node.entries {
@@ -234,8 +234,8 @@ impl Disk {
     }
 }
 
-/// What the trainer does to a run's folder, in its order: starts or resumes, then trains to `end` and saves every second
-/// step. Calls `saved` when a checkpoint is reported.
+/// Does the file operations of a trainer in a run's folder, in their order: starts or resumes, trains to `end`, and saves a checkpoint every second
+/// step. Calls `saved` when a checkpoint is reported as saved.
 fn train(
     fs: &dyn Fs,
     run: &Path,
@@ -264,7 +264,7 @@ fn train(
             replace_file(fs, &run.join("loss.svg"), b"<svg/>").unwrap();
             let mut writer = CheckpointWriter::begin(fs, &folder, step).unwrap();
             let (name, start) = metrics.saved().unwrap();
-            // Written while the run goes on: the next step is logged between two files.
+            // The checkpoint is written while the run continues, so the next step is logged between two files.
             if step < end {
                 metrics.append(step + 1, &[("loss", json!(1.0 / (step + 1) as f64))]).unwrap();
             }
@@ -282,11 +282,11 @@ fn a_power_failure_after_any_operation_keeps_what_was_saved() {
     let folder = tempfile::tempdir().unwrap();
     let recorder = Recorder { root: folder.path().to_path_buf(), done: Arc::default() };
     let run = folder.path().join("runs/run");
-    // After how many operations which step was reported as the newest that is saved.
+    // The number of operations after which a step was reported as the newest saved step.
     let mut reports: Vec<(usize, u64)> = Vec::new();
     let report = |reports: &mut Vec<(usize, u64)>, step| reports.push((recorder.done.lock().unwrap().len(), step));
     train(&recorder, &run, None, 6, 2, |step| report(&mut reports, step));
-    // Back to an older checkpoint, twice: what was newer does not count from there on.
+    // The run returns to an older checkpoint twice. From then on, newer checkpoints do not count.
     let older = || Some((run.join("checkpoints/checkpoint-4"), 4));
     report(&mut reports, 4);
     train(&recorder, &run, older(), 5, 1, |_| ());
@@ -311,7 +311,7 @@ fn a_power_failure_after_any_operation_keeps_what_was_saved() {
             let reported = reports.iter().rfind(|(at, _)| *at <= count).map_or(0, |(_, step)| *step);
             assert!(step >= reported, "{what}: step {step} where {reported} was reported");
             assert!(step == 4 || !(left..=again).contains(&count), "{what}: step {step} was left behind");
-            // The run goes on, with the metrics of each step once.
+            // The run continues, and its metrics have each step once.
             train(&Hasty, &run, newest, step + 2, 1, |_| ());
             let text = std::fs::read_to_string(run.join("metrics.jsonl")).unwrap();
             let steps: Vec<u64> = text

@@ -1,4 +1,4 @@
-//! Where two runs part: the first step, layer and tensor that differ in what both have recorded, and whose errors differ.
+//! Compares two runs: finds the first step, layer and tensor that differ in the records of both runs, and the linears whose errors differ.
 
 use super::metrics::MAX_METRICS_BYTES;
 use super::sentinel_table::SentinelTable;
@@ -11,73 +11,73 @@ use serde_json::Value;
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
 
-/// What two runs have in common, and where they part.
+/// The common records of two runs, and the first step in which they differ.
 #[derive(Debug, Serialize)]
 pub struct RunComparison {
-    /// The first and the last step whose metrics both have.
+    /// The first and the last step that have metrics in both runs.
     pub steps: Option<[u64; 2]>,
     /// The first step whose records differ.
     pub parting: Option<Parting>,
-    /// The checkpoints that both have, up to the first that differs.
+    /// The checkpoints that both runs have, up to the first checkpoint that differs.
     pub checkpoints: Vec<ComparedCheckpoint>,
-    /// What the casts of each linear cost in the loss in both runs, in nats per token; the largest difference first.
+    /// How much the casts of each linear change the loss in both runs, in nats per token. The largest difference is first.
     pub loss_costs: Vec<ComparedCost>,
 }
 
 /// A step whose records differ.
 #[derive(Debug, PartialEq, Serialize)]
 pub struct Parting {
-    /// The step.
+    /// The number of the step.
     pub step: u64,
-    /// What differs: metrics, then of each other file the first tensor, and of products the one that differs most.
+    /// The records that differ: all metrics, the first tensor of each other file, and the product whose slope differs most.
     pub differences: Vec<Difference>,
 }
 
 /// A record that differs.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Difference {
-    /// The file that has it.
+    /// The file that holds the record.
     pub file: &'static str,
-    /// The metric or tensor.
+    /// The name of the metric or tensor.
     pub name: String,
     /// The number of its block.
     pub layer: Option<usize>,
-    /// What both runs have.
+    /// The values in both runs.
     pub values: [Value; 2],
-    /// Further tensors of the file that differ in this step.
+    /// The number of further tensors of the file that differ in this step.
     pub others: usize,
 }
 
 /// A checkpoint of both runs.
 #[derive(Debug, PartialEq, Serialize)]
 pub struct ComparedCheckpoint {
-    /// Its step.
+    /// The step of the checkpoint.
     pub step: u64,
-    /// Tensors whose bits differ, in the order of the file.
+    /// The names of the tensors whose bits differ, in the order of the file.
     pub different: Vec<String>,
-    /// Tensors that both have.
+    /// The number of tensors that both checkpoints have.
     pub tensors: usize,
 }
 
-/// What the casts of a linear cost in the loss.
+/// How much the casts of a linear change the loss.
 #[derive(Debug, PartialEq, Serialize)]
 pub struct ComparedCost {
-    /// The linear.
+    /// The name of the linear.
     pub linear: String,
-    /// In the first run and in the second; 0 where nothing is cast.
+    /// The costs in the first run and in the second run. A cost is 0 if nothing is cast.
     pub costs: [f64; 2],
 }
 
 /// The entries of a line, in their order.
 type Entries = Vec<(String, Value)>;
 
-/// A file of records, and the entries of its lines.
+/// A file of records, and a function that returns the entries of a line.
 struct Source {
     file: &'static str,
     entries: fn(&Value) -> Entries,
 }
 
-/// In the order in which differences are listed.
+/// The files of records, in the order in which differences are listed.
 const SOURCES: [Source; 4] = [
     Source { file: "metrics.jsonl", entries: |line| of_keys(line, &["loss", "grad_norm", "eval_loss"]) },
     Source { file: "digests.jsonl", entries: |line| of_object(&line["digests"], "") },
@@ -103,13 +103,13 @@ fn of_keys(line: &Value, keys: &[&str]) -> Entries {
     keys.iter().filter_map(|key| Some((key.to_string(), line.get(key)?.clone()))).collect()
 }
 
-/// The entries of an object; `of` precedes their names.
+/// Returns the entries of an object. If `of` is not empty, it precedes their names.
 fn of_object(object: &Value, of: &str) -> Entries {
     let name = |name: &String| if of.is_empty() { name.clone() } else { format!("{of} of {name}") };
     object.as_object().into_iter().flatten().map(|(key, value)| (name(key), value.clone())).collect()
 }
 
-/// The lines of a file of records by step; none without the file. An incomplete last line is ignored.
+/// Reads the lines of a file of records, by step. Returns no lines if the file does not exist. An incomplete last line is ignored.
 fn read(path: &Path, entries: fn(&Value) -> Entries) -> Result<BTreeMap<u64, Entries>> {
     if !path.is_file() {
         return Ok(BTreeMap::new());
@@ -130,20 +130,20 @@ fn read(path: &Path, entries: fn(&Value) -> Entries) -> Result<BTreeMap<u64, Ent
     read.collect()
 }
 
-/// The entries that differ, among entries that both lines have.
+/// Returns the entries that both lines have with different values.
 fn different(a: &Entries, b: &Entries) -> Vec<(String, [Value; 2])> {
     let b: HashMap<&str, &Value> = b.iter().map(|(name, value)| (name.as_str(), value)).collect();
     let both = a.iter().filter_map(|(name, value)| Some((name, value, *b.get(name.as_str())?)));
     both.filter(|(_, a, b)| a != b).map(|(name, a, b)| (name.clone(), [a.clone(), b.clone()])).collect()
 }
 
-/// How far the slopes of a product are apart.
+/// Returns the distance between two slopes of a product.
 fn slopes_apart(values: &[Value; 2]) -> f64 {
     let [a, b] = [0, 1].map(|run| values[run]["slope"].as_f64().unwrap_or(f64::INFINITY));
     if a == b { 0.0 } else { (a - b).abs() }
 }
 
-/// The number of the block that a tensor belongs to: the first part of its name that is a number.
+/// Returns the number of the block of a tensor: the first part of its name that is a number.
 fn layer_of(name: &str) -> Option<usize> {
     name.split(['.', ' ']).find_map(|part| part.parse().ok())
 }
@@ -166,7 +166,7 @@ impl RunComparison {
             let first = parting.filter(|parting| parting.step == step);
             let mut differences = first.map_or(Vec::new(), |parting| parting.differences);
             if file == SENTINEL {
-                // Stable, so the first of entries that differ alike.
+                // The sort is stable, so the first of several entries with equal distances stays first.
                 found.sort_by(|(_, a), (_, b)| slopes_apart(b).total_cmp(&slopes_apart(a)));
             }
             let (shown, others) = if file == SOURCES[0].file { (found.len(), 0) } else { (1, found.len() - 1) };
@@ -180,7 +180,7 @@ impl RunComparison {
     }
 }
 
-/// Compares the weights of checkpoints of the same steps, up to the first that differ.
+/// Compares the weights of checkpoints of equal steps, up to the first checkpoint that differs.
 fn checkpoints(a: &Path, b: &Path) -> Result<Vec<ComparedCheckpoint>> {
     let folder = |run: &Path| run.join("checkpoints");
     let names = std::fs::read_dir(folder(a)).into_iter().flatten().flatten().map(|entry| entry.file_name());

@@ -1,4 +1,4 @@
-//! `run.json`: what a run is, and how it ended.
+//! Reads and writes `run.json`: a description of a run, and how it ended.
 
 use ottava_common::error::{Error, Result};
 use ottava_common::fs::{RealFs, replace_file};
@@ -7,90 +7,91 @@ use serde::{Deserialize, Serialize};
 use std::path::Path;
 use std::time::UNIX_EPOCH;
 
-/// The most bytes of a `run.json`.
+/// The maximum size of a `run.json` in bytes.
 const MAX_BYTES: u64 = 1 << 20;
 
-/// The file in the folder of a run.
+/// The name of the file in the folder of a run.
 const FILE: &str = "run.json";
 
-/// What a run is. Written when it begins or goes on, and again when it ends.
+/// A description of a run. It is written when the run starts or resumes, and again when it ends.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct RunRecord {
-    /// When it began or went on, in seconds since 1970.
+    /// The time at which the run started or resumed, in seconds since 1970.
     pub started: u64,
-    /// The product name of its GPUs, or `CPU`.
+    /// The product name of the GPUs, or `CPU`.
     pub device: String,
-    /// Processes that train.
+    /// The number of processes that train.
     pub ranks: usize,
-    /// Ranks by axis, such as `data 2, context 1, tensor 1, pipeline 1, expert 1`.
+    /// The number of ranks of each axis, such as `data 2, context 1, tensor 1, pipeline 1, expert 1`.
     pub mesh: String,
     /// The recipe.
     pub recipe: String,
-    /// Trained values.
+    /// The number of trained parameters.
     pub parameters: usize,
-    /// Steps of the whole run.
+    /// The number of steps of the whole run.
     pub max_steps: u64,
-    /// Tokens of a step, of all ranks.
+    /// The number of tokens of a step, summed over all ranks.
     pub tokens_per_step: u64,
-    /// Floating-point operations of forward and backward per token, without recomputation.
+    /// The floating-point operations of forward and backward per token, without recomputation.
     pub flops_per_token: f64,
-    /// FLOP/s of all GPUs together for dense products of BF16, by the data sheet; `None` on a CPU and on unknown GPUs.
+    /// The peak FLOP/s of all GPUs together for dense products in BF16, from the data sheet; `None` on a CPU and on unknown GPUs.
     pub peak_flops: Option<f64>,
-    /// Bytes of tensors at the peak that the dry run has planned for one rank; `None` on a CPU, where the metrics have the memory of the
-    /// whole process.
+    /// The bytes of tensors at the peak that the dry run has planned for one rank. `None` on a CPU, since metrics there count the memory of the whole
+    /// process.
     pub planned_memory_bytes: Option<u64>,
-    /// How it ended; `None` while it runs, and after it was killed.
+    /// How the run ended; `None` while it runs, and after it was killed.
     pub end: Option<RunEnd>,
 }
 
 /// How a run ended.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RunEnd {
-    /// When, in seconds since 1970.
+    /// The time of the end, in seconds since 1970.
     pub time: u64,
     /// The last step.
     pub step: u64,
-    /// How.
+    /// The outcome of the run.
     pub outcome: RunOutcome,
-    /// The message of the error; empty after the last step.
+    /// The message of the error; empty if the run finished.
     pub message: String,
 }
 
-/// How a run ended.
+/// The outcome of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum RunOutcome {
-    /// All steps were trained, or evaluations did not improve any more.
+    /// All steps were trained, or early stopping ended the run.
     Finished,
-    /// By a signal or by the sentinel; it may be resumed.
+    /// A signal or the sentinel ended the run. It can be resumed.
     Stopped,
-    /// With an error.
+    /// An error ended the run.
     Failed,
 }
 
 impl RunRecord {
-    /// Seconds since 1970.
+    /// Returns the current time in seconds since 1970.
     pub fn now() -> u64 {
         UNIX_EPOCH.elapsed().unwrap_or_default().as_secs()
     }
 
-    /// Model FLOP utilisation at `tokens_per_second` of all ranks: the share of [`RunRecord::peak_flops`], whatever the recipe, so that
-    /// recipes compare. In FP8, whose peak is twice as high, it may exceed 1. Chowdhery et al. 2022, arXiv:2204.02311, appendix B.
+    /// Returns the model FLOP utilisation at `tokens_per_second` of all ranks: the share of [`RunRecord::peak_flops`]. The BF16 peak is used for
+    /// every recipe, so utilisations of recipes can be compared. FP8 has twice this peak, so its utilisation may exceed 1. Chowdhery et al. 2022,
+    /// arXiv:2204.02311, appendix B.
     pub fn utilization(&self, tokens_per_second: f64) -> Option<f64> {
         self.peak_flops.map(|peak| tokens_per_second * self.flops_per_token / peak)
     }
 
-    /// Writes the record of the run in `folder`.
+    /// Writes the record into `folder`, the folder of the run.
     pub fn write(&self, folder: &Path) -> Result<()> {
         let text = serde_json::to_string_pretty(self).expect("a record is plain data") + "\n";
         replace_file(&RealFs, &folder.join(FILE), text.as_bytes())
     }
 
-    /// Reads the record of the run in `folder`; `None` without the file. A link is not followed.
+    /// Reads the record of the run in `folder`. Returns `None` if the file does not exist. A link is not followed.
     ///
     /// # Errors
-    /// Errors of the system, of [`input::open_unlinked`], and [`Error::Data`] when the file is another program's.
+    /// Errors of the system, errors of [`input::open_unlinked`], and [`Error::Data`] if another program wrote the file.
     pub fn read(folder: &Path) -> Result<Option<RunRecord>> {
         let path = folder.join(FILE);
         let text = match input::read_text_unlinked(&path, MAX_BYTES) {

@@ -1,12 +1,16 @@
-//! `sentinel.jsonl`: a line for each comparison of the recipe with BF16.
+//! Writes `sentinel.jsonl`: one line for each comparison of the recipe with BF16.
 
 use ottava_recipe::scaling::{Comparison, PrecisionComparison, Quantity};
 use ottava_sentinel::{Decision, Finding, Verdict};
 use serde_json::{Map, Value, json};
 
-/// The fields of a line: the losses and their difference, the agreement of the gradients of all weights of the blocks, the findings with a
-/// sentence each, the decision, and by tensor the relative `error` of each cast and of each block's output and gradient by its input,
-/// `slope`, `cosine` and `norm_ratio` of products and gradients, and what the casts of each linear cost in the loss.
+/// Returns the fields of a line:
+/// * the losses and their difference
+/// * the agreement of the gradients of all weights of the blocks
+/// * the findings, each with a sentence, and the decision
+/// * by tensor, the relative `error` of each cast, and of the output and the input gradient of each block
+/// * by tensor, `slope`, `cosine` and `norm_ratio` of products and gradients
+/// * by linear, how much its casts change the loss
 pub fn sentinel_line(
     comparison: &PrecisionComparison,
     verdict: &Verdict,

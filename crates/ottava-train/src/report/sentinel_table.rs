@@ -1,4 +1,4 @@
-//! A run's `sentinel.jsonl` as a table of tensors by comparisons.
+//! Reads a run's `sentinel.jsonl` as a table of tensors by comparisons.
 
 use super::metrics::MAX_METRICS_BYTES;
 use ottava_common::error::{Error, Result};
@@ -9,16 +9,16 @@ use serde_json::{Map, Value};
 use std::collections::HashMap;
 use std::path::Path;
 
-/// The numbers of a comparison that concern the whole model.
+/// The results of a comparison for the whole model.
 #[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
 pub struct Whole {
-    /// The loss by the recipe minus that in BF16, in nats per token; NaN where the file has null, as JSON has no NaN.
+    /// The loss by the recipe minus the loss in BF16, in nats per token. It is NaN if the file has null, since JSON cannot represent NaN.
     #[serde(deserialize_with = "or_nan")]
     pub loss_gap: f64,
-    /// The cosine between the gradients of all weights of the blocks.
+    /// The cosine between the gradients by the recipe and in BF16, over all weights of the blocks.
     #[serde(deserialize_with = "or_nan")]
     pub gradient_cosine: f64,
-    /// The norm of these gradients by the recipe, divided by the norm in BF16.
+    /// The norm of these gradients by the recipe, divided by their norm in BF16.
     #[serde(deserialize_with = "or_nan")]
     pub gradient_norm_ratio: f64,
 }
@@ -37,22 +37,22 @@ struct Line {
     rest: Map<String, Value>,
 }
 
-/// Tensors by comparisons.
+/// A table of tensors by comparisons.
 #[derive(Clone, Debug, Default)]
 pub struct SentinelTable {
     /// The step of each comparison.
     pub steps: Vec<u64>,
-    /// What each says of the whole model.
+    /// The results of each comparison for the whole model.
     pub whole: Vec<Whole>,
-    /// Findings of each.
+    /// The number of findings of each comparison.
     pub findings: Vec<usize>,
     names: Vec<(Quantity, String)>,
-    /// By name, one per comparison: the cost in nats of [`Quantity::LossCost`], and the relative error of other quantities.
+    /// The values of each tensor, one per comparison: the cost in nats for [`Quantity::LossCost`], and the relative error for other quantities.
     values: Vec<Vec<Option<f64>>>,
 }
 
 impl SentinelTable {
-    /// Reads a `sentinel.jsonl`; an incomplete last line is ignored.
+    /// Reads a `sentinel.jsonl`. An incomplete last line is ignored.
     pub fn read(path: &Path) -> Result<SentinelTable> {
         let text = input::read_text(path, MAX_METRICS_BYTES).map_err(Error::io(path))?;
         let mut table = SentinelTable::default();
@@ -76,7 +76,7 @@ impl SentinelTable {
                         table.names.len() - 1
                     });
                     table.values[row].resize(number, None);
-                    // Null stands for a number that is not finite.
+                    // A number that is not finite is written as null.
                     let value = value.get("error").unwrap_or(value).as_f64().unwrap_or(f64::INFINITY);
                     table.values[row].push(Some(value));
                 }
@@ -86,18 +86,18 @@ impl SentinelTable {
         Ok(table)
     }
 
-    /// True without a comparison.
+    /// Returns whether the table has no comparison.
     pub fn is_empty(&self) -> bool {
         self.steps.is_empty()
     }
 
-    /// The tensors of `quantity`, with a value per comparison.
+    /// Returns the tensors of `quantity`, with a value per comparison.
     pub fn rows(&self, quantity: Quantity) -> impl Iterator<Item = (&str, &[Option<f64>])> {
         let of_quantity = self.names.iter().zip(&self.values).filter(move |((of, _), _)| *of == quantity);
         of_quantity.map(|((_, name), values)| (name.as_str(), values.as_slice()))
     }
 
-    /// The tensors of `quantity` with the means of their values, the largest first.
+    /// Returns the tensors of `quantity` with the means of their values. The largest mean is first.
     pub fn means(&self, quantity: Quantity) -> Vec<(String, f64)> {
         let mean = |values: &[Option<f64>]| {
             let known = values.iter().flatten();

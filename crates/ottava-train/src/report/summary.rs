@@ -1,4 +1,4 @@
-//! A summary of a run's `metrics.jsonl`.
+//! Summarizes a run's `metrics.jsonl`.
 
 use super::metrics::MAX_METRICS_BYTES;
 use ottava_common::error::{Error, Result};
@@ -7,36 +7,36 @@ use serde::Serialize;
 use serde_json::Value;
 use std::path::Path;
 
-/// A run's metrics in summary.
+/// A summary of a run's metrics.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Summary {
     /// The last step with metrics.
     pub step: u64,
-    /// Tokens trained on.
+    /// The number of tokens that the run has trained on.
     pub tokens: u64,
-    /// Training loss of the first and of the last step, each with its step.
+    /// The training loss of the first step and of the last step, each with its step.
     pub loss: Option<[(u64, f64); 2]>,
-    /// Validation loss, first and last.
+    /// The first and the last validation loss, each with its step.
     pub eval_loss: Option<[(u64, f64); 2]>,
-    /// Losses of FP8 casts, if there are casts.
+    /// The elements that FP8 casts have lost; `None` if the run has no such casts.
     pub casts: Option<CastSummary>,
 }
 
-/// Losses of all FP8 casts of a run.
+/// The elements that all FP8 casts of a run have lost.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct CastSummary {
-    /// Elements beyond the largest finite value after scaling.
+    /// The share of elements beyond the largest finite value after scaling.
     pub saturated: Share,
-    /// Nonzero elements that became zero.
+    /// The share of nonzero elements that became zero.
     pub underflowed: Share,
-    /// Steps in which a cast met an infinity.
+    /// The steps in which the input of a cast was infinite.
     pub non_finite_steps: Vec<u64>,
 }
 
 /// A share of all elements that a run casts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Share {
-    /// The mean over all steps.
+    /// The mean share over all steps.
     pub mean: f64,
     /// The largest share of a step.
     pub highest: f64,
@@ -45,7 +45,7 @@ pub struct Share {
 }
 
 impl Summary {
-    /// Reads a `metrics.jsonl`; an incomplete last line is ignored.
+    /// Reads a `metrics.jsonl`. An incomplete last line is ignored.
     pub fn read(path: &Path) -> Result<Summary> {
         let text = input::read_text(path, MAX_METRICS_BYTES).map_err(Error::io(path))?;
         let mut lines = Vec::new();

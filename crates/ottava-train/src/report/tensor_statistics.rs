@@ -9,33 +9,33 @@ use std::collections::BTreeMap;
 /// Statistics of a tensor.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TensorStatistics {
-    /// Its shape.
+    /// The shape of the tensor.
     pub shape: Vec<usize>,
-    /// The mean of its elements that are finite.
+    /// The mean of the finite elements.
     pub mean: f64,
-    /// Their standard deviation.
+    /// The standard deviation of the finite elements.
     pub std: f64,
-    /// The sum of their absolute values.
+    /// The sum of the absolute values of the finite elements.
     pub l1: f64,
-    /// The root of the sum of their squares.
+    /// The root of the sum of the squares of the finite elements.
     pub l2: f64,
     /// The largest absolute value.
     pub amax: f64,
     /// The powers of two between the largest and the smallest absolute value that is not zero.
     pub dynamic_range: f64,
-    /// Zeros.
+    /// The number of zeros.
     pub zeros: u64,
-    /// Elements that are infinite or NaN.
+    /// The number of elements that are infinite or NaN.
     pub non_finite: u64,
-    /// Elements by the exponent of two of their absolute value: `⌊log₂ |x|⌋`.
+    /// The number of elements by the exponent of their absolute value: `⌊log₂ |x|⌋`.
     pub exponents: BTreeMap<i32, u64>,
-    /// The mean squared error of the cast, if the tensor is cast.
+    /// The mean squared error of the cast; `None` if the tensor is not cast.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cast_mse: Option<f64>,
 }
 
 impl TensorStatistics {
-    /// The statistics of `x`, whose cast has the relative error `cast_error`.
+    /// Computes the statistics of `x`. `cast_error` is the relative error of its cast.
     pub fn of(x: &Tensor, cast_error: Option<f64>) -> Result<TensorStatistics> {
         let values = cast(&x.to_device(&Device::Cpu)?, DType::F32)?.to_vec::<f32>()?;
         let (mut sum, mut squares, mut l1, mut finite) = (0.0f64, 0.0f64, 0.0f64, 0u64);
@@ -84,7 +84,7 @@ mod tests {
         let all = TensorStatistics::of(&x, Some(0.1)).unwrap();
         assert_eq!((&all.shape[..], all.zeros, all.non_finite, all.amax), (&[2, 3][..], 1, 1, 4.0));
         assert_eq!((all.mean, all.l1, all.dynamic_range), (0.05, 8.25, 4.0));
-        // Squares of roots in F64: some units of 2⁻⁵³ of 26. The product of the last assert has values below 1.
+        // Squares of roots in F64 differ by some units of 2⁻⁵³ of 26. The product in the last assert has values below 1.
         assert!(
             (all.l2 * all.l2 - 26.0625).abs() < 1e-9 && (all.std * all.std - (26.0625 / 5.0 - 0.0025)).abs() < 1e-9
         );

@@ -1,7 +1,7 @@
-//! Scalars for TensorBoard, in the event files that it reads.
+//! Writes scalars for TensorBoard, in the event files that it reads.
 //!
-//! A file is a sequence of TFRecords: length, checksum of the length, an `Event` in protocol buffers, checksum of it.
-//! The few fields we need are encoded here by hand (tensorboard/compat/proto/{event,summary}.proto).
+//! A file is a sequence of TFRecords. A record has the length of an `Event`, the checksum of the length, the `Event` in protocol buffers, and the
+//! checksum of the `Event`. The few fields that we need are encoded here by hand (tensorboard/compat/proto/{event,summary}.proto).
 
 use std::fs::File;
 use std::io::Write;
@@ -17,24 +17,24 @@ pub struct EventWriter {
 }
 
 impl EventWriter {
-    /// Starts a new event file in `folder`. After a resume at `step` TensorBoard forgets what earlier files of the
-    /// folder hold beyond it; 0 for a new run.
+    /// Starts a new event file in `folder`, after a resume at `step` (0 for a new run). TensorBoard then ignores the later steps in earlier files of
+    /// the folder.
     pub fn create(folder: &Path, step: u64) -> Result<EventWriter> {
         std::fs::create_dir_all(folder).map_err(Error::io(folder))?;
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        // TensorBoard wants "tfevents" in the name and reads files in the order of their names.
+        // TensorBoard requires "tfevents" in the name and reads files in the order of their names.
         let (seconds, nanos) = (now.as_secs(), now.subsec_nanos());
         let path = folder.join(format!("events.out.tfevents.{seconds:010}.{nanos:09}.{}", std::process::id()));
         let file = File::create_new(&path).map_err(Error::io(&path))?;
         let mut writer = EventWriter { file, path };
         writer.event(0, |event| bytes_field(event, 3, b"brain.Event:2"))?;
-        // session_log { status: START } at the first step that may be in an earlier file too.
+        // The event `session_log { status: START }` has the first step that earlier files may also contain.
         let restart = if step > 0 { step + 1 } else { 0 };
         writer.event(restart, |event| bytes_field(event, 7, &[1 << 3, 1]))?;
         Ok(writer)
     }
 
-    /// Records values under their tags at `step`. A tag such as `train/loss` goes into the group `train`.
+    /// Records values under their tags at `step`. The tag `train/loss` is in the group `train`.
     pub fn scalars(&mut self, step: u64, values: &[(&str, f64)]) -> Result<()> {
         let mut summary = Vec::new();
         for (tag, value) in values {
@@ -58,7 +58,7 @@ impl EventWriter {
     }
 }
 
-// Wire types of protocol buffers.
+// The wire types of protocol buffers.
 const VARINT: u8 = 0;
 const FIXED64: u8 = 1;
 const LENGTH: u8 = 2;
@@ -70,7 +70,7 @@ fn bytes_field(message: &mut Vec<u8>, number: u8, content: &[u8]) {
     message.extend(content);
 }
 
-/// Seven bits per byte, lowest first; the top bit is set if more follow.
+/// Appends `value` with seven bits per byte, the lowest bits first. The top bit is set if more bytes follow.
 fn varint(message: &mut Vec<u8>, mut value: u64) {
     while value >= 0x80 {
         message.push(value as u8 | 0x80);
@@ -84,12 +84,12 @@ fn record(content: &[u8]) -> Vec<u8> {
     [&length, &masked_crc(&length).to_le_bytes()[..], content, &masked_crc(content).to_le_bytes()].concat()
 }
 
-/// The checksum as TFRecord stores it: turned and shifted, so that checksums of checksums stay useful.
+/// Returns the checksum in the form of TFRecord: rotated and shifted, so that checksums of data with checksums stay useful.
 fn masked_crc(bytes: &[u8]) -> u32 {
     crc32c(bytes).rotate_right(15).wrapping_add(0xa282_ead8)
 }
 
-/// CRC-32C (Castagnoli), not the CRC-32 of gzip.
+/// Returns the CRC-32C (Castagnoli), which is not the CRC-32 of gzip.
 fn crc32c(bytes: &[u8]) -> u32 {
     !bytes.iter().fold(!0, |crc, &byte| CRC_TABLE[usize::from(crc as u8 ^ byte)] ^ (crc >> 8))
 }
@@ -115,7 +115,7 @@ mod tests {
 
     #[test]
     fn checksums_agree_with_the_published_ones() {
-        // The check value of the algorithm, and RFC 3720 B.4: 32 bytes of zeros, of ones, and 0 to 31.
+        // The check value of the algorithm, and the examples of RFC 3720 B.4: 32 bytes of zeros, 32 bytes of ones, and the bytes 0 to 31.
         assert_eq!(crc32c(b"123456789"), 0xe306_9283);
         assert_eq!(crc32c(&[0; 32]), 0x8a91_36aa);
         assert_eq!(crc32c(&[0xff; 32]), 0x62a8_ab43);

@@ -4,7 +4,7 @@ use ottava_parallel::{Message, Part};
 use serde::Serialize;
 use std::fmt::{self, Display};
 
-/// One action of a program. The stages of a process and the micro-batches count from 0.
+/// One action of a program. Stages of a process and micro-batches are numbered from 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(tag = "action", rename_all = "snake_case")]
 pub enum Action {
@@ -15,7 +15,7 @@ pub enum Action {
         /// The micro-batch.
         micro_batch: usize,
     },
-    /// The losses, after forward of the last stage; in training also their gradient, from which backward starts.
+    /// Computes the losses after forward of the last stage. In training, also computes their gradient, from which backward starts.
     Loss {
         /// The micro-batch.
         micro_batch: usize,
@@ -26,25 +26,25 @@ pub enum Action {
         stage: usize,
         /// The micro-batch.
         micro_batch: usize,
-        /// The products that it computes.
+        /// The products that backward computes.
         part: Part,
-        /// Whether it starts to reduce the gradients of each unit over ranks as soon as it has added to them.
+        /// Whether backward starts to reduce the gradients of each unit over ranks as soon as it has added to them.
         reduces: bool,
     },
-    /// Sends the output of a stage to the rank with the next one, or the gradient by its input to the rank with the preceding one.
+    /// Sends the output of a stage to the rank with the next stage, or the gradient by its input to the rank with the preceding stage.
     Send {
-        /// What it sends.
+        /// The message to send.
         message: Message,
-        /// The stage that has computed it.
+        /// The stage that has computed the message.
         stage: usize,
         /// The micro-batch.
         micro_batch: usize,
     },
-    /// Receives what a stage of another rank sends.
+    /// Receives the message of a stage of another rank.
     Receive {
-        /// What it receives.
+        /// The message to receive.
         message: Message,
-        /// The stage that reads it.
+        /// The stage that reads the message.
         stage: usize,
         /// The micro-batch.
         micro_batch: usize,
@@ -54,11 +54,11 @@ pub enum Action {
         /// The micro-batch.
         micro_batch: usize,
     },
-    /// Waits for the reductions that backward has started, and reduces the gradients of norms and biases and the amaxes of casts.
+    /// Waits for the reductions that backward has started. Reduces the gradients of norms and biases, and the amaxes of casts.
     Reduce,
-    /// Adds the gradients of an embedding and of a head that share their weight, which the first and the last stage have.
+    /// Adds the gradients of the embedding and of the head if they share their weight. The embedding is in the first stage, and the head in the last.
     SumTied,
-    /// The norm of all gradients.
+    /// Computes the norm of all gradients.
     Norm,
     /// Updates scales, clips the gradients, updates and casts the weights, and drops the gradients.
     Update,

@@ -1,27 +1,28 @@
-//! Whether a process can run a program in its order.
+//! Checks that a process can run the actions of a program in their order.
 
 use super::action::Action;
 use ottava_parallel::{Message, Part};
 use ottava_recipe::mode::Pass;
 use std::collections::BTreeSet;
 
-/// What is beside a stage of a process.
+/// The neighbour of a stage of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Neighbour {
-    /// Nothing: the model starts or ends with this stage.
+    /// There is no neighbour: the model starts or ends with this stage.
     Nothing,
-    /// A stage of the same process.
+    /// The neighbour is a stage of the same process.
     Here,
-    /// A stage of another rank.
+    /// The neighbour is a stage of another rank.
     OtherRank,
 }
 
-/// The places of the stages of a process in the model.
+/// The neighbours of each stage of a process: the preceding stage and the next stage.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Places(Vec<[Neighbour; 2]>);
 
 impl Places {
-    /// The places of `stages` stages of `rank` in a pipeline of `ranks`, as [`Schedule::number`](ottava_parallel::Schedule::number) counts them.
+    /// Returns the places of the stages of `rank` in a pipeline of `ranks` ranks with `stages` stages each. Stages are numbered as
+    /// [`Schedule::number`](ottava_parallel::Schedule::number) numbers them.
     pub fn new(ranks: usize, rank: usize, stages: usize) -> Places {
         let beside = |is_end| match (is_end, ranks) {
             (true, _) => Neighbour::Nothing,
@@ -35,7 +36,7 @@ impl Places {
         Places((0..stages).map(place).collect())
     }
 
-    /// The actions of micro-batch 0 in the order in which they depend on each other.
+    /// Returns the actions of micro-batch 0 in the order in which they depend on each other.
     fn route(&self, pass: Pass) -> Vec<Action> {
         let (mut route, micro_batch) = (Vec::new(), 0);
         let of_stage = |route: &mut Vec<Action>, stage: usize, message, action, [from, to]: [Neighbour; 2]| {
@@ -61,22 +62,22 @@ impl Places {
     }
 }
 
-/// The state after the actions that were checked so far.
+/// The state after the actions that have been checked.
 pub(super) struct Check<'a> {
     pass: Pass,
     places: &'a Places,
     route: Vec<Action>,
-    /// By micro-batch: the number of actions of its route that have run.
+    /// For each micro-batch, the number of actions of its route that have run.
     done: Vec<usize>,
-    /// By micro-batch: whether its losses are stored.
+    /// For each micro-batch, whether its losses are stored.
     stored: Vec<bool>,
-    /// Stages and micro-batches whose wgrads are left.
+    /// The stages and micro-batches whose wgrads have not run yet.
     wgrads: BTreeSet<(usize, usize)>,
-    /// By stage: whether the last backward did not reduce its gradients.
+    /// For each stage, whether the last backward did not reduce its gradients.
     unreduced: Vec<bool>,
     /// Whether a backward has started reductions.
     reduces: bool,
-    /// The last action of the step's end.
+    /// The last action at the end of the step that has been checked.
     last: Option<Action>,
 }
 
@@ -123,7 +124,7 @@ impl Check<'_> {
         }
     }
 
-    /// The next action of a micro-batch.
+    /// Checks the next action of a micro-batch.
     fn advance(&mut self, action: Action, micro_batch: usize) -> Result<(), String> {
         self.expect_micro_batch(micro_batch)?;
         let (next, of_first) = (self.done[micro_batch], of_micro_batch(action, 0));
@@ -141,10 +142,10 @@ impl Check<'_> {
         }
     }
 
-    /// A backward that has added to the gradients of `stage`.
+    /// Checks a backward that has added to the gradients of `stage`.
     fn note_reduction(&mut self, stage: usize, reduces: bool) -> Result<(), String> {
         if reduces && self.places.0[stage][1] == Neighbour::Nothing {
-            // The loss adds to the gradient of the head, which must be complete when it is reduced.
+            // The loss adds to the gradient of the head. Before this gradient is reduced, the backward of each computed loss must have run.
             let loss = self.route.iter().position(|action| matches!(action, Action::Loss { .. }));
             if let Some(other) = self.done.iter().position(|&done| Some(done) == loss.map(|loss| loss + 1)) {
                 return Err(format!("it reduces gradients to which backward of micro-batch {other} still adds"));
@@ -171,7 +172,7 @@ impl Check<'_> {
         }
     }
 
-    /// An action of the step's end, after all micro-batches.
+    /// Checks an action at the end of the step, after all micro-batches.
     fn end_step(&mut self, action: Action) -> Result<(), String> {
         if self.pass != Pass::Training {
             return Err("an evaluation has no gradients".into());
@@ -220,7 +221,7 @@ impl Check<'_> {
         }
     }
 
-    /// Errors after the end of the step, and for a micro-batch that does not exist.
+    /// Errors after the end of the step, and if the micro-batch does not exist.
     fn expect_micro_batch(&self, micro_batch: usize) -> Result<(), String> {
         if let Some(last) = self.last {
             return Err(format!("it comes after: {last}"));
@@ -232,7 +233,7 @@ impl Check<'_> {
     }
 }
 
-/// An action of a pass as the route has it, for another micro-batch.
+/// Returns `action` for another micro-batch, in the form in which a route lists it.
 fn of_micro_batch(action: Action, micro_batch: usize) -> Action {
     match action {
         Action::Forward { stage, .. } => Action::Forward { stage, micro_batch },

@@ -1,5 +1,5 @@
-//! Runs forward and backward of one micro-batch twice without an update: in the recipe's precision and in the compute type, or both times in
-//! the same.
+//! Runs forward and backward of one micro-batch twice without an update: once in the recipe's precision and once in the compute type, or both times
+//! in the same precision.
 
 use super::check::Places;
 use super::passes::SideBySide;
@@ -15,13 +15,13 @@ use ottava_tensor::comm::Axis;
 use ottava_tensor::ops::{IGNORE_INDEX, SUMS};
 
 impl TrainStep {
-    /// Compares forward and backward of `batch`, rows of this rank, by the recipe and in the compute type. All ranks call it, before a step,
-    /// with as many rows. It changes neither gradients nor the scaling state.
+    /// Compares the recipe with the compute type in forward and backward of `batch`, which holds rows of this rank. All ranks call it before a step,
+    /// with equal numbers of rows. It changes neither gradients nor the scaling state.
     pub fn compare(&self, model: &mut Decoder, batch: &Batch) -> Result<PrecisionComparison> {
         Ok(self.compare_observed(model, batch, None)?.0)
     }
 
-    /// [`TrainStep::compare`], which also copies tensors of this rank to an `observer`, by name.
+    /// Compares as [`TrainStep::compare`] does. Also returns the tensors of this rank that `observer` copies, by name.
     pub fn compare_observed(
         &self,
         model: &mut Decoder,
@@ -47,7 +47,7 @@ impl TrainStep {
         let sum_of = |at: usize| ranks.of_losses(&all).map(|of_rank| of_rank[at]).sum::<f64>();
         let [by_recipe, high, targets, tokens, sampled] = std::array::from_fn(sum_of);
         let targets = targets.max(1.0);
-        // Backward starts from this multiple of the gradient of the summed loss.
+        // Backward starts from the gradient of the summed loss times this factor.
         let per_unit = self.loss_scale_value / self.units() as f64;
         let loss_per_square = tokens / (sampled * targets * per_unit * per_unit);
         let own: Vec<Bits> = own.into_iter().map(bits).collect();
@@ -57,8 +57,8 @@ impl TrainStep {
         Ok((PrecisionComparison { losses, tensors, loss_per_square }, observed))
     }
 
-    /// Runs forward of `batch`, rows of this rank, twice in `precision`, and backward if its bits are the same in every run, as `deterministic`
-    /// says. All ranks call it, before a step, with as many rows.
+    /// Runs forward of `batch`, which holds rows of this rank, twice in `precision`. Also runs backward if `deterministic` says that its bits are the
+    /// same in every run. All ranks call it before a step, with equal numbers of rows.
     pub fn repeat(
         &self,
         model: &mut Decoder,
@@ -88,8 +88,8 @@ impl TrainStep {
         Ok(Repeated { different, digests })
     }
 
-    /// The factors of losses for one micro-batch alone on each rank: the factor of a unit is the same as in a step, and losses of layers have the
-    /// weight that they have in a step of this micro-batch.
+    /// Returns the factors of losses for one micro-batch on each rank. The factor of a unit is the same as in a step. The factor of the losses of
+    /// layers is the factor in a step whose micro-batches all equal this one.
     fn loss_scale_of(&self, micro_batch: &MicroBatch) -> Result<LossScale> {
         let ranks = self.partition.ranks();
         let own = micro_batch.targets.to_vec::<i32>()?.into_iter().filter(|&target| target != IGNORE_INDEX).count();
@@ -103,7 +103,7 @@ impl TrainStep {
         Ok(LossScale { per_unit: of_unit.clone(), per_micro_batch })
     }
 
-    /// The schedule of one micro-batch.
+    /// Returns the schedule of one micro-batch.
     fn schedule_of_comparison(&self) -> Schedule {
         let kind = match self.schedule.kind {
             ScheduleKind::ZeroBubble => ScheduleKind::default(),
@@ -112,7 +112,7 @@ impl TrainStep {
         Schedule { kind, micro_batches: 1, ..self.schedule }
     }
 
-    /// Runs both passes.
+    /// Runs both passes in `precisions`.
     fn compare_passes(
         &self,
         program: &Program,
@@ -136,24 +136,24 @@ impl TrainStep {
     }
 }
 
-/// What two passes gave on this rank.
+/// The results of two passes on this rank.
 struct ComparedPasses {
-    /// The losses of both, on a rank with the last stage.
+    /// The losses of both passes, on a rank with the last stage.
     losses: Option<[Tensor; 2]>,
     /// The comparisons of this rank's tensors.
     compared: Compared,
 }
 
-/// What two passes of the same precision gave.
+/// The results of two passes of the same precision.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Repeated {
-    /// The first tensor that differs between them, with the rank that has it.
+    /// The first tensor that differs between the passes, and the rank that has it.
     pub different: Option<String>,
-    /// The tensors of all ranks in the order of the passes, each with the bits of the sum of the squares of its elements, in F64.
+    /// The tensors of all ranks in the order of the passes. Each has the bits of the sum of the squares of its elements, in F64.
     pub digests: Vec<(String, u64)>,
 }
 
-/// A tensor that two passes of the same precision have.
+/// Returns in words which tensor of two passes was compared.
 fn in_words(compared: &Comparison) -> String {
     match compared.quantity {
         Quantity::Gradient => format!("gradient of {}", compared.name),
@@ -162,7 +162,7 @@ fn in_words(compared: &Comparison) -> String {
     }
 }
 
-/// The bits of a [`Comparison`], since text has no infinities.
+/// A [`Comparison`] with its sums as bits, since text cannot represent infinities.
 type Bits = (String, Quantity, [u64; SUMS]);
 
 fn bits(Comparison { name, quantity, sums }: Comparison) -> Bits {

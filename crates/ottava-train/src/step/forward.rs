@@ -7,8 +7,8 @@ use ottava_parallel::{Partition, Schedule, ScheduleKind};
 use ottava_recipe::mode::{Pass, StepPrecision};
 use ottava_tensor::Tensor;
 
-/// The losses `[T]` of the tokens of each of `micro_batches`, without gradients; none on ranks without the last stage of the model. All ranks of
-/// `partition` call it with the same number of micro-batches. `pass` is `Pass::Evaluation` or `Pass::Reference`.
+/// Computes the losses `[T]` of the tokens of each of `micro_batches`, without gradients. Returns no losses on ranks without the last stage of the
+/// model. All ranks of `partition` call it with the same number of micro-batches. `pass` is `Pass::Evaluation` or `Pass::Reference`.
 pub fn token_losses(
     model: &mut Decoder,
     micro_batches: &[MicroBatch],
@@ -26,7 +26,7 @@ pub fn token_losses(
 }
 
 impl TrainStep {
-    /// [`token_losses`] of the loaded micro-batches.
+    /// Computes the losses of the loaded micro-batches as [`token_losses`] does.
     pub fn loaded_token_losses(
         &self,
         model: &mut Decoder,

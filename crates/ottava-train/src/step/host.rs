@@ -1,15 +1,15 @@
-//! Numbers of the host in the tensors of a step.
+//! Copies numbers between the host and the tensors of a step.
 
 use ottava_common::error::Result;
 use ottava_tensor::ops::cast;
 use ottava_tensor::{DType, Device, Tensor};
 
-/// A tensor of these `values`.
+/// Returns a tensor of these `values`.
 pub fn from_host(values: &[f64], device: &Device, dtype: DType) -> Result<Tensor> {
     Ok(cast(&Tensor::from_slice(&Device::Cpu, &[values.len()], values)?, dtype)?.to_device(device)?)
 }
 
-/// The elements of `tensor`.
+/// Returns the elements of `tensor`.
 pub fn values(tensor: &Tensor) -> Result<Vec<f64>> {
     Ok(cast(&tensor.to_device(&Device::Cpu)?, DType::F64)?.to_vec()?)
 }

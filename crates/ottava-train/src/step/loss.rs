@@ -1,4 +1,4 @@
-//! The loss of a micro-batch, as the program of a step sees it.
+//! The loss of a micro-batch, in the form that the program of a step needs.
 
 use ottava_common::error::Result;
 use ottava_models::Decoder;
@@ -12,18 +12,18 @@ use std::borrow::Cow;
 ///
 /// Each replay of a captured step reads the same tensors, so [`TrainStep::loss_mut`](super::TrainStep::loss_mut) overwrites them in place.
 pub trait Loss: Any {
-    /// The number of losses in a micro-batch of `tokens` tokens, ignored ones included. Backward divides by the total over micro-batches.
+    /// Returns the number of losses in a micro-batch of `tokens` tokens, including ignored losses. Backward divides by the total over micro-batches.
     fn units(&self, tokens: usize) -> usize;
 
-    /// The number of losses that count in a micro-batch with these `targets`. The update multiplies by units / counted losses, so that the step descends the mean
-    /// of the counted ones.
+    /// Returns the number of losses that are not ignored in a micro-batch with these `targets`. The update multiplies by units / counted losses, so
+    /// the step descends the mean of the counted losses.
     fn counted(&self, targets: &[i32]) -> usize;
 
-    /// The number of values that [`Loss::losses_and_gradient`] returns for `tokens` tokens.
+    /// Returns the number of values that [`Loss::losses_and_gradient`] returns for `tokens` tokens.
     fn values(&self, tokens: usize) -> usize;
 
-    /// Computes from `normed` `[T, C]`, the result of forward, and `targets` `[T]` the [`values`](Loss::values) of the micro-batch, and the gradient
-    /// `[T, C]` of `scale · Σ losses` by `normed`; `scale` `[1]` is on the device. Adds the gradient of the head's weight.
+    /// Computes the [`values`](Loss::values) of the micro-batch, and the gradient `[T, C]` of `scale · Σ losses` by `normed`. `normed` `[T, C]` is
+    /// the result of forward, `targets` is `[T]`, and `scale` `[1]` is on the device. Adds to the gradient of the head's weight.
     fn losses_and_gradient(
         &self,
         model: &mut Decoder,
@@ -36,27 +36,27 @@ pub trait Loss: Any {
     /// Adds the `values` of this micro-batch to `sums`, which is empty before the first micro-batch. The first sum is the sum of the losses.
     fn add(&self, sums: Vec<f64>, values: &[f64]) -> Result<Vec<f64>>;
 
-    /// Adds the sums of a rank, or of a micro-batch, to `sums`, which is empty before the first one. A loss with numbers that do not add up, such as a
-    /// maximum, has its own.
+    /// Merges the sums of a rank or of a micro-batch into `sums`, which is empty before the first merge. A loss overrides this method if one of its
+    /// numbers is not a sum, such as a maximum.
     fn merge(&self, sums: Vec<f64>, others: &[f64]) -> Vec<f64> {
         others.iter().enumerate().map(|(i, other)| sums.get(i).copied().unwrap_or_default() + other).collect()
     }
 
-    /// The metrics, besides the loss, of a step with these merged sums.
+    /// Returns the metrics of a step with these merged sums, without the loss.
     fn metrics(&self, sums: &[f64]) -> Metrics;
 }
 
-/// What an objective says of a step or of an evaluation besides the loss.
+/// The metrics that an objective reports for a step or an evaluation, besides the loss.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Metrics {
-    /// Numbers by the names under which they are recorded, in their order.
+    /// The numbers in their order, with the names under which they are recorded.
     pub named: Vec<(Cow<'static, str>, f64)>,
-    /// The most important ones in words, for a line of the program's log.
+    /// The most important numbers in words, for a line of the log.
     pub words: String,
 }
 
 impl Metrics {
-    /// Numbers by name, and the most important ones in words.
+    /// Makes metrics from numbers by name, and the most important numbers in words.
     pub fn new<N: Into<Cow<'static, str>>>(
         named: impl IntoIterator<Item = (N, f64)>,
         words: impl Into<String>,
@@ -64,12 +64,12 @@ impl Metrics {
         Metrics { named: named.into_iter().map(|(name, value)| (name.into(), value)).collect(), words: words.into() }
     }
 
-    /// The number of this name, if there is one.
+    /// Returns the number of this name, if it exists.
     pub fn get(&self, name: &str) -> Option<f64> {
         self.named.iter().find(|(other, _)| *other == name).map(|(_, value)| *value)
     }
 
-    /// These metrics, then `others`.
+    /// Returns these metrics, followed by `others`.
     pub fn and(mut self, others: Metrics) -> Metrics {
         self.named.extend(others.named);
         let words = [self.words, others.words].into_iter().filter(|words| !words.is_empty());
@@ -77,7 +77,7 @@ impl Metrics {
     }
 }
 
-/// The loss of the next token: the cross entropy of each token, as the head of the model computes it.
+/// The loss of the next token: the cross entropy of each token, computed by the head of the model.
 pub struct NextTokenLoss;
 
 impl Loss for NextTokenLoss {
@@ -104,7 +104,7 @@ impl Loss for NextTokenLoss {
         model.losses_and_gradient(normed, targets, scale, units)
     }
 
-    /// Adds token by token, so that the sum does not depend on how tokens are divided into micro-batches.
+    /// Adds token by token, so the sum does not depend on how tokens are divided into micro-batches.
     fn add(&self, sums: Vec<f64>, values: &[f64]) -> Result<Vec<f64>> {
         let before = sums.first().copied().unwrap_or_default();
         Ok(vec![values.iter().fold(before, |sum, loss| sum + loss)])

@@ -1,4 +1,4 @@
-//! What a program reads of a step: its micro-batches, and the factors of their losses.
+//! The inputs of a program: the micro-batches of a step, and the factors of their losses.
 
 use super::loss::{Loss, NextTokenLoss};
 use ottava_common::error::Result;
@@ -9,18 +9,18 @@ use ottava_tensor::{Device, Tensor};
 
 /// A micro-batch on the device.
 pub struct MicroBatch {
-    /// I32 `[T]`.
+    /// The token ids, I32 `[T]`.
     pub inputs: Tensor,
-    /// I32 `[T]`.
+    /// The targets, I32 `[T]`.
     pub targets: Tensor,
-    /// Positions, and boundaries of documents.
+    /// The positions of the tokens, and the boundaries of documents.
     pub sequences: Sequences,
-    /// What a step minimizes. Passes without gradients do not read it.
+    /// The loss that a step minimizes. Passes without gradients do not read it.
     pub loss: Box<dyn Loss>,
 }
 
 impl MicroBatch {
-    /// A copy of `batch` on `device`, with the loss of the next token.
+    /// Copies `batch` to `device`, with the loss of the next token.
     pub fn new(batch: &Batch, device: &Device, place: ShardPlace) -> Result<MicroBatch> {
         let mut sequences = Sequences::divided(device, batch.rows, batch.seq_len, place)?;
         if let Some(lengths) = &batch.documents {
@@ -34,10 +34,11 @@ impl MicroBatch {
     }
 }
 
-/// The factors of losses in what backward differentiates, on the device: F32 `[1]` each (F64 for F64), which a replayed step reads anew.
+/// The factors of the losses that backward differentiates, on the device: F32 `[1]` each (F64 for F64). Each replay of a captured step reads their
+/// current values.
 pub struct LossScale {
     /// The factor of each loss, as [`Loss::units`] counts them.
     pub per_unit: Tensor,
-    /// The factor of the losses of layers, which are means over the tokens of a micro-batch.
+    /// The factor of the losses of layers. The loss of a layer is a mean over the tokens of a micro-batch.
     pub per_micro_batch: Tensor,
 }

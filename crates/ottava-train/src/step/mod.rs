@@ -1,22 +1,21 @@
-//! One optimizer step: a [`Program`] over the loaded micro-batches. On a GPU, the second step of each precision is captured as a CUDA
-//! graph, which later steps replay. All ranks launch a step in the same way, since NCCL requires a collective to be captured on all ranks
-//! or on none.
+//! One optimizer step: a [`Program`] over the loaded micro-batches. On a GPU, the second step of each precision is captured as a CUDA graph, which
+//! later steps replay. All ranks launch a step in the same way, since NCCL requires that a collective is captured on all ranks or on none.
 //!
-//! `Program::step_of` builds the actions from the `Schedule` of the pipeline and from the micro-batches that reduce gradients over ranks
-//! (`Reductions`). `Program::check` rejects an order that cannot run. `Program::run` then enqueues the actions in order; `run_passes` interprets
-//! them for one pass, or for the two passes of a comparison side by side (`passes.rs`). Each micro-batch has a slot for its saved activations, so
-//! several micro-batches may be in flight.
+//! `Program::step_of` builds the actions from the `Schedule` of the pipeline and from `Reductions`, the micro-batches that reduce gradients over
+//! ranks. `Program::check` rejects an order that cannot run. `Program::run` then enqueues the actions in order. `run_passes` runs them for one pass,
+//! or for the two passes of a comparison side by side (`passes.rs`). Each micro-batch has a slot for its saved activations, so several micro-batches
+//! may be in flight.
 //!
-//! Between `TrainStep::load` and the end of a step, the host neither waits for the device nor reads from it. The first step is not captured, since
-//! it compiles kernels and times products. A step captured later gives the same bits. `TrainStep` keeps one graph per `StepPrecision`.
+//! Between `TrainStep::load` and the end of a step, the host neither waits for the device nor reads from it. The first step is not captured, since it
+//! compiles kernels and measures the speed of products. Capturing a step does not change its bits. `TrainStep` keeps one graph per `StepPrecision`.
 //!
-//! A captured graph contains no constant of a step and no constant mask. Learning rate, step number, loss scale and `positions` are in device
-//! memory. With packed rows, the boundaries of documents are a tensor of fixed capacity (`cu_seqlens` of `Sequences`), which RoPE and attention
-//! read.
+//! A captured graph contains no constant that changes between steps, and no constant mask. The learning rate, the step number, the loss scale and
+//! `positions` are in device memory. With packed rows, the boundaries of documents are a tensor of fixed capacity (`cu_seqlens` of `Sequences`),
+//! which RoPE and attention read.
 //!
-//! Target tokens are counted on the host, in `TrainStep::load`, and reach the update with its other scalars. Backward divides the loss by all
-//! tokens of the step; the update multiplies by the ratio of all tokens to target tokens, which is exactly 1 without a mask. So amaxes of gradients
-//! do not depend on the mask, and no kernel counts target tokens.
+//! Target tokens are counted on the host, in `TrainStep::load`, and reach the update with its other scalars. Backward divides the loss by all tokens
+//! of the step. The update multiplies by the ratio of all tokens to target tokens, which is exactly 1 without a mask. So amaxes of gradients do not
+//! depend on the mask, and no kernel counts target tokens.
 //!
 //! `Program::gradients_of` has no update, and `Program::evaluation_of` has no backward. `ottava plan --program` prints the programs of a step and
 //! of an evaluation.
@@ -62,16 +61,16 @@ pub struct TrainStep {
     program: Program,
     schedule: Schedule,
     micro_batches: Vec<MicroBatch>,
-    /// By micro-batch, the losses that count, as [`Loss::counted`] says.
+    /// The number of counted losses of each micro-batch ([`Loss::counted`]).
     counted: Vec<usize>,
-    /// Padding tokens, by micro-batch.
+    /// The number of padding tokens of each micro-batch.
     padding: Vec<usize>,
     results: Results,
-    /// The largest norm of gradients by which a step updates.
+    /// The maximum norm of gradients. Above it, a step changes no weight.
     norm_limit: f64,
-    /// One capture for steps by the recipe and one for steps in high precision, so that alternating between them discards neither.
+    /// The capture of steps by the recipe, and the capture of steps in high precision. Alternating between the precisions discards neither.
     captures: [Capture; 2],
-    /// The factor of the loss of a step, so that gradients do not underflow in FP16; the update divides by it.
+    /// The factor of the loss of a step, which keeps gradients from underflow in FP16. The update divides by it.
     loss_scale_value: f64,
     loss_scale: LossScale,
     /// The value of [`LossScale::per_micro_batch`].
@@ -83,34 +82,34 @@ pub struct TrainStep {
 /// The result of a step.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct StepResult {
-    /// Mean of the losses that count, before the update.
+    /// The mean of the counted losses before the update.
     pub loss: f64,
-    /// Tokens that all ranks have read, without padding.
+    /// The number of tokens that all ranks have read, without padding.
     pub tokens: u64,
-    /// Global norm of the gradients, before clipping. If it is not finite, no weight was changed.
+    /// The global norm of the gradients before clipping. If it is not finite, no weight was changed.
     pub grad_norm: f64,
-    /// Whether the norm was finite and above the limit, so that no weight was changed.
+    /// Whether the norm was finite but above the limit. If so, no weight was changed.
     pub is_skipped: bool,
     /// The norm of the cast errors of the gradients that this rank sent as FP8 codes, relative to the norm of these gradients.
     pub reduce_error: Option<f64>,
-    /// The sums of the loss over all micro-batches and ranks. [`TrainStep::metrics`] makes metrics from the sums.
+    /// The sums of the loss over all micro-batches and ranks. [`TrainStep::metrics`] converts them to metrics.
     pub sums: Vec<f64>,
 }
 
 impl StepResult {
-    /// Whether loss and gradient norm are finite.
+    /// Returns whether the loss and the gradient norm are finite.
     pub fn is_finite(&self) -> bool {
         self.loss.is_finite() && self.grad_norm.is_finite()
     }
 }
 
 impl TrainStep {
-    /// Steps of one rank, of `micro_batches` micro-batches of `rows` sequences of `seq_len` tokens.
+    /// Makes the step of one rank, with `micro_batches` micro-batches of `rows` sequences of `seq_len` tokens.
     pub fn new(model: &Decoder, micro_batches: usize, rows: usize, seq_len: usize) -> Result<TrainStep> {
         TrainStep::shared(model, Schedule::of_one_rank(micro_batches), rows, seq_len, Partition::solo())
     }
 
-    /// Steps of the ranks of `partition`, whose pipelines run `schedule` with micro-batches of `rows` sequences of `seq_len` tokens.
+    /// Makes the step of the ranks of `partition`. Their pipelines run `schedule` with micro-batches of `rows` sequences of `seq_len` tokens.
     pub fn shared(
         model: &Decoder,
         schedule: Schedule,
@@ -153,12 +152,12 @@ impl TrainStep {
             partition,
         };
         step.write_loss_scale()?;
-        // The value of a step without ignored targets.
+        // The value in a step without ignored targets.
         step.set_per_micro_batch(1.0 / step.micro_batches_of_all() as f64)?;
         Ok(step)
     }
 
-    /// The same steps, with rows of at most `max_documents` documents each.
+    /// Returns the same step for rows of at most `max_documents` documents each.
     pub fn with_documents(mut self, max_documents: usize) -> Result<TrainStep> {
         for MicroBatch { sequences, .. } in &mut self.micro_batches {
             let Sequences { batch, seq_len, place, positions, .. } = &*sequences;
@@ -168,7 +167,7 @@ impl TrainStep {
         Ok(self)
     }
 
-    /// The same steps with another loss: `make` makes the loss of a micro-batch of this many rows, on this device and in this type of sums.
+    /// Returns the same step with another loss. `make` makes the loss of a micro-batch from its number of rows, its device and the type of its sums.
     pub fn with_losses(mut self, make: impl Fn(usize, &Device, DType) -> Result<Box<dyn Loss>>) -> Result<TrainStep> {
         let losses = &self.results.losses;
         let (device, dtype, micro_batches) = (losses.device().clone(), losses.dtype(), self.micro_batches.len());
@@ -185,50 +184,51 @@ impl TrainStep {
         Ok(self)
     }
 
-    /// The loss of a micro-batch, to load what it reads besides tokens. Panics if [`TrainStep::with_losses`] has made losses of another type.
+    /// Returns the loss of the micro-batch, so that the tensors that it reads besides tokens can be loaded. Panics if [`TrainStep::with_losses`] made
+    /// losses of another type.
     pub fn loss_mut<L: Loss>(&mut self, micro_batch: usize) -> &mut L {
         let loss: &mut dyn Any = &mut *self.micro_batches[micro_batch].loss;
         loss.downcast_mut().expect("the step was made for this loss")
     }
 
-    /// The metrics of a step with these [`StepResult::sums`].
+    /// Returns the metrics of a step with these [`StepResult::sums`].
     pub fn metrics(&self, sums: &[f64]) -> Metrics {
         self.loss().metrics(sums)
     }
 
-    /// The loss of the first micro-batch; all micro-batches have losses of the same type.
+    /// Returns the loss of the first micro-batch. All micro-batches have losses of the same type.
     fn loss(&self) -> &dyn Loss {
         &*self.micro_batches[0].loss
     }
 
-    /// The same steps, which may have a limit of the norm of gradients.
+    /// Returns the same step with room for a limit of the norm of gradients.
     pub fn with_norm_limit(mut self) -> Result<TrainStep> {
         self.results.limit = Some(Tensor::empty(self.results.norm.device(), &[1], DType::F32)?);
         Ok(self)
     }
 
-    /// Sets the largest norm of gradients, before clipping, by which later steps update: with a larger one, no weight changes. All ranks set the
-    /// same. Without [`TrainStep::with_norm_limit`], there is no limit.
+    /// Sets the maximum norm of gradients before clipping, for later steps. If the norm of a step is larger, no weight changes. All ranks set the
+    /// same limit. Without [`TrainStep::with_norm_limit`], the limit has no effect.
     pub fn set_norm_limit(&mut self, limit: f64) {
         self.norm_limit = limit;
     }
 
-    /// The schedule of a step.
+    /// Returns the schedule of a step.
     pub fn schedule(&self) -> &Schedule {
         &self.schedule
     }
 
-    /// The ranks of a step, and how they divide the model.
+    /// Returns the ranks of a step, and how they divide the model.
     pub fn partition(&self) -> &Partition {
         &self.partition
     }
 
-    /// The same steps, never captured as a CUDA graph.
+    /// Returns the same step, which is never captured as a CUDA graph.
     pub fn eager(self) -> TrainStep {
         TrainStep { captures: [Capture::Never, Capture::Never], ..self }
     }
 
-    /// Discards captured steps, after a change of what products read.
+    /// Discards captured steps. Called after a change of the operands that products read.
     pub fn forget_captures(&mut self) {
         for capture in self.captures.iter_mut().filter(|capture| !matches!(capture, Capture::Never)) {
             *capture = Capture::AfterThisStep;
@@ -272,19 +272,19 @@ impl TrainStep {
             _ => unreachable!("batches have documents if and only if the step was made for them"),
         }
         self.counted[micro_batch] = loss.counted(&own_targets);
-        // Of the ranks that divide the sequences, the first one counts all.
+        // If ranks divide the sequences, the first of these ranks counts all padding.
         self.padding[micro_batch] = if sequences.place.rank == 0 { batch.padding.iter().sum() } else { 0 };
         Ok(())
     }
 
     /// Runs the step on the loaded micro-batches, and waits for it.
     ///
-    /// Backward divides the loss by the number of all losses of the step, and the update multiplies by losses / losses that count. So the
-    /// gradients that casts measure do not depend on the number of ignored targets, and without ignored targets the factor is exactly 1.
-    /// Losses of layers are means over the tokens of a micro-batch: backward multiplies them by losses that count / losses, so that the update
-    /// sees the gradient of their mean over all micro-batches.
+    /// Backward divides the loss by the number of all losses of the step. The update multiplies by the number of all losses / the number of counted
+    /// losses. So the gradients that casts measure do not depend on the number of ignored targets, and without ignored targets the factor is exactly
+    /// 1. The loss of a layer is a mean over the tokens of a micro-batch. Backward multiplies it by counted losses / all losses, so the update sees
+    /// the gradient of its mean over all micro-batches.
     ///
-    /// Errors with [`Error::NoTargets`] on all ranks, without changing anything, when all targets are ignored.
+    /// Errors with [`Error::NoTargets`] on all ranks if all targets are ignored. Nothing is changed then.
     pub fn run(
         &mut self,
         model: &mut Decoder,
@@ -335,7 +335,7 @@ impl TrainStep {
         let grad_norm = f64::from(norm) / gradient_scale;
         let told = [vec![grad_norm], self.own_sums()?].concat();
         let all = self.partition.ranks().gather_lists("loss and gradient norm", &told)?;
-        // All ranks make the same update from the same sums.
+        // All ranks must compute the same update, so their gradient norms must be equal.
         if let Some(rank) =
             all.iter().position(|told| told[0] != grad_norm && !(told[0].is_nan() && grad_norm.is_nan()))
         {
@@ -353,7 +353,7 @@ impl TrainStep {
         Ok(StepResult { loss: sums[0] / targets, tokens, grad_norm, is_skipped, reduce_error, sums })
     }
 
-    /// The sums of the losses of this rank, in the order of its micro-batches.
+    /// Returns the sums of the losses of this rank, added in the order of its micro-batches.
     fn own_sums(&self) -> Result<Vec<f64>> {
         let values = host::values(&self.results.losses)?;
         let of_each = values.chunks_exact(values.len() / self.micro_batches.len());
@@ -361,19 +361,19 @@ impl TrainStep {
         micro_batches.try_fold(Vec::new(), |sums, (micro_batch, values)| micro_batch.loss.add(sums, values))
     }
 
-    /// Tokens of a step over all ranks, padding included.
+    /// Returns the number of tokens of a step over all ranks, including padding.
     fn tokens(&self) -> usize {
         let tokens: usize = self.micro_batches.iter().map(|micro_batch| micro_batch.inputs.len()).sum();
         tokens * self.partition.ranks().sharing(Shared::Tokens).size()
     }
 
-    /// Losses of a step over all ranks, including losses of ignored targets.
+    /// Returns the number of losses of a step over all ranks, including losses of ignored targets.
     fn units(&self) -> usize {
         let units: usize = self.micro_batches.iter().map(|of| of.loss.units(of.inputs.len())).sum();
         units * self.partition.ranks().sharing(Shared::Tokens).size()
     }
 
-    /// Micro-batches of a step over all ranks.
+    /// Returns the number of micro-batches of a step over all ranks.
     fn micro_batches_of_all(&self) -> usize {
         let ranks = self.partition.ranks();
         self.micro_batches.len() * ranks.sharing(Shared::Tokens).size() / ranks.place(Axis::Context).ranks
@@ -383,8 +383,8 @@ impl TrainStep {
         &mut self.captures[usize::from(precision == StepPrecision::High)]
     }
 
-    /// Captures the step and replays it. Nothing else is in flight, since a step contains all its micro-batches from forward to update. If
-    /// a rank cannot capture the step, all ranks launch this step and later ones without graphs.
+    /// Captures the step and replays it. No other work is in flight, since a step contains all its micro-batches from forward to update. If a rank
+    /// cannot capture the step, all ranks launch this step and all later steps without graphs.
     fn record(&mut self, model: &mut Decoder, optimizer: &mut dyn Optimizer, precision: StepPrecision) -> Result<()> {
         let Device::Cuda(gpu) = model.device().clone() else { unreachable!("only work of a GPU is captured") };
         // Frees an earlier graph.
@@ -397,7 +397,7 @@ impl TrainStep {
                 *self.capture(precision) = Capture::Done(graph);
                 Ok(())
             }
-            // A plan counts on captured steps: after a failed capture, a GPU has less memory than a dry run knows.
+            // A plan assumes captured steps: after a failed capture, a GPU has less memory than a dry run expects.
             Err(error) if gpu.tracker().is_some() => Err(error),
             captured => {
                 let reason = captured.err().map_or("another rank could not".into(), |error| error.to_string());
@@ -417,7 +417,7 @@ impl TrainStep {
         program.run(model, &inputs, Some(StepEnd { optimizer, results })).map(drop)
     }
 
-    /// The first parameter whose gradient is not finite, after a step whose norm was not finite. Runs forward and backward of the step's
+    /// Returns the first parameter whose gradient is not finite, after a step whose norm was not finite. Runs forward and backward of the step's
     /// micro-batches again, since an update drops the gradients.
     pub fn first_bad_gradient(&self, model: &mut Decoder, precision: StepPrecision) -> Result<Option<String>> {
         let TrainStep { schedule, micro_batches, loss_scale, partition, .. } = self;
@@ -437,7 +437,7 @@ impl TrainStep {
     }
 }
 
-/// The sum of all losses, in the order of the tokens.
+/// Returns the sum of all losses, added in the order of the tokens.
 pub fn total(losses: &Tensor) -> Result<f64> {
     Ok(host::values(losses)?.iter().sum())
 }

@@ -1,4 +1,4 @@
-//! What the actions of a program compute: one pass, or two passes in different precisions side by side.
+//! Computes the actions of a program, for one pass or for two passes in different precisions side by side.
 
 use super::micro_batch::{LossScale, MicroBatch};
 use ottava_common::error::{Error, Result};
@@ -10,10 +10,10 @@ use ottava_tensor::Tensor;
 
 /// `N` passes that a program runs side by side, each with its own activations and gradients.
 pub(super) trait Passes<const N: usize> {
-    /// What forward of a stage saves for its backward.
+    /// The activations that forward of a stage saves for its backward.
     type Saved;
 
-    /// Forward of a stage, from the token ids if `before` is `None`. Without backward, it saves nothing.
+    /// Runs forward of a stage, from the token ids if `before` is `None`. Saves no activations if no backward follows.
     fn forward(
         &self,
         model: &mut Decoder,
@@ -23,7 +23,7 @@ pub(super) trait Passes<const N: usize> {
         exchange: &mut Exchange,
     ) -> Result<([Tensor; N], Option<Self::Saved>)>;
 
-    /// The losses from the result of the last stage, and the gradient from which backward starts, if it follows.
+    /// Computes the losses from the result of the last stage. If backward follows, also computes the gradient from which it starts.
     fn losses(
         &self,
         model: &mut Decoder,
@@ -32,7 +32,7 @@ pub(super) trait Passes<const N: usize> {
         exchange: &mut Exchange,
     ) -> Result<([Tensor; N], Option<[Tensor; N]>)>;
 
-    /// Backward of a stage: the gradient by its input, if it has one.
+    /// Runs backward of a stage, and returns the gradient by its input if the stage has an input.
     fn backward(
         &self,
         model: &mut Decoder,
@@ -42,7 +42,7 @@ pub(super) trait Passes<const N: usize> {
         exchange: &mut Exchange,
     ) -> Result<Option<[Tensor; N]>>;
 
-    /// Backward of a stage without the products of the gradients of weights, which it returns.
+    /// Runs backward of a stage, but defers the products of the gradients of weights and returns them.
     fn dgrads(
         &self,
         model: &mut Decoder,
@@ -53,10 +53,10 @@ pub(super) trait Passes<const N: usize> {
     ) -> Result<(Option<[Tensor; N]>, DeferredWgrads)>;
 }
 
-/// Why there is a loss scale in backward.
+/// The reason why backward has a loss scale.
 const CHECKED: &str = "the program was checked";
 
-/// The pass of a program.
+/// The single pass of a program.
 pub(super) struct Single<'a> {
     pub(super) pass: Pass,
     pub(super) precision: StepPrecision,
@@ -136,7 +136,7 @@ impl Passes<1> for Single<'_> {
     }
 }
 
-/// Forward and backward in the two precisions of [`Decoder::begin_comparison`].
+/// Two passes, each with forward and backward, in the two precisions of [`Decoder::begin_comparison`].
 pub(super) struct SideBySide<'a> {
     pub(super) loss_scale: &'a LossScale,
 }
@@ -182,7 +182,7 @@ impl Passes<2> for SideBySide<'_> {
         Ok(Some(model.compare_backward(stage, (dy, saved), sequences, scale, exchange)?))
     }
 
-    /// Gradients of a block are compared and dropped before the next block runs, so no product can wait.
+    /// The gradients of a block are compared and dropped before the next block runs, so no product can be deferred.
     fn dgrads(
         &self,
         _: &mut Decoder,

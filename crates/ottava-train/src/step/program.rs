@@ -1,4 +1,4 @@
-//! A step as a list of actions: a value that is built once per run, printed by `ottava plan --program`, and checked before it runs.
+//! A step as a list of actions. The list is built once per run, printed by `ottava plan --program`, and checked before it runs.
 
 use super::action::Action;
 use super::check::{Check, Places};
@@ -11,16 +11,16 @@ use std::fmt::{self, Display};
 /// The micro-batches whose backward reduces gradients over ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reductions {
-    /// None: there is one rank, or gradients stay on their rank.
+    /// No micro-batch: there is one rank, or gradients stay on their rank.
     Never,
-    /// The last one, after all have been added.
+    /// The last micro-batch, after the gradients of all micro-batches have been added.
     Last,
-    /// Each one, so that no rank keeps whole gradients between them.
+    /// Each micro-batch, so no rank keeps whole gradients between micro-batches.
     Each,
 }
 
 impl Reductions {
-    /// The reductions of a step on `ranks` ranks with ZeRO stage `zero`.
+    /// Returns the reductions of a step on `ranks` ranks with ZeRO stage `zero`.
     pub fn for_step(ranks: usize, zero: Zero) -> Reductions {
         match (ranks, zero) {
             (..=1, _) => Reductions::Never,
@@ -30,25 +30,25 @@ impl Reductions {
     }
 }
 
-/// Actions of one process, in the order in which they are enqueued.
+/// The actions of one process, in the order in which they are enqueued.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(transparent)]
 pub struct Program {
-    /// The purpose of its forward passes: [`Pass::Training`], or [`Pass::Evaluation`] or [`Pass::Reference`] without backward.
+    /// The purpose of the forward passes: [`Pass::Training`] with backward, [`Pass::Evaluation`] or [`Pass::Reference`] without.
     #[serde(skip)]
     pub pass: Pass,
-    /// The actions.
+    /// The actions, in order.
     pub actions: Vec<Action>,
 }
 
 impl Program {
-    /// An optimizer step of one process: forward and backward of one micro-batch after the other, then the update.
+    /// Returns an optimizer step of one process: forward and backward of one micro-batch after the other, then the update.
     pub fn step(micro_batches: usize, reductions: Reductions) -> Program {
         Program::step_of(&Schedule::of_one_rank(micro_batches), 0, reductions, false)
     }
 
-    /// An optimizer step of a rank of a pipeline: its tasks, then the update. `is_tied` says whether it has an embedding or a head whose
-    /// weight another rank also has.
+    /// Returns an optimizer step of a rank of a pipeline: its tasks, then the update. `is_tied` says whether the rank has an embedding or a head that
+    /// shares its weight with another rank.
     pub fn step_of(schedule: &Schedule, rank: usize, reductions: Reductions, is_tied: bool) -> Program {
         let reduces = |micro_batch| match reductions {
             Reductions::Never => false,
@@ -60,7 +60,7 @@ impl Program {
         let (mut all, mut computed) = (Vec::new(), None);
         for action in actions(schedule, rank, schedule.tasks(rank), reduces) {
             all.push(action);
-            // Losses are stored after the action that follows them, which is backward if it can be.
+            // Losses are stored after the action that follows `Loss`. If the rank runs backward of this micro-batch next, this action is backward.
             all.extend(computed.take().map(|micro_batch| Action::StoreLosses { micro_batch }));
             if let Action::Loss { micro_batch } = action {
                 computed = Some(micro_batch);
@@ -70,33 +70,33 @@ impl Program {
         Program { pass: Pass::Training, actions: all }
     }
 
-    /// The gradients of the micro-batches of one process, which stay in the parameters.
+    /// Returns forward and backward of the micro-batches of one process. The gradients stay in the parameters.
     pub fn gradients(micro_batches: usize) -> Program {
         Program::gradients_of(&Schedule::of_one_rank(micro_batches), 0)
     }
 
-    /// [`Program::gradients`] of a rank of a pipeline.
+    /// Returns forward and backward of the micro-batches on a rank of a pipeline. The gradients stay in the parameters.
     pub fn gradients_of(schedule: &Schedule, rank: usize) -> Program {
         Program { pass: Pass::Training, actions: actions(schedule, rank, schedule.tasks(rank), |_| false) }
     }
 
-    /// The losses of one micro-batch, without gradients.
+    /// Returns the program that computes the losses of one micro-batch without gradients.
     pub fn evaluation() -> Program {
         Program::evaluation_of(&Schedule::of_one_rank(1), 0)
     }
 
-    /// The losses of the micro-batches of a schedule without gradients, of a rank of a pipeline.
+    /// Returns the program of a rank of a pipeline that computes the losses of the micro-batches of a schedule without gradients.
     pub fn evaluation_of(schedule: &Schedule, rank: usize) -> Program {
         Program { pass: Pass::Evaluation, actions: actions(schedule, rank, schedule.forward_tasks(rank), |_| false) }
     }
 
-    /// Whether gradients are reduced over ranks.
+    /// Returns whether gradients are reduced over ranks.
     pub fn reduces(&self) -> bool {
         self.actions.contains(&Action::Reduce)
     }
 
-    /// Errors with [`Error::Program`], the action and the reason, unless a process with stages at `places` can run all actions in this
-    /// order, each stage running each of `micro_batches` micro-batches once.
+    /// Errors with [`Error::Program`], the action and the reason, unless a process with stages at `places` can run all actions in this order and each
+    /// stage runs each of `micro_batches` micro-batches once.
     pub fn check(&self, places: &Places, micro_batches: usize) -> Result<()> {
         let mut check = Check::new(self.pass, places, micro_batches);
         for (number, action) in self.actions.iter().enumerate() {
@@ -108,13 +108,13 @@ impl Program {
 }
 
 impl Display for Program {
-    /// A line for each action.
+    /// Writes a line for each action.
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
         self.actions.iter().try_for_each(|action| writeln!(f, "{action}"))
     }
 }
 
-/// The actions of `tasks` of a rank, with the losses after the last stage of the model. `reduces` says which micro-batches reduce gradients.
+/// Returns the actions of `tasks` of a rank, with the losses after the last stage of the model. `reduces` says which micro-batches reduce gradients.
 fn actions(schedule: &Schedule, rank: usize, tasks: Vec<Task>, reduces: impl Fn(usize) -> bool) -> Vec<Action> {
     let mut actions = Vec::with_capacity(tasks.len());
     for task in tasks {

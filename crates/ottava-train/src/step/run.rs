@@ -1,4 +1,4 @@
-//! Runs a program: each action calls the model, its ranks or its optimizer. Nothing in this file waits for the device or reads from it.
+//! Runs a program: each action calls the model, its ranks or its optimizer. No function of this file waits for the device or reads from it.
 
 use super::action::Action;
 use super::check::Places;
@@ -21,7 +21,7 @@ use std::collections::HashMap;
 pub struct ProgramInputs<'a> {
     /// The micro-batches, by number.
     pub micro_batches: &'a [MicroBatch],
-    /// The factors of the losses whose gradient backward computes; `None` for an evaluation.
+    /// The factors of the losses that backward differentiates; `None` for an evaluation.
     pub loss_scale: Option<&'a LossScale>,
     /// The precision of products.
     pub precision: StepPrecision,
@@ -31,30 +31,29 @@ pub struct ProgramInputs<'a> {
 
 /// The results of a step, on the device.
 pub struct Results {
-    /// `[micro-batches, values]`, as [`Loss::losses_and_gradient`](super::Loss::losses_and_gradient) returns them.
+    /// The values of the losses, `[micro-batches, values]`. See [`Loss::losses_and_gradient`](super::Loss::losses_and_gradient).
     pub(super) losses: Tensor,
-    /// F32 `[1]`.
+    /// The norm of the gradients, F32 `[1]`.
     pub(super) norm: Tensor,
-    /// The largest norm by which a step updates, F32 `[1]`, if there may be one.
+    /// The maximum norm with which a step updates, F32 `[1]`; `None` if the step has no limit.
     pub(super) limit: Option<Tensor>,
-    /// F32 `[1]`, if ranks send gradients as FP8 codes.
+    /// The relative error of the gradients that ranks send, F32 `[1]`; `None` if ranks do not send gradients as FP8 codes.
     pub(super) reduce_error: Option<Tensor>,
 }
 
-/// What the actions at the end of a step read and write.
+/// The objects that the actions at the end of a step read and write.
 pub struct StepEnd<'a> {
-    /// What updates the weights.
+    /// The optimizer, which updates the weights.
     pub optimizer: &'a mut dyn Optimizer,
-    /// Where losses and norm are stored.
+    /// The tensors that receive losses and norm.
     pub results: &'a mut Results,
 }
 
 impl Program {
-    /// Enqueues all actions on `model`, the stages that this process has. `end` is required for actions that store losses,
-    /// reduce or update. Returns the losses `[T]` that no action stored, in the order of the micro-batches.
+    /// Enqueues all actions on `model`, which holds the stages of this process. `end` is required for actions that store losses, reduce or update.
+    /// Returns the losses `[T]` that no action stored, in the order of the micro-batches.
     ///
-    /// Errors with [`Error::Program`], before anything runs, if [`Program::check`] rejects the program or an input that it needs is
-    /// missing.
+    /// Errors with [`Error::Program`] before anything runs, if [`Program::check`] rejects the program or a required input is missing.
     pub fn run(&self, model: &mut Decoder, inputs: &ProgramInputs, end: Option<StepEnd>) -> Result<Vec<Tensor>> {
         let pipeline = inputs.partition.ranks().pipeline();
         let places = Places::new(pipeline.size(), pipeline.rank(), model.stages());
@@ -119,7 +118,7 @@ impl Program {
     }
 }
 
-/// Why a slot contains what an action takes from it.
+/// The reason why a slot contains the tensor that an action takes.
 const CHECKED: &str = "the program was checked";
 
 /// The tensors of a micro-batch in flight between actions, one for each of `N` passes.
@@ -130,7 +129,7 @@ struct Slot<const N: usize, S> {
     saved: Vec<S>,
     /// The gradient from which the next backward starts.
     gradient: Option<[Tensor; N]>,
-    /// By stage, the products that backward has deferred.
+    /// The products that backward has deferred, by stage.
     deferred: HashMap<usize, DeferredWgrads>,
     losses: Option<[Tensor; N]>,
 }
@@ -148,7 +147,7 @@ struct Execution<'a, const N: usize, P: Passes<N>> {
     inputs: &'a ProgramInputs<'a>,
     exchange: Exchange<'a>,
     messages: Messages<'a>,
-    /// By micro-batch.
+    /// One slot for each micro-batch.
     slots: Vec<Slot<N, P::Saved>>,
 }
 
@@ -200,7 +199,7 @@ impl<const N: usize, P: Passes<N>> Execution<'_, N, P> {
         tensors.expect(CHECKED).iter().try_for_each(|tensor| self.messages.send(message, &name, tensor))
     }
 
-    /// Outputs of stages and their gradients have the compute type, and the tokens of this rank, if ranks divide tokens.
+    /// Outputs of stages and their gradients have the compute type. If ranks divide tokens, they hold the tokens of this rank.
     fn receive(&mut self, message: Message, micro_batch: usize) -> Result<()> {
         let place = self.model.ranks().place(Axis::Tensor);
         let tokens = place.share(self.inputs.micro_batches[micro_batch].inputs.len());
@@ -239,7 +238,7 @@ impl<const N: usize, P: Passes<N>> Execution<'_, N, P> {
                 let name = format!("gradient of {}", weight.identity.name());
                 weight.gradient.set(Grad::Plain(pipeline.sum_of_ends(&name, gradient)?));
             }
-            // A slice of ZeRO without elements of the weight, on both ranks.
+            // With ZeRO, the slice of this rank can have no elements of the weight. Then the slice of the other rank has none either.
             None => {}
             Some(Grad::Scaled(_)) => unreachable!("only gradients of the matrices of blocks have scales"),
         }
@@ -262,7 +261,7 @@ impl<const N: usize, P: Passes<N>> Execution<'_, N, P> {
     }
 }
 
-/// The name of a message, which both ranks compare.
+/// Returns the name of a message. Both ranks compare it.
 fn name(message: Message, micro_batch: usize) -> String {
     format!("{} of micro-batch {micro_batch}", message.as_str())
 }

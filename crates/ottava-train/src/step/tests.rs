@@ -35,7 +35,7 @@ fn store(micro_batch: usize) -> Action {
     Action::StoreLosses { micro_batch }
 }
 
-/// The reason why the actions of a training program are rejected; empty if they are accepted.
+/// Returns the reason why the actions of a training program are rejected. Returns an empty string if they are accepted.
 fn problem(stages: usize, micro_batches: usize, actions: &[Action]) -> String {
     let program = Program { pass: Pass::Training, actions: actions.to_vec() };
     program.check(&Places::new(1, 0, stages), micro_batches).map_or_else(|error| error.to_string(), |()| String::new())
@@ -156,7 +156,7 @@ fn an_evaluation_has_nothing_for_backward_and_no_update() {
     }
 }
 
-/// All small schedules, and the ranks of each.
+/// Returns all small schedules, each with every rank of its pipeline.
 fn ranks_of_schedules() -> Vec<(Schedule, usize)> {
     let mut all = Vec::new();
     for kind in ScheduleKind::ALL {
@@ -183,7 +183,7 @@ fn the_programs_of_pipelines_are_valid() {
     }
 }
 
-/// Without any one of its actions, or with one of them twice, the program of a rank is refused.
+/// A program of a rank without one of its actions, or with one of its actions twice, is rejected.
 #[test]
 fn a_program_of_a_pipeline_without_an_action_is_refused() {
     for (schedule, rank) in ranks_of_schedules() {

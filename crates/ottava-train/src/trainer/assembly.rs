@@ -1,4 +1,4 @@
-//! How a trainer is made.
+//! Builds a trainer.
 
 use super::Trainer;
 use super::building::{open_rows, restored_run};
@@ -26,15 +26,15 @@ use ottava_tensor::comm::Group;
 use std::rc::Rc;
 
 impl Trainer {
-    /// Prepares a run: data, model, optimizer and, on resume, their state.
+    /// Prepares a run: data, model and optimizer, and their state if the run is resumed.
     pub fn new(config: RunConfig, device: &Device, start: &Start) -> Result<Trainer> {
         Trainer::shared(config, device, start, Group::solo(), None)
     }
 
-    /// [`Trainer::new`] of one of several ranks, which all call it with equal settings. Rank 0 writes the run's files, into the folder of
-    /// `lock` if it has taken it before.
+    /// Prepares the run on one of several ranks. All ranks call it with equal settings. Rank 0 writes the run's files, into the folder of `lock` if
+    /// this folder is already locked.
     ///
-    /// If a rank cannot start, all ranks end: that rank with its error, the others with its message.
+    /// If a rank cannot start, all ranks return an error: this rank returns its own error, and the other ranks return a message that names it.
     pub fn shared(
         mut config: RunConfig,
         device: &Device,
@@ -59,7 +59,7 @@ impl Trainer {
         }
         let resolved = resolve(config, device, &ranks)?;
         let config = resolved.config.to_run_config();
-        // The casts of a run with the same settings.
+        // The names of the casts of the resumed run, which had the same settings.
         let mut saved_casts = None;
         if let (Some(Resumed { progress, .. }), Some(saved)) = (&resumed, saved) {
             for (key, before, now) in config.check_resume(&saved)? {
@@ -75,7 +75,7 @@ impl Trainer {
         trainer.map_err(|error| resolved.explain(error))
     }
 
-    /// Builds model, optimizer and step, and opens the run's files.
+    /// Builds the model, the optimizer and the step, and opens the run's files.
     fn assemble(
         environment: Environment,
         mut resumed: Option<Resumed>,
@@ -97,7 +97,7 @@ impl Trainer {
             run.step.set_loss_scale(scale.scale)?;
         }
         let saver = new_saver(&environment, &mut run)?;
-        // From here on, files of the run are changed.
+        // The run's files are changed only below this line.
         let casts = run.step.partition().casts(&mut run.model)?;
         let record = run_record(&environment, &run, max_steps);
         let open = |lock: RunLock| {
@@ -116,7 +116,7 @@ impl Trainer {
     }
 }
 
-/// Resolves the settings of a run by its plan, alike on all ranks, and prepares the device.
+/// Resolves the settings of a run by its plan, with the same result on all ranks, and prepares the device.
 fn resolve(mut config: RunConfig, device: &Device, ranks: &Ranks) -> Result<ResolvedRun> {
     let mut plan = || -> Result<ResolvedRun> {
         config.share(ranks.size())?;
@@ -130,7 +130,7 @@ fn resolve(mut config: RunConfig, device: &Device, ranks: &Ranks) -> Result<Reso
     let planned = plan();
     let mut resolved = ranks.together("the plan", planned)?;
     let is_async = resolved.config.async_save;
-    // All ranks save alike.
+    // Checkpoints are saved asynchronously on all ranks or on none.
     let all = !ranks.any("a rank whose host has no memory for a snapshot", !is_async)?;
     resolved.config.async_save = all;
     resolved.prepare_device();
@@ -140,7 +140,7 @@ fn resolve(mut config: RunConfig, device: &Device, ranks: &Ranks) -> Result<Reso
     Ok(resolved)
 }
 
-/// The progress of a new run, or of the run that goes on from the checkpoint that is `resumed`.
+/// Returns the progress of a new run, or of the run that continues from the checkpoint `resumed`.
 fn first_progress(environment: &Environment, resumed: Option<&Resumed>) -> Result<Progress> {
     let Environment { config, inputs: Inputs { data, .. }, .. } = environment;
     let mut progress = match resumed {
@@ -152,7 +152,7 @@ fn first_progress(environment: &Environment, resumed: Option<&Resumed>) -> Resul
     progress.loss_scale = progress.loss_scale.or(config.precision.loss_scaling().map(LossScale::new));
     if let Some(Resumed { progress: saved, .. }) = resumed {
         progress.sentinel.rollbacks = rollback_log::history(&config.output_dir, saved)?;
-        // A rollback after the checkpoint was saved: the run goes on with the rows after the rows that it has read.
+        // If the run returned to this checkpoint after it was saved, the run continues after the rows that it had read before the rollback.
         if let Some(rollback) = progress.sentinel.rollbacks.last().filter(|_| progress.sentinel != saved.sentinel) {
             progress.rows.loader = rollback.data.clone();
             progress.rows.unfinished = None;
@@ -168,7 +168,7 @@ fn expect_equal_weights(run: &Run, ranks: &Ranks) -> Result<()> {
     ranks.expect_equal("the digest of the weights that were loaded", &format!("{digest:016x}"))
 }
 
-/// Writes the checkpoints of a run, behind the steps if the host has memory for a snapshot.
+/// Makes the saver of a run. If the host has memory for a snapshot, checkpoints are written in the background.
 fn new_saver(Environment { config, resolved, device, .. }: &Environment, run: &mut Run) -> Result<Saver> {
     let mut saver = Saver::new(checkpoints(&config.output_dir), config.checkpoint.save_total_limit);
     if resolved.config.async_save {

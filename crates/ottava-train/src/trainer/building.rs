@@ -1,4 +1,4 @@
-//! The rows and the model of a run: new ones, or as a checkpoint has them.
+//! Builds the rows and the model of a run, for a new run or from a checkpoint.
 
 use super::environment::Environment;
 use super::inputs::Inputs;
@@ -12,8 +12,8 @@ use ottava_models::Decoder;
 use ottava_recipe::param::Purpose;
 use ottava_settings::{ResolvedConfig, RunConfig, WeightInit};
 
-/// The rows of the run from the place of `progress` on, and the number of its steps. What a `resumed` run still needs of the model that it has started
-/// from is computed here, before the model that it resumes takes its memory.
+/// Opens the rows of the run at the position of `progress`, and returns them with the number of steps. For a `resumed` run, this first computes what
+/// the run still needs from its initial model. The initial model is freed before the resumed model is built.
 pub(super) fn open_rows(
     environment: &Environment,
     progress: &Progress,
@@ -45,7 +45,7 @@ pub(super) fn open_rows(
     Ok((rows, max_steps))
 }
 
-/// Model, optimizer and step, with the weights of the model's folder or of the checkpoint that is `resumed`, and the digest of these weights.
+/// Builds the model, the optimizer and the step, with the weights of the model's folder or of the checkpoint `resumed`.
 fn build_run(environment: &Environment, resumed: Option<&Resumed>) -> Result<Run> {
     let Environment { resolved, device, ranks, inputs: Inputs { data, sizes, .. }, .. } = environment;
     let (with_lora, ResolvedConfig { run, .. }) = (sizes.lora.is_some(), &resolved.config);
@@ -68,7 +68,7 @@ fn build_run(environment: &Environment, resumed: Option<&Resumed>) -> Result<Run
     })
 }
 
-/// [`build_run`] with the optimizer states and scales of the checkpoint that is `resumed`.
+/// Builds the run, and restores optimizer states and scales from the checkpoint `resumed`.
 pub(super) fn restored_run(environment: &Environment, resumed: Option<&Resumed>) -> Result<Run> {
     let mut run = build_run(environment, resumed)?;
     if let Some(Resumed { path, progress }) = resumed {
@@ -77,7 +77,7 @@ pub(super) fn restored_run(environment: &Environment, resumed: Option<&Resumed>)
     Ok(run)
 }
 
-/// The whole model of the checkpoint of a run that `start` names, for inference.
+/// Loads for inference the whole model of the checkpoint that `start` names.
 pub(super) fn model_of(environment: &Environment, start: &Start) -> Result<Decoder> {
     let Environment { config, device, inputs: Inputs { sizes, .. }, .. } = environment;
     let Some(Resumed { path, progress }) = find_checkpoint(config, start)? else {
@@ -96,7 +96,7 @@ pub(super) fn model_of(environment: &Environment, start: &Start) -> Result<Decod
     Ok(model)
 }
 
-/// Steps of the run: as many as were asked for, or as its epochs have, each with this many examples.
+/// Returns the number of steps of the run: `max_steps` of the settings, or the steps of its epochs if each epoch has this many examples.
 fn max_steps(config: &RunConfig, examples: f64) -> u64 {
     let t = &config.training;
     let of_epochs = || (examples * t.num_train_epochs / t.sequences() as f64).floor().max(1.0) as u64;

@@ -8,16 +8,16 @@ use ottava_settings::RunConfig;
 use std::collections::BTreeSet;
 use std::ops::{Deref, DerefMut};
 
-/// The run of a trainer, and the precision in which it computes. The run is absent only while it is built anew, since memory has no room for two.
+/// The run of a trainer, and the precision of its products. The run is absent only while it is built again, since memory has no room for two runs.
 pub struct CurrentRun {
     run: Option<Run>,
     /// The precision of the last step.
     precision: StepPrecision,
-    /// The linears whose products read BF16 operands now.
+    /// The linears whose products currently read BF16 operands.
     demoted: BTreeSet<String>,
 }
 
-/// Why there is a run.
+/// The reason why the run is never absent when it is used.
 const BUILT: &str = "a run is built anew at once";
 
 impl CurrentRun {
@@ -25,12 +25,12 @@ impl CurrentRun {
         CurrentRun { run: Some(run), precision: StepPrecision::Recipe, demoted: BTreeSet::new() }
     }
 
-    /// Frees the run, before [`CurrentRun::replace`] takes another one.
+    /// Frees the run. [`CurrentRun::replace`] must follow.
     pub(super) fn free(&mut self) {
         self.run = None;
     }
 
-    /// Takes a run that was built anew, all of whose linears compute by the recipe.
+    /// Stores a run that was built again. All its linears compute by the recipe.
     pub(super) fn replace(&mut self, run: Run) {
         self.run = Some(run);
         self.demoted.clear();
@@ -40,12 +40,12 @@ impl CurrentRun {
         self.run.expect(BUILT)
     }
 
-    /// What the products of the step in progress read.
+    /// Returns the precision of the products of the step in progress.
     pub(super) fn precision(&self) -> StepPrecision {
         self.precision
     }
 
-    /// Sets what `step` computes in BF16, after the `decisions` so far. Periods end with a check, which tries the recipe again.
+    /// Sets the products that `step` computes in BF16, given the `decisions` so far. A period in BF16 ends with a check by the recipe.
     pub(super) fn follow(&mut self, step: u64, decisions: &SentinelState, environment: &Environment) {
         let config = &environment.config;
         let demoted = decisions.demoted_in(config.sentinel.check_before(step));
@@ -70,7 +70,7 @@ impl CurrentRun {
     }
 }
 
-/// What the products of `step` read, after the `decisions` so far.
+/// Returns the precision of the products of `step`, given the `decisions` so far.
 pub(super) fn precision_of(step: u64, decisions: &SentinelState, config: &RunConfig) -> StepPrecision {
     match decisions.is_high_in(config.sentinel.check_before(step)) {
         true => StepPrecision::High,

@@ -10,15 +10,15 @@ use ottava_models::Decoder;
 use std::path::PathBuf;
 
 impl Trainer {
-    /// The best evaluation and its checkpoint, with `load_best_model_at_end`.
+    /// Returns the best evaluation and the path of its checkpoint, if `load_best_model_at_end` is set.
     pub fn best(&self) -> Option<(&Best, PathBuf)> {
         let config = &self.environment.config;
         let best = self.progress.best.as_ref().filter(|_| config.evaluation.load_best_model_at_end)?;
         Some((best, checkpoints(&config.output_dir).join(atomic::name(best.step))))
     }
 
-    /// The model and its tokenizer, after the run. What else is in memory is freed. With `load_best_model_at_end`, the model comes from the
-    /// best checkpoint; if ranks have different parts of it, it is loaded from the last one.
+    /// Returns the model and its tokenizer after the run, and frees all other memory of the run. With `load_best_model_at_end`, returns the model of
+    /// the best checkpoint. Otherwise, if ranks divide the model, loads it from the last checkpoint.
     pub fn into_model(self) -> Result<(Decoder, Tokenizer)> {
         let best = self.best().filter(|(best, _)| best.step != self.progress.step).map(|(_, path)| path);
         let Trainer { outputs, environment, run, .. } = self;

@@ -1,4 +1,4 @@
-//! The evaluations of a run, the best of them, and early stopping.
+//! The evaluations of a run, its best evaluation, and early stopping.
 
 use super::Trainer;
 use super::current_run::precision_of;
@@ -10,7 +10,7 @@ use ottava_common::error::{Error, Result};
 use serde_json::Map;
 
 impl Trainer {
-    /// Evaluates a new run, and a run whose last evaluation a signal has interrupted.
+    /// Evaluates a new run before its first step. Also evaluates a resumed run whose last evaluation a signal interrupted.
     pub(super) fn evaluate_first(&mut self) -> Result<()> {
         if self.progress.step == 0 {
             let evaluation = self.evaluate()?;
@@ -18,7 +18,7 @@ impl Trainer {
                 self.outputs.append(0, Map::new(), Some(evaluation))?;
                 let e = &self.environment.config.evaluation;
                 if e.compares() {
-                    // A name that does not exist ends the run before its first step.
+                    // Finds an unknown name of a metric before the first step.
                     evaluation.metric(&e.metric_for_best_model)?;
                 }
             }
@@ -32,7 +32,7 @@ impl Trainer {
         Ok(())
     }
 
-    /// Evaluates where that is due after the step in progress, and writes the metrics of the step.
+    /// Evaluates after the step in progress if an evaluation is due, and writes the metrics of the step.
     pub(super) fn evaluate_step(&mut self, current: &mut StepInProgress) -> Result<()> {
         let (step, values) = (self.progress.step, current.report.values(self.progress.tokens));
         let e = &self.environment.config.evaluation;
@@ -49,26 +49,27 @@ impl Trainer {
         Ok(())
     }
 
-    /// Whether all steps are done, or evaluations do not improve any more.
+    /// Returns whether all steps are done, or early stopping ends the run.
     pub(super) fn has_ended(&self) -> bool {
         let patience = self.environment.config.evaluation.early_stopping_patience;
         let is_stuck = |best: &Best| patience > 0 && best.without_improvement >= patience;
         self.is_last_step() || self.progress.best.as_ref().is_some_and(is_stuck)
     }
 
-    /// Whether the last step is done.
+    /// Returns whether the last step is done.
     pub(super) fn is_last_step(&self) -> bool {
         self.progress.step >= self.schedule.max_steps
     }
 
-    /// Loss and metrics of held-out rows in the precision of the last step, which ranks compute together; `None` without such rows.
+    /// Computes loss and metrics of the held-out rows, in the precision of the last step. All ranks compute them together. Returns `None` without
+    /// held-out rows.
     fn evaluate(&mut self) -> Result<Option<Validation>> {
         let precision = precision_of(self.progress.step, &self.progress.sentinel, &self.environment.config);
         let Run { model, step, .. } = &mut *self.run;
         self.rows.evaluate(model, step, precision)
     }
 
-    /// Compares an evaluation after the last step with the best one before. Returns whether it is better.
+    /// Compares an evaluation after the last step with the best evaluation so far, and returns whether it is better.
     fn compare(&mut self, evaluation: Option<&Validation>) -> Result<bool> {
         let e = &self.environment.config.evaluation;
         let Some(evaluation) = evaluation.filter(|_| e.compares()) else { return Ok(false) };

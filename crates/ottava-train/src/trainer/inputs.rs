@@ -17,7 +17,7 @@ pub(super) struct Inputs {
 }
 
 impl Inputs {
-    /// Reads the inputs of a run, which may have `resumed`. One of the `ranks` prepares the tokens, then all read them.
+    /// Reads the inputs of a new or a `resumed` run. One rank prepares the tokens, then all `ranks` read them.
     pub(super) fn read(config: &RunConfig, resumed: Option<&Resumed>, ranks: &Ranks) -> Result<Inputs> {
         let prepared = || -> Result<_> {
             let tokenizer = Tokenizer::load(config.model.tokenizer_path())?;
@@ -33,7 +33,7 @@ impl Inputs {
         Ok(inputs)
     }
 
-    /// What follows from tokenizer and tokens, checked.
+    /// Checks the tokenizer and the tokens, and derives the other inputs from them.
     fn check(
         config: &RunConfig,
         resumed: Option<&Resumed>,
@@ -48,7 +48,7 @@ impl Inputs {
         }
         if ranks.leads() {
             tracing::info!("{}", tokenizer.describe_edges());
-            // Where documents are not cut, the rows of the objective say how many are left out.
+            // If the objective does not cut documents, its rows say how many documents are left out.
             let cuts = config.objective().properties().cuts_documents;
             for set in data.sets.iter().filter(|_| cuts) {
                 if let Some(sentence) = set.statistics.describe_fit(&data.layout) {
@@ -62,7 +62,7 @@ impl Inputs {
         template.config = config.model_config(tokenizer.padding_id())?;
         let sizes = config.trained_sizes(&template.config)?;
         tokenizer.check_fits(sizes.vocabulary)?;
-        // A checkpoint of adapters has nothing else of the model.
+        // A checkpoint of adapters holds no other weights of the model.
         if let Some(resumed) = resumed.filter(|_| sizes.lora.is_none()) {
             resumed.expect_model(config, &sizes)?;
         }

@@ -1,21 +1,21 @@
-//! The training loop with data, checkpoints, metrics and signals.
+//! The training loop: data, checkpoints, metrics and signals.
 //!
-//! A [`Trainer`] walks the phases of a run (`phase.rs`), and `Trainer::walk` says which function carries out each phase:
+//! A [`Trainer`] goes through the phases of a run (`phase.rs`). `Trainer::walk` calls one function for each phase:
 //!
 //! | phase | file |
 //! |---|---|
-//! | rows and update, steps that are not finite | `update.rs` |
-//! | evaluations, the best one, early stopping | `evaluation.rs` |
+//! | rows, update, steps with values that are not finite | `update.rs` |
+//! | evaluations, the best evaluation, early stopping | `evaluation.rs` |
 //! | statistics of casts, checkpoints, requests to stop | `saving.rs` |
 //! | sentinel, alarms, recorded tensors, repeated passes | `observers/` |
-//! | the return to an earlier checkpoint, after any phase | `rollback.rs` |
+//! | return to an earlier checkpoint, after any phase | `rollback.rs` |
 //!
-//! `assembly.rs` makes a trainer, of the checkpoint that `start.rs` finds and the inputs that `inputs.rs` reads; `building.rs` makes rows and model.
-//! `end.rs` returns the result of a run.
+//! `assembly.rs` makes a trainer from the checkpoint that `start.rs` finds and the inputs that `inputs.rs` reads. `building.rs` makes the rows and
+//! the model. `end.rs` returns the result of a run.
 //!
-//! All that decides about later steps is in one `Progress`, which a checkpoint saves as it is. A rollback replaces it, except the history of
-//! rollbacks and the position in the data: `rollback.rs` builds the run anew from the checkpoint, as a resumed process does, and goes on with the rows
-//! that come next. The log of rollbacks, `rollbacks.jsonl`, is ahead of the checkpoints.
+//! `Progress` holds the state that later steps depend on, and a checkpoint saves it unchanged. A rollback builds the run again from an earlier
+//! checkpoint, as a resumed process does (`rollback.rs`). It restores the `Progress` of this checkpoint, but keeps the history of rollbacks and the
+//! position in the data, so the run continues with new rows. The log of rollbacks, `rollbacks.jsonl`, is written before the next checkpoint.
 
 mod assembly;
 mod building;
@@ -55,23 +55,23 @@ use step_in_progress::StepInProgress;
 
 /// A run in progress.
 pub struct Trainer {
-    // Dropped before the ranks, since freeing the pinned memory of a save waits for the GPU: while there is a communicator, a process that waits for a
-    // lost rank is ended.
+    // Declared before the ranks, so it is dropped first: freeing the pinned memory of a save waits for the GPU. If a rank is lost, this wait never
+    // returns, and only a process that still has its communicator is ended.
     outputs: Outputs,
-    /// Model, optimizer and step.
+    /// The model, the optimizer and the step.
     pub run: CurrentRun,
     schedule: Schedule,
     rows: Box<dyn Rows>,
-    /// All that decides about later steps, as the next checkpoint has it; but the position in the data and the memory of alarms, which `rows` and
-    /// `observers` hold between saves.
+    /// The state that later steps depend on, as the next checkpoint stores it. Between saves, `rows` holds the position in the data, and `observers`
+    /// hold the memory of alarms.
     progress: Progress,
     observers: Observers,
     environment: Environment,
 }
 
 impl Trainer {
-    /// Trains to the end, calling `report` after each step; if samples are to be generated, slices of weights are gathered then. When `stop`
-    /// becomes true on any rank, all save after the step in progress and return [`Error::Interrupted`].
+    /// Trains to the end, and calls `report` after each step. If samples are to be generated, gathers the slices of weights at the end. When `stop`
+    /// becomes true on any rank, all ranks save a checkpoint after the step in progress and return [`Error::Interrupted`].
     pub fn run(&mut self, stop: &AtomicBool, report: &mut dyn FnMut(&StepReport)) -> Result<()> {
         let mut trained = self.train(stop, report);
         let Environment { config, resolved, ranks, .. } = &self.environment;
@@ -82,7 +82,7 @@ impl Trainer {
             let Run { model, step, .. } = &mut *self.run;
             trained = step.partition().gather(model);
         }
-        // Ranks stop together.
+        // A request to stop ends all ranks at the same step, so they finish together.
         let finished = match &trained {
             Err(error) if !error.is_stop() => Ok(()),
             _ => ranks.finish(),
@@ -112,7 +112,7 @@ impl Trainer {
         Ok(())
     }
 
-    /// Goes through `phases`, until the run goes back to an earlier checkpoint.
+    /// Carries out `phases` in order, until the run returns to an earlier checkpoint.
     fn walk(&mut self, phases: &[Phase], current: &mut StepInProgress, stop: &AtomicBool) -> Result<Walk> {
         for phase in phases {
             match phase {
@@ -135,7 +135,7 @@ impl Trainer {
         Ok(Walk::Completed)
     }
 
-    /// Computes the log-probabilities of a reference model that are still missing.
+    /// Computes the log-probabilities of the reference model that are still missing.
     fn compute_reference(&mut self) -> Result<()> {
         if !self.rows.needs_reference() {
             return Ok(());
@@ -144,33 +144,33 @@ impl Trainer {
         self.rows.compute_reference(model, step)
     }
 
-    /// Shows a moment of the run to each observer.
+    /// Calls `show` for each observer at this moment of the run.
     fn observe(&mut self, show: impl FnMut(&mut dyn Observer, &mut Watched) -> Result<()>) -> Result<()> {
         let Trainer { outputs, run, progress, observers, environment, .. } = self;
         observers.each(environment, run, progress, outputs.files.as_mut(), show)
     }
 
-    /// Writes checkpoints through `fs`, to make operations slow or fail.
+    /// Sets the file system that writes checkpoints, so that tests can make operations slow or fail.
     pub fn set_fs(&mut self, fs: &'static dyn Fs) {
         self.outputs.saver.set_fs(fs);
     }
 
-    /// Tokens per optimizer step, of all ranks.
+    /// Returns the number of tokens per optimizer step, summed over all ranks.
     pub fn tokens_per_step(&self) -> u64 {
         self.environment.config.tokens_per_step()
     }
 
-    /// Whether this rank writes the run's files and reports its progress.
+    /// Returns whether this rank writes the run's files and reports its progress.
     pub fn leads(&self) -> bool {
         self.environment.ranks.leads()
     }
 
-    /// The run's folder.
+    /// Returns the run's folder.
     pub fn output_dir(&self) -> &Path {
         &self.environment.config.output_dir
     }
 
-    /// Validation losses so far, by step.
+    /// Returns the validation losses so far, each with its step.
     pub fn eval_losses(&self) -> &[(u64, f64)] {
         &self.outputs.history.eval_losses
     }
@@ -181,6 +181,6 @@ impl Trainer {
 enum Walk {
     /// All phases were carried out.
     Completed,
-    /// The run went back to an earlier checkpoint, and the rest of the phases is left out.
+    /// The run returned to an earlier checkpoint, and the remaining phases were skipped.
     RolledBack,
 }

@@ -1,4 +1,4 @@
-//! What a run leaves in its folder.
+//! The files that a run leaves in its folder.
 
 use super::environment::Environment;
 use super::files::RunFiles;
@@ -17,22 +17,22 @@ use std::path::Path;
 
 /// The checkpoints, logs, plot and `run.json` of a run.
 pub(super) struct Outputs {
-    // Dropped before the files, with whose lock it writes.
+    // The saver writes under the lock that `files` holds, so it is declared first and dropped first.
     pub(super) saver: Saver,
-    /// The files of the run, on the rank that writes them.
+    /// The files of the run, on the leading rank.
     pub(super) files: Option<RunFiles>,
     pub(super) history: History,
     pub(super) record: RunRecord,
 }
 
-/// The losses of a run by step, for its plot.
+/// The losses of a run, each with its step, for the plot.
 pub(super) struct History {
     losses: Vec<(u64, f64)>,
     pub(super) eval_losses: Vec<(u64, f64)>,
 }
 
 impl History {
-    /// The history in the metrics of the run in `folder`; empty without metrics.
+    /// Reads the history from the metrics of the run in `folder`. Returns an empty history if there is no file.
     pub(super) fn read(folder: &Path) -> History {
         let text = input::read_text(&folder.join("metrics.jsonl"), MAX_METRICS_BYTES).unwrap_or_default();
         let lines: Vec<Value> = text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
@@ -43,7 +43,7 @@ impl History {
 }
 
 impl Outputs {
-    /// Appends the metrics of a step, which are `values` and an `evaluation`.
+    /// Appends the `values` of a step and of its `evaluation` to the metrics.
     pub(super) fn append(
         &mut self,
         step: u64,
@@ -69,14 +69,14 @@ impl Outputs {
         files.events.scalars(step, &scalars)
     }
 
-    /// Keeps the checkpoint of the `best` evaluation, if the run of `config` ends with its model.
+    /// Protects the checkpoint of the `best` evaluation from deletion, if the run of `config` ends with the best model.
     pub(super) fn keep_best(&mut self, best: Option<&Best>, config: &RunConfig) {
         let best = best.filter(|_| config.evaluation.load_best_model_at_end);
         self.saver.keep_best(best.map(|best| best.step));
     }
 
-    /// Begins to save a checkpoint of `run` at `progress`; each rank writes its part. The leading rank flushes metrics and draws the plot first.
-    /// Returns the checkpoint before, if it was not complete yet.
+    /// Begins to save a checkpoint of `run` at `progress`. Each rank writes its part. Before, the leading rank flushes the metrics and draws the
+    /// plot. Returns the preceding checkpoint if it was not complete yet.
     pub(super) fn save(
         &mut self,
         environment: &Environment,
@@ -97,7 +97,7 @@ impl Outputs {
         self.saver.begin(progress, &inputs.template, model, &mut **optimizer, step.partition(), prepare)
     }
 
-    /// Completes the save in progress of a run that has failed, together with all ranks.
+    /// Completes the save in progress after a failure of the run. All ranks call it.
     pub(super) fn finish_save(&mut self, ranks: &Ranks) {
         match self.saver.finish(ranks) {
             Ok(saved) => saved.iter().for_each(|saved| tracing::info!("saved {}", saved.path.display())),
@@ -105,7 +105,7 @@ impl Outputs {
         }
     }
 
-    /// Writes into `run.json` of the run in `folder` that it has ended after `step`, with `error` if it did not finish.
+    /// Records in `run.json` in `folder` that the run has ended after `step`, with `error` if it did not finish.
     pub(super) fn record_end(&mut self, folder: &Path, step: u64, error: Option<&Error>) {
         let outcome = match error {
             None => RunOutcome::Finished,
@@ -114,7 +114,7 @@ impl Outputs {
         };
         let message = error.map_or(String::new(), Error::to_string);
         self.record.end = Some(RunEnd { time: RunRecord::now(), step, outcome, message });
-        // Of a folder that another run has taken, nothing is written; and the result of the run does not depend on this file.
+        // If another run has taken the folder, nothing is written. An error while writing does not change the result of the run.
         let Some(files) = &self.files else { return };
         if let Err(error) = files.lock.check().and_then(|()| self.record.write(folder)) {
             tracing::warn!("the end of the run is not recorded: {error}");
@@ -122,7 +122,7 @@ impl Outputs {
     }
 }
 
-/// What `run.json` says of a run of `max_steps` that begins or goes on now.
+/// Returns the record, for `run.json`, of a run of `max_steps` that starts or resumes now.
 pub(super) fn run_record(environment: &Environment, run: &Run, max_steps: u64) -> RunRecord {
     let Environment { config, resolved, ranks, device, .. } = environment;
     let model = run.model.description();

@@ -9,46 +9,46 @@ use ottava_recipe::scaling::{CastLosses, RouterLoad, RouterMetrics};
 use ottava_tensor::Device;
 use serde_json::{Map, Value, json};
 
-/// The results of a step. Each phase adds what it knows.
+/// The results of a step. Each phase of the step adds its own results.
 #[derive(Clone, Debug, Default)]
 pub struct StepReport {
-    /// The step, from 1.
+    /// The number of the step, from 1.
     pub step: u64,
-    /// Steps of the whole run.
+    /// The number of steps of the whole run.
     pub max_steps: u64,
-    /// Loss, gradient norm and tokens.
+    /// The loss, the gradient norm and the number of tokens.
     pub result: StepResult,
-    /// The learning rate used.
+    /// The learning rate of the step.
     pub learning_rate: f64,
-    /// The loss scale after the step, with `fp16`.
+    /// The loss scale after the step, if the compute type is `fp16`.
     pub loss_scale: Option<LossScale>,
-    /// Time and memory.
+    /// The time and the memory of the step.
     pub cost: StepCost,
-    /// Losses of FP8 casts, if there are casts.
+    /// The elements that FP8 casts have lost, if the model has such casts.
     pub casts: Option<CastLosses>,
-    /// What the routers of a model with experts chose.
+    /// The loads of the routers of a model with experts.
     pub router_loads: Vec<RouterLoad>,
-    /// What the rows and the loss of the objective say of the step.
+    /// The metrics of the step that the rows and the loss of the objective report.
     pub metrics: Metrics,
-    /// Validation after this step, where it was due.
+    /// The validation after this step, if one was due.
     pub evaluation: Option<Validation>,
-    /// Checkpoints that are complete since the last step, of this step or of earlier ones.
+    /// The checkpoints that were completed since the last step. A checkpoint can be of this step or of an earlier step.
     pub saved: Vec<Saved>,
 }
 
 /// The time and the memory of a step.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct StepCost {
-    /// Tokens of documents per second in this step, of all ranks.
+    /// The number of tokens of documents per second in this step, summed over all ranks.
     pub tokens_per_second: f64,
-    /// Model FLOP/s as a share of the GPUs' peak for BF16, if it is known ([`RunRecord::utilization`](crate::report::RunRecord::utilization)).
+    /// Model FLOP/s as a share of the GPUs' peak for BF16, if the peak is known ([`RunRecord::utilization`](crate::report::RunRecord::utilization)).
     pub mfu: Option<f64>,
-    /// Largest memory held so far.
+    /// The peak of memory so far.
     pub peak_memory_bytes: u64,
 }
 
 impl StepReport {
-    /// The metrics of the step as `metrics.jsonl` has them, without the evaluation. `tokens` are the tokens of the run so far.
+    /// Returns the metrics of the step as a line of `metrics.jsonl`, without the evaluation. `tokens` is the number of tokens of the run so far.
     pub(super) fn values(&self, tokens: u64) -> Map<String, Value> {
         let StepReport { result, cost, .. } = self;
         let mut values = json!({
@@ -87,7 +87,7 @@ impl StepReport {
     }
 }
 
-/// Names the casts with an infinite amax in `step`, at most a few.
+/// Warns of the casts whose amax was infinite in `step`. At most a few names are listed.
 pub(super) fn warn_of_infinities(step: u64, names: &[String]) {
     const SHOWN: usize = 4;
     if names.is_empty() {
@@ -108,7 +108,7 @@ pub(super) fn not_finite(step: u64, loss: f64, bad_gradient: Option<String>) -> 
     ))
 }
 
-/// Largest memory held so far: by tensors on a GPU, by the process on a CPU.
+/// Returns the peak of memory so far: of tensors on a GPU, of the process on a CPU.
 pub(super) fn peak_memory(device: &Device) -> u64 {
     match device {
         Device::Cuda(gpu) => gpu.memory().peak as u64,

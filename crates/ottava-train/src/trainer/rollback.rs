@@ -1,4 +1,4 @@
-//! Going back to an earlier checkpoint after an alarm, and going on with the rows that come next.
+//! Returns a run to an earlier checkpoint after an alarm. The run then continues with new rows.
 
 use super::Trainer;
 use super::building::restored_run;
@@ -13,9 +13,10 @@ use ottava_common::error::{Error, Result};
 use ottava_sentinel::{Rollback, SentinelState};
 
 impl Trainer {
-    /// Goes back to an earlier checkpoint if an observer asks for it and there is one. All ranks have seen the same numbers.
+    /// Returns to an earlier checkpoint if an observer requests it and such a checkpoint exists. Returns whether it did. All ranks decide alike,
+    /// because they have seen the same numbers.
     ///
-    /// Errors with [`Error::Alarm`] if the run has gone back too often.
+    /// Errors with [`Error::Alarm`] if the run has already used its maximum number of rollbacks.
     pub(super) fn roll_back(&mut self) -> Result<bool> {
         let Some(reason) = self.observers.requests.rollback.take() else { return Ok(false) };
         let Environment { config, ranks, .. } = &self.environment;
@@ -59,7 +60,7 @@ impl Trainer {
         let run = restored_run(&self.environment, Some(&resumed));
         let mut run = ranks.together("the model of the checkpoint", run)?;
         run.quantize_weights()?;
-        // All that decides is as the checkpoint has it, but the history of rollbacks and the position in the data, which `rows` keep.
+        // The progress comes from the checkpoint. Only the history of rollbacks continues, and `rows` keep the position in the data.
         self.progress = Progress {
             sentinel: SentinelState { rollbacks, ..resumed.progress.sentinel.clone() },
             loss_scale: resumed.progress.loss_scale.clone().or(self.progress.loss_scale.take()),

@@ -8,7 +8,7 @@ use ottava_common::input;
 use ottava_sentinel::Rollback;
 use std::path::Path;
 
-/// The log of all rollbacks of a run, in its folder. Unlike other logs it is ahead of the checkpoints: a run that is resumed from the
+/// The name of the log of all rollbacks of a run. Unlike other logs, it is written before the next checkpoint: a run that is resumed from the
 /// checkpoint of a rollback skips the same rows.
 const ROLLBACKS: &str = "rollbacks.jsonl";
 
@@ -29,15 +29,15 @@ fn read_rollbacks(folder: &Path) -> Result<Vec<Rollback>> {
     lines.collect()
 }
 
-/// Writes the log of the run in `folder`.
+/// Writes the log of rollbacks of the run in `folder`.
 pub(super) fn write_rollbacks(folder: &Path, rollbacks: &[Rollback]) -> Result<()> {
     let line = |rollback| serde_json::to_string(rollback).expect("rollbacks are plain data") + "\n";
     let text: String = rollbacks.iter().map(line).collect();
     replace_file(&RealFs, &folder.join(ROLLBACKS), text.as_bytes())
 }
 
-/// All rollbacks of the run in `folder` up to the checkpoint of `progress`: rollbacks that the checkpoint knows, and rollbacks until the last one that
-/// returned to it, which happened after it was saved.
+/// Returns the rollbacks of the run in `folder` that precede the checkpoint of `progress`. The checkpoint holds earlier rollbacks. If the run
+/// returned to the checkpoint after it was saved, all rollbacks until the last such return are included.
 pub(super) fn history(folder: &Path, progress: &Progress) -> Result<Vec<Rollback>> {
     let known = &progress.sentinel.rollbacks;
     let mut all = read_rollbacks(folder)?;
@@ -46,7 +46,7 @@ pub(super) fn history(folder: &Path, progress: &Progress) -> Result<Vec<Rollback
     Ok(if all.starts_with(known) { all } else { known.clone() })
 }
 
-/// Writes the log of the run in `folder` if it says anything but `rollbacks`, from which the run goes on.
+/// Writes the log of rollbacks of the run in `folder`, unless the log already equals `rollbacks`.
 pub(super) fn keep_rollbacks(folder: &Path, rollbacks: &[Rollback]) -> Result<()> {
     if read_rollbacks(folder)? == rollbacks { Ok(()) } else { write_rollbacks(folder, rollbacks) }
 }
@@ -77,11 +77,11 @@ mod tests {
         let all = [rollback(14, 12), rollback(13, 11)];
         write_rollbacks(folder.path(), &all).unwrap();
         let of = |step, known: &[Rollback]| history(folder.path(), &at(step, known)).unwrap();
-        // Killed right after the second rollback, to a checkpoint that was saved before the first one.
+        // The run was killed right after the second rollback. The checkpoint to which this rollback returned was saved before the first one.
         assert_eq!(of(11, &[]), all);
-        // A checkpoint that was saved after both.
+        // The checkpoint was saved after both rollbacks.
         assert_eq!(of(13, &all), all);
-        // Somebody goes back to a checkpoint from before, or from between.
+        // The user resumes from a checkpoint that was saved before both rollbacks, or between them.
         assert_eq!(of(10, &[]), []);
         assert_eq!(of(12, &[]), all[..1]);
         assert_eq!(of(12, &all[..1]), all[..1]);

@@ -1,4 +1,4 @@
-//! What ends a step: statistics of casts, a checkpoint, and the end of the run where observers or signals ask for it.
+//! The end of a step: statistics of casts, a checkpoint, and the end of the run if an observer or a signal requests it.
 
 use super::Trainer;
 use super::environment::Environment;
@@ -10,7 +10,7 @@ use ottava_common::error::{Error, Result};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 impl Trainer {
-    /// Logs the statistics of casts where they are due.
+    /// Logs the statistics of casts if they are due.
     pub(super) fn log_due_casts(&mut self) -> Result<()> {
         let step = self.progress.step;
         match self.has_ended() || self.environment.config.logging.logs_casts(step) {
@@ -19,7 +19,7 @@ impl Trainer {
         }
     }
 
-    /// Logs the statistics of casts up to `step`, if the run logs any.
+    /// Logs the statistics of casts up to `step`, if the run logs statistics of casts.
     pub(super) fn log_casts(&mut self, step: u64) -> Result<()> {
         if self.environment.config.logging.cast_statistics_steps == 0 {
             return Ok(());
@@ -29,9 +29,10 @@ impl Trainer {
         self.observe(|observer, watched| observer.statistics(step, &casts, watched))
     }
 
-    /// Saves a checkpoint where that is due, and notes why the run ends if an observer asks for a pause, or `stop` is true on any rank.
+    /// Saves a checkpoint if one is due. If an observer requests a pause, or `stop` is true on any rank, also saves one and stores in `current` why
+    /// the run ends.
     ///
-    /// Errors with [`Error::Alarm`] if an observer asks the run to stop.
+    /// Errors with [`Error::Alarm`] if an observer requests that the run stops.
     pub(super) fn save_due(&mut self, current: &mut StepInProgress, stop: &AtomicBool) -> Result<()> {
         let (step, ends) = (self.progress.step, self.has_ended());
         if let Some(found) = self.observers.requests.stop.take() {
@@ -76,10 +77,10 @@ impl Trainer {
         Ok(())
     }
 
-    /// Begins to save a checkpoint of the current step. Returns the checkpoint before, if it was not complete yet.
+    /// Begins to save a checkpoint of the current step. Returns the preceding checkpoint if it was not complete yet.
     fn save(&mut self) -> Result<Option<Saved>> {
         let Run { model, step: work, .. } = &mut *self.run;
-        // Without a log of casts, nothing reads what they have counted.
+        // Without a log of casts, nothing reads the statistics of the casts.
         let casts = match self.environment.config.logging.cast_statistics_steps {
             0 => Vec::new(),
             _ => work.partition().casts(model)?,
@@ -91,11 +92,11 @@ impl Trainer {
         self.outputs.save(&self.environment, &self.progress, &mut self.run)
     }
 
-    /// The checkpoint from which a failed run can resume, as a sentence.
+    /// Returns a sentence that names the checkpoint from which a failed run can resume.
     pub(super) fn describe_latest_checkpoint(&self) -> String {
         let folder = checkpoints(&self.environment.config.output_dir);
         match latest_complete(&folder, Verify::Sizes).map(|latest| latest.complete) {
-            // Other settings must not change within a run.
+            // The sentence names only settings that may change within a run.
             Ok(Some((path, _))) => {
                 format!("`--resume` goes on from {}, also with other `recompute` and `weight_codes`.", path.display())
             }

@@ -1,4 +1,4 @@
-//! Starting a run: its folder, the checkpoint it resumes from, its model.
+//! The start of a run: its folder, the checkpoint from which it resumes, and its model.
 
 use crate::plan::ParallelSearch;
 use ottava_checkpoint::{
@@ -22,21 +22,21 @@ use std::time::{Duration, Instant};
 /// The starting point of a run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Start {
-    /// At step 1, in a folder that holds no run yet.
+    /// Start at step 1, in a folder that does not hold a run.
     New,
-    /// After the newest complete checkpoint of the run's folder.
+    /// Continue after the newest complete checkpoint in the run's folder.
     Resume,
-    /// As [`Start::Resume`] if the run's folder has a checkpoint, else as [`Start::New`].
+    /// Resume like [`Start::Resume`] if the run's folder holds a checkpoint. Otherwise start like [`Start::New`].
     Auto,
-    /// After this checkpoint.
+    /// Continue after this checkpoint.
     ResumeFrom(PathBuf),
 }
 
-/// Builds a model, or a run around it, from the weights of a folder, or from the seed where `folder` is `None`. If the model has adapters,
-/// they come from the folder `adapter`, or are new ones from the seed. The head of a reward model on a folder of a language model is new
-/// too.
+/// Builds a model, or a run with a model, by `make`. The weights come from `folder`, or from the seed if `folder` is `None`. The adapters of a model
+/// come from the folder `adapter`, or from the seed if `adapter` is `None`. If a reward model starts from the folder of a language model, its head
+/// also comes from the seed.
 ///
-/// Errors when the folder or the adapter has tensors that a model of these `sizes` does not.
+/// Errors if the folder or the adapter holds tensors that a model of these `sizes` does not have.
 pub fn build<T>(
     folder: Option<&Path>,
     adapter: Option<AdapterFolder>,
@@ -48,7 +48,7 @@ pub fn build<T>(
     let random = || RandomWeights { seed, device: device.clone() };
     let Some(folder) = folder else {
         let mut base = random();
-        // Without adapters of a folder, the base makes all tensors.
+        // Without a folder of adapters, the base also makes the tensors of adapters.
         if adapter.is_none() {
             return make(&mut base);
         }
@@ -67,8 +67,8 @@ pub fn build<T>(
     Ok(made)
 }
 
-/// Logs which keys of `config.json` are ignored, which linears an FP8 recipe leaves in high precision, and whether these linears differ
-/// from a run of the same settings that `saved` its casts by name.
+/// Logs which keys of `config.json` are ignored, and which linears an FP8 recipe leaves in high precision. Warns if these linears differ from the
+/// linears of a run of the same settings whose names of casts are `saved`.
 pub fn log_exceptions(model: &Decoder, saved: Option<&[String]>) {
     let description = model.description();
     let difference = saved.and_then(|casts| description.difference(casts));
@@ -88,24 +88,25 @@ pub(super) fn checkpoints(folder: &Path) -> PathBuf {
     folder.join("checkpoints")
 }
 
-/// The name of the file that a process locks in the folder of its run.
+/// The name of the file in a run's folder that the process of the run locks.
 const LOCK: &str = ".lock";
 
-/// Attempts to lock again, 10 ms apart, since [`RunLock::is_held`] of another process locks for an instant, and longer on a busy machine.
+/// The maximum number of attempts to lock again, 10 ms apart. [`RunLock::is_held`] of another process locks the file for an instant, or for longer on
+/// a busy machine.
 const LOOKS: usize = 50;
 
-/// The folder of a run, held for this process: no other one trains into it.
+/// The lock on the folder of a run. No other process can train into this folder.
 ///
-/// Dropped before the run has started, it removes the folders that it has made, unless they hold files.
+/// If it is dropped before the run has started, it removes the folders that it has made, unless they hold files.
 pub struct RunLock {
     file: File,
     path: PathBuf,
-    /// Folders that were made, the lowest first.
+    /// The folders that it has made, the lowest folder first.
     made: Vec<PathBuf>,
 }
 
 impl RunLock {
-    /// Takes the run's `folder`, and makes it where it does not exist. Errors with [`Error::Config`] while another process holds it.
+    /// Locks the run's `folder`, and makes the folder if it does not exist. Errors with [`Error::Config`] if another process holds the lock.
     pub fn take(folder: &Path) -> Result<RunLock> {
         let checkpoints = checkpoints(folder);
         let missing = checkpoints.ancestors().take_while(|path| !path.as_os_str().is_empty() && !path.exists());
@@ -116,7 +117,7 @@ impl RunLock {
         expect_regular(&path).map_err(Error::io(&path))?;
         let file = File::options().create(true).append(true).open(&path).map_err(Error::io(&path))?;
         let mut locked = file.try_lock();
-        // One that looks whether the folder is held holds the lock for an instant.
+        // A process that calls `is_held` holds the lock for an instant.
         for _ in 0..LOOKS {
             if !matches!(locked, Err(std::fs::TryLockError::WouldBlock)) {
                 break;
@@ -139,7 +140,7 @@ impl RunLock {
         }
     }
 
-    /// Whether a process trains into the run's `folder` now. Errors when the lock cannot be read.
+    /// Returns whether a process trains into the run's `folder` now. Errors if the lock file cannot be read.
     pub fn is_held(folder: &Path) -> Result<bool> {
         let path = folder.join(LOCK);
         expect_regular(&path).map_err(Error::io(&path))?;
@@ -154,13 +155,13 @@ impl RunLock {
         }
     }
 
-    /// The run has started: its folder stays.
+    /// Keeps the folders that it has made, since the run has started.
     pub(super) fn keep(&mut self) {
         self.made.clear();
     }
 
-    /// Errors when the lock is no longer at its path: the folder was moved or removed, and another process may hold one
-    /// that is there now.
+    /// Errors if the locked file is no longer at its path. Then the folder was moved or removed, and another process may hold the lock of a new
+    /// folder at this path.
     pub(super) fn check(&self) -> Result<()> {
         let held = self.file.metadata().map_err(Error::io(&self.path))?;
         match std::fs::symlink_metadata(&self.path) {
@@ -176,7 +177,7 @@ impl RunLock {
 impl Drop for RunLock {
     fn drop(&mut self) {
         for folder in &self.made {
-            // The lock is the only file of a run that has not started.
+            // A run that has not started has no file except the lock.
             let is_alone =
                 |entry: std::io::Result<std::fs::DirEntry>| entry.is_ok_and(|entry| entry.file_name() == LOCK);
             if std::fs::read_dir(folder).is_ok_and(|mut entries| entries.all(is_alone)) {
@@ -187,7 +188,7 @@ impl Drop for RunLock {
     }
 }
 
-/// Replaces `parallel.auto` by the division that rank 0 finds.
+/// Replaces `parallel.auto` by the fastest division of the model, which rank 0 searches.
 pub(super) fn choose_division(config: &mut RunConfig, device: &Device, world: &Group) -> Result<()> {
     if !config.parallel.auto {
         return Ok(());
@@ -208,7 +209,7 @@ pub(super) fn choose_division(config: &mut RunConfig, device: &Device, world: &G
     Ok(())
 }
 
-/// Errors on all ranks unless each sees what the leading one writes into the run's `folder`.
+/// Errors on all ranks unless each rank sees a file that the leading rank writes into the run's `folder`.
 pub(super) fn expect_shared_folder(folder: &Path, ranks: &Ranks) -> Result<()> {
     if ranks.size() == 1 {
         return Ok(());
@@ -217,7 +218,7 @@ pub(super) fn expect_shared_folder(folder: &Path, ranks: &Ranks) -> Result<()> {
     let write = || std::fs::write(&mark, "").map_err(Error::io(&mark)).map(|()| mark.display().to_string());
     let written = if ranks.leads() { write() } else { Ok(String::new()) };
     let seen = ranks.all("the run's folder", written).and_then(|all| {
-        // Network file systems show new files after seconds.
+        // Network file systems can take seconds to show new files.
         let deadline = Instant::now() + Duration::from_secs(10);
         let mark = Path::new(&all[0]);
         while !mark.exists() && Instant::now() < deadline {
@@ -243,7 +244,7 @@ pub(super) struct Resumed {
     pub(super) progress: Progress,
 }
 
-/// Finds the checkpoint to resume from; `None` for a new run. Changes nothing; [`Resumed::abandon_others`] does.
+/// Finds the checkpoint to resume from, and returns `None` for a new run. Changes no files: [`Resumed::abandon_others`] does.
 pub(super) fn find_checkpoint(config: &RunConfig, start: &Start) -> Result<Option<Resumed>> {
     let folder = checkpoints(&config.output_dir);
     let (path, manifest) = match start {
@@ -282,7 +283,7 @@ pub(super) fn find_checkpoint(config: &RunConfig, start: &Start) -> Result<Optio
     Ok(Some(Resumed { path, progress }))
 }
 
-/// The error where `folder` has no complete checkpoint, and `damaged` ones.
+/// Returns the error for a `folder` without a complete checkpoint, with this number of `damaged` checkpoints.
 fn nothing_to_resume(folder: &Path, damaged: usize) -> Error {
     let remedy = match damaged {
         0 => "without --resume the run starts anew".into(),
@@ -292,12 +293,12 @@ fn nothing_to_resume(folder: &Path, damaged: usize) -> Error {
     Error::Checkpoint(format!("{}: there is no complete checkpoint to resume from; {remedy}", folder.display()))
 }
 
-/// [`find_checkpoint`] of several ranks: the leading one searches, and the others read what it found.
+/// Finds the checkpoint to resume from on the leading rank, and shares the result with all ranks.
 pub(super) fn find_shared_checkpoint(config: &RunConfig, start: &Start, ranks: &Ranks) -> Result<Option<Resumed>> {
     share_checkpoint(if ranks.leads() { find_checkpoint(config, start) } else { Ok(None) }, ranks)
 }
 
-/// The newest complete checkpoint of the run up to `step` that no signal has asked for, for all ranks.
+/// Finds the newest complete checkpoint up to `step` that was not saved on an interruption, and shares it with all ranks.
 pub(super) fn find_shared_checkpoint_until(config: &RunConfig, step: u64, ranks: &Ranks) -> Result<Option<Resumed>> {
     let find = || {
         let mut until = Some(step);
@@ -314,7 +315,7 @@ pub(super) fn find_shared_checkpoint_until(config: &RunConfig, step: u64, ranks:
     share_checkpoint(if ranks.leads() { find() } else { Ok(None) }, ranks)
 }
 
-/// The checkpoint that the leading rank has `found`, for all ranks.
+/// Shares the checkpoint that the leading rank has `found` with all ranks.
 fn share_checkpoint(found: Result<Option<Resumed>>, ranks: &Ranks) -> Result<Option<Resumed>> {
     let found = ranks.together("the search for a checkpoint", found)?;
     let path = Ok(found.as_ref().map(|resumed| resumed.path.clone()));
@@ -336,24 +337,24 @@ fn holds_a_run(config: &RunConfig) -> Error {
     ))
 }
 
-/// True when `path` lies in `folder`, wherever links lead.
+/// Returns whether `path` lies in `folder`, after links are resolved.
 fn is_within(path: &Path, folder: &Path) -> bool {
     let (path, folder) = (path.canonicalize(), folder.canonicalize());
     matches!((path, folder), (Ok(path), Ok(folder)) if path.parent() == Some(&folder))
 }
 
-/// The number of changes of a model that an error lists.
+/// The maximum number of changes of a model that an error lists.
 const MOST_CHANGES: usize = 8;
 
 impl Resumed {
-    /// Errors when the model's sizes or constants differ from the sizes and constants that the checkpoint was trained with.
+    /// Errors if the model's sizes or constants differ from the sizes and constants that the checkpoint was trained with.
     pub(super) fn expect_model(&self, config: &RunConfig, sizes: &DecoderConfig) -> Result<()> {
         let saved = config.trained_sizes(&ConfigFile::read(&self.path)?)?;
         if saved == *sizes {
             return Ok(());
         }
         let (before, now) = (format!("{saved:#?}"), format!("{sizes:#?}"));
-        // Layers usually change alike.
+        // A change is usually the same in all layers, so it is listed once.
         let mut changed: Vec<_> = Vec::new();
         for (before, now) in before.lines().zip(now.lines()).filter(|(before, now)| before != now) {
             let [before, now] = [before, now].map(|line| line.trim().trim_end_matches(','));
@@ -370,8 +371,8 @@ impl Resumed {
         )))
     }
 
-    /// Sets aside the run's later checkpoints, including damaged ones, so that this one is the newest. A checkpoint that was
-    /// set aside before gets its name back.
+    /// Renames the run's later checkpoints, including damaged checkpoints, so that this checkpoint is the newest one. If this checkpoint was renamed
+    /// before, it gets its name back.
     pub(super) fn abandon_others(&mut self, config: &RunConfig) -> Result<()> {
         let folder = checkpoints(&config.output_dir);
         let step = self.progress.step;

@@ -1,4 +1,4 @@
-//! The update of a step: its rows, forward and backward, and what follows from numbers that are not finite.
+//! The update of a step: its rows, forward and backward, and the reaction to values that are not finite.
 
 use super::Trainer;
 use super::report::{StepCost, StepReport, not_finite, peak_memory, warn_of_infinities};
@@ -10,11 +10,11 @@ use ottava_parallel::optim::Overflow;
 use ottava_sentinel::NonFiniteSteps;
 use ottava_settings::AlarmsConfig;
 
-/// Steps in a row that may have no target.
+/// The maximum number of times that a step loads other rows because its rows have no target.
 const MOST_SKIPPED: usize = 1000;
 
 impl Trainer {
-    /// Loads the rows of the step in progress, in the precision that the decisions so far give it.
+    /// Loads the rows of the step in progress. The decisions so far set the precision of the step.
     pub(super) fn load(&mut self, current: &mut StepInProgress) -> Result<()> {
         self.run.follow(current.report.step, &self.progress.sentinel, &self.environment);
         let precision = self.run.precision();
@@ -23,7 +23,7 @@ impl Trainer {
         Ok(())
     }
 
-    /// Takes the step in progress, and shows its report to the observers.
+    /// Computes the step in progress, and shows its report to the observers.
     pub(super) fn update(&mut self, current: &mut StepInProgress) -> Result<()> {
         let step = current.report.step;
         let learning_rate = self.schedule.at(step);
@@ -62,7 +62,7 @@ impl Trainer {
         self.observe(|observer, watched| observer.after_step(&current.report, watched))
     }
 
-    /// Runs the step on the loaded rows. Rows without a target are skipped, with a warning.
+    /// Runs the step on the loaded rows. If the rows have no target, warns and loads the next rows.
     fn run_step(&mut self, learning_rate: f64, current: &mut StepInProgress) -> Result<StepResult> {
         let mut skipped = 0;
         loop {
@@ -79,7 +79,7 @@ impl Trainer {
         }
     }
 
-    /// Follows the loss scale and the policy of steps that are not finite.
+    /// Updates the loss scale. Skips the step if its gradient norm is above the limit, or if gradients are not finite and the settings allow this.
     ///
     /// Errors with [`Error::NonFinite`] on all ranks if the run ends at this step.
     fn skip_or_fail(&mut self, step: u64, result: &StepResult) -> Result<()> {
@@ -92,18 +92,18 @@ impl Trainer {
         if goes_on || self.skips_non_finite(step)? {
             return Ok(());
         }
-        // Infinities in casts of this step may explain the error.
+        // Infinities in the casts of this step may explain the error.
         self.log_casts(step)?;
         let precision = self.run.precision();
         let Run { model, step: work, .. } = &mut *self.run;
         let (bad, ranks) = (work.first_bad_gradient(model, precision)?, &self.environment.ranks);
         let bad = ranks.first_named("the gradient that is not finite", bad)?;
-        // All ranks have come to it.
+        // All ranks reach this call.
         self.outputs.finish_save(ranks);
         Err(not_finite(step, result.loss, bad))
     }
 
-    /// Updates the loss scale after a step. False if gradients were not finite and the scale is at its minimum.
+    /// Updates the loss scale after a step. Returns false if the gradients were not finite and the loss scale is at its minimum, or not used.
     fn follow_loss_scale(&mut self, step: u64, finite: bool) -> Result<bool> {
         let how = self.environment.config.precision.loss_scaling();
         let (Some(scale), Some(how)) = (&mut self.progress.loss_scale, how) else { return Ok(finite) };
@@ -119,7 +119,8 @@ impl Trainer {
         Ok(outcome != Overflow::AtMinimum)
     }
 
-    /// Whether a step whose gradient norm is not finite is skipped; then no weight has changed.
+    /// Skips a step whose gradient norm is not finite, if `alarms.non_finite_steps` allows it. Returns whether it did. A skipped step has not changed
+    /// any weight.
     fn skips_non_finite(&mut self, step: u64) -> Result<bool> {
         let AlarmsConfig { non_finite_steps, max_skipped_steps, .. } = self.environment.config.alarms;
         if non_finite_steps == NonFiniteSteps::Stop || self.progress.sentinel.skipped_in_a_row >= max_skipped_steps {
@@ -136,7 +137,7 @@ impl Trainer {
         Ok(true)
     }
 
-    /// Counts a step that has changed no weight, and casts the weights as a resumed run does: the update has measured none.
+    /// Counts a step that has not changed any weight. Casts the weights as a resumed run does, because the update has not measured their amaxes.
     fn skip_step(&mut self) -> Result<()> {
         self.progress.sentinel.skipped_in_a_row += 1;
         self.progress.sentinel.skipped_steps += 1;
@@ -146,7 +147,7 @@ impl Trainer {
         Ok(())
     }
 
-    /// Compares the weights of ranks that have the same ones, where `parallel.check_replicas` says so.
+    /// Compares the weights of ranks that hold the same weights, if `parallel.check_replicas` makes a comparison due.
     fn check_replicas(&mut self, step: u64) -> Result<()> {
         let every = self.environment.config.parallel.check_replicas;
         if every == 0 || !step.is_multiple_of(every) {
@@ -154,7 +155,7 @@ impl Trainer {
         }
         let Run { model, optimizer, step: work, .. } = &mut *self.run;
         let compared = work.partition().compare_replicas(model, &mut **optimizer, &format!("after step {step}"));
-        // Ranks with other layers end too.
+        // Ranks with other layers also return the error.
         self.environment.ranks.together("the comparison of replicas", compared)
     }
 }

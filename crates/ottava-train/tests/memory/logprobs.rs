@@ -1,4 +1,4 @@
-//! What log-probabilities of an engine take.
+//! The memory of log-probabilities in an engine.
 
 use crate::{COUNTED, sizes};
 use ottava_checkpoint::RandomWeights;
@@ -38,7 +38,7 @@ fn engine() -> Engine {
     Engine::new(decoder, &options).unwrap()
 }
 
-/// All events of eight requests.
+/// Returns all events of eight requests.
 fn events(engine: &mut Engine, logprobs: Option<usize>, prompt_logprobs: Option<usize>) -> Vec<Event> {
     for seed in 0..8 {
         let prompt = (0..PROMPT as u32).map(|token| token * 7 + seed).collect();
@@ -55,13 +55,13 @@ fn events(engine: &mut Engine, logprobs: Option<usize>, prompt_logprobs: Option<
 fn logprobs_take_memory_for_the_tokens_that_are_asked_for() {
     let _alone = COUNTED.lock().unwrap();
     let mut engine = engine();
-    // Threads and buffers that stay are there afterwards.
+    // The first call allocates threads and buffers that remain.
     drop(events(&mut engine, Some(3), None));
     for (logprobs, prompt_logprobs) in [(Some(1), None), (Some(100), None), (None, Some(5)), (None, Some(100))] {
         let before = CountingAllocator::live();
         let all = events(&mut engine, logprobs, prompt_logprobs);
         let held = CountingAllocator::live() - before;
-        // The list of events may have twice the room that it needs; each log-probability has 8 bytes.
+        // The list of events may have twice the capacity that it needs. Each log-probability has 8 bytes.
         let of = |top: Option<usize>, tokens: usize| top.map_or(0, |top| 8 * tokens * (24 + 8 * top));
         let most = 2 * all.len() * size_of::<Event>() + of(logprobs, DRAWN) + of(prompt_logprobs, PROMPT) + (64 << 10);
         assert!(held <= most, "{logprobs:?} {prompt_logprobs:?}: {held} bytes are held, {most} expected");

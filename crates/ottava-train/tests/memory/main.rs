@@ -1,5 +1,6 @@
-//! On a CPU a run allocates what was planned for it. A test binary of its own, since its allocator counts what the whole process
-//! allocates; the same on a GPU, whose pool counts, is among the promises. An engine holds what its log-probabilities take.
+//! On a CPU, a run allocates as much memory as its plan says. This is a separate test binary, since its allocator counts the allocations of the whole
+//! process. The same test on a GPU, where the pool counts, is in `promises`. Also, an engine allocates only the memory that its log-probabilities
+//! need.
 
 mod logprobs;
 mod settings;
@@ -16,17 +17,17 @@ use std::sync::Mutex;
 #[global_allocator]
 static ALLOCATOR: CountingAllocator = CountingAllocator;
 
-/// Held by a test that counts.
+/// The lock of a test that counts allocations.
 static COUNTED: Mutex<()> = Mutex::new(());
 
-/// A Llama of these sizes.
+/// Returns a Llama of these sizes.
 fn sizes(mut keys: Value) -> DecoderConfig {
     keys["model_type"] = json!("llama");
     let Value::Object(keys) = keys else { panic!("config.json is an object") };
     decoder_config(&ConfigFile::from_values("config.json", keys)).unwrap()
 }
 
-/// Within 2 %: names, shapes and lists of scales are no tensors, and threads do not always all work at once.
+/// The bound is 2 %: names, shapes and lists of scales are not tensors, and not all threads work at once.
 #[test]
 fn a_run_on_the_cpu_holds_what_was_planned() {
     let _alone = COUNTED.lock().unwrap();

@@ -1,4 +1,4 @@
-//! Thirteen runs, and what they hold when they are run.
+//! Thirteen runs, and their memory.
 
 use ottava_checkpoint::RandomWeights;
 use ottava_models::DecoderConfig;
@@ -12,7 +12,8 @@ use ottava_tensor::Device;
 use ottava_train::run::Run;
 use std::rc::Rc;
 
-/// Thirteen runs with batches of `rows` sequences of `seq_len` tokens: recipes, policies, accumulation, batches, states and optimizers.
+/// Returns thirteen runs with batches of `rows` sequences of `seq_len` tokens. They differ in recipes, policies, accumulation, batches, states and
+/// optimizers.
 pub fn settings(rows: usize, seq_len: usize) -> Vec<(String, RunConfig)> {
     let run = |words: &str, recipe, recompute, change: fn(&mut RunConfig)| {
         let mut config = RunConfig::default();
@@ -86,7 +87,7 @@ pub fn settings(rows: usize, seq_len: usize) -> Vec<(String, RunConfig)> {
     ]
 }
 
-/// Takes the first steps of a run.
+/// Runs the first steps of a run.
 pub fn steps(config: &RunConfig, sizes: &DecoderConfig, device: &Device) -> ottava_common::Result<()> {
     let weights = &mut RandomWeights { seed: config.seed, device: device.clone() };
     let mut run = Run::new(&ResolvedConfig::fastest(config), sizes, device, weights, Rc::new(Ranks::solo()))?;
@@ -97,7 +98,7 @@ pub fn steps(config: &RunConfig, sizes: &DecoderConfig, device: &Device) -> otta
     Ok(())
 }
 
-/// Checks that a run held what was planned for it.
+/// Checks that a run held as much memory as planned.
 pub fn expect_close(name: &str, planned: u64, measured: usize) {
     let ratio = measured as f64 / planned as f64;
     let mib = |bytes: f64| bytes / f64::from(1 << 20);

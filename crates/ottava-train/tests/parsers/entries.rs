@@ -1,4 +1,4 @@
-//! The parsers of files that may come from anywhere, each with a good file. The property test and the targets in `fuzz/` share them.
+//! The parsers of untrusted files, each with a good file. The property test and the targets in `fuzz/` share them.
 
 use ottava_checkpoint::slices::SliceFiles;
 use ottava_checkpoint::{AdapterFolder, Manifest, ModelFiles, Verify, verify};
@@ -14,34 +14,34 @@ use serde_json::{Value, json};
 use std::path::Path;
 use std::time::Duration;
 
-/// What a parser may take.
+/// The time and the memory that a parser may take.
 #[derive(Clone, Copy)]
 pub struct Bounds {
-    /// The longest time.
+    /// The maximum time.
     pub time: Duration,
-    /// Memory beside four times the file, in bytes.
+    /// The maximum memory in bytes, in addition to four times the size of the file.
     pub memory: usize,
 }
 
-/// The bounds of a file that is data, in a build without optimization.
+/// The bounds of a file with data, in a build without optimization.
 const OF_DATA: Bounds = Bounds { time: Duration::from_secs(2), memory: 64 << 20 };
 
-/// The bounds of a file that is a program: what an interpreter's own limits let it take, with its measure of memory twice.
+/// The bounds of a file with a program. The memory is twice the limit of the interpreter.
 const OF_PROGRAMS: Bounds = Bounds { time: Duration::from_secs(5), memory: 1 << 30 };
 
 /// A parser of one kind of file.
 pub struct Parser {
-    /// The kind.
+    /// The name of the kind of file.
     pub name: &'static str,
-    /// Where the file lies in the folder of [`parsers`].
+    /// The path of the file in the folder of [`parsers`].
     pub file: &'static str,
     /// A file without faults.
     pub good: Vec<u8>,
-    /// Corrects a length or checksum, so that the parser reads beyond it.
+    /// A function that corrects a length or checksum, so that the parser reads beyond it.
     pub repair: fn(Vec<u8>) -> Vec<u8>,
-    /// Reads the file. The result does not matter.
+    /// A function that reads the file. Its result does not matter.
     pub parse: fn(&Path),
-    /// What it may take for one file.
+    /// The time and the memory that it may take for a file.
     pub bounds: Bounds,
 }
 
@@ -55,7 +55,7 @@ fn read_records(path: &Path) {
     }
 }
 
-/// All of them. The files that some refer to are written into `folder`.
+/// Returns all parsers. Files that some parsers refer to are written into `folder`.
 pub fn parsers(folder: &Path) -> Vec<Parser> {
     std::fs::create_dir(folder.join("model")).unwrap();
     std::fs::create_dir_all(folder.join("megatron/mp_rank_00")).unwrap();
@@ -211,7 +211,7 @@ pub fn parsers(folder: &Path) -> Vec<Parser> {
     parsers
 }
 
-/// The parsers of what lies beside weights. Folders that some need are made in `folder`.
+/// Returns the parsers of the files next to weights. Folders that some parsers need are made in `folder`.
 fn of_model_folders(folder: &Path, tokenizer: &Value) -> Vec<Parser> {
     for name in ["chat", "adapter", "dataset"] {
         std::fs::create_dir(folder.join(name)).unwrap();
@@ -274,7 +274,7 @@ fn of_model_folders(folder: &Path, tokenizer: &Value) -> Vec<Parser> {
     ]
 }
 
-/// Renders a conversation with tools by the template of `folder`, as training and as the server does.
+/// Renders a conversation with tools by the template of `folder`, as training and the server do.
 fn render(folder: &Path) {
     let Ok(Some(template)) = ChatTemplate::load(folder, None, Clock::Fixed) else { return };
     let call = json!({"type": "function", "function": {"name": "f", "arguments": {"x": [1, 2.5, null, "é"]}}});
@@ -293,7 +293,8 @@ fn render(folder: &Path) {
     }
 }
 
-/// The file of the first of two ranks; without the second its tensors have other shapes than its arguments say, which is found last.
+/// Returns the file of the first of two ranks. Without the second file, tensors have other shapes than the arguments say, which is the last fault to
+/// be found.
 fn torch_file() -> &'static [u8] {
     include_bytes!("../../../ottava-convert/tests/data/megatron/tp2/iter_0000005/mp_rank_00/model_optim_rng.pt")
 }
@@ -316,7 +317,7 @@ fn read_distributed(path: &Path) {
     }
 }
 
-/// A safetensors file of two tensors.
+/// Returns a safetensors file of two tensors.
 fn safetensors() -> Vec<u8> {
     let header = json!({
         "__metadata__": {"format": "pt"},
@@ -333,14 +334,14 @@ fn read_tensors(path: &Path) {
     }
 }
 
-/// A length that fits the header, so that the header is read.
+/// Writes a length that fits the header, so that the header is read.
 fn fit(mut bytes: Vec<u8>) -> Vec<u8> {
     let length = bytes.len().saturating_sub(8 + 32) as u64;
     bytes.splice(..bytes.len().min(8), length.to_le_bytes());
     bytes
 }
 
-/// The checksum that belongs to the rest of a manifest.
+/// Writes the checksum of the rest of a manifest.
 fn reseal(bytes: Vec<u8>) -> Vec<u8> {
     match serde_json::from_slice::<Value>(&bytes) {
         Ok(value) if value.is_object() => seal(&value).into_bytes(),

@@ -1,5 +1,5 @@
-//! Whatever a file holds, its parser returns: no panic, no more time and memory than its bounds.
-//! A test binary of its own, since its allocator counts what the whole process allocates.
+//! Whatever a file contains, its parser returns: it does not panic, and does not exceed its bounds of time and memory. This is a separate test
+//! binary, since its allocator counts the allocations of the whole process.
 
 mod entries;
 
@@ -16,25 +16,25 @@ use std::time::Duration;
 #[global_allocator]
 static ALLOCATOR: CountingAllocator = CountingAllocator;
 
-/// The largest input.
+/// The maximum size of an input.
 const MAX_BYTES: usize = 1_000_000;
 
 /// A change of a file.
 #[derive(Clone, Debug)]
 enum Change {
-    /// Another byte at a place.
+    /// Replace the byte at a position.
     Byte(usize, u8),
-    /// One of [`PIECES`] at a place.
+    /// Insert one of [`PIECES`] at a position.
     Insert(usize, usize),
-    /// Nothing from a place on, for some bytes.
+    /// Delete some bytes from a position on.
     Delete(usize, usize),
-    /// Some bytes from a place on, many times.
+    /// Repeat some bytes at a position many times.
     Repeat(usize, usize, usize),
-    /// The end.
+    /// Cut the file at a position.
     Cut(usize),
 }
 
-/// What parsers trip over.
+/// Pieces that often cause faults in parsers.
 const PIECES: &[&str] = &[
     "{",
     "}",
@@ -112,7 +112,8 @@ fn changed(good: &[u8], changes: &[Change]) -> Vec<u8> {
     bytes
 }
 
-/// A megabyte of nesting, of one long key and of many short ones, as JSON and as TOML, before the `good` file and within it.
+/// Returns inputs of a megabyte: nested values, one long key, and many short keys, in JSON and in TOML. The `good` file follows these inputs, or
+/// contains them.
 fn extremes(good: &[u8]) -> Vec<Vec<u8>> {
     let free = MAX_BYTES - good.len() - 16;
     let many = |entry: &dyn Fn(usize) -> String| {
@@ -136,16 +137,16 @@ fn extremes(good: &[u8]) -> Vec<Vec<u8>> {
     texts.iter().flat_map(|text| [insert(0, text), insert(within, text)]).collect()
 }
 
-/// Time of processors that this process has used, in steps of 10 ms: unlike the time of a clock it is the same on a machine that does other work.
+/// Returns the CPU time of this process, in steps of 10 ms. Unlike the time of a clock, it does not depend on other work of the machine.
 fn processor_time() -> Duration {
     let stat = std::fs::read_to_string("/proc/self/stat").expect("this test runs on Linux");
-    // `proc_pid_stat(5)`: the second field is a name in parentheses; fields 14 and 15 are the user and system time in ticks, 100 a second.
+    // `proc_pid_stat(5)`: the second field is a name in parentheses. Fields 14 and 15 are the user and system time in ticks, 100 per second.
     let fields = stat.rsplit_once(')').expect("a name in parentheses").1.split_whitespace();
     let ticks: u64 = fields.skip(11).take(2).map(|field| field.parse::<u64>().expect("a number")).sum();
     Duration::from_millis(10 * ticks)
 }
 
-/// Gives many changed versions of a good file at `path` to its parser, whose result does not matter. Returns their number.
+/// Runs a parser on many changed versions of a good file at `path`. Results do not matter. Returns the number of versions.
 fn holds(Parser { name, good, repair, parse, bounds, .. }: &Parser, path: &Path) -> usize {
     std::fs::write(path, good).unwrap();
     parse(path);
@@ -162,7 +163,7 @@ fn holds(Parser { name, good, repair, parse, bounds, .. }: &Parser, path: &Path)
         parse(path);
         let (time, memory) = (processor_time() - begin, CountingAllocator::peak().saturating_sub(before));
         worst.set((time.max(worst.get().0), memory.max(worst.get().1)));
-        // In a build without optimisation, on a machine that does other work.
+        // The bound is for a build without optimization, on a machine that does other work.
         prop_assert!(time <= bounds.time, "{time:?}");
         prop_assert!(memory <= limit, "{memory} bytes, at most {limit}");
         Ok(())
@@ -170,7 +171,7 @@ fn holds(Parser { name, good, repair, parse, bounds, .. }: &Parser, path: &Path)
     for (i, bytes) in extremes(good).into_iter().enumerate() {
         check(bytes).unwrap_or_else(|error| panic!("{name}, extreme {i}: {error}"));
     }
-    // The same cases in each run; PROPTEST_CASES asks for more.
+    // Each run has the same cases. PROPTEST_CASES sets a larger number.
     let cases = std::env::var("PROPTEST_CASES").map_or(100, |cases| cases.parse().unwrap());
     let config = Config { cases, failure_persistence: None, ..Config::default() };
     let mut runner = TestRunner::new_with_rng(config, TestRng::deterministic_rng(RngAlgorithm::ChaCha));
@@ -181,7 +182,7 @@ fn holds(Parser { name, good, repair, parse, bounds, .. }: &Parser, path: &Path)
     count.get()
 }
 
-/// Held by each test, since the allocator counts for all of them.
+/// The lock that each test holds, since the allocator counts for all of them.
 static ALONE: Mutex<()> = Mutex::new(());
 
 #[test]
@@ -206,7 +207,7 @@ fn no_file_panics_hangs_or_eats_memory() {
     let parsers = parsers(folder.path());
     let count: usize = parsers.iter().map(|parser| holds(parser, &folder.path().join(parser.file))).sum();
     eprintln!("{count} changed files of {} parsers", parsers.len());
-    // The names in `fuzz/` are strings, which no compiler checks.
+    // The names in `fuzz/` are strings, so the compiler does not check them.
     for target in std::fs::read_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/fuzz_targets")).unwrap() {
         let text = std::fs::read_to_string(target.unwrap().path()).unwrap();
         assert!(parsers.iter().any(|parser| text.contains(&format!("parse({:?}, bytes)", parser.name))), "{text}");

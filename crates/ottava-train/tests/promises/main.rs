@@ -1,4 +1,4 @@
-//! What the crate promises, one module per family. Everything runs on the CPU and, where there is a GPU, again on that.
+//! The promises of the crate, one module per family. Everything runs on the CPU, and also on the GPU if there is one.
 
 mod folders;
 mod inference;

@@ -1,4 +1,4 @@
-//! What the families share: small models, seeded weights and data, a plain training loop.
+//! Code that the families share: small models, seeded weights and data, and a plain training loop.
 
 mod checkpoint;
 mod training;
@@ -33,29 +33,30 @@ use std::panic::resume_unwind;
 use std::rc::Rc;
 use std::sync::LazyLock;
 
-/// The CPU and, where there is one, the GPU.
+/// Returns the CPU, and the GPU if there is one.
 pub fn devices() -> Vec<Device> {
     std::iter::once(Device::Cpu).chain(gpu()).collect()
 }
 
-/// Whether to run all combinations of options instead of some of each kind: `just nightly combinations` and `ranks`.
+/// Returns whether to run all combinations of options instead of some of each kind: `just nightly combinations` and `ranks`.
 pub fn all_combinations() -> bool {
     std::env::var("OTTAVA_COMBINATIONS").is_ok_and(|value| value == "full")
 }
 
-/// The `options` that case `number` has: all with [`all_combinations`], and otherwise `count` that rotate with the number of the case.
+/// Returns the `options` of case `number`. With [`all_combinations`], these are all options. Otherwise, they are `count` options that rotate with the
+/// number of the case.
 pub fn rotated<T: Copy>(options: &[T], count: usize, number: usize) -> Vec<T> {
     let count = if all_combinations() { options.len() } else { count };
     (0..count).map(|i| options[(number * count + i) % options.len()]).collect()
 }
 
-/// What `work` returns in a pool of one thread. Ops on small tensors then wake no other threads, which takes longer than the ops; their results do not
-/// depend on it (`determinism`).
+/// Runs `work` in a pool of one thread, and returns its result. For ops on small tensors, waking other threads would take longer than the ops.
+/// Results do not depend on the number of threads (`determinism`).
 pub fn on_one_thread<T: Send>(work: impl FnOnce() -> T + Send) -> T {
     rayon::ThreadPoolBuilder::new().num_threads(1).build().expect("a thread starts").install(work)
 }
 
-/// What `work` returns on each of `ranks` threads of one group, in the order of ranks.
+/// Runs `work` on each of `ranks` threads of one group, and returns its results in the order of ranks.
 pub fn on_ranks<T: Send + 'static>(ranks: usize, work: impl Fn(Group) -> T + Clone + Send + 'static) -> Vec<T> {
     let start = |comm| {
         let work = work.clone();
@@ -65,17 +66,17 @@ pub fn on_ranks<T: Send + 'static>(ranks: usize, work: impl Fn(Group) -> T + Clo
     started.into_iter().map(|rank| rank.join().unwrap_or_else(|panic| resume_unwind(panic))).collect()
 }
 
-/// The [`devices`] that have the products of `recipe`.
+/// Returns the [`devices`] that support the products of `recipe`.
 pub fn devices_of(recipe: &Recipe) -> Vec<Device> {
     devices().into_iter().filter(|device| recipe.expect_on(device).is_ok()).collect()
 }
 
-/// The [`recipes`] whose products `device` has.
+/// Returns the [`recipes`] whose products `device` supports.
 pub fn recipes_on(device: &Device) -> Vec<(String, Recipe)> {
     recipes().into_iter().filter(|(_, recipe)| recipe.expect_on(device).is_ok()).collect()
 }
 
-/// The recipe of a name and the formats of its casts.
+/// Returns the recipe with a name and with the formats of its casts.
 pub fn recipe(name: RecipeName, format: Fp8Format) -> Recipe {
     Precision {
         recipe: name,
@@ -86,8 +87,8 @@ pub fn recipe(name: RecipeName, format: Fp8Format) -> Recipe {
     .recipe()
 }
 
-/// Recipes that leave some linears of a model with two blocks in BF16, so that every neighbour of a cast is met without one, and
-/// some that leave products, so that every operand is met in both forms; and options that change what is cast.
+/// Returns recipes that leave some linears of a model with two blocks in BF16, so that every neighbour of a cast also occurs without a cast. Other
+/// recipes leave single products, so that every operand occurs in both forms. Some have options that change casts.
 pub fn mixed() -> Vec<(String, Recipe)> {
     use ProductName::{Dgrad, Fprop, Wgrad};
     let products = [
@@ -156,7 +157,7 @@ pub fn mixed() -> Vec<(String, Recipe)> {
         .collect()
 }
 
-/// Every recipe that can be configured by name and format, and the mixed ones, with words for messages.
+/// Returns every recipe that can be configured by name and format, and the mixed recipes, with descriptions for messages.
 pub fn recipes() -> Vec<(String, Recipe)> {
     let formats = |name| match name {
         RecipeName::Fp32 | RecipeName::Bf16 | RecipeName::Fp16 => &[Fp8Format::Hybrid][..],
@@ -173,36 +174,36 @@ pub fn recipes() -> Vec<(String, Recipe)> {
     .collect()
 }
 
-/// The names of recipes that cast and whose products `device` has.
+/// Returns the names of recipes that cast and whose products `device` supports.
 pub fn fp8_names_on(device: &Device) -> Vec<RecipeName> {
     let recipe = |name: &RecipeName| recipe(*name, Fp8Format::Auto);
     let casts = |name: &RecipeName| recipe(name).casts.is_some() && recipe(name).expect_on(device).is_ok();
     RecipeName::ALL.into_iter().filter(casts).collect()
 }
 
-/// The recipes of [`recipes_on`] that cast.
+/// Returns the recipes of [`recipes_on`] that cast.
 pub fn fp8_recipes_on(device: &Device) -> Vec<(String, Recipe)> {
     recipes_on(device).into_iter().filter(|(_, recipe)| recipe.casts.is_some()).collect()
 }
 
-/// A fault that must not pass: current scaling, but gradients go to `format` as they are.
+/// Returns a faulty recipe, which tests must detect: current scaling, except that gradients are cast to `format` without a scale.
 pub fn unscaled_gradients(format: DType) -> Recipe {
     let mut recipe = recipe(RecipeName::Fp8Current, Fp8Format::Hybrid);
     let casts = recipe.casts.as_mut().expect("it casts");
-    // An amax that counts as the largest finite value makes the scale 1.
+    // If the amax counts as the largest finite value, the scale is 1.
     let epsilon = format.max_finite().expect("an FP8 format");
     let scaling = Scaling::Current(CurrentScaling { epsilon, power_of_two: false });
     casts.grad_output = Cast { format, scaling, ..casts.grad_output };
     recipe
 }
 
-/// Binary64 everywhere: what finite differences need.
+/// Returns a recipe with binary64 everywhere, for finite differences.
 pub fn double() -> Recipe {
     Recipe { compute: DType::F64, ..recipe(RecipeName::Fp32, Fp8Format::Hybrid) }
 }
 
-/// Normal weights from the tensors' names, matrices with standard deviation `std`. Norms lie around one and biases around zero,
-/// but not there: a value that is never read would go unnoticed.
+/// Normal weights that depend on the tensors' names. Matrices have the standard deviation `std`. Weights of norms are near one and biases are near
+/// zero, but never equal to these values, so that a value that is not read is noticed.
 pub struct Seeded {
     pub std: f32,
 }
@@ -238,7 +239,7 @@ pub fn build<L: Alone>(
     (layer, ScalingState::new(device, build.slots, Rc::new(Undivided)).expect("the scaling state is built"))
 }
 
-/// A linear of the stacked `parts` (name, rows).
+/// Builds a linear of the stacked `parts` (name, rows).
 pub fn linear(
     build: &mut Builder,
     parts: &[(&str, usize)],
@@ -265,18 +266,18 @@ pub fn linear(
     )
 }
 
-/// A model from keys of `config.json`.
+/// Returns a model with these keys of `config.json`.
 pub fn config(keys: Value) -> DecoderConfig {
     let Value::Object(keys) = keys else { panic!("config.json holds an object") };
     decoder_config(&ConfigFile::from_values("config.json", keys)).expect("the sizes are possible")
 }
 
-/// A Llama with heads that share keys, big enough for FP8 errors to average out.
+/// Returns a Llama with heads that share keys, large enough for FP8 errors to average out.
 pub fn tiny_llama() -> DecoderConfig {
     tiny_llama_with(json!({}))
 }
 
-/// [`tiny_llama`] with other `keys` of `config.json`.
+/// Returns [`tiny_llama`] with other `keys` of `config.json`.
 pub fn tiny_llama_with(keys: Value) -> DecoderConfig {
     let mut all = json!({
         "architectures": ["LlamaForCausalLM"], "vocab_size": 96, "hidden_size": 64, "intermediate_size": 112,
@@ -286,7 +287,7 @@ pub fn tiny_llama_with(keys: Value) -> DecoderConfig {
     config(all)
 }
 
-/// The model with seeded weights, ready for its first step.
+/// Returns the model with seeded weights, ready for its first step.
 pub fn decoder(config: &DecoderConfig, recipe: &Recipe, device: &Device, std: f32) -> Decoder {
     let mut decoder =
         Decoder::new(config, recipe, device, Purpose::Train(MemoryPolicy::FULL), 1000, &mut Seeded { std })
@@ -295,23 +296,23 @@ pub fn decoder(config: &DecoderConfig, recipe: &Recipe, device: &Device, std: f3
     decoder
 }
 
-/// A pass over `sequences` that keeps everything for backward.
+/// Returns the context of a pass over `sequences` that saves everything for backward.
 pub fn training<'a>(scaling: &'a mut ScalingState, sequences: &'a Sequences, precision: StepPrecision) -> Context<'a> {
     Context::new(scaling.casts(Mode::training(precision)), &Undivided, sequences)
 }
 
-/// `rows` sequences of equal length, of `tokens` in all.
+/// Returns `rows` sequences of equal length, with `tokens` tokens in all.
 pub fn sequences(device: &Device, rows: usize, tokens: usize) -> Sequences {
     Sequences::new(device, rows, tokens / rows).expect("memory")
 }
 
-/// A factor of the loss, as backward of `recipe` reads it.
+/// Returns a factor of the loss in the type that backward of `recipe` reads.
 pub fn on_device(recipe: &Recipe, device: &Device, scale: f64) -> Tensor {
     let scale = Tensor::from_slice(&Device::Cpu, &[1], &[scale]).expect("one value");
     cast(&scale, real_type(recipe.compute)).and_then(|scale| scale.to_device(device)).expect("memory")
 }
 
-/// Losses without gradients.
+/// Computes losses without gradients.
 pub fn losses(decoder: &mut Decoder, inputs: &Tensor, targets: &Tensor, rows: usize) -> ottava_common::Result<Tensor> {
     let sequences = sequences(decoder.device(), rows, inputs.len());
     let micro_batch =
@@ -319,7 +320,7 @@ pub fn losses(decoder: &mut Decoder, inputs: &Tensor, targets: &Tensor, rows: us
     run_solo(&Program::evaluation(), decoder, micro_batch, None)
 }
 
-/// Losses, and the gradients of `scale · Σ losses`, by the recipe.
+/// Computes losses, and the gradients of `scale · Σ losses`, by the recipe.
 pub fn losses_and_gradients(
     decoder: &mut Decoder,
     inputs: &Tensor,
@@ -331,7 +332,7 @@ pub fn losses_and_gradients(
     losses_and_gradients_of(decoder, inputs, targets, sequences, scale)
 }
 
-/// [`losses_and_gradients`] of tokens that lie as `sequences` says.
+/// Computes losses and gradients for tokens in the layout of `sequences`.
 pub fn losses_and_gradients_of(
     decoder: &mut Decoder,
     inputs: &Tensor,
@@ -346,12 +347,12 @@ pub fn losses_and_gradients_of(
     run_solo(&Program::gradients(1), decoder, micro_batch, Some(&LossScale { per_unit, per_micro_batch }))
 }
 
-/// One factor of all losses, of a model whose layers have none.
+/// Returns one factor of all losses, for a model whose layers have no losses.
 pub fn loss_scale(factor: Tensor) -> LossScale {
     LossScale { per_unit: factor.clone(), per_micro_batch: factor }
 }
 
-/// Losses of one micro-batch that a program of one rank runs by the recipe.
+/// Computes losses of one micro-batch, with a program of one rank that runs by the recipe.
 fn run_solo(
     program: &Program,
     decoder: &mut Decoder,
@@ -367,7 +368,7 @@ pub fn precision(high: bool) -> StepPrecision {
     if high { StepPrecision::High } else { StepPrecision::Recipe }
 }
 
-/// A KV cache with room for `tokens` of one sequence, and its blocks.
+/// Returns a KV cache with room for `tokens` tokens of one sequence, and its blocks.
 pub fn kv_cache(decoder: &Decoder, tokens: usize) -> (KvCache, Vec<Vec<i32>>) {
     const BLOCK_SIZE: usize = 16;
     let blocks = tokens.div_ceil(BLOCK_SIZE);
@@ -376,7 +377,7 @@ pub fn kv_cache(decoder: &Decoder, tokens: usize) -> (KvCache, Vec<Vec<i32>>) {
     (cache, vec![(0..blocks as i32).collect(); groups.len()])
 }
 
-/// Logits of the `new` last ones of `tokens` of the sequence in `cache`.
+/// Returns the logits of the last `new` tokens of the sequence `tokens` in `cache`.
 pub fn next_logits(
     decoder: &Decoder,
     (cache, blocks): &mut (KvCache, Vec<Vec<i32>>),
@@ -391,7 +392,8 @@ pub fn next_logits(
     decoder.logits(&hidden, &Tensor::from_slice(decoder.device(), &[new], &rows).expect("memory")).expect("logits")
 }
 
-/// `prompt` and the most likely tokens after it, `tokens` in all, through the paged cache: the prompt in one pass, then token by token.
+/// Returns `prompt` and the most likely tokens after it, `tokens` in all. They come from the paged cache: the prompt is read in one pass, then token
+/// by token.
 pub fn greedy_text(decoder: &Decoder, prompt: &[u32], tokens: usize) -> Vec<u32> {
     let mut cache = kv_cache(decoder, tokens);
     let (mut text, mut new) = (prompt.to_vec(), prompt.len());
@@ -405,19 +407,19 @@ pub fn greedy_text(decoder: &Decoder, prompt: &[u32], tokens: usize) -> Vec<u32>
     text
 }
 
-/// Logits of all tokens of one sequence.
+/// Returns the logits of all tokens of one sequence.
 pub fn logits(decoder: &Decoder, ids: &Tensor) -> Tensor {
     let ids: Vec<u32> = ids.to_vec::<i32>().expect("ids").into_iter().map(|id| id as u32).collect();
     next_logits(decoder, &mut kv_cache(decoder, ids.len()), &ids, ids.len())
 }
 
-/// Casts parameters for the coming step.
+/// Casts parameters for the next step.
 pub fn quantize<'a>(params: impl IntoIterator<Item = &'a mut Param>, scaling: &mut ScalingState) {
     let mut casts = scaling.casts(Mode::TRAINING);
     params.into_iter().for_each(|param| param.quantize(&mut casts).expect("it is cast"));
 }
 
-/// A sublayer as a function of the value that it reads, with nothing behind a norm and nothing beside it.
+/// A sublayer as a function of its input, with no other layer after a norm or in parallel.
 pub trait Alone {
     type Saved;
     fn forward(&self, x: &Tensor, context: &mut Context) -> ottava_common::Result<(Tensor, Self::Saved)>;
@@ -497,7 +499,7 @@ impl Alone for Norm {
     }
 }
 
-/// Ends a step for scales and weights, as an update does. Returns what its casts lost.
+/// Ends a step for scales and weights, as an update does. Returns the losses of its casts.
 pub fn finish_step(decoder: &mut Decoder) -> CastLosses {
     decoder.scaling().update().expect("scales follow");
     let losses = decoder.scaling().losses(&OneRank).expect("counters");
@@ -505,8 +507,8 @@ pub fn finish_step(decoder: &mut Decoder) -> CastLosses {
     losses
 }
 
-/// English text to learn: the bundled definitions in an order without a pattern, as bytes below 128. Read once, since tests of many
-/// models all learn it.
+/// Returns English text to learn: the bundled definitions in an order without a pattern, as bytes below 128. The text is read once, since tests of
+/// many models learn it.
 pub fn text() -> &'static [i32] {
     static TEXT: LazyLock<Vec<i32>> = LazyLock::new(|| {
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../data/wordnet-glosses.txt.gz");
@@ -514,14 +516,14 @@ pub fn text() -> &'static [i32] {
         let mut all = Vec::new();
         flate2::read::GzDecoder::new(file).read_to_end(&mut all).expect("it is whole");
         let lines: Vec<&[u8]> = all.split_inclusive(|&byte| byte == b'\n').collect();
-        // Lines are in the order of the alphabet; a stride that shares no factor with their number visits each of them once.
+        // Lines are in alphabetical order. A stride that shares no factor with their number visits each line once.
         let visited = (0..lines.len()).map(|i| lines[i * 60_013 % lines.len()]);
         visited.flatten().map(|&byte| i32::from(byte.min(127))).collect()
     });
     &TEXT
 }
 
-/// A batch of `text` from byte `start` on.
+/// Returns a batch of `text` from byte `start` on.
 pub fn text_batch(text: &[i32], start: usize, rows: usize, seq_len: usize) -> [Tensor; 2] {
     [0, 1].map(|shift| {
         let ids = &text[start + shift..][..rows * seq_len];
@@ -529,7 +531,7 @@ pub fn text_batch(text: &[i32], start: usize, rows: usize, seq_len: usize) -> [T
     })
 }
 
-/// I32 inputs and targets, `[rows · seq_len]` each: a token determines the next one, but for one in eight.
+/// Returns I32 inputs and targets, `[rows · seq_len]` each. A token determines the next token in seven of eight cases.
 pub fn batch(name: &str, rows: usize, seq_len: usize, vocabulary: usize) -> [Tensor; 2] {
     let noise = integers(name, rows * (seq_len + 1), 8 * vocabulary).to_vec::<i32>().expect("integers");
     let (mut inputs, mut targets) = (Vec::new(), Vec::new());
@@ -544,7 +546,7 @@ pub fn batch(name: &str, rows: usize, seq_len: usize, vocabulary: usize) -> [Ten
     [inputs, targets].map(|ids| Tensor::from_slice(&Device::Cpu, &[rows * seq_len], &ids).expect("as many"))
 }
 
-/// Gradients of all parameters by the parameters' names, widened.
+/// Returns the gradients of all parameters by name, as F64.
 pub fn gradients(decoder: &mut Decoder) -> Vec<(String, Vec<f64>)> {
     let gradient = |p: &mut Param| {
         (p.identity.name().to_string(), values(&p.gradient.get().expect("a gradient").values().expect("readable")))

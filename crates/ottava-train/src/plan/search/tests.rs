@@ -1,4 +1,4 @@
-//! Divisions are complete, and the search finds what fits and is fast.
+//! Tests that the list of divisions is complete, and that the search finds fast divisions that fit.
 
 use super::*;
 use crate::bench::model;
@@ -9,7 +9,7 @@ use std::collections::BTreeSet;
 
 const GIB: f64 = (1u64 << 30) as f64;
 
-/// A step of 32 sequences of 1,024 tokens, one in a micro-batch.
+/// Returns a run whose step has 32 sequences of 1,024 tokens, one per micro-batch.
 fn run() -> RunConfig {
     let mut config = RunConfig::default();
     (config.data.max_length, config.data.val_set_size) = (1024, 0.0);
@@ -23,7 +23,7 @@ fn gpu(gib: f64) -> Device {
     Device::dry_gpu(GpuModel { memory: (gib * GIB) as usize, ..GpuModel::h200() })
 }
 
-/// Two blocks of Llama-2-7B.
+/// Returns a model of two blocks of Llama-2-7B.
 fn small() -> DecoderConfig {
     model("llama-2-7b").unwrap().with_layers(2)
 }
@@ -44,7 +44,7 @@ fn divisions_are_all_meshes_once() {
                 assert!(shape.pipeline == 1 || *zero <= Zero::OptimizerStates);
                 assert!(shape.data * shape.context > 1 || *zero == Zero::Nothing);
             }
-            // By brute force.
+            // The same meshes are found by trying all sizes.
             let mut meshes = BTreeSet::new();
             for data in 1..=ranks {
                 for (context, tensor, pipeline) in
@@ -76,10 +76,11 @@ fn with_memory_for_the_whole_model_ranks_divide_the_batch() {
     assert!(step.seconds > 0.0 && step.idle_seconds == 0.0 && step.exposed_seconds > 0.0, "{step:?}");
 }
 
-/// Without memory for the whole model, only divisions of it are left, and the others are dropped with the memory that they would take.
+/// If the whole model does not fit on a GPU, the search returns only divisions of the model. The other divisions are dropped, with the memory that
+/// they would need.
 #[test]
 fn without_memory_for_the_whole_model_ranks_divide_it() {
-    // The whole model takes 5 GiB of weights, gradients and states.
+    // Weights, gradients and states of the whole model take 5 GiB.
     let search = ParallelSearch::new(&run(), &small(), &gpu(5.5), 4).unwrap();
     let best = search.fastest().unwrap();
     let divides =
@@ -98,7 +99,7 @@ fn without_memory_for_the_whole_model_ranks_divide_it() {
 #[test]
 fn meshes_that_a_model_cannot_have_are_dropped_with_the_reason() {
     let mut config = run();
-    // Three micro-batches of one sequence.
+    // A step has six sequences, which four data ranks cannot divide.
     config.training.global_batch_size = Some(6);
     let mut sizes = small();
     sizes.heads_mut().for_each(|heads| (heads.heads, heads.kv_heads) = (3, 3));
@@ -124,7 +125,7 @@ fn experts_are_divided_if_they_do_not_fit() {
 
 #[test]
 fn latent_attention_is_divided_along_every_axis() {
-    // Its first layer has no experts.
+    // The first layer of the model has no experts.
     let sizes = model("deepseek-v2-lite").unwrap().with_layers(1).with_layers(2);
     let search = ParallelSearch::new(&run(), &sizes, &gpu(140.0), 2).unwrap();
     let dropped = search

@@ -1,4 +1,4 @@
-//! Converted checkpoints compute what the program that saved them does.
+//! A converted checkpoint computes the same results as the program that saved it.
 
 use crate::setup::{largest_error, logits};
 use ottava_checkpoint::FolderWeights;
@@ -11,7 +11,7 @@ use ottava_tensor::{DType, Device, Tensor};
 use serde_json::Value;
 use std::path::Path;
 
-/// Logits of a folder in F32.
+/// Computes the logits of a folder in F32.
 fn computed(folder: &Path, ids: &[i32]) -> Vec<f64> {
     let sizes = decoder_config(&ConfigFile::read(folder).unwrap()).unwrap();
     let recipe = Precision { recipe: RecipeName::Fp32, ..Precision::default() }.recipe();
@@ -22,8 +22,8 @@ fn computed(folder: &Path, ids: &[i32]) -> Vec<f64> {
     values(&logits(&decoder, &Tensor::from_slice(&Device::Cpu, &[ids.len()], ids).unwrap()))
 }
 
-/// `scripts/make_megatron.py` computed the logits of the tensors of the ranks, as Megatron lays them out: with groups of heads, gate and up
-/// of each rank, and rotary positions of the halves of heads or of neighbours in them, also below norms of heads and with biases.
+/// `scripts/make_megatron.py` computed the logits from the tensors of the ranks in Megatron's layout: groups of heads, gate and up of each rank, and
+/// rotary positions of the two halves of a head or of neighbours in it. The cases include norms of heads, and biases.
 #[test]
 fn models_of_megatron_have_the_logits_of_their_checkpoints() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../ottava-convert/tests/data/megatron");
@@ -37,13 +37,13 @@ fn models_of_megatron_have_the_logits_of_their_checkpoints() {
         for given in [None, Some(&*like)] {
             convert(&root.join(name), given, &output, DType::F32).unwrap();
             let error = largest_error(&computed(&output, &ids), &expected.concat());
-            // F32 against binary64.
+            // F32 is compared with binary64.
             assert!(error < 1e-5, "{name}, like {given:?}: logits are {error:e} apart");
             if given.is_some() {
                 continue;
             }
             std::fs::rename(&output, &like).unwrap();
-            // Attention depends on positions: another base is noticed.
+            // Attention depends on positions, so another base changes the logits.
             let config = std::fs::read_to_string(like.join("config.json")).unwrap();
             std::fs::write(like.join("config.json"), config.replace("10000.0", "100.0")).unwrap();
             let error = largest_error(&computed(&like, &ids), &expected.concat());

@@ -1,4 +1,4 @@
-//! Exported folders: the schema of each format, codes of training, what engines do with them when they load them, and reading them back.
+//! Exported folders: the schema of each format, the codes of training, how engines load them, and reading them back.
 
 use crate::runs::resume::{config, train, write_inputs};
 use crate::setup::logits;
@@ -29,10 +29,11 @@ pub const FORMATS: [(Convention, Scheme); 7] = [
     (Convention::ModelOpt, Scheme::Block),
 ];
 
-/// A weight `[128, 256]`.
+/// The name of a weight `[128, 256]`.
 pub const DOWN: &str = "model.layers.1.mlp.down_proj.weight";
 
-/// A folder with inputs of runs of a model with `intermediate` channels in its MLPs, and weights of whole 128x128 blocks where that allows it.
+/// Makes a folder with inputs of runs. The MLPs of the model have `intermediate` channels, so weights have whole 128x128 blocks if `intermediate`
+/// allows it.
 pub fn inputs(intermediate: usize) -> tempfile::TempDir {
     inputs_of(intermediate, [4, 2], 64)
 }
@@ -48,7 +49,7 @@ fn inputs_of(intermediate: usize, [heads, kv_heads]: [usize; 2], head_dim: usize
     folder
 }
 
-/// Trains two steps and returns the checkpoint.
+/// Trains two steps and returns the path of the checkpoint.
 pub fn checkpoint(inputs: &Path, precision: Precision) -> PathBuf {
     let output = inputs.join(format!("run-{}-{}", precision.recipe.as_str(), precision.power_of_two_scales));
     let mut config = RunConfig { precision, ..config(inputs, &output, RecipeName::Bf16) };
@@ -70,7 +71,7 @@ pub fn precision(recipe: RecipeName) -> Precision {
 
 pub fn exported(folder: &Path, (layout, scheme): (Convention, Scheme), output: &Path) -> Result<Report> {
     let source = Source::open(folder)?;
-    // Scales that no run made, for folders of runs that have none.
+    // Runs without static scales get scales that no run has measured.
     let mut scales = source.input_scales()?;
     if scales.is_empty() {
         let linears = Decoder::describe(&source.sizes, &source.recipe).unwrap().linears;
@@ -87,7 +88,7 @@ pub fn numbers(files: &ModelFiles, name: &str) -> Vec<f32> {
     files.read(name).unwrap().chunks(4).map(|bytes| f32::from_le_bytes(bytes.try_into().unwrap())).collect()
 }
 
-/// The model of a checkpoint with its codes, as a resumed run has it.
+/// Loads the model of a checkpoint with its codes, as a resumed run does.
 fn resumed(folder: &Path, recipe: &Recipe) -> Decoder {
     let sizes = decoder_config(&ConfigFile::read(folder).unwrap()).unwrap();
     let mut weights = FolderWeights::open(folder).unwrap();
@@ -105,7 +106,7 @@ fn resumed(folder: &Path, recipe: &Recipe) -> Decoder {
     decoder
 }
 
-/// What the products of a resumed run read: codes and scales of each weight in FP8, by its name in a folder.
+/// Returns the codes and scales of each FP8 weight that products of a resumed run read, by its name in a folder.
 pub fn codes_of_training(folder: &Path, recipe: &Recipe) -> BTreeMap<String, (Vec<u8>, Vec<f32>)> {
     let mut decoder = resumed(folder, recipe);
     let mut found = BTreeMap::new();
@@ -176,14 +177,14 @@ fn exported_codes_are_those_of_training() {
                 assert_eq!(all_powers, power_of_two_scales, "{scale}: {scales:?}");
             }
             if recipe == RecipeName::Fp8Delayed {
-                // The scales of inputs equal the scales of training too.
+                // The scales of inputs also equal the scales of training.
                 let source = Source::open(&folder).unwrap();
                 let scale = 1.0 / source.delayed["model.layers.1.self_attn.qkv_proj.input"];
                 assert_eq!(numbers(&files, "model.layers.1.self_attn.k_proj.input_scale"), [scale]);
                 assert!(scale > 0.0 && scale < 1.0, "{scale}");
             }
         }
-        // Any other kind of scales is cast again, and said to be.
+        // Weights with another kind of scales are cast again, and the export says so.
         let other = (CompressedTensors, if formats[0].1 == Dynamic { Block } else { Dynamic });
         let report = exported(&folder, other, &output("other".into())).unwrap();
         let expected = format!("cast again from the weights: the run's recipe {}", recipe.as_str());
@@ -194,7 +195,7 @@ fn exported_codes_are_those_of_training() {
     }
 }
 
-/// What the tables of readers ask for: settings, names, types, shapes.
+/// Checks the settings, names, types and shapes that the tables of readers require.
 #[test]
 fn each_format_has_the_schema_of_its_readers() {
     let inputs = inputs(256);
@@ -232,7 +233,7 @@ fn each_format_has_the_schema_of_its_readers() {
         modelopt("FP8_PER_CHANNEL_PER_TOKEN"),
         modelopt("FP8_PB_WO"),
     ];
-    // Of an MLP's up projection, [256, 128].
+    // The shapes are for the up projection of an MLP, [256, 128].
     let shapes: [&[usize]; 7] = [&[2, 1], &[256, 1], &[1], &[2, 1], &[], &[256], &[2, 1, 1, 1]];
     for (i, (format, (settings, shape))) in FORMATS.into_iter().zip(settings.into_iter().zip(shapes)).enumerate() {
         let output = inputs.path().join(format!("format-{i}"));
@@ -273,7 +274,7 @@ fn each_format_has_the_schema_of_its_readers() {
     }
 }
 
-/// vLLM merges q, k and v, and gate and up, and casts them again by the largest of their scales unless they are equal.
+/// vLLM fuses q, k and v, and gate and up. It casts them again by the largest of their scales unless their scales are equal.
 #[test]
 fn linears_that_engines_fuse_share_their_scales() {
     let inputs = inputs(256);
@@ -292,7 +293,7 @@ fn linears_that_engines_fuse_share_their_scales() {
     }
 }
 
-/// transformers and vLLM refuse cut blocks, and load a scale only where the weight has codes.
+/// transformers and vLLM reject cut blocks, and load a scale only if the weight has codes.
 #[test]
 fn weights_without_whole_blocks_stay_in_bf16_and_are_listed() {
     let inputs = inputs(192);
@@ -320,7 +321,7 @@ fn weights_without_whole_blocks_stay_in_bf16_and_are_listed() {
         assert_eq!(files.info(&format!("{name}.weight")).unwrap().dtype, DType::BF16);
         assert!(files.info(&format!("{name}.weight_scale_inv")).is_err(), "{name} has a scale");
     }
-    // Linears that the run kept in BF16 stay so.
+    // Linears that the run computed in BF16 stay in BF16.
     let kept = Precision {
         exceptions: ExceptionsConfig { first_layers_bf16: 1, ..ExceptionsConfig::default() },
         ..precision(RecipeName::Fp8Row)
@@ -330,7 +331,7 @@ fn weights_without_whole_blocks_stay_in_bf16_and_are_listed() {
     assert_eq!(report.linears.len(), 4);
 }
 
-/// In all formats, and whatever a run has cast; and so they do when their folder is exported again.
+/// Exceptions hold in all formats, for all casts of the run, and when the exported folder is exported again.
 #[test]
 fn linears_that_an_export_excepts_stay_in_bf16() {
     let inputs = inputs(256);
@@ -376,10 +377,10 @@ fn linears_that_an_export_excepts_stay_in_bf16() {
 #[test]
 fn the_largest_safe_tensor_parallelism_is_reported() {
     for (intermediate, heads, head_dim, expected) in [
-        // Blocks: 128 rows of keys are two heads, which two ranks would cut.
+        // A block of 128 rows of keys has two heads, and two ranks would cut it.
         (256, [4, 2], 64, [1, 4]),
         (512, [8, 4], 64, [2, 8]),
-        // Ranks beyond the heads of keys have the same ones.
+        // If there are more ranks than key heads, several ranks have the same key heads.
         (512, [4, 1], 128, [4, 4]),
         (384, [6, 3], 128, [3, 6]),
     ] {
@@ -392,7 +393,7 @@ fn the_largest_safe_tensor_parallelism_is_reported() {
     }
 }
 
-/// Writes `weights` in place of a tensor of a folder, BF16 `[128, 256]`.
+/// Replaces a tensor of a folder by `weights`, BF16 `[128, 256]`.
 pub fn replace(folder: &Path, name: &str, weights: impl Fn(usize) -> f32) {
     let path = folder.join("model.safetensors");
     let mut bytes = std::fs::read(&path).unwrap();
@@ -425,7 +426,7 @@ fn folders_with_fp8_weights_are_read_as_their_values() {
         let [worst, best] = [f64::max, f64::min]
             .map(|pick| report.linears.iter().map(|linear| linear.relative_error).reduce(pick).unwrap());
         assert!(worst < 0.03 && best > 0.02, "{format:?} loses {best} to {worst}");
-        // The values are codes times scales, exactly.
+        // The dequantized values are exactly codes times scales.
         let (files, weights) = (ModelFiles::open(&output).unwrap(), WeightFiles::open(&output).unwrap());
         let name = "model.layers.1.mlp.down_proj.weight";
         let read = weights.values(name).unwrap().to_vec::<f32>().unwrap();
@@ -445,12 +446,12 @@ fn folders_with_fp8_weights_are_read_as_their_values() {
         assert_eq!(weights.input_scales().unwrap().len(), if format.1 == Scheme::Static { 14 } else { 0 });
         let error = crate::setup::relative_error(&logits_of(&output, RecipeName::Bf16), &expected);
         assert!((1e-3..0.1).contains(&error), "{format:?}: logits are {error} apart");
-        // A plain folder of the same values.
+        // The plain folder has the dequantized values.
         let plain = inputs.path().join(format!("plain-{i}"));
         export(&Source::open(&output).unwrap(), None, &BTreeMap::new(), &plain).unwrap();
         assert!(json_of(&plain.join("config.json")).get("quantization_config").is_none());
         assert_eq!(logits_of(&plain, RecipeName::Bf16), logits_of(&output, RecipeName::Bf16), "{format:?}");
-        // Casts by powers of two find the values again, so FP8 products read what was stored.
+        // A cast with power-of-two scales is exact for these values, so FP8 products read the stored codes.
         if format.1 == Scheme::Block {
             let trained = codes_of_training(&output, &precision(RecipeName::Fp8Block).recipe());
             for (name, (codes, scales)) in trained {
@@ -491,7 +492,7 @@ fn what_cannot_be_exported_is_refused_and_leaves_nothing() {
     refused(error, &format!("`{DOWN}`: element 300 is not finite"));
 }
 
-/// Training goes on from the values of codes, with the same bits as from a plain folder of them, and saves plain folders.
+/// Training continues from dequantized codes with the same bits as from a plain folder with these values, and saves plain folders.
 #[test]
 fn training_goes_on_from_fp8_weights() {
     let inputs = inputs(256);
@@ -516,7 +517,7 @@ fn training_goes_on_from_fp8_weights() {
     assert!(weights[0] == weights[1], "the weights after a step differ");
 }
 
-/// A block of zeros has the scale 1: engines divide by it.
+/// A block of zeros has the scale 1, since engines divide by the scale.
 #[test]
 fn weights_of_zeros_have_the_scale_1() {
     let inputs = inputs(256);

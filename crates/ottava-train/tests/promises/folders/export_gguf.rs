@@ -1,4 +1,4 @@
-//! Models in files of llama.cpp, written and read again.
+//! Models in files of llama.cpp are written and read again.
 
 use ottava_checkpoint::{WeightFiles, write_file};
 use ottava_common::{Error, Result};
@@ -13,7 +13,7 @@ use ottava_tensor::testing::normals;
 use serde_json::{Value, json};
 use std::path::Path;
 
-/// Sizes; no two are equal.
+/// Returns the sizes of a model. No two of them are equal.
 pub fn keys(architecture: &str, others: Value) -> Value {
     let mut keys = json!({"architectures": [architecture], "hidden_size": 96, "intermediate_size": 160, "num_hidden_layers": 2,
         "num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 32, "vocab_size": 20, "max_position_embeddings": 128,
@@ -22,7 +22,7 @@ pub fn keys(architecture: &str, others: Value) -> Value {
     keys
 }
 
-/// A folder with random weights in BF16, and the tokenizer of the recorded Llama with `change` made to it.
+/// Makes a folder with random weights in BF16, and with the tokenizer of the recorded Llama after `change`.
 pub fn model(folder: &Path, keys: &Value, change: impl Fn(&mut Value)) {
     let recorded = Path::new(env!("CARGO_MANIFEST_DIR")).join("../ottava-convert/tests/data/llama.gguf");
     convert(&recorded, None, folder, DType::BF16).unwrap();
@@ -51,8 +51,8 @@ fn values(folder: &Path) -> Vec<(String, Vec<f32>)> {
     weights.names().map(|name| (name.to_string(), weights.values(name).unwrap().to_vec().unwrap())).collect()
 }
 
-/// The families that are exported, with what differs between their models: tied heads, biases, norms of heads, scaled rotary positions, layers
-/// with a window.
+/// Returns the families that can be exported, with the differences between their models: tied heads, biases, norms of heads, scaled rotary positions,
+/// layers with a window.
 fn families() -> [(&'static str, Value); 8] {
     let llama3 = json!({"rope_type": "llama3", "factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
         "original_max_position_embeddings": 8192});
@@ -65,7 +65,7 @@ fn families() -> [(&'static str, Value); 8] {
         ("Qwen3ForCausalLM", json!({})),
         ("Gemma2ForCausalLM", gemma(json!({"attn_logit_softcapping": 40.0}))),
         ("Gemma3ForCausalLM", gemma(json!({"num_hidden_layers": 7, "rope_scaling": linear()}))),
-        // Of so many layers, scores are scaled by the channels per head.
+        // With this number of layers, scores are scaled by the channels per head.
         ("Gemma2ForCausalLM", gemma(json!({"num_hidden_layers": 46, "query_pre_attn_scalar": 16}))),
     ]
 }
@@ -90,7 +90,7 @@ fn an_exported_model_is_read_back_with_the_same_bits() {
             let sizes = |folder: &Path| decoder_config(&ConfigFile::read(folder).unwrap()).unwrap();
             assert_eq!(sizes(&model_folder), sizes(&back), "{architecture} {others}");
             for file in ["tokenizer.json", "tokenizer_config.json", "generation_config.json"] {
-                // The maximum length is the model's.
+                // The maximum length comes from the model.
                 let content = |folder: &Path| {
                     let mut content = json_of(&folder.join(file));
                     content.as_object_mut().unwrap().remove("model_max_length");
@@ -107,7 +107,7 @@ fn an_exported_model_is_read_back_with_the_same_bits() {
     }
 }
 
-/// Rows of q and k of a Llama are stored as neighbours, rows of a Qwen as they are: a reader that does otherwise would also make a round trip.
+/// Rows of q and k of a Llama are stored in pairs, and rows of a Qwen stay in their order. A round trip alone would not show a wrong order.
 #[test]
 fn rows_of_heads_are_in_the_order_of_llama_cpp() {
     for (architecture, order) in [("LlamaForCausalLM", [0, 16, 1, 17]), ("Qwen3ForCausalLM", [0, 1, 2, 3])] {
@@ -122,7 +122,7 @@ fn rows_of_heads_are_in_the_order_of_llama_cpp() {
             let name = format!("model.layers.1.self_attn.{ours}.weight");
             let expected = weights.values(&name).unwrap().to_vec::<f32>().unwrap();
             for (row, from) in (if ordered { order } else { [0, 1, 2, 3] }).into_iter().enumerate() {
-                // The second head.
+                // These are rows of the second head.
                 let of = |values: &[f32], row: usize| values[(32 + row) * 96..][..96].to_vec();
                 assert_eq!(of(&found, row), of(&expected, from), "{architecture} {theirs} row {row}");
             }
@@ -130,7 +130,7 @@ fn rows_of_heads_are_in_the_order_of_llama_cpp() {
     }
 }
 
-/// llama.cpp multiplies by the weight of a norm, and Gemma by 1 more.
+/// llama.cpp multiplies by the weight of a norm, and Gemma by 1 plus the weight.
 #[test]
 fn norms_of_gemma_are_stored_with_one_added() {
     let folder = tempfile::tempdir().unwrap();
@@ -157,7 +157,7 @@ fn rounded_types_stay_within_half_a_step() {
     let folder = tempfile::tempdir().unwrap();
     let [model_folder, halves, blocks, back] =
         ["model", "halves", "blocks", "back"].map(|name| folder.path().join(name));
-    // Rows of 80 are no whole blocks.
+    // Rows of 80 elements have no whole blocks.
     let others = json!({"intermediate_size": 80, "tie_word_embeddings": true});
     model(&model_folder, &keys("Qwen2ForCausalLM", others), |_| {});
     let exact = values(&model_folder);
@@ -175,7 +175,7 @@ fn rounded_types_stay_within_half_a_step() {
     for ((name, exact), (_, found)) in exact.iter().zip(values(&back)) {
         for (exact, found) in exact.chunks(32).zip(found.chunks(32)) {
             let amax = exact.iter().fold(0f32, |amax, e| amax.max(e.abs()));
-            // Half a step, and the rounding of the scale to 11 bits.
+            // The bound is half a step, plus the rounding of the scale to 11 bits.
             let most = if vector(name) { 0.0 } else { amax / 254.0 * 1.13 };
             assert!(exact.iter().zip(found).all(|(e, f)| (e - f).abs() <= most), "{name}: {exact:?} {found:?}");
         }

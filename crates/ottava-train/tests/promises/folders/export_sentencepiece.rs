@@ -1,4 +1,4 @@
-//! Tokenizers of SentencePiece in files of llama.cpp, written and read again.
+//! Tokenizers of SentencePiece in files of llama.cpp are written and read again.
 
 use crate::folders::export_gguf::{exported, keys, model};
 use ottava_common::Result;
@@ -10,12 +10,12 @@ use ottava_tensor::DType;
 use serde_json::{Value, json};
 use std::path::Path;
 
-/// `tests/data/README.md` says where tokenizers, scores, texts and ids come from.
+/// Reads the recorded tokenizers, scores, texts and ids. `tests/data/README.md` says where they come from.
 fn recorded() -> Value {
     serde_json::from_str(include_str!("../../data/sentencepiece.json")).unwrap()
 }
 
-/// Writes a model with the tokenizer `name`, `change` made to it, and its GGUF file.
+/// Writes a model with the tokenizer `name` after `change`, and its GGUF file.
 fn export(folder: &Path, name: &str, change: impl Fn(&mut Value)) -> Result<Gguf> {
     let tokenizer = recorded()[name]["tokenizer"].clone();
     let model_folder = folder.join("model");
@@ -33,7 +33,7 @@ fn strings(value: &Value) -> Vec<String> {
     serde_json::from_value(value.clone()).unwrap()
 }
 
-/// The scores equal SentencePiece's scores for all pieces that merges make, and texts have its ids also after a way there and back.
+/// All pieces that merges make have SentencePiece's scores. Texts have SentencePiece's ids, also after a round trip.
 #[test]
 fn scores_and_tokens_are_those_of_sentencepiece() {
     let recorded = recorded();
@@ -49,7 +49,7 @@ fn scores_and_tokens_are_those_of_sentencepiece() {
         let kind = |token: &str| kinds[tokens.iter().position(|other| other == token).unwrap()];
         assert_eq!([kind("<unk>"), kind("<s>"), kind("<0x0A>"), kind("an"), kind("[PAD601]")], [2, 3, 6, 1, 5]);
         if name == "gemma" {
-            // As they are in texts.
+            // These tokens also occur in texts.
             assert_eq!([kind("<turn>"), kind("  "), kind("   ")], [4; 3]);
         }
         let scores = gguf.floats("tokenizer.ggml.scores").unwrap().unwrap();
@@ -89,7 +89,7 @@ fn tokenizers_that_scores_cannot_express_are_refused() {
     };
     let swap: &dyn Fn(&mut Value) = &|file| {
         merges(file, &|merges| {
-            // A token with several pairs. The first pair moves to the front.
+            // A token with several pairs is chosen, and its first pair moves to the front.
             let at = (1..merges.len()).rfind(|&at| whole(&merges[at]) == whole(&merges[at - 1])).unwrap();
             let merge = merges.remove(at);
             merges.insert(0, merge);
@@ -110,6 +110,6 @@ fn tokenizers_that_scores_cannot_express_are_refused() {
         let error = export(folder.path(), "llama", change).unwrap_err().to_string();
         assert!(error.contains(words), "{error} lacks {words:?}");
     }
-    // Any order of whole groups belongs to some scores.
+    // Any order of whole groups can come from some scores.
     export(tempfile::tempdir().unwrap().path(), "llama", rotate).unwrap();
 }

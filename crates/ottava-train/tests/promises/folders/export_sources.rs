@@ -1,4 +1,4 @@
-//! What an export takes from its source: folders that loading refuses are refused, values keep their precision, and scales are of this model.
+//! The source of an export: folders that loading rejects are rejected, values keep their precision, and scales belong to the model.
 
 use crate::folders::export::{FORMATS, checkpoint, exported, inputs, precision};
 use crate::runs::resume::{config, train};
@@ -22,14 +22,14 @@ const UP: &str = "model.layers.0.mlp.up_proj.weight";
 const HEAD: &str = "lm_head.weight";
 const TABLE: &str = "model.embed_tokens.weight";
 
-/// Type, shape and bytes of tensors by name.
+/// The type, the shape and the bytes of tensors by name.
 type Tensors = BTreeMap<String, (Dtype, Vec<usize>, Vec<u8>)>;
 
 fn f32s(values: impl IntoIterator<Item = f32>) -> Vec<u8> {
     values.into_iter().flat_map(f32::to_le_bytes).collect()
 }
 
-/// The tensors of a folder in F32.
+/// Returns the tensors of a folder in F32.
 fn in_f32(folder: &Path) -> Tensors {
     let weights = WeightFiles::open(folder).unwrap();
     let tensor = |name: &str| {
@@ -39,7 +39,7 @@ fn in_f32(folder: &Path) -> Tensors {
     weights.names().map(tensor).collect()
 }
 
-/// A plain folder with the settings of `folder` and these tensors.
+/// Writes a plain folder with the settings of `folder` and these tensors.
 fn plain(folder: &Path, output: &Path, tensors: &Tensors) {
     std::fs::create_dir_all(output).unwrap();
     std::fs::copy(folder.join("config.json"), output.join("config.json")).unwrap();
@@ -50,7 +50,7 @@ fn plain(folder: &Path, output: &Path, tensors: &Tensors) {
     safetensors::serialize_to_file(views, None, &output.join("model.safetensors")).unwrap();
 }
 
-/// Normal numbers that BF16 rounds.
+/// Returns normal numbers that BF16 would round.
 fn normals(elements: usize) -> impl Iterator<Item = f32> {
     let draw = |i: usize| {
         let mixed =
@@ -135,7 +135,7 @@ fn values_that_are_not_finite_are_errors_that_name_their_place() {
         (NORM, 5, f32::INFINITY),
         (HEAD, 7, f32::NEG_INFINITY),
         (UP, 300, f32::NAN),
-        // Finite, and infinite in BF16.
+        // The value is finite in F32 and infinite in BF16.
         (NORM, 6, 3.4e38),
     ]
     .into_iter()
@@ -154,13 +154,13 @@ fn values_that_are_not_finite_are_errors_that_name_their_place() {
             assert!(!output.exists(), "{error}");
         }
     }
-    // A weight that BF16 cannot hold is no problem where it becomes FP8.
+    // A weight that BF16 cannot represent is accepted if it becomes FP8.
     let mut tensors = whole.clone();
     tensors.get_mut(UP).unwrap().2[..4].copy_from_slice(&3.4e38f32.to_le_bytes());
     let source = inputs.path().join("large");
     plain(&folder, &source, &tensors);
     exported(&source, FORMATS[1], &inputs.path().join("rows")).unwrap();
-    // BF16 in the source too, whose bytes are copied.
+    // The source is BF16 too, so its bytes are copied.
     let mut tensors = whole;
     let (dtype, _, bytes) = tensors.get_mut(NORM).unwrap();
     *dtype = Dtype::BF16;
@@ -171,7 +171,7 @@ fn values_that_are_not_finite_are_errors_that_name_their_place() {
     assert!(error.contains(&format!("`{NORM}`")) && error.contains("element 9 "), "{error}");
 }
 
-/// Each code is the nearest of its source's value, which has 24 bits; through BF16, some 2 % were not.
+/// Each code is the nearest code to the source's value, which has 24 bits. If values were first rounded to BF16, about 2 % of the codes would differ.
 #[test]
 fn weights_in_f32_are_cast_from_f32() {
     let inputs = inputs(256);
@@ -195,7 +195,7 @@ fn weights_in_f32_are_cast_from_f32() {
                 let exact = f64::from(value) / f64::from(scales.at(at));
                 let distance = |code: u8| (exact - f64::from(E4M3(code).to_f32())).abs();
                 let near = [code.wrapping_sub(1), code.wrapping_add(1)].map(distance);
-                // A quotient that is rounded to F32 may reach the middle between two codes.
+                // A quotient that is rounded to F32 may fall in the middle between two codes.
                 let slack = exact.abs() * 2f64.powi(-22);
                 let nearest =
                     near.into_iter().filter(|near| near.is_finite()).all(|near| distance(code) <= near + slack);
@@ -235,7 +235,7 @@ fn calibrated(folder: &Path) -> Calibration {
     measured.of_model(&WeightFiles::open(folder).unwrap()).unwrap()
 }
 
-/// The fingerprint belongs to the weights, whether they are stored in BF16 or in F32.
+/// The fingerprint is a property of the weights: it is the same if they are stored in BF16 or in F32.
 #[test]
 fn scales_of_another_model_are_refused() {
     let inputs = inputs(256);
@@ -247,7 +247,7 @@ fn scales_of_another_model_are_refused() {
     let mut tensors = in_f32(&folder);
     plain(&folder, &same, &tensors);
     assert_eq!(scales.expect_model(&weights(&same)).map_err(|e| e.to_string()), Ok(()));
-    // The same names and shapes after further training.
+    // Another model has the same names and shapes after further training.
     let mut run: RunConfig = config(inputs.path(), &inputs.path().join("further"), RecipeName::Bf16);
     run.model.path = folder.clone();
     run.model.init = WeightInit::Pretrained;
@@ -262,7 +262,7 @@ fn scales_of_another_model_are_refused() {
     assert!(error.contains("`model.layers.0.mlp.up_proj`, which is no linear of this model"), "{error}");
 }
 
-/// Formats with the scales of a run keep its codes; other folders have blocks where all linears have whole ones.
+/// If a run has scales, the default format keeps its codes. Other folders get blocks if all linears have whole blocks.
 #[test]
 fn the_default_format_suits_the_model_and_its_run() {
     for (intermediate, recipe, format) in [
@@ -285,7 +285,7 @@ fn the_default_format_suits_the_model_and_its_run() {
     }
 }
 
-/// On a GPU, a run may compute linears in BF16 where FP8 is slower: they have codes that training did not.
+/// On a GPU, a run may compute linears in BF16 where FP8 is slower. The export casts these linears to codes that training did not have.
 #[test]
 fn linears_that_the_run_did_not_cast_are_said_to_be_cast_for_the_export() {
     let inputs = inputs(256);
@@ -301,7 +301,7 @@ fn linears_that_the_run_did_not_cast_are_said_to_be_cast_for_the_export() {
     assert!(reason.contains("the run computed this linear in BF16"), "{reason}");
 }
 
-/// As a folder has them whose cache alone is quantized.
+/// The folder has the form of a folder in which only the KV cache is quantized.
 #[test]
 fn scales_of_a_cache_are_loaded_around_and_not_exported() {
     let inputs = inputs(256);

@@ -1,4 +1,4 @@
-//! Weights with scales of blocks as vLLM requantizes them: no weight changes.
+//! vLLM requantizes weights with block scales. No weight changes by this.
 
 use super::export::{DOWN, FORMATS, checkpoint, codes_of_training, exported, inputs, numbers, precision, replace};
 use ottava_checkpoint::ModelFiles;
@@ -7,8 +7,8 @@ use ottava_recipe::RecipeName;
 use ottava_tensor::DType;
 use ottava_tensor::fp8::E4M3;
 
-/// The arithmetic of vLLM's `requant_weight_ue8m0_inplace`, which runs on Hopper GPUs where DeepGEMM does: values of a block by the old
-/// scale, their amax but 1e-4 at least, divided by 448 and rounded up to a power of two, and codes by that.
+/// Computes vLLM's `requant_weight_ue8m0_inplace`, which runs on Hopper GPUs with DeepGEMM. It dequantizes a block, divides its amax (at least 1e-4)
+/// by 448, rounds this up to a power of two, and casts with the result as scale.
 fn requantized(codes: &[u8], scale: f32) -> (Vec<u8>, f32) {
     let values: Vec<f32> = codes.iter().map(|code| E4M3(*code).to_f32() * scale).collect();
     let amax = values.iter().fold(1e-4f32, |amax, value| amax.max(value.abs()));
@@ -16,7 +16,7 @@ fn requantized(codes: &[u8], scale: f32) -> (Vec<u8>, f32) {
     (values.iter().map(|value| E4M3::from_f32(value * (1.0 / rounded)).0).collect(), rounded)
 }
 
-/// Codes of training, and of weights that are cast for the export.
+/// The codes come from training, and from weights that are cast for the export.
 #[test]
 fn requantization_by_vllm_changes_no_weight() {
     let inputs = inputs(256);
@@ -30,7 +30,7 @@ fn requantization_by_vllm_changes_no_weight() {
     }
 }
 
-/// What training multiplied is what engines multiply: in all formats with blocks, and with linears beside them that have no whole blocks.
+/// Engines multiply the same codes as training, in all formats with blocks, also if other linears have no whole blocks.
 #[test]
 fn codes_of_powers_of_two_go_from_training_to_vllm_unchanged() {
     for (intermediate, blocks) in [(256, 24), (192, 12)] {
@@ -62,8 +62,8 @@ fn codes_of_powers_of_two_go_from_training_to_vllm_unchanged() {
     }
 }
 
-/// Requantizes the blocks of a folder, whose values must not change; returns how many keep their bytes, and all. Names of scales have an
-/// `ending`.
+/// Requantizes the blocks of a folder, and checks that no value changes. Returns the number of blocks that keep their bytes, and the number of all
+/// blocks. The names of scales end in `ending`.
 fn unchanged_by_vllm(files: &ModelFiles, ending: &str) -> [usize; 2] {
     let (mut blocks, mut same) = (0, 0);
     for name in files.names().filter(|name| name.ends_with("_proj.weight")) {
@@ -82,7 +82,7 @@ fn unchanged_by_vllm(files: &ModelFiles, ending: &str) -> [usize; 2] {
             for (before, after) in block.iter().zip(&again) {
                 assert_eq!(value((before, scale)), value((after, rescaled)), "{name}, block {i}");
             }
-            // An amax that was rounded down to 224, half of the largest code, gives twice the codes and half the scale.
+            // If the amax was rounded down to 224, half of the largest code, requantization doubles the codes and halves the scale.
             let largest = block.iter().map(|code| E4M3(*code).to_f32().abs()).fold(0.0, f32::max);
             assert!((224.0..=448.0).contains(&largest), "{name}, block {i}: the largest code is {largest}");
             assert_eq!(again == block && rescaled == scale, largest > 224.0, "{name}, block {i}");

@@ -1,4 +1,4 @@
-//! Adapters beside the FP8 weights of a folder: frozen weights keep its codes if the recipe has the same scales.
+//! Adapters on the FP8 weights of a folder: frozen weights keep the folder's codes if the recipe has the same scales.
 
 use crate::setup::{devices, gradients, largest_error, losses_and_gradients, recipe};
 use ottava_checkpoint::{AdaptedWeights, FolderWeights, RandomWeights};
@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::path::Path;
 
-/// Rows and columns of all matrices of blocks.
+/// The number of rows and of columns of all matrices of blocks.
 const SIZE: usize = 128;
 
 fn keys() -> Value {
@@ -26,14 +26,15 @@ fn keys() -> Value {
     })
 }
 
-/// Codes far below the largest one, so that a cast of their values would have another scale and other codes.
+/// Returns codes far below the largest code. A cast of their dequantized values would have another scale and other codes.
 fn codes_of(name: &str) -> Vec<u8> {
     let seed = name.bytes().fold(7u32, |hash, byte| hash.wrapping_mul(31).wrapping_add(u32::from(byte)));
     let draw = |i: u32| seed.wrapping_add(i).wrapping_mul(2_654_435_761) >> 16;
     (0..(SIZE * SIZE) as u32).map(|i| (draw(i) % 0x30) as u8 | ((draw(i) >> 7) as u8 & 0x80)).collect()
 }
 
-/// A folder whose linears are in FP8 as `settings` say, with scales of this `shape`; the scales of all linears are equal for `equal`.
+/// Writes a folder whose linears are in FP8 as `settings` say, with scales of this `shape`. If `equal` is set, the scales of all linears are equal.
+/// Returns the scales.
 fn write(folder: &Path, settings: Value, shape: &[usize], equal: bool) -> BTreeMap<String, Vec<f32>> {
     let mut config = keys();
     config["quantization_config"] = settings;
@@ -129,8 +130,8 @@ fn frozen_weights_keep_the_codes_of_a_folder() {
     }
 }
 
-/// Compares the codes of all frozen linears with the codes of the folder, and the copy that dgrad reads with their values: it is equal if `exact`,
-/// else cast by other scales. Returns the values that dgrad reads.
+/// Compares the codes of all frozen linears with the codes of the folder. Also compares the copy that dgrad reads with the dequantized values: it is
+/// equal if `exact` is set, and otherwise cast with other scales. Returns the values that dgrad reads.
 fn expect_codes(
     model: &mut Decoder,
     casts: &mut Casts,
@@ -157,7 +158,8 @@ fn expect_codes(
         let backward = param.codes_for_backward(Loan::none(), casts).unwrap();
         let of_codes = values(&transpose(&dequantize(Operand::Columns(&backward), 1, DType::F32).unwrap()).unwrap());
         let error = largest_error(&of_codes, &stored);
-        // A cast to E4M3 moves a value by at most 1/16 of the value, so none by more than 0.0625 of the largest; up to 0.049 is seen.
+        // A cast to E4M3 changes a value by at most 1/16 of it, so no value changes by more than 0.0625 of the largest. Changes of up to 0.049 are
+        // seen.
         assert!(if exact { error == 0.0 } else { error > 1e-4 && error < 0.07 }, "{}: {error}", param.identity.name());
         found.push(of_codes);
     }
@@ -170,7 +172,7 @@ fn codes_with_other_scales_than_the_recipe_are_cast_again() {
         ("tensor", &[][..], true, RecipeName::Fp8Block, 0),
         ("channel", &[SIZE, 1], true, RecipeName::Fp8Current, 0),
         ("blocks", &[1, 1], true, RecipeName::Fp8Current, 0),
-        // Of fused weights with one scale each, only weights that are alone keep their codes.
+        // If fused weights have one scale each, only weights that are not fused keep their codes.
         ("tensor", &[], false, RecipeName::Fp8Current, 2),
     ] {
         let folder = tempfile::tempdir().unwrap();

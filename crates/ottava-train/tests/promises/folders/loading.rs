@@ -1,4 +1,4 @@
-//! The weights of a folder are the same bits on every device, in every type in which a folder stores them.
+//! The weights of a folder have the same bits on every device, for every type in which a folder stores them.
 
 use crate::setup::{devices, recipe, tiny_llama};
 use ottava_checkpoint::{FolderWeights, RandomWeights};
@@ -13,7 +13,7 @@ use safetensors::tensor::{Dtype, TensorView};
 use std::collections::BTreeMap;
 use std::path::Path;
 
-/// Writes the tensors of [`tiny_llama`] in `dtype`, and returns the values of each, rounded to F32.
+/// Writes the tensors of [`tiny_llama`] in `dtype`, and returns their values, rounded to F32.
 fn write(folder: &Path, dtype: DType) -> BTreeMap<String, Vec<f32>> {
     let own = match dtype {
         DType::BF16 => Dtype::BF16,

@@ -1,4 +1,4 @@
-//! Folders with FP8 weights of other programs: their scales are read, or refused with a remedy.
+//! Folders with FP8 weights of other programs: their scales are read, or rejected with a remedy.
 
 use ottava_checkpoint::WeightFiles;
 use ottava_models::{ConfigFile, Quantization, WeightScales, decoder_config};
@@ -7,7 +7,8 @@ use ottava_tensor::{DType, Device, Staging};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 
-/// A folder with one FP8 weight `[4, 6]` of 24 consecutive codes, `settings` in config.json, and other tensors: name, type, shape, bytes.
+/// Writes a folder with one FP8 weight `[4, 6]` of 24 consecutive codes, with `settings` in config.json, and with further tensors: name, type, shape,
+/// bytes.
 fn stored(settings: Value, tensors: &[(&str, DType, &[usize], Vec<u8>)]) -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
     let config = json!({"architectures": ["LlamaForCausalLM"], "quantization_config": settings});
@@ -35,7 +36,7 @@ fn f32s(values: &[f32]) -> Vec<u8> {
     values.iter().flat_map(|value| value.to_le_bytes()).collect()
 }
 
-/// Forms that other programs write and this one does not.
+/// Other programs write these forms, and Ottava does not.
 #[test]
 fn scales_of_other_writers_are_read() {
     let rows = |scales: [f32; 4]| (0..24).map(move |i| scales[i / 6]);
@@ -49,11 +50,11 @@ fn scales_of_other_writers_are_read() {
     let fbgemm =
         json!({"quant_method": "fbgemm_fp8", "activation_scale_ub": 1200.0, "modules_to_not_convert": ["lm_head"]});
     expect(fbgemm, &[("a.weight_scale", DType::F32, &[4, 1], f32s(&four))], rows(four).collect());
-    // One scale per tensor, with one for inputs, as vLLM's older folders have them, and in BF16.
+    // One scale per tensor and a scale for inputs, as in older folders of vLLM, also in BF16.
     let tensor = json!({"quant_method": "fp8", "activation_scheme": "static"});
     let inputs = ("a.input_scale", DType::F32, &[][..], f32s(&[0.25]));
     expect(tensor, &[("a.weight_scale", DType::BF16, &[], vec![0x40, 0x3f]), inputs.clone()], vec![0.75; 24]);
-    // Blocks that end in the matrix, with scales in E8M0: 2^-1, 2, 1, 4.
+    // The last blocks end with the matrix, and scales are E8M0: 2^-1, 2, 1, 4.
     let blocks = json!({"quant_method": "fp8", "weight_block_size": [3, 4], "scale_fmt": "ue8m0", "activation_scheme": "dynamic"});
     let scale = |i: usize| [0.5, 2.0, 1.0, 4.0][i / 6 / 3 * 2 + i % 6 / 4];
     expect(
@@ -61,7 +62,7 @@ fn scales_of_other_writers_are_read() {
         &[("a.weight_scale_inv", DType::E8M0, &[2, 2], vec![126, 128, 127, 129])],
         (0..24).map(scale).collect(),
     );
-    // ModelOpt's own file, which has no `quantization_config` beside it.
+    // ModelOpt's own file, without `quantization_config` in config.json.
     let folder = stored(Value::Null, &[("a.weight_scale", DType::F32, &[], f32s(&[0.5])), inputs]);
     let weights = WeightFiles::open(folder.path()).unwrap();
     let error = weights.values("a.weight").unwrap_err().to_string();
@@ -73,7 +74,7 @@ fn scales_of_other_writers_are_read() {
     assert_eq!(weights.input_scales().unwrap(), BTreeMap::from([("a".to_string(), 0.25)]));
 }
 
-/// Threads multiply parts of 65,536 codes, which begin within rows and blocks.
+/// Threads dequantize parts of 65,536 codes, which begin within rows and blocks.
 #[test]
 fn values_of_large_weights_are_codes_times_scales() {
     let (rows, columns) = (300usize, 700usize);
@@ -103,7 +104,8 @@ fn values_of_large_weights_are_codes_times_scales() {
     }
 }
 
-/// Whoever wrote them, and also where nothing but the cache is quantized. Without a word about quantization they are tensors like others.
+/// Scales of a KV cache are ignored for all writers, also if only the cache is quantized. If config.json does not mention quantization, they are
+/// ordinary tensors.
 #[test]
 fn scales_of_a_cache_are_no_weights() {
     let one = f32s(&[0.5]);
@@ -115,7 +117,7 @@ fn scales_of_a_cache_are_no_weights() {
     let weights = WeightFiles::open(folder.path()).unwrap();
     assert_eq!(weights.names().collect::<Vec<_>>(), ["a.weight"]);
     assert_eq!(weights.cache_scales().collect::<Vec<_>>(), caches);
-    // ModelOpt's form for a cache alone.
+    // ModelOpt writes this if only the cache is quantized.
     let cache = json!({"quant_method": "modelopt", "quant_algo": null, "kv_cache_quant_algo": "FP8"});
     let folder = stored(cache, &tensors[..5]);
     let weights = WeightFiles::open(folder.path()).unwrap();
@@ -178,7 +180,7 @@ fn other_quantization_is_refused_with_a_remedy() {
     wrong(group(tensor), &[nan], "codes or scales that are not finite");
 }
 
-/// llm-compressor writes `dense` where the cache of keys and values is quantized alone, and settings that change nothing as null.
+/// llm-compressor writes the format `dense` if only the KV cache is quantized, and writes settings without effect as null.
 #[test]
 fn folders_without_quantized_weights_and_with_neutral_settings_are_read() {
     let read = |settings: Value| {

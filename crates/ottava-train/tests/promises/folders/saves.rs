@@ -1,4 +1,4 @@
-//! Checkpoints that are written while training goes on hold what training had when it was saved, or do not appear.
+//! A checkpoint that is written while training continues holds the state at the time of the save, or does not appear.
 
 use crate::runs::resume::{config, metrics, write_inputs};
 use ottava_checkpoint::{Verify, latest_complete};
@@ -17,13 +17,13 @@ use std::sync::atomic::AtomicBool;
 use std::sync::{Condvar, Mutex};
 use std::time::Duration;
 
-/// The real file system, in which files whose paths contain some text are not made before they may be, or not at all.
+/// The real file system, except that files whose paths contain some text are created late or never.
 #[derive(Default)]
 struct TestFs {
     held: Mutex<Option<&'static str>>,
     released: Condvar,
     full: Option<&'static str>,
-    /// Folders that were made and renamed.
+    /// The folders that were made and renamed.
     folders: Mutex<Vec<String>>,
 }
 
@@ -74,14 +74,14 @@ impl Fs for TestFs {
     }
 }
 
-/// Six steps in FP8 with a checkpoint after every `save_steps` ones, into the folder `name`.
+/// Returns a run of six steps in FP8 with a checkpoint after every `save_steps` steps, into the folder `name`.
 fn run_of(inputs: &Path, name: &str, save_steps: u64, async_save: bool) -> RunConfig {
     let mut config = config(inputs, &inputs.join(name), RecipeName::Fp8Delayed);
     (config.checkpoint.save_steps, config.checkpoint.async_save) = (Interval::Every(save_steps), Some(async_save));
     config
 }
 
-/// A rank of a run from its start, or from its newest checkpoint, with its checkpoints written through `fs`.
+/// Trains a rank of a run from its start or from its newest checkpoint. Checkpoints are written through `fs`.
 fn train(
     config: &RunConfig,
     start: &Start,
@@ -92,12 +92,12 @@ fn train(
     let mut trainer = Trainer::shared(config.clone(), &Device::Cpu, start, comm, None)?;
     trainer.set_fs(fs);
     let outcome = trainer.run(&AtomicBool::new(false), report);
-    // The thread that writes may be held.
+    // The thread that writes may be blocked.
     fs.release();
     outcome
 }
 
-/// Two ranks in threads, which share the rows of each step.
+/// Trains two ranks in threads, which share the rows of each step.
 fn train_two(
     config: &RunConfig,
     start: &Start,
@@ -113,7 +113,7 @@ fn train_two(
     ranks.collect::<Vec<_>>().into_iter().map(|rank| rank.join()).collect()
 }
 
-/// All files of the checkpoints in a run's folder but manifests, which hold the run's settings; their names are as they should be.
+/// Returns all files of the checkpoints in a run's folder, except manifests, which hold the run's settings. Checks their names.
 fn saved(run: &Path) -> BTreeMap<String, Vec<u8>> {
     let mut files = BTreeMap::new();
     let mut folders = vec![run.join("checkpoints")];
@@ -126,7 +126,7 @@ fn saved(run: &Path) -> BTreeMap<String, Vec<u8>> {
                 (true, _) => folders.push(path),
                 (false, true) => drop(files.insert(name, Vec::new())),
                 (false, false) if name.ends_with("metrics.jsonl") => {
-                    // Without times.
+                    // Times are left out.
                     let lines = metrics(path.parent().unwrap());
                     files.insert(name, format!("{lines:?}").into_bytes());
                 }
@@ -143,7 +143,7 @@ fn newest(run: &Path) -> u64 {
     latest.complete.map_or(0, |(_, manifest)| manifest.step)
 }
 
-/// The thread that writes the checkpoint of step 3 is held until step 5 is done.
+/// The thread that writes the checkpoint of step 3 is blocked until step 5 is done.
 #[test]
 fn training_goes_on_while_a_checkpoint_is_written_and_changes_nothing_in_it() {
     let inputs = tempfile::tempdir().unwrap();

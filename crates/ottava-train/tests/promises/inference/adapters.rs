@@ -17,7 +17,8 @@ use ottava_train::plan::{expect_model_fits, inference_bytes};
 use ottava_train::trainer::{Start, build};
 use std::path::Path;
 
-/// Adapters of different ranks and linears: some parts of fused weights, and none of a whole layer; one with magnitudes.
+/// Returns adapters with different ranks and linears. They adapt some parts of fused weights, and not all linears of a layer. One of them has
+/// magnitudes.
 fn adapters() -> [Lora; 3] {
     let names = |names: &[&str]| Targets::Names(names.iter().map(|name| name.to_string()).collect());
     let all =
@@ -37,7 +38,7 @@ fn model_of(sizes: &DecoderConfig, recipe: &Recipe, device: &Device, seq_len: us
     model
 }
 
-/// The same requests of the model and of each adapter, by turns.
+/// Returns the same requests for the model and for each adapter, in turn.
 fn requests() -> Vec<Request> {
     let drawn = Sampling { temperature: 1.2, seed: 3, ..Sampling::default() };
     let greedy = Request { prompt: prompt("a", 70), max_new_tokens: 20, logprobs: Some(2), ..Request::default() };
@@ -48,7 +49,7 @@ fn requests() -> Vec<Request> {
     [greedy, drawn, scored].iter().flat_map(of).collect()
 }
 
-/// What each request gets alone from a model that has its adapters and no others.
+/// Returns the result of each request alone, from a model that has only its adapters.
 fn expected(recipe: &Recipe, device: &Device) -> Vec<Got> {
     let options = EngineOptions { prefix_caching: false, ..ROOMY };
     let of_adapter = |lora: Option<Lora>| Engine::new(model(lora, recipe, device), &options).unwrap();
@@ -60,7 +61,7 @@ fn expected(recipe: &Recipe, device: &Device) -> Vec<Got> {
     requests().into_iter().map(alone).collect()
 }
 
-/// An engine with all adapters.
+/// Makes an engine with all adapters.
 fn engine(recipe: &Recipe, device: &Device, options: EngineOptions) -> Engine {
     let model = model(Some(Lora::of_no_linear()), recipe, device);
     let loaded = adapters().map(|lora| model.load_adapters(&lora, &mut Seeded { std: 0.3 }).unwrap());
@@ -70,7 +71,7 @@ fn engine(recipe: &Recipe, device: &Device, options: EngineOptions) -> Engine {
     engine
 }
 
-/// In one batch, with shared and with scarce blocks of the cache.
+/// The requests are in one batch, with shared and with scarce blocks of the cache.
 #[test]
 fn requests_of_an_adapter_get_what_a_model_with_it_alone_gives() {
     for name in [RecipeName::Fp32, RecipeName::Fp8Current, RecipeName::Fp8Block] {
@@ -82,7 +83,7 @@ fn requests_of_an_adapter_get_what_a_model_with_it_alone_gives() {
         for (max_batch, prefill_chunk, kv_cache_tokens) in [(12, 64, 2000), (5, 17, 288)] {
             let options = EngineOptions { max_batch, prefill_chunk, kv_cache_tokens, ..ROOMY };
             let mut engine = engine(&recipe, &cpu, options);
-            // The second time, blocks of ended requests are found.
+            // In the second pass, blocks of ended requests are found.
             for time in 0..2 {
                 assert_eq!(run(&mut engine, requests()), expected, "{}, {options:?}, time {time}", name.as_str());
             }
@@ -91,7 +92,7 @@ fn requests_of_an_adapter_get_what_a_model_with_it_alone_gives() {
     }
 }
 
-/// Each kind of layer gets its adapters back in their places.
+/// The adapters of each kind of layer return to their places.
 #[test]
 fn adapters_of_every_family_can_be_added() {
     let recipe = recipe(RecipeName::Fp32, Fp8Format::Auto);
@@ -114,7 +115,7 @@ fn adapters_of_every_family_can_be_added() {
     }
 }
 
-/// On each device, one after the other: on a GPU, batches of other sizes round differently.
+/// Devices are tested one after the other, because on a GPU batches of other sizes round differently.
 #[test]
 fn an_engine_changes_adapters_between_requests() {
     for name in [RecipeName::Bf16, RecipeName::Fp8Current] {
@@ -129,7 +130,7 @@ fn an_engine_changes_adapters_between_requests() {
     }
 }
 
-/// The engine of a model folder, beside adapters if there are any.
+/// Makes the engine of a model folder with `adapters`.
 fn of_folder(folder: &Path, adapters: Vec<AdapterFolder>) -> ottava_common::Result<Engine> {
     let lora = (!adapters.is_empty()).then(Lora::of_no_linear);
     let sizes = DecoderConfig { lora, ..decoder_config(&ConfigFile::read(folder)?)? };
@@ -174,11 +175,11 @@ fn a_request_of_an_adapter_is_scored_as_by_the_merged_model_and_misfits_are_erro
     };
     let far = |a: &Got, b: &Got| scores(a).iter().zip(scores(b)).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
     assert_eq!((with.tokens.len(), &with.tokens), (10, &sum.tokens));
-    // In F32, base and adapter are two products and a sum where the merged weight is one product, so log-probabilities near -5, with steps of
-    // 4.8e-7, differ by a step or two. The bound is a hundredth of what the adapter changes.
+    // In F32, the base and the adapter are two products and a sum, and the merged weight is one product. Log-probabilities near -5 have steps of
+    // 4.8e-7, and differ by one or two steps. The bound is a hundredth of the effect of the adapter.
     assert!(far(&with, &sum) < 1e-4, "{} from the merged model", far(&with, &sum));
     assert!(far(&with, &plain) > 1e-2, "the adapter changes scores by {}", far(&with, &plain));
-    // Another rank, a linear that its settings do not name, and one that no model has.
+    // These are an adapter of another rank, an adapter with a linear that its settings do not name, and an adapter with a linear that no model has.
     let settings = std::fs::read_to_string(folder.join("adapter_config.json")).unwrap();
     let wrong = inputs.path().join("wrong");
     std::fs::create_dir(&wrong).unwrap();
@@ -203,18 +204,18 @@ fn a_request_of_an_adapter_is_scored_as_by_the_merged_model_and_misfits_are_erro
     }
 }
 
-/// What is planned for a model and adapters beside it is what loading them and a token with each take, and grows by the adapters' weights.
+/// The planned memory of a model and adapters equals the memory of loading them and computing a token with each. It grows by the adapters' weights.
 #[test]
 fn planned_memory_of_inference_counts_adapters() {
     let recipe = recipe(RecipeName::Fp8Current, Fp8Format::Auto);
     let gpu = Device::dry_gpu(GpuModel::h200());
-    // A small vocabulary, so that the peak is after the build.
+    // With a small vocabulary, the peak is after the build.
     let sizes = DecoderConfig { lora: Some(Lora::of_no_linear()), vocabulary: 64, ..tiny_llama().with_layers(8) };
     let planned = |adapters: &[Lora]| inference_bytes(&sizes, &recipe, &gpu, 64, 1, adapters).unwrap();
     let [all, few, dora] = adapters();
     let [base, one, two] =
         [vec![], vec![all.clone()], vec![all.clone(), few.clone()]].map(|adapters| planned(&adapters));
-    // Elements of `A` and `B` of all linears, in BF16.
+    // The elements of `A` and `B` of all linears are BF16.
     let matrices = |lora: &Lora| {
         let with = DecoderConfig { lora: Some(lora.clone()), ..sizes.clone() };
         let mut model = Decoder::unloaded(&with, &recipe, &Device::Cpu.dry(), Purpose::Infer, 1).unwrap();
@@ -223,11 +224,11 @@ fn planned_memory_of_inference_counts_adapters() {
     let slack = |bytes: usize| bytes..bytes + bytes / 2 + (64 << 10);
     assert!(slack(matrices(&all)).contains(&(one - base)), "{} for {}", one - base, matrices(&all));
     assert!(slack(matrices(&few)).contains(&(two - one)), "{} for {}", two - one, matrices(&few));
-    // The norms of the fused gate and up projection take its values and the product of the adapter, in BF16.
+    // The norms of the fused gate and up projection need its dequantized values and the product of the adapter, in BF16.
     let plain = Lora { use_dora: false, ..dora.clone() };
     let scratch = planned(&[dora]) - planned(&[plain]);
     assert!((2 * 2 * 224 * 64..1 << 18).contains(&scratch), "{scratch} for norms");
-    // What the model alone takes is not enough for both.
+    // The memory of the model alone is not enough for the model and the adapter.
     let small = Device::dry_gpu(GpuModel { memory: base, ..GpuModel::h200() });
     let error = expect_model_fits(Path::new("none"), &sizes, &recipe, &small, 64, 1, &[all]).unwrap_err();
     assert_eq!(error.exit_code(), 3);

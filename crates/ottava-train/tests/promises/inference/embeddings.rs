@@ -12,7 +12,7 @@ fn model(recipe: &Recipe, device: &Device) -> Decoder {
     decoder(&tiny_llama(), recipe, device, 0.3)
 }
 
-/// The texts, which begin alike, and how each is pooled.
+/// Returns texts that begin with the same tokens, each with its pooling.
 fn texts() -> Vec<(Vec<u32>, Pooling)> {
     let whole = prompt("text", 100);
     let of = |tokens: usize| [Pooling::Mean, Pooling::Last].map(|pooling| (whole[..tokens].to_vec(), pooling));
@@ -24,7 +24,7 @@ fn requests() -> Vec<Request> {
     texts().into_iter().map(request).collect()
 }
 
-/// The embedding of each text from one pass over it.
+/// Computes the embedding of each text in one pass over it.
 fn expected(model: &mut Decoder) -> Vec<Vec<f32>> {
     model.scale_by_token().unwrap();
     let embed = |(text, pooling): (Vec<u32>, Pooling)| {
@@ -46,7 +46,8 @@ fn expected(model: &mut Decoder) -> Vec<Vec<f32>> {
     texts().into_iter().map(embed).collect()
 }
 
-/// In chunks, beside requests that draw tokens, after preemptions, and with blocks of equal beginnings in the cache: the same bits on a CPU.
+/// The texts are read in chunks, with requests that draw tokens, after preemptions, and with blocks of shared prefixes in the cache. A CPU gives the
+/// same bits.
 #[test]
 fn embeddings_are_the_pooled_activations_of_the_whole_text() {
     for name in [RecipeName::Fp32, RecipeName::Bf16, RecipeName::Fp8Current] {
@@ -69,7 +70,7 @@ fn embeddings_are_the_pooled_activations_of_the_whole_text() {
     }
 }
 
-/// Its memory is freed while a part of the text is read, and all of it is read again.
+/// The memory of the text is freed after a part of it was read, and the whole text is read again.
 #[test]
 fn a_text_that_is_held_gets_the_same_embedding() {
     let recipe = recipe(RecipeName::Bf16, Fp8Format::Auto);
@@ -93,7 +94,7 @@ fn embeddings_agree_across_devices() {
         for (found, expected) in run(&mut engine, requests()).iter().zip(&expected) {
             let dot = |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f32>();
             assert!((dot(&found.embedding, &found.embedding) - 1.0).abs() < 1e-5, "their norm is 1");
-            // An angle of 2 degrees: activations of BF16 products have errors of a percent.
+            // The bound is an angle of 2 degrees. Activations of BF16 products have errors of a percent.
             assert!(dot(&found.embedding, expected) > 0.9994, "{device}: {}", dot(&found.embedding, expected));
         }
     }

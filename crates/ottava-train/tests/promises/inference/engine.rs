@@ -1,4 +1,4 @@
-//! The inference engine: its logits equal the logits of training, and what a request gets depends on nothing but the request.
+//! The inference engine: its logits equal the logits of training, and the result of a request depends only on the request.
 
 use crate::inference::speculative::NGRAM;
 use crate::setup::{
@@ -41,7 +41,7 @@ pub fn request(name: &str, tokens: usize) -> Request {
     Request { prompt: prompt(name, tokens), max_new_tokens: 20, logprobs: Some(2), ..Request::default() }
 }
 
-/// Requests of many kinds; the first request is 40 tokens and greedy.
+/// Returns requests of many kinds. The first request has 40 tokens and is greedy.
 pub fn requests() -> Vec<Request> {
     let drawn = |seed| Sampling { temperature: 1.5, top_k: Some(40), top_p: 0.95, seed, ..Sampling::default() };
     let penalised = Sampling { repetition_penalty: 1.3, frequency_penalty: 0.4, ..Sampling::default() };
@@ -55,7 +55,7 @@ pub fn requests() -> Vec<Request> {
     ]
 }
 
-/// What a request got.
+/// The result of a request.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Got {
     pub tokens: Vec<u32>,
@@ -65,7 +65,7 @@ pub struct Got {
     pub end: Option<FinishReason>,
 }
 
-/// Adds the events of a step.
+/// Adds the events of a step to the results of requests.
 pub fn collect(events: Vec<Event>, got: &mut BTreeMap<RequestId, Got>) {
     for event in events {
         match event {
@@ -83,14 +83,14 @@ pub fn collect(events: Vec<Event>, got: &mut BTreeMap<RequestId, Got>) {
     }
 }
 
-/// Steps until nothing is left, at most so often that a deadlock shows.
+/// Runs steps until the engine is idle. Panics after too many steps, so that a deadlock is noticed.
 pub fn finish(engine: &mut Engine) -> BTreeMap<RequestId, Got> {
     let mut got = BTreeMap::new();
     finish_into(engine, &mut got);
     got
 }
 
-/// [`finish`], which adds to what requests got before.
+/// Runs steps until the engine is idle, and adds to the earlier results of requests.
 pub fn finish_into(engine: &mut Engine, got: &mut BTreeMap<RequestId, Got>) {
     for _ in 0..1000 {
         if engine.is_idle() {
@@ -112,7 +112,7 @@ fn engine(recipe: &Recipe, options: EngineOptions) -> Engine {
     Engine::new(model(recipe, &Device::Cpu), &options).expect("memory")
 }
 
-/// What each request gets alone.
+/// Returns the result of each request computed alone.
 fn alone(recipe: &Recipe, requests: Vec<Request>) -> Vec<Got> {
     let mut engine = engine(recipe, EngineOptions { prefix_caching: false, ..ROOMY });
     requests.into_iter().flat_map(|request| run(&mut engine, vec![request])).collect()
@@ -135,7 +135,7 @@ fn logits_are_those_of_training() {
             let mut decoder = model(&recipe, &device);
             let ids = ids.to_device(&device).unwrap();
             if recipe.name == RecipeName::Fp8Delayed {
-                // Scales that no tensor decides.
+                // These scales do not come from a tensor of the pass.
                 losses_and_gradients(&mut decoder, &ids, &ids, 1, 0.02).unwrap();
                 finish_step(&mut decoder);
             }
@@ -149,9 +149,9 @@ fn logits_are_those_of_training() {
             let context = format!("{name} on {device}");
             match &on_the_cpu {
                 None => assert_close(&context, &expected, &found, Tolerance::Exact),
-                // On a GPU, attention adds up in another order, and rounds probabilities to 16 bits. What that does to codes downstream
-                // is no more than what the GPU's own sums do to training's forward; in F16, whose attention in training does not
-                // round them, no more than what F16 does to F32.
+                // On a GPU, attention adds up in another order, and rounds probabilities to 16 bits. This changes codes downstream by no more than
+                // the GPU's own sums change training's forward. Attention in training does not round probabilities in F16, so there the bound is
+                // the change from F32 to F16.
                 Some(on_the_cpu) => {
                     let (own, between) = (mean_difference(&found, &expected), mean_difference(&expected, on_the_cpu));
                     let rounding = mean_difference(on_the_cpu, &in_f32);
@@ -167,13 +167,13 @@ fn logits_are_those_of_training() {
     }
 }
 
-/// The mean absolute difference of two F32 tensors.
+/// Returns the mean absolute difference of two F32 tensors.
 fn mean_difference(a: &Tensor, b: &Tensor) -> f64 {
     let [a, b] = [a, b].map(|t| t.to_device(&Device::Cpu).unwrap().to_vec::<f32>().unwrap());
     a.iter().zip(&b).map(|(a, b)| f64::from((a - b).abs())).sum::<f64>() / a.len() as f64
 }
 
-/// In products of codes, in BF16 and in F32; whatever the chunks of prompts and however many requests there are.
+/// Recipes with products of codes, BF16 and F32 are tested, with any chunks of prompts and any number of requests.
 #[test]
 fn what_a_request_gets_does_not_depend_on_others() {
     for name in [RecipeName::Fp32, RecipeName::Bf16, RecipeName::Fp8Current, RecipeName::Fp8Row, RecipeName::Fp8Block] {
@@ -191,8 +191,8 @@ fn what_a_request_gets_does_not_depend_on_others() {
 fn preemption_changes_nothing_and_every_request_ends() {
     let recipe = recipe(RecipeName::Bf16, Fp8Format::Auto);
     let unscored = || requests().into_iter().map(|request| Request { prompt_logprobs: None, ..request }).collect();
-    // Room for the longest request alone, of 110 tokens in blocks of 32, and for one block more. Prompts that are scored take so many steps that the
-    // others have ended.
+    // There is room for the longest request alone, of 110 tokens in blocks of 32, or for one block more. Scored prompts take so many steps that the
+    // other requests have ended before.
     for (kv_cache_tokens, requests) in [(128, requests()), (160, unscored())] {
         let expected = alone(&recipe, requests.clone());
         let mut engine = engine(&recipe, EngineOptions { kv_cache_tokens, ..ROOMY });
@@ -201,7 +201,7 @@ fn preemption_changes_nothing_and_every_request_ends() {
     }
 }
 
-/// Requests that begin alike, one of them as another one goes on, and one that computes all of its prompt.
+/// Returns requests with the same beginning. One of them continues like another one, and one computes all of its prompt.
 fn alike() -> Vec<Request> {
     let whole = prompt("alike", 100);
     let of = |tokens: usize, tail: &str, new: usize| {
@@ -217,8 +217,8 @@ fn alike() -> Vec<Request> {
     vec![of(90, "a", 40), of(90, "b", 10), exact, of(64, "c", 40), scored, other, of(100, "a", 20), of(90, "a", 40)]
 }
 
-/// In the model's type and in FP8, whose scales are in the blocks; with room for all, and with little, where blocks are evicted and
-/// requests preempted.
+/// The cache has the model's type, or is FP8 with scales in the blocks. There is room for all requests, or so little room that blocks are evicted and
+/// requests are preempted.
 #[test]
 fn requests_that_share_blocks_get_what_others_get() {
     for (name, kv_cache_dtype) in [
@@ -234,7 +234,7 @@ fn requests_that_share_blocks_get_what_others_get() {
         assert_eq!((alone.stats().prefix_queries, alone.stats().prefix_hits), (0, 0));
         for (kv_cache_tokens, max_batch, prefill_chunk) in [(2000, 8, 64), (2000, 1, 17), (224, 8, 40), (160, 2, 64)] {
             let mut engine = engine(&recipe, EngineOptions { kv_cache_tokens, max_batch, prefill_chunk, ..options });
-            // The second time, blocks of ended requests are found, also blocks of their outputs.
+            // In the second pass, blocks of ended requests are found, including blocks of their outputs.
             for time in 0..2 {
                 let found = run(&mut engine, alike());
                 assert_eq!(found, expected, "{name:?}, time {time}, {kv_cache_tokens} tokens, batches of {max_batch}");
@@ -246,7 +246,7 @@ fn requests_that_share_blocks_get_what_others_get() {
     }
 }
 
-/// Three of four equal blocks are found: the last token is always computed.
+/// Three of four equal blocks are found, since the last token is always computed.
 #[test]
 fn equal_beginnings_are_computed_once() {
     let recipe = recipe(RecipeName::Fp32, Fp8Format::Auto);
@@ -294,7 +294,7 @@ fn requests_end_where_they_should() {
     assert!(engine.is_idle());
 }
 
-/// What a request of a client that does not read gets, once it reads again.
+/// A request is held while its client does not read, and gets the same result after it is resumed.
 #[test]
 fn holding_a_request_changes_nothing_and_frees_its_memory() {
     let recipe = recipe(RecipeName::Bf16, Fp8Format::Auto);
@@ -347,7 +347,7 @@ fn cancelled_requests_give_their_memory_back() {
     assert!(engine.is_idle(), "a finished request is not cancelled");
 }
 
-/// Layers; every other one has a window, with soft caps as in Gemma 2.
+/// Returns a model in which every other layer has a window, with soft caps as in Gemma 2.
 pub fn windowed() -> DecoderConfig {
     let mut sizes = tiny_llama();
     sizes.head.cap = Some(9.0);
@@ -359,7 +359,7 @@ pub fn windowed() -> DecoderConfig {
 
 #[test]
 fn logprobs_are_those_of_the_logits() {
-    // With the window, most blocks of the layers that have it are given back on the way.
+    // Most blocks of the layers with a window are returned before the request ends.
     for (config, options) in
         [(tiny_llama(), ROOMY), (windowed(), EngineOptions { prefill_chunk: 17, max_batch: 1, ..ROOMY })]
     {
@@ -380,7 +380,8 @@ fn expect_logprobs_of_the_logits(config: &DecoderConfig, options: &EngineOptions
     for (row, (given, &token)) in all.chunks_exact(96).zip(given.zip(&tokens[1..])) {
         let sum = row.iter().map(|logit| logit.exp()).sum::<f64>().ln();
         assert_eq!(given.token, token);
-        // The engine rounds logits and result to F32, in which numbers between 4 and 8 have steps of 4.8e-7; up to three steps are seen.
+        // The engine rounds logits and the result to F32, in which numbers between 4 and 8 have steps of 4.8e-7. Differences of up to three steps are
+        // seen.
         assert!((f64::from(given.logprob) - (row[token as usize] - sum)).abs() < 1e-5);
         let best = (0..96).reduce(|a, b| if row[b] > row[a] { b } else { a }).unwrap();
         assert_eq!(given.top[0].0 as usize, best);
@@ -389,8 +390,8 @@ fn expect_logprobs_of_the_logits(config: &DecoderConfig, options: &EngineOptions
     assert_eq!(compared, 109);
 }
 
-/// Greedy texts of a random model part at the first near tie, so log-probabilities of one text are compared, of a model whose logits hardly
-/// amplify what the cache rounds. Scales that are wrong by 5 % exceed the bound.
+/// Greedy texts of a random model diverge at the first near tie. So the log-probabilities of one text are compared, with a model whose logits hardly
+/// amplify the rounding of the cache. Scales that are wrong by 5 % exceed the bound.
 #[test]
 fn a_cache_in_fp8_is_close_to_an_exact_one() {
     let recipe = recipe(RecipeName::Fp32, Fp8Format::Auto);
@@ -406,13 +407,14 @@ fn a_cache_in_fp8_is_close_to_an_exact_one() {
         let mean = |other: Vec<f64>| exact.iter().zip(other).map(|(a, b)| (a - b).abs()).sum::<f64>() / 89.0;
         let (fp8, bf16) = (mean(scores(KvCacheDtype::Fp8)), mean(scores(KvCacheDtype::Bfloat16)));
         eprintln!("{device}: log-probabilities differ by {fp8:.5} with a cache in FP8, by {bf16:.6} in BF16");
-        // Measured on the CPU: 0.033 in E4M3, and 0.0026 in BF16, which has four more bits. The bounds are a third above these numbers.
+        // The differences measured on the CPU are 0.033 in E4M3, and 0.0026 in BF16, which has four more bits. The bounds are a third above these
+        // numbers.
         assert!(fp8 > 0.0 && fp8 < 0.045 && bf16 > 0.0 && bf16 < 0.0035);
     }
 }
 
-/// What a GPU decodes in captured steps, with preemption, in chunks of prompts and from every cache is what the CPU gives. Texts are greedy;
-/// where rounding decides between two tokens, they may part.
+/// A GPU decodes in captured steps, with preemption, in chunks of prompts and from every type of cache, and gives the results of the CPU. Texts are
+/// greedy. If rounding decides between two tokens, texts may diverge.
 #[test]
 fn requests_get_on_a_gpu_what_they_get_on_the_cpu() {
     let greedy = || -> Vec<Request> {
@@ -420,7 +422,7 @@ fn requests_get_on_a_gpu_what_they_get_on_the_cpu() {
         all.iter().map(|&(name, tokens)| Request { prompt_logprobs: Some(1), ..request(name, tokens) }).collect()
     };
     let preempting = EngineOptions { kv_cache_tokens: 160, ..ROOMY };
-    // Passes of up to 160 tokens, so of 256 rows, in which activations apply scales of products; of 64; and of 17.
+    // A pass has up to 160 tokens, so 256 rows, in which activations apply scales of products. Other passes have up to 64 and up to 17 tokens.
     let large = EngineOptions { prefill_chunk: 160, ..ROOMY };
     let settings = [large, preempting, EngineOptions { prefill_chunk: 17, max_batch: 3, ..ROOMY }];
     for name in [RecipeName::Fp32, RecipeName::Bf16, RecipeName::Fp8Row, RecipeName::Fp8Block] {
@@ -428,8 +430,8 @@ fn requests_get_on_a_gpu_what_they_get_on_the_cpu() {
         for (which, kv_cache_dtype) in
             [KvCacheDtype::Auto, KvCacheDtype::Bfloat16, KvCacheDtype::Fp8].into_iter().enumerate()
         {
-            // What rounding of activations, or of keys and values, changes in a log-probability of this model: at most, and on average. In
-            // FP8, a value that is rounded to another BF16 may be cast to the next code, 1/16 away.
+            // The tolerances are the largest and the mean change of a log-probability of this model if activations, or keys and values, are rounded.
+            // In FP8, a value that is rounded to another BF16 number may be cast to the next code, 1/16 away.
             let tolerance = match (name, kv_cache_dtype) {
                 (RecipeName::Fp32, KvCacheDtype::Auto) => [1e-4, 1e-5],
                 (RecipeName::Fp32, KvCacheDtype::Bfloat16) => [2e-3, 2e-4],
@@ -459,8 +461,8 @@ fn requests_get_on_a_gpu_what_they_get_on_the_cpu() {
     }
 }
 
-/// Compares log-probabilities of a prompt and of a text, up to a token between whose candidates rounding decides: each may differ by
-/// `most`, and all together by `mean`.
+/// Compares the log-probabilities of a prompt and of a text, up to a token that depends on rounding. Each may differ by `most`, and their mean
+/// difference may be `mean`.
 fn expect_near(what: &str, expected: &Got, got: &Got, [most, mean]: [f64; 2]) {
     assert_eq!((expected.prompt.len(), expected.tokens.len()), (got.prompt.len(), got.tokens.len()), "{what}");
     let given =
@@ -480,7 +482,7 @@ fn expect_near(what: &str, expected: &Got, got: &Got, [most, mean]: [f64; 2]) {
     assert!(sum <= mean, "{what}: log-probabilities differ by {sum:e} on average");
 }
 
-/// Whole prompts, later chunks, single tokens and captures, up to the launch of their kernels; reads of a dry run are zeros.
+/// Whole prompts, later chunks, single tokens and captures run up to the launch of their kernels. In a dry run, reads return zeros.
 #[test]
 fn all_passes_of_a_gpu_run_dry() {
     let device = Device::dry_gpu(GpuModel::h200());
@@ -498,7 +500,7 @@ fn all_passes_of_a_gpu_run_dry() {
     }
 }
 
-/// A dry run sees which kernels are launched; each of them is compiled in its first launch.
+/// A dry run records which kernels are launched. A kernel is compiled in its first launch.
 #[test]
 fn after_warming_up_requests_launch_no_new_kernel() {
     for (batch_invariant, speculates) in [(false, false), (true, false), (false, true)] {
@@ -521,7 +523,7 @@ fn after_warming_up_requests_launch_no_new_kernel() {
     }
 }
 
-/// In passes of 256 rows with row scales, the activation applies the scales of the product before it, and in no others.
+/// In passes of 256 rows with row scales, and in no other passes, the activation applies the scales of the preceding product.
 #[test]
 fn activations_apply_scales_of_products() {
     for (name, tokens, expected) in [
@@ -544,7 +546,7 @@ fn activations_apply_scales_of_products() {
     }
 }
 
-/// Products of few rows read weights while the kernel before them runs, which must not be the one that casts them.
+/// Products of few rows read weights while the preceding kernel runs. This kernel must not be the kernel that casts the weights.
 #[test]
 fn only_stored_weights_are_read_early() {
     for weight_codes in [true, false] {

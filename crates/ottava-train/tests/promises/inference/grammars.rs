@@ -1,4 +1,4 @@
-//! Constrained output: whatever a model draws stays within the grammar of its request.
+//! Constrained output: a request gets only text within its grammar, whatever the model computes.
 
 use crate::inference::engine::ROOMY;
 use crate::setup::{decoder, recipe, tiny_llama};
@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::path::Path;
 
-/// Rows of the embedding: more than the tokenizer has.
+/// The number of rows of the embedding. It exceeds the vocabulary of the tokenizer.
 pub const VOCABULARY: usize = 4100;
 
 pub fn tokenizer() -> Tokenizer {
@@ -35,7 +35,7 @@ fn request(seed: u64, grammar: Option<Grammar>) -> Request {
     Request { prompt: vec![5; 3], sampling, max_new_tokens: 90, stop_ids, grammar, ..Request::default() }
 }
 
-/// Tokens and ends of all requests, computed together.
+/// Computes all requests together, and returns their tokens and how they ended.
 fn run(engine: &mut Engine, requests: Vec<Request>) -> Vec<(Vec<u32>, FinishReason)> {
     let ids: Vec<_> = requests.into_iter().map(|request| engine.add(request).unwrap()).collect();
     let (mut tokens, mut ends) = (BTreeMap::<_, Vec<u32>>::new(), BTreeMap::new());
@@ -76,7 +76,7 @@ fn expect_valid(text: &str) {
     assert!((-20..=300).contains(&value["at"].as_i64().unwrap()) && value.as_object().unwrap().len() == 4, "{text}");
 }
 
-/// In batches, with preemption, beside requests without a grammar, whose tokens stay the same.
+/// Requests are computed in batches, with preemption, and with requests without a grammar, whose tokens stay the same.
 #[test]
 fn completions_stay_within_their_grammar() {
     let grammars = Grammars::new(&tokenizer(), VOCABULARY).unwrap();
@@ -105,7 +105,7 @@ fn completions_stay_within_their_grammar() {
     }
     let complete = found.iter().filter(|(_, end)| *end == FinishReason::Stop).count();
     assert!(complete >= 36, "{complete} of 48 are complete");
-    // Alone, each gets the same.
+    // Each request gets the same result alone.
     let mut roomy = engine(2000, 1);
     let alone: Vec<_> = requests().into_iter().flat_map(|request| run(&mut roomy, vec![request])).collect();
     assert_eq!(alone, found);
@@ -145,7 +145,7 @@ fn grammars_that_cannot_be_used_are_errors() {
     grammars.choice(&["a", ""]).unwrap_err();
 }
 
-/// The tokenizer has tokens for all bytes, but the model has rows for few of them.
+/// The tokenizer has tokens for all bytes, but the model has rows for only a few of them.
 #[test]
 fn a_text_that_cannot_go_on_is_stuck() {
     let (tokenizer, text) = (tokenizer(), "aÿ");

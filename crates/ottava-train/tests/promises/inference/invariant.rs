@@ -1,4 +1,4 @@
-//! Engines whose results have the same bits in any batch, on a GPU too.
+//! Engines whose results have the same bits in any batch, also on a GPU.
 
 use crate::inference::engine::{Got, ROOMY, prompt, run, windowed};
 use crate::inference::speculative::NGRAM;
@@ -25,7 +25,7 @@ fn engine_on(device: &Device, config: &DecoderConfig, recipe: &Recipe, options: 
     Engine::new(decoder(config, recipe, device, 0.3), &options).expect("memory")
 }
 
-/// The first `count` of many requests: of short and long contexts, greedy and drawn. Some of them begin alike.
+/// Returns the first `count` of many requests, with short and long contexts, greedy and drawn. Some begin with the same tokens.
 fn many(count: usize) -> Vec<Request> {
     let whole = prompt("whole", 700);
     let of = |number: usize| {
@@ -40,8 +40,8 @@ fn many(count: usize) -> Vec<Request> {
     (0..count).map(of).collect()
 }
 
-/// Five requests alone, each with its prompt in one chunk, and in a batch of 60 with small chunks, shared prefixes, preemption and
-/// speculation.
+/// Computes five requests alone, each with its prompt in one chunk, and in a batch of 60 with small chunks, shared prefixes, preemption and
+/// speculation. Checks that their results are equal.
 fn expect_invariant(device: &Device, config: &DecoderConfig, name: RecipeName, kv_cache_dtype: KvCacheDtype) {
     let recipe = recipe(name, Fp8Format::Auto);
     let options = EngineOptions { kv_cache_dtype, ..INVARIANT };
@@ -80,8 +80,8 @@ fn expect_invariant(device: &Device, config: &DecoderConfig, name: RecipeName, k
     }
 }
 
-/// On a GPU that has the products of the recipe, with sizes for which attention and products have several parts; in BF16 also on the CPU, which
-/// `engine` tests in other recipes.
+/// Runs the check on a GPU that supports the products of the recipe, with sizes for which attention and products have several parts. BF16 also runs
+/// on the CPU; `engine` tests other recipes there.
 fn expect_invariant_on_all(config: &DecoderConfig, name: RecipeName, kv_cache_dtype: KvCacheDtype) {
     let mut large = DecoderConfig { max_positions: 800, ..config.clone() };
     large.stream.channels = 512;
@@ -126,7 +126,7 @@ fn fp32_is_batch_invariant() {
     expect_invariant_on_all(&tiny_llama(), RecipeName::Fp32, KvCacheDtype::Auto);
 }
 
-/// Rows of experts, in groups of any sizes.
+/// The rows of experts are in groups of any sizes.
 #[test]
 fn mixtures_are_batch_invariant() {
     for name in [RecipeName::Bf16, RecipeName::Fp8Row] {
@@ -134,8 +134,8 @@ fn mixtures_are_batch_invariant() {
     }
 }
 
-/// The kernels that a dry run of `requests` launches, with their arguments except the arguments of attention, which depend on the longest context of a
-/// batch; and the rounds of attention, which must not.
+/// Returns the kernels that a dry run of `requests` launches, with their arguments. The arguments of attention are left out, since they depend on the
+/// longest context of a batch. Also returns the rounds of attention, which must not depend on it.
 fn launches(engine: &mut Engine, requests: Vec<Request>) -> (BTreeSet<String>, BTreeSet<String>) {
     let Device::Cuda(gpu) = engine.model().device().clone() else { panic!("not a GPU") };
     gpu.start_trace();
@@ -151,7 +151,7 @@ fn launches(engine: &mut Engine, requests: Vec<Request>) -> (BTreeSet<String>, B
     (others, rounds)
 }
 
-/// One request and many launch the same kernels on the same numbers of rows.
+/// One request and many requests launch the same kernels on the same numbers of rows.
 #[test]
 fn launches_do_not_depend_on_the_batch() {
     let device = Device::dry_gpu(GpuModel::h200());

@@ -1,4 +1,4 @@
-//! Ranks divide the model of an engine: rank 0 leads, the others follow, and requests get what one rank gives them.
+//! Ranks divide the model of an engine. Rank 0 leads, the other ranks follow, and requests get the results of one rank.
 
 use crate::inference::engine::{Got, ROOMY, collect, finish_into, prompt, request, requests, run};
 use crate::inference::grammars::{VOCABULARY, tokenizer};
@@ -21,14 +21,14 @@ use std::rc::Rc;
 use std::thread;
 use std::time::Duration;
 
-/// The engine of a rank, in F32, with one adapter beside the model, which looks up tokens in texts.
+/// Makes the engine of a rank, in F32, with one adapter. It proposes tokens by lookup in the texts.
 fn speculating(ranks: Rc<dyn LayerRanks>, options: &EngineOptions) -> Engine {
     let mut engine = engine(ranks, options);
     engine.speculate(Proposer::Ngram(NGRAM)).unwrap();
     engine
 }
 
-/// The engine of a rank, in F32, with one adapter beside the model.
+/// Makes the engine of a rank, in F32, with one adapter.
 fn engine(ranks: Rc<dyn LayerRanks>, options: &EngineOptions) -> Engine {
     let sizes = DecoderConfig { vocabulary: VOCABULARY, lora: Some(Lora::of_no_linear()), ..tiny_llama() };
     let (recipe, weights) = (recipe(RecipeName::Fp32, Fp8Format::Auto), &mut Seeded { std: 0.3 });
@@ -42,7 +42,7 @@ fn engine(ranks: Rc<dyn LayerRanks>, options: &EngineOptions) -> Engine {
     engine
 }
 
-/// What `lead` returns on rank 0 of a group, whose other ranks follow; and how these end.
+/// Runs `lead` on rank 0 of a group whose other ranks follow. Returns its result, and how the other ranks end.
 fn on_ranks<T: Send>(
     group: Vec<Group>,
     options: &EngineOptions,
@@ -51,7 +51,7 @@ fn on_ranks<T: Send>(
     engines_on_ranks(engine, group, options, lead)
 }
 
-/// [`on_ranks`] with engines that `engine` makes.
+/// Runs `lead` on rank 0, with engines that `engine` makes.
 fn engines_on_ranks<T: Send>(
     engine: impl Fn(Rc<dyn LayerRanks>, &EngineOptions) -> Engine + Sync,
     group: Vec<Group>,
@@ -75,7 +75,8 @@ fn engines_on_ranks<T: Send>(
     })
 }
 
-/// Requests of all kinds, of the model and of its adapter. While they are computed, some are held and resumed, one is cancelled, and one comes.
+/// Computes requests of all kinds, of the model and of its adapter. In the meantime, some requests are held and resumed, one is cancelled, and one is
+/// added.
 fn serve(engine: &mut Engine) -> Vec<Got> {
     let grammars = Grammars::new(&tokenizer(), VOCABULARY).unwrap();
     let sampling = Sampling { temperature: 1.0, seed: 9, ..Sampling::default() };
@@ -98,7 +99,7 @@ fn serve(engine: &mut Engine) -> Vec<Got> {
     ids.iter().map(|id| got.remove(id).expect("each request ends")).collect()
 }
 
-/// In F32: sums over ranks have another order.
+/// Compares results in F32, where sums over ranks have another order.
 fn expect_alike(found: &[Got], expected: &[Got]) {
     assert_eq!(found.len(), expected.len());
     for (number, (found, expected)) in found.iter().zip(expected).enumerate() {
@@ -111,14 +112,14 @@ fn expect_alike(found: &[Got], expected: &[Got]) {
         let (found, expected) = (values(found), values(expected));
         assert_eq!(found.len(), expected.len(), "request {number}");
         for (found, expected) in found.iter().zip(&expected) {
-            // Each block has two sums over ranks, rounded in units of 2⁻²⁴: up to 1.8e-5 is seen, in a mixture. A part that is
-            // missing moves logits by their own size.
+            // Each block has two sums over ranks, rounded in units of 2⁻²⁴. Differences of up to 1.8e-5 are seen, in a mixture. A missing part would
+            // change logits by their own size.
             assert!((found - expected).abs() < 1e-4 * expected.abs().max(1.0), "request {number}: {found}, {expected}");
         }
     }
 }
 
-/// In one batch, and with few places and scarce blocks of the cache, so that requests are preempted.
+/// Requests are in one batch, and with few places and scarce blocks of the cache, so that requests are preempted.
 #[test]
 fn requests_get_on_two_ranks_what_one_rank_gives() {
     for (max_batch, prefill_chunk, kv_cache_tokens) in [(20, 64, 4000), (5, 17, 288)] {
@@ -132,14 +133,14 @@ fn requests_get_on_two_ranks_what_one_rank_gives() {
             (found, engine.stats())
         });
         assert!(ends.into_iter().all(|end| end.is_ok()));
-        // Which requests a step computes depends on when masks are ready.
+        // The requests that a step computes depend on when masks are ready.
         let drawn = |stats: EngineStats| [stats.generated_tokens, stats.running as u64, stats.used_kv_blocks as u64];
         assert_eq!(drawn(stats), drawn(alone.stats()));
         found.iter().zip(&expected).for_each(|(found, expected)| expect_alike(found, expected));
     }
 }
 
-/// Each rank computes its experts for all tokens, and the sums of all ranks are added.
+/// Each rank computes its experts for all tokens, and the results of all ranks are added.
 #[test]
 fn mixtures_give_on_several_ranks_the_texts_of_one() {
     for (name, keys) in families() {
@@ -165,7 +166,7 @@ fn mixtures_give_on_several_ranks_the_texts_of_one() {
     }
 }
 
-/// Ranks propose the same tokens, and rank 0 tells the others which it has accepted.
+/// All ranks propose the same tokens, and rank 0 announces which tokens are accepted.
 #[test]
 fn two_ranks_verify_the_same_proposals() {
     let options = EngineOptions { max_batch: 5, prefill_chunk: 17, kv_cache_tokens: 288, ..ROOMY };
@@ -178,7 +179,7 @@ fn two_ranks_verify_the_same_proposals() {
         found
     });
     assert!(ends.into_iter().all(|end| end.is_ok()));
-    // A request that is cancelled after some steps has more tokens by then.
+    // With speculation, a request that is cancelled after some steps has more tokens.
     for (number, (found, expected)) in found.iter().zip(&expected).enumerate() {
         match number {
             2 => assert!(found.tokens.starts_with(&expected.tokens) || expected.tokens.starts_with(&found.tokens)),
@@ -187,7 +188,7 @@ fn two_ranks_verify_the_same_proposals() {
     }
 }
 
-/// Ranks that follow an engine without requests wait longer than for a collective.
+/// Ranks that follow an engine without requests wait longer than the deadline of a collective.
 #[test]
 fn an_engine_may_be_idle_for_longer_than_the_deadline() {
     let limits = Limits { collective: Duration::from_secs(2), ..Limits::default() };
@@ -205,14 +206,14 @@ fn an_engine_may_be_idle_for_longer_than_the_deadline() {
 #[test]
 fn an_engine_that_ends_or_differs_is_named() {
     let request = || requests().swap_remove(0);
-    // Rank 0 leaves in the middle.
+    // Rank 0 ends before its requests are done.
     let ((), ends) = on_ranks(threads::group(2), &ROOMY, |mut engine| {
         engine.add(request()).unwrap();
         engine.step().unwrap();
     });
     let error = ends.into_iter().next().unwrap().unwrap_err().to_string();
     assert!(error.starts_with("rank 0 (") && error.contains("ended during announce `step of the engine`"), "{error}");
-    // Rank 1 makes a call that rank 0 does not.
+    // Rank 1 makes a call that rank 0 does not make.
     let ranks = crate::setup::on_ranks(2, move |comm| {
         let shape = MeshShape { tensor: 2, ..MeshShape::of_data(1) };
         let ranks = Rc::new(Ranks::new(comm, shape, &Device::Cpu).unwrap());

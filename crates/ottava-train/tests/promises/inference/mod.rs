@@ -1,4 +1,4 @@
-//! The engine: what a request gets depends on nothing but the request.
+//! The engine: the result of a request depends only on the request.
 
 pub mod adapters;
 pub mod embeddings;

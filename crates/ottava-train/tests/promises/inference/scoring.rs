@@ -1,4 +1,4 @@
-//! Log-probabilities of prompts come in chunks, between which other requests go on.
+//! Log-probabilities of prompts are computed in chunks, and other requests get tokens between the chunks.
 
 use crate::inference::engine::{ROOMY, collect, prompt, run};
 use crate::setup::{config, decoder, devices, recipe};
@@ -11,9 +11,9 @@ use std::collections::BTreeMap;
 /// A vocabulary for which a step scores 32 rows of logits.
 const VOCABULARY: usize = 131_072;
 const ROWS: usize = 32;
-/// Tokens of a request that decodes.
+/// The number of tokens of a request that decodes.
 const CHAT: usize = 8;
-/// Tokens of a prompt that takes several steps.
+/// The number of tokens of a prompt that takes several steps.
 const LONG: usize = 72;
 
 fn wide() -> Engine {
@@ -62,12 +62,12 @@ fn scored_prompts_leave_steps_to_others() {
         }
     }
     assert_eq!(late_step, Some(1), "a prompt that is not scored passes those that wait for it");
-    // Beside one or two requests that decode, a step scores one or two rows, and then ROWS.
+    // If one or two other requests decode, a step scores one or two rows. Afterwards, it scores ROWS rows.
     let (first, last) = (ends[0].1, ends[1].1);
     assert!(first > CHAT, "{ends:?}");
     let most = CHAT + (2 * LONG).div_ceil(ROWS);
     assert!((most - 2..=most).contains(&last), "{ends:?}: the last of {most} steps at most");
-    // The same bits as in one chunk: log-probabilities of a prompt's beginning do not depend on the rest.
+    // The bits are the same as in one chunk, since log-probabilities of the beginning of a prompt do not depend on the rest.
     let alone = run(&mut wide(), vec![scored("a", LONG)]).remove(0);
     assert_eq!(got[&long[0]].prompt, alone.prompt);
     let mut short = scored("a", LONG);
@@ -75,7 +75,7 @@ fn scored_prompts_leave_steps_to_others() {
     assert_eq!(run(&mut wide(), vec![short]).remove(0).prompt, alone.prompt[..ROWS / 2]);
 }
 
-/// Prompts share the rows of a step, also where a step scores fewer rows than there are prompts.
+/// Prompts share the rows of a step, also if a step scores fewer rows than there are prompts.
 #[test]
 fn short_prompts_are_scored_before_long_ones_that_came_first() {
     const SHORT: usize = 4;
@@ -88,7 +88,7 @@ fn short_prompts_are_scored_before_long_ones_that_came_first() {
         engine.step().unwrap();
         let short = add(&mut engine, scored("c", SHORT));
         let mut ends = Vec::new();
-        // Each prompt has a third of the rows, the short one of at least 1 row in 3 steps.
+        // Each prompt has a third of the rows: the short prompt gets at least 1 row in 3 steps.
         for step in 1..=6 * SHORT {
             let scored = |event| if let Event::Prompt { id, .. } = event { Some((id, step)) } else { None };
             ends.extend(engine.step().unwrap().into_iter().filter_map(scored));
@@ -97,7 +97,7 @@ fn short_prompts_are_scored_before_long_ones_that_came_first() {
     }
 }
 
-/// Up to one likeliest token is found on the GPU, and more on the host. Without a GPU there is nothing to compare.
+/// A GPU finds up to one likeliest token, and the host finds more. Without a GPU, nothing is compared.
 #[test]
 fn prompts_are_scored_alike_on_all_devices() {
     let scored = |device: &Device, top| {
@@ -110,8 +110,8 @@ fn prompts_are_scored_alike_on_all_devices() {
         let found = scored(device, top);
         assert_eq!((found.len(), &found[0]), (LONG, &None));
         for (found, right) in found.iter().zip(&right).filter_map(|(found, right)| found.as_ref().zip(right.as_ref())) {
-            // In F32, logits of two devices differ by tens of units of 2⁻²⁴ of their size, which is about 1. A logit of 1 that passed through BF16
-            // would move by up to 2⁻⁸, 4e-3.
+            // In F32, logits of two devices differ by tens of units of 2⁻²⁴ of their size, which is about 1. If a logit of 1 were rounded to BF16, it
+            // would change by up to 2⁻⁸, 4e-3.
             let close = |a: f32, b: f32| (a - b).abs() < 2e-3;
             assert!(found.token == right.token && close(found.logprob, right.logprob), "{found:?} {right:?}");
             assert_eq!(found.top.len(), top);

@@ -1,4 +1,4 @@
-//! Speculative decoding: steps verify proposed tokens, and requests get what they get without.
+//! Speculative decoding: steps verify proposed tokens, and requests get the same results as without it.
 
 use crate::inference::engine::{Got, ROOMY, prompt, request, requests, run, windowed};
 use crate::inference::grammars::{VOCABULARY, tokenizer};
@@ -14,12 +14,12 @@ use ottava_tensor::cuda::GpuModel;
 
 pub const NGRAM: Ngram = Ngram { tokens: 4, shortest: 1, longest: 3 };
 
-/// What proposes tokens.
+/// The source of proposed tokens.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Source {
     Nothing,
     Lookup,
-    /// A draft model of other weights, or with the weights of the model that verifies.
+    /// A draft model, with other weights or with the weights of the model that verifies.
     Draft {
         same: bool,
     },
@@ -28,7 +28,7 @@ enum Source {
 const SOURCES: [Source; 3] = [Source::Lookup, Source::Draft { same: false }, Source::Draft { same: true }];
 
 fn engine_of(config: &DecoderConfig, recipe: &Recipe, options: EngineOptions, source: Source) -> Engine {
-    // Positions for all requests, which a draft model needs.
+    // A draft model needs positions for all requests.
     let config = &DecoderConfig { max_positions: 200, ..config.clone() };
     let model = |std| decoder(config, recipe, &Device::Cpu, std);
     let mut engine = Engine::new(model(0.3), &options).unwrap();
@@ -41,7 +41,7 @@ fn engine_of(config: &DecoderConfig, recipe: &Recipe, options: EngineOptions, so
     engine
 }
 
-/// Requests of many kinds, and some that repeat tokens or end early.
+/// Returns requests of many kinds, including requests that repeat tokens or end early.
 fn all_requests() -> Vec<Request> {
     let repeating = Request { prompt: [3, 1, 4, 1, 5].repeat(6), max_new_tokens: 50, ..request("a", 1) };
     let drawn = Sampling { temperature: 0.3, seed: 8, ..Sampling::default() };
@@ -71,7 +71,7 @@ fn expect_same(config: &DecoderConfig, name: RecipeName, kv_cache_dtype: KvCache
             let options = EngineOptions { max_batch, prefill_chunk, kv_cache_tokens, ..roomy };
             let mut engine = engine_of(config, &recipe, options, source);
             let what = format!("{name:?}, {source:?}, batches of {max_batch}, {kv_cache_tokens} tokens");
-            // The second time, blocks of accepted tokens are found.
+            // In the second pass, blocks of accepted tokens are found.
             for time in 0..2 {
                 let found = run(&mut engine, all_requests());
                 for (number, (found, expected)) in found.iter().zip(&expected).enumerate() {
@@ -96,7 +96,8 @@ fn speculation_changes_nothing_in_fp8_with_windows() {
     expect_same(&windowed(), RecipeName::Fp8Current, KvCacheDtype::Fp8);
 }
 
-/// A draft model with the weights of the model that verifies proposes what is drawn, and lookup finds what repeats: fewer steps.
+/// A draft model with the weights of the model that verifies proposes exactly the drawn tokens, and lookup finds repetitions. So fewer steps are
+/// needed.
 #[test]
 fn accepted_tokens_save_steps() {
     let recipe = recipe(RecipeName::Fp32, Fp8Format::Auto);
@@ -113,11 +114,12 @@ fn accepted_tokens_save_steps() {
     let request = || Request { max_new_tokens: 41, ..request("a", 40) };
     assert_eq!(steps(Source::Nothing, request()).0, 41);
     let (same, stats) = steps(Source::Draft { same: true }, request());
-    // The first token comes with the prompt, then four with each step.
+    // The step of the prompt gives the first token, and each further step gives four tokens.
     assert_eq!((same, stats.proposals, stats.proposed_tokens, stats.accepted_tokens), (11, 10, 30, 30));
 }
 
-/// Whatever was accepted of its last proposal, a draft model proposes what it would without a cache; and nothing without memory.
+/// Whichever tokens of its last proposal were accepted, a draft model proposes the same tokens as without a cache. Without memory, it proposes no
+/// tokens.
 #[test]
 fn a_draft_model_forgets_rejected_tokens() {
     let recipe = recipe(RecipeName::Fp32, Fp8Format::Auto);
@@ -138,7 +140,7 @@ fn a_draft_model_forgets_rejected_tokens() {
             assert_eq!(proposed.len(), 4);
             let other = proposed.get(accepted).map_or(5, |token| (token + 1) % 96);
             tokens.extend(&proposed[..accepted]);
-            // The second one comes from a step without a proposal.
+            // The second token comes from a step without a proposal.
             tokens.extend([other, 7]);
         }
         assert!(propose(&mut draft(64), &tokens).is_empty(), "{} tokens", tokens.len());
@@ -147,7 +149,7 @@ fn a_draft_model_forgets_rejected_tokens() {
     }
 }
 
-/// Grammars advance only by accepted tokens, and exclude tokens at each position.
+/// Grammars advance only by accepted tokens, and bar tokens at each position.
 #[test]
 fn speculation_keeps_constraints() {
     let grammars = Grammars::new(&tokenizer(), VOCABULARY).unwrap();
@@ -199,7 +201,7 @@ fn sizes_that_cannot_be_used_are_errors() {
     }
 }
 
-/// Rows of proposed tokens join the captured steps of single tokens; reads of a dry run are zeros, which repeat.
+/// Rows of proposed tokens are in the captured steps of single tokens. In a dry run, reads return zeros, so all drawn tokens are equal.
 #[test]
 fn proposals_are_verified_in_captured_steps() {
     let device = Device::dry_gpu(GpuModel::h200());

@@ -15,24 +15,24 @@ use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 use std::ops::Range;
 
-/// Tokens of a row.
+/// The number of tokens of a row.
 const ROW: usize = 24;
 
 #[derive(Deserialize)]
 struct Case {
     name: String,
     config: Map<String, Value>,
-    /// The end of a text, the text, and its end.
+    /// The ids of a text: the end of a text, the text itself, and its end.
     ids: Vec<i32>,
     #[serde(flatten)]
     expected: Expected,
 }
 
-/// Weights that depend only on names and shapes, as `seeded` of `scripts/suites/common.py` has them.
+/// Weights that depend only on names and shapes, as in `seeded` of `scripts/suites/common.py`.
 pub struct ByName;
 
 impl ByName {
-    /// The values of a tensor of a folder.
+    /// Returns the values of a tensor of a folder.
     pub fn values(name: &str, shape: &[usize]) -> Vec<f32> {
         let hash = |start: u64, byte: u8| (start ^ u64::from(byte)).wrapping_mul(1_099_511_628_211);
         let start = name.bytes().fold(14_695_981_039_346_656_037, hash);
@@ -58,7 +58,7 @@ impl WeightSource for ByName {
     }
 }
 
-/// A model with these weights, in F32.
+/// Makes a model with these weights, in F32.
 pub fn model(sizes: &DecoderConfig) -> ottava_common::Result<Decoder> {
     let recipe = recipe(RecipeName::Fp32, Fp8Format::Hybrid);
     let mut decoder = Decoder::new(sizes, &recipe, &Device::Cpu, Purpose::Infer, ROW, &mut ByName)?;
@@ -66,7 +66,7 @@ pub fn model(sizes: &DecoderConfig) -> ottava_common::Result<Decoder> {
     Ok(decoder)
 }
 
-/// The mean loss of rows of `ROW` tokens, each a sequence.
+/// Returns the mean loss of rows of `ROW` tokens, each a sequence.
 pub fn loss(decoder: &Decoder, ids: &[i32]) -> ottava_common::Result<f64> {
     let mut sum = 0.0;
     for start in (0..ids.len() - 1).step_by(ROW) {
@@ -81,14 +81,14 @@ pub fn loss(decoder: &Decoder, ids: &[i32]) -> ottava_common::Result<f64> {
     Ok(sum / (ids.len() - 1) as f64)
 }
 
-/// Records of a gzipped file of `tests/data`.
+/// Reads the records of a gzipped file of `tests/data`.
 pub fn read<T: DeserializeOwned>(file: &str) -> Vec<T> {
     let path = format!("{}/tests/data/{file}", env!("CARGO_MANIFEST_DIR"));
     let recording = GzDecoder::new(std::fs::File::open(&path).unwrap_or_else(|e| panic!("{path}: {e}")));
     serde_json::from_reader(recording).expect("the script wrote it")
 }
 
-/// What was recorded of a case.
+/// The recorded result of a case.
 #[derive(Deserialize)]
 pub struct Expected {
     /// The loss; `None` if the other program cannot run the case either.
@@ -98,7 +98,7 @@ pub struct Expected {
 }
 
 impl Expected {
-    /// How a result differs, if it does.
+    /// Returns the difference from the recorded result, in words; `None` if there is no difference.
     pub fn difference(&self, found: ottava_common::Result<f64>) -> Option<String> {
         match (found, self.loss) {
             (Ok(found), Some(expected)) if (found / expected - 1.0).abs() < 1e-5 => None,

@@ -1,5 +1,5 @@
-//! Mixtures of experts: every recipe trains them, and what must not matter changes no bit: which expert has which number, what is recomputed,
-//! and experts without tokens.
+//! Mixtures of experts: every recipe trains them. Some changes must not change any bit: the numbering of experts, recomputation, and experts without
+//! tokens.
 
 use crate::models::recorded::Recorded;
 use crate::runs::resume;
@@ -28,7 +28,7 @@ use std::ops::Range;
 
 const TOKENS: usize = 13;
 
-/// Two blocks of experts that FP8 products take: all sizes are multiples of 128.
+/// Returns a model with two blocks of experts in sizes for FP8 products: all sizes are multiples of 128.
 fn sizes_with(keys: Value) -> DecoderConfig {
     let mut all = json!({
         "model_type": "qwen3_moe", "vocab_size": 96, "hidden_size": 128, "intermediate_size": 128, "num_hidden_layers": 2,
@@ -50,12 +50,12 @@ fn built(sizes: &DecoderConfig, name: RecipeName, device: &Device, weights: &mut
     decoder
 }
 
-/// Inputs and targets of three rows on the device of `decoder`.
+/// Returns inputs and targets of three rows on the device of `decoder`.
 fn data(decoder: &Decoder) -> [Tensor; 2] {
     batch("experts", 3, TOKENS, 96).map(|ids| ids.to_device(decoder.device()).unwrap())
 }
 
-/// Losses and gradients of three rows.
+/// Returns the losses and gradients of three rows.
 fn pass(decoder: &mut Decoder) -> (Vec<f64>, Vec<(String, Vec<f64>)>) {
     let [inputs, targets] = data(decoder);
     let losses = losses_and_gradients(decoder, &inputs, &targets, 3, 0.01).unwrap();
@@ -83,14 +83,14 @@ fn every_fp8_recipe_trains_experts() {
             let seen = run(name);
             let apart = (seen[STEPS - 1] - reference[STEPS - 1]).abs();
             eprintln!("{} on {device}: {apart:.4} from BF16, which learned {learned:.4}", name.as_str());
-            // Measured on the CPU: casts to FP8 move the loss by up to 1.7 % of what twelve steps in BF16 learn. A product that learns nothing
-            // takes its share of all that is learned.
+            // Measured on the CPU, casts to FP8 change the loss by up to 1.7 % of the improvement of twelve steps in BF16. A product that does not
+            // learn would lose its share of the improvement.
             assert!(apart < 0.03 * learned, "{} on {device}: {seen:?}, {reference:?}", name.as_str());
         }
     }
 }
 
-/// Weights of one expert for all, and a router of random ones.
+/// Weights in which all experts are equal, with a random router.
 struct OneForAll;
 
 impl WeightSource for OneForAll {
@@ -103,7 +103,7 @@ impl WeightSource for OneForAll {
     }
 }
 
-/// All of three equal experts, whose weights sum to one, compute what the expert alone does.
+/// If all of three equal experts are chosen, with weights that sum to one, they compute the same as one expert alone.
 #[test]
 fn equal_experts_that_are_all_chosen_are_an_mlp() {
     let routed = sizes_with(json!({"num_experts": 3, "num_experts_per_tok": 3, "moe_intermediate_size": 128}));
@@ -112,13 +112,12 @@ fn equal_experts_that_are_all_chosen_are_an_mlp() {
         let [mut routed, mut dense] =
             [routed.clone(), dense.clone()].map(|sizes| built(&sizes, RecipeName::Fp32, &device, &mut OneForAll));
         let ((losses, gradients), (expected, of_dense)) = (pass(&mut routed), pass(&mut dense));
-        // A sum of three experts, weighted by thirds, has three roundings of 2⁻²⁴ more than an MLP in each block. Gradients,
-        // below, sum 39 tokens.
+        // A sum of three experts, weighted by thirds, has three roundings of 2⁻²⁴ more than an MLP in each block. The gradients below sum 39 tokens.
         assert!(largest_error(&losses, &expected) < 1e-5, "{losses:?}, {expected:?}");
         let of_dense: BTreeMap<_, _> = of_dense.into_iter().collect();
         for (name, gradient) in gradients {
             if name.ends_with(".gate.weight") {
-                // No weight matters.
+                // The weights of the router do not matter, so their gradients vanish.
                 assert!(gradient.iter().all(|g| g.abs() < 1e-5), "{name}");
             } else if let Some((before, after)) = name.split_once(".experts.0.") {
                 let expected = &of_dense[&format!("{before}.{after}")];
@@ -155,7 +154,7 @@ fn experts_without_tokens_have_no_gradient_and_break_nothing() {
             assert!(losses.iter().all(|loss| loss.is_finite()));
             for load in loads(&mut decoder) {
                 assert_eq!(load.counts, [3 * TOKENS as i64, 3 * TOKENS as i64, 0, 0, 0], "the first of equal experts");
-                // A sum of 39 entropies in F32 errs by at most 39 units of 2⁻²⁴, 2.3e-6, of itself; an entropy is 1.6.
+                // A sum of 39 entropies in F32 has a relative error of at most 39 units of 2⁻²⁴, 2.3e-6. An entropy is 1.6.
                 assert!((load.entropy / (3 * TOKENS) as f64 - 5f64.ln()).abs() < 1e-5, "{load:?}");
             }
             for (name, gradient) in gradients.iter().filter(|(name, _)| name.contains(".experts.0.")) {
@@ -177,7 +176,7 @@ fn experts_without_tokens_have_no_gradient_and_break_nothing() {
     }
 }
 
-/// Experts under other numbers, and the rows of routers with them.
+/// Weights with the experts, and the rows of routers, in another order.
 struct Permuted([usize; 5]);
 
 impl WeightSource for Permuted {
@@ -213,7 +212,7 @@ fn numbers_of_experts_do_not_matter() {
             let (others, _) = run([0, 1, 2, 4, 3]);
             let (permuted, of_permuted) = run([3, 0, 4, 2, 1]);
             assert!(losses == permuted && losses == others, "{name:?} on {device}");
-            // The gradient by the input of a router is a sum over experts in their order.
+            // The gradient by the input of a router is a sum over experts, whose order changes.
             for ((name, a), (_, b)) in gradients.iter().zip(&of_permuted) {
                 assert!(relative_error(a, b) < 0.02, "{name}");
             }
@@ -259,7 +258,7 @@ fn evaluation_counts_nothing() {
     assert_eq!(RouterMetrics::of(&loads(&mut decoder)), None);
     pass(&mut decoder);
     let metrics = RouterMetrics::of(&loads(&mut decoder)).unwrap();
-    // 78 rows of tokens, in five groups of at most 128 rows.
+    // There are 78 rows of tokens, in five groups of at most 128 rows.
     assert!(metrics.imbalance >= 1.0 && metrics.entropy > 0.0 && (0.7..0.9).contains(&metrics.padding), "{metrics:?}");
     assert_eq!(RouterMetrics::of(&loads(&mut decoder)), None, "sums are cleared");
 }
@@ -286,7 +285,7 @@ fn the_loss_of_balance_spreads_tokens() {
     assert!(with - 1.0 < 0.7 * (without - 1.0), "{with} and {without}");
 }
 
-/// A recorded model with the names of two linears of experts swapped: a loader that mixes them up.
+/// A recorded model in which the names of two linears of experts are swapped, as by a faulty loader.
 struct Swapped(Recorded, [&'static str; 2]);
 
 impl WeightSource for Swapped {
@@ -315,13 +314,14 @@ fn a_swap_of_gate_and_up_or_of_experts_is_seen_in_the_logits() {
         };
         let expected = recorded.values("logits");
         let expected = &expected[..24 * 40];
-        // Sums in F32 have another order than in transformers: up to 2.5e-6 of the largest logit is seen. A swap moves logits by more than 1e-3.
+        // Sums in F32 have another order than in transformers: differences of up to 2.5e-6 of the largest logit are seen. A swap changes logits by
+        // more than 1e-3.
         assert!(largest_error(&logits_of(&mut recorded.clone()), expected) < 1e-5, "{name}");
         assert!(largest_error(&logits_of(&mut Swapped(recorded.clone(), swap)), expected) > 1e-3, "{name}");
     }
 }
 
-/// Some writers keep the experts of a layer in one tensor, as transformers has them in memory.
+/// Some writers store all experts of a layer in one tensor, as transformers does in memory.
 #[test]
 fn folders_with_fused_experts_are_read() {
     let name = "qwen3_moe";
@@ -331,7 +331,7 @@ fn folders_with_fused_experts_are_read() {
     let mut source = recorded.clone();
     for tensor in tensors {
         let bytes = source.read(&tensor, 0..tensor.elements(), Init::Zeros).unwrap().read_bytes().unwrap();
-        // Names are in the order of experts, gate before up.
+        // Names are in the order of experts, with gate before up.
         let (name, mut shape) = match tensor.name.split_once(".experts.") {
             Some((before, after)) if after.contains("down_proj") => {
                 (format!("{before}.experts.down_proj"), [vec![1], tensor.shape.clone()].concat())
@@ -366,7 +366,7 @@ fn folders_with_fused_experts_are_read() {
     assert!(bits(&mut fused) == bits(&mut alone));
 }
 
-/// As the schedule `zero-bubble` of pipelines computes it.
+/// The schedule `zero-bubble` of pipelines defers these gradients.
 #[test]
 fn deferred_gradients_of_experts_have_the_same_bits() {
     for name in [RecipeName::Bf16, RecipeName::Fp8Block] {
@@ -404,7 +404,7 @@ fn adapters_leave_experts_and_routers_frozen() {
     assert!(error.contains("`gate_proj` is no linear of this model's blocks, which are `k_proj`, `o_proj`"), "{error}");
 }
 
-/// The last lines of metrics, and the tensors of the last checkpoint of a run that was interrupted and resumed.
+/// Compares the last lines of metrics, and the tensors of the last checkpoint, of a run that was interrupted and resumed.
 #[test]
 fn a_run_reports_routers_and_writes_a_tensor_for_each_expert() {
     let inputs = tempfile::tempdir().unwrap();
@@ -419,7 +419,7 @@ fn a_run_reports_routers_and_writes_a_tensor_for_each_expert() {
     let mut run = resume::config(inputs.path(), &inputs.path().join("run"), RecipeName::Fp8Row);
     run.training.max_steps = Some(4);
     (run.router.balance_loss, run.router.z_loss) = (0.01, 0.001);
-    // Two of four experts always have half of the choices.
+    // Two of four experts always have at least half of the choices.
     (run.logging.cast_statistics_steps, run.alarms.collapsed_share) = (2, 0.49);
     let stopped = resume::train(&run, &Device::Cpu, &Start::New, 3).unwrap_err().to_string();
     assert!(stopped.starts_with("stopped by a signal after step 3"), "{stopped}");
@@ -460,7 +460,7 @@ fn a_run_reports_routers_and_writes_a_tensor_for_each_expert() {
     assert!(error.starts_with("`router` is set, and the model of"), "{error}");
 }
 
-/// The bias for the choice is F32 in every recipe, and no update by gradients changes it.
+/// The bias of the choice is F32 in every recipe, and updates by gradients do not change it.
 #[test]
 fn biases_of_choices_are_kept_as_they_are() {
     let sizes = sizes_with(json!({
@@ -499,7 +499,7 @@ fn biases_follow_the_load_of_experts() {
         "topk_method": "noaux_tc", "max_position_embeddings": 64,
     });
     std::fs::write(inputs.path().join("config.json"), keys.to_string()).unwrap();
-    // The biases in the last checkpoint, and the mean imbalance of the last ten steps.
+    // Returns the biases in the last checkpoint, and the mean imbalance of the last ten steps.
     let run = |name: &str, rate: f64, stop: u64| {
         let folder = inputs.path().join(name);
         let mut run = resume::config(inputs.path(), &folder, RecipeName::Fp8Row);
@@ -527,7 +527,7 @@ fn biases_follow_the_load_of_experts() {
     assert!(still.iter().all(|&bias| bias == 0.0), "{still:?}");
     let (biases, with) = run("with", 0.01, 40);
     eprintln!("the fullest expert has {without:.3} times the mean, and {with:.3} with biases {biases:?}");
-    // Forty updates by the rate of 0.01, and their rounding in F32, are the most a bias can move; some bias moves by more than two.
+    // A bias moves by at most forty updates at the rate of 0.01, plus their rounding in F32. At least one bias moves by more than two updates.
     assert!(
         biases.iter().all(|bias| bias.abs() <= 0.4001) && biases.iter().any(|bias| bias.abs() > 0.02),
         "{biases:?}"

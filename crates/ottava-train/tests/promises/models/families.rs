@@ -1,4 +1,4 @@
-//! Families that are not Llamas: every recipe trains them at every storage, whatever is saved, and their folders come back as they went.
+//! Families other than Llama: every recipe trains them with every storage and every memory policy, and their folders round-trip.
 
 use crate::runs::resume::{self, write_inputs};
 use crate::setup::{Seeded, Training, batch, config, devices, fp8_names_on, on_one_thread, recipe, rotated};
@@ -26,7 +26,7 @@ fn gpt2_keys() -> Value {
     })
 }
 
-/// A GPT-2, and a Command-R whose heads share keys.
+/// Returns a GPT-2, and a Command-R whose query heads share keys.
 pub fn families() -> [(&'static str, DecoderConfig); 2] {
     let command_r = json!({
         "model_type": "cohere", "vocab_size": 96, "hidden_size": 64, "intermediate_size": 112, "num_hidden_layers": 2,
@@ -35,7 +35,7 @@ pub fn families() -> [(&'static str, DecoderConfig); 2] {
     [("gpt2", config(gpt2_keys())), ("command-r", config(command_r))]
 }
 
-/// [`families`], and families with windows, soft caps, factors, or norms elsewhere.
+/// Returns [`families`], and families with windows, soft caps, factors, or norms at other places.
 pub fn all_families() -> Vec<(&'static str, DecoderConfig)> {
     let with = |keys: Value| {
         let mut all = json!({
@@ -119,7 +119,7 @@ fn every_fp8_recipe_trains_every_family() {
                 let seen = losses(name);
                 let apart = (seen[STEPS - 1] - reference[STEPS - 1]).abs();
                 eprintln!("{family}, {} on {device}: {apart:.4} from BF16, which learned {learned:.4}", name.as_str());
-                // Seen on the CPU: at most 3.5 %, of gpt-oss, whose FP32 losses are 0.3 % apart, and 2.5 % of the others.
+                // On the CPU, differences are at most 3.5 % for gpt-oss, whose FP32 losses are 0.3 % apart, and at most 2.5 % for the other families.
                 assert!(apart < 0.05 * learned, "{family}, {} on {device}: {seen:?}, {reference:?}", name.as_str());
             }
         }
@@ -156,14 +156,15 @@ fn levels_and_captured_steps_train_every_family() {
     }
 }
 
-/// The tensors of a safetensors file: type, shape and bytes.
+/// Returns the type, the shape and the bytes of each tensor of a safetensors file.
 fn tensors(file: &[u8]) -> BTreeMap<String, (safetensors::Dtype, Vec<usize>, Vec<u8>)> {
     let file = SafeTensors::deserialize(file).unwrap();
     let of = |(name, view): (String, TensorView)| (name, (view.dtype(), view.shape().to_vec(), view.data().to_vec()));
     file.tensors().into_iter().map(of).collect()
 }
 
-/// GPT-2's linears are `[inputs, outputs]` in a folder. The folder that its authors published has no `transformer.` before names, and masks.
+/// GPT-2's linears are `[inputs, outputs]` in a folder. In the folder that its authors published, names lack the prefix `transformer.`, and there are
+/// masks.
 #[test]
 fn a_gpt2_folder_has_transposed_weights_and_may_lack_the_prefix() {
     let inputs = tempfile::tempdir().unwrap();
@@ -173,7 +174,7 @@ fn a_gpt2_folder_has_transposed_weights_and_may_lack_the_prefix() {
     keys["architectures"] = json!(["GPT2LMHeadModel"]);
     std::fs::write(inputs.path().join("config.json"), keys.to_string()).unwrap();
     let mut run = resume::config(inputs.path(), &inputs.path().join("run"), RecipeName::Bf16);
-    // A rate that is zero in F32: the step changes no weight.
+    // The learning rate is zero in F32, so the step changes no weight.
     (run.training.max_steps, run.optimizer.learning_rate) = (Some(1), 1e-60);
     resume::train(&run, &Device::Cpu, &Start::New, 2).unwrap();
 
@@ -261,7 +262,7 @@ fn settings_of_layers_that_are_not_implemented_are_errors() {
     assert!(error(&keys("phi3"), "partial_rotary_factor", json!(0.2)).contains("`partial_rotary_factor` 0.2"));
 }
 
-/// The defaults of missing keys are the defaults of `transformers` 5.
+/// The defaults of missing keys equal the defaults of `transformers` 5.
 #[test]
 fn windows_are_those_of_transformers() {
     let window = |keys: Value| {

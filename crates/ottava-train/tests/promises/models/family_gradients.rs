@@ -1,9 +1,9 @@
-//! The backward of whole decoders of the families with windows, soft caps, factors, or norms elsewhere, against central differences.
+//! Compares the backward of whole decoders with central differences, for families with windows, soft caps, factors, or norms at other places.
 
 use crate::step::gradients::{decoder, decoder_grad_check};
 use serde_json::{Value, json};
 
-/// Two small blocks of a family, with `keys`.
+/// Checks two small blocks of a family with `keys`.
 fn check(model_type: &str, keys: Value) {
     let mut all = json!({
         "model_type": model_type, "vocab_size": 11, "hidden_size": 10, "intermediate_size": 13, "head_dim": 6,
@@ -14,7 +14,8 @@ fn check(model_type: &str, keys: Value) {
     decoder_grad_check(model_type, || decoder(all));
 }
 
-/// Norms on both sides by one plus their weight, a scaled table that is also the head, both soft caps, and a window shorter than the text.
+/// The model has norms on both sides of sublayers with weights of one plus the stored weight, a scaled embedding tied to the head, both soft caps,
+/// and a window shorter than the text.
 #[test]
 fn gemma2_backward_is_the_gradient() {
     let caps = json!({"attn_logit_softcapping": 1.5, "final_logit_softcapping": 2.0});
@@ -28,7 +29,7 @@ fn gemma3_backward_is_the_gradient() {
     check("gemma3_text", json!({"sliding_window": 3, "sliding_window_pattern": 2, "rope_local_base_freq": 10.0}));
 }
 
-/// One tensor for queries, keys and values, and one for gate and up; a part of each head is rotated, with scaled cosines.
+/// Queries, keys and values are one tensor, and gate and up are one tensor. A part of each head is rotated, with scaled cosines.
 #[test]
 fn phi3_backward_is_the_gradient() {
     let scaling = json!({"type": "longrope", "short_factor": [1.0, 1.5], "long_factor": [2.0, 3.0]});
@@ -38,7 +39,7 @@ fn phi3_backward_is_the_gradient() {
     );
 }
 
-/// Norms only after sublayers, and of all queries and all keys.
+/// There are norms only after sublayers, and norms over all queries and over all keys.
 #[test]
 fn olmo2_backward_is_the_gradient() {
     check("olmo2", json!({}));
@@ -52,7 +53,7 @@ fn granite_backward_is_the_gradient() {
     check("granite", factors);
 }
 
-/// Experts in both blocks, and one that all tokens share, with a factor by token.
+/// Both blocks have experts, and a shared expert with a factor per token.
 #[test]
 fn qwen2_moe_backward_is_the_gradient() {
     let shared = json!({"moe_intermediate_size": 5, "shared_expert_intermediate_size": 7});
@@ -61,7 +62,7 @@ fn qwen2_moe_backward_is_the_gradient() {
     check("qwen2_moe", keys);
 }
 
-/// Weights that sum to one, beside a block with an MLP.
+/// The weights of the chosen experts sum to one. The other block has an MLP.
 #[test]
 fn qwen3_moe_backward_is_the_gradient() {
     let mut keys =
@@ -70,7 +71,7 @@ fn qwen3_moe_backward_is_the_gradient() {
     check("qwen3_moe", keys);
 }
 
-/// Sinks beside a window, a bias of the router, biases of experts, and bounds that some gates and ups reach.
+/// The model has attention sinks with a window, a bias of the router, biases of experts, and clamps that some gates and ups reach.
 #[test]
 fn gpt_oss_backward_is_the_gradient() {
     let keys = json!({
@@ -80,7 +81,7 @@ fn gpt_oss_backward_is_the_gradient() {
     check("gpt_oss", keys);
 }
 
-/// Heads of parts, from latents of queries and of keys and values, and shared experts.
+/// Heads have two parts. Queries, and keys and values, come from latents. Experts are shared.
 #[test]
 fn deepseek_v2_backward_is_the_gradient() {
     let latent = json!({
@@ -94,7 +95,7 @@ fn deepseek_v2_backward_is_the_gradient() {
     check("deepseek_v2", keys);
 }
 
-/// Sigmoid scores with a bias, in groups.
+/// Scores are sigmoids with a bias, in groups of experts.
 #[test]
 fn deepseek_v3_backward_is_the_gradient() {
     let latent = json!({

@@ -1,4 +1,4 @@
-//! Families and options of small models in `transformers`: logits, loss and gradients of packed documents in F32, and greedy text.
+//! Compares families and options of small models with `transformers`: logits, loss and gradients of packed documents in F32, and greedy text.
 //! `scripts/make_referee.py` records the files.
 
 use crate::models::recorded::Recorded;
@@ -13,8 +13,8 @@ use ottava_tensor::testing::values;
 use ottava_tensor::{Device, Tensor};
 use std::collections::BTreeMap;
 
-/// Windows are shorter than the texts; `phi3_short` and `phi3_long`, and the two of "dynamic", lie on both sides of the length at which
-/// the angles change.
+/// Windows are shorter than the texts. Some models change the angles of rotary positions at a certain length. `phi3_short` and one model of "dynamic"
+/// stay below this length. `phi3_long` and the other model of "dynamic" exceed it.
 const MODELS: [&str; 23] = [
     "mistral_window",
     "qwen2_window",
@@ -40,19 +40,19 @@ const MODELS: [&str; 23] = [
     "qwen2_moe",
     "qwen3_moe",
 ];
-/// Tokens of a row.
+/// The number of tokens of a row.
 const TOKENS: usize = 24;
-/// Sums in F32 have another order than in transformers. Measured on the CPU, logits are up to 2.6e-6 of the largest logit apart, and gradients
-/// up to 4.8e-6 of their norm. Swapped linears move logits by more than 1e-3 (`experts.rs`).
+/// The tolerance of logits and gradients. Sums in F32 have another order than in transformers. Measured on the CPU, logits differ by up to 2.6e-6 of
+/// the largest logit, and gradients by up to 4.8e-6 of their norm. Swapped linears change logits by more than 1e-3 (`experts.rs`).
 const SUMS: f64 = 1e-5;
-/// A loss is a mean over targets, in which roundings of both directions cancel: up to 1.4e-7 is seen.
+/// The tolerance of losses. A loss is a mean over targets, in which roundings in both directions cancel: differences of up to 1.4e-7 are seen.
 const LOSS: f64 = 1e-6;
 
 fn open(name: &'static str) -> Recorded {
     Recorded::open(&format!("referee_{name}"), name)
 }
 
-/// The model, for sequences of one row.
+/// Makes the model, for sequences of one row.
 fn decoder(recorded: &Recorded, device: &Device) -> Decoder {
     let (recipe, purpose) = (recipe(RecipeName::Fp32, Fp8Format::Hybrid), Purpose::Train(MemoryPolicy::FULL));
     let mut weights = recorded.clone();
@@ -93,7 +93,7 @@ fn packed_documents_have_the_logits_and_gradients_of_transformers() {
                 for shard in of_param {
                     let (own, after) = rest.split_at(shard.elements());
                     rest = after;
-                    // Experts may be in one tensor.
+                    // All experts may be in one tensor.
                     let [seen, expected] = compared.entry(shard.tensor.stored_name()).or_default();
                     seen.extend(own);
                     expected.extend(values(&recorded.of_tensor("gradients", &shard.tensor)));
@@ -116,7 +116,7 @@ fn packed_documents_have_the_logits_and_gradients_of_transformers() {
     }
 }
 
-/// Through the paged cache: the prompt in one pass, then token by token.
+/// The text comes from the paged cache: the prompt is read in one pass, then token by token.
 #[test]
 fn greedy_text_is_that_of_generate() {
     for name in MODELS {

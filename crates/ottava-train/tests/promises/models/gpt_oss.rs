@@ -1,4 +1,4 @@
-//! Folders of gpt-oss: a tensor for all experts of a layer, in BF16 as `transformers` writes it, or in MXFP4 as it was published.
+//! Folders of gpt-oss have one tensor for all experts of a layer, in BF16 as `transformers` writes it, or in MXFP4 as it was published.
 
 use crate::models::recorded::Recorded;
 use crate::runs::resume::{self, write_inputs};
@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::path::Path;
 
-/// The tensors of a folder by name: type, shape and bytes.
+/// The type, the shape and the bytes of the tensors of a folder, by name.
 type Tensors = BTreeMap<String, (&'static str, Vec<usize>, Vec<u8>)>;
 
 fn keys() -> Value {
@@ -28,14 +28,14 @@ fn keys() -> Value {
     })
 }
 
-/// The values of all parameters of a model, by name.
+/// Returns the values of all parameters of a model, by name.
 fn weights_of(sizes: &DecoderConfig, weights: &mut dyn WeightSource) -> BTreeMap<String, Vec<f64>> {
     let recipe = recipe(RecipeName::Bf16, Fp8Format::Auto);
     let mut decoder = Decoder::new(sizes, &recipe, &Device::Cpu, Purpose::Infer, 32, weights).unwrap();
     decoder.parameters().iter().map(|p| (p.identity.name().to_string(), values(&p.weights.value().unwrap()))).collect()
 }
 
-/// The weights of a folder, all of whose tensors are read.
+/// Returns the weights of a folder, and checks that all its tensors are read.
 fn of_folder(folder: &Path) -> BTreeMap<String, Vec<f64>> {
     let sizes = decoder_config(&ConfigFile::read(folder).unwrap()).unwrap();
     let mut weights = FolderWeights::open(folder).unwrap();
@@ -44,7 +44,7 @@ fn of_folder(folder: &Path) -> BTreeMap<String, Vec<f64>> {
     loaded
 }
 
-/// Writes a folder.
+/// Writes a folder with these tensors.
 fn write(folder: &Path, config: &Value, tensors: &Tensors) {
     std::fs::create_dir_all(folder).unwrap();
     std::fs::write(folder.join("config.json"), config.to_string()).unwrap();
@@ -59,7 +59,7 @@ fn write(folder: &Path, config: &Value, tensors: &Tensors) {
     std::fs::write(folder.join("model.safetensors"), file).unwrap();
 }
 
-/// One checkpoint of a run whose rate is zero in F32: a folder with the initial weights.
+/// Makes a checkpoint of a run whose learning rate is zero in F32. Returns its folder, which has the initial weights, and its seed.
 fn checkpoint(inputs: &Path) -> (std::path::PathBuf, u64) {
     write_inputs(inputs);
     std::fs::write(inputs.join("config.json"), keys().to_string()).unwrap();
@@ -82,7 +82,7 @@ fn a_folder_has_the_tensors_of_transformers_and_is_read_again() {
     assert_eq!(shape("mlp.experts.down_proj_bias"), [3, 64]);
     assert_eq!((shape("mlp.router.weight"), shape("mlp.router.bias")), (vec![3, 64], vec![3]));
     assert_eq!(shape("self_attn.sinks"), [4]);
-    // As `transformers` 5.23 writes: 17 for each layer, embedding, norm and head.
+    // `transformers` 5.23 writes 17 tensors for each layer, and the embedding, the norm and the head.
     assert_eq!(written.len(), 2 * 17 + 3);
     let config = ConfigFile::read(&folder).unwrap();
     let initial = weights_of(&decoder_config(&config).unwrap(), &mut RandomWeights { seed, device: Device::Cpu });
@@ -97,10 +97,10 @@ fn a_folder_has_the_tensors_of_transformers_and_is_read_again() {
     assert!(error.contains("all experts of a layer in one tensor") && error.contains("--format bf16"), "{error}");
 }
 
-/// The values of the codes of E2M1, as OCP's specification lists them.
+/// The values of the codes of E2M1, as listed in OCP's specification.
 const E2M1: [f32; 16] = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0];
 
-/// The tensors of a folder with its experts in MXFP4, and the tensors of the same values in BF16.
+/// Returns the tensors of a folder with its experts in MXFP4, and tensors with the same values in BF16.
 fn in_mxfp4(folder: &Path) -> [Tensors; 2] {
     let bytes = std::fs::read(folder.join("model.safetensors")).unwrap();
     let (mut quantized, mut plain) = (Tensors::new(), Tensors::new());
@@ -182,7 +182,7 @@ fn mxfp4_is_read_as_its_values() {
     assert!(error.contains("have shapes [3, 64, 1, 16] and [3, 32, 2]"), "{error}");
 }
 
-/// A loader that swaps gate and up, or experts, computes other logits.
+/// A loader that swaps gate and up, or experts, would compute other logits.
 #[test]
 fn the_order_of_interleaved_outputs_is_seen_in_the_logits() {
     struct Swapped(Recorded, [&'static str; 2]);
@@ -220,7 +220,7 @@ fn the_order_of_interleaved_outputs_is_seen_in_the_logits() {
     }
 }
 
-/// As `transformers` 5.23 has them for a config.json without rotary positions.
+/// These are the defaults of `transformers` 5.23 for a config.json without rotary positions.
 #[test]
 fn rotary_positions_are_stretched_by_default() {
     let mut keys = keys();

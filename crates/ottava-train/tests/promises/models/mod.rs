@@ -1,4 +1,4 @@
-//! Families and their blocks, beside PyTorch and transformers.
+//! Families and their blocks, compared with PyTorch and transformers.
 
 pub mod configurations;
 pub mod experts;

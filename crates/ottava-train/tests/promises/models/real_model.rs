@@ -1,4 +1,4 @@
-//! SmolLM2-135M-Instruct, as `scripts/fetch-smollm2.sh` makes it, against what `scripts/check_smollm2.py` recorded beside it.
+//! Compares SmolLM2-135M-Instruct, as `scripts/fetch-smollm2.sh` makes it, with the results that `scripts/check_smollm2.py` recorded.
 
 use crate::setup::{largest_error, logits, recipe};
 use ottava_checkpoint::{FolderWeights, ModelFiles};
@@ -26,6 +26,6 @@ fn logits_of_smollm2_are_those_of_transformers() {
     let found = values(&logits(&decoder, &ids));
     let error = largest_error(&found, &expected);
     eprintln!("{} logits: the largest difference is {error:.1e} of the largest logit", found.len());
-    // Measured once: 2.7e-6, from sums of up to 1,536 products in F32 in each of 30 blocks. The bound allows for other orders of these sums.
+    // Measured: 2.7e-6, from sums of up to 1,536 products in F32 in each of 30 blocks. The bound allows for other orders of these sums.
     assert!(error <= 1e-4, "{error:e}");
 }

@@ -1,4 +1,4 @@
-//! Small models as scripts recorded them with PyTorch: settings, weights and results. `tests/data/README.md` lists the files.
+//! Small models that scripts recorded with PyTorch: settings, weights and results. `tests/data/README.md` lists the files.
 
 use ottava_models::{ConfigFile, DecoderConfig, decoder_config};
 use ottava_recipe::param::{FolderLayout, FolderTensor, Init, Stacked, WeightSource};
@@ -10,13 +10,13 @@ use std::ops::Range;
 /// A model of a file of `tests/data`.
 #[derive(Clone)]
 pub struct Recorded {
-    /// What the names of its tensors begin with, before a slash; empty for a file of one model.
+    /// The prefix of the names of its tensors, before a slash; empty for a file of one model.
     name: &'static str,
     file: Vec<u8>,
 }
 
 impl Recorded {
-    /// The model `name` of `tests/data/{file}.safetensors`.
+    /// Opens the model `name` of `tests/data/{file}.safetensors`.
     pub fn open(file: &str, name: &'static str) -> Recorded {
         let path = format!("{}/tests/data/{file}.safetensors", env!("CARGO_MANIFEST_DIR"));
         Recorded { name, file: std::fs::read(&path).unwrap_or_else(|e| panic!("{path}: {e}")) }
@@ -30,7 +30,7 @@ impl Recorded {
         SafeTensors::deserialize(&self.file).expect("the recorded file is whole")
     }
 
-    /// A tensor, floating-point values as F32; `None` if it was not recorded.
+    /// Returns a tensor, with floating-point values as F32. Returns `None` if it was not recorded.
     pub fn find(&self, name: &str) -> Option<Tensor> {
         let file = self.tensors();
         let view = file.tensor(&self.path(name)).ok()?;
@@ -43,28 +43,28 @@ impl Recorded {
         Some(if dtype == DType::BF16 { cast(&tensor, DType::F32).expect("a float") } else { tensor })
     }
 
-    /// A tensor that was recorded.
+    /// Returns a recorded tensor.
     pub fn tensor(&self, name: &str) -> Tensor {
         self.find(name).unwrap_or_else(|| panic!("{} was not recorded", self.path(name)))
     }
 
-    /// The values of a tensor.
+    /// Returns the values of a tensor.
     pub fn values(&self, name: &str) -> Vec<f64> {
         testing::values(&self.tensor(name))
     }
 
-    /// The values of a tensor of ids.
+    /// Returns the values of a tensor of ids.
     pub fn ids(&self, name: &str) -> Vec<i32> {
         self.tensor(name).to_vec().expect("I32")
     }
 
-    /// The number of tensors whose names begin with `kind/`.
+    /// Returns the number of tensors whose names begin with `kind/`.
     pub fn count(&self, kind: &str) -> usize {
         let start = self.path(&format!("{kind}/"));
         self.tensors().names().iter().filter(|name| name.starts_with(&start)).count()
     }
 
-    /// The sizes of the model.
+    /// Returns the sizes of the model.
     pub fn sizes(&self) -> DecoderConfig {
         let (_, metadata) = SafeTensors::read_metadata(&self.file).expect("the recorded file is whole");
         let keys = metadata.metadata().as_ref().expect("metadata")[&self.path("config")].clone();
@@ -72,7 +72,7 @@ impl Recorded {
         decoder_config(&ConfigFile::from_values(self.name, keys)).expect("transformers wrote this configuration")
     }
 
-    /// The weight or gradient, by `kind`, of `tensor` as it is in memory.
+    /// Returns the weight or the gradient (`kind`) of `tensor`, in the layout of memory.
     pub fn of_tensor(&self, kind: &str, tensor: &FolderTensor) -> Tensor {
         let stored = self.tensor(&format!("{kind}/{}", tensor.stored_name()));
         assert_eq!(stored.shape(), tensor.stored_shape(), "{}", self.path(&tensor.name));
@@ -80,7 +80,7 @@ impl Recorded {
     }
 }
 
-/// `tensor` as it is in memory, of the tensor of a folder that holds it.
+/// Converts `stored`, the tensor of a folder that holds `tensor`, to the layout of memory.
 pub fn in_memory(stored: Tensor, tensor: &FolderTensor) -> Tensor {
     match tensor.layout {
         FolderLayout::Same => stored,

@@ -1,5 +1,5 @@
-//! The same small models in PyTorch: logits, loss and gradients in F32, and fifty AdamW steps in F32 and BF16.
-//! `tests/data/README.md` says where the numbers come from.
+//! Compares small models with PyTorch: logits, loss and gradients in F32, and fifty AdamW steps in F32 and BF16. `tests/data/README.md` says where
+//! the numbers come from.
 
 use crate::models::recorded::Recorded;
 use crate::setup::{
@@ -13,11 +13,11 @@ use ottava_tensor::{DType, Device, Tensor};
 
 const MODELS: [&str; 6] = ["llama", "qwen2", "qwen3", "gpt2", "cohere", "cohere_qk_norm"];
 
-/// What PyTorch wrote of a model.
-/// Sums in F32 have another order than in PyTorch. Measured on the CPU, logits are up to 8.7e-7 of the largest logit apart, and gradients up to
-/// 1.7e-6 of their norm and of their largest element; models with longer texts reach 4.8e-6 (`family_referee.rs`).
+/// The tolerance of logits and gradients. Sums in F32 have another order than in PyTorch. Measured on the CPU, logits differ by up to 8.7e-7 of the
+/// largest logit, and gradients by up to 1.7e-6 of their norm and of their largest element. Models with longer texts reach 4.8e-6
+/// (`family_referee.rs`).
 const SUMS: f64 = 1e-5;
-/// A loss is a mean over targets, in which roundings of both directions cancel: up to 1.6e-7 is seen.
+/// The tolerance of losses. A loss is a mean over targets, in which roundings in both directions cancel: differences of up to 1.6e-7 are seen.
 const LOSS: f64 = 1e-6;
 fn open(model: &'static str) -> Recorded {
     let file = match model {
@@ -39,7 +39,7 @@ fn decoder(model: &'static str, name: RecipeName, device: &Device) -> Decoder {
     decoder
 }
 
-/// Inputs and targets of step `step`, and the number of rows.
+/// Returns inputs and targets of step `step`, and the number of rows.
 fn batch(model: &'static str, step: usize) -> ([Tensor; 2], usize) {
     let ids = open(model).tensor("ids");
     let [_, rows, length] = ids.dims("ids").unwrap();
@@ -109,7 +109,7 @@ fn greedy_text_is_that_of_pytorch() {
     }
 }
 
-/// Greedy text takes the first of equal logits, and likely tokens are often equal in BF16.
+/// Greedy text takes the first of equal logits, and in BF16 likely tokens often have equal logits.
 #[test]
 fn logits_of_generation_are_not_rounded_to_the_compute_type() {
     for device in devices() {
@@ -124,7 +124,7 @@ fn logits_of_generation_are_not_rounded_to_the_compute_type() {
     }
 }
 
-/// Losses of fifty steps from the recorded weights, on the recorded batches.
+/// Returns the losses of fifty steps from the recorded weights, on the recorded batches.
 fn train(model: &'static str, name: RecipeName, device: &Device) -> Vec<f64> {
     let mut training = Training::new(decoder(model, name, device));
     (0..50)
@@ -135,14 +135,15 @@ fn train(model: &'static str, name: RecipeName, device: &Device) -> Vec<f64> {
         .collect()
 }
 
-/// The largest relative difference of losses at any step, and where it is.
+/// Returns the largest relative difference of losses, and the step that has it.
 fn apart(losses: &[f64], expected: &[f64]) -> (f64, usize) {
     let apart = losses.iter().zip(expected).enumerate().map(|(step, (a, b))| ((a / b - 1.0).abs(), step));
     apart.max_by(|a, b| a.0.total_cmp(&b.0)).expect("steps")
 }
 
-/// PyTorch's two ways to train in BF16 round elsewhere: autocast keeps the residual stream in F32, `bf16` rounds also inside norms,
-/// rotations and softmax. Their losses are up to 6.7e-4 apart from each other and 9.7e-4 from the losses in F32, and ours lie among them.
+/// PyTorch's two ways to train in BF16 round at different places: autocast keeps the residual stream in F32, and `bf16` also rounds inside norms,
+/// rotations and softmax. Their losses differ by up to 6.7e-4 from each other and by up to 9.7e-4 from the losses in F32. Ottava's losses lie among
+/// them.
 #[test]
 fn fifty_steps_lose_what_they_lose_in_pytorch() {
     let comparisons =

@@ -1,5 +1,5 @@
-//! Losses of routers beside transformers': gradient norms of steps with masked prompts, padding, packed documents, several micro-batches and DPO,
-//! on one rank and on several.
+//! Compares losses of routers with transformers: gradient norms of steps with masked prompts, padding, packed documents, several micro-batches and
+//! DPO, on one rank and on several ranks.
 
 use crate::models::recorded::Recorded;
 use crate::objectives::preference::{load_preferences, with_preference};
@@ -19,7 +19,7 @@ use std::rc::Rc;
 
 const TOKENS: usize = 16;
 
-/// What `scripts/make_router_referee.py` recorded.
+/// The results that `scripts/make_router_referee.py` recorded.
 #[derive(Deserialize)]
 struct Referee {
     balance: f64,
@@ -28,12 +28,12 @@ struct Referee {
     cases: Vec<Case>,
 }
 
-/// A step: documents by micro-batch, and the gradient norm.
+/// A step: the documents of each micro-batch, and the gradient norm.
 #[derive(Clone, Deserialize)]
 struct Case {
     name: String,
     micro_batches: Vec<Vec<Document>>,
-    /// Log-probabilities by a reference model, of DPO.
+    /// The log-probabilities of a reference model, for DPO.
     reference: Option<Vec<Vec<f64>>>,
     grad_norm: f64,
 }
@@ -41,7 +41,7 @@ struct Case {
 #[derive(Clone, Deserialize)]
 struct Document {
     ids: Vec<i32>,
-    /// The first of `ids` that is a target.
+    /// The index of the first token of `ids` that is a target.
     first_target: usize,
 }
 
@@ -49,7 +49,8 @@ fn referee() -> Referee {
     serde_json::from_str(include_str!("../../data/router_losses.json")).expect("the recorded file is whole")
 }
 
-/// Rows of `TOKENS` tokens, one for each document. The document after one that leaves room in its row is `packed` into it.
+/// Returns rows of `TOKENS` tokens, one for each document. If a document leaves room in its row and `packed` is set, the next document is packed into
+/// this row.
 fn rows(documents: &[Document], packed: bool) -> Batch {
     let mut batch = Batch {
         inputs: vec![],
@@ -85,8 +86,8 @@ fn rows(documents: &[Document], packed: bool) -> Batch {
     batch
 }
 
-/// A step of `case` on ranks of data x context x tensor with these experts apart: the gradient norm that the leading rank reports, and what
-/// routers have chosen.
+/// Runs a step of `case` on ranks of data x context x tensor, where `expert` ranks have different experts. Returns the gradient norm of the leading
+/// rank, and the choices of routers.
 fn step(case: &Case, [data, context, tensor]: [usize; 3], expert: usize) -> (f64, Vec<RouterLoad>) {
     let Referee { balance, z, beta, .. } = referee();
     let recorded = Recorded::open("referee_qwen3_moe", "qwen3_moe");
@@ -170,12 +171,12 @@ fn ranks_have_the_gradient_norms_of_transformers() {
         let case = case(name);
         let (norm, _) = step(case, mesh, expert);
         let apart = (norm / case.grad_norm - 1.0).abs();
-        // Sums in F32 over ranks have another order, and the norm of all gradients averages their roundings: up to 5e-7 is seen.
+        // Sums in F32 over ranks have another order, and the norm of all gradients averages their roundings: differences of up to 5e-7 are seen.
         assert!(apart < 1e-6, "{name} on {mesh:?}, expert {expert}: {norm}, {} in transformers", case.grad_norm);
     }
 }
 
-/// What changes the biases of routers, and what is logged about them.
+/// The test checks the updates of router biases, and the logged loads.
 #[test]
 fn routers_do_not_count_padding() {
     let cases = referee().cases;

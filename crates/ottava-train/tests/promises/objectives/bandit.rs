@@ -1,4 +1,4 @@
-//! A policy gradient on a bandit: the smallest objective whose rows the model itself makes.
+//! A policy gradient on a bandit: the smallest objective whose rows the model generates.
 
 use crate::setup::{Seeded, recipe, tiny_llama};
 use ottava_common::Result;
@@ -15,17 +15,17 @@ use ottava_train::objective::{Evaluation, LoadedRows, Rows, Validation};
 use ottava_train::step::host::{from_host, values, write};
 use ottava_train::step::{Loss, Metrics, TrainStep};
 
-/// Plays of a micro-batch, each a row of two tokens: the question, whose target is the arm, and the arm.
+/// The number of plays of a micro-batch. Each play is a row of two tokens: the question, whose target is the arm, and the arm.
 const PLAYS: usize = 16;
 const TOKENS: usize = 2;
 const QUESTION: i32 = 1;
 
-/// The arms, and what each of them pays.
+/// The arms, each with its reward.
 const ARMS: [(i32, f64); 3] = [(11, 0.0), (12, 0.2), (13, 1.0)];
 
-/// `-advantage · log p(arm)` of each play: the model's loss of a token times the advantage of its play.
+/// The loss `-advantage · log p(arm)` of each play: the model's loss of a token times the advantage of its play.
 struct PolicyGradient {
-    /// By token, `[T]`.
+    /// The advantage of each token, `[T]`.
     advantages: Tensor,
 }
 
@@ -67,7 +67,7 @@ impl Loss for PolicyGradient {
     }
 }
 
-/// Plays drawn from what the model says of the arms. Their reward is a metric of the rows, known before the step.
+/// Plays that are drawn from the model's probabilities of the arms. Their reward is a metric of the rows, known before the step.
 struct Plays {
     /// The state of a linear congruential generator.
     seed: u64,
@@ -81,7 +81,7 @@ impl Plays {
         (self.seed >> 11) as f64 / (1u64 << 53) as f64
     }
 
-    /// Draws plays for two steps, as a rollout that several steps read.
+    /// Draws plays for two steps, like a rollout that serves several steps.
     fn draw(&mut self, chances: &[f64]) {
         for _ in 0..2 {
             let arm = |plays: &mut Plays| {
@@ -102,14 +102,14 @@ impl Plays {
     }
 }
 
-/// A row for each of `arms`.
+/// Returns a row for each of `arms`.
 fn rows(arms: impl Iterator<Item = usize>) -> Batch {
     let ids: Vec<i32> = arms.map(|arm| ARMS[arm].0).collect();
     let inputs = ids.iter().flat_map(|&id| [QUESTION, id]).collect();
     Batch::whole(inputs, ids.iter().flat_map(|&id| [id, IGNORE_INDEX]).collect(), ids.len())
 }
 
-/// How likely the model finds each arm, relative to all arms.
+/// Returns the model's probability of each arm, relative to all arms.
 fn chances(model: &mut Decoder, step: &TrainStep, precision: StepPrecision) -> Result<Vec<f64>> {
     let all = rows(0..ARMS.len());
     let of_rows = row_log_probs(model, step.partition(), &[&all], Pass::Evaluation, precision)?;
@@ -142,7 +142,7 @@ impl Rows for Plays {
         Ok(LoadedRows { metrics, ..LoadedRows::default() })
     }
 
-    /// The loss is what the model loses by not always pulling the best arm.
+    /// Evaluates the loss of not always choosing the best arm.
     fn evaluate(&self, model: &mut Decoder, step: &TrainStep, precision: StepPrecision) -> Result<Option<Validation>> {
         let chances = chances(model, step, precision)?;
         let loss = 1.0 - ARMS.iter().zip(chances).map(|((_, pays), chance)| pays * chance).sum::<f64>();
@@ -179,7 +179,7 @@ fn a_policy_gradient_learns_the_best_arm_of_a_bandit() {
     }
     let after = lost(&*plays, &mut model, &step);
     let mean = |of: &[f64]| of.iter().sum::<f64>() / of.len() as f64;
-    // A policy that knows nothing is paid the mean of the arms, 0.4, and loses 0.6; the arms beside the best pay at most 0.2.
+    // A policy without knowledge gets the mean reward of the arms, 0.4, and loses 0.6. The arms other than the best have rewards of at most 0.2.
     assert!(mean(&rewards[30..]) > 0.9 && mean(&rewards[..4]) < 0.8, "{rewards:?}");
     assert!(after < 0.1 && before > 0.4, "{before} lost before, {after} after");
 }

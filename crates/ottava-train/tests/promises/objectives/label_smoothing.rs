@@ -1,4 +1,4 @@
-//! The loss of texts with smoothed labels: on ranks that divide the vocabulary or the tokens, in evaluations, and beside preferences.
+//! The loss of texts with label smoothing: on ranks that divide the vocabulary or the tokens, in evaluations, and in preference losses.
 
 use crate::objectives::preference::{run_config, write_records};
 use crate::parallel::divided::{F32, Setup, apart, llama};
@@ -9,7 +9,7 @@ use ottava_tensor::Device;
 use ottava_train::trainer::Start;
 use serde_json::json;
 
-/// The mean over the vocabulary needs the logits of all ranks, and the mean over tokens needs the tokens of all ranks that divide a sequence.
+/// The mean over the vocabulary needs the logits of all ranks. The mean over tokens needs the tokens of all ranks that divide a sequence.
 #[test]
 fn ranks_that_divide_vocabulary_or_tokens_train_as_one_rank_does() {
     for keys in [json!({}), json!({"tie_word_embeddings": true})] {
@@ -26,7 +26,7 @@ fn ranks_that_divide_vocabulary_or_tokens_train_as_one_rank_does() {
     }
 }
 
-/// As in the Trainer of transformers, validation losses are smoothed too. They are then no likelihood of the text.
+/// Validation losses are smoothed too, as in the Trainer of transformers. They are then not likelihoods of the text.
 #[test]
 fn evaluations_have_the_loss_of_training_and_no_bits_per_byte() {
     let (inputs, runs) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
@@ -41,7 +41,7 @@ fn evaluations_have_the_loss_of_training_and_no_bits_per_byte() {
     let (plain, smoothed) = (of("plain", 0.0, 0), of("smoothed", 0.25, 0));
     let first = |lines: &[serde_json::Value], key: &str| lines.iter().find_map(|line| line[key].as_f64());
     let [nll, loss] = [&plain, &smoothed].map(|lines| first(lines, "eval_loss").unwrap());
-    // The weights are random and small: each logit is near the mean of all, so the loss is near the logarithm of the vocabulary with and without.
+    // The weights are random and small: each logit is near the mean, so the loss is near the logarithm of the vocabulary, with and without smoothing.
     assert!(nll != loss && (nll - loss).abs() < 0.1, "{nll} and {loss}");
     assert!(first(&plain, "eval_bits_per_byte").is_some() && first(&smoothed, "eval_bits_per_byte").is_none());
     assert!(smoothed.iter().all(|line| line.get("eval_bits_per_byte").is_none()));
@@ -49,7 +49,7 @@ fn evaluations_have_the_loss_of_training_and_no_bits_per_byte() {
     assert!(nll != loss && (nll - loss).abs() < 0.1, "{nll} and {loss}");
 }
 
-/// The sentinel compares the losses of training.
+/// The sentinel compares the losses of training, which are smoothed.
 #[test]
 fn the_sentinel_compares_smoothed_losses() {
     let (inputs, runs) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
@@ -64,7 +64,7 @@ fn the_sentinel_compares_smoothed_losses() {
         .map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap())
         .filter_map(|line| line["loss_gap"].as_f64())
         .collect();
-    // The limit at which the run would report a gap; casts to FP8 move these losses by less than 2e-3.
+    // The bound is the limit at which the run would report a gap. Casts to FP8 change these losses by less than 2e-3.
     assert!(!gaps.is_empty() && gaps.iter().all(|gap| gap.abs() < 0.05), "{gaps:?}");
 }
 

@@ -1,4 +1,4 @@
-//! What a run optimises: texts, answers, preferences and rewards.
+//! The objectives of a run: texts, answers, preferences and rewards.
 
 pub mod bandit;
 pub mod label_smoothing;

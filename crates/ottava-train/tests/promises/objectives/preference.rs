@@ -1,4 +1,4 @@
-//! Preference tuning: losses and rewards beside TRL's, gradients, the reference model, ranks, and runs that stop and resume.
+//! Preference tuning: losses and rewards compared with TRL, gradients, the reference model, ranks, and runs that stop and resume.
 
 use crate::models::recorded::Recorded;
 use crate::runs::resume::{config, metrics, train, write_inputs};
@@ -26,15 +26,15 @@ use std::rc::Rc;
 
 pub const STEPS: usize = 20;
 pub const PAIRS: usize = 4;
-/// Tokens of a row; prompt and completion have at most 12.
+/// The number of tokens of a row. Prompt and completion have at most 12.
 pub const TOKENS: usize = 16;
 
-/// What `scripts/make_preference_referee.py` recorded.
+/// Opens the results that `scripts/make_preference_referee.py` recorded.
 pub fn recorded() -> Recorded {
     Recorded::open("referee_preference", "")
 }
 
-/// A row of `prompt` and `completion`.
+/// Appends a row of `prompt` and `completion`.
 fn row(prompt: &[i32], completion: &[i32], batch: &mut Batch) {
     let end = batch.inputs.len() + TOKENS;
     let ids = [prompt, completion].concat();
@@ -47,7 +47,7 @@ fn row(prompt: &[i32], completion: &[i32], batch: &mut Batch) {
     batch.rows += 1;
 }
 
-/// DPO.
+/// Returns the settings of DPO.
 pub fn dpo(beta: f64) -> Preference {
     Preference::of(PreferenceLoss::Sigmoid { label_smoothing: 0.0 }, beta)
 }
@@ -56,12 +56,12 @@ pub fn empty() -> Batch {
     Batch { inputs: vec![], targets: vec![], rows: 0, seq_len: TOKENS, documents: None, padding: vec![] }
 }
 
-/// The recorded batch of a step: of pairs, or of completions with labels.
+/// Returns the recorded batch of a step: pairs, or completions with labels.
 pub fn recorded_batch(step: usize, labels: bool) -> PreferenceBatch {
     recorded_records(step * PAIRS..(step + 1) * PAIRS, labels)
 }
 
-/// Recorded pairs, or completions with labels.
+/// Returns recorded pairs, or completions with labels.
 pub fn recorded_records(pairs: Range<usize>, labels: bool) -> PreferenceBatch {
     let all = recorded().ids("ids");
     let ids = |pair: usize, key: usize| {
@@ -94,28 +94,28 @@ fn losses_in_fp8_are_near_those_in_f32() {
         let found = final_losses(how, name);
         let apart = exact.iter().zip(&found).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
         eprintln!("{}: losses are at most {apart:.1e} apart from those in F32", name.as_str());
-        // Measured on the CPU: at most 8.4e-4 in BF16, and 5.4e-3 to 1.2e-2 in FP8.
+        // Measured on the CPU, differences are at most 8.4e-4 in BF16, and 5.4e-3 to 1.2e-2 in FP8.
         assert!(apart < 2e-2, "{}: {apart:e}", name.as_str());
     }
 }
 
-/// `work` with the loss of preferences.
+/// Returns `work` with the loss of preferences.
 pub fn with_preference(work: TrainStep, how: &Preference) -> TrainStep {
     work.with_losses(|rows, device, dtype| how.of_micro_batch(rows, device, dtype)).unwrap()
 }
 
-/// Loads a micro-batch, with its reference if it is known.
+/// Loads a micro-batch, with its reference log-probabilities if they are known.
 pub fn load_preferences(work: &mut TrainStep, micro_batch: usize, batch: &PreferenceBatch, reference: Option<&[f64]>) {
     work.load(micro_batch, &batch.batch).unwrap();
     work.loss_mut::<MicroBatchPreference>(micro_batch).load(batch, reference).unwrap();
 }
 
-/// The log-probabilities of rows on one rank.
+/// Returns the log-probabilities of rows on one rank.
 pub fn log_probs(model: &mut Decoder, batch: &Batch, pass: Pass) -> Vec<f64> {
     row_log_probs(model, &Partition::solo(), &[batch], pass, StepPrecision::Recipe).unwrap().remove(0)
 }
 
-/// The losses of twenty steps, whose reference is the model before them.
+/// Returns the losses of twenty steps. The reference is the model before these steps.
 fn final_losses(how: Preference, name: RecipeName) -> Vec<f64> {
     let recipe = recipe(name, Fp8Format::Auto);
     let purpose = Purpose::Train(MemoryPolicy::FULL);
@@ -141,7 +141,7 @@ fn seeded(sizes: &DecoderConfig, recipe: &Recipe) -> Decoder {
     model
 }
 
-/// Pairs `first..first + count` of `step`, of any tokens.
+/// Returns pairs `first..first + count` of `step`, of arbitrary tokens.
 fn pairs(step: usize, first: usize, count: usize) -> PreferenceBatch {
     let mut batch = empty();
     for pair in first..first + count {
@@ -153,7 +153,7 @@ fn pairs(step: usize, first: usize, count: usize) -> PreferenceBatch {
     PreferenceBatch { documents: vec![0; batch.rows], batch, chosen, mismatched: None }
 }
 
-/// The base without its adapters has the bits of a model that never had any, also after the adapters have been trained.
+/// The base model without its adapters has the bits of a model that never had adapters, also after the adapters have been trained.
 #[test]
 fn the_model_without_adapters_is_the_reference() {
     let lora = Some(Lora {
@@ -180,7 +180,7 @@ fn the_model_without_adapters_is_the_reference() {
             let losses = work.loaded_token_losses(&mut model, Pass::Reference, StepPrecision::Recipe).unwrap();
             work.loss_mut::<MicroBatchPreference>(0).set_reference(&losses[0]).unwrap();
             let done = work.run(&mut model, &mut optimizer, 1e-2, StepPrecision::Recipe).unwrap();
-            // The reference is the base in every step: rewards of the first step come from adapters that are not zero.
+            // The reference is the base in every step. The adapters are not zero, so the rewards of the first step are not zero.
             let sums = PreferenceSums::from_numbers(&done.sums);
             let reference = sums.log_probs[0] - sums.rewards[0] / how.beta;
             let expected: f64 = plain.iter().step_by(2).sum();
@@ -191,7 +191,7 @@ fn the_model_without_adapters_is_the_reference() {
     }
 }
 
-/// Losses, norms and metrics of two steps, and the weights after them.
+/// Returns losses, norms and metrics of two steps, and the weights after them.
 pub fn train_on(how: Preference, comm: Group, micro_batches: usize, zero: Zero) -> Vec<(String, Vec<f64>)> {
     const ALL: usize = 4;
     let recipe = recipe(RecipeName::Fp32, Fp8Format::Auto);
@@ -231,14 +231,14 @@ fn micro_batches_and_ranks_change_only_the_order_of_sums() {
     }
     for (how, seen) in others {
         for ((name, expected), (_, got)) in whole.iter().zip(&seen) {
-            // Three steps of sums in F32 in another order: up to 8e-7 of a number is seen.
+            // After three steps with sums in F32 in another order, differences of up to 8e-7 of a number are seen.
             let near = |(a, b): (&f64, &f64)| (a - b).abs() <= 5e-5 * a.abs().max(0.1);
             assert!(expected.iter().zip(got).all(near), "{name} with {how}: {expected:?} and {got:?}");
         }
     }
 }
 
-/// A run on pairs; some pairs are for validation. A chosen text goes on in lower case, a rejected one in capitals.
+/// Returns a run on pairs, some of them for validation. A chosen text continues in lower case, a rejected text in capitals.
 pub fn run_config(inputs: &Path, output: &Path, recipe: RecipeName, records: &str) -> RunConfig {
     let of_text = config(inputs, output, recipe);
     RunConfig {
@@ -283,7 +283,7 @@ fn margins_rise_and_resuming_changes_nothing() {
         assert!(seen.last().unwrap()["rewards/chosen"].is_number(), "{:?}", seen.last());
         let stopped = run_config(inputs.path(), &runs.path().join("stopped"), recipe, records);
         train(&stopped, &Device::Cpu, &Start::New, 3).unwrap_err();
-        // Without the stored log-probabilities they are computed again, by the model of the start.
+        // If the stored log-probabilities are missing, the initial model computes them again.
         std::fs::remove_file(stopped.output_dir.join("reference.json")).unwrap();
         train(&stopped, &Device::Cpu, &Start::Resume, 5).unwrap_err();
         train(&stopped, &Device::Cpu, &Start::Resume, 8).unwrap();
@@ -292,7 +292,7 @@ fn margins_rise_and_resuming_changes_nothing() {
     }
 }
 
-/// Another model's log-probabilities of the same data differ from the reference's.
+/// The log-probabilities of another model on the same data differ from the log-probabilities of the reference.
 #[test]
 fn a_reference_that_the_run_has_not_written_is_computed_again() {
     let (inputs, runs) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());

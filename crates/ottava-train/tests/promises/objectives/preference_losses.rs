@@ -1,4 +1,4 @@
-//! Each loss of preferences beside TRL's values, its gradient, and what it reads of a micro-batch.
+//! Each preference loss: its values compared with TRL, its gradient, and the tensors that it reads of a micro-batch.
 
 use crate::objectives::preference::{
     PAIRS, STEPS, TOKENS, checkpoint, load_preferences, log_probs, recorded, recorded_batch, recorded_records,
@@ -23,7 +23,7 @@ use ottava_train::step::{MicroBatch, Program, ProgramInputs, TrainStep};
 use ottava_train::trainer::Start;
 use std::ops::Range;
 
-/// The recorded runs, by name.
+/// Returns the recorded runs, by name.
 fn losses(beta: f64) -> Vec<(&'static str, Preference)> {
     let one = |(name, loss)| (name, Preference::of(loss, beta));
     let (desirable_weight, undesirable_weight) = (1.5, 0.5);
@@ -68,7 +68,7 @@ fn named(name: &str) -> Preference {
 const NAMES: [&str; 7] =
     ["loss", "rewards/chosen", "rewards/rejected", "rewards/margins", "logps/chosen", "logps/rejected", "kl"];
 
-/// The largest differences from TRL's losses and rewards, and from its log-probabilities, in `steps` steps.
+/// Returns the largest differences from TRL's losses and rewards, and from its log-probabilities, in `steps` steps.
 fn apart(name: &str, how: &Preference, micro_batches: usize, steps: usize) -> [f64; 3] {
     let recipe = recipe(RecipeName::Fp32, Fp8Format::Auto);
     let (labels, records) = (how.sequences() == 1, PAIRS / micro_batches);
@@ -82,7 +82,7 @@ fn apart(name: &str, how: &Preference, micro_batches: usize, steps: usize) -> [f
     let first = (0..steps * micro_batches).map(|batch| batch * records);
     let batches: Vec<_> = first.map(|first| recorded_records(first..first + records, labels)).collect();
     let log_probs = |model: &mut Decoder, batch: &Batch| log_probs(model, batch, Pass::Evaluation);
-    // Before the first step.
+    // The reference is computed before the first step.
     let reference: Vec<_> = batches.iter().map(|batch| log_probs(&mut model, &batch.batch)).collect();
     let of_others: Vec<_> =
         batches.iter().map(|batch| batch.mismatched.as_ref().map(|rows| log_probs(&mut model, rows))).collect();
@@ -103,7 +103,7 @@ fn apart(name: &str, how: &Preference, micro_batches: usize, steps: usize) -> [f
         }
         let done = work.run(&mut model, &mut optimizer, 1e-3, StepPrecision::Recipe).unwrap();
         let sums = PreferenceSums::from_numbers(&done.sums);
-        // The same sum in F64, divided by the same count; another order of its terms would cost some units of 2⁻⁵³.
+        // This is the same sum in F64, divided by the same count. Another order of its terms would change it by some units of 2⁻⁵³.
         assert!((sums.loss() - done.loss).abs() < 1e-9);
         let found = sums.metrics().named;
         for (metric, expected) in names.iter().zip(&expected) {
@@ -121,7 +121,7 @@ fn apart(name: &str, how: &Preference, micro_batches: usize, steps: usize) -> [f
 
 #[test]
 fn losses_and_rewards_are_those_of_trl() {
-    // Six steps of all losses: log-probabilities have moved by then, and weights are updated by each gradient.
+    // All losses run six steps: by then, log-probabilities have changed, and each gradient has updated weights.
     let whole = losses(0.5).into_iter().map(|(name, how)| (name.to_string(), how, 1));
     let accumulated = OF_BATCHES.map(|name| (format!("{name}/accumulated"), named(name), 2));
     for (name, how, micro_batches) in whole.chain(accumulated) {
@@ -130,8 +130,8 @@ fn losses_and_rewards_are_those_of_trl() {
         eprintln!(
             "{name}: losses are at most {losses:.1e}, rewards {rewards:.1e}, log-probabilities {log_probs:.1e} apart from TRL's"
         );
-        // Sums in F32 have another order than in TRL, and log-probabilities near -20 are rounded by 1e-6. Measured on the CPU: at most 3.3e-6,
-        // 6.9e-6 and 1.3e-5.
+        // Sums in F32 have another order than in TRL, and log-probabilities near -20 are rounded by 1e-6. Measured on the CPU, differences are at
+        // most 3.3e-6, 6.9e-6 and 1.3e-5.
         assert!(losses < 2e-5 && rewards < 2e-5 && log_probs < 1e-4, "{name}: {losses:e}, {rewards:e}, {log_probs:e}");
     }
     let wrong = Preference { beta: 0.55, ..named("sigmoid") };
@@ -139,7 +139,7 @@ fn losses_and_rewards_are_those_of_trl() {
     assert!(losses > 1e-3, "a beta that is a tenth too large goes unnoticed: {losses:e}");
 }
 
-/// Seeded weights, rounded so that moving one of them is exact in F32; one of them is moved.
+/// Seeded weights. One of them is moved. The weights are rounded so that moving a weight is exact in F32.
 pub struct Moved {
     pub tensor: String,
     pub element: usize,
@@ -158,7 +158,7 @@ impl WeightSource for Moved {
     }
 }
 
-/// The loss of preferences of a model in F64, and the gradients of `1.7 · Σ losses`.
+/// Returns the preference loss of a model in F64, and the gradients of `1.7 · Σ losses`.
 fn loss_and_gradients(how: &Preference, weights: &mut dyn WeightSource) -> (f64, Vec<(String, Vec<f64>)>) {
     let purpose = Purpose::Train(MemoryPolicy::FULL);
     let sizes = recorded().sizes();
@@ -174,7 +174,7 @@ fn loss_and_gradients(how: &Preference, weights: &mut dyn WeightSource) -> (f64,
     (scaled_loss(&mut model, &batch, preference), gradients(&mut model))
 }
 
-/// `1.7 · Σ losses` of a micro-batch of a `model` in F64, whose gradients it leaves in the model.
+/// Returns `1.7 · Σ losses` of a micro-batch of a `model` in F64, and leaves the gradients in the model.
 pub fn scaled_loss(model: &mut Decoder, batch: &Batch, preference: MicroBatchPreference) -> f64 {
     const SCALE: f64 = 1.7;
     let sequences = sequences(&Device::Cpu, batch.rows, batch.inputs.len());
@@ -188,7 +188,8 @@ pub fn scaled_loss(model: &mut Decoder, batch: &Batch, preference: MicroBatchPre
     SCALE * values(&all)[..batch.rows].iter().sum::<f64>()
 }
 
-/// Central differences of fourth order, of weights all over the model for DPO and KTO, and of one weight of a block for each other loss.
+/// The gradients are compared with central differences of fourth order: for DPO and KTO, of weights all over the model, and for each other loss, of
+/// one weight of a block.
 #[test]
 fn backward_is_the_gradient_of_the_loss() {
     let plain = || Moved { tensor: String::new(), element: 0, by: 0.0 };
@@ -206,8 +207,8 @@ fn backward_is_the_gradient_of_the_loss() {
                 let apart = |steps: f64| at(steps * step) - at(-steps * step);
                 let difference = (8.0 * apart(1.0) - apart(2.0)) / (12.0 * step);
                 let error = (difference - gradient[element]).abs();
-                // In F64, the differences err by `step⁴ / 30`, 3e-14, of the fifth derivative, and by roundings of 2⁻⁵³ of the loss over `step`,
-                // 1e-13. Up to 8e-10 is seen.
+                // In F64, the differences have an error of `step⁴ / 30`, 3e-14, of the fifth derivative, and roundings of 2⁻⁵³ of the loss over
+                // `step`, 1e-13. Differences of up to 8e-10 are seen.
                 assert!(
                     error < 1e-7 * difference.abs().max(1.0),
                     "{name}, {tensor}[{element}]: {difference} and {}",
@@ -220,7 +221,7 @@ fn backward_is_the_gradient_of_the_loss() {
     }
 }
 
-/// A micro-batch is what losses of whole batches compare: two of them on one rank are one on each of two ranks.
+/// A loss of whole batches compares the pairs of a micro-batch. So two micro-batches on one rank equal one micro-batch on each of two ranks.
 #[test]
 fn micro_batches_and_ranks_of_a_batch_loss_compare_the_same_pairs() {
     for name in OF_BATCHES {
@@ -271,7 +272,7 @@ fn every_loss_trains_and_lowers_its_validation_loss() {
     }
 }
 
-/// The reference of a run without a reference model is 0 everywhere, also with adapters, and rewards are multiples of log-probabilities.
+/// In a run without a reference model, the reference is 0, also with adapters. So rewards are multiples of log-probabilities.
 #[test]
 fn runs_without_a_reference_have_rewards_of_log_probabilities() {
     let inputs = tempfile::tempdir().unwrap();
@@ -290,7 +291,7 @@ fn runs_without_a_reference_have_rewards_of_log_probabilities() {
                 for side in ["chosen", "rejected"] {
                     let (reward, log_prob) = (value(&format!("rewards/{side}")), value(&format!("logps/{side}")));
                     if let (Some(reward), Some(log_prob)) = (reward, log_prob) {
-                        // Halving is exact, so the two means of a few sequences in F64 differ by some units of 2⁻⁵³ at most.
+                        // Halving is exact, so the two means of a few sequences in F64 differ by at most some units of 2⁻⁵³.
                         assert!((reward - 0.5 * log_prob).abs() < 1e-9 * log_prob.abs(), "{line}");
                     }
                 }
@@ -300,7 +301,7 @@ fn runs_without_a_reference_have_rewards_of_log_probabilities() {
     }
 }
 
-/// BCO and the losses of whole batches have no state besides the model's: a resumed run has the bits of the whole one.
+/// BCO and the losses of whole batches have no state besides the model, so a resumed run has the bits of an uninterrupted run.
 #[test]
 fn resuming_changes_nothing_with_losses_of_batches() {
     let inputs = tempfile::tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! Reward models: losses and rewards beside TRL's, gradients, ranks, folders, adapters, and runs that stop and resume.
+//! Reward models: losses and rewards compared with TRL, gradients, ranks, folders, adapters, and runs that stop and resume.
 
 use crate::models::recorded::Recorded;
 use crate::objectives::preference::{
@@ -31,7 +31,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// What `scripts/make_preference_referee.py` recorded of reward models.
+/// Opens the results of reward models that `scripts/make_preference_referee.py` recorded.
 fn recorded() -> Recorded {
     Recorded::open("referee_reward", "")
 }
@@ -40,7 +40,7 @@ fn bradley_terry(centering: f64) -> Preference {
     Preference::of(PreferenceLoss::BradleyTerry { centering }, 1.0)
 }
 
-/// A row whose last token has the reward.
+/// Appends a row whose last token gets the reward.
 fn row(ids: &[i32], batch: &mut Batch) {
     let start = batch.inputs.len();
     batch.inputs.extend(ids);
@@ -51,7 +51,7 @@ fn row(ids: &[i32], batch: &mut Batch) {
     batch.rows += 1;
 }
 
-/// The recorded pairs of a step.
+/// Returns the recorded pairs of a step.
 fn recorded_batch(step: usize) -> PreferenceBatch {
     let all = recorded().ids("ids");
     let ids = |pair: usize, key: usize| {
@@ -71,7 +71,7 @@ fn of_rows(batch: Batch) -> PreferenceBatch {
     PreferenceBatch { documents: vec![0; batch.rows], batch, chosen, mismatched: None }
 }
 
-/// The loss and the metrics of the first `steps` recorded steps, by name.
+/// Returns the loss and the metrics of the first `steps` recorded steps, by name.
 fn steps_of(
     name: RecipeName,
     centering: f64,
@@ -113,14 +113,14 @@ fn rewards_and_losses_are_those_of_trl() {
     for (name, centering, with_margins) in [("plain", 0.0, false), ("centered", 0.1, false), ("margins", 0.0, true)] {
         let apart = largest(name, &steps_of(RecipeName::Fp32, centering, with_margins, STEPS));
         eprintln!("{name}: losses and rewards are at most {apart:.1e} apart from TRL's");
-        // Sums in F32 have another order than in TRL. Measured on the CPU: at most 6.6e-7.
+        // Sums in F32 have another order than in TRL. Measured on the CPU, differences are at most 6.6e-7.
         assert!(apart < 1e-5, "{name}: {apart:e}");
     }
     let wrong = largest("centered", &steps_of(RecipeName::Fp32, 0.11, false, 6));
     assert!(wrong > 1e-4, "a coefficient that is a tenth too large goes unnoticed: {wrong:e}");
 }
 
-/// Measured on the CPU, losses were at most 2.0e-3 apart in BF16 and 1.8e-2 to 3.4e-2 in FP8.
+/// Measured on the CPU, losses differ by at most 2.0e-3 in BF16 and by 1.8e-2 to 3.4e-2 in FP8.
 #[test]
 fn losses_in_fp8_are_near_those_in_f32() {
     let losses = |name| steps_of(name, 0.0, false, STEPS).iter().map(|step| step["loss"]).collect::<Vec<_>>();
@@ -133,7 +133,7 @@ fn losses_in_fp8_are_near_those_in_f32() {
     }
 }
 
-/// `1.7 · Σ losses` of a model in F64, and its gradients.
+/// Returns `1.7 · Σ losses` of a model in F64, and its gradients.
 fn loss_and_gradients(weights: &mut Moved) -> (f64, Vec<(String, Vec<f64>)>) {
     let (sizes, purpose) = (recorded().sizes(), Purpose::Train(MemoryPolicy::FULL));
     let mut model = Decoder::new(&sizes, &double(), &Device::Cpu, purpose, TOKENS, weights).unwrap();
@@ -145,7 +145,7 @@ fn loss_and_gradients(weights: &mut Moved) -> (f64, Vec<(String, Vec<f64>)>) {
     (scaled_loss(&mut model, &batch, preference), gradients(&mut model))
 }
 
-/// Central differences of fourth order, of weights all over the model.
+/// The gradients are compared with central differences of fourth order, for weights all over the model.
 #[test]
 fn backward_is_the_gradient_of_the_loss() {
     let (_, all) = loss_and_gradients(&mut Moved { tensor: String::new(), element: 0, by: 0.0 });
@@ -158,8 +158,8 @@ fn backward_is_the_gradient_of_the_loss() {
             let apart = |steps: f64| at(steps * step) - at(-steps * step);
             let difference = (8.0 * apart(1.0) - apart(2.0)) / (12.0 * step);
             let error = (difference - gradient[element]).abs();
-            // In F64, the differences err by `step⁴ / 30`, 3e-14, of the fifth derivative, and by roundings of 2⁻⁵³ of the loss over `step`,
-            // 1e-13. Up to 2e-10 is seen.
+            // In F64, the differences have an error of `step⁴ / 30`, 3e-14, of the fifth derivative, and roundings of 2⁻⁵³ of the loss over `step`,
+            // 1e-13. Differences of up to 2e-10 are seen.
             assert!(
                 difference != 0.0 && error < 1e-7 * difference.abs().max(1.0),
                 "{tensor}[{element}]: {difference} and {}",
@@ -169,7 +169,7 @@ fn backward_is_the_gradient_of_the_loss() {
     }
 }
 
-/// Losses, norms and metrics of three steps of one rank, and the score's weights after them.
+/// Returns losses, norms and metrics of three steps of one rank, and the score's weights after them.
 fn train_on(mesh: &Mesh, comm: Group) -> Seen {
     let ranks = mesh.join(comm);
     let MeshRank { mut model, mut optimizer, work, .. } = mesh.run(&ranks);
@@ -198,7 +198,7 @@ fn train_on(mesh: &Mesh, comm: Group) -> Seen {
     seen
 }
 
-/// Also ranks where only the last one has the head.
+/// The meshes include pipelines, in which only the last rank has the head.
 #[test]
 fn micro_batches_and_ranks_change_only_the_order_of_sums() {
     let mut sizes = tiny_llama();
@@ -219,7 +219,7 @@ fn micro_batches_and_ranks_change_only_the_order_of_sums() {
     ] {
         let run = mesh.clone();
         for (rank, got) in on_ranks(mesh.ranks(), move |comm| train_on(&run, comm)).into_iter().enumerate() {
-            // Only ranks with the head know the metrics of a step.
+            // Only ranks with the head have the metrics of a step.
             let last = mesh.schedule.ranks == 1 || rank + 1 == mesh.ranks();
             let known = |seen: &Seen| -> Seen {
                 let is_known = |(name, _): &(&String, &Vec<f64>)| last || name.starts_with("loss");
@@ -231,7 +231,7 @@ fn micro_batches_and_ranks_change_only_the_order_of_sums() {
     }
 }
 
-/// The language model that reward models start from: random weights, trained for two steps.
+/// Makes the language model from which reward models start: random weights, trained for two steps.
 fn language_model(inputs: &Path) -> PathBuf {
     let folder = inputs.join("language-model");
     if !folder.exists() {
@@ -242,7 +242,7 @@ fn language_model(inputs: &Path) -> PathBuf {
     folder.join("checkpoints/checkpoint-2")
 }
 
-/// A run of a reward model that starts from `model`.
+/// Returns a run of a reward model that starts from `model`.
 fn reward_run(inputs: &Path, model: &Path, output: &Path, recipe: RecipeName) -> RunConfig {
     let mut config = run_config(inputs, output, recipe, "pairs.jsonl");
     (config.model.path, config.model.init) = (model.to_path_buf(), WeightInit::Pretrained);
@@ -255,14 +255,14 @@ fn last_checkpoint(run: &RunConfig) -> PathBuf {
     run.output_dir.join("checkpoints/checkpoint-8")
 }
 
-/// The tensors of a file: names, shapes and bytes.
+/// Returns the names, shapes and bytes of the tensors of a file.
 fn tensors(path: &Path) -> BTreeMap<String, (Vec<usize>, Vec<u8>)> {
     let bytes = std::fs::read(path).unwrap();
     let file = SafeTensors::deserialize(&bytes).unwrap();
     file.iter().map(|(name, view)| (name.to_string(), (view.shape().to_vec(), view.data().to_vec()))).collect()
 }
 
-/// Loss and metrics of the pairs by the model of `folder`, with `adapter` if there is one.
+/// Returns loss and metrics of the pairs for the model of `folder`, with `adapter` if it is given.
 fn evaluate_folder(
     inputs: &Path,
     folder: &Path,
@@ -311,7 +311,7 @@ fn margins_rise_and_resuming_changes_nothing() {
     }
 }
 
-/// A folder as transformers has it, from which another run starts without changing it.
+/// The folder has the form of transformers, and another run starts from it without changing it.
 #[test]
 fn folders_of_reward_models_are_read_as_they_were_written() {
     let inputs = tempfile::tempdir().unwrap();
@@ -327,7 +327,7 @@ fn folders_of_reward_models_are_read_as_they_were_written() {
     let written = tensors(&folder.join("model.safetensors"));
     assert_eq!(written["score.weight"].0, [1, 32]);
     assert!(!written.contains_key("lm_head.weight"));
-    // `auto` trains a reward model, since the folder is one.
+    // `auto` trains a reward model, since the folder holds a reward model.
     let mut second = reward_run(inputs.path(), &folder, &inputs.path().join("second"), RecipeName::Fp32);
     (second.preference.loss_type, second.optimizer.learning_rate) = (None, 0.0);
     train(&second, &Device::Cpu, &Start::New, 8).unwrap();
@@ -341,7 +341,7 @@ fn folders_of_reward_models_are_read_as_they_were_written() {
     assert!(max <= evaluated["max_reward"], "{max} of held-out pairs and {} of all", evaluated["max_reward"]);
 }
 
-/// The head is trained and saved beside the adapters, as by PEFT with `modules_to_save = ["score"]`.
+/// The head is trained and saved with the adapters, as in PEFT with `modules_to_save = ["score"]`.
 #[test]
 fn adapters_of_reward_models_have_the_head() {
     let inputs = tempfile::tempdir().unwrap();
@@ -362,7 +362,7 @@ fn adapters_of_reward_models_have_the_head() {
     assert_eq!(weights(&whole)["base_model.model.score.weight"].0, [1, 32]);
     let config: Value = serde_json::from_slice(&std::fs::read(folder.join("adapter_config.json")).unwrap()).unwrap();
     assert_eq!((&config["task_type"], &config["modules_to_save"]), (&json!("SEQ_CLS"), &json!(["score"])));
-    // The base and the adapter, in F32, rank as the run in FP8 did.
+    // The base and the adapter in F32 rank the pairs as the run in FP8 did.
     let evaluated = evaluate_folder(inputs.path(), &base, Some(&folder), 32);
     assert!(evaluated["accuracy"] > 0.9, "{evaluated:?}");
     let error = merge(&base, &AdapterFolder::open(&folder).unwrap(), &inputs.path().join("merged")).unwrap_err();
@@ -375,7 +375,7 @@ fn adapters_of_reward_models_have_the_head() {
     train(&more, &Device::Cpu, &Start::New, 8).unwrap();
     let loss = |run: &RunConfig, at: usize| metrics(&run.output_dir)[at]["eval_loss"].as_f64().unwrap();
     assert_eq!(loss(&more, 0), loss(&full, metrics(&full.output_dir).len() - 1));
-    // A run goes on with adapters and head.
+    // A run continues with adapters and head.
     let mut further = reward_run(inputs.path(), &base, &inputs.path().join("further"), RecipeName::Fp8Current);
     further.lora = LoraConfig { init_from: folder, ..LoraConfig::default() };
     let further = further.with_adapter().unwrap();

@@ -1,5 +1,4 @@
-//! Reinforcement learning: draws have the log-probabilities of training, a model learns from rewards, and runs resume in the middle of a
-//! generation.
+//! Reinforcement learning: draws have the log-probabilities of training, a model learns from rewards, and runs resume in the middle of a generation.
 
 use crate::runs::resume::{metrics, train};
 use crate::setup::{Seeded, on_one_thread, on_ranks, recipe, tiny_llama_with};
@@ -28,7 +27,7 @@ use std::sync::atomic::AtomicBool;
 
 const LENGTH: usize = 64;
 
-/// The log-probabilities of the tokens of `samples` as a step computes them before its first update, each sample in a row of its own.
+/// Computes the log-probabilities of the tokens of `samples` as a step does before its first update. Each sample is in its own row.
 fn log_probs_of_training(model: &mut Decoder, samples: &[Sample]) -> Vec<Vec<f32>> {
     let (mut inputs, mut targets) = (Vec::new(), Vec::new());
     for sample in samples {
@@ -50,14 +49,14 @@ fn log_probs_of_training(model: &mut Decoder, samples: &[Sample]) -> Vec<Vec<f32
     samples.iter().enumerate().map(of_sample).collect()
 }
 
-/// Draws and steps read the same weights, scales and codes by the same arithmetic, so their log-probabilities have the same bits, in any batch and
+/// Draws and steps read the same weights, scales and codes by the same arithmetic. So their log-probabilities have the same bits, in any batch and
 /// with any chunks of a prompt.
 #[test]
 fn log_probabilities_of_draws_are_those_of_training() {
     use RecipeName::{Bf16, Fp8Block, Fp8Delayed, Fp8Row, Fp32};
     for name in [Fp32, Bf16, Fp8Row, Fp8Block, Fp8Delayed] {
         let mut sizes = tiny_llama_with(json!({"vocab_size": 96}));
-        // As for a run at temperature 1.6.
+        // These are the sizes of a run at temperature 1.6.
         (sizes.head.wide_logits, sizes.head.scale) = (true, 1.0 / 1.6);
         let purpose = Purpose::Train(MemoryPolicy::FULL);
         let recipe = recipe(name, Fp8Format::Auto);
@@ -99,14 +98,14 @@ fn log_probabilities_of_draws_are_those_of_training() {
             }
         };
         expect_alike(&mut model, &samples);
-        // After an update, keys and values of the draws before no longer count, though the prompts are the same.
+        // After an update, the keys and values of earlier draws are discarded, even if the prompts are the same.
         update(&mut model);
         let samples = draw(&mut model, &mut engine);
         expect_alike(&mut model, &samples);
     }
 }
 
-/// A tokenizer of the ten digits and a few words, a model of two blocks, and prompts whose answer is the larger one of two digits.
+/// Writes a tokenizer of the ten digits and a few words, a model of two blocks, and prompts. The answer to a prompt is the larger of two digits.
 fn write_inputs(folder: &Path) {
     let words = ["<end>", "0", "1", "2", "3", "4", "5", "6", "7", "8", "9", "of", "is", "a", "b", "<unk>"];
     let vocabulary: serde_json::Map<_, _> =
@@ -131,7 +130,7 @@ fn write_inputs(folder: &Path) {
     std::fs::write(folder.join("prompts.jsonl"), (0..100).map(record).collect::<String>()).unwrap();
 }
 
-/// A run of `steps` steps, whose generations have the completions of two steps.
+/// Returns a run of `steps` steps, in which a generation has the completions of two steps.
 fn config(inputs: &Path, output: &Path, recipe: RecipeName, steps: u64) -> RunConfig {
     let reward = "type = 'exact'".parse::<toml::Table>().unwrap().try_into().unwrap();
     RunConfig {
@@ -170,12 +169,12 @@ fn config(inputs: &Path, output: &Path, recipe: RecipeName, steps: u64) -> RunCo
     }
 }
 
-/// The values of a metric in the file of a run, by step.
+/// Returns the values of a metric of a run, by step.
 fn values_of(run: &Path, name: &str) -> Vec<f64> {
     metrics(run).iter().filter_map(|line| line[name].as_f64()).collect()
 }
 
-/// With `OTTAVA_CONVERGENCE=full`, in more recipes and to a higher reward: `just nightly convergence`.
+/// With `OTTAVA_CONVERGENCE=full`, runs more recipes and trains to a higher reward: `just nightly convergence`.
 #[test]
 fn fp8_learns_as_well_from_rewards() {
     use RecipeName::{Bf16, Fp8Block, Fp8Delayed, Fp8Row, Fp32};
@@ -196,8 +195,8 @@ fn fp8_learns_as_well_from_rewards() {
         let mean = |of: &[f64]| of.iter().sum::<f64>() / of.len() as f64;
         let [first, last] = [mean(&rewards[..2]), mean(&rewards[rewards.len() - 10..])];
         assert!(first < 0.2 && last > learned, "{}: {rewards:?}", recipe.as_str());
-        // What draws report is what the first step of a generation computes; the second step has updated weights. Before the first step of a run, delayed
-        // scaling has no scales.
+        // Draws report the log-probabilities that the first step of a generation computes. The second step has updated weights. Before the first step
+        // of a run, delayed scaling has no scales.
         let apart = values_of(&run, "sampling/sampling_logp_difference/max");
         let known = if *recipe == Fp8Delayed { 2 } else { 0 };
         assert!(apart.iter().skip(known).step_by(2).all(|apart| *apart == 0.0), "{}: {apart:?}", recipe.as_str());
@@ -238,12 +237,13 @@ fn ranks_draw_the_completions_of_one_rank() {
         let several = logged(ranks);
         assert_eq!(several[1..4], one[1..4], "{ranks} ranks");
         let apart = several.iter().flatten().zip(one.iter().flatten()).map(|(a, b)| (a - b).abs());
-        // Losses and gradients are sums of 128 completions in F32, in another order.
+        // Losses and gradients are sums over 128 completions in F32, in another order.
         assert!(apart.fold(0.0, f64::max) < 1e-5, "{ranks} ranks: {several:?}, {one:?}");
     }
 }
 
-/// The pass that corrections need computes what draws report, so every ratio is 1 and the run is the run without corrections, bit for bit.
+/// The pass for corrections computes the log-probabilities that draws report, so every ratio is 1. So the run has the bits of the run without
+/// corrections.
 #[test]
 fn corrections_change_nothing_where_draws_and_steps_agree() {
     const RATIO: &str = "sampling/importance_sampling_ratio/mean";
@@ -267,7 +267,7 @@ fn corrections_change_nothing_where_draws_and_steps_agree() {
     }
 }
 
-/// With dynamic sampling, each group of a step has rewards that differ; and a run whose prompts all have one reward ends with an error.
+/// With dynamic sampling, the rewards in each group of a step differ. A run in which all prompts have a single reward ends with an error.
 #[test]
 fn groups_without_a_difference_are_replaced() {
     let folder = tempfile::tempdir().unwrap();

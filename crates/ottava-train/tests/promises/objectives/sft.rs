@@ -1,4 +1,4 @@
-//! Fine-tuning: rows of several documents, and some targets that are ignored.
+//! Fine-tuning: rows of several documents, with ignored targets.
 
 use crate::setup::{Seeded, batch, config, gradients, losses_and_gradients_of, on_ranks, recipe, tiny_llama};
 use ottava_data::{Batch, EvalLoader, Packing, RowLayout, SourceOptions, Split, Tokenizer, Windows, loader, prepare};
@@ -28,7 +28,7 @@ fn model(sizes: &DecoderConfig) -> Decoder {
     Decoder::new(sizes, &recipe, &Device::Cpu, purpose, 64, &mut Seeded { std: 0.1 }).unwrap()
 }
 
-/// Row `row` of a step: documents of 5 and 4 tokens and padding. Rows have from 1 to 8 targets.
+/// Returns row `row` of a step: documents of 5 and 4 tokens, and padding. Rows have from 1 to 8 targets.
 fn row(step: usize, row: usize) -> Batch {
     let [inputs, targets] = batch(&format!("sft {step}"), ROWS, TOKENS, 96).map(|ids| ids.to_vec::<i32>().unwrap());
     let [inputs, mut targets] = [inputs, targets].map(|ids| ids[row * TOKENS..(row + 1) * TOKENS].to_vec());
@@ -36,7 +36,7 @@ fn row(step: usize, row: usize) -> Batch {
     Batch { inputs, targets, rows: 1, seq_len: TOKENS, documents: Some(vec![5, 4, 3]), padding: vec![3] }
 }
 
-/// `count` rows from `first` on, every `stride`th, as one micro-batch.
+/// Returns `count` rows from `first` on, every `stride`th, as one micro-batch.
 fn rows(step: usize, first: usize, stride: usize, count: usize) -> Batch {
     let mut all = Batch {
         inputs: vec![],
@@ -55,7 +55,7 @@ fn rows(step: usize, first: usize, stride: usize, count: usize) -> Batch {
     all
 }
 
-/// Losses and norms of two steps of so many micro-batches on each rank, and the weights after them.
+/// Returns losses and norms of two steps with `micro_batches` micro-batches on each rank, and the weights after them.
 fn train(micro_batches: usize, comm: Group) -> Vec<(String, Vec<f64>)> {
     let mut model = model(&tiny_llama());
     let shape = MeshShape::of_data(comm.size());
@@ -87,8 +87,7 @@ fn train(micro_batches: usize, comm: Group) -> Vec<(String, Vec<f64>)> {
     seen
 }
 
-/// The loss is divided by the target tokens of all micro-batches and ranks together, so how rows are divided among them changes nothing but
-/// the order of sums.
+/// The loss is divided by the target tokens of all micro-batches and ranks together, so dividing rows among them changes only the order of sums.
 #[test]
 fn micro_batches_and_ranks_do_not_weigh_rows() {
     let whole = train(1, Group::solo());
@@ -101,7 +100,7 @@ fn micro_batches_and_ranks_do_not_weigh_rows() {
     }
 }
 
-/// Only the second document of a row has targets. The embedding rows of the others have no gradient at all, unless attention leaks.
+/// Only the second document of a row has targets. The embedding rows of the other documents have no gradient unless attention leaks.
 #[test]
 fn masked_documents_have_no_gradient() {
     let embedding = |lengths: &[usize]| {
@@ -121,7 +120,7 @@ fn masked_documents_have_no_gradient() {
     };
     let has_gradient = embedding(&[5, 4, 3]);
     let touched: Vec<usize> = (0..96).filter(|&token| has_gradient(token)).collect();
-    // The last token of the document has no target, and nothing reads it.
+    // The last token of the document has no target, and no other token reads it.
     assert_eq!(touched, [6, 7, 8]);
     let leaks = embedding(&[12]);
     assert!((1..=5).all(leaks), "a leak between documents is noticed");
@@ -152,7 +151,7 @@ fn packed_documents_have_the_losses_of_single_ones() {
     let (leaking, _) = loss(Packing::Bfd, false);
     assert_eq!((tokens, packed_tokens), (data.meta().target_tokens, data.meta().target_tokens));
     assert!((alone - packed).abs() <= 1e-5 * alone, "{alone} and {packed}");
-    // A stream leaks as well, and leaves out the same targets.
+    // Rows of a stream also attend across documents. They leave out the same targets.
     let stream = EvalLoader::new(data.clone(), split, Windows::blocks(48), 4).unwrap();
     let stream = evaluate(&mut model, stream, 1, StepPrecision::Recipe, &Partition::solo(), &mut |_| {}).unwrap();
     assert_eq!(stream.tokens, tokens);

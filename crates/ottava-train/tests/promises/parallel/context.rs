@@ -1,4 +1,4 @@
-//! Ranks that divide sequences train as one rank does, to rounding.
+//! Ranks that divide sequences train as one rank does, up to rounding.
 
 use crate::parallel::divided::{
     CODES, F32, Fault, Setup, apart, families, llama, recomputation_and_adapters_train_alike, train,
@@ -22,7 +22,7 @@ fn every_family_trains_as_on_one_rank() {
         for documents in [false, true] {
             let alone = Setup { documents, ..Setup::new(keys.clone(), RecipeName::Fp32) };
             let mut expected = train(&alone);
-            // The gradient of a bias of keys is rounding alone, by whose size AdamW divides it.
+            // The exact gradient of a bias of keys is zero. AdamW divides the rounding errors by their size, so they are not compared.
             let is_noise = |name: &str| {
                 name.starts_with("weight") && (name.ends_with("c_attn.bias") || name.ends_with("k_proj.bias"))
             };
@@ -38,8 +38,8 @@ fn every_family_trains_as_on_one_rank() {
     }
 }
 
-/// Each key and value head is sent to several ranks, and the gradients from them are added; also of heads that ranks of the tensor axis divide
-/// or have alike.
+/// Each key and value head is sent to several ranks, and the gradients from these ranks are added. This also holds if ranks of the tensor axis divide
+/// the heads or hold copies of them.
 #[test]
 fn more_ranks_than_key_and_value_heads_train_as_one_rank_does() {
     for (kv_heads, mesh) in
@@ -79,7 +79,8 @@ fn ranks_of_several_axes_train_as_on_one_rank() {
     }
 }
 
-/// Each rank scales its tokens by their own amaxes, with delayed scaling in the first step: the distance is at most what FP8 changes.
+/// Each rank scales its tokens by their own amaxes. With delayed scaling, it does this only in the first step. The distance is at most the effect of
+/// FP8.
 #[test]
 fn every_recipe_trains_as_on_one_rank() {
     let with = |name| {
@@ -97,7 +98,7 @@ fn every_recipe_trains_as_on_one_rank() {
     }
 }
 
-/// In BF16, the losses stay near.
+/// In BF16, the losses stay near the losses of one rank.
 #[test]
 fn every_recipe_has_the_losses_of_one_rank() {
     for name in RecipeName::ALL.into_iter().filter(|name| *name != RecipeName::Fp16) {
@@ -106,7 +107,7 @@ fn every_recipe_has_the_losses_of_one_rank() {
         let (expected, got) = (numbers(1), numbers(2));
         let losses = expected.iter().zip(&got).step_by(2);
         let apart = losses.map(|(a, b)| (a / b - 1.0).abs()).fold(0.0, f64::max);
-        // Two steps: casts with the amaxes of a part of the tokens move losses by up to 2.5e-3.
+        // In two steps, casts with the amaxes of a part of the tokens change losses by up to 2.5e-3.
         assert!(apart < 5e-3, "{}: {apart:.1e}", name.as_str());
     }
 }

@@ -1,4 +1,4 @@
-//! What promises about ranks that divide layers share: runs, faults in the exchange of activations, and what all ranks are left with.
+//! Code that the tests of ranks that divide layers share: runs, faults in the exchange of activations, and the final state of all ranks.
 
 use crate::parallel::mesh::{Mesh, MeshRank, Seen, distance, rows};
 use crate::setup::{Seeded, config, on_ranks, recipe};
@@ -26,43 +26,43 @@ pub const TOKENS: usize = 32;
 const STEPS: usize = 2;
 const MICRO_BATCHES: usize = 2;
 
-/// The documents of a row.
+/// The lengths of the documents of a row.
 const DOCUMENTS: [usize; 4] = [5, 14, 1, 12];
 /// A run on ranks. The first rank may have a fault.
 #[derive(Clone)]
 pub struct Setup {
     pub mesh: Mesh,
     pub fault: Option<Fault>,
-    /// Whether attention sees the edges of documents.
+    /// Whether attention is masked at the edges of documents.
     pub documents: bool,
-    /// Whether routers have equal logits, so that all tokens choose the first experts.
+    /// Whether all logits of routers are equal, so that all tokens choose the first experts.
     pub equal_logits: bool,
 }
 
-/// What the exchange of the first rank may do wrong.
+/// A fault in the exchange of activations of the first rank.
 #[derive(Clone, Copy, Debug)]
 pub enum Fault {
-    /// It adds the residual connection twice.
+    /// The rank adds the residual connection twice.
     DoubleAddend,
-    /// It reads its own rows in place of other ranks' rows.
+    /// The rank reads its own rows in place of other ranks' rows.
     MissingGather,
-    /// It reads the rows of the ranks in another order.
+    /// The rank reads the rows of the ranks in another order.
     SwappedRows,
-    /// It computes scales from its own amaxes.
+    /// The rank computes scales from its own amaxes.
     OwnScale,
-    /// It attends to its own tokens in place of other ranks' tokens.
+    /// The rank attends to its own tokens in place of other ranks' tokens.
     MissingExchange,
-    /// It takes the tokens of each rank for another rank's tokens.
+    /// The rank takes the tokens of each rank for another rank's tokens.
     SwappedTokens,
-    /// It leaves out what the other ranks add to its rows.
+    /// The rank leaves out the sums of other ranks for its rows.
     MissingSum,
-    /// Its sums are 1 % too large.
+    /// The rank's sums are 1 % too large.
     LargeSum,
-    /// Its experts read its own tokens in place of other ranks' tokens.
+    /// The rank's experts read its own tokens in place of other ranks' tokens.
     ForeignTokens,
-    /// It leaves out what the experts of other ranks add to its tokens.
+    /// The rank leaves out the results of other ranks' experts for its tokens.
     MissingExperts,
-    /// Its norms of the rows of weights, for magnitudes, leave out the columns of other ranks.
+    /// The rank's norms of the rows of weights, for magnitudes, leave out the columns of other ranks.
     OwnNorms,
 }
 
@@ -180,7 +180,7 @@ impl Setup {
         Setup { mesh, fault: None, documents: false, equal_logits: false }
     }
 
-    /// The same run on `data` x `pipeline` x `context` x `tensor` ranks.
+    /// Returns the same run on `data` x `pipeline` x `context` x `tensor` ranks.
     pub fn on(&self, [data, pipeline, context, tensor]: [usize; 4]) -> Setup {
         let schedule = Schedule { ranks: pipeline, micro_batches: MICRO_BATCHES / data, ..self.mesh.schedule };
         Setup { mesh: Mesh { schedule, context, tensor, data, ..self.mesh.clone() }, fault: None, ..self.clone() }
@@ -198,8 +198,8 @@ pub fn llama(more: Value) -> Value {
     keys
 }
 
-/// Families that differ in what ranks divide: biases, fused and transposed tensors, norms of heads, norms after sublayers, parallel
-/// sublayers, learned positions, a tied head.
+/// Returns families that differ in the tensors that ranks divide: biases, fused and transposed tensors, norms of heads, norms after sublayers,
+/// parallel sublayers, learned positions, a tied head.
 pub fn families() -> Vec<(&'static str, Value)> {
     vec![
         ("llama", llama(json!({}))),
@@ -233,16 +233,16 @@ pub fn families() -> Vec<(&'static str, Value)> {
     ]
 }
 
-/// One micro-batch of a step, with ignored targets in it.
+/// Returns a micro-batch of a step, with some ignored targets.
 fn micro_batch(setup: &Setup, name: &str, number: usize) -> Batch {
     let batch = rows(&format!("tensor {name} {number}"), [ROWS, TOKENS], 3..9, &setup.mesh.sizes);
     Batch { documents: setup.documents.then(|| [DOCUMENTS; ROWS].concat()), ..batch }
 }
 
-/// What a rank has of a tensor of the folder: its elements, and their values.
+/// The elements that a rank holds of a tensor of the folder, with their values.
 type Parts = Vec<(String, usize, Vec<usize>, Vec<f64>)>;
 
-/// The parts of the folder's tensors that `param` holds, with `values` of its elements.
+/// Returns the parts of the folder's tensors that `param` holds, with `values` of its elements.
 fn parts(param: &Param, what: &str, values: &[f64]) -> Parts {
     let (mut start, mut parts) = (0, Vec::new());
     for shard in &param.identity.shards {
@@ -255,7 +255,7 @@ fn parts(param: &Param, what: &str, values: &[f64]) -> Parts {
     parts
 }
 
-/// The exchange of activations of one of `ranks`, with the fault on the first one.
+/// Returns the exchange of activations of one of `ranks`, with the fault on the first rank.
 pub fn exchange_of(ranks: &Rc<Ranks>, fault: Option<Fault>) -> Rc<dyn LayerRanks> {
     let axis = LayerAxes::new(ranks.clone());
     match fault.filter(|_| ranks.leads()) {
@@ -264,7 +264,7 @@ pub fn exchange_of(ranks: &Rc<Ranks>, fault: Option<Fault>) -> Rc<dyn LayerRanks
     }
 }
 
-/// Seeded weights; weights of routers may be zeros.
+/// Seeded weights. The weights of routers may be zeros.
 struct Weights {
     equal_logits: bool,
 }
@@ -276,7 +276,7 @@ impl WeightSource for Weights {
     }
 }
 
-/// The steps and an evaluation of one rank.
+/// Runs the steps and an evaluation of one rank.
 fn run(setup: &Setup, comm: Group) -> (Vec<f64>, Parts) {
     let Setup { mesh, fault, documents, equal_logits } = setup;
     let ranks = mesh.join(comm);
@@ -294,7 +294,7 @@ fn run(setup: &Setup, comm: Group) -> (Vec<f64>, Parts) {
         let done = work.run(model, optimizer, 1e-3, StepPrecision::Recipe).unwrap();
         numbers.extend([done.loss, done.grad_norm]);
         if step == 0 {
-            // Linear in the gradients.
+            // First moments are linear in the gradients.
             for (param, states) in
                 model.parameters().into_iter().zip(optimizer.states()).filter(|(p, _)| !p.is_sliced())
             {
@@ -317,20 +317,20 @@ fn run(setup: &Setup, comm: Group) -> (Vec<f64>, Parts) {
     (numbers, all)
 }
 
-/// How far `alone` and the same run on ranks of `mesh` are apart in what both are left with, and the name of that tensor. Ranks with
-/// slices have no whole moments.
+/// Returns the largest distance between the final states of `alone` and of the same run on ranks of `mesh`, and the name of the tensor that has it.
+/// Ranks with slices have no whole moments.
 pub fn apart(alone: &Setup, mesh: [usize; 4]) -> (f64, String) {
     let (mut expected, got) = (train(alone), train(&alone.on(mesh)));
     expected.retain(|name, _| got.contains_key(name));
     distance(&expected, &got)
 }
 
-/// Adapters of all linears, with or without magnitudes.
+/// Returns adapters of all linears, with or without magnitudes.
 pub fn adapters(use_dora: bool) -> Option<Lora> {
     Some(Lora { r: 4, alpha: 4.0, use_rslora: false, use_dora, targets: Targets::AllLinear, ..Lora::default() })
 }
 
-/// Every recomputation, without adapters and with adapters of both kinds, trains on ranks of `mesh` as on one rank.
+/// Checks every recomputation, without adapters and with adapters of both kinds: ranks of `mesh` must train as one rank does.
 pub fn recomputation_and_adapters_train_alike(mesh: [usize; 4]) {
     for recompute in Recompute::ALL {
         for lora in [None, adapters(false), adapters(true)] {
@@ -343,7 +343,7 @@ pub fn recomputation_and_adapters_train_alike(mesh: [usize; 4]) {
     }
 }
 
-/// What all ranks are left with. What several have is equal, unless a fault is planted.
+/// Returns the final state of all ranks. Unless a fault is planted, checks that ranks with the same tensors have equal values.
 pub fn train(setup: &Setup) -> Seen {
     let mut seen = Seen::new();
     let (own, is_sound) = (setup.clone(), setup.fault.is_none());
@@ -369,5 +369,5 @@ pub fn train(setup: &Setup) -> Seen {
 /// Sums of partial products are in another order.
 pub const F32: f64 = 2e-5;
 
-/// Besides, some values are cast to a neighbouring code.
+/// In addition, some values are cast to a neighbouring code.
 pub const CODES: f64 = 5e-3;

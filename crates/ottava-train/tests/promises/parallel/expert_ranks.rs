@@ -1,4 +1,4 @@
-//! Ranks that divide the experts of mixtures train as one rank does, to rounding.
+//! Ranks that divide the experts of mixtures train as one rank does, up to rounding.
 
 use crate::parallel::divided::{F32, Fault, Setup, train};
 use crate::parallel::mesh::{Seen, distance};
@@ -9,7 +9,7 @@ use ottava_recipe::recompute::Recompute;
 use ottava_tensor::DType;
 use serde_json::{Value, json};
 
-/// Four experts; each token chooses two of them; all sizes are multiples of 128, as FP8 products need them.
+/// Returns a model of four experts. Each token chooses two of them. All sizes are multiples of 128, as FP8 products need.
 pub fn routed(more: Value) -> Value {
     let mut keys = json!({
         "model_type": "qwen3_moe", "vocab_size": 96, "hidden_size": 128, "intermediate_size": 128, "num_hidden_layers": 2,
@@ -21,8 +21,8 @@ pub fn routed(more: Value) -> Value {
     keys
 }
 
-/// Mixtures that differ in what is beside the experts that ranks divide: nothing, a shared expert with a factor by token, a plain one after a
-/// dense layer, and biases.
+/// Returns mixtures with different parts besides the experts: none, a shared expert with a factor by token, a plain shared expert after a dense
+/// layer, and biases.
 fn families() -> [(&'static str, Value); 4] {
     [
         ("qwen3_moe", routed(json!({}))),
@@ -44,7 +44,7 @@ fn families() -> [(&'static str, Value); 4] {
     ]
 }
 
-/// The same run on ranks of a mesh; `expert` of the ranks have different experts.
+/// Returns the same run on ranks of a mesh. Groups of `expert` ranks divide the experts.
 pub fn on(alone: &Setup, mesh: [usize; 4], expert: usize) -> Setup {
     let mut setup = alone.on(mesh);
     setup.mesh.expert = expert;
@@ -67,7 +67,8 @@ fn every_family_trains_as_on_one_rank() {
     }
 }
 
-/// With two choices, no sum of forward is in another order: the losses of the first step equal the losses of data parallelism, bit for bit.
+/// With two choices per token, no sum of forward has another order. So the losses of the first step equal the losses of data parallelism, bit for
+/// bit.
 #[test]
 fn the_first_losses_are_bit_identical_to_those_of_data_parallelism() {
     let alone = f32_setup(routed(json!({})));
@@ -98,7 +99,7 @@ pub fn apart_on(alone: &Setup, mesh: [usize; 4], expert: usize) -> (f64, String)
     distance(&expected, &got)
 }
 
-/// All tokens choose the first two experts, so the second rank has none.
+/// All tokens choose the first two experts, so the second rank has no tokens.
 #[test]
 fn ranks_without_tokens_train_as_on_one_rank() {
     for name in [RecipeName::Fp32, RecipeName::Fp8Delayed, RecipeName::Fp8Row, RecipeName::Fp8Block] {
@@ -106,7 +107,7 @@ fn ranks_without_tokens_train_as_on_one_rank() {
         (alone.equal_logits, alone.mesh.recipe.compute) = (true, DType::F32);
         let (expected, got) = (train(&alone), train(&on(&alone, [1, 1, 2, 1], 2)));
         assert!(got.values().flatten().all(|value| value.is_finite()), "{name:?}");
-        // Of both steps. In the evaluation after them, logits are so close that rounding changes choices.
+        // Only the losses of both steps are compared. In the evaluation after them, logits are so close that rounding changes choices.
         let losses = |seen: &Seen| seen["losses and norms"][..4].to_vec();
         let (losses, expected) = (losses(&got), losses(&expected));
         let apart = losses.iter().zip(&expected).map(|(a, b)| (a / b - 1.0).abs()).fold(0.0, f64::max);
@@ -126,9 +127,8 @@ fn faults_of_the_exchange_are_found() {
     }
 }
 
-/// Activations in F32, so that few values are cast to another code because sums are in another order. One scale of a
-/// tensor covers all experts. Scales of rows, columns and blocks cover the tokens and experts of a rank, which may be
-/// finer: the distance is at most what FP8 changes.
+/// Activations are F32, so few values are cast to another code because of the order of sums. One scale of a tensor covers all experts. Scales of
+/// rows, columns and blocks cover only the tokens and experts of a rank, so they can be finer. The distance is at most the effect of FP8.
 #[test]
 fn every_recipe_trains_as_on_one_rank() {
     let with = |name| {
@@ -157,13 +157,14 @@ fn every_recipe_has_the_losses_of_one_rank() {
         let (expected, got) = (numbers(1, 1), numbers(2, 2));
         let apart = expected.iter().zip(&got).step_by(2).map(|(a, b)| (a / b - 1.0).abs()).fold(0.0, f64::max);
         eprintln!("{}: {apart:.1e}", name.as_str());
-        // Two steps: up to 4.3e-4 is seen in BF16, and up to 3.5e-3 in FP8, where a rounding to BF16 can change the code of a value.
+        // In two steps, differences of up to 4.3e-4 are seen in BF16, and up to 3.5e-3 in FP8, where a rounding to BF16 can change the code of a
+        // value.
         assert!(apart < 5e-3, "{}: {apart:.1e}", name.as_str());
     }
 }
 
-/// Recomputation changes no bit, although it changes what ranks send: codes if forward makes no copy for wgrad, else with scales by row or block
-/// values. So codes that are cast before the exchange equal codes that are cast after it.
+/// Recomputation changes no bit, although it changes the data that ranks send. If forward makes no copy for wgrad, ranks send codes. Otherwise, with
+/// scales by row or block, ranks send values. So codes that are cast before the exchange equal codes that are cast after it.
 #[test]
 fn what_is_recomputed_changes_no_bit() {
     for name in [RecipeName::Fp8Delayed, RecipeName::Fp8Current, RecipeName::Fp8Row, RecipeName::Fp8Block] {
@@ -179,7 +180,7 @@ fn what_is_recomputed_changes_no_bit() {
     }
 }
 
-/// Ranks with other experts have other blocks, each with a scale of its own; ranks with the same experts find it together.
+/// Ranks with other experts have other blocks, each with its own scale. Ranks with the same experts compute the scale together.
 #[test]
 fn block_scales_of_divided_experts_change_no_bit() {
     let on_ranks = |zero| {
@@ -194,7 +195,7 @@ fn block_scales_of_divided_experts_change_no_bit() {
     }
 }
 
-/// Frozen experts are divided among the ranks that have the same ones, and all other frozen weights among all ranks.
+/// Frozen experts are divided among the ranks that have the same experts, and all other frozen weights are divided among all ranks.
 #[test]
 fn frozen_weights_are_divided_in_stage_3() {
     let lora = Some(Lora {

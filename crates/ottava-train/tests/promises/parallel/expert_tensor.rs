@@ -1,4 +1,4 @@
-//! Ranks of tensor parallelism divide the experts of mixtures too, and train as one rank does, to rounding.
+//! Ranks of tensor parallelism also divide the experts of mixtures, and train as one rank does, up to rounding.
 
 use crate::parallel::divided::{CODES, F32, Fault, Setup, adapters, train};
 use crate::parallel::expert_ranks::{apart_on, f32_setup, on, routed};
@@ -13,8 +13,8 @@ use ottava_recipe::storage::Storage;
 use ottava_tensor::DType;
 use serde_json::{Value, json};
 
-/// Four experts; each token chooses two of them. Beside them are nothing, a shared expert with a factor by token, norms of heads, biases with
-/// sinks, and latent attention with a plain shared expert after a dense layer.
+/// Returns models of four experts. Each token chooses two of them. The models differ in the other parts: none, a shared expert with a factor by
+/// token, norms of heads, biases with sinks, and latent attention with a plain shared expert after a dense layer.
 pub fn families() -> [(&'static str, Value); 6] {
     let experts = |name, more: Value| (name, routed_as(name, more));
     [
@@ -63,7 +63,7 @@ fn an_error_of_one_percent_is_found() {
     }
 }
 
-/// Of a model with a shared expert that ranks have whole: in a bucket of its own on several data ranks.
+/// The model has a shared expert that ranks hold whole. With several data ranks, it has its own bucket.
 #[test]
 fn zero_recomputation_and_adapters_train_as_on_one_rank() {
     let [_, (_, keys), ..] = families();
@@ -95,7 +95,7 @@ fn a_plain_shared_mlp_is_divided() {
     }
 }
 
-/// Each loss is a mean over all tokens of a micro-batch, whose parts ranks have.
+/// Each loss is a mean over all tokens of a micro-batch, which ranks divide.
 #[test]
 fn losses_of_routers_are_those_of_one_rank() {
     let mut alone = f32_setup(routed_as("qwen3_moe", json!({})));
@@ -111,7 +111,7 @@ fn losses_of_routers_are_those_of_one_rank() {
     }
 }
 
-/// The sums of routers over all ranks equal the sums of one rank: tokens of each expert, and rows that products of experts read.
+/// The sums of routers over all ranks equal the sums of one rank: the tokens of each expert, and the rows that products of experts read.
 #[test]
 fn routers_count_the_tokens_and_rows_of_all_ranks() {
     let alone = f32_setup(routed_as("qwen3_moe", json!({})));
@@ -133,7 +133,7 @@ fn routers_count_the_tokens_and_rows_of_all_ranks() {
     for tensor in [2, 4] {
         for (got, expected) in loads([1, 1, 1, tensor]).iter().zip(&expected) {
             assert_eq!((&got.counts, got.rows), (&expected.counts, expected.rows), "{tensor} ranks");
-            // Entropies of tokens are summed in F32 in another order, in units of 2⁻²⁴: up to 3e-7 is seen.
+            // The entropies of tokens are summed in F32 in another order, in units of 2⁻²⁴: differences of up to 3e-7 are seen.
             assert!((got.entropy / expected.entropy - 1.0).abs() < 1e-5, "{got:?}, {expected:?}");
         }
     }
@@ -149,8 +149,8 @@ fn faults_of_the_exchange_are_found() {
     }
 }
 
-/// Activations in F32. One scale of a tensor covers all experts and ranks. Blocks of 128 are the same as on one rank. Rows whose columns ranks divide
-/// have finer scales: the distance is at most what FP8 changes.
+/// Activations are F32. One scale of a tensor covers all experts and ranks. Blocks of 128 are the same as on one rank. If ranks divide the columns of
+/// a row, the row has finer scales. The distance is at most the effect of FP8.
 #[test]
 fn recipes_of_every_kind_train_as_on_one_rank() {
     let [_, (_, gated), ..] = families();
@@ -177,7 +177,7 @@ fn recipes_of_every_kind_train_as_on_one_rank() {
     }
 }
 
-/// In all formats of storage: gradients of what ranks have whole are summed before they are cast.
+/// All storages are tested: gradients of tensors that ranks hold whole are summed before they are cast.
 #[test]
 fn every_level_has_the_losses_of_one_rank() {
     let [_, (_, keys), ..] = families();
@@ -189,8 +189,8 @@ fn every_level_has_the_losses_of_one_rank() {
             let mesh = if zero == Zero::Nothing { [1, 1, 1, 2] } else { [2, 1, 1, 2] };
             let (expected, got) = (losses([1, 1, 1, 1]), losses(mesh));
             let apart = expected.iter().zip(got).map(|(a, b)| (a / b - 1.0).abs()).fold(0.0, f64::max);
-            // Losses and gradient norms of two steps, in which sums in another order change codes of E4M3. A step of E4M3 is 1/8 of a
-            // value; up to 1.2 % is seen.
+            // Losses and gradient norms of two steps are compared. Sums in another order change codes of E4M3, and a step of E4M3 is 1/8 of a value.
+            // Differences of up to 1.2 % are seen.
             assert!(apart < 0.015, "{}, {zero:?}: {apart:.1e}", storage.as_str());
         }
     }

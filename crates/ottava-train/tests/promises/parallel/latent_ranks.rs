@@ -1,4 +1,4 @@
-//! Ranks that divide latent attention, by heads or by tokens, train as one rank does, to rounding.
+//! Ranks that divide latent attention, by heads or by tokens, train as one rank does, up to rounding.
 
 use crate::parallel::divided::{CODES, F32, Fault, Setup, adapters, apart, llama, train};
 use crate::parallel::mesh::distance;
@@ -10,7 +10,7 @@ use ottava_tensor::DType;
 use serde_json::{Value, json};
 use std::f64::consts::SQRT_2;
 
-/// Two dense layers with biases, whose queries have a latent or not, and whose values are smaller than keys.
+/// Returns a model of two dense layers with biases. Queries come from a latent if `latent_queries` is set, and values are smaller than keys.
 pub fn deepseek(latent_queries: bool, more: Value) -> Value {
     let mut keys = llama(json!({
         "architectures": ["DeepseekV2ForCausalLM"], "kv_lora_rank": 48, "qk_nope_head_dim": 32, "qk_rope_head_dim": 16,
@@ -21,7 +21,7 @@ pub fn deepseek(latent_queries: bool, more: Value) -> Value {
     keys
 }
 
-/// With queries from a latent, and from the residual stream.
+/// Queries from a latent, and queries from the residual stream.
 const BOTH: [bool; 2] = [true, false];
 
 #[test]
@@ -36,7 +36,7 @@ fn every_mesh_trains_as_on_one_rank() {
     }
 }
 
-/// Gradients of what ranks have alike are added over the ranks of both axes.
+/// Gradients of weights that ranks of both axes hold alike are added over these ranks.
 #[test]
 fn ranks_with_slices_train_as_on_one_rank() {
     for latent_queries in BOTH {
@@ -75,7 +75,7 @@ fn recomputation_and_adapters_train_as_on_one_rank() {
             for mesh in [[1, 1, 1, 2], [1, 1, 2, 1]] {
                 let (apart, name) = apart(&alone, mesh);
                 let what = format!("latent queries {latent_queries} on {mesh:?}, {}, {lora:?}", recompute.as_str());
-                // The norms of magnitudes are sums in another order, too.
+                // The norms of magnitudes are also sums in another order.
                 assert!(apart < 2.0 * F32, "{what}: {name} is {apart:.1e} apart");
             }
         }
@@ -102,9 +102,9 @@ fn faults_of_the_exchange_are_found() {
     }
 }
 
-/// Activations in F32, so that few values are cast to another code because sums are in another order. Without a latent of queries, each rank
-/// casts the gradient of latents by its heads; rows and blocks have scales of the tokens or heads of a rank; context ranks scale their own tokens:
-/// then the distance is about what FP8 changes.
+/// Activations are F32, so few values are cast to another code because of the order of sums. Some scales cover only the tokens or heads of a rank, so
+/// the distance is about the effect of FP8. These are the scales of rows and blocks, the scales of context ranks, and, without a latent of queries,
+/// the scale of the gradient of latents.
 #[test]
 fn every_recipe_trains_as_on_one_rank() {
     for latent_queries in BOTH {
@@ -121,7 +121,7 @@ fn every_recipe_trains_as_on_one_rank() {
             let is_per_tensor = matches!(name, RecipeName::Fp8Delayed | RecipeName::Fp8Current);
             for mesh in [[1, 1, 1, 2], [1, 1, 1, 4], [1, 1, 2, 1]] {
                 let bound = match (mesh[2] > 1, latent_queries && is_per_tensor) {
-                    // Both runs are that far from F32, in directions of their own.
+                    // Both runs have this distance from F32, in independent directions.
                     (true, _) => SQRT_2 * loose,
                     (false, true) => CODES,
                     (false, false) => loose,
@@ -135,7 +135,7 @@ fn every_recipe_trains_as_on_one_rank() {
     }
 }
 
-/// In BF16, with gradients and states of every format; `train` compares the bits of what ranks have alike.
+/// In BF16, gradients and states of every format are tested. `train` compares the bits of tensors that ranks hold alike.
 #[test]
 fn every_level_has_the_losses_of_one_rank() {
     for latent_queries in BOTH {
@@ -145,8 +145,8 @@ fn every_level_has_the_losses_of_one_rank() {
             let losses = |mesh| train(&alone.on(mesh))["losses and norms"].clone();
             let (expected, got) = (losses([1, 1, 1, 1]), losses([1, 1, 1, 2]));
             let apart = expected.iter().zip(got).map(|(a, b)| (a / b - 1.0).abs()).fold(0.0, f64::max);
-            // Losses and gradient norms of two steps, in which sums in another order change codes of E4M3. A step of E4M3 is 1/8 of a
-            // value; up to 1.2 % is seen.
+            // Losses and gradient norms of two steps are compared. Sums in another order change codes of E4M3, and a step of E4M3 is 1/8 of a value.
+            // Differences of up to 1.2 % are seen.
             assert!(apart < 0.015, "latent queries {latent_queries}, {}: {apart:.1e}", storage.as_str());
         }
     }

@@ -1,4 +1,4 @@
-//! What promises about ranks of a mesh share: a run on one rank, and how far apart two runs are.
+//! Code that the tests of ranks of a mesh share: a run on one rank, and the distance between two runs.
 
 use crate::setup::{Seeded, batch};
 use ottava_data::Batch;
@@ -27,16 +27,16 @@ pub struct Mesh {
     pub memory: MemoryPolicy,
     pub schedule: Schedule,
     pub context: usize,
-    /// Ranks of data x context that have different experts.
+    /// The number of ranks of data x context that have different experts.
     pub expert: usize,
     pub tensor: usize,
     pub data: usize,
     pub zero: Zero,
     /// How ranks send activations.
     pub sent: SentActivations,
-    /// Whether ranks with slices of weights gather values where products read codes.
+    /// Whether ranks with slices of weights gather values although products read codes.
     pub gathers_values: bool,
-    /// Rows and tokens of each row of a micro-batch.
+    /// The numbers of rows and of tokens per row of a micro-batch.
     pub rows: [usize; 2],
 }
 
@@ -49,32 +49,32 @@ pub struct MeshRank {
 }
 
 impl Mesh {
-    /// All ranks.
+    /// Returns the number of all ranks.
     pub fn ranks(&self) -> usize {
         self.tensor * self.context * self.schedule.ranks * self.data
     }
 
-    /// The ranks; `comm` is one of them.
+    /// Returns the ranks of the mesh; `comm` is one of them.
     pub fn join(&self, comm: Group) -> Rc<Ranks> {
         let Mesh { context, expert, tensor, data, schedule, .. } = *self;
         let shape = MeshShape { context, expert, tensor, pipeline: schedule.ranks, ..MeshShape::of_data(data) };
         Rc::new(Ranks::new(comm, shape, &Device::Cpu).unwrap().sending(self.sent))
     }
 
-    /// The layers of the stages of a rank of the pipeline.
+    /// Returns the layers of the stages of a rank of the pipeline.
     pub fn spans(&self, rank: usize) -> Vec<Span> {
         let costs = Decoder::describe(&self.sizes, &self.recipe).unwrap().layer_costs(self.rows[1], false);
         let all = divide(&costs, self.schedule.all_stages()).unwrap();
         (0..self.schedule.stages).map(|stage| all[self.schedule.number(rank, stage)].clone()).collect()
     }
 
-    /// The run of one of `ranks`, with seeded weights.
+    /// Makes the run of one of `ranks`, with seeded weights.
     pub fn run(&self, ranks: &Rc<Ranks>) -> MeshRank {
         let axis = Rc::new(LayerAxes::new(ranks.clone()));
         self.build(ranks, &self.spans(ranks.pipeline().rank()), axis, &mut Seeded { std: 0.1 })
     }
 
-    /// The run of one of `ranks` with these stages, exchange of activations, and weights, which are not cast.
+    /// Makes the run of one of `ranks` with these stages, this exchange of activations, and these weights. The weights are not cast yet.
     pub fn build(
         &self,
         ranks: &Rc<Ranks>,
@@ -94,7 +94,7 @@ impl Mesh {
 }
 
 impl MeshRank {
-    /// The micro-batches of a step that this rank reads; `row` gives each by its number among all ranks.
+    /// Loads the micro-batches of a step that this rank reads. `row` returns a micro-batch by its number among all ranks.
     pub fn load(&mut self, row: impl Fn(usize) -> Batch) {
         let (rank, ranks) = self.ranks.rows();
         for micro_batch in 0..self.work.schedule().micro_batches {
@@ -103,17 +103,17 @@ impl MeshRank {
     }
 }
 
-/// A batch of these rows and tokens; `ignored` tokens are no targets.
+/// Returns a batch of these rows and tokens. `ignored` tokens have no target.
 pub fn rows(name: &str, [rows, tokens]: [usize; 2], ignored: Range<usize>, sizes: &DecoderConfig) -> Batch {
     let [inputs, mut targets] = batch(name, rows, tokens, sizes.vocabulary).map(|ids| ids.to_vec::<i32>().unwrap());
     targets[ignored].fill(IGNORE_INDEX);
     Batch::whole(inputs, targets, rows)
 }
 
-/// What ranks are left with, by name.
+/// The final state of ranks, by name.
 pub type Seen = BTreeMap<String, Vec<f64>>;
 
-/// The largest distance of a tensor, relative to its norm, and its name.
+/// Returns the largest distance of a tensor, relative to its norm, and its name.
 pub fn distance(expected: &Seen, got: &Seen) -> (f64, String) {
     let names = |seen: &Seen| seen.keys().cloned().collect::<Vec<_>>();
     assert_eq!(names(expected), names(got));

@@ -1,5 +1,5 @@
-//! Ranks that divide the model and keep their slices of weights in host memory. A CPU has one memory, but there, too, each pass gathers
-//! offloaded weights from where they are stored.
+//! Ranks that divide the model and hold their slices of weights in host memory. A CPU has only one memory, but each pass also gathers offloaded
+//! weights from their place there.
 
 use crate::parallel::mesh::{MeshRank, rows};
 use crate::parallel::ranks::{STEPS, Seen, on_threads, plain};
@@ -14,12 +14,12 @@ use ottava_recipe::storage::{Formats, Masters, Share, Storage};
 use ottava_recipe::{Fp8Format, RecipeName};
 use serde_json::json;
 
-/// The stages that divide.
+/// The stages of ZeRO that divide the model.
 const STAGES: [Zero; 3] = [Zero::OptimizerStates, Zero::Gradients, Zero::Weights];
-/// Shares that offload the last of two blocks, and both blocks.
+/// The shares that offload the last of two blocks, and both blocks.
 const SHARES: [f64; 2] = [0.5, 1.0];
 
-/// Steps of two ranks with these shares of weights offloaded, beside steps without offloading.
+/// Compares steps of two ranks with these shares of weights offloaded with steps without offloading.
 fn expect_same(sizes: &DecoderConfig, name: RecipeName, memory: MemoryPolicy, zero: Zero, shares: &[f64]) {
     let steps = |share: f64| -> Seen {
         let memory = MemoryPolicy { offload_parameters: Share::new(share), ..memory };
@@ -50,7 +50,7 @@ fn offloaded_slices_change_no_bit() {
     }
 }
 
-/// Without master weights the weights themselves are in host memory, beside codes where ranks gather codes.
+/// Without master weights, the weights themselves are in host memory. Codes are there too if ranks gather codes.
 #[test]
 fn offloaded_slices_change_no_bit_at_any_level() {
     let of = |storage: Storage| MemoryPolicy { formats: storage.formats(), ..MemoryPolicy::FULL };
@@ -78,7 +78,7 @@ fn offloaded_slices_change_no_bit_at_any_level() {
     }
 }
 
-/// With `expert` ranks, each has experts of its own, which are offloaded as on one rank.
+/// Each of `expert` ranks has its own experts, which are offloaded as on one rank.
 #[test]
 fn checkpoints_do_not_depend_on_what_is_offloaded() {
     let folder = tempfile::tempdir().unwrap();
@@ -104,7 +104,7 @@ fn checkpoints_do_not_depend_on_what_is_offloaded() {
     }
 }
 
-/// An update whose norm exceeds the limit writes neither weights nor codes, so weights and codes in host memory stay.
+/// An update whose norm exceeds the limit writes neither weights nor codes, so weights and codes in host memory stay unchanged.
 #[test]
 fn a_skipped_step_keeps_offloaded_codes() {
     for storage in [Storage::Float32, Storage::Bfloat16, Storage::MsampO2] {

@@ -25,7 +25,7 @@ const MICRO_BATCHES: usize = 4;
 #[derive(Clone)]
 struct Setup {
     mesh: Mesh,
-    /// The order of the stages; others than their own are a fault.
+    /// The order of the stages. An order that differs from the order of the model is a fault.
     order: Option<Vec<usize>>,
 }
 
@@ -53,7 +53,7 @@ impl Setup {
         }
     }
 
-    /// The same run without a pipeline.
+    /// Returns the same run without a pipeline.
     fn whole(&self) -> Setup {
         let schedule = Schedule::of_one_rank(self.mesh.schedule.micro_batches);
         Setup { mesh: Mesh { schedule, ..self.mesh.clone() }, order: None }
@@ -68,12 +68,12 @@ fn llama(layers: usize, tied: bool) -> DecoderConfig {
     }))
 }
 
-/// One row of a step, with another number of targets in the first one.
+/// Returns a row of a step. The first row has another number of targets.
 fn row(name: &str, row: usize, sizes: &DecoderConfig) -> Batch {
     rows(&format!("pipeline {name} {row}"), [1, TOKENS], if row == 0 { 0..TOKENS - 2 } else { 0..0 }, sizes)
 }
 
-/// The steps and an evaluation of one rank.
+/// Runs the steps and an evaluation of one rank.
 fn run(Setup { mesh, order }: &Setup, comm: Group) -> Seen {
     let ranks = mesh.join(comm);
     let rank = ranks.pipeline().rank();
@@ -90,7 +90,7 @@ fn run(Setup { mesh, order }: &Setup, comm: Group) -> Seen {
         let done = work.run(model, optimizer, 1e-3, StepPrecision::Recipe).unwrap();
         seen.insert(format!("loss and norm of step {step}"), vec![done.loss, done.grad_norm]);
         if step == 0 {
-            // Linear in the gradients.
+            // First moments are linear in the gradients.
             seen.extend(moments(model, optimizer, "after the first step"));
         }
     }
@@ -112,7 +112,7 @@ fn run(Setup { mesh, order }: &Setup, comm: Group) -> Seen {
     seen
 }
 
-/// The states of the parameters that this rank has whole.
+/// Returns the states of the parameters that this rank has whole.
 fn moments(model: &mut Decoder, optimizer: &mut AdamWOptimizer, when: &str) -> Vec<(String, Vec<f64>)> {
     let mut seen = Vec::new();
     for (param, states) in model.parameters().into_iter().zip(optimizer.states()) {
@@ -124,7 +124,7 @@ fn moments(model: &mut Decoder, optimizer: &mut AdamWOptimizer, when: &str) -> V
     seen
 }
 
-/// What all ranks are left with. What several have is equal.
+/// Returns the final state of all ranks, and checks that ranks with the same tensors have equal values.
 fn train(setup: &Setup) -> Seen {
     let mut seen = Seen::new();
     let own = setup.clone();
@@ -137,7 +137,7 @@ fn train(setup: &Setup) -> Seen {
     seen
 }
 
-/// The first value that differs.
+/// Returns the first value that differs.
 fn difference(expected: &Seen, got: &Seen) -> Option<String> {
     let names = |seen: &Seen| seen.keys().cloned().collect::<Vec<_>>();
     if names(expected) != names(got) {
@@ -210,8 +210,8 @@ fn pipelines_that_share_a_step_have_the_bits_of_data_parallel_ranks() {
     }
 }
 
-/// Relative to the norm of each tensor: one rank adds the gradients of embedding and head by micro-batch, two ranks add their sums. In F32,
-/// the largest distance is 4e-7.
+/// The tolerance relative to the norm of each tensor. One rank adds the gradients of embedding and head by micro-batch, and two ranks add their sums.
+/// In F32, the largest distance is 4e-7.
 const TIED: f64 = 1e-5;
 
 fn largest_distance(mut expected: Seen, mut got: Seen) -> f64 {
@@ -227,12 +227,12 @@ fn a_tied_head_is_trained_on_the_first_and_the_last_rank() {
             let kind = ScheduleKind::OneForwardOneBackward;
             let mut setup = Setup::new(&recipe, kind, ranks, 1);
             (setup.mesh.sizes, setup.mesh.data, setup.mesh.zero) = (llama(4, true), data, zero);
-            // Ranks that have the table twice have it alike, which `train` checks.
+            // `train` checks that two ranks that hold the table have equal tables.
             let distance = largest_distance(train(&setup.whole()), train(&setup));
             assert!(distance < TIED, "{ranks} x {data} ranks: {distance:e}");
         }
     }
-    // What an error of 1 % in the gradient of the table would look like.
+    // The next run has an error of 1 % in the gradient of the table.
     let mut setup = Setup::new(&recipe, ScheduleKind::default(), 1, 1);
     setup.mesh.sizes = llama(4, true);
     let expected = train(&setup);

@@ -1,4 +1,4 @@
-//! Several ranks, as threads, train as one does.
+//! Several ranks, as threads, train as one rank does.
 
 use crate::models::families::all_families;
 use crate::setup::{
@@ -29,24 +29,24 @@ pub const STEPS: usize = 3;
 const ADAMW: AdamWConfig =
     AdamWConfig { beta1: 0.9, beta2: 0.95, epsilon: 1e-8, weight_decay: 0.1, max_grad_norm: 1.0 };
 
-/// What a rank is left with after its steps.
+/// The final state of a rank after its steps.
 pub struct Seen {
     /// Losses, norms, weights and scales, by name.
     pub values: Vec<(String, Vec<f64>)>,
-    /// Scales of master weights and moments of the parameters that it updates a part of, by name.
+    /// The scales of master weights and moments of the parameters that it updates partly, by name.
     pub scales: BTreeMap<String, Vec<f64>>,
-    /// First moments, which are linear in gradients, by name; of parameters that it has whole.
+    /// The first moments of parameters that it holds whole, by name. First moments are linear in gradients.
     moments: Vec<(String, Vec<f64>)>,
-    /// Bytes that it sent.
+    /// The calls and bytes that it sent.
     pub traffic: Traffic,
-    /// Errors of the gradients that it sent, by step.
+    /// The errors of the gradients that it sent, by step.
     reduce_errors: Vec<f64>,
 }
 
-/// What ranks divide, and how they send gradients.
+/// The stage of ZeRO, and the format in which ranks send gradients.
 pub type Division = (Zero, ReduceFormat);
 
-/// Steps of `rows` rows. This rank has its share of them, a row in each micro-batch. Rows have different numbers of targets.
+/// Runs steps of `rows` rows. This rank has its share of the rows, one row in each micro-batch. Rows have different numbers of targets.
 fn run(
     steps: usize,
     sizes: &DecoderConfig,
@@ -106,8 +106,8 @@ fn run(
     Seen { values: values_seen, scales, moments: first_moments, traffic, reduce_errors }
 }
 
-/// Runs a group of threads, and expects equal weights on all of them, and equal scales on all that have them. Returns what the first has
-/// seen.
+/// Runs a group of threads, and checks that all of them have equal weights, and that equal scales are on all ranks that hold them. Returns the state
+/// of the first rank.
 pub fn on_threads(
     steps: usize,
     sizes: &DecoderConfig,
@@ -130,20 +130,20 @@ pub fn on_threads(
     first
 }
 
-/// Gradients are sent in the type in which backward adds them.
+/// Returns a division whose gradients are sent in the type in which backward adds them.
 pub fn plain(zero: Zero) -> Division {
     (zero, ReduceFormat::Stored)
 }
 
-/// How far `got` is from `expected`, relative to its norm, and how far the factor between them is from 1. Sums in another order err in both
-/// directions, so they hardly move the factor; a wrong number of ranks, rows or tokens does.
+/// Returns the distance of `got` from `expected`, relative to its norm, and the distance of the factor between them from 1. Sums in another order
+/// have errors in both directions, so they hardly change the factor. A wrong number of ranks, rows or tokens changes it.
 fn distance(expected: &[f64], got: &[f64]) -> (f64, f64) {
     let sum = |f: &dyn Fn(f64, f64) -> f64| expected.iter().zip(got).map(|(&a, &b)| f(a, b)).sum::<f64>();
     let norm = sum(&|a, _| a * a).max(1e-30);
     ((sum(&|a, b| (a - b) * (a - b)) / norm).sqrt(), (sum(&|a, b| a * b) / norm - 1.0).abs())
 }
 
-/// Says where losses, norms, weights or gradients differ from one rank's by more than rounding.
+/// Returns in words where losses, norms, weights or gradients differ from one rank's by more than rounding.
 fn difference(alone: &Seen, shared: &Seen) -> Option<String> {
     let names = |seen: &[(String, Vec<f64>)]| seen.iter().map(|(name, _)| name.clone()).collect::<Vec<_>>();
     if (names(&alone.values), names(&alone.moments)) != (names(&shared.values), names(&shared.moments)) {
@@ -158,8 +158,8 @@ fn difference(alone: &Seen, shared: &Seen) -> Option<String> {
     of(&alone.values, &shared.values, VALUES).or_else(|| of(&alone.moments, &shared.moments, GRADIENTS))
 }
 
-/// Relative to their norms: what rounding in another order does in one step to loss, norm and weights, to gradients, and to slopes, with room.
-/// An error of 1 % in any of them exceeds the last bound.
+/// The tolerances relative to norms: for loss, norm and weights, for gradients, and for slopes. They are above the effect of one step's rounding in
+/// another order. An error of 1 % in any of them exceeds the last tolerance.
 const VALUES: f64 = 4e-3;
 const GRADIENTS: f64 = 1e-2;
 const SLOPE: f64 = 2e-3;
@@ -194,7 +194,7 @@ fn ranks_that_share_a_step_train_as_one_does() {
         for ranks in numbers {
             let shared = |steps| on_threads(steps, &sizes, &recipe, memory, plain(Zero::Nothing), 8, ranks);
             assert_eq!(difference(&first, &shared(1)), None, "{name}, {ranks} ranks");
-            // From there on, codes that rounding has moved move others, and factors of smoothing.
+            // From then on, codes that rounding has changed change other codes, and factors of smoothing.
             for ((tensor, expected), (_, got)) in later.values.iter().zip(&shared(STEPS).values) {
                 let (distance, _) = distance(expected, got);
                 assert!(distance <= 2e-2, "{name}, {ranks} ranks: {tensor} is {distance:e} away after {STEPS} steps");
@@ -241,7 +241,7 @@ fn ranks_train_adapters_as_one_does() {
     }
 }
 
-/// Amaxes of each cast after one step of these rows: of one process, or of ranks in the order of the rows.
+/// Returns the amaxes of each cast after one step of these rows, on one process or on ranks in the order of the rows.
 fn amaxes(smooth_swiglu: bool, zero: Zero, rows: &'static [usize], comm: Group) -> Vec<(String, f64)> {
     let recipe = Recipe { smooth_swiglu, ..recipe(RecipeName::Fp8Delayed, Fp8Format::Auto) };
     let sizes = tiny_llama();
@@ -265,8 +265,8 @@ fn amaxes(smooth_swiglu: bool, zero: Zero, rows: &'static [usize], comm: Group) 
     measured.into_iter().map(|cast| (cast.name, f64::from(cast.amax))).collect()
 }
 
-/// A maximum is exact, so each scale follows from the rows of all ranks, as from the rows of one process. Amaxes of another group, as of one
-/// rank's rows, are others.
+/// A maximum is exact, so the scales of ranks follow from the rows of all ranks, as on one process. Other rows, such as the rows of one rank, have
+/// other amaxes.
 #[test]
 fn amaxes_are_those_of_the_rows_of_all_ranks() {
     const ALL: &[usize] = &[0, 1, 2, 3, 4, 5, 6, 7];
@@ -279,8 +279,8 @@ fn amaxes_are_those_of_the_rows_of_all_ranks() {
         }
     }
     let alone = amaxes(false, Zero::Nothing, ALL, Group::solo());
-    // What this test would see of a rank that merges nothing, and of one that merges with half of the others. The loss of fewer rows is
-    // divided by fewer tokens, so gradients are compared with twice and four times as much.
+    // The group has the rows of a rank that does not merge amaxes, or that merges with half of the other ranks. The loss of fewer rows is divided by
+    // fewer tokens, so gradients are compared with twice and four times as much.
     for (group, factor) in [(&[0usize, 2, 4, 6][..], 0.5), (&[1, 5], 0.25)] {
         let wrong = amaxes(false, Zero::Nothing, group, Group::solo());
         let differs = |end: &str, factor: f64| {
@@ -295,7 +295,7 @@ fn amaxes_are_those_of_the_rows_of_all_ranks() {
 fn expect_same_in_all_stages(what: &str, sizes: &DecoderConfig, recipe: &Recipe, memory: MemoryPolicy, ranks: usize) {
     let rows = ranks.max(4);
     let seen = Zero::ALL.map(|zero| on_threads(STEPS, sizes, recipe, memory, plain(zero), rows, ranks));
-    // With several micro-batches, stages 2 and 3 add gradients in another order than 0 and 1.
+    // With several micro-batches, stages 2 and 3 add gradients in another order than stages 0 and 1.
     let pairs = if ranks == rows { &[(0, 1), (0, 2), (0, 3)][..] } else { &[(0, 1), (2, 3)] };
     for &(a, b) in pairs {
         let what = format!("{what}, {ranks} ranks, stages {a} and {b}");
@@ -306,7 +306,7 @@ fn expect_same_in_all_stages(what: &str, sizes: &DecoderConfig, recipe: &Recipe,
     }
 }
 
-/// What ranks divide changes who computes, and no bit. Slices are uneven: the matrices of the model are no multiples of 256 · ranks.
+/// ZeRO changes which rank computes an update, but no bit. Slices are uneven: the sizes of the model's matrices are not multiples of 256 · ranks.
 #[test]
 fn what_ranks_divide_changes_no_bit() {
     let wide = config(json!({
@@ -343,7 +343,7 @@ fn what_ranks_divide_changes_no_bit() {
     assert!(tried >= 15, "{tried}");
 }
 
-/// Learned positions are a unit of their own beside a tied embedding, and two sublayers share a norm.
+/// Learned positions are a unit apart from a tied embedding, and two sublayers share a norm.
 #[test]
 fn what_ranks_divide_changes_no_bit_of_families_that_are_no_llamas() {
     for (family, sizes) in all_families() {
@@ -352,7 +352,7 @@ fn what_ranks_divide_changes_no_bit_of_families_that_are_no_llamas() {
     }
 }
 
-/// The matrices of a block.
+/// Returns the slices of the matrices of a block.
 fn slices_of_block(sizes: &DecoderConfig, ranks: usize) -> Slices {
     let HeadsSpec { heads, kv_heads, head_dim, .. } = *sizes.heads().unwrap();
     let (outputs, qkv) = (heads * head_dim, (heads + 2 * kv_heads) * head_dim);
@@ -360,7 +360,7 @@ fn slices_of_block(sizes: &DecoderConfig, ranks: usize) -> Slices {
     Slices::new([qkv * channels, channels * outputs, 2 * hidden * channels, channels * hidden], ranks)
 }
 
-/// The scale of a whole matrix follows from slices, and a rank may have no slice.
+/// The scale of a whole matrix is computed from slices, and a rank may have no slice.
 #[test]
 fn scales_of_whole_matrices_change_no_bit() {
     let of = |storage: Storage| Formats { gradients: Gradients::Bfloat16, ..storage.formats() };
@@ -381,7 +381,7 @@ fn scales_of_whole_matrices_change_no_bit() {
     }
 }
 
-/// Matrices whose sizes are multiples of 128.
+/// Returns a model whose matrices have sizes that are multiples of 128.
 fn llama_of_blocks() -> DecoderConfig {
     tiny_llama_with(json!({"hidden_size": 128, "intermediate_size": 256}))
 }
@@ -404,7 +404,7 @@ fn block_scales_of_whole_matrices_change_no_bit() {
     }
 }
 
-/// Where products read codes alone, codes are what ranks gather.
+/// If products read only codes, ranks gather codes.
 #[test]
 fn gathers_of_codes_move_half_the_bytes() {
     let ranks = 4;
@@ -421,7 +421,7 @@ fn gathers_of_codes_move_half_the_bytes() {
     ] {
         let bytes_per_gather = slices_of_block(&sizes, ranks).slice_len() * (ranks - 1) * sizes.layers.len();
         let (bf16, fp8) = (gathered(&sizes, RecipeName::Bf16), gathered(&sizes, name));
-        // The first block's are gathered by the update before, too, whether a step follows or not.
+        // The update also gathers the first block for the next step, whether there is a next step or not.
         let once_more = bytes_per_gather / sizes.layers.len();
         assert_eq!(bf16[0] - fp8[0], (bytes_per_gather * STEPS + once_more) as u64, "once in a step");
         let micro_batches = 8 / ranks;
@@ -433,9 +433,8 @@ fn gathers_of_codes_move_half_the_bytes() {
     }
 }
 
-/// Gradients that travel as FP8 codes: stages that divide the model make the same sums, every rank has the same weights (in
-/// [`on_threads`]), and training stays near that with gradients in the type in which
-/// backward adds them.
+/// Gradients are sent as FP8 codes. The stages that divide the model compute the same sums, every rank has the same weights (checked in
+/// [`on_threads`]), and training stays near training with gradients in the type in which backward adds them.
 #[test]
 fn gradients_sent_in_fp8_train_as_others_do() {
     let (sizes, ranks) = (tiny_llama(), 4);
@@ -459,10 +458,10 @@ fn gradients_sent_in_fp8_train_as_others_do() {
         }
         for seen in &coded {
             assert_eq!(seen.reduce_errors.len(), STEPS);
-            // Four significant bits: half a step of 1/8 at most, less on average.
+            // Codes have four significant bits: the error is at most half a step of 1/8, and less on average.
             assert!(seen.reduce_errors.iter().all(|error| (0.01..0.04).contains(error)), "{:?}", seen.reduce_errors);
             for (step, ((_, a), (_, b))) in expected.values.iter().zip(&seen.values).take(STEPS).enumerate() {
-                // AdamW's first steps turn a difference in a tiny gradient into one of a learning rate.
+                // AdamW's first steps turn a difference in a tiny gradient into a difference of a learning rate.
                 let [loss, norm] = if step == 0 { [0.0, 2e-3] } else { [1e-2, 5e-2] };
                 assert!((a[0] - b[0]).abs() <= loss * a[0], "{name:?}: loss of step {step}: {a:?} and {b:?}");
                 assert!((a[1] - b[1]).abs() <= norm * a[1], "{name:?}: norm of step {step}: {a:?} and {b:?}");
@@ -472,8 +471,7 @@ fn gradients_sent_in_fp8_train_as_others_do() {
     }
 }
 
-/// Matrices that end within a group of values with one scale: what lies behind them in the buffer is no gradient. `OTTAVA_POISON` fills it
-/// with NaN.
+/// Matrices end within a group of values with one scale, and the buffer after their end holds no gradient. `OTTAVA_POISON` fills it with NaN.
 #[test]
 fn padding_behind_matrices_does_not_reach_gradients_sent_in_fp8() {
     let odd = config(json!({
@@ -488,14 +486,14 @@ fn padding_behind_matrices_does_not_reach_gradients_sent_in_fp8() {
         assert!(seen.reduce_errors.iter().all(|error| (0.01..0.04).contains(error)), "{:?}", seen.reduce_errors);
         for ((name, expected), (_, got)) in alone.values.iter().zip(&seen.values) {
             let (distance, _) = distance(expected, got);
-            // Gradients are 1 % to 4 % off, as asserted above, and three updates by AdamW carry a part of this into weights. NaN from the
-            // padding is below no bound.
+            // Gradients are 1 % to 4 % off, as asserted above, and three updates by AdamW carry a part of this into weights. NaN from the padding
+            // would fail any bound.
             assert!(distance < 0.1, "stage {zero:?}: {name} is {distance:e} away");
         }
     }
 }
 
-/// Codes and their scales are what travels, counted.
+/// Codes and their scales are sent, and their bytes are counted.
 #[test]
 fn gradients_sent_in_fp8_move_half_the_bytes() {
     let (sizes, ranks, memory) =
@@ -511,14 +509,14 @@ fn gradients_sent_in_fp8_move_half_the_bytes() {
         let embeddings = if sizes.head.tied { 1 } else { 2 };
         ((sizes.layers.len() * bytes(block) + embeddings * bytes(embedding)) * (ranks - 1) * STEPS) as u64
     };
-    // BF16 in blocks, F32 in embedding and head.
+    // Blocks send BF16, and embedding and head send F32.
     assert_eq!(stored.reduce_scatter.bytes, of_step(&|elements| if elements == block { 2 } else { 4 } * elements));
     assert_eq!(coded.all_to_all.bytes, of_step(&gradient_code_bytes));
     assert_eq!((coded.reduce_scatter.bytes, stored.all_to_all.bytes), (0, 0));
     assert_eq!([whole.all_to_all.bytes, whole.all_gather.bytes], [of_step(&gradient_code_bytes); 2]);
 }
 
-/// At storages with FP8 gradients, ranks send them as such.
+/// With storages that have FP8 gradients, ranks send FP8 gradients.
 #[test]
 fn levels_with_fp8_gradients_send_them_so() {
     let mut config = ottava_settings::RunConfig::default();
@@ -527,7 +525,7 @@ fn levels_with_fp8_gradients_send_them_so() {
     assert_eq!(reduction, ReduceFormat::Float8 { feedback: false });
 }
 
-/// A bit that flips on one rank is found, and its tensor named.
+/// A bit that flips on one rank is found, and its tensor is named.
 #[test]
 fn replicas_that_differ_in_a_bit_are_named_on_all_ranks() {
     let sizes = tiny_llama();
@@ -564,8 +562,8 @@ fn replicas_that_differ_in_a_bit_are_named_on_all_ranks() {
     }
 }
 
-/// Gradients of storage O1 are E4M3 on one process, and on ranks they travel so. Both round in both directions, so slopes move by
-/// less than 0.4 %; an error of 1 % in a gradient exceeds the bound.
+/// Gradients of storage O1 are E4M3 on one process, and ranks send them as E4M3. Both round in both directions, so slopes change by less than 0.4 %.
+/// An error of 1 % in a gradient exceeds the bound.
 #[test]
 fn fp8_gradients_of_levels_are_those_of_one_process() {
     let formats = Storage::MsampO1.formats();
@@ -581,8 +579,8 @@ fn fp8_gradients_of_levels_are_those_of_one_process() {
             for ((name, expected), (_, got)) in alone.iter().zip(&seen) {
                 let (distance, slope) = distance(expected, got);
                 let what = format!("{ranks} ranks: {name} is {distance:e} away, its slope {slope:e}");
-                // A cast to E4M3 moves a tensor by 2.7 % of its norm: one cast on one process and two on ranks,
-                // of parts and of their sum, add up to 4.6 %. Up to 5.7 % is seen.
+                // A cast to E4M3 changes a tensor by 2.7 % of its norm. One process casts once, and two ranks cast twice: parts, and their sum.
+                // Together this is 4.6 %. Up to 5.7 % is seen.
                 assert!(distance <= 0.08 && slope <= 5e-3, "{what}");
             }
         }

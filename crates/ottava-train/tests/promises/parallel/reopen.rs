@@ -1,4 +1,4 @@
-//! A checkpoint that ranks of a mesh have saved reopens under any other mesh.
+//! A checkpoint that ranks of a mesh have saved can be reopened under any other mesh.
 
 use crate::parallel::latent_ranks::deepseek;
 use crate::parallel::mesh::{Mesh, MeshRank, Seen, distance, rows};
@@ -20,11 +20,11 @@ use std::rc::Rc;
 /// Sums are in another order.
 const F32: f64 = 2e-5;
 
-/// Besides, AdamW divides small gradients by their size.
+/// In addition, AdamW divides small gradients by their size.
 const NEXT: f64 = 5e-4;
 
-/// A run on one rank, of a model with linears that a folder fuses (Phi-3), or transposes and has biases (GPT-2), or with experts that a
-/// folder has one by one (Qwen3) or stacked, with biases (gpt-oss), or with latent attention (DeepSeek-V2).
+/// Returns a run on one rank. The model has linears that a folder fuses (Phi-3), or transposes and stores with biases (GPT-2), or experts that a
+/// folder stores one by one (Qwen3) or stacked, with biases (gpt-oss), or latent attention (DeepSeek-V2).
 pub fn alone(family: &str, width: usize, storage: Storage) -> Mesh {
     let keys = match family {
         "phi3" => json!({
@@ -73,7 +73,7 @@ pub fn alone(family: &str, width: usize, storage: Storage) -> Mesh {
     }
 }
 
-/// The same run on `data` x `pipeline` x `tensor` ranks.
+/// Returns the same run on `data` x `pipeline` x `tensor` ranks.
 pub fn on(alone: &Mesh, [data, pipeline, tensor]: [usize; 3], zero: Zero) -> Mesh {
     let kind = ScheduleKind::default();
     let schedule = Schedule { kind, ranks: pipeline, stages: 1, micro_batches: 4 / data };
@@ -94,7 +94,7 @@ fn meshes(alone: &Mesh) -> Vec<Mesh> {
     shapes.map(|(shape, zero)| on(alone, shape, zero)).to_vec()
 }
 
-/// Meshes for mixtures: data, pipeline, context and tensor, experts, and the stage of ZeRO.
+/// Returns meshes for mixtures: data, pipeline, context and tensor, experts, and the stage of ZeRO.
 fn expert_meshes(alone: &Mesh) -> Vec<Mesh> {
     let shapes = [
         ([2, 1, 1, 1], 2, Zero::Nothing),
@@ -127,7 +127,7 @@ fn save(own: &mut MeshRank, folder: &Path, step: u64) {
     ranks.finish().unwrap();
 }
 
-/// The values that belong to a whole parameter, by name: scales of master weights and moments.
+/// Returns the values that belong to a whole parameter, by name: scales of master weights and moments.
 fn scales(MeshRank { model, optimizer, .. }: &mut MeshRank) -> Seen {
     let mut seen = Seen::new();
     for (param, states) in model.parameters().into_iter().zip(optimizer.states()) {
@@ -140,7 +140,7 @@ fn scales(MeshRank { model, optimizer, .. }: &mut MeshRank) -> Seen {
     seen
 }
 
-/// Trains a step and saves; returns the checkpoint. All ranks that have elements of a parameter have its scales.
+/// Trains a step and saves. Returns the checkpoint. Checks that all ranks with elements of a parameter have its scales.
 pub fn train(mesh: &Mesh, folder: &Path) -> PathBuf {
     let (own_mesh, own_folder) = (mesh.clone(), folder.to_path_buf());
     let all = on_ranks(mesh.ranks(), move |comm| {
@@ -158,7 +158,7 @@ pub fn train(mesh: &Mesh, folder: &Path) -> PathBuf {
     folder.join("checkpoint-1")
 }
 
-/// Reopens a checkpoint, trains `more` steps and saves; returns the new checkpoint.
+/// Reopens a checkpoint, trains `more` steps and saves. Returns the new checkpoint.
 pub fn reopen(saved: &Path, mesh: &Mesh, more: usize, folder: &Path) -> PathBuf {
     let (own_mesh, own_folder, saved) = (mesh.clone(), folder.to_path_buf(), saved.to_path_buf());
     on_ranks(mesh.ranks(), move |comm| {
@@ -175,7 +175,7 @@ pub fn reopen(saved: &Path, mesh: &Mesh, more: usize, folder: &Path) -> PathBuf 
     folder.join("checkpoint-2")
 }
 
-/// The bytes of all tensors of a checkpoint, by name, with their types.
+/// Returns the types and the bytes of all tensors of a checkpoint, by name.
 pub fn tensors(checkpoint: &Path) -> BTreeMap<String, (DType, Vec<u8>)> {
     let weights = ModelFiles::open(checkpoint).unwrap();
     let weights = weights.names().map(|name| (name.to_string(), weights.info(name).unwrap().dtype, weights.read(name)));
@@ -184,14 +184,14 @@ pub fn tensors(checkpoint: &Path) -> BTreeMap<String, (DType, Vec<u8>)> {
     weights.chain(states).map(|(name, dtype, bytes)| (name, (dtype, bytes.unwrap()))).collect()
 }
 
-/// The name of a tensor of a checkpoint that another one has with other bytes, or not at all.
+/// Returns the name of a tensor of a checkpoint that the other checkpoint lacks or has with other bytes.
 fn changed(before: &Path, after: &Path) -> Option<String> {
     let (before, after) = (tensors(before), tensors(after));
     assert!(before.keys().eq(after.keys()), "both have the same tensors");
     before.into_iter().find(|(name, bytes)| after[name] != *bytes).map(|(name, _)| name)
 }
 
-/// The values of all F32 tensors of a checkpoint.
+/// Returns the values of all F32 tensors of a checkpoint.
 fn values(checkpoint: &Path) -> Seen {
     let all = tensors(checkpoint).into_iter().filter(|(_, (dtype, _))| *dtype == DType::F32);
     let read = |(name, (dtype, bytes)): (String, (DType, Vec<u8>))| {
@@ -201,7 +201,7 @@ fn values(checkpoint: &Path) -> Seen {
     all.map(read).collect()
 }
 
-/// In F32: what a mesh has saved after a step is what one rank has saved, and so is the next step of one rank that reopens it.
+/// In F32, a mesh saves after a step what one rank saves. One rank that reopens either checkpoint computes the same next step.
 #[test]
 fn each_mesh_saves_what_one_rank_saves() {
     let folder = tempfile::tempdir().unwrap();
@@ -210,7 +210,7 @@ fn each_mesh_saves_what_one_rank_saves() {
         let alone = alone(family, 64, Storage::Float32);
         let expected = train(&alone, &folder.path().join(format!("{family} alone")));
         let next = reopen(&expected, &alone, 1, &folder.path().join(format!("{family} alone, next")));
-        // The gradient of a bias of keys is rounding alone, by whose size AdamW divides it.
+        // The exact gradient of a bias of keys is zero. AdamW divides the rounding errors by their size, so they are not compared.
         let compared = |checkpoint: &Path| {
             let mut seen = values(checkpoint);
             seen.retain(|name, _| !name.ends_with("c_attn.bias"));
@@ -229,7 +229,7 @@ fn each_mesh_saves_what_one_rank_saves() {
     }
 }
 
-/// In all formats of storage, a mesh that reopens the checkpoint of another has each byte of it.
+/// With all storages, a mesh that reopens the checkpoint of another mesh has each byte of it.
 #[test]
 fn every_mesh_reopens_the_checkpoint_of_another() {
     let folder = tempfile::tempdir().unwrap();
@@ -254,18 +254,19 @@ fn every_mesh_reopens_the_checkpoint_of_another() {
     }
 }
 
-/// `alone` with its states in the formats of `storage`, computing in BF16.
+/// Returns `alone` with its states in the formats of `storage`, computing in BF16.
 fn at(alone: &Mesh, storage: Storage) -> Mesh {
     let recipe = recipe(RecipeName::Fp8Delayed, Fp8Format::Auto);
     Mesh { recipe, memory: MemoryPolicy { formats: storage.formats(), ..MemoryPolicy::FULL }, ..alone.clone() }
 }
 
-/// A checkpoint of any storage reopens at any other, and back at its own within the error of the formats; all meshes convert alike, byte for byte.
+/// A checkpoint of any storage can be reopened with any other storage. Back in its own storage, it differs by the error of the formats. All meshes
+/// convert alike, byte for byte.
 #[test]
 fn checkpoints_reopen_at_other_levels() {
     let folder = tempfile::tempdir().unwrap();
     let place = |name: String| folder.path().join(name.replace(' ', "-"));
-    // Of squares of gradients, values far below the largest are lost by one scale per matrix.
+    // With one scale per matrix, squares of gradients far below the largest are lost.
     let storages =
         [(Storage::MsampO1, 1e-3), (Storage::MsampO2, 0.05), (Storage::Coat, 0.05), (Storage::Bfloat16, 5e-3)];
     for family in ["phi3", "qwen3_moe"] {
@@ -293,7 +294,7 @@ fn checkpoints_reopen_at_other_levels() {
     }
 }
 
-/// Without master weights in the checkpoint, master weights of all storages are made from its weights.
+/// If the checkpoint has no master weights, master weights of all storages are made from its weights.
 #[test]
 fn checkpoints_without_master_weights_reopen_at_other_levels() {
     let folder = tempfile::tempdir().unwrap();

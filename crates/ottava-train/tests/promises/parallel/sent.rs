@@ -1,4 +1,4 @@
-//! Activations that ranks send as FP8 codes change results by no more than the codes lose.
+//! Activations that ranks send as FP8 codes change results by no more than the error of the codes.
 
 use crate::parallel::divided::{Setup, families, llama, train};
 use crate::parallel::mesh::{Seen, distance};
@@ -6,11 +6,11 @@ use ottava_parallel::SentActivations;
 use ottava_recipe::RecipeName;
 use serde_json::json;
 
-/// What codes may change: the largest relative error of gradients, and of losses. An E4M3 code is 2.6 % from its value in the mean.
+/// The largest relative errors of gradients and of losses that codes may cause. The mean error of an E4M3 code is 2.6 % of its value.
 const GRADIENTS: f64 = 0.2;
 const LOSSES: f64 = 2e-3;
 
-/// The gradients, or the losses and norms.
+/// Returns only the gradients, or only the losses and norms.
 fn only(seen: &Seen, prefix: &str) -> Seen {
     seen.iter()
         .filter(|(name, _)| name.starts_with(prefix))
@@ -37,7 +37,7 @@ fn activations_sent_as_codes_change_results_by_their_rounding() {
     }
 }
 
-/// Ranks with data parallelism send gradients, no activations.
+/// With data parallelism, ranks send gradients and no activations.
 #[test]
 fn ranks_that_send_no_activations_have_the_same_bits() {
     let mut alone = Setup::new(llama(json!({})), RecipeName::Fp32);

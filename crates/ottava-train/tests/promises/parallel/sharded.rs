@@ -1,4 +1,4 @@
-//! Ranks build a model from slices and write its weights together; nothing differs from one rank that has all.
+//! Ranks build a model from slices and write its weights together. The result equals the result of one rank that holds the whole model.
 
 use crate::setup::{Seeded, on_ranks, recipe, save_checkpoint, tiny_llama};
 use ottava_models::Decoder;
@@ -17,7 +17,7 @@ use std::rc::Rc;
 const ADAMW: AdamWConfig =
     AdamWConfig { beta1: 0.9, beta2: 0.95, epsilon: 1e-8, weight_decay: 0.1, max_grad_norm: 1.0 };
 
-/// Weights that count the elements that are read of matrices.
+/// A source of weights that counts the elements of matrices that are read.
 struct Counted {
     weights: Seeded,
     read: usize,
@@ -30,7 +30,8 @@ impl WeightSource for Counted {
     }
 }
 
-/// A model with the storage formats of `storage` on one of the ranks of `comm`, the optimizer, and the elements of matrices that were read.
+/// Makes a model with the storage formats of `storage` on one of the ranks of `comm`. Returns it with the optimizer, the partition, and the number of
+/// elements of matrices that were read.
 fn build(storage: Storage, zero: Zero, comm: Group) -> (Decoder, AdamWOptimizer, Partition, usize) {
     let recipe = recipe(RecipeName::Fp8Delayed, Fp8Format::Auto);
     let purpose = Purpose::Train(MemoryPolicy { formats: storage.formats(), ..MemoryPolicy::FULL });
@@ -44,7 +45,7 @@ fn build(storage: Storage, zero: Zero, comm: Group) -> (Decoder, AdamWOptimizer,
     (model, optimizer, partition, weights.read)
 }
 
-/// Bytes of master weights and their scales by name, of all elements that this rank has, with the first element.
+/// Returns the bytes of master weights and their scales, by name, with the first element of this rank.
 fn masters(model: &mut Decoder, optimizer: &mut AdamWOptimizer) -> Vec<(String, usize, Vec<u8>)> {
     let mut all = Vec::new();
     for (param, states) in model.parameters().into_iter().zip(optimizer.states()) {
@@ -58,7 +59,7 @@ fn masters(model: &mut Decoder, optimizer: &mut AdamWOptimizer) -> Vec<(String, 
     all
 }
 
-/// Master weights of all formats that ranks load as slices have the same bits as master weights that one rank loads whole, and each rank reads its share.
+/// Ranks load master weights of all formats as slices, with the same bits as one rank that loads them whole. Each rank reads only its share.
 #[test]
 fn slices_are_loaded_with_the_bits_of_the_whole() {
     for storage in [Storage::Float32, Storage::MsampO1, Storage::MsampO2, Storage::MsampO3] {
@@ -73,7 +74,7 @@ fn slices_are_loaded_with_the_bits_of_the_whole() {
                 (masters(&mut model, &mut optimizer), read, elements)
             });
             for (rank, (masters, read, elements)) in seen.into_iter().enumerate() {
-                // Of the embedding, the head, and seven linears in two blocks.
+                // These are the elements of the embedding, the head, and seven linears in two blocks.
                 let digested = 1024 * (2 + 7 * 2);
                 assert!(read <= elements + digested, "{storage:?}, rank {rank} of {ranks} reads {read} of {elements}");
                 for (name, start, bytes) in masters {
@@ -88,7 +89,7 @@ fn slices_are_loaded_with_the_bits_of_the_whole() {
     }
 }
 
-/// Writes the folder of a model, whose files have at most 20,000 bytes, from `ranks` ranks; returns which files each rank has written.
+/// Writes the folder of a model, with files of at most 20,000 bytes, from `ranks` ranks. Returns the names of the files that each rank has written.
 fn save(folder: &Path, ranks: usize, zero: Zero) -> Vec<Vec<String>> {
     let folder = folder.to_path_buf();
     on_ranks(ranks, move |comm| {
@@ -98,7 +99,7 @@ fn save(folder: &Path, ranks: usize, zero: Zero) -> Vec<Vec<String>> {
     })
 }
 
-/// Weights by name, as a folder has them.
+/// Returns the weights of a folder, by name.
 fn weights_in(folder: &Path) -> BTreeMap<String, Vec<u8>> {
     let files = ottava_checkpoint::ModelFiles::open(folder).unwrap();
     files.names().map(|name| (name.to_string(), files.read(name).unwrap())).collect()

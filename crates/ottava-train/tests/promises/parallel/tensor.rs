@@ -1,4 +1,4 @@
-//! Ranks that divide each layer train as one rank does, to rounding.
+//! Ranks that divide each layer train as one rank does, up to rounding.
 
 use crate::parallel::divided::{
     CODES, F32, Fault, Setup, adapters, apart, families, llama, recomputation_and_adapters_train_alike, train,
@@ -18,7 +18,7 @@ fn every_family_trains_as_on_one_rank() {
         let mut expected = train(&alone);
         for tensor in [2, 4] {
             let mut got = train(&alone.on([1, 1, 1, tensor]));
-            // The gradient of a bias of keys is rounding alone, by whose size AdamW divides it.
+            // The exact gradient of a bias of keys is zero. AdamW divides the rounding errors by their size, so they are not compared.
             let is_noise = |name: &str| name.starts_with("weight") && name.ends_with("c_attn.bias");
             expected.retain(|name, _| !is_noise(name));
             got.retain(|name, _| !is_noise(name));
@@ -28,8 +28,8 @@ fn every_family_trains_as_on_one_rank() {
     }
 }
 
-/// Families that differ in the key and value heads that ranks have alike: separate and fused tensors, biases, and norms with a weight for all heads
-/// or for each.
+/// The families differ in the key and value heads that several ranks hold: separate and fused tensors, biases, and norms with a weight for all heads
+/// or for each head.
 #[test]
 fn more_ranks_than_key_and_value_heads_train_as_one_rank_does() {
     for (name, mut keys) in families().into_iter().filter(|(name, _)| *name != "gpt2") {
@@ -64,7 +64,7 @@ fn more_ranks_than_key_and_value_heads_train_as_one_rank_does() {
     }
 }
 
-/// `B` and magnitudes have the rows of a rank's heads, and copies of rows that several ranks have.
+/// `B` and magnitudes have the rows of a rank's heads, and copies of rows that several ranks hold.
 #[test]
 fn adapters_of_copied_key_and_value_heads_train_as_on_one_rank() {
     for (name, mut keys) in families().into_iter().filter(|(name, _)| *name != "gpt2") {
@@ -75,15 +75,15 @@ fn adapters_of_copied_key_and_value_heads_train_as_on_one_rank() {
             let mut alone = Setup::new(keys.clone(), RecipeName::Fp32);
             (alone.mesh.zero, alone.mesh.sizes.lora) = (zero, adapters(use_dora));
             let (apart, tensor_name) = apart(&alone, mesh);
-            // Norms are sums in another order, too.
+            // Norms are also sums in another order.
             let bound = if use_dora { 2.0 * F32 } else { F32 };
             assert!(apart < bound, "{name} on {mesh:?}, DoRA {use_dora}: {tensor_name} is {apart:.1e} apart");
         }
     }
 }
 
-/// Also in FP8, where each rank casts the gradient by the keys and values of its queries: the distance is at most what FP8 changes. In all formats of
-/// storage, copies have equal bits.
+/// In FP8, each rank casts the gradient by the keys and values of its queries, so the distance is at most the effect of FP8. With all storages,
+/// copies have equal bits.
 #[test]
 fn copies_of_key_and_value_heads_stay_equal() {
     let keys = llama(json!({"num_key_value_heads": 1}));
@@ -132,18 +132,18 @@ fn recomputation_and_adapters_train_as_on_one_rank() {
     recomputation_and_adapters_train_alike([1, 1, 1, 2]);
 }
 
-/// The norms of rows whose columns ranks divide equal the norms of whole rows: also of fused and transposed weights, and of codes.
+/// If ranks divide the columns of rows, the norms of these rows equal the norms of whole rows. This includes fused and transposed weights, and codes.
 #[test]
 fn magnitudes_train_as_on_one_rank() {
     for (name, keys) in families() {
         let mut alone = Setup::new(keys, RecipeName::Fp32);
         alone.mesh.sizes.lora = adapters(true);
         let (apart, tensor_name) = apart(&alone, [1, 1, 1, 2]);
-        // Norms are sums in another order, too.
+        // Norms are also sums in another order.
         assert!(apart < 2.0 * F32, "{name}: {tensor_name} is {apart:.1e} apart");
     }
     let mut alone = Setup::new(llama(json!({})), RecipeName::Fp8Current);
-    // Linears whose inputs are divided: with magnitudes of all linears, later layers multiply the effect of a single other code.
+    // The inputs of these linears are divided. If all linears had magnitudes, later layers would multiply the effect of a single other code.
     let targets = Targets::Names(["o_proj", "down_proj"].map(String::from).to_vec());
     alone.mesh.sizes.lora = adapters(true).map(|lora| Lora { targets, ..lora });
     (alone.mesh.recipe.compute, alone.mesh.memory.frozen_values) = (DType::F32, false);
@@ -181,8 +181,8 @@ fn ranks_of_three_axes_train_as_on_one_rank() {
     }
 }
 
-/// Activations in F32, so that few values are cast to another code because sums are in another order. Blocks of 128 are the same as on one rank. Rows
-/// whose columns ranks divide have finer scales: the distance is at most what FP8 changes.
+/// Activations are F32, so few values are cast to another code because of the order of sums. Blocks of 128 are the same as on one rank. If ranks
+/// divide the columns of a row, the row has finer scales. The distance is at most the effect of FP8.
 #[test]
 fn every_recipe_trains_as_on_one_rank() {
     let wide = json!({"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 1});
@@ -193,7 +193,7 @@ fn every_recipe_trains_as_on_one_rank() {
         let expected = train(&alone);
         let bound = match name {
             RecipeName::Fp8Row => distance(&train(&Setup::new(keys(), RecipeName::Fp32)), &expected).0,
-            // More values than with one scale per tensor, since their scales move with the values of a block.
+            // More values change than with one scale per tensor, since scales change with the values of a block.
             RecipeName::Fp8Block => 6.0 * CODES,
             _ => CODES,
         };
@@ -206,7 +206,7 @@ fn every_recipe_trains_as_on_one_rank() {
     }
 }
 
-/// In BF16, partial sums are rounded, and values are cast to other codes: the losses stay near.
+/// In BF16, partial sums are rounded, and some values are cast to other codes. The losses stay near the losses of one rank.
 #[test]
 fn every_recipe_has_the_losses_of_one_rank() {
     for name in RecipeName::ALL.into_iter().filter(|name| *name != RecipeName::Fp16) {

@@ -1,4 +1,4 @@
-//! Adapters as PEFT writes them, with other values of each key of `adapter_config.json`: losses as PEFT computes them in F32.
+//! Adapters in the format of PEFT, with various values of each key of `adapter_config.json`: losses as PEFT computes them in F32.
 //! `scripts/suites/check_adapters.py` records the file.
 
 use crate::models::configurations::{ByName, Expected, loss, model, read};
@@ -14,11 +14,11 @@ use std::collections::BTreeMap;
 #[derive(Deserialize)]
 struct Case {
     name: String,
-    /// `config.json` of the base.
+    /// The `config.json` of the base.
     base: Map<String, Value>,
-    /// `adapter_config.json`.
+    /// The `adapter_config.json`.
     adapter: Value,
-    /// Shapes of the adapter's tensors.
+    /// The shapes of the adapter's tensors.
     shapes: BTreeMap<String, Vec<usize>>,
     ids: Vec<i32>,
     #[serde(flatten)]
@@ -26,7 +26,7 @@ struct Case {
 }
 
 impl Case {
-    /// The loss of the base with the adapter.
+    /// Returns the loss of the base with the adapter.
     fn loss(&self) -> ottava_common::Result<f64> {
         let folder = tempfile::tempdir().unwrap();
         std::fs::write(folder.path().join("adapter_config.json"), self.adapter.to_string()).unwrap();

@@ -20,7 +20,7 @@ use std::path::Path;
 const RANK: usize = 2;
 const ALPHA: f64 = 3.0;
 
-/// A model of one block with seeded adapters and magnitudes, in F64.
+/// Returns a model of one block with seeded adapters and magnitudes, in F64.
 fn model(targets: &[&str]) -> Decoder {
     let targets = Targets::Names(targets.iter().map(ToString::to_string).collect());
     let mut keys = family("LlamaForCausalLM", false);
@@ -30,8 +30,8 @@ fn model(targets: &[&str]) -> Decoder {
     Decoder::new(&sizes, &double(), &Device::Cpu, purpose, 5, &mut Seeded { std: 0.5 }).unwrap()
 }
 
-/// Norms do not depend on magnitudes, so differences of the loss are their gradients. Gradients of the matrices have another term, which PEFT
-/// leaves out: the loss depends on `A` and `B` also through the norms. It follows from the gradient of the magnitudes.
+/// Norms do not depend on magnitudes, so differences of the loss are the gradients of magnitudes. The exact gradients of the matrices have another
+/// term, which PEFT leaves out: the loss depends on `A` and `B` also through the norms. This term follows from the gradient of the magnitudes.
 #[test]
 fn backward_is_the_gradient_with_constant_norms() {
     let (rows, scale) = (2, 0.37);
@@ -62,7 +62,7 @@ fn backward_is_the_gradient_with_constant_norms() {
 
 type Named = (String, Vec<f64>);
 
-/// Adds what the norms `‖v‖` of the rows `v` of `W + s · B · A` contribute to the gradients of `a` and `b`: `d‖v‖ = v · dv / ‖v‖`, and the
+/// Adds the contribution of the norms `‖v‖` of the rows `v` of `W + s · B · A` to the gradients of `a` and `b`: `d‖v‖ = v · dv / ‖v‖`, and the
 /// derivative by a norm is `-dm · m / ‖v‖`.
 fn add_term_of_norms(model: &mut Decoder, a: &mut Named, b: &mut Named, magnitude: &Named) {
     let of = |model: &mut Decoder, name: &str| {
@@ -142,7 +142,7 @@ fn merged_rows_have_their_magnitudes() {
     let losses = |model, adapter| folder_losses(model, adapter, RecipeName::Fp32);
     let (with, sum) = (losses(&base, Some(&*folder)), losses(&merged, None));
     assert!((with / sum - 1.0).abs() < 1e-6, "base and adapter lose {with}, the merged model {sum}");
-    // The same matrices without the magnitudes are another model.
+    // The same matrices without the magnitudes give another model.
     let plain = inputs.path().join("plain");
     std::fs::create_dir(&plain).unwrap();
     let text = std::fs::read_to_string(folder.join("adapter_config.json")).unwrap();

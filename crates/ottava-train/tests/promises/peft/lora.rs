@@ -1,4 +1,4 @@
-//! LoRA: adapters beside frozen weights, against PEFT; saved, resumed, loaded and merged.
+//! LoRA: adapters on frozen weights, compared with PEFT, and saved, resumed, loaded and merged.
 
 use crate::models::recorded::Recorded;
 use crate::runs::resume::{config, metrics, train, write_inputs};
@@ -28,14 +28,14 @@ use safetensors::SafeTensors;
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 
-/// What `scripts/make_lora_referee.py` recorded: LoRA, and DoRA with the scale of rsLoRA.
+/// The cases that `scripts/make_lora_referee.py` recorded: LoRA, and DoRA with the scale of rsLoRA.
 const CASES: [&str; 2] = ["lora", "dora"];
 
 fn recorded(case: &'static str) -> Recorded {
     Recorded::open(&format!("referee_{case}"), case)
 }
 
-/// The adapters of the recorded model, with `alpha` in the place of its 8.
+/// Returns the adapters of the recorded model, with `alpha` in place of its 8.
 fn lora(case: &str, alpha: f64) -> Option<Lora> {
     let [use_rslora, use_dora] = [case == "dora"; 2];
     Some(Lora { r: 6, alpha, use_rslora, use_dora, targets: Targets::AllLinear, ..Lora::default() })
@@ -50,7 +50,7 @@ fn peft(case: &'static str, name: RecipeName, device: &Device, alpha: f64) -> Tr
     Training::new(decoder)
 }
 
-/// Inputs and targets of a recorded step, and the number of rows.
+/// Returns inputs and targets of a recorded step, and the number of rows.
 fn batch(case: &'static str, step: usize) -> ([Tensor; 2], usize) {
     let ids = recorded(case).tensor("ids");
     let [_, rows, length] = ids.dims("ids").unwrap();
@@ -63,7 +63,7 @@ fn batch(case: &'static str, step: usize) -> ([Tensor; 2], usize) {
     ([without(0), without(1)], rows)
 }
 
-/// The largest difference of the losses of the first `steps` steps from PEFT's.
+/// Returns the largest difference between the losses of the first `steps` steps and PEFT's losses.
 fn apart(case: &'static str, mut training: Training, steps: usize) -> f64 {
     let expected = recorded(case).values("losses");
     let apart = expected.iter().enumerate().take(steps).map(|(step, expected)| {
@@ -89,7 +89,7 @@ fn gradients_of_adapters_are_those_of_peft() {
                 rest = after;
                 let name = format!("gradients/{}", shard.tensor.name);
                 let error = largest_error(own, &recorded(case).values(&name));
-                // Sums in F32 have another order than in PEFT: up to 2.5e-6 of the largest element is seen.
+                // Sums in F32 have another order than in PEFT: differences of up to 2.5e-6 of the largest element are seen.
                 assert!(error < 1e-5, "{case}: {}: {error:e} apart", shard.tensor.name);
                 compared += 1;
             }
@@ -99,7 +99,7 @@ fn gradients_of_adapters_are_those_of_peft() {
     }
 }
 
-/// Measured on the CPU, losses were at most 1e-6 apart from PEFT's in F32, 6.4e-4 in BF16 and 4.9e-3 in FP8.
+/// Measured on the CPU, losses differ from PEFT's by at most 1e-6 in F32, 6.4e-4 in BF16 and 4.9e-3 in FP8.
 #[test]
 fn twenty_steps_lose_what_they_lose_in_peft() {
     for (device, case) in devices().into_iter().flat_map(|device| CASES.map(|case| (device.clone(), case))) {
@@ -130,14 +130,14 @@ fn new_magnitudes_are_the_norms_of_rows_as_in_peft() {
     let mut compared = 0;
     for param in decoder.parameters().iter().filter(|param| !param.identity.is_matrix()) {
         let expected = recorded("dora").values(&format!("norms/{}", param.identity.name()));
-        // Roots of sums of the squares of a row in F32: some units of 2⁻²⁴, and up to 2.5e-7 is seen.
+        // The values are roots of sums of squares of a row in F32. Some units of 2⁻²⁴ are expected, and up to 2.5e-7 is seen.
         assert!(largest_error(&values(&param.weights.value().unwrap()), &expected) < 1e-6, "{}", param.identity.name());
         compared += 1;
     }
     assert_eq!(compared, 2 * 7);
 }
 
-/// A model with seeded adapters.
+/// Returns a model with seeded adapters.
 fn adapted(targets: Targets) -> DecoderConfig {
     DecoderConfig {
         lora: Some(Lora { r: 3, alpha: 4.0, use_rslora: true, use_dora: false, targets, ..Lora::default() }),
@@ -185,7 +185,7 @@ fn trained(model: &mut Decoder, steps: usize) -> (AdamWOptimizer, Vec<f64>) {
     (optimizer, losses)
 }
 
-/// Adapters have the formats of the storage, frozen weights none.
+/// Adapters have the formats of the storage, and frozen weights have no states.
 #[test]
 fn adapters_train_at_every_level() {
     let sizes = adapted(Targets::AllLinear);
@@ -210,7 +210,7 @@ fn adapters_train_at_every_level() {
                 name.as_str(),
                 storage.as_str()
             );
-            // Measured on the CPU: losses of eight steps are up to 6.6e-2 from O0, a fifth of what the steps learn.
+            // Measured on the CPU, losses of eight steps differ from O0 by up to 6.6e-2, a fifth of the improvement.
             assert!(
                 apart < 0.15 && other[7] < other[0] - 0.3,
                 "{} on {device}, {}: {other:?} for {plain:?}",
@@ -221,7 +221,7 @@ fn adapters_train_at_every_level() {
     }
 }
 
-/// Losses and gradients of a step, in bits, with magnitudes if so asked.
+/// Returns the losses and gradients of a step, in bits, with magnitudes if `use_dora` is set.
 fn step_bits(
     recipe: &ottava_recipe::Recipe,
     device: &Device,
@@ -229,7 +229,7 @@ fn step_bits(
     use_dora: bool,
 ) -> Vec<(String, Vec<f64>)> {
     let targets = Targets::Names(["q_proj", "o_proj", "up_proj", "down_proj"].map(String::from).to_vec());
-    // Codes of all weights but `o_proj`'s, [128, 64], are transposed in backward also with 128x128 blocks.
+    // With 128x128 blocks, backward also transposes the codes of all weights except `o_proj`, [128, 64].
     let sizes = DecoderConfig {
         lora: adapted(targets).lora,
         ..tiny_llama_with(json!({"hidden_size": 128, "intermediate_size": 128, "head_dim": 16}))
@@ -273,13 +273,13 @@ fn adapters_have_the_same_gradients_whatever_is_recomputed() {
     }
 }
 
-/// A Llama whose linears are wider than its heads.
+/// Returns a Llama whose linears are wider than its heads.
 fn wide_llama() -> DecoderConfig {
     tiny_llama_with(json!({"hidden_size": 128, "intermediate_size": 512, "head_dim": 16}))
 }
 
-/// Frozen weights have no gradients, master weights or moments, and one byte each if backward can transpose their codes; no two of them are
-/// loaded before they are cast: planned for a GPU, whose code runs up to the launch.
+/// Frozen weights have no gradients, master weights or moments. They take one byte each if backward can transpose their codes. At most one of them is
+/// loaded before it is cast. The memory is planned for a GPU, whose code runs up to the launch of kernels.
 #[test]
 fn a_run_of_adapters_takes_no_memory_for_training_frozen_weights() {
     const LAYERS: usize = 32;
@@ -294,7 +294,7 @@ fn a_run_of_adapters_takes_no_memory_for_training_frozen_weights() {
         let trained: [u64; 3] = ["optimizer states", "master weights", "gradients"].map(of);
         (trained, plan.peak_bytes, of("frozen weights, bfloat16"), of("FP8 codes"), plan.build_bytes)
     };
-    // Rows and columns of QKV, output, gate and up, and down.
+    // These are the rows and columns of QKV, output, gate and up, and down.
     let linears =
         LAYERS as u64 * [[128, 128], [128, 64], [1024, 128], [128, 512]].map(|[n, k]| n * k).iter().sum::<u64>();
     let mut weights = Vec::new();
@@ -309,16 +309,16 @@ fn a_run_of_adapters_takes_no_memory_for_training_frozen_weights() {
         let of_each = codes as f64 / linears as f64;
         // With 128x128 blocks, codes of `o_proj` have two layouts of padded rows.
         assert!((bytes..1.1 * bytes + 0.1).contains(&of_each), "{}: {of_each} bytes of codes", recipe.as_str());
-        // The largest weight, gate and up, as it is loaded in F32 and BF16, and its codes in two layouts.
+        // The largest weight is gate and up. It is loaded in F32 and BF16, and has codes in two layouts.
         let stays = codes + of_weights + adapters.iter().sum::<u64>() + 8 * 1024 * 128;
         assert!(build < stays + stays / 10, "{}: {build} while loading, {stays} in training", recipe.as_str());
         weights.push(of_weights);
     }
-    // Codes replace the weights of FP8 products; embedding, head and adapters stay.
+    // Codes replace the weights of FP8 products. Embedding, head and adapters stay.
     assert!(weights[1..].iter().all(|fp8| fp8 * 4 < weights[0]), "{weights:?}");
 }
 
-/// In ZeRO stage 3, each rank has its share of the frozen codes and weights: planned for a GPU.
+/// In ZeRO stage 3, each rank has its share of the frozen codes and weights. The memory is planned for a GPU.
 #[test]
 fn ranks_divide_frozen_weights() {
     let gpu = Device::dry_gpu(GpuModel::h200());
@@ -339,7 +339,7 @@ fn ranks_divide_frozen_weights() {
         // Norms and scales are not divided, and slices are padded.
         let bound = whole as f64 * 0.27;
         assert!((share as f64) < bound && 4 * share >= whole, "{}: {share} of {whole}", recipe.as_str());
-        // A pass has two units whole.
+        // A pass holds two whole units.
         assert!(peak + (whole - share) / 2 < peak_of_whole, "{}: {peak} of {peak_of_whole}", recipe.as_str());
     }
 }
@@ -376,7 +376,7 @@ fn unknown_targets_are_errors_that_list_the_linears() {
     assert!(error.contains("`query`") && error.contains("`down_proj`, `gate_proj`, `k_proj`"), "{error}");
 }
 
-/// The folder of a base model, trained for two steps.
+/// Makes the folder of a base model that was trained for two steps.
 pub fn base(inputs: &Path) -> PathBuf {
     let run = inputs.join("base");
     let mut first = config(inputs, &run, RecipeName::Fp32);
@@ -389,13 +389,13 @@ pub fn adapter_run(inputs: &Path, base: &Path, output: &Path, recipe: RecipeName
     let mut config = config(inputs, output, recipe);
     config.model.path = base.to_path_buf();
     config.model.init = WeightInit::Pretrained;
-    // Frozen weights are cast before the first step alone, and not by a scale of 1.
+    // Frozen weights are cast only before the first step, and not with a scale of 1.
     config.precision.delayed.first_step = FirstStep::Unscaled;
     config.lora = LoraConfig { r: 3, lora_alpha: 4.0, ..LoraConfig::default() };
     config
 }
 
-/// Losses of a model folder, with an adapter if there is one, on fixed tokens.
+/// Returns the losses of a model folder on fixed tokens, with an adapter if it is given.
 pub fn folder_losses(folder: &Path, adapter: Option<&Path>, name: RecipeName) -> f64 {
     let adapter = adapter.map(|path| AdapterFolder::open(path).unwrap());
     let lora = adapter.as_ref().map(|adapter| adapter.lora.clone());
@@ -441,7 +441,7 @@ fn runs_of_adapters_resume_exactly_and_their_folders_are_those_of_peft() {
     }
 }
 
-/// The base in F32 makes the sum exact but for the order of additions.
+/// The base is F32, so the sum is exact except for the order of additions.
 #[test]
 fn a_merged_model_is_the_base_plus_its_adapter() {
     let inputs = tempfile::tempdir().unwrap();
@@ -454,11 +454,11 @@ fn a_merged_model_is_the_base_plus_its_adapter() {
     assert_eq!(merge(&base, &adapter, &merged).unwrap(), 14);
     let [plain, with, sum] = [(&base, None), (&base, Some(&*folder)), (&merged, None)]
         .map(|(model, adapter)| folder_losses(model, adapter, RecipeName::Fp32));
-    // A loss averages the roundings of its tokens, 2⁻²⁴ each: up to 4e-9 is seen, and the adapter changes more than 1e-3.
+    // A loss averages the roundings of its tokens, 2⁻²⁴ each: differences of up to 4e-9 are seen, and the adapter changes the loss by more than 1e-3.
     assert!((with / sum - 1.0).abs() < 1e-6, "base and adapter lose {with}, the merged model {sum}");
     assert!((with / plain - 1.0).abs() > 1e-3, "the adapter changes the loss of {plain} to {with}");
     assert!(merge(&base, &adapter, &merged).unwrap_err().to_string().contains("exists already"));
-    // An adapter of other linears.
+    // The next adapter has other linears.
     let small = inputs.path().join("small");
     std::fs::create_dir(&small).unwrap();
     for (name, from) in [("adapter_config.json", &folder), ("adapter_model.safetensors", &folder)] {
@@ -476,8 +476,8 @@ fn a_merged_model_is_the_base_plus_its_adapter() {
     assert!(error.contains("save the adapter anew with PEFT"), "{error}");
 }
 
-/// Fused linears whose parts have other ranks and factors, layers without adapters, and names as a pattern: trained, resumed, merged, and
-/// gone on with.
+/// Fused linears whose parts have other ranks and factors, layers without adapters, and names as a pattern are trained, resumed, merged, and trained
+/// further.
 #[test]
 fn adapters_by_patterns_are_trained_saved_merged_and_gone_on_with() {
     let inputs = tempfile::tempdir().unwrap();
@@ -528,10 +528,11 @@ fn adapters_by_patterns_are_trained_saved_merged_and_gone_on_with() {
         assert_eq!(count, if name == "names" { 4 } else { 9 });
         let [plain, with, sum] = [(&base, None), (&base, Some(&*folder)), (&merged, None)]
             .map(|(model, adapter)| folder_losses(model, adapter, RecipeName::Fp32));
-        // A loss averages the roundings of its tokens, 2⁻²⁴ each: up to 4e-9 is seen, and the adapter changes more than 1e-4.
+        // A loss averages the roundings of its tokens, 2⁻²⁴ each: differences of up to 4e-9 are seen, and the adapter changes the loss by more than
+        // 1e-4.
         assert!((with / sum - 1.0).abs() < 1e-6, "{name}: base and adapter lose {with}, the merged model {sum}");
         assert!((with / plain - 1.0).abs() > 1e-4, "{name}: the adapter changes the loss of {plain} to {with}");
-        // Without `lora.r`, all settings are the adapter's.
+        // Without `lora.r`, all settings come from the adapter.
         let mut further = run("further");
         further.lora = LoraConfig { init_from: folder.clone(), ..LoraConfig::default() };
         let further = further.with_adapter().unwrap();
@@ -540,7 +541,7 @@ fn adapters_by_patterns_are_trained_saved_merged_and_gone_on_with() {
     }
 }
 
-/// Its loss before the first step is the loss of the adapter, and its matrices are trained further.
+/// The loss before the first step equals the loss of the adapter, and the adapter's matrices are trained further.
 #[test]
 fn a_run_starts_from_an_adapter() {
     let inputs = tempfile::tempdir().unwrap();
@@ -567,7 +568,7 @@ fn a_run_starts_from_an_adapter() {
         train(&run, &Device::Cpu, &Start::New, 2).unwrap_err();
         let first_line = metrics(&run.output_dir)[0].clone();
         assert_eq!((&first_line["step"], first_line["eval_loss"].as_f64()), (&Value::from(0), Some(trained)), "{name}");
-        // It resumes from its own checkpoint.
+        // The run resumes from its own checkpoint.
         train(&run, &Device::Cpu, &Start::Resume, u64::MAX).unwrap();
         let bytes = |run: &Path| std::fs::read(run.join("checkpoints/checkpoint-6/adapter_model.safetensors")).unwrap();
         assert!(bytes(&run.output_dir) != bytes(&first.output_dir), "{name}: nothing was trained");

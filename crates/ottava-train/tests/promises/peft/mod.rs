@@ -1,4 +1,4 @@
-//! Adapters beside frozen weights, as PEFT has them.
+//! Adapters on frozen weights, as in PEFT.
 
 pub mod adapter_keys;
 pub mod dora;

@@ -1,4 +1,4 @@
-//! Scales of inputs that are measured once and never change.
+//! Static scales of inputs, which are measured once and never change.
 
 use crate::setup::{batch, decoder, devices, losses, precision, recipe, sequences, tiny_llama};
 use ottava_data::Batch;
@@ -14,7 +14,7 @@ fn model(name: RecipeName, device: &Device) -> Decoder {
     decoder(&tiny_llama(), &recipe(name, Fp8Format::Hybrid), device, 0.3)
 }
 
-/// Two batches of the tiny model.
+/// Returns two batches of the tiny model.
 fn batches() -> Vec<Batch> {
     let of = |name| {
         let [inputs, targets] = batch(name, 2, 24, 96).map(|ids| ids.to_vec::<i32>().unwrap());
@@ -33,7 +33,7 @@ fn ranges_are_those_of_values_in_bf16() {
     for device in devices() {
         let [max, percentile, mse] = [Range::Max, Range::Percentile, Range::Mse].map(|range| measured(range, &device));
         assert_eq!((max.tokens, max.inputs.len()), (96, 14));
-        // The amaxes that steps in high precision measure on the same text, another way.
+        // Steps in high precision measure the same amaxes on the same text in another way.
         let mut model = model(RecipeName::Fp8Current, &device);
         for name in ["one", "two"] {
             let [inputs, _] = batch(name, 2, 24, 96).map(|ids| ids.to_device(&device).unwrap());
@@ -53,7 +53,7 @@ fn ranges_are_those_of_values_in_bf16() {
     }
 }
 
-/// Linears that read one input have one scale.
+/// Linears that read the same input have the same scale.
 #[test]
 fn files_are_read_as_they_were_written_and_checked() {
     let calibration = measured(Range::Max, &Device::Cpu);
@@ -77,7 +77,7 @@ fn files_are_read_as_they_were_written_and_checked() {
     }
 }
 
-/// For one sequence, current scaling finds the scale of the first input that calibration has measured. Set scales stay, whatever is cast.
+/// For one sequence, current scaling computes the scale that calibration has measured for the first input. Static scales stay the same for any input.
 #[test]
 fn set_scales_are_used_and_never_change() {
     for device in devices() {
@@ -100,7 +100,7 @@ fn set_scales_are_used_and_never_change() {
         let current = values(&losses(&mut model(RecipeName::Fp8Current, &device), &inputs, &targets, 2).unwrap());
         let current = current.iter().sum::<f64>() / current.len() as f64;
         let (measured, coarse) = (loss(&of), loss(&|name| Some(of(name)? / 65536.0)));
-        // Inputs of 65536 times less are subnormal: most of their bits are lost.
+        // Inputs divided by 65536 are subnormal, so most of their bits are lost.
         let [measured, coarse] = [measured, coarse].map(|loss| (loss / current - 1.0).abs());
         assert!(measured < 0.01 && coarse > 2.0 * measured, "{device}: {measured:e} and {coarse:e} from {current}");
         let mut model = model(RecipeName::Fp8Delayed, &device);

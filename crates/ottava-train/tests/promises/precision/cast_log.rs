@@ -1,4 +1,4 @@
-//! What a run writes of its casts is what they did, and a resumed run writes the same.
+//! The statistics that a run logs of its casts are correct, and a resumed run logs the same.
 
 use crate::runs::resume::{config, train, write_inputs};
 use crate::setup::{devices, fp8_names_on};
@@ -14,13 +14,13 @@ fn lines(file: &Path) -> Vec<Value> {
     std::fs::read_to_string(file).unwrap().lines().map(|line| serde_json::from_str(line).unwrap()).collect()
 }
 
-/// Every recipe that casts, on every device that has its products.
+/// Returns every recipe that casts, on every device that supports its products.
 fn runs() -> Vec<(Device, RecipeName)> {
     let on = |device: Device| fp8_names_on(&device).into_iter().map(move |recipe| (device.clone(), recipe));
     devices().into_iter().flat_map(on).collect()
 }
 
-/// A run of six steps that logs its casts every `every` steps and saves every `save` steps.
+/// Returns a run of six steps that logs its casts every `every` steps and saves every `save` steps.
 fn logged(inputs: &Path, name: &str, recipe: RecipeName, every: u64, save: u64) -> RunConfig {
     let mut config = config(inputs, &inputs.join(name), recipe);
     (config.logging.cast_statistics_steps, config.checkpoint.save_steps) = (every, Interval::Every(save));
@@ -58,7 +58,7 @@ fn casts_are_logged_as_they_were() {
                     assert!(cast["scale"].is_null(), "{what}: {name} has no scale before the step");
                     continue;
                 }
-                // The newest amax alone decides the scale of the next step.
+                // The scale of the next step depends only on the newest amax.
                 let before = log[i - 1]["casts"][name]["amax"].as_f64().unwrap() as f32;
                 let largest = cast["largest"].as_f64().unwrap() as f32;
                 assert_eq!(cast["scale"].as_f64().unwrap() as f32, largest / before, "{what}: {name}, step {}", i + 1);
@@ -74,7 +74,7 @@ fn a_resumed_run_logs_what_an_unbroken_one_does() {
         write_inputs(inputs.path());
         let [straight, split] = ["straight", "split"].map(|name| logged(inputs.path(), name, recipe, 2, 3));
         train(&straight, &device, &Start::New, u64::MAX).unwrap();
-        // Stopped after a step without a line, and once more after another, whose checkpoint is then removed.
+        // The run is stopped after a step without a line, and again after another such step, whose checkpoint is then removed.
         train(&split, &device, &Start::New, 3).unwrap_err();
         train(&split, &device, &Start::Resume, 5).unwrap_err();
         std::fs::remove_dir_all(split.output_dir.join("checkpoints/checkpoint-5")).unwrap();

@@ -1,4 +1,4 @@
-//! What is cast is what was decided, a recipe without casts is BF16, and an infinity is named and passed over.
+//! The casts of a model are the decided casts, a recipe without casts is BF16, and an infinity is reported and not stored.
 
 use crate::setup::{Training, batch, build, decoder, devices, fp8_names_on, linear, recipe, recipes, tiny_llama};
 use ottava_models::Decoder;
@@ -9,7 +9,7 @@ use ottava_tensor::ops::{CodeCopies, NonFinite, cast};
 use ottava_tensor::testing::{normals, values};
 use ottava_tensor::{DType, Device, Tensor};
 
-/// A recipe that leaves all linears in BF16 is recipe `bf16`, whichever way it is told to.
+/// A recipe that leaves all linears in BF16 is recipe `bf16`, whichever setting is used for this.
 #[test]
 fn without_a_single_cast_fp8_is_bf16_to_the_bit() {
     let config = tiny_llama();
@@ -41,7 +41,7 @@ fn reads_weight_codes(recipe: &Recipe) -> bool {
     [recipe.products.fprop, recipe.products.dgrad] != [ProductPrecision::High; 2]
 }
 
-/// What is planned for each linear is what is built.
+/// The built casts of each linear equal the planned casts.
 #[test]
 fn a_model_casts_what_its_plan_says() {
     let config = tiny_llama();
@@ -58,7 +58,7 @@ fn a_model_casts_what_its_plan_says() {
     }
 }
 
-/// The infinity of one step moves no scale and is reported by name; kept, it holds the scale for as long as it is remembered.
+/// The infinity of one step changes no scale and is reported by name. If it were stored, it would fix the scale for the length of the history.
 #[test]
 fn an_infinity_is_named_and_not_remembered() {
     let calm: Vec<f32> = normals("x", &[32, 48], DType::F32).to_vec().unwrap();

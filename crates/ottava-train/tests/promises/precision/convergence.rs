@@ -1,8 +1,8 @@
-//! Small models learn real text in FP8 as well as in BF16: the same data, the same initial weights, one seed; in full three seeds.
+//! Small models learn real text in FP8 as well as in BF16, with the same data, the same initial weights, and one seed, or three seeds in full.
 //!
-//! The bar was set before anything was measured. Such runs are short: what shows only after many more tokens does not show here, and Adam
-//! hides constant factors in gradients, for which `products` and `model_gradients` look. `OTTAVA_CONVERGENCE=full` trains six times as
-//! long on twice the text a step; `just nightly convergence` does that.
+//! The bar was set before anything was measured. Such runs are short, so effects that appear only after many more tokens are not found. Adam also
+//! hides constant factors in gradients, which `products` and `model_gradients` look for. With `OTTAVA_CONVERGENCE=full`, runs train six times as long
+//! on twice the text per step (`just nightly convergence`).
 
 use crate::setup::{config, devices, fp8_names_on, on_one_thread, text, text_batch, unscaled_gradients};
 use crate::step::steps::at;
@@ -25,21 +25,21 @@ use std::time::Instant;
 const SEEDS: [u64; 3] = [0, 1, 2];
 const TOKENS: usize = 64;
 
-/// How long runs are.
+/// The lengths of runs.
 #[derive(Clone, Copy)]
 struct Length {
     steps: usize,
     rows: usize,
-    /// Batches of [`Length::rows`] sequences, at the end of the text.
+    /// The number of validation batches of [`Length::rows`] sequences, at the end of the text.
     validation: usize,
 }
 
-/// Whether to run for long: `just nightly convergence`.
+/// Returns whether runs are long: `just nightly convergence`.
 fn in_full() -> bool {
     std::env::var("OTTAVA_CONVERGENCE").is_ok_and(|value| value == "full")
 }
 
-/// The seeds of runs that are compared.
+/// Returns the seeds of the compared runs.
 fn seeds() -> &'static [u64] {
     if in_full() { &SEEDS } else { &SEEDS[..1] }
 }
@@ -58,7 +58,7 @@ fn model() -> DecoderConfig {
     }))
 }
 
-/// Validation loss, in nats per byte, after training from `seed`, which decides initial weights and where in the text it begins.
+/// Returns the validation loss, in nats per byte, after training from `seed`. The seed determines the initial weights and the position in the text.
 fn train(
     sizes: &DecoderConfig,
     recipe: &Recipe,
@@ -85,7 +85,8 @@ fn validation_loss(
     let mut model = Decoder::new(sizes, recipe, device, purpose, TOKENS, &mut weights).unwrap();
     model.quantize_weights().unwrap();
     let how = AdamWConfig { beta1: 0.9, beta2: 0.95, epsilon: 1e-8, weight_decay: 0.1, max_grad_norm: 1.0 };
-    // The rate is moderate and ends at zero: at 5e-3 chance alone moves such runs by 0.05 nat, and the bar would measure that.
+    // The learning rate is moderate and ends at zero. At 5e-3, chance alone changes the losses of such runs by 0.05 nat, and the bar would measure
+    // chance.
     let mut optimizer = AdamWOptimizer::new(how, &model.parameters()).unwrap();
     let (kind, max_steps) = (SchedulerType::Cosine(Decay::default()), steps as u64);
     let schedule = Schedule { kind, peak: 2e-3, warmup_steps: max_steps / 10, max_steps };
@@ -109,10 +110,10 @@ fn named(recipe: RecipeName) -> Recipe {
     Precision { recipe, ..Precision::default() }.recipe()
 }
 
-/// The largest allowed mean over seeds of a validation loss minus the reference's loss from the same seed, in nats.
+/// The maximum mean over seeds of a validation loss minus the reference loss from the same seed, in nats.
 const ALLOWED: f64 = 0.02;
 
-/// Validation losses of all `seeds`.
+/// Returns the validation losses of all `seeds`.
 fn losses(name: &str, recipe: &Recipe, kept: MemoryPolicy, device: &Device, text: &[i32], seeds: &[u64]) -> Vec<f64> {
     let begin = Instant::now();
     let losses: Vec<_> =
@@ -121,7 +122,7 @@ fn losses(name: &str, recipe: &Recipe, kept: MemoryPolicy, device: &Device, text
     losses
 }
 
-/// Fails where `losses` lie above the losses of a `reference` called `than`.
+/// Panics if `losses` are too far above the losses of a `reference` called `than`.
 fn expect_as_low(name: &str, losses: &[f64], than: &str, reference: &[f64]) {
     let gaps: Vec<_> = losses.iter().zip(reference).map(|(loss, reference)| loss - reference).collect();
     let mean = gaps.iter().sum::<f64>() / gaps.len() as f64;
@@ -144,7 +145,7 @@ fn fp8_learns_as_well_as_bf16() {
         for name in fp8_names_on(&device) {
             expect_as_low(name.as_str(), &run(name.as_str(), &named(name)), "bf16", &bf16);
         }
-        // What must fail, or the bar says nothing.
+        // This recipe must fail. Otherwise the bar would be meaningless.
         let broken = unscaled_gradients(DType::E4M3);
         let broken = train(&model(), &broken, MemoryPolicy::FULL, &device, text, SEEDS[0], length()) - bf16[0];
         eprintln!("gradients cast without a scale, first seed, - bf16: {broken:+.4}");
@@ -195,7 +196,7 @@ fn every_level_of_the_optimizer_learns_as_well_as_the_first() {
     }
 }
 
-/// Eight experts, and each token is sent to two of them, in sizes that FP8 products take.
+/// Returns a model with eight experts in sizes for FP8 products. Each token chooses two experts.
 fn routed() -> DecoderConfig {
     let mut sizes = config(json!({
         "architectures": ["Qwen3MoeForCausalLM"], "vocab_size": 128, "hidden_size": 128, "num_hidden_layers": 2,
@@ -206,7 +207,7 @@ fn routed() -> DecoderConfig {
     sizes
 }
 
-/// Only `in_full`: a run takes minutes.
+/// Runs only `in_full`, since a run takes minutes.
 #[test]
 fn fp8_learns_as_well_as_bf16_with_experts() {
     if !in_full() {

@@ -1,4 +1,4 @@
-//! FP16 training: a loss scale that is too large is halved at no other cost than the step.
+//! FP16 training: a loss scale that is too large is halved, at the cost of only the skipped step.
 
 use crate::runs::resume::{config, metrics, train, write_inputs};
 use crate::setup::devices;
@@ -10,7 +10,7 @@ use ottava_tensor::Device;
 use ottava_train::trainer::Start;
 use std::path::Path;
 
-/// Metrics of all steps of a run with this loss scale and storage of the optimizer.
+/// Returns the metrics of all steps of a run with this loss scale and storage of the optimizer.
 fn run(
     inputs: &Path,
     name: &str,
@@ -35,7 +35,7 @@ fn column(metrics: &[serde_json::Value], key: &str) -> Vec<f64> {
 fn a_scale_that_is_too_large_costs_a_step_and_no_more() {
     let inputs = tempfile::tempdir().unwrap();
     write_inputs(inputs.path());
-    // A skipped step leaves alone what has scales of its own, too.
+    // A skipped step also leaves states with their own scales unchanged.
     let storages = |device: Device| [Storage::Float32, Storage::MsampO2].map(|storage| (device.clone(), storage));
     for (i, (device, storage)) in devices().into_iter().flat_map(storages).enumerate() {
         let calm = run(inputs.path(), &format!("calm {i}"), storage, 1024.0, &device);
@@ -45,7 +45,7 @@ fn a_scale_that_is_too_large_costs_a_step_and_no_more() {
         let skipped = column(&wild, "skipped_steps");
         assert!(skipped[0] == 1.0, "the largest of gradients is beyond float16: {skipped:?}");
         assert_eq!(column(&wild, "loss_scale")[0], 2f64.powi(29));
-        // The weights have not moved: the first loss that differs from the loss of an untrained model comes after the first update.
+        // Skipped steps do not change weights, so the loss first differs from the loss of an untrained model after the first update.
         let untrained = column(&calm, "loss")[0];
         let [calm, wild] = [column(&calm, "loss"), column(&wild, "loss")];
         assert_eq!(wild[0], untrained, "{device}");
@@ -63,7 +63,7 @@ fn losses_are_close_to_those_in_binary32() {
         train(&config(inputs.path(), &output, RecipeName::Fp32), &device, &Start::New, u64::MAX).unwrap();
         let single: Vec<_> = metrics(&output).into_iter().filter(|line| line.get("loss").is_some()).collect();
         for (half, single) in half.iter().zip(column(&single, "loss")) {
-            // Products round their results by up to 2⁻¹¹, 5e-4; after six steps, losses are up to 1.5e-3 apart.
+            // Products round their results by up to 2⁻¹¹, 5e-4. After six steps, losses differ by up to 1.5e-3.
             assert!((half - single).abs() < 3e-3, "{device}: {half} is not {single}");
         }
     }

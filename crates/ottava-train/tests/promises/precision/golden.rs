@@ -1,6 +1,5 @@
-//! The losses of twenty steps of a tiny model, per recipe: bit for bit on the CPU, closely on a GPU.
-//!
-//! A change that means to move them records them again with `OTTAVA_GOLDEN=record`, and says why in its commit.
+//! The losses of twenty steps of a tiny model, per recipe: bit for bit on the CPU, and closely on a GPU.
+//!  If a change is meant to change these losses, record them again with `OTTAVA_GOLDEN=record`, and give the reason in the commit.
 
 use crate::setup::{Training, batch, decoder, recipes, recipes_on, tiny_llama};
 use ottava_recipe::Recipe;
@@ -13,7 +12,7 @@ const ROWS: usize = 4;
 const TOKENS: usize = 24;
 const FILE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/golden_losses.json");
 
-/// Losses by recipe. The shortest decimals that read back as the same binary32, so the file is both exact and legible.
+/// Losses by recipe. They are written as the shortest decimals that read back as the same binary32, so the file is exact and legible.
 type Losses = BTreeMap<String, Vec<f32>>;
 
 fn losses(recipe: &Recipe, device: &Device) -> Vec<f32> {
@@ -63,7 +62,7 @@ fn losses_on_a_gpu_are_close_to_the_recorded_ones() {
         let seen = losses(&recipe, &gpu);
         let apart = |i: usize| (seen[i] / recorded[&name][i] - 1.0).abs();
         let worst = (0..STEPS).max_by(|&i, &j| apart(i).total_cmp(&apart(j))).expect("steps");
-        // Sums in another order move a few roundings to BF16, and these move a few roundings to FP8, which is 16 or 32 times coarser.
+        // Sums in another order change a few roundings to BF16, and these change a few roundings to FP8, which is 16 or 32 times coarser.
         let allowed = match (recipe.compute, recipe.casts) {
             (DType::F32, _) => 1e-5,
             (_, None) => 2e-3,

@@ -1,7 +1,6 @@
-//! What the settings beside the recipe leave behind: five steps of two micro-batches, bit for bit on the CPU; and the work that a step
-//! gives a GPU, call by call, from a dry run.
-//!
-//! A change that means to move them records them again with `OTTAVA_GOLDEN=record`, and says why in its commit.
+//! The results of other settings than the recipe: five steps of two micro-batches, bit for bit on the CPU. Also the calls of a step to a GPU, from a
+//! dry run.
+//!  If a change is meant to change these results, record them again with `OTTAVA_GOLDEN=record`, and give the reason in the commit.
 
 use crate::models::families::families;
 use crate::setup::{Seeded, batch, precision, recipe, recipes_on, tiny_llama};
@@ -28,7 +27,7 @@ use std::io::{Read, Write};
 
 const FILE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/golden_settings.json");
 const LAUNCHES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/launches.txt.gz");
-/// What a trace starts with, in the file of all traces.
+/// The prefix of the first line of a trace, in the file of all traces.
 const HEADING: &str = "== ";
 
 /// A run of a few steps.
@@ -36,7 +35,7 @@ struct Setting {
     name: String,
     recipe: Recipe,
     kept: MemoryPolicy,
-    /// Steps whose products read 16-bit operands.
+    /// The steps whose products read 16-bit operands.
     high_precision: std::ops::Range<usize>,
 }
 
@@ -104,11 +103,11 @@ fn settings() -> Vec<Setting> {
     all
 }
 
-/// What a setting leaves behind on the CPU.
+/// The results of a setting on the CPU.
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
 struct Golden {
     losses: Vec<f32>,
-    /// SHA-256 over norms, amaxes, scales, counts of casts, weights, moments and histories.
+    /// The SHA-256 over norms, amaxes, scales, counts of casts, weights, moments and histories.
     all: String,
 }
 
@@ -164,7 +163,7 @@ fn every_setting_leaves_the_recorded_bits() {
     }
 }
 
-/// Traces by setting, as the file has them.
+/// Renders traces by setting, in the form of the file.
 fn render(traces: &BTreeMap<String, String>) -> String {
     traces.iter().map(|(name, trace)| format!("{HEADING}{name}\n{trace}")).collect()
 }
@@ -177,12 +176,12 @@ fn recorded_traces() -> BTreeMap<String, String> {
     text.split(HEADING).skip(1).map(|part| trace(part).expect("a name on a line of its own")).collect()
 }
 
-/// The calls of the first two steps on a GPU in a dry run: of the first a digest, of the second all of them, then what memory it took.
+/// Returns the calls of the first two steps on a GPU in a dry run: a digest of the first step, all calls of the second step, and the memory.
 fn launches(recipe: &Recipe, kept: MemoryPolicy, precision: StepPrecision) -> String {
     launches_of(&tiny_llama(), recipe, kept, precision)
 }
 
-/// [`launches`] of a model of `sizes`.
+/// Returns the calls of a model of `sizes`.
 fn launches_of(sizes: &DecoderConfig, recipe: &Recipe, kept: MemoryPolicy, precision: StepPrecision) -> String {
     let device = Device::dry_gpu(GpuModel::h200());
     let Device::Cuda(gpu) = &device else { unreachable!("a GPU in a dry run") };

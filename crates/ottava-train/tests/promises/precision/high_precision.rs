@@ -1,4 +1,4 @@
-//! Steps that compute in high precision while histories and scales go on.
+//! Steps in high precision, during which histories and scales are still updated.
 
 use crate::setup::{Alone, build, devices, linear, precision, quantize, recipes_on, sequences, training};
 use crate::step::steps::{LEAN, expect_same, run, without_losses_of_casts};
@@ -11,7 +11,7 @@ use ottava_tensor::testing::{normals, values};
 use ottava_tensor::{DType, Device, Tensor};
 use std::ops::Range;
 
-/// Histories and scales after each of eight steps of two micro-batches, whose tensors do not depend on what is computed.
+/// Returns histories and scales after each of eight steps of two micro-batches. The tensors of these steps do not depend on the precision.
 fn histories(recipe: &Recipe, device: &Device, high: Range<usize>) -> Vec<Vec<(String, Vec<f64>)>> {
     let (t, k, n) = (24, 40, 33);
     let (mut linear, mut scaling) = build(recipe, device, |b| linear(b, &[("linear", n)], k, false, 0.0));
@@ -24,7 +24,7 @@ fn histories(recipe: &Recipe, device: &Device, high: Range<usize>) -> Vec<Vec<(S
     let sequences = sequences(device, 1, t);
     for step in 0..8 {
         let precision = precision(high.contains(&step));
-        // Sizes that rise and fall, so that histories matter.
+        // Sizes rise and fall, so that histories matter.
         let factor = [1.0, 8.0, 0.25, 3.0][step % 4];
         linear.parameters_mut(&mut |p| p.weights.set_value(random(format!("weight {step}"), &[n, k], factor)));
         quantize(linear.trained(), &mut scaling);
@@ -73,7 +73,7 @@ fn a_model_in_high_precision_throughout_has_the_bits_of_bf16() {
         {
             let numbers = |recipe: &Recipe, recorded| {
                 let all = run(recipe, &device, kept, recorded, |_, _| StepPrecision::High);
-                // What casts lose, and scales, are no part of it.
+                // The losses of casts, and scales, are left out.
                 all.into_iter()
                     .filter(|(name, _)| !["casts", "amax", "scaling."].iter().any(|part| name.contains(part)))
                     .collect::<Vec<_>>()
@@ -88,7 +88,7 @@ fn a_model_in_high_precision_throughout_has_the_bits_of_bf16() {
     }
 }
 
-/// Recorded or not, whatever is kept: steps two and three in high precision give the same bits.
+/// Steps two and three are in high precision. With or without captured steps and with any memory policy, they give the same bits.
 #[test]
 fn a_detour_changes_no_bit_by_how_steps_are_run() {
     for device in devices() {

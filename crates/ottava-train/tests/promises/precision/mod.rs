@@ -1,4 +1,4 @@
-//! Recipes: what is cast, with which scales, and what FP8 does to losses.
+//! Recipes: their casts, their scales, and the effect of FP8 on losses.
 
 pub mod calibrate;
 pub mod cast_log;

@@ -1,4 +1,4 @@
-//! What FP8 does to the three products of a linear layer, against the same products in F64.
+//! Compares the three products of a linear layer in FP8 with the same products in F64.
 
 use crate::setup::{
     Alone, build, devices, dot, fp8_recipes_on, linear, quantize, recipe, recipes_on, relative_error, sequences,
@@ -11,16 +11,16 @@ use ottava_tensor::testing::{normals, values};
 use ottava_tensor::{DType, Device, Tensor};
 use std::ops::RangeInclusive;
 
-/// What is measured of values `seen` where `exact` was right.
+/// Measures of the values `seen` compared with the `exact` values.
 #[derive(Clone, Copy, Debug)]
 struct Fit {
-    /// `⟨seen, exact⟩ / ⟨exact, exact⟩`: away from 1, the error has a direction, and steps are too long or too short.
+    /// The slope `⟨seen, exact⟩ / ⟨exact, exact⟩`. If it is not 1, the error has a direction, and steps are too long or too short.
     slope: f64,
-    /// `|seen - exact| / |exact|`.
+    /// The relative error `|seen - exact| / |exact|`.
     error: f64,
 }
 
-/// What a [`Fit`] may be.
+/// The limits of a [`Fit`].
 struct Limits {
     slope: RangeInclusive<f64>,
     error: f64,
@@ -39,8 +39,9 @@ impl Fit {
     }
 }
 
-/// A value in E4M3 is off by up to 1/16 and by 2.6 % in the root mean square, so a product of two by 3.7 %; E5M2 is off by twice that,
-/// which makes 5.8 % with E4M3. Rounding to nearest has a slope just below 1: it loses the part of the value that its error is.
+/// A value in E4M3 has an error of up to 1/16, and of 2.6 % in the root mean square, so a product of two values has an error of 3.7 %. The error of
+/// E5M2 is twice as large, which makes 5.8 % with E4M3. Rounding to nearest has a slope just below 1: the rounding error is correlated with the
+/// value.
 fn limits(recipe: &Recipe, product: usize) -> Limits {
     let casts = recipe.casts.expect("its linears are cast");
     let [x, weight, dy] = [casts.input, casts.weight, casts.grad_output].map(|cast| cast.format);
@@ -50,18 +51,18 @@ fn limits(recipe: &Recipe, product: usize) -> Limits {
     }
 }
 
-/// `x`, as BF16, of a kind that scaling finds easy or hard.
+/// Returns `x` as BF16, of a kind that is easy or hard for scaling.
 fn data(kind: &str, name: &str, shape: [usize; 2]) -> Tensor {
     let mut x = normals(name, &shape, DType::F32).to_vec::<f32>().unwrap();
     match kind {
         "gaussian" => {}
-        // Log-normal: the largest of ten thousand is eight times the root mean square. Heavier tails would leave so few elements
-        // that matter that the slope becomes a matter of chance.
+        // The values are log-normal: the largest of ten thousand is eight times the root mean square. With heavier tails, so few elements would
+        // matter that the slope would be a matter of chance.
         "heavy-tailed" => x.iter_mut().for_each(|x| *x = x.signum() * (0.8 * x.abs()).exp()),
-        // Not in one row of `x` and `dy`, or a single element of `dW` would outweigh all others.
+        // The outliers of `x` and `dy` are in different rows. Otherwise, a single element of `dW` would outweigh all other elements.
         "one-outlier" => x[1000] = 40.0,
-        // Three degrees of freedom, cut off at ten: beyond, a few elements outweigh all others, and how they happen to round is all
-        // that one would see. Scales that are powers of two show it, since with others the largest element is exact.
+        // The distribution has three degrees of freedom, cut off at ten. Without the cut, a few elements would outweigh all others, and the test
+        // would see only their rounding. This matters with power-of-two scales, since with other scales the largest element is exact.
         "student-t" => {
             let chi = ["a", "b", "c"].map(|part| normals(&format!("{name}, {part}"), &shape, DType::F32));
             let chi = chi.map(|part| part.to_vec::<f32>().unwrap());
@@ -76,8 +77,8 @@ fn data(kind: &str, name: &str, shape: [usize; 2]) -> Tensor {
     cast(&Tensor::from_slice(&Device::Cpu, &shape, &x).unwrap(), DType::BF16).unwrap()
 }
 
-/// What the three products of a linear layer are made of, as BF16 on the CPU, so that only a recipe's own errors are seen. Gradients are as
-/// small as gradients of a mean over many tokens.
+/// The operands of the three products of a linear layer, as BF16 on the CPU, so that only errors of the recipe are seen. Gradients are as small as
+/// gradients of a mean over many tokens.
 #[derive(Clone)]
 struct Operands {
     x: Tensor,      /* [T, K] */
@@ -93,7 +94,7 @@ impl Operands {
         Operands { x: data(kind, "x", [t, k]), weight, dy }
     }
 
-    /// `y`, `dx` and `dW` in F64, of the operands after `map`.
+    /// Computes `y`, `dx` and `dW` in F64, from the operands after `map`.
     fn exact(&self, map: impl Fn(f64) -> f64) -> [Vec<f64>; 3] {
         let ([t, k], [_, n]) = (self.x.dims("x").unwrap(), self.dy.dims("dy").unwrap());
         let [x, weight, dy] =
@@ -110,7 +111,7 @@ impl Operands {
 
 const PRODUCTS: [&str; 3] = ["fprop", "dgrad", "wgrad"];
 
-/// `y`, `dx` and `dW` of a linear layer in its second step, whose first saw `before`; widened.
+/// Computes `y`, `dx` and `dW` of a linear layer in its second step, as F64. The first step has the operands `before`.
 fn products(recipe: &Recipe, device: &Device, before: &Operands, now: &Operands) -> [Vec<f64>; 3] {
     let [n, k] = now.weight.dims("weight").unwrap();
     let (mut linear, mut scaling) = build(recipe, device, |b| linear(b, &[("linear", n)], k, false, 0.0));
@@ -136,7 +137,7 @@ fn products(recipe: &Recipe, device: &Device, before: &Operands, now: &Operands)
 
 const KINDS: [&str; 5] = ["gaussian", "heavy-tailed", "student-t", "one-outlier", "zero-row"];
 
-/// Whether all three products of `recipe` are within their limits of the exact ones; the first that is not, in words.
+/// Checks that all three products of `recipe` are within their limits. The error describes the first product that is not.
 fn check(recipe: &Recipe, seen: &[Vec<f64>; 3], exact: &[Vec<f64>; 3]) -> Result<[Fit; 3], String> {
     let fits = [0, 1, 2].map(|i| Fit::compare(&seen[i], &exact[i]));
     for (i, fit) in fits.iter().enumerate() {
@@ -188,7 +189,7 @@ fn a_gradient_that_is_cast_without_a_scale_is_noticed() {
     }
 }
 
-/// With delayed scaling, values beyond all that was seen before saturate instead of overflowing, and the step after knows them.
+/// With delayed scaling, values beyond the whole history saturate and do not overflow, and the next step knows them.
 #[test]
 fn a_sudden_outlier_saturates_once() {
     let recipe = recipe(RecipeName::Fp8Delayed, Fp8Format::Hybrid);
@@ -200,18 +201,19 @@ fn a_sudden_outlier_saturates_once() {
         let warned = products(&recipe, &device, &wild, &wild);
         assert!(surprised.iter().flatten().all(|v| v.is_finite()), "{device}: nothing overflows");
         let errors = [&surprised, &warned].map(|seen| relative_error(&seen[0], &exact[0]));
-        // A cast to E4M3 moves a tensor by 2.7 % of its norm, and the casts of both operands move a product by 3.8 %.
+        // A cast to E4M3 changes a tensor by 2.7 % of its norm, and the casts of both operands change a product by 3.8 %.
         assert!(errors[0] > 0.2 && errors[1] < 0.045, "{device}: errors of fprop before and after: {errors:?}");
     }
 }
 
-/// The largest error of a recipe's products, in units of the largest `Σ |a|·|b|`.
+/// Returns the largest error of a recipe's products, in units of the largest `Σ |a|·|b|`.
 ///
-/// E4M3 is off by up to 1/16 and E5M2 by up to 1/8, so products by 12.9 % and 19.5 %; BF16 by up to 1/256 of the result.
+/// E4M3 has an error of up to 1/16 and E5M2 of up to 1/8, so products have errors of 12.9 % and 19.5 %. BF16 has an error of up to 1/256 of the
+/// result.
 fn allowed(recipe: &Recipe, product: usize) -> f64 {
     match recipe.casts {
         None if recipe.compute == DType::F32 => 1e-6,
-        // Of gradients as small as these float16 has few bits, which is why the loss has a scale.
+        // Float16 has few bits for such small gradients, which is why the loss has a scale.
         None if recipe.compute == DType::F16 && product > 0 => 0.03,
         None => 0.004,
         Some(casts) if product > 0 && casts.grad_output.format == DType::E5M2 => 0.2,
@@ -219,7 +221,7 @@ fn allowed(recipe: &Recipe, product: usize) -> f64 {
     }
 }
 
-/// Every size from 1 to 40 in each place, the other two being primes or whatever comes; padding to 16 must not show.
+/// Each of the three sizes takes all values from 1 to 40, with mixed values for the other two sizes. The padding to 16 must not have an effect.
 #[test]
 fn linears_of_any_shape_come_close_to_exact_ones() {
     let mixed = |i: usize, step: usize| (i * step) % 40 + 1;

@@ -1,4 +1,4 @@
-//! What Smooth-SwiGLU is for: outliers in one channel of the activation, for good or all of a sudden.
+//! The purpose of Smooth-SwiGLU: outliers in one channel of the activation, permanent or sudden.
 
 use crate::setup::{Alone, build, devices, dot, precision, quantize, relative_error, sequences, training};
 use ottava_models::layers::{Branch, LLAMA, Mlp, MlpSpec, Norm, NormConfig, Stream};
@@ -26,7 +26,7 @@ fn settings(recipe: RecipeName, smooth_swiglu: bool) -> Precision {
     }
 }
 
-/// FP8 in the down projection alone, so that outliers of the weight before it are none of what is seen.
+/// Returns a recipe with FP8 only in the down projection, so that the cast of the preceding weight does not contribute errors.
 fn down_alone(recipe: RecipeName, smooth: bool) -> Recipe {
     Precision {
         exceptions: ExceptionsConfig {
@@ -38,22 +38,22 @@ fn down_alone(recipe: RecipeName, smooth: bool) -> Recipe {
     .recipe()
 }
 
-/// Normal values, each times `factor` of its row and column.
+/// Returns normal values, each times the `factor` of its row and column.
 fn weight(name: &str, shape: [usize; 2], std: f64, factor: impl Fn(usize, usize) -> f64) -> Vec<f64> {
     let x = values(&normals(name, &shape, DType::F32)).into_iter().enumerate();
     x.map(|(i, x)| x * std * factor(i / shape[1], i % shape[1])).collect()
 }
 
-/// Weights of gate and up, and of down, where `up` multiplies the activation of one channel, and `down` what is read of it.
+/// Returns the weights of gate and up, and of down. `up` multiplies the activation of one channel, and `down` multiplies the weights that read it.
 fn weights(up: f64, down: f64) -> [Vec<f64>; 2] {
     let gate_up = weight("gate_up", [2 * HIDDEN, CHANNELS], 0.1, |r, _| if r == HIDDEN + CHANNEL { up } else { 1.0 });
     [gate_up, weight("down", [CHANNELS, HIDDEN], 0.1, |_, c| if c == CHANNEL { down } else { 1.0 })]
 }
 
-/// The output, the gradient by the input and the gradients by both weights, widened.
+/// The output, the gradient by the input and the gradients by both weights, as F64.
 type Results = Vec<Vec<f64>>;
 
-/// One step of an MLP with these weights.
+/// Computes one step of an MLP with these weights.
 fn step(
     mlp: &mut Branch,
     precision: StepPrecision,
@@ -83,7 +83,7 @@ fn step(
     let (y, saved) = mlp.forward(&x, &mut context).unwrap();
     let dx = Alone::backward(mlp, dy.clone(), saved, &mut context).unwrap();
     scaling.update().unwrap();
-    // Without what passes by on the residual connection.
+    // The part that the residual connection adds is subtracted.
     let beside = |y: &Tensor, x: &Tensor| values(y).into_iter().zip(values(x)).map(|(y, x)| y - x).collect();
     let mut results = vec![beside(&y, &x), beside(&dx, &dy)];
     let weights = mlp.trained().into_iter().skip(1);
@@ -91,7 +91,7 @@ fn step(
     results
 }
 
-/// The last of as many steps as there are `weights`, and the scaling state after it.
+/// Runs one step for each of `weights`. Returns the results of the last step and the scaling state after it.
 fn run(recipe: &Recipe, device: &Device, weights: &[[Vec<f64>; 2]], high: bool) -> (Results, ScalingState) {
     let spec = MlpSpec { hidden: HIDDEN, activation: Activation::SwiGlu, bias: false };
     let norm = NormConfig::rms(1e-5);
@@ -117,7 +117,7 @@ fn cosine(a: &[f64], b: &[f64]) -> f64 {
     dot(a, b) / (dot(a, a) * dot(b, b)).sqrt()
 }
 
-/// A channel of large values with small weights behind it: without the option its amax makes zeros of all others.
+/// A channel has large values, and the weights that read it are small. Without the option, its amax would turn all other values into zeros.
 #[test]
 fn a_channel_of_outliers_takes_nothing_from_the_others() {
     let size = 2f64.powi(18);
@@ -130,12 +130,13 @@ fn a_channel_of_outliers_takes_nothing_from_the_others() {
         };
         let errors = [error(false), error(true)];
         eprintln!("errors of the output on {device}, without and with: {errors:.3?}");
-        // A cast to E4M3 moves a tensor by 2.7 % of its norm, and the casts of both operands move a product by 3.8 %, as seen with the option.
+        // A cast to E4M3 changes a tensor by 2.7 % of its norm, and the casts of both operands change a product by 3.8 %. With the option, these
+        // errors are seen.
         assert!(errors[0] > 0.2 && errors[1] < 0.045, "{device}: {errors:?}");
     }
 }
 
-/// With delayed scaling such outliers saturate when they come; scaled to at most 1, they surprise no history.
+/// With delayed scaling, such outliers saturate when they appear first. Scaled to at most 1, they stay within the history.
 #[test]
 fn sudden_outliers_do_not_saturate() {
     let (calm, wild) = (weights(1.0, 1.0), weights(64.0, 1.0));
@@ -148,7 +149,8 @@ fn sudden_outliers_do_not_saturate() {
         };
         let errors = [error(false), error(true)];
         eprintln!("errors of the output on {device}, without and with: {errors:.3?}");
-        // A cast to E4M3 moves a tensor by 2.7 % of its norm, and the casts of both operands move a product by 3.8 %; 3.4 % is seen with the option.
+        // A cast to E4M3 changes a tensor by 2.7 % of its norm, and the casts of both operands change a product by 3.8 %. With the option, 3.4 % is
+        // seen.
         assert!(errors[0] > 0.2 && errors[1] < 0.045, "{device}: {errors:?}");
     }
 }
@@ -171,7 +173,7 @@ fn smooth_gradients_point_where_those_in_bf16_do() {
     }
 }
 
-/// Where no other linear casts, the tensors of a step do not depend on what its products read.
+/// If no other linear casts, the tensors of a step do not depend on the precision of its products.
 #[test]
 fn steps_in_high_precision_measure_what_would_be_cast() {
     let all = [weights(1.0, 1.0), weights(64.0, 1.0), weights(8.0, 1.0)];

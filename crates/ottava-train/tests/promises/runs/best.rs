@@ -1,4 +1,4 @@
-//! The best checkpoint of a run, and runs that end when they do not improve.
+//! The best checkpoint of a run, and early stopping.
 
 use crate::runs::resume::{self, config, metrics, train, write_inputs};
 use ottava_recipe::RecipeName;
@@ -8,7 +8,7 @@ use ottava_train::trainer::{Start, Trainer};
 use std::path::Path;
 use std::sync::atomic::AtomicBool;
 
-/// A run of twelve steps whose learning rate rises until it is far too high: the validation loss falls, and then rises.
+/// Returns a run of twelve steps whose learning rate rises until it is far too high. The validation loss falls at first, and then rises.
 fn overshooting(inputs: &Path, name: &str) -> RunConfig {
     let mut config = config(inputs, &inputs.join(name), RecipeName::Fp32);
     (config.training.max_steps, config.optimizer.learning_rate) = (Some(12), 1.0);
@@ -18,7 +18,7 @@ fn overshooting(inputs: &Path, name: &str) -> RunConfig {
     config
 }
 
-/// Validation losses after each step, and the step of the lowest.
+/// Returns the validation losses after each step, and the step of the lowest loss.
 fn evaluations(run: &Path) -> (Vec<f64>, u64) {
     let losses: Vec<f64> = metrics(run).iter().skip(1).map(|line| line["eval_loss"].as_f64().unwrap()).collect();
     let best = (0..losses.len()).min_by(|&a, &b| losses[a].total_cmp(&losses[b])).unwrap();
@@ -67,7 +67,7 @@ fn a_run_that_does_not_improve_ends_and_goes_on_with_more_patience() {
     let unbroken = overshooting(inputs.path(), "unbroken");
     train(&unbroken, &Device::Cpu, &Start::New, 100).unwrap();
     let (losses, _) = evaluations(&unbroken.output_dir);
-    // The first evaluation that, as the one before, is not lower than all before both.
+    // The first of two consecutive evaluations that are not lower than all earlier evaluations.
     let lowest = |count: usize| losses[..count].iter().copied().fold(f64::INFINITY, f64::min);
     let ends = (2..losses.len()).find(|&i| lowest(i - 1) <= losses[i - 1] && lowest(i) <= losses[i]).unwrap() + 1;
     assert!(ends < losses.len(), "{losses:?}");
@@ -77,7 +77,7 @@ fn a_run_that_does_not_improve_ends_and_goes_on_with_more_patience() {
     let (seen, _) = evaluations(&early.output_dir);
     assert_eq!(seen, losses[..ends], "two evaluations in a row without improvement");
     assert!(checkpoints(&early.output_dir).contains(&format!("checkpoint-{ends}")));
-    // It has ended, and stays so until the patience is raised.
+    // The run has ended, and does not continue until the patience is raised.
     train(&early, &Device::Cpu, &Start::Resume, 100).unwrap();
     assert_eq!(evaluations(&early.output_dir).0, seen);
     early.evaluation.early_stopping_patience = 100;

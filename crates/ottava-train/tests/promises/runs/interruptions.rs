@@ -1,7 +1,7 @@
-//! A run that is interrupted after any step, or killed, and resumed is the run that nothing interrupted: weights, optimizer states, scales, metrics,
-//! logs, and the decisions of sentinel and alarms, with everything switched on.
+//! A run that is interrupted or killed after any step, and resumed, equals the uninterrupted run: weights, optimizer states, scales, metrics, logs,
+//! and the decisions of sentinel and alarms. All features are switched on.
 //!
-//! `OTTAVA_INTERRUPTIONS=full` also interrupts a run of each case at each step once, and kills it there.
+//! `OTTAVA_INTERRUPTIONS=full` also interrupts a run of each case at each step once, and kills it at each step once.
 
 use crate::objectives::preference::{run_config, write_records};
 use crate::runs::resume::{config, metrics};
@@ -23,27 +23,27 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 const STEPS: u64 = 12;
 
-/// A run with everything that decides about later steps.
+/// A run with all features that later steps depend on.
 struct Case {
     name: &'static str,
     ranks: usize,
     config: RunConfig,
 }
 
-/// Switches on the sentinel, all alarms, evaluations that decide, and logs.
+/// Switches on the sentinel, all alarms, early stopping, and logs.
 fn with_everything(mut config: RunConfig) -> RunConfig {
     config.sentinel = SentinelConfig {
         sentinel_steps: 3,
         sentinel_policy: SentinelPolicy::Demote,
         sentinel_hold_steps: 2,
-        // So narrow that comparisons have findings.
+        // The bound is so narrow that comparisons have findings.
         sentinel_loss_gap: 1e-4,
         sentinel_sequences: 2,
         repeat_steps: 5,
         ..SentinelConfig::default()
     };
     let alarms = &mut config.alarms;
-    // The loss of a small model jumps: some steps are spikes.
+    // The loss of a small model fluctuates, so some steps are spikes.
     alarms.spikes = Spikes { spike_window: 4, spike_threshold: 1.0 };
     (alarms.loss_spike, alarms.grad_norm_spike) = (AlarmPolicy::Rollback, NormAlarmPolicy::Skip);
     alarms.rollback = Rollbacks { rollback_steps: 2, max_rollbacks: 4 };
@@ -62,7 +62,7 @@ fn with_everything(mut config: RunConfig) -> RunConfig {
     config
 }
 
-/// All cases, with their inputs in `folder`.
+/// Returns all cases, with their inputs in `folder`.
 fn cases(folder: &Path) -> Vec<Case> {
     write_records(folder);
     let experts = folder.join("experts");
@@ -115,13 +115,13 @@ fn cases(folder: &Path) -> Vec<Case> {
     ]
 }
 
-/// What a part of a run is interrupted by.
+/// The interruption of a part of a run.
 #[derive(Clone, Copy)]
 enum Until<'a> {
     End,
-    /// A signal during this step of a new run, or during the first step of this part if it is 1.
+    /// A signal arrives during this step of a new run. For step 1, the signal arrives during the first step of this part.
     Signal(u64),
-    /// A kill after the report of this step, at which the run's folder is copied.
+    /// A kill after the report of this step. The run's folder is copied to this path.
     Kill(u64, &'a Path),
 }
 
@@ -153,7 +153,7 @@ fn part(case: &Case, output: &Path, start: Start, until: Until) -> Option<String
     end.map(|error| error.replace(&output.display().to_string(), "RUN"))
 }
 
-/// Copies a folder while a checkpoint may be written into it: again where a file had another name before it was copied.
+/// Copies a folder while a checkpoint may be written into it. If a file is renamed before it was copied, the copy is repeated.
 fn copy_folder(from: &Path, to: &Path) {
     for _ in 0..20 {
         std::fs::create_dir(to).unwrap();
@@ -166,7 +166,7 @@ fn copy_folder(from: &Path, to: &Path) {
     panic!("{} cannot be copied", from.display());
 }
 
-/// All that must be equal: the checkpoints at the end, and the logs.
+/// Returns the state that must be equal: the checkpoints at the end, and the logs.
 fn left(output: &Path) -> BTreeMap<String, Vec<u8>> {
     let mut all = BTreeMap::new();
     for name in ["casts.jsonl", "sentinel.jsonl", "alarms.jsonl", "rollbacks.jsonl", "digests.jsonl"] {
@@ -178,7 +178,7 @@ fn left(output: &Path) -> BTreeMap<String, Vec<u8>> {
     all.insert("metrics.jsonl".into(), lines.concat().into_bytes());
     for checkpoint in std::fs::read_dir(output.join("checkpoints")).unwrap() {
         let checkpoint = checkpoint.unwrap().path();
-        // What a rollback or a resumed run has set aside, and what a signal has asked for, is not part of an unbroken run.
+        // An uninterrupted run has no checkpoints that a rollback or a resumed run has renamed, and none that a signal requested.
         let is_aside = checkpoint.file_name().is_some_and(|name| name.to_string_lossy().starts_with("abandoned-"));
         if is_aside || Manifest::read(&checkpoint).unwrap().is_some_and(|manifest| manifest.is_interruption()) {
             continue;
@@ -195,10 +195,10 @@ fn left(output: &Path) -> BTreeMap<String, Vec<u8>> {
     all
 }
 
-/// What differs between two runs, in words.
+/// Returns the difference between two runs in words.
 fn difference(expected: &BTreeMap<String, Vec<u8>>, got: &BTreeMap<String, Vec<u8>>) -> Option<String> {
     let names = |left: &BTreeMap<String, Vec<u8>>| left.keys().cloned().collect::<Vec<_>>();
-    // The metrics say where it begins.
+    // The metrics say at which step the difference begins.
     let differs = |name: &&String| expected.get(*name) != got.get(*name);
     let metrics = expected.keys().filter(|name| *name == "metrics.jsonl");
     let name = metrics.chain(expected.keys()).chain(got.keys()).find(differs)?;
@@ -211,12 +211,12 @@ fn difference(expected: &BTreeMap<String, Vec<u8>>, got: &BTreeMap<String, Vec<u
     Some(format!("{name}: {}", lines.map_or("other bytes".into(), |(a, b)| format!("\n{b}\nexpected\n{a}"))))
 }
 
-/// Whether a signal has ended a run.
+/// Returns whether a signal has ended a run.
 fn was_signalled(error: &str) -> bool {
     error.starts_with("stopped by a signal after step ")
 }
 
-/// Goes on to the end of an interrupted run.
+/// Resumes an interrupted run until its end.
 fn finish(case: &Case, output: &Path) -> Option<String> {
     part(case, output, Start::Resume, Until::End)
 }
@@ -242,7 +242,7 @@ fn interrupted_runs_end_as_unbroken_ones() {
             assert!(got == end && differs.is_none(), "{}, {what}: {got:?}, expected {end:?}; {differs:?}", case.name);
         };
 
-        // After each step, one after the other.
+        // The run is interrupted after each step.
         let output = runs.path().join("each");
         let (mut got, mut parts) = (part(&case, &output, Start::New, Until::Signal(1)), 1);
         while got.as_ref().is_some_and(|error| was_signalled(error)) {

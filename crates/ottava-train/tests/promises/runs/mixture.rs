@@ -12,7 +12,7 @@ use std::fmt::Write;
 use std::path::Path;
 use std::sync::atomic::AtomicBool;
 
-/// Seven tenths of the tokens are lines of words, three tenths lines of numbers.
+/// Returns a run in which seven tenths of the tokens are lines of words, and three tenths are lines of numbers.
 fn config(inputs: &Path, output: &Path) -> RunConfig {
     let numbers: String = (0..30).fold(String::new(), |mut text, i| {
         writeln!(text, "{} {}", i * 37, i * i).unwrap();
@@ -65,7 +65,7 @@ fn each_set_has_a_validation_loss_of_its_own() {
         let [least, most] = [words.min(numbers), words.max(numbers)];
         assert!(least < all && all < most, "{line}");
     }
-    // The loss of a set equals the loss of a run that has no other, from the same weights.
+    // The validation loss of a set equals the loss of a run with only this set, from the same weights.
     let mut config = config(inputs.path(), &inputs.path().join("alone"));
     config.data.datasets.remove(0);
     train(&config, &Start::New, STEPS + 1);
@@ -88,15 +88,15 @@ fn other_weights_from_a_checkpoint_on_are_kept_from_there() {
     let progress = training::progress(&checkpoint, &verify(&checkpoint, Verify::Sizes).unwrap()).unwrap();
     let DataState::Mixture(sets) = progress.rows.loader else { panic!("{:?}", progress.rows.loader) };
     let tokens: Vec<u64> = sets.iter().map(|set| set.tokens).collect();
-    // Three steps of 12 rows of 16 tokens: nine rows of one set, 27 of the other.
+    // Three steps have 12 rows of 16 tokens: nine rows of one set, and 27 of the other.
     assert_eq!(tokens, [9 * 16, 27 * 16]);
-    // Another set is other data.
+    // With another set, the data differ.
     after.data.datasets.remove(1);
     let error = resume::train(&after, &Device::Cpu, &Start::Resume, STEPS + 1).unwrap_err().to_string();
     assert!(error.contains("the data or the tokenizer have changed"), "{error}");
 }
 
-/// Losses, norms and weights of a run on so many ranks. Each rank has a row in a micro-batch.
+/// Returns losses, norms and weights of a run on `ranks` ranks. Each rank has one row in a micro-batch.
 fn on(ranks: usize, inputs: &Path) -> (Vec<serde_json::Value>, Vec<(String, Vec<u8>)>) {
     let run = inputs.join(format!("ranks-{ranks}"));
     let mut config = config(inputs, &run);
@@ -114,7 +114,7 @@ fn a_mixture_has_the_same_data_on_any_number_of_ranks() {
     let inputs = tempfile::tempdir().unwrap();
     write_inputs(inputs.path());
     let (metrics, state) = on(1, inputs.path());
-    // Four ranks add the gradients of four rows in the order in which one rank does.
+    // Four ranks add the gradients of four rows in the same order as one rank.
     assert!(on(4, inputs.path()) == (metrics.clone(), state));
     // Two ranks add two sums of two rows, so only the first loss, before any update, has the same bits.
     let (on_two, _) = on(2, inputs.path());

@@ -1,4 +1,4 @@
-//! A run that stops and goes on is the run that never stopped, bit for bit.
+//! A run that stops and resumes equals the uninterrupted run, bit for bit.
 
 use crate::setup::{devices, rotated};
 use ottava_common::hash::{seal, unseal};
@@ -21,7 +21,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 pub const STEPS: u64 = 6;
 
-/// A tokenizer of single bytes, a model of two small blocks, and lines to learn.
+/// Writes a tokenizer of single bytes, a model of two small blocks, and lines to learn.
 pub fn write_inputs(folder: &Path) {
     let entries: Vec<String> =
         std::iter::once("\"<|endoftext|>\":0".to_string())
@@ -60,7 +60,7 @@ pub fn config(inputs: &Path, output: &Path, recipe: RecipeName) -> RunConfig {
         },
         training: TrainingConfig {
             max_steps: Some(STEPS),
-            // 12 rows of 16 tokens a step: the 40 lines are gone through more than once.
+            // A step has 12 rows of 16 tokens, so the 40 lines are read more than once.
             per_device_train_batch_size: 6,
             gradient_accumulation_steps: 2,
             ..TrainingConfig::default()
@@ -80,7 +80,7 @@ pub fn config(inputs: &Path, output: &Path, recipe: RecipeName) -> RunConfig {
     }
 }
 
-/// Trains until after step `stop_after`, as a signal would have it.
+/// Trains until a signal after step `stop_after`.
 pub fn train(config: &RunConfig, device: &Device, start: &Start, stop_after: u64) -> Result<()> {
     let stop = AtomicBool::new(stop_after <= 1);
     let mut trainer = Trainer::new(config.clone(), device, start)?;
@@ -92,7 +92,7 @@ pub fn train(config: &RunConfig, device: &Device, start: &Start, stop_after: u64
     })
 }
 
-/// All metrics except the metrics that a clock or the machine decides.
+/// Returns all metrics that depend neither on a clock nor on the machine.
 pub fn metrics(run: &Path) -> Vec<serde_json::Value> {
     let text = std::fs::read_to_string(run.join("metrics.jsonl")).unwrap();
     text.lines()
@@ -105,7 +105,7 @@ pub fn metrics(run: &Path) -> Vec<serde_json::Value> {
         .collect()
 }
 
-/// The tensors of the last checkpoint of a run, by file.
+/// Returns the tensors of the last checkpoint of a run, by file.
 pub fn state(run: &Path) -> Vec<(String, Vec<u8>)> {
     let folder = run.join(format!("checkpoints/checkpoint-{STEPS}"));
     ["model.safetensors", "training/optimizer.safetensors", "training/scaling.safetensors"]
@@ -201,7 +201,7 @@ fn rewrite_manifest(checkpoint: &Path, format: u32) {
     std::fs::write(&path, format!("{{\n  \"checksum\": \"{checksum}\",\n{body}")).unwrap();
 }
 
-/// Rewrites a checkpoint as format 1 had it: the files of `training/` beside the weights, without an index.
+/// Rewrites a checkpoint in format 1, with the files of `training/` next to the weights and without an index.
 fn to_format_1(checkpoint: &Path) {
     for name in ["optimizer.safetensors", "scaling.safetensors"] {
         std::fs::rename(checkpoint.join("training").join(name), checkpoint.join(name)).unwrap();
@@ -261,7 +261,7 @@ fn a_checkpoint_in_another_layout_resumes_with_the_same_bits() {
     }
 }
 
-/// Linears may leave FP8 and come back in a run that goes on; linears that stay keep their histories.
+/// A resumed run may compute other linears in FP8. Linears that stay in FP8 keep their histories.
 #[test]
 fn exceptions_may_change_when_a_run_goes_on() {
     let inputs = tempfile::tempdir().unwrap();
@@ -337,7 +337,7 @@ fn a_gradient_that_is_not_finite_stops_before_the_update_and_is_named() {
     write_inputs(inputs.path());
     let run = inputs.path().join("run");
     let mut config = config(inputs.path(), &run, RecipeName::Fp32);
-    // The validation before the first step would notice as well.
+    // The validation before the first step would also notice this.
     config.data.val_set_size = 0.0;
     let mut trainer = Trainer::new(config, &Device::Cpu, &Start::New).unwrap();
     let poisoned = "model.layers.1.mlp.down_proj.weight";
@@ -358,10 +358,10 @@ fn a_gradient_that_is_not_finite_stops_before_the_update_and_is_named() {
     assert!(before == after, "no weight was changed");
 }
 
-/// The settings of [`earlier`] as version 0.1 wrote them into manifests, with `INPUTS` and `OUTPUT` for its folders.
+/// The settings of [`earlier`] as version 0.1 wrote them into manifests, with `INPUTS` and `OUTPUT` in place of its folders.
 const EARLIER: &str = include_str!("../../../../ottava-settings/tests/data/old_settings.toml");
 
-/// A run whose settings have moved since version 0.1: of another optimizer and schedule than the defaults.
+/// Returns a run with settings whose keys have changed since version 0.1. Its optimizer and its schedule are not the defaults.
 fn earlier(inputs: &Path, output: &Path) -> RunConfig {
     let mut config = config(inputs, output, RecipeName::Fp8Delayed);
     config.device = DeviceChoice::Cpu;

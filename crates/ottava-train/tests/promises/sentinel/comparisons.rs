@@ -1,4 +1,4 @@
-//! Comparisons of a recipe with BF16: what they find, and that they change nothing.
+//! Comparisons of a recipe with BF16: their findings, and that they do not change the run.
 
 use crate::parallel::divided::{Fault, exchange_of, llama};
 use crate::parallel::mesh::{Mesh, MeshRank};
@@ -48,7 +48,7 @@ fn fp8_recipes() -> Vec<(String, Recipe)> {
     recipes().into_iter().filter(|(_, recipe)| recipe.casts.is_some()).collect()
 }
 
-/// Rows of text, which differ between numbers.
+/// Returns rows of text, which differ between numbers.
 fn text_rows(number: usize) -> Batch {
     let ([rows, seq_len], text) = (ROWS, text());
     let ids = |shift: usize| -> Vec<i32> {
@@ -58,7 +58,7 @@ fn text_rows(number: usize) -> Batch {
     Batch::whole(ids(0), ids(1), rows)
 }
 
-/// The steps of a run on ranks of a mesh; `change` sees each step before it runs.
+/// Runs a run on ranks of a mesh. `change` is called before each step.
 fn run<T: Send + 'static>(
     mesh: &Mesh,
     fault: Option<Fault>,
@@ -84,7 +84,7 @@ fn run<T: Send + 'static>(
     })
 }
 
-/// The bits that a run is left with.
+/// The bits of the final state of a run.
 #[derive(Debug, PartialEq)]
 struct MeshEnd {
     weights: Vec<Vec<f64>>,
@@ -103,14 +103,14 @@ impl MeshEnd {
     }
 }
 
-/// The verdict before a step on this rank's rows.
+/// Returns the verdict before a step on this rank's rows.
 fn check(step: usize, own: &mut MeshRank) -> Verdict {
     let (rank, ranks) = own.ranks.rows();
     let batch = text_rows(MICRO_BATCHES * step / ranks * ranks + rank).first_rows(1);
     Verdict::of(&own.work.compare(&mut own.model, &batch).unwrap(), BOUNDS, &[], false)
 }
 
-/// The verdicts of all checks of a run, which all ranks have alike.
+/// Returns the verdicts of all checks of a run, and checks that all ranks have equal verdicts.
 fn verdicts(
     mesh: &Mesh,
     fault: Option<Fault>,
@@ -127,7 +127,7 @@ fn verdicts(
     first
 }
 
-/// The losses of one micro-batch by the recipe and in BF16: the loss of a comparison, and the loss of a step in the same precision.
+/// Returns the losses of one micro-batch by the recipe and in BF16. Each has the loss of a comparison, and the loss of a step in the same precision.
 fn losses_of_both(mesh: &Mesh) -> Vec<[f64; 2]> {
     let mesh = Mesh { schedule: Schedule { micro_batches: 1, ..mesh.schedule }, ..mesh.clone() };
     let all = on_ranks(mesh.ranks(), move |comm| {
@@ -151,7 +151,7 @@ fn losses_of_both(mesh: &Mesh) -> Vec<[f64; 2]> {
     all.into_iter().next().expect("there is a rank")
 }
 
-/// The numbers that decide about demotions come from the run.
+/// The numbers on which demotions depend equal the numbers of the run.
 #[test]
 fn comparisons_have_the_losses_of_the_run() {
     for (number, (name, recipe)) in fp8_recipes().into_iter().enumerate() {
@@ -177,7 +177,7 @@ fn comparisons_have_the_losses_of_the_run() {
     }
 }
 
-/// Gradients of routers include their losses.
+/// Gradients of routers include the losses of routers.
 #[test]
 fn comparisons_have_the_gradients_of_the_run() {
     let dense = mesh(&fp8_recipes()[0].1).sizes;
@@ -242,7 +242,7 @@ fn healthy_runs_have_no_findings() {
     }
 }
 
-/// Whether a finding names `linear` or one of its casts, and the first check that has it.
+/// Returns whether a finding names `linear` or one of its casts, and the first check with such a finding.
 fn found(verdicts: &[Verdict], linear: &str, measure: impl Fn(Measure) -> bool) -> Option<usize> {
     let names = |verdict: &Verdict| {
         let mut named = verdict.findings.iter().filter(|finding| finding.linear() == Some(linear));
@@ -251,7 +251,7 @@ fn found(verdicts: &[Verdict], linear: &str, measure: impl Fn(Measure) -> bool) 
     verdicts.iter().position(names)
 }
 
-/// Only the dgrad of down_proj has as many columns as the MLP is wide; layer 1 comes first.
+/// Only the dgrad of down_proj has as many columns as the MLP is wide. Backward reaches layer 1 first.
 #[test]
 fn a_factor_in_one_dgrad_is_found_and_named() {
     for (name, recipe) in fp8_recipes().into_iter().filter(|(name, _)| !name.contains("but") && !name.contains("and")) {
@@ -267,7 +267,7 @@ fn a_factor_in_one_dgrad_is_found_and_named() {
     }
 }
 
-/// Two blocks of experts; in a comparison, their rows have room for 640 choices.
+/// Returns a mesh for two blocks of experts. In a comparison, their rows have room for 640 choices.
 fn mesh_with_experts(recipe: &Recipe) -> Mesh {
     let sizes = config(json!({
         "model_type": "qwen3_moe", "vocab_size": 256, "hidden_size": 256, "intermediate_size": 128, "num_hidden_layers": 2,
@@ -304,7 +304,7 @@ fn a_factor_in_one_product_of_experts_is_found_and_named() {
     }
 }
 
-/// Replaces an array of the scaling state.
+/// Changes an array of the scaling state.
 fn set_scales(own: &mut MeshRank, change: impl Fn(&[String], &mut Vec<f32>)) {
     let scaling = own.model.scaling();
     let names = scaling.names();
@@ -332,7 +332,7 @@ fn wrong_scales_are_found_and_named() {
     let setup = mesh(&recipe(RecipeName::Fp8Delayed, Fp8Format::Auto));
     let (gate_up, down) = ("model.layers.1.mlp.gate_up_proj", "model.layers.1.mlp.down_proj");
     let is_cast = |measure| measure == Measure::CastError;
-    // A scale that does not follow its tensor.
+    // The scale does not follow its tensor.
     for stuck in [1e6, 1e-6] {
         let all = verdicts(&setup, None, 7, 3, move |step, own| {
             if step >= 3 {
@@ -344,7 +344,7 @@ fn wrong_scales_are_found_and_named() {
         assert_eq!(all[1].loss_costs[0].0, down, "{stuck}: {:?}", all[1].loss_costs);
         assert!(all[1].loss_costs[0].1 > 20.0 * before, "{stuck}: {before} before, {:?}", all[1].loss_costs);
     }
-    // The scales of two tensors of different size.
+    // The scales of two tensors of different size are swapped.
     let all = verdicts(&setup, None, 7, 3, move |step, own| {
         if step >= 3 {
             set_scales(own, |names, scales| {
@@ -374,13 +374,13 @@ fn a_weight_that_saturates_is_found_and_named() {
     assert_eq!(found(&all, name, |measure| measure == Measure::CastError), Some(1), "{all:?}");
 }
 
-/// Ranks that gather codes need one scale.
+/// Ranks that gather codes need equal scales.
 #[test]
 fn a_wrong_amax_group_is_found() {
     for name in [RecipeName::Fp8Current, RecipeName::Fp8Delayed] {
         let setup = Mesh { tensor: 2, ..mesh(&recipe(name, Fp8Format::Auto)) };
         assert!(verdicts(&setup, None, 1, 1, |_, _| {}).iter().all(|verdict| verdict.findings.is_empty()));
-        // The first step has no history, so both recipes take scales of tensors.
+        // The first step has no history, so both recipes compute scales from the tensors.
         let all = verdicts(&setup, Some(Fault::OwnScale), 1, 1, |_, _| {});
         assert!(all[0].findings.iter().any(|finding| finding.measure == Measure::CastError), "{name:?}: {all:?}");
     }
@@ -417,7 +417,7 @@ fn ranks_compare_as_one_rank() {
             for (got, expected) in got.iter().zip(&of_model) {
                 assert_eq!(got.findings, [], "{what}, {name:?}");
                 assert_eq!(got.ranking.len(), expected.ranking.len(), "{what}");
-                // Data-parallel ranks compare a row each; all others the same row.
+                // Data-parallel ranks compare one row each, and all other ranks compare the same row.
                 let apart = if mesh.data == 1 { 0.01 } else { 0.1 };
                 assert!((got.cosine - expected.cosine).abs() < apart, "{what}, {name:?}: {got:?} {expected:?}");
             }
@@ -445,7 +445,7 @@ fn ranks_that_divide_experts_compare_as_one_rank() {
     }
 }
 
-/// What differs when the micro-batch of each step is computed twice, by step.
+/// Returns the differences between two computations of the micro-batch of each step, by step.
 fn differences(
     mesh: &Mesh,
     steps: usize,
@@ -469,11 +469,12 @@ fn differences(
 fn a_flipped_bit_is_found_at_the_next_check_and_named() {
     let flip =
         |shape, first, bit| ProductFault { shape, first, every: usize::MAX, damage: Damage::Flip { element: 77, bit } };
-    // Low bits of activations that are cast to FP8 next have no effect. 64 tokens. A forward has the products of two layers; both passes of a layer follow each other.
+    // Low bits of activations that are cast to FP8 next have no effect. There are 64 tokens. A forward has the products of two layers, and both
+    // passes of a layer follow each other.
     let faults = [
         (flip([64, 448], 3, 13), "`output of model.layers.1`"),
         (flip([64, 448], 0, 14), "`output of model.layers.0`"),
-        // In backward, fprop of gate_up is recomputed, then come its dgrad and wgrad.
+        // In backward, fprop of gate_up is recomputed, followed by its dgrad and wgrad.
         (flip([64, 224], 1, 3), "`gradient of model.layers.1."),
         (flip([448, 64], 0, 12), "`gradient of model.layers.1.mlp.gate_proj.weight`"),
         (flip([448, 64], 3, 5), "`gradient of model.layers.0.mlp.gate_proj.weight`"),
@@ -493,7 +494,7 @@ fn a_flipped_bit_is_found_at_the_next_check_and_named() {
     assert_eq!(found, [None, Some("`output of model.layers.1` on rank 1".into())]);
 }
 
-/// Where an update has changed nothing, weights are cast again; if their scales follow from their values, no bit changes.
+/// If an update has changed nothing, weights are cast again. If their scales are computed from their values, no bit changes.
 #[test]
 fn casting_the_weights_again_changes_no_bit() {
     for name in [RecipeName::Fp8Current, RecipeName::Fp8Row, RecipeName::Fp8Block] {
@@ -518,7 +519,7 @@ fn casting_the_weights_again_changes_no_bit() {
     }
 }
 
-/// Repeated passes before each of some steps, and how many of them found a difference.
+/// Runs `checks` repeated passes before each of `steps` steps. Returns the number of all repeated passes, and how many of them found a difference.
 pub fn differences_of_checks(steps: usize, checks: usize) -> (usize, usize) {
     let setup = mesh(&recipe(RecipeName::Fp8Delayed, Fp8Format::Auto));
     let all = run(&setup, None, steps, move |step, own| {
@@ -550,7 +551,7 @@ fn a_flipped_bit_of_one_ranks_weight_is_found_and_named() {
             }
             let MeshRank { model, optimizer, work, .. } = &mut *own;
             let compared = work.partition().compare_replicas(model, optimizer, &format!("before step {}", step + 1));
-            // Both ranks go on with the same weights.
+            // Both ranks continue with the same weights.
             Some(compared.map_err(|error| error.to_string()).err())
         });
         for (rank, (found, _)) in all.iter().enumerate() {

@@ -1,4 +1,4 @@
-//! Comparisons with BF16 on each device: the CPU's numbers, between steps that are captured and replayed.
+//! Comparisons with BF16 on each device have the numbers of the CPU, also between steps that are captured and replayed.
 
 use crate::parallel::mesh::rows;
 use crate::setup::{Seeded, devices, fp8_recipes_on, tiny_llama};
@@ -16,7 +16,7 @@ use std::collections::BTreeSet;
 const ROWS: [usize; 2] = [2, 32];
 const BOUNDS: Bounds = Bounds { loss_gap: 0.05, cosine: 0.8 };
 
-/// The verdicts before the steps in `checks`, and the weights and losses after six steps. From step 3 on, one linear is in BF16.
+/// Returns the verdicts before the steps in `checks`, and the weights and losses after six steps. From step 3 on, one linear is in BF16.
 fn run(recipe: &Recipe, device: &Device, checks: &[usize]) -> (Vec<Verdict>, Vec<Vec<f64>>) {
     let sizes = tiny_llama();
     let purpose = Purpose::Train(MemoryPolicy::FULL);
@@ -53,7 +53,7 @@ fn comparisons_on_a_gpu_change_no_bit_and_agree_with_the_cpu() {
             for (got, expected) in verdicts.iter().zip(&expected) {
                 assert_eq!(got.findings, [], "{name} on {device}");
                 assert!((got.cosine - expected.cosine).abs() < 0.02, "{name} on {device}: {got:?} {expected:?}");
-                // One row of 32 tokens: roundings to neighbouring codes move its loss by 0.02 nats.
+                // There is one row of 32 tokens: roundings to neighbouring codes change its loss by 0.02 nats.
                 assert!((got.loss_gap - expected.loss_gap).abs() < 0.05, "{name} on {device}: {got:?} {expected:?}");
                 for ((name, error), (_, of_cpu)) in got.ranking.iter().zip(&expected.ranking) {
                     assert!((error - of_cpu).abs() < 0.02, "{name} on {device}: {error} and {of_cpu}");

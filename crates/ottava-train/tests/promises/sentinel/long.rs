@@ -1,4 +1,4 @@
-//! Alarms and checks of long runs that are healthy: `scripts/nightly.sh sentinel`.
+//! Alarms and checks in long, healthy runs: `scripts/nightly.sh sentinel`.
 
 use crate::runs::resume::{config, metrics, train, write_inputs};
 use crate::sentinel::comparisons::differences_of_checks;
@@ -14,7 +14,7 @@ use tempfile::TempDir;
 
 const STEPS: u64 = 2000;
 
-/// Text that the steps do not read twice.
+/// Writes text that the steps do not read twice.
 fn inputs() -> TempDir {
     let inputs = tempfile::tempdir().unwrap();
     write_inputs(inputs.path());
@@ -33,7 +33,7 @@ fn long(inputs: &Path, output: &Path, recipe: RecipeName) -> RunConfig {
     config
 }
 
-/// The lines of `sentinel.jsonl`; none without the file.
+/// Returns the lines of `sentinel.jsonl`. Returns no lines if the file does not exist.
 fn checks(run: &Path) -> Vec<Value> {
     let log = std::fs::read_to_string(run.join("sentinel.jsonl")).unwrap_or_default();
     log.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
@@ -63,7 +63,7 @@ fn healthy_runs_of_each_recipe_raise_no_alarm() {
     }
 }
 
-/// The mean of `values` and its standard error.
+/// Returns the mean of `values` and its standard error.
 fn mean(values: &[f64]) -> [f64; 2] {
     let count = values.len() as f64;
     let mean = values.iter().sum::<f64>() / count;
@@ -71,7 +71,7 @@ fn mean(values: &[f64]) -> [f64; 2] {
     [mean, (variance / count).sqrt()]
 }
 
-/// Differences of two losses of some hundred tokens are noise; their mean over many comparisons is what the costs add up to.
+/// The difference of two losses of a few hundred tokens is noisy. Its mean over many comparisons equals the sum of the costs.
 #[test]
 #[ignore = "takes minutes; scripts/nightly.sh sentinel runs it"]
 fn estimated_loss_costs_add_up_to_the_measured_loss_gap() {

@@ -1,4 +1,4 @@
-//! Comparisons of a recipe with BF16, and decisions that follow.
+//! Comparisons of a recipe with BF16, and the decisions that follow from them.
 
 pub mod comparisons;
 pub mod devices;

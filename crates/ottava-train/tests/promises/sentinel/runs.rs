@@ -1,4 +1,4 @@
-//! The sentinel in a run: its decisions, and what a resumed run makes of them.
+//! The sentinel in a run: its decisions, and their effect in a resumed run.
 
 use crate::runs::resume::{STEPS, config, metrics, state, train, write_inputs};
 use crate::setup::on_ranks;
@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 use std::path::Path;
 use std::sync::atomic::AtomicBool;
 
-/// A bound that no comparison meets, so that each one is a finding.
+/// A bound that each comparison exceeds, so that it has a finding.
 const NEVER_MET: f64 = 1e-9;
 
 fn watched(inputs: &Path, output: &Path, recipe: RecipeName, policy: SentinelPolicy, loss_gap: f64) -> RunConfig {
@@ -102,7 +102,7 @@ fn a_pause_saves_and_the_run_goes_on_from_there() {
     train(&config, &Device::Cpu, &Start::Resume, u64::MAX).unwrap();
 }
 
-/// Runs 48 steps; from step 9 on, dgrad of both down_proj is wrong.
+/// Runs 48 steps. From step 9 on, dgrad of both down_proj is wrong.
 fn losses_of_broken(config: &RunConfig) -> Result<f64> {
     plant(None);
     let mut trainer = Trainer::new(config.clone(), &Device::Cpu, &Start::New)?;
@@ -123,7 +123,7 @@ fn demotion_and_bf16_repair_a_run_whose_products_break() {
     let loss = |recipe, policy: Option<SentinelPolicy>| {
         let output = tempfile::tempdir().unwrap();
         let mut config = match policy {
-            // As many sequences as a micro-batch has, so that the fault finds the products of a comparison too.
+            // A comparison has as many sequences as a micro-batch, so the fault also hits the products of a comparison.
             Some(policy) => watched(inputs.path(), output.path(), recipe, policy, 0.05),
             None => config(inputs.path(), output.path(), recipe),
         };
@@ -137,7 +137,7 @@ fn demotion_and_bf16_repair_a_run_whose_products_break() {
     assert!(broken - bf16 > 0.1, "{broken} and {bf16}: the fault matters");
     for policy in [SentinelPolicy::Demote, SentinelPolicy::Bf16] {
         let repaired = loss(RecipeName::Fp8Delayed, Some(policy));
-        // Steps until the finding, and products that stay in FP8, move the loss by up to 2.5e-3; the fault moves the loss by more than 0.1.
+        // The steps until the finding, and products that stay in FP8, change the loss by up to 2.5e-3. The fault changes the loss by more than 0.1.
         assert!((repaired - bf16).abs() < 0.02, "{policy:?}: {repaired}, {bf16} in BF16, {broken} broken");
     }
 }
@@ -184,7 +184,7 @@ fn train_with(config: &RunConfig, start: &Start, after: u64, fault: ProductFault
     done
 }
 
-/// A micro-batch has 96 tokens; a step has four such products.
+/// Returns a fault in the product of gate and up. A micro-batch has 96 tokens, and a step has four such products.
 fn gate_up_times(factor: f32, every: usize) -> ProductFault {
     ProductFault { shape: [96, 96], first: 0, every, damage: Damage::Factor(factor) }
 }
@@ -228,7 +228,7 @@ fn a_spike_pauses_the_run_at_its_step() {
     let mut config = config(inputs.path(), output.path(), RecipeName::Fp8Current);
     (config.alarms.spikes.spike_window, config.alarms.spikes.spike_threshold) = (3, 20.0);
     (config.alarms.grad_norm_spike, config.optimizer.learning_rate) = (NormAlarmPolicy::Pause, 1e-3);
-    // The gradient of o_proj.
+    // The fault is in the gradient of o_proj.
     let fault = ProductFault { shape: [32, 32], first: 0, every: 1, damage: Damage::Factor(100.0) };
     let error = train_with(&config, &Start::New, 4, fault).unwrap_err();
     assert!(matches!(error, Error::Paused(_)) && error.exit_code() == 76, "{error}");
@@ -250,7 +250,7 @@ fn a_step_with_a_spike_of_the_gradient_norm_is_skipped_and_resumes() {
         config.checkpoint.save_steps = Interval::Every(1);
         config
     };
-    // The gradient of o_proj, in one micro-batch of step 5.
+    // The fault is in the gradient of o_proj, in one micro-batch of step 5.
     let fault = ProductFault { shape: [32, 32], first: 0, every: usize::MAX, damage: Damage::Factor(1000.0) };
     train_with(&of(whole.path()), &Start::New, 4, fault).unwrap();
     let weights = |run: &Path, step: u64| {
@@ -285,7 +285,7 @@ fn a_step_with_a_spike_of_the_gradient_norm_is_skipped_and_resumes() {
     assert!(state(whole.path()) == state(stopped.path()));
 }
 
-/// The bits of weights, optimizer states and scales.
+/// Returns the bits of weights, optimizer states and scales.
 fn bits(trainer: &mut Trainer) -> Vec<Vec<u8>> {
     let bytes = |tensor: &Tensor| tensor.read_bytes().unwrap();
     let mut all: Vec<_> =
@@ -296,7 +296,7 @@ fn bits(trainer: &mut Trainer) -> Vec<Vec<u8>> {
     all
 }
 
-/// With a learning rate a hundred times too large in steps 5 and 6, the loss of step 7 is a spike, and the run goes back to step 4.
+/// In steps 5 and 6, the learning rate is a hundred times too large. So the loss of step 7 is a spike, and the run returns to step 4.
 #[test]
 fn a_rollback_restores_the_checkpoint_and_skips_the_rows_also_on_resume() {
     let inputs = tempfile::tempdir().unwrap();
@@ -323,7 +323,7 @@ fn a_rollback_restores_the_checkpoint_and_skips_the_rows_also_on_resume() {
         train(&of(run.path(), 1.0, AlarmPolicy::Warn), &Device::Cpu, &Start::Resume, 6).unwrap_err();
         let at_six = copy(run.path());
 
-        // Step 5 after the rollback fails, so that no weight changes after it.
+        // Step 5 after the rollback fails, so no weight changes after the rollback.
         let mut trainer = Trainer::new(rolls_back(at_six.path()), &Device::Cpu, &Start::Resume).unwrap();
         let is_after_rollback = || at_six.path().join("rollbacks.jsonl").is_file();
         let shape = if recipe == RecipeName::Bf16 { None } else { Some([96, 96]) };
@@ -338,7 +338,7 @@ fn a_rollback_restores_the_checkpoint_and_skips_the_rows_also_on_resume() {
             let (got, expected) = (bits(&mut trainer), bits(&mut restored));
             let scales = restored.run.model.scaling().arrays().unwrap().len();
             assert!(got.len() == expected.len() && scales > 0);
-            // The failed step has rolled the histories, but changed neither weights nor optimizer states.
+            // The failed step has changed the histories, but neither weights nor optimizer states.
             let weights = restored.run.model.parameters().len();
             assert!(got[..weights] == expected[..weights] && got[weights + scales..] == expected[weights + scales..]);
         }
@@ -354,7 +354,7 @@ fn a_rollback_restores_the_checkpoint_and_skips_the_rows_also_on_resume() {
         assert_eq!(steps, (0..=10).collect::<Vec<_>>());
         assert!(lines.iter().all(|line| line["loss"].as_f64().is_none_or(|loss| loss < 6.0)), "{lines:?}");
 
-        // Killed after the rollback and before the next checkpoint: what is left is the checkpoint of step 4 and the log.
+        // The run was killed after the rollback and before the next checkpoint, so only the checkpoint of step 4 and the log are left.
         std::fs::write(at_four.path().join("rollbacks.jsonl"), &log).unwrap();
         train(&rolls_back(at_four.path()), &Device::Cpu, &Start::Resume, u64::MAX).unwrap();
         assert_eq!(metrics(run.path()), metrics(at_four.path()), "{recipe:?}");
@@ -418,7 +418,7 @@ fn casts_that_saturate_are_an_alarm_that_names_them() {
     assert!(alarm["tensors"].as_array().unwrap().len() > 1, "{alarm}");
 }
 
-/// The fault is in dgrad of both down_proj; backward comes to layer 1 first. A micro-batch and a comparison have 96 tokens.
+/// The fault is in dgrad of both down_proj, and backward reaches layer 1 first. A micro-batch and a comparison have 96 tokens.
 #[test]
 fn compare_names_step_layer_and_product_where_two_runs_part() {
     let inputs = tempfile::tempdir().unwrap();
@@ -439,7 +439,7 @@ fn compare_names_step_layer_and_product_where_two_runs_part() {
     let parting = compared.parting.unwrap();
     assert_eq!(parting.step, 4);
     let of_file = |file: &str| parting.differences.iter().find(|difference| difference.file == file).unwrap();
-    // Its own gradient does not read its dgrad; the gradient of gate and up does.
+    // The gradient of down_proj does not depend on its dgrad, but the gradient of gate and up does.
     let digest = of_file("digests.jsonl");
     assert_eq!((digest.name.as_str(), digest.layer), ("gradient of model.layers.1.mlp.gate_proj.weight", Some(1)));
     let product = of_file("sentinel.jsonl");
@@ -448,7 +448,7 @@ fn compare_names_step_layer_and_product_where_two_runs_part() {
         "{product:?}"
     );
     let slope = |run: usize| product.values[run]["slope"].as_f64().unwrap();
-    // The fault adds 2 % of the slope without it, which casts to FP8 leave within 5 % of 1.
+    // The fault adds 2 % of the slope without it. Casts to FP8 leave this slope within 5 % of 1.
     assert!((slope(1) - slope(0) - 0.02).abs() < 1e-3, "{product:?}");
     let steps: Vec<_> = compared.checkpoints.iter().map(|one| (one.step, one.different.is_empty())).collect();
     assert_eq!(steps, [(1, true), (2, true), (3, true), (4, false)]);
@@ -468,7 +468,7 @@ fn what_if_gives_the_errors_of_a_run_in_that_format() {
     config.debug.dump_tensors = true;
     train(&config, &Device::Cpu, &Start::New, 1).unwrap_err();
     let files = ModelFiles::open_file(&recorded.path().join("dumps/step-1.safetensors")).unwrap();
-    // Eight weights, an input and the output of a block.
+    // These are eight weights, an input, and the output of a block.
     assert_eq!(files.names().count(), 10);
     let log = std::fs::read_to_string(recorded.path().join("tensors.jsonl")).unwrap();
     let log: Value = serde_json::from_str(&log).unwrap();
@@ -487,7 +487,7 @@ fn what_if_gives_the_errors_of_a_run_in_that_format() {
             let x = Tensor::from_bytes(&Device::Cpu, &info.shape, info.dtype, &files.read(name).unwrap()).unwrap();
             let all = what_if(&x).unwrap();
             let of = |one: &&WhatIf| {
-                // Activations have rows of blocks where weights have squares.
+                // If weights have square blocks, activations have blocks of a row.
                 let is_input = name.ends_with(".input") && granularity == Granularity::Blocks128x128;
                 let granularity = if is_input { Granularity::Blocks1x128 } else { granularity };
                 (one.format, one.granularity) == (DType::E4M3, granularity)
@@ -499,7 +499,7 @@ fn what_if_gives_the_errors_of_a_run_in_that_format() {
             if recipe == RecipeName::Fp8Current {
                 let statistics = &log["tensors"][name];
                 let mse = got * got * statistics["l2"].as_f64().unwrap().powi(2) / x.len() as f64;
-                // The same formula in F64; the root in `l2` and its square cost some units of 2⁻⁵³.
+                // This is the same formula in F64. The root in `l2` and its square cause errors of some units of 2⁻⁵³.
                 assert!((statistics["cast_mse"].as_f64().unwrap() / mse - 1.0).abs() < 1e-9, "{statistics}");
             }
         }

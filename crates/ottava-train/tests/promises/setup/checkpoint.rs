@@ -10,14 +10,14 @@ use ottava_parallel::optim::Optimizer;
 use serde_json::json;
 use std::path::Path;
 
-/// The progress of a run after `step` steps, without data.
+/// Returns the progress of a run after `step` steps, without data.
 pub fn progress(step: u64, model: &mut Decoder) -> Progress {
     let start = Progress::start(DataState::One(LoaderState::start(0)));
     Progress { step, scaling_slots: model.scaling().names(), ..start }
 }
 
-/// Writes a checkpoint into `folder`, together with all ranks; files of weights have at most `max_bytes`. Returns the files of weights that
-/// this rank has written.
+/// Writes a checkpoint into `folder`, together with all ranks. Files of weights have at most `max_bytes`. Returns the names of the files of weights
+/// that this rank has written.
 pub fn save_checkpoint(
     folder: &Path,
     step: u64,

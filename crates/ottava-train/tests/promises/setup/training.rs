@@ -21,7 +21,7 @@ impl Training {
         Training { decoder, moments, step: 0 }
     }
 
-    /// One AdamW step as the referee does it, with clipping to norm 1 and decay of matrices. Returns the mean loss.
+    /// Runs one AdamW step as the referee does, with clipping to norm 1 and decay of matrices. Returns the mean loss.
     pub fn step(&mut self, [inputs, targets]: &[Tensor; 2], rows: usize) -> f64 {
         let losses = {
             let (inputs, targets) = (self.place(inputs), self.place(targets));
@@ -46,12 +46,12 @@ impl Training {
         mean(&losses)
     }
 
-    /// A copy of `x` where the decoder lies.
+    /// Copies `x` to the device of the decoder.
     pub fn place(&self, x: &Tensor) -> Tensor {
         x.to_device(self.decoder.device()).expect("a copy")
     }
 
-    /// All bits that a step changes: weights, masters and scaling state.
+    /// Returns all bits that a step changes: weights, master weights and scaling state.
     pub fn bits(&mut self) -> Vec<Vec<u8>> {
         let scaling = self.decoder.scaling().arrays().expect("readable");
         let mut weights = Vec::new();

@@ -1,4 +1,4 @@
-//! How rows are split into micro-batches, and evaluation in between, change nothing.
+//! The division of rows into micro-batches, and evaluations between them, change nothing.
 
 use crate::setup::{
     batch, decoder, devices, devices_of, finish_step, gradients, logits, losses, losses_and_gradients, recipe, recipes,
@@ -12,12 +12,12 @@ use ottava_tensor::{DType, Device, Tensor};
 const ROWS: usize = 8;
 const TOKENS: usize = 13;
 
-/// Rows `start..end` of a batch on `device`.
+/// Returns the rows `start..end` of a batch on `device`.
 fn part(batch: &[Tensor; 2], start: usize, end: usize, device: &Device) -> [Tensor; 2] {
     batch.each_ref().map(|ids| ids.rows(start * TOKENS, end * TOKENS).unwrap().to_device(device).unwrap())
 }
 
-/// Forward and backward of the rows `start..end` of a batch of [`ROWS`]; returns their losses.
+/// Runs forward and backward of the rows `start..end` of a batch of [`ROWS`] rows, and returns their losses.
 fn micro_batch(decoder: &mut Decoder, batch: &[Tensor; 2], start: usize, end: usize) -> Vec<f64> {
     let [inputs, targets] = part(batch, start, end, decoder.device());
     let scale = 1.0 / (ROWS * TOKENS) as f64;
@@ -41,13 +41,13 @@ fn micro_batches_add_up_to_the_batch() {
         for rows in [2, 1] {
             let (split_losses, split) = run(rows);
             let error = relative_error(&split_losses, &losses);
-            // The loss of a token does not depend on other rows but for the order of sums in products: a few roundings of 6e-8.
+            // The loss of a token does not depend on other rows, except for the order of sums in products: a few roundings of 6e-8.
             assert!(error < 1e-6, "{device}: losses of micro-batches of {rows} are {error:e} apart");
             let mut worst: f64 = 0.0;
             for ((name, split), (_, whole)) in split.iter().zip(&whole) {
                 let error = relative_error(split, whole);
                 worst = worst.max(error);
-                // Sums of 104 terms in another order: a few roundings of 6e-8 each.
+                // Sums of 104 terms in another order differ by a few roundings of 6e-8 each.
                 assert!(error < 1e-6, "{device}: gradient of `{name}` from micro-batches of {rows} is {error:e} apart");
             }
             eprintln!("{device}: gradients of micro-batches of {rows} are at most {worst:.1e} apart");
@@ -55,7 +55,7 @@ fn micro_batches_add_up_to_the_batch() {
     }
 }
 
-/// The newest row of the amax history.
+/// Returns the newest row of the amax history.
 fn newest_amax(decoder: &mut Decoder) -> Vec<f64> {
     let arrays = decoder.scaling().arrays().unwrap();
     let (_, history) = arrays.iter().find(|(name, _)| name == "scaling.amax_history").expect("scaling is delayed");
@@ -63,8 +63,8 @@ fn newest_amax(decoder: &mut Decoder) -> Vec<f64> {
     values(&history.rows(window - 1, window).unwrap())
 }
 
-/// In the first step every cast has a scale of its own, in the second all read the history; the amax of a step is the largest of its
-/// micro-batches in both.
+/// In the first step, every cast has its own scale, and in the second step all casts read the history. In both steps, the amax of a step is the
+/// largest amax of its micro-batches.
 #[test]
 fn the_amax_of_a_step_is_the_largest_of_its_micro_batches() {
     let config = tiny_llama();
@@ -104,7 +104,7 @@ fn the_amax_of_a_step_is_the_largest_of_its_micro_batches() {
     }
 }
 
-/// Losses, scaling state and gradients of three steps, with or without evaluation at every turn.
+/// Compares losses, scaling state and gradients of three steps, with and without evaluations between them.
 #[test]
 fn evaluation_changes_no_bit() {
     let config = tiny_llama();
@@ -151,7 +151,7 @@ fn evaluation_changes_no_bit() {
     }
 }
 
-/// Weights that change under a model are not seen before they are quantized again: no forward casts weights.
+/// If weights change, the model does not use them until they are quantized again, since forward does not cast weights.
 #[test]
 fn weights_are_quantized_once_per_step() {
     let config = tiny_llama();
@@ -170,7 +170,7 @@ fn weights_are_quantized_once_per_step() {
             })
             .collect()
     };
-    // A linear without casts reads its weight whenever it is called, and so does one that scales it by its input.
+    // A linear without casts reads its weight in every call, and so does a linear that scales its weight by its input.
     let all_cast = |recipe: &Recipe| {
         let Products { fprop, dgrad, .. } = recipe.products;
         recipe.casts.is_some()

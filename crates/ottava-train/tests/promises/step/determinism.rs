@@ -1,15 +1,15 @@
-//! The same seed gives the same bits: in every run, and with any number of threads.
+//! The same seed gives the same bits, in every run and with any number of threads.
 
 use crate::setup::{Training, batch, decoder, devices, recipes, recipes_on, tiny_llama};
 use ottava_recipe::{Precision, Recipe, RecipeName};
 use ottava_tensor::Device;
 
-/// Losses, weights and scaling state after three steps on the data called `name`, as bytes.
+/// Returns losses, weights and scaling state after three steps on the data called `name`, as bytes.
 fn three_steps(recipe: &Recipe, device: &Device, name: &str) -> Vec<Vec<u8>> {
     three_steps_of(recipe, device, name, 17)
 }
 
-/// The same with sequences of `tokens`.
+/// Returns the state after three steps on sequences of `tokens` tokens.
 fn three_steps_of(recipe: &Recipe, device: &Device, name: &str, tokens: usize) -> Vec<Vec<u8>> {
     let config = tiny_llama();
     let mut training = Training::new(decoder(&config, recipe, device, 0.1));
@@ -18,7 +18,7 @@ fn three_steps_of(recipe: &Recipe, device: &Device, name: &str, tokens: usize) -
     [losses, training.bits()].concat()
 }
 
-/// Panics unless both runs left the same bytes, without printing megabytes of them.
+/// Panics unless both runs have the same bytes. Does not print megabytes of them.
 fn expect_same(what: &str, a: &[Vec<u8>], b: &[Vec<u8>]) {
     assert_eq!(a.len(), b.len(), "{what}: as many tensors");
     let differing: Vec<usize> = (0..a.len()).filter(|&i| a[i] != b[i]).collect();
@@ -33,13 +33,13 @@ fn two_runs_leave_the_same_bits() {
             expect_same(&format!("{name} on {device}"), &a, &b);
             let other = three_steps(&recipe, &device, "other data");
             let same = a.iter().zip(&other).filter(|(a, b)| a == b).count();
-            // The number of updates is the same, and so are the zeros in a history.
+            // The number of updates is always the same, and so are the zeros in a history.
             assert!(same <= 2, "{name} on {device}: {same} tensors do not depend on the data");
         }
     }
 }
 
-/// Where attention's sums on a GPU run over many blocks of threads. On a CPU they always have one order.
+/// On a GPU, the sums of attention run over many blocks of threads. On a CPU, they always have the same order.
 #[test]
 fn long_sequences_leave_the_same_bits_where_that_is_asked_for() {
     for device in devices() {

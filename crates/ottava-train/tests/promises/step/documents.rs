@@ -25,7 +25,7 @@ fn model(recipe: &Recipe, device: &Device, memory: MemoryPolicy) -> Decoder {
     model
 }
 
-/// Losses and gradients of three documents of [`TOKENS`] tokens, which lie as `sequences` says.
+/// Returns losses and gradients of three documents of [`TOKENS`] tokens, in the layout of `sequences`.
 fn documents(recipe: &Recipe, device: &Device, recompute: Recompute, sequences: &Sequences) -> Vec<(String, Vec<f64>)> {
     let mut model = model(recipe, device, MemoryPolicy { recompute, ..MemoryPolicy::FULL });
     let [inputs, targets] = batch("documents", 3, TOKENS, 96).map(|ids| ids.to_device(device).unwrap());
@@ -35,8 +35,8 @@ fn documents(recipe: &Recipe, device: &Device, recompute: Recompute, sequences: 
     seen
 }
 
-/// Nothing but attention and positions knows where a document ends, so the bits are the same as with one document per row. On a GPU only types
-/// whose attention is one kernel in both cases have the same bits.
+/// Only attention and positions depend on where a document ends, so the bits are the same as with one document per row. On a GPU, this holds only for
+/// types whose attention is one kernel in both cases.
 #[test]
 fn packed_documents_have_the_bits_of_separate_sequences() {
     for (name, recipe) in recipes() {
@@ -76,7 +76,7 @@ fn documents_that_do_not_fit_are_errors() {
     assert_eq!(sequences.cu_seqlens.unwrap().to_vec::<i32>().unwrap(), [0, 8, 11, 16]);
 }
 
-/// Loss, norm and weights after two steps of one micro-batch of `rows` rows. Rows from `row` on have no targets.
+/// Returns loss, norm and weights after two steps of one micro-batch of `rows` rows. Rows from `row` on have no targets.
 fn masked(recipe: &Recipe, device: &Device, rows: usize, row: usize) -> Vec<(String, Vec<f64>)> {
     let mut model = model(recipe, device, MemoryPolicy::FULL);
     let config = AdamWConfig { beta1: 0.9, beta2: 0.95, epsilon: 1e-8, weight_decay: 0.1, max_grad_norm: 1.0 };
@@ -100,7 +100,7 @@ fn masked(recipe: &Recipe, device: &Device, rows: usize, row: usize) -> Vec<(Str
     seen
 }
 
-/// With half of the rows ignored, backward divides by twice the target tokens and the update multiplies by two, which is exact.
+/// If half of the rows are ignored, backward divides by twice the target tokens and the update multiplies by two, which is exact.
 #[test]
 fn ignored_targets_do_not_dilute_a_step() {
     let recipe = recipe(RecipeName::Fp32, Fp8Format::Auto);

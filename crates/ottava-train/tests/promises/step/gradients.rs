@@ -1,6 +1,6 @@
-//! Every layer's backward, and backward of whole decoders, against central differences of its forward in F64 on the CPU.
+//! Compares the backward of every layer, and of whole decoders, with central differences of forward in F64 on the CPU.
 //!
-//! Upstream gradients are random, since gradients of a sum hide faults, and sizes are unequal, since squares hide transposes.
+//! Upstream gradients are random, since gradients of a sum hide faults. Sizes are unequal, since squares hide transposes.
 
 use crate::setup::{
     Alone, Seeded, build, config, double, fp8_recipes_on, gradients, largest_error, linear, load, losses,
@@ -25,13 +25,13 @@ use ottava_tensor::{DType, Device, Tensor};
 use serde_json::{Value, json};
 use std::rc::Rc;
 
-/// With this step, central differences err by 2e-11 of the third derivative, and by roundings of about 1e-16 · loss / 1e-5.
+/// The step of central differences. Their error is 2e-11 of the third derivative, plus roundings of about 1e-16 · loss / 1e-5.
 const STEP: f64 = 1e-5;
-/// In units of a gradient's largest element. Up to 2e-8 is seen, where rows of small norm have large third derivatives; a wrong or
-/// missing term is orders of magnitude larger.
+/// The tolerance in units of a gradient's largest element. Errors of up to 2e-8 are seen where rows of small norm have large third derivatives. A
+/// wrong or missing term is orders of magnitude larger.
 const TOLERANCE: f64 = 1e-7;
-/// In units of the largest element. Gradients that sum up to ten tokens in F64 in another order differ by some units of 2⁻⁵³, 1.1e-16; a
-/// backward that overwrites a gradient instead of adding to it is off by half of the sum.
+/// The tolerance in units of the largest element. Gradients that sum up to ten tokens in F64 in another order differ by some units of 2⁻⁵³, 1.1e-16.
+/// A backward that overwrites a gradient instead of adding to it would be off by half of the sum.
 const ROUNDING: f64 = 1e-14;
 
 /// Compares `gradient` with the differences of `loss` around `start`.
@@ -65,7 +65,7 @@ fn gradient(param: &Param) -> Vec<f64> {
     values(&param.gradient.get().expect("a layer built for training").values().unwrap())
 }
 
-/// Checks the gradients of `Σ dy · layer(x)` by `x` of this shape and by all parameters, for `batch` sequences in `x`.
+/// Checks the gradients of `Σ dy · layer(x)` by `x` of this shape and by all parameters. `x` has `batch` sequences.
 fn grad_check<L: Alone>(
     what: &str,
     make: impl FnOnce(&mut Builder) -> Result<L> + Send,
@@ -126,7 +126,7 @@ fn linear_backward_is_the_gradient_of_stacked_parts() {
 
 #[test]
 fn norm_backward_is_the_gradient() {
-    // An epsilon as large as the mean square shows when it is left out.
+    // If an epsilon as large as the mean square is left out, the test notices it.
     for eps in [1e-6, 0.5] {
         grad_check(&format!("norm, eps {eps}"), |b| Norm::new(b, "norm", 7, NormConfig::rms(eps)), [5, 7], 1);
     }
@@ -225,7 +225,7 @@ fn block_backward_is_the_gradient() {
     grad_check("block", make, [3 * 5, 10], 3);
 }
 
-/// Attention and MLP beside each other, as in Command-R: one norm, one operand, two sublayers.
+/// Builds attention and MLP in parallel, as in Command-R: one norm, one operand, two sublayers.
 fn parallel(b: &mut Builder) -> Result<Branch> {
     let norm = Norm::new(b, "norm", 10, NormConfig::rms(1e-5))?;
     let angles = angles(b.device, 5, real_type(b.recipe.compute));
@@ -234,7 +234,7 @@ fn parallel(b: &mut Builder) -> Result<Branch> {
     Ok(Branch::new(norm, vec![Box::new(attention), Box::new(mlp)]))
 }
 
-/// A branch with norms before and after its sublayers, or without: of attention, of an MLP, or of both beside each other.
+/// Builds a branch of attention, of an MLP, or of both in parallel, with or without norms before and after its sublayers.
 fn branch_with_norms(b: &mut Builder, [before, after]: [bool; 2], sublayers: [bool; 2]) -> Result<Branch> {
     let mut norm = |name: &str| Norm::new(b, name, 10, NormConfig::rms(1e-2));
     let (before, after) = (before.then(|| norm("before")).transpose()?, after.then(|| norm("after")).transpose()?);
@@ -263,7 +263,7 @@ fn branch_backward_is_the_gradient_with_and_without_norms() {
     }
 }
 
-/// What is recomputed has the bits of what is saved, in every recipe, wherever norms are.
+/// Recomputed activations have the bits of saved activations, in every recipe and with norms at any place.
 #[test]
 fn recomputed_branches_have_the_same_gradients_with_and_without_norms() {
     let (x, dy) = (normals("x", &[3 * 5, 10], DType::F32), normals("dy", &[3 * 5, 10], DType::F32));
@@ -299,12 +299,12 @@ fn parallel_branch_backward_is_the_gradient() {
     grad_check("parallel branch", parallel, [3 * 5, 10], 3);
 }
 
-/// Two sublayers read codes of one cast: one slot, whose elements are counted once.
+/// Two sublayers read codes of one cast. It has one slot, and its elements are counted once.
 #[test]
 fn a_parallel_branch_casts_its_operand_once() {
     for (name, recipe) in fp8_recipes_on(&Device::Cpu) {
         let mut build = Builder::new(&Device::Cpu, &recipe, Purpose::Train(MemoryPolicy::FULL));
-        // Exceptions may name one of the two linears.
+        // Exceptions may name only one of the two linears.
         let Ok(mut branch) = parallel(&mut build) else { continue };
         let inputs = build.description.linears.iter().filter(|(site, _)| site.inputs == 10).count();
         let mut scaling = ScalingState::new(&Device::Cpu, build.slots, Rc::new(Undivided)).unwrap();
@@ -323,7 +323,7 @@ fn a_parallel_branch_casts_its_operand_once() {
     }
 }
 
-/// An embedding in F64 with seeded weights.
+/// Returns an embedding in F64 with seeded weights.
 fn embedding(vocabulary: usize, channels: usize, factor: f32) -> Embedding {
     let recipe = double();
     let mut build = Builder::new(&Device::Cpu, &recipe, Purpose::Train(MemoryPolicy::FULL));
@@ -342,7 +342,7 @@ fn embedding_backward_is_the_gradient() {
 }
 
 fn embedding_grad_check(mut embedding: Embedding) {
-    // Token 3 comes twice: its row gets two gradients. Most tokens do not come, and their rows get none.
+    // Token 3 occurs twice, so its row gets two gradients. Most tokens do not occur, and their rows get no gradient.
     let ids = Tensor::from_slice(&Device::Cpu, &[4], &[3i32, 10, 3, 0]).unwrap();
     let dy = normals("dy", &[4, 5], DType::F64);
     let mut scaling = ScalingState::new(&Device::Cpu, Slots::default(), Rc::new(Undivided)).unwrap();
@@ -365,7 +365,7 @@ fn embedding_grad_check(mut embedding: Embedding) {
 
 #[test]
 fn head_gradient_is_the_gradient_of_the_scaled_sum_of_losses() {
-    // Logits of 11 tokens have padding, logits of 16 tokens have none.
+    // Logits of 11 tokens have padding, and logits of 16 tokens have none.
     for (soft_cap, label_smoothing, vocabulary) in
         [(None, 0.0, 11), (Some(0.7), 0.0, 11), (None, 0.0, 16), (None, 0.1, 11), (Some(0.7), 0.3, 16)]
     {
@@ -404,7 +404,7 @@ fn head_grad_check(mut weight: Param, output: HeadOutput) {
     assert!(largest_error(&gradient(&weight), &twice) < ROUNDING, "the second backward adds");
 }
 
-/// The head works on chunks of 2048 tokens; 2051 rows of one kind must come out like the same rows in two calls.
+/// The head works on chunks of 2048 tokens. 2051 rows must give the same result as the same rows in two calls.
 #[test]
 fn head_gradient_does_not_depend_on_chunks() {
     const LOGITS: HeadOutput = HeadOutput::Logits(CrossEntropy { soft_cap: None, label_smoothing: 0.0 });
@@ -422,7 +422,7 @@ fn head_gradient_does_not_depend_on_chunks() {
         assert_eq!(values(&part), values(&losses.rows(start, end).unwrap()));
         assert_eq!(values(&dpart), values(&dx.rows(start, end).unwrap()));
     }
-    // Sums of 2,051 rows: as many roundings of 2⁻⁵³ in both directions add up to about 5e-15 of the largest sum.
+    // These are sums of 2,051 rows. As many roundings of 2⁻⁵³ in both directions add up to about 5e-15 of the largest sum.
     assert!(largest_error(&gradient(&whole), &gradient(&halves)) < 1e-13, "only the order of additions differs");
 }
 
@@ -430,7 +430,7 @@ fn on_device(scale: f64) -> Tensor {
     Tensor::from_slice(&Device::Cpu, &[1], &[scale]).unwrap()
 }
 
-/// Two small blocks of a family.
+/// Returns two small blocks of a family.
 pub fn family(architecture: &str, tied: bool) -> Value {
     json!({
         "architectures": [architecture], "vocab_size": 11, "hidden_size": 10, "intermediate_size": 13, "head_dim": 6,
@@ -477,7 +477,7 @@ fn expect_gradients_of_decoder(what: &str, mut decoder: Decoder) {
     losses_and_gradients(&mut decoder, &inputs, &targets, rows, scale).unwrap();
     for ((name, twice), (_, once)) in gradients(&mut decoder).iter().zip(&once) {
         let expected: Vec<f64> = once.iter().map(|g| 2.0 * g).collect();
-        // As `ROUNDING`, in a whole decoder: up to 2e-16 is seen.
+        // The tolerance is as for `ROUNDING`, in a whole decoder: up to 2e-16 is seen.
         assert!(largest_error(twice, &expected) < 1e-13, "{what}: the second backward adds to `{name}`");
     }
 }
@@ -543,7 +543,8 @@ fn cohere_backward_is_the_gradient() {
     });
 }
 
-/// Fused projections with an adapter for each part, for some parts, and none; a weight that folders transpose; blocks of both kinds.
+/// Fused projections have adapters for each part, for some parts, or for no part. The model also has a weight that folders transpose, and blocks of
+/// both kinds.
 #[test]
 fn backward_of_adapters_is_the_gradient() {
     let gpt2 = json!({

@@ -1,5 +1,5 @@
-//! What a run holds is what was planned for it, and a run that runs out of memory loses nothing. On a CPU the first is shown by a test
-//! binary of its own, `tests/memory`.
+//! A run holds as much memory as planned, and a run that runs out of memory loses nothing. On a CPU, a separate test binary checks the plan
+//! (`tests/memory`).
 
 #[path = "../../memory/settings.rs"]
 mod settings;
@@ -20,7 +20,7 @@ use serde_json::{Value, json};
 use std::path::Path;
 use std::sync::atomic::AtomicBool;
 
-/// Thirteen settings of a model of 0.35 billion parameters. Within 2 % is what is promised; the same code gives the same requests.
+/// Thirteen settings of a model of 0.35 billion parameters are tested. The promise is 2 %, but the same code makes the same requests.
 #[test]
 fn a_run_on_the_gpu_holds_what_was_planned() {
     let Some(device) = gpu() else { return };
@@ -54,8 +54,8 @@ fn a_run_that_does_not_fit_ends_before_it_begins() {
     assert!(!folder.path().join("run").exists(), "nothing was written");
 }
 
-/// The trainer and the plan run the same code on a GPU without data: with passes of a reference model before the first step, before each step and in
-/// evaluations, with the passes from which KTO estimates a divergence, and without any.
+/// The trainer and the plan run the same code on a GPU without data. The objectives have passes of a reference model before the first step, before
+/// each step and in evaluations, or passes from which KTO estimates a divergence, or no passes.
 #[test]
 fn a_run_of_each_objective_holds_what_was_planned() {
     let inputs = tempfile::tempdir().unwrap();
@@ -92,7 +92,7 @@ fn read_json(path: &Path) -> Value {
     serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap()
 }
 
-/// All memory but the memory of the run is taken by somebody else after the fourth step.
+/// After the fourth step, another process takes all memory that the run does not hold.
 #[test]
 fn a_run_out_of_memory_says_so_and_keeps_its_checkpoint() {
     let folder = tempfile::tempdir().unwrap();
@@ -137,7 +137,7 @@ fn a_rank_of_a_divided_model_never_holds_the_whole_weights() {
         let bytes = |ranks| inference_bytes(&sizes, &recipe, &gpu, 1024, ranks, &[]).unwrap() as f64;
         let one = bytes(1);
         for ranks in [2, 4] {
-            // Norms and tables of RoPE are on every rank; the pool rounds sizes.
+            // Norms and tables of RoPE are on every rank, and the pool rounds sizes.
             let share = bytes(ranks) / one * ranks as f64;
             assert!((1.0..1.02).contains(&share), "{name:?}: a rank of {ranks} takes {share} of its share");
         }

@@ -1,4 +1,4 @@
-//! The step: gradients, precision of products, what is recomputed, captured and divided into micro-batches.
+//! The step: gradients, precision of products, recomputation, capture, and division into micro-batches.
 
 pub mod accumulation;
 pub mod determinism;

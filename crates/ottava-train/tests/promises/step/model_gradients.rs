@@ -1,4 +1,4 @@
-//! What FP8 does to the gradients of a whole model on real text, against the same model in BF16.
+//! Compares the gradients of a whole model in FP8, on real text, with the gradients of the same model in BF16.
 
 use crate::setup::{
     Seeded, config, devices, dot, finish_step, fp8_recipes_on, gradients, losses_and_gradients, on_one_thread, recipe,
@@ -19,7 +19,7 @@ use std::rc::Rc;
 
 const ROWS: usize = 16;
 const TOKENS: usize = 32;
-/// The standard deviation of weights, as models start.
+/// The standard deviation of weights in an initial model.
 const STD: f32 = 0.02;
 
 fn model() -> DecoderConfig {
@@ -32,14 +32,14 @@ fn model() -> DecoderConfig {
 /// Gradients by the names of their parameters.
 type Gradients = Vec<(String, Vec<f64>)>;
 
-/// How gradients in FP8 compare with gradients in BF16.
+/// A comparison of gradients in FP8 with gradients in BF16.
 #[derive(Debug)]
 struct Comparison {
     /// The ratio of the norms of all gradients.
     norms: f64,
-    /// The lowest cosine, and the parameter that has it.
+    /// The lowest cosine, and the name of its parameter.
     cosine: (f64, String),
-    /// The slopes `⟨seen, reference⟩ / ⟨reference, reference⟩` of linears, the lowest and the highest, and the weights that have them.
+    /// The lowest and the highest slope `⟨seen, reference⟩ / ⟨reference, reference⟩` of linears, each with the name of its weight.
     slopes: [(f64, String); 2],
 }
 
@@ -60,14 +60,14 @@ impl Comparison {
         }
     }
 
-    /// Measured on the CPU over all recipes: norms were 0.988 to 1.012 times the norms in BF16, cosines at least 0.991, slopes 0.972 to 1.023.
-    /// Rounding to nearest takes from a product what its error is, and a gradient has come through many. With more than twice the
-    /// standard deviation deeper layers amplify every rounding, and norms fall to 0.969.
+    /// Checks the comparison. Measured on the CPU over all recipes, norms were 0.988 to 1.012 times the norms in BF16, cosines at least 0.991, and
+    /// slopes 0.972 to 1.023. The rounding error of rounding to nearest is correlated with the value, and a gradient passes through many roundings.
+    /// With more than twice the standard deviation, deeper layers amplify every rounding, and norms fall to 0.969.
     fn check(&self) -> Result<(), String> {
         self.within(0.03, 0.98, 0.95..=1.03)
     }
 
-    /// Whether norms differ by `apart` at most, and so on.
+    /// Checks that norms differ by at most `apart`, that cosines are at least `cosine`, and that slopes are within `slopes`.
     fn within(&self, apart: f64, cosine: f64, slopes: RangeInclusive<f64>) -> Result<(), String> {
         let all_slopes = self.slopes.iter().all(|(slope, _)| slopes.contains(slope));
         match (self.norms - 1.0).abs() <= apart && self.cosine.0 >= cosine && all_slopes {
@@ -79,12 +79,12 @@ impl Comparison {
     }
 }
 
-/// Gradients of two steps on text, whose second reads scales that the first one left.
+/// Returns the gradients of two steps on text. The second step reads scales that the first step left.
 fn two_steps(recipe: &Recipe, device: &Device) -> [Gradients; 2] {
     two_steps_with(recipe, device, MemoryPolicy::FULL)
 }
 
-/// The same, where backward has what `kept` says.
+/// Returns the gradients of two steps with the memory policy `kept`.
 fn two_steps_with(recipe: &Recipe, device: &Device, kept: MemoryPolicy) -> [Gradients; 2] {
     on_one_thread(|| gradients_of_two_steps(recipe, device, kept))
 }
@@ -117,9 +117,9 @@ fn fp8_gradients_point_where_those_in_bf16_do() {
     }
 }
 
-/// Whatever is made again of what is kept so, gradients stay within the limits that FP8 products have, and by itself it does ten times less:
-/// measured on the CPU in BF16, norms were 0.9998 to 1.0003 times the norms with exact activations, cosines at least 0.9995, slopes 0.9968 to
-/// 1.0010.
+/// With activations saved in FP8 and any recomputation, gradients stay within the limits of FP8 products. The effect of saving alone is ten times
+/// smaller: measured on the CPU in BF16, norms were 0.9998 to 1.0003 times the norms with exact activations, cosines at least 0.9995, and slopes
+/// 0.9968 to 1.0010.
 #[test]
 fn gradients_of_activations_saved_in_fp8_point_where_exact_ones_do() {
     let bf16 = recipe(RecipeName::Bf16, Fp8Format::Hybrid);
@@ -153,11 +153,11 @@ fn gradients_that_are_cast_without_a_scale_point_elsewhere() {
     let seen = two_steps(&unscaled_gradients(DType::E4M3), &Device::Cpu);
     let comparison = Comparison::compare(&seen[0], &reference[0]);
     eprintln!("{comparison:.4?}");
-    // Gradients below the smallest value of E4M3 are lost, half of the norm here; `check` allows 3 %, which roundings stay within.
+    // Gradients below the smallest value of E4M3 are lost, here half of the norm. `check` allows 3 %, and roundings stay within this.
     assert!(comparison.norms < 0.97 && comparison.check().is_err(), "{comparison:?}");
 }
 
-/// The first step of the same model in stages of one block each, where each dgrad comes out `factor` times too large.
+/// Returns the gradients of the first step of the same model, in stages of one block each. Each dgrad is multiplied by `factor`.
 fn with_dgrad_times(factor: f64, recipe: &Recipe) -> Gradients {
     let (sizes, device) = (model(), &Device::Cpu);
     let middle = (0..sizes.layers.len()).map(|i| Span { blocks: i..i + 1, embedding: false, head: false });
@@ -190,13 +190,13 @@ fn with_dgrad_times(factor: f64, recipe: &Recipe) -> Gradients {
             dy = dx;
             continue;
         }
-        // Attention and MLP are two products deep each; the residual connection beside them has none.
+        // Attention and MLP are two products deep each. The residual connection has no product.
         let (around, through) = (values(&dy), values(&dx));
         let wrong = around.iter().zip(&through).map(|(around, through)| around + factor * factor * (through - around));
         let wrong: Vec<f32> = wrong.map(|v| v as f32).collect();
         dy = cast(&Tensor::from_slice(device, dx.shape(), &wrong).unwrap(), dx.dtype()).unwrap();
     }
-    // The first product of each pair got its gradient through the second.
+    // The first product of each pair got its gradient through the second product.
     let gradient = |(name, gradient): (String, Vec<f64>)| {
         let inner = ["q_proj", "gate_proj"].iter().any(|part| name.contains(part));
         let factor = if inner { factor } else { 1.0 };

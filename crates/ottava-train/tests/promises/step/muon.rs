@@ -1,4 +1,4 @@
-//! Muon and Lion train, as published, whatever ranks divide, wherever states are stored, in every format.
+//! Muon and Lion train as published, with any division among ranks, with states in any memory and in every format.
 
 use crate::runs::resume::write_inputs;
 use crate::setup::{
@@ -37,7 +37,7 @@ fn lion() -> Algorithm {
     Algorithm::Lion(Lion::default())
 }
 
-/// The settings of an optimizer; the function `learning_rate` stands for the run's schedule.
+/// Returns the settings of an optimizer. The function `learning_rate` replaces the run's schedule.
 fn settings(name: Algorithm) -> RunConfig {
     let mut config = RunConfig::default();
     config.optimizer.algorithm = name;
@@ -52,7 +52,7 @@ fn floats(value: &Value) -> Vec<f32> {
     value.as_array().unwrap().iter().map(|x| x.as_f64().unwrap() as f32).collect()
 }
 
-/// Recorded updates: two tensors of a fused parameter are orthogonalised one by one, as separate parameters are in PyTorch.
+/// The updates were recorded. Two tensors of a fused parameter are orthogonalised separately, like separate parameters in PyTorch.
 #[test]
 fn muon_updates_as_pytorch_does() {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/muon.json");
@@ -69,7 +69,7 @@ fn muon_updates_as_pytorch_does() {
             let mut scaling = ScalingState::new(&device, build.slots, Rc::new(Undivided)).unwrap();
             let mut params = Vec::new();
             layer.parameters_mut(&mut |param| params.push(param));
-            // The second tensor has other values, in another size.
+            // The second tensor has other values and another size.
             let twice =
                 |values: &Value| [floats(values), floats(values).iter().rev().map(|x| 4.0 * x).collect()].concat();
             struct Twice(Vec<f32>);
@@ -112,12 +112,13 @@ fn muon_updates_as_pytorch_does() {
             let [start, end] = [start, end].map(|x| x.into_iter().map(f64::from).collect::<Vec<_>>());
             let expected = moved(&start, &end);
             let first = moved(&start, &got[..start.len()]);
-            // The size of gradients does not matter, so the second tensor moves as far, in reverse order.
+            // The size of gradients does not matter, so the second tensor changes as much, in reverse order.
             let second: Vec<f64> = {
                 let start: Vec<f64> = start.iter().rev().map(|x| 4.0 * x).collect();
                 moved(&start, &got[start.len()..]).into_iter().rev().collect()
             };
-            // Both round matrices to BF16 in each of five steps: PyTorch's updates are 0.9 to 1.5 % from the updates in F64, ours 0.7 to 1.1 %.
+            // PyTorch and Ottava round matrices to BF16 in each of five steps. PyTorch's updates differ from the updates in F64 by 0.9 to 1.5 %, and
+            // Ottava's by 0.7 to 1.1 %.
             for (which, moved) in [("first", &first), ("second", &second)] {
                 let error = relative_error(moved, &expected);
                 assert!(error < 0.02, "{which} tensor of {:?}, {}: {error}", case["shape"], case["adjust_lr_fn"]);
@@ -134,7 +135,7 @@ struct Rank {
     partition: Partition,
 }
 
-/// What a rank stores, and how.
+/// The tensors that a rank stores, and their formats.
 #[derive(Clone, Copy)]
 struct Setting {
     name: Algorithm,
@@ -162,7 +163,7 @@ impl Rank {
         Rank { ranks, model, optimizer, partition }
     }
 
-    /// An update with gradients that depend on the step and the element, which ranks have already reduced.
+    /// Runs an update with gradients that depend on the step and the element. Ranks have already reduced these gradients.
     fn update(&mut self, step: u64, name: Algorithm) {
         let Rank { model, optimizer, partition, .. } = self;
         optimizer.begin_step(learning_rate(name), 1.0).unwrap();
@@ -181,7 +182,7 @@ impl Rank {
         partition.begin_step().unwrap();
     }
 
-    /// All weights, by name, before this rank leaves the job.
+    /// Returns all weights, by name, before this rank leaves the job.
     fn end(mut self) -> Vec<(String, Vec<f64>)> {
         let whole = |param: &mut Param| values(&self.partition.value(param).unwrap());
         let weights = self
@@ -190,13 +191,13 @@ impl Rank {
             .into_iter()
             .map(|param| (param.identity.name().to_string(), whole(param)))
             .collect();
-        // A rank that is still to receive the last directions needs their sender.
+        // A rank that still receives the last directions needs their sender.
         self.ranks.finish().unwrap();
         weights
     }
 }
 
-/// The weights after three updates on so many ranks, which all have.
+/// Returns the weights after three updates on `ranks` ranks, and checks that all ranks have them.
 fn updated(setting: Setting, ranks: usize) -> Vec<(String, Vec<f64>)> {
     let mut seen = on_ranks(ranks, move |comm| {
         let mut rank = Rank::new(&tiny_llama(), setting, comm, &mut Seeded { std: 0.1 });
@@ -210,7 +211,7 @@ fn updated(setting: Setting, ranks: usize) -> Vec<(String, Vec<f64>)> {
     first
 }
 
-/// With the formats of each storage: matrices are transformed whole, and scales belong to whole parameters.
+/// All storages are tested: matrices are transformed whole, and scales belong to whole parameters.
 #[test]
 fn bits_do_not_depend_on_ranks() {
     let start = {
@@ -241,7 +242,7 @@ fn bits_do_not_depend_on_ranks() {
     }
 }
 
-/// Saved by two ranks at stage 3 and continued by three at stage 1, and by one.
+/// Two ranks save at stage 3. Three ranks continue at stage 1, and so does one rank.
 #[test]
 fn a_checkpoint_resumes_on_other_ranks() {
     for (name, storage) in [
@@ -289,7 +290,7 @@ fn a_checkpoint_resumes_on_other_ranks() {
     }
 }
 
-/// A model in training by its own gradients.
+/// A model that is trained by its own gradients.
 struct Training {
     model: Decoder,
     optimizer: Box<dyn Optimizer>,
@@ -316,7 +317,7 @@ impl Training {
         work.run(model, &mut **optimizer, learning_rate(*name), StepPrecision::Recipe).unwrap().loss
     }
 
-    /// Master weights and states.
+    /// Returns the master weights and states.
     fn bits(&mut self) -> Vec<Vec<u8>> {
         let mut all = Vec::new();
         for (param, states) in self.model.parameters().into_iter().zip(self.optimizer.states()) {
@@ -334,7 +335,7 @@ fn policy(storage: Storage) -> MemoryPolicy {
 
 #[test]
 fn the_loss_falls_at_every_level() {
-    // Rows of 128 values, which the groups of `coat` divide.
+    // Rows have 128 values, which the groups of `coat` divide.
     let sizes = tiny_llama_with(json!({"hidden_size": 128, "intermediate_size": 128}));
     for device in devices() {
         for name in [muon(), lion()] {
@@ -348,7 +349,7 @@ fn the_loss_falls_at_every_level() {
     }
 }
 
-/// Momenta and master weights in host memory, weights too, and steps captured as CUDA graphs or not.
+/// Momenta and master weights, and also weights, are in host memory. Steps are captured as CUDA graphs or not.
 #[test]
 fn offloading_and_capture_change_no_bit() {
     for device in devices() {
@@ -413,7 +414,7 @@ fn adapters_train_with_muon() {
     assert!(losses[9..].iter().sum::<f64>() < losses[..3].iter().sum::<f64>(), "{losses:?}");
 }
 
-/// A plan runs the same code, on a GPU without data, with ranks.
+/// A plan runs the same code on a GPU without data, with ranks.
 #[test]
 fn a_plan_names_the_optimizer_of_each_tensor() {
     let device = Device::dry_gpu(GpuModel::h200());
@@ -434,7 +435,7 @@ fn a_plan_names_the_optimizer_of_each_tensor() {
     }
 }
 
-/// Only hidden matrices have a momentum; embedding, head, norms and biases have AdamW's moments.
+/// Only hidden matrices have a momentum. Embedding, head, norms and biases have AdamW's moments.
 #[test]
 fn muon_leaves_embeddings_head_and_vectors_to_adamw() {
     let mut training = Training::new(&tiny_llama(), muon(), MemoryPolicy::FULL, &Device::Cpu);

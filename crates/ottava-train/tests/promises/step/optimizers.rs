@@ -1,4 +1,4 @@
-//! An optimizer that knows nothing of ranks, casts and checkpoints trains with all of them.
+//! A custom optimizer without knowledge of ranks, casts and checkpoints trains with all of them.
 
 use crate::runs::resume::write_inputs;
 use crate::setup::{Seeded, batch, on_ranks, progress, recipe};
@@ -20,13 +20,13 @@ use ottava_train::step::TrainStep;
 use std::path::Path;
 use std::rc::Rc;
 
-/// Of both ranks: one each, since the order of sums of several micro-batches depends on the stage of ZeRO.
+/// The number of rows on both ranks. Each rank has one row, since the order of sums of several micro-batches depends on the stage of ZeRO.
 const ROWS: usize = 2;
 const TOKENS: usize = 13;
 const STEPS: u64 = 5;
 
-/// Stochastic gradient descent: `velocity = 0.9 · velocity + gradient`, `weight -= learning rate · velocity`, on the CPU, for F32 weights or
-/// master weights.
+/// Stochastic gradient descent: `velocity = 0.9 · velocity + gradient`, `weight -= learning rate · velocity`, on the CPU, for F32 weights or master
+/// weights.
 struct Sgd {
     velocities: Vec<Tensor>,
     steps: u64,
@@ -88,7 +88,7 @@ impl Optimizer for Sgd {
     }
 }
 
-/// A rank in training by [`Sgd`].
+/// A rank that trains with [`Sgd`].
 struct Rank {
     ranks: Rc<Ranks>,
     model: Decoder,
@@ -97,7 +97,7 @@ struct Rank {
 }
 
 impl Rank {
-    /// A rank before its weights are cast.
+    /// Makes a rank whose weights are not cast yet.
     fn new(sizes: &DecoderConfig, name: RecipeName, zero: Zero, comm: Group, weights: &mut dyn WeightSource) -> Rank {
         let (recipe, device) = (recipe(name, Fp8Format::Auto), Device::Cpu);
         let purpose = Purpose::Train(MemoryPolicy::FULL);
@@ -115,7 +115,7 @@ impl Rank {
         self.work.partition().quantize_weights(&mut self.model).unwrap();
     }
 
-    /// One step on rows that follow from its number. Returns the loss.
+    /// Runs one step on rows that follow from its number. Returns the loss.
     fn step(&mut self, step: u64) -> f64 {
         let Rank { ranks, model, optimizer, work } = self;
         let ids = batch(&format!("sgd {step}"), ROWS, TOKENS, model.config().vocabulary);
@@ -129,14 +129,14 @@ impl Rank {
         work.run(model, optimizer, 0.05, StepPrecision::Recipe).unwrap().loss
     }
 
-    /// All weights, by name.
+    /// Returns all weights, by name.
     fn weights(&mut self) -> Vec<(String, Vec<f64>)> {
         let whole = |param: &mut Param| values(&self.work.partition().value(param).unwrap());
         self.model.parameters().into_iter().map(|param| (param.identity.name().to_string(), whole(param))).collect()
     }
 }
 
-/// Runs `work` on so many ranks, and returns what the first has seen, which all have.
+/// Runs `work` on `ranks` ranks, and checks that all results are equal. Returns the result.
 fn alike_on_ranks<T: PartialEq + Send + 'static>(
     ranks: usize,
     work: impl Fn(Group) -> T + Clone + Send + 'static,
@@ -147,13 +147,13 @@ fn alike_on_ranks<T: PartialEq + Send + 'static>(
     first
 }
 
-/// Sizes of the small model of [`write_inputs`].
+/// Returns the sizes of the small model of [`write_inputs`].
 fn sizes(folder: &Path) -> DecoderConfig {
     let template = FolderTemplate::read(folder, folder, &[0]).unwrap();
     decoder_config(&template.config).unwrap()
 }
 
-/// Bits do not depend on what ranks divide, and casts after the update read the new weights: casting once more changes nothing.
+/// Bits do not depend on what ranks divide. Casts after the update read the new weights, so casting once more changes nothing.
 #[test]
 fn an_optimizer_without_casts_trains_alike_in_every_stage_of_zero() {
     let folder = tempfile::tempdir().unwrap();

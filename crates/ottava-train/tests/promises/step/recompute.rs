@@ -1,5 +1,5 @@
-//! What is made again instead of kept changes no bit: losses, gradients, scales and histories over steps of several micro-batches. What is
-//! kept in FP8 changes gradients alone.
+//! Recomputation instead of saving changes no bit: losses, gradients, scales and histories are compared over steps of several micro-batches. Saving
+//! in FP8 changes only gradients.
 
 use crate::models::families::all_families;
 use crate::setup::{
@@ -17,7 +17,7 @@ use std::collections::HashMap;
 
 const TOKENS: usize = 13;
 
-/// Everything that three steps of two micro-batches leave behind. Weights move by their gradients, so that each step's differ.
+/// Returns the whole state after three steps of two micro-batches. Weights change by their gradients, so the gradients of each step differ.
 fn run(config: &DecoderConfig, recipe: &Recipe, device: &Device, kept: MemoryPolicy) -> Vec<(String, Vec<f64>)> {
     on_one_thread(|| three_steps(config, recipe, device, kept))
 }
@@ -52,7 +52,7 @@ fn three_steps(
             param.weights.set_value(ottava_tensor::ops::cast(&moved, param.weights.dtype()).unwrap());
         }
         let lost = finish_step(&mut decoder);
-        // Weights that are cast for each product are counted for each product.
+        // If weights are cast for each product, each cast is counted.
         if kept.weight_codes {
             seen.push((format!("what casts lost in step {step}"), vec![lost.saturated, lost.underflowed]));
         }
@@ -130,10 +130,10 @@ fn forward_does_not_notice_what_is_kept_in_fp8() {
                 let seen = run(&config, &recipe, &device, kept);
                 let differ: Vec<&String> = exact.iter().zip(&seen).filter(|(a, b)| a != b).map(|(a, _)| &a.0).collect();
                 let what = format!("{name} on {device}, {}: {differ:?} differ", recompute.as_str());
-                // A block that is run again is run as it was.
+                // With full recomputation, a block runs again exactly as before.
                 assert_eq!(differ.is_empty(), recompute == Recompute::Full, "{what}");
                 assert!(!differ.iter().any(|name| name.starts_with("losses of step 0")), "{what}");
-                // In front of the last norm and behind it, nothing is compressed that the head's own gradient reads.
+                // The activations before and after the last norm are not compressed if the head's own gradient reads them.
                 assert!(!differ.contains(&&"gradient of lm_head.weight, step 0".to_string()), "{what}");
             }
         }

@@ -1,4 +1,4 @@
-//! A step is a list of actions, and a model a list of stages: the order of micro-batches and the number of stages change no bit.
+//! A step is a list of actions, and a model is a list of stages. The order of micro-batches and the number of stages change no bit.
 
 use crate::setup::{Seeded, batch, gradients, loss_scale, on_device, recipe, recipes, sequences, tiny_llama};
 use ottava_models::{Decoder, Span};
@@ -18,7 +18,7 @@ const ROWS: usize = 2;
 const TOKENS: usize = 13;
 const STEPS: usize = 2;
 
-/// The small Llama in stages of these `spans`.
+/// Returns the small Llama in stages of these `spans`.
 fn stages(recipe: &Recipe, kept: MemoryPolicy, spans: &[Span]) -> Decoder {
     let (sizes, purpose) = (tiny_llama(), Purpose::Train(kept));
     let mut model = Decoder::staged(&sizes, recipe, &Device::Cpu, purpose, 32, spans, Rc::new(Undivided)).unwrap();
@@ -27,7 +27,7 @@ fn stages(recipe: &Recipe, kept: MemoryPolicy, spans: &[Span]) -> Decoder {
     model
 }
 
-/// The two micro-batches of a step.
+/// Returns the two micro-batches of a step.
 fn micro_batches(step: usize) -> [MicroBatch; 2] {
     [0, 1].map(|number| {
         let [inputs, targets] = batch(&format!("stages {step} {number}"), ROWS, TOKENS, tiny_llama().vocabulary);
@@ -40,7 +40,7 @@ fn micro_batches(step: usize) -> [MicroBatch; 2] {
     })
 }
 
-/// Runs `program` on two micro-batches, and returns the losses of each.
+/// Runs `program` on two micro-batches, and returns the losses of each micro-batch.
 fn run(program: &Program, model: &mut Decoder, micro_batches: &[MicroBatch], recipe: &Recipe) -> Vec<Tensor> {
     let (loss_scale, partition) = (&loss_scale(on_device(recipe, &Device::Cpu, 0.01)), &Partition::solo());
     let (precision, loss_scale) = (StepPrecision::Recipe, Some(loss_scale));
@@ -59,13 +59,13 @@ fn loss(micro_batch: usize) -> Vec<Action> {
     vec![Action::Loss { micro_batch }]
 }
 
-/// Forward and backward of two micro-batches, one after the other.
+/// Returns forward and backward of two micro-batches, one after the other.
 fn one_by_one(stages: usize) -> Program {
     let of = |micro_batch| [forward(stages, micro_batch), loss(micro_batch), backward(stages, micro_batch)].concat();
     Program { pass: Pass::Training, actions: [of(0), of(1)].concat() }
 }
 
-/// The same with the wgrads of both micro-batches at the end.
+/// Returns the same actions with the wgrads of both micro-batches at the end.
 fn deferred(stages: usize) -> Program {
     let dgrads = one_by_one(stages).actions.into_iter().map(|action| match action {
         Action::Backward { stage, micro_batch, reduces, .. } => {
@@ -80,14 +80,14 @@ fn deferred(stages: usize) -> Program {
     Program { pass: Pass::Training, actions: dgrads.chain(wgrads).collect() }
 }
 
-/// Both micro-batches go forward before either goes backward.
+/// Returns actions in which forward of both micro-batches runs before backward.
 fn in_flight(stages: usize) -> Program {
     let forwards = [forward(stages, 0), forward(stages, 1), loss(0), loss(1)];
     let backwards = [backward(stages, 0), backward(stages, 1)];
     Program { pass: Pass::Training, actions: [forwards.concat(), backwards.concat()].concat() }
 }
 
-/// Losses, gradients and scales of two steps of two micro-batches through `spans`.
+/// Returns losses, gradients and scales of two steps of two micro-batches through `spans`.
 fn train(recipe: &Recipe, kept: MemoryPolicy, spans: &[Span], program: &Program) -> Vec<(String, Vec<f64>)> {
     let (mut model, mut seen) = (stages(recipe, kept, spans), Vec::new());
     for step in 0..STEPS {
@@ -152,7 +152,7 @@ fn a_program_without_an_update_keeps_weights_and_leaves_gradients() {
     assert!(gradients(&mut model).iter().all(|(_, gradient)| gradient.iter().any(|&g| g != 0.0)));
 }
 
-/// Nothing has run before a program is refused.
+/// No action has run before a program is rejected.
 #[test]
 fn a_program_that_cannot_run_is_refused_before_it_runs() {
     let recipe = recipe(RecipeName::Bf16, Fp8Format::Auto);

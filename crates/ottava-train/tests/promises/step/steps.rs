@@ -1,4 +1,4 @@
-//! A whole optimizer step: recorded or not, and however its weights were cast, it gives the same bits.
+//! A whole optimizer step gives the same bits with or without capture, and for any way of casting its weights.
 
 use crate::setup::{
     Seeded, batch, devices, losses, losses_and_gradients, on_one_thread, recipe, recipes_on, tiny_llama,
@@ -22,7 +22,7 @@ const ROWS: usize = 3;
 const TOKENS: usize = 13;
 const STEPS: usize = 5;
 
-/// Losses, norms, weights, moments and scales after five steps of two micro-batches; `before` runs before each.
+/// Returns losses, norms, weights, moments and scales after five steps of two micro-batches. `before` runs before each step.
 pub fn run(
     recipe: &Recipe,
     device: &Device,
@@ -33,7 +33,7 @@ pub fn run(
     run_of(&tiny_llama(), recipe, device, kept, recorded, before)
 }
 
-/// [`run`] of a model of `sizes`.
+/// Returns the state after the same steps of a model of `sizes`.
 pub fn run_of(
     sizes: &DecoderConfig,
     recipe: &Recipe,
@@ -107,7 +107,7 @@ pub fn expect_same(what: &str, expected: &[(String, Vec<f64>)], got: &[(String, 
     }
 }
 
-/// Without what casts lost: weights whose codes are not kept are cast, and counted, more often.
+/// Removes the losses of casts: weights whose codes are not stored are cast and counted more often.
 pub fn without_losses_of_casts(all: &[(String, Vec<f64>)]) -> Vec<(String, Vec<f64>)> {
     all.iter().filter(|(name, _)| !name.contains("casts")).cloned().collect()
 }
@@ -115,7 +115,7 @@ pub fn without_losses_of_casts(all: &[(String, Vec<f64>)]) -> Vec<(String, Vec<f
 pub const LEAN: MemoryPolicy = MemoryPolicy { formats: Storage::Bfloat16.formats(), ..MemoryPolicy::FULL };
 const FLOAT8: SavedActivations = SavedActivations::Float8;
 
-/// What a run at `storage` keeps.
+/// Returns the memory policy of a run at `storage`.
 pub fn at(storage: Storage) -> MemoryPolicy {
     MemoryPolicy { formats: storage.formats(), weight_codes: storage.weight_codes(), ..MemoryPolicy::FULL }
 }
@@ -124,7 +124,7 @@ pub fn at(storage: Storage) -> MemoryPolicy {
 fn a_recorded_step_gives_the_bits_of_one_that_is_not() {
     for device in devices() {
         for (name, recipe) in recipes_on(&device) {
-            // On the CPU nothing is recorded, and this compares equal runs.
+            // On the CPU, steps are not captured, so this compares equal runs.
             let policies = if matches!(device, Device::Cpu) { 1 } else { usize::MAX };
             for kept in [
                 LEAN,
@@ -147,7 +147,7 @@ fn a_recorded_step_gives_the_bits_of_one_that_is_not() {
                     &eager,
                     &run(&recipe, &device, kept, true, |_, _| StepPrecision::Recipe),
                 );
-                // An evaluation takes and returns memory between steps.
+                // An evaluation allocates and frees memory between steps.
                 let evaluate = |model: &mut Decoder, _| {
                     let ids = integers("ids", 2 * TOKENS, 96).to_device(&device).unwrap();
                     losses(model, &ids, &ids, 2).unwrap();
@@ -160,8 +160,8 @@ fn a_recorded_step_gives_the_bits_of_one_that_is_not() {
     }
 }
 
-/// Steps by the recipe and in high precision alternate, each captured once and replayed, with an evaluation between. The loss scale
-/// changes twice: no captured step has a stale one.
+/// Steps by the recipe and in high precision alternate. Each kind is captured once and replayed, with evaluations between the steps. The loss scale
+/// changes twice, and no captured step uses an old loss scale.
 #[test]
 fn captured_steps_of_both_kinds_replay_across_changes_of_the_loss_scale() {
     for device in devices() {
@@ -224,7 +224,7 @@ fn weights_are_cast_to_the_same_bits_by_an_update_by_themselves_and_by_each_prod
     }
 }
 
-/// In the memory of the GPU or of the host: what is computed is the same. On the CPU there is one memory, and this compares equal runs.
+/// Tensors are in the memory of the GPU or of the host, and the results are the same. A CPU has one memory, so there this compares equal runs.
 #[test]
 fn where_tensors_are_kept_changes_no_bit() {
     for device in devices() {
@@ -263,7 +263,7 @@ fn where_tensors_are_kept_changes_no_bit() {
     }
 }
 
-/// As ranks do, which merge the amaxes of their slices before the update. Offloaded states are fetched for both passes.
+/// Ranks merge the amaxes of their slices before the update. Offloaded states are fetched for both passes.
 #[test]
 fn amaxes_found_before_the_update_change_no_bit() {
     for device in devices() {
