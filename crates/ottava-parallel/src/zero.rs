@@ -3,7 +3,7 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// A ZeRO stage: what ranks divide instead of replicating it.
+/// A ZeRO stage, which decides what ranks divide instead of replicating.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Deserialize, Serialize, JsonSchema)]
 #[serde(try_from = "u8", into = "u8")]
 #[schemars(extend("maximum" = 3))]
