@@ -245,8 +245,7 @@ impl Bucket {
     }
 
     /// Splits the memory of this rank's slice by matrix, so that an update can write to it directly. [`Bucket::finish_write`] writes the rest and
-    /// joins
-    /// the memory. Returns `None` if nothing is written for the gather.
+    /// joins the memory. Returns `None` if nothing is written for the gather.
     pub(super) fn begin_write(
         &mut self,
         matrices: Vec<&mut &mut Param>,
@@ -295,8 +294,7 @@ impl Bucket {
     }
 
     /// Ends a `write`. This rank's slice is complete, in the memory from which it is gathered, once the returned transfer has ended. `block_amaxes`
-    /// has
-    /// the results of [`Param::set_scales`], by parameter.
+    /// has the results of [`Param::set_scales`], by parameter.
     pub(super) fn finish_write(
         &mut self,
         write: BucketWrite,

@@ -19,8 +19,7 @@ impl Partition {
     /// more memory than training. Frozen matrices are divided unit by unit, because they are cast whole.
     ///
     /// Returns a digest of the elements that all ranks with the same layers read: whole tensors, and the first elements of divided tensors. The
-    /// digest of
-    /// a single rank is 0. Ranks that loaded different weights have different digests.
+    /// digest of a single rank is 0. Ranks that loaded different weights have different digests.
     pub fn load(&self, model: &mut Decoder, weights: &mut dyn WeightSource) -> Result<u64> {
         let is_compared = self.ranks().size() > 1 && !matches!(model.device(), Device::DryCpu(_));
         let mut weights = Digested { weights, sum: 0, is_whole: false };

@@ -164,8 +164,7 @@ impl Partition {
     }
 
     /// Returns whether codes are written on the device and then copied to host memory. Then parameters are updated and cast in parts, so that few
-    /// codes are
-    /// on the device at a time.
+    /// codes are on the device at a time.
     fn offloads_codes(&self) -> bool {
         self.buckets().iter().any(Bucket::offloads_codes)
     }
@@ -275,8 +274,7 @@ impl Partition {
     }
 
     /// Returns whether the update starts the gather of a bucket for the next forward. This is so for the embedding and the first block, whose gathers
-    /// no
-    /// earlier block can hide.
+    /// no earlier block can hide.
     fn is_early(&self, bucket: &Bucket) -> bool {
         bucket.unit < UnitId(2) && self.zero > Zero::Nothing && !bucket.stores_slice()
     }
@@ -432,8 +430,7 @@ fn largest_over(group: &Group, mut amaxes: Vec<(usize, Tensor)>) -> Result<Vec<(
 impl MergeCounts for Partition {
     fn counts(&self, slot: usize, name: &str) -> bool {
         // Inputs, gradients, and slices of weights that are gathered as codes differ between ranks. All ranks cast the other weights whole, so only
-        // one rank
-        // counts them.
+        // one rank counts them.
         if !name.ends_with(".weight") {
             return true;
         }

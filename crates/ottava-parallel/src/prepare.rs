@@ -10,8 +10,7 @@ use ottava_tensor::Tensor;
 
 impl Partition {
     /// Returns where the parts of `params` end that are updated one after the other. A part has as many units as there are ranks: ranks then
-    /// transform equal
-    /// numbers of matrices, and the directions of few units are in memory.
+    /// transform equal numbers of matrices, and the directions of few units are in memory.
     pub(super) fn ends_of_parts(&self, params: &[&mut Param]) -> Vec<usize> {
         let part = |at: usize| params[at].identity.id.unit.0 / self.ranks().sharing(Shared::Slices).size();
         (1..params.len()).filter(|&at| part(at) != part(at - 1)).collect()

@@ -10,8 +10,7 @@ use ottava_tensor::ops::checksums;
 
 impl Partition {
     /// Errors on all ranks with the name of the first tensor that differs between ranks. Compared are the weights, master weights and moments that
-    /// all
-    /// ranks store whole (all of them in ZeRO stage 0, else only those of norms and biases), and the amaxes and scales of casts. `when` names the
+    /// all ranks store whole (all of them in ZeRO stage 0, else only those of norms and biases), and the amaxes and scales of casts. `when` names the
     /// step, for example "after step 100".
     pub fn compare_replicas(&self, model: &mut Decoder, optimizer: &mut dyn Optimizer, when: &str) -> Result<()> {
         if self.ranks().sharing(Shared::Elements).size() == 1 {
@@ -54,8 +53,7 @@ impl Partition {
 
 impl Ranks {
     /// Errors on all ranks with the name of the first cast whose scale, or whose amax in the last step, differs between ranks with the same part of
-    /// the
-    /// model. A possible cause is that its [`AmaxGroup`](ottava_recipe::scaling::AmaxGroup) lacks ranks that divide its tensor.
+    /// the model. A possible cause is that its [`AmaxGroup`](ottava_recipe::scaling::AmaxGroup) lacks ranks that divide its tensor.
     pub(super) fn compare_scales(&self, scaling: &ScalingState, when: &str) -> Result<()> {
         let names: Vec<_> = scaling.names().iter().map(|name| format!("`{name}` (amax and scale)")).collect();
         expect_same_sums(self.sharing(Shared::Slices), when, &names, &scaling.bits()?)

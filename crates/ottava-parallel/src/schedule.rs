@@ -192,8 +192,7 @@ impl Schedule {
     }
 
     /// Returns the idle time of the busiest rank divided by its compute time. All stages are assumed to take equal time, dgrad and wgrad each the
-    /// time of
-    /// forward, and messages no time. For zero-bubble, the formula holds if there are at least as many micro-batches as ranks.
+    /// time of forward, and messages no time. For zero-bubble, the formula holds if there are at least as many micro-batches as ranks.
     pub fn bubble(&self) -> f64 {
         let (idle, micro_batches) = ((self.ranks - 1) as f64, self.micro_batches as f64);
         match self.kind {

@@ -1,6 +1,5 @@
 //! The encoding of activations and their gradients that ranks send: between neighbours of a pipeline, and as partial sums of ranks that divide
-//! tensors
-//! or experts.
+//! tensors or experts.
 
 use ottava_common::error::{Error, Result};
 use ottava_tensor::ops::{decode_gradients, encode_gradients, gradient_code_bytes};

@@ -36,8 +36,7 @@ pub fn divide(costs: &LayerCosts, stages: usize) -> Result<Vec<Span>> {
 }
 
 /// Returns the smallest cost of a division in which no stage costs more than `bound`, and the first block of each stage. `add` adds the cost of a
-/// stage
-/// to the cost of the preceding stages.
+/// stage to the cost of the preceding stages.
 fn best(costs: &LayerCosts, stages: usize, bound: f64, add: impl Fn(f64, f64) -> f64) -> Option<(f64, Vec<usize>)> {
     let layers = costs.blocks.len();
     let cost = |blocks: Range<usize>, is_last: bool| {

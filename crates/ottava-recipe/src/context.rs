@@ -31,8 +31,7 @@ pub struct Sequences {
     /// The number of padding tokens of each sequence, as stored in `counted`.
     padding: Vec<usize>,
     /// The offsets in the whole sequences at which documents begin, I32 `[max_documents + 1]`, for [`attention`](ottava_tensor::ops::attention()).
-    /// `None` if
-    /// each sequence is one document.
+    /// `None` if each sequence is one document.
     pub cu_seqlens: Option<Tensor>,
 }
 
@@ -167,8 +166,7 @@ pub struct Context<'a> {
     /// The KV cache that attention appends to, in inference. `None` in passes over whole sequences.
     pub paged: Option<PagedPass<'a>>,
     /// The factor of the losses of layers in the loss that backward differentiates, F32 `[1]` (F64 for F64). `None` if the loss excludes them. Each
-    /// of
-    /// these losses is a mean over the tokens of the micro-batch.
+    /// of these losses is a mean over the tokens of the micro-batch.
     pub layer_loss_scale: Option<&'a Tensor>,
     /// Receives the wgrad products, if backward computes only dgrads. `None` if backward computes dgrads and wgrads.
     pub deferred: Option<&'a mut DeferredWgrads>,
@@ -317,8 +315,7 @@ impl Context<'_> {
     }
 
     /// Returns the copies of an FP8 operand that forward writes. Wgrad contracts the operand over tokens, so it needs a second copy unless the
-    /// operand
-    /// is recomputed.
+    /// operand is recomputed.
     pub fn operand_copies(&self) -> CodeCopies {
         if self.mode().keeps() && !self.recompute.operands() { CodeCopies::Both } else { CodeCopies::Rows }
     }

@@ -41,10 +41,8 @@
 //! (`slots` of a range), sends codes if all ranks would cast the same codes (`gather_quantized`), and adds the sums of all ranks.
 //!
 //! Exchanges in layers have separate groups (`Mesh::layer_group`), and so separate communicators. Their number of CTAs suits what is computed
-//! meanwhile.
-//! `tests/promises/parallel/tensor.rs`, `context.rs`, `expert_ranks.rs` and `expert_tensor.rs` compare divided models with one rank, for every
-//! recipe, and
-//! plant faults in the exchange.
+//! meanwhile. `tests/promises/parallel/tensor.rs`, `context.rs`, `expert_ranks.rs` and `expert_tensor.rs` compare divided models with one rank, for
+//! every recipe, and plant faults in the exchange.
 
 use ottava_common::error::Result;
 use ottava_tensor::Tensor;
@@ -105,8 +103,7 @@ pub trait AmaxRanks {
 }
 
 /// The exchange of activations among the ranks of the axes tensor, context and expert, which divide the tensors, sequences and experts of layers.
-/// Here
-/// the expert axis means the ranks of expert x tensor. `name` names a tensor, for error messages.
+/// Here the expert axis means the ranks of expert x tensor. `name` names a tensor, for error messages.
 pub trait LayerRanks: AmaxRanks {
     /// Returns this rank's place among the ranks of `axis`.
     fn place(&self, axis: Axis) -> ShardPlace;

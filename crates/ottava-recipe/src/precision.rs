@@ -11,8 +11,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// The maximum number of tokens up to which wgrad sums fast by default. Fast sums round each addition of 32 products towards zero at 2⁻¹³ of the sum.
-/// A
-/// sum of values with one sign therefore loses about `tokens / 32 · 2⁻¹⁴` of itself, 3 % for this number of tokens. Sums of both signs lose less
+/// A sum of values with one sign therefore loses about `tokens / 32 · 2⁻¹⁴` of itself, 3 % for this number of tokens. Sums of both signs lose less
 /// (benchmarks/2026-11-27-accumulation-losses.md).
 const FAST_WGRAD_TOKENS: usize = 16_384;
 
@@ -327,8 +326,7 @@ impl Precision {
     }
 
     /// Returns the recipe that these settings describe on `device`, for micro-batches of this many tokens. `skip_slow_linears` applies only on a GPU,
-    /// where
-    /// speed was measured.
+    /// where speed was measured.
     pub fn recipe_on(&self, device: &Device, micro_batch_tokens: usize) -> Recipe {
         let mut recipe = self.recipe_of(micro_batch_tokens);
         let measured = matches!(device, Device::Cuda(_));
@@ -409,8 +407,7 @@ impl Precision {
     }
 
     /// Returns the compute type, the casts of linears, and the precision of their products for micro-batches of `tokens`. Exceptions and overrides
-    /// are left
-    /// out.
+    /// are left out.
     fn formats(&self, tokens: usize) -> (DType, Option<LinearCasts>, Products) {
         let how = DelayedScaling {
             reducer: self.delayed.amax_compute_algo,

@@ -159,8 +159,7 @@ impl Formats {
     }
 
     /// Returns whether the update of a slice can also cast the slice. A cast treats the slice as a matrix of tiles. Groups of moments must lie within
-    /// the
-    /// real rows, and stochastic rounding needs the position of each element, so neither allows such a matrix.
+    /// the real rows, and stochastic rounding needs the position of each element, so neither allows such a matrix.
     pub fn slice_casts(self) -> bool {
         self.masters != Masters::None && matches!(self.states, States::Float32 | States::Float8)
     }

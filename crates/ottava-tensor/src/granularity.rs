@@ -4,6 +4,7 @@
 //!
 //! - in this crate: `Granularity` and `quantized.rs`; the casts in `ops/quantize/`, and `ops/destination.rs` with the define `SHARING` of
 //!   `destination.cuh`; the scale modes of products in `cuda/cublaslt/spec.rs`, `ops/gemm/cuda.rs` and `ops/grouped_gemm/`; `ops/permute/mod.rs`;
+//!
 //!   `CAPABILITIES` in `capability.rs`
 //! in other crates: the recipe (`Precision::recipe`, `recipe/linears.rs`, `recipe/fp8_pays.rs`), `scaling/scales.rs`, `layers/moe/dispatch.rs`, and,
 //! for writing and reading folders, `export/linears.rs`, `export/format.rs` and `models/quantization.rs`
@@ -22,8 +23,7 @@ pub(crate) const fn padded(n: usize) -> usize {
 /// Which elements share a scale.
 ///
 /// Rows and 1x128 blocks run along the contracted dimension, so a matrix that is contracted along both dimensions is cast twice, with separate
-/// scales.
-/// With 128x128 blocks and per-tensor scales, the transposed copy has the same codes.
+/// scales. With 128x128 blocks and per-tensor scales, the transposed copy has the same codes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Granularity {
@@ -38,8 +38,7 @@ pub enum Granularity {
     #[serde(rename = "blocks-128x128")]
     Blocks128x128,
     /// One scale per 128 neighbours along a row; in the transposed copy, one scale per 128x128 square. A product of 1x128 blocks with 128x128 blocks
-    /// is
-    /// faster than a product of 1x128 blocks with 1x128 blocks.
+    /// is faster than a product of 1x128 blocks with 1x128 blocks.
     #[serde(rename = "mixed-blocks")]
     MixedBlocks,
     /// One power of two per 32 neighbours along a row: OCP MX specification v1.0, section 5. Only on the CPU, because Hopper has no MX products.
@@ -150,8 +149,7 @@ impl Granularity {
     }
 
     /// Returns whether the transposed copy of a matrix `[rows, columns]` has the same codes, transposed. This is so if scales belong to the tensor or
-    /// to
-    /// squares, and both copies have the same padding.
+    /// to squares, and both copies have the same padding.
     pub fn shares_codes(self, rows: usize, columns: usize) -> bool {
         let [padded_rows, padded_columns] = self.codes_shape(rows, columns);
         matches!(self.info().shared, Shared::Tensor | Shared::Square(_))
@@ -160,8 +158,8 @@ impl Granularity {
 
     /// Returns the shape of the inverse scales of these codes, in the layout of cuBLASLt. Per tensor: `[1]`. Per row: `[rows]`. 1x128 blocks:
     /// `[length / 128, rows]`. 128x128 blocks: `[rows / 128, length / 128]`, with the second dimension padded to a multiple of 4. The sizes are
-    /// padded
-    /// sizes. Padding has the scale of zeros, except that the padding of 128x128 scales is zero. For mixed blocks, returns the shape for `codes`.
+    /// padded sizes. Padding has the scale of zeros, except that the padding of 128x128 scales is zero. For mixed blocks, returns the shape for
+    /// `codes`.
     pub fn scales_shape(self, rows: usize, length: usize) -> Vec<usize> {
         let padded = padded(rows);
         match self.info().shared {

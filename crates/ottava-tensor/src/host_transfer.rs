@@ -1,8 +1,7 @@
 //! Asynchronous copies of tensors between pinned host memory and a GPU.
 //!
 //! A tensor of a GPU may be in pinned host memory (`MemoryKind::Host`, `cuda/pinned.rs`). Then the host memory holds the tensor, and a copy on the
-//! GPU
-//! is its mirror: `HostTransfer::fetch` creates the mirror, ops use the mirror, and `HostTransfer::write_back` or `discard_mirrors` releases it.
+//! GPU is its mirror: `HostTransfer::fetch` creates the mirror, ops use the mirror, and `HostTransfer::write_back` or `discard_mirrors` releases it.
 //! The host memory always has complete values, so an error or a failed capture of a CUDA graph loses nothing. A kernel that gets a tensor without a
 //! mirror reads the tensor over PCIe, which is slow but correct.
 //!
@@ -114,8 +113,7 @@ impl HostTransfer {
     }
 
     /// Starts to move `source`, a whole tensor, to host memory. The memory is `earlier`, a tensor of the same size in host memory, if given. If
-    /// `source` is not
-    /// in GPU memory, it is returned unchanged.
+    /// `source` is not in GPU memory, it is returned unchanged.
     pub fn offload(source: Tensor, earlier: Option<Tensor>) -> Result<(Tensor, HostTransfer)> {
         if !source.is_on_gpu() {
             return Ok((source, HostTransfer::default()));

@@ -46,8 +46,7 @@ impl QuantizedTensor {
     }
 
     /// Returns the rows in `range` of the copy that is contracted along the columns. Returns `None` if this copy does not exist, if the scales of
-    /// rows
-    /// are not adjacent (blocks), or if the range does not start and end at multiples of [`QuantizedTensor::PAD`].
+    /// rows are not adjacent (blocks), or if the range does not start and end at multiples of [`QuantizedTensor::PAD`].
     pub fn row_range(&self, range: Range<usize>) -> Result<Option<QuantizedTensor>> {
         let is_padded = [range.start, range.end].iter().all(|end| end.is_multiple_of(PAD)) && range.end <= self.rows;
         let Some(codes) = self.codes.as_ref().filter(|_| is_padded) else { return Ok(None) };

@@ -13,8 +13,7 @@ use crate::tensor::Tensor;
 const CHUNK: usize = 32 << 20;
 
 /// Reads tensors into the memory of a device. On the CPU they are read directly into the tensor. For a GPU, chunks are read into two pinned buffers
-/// in
-/// turn: one buffer is copied to the GPU while the next chunk is read.
+/// in turn: one buffer is copied to the GPU while the next chunk is read.
 pub struct Staging {
     device: Device,
     /// The number of bytes of each buffer.
@@ -47,8 +46,7 @@ impl Staging {
     }
 
     /// Creates a tensor and reads its bytes, little-endian and row-major. `read` gets the offset of a piece, and the memory to write the piece to. A
-    /// dry
-    /// run reads nothing.
+    /// dry run reads nothing.
     ///
     /// Errors if `read` errors, or if there is not enough memory.
     pub fn read<E: From<Error>>(

@@ -32,16 +32,14 @@ impl ScaledTensor {
 /// Code 0 is zero. Codes 1 to 127 divide the range from the smallest nonzero magnitude of the group to the largest into equal parts, on the
 /// scale of F32 bit patterns. (This scale is a logarithm that is linear between powers of two.) The bits of `|value|` are
 /// `smallest + (code − 1) · step` with `step = ⌈(largest − smallest) / 126⌉`, at least 1. Magnitudes below 2^-120 become zero or the smallest
-/// magnitude.
-/// COAT raises values to a power and rounds to E4M3, whose codes are spaced in the same way. Its power needs a logarithm and an exponential per
-/// value, and leaves most of the eight smallest codes unused.
+/// magnitude. COAT raises values to a power and rounds to E4M3, whose codes are spaced in the same way. Its power needs a logarithm and an
+/// exponential per value, and leaves most of the eight smallest codes unused.
 #[derive(Clone, Debug)]
 pub struct ExpandedTensor {
     /// The codes, U8 `[rows, columns]`. The highest bit is the sign.
     pub codes: Tensor,
     /// The bits of the smallest magnitude, and the step: I32 `[rows, ⌈columns / 128⌉, 2]`. If a value was not finite, the smallest magnitude is NaN
-    /// and the
-    /// step is 0, so all values are NaN.
+    /// and the step is 0, so all values are NaN.
     pub groups: Tensor,
 }
 

@@ -171,8 +171,7 @@ impl Tensor {
     }
 
     /// Divides this tensor, which must not be shared, into `ranges` of elements, which ascend and do not overlap. Each part is a tensor `[n]` that is
-    /// written
-    /// independently. Elements between the ranges have no owner until [`Tensor::join`].
+    /// written independently. Elements between the ranges have no owner until [`Tensor::join`].
     pub fn split(self, ranges: &[Range<usize>]) -> Result<Vec<Tensor>> {
         let Tensor { storage, device, offset, dtype, .. } = self;
         let storage = Arc::into_inner(storage).filter(|storage| offset == 0 && !matches!(storage, Storage::Pinned(_)));

@@ -27,8 +27,7 @@ impl Tolerance {
 }
 
 /// Returns the GPU. If this machine has none, returns `None` and prints a line to standard error. Panics if the GPU does not open, or if there is
-/// none
-/// although `OTTAVA_REQUIRE_GPU` is set. The first call compiles every kernel into the disk cache, on all cores.
+/// none although `OTTAVA_REQUIRE_GPU` is set. The first call compiles every kernel into the disk cache, on all cores.
 ///
 /// Call it in the thread of a test, not in threads that the test starts: other tests that call it wait until the thread ends.
 pub fn gpu() -> Option<Device> {
@@ -62,8 +61,7 @@ pub fn gpu() -> Option<Device> {
 }
 
 /// Makes tests in other threads that use a GPU wait until this thread ends. All tests share the device, which has one stream of kernels. Work of one
-/// test
-/// must not join a graph that another test captures, and must not run with another test's kernel settings.
+/// test must not join a graph that another test captures, and must not run with another test's kernel settings.
 pub(crate) fn use_gpu_alone() {
     static IN_USE: Mutex<()> = Mutex::new(());
     thread_local! {

@@ -33,8 +33,7 @@ impl Decoder {
     }
 
     /// Swaps the adapters of the linears with `adapters`. An empty `adapters` removes the adapters of the linears; if the linears had none, each
-    /// entry
-    /// is `None` afterwards.
+    /// entry is `None` afterwards.
     pub fn exchange_adapters(&mut self, adapters: &mut Adapters) {
         let mut next = std::mem::take(&mut adapters.0).into_iter();
         self.visit_adapters(&mut |adapter| adapters.0.push(std::mem::replace(adapter, next.next().flatten())));

@@ -209,8 +209,7 @@ impl LatentAttention {
     }
 
     /// Returns `[q | k | v]` of all tokens for the heads that this rank computes, from `[q | k | v]` of this rank's tokens. Ranks send the shared
-    /// part
-    /// of keys only once, and send no padding.
+    /// part of keys only once, and send no padding.
     fn qkv_of_heads(&self, qkv: Tensor, context: &Context) -> Result<Tensor> {
         if !context.sequences.place.is_divided() {
             return Ok(qkv);

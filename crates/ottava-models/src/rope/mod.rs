@@ -126,8 +126,7 @@ impl RopeScaling {
     /// Reads `rope_theta` with `rope_scaling` or `rope_parameters`.
     ///
     /// Errors if a kind of scaling is not implemented, if layers have different rotary positions, or if `rope_scaling` and `rope_parameters`
-    /// contradict
-    /// each other: transformers would read only `rope_scaling`.
+    /// contradict each other: transformers would read only `rope_scaling`.
     pub fn read(file: &ConfigFile) -> Result<RopeScaling> {
         let scaling = file.section("rope_scaling")?.filter(|scaling| !scaling.values().is_empty());
         let parameters = file.section("rope_parameters")?;
@@ -194,8 +193,7 @@ impl RopeScaling {
     }
 
     /// Writes the keys of `config.json` in both spellings, for old and new readers. If `local` is given, `self` belongs to the layers that see the
-    /// whole
-    /// context, and `local` belongs to the layers with a window.
+    /// whole context, and `local` belongs to the layers with a window.
     pub fn write(&self, local: Option<&RopeScaling>, values: &mut Map<String, Value>) {
         let parameters = |rope: &RopeScaling| {
             let mut parameters = rope.kind.keys();

@@ -2,16 +2,13 @@
 //! device. The optimizer casts new weights, or they are cast after its update.
 //!
 //! Offloaded states and master weights are fetched in groups of 256 MiB. While one group is updated, the next group is fetched and the last two
-//! groups
-//! are written back. If ranks have slices with scales (`Scaled`), states are fetched twice per update, first for the amaxes: `Partition::update`
-//! finds
-//! the amaxes of all parameters, and computes their maximum over ranks, before it updates a parameter. If the norm of the gradients is not finite,
-//! nothing is written.
+//! groups are written back. If ranks have slices with scales (`Scaled`), states are fetched twice per update, first for the amaxes:
+//! `Partition::update` finds the amaxes of all parameters, and computes their maximum over ranks, before it updates a parameter. If the norm of the
+//! gradients is not finite, nothing is written.
 //!
 //! New weights are cast in one of three ways. AdamW casts them with the new scales in its own pass (`Optimizer::fuses_casts`). A weight that is
-//! scaled
-//! by its own amax is cast after this pass, by `Param::finish_update`. If an optimizer does not cast weights, `Param::quantize` casts them after
-//! the update.
+//! scaled by its own amax is cast after this pass, by `Param::finish_update`. If an optimizer does not cast weights, `Param::quantize` casts them
+//! after the update.
 
 use super::optimizer::{Optimizer, StateTensor, Updated, read_and_optimizer_tensors};
 use ottava_common::error::Result;
@@ -30,9 +27,8 @@ pub struct Prepared {
 }
 
 /// Returns the amaxes that [`update`] needs, or that [`directions`] needs if `prepared` has no directions. The amaxes (F32) cover the elements that
-/// this
-/// process updates, in the order of `params`; the first of `params` is parameter number `start` of the model. Returns `None` if no amax is needed.
-/// Changes nothing else.
+/// this process updates, in the order of `params`; the first of `params` is parameter number `start` of the model. Returns `None` if no amax is
+/// needed. Changes nothing else.
 ///
 /// With slices, the maximum over all slices of a parameter is the amax of the whole parameter. Offloaded tensors are fetched here, and
 /// again for the update.
@@ -273,8 +269,7 @@ struct Groups<'a, 'p> {
 
 impl<'a, 'p> Groups<'a, 'p> {
     /// The maximum number of bytes of a group, unless a single parameter has more. It is large enough to amortize the start of copies, and small
-    /// enough
-    /// for several groups on the device.
+    /// enough for several groups on the device.
     const BYTES: usize = 256 << 20;
     /// The number of groups that may be in write-back while another group is updated. Groups differ in size: with one, transfers would wait for large
     /// groups.

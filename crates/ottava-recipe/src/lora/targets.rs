@@ -152,8 +152,7 @@ impl Exceptions {
     }
 
     /// Returns a sentence if a pattern is invalid, or if a linear matches two patterns with different values. PEFT would take the first pattern of
-    /// the
-    /// file.
+    /// the file.
     pub(super) fn problem(&self, linears: &[&String]) -> Option<String> {
         let ranks = self.ranks.iter().map(|(text, rank)| (text.clone(), *rank as f64)).collect();
         for (key, patterns) in [("rank_pattern", &ranks), ("alpha_pattern", &self.alphas)] {

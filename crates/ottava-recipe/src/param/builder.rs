@@ -173,10 +173,8 @@ impl<'a> Builder<'a> {
     }
 
     /// Returns the parts of `tensor` that this rank holds if ranks divide each of the `parts` of its rows by `split`. A family may fuse several parts
-    /// in one
-    /// tensor, for example queries, keys and values. Returns one shard if nothing is divided or `parts` is empty. `replicas` holds, for each part,
-    /// how many
-    /// neighbouring ranks hold the same rows; a missing number means 1.
+    /// in one tensor, for example queries, keys and values. Returns one shard if nothing is divided or `parts` is empty. `replicas` holds, for each
+    /// part, how many neighbouring ranks hold the same rows; a missing number means 1.
     pub fn shards(
         &self,
         tensor: FolderTensor,

@@ -48,8 +48,8 @@ fn keys(window: Option<usize>, seq_len: usize) -> usize {
 
 impl Description {
     /// Returns the floating-point operations of forward and backward per token, for sequences of `seq_len`. Each weight of a product counts six
-    /// operations, or
-    /// four if it is frozen, since it has no gradient. Causal attention counts within its window. Recomputation and norms are not counted.
+    /// operations, or four if it is frozen, since it has no gradient. Causal attention counts within its window. Recomputation and norms are not
+    /// counted.
     pub fn flops_per_token(&self, seq_len: usize) -> f64 {
         let sites = self.linears.iter().map(|(site, _)| site).chain(&self.head);
         let products: usize = sites.map(|site| site.outputs * site.inputs * site.matrices()[1]).sum();
@@ -85,8 +85,7 @@ impl Description {
     }
 
     /// Returns the name of the linear that owns the input cast of the linear at `site`. If the block has `parallel` sublayers that read one norm,
-    /// this is
-    /// the linear of the first sublayer; otherwise it is the linear itself.
+    /// this is the linear of the first sublayer; otherwise it is the linear itself.
     pub fn input_owner<'a>(&'a self, site: &'a LinearSite, parallel: bool) -> &'a str {
         let reads_norm = site.parts.len() > 1;
         let first = self.linears.iter().map(|(first, _)| first).find(|first| first.block == site.block);

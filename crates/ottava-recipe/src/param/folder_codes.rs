@@ -16,8 +16,7 @@ pub enum FolderUse {
 }
 
 /// Returns the codes of the stacked `shards` from `source`, if the source has them with the scales of `cast`. If dgrad has the same codes, only the
-/// scales
-/// of its copy are added. Returns `None` if the source has no codes of the shards.
+/// scales of its copy are added. Returns `None` if the source has no codes of the shards.
 ///
 /// Errors if a scale is not finite.
 pub(super) fn read(

@@ -51,16 +51,13 @@ impl Identity {
     }
 
     /// Returns whether all ranks of the tensor axis have the same elements. Such parameters are norms, biases that are added to sums over ranks,
-    /// learned
-    /// positions, projections to latents, routers and undivided parameters of mixtures, and the halves of adapters that are not
-    /// divided.
+    /// learned positions, projections to latents, routers and undivided parameters of mixtures, and the halves of adapters that are not divided.
     pub fn is_whole(&self) -> bool {
         self.shards.iter().all(|shard| shard.split == Split::None)
     }
 
     /// Returns how many ranks of the tensor axis have the same key and value heads, or the same latents, while other ranks have other elements.
-    /// Returns 1 if
-    /// no other rank has the same elements.
+    /// Returns 1 if no other rank has the same elements.
     pub fn replicas(&self) -> usize {
         self.shards.iter().map(|shard| shard.replica.ranks).max().unwrap_or(1)
     }
@@ -76,8 +73,7 @@ impl Identity {
     }
 
     /// Returns the elements of the shards that `are_meant`, within the elements `slice` of the flat parameter. The ranges are relative to the start
-    /// of
-    /// `slice`, ascending and not adjacent.
+    /// of `slice`, ascending and not adjacent.
     pub fn elements_of(&self, slice: Range<usize>, are_meant: impl Fn(&Shard) -> bool) -> Vec<Range<usize>> {
         let (mut end, mut found) = (0, Vec::<Range<usize>>::new());
         for shard in &self.shards {

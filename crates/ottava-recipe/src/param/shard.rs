@@ -128,8 +128,7 @@ impl Shard {
     }
 
     /// Returns the shard of the indices `part` of the divided dimension, for a tensor whose parts are divided separately. `replicas` neighbouring
-    /// ranks hold
-    /// the same indices; it must divide the number of ranks. Returns `None` if `part` does not divide evenly.
+    /// ranks hold the same indices; it must divide the number of ranks. Returns `None` if `part` does not divide evenly.
     pub fn within(
         tensor: FolderTensor,
         part: Range<usize>,
@@ -194,8 +193,7 @@ impl Shard {
 }
 
 /// Elements of a tensor: a range in row-major order, of whole rows or of some columns. A tensor of more than two dimensions is treated as a matrix
-/// whose
-/// columns combine all dimensions after the first.
+/// whose columns combine all dimensions after the first.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Region {
     /// The range of elements, counted within `columns` only.

@@ -122,8 +122,7 @@ impl Weights {
     }
 
     /// Lets the next update write the weights that layers read to `place`, if they are computed from the master weights and not stored. Otherwise
-    /// returns
-    /// `place`.
+    /// returns `place`.
     pub fn write_value_to(&mut self, place: Tensor) -> Option<Tensor> {
         match (&self.master, &self.value) {
             (Some(Master::Full(_) | Master::Scaled(_)), None) => {

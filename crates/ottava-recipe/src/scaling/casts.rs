@@ -196,8 +196,7 @@ impl Casts<'_> {
     }
 
     /// Adds the choices of router number `router` to its sums, if this pass measures. I32 `counts` `[E]` are the choices by expert, and `rows` are
-    /// the rows of
-    /// this rank's experts.
+    /// the rows of this rank's experts.
     pub fn record_routes(&mut self, router: usize, routes: &Routes, counts: &Tensor, rows: &Groups) -> Result<()> {
         if self.mode.measures() { self.recorder.routers[router].add(routes, counts, rows) } else { Ok(()) }
     }

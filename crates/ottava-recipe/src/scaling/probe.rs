@@ -21,8 +21,7 @@ pub enum Quantity {
     /// A linear's `dW = dyᵀ · x`, compared like [`Quantity::Fprop`].
     Wgrad,
     /// `dy · y` of sampled tokens, for a linear's output `y` from codes, compared with `dy · y` for the output from the operands before the cast.
-    /// Half
-    /// the sum of the squared differences, per token, estimates how much the casts raise the loss ([`PrecisionComparison::loss_costs`]).
+    /// Half the sum of the squared differences, per token, estimates how much the casts raise the loss ([`PrecisionComparison::loss_costs`]).
     LossCost,
     /// The output of a block after forward in the recipe's precision, compared with forward in the compute type.
     Output,
@@ -163,10 +162,8 @@ const ROWS: usize = 256;
 const SAMPLED: usize = 128;
 
 /// Returns the distance between sampled rows, which are evenly spread over all `rows` from the first on. An error of a whole product is visible in
-/// each
-/// row, and with 4096 rows the product of the sampled rows takes 1/32 of the time. The distance is odd, so that sampled tokens have different
-/// positions
-/// if the length of sequences is a power of two.
+/// each row, and with 4096 rows the product of the sampled rows takes 1/32 of the time. The distance is odd, so that sampled tokens have different
+/// positions if the length of sequences is a power of two.
 pub fn sampling_step(rows: usize) -> usize {
     rows.div_ceil(SAMPLED) | 1
 }
@@ -190,8 +187,7 @@ pub struct Probe {
     /// Sampled rows of the operands that a block has cast, by the name of the cast.
     rows: HashMap<String, Tensor>,
     /// The outputs of sampled tokens, for linears whose backward has not run, by the name of the linear: from the codes of both operands, and from
-    /// the
-    /// operands before the cast.
+    /// the operands before the cast.
     outputs: HashMap<String, [Tensor; 2]>,
     /// The indices of the sampled rows, by the number of rows.
     samples: HashMap<usize, Tensor>,

@@ -95,8 +95,7 @@ impl RouterLoad {
     }
 
     /// Returns the change of the bias for the router's choice: `rate` for experts with fewer tokens than the mean, `-rate` for experts with more.
-    /// Wang et
-    /// al. 2024, arXiv:2408.15664, algorithm 1.
+    /// Wang et al. 2024, arXiv:2408.15664, algorithm 1.
     pub fn bias_change(&self, rate: f64) -> Vec<f64> {
         let (all, experts) = (self.counts.iter().sum::<i64>(), self.counts.len() as i64);
         self.counts.iter().map(|count| rate * (all - count * experts).signum() as f64).collect()

@@ -35,8 +35,7 @@ impl Slot {
 
 impl Slots {
     /// Adds a slot for the cast called `name`, whose amaxes are reduced over `amax_group`. `input` is the slot of the input cast of the same linear,
-    /// or
-    /// `None` if this is the input cast.
+    /// or `None` if this is the input cast.
     pub fn add(&mut self, name: String, cast: Cast, amax_group: AmaxGroup, input: Option<Slot>) -> Slot {
         let slot = Slot(self.casts.len());
         self.casts.push((name, cast));

@@ -51,8 +51,7 @@ impl ScalingState {
     }
 
     /// Replaces scales per tensor that come from the tensor's own amax by scales per row, so that no row depends on another row. Returns whether any
-    /// cast
-    /// had such a scale.
+    /// cast had such a scale.
     pub fn scale_rows(&mut self) -> bool {
         self.scales.scale_rows()
     }

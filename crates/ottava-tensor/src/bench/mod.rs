@@ -42,8 +42,7 @@ pub fn time<E: From<Error>>(
 }
 
 /// Returns the result of [`time`], with so many iterations that a round lasts about `milliseconds` on a GPU, because the clock of a GPU falls under
-/// load.
-/// On a CPU a round lasts a tenth of this time.
+/// load. On a CPU a round lasts a tenth of this time.
 pub fn time_for<E: From<Error>>(
     device: &Device,
     milliseconds: f64,

@@ -9,8 +9,7 @@ use std::fmt;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Reduce {
     /// The sum, for F64, F32, F16 and BF16. The values are added in rank order in F32 (F64 for F64) and rounded once. On GPUs, NCCL determines the
-    /// order
-    /// and may round partial sums. Sums over two ranks have the same bits as on the CPU.
+    /// order and may round partial sums. Sums over two ranks have the same bits as on the CPU.
     Sum,
     /// The largest value, or NaN if a value is NaN, for F64, F32, I64 and I32. On GPUs, floats must have no sign bit, like amaxes. They are
     /// compared as integers, which keeps NaN; NCCL's floating-point maximum would lose NaN.
@@ -116,8 +115,7 @@ impl Call {
     }
 
     /// Returns the name of the call, its number in its channel, and its group, for example "all_reduce `grad norm`, collective 17", or "send `x` to
-    /// rank 5,
-    /// message 2 of group `tensor` (ranks 4 to 7)".
+    /// rank 5, message 2 of group `tensor` (ranks 4 to 7)".
     pub fn numbered(&self, number: u64, group: &Members) -> String {
         let (peer, kind) = match self.op {
             Op::Send { to } => (format!(" to rank {to}"), "message"),

@@ -45,8 +45,7 @@ impl Group {
     }
 
     /// Sends slice `r` of `input` to rank `r`. Slice `s` of `output` becomes slice `r` of the `input` of rank `s`, where `r` is this rank. Input and
-    /// output have
-    /// `size · n` elements of the same type, which may be any type.
+    /// output have `size · n` elements of the same type, which may be any type.
     pub fn all_to_all(&self, name: &str, input: &Tensor, output: Tensor) -> Result<Pending> {
         let call = self.call(Op::AllToAll, name, input)?;
         self.check_output(&call, &output, input.len())?;

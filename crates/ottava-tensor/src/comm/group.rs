@@ -30,9 +30,8 @@ type Calls = Vec<(Channel, GpuCalls)>;
 /// job, and calls of other ranks that need it return an error.
 ///
 /// Tensors are on the CPU, or on the GPU of [`Group::with_gpu`]. In a group of one rank, they may be on any device. `name` names the tensor or unit
-/// in
-/// error messages and must be the same on all ranks. A call starts immediately. [`Pending::wait`](super::Pending::wait) waits for its end
-/// and returns the tensor that it wrote. Several calls may be in progress. Tensors that are written must have no other views.
+/// in error messages and must be the same on all ranks. A call starts immediately. [`Pending::wait`](super::Pending::wait) waits for its end and
+/// returns the tensor that it wrote. Several calls may be in progress. Tensors that are written must have no other views.
 ///
 /// Calls error with [`Error::Placement`] for tensors on another device, and with [`Error::Value`] for unsupported types and sizes, before
 /// anything is sent. Calls and `wait` error with [`Error::Ranks`] if the job has failed.
@@ -174,16 +173,14 @@ impl Group {
     }
 
     /// Starts a thread that handles faults until [`Group::finish`], or until this rank leaves its job. After a fault the thread calls `notify` with
-    /// the error.
-    /// If the main thread has not left the job two seconds later, because it waits for a GPU or computes for long, the thread prints the fault
-    /// to standard error and ends the process with `exit_code`. Use it for ranks that are processes.
+    /// the error. If the main thread has not left the job two seconds later, because it waits for a GPU or computes for long, the thread prints the
+    /// fault to standard error and ends the process with `exit_code`. Use it for ranks that are processes.
     pub fn watch(&self, exit_code: u8, notify: impl Fn(Error) + Send + 'static) -> Result<()> {
         self.endpoint.watch(exit_code, notify)
     }
 
     /// Waits until all ranks have called this function. Afterwards ranks may leave the job in any order, and a fault no longer ends this process.
-    /// Call
-    /// it on the group of all ranks, after the last call in any group.
+    /// Call it on the group of all ranks, after the last call in any group.
     pub fn finish(&self) -> Result<()> {
         self.barrier("the end")?;
         self.endpoint.disarm();

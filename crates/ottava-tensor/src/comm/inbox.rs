@@ -25,8 +25,7 @@ impl<'a> Inbox<'a> {
     }
 
     /// Sends `part` to rank `to`, and receives the part of rank `from`. `name` is as in [`Group::exchange`]. Each rank must send to and receive from
-    /// each other
-    /// rank once.
+    /// each other rank once.
     pub fn exchange(&mut self, name: &str, to: usize, part: &Tensor, from: usize) -> Result<()> {
         let rank = self.group.rank();
         let place = self.places.get_mut(number(from, rank)).and_then(Option::take);

@@ -25,8 +25,7 @@ impl Members {
     }
 
     /// Returns the groups of a split in which member `i` gives colour and key `places[i]`. There is one group per colour, ordered by key and then by
-    /// rank in
-    /// this group.
+    /// rank in this group.
     pub fn divide(&self, places: &[(usize, usize)]) -> Vec<Vec<usize>> {
         let mut sorted: Vec<_> = places.iter().copied().zip(self.ranks.iter().copied()).collect();
         sorted.sort_by_key(|&(place, _)| place);

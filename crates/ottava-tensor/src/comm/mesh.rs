@@ -244,8 +244,7 @@ impl Mesh {
     }
 
     /// Returns the index of this rank's group among `groups`, which `colour` identifies: one of the groups `made` so far, or a new group. Returns
-    /// `None` for
-    /// groups of one rank.
+    /// `None` for groups of one rank.
     fn split(
         &mut self,
         made: &mut Vec<Vec<Vec<usize>>>,

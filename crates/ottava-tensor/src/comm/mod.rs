@@ -21,17 +21,13 @@
 //!
 //! CPU calls of a job go to the `Hub` (`hub.rs`), which compares and combines them. GPU calls bypass the hub, because the hub is built for tests,
 //! launch and control rather than speed: they go to NCCL (`nccl.rs`) or, on one host, to peer copies (`symmetric.rs`). A group from a split creates
-//! its
-//! NCCL communicator in its first call with GPU tensors, with a separate unique id, because `ncclCommSplit` needs all ranks of the parent. All
+//! its NCCL communicator in its first call with GPU tensors, with a separate unique id, because `ncclCommSplit` needs all ranks of the parent. All
 //! communicators of a rank share one stream, so their calls start in the order in which the host makes them. Only messages of a pipeline have
-//! separate
-//! streams (`Group::on_channel`).
+//! separate streams (`Group::on_channel`).
 //!
 //! To add a collective, add its kind `Op` with its checks in `call.rs`, its method in `collectives.rs`, its arithmetic in `combine.rs`, its counter
-//! in
-//! `traffic.rs`, and its GPU call in `nccl.rs`. If it needs another function of NCCL, add the function in `cuda/nccl.rs`. `tests.rs` and
-//! `nccl/tests.rs`
-//! compare the collective with plain loops.
+//! in `traffic.rs`, and its GPU call in `nccl.rs`. If it needs another function of NCCL, add the function in `cuda/nccl.rs`. `tests.rs` and
+//! `nccl/tests.rs` compare the collective with plain loops.
 //!
 //! To add a backend for CPU tensors, add a `Link` in a file of this folder. For GPU tensors, add a library next to `cuda/nccl.rs`, and change
 //! `gpu.rs`.

@@ -4,11 +4,9 @@
 //! multiprocessors from GEMMs: 24 of the 132 of an H200 for tensor parallelism.
 //!
 //! A GPU can write to memory of another process only if it has opened this memory by CUDA IPC. So `Group::symmetric` allocates receive buffers from a
-//! heap
-//! (`cuda/symmetric.rs`) whose blocks are opened once and stay open. Ranks allocate and free in the same order, so their block numbers agree. The
-//! flag "ready to be written" contains the block number. If block numbers differ, ranks wait until `collective_timeout` ends the job, and overwrite
-//! no
-//! memory.
+//! heap (`cuda/symmetric.rs`) whose blocks are opened once and stay open. Ranks allocate and free in the same order, so their block numbers agree.
+//! The flag "ready to be written" contains the block number. If block numbers differ, ranks wait until `collective_timeout` ends the job, and
+//! overwrite no memory.
 //!
 //! Flags are words in device memory that streams write and wait for (`cuStreamWriteValue32`, `cuStreamWaitValue32`). CUDA graphs capture these calls.
 //! NCCL's own copy-engine collectives (zero-CTA) are not used: in NCCL 2.28, eager and captured calls share flags and cannot be mixed.
@@ -37,12 +35,10 @@ const SUMMED: [DType; 3] = [DType::F32, DType::BF16, DType::F16];
 
 impl Group {
     /// Creates an uninitialised tensor to which the GPUs of all ranks of the group may copy. All ranks call it with the same sizes, in the same
-    /// order, and
-    /// drop the tensors in the same order.
+    /// order, and drop the tensors in the same order.
     ///
     /// If the ranks are processes of one machine whose GPUs reach each other's memory, the GPUs' copy engines execute a gather or all-to-all into
-    /// such a
-    /// tensor, which takes no multiprocessors. Otherwise the tensor is like any other tensor. The memory of dropped tensors is kept for later
+    /// such a tensor, which takes no multiprocessors. Otherwise the tensor is like any other tensor. The memory of dropped tensors is kept for later
     /// tensors.
     pub fn symmetric(&self, device: &Device, shape: &[usize], dtype: DType) -> Result<Tensor> {
         let bytes = shape.iter().product::<usize>() * dtype.size();
@@ -120,8 +116,7 @@ impl Group {
     }
 
     /// Starts a checked call by copies between GPUs. Returns `None` if copies are not possible: the call must gather or exchange slices in symmetric
-    /// memory,
-    /// or sum slices that are not too large. In a dry run, it only allocates memory.
+    /// memory, or sum slices that are not too large. In a dry run, it only allocates memory.
     pub(super) fn start_by_copies(
         &self,
         call: &Call,

@@ -71,11 +71,10 @@ macro_rules! traffic {
         /// What one rank sends in all its groups, by kind of call.
         ///
         /// Bytes are counted as a bandwidth-optimal collective of `W` ranks sends them, on every backend. A ring or a direct exchange sends (W - 1) /
-        /// W
-        /// of the buffer in [`all_gather`](super::Group::all_gather), [`reduce_scatter`](super::Group::reduce_scatter) and
+        /// W of the buffer in [`all_gather`](super::Group::all_gather), [`reduce_scatter`](super::Group::reduce_scatter) and
         /// [`all_to_all`](super::Group::all_to_all), and twice this in [`all_reduce`](super::Group::all_reduce). In a
-        /// [`broadcast`](super::Group::broadcast) all ranks but one send the buffer once, on average (W - 1) / W of it per rank. Each call is
-        /// rounded down to whole bytes. A [message](super::Group::send) is counted for its sender. Barriers, agreements and splits are not counted.
+        /// [`broadcast`](super::Group::broadcast) all ranks but one send the buffer once, on average (W - 1) / W of it per rank. Each call is rounded
+        /// down to whole bytes. A [message](super::Group::send) is counted for its sender. Barriers, agreements and splits are not counted.
         #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
         pub struct Traffic {
             $($(#[$doc])* pub $field: Sent,)*

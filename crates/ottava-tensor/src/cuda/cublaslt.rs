@@ -4,9 +4,8 @@
 //! becomes its first operand and `a` its second.
 //!
 //! Algorithms are timed once per shape and types. They are timed under load, because the power limit determines which algorithm is fastest in
-//! training.
-//! Choices are cached by GPU and library version, and choices for known models are in `measured/`. Algorithms with clusters of more than four blocks
-//! are left out (`with_small_cluster` in `plan.rs`), because their kernels fail while two processes share a GPU.
+//! training. Choices are cached by GPU and library version, and choices for known models are in `measured/`. Algorithms with clusters of more than
+//! four blocks are left out (`with_small_cluster` in `plan.rs`), because their kernels fail while two processes share a GPU.
 
 mod choices;
 mod library;
@@ -33,15 +32,13 @@ const FINALISTS: usize = 6;
 /// The number of times that each finalist is timed under load.
 const ROUNDS: usize = 2;
 /// The milliseconds of load before the first round. After this time, the power limit determines the clock. The first timing of all proposals counts
-/// as
-/// load. Because loading kernels interrupts it, at least `SETTLE` milliseconds of uninterrupted load follow.
+/// as load. Because loading kernels interrupts it, at least `SETTLE` milliseconds of uninterrupted load follow.
 const WARM_UP: f32 = 80.0;
 const SETTLE: f32 = 20.0;
 /// The milliseconds of each timing under load.
 const TURN: f32 = 12.0;
 /// The factor by which a finalist may be slower than the fastest finalist after a round. A slower finalist is not timed again: it could win only if
-/// two
-/// timings of one algorithm under load differed by more than 10 %.
+/// two timings of one algorithm under load differed by more than 10 %.
 const HOPELESS: f32 = 1.1;
 /// The duration in milliseconds below which products do not load the chip. They are timed with a fixed number of runs.
 const SMALL: f32 = 0.05;
@@ -144,8 +141,7 @@ impl Gemms {
         }
         let proposals = plan.proposals(&self.library, spec, alignment)?;
         // Timing must not accumulate into `out`. The driver provides scratch memory, which is freed after timing. If the driver has too little
-        // memory, the first
-        // proposal is used: timing never makes a run fail.
+        // memory, the first proposal is used: timing never makes a run fail.
         let in_place = spec.accumulate && pointers.addend == pointers.out;
         let bytes = spec.m * spec.ldc * spec.out.size();
         let scratch = in_place.then(|| Scratch::take(&self.library.context, bytes)).transpose()?;

@@ -20,8 +20,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 /// The device pointers of at most `documents` documents. `lengths` has their lengths in I32. The other pointers have the offsets of the documents as
-/// I64
-/// `[documents + 1]`: in fused rows, in rows of the output, and in rows with one value per head.
+/// I64 `[documents + 1]`: in fused rows, in rows of the output, and in rows with one value per head.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct DocumentPointers {
     pub(crate) lengths: u64,

@@ -149,8 +149,7 @@ impl CudaDevice {
     }
 
     /// Compiles the kernels of `workload` and plans its attention passes in background threads on all cores, and returns at once. A launch waits for
-    /// a
-    /// compilation in progress. If a compilation failed, the launch repeats it and returns the error. `prepare` does nothing in a dry run.
+    /// a compilation in progress. If a compilation failed, the launch repeats it and returns the error. `prepare` does nothing in a dry run.
     pub fn prepare(&self, workload: Workload) {
         let Some(gpu) = self.gpu() else { return };
         let (attention, context) = (gpu.attention.clone(), gpu.context.clone());
@@ -173,8 +172,7 @@ impl CudaDevice {
     }
 
     /// Makes matrix products use the library's first working proposal instead of timing the proposals. Tests call it, so that each run chooses the
-    /// same
-    /// algorithms. It does nothing in a dry run.
+    /// same algorithms. It does nothing in a dry run.
     pub fn skip_gemm_timing(&self) {
         if let Some(gpu) = self.gpu() {
             lock(&gpu.gemms).skip_timing();
@@ -182,8 +180,7 @@ impl CudaDevice {
     }
 
     /// Runs `work` while collectives or messages of a communicator are in progress. The matrix products of `work` leave multiprocessors to these
-    /// calls, which
-    /// could not start while kernels fill all multiprocessors.
+    /// calls, which could not start while kernels fill all multiprocessors.
     pub fn beside_collectives<R>(&self, work: impl FnOnce() -> R) -> R {
         let Some(gpu) = self.gpu() else { return work() };
         let before = lock(&gpu.gemms).spare(Beside::SPARED);
@@ -193,17 +190,14 @@ impl CudaDevice {
     }
 
     /// Runs `work`, one pass of inference. In `work`, the weights, the indices of the batch, and the keys and values of earlier passes are constants.
-    /// Kernels may
-    /// read these constants while the previous kernel still runs (`launch_early`). The first kernel of `work` must not start early, because the
-    /// kernels
-    /// that wrote the constants must have ended.
+    /// Kernels may read these constants while the previous kernel still runs (`launch_early`). The first kernel of `work` must not start early,
+    /// because the kernels that wrote the constants must have ended.
     pub fn with_constant_weights<R>(&self, work: impl FnOnce() -> R) -> R {
         with_set(&self.has_constant_weights, work)
     }
 
     /// Runs `work`, in which the result of a row of a product, or of a token of paged attention, does not depend on other rows. Products with the
-    /// same shape of
-    /// a row have the same kernel, and paged attention divides the keys into parts of one length.
+    /// same shape of a row have the same kernel, and paged attention divides the keys into parts of one length.
     pub fn with_batch_invariance<R>(&self, work: impl FnOnce() -> R) -> R {
         with_set(&self.is_batch_invariant, work)
     }
@@ -245,8 +239,7 @@ impl CudaDevice {
     }
 
     /// Returns unused memory of the pool to the driver, then runs `work`, in which a library allocates device memory. Subtracts the allocated memory
-    /// from
-    /// [`CudaDevice::usable_memory`].
+    /// from [`CudaDevice::usable_memory`].
     pub(crate) fn count_library_memory<R>(&self, work: impl FnOnce() -> Result<R>) -> Result<R> {
         self.release_memory()?;
         let before = self.memory_info()?.0;
@@ -338,8 +331,7 @@ impl CudaDevice {
     }
 
     /// Returns the joules that the GPU has used since its driver was loaded. The counter changes every 20 to 100 ms. Returns `None` without NVML, for
-    /// a GPU
-    /// without this counter, and in a dry run.
+    /// a GPU without this counter, and in a dry run.
     pub fn energy(&self) -> Option<f64> {
         self.context().and_then(|context| nvml::energy(context.uuid))
     }

@@ -124,8 +124,7 @@ pub(super) fn cuda_version() -> Option<(i32, i32)> {
 }
 
 /// Returns `library` without the versions that need a newer driver. Names are in the order newest first and end in the CUDA version. Without a
-/// driver,
-/// each version is kept, because compiling needs no driver.
+/// driver, each version is kept, because compiling needs no driver.
 pub(super) fn supported(library: &Wanted) -> Wanted {
     let too_new = |name: &&&str| {
         let needs = name.rsplit('.').next().and_then(|version| version.parse::<i32>().ok());
@@ -186,8 +185,7 @@ pub(super) enum Stream {
     /// The stream for copies from device to host memory that overlap with compute.
     ToHost,
     /// The stream for collectives between GPUs, which overlap with compute. It has the highest priority, so that a collective does not wait for the
-    /// end
-    /// of a product.
+    /// end of a product.
     Communication,
     /// A stream for messages in one direction between this rank and another rank. These messages must not wait for other communication. The number is
     /// below [`CHANNELS`], and the priority is the highest.
@@ -359,8 +357,7 @@ impl Context {
     }
 
     /// Excludes planning in other threads while products are timed. Planning loads kernels, and loading may synchronise the context (CUDA C++
-    /// Programming
-    /// Guide, "Lazy Loading"), which would distort the times.
+    /// Programming Guide, "Lazy Loading"), which would distort the times.
     pub(super) fn lock_timing(&self) -> MutexGuard<'_, ()> {
         lock(&self.timing)
     }

@@ -1,11 +1,9 @@
 //! A GPU in a dry run. It has the memory pool of a real GPU, with addresses without memory.
 //!
 //! A dry run is a `CudaDevice` without a context. It checks calls, enqueues nothing, and reads return zeros. Its memory comes from the same pool,
-//! with
-//! unmapped addresses. Because of this, CUDA code up to the launch runs on a machine without a GPU, and the memory of a plan is the memory of the
-//! run. A dry run of the CPU is `Device::DryCpu`, an arm of `dispatch!` in `ops/dispatch.rs`. `tracker.rs` accounts for memory by scope, and the plan
-//! of
-//! `ottava-train` reads these accounts.
+//! with unmapped addresses. Because of this, CUDA code up to the launch runs on a machine without a GPU, and the memory of a plan is the memory of
+//! the run. A dry run of the CPU is `Device::DryCpu`, an arm of `dispatch!` in `ops/dispatch.rs`. `tracker.rs` accounts for memory by scope, and the
+//! plan of `ottava-train` reads these accounts.
 
 use super::ahead::Workload;
 use super::cudnn::{AttentionPass, AttentionShape};
@@ -190,10 +188,9 @@ pub(super) struct DryGpu {
 
 impl DryGpu {
     /// Returns the workspace of cuDNN 9.14 and 9.19 on an H200. The test `graphs_are_planned_for_hopper_from_a_description` compares it with cuDNN.
-    /// With grouped-query attention, it
-    /// holds the gradients of keys and values per query head. In deterministic mode, it holds the gradients of the scores. With documents, it holds
-    /// descriptors
-    /// of the tensors of each document. cuDNN 9.19 has room for at least 33 pairs of documents in the forward pass.
+    /// With grouped-query attention, it holds the gradients of keys and values per query head. In deterministic mode, it holds the gradients of the
+    /// scores. With documents, it holds descriptors of the tensors of each document. cuDNN 9.19 has room for at least 33 pairs of documents in the
+    /// forward pass.
     pub(super) fn attention_workspace(shape: &AttentionShape, pass: AttentionPass) -> usize {
         let per_head = (shape.lse_len() * shape.head_dim * 2).next_multiple_of(256);
         let tiles = shape.seq.next_multiple_of(64) * shape.seq.next_multiple_of(128);

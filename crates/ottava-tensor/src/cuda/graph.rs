@@ -24,8 +24,7 @@ unsafe impl Send for Graph {}
 
 impl Graph {
     /// Captures the work that `work` enqueues instead of running it. The kernels and products of `work` must have run before, because compiling and
-    /// timing
-    /// cannot be captured. `work` must not synchronise. If `work` fails, nothing runs and `capture` returns the error.
+    /// timing cannot be captured. `work` must not synchronise. If `work` fails, nothing runs and `capture` returns the error.
     pub fn capture<E: From<Error>>(device: &Arc<CudaDevice>, work: impl FnOnce() -> Result<(), E>) -> Result<Graph, E> {
         device.context().map_or(Ok(()), |context| context.begin_capture())?;
         lock(device.pool()).begin_capture();
@@ -38,8 +37,7 @@ impl Graph {
     }
 
     /// Returns whether the buffers that were live at the end of the capture are still live, and memory that was freed during the capture is still
-    /// free. If not,
-    /// the work must be captured again.
+    /// free. If not, the work must be captured again.
     pub fn is_valid(&mut self) -> bool {
         lock(self.device.pool()).is_intact(&mut self.footprint)
     }
@@ -51,8 +49,7 @@ impl Graph {
         }
         let (Some(context), Some(graph)) = (self.device.context(), self.graph) else { return Ok(()) };
         // SAFETY: the graph is valid. Buffers that outlived the capture are live with the same owners, and the other memory of the graph is free. The
-        // work of the
-        // next owner of free memory is enqueued after this launch.
+        // work of the next owner of free memory is enqueued after this launch.
         unsafe { context.launch_graph(graph) }
     }
 }

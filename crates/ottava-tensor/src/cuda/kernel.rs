@@ -226,8 +226,7 @@ pub enum Arg {
 }
 
 /// A matrix that the copy engine of a multiprocessor reads. The engine reads boxes of some rows with [`TensorMap::BOX_BYTES`] bytes each, and
-/// swizzles their
-/// 16-byte pieces within groups of eight rows. The part of a box outside the matrix is zero.
+/// swizzles their 16-byte pieces within groups of eight rows. The part of a box outside the matrix is zero.
 #[derive(Clone, Copy, Debug)]
 pub struct TensorMap {
     /// The address of the matrix, a multiple of 16.

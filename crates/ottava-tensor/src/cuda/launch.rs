@@ -34,8 +34,7 @@ impl CudaDevice {
     ///
     /// # Safety
     /// With its arguments and on this grid, the kernel accesses only memory of live buffers of this device. The types and the order of the arguments
-    /// are
-    /// checked elsewhere. `kernels!` declares them, a test compares the declarations with the kernel files, and a dry run compares launches with
+    /// are checked elsewhere. `kernels!` declares them, a test compares the declarations with the kernel files, and a dry run compares launches with
     /// the declarations.
     pub(crate) unsafe fn launch(&self, kernel: &Kernel, grid: [u32; 3], block: u32, shared_bytes: u32) -> Result<()> {
         // SAFETY: the caller's promise.
@@ -43,13 +42,11 @@ impl CudaDevice {
     }
 
     /// Enqueues a kernel like [`CudaDevice::launch`]. Within [`CudaDevice::with_constant_weights`], the kernel may start before the previously
-    /// enqueued
-    /// work has ended.
+    /// enqueued work has ended.
     ///
     /// # Safety
     /// The conditions of [`CudaDevice::launch`] must hold. The kernel waits (`wait_for_predecessors`) before it writes, and before it reads memory
-    /// other than the
-    /// constants of the pass.
+    /// other than the constants of the pass.
     pub(crate) unsafe fn launch_early(
         &self,
         kernel: &Kernel,

@@ -2,8 +2,7 @@
 //!
 //! Only versioned names are tried, so that unversioned development links cannot mix versions. The search order is: the folders of
 //! `OTTAVA_LIBRARY_PATH`, the search of the dynamic linker, the `nvidia/*/lib` folders of Python environments (first the environment of this
-//! program),
-//! and the folders of CUDA toolkits. A library is opened once and stays open until the process ends.
+//! program), and the folders of CUDA toolkits. A library is opened once and stays open until the process ends.
 
 use crate::error::{Error, Result};
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
@@ -242,8 +241,7 @@ fn known_folders() -> Vec<PathBuf> {
 }
 
 /// Returns the `site-packages` folders of four kinds of environments: the environment of this program (installed by `uv tool` or `pipx`, which add a
-/// link
-/// to `PATH`), the active environment, the environment of each `python3` on `PATH`, and the system.
+/// link to `PATH`), the active environment, the environment of each `python3` on `PATH`, and the system.
 fn python_sites() -> Vec<PathBuf> {
     // The program is `PREFIX/bin/ottava` after links are resolved.
     let own = std::env::current_exe().and_then(|program| program.canonicalize()).ok();

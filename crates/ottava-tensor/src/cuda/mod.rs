@@ -1,8 +1,7 @@
 //! CUDA: one device with its context, stream, memory pool, kernels and libraries, which are found at run time.
 //!
 //! This crate links to no CUDA library. Each library is opened when it is first needed. If a library is missing, the [`Error`](crate::Error) names
-//! it.
-//! The work of a device goes through one stream in the order of the calls, except copies between host and device memory (`transfer.rs`) and
+//! it. The work of a device goes through one stream in the order of the calls, except copies between host and device memory (`transfer.rs`) and
 //! collectives (`nccl.rs`, `peers.rs`).
 //!
 //! Kernels and products have one compute stream and run in the order of their calls. Freed memory can thus be reused at once. Copies between host and
@@ -23,8 +22,7 @@
 //! Kernels are CUDA C++ next to the Rust code. NVRTC compiles them for the GPU in use, without contraction of multiply and add. Cubins are cached
 //! on disk by the hash of source, options and compiler version. A program built with `OTTAVA_KERNELS` contains cubins. Constants that a
 //! kernel shares with Rust are defined in Rust and passed to NVRTC as macros (`Source::constants`). Cache files are replaced by rename, so that
-//! several
-//! processes may write them at once.
+//! several processes may write them at once.
 
 mod ahead;
 mod beside;

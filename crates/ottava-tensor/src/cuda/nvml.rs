@@ -60,8 +60,7 @@ pub(super) fn report() -> LibraryReport {
 }
 
 /// Returns the joules that the GPU with this UUID has used since its driver was loaded. The counter changes every 20 to 100 ms. Returns `None`
-/// without
-/// NVML and for a GPU without this counter.
+/// without NVML and for a GPU without this counter.
 pub(super) fn energy(uuid: [u8; 16]) -> Option<f64> {
     let (api, device) = find(uuid)?;
     let mut millijoules = 0;

@@ -70,8 +70,7 @@ pub fn arch_of(capability: (i32, i32)) -> String {
 const LARGEST: [(&str, DType); 3] = [("MAX_F16", DType::F16), ("MAX_E4M3", DType::E4M3), ("MAX_E5M2", DType::E5M2)];
 
 /// Returns the cubin of `module` for `arch` (such as `sm_90a`). It is read from the pack of kernels in this program or from the disk cache. Otherwise
-/// it is
-/// compiled. Multiplication and addition are not contracted to FMA, so that kernels match the CPU bit for bit.
+/// it is compiled. Multiplication and addition are not contracted to FMA, so that kernels match the CPU bit for bit.
 ///
 /// Errors: [`Error::Library`] without NVRTC, [`Error::Compile`] with the compiler's log. A cache that cannot be read or written is not an error.
 pub fn compile(module: &KernelModule, arch: &str) -> Result<Vec<u8>> {

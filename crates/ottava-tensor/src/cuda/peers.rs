@@ -1,12 +1,9 @@
 //! Copies to the GPUs of other processes of a machine. Copy engines make these copies and need no multiprocessors.
 //!
 //! A copy to a peer begins when the peer's memory may be written. A rank reads its memory when the copies to it are complete. Streams signal these
-//! states
-//! with words in device memory, which they write and wait for. Each pair of ranks has two words for each direction. Only one stream waits for a word,
-//! and
-//! then clears it. Because of the order of the calls, the next write of a word follows its clearing. A call can be captured in a graph, because its
-//! words
-//! have the same values in each replay.
+//! states with words in device memory, which they write and wait for. Each pair of ranks has two words for each direction. Only one stream waits for
+//! a word, and then clears it. Because of the order of the calls, the next write of a word follows its clearing. A call can be captured in a graph,
+//! because its words have the same values in each replay.
 //!
 //! A rank that is lost never writes its words. Streams of other ranks then wait forever, as kernels of NCCL do.
 

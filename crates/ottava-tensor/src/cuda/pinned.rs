@@ -123,8 +123,7 @@ impl PinnedBuffer {
     }
 
     /// Enqueues a copy of the first `bytes` bytes to byte `offset` of `to` in the compute stream. Returns an event at the end of the copy, and `None`
-    /// in a dry
-    /// run or for no bytes. The copied bytes must not be written before this event.
+    /// in a dry run or for no bytes. The copied bytes must not be written before this event.
     pub(crate) fn copy_to(&self, bytes: usize, to: &mut DeviceBuffer, offset: usize) -> Result<Option<Event>> {
         let (from, to) = (self.range(0, bytes)?.start, to.address(offset, bytes)?);
         let Some(context) = self.device.context().filter(|_| bytes > 0) else {

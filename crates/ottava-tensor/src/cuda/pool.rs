@@ -7,8 +7,7 @@
 //!
 //! Requests up to 1 MiB share segments of 4 MiB. Larger requests share segments of at least 64 MiB. `MemoryStats::driver_allocations` counts
 //! requests to the driver. When memory runs out, idle segments are first returned to the driver. If memory is still short, `Error::OutOfMemory`
-//! reports the
-//! requested and the free bytes.
+//! reports the requested and the free bytes.
 //!
 //! A pool needs no plan, as an arena would, and after the first step it behaves like an arena. A dry run predicts its size.
 
@@ -87,8 +86,7 @@ pub(super) struct Pool<B: Backing> {
 
 impl<B: Backing> Pool<B> {
     /// Creates a pool with the `capacity` of a plan. A run returns idle segments when its dry run did, even if the driver has more memory. Its blocks
-    /// thus
-    /// have the same gaps.
+    /// thus have the same gaps.
     pub(super) fn new(backing: B, capacity: usize) -> Pool<B> {
         let (small, large) = (Heap::new(SMALL), Heap::new(LARGE));
         Pool { backing, capacity, small, large, stats: MemoryStats::default(), changes: 0, recording: None }
@@ -217,8 +215,7 @@ impl<B: Backing> Pool<B> {
     }
 
     /// Returns a segment of the larger of `needed` and `usual` bytes, or of `needed` bytes if memory is short. It exceeds the capacity only if
-    /// `needed`
-    /// bytes do not fit after the idle segments are released.
+    /// `needed` bytes do not fit after the idle segments are released.
     fn new_segment(&mut self, needed: usize, usual: usize) -> Result<(u64, usize)> {
         let (wanted, unlimited) = (needed.max(usual), usize::MAX);
         let attempts = [(wanted, self.capacity), (wanted, self.capacity), (needed, self.capacity), (needed, unlimited)];

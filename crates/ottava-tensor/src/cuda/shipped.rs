@@ -1,8 +1,7 @@
 //! Kernels that were compiled when the program was built. The first step does not wait for NVRTC to compile them.
 //!
 //! A pack consists of the length of its index (U64, little endian), the index as JSON, and the deflated cubins. The key of a cubin is a digest of its
-//! text and
-//! its compiler options. If the source of a kernel has changed, its key is not found, and NVRTC compiles it.
+//! text and its compiler options. If the source of a kernel has changed, its key is not found, and NVRTC compiles it.
 
 use flate2::Compression;
 use flate2::read::{DeflateDecoder, DeflateEncoder};

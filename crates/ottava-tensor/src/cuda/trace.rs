@@ -1,8 +1,7 @@
 //! The trace of a dry run. It has one line per call, and tests compare it with a recorded trace.
 //!
 //! A line has the kernel, its defines, its grid and its arguments, with addresses as offsets. `tests/promises/precision/golden_settings.rs` of
-//! `ottava-train`
-//! compares the trace of a step in each setting with `tests/data/launches.txt.gz`. A changed launch is noticed without a GPU.
+//! `ottava-train` compares the trace of a step in each setting with `tests/data/launches.txt.gz`. A changed launch is noticed without a GPU.
 //!
 //! `golden_settings.json` has a digest of the results of the same settings on the CPU.
 

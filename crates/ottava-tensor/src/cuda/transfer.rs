@@ -1,9 +1,8 @@
 //! Copies between pinned host memory and device memory, and collectives, that overlap with compute.
 //!
 //! Each direction has its own stream, and collectives have another stream. A transfer waits for the earlier work of the compute stream, which may
-//! still
-//! use its memory. Compute waits for the transfer, at the latest when the [`Transfer`] is dropped. Events order the streams, so that callers see
-//! one stream.
+//! still use its memory. Compute waits for the transfer, at the latest when the [`Transfer`] is dropped. Events order the streams, so that callers
+//! see one stream.
 
 use super::buffer::DeviceBuffer;
 use super::device::CudaDevice;

@@ -29,8 +29,7 @@ impl LatentSizes {
 
 /// Converts heads between the layout of projections and `[q | k | v]` `[T, 3·H·D]`. In `[q | k | v]`, the rotated part of a head precedes the plain
 /// part, which does not change the products of queries and keys. Values are padded with zeros to the size of keys, since the fast kernels take heads
-/// of
-/// one size.
+/// of one size.
 #[derive(Clone, Copy)]
 pub(super) struct Heads {
     pub heads: usize,
@@ -60,8 +59,7 @@ impl Heads {
     }
 
     /// Calls `move_part` for each part of `[q | k | v]` that is not shared among heads. The arguments are the source (0: queries, 1: keys and
-    /// values), the
-    /// runs in the source, the runs in `[q | k | v]`, and the width.
+    /// values), the runs in the source, the runs in `[q | k | v]`, and the width.
     fn each_part(self, mut move_part: impl FnMut(usize, ColumnRuns, ColumnRuns, usize) -> Result<()>) -> Result<()> {
         let LatentSizes { plain, rotated, value, .. } = self.sizes;
         let (heads, dim, of_kv) = (self.heads, self.sizes.head_dim(), plain + value);

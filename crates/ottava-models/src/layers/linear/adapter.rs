@@ -111,8 +111,7 @@ impl Adapter {
     }
 
     /// Returns the factor `m / ‖W + s · B · A‖` of each output, `[N]` in the type of sums, for the `weight` `[N, K]`. Parts without an adapter have
-    /// the
-    /// factor 1. `sum` adds the squares of the columns of other ranks.
+    /// the factor 1. `sum` adds the squares of the columns of other ranks.
     ///
     /// Panics without magnitudes.
     pub fn factors(&self, weight: &Tensor, loan: &Loan, sum: impl FnOnce(Tensor) -> Result<Tensor>) -> Result<Tensor> {

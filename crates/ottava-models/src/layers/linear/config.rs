@@ -13,8 +13,7 @@ pub struct LinearConfig<'a> {
     /// The row counts of the parts of a single fused tensor, which ranks divide part by part. Empty if no tensor is fused.
     pub fused: &'a [usize],
     /// The number of neighbouring ranks that hold the same rows if ranks divide outputs, for each of `parts`. For a single fused tensor, the number
-    /// is given
-    /// for each of `fused`. A missing number means 1.
+    /// is given for each of `fused`. A missing number means 1.
     pub replicas: &'a [usize],
     /// The number of columns of the weight.
     pub inputs: usize,

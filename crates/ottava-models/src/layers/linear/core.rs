@@ -122,8 +122,7 @@ impl Core {
     }
 
     /// Computes [`Core::multiply`] on rows that are still being gathered. This rank's rows are multiplied while the rows of other ranks arrive.
-    /// Panics
-    /// if all rows have arrived.
+    /// Panics if all rows have arrived.
     pub fn multiply_arriving(&self, product: WeightProduct, x: &Gathering, weight: &ReadWeight) -> Result<Tensor> {
         let (own, range) = x.own().expect("rows of other ranks are on their way");
         let (b, how) = (weight.operand(product)?, weight.how);

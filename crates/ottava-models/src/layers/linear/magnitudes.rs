@@ -17,8 +17,7 @@ impl Linear {
     }
 
     /// Returns the factors of the outputs, `[N]`, or `None` without magnitudes. If products read codes, the norms are taken of the dequantized
-    /// weight. If
-    /// ranks divide the inputs, the norms include the columns of all ranks.
+    /// weight. If ranks divide the inputs, the norms include the columns of all ranks.
     pub(super) fn factors(&self, context: &mut Context) -> Result<Option<Tensor>> {
         let Some(adapter) = self.adapter.as_ref().filter(|adapter| adapter.has_magnitudes()) else { return Ok(None) };
         let (ranks, sums) = (context.ranks, self.sums(WeightProduct::Fprop));

@@ -39,8 +39,7 @@ impl Linear {
     }
 
     /// Returns the product of `x` and the weight, with adapter and bias, plus `addend` `[T, N]` or `[T, K]` if given. If ranks add partial sums and
-    /// divide
-    /// tokens, the result has this rank's rows; otherwise it has all rows.
+    /// divide tokens, the result has this rank's rows; otherwise it has all rows.
     pub(super) fn multiply(
         &self,
         product: WeightProduct,

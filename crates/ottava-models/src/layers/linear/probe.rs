@@ -22,8 +22,7 @@ impl Core {
     }
 
     /// In a comparison pass, compares the product of the codes `a` and `b` (without addend, from `alone`) with the product of the dequantized
-    /// operands. For
-    /// fprop, keeps sampled outputs for backward.
+    /// operands. For fprop, keeps sampled outputs for backward.
     pub(super) fn compare_product(
         &self,
         product: WeightProduct,

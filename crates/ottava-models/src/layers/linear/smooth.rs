@@ -1,8 +1,7 @@
 //! Smooth-SwiGLU: FP8 products of an input with scaled columns and of a weight with inversely scaled columns.
 //!
 //! `y = (x · s) · (W / s)ᵀ`. In training, the powers of two `s` scale the amax of each column of `x` to between 1/2 and 1, unless the column is zero
-//! or
-//! infinite. So an outlier in one channel does not change the scale of the other channels, and a scale from the amax history fits every step.
+//! or infinite. So an outlier in one channel does not change the scale of the other channels, and a scale from the amax history fits every step.
 //! Fishman et al. 2024, arXiv:2409.12517, section 4.
 
 use super::super::cast::OperandCast;
@@ -36,8 +35,7 @@ pub struct ColumnScales {
 
 impl Linear {
     /// Creates a linear after an activation. If its input is smoothed, also returns the casts of input and weight; the linear then owns only the cast
-    /// of
-    /// the output gradient.
+    /// of the output gradient.
     pub fn after_activation(build: &mut Builder, config: LinearConfig) -> Result<(Linear, Option<SmoothCasts>)> {
         let parts = config.build(build, true)?;
         let Some((casts, products)) = parts.fp8.filter(|_| parts.smooth) else {

@@ -62,8 +62,7 @@ impl ActivatedLinear {
     }
 
     /// Runs forward on the output of the linear `before` for `x`, without writing this output. Returns `None` unless this is inference and the
-    /// activation can
-    /// read the product of `before` directly.
+    /// activation can read the product of `before` directly.
     pub fn forward_product(
         &self,
         x: &View,

@@ -34,8 +34,7 @@ pub struct Dispatch {
 }
 
 /// The choices of the tokens that this rank's experts read. With `R` ranks, these are `R · T` tokens in the order of the ranks. In inference, these
-/// are
-/// the `T` tokens that all ranks have.
+/// are the `T` tokens that all ranks have.
 pub struct Dispatched {
     /// Where the rows of this rank's experts are.
     pub slots: Slots,
@@ -107,8 +106,7 @@ impl Dispatch {
     }
 
     /// Starts to send the tokens of this rank, `x` `[T, C]`, to the experts of all ranks, for the `copies` that `reader` reads. Codes are sent if
-    /// they equal
-    /// the codes that the receiving rank would cast: with one scale per tensor, or with scales along rows if no copy for wgrad is made.
+    /// they equal the codes that the receiving rank would cast: with one scale per tensor, or with scales along rows if no copy for wgrad is made.
     pub fn send(&self, x: &Tensor, reader: OperandCast, copies: CodeCopies, context: &mut Context) -> Result<Tokens> {
         let (frozen, cast) = match self.sends_codes(x, reader, copies == CodeCopies::Both, context) {
             None => (FrozenScale::default(), None),
@@ -224,10 +222,8 @@ impl Dispatch {
     }
 
     /// Returns `addend[t] + Σ_k weights[t, k] · row(t, k)` for this rank's tokens `t`, over the rows of all ranks. `rows` `[P, C]` are the rows of
-    /// this
-    /// rank's experts. `weights` are the weights of the choices of all tokens; without them, all weights are 1. The sum over a rank's experts is sent
-    /// in the
-    /// type of `rows`. The sums of all ranks are added in F32, in the order of the ranks, and rounded once.
+    /// this rank's experts. `weights` are the weights of the choices of all tokens; without them, all weights are 1. The sum over a rank's experts is
+    /// sent in the type of `rows`. The sums of all ranks are added in F32, in the order of the ranks, and rounded once.
     pub fn combine(
         &self,
         rows: &Tensor,
@@ -255,8 +251,7 @@ impl Dispatch {
     }
 
     /// Returns the gradient by the weights of the choices of this rank's tokens, `[T, K]`. `dots` `[P]` are the products for the rows of this rank's
-    /// experts,
-    /// from which [`weight_gradient`] computes it.
+    /// experts, from which [`weight_gradient`] computes it.
     pub fn weight_gradient(&self, dots: &Tensor, choices: &Dispatched, context: &Context) -> Result<Tensor> {
         let all = weight_gradient(dots, &choices.slots, &choices.weights)?;
         match self.exchanges_tokens(context) {

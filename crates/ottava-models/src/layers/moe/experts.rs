@@ -153,8 +153,7 @@ impl Experts {
     }
 
     /// Returns the gradient by the gathered rows, `[P, C]`, and the products `[P]` from which the gradient by the weights of the choices is computed.
-    /// Adds to
-    /// the gradients of the parameters. `dy` are the rows of [`Dispatch::start_gather`]. `x` `[T, C]` are the tokens of this rank.
+    /// Adds to the gradients of the parameters. `dy` are the rows of [`Dispatch::start_gather`]. `x` `[T, C]` are the tokens of this rank.
     pub fn backward(
         &mut self,
         dy: Arriving,

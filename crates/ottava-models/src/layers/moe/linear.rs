@@ -248,8 +248,7 @@ impl GroupedLinear {
     }
 
     /// Runs [`GroupedLinear::produce_gradient`] with an op that also recomputes the operand of slot `other` as transposed codes with the scale
-    /// `frozen`.
-    /// Returns the views of the gradient and the view of the operand.
+    /// `frozen`. Returns the views of the gradient and the view of the operand.
     pub fn produce_gradient_and_recast(
         &mut self,
         other: Slot,

@@ -5,10 +5,8 @@
 //!
 //! `MixtureOfExperts` is a sublayer that reads the value of its operand. `Router` computes logits in F32. The op `route` computes the choices. The op
 //! `slots` computes where the rows of each expert are, as `Slots` with `Groups`; the counts stay on the device. `gather_to` permutes rows of tokens
-//! to
-//! rows of experts, and `combine` permutes them back; each is backward of the other. `Experts` multiplies the rows with two `GroupedLinear`s. The
-//! weight
-//! of a `GroupedLinear` stacks the matrices of all experts, so `Param`, optimizers, slices and checkpoints see one matrix of many shards.
+//! to rows of experts, and `combine` permutes them back; each is backward of the other. `Experts` multiplies the rows with two `GroupedLinear`s. The
+//! weight of a `GroupedLinear` stacks the matrices of all experts, so `Param`, optimizers, slices and checkpoints see one matrix of many shards.
 //! `add_grouped_bias` adds the bias of each expert to its rows. A shared expert with a gate is a mixture of one expert. The `Recorder` of casts keeps
 //! the sums of choices, as it keeps statistics.
 

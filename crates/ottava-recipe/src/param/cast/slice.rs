@@ -36,8 +36,8 @@ impl WeightCast {
     }
 
     /// Returns the amaxes (F32) of the slice of `weights` that begins at the element `start`, if the scales of the next cast depend on the new
-    /// weights. This
-    /// is one amax, measured by the update or now. If ranks gather `codes` with block scales, these are the amaxes of all blocks of the whole weight.
+    /// weights. This is one amax, measured by the update or now. If ranks gather `codes` with block scales, these are the amaxes of all blocks of the
+    /// whole weight.
     pub(in crate::param) fn slice_amaxes(
         &mut self,
         weights: &Weights,
@@ -72,8 +72,8 @@ impl WeightCast {
     }
 
     /// Casts the slice of `weights` that begins at the element `start`, with the scales of the whole weight. The slice is cast as a matrix of any
-    /// shape, into an
-    /// earlier cast or a new cast. `block_amaxes` are the result of [`WeightCast::set_scales`]. For an empty slice, only the scales are valid.
+    /// shape, into an earlier cast or a new cast. `block_amaxes` are the result of [`WeightCast::set_scales`]. For an empty slice, only the scales
+    /// are valid.
     pub(in crate::param) fn quantize_slice(
         &self,
         weights: &Weights,

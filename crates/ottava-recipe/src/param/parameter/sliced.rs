@@ -29,8 +29,7 @@ pub struct SliceWrite {
     param: ParamId,
     memory: SliceMemory,
     /// The cast that the last [`Param::finish_write`] returned, whose memory is reused. Its codes were taken out unless the slice is empty. `None`
-    /// before the
-    /// first cast, if ranks gather weights, or if the update writes the codes.
+    /// before the first cast, if ranks gather weights, or if the update writes the codes.
     cast: Option<QuantizedTensor>,
 }
 
@@ -49,8 +48,7 @@ enum SliceMemory {
 impl Param {
     /// Keeps only the master weights of `elements`, a range of the flat parameter that starts at a multiple of 128. This process updates
     /// these elements, and other ranks update the rest. With `codes`, products read only the codes of the parameter's cast. With `offloads`, what is
-    /// stored
-    /// for ranks to gather is in host memory; without `codes`, the weights of the slice are stored for this.
+    /// stored for ranks to gather is in host memory; without `codes`, the weights of the slice are stored for this.
     ///
     /// Errors if groups of moments do not divide rows evenly. Panics after [`Param::load`].
     pub fn keep_slice(&mut self, elements: Range<usize>, codes: bool, offloads: bool) -> Result<()> {
@@ -91,15 +89,13 @@ impl Param {
     }
 
     /// Returns whether products would read only stored codes of this parameter if ranks divide it. The codes by rows and by columns must be the same:
-    /// with one
-    /// scale, or with scales of 128x128 blocks.
+    /// with one scale, or with scales of 128x128 blocks.
     pub fn is_read_as_codes(&self, casts: &Casts) -> Result<bool> {
         self.cast.as_ref().map_or(Ok(false), |cast| cast.has_slices(self.weights.shape(), casts))
     }
 
     /// Returns the amaxes (F32) of this process's slice, if the scales of the next cast depend on the new weights. This is one amax, measured by the
-    /// update or
-    /// now. If ranks gather codes with block scales, these are the amaxes of all blocks of the whole parameter.
+    /// update or now. If ranks gather codes with block scales, these are the amaxes of all blocks of the whole parameter.
     pub fn slice_amaxes(&mut self, casts: &mut Casts) -> Result<Option<Tensor>> {
         match (&mut self.cast, &self.ownership) {
             (Some(cast), Ownership::Sliced(slice)) => {
@@ -116,8 +112,7 @@ impl Param {
     }
 
     /// Begins to write this process's slice to `memory`, its part of the buffer that ranks gather. `memory` is `None` for an empty slice. `cast` is
-    /// the earlier
-    /// cast of the slice from [`Param::finish_write`], if ranks gather codes.
+    /// the earlier cast of the slice from [`Param::finish_write`], if ranks gather codes.
     pub fn begin_write(
         &mut self,
         memory: Option<Tensor>,

@@ -73,8 +73,7 @@ impl Connection {
                 }
             };
             // After its `Bye`, the other rank waits for the end of the stream, and `handle` may wait for the end of the other rank's process. An
-            // error
-            // means that the process has already ended.
+            // error means that the process has already ended.
             let _ = input.shutdown(Shutdown::Both);
             handle(last, &answers);
         })?;

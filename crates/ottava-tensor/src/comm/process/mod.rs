@@ -22,8 +22,7 @@ use crate::error::{Error, Result};
 use std::net::TcpListener;
 
 /// Makes the system continue this process when the thread that started it ends, if the process is stopped (SIGSTOP). So the process detects the end
-/// of
-/// its parent and ends too.
+/// of its parent and ends too.
 pub fn wake_with_parent() {
     // SAFETY: requests a signal that has no effect on a running process.
     unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGCONT) };
@@ -46,8 +45,7 @@ pub fn lead(listener: &TcpListener, rendezvous: &Rendezvous) -> Result<Group> {
 ///
 /// Errors with [`Error::Value`] for a rank outside the group. Errors with [`Error::Ranks`] on all ranks if a rank has not joined within
 /// [`Limits::join`](super::Limits::join), ends, or differs in size or identity. The message names the rank. If a rank has a different secret, only
-/// this
-/// rank gets an error. Errors with [`Error::Io`] if rank 0 cannot listen at the address.
+/// this rank gets an error. Errors with [`Error::Io`] if rank 0 cannot listen at the address.
 pub fn join(rendezvous: &Rendezvous) -> Result<Group> {
     let Rendezvous { rank, size, ref address, .. } = *rendezvous;
     if rank >= size {

@@ -37,8 +37,7 @@ pub trait Supervisor: Send + Sync {
     }
 
     /// Returns the flag that is set if this process was asked to stop, if there is such a flag. Until all ranks have joined, the flag is read, and a
-    /// stop ends
-    /// the rendezvous of all ranks. If another rank was asked to stop, the flag is set, from any thread.
+    /// stop ends the rendezvous of all ranks. If another rank was asked to stop, the flag is set, from any thread.
     fn stop_flag(&self) -> Option<&AtomicBool> {
         None
     }

@@ -216,8 +216,7 @@ impl Plan {
     }
 
     /// Returns the algorithm if its cluster is one of [`SMALL_CLUSTERS`], otherwise the algorithm with a smaller cluster. Returns `None` if the
-    /// library accepts
-    /// none of the smaller clusters.
+    /// library accepts none of the smaller clusters.
     fn with_small_cluster(&self, lt: &Lt, algorithm: &Algorithm) -> Option<Algorithm> {
         if has_small_cluster(lt, algorithm) {
             return Some(*algorithm);

@@ -5,8 +5,7 @@ use crate::dtype::DType;
 use crate::error::{Error, Result};
 
 /// The shape of one attention call. `q` and `o` are `[B, T, H, D]`, and `k` and `v` are `[B, T, Hkv, D]`. The heads of a token are contiguous, and
-/// tokens
-/// have a stride: `q`, `k` and `v` may be parts of one buffer.
+/// tokens have a stride: `q`, `k` and `v` may be parts of one buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct AttentionShape {
     /// The type of queries, keys, values, the output and their gradients: BF16 or F16.
@@ -62,8 +61,7 @@ impl AttentionShape {
     }
 
     /// Returns the number of elements from one token to the next in the gradients of keys, or of values, per query head. Only documents use it. cuDNN
-    /// assumes
-    /// the layout of the key heads, with rows that are longer by the number of query heads per key head.
+    /// assumes the layout of the key heads, with rows that are longer by the number of query heads per key head.
     pub(super) fn heads_stride(&self) -> usize {
         self.k_stride * (self.heads / self.kv_heads)
     }

@@ -14,8 +14,7 @@ pub(in crate::cuda) enum Start {
     /// The kernel starts when the work that was enqueued before it has ended.
     InOrder,
     /// The kernel starts when blocks of the previous kernel leave room (CUDA C++ Programming Guide, "Programmatic Dependent Launch"). The kernel
-    /// itself waits
-    /// for the end of the work that was enqueued before it.
+    /// itself waits for the end of the work that was enqueued before it.
     Early,
 }
 
@@ -65,8 +64,7 @@ impl Context {
     ///
     /// # Safety
     /// `args` point to values of the kernel's parameter types, and the kernel accesses only the memory that they name. A kernel that starts early
-    /// waits
-    /// (`griddepcontrol.wait`) before it writes, and before it reads memory that earlier work writes.
+    /// waits (`griddepcontrol.wait`) before it writes, and before it reads memory that earlier work writes.
     pub(in crate::cuda) unsafe fn launch(
         &self,
         function: &Function,
