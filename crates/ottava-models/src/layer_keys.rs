@@ -4,7 +4,7 @@ use crate::ConfigFile;
 use crate::family::Family;
 use serde_json::Value;
 
-/// The keys that add something to layers or change what layers compute.
+/// The keys that add parts to layers or change the computation of layers.
 pub(super) const KEYS: &[&str] = &[
     "attention_bias",
     "attention_multiplier",
@@ -45,7 +45,7 @@ pub(super) fn ignored(file: &ConfigFile, family: &Family) -> Vec<String> {
     unknown.map(sentence).collect()
 }
 
-/// Returns whether a value turns off what its key adds.
+/// Returns whether a value turns off the part that its key adds.
 fn changes_nothing(value: &Value) -> bool {
     match value {
         Value::Null | Value::Bool(false) => true,

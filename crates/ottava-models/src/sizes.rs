@@ -55,7 +55,7 @@ pub struct HeadSpec {
     pub wide_logits: bool,
 }
 
-/// What a model folder has that is not built.
+/// The contents of a model folder that are not built.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct FolderNotes {
     /// The number of layers after the last one that a folder may have and that are not read. They predict further tokens.

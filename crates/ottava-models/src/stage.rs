@@ -194,7 +194,7 @@ impl Stage {
         weight.or(self.embedding.as_mut().map(|embedding| &mut embedding.table))
     }
 
-    /// Returns what the head computes, if the stage has the head.
+    /// Returns the result of the head, if the stage has the head.
     pub fn output(&self) -> Option<HeadOutput> {
         self.head.as_ref().map(|head| head.output)
     }

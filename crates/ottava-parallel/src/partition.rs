@@ -1,6 +1,6 @@
 //! ZeRO (Rajbhandari et al. 2020, arXiv:1910.02054): the parts of a model's matrices that each rank stores and updates.
 //!
-//! Each rank trains the whole model on different rows. Vectors (norms and biases) are small, so every rank updates all of them.
+//! Each rank trains the whole model on different rows. Because vectors (norms and biases) are small, each rank updates each vector.
 //!
 //! Between steps, a rank stores the slices that it updates: master weights, moments, and weights or codes. Before a block runs, its weights
 //! are gathered from all ranks, as codes if products read only codes. Frozen weights are divided only in stage 3, because all ranks gather frozen

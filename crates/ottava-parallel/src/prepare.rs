@@ -16,7 +16,7 @@ impl Partition {
         (1..params.len()).filter(|&at| part(at) != part(at - 1)).collect()
     }
 
-    /// Computes what an update that transforms matrices needs for `params`. The first of `params` is parameter number `start` of the model.
+    /// Computes the inputs of an update of `params` that transforms matrices. The first of `params` is parameter number `start` of the model.
     pub(super) fn prepare(
         &self,
         params: &mut [&mut Param],

@@ -9,9 +9,9 @@ use ottava_tensor::comm::{Axis, Group};
 use ottava_tensor::ops::checksums;
 
 impl Partition {
-    /// Errors on all ranks with the name of the first tensor that differs between ranks. Compared are the weights, master weights and moments that
-    /// all ranks store whole (all of them in ZeRO stage 0, else only those of norms and biases), and the amaxes and scales of casts. `when` names the
-    /// step, for example "after step 100".
+    /// Errors on all ranks with the name of the first tensor that differs between ranks. It compares the weights, master weights and moments that
+    /// each rank stores whole, and the amaxes and scales of casts. In ZeRO stage 0, each parameter is stored whole. In other stages, only norms and
+    /// biases are. `when` names the step, for example "after step 100".
     pub fn compare_replicas(&self, model: &mut Decoder, optimizer: &mut dyn Optimizer, when: &str) -> Result<()> {
         if self.ranks().sharing(Shared::Elements).size() == 1 {
             return Ok(());

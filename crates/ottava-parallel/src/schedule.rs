@@ -106,7 +106,7 @@ pub enum Task {
         /// The products that the pass computes.
         part: Part,
     },
-    /// Sends what a stage has computed.
+    /// Sends a result of a stage.
     Send {
         /// The content of the message.
         message: Message,
@@ -115,7 +115,7 @@ pub enum Task {
         /// The micro-batch.
         micro_batch: usize,
     },
-    /// Receives what a stage reads next.
+    /// Receives the next input of a stage.
     Receive {
         /// The content of the message.
         message: Message,

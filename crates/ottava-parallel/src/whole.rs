@@ -8,8 +8,8 @@ use ottava_tensor::comm::Axis;
 use ottava_tensor::ops::transpose;
 
 impl Partition {
-    /// Returns the whole weight of a parameter as on a single rank: [`Partition::value`] with the shards of all ranks of the tensor and expert axes.
-    /// All ranks must call it for the same parameters in the same order.
+    /// Returns the whole weight of a parameter as on a single rank. It joins the [`Partition::value`] of each rank of the tensor and expert axes. The
+    /// ranks must call it for the same parameters in the same order.
     pub fn whole_value(&self, param: &Param) -> Result<Tensor> {
         let (own, place) = (self.value(param)?, self.ranks().place(Axis::Tensor));
         if param.identity.is_of_experts() {

@@ -8,7 +8,7 @@ use ottava_tensor::cuda::Graph;
 
 /// The state of the capture for one kind of step.
 pub enum Capture {
-    /// Steps are launched call by call, because there is no GPU, launches are blocking, or capture failed.
+    /// Steps are launched call by call, because the device is not a GPU, launches are blocking, or the capture failed.
     Never,
     /// One more step runs first, which compiles kernels and times products.
     AfterThisStep,
@@ -18,7 +18,7 @@ pub enum Capture {
     Done(Graph),
 }
 
-/// How a step is launched, ordered from the most careful way. All ranks use the smallest value among what the ranks are ready for.
+/// How a step is launched, ordered from the most careful way. The ranks make the smallest of the launches for which they are ready.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Launch {
     /// Launches call by call, in this and all later steps.
@@ -34,7 +34,7 @@ pub enum Launch {
 impl Launch {
     const ALL: [Launch; 4] = [Launch::Eager, Launch::WarmUp, Launch::Capture, Launch::Replay];
 
-    /// Returns what all ranks do. `ready` are the numbers of what each rank is ready for.
+    /// Returns the launch that each rank makes. `ready` has the number of the launch for which each rank is ready.
     pub fn agreed(ready: impl Iterator<Item = f64>) -> Launch {
         ready.map(|ready| Launch::ALL[ready as usize]).min().unwrap_or(Launch::Eager)
     }
@@ -49,8 +49,8 @@ impl Capture {
         }
     }
 
-    /// Returns what the next step can do. Between steps, memory may be used by others, for example an evaluation. If it has not been freed again, the
-    /// step is captured again.
+    /// Returns the launch for which the next step is ready. Between steps, other work such as an evaluation may use the memory of the graph. If this
+    /// memory is still in use, the step is captured again.
     pub fn ready_for(&mut self) -> Launch {
         match self {
             Capture::Never => Launch::Eager,

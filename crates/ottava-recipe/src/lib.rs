@@ -4,7 +4,7 @@
 //! use ottava_recipe::{Precision, RecipeName};
 //! use ottava_tensor::DType;
 //!
-//! FP8 products with one scale per 128 values; everything else in BF16.
+//! // FP8 products with one scale per 128 values. Other work is in BF16.
 //! let recipe = Precision { recipe: RecipeName::Fp8Block, ..Precision::default() }.recipe();
 //! assert_eq!(recipe.compute, DType::BF16);
 //! ```

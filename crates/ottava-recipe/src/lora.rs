@@ -24,7 +24,7 @@ use ottava_common::error::Result;
 
 pub use targets::{Exceptions, Pattern, Targets, last_name};
 
-/// The prefix that PEFT adds to the name of a linear, and to the name of a tensor that is trained and saved beside adapters.
+/// The prefix that PEFT adds to the names of linears and of tensors that are trained and saved with the adapters.
 pub const PEFT_PREFIX: &str = "base_model.model.";
 
 /// The end of the name of the magnitudes of an adapter.

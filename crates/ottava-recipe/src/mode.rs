@@ -10,11 +10,11 @@
 /// The purpose of a pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pass {
-    /// Forward and backward of a step. Casts are measured, and forward saves what backward needs.
+    /// Forward and backward of a step. Casts are measured, and forward saves the values for backward.
     Training,
     /// Only forward. It saves nothing, and its measurements do not reach the run.
     Evaluation,
-    /// Evaluation without adapters, for the frozen model that adapters are trained beside.
+    /// Evaluation without adapters, which gives the results of the frozen model.
     Reference,
     /// Forward of tokens of several requests. It is like evaluation, but the scale of an operand does not depend on other requests.
     Inference,
@@ -72,7 +72,7 @@ impl Mode {
         Mode { pass: Pass::Recomputation, ..self }
     }
 
-    /// Returns whether forward saves what backward needs.
+    /// Returns whether forward saves the values for backward.
     pub fn keeps(self) -> bool {
         matches!(self.pass, Pass::Training | Pass::Recomputation | Pass::Comparison)
     }

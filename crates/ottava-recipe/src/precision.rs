@@ -311,7 +311,7 @@ impl Precision {
         std::iter::once(self.recipe).chain(self.overrides.iter().filter_map(|other| other.recipe))
     }
 
-    /// Returns what the products of `step` read.
+    /// Returns the data that the products of `step` read.
     pub fn precision_of(&self, step: u64) -> StepPrecision {
         if self.exceptions.high_precision_steps.contains(step) { StepPrecision::High } else { StepPrecision::Recipe }
     }

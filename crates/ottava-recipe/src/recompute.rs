@@ -10,7 +10,7 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// What backward recomputes. Each policy saves less than the one before; all give the same bits.
+/// The values that backward recomputes. Each policy saves less than the previous policy. The policies give the same bits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Recompute {

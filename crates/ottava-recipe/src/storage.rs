@@ -116,8 +116,8 @@ pub enum Gradients {
     Float32,
     /// 2 bytes.
     Bfloat16,
-    /// E4M3, with one power of two per matrix; cast after each micro-batch. Of several ranks, E4M3 is what they send, with one power of two
-    /// per 128 values.
+    /// E4M3, with one power of two per matrix; cast after each micro-batch. If there are several ranks, they send E4M3 with one power of two per 128
+    /// values.
     Float8,
 }
 
@@ -169,7 +169,7 @@ impl Formats {
         self.masters == Masters::Float16 || self.states == States::Float8
     }
 
-    /// Why a model that computes in `compute` cannot train with these formats; `None` if it can.
+    /// Returns the reason why a model that computes in `compute` cannot train with these formats, and `None` if it can.
     pub fn problem(self, compute: DType) -> Option<String> {
         match (self.masters, compute) {
             (Masters::None, DType::F16) => Some(
@@ -182,7 +182,7 @@ impl Formats {
         }
     }
 
-    /// The formats of parameters that are not matrices.
+    /// Returns the formats of parameters that are not matrices.
     pub const fn of_vectors(self) -> Formats {
         let masters = match self.masters {
             Masters::Float16 => Masters::Float32,

@@ -119,7 +119,7 @@ impl Products {
 pub struct Recipe {
     /// The name in configuration files.
     pub name: RecipeName,
-    /// The type of activations, and of weights outside FP8 products.
+    /// The type of activations, and the type of weights outside FP8 products.
     pub compute: DType,
     /// The casts of the blocks' linears. `None` leaves the linears in `compute`.
     pub casts: Option<LinearCasts>,

@@ -1,4 +1,4 @@
-//! The error type of this crate: what happened, where, and what to change.
+//! The error type of this crate. An error says what happened, where it happened, and what to change.
 
 use crate::dtype::DType;
 
@@ -38,7 +38,7 @@ pub enum Error {
         /// The actual device.
         got: String,
     },
-    /// A value lies outside what the op accepts.
+    /// A value is outside the range that the op accepts.
     #[error("{0}")]
     Value(String),
     /// A CUDA library or one of its symbols could not be found.
@@ -46,7 +46,7 @@ pub enum Error {
     Library {
         /// The library's usual name, such as `cuBLASLt`.
         library: &'static str,
-        /// What was searched for and where, or the missing symbols.
+        /// The searched names and folders, or the missing symbols.
         reason: String,
         /// How to get the library.
         remedy: String,
@@ -56,7 +56,7 @@ pub enum Error {
     Cuda {
         /// The library's usual name.
         library: &'static str,
-        /// The function, and what it was asked to do if this helps.
+        /// The function, with a description of its work if the description helps.
         call: String,
         /// The library's message.
         message: String,

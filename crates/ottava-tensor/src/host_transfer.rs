@@ -92,7 +92,7 @@ impl HostTransfer {
         HostTransfer::start(tensors, Transfer::write_back)
     }
 
-    /// Starts `transfer` for those of `tensors` that are in host memory.
+    /// Starts `transfer` for the tensors of `tensors` in host memory.
     fn start<'a>(
         tensors: impl IntoIterator<Item = &'a mut Tensor>,
         transfer: impl FnOnce(&Arc<CudaDevice>, &mut [&mut PinnedBuffer]) -> Result<Transfer>,

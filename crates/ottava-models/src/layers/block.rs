@@ -36,7 +36,7 @@ impl Block {
         &self.name
     }
 
-    /// Returns `y` `[T, C]` and what backward needs.
+    /// Returns `y` `[T, C]` and the values for backward.
     pub fn forward(&self, x: &Tensor, context: &mut Context) -> Result<(Tensor, BlockSaved)> {
         let (mut y, mut saved) = (x.clone(), Vec::with_capacity(self.branches.len()));
         for branch in &self.branches {
@@ -51,7 +51,8 @@ impl Block {
         Ok((y, saved))
     }
 
-    /// Returns what each branch saves in a forward without recomputation. The block's output is not computed, and amaxes are not measured again.
+    /// Returns the values that each branch saves in a forward without recomputation. The block's output is not computed, and amaxes are not measured
+    /// again.
     fn recompute(&self, x: &Tensor, context: &mut Context) -> Result<Vec<BranchSaved>> {
         let context = &mut context.recomputation();
         let (mut h, mut saved) = (x.clone(), Vec::with_capacity(self.branches.len()));

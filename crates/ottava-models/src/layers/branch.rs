@@ -68,7 +68,7 @@ impl Branch {
         }
     }
 
-    /// Returns the operand of the sublayers, and a [`BranchSaved`] that lacks what sublayers and the norm after them save.
+    /// Returns the operand of the sublayers, and a [`BranchSaved`] without the values that sublayers and the norm after them save.
     fn operand(&self, x: &Tensor, context: &mut Context) -> Result<(View, BranchSaved)> {
         let (mut before, mut input) = (None, None);
         let CastInput { rows, saved: operand } = match &self.before {
@@ -85,7 +85,7 @@ impl Branch {
         Ok((rows, BranchSaved { before, input, operand, sublayers: Vec::new(), after: None }))
     }
 
-    /// Returns `y` `[T, C]` and what backward needs.
+    /// Returns `y` `[T, C]` and the values for backward.
     pub fn forward(&self, x: &Tensor, context: &mut Context) -> Result<(Tensor, BranchSaved)> {
         let (operand, mut saved) = self.operand(x, context)?;
         // The last linear of a sublayer adds the sum so far. The sum starts with the residual stream unless a norm or a factor follows.
@@ -106,7 +106,7 @@ impl Branch {
         Ok((y, saved))
     }
 
-    /// Returns what [`Branch::forward`] saves, for recomputation. The output is computed only if a norm reads it.
+    /// Returns the values that [`Branch::forward`] saves, for recomputation. The output is computed only if a norm reads it.
     pub fn save(&self, x: &Tensor, context: &mut Context) -> Result<BranchSaved> {
         if self.after.is_some() {
             return Ok(self.forward(x, context)?.1);

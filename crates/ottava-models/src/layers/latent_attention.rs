@@ -245,7 +245,7 @@ impl LatentAttention {
         Angles { table: &self.rotary.table, positions: &context.sequences.positions }
     }
 
-    /// Computes attention of an operand `x`. Returns what backward needs, and the output `[T, H·D_v]`.
+    /// Computes attention of an operand `x`. Returns the values for backward, and the output `[T, H·D_v]`.
     fn attend(&self, x: View, context: &mut Context) -> Result<(Attended, Tensor)> {
         let LatentSizes { kv_rank, rotated, .. } = self.heads.sizes;
         let projected = self.down.fprop(&x, None, context)?;

@@ -181,7 +181,7 @@ impl Linear {
         Ok((self.fprop(&x.rows, residual, context)?, x.saved))
     }
 
-    /// Returns what [`Linear::forward`] saves, without computing its output.
+    /// Returns the values that [`Linear::forward`] saves, without computing its output.
     pub fn save(&self, x: Tensor, context: &mut Context) -> Result<SavedOperand> {
         Ok(self.core.input.cast_input(x, context.operand_copies(), context)?.saved)
     }
@@ -300,7 +300,7 @@ impl Linear {
 
     /// Returns the gradient by the input of [`Linear::forward`]. The input must have been saved.
     ///
-    /// Errors if the input must be recomputed, because a linear does not save what this takes.
+    /// Errors if the input must be recomputed, because a linear does not save the data for the recomputation.
     pub fn backward(&mut self, dy: Tensor, saved: SavedOperand, context: &mut Context) -> Result<Tensor> {
         let x = saved.into_columns().map_err(|_| {
             Error::Config("linear: its input must be recomputed, which only the layer around it can do".into())

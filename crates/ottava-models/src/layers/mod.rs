@@ -1,8 +1,8 @@
 //! The layers. Each file holds forward, what forward saves, and backward, in this order.
 //!
-//! There is no tape. `forward` of a layer returns by value what its `backward` needs. `backward` is below `forward` in the same file and consumes
-//! this value, so memory is freed early. Activations are plain `[tokens, channels]` matrices. The `Context` of a call carries batch, sequence
-//! length, positions and scales.
+//! There is no tape. `forward` of a layer returns the values for its `backward`, and the caller owns them. `backward` is below `forward` in the same
+//! file and consumes these values, so that memory is freed early. Activations are plain `[tokens, channels]` matrices. The `Context` of a call
+//! carries batch, sequence length, positions and scales.
 //!
 //! A `Block` is a list of residual branches. A `Branch` is `y = x + factor · after(Σ sublayer(before(x)))`: one or several sublayers, with a norm
 //! before (pre-norm), a norm after (post-norm), or both. `Names` has the name of each norm of a block, or `None` if the block lacks the norm. Several

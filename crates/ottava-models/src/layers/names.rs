@@ -103,7 +103,7 @@ pub enum Role {
     Head,
 }
 
-/// What the name of a tensor in a model folder says.
+/// The meaning of the name of a tensor in a model folder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TensorRole {
     /// The role of the tensor.

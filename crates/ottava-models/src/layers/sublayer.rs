@@ -19,10 +19,10 @@ pub trait Sublayer {
     /// Returns the cast that reads the gradient by the output first, or [`OperandCast::NONE`] if several casts read it.
     fn gradient(&self) -> OperandCast;
 
-    /// Returns the function of the operand `x`, plus `residual` `[T, C]` if given, and what backward needs.
+    /// Returns the function of the operand `x`, plus `residual` `[T, C]` if given, and the values for backward.
     fn forward(&self, x: View, residual: Option<&Tensor>, context: &mut Context) -> Result<(Tensor, SublayerSaved)>;
 
-    /// Returns what [`Sublayer::forward`] saves, without computing its output. Recomputed blocks use it.
+    /// Returns the values that [`Sublayer::forward`] saves, without computing its output. Recomputed blocks use it.
     fn save(&self, x: View, context: &mut Context) -> Result<SublayerSaved>;
 
     /// Returns the gradient by the operand, plus `other` if given. Adds to the gradients of the parameters.
@@ -49,18 +49,18 @@ pub trait Sublayer {
 pub struct SublayerSaved(Box<dyn Any>);
 
 impl SublayerSaved {
-    /// Wraps what a sublayer saved.
+    /// Wraps the values that a sublayer saved.
     pub fn new<T: 'static>(saved: T) -> SublayerSaved {
         SublayerSaved(Box::new(saved))
     }
 
-    /// Returns what the sublayer saved. Panics if `T` is another type.
+    /// Returns the values that the sublayer saved. Panics if `T` is another type.
     pub fn into<T: 'static>(self) -> T {
         *self.0.downcast().expect("a sublayer receives what it saved")
     }
 }
 
-/// The operand of a branch in backward. Forward has saved it, or it is recomputed from what the branch saved.
+/// The operand of a branch in backward. Forward has saved the operand, or it is recomputed from the values that the branch saved.
 #[derive(Clone)]
 pub struct BranchOperand<'a> {
     source: Source<'a>,

@@ -1,4 +1,4 @@
-//! Optimizers: what an optimizer stores for each parameter, and how a step changes the parameter.
+//! Optimizers: the states that an optimizer stores for each parameter, and the change of the parameter in a step.
 //!
 //! An `Optimizer` has a step counter, the states of each parameter, and a function that updates a group of parameters whose tensors are on the
 //! device. It sees the part of each parameter that this process updates: the whole parameter or a slice. It does not deal with ranks,

@@ -44,8 +44,8 @@ pub trait Optimizer {
         Ok(())
     }
 
-    /// Returns whether the update of `param` transforms whole matrices, which are the tensors of its shards. Such an update has three phases:
-    /// [`Optimizer::directions`], [`Optimizer::transform`] of each matrix, and [`Optimizer::update`].
+    /// Returns whether the update of `param` transforms whole matrices, which are the tensors of its shards. Such an update calls
+    /// [`Optimizer::directions`], then [`Optimizer::transform`] for each matrix, then [`Optimizer::update`].
     fn transforms(&self, _param: &Param) -> bool {
         false
     }

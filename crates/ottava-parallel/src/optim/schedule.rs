@@ -3,7 +3,7 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// Shapes of the learning rate over a run, with the keys of each; each starts with the warm-up.
+/// The shape of the learning rate over a run, with its keys. Each shape starts with the warm-up.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub enum SchedulerType {

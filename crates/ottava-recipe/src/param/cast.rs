@@ -188,7 +188,7 @@ impl WeightCast {
         Ok(UpdateCast { to_codes: Some(next).filter(|_| has_codes), amax })
     }
 
-    /// Returns what the update itself writes: the codes, or the amax for a cast after the update.
+    /// Returns the destination that the update itself writes: the codes, or the amax for a cast after the update.
     pub(super) fn in_update<'a>(&'a mut self, update: &'a mut UpdateCast) -> Option<ops::WeightCast<'a>> {
         let scale = match &update.to_codes {
             Some(NextCast::Known(scale)) => Some(CastScale::Given(scale)),

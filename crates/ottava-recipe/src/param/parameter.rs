@@ -218,7 +218,8 @@ impl Param {
         }
     }
 
-    /// Returns the gradient for an op that always computes one: [`Gradient::sum_mut`], or zeros in `unread` if the parameter is frozen.
+    /// Returns the gradient for an op that always computes a gradient. It is [`Gradient::sum_mut`] if the parameter is trained, otherwise zeros in
+    /// `unread`.
     pub fn grad_or_unread<'a>(&'a mut self, unread: &'a mut Option<Tensor>) -> Result<&'a mut Tensor> {
         match self.is_trained() {
             true => self.gradient.sum_mut(),
@@ -284,7 +285,7 @@ impl Param {
         }
     }
 
-    /// Returns what an optimizer reads and writes: the weights, their fused cast, and the gradient.
+    /// Returns the data that an optimizer reads and writes: the weights, their fused cast, and the gradient.
     ///
     /// Panics before backward has run.
     pub fn for_update<'a>(

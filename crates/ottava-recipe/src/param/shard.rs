@@ -116,7 +116,8 @@ pub struct Shard {
     pub dim: usize,
     /// The indices of the divided dimension that this rank holds.
     pub range: Range<usize>,
-    /// This rank's place among neighbouring ranks that hold the same indices, for latents, or if there are fewer key and value heads than ranks.
+    /// This rank's place among the neighbouring ranks that hold the same indices. Several ranks hold the same latents, and the same heads if the
+    /// model has fewer key and value heads than ranks.
     pub replica: ShardPlace,
 }
 

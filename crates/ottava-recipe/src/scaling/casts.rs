@@ -29,7 +29,7 @@ pub struct Recorder {
 }
 
 impl Recorder {
-    /// Returns the recorder with sums of routers, for passes that measure what routers choose.
+    /// Returns the recorder with sums of routers, for passes that measure the choices of routers.
     pub(super) fn with_routers(self, routers: Vec<RouterSums>) -> Recorder {
         Recorder { routers, ..self }
     }

@@ -8,8 +8,8 @@
 //! (`CastStatistics`) and, for delayed scaling, `history` `[window, slots]` and `scale` `[slots]`. Layers borrow the scales through the `Context`
 //! of a call.
 //!
-//! `Casts` holds what the casts of one pass need: read-only `Scales`, a `Recorder` for statistics, and a `Mode`. The recipe's `Scaling` decides
-//! how a cast gets its scale (`Scales::known`):
+//! `Casts` has the inputs of the casts of one pass: read-only `Scales`, a `Recorder` for statistics, and a `Mode`. The recipe's `Scaling` decides how
+//! a cast gets its scale (`Scales::known`):
 //!
 //! - Delayed scaling: the slot's entry of `scale`, constant within a step. Before the first update, the setting `first_step` applies.
 //! - Current scaling: `take_scale` computes the scale from the tensor's amax. The operand keeps the scale as a `FrozenScale`, so that a recomputed

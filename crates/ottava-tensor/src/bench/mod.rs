@@ -41,8 +41,8 @@ pub fn time<E: From<Error>>(
     Ok(rounds[ROUNDS / 2])
 }
 
-/// Returns the result of [`time`], with so many iterations that a round lasts about `milliseconds` on a GPU, because the clock of a GPU falls under
-/// load. On a CPU a round lasts a tenth of this time.
+/// Returns the result of [`time`]. The number of iterations makes a round last about `milliseconds` on a GPU, because the clock of a GPU falls under
+/// load. On a CPU, a round lasts a tenth of this time.
 pub fn time_for<E: From<Error>>(
     device: &Device,
     milliseconds: f64,

@@ -1,4 +1,4 @@
-//! The arithmetic of collectives: it computes what each rank receives from the bytes of all ranks. All CPU backends share this code.
+//! The arithmetic of collectives. It computes the bytes that each rank receives from the bytes of all ranks. All CPU backends share this code.
 
 use super::call::{Call, Op, Reduce};
 use crate::dtype::DType;
@@ -27,7 +27,7 @@ impl Deref for Bytes {
     }
 }
 
-/// Returns what each rank receives. `parts` are the ranks' bytes in rank order; the hub has checked their lengths.
+/// Returns the bytes that each rank receives. `parts` are the ranks' bytes in rank order. The hub has checked their lengths.
 pub(super) fn combine(call: &Call, parts: &[Vec<u8>]) -> Vec<Bytes> {
     let size = parts.len();
     let (all, split) = match call.op {

@@ -90,7 +90,7 @@ impl Group {
         self.beside(Beside::Channel(channel))
     }
 
-    /// Sets what compute does while the group's calls run, which decides the GPU resources of the calls. Must be set before the first call.
+    /// Sets the work of compute during the group's calls, which decides the GPU resources of the calls. It must be set before the first call.
     pub(super) fn beside(mut self, beside: Beside) -> Group {
         self.gpu.iter_mut().for_each(|gpu| gpu.beside = beside);
         self

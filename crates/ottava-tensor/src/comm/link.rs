@@ -19,7 +19,7 @@ pub(super) trait Reporter: Send + Sync {
 
 /// The connection of one rank to its job, for all its groups. Dropping the connection leaves the job.
 pub(super) trait Link: Send + Sync {
-    /// Starts call `number` of its channel in `group`. `bytes` is what the rank contributes. The returned receiver gets one answer.
+    /// Starts call `number` of its channel in `group`. `bytes` is the input of this rank. The returned receiver gets one answer.
     fn start(&self, group: &Members, number: u64, call: Call, bytes: Vec<u8>) -> Receiver<Reply>;
 
     /// Returns whether calls involve no other rank. The rank then numbers its groups itself.

@@ -206,7 +206,8 @@ pub struct Mesh {
 /// The index of the group of all ranks.
 const WORLD: usize = 0;
 
-/// The axes whose ranks exchange activations in layers, with the axes along which the ranks of the group differ, and what compute does meanwhile.
+/// The axes whose ranks exchange activations in layers. Each axis has the axes along which the ranks of its group differ, and the work of compute
+/// during the exchange.
 const OF_LAYERS: [(Axis, &[Axis], Beside); 3] = [
     (Axis::Tensor, &[Axis::Tensor], Beside::Product),
     (Axis::Context, &[Axis::Context], Beside::Nothing),

@@ -1,4 +1,4 @@
-//! The plan of a linear's product: what overlaps with it, and what follows it.
+//! The plan of a linear's product: the work that overlaps with the product, and the work that follows it.
 
 use super::core::{ReadWeight, WeightProduct};
 use super::exchange::Exchange;

@@ -44,7 +44,7 @@ impl ActivatedLinear {
         self.linear.gradient()
     }
 
-    /// Returns `y`, plus `residual` `[T, C]` if given, and what backward needs.
+    /// Returns `y`, plus `residual` `[T, C]` if given, and the values for backward.
     pub fn forward(
         &self,
         hidden: Tensor,
@@ -84,7 +84,7 @@ impl ActivatedLinear {
         self.linear.fprop(&activated.rows, residual, context).map(Some)
     }
 
-    /// Returns what [`ActivatedLinear::forward`] saves, without computing its output.
+    /// Returns the values that [`ActivatedLinear::forward`] saves, without computing its output.
     pub fn save(&self, hidden: Tensor, context: &mut Context) -> Result<ActivatedSaved> {
         if self.smooth_in(context).is_some() {
             return Ok(self.forward(hidden, None, context)?.1);
@@ -98,7 +98,7 @@ impl ActivatedLinear {
         self.smooth.filter(|_| self.linear.gradient().is_cast(&context.casts))
     }
 
-    /// Returns the operand, and what backward needs of `hidden`.
+    /// Returns the operand, and the part of `hidden` that backward needs.
     fn activate(&self, hidden: Tensor, context: &mut Context) -> Result<(CastInput, SavedActivation)> {
         let input = self.linear.input();
         // The backward kernel of the activation writes the transposed codes, so forward does not.

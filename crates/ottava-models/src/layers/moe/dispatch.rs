@@ -145,7 +145,7 @@ impl Dispatch {
         Ok(Tokens { arriving: self.start_gather(codes.unwrap_or(x), context)?, cast, frozen })
     }
 
-    /// Returns the rows of this rank's experts, cast for `reader`, and what backward needs.
+    /// Returns the rows of this rank's experts, cast for `reader`, and the values for backward.
     pub fn rows_of_tokens(
         &self,
         tokens: Tokens,

@@ -100,7 +100,7 @@ impl Experts {
         dispatch.send(x, self.gate_up.input(), copies, context)
     }
 
-    /// Returns the output rows `[P, C]` for the `choices` of the tokens, and what backward needs.
+    /// Returns the output rows `[P, C]` for the `choices` of the tokens, and the values for backward.
     pub fn forward(
         &self,
         tokens: Tokens,
@@ -112,7 +112,7 @@ impl Experts {
         Ok((self.down.fprop(&activated, &choices.slots.groups, context)?, saved))
     }
 
-    /// Returns what [`Experts::forward`] saves, without computing its output.
+    /// Returns the values that [`Experts::forward`] saves, without computing its output.
     pub fn save(
         &self,
         tokens: Tokens,
@@ -123,7 +123,7 @@ impl Experts {
         Ok(self.activated(tokens, dispatch, choices, context)?.1)
     }
 
-    /// Returns the operand of the second product, and what backward needs.
+    /// Returns the operand of the second product, and the values for backward.
     fn activated(
         &self,
         tokens: Tokens,

@@ -2,7 +2,7 @@
 //!
 //! Ranks gather the slices from a buffer, as weights or as codes. Before an update, `Param::begin_write` gets the memory of a slice in the buffer,
 //! so that the update can write directly to this memory. It returns a `SliceWrite`, which `Param::finish_write` consumes after the update.
-//! `Param::finish_write` writes what the update did not write, and returns the memory.
+//! `Param::finish_write` writes the rest of the slice, and returns the memory.
 
 use super::{Param, into_shape};
 use crate::param::ParamId;

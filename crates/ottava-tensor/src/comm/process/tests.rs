@@ -399,7 +399,7 @@ impl Rank {
         line.split_once(mark).unwrap().1.trim().to_string()
     }
 
-    /// Returns what the process has written to standard error. Waits for the end of the process.
+    /// Returns the text that the process has written to standard error. Waits for the end of the process.
     pub fn errors(&mut self) -> String {
         let mut text = String::new();
         self.0.stderr.take().expect("read once").read_to_string(&mut text).unwrap();
