@@ -97,7 +97,7 @@ impl ConfigFile {
         }
     }
 
-    /// Returns the value of a key. If the key is missing or null, returns the family's default, or `default` if there is none.
+    /// Returns the value of a key. If the key is missing or null, returns the family's default, or `default` if the family has no default.
     pub fn optional<T: DeserializeOwned>(&self, key: &str, default: T) -> Result<T> {
         match self.value(key) {
             None => Ok(default),

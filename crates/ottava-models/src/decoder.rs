@@ -46,7 +46,7 @@ pub struct Decoder {
     folder_codes: FolderCounts,
 }
 
-/// How many frozen weights have FP8 codes in the model folder. Weights that are fused in memory count once.
+/// The number of frozen weights with FP8 codes in the model folder. Weights that are fused in memory count once.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FolderCounts {
     /// The number of weights that keep the codes.
@@ -325,7 +325,7 @@ impl Decoder {
         Ok(())
     }
 
-    /// Casts all weights with the current scales. Call it after building and loading; later updates cast the weights that they write.
+    /// Casts all weights with the current scales. It must be called after building and loading. Later updates cast the weights that they write.
     pub fn quantize_weights(&mut self) -> Result<()> {
         let (mut params, scaling) = (self.stages.iter_mut().flat_map(Stage::parameters_mut), &mut self.scaling);
         let mut casts = scaling.casts(Mode::TRAINING);
@@ -469,9 +469,9 @@ impl Decoder {
         group.block_bytes(&self.part.attention, block_size, dtype)
     }
 
-    /// Makes the result of a token in [`Decoder::hidden`] independent of the other tokens of a batch. Operands that are scaled by the amax of
-    /// their tensor get one scale per row; codes of weights do not change. Returns whether there were such operands. The model cannot be
-    /// trained afterwards.
+    /// Makes the result of a token in [`Decoder::hidden`] independent of the other tokens of a batch. Operands that are scaled by the amax of their
+    /// tensor get one scale per row. Codes of weights do not change. Returns whether the model had such operands. The model cannot be trained
+    /// afterwards.
     pub fn scale_by_token(&mut self) -> Result<bool> {
         let changes = self.scaling.scale_rows();
         if changes {
@@ -515,8 +515,8 @@ impl Decoder {
     }
 }
 
-/// Runs a pass of inference. If all weights `are_stored`, the device treats them as constant. Weights that forward casts are not constant; this
-/// happens after training without stored codes.
+/// Runs a pass of inference. If all weights `are_stored`, the device treats them as constant. Weights that forward casts are not constant. Forward
+/// casts weights after training without stored codes.
 fn with_constant_weights<R>(device: &Device, are_stored: bool, pass: impl FnOnce() -> R) -> R {
     match device {
         Device::Cuda(gpu) if are_stored => gpu.with_constant_weights(pass),

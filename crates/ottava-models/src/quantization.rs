@@ -9,7 +9,7 @@ use std::path::Path;
 /// The file with ModelOpt's settings. Older folders have it next to `config.json` instead of `quantization_config`.
 pub const MODELOPT_FILE: &str = "hf_quant_config.json";
 
-/// Which elements of an FP8 weight `[outputs, inputs]` share a scale.
+/// The elements of an FP8 weight `[outputs, inputs]` that share a scale.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WeightScales {
     /// All elements.
@@ -20,7 +20,7 @@ pub enum WeightScales {
     Blocks([usize; 2]),
 }
 
-/// How a folder stores weights in FP8: as E4M3 codes. A weight is its code times a stored scale.
+/// The format in which a folder stores FP8 weights: E4M3 codes with scales. A weight is its code times a stored scale.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Quantization {
     /// The value of `quant_method`.

@@ -92,7 +92,7 @@ impl DecoderConfig {
         }
     }
 
-    /// Returns the decoder with `count` layers. They are its first layers; if it has fewer than `count`, its layers are repeated.
+    /// Returns the decoder with `count` layers. They are its first layers. If it has fewer than `count` layers, its layers are repeated.
     pub fn with_layers(self, count: usize) -> DecoderConfig {
         let layers = self.layers.iter().cycle().take(count).cloned().collect();
         DecoderConfig { layers, ..self }

@@ -42,7 +42,7 @@ pub enum SublayerSpec {
 pub struct RopeSpec {
     /// The index in [`DecoderConfig::ropes`](super::DecoderConfig::ropes).
     pub rope: usize,
-    /// Which elements of a head are rotated as a pair.
+    /// The elements of a head that are rotated as a pair.
     pub pairs: RopePairs,
 }
 

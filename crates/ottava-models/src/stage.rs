@@ -50,15 +50,15 @@ pub struct Stage {
     residuals: ResidualBuffers,
 }
 
-/// What forward of a stage saves for backward of one micro-batch. Several micro-batches may be in flight.
+/// The values that forward of a stage saves for backward of one micro-batch. Several micro-batches may be in flight.
 pub struct StageSaved {
     /// The token ids, I32 `[T]`, if the stage has the embedding.
     ids: Option<Tensor>,
-    /// What each block saves. Empty if only the inputs of blocks are saved, in `inputs`.
+    /// The values that each block saves. Empty if only the inputs of blocks are saved, in `inputs`.
     blocks: Vec<BlockSaved>,
     /// The inputs of the blocks in host memory.
     inputs: Vec<Tensor>,
-    /// What the last norm saves, if the stage has the head.
+    /// The values that the last norm saves, if the stage has the head.
     norm: Option<NormSaved>,
 }
 

@@ -37,7 +37,7 @@ pub(super) struct Bucket {
     pub(super) slices: Slices,
     /// Whether products read the matrices as codes rather than values.
     codes: bool,
-    /// What this rank stores between passes.
+    /// The data that this rank stores between passes.
     kept: Kept,
     /// The bytes of a gathered element, and the type of gradients.
     element: usize,
@@ -57,7 +57,7 @@ pub(super) struct Matrix {
     pub(super) cast: Option<QuantizedTensor>,
 }
 
-/// What a rank stores of the matrices of a bucket between passes.
+/// The part of a bucket's matrices that a rank stores between passes.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Kept {
     /// The buffer of the last gather.
@@ -224,7 +224,7 @@ impl Bucket {
         self.kept == Kept::SliceInHostMemory && self.codes
     }
 
-    /// Starts to gather the matrices, which are among `params`, from the slices of all ranks. Returns `None` if there is no slice yet.
+    /// Starts to gather the matrices, which are among `params`, from the slices of all ranks. Returns `None` if the slice does not exist yet.
     pub(super) fn gather_slices(&self, params: &[&Param], group: &Group) -> Result<Option<Gather>> {
         let (rank, length) = (group.rank(), self.slices.padded_len());
         let sources = match &self.weights {

@@ -48,7 +48,7 @@ struct Reduction {
     dtype: DType,
 }
 
-/// What a collective returns.
+/// The result of a collective.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Stage {
     /// The sum of the gradients.

@@ -1,7 +1,8 @@
 //! The norm of all gradients, if ranks divide the model.
 //!
 //! `Partition::grad_norm` adds the squares in the order of the model. A tied head in another stage has a copy of the embedding's table
-//! (`HeadWeight::Copy`); `SumTied` adds its gradient to the table's before. `tests/promises/parallel/pipeline.rs` compares the bits with one rank.
+//! (`HeadWeight::Copy`). Before this sum, `SumTied` adds the copy's gradient to the table's gradient. `tests/promises/parallel/pipeline.rs` compares
+//! the bits with one rank.
 
 use crate::pipeline::StagePlaces;
 use crate::{Partition, Shared, optim};

@@ -38,7 +38,7 @@ pub struct BufferBytes {
     pub gathers_in_each_pass: bool,
 }
 
-/// How the ranks of a run divide a model.
+/// The division of a model among the ranks of a run.
 pub struct Partition {
     ranks: Rc<Ranks>,
     zero: Zero,

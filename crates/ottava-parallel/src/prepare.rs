@@ -1,4 +1,4 @@
-//! What ranks compute together before an update that transforms whole matrices.
+//! The values that ranks compute together before an update that transforms whole matrices.
 
 use crate::matrices::{Divided, MatrixPlan};
 use crate::optim::{self, Optimizer, Prepared};

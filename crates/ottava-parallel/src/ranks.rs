@@ -18,7 +18,7 @@ use std::cell::Cell;
 /// The axes along which ranks hold different parts of one model.
 const PARTS: &[Axis] = &[Axis::Tensor, Axis::Pipeline, Axis::Expert];
 
-/// What the ranks of a group share, for [`Ranks::sharing`].
+/// The data that the ranks of a group share, for [`Ranks::sharing`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Shared {
     /// The gradients of a weight outside experts. They are summed over ranks with the same part of the model.

@@ -223,8 +223,8 @@ impl Schedule {
         }
     }
 
-    /// Returns the forward passes in the order in which every rank runs them. With several stages, one stage runs a group of as many micro-batches as
-    /// there are ranks, then the next stage runs the same group.
+    /// Returns the forward passes in the order in which every rank runs them. With several stages, micro-batches run in groups. A group has one
+    /// micro-batch per rank. One stage runs a group, then the next stage runs the same group.
     fn forwards(&self) -> Vec<Task> {
         self.order().into_iter().map(|(stage, micro_batch)| Task::Forward { stage, micro_batch }).collect()
     }

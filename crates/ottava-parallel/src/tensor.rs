@@ -57,7 +57,7 @@ fn sum_whole(grads: Vec<(&mut Param, Tensor)>, group: &Group) -> Result<()> {
 
 impl Ranks {
     /// Sums the gradients of rows that several ranks of the tensor axis have. Each rank has the gradient from its queries. `params` are as in
-    /// [`Ranks::sum_whole_gradients`]; a gradient may cover only a slice.
+    /// [`Ranks::sum_whole_gradients`]. A gradient may cover only a slice.
     pub(super) fn sum_replicated_gradients(&self, params: &mut [&mut Param]) -> Result<()> {
         let group = self.group(&[Axis::Tensor]);
         for param in params.iter_mut().filter(|param| param.identity.replicas() > 1) {

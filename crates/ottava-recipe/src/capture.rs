@@ -18,7 +18,8 @@ pub enum Capture {
     Done(Graph),
 }
 
-/// How a step is launched, ordered from the most careful way. The ranks make the smallest of the launches for which they are ready.
+/// The way in which a step is launched. The order begins with the most careful way. The ranks make the smallest of the launches for which they are
+/// ready.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Launch {
     /// Launches call by call, in this and all later steps.

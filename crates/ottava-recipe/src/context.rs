@@ -25,8 +25,8 @@ pub struct Sequences {
     pub place: ShardPlace,
     /// The position of each token in its document, I32 `[batch · seq_len / ranks]`.
     pub positions: Tensor,
-    /// The divisor for means over tokens, I32 `[batch · seq_len / ranks]`: for each token that is not padding, the number of such tokens in the whole
-    /// micro-batch; for padding, 0.
+    /// The divisor for means over tokens, I32 `[batch · seq_len / ranks]`: for padding 0, and for each other token the number of tokens in the whole
+    /// micro-batch that are not padding.
     pub counted: Tensor,
     /// The number of padding tokens of each sequence, as stored in `counted`.
     padding: Vec<usize>,
@@ -79,7 +79,7 @@ impl Sequences {
         Ok(sequences)
     }
 
-    /// Returns `batch` sequences of `seq_len` tokens. Each is one document, and there is room for `max_documents` shorter documents.
+    /// Returns `batch` sequences of `seq_len` tokens. Each sequence is one document, and memory for `max_documents` shorter documents is reserved.
     pub fn packed(device: &Device, batch: usize, seq_len: usize, max_documents: usize) -> Result<Sequences> {
         Sequences::new(device, batch, seq_len)?.with_documents(max_documents)
     }
@@ -93,7 +93,7 @@ impl Sequences {
 
     /// Marks the last `padding[row]` tokens of each sequence as padding, which means over tokens leave out.
     ///
-    /// Errors unless there is one number per sequence, which is at most the sequence's length.
+    /// Errors unless each sequence has one number, which is at most the sequence's length.
     pub fn set_padding(&mut self, padding: &[usize]) -> Result<()> {
         if padding.len() != self.batch || padding.iter().any(|&padding| padding > self.seq_len) {
             return Err(Error::Data(format!(
@@ -117,7 +117,7 @@ impl Sequences {
 
     /// Divides the tokens into documents of these lengths, in the order of the tokens.
     ///
-    /// Errors when there is no room for the number of documents ([`Sequences::packed`]), or when a document would lie in two sequences.
+    /// Errors when the number of documents exceeds the reserved number ([`Sequences::packed`]), or when a document would lie in two sequences.
     pub fn set_documents(&mut self, lengths: &[usize]) -> Result<()> {
         let tokens = self.batch * self.seq_len;
         let error = |what: String| {
@@ -159,7 +159,7 @@ pub struct Context<'a> {
     pub loan: &'a Loan,
     /// The layout of the tokens.
     pub sequences: &'a Sequences,
-    /// What backward recomputes.
+    /// The values that backward recomputes.
     pub recompute: Recompute,
     /// The format in which forward saves activations.
     pub saved_activations: SavedActivations,
@@ -184,7 +184,7 @@ pub struct DeferredWgrad {
     pub dy: View,
     /// The input of the weight's linear.
     pub x: View,
-    /// How the product is accumulated.
+    /// The accumulation of the product.
     pub accumulation: Accumulation,
     /// The rows of each matrix, if the weight stacks several matrices. `None` for one matrix.
     pub groups: Option<Groups>,

@@ -12,8 +12,8 @@
 //! experts. The outputs of all experts are added for each token. Ranks of tensor parallelism also divide experts, as whole experts. So
 //! [`Axis::Expert`] means here all ranks that divide experts: the ranks of expert x tensor.
 //!
-//! `Slots` brings `LayerRanks` to the `Builder`, and `Casts` to each pass; `LayerAxes` (`parallel/layer_axes.rs`) implements it. The `Split` of a
-//! linear decides what it exchanges:
+//! `Slots` brings `LayerRanks` to the `Builder`, and `Casts` to each pass; `LayerAxes` (`parallel/layer_axes.rs`) implements `LayerRanks`. The
+//! `Split` of a linear decides what it exchanges:
 //!
 //! - The cast of an operand whose rows are divided (`OperandCast::gathering`) gathers codes if all ranks use one scale, and values if not. A
 //!   `Gathering` (`operand.rs`) is an operand whose all-gather is in flight; the first GEMM that reads it starts with this rank's rows
@@ -28,10 +28,9 @@
 //! `Ranks::sum_replicated_gradients` adds their gradients. Only the first of these ranks counts the gradients in the norm and writes the rows to
 //! checkpoints.
 //!
-//! With context parallelism, `Sequences` has this rank's place among the ranks that divide each sequence. Positions, inputs and targets
-//! belong to the rank's tokens; boundaries of documents belong to whole sequences. Only attention reads other tokens: `layers/exchange.rs`
-//! exchanges tokens for heads before attention and heads for tokens after it (`LayerRanks::exchange`), so attention itself is the same as on
-//! one rank.
+//! With context parallelism, `Sequences` has this rank's place among the ranks that divide each sequence. Positions, inputs and targets belong to the
+//! rank's tokens. Boundaries of documents belong to whole sequences. Only attention reads other tokens: `layers/exchange.rs` exchanges tokens for
+//! heads before attention and heads for tokens after it (`LayerRanks::exchange`), so attention itself is the same as on one rank.
 //!
 //! To change how ranks divide attention, change `Attention::attend` and its backward, with the keys of other ranks in `AttentionInput` and `lse` for
 //! merging results; `Ranks::rows`, which decides the rows of a rank; and the axes in `ParallelConfig::mesh`.
@@ -40,7 +39,7 @@
 //! (`Param::within_stack`). `Dispatch` (`layers/moe/dispatch.rs`) gathers tokens and choices of all ranks, lays out the rows of the rank's experts
 //! (`slots` of a range), sends codes if all ranks would cast the same codes (`gather_quantized`), and adds the sums of all ranks.
 //!
-//! Exchanges in layers have separate groups (`Mesh::layer_group`), and so separate communicators. Their number of CTAs suits what is computed
+//! Exchanges in layers have separate groups (`Mesh::layer_group`) and thus separate communicators. Their number of CTAs suits what is computed
 //! meanwhile. `tests/promises/parallel/tensor.rs`, `context.rs`, `expert_ranks.rs` and `expert_tensor.rs` compare divided models with one rank, for
 //! every recipe, and plant faults in the exchange.
 

@@ -194,7 +194,7 @@ impl Recipe {
 const HIGH_PRECISION_LAYERS: &str = "precision.exceptions.high_precision_layers";
 const OVERRIDES: &str = "precision.overrides";
 
-/// Returns the first of `patterns` that matches the linear at `site`. If only parts match, all parts must match; `key` names the patterns in errors.
+/// Returns the first of `patterns` that matches the linear at `site`. If only parts match, all parts must match. `key` names the patterns in errors.
 fn matched<'a>(site: &LinearSite, key: &str, patterns: &'a [String]) -> Result<Option<&'a str>> {
     if let Some(pattern) = patterns.iter().find(|pattern| names_it(pattern, &site.name)) {
         return Ok(Some(pattern));

@@ -24,7 +24,7 @@ pub enum Pass {
     Recomputation,
 }
 
-/// What the products of a step read.
+/// The data that the products of a step read.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum StepPrecision {
     /// The formats of the recipe.
@@ -39,7 +39,7 @@ pub enum StepPrecision {
 pub struct Mode {
     /// The purpose of the pass.
     pub pass: Pass,
-    /// What the products of the pass read.
+    /// The data that the products of the pass read.
     pub precision: StepPrecision,
 }
 

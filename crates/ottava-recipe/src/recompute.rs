@@ -1,4 +1,4 @@
-//! What forward saves and what backward recomputes, as settings that layers interpret.
+//! The settings that decide which values forward saves and which values backward recomputes. Layers interpret them.
 //!
 //! For an operand that is not saved, `SavedOperand` keeps the scale of its cast. Backward recomputes the operand with
 //! `OperandCast::reproduce_columns`, `reproduce_both` or `recast_columns`, and does not measure it again. The backward kernel of the
@@ -62,6 +62,7 @@ pub enum SavedActivations {
     /// The values of forward.
     #[default]
     Exact,
-    /// E4M3 with a power of two per 16 neighbours. Forward does not change; gradients do slightly, and operands recomputed from these.
+    /// E4M3 with a power of two per 16 neighbours. Forward does not change. Gradients change slightly, as do the operands that are recomputed from
+    /// these codes.
     Float8,
 }

@@ -17,7 +17,7 @@ impl Steps {
         self.0.iter().any(|range| range.contains(&step))
     }
 
-    /// Returns whether there are no ranges.
+    /// Returns whether the list of ranges is empty.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }

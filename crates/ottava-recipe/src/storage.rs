@@ -1,7 +1,7 @@
 //! Storage formats of weights, gradients and moments, as settings that parameters and the optimizer interpret.
 //!
 //! `param` stores weights and gradients in these formats, and `Moments` of the op `adamw` stores the states. If FP8 products read codes of an F16
-//! master, there is no BF16 copy: casts read the F16 value (`Fp8Output::cast_scaled`).
+//! master, no BF16 copy is stored. Casts read the F16 value (`Fp8Output::cast_scaled`).
 
 use ottava_tensor::{DType, ExpandedTensor};
 use schemars::JsonSchema;
@@ -83,7 +83,7 @@ impl Share {
     }
 }
 
-/// Storage formats of weights, gradients and moments. Vectors have no format with a scale; they use F32 instead.
+/// Storage formats of weights, gradients and moments. Vectors use F32 instead of a format with a scale.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Formats {
     /// Format of master weights.

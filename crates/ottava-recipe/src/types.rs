@@ -11,18 +11,18 @@ use serde::{Deserialize, Serialize};
 pub enum Scaling {
     /// Delayed scaling: the scale comes from the amaxes of earlier steps.
     Delayed {
-        /// How amaxes are reduced to a scale.
+        /// The rule that computes a scale from amaxes.
         how: DelayedScaling,
         /// The number of steps in the amax history.
         window: usize,
-        /// How the first step is scaled, which has no history.
+        /// The scale of the first step, which has no history.
         first_step: FirstStep,
     },
     /// Current scaling: the scale comes from the tensor itself.
     Current(CurrentScaling),
 }
 
-/// How the first step is scaled, whose history is empty.
+/// The scale of the first step, whose history is empty.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum FirstStep {
@@ -32,14 +32,14 @@ pub enum FirstStep {
     Unscaled,
 }
 
-/// How one operand of the matrix products is cast.
+/// The cast of one operand of the matrix products.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Cast {
     /// The FP8 format.
     pub format: DType,
-    /// Which elements share a scale.
+    /// The elements that share a scale.
     pub granularity: Granularity,
-    /// Where the scale comes from.
+    /// The source of the scale.
     pub scaling: Scaling,
 }
 

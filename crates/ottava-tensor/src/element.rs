@@ -111,7 +111,7 @@ real!(f64, libm::exp, libm::log, libm::tanh, libm::erf);
 /// in two halves, so that subnormal results are rounded once. Overflow gives infinity, and NaN stays NaN.
 #[inline(always)]
 fn expf(x: f32) -> f32 {
-    // ln 2 in two parts. The first part has so few bits that n times it is exact.
+    // ln 2 in two parts. The first part has few bits, so that its product with n is exact.
     const LN2_HIGH: f32 = 0.693_359_4;
     const LN2_LOW: f32 = -2.121_944_4e-4;
     // Adding and subtracting 1.5 · 2^23 rounds to the nearest integer.

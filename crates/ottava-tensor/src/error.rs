@@ -48,7 +48,7 @@ pub enum Error {
         library: &'static str,
         /// The searched names and folders, or the missing symbols.
         reason: String,
-        /// How to get the library.
+        /// The way to get the library.
         remedy: String,
     },
     /// A call into a CUDA library returned an error status.
@@ -90,7 +90,7 @@ pub enum Error {
     /// The group of ranks did not form or cannot continue.
     #[error("{message}")]
     Ranks {
-        /// What went wrong.
+        /// The fault of the rank.
         fault: RankFault,
         /// A sentence that names ranks, processes and the collective.
         message: String,

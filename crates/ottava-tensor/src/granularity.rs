@@ -20,7 +20,7 @@ pub(crate) const fn padded(n: usize) -> usize {
     n.next_multiple_of(PAD)
 }
 
-/// Which elements share a scale.
+/// The elements that share a scale.
 ///
 /// Rows and 1x128 blocks run along the contracted dimension, so a matrix that is contracted along both dimensions is cast twice, with separate
 /// scales. With 128x128 blocks and per-tensor scales, the transposed copy has the same codes.
@@ -37,7 +37,7 @@ pub enum Granularity {
     /// One scale per square of 128 rows and 128 columns.
     #[serde(rename = "blocks-128x128")]
     Blocks128x128,
-    /// One scale per 128 neighbours along a row; in the transposed copy, one scale per 128x128 square. A product of 1x128 blocks with 128x128 blocks
+    /// One scale per 128 neighbours along a row. The transposed copy has one scale per 128x128 square. A product of 1x128 blocks with 128x128 blocks
     /// is faster than a product of 1x128 blocks with 1x128 blocks.
     #[serde(rename = "mixed-blocks")]
     MixedBlocks,
@@ -59,7 +59,7 @@ pub struct GranularityInfo {
     pub copies: Option<[Granularity; 2]>,
     /// Whether every scale is a power of two.
     pub power_of_two: bool,
-    /// The value of `SHARING` for the kernels in `destination.cuh`, or the reason why there are no kernels.
+    /// The value of `SHARING` for the kernels in `destination.cuh`, or the reason why no kernels exist.
     pub sharing: Result<&'static str, &'static str>,
     /// The value of `cublasLtMatmulMatrixScale_t`.
     pub cublaslt_mode: i32,
@@ -148,8 +148,8 @@ impl Granularity {
         [padded(rows), length.next_multiple_of(pad)]
     }
 
-    /// Returns whether the transposed copy of a matrix `[rows, columns]` has the same codes, transposed. This is so if scales belong to the tensor or
-    /// to squares, and both copies have the same padding.
+    /// Returns whether the transposed copy of a matrix `[rows, columns]` has the codes of the matrix in transposed order. It has them if scales
+    /// belong to the tensor or to squares, and both copies have the same padding.
     pub fn shares_codes(self, rows: usize, columns: usize) -> bool {
         let [padded_rows, padded_columns] = self.codes_shape(rows, columns);
         matches!(self.info().shared, Shared::Tensor | Shared::Square(_))

@@ -59,9 +59,8 @@ impl HostTransfer {
         Ok((copies, HostTransfer { transfer: Some(transfer), _source: None }))
     }
 
-    /// Copies each of `sources` to `buffer`, starting at the given element. Copies from host memory overlap with compute; other copies are
-    /// made at once. Ops may read the buffer only after [`HostTransfer::wait`], and collectives only after
-    /// [`HostTransfer::before_collectives`].
+    /// Copies each of `sources` to `buffer`, starting at the given element. Copies from host memory overlap with compute. Other copies are made at
+    /// once. Ops may read the buffer only after [`HostTransfer::wait`], and collectives only after [`HostTransfer::before_collectives`].
     ///
     /// Errors if a source has another type or does not fit.
     pub fn upload_into(buffer: &mut Tensor, sources: &[(&Tensor, usize)]) -> Result<HostTransfer> {
@@ -162,7 +161,7 @@ mod tests {
         (from..from + N).map(|i| i as f32).collect()
     }
 
-    /// Write-back brings writes to a mirror to host memory; discarding the mirror loses them.
+    /// Write-back copies the writes to a mirror to host memory. Discarding the mirror loses these writes.
     #[test]
     fn write_back_keeps_device_writes_and_evict_drops_them() {
         let Some(device) = test_device().map(Device::Cuda) else { return };

@@ -14,7 +14,7 @@
 //! ```
 //!
 //! Building this crate never needs CUDA: no Cargo feature selects it, and nothing links to it. A library is loaded when it is first needed, and
-//! a missing library is an `Error::Library` with a remedy. `unsafe` code stays in this crate; the other crates forbid it.
+//! a missing library is an `Error::Library` with a remedy. Only this crate has `unsafe` code, and the other crates forbid it.
 //!
 //! Modules are arranged in floors. A file imports only from its own floor or from lower floors:
 //!

@@ -21,7 +21,7 @@ pub struct QuantizedTensor {
     pub scale_inv: Tensor,
     /// The inverse scales of `transposed`, if both copies exist and have different scales. Boxed because most operands have none.
     pub transposed_scale_inv: Option<Box<Tensor>>,
-    /// Which elements share a scale.
+    /// The elements that share a scale.
     pub granularity: Granularity,
     /// The type of the codes.
     pub format: DType,

@@ -48,7 +48,7 @@ impl Staging {
     /// Creates a tensor and reads its bytes, little-endian and row-major. `read` gets the offset of a piece, and the memory to write the piece to. A
     /// dry run reads nothing.
     ///
-    /// Errors if `read` errors, or if there is not enough memory.
+    /// Errors if `read` errors, or if the memory is too small.
     pub fn read<E: From<Error>>(
         &mut self,
         shape: &[usize],

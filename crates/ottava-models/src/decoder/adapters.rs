@@ -32,8 +32,8 @@ impl Decoder {
         Ok(adapters)
     }
 
-    /// Swaps the adapters of the linears with `adapters`. An empty `adapters` removes the adapters of the linears; if the linears had none, each
-    /// entry is `None` afterwards.
+    /// Swaps the adapters of the linears with `adapters`. An empty `adapters` removes the adapters of the linears. If the linears had no adapters,
+    /// each entry is `None` afterwards.
     pub fn exchange_adapters(&mut self, adapters: &mut Adapters) {
         let mut next = std::mem::take(&mut adapters.0).into_iter();
         self.visit_adapters(&mut |adapter| adapters.0.push(std::mem::replace(adapter, next.next().flatten())));

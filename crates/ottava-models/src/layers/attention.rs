@@ -99,7 +99,7 @@ pub struct Attention {
     spec: AttentionSpec,
 }
 
-/// What forward of [`Attention`] saves.
+/// The values that forward of [`Attention`] saves.
 struct AttentionSaved {
     /// `[T, (H + 2·H_kv)·D]`, rotated and exchanged, or unrotated if the layer has a norm of heads. `None` if it is recomputed.
     qkv: Option<Tensor>,
@@ -109,7 +109,7 @@ struct AttentionSaved {
     output: SavedOperand,
 }
 
-/// What Q, K and V of backward come from: the saved tensor, or the operand.
+/// The source of Q, K and V in backward: the saved tensor, or the operand.
 enum Qkv {
     Saved(Tensor),
     OfOperand(View),

@@ -16,9 +16,9 @@ pub struct Block {
     branches: Vec<Branch>,
 }
 
-/// What forward of [`Block`] saves.
+/// The values that forward of [`Block`] saves.
 pub enum BlockSaved {
-    /// What each branch saved.
+    /// The values that each branch saved.
     Branches(Vec<BranchSaved>),
     /// Only the input, `[T, C]`. Backward recomputes the block.
     Input(Tensor),

@@ -20,13 +20,13 @@ pub struct Branch {
     factor: Factor,
 }
 
-/// What forward of [`Branch`] saves.
+/// The values that forward of [`Branch`] saves.
 pub struct BranchSaved {
     before: Option<NormSaved>,
     /// The input `[T, C]`, if the branch has no norm before and the operand is recomputed.
     input: Option<SavedActivation>,
     operand: SavedOperand,
-    /// What each sublayer saved.
+    /// The values that each sublayer saved.
     sublayers: Vec<SublayerSaved>,
     after: Option<NormSaved>,
 }
@@ -88,7 +88,8 @@ impl Branch {
     /// Returns `y` `[T, C]` and the values for backward.
     pub fn forward(&self, x: &Tensor, context: &mut Context) -> Result<(Tensor, BranchSaved)> {
         let (operand, mut saved) = self.operand(x, context)?;
-        // The last linear of a sublayer adds the sum so far. The sum starts with the residual stream unless a norm or a factor follows.
+        // The last linear of a sublayer adds the sum of the preceding sublayers. The sum starts with the residual stream unless a norm or a factor
+        // follows.
         let mut sum = self.adds_in_product().then(|| x.clone());
         for (sublayer, operand) in self.sublayers.iter().zip(copies(operand, self.sublayers.len())) {
             let (y, of_sublayer) = sublayer.forward(operand, sum.as_ref(), context)?;

@@ -12,7 +12,7 @@ use std::rc::Rc;
 /// The name of a matrix that has no cast, for messages.
 const ACTIVATIONS: &str = "activations";
 
-/// How the products of a linear read its input `x` (fprop, wgrad) or its output gradient `dy` (dgrad, wgrad).
+/// The cast of a linear's input `x` (for fprop and wgrad) or of its output gradient `dy` (for dgrad and wgrad).
 ///
 /// The first product contracts the columns of the matrix, and wgrad contracts its rows. An op that produces the matrix is passed as a closure.
 /// The cast decides whether the op writes codes, their amax, or the value.
@@ -29,12 +29,12 @@ pub struct OperandCast {
     gathers: bool,
 }
 
-/// What is gathered of a matrix if ranks divide its rows.
+/// The form in which a matrix is gathered if ranks divide its rows.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Gathered {
     /// Nothing: this rank has all rows that products read.
     Nothing,
-    /// Codes. Each rank casts its rows before the gather; all ranks use one scale.
+    /// Codes. Each rank casts its rows before the gather, and the ranks use one scale.
     Codes,
     /// The value. Each rank casts it after the gather.
     Value,
@@ -44,11 +44,11 @@ enum Gathered {
 pub struct CastInput {
     /// The view that fprop reads.
     pub rows: View,
-    /// What backward reads.
+    /// The operand that backward reads.
     pub saved: SavedOperand,
 }
 
-/// What forward saves of an operand for backward.
+/// The part of an operand that forward saves for backward.
 #[derive(Clone)]
 pub struct SavedOperand {
     /// The view that wgrad reads. `None` if the operand is recomputed.
@@ -147,7 +147,7 @@ impl OperandCast {
         }
     }
 
-    /// Returns the matrix with the rows of all ranks if ranks gather its value; otherwise returns `x`, this rank's rows.
+    /// Returns the matrix with the rows of all ranks if ranks gather its value. Otherwise returns `x`, this rank's rows.
     fn whole(&self, x: Tensor, context: &Context) -> Result<Tensor> {
         match self.gathered(context) {
             Gathered::Value => {

@@ -21,19 +21,19 @@ pub struct Head {
     pub norm: Norm,
     /// The factor of logits, which is applied to the input of the product.
     pub factor: Factor,
-    /// What the product computes.
+    /// The result of the product.
     pub output: HeadOutput,
     /// The weight `[V, C]`, or `[1, C]` for a score. `None` if the weight is the embedding's table in the same stage.
     pub weight: Option<Param>,
 }
 
-/// What the product of a head computes for each token.
+/// The result of the product of a head for each token.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum HeadOutput {
     /// The logits of the vocabulary in the compute type, with this loss.
     Logits(CrossEntropy),
     /// The logits in F32 (F64 for F64), with this loss, like the logits of inference. The log-probabilities then equal the log-probabilities of the
-    /// distribution that inference samples from; on a CPU, bit for bit.
+    /// distribution that inference samples from. On a CPU, they are equal bit for bit.
     WideLogits(CrossEntropy),
     /// The score of a reward model. At tokens with a target, the loss is the negative score. If the last token of a sequence is the only target, the
     /// sum of the losses is minus the reward.
@@ -55,7 +55,7 @@ pub struct HeadConfig<'a> {
     pub loss: CrossEntropy,
     /// Whether the loss reads logits in F32.
     pub wide_logits: bool,
-    /// Where the weight comes from.
+    /// The source of the weight.
     pub weight: HeadWeight<'a>,
 }
 

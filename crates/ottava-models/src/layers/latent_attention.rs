@@ -62,19 +62,19 @@ struct Up {
     linear: Linear,
 }
 
-/// What forward of [`Up`] saves.
+/// The values that forward of [`Up`] saves.
 struct UpSaved {
     norm: NormSaved,
     operand: SavedOperand,
 }
 
-/// What forward of [`LatentAttention`] saves.
+/// The values that forward of [`LatentAttention`] saves.
 struct LatentSaved {
     attended: Attended,
     output: SavedOperand,
 }
 
-/// What backward of attention reads.
+/// The values that backward of attention reads.
 struct Attended {
     query: Option<UpSaved>,
     kv: UpSaved,

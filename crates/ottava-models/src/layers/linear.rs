@@ -143,8 +143,8 @@ impl Linear {
         Ok(Linear { core: Core { weight, products, input, gradient }, bias, adapter, exchange })
     }
 
-    /// Returns the same linear for an input that ranks do not divide by tokens. Its dgrad is the gradient by the input from this rank's outputs only;
-    /// the caller adds the gradients of all ranks.
+    /// Returns the same linear for an input that ranks do not divide by tokens. Its dgrad is the gradient by the input from this rank's outputs only.
+    /// The caller adds the gradients of all ranks.
     pub fn of_all_tokens(self) -> Linear {
         let core = Core { input: self.core.input.of_all_rows(), ..self.core };
         Linear { core, exchange: Exchange::Nothing, ..self }

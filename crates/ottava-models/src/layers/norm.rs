@@ -44,7 +44,7 @@ pub struct Norm {
     config: NormConfig,
 }
 
-/// What forward of [`Norm`] saves.
+/// The values that forward of [`Norm`] saves.
 pub struct NormSaved {
     x: SavedActivation, /* [T, C] */
     statistics: Tensor, /* of `NormKind` */

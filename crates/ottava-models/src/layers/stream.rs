@@ -24,6 +24,6 @@ pub struct Stream {
 pub struct Rotary {
     /// The cosines and sines by position. Layers share this table.
     pub table: Tensor,
-    /// Which elements of a head are rotated as a pair.
+    /// The elements of a head that are rotated as a pair.
     pub pairs: RopePairs,
 }

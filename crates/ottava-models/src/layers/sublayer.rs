@@ -11,7 +11,7 @@ use ottava_tensor::ops::SavedActivation;
 use std::any::Any;
 
 /// Attention, an MLP or another function of the operand of a [`Branch`](super::Branch). The first linear reads the operand, and the last linear adds
-/// the residual connection. One `forward` serves training, recomputation and inference; the [`Context`] selects which.
+/// the residual connection. One `forward` serves training, recomputation and inference. The [`Context`] selects one of them.
 pub trait Sublayer {
     /// Returns the cast of the operand.
     fn input(&self) -> OperandCast;
@@ -45,7 +45,7 @@ pub trait Sublayer {
     fn linears_mut<'a>(&'a mut self, visit: &mut dyn FnMut(&'a mut Linear));
 }
 
-/// What a [`Sublayer`] saves for its backward. The branch saves the operand.
+/// The values that a [`Sublayer`] saves for its backward. The branch saves the operand.
 pub struct SublayerSaved(Box<dyn Any>);
 
 impl SublayerSaved {

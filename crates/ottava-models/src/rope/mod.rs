@@ -177,8 +177,8 @@ impl RopeScaling {
         rope.of_whole_heads(file)
     }
 
-    /// Errors if a scaled model rotates a part of each head. Only Phi-3 may do so; its defaults contain the key. transformers ignores the key
-    /// for other families without scaling, and fails for other families with scaling.
+    /// Errors if a scaled model rotates a part of each head. Only Phi-3 may do so, and its defaults contain the key. transformers ignores the key for
+    /// other families without scaling, and fails for other families with scaling.
     fn of_whole_heads(self, file: &ConfigFile) -> Result<RopeScaling> {
         if file.has_default(PARTIAL) || self.partial == 1.0 {
             return Ok(self);

@@ -13,14 +13,14 @@ use ottava_recipe::recompute::{Recompute, SavedActivations};
 use ottava_recipe::scaling::Quantity;
 use ottava_tensor::Tensor;
 
-/// What forward of a comparison saves for backward.
+/// The values that forward of a comparison saves for backward.
 pub struct ComparedSaved {
     blocks: Vec<[BlockSaved; 2]>,
     norms: Vec<NormSaved>,
 }
 
-/// Returns the context of one of the two passes. A pass in the recipe's precision saves what a step saves. A pass in the compute type, or a
-/// repeated pass, saves only the inputs of blocks, which takes less memory; backward recomputes the rest.
+/// Returns the context of one of the two passes. A pass in the recipe's precision saves the values that a step saves. A pass in the compute type, or
+/// a repeated pass, saves only the inputs of blocks, which takes less memory. Backward recomputes the other values.
 fn of_pass<'a>(context: &'a mut Context, pass: usize) -> Context<'a> {
     let probe = context.casts.probe();
     let precision = probe.precisions()[pass];

@@ -11,7 +11,7 @@ use ottava_tensor::ops::global_norm;
 /// Parameters are numbered in the order of the model. A process updates a whole parameter or a slice, and has the states of the same
 /// elements in the shape [`Param::update_shape`]. An optimizer does not deal with ranks: its gradients are already reduced.
 pub trait Optimizer {
-    /// Returns the number of updates so far.
+    /// Returns the number of past updates.
     fn steps(&self) -> u64;
 
     /// Sets the number of updates, from a checkpoint.
@@ -73,7 +73,7 @@ pub struct Updated<'a, 'p> {
     pub index: usize,
     /// The amaxes, F32 `[n]`. `None` if [`Optimizer::amaxes_of`] is 0, else `n` is this number.
     pub amaxes: Option<&'a mut Tensor>,
-    /// How the update casts the new weights.
+    /// The casts of the new weights in the update.
     pub cast: UpdateCast,
     /// The direction of the update, BF16 in the shape of the update, if the optimizer [transforms](Optimizer::transforms) the parameter.
     /// [`Optimizer::directions`] sets it, and it is transformed before [`Optimizer::update`].

@@ -17,7 +17,7 @@ use ottava_recipe::scaling::Casts;
 use ottava_tensor::{DType, HostTransfer, MemoryKind, Tensor, discard_mirrors};
 use std::collections::VecDeque;
 
-/// What ranks compute together before an update of parameters.
+/// The values that ranks compute together before an update of parameters.
 #[derive(Default)]
 pub struct Prepared {
     /// The amaxes of [`find_amaxes`], reduced over the slices of each parameter. If they are missing, the update computes them.
@@ -145,7 +145,7 @@ fn transform_whole(optimizer: &dyn Optimizer, Updated { param, direction, .. }: 
     Ok(())
 }
 
-/// Returns the reduced `amaxes` by parameter, or zeros if there are none.
+/// Returns the reduced `amaxes` by parameter, or zeros if no amaxes were computed.
 fn known_or_zero(optimizer: &dyn Optimizer, params: &[&mut Param], amaxes: Option<Tensor>) -> Result<Vec<Tensor>> {
     match amaxes {
         Some(amaxes) => by_parameter(optimizer, params, amaxes),

@@ -72,8 +72,8 @@ impl Simulation {
         Ok(())
     }
 
-    /// Runs all ranks. Forward, dgrad and wgrad of a stage take one unit of time each. A message passes when both sides have reached it;
-    /// the messages of a channel pass in order. A rank waits for its receives, and for all sends of a channel except the last one.
+    /// Runs all ranks. Forward, dgrad and wgrad of a stage take one unit of time each. A message passes when both sides have reached it. The messages
+    /// of a channel pass in order. A rank waits for its receives, and for all sends of a channel except the last one.
     ///
     /// Errors in a deadlock.
     pub fn run(&self) -> Result<Vec<Times>, String> {

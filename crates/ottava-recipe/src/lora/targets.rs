@@ -53,7 +53,7 @@ impl Pattern {
         &self.text
     }
 
-    /// Returns whether `name` matches. If matching takes too many steps, returns false; [`Targets::check`] reports such patterns.
+    /// Returns whether `name` matches. If matching takes too many steps, returns false. [`Targets::check`] reports such patterns.
     fn matches(&self, name: &str) -> bool {
         self.regex.is_match(name).unwrap_or(false)
     }

@@ -30,7 +30,7 @@ pub enum Init {
     RowNorms {
         /// The number of columns of the weight.
         columns: usize,
-        /// How a folder stores the weight.
+        /// The layout of the weight in a folder.
         layout: FolderLayout,
         /// The standard deviation of the weight's initial values.
         std: f32,
@@ -52,7 +52,7 @@ pub enum FolderCodes {
     },
 }
 
-/// A source of weights; each process reads the elements that it stores.
+/// A source of weights. Each process reads the elements that it stores.
 pub trait WeightSource {
     /// Returns the values of `elements` of the flat `tensor`, `[n]` in F32, F16 or BF16, on any device. A source of random weights follows `init`.
     fn read(&mut self, tensor: &FolderTensor, elements: Range<usize>, init: Init) -> Result<Tensor>;
@@ -86,7 +86,7 @@ pub struct MemoryPolicy {
     pub weight_codes: bool,
     /// Whether frozen weights are stored in the compute type in addition to codes, for steps in high precision.
     pub frozen_values: bool,
-    /// Which activations backward recomputes.
+    /// The activations that backward recomputes.
     pub recompute: Recompute,
     /// The format of saved inputs of norms and SwiGLU.
     pub saved_activations: SavedActivations,
@@ -129,9 +129,9 @@ pub struct Builder<'a> {
     pub purpose: Purpose,
     /// The ranks that divide the tensors, sequences and experts of layers.
     ranks: Rc<dyn LayerRanks>,
-    /// The casts of the layers built so far.
+    /// The casts of the layers that have been built.
     pub slots: Slots,
-    /// The description of the layers built so far.
+    /// The description of the layers that have been built.
     pub description: Description,
     /// The biases of routers that balance the loads of experts, by the name of the router.
     pub router_biases: Vec<(String, ParamId)>,

@@ -18,7 +18,7 @@ use ottava_tensor::{DType, Granularity, QuantizedTensor, Tensor};
 pub struct WeightCast {
     /// The slot of the cast's scale and statistics.
     pub(super) slot: Slot,
-    /// How the weight is cast.
+    /// The cast of the weight.
     pub(super) cast: Cast,
     /// The copies that products read.
     pub(super) copies: CodeCopies,
@@ -41,7 +41,7 @@ pub struct WeightCast {
     pub(super) amax: Option<Tensor>,
 }
 
-/// How an update casts new weights, from [`Param::begin_update`](super::Param::begin_update) to
+/// The casts of new weights in an update, from [`Param::begin_update`](super::Param::begin_update) to
 /// [`Param::finish_update`](super::Param::finish_update). The default casts nothing.
 #[derive(Default)]
 pub struct UpdateCast {

@@ -85,7 +85,7 @@ impl Description {
     }
 
     /// Returns the name of the linear that owns the input cast of the linear at `site`. If the block has `parallel` sublayers that read one norm,
-    /// this is the linear of the first sublayer; otherwise it is the linear itself.
+    /// this is the linear of the first sublayer. Otherwise it is the linear itself.
     pub fn input_owner<'a>(&'a self, site: &'a LinearSite, parallel: bool) -> &'a str {
         let reads_norm = site.parts.len() > 1;
         let first = self.linears.iter().map(|(first, _)| first).find(|first| first.block == site.block);

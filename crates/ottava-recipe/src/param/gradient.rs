@@ -16,7 +16,7 @@ pub struct WgradProduct<'a> {
     pub a: Operand<'a>,
     /// The input, contracted over its rows.
     pub b: Operand<'a>,
-    /// How the product is accumulated.
+    /// The accumulation of the product.
     pub accumulation: Accumulation,
     /// The rows of each matrix, if the parameter stacks several matrices. `None` for one matrix.
     pub groups: Option<&'a Groups>,
@@ -66,7 +66,7 @@ impl Gradient {
         Gradient { device: device.clone(), shape: shape.to_vec(), format, sum: None, place: None }
     }
 
-    /// Returns the sum so far, or `None` before the first backward of a step.
+    /// Returns the sum of the gradients that this step has added, or `None` before the first backward of a step.
     pub fn get(&self) -> Option<&Grad> {
         self.sum.as_ref()
     }
@@ -111,7 +111,7 @@ impl Gradient {
         self.place = Some(memory);
     }
 
-    /// Returns whether there is a gradient, or memory for a gradient.
+    /// Returns whether the parameter has a gradient, or memory for a gradient.
     pub fn has_memory(&self) -> bool {
         self.sum.is_some() || self.place.is_some()
     }
@@ -128,7 +128,7 @@ impl Gradient {
         }
     }
 
-    /// Returns the sum, or zeros if there is no sum, for a layer's backward to add to.
+    /// Returns the sum for a layer's backward to add to. If the step has no sum yet, returns zeros.
     ///
     /// Panics if the gradient is stored with a scale.
     pub fn sum_mut(&mut self) -> Result<&mut Tensor> {

@@ -67,7 +67,7 @@ impl Identity {
         self.stack.is_some()
     }
 
-    /// Returns whether this rank has the first element of the stack, if ranks divide a stack of experts; otherwise true.
+    /// Returns whether this rank has the first element of the stack. It is true if ranks divide no stack of experts.
     pub fn begins_stack(&self) -> bool {
         self.stack.as_ref().is_none_or(|stack| stack.is_here)
     }

@@ -9,7 +9,7 @@ use std::ops::Range;
 pub(super) enum Ownership {
     /// All elements. If they are in host memory, each pass copies the weights to the device.
     Whole(MemoryKind),
-    /// A slice; other ranks update the rest. Each pass gathers the weights.
+    /// A slice. Other ranks update the rest. Each pass gathers the weights.
     Sliced(Slice),
     /// No elements, because the parameter is frozen: it has no gradient, no master weights and no moments. `None` means that ranks have divided the
     /// weights, and that each pass gathers them.

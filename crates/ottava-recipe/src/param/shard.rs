@@ -12,11 +12,11 @@ pub struct FolderTensor {
     pub name: String,
     /// The shape in memory: `[outputs, inputs]` for a linear.
     pub shape: Vec<usize>,
-    /// How the folder stores the tensor.
+    /// The layout of the tensor in the folder.
     pub layout: FolderLayout,
 }
 
-/// How a model folder stores a tensor.
+/// The layout of a tensor in a model folder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FolderLayout {
     /// The layout is the same as in memory.
@@ -78,7 +78,7 @@ impl FolderTensor {
     }
 }
 
-/// How ranks divide a tensor of a layer. A layer gives it when it is built; [`Builder::shard`](super::Builder::shard) returns the
+/// The division of a tensor of a layer among ranks. A layer chooses it when it is built, and [`Builder::shard`](super::Builder::shard) returns the
 /// [`Shard`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Split {
@@ -110,7 +110,7 @@ impl Split {
 pub struct Shard {
     /// The whole tensor.
     pub tensor: FolderTensor,
-    /// How ranks divide the tensor.
+    /// The division of the tensor among ranks.
     pub split: Split,
     /// The divided dimension, or 0 if the tensor is whole.
     pub dim: usize,
@@ -129,7 +129,7 @@ impl Shard {
     }
 
     /// Returns the shard of the indices `part` of the divided dimension, for a tensor whose parts are divided separately. `replicas` neighbouring
-    /// ranks hold the same indices; it must divide the number of ranks. Returns `None` if `part` does not divide evenly.
+    /// ranks hold the same indices. `replicas` must divide the number of ranks. Returns `None` if `part` does not divide evenly.
     pub fn within(
         tensor: FolderTensor,
         part: Range<usize>,

@@ -116,7 +116,7 @@ impl Weights {
         self.scope = FROZEN_WEIGHTS;
     }
 
-    /// Stores the master weights, if there are any, in host memory from [`Param::load`](super::Param::load) on.
+    /// Stores the master weights, if the parameter has them, in host memory from [`Param::load`](super::Param::load) on.
     pub fn offload_master(&mut self) {
         self.offloads_master = true;
     }

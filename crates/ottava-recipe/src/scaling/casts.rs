@@ -143,8 +143,8 @@ impl Casts<'_> {
     }
 
     /// Runs an op that produces an operand for the cast in `slot`, and recomputes another operand as transposed codes, for the cast in
-    /// `other` with the scale `frozen`. Returns the op's result (the value if `slot` is `None`) and the transposed codes. Backward uses it; it
-    /// always measures.
+    /// `other` with the scale `frozen`. Returns the op's result (the value if `slot` is `None`) and the transposed codes. Backward uses this
+    /// function, which always measures.
     pub fn produce_and_recast(
         &mut self,
         slot: Option<Slot>,

@@ -55,7 +55,7 @@ pub struct CastLosses {
     pub non_finite: Vec<String>,
 }
 
-/// How the counts of ranks are added.
+/// The rules for adding the counts of ranks.
 pub trait MergeCounts {
     /// Returns whether this rank counts the elements of the cast called `name` in slot `slot`. If all ranks cast the same weight, only one rank
     /// counts.

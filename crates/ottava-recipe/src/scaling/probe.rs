@@ -8,7 +8,8 @@ use ottava_tensor::{DType, Device, QuantizedTensor, Tensor};
 use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
 
-/// What is compared. If a pass is repeated in the same precision, the tensors of both passes are compared like tensors of two precisions.
+/// The quantity that is compared. If a pass is repeated in the same precision, the tensors of both passes are compared like tensors of two
+/// precisions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Quantity {
@@ -69,7 +70,7 @@ impl Quantity {
 pub struct Comparison {
     /// The name of the cast, linear, block or parameter.
     pub name: String,
-    /// What was compared.
+    /// The quantity that was compared.
     pub quantity: Quantity,
     /// `Σ x²`, `Σ r²`, `Σ x·r` and `Σ (x − r)²`.
     pub sums: [f64; SUMS],
@@ -177,7 +178,7 @@ pub struct Compared {
     pub observed: Vec<(String, Tensor)>,
 }
 
-/// The comparisons of a pass so far. Their sums stay on the device until the end.
+/// The comparisons that the pass has made. Their sums stay on the device until the end.
 pub struct Probe {
     device: Device,
     /// The precisions of the two passes.

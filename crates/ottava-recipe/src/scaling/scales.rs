@@ -56,7 +56,7 @@ impl Slots {
     }
 }
 
-/// How the new weights of an update will be cast.
+/// The cast of the new weights of an update.
 pub enum NextCast {
     /// Casts with a known scale, F32 `[1]`.
     Known(Tensor),
@@ -87,7 +87,7 @@ impl Scale {
 pub(super) struct Delayed {
     pub(super) how: DelayedScaling,
     pub(super) first_step: FirstStep,
-    /// The number of updates so far. Before the first update, scales are not used.
+    /// The number of past updates. Before the first update, scales are not used.
     pub(super) updates: u64,
     /// The casts that have a scale, if scales are set and never updated.
     pub(super) set: Option<Vec<bool>>,
@@ -216,7 +216,7 @@ impl Scales {
         }
     }
 
-    /// Returns the scale of a cast in `slot`: the scale in `frozen` if there is one, else the known scale.
+    /// Returns the scale of a cast in `slot`: the scale in `frozen` if `frozen` has one, otherwise the known scale.
     pub(super) fn scale(&self, slot: Slot, frozen: &FrozenScale) -> Result<Scale> {
         match (frozen.scale(), self.known(slot)?) {
             (Some(own), _) => Ok(Scale::Given(own.clone())),

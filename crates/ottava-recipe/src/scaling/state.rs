@@ -242,8 +242,8 @@ impl ScalingState {
 
     /// Restores the arrays of [`ScalingState::arrays`] from a run whose slots are called `names`.
     ///
-    /// Each cast takes the state saved under its name. If there is none, because its linear was in high precision, the next step is treated like
-    /// its first step. Errors if histories have another length. A recipe without delayed scaling ignores the arrays.
+    /// Each cast takes the state saved under its name. If no state is saved, because the linear was in high precision, the next step is treated like
+    /// the first step of the cast. Errors if histories have another length. A recipe without delayed scaling ignores the arrays.
     pub fn restore(&mut self, names: &[String], mut array: impl FnMut(&str) -> Result<Tensor>) -> Result<()> {
         let Scales { arrays: Some(scales), delayed: Some(delayed), slots, .. } = &mut self.scales else {
             return Ok(());

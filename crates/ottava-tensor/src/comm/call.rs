@@ -5,14 +5,14 @@ use crate::dtype::DType;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
-/// How [`Group::all_reduce`](super::Group::all_reduce) combines the values of all ranks.
+/// The operation with which [`Group::all_reduce`](super::Group::all_reduce) combines the values of all ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Reduce {
     /// The sum, for F64, F32, F16 and BF16. The values are added in rank order in F32 (F64 for F64) and rounded once. On GPUs, NCCL determines the
     /// order and may round partial sums. Sums over two ranks have the same bits as on the CPU.
     Sum,
-    /// The largest value, or NaN if a value is NaN, for F64, F32, I64 and I32. On GPUs, floats must have no sign bit, like amaxes. They are
-    /// compared as integers, which keeps NaN; NCCL's floating-point maximum would lose NaN.
+    /// The largest value, or NaN if a value is NaN, for F64, F32, I64 and I32. On GPUs, floats must have no sign bit, like amaxes. They are compared
+    /// as integers, which keeps NaN. NCCL's floating-point maximum would lose NaN.
     Max,
 }
 

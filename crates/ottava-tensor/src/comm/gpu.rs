@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 /// in the order in which it makes them. Groups with a [channel](super::Group::on_channel) have separate streams.
 pub(super) struct Gpu {
     pub device: Arc<CudaDevice>,
-    /// What compute does while the calls of the group run.
+    /// The work of compute during the calls of the group.
     pub beside: Beside,
     /// The communicator. `None` until the first call.
     communicator: Mutex<Option<Arc<NcclComm>>>,

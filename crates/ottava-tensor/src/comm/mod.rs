@@ -1,7 +1,7 @@
 //! Groups of ranks, with collectives and point-to-point messages.
 //!
-//! A [`Group`] is one rank's handle of a group. A job begins with one group of all ranks. [`Group::solo`] has one rank; the ranks of
-//! [`threads::group`] are threads; the ranks of [`process::join`] are processes connected by TCP; [`Group::dry`] only counts calls, for a plan.
+//! A [`Group`] is one rank's handle of a group. A job begins with one group of all ranks. [`Group::solo`] has one rank. The ranks of
+//! [`threads::group`] are threads. The ranks of [`process::join`] are processes connected by TCP. [`Group::dry`] only counts calls, for a plan.
 //! [`Group::split`] divides a group, and [`Mesh`] has a group for each set of axes of parallel training.
 //!
 //! All ranks of a group call the same collectives in the same order. Each call carries its number, kind, name, type and size. If these
@@ -12,7 +12,7 @@
 //! Sums are added in rank order in F32 (F64 for F64) and rounded once, so results depend neither on timing nor on the backend.
 //!
 //! [`Group::with_gpu`] adds calls with GPU tensors by NCCL. These calls overlap with the compute stream and can be captured in a
-//! [`Graph`](crate::cuda::Graph). They are not compared when they are made, which would cost more than the collective;
+//! [`Graph`](crate::cuda::Graph). They are not compared when they are made, because the comparison would cost more than the collective.
 //! [`Group::compare_gpu_calls`] compares a digest later. NCCL computes their sums. GPUs of one machine copy to [symmetric](Group::symmetric) memory
 //! without NCCL.
 //!

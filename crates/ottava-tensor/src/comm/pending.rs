@@ -61,8 +61,8 @@ pub(super) struct Parts {
     pub others: Tensor,
 }
 
-/// A collective or message in progress, with its tensors. [`Pending::wait`] waits for it. Dropping a `Pending` discards the result only on this
-/// rank; later GPU work still waits for the call.
+/// A collective or message in progress, with its tensors. [`Pending::wait`] waits for it. Dropping a `Pending` discards the result only on this rank.
+/// Later GPU work still waits for the call.
 #[must_use = "the call ends in wait()"]
 pub struct Pending {
     // Dropped first, because compute must wait for a collective before its tensors are freed.
@@ -86,8 +86,8 @@ impl Pending {
         }
     }
 
-    /// Waits for the collective or message, and returns the tensor that it wrote. A send returns its input; on the CPU it does not wait
-    /// for the receiver. On a GPU the host does not wait, but later GPU work does.
+    /// Waits for the collective or message, and returns the tensor that it wrote. A send returns its input. On the CPU, a send does not wait for the
+    /// receiver. On a GPU the host does not wait, but later GPU work does.
     ///
     /// On the CPU, errors with [`Error::Ranks`] if a rank is lost or calls another collective. For GPUs see
     /// [`Group::with_gpu`](super::Group::with_gpu).

@@ -75,7 +75,7 @@ impl Round {
         self.came().any(|arrival| arrival.rank == rank && arrival.waits())
     }
 
-    /// Returns the problem of an arrival, if there is one.
+    /// Returns the problem of an arrival, or `None` if it has no problem.
     pub fn problem(&self, Arrival { rank, call, bytes, .. }: &Arrival) -> Option<String> {
         let (number, group, sent) = (self.number, &self.group, bytes.len());
         if let Some(expected) = call.sent_bytes(*rank, group.ranks.len()).filter(|&expected| expected != sent) {

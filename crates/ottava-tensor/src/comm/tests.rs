@@ -193,7 +193,7 @@ fn a_nan_survives_the_maximum_on_any_rank() {
     }
 }
 
-/// Returns the errors of all ranks. Each rank makes one call; the argument of `odd` says whether the rank makes the different call.
+/// Returns the errors of all ranks. Each rank makes one call. The argument of `odd` says whether the rank makes the different call.
 fn errors(group: Vec<Group>, odd: impl Fn(&Group, bool) -> Result<()> + Sync) -> Vec<Error> {
     on_ranks(group, |comm| {
         comm.barrier("start").unwrap();

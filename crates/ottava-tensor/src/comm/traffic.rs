@@ -68,7 +68,7 @@ pub enum Pattern {
 /// Declares [`Traffic`] with a row for each kind of call: its documentation, its field, its name and its pattern.
 macro_rules! traffic {
     ($($(#[$doc:meta])* $field:ident, $name:literal, $pattern:ident;)*) => {
-        /// What one rank sends in all its groups, by kind of call.
+        /// The messages and bytes that one rank sends in all its groups, by kind of call.
         ///
         /// Bytes are counted as a bandwidth-optimal collective of `W` ranks sends them, on every backend. A ring or a direct exchange sends (W - 1) /
         /// W of the buffer in [`all_gather`](super::Group::all_gather), [`reduce_scatter`](super::Group::reduce_scatter) and

@@ -1,6 +1,6 @@
-//! How communication and compute share the multiprocessors of a GPU.
+//! The division of the multiprocessors of a GPU between communication and compute.
 
-/// What the compute stream does while the calls of a communicator run. The number of CTAs of a call determines how fast the call is and how much it
+/// The work of the compute stream during the calls of a communicator. The number of CTAs of a call determines how fast the call is and how much it
 /// slows kernels that run at the same time. Calls run on a stream of their own only in a channel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Beside {
@@ -32,7 +32,7 @@ impl Beside {
     }
 
     /// Returns the number of CTAs per cluster, 0 for no clusters and `None` for the library's choice. A cluster needs free multiprocessors that are
-    /// neighbours. The multiprocessors that a product leaves free may not be neighbours: with the library's clusters of four CTAs, messages started
+    /// neighbours. The multiprocessors that a product leaves free may not be neighbours. With the library's clusters of four CTAs, messages started
     /// only when the concurrent product had ended.
     pub(super) fn cluster(self) -> Option<i32> {
         (self == Beside::Product).then_some(0)

@@ -74,7 +74,7 @@ impl Heads {
         runs(self.heads * self.sizes.head_dim(), self.sizes.head_dim())
     }
 
-    /// Returns `[q | k | v]` from queries, keys and values. `rotated` is written to the first `sharing` keys; the rotated part of the other keys is
+    /// Returns `[q | k | v]` from queries, keys and values. `rotated` is written to the first `sharing` keys. The rotated part of the other keys is
     /// zero.
     pub fn assemble(self, [queries, kv, rotated]: [&Tensor; 3], sharing: usize) -> Result<Tensor> {
         let width = 3 * self.heads * self.sizes.head_dim();

@@ -23,7 +23,7 @@ pub struct LinearConfig<'a> {
     pub std: f32,
     /// Whether a model folder stores the weight transposed, as in GPT-2.
     pub transposed: bool,
-    /// How ranks divide the weight.
+    /// The division of the weight among ranks.
     pub split: Split,
     /// The cast of the input, if another linear reads the same input and owns the cast.
     pub shared_input: Option<OperandCast>,

@@ -41,7 +41,7 @@ impl WeightProduct {
 pub struct ReadWeight {
     /// The weight.
     pub view: View,
-    /// How the product accumulates.
+    /// The accumulation of the product.
     pub how: Accumulation,
 }
 

@@ -4,7 +4,7 @@ use super::core::WeightProduct;
 use ottava_recipe::layer_ranks::ShardPlace;
 use ottava_recipe::param::Split;
 
-/// What is exchanged among the ranks that divide the weight. It is chosen when the linear is built.
+/// The exchange among the ranks that divide the weight. It is chosen when the linear is built.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Exchange {
     /// Nothing: each rank computes whole products.

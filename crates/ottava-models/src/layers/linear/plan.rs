@@ -10,7 +10,7 @@ use ottava_tensor::Tensor;
 use ottava_tensor::comm::Axis;
 use ottava_tensor::ops::{add, add_bias, scale_columns};
 
-/// How a product overlaps with the exchange among ranks.
+/// The overlap of a product with the exchange among ranks.
 enum Overlap<'a> {
     /// All rows have arrived, and ranks add nothing.
     Nothing,
@@ -39,7 +39,7 @@ impl Linear {
     }
 
     /// Returns the product of `x` and the weight, with adapter and bias, plus `addend` `[T, N]` or `[T, K]` if given. If ranks add partial sums and
-    /// divide tokens, the result has this rank's rows; otherwise it has all rows.
+    /// divide tokens, the result has this rank's rows. Otherwise it has all rows.
     pub(super) fn multiply(
         &self,
         product: WeightProduct,

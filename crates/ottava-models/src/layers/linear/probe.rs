@@ -49,8 +49,8 @@ impl Core {
         self.compare_rows(Quantity::Wgrad, &gradient, [dy.columns()?, x.columns()?], casts).map(drop)
     }
 
-    /// Compares sampled rows of `product`, the product of the codes `a` and `b`, with the product of the dequantized operands. Returns the latter
-    /// product.
+    /// Compares sampled rows of `product`, the product of the codes `a` and `b`, with the product of the dequantized operands. Returns the product of
+    /// the dequantized operands.
     pub(super) fn compare_rows(
         &self,
         which: Quantity,

@@ -26,7 +26,7 @@ pub struct SmoothCasts {
     weight: Slot,
 }
 
-/// What forward saves of a smoothed input: the scales of its columns, and the scales for casting input and weight.
+/// The scales that forward saves of a smoothed input: the scales of its columns, and the scales for casting input and weight.
 pub struct ColumnScales {
     columns: Tensor, /* [K] */
     input: FrozenScale,
@@ -34,7 +34,7 @@ pub struct ColumnScales {
 }
 
 impl Linear {
-    /// Creates a linear after an activation. If its input is smoothed, also returns the casts of input and weight; the linear then owns only the cast
+    /// Creates a linear after an activation. If its input is smoothed, also returns the casts of input and weight. The linear then owns only the cast
     /// of the output gradient.
     pub fn after_activation(build: &mut Builder, config: LinearConfig) -> Result<(Linear, Option<SmoothCasts>)> {
         let parts = config.build(build, true)?;

@@ -20,13 +20,13 @@ pub struct ActivatedLinear {
     smooth: Option<SmoothCasts>,
 }
 
-/// What forward of [`ActivatedLinear`] saves.
+/// The values that forward of [`ActivatedLinear`] saves.
 pub struct ActivatedSaved {
     hidden: SavedActivation, /* [T, 2F], or [T, F] without a gate */
     operand: ActivatedOperand,
 }
 
-/// What forward saves of the activation's output.
+/// The form in which forward saves the activation's output.
 enum ActivatedOperand {
     Plain(SavedOperand),
     Smooth(SmoothCasts, ColumnScales),

@@ -26,7 +26,7 @@ use ottava_tensor::ops::{
 use ottava_tensor::{Granularity, QuantizedTensor, Tensor};
 use std::ops::Range;
 
-/// How ranks divide the experts of a mixture.
+/// The division of the experts of a mixture among ranks.
 pub struct Dispatch {
     name: String,
     place: ShardPlace,
@@ -36,7 +36,7 @@ pub struct Dispatch {
 /// The choices of the tokens that this rank's experts read. With `R` ranks, these are `R · T` tokens in the order of the ranks. In inference, these
 /// are the `T` tokens that all ranks have.
 pub struct Dispatched {
-    /// Where the rows of this rank's experts are.
+    /// The positions of the rows of this rank's experts.
     pub slots: Slots,
     /// The weights of the choices, `[R · T, K]`.
     pub weights: Tensor,
@@ -222,8 +222,8 @@ impl Dispatch {
     }
 
     /// Returns `addend[t] + Σ_k weights[t, k] · row(t, k)` for this rank's tokens `t`, over the rows of all ranks. `rows` `[P, C]` are the rows of
-    /// this rank's experts. `weights` are the weights of the choices of all tokens; without them, all weights are 1. The sum over a rank's experts is
-    /// sent in the type of `rows`. The sums of all ranks are added in F32, in the order of the ranks, and rounded once.
+    /// this rank's experts. `weights` are the weights of the choices of all tokens. Without `weights`, each weight is 1. The sum over a rank's
+    /// experts is sent in the type of `rows`. The sums of all ranks are added in F32, in the order of the ranks, and rounded once.
     pub fn combine(
         &self,
         rows: &Tensor,

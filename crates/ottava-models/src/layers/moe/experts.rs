@@ -50,7 +50,7 @@ pub struct ExpertsLayout<'a> {
     pub std: f32,
 }
 
-/// What forward of [`Experts`] saves.
+/// The values that forward of [`Experts`] saves.
 pub struct ExpertsSaved {
     /// The gathered rows `[P, C]`.
     input: SavedOperand,

@@ -4,7 +4,7 @@
 //! dropped: buffers have room for any choices.
 //!
 //! `MixtureOfExperts` is a sublayer that reads the value of its operand. `Router` computes logits in F32. The op `route` computes the choices. The op
-//! `slots` computes where the rows of each expert are, as `Slots` with `Groups`; the counts stay on the device. `gather_to` permutes rows of tokens
+//! `slots` computes where the rows of each expert are, as `Slots` with `Groups`. The counts stay on the device. `gather_to` permutes rows of tokens
 //! to rows of experts, and `combine` permutes them back; each is backward of the other. `Experts` multiplies the rows with two `GroupedLinear`s. The
 //! weight of a `GroupedLinear` stacks the matrices of all experts, so `Param`, optimizers, slices and checkpoints see one matrix of many shards.
 //! `add_grouped_bias` adds the bias of each expert to its rows. A shared expert with a gate is a mixture of one expert. The `Recorder` of casts keeps
@@ -40,7 +40,7 @@ pub struct ExpertsSpec {
     pub hidden: usize,
     /// The activation of all MLPs.
     pub activation: Activation,
-    /// How routers choose.
+    /// The rule by which routers choose.
     pub routing: Routing,
     /// The name of the router in the mixture.
     pub router: &'static str,
@@ -100,7 +100,7 @@ struct Mixture {
     experts: Experts,
 }
 
-/// What forward of [`MixtureOfExperts`] saves.
+/// The values that forward of [`MixtureOfExperts`] saves.
 struct MixturesSaved {
     mixtures: Vec<(Routed, Dispatched, ExpertsSaved)>,
     shared: Option<(SavedOperand, SublayerSaved)>,

@@ -34,7 +34,7 @@ pub struct RouterConfig<'a> {
     pub logit_bias: bool,
     /// The name of the vector that is added to scores for the choice. `None` without such a vector.
     pub bias: Option<&'a str>,
-    /// How the router chooses experts.
+    /// The rule by which the router chooses experts.
     pub routing: Routing,
     /// The factors of the router's losses.
     pub losses: RouterLossFactors,
@@ -42,18 +42,19 @@ pub struct RouterConfig<'a> {
     pub std: f32,
 }
 
-/// `logits = x · Wᵀ + b`, computed in F32 and never cast to FP8, and the choice of experts. Most models have no `b`.
+/// `logits = x · Wᵀ + b`, and the choice of experts from these logits. The logits are computed in F32, and `x` and `W` are never cast to FP8. Most
+/// models have no `b`.
 pub struct Router {
     weight: Param, /* [E, C] */
     /// The bias that is added to logits, `[E]`.
     logit_bias: Option<Param>,
-    /// The vector that is added to scores for the choice, `[E]`. It has no gradient;
+    /// The vector that is added to scores for the choice, `[E]`. It has no gradient.
     /// [`RouterLoad::bias_change`](ottava_recipe::scaling::RouterLoad::bias_change) computes its change.
     bias: Option<Param>,
     experts: usize,
     routing: Routing,
     losses: RouterLossFactors,
-    /// The index among the routers of the model. `None` if there is only one expert.
+    /// The index among the routers of the model. `None` if the layer has only one expert.
     number: Option<usize>,
 }
 
@@ -61,7 +62,7 @@ pub struct Router {
 pub struct Routed {
     logits: Tensor, /* [T, E] */
     routes: Routes,
-    /// Where the rows of each expert are, if all experts and all tokens are on this rank.
+    /// The positions of the rows of each expert, if all experts and all tokens are on this rank.
     pub slots: Slots,
 }
 

@@ -108,7 +108,7 @@ const SPLIT: fn(&Group, &str, usize) -> Result<()> =
 const SIDES: [(&str, Sides); 4] =
     [("send", [SEND, RECEIVE]), ("receive", [RECEIVE, SEND]), ("exchange", [EXCHANGE; 2]), ("split", [SPLIT; 2])];
 
-/// What rank 3 does instead of its side of a call.
+/// The action of rank 3 instead of its side of a call.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Instead {
     /// It makes the call with another size.

@@ -32,7 +32,7 @@ impl Outgoing {
     }
 }
 
-/// What the reader reports about the other rank.
+/// The reports of the reader about the other rank.
 pub(super) enum Event {
     /// The rank sent a message, such as a heartbeat with its reports of progress.
     Message(Kind, Vec<u8>),
@@ -42,7 +42,7 @@ pub(super) enum Event {
     Silent,
 }
 
-/// The two threads of a connection. Dropping it closes the connection at once; [`finish`] first sends the queued messages.
+/// The two threads of a connection. Dropping it closes the connection at once. [`finish`] first sends the queued messages.
 pub(super) struct Connection {
     stream: TcpStream,
     queue: Sender<Outgoing>,

@@ -25,7 +25,7 @@ use std::time::{Duration, Instant};
 /// The time within which a connection must authenticate.
 const HANDSHAKE: Duration = Duration::from_secs(5);
 
-/// The number of unauthenticated connections that are allowed beyond the number of ranks. Further connections are closed; ranks retry.
+/// The number of unauthenticated connections that are allowed beyond the number of ranks. Further connections are closed, and their ranks retry.
 const STRANGERS: usize = 64;
 
 /// The time that rank 0 waits for further ranks if the group cannot be formed, to send them the reason.
@@ -161,7 +161,7 @@ impl Gathering<'_> {
         })
     }
 
-    /// Returns a sentence about a rank that joined and was then lost, if there is one.
+    /// Returns a sentence about a rank that joined and was then lost, or `None` if no rank was lost.
     fn lost(&self) -> Option<String> {
         self.hub.fault().map(|fault| fault.error("the rendezvous", Vec::new()).to_string())
     }
@@ -215,7 +215,7 @@ impl Gathering<'_> {
         Ok(())
     }
 
-    /// Returns the reason why a process does not belong to the group, if there is one.
+    /// Returns the reason why a process does not belong to the group, or `None` if it belongs to it.
     fn misfit(&self, hello: &Hello) -> Option<String> {
         let (size, Hello { rank, process, .. }) = (self.rendezvous.size, hello);
         if hello.size != size || *rank >= size {
