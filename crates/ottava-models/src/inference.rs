@@ -50,7 +50,8 @@ pub struct InferenceBatch {
     pub(super) is_whole: bool,
 }
 
-/// The number of tokens whose multiples use the attention of training, if a whole sequence is computed on a GPU.
+/// The number of tokens to a multiple of which a GPU pads large batches. If the length of a sequence is a multiple of it, a GPU computes the whole
+/// sequence with the attention of training.
 pub const PREFILL_MULTIPLE: usize = 256;
 
 /// Returns `rows`, padded on a GPU. Padding limits the number of different row counts, because products are tuned for each count.

@@ -154,7 +154,8 @@ pub fn is_reward_model(file: &ConfigFile) -> Result<bool> {
     Ok(Some(architecture(file)?) == family(file)?.reward_model)
 }
 
-/// Returns the padding token of a reward model, or `None` if the file names no padding token. Without one, the score is read at the last token.
+/// Returns the padding token of a reward model, or `None` if the file names no padding token. Without a padding token, the score is read at the last
+/// token.
 ///
 /// Errors when the architecture is unknown.
 pub fn pad_token(file: &ConfigFile) -> Result<Option<i64>> {

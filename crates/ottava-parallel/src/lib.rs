@@ -9,10 +9,10 @@
 //! assert!(schedule.at(100) < schedule.at(50));
 //! ```
 //!
-//! Few places know about ranks. This crate implements data parallelism, ZeRO and pipelines. `TrainStep` calls it, `Trainer` asks it which rank
-//! writes files, and each rank writes its part of a checkpoint. Layers, models and optimizers are written for one process: a pass gets the weights
-//! of a unit from `Units` (`param/unit.rs`) and reports the gradients that it has computed to `Units`, and a `Param` may hold only a slice of its
-//! master weights and moments.
+//! Only a few places in the code handle ranks. This crate implements data parallelism, ZeRO and pipelines. `TrainStep` calls it, `Trainer` asks it
+//! which rank writes files, and each rank writes its part of a checkpoint. Layers, models and optimizers are written for one process: a pass gets the
+//! weights of a unit from `Units` (`param/unit.rs`) and reports the gradients that it has computed to `Units`, and a `Param` may hold only a slice of
+//! its master weights and moments.
 //!
 //! | question | files |
 //! |---|---|

@@ -273,8 +273,8 @@ impl Partition {
         self.finish_write(writes, params, casts)
     }
 
-    /// Returns whether the update starts the gather of a bucket for the next forward. This is so for the embedding and the first block, whose gathers
-    /// no earlier block can hide.
+    /// Returns whether the update starts the gather of a bucket for the next forward. It does for the embedding and the first block, because no
+    /// earlier block can hide their gathers.
     fn is_early(&self, bucket: &Bucket) -> bool {
         bucket.unit < UnitId(2) && self.zero > Zero::Nothing && !bucket.stores_slice()
     }

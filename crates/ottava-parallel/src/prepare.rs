@@ -9,8 +9,8 @@ use ottava_recipe::param::Param;
 use ottava_tensor::Tensor;
 
 impl Partition {
-    /// Returns where the parts of `params` end that are updated one after the other. A part has as many units as there are ranks: ranks then
-    /// transform equal numbers of matrices, and the directions of few units are in memory.
+    /// Returns the ends of the parts of `params` that are updated one after the other. A part has one unit per rank. Ranks then transform equal
+    /// numbers of matrices, and the directions of few units are in memory.
     pub(super) fn ends_of_parts(&self, params: &[&mut Param]) -> Vec<usize> {
         let part = |at: usize| params[at].identity.id.unit.0 / self.ranks().sharing(Shared::Slices).size();
         (1..params.len()).filter(|&at| part(at) != part(at - 1)).collect()

@@ -295,7 +295,7 @@ impl Ranks {
         Err(Error::diverged(message))
     }
 
-    /// Returns the elementwise sums of `numbers` over the ranks that are `sharing` them.
+    /// Returns the elementwise sums of `numbers` over the group of `sharing`.
     pub fn sum(&self, sharing: Shared, what: &str, numbers: &[i64]) -> Result<Vec<i64>> {
         let all = self.sharing(sharing).agree(what, bytemuck::cast_slice(numbers))?;
         let mut sums = vec![0; numbers.len()];

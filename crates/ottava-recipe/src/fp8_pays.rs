@@ -2,9 +2,9 @@
 
 use crate::{LinearCasts, Scaling};
 
-/// A rule for whether FP8 is faster, from the tokens `T` of a micro-batch and the outputs `N` and inputs `K` of a linear, for forward and backward
-/// together. The bounds are powers of two. For delayed scaling, they agree with all cells of the sweeps in `fp8_pays.csv` (one H200). For
-/// the other recipes, they agree with all cells except some whose time is within 8 % of BF16's time.
+/// A rule that decides whether forward and backward together are faster in FP8. Its inputs are the tokens `T` of a micro-batch, and the outputs `N`
+/// and inputs `K` of a linear. The bounds are powers of two. For delayed scaling, they agree with all cells of the sweeps in `fp8_pays.csv` (one
+/// H200). For the other recipes, they agree with all cells except some whose time is within 8 % of BF16's time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fp8Pays {
     /// The minimum of `T · N · K`. Below it, launches cost more than the products save.

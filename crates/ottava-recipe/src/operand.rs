@@ -52,8 +52,8 @@ impl FrozenScale {
     }
 }
 
-/// A matrix whose rows are being gathered from ranks, as values or as codes with one scale. The first product multiplies this rank's rows while the
-/// rows of other ranks arrive.
+/// A matrix whose rows are being gathered from ranks. The rows are values, or codes with one scale. The first product multiplies this rank's rows
+/// while the rows of other ranks arrive.
 pub struct Gathering {
     range: Range<usize>,
     ranks: usize,

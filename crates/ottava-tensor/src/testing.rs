@@ -102,7 +102,7 @@ pub fn dry_gpu() -> Device {
     Device::dry_gpu(GpuModel::h200())
 }
 
-/// Runs `op` with the same `inputs` on the CPU, on a [`dry_gpu`] and on the GPU, if there is one. Compares the results of the CPU and the GPU.
+/// Runs `op` with the same `inputs` on the CPU, on a [`dry_gpu`], and on the GPU if the machine has one. Compares the results of the CPU and the GPU.
 pub fn parity(inputs: &[Tensor], tolerance: Tolerance, op: impl Fn(&[Tensor]) -> Result<Vec<Tensor>>) {
     op(&copies(inputs, &dry_gpu())).expect("the op runs on a GPU without data");
     parity_of_values(inputs, tolerance, op);

@@ -1,8 +1,8 @@
-//! The layers. Each file holds forward, what forward saves, and backward, in this order.
+//! The layers. Each file has forward, the values that forward saves, and backward, in this order.
 //!
-//! There is no tape. `forward` of a layer returns the values for its `backward`, and the caller owns them. `backward` is below `forward` in the same
-//! file and consumes these values, so that memory is freed early. Activations are plain `[tokens, channels]` matrices. The `Context` of a call
-//! carries batch, sequence length, positions and scales.
+//! The layers record no tape. `forward` of a layer returns the values for its `backward`, and the caller owns them. `backward` is below `forward` in
+//! the same file and consumes these values, so that memory is freed early. Activations are plain `[tokens, channels]` matrices. The `Context` of a
+//! call carries batch, sequence length, positions and scales.
 //!
 //! A `Block` is a list of residual branches. A `Branch` is `y = x + factor · after(Σ sublayer(before(x)))`: one or several sublayers, with a norm
 //! before (pre-norm), a norm after (post-norm), or both. `Names` has the name of each norm of a block, or `None` if the block lacks the norm. Several
@@ -10,9 +10,9 @@
 //! first sublayer's linear. Each sublayer adds its output to the sum of the preceding sublayers.
 //!
 //! A `Sublayer` has `input` (the `OperandCast` that reads the operand), `gradient` (the cast that reads `dy` first), `forward`, `save` (forward
-//! without its output, for recomputed blocks) and `backward`. `SublayerSaved` hides the type of what a sublayer saves, so that a branch can list
-//! sublayers of any type. Two layers are not sublayers: the embedding, because its input has no gradient, and the head, because it is fused with
-//! the loss. The head computes logits of 2,048 tokens at a time and replaces them by their gradient in place, so all logits are never stored.
+//! without its output, for recomputed blocks) and `backward`. `SublayerSaved` hides the type of the values that a sublayer saves, so that a branch
+//! can list sublayers of any type. Two layers are not sublayers: the embedding, because its input has no gradient, and the head, because it is fused
+//! with the loss. The head computes logits of 2,048 tokens at a time and replaces them by their gradient in place, so all logits are never stored.
 //!
 //! No slot is visible outside the layer that owns the cast. `OperandCast` takes the op that produces an operand as a closure, and chooses what the
 //! op writes: a value, an amax, or codes. A norm receives an `OperandCast` from the linear that reads it, and never sees the slot

@@ -85,7 +85,7 @@ fn reads_what_is_there(schedule: &Schedule, rank: usize, tasks: &[Task]) -> Resu
     Ok(())
 }
 
-/// Returns the first problem of the tasks of all ranks, if there is one.
+/// Returns the first problem of the tasks of all ranks, or `None` if they have no problem.
 fn problem(schedule: Schedule, tasks: Vec<Vec<Task>>) -> Option<String> {
     let of_rank = |(rank, tasks): (usize, &Vec<Task>)| {
         passes_once(&schedule, tasks).and_then(|()| reads_what_is_there(&schedule, rank, tasks)).err()

@@ -50,7 +50,8 @@ enum Matrix {
 }
 
 impl Matrix {
-    /// Returns normal values that use most of the range of the format. The speed depends on the power, and so on how many bits flip.
+    /// Returns normal values that use most of the range of the format. The speed depends on the power, and the power depends on the number of bits
+    /// that flip.
     fn random(
         device: &Device,
         shape: [usize; 2],

@@ -85,8 +85,8 @@ impl Group {
         self.start(Call::control(Op::Announce { root: self.endpoint.rank }, what), bytes).detach()
     }
 
-    /// Waits for the bytes that rank `from` of the group [announces](Group::announce). There is no time limit, because a server without
-    /// requests is healthy. If the rank ends, this is an error at once.
+    /// Waits for the bytes that rank `from` of the group [announces](Group::announce). The wait has no time limit, because a server without requests
+    /// is healthy. If the rank ends, the wait errors at once.
     pub fn listen(&self, what: &str, from: usize) -> Result<Vec<u8>> {
         let root = self.rank_of(from, || format!("announce `{what}`: from"))?;
         Ok(self.start(Call::control(Op::Announce { root }, what), Vec::new()).wait()?.to_vec())

@@ -5,7 +5,7 @@ use serde::Serialize;
 use std::iter::Sum;
 use std::ops::{Add, Mul, Sub};
 
-/// The collectives of one kind.
+/// The calls of one kind and their bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Sent {
     /// The number of calls.
