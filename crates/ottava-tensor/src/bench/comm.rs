@@ -313,8 +313,8 @@ impl CommBench {
 
     /// Times products next to collectives of `kind`.
     ///
-    /// A round enqueues collectives that last about twice as long as its products, and then the products. Before the first product and after the last
-    /// product, collectives run alone. The time of collectives next to products is computed from their number and their time alone.
+    /// A round first enqueues collectives, then products. The collectives last about twice as long as the products. Before the first product and
+    /// after the last product, collectives run alone. The time of collectives next to products is computed from their number and their time alone.
     fn contention(
         &self,
         comm: &Group,

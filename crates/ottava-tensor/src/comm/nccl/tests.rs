@@ -214,7 +214,8 @@ fn exchange_all(group: &Group, x: &Tensor) -> Result<Vec<Tensor>> {
     [received, exchanged, sum].into_iter().map(Pending::wait).collect()
 }
 
-/// Compares messages with messages of the CPU, in a split of two ranks in the other order: eager, and captured and replayed with other inputs.
+/// Compares messages with messages of the CPU. The group is a split that has two ranks in reverse order. Messages are sent without a graph, then
+/// captured in a graph and replayed with other inputs.
 fn compare_messages(world: &Group, gpu: &Arc<CudaDevice>) -> Result<()> {
     let device = Device::Cuda(gpu.clone());
     let group = world.split("reversed", 0, 1 - world.rank())?;

@@ -28,7 +28,7 @@ pub fn wake_with_parent() {
     unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGCONT) };
 }
 
-/// Asks the child process `pid` to end (SIGTERM). The child must not have been waited for.
+/// Asks the child process `pid` to end (SIGTERM). The caller must not have called `wait` for this child yet.
 pub fn ask_to_end(pid: u32) {
     // SAFETY: sends a signal. A child that has not been waited for keeps its number, so no other process gets the signal.
     unsafe { libc::kill(pid as libc::pid_t, libc::SIGTERM) };
