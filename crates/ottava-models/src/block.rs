@@ -1,4 +1,4 @@
-//! Builds the blocks of a model from what its layers are.
+//! Builds the blocks of a model from the specs of its layers.
 
 use crate::layers::{
     Attention, Block, Branch, Factor, LatentAttention, MixtureOfExperts, Mlp, Norm, OperandCast, Rotary, Sublayer,
@@ -8,7 +8,7 @@ use crate::{DecoderConfig, RopeTables};
 use ottava_common::error::Result;
 use ottava_recipe::param::Builder;
 
-/// The block of the layer `index`.
+/// Builds the block of the layer `index`.
 pub(super) fn block(build: &mut Builder, config: &DecoderConfig, index: usize, tables: &RopeTables) -> Result<Block> {
     let stream = &config.stream;
     let name = format!("{}.{index}", stream.names.blocks);
@@ -45,7 +45,7 @@ impl BlockBuilder<'_, '_> {
         name.map(norm).transpose()
     }
 
-    /// The sublayer of `spec`; `shared_input` is the cast of the operand that a sublayer before it reads too.
+    /// Builds the sublayer of `spec`. `shared_input` is the input cast of a preceding sublayer that reads the same operand.
     fn sublayer(&mut self, spec: &SublayerSpec, shared_input: Option<OperandCast>) -> Result<Box<dyn Sublayer>> {
         let BlockBuilder { build, config, tables, name } = self;
         let stream = &config.stream;

@@ -1,4 +1,4 @@
-//! Cohere's Command-R: LayerNorm without bias, attention and MLP that read one norm, interleaved rotary positions, a tied head and scaled
+//! Cohere's Command-R: LayerNorm without bias, attention and MLP that read the same norm, interleaved rotary positions, a tied head and scaled
 //! logits. Cohere 2024, "Command R", and `transformers`.
 
 use crate::SublayerSpec::{Heads, Mlp};

@@ -1,4 +1,4 @@
-//! Reading `config.json`: each key with its type, and errors that name file and key.
+//! Reads `config.json`: each key has a type, and errors name file and key.
 
 use crate::python_json;
 use ottava_common::error::{Error, Result};
@@ -7,7 +7,7 @@ use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 use std::path::{Path, PathBuf};
 
-/// The largest `config.json`.
+/// The maximum size of a `config.json` in bytes.
 const MAX_BYTES: u64 = 16 << 20;
 
 /// A parsed `config.json`.
@@ -15,12 +15,12 @@ const MAX_BYTES: u64 = 16 << 20;
 pub struct ConfigFile {
     path: PathBuf,
     values: Map<String, Value>,
-    /// The values of keys that the file lacks.
+    /// The default values of keys that the file lacks.
     defaults: Map<String, Value>,
 }
 
 impl ConfigFile {
-    /// Reads `config.json` of a model folder, or the file itself.
+    /// Reads `config.json` of a model folder, or a file if `folder` is the path of a file.
     pub fn read(folder: &Path) -> Result<ConfigFile> {
         if folder.is_file() && folder.extension().is_none_or(|extension| extension != "json") {
             let remedy = match folder.extension().is_some_and(|extension| extension == "gguf") {
@@ -54,42 +54,42 @@ impl ConfigFile {
         }
     }
 
-    /// A configuration that is not from a folder, such as `[model]` of a run; `path` names it in error messages.
+    /// Wraps `values` that are not from a folder, such as `[model]` of a run. Error messages call them `path`.
     pub fn from_values(path: impl Into<PathBuf>, values: Map<String, Value>) -> ConfigFile {
         ConfigFile { path: path.into(), values, defaults: Map::new() }
     }
 
-    /// All keys, to be copied to a new folder.
+    /// Returns all keys, for copying them to a new folder.
     pub fn values(&self) -> &Map<String, Value> {
         &self.values
     }
 
-    /// This file with other `values`.
+    /// Returns this file with other `values`.
     pub fn with_values(&self, values: Map<String, Value>) -> ConfigFile {
         ConfigFile { values, ..self.clone() }
     }
 
-    /// This file, whose missing keys have these values.
+    /// Returns this file with default values for missing keys.
     pub(super) fn with_defaults(&self, defaults: Map<String, Value>) -> ConfigFile {
         ConfigFile { defaults, ..self.clone() }
     }
 
-    /// Whether the keys that the file may have, and their values if it has none, are known to include `key`.
+    /// Returns whether the defaults of the file's family contain `key`.
     pub(super) fn has_default(&self, key: &str) -> bool {
         self.defaults.contains_key(key)
     }
 
-    /// An error about this file.
+    /// Returns an error about this file.
     pub fn error(&self, text: &str) -> Error {
         Error::Model(format!("{}: {text}", self.path.display()))
     }
 
-    /// Whether `key` is present and not null.
+    /// Returns whether `key` is present and not null.
     pub fn has(&self, key: &str) -> bool {
         self.values.get(key).is_some_and(|v| !v.is_null())
     }
 
-    /// The value of a required key.
+    /// Returns the value of a required key, or the family's default of the key.
     pub fn required<T: DeserializeOwned>(&self, key: &str) -> Result<T> {
         match self.value(key) {
             None => Err(self.error(&format!("the key `{key}` is missing"))),
@@ -97,7 +97,7 @@ impl ConfigFile {
         }
     }
 
-    /// The value of a key, or `default` when it is missing or null.
+    /// Returns the value of a key. If the key is missing or null, returns the family's default, or `default` if the family has no default.
     pub fn optional<T: DeserializeOwned>(&self, key: &str, default: T) -> Result<T> {
         match self.value(key) {
             None => Ok(default),
@@ -105,7 +105,7 @@ impl ConfigFile {
         }
     }
 
-    /// The value of a key for which null has a meaning; the value of the defaults when the key is missing.
+    /// Returns the value of a key for which null has a meaning. The family's default is used only if the key is missing.
     pub fn nullable<T: DeserializeOwned>(&self, key: &str) -> Result<Option<T>> {
         match self.values.get(key).or_else(|| self.defaults.get(key)) {
             None | Some(Value::Null) => Ok(None),
@@ -113,7 +113,7 @@ impl ConfigFile {
         }
     }
 
-    /// A nested object, which error messages name like a file.
+    /// Returns a nested object, which error messages name like a file.
     pub fn section(&self, key: &str) -> Result<Option<ConfigFile>> {
         match self.value(key) {
             None => Ok(None),
@@ -124,13 +124,13 @@ impl ConfigFile {
         }
     }
 
-    /// The first of `architectures`.
+    /// Returns the first of `architectures`.
     pub fn architecture(&self) -> Result<Option<String>> {
         let names: Vec<String> = self.optional("architectures", Vec::new())?;
         Ok(names.into_iter().next())
     }
 
-    /// The value of a key that is not null, or its default.
+    /// Returns the value of a key if the value is not null, else the family's default.
     fn value(&self, key: &str) -> Option<&Value> {
         let is_stated = |value: &&Value| !value.is_null();
         self.values.get(key).filter(is_stated).or_else(|| self.defaults.get(key).filter(is_stated))
@@ -146,7 +146,7 @@ impl ConfigFile {
     }
 }
 
-/// The newest snapshot in a `folder` of the Hugging Face cache, `models--OWNER--NAME`.
+/// Returns the newest snapshot in a `folder` of the Hugging Face cache, `models--OWNER--NAME`.
 fn snapshot(folder: &Path) -> Option<PathBuf> {
     let entries = std::fs::read_dir(folder.join("snapshots")).ok()?;
     let paths = entries.filter_map(|entry| Some(entry.ok()?.path()));

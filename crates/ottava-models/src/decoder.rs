@@ -24,50 +24,50 @@ use ottava_tensor::ops::{CrossEntropy, cap_logits, embedding, join_columns, real
 use ottava_tensor::{DType, Device, Tensor};
 use std::rc::Rc;
 
-/// A decoder, or the stages of one that a process has, with their weights and the scaling state of their casts.
+/// A decoder, or the stages of a decoder that a process has, with the weights and the scaling state of the casts.
 pub struct Decoder {
     config: DecoderConfig,
     device: Device,
     recipe: Recipe,
     recompute: Recompute,
     saved_activations: SavedActivations,
-    /// In the order of forward.
+    /// The stages in the order of forward.
     stages: Vec<Stage>,
     scaling: ScalingState,
     description: Description,
-    /// The layers of this process, with its parts of tensors that ranks divide.
+    /// The description of the layers of this process. If ranks divide tensors, shapes are the shapes of this rank's parts.
     part: Description,
-    /// The biases that follow the loads of routers, by the router's name.
+    /// The biases of routers that balance the loads of experts, by the name of the router.
     router_biases: Vec<(String, ParamId)>,
-    /// Whether ranks divide the tensors of layers.
+    /// Whether ranks divide the tensors or the experts of layers.
     is_divided: bool,
     /// The ranks that divide tensors, sequences and experts of layers.
     ranks: Rc<dyn LayerRanks>,
     folder_codes: FolderCounts,
 }
 
-/// The frozen weights, fused as in memory, for which a folder has FP8 codes.
+/// The number of frozen weights with FP8 codes in the model folder. Weights that are fused in memory count once.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FolderCounts {
-    /// The weights that keep the codes.
+    /// The number of weights that keep the codes.
     pub kept: usize,
-    /// The weights that are cast again, since the recipe has other scales.
+    /// The number of weights that are cast again, since the recipe has other scales.
     pub recast: usize,
 }
 
-/// The micro-batch of a backward, and how it is differentiated.
+/// The inputs of a backward pass other than activations and gradients.
 #[derive(Clone, Copy)]
 pub struct BackwardPass<'a> {
-    /// How its tokens lie.
+    /// The sequences of the micro-batch.
     pub sequences: &'a Sequences,
-    /// The precision of forward.
+    /// The precision of the forward pass.
     pub precision: StepPrecision,
-    /// F32 `[1]` (F64 for F64): the factor of the losses of layers, which are means over the tokens of the micro-batch.
+    /// The factor of the losses of layers, F32 `[1]` (F64 for F64). These losses are means over the tokens of the micro-batch.
     pub layer_loss_scale: &'a Tensor,
 }
 
 impl Decoder {
-    /// Builds the whole model on `device`, with values from `weights`, for sequences up to `seq_len`.
+    /// Builds the whole model on `device` for sequences up to `seq_len`, and loads its weights from `weights`.
     pub fn new(
         config: &DecoderConfig,
         recipe: &Recipe,
@@ -81,7 +81,7 @@ impl Decoder {
         Ok(decoder)
     }
 
-    /// Builds, of the model for inference, what one of `ranks` that divide its tensors has, for sequences up to `seq_len`.
+    /// Builds and loads a model for inference on one of the `ranks` that divide its tensors, for sequences up to `seq_len`.
     pub fn for_inference(
         config: &DecoderConfig,
         recipe: &Recipe,
@@ -99,7 +99,7 @@ impl Decoder {
         Ok(decoder)
     }
 
-    /// Builds the whole model without its weights, so that ranks can divide them before each loads its slices.
+    /// Builds the whole model without loading weights, so that ranks can divide the weights before each rank loads its slices.
     pub fn unloaded(
         config: &DecoderConfig,
         recipe: &Recipe,
@@ -116,12 +116,12 @@ impl Decoder {
         self.load_each(|param| param.load_whole(weights), |_| Ok(()))
     }
 
-    /// Errors if `weights` lack a tensor of the whole model. Other processes read some of these tensors.
+    /// Errors if `weights` lack a tensor of the whole model, including tensors that only other processes read.
     pub fn expect_all(&self, weights: &mut dyn WeightSource) -> Result<()> {
         Decoder::folder_tensors(&self.config, &self.recipe)?.iter().try_for_each(|tensor| weights.expect(tensor))
     }
 
-    /// Runs `load` on each parameter, and then casts it if it is frozen; and `finish` on the parameters of each unit.
+    /// Loads each parameter with `load`, casts it if it is frozen, and runs `finish` on the parameters of each unit.
     pub fn load_each(
         &mut self,
         mut load: impl FnMut(&mut Param) -> Result<()>,
@@ -144,12 +144,12 @@ impl Decoder {
         })
     }
 
-    /// What became of the FP8 codes that a folder has of frozen weights.
+    /// Returns how many frozen weights with FP8 codes in the folder kept the codes, and how many were cast again.
     pub fn folder_codes(&self) -> FolderCounts {
         self.folder_codes
     }
 
-    /// Builds only the layers of `spans`, a stage for each, and of tensors that `ranks` divide this rank's parts, without their weights.
+    /// Builds one stage for each of `spans`, without loading weights. If `ranks` divide tensors, the layers have this rank's parts.
     pub fn staged(
         config: &DecoderConfig,
         recipe: &Recipe,
@@ -181,7 +181,7 @@ impl Decoder {
         let recompute = kept.recompute;
         // Backward consumes the activations of a recomputed block immediately.
         let saved_activations = if recompute.blocks() { SavedActivations::Exact } else { kept.saved_activations };
-        // Plans and reports are about the whole model.
+        // Plans and reports describe the whole model.
         let description = match (*spans == [Span::whole(config.layers.len())], is_divided) {
             (true, false) => {
                 build.description.check(recipe, config.lora.as_ref())?;
@@ -208,113 +208,113 @@ impl Decoder {
         })
     }
 
-    /// The description of a model of these sizes under `recipe`, from a dry run that allocates nothing.
+    /// Returns the description of a model of these sizes under `recipe`, from a dry run that allocates nothing.
     ///
     /// Errors if the recipe's exceptions match nothing in the model.
     pub fn describe(config: &DecoderConfig, recipe: &Recipe) -> Result<Description> {
         Ok(Decoder::dry(config, recipe)?.description)
     }
 
-    /// The tensors of a folder of the model.
+    /// Returns the tensors that a folder of the model has.
     ///
-    /// Errors as [`Decoder::describe`].
+    /// Errors like [`Decoder::describe`].
     pub fn folder_tensors(config: &DecoderConfig, recipe: &Recipe) -> Result<Vec<FolderTensor>> {
         let mut decoder = Decoder::dry(config, recipe)?;
         let shards = decoder.all_parameters().into_iter().flat_map(|param| param.identity.shards.iter());
         Ok(shards.map(|shard| shard.tensor.clone()).collect())
     }
 
-    /// A model of the same sizes without weights, on a device that holds no data: what stands in a place while the model is elsewhere.
+    /// Returns a model of the same sizes without weights, on a device that holds no data. It takes the model's place while the model is moved out.
     pub fn without_data(&self) -> Result<Decoder> {
         Decoder::dry(&self.config, &self.recipe)
     }
 
-    /// A model without weights, on a device that holds no data.
+    /// Builds a model without weights, on a device that holds no data.
     fn dry(config: &DecoderConfig, recipe: &Recipe) -> Result<Decoder> {
         Decoder::unloaded(config, recipe, &Device::Cpu.dry(), Purpose::Infer, 1)
     }
 
-    /// Its sizes.
+    /// Returns the sizes of the model.
     pub fn config(&self) -> &DecoderConfig {
         &self.config
     }
 
-    /// Its precision.
+    /// Returns the recipe, which decides the precision.
     pub fn recipe(&self) -> &Recipe {
         &self.recipe
     }
 
-    /// Its device.
+    /// Returns the device of the model.
     pub fn device(&self) -> &Device {
         &self.device
     }
 
-    /// The ranks that divide tensors, sequences and experts of layers.
+    /// Returns the ranks that divide tensors, sequences and experts of layers.
     pub fn ranks(&self) -> &dyn LayerRanks {
         &*self.ranks
     }
 
-    /// The description of the whole model, also of some of its stages.
+    /// Returns the description of the whole model, even if this process has only some stages.
     pub fn description(&self) -> &Description {
         &self.description
     }
 
-    /// The description of the layers of this process: shapes are the shapes of its parts, if ranks divide tensors.
+    /// Returns the description of the layers of this process. If ranks divide tensors, shapes are the shapes of this rank's parts.
     pub fn part(&self) -> &Description {
         &self.part
     }
 
-    /// The scaling state of its casts.
+    /// Returns the scaling state of the model's casts.
     pub fn scaling(&mut self) -> &mut ScalingState {
         &mut self.scaling
     }
 
-    /// All trained parameters, always in the same order.
+    /// Returns all trained parameters, always in the same order.
     pub fn parameters(&mut self) -> Vec<&mut Param> {
         trained(self.all_parameters())
     }
 
-    /// All parameters, including frozen ones.
+    /// Returns all parameters, including frozen ones.
     pub fn all_parameters(&mut self) -> Vec<&mut Param> {
         self.stages.iter_mut().flat_map(Stage::parameters_mut).collect()
     }
 
-    /// The trained parameters of each stage.
+    /// Returns the trained parameters of each stage.
     pub fn parameters_by_stage(&mut self) -> Vec<Vec<&mut Param>> {
         self.stages.iter_mut().map(|stage| trained(stage.parameters_mut())).collect()
     }
 
-    /// The trained weight that embedding and head share, if one of them is in a stage of another process.
+    /// Returns the trained weight that embedding and head share, if embedding or head is in a stage of another process.
     pub fn tied_weight(&mut self) -> Option<&mut Param> {
         self.stages.iter_mut().find_map(Stage::tied_weight_mut).filter(|param| param.is_trained())
     }
 
-    /// Whether there is a [`Decoder::tied_weight`].
+    /// Returns whether [`Decoder::tied_weight`] returns a weight.
     pub fn is_tied(&self) -> bool {
         self.stages.iter().any(Stage::is_tied) && self.config.lora.is_none()
     }
 
-    /// The id of the head's copy of the embedding's table, if that is in a stage of another process.
+    /// Returns the id of the head's copy of the embedding's table, if the embedding is in a stage of another process.
     pub fn copy(&self) -> Option<ParamId> {
         self.stages.iter().find_map(Stage::copy).map(|copy| copy.identity.id)
     }
 
-    /// The number of its stages.
+    /// Returns the number of stages.
     pub fn stages(&self) -> usize {
         self.stages.len()
     }
 
-    /// The trained parameters of each unit as [`Stage::units_mut`], and the scaling state of all casts.
+    /// Returns the trained parameters, grouped by unit in the order of [`Stage::units_mut`], and the scaling state of all casts.
     pub fn units_and_scaling(&mut self) -> (Vec<Vec<&mut Param>>, &mut ScalingState) {
         (self.stages.iter_mut().flat_map(Stage::units_mut).map(trained).collect(), &mut self.scaling)
     }
 
-    /// All trained parameters, and the scaling state of all casts.
+    /// Returns all trained parameters, and the scaling state of all casts.
     pub fn parameters_and_scaling(&mut self) -> (Vec<&mut Param>, &mut ScalingState) {
         (trained(self.stages.iter_mut().flat_map(Stage::parameters_mut).collect()), &mut self.scaling)
     }
 
-    /// Changes the biases of routers by which tokens are spread over experts, after a step with these `loads` over all ranks.
+    /// Changes the biases of routers to balance experts, after a step with these `loads` summed over all ranks.
     pub fn balance_routers(&mut self, loads: &[RouterLoad], rate: f64) -> Result<()> {
         for param in trained(self.stages.iter_mut().flat_map(Stage::parameters_mut).collect()) {
             if let Some((name, _)) = self.router_biases.iter().find(|(_, bias)| *bias == param.identity.id) {
@@ -325,17 +325,16 @@ impl Decoder {
         Ok(())
     }
 
-    /// Casts all weights with the current scales. Must be called after building and loading; updates cast the weights that they write.
+    /// Casts all weights with the current scales. It must be called after building and loading. Later updates cast the weights that they write.
     pub fn quantize_weights(&mut self) -> Result<()> {
         let (mut params, scaling) = (self.stages.iter_mut().flat_map(Stage::parameters_mut), &mut self.scaling);
         let mut casts = scaling.casts(Mode::TRAINING);
         params.try_for_each(|param| param.quantize(&mut casts))?;
-        // The losses of these casts belong to no step, since another process may have run the preceding step.
+        // Values lost in these casts are not counted for a step, since another process may have run the preceding step.
         scaling.forget_losses()
     }
 
-    /// Forward of a micro-batch through stage number `stage` without backward, in a `mode` for that, as [`Stage::forward_only`]; does not
-    /// change the scaling state.
+    /// Runs [`Stage::forward_only`] on stage number `stage`. `mode` must be a mode without backward. The scaling state does not change.
     pub fn forward_only(
         &mut self,
         stage: usize,
@@ -348,7 +347,7 @@ impl Decoder {
         self.stages[stage].forward_only(x, &mut context, units)
     }
 
-    /// Losses `[T]` of I32 `targets` `[T]` from the result of [`Decoder::forward_only`].
+    /// Returns the losses `[T]` of I32 `targets` `[T]`, from the result of [`Decoder::forward_only`].
     ///
     /// Errors for a stage without the head.
     pub fn losses(&self, normed: &Tensor, targets: &Tensor, units: &mut dyn Units) -> Result<Tensor> {
@@ -357,7 +356,7 @@ impl Decoder {
         Head::losses(normed, weight, &loan, targets, output, &*self.ranks)
     }
 
-    /// The last stage, which has the head if this process has it.
+    /// Returns the last stage of this process. It has the head if the process has the head.
     fn head(&self) -> &Stage {
         self.stages.last().expect("a process has a stage")
     }
@@ -366,7 +365,7 @@ impl Decoder {
         self.head().head_weight().ok_or_else(no_head)
     }
 
-    /// Forward of a micro-batch through stage number `stage`, as [`Stage::forward`].
+    /// Runs [`Stage::forward`] of a micro-batch on stage number `stage`.
     pub fn forward(
         &mut self,
         stage: usize,
@@ -380,7 +379,7 @@ impl Decoder {
         stage.forward(x, &mut context, units)
     }
 
-    /// Losses of `targets` from the result of [`Decoder::forward`], as [`Stage::losses_and_gradient`].
+    /// Runs [`Stage::losses_and_gradient`] on the result of [`Decoder::forward`].
     ///
     /// Errors for a stage without the head.
     pub fn losses_and_gradient(
@@ -395,7 +394,7 @@ impl Decoder {
         stage.losses_and_gradient(normed, targets, scale, &*self.ranks, units)?.ok_or_else(no_head)
     }
 
-    /// Backward of a micro-batch through stage number `stage`, as [`Stage::backward`].
+    /// Runs [`Stage::backward`] of a micro-batch on stage number `stage`.
     pub fn backward(
         &mut self,
         stage: usize,
@@ -407,7 +406,7 @@ impl Decoder {
         self.backward_with(stage, (dy, saved), pass, units, None)
     }
 
-    /// [`Decoder::backward`] without the products of the gradients of weights, which it returns for [`Decoder::wgrads`].
+    /// Runs backward like [`Decoder::backward`], but defers the wgrad products. [`Decoder::wgrads`] computes them later.
     pub fn dgrads(
         &mut self,
         stage: usize,
@@ -435,7 +434,7 @@ impl Decoder {
         stage.backward(dy, saved, &mut context, units)
     }
 
-    /// Adds to the gradients of the weights of stage number `stage` what [`Decoder::dgrads`] has deferred.
+    /// Computes the products that [`Decoder::dgrads`] deferred for stage number `stage`, and adds them to the gradients of the weights.
     pub fn wgrads(&mut self, stage: usize, deferred: DeferredWgrads, units: &mut dyn Units) -> Result<()> {
         let _scope = self.device.scope("backward");
         self.stages[stage].wgrads(deferred, units)
@@ -455,25 +454,24 @@ impl Decoder {
         (&mut self.stages[stage], context)
     }
 
-    /// The groups of attention layers that share block tables, for sequences up to `max_len` tokens; the groups that see most keys come first.
+    /// Returns the groups of attention layers that share block tables, for sequences up to `max_len` tokens. Groups that see most keys come first.
     pub fn kv_groups(&self, max_len: usize) -> Vec<KvGroup> {
         KvGroup::of(&self.part.attention, max_len)
     }
 
-    /// An empty cache for [`Decoder::hidden`], in type `dtype`: of each group of [`Decoder::kv_groups`], a number of blocks of `block_size`
-    /// tokens.
+    /// Returns an empty cache for [`Decoder::hidden`] in type `dtype`. Each of `groups` comes with its number of blocks of `block_size` tokens.
     pub fn kv_cache(&self, groups: &[(KvGroup, usize)], block_size: usize, dtype: DType) -> Result<KvCache> {
         KvCache::new(&self.device, &self.part.attention, self.scaling.scales().len(), groups, block_size, dtype)
     }
 
-    /// Bytes of a block of `group` in such a cache.
+    /// Returns the number of bytes of one block of `group` in a cache with blocks of `block_size` tokens.
     pub fn kv_block_bytes(&self, group: &KvGroup, block_size: usize, dtype: DType) -> usize {
         group.block_bytes(&self.part.attention, block_size, dtype)
     }
 
-    /// Makes the result of a token independent of other tokens of a batch, for [`Decoder::hidden`]: operands that are scaled by the amax of
-    /// their tensor get one scale per row instead; the codes of weights do not change. Returns whether there were such operands. The model
-    /// cannot be trained afterwards.
+    /// Makes the result of a token in [`Decoder::hidden`] independent of the other tokens of a batch. Operands that are scaled by the amax of their
+    /// tensor get one scale per row. Codes of weights do not change. Returns whether the model had such operands. The model cannot be trained
+    /// afterwards.
     pub fn scale_by_token(&mut self) -> Result<bool> {
         let changes = self.scaling.scale_rows();
         if changes {
@@ -482,15 +480,15 @@ impl Decoder {
         Ok(changes)
     }
 
-    /// Normalised activations `[T, C]` of the new tokens of a batch of sequences; appends their keys and values to `cache`.
+    /// Returns normalised activations `[T, C]` of the new tokens of a batch of sequences, and appends their keys and values to `cache`.
     pub fn hidden(&self, batch: &InferenceBatch, cache: &mut KvCache) -> Result<Tensor> {
         let stage = self.head();
         let pass = || cache.forward(stage, self.scaling.scales(), &*self.ranks, batch);
         with_constant_weights(self.device(), stage.blocks_are_stored() && !self.is_divided, pass)
     }
 
-    /// Logits `[S, V]` of the rows I32 `rows` `[S]` of the result of [`Decoder::hidden`], in F32 (F64 for F64): in BF16, likely tokens
-    /// would often have equal logits.
+    /// Returns logits `[S, V]` for the rows `rows` (I32 `[S]`) of the result of [`Decoder::hidden`]. The logits are F32 (F64 for F64): in BF16,
+    /// likely tokens would often have equal logits.
     pub fn logits(&self, hidden: &Tensor, rows: &Tensor) -> Result<Tensor> {
         let (x, head) = (embedding(hidden, rows)?, self.head_weight()?);
         let pass = || {
@@ -505,7 +503,7 @@ impl Decoder {
         with_constant_weights(self.device(), head.is_stored() && !self.is_divided, pass)
     }
 
-    /// The logits `[S, V]` of the parts of the vocabulary of all ranks.
+    /// Gathers the ranks' parts of the vocabulary into logits `[S, V]`.
     fn join_vocabulary(&self, own: Tensor) -> Result<Tensor> {
         let parts = self.ranks.place(Axis::Tensor).ranks;
         if parts == 1 {
@@ -517,8 +515,8 @@ impl Decoder {
     }
 }
 
-/// Runs a pass of inference; if all weights `are_stored`, they count as constant. Weights that forward casts, as after training without
-/// stored codes, are not constant.
+/// Runs a pass of inference. If all weights `are_stored`, the device treats them as constant. Weights that forward casts are not constant. Forward
+/// casts weights after training without stored codes.
 fn with_constant_weights<R>(device: &Device, are_stored: bool, pass: impl FnOnce() -> R) -> R {
     match device {
         Device::Cuda(gpu) if are_stored => gpu.with_constant_weights(pass),

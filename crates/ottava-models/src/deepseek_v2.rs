@@ -1,4 +1,4 @@
-//! DeepSeek-V2: latent attention, mixtures of experts beside shared ones, and MLPs in the first layers. DeepSeek-AI 2024, arXiv:2405.04434.
+//! DeepSeek-V2: latent attention, mixtures of experts with shared experts, and MLPs in the first layers. DeepSeek-AI 2024, arXiv:2405.04434.
 
 use crate::SublayerSpec::{Experts, Latent, Mlp};
 use crate::family::{Common, Family, common, ignore_router_logits, size, softmax_routing};
@@ -38,7 +38,7 @@ fn read(file: &ConfigFile) -> Result<DecoderConfig> {
     Ok(sizes)
 }
 
-/// The sizes of a DeepSeek with this router, which adds the vector called `bias` to its scores for the choice.
+/// Returns the sizes of a DeepSeek model with this router. `bias` is the name of the vector that the router adds to scores for the choice.
 pub(super) fn deepseek(
     file: &ConfigFile,
     pairs: RopePairs,
@@ -73,7 +73,7 @@ pub(super) fn deepseek(
     ignore_router_logits(file, common.sequential(layer))
 }
 
-/// The router: greedy, or in the groups with the best experts.
+/// Returns the router, which chooses greedily, or within the groups that have the best experts.
 fn routing(file: &ConfigFile) -> Result<Routing> {
     let method: String = file.required("topk_method")?;
     let groups = match method.as_str() {
@@ -90,7 +90,7 @@ fn routing(file: &ConfigFile) -> Result<Routing> {
     Ok(Routing { scale: file.required("routed_scaling_factor")?, groups, ..softmax_routing(file, false)? })
 }
 
-/// The factor of products of queries and keys, which grows with a stretched context by `mscale_all_dim`.
+/// Returns the factor of the products of queries and keys. If the context is stretched, it grows with `mscale_all_dim`.
 fn attention_scale(rope: &RopeScaling, head_dim: usize) -> f64 {
     let growth = match rope.kind.factor() {
         Some(factor) if factor > 1.0 => rope.mscale_all_dim.unwrap_or(0.0) * 0.1 * factor.ln() + 1.0,

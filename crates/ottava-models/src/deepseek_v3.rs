@@ -1,4 +1,4 @@
-//! DeepSeek-V3: DeepSeek-V2 with sigmoid scores, to which a bias is added for the choice. DeepSeek-AI 2024, arXiv:2412.19437.
+//! DeepSeek-V3: DeepSeek-V2 with sigmoid scores. A bias is added to the scores for the choice. DeepSeek-AI 2024, arXiv:2412.19437.
 
 use crate::deepseek_v2::deepseek;
 use crate::family::{Family, layers, softmax_routing};

@@ -11,22 +11,22 @@ use std::collections::BTreeSet;
 
 /// One model family.
 pub(super) struct Family {
-    /// Its name in `architectures` of `config.json`.
+    /// The name in `architectures` of `config.json`.
     pub(super) architecture: &'static str,
-    /// Its name in `model_type`.
+    /// The name in `model_type`.
     pub(super) model_type: &'static str,
-    /// The architecture of a reward model with its decoder, if transformers has one.
+    /// The architecture of a reward model with this decoder, if transformers has one.
     pub(super) reward_model: Option<&'static str>,
-    /// The values of keys that a file may lack, as in the configuration class of transformers 5: the keys that Llama has not, or has with
-    /// another value ([`llama_defaults`]).
+    /// The default values of keys that a file may lack, from the configuration class of transformers 5. The list has only keys that
+    /// [`llama_defaults`] lacks or has with another value.
     pub(super) defaults: fn() -> Value,
-    /// Other names of keys, which win where a file has both: the other name, and the key.
+    /// Other names of keys, as pairs of the other name and the key. If a file has both, the other name wins.
     pub(super) aliases: &'static [(&'static str, &'static str)],
     pub(super) read: fn(&ConfigFile) -> Result<DecoderConfig>,
 }
 
 impl Family {
-    /// `file` with the names of this family's keys, and with the values of the keys that it lacks.
+    /// Returns `file` with aliases replaced by the keys of this family, and with default values for missing keys.
     pub(super) fn complete(&self, file: &ConfigFile) -> ConfigFile {
         let mut values = file.values().clone();
         for (other, key) in self.aliases {
@@ -41,7 +41,7 @@ impl Family {
     }
 }
 
-/// The values of keys that most families share. The sizes of the tensors have none: a file that lacks them is damaged.
+/// Returns default values of keys that most families share. Sizes of tensors have no defaults: a file that lacks them is damaged.
 fn llama_defaults() -> Value {
     json!({
         "head_dim": null, "hidden_act": "silu", "initializer_range": 0.02, "max_position_embeddings": 2048, "num_key_value_heads": null,
@@ -49,10 +49,10 @@ fn llama_defaults() -> Value {
     })
 }
 
-/// Gemma's name of `hidden_act`.
+/// Gemma's name for the key `hidden_act`.
 const GEMMA_ACTIVATION: &str = "hidden_activation";
 
-/// What most families share: a model without layers, and the sublayers of Llama's layers, without biases.
+/// The parts that most families share: a model without layers, and the sublayers of Llama's layers, without biases.
 pub(super) struct Common {
     pub(super) model: DecoderConfig,
     /// The number of layers.
@@ -63,13 +63,13 @@ pub(super) struct Common {
 }
 
 impl Common {
-    /// With these names of tensors.
+    /// Sets the names of tensors.
     pub(super) fn named(mut self, names: &'static Names) -> Common {
         self.model.stream.names = names;
         self
     }
 
-    /// The model whose layer `index` has the sublayers `layer(index)`, one after the other.
+    /// Returns the model whose layer `index` runs the two sublayers `layer(index)` one after the other.
     pub(super) fn sequential(self, layer: impl Fn(usize) -> [SublayerSpec; 2]) -> DecoderConfig {
         let Common { model, layers, .. } = self;
         let layers = (0..layers).map(|index| LayerSpec::sequential(model.stream.names, layer(index))).collect();
@@ -109,10 +109,10 @@ pub(super) fn common(file: &ConfigFile) -> Result<Common> {
     })
 }
 
-/// More blocks than any model has, but few enough to be planned within a second.
+/// The maximum number of layers: more than any model has, but few enough to plan within a second.
 const MAX_LAYERS: usize = 10_000;
 
-/// The number of layers under `key`, which is checked before anything is computed by layer.
+/// Returns the number of layers under `key`. It is checked before anything is computed per layer.
 pub(super) fn layers(file: &ConfigFile, key: &str) -> Result<usize> {
     match file.required(key)? {
         layers if layers > MAX_LAYERS => {
@@ -122,7 +122,7 @@ pub(super) fn layers(file: &ConfigFile, key: &str) -> Result<usize> {
     }
 }
 
-/// The size under `key`, small enough to be added to others.
+/// Returns the size under `key`, which is at most [`MAX_SIZE`], so that sums of sizes do not overflow.
 pub(super) fn size(file: &ConfigFile, key: &str) -> Result<usize> {
     match file.required(key)? {
         size if size > MAX_SIZE => Err(file.error(&format!("`{key}` is {size}; at most {MAX_SIZE} are possible"))),
@@ -130,15 +130,15 @@ pub(super) fn size(file: &ConfigFile, key: &str) -> Result<usize> {
     }
 }
 
-/// Key and value heads: as many as query heads if the key is null, or if the key is missing and the default is the number of key and value heads
-/// of larger models.
+/// Returns the number of key and value heads. It is the number of query heads if the key is null. If the key is missing and the family's default
+/// does not divide the query heads, it is the number of query heads too.
 fn kv_heads(file: &ConfigFile, heads: usize) -> Result<usize> {
     let found = file.nullable("num_key_value_heads")?.unwrap_or(heads);
     let is_default = !file.has("num_key_value_heads");
     Ok(if is_default && found > 0 && !heads.is_multiple_of(found) { heads } else { found })
 }
 
-/// A sentence for each of `keys` that is not 0: noise that transformers adds in training alone.
+/// Returns a sentence for each of `keys` that is not 0. The keys set dropout or noise that transformers applies only in training.
 pub(super) fn untrainable(file: &ConfigFile, keys: &[&str]) -> Result<Vec<String>> {
     let mut sentences = Vec::new();
     for key in keys {
@@ -151,7 +151,7 @@ pub(super) fn untrainable(file: &ConfigFile, keys: &[&str]) -> Result<Vec<String
     Ok(sentences)
 }
 
-/// Errors if a folder has weights or code that are not read, or attention that is not causal.
+/// Errors if a file asks for code from the folder, non-causal attention, layers of different sizes, or weights quantized in an unknown format.
 pub(super) fn refuse(file: &ConfigFile) -> Result<()> {
     if file.has("auto_map") {
         return Err(file.error("`auto_map` is set: code inside a model folder is not run"));
@@ -165,7 +165,7 @@ pub(super) fn refuse(file: &ConfigFile) -> Result<()> {
     Quantization::read(file).map(drop)
 }
 
-/// The activation of a gated MLP, named by `key`.
+/// Returns the activation of a gated MLP that `key` names.
 pub(super) fn gated(file: &ConfigFile, key: &str) -> Result<Activation> {
     let name: String = file.required(key)?;
     match (gelu(&name), name.as_str()) {
@@ -175,21 +175,21 @@ pub(super) fn gated(file: &ConfigFile, key: &str) -> Result<Activation> {
     }
 }
 
-/// The size of the key `sliding_window`; none if it is null.
+/// Returns the size under the key `sliding_window`, or `None` if the key is null.
 fn window_size(file: &ConfigFile) -> Result<Option<usize>> {
     match file.nullable("sliding_window")? {
         Some(0) => Err(file.error("`sliding_window` is 0; a token sees itself with 1")),
-        // No sequence is longer than the largest size.
+        // A larger window changes nothing, since no sequence is longer than `MAX_SIZE`.
         size => Ok(size.map(|size: usize| size.min(MAX_SIZE))),
     }
 }
 
-/// The sliding window of the key `sliding_window` in all layers.
+/// Returns the sliding window of the key `sliding_window`, which all layers have.
 pub(super) fn window(file: &ConfigFile) -> Result<Window> {
     Ok(Window { size: window_size(file)?, layers: LayerSet::All })
 }
 
-/// The sliding window of the layers that `layer_types` says, or of the layers of `default` if the key is missing.
+/// Returns the sliding window with the layers that `layer_types` lists. If the key is missing, the layers of `default` have the window.
 pub(super) fn window_in(file: &ConfigFile, layers: usize, default: LayerSet) -> Result<Window> {
     let (size, local) = (window_size(file)?, LayerSet::with_window(file, layers, default)?);
     let has_types = file.has("layer_types") && (0..layers).any(|layer| local.contains(layer));
@@ -201,7 +201,7 @@ pub(super) fn window_in(file: &ConfigFile, layers: usize, default: LayerSet) -> 
     }
 }
 
-/// The window of Qwen2 and Qwen3: `use_sliding_window`, `max_window_layers` and `layer_types`.
+/// Returns the window of Qwen2 and Qwen3, from `use_sliding_window`, `max_window_layers` and `layer_types`.
 pub(super) fn qwen_window(file: &ConfigFile, layers: usize) -> Result<Window> {
     if file.required("use_sliding_window")? {
         return window_in(file, layers, LayerSet::From(file.required("max_window_layers")?));
@@ -215,7 +215,7 @@ pub(super) fn qwen_window(file: &ConfigFile, layers: usize) -> Result<Window> {
     }
 }
 
-/// The softmax router of `num_experts_per_tok` experts, whose weights sum to 1 if they are normalised.
+/// Returns the softmax router of `num_experts_per_tok` experts. If `normalised`, the weights of the chosen experts sum to 1.
 pub(super) fn softmax_routing(file: &ConfigFile, normalised: bool) -> Result<Routing> {
     Ok(Routing {
         chosen: file.required("num_experts_per_tok")?,
@@ -226,7 +226,7 @@ pub(super) fn softmax_routing(file: &ConfigFile, normalised: bool) -> Result<Rou
     })
 }
 
-/// The layers with experts of Qwen: `decoder_sparse_step` and `mlp_only_layers`.
+/// Returns the layers of a Qwen model that have experts, from `decoder_sparse_step` and `mlp_only_layers`.
 pub(super) fn routed_layers(file: &ConfigFile, layers: usize) -> Result<LayerSet> {
     let step: usize = file.required("decoder_sparse_step")?;
     let dense: BTreeSet<usize> = file.required("mlp_only_layers")?;
@@ -237,7 +237,7 @@ pub(super) fn routed_layers(file: &ConfigFile, layers: usize) -> Result<LayerSet
     Ok(LayerSet::Listed((0..layers).map(has_experts).collect()))
 }
 
-/// `sizes`, with a sentence if the file asks for a loss of routers, which a run sets.
+/// Adds a sentence to `sizes` if the file asks for a loss of routers. A run sets this loss instead.
 pub(super) fn ignore_router_logits(file: &ConfigFile, mut sizes: DecoderConfig) -> Result<DecoderConfig> {
     if file.optional("output_router_logits", false)? {
         let sentence =
@@ -247,7 +247,7 @@ pub(super) fn ignore_router_logits(file: &ConfigFile, mut sizes: DecoderConfig) 
     Ok(sizes)
 }
 
-/// The GELU of this name in `config.json`.
+/// Returns the GELU that `config.json` calls `name`.
 pub(super) fn gelu(name: &str) -> Option<Gelu> {
     match name {
         "gelu" | "gelu_python" => Some(Gelu::Exact),

@@ -1,5 +1,5 @@
-//! Gemma 2: norms by `1 + weight` before and after each sublayer, soft caps of scores and logits, a sliding window in every second layer, a
-//! scaled and tied embedding. Team Gemma 2024, arXiv:2408.00118.
+//! Gemma 2: norms with the factor `1 + weight` before and after each sublayer, soft caps of scores and logits, a sliding window in every second
+//! layer, and a scaled and tied embedding. Team Gemma 2024, arXiv:2408.00118.
 
 use crate::SublayerSpec::{Heads, Mlp};
 use crate::family::{Common, Family, common, window_in};
@@ -32,7 +32,7 @@ static NAMES: Names = Names {
     ..LLAMA
 };
 
-/// What Gemma 2 and 3 have in common.
+/// Applies the settings that Gemma 2 and Gemma 3 share.
 pub(super) fn gemma(file: &ConfigFile, common: Common) -> Result<Common> {
     if file.optional("use_bidirectional_attention", false)? {
         return Err(file.error("`use_bidirectional_attention` is true; attention to later tokens is not implemented"));

@@ -1,5 +1,5 @@
-//! The text model of Gemma 3: Gemma 2 with normalised queries and keys instead of soft caps, five layers with a window for each layer without,
-//! and rotary positions of another base in layers with a window. Team Gemma 2025, arXiv:2503.19786.
+//! The text model of Gemma 3: Gemma 2 with normalised queries and keys instead of soft caps. Five of six layers have a window, and their rotary
+//! positions have a different base. Team Gemma 2025, arXiv:2503.19786.
 
 use crate::SublayerSpec::{Heads, Mlp};
 use crate::family::{Common, Family, common, window_in};
@@ -33,7 +33,7 @@ fn read(file: &ConfigFile) -> Result<DecoderConfig> {
     if pattern == 0 {
         return Err(file.error("`sliding_window_pattern` is 0; it is a number of layers"));
     }
-    // The rotary positions are read below: `common` knows one kind for all layers.
+    // The rotary positions are read below, because `common` can read only one kind for all layers.
     let mut others = file.values().clone();
     for key in ["rope_parameters", "rope_scaling", "original_max_position_embeddings"] {
         others.remove(key);
@@ -50,8 +50,9 @@ fn read(file: &ConfigFile) -> Result<DecoderConfig> {
     }))
 }
 
-/// Rotary positions of the layers that see the whole context, and of the layers with a window. Keys of `rope_scaling` belong to the layers that
-/// see the whole context, beside the keys of `rope_parameters`; one object of `rope_parameters` for all layers is ignored, as in transformers.
+/// Returns the rotary positions of the layers that see the whole context, and of the layers with a window. Keys of `rope_scaling` apply to the
+/// layers that see the whole context, in addition to the keys of `rope_parameters`. If `rope_parameters` is one object for all layers, it is ignored,
+/// as in transformers.
 fn ropes(file: &ConfigFile, others: &ConfigFile) -> Result<Vec<RopeScaling>> {
     let [mut full, local] = match file.section("rope_parameters")? {
         Some(parameters) => [parameters.section(NESTED[0])?, parameters.section(NESTED[1])?],
@@ -83,7 +84,7 @@ fn ropes(file: &ConfigFile, others: &ConfigFile) -> Result<Vec<RopeScaling>> {
     Ok(vec![of(full, "rope_theta")?, of(local, "rope_local_base_freq")?])
 }
 
-/// The type of rotary positions that a section states.
+/// Returns the type of rotary positions that a section names.
 fn stated_type(section: &ConfigFile) -> Result<Option<String>> {
     section.optional("rope_type", section.optional("type", None)?)
 }

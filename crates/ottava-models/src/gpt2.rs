@@ -30,7 +30,7 @@ fn defaults() -> Value {
     })
 }
 
-/// Linears are `Conv1D`, which has its weight transposed.
+/// The names of GPT-2. Its linears are `Conv1D`, which stores the weight transposed.
 static NAMES: Names = Names {
     embedding: "transformer.wte",
     positions: "transformer.wpe",
@@ -58,7 +58,7 @@ fn read(file: &ConfigFile) -> Result<DecoderConfig> {
     }
     let mut ignored = Vec::new();
     for key in ["resid_pdrop", "embd_pdrop", "attn_pdrop"] {
-        // The keys are 0.1 where they are missing.
+        // The default of the dropout keys is 0.1.
         let dropout: f64 = file.optional(key, 0.1)?;
         if dropout != 0.0 && file.has(key) {
             ignored.push(format!("`{key}` is {dropout} in config.json and is ignored: training has no dropout"));

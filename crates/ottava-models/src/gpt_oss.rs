@@ -1,4 +1,4 @@
-//! gpt-oss: mixtures of experts with biases, and a sink in the softmax of each head. OpenAI 2025, arXiv:2508.10925.
+//! gpt-oss: mixtures of experts with biases, and an attention sink for each head. OpenAI 2025, arXiv:2508.10925.
 
 use crate::SublayerSpec::{Experts, Heads};
 use crate::family::{Family, common, ignore_router_logits, softmax_routing, window_in};
@@ -35,13 +35,13 @@ fn read(file: &ConfigFile) -> Result<DecoderConfig> {
             return Err(file.error(&format!("`{key}` is {value}; {known} is implemented")));
         }
     }
-    // Experts have the clamped SwiGLU, whatever `hidden_act` says.
+    // Experts always have the clamped SwiGLU, so `hidden_act` is ignored.
     let mut values = file.values().clone();
     values.remove("hidden_act");
     let (common, bias) = (common(&file.with_values(values))?, file.required("attention_bias")?);
     let heads = HeadsSpec { qkv_bias: bias, output_bias: bias, sinks: true, ..common.heads };
     let window = window_in(file, common.layers, LayerSet::AllButEvery(2))?;
-    // The softmax over the chosen logits is that over all, divided by its sum.
+    // The softmax over the chosen logits equals the softmax over all logits, divided by its sum over the chosen experts.
     let routing = softmax_routing(file, true)?;
     let (count, activation) = (file.required("num_local_experts")?, Activation::ClampedSwiGlu);
     let experts = ExpertsSpec {

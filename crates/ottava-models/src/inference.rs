@@ -1,4 +1,4 @@
-//! The new tokens of many sequences, whose keys and values are in a cache of blocks.
+//! The new tokens of several sequences. Their keys and values are in a cache of blocks.
 
 use ottava_common::error::Result;
 use ottava_recipe::context::Sequences;
@@ -8,24 +8,24 @@ use ottava_tensor::{DType, Device, Tensor};
 /// The new tokens of one sequence.
 #[derive(Clone, Copy, Debug)]
 pub struct SequenceTokens<'a> {
-    /// The number of tokens before the new ones.
+    /// The number of tokens before the new tokens.
     pub start: usize,
-    /// The number of tokens whose keys and values the cache has before the pass.
+    /// The number of tokens whose keys and values are in the cache before the pass.
     cached: usize,
     /// The new tokens.
     pub new: &'a [u32],
-    /// For each group of the cache's layers, the blocks that hold its tokens, in order. Blocks before the window of a group are not read.
+    /// The blocks that hold the sequence's tokens, in order, for each group of the cache's layers. Blocks before the window of a group are not read.
     pub blocks: &'a [Vec<i32>],
 }
 
 impl<'a> SequenceTokens<'a> {
-    /// `new` tokens after `start` tokens, whose keys and values the cache has.
+    /// Creates the entry of a sequence with `new` tokens after `start` tokens. The cache must have the keys and values of the earlier tokens.
     pub fn new(start: usize, new: &'a [u32], blocks: &'a [Vec<i32>]) -> SequenceTokens<'a> {
         SequenceTokens { start, cached: start, new, blocks }
     }
 
-    /// Each new token of `sequences` as a sequence of its own, which ends there. A pass writes the keys and values of all rows before attention
-    /// reads them, so the results are the same.
+    /// Returns each new token of `sequences` as a separate sequence that ends with this token. A pass writes the keys and values of all rows before
+    /// attention reads them, so the results are the same.
     pub fn rows(sequences: &[SequenceTokens<'a>]) -> Vec<SequenceTokens<'a>> {
         let of = |&SequenceTokens { start, cached, new, blocks }: &SequenceTokens<'a>| {
             let row = move |(at, new)| SequenceTokens { start: start + at, cached, new, blocks };
@@ -35,25 +35,26 @@ impl<'a> SequenceTokens<'a> {
     }
 }
 
-/// The new tokens of a batch of sequences, on the device, in tensors of fixed capacity: unused sequences have no new tokens.
+/// The new tokens of a batch of sequences, on the device, in tensors of fixed capacity. Unused sequences have no new tokens.
 pub struct InferenceBatch {
     pub(super) ids: Tensor, /* I32 [T] */
     pub(super) positions: Sequences,
     query_starts: Tensor,
     context_lens: Tensor,
     cached_lens: Tensor,
-    /// One for each group of the cache's layers.
+    /// The block table for each group of the cache's layers.
     block_tables: Vec<Tensor>,
     max_new: usize,
-    /// Whether it is one whole sequence, padded to a multiple of [`PREFILL_MULTIPLE`] for the attention of training, which is planned for
-    /// each length.
+    /// Whether the batch is one whole sequence whose length is a multiple of [`PREFILL_MULTIPLE`]. Such a batch uses the attention of training, which
+    /// is planned for each length.
     pub(super) is_whole: bool,
 }
 
-/// On a GPU, whole sequences of a multiple of this length use the attention of training.
+/// The number of tokens to a multiple of which a GPU pads large batches. If the length of a sequence is a multiple of it, a GPU computes the whole
+/// sequence with the attention of training.
 pub const PREFILL_MULTIPLE: usize = 256;
 
-/// The number of rows of products, padded from `rows`: on a GPU one of few numbers, since products are tuned for each.
+/// Returns `rows`, padded on a GPU. Padding limits the number of different row counts, because products are tuned for each count.
 pub fn padded_rows(device: &Device, rows: usize) -> usize {
     match device {
         Device::Cuda(_) if rows <= PREFILL_MULTIPLE => rows.next_power_of_two(),
@@ -62,7 +63,7 @@ pub fn padded_rows(device: &Device, rows: usize) -> usize {
     }
 }
 
-/// The groups of the cache's layers, and the largest number of blocks of a sequence in one of them.
+/// Returns the number of groups of the cache's layers, and the maximum number of blocks that a sequence has in a group.
 pub fn most_blocks(sequences: &[SequenceTokens]) -> [usize; 2] {
     let groups = sequences.first().map_or(1, |sequence| sequence.blocks.len());
     let blocks = sequences.iter().flat_map(|sequence| sequence.blocks).map(Vec::len).max();
@@ -70,15 +71,15 @@ pub fn most_blocks(sequences: &[SequenceTokens]) -> [usize; 2] {
 }
 
 impl InferenceBatch {
-    /// The batch of the layers of each group.
+    /// Returns the batch with the block table of each group.
     pub(super) fn by_group(&self) -> Vec<PagedBatch<'_>> {
         let InferenceBatch { query_starts, context_lens, cached_lens, max_new, .. } = self;
         let of = |block_tables| PagedBatch { query_starts, context_lens, cached_lens, block_tables, max_new: *max_new };
         self.block_tables.iter().map(of).collect()
     }
 
-    /// Room for `tokens` new tokens of `sequences` sequences, at most `max_new` of each, in up to `max_blocks` blocks of each of the
-    /// cache's `groups`.
+    /// Creates an empty batch with room for `tokens` new tokens of `sequences` sequences. Each sequence has at most `max_new` new tokens, and at most
+    /// `max_blocks` blocks in each of the cache's `groups`.
     pub fn new(
         device: &Device,
         tokens: usize,
@@ -99,9 +100,9 @@ impl InferenceBatch {
         })
     }
 
-    /// Loads the new tokens of `sequences`, one sequence after the other.
+    /// Writes the new tokens of `sequences` to the batch, one sequence after the other.
     ///
-    /// Panics if there is no room for them.
+    /// Panics if the batch has no room for them.
     pub fn set(&mut self, sequences: &[SequenceTokens]) -> Result<()> {
         let [rows, width] = [self.context_lens.len(), self.block_tables[0].shape()[1]];
         let (mut ids, mut positions) = (Vec::with_capacity(self.ids.len()), Vec::with_capacity(self.ids.len()));
@@ -135,14 +136,14 @@ impl InferenceBatch {
         Ok(())
     }
 
-    /// The new tokens of up to `rows` sequences with one new token each, padded to that many.
+    /// Creates a batch of sequences with one new token each. The batch is padded to `rows` sequences.
     pub fn of_rows(device: &Device, sequences: &[SequenceTokens], rows: usize) -> Result<InferenceBatch> {
         let mut batch = InferenceBatch::new(device, rows, rows, 1, most_blocks(sequences))?;
         batch.set(sequences)?;
         Ok(batch)
     }
 
-    /// The new tokens of `sequences`, padded on a GPU, whose products are tuned for each number of rows.
+    /// Creates a batch of the new tokens of `sequences`. On a GPU the batch is padded, because products are tuned for each number of rows.
     pub fn padded(device: &Device, sequences: &[SequenceTokens]) -> Result<InferenceBatch> {
         let tokens = padded_rows(device, sequences.iter().map(|sequence| sequence.new.len()).sum());
         let max_new = sequences.iter().map(|sequence| sequence.new.len()).max().unwrap_or(0);
@@ -160,7 +161,7 @@ impl InferenceBatch {
 mod tests {
     use super::*;
 
-    /// A GPU reads ahead what the cache has before the pass, so rows of one sequence do not count the rows before them.
+    /// A GPU reads ahead only what the cache has before the pass, so a row's cached tokens exclude earlier rows of the same pass.
     #[test]
     fn rows_count_what_earlier_passes_have_cached() {
         let (new, blocks) = ([5, 6, 7], [vec![0]]);

@@ -1,4 +1,4 @@
-//! The cache of keys and values, and forward of new tokens over it.
+//! The cache of keys and values, and forward of new tokens with the cache.
 
 use crate::InferenceBatch;
 use crate::stage::Stage;
@@ -11,18 +11,18 @@ use ottava_recipe::scaling::{Casts, Recorder, Scales};
 use ottava_tensor::ops::{AttentionSpec, KvBlocks};
 use ottava_tensor::{DType, Device, Tensor};
 
-/// Attention layers with the same window. A sequence has one block table for all of them.
+/// Attention layers with the same window. A sequence has one block table for all layers of a group.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KvGroup {
-    /// The largest number of keys that a token sees, itself included; `None` for all.
+    /// The maximum number of keys that a token sees, itself included. `None` means all keys.
     pub window: Option<usize>,
-    /// The numbers of its attention layers.
+    /// The indices of the group's attention layers.
     layers: Vec<usize>,
 }
 
 impl KvGroup {
-    /// The groups of attention layers with these specs, for sequences up to `max_len` tokens: layers without a window first, then the layers with
-    /// the larger windows. A window of `max_len` or more counts as none.
+    /// Returns the groups of attention layers with these specs, for sequences up to `max_len` tokens. Layers without a window come first, then layers
+    /// with larger windows. A window of `max_len` or more is treated as no window.
     pub(super) fn of(specs: &[AttentionSpec], max_len: usize) -> Vec<KvGroup> {
         let windows = specs.iter().map(|spec| spec.window.filter(|&window| window < max_len));
         let mut groups: Vec<KvGroup> = Vec::new();
@@ -36,22 +36,22 @@ impl KvGroup {
         groups
     }
 
-    /// Bytes of one block of `block_size` tokens in each of its layers.
+    /// Returns the number of bytes of one block of `block_size` tokens, summed over the layers of the group.
     pub(super) fn block_bytes(&self, specs: &[AttentionSpec], block_size: usize, dtype: DType) -> usize {
         self.layers.iter().map(|&layer| KvBlocks::block_bytes(&specs[layer], block_size, dtype)).sum()
     }
 }
 
-/// Keys and values of all layers, and the statistics that casts of inference write.
+/// The keys and values of all layers, and the statistics that casts of inference write.
 pub struct KvCache {
     layers: Vec<KvBlocks>,
-    /// The number of the group of each layer.
+    /// The index of each layer's group.
     groups: Vec<usize>,
     recorder: Recorder,
 }
 
 impl KvCache {
-    /// An empty cache for a model with these attention layers and `casts` FP8 casts; each of `groups` with its number of blocks.
+    /// Creates an empty cache for a model with these attention layers and `casts` FP8 casts. Each of `groups` comes with its number of blocks.
     pub(super) fn new(
         device: &Device,
         specs: &[AttentionSpec],
@@ -69,7 +69,7 @@ impl KvCache {
         Ok(KvCache { layers, groups: numbers, recorder: Recorder::new(device, casts)? })
     }
 
-    /// Normalised activations `[T, C]` of the new tokens.
+    /// Returns normalised activations `[T, C]` of the new tokens.
     pub(super) fn forward(
         &mut self,
         stage: &Stage,

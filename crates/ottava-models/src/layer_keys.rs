@@ -1,10 +1,10 @@
-//! The keys of `config.json` that shape layers, in all families: none is dropped without a word.
+//! The keys of `config.json` that shape layers, in all families. If a family ignores such a key, the user is told.
 
 use crate::ConfigFile;
 use crate::family::Family;
 use serde_json::Value;
 
-/// Keys that add something to layers or change what they compute.
+/// The keys that add parts to layers or change the computation of layers.
 pub(super) const KEYS: &[&str] = &[
     "attention_bias",
     "attention_multiplier",
@@ -32,7 +32,7 @@ pub(super) const KEYS: &[&str] = &[
     "use_qk_norm",
 ];
 
-/// A sentence for each such key of `file`, with the defaults of its family, that models of the `family` do not have.
+/// Returns a sentence for each of [`KEYS`] that `file` sets and `family` does not know. `file` must have the defaults of the family.
 pub(super) fn ignored(file: &ConfigFile, family: &Family) -> Vec<String> {
     let is_known =
         |key: &str| file.has_default(key) || family.aliases.iter().any(|(other, name)| *other == key || *name == key);
@@ -45,11 +45,11 @@ pub(super) fn ignored(file: &ConfigFile, family: &Family) -> Vec<String> {
     unknown.map(sentence).collect()
 }
 
-/// Whether a value turns off what its key adds.
+/// Returns whether a value turns off the part that its key adds.
 fn changes_nothing(value: &Value) -> bool {
     match value {
         Value::Null | Value::Bool(false) => true,
-        // No experts, or a factor of 1.
+        // 0 means no experts, and 1 is a neutral factor.
         Value::Number(number) => number.as_f64().is_some_and(|number| number == 0.0 || number == 1.0),
         Value::Array(types) => types.iter().all(|of_layer| of_layer == "full_attention"),
         _ => false,

@@ -1,43 +1,43 @@
-//! Sets of layers, for what differs by layer.
+//! Sets of layers, for settings that differ by layer.
 
 use crate::ConfigFile;
 use ottava_common::error::Result;
 
-/// A sliding window, and the layers whose attention has it.
+/// A sliding window and the layers that have it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Window {
-    /// The number of tokens that a token sees, itself included; `None` for all.
+    /// The number of tokens that a token sees, itself included. `None` means all tokens.
     pub(super) size: Option<usize>,
-    /// The layers.
+    /// The layers whose attention has the window.
     pub(super) layers: LayerSet,
 }
 
 impl Window {
-    /// The window of the layer `index`.
+    /// Returns the window of the layer `index`, if it has one.
     pub(super) fn at(&self, index: usize) -> Option<usize> {
         self.size.filter(|_| self.layers.contains(index))
     }
 }
 
-/// A set of the layers of a model, whatever their number.
+/// A set of layers, for models with any number of layers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum LayerSet {
     /// No layer.
     None,
     /// All layers.
     All,
-    /// All layers from this index on.
+    /// All layers with this index or a larger one.
     From(usize),
-    /// The last of each group of this many layers.
+    /// The last layer of each group of this many layers.
     Every(usize),
-    /// All but the last of each group of this many layers.
+    /// All layers except the last of each group of this many layers.
     AllButEvery(usize),
-    /// The layers for which this says so, by index.
+    /// The layers whose entry is true, by index.
     Listed(Vec<bool>),
 }
 
 impl LayerSet {
-    /// Whether the layer `index` belongs to it.
+    /// Returns whether the layer `index` belongs to the set.
     pub fn contains(&self, index: usize) -> bool {
         match self {
             LayerSet::None => false,
@@ -49,9 +49,9 @@ impl LayerSet {
         }
     }
 
-    /// The layers with a window by `layer_types`, or `default` if the key is missing, of a model of `layers` layers.
+    /// Returns the layers with a window by `layer_types`, or `default` if the key is missing. The model has `layers` layers.
     ///
-    /// Errors if a type is not implemented, or there is not one for each layer.
+    /// Errors if a type is not implemented, or if the number of types is not the number of layers.
     pub(super) fn with_window(file: &ConfigFile, layers: usize, default: LayerSet) -> Result<LayerSet> {
         let types: Option<Vec<String>> = file.optional("layer_types", None)?;
         let Some(types) = types else { return Ok(default) };

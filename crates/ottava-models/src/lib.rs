@@ -1,4 +1,4 @@
-//! Model families: each reads a Hugging Face `config.json` into the one [`DecoderConfig`] that all blocks are built from.
+//! Model families: each family reads a Hugging Face `config.json` into a [`DecoderConfig`]. The layers of all families are built from this type.
 //!
 //! ```
 //! use ottava_models::{ConfigFile, decoder_config};
@@ -13,25 +13,25 @@
 //! ```
 //!
 //! `Decoder` owns the `Stage`s of a process, the `ScalingState` of their casts, and the `Description` of the whole model. A `Stage` holds the
-//! layers of a `Span`: consecutive blocks, with or without embedding and head. Without a pipeline there is one stage, whose span has all layers.
-//! `Stage::forward` returns a `StageSaved` by value and `Stage::backward` consumes it, so several micro-batches may be in flight, and a model
+//! layers of a `Span`: consecutive blocks, with or without embedding and head. Without a pipeline there is one stage, which has all layers.
+//! `Stage::forward` returns a `StageSaved` by value and `Stage::backward` consumes it, so several micro-batches may be in flight. A model
 //! divided into stages is bit-identical to a whole model (`tests/promises/step/stages.rs`).
 //!
-//! The `Builder` carries device, recipe, weights and `Purpose` through the constructors, and collects the `Slots` of all casts and the
-//! `Description`: linears with the recipe's decision, parameters, the spec of each attention. `Decoder::describe` builds a model in a dry run,
-//! which takes no memory, and returns only its `Description`.
+//! The `Builder` carries device, recipe, weights and `Purpose` through the constructors. It collects the `Slots` of all casts and the
+//! `Description`: the linears with the recipe's decision, the parameters, and the spec of each attention. `Decoder::describe` builds a model
+//! in a dry run, which takes no memory, and returns only its `Description`.
 //!
-//! A `config.json` that asks for something not implemented is an error: weights quantized otherwise than to FP8, dropout, another activation, an
-//! unknown rotary scaling, code in the folder. The only exception is the dropout of GPT-2: all its published files ask for dropout, so dropout is
-//! ignored with a warning (`Description::ignored`).
+//! A `config.json` that asks for something not implemented is an error. Examples are weights quantized to another format than FP8, dropout, an
+//! unknown activation, an unknown rotary scaling, and code in the folder. The only exception is the dropout of GPT-2: all its published files
+//! ask for dropout, so it is ignored with a warning (`Description::ignored`).
 //!
 //! Qwen3 is the worked example of a family: `models/qwen3.rs`, its entry in `FAMILIES`, the field `qk_norm` in `models/sizes.rs`, and the norm of
-//! heads in `layers/attention/head_norm.rs` with its op `ops/head_norm/`. Norms of all heads of a token (`ops/projection_norm/`) have their sums as
-//! ops of their own, so that tensor-parallel ranks can add the sums.
+//! heads in `layers/attention/head_norm.rs` with its op `ops/head_norm/`. A norm over all heads of a token (`ops/projection_norm/`) computes
+//! its sums in separate ops, so that tensor-parallel ranks can add the sums.
 //!
 //! Weights in host memory are copied to the device one block ahead, in forward, backward and generation (`prefetch.rs`). FP8
 //! codes of such weights are not stored, since an update would have to write back weights and codes. Inputs of blocks (`ResidualBuffers`) are
-//! copied to the host while their block runs forward, and fetched with the weights of the block in backward.
+//! copied to the host while their block runs forward. In backward they are fetched with the weights of the block.
 #![forbid(unsafe_code)]
 
 pub mod layers;
@@ -134,9 +134,9 @@ pub fn decoder_config(file: &ConfigFile) -> Result<DecoderConfig> {
     Ok(config)
 }
 
-/// [`decoder_config`] of a model that writes tokens.
+/// Reads the sizes of a language model as [`decoder_config`] does.
 ///
-/// Errors also for a reward model.
+/// Errors also if `file` is the file of a reward model.
 pub fn language_model_config(file: &ConfigFile) -> Result<DecoderConfig> {
     let sizes = decoder_config(file)?;
     match sizes.head.score {
@@ -147,22 +147,23 @@ pub fn language_model_config(file: &ConfigFile) -> Result<DecoderConfig> {
     }
 }
 
-/// Whether `file` is of a reward model.
+/// Returns whether `file` belongs to a reward model.
 ///
-/// Errors when it names no architecture.
+/// Errors when `file` names an unknown architecture or model type.
 pub fn is_reward_model(file: &ConfigFile) -> Result<bool> {
     Ok(Some(architecture(file)?) == family(file)?.reward_model)
 }
 
-/// The padding token of a reward model; `None` if its last token counts, whatever it is.
+/// Returns the padding token of a reward model, or `None` if the file names no padding token. Without a padding token, the score is read at the last
+/// token.
 ///
 /// Errors when the architecture is unknown.
 pub fn pad_token(file: &ConfigFile) -> Result<Option<i64>> {
     family(file)?.complete(file).nullable(reward::PAD)
 }
 
-/// `file` as the file of a reward model, with the decoder of the model that `file` describes. `pad` is the padding token of its tokenizer, which
-/// counts if the file names none.
+/// Returns `file` changed to describe a reward model with the same decoder. If `file` names no padding token, the new file names `pad`, the
+/// padding token of the tokenizer.
 ///
 /// Errors when the architecture is unknown, or transformers has no reward model with this decoder.
 pub fn reward_model(file: &ConfigFile, pad: Option<u32>) -> Result<ConfigFile> {
@@ -177,9 +178,9 @@ pub fn reward_model(file: &ConfigFile, pad: Option<u32>) -> Result<ConfigFile> {
     }
 }
 
-/// The name in transformers of the model of `file`: with the head of a language model or of a reward model.
+/// Returns the transformers class of the model in `file`: a language model or a reward model.
 ///
-/// Errors when it is unknown.
+/// Errors when the class is unknown.
 pub fn architecture(file: &ConfigFile) -> Result<&'static str> {
     let family = family(file)?;
     let Some(name) = file.architecture()? else { return Ok(family.architecture) };
@@ -187,7 +188,7 @@ pub fn architecture(file: &ConfigFile) -> Result<&'static str> {
         return Ok(family.architecture);
     }
     match family.reward_model {
-        // The decoder is the decoder of `model_type`, as in transformers, even if the name has another.
+        // As in transformers, `model_type` decides the decoder, even if the name of the class has another decoder.
         Some(own) if FAMILIES.iter().any(|f| f.reward_model == Some(name.as_str())) => Ok(own),
         own => {
             let known: Vec<_> = [Some(family.architecture), own].into_iter().flatten().collect();
@@ -196,11 +197,11 @@ pub fn architecture(file: &ConfigFile) -> Result<&'static str> {
     }
 }
 
-/// The family of a model: the family of `model_type`, as in transformers, or of `architectures` where a file has no `model_type`.
+/// Returns the family that `model_type` names, as in transformers. If a file has no `model_type`, `architectures` names the family.
 fn family(file: &ConfigFile) -> Result<&'static Family> {
     let (found, what, name) = match (file.nullable::<String>("model_type")?, file.architecture()?) {
         (Some(name), _) => {
-            // transformers loads a Mistral whose layers have types as Ministral.
+            // transformers loads a Mistral with `layer_types` as Ministral.
             let has_types = name == "mistral" && file.values().contains_key("layer_types");
             let model_type = if has_types { mistral::MINISTRAL.model_type } else { &name };
             (FAMILIES.iter().find(|f| f.model_type == model_type), "model type", name)
@@ -217,7 +218,7 @@ fn family(file: &ConfigFile) -> Result<&'static Family> {
     })
 }
 
-/// A sentence if `architectures` names another family than `model_type`.
+/// Returns a sentence if `architectures` names another family than `model_type`.
 fn ignored_architecture(file: &ConfigFile, family: &Family) -> Result<Option<String>> {
     let Some(name) = file.architecture()? else { return Ok(None) };
     let is = |f: &&Family| f.architecture == name || f.reward_model == Some(name.as_str());
@@ -233,7 +234,7 @@ fn ignored_architecture(file: &ConfigFile, family: &Family) -> Result<Option<Str
     }))
 }
 
-/// Problems of sizes in `config.json`.
+/// Errors if a constant of the norms, the rotary base or `initializer_range` is out of range.
 fn check_constants(config: &DecoderConfig) -> Result<(), String> {
     let Stream { norm, std, .. } = config.stream;
     let norm_eps = match (norm.kind, config.embedding.learned_positions) {

@@ -1,4 +1,4 @@
-//! Mistral: Llama's blocks; early versions attend to a sliding window. Jiang et al. 2023, arXiv:2310.06825.
+//! Mistral: Llama's blocks. Early versions have a sliding window. Jiang et al. 2023, arXiv:2310.06825.
 
 use crate::SublayerSpec::{Heads, Mlp};
 use crate::family::{Common, Family, common, window, window_in};
@@ -21,7 +21,7 @@ fn defaults() -> Value {
     json!({"max_position_embeddings": 131_072, "num_key_value_heads": 8, "sliding_window": 4096})
 }
 
-/// Mistral with `layer_types`, whose layers with a window alternate with others.
+/// Mistral with `layer_types`: layers with a window alternate with layers without a window.
 pub(super) const MINISTRAL: Family = Family {
     architecture: "MinistralForCausalLM",
     model_type: "ministral",
@@ -43,7 +43,7 @@ fn read(file: &ConfigFile) -> Result<DecoderConfig> {
     Ok(windowed(common(file)?, &window(file)?))
 }
 
-/// Llama's layers with a window.
+/// Builds Llama's layers with a sliding window.
 fn windowed(common: Common, window: &Window) -> DecoderConfig {
     let Common { heads, rope, mlp, .. } = common;
     common.sequential(|index| [Heads(HeadsSpec { window: window.at(index), ..heads }, Some(rope)), Mlp(mlp)])

@@ -1,5 +1,5 @@
-//! OLMo 2: Llama's sublayers with a norm after each instead of before it, and norms of all queries and all keys of a token. OLMo Team 2025,
-//! arXiv:2501.00656.
+//! OLMo 2: Llama's sublayers with a norm after each sublayer instead of before it. One norm covers all queries of a token, and one covers all keys.
+//! OLMo Team 2025, arXiv:2501.00656.
 
 use crate::SublayerSpec::{Heads, Mlp};
 use crate::family::{Family, common};

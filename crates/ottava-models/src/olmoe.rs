@@ -1,4 +1,4 @@
-//! OLMoE: mixtures of experts, and norms of all queries and all keys of a token. Muennighoff et al. 2024, arXiv:2409.02060.
+//! OLMoE: mixtures of experts, and one norm for all queries and one for all keys of a token. Muennighoff et al. 2024, arXiv:2409.02060.
 
 use crate::SublayerSpec::{Experts, Heads};
 use crate::family::{Family, common, ignore_router_logits, softmax_routing};

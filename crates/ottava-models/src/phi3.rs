@@ -1,5 +1,5 @@
-//! Phi-3 and Phi-4: Llama's blocks with Q, K and V, and gate and up, in one tensor each; long contexts by LongRoPE; Phi-4-mini rotates a
-//! part of each head. Abdin et al. 2024, arXiv:2404.14219 and arXiv:2412.08905.
+//! Phi-3 and Phi-4: Llama's blocks. One tensor holds Q, K and V, and one tensor holds gate and up. LongRoPE extends the context. Phi-4-mini rotates
+//! a part of each head. Abdin et al. 2024, arXiv:2404.14219 and arXiv:2412.08905.
 
 use crate::SublayerSpec::{Heads, Mlp};
 use crate::family::{Family, common, untrainable, window};
@@ -38,7 +38,7 @@ fn read(file: &ConfigFile) -> Result<DecoderConfig> {
     Ok(common.sequential(|_| [Heads(heads, rope), Mlp(mlp)]))
 }
 
-/// Early folders of Phi-3 call LongRoPE "su" or "yarn".
+/// Renames the type "su" or "yarn", by which early folders of Phi-3 mean LongRoPE.
 fn rename_longrope(section: Option<&mut Value>) {
     let Some(section) = section.and_then(Value::as_object_mut) else { return };
     let name = section.get("rope_type").or_else(|| section.get("type")).and_then(Value::as_str);

@@ -1,4 +1,4 @@
-//! Runs the blocks of a stage in forward and backward, and fetches offloaded and divided weights one block ahead.
+//! Runs the blocks of a stage in forward and backward. Offloaded and divided weights are fetched one block ahead.
 
 use crate::layers::Block;
 use ottava_common::error::Result;
@@ -6,18 +6,18 @@ use ottava_recipe::context::Context;
 use ottava_recipe::param::{Direction, Loan, LoanedWeight, Param, Units};
 use ottava_tensor::{Device, HostTransfer, MemoryKind, Tensor};
 
-/// Transfers in progress for one block: its weights, and further tensors.
+/// The transfers in progress for one block: its weights, and its input in backward.
 struct Prefetch {
     loan: Loan,
     copies: Vec<Tensor>,
     transfer: HostTransfer,
 }
 
-/// Starts to copy the weights of `block` that are in host memory, and its `input`, if there is one.
+/// Starts to copy the weights of `block` that are in host memory, and its `input` if given.
 fn start(block: &Block, input: Option<&Tensor>, units: &mut dyn Units) -> Result<Prefetch> {
     let params = parameters_of(block);
     units.start(&params)?;
-    // On a CPU no weight is copied, since device memory is host memory.
+    // On a CPU no weight is copied, because device memory is host memory.
     let is_in_host_memory = |param: &Param| param.weights.read_from().memory_kind() == MemoryKind::Host;
     let offloaded: Vec<_> = params.iter().filter(|param| param.is_offloaded() && is_in_host_memory(param)).collect();
     let weights = offloaded.iter().map(|param| param.weights.read_from());
@@ -30,7 +30,7 @@ fn start(block: &Block, input: Option<&Tensor>, units: &mut dyn Units) -> Result
 }
 
 impl Prefetch {
-    /// Waits for the weights of `block`, and the further tensors.
+    /// Waits for the weights of `block` and for the copied input.
     fn wait(self, block: &Block, direction: Direction, units: &mut dyn Units) -> Result<(Loan, Vec<Tensor>)> {
         let Prefetch { mut loan, copies, transfer } = self;
         transfer.wait()?;
@@ -62,7 +62,7 @@ pub(super) fn forward_blocks(
     Ok(())
 }
 
-/// Runs `work` on each block, from the last to the first, with a device copy of its entry of `inputs`, if there are any.
+/// Runs `work` on each block, from the last to the first. If `inputs` is not empty, `work` gets a device copy of the block's entry.
 pub(super) fn backward_blocks(
     blocks: &mut [Block],
     inputs: &[Tensor],
@@ -80,21 +80,21 @@ pub(super) fn backward_blocks(
     Ok(())
 }
 
-/// Buffers in host memory for the inputs of blocks, from forward to backward.
+/// Buffers in host memory that hold the inputs of blocks from forward to backward.
 #[derive(Default)]
 pub(super) struct ResidualBuffers {
     wanted: bool,
-    /// Sets of buffers not in use. A captured step refers to the ones it used, so none is freed.
+    /// Sets of buffers that are not in use. No set is freed, because a captured step refers to the buffers that it used.
     free: Vec<Vec<Tensor>>,
 }
 
 impl ResidualBuffers {
-    /// Buffers if they are `wanted` and the device is a GPU, else none.
+    /// Creates the pool of buffers. The pool provides buffers only if they are `wanted` and the device is a GPU.
     pub(super) fn new(wanted: bool, device: &Device) -> ResidualBuffers {
         ResidualBuffers { wanted: wanted && matches!(device, Device::Cuda(_)), free: Vec::new() }
     }
 
-    /// Buffers for one micro-batch: a tensor like `x` for each of `blocks`; empty if inputs stay on the device.
+    /// Takes buffers for one micro-batch: one tensor like `x` for each of `blocks` blocks. Returns none if inputs stay on the device.
     pub(super) fn take(&mut self, blocks: usize, x: &Tensor) -> Result<Vec<Tensor>> {
         if !self.wanted {
             return Ok(Vec::new());
@@ -108,7 +108,7 @@ impl ResidualBuffers {
         }
     }
 
-    /// Returns a set after backward has consumed it.
+    /// Gives a set of buffers back after backward has read it.
     pub(super) fn give_back(&mut self, set: Vec<Tensor>) {
         if !set.is_empty() {
             self.free.push(set);

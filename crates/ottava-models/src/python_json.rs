@@ -1,33 +1,33 @@
-//! JSON as Python writes it: with `Infinity`, `-Infinity` and `NaN`, which are no JSON.
+//! JSON as Python writes it: with `Infinity`, `-Infinity` and `NaN`, which standard JSON does not have.
 
 use serde_json::{Value, json};
 
-/// The key under which transformers 5 writes such a number, as a text.
+/// The key under which transformers 5 writes such a number as a string.
 const FLOAT: &str = "__float__";
-/// The numbers, the longest first.
+/// The number names, longest first.
 const NUMBERS: [&str; 3] = ["-Infinity", "Infinity", "NaN"];
-/// The most characters of a value in a message.
+/// The maximum number of characters of a value in a message.
 const MOST_CHARACTERS: usize = 120;
 
-/// Parses `text`; a number that is no JSON becomes `{"__float__": "Infinity"}`, as transformers 5 writes it.
+/// Parses `text`. A number that standard JSON does not have becomes `{"__float__": "Infinity"}`, as transformers 5 writes it.
 ///
 /// # Errors
-/// Errors for a text that is no JSON for another reason.
+/// Errors if `text` is not JSON for another reason.
 pub fn parse(text: &str) -> serde_json::Result<Value> {
     let error = match serde_json::from_str(text) {
         Ok(value) => return Ok(value),
         Err(error) => error,
     };
-    // An error keeps its line and column; the line and column of the rewritten text may differ.
+    // The error keeps the line and column of `text`, because they may differ in the rewritten text.
     serde_json::from_str(&rewritten(text)).map_err(|_| error)
 }
 
-/// The number that `value` stands for, if it is no JSON.
+/// Returns the number that `value` encodes, if standard JSON does not have it.
 pub fn special(value: &Value) -> Option<&str> {
     value.get(FLOAT)?.as_str()
 }
 
-/// The start of `value`, for a message.
+/// Returns the beginning of `value`, for a message.
 pub fn excerpt(value: &Value) -> String {
     let text = value.to_string();
     match text.char_indices().nth(MOST_CHARACTERS) {
@@ -46,7 +46,7 @@ fn rewritten(text: &str) -> String {
                 rest = &rest[number.len()..];
                 continue;
             }
-            // An escaped character does not end a text.
+            // A quote after a backslash does not end a string.
             (None, '\\') if is_text => 1 + rest[1..].chars().next().map_or(0, char::len_utf8),
             (None, _) => first.len_utf8(),
         };

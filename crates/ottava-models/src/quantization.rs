@@ -1,4 +1,4 @@
-//! `quantization_config` of `config.json`: how a folder stores weights in FP8.
+//! `quantization_config` of `config.json`, which describes how a folder stores weights in FP8.
 
 use crate::ConfigFile;
 use ottava_common::error::Result;
@@ -6,31 +6,31 @@ use ottava_tensor::Granularity;
 use serde_json::Value;
 use std::path::Path;
 
-/// The settings of ModelOpt beside `config.json`, which older folders have instead of `quantization_config`.
+/// The file with ModelOpt's settings. Older folders have it next to `config.json` instead of `quantization_config`.
 pub const MODELOPT_FILE: &str = "hf_quant_config.json";
 
-/// Which elements of an FP8 weight `[outputs, inputs]` share a scale.
+/// The elements of an FP8 weight `[outputs, inputs]` that share a scale.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WeightScales {
-    /// All.
+    /// All elements.
     Tensor,
-    /// The elements of one output (a row).
+    /// The elements of a row (one output).
     Rows,
-    /// The elements of a rectangle of this many outputs and inputs.
+    /// The elements of a block with these numbers of outputs and inputs.
     Blocks([usize; 2]),
 }
 
-/// How a folder stores weights in FP8: E4M3 codes, whose values are code times a stored scale.
+/// The format in which a folder stores FP8 weights: E4M3 codes with scales. A weight is its code times a stored scale.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Quantization {
-    /// `quant_method`.
+    /// The value of `quant_method`.
     pub method: &'static str,
     /// The elements that share a scale.
     pub scales: WeightScales,
 }
 
 impl WeightScales {
-    /// The granularity of a cast with such scales; `None` for blocks of other sizes.
+    /// Returns the granularity of a cast with such scales, or `None` for blocks of another size than 128x128.
     pub fn granularity(self) -> Option<Granularity> {
         match self {
             WeightScales::Tensor => Some(Granularity::PerTensor),
@@ -40,7 +40,7 @@ impl WeightScales {
         }
     }
 
-    /// Rows and columns of the scales of a weight `[outputs, inputs]`.
+    /// Returns the numbers of rows and columns of the scales, for a weight `[outputs, inputs]`.
     pub fn grid(self, [outputs, inputs]: [usize; 2]) -> [usize; 2] {
         match self {
             WeightScales::Tensor => [1, 1],
@@ -49,7 +49,7 @@ impl WeightScales {
         }
     }
 
-    /// Neighbours in a row of `inputs` elements that share a scale.
+    /// Returns how many adjacent elements in a row of `inputs` elements share a scale.
     pub fn width(self, inputs: usize) -> usize {
         match self {
             WeightScales::Tensor | WeightScales::Rows => inputs,
@@ -57,7 +57,7 @@ impl WeightScales {
         }
     }
 
-    /// The index of the scale of an element in that grid.
+    /// Returns the index of an element's scale in `grid`, which comes from [`WeightScales::grid`].
     pub fn index(self, grid: [usize; 2], row: usize, column: usize) -> usize {
         match self {
             WeightScales::Tensor => 0,
@@ -68,18 +68,18 @@ impl WeightScales {
 }
 
 impl Quantization {
-    /// Endings of the names of scales of weights, in place of `.weight`; values are codes times the stored number.
+    /// The endings of the names of weight scales, in place of `.weight`. A weight is its code times the stored scale.
     pub const WEIGHT_SCALES: [&str; 2] = [".weight_scale_inv", ".weight_scale"];
 
-    /// Endings of the names of scales of inputs that do not depend on the input.
+    /// The endings of the names of input scales that do not depend on the input.
     pub const INPUT_SCALES: [&str; 2] = [".input_scale", ".activation_scale"];
 
-    /// Endings of the names of other scales, which belong to a cache of keys and values in FP8, as ModelOpt, compressed-tensors, AutoFP8 and
-    /// vLLM call them.
+    /// The endings of the names of scales for a KV cache in FP8. ModelOpt, compressed-tensors, AutoFP8 and
+    /// vLLM use these names.
     const CACHE_SCALES: [&str; 6] =
         [".k_scale", ".v_scale", ".q_scale", ".kv_scale", ".output_scale", ".prob_output_scale"];
 
-    /// Whether `config.json` says that weights of experts are in MXFP4, in the layout of gpt-oss.
+    /// Returns whether `config.json` declares the weights of experts as MXFP4 in the layout of gpt-oss.
     pub fn is_mxfp4(config: &ConfigFile) -> Result<bool> {
         if config.optional("model_type", String::new())? != "gpt_oss" {
             return Ok(false);
@@ -89,9 +89,9 @@ impl Quantization {
         Ok(method.as_deref() == Some("mxfp4"))
     }
 
-    /// The quantization to FP8 of weights in `config.json`; `None` if it has none, or [`Quantization::is_mxfp4`].
+    /// Returns how `config.json` quantizes weights to FP8. Returns `None` if weights are not quantized or [`Quantization::is_mxfp4`] is true.
     ///
-    /// Errors for other quantization, which is not read, and for settings that are not known.
+    /// Errors if the quantization or one of its settings is not supported.
     pub fn read(config: &ConfigFile) -> Result<Option<Quantization>> {
         let Some(file) = config.section("quantization_config")? else { return Ok(None) };
         if Quantization::is_mxfp4(config)? {
@@ -113,7 +113,7 @@ impl Quantization {
         }
     }
 
-    /// [`Quantization::read`] of a model folder, which may have [`MODELOPT_FILE`] instead.
+    /// Returns the quantization of a model folder. The folder may have [`MODELOPT_FILE`] instead of `quantization_config`.
     pub fn of_folder(folder: &Path) -> Result<Option<Quantization>> {
         let beside = folder.join(MODELOPT_FILE);
         match Quantization::read(&ConfigFile::read(folder)?)? {
@@ -122,18 +122,18 @@ impl Quantization {
         }
     }
 
-    /// Whether a folder has settings of quantization, even if only of its KV cache.
+    /// Returns whether a folder has quantization settings, even if they concern only the KV cache.
     pub fn is_stated_in(folder: &Path) -> Result<bool> {
         Ok(folder.join(MODELOPT_FILE).is_file() || ConfigFile::read(folder)?.has("quantization_config"))
     }
 
-    /// Whether a tensor of this name is the scale of a weight or an input.
+    /// Returns whether a tensor of this name is the scale of a weight or an input.
     pub fn is_scale(name: &str) -> bool {
         let endings = Quantization::WEIGHT_SCALES.iter().chain(&Quantization::INPUT_SCALES);
         endings.into_iter().any(|ending| name.ends_with(ending))
     }
 
-    /// Whether a tensor of this name is a scale of a cache of keys and values.
+    /// Returns whether a tensor of this name is a scale of a KV cache.
     pub fn is_cache_scale(name: &str) -> bool {
         Quantization::CACHE_SCALES.iter().any(|ending| name.ends_with(ending))
     }
@@ -146,7 +146,7 @@ fn not_read(file: &ConfigFile, what: &str) -> ottava_common::Error {
     ))
 }
 
-/// Errors for a key that is set, other than `known` keys and the keys of all methods: it may change what weights mean.
+/// Errors if a key is set that is neither in `known` nor in [`COMMON_KEYS`], because it may change what weights mean.
 fn expect_known(file: &ConfigFile, known: &[&str]) -> Result<()> {
     let is_set = |value: &Value| match value {
         Value::Null | Value::Bool(false) => false,
@@ -164,8 +164,8 @@ fn expect_known(file: &ConfigFile, known: &[&str]) -> Result<()> {
     }
 }
 
-/// Keys of all methods that do not change what weights mean: how weights were quantized, which linears are not quantized, the KV cache, and
-/// the casts of inputs. In Ottava, the recipe decides the casts of inputs.
+/// The keys of all methods that do not change what weights mean. They describe how weights were quantized, which linears are not quantized, the KV
+/// cache, and the casts of inputs. In Ottava, the recipe decides the casts of inputs.
 const COMMON_KEYS: &[&str] = &[
     "activation_scheme",
     "dequantize",
@@ -182,7 +182,7 @@ const COMMON_KEYS: &[&str] = &[
     "version",
 ];
 
-/// DeepSeek's and transformers' blocks, or one scale per tensor.
+/// Reads the method `fp8`: blocks, as in DeepSeek and transformers, or one scale per tensor.
 fn fp8(file: &ConfigFile) -> Result<Quantization> {
     expect_known(file, &["fmt", "is_checkpoint_fp8_serialized", "scale_fmt", "weight_block_size"])?;
     let format: String = file.optional("fmt", "e4m3".to_string())?;
@@ -203,7 +203,7 @@ fn blocks(file: &ConfigFile, key: &str, block: [usize; 2]) -> Result<WeightScale
     }
 }
 
-/// compressed-tensors; `None` if only the cache of keys and values is quantized.
+/// Reads the method `compressed-tensors`. Returns `None` if only the KV cache is quantized.
 fn compressed_tensors(file: &ConfigFile) -> Result<Option<Quantization>> {
     expect_known(file, &["config_groups", "format", "global_compression_ratio", "sparsity_config"])?;
     let sparsity = file.section("sparsity_config")?.map(|sparsity| sparsity.optional("format", "dense".to_string()));
@@ -221,10 +221,10 @@ fn compressed_tensors(file: &ConfigFile) -> Result<Option<Quantization>> {
     }
 }
 
-/// Formats in which FP8 codes and scales are stored as they are.
+/// The formats that store FP8 codes and scales unchanged.
 const FLOATS: [&str; 2] = ["float-quantized", "naive-quantized"];
 
-/// The scales of all groups of linears of compressed-tensors, which are of one kind.
+/// Returns the scales of the groups of linears of compressed-tensors. All groups must have the same kind of scales.
 fn group_scales(groups: &ConfigFile) -> Result<Quantization> {
     let mut found = None;
     for name in groups.values().keys() {
@@ -267,7 +267,7 @@ fn group_scales(groups: &ConfigFile) -> Result<Quantization> {
     Ok(Quantization { method: "compressed-tensors", scales })
 }
 
-/// ModelOpt's settings, as `config.json` or [`MODELOPT_FILE`] has them. `None` if only the cache of keys and values is quantized.
+/// Reads ModelOpt's settings from `config.json` or [`MODELOPT_FILE`]. Returns `None` if only the KV cache is quantized.
 fn modelopt(file: &ConfigFile) -> Result<Option<Quantization>> {
     let nested = file.section("quantization")?;
     let file = nested.as_ref().unwrap_or(file);

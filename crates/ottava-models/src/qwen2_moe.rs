@@ -1,4 +1,4 @@
-//! Qwen1.5 and Qwen2 with mixtures of experts, beside an expert that all tokens share, with a factor by token. Yang et al. 2024,
+//! Qwen1.5 and Qwen2 with mixtures of experts. All tokens share one more expert, whose output a gate multiplies per token. Yang et al. 2024,
 //! arXiv:2407.10671.
 
 use crate::SublayerSpec::{Experts, Heads, Mlp};
@@ -30,7 +30,7 @@ fn read(file: &ConfigFile) -> Result<DecoderConfig> {
     let common = common(file)?;
     let mut window = qwen_window(file, common.layers)?;
     if window.size.is_some() && !file.has("layer_types") {
-        // Every second layer up to `max_window_layers`, unlike Qwen2.
+        // Unlike Qwen2, every second layer up to `max_window_layers` has the window.
         let last: usize = file.required("max_window_layers")?;
         let has_window = |layer: usize| layer < last && layer.is_multiple_of(2);
         window.layers = LayerSet::Listed((0..common.layers).map(has_window).collect());

@@ -1,4 +1,4 @@
-//! Qwen3, dense: Llama's blocks with normalised queries and keys, and heads of a size of their own. Yang et al. 2025, arXiv:2505.09388.
+//! Qwen3, dense: Llama's blocks with normalised queries and keys, and a separately configured head size. Yang et al. 2025, arXiv:2505.09388.
 
 use crate::SublayerSpec::{Heads, Mlp};
 use crate::family::{Family, common, qwen_window};
@@ -29,7 +29,7 @@ fn read(file: &ConfigFile) -> Result<DecoderConfig> {
     Ok(common.sequential(|index| [Heads(HeadsSpec { window: window.at(index), ..heads }, rope), Mlp(mlp)]))
 }
 
-/// Qwen3's attention with these `heads`.
+/// Adds Qwen3's biases and norms to `heads`.
 pub(super) fn attention(file: &ConfigFile, heads: HeadsSpec) -> Result<HeadsSpec> {
     let bias = file.required("attention_bias")?;
     Ok(HeadsSpec { qk_norm: Some(NormScope::Head), qkv_bias: bias, output_bias: bias, ..heads })

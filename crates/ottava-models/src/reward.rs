@@ -1,13 +1,13 @@
-//! Reward models: the decoder of a family with a head of one score, which transformers calls `…ForSequenceClassification` with one label.
+//! Reward models: a decoder with a head that computes one score. transformers calls this `…ForSequenceClassification` with one label.
 
 use crate::{ConfigFile, DecoderConfig, HeadSpec};
 use ottava_common::error::Result;
 use serde_json::{Map, Value, json};
 
-/// The key of the token that fills rows: the reward of a sequence is the score of its last token that is another one.
+/// The key of the padding token. The reward of a sequence is the score of its last token that is not padding.
 pub(super) const PAD: &str = "pad_token_id";
 
-/// `file` with the padding token `pad`, if it names none.
+/// Returns `file` with the padding token `pad`, if `file` names no padding token.
 pub(super) fn with_padding(file: &ConfigFile, pad: Option<u32>) -> ConfigFile {
     let mut values = file.values().clone();
     if let Some(pad) = pad.filter(|_| !file.has(PAD)) {
@@ -16,7 +16,7 @@ pub(super) fn with_padding(file: &ConfigFile, pad: Option<u32>) -> ConfigFile {
     file.with_values(values)
 }
 
-/// `file` with this architecture, the architecture of a reward model, and its one label.
+/// Returns `file` with the architecture of a reward model and one label.
 pub(super) fn with_architecture(file: &ConfigFile, architecture: &str) -> ConfigFile {
     let mut values = file.values().clone();
     values.insert("architectures".into(), json!([architecture]));
@@ -25,12 +25,12 @@ pub(super) fn with_architecture(file: &ConfigFile, architecture: &str) -> Config
     file.with_values(values)
 }
 
-/// The sizes of a reward model with the decoder of these `sizes`. Factors and soft caps of logits do not apply to a score.
+/// Returns the sizes of a reward model with the decoder of `sizes`. Factors and soft caps of logits do not apply to a score.
 ///
-/// Errors when it has another number of labels than one.
+/// Errors when the number of labels is not one.
 pub(super) fn with_score(file: &ConfigFile, sizes: DecoderConfig) -> Result<DecoderConfig> {
     let labels: Map<String, Value> = file.optional("id2label", Map::new())?;
-    // Without names, transformers builds a classifier of two.
+    // Without names of labels, transformers builds a classifier with two labels.
     let labels = if labels.is_empty() { file.optional("num_labels", 2)? } else { labels.len() };
     if labels != 1 {
         return Err(file.error(&format!("the head has {labels} labels (`id2label`); that of a reward model has one")));

@@ -6,19 +6,19 @@ use ottava_common::error::Result;
 use ottava_tensor::ops::{rope_table, scale_columns};
 use ottava_tensor::{DType, Device, Tensor};
 
-/// The cosines and sines of a model's rotary positions: a table for each kind of layers.
+/// The cosines and sines of a model's rotary positions: one table for each combination of scaling and head size.
 pub struct RopeTables(Vec<Table>);
 
-/// The table of heads of one size.
+/// The table of one scaling and one head size.
 struct Table {
     scaling: RopeScaling,
-    /// Elements of a head to which rotary positions apply.
+    /// The number of elements of a head to which rotary positions apply.
     dim: usize,
     values: Tensor,
 }
 
 impl RopeTables {
-    /// The tables of all layers, for sequences up to `seq_len`, in F32 or F64.
+    /// Computes the tables of all layers, for sequences up to `seq_len`, in F32 or F64.
     pub fn new(config: &DecoderConfig, device: &Device, seq_len: usize, dtype: DType) -> Result<RopeTables> {
         let mut tables = RopeTables(Vec::new());
         let lengths = RopeLengths { max_positions: config.max_positions, seq_len };
@@ -43,7 +43,7 @@ impl RopeTables {
         self.0.iter().find(|table| table.dim == dim && table.scaling == *scaling).map(|table| &table.values)
     }
 
-    /// The table of a layer with the positions `rope`, for `dim` elements of a head. Panics if the model has no such layer.
+    /// Returns the table of a layer with the positions `rope`, for `dim` elements of a head. Panics if no layer of the model needs this table.
     pub fn of(&self, config: &DecoderConfig, rope: RopeSpec, dim: usize) -> Tensor {
         self.find(&config.ropes[rope.rope], dim).expect("each layer has a table").clone()
     }

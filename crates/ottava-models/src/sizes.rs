@@ -1,14 +1,14 @@
-//! What a decoder is, common to all families.
+//! The sizes and settings of a decoder, common to all families.
 
 use crate::layers::{ExpertsSpec, HeadsSpec, LatentSpec, MlpSpec, Stream};
 use crate::spec::{LayerSpec, SublayerSpec, expect_positive, expect_sizes};
 use crate::{RopeKind, RopeScaling};
 use ottava_recipe::lora::{Lora, Targets};
 
-/// A decoder: an embedding, layers on a residual stream, and a head.
+/// The sizes and settings of a decoder: an embedding, layers on a residual stream, and a head.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DecoderConfig {
-    /// Tokens `V`.
+    /// The number of tokens in the vocabulary, `V`.
     pub vocabulary: usize,
     /// The maximum number of positions.
     pub max_positions: usize,
@@ -16,23 +16,23 @@ pub struct DecoderConfig {
     pub stream: Stream,
     /// The embedding.
     pub embedding: EmbeddingSpec,
-    /// The rotary positions that layers have, as [`RopeSpec`](super::RopeSpec) numbers them: the rotary positions of the model first, then the
-    /// rotary positions of layers with a window, if these layers have others. Empty without rotary positions.
+    /// The rotary positions that layers refer to by index ([`RopeSpec`](super::RopeSpec)). The first entry is the model's. A second entry exists if
+    /// layers with a window have different rotary positions. Empty without rotary positions.
     pub ropes: Vec<RopeScaling>,
     /// The layers, in the order of forward.
     pub layers: Vec<LayerSpec>,
     /// The head.
     pub head: HeadSpec,
-    /// What concerns its folder alone.
+    /// Notes about the model folder, which do not affect layers.
     pub folder: FolderNotes,
-    /// Adapters of the blocks' linears, which are trained instead of the model; not part of `config.json`.
+    /// The adapters of the blocks' linears, which are trained instead of the model. Not part of `config.json`.
     pub lora: Option<Lora>,
 }
 
 /// The embedding of a decoder.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct EmbeddingSpec {
-    /// The factor of its rows, which is rounded to the compute type.
+    /// The factor of the embedding's rows, rounded to the compute type.
     pub scale: f32,
     /// Whether a learned row per position is added.
     pub learned_positions: bool,
@@ -41,36 +41,36 @@ pub struct EmbeddingSpec {
 /// The head of a decoder.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct HeadSpec {
-    /// Whether it shares the embedding's table.
+    /// Whether the head shares the embedding's table.
     pub tied: bool,
-    /// The factor of logits.
+    /// The factor of the logits.
     pub scale: f32,
     /// The bound of the absolute values of logits.
     pub cap: Option<f64>,
-    /// Whether it computes the score of a reward model instead of logits.
+    /// Whether the head computes the score of a reward model instead of logits.
     pub score: bool,
-    /// The share of the target distribution that the loss spreads evenly over the vocabulary; not part of `config.json`.
+    /// The share of the target distribution that the loss spreads evenly over the vocabulary. Not part of `config.json`.
     pub label_smoothing: f64,
-    /// Whether the loss reads logits in F32, as draws do; not part of `config.json`.
+    /// Whether the loss reads logits in F32, like sampling. Not part of `config.json`.
     pub wide_logits: bool,
 }
 
-/// What the folder of a decoder has that is not built.
+/// The contents of a model folder that are not built.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct FolderNotes {
-    /// Layers behind the last one that a folder may have and nothing reads: the layers that predict further tokens.
+    /// The number of layers after the last one that a folder may have and that are not read. They predict further tokens.
     pub skipped_layers: usize,
     /// A sentence for each key of `config.json` that is ignored.
     pub ignored: Vec<String>,
-    /// A sentence for each key of `config.json` that changes training alone and is not implemented.
+    /// A sentence for each key of `config.json` that is not implemented and changes only training.
     pub untrainable: Vec<String>,
 }
 
-/// More experts in all layers than any model has, but few enough to be planned within seconds.
+/// The maximum number of experts in all layers: more than any model has, but few enough to plan within seconds.
 const MAX_EXPERTS: usize = 1 << 17;
 
 impl DecoderConfig {
-    /// A decoder without layers on a `stream`, whose head has a table of its own.
+    /// Returns a decoder without layers on a `stream`. The head has a table of its own.
     pub fn new(vocabulary: usize, max_positions: usize, stream: Stream) -> DecoderConfig {
         DecoderConfig {
             vocabulary,
@@ -92,23 +92,23 @@ impl DecoderConfig {
         }
     }
 
-    /// The same decoder with `count` layers: its first ones, and all of them again if it has fewer.
+    /// Returns the decoder with `count` layers. They are its first layers. If it has fewer than `count` layers, its layers are repeated.
     pub fn with_layers(self, count: usize) -> DecoderConfig {
         let layers = self.layers.iter().cycle().take(count).cloned().collect();
         DecoderConfig { layers, ..self }
     }
 
-    /// The sublayers of all layers, in the order of forward.
+    /// Returns the sublayers of all layers, in the order of forward.
     pub fn sublayers(&self) -> impl Iterator<Item = &SublayerSpec> {
         self.layers.iter().flat_map(LayerSpec::sublayers)
     }
 
-    /// [`DecoderConfig::sublayers`], mutably.
+    /// Returns the sublayers of all layers mutably, in the order of forward.
     pub fn sublayers_mut(&mut self) -> impl Iterator<Item = &mut SublayerSpec> {
         self.layers.iter_mut().flat_map(|layer| &mut layer.branches).flat_map(|branch| &mut branch.sublayers)
     }
 
-    /// The attention with heads of its own of each layer that has one.
+    /// Returns the multi-head attention of each layer that has one.
     pub fn heads_mut(&mut self) -> impl Iterator<Item = &mut HeadsSpec> {
         self.sublayers_mut().filter_map(|sublayer| match sublayer {
             SublayerSpec::Heads(heads, _) => Some(heads),
@@ -116,7 +116,7 @@ impl DecoderConfig {
         })
     }
 
-    /// The experts of each layer that has some.
+    /// Returns the experts of each layer that has experts.
     pub fn experts_mut(&mut self) -> impl Iterator<Item = &mut ExpertsSpec> {
         self.sublayers_mut().filter_map(|sublayer| match sublayer {
             SublayerSpec::Experts(experts) => Some(experts),
@@ -124,37 +124,37 @@ impl DecoderConfig {
         })
     }
 
-    /// The attention of the first layer with heads of its own.
+    /// Returns the multi-head attention of the first layer that has one.
     pub fn heads(&self) -> Option<&HeadsSpec> {
         self.layers.iter().find_map(LayerSpec::heads)
     }
 
-    /// The latent attention of the first layer that has it.
+    /// Returns the latent attention of the first layer that has one.
     pub fn latent(&self) -> Option<&LatentSpec> {
         self.layers.iter().find_map(LayerSpec::latent)
     }
 
-    /// The MLP of the first layer that has one.
+    /// Returns the MLP of the first layer that has one.
     pub fn mlp(&self) -> Option<&MlpSpec> {
         self.layers.iter().find_map(LayerSpec::mlp)
     }
 
-    /// The experts of the first layer that has some.
+    /// Returns the experts of the first layer that has experts.
     pub fn experts(&self) -> Option<&ExpertsSpec> {
         self.layers.iter().find_map(LayerSpec::experts)
     }
 
-    /// Whether a layer has sublayers that read one operand.
+    /// Returns whether a layer has several sublayers that read the same operand.
     pub fn shares_operands(&self) -> bool {
         self.layers.iter().any(LayerSpec::shares_operands)
     }
 
-    /// The rotary positions of the model; `None` without.
+    /// Returns the rotary positions of the model, or `None` if it has none.
     pub fn rope(&self) -> Option<&RopeScaling> {
         self.ropes.first()
     }
 
-    /// Problems of these sizes, a sentence each.
+    /// Errors with a sentence if these sizes cannot be built.
     pub fn check(&self) -> Result<(), String> {
         expect_sizes(&[
             ("vocab_size", self.vocabulary),
@@ -176,13 +176,13 @@ impl DecoderConfig {
                 "{layers} layers of {count} experts are {all} experts; at most {MAX_EXPERTS} are possible"
             ));
         }
-        // Also rotary positions that no layer has.
+        // Checks also rotary positions that no layer uses.
         let dim = self.sublayers().map(SublayerSpec::rotary_dim).find(|dim| *dim > 0);
         dim.map_or(Ok(()), |dim| self.ropes.iter().try_for_each(|rope| rope.check(dim)))
     }
 
-    /// These sizes, whose adapters of all linears are none of MLPs and shared experts beside experts: PEFT takes such names for the names of the
-    /// experts, and does not load them.
+    /// Excludes MLPs and shared experts from "all-linear" adapters if the model has experts. PEFT takes names of MLPs and shared experts for names of
+    /// experts, and does not load their adapters.
     pub fn with_adapters_beside_experts(mut self) -> DecoderConfig {
         let shared = self.experts().is_some_and(|experts| experts.shared.is_some());
         let has_both = self.experts().is_some() && (shared || self.mlp().is_some());
@@ -204,7 +204,7 @@ impl DecoderConfig {
         self
     }
 
-    /// The longest sequence: `max_position_embeddings`, or more where rotary positions are stretched to a multiple of it.
+    /// Returns the longest sequence: `max_position_embeddings`, or more if rotary scaling stretches positions to a multiple of it.
     pub fn context(&self) -> usize {
         let stretched = self.rope().map_or(0.0, |rope| match &rope.kind {
             RopeKind::Dynamic { factor } => self.max_positions as f64 * factor,
@@ -214,7 +214,7 @@ impl DecoderConfig {
         self.max_positions.max(stretched as usize)
     }
 
-    /// Whether embedding, residual branches, attention scores or logits have factors or soft caps of their own.
+    /// Returns whether embedding, residual branches, attention scores or logits have factors or soft caps.
     pub fn has_factors(&self) -> bool {
         let factors = [self.embedding.scale, self.stream.residual_scale, self.head.scale];
         let of_scores = self.sublayers().any(|sublayer| sublayer.score_factors() != [None; 2]);

@@ -34,14 +34,14 @@ fn read(file: &ConfigFile) -> Result<DecoderConfig> {
             let text = format!("`no_rope_layers` has {entries} entries, and `num_hidden_layers` is {layers}");
             return Err(file.error(&text));
         }
-        // 1 is a layer with rotary positions.
+        // A 1 marks a layer with rotary positions.
         Some(rotated) => LayerSet::Listed(rotated.iter().map(|&rotated| rotated == 0).collect()),
         None => match file.required("no_rope_layer_interval")? {
             0 => return Err(file.error("`no_rope_layer_interval` is 0; it is a number of layers")),
             interval => LayerSet::Every(interval),
         },
     };
-    // Masks follow `layer_types` where a file has it, even without `use_sliding_window`.
+    // If a file has `layer_types`, masks follow it even without `use_sliding_window`.
     let local = if file.required("use_sliding_window")? { unrotated.clone() } else { LayerSet::None };
     let window = window_in(file, common.layers, local)?;
     let heads = HeadsSpec { qkv_bias: bias, output_bias: bias, ..common.heads };

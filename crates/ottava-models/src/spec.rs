@@ -1,24 +1,24 @@
-//! What a layer computes: a list of residual branches, each of one sublayer or the sum of several.
+//! The specs of layers: a layer is a list of residual branches, and a branch is one sublayer or the sum of several.
 //!
-//! A sublayer has its own settings and no others: there is no window without heads, and no latent attention without rotary positions.
+//! A spec cannot hold settings without their owner: a window needs heads, and latent attention needs rotary positions.
 
 use crate::layers::{BranchNorms, ExpertsSpec, HeadsSpec, LatentSpec, MlpSpec, Names};
 use ottava_tensor::ops::RopePairs;
 
-/// The largest size of a tensor.
+/// The maximum size of a tensor's dimension.
 pub(super) const MAX_SIZE: usize = 1 << 24;
 
-/// A layer.
+/// The spec of a layer.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LayerSpec {
-    /// In the order of forward.
+    /// The residual branches, in the order of forward.
     pub branches: Vec<BranchSpec>,
 }
 
-/// A residual branch: the sum of its sublayers, which read one operand.
+/// The spec of a residual branch: the sum of its sublayers, which read one operand.
 #[derive(Clone, Debug, PartialEq)]
 pub struct BranchSpec {
-    /// Its norms.
+    /// The norms before and after the sublayers.
     pub norms: BranchNorms,
     /// The sublayers, in the order of forward.
     pub sublayers: Vec<SublayerSpec>,
@@ -29,7 +29,7 @@ pub struct BranchSpec {
 pub enum SublayerSpec {
     /// Attention whose heads are projected from the residual stream, with or without rotary positions.
     Heads(HeadsSpec, Option<RopeSpec>),
-    /// Latent attention, a part of whose heads is rotated.
+    /// Latent attention. Rotary positions apply to a part of each head.
     Latent(LatentSpec, RopeSpec),
     /// An MLP, with or without a gate.
     Mlp(MlpSpec),
@@ -40,71 +40,71 @@ pub enum SublayerSpec {
 /// The rotary positions of a layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RopeSpec {
-    /// Their number in [`DecoderConfig::ropes`](super::DecoderConfig::ropes).
+    /// The index in [`DecoderConfig::ropes`](super::DecoderConfig::ropes).
     pub rope: usize,
-    /// The elements of a head that are rotated together.
+    /// The elements of a head that are rotated as a pair.
     pub pairs: RopePairs,
 }
 
 impl LayerSpec {
-    /// Two branches, one after the other: attention, then an MLP or experts.
+    /// Returns a layer of two branches, one after the other: attention, then an MLP or experts.
     pub fn sequential(names: &Names, [attention, mlp]: [SublayerSpec; 2]) -> LayerSpec {
         let branch = |norms, sublayer| BranchSpec { norms, sublayers: vec![sublayer] };
         LayerSpec { branches: vec![branch(names.attention_norms, attention), branch(names.mlp_norms, mlp)] }
     }
 
-    /// One branch: the sum of attention and an MLP.
+    /// Returns a layer of one branch: the sum of attention and an MLP.
     pub fn parallel(names: &Names, sublayers: [SublayerSpec; 2]) -> LayerSpec {
         LayerSpec { branches: vec![BranchSpec { norms: names.attention_norms, sublayers: sublayers.to_vec() }] }
     }
 
-    /// Its sublayers, in the order of forward.
+    /// Returns the sublayers, in the order of forward.
     pub fn sublayers(&self) -> impl Iterator<Item = &SublayerSpec> {
         self.branches.iter().flat_map(|branch| &branch.sublayers)
     }
 
-    /// Whether several sublayers read the operand of a branch.
+    /// Returns whether several sublayers of a branch read the same operand.
     pub fn shares_operands(&self) -> bool {
         self.branches.iter().any(|branch| branch.sublayers.len() > 1)
     }
 
-    /// Its attention with heads of its own.
+    /// Returns the multi-head attention of the layer, if it has one.
     pub fn heads(&self) -> Option<&HeadsSpec> {
         self.sublayers()
             .find_map(|sublayer| if let SublayerSpec::Heads(heads, _) = sublayer { Some(heads) } else { None })
     }
 
-    /// Its latent attention.
+    /// Returns the latent attention of the layer, if it has one.
     pub fn latent(&self) -> Option<&LatentSpec> {
         self.sublayers()
             .find_map(|sublayer| if let SublayerSpec::Latent(latent, _) = sublayer { Some(latent) } else { None })
     }
 
-    /// Its MLP.
+    /// Returns the MLP of the layer, if it has one.
     pub fn mlp(&self) -> Option<&MlpSpec> {
         self.sublayers().find_map(|sublayer| if let SublayerSpec::Mlp(mlp) = sublayer { Some(mlp) } else { None })
     }
 
-    /// Its experts.
+    /// Returns the experts of the layer, if it has experts.
     pub fn experts(&self) -> Option<&ExpertsSpec> {
         self.sublayers()
             .find_map(|sublayer| if let SublayerSpec::Experts(experts) = sublayer { Some(experts) } else { None })
     }
 
-    /// Its rotary positions.
+    /// Returns the rotary positions of the layer, if it has them.
     pub fn rope(&self) -> Option<RopeSpec> {
         self.sublayers().find_map(SublayerSpec::rope)
     }
 
-    /// The sliding window of its attention.
+    /// Returns the sliding window of the layer's attention, if it has one.
     pub fn window(&self) -> Option<usize> {
         self.heads().and_then(|heads| heads.window)
     }
 
-    /// The problem of the layer, if it has one.
+    /// Errors with a sentence if the layer cannot be built.
     pub(super) fn check(&self) -> Result<(), String> {
         self.branches.iter().try_for_each(|branch| {
-            // Others read the value of the operand, or cast it in another way.
+            // Other sublayers read the value of the operand, or cast it in another way, so they cannot share it.
             let shares = |sublayer: &SublayerSpec| matches!(sublayer, SublayerSpec::Heads(..) | SublayerSpec::Mlp(_));
             if branch.sublayers.len() > 1 && !branch.sublayers.iter().all(shares) {
                 return Err("latent attention and experts beside another sublayer, which reads the same norm, are not implemented".into());
@@ -115,7 +115,7 @@ impl LayerSpec {
 }
 
 impl SublayerSpec {
-    /// The name of the sublayer in a block.
+    /// Returns the name of the sublayer in a block.
     pub fn name(&self, names: &Names) -> &'static str {
         match self {
             SublayerSpec::Heads(..) | SublayerSpec::Latent(..) => names.attention,
@@ -123,7 +123,7 @@ impl SublayerSpec {
         }
     }
 
-    /// Its rotary positions.
+    /// Returns the rotary positions of the sublayer, if it has them.
     pub fn rope(&self) -> Option<RopeSpec> {
         match self {
             SublayerSpec::Heads(_, rope) => *rope,
@@ -132,7 +132,7 @@ impl SublayerSpec {
         }
     }
 
-    /// Its heads of queries, and of keys and values; `None` if it is no attention.
+    /// Returns the numbers of query heads and of key and value heads, or `None` if the sublayer is not attention.
     pub fn head_counts(&self) -> Option<[usize; 2]> {
         match self {
             SublayerSpec::Heads(heads, _) => Some([heads.heads, heads.kv_heads]),
@@ -141,7 +141,7 @@ impl SublayerSpec {
         }
     }
 
-    /// Elements of a head to which rotary positions apply; rotary positions may rotate only a part of these elements. 0 without heads.
+    /// Returns the number of elements of a head to which rotary positions apply, or 0 without heads. Rotary positions may rotate fewer elements.
     pub fn rotary_dim(&self) -> usize {
         match self {
             SublayerSpec::Heads(heads, _) => heads.head_dim,
@@ -150,7 +150,7 @@ impl SublayerSpec {
         }
     }
 
-    /// The factor of attention scores, and their bound.
+    /// Returns the factor and the soft cap of attention scores.
     pub fn score_factors(&self) -> [Option<f64>; 2] {
         match self {
             SublayerSpec::Heads(heads, _) => [heads.scale, heads.soft_cap],
@@ -171,7 +171,7 @@ impl SublayerSpec {
     }
 }
 
-/// Errors unless each size is above 0 and below the largest of a tensor; each has the name of its key.
+/// Errors unless each size is above 0 and at most [`MAX_SIZE`]. Each size comes with the name of its key.
 pub(super) fn expect_sizes(sizes: &[(&str, usize)]) -> Result<(), String> {
     match sizes.iter().find(|(_, size)| *size == 0 || *size > MAX_SIZE) {
         Some((key, size)) => Err(format!("`{key}` is {size}")),
@@ -179,7 +179,7 @@ pub(super) fn expect_sizes(sizes: &[(&str, usize)]) -> Result<(), String> {
     }
 }
 
-/// Errors unless each factor that is there is a number above 0.
+/// Errors unless each factor that is set is finite and above 0. Each factor comes with its name.
 pub(super) fn expect_positive(factors: &[(&str, Option<f64>)]) -> Result<(), String> {
     let wrong = |factor: f64| !(factor.is_finite() && factor > 0.0);
     match factors.iter().find_map(|(what, factor)| Some((what, factor.filter(|factor| wrong(*factor))?))) {

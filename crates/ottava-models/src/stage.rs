@@ -20,19 +20,19 @@ use ottava_tensor::ops::{CrossEntropy, add};
 use ottava_tensor::{HostTransfer, Tensor};
 use std::ops::Range;
 
-/// The layers of a model that a stage has.
+/// The layers of a stage.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Span {
-    /// The indices of its blocks.
+    /// The indices of the blocks.
     pub blocks: Range<usize>,
-    /// Whether it starts with the embedding.
+    /// Whether the span starts with the embedding.
     pub embedding: bool,
-    /// Whether it ends with the last norm and the head.
+    /// Whether the span ends with the last norm and the head.
     pub head: bool,
 }
 
 impl Span {
-    /// All layers of a model with this many blocks.
+    /// Returns a span with all layers of a model with `blocks` blocks.
     pub fn whole(blocks: usize) -> Span {
         Span { blocks: 0..blocks, embedding: true, head: true }
     }
@@ -41,24 +41,24 @@ impl Span {
 /// Consecutive layers of a model, in the order of forward.
 pub struct Stage {
     embedding: Option<Embedding>,
-    /// Learned positions, added to the embedding.
+    /// The embedding of learned positions, which is added to the embedding of tokens.
     positions: Option<Embedding>,
     blocks: Vec<Block>,
     head: Option<Head>,
-    /// Whether the embedding's table is also the head's weight, and one of them is in another stage.
+    /// Whether embedding and head share their weight but are in different stages.
     is_tied: bool,
     residuals: ResidualBuffers,
 }
 
-/// What a stage saves of one micro-batch from forward to backward. Several may be in flight.
+/// The values that forward of a stage saves for backward of one micro-batch. Several micro-batches may be in flight.
 pub struct StageSaved {
-    /// For a stage with the embedding: its token ids, I32 `[T]`.
+    /// The token ids, I32 `[T]`, if the stage has the embedding.
     ids: Option<Tensor>,
-    /// Empty if only the inputs of blocks are saved, in `inputs`.
+    /// The values that each block saves. Empty if only the inputs of blocks are saved, in `inputs`.
     blocks: Vec<BlockSaved>,
-    /// The inputs of the blocks, in host memory.
+    /// The inputs of the blocks in host memory.
     inputs: Vec<Tensor>,
-    /// For a stage with the head.
+    /// The values that the last norm saves, if the stage has the head.
     norm: Option<NormSaved>,
 }
 
@@ -112,29 +112,29 @@ impl Stage {
         Ok(Stage { embedding, positions, blocks, head, is_tied, residuals })
     }
 
-    /// The weight that embedding and head share, if one of them is in another stage: the embedding's table, or the head's copy of it.
+    /// Returns the weight that embedding and head share, if they are in different stages: the embedding's table, or the head's copy of the table.
     pub fn tied_weight_mut(&mut self) -> Option<&mut Param> {
         let table = self.embedding.as_mut().map(|embedding| &mut embedding.table);
         table.or(self.head.as_mut().and_then(|head| head.weight.as_mut())).filter(|_| self.is_tied)
     }
 
-    /// Whether embedding and head share their weight, and one of them is in another stage.
+    /// Returns whether embedding and head share their weight but are in different stages.
     pub fn is_tied(&self) -> bool {
         self.is_tied
     }
 
-    /// The head's copy of the embedding's table, if that is in another stage.
+    /// Returns the head's copy of the embedding's table, if the embedding is in another stage.
     pub fn copy(&self) -> Option<&Param> {
         self.head.as_ref().and_then(|head| head.weight.as_ref()).filter(|_| self.is_tied)
     }
 
-    /// Its blocks.
+    /// Returns the blocks of the stage.
     pub fn blocks(&self) -> &[Block] {
         &self.blocks
     }
 
-    /// Forward of a micro-batch, from I32 token ids `[T]` if the stage has the embedding, else from activations `[T, C]`. Returns
-    /// activations `[T, C]`, normalised if the stage has the head.
+    /// Runs forward of a micro-batch, from I32 token ids `[T]` if the stage has the embedding, else from activations `[T, C]`. Returns
+    /// activations `[T, C]`, which are normalised if the stage has the head.
     pub fn forward(
         &mut self,
         x: &Tensor,
@@ -166,7 +166,7 @@ impl Stage {
         Ok((x, StageSaved { ids, blocks, inputs, norm }))
     }
 
-    /// Forward without backward: evaluation, or inference with a cache.
+    /// Runs forward without saving anything for backward, for evaluation or for inference with a cache.
     pub fn forward_only(&self, x: &Tensor, context: &mut Context, units: &mut dyn Units) -> Result<Tensor> {
         let mut x = self.embed(x, context, units)?;
         forward_blocks(&self.blocks, context, units, |_, block, context| {
@@ -179,7 +179,7 @@ impl Stage {
         }
     }
 
-    /// The rows of the embedding, if the stage has one, plus learned positions.
+    /// Returns the embeddings of tokens plus learned positions. Without an embedding in the stage, returns `x`.
     fn embed(&self, x: &Tensor, context: &Context, units: &mut dyn Units) -> Result<Tensor> {
         let Some(embedding) = &self.embedding else { return Ok(x.clone()) };
         let x = embedding.forward(x, &fetch(&embedding.table, Direction::Forward, units)?, context)?;
@@ -188,25 +188,26 @@ impl Stage {
         Ok(add(&x, &positions.forward(&context.sequences.positions, &loan, context)?)?)
     }
 
-    /// The weight of the head, of a stage that ends with it.
+    /// Returns the weight of the head, if the stage has the head.
     fn head_weight_mut(&mut self) -> Option<&mut Param> {
         let weight = self.head.as_mut()?.weight.as_mut();
         weight.or(self.embedding.as_mut().map(|embedding| &mut embedding.table))
     }
 
-    /// What the head computes, of a stage that ends with it.
+    /// Returns the result of the head, if the stage has the head.
     pub fn output(&self) -> Option<HeadOutput> {
         self.head.as_ref().map(|head| head.output)
     }
 
-    /// The weight of the head, `[V, C]`, of a stage that ends with it.
+    /// Returns the weight `[V, C]` of the head, if the stage has the head.
     pub fn head_weight(&self) -> Option<&Param> {
         let weight = self.head.as_ref()?.weight.as_ref();
         weight.or(self.embedding.as_ref().map(|embedding| &embedding.table))
     }
 
-    /// Losses `[T]` of I32 `targets` `[T]` after `normed` from [`Stage::forward`], and the gradient of `Σ scale · losses` by it, as
-    /// [`Head::losses_and_gradient`]; adds to the gradient of the head. `None` for a stage without the head. `ranks` divide the tensors of layers.
+    /// Returns the losses `[T]` of I32 `targets` `[T]` and the gradient of `Σ scale · losses` by `normed`, the result of [`Stage::forward`]. Adds to
+    /// the gradient of the head. Returns `None` for a stage without the head. `ranks` divide the tensors of layers. See
+    /// [`Head::losses_and_gradient`].
     pub fn losses_and_gradient(
         &mut self,
         normed: &Tensor,
@@ -221,9 +222,8 @@ impl Stage {
         Head::losses_and_gradient(normed, weight, &loan, targets, scale, output, ranks).map(Some)
     }
 
-    /// Backward of a micro-batch, from the gradient `dy` `[T, C]` by the result of forward: adds to the gradients of all parameters, and
-    /// returns the gradient by the input of forward, or `None` if that was token ids. If the context defers products,
-    /// [`Stage::wgrads`] computes them.
+    /// Runs backward of a micro-batch from `dy` `[T, C]`, the gradient by the result of forward. Adds to the gradients of all parameters. Returns the
+    /// gradient by the input of forward, or `None` if the input was token ids. If the context defers products, [`Stage::wgrads`] computes them.
     pub fn backward(
         &mut self,
         dy: Tensor,
@@ -241,7 +241,7 @@ impl Stage {
             _ => dy,
         };
         let mut dx = Some(ResidualGradient::from(dy));
-        // The preceding block casts the gradient by its output first.
+        // The block that precedes a block reads its `dx`; `readers` holds the cast that each block applies first to such a gradient.
         let readers: Vec<_> = self.blocks.iter().map(Block::gradient).collect();
         backward_blocks(&mut self.blocks, &inputs, context, units, |i, block, input, context, units| {
             let saved = match input {
@@ -273,7 +273,7 @@ impl Stage {
         }
     }
 
-    /// Adds the products that a backward has deferred to the gradients of the weights.
+    /// Computes the products that a backward deferred, and adds them to the gradients of the weights.
     pub fn wgrads(&mut self, deferred: DeferredWgrads, units: &mut dyn Units) -> Result<()> {
         let mut products = deferred.0.into_iter().peekable();
         for block in self.blocks.iter_mut().rev() {
@@ -290,7 +290,7 @@ impl Stage {
         Ok(())
     }
 
-    /// All parameters, always in the same order.
+    /// Returns all parameters, always in the same order.
     pub fn parameters_mut(&mut self) -> Vec<&mut Param> {
         self.units_mut().into_iter().flatten().collect()
     }
@@ -300,14 +300,14 @@ impl Stage {
         self.blocks.iter_mut().for_each(|block| block.linears_mut(visit));
     }
 
-    /// Whether forward of the blocks reads only stored weights and codes.
+    /// Returns whether forward of the blocks reads only stored weights and codes.
     pub fn blocks_are_stored(&self) -> bool {
         let mut are_stored = true;
         self.blocks.iter().for_each(|block| block.parameters(&mut |param| are_stored &= param.is_stored()));
         are_stored
     }
 
-    /// The parameters of each unit: the embedding, learned positions, each block, the last norm and the head.
+    /// Returns the parameters of each unit: the embedding, learned positions, each block, and the last norm with the head.
     pub fn units_mut(&mut self) -> Vec<Vec<&mut Param>> {
         let embedding =
             self.embedding.iter_mut().chain(&mut self.positions).map(|embedding| vec![&mut embedding.table]);
@@ -316,7 +316,7 @@ impl Stage {
     }
 }
 
-/// The weight of a unit that is one matrix.
+/// Returns the weight of a unit that is one matrix, as a loan.
 pub(super) fn fetch(weight: &Param, direction: Direction, units: &mut dyn Units) -> Result<Loan> {
     units.start(&[weight])?;
     units.fetch(&[weight], direction)

@@ -1,4 +1,4 @@
-//! What keys of `config.json` mean: the values and the precedence of transformers 5.24.
+//! The meaning of the keys of `config.json`: values and precedence must match transformers 5.24.
 
 mod layers;
 
@@ -6,7 +6,7 @@ use crate::layers::{HeadsSpec, LatentSpec};
 use crate::*;
 use serde_json::{Value, json};
 
-/// A file with the sizes of a small model, and these keys.
+/// Returns a file with the sizes of a small model, and these keys.
 fn file(keys: Value) -> ConfigFile {
     let mut values = match keys["model_type"] == "gpt2" {
         true => json!({"vocab_size": 96, "n_embd": 64, "n_head": 4, "n_layer": 4}),
@@ -32,25 +32,25 @@ fn error(keys: Value) -> String {
     decoder_config(&file(keys.clone())).map(|_| ()).expect_err(&keys.to_string()).to_string()
 }
 
-/// The attention of the first layer.
+/// Returns the attention of the first layer.
 fn heads(keys: Value) -> HeadsSpec {
     *read(keys).heads().expect("heads of their own")
 }
 
-/// The rotary positions of the model, and the rotary positions of layers with a window.
+/// Returns the rotary positions of the model, followed by the rotary positions of layers with a window.
 fn ropes<const N: usize>(keys: Value) -> [RopeScaling; N] {
     read(keys).ropes.try_into().expect("as many as asked for")
 }
 
-/// The first of its rotary positions.
+/// Returns the first rotary positions of the model.
 fn rope(keys: Value) -> RopeScaling {
     read(keys).ropes.swap_remove(0)
 }
 
-/// Keys that DeepSeek needs to be small.
+/// Returns keys that keep a DeepSeek model small.
 fn small(model_type: &str) -> Value {
     match model_type {
-        // The number of experts has no default in transformers either.
+        // transformers has no default for the number of chosen experts either.
         "deepseek_v2" => json!({"model_type": model_type, "num_experts_per_tok": 2}),
         "deepseek_v3" => json!({"model_type": model_type, "num_key_value_heads": 4}),
         _ => json!({"model_type": model_type}),
@@ -205,10 +205,10 @@ fn rope_scaling_beside_rope_parameters_is_read_or_refused() {
     let nested = json!({"full_attention": {"rope_type": "linear", "factor": 2.0}});
     assert_eq!(rope(json!({"model_type": "llama", "rope_parameters": nested})), RopeScaling::plain(10_000.0));
     assert!(error(json!({"model_type": "qwen3", "rope_parameters": nested})).contains("the key `full_attention`"));
-    // `rope_scaling` replaces them.
+    // `rope_scaling` replaces the nested `rope_parameters`.
     let both = json!({"model_type": "qwen3", "rope_parameters": nested, "rope_scaling": yarn});
     assert!(matches!(rope(both).kind, RopeKind::Yarn(_)));
-    // The default of gpt-oss gives way.
+    // `rope_scaling` replaces the default scaling of gpt-oss.
     let gpt_oss = rope(json!({"model_type": "gpt_oss", "rope_scaling": {"rope_type": "linear", "factor": 2.0}}));
     assert_eq!((gpt_oss.kind, gpt_oss.theta), (RopeKind::Linear { factor: 2.0 }, 150_000.0));
     assert!(matches!(rope(json!({"model_type": "gpt_oss"})).kind, RopeKind::Yarn(_)));
@@ -307,7 +307,7 @@ fn scores_of_deepseek_grow_with_every_stretch() {
         let scaling = json!({"rope_type": kind, "factor": 4.0});
         assert_eq!(scale(scaling.clone()), plain, "{kind}");
         let grown = scale(with(scaling, "mscale_all_dim", json!(0.5)));
-        // A quotient of two scales in F64, near 1: some units of 2⁻⁵³.
+        // The quotient of two F64 scales near 1 is exact to a few units of 2⁻⁵³.
         assert!((grown / plain - growth).abs() < 1e-12, "{kind}");
     }
     let stretch = json!({"rope_type": "linear", "factor": 4.0, "mscale_all_dim": 0.5});
@@ -425,14 +425,14 @@ fn huge_counts_are_errors_before_work() {
         let keys = small(family.model_type);
         for count in counts {
             let known = family.complete(&file(keys.clone()));
-            // Heads of latent attention have sizes of their own.
+            // Latent attention computes its head size from other keys.
             let is_read = !(count == "head_dim" && family.model_type.starts_with("deepseek"));
             if !is_read || !known.has(count) && !known.has_default(count) {
                 continue;
             }
             for huge in [1u64 << 40, u64::MAX] {
                 let found = decoder_config(&file(with(keys.clone(), count, json!(huge))));
-                // Llama's keys are no keys of GPT-2.
+                // Llama's keys do not exist in GPT-2.
                 assert!(
                     found.is_err() || family.model_type == "gpt2" && !count.starts_with("n_"),
                     "{}: `{count}`",

@@ -1,9 +1,9 @@
-//! Models whose layers are alike, which formats with one size for all layers describe.
+//! Models with identical layers. Some file formats can describe only such models, since they hold one size for all layers.
 
 use crate::layers::{HeadsSpec, MlpSpec};
 use crate::{DecoderConfig, LayerSpec, RopeScaling, SublayerSpec};
 
-/// A model in which each layer is attention, then an MLP, of the same sizes. Windows and rotary positions may differ by layer.
+/// A model in which each layer is attention and then an MLP, with the same sizes in all layers. Windows and rotary positions may differ by layer.
 #[derive(Clone, Copy)]
 pub struct Uniform<'a> {
     /// The attention of the first layer.
@@ -15,7 +15,8 @@ pub struct Uniform<'a> {
 }
 
 impl<'a> Uniform<'a> {
-    /// The model of `sizes`; `None` if its layers are others, or none has rotary positions.
+    /// Returns the uniform model of `sizes`. Returns `None` if layers have other sublayers or different sizes, or if the model has no rotary
+    /// positions.
     pub fn of(sizes: &'a DecoderConfig) -> Option<Uniform<'a>> {
         let (heads, mlp) = parts(sizes.layers.first()?)?;
         let alike = |layer: &LayerSpec| {
@@ -26,7 +27,7 @@ impl<'a> Uniform<'a> {
     }
 }
 
-/// The sublayers of a layer of two branches: attention and an MLP.
+/// Returns attention and MLP of a layer, if the layer has two branches with one of them each.
 fn parts(layer: &LayerSpec) -> Option<(&HeadsSpec, &MlpSpec)> {
     let [attention, mlp] = layer.branches.as_slice() else { return None };
     match (attention.sublayers.as_slice(), mlp.sublayers.as_slice()) {

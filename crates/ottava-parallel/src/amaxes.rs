@@ -10,7 +10,7 @@ use std::mem;
 #[cfg(test)]
 mod tests;
 
-/// Reductions of the amaxes of a step, in progress.
+/// The reductions of the amaxes of a step that are in progress.
 pub(super) struct Amaxes(Vec<Merge>);
 
 /// The reduction of the slots that the same ranks share.
@@ -25,7 +25,7 @@ enum Slots {
 }
 
 impl Amaxes {
-    /// Starts one maximum per group of ranks that share scales. If all casts have the same group, the usual case, no copy is needed.
+    /// Starts one maximum per group of ranks that share scales. Usually all casts have the same group, and then no copy is needed.
     pub(super) fn merge(scaling: &mut ScalingState, ranks: &Ranks) -> Result<Amaxes> {
         let mut groups: Vec<(&Group, Vec<usize>)> = Vec::new();
         for (slot, group) in scaling.scales().amax_groups().iter().enumerate() {

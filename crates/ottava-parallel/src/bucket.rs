@@ -1,15 +1,15 @@
-//! Buckets: matrices that are gathered and reduced in one collective, and this rank's slices of their weights.
+//! Buckets: matrices that are gathered and reduced in one collective, and this rank's slices of these matrices.
 //!
 //! With weights in host memory (`memory.offload_parameters`), `Bucket::gather_slices` copies the weights into this rank's part of the buffer that
 //! is gathered (`HostTransfer::upload_into`). The gather waits for the copy, and compute waits only for the gather. There are two cases:
 //!
-//! - Ranks gather values: the slices are the weights of the `Param`s, which the update fetches and writes back.
-//! - Ranks gather codes: the bucket has a slice of codes in host memory. `Bucket::begin_write` copies this slice to the device for a part of the
-//!   model, since an update may write nothing, and `Bucket::finish_write` stores the slice (`HostTransfer::offload`) while the next part is
-//!   updated.
+//! Ranks gather values. The slices are the weights of the `Param`s, which the update fetches and writes back.
+//! Ranks gather codes. The bucket has a slice of codes in host memory. `Bucket::begin_write` copies the slices of a part of the model to the
+//! device, since an update may write nothing. `Bucket::finish_write` stores a slice (`HostTransfer::offload`) while the next part is
+//! updated.
 //!
-//! `Bucket::begin_write` divides the memory of the slice among the `Param`s, and an update writes to the memory of a `Param` where it can. The
-//! `BucketWrite` that `Bucket::begin_write` returns has the rest of the memory; `Bucket::finish_write` consumes it and joins the memory.
+//! `Bucket::begin_write` divides the memory of the slice among the `Param`s, and an update writes to the memory of a `Param` if it can. The rest of
+//! the memory is in the `BucketWrite` that `Bucket::begin_write` returns. `Bucket::finish_write` consumes it and joins the memory.
 
 use crate::Ranks;
 use crate::reduction::ReduceFormat;
@@ -28,7 +28,7 @@ use std::collections::HashMap;
 pub(super) struct Bucket {
     /// The unit of the model.
     pub(super) unit: UnitId,
-    /// Whether the matrices are of experts that ranks divide.
+    /// Whether the matrices belong to experts that ranks divide.
     experts: bool,
     /// The name of the first matrix, for error messages and the order of collectives.
     name: String,
@@ -37,55 +37,55 @@ pub(super) struct Bucket {
     pub(super) slices: Slices,
     /// Whether products read the matrices as codes rather than values.
     codes: bool,
-    /// What this rank stores between passes.
+    /// The data that this rank stores between passes.
     kept: Kept,
-    /// Bytes of a gathered element, and the type of gradients.
+    /// The bytes of a gathered element, and the type of gradients.
     element: usize,
     gradients: DType,
-    /// The stored part of the weights, between and within steps.
+    /// The stored part of the weights, between steps and within a step.
     pub(super) weights: Stored,
-    /// The errors of casts of gradients, BF16, if they are added to the gradients of the next step.
+    /// The cast errors of gradients, BF16, if they are added to the gradients of the next step.
     pub(super) feedback: Option<Tensor>,
 }
 
 /// A matrix of a bucket.
 pub(super) struct Matrix {
     id: ParamId,
-    /// The slot of its cast.
+    /// The slot of the matrix's cast.
     slot: Option<usize>,
-    /// If codes are gathered: the cast of this rank's slice, without the codes.
+    /// The cast of this rank's slice without the codes, if codes are gathered.
     pub(super) cast: Option<QuantizedTensor>,
 }
 
-/// What a rank stores of the matrices of a bucket between passes.
+/// The part of a bucket's matrices that a rank stores between passes.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Kept {
     /// The buffer of the last gather.
     Buffer,
-    /// Its slice. Each pass gathers the matrices.
+    /// The rank's slice. Each pass gathers the matrices.
     Slice,
-    /// Its slice, in host memory: the weights of the `Param`s, or codes. Each pass gathers the matrices.
+    /// The rank's slice, in host memory: the weights of the `Param`s, or codes. Each pass gathers the matrices.
     SliceInHostMemory,
 }
 
 /// The slice of a bucket while it is written, from [`Bucket::begin_write`] to [`Bucket::finish_write`].
 #[must_use = "the slice is written by `Bucket::finish_write`"]
 pub(super) struct BucketWrite {
-    /// By matrix.
+    /// The writes of the matrices' slices.
     matrices: Vec<SliceWrite>,
-    /// If this rank has no elements of the bucket: the memory of its slice.
+    /// The memory of this rank's slice, if this rank has no elements of the bucket.
     untouched: Option<Tensor>,
 }
 
 /// The weights or codes of a bucket that a rank stores.
 #[derive(Default)]
 pub(super) enum Stored {
-    /// None: nothing is divided, or a gather owns the buffer.
+    /// Nothing is stored, because nothing is divided, or because a gather owns the buffer.
     #[default]
     None,
-    /// The whole buffer. Only this rank's slice of it is valid.
+    /// The whole buffer. Only this rank's slice of the buffer is valid.
     Buffer(Tensor),
-    /// The buffer of gathered matrices, by matrix.
+    /// The buffer of gathered matrices, divided by matrix.
     Gathered(Vec<Tensor>),
     /// This rank's slice, on the device or in host memory.
     Slice(Tensor),
@@ -99,7 +99,7 @@ pub(super) struct Gather {
 }
 
 impl Gather {
-    /// A gather of a buffer that has this rank's slice.
+    /// Creates a gather of a buffer that already has this rank's slice.
     pub(super) fn of_buffer(pending: Pending) -> Gather {
         Gather { pending, upload: HostTransfer::default() }
     }
@@ -113,7 +113,7 @@ impl Gather {
 }
 
 impl Stored {
-    /// Takes the buffer or slice; other parts of the buffer may be invalid.
+    /// Takes the buffer or slice. Other parts of the buffer may be invalid.
     pub(super) fn take(&mut self, rank: usize) -> Result<Tensor> {
         match std::mem::take(self) {
             Stored::Gathered(parts) => Ok(Tensor::join(parts)?),
@@ -124,17 +124,17 @@ impl Stored {
 }
 
 impl Bucket {
-    /// The ranks that sum the gradients of the matrices and divide them.
+    /// Returns the ranks that sum the gradients of the matrices and divide the matrices.
     pub(super) fn group<'a>(&self, ranks: &'a Ranks) -> &'a Group {
         ranks.replicas_of(self.experts)
     }
 
-    /// The name, for error messages and the order of collectives.
+    /// Returns the name, for error messages and the order of collectives.
     pub(super) fn name(&self) -> &str {
         &self.name
     }
 
-    /// A bucket of the matrices `params` of a `unit`; with a `zero` stage of 1 or more, each rank stores a slice.
+    /// Creates a bucket of the matrices `params` of a `unit`. With a `zero` stage of 1 or more, each rank stores a slice.
     pub(super) fn new(
         unit: UnitId,
         mut params: Vec<&mut Param>,
@@ -175,27 +175,27 @@ impl Bucket {
         Ok(Bucket { unit, experts, name, matrices, slices, codes, kept, element, gradients, weights, feedback })
     }
 
-    /// Whether this rank stores only its slice between passes, and each pass gathers the matrices; otherwise the buffer is kept.
+    /// Returns whether this rank stores only its slice between passes, and each pass gathers the matrices. Otherwise the buffer is kept.
     pub(super) fn stores_slice(&self) -> bool {
         self.kept != Kept::Buffer
     }
 
-    /// Bytes of the buffer that ranks gather.
+    /// Returns the number of bytes in the buffer that ranks gather.
     pub(super) fn gathered_bytes(&self) -> usize {
         self.slices.padded_len() * self.element
     }
 
-    /// Whether the buffer has FP8 codes.
+    /// Returns whether the buffer has FP8 codes.
     pub(super) fn gathers_codes(&self) -> bool {
         self.codes
     }
 
-    /// Whether each rank casts its slice of the matrix whose cast has this `slot`.
+    /// Returns whether each rank casts its slice of the matrix whose cast has this `slot`.
     pub(super) fn casts_slices_in(&self, slot: usize) -> bool {
         self.codes && self.matrices.iter().any(|matrix| matrix.slot == Some(slot))
     }
 
-    /// Bytes of the buffer of gradients that ranks sum, sent as `reduction`.
+    /// Returns the number of bytes in the buffer of gradients that ranks sum, if they are sent as `reduction`.
     pub(super) fn reduced_bytes(&self, reduction: ReduceFormat, ranks: usize) -> usize {
         match reduction {
             ReduceFormat::Stored => self.slices.padded_len() * self.gradients.size(),
@@ -203,28 +203,28 @@ impl Bucket {
         }
     }
 
-    /// The number of a matrix in the bucket.
+    /// Returns the index of a matrix in the bucket.
     pub(super) fn number_of(&self, param: &Param) -> Option<usize> {
         self.matrices.iter().position(|matrix| matrix.id == param.identity.id)
     }
 
-    /// The parameters of `params` that are in this bucket, in its order; `None` if there are none.
+    /// Returns the entries of `params` that are in this bucket, in the order of the bucket, or `None` if no entry is.
     pub(super) fn among<'a, 'p>(&self, params: &'a mut [&'p mut Param]) -> Option<Vec<&'a mut &'p mut Param>> {
         let found: Vec<_> = params.iter_mut().filter(|param| self.number_of(param).is_some()).collect();
         (!found.is_empty()).then_some(found)
     }
 
-    /// Whether ranks gather the values that parameters store in host memory, so that there is nothing to write for the gather.
+    /// Returns whether ranks gather the values that parameters store in host memory. Then nothing is written for the gather.
     fn reads_params(&self) -> bool {
         self.kept == Kept::SliceInHostMemory && !self.codes
     }
 
-    /// Whether codes are written on the device and then copied to host memory.
+    /// Returns whether codes are written on the device and then copied to host memory.
     pub(super) fn offloads_codes(&self) -> bool {
         self.kept == Kept::SliceInHostMemory && self.codes
     }
 
-    /// Starts to gather the matrices, which are among `params`, from the slices of all ranks. `None` if there is no slice yet.
+    /// Starts to gather the matrices, which are among `params`, from the slices of all ranks. Returns `None` if the slice does not exist yet.
     pub(super) fn gather_slices(&self, params: &[&Param], group: &Group) -> Result<Option<Gather>> {
         let (rank, length) = (group.rank(), self.slices.padded_len());
         let sources = match &self.weights {
@@ -244,8 +244,8 @@ impl Bucket {
         Ok(Some(Gather { pending: group.all_gather(&self.name, buffer)?, upload }))
     }
 
-    /// Splits the memory of this rank's slice by matrix, so that an update writes to it directly where possible; [`Bucket::finish_write`]
-    /// writes the rest and joins the memory. `None` if there is nothing to write for the gather.
+    /// Splits the memory of this rank's slice by matrix, so that an update can write to it directly. [`Bucket::finish_write`] writes the rest and
+    /// joins the memory. Returns `None` if nothing is written for the gather.
     pub(super) fn begin_write(
         &mut self,
         matrices: Vec<&mut &mut Param>,
@@ -266,7 +266,7 @@ impl Bucket {
         let memory = match &self.weights {
             Stored::None if !stores_slice => group.symmetric(&device, &[self.slices.padded_len()], dtype)?,
             Stored::None => Tensor::empty(&device, &[slice], dtype)?,
-            // An update whose norm is not finite writes nothing, so what is in host memory is needed.
+            // An update whose norm is not finite writes nothing, so the codes in host memory are needed.
             Stored::Slice(slice) if slice.memory_kind() == MemoryKind::Host => {
                 let (mut copies, transfer) = HostTransfer::upload(&[slice])?;
                 transfer.wait()?;
@@ -293,8 +293,8 @@ impl Bucket {
         Ok(Some(write))
     }
 
-    /// Ends a `write`; this rank's slice is then complete where it is gathered from, once the returned transfer has ended. `block_amaxes` has
-    /// the results of [`Param::set_scales`], by parameter.
+    /// Ends a `write`. This rank's slice is complete, in the memory from which it is gathered, once the returned transfer has ended. `block_amaxes`
+    /// has the results of [`Param::set_scales`], by parameter.
     pub(super) fn finish_write(
         &mut self,
         write: BucketWrite,

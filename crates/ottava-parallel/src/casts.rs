@@ -1,4 +1,4 @@
-//! Measurements and scales of all stages of a model. Each rank of a pipeline has its own.
+//! Measurements and scales of all stages of a model. Each rank of a pipeline has the measurements and scales of its stages.
 
 use crate::Partition;
 use ottava_common::error::Result;
@@ -8,14 +8,14 @@ use ottava_tensor::comm::Axis;
 use ottava_tensor::{DType, Device, Tensor};
 use std::collections::HashMap;
 
-/// The bits of a [`CastRecord`], since text has no infinities: name, largest, amax, scale and counts.
+/// The bits of a [`CastRecord`], because text has no infinities: name, largest, amax, scale and counts.
 type RecordBits = (String, u32, u32, Option<u32>, [i64; 4]);
 
-/// The array that has one value for all slots.
+/// The name of the array that has one value for all slots.
 const UPDATES: &str = "scaling.updates";
 
 impl Partition {
-    /// The measurements of each cast over all ranks, in the order of the model. All ranks call it.
+    /// Returns the measurements of each cast over all ranks, in the order of the model. All ranks call it.
     pub fn casts(&self, model: &mut Decoder) -> Result<Vec<CastRecord>> {
         let own = model.scaling().measured(self)?;
         if self.ranks().pipeline().size() == 1 {
@@ -27,19 +27,19 @@ impl Partition {
         Ok(self.cast_names(model).iter().filter_map(|name| records.remove(name)).collect())
     }
 
-    /// What each router of the model chose since the last call, over all ranks. All ranks call it, if the model has experts.
+    /// Returns the choices of each router of the model since the last call, over all ranks. If the model has experts, all ranks call it.
     pub fn router_loads(&self, model: &mut Decoder) -> Result<Vec<RouterLoad>> {
         let own = model.scaling().router_loads()?;
         Ok(RouterLoad::merge(self.ranks().all("choices of routers", Ok(own))?.into_iter().flatten()))
     }
 
-    /// The names of the casts of all stages, in the order of the model.
+    /// Returns the names of the casts of all stages, in the order of the model.
     pub fn cast_names(&self, model: &Decoder) -> Vec<String> {
         model.description().casts.iter().map(|(name, _)| name.clone()).collect()
     }
 
-    /// [`ScalingState::arrays`](ottava_recipe::scaling::ScalingState::arrays) of all stages, with the slots of [`Partition::cast_names`]. All ranks
-    /// call it.
+    /// Returns [`ScalingState::arrays`](ottava_recipe::scaling::ScalingState::arrays) of all stages. The slots are in the order of
+    /// [`Partition::cast_names`]. All ranks call it.
     pub fn scaling_arrays(&self, model: &mut Decoder) -> Result<Vec<(String, Tensor)>> {
         let own = model.scaling().arrays()?;
         if self.ranks().pipeline().size() == 1 {
@@ -86,7 +86,7 @@ impl Partition {
     }
 }
 
-/// The array with several rows.
+/// The name of the array with several rows.
 const HISTORY: &str = "scaling.amax_history";
 
 fn bits(record: CastRecord) -> RecordBits {

@@ -1,4 +1,4 @@
-//! Communication of a pass: gathers of weights before a unit runs, and reductions of gradients during backward.
+//! The communication of a pass: gathers of weights before a unit runs, and reductions of gradients during backward.
 
 use crate::amaxes::Amaxes;
 use crate::bucket::{Bucket, Gather, Stored};
@@ -18,14 +18,14 @@ use ottava_tensor::{DType, QuantizedTensor, Tensor};
 use std::collections::{HashMap, VecDeque};
 use std::mem;
 
-/// The gathers of weights and reductions of gradients of a pass that are in progress.
+/// The gathers of weights and the reductions of gradients of a pass that are in progress.
 ///
-/// The gradients of a bucket's matrices are in one buffer. After a backward that reduces has added to it, it is all-reduced if every rank
-/// updates everything (ZeRO stage 0), else reduce-scattered to the ranks that update the slices. FP8 codes are exchanged by slices in an
-/// all-to-all and added; in stage 0 the sum is cast once more and gathered.
+/// The gradients of a bucket's matrices are in one buffer. A backward that reduces starts the reduction after it has added to the buffer: an
+/// all-reduce if every rank updates everything (ZeRO stage 0), else a reduce-scatter to the ranks that update the slices. FP8 codes are exchanged
+/// by slices in an all-to-all and added; in stage 0 the sum is cast once more and gathered.
 pub struct Exchange<'a> {
     partition: &'a Partition,
-    /// Gathers in progress, by bucket, and gathers of frozen weights.
+    /// The gathers in progress, by bucket. `frozen` holds the gathers of frozen weights.
     gathers: HashMap<usize, Gather>,
     frozen: HashMap<usize, Pending>,
     /// Whether gradients are reduced over ranks.
@@ -33,13 +33,13 @@ pub struct Exchange<'a> {
     /// Whether the current backward starts the reductions.
     reduces_now: bool,
     open: VecDeque<Reduction>,
-    /// Sums by bucket: a buffer, or this rank's slice of it.
+    /// The sums by bucket: a whole buffer, or this rank's slice of the buffer.
     sums: Vec<Option<Tensor>>,
     /// The cast errors of gradients that are sent as FP8 codes.
     error: Option<CodingError>,
 }
 
-/// The reduction of a bucket's gradients in progress.
+/// The reduction of a bucket's gradients, in progress.
 struct Reduction {
     bucket: usize,
     pending: Pending,
@@ -51,23 +51,23 @@ struct Reduction {
 /// The result of a collective.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Stage {
-    /// The sum.
+    /// The sum of the gradients.
     Sum,
-    /// Codes of this rank's slice from all ranks.
+    /// The codes of this rank's slice from all ranks.
     Codes,
-    /// Codes of the sum.
+    /// The codes of the sum from all ranks.
     CodesOfSum,
 }
 
 impl<'a> Exchange<'a> {
-    /// The exchange of a step, from the first micro-batch to the update.
+    /// Creates the exchange of a step, which lasts from the first micro-batch to the update.
     pub fn of_step(partition: &'a Partition) -> Exchange<'a> {
         let mut exchange = Exchange::of_weights(partition);
         exchange.reduces = partition.ranks().sharing(Shared::Gradients).size() > 1;
         exchange
     }
 
-    /// The exchange of passes without reductions: gradients stay on their rank.
+    /// Creates the exchange of passes without reductions: gradients stay on their rank.
     pub fn of_weights(partition: &'a Partition) -> Exchange<'a> {
         let (gathers, frozen, open, sums) = (HashMap::new(), HashMap::new(), VecDeque::new(), Vec::new());
         Exchange { partition, gathers, frozen, reduces: false, reduces_now: false, open, sums, error: None }
@@ -105,7 +105,7 @@ impl<'a> Exchange<'a> {
         Ok(())
     }
 
-    /// The number of collectives for the gradients of a bucket.
+    /// Returns the number of collectives for the gradients of a bucket.
     fn stages(&self) -> usize {
         match (self.partition.reduction(), self.partition.zero()) {
             (ReduceFormat::Float8 { .. }, Zero::Nothing) => 2,
@@ -113,7 +113,7 @@ impl<'a> Exchange<'a> {
         }
     }
 
-    /// Waits for the oldest collective of gradients.
+    /// Waits for the oldest collective of gradients, and processes its result.
     fn settle(&mut self, buckets: &[Bucket]) -> Result<()> {
         let Some(Reduction { bucket: i, pending, stage, dtype }) = self.open.pop_front() else { return Ok(()) };
         let (bucket, ranks) = (&buckets[i], buckets[i].group(self.partition.ranks()));
@@ -149,7 +149,7 @@ impl<'a> Exchange<'a> {
         Ok(())
     }
 
-    /// Finishes the reductions: each of `params` gets its reduced gradient, or the reduced gradient of its slice, and amaxes are reduced over the ranks
+    /// Finishes the reductions: each of `params` gets its reduced gradient, or the reduced gradient of its slice. Amaxes are reduced over the ranks
     /// that share scales. Returns the relative error of the gradients that this rank sent as FP8 codes, F32 `[1]`.
     pub fn finish(&mut self, mut params: Vec<&mut Param>, scaling: &mut ScalingState) -> Result<Option<Tensor>> {
         let ranks = self.partition.ranks();
@@ -194,11 +194,11 @@ impl<'a> Exchange<'a> {
 }
 
 impl Drop for Exchange<'_> {
-    /// Waits for gathers for which a failed pass did not wait, and puts back their buffers.
+    /// Waits for gathers that a failed pass did not wait for, and puts their buffers back.
     fn drop(&mut self) {
         let mut buckets = self.partition.buckets();
         for (bucket, gather) in self.gathers.drain() {
-            // A failure of the group was already reported by the pass.
+            // If the group has failed, the pass has already reported it.
             if let (Ok(buffer), false) = (gather.wait(), buckets[bucket].stores_slice()) {
                 buckets[bucket].weights = Stored::Buffer(buffer);
             }
@@ -279,7 +279,7 @@ impl Units for Exchange<'_> {
             let _scope = device.scope(GRADIENTS);
             let mut buffer = Tensor::empty(&device, &[bucket.slices.padded_len()], dtype)?;
             if self.partition.sends_codes() {
-                // Groups of values with one scale may extend into padding.
+                // A group of values with one scale may extend into padding, so padding must be zero.
                 for gap in bucket.slices.padding() {
                     buffer.copy_from(gap.start, &Tensor::zeros(&device, &[gap.len()], dtype)?)?;
                 }
@@ -304,7 +304,7 @@ impl Units for Exchange<'_> {
             self.reduce(i, bucket, gradients)?;
             due += stages;
         }
-        // Each stage of the exchange has one bucket at a time; more would only take memory.
+        // One bucket per stage of the exchange may be in progress. More would only take memory.
         for _ in 0..due {
             if self.open.len() > stages {
                 self.settle(&buckets)?;
@@ -314,7 +314,8 @@ impl Units for Exchange<'_> {
     }
 }
 
-/// The cast of a whole parameter from its gathered `codes`, with the scales of this rank's `slice`; with the transposed codes for backward.
+/// Returns the cast of a whole parameter from its gathered `codes` and the scales of this rank's `slice`. For backward, the codes are also
+/// transposed.
 fn gathered_codes(
     param: &Param,
     codes: Tensor,
@@ -334,14 +335,14 @@ fn plain(grad: Option<Grad>) -> Tensor {
     }
 }
 
-/// The reduction of the gradients of all vectors of experts that ranks divide, or of all others, in one buffer.
+/// The reduction of the gradients of vectors in one buffer: the vectors of experts that ranks divide, or all other vectors.
 struct Vectors {
     experts: bool,
     sum: Option<Pending>,
 }
 
 impl Vectors {
-    /// Starts to sum the gradients of the vectors among `params` over the ranks that have them.
+    /// Starts to sum the gradients of the vectors among `params` over the ranks that have the same vectors.
     fn reduce(params: &mut [&mut Param], experts: bool, ranks: &Ranks) -> Result<Vectors> {
         let group = ranks.replicas_of(experts);
         let grads: Vec<_> = Vectors::of(params, experts).map(|param| plain(param.gradient.take())).collect();

@@ -1,6 +1,6 @@
-//! Frozen weights in ZeRO stage 3: between passes, each rank stores a slice of the frozen weights of a unit, in the form that products read.
+//! Frozen weights in ZeRO stage 3. Between passes, each rank stores a slice of the frozen weights of a unit, in the form that products read.
 //!
-//! A weight is loaded and cast whole, so its codes are the same as on one rank. Then each rank keeps its slice of the bytes, and the scales.
+//! A weight is loaded and cast whole, so its codes are the same as on one rank. Then each rank keeps its slice of the bytes, and all scales.
 
 use crate::Ranks;
 use crate::slices::Slices;
@@ -21,16 +21,16 @@ pub(super) struct FrozenBucket {
     slice: Tensor,
 }
 
-/// What the weights of a bucket have in common.
+/// The properties that all weights of a bucket share.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Kind {
-    /// Whether they are of experts that ranks divide.
+    /// Whether the weights belong to experts that ranks divide.
     experts: bool,
     scope: &'static str,
     dtype: DType,
 }
 
-/// A weight without its elements.
+/// The form of a weight, without its elements.
 enum Form {
     /// A value of this shape.
     Value(Vec<usize>),
@@ -39,7 +39,7 @@ enum Form {
 }
 
 impl Form {
-    /// The form of a `weight`, the scope of its memory, and its elements.
+    /// Returns the form of a `weight`, the scope of its memory, and its elements.
     fn of(weight: LoanedWeight) -> (Form, &'static str, Vec<Tensor>) {
         match weight {
             LoanedWeight::Value(value) | LoanedWeight::Stored(value) => {
@@ -54,7 +54,7 @@ impl Form {
         }
     }
 
-    /// The weight whose elements are the next of `parts`.
+    /// Returns the weight whose elements are the next entries of `parts`.
     fn join(&self, parts: &mut impl Iterator<Item = Tensor>) -> Result<LoanedWeight> {
         let mut next = |shape: &Vec<usize>| parts.next().expect("a bucket has all elements").reshape(shape);
         Ok(match self {
@@ -68,7 +68,7 @@ impl Form {
     }
 }
 
-/// Frozen weights of one kind that are about to be divided.
+/// Frozen weights of one kind that will be divided.
 struct Whole {
     kind: Kind,
     name: String,
@@ -76,7 +76,7 @@ struct Whole {
     tensors: Vec<Tensor>,
 }
 
-/// Divides the frozen matrices of a `unit` among the `ranks` that have the same ones; these must have been loaded and cast.
+/// Divides the frozen matrices of a `unit` among the ranks that have the same matrices. The matrices must have been loaded and cast.
 pub(super) fn divide_frozen(unit: &mut [&mut Param], ranks: &Ranks) -> Result<Vec<FrozenBucket>> {
     let mut all: Vec<Whole> = Vec::new();
     for param in unit.iter_mut().filter(|param| !param.is_trained() && param.identity.is_matrix()) {
@@ -115,7 +115,7 @@ impl FrozenBucket {
         Ok(FrozenBucket { unit, kind, name, weights, slices, slice })
     }
 
-    /// Bytes of the buffer that ranks gather.
+    /// Returns the number of bytes in the buffer that ranks gather.
     pub(super) fn gathered_bytes(&self) -> usize {
         self.slices.padded_len() * self.kind.dtype.size()
     }
@@ -132,7 +132,7 @@ impl FrozenBucket {
         Ok(group.all_gather(&self.name, buffer)?)
     }
 
-    /// Waits for a gather that [`FrozenBucket::start`] has started, and adds the weights to `loan`.
+    /// Waits for a gather that [`FrozenBucket::start`] started, and adds the weights to `loan`.
     pub(super) fn lend(&self, gather: Pending, loan: &mut Loan) -> Result<()> {
         let mut parts = gather.wait()?.split(self.slices.matrices())?.into_iter();
         self.weights.iter().try_for_each(|(param, form)| {

@@ -9,11 +9,11 @@ use ottava_tensor::ops::sum_parts;
 use std::ops::Range;
 use std::rc::Rc;
 
-/// The ranks of the axes tensor, context and expert x tensor.
+/// The ranks of the axes tensor, context and expert x tensor, as the interface of layers to ranks.
 pub struct LayerAxes(Rc<Ranks>);
 
 impl LayerAxes {
-    /// The axes of `ranks`.
+    /// Wraps the axes of `ranks`.
     pub fn new(ranks: Rc<Ranks>) -> LayerAxes {
         LayerAxes(ranks)
     }
@@ -64,7 +64,7 @@ impl LayerRanks for LayerAxes {
             }
         }
         let others = format.decode(inbox.wait()?, part.len(), part.dtype())?;
-        // A sum of our own is F32, in the order of the ranks, and rounded once together with the addend. NCCL's would round twice.
+        // `sum_parts` sums in F32 in the order of the ranks, and rounds once together with the addend. NCCL's sum would round twice.
         Ok(sum_parts(&part, rank, &others, addend)?)
     }
 
@@ -80,14 +80,14 @@ impl AmaxRanks for LayerAxes {
 }
 
 impl Ranks {
-    /// Starts to collect the rows of all ranks of `axis`, in their order.
+    /// Starts to gather the rows of all ranks of `axis`, in the order of the ranks.
     pub(super) fn start_gather(&self, axis: Axis, name: &str, rows: &Tensor) -> Result<Arriving> {
         let group = self.layer_group(axis);
         gather_into(group, name, rows, |shape| Ok(Tensor::empty(rows.device(), shape, rows.dtype())?))
     }
 }
 
-/// Starts to collect the rows of all ranks of `group`, in their order, in what `empty` makes.
+/// Starts to gather the rows of all ranks of `group`, in the order of the ranks, into the tensor that `empty` creates.
 fn gather_into(
     group: &Group,
     name: &str,

@@ -9,10 +9,10 @@
 //! assert!(schedule.at(100) < schedule.at(50));
 //! ```
 //!
-//! Ranks are visible in few places. This folder implements data parallelism, ZeRO and pipelines, `TrainStep` calls it, `Trainer` asks it which rank
-//! writes files, and each rank writes its part of a checkpoint. Layers, models and optimizers are written for one process: a pass gets the weights
-//! of a unit from `Units` (`param/unit.rs`) and reports the gradients that it has computed to `Units`, and a `Param` may hold only a slice of its
-//! master weights and moments.
+//! Only a few places in the code handle ranks. This crate implements data parallelism, ZeRO and pipelines. `TrainStep` calls it, `Trainer` asks it
+//! which rank writes files, and each rank writes its part of a checkpoint. Layers, models and optimizers are written for one process: a pass gets the
+//! weights of a unit from `Units` (`param/unit.rs`) and reports the gradients that it has computed to `Units`, and a `Param` may hold only a slice of
+//! its master weights and moments.
 //!
 //! | question | files |
 //! |---|---|
@@ -21,26 +21,26 @@
 //! | gathers of weights and reductions of gradients, overlapped with compute | `exchange.rs`, `reduction.rs` |
 //! | pipelines: schedules, stages of equal cost, messages | `schedule.rs`, `spans.rs`, `pipeline.rs`, `sent.rs` |
 //! | maxima of amaxes, norms and casts over ranks | `amaxes.rs`, `norm.rs`, `casts.rs` |
-//! | whole weights and whole matrices of what ranks divide | `whole.rs`, `matrices.rs`, `prepare.rs` |
+//! | whole weights and whole matrices of divided parameters | `whole.rs`, `matrices.rs`, `prepare.rs` |
 //! | checksums of replicas | `replicas.rs` |
 //!
 //! `Ranks` owns the mesh. Decisions that concern all ranks (launches, stops, failures, equal settings) use the group of all ranks. A reduction uses
 //! the ranks that share its tensor, which `Ranks::sharing` returns for `Shared::Gradients`, `Shared::Slices` (of ZeRO), `Shared::Tokens`,
-//! `Shared::Elements` or `Shared::Model`. In this crate, only `ranks.rs` uses the group of all ranks, and only other files of this folder call
-//! collectives of tensors; a test of the project (`tidy`) checks both.
+//! `Shared::Elements` or `Shared::Model`. In this crate, only `ranks.rs` uses the group of all ranks. Only this crate calls collectives of
+//! tensors. A test of the project (`tidy`) checks these two rules.
 //!
 //! Each cast slot has an `AmaxGroup` (`scaling/amax_group.rs`), the ranks that share its scale. `Amaxes` computes one maximum per group at the end
 //! of a step. `Partition::compare_replicas` compares the amax and scale of each cast across ranks, so a wrong group is an error that names the
 //! cast.
 //!
-//! Weights that ranks divide are gathered before a block runs, not after the update. A gather in the update would be exposed; a gather before a
+//! Weights that ranks divide are gathered before a block runs, not after the update. A gather after the update would be exposed; a gather before a
 //! block's forward overlaps with compute of the preceding blocks. Stages 1 and 2 keep the gathered weights until the update, and stage 3 frees them
-//! after the block; otherwise all stages run the same code. The embedding and the first block are the exception: no earlier block can hide their
-//! gathers, so the update does them first and gathers them while it updates the rest. Codes are transposed in backward, since only backward reads
-//! the transpose.
+//! after the block; otherwise all stages run the same code. The embedding and the first block are the exception, because no earlier block can hide
+//! their gathers: the update computes them first, and gathers them while it updates the other parameters. Codes are transposed in backward, since
+//! only backward reads the transpose.
 //!
-//! A slice may cut blocks that share a scale. The op `quantize_slice` finds the amaxes of the blocks of a slice, and casts the slice with their
-//! maxima over ranks (`Partition::finish_write`).
+//! A slice may contain only a part of a block that shares a scale. The op `quantize_slice` finds the amaxes of the blocks of a slice, and casts the
+//! slice with the maxima of these amaxes over ranks (`Partition::finish_write`).
 #![forbid(unsafe_code)]
 
 pub mod optim;

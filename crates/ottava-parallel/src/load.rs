@@ -1,4 +1,4 @@
-//! Loading a model that ranks divide: each rank reads only what it stores.
+//! Loads a model that ranks divide. Each rank reads only the elements that it stores.
 
 use crate::frozen::divide_frozen;
 use crate::{Partition, Shared, Zero};
@@ -15,11 +15,11 @@ use std::ops::Range;
 const DIGESTED: usize = 1024;
 
 impl Partition {
-    /// Loads the weights of `model` that this rank stores. Of trained matrices that ranks divide it reads only its slices, so loading takes no
-    /// more memory than training; frozen ones are divided unit by unit, since they are cast whole.
+    /// Loads the weights of `model` that this rank stores. A rank reads only its slices of divided trained matrices, so loading takes no
+    /// more memory than training. Frozen matrices are divided unit by unit, because they are cast whole.
     ///
-    /// Returns a digest of the elements that all ranks with the same layers read: whole tensors, and the first elements of divided tensors; 0 for one rank.
-    /// Ranks that loaded different weights have different digests.
+    /// Returns a digest of the elements that all ranks with the same layers read: whole tensors, and the first elements of divided tensors. The
+    /// digest of a single rank is 0. Ranks that loaded different weights have different digests.
     pub fn load(&self, model: &mut Decoder, weights: &mut dyn WeightSource) -> Result<u64> {
         let is_compared = self.ranks().size() > 1 && !matches!(model.device(), Device::DryCpu(_));
         let mut weights = Digested { weights, sum: 0, is_whole: false };
@@ -48,7 +48,7 @@ impl Partition {
 struct Digested<'a> {
     weights: &'a mut dyn WeightSource,
     sum: u64,
-    /// Whether all ranks read the current tensor whole.
+    /// Whether all ranks read the whole current tensor.
     is_whole: bool,
 }
 

@@ -1,7 +1,7 @@
-//! Updates that transform whole matrices while ranks have slices of them: each matrix is gathered to one rank, transformed there, and sent
+//! Updates that transform whole matrices while ranks have slices of the matrices. Each matrix is gathered to one rank, transformed there, and sent
 //! back as slices.
 //!
-//! With ZeRO stage 0, every rank has whole directions; each transforms its share of the matrices and sends the results to all. So replicas
+//! With ZeRO stage 0, every rank has whole directions. Each rank transforms its share of the matrices and sends the results to all ranks. So replicas
 //! have the same bits even if GPUs choose different algorithms for a product.
 
 use ottava_common::error::Result;
@@ -12,38 +12,38 @@ use std::ops::Range;
 /// A parameter whose update transforms matrices.
 #[derive(Clone, Debug)]
 pub(super) struct Divided {
-    /// The shapes of its matrices, which follow one another.
+    /// The shapes of the matrices, in their order in the parameter.
     pub(super) matrices: Vec<[usize; 2]>,
-    /// By rank, the elements that it updates.
+    /// The elements that each rank updates, by rank.
     pub(super) slices: Vec<Range<usize>>,
 }
 
 /// A matrix of a parameter, and the rank that transforms it.
 #[derive(Clone, Debug, PartialEq)]
 struct Matrix {
-    /// Number of the parameter.
+    /// The index of the parameter.
     param: usize,
-    /// Its elements of the flat parameter.
+    /// The elements of the flat parameter that belong to the matrix.
     elements: Range<usize>,
     shape: [usize; 2],
     owner: usize,
 }
 
-/// The matrices of some parameters, and the rank that transforms each: the same on all ranks.
+/// The matrices of some parameters, and the rank that transforms each matrix. The plan is the same on all ranks.
 pub(super) struct MatrixPlan {
     params: Vec<Divided>,
     matrices: Vec<Matrix>,
     ranks: usize,
 }
 
-/// Multiply-adds of a Newton-Schulz step, up to a factor.
+/// Returns a number proportional to the multiply-adds of a Newton-Schulz step.
 fn cost([rows, columns]: [usize; 2]) -> u128 {
     let (short, long) = (rows.min(columns) as u128, rows.max(columns) as u128);
     short * short * (2 * long + short)
 }
 
 impl MatrixPlan {
-    /// Assigns the matrices of `params` to `ranks`: the most expensive first, each to the rank with the least work so far.
+    /// Assigns the matrices of `params` to `ranks`. The most expensive matrix is assigned first, each to the rank with the least work so far.
     pub(super) fn new(params: Vec<Divided>, ranks: usize) -> MatrixPlan {
         let mut matrices = Vec::new();
         for (param, divided) in params.iter().enumerate() {
@@ -65,7 +65,7 @@ impl MatrixPlan {
         MatrixPlan { params, matrices, ranks }
     }
 
-    /// The parts of the matrices of `owner` that `rank` updates: the number of the matrix, and elements of its parameter.
+    /// Returns the parts of the matrices of `owner` that `rank` updates: the index of the matrix, and elements of its parameter.
     fn pieces(&self, owner: usize, rank: usize) -> impl Iterator<Item = (usize, Range<usize>)> {
         let owned = self.matrices.iter().enumerate().filter(move |(_, matrix)| matrix.owner == owner);
         let piece = move |(at, Matrix { param, elements, .. }): (usize, &Matrix)| {
@@ -79,8 +79,8 @@ impl MatrixPlan {
         self.pieces(owner, rank).map(|(_, piece)| piece.len()).sum()
     }
 
-    /// Replaces the flat `directions`, of this rank's slice of each parameter, by the `transform` of each matrix. All ranks of `group` call
-    /// it; with `replicated` directions, each has whole parameters.
+    /// Replaces the flat `directions` of this rank's slices by the slices of the transformed matrices. All ranks of `group` call
+    /// it. If `replicated`, each rank has the directions of whole parameters.
     pub(super) fn transform(
         &self,
         group: &Group,
@@ -100,7 +100,7 @@ impl MatrixPlan {
             let param = self.matrices[at].param;
             (param, piece.start - self.params[param].slices[rank].start)
         };
-        // To the owners.
+        // Send the directions to the owners.
         let pack = |owner: usize| {
             let pieces = self.pieces(owner, rank).map(|(at, piece)| {
                 let (param, start) = in_slice(at, &piece);
@@ -125,7 +125,7 @@ impl MatrixPlan {
             let transformed = transform(&whole.reshape(&matrix.shape)?)?;
             *whole = transformed.reshape(&[matrix.elements.len()])?;
         }
-        // And back.
+        // Send the transformed directions back.
         let pack = |to: usize| {
             let part = |(at, piece): (usize, Range<usize>)| {
                 let start = in_matrix(at, &piece);
@@ -148,8 +148,8 @@ impl MatrixPlan {
         Ok(())
     }
 
-    /// Sends `pack(r)` to each rank `r`, and receives from each as many elements as `expects`. In round `i`, each rank sends to the `i`-th
-    /// after it and receives from the `i`-th before it, so no rank waits for one that waits for it.
+    /// Sends `pack(r)` to each rank `r`, and receives `expects(r)` elements from each rank `r`. In round `i`, each rank sends to the `i`-th rank
+    /// after it and receives from the `i`-th rank before it, so no two ranks wait for each other.
     fn exchange(
         &self,
         group: &Group,
@@ -178,7 +178,7 @@ impl MatrixPlan {
     }
 }
 
-/// The `pieces`, of `elements` in all, one after the other.
+/// Joins the `pieces`, which have `elements` elements in total.
 fn joined(device: &Device, elements: usize, pieces: impl Iterator<Item = Result<Tensor>>) -> Result<Tensor> {
     let mut buffer = Tensor::empty(device, &[elements], DType::BF16)?;
     let mut start = 0;
@@ -197,7 +197,7 @@ mod tests {
     use ottava_tensor::comm::threads;
     use proptest::prelude::*;
 
-    /// Parameters of one bucket, with whole or divided directions.
+    /// Returns the parameters of one bucket, with whole or divided directions.
     fn divided(shapes: &[Vec<[usize; 2]>], ranks: usize, replicated: bool) -> Vec<Divided> {
         let elements = |matrices: &Vec<[usize; 2]>| matrices.iter().map(|[rows, columns]| rows * columns).sum();
         let lengths: Vec<usize> = shapes.iter().map(elements).collect();
@@ -233,7 +233,7 @@ mod tests {
             prop_assert!(seen.iter().flatten().all(|&times| times == 1));
         }
 
-        /// No rank has more than its share and the most expensive matrix.
+        /// No rank has more work than its share plus the most expensive matrix.
         #[test]
         fn work_is_balanced(shapes in shapes(), ranks in 1..9usize) {
             let plan = MatrixPlan::new(divided(&shapes, ranks, false), ranks);
@@ -245,7 +245,7 @@ mod tests {
             }
         }
 
-        /// Each element comes back multiplied by a number that only the matrix as a whole has.
+        /// Each element is multiplied by a number that depends on the shape of the whole matrix.
         #[test]
         fn matrices_are_transformed_whole(shapes in shapes(), ranks in 1..5usize, replicated: bool) {
             let work = move |group: Group| {
@@ -274,7 +274,7 @@ mod tests {
                     let got = direction.map_or(Vec::new(), |direction| direction.to_vec::<half::bf16>().unwrap());
                     assert_eq!(got, whole[slice]);
                 }
-                // The first rank ends last, since it passes the messages on.
+                // The first rank ends last, because it forwards the messages.
                 group.finish().unwrap();
             };
             let threads: Vec<_> = threads::group(ranks).into_iter().map(|group| {

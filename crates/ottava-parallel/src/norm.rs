@@ -1,7 +1,8 @@
-//! The norm of all gradients, over ranks that divide the model.
+//! The norm of all gradients, if ranks divide the model.
 //!
-//! `Partition::grad_norm` adds the squares in the order of the model. A tied head has a copy of the embedding's table (`HeadWeight::Copy`), whose
-//! gradient `SumTied` has added before. `tests/promises/parallel/pipeline.rs` compares the bits with one rank.
+//! `Partition::grad_norm` adds the squares in the order of the model. A tied head in another stage has a copy of the embedding's table
+//! (`HeadWeight::Copy`). Before this sum, `SumTied` adds the copy's gradient to the table's gradient. `tests/promises/parallel/pipeline.rs` compares
+//! the bits with one rank.
 
 use crate::pipeline::StagePlaces;
 use crate::{Partition, Shared, optim};
@@ -13,9 +14,9 @@ use ottava_tensor::ops::{Gradient, root_of_sum, sum_of_squares, sums_of_squares}
 use ottava_tensor::{DType, Tensor};
 
 impl Partition {
-    /// The global norm of the reduced gradients of `model`, F32 `[1]`, on all ranks.
+    /// Returns the global norm of the reduced gradients of `model` on all ranks, F32 `[1]`.
     ///
-    /// Squares are added in F64. Without slices, in the order of the model, so that the number of ranks changes no bit on the CPU.
+    /// Squares are added in F64. Without slices they are added in the order of the model, so the number of ranks changes no bit on the CPU.
     pub fn grad_norm(&self, model: &mut Decoder) -> Result<Tensor> {
         let divides = self.divides() || self.ranks().group(&[Axis::Tensor, Axis::Expert]).size() > 1;
         match (divides, self.ranks().pipeline().size()) {
@@ -25,13 +26,13 @@ impl Partition {
         }
     }
 
-    /// Each rank adds the squares of its slices and of its parts of tensors, and the sums are added in the order of the ranks.
+    /// Adds the squares of each rank's slices and parts of tensors, and then the sums of the ranks in the order of the ranks.
     fn norm_of_parts(&self, model: &mut Decoder) -> Result<Tensor> {
         let (ranks, copy) = (self.ranks().sharing(Shared::Model), model.copy());
         let is_first_of_tensors = self.ranks().group(&[Axis::Tensor]).rank() == 0;
         let mut sums = Tensor::zeros(model.device(), &[ranks.size()], DType::F64)?;
         let params = model.parameters();
-        // What several ranks have is counted once.
+        // Elements that several ranks have are counted once.
         let is_first = |param: &Param| self.ranks().replicas(param).rank() == 0;
         let counts = |param: &&&mut Param| {
             (param.is_sliced() || is_first(param)) && (!param.identity.is_whole() || is_first_of_tensors)
@@ -56,7 +57,7 @@ impl Partition {
         Ok(root_of_sum(&ranks.all_gather("gradient norm", sums)?.wait()?)?)
     }
 
-    /// Each rank writes the partial sums of its stages into a vector for all stages.
+    /// Writes each rank's partial sums into a vector for all stages, and adds the vectors.
     fn norm_of_stages(&self, model: &mut Decoder) -> Result<Tensor> {
         let (device, copy) = (model.device().clone(), model.copy());
         let stages = model.parameters_by_stage();
@@ -68,7 +69,7 @@ impl Partition {
         let mut places = self.norm_places().borrow_mut();
         let StagePlaces { starts, total } = match &mut *places {
             Some(places) => places,
-            // The first step, which is not captured.
+            // The first step is not captured, so ranks can exchange counts.
             none => {
                 let counts: Vec<usize> = partial.iter().map(|sums| sums.as_ref().map_or(0, Tensor::len)).collect();
                 none.insert(self.ranks().stage_places("partial sums of the norm", &counts)?)
@@ -78,13 +79,13 @@ impl Partition {
         for (start, partial) in starts.iter().zip(&partial) {
             partial.iter().try_for_each(|partial| sums.copy_from(*start, partial))?;
         }
-        // Other ranks add zeros.
+        // Other ranks have zeros in the places of this rank's stages.
         let group = self.ranks().group(&[Axis::Pipeline]);
         Ok(root_of_sum(&group.all_reduce("gradient norm", Reduce::Sum, sums)?.wait()?)?)
     }
 }
 
-/// The gradients of `params`. The gradient of the head's `copy` of the embedding's table is counted with the table.
+/// Returns the gradients of `params`. The head's `copy` of the embedding's table is left out, because its gradient is counted with the table.
 fn gradients<'a>(params: impl Iterator<Item = &'a Param>, copy: Option<ParamId>) -> Vec<Gradient<'a>> {
     let counted = params.filter(|param| Some(param.identity.id) != copy);
     counted.filter_map(|param| param.gradient.get()).map(Grad::read).collect()

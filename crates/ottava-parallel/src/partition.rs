@@ -1,10 +1,10 @@
 //! ZeRO (Rajbhandari et al. 2020, arXiv:1910.02054): the parts of a model's matrices that each rank stores and updates.
 //!
-//! Each rank trains the whole model on its own rows. Vectors (norms and biases) are small, so every rank updates all of them.
+//! Each rank trains the whole model on different rows. Because vectors (norms and biases) are small, each rank updates each vector.
 //!
-//! Between steps a rank stores the slices that it updates: master weights, moments, and weights or codes. Before a block runs, its weights
-//! are gathered from all ranks, as codes if products read only codes. Frozen weights are divided only in stage 3, since all ranks gather them
-//! in the form in which they are stored.
+//! Between steps, a rank stores the slices that it updates: master weights, moments, and weights or codes. Before a block runs, its weights
+//! are gathered from all ranks, as codes if products read only codes. Frozen weights are divided only in stage 3, because all ranks gather frozen
+//! weights in the form in which they are stored.
 
 use crate::bucket::{Bucket, BucketWrite, Stored};
 use crate::frozen::FrozenBucket;
@@ -25,38 +25,38 @@ use std::collections::{BTreeSet, HashMap};
 use std::ops::Range;
 use std::rc::Rc;
 
-/// Bytes that ranks exchange for a unit.
+/// The bytes that ranks exchange for a unit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct BufferBytes {
-    /// Bytes of the buffer that ranks gather.
+    /// The bytes of the buffer that ranks gather.
     pub gathered: u64,
-    /// Bytes of FP8 codes among them, which each rank transposes.
+    /// The bytes of FP8 codes in this buffer, which each rank transposes.
     pub codes: u64,
-    /// Bytes of the buffer of gradients that ranks reduce.
+    /// The bytes of the buffer of gradients that ranks reduce.
     pub reduced: u64,
-    /// Whether each forward and each backward gathers, rather than the first forward of a step.
+    /// Whether each forward and each backward gathers. Otherwise only the first forward of a step gathers.
     pub gathers_in_each_pass: bool,
 }
 
-/// How the ranks of a run divide a model.
+/// The division of a model among the ranks of a run.
 pub struct Partition {
     ranks: Rc<Ranks>,
     zero: Zero,
     reduction: ReduceFormat,
-    /// The buckets, if there are several ranks.
+    /// The buckets. Empty for a single rank.
     buckets: RefCell<Vec<Bucket>>,
-    /// The buckets of frozen weights in ZeRO stage 3, once weights are loaded.
+    /// The buckets of frozen weights in ZeRO stage 3. Empty before weights are loaded.
     frozen: RefCell<Vec<FrozenBucket>>,
-    /// The slots of the casts of weights of experts that ranks divide.
+    /// The slots of the casts of expert weights, if ranks divide experts.
     expert_slots: BTreeSet<usize>,
-    /// The slots of the casts of weights that all ranks of the tensor axis have.
+    /// The slots of the casts of weights that all ranks of the tensor axis have whole.
     whole_slots: BTreeSet<usize>,
-    /// The places of the stages, if there are several stages, from the first step on.
+    /// The places of the stages' values, if there are several stages. Set in the first step.
     norm_places: RefCell<Option<StagePlaces>>,
 }
 
 impl Partition {
-    /// A single rank, which stores everything.
+    /// Returns the partition of a single rank, which stores everything.
     pub fn solo() -> Partition {
         let (ranks, buckets, frozen) = (Rc::new(Ranks::solo()), RefCell::default(), RefCell::default());
         let norm_places = RefCell::default();
@@ -77,7 +77,7 @@ impl Partition {
         values: bool,
     ) -> Result<Partition> {
         let (mut buckets, mut expert_slots) = (Vec::new(), BTreeSet::new());
-        // Ranks of the tensor axis add their gradients of what several of them have.
+        // Ranks of the tensor axis add the gradients of elements that several of these ranks have.
         let divides_tensors = ranks.place(Axis::Tensor).is_divided();
         let is_shared =
             |param: &&mut Param| param.identity.replicas() > 1 || divides_tensors && param.identity.is_whole();
@@ -93,7 +93,7 @@ impl Partition {
                 expert_slots.extend(of_experts.filter_map(|param| slot_of(param)));
                 let unit = params[0].identity.id.unit;
                 let kinds = [(false, false), (false, true), (true, false), (true, true)];
-                // Experts that no other rank has are as on one rank.
+                // Experts that no other rank has are treated as on a single rank.
                 for (experts, codes) in kinds.into_iter().filter(|(experts, _)| ranks.replicas_of(*experts).size() > 1)
                 {
                     let casts = scaling.casts(Mode::TRAINING);
@@ -116,27 +116,27 @@ impl Partition {
         Ok(Partition { ranks, zero, reduction, buckets, frozen, expert_slots, whole_slots, norm_places })
     }
 
-    /// The ranks.
+    /// Returns the ranks of the run.
     pub fn ranks(&self) -> &Ranks {
         &self.ranks
     }
 
-    /// The ZeRO stage.
+    /// Returns the ZeRO stage.
     pub fn zero(&self) -> Zero {
         self.zero
     }
 
-    /// The format in which ranks send gradients.
+    /// Returns the format in which ranks send gradients.
     pub(super) fn reduction(&self) -> ReduceFormat {
         self.reduction
     }
 
-    /// Whether ranks send gradients as FP8 codes.
+    /// Returns whether ranks send gradients as FP8 codes.
     pub fn sends_codes(&self) -> bool {
         self.ranks.sharing(Shared::Gradients).size() > 1 && self.reduction != ReduceFormat::Stored
     }
 
-    /// The bytes that ranks gather and reduce for each unit of the model, in the order of forward.
+    /// Returns the bytes that ranks gather and reduce for each unit of the model, in the order of forward.
     pub fn buffer_bytes(&self) -> Vec<BufferBytes> {
         let (buckets, frozen) = (self.buckets(), self.frozen());
         let last = buckets.iter().map(|bucket| bucket.unit.0).chain(frozen.iter().map(|bucket| bucket.unit.0)).max();
@@ -158,13 +158,13 @@ impl Partition {
         units
     }
 
-    /// Whether ranks divide anything (ZeRO stage 1 or more).
+    /// Returns whether ranks divide anything (ZeRO stage 1 or more).
     pub fn divides(&self) -> bool {
         self.zero > Zero::Nothing && self.ranks.sharing(Shared::Slices).size() > 1
     }
 
-    /// Whether codes are written on the device and then copied to host memory. So that there are few at a time, parameters are updated and cast
-    /// in parts.
+    /// Returns whether codes are written on the device and then copied to host memory. Then parameters are updated and cast in parts, so that few
+    /// codes are on the device at a time.
     fn offloads_codes(&self) -> bool {
         self.buckets().iter().any(Bucket::offloads_codes)
     }
@@ -173,17 +173,17 @@ impl Partition {
         &self.norm_places
     }
 
-    /// The buckets.
+    /// Returns the buckets.
     pub(super) fn buckets(&self) -> RefMut<'_, Vec<Bucket>> {
         self.buckets.borrow_mut()
     }
 
-    /// The frozen weights that ranks divide.
+    /// Returns the buckets of frozen weights that ranks divide.
     pub(super) fn frozen(&self) -> RefMut<'_, Vec<FrozenBucket>> {
         self.frozen.borrow_mut()
     }
 
-    /// Updates the weights with reduced gradients, each rank its slices, and casts them for the next step.
+    /// Updates the weights with reduced gradients, and casts them for the next step. Each rank updates its slices.
     pub fn update(&self, model: &mut Decoder, optimizer: &mut dyn Optimizer, norm: &Tensor) -> Result<()> {
         let (mut params, scaling) = model.parameters_and_scaling();
         // Scales are updated first, so that new weights are cast with the new scales.
@@ -196,8 +196,8 @@ impl Partition {
             true => None,
             false => self.amaxes(&mut params, 0, optimizer, &Prepared::default(), norm)?,
         };
-        // The parameters that the next forward reads first are updated first, and gathered while the rest is updated. The amaxes of all
-        // parameters are reduced together.
+        // The parameters that the next forward reads first are updated first, and gathered while the other parameters are updated. If amaxes of all
+        // parameters are reduced together, this order is not used.
         let is_early = |param: &&mut Param| {
             self.buckets().iter().any(|bucket| self.is_early(bucket) && bucket.number_of(param).is_some())
         };
@@ -210,7 +210,7 @@ impl Partition {
         ends.sort_unstable();
         ends.dedup();
         let (mut start, mut prepared, mut gathers) = (0, Prepared { amaxes, ..Prepared::default() }, Vec::new());
-        // The codes of a part are copied to host memory while the next one is updated.
+        // The codes of a part are copied to host memory while the next part is updated.
         let mut leaving = Vec::new();
         for end in ends.into_iter().filter(|&end| end > 0) {
             let part = &mut params[start..end];
@@ -238,7 +238,7 @@ impl Partition {
         Ok(())
     }
 
-    /// The amaxes of [`optim::find_amaxes`] over all ranks that divide a parameter, if there are several.
+    /// Returns the amaxes of [`optim::find_amaxes`] over all ranks that divide a parameter, or `None` if ranks divide nothing.
     pub(super) fn amaxes(
         &self,
         params: &mut [&mut Param],
@@ -257,7 +257,7 @@ impl Partition {
             .transpose()
     }
 
-    /// Updates and casts `params`, whose first parameter is number `start` of the model. Returns the copies of codes to host memory.
+    /// Updates and casts `params`. Returns the copies of codes to host memory. The first of `params` is parameter number `start` of the model.
     fn update_part(
         &self,
         params: &mut [&mut Param],
@@ -273,8 +273,8 @@ impl Partition {
         self.finish_write(writes, params, casts)
     }
 
-    /// Whether the update starts the gather of a bucket for the next forward: the embedding and the first block, whose gathers no earlier
-    /// block can hide.
+    /// Returns whether the update starts the gather of a bucket for the next forward. It does for the embedding and the first block, because no
+    /// earlier block can hide their gathers.
     fn is_early(&self, bucket: &Bucket) -> bool {
         bucket.unit < UnitId(2) && self.zero > Zero::Nothing && !bucket.stores_slice()
     }
@@ -295,12 +295,12 @@ impl Partition {
             self.finish_write(writes, part, &mut casts)?.into_iter().try_for_each(HostTransfer::wait)?;
             start = end;
         }
-        // Experts that no other rank has.
+        // Experts that no other rank has are not sliced.
         params.iter_mut().filter(|param| !param.is_sliced()).try_for_each(|param| param.quantize(&mut casts))?;
         scaling.forget_losses()
     }
 
-    /// Drops the weights that an evaluation has gathered, before a step, since a captured step always runs the same gathers. Weights that
+    /// Drops the weights that an evaluation has gathered, before a step, because a captured step always runs the same gathers. Weights that
     /// the last update gathered stay.
     pub fn begin_step(&self) -> Result<()> {
         for bucket in self.buckets().iter_mut().filter(|bucket| !self.is_early(bucket)) {
@@ -311,7 +311,7 @@ impl Partition {
         Ok(())
     }
 
-    /// [`Bucket::begin_write`] of each divided bucket that has matrices among `params`. Returns the writes with the numbers of their buckets.
+    /// Runs [`Bucket::begin_write`] on each divided bucket that has matrices among `params`. Returns the writes with the indices of their buckets.
     fn begin_write(
         &self,
         params: &mut [&mut Param],
@@ -335,7 +335,7 @@ impl Partition {
         casts: &mut Casts,
     ) -> Result<Vec<HostTransfer>> {
         let mut block_amaxes = HashMap::new();
-        // Experts of other ranks have other blocks, but the same scale if they have one.
+        // Experts of other ranks have other blocks, so block amaxes are reduced over replicas only. A scale per tensor is shared by all experts.
         let (all, of_experts) = (self.ranks.sharing(Shared::Slices), self.ranks.replicas_of(true));
         for (is_local, group) in [(false, all), (true, of_experts)] {
             let mut amaxes = Vec::new();
@@ -359,7 +359,7 @@ impl Partition {
         writes.into_iter().map(end).collect()
     }
 
-    /// The weights of all slices of `param`, in the compute type. All ranks must call it for the same parameters in the same order.
+    /// Returns the weights of all slices of `param`, in the compute type. All ranks must call it for the same parameters in the same order.
     pub fn value(&self, param: &Param) -> Result<Tensor> {
         if !param.is_sliced() {
             return param.weights.value();
@@ -383,12 +383,12 @@ impl Partition {
         whole.reshape(param.weights.shape()).map_err(Error::from)
     }
 
-    /// The `value` that rank `owner` of this rank's pipeline has, on all its ranks; in place.
+    /// Sends the `value` of rank `owner` to all ranks of this rank's pipeline, in place.
     pub fn share_with_stages(&self, name: &str, owner: usize, value: Tensor) -> Result<Tensor> {
         Ok(self.ranks.group(&[Axis::Pipeline]).broadcast(name, owner, value)?.wait()?)
     }
 
-    /// Gathers the layers of this rank, the whole model without a pipeline, for inference. It can no longer be trained.
+    /// Gathers the layers of this rank, for inference. Without a pipeline, these are all layers. The model cannot be trained afterwards.
     pub fn gather(&self, model: &mut Decoder) -> Result<()> {
         for param in model.parameters().into_iter().filter(|param| param.is_sliced()) {
             let whole = self.value(param)?;
@@ -408,7 +408,7 @@ impl Partition {
     }
 }
 
-/// The maxima of several tensors over the ranks of a group, in one collective.
+/// Computes the maxima of several tensors over the ranks of a group, in one collective.
 fn largest_over(group: &Group, mut amaxes: Vec<(usize, Tensor)>) -> Result<Vec<(usize, Tensor)>> {
     let Some((_, first)) = amaxes.first() else { return Ok(amaxes) };
     let total = amaxes.iter().map(|(_, amaxes)| amaxes.len()).sum();
@@ -429,8 +429,8 @@ fn largest_over(group: &Group, mut amaxes: Vec<(usize, Tensor)>) -> Result<Vec<(
 
 impl MergeCounts for Partition {
     fn counts(&self, slot: usize, name: &str) -> bool {
-        // Inputs and gradients, and slices of weights that are gathered as codes, differ between ranks; all ranks cast the other weights
-        // whole.
+        // Inputs, gradients, and slices of weights that are gathered as codes differ between ranks. All ranks cast the other weights whole, so only
+        // one rank counts them.
         if !name.ends_with(".weight") {
             return true;
         }

@@ -1,7 +1,7 @@
-//! The place of a rank in the pipeline, and its messages to the ranks beside it.
+//! The place of a rank in the pipeline, and its messages to the neighbouring ranks.
 //!
-//! Each direction between two neighbours has a group of its own, for activations and for gradients, and on GPUs a stream. So messages of
-//! one direction never wait for messages of another, and the order of each is tested (`schedule/tests.rs`).
+//! Each direction between two neighbours has a separate group for activations or gradients, and on GPUs a separate stream. So messages of one
+//! direction never wait for messages of another direction. The order of the messages of each direction is tested (`schedule/tests.rs`).
 
 use crate::schedule::Message;
 use crate::sent::SentActivations;
@@ -13,22 +13,22 @@ use ottava_tensor::{DType, Device, Tensor};
 pub struct Pipeline {
     rank: usize,
     size: usize,
-    /// Activations and gradients: from the rank that sends them to this one, and from this one to the rank that reads them.
+    /// The channels of activations and of gradients: from the rank that sends to this rank, and from this rank to the rank that reads.
     channels: Vec<[Channel; 2]>,
-    /// The first and the last rank.
+    /// The group of the first and the last rank.
     ends: Option<Group>,
 }
 
-/// Where the values of a rank's stages are in a vector with the values of all stages, in the order of the model.
+/// The places of this rank's stages in a vector with the values of all stages, in the order of the model.
 pub(super) struct StagePlaces {
-    /// By stage of this rank.
+    /// The start of each stage of this rank.
     pub starts: Vec<usize>,
-    /// Values of all stages.
+    /// The number of values of all stages.
     pub total: usize,
 }
 
 impl StagePlaces {
-    /// The places of rank `rank`, if the ranks' stages have so many values: `counts` by rank and stage.
+    /// Returns the places of rank `rank`. `counts` holds the number of values of each stage, by rank and stage.
     pub(super) fn new(rank: usize, counts: &[Vec<u64>]) -> StagePlaces {
         let (mut starts, mut total) = (Vec::new(), 0);
         for stage in 0..counts[rank].len() {
@@ -41,15 +41,15 @@ impl StagePlaces {
     }
 }
 
-/// A direction between two ranks.
+/// A direction of messages between two ranks.
 struct Channel {
     group: Group,
-    /// The other rank, in the group.
+    /// The index of the other rank in the group.
     peer: usize,
 }
 
 impl Pipeline {
-    /// The pipeline of the ranks of `mesh`, which all call it; this rank trains on `device`.
+    /// Creates the pipeline of the ranks of `mesh`. All of them call it. This rank trains on `device`.
     pub(super) fn new(mesh: &Mesh, device: &Device) -> Result<Pipeline> {
         let (rank, size) = (mesh.coordinate(Axis::Pipeline), mesh.size(Axis::Pipeline));
         let (mut channels, mut ends) = (Vec::new(), None);
@@ -66,8 +66,8 @@ impl Pipeline {
                     let group = pair(all, &name, [sender, reader])?;
                     let first = 2 * message as usize;
                     let probe = || Tensor::zeros(device, &[1], DType::F32);
-                    // On GPUs, the first message of a channel makes a communicator, for which both ranks wait; here all ranks come to the
-                    // channels in one order.
+                    // On GPUs, the first message of a channel creates a communicator, for which both ranks wait. All ranks reach the
+                    // channels in the same order here.
                     if rank == sender {
                         let channel = Channel::new(group.on_channel(first), all, reader);
                         channel.group.send("first", channel.peer, &probe()?)?.wait()?;
@@ -86,17 +86,17 @@ impl Pipeline {
         Ok(Pipeline { rank, size, channels, ends })
     }
 
-    /// This rank's place, from 0.
+    /// Returns the index of this rank, from 0.
     pub fn rank(&self) -> usize {
         self.rank
     }
 
-    /// The number of ranks.
+    /// Returns the number of ranks.
     pub fn size(&self) -> usize {
         self.size
     }
 
-    /// The sum of the gradients `gradient` of the first and of the last rank, which only these call.
+    /// Returns the sum of `gradient` over the first and the last rank. Only these two ranks call it.
     pub fn sum_of_ends(&self, name: &str, gradient: Tensor) -> Result<Tensor> {
         match &self.ends {
             Some(ends) => Ok(ends.all_reduce(name, Reduce::Sum, gradient)?.wait()?),
@@ -113,7 +113,7 @@ impl Channel {
     }
 }
 
-/// The group of two ranks of `all`; another one for other ranks, which all call it.
+/// Returns the group of two ranks of `all`. Other ranks get another group. All ranks call it.
 fn pair(all: &Group, name: &str, ranks: [usize; 2]) -> Result<Group> {
     let colour = if ranks.contains(&all.rank()) { 0 } else { 1 + all.rank() };
     Ok(all.split(name, colour, all.rank())?)
@@ -123,18 +123,18 @@ fn pair(all: &Group, name: &str, ranks: [usize; 2]) -> Result<Group> {
 pub struct Messages<'a> {
     pipeline: &'a Pipeline,
     format: SentActivations,
-    /// The last send of activations and of gradients.
+    /// The last sends of activations and of gradients.
     sent: [Option<Pending>; 2],
 }
 
 impl<'a> Messages<'a> {
-    /// No messages yet.
+    /// Creates the messages of a pass, before the first message.
     pub(super) fn new(pipeline: &'a Pipeline, format: SentActivations) -> Messages<'a> {
         Messages { pipeline, format, sent: [None, None] }
     }
 
-    /// Starts to send `tensor` to the rank that reads `message` next. On a GPU, later work waits for the send before this one of the same
-    /// direction, so at most two are in progress.
+    /// Starts to send `tensor` to the rank that reads `message` next. On a GPU, later work waits for the previous send of the same
+    /// direction, so at most two sends are in progress.
     pub fn send(&mut self, message: Message, name: &str, tensor: &Tensor) -> Result<()> {
         let [_, Channel { group, peer }] = &self.pipeline.channels[message as usize];
         let pending = group.send(name, *peer, &self.format.encode(name, tensor)?)?;
@@ -144,7 +144,7 @@ impl<'a> Messages<'a> {
         Ok(())
     }
 
-    /// Receives `message`, the values of a tensor like `tensor`.
+    /// Receives `message` into a tensor like `tensor`.
     pub fn receive(&mut self, message: Message, name: &str, tensor: Tensor) -> Result<Tensor> {
         let [Channel { group, peer }, _] = &self.pipeline.channels[message as usize];
         let (shape, elements, dtype) = (tensor.shape().to_vec(), tensor.len(), tensor.dtype());

@@ -1,4 +1,4 @@
-//! What ranks compute together before an update that transforms whole matrices.
+//! The values that ranks compute together before an update that transforms whole matrices.
 
 use crate::matrices::{Divided, MatrixPlan};
 use crate::optim::{self, Optimizer, Prepared};
@@ -9,14 +9,14 @@ use ottava_recipe::param::Param;
 use ottava_tensor::Tensor;
 
 impl Partition {
-    /// Where parts of `params` end that are updated one after the other: so many units in each that ranks have equal numbers of matrices to
-    /// transform, but the directions of few units are in memory.
+    /// Returns the ends of the parts of `params` that are updated one after the other. A part has one unit per rank. Ranks then transform equal
+    /// numbers of matrices, and the directions of few units are in memory.
     pub(super) fn ends_of_parts(&self, params: &[&mut Param]) -> Vec<usize> {
         let part = |at: usize| params[at].identity.id.unit.0 / self.ranks().sharing(Shared::Slices).size();
         (1..params.len()).filter(|&at| part(at) != part(at - 1)).collect()
     }
 
-    /// Computes what `params`, whose first parameter is number `start` of the model, need for an update that transforms matrices.
+    /// Computes the inputs of an update of `params` that transforms matrices. The first of `params` is parameter number `start` of the model.
     pub(super) fn prepare(
         &self,
         params: &mut [&mut Param],
@@ -40,7 +40,7 @@ impl Partition {
         Ok(prepared)
     }
 
-    /// The matrices of a parameter, and the elements that each rank updates.
+    /// Returns the matrices of a parameter, and the elements that each rank updates.
     fn divided(&self, param: &Param) -> Divided {
         let matrices = param.identity.shards.iter().map(|shard| shard.shape().try_into().expect("a matrix")).collect();
         let buckets = self.buckets();

@@ -2,7 +2,7 @@
 //!
 //! All ranks stop at the same point. `interrupt::request` sets the flag of its process and forwards the request to all ranks (`Stopper`). The ranks
 //! then agree on the stop in a collective: after each step, after each round of an evaluation, and at the end of each phase of startup
-//! (`Ranks::together`). `Ranks::together` also reports the error of one rank to the others.
+//! (`Ranks::together`). `Ranks::together` also reports the error of one rank to the other ranks.
 
 use crate::pipeline::{Messages, Pipeline, StagePlaces};
 use crate::sent::SentActivations;
@@ -15,22 +15,22 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use std::cell::Cell;
 
-/// The axes whose ranks together have one whole model.
+/// The axes along which ranks hold different parts of one model.
 const PARTS: &[Axis] = &[Axis::Tensor, Axis::Pipeline, Axis::Expert];
 
-/// What the ranks of a group share, for [`Ranks::sharing`].
+/// The data that the ranks of a group share, for [`Ranks::sharing`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Shared {
-    /// The gradients of a weight that is not of experts, which are summed over ranks with the same part of the model.
+    /// The gradients of a weight outside experts. They are summed over ranks with the same part of the model.
     Gradients,
-    /// The elements of a weight. Each rank has all of them or a part. The scale of its moments covers all elements.
+    /// The elements of a weight, of which each rank has all or a part. The scale of the weight's moments covers all elements.
     Elements,
-    /// What ZeRO divides among ranks with the same layers: master weights, states, gradients and weights. See [`Ranks::replicas`] for the
-    /// ranks of one parameter.
+    /// The tensors that ZeRO divides among ranks with the same layers: master weights, states, gradients and weights. [`Ranks::replicas`] returns the
+    /// ranks of a single parameter.
     Slices,
-    /// The tokens of a step: ranks that read different rows or tokens, whose counts and losses are added.
+    /// The tokens of a step. The ranks read different rows or tokens, and their counts and losses are added.
     Tokens,
-    /// All parts of the model: the norm of all gradients, and the casts of all layers.
+    /// All parts of the model, for the norm of all gradients and for the casts of all layers.
     Model,
 }
 
@@ -44,8 +44,8 @@ impl Shared {
     }
 }
 
-/// The ranks of a run. All ranks agree on errors, stops and equal settings; reductions of tensors use the group of ranks that
-/// [share](Ranks::sharing) them.
+/// The ranks of a run. All ranks agree on errors, stops and equal settings. Reductions of a tensor use the group of ranks that
+/// [share](Ranks::sharing) the tensor.
 pub struct Ranks {
     pipeline: Pipeline,
     mesh: Mesh,
@@ -55,9 +55,9 @@ pub struct Ranks {
 }
 
 impl Ranks {
-    /// What rank 0 of `world` computes, on all of its ranks, before they have a mesh.
+    /// Computes a value on rank 0 of `world`, and returns it on all ranks. It works before the ranks have a mesh.
     ///
-    /// Errors on all ranks if rank 0 has failed, on the others with its message.
+    /// Errors on all ranks if rank 0 has failed. The other ranks get its message.
     pub fn of_first<T: Serialize + DeserializeOwned>(
         world: &Group,
         what: &str,
@@ -73,12 +73,12 @@ impl Ranks {
         first.ok_or_else(|| different(what))?.map_err(|words| Error::Rank { rank: 0, words })
     }
 
-    /// One process with all rows.
+    /// Returns the ranks of a single process, which has all rows.
     pub fn solo() -> Ranks {
         Ranks::of(Group::solo(), MeshShape::of_data(1), &Device::Cpu).expect("one rank is a mesh of one rank")
     }
 
-    /// The ranks of `world`, the group of all ranks, in a mesh of `shape`; this rank trains on `device`. GPUs exchange tensors by NCCL.
+    /// Arranges the ranks of `world`, the group of all ranks, in a mesh of `shape`. This rank trains on `device`. GPUs exchange tensors by NCCL.
     /// Until [`Ranks::finish`] or the drop, the loss of a rank may end the process of another rank that uses a GPU, with exit code
     /// [`Error::RANKS`]; see [`Group::with_gpu`].
     pub fn new(world: Group, shape: MeshShape, device: &Device) -> Result<Ranks> {
@@ -99,79 +99,80 @@ impl Ranks {
         })
     }
 
-    /// The same ranks, which send activations as `sent`.
+    /// Sets the format in which ranks send activations.
     pub fn sending(self, sent: SentActivations) -> Ranks {
         Ranks { sent, ..self }
     }
 
-    /// The messages of a pass through the pipeline, before the first message.
+    /// Returns the messages of a pass through the pipeline, before the first message.
     pub fn messages(&self) -> Messages<'_> {
         Messages::new(&self.pipeline, self.sent)
     }
 
-    /// How ranks send activations.
+    /// Returns the format in which ranks send activations.
     pub(super) fn sent(&self) -> SentActivations {
         self.sent
     }
 
-    /// The sizes of the axes.
+    /// Returns the sizes of the axes.
     pub fn shape(&self) -> &MeshShape {
         self.mesh.shape()
     }
 
-    /// The ranks over which some gradients of this rank are reduced: gradients of its weights, or of tensors that ranks have whole.
+    /// Returns the largest number of ranks over which a gradient of this rank is reduced, including gradients of tensors that tensor-parallel ranks
+    /// have whole.
     pub fn reducing(&self) -> usize {
         self.sharing(Shared::Elements).size()
     }
 
-    /// Whether each rank has all layers and all of their tensors, or, with ZeRO, slices of them.
+    /// Returns whether each rank has all layers with their whole tensors. With ZeRO, it may hold slices of them.
     pub fn have_whole_model(&self) -> bool {
         self.group(PARTS).size() == 1
     }
 
-    /// The place of this rank on an axis: tensor, context and expert divide the tensors, sequences and experts of layers.
+    /// Returns the place of this rank on an axis. The axes tensor, context and expert divide the tensors, sequences and experts of layers.
     pub fn place(&self, axis: Axis) -> ShardPlace {
         let group = self.group(&[axis]);
         ShardPlace { rank: group.rank(), ranks: group.size() }
     }
 
-    /// The ranks that hold the same part of `param` as this rank: they sum its gradients, and with ZeRO they divide it.
+    /// Returns the ranks that hold the same part of `param` as this rank. They sum its gradients, and with ZeRO they divide it.
     pub fn replicas(&self, param: &Param) -> &Group {
         self.replicas_of(param.identity.is_of_experts())
     }
 
-    /// [`Ranks::replicas`] of a parameter of experts that ranks divide, or of any other.
+    /// Returns [`Ranks::replicas`] of the parameters of experts that ranks divide, or of all other parameters.
     pub(super) fn replicas_of(&self, experts: bool) -> &Group {
         if experts { self.mesh.expert_replicas() } else { self.sharing(Shared::Gradients) }
     }
 
-    /// The place of this rank in the pipeline.
+    /// Returns the place of this rank in the pipeline.
     pub fn pipeline(&self) -> &Pipeline {
         &self.pipeline
     }
 
-    /// The ranks that share `what` with this rank, this rank included.
+    /// Returns the ranks that share `what` with this rank, this rank included.
     pub fn sharing(&self, what: Shared) -> &Group {
         self.mesh.group(what.axes())
     }
 
-    /// The ranks that differ from this rank only in their coordinates of `axes`, this rank included.
+    /// Returns the ranks that differ from this rank only in their coordinates of `axes`, this rank included.
     pub(super) fn group(&self, axes: &[Axis]) -> &Group {
         self.mesh.group(axes)
     }
 
-    /// The ranks of one axis, for the activations that layers exchange.
+    /// Returns the ranks of one axis, for the activations that layers exchange.
     pub(super) fn layer_group(&self, axis: Axis) -> &Group {
         self.mesh.layer_group(axis)
     }
 
-    /// The entries of `all`, which has one per rank, of the ranks that share `what` with this rank.
+    /// Returns the entries of `all` that belong to the ranks that share `what` with this rank. `all` has one entry per rank.
     pub fn among<'a, T>(&self, what: Shared, all: &'a [T]) -> impl Iterator<Item = &'a T> {
         self.sharing(what).ranks().iter().map(|&rank| &all[rank])
     }
 
-    /// The entries of `all`, which has one per rank, of the ranks that compute the losses of the tokens that are divided among ranks: ranks
-    /// with the last stage of the model.
+    /// Returns the entries of `all` that belong to ranks that compute losses. `all` has one entry per rank. These ranks have the last stage of the
+    /// model, and divide all tokens among themselves.
     pub fn of_losses<'a, T>(&self, all: &'a [T]) -> impl Iterator<Item = &'a T> {
         let shape = *self.mesh.shape();
         let (tensor, last) = (self.mesh.coordinate(Axis::Tensor), shape.pipeline - 1);
@@ -181,12 +182,12 @@ impl Ranks {
         all.iter().enumerate().filter(move |(rank, _)| has(*rank)).map(|(_, entry)| entry)
     }
 
-    /// What the ranks of this rank's pipeline give, in their order.
+    /// Returns the values `mine` of the ranks of this rank's pipeline, in the order of the ranks.
     pub fn of_stages<T: Serialize + DeserializeOwned>(&self, what: &str, mine: &T) -> Result<Vec<T>> {
         self.given_by(&[Axis::Pipeline], what, mine)
     }
 
-    /// What the ranks give that together have one whole model with this rank.
+    /// Returns the values `mine` of the ranks that have one whole model together with this rank.
     pub fn of_parts<T: Serialize + DeserializeOwned>(&self, what: &str, mine: &T) -> Result<Vec<T>> {
         self.given_by(PARTS, what, mine)
     }
@@ -197,33 +198,33 @@ impl Ranks {
         all.iter().map(|bytes| serde_json::from_slice(bytes).map_err(|_| different(what))).collect()
     }
 
-    /// The places of values; the stages of this rank have these `counts` of them.
+    /// Returns the places of values in a vector of all stages. `counts` are the numbers of values of this rank's stages.
     pub(super) fn stage_places(&self, what: &str, counts: &[usize]) -> Result<StagePlaces> {
         let own: Vec<u64> = counts.iter().map(|&count| count as u64).collect();
         Ok(StagePlaces::new(self.pipeline.rank(), &self.of_stages(what, &own)?))
     }
 
-    /// The number of this rank.
+    /// Returns the index of this rank.
     pub fn rank(&self) -> usize {
         self.world().rank()
     }
 
-    /// Frees memory to which ranks have copied, when no tensor of it is left ([`Group::free_symmetric`]). All ranks call it.
+    /// Frees memory to which ranks have copied, if no tensor uses it any more ([`Group::free_symmetric`]). All ranks call it.
     pub fn free_symmetric(&self) -> Result<()> {
         Ok(self.mesh.free_symmetric()?)
     }
 
-    /// The number of ranks.
+    /// Returns the number of ranks.
     pub fn size(&self) -> usize {
         self.world().size()
     }
 
-    /// Whether this rank writes the run's files; true on rank 0 only.
+    /// Returns whether this rank writes the run's files. True only on rank 0.
     pub fn leads(&self) -> bool {
         self.rank() == 0
     }
 
-    /// This rank's coordinate on the data axis, and the size of that axis: ranks that read different rows.
+    /// Returns this rank's coordinate on the data axis, and the size of the axis. Ranks with different coordinates read different rows.
     pub fn rows(&self) -> (usize, usize) {
         (self.mesh.coordinate(Axis::Data), self.mesh.size(Axis::Data))
     }
@@ -232,7 +233,7 @@ impl Ranks {
         self.mesh.world()
     }
 
-    /// Gathers `numbers` of all ranks, by rank.
+    /// Gathers the `numbers` of all ranks, by rank.
     pub fn gather<const N: usize>(&self, what: &str, numbers: [f64; N]) -> Result<Vec<[f64; N]>> {
         let all = self.gather_lists(what, &numbers)?;
         all.into_iter().map(|numbers| numbers.try_into().map_err(|_| different(what))).collect()
@@ -250,28 +251,28 @@ impl Ranks {
         Ok(self.world().agree(what, bytes)?.iter().map(|bytes| bytes.to_vec()).collect())
     }
 
-    /// Whether `flag` is set on any rank.
+    /// Returns whether `flag` is set on any rank.
     pub fn any(&self, what: &str, flag: bool) -> Result<bool> {
         Ok(self.gather(what, [f64::from(flag)])?.iter().any(|[flag]| *flag != 0.0))
     }
 
-    /// Returns the `text` of rank 0.
+    /// Returns the `text` of rank 0 on all ranks.
     pub fn follow(&self, what: &str, text: &str) -> Result<String> {
         let first = self.world().agree(what, text.as_bytes())?.swap_remove(0);
         String::from_utf8(first).map_err(|_| different(what))
     }
 
-    /// Sends `value`, of rank 0, to all other ranks, which [listen](Ranks::listen). Does not wait for them.
+    /// Sends `value` from rank 0 to all other ranks, which [listen](Ranks::listen). Does not wait for these ranks.
     pub fn announce<T: Serialize>(&self, what: &str, value: &T) -> Result<()> {
         Ok(self.world().announce(what, serde_json::to_vec(value).expect("what rank 0 announces is plain data"))?)
     }
 
-    /// Waits for what rank 0 [announces](Ranks::announce), as long as it takes.
+    /// Waits without a time limit for the value that rank 0 [announces](Ranks::announce).
     pub fn listen<T: DeserializeOwned>(&self, what: &str) -> Result<T> {
         serde_json::from_slice(&self.world().listen(what, 0)?).map_err(|_| different(what))
     }
 
-    /// The `name` of the first rank that has one, quoted, with the rank if there are several.
+    /// Returns the `name` of the first rank that has one, quoted. If there are several ranks, the text also names the rank.
     pub fn first_named(&self, what: &str, name: Option<String>) -> Result<Option<String>> {
         let all = self.world().agree(what, name.unwrap_or_default().as_bytes())?;
         let Some((rank, bytes)) = all.into_iter().enumerate().find(|(_, bytes)| !bytes.is_empty()) else {
@@ -281,7 +282,7 @@ impl Ranks {
         Ok(Some(if self.size() > 1 { format!("`{name}` on rank {rank}") } else { format!("`{name}`") }))
     }
 
-    /// Errors on all ranks if their texts differ, with two of them.
+    /// Errors on all ranks if their texts differ. The error contains two of the texts.
     pub fn expect_equal(&self, what: &str, text: &str) -> Result<()> {
         let all = self.world().agree(what, text.as_bytes())?;
         let Some(rank) = all.iter().position(|other| *other != all[0]) else { return Ok(()) };
@@ -294,7 +295,7 @@ impl Ranks {
         Err(Error::diverged(message))
     }
 
-    /// The elementwise sums of `numbers` over the ranks that are `sharing` them.
+    /// Returns the elementwise sums of `numbers` over the group of `sharing`.
     pub fn sum(&self, sharing: Shared, what: &str, numbers: &[i64]) -> Result<Vec<i64>> {
         let all = self.sharing(sharing).agree(what, bytemuck::cast_slice(numbers))?;
         let mut sums = vec![0; numbers.len()];
@@ -315,18 +316,18 @@ impl Ranks {
         Ok(self.world().compare_gpu_calls(what)?)
     }
 
-    /// A handle that forwards stop requests to all ranks.
+    /// Returns a handle that forwards stop requests to all ranks.
     pub fn stopper(&self) -> Stopper {
         self.world().stopper()
     }
 
-    /// Waits for all ranks after their last step. Then they may leave in any order.
+    /// Waits for all ranks after their last step. Then the ranks may exit in any order.
     pub fn finish(&self) -> Result<()> {
         Ok(self.world().finish()?)
     }
 
-    /// Exchanges the results of all ranks, by rank. If one rank has failed, all ranks error: that rank with its own error, the others with
-    /// its message. If a signal stopped one rank, all return [`Error::Cancelled`].
+    /// Exchanges the results of all ranks, by rank. If one rank has failed, all ranks error: this rank with its own error, the other ranks with
+    /// its message. If a signal stopped one rank, all ranks return [`Error::Cancelled`].
     pub fn all<T: Serialize + DeserializeOwned>(&self, what: &str, mine: Result<T>) -> Result<Vec<T>> {
         let sent = mine.as_ref().map_err(|error| (matches!(error, Error::Cancelled(_)), error.to_string()));
         let text = serde_json::to_vec(&sent).expect("results of ranks are plain data");
@@ -343,7 +344,7 @@ impl Ranks {
         all?.into_iter().enumerate().map(read).collect()
     }
 
-    /// Waits until all ranks have finished `what`, and returns `mine`. Errors as [`Ranks::all`].
+    /// Waits until all ranks have finished `what`, and returns `mine`. Errors like [`Ranks::all`].
     pub fn together<T>(&self, what: &str, mine: Result<T>) -> Result<T> {
         let (mine, sent) = match mine {
             Ok(mine) => (Some(mine), Ok(())),
@@ -353,12 +354,12 @@ impl Ranks {
         Ok(mine.expect("an error of this rank was returned"))
     }
 
-    /// The calls of this rank and the bytes that it sent.
+    /// Returns the number of calls of this rank and the bytes that it sent.
     pub fn traffic(&self) -> Traffic {
         self.world().traffic()
     }
 
-    /// The part of [`Ranks::traffic`] for which layers wait: exchanges of activations.
+    /// Returns the part of [`Ranks::traffic`] for which layers wait: exchanges of activations.
     pub fn traffic_of_layers(&self) -> Traffic {
         self.of_layers.get()
     }

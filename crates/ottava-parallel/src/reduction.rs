@@ -4,12 +4,12 @@
 /// backward accumulates them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ReduceFormat {
-    /// The type in which backward accumulates them.
+    /// The type in which backward accumulates the gradients.
     #[default]
     Stored,
-    /// E4M3 codes with a scale for each 128 values, added in F32.
+    /// E4M3 codes with one scale per 128 values. Ranks add the values in F32.
     Float8 {
-        /// Whether a rank stores the cast errors and adds them to the gradients that it sends next.
+        /// Whether a rank stores the cast errors, and adds them to the gradients that it sends next.
         feedback: bool,
     },
 }

@@ -9,9 +9,9 @@ use ottava_tensor::comm::{Axis, Group};
 use ottava_tensor::ops::checksums;
 
 impl Partition {
-    /// Errors on all ranks, with the name of the first tensor that differs between ranks: weights, master weights and moments that all
-    /// ranks store whole (all of them in ZeRO stage 0, else only for norms and biases), or amaxes and scales of casts. `when` names the
-    /// step, for example "after step 100".
+    /// Errors on all ranks with the name of the first tensor that differs between ranks. It compares the weights, master weights and moments that
+    /// each rank stores whole, and the amaxes and scales of casts. In ZeRO stage 0, each parameter is stored whole. In other stages, only norms and
+    /// biases are. `when` names the step, for example "after step 100".
     pub fn compare_replicas(&self, model: &mut Decoder, optimizer: &mut dyn Optimizer, when: &str) -> Result<()> {
         if self.ranks().sharing(Shared::Elements).size() == 1 {
             return Ok(());
@@ -20,7 +20,7 @@ impl Partition {
         let of_experts = self.ranks().replicas_of(true);
         let (mut expert_names, mut expert_sums) = (Vec::new(), Vec::new());
         let (mut names, mut sums) = (Vec::new(), Vec::new());
-        // Of what all ranks of the tensor axis have.
+        // Tensors that all ranks of the tensor axis have whole are compared separately.
         let (mut whole_names, mut whole_sums) = (Vec::new(), Vec::new());
         for (param, states) in model.parameters().into_iter().zip(optimizer.states()) {
             if param.is_sliced() {
@@ -32,7 +32,7 @@ impl Partition {
             let kept = optimizer_tensors(&mut param.weights, states);
             let mut tensors: Vec<_> = kept.iter().map(|kept| (kept.kind, &*kept.tensor)).collect();
             tensors.extend(weight.as_ref().map(|weight| ("weight", weight)));
-            // Offloaded tensors are in host memory and their scales on the GPU; both count as the same device.
+            // Offloaded tensors are in host memory, and their scales are on the GPU. Both are treated as the same device.
             let all = checksums(&tensors.iter().map(|(_, tensor)| *tensor).collect::<Vec<_>>())?;
             let (own_names, own_sums) = match (is_of_experts, is_whole) {
                 (true, _) => (&mut expert_names, &mut expert_sums),
@@ -52,8 +52,8 @@ impl Partition {
 }
 
 impl Ranks {
-    /// Errors on all ranks, with the name of the first cast whose amax in the last step or whose scale differs between ranks with the same
-    /// part of the model; for example because its [`AmaxGroup`](ottava_recipe::scaling::AmaxGroup) lacks ranks that divide its tensor.
+    /// Errors on all ranks with the name of the first cast whose scale, or whose amax in the last step, differs between ranks with the same part of
+    /// the model. A possible cause is that its [`AmaxGroup`](ottava_recipe::scaling::AmaxGroup) lacks ranks that divide its tensor.
     pub(super) fn compare_scales(&self, scaling: &ScalingState, when: &str) -> Result<()> {
         let names: Vec<_> = scaling.names().iter().map(|name| format!("`{name}` (amax and scale)")).collect();
         expect_same_sums(self.sharing(Shared::Slices), when, &names, &scaling.bits()?)

@@ -1,14 +1,15 @@
 //! Schedules of pipeline parallelism: the order in which a rank runs its stages on the micro-batches of a step.
 //!
 //! A schedule is a pure function of five numbers, so its properties are tested for all small cases (`schedule/tests.rs`): each micro-batch
-//! passes each stage once, memory is bounded, no order of messages deadlocks, and the idle time is the formula's.
+//! passes each stage once, memory is bounded, no order of messages deadlocks, and the idle time matches the formula.
 //!
-//! Every stage runs the backward of micro-batches in ascending order, so gradients are added in the order of a single rank.
+//! Every stage runs backward of the micro-batches in ascending order, so gradients are added in the same order as on a single rank.
 //!
-//! `Schedule::tasks` returns the passes and messages of a rank in order. To add a schedule: `ScheduleKind`, `Schedule::check`, `Schedule::passes`,
-//! `Schedule::bubble` and `Schedule::most_in_flight`, all in this file, and a row of the table in `docs/parallelism.md`. No caller changes.
+//! `Schedule::tasks` returns the passes and messages of a rank in order. To add a schedule, change `ScheduleKind`, `Schedule::check`,
+//! `Schedule::passes`, `Schedule::bubble` and `Schedule::most_in_flight`, all in this file, and add a row to the table in `docs/parallelism.md`. No
+//! caller changes.
 //!
-//! Backward may be divided into `Part::Dgrad` and `Part::Wgrad`: `Decoder::dgrads` collects the products of the gradients of weights in
+//! Backward may be divided into `Part::Dgrad` and `Part::Wgrad`: `Decoder::dgrads` collects the wgrad products in
 //! `DeferredWgrads` of the `Context`, and `Decoder::wgrads` computes them. No action before the end of a step is a collective over stages.
 
 use ottava_common::error::{Error, Result};
@@ -43,7 +44,7 @@ impl ScheduleKind {
     pub const ALL: [ScheduleKind; 4] =
         [ScheduleKind::GPipe, ScheduleKind::OneForwardOneBackward, ScheduleKind::Interleaved, ScheduleKind::ZeroBubble];
 
-    /// Its name, as in the configuration.
+    /// Returns the name in configuration files.
     pub fn as_str(self) -> &'static str {
         match self {
             ScheduleKind::GPipe => "gpipe",
@@ -54,30 +55,30 @@ impl ScheduleKind {
     }
 }
 
-/// The products of a backward pass.
+/// The products that a backward pass computes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Part {
-    /// All.
+    /// All products.
     Both,
-    /// The products of the gradient by the input, which the preceding stage waits for. Operands of the others are kept.
+    /// The dgrad products, for which the preceding stage waits. Operands of the wgrad products are kept.
     Dgrad,
-    /// The products of the gradients of weights, from the operands that [`Part::Dgrad`] kept.
+    /// The wgrad products, from the operands that [`Part::Dgrad`] kept.
     Wgrad,
 }
 
-/// What a message between stages carries.
+/// The content of a message between stages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Message {
-    /// The output of a stage, for the next one.
+    /// The output of a stage, for the next stage.
     Activation,
-    /// The gradient by the input of a stage, for the preceding one.
+    /// The gradient by the input of a stage, for the preceding stage.
     Gradient,
 }
 
 impl Message {
-    /// Its name in messages.
+    /// Returns the name in error messages.
     pub fn as_str(self) -> &'static str {
         match self {
             Message::Activation => "activation",
@@ -91,34 +92,34 @@ impl Message {
 pub enum Task {
     /// Forward of a stage.
     Forward {
-        /// The stage, among the stages of this rank.
+        /// The stage, as an index among the stages of this rank.
         stage: usize,
         /// The micro-batch.
         micro_batch: usize,
     },
     /// Backward of a stage, or a part of it.
     Backward {
-        /// The stage, among the stages of this rank.
+        /// The stage, as an index among the stages of this rank.
         stage: usize,
         /// The micro-batch.
         micro_batch: usize,
-        /// The products that it computes.
+        /// The products that the pass computes.
         part: Part,
     },
-    /// Sends what a stage has computed.
+    /// Sends a result of a stage.
     Send {
-        /// What it sends.
+        /// The content of the message.
         message: Message,
-        /// The stage that has computed it, among the stages of this rank.
+        /// The stage that has computed the content, as an index among the stages of this rank.
         stage: usize,
         /// The micro-batch.
         micro_batch: usize,
     },
-    /// Receives what a stage reads next.
+    /// Receives the next input of a stage.
     Receive {
-        /// What it receives.
+        /// The content of the message.
         message: Message,
-        /// The stage that reads it, among the stages of this rank.
+        /// The stage that reads the content, as an index among the stages of this rank.
         stage: usize,
         /// The micro-batch.
         micro_batch: usize,
@@ -128,18 +129,18 @@ pub enum Task {
 /// The schedule of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Schedule {
-    /// Its kind.
+    /// The kind of the schedule.
     pub kind: ScheduleKind,
-    /// Ranks of the pipeline.
+    /// The number of ranks in the pipeline.
     pub ranks: usize,
-    /// Stages of each rank. Stage `s` of rank `r` is stage `s · ranks + r` of the model.
+    /// The number of stages per rank. Stage `s` of rank `r` is stage `s · ranks + r` of the model.
     pub stages: usize,
-    /// Micro-batches of a step.
+    /// The number of micro-batches in a step.
     pub micro_batches: usize,
 }
 
 impl Schedule {
-    /// One rank with the whole model.
+    /// Returns the schedule of one rank with the whole model.
     pub fn of_one_rank(micro_batches: usize) -> Schedule {
         Schedule { kind: ScheduleKind::default(), ranks: 1, stages: 1, micro_batches }
     }
@@ -169,29 +170,29 @@ impl Schedule {
         }
     }
 
-    /// Stages of the model.
+    /// Returns the number of stages of the model.
     pub fn all_stages(&self) -> usize {
         self.ranks * self.stages
     }
 
-    /// The number in the model of stage `stage` of `rank`.
+    /// Returns the index in the model of stage `stage` of `rank`.
     pub fn number(&self, rank: usize, stage: usize) -> usize {
         stage * self.ranks + rank
     }
 
-    /// The tasks of a step of `rank`, in order. Each message is received just before the task that reads it, and sent just after the task
+    /// Returns the tasks of `rank` in a step, in order. Each message is received just before the task that reads it, and sent just after the task
     /// that computes it.
     pub fn tasks(&self, rank: usize) -> Vec<Task> {
         self.with_messages(rank, self.passes(rank))
     }
 
-    /// The tasks of forward passes without backward, as in an evaluation.
+    /// Returns the tasks of forward passes without backward, for an evaluation.
     pub fn forward_tasks(&self, rank: usize) -> Vec<Task> {
         self.with_messages(rank, self.forwards())
     }
 
-    /// The time that the busiest rank is idle, divided by its compute time, if all stages take equal time, backward takes twice the time of
-    /// forward with equal parts, and messages take none. For zero-bubble, with at least as many micro-batches as ranks.
+    /// Returns the idle time of the busiest rank divided by its compute time. All stages are assumed to take equal time, dgrad and wgrad each the
+    /// time of forward, and messages no time. For zero-bubble, the formula holds if there are at least as many micro-batches as ranks.
     pub fn bubble(&self) -> f64 {
         let (idle, micro_batches) = ((self.ranks - 1) as f64, self.micro_batches as f64);
         match self.kind {
@@ -201,7 +202,7 @@ impl Schedule {
         }
     }
 
-    /// The most micro-batches whose activations `rank` holds at once, each in one of its stages.
+    /// Returns the maximum number of micro-batches whose activations `rank` holds at a time, counted per stage.
     pub fn most_in_flight(&self, rank: usize) -> usize {
         let all = self.micro_batches * self.stages;
         let most = match self.kind {
@@ -212,7 +213,7 @@ impl Schedule {
         most.min(all)
     }
 
-    /// The forwards of `rank` before its first backward, without the one directly before it.
+    /// Returns the number of forwards of `rank` before its first backward, not counting the forward directly before it.
     fn warm_up(&self, rank: usize) -> usize {
         let after = self.ranks - 1 - rank;
         match self.kind {
@@ -222,13 +223,13 @@ impl Schedule {
         }
     }
 
-    /// Forward passes, in the order in which every rank runs them: with several stages, one stage runs a group of as many micro-batches as
-    /// there are ranks, then the next stage runs the same group.
+    /// Returns the forward passes in the order in which every rank runs them. With several stages, micro-batches run in groups. A group has one
+    /// micro-batch per rank. One stage runs a group, then the next stage runs the same group.
     fn forwards(&self) -> Vec<Task> {
         self.order().into_iter().map(|(stage, micro_batch)| Task::Forward { stage, micro_batch }).collect()
     }
 
-    /// Stages and micro-batches in the order of forward.
+    /// Returns the stages and micro-batches in the order of forward.
     fn order(&self) -> Vec<(usize, usize)> {
         let micro_batches: Vec<usize> = (0..self.micro_batches).collect();
         let of_group = |group: &[usize]| {
@@ -238,13 +239,13 @@ impl Schedule {
         micro_batches.chunks(self.ranks).flat_map(of_group).collect()
     }
 
-    /// Forward and backward passes.
+    /// Returns the forward and backward passes of `rank`.
     fn passes(&self, rank: usize) -> Vec<Task> {
         let forwards = self.forwards();
         let splits = self.kind == ScheduleKind::ZeroBubble && self.ranks > 1;
         let part = if splits { Part::Dgrad } else { Part::Both };
         let last = self.stages - 1;
-        // Backward takes the stages in reverse.
+        // Backward runs the stages in reverse order.
         let backward = |(stage, micro_batch)| Task::Backward { stage: last - stage, micro_batch, part };
         let backwards: Vec<Task> = self.order().into_iter().map(backward).collect();
         let wgrad = |micro_batch| Task::Backward { stage: 0, micro_batch, part: Part::Wgrad };
@@ -253,8 +254,8 @@ impl Schedule {
         for (i, backward) in backwards.into_iter().enumerate() {
             tasks.extend(forwards.get(warm_up + i));
             tasks.push(backward);
-            // A rank keeps the wgrads of so many micro-batches back that all ranks have equally many in memory, and computes them while it
-            // would wait for gradients.
+            // A rank defers the wgrads of `rank` micro-batches, so that all ranks have equally many micro-batches in memory. It computes them when it
+            // would otherwise wait for gradients.
             if let (true, Some(micro_batch)) = (splits, i.checked_sub(rank)) {
                 tasks.push(wgrad(micro_batch));
             }

@@ -1,4 +1,5 @@
-//! Activations and their gradients as ranks send them: between neighbours of a pipeline, and as partial sums of ranks that divide tensors or experts.
+//! The encoding of activations and their gradients that ranks send: between neighbours of a pipeline, and as partial sums of ranks that divide
+//! tensors or experts.
 
 use ottava_common::error::{Error, Result};
 use ottava_tensor::ops::{decode_gradients, encode_gradients, gradient_code_bytes};
@@ -6,7 +7,7 @@ use ottava_tensor::{DType, Tensor};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// Elements of the smallest tensor whose codes can be sent, which divides the number of every other tensor.
+/// The number of elements that must divide the size of a tensor whose codes are sent.
 const ELEMENTS: usize = 256;
 
 /// The type in which ranks send activations and their gradients.
@@ -21,12 +22,12 @@ pub enum SentActivations {
 }
 
 impl SentActivations {
-    /// Whether tensors of `dtype` are sent as codes.
+    /// Returns whether tensors of `dtype` are sent as codes.
     fn encodes(self, dtype: DType) -> bool {
         self == SentActivations::Float8 && matches!(dtype, DType::BF16 | DType::F32)
     }
 
-    /// The tensor that is sent for `x`: codes, or `x` itself. Errors call `x` by `name`.
+    /// Returns the tensor that is sent for `x`: codes, or `x` itself. Errors refer to `x` by `name`.
     pub(super) fn encode(self, name: &str, x: &Tensor) -> Result<Tensor> {
         if !self.encodes(x.dtype()) {
             return Ok(x.clone());
@@ -35,7 +36,7 @@ impl SentActivations {
         Ok(encode_gradients(x, 1, None, None)?)
     }
 
-    /// A tensor that receives what `encode` gives for a tensor like `x`. Errors call `x` by `name`.
+    /// Returns a tensor that can receive the result of `encode` for a tensor like `x`. Errors refer to `x` by `name`.
     pub(super) fn place(self, name: &str, x: Tensor) -> Result<Tensor> {
         if !self.encodes(x.dtype()) {
             return Ok(x);
@@ -44,7 +45,7 @@ impl SentActivations {
         Ok(Tensor::empty(x.device(), &[1, gradient_code_bytes(x.len())], DType::E4M3)?)
     }
 
-    /// The values of what was received, one after the other, of tensors of so many `elements` of `dtype`.
+    /// Decodes `received`, which holds tensors of `elements` elements of `dtype`, one after the other.
     pub(super) fn decode(self, received: Tensor, elements: usize, dtype: DType) -> Result<Tensor> {
         if !self.encodes(dtype) {
             return Ok(received);

@@ -1,31 +1,31 @@
-//! The division of a unit's matrices into slices, one per rank: pure arithmetic, the same on every rank.
+//! The division of a unit's matrices into slices, one per rank. It is pure arithmetic, with the same result on every rank.
 //!
 //! A unit (a block, the embedding, the head) is a flat buffer in which each matrix starts at a multiple of [`GRANULE`] elements. The buffer
-//! is cut into equal slices, one per rank, so that one gather and one reduction serve the unit and slices are balanced for all shapes. Cuts
-//! are at multiples of [`GRANULE`]: so no group of 128 elements with one scale is divided if rows are multiples of 128, and each slice of a
+//! is divided into equal slices, one per rank, so that one gather and one reduction serve the unit, and slices are balanced for all shapes. Slices
+//! start at multiples of [`GRANULE`]. So if rows are multiples of 128, no group of 128 elements with one scale is divided. Each slice of a
 //! matrix can be reshaped to at least 16 rows, as tensor ops require.
 //!
-//! Whole rows would be simpler to cast than flat slices, but they do not divide evenly: 22016 rows over 4096 ranks waste 12 %. Groups of moments
-//! need multiples of 128 only; with 256, each slice is a matrix whose rows and columns are multiples of 16, as casts require. Norms and biases are
+//! Whole rows would be simpler to cast than flat slices, but rows do not divide evenly: 22016 rows over 4096 ranks waste 12 %. Groups of moments
+//! need only multiples of 128. With 256, each slice is a matrix whose rows and columns are multiples of 16, as casts require. Norms and biases are
 //! not divided: they are 0.004 % of Llama-2-7B.
 
 use std::ops::Range;
 
-/// Cuts, and starts of matrices, are at multiples of this number of elements.
+/// The number of elements at whose multiples slices and matrices start.
 pub const GRANULE: usize = 256;
 
-/// The matrices of a unit in a flat buffer, cut into one slice per rank.
+/// The matrices of a unit in a flat buffer, divided into one slice per rank.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Slices {
-    /// Where each matrix lies in the buffer.
+    /// The range of each matrix in the buffer.
     matrices: Vec<Range<usize>>,
-    /// Elements of a slice.
+    /// The number of elements of a slice.
     slice: usize,
     ranks: usize,
 }
 
 impl Slices {
-    /// Slices of matrices with these numbers of elements, for `ranks` ranks. Panics if `ranks` is 0.
+    /// Divides matrices with these numbers of elements among `ranks` ranks. Panics if `ranks` is 0.
     pub fn new(lengths: impl IntoIterator<Item = usize>, ranks: usize) -> Slices {
         let mut end = 0;
         let place = |length| {
@@ -37,29 +37,29 @@ impl Slices {
         Slices { matrices, slice: end.div_ceil(GRANULE).div_ceil(ranks) * GRANULE, ranks }
     }
 
-    /// Elements of each slice, padding included.
+    /// Returns the number of elements of each slice, padding included.
     pub fn slice_len(&self) -> usize {
         self.slice
     }
 
-    /// Elements of the whole buffer, padding included.
+    /// Returns the number of elements of the whole buffer, padding included.
     pub fn padded_len(&self) -> usize {
         self.slice * self.ranks
     }
 
-    /// Where the matrices lie in the buffer.
+    /// Returns the ranges of the matrices in the buffer.
     pub fn matrices(&self) -> &[Range<usize>] {
         &self.matrices
     }
 
-    /// The gaps between the matrices in the buffer, and after the last one.
+    /// Returns the gaps between the matrices in the buffer, and the gap after the last matrix.
     pub fn padding(&self) -> impl Iterator<Item = Range<usize>> {
         let starts = self.matrices.iter().skip(1).map(|matrix| matrix.start).chain([self.padded_len()]);
         let gaps = self.matrices.iter().zip(starts).map(|(matrix, next)| matrix.end..next);
         gaps.filter(|gap| !gap.is_empty())
     }
 
-    /// The elements of each matrix in the slice of `rank`, counted from the start of the matrix; an empty range for a matrix without any.
+    /// Returns the elements of each matrix in the slice of `rank`, counted from the start of the matrix. The range is empty if the slice has none.
     pub fn owned(&self, rank: usize) -> Vec<Range<usize>> {
         let slice = rank * self.slice..(rank + 1) * self.slice;
         let of = |matrix: &Range<usize>| {
@@ -75,7 +75,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// Numbers of elements as models have them: norms, biases, matrices, and awkward ones.
+    /// Returns numbers of elements as in models (norms, biases, matrices), and awkward numbers.
     fn lengths() -> impl Strategy<Value = Vec<usize>> {
         let matrix = (1..40usize, 1..40usize).prop_map(|(rows, columns)| rows * columns * GRANULE);
         let length = prop_oneof![0..300usize, Just(GRANULE), matrix, 1..5_000_000usize];
@@ -104,7 +104,7 @@ mod tests {
             prop_assert_eq!(next, lengths);
         }
 
-        /// Slices are equal; they pad less than a granule per rank and matrix.
+        /// Slices are equal. Padding is less than one granule per rank and matrix.
         #[test]
         fn slices_balance(lengths in lengths(), ranks in 1..4097usize) {
             let slices = Slices::new(lengths.clone(), ranks);

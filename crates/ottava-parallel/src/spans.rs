@@ -17,16 +17,16 @@ pub fn expect_blocks(blocks: usize, stages: usize) -> Result<()> {
     }
 }
 
-/// Divides the layers of a model of these `costs` among `stages`, so that the most expensive stage costs as little as possible and, among
-/// such divisions, the costs differ least. Each stage has a block; the last one, which has the head, may have none.
+/// Divides the layers of a model of these `costs` among `stages`, so that the most expensive stage costs as little as possible. Among
+/// such divisions, the costs differ least. Each stage has at least one block, except the last stage, which has the head and may have no block.
 ///
-/// Errors as [`expect_blocks`].
+/// Errors like [`expect_blocks`].
 pub fn divide(costs: &LayerCosts, stages: usize) -> Result<Vec<Span>> {
     let layers = costs.blocks.len();
     expect_blocks(layers, stages)?;
     let most = |cost: f64, stage: f64| cost.max(stage);
     let unbounded = best(costs, stages, f64::INFINITY, most).expect("each stage can have a block").0;
-    // Room for the rounding of sums.
+    // The bound allows for the rounding of sums.
     let bound = unbounded * (1.0 + 1e-9);
     let (_, starts) = best(costs, stages, bound, |cost, stage| cost + stage * stage).expect("a division has this cost");
     let end = |stage: usize| starts.get(stage + 1).copied().unwrap_or(layers);
@@ -35,14 +35,14 @@ pub fn divide(costs: &LayerCosts, stages: usize) -> Result<Vec<Span>> {
     Ok((0..stages).map(span).collect())
 }
 
-/// The least cost of a division in which no stage costs more than `bound`, where `add` adds the cost of a stage to the cost of the stages
-/// before it, and the first block of each stage.
+/// Returns the smallest cost of a division in which no stage costs more than `bound`, and the first block of each stage. `add` adds the cost of a
+/// stage to the cost of the preceding stages.
 fn best(costs: &LayerCosts, stages: usize, bound: f64, add: impl Fn(f64, f64) -> f64) -> Option<(f64, Vec<usize>)> {
     let layers = costs.blocks.len();
     let cost = |blocks: Range<usize>, is_last: bool| {
         costs.blocks[blocks].iter().sum::<f64>() + if is_last { costs.head } else { 0.0 }
     };
-    // By number of blocks: the best division of the first blocks into the stages so far.
+    // The best division of the first blocks into the stages so far, by number of blocks.
     let mut found: Vec<Option<(f64, Vec<usize>)>> = vec![None; layers + 1];
     found[0] = Some((0.0, Vec::new()));
     for stage in 0..stages {
@@ -85,7 +85,7 @@ mod tests {
     }
 
     proptest! {
-        /// All blocks in order, and no division by hand is better.
+        /// All blocks are in order, and no other division is better.
         #[test]
         fn no_other_division_costs_less(costs in proptest::collection::vec(0.1..9.0f64, 3..9), head in 0.0..12.0f64) {
             let costs = LayerCosts { blocks: costs, head };

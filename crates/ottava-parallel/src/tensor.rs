@@ -1,4 +1,4 @@
-//! The gradients of tensors that several ranks of the tensor axis have: all of them, or ranks with the same rows of a divided parameter.
+//! The gradients of elements that several ranks of the tensor axis have: of whole parameters, or of the same rows of a divided parameter.
 
 use crate::Ranks;
 use ottava_common::error::Result;
@@ -9,8 +9,8 @@ use ottava_tensor::comm::{Axis, Group, Reduce};
 use std::ops::Range;
 
 impl Ranks {
-    /// Sums the gradients of tensors that all ranks of the tensor axis have whole: each rank has the gradient of its tokens or heads. `params`
-    /// are the trained parameters, with gradients that are reduced over other axes; a gradient may cover a slice only.
+    /// Sums the gradients of tensors that all ranks of the tensor axis have whole. Each rank has the gradient of its tokens or heads. `params`
+    /// are the trained parameters, whose gradients are already reduced over other axes. A gradient may cover only a slice.
     pub(super) fn sum_whole_gradients(&self, params: &mut [&mut Param]) -> Result<()> {
         let group = self.group(&[Axis::Tensor]);
         if group.size() == 1 {
@@ -32,7 +32,7 @@ impl Ranks {
     }
 }
 
-/// Elements of a gradient that is copied to a buffer of its own.
+/// The number of elements from which a gradient is copied to a separate buffer.
 const LARGE: usize = 1 << 20;
 
 /// Sums gradients of one type over the ranks of `group`, in one buffer.
@@ -56,8 +56,8 @@ fn sum_whole(grads: Vec<(&mut Param, Tensor)>, group: &Group) -> Result<()> {
 }
 
 impl Ranks {
-    /// Sums the gradients of rows that several ranks of the tensor axis have: each has the gradient by its queries. As
-    /// [`Ranks::sum_whole_gradients`]; a gradient may cover a slice only.
+    /// Sums the gradients of rows that several ranks of the tensor axis have. Each rank has the gradient from its queries. `params` are as in
+    /// [`Ranks::sum_whole_gradients`]. A gradient may cover only a slice.
     pub(super) fn sum_replicated_gradients(&self, params: &mut [&mut Param]) -> Result<()> {
         let group = self.group(&[Axis::Tensor]);
         for param in params.iter_mut().filter(|param| param.identity.replicas() > 1) {
@@ -67,7 +67,7 @@ impl Ranks {
             let grad = flat(grad)?;
             let _scope = grad.device().clone().scope(GRADIENTS);
             let length: usize = pieces.iter().map(Range::len).sum();
-            // The rows of all heads, to which ranks with other heads add zeros.
+            // The rows of all heads. Ranks with other heads add zeros.
             let mut all = Tensor::zeros(grad.device(), &[group.size() / replicas * length], grad.dtype())?;
             let first = group.rank() / replicas * length;
             let mut at = first;
@@ -94,8 +94,8 @@ fn plain(grad: Grad) -> Tensor {
     }
 }
 
-/// An unshared tensor as a vector.
+/// Returns a tensor that is not shared as a vector.
 pub(super) fn flat(tensor: Tensor) -> Result<Tensor> {
-    // The argument is dropped, so the result is unshared too.
+    // The argument is dropped, so the result is not shared either.
     Ok(tensor.reshape(&[tensor.len()])?)
 }

@@ -1,4 +1,4 @@
-//! Whole weights of parameters that ranks divide.
+//! The whole weights of parameters that ranks divide.
 
 use crate::Partition;
 use ottava_common::error::Result;
@@ -8,27 +8,27 @@ use ottava_tensor::comm::Axis;
 use ottava_tensor::ops::transpose;
 
 impl Partition {
-    /// [`Partition::value`] of a parameter with the shards of all ranks of the tensor and expert axes, as on a single rank. All ranks must call
-    /// it for the same parameters in the same order.
+    /// Returns the whole weight of a parameter as on a single rank. It joins the [`Partition::value`] of each rank of the tensor and expert axes. The
+    /// ranks must call it for the same parameters in the same order.
     pub fn whole_value(&self, param: &Param) -> Result<Tensor> {
         let (own, place) = (self.value(param)?, self.ranks().place(Axis::Tensor));
         if param.identity.is_of_experts() {
-            // Experts are in the order of the ranks of expert x tensor.
+            // The experts are in the order of the ranks of expert x tensor.
             return self.ranks().start_gather(Axis::Expert, param.identity.name(), &own)?.wait();
         }
         if !place.is_divided() || param.identity.is_whole() {
             return Ok(own);
         }
-        // Columns become rows, which are contiguous.
+        // Columns are transposed to rows, which are contiguous.
         let by_columns = param.identity.shards[0].dim == 1;
         let own = if by_columns { transpose(&own)? } else { own };
         let (all, rows) =
             (self.ranks().start_gather(Axis::Tensor, param.identity.name(), &own)?.wait()?, own.shape()[0]);
         drop(own);
-        // Fused tensors have several shards.
+        // A fused tensor has several shards.
         let tensors = || param.identity.shards.chunk_by(|a, b| a.tensor.name == b.tensor.name);
         let mut shape = all.shape().to_vec();
-        // Fewer than all ranks have together, if several have the same key and value heads.
+        // If several ranks have the same key and value heads, the whole tensor has fewer rows than all ranks together.
         shape[0] = tensors().map(|shards| shards[0].tensor.shape[shards[0].dim]).sum();
         let (mut whole, mut first, mut at) = (Tensor::empty(all.device(), &shape, all.dtype())?, 0, 0);
         for shards in tensors() {

@@ -3,7 +3,7 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// A ZeRO stage: what ranks divide instead of replicating it.
+/// A ZeRO stage, which decides what ranks divide instead of replicating.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Deserialize, Serialize, JsonSchema)]
 #[serde(try_from = "u8", into = "u8")]
 #[schemars(extend("maximum" = 3))]
@@ -13,9 +13,9 @@ pub enum Zero {
     Nothing,
     /// Master weights and moments, and gradients once all micro-batches of a step have been added.
     OptimizerStates,
-    /// Also gradients between micro-batches.
+    /// Gradients between micro-batches in addition.
     Gradients,
-    /// Also weights and their codes; the weights of a unit are gathered for each forward and each backward.
+    /// Weights and their codes in addition. The weights of a unit are gathered for each forward and each backward.
     Weights,
 }
 

@@ -1,16 +1,16 @@
-//! Capture of steps as CUDA graphs: how far it is, and how the next step is launched.
+//! Capture of steps as CUDA graphs: the state of the capture, and how the next step is launched.
 //!
-//! Evaluations and saves between steps use memory of the pool, so a block that a graph uses may have another owner. Then `Graph::is_valid` returns
-//! false, and the step is captured again.
+//! Evaluations and checkpoints between steps use memory of the pool, so a block that a graph uses may be taken by another owner. Then
+//! `Graph::is_valid` returns false, and the step is captured again.
 
 use ottava_tensor::Device;
 use ottava_tensor::cuda::Graph;
 
-/// How far the capture of one kind of step is.
+/// The state of the capture for one kind of step.
 pub enum Capture {
-    /// Steps are launched call by call: there is no GPU, its launches are to block, or capture failed.
+    /// Steps are launched call by call, because the device is not a GPU, launches are blocking, or the capture failed.
     Never,
-    /// One step has to run first: it compiles kernels and times products.
+    /// One more step runs first, which compiles kernels and times products.
     AfterThisStep,
     /// The next step is captured.
     Due,
@@ -18,30 +18,31 @@ pub enum Capture {
     Done(Graph),
 }
 
-/// How a step is launched, the most careful way first. Ranks take the first of what they are ready for.
+/// The way in which a step is launched. The order begins with the most careful way. The ranks make the smallest of the launches for which they are
+/// ready.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Launch {
-    /// Call by call, now and in all later steps.
+    /// Launches call by call, in this and all later steps.
     Eager,
-    /// Call by call, before the capture.
+    /// Launches call by call, before the capture.
     WarmUp,
-    /// Into a graph, which is then replayed.
+    /// Captures the step into a graph, which is then replayed.
     Capture,
-    /// By a graph.
+    /// Replays a graph.
     Replay,
 }
 
 impl Launch {
     const ALL: [Launch; 4] = [Launch::Eager, Launch::WarmUp, Launch::Capture, Launch::Replay];
 
-    /// What all ranks do, from the number of what each is ready for.
+    /// Returns the launch that each rank makes. `ready` has the number of the launch for which each rank is ready.
     pub fn agreed(ready: impl Iterator<Item = f64>) -> Launch {
         ready.map(|ready| Launch::ALL[ready as usize]).min().unwrap_or(Launch::Eager)
     }
 }
 
 impl Capture {
-    /// The capture of steps on `device`, before the first step.
+    /// Returns the state of capture on `device` before the first step.
     pub fn on(device: &Device) -> Capture {
         match device {
             Device::Cuda(gpu) if gpu.captures() => Capture::AfterThisStep,
@@ -49,8 +50,8 @@ impl Capture {
         }
     }
 
-    /// What the next step can do. Memory is given to others between steps, as for an evaluation; where it has not come back, the step is
-    /// captured anew.
+    /// Returns the launch for which the next step is ready. Between steps, other work such as an evaluation may use the memory of the graph. If this
+    /// memory is still in use, the step is captured again.
     pub fn ready_for(&mut self) -> Launch {
         match self {
             Capture::Never => Launch::Eager,
@@ -73,7 +74,7 @@ mod tests {
         let agreed = |ready: &[Launch]| Launch::agreed(ready.iter().map(|&ready| f64::from(ready as u8)));
         for launch in Launch::ALL {
             assert_eq!(agreed(&[launch]), launch);
-            // A rank that never captures makes all eager, and one whose graph is not valid any more makes all capture.
+            // If one rank never captures, all ranks launch eagerly. If the graph of one rank is no longer valid, all ranks capture.
             assert_eq!(agreed(&[launch, Launch::Eager]), Launch::Eager);
             assert_eq!(agreed(&[Launch::Capture, launch]), launch.min(Launch::Capture));
         }

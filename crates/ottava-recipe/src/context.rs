@@ -1,4 +1,4 @@
-//! What layers need to know about a pass beside their input.
+//! The data of a pass that layers need in addition to their input.
 
 use crate::layer_ranks::{LayerRanks, ShardPlace};
 use crate::mode::{Mode, Pass};
@@ -12,36 +12,36 @@ use ottava_tensor::ops::{Accumulation, CodeCopies, Groups, KvBlocks, PagedBatch,
 use ottava_tensor::{DType, Device, Tensor};
 use std::collections::VecDeque;
 
-/// How the tokens of a micro-batch lie: in sequences of one length, each a document or several. Positions and boundaries of documents are
-/// data, which a captured step reads anew.
+/// The layout of a micro-batch's tokens: sequences of one length, each with one or several documents. Positions and boundaries of documents are
+/// data that a captured step reads again in each replay.
 #[derive(Clone, Debug)]
 pub struct Sequences {
-    /// Sequences.
+    /// The number of sequences.
     pub batch: usize,
-    /// Tokens per sequence.
+    /// The number of tokens per sequence.
     pub seq_len: usize,
-    /// This rank among the ranks that divide each sequence: activations are `[batch · seq_len / ranks, …]`, the rank's part of the first sequence
-    /// first.
+    /// This rank's place among the ranks that divide each sequence. Activations are `[batch · seq_len / ranks, …]`: the rank's part of each sequence,
+    /// one sequence after the other.
     pub place: ShardPlace,
-    /// I32 `[batch · seq_len / ranks]`: the position of each token in its document.
+    /// The position of each token in its document, I32 `[batch · seq_len / ranks]`.
     pub positions: Tensor,
-    /// I32 `[batch · seq_len / ranks]`: at tokens of documents, the number of such tokens in the whole micro-batch; at padding, 0. Means over tokens
-    /// read it.
+    /// The divisor for means over tokens, I32 `[batch · seq_len / ranks]`: for padding 0, and for each other token the number of tokens in the whole
+    /// micro-batch that are not padding.
     pub counted: Tensor,
-    /// By sequence, the padding that `counted` has.
+    /// The number of padding tokens of each sequence, as stored in `counted`.
     padding: Vec<usize>,
-    /// I32 `[max_documents + 1]`: where documents begin in the whole sequences, as [`attention`](ottava_tensor::ops::attention()) reads them; `None` where each
-    /// sequence is one document.
+    /// The offsets in the whole sequences at which documents begin, I32 `[max_documents + 1]`, for [`attention`](ottava_tensor::ops::attention()).
+    /// `None` if each sequence is one document.
     pub cu_seqlens: Option<Tensor>,
 }
 
 impl Sequences {
-    /// `batch` sequences of `seq_len` tokens from position 0 on.
+    /// Returns `batch` sequences of `seq_len` tokens, whose positions begin at 0.
     pub fn new(device: &Device, batch: usize, seq_len: usize) -> Result<Sequences> {
         Sequences::at(device, batch, seq_len, 0)
     }
 
-    /// `batch` sequences whose tokens stand at positions `start..start + seq_len`.
+    /// Returns `batch` sequences whose tokens have the positions `start..start + seq_len`.
     pub fn at(device: &Device, batch: usize, seq_len: usize, start: usize) -> Result<Sequences> {
         let positions: Vec<i32> = (0..batch * seq_len).map(|token| (start + token % seq_len) as i32).collect();
         let positions = Tensor::from_slice(device, &[batch * seq_len], &positions)?;
@@ -50,9 +50,9 @@ impl Sequences {
         Ok(Sequences { batch, seq_len, place: ShardPlace::ALONE, positions, counted, padding, cu_seqlens: None })
     }
 
-    /// [`Sequences::new`] for the rank at `place` of the ranks that divide each sequence.
+    /// Returns the sequences of [`Sequences::new`] for the rank at `place` among the ranks that divide each sequence.
     ///
-    /// Errors when they do not divide it evenly.
+    /// Errors when the number of ranks does not divide `seq_len`.
     pub fn divided(device: &Device, batch: usize, seq_len: usize, place: ShardPlace) -> Result<Sequences> {
         if !seq_len.is_multiple_of(place.ranks) {
             return Err(Error::Config(format!(
@@ -70,7 +70,7 @@ impl Sequences {
         Ok(Sequences { positions, counted, ..own })
     }
 
-    /// With room for `max_documents` documents; each sequence is one.
+    /// Adds room for `max_documents` documents. Each sequence is one document until [`Sequences::set_documents`].
     pub fn with_documents(self, max_documents: usize) -> Result<Sequences> {
         let (batch, seq_len) = (self.batch, self.seq_len);
         let cu_seqlens = Tensor::zeros(self.positions.device(), &[max_documents + 1], DType::I32)?;
@@ -79,21 +79,21 @@ impl Sequences {
         Ok(sequences)
     }
 
-    /// `batch` sequences of `seq_len` tokens, each one document, with room for `max_documents` shorter ones.
+    /// Returns `batch` sequences of `seq_len` tokens. Each sequence is one document, and memory for `max_documents` shorter documents is reserved.
     pub fn packed(device: &Device, batch: usize, seq_len: usize, max_documents: usize) -> Result<Sequences> {
         Sequences::new(device, batch, seq_len)?.with_documents(max_documents)
     }
 
-    /// The values of this rank's tokens, from the values of all tokens.
+    /// Returns the values of this rank's tokens, from the values of all tokens.
     pub fn own<T: Copy>(&self, values: &[T]) -> Vec<T> {
         let length = self.place.share(self.seq_len);
         let first = self.place.rank * length;
         values.chunks_exact(self.seq_len).flat_map(|row| &row[first..first + length]).copied().collect()
     }
 
-    /// Declares the last `padding[row]` tokens of each sequence to be padding, which means over tokens leave out.
+    /// Marks the last `padding[row]` tokens of each sequence as padding, which means over tokens leave out.
     ///
-    /// Errors unless there is a number for each sequence, at most its length.
+    /// Errors unless each sequence has one number, which is at most the sequence's length.
     pub fn set_padding(&mut self, padding: &[usize]) -> Result<()> {
         if padding.len() != self.batch || padding.iter().any(|&padding| padding > self.seq_len) {
             return Err(Error::Data(format!(
@@ -117,7 +117,7 @@ impl Sequences {
 
     /// Divides the tokens into documents of these lengths, in the order of the tokens.
     ///
-    /// Errors when there are more documents than [`Sequences::packed`] made room for, or when one lies in two sequences.
+    /// Errors when the number of documents exceeds the reserved number ([`Sequences::packed`]), or when a document would lie in two sequences.
     pub fn set_documents(&mut self, lengths: &[usize]) -> Result<()> {
         let tokens = self.batch * self.seq_len;
         let error = |what: String| {
@@ -149,70 +149,69 @@ impl Sequences {
     }
 }
 
-/// One pass of one micro-batch.
+/// The context of one pass of one micro-batch.
 pub struct Context<'a> {
     /// The FP8 casts of the pass, and its mode.
     pub casts: Casts<'a>,
     /// The ranks that divide the tensors, sequences and experts of layers.
     pub ranks: &'a dyn LayerRanks,
-    /// The weights that units read from elsewhere.
+    /// The weights on loan to a unit, for weights that this process does not store on the device.
     pub loan: &'a Loan,
-    /// How its tokens lie.
+    /// The layout of the tokens.
     pub sequences: &'a Sequences,
-    /// What backward computes again.
+    /// The values that backward recomputes.
     pub recompute: Recompute,
-    /// The format of what forward keeps.
+    /// The format in which forward saves activations.
     pub saved_activations: SavedActivations,
-    /// The cache of keys and values to which attention adds, in inference; `None` in passes over whole sequences.
+    /// The KV cache that attention appends to, in inference. `None` in passes over whole sequences.
     pub paged: Option<PagedPass<'a>>,
-    /// F32 `[1]` (F64 for F64): the factor of the losses of layers in what backward differentiates; `None` if they do not count. Each is a mean
-    /// over the tokens of the micro-batch.
+    /// The factor of the losses of layers in the loss that backward differentiates, F32 `[1]` (F64 for F64). `None` if the loss excludes them. Each
+    /// of these losses is a mean over the tokens of the micro-batch.
     pub layer_loss_scale: Option<&'a Tensor>,
-    /// Receives the products of the gradients of weights, in a backward that computes only gradients by inputs; `None` if backward
-    /// computes both.
+    /// Receives the wgrad products, if backward computes only dgrads. `None` if backward computes dgrads and wgrads.
     pub deferred: Option<&'a mut DeferredWgrads>,
 }
 
-/// The products of the gradients of weights that a backward has deferred, in its order.
+/// The wgrad products that a backward has deferred, in the order of backward.
 #[derive(Default)]
 pub struct DeferredWgrads(pub VecDeque<DeferredWgrad>);
 
-/// A product `dyᵀ · x` to be added to the gradient of a weight.
+/// A product `dyᵀ · x` that is later added to the gradient of a weight.
 pub struct DeferredWgrad {
     /// The weight.
     pub weight: ParamId,
-    /// The gradient by the output of its linear.
+    /// The gradient by the output of the weight's linear.
     pub dy: View,
-    /// The input of its linear.
+    /// The input of the weight's linear.
     pub x: View,
-    /// How the product is accumulated.
+    /// The accumulation of the product.
     pub accumulation: Accumulation,
-    /// The rows of each of the matrices that the weight stacks; `None` if it is one matrix.
+    /// The rows of each matrix, if the weight stacks several matrices. `None` for one matrix.
     pub groups: Option<Groups>,
 }
 
 impl DeferredWgrad {
-    /// Its operands.
+    /// Returns the operands of the product.
     pub fn product(&self) -> Result<WgradProduct<'_>> {
         let DeferredWgrad { dy, x, accumulation, groups, .. } = self;
         Ok(WgradProduct { a: dy.columns()?, b: x.columns()?, accumulation: *accumulation, groups: groups.as_ref() })
     }
 }
 
-/// New tokens of many sequences, whose keys and values join a cache.
+/// A pass over new tokens of several sequences. Their keys and values are appended to a cache.
 pub struct PagedPass<'a> {
-    /// The cache of each attention layer, as [`Description::attention`](crate::param::Description::attention) lists them.
+    /// The cache of each attention layer, in the order of [`Description::attention`](crate::param::Description::attention).
     pub layers: &'a mut [KvBlocks],
-    /// The group of each layer.
+    /// The index of each layer's group.
     pub groups: &'a [usize],
-    /// Where the tokens belong, in each group of layers.
+    /// The placement of the tokens in the cache, for each group of layers.
     pub batches: &'a [PagedBatch<'a>],
-    /// Whether they are all tokens of one sequence, for which attention of training computes the same.
+    /// Whether the tokens are all tokens of one sequence. Then the attention of training computes the same result.
     pub is_whole: bool,
 }
 
 impl<'a> PagedPass<'a> {
-    /// The cache of attention layer `number`, and where the tokens belong in it.
+    /// Returns the cache of attention layer `number`, and the placement of the tokens in it.
     pub fn layer(&mut self, number: usize) -> (&mut KvBlocks, &'a PagedBatch<'a>) {
         (&mut self.layers[number], &self.batches[self.groups[number]])
     }
@@ -223,7 +222,7 @@ impl<'a> PagedPass<'a> {
 }
 
 impl<'a> Context<'a> {
-    /// A pass over whole sequences that recomputes nothing, whose units have their own weights. `ranks` are the ranks for which the model is built.
+    /// Creates the context of a pass over whole sequences, without recomputation and without loans. The model must have been built for `ranks`.
     pub fn new(casts: Casts<'a>, ranks: &'a dyn LayerRanks, sequences: &'a Sequences) -> Context<'a> {
         Context {
             casts,
@@ -240,12 +239,12 @@ impl<'a> Context<'a> {
 }
 
 impl Context<'_> {
-    /// What the pass is for.
+    /// Returns the mode of the pass.
     pub fn mode(&self) -> Mode {
         self.casts.mode
     }
 
-    /// The same pass, with the weights of another block.
+    /// Returns the context of the same pass with the weights of another block.
     pub fn with_weights<'a>(&'a mut self, loan: &'a Loan) -> Context<'a> {
         let mode = self.mode();
         let paged = self.paged.as_mut().map(PagedPass::reborrow);
@@ -253,14 +252,14 @@ impl Context<'_> {
         Context { casts: self.casts.in_mode(mode), loan, paged, deferred, ..*self }
     }
 
-    /// The forward that backward runs once more, which keeps everything that the rest of backward reads.
+    /// Returns the context in which backward recomputes forward, and saves everything that the rest of backward reads.
     pub fn recomputation(&mut self) -> Context<'_> {
         let mode = self.mode().recomputation();
         Context { casts: self.casts.in_mode(mode), recompute: Recompute::None, paged: None, deferred: None, ..*self }
     }
 
-    /// Adds `dyᵀ · x` to the gradient of `weight`, or defers the product. With `groups`, of each of the matrices that the weight stacks.
-    /// Returns whether it was computed.
+    /// Adds `dyᵀ · x` to the gradient of `weight`, or defers the product. With `groups`, each group of rows has its own matrix in the weight.
+    /// Returns whether the product was computed.
     pub fn add_wgrad(
         &mut self,
         weight: &mut Param,
@@ -278,29 +277,29 @@ impl Context<'_> {
         Ok(self.deferred.is_none())
     }
 
-    /// This rank among the ranks that divide the tensors of layers.
+    /// Returns this rank's place among the ranks that divide the tensors of layers.
     pub fn place(&self) -> ShardPlace {
         self.ranks.place(Axis::Tensor)
     }
 
-    /// Whether the ranks that divide the tensors of layers also divide the tokens between sublayers. In inference, which has few tokens, each
-    /// of them has all tokens.
+    /// Returns whether the ranks that divide the tensors of layers also divide the tokens between sublayers. In inference each rank has all tokens,
+    /// because there are few.
     pub fn divides_tokens(&self) -> bool {
         self.place().is_divided() && self.mode().pass != Pass::Inference
     }
 
-    /// Starts to gather all rows of a matrix; this rank has the rows `own`. Ranks divide tokens.
+    /// Starts to gather the rows of a matrix from the ranks that divide tokens. This rank has the rows `own`.
     pub fn start_gather(&self, name: &str, own: Matrix) -> Result<Gathering> {
         let arriving = self.ranks.start_gather(Axis::Tensor, name, own.tensor())?;
         Ok(Gathering::new(own, self.place(), arriving))
     }
 
-    /// All rows of a matrix. If ranks divide tokens, this rank has `rows` alone.
+    /// Gathers all rows of a matrix if ranks divide tokens. Then `rows` are only this rank's rows.
     pub fn gather(&self, name: &str, rows: &Tensor) -> Result<Tensor> {
         if self.divides_tokens() { self.ranks.gather(Axis::Tensor, name, rows) } else { Ok(rows.clone()) }
     }
 
-    /// `addend + Σ partial` over the ranks that divide tensors: this rank's rows if ranks divide tokens.
+    /// Returns `addend + Σ partial` over the ranks that divide tensors. If ranks divide tokens, returns this rank's rows of the sum.
     pub fn sum(&self, name: &str, partial: Tensor, addend: Option<&Tensor>) -> Result<Tensor> {
         match addend {
             _ if self.divides_tokens() => self.ranks.sum_own_rows(Axis::Tensor, name, partial, addend),
@@ -309,23 +308,24 @@ impl Context<'_> {
         }
     }
 
-    /// This rank's rows of `x`, which all ranks have whole, if ranks divide tokens.
+    /// Returns this rank's rows of `x` if ranks divide tokens, else `x`. Each rank has all rows of `x`.
     pub fn own_rows(&self, x: &Tensor) -> Result<Tensor> {
         let own = self.place().range(x.shape()[0]);
         if self.divides_tokens() { Ok(x.rows(own.start, own.end)?) } else { Ok(x.clone()) }
     }
 
-    /// The copies of an FP8 operand that forward makes: wgrad contracts it over tokens, unless it is recomputed.
+    /// Returns the copies of an FP8 operand that forward writes. Wgrad contracts the operand over tokens, so it needs a second copy unless the
+    /// operand is recomputed.
     pub fn operand_copies(&self) -> CodeCopies {
         if self.mode().keeps() && !self.recompute.operands() { CodeCopies::Both } else { CodeCopies::Rows }
     }
 
-    /// Whether forward keeps activations compressed.
+    /// Returns whether forward saves activations compressed.
     pub fn compresses(&self) -> bool {
         self.mode().keeps() && self.saved_activations == SavedActivations::Float8
     }
 
-    /// An activation as forward keeps it.
+    /// Returns an activation in the form in which forward saves it.
     pub fn save(&self, x: Tensor) -> Result<SavedActivation> {
         Ok(if self.compresses() { SavedActivation::Compressed(compress(&x)?) } else { SavedActivation::Exact(x) })
     }

@@ -1,32 +1,32 @@
-//! From which sizes on a linear is faster in FP8 than in BF16.
+//! The sizes above which a linear is faster in FP8 than in BF16.
 
 use crate::{LinearCasts, Scaling};
 
-/// From which size on FP8 pays: a rule on tokens `T` of a micro-batch, outputs `N` and inputs `K` of a linear, for forward and backward
-/// together. The bounds are powers of two. They agree with all cells of the sweeps in `fp8_pays.csv` (one H200) for delayed scaling; for
-/// the other recipes, they agree with all cells but some whose time is within 8 % of BF16's time.
+/// A rule that decides whether forward and backward together are faster in FP8. Its inputs are the tokens `T` of a micro-batch, and the outputs `N`
+/// and inputs `K` of a linear. The bounds are powers of two. For delayed scaling, they agree with all cells of the sweeps in `fp8_pays.csv` (one
+/// H200). For the other recipes, they agree with all cells except some whose time is within 8 % of BF16's time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fp8Pays {
-    /// `T · N · K` must reach this: below, launches cost more than the products save.
+    /// The minimum of `T · N · K`. Below it, launches cost more than the products save.
     product: u128,
-    /// `T · N² · K` must reach this: the fewer outputs share a cast of the input, the larger the product has to be.
+    /// The minimum of `T · N² · K`. The fewer outputs share a cast of the input, the larger the product must be.
     product_by_outputs: u128,
 }
 
 impl Fp8Pays {
-    /// The rule for these casts: the more passes they make, the larger a linear must be.
+    /// Returns the rule for these casts. The more passes the casts make, the larger a linear must be.
     pub fn for_casts(casts: &LinearCasts) -> Fp8Pays {
         let powers =
             |product: u32, by_outputs: u32| Fp8Pays { product: 1 << product, product_by_outputs: 1 << by_outputs };
         match casts.input.scaling {
-            // MX runs on a CPU alone, where it stands for what a GPU would do with blocks.
+            // MX runs only on a CPU. There it emulates a GPU with blocks.
             _ if casts.input.granularity.is_blocks() => powers(34, 45),
             Scaling::Delayed { .. } => powers(33, 44),
             Scaling::Current(_) => powers(35, 46),
         }
     }
 
-    /// Whether FP8 is faster.
+    /// Returns whether FP8 is faster.
     pub fn holds(&self, tokens: usize, outputs: usize, inputs: usize) -> bool {
         let [t, n, k] = [tokens, outputs, inputs].map(|size| size as u128);
         t * n * k >= self.product && t * n * n * k >= self.product_by_outputs
@@ -47,7 +47,7 @@ mod tests {
         Fp8Pays::for_casts(&casts.expect("an FP8 recipe"))
     }
 
-    /// Time in FP8 over time in BF16, with recipe, tokens, outputs and inputs.
+    /// Returns the measured ratios of FP8 time to BF16 time, with recipe, tokens, outputs and inputs.
     fn measured() -> Vec<(RecipeName, [usize; 3], f64)> {
         let mut cells = Vec::new();
         for line in include_str!("fp8_pays.csv").lines().skip(1) {
@@ -71,7 +71,7 @@ mod tests {
             let right = rule(recipe).holds(tokens, outputs, inputs) == (ratio < 1.0);
             assert!(right || (ratio - 1.0).abs() <= close + 1e-9, "{what}");
         }
-        // The corners of tables that are not kept.
+        // The corners of two sweeps that are not in the file.
         for (tokens, size, pays) in [(4096, 512, false), (4096, 16384, true), (32768, 512, false), (32768, 16384, true)]
         {
             assert_eq!(

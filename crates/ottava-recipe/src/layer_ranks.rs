@@ -1,19 +1,19 @@
-//! The ranks that divide the tensors of layers (tensor parallelism), the tokens of sequences (context parallelism) and the experts of mixtures
-//! (expert parallelism), as layers see them.
+//! The interface of layers to the ranks that divide the tensors of layers (tensor parallelism), the tokens of sequences (context parallelism) and
+//! the experts of mixtures (expert parallelism).
 //!
-//! With tensor parallelism, each rank has a part of each weight (Shoeybi et al. 2019, arXiv:1909.08053). Of the activations between
-//! sublayers, each rank has a share of the tokens: consecutive rows, in the order of the ranks (sequence parallelism; Korthikanti et al.
+//! With tensor parallelism, each rank has a part of each weight (Shoeybi et al. 2019, arXiv:1909.08053). Between sublayers, each rank has the
+//! activations of a share of the tokens: consecutive rows, in the order of the ranks (sequence parallelism; Korthikanti et al.
 //! 2022, arXiv:2205.05198).
 //!
 //! With context parallelism, each rank has all weights and consecutive tokens of every sequence. For attention, ranks exchange tokens for
-//! heads: each computes some of the heads for all tokens (Jacobs et al. 2023, arXiv:2309.14509).
+//! heads: each rank computes some of the heads for all tokens (Jacobs et al. 2023, arXiv:2309.14509).
 //!
-//! With expert parallelism, each rank has some of the experts of each mixture and tokens of its own. It gathers the tokens of all ranks for its
-//! experts, and the outputs of all experts for its tokens are added. Ranks of tensor parallelism divide experts too, whole ones: the ranks of
-//! [`Axis::Expert`] are here all ranks that divide experts, the ranks of expert x tensor.
+//! With expert parallelism, each rank has some of the experts of each mixture, and different tokens. A rank gathers the tokens of all ranks for its
+//! experts. The outputs of all experts are added for each token. Ranks of tensor parallelism also divide experts, as whole experts. So
+//! [`Axis::Expert`] means here all ranks that divide experts: the ranks of expert x tensor.
 //!
-//! `Slots` brings `LayerRanks` to the `Builder`, and `Casts` to each pass; `LayerAxes` (`parallel/layer_axes.rs`) implements it. A linear knows its
-//! `Split`, and exchanges what the split implies:
+//! `Slots` brings `LayerRanks` to the `Builder`, and `Casts` to each pass; `LayerAxes` (`parallel/layer_axes.rs`) implements `LayerRanks`. The
+//! `Split` of a linear decides what it exchanges:
 //!
 //! - The cast of an operand whose rows are divided (`OperandCast::gathering`) gathers codes if all ranks use one scale, and values if not. A
 //!   `Gathering` (`operand.rs`) is an operand whose all-gather is in flight; the first GEMM that reads it starts with this rank's rows
@@ -22,27 +22,26 @@
 //!   with the residual connection, and rounded once (`sum_parts`). The rows of other ranks are computed first; sending them overlaps with the GEMM
 //!   of the rank's own rows (`LayerRanks::sum_computed_rows`). If NCCL sends them, this GEMM leaves multiprocessors free (`Pending::beside`).
 //! - The head merges the losses of parts of the vocabulary (`merge_losses`).
-//! - Norms, biases that are added to such sums, and other tensors that each rank has whole get gradients of the rank's tokens only.
-//!   `Ranks::sum_whole_gradients` adds these gradients.
-//! - If there are fewer key and value heads than ranks, a `Shard` of keys or values knows its `replica`: neighbouring ranks hold the same rows,
-//!   `Ranks::sum_replicated_gradients` adds their gradients, and only the first rank counts the gradients in the norm and writes the rows to
-//!   checkpoints.
+//! Norms, biases that are added to such sums, and other tensors that each rank has whole get gradients from the rank's tokens only.
+//! `Ranks::sum_whole_gradients` adds the gradients of all ranks.
+//! If there are fewer key and value heads than ranks, neighbouring ranks hold the same rows of keys and values (`Shard::replica`).
+//! `Ranks::sum_replicated_gradients` adds their gradients. Only the first of these ranks counts the gradients in the norm and writes the rows to
+//! checkpoints.
 //!
-//! With context parallelism, `Sequences` knows this rank's place among the ranks that divide each sequence. Positions, inputs and targets
-//! belong to its tokens; boundaries of documents belong to whole sequences. Only attention looks beyond a token: `layers/exchange.rs`
-//! exchanges tokens for heads before attention and heads for tokens after it (`LayerRanks::exchange`), so attention itself computes what
-//! one rank computes.
+//! With context parallelism, `Sequences` has this rank's place among the ranks that divide each sequence. Positions, inputs and targets belong to the
+//! rank's tokens. Boundaries of documents belong to whole sequences. Only attention reads other tokens: `layers/exchange.rs` exchanges tokens for
+//! heads before attention and heads for tokens after it (`LayerRanks::exchange`), so attention itself is the same as on one rank.
 //!
-//! To change how ranks divide attention: `Attention::attend` and its backward, with the keys of other ranks in `AttentionInput`, and `lse` to merge
-//! results; the rows of a rank in `Ranks::rows`; the axes in `ParallelConfig::mesh`.
+//! To change how ranks divide attention, change `Attention::attend` and its backward, with the keys of other ranks in `AttentionInput` and `lse` for
+//! merging results; `Ranks::rows`, which decides the rows of a rank; and the axes in `ParallelConfig::mesh`.
 //!
 //! With expert parallelism, the matrices of a rank are a `GroupedLinear` of fewer experts, whose `Param` knows the first tensor of the whole stack
-//! (`Param::within_stack`). `Dispatch` (`layers/moe/dispatch.rs`) gathers tokens and choices of all ranks, lays out the rows of its own experts
-//! (`slots` of a range), sends codes where all ranks would cast the same codes (`gather_quantized`), and adds the sums of all ranks.
+//! (`Param::within_stack`). `Dispatch` (`layers/moe/dispatch.rs`) gathers tokens and choices of all ranks, lays out the rows of the rank's experts
+//! (`slots` of a range), sends codes if all ranks would cast the same codes (`gather_quantized`), and adds the sums of all ranks.
 //!
-//! Exchanges in layers have groups of their own (`Mesh::layer_group`), and so communicators whose number of CTAs suits what compute does meanwhile.
-//! `tests/promises/parallel/tensor.rs`, `context.rs`, `expert_ranks.rs` and `expert_tensor.rs` compare divided models with one rank, for every recipe, and
-//! plant faults in the exchange.
+//! Exchanges in layers have separate groups (`Mesh::layer_group`) and thus separate communicators. Their number of CTAs suits what is computed
+//! meanwhile. `tests/promises/parallel/tensor.rs`, `context.rs`, `expert_ranks.rs` and `expert_tensor.rs` compare divided models with one rank, for
+//! every recipe, and plant faults in the exchange.
 
 use ottava_common::error::Result;
 use ottava_tensor::Tensor;
@@ -52,7 +51,7 @@ use std::ops::Range;
 /// A rank's place among the ranks that divide the tensors of layers, the tokens of sequences, or the experts of mixtures.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ShardPlace {
-    /// This rank.
+    /// The index of this rank.
     pub rank: usize,
     /// The number of ranks.
     pub ranks: usize,
@@ -62,27 +61,27 @@ impl ShardPlace {
     /// A single rank, which holds all elements.
     pub const ALONE: ShardPlace = ShardPlace { rank: 0, ranks: 1 };
 
-    /// Its share of `n` equal things.
+    /// Returns this rank's share of `n` elements, which must divide evenly.
     pub fn share(self, n: usize) -> usize {
         n / self.ranks
     }
 
-    /// Which of `n` equal things are its share.
+    /// Returns the range of this rank's share of `n` elements, which must divide evenly.
     pub fn range(self, n: usize) -> Range<usize> {
         self.rank * self.share(n)..(self.rank + 1) * self.share(n)
     }
 
-    /// Whether there are several ranks.
+    /// Returns whether there are several ranks.
     pub fn is_divided(self) -> bool {
         self.ranks > 1
     }
 }
 
-/// The rows of all ranks; the gather of some may still be in progress.
+/// The rows of all ranks, or a gather of them that may still be in progress.
 pub enum Arriving {
-    /// All are there.
+    /// All rows have arrived.
     Here(Tensor),
-    /// Ranks send them.
+    /// The rows are being gathered.
     Coming(Pending),
 }
 
@@ -96,31 +95,32 @@ impl Arriving {
     }
 }
 
-/// The ranks that divide a tensor with one scale, as casts see them: they exchange amaxes and nothing else.
+/// The ranks that divide a tensor with one scale. Casts use this interface, which exchanges only amaxes.
 pub trait AmaxRanks {
-    /// The elementwise maximum of `amax` over the ranks of `axis`; `name` is the name of the cast, for error messages.
+    /// Returns the elementwise maximum of `amax` over the ranks of `axis`. `name` is the name of the cast, for error messages.
     fn largest(&self, axis: Axis, name: &str, amax: Tensor) -> Result<Tensor>;
 }
 
-/// The exchange of activations among the ranks that divide the tensors, sequences and experts of layers: the ranks of the axes tensor,
-/// context and expert. The ranks of the expert axis are here the ranks of expert x tensor. `name` names a tensor, for error messages.
+/// The exchange of activations among the ranks of the axes tensor, context and expert, which divide the tensors, sequences and experts of layers.
+/// Here the expert axis means the ranks of expert x tensor. `name` names a tensor, for error messages.
 pub trait LayerRanks: AmaxRanks {
-    /// This rank among the ranks of `axis`.
+    /// Returns this rank's place among the ranks of `axis`.
     fn place(&self, axis: Axis) -> ShardPlace;
 
-    /// Sends part `i` of `parts` `[ranks, …]` to rank `i` of `axis`, and returns what they have sent, in their order.
+    /// Sends part `i` of `parts` `[ranks, …]` to rank `i` of `axis`. Returns the parts that the ranks have sent to this rank, in the order of the
+    /// ranks.
     fn exchange(&self, axis: Axis, name: &str, parts: &Tensor) -> Result<Tensor>;
 
-    /// Starts to collect the rows of all ranks of `axis`, in their order, from this rank's `rows` `[N, …]`.
+    /// Starts to gather the rows of all ranks of `axis`, in the order of the ranks. `rows` `[N, …]` are this rank's rows.
     fn start_gather(&self, axis: Axis, name: &str, rows: &Tensor) -> Result<Arriving>;
 
-    /// [`LayerRanks::start_gather`] to its end.
+    /// Gathers the rows like [`LayerRanks::start_gather`], and waits for them.
     fn gather(&self, axis: Axis, name: &str, rows: &Tensor) -> Result<Tensor> {
         self.start_gather(axis, name, rows)?.wait()
     }
 
-    /// This rank's rows of `addend + Σ partial` over the ranks of `axis`, of `rows` rows in all: `partial` computes the given rows of this rank's
-    /// partial sum, `[…, C]`; `addend` and result are `[rows / ranks, C]`. The rows of each other rank are sent while the next are computed.
+    /// Returns this rank's rows of `addend + Σ partial` over the ranks of `axis`. `partial` computes a range of rows of this rank's partial sum
+    /// `[rows, C]`; `addend` and the result are `[rows / ranks, C]`. While rows for one rank are sent, the next rows are computed.
     fn sum_computed_rows(
         &self,
         axis: Axis,
@@ -130,17 +130,17 @@ pub trait LayerRanks: AmaxRanks {
         addend: Option<&Tensor>,
     ) -> Result<Tensor>;
 
-    /// [`LayerRanks::sum_computed_rows`] of a `partial` sum `[T, C]` that is computed already.
+    /// Runs [`LayerRanks::sum_computed_rows`] on a `partial` sum `[T, C]` that is already computed.
     fn sum_own_rows(&self, axis: Axis, name: &str, partial: Tensor, addend: Option<&Tensor>) -> Result<Tensor> {
         let mut rows = |range: Range<usize>| Ok(partial.rows(range.start, range.end)?);
         self.sum_computed_rows(axis, name, partial.shape()[0], &mut rows, addend)
     }
 
-    /// `Σ x` over the ranks of `axis`.
+    /// Returns `Σ x` over the ranks of `axis`.
     fn sum(&self, axis: Axis, name: &str, x: Tensor) -> Result<Tensor>;
 }
 
-/// One rank, which has all tensors, sequences and experts whole.
+/// A single rank, which divides nothing.
 pub struct Undivided;
 
 impl LayerRanks for Undivided {

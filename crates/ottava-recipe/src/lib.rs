@@ -1,10 +1,10 @@
-//! Recipes: values that say what is cast to which format, interpreted by [`crate::scaling`] and linear layers only.
+//! Recipes: values that describe which tensors are cast to which format. Only [`crate::scaling`] and linear layers interpret them.
 //!
 //! ```
 //! use ottava_recipe::{Precision, RecipeName};
 //! use ottava_tensor::DType;
 //!
-//! // Values of FP8 with one scale per 128 values, and all else in BF16.
+//! // FP8 products with one scale per 128 values. Other work is in BF16.
 //! let recipe = Precision { recipe: RecipeName::Fp8Block, ..Precision::default() }.recipe();
 //! assert_eq!(recipe.compute, DType::BF16);
 //! ```

@@ -1,4 +1,4 @@
-//! The decision of a recipe about each linear, for building and for planning.
+//! The decision of a recipe for each linear, which building and planning share.
 
 use crate::{Exceptions, Fp8Pays, LinearCasts, ProductPrecision, Products, Recipe, Scaling};
 use ottava_common::error::{Error, Result};
@@ -8,45 +8,45 @@ use ottava_tensor::{Granularity, GranularityInfo, QuantizedTensor};
 /// A linear and its place in a model.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LinearSite {
-    /// Its name in the scaling state, as `model.layers.0.self_attn.qkv_proj`.
+    /// The name in the scaling state, such as `model.layers.0.self_attn.qkv_proj`.
     pub name: String,
-    /// Hugging Face's names of its parts, which are decided together.
+    /// Hugging Face's names of the linear's parts. One decision applies to all parts.
     pub parts: Vec<String>,
-    /// `N`.
+    /// The number of outputs, `N`.
     pub outputs: usize,
-    /// `K`.
+    /// The number of inputs, `K`.
     pub inputs: usize,
-    /// The index of its block, and the number of blocks; `None` for a linear outside of blocks.
+    /// The index of the block, and the number of blocks. `None` for a linear outside of blocks.
     pub block: Option<(usize, usize)>,
-    /// Whether its input is the output of SwiGLU.
+    /// Whether the input is the output of SwiGLU.
     pub after_swiglu: bool,
-    /// Whether ranks of tensor parallelism divide its inputs, and not its outputs.
+    /// Whether ranks of tensor parallelism divide the inputs instead of the outputs.
     pub divides_inputs: bool,
-    /// The experts whose matrices it stacks; `None` if it is one matrix.
+    /// The experts whose matrices the linear stacks. `None` for a single matrix.
     pub experts: Option<ExpertCounts>,
 }
 
-/// The experts of a mixture.
+/// The numbers of experts of a mixture.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ExpertCounts {
-    /// How many there are.
+    /// The number of experts.
     pub count: usize,
     /// The number of experts that a token is sent to.
     pub chosen: usize,
 }
 
 impl LinearSite {
-    /// The number of matrices `[outputs, inputs]` that it has, and of matrices that a token is multiplied by.
+    /// Returns the number of matrices `[outputs, inputs]`, and the number of matrices that a token is multiplied by.
     pub fn matrices(&self) -> [usize; 2] {
         self.experts.map_or([1; 2], |ExpertCounts { count, chosen }| [count, chosen])
     }
 
-    /// Rows of its product, for a micro-batch of `tokens`: the rows of all experts, which are one launch.
+    /// Returns the number of rows of the product for a micro-batch of `tokens`. One launch computes the rows of all experts.
     pub fn rows(&self, tokens: usize) -> usize {
         tokens * self.matrices()[1]
     }
 
-    /// Why stacked matrices cannot be cast by `casts`: their scales or padding would lie in two of them.
+    /// Returns why stacked matrices cannot be cast by `casts`, if a block of scales or padding would span two matrices.
     fn uncuttable(&self, casts: &LinearCasts) -> Option<String> {
         self.experts?;
         let (outputs, block) = (self.outputs, casts.weight.granularity.block().unwrap_or(QuantizedTensor::PAD));
@@ -54,7 +54,7 @@ impl LinearSite {
         (!outputs.is_multiple_of(block)).then(cut)
     }
 
-    /// Its name without the number of its block: `self_attn.qkv_proj`.
+    /// Returns the name after the number of the block, such as `self_attn.qkv_proj`.
     pub fn name_in_block(&self) -> &str {
         match self.block.and_then(|(block, _)| self.name.split_once(&format!(".{block}."))) {
             Some((_, name)) => name,
@@ -62,7 +62,7 @@ impl LinearSite {
         }
     }
 
-    /// Its name with `which` in the place of the number of its block.
+    /// Returns the name with `which` in place of the number of the block.
     pub fn name_in_blocks(&self, which: &str) -> String {
         match self.block.and_then(|(block, _)| self.name.split_once(&format!(".{block}."))) {
             Some((blocks, name)) => format!("{blocks}.{which}.{name}"),
@@ -71,20 +71,20 @@ impl LinearSite {
     }
 }
 
-/// The decision of a recipe about a linear.
+/// The decision of a recipe for a linear.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Decision {
-    /// Its casts and the precision of its products; `None` leaves it in the compute type.
+    /// The casts and the precision of the products. `None` leaves the linear in the compute type.
     pub fp8: Option<(LinearCasts, Products)>,
-    /// Whether Smooth-SwiGLU scales the columns of the input and, inversely, of the weight.
+    /// Whether Smooth-SwiGLU scales the columns of the input, and the columns of the weight inversely.
     pub smooth: bool,
-    /// The reason, for a plan.
+    /// The reason for the decision, for a plan.
     pub reason: String,
 }
 
 impl Decision {
-    /// Changes the decision for a linear of a model that is frozen beside adapters. No product finds the gradient of its weight, and
-    /// adapters read its operands in the compute type. Its weight is cast once, by its own amax: the amax of a history would be the same.
+    /// Changes the decision for a linear of a model that is frozen beside adapters. No product computes the gradient of its weight, and
+    /// adapters read its operands in the compute type. Its weight is cast once, by its own amax: a history would contain the same amax.
     pub fn beside_adapters(&mut self) {
         if let Some((casts, products)) = &mut self.fp8 {
             products.wgrad = ProductPrecision::High;
@@ -93,7 +93,7 @@ impl Decision {
         }
     }
 
-    /// Changes the decision for a weight that is frozen and has no adapter: it is cast once, by its own amax.
+    /// Changes the decision for a frozen weight without an adapter: the weight is cast once, by its own amax.
     pub fn frozen(&mut self) {
         if let Some((casts, _)) = &mut self.fp8 {
             cast_once(casts);
@@ -102,7 +102,7 @@ impl Decision {
     }
 }
 
-/// A weight that does not change has one amax.
+/// Replaces delayed scaling of the weight by current scaling, since the amax of a frozen weight does not change.
 fn cast_once(casts: &mut LinearCasts) {
     if let Scaling::Delayed { .. } = casts.weight.scaling {
         casts.weight.scaling = Scaling::Current(CurrentScaling::default());
@@ -110,9 +110,9 @@ fn cast_once(casts: &mut LinearCasts) {
 }
 
 impl Recipe {
-    /// The decision about the linear at `site`.
+    /// Decides for the linear at `site`.
     ///
-    /// Errors when patterns match some of its parts and not others: its parts are one product.
+    /// Errors when patterns match only some of its parts: the parts are one product.
     pub fn decide(&self, site: &LinearSite) -> Result<Decision> {
         let Exceptions { ref patterns, first, last, slow_at } = self.exceptions;
         let exception = matched(site, HIGH_PRECISION_LAYERS, patterns)?;
@@ -157,7 +157,7 @@ impl Recipe {
         if smooth {
             reason += "; smooth_swiglu: first each channel of x by a power of two and W by the inverse, so W is cast in each micro-batch";
             if let Scaling::Delayed { .. } = casts.weight.scaling {
-                // The scaled weight changes with the activations of a micro-batch, so a history does not predict its amax.
+                // The scaled weight depends on the activations of a micro-batch, so a history does not predict its amax.
                 casts.weight.scaling = Scaling::Current(CurrentScaling::default());
                 reason += ", by its own amax";
             }
@@ -165,7 +165,7 @@ impl Recipe {
         Ok(Decision { fp8: Some((casts, products)), smooth, reason })
     }
 
-    /// Checks the exceptions and overrides against all linears of a model; `fixed` are the names of linears that are never cast.
+    /// Checks the exceptions and overrides against all linears of a model. `fixed` are the names of linears that are never cast.
     ///
     /// Errors when a pattern matches nothing.
     pub fn check<'a>(
@@ -190,11 +190,11 @@ impl Recipe {
     }
 }
 
-/// The keys of patterns.
+/// The configuration keys that hold patterns.
 const HIGH_PRECISION_LAYERS: &str = "precision.exceptions.high_precision_layers";
 const OVERRIDES: &str = "precision.overrides";
 
-/// The first of `patterns`, the patterns of `key`, that matches parts of `site`, if all of them match one.
+/// Returns the first of `patterns` that matches the linear at `site`. If only parts match, all parts must match. `key` names the patterns in errors.
 fn matched<'a>(site: &LinearSite, key: &str, patterns: &'a [String]) -> Result<Option<&'a str>> {
     if let Some(pattern) = patterns.iter().find(|pattern| names_it(pattern, &site.name)) {
         return Ok(Some(pattern));
@@ -219,13 +219,13 @@ fn plain(reason: String) -> Decision {
     Decision { fp8: None, smooth: false, reason }
 }
 
-/// Whether `pattern` matches the linear called `name`, its weight, or a module around it.
+/// Returns whether `pattern` matches the linear called `name`, its weight, or a module around it.
 fn names_it(pattern: &str, name: &str) -> bool {
     let around = name.match_indices('.').map(|(dot, _)| &name[..dot]);
     around.chain([name]).any(|name| glob(pattern, name)) || glob(pattern, &format!("{name}.weight"))
 }
 
-/// Whether `text` matches `pattern`, where `*` stands for any number of characters and `?` for one.
+/// Returns whether `text` matches `pattern`. `*` matches any number of characters, and `?` matches one character.
 pub fn glob(pattern: &str, text: &str) -> bool {
     match pattern.chars().next() {
         None => text.is_empty(),
@@ -302,7 +302,7 @@ mod tests {
         Precision { recipe: RecipeName::Fp8Delayed, exceptions, ..Precision::default() }.recipe()
     }
 
-    /// The linears that stay in high precision.
+    /// Returns the linears that stay in high precision.
     fn high(recipe: &Recipe) -> Vec<String> {
         let sites = sites().into_iter().filter(|site| recipe.decide(site).unwrap().fp8.is_none());
         sites.map(|site| site.name.trim_start_matches("model.layers.").to_string()).collect()
@@ -471,7 +471,7 @@ mod tests {
         assert_eq!(reason, "skip_slow_linears: at 8192 tokens FP8 is slower than bfloat16");
     }
 
-    /// By the table of compute capabilities, with a recipe that runs instead.
+    /// Devices without the products of a recipe refuse it, with a recipe that runs instead.
     #[test]
     fn a_recipe_without_its_products_on_a_gpu_is_refused() {
         let check = |gpu: &str, recipe: RecipeName| {

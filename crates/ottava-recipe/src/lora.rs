@@ -1,4 +1,4 @@
-//! LoRA as a value: which linears have adapters, and their rank and scale. Hu et al. 2021, arXiv:2106.09685.
+//! LoRA settings: which linears have adapters, and the rank and scale of the adapters. Hu et al. 2021, arXiv:2106.09685.
 //!
 //! With adapters (`Builder::lora`), all other parameters are frozen, and no gradient of a frozen weight is computed. `Decoder::parameters` leaves
 //! frozen parameters out, so optimizer, ranks and checkpoints never see them, and layers check `Param::is_trained` before they compute a gradient.
@@ -9,12 +9,12 @@
 //! weight, the matrices `A` are stacked, and the matrices `B` form a block-diagonal matrix.
 //!
 //! `AdaptedWeights` (`checkpoint/model.rs`) returns the weights of base and adapter. A model for inference can have several adapters if it is built
-//! with adapters of no linear (`Lora::of_no_linear`): `Decoder::load_adapters` builds each adapter, and `Decoder::exchange_adapters` moves one of
-//! them into the linears. Forward knows of one adapter only.
+//! with adapters of no linear (`Lora::of_no_linear`): `Decoder::load_adapters` builds each adapter, and `Decoder::exchange_adapters` moves one
+//! adapter into the linears. Forward reads only this adapter.
 //!
-//! To add a variant: `Adapter` (`layers/linear/adapter.rs`), and what the variant changes of a linear's products beside it, as
-//! `layers/linear/magnitudes.rs` for DoRA; `Lora`; keys in `settings/lora.rs`; `adapter_config` in `checkpoint/model.rs`. A layer with linears
-//! implements `Sublayer::linears_mut`.
+//! To add a variant of LoRA, change `Adapter` (`layers/linear/adapter.rs`), the products of a linear if the variant affects them
+//! (`layers/linear/magnitudes.rs` does this for DoRA), `Lora`, the keys in `settings/lora.rs`, and `adapter_config` in `checkpoint/model.rs`. A layer
+//! with linears implements `Sublayer::linears_mut`.
 
 mod targets;
 #[cfg(test)]
@@ -24,20 +24,19 @@ use ottava_common::error::Result;
 
 pub use targets::{Exceptions, Pattern, Targets, last_name};
 
-/// PEFT's prefix of the name of a linear, and of a tensor that is trained and saved beside adapters.
+/// The prefix that PEFT adds to the names of linears and of tensors that are trained and saved with the adapters.
 pub const PEFT_PREFIX: &str = "base_model.model.";
 
 /// The end of the name of the magnitudes of an adapter.
 pub const MAGNITUDE: &str = "lora_magnitude_vector";
 
-/// Adapters beside the linears of a model: `y = x · Wᵀ + scale · (x · Aᵀ) · Bᵀ` with `A` `[r, K]` and `B` `[N, r]`, under the names
-/// and with the meaning of PEFT; with `use_dora`, each output is also multiplied by its magnitude over the norm of its row of
-/// `W + scale · B · A`. Everything else is frozen.
+/// Adapters of the linears of a model: `y = x · Wᵀ + scale · (x · Aᵀ) · Bᵀ` with `A` `[r, K]` and `B` `[N, r]`. Names and meanings are PEFT's. With
+/// `use_dora`, each output is also multiplied by its magnitude over the norm of its row of `W + scale · B · A`. All other weights are frozen.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Lora {
-    /// Rank of the adapters.
+    /// The rank of the adapters.
     pub r: usize,
-    /// Numerator of the scale.
+    /// The numerator of the scale.
     pub alpha: f64,
     /// Whether the scale is `alpha / sqrt(r)` (Kalajdzievski 2023, arXiv:2312.03732), instead of `alpha / r`.
     pub use_rslora: bool,
@@ -45,12 +44,12 @@ pub struct Lora {
     pub use_dora: bool,
     /// The linears that have adapters.
     pub targets: Targets,
-    /// The linears and layers that have none of them, or another rank or factor.
+    /// The linears and layers without adapters, or with another rank or `alpha`.
     pub exceptions: Exceptions,
 }
 
 impl Default for Lora {
-    /// PEFT's defaults, of all linears.
+    /// Returns PEFT's defaults, with adapters of all linears.
     fn default() -> Lora {
         let (targets, exceptions) = (Targets::AllLinear, Exceptions::default());
         Lora { r: 8, alpha: 8.0, use_rslora: false, use_dora: false, targets, exceptions }
@@ -58,27 +57,27 @@ impl Default for Lora {
 }
 
 impl Lora {
-    /// Adapters of no linear, for a model that is built as beside adapters, and gets them later.
+    /// Returns adapters of no linear, for a model that gets its adapters later.
     pub fn of_no_linear() -> Lora {
         Lora { r: 1, alpha: 1.0, targets: Targets::NONE, ..Lora::default() }
     }
 
-    /// Whether the linear called `linear` has an adapter.
+    /// Returns whether the linear called `linear` has an adapter.
     pub fn has(&self, linear: &str) -> bool {
         let is_target = match &self.targets {
-            // A whole name is one of a single layer.
+            // A whole name identifies one layer, so the list of layers does not apply.
             Targets::Names(names) if names.iter().any(|name| name == linear) => true,
             targets => targets.names(linear) && self.exceptions.has_layer(linear),
         };
         is_target && !self.exceptions.exclude.names(linear)
     }
 
-    /// The rank of the adapter of `linear`.
+    /// Returns the rank of the adapter of `linear`.
     pub fn rank(&self, linear: &str) -> usize {
         Exceptions::of(&self.exceptions.ranks, linear).unwrap_or(self.r)
     }
 
-    /// The factor of the product of `A` and `B` of `linear`.
+    /// Returns the factor of the product of `A` and `B` of `linear`.
     pub fn scale(&self, linear: &str) -> f64 {
         let (alpha, r) = (Exceptions::of(&self.exceptions.alphas, linear), self.rank(linear) as f64);
         alpha.unwrap_or(self.alpha) / if self.use_rslora { r.sqrt() } else { r }
@@ -86,7 +85,7 @@ impl Lora {
 
     /// Checks the targets against the names of all linears of a model.
     ///
-    /// Errors with [`Error::Config`](ottava_common::Error::Config) that lists the linears when a target is none of them.
+    /// Errors with [`Error::Config`](ottava_common::Error::Config), which lists the linears, if a target is not a linear of the model.
     pub fn check<'a>(&self, linears: impl Iterator<Item = &'a String>) -> Result<()> {
         let linears: Vec<&String> = linears.collect();
         let known = || targets::last_names(linears.iter().copied());

@@ -1,36 +1,36 @@
-//! What a pass through a model is for, and what its products read: values in the [`Context`](crate::context::Context).
+//! The purpose of a pass through a model, and what its products read: values in the [`Context`](crate::context::Context).
 //!
-//! A `Mode` has two parts: the purpose of a pass (training, evaluation, inference, recomputation and others in `Pass`), and whether products read
-//! codes or the compute type (`StepPrecision`). Evaluation and generation have no effect on a run: their casts write statistics to a separate
-//! buffer that nothing reads, and only `ScalingState::update` changes scales.
+//! A `Mode` has two parts: the purpose of a pass (`Pass`), and whether products read codes or the compute type (`StepPrecision`). Evaluation and
+//! generation have no effect on a run: their casts write statistics to a separate buffer that nothing reads, and only `ScalingState::update` changes
+//! scales.
 //!
-//! For example, `Decoder::forward_only` of an evaluation uses `Mode::evaluation`, whose statistics are unread, and a `KvCache` has a `Recorder` of
-//! its own.
+//! For example, `Decoder::forward_only` of an evaluation uses `Mode::evaluation`, whose statistics are not read. A `KvCache` has a separate
+//! `Recorder`.
 
 /// The purpose of a pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pass {
-    /// Forward and backward of a step: casts are measured, and forward saves what backward needs.
+    /// Forward and backward of a step. Casts are measured, and forward saves the values for backward.
     Training,
-    /// Forward alone: saves nothing, and its measurements do not reach the run.
+    /// Only forward. It saves nothing, and its measurements do not reach the run.
     Evaluation,
-    /// As evaluation, but without adapters: forward of the model that adapters are trained beside.
+    /// Evaluation without adapters, which gives the results of the frozen model.
     Reference,
-    /// Forward of tokens of several requests: as evaluation, and no operand is scaled by what other requests have.
+    /// Forward of tokens of several requests. It is like evaluation, but the scale of an operand does not depend on other requests.
     Inference,
-    /// Forward and backward that are compared between precisions: no measurement and no gradient reaches the run.
+    /// Forward and backward in two precisions for comparison. Neither measurements nor gradients reach the run.
     Comparison,
-    /// Forward of a block, recomputed in backward: saves like training, but does not measure again.
+    /// Forward of a block that backward recomputes. It saves like training, but does not measure again.
     Recomputation,
 }
 
-/// What the products of a step read.
+/// The data that the products of a step read.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum StepPrecision {
     /// The formats of the recipe.
     #[default]
     Recipe,
-    /// The compute type everywhere. What the recipe would cast is measured, so histories and scales stay up to date.
+    /// The compute type in all products. Operands that the recipe would cast are measured, so histories and scales stay up to date.
     High,
 }
 
@@ -39,55 +39,55 @@ pub enum StepPrecision {
 pub struct Mode {
     /// The purpose of the pass.
     pub pass: Pass,
-    /// What its products read.
+    /// The data that the products of the pass read.
     pub precision: StepPrecision,
 }
 
 impl Mode {
-    /// Forward without backward, in the recipe's precision.
+    /// The mode of forward without backward, in the recipe's precision.
     pub const EVALUATION: Mode = Mode::evaluation(StepPrecision::Recipe);
-    /// Forward and backward, in the recipe's precision.
+    /// The mode of forward and backward, in the recipe's precision.
     pub const TRAINING: Mode = Mode { pass: Pass::Training, precision: StepPrecision::Recipe };
 
-    /// Forward of tokens of several requests, in the recipe's precision.
+    /// The mode of forward of tokens of several requests, in the recipe's precision.
     pub const INFERENCE: Mode = Mode { pass: Pass::Inference, precision: StepPrecision::Recipe };
 
-    /// Forward and backward in this precision.
+    /// Returns the mode of forward and backward in this precision.
     pub fn training(precision: StepPrecision) -> Mode {
         Mode { pass: Pass::Training, precision }
     }
 
-    /// Forward without backward, in this precision.
+    /// Returns the mode of forward without backward, in this precision.
     pub const fn evaluation(precision: StepPrecision) -> Mode {
         Mode { pass: Pass::Evaluation, precision }
     }
 
-    /// Forward without backward and without adapters, in this precision.
+    /// Returns the mode of forward without backward and without adapters, in this precision.
     pub const fn reference(precision: StepPrecision) -> Mode {
         Mode { pass: Pass::Reference, precision }
     }
 
-    /// The mode in which backward recomputes a forward of this mode.
+    /// Returns the mode in which backward recomputes a forward of this mode.
     pub fn recomputation(self) -> Mode {
         Mode { pass: Pass::Recomputation, ..self }
     }
 
-    /// Whether backward follows.
+    /// Returns whether forward saves the values for backward.
     pub fn keeps(self) -> bool {
         matches!(self.pass, Pass::Training | Pass::Recomputation | Pass::Comparison)
     }
 
-    /// Whether casts count for the run's statistics.
+    /// Returns whether casts count for the run's statistics.
     pub fn measures(self) -> bool {
         self.pass == Pass::Training
     }
 
-    /// Whether adapters add to the products of linears.
+    /// Returns whether adapters add to the products of linears.
     pub fn adapts(self) -> bool {
         self.pass != Pass::Reference
     }
 
-    /// Whether all products read the compute type.
+    /// Returns whether all products read the compute type.
     pub fn is_high_precision(self) -> bool {
         self.precision == StepPrecision::High
     }

@@ -1,6 +1,6 @@
-//! What the products of a linear layer read: a matrix, or its FP8 codes.
+//! The operands of a linear layer's products: matrices, or FP8 codes of matrices.
 //!
-//! A product receives a `View`, which is either a value or codes. Both have `rows()` and `columns()`, and no accessor returns an operand in the
+//! A product receives a `View`, which holds a value or codes. Both kinds have `rows()` and `columns()`, and no accessor returns an operand in the
 //! wrong precision.
 //!
 //! | product | a | b | |
@@ -9,12 +9,12 @@
 //! | dgrad `dx = dy · W` | rows of `dy` | columns of `W` | |
 //! | wgrad `dW += dyᵀ · x` | columns of `dy` | columns of `x` | into the gradient, in place |
 //!
-//! Columns of a matrix in codes are a transposed copy, because FP8 products read both operands along the contracted dimension. A transposed copy is
-//! a copy of codes; if the two copies have different scales, both are cast from the same values. So no FP8 value is made from another FP8 value,
-//! with two exceptions: with `memory.saved_activations = "float8"`, backward recomputes operands from compressed activations, and to add a
+//! The columns of a matrix in codes are a transposed copy, because FP8 products read both operands along the contracted dimension. A transposed copy
+//! is a copy of codes. If the two copies have different scales, both are cast from the same values. So FP8 values are never made from other FP8
+//! values, with two exceptions. With `memory.saved_activations = "float8"`, backward recomputes operands from compressed activations. To add a
 //! micro-batch, E4M3 gradients of weights are widened and cast again.
 //!
-//! Each product may read the compute type instead (`ProductPrecision::High`, set by `high_precision_products`); then `Views` holds the value for
+//! Each product may read the compute type instead (`ProductPrecision::High`, set by `high_precision_products`). Then `Views` holds the value for
 //! one product and codes for the other. After forward, a linear keeps only the view that wgrad reads. A `Gathering` is an operand whose all-gather
 //! is in flight: the first product that reads it starts with the rows of this rank.
 
@@ -26,23 +26,23 @@ use std::cell::{OnceCell, RefCell};
 use std::ops::Range;
 use std::rc::Rc;
 
-/// The scale that a tensor's own values gave, saved to cast the tensor again. Empty if the slot holds the scale for the whole step, or if
-/// rows or blocks find their scales in each cast.
+/// The scale of a cast that was computed from the tensor's own values, saved for casting the tensor again. Empty if the slot holds the scale for the
+/// whole step, or if each cast computes scales per row or block.
 #[derive(Clone, Debug, Default)]
 pub struct FrozenScale(Option<Tensor>);
 
 impl FrozenScale {
-    /// The scale F32 `[1]` of one tensor.
+    /// Wraps the scale F32 `[1]` of one tensor.
     pub fn own(scale: Tensor) -> FrozenScale {
         FrozenScale(Some(scale))
     }
 
-    /// The scale, F32 `[1]`; `None` if the tensor has none of its own.
+    /// Returns the scale, F32 `[1]`, or `None` if the tensor has no scale of its own.
     pub fn scale(&self) -> Option<&Tensor> {
         self.0.as_ref()
     }
 
-    /// Replaces the scale, in place if there is one.
+    /// Replaces the scale. An existing scale is overwritten in place.
     pub fn replace(&mut self, by: FrozenScale) -> Result<()> {
         match (&mut self.0, by.0) {
             (Some(old), Some(new)) => old.copy_from(0, &new)?,
@@ -52,15 +52,15 @@ impl FrozenScale {
     }
 }
 
-/// A matrix whose rows ranks send each other, in the compute type or as codes with one scale. The first product multiplies this rank's rows while the
-/// others arrive.
+/// A matrix whose rows are being gathered from ranks. The rows are values, or codes with one scale. The first product multiplies this rank's rows
+/// while the rows of other ranks arrive.
 pub struct Gathering {
     range: Range<usize>,
     ranks: usize,
-    /// This rank's rows, and the rows of all ranks, until the gather has been waited for.
+    /// This rank's rows and the gather of all rows. `None` after the gather has been waited for.
     arriving: RefCell<Option<(Matrix, Arriving)>>,
     all: OnceCell<Matrix>,
-    /// The transposed codes of all rows, once they have been read.
+    /// The transposed codes of all rows, once they have been computed.
     transposed: OnceCell<QuantizedTensor>,
 }
 
@@ -74,7 +74,7 @@ pub enum Matrix {
 }
 
 impl Matrix {
-    /// The operand that is contracted along the columns.
+    /// Returns the operand that is contracted along the columns.
     pub fn rows(&self) -> Operand<'_> {
         match self {
             Matrix::Value(x) => Operand::plain(x),
@@ -82,7 +82,7 @@ impl Matrix {
         }
     }
 
-    /// Its values or codes.
+    /// Returns the tensor of values or codes.
     pub fn tensor(&self) -> &Tensor {
         match self {
             Matrix::Value(x) => x,
@@ -90,7 +90,7 @@ impl Matrix {
         }
     }
 
-    /// The rows in `range`; `None` if they cannot be taken apart ([`QuantizedTensor::row_range`]).
+    /// Returns the rows in `range`, or `None` if the codes cannot be divided by rows ([`QuantizedTensor::row_range`]).
     pub fn row_range(&self, range: Range<usize>) -> Result<Option<Matrix>> {
         Ok(match self {
             Matrix::Value(x) => Some(Matrix::Value(x.rows(range.start, range.end)?)),
@@ -100,7 +100,7 @@ impl Matrix {
 }
 
 impl Gathering {
-    /// The rows of all ranks, which are `arriving`; the rank at `place` has its `own` rows.
+    /// Creates a gather of the rows of all ranks, which are `arriving`. The rank at `place` has the rows `own`.
     pub fn new(own: Matrix, place: ShardPlace, arriving: Arriving) -> Gathering {
         let rows = own.tensor().shape()[0];
         Gathering {
@@ -112,17 +112,17 @@ impl Gathering {
         }
     }
 
-    /// The number of rows of all ranks.
+    /// Returns the number of rows of all ranks.
     pub fn row_count(&self) -> usize {
         self.range.len() * self.ranks
     }
 
-    /// This rank's rows and where they are; `None` once the rows of all ranks have been read.
+    /// Returns this rank's rows and their range, or `None` once the rows of all ranks have been read.
     pub fn own(&self) -> Option<(Matrix, Range<usize>)> {
         self.arriving.borrow().as_ref().map(|(own, _)| (own.clone(), self.range.clone()))
     }
 
-    /// Runs `work`, which multiplies this rank's rows, while the others arrive ([`Pending::beside`](ottava_tensor::comm::Pending::beside)).
+    /// Runs `work`, which multiplies this rank's rows, while other rows arrive ([`Pending::beside`](ottava_tensor::comm::Pending::beside)).
     pub fn beside<R>(&self, work: impl FnOnce() -> R) -> R {
         match &*self.arriving.borrow() {
             Some((_, Arriving::Coming(pending))) => pending.beside(work),
@@ -130,7 +130,7 @@ impl Gathering {
         }
     }
 
-    /// The rows of all ranks. The first call waits for them.
+    /// Returns the rows of all ranks. The first call waits for them.
     pub fn all(&self) -> Result<&Matrix> {
         if let Some((own, arriving)) = self.arriving.take() {
             let all = arriving.wait()?;
@@ -144,7 +144,7 @@ impl Gathering {
         self.all.get().ok_or(Error::Rank { rank: self.range.start / self.range.len().max(1), words })
     }
 
-    /// The operand of all rows that is contracted along the rows.
+    /// Returns the operand of all rows that is contracted along the rows.
     fn columns(&self) -> Result<Operand<'_>> {
         let all = self.all()?;
         let codes = match all {
@@ -159,12 +159,12 @@ impl Gathering {
     }
 }
 
-/// A matrix as one product reads it.
+/// A matrix in the form in which one product reads it.
 #[derive(Clone)]
 pub enum View {
     /// In the compute type.
     Value(Tensor),
-    /// From several ranks.
+    /// Rows that are gathered from several ranks.
     Gathering(Rc<Gathering>),
     /// In FP8.
     Codes(QuantizedTensor),
@@ -173,7 +173,7 @@ pub enum View {
 }
 
 impl View {
-    /// The operand that is contracted along the columns of the matrix.
+    /// Returns the operand that is contracted along the columns of the matrix.
     pub fn rows(&self) -> Result<Operand<'_>> {
         Ok(match self {
             View::Value(x) => Operand::plain(x),
@@ -182,7 +182,7 @@ impl View {
         })
     }
 
-    /// The operand that is contracted along the rows of the matrix.
+    /// Returns the operand that is contracted along the rows of the matrix.
     pub fn columns(&self) -> Result<Operand<'_>> {
         Ok(match self {
             View::Value(x) => Operand::plain_transposed(x),
@@ -191,7 +191,7 @@ impl View {
         })
     }
 
-    /// The number of rows of the matrix.
+    /// Returns the number of rows of the matrix.
     pub fn row_count(&self) -> usize {
         match self {
             View::Value(x) => x.shape()[0],
@@ -200,7 +200,7 @@ impl View {
         }
     }
 
-    /// The rows in `range`, as [`View::rows`] reads them; `None` if their scales cannot be taken apart ([`QuantizedTensor::row_range`]).
+    /// Returns the rows in `range` for [`View::rows`], or `None` if their scales cannot be divided by rows ([`QuantizedTensor::row_range`]).
     pub fn row_range(&self, range: Range<usize>) -> Result<Option<View>> {
         let value = |x: &Tensor| x.rows(range.start, range.end);
         Ok(match self {
@@ -214,9 +214,9 @@ impl View {
         })
     }
 
-    /// The matrix in the compute type, as an adapter reads it.
+    /// Returns the matrix in the compute type, which an adapter reads.
     ///
-    /// Panics if it was cast for a linear without adapters.
+    /// Panics if the matrix was cast for a linear without adapters.
     pub fn value(&self) -> Result<&Tensor> {
         match self {
             View::Value(x) | View::CodesAndValue(_, x) => Ok(x),
@@ -238,7 +238,7 @@ impl From<Matrix> for View {
     }
 }
 
-/// A matrix in the forms in which two products read it.
+/// A matrix in the forms that two products read.
 #[derive(Clone)]
 pub struct Views {
     /// The form contracted along the columns.
@@ -248,7 +248,7 @@ pub struct Views {
 }
 
 impl Views {
-    /// Views of codes with both copies.
+    /// Returns the two views of codes that have both copies.
     pub fn of_codes(codes: QuantizedTensor) -> Views {
         Views { rows: View::Codes(codes.only_rows()), columns: View::Codes(codes.only_transposed()) }
     }
@@ -259,7 +259,7 @@ impl Views {
 pub struct ResidualGradient {
     /// The gradient.
     pub value: Tensor,
-    /// Its largest absolute value, for current scaling.
+    /// The amax of the gradient, for current scaling.
     pub amax: Option<Tensor>,
 }
 

@@ -1,4 +1,4 @@
-//! Other casts for some linears of a run: the tables `[[precision.overrides]]`.
+//! The tables `[[precision.overrides]]`, which give some linears of a run other casts.
 
 use crate::{Fp8Format, ProductName, RecipeName};
 use schemars::JsonSchema;

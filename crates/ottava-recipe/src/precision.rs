@@ -10,8 +10,9 @@ use ottava_tensor::{DType, Device, Granularity};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// Most tokens of a wgrad whose sums are fast by default. Each addition of 32 products rounds towards zero at 2⁻¹³ of the sum, so a sum of values with
-/// one sign loses about `tokens / 32 · 2⁻¹⁴` of itself, 3 % here. Sums of both signs lose less (benchmarks/2026-11-27-accumulation-losses.md).
+/// The maximum number of tokens up to which wgrad sums fast by default. Fast sums round each addition of 32 products towards zero at 2⁻¹³ of the sum.
+/// A sum of values with one sign therefore loses about `tokens / 32 · 2⁻¹⁴` of itself, 3 % for this number of tokens. Sums of both signs lose less
+/// (benchmarks/2026-11-27-accumulation-losses.md).
 const FAST_WGRAD_TOKENS: usize = 16_384;
 
 /// How FP8 products add up.
@@ -42,13 +43,13 @@ pub enum WgradBlocks {
 pub struct LossScaling {
     /// The first loss scale.
     pub initial: f64,
-    /// The loss scale is doubled after this many steps in a row with finite gradients.
+    /// The number of consecutive steps with finite gradients after which the loss scale is doubled.
     pub window: u64,
-    /// The loss scale is never halved below this value.
+    /// The minimum to which the loss scale is halved.
     pub minimum: f64,
 }
 
-/// The names of [`AmaxReducer`], in the schema of a run.
+/// The names of [`AmaxReducer`] in the schema of a run.
 #[derive(JsonSchema)]
 #[schemars(rename_all = "snake_case")]
 #[expect(dead_code, reason = "only its names are read")]
@@ -57,7 +58,7 @@ enum AmaxReducerName {
     MostRecent,
 }
 
-/// The names of [`NonFinite`], in the schema of a run.
+/// The names of [`NonFinite`] in the schema of a run.
 #[derive(JsonSchema)]
 #[schemars(rename_all = "snake_case")]
 #[expect(dead_code, reason = "only its names are read")]
@@ -229,7 +230,7 @@ impl Default for Precision {
 }
 
 impl Precision {
-    /// What is wrong with these settings, a sentence each.
+    /// Returns a sentence for each problem of these settings.
     pub fn problems(&self) -> Vec<String> {
         let mut problems = Vec::new();
         if self.delayed.amax_history_len == 0 {
@@ -305,17 +306,17 @@ impl Precision {
         problems
     }
 
-    /// The recipes of the linears.
+    /// Returns the recipes of the linears.
     pub fn recipes(&self) -> impl Iterator<Item = RecipeName> {
         std::iter::once(self.recipe).chain(self.overrides.iter().filter_map(|other| other.recipe))
     }
 
-    /// What the products of `step` read.
+    /// Returns the data that the products of `step` read.
     pub fn precision_of(&self, step: u64) -> StepPrecision {
         if self.exceptions.high_precision_steps.contains(step) { StepPrecision::High } else { StepPrecision::Recipe }
     }
 
-    /// How the loss is scaled, where the recipe has small numbers that need it.
+    /// Returns how the loss is scaled, if the recipe computes in FP16.
     pub fn loss_scaling(&self) -> Option<LossScaling> {
         (self.recipe == RecipeName::Fp16).then_some(LossScaling {
             initial: self.fp16.initial_loss_scale,
@@ -324,8 +325,8 @@ impl Precision {
         })
     }
 
-    /// The recipe these settings describe on `device`, in a run with micro-batches of this many tokens. Speed was measured on a GPU and
-    /// decides nothing on a CPU.
+    /// Returns the recipe that these settings describe on `device`, for micro-batches of this many tokens. `skip_slow_linears` applies only on a GPU,
+    /// where speed was measured.
     pub fn recipe_on(&self, device: &Device, micro_batch_tokens: usize) -> Recipe {
         let mut recipe = self.recipe_of(micro_batch_tokens);
         let measured = matches!(device, Device::Cuda(_));
@@ -333,7 +334,7 @@ impl Precision {
         recipe
     }
 
-    /// The recipe these settings describe, where speed and the number of tokens decide nothing.
+    /// Returns the recipe that these settings describe, without exceptions for speed, and for few tokens per micro-batch.
     pub fn recipe(&self) -> Recipe {
         self.recipe_of(0)
     }
@@ -362,7 +363,7 @@ impl Precision {
         }
     }
 
-    /// These settings, with settings of `other` in their place where `other` has some.
+    /// Returns these settings, replaced by the settings that `other` has.
     fn with(&self, other: &PrecisionOverride) -> Precision {
         Precision {
             recipe: other.recipe.unwrap_or(self.recipe),
@@ -379,7 +380,7 @@ impl Precision {
         }
     }
 
-    /// The problems of table number `number`, from 1, a sentence each.
+    /// Returns a sentence for each problem of table number `number` (from 1).
     fn problems_of(&self, number: usize, other: &PrecisionOverride) -> Vec<String> {
         let table = format!("table {number} of [[precision.overrides]]");
         let mut problems = Vec::new();
@@ -405,7 +406,8 @@ impl Precision {
         problems
     }
 
-    /// The compute type, the casts of linears and the precision of their products with so many tokens, without exceptions and overrides.
+    /// Returns the compute type, the casts of linears, and the precision of their products for micro-batches of `tokens`. Exceptions and overrides
+    /// are left out.
     fn formats(&self, tokens: usize) -> (DType, Option<LinearCasts>, Products) {
         let how = DelayedScaling {
             reducer: self.delayed.amax_compute_algo,
@@ -416,7 +418,7 @@ impl Precision {
         let delayed =
             Scaling::Delayed { how, window: self.delayed.amax_history_len, first_step: self.delayed.first_step };
         let own = Scaling::Current(CurrentScaling { epsilon: 0.0, power_of_two: self.power_of_two_scales });
-        // What shares a scale, in activations and in weights.
+        // The granularities are for activations and for weights.
         let (compute, scaling) = match self.recipe {
             RecipeName::Fp32 => (DType::F32, None),
             RecipeName::Bf16 => (DType::BF16, None),

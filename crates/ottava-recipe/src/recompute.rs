@@ -1,16 +1,16 @@
-//! What forward saves and what backward recomputes: values that the layers interpret.
+//! The settings that decide which values forward saves and which values backward recomputes. Layers interpret them.
 //!
 //! For an operand that is not saved, `SavedOperand` keeps the scale of its cast. Backward recomputes the operand with
-//! `OperandCast::reproduce_columns`, `reproduce_both` or `recast_columns`, and does not measure the operand again. The backward kernel of the
-//! activation also writes the activation's transposed codes, so no policy saves these codes. Recomputing a block skips its last product, whose
-//! result backward does not read. Every policy gives the same bits (`tests/promises/step/recompute.rs`).
+//! `OperandCast::reproduce_columns`, `reproduce_both` or `recast_columns`, and does not measure it again. The backward kernel of the
+//! activation also writes the activation's transposed codes, so no policy saves these codes. Recomputing a block skips its last product, because
+//! backward does not read the result. Every policy gives the same bits (`tests/promises/step/recompute.rs`).
 //!
 //! Saving activations in FP8 changes gradients, so it is a separate setting and not a policy of recomputation (`ops/compress/` of `ottava-tensor`).
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// What backward recomputes. Each policy saves less than the one before; all give the same bits.
+/// The values that backward recomputes. Each policy saves less than the previous policy. The policies give the same bits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Recompute {
@@ -26,10 +26,10 @@ pub enum Recompute {
 }
 
 impl Recompute {
-    /// All policies, from the one that saves most.
+    /// All policies. The first one saves the most.
     pub const ALL: [Recompute; 4] = [Recompute::None, Recompute::NormSwiglu, Recompute::Attention, Recompute::Full];
 
-    /// The spelling in configuration files.
+    /// Returns the spelling in configuration files.
     pub const fn as_str(self) -> &'static str {
         match self {
             Recompute::None => "none",
@@ -39,17 +39,17 @@ impl Recompute {
         }
     }
 
-    /// Whether the operands of linears are recomputed.
+    /// Returns whether the operands of linears are recomputed.
     pub fn operands(self) -> bool {
         self >= Recompute::NormSwiglu
     }
 
-    /// Whether Q, K and V are recomputed.
+    /// Returns whether Q, K and V are recomputed.
     pub fn qkv(self) -> bool {
         self >= Recompute::Attention
     }
 
-    /// Whether whole blocks are recomputed.
+    /// Returns whether whole blocks are recomputed.
     pub fn blocks(self) -> bool {
         self == Recompute::Full
     }
@@ -62,6 +62,7 @@ pub enum SavedActivations {
     /// The values of forward.
     #[default]
     Exact,
-    /// E4M3 with a power of two per 16 neighbours. Forward does not change; gradients do slightly, and operands recomputed from these.
+    /// E4M3 with a power of two per 16 neighbours. Forward does not change. Gradients change slightly, as do the operands that are recomputed from
+    /// these codes.
     Float8,
 }

@@ -1,4 +1,4 @@
-//! Ranges of optimizer steps, as configuration files write them.
+//! Ranges of optimizer steps, in the syntax of configuration files.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -12,12 +12,12 @@ use std::str::FromStr;
 pub struct Steps(Vec<Range<u64>>);
 
 impl Steps {
-    /// Whether `step` is one of them.
+    /// Returns whether `step` is in one of the ranges.
     pub fn contains(&self, step: u64) -> bool {
         self.0.iter().any(|range| range.contains(&step))
     }
 
-    /// Whether there are none.
+    /// Returns whether the list of ranges is empty.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }

@@ -1,7 +1,7 @@
-//! Storage formats of weights, gradients and moments: values that parameters and the optimizer interpret.
+//! Storage formats of weights, gradients and moments, as settings that parameters and the optimizer interpret.
 //!
-//! `param` stores weights and gradients in these formats, and `Moments` of the op `adamw` stores the states. An F16 master whose codes FP8 products
-//! read has no BF16 copy: casts read the F16 value (`Fp8Output::cast_scaled`).
+//! `param` stores weights and gradients in these formats, and `Moments` of the op `adamw` stores the states. If FP8 products read codes of an F16
+//! master, no BF16 copy is stored. Casts read the F16 value (`Fp8Output::cast_scaled`).
 
 use ottava_tensor::{DType, ExpandedTensor};
 use schemars::JsonSchema;
@@ -31,7 +31,7 @@ impl Storage {
     pub const ALL: [Storage; 6] =
         [Storage::Float32, Storage::MsampO1, Storage::MsampO2, Storage::MsampO3, Storage::Coat, Storage::Bfloat16];
 
-    /// The spelling in configuration files.
+    /// Returns the spelling in configuration files.
     pub const fn as_str(self) -> &'static str {
         match self {
             Storage::Float32 => "float32",
@@ -43,7 +43,7 @@ impl Storage {
         }
     }
 
-    /// The storage formats.
+    /// Returns the storage formats.
     pub const fn formats(self) -> Formats {
         let (masters, gradients, states) = match self {
             Storage::Float32 => (Masters::Float32, Gradients::Float32, States::Float32),
@@ -55,7 +55,7 @@ impl Storage {
         Formats { masters, gradients, states }
     }
 
-    /// Whether FP8 codes of weights are stored for the whole step; otherwise each product casts the weight that it reads.
+    /// Returns whether FP8 codes of weights are stored for the whole step. Otherwise each product casts the weight that it reads.
     pub const fn weight_codes(self) -> bool {
         !matches!(self, Storage::MsampO1 | Storage::MsampO2)
     }
@@ -69,12 +69,12 @@ impl Share {
     /// No block.
     pub const NONE: Share = Share(0);
 
-    /// The nearest value to `share`, clamped to 0 to 1.
+    /// Returns `share` rounded to thousandths and clamped to 0 to 1.
     pub fn new(share: f64) -> Share {
         Share((share.clamp(0.0, 1.0) * 1000.0).round() as u32)
     }
 
-    /// Whether the share includes block `i` of `n`. `None`, a parameter outside the blocks, is included in a share of 1 only.
+    /// Returns whether the share includes block `i` of `n`. A parameter outside the blocks (`None`) is included only in a share of 1.
     pub fn covers(self, block: Option<(usize, usize)>) -> bool {
         match block {
             Some((i, n)) => (n - i) * 1000 <= self.0 as usize * n,
@@ -83,12 +83,12 @@ impl Share {
     }
 }
 
-/// Storage formats of weights, gradients and moments. Vectors have no format with a scale and use F32 instead.
+/// Storage formats of weights, gradients and moments. Vectors use F32 instead of a format with a scale.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Formats {
     /// Format of master weights.
     pub masters: Masters,
-    /// Format of the gradients of the blocks' matrices. All others are F32.
+    /// Format of the gradients of the blocks' matrices. Gradients of other parameters are F32.
     pub gradients: Gradients,
     /// Format of the moments.
     pub states: States,
@@ -116,13 +116,13 @@ pub enum Gradients {
     Float32,
     /// 2 bytes.
     Bfloat16,
-    /// E4M3, with one power of two per matrix; cast after each micro-batch. Of several ranks, E4M3 is what they send, with one power of two
-    /// per 128 values.
+    /// E4M3, with one power of two per matrix; cast after each micro-batch. If there are several ranks, they send E4M3 with one power of two per 128
+    /// values.
     Float8,
 }
 
 impl Gradients {
-    /// The spelling in configuration files.
+    /// Returns the spelling in configuration files.
     pub const fn as_str(self) -> &'static str {
         match self {
             Gradients::Float32 => "float32",
@@ -147,7 +147,7 @@ pub enum States {
 }
 
 impl Formats {
-    /// Why ranks cannot share the update of a parameter of this shape with these formats; `None` if they can.
+    /// Returns why ranks cannot share the update of a parameter of this shape with these formats, or `None` if they can.
     pub fn slice_problem(self, shape: &[usize]) -> Option<String> {
         let columns = shape[shape.len() - 1];
         (self.states == States::Coat && !columns.is_multiple_of(ExpandedTensor::GROUP)).then(|| {
@@ -158,18 +158,18 @@ impl Formats {
         })
     }
 
-    /// Whether the update of a slice can cast the slice in the same pass. A cast needs a matrix of tiles. Groups of moments lie within rows
-    /// of their own, and stochastic rounding needs the place of each element, so neither fits such a matrix.
+    /// Returns whether the update of a slice can also cast the slice. A cast treats the slice as a matrix of tiles. Groups of moments must lie within
+    /// the real rows, and stochastic rounding needs the position of each element, so neither allows such a matrix.
     pub fn slice_casts(self) -> bool {
         self.masters != Masters::None && matches!(self.states, States::Float32 | States::Float8)
     }
 
-    /// Whether master weights or moments have one scale for a whole parameter.
+    /// Returns whether master weights or moments have one scale for a whole parameter.
     pub fn has_scales(self) -> bool {
         self.masters == Masters::Float16 || self.states == States::Float8
     }
 
-    /// Why a model that computes in `compute` cannot train with these formats; `None` if it can.
+    /// Returns the reason why a model that computes in `compute` cannot train with these formats, and `None` if it can.
     pub fn problem(self, compute: DType) -> Option<String> {
         match (self.masters, compute) {
             (Masters::None, DType::F16) => Some(
@@ -182,7 +182,7 @@ impl Formats {
         }
     }
 
-    /// The formats of parameters that are not matrices.
+    /// Returns the formats of parameters that are not matrices.
     pub const fn of_vectors(self) -> Formats {
         let masters = match self.masters {
             Masters::Float16 => Masters::Float32,

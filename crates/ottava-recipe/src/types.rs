@@ -9,20 +9,20 @@ use serde::{Deserialize, Serialize};
 /// The origin of a cast's scale.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Scaling {
-    /// Delayed scaling: from the amaxes of earlier steps.
+    /// Delayed scaling: the scale comes from the amaxes of earlier steps.
     Delayed {
-        /// How amaxes become a scale.
+        /// The rule that computes a scale from amaxes.
         how: DelayedScaling,
-        /// Steps in the history.
+        /// The number of steps in the amax history.
         window: usize,
-        /// Scaling of the first step, without a history.
+        /// The scale of the first step, which has no history.
         first_step: FirstStep,
     },
-    /// Current scaling: from the tensor itself.
+    /// Current scaling: the scale comes from the tensor itself.
     Current(CurrentScaling),
 }
 
-/// Scaling of the first step, whose history is empty.
+/// The scale of the first step, whose history is empty.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum FirstStep {
@@ -32,14 +32,14 @@ pub enum FirstStep {
     Unscaled,
 }
 
-/// How one operand of the matrix products is cast.
+/// The cast of one operand of the matrix products.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Cast {
     /// The FP8 format.
     pub format: DType,
-    /// Which elements share a scale.
+    /// The elements that share a scale.
     pub granularity: Granularity,
-    /// Where the scale comes from.
+    /// The source of the scale.
     pub scaling: Scaling,
 }
 
@@ -54,11 +54,11 @@ pub struct LinearCasts {
     pub grad_output: Cast,
 }
 
-/// Which FP8 formats the operands have.
+/// The FP8 formats of the operands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Fp8Format {
-    /// [`Fp8Format::Hybrid`] with one scale per tensor, [`Fp8Format::E4m3`] with more, which need no range.
+    /// [`Fp8Format::Hybrid`] if a tensor has one scale. [`Fp8Format::E4m3`] if it has several scales, because then it needs less range.
     Auto,
     /// E4M3 for inputs and weights, E5M2 for gradients.
     Hybrid,
@@ -78,17 +78,17 @@ pub enum ProductName {
     Wgrad,
 }
 
-/// Precision of a product of a linear layer.
+/// The precision of a product of a linear layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ProductPrecision {
-    /// Operands in the recipe's compute type.
+    /// Operands in the compute type of the recipe.
     High,
-    /// FP8 operands, with this accumulation.
+    /// FP8 operands, with this kind of accumulation.
     Fp8(Accumulation),
 }
 
 impl ProductPrecision {
-    /// Accumulation of the product; always exact for operands in the compute type.
+    /// Returns the accumulation of the product. It is always exact for operands in the compute type.
     pub fn accumulation(self) -> Accumulation {
         match self {
             ProductPrecision::High => Accumulation::Exact,
@@ -97,7 +97,7 @@ impl ProductPrecision {
     }
 }
 
-/// Precision of each product of a linear layer.
+/// The precision of each product of a linear layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Products {
     /// `y = x · Wᵀ`.
@@ -109,7 +109,7 @@ pub struct Products {
 }
 
 impl Products {
-    /// All operands in the compute type.
+    /// All products in the compute type.
     pub const HIGH: Products =
         Products { fprop: ProductPrecision::High, dgrad: ProductPrecision::High, wgrad: ProductPrecision::High };
 }
@@ -117,21 +117,21 @@ impl Products {
 /// The precision of a run. Embedding, norms, attention, head and loss always stay in `compute`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Recipe {
-    /// Its name in configuration files.
+    /// The name in configuration files.
     pub name: RecipeName,
-    /// Type of activations, and of weights outside FP8 products.
+    /// The type of activations, and the type of weights outside FP8 products.
     pub compute: DType,
-    /// The casts of the blocks' linears; `None` leaves them in `compute`.
+    /// The casts of the blocks' linears. `None` leaves the linears in `compute`.
     pub casts: Option<LinearCasts>,
-    /// The precision of the products of these linears.
+    /// The precision of the products of the blocks' linears.
     pub products: Products,
-    /// Linears that stay in `compute`; [`Recipe::decide`] decides for each.
+    /// The linears that stay in `compute`.
     pub exceptions: Exceptions,
-    /// Linears with other casts; the first that names a linear counts.
+    /// Other casts for some linears. The first override that matches a linear applies.
     pub overrides: Vec<Override>,
-    /// Whether linears after SwiGLU scale the columns of their input one by one, where casts have one scale per tensor.
+    /// Whether linears after SwiGLU scale each column of their input separately, if their casts have one scale per tensor.
     pub smooth_swiglu: bool,
-    /// Whether attention's gradient is summed in a fixed order.
+    /// Whether the gradient of attention is summed in a fixed order.
     pub deterministic: bool,
 }
 
@@ -158,12 +158,12 @@ pub enum RecipeName {
 }
 
 impl Recipe {
-    /// Whether it casts any linear to FP8.
+    /// Returns whether the recipe casts any linear to FP8.
     pub fn casts_to_fp8(&self) -> bool {
         self.casts.is_some() || self.overrides.iter().any(|other| other.casts.is_some())
     }
 
-    /// Checks that `device` has the products of this recipe.
+    /// Errors if `device` lacks the products of this recipe.
     pub fn expect_on(&self, device: &Device) -> Result<()> {
         self.expect_casts_on(self.name, self.casts.as_ref(), device)?;
         let mut overrides = self.overrides.iter();
@@ -199,7 +199,7 @@ impl Recipe {
 }
 
 impl RecipeName {
-    /// All names, in the order of the documentation.
+    /// All names, in the order in which they are documented.
     pub const ALL: [RecipeName; 8] = [
         RecipeName::Fp32,
         RecipeName::Bf16,
@@ -215,7 +215,7 @@ impl RecipeName {
     pub const FP8: [RecipeName; 5] =
         [RecipeName::Fp8Delayed, RecipeName::Fp8Current, RecipeName::Fp8Row, RecipeName::Fp8Block, RecipeName::Mxfp8];
 
-    /// The spelling in configuration files.
+    /// Returns the spelling in configuration files.
     pub const fn as_str(self) -> &'static str {
         match self {
             RecipeName::Fp32 => "fp32",
@@ -243,31 +243,31 @@ impl std::str::FromStr for RecipeName {
 /// Linears that stay in the compute type of a recipe that casts.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Exceptions {
-    /// Patterns of names: `*` stands for any characters, `?` for one.
+    /// Patterns of names. `*` matches any characters, and `?` matches one character.
     pub patterns: Vec<String>,
-    /// Blocks at the start.
+    /// The number of blocks at the start whose linears stay in the compute type.
     pub first: usize,
-    /// Blocks at the end.
+    /// The number of blocks at the end whose linears stay in the compute type.
     pub last: usize,
-    /// Tokens of a micro-batch on a GPU; if set, linears that FP8 would make slower are exceptions too.
+    /// The number of tokens of a micro-batch on a GPU. If it is set, linears that FP8 would slow down are exceptions too.
     pub slow_at: Option<usize>,
 }
 
-/// Linears with casts and products of their own.
+/// Other casts and products for some linears.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Override {
-    /// Patterns of names: `*` stands for any characters, `?` for one.
+    /// Patterns of names. `*` matches any characters, and `?` matches one character.
     pub patterns: Vec<String>,
     /// The recipe of the casts.
     pub recipe: RecipeName,
-    /// Their casts; `None` leaves them in the compute type.
+    /// The casts of these linears. `None` leaves the linears in the compute type.
     pub casts: Option<LinearCasts>,
-    /// The precision of their products.
+    /// The precision of the products of these linears.
     pub products: Products,
 }
 
 impl Override {
-    /// How reasons begin that name it: one text for all its linears, since they are counted by reason.
+    /// Returns the beginning of a reason that names this override. All linears of an override share the text, since linears are counted by reason.
     pub(super) fn reason(&self) -> String {
         match self.patterns.as_slice() {
             [first, _, rest @ ..] => format!("`{first}` and {} more of overrides: ", rest.len() + 1),

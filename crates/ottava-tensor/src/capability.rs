@@ -1,24 +1,24 @@
-//! Capabilities of GPUs by compute capability, from NVIDIA's documents (CUDA C++ Programming Guide, PTX ISA, cuBLAS: "FP8 data types
-//! usage"). The needs of kernels are checked against them before a launch.
+//! The capabilities of GPUs by compute capability, from NVIDIA's documents (CUDA C++ Programming Guide, PTX ISA, cuBLAS: "FP8 data types
+//! usage"). The needs of kernels are checked against these capabilities before a launch.
 //!
-//! `CAPABILITIES` lists, by compute capability, the features of GPUs, the scales of their FP8 products, their shared memory, and whether this
-//! project's tests have run on such a GPU. Three kinds of work are checked against a row of the table, before anything is launched and in every dry
+//! For each compute capability, `CAPABILITIES` lists the features of GPUs, the scales of their FP8 products, their shared memory, and whether this
+//! project's tests have run on such a GPU. Three kinds of work are checked against this table, before a launch and in every dry
 //! run:
 //!
-//! - Kernels: the declaration of a kernel source (`kernels!`) names the features that the kernel `needs`, and `KernelModule::expect_on`
-//!   checks the needs before the kernel is compiled. A kernel that can do without an instruction has another path for GPUs that lack the
-//!   instruction (`__CUDA_ARCH__` in `common.cuh`), and needs nothing.
+//! Kernels: the declaration of a kernel source (`kernels!`) names the features that the kernel `needs`, and `KernelModule::expect_on`
+//! checks these needs before the kernel is compiled. If a kernel has another path for GPUs that lack an instruction
+//! (`__CUDA_ARCH__` in `common.cuh`), it does not need the feature.
 //! - Products and recipes: `Capability::expect_fp8_product`, and `Recipe::expect_on` of `ottava-recipe` for the products of a recipe.
 //! - Attention: `AttentionBackend::choose` excludes backends that need a missing feature.
 //!
-//! `ottava plan --gpu NAME` prints what runs on a GPU. To support another GPU, add a row here, a model in `cuda/dry.rs`, and, for a kernel whose
-//! needs the GPU lacks, another kernel in the folder of the op.
+//! `ottava plan --gpu NAME` prints what runs on a GPU. To support another GPU, add a row here and a model in `cuda/dry.rs`. If the GPU lacks the
+//! needs of a kernel, add another kernel to the folder of the op.
 
 use crate::error::{Error, Result};
 use crate::granularity::Granularity;
 use std::fmt;
 
-/// A feature that a kernel or a product may need and that not all GPUs of [`CAPABILITIES`] have.
+/// A feature that a kernel or a product may need, and that some GPUs of [`CAPABILITIES`] lack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Feature {
     /// Kernels that start before their predecessor ends (`griddepcontrol`).
@@ -27,7 +27,7 @@ pub enum Feature {
     Clusters,
     /// Copies of tensor boxes to shared memory by TMA (`cp.async.bulk.tensor`).
     BulkCopies,
-    /// A TMA copy to the shared memory of several blocks of a cluster.
+    /// A TMA copy to the shared memory of several blocks of a cluster at once.
     Multicast,
     /// Products of a warp group with operands in shared memory (`wgmma`).
     Wgmma,
@@ -38,7 +38,7 @@ impl Feature {
     pub const ALL: [Feature; 5] =
         [Feature::EarlyStart, Feature::Clusters, Feature::BulkCopies, Feature::Multicast, Feature::Wgmma];
 
-    /// Its name in error messages.
+    /// Returns the name in error messages.
     pub const fn name(self) -> &'static str {
         match self {
             Feature::EarlyStart => "early starts of kernels",
@@ -56,18 +56,18 @@ impl fmt::Display for Feature {
     }
 }
 
-/// The capabilities of GPUs of one compute capability. All have products of bfloat16 and float16 on tensor cores.
+/// The capabilities of GPUs of one compute capability. All GPUs have BF16 and F16 products on tensor cores.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Capability {
-    /// Compute capability, major and minor.
+    /// The compute capability, major and minor.
     pub version: (i32, i32),
     /// The name of the architecture.
     pub architecture: &'static str,
-    /// Features beyond compute capability 8.0.
+    /// The features beyond compute capability 8.0.
     pub features: &'static [Feature],
     /// The granularities of scales for which cuBLASLt has FP8 products.
     pub fp8_products: &'static [Granularity],
-    /// Bytes of shared memory that a block may use.
+    /// The maximum number of bytes of shared memory per block.
     pub shared_bytes: usize,
     /// Whether this project's tests and benchmarks have run on such a GPU.
     pub is_tested: bool,
@@ -129,9 +129,9 @@ pub const CAPABILITIES: &[Capability] = &[
 ];
 
 impl Capability {
-    /// The capabilities of GPUs of compute capability `version`.
+    /// Returns the capabilities of GPUs of compute capability `version`.
     ///
-    /// Errors with [`Error::Value`], which lists the supported ones, if it is not supported.
+    /// Errors with [`Error::Value`], which lists the supported versions, if `version` is not supported.
     pub fn find(version: (i32, i32)) -> Result<&'static Capability> {
         CAPABILITIES.iter().find(|known| known.version == version).ok_or_else(|| {
             let known = CAPABILITIES.iter().map(|known| format!("{}.{}", known.version.0, known.version.1));
@@ -144,7 +144,7 @@ impl Capability {
         })
     }
 
-    /// The features among `needs` that these GPUs lack.
+    /// Returns the features among `needs` that these GPUs lack.
     pub fn lacks(&self, needs: &[Feature]) -> Vec<Feature> {
         needs.iter().copied().filter(|need| !self.features.contains(need)).collect()
     }

@@ -1,4 +1,4 @@
-//! Where tensors live, and the memory they live in.
+//! The devices on which tensors live, and the memory that holds them.
 
 use crate::cuda::{CudaDevice, DeviceBuffer, GpuModel, PinnedBuffer};
 use crate::error::{Error, Result};
@@ -10,13 +10,13 @@ use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// The memory that holds a tensor of a GPU. A CPU has one memory, and ignores it.
+/// The memory that holds a tensor of a GPU. A CPU has only one memory, so it ignores this value.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum MemoryKind {
     /// Device memory.
     #[default]
     Device,
-    /// Pinned host memory, which kernels access over the bus.
+    /// Pinned host memory. Kernels access it over the bus.
     Host,
 }
 
@@ -27,23 +27,23 @@ pub enum Device {
     Cpu,
     /// One GPU with its compute stream.
     Cuda(Arc<CudaDevice>),
-    /// The CPU in a dry run: tensors have no data, and ops check and count without computing. A GPU in a dry run is a
-    /// [`CudaDevice::dry`].
+    /// The CPU in a dry run: tensors have no data, and ops check and count without computing. The variant `Cuda` covers a GPU in a dry run
+    /// ([`CudaDevice::dry`]).
     DryCpu(Arc<MemoryTracker>),
 }
 
 impl Device {
-    /// Opens GPU `ordinal`; the error says what is missing and how to get it.
+    /// Opens GPU `ordinal`. The error says what is missing and how to get it.
     pub fn cuda(ordinal: usize) -> Result<Device> {
         Ok(Device::Cuda(CudaDevice::open(ordinal)?))
     }
 
-    /// A GPU in a dry run: tensors have no data, and memory is counted against the memory of `model`. Needs no GPU.
+    /// Returns a GPU in a dry run: tensors have no data, and allocations are checked against the memory size of `model`. Needs no GPU.
     pub fn dry_gpu(model: GpuModel) -> Device {
         Device::Cuda(CudaDevice::dry(model))
     }
 
-    /// A dry-run device of the same kind, empty.
+    /// Returns an empty dry-run device of the same kind.
     pub fn dry(&self) -> Device {
         match self {
             Device::Cpu | Device::DryCpu(_) => Device::DryCpu(Arc::default()),
@@ -51,14 +51,14 @@ impl Device {
         }
     }
 
-    /// Does the CPU's part of an op, which a dry run skips.
+    /// Runs the CPU's part of an op. A dry run skips it.
     pub(crate) fn on_cpu(&self, compute: impl FnOnce()) {
         if let Device::Cpu = self {
             compute();
         }
     }
 
-    /// The memory accounts of a dry run; `None` on a real device.
+    /// Returns the memory accounts of a dry run, or `None` on a real device.
     pub fn tracker(&self) -> Option<&Arc<MemoryTracker>> {
         match self {
             Device::Cpu => None,
@@ -67,12 +67,12 @@ impl Device {
         }
     }
 
-    /// Names the allocations made until the guard is dropped. A no-op outside a dry run.
+    /// Names the allocations that are made until the guard is dropped. A no-op outside a dry run.
     pub fn scope(&self, name: &'static str) -> Scope {
         self.tracker().map_or(Scope::NONE, |tracker| tracker.scope(name))
     }
 
-    /// True when both are the same device.
+    /// Returns whether both values are the same device.
     pub fn same(&self, other: &Device) -> bool {
         match (self, other) {
             (Device::Cpu, Device::Cpu) => true,
@@ -82,7 +82,7 @@ impl Device {
         }
     }
 
-    /// Waits until all enqueued work is done, and returns its error.
+    /// Waits until all enqueued work is done, and returns an error of this work.
     pub fn synchronize(&self) -> Result<()> {
         match self {
             Device::Cpu | Device::DryCpu(_) => Ok(()),
@@ -90,7 +90,7 @@ impl Device {
         }
     }
 
-    /// `bytes` of zeroed storage in host memory: pinned for a GPU.
+    /// Allocates `bytes` of zeroed storage in host memory. For a GPU the memory is pinned.
     pub(crate) fn allocate_in_host(&self, bytes: usize) -> Result<Storage> {
         match self {
             Device::Cuda(gpu) => Ok(Storage::Pinned(gpu.alloc_host(bytes)?)),
@@ -99,7 +99,7 @@ impl Device {
         }
     }
 
-    /// Storage of `bytes`, whose content is undefined: zeros on the CPU, unless they are [poisoned](crate::poison).
+    /// Allocates storage of `bytes` with undefined content. On the CPU the content is zeros, unless memory is [poisoned](crate::poison).
     pub(crate) fn allocate(&self, bytes: usize) -> Result<Storage> {
         Ok(match self {
             Device::Cpu => {
@@ -146,7 +146,7 @@ pub(crate) enum Storage {
 /// Memory of the CPU in a dry run.
 pub(crate) struct DryMemory {
     bytes: usize,
-    /// Its count.
+    /// The entry of this memory in the accounts.
     _entry: Entry,
 }
 
@@ -157,7 +157,7 @@ impl Memory for DryMemory {
 }
 
 impl Storage {
-    /// Cuts out `ranges` of its bytes, as [`Part::split`].
+    /// Divides the storage into `ranges` of its bytes, like [`Part::split`].
     pub(crate) fn split(self, ranges: &[Range<usize>]) -> Result<Vec<Storage>> {
         Ok(match self {
             Storage::Host(HostBuffer(part)) => {
@@ -169,7 +169,7 @@ impl Storage {
         })
     }
 
-    /// The storage that was split, as [`Part::join`].
+    /// Returns the storage that was split, like [`Part::join`].
     pub(crate) fn join(parts: Vec<Storage>) -> Result<Storage> {
         let (mut host, mut cuda, mut dry, count) = (Vec::new(), Vec::new(), Vec::new(), parts.len());
         for part in parts {
@@ -188,7 +188,7 @@ impl Storage {
         }
     }
 
-    /// Its number of bytes.
+    /// Returns the number of bytes.
     pub(crate) fn bytes(&self) -> usize {
         match self {
             Storage::Host(HostBuffer(part)) => part.len(),
@@ -198,7 +198,7 @@ impl Storage {
         }
     }
 
-    /// The buffer in device memory: the storage itself or its mirror.
+    /// Returns the buffer in device memory: the storage itself or its mirror.
     pub(crate) fn on_device(&self) -> Option<&DeviceBuffer> {
         match self {
             Storage::Cuda(buffer) => Some(buffer),
@@ -207,7 +207,7 @@ impl Storage {
         }
     }
 
-    /// [`Storage::on_device`], for writing.
+    /// Returns the buffer of [`Storage::on_device`] for writing.
     pub(crate) fn on_device_mut(&mut self) -> Option<&mut DeviceBuffer> {
         match self {
             Storage::Cuda(buffer) => Some(buffer),
@@ -217,7 +217,7 @@ impl Storage {
     }
 }
 
-/// Host memory aligned for the widest vector loads, or a part of one.
+/// Host memory that is aligned for the widest vector loads, or a part of such memory.
 pub(crate) struct HostBuffer(Part<HostMemory>);
 
 pub(crate) struct HostMemory {
@@ -225,7 +225,7 @@ pub(crate) struct HostMemory {
     bytes: usize,
 }
 
-// SAFETY: bytes are accessed through the `HostBuffer` of their part alone, under its borrow.
+// SAFETY: bytes are accessed only through the `HostBuffer` of their part, under its borrow.
 unsafe impl Sync for HostMemory {}
 
 impl Memory for HostMemory {
@@ -245,7 +245,7 @@ impl HostBuffer {
         HostBuffer(Part::whole(HostMemory { lines, bytes }))
     }
 
-    /// Allocated size of a buffer of `bytes`.
+    /// Returns the allocated size of a buffer of `bytes`.
     fn size(bytes: usize) -> usize {
         bytes.next_multiple_of(64)
     }
@@ -262,15 +262,15 @@ impl HostBuffer {
     }
 
     pub(crate) fn as_mut_slice(&mut self) -> &mut [u8] {
-        // SAFETY: as above, and `self` is borrowed for writing.
+        // SAFETY: as in `as_slice`, and `self` is borrowed for writing.
         unsafe { std::slice::from_raw_parts_mut(self.pointer(), self.0.len()) }
     }
 }
 
 /// Makes the allocator of glibc keep up to 256 MiB of freed memory instead of returning it to the system. A training step on the CPU allocates
-/// the same buffers as the step before; otherwise the system clears their pages each time, which takes 5 % of the quick start's time.
+/// the same buffers as the preceding step. Otherwise the system clears their pages each time, which takes 5 % of the quick start's time.
 ///
-/// Concerns the whole process; without glibc, does nothing.
+/// Affects the whole process. Without glibc, it does nothing.
 pub fn keep_freed_memory() {
     #[cfg(all(target_os = "linux", target_env = "gnu"))]
     // SAFETY: `mallopt` takes two integers and changes only parameters of the allocator.
@@ -278,7 +278,7 @@ pub fn keep_freed_memory() {
         // The largest threshold that glibc accepts.
         libc::mallopt(libc::M_MMAP_THRESHOLD, 32 << 20);
         libc::mallopt(libc::M_TRIM_THRESHOLD, 256 << 20);
-        // Without it, the heaps of other threads are unmapped as soon as they are empty.
+        // Without this padding, the heaps of other threads are unmapped as soon as they are empty.
         libc::mallopt(libc::M_TOP_PAD, 64 << 20);
     }
 }

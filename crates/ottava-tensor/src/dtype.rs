@@ -1,4 +1,4 @@
-//! Element types: what a tensor's bytes mean. The one table of sizes, ranges and names.
+//! The element types of tensors. This file has the only table of their sizes, ranges and names.
 
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -6,7 +6,7 @@ use std::fmt;
 /// The type of a tensor's elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum DType {
-    /// IEEE binary64; CPU only, for gradient checks.
+    /// IEEE binary64. Only on the CPU, for gradient checks.
     F64,
     /// IEEE binary32.
     F32,
@@ -33,7 +33,7 @@ pub enum DType {
 use DType::{BF16, E4M3, E5M2, E8M0, F16, F32, F64, I16, I32, I64, U8};
 
 impl DType {
-    /// Bytes of one element.
+    /// Returns the number of bytes of an element.
     pub const fn size(self) -> usize {
         match self {
             F64 | I64 => 8,
@@ -43,7 +43,7 @@ impl DType {
         }
     }
 
-    /// Largest finite value, for formats narrow enough to need a scale (E4M3, E5M2: OCP 8-bit floating point, 2023).
+    /// Returns the largest finite value of formats that are narrow enough to need a scale (E4M3, E5M2: OCP 8-bit floating point, 2023).
     pub const fn max_finite(self) -> Option<f32> {
         match self {
             E4M3 => Some(448.0),
@@ -53,12 +53,12 @@ impl DType {
         }
     }
 
-    /// True for the two 8-bit floating-point formats.
+    /// Returns whether this is one of the two 8-bit floating-point formats.
     pub const fn is_fp8(self) -> bool {
         matches!(self, E4M3 | E5M2)
     }
 
-    /// Distance from 1.0 to the next value, the unit in which rounding errors are stated; 0 for integers and bare exponents.
+    /// Returns the distance from 1.0 to the next value, the unit in which rounding errors are stated. Returns 0 for integers and bare exponents.
     pub const fn epsilon(self) -> f64 {
         match self {
             F64 => f64::EPSILON,
@@ -71,7 +71,7 @@ impl DType {
         }
     }
 
-    /// The name in messages and configuration files.
+    /// Returns the name in messages and configuration files.
     pub const fn name(self) -> &'static str {
         match self {
             F64 => "float64",

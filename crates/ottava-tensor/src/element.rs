@@ -1,4 +1,4 @@
-//! Rust types of tensor elements, and the arithmetic type each is computed in.
+//! The Rust types of tensor elements, and the types in which their arithmetic is done.
 
 use crate::dtype::DType;
 use crate::fp8::{E4M3, E5M2, E8M0};
@@ -8,11 +8,11 @@ use std::ops::{Add, AddAssign, Div, Mul, Neg, Sub};
 
 /// A plain value that a tensor can hold.
 pub trait Element: bytemuck::Pod + Send + Sync + PartialEq + std::fmt::Debug {
-    /// The tag of this type.
+    /// The [`DType`] of this type.
     const DTYPE: DType;
 }
 
-/// The type arithmetic is done in: `f32` in use, `f64` for gradient checks.
+/// The type in which arithmetic is done: `f32` in production, `f64` for gradient checks.
 ///
 /// Transcendental functions come from `libm` or this crate, so results are bit-identical on every platform.
 pub trait Real:
@@ -27,29 +27,29 @@ pub trait Real:
     + Sum
     + Default
 {
-    /// The nearest value.
+    /// Returns the value that is nearest to `x`.
     fn of(x: f64) -> Self;
-    /// The value, widened.
+    /// Returns the value, widened to `f64`.
     fn to_f64(self) -> f64;
-    /// Square root, correctly rounded.
+    /// Returns the square root, correctly rounded.
     fn sqrt(self) -> Self;
-    /// `e` to the power of the value.
+    /// Returns `e` to the power of the value.
     fn exp(self) -> Self;
-    /// Natural logarithm.
+    /// Returns the natural logarithm.
     fn ln(self) -> Self;
-    /// Hyperbolic tangent.
+    /// Returns the hyperbolic tangent.
     fn tanh(self) -> Self;
-    /// The error function.
+    /// Returns the error function of the value.
     fn erf(self) -> Self;
-    /// `self · a + b`, with one rounding if `FUSED`, else two.
+    /// Returns `self · a + b`, with one rounding if `FUSED`, else with two roundings.
     fn mul_add<const FUSED: bool>(self, a: Self, b: Self) -> Self;
 }
 
-/// An element that can be read as, and rounded from, a [`Real`].
+/// An element that is widened to a [`Real`] for arithmetic, and rounded when it is stored.
 pub trait Float: Element {
-    /// What values of this type are computed in.
+    /// The type in which values of this type are computed.
     type Real: Real;
-    /// Widens exactly.
+    /// Widens the value exactly.
     fn load(self) -> Self::Real;
     /// Rounds once: to nearest even, saturating for FP8.
     fn store(x: Self::Real) -> Self;
@@ -105,13 +105,13 @@ macro_rules! real {
 real!(f32, expf, libm::logf, libm::tanhf, libm::erff);
 real!(f64, libm::exp, libm::log, libm::tanh, libm::erf);
 
-/// `e^x` to within 1 ulp; branch-free, so that loops over it vectorise.
+/// Returns `e^x` to within 1 ulp. Branch-free, so that loops over it vectorise.
 ///
-/// `x = n·ln 2 + r` with `|r| ≤ ln 2 / 2`; `e^r` by its Taylor polynomial of degree 7, `2^n` by its bits, in two halves so that
-/// subnormal results are rounded once. Overflow gives infinity, NaN stays.
+/// With `x = n·ln 2 + r` and `|r| ≤ ln 2 / 2`, `e^r` is computed by its Taylor polynomial of degree 7, and `2^n` from its bits. `2^n` is multiplied
+/// in two halves, so that subnormal results are rounded once. Overflow gives infinity, and NaN stays NaN.
 #[inline(always)]
 fn expf(x: f32) -> f32 {
-    // ln 2 in two parts, the first with so few bits that n times it is exact.
+    // ln 2 in two parts. The first part has few bits, so that its product with n is exact.
     const LN2_HIGH: f32 = 0.693_359_4;
     const LN2_LOW: f32 = -2.121_944_4e-4;
     // Adding and subtracting 1.5 · 2^23 rounds to the nearest integer.
@@ -162,7 +162,7 @@ impl Float for bf16 {
 }
 
 /// Runs a body once for the floating-point type that `dtype` names: `with_float!(x.dtype(), S => cpu::op::<S>(…))`.
-/// The caller has checked that the tag is a floating-point one.
+/// The caller has checked that `dtype` is a floating-point type.
 macro_rules! with_float {
     ($dtype:expr, $S:ident => $body:expr) => {
         match $dtype {

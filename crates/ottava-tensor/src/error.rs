@@ -1,54 +1,54 @@
-//! The one error type of this crate: what happened, where, and what to change.
+//! The error type of this crate. An error says what happened, where it happened, and what to change.
 
 use crate::dtype::DType;
 
 /// `std::result::Result` with this crate's [`Error`].
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// Anything that can go wrong in a tensor op or in the CUDA libraries below it.
+/// An error of a tensor op or of the CUDA libraries below it.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// A tensor's shape does not fit the op.
     #[error("{what} has shape {got:?}, expected {expected}")]
     Shape {
-        /// Op and argument, as `rmsnorm: weight`.
+        /// The op and argument, such as `rmsnorm: weight`.
         what: String,
-        /// The shape asked for, in words or numbers.
+        /// The expected shape, in words or numbers.
         expected: String,
-        /// The shape that came.
+        /// The actual shape.
         got: Vec<usize>,
     },
     /// A tensor's element type does not fit the op.
     #[error("{what} is {got}, expected {expected}")]
     DType {
-        /// Op and argument.
+        /// The op and argument.
         what: String,
-        /// The types accepted.
+        /// The accepted types.
         expected: String,
-        /// The type that came.
+        /// The actual type.
         got: DType,
     },
-    /// Tensors of one op lie on different devices, or the device cannot run the op.
+    /// Tensors of one op are on different devices, or the device cannot run the op.
     #[error("{what} lies on {got}, expected {expected}")]
     Placement {
-        /// Op and argument.
+        /// The op and argument.
         what: String,
-        /// The device asked for.
+        /// The expected device.
         expected: String,
-        /// The device that came.
+        /// The actual device.
         got: String,
     },
-    /// A value lies outside what the op accepts.
+    /// A value is outside the range that the op accepts.
     #[error("{0}")]
     Value(String),
     /// A CUDA library or one of its symbols could not be found.
     #[error("{library} is not usable: {reason}. {remedy}")]
     Library {
-        /// The library's usual name, as `cuBLASLt`.
+        /// The library's usual name, such as `cuBLASLt`.
         library: &'static str,
-        /// What was looked for and where, or the symbols that are missing.
+        /// The searched names and folders, or the missing symbols.
         reason: String,
-        /// How to get it.
+        /// The way to get the library.
         remedy: String,
     },
     /// A call into a CUDA library returned an error status.
@@ -56,15 +56,15 @@ pub enum Error {
     Cuda {
         /// The library's usual name.
         library: &'static str,
-        /// The function and, where it helps, what it was asked to do.
+        /// The function, with a description of its work if the description helps.
         call: String,
-        /// The library's own words.
+        /// The library's message.
         message: String,
     },
-    /// A kernel did not compile; the text is the compiler's log.
+    /// A kernel did not compile. The error contains the compiler's log.
     #[error("kernel {kernel} does not compile: {log}")]
     Compile {
-        /// Name of the kernel source.
+        /// The name of the kernel source.
         kernel: String,
         /// NVRTC's log.
         log: String,
@@ -72,11 +72,11 @@ pub enum Error {
     /// Device memory is exhausted.
     #[error("out of device memory: {requested} bytes asked for, {free} of {total} free")]
     OutOfMemory {
-        /// Bytes of the allocation that failed.
+        /// The number of bytes of the allocation that failed.
         requested: usize,
-        /// Bytes free on the device at that moment.
+        /// The number of free bytes on the device at that moment.
         free: usize,
-        /// Bytes of the device.
+        /// The number of bytes of the device.
         total: usize,
     },
     /// The host has no memory left that a device can reach.
@@ -84,17 +84,17 @@ pub enum Error {
         "out of host memory: {requested} bytes asked for that stay in place for the GPU; offload less, or raise the limit of locked memory"
     )]
     HostMemory {
-        /// Bytes of the allocation that failed.
+        /// The number of bytes of the allocation that failed.
         requested: usize,
     },
-    /// The group of ranks did not form or cannot go on.
+    /// The group of ranks did not form or cannot continue.
     #[error("{message}")]
     Ranks {
-        /// What went wrong.
+        /// The fault of the rank.
         fault: RankFault,
         /// A sentence that names ranks, processes and the collective.
         message: String,
-        /// The last collectives of the rank that reports it, oldest first.
+        /// The last collectives of the rank that reports the error, oldest first.
         recent: Vec<String>,
     },
     /// A file could not be read or written.
@@ -107,14 +107,14 @@ pub enum Error {
     },
 }
 
-/// Why a group of ranks failed.
+/// The reason why a group of ranks failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RankFault {
-    /// A rank ended, or sent nothing for a limit.
+    /// A rank ended, or sent nothing for longer than a limit.
     Lost,
     /// Ranks called different collectives.
     Desync,
-    /// A live rank did not call a collective within a limit, or its GPU did not finish its work.
+    /// A live rank did not call a collective within a limit, or its GPU did not finish its work within the limit.
     Late,
     /// The group did not form: a rank is missing, or the ranks do not belong together.
     Rendezvous,

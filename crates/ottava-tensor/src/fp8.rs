@@ -1,8 +1,7 @@
 //! The two 8-bit floating-point formats of Hopper, bit for bit: E4M3 (finite only, "FN") and E5M2.
 //!
-//! Encoding rounds to nearest, ties to even, honours subnormals and saturates: everything beyond the largest
-//! finite value, infinities included, becomes that value with its sign; the sign of zero is kept; every NaN
-//! becomes `0x7F`. This is what `cvt.rn.satfinite` does on the GPU. Decoding is exact.
+//! Encoding rounds to nearest, ties to even, supports subnormals, and saturates: values beyond the largest finite value, including infinities, become
+//! this value with their sign. The sign of zero is kept. Every NaN becomes `0x7F`. `cvt.rn.satfinite` does the same on the GPU. Decoding is exact.
 //! Source: OCP 8-bit floating point specification, revision 1.0 (2023).
 
 use bytemuck::{Pod, Zeroable};
@@ -26,7 +25,7 @@ impl E8M0 {
     /// The NaN code.
     pub const NAN: E8M0 = E8M0(255);
 
-    /// The exact value of the code.
+    /// Returns the exact value of the code.
     pub fn to_f32(self) -> f32 {
         match self {
             E8M0(0) => f32::from_bits(1 << 22),
@@ -42,7 +41,7 @@ impl E4M3 {
         E4M3(encode::<4, 3, 0x7E>(x))
     }
 
-    /// The exact value of the code.
+    /// Returns the exact value of the code.
     pub fn to_f32(self) -> f32 {
         E4M3_VALUES[self.0 as usize]
     }
@@ -54,20 +53,20 @@ impl E5M2 {
         E5M2(encode::<5, 2, 0x7B>(x))
     }
 
-    /// The exact value of the code.
+    /// Returns the exact value of the code.
     pub fn to_f32(self) -> f32 {
         E5M2_VALUES[self.0 as usize]
     }
 }
 
-/// What every NaN encodes to, in both formats.
+/// The code of every NaN, in both formats.
 const NAN: u8 = 0x7F;
 
-/// Encodes with `EXP` exponent and `MAN` mantissa bits; `LARGEST` is the code of the largest finite value.
+/// Encodes with `EXP` exponent and `MAN` mantissa bits. `LARGEST` is the code of the largest finite value.
 ///
-/// The binary32 pattern, without its sign, is rounded as an integer: adding half of the dropped part (less
-/// one, plus the lowest kept bit) and shifting carries into the exponent by itself. Below the smallest normal
-/// the addition of a power of two lines the mantissa up so that the hardware's own rounding does the work.
+/// The binary32 bits without the sign are rounded as an integer: half of the dropped part (less
+/// one, plus the lowest kept bit) is added, and the shift carries into the exponent. Below the smallest normal, a power of two
+/// is added that aligns the mantissa so that the hardware's rounding gives the result.
 ///
 /// Both results are computed and one is selected, so that loops over this function vectorise.
 #[inline(always)]
@@ -77,7 +76,7 @@ fn encode<const EXP: u32, const MAN: u32, const LARGEST: u8>(x: f32) -> u8 {
     let magnitude = bits & 0x7FFF_FFFF;
     let bias = (1 << (EXP - 1)) - 1;
     let smallest_normal = (127 - bias + 1) << 23;
-    // One unit of the subnormal grid is 2^(1 - bias - MAN); the power of two whose last place that is lines it up.
+    // One unit of the subnormal grid is 2^(1 - bias - MAN). Adding the power of two whose last place is this unit aligns the mantissa.
     let line_up = f32::from_bits((127 + 23 + 1 - bias - MAN) << 23);
     let subnormal = (f32::from_bits(magnitude) + line_up).to_bits().wrapping_sub(line_up.to_bits());
     let dropped = 23 - MAN;
@@ -94,7 +93,7 @@ const fn decode(code: u8, exp: u32, man: u32) -> f32 {
     let mantissa = (code & ((1 << man) - 1)) as u32;
     let sign = ((code & 0x80) as u32) << 24;
     if exponent == 0 {
-        // mantissa · 2^(1 - bias - man); both factors and the product are exact in binary32.
+        // mantissa · 2^(1 - bias - man). Both factors and the product are exact in binary32.
         let unit = f32::from_bits(((127 + 1 - bias - man as i32) as u32) << 23);
         return f32::from_bits((mantissa as f32 * unit).to_bits() | sign);
     }
@@ -135,7 +134,7 @@ static E5M2_VALUES: [f32; 256] = {
 mod tests {
     use super::*;
 
-    /// Nearest finite value by exhaustive search, ties to the even code: the definition, slowly.
+    /// Returns the nearest finite value by exhaustive search, ties to the even code. This is the definition, computed slowly.
     fn nearest(x: f32, value: fn(u8) -> f32, largest: u8) -> u8 {
         if x.is_nan() {
             return NAN;

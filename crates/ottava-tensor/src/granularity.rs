@@ -1,93 +1,94 @@
-//! Scale granularity of FP8 matrices, and the shapes of codes and scales for each.
+//! The granularity of scales of FP8 matrices, and the shapes of codes and scales for each granularity.
 //!
 //! To add a granularity, add a variant here, and complete every match that no longer compiles:
 //!
 //! - in this crate: `Granularity` and `quantized.rs`; the casts in `ops/quantize/`, and `ops/destination.rs` with the define `SHARING` of
 //!   `destination.cuh`; the scale modes of products in `cuda/cublaslt/spec.rs`, `ops/gemm/cuda.rs` and `ops/grouped_gemm/`; `ops/permute/mod.rs`;
+//!
 //!   `CAPABILITIES` in `capability.rs`
-//! - in other crates: the recipe (`Precision::recipe`, `recipe/linears.rs`, `recipe/fp8_pays.rs`), `scaling/scales.rs`, `layers/moe/dispatch.rs`,
-//!   and, to write and read folders, `export/linears.rs`, `export/format.rs` and `models/quantization.rs`
-//! - the lists `FINER` in `sentinel/what_if.rs` and `COLUMNS` in `commands/inspect.rs`, which compile without it
+//! in other crates: the recipe (`Precision::recipe`, `recipe/linears.rs`, `recipe/fp8_pays.rs`), `scaling/scales.rs`, `layers/moe/dispatch.rs`, and,
+//! for writing and reading folders, `export/linears.rs`, `export/format.rs` and `models/quantization.rs`
+//! the lists `FINER` in `sentinel/what_if.rs` and `COLUMNS` in `commands/inspect.rs`, which compile even without the new variant
 
 use std::fmt;
 
-/// Both dimensions of codes are multiples of this.
+/// The number whose multiples are both dimensions of codes.
 pub(crate) const PAD: usize = 16;
 
-/// `n` rounded up to whole multiples of [`PAD`].
+/// Returns `n` rounded up to a multiple of [`PAD`].
 pub(crate) const fn padded(n: usize) -> usize {
     n.next_multiple_of(PAD)
 }
 
-/// How many elements share one scale.
+/// The elements that share a scale.
 ///
-/// Rows and 1x128 blocks run along the contracted dimension, so a matrix that is contracted both ways is cast twice, with separate scales.
-/// With 128x128 blocks and per-tensor scales, the transposed copy has the same codes.
+/// Rows and 1x128 blocks run along the contracted dimension, so a matrix that is contracted along both dimensions is cast twice, with separate
+/// scales. With 128x128 blocks and per-tensor scales, the transposed copy has the same codes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Granularity {
     /// One scale for the whole tensor.
     PerTensor,
-    /// One for each row: a token, or an output channel of a weight.
+    /// One scale per row: per token, or per output channel of a weight.
     PerRow,
-    /// One for 128 neighbours along a row.
+    /// One scale per 128 neighbours along a row.
     #[serde(rename = "blocks-1x128")]
     Blocks1x128,
-    /// One for each square of 128 rows and 128 columns.
+    /// One scale per square of 128 rows and 128 columns.
     #[serde(rename = "blocks-128x128")]
     Blocks128x128,
-    /// One for 128 neighbours along a row; in the transposed copy, one for each 128x128 square. A product of 1x128 with 128x128 blocks is
-    /// faster than one of 1x128 with 1x128.
+    /// One scale per 128 neighbours along a row. The transposed copy has one scale per 128x128 square. A product of 1x128 blocks with 128x128 blocks
+    /// is faster than a product of 1x128 blocks with 1x128 blocks.
     #[serde(rename = "mixed-blocks")]
     MixedBlocks,
-    /// One power of two for 32 neighbours along a row: OCP MX specification v1.0, section 5. CPU only: Hopper has no MX products.
+    /// One power of two per 32 neighbours along a row: OCP MX specification v1.0, section 5. Only on the CPU, because Hopper has no MX products.
     #[serde(rename = "mx")]
     Mx,
 }
 
-/// What distinguishes a granularity: [`Granularity::info`] has a row for each.
+/// The properties of a granularity. [`Granularity::info`] has a row for each granularity.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GranularityInfo {
-    /// Its name in messages and plans, such as `1x128`.
+    /// The name in messages and plans, such as `1x128`.
     pub name: &'static str,
-    /// What has a scale of its own, such as `row`.
+    /// The name of the group of elements that has a separate scale, such as `row`.
     pub each: &'static str,
-    /// Which elements share a scale. Of mixed blocks, in `codes`.
+    /// The elements that share a scale. For mixed blocks, the elements of `codes`.
     pub shared: Shared,
-    /// The granularities of `codes` and of the transposed codes, if they are not this one.
+    /// The granularities of `codes` and of the transposed codes, if they differ from this granularity.
     pub copies: Option<[Granularity; 2]>,
     /// Whether every scale is a power of two.
     pub power_of_two: bool,
-    /// `SHARING` of the kernels in `destination.cuh`, or why there are none.
+    /// The value of `SHARING` for the kernels in `destination.cuh`, or the reason why no kernels exist.
     pub sharing: Result<&'static str, &'static str>,
-    /// `cublasLtMatmulMatrixScale_t`.
+    /// The value of `cublasLtMatmulMatrixScale_t`.
     pub cublaslt_mode: i32,
 }
 
 /// The elements of a matrix that share a scale.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Shared {
-    /// All.
+    /// All elements.
     Tensor,
-    /// A row.
+    /// The elements of a row.
     Row,
-    /// So many neighbours along a row.
+    /// This many neighbours along a row.
     Strip(usize),
-    /// A square with sides of so many elements.
+    /// A square whose sides have this many elements.
     Square(usize),
 }
 
-/// How scales are found: `row / shared[0] * steps[0] + column / shared[1] * steps[1]` is the index of an element's scale.
+/// The layout of scales. The index of an element's scale is `row / shared[0] * steps[0] + column / shared[1] * steps[1]`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ScaleLayout {
-    /// Rows, and columns, that share a scale.
+    /// The numbers of rows and of columns that share a scale.
     pub shared: [usize; 2],
-    /// Scales from a group of rows to the next, and from a group of columns to the next.
+    /// The distances in scales from a group of rows to the next group, and from a group of columns to the next group.
     pub steps: [usize; 2],
 }
 
 impl Granularity {
-    /// The row of the table.
+    /// Returns the properties of the granularity.
     pub const fn info(self) -> GranularityInfo {
         match self {
             Granularity::PerTensor => GranularityInfo::new("per-tensor", "tensor", Shared::Tensor, "PerTensor", 0),
@@ -108,7 +109,7 @@ impl Granularity {
         }
     }
 
-    /// Block length along the contracted dimension; `None` for one scale per row or tensor.
+    /// Returns the length of a block along the contracted dimension, or `None` for one scale per row or tensor.
     pub const fn block(self) -> Option<usize> {
         match self.info().shared {
             Shared::Tensor | Shared::Row => None,
@@ -116,12 +117,12 @@ impl Granularity {
         }
     }
 
-    /// Whether scales change along the contracted dimension.
+    /// Returns whether scales change along the contracted dimension.
     pub const fn is_blocks(self) -> bool {
         self.block().is_some()
     }
 
-    /// Granularity of `codes`.
+    /// Returns the granularity of `codes`.
     pub const fn of_rows(self) -> Granularity {
         match self.info().copies {
             Some([of_rows, _]) => of_rows,
@@ -129,7 +130,7 @@ impl Granularity {
         }
     }
 
-    /// Granularity of the transposed codes.
+    /// Returns the granularity of the transposed codes.
     pub const fn of_columns(self) -> Granularity {
         match self.info().copies {
             Some([_, of_columns]) => of_columns,
@@ -137,7 +138,7 @@ impl Granularity {
         }
     }
 
-    /// Padded shape of the codes of `rows` rows contracted over `length`: multiples of
+    /// Returns the padded shape of the codes of `rows` rows contracted over `length`: multiples of
     /// [`QuantizedTensor::PAD`](crate::QuantizedTensor::PAD), and whole blocks along the contracted dimension.
     pub const fn codes_shape(self, rows: usize, length: usize) -> [usize; 2] {
         let pad = match self.block() {
@@ -147,18 +148,18 @@ impl Granularity {
         [padded(rows), length.next_multiple_of(pad)]
     }
 
-    /// Whether the transposed copy of a matrix `[rows, columns]` has the same codes, transposed: if scales belong to the tensor or to squares,
-    /// and both copies have the same padding.
+    /// Returns whether the transposed copy of a matrix `[rows, columns]` has the codes of the matrix in transposed order. It has them if scales
+    /// belong to the tensor or to squares, and both copies have the same padding.
     pub fn shares_codes(self, rows: usize, columns: usize) -> bool {
         let [padded_rows, padded_columns] = self.codes_shape(rows, columns);
         matches!(self.info().shared, Shared::Tensor | Shared::Square(_))
             && self.codes_shape(columns, rows) == [padded_columns, padded_rows]
     }
 
-    /// Shape of the inverse scales of these codes, in the layout of cuBLASLt: `[1]`; `[rows]`; 1x128 blocks: `[length / 128, rows]`;
-    /// 128x128 blocks: `[rows / 128, length / 128]` with the second dimension padded to a multiple of 4. Sizes are padded sizes. Padding
-    /// has
-    /// the scale of zeros; the padding of 128x128 scales is zero. For mixed blocks, the shape for `codes`.
+    /// Returns the shape of the inverse scales of these codes, in the layout of cuBLASLt. Per tensor: `[1]`. Per row: `[rows]`. 1x128 blocks:
+    /// `[length / 128, rows]`. 128x128 blocks: `[rows / 128, length / 128]`, with the second dimension padded to a multiple of 4. The sizes are
+    /// padded sizes. Padding has the scale of zeros, except that the padding of 128x128 scales is zero. For mixed blocks, returns the shape for
+    /// `codes`.
     pub fn scales_shape(self, rows: usize, length: usize) -> Vec<usize> {
         let padded = padded(rows);
         match self.info().shared {
@@ -169,7 +170,7 @@ impl Granularity {
         }
     }
 
-    /// The layout of scales of `shape`, which [`Granularity::scales_shape`] gave.
+    /// Returns the layout of scales of `shape`, which comes from [`Granularity::scales_shape`].
     pub(crate) fn scale_layout(self, shape: &[usize]) -> ScaleLayout {
         let (shared, steps) = match self.info().shared {
             Shared::Tensor => ([1, 1], [0, 0]),
@@ -180,14 +181,14 @@ impl Granularity {
         ScaleLayout { shared, steps }
     }
 
-    /// Index of the scale of `row` and `block` (along the contracted dimension) among scales of `shape`.
+    /// Returns the index of the scale of `row` and `block` (along the contracted dimension), among scales of `shape`.
     pub fn scale_index(self, shape: &[usize], row: usize, block: usize) -> usize {
         let ScaleLayout { shared, steps } = self.scale_layout(shape);
         row / shared[0] * steps[0] + block * steps[1]
     }
 }
 
-/// What has a scale of its own in a recipe with blocks.
+/// The name of the group of elements with a separate scale, in a recipe with blocks.
 const BLOCKS: &str = "block of 1x128, of weights of 128x128,";
 
 impl GranularityInfo {

@@ -1,9 +1,9 @@
 //! Asynchronous copies of tensors between pinned host memory and a GPU.
 //!
-//! A tensor of a GPU may be in pinned host memory (`MemoryKind::Host`, `cuda/pinned.rs`). Then the host memory is the tensor, and a copy on the GPU
-//! is its mirror: `HostTransfer::fetch` creates the mirror, ops use the mirror, and `HostTransfer::write_back` or `discard_mirrors` releases it.
+//! A tensor of a GPU may be in pinned host memory (`MemoryKind::Host`, `cuda/pinned.rs`). Then the host memory holds the tensor, and a copy on the
+//! GPU is its mirror: `HostTransfer::fetch` creates the mirror, ops use the mirror, and `HostTransfer::write_back` or `discard_mirrors` releases it.
 //! The host memory always has complete values, so an error or a failed capture of a CUDA graph loses nothing. A kernel that gets a tensor without a
-//! mirror reads the tensor over PCIe: slowly, but correctly.
+//! mirror reads the tensor over PCIe, which is slow but correct.
 //!
 //! Copies run in two streams, one per direction, and overlap with compute. A copy starts after the work enqueued before it. Compute waits for the
 //! copy at `HostTransfer::wait`, or when the `HostTransfer` is dropped. Captured graphs include copies and waits.
@@ -17,17 +17,17 @@ use std::sync::Arc;
 /// Asynchronous copies of tensors that overlap with compute.
 ///
 /// Fetching a tensor in host memory ([`MemoryKind::Host`](crate::MemoryKind)) gives it a mirror in device memory. Ops read and write the mirror until
-/// the tensor is written back or discarded. Tensors elsewhere are skipped, so on a CPU this is a no-op.
+/// the tensor is written back or discarded. Tensors in other memory are skipped, so on a CPU this is a no-op.
 /// Ops may read a fetched tensor only after [`HostTransfer::wait`].
 #[must_use]
 #[derive(Default)]
 pub struct HostTransfer {
-    // Dropped first: compute must wait for the copy before its source is freed.
+    // Dropped first, because compute must wait for the copy before its source is freed.
     transfer: Option<Transfer>,
     _source: Option<Tensor>,
 }
 
-/// Scope of the mirrors in a dry run.
+/// The scope of the mirrors in a dry run.
 const FETCHED: &str = "tensors that are fetched from the host's memory";
 
 impl HostTransfer {
@@ -39,9 +39,9 @@ impl HostTransfer {
         })
     }
 
-    /// Starts to copy `tensors` of the host's memory to new tensors in the GPU's, which ops may read after [`HostTransfer::wait`].
+    /// Starts to copy `tensors` from host memory to new tensors in GPU memory. Ops may read the new tensors after [`HostTransfer::wait`].
     ///
-    /// Errors when one of them does not lie there.
+    /// Errors if one of `tensors` is not in host memory.
     pub fn upload(tensors: &[&Tensor]) -> Result<(Vec<Tensor>, HostTransfer)> {
         let mut sources = Vec::with_capacity(tensors.len());
         for tensor in tensors {
@@ -59,11 +59,10 @@ impl HostTransfer {
         Ok((copies, HostTransfer { transfer: Some(transfer), _source: None }))
     }
 
-    /// Copies each of `sources` to `buffer`, from the given element on. Copies from host memory overlap with compute, copies from elsewhere are
-    /// made at once. Ops may read the buffer only after [`HostTransfer::wait`], and collectives after
-    /// [`HostTransfer::before_collectives`].
+    /// Copies each of `sources` to `buffer`, starting at the given element. Copies from host memory overlap with compute. Other copies are made at
+    /// once. Ops may read the buffer only after [`HostTransfer::wait`], and collectives only after [`HostTransfer::before_collectives`].
     ///
-    /// Errors when a source has another type, or does not fit.
+    /// Errors if a source has another type or does not fit.
     pub fn upload_into(buffer: &mut Tensor, sources: &[(&Tensor, usize)]) -> Result<HostTransfer> {
         let mut pinned = Vec::new();
         for &(source, start) in sources.iter().filter(|(source, _)| !source.is_empty()) {
@@ -82,7 +81,7 @@ impl HostTransfer {
         Ok(HostTransfer { transfer: Some(Transfer::upload_into(&device, &pinned, into)?), _source: None })
     }
 
-    /// Makes collectives that are started later wait for the copies; compute does not wait.
+    /// Makes collectives that are started later wait for the copies. Compute does not wait.
     pub fn before_collectives(&self) -> Result<()> {
         self.transfer.as_ref().map_or(Ok(()), Transfer::before_collectives)
     }
@@ -92,7 +91,7 @@ impl HostTransfer {
         HostTransfer::start(tensors, Transfer::write_back)
     }
 
-    /// Starts `transfer` for the tensors in host memory.
+    /// Starts `transfer` for the tensors of `tensors` in host memory.
     fn start<'a>(
         tensors: impl IntoIterator<Item = &'a mut Tensor>,
         transfer: impl FnOnce(&Arc<CudaDevice>, &mut [&mut PinnedBuffer]) -> Result<Transfer>,
@@ -112,8 +111,8 @@ impl HostTransfer {
         Ok(HostTransfer { transfer: Some(Transfer::store(from, to)?), _source: Some(source) })
     }
 
-    /// Starts to move `source`, a whole tensor, to host memory: into `earlier`, if that is a tensor of the same size there. A tensor that is not in the
-    /// memory of a GPU is returned as it is.
+    /// Starts to move `source`, a whole tensor, to host memory. The memory is `earlier`, a tensor of the same size in host memory, if given. If
+    /// `source` is not in GPU memory, it is returned unchanged.
     pub fn offload(source: Tensor, earlier: Option<Tensor>) -> Result<(Tensor, HostTransfer)> {
         if !source.is_on_gpu() {
             return Ok((source, HostTransfer::default()));
@@ -133,7 +132,7 @@ impl HostTransfer {
 }
 
 impl Tensor {
-    /// The same elements in pinned host memory, which ops of the device can read. A tensor that is in host memory is returned as it is.
+    /// Returns the same elements in pinned host memory, which ops of the device can read. If the tensor is in host memory, it is returned unchanged.
     pub fn to_host_memory(&self) -> Result<Tensor> {
         let (moved, transfer) = HostTransfer::offload(self.clone(), None)?;
         transfer.wait()?;
@@ -162,7 +161,7 @@ mod tests {
         (from..from + N).map(|i| i as f32).collect()
     }
 
-    /// Writes to a mirror reach host memory by write-back and are lost by eviction.
+    /// Write-back copies the writes to a mirror to host memory. Discarding the mirror loses these writes.
     #[test]
     fn write_back_keeps_device_writes_and_evict_drops_them() {
         let Some(device) = test_device().map(Device::Cuda) else { return };
@@ -198,7 +197,7 @@ mod tests {
         assert!(HostTransfer::upload(&[&copies[0]]).is_err(), "a tensor of the device is not uploaded");
     }
 
-    /// The parts of a buffer arrive where they belong, and `offload` overwrites what is in host memory.
+    /// The parts of a buffer arrive at the right place, and `offload` overwrites the tensor in host memory.
     #[test]
     fn slices_are_uploaded_into_a_buffer_and_stored_again() {
         let Some(device) = test_device().map(Device::Cuda) else { return };
@@ -217,7 +216,7 @@ mod tests {
         assert_eq!((moved.memory_kind(), moved.to_vec::<f32>().unwrap()), (MemoryKind::Host, values(3)));
     }
 
-    /// Copies and compute are ordered by events although freed memory is reused at once, eagerly and in a captured graph.
+    /// Events order copies and compute, even though freed memory is reused at once. This holds eagerly and in a captured graph.
     #[test]
     fn transfers_and_compute_keep_the_order_of_the_calls() {
         let Some(device) = test_device() else { return };

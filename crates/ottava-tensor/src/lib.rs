@@ -1,4 +1,4 @@
-//! Tensors, FP8 formats and the ops of LLM training, each on the CPU and on CUDA.
+//! Tensors, FP8 formats and the ops of LLM training. Each op runs on the CPU and on CUDA.
 //!
 //! A product of two small matrices:
 //!
@@ -13,17 +13,17 @@
 //! # Ok::<(), ottava_tensor::Error>(())
 //! ```
 //!
-//! CUDA is never needed to build this crate: no Cargo feature selects it, and nothing links to it. A library is loaded when it is first needed, and
-//! a missing library is an `Error::Library` with a remedy. `unsafe` code stays in this crate; the other crates forbid it.
+//! Building this crate never needs CUDA: no Cargo feature selects it, and nothing links to it. A library is loaded when it is first needed, and
+//! a missing library is an `Error::Library` with a remedy. Only this crate has `unsafe` code, and the other crates forbid it.
 //!
-//! Modules stand on floors, and a file imports from its own floor or from lower floors:
+//! Modules are arranged in floors. A file imports only from its own floor or from lower floors:
 //!
 //! - 0: formats and errors (`dtype`, `fp8`, `element`, `granularity`, `error`, `capability`)
 //! - 1: memory and devices (`tensor`, `quantized`, `device`, `host_transfer`, `cuda`)
 //! - 2: `ops` and `comm`, which use both
 //!
-//! No file is about shapes or rounding alone. Shapes are slices of `usize`, checked at the start of each op. Rounding to nearest even is in
-//! `fp8.rs` and `element.rs`; stochastic rounding is in `ops/adamw/`, which alone needs it.
+//! No file has only shapes or only rounding. Shapes are slices of `usize`, checked at the start of each op. Rounding to nearest even is in
+//! `fp8.rs` and `element.rs`. Stochastic rounding is in `ops/adamw/`, because only this op needs it.
 
 pub mod bench;
 pub mod capability;

@@ -1,9 +1,9 @@
-//! Memory that is cut into parts which are written independently, and put together again.
+//! Memory that is divided into parts, which are written independently and joined again.
 //!
-//! Collectives work on one flat buffer for many tensors, and ops on each of these tensors: both own their memory, at different times.
+//! A collective works on one flat buffer for many tensors, and ops work on each of these tensors. Both need to own the memory, at different times.
 //!
-//! For example, all gradients of a block are one buffer for the reduction over ranks. `Tensor::split` turns the buffer into one tensor per matrix,
-//! without a copy, and each tensor is the only owner of its bytes; `Tensor::join` turns the tensors back into the buffer. So ops write gradients
+//! For example, all gradients of a block are one buffer for the reduction over ranks. `Tensor::split` turns the buffer into one tensor per matrix
+//! without a copy, and each tensor is the only owner of its bytes. `Tensor::join` turns the tensors back into the buffer. So ops write gradients
 //! directly into the buffer that is reduced, and casts write codes directly into the buffer that is gathered.
 
 use crate::error::{Error, Result};
@@ -12,39 +12,39 @@ use std::sync::Arc;
 
 /// Memory that knows its size.
 pub(crate) trait Memory {
-    /// Bytes that it holds.
+    /// Returns the number of bytes of the memory.
     fn bytes(&self) -> usize;
 }
 
-/// The only access to some bytes of a memory: parts of one memory never overlap.
+/// The only access to some bytes of a memory. Parts of one memory never overlap.
 pub(crate) struct Part<M> {
     memory: Arc<M>,
     range: Range<usize>,
 }
 
 impl<M: Memory> Part<M> {
-    /// All of a memory.
+    /// Creates the part that covers a whole memory.
     pub fn whole(memory: M) -> Part<M> {
         let range = 0..memory.bytes();
         Part { memory: Arc::new(memory), range }
     }
 
-    /// The memory that it is part of.
+    /// Returns the memory that the part belongs to.
     pub fn memory(&self) -> &M {
         &self.memory
     }
 
-    /// Its first byte in the memory.
+    /// Returns the offset of the part in the memory.
     pub fn start(&self) -> usize {
         self.range.start
     }
 
-    /// Its number of bytes.
+    /// Returns the number of bytes of the part.
     pub fn len(&self) -> usize {
         self.range.len()
     }
 
-    /// Cuts out `ranges` of this part's bytes, which ascend and do not overlap. Bytes between them belong to nobody until the memory is
+    /// Divides this part into `ranges` of its bytes, which ascend and do not overlap. Bytes between the ranges have no owner until the memory is
     /// joined.
     pub fn split(self, ranges: &[Range<usize>]) -> Result<Vec<Part<M>>> {
         let mut free = 0;
@@ -62,7 +62,7 @@ impl<M: Memory> Part<M> {
         ranges.iter().map(cut).collect()
     }
 
-    /// The whole memory, if these are all the parts that are left.
+    /// Returns the whole memory, if `parts` are all of its parts.
     pub fn join(parts: Vec<Part<M>>) -> Result<Part<M>> {
         let mut parts = parts.into_iter();
         let first = parts.next().ok_or_else(|| Error::Value("join: there are no parts".into()))?;

@@ -1,4 +1,4 @@
-//! Faults that tests plant in matrix products on the CPU, to see whether they are found.
+//! Faults that tests plant in matrix products on the CPU, to check whether they are detected.
 
 use crate::dtype::DType;
 use crate::element::Float;
@@ -6,30 +6,30 @@ use crate::tensor::Tensor;
 use half::{bf16, f16};
 use std::cell::RefCell;
 
-/// What a fault does to the result of a product.
+/// The damage of a fault to the result of a product.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Damage {
-    /// Multiplies it.
+    /// Multiplies the result.
     Factor(f32),
     /// Flips a bit of an element.
     Flip {
-        /// The element.
+        /// The index of the element.
         element: usize,
-        /// The bit, from the lowest.
+        /// The index of the bit, counted from the lowest.
         bit: usize,
     },
 }
 
-/// A fault in the FP8 products of this thread whose results have a `shape`.
+/// A fault in the FP8 products of this thread whose results have this `shape`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ProductFault {
     /// The shape of the results.
     pub shape: [usize; 2],
-    /// The first one with the fault, from 0.
+    /// The index of the first product with the fault, from 0.
     pub first: usize,
-    /// Products from one with the fault to the next.
+    /// The number of products from one fault to the next.
     pub every: usize,
-    /// What it does.
+    /// The damage to the result.
     pub damage: Damage,
 }
 
@@ -37,7 +37,7 @@ thread_local! {
     static FAULT: RefCell<Option<(ProductFault, usize)>> = const { RefCell::new(None) };
 }
 
-/// Plants a fault in later products of this thread, in place of an earlier one; `None` removes it.
+/// Plants a fault in later products of this thread, replacing an earlier fault. `None` removes the fault.
 pub fn plant(fault: Option<ProductFault>) {
     FAULT.set(fault.map(|fault| (fault, 0)));
 }

@@ -1,14 +1,14 @@
-//! New memory without defined content, made visible to tests.
+//! Fills new memory, whose content is undefined, so that tests detect reads of it.
 //!
-//! With `OTTAVA_POISON` in the environment, memory is filled with [`POISON`] when it is allocated, on every device. So a test run shows reads of
-//! what nobody has written, which on the CPU would otherwise be zeros, and on a GPU whatever was there before.
+//! With `OTTAVA_POISON` in the environment, memory is filled with [`POISON`] when it is allocated, on every device. A test run then detects reads of
+//! unwritten memory. Without poison, such memory is zero on the CPU and has old content on a GPU.
 
 use std::sync::OnceLock;
 
-/// A byte that makes NaN of floats and codes, and -1 of integers.
+/// A byte that gives NaN as floats and codes, and -1 as integers.
 pub(crate) const POISON: u8 = 0xff;
 
-/// Whether new memory is poisoned.
+/// Returns whether new memory is poisoned.
 pub(crate) fn poisons() -> bool {
     #[cfg(test)]
     if IS_SUSPENDED.get() {
@@ -23,7 +23,7 @@ thread_local! {
     static IS_SUSPENDED: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
 }
 
-/// Runs `work` without poison. A kernel does not start early behind the filling of new memory.
+/// Runs `work` without poison. With poison, filling new memory would keep a kernel from starting early.
 #[cfg(test)]
 pub(crate) fn without_poison<T>(work: impl FnOnce() -> T) -> T {
     IS_SUSPENDED.set(true);

@@ -1,4 +1,4 @@
-//! Copies of tensors in host memory, which another thread reads while the device goes on.
+//! Copies of tensors in host memory. Another thread reads the copies while the device continues.
 
 use crate::device::{Device, Storage};
 use crate::error::{Error, Result};
@@ -6,39 +6,39 @@ use crate::tensor::Tensor;
 use std::borrow::Cow;
 use std::ops::Range;
 
-/// Host memory for copies of tensors, allocated once: pinned for a GPU, so that copies have the bandwidth of the bus.
+/// Host memory for copies of tensors, allocated once. For a GPU it is pinned, so that copies reach the bandwidth of the bus.
 pub struct Snapshot {
     device: Device,
     storage: Storage,
-    /// Bytes taken by copies.
+    /// The number of bytes taken by copies.
     used: usize,
-    /// Whether copies may not have arrived.
+    /// Whether copies may not have arrived yet.
     pending: bool,
 }
 
 impl Snapshot {
-    /// Copies start at multiples of this.
+    /// The number of bytes at whose multiples copies start.
     const ALIGNMENT: usize = 256;
 
-    /// Memory of `bytes` for tensors of `device`. `Error::HostMemory` when a GPU's host has too little.
+    /// Allocates memory of `bytes` for tensors of `device`. Errors with `Error::HostMemory` if a GPU's host has too little memory.
     pub fn new(device: &Device, bytes: usize) -> Result<Snapshot> {
         let storage = device.allocate_in_host(bytes)?;
         Ok(Snapshot { device: device.clone(), storage, used: 0, pending: false })
     }
 
-    /// Bytes of a snapshot that a tensor of `bytes` takes.
+    /// Returns the number of bytes of a snapshot that a tensor of `bytes` takes.
     pub const fn padded(bytes: usize) -> usize {
         bytes.next_multiple_of(Snapshot::ALIGNMENT)
     }
 
-    /// Forgets all copies.
+    /// Drops all copies.
     pub fn clear(&mut self) {
         self.used = 0;
     }
 
-    /// Starts to copy `tensor`, and returns where its bytes will be. Later work of the device may change the tensor.
+    /// Starts to copy `tensor`, and returns the range that its bytes will have. Later work of the device may change the tensor.
     ///
-    /// Errors when it does not fit.
+    /// Errors if the copy does not fit.
     pub fn copy(&mut self, tensor: &Tensor) -> Result<Range<usize>> {
         let range = self.used..self.used + tensor.bytes();
         let room = self.storage.bytes();
@@ -58,7 +58,7 @@ impl Snapshot {
         Ok(())
     }
 
-    /// The bytes of a copy; zeros in a dry run. Panics before [`Snapshot::wait`].
+    /// Returns the bytes of a copy, or zeros in a dry run. Panics before [`Snapshot::wait`].
     pub fn bytes(&self, range: Range<usize>) -> Cow<'_, [u8]> {
         assert!(!self.pending, "copies have arrived before they are read");
         match &self.storage {
@@ -76,7 +76,7 @@ mod tests {
     use crate::testing::gpu;
     use crate::{DType, MemoryKind};
 
-    /// Tensors that change after they were copied: on the device, in host memory, a view, and one of the CPU.
+    /// Copies tensors that change afterwards: on the device, in host memory, a view, and on the CPU.
     #[test]
     fn a_snapshot_holds_what_tensors_were() {
         for device in [Device::Cpu].into_iter().chain(gpu()) {

@@ -1,7 +1,7 @@
-//! New tensors whose bytes the host reads piece by piece, for example from files.
+//! New tensors whose bytes the host reads in pieces, for example from files.
 //!
-//! For a GPU, chunks of 32 MiB are read into two pinned buffers in turn: while one chunk is copied to the GPU, the next chunk is read into the
-//! other buffer. The host holds no whole tensor, and reads overlap with copies.
+//! For a GPU, chunks of 32 MiB are read into two pinned buffers in turn. While one chunk is copied to the GPU, the next chunk is read into the
+//! other buffer. So the host never holds a whole tensor, and reads overlap with copies.
 
 use crate::cuda::{DeviceBuffer, Event, PinnedBuffer};
 use crate::device::{Device, Storage};
@@ -9,29 +9,29 @@ use crate::dtype::DType;
 use crate::error::Error;
 use crate::tensor::Tensor;
 
-/// Bytes of a staging buffer.
+/// The number of bytes of a staging buffer.
 const CHUNK: usize = 32 << 20;
 
-/// Reads tensors into the memory of a device. On the CPU they are read where they will be. For a GPU, chunks are read into two pinned buffers in
-/// turn: one is copied to the GPU while the next chunk is read.
+/// Reads tensors into the memory of a device. On the CPU they are read directly into the tensor. For a GPU, chunks are read into two pinned buffers
+/// in turn: one buffer is copied to the GPU while the next chunk is read.
 pub struct Staging {
     device: Device,
-    /// Bytes of each buffer.
+    /// The number of bytes of each buffer.
     chunk: usize,
-    /// Allocated for the first tensor on a GPU.
+    /// The buffers, which are allocated for the first tensor on a GPU.
     buffers: Vec<StagingBuffer>,
-    /// The buffer of the next chunk.
+    /// The index of the buffer for the next chunk.
     next: usize,
 }
 
 struct StagingBuffer {
     memory: PinnedBuffer,
-    /// The end of the last copy from it.
+    /// The event at the end of the last copy from the buffer.
     copied: Option<Event>,
 }
 
 impl Staging {
-    /// For tensors of `device`.
+    /// Creates a staging for tensors of `device`.
     pub fn new(device: &Device) -> Staging {
         Staging::with_chunk(device, CHUNK)
     }
@@ -40,15 +40,15 @@ impl Staging {
         Staging { device: device.clone(), chunk, buffers: Vec::new(), next: 0 }
     }
 
-    /// The device of the tensors.
+    /// Returns the device of the tensors.
     pub fn device(&self) -> &Device {
         &self.device
     }
 
-    /// A new tensor. `read` gets the offset of a piece of its bytes, little-endian and row-major, and the place to write that piece to. A dry
-    /// run reads nothing.
+    /// Creates a tensor and reads its bytes, little-endian and row-major. `read` gets the offset of a piece, and the memory to write the piece to. A
+    /// dry run reads nothing.
     ///
-    /// Errors as `read` does, and when there is no memory.
+    /// Errors if `read` errors, or if the memory is too small.
     pub fn read<E: From<Error>>(
         &mut self,
         shape: &[usize],
@@ -97,7 +97,7 @@ mod tests {
     use crate::error::Result;
     use crate::testing::gpu;
 
-    /// A tensor of `length` bytes read in chunks of `chunk`, and its expected bytes.
+    /// Reads a tensor of `length` bytes, and returns it with its expected bytes.
     fn staged(staging: &mut Staging, length: usize, seed: usize) -> (Tensor, Vec<u8>) {
         let expected: Vec<u8> = (0..length).map(|i| ((i + seed) * 7 % 251) as u8).collect();
         let read = |at: usize, place: &mut [u8]| -> Result<()> {
@@ -107,7 +107,7 @@ mod tests {
         (staging.read(&[length], DType::E4M3, read).unwrap(), expected)
     }
 
-    /// Lengths below, at and above a chunk, one after the other, so that a buffer is written while copies from it are in flight.
+    /// Reads lengths below, at and above a chunk one after the other, so that a buffer is written while copies from it are in flight.
     #[test]
     fn a_staged_tensor_has_the_bytes_that_were_read() {
         for device in [Device::Cpu].into_iter().chain(gpu()) {

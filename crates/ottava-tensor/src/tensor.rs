@@ -1,4 +1,4 @@
-//! Contiguous, row-major arrays. Views share storage; only unshared tensors are written.
+//! Contiguous, row-major arrays. Views share storage. Only tensors that do not share their storage are written.
 
 use crate::cuda::{DeviceBuffer, PinnedBuffer};
 use crate::device::{Device, MemoryKind, Storage};
@@ -15,28 +15,28 @@ use std::sync::Arc;
 pub struct Tensor {
     storage: Arc<Storage>,
     device: Device,
-    /// First element, counted in elements from the start of the storage.
+    /// The offset of the first element in the storage, in elements.
     offset: usize,
     shape: Box<[usize]>,
     dtype: DType,
 }
 
 impl Tensor {
-    /// An uninitialised tensor.
+    /// Creates an uninitialised tensor.
     pub fn empty(device: &Device, shape: &[usize], dtype: DType) -> Result<Tensor> {
         let bytes = shape.iter().product::<usize>() * dtype.size();
         let storage = Arc::new(device.allocate(bytes)?);
         Ok(Tensor { storage, device: device.clone(), offset: 0, shape: shape.into(), dtype })
     }
 
-    /// All elements zero.
+    /// Creates a tensor of zeros.
     pub fn zeros(device: &Device, shape: &[usize], dtype: DType) -> Result<Tensor> {
         let mut tensor = Tensor::empty(device, shape, dtype)?;
         tensor.fill_zero()?;
         Ok(tensor)
     }
 
-    /// All elements zero, in device memory or pinned host memory.
+    /// Creates a tensor of zeros, in device memory or pinned host memory.
     pub fn zeros_in(device: &Device, shape: &[usize], dtype: DType, home: MemoryKind) -> Result<Tensor> {
         match home {
             MemoryKind::Device => Tensor::zeros(device, shape, dtype),
@@ -47,12 +47,12 @@ impl Tensor {
         }
     }
 
-    /// Copies `values`, row by row, to `device`. Errors when their number is not the product of `shape`.
+    /// Copies `values`, row by row, to `device`. Errors if their number is not the product of `shape`.
     pub fn from_slice<T: Element>(device: &Device, shape: &[usize], values: &[T]) -> Result<Tensor> {
         Tensor::from_bytes(device, shape, T::DTYPE, bytemuck::cast_slice(values))
     }
 
-    /// Copies little-endian element bytes to `device`. Errors when their number does not fit shape and type.
+    /// Copies the little-endian bytes of elements to `device`. Errors if their number does not fit shape and type.
     pub fn from_bytes(device: &Device, shape: &[usize], dtype: DType, bytes: &[u8]) -> Result<Tensor> {
         let expected = shape.iter().product::<usize>() * dtype.size();
         if bytes.len() != expected {
@@ -66,17 +66,17 @@ impl Tensor {
         Ok(tensor)
     }
 
-    /// Like `self` in device, shape and type; content undefined.
+    /// Creates a tensor with the device, shape and type of `self`. Its content is undefined.
     pub fn empty_like(&self) -> Result<Tensor> {
         Tensor::empty(&self.device, &self.shape, self.dtype)
     }
 
-    /// The device of the tensor.
+    /// Returns the device of the tensor.
     pub fn device(&self) -> &Device {
         &self.device
     }
 
-    /// Whether it is in device or host memory.
+    /// Returns whether the tensor is in device memory or host memory.
     pub fn memory_kind(&self) -> MemoryKind {
         match &*self.storage {
             Storage::Pinned(_) => MemoryKind::Host,
@@ -84,32 +84,32 @@ impl Tensor {
         }
     }
 
-    /// Lengths of its dimensions, outermost first.
+    /// Returns the lengths of the dimensions, outermost first.
     pub fn shape(&self) -> &[usize] {
         &self.shape
     }
 
-    /// Type of its elements.
+    /// Returns the type of the elements.
     pub fn dtype(&self) -> DType {
         self.dtype
     }
 
-    /// Number of elements.
+    /// Returns the number of elements.
     pub fn len(&self) -> usize {
         self.shape.iter().product()
     }
 
-    /// True when it has no elements.
+    /// Returns whether the tensor has no elements.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Size in bytes.
+    /// Returns the size in bytes.
     pub fn bytes(&self) -> usize {
         self.len() * self.dtype.size()
     }
 
-    /// The shape as an array; `what` names op and argument in the error when the rank is not `N`.
+    /// Returns the shape as an array. If the number of dimensions is not `N`, errors with `what`, which names op and argument.
     pub fn dims<const N: usize>(&self, what: &str) -> Result<[usize; N]> {
         self.shape.as_ref().try_into().map_err(|_| Error::Shape {
             what: what.into(),
@@ -118,7 +118,7 @@ impl Tensor {
         })
     }
 
-    /// Checks the exact shape.
+    /// Errors unless the tensor has this shape.
     pub fn expect(&self, what: &str, shape: &[usize]) -> Result<()> {
         if *self.shape == *shape {
             return Ok(());
@@ -126,7 +126,7 @@ impl Tensor {
         Err(Error::Shape { what: what.into(), expected: format!("{shape:?}"), got: self.shape.to_vec() })
     }
 
-    /// Checks that the element type is one of `dtypes`.
+    /// Errors unless the element type is one of `dtypes`.
     pub fn expect_dtype(&self, what: &str, dtypes: &[DType]) -> Result<()> {
         if dtypes.contains(&self.dtype) {
             return Ok(());
@@ -135,7 +135,7 @@ impl Tensor {
         Err(Error::DType { what: what.into(), expected: names.join(" or "), got: self.dtype })
     }
 
-    /// Checks that it is on `device`.
+    /// Errors unless the tensor is on `device`.
     pub fn expect_device(&self, what: &str, device: &Device) -> Result<()> {
         if self.device.same(device) {
             return Ok(());
@@ -143,7 +143,7 @@ impl Tensor {
         Err(Error::Placement { what: what.into(), expected: device.to_string(), got: self.device.to_string() })
     }
 
-    /// The same elements under another shape of the same size.
+    /// Returns the same elements in another shape of the same size.
     pub fn reshape(&self, shape: &[usize]) -> Result<Tensor> {
         if shape.iter().product::<usize>() != self.len() {
             return Err(Error::Shape {
@@ -155,7 +155,7 @@ impl Tensor {
         Ok(Tensor { shape: shape.into(), ..self.clone() })
     }
 
-    /// Entries `start..end` along the first dimension, sharing the storage.
+    /// Returns the entries `start..end` along the first dimension. The result shares the storage.
     pub fn rows(&self, start: usize, end: usize) -> Result<Tensor> {
         if self.shape.is_empty() || start > end || end > self.shape[0] {
             return Err(Error::Value(format!(
@@ -170,8 +170,8 @@ impl Tensor {
         Ok(view)
     }
 
-    /// Cuts this tensor, which is unshared, into elements `ranges`, which ascend and do not overlap, each a tensor `[n]` that is written
-    /// independently of the others. Elements between them belong to nobody until [`Tensor::join`].
+    /// Divides this tensor, which must not be shared, into `ranges` of elements, which ascend and do not overlap. Each part is a tensor `[n]` that is
+    /// written independently. Elements between the ranges have no owner until [`Tensor::join`].
     pub fn split(self, ranges: &[Range<usize>]) -> Result<Vec<Tensor>> {
         let Tensor { storage, device, offset, dtype, .. } = self;
         let storage = Arc::into_inner(storage).filter(|storage| offset == 0 && !matches!(storage, Storage::Pinned(_)));
@@ -187,7 +187,7 @@ impl Tensor {
         Ok(storage.split(&bytes)?.into_iter().zip(ranges).map(part).collect())
     }
 
-    /// The tensor `[n]` that was split into `parts`, in any order and under any shapes. They are all that is left of it, and have no views.
+    /// Returns the tensor `[n]` that was split into `parts`. They may come in any order and in any shapes. Errors if a part is missing or has views.
     pub fn join(parts: Vec<Tensor>) -> Result<Tensor> {
         let first = parts.first().ok_or_else(|| Error::Value("join: there are no parts".into()))?;
         let (device, dtype) = (first.device.clone(), first.dtype);
@@ -199,7 +199,7 @@ impl Tensor {
         Ok(Tensor { storage, device, offset: 0, shape, dtype })
     }
 
-    /// A copy on `device`.
+    /// Returns a copy on `device`.
     pub fn to_device(&self, device: &Device) -> Result<Tensor> {
         let bytes = match &*self.storage {
             Storage::Host(buffer) => Cow::Borrowed(&buffer.as_slice()[self.byte_range()]),
@@ -208,14 +208,14 @@ impl Tensor {
         Tensor::from_bytes(device, &self.shape, self.dtype, &bytes)
     }
 
-    /// A copy with its own storage on the same device.
+    /// Returns a copy with separate storage on the same device.
     pub fn duplicate(&self) -> Result<Tensor> {
         let mut copy = self.empty_like()?;
         copy.copy_from(0, self)?;
         Ok(copy)
     }
 
-    /// The elements, copied to the host. `T` must be the element type.
+    /// Returns the elements, copied to the host. `T` must be the element type.
     pub fn to_vec<T: Element>(&self) -> Result<Vec<T>> {
         self.expect_dtype("to_vec", &[T::DTYPE])?;
         let mut values = vec![T::zeroed(); self.len()];
@@ -223,7 +223,7 @@ impl Tensor {
         Ok(values)
     }
 
-    /// The element bytes, copied to the host.
+    /// Returns the bytes of the elements, copied to the host.
     pub fn read_bytes(&self) -> Result<Vec<u8>> {
         let mut bytes = vec![0; self.bytes()];
         self.read_into(&mut bytes)?;
@@ -245,7 +245,7 @@ impl Tensor {
         }
     }
 
-    /// Copies the element bytes to byte `at` of host memory `to`, which the host reads after a synchronisation. Later work of the device
+    /// Copies the bytes of the elements to byte `at` of host memory `to`. The host may read them after a synchronisation. Later work of the device
     /// may change the tensor.
     pub(crate) fn copy_to_host(&self, to: &mut Storage, at: usize) -> Result<()> {
         let range = self.byte_range();
@@ -289,7 +289,7 @@ impl Tensor {
         self.copy_to_elements(row * width, source)
     }
 
-    /// [`Tensor::copy_from`] over the elements from number `start` on.
+    /// Copies `source` like [`Tensor::copy_from`], over the elements from index `start` on.
     pub(crate) fn copy_to_elements(&mut self, start: usize, source: &Tensor) -> Result<()> {
         source.expect_dtype("copy_from: source", &[self.dtype])?;
         source.expect_device("copy_from: source", &self.device)?;
@@ -317,7 +317,7 @@ impl Tensor {
         }
     }
 
-    /// The elements of a CPU tensor whose device and type the op has checked.
+    /// Returns the elements of a CPU tensor. The op has checked device and type.
     pub(crate) fn host<T: Element>(&self) -> &[T] {
         assert_eq!(self.dtype, T::DTYPE, "a CPU op reads the type it checked");
         match &*self.storage {
@@ -328,7 +328,7 @@ impl Tensor {
         }
     }
 
-    /// The elements of a CPU tensor, for writing.
+    /// Returns the elements of a CPU tensor for writing.
     pub(crate) fn host_mut<T: Element>(&mut self) -> &mut [T] {
         assert_eq!(self.dtype, T::DTYPE, "a CPU op writes the type it checked");
         let range = self.byte_range();
@@ -340,7 +340,7 @@ impl Tensor {
         }
     }
 
-    /// The pinned buffer of a tensor in host memory; `None` elsewhere.
+    /// Returns the pinned buffer of a tensor in host memory, or `None` for other tensors.
     pub(crate) fn pinned_mut(&mut self) -> Option<&mut PinnedBuffer> {
         match &*self.storage {
             Storage::Pinned(_) => match self.storage_mut() {
@@ -351,7 +351,7 @@ impl Tensor {
         }
     }
 
-    /// The memory of a whole tensor of the host's memory.
+    /// Returns the pinned buffer, if the tensor is in host memory and covers the whole buffer.
     pub(crate) fn pinned(&self) -> Option<&PinnedBuffer> {
         match &*self.storage {
             Storage::Pinned(buffer) if buffer.len() == self.bytes() => Some(buffer),
@@ -359,18 +359,18 @@ impl Tensor {
         }
     }
 
-    /// A tensor of the same shape and type over `buffer`.
+    /// Returns a tensor of the same shape and type over `buffer`.
     pub(crate) fn with_buffer(&self, buffer: DeviceBuffer) -> Tensor {
         Tensor { storage: Arc::new(Storage::Cuda(buffer)), offset: 0, ..self.clone() }
     }
 
-    /// A tensor over `buffer`, which has its bytes.
+    /// Creates a tensor over `buffer`, which must have the tensor's number of bytes.
     pub(crate) fn over(buffer: DeviceBuffer, shape: &[usize], dtype: DType) -> Tensor {
         let device = Device::Cuda(buffer.device().clone());
         Tensor { storage: Arc::new(Storage::Cuda(buffer)), device, offset: 0, shape: shape.into(), dtype }
     }
 
-    /// The device buffer, if the tensor covers all of it.
+    /// Returns the device buffer, if the tensor covers all of it.
     pub(crate) fn whole_buffer(&self) -> Option<&DeviceBuffer> {
         match &*self.storage {
             Storage::Cuda(buffer) if buffer.len() == self.bytes() => Some(buffer),
@@ -378,7 +378,7 @@ impl Tensor {
         }
     }
 
-    /// Device address of the first element. The op has checked the device.
+    /// Returns the device address of the first element. The op has checked the device.
     pub(crate) fn device_ptr(&self) -> u64 {
         match &*self.storage {
             Storage::Host(_) | Storage::Dry(_) => unreachable!("a kernel was given a CPU tensor"),
@@ -387,7 +387,7 @@ impl Tensor {
         }
     }
 
-    /// [`Tensor::device_ptr`] for writing.
+    /// Returns the address of [`Tensor::device_ptr`] for writing.
     pub(crate) fn device_ptr_mut(&mut self) -> u64 {
         self.storage_mut();
         self.device_ptr()
@@ -398,12 +398,12 @@ impl Tensor {
         start..start + self.bytes()
     }
 
-    /// Whether the storage is in device memory.
+    /// Returns whether the storage is in device memory.
     pub(crate) fn is_on_gpu(&self) -> bool {
         matches!(&*self.storage, Storage::Cuda(_))
     }
 
-    /// The memory of an unshared tensor, for writing.
+    /// Returns the memory of a tensor that is not shared, for writing.
     pub(crate) fn storage_mut(&mut self) -> &mut Storage {
         Arc::get_mut(&mut self.storage).expect("a tensor that is written has no other views")
     }

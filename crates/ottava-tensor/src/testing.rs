@@ -1,4 +1,4 @@
-//! Shared by tests: seeded inputs, and comparison of an op on the CPU and on a GPU.
+//! Helpers of tests: seeded inputs, and comparison of an op on the CPU and on a GPU.
 
 pub mod allocator;
 
@@ -8,12 +8,12 @@ use crate::{DType, Device, Granularity, QuantizedTensor, Result, Tensor};
 use std::fs::File;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
-/// Allowed difference between results.
+/// The allowed difference between results.
 #[derive(Clone, Copy, Debug)]
 pub enum Tolerance {
-    /// None: the same bits.
+    /// No difference: the bits must be the same.
     Exact,
-    /// This many roundings of the type, relative to the larger of the value and the RMS of the tensor.
+    /// This many roundings of the type, relative to the larger one of the value and the RMS of the tensor.
     Steps(DType, f64),
 }
 
@@ -26,17 +26,18 @@ impl Tolerance {
     }
 }
 
-/// The GPU, or `None` with a line on standard error if this machine has none. Panics if the GPU does not open, and if there is none
-/// although `OTTAVA_REQUIRE_GPU` is set. The first call compiles every kernel into the disk cache, on all cores.
+/// Returns the GPU. If this machine has none, returns `None` and prints a line to standard error. Panics if the GPU does not open, or if there is
+/// none although `OTTAVA_REQUIRE_GPU` is set. The first call compiles every kernel into the disk cache, on all cores.
 ///
-/// For the thread of a test, not for threads that it starts: until its end, other tests that call this wait.
+/// Call it in the thread of a test, not in threads that the test starts: other tests that call it wait until the thread ends.
 pub fn gpu() -> Option<Device> {
     static GPU: OnceLock<Option<Device>> = OnceLock::new();
     let gpu = GPU.get_or_init(|| match CudaDevice::count() {
         Ok(n) if n > 0 => {
             let gpu = CudaDevice::open(0).expect("the GPU of this machine opens");
             gpu.skip_gemm_timing();
-            // Of several processes, the first compiles, and the others wait and read its cache. Without the lock each compiles.
+            // If several processes start, the first one compiles, and the other processes wait and read its cache. Without the lock each process
+            // would compile.
             let lock = File::create(std::env::temp_dir().join("ottava-tests.lock"));
             let locked = lock.and_then(|file| file.lock().map(|()| file));
             // Errors are reported by the tests that launch the kernel.
@@ -59,8 +60,8 @@ pub fn gpu() -> Option<Device> {
     gpu.clone()
 }
 
-/// Makes tests in other threads that use a GPU wait for the end of this thread. All share the device, with one stream of kernels: work of one test
-/// must not join a graph that another captures, nor run with settings that another has made for its kernels.
+/// Makes tests in other threads that use a GPU wait until this thread ends. All tests share the device, which has one stream of kernels. Work of one
+/// test must not join a graph that another test captures, and must not run with another test's kernel settings.
 pub(crate) fn use_gpu_alone() {
     static IN_USE: Mutex<()> = Mutex::new(());
     thread_local! {
@@ -69,7 +70,7 @@ pub(crate) fn use_gpu_alone() {
     HELD.with(|_| ());
 }
 
-/// Normal values from a seed made of `name` and the shape.
+/// Returns normal values, seeded by `name` and the shape.
 pub fn normals(name: &str, shape: &[usize], dtype: DType) -> Tensor {
     let seed = name
         .bytes()
@@ -79,13 +80,13 @@ pub fn normals(name: &str, shape: &[usize], dtype: DType) -> Tensor {
     cast(&x, dtype).expect("a floating-point type")
 }
 
-/// `x` in FP8, with current scales that rows or blocks share.
+/// Casts `x` to FP8 with current scaling of this granularity.
 pub fn quantized(x: &Tensor, format: DType, granularity: Granularity, copies: CodeCopies) -> Result<QuantizedTensor> {
     let (how, mut seen) = (CurrentScaling::default(), CastStatistics::new(x.device(), 1)?);
     quantize_blocks(x, format, granularity, how, copies, &mut seen, 0)
 }
 
-/// Integers in `0..below` from a seed made of `name`.
+/// Returns integers in `0..below`, seeded by `name`.
 pub fn integers(name: &str, n: usize, below: usize) -> Tensor {
     let values: Vec<i32> = normals(name, &[n], DType::F32)
         .to_vec::<f32>()
@@ -96,18 +97,18 @@ pub fn integers(name: &str, n: usize, below: usize) -> Tensor {
     Tensor::from_slice(&Device::Cpu, &[n], &values).expect("as many as the shape")
 }
 
-/// A GPU without data. It compares each launch with the declared kernels, and panics if an argument does not fit.
+/// Returns a GPU without data. It checks each launch against the declared kernels, and panics if an argument does not fit.
 pub fn dry_gpu() -> Device {
     Device::dry_gpu(GpuModel::h200())
 }
 
-/// Runs `op` with the same `inputs` on the CPU, on a [`dry_gpu`] and, if there is one, on the GPU, and compares the results of the CPU and the GPU.
+/// Runs `op` with the same `inputs` on the CPU, on a [`dry_gpu`], and on the GPU if the machine has one. Compares the results of the CPU and the GPU.
 pub fn parity(inputs: &[Tensor], tolerance: Tolerance, op: impl Fn(&[Tensor]) -> Result<Vec<Tensor>>) {
     op(&copies(inputs, &dry_gpu())).expect("the op runs on a GPU without data");
     parity_of_values(inputs, tolerance, op);
 }
 
-/// [`parity`] of an `op` that looks at values, which a GPU without data does not have.
+/// Runs [`parity`] without the [`dry_gpu`], for an `op` that reads values on the host.
 pub fn parity_of_values(inputs: &[Tensor], tolerance: Tolerance, op: impl Fn(&[Tensor]) -> Result<Vec<Tensor>>) {
     let on_cpu = op(inputs).expect("the op runs on the CPU");
     let Some(gpu) = gpu() else { return };
@@ -160,7 +161,7 @@ pub fn assert_close(what: &str, a: &Tensor, b: &Tensor, tolerance: Tolerance) {
     );
 }
 
-/// The elements of a floating-point tensor, widened.
+/// Returns the elements of a floating-point tensor, widened.
 pub fn values(x: &Tensor) -> Vec<f64> {
     let cpu = x.to_device(&Device::Cpu).expect("readable");
     match real_type(cpu.dtype()) {
@@ -172,19 +173,19 @@ pub fn values(x: &Tensor) -> Vec<f64> {
     }
 }
 
-/// `⟨a, b⟩`.
+/// Returns `⟨a, b⟩`.
 pub fn dot(a: &[f64], b: &[f64]) -> f64 {
     a.iter().zip(b).map(|(a, b)| a * b).sum()
 }
 
-/// `|a - b| / |b|`; 0 where both are zero.
+/// Returns `|a - b| / |b|`, or 0 if both are zero.
 pub fn relative_error(a: &[f64], b: &[f64]) -> f64 {
     assert_eq!(a.len(), b.len(), "as many elements");
     let apart: f64 = a.iter().zip(b).map(|(a, b)| (a - b) * (a - b)).sum();
     if apart == 0.0 { 0.0 } else { (apart / dot(b, b)).sqrt() }
 }
 
-/// The largest `|a - b|` over the largest `|b|`.
+/// Returns the largest `|a - b|` over the largest `|b|`.
 pub fn largest_error(a: &[f64], b: &[f64]) -> f64 {
     let apart = a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
     if apart == 0.0 { 0.0 } else { apart / b.iter().fold(0.0, |m: f64, b| m.max(b.abs())) }

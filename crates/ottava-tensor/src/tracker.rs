@@ -1,4 +1,4 @@
-//! Memory accounting of a dry run: allocations are counted by scope and hold no data.
+//! Memory accounting of a dry run: allocations hold no data and are counted by scope.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -8,22 +8,22 @@ pub struct MemoryTracker(Mutex<Accounts>);
 
 #[derive(Debug, Default)]
 struct Accounts {
-    /// Live bytes by scope name, in the order of first use.
+    /// The live bytes by scope name, in the order of first use.
     by_scope: Vec<(&'static str, usize)>,
-    /// Indices of the open scopes, outermost first.
+    /// The indices of the open scopes, outermost first.
     open: Vec<usize>,
     live: usize,
     peak: MemorySnapshot,
 }
 
-/// Live memory at one moment.
+/// The live memory at one moment.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct MemorySnapshot {
-    /// Live bytes.
+    /// The number of live bytes.
     pub bytes: usize,
-    /// The outermost scope open at that moment.
+    /// The outermost scope that was open at that moment.
     pub during: &'static str,
-    /// Live bytes by the scope that allocated them.
+    /// The live bytes by the scope that allocated them.
     pub by_scope: Vec<(&'static str, usize)>,
 }
 
@@ -50,7 +50,7 @@ impl MemoryTracker {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The peak since the last call (or the start), and resets the peak to the current state.
+    /// Returns the peak since the last call (or the start), and resets the peak to the current state.
     pub fn take_peak(&self) -> MemorySnapshot {
         let mut accounts = self.accounts();
         let now = accounts.snapshot();
@@ -72,12 +72,12 @@ impl MemoryTracker {
         Entry { tracker: self.clone(), account, bytes }
     }
 
-    /// Counts `bytes` of scratch that a kernel allocates and frees.
+    /// Counts `bytes` of scratch, which a kernel allocates and frees.
     pub(crate) fn scratch(self: &Arc<Self>, bytes: usize) {
         drop(self.track(bytes));
     }
 
-    /// Opens a scope: allocations are counted under `name` until it is dropped, unless an inner scope is open.
+    /// Opens a scope. Allocations are counted under `name` until the scope is dropped, except while an inner scope is open.
     pub(crate) fn scope(self: &Arc<Self>, name: &'static str) -> Scope {
         let mut accounts = self.accounts();
         let account = accounts.account(name);
@@ -86,7 +86,7 @@ impl MemoryTracker {
     }
 }
 
-/// Live bytes of one allocation.
+/// The live bytes of one allocation.
 pub(crate) struct Entry {
     tracker: Arc<MemoryTracker>,
     account: usize,
@@ -101,12 +101,12 @@ impl Drop for Entry {
     }
 }
 
-/// Names the allocations of a dry run from [`Device::scope`](crate::Device::scope) until it is dropped. A no-op on real devices.
+/// A scope that names the allocations of a dry run, from [`Device::scope`](crate::Device::scope) until it is dropped. A no-op on real devices.
 #[must_use]
 pub struct Scope(Option<Arc<MemoryTracker>>);
 
 impl Scope {
-    /// The scope of a real device.
+    /// The scope on a real device.
     pub(crate) const NONE: Scope = Scope(None);
 }
 

@@ -1,7 +1,7 @@
-//! Loops of the CPU reference, compiled for the vector instructions of the machine that runs them.
+//! Loops of the CPU reference, compiled for the vector instructions of the current machine.
 
-/// Declares a function whose body is compiled a second time with AVX2, which calls choose where the machine has it. The compiler neither
-/// fuses nor reorders floating-point operations, so both give the same bits. Type parameters stand in brackets:
+/// Declares a function whose body is compiled a second time with AVX2. Calls use the AVX2 version if the machine has AVX2. The compiler neither
+/// fuses nor reorders floating-point operations, so both versions give the same bits. Type parameters are written in brackets:
 ///
 /// ```ignore
 /// wide! {
@@ -14,7 +14,7 @@ macro_rules! wide {
     ($($(#[$meta:meta])* $vis:vis fn $name:ident [$($generics:tt)*] ($($arg:ident: $type:ty),* $(,)?) $(-> $ret:ty)? $body:block)*) => { $(
         $(#[$meta])*
         $vis fn $name<$($generics)*>($($arg: $type),*) $(-> $ret)? {
-            // Inlined into both.
+            // The body is inlined into both versions.
             #[inline(always)]
             fn body<$($generics)*>($($arg: $type),*) $(-> $ret)? $body
             #[cfg(target_arch = "x86_64")]

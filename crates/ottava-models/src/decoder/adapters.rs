@@ -1,4 +1,4 @@
-//! Sets of adapters that share a model: its linears have the adapters of one set at a time.
+//! Sets of adapters that share a model. The linears of the model have the adapters of one set at a time.
 
 use super::{Decoder, Span};
 use crate::DecoderConfig;
@@ -7,22 +7,22 @@ use ottava_common::error::{Error, Result};
 use ottava_recipe::lora::Lora;
 use ottava_recipe::param::{Purpose, WeightSource};
 
-/// The adapters of the linears of a model, in the order of forward; `None` for a linear without one.
+/// The adapters of the linears of a model, in the order of forward. A linear without an adapter has `None`.
 pub struct Adapters(Vec<Option<Adapter>>);
 
 impl Decoder {
-    /// Builds and loads the adapters of `lora` for the linears of this model, on its device. The model, built for inference beside adapters
-    /// ([`Lora::of_no_linear`]), gets them by [`Decoder::exchange_adapters`].
+    /// Builds and loads the adapters of `lora` for the linears of this model, on its device. The model must be built with
+    /// [`Lora::of_no_linear`]. [`Decoder::exchange_adapters`] puts the adapters into the model.
     ///
-    /// If ranks divide the model, each builds and loads its parts.
+    /// If ranks divide the model, each rank builds and loads its parts.
     ///
-    /// Errors with [`Error::Config`] if `lora` has a target that is no linear of the model, or if the model is not one beside adapters.
+    /// Errors with [`Error::Config`] if a target of `lora` is not a linear of the model, or if the model was not built with [`Lora::of_no_linear`].
     pub fn load_adapters(&self, lora: &Lora, weights: &mut dyn WeightSource) -> Result<Adapters> {
         if self.config.lora != Some(Lora::of_no_linear()) {
             return Err(Error::Config("adapters are loaded beside a model that is built for them".into()));
         }
         let config = DecoderConfig { lora: Some(lora.clone()), ..self.config.clone() };
-        // Its other parameters are not loaded, and take no memory.
+        // The other parameters of this second model are not loaded and take no memory.
         let (whole, ranks) = ([Span::whole(config.layers.len())], self.ranks.clone());
         let mut like = Decoder::staged(&config, &self.recipe, &self.device, Purpose::Infer, 1, &whole, ranks)?;
         like.parameters().into_iter().try_for_each(|param| param.load_whole(weights))?;
@@ -32,8 +32,8 @@ impl Decoder {
         Ok(adapters)
     }
 
-    /// Gives each linear its adapter of `adapters`, and `adapters` the adapters that the linears had. Without adapters, `adapters` is empty before
-    /// or after.
+    /// Swaps the adapters of the linears with `adapters`. An empty `adapters` removes the adapters of the linears. If the linears had no adapters,
+    /// each entry is `None` afterwards.
     pub fn exchange_adapters(&mut self, adapters: &mut Adapters) {
         let mut next = std::mem::take(&mut adapters.0).into_iter();
         self.visit_adapters(&mut |adapter| adapters.0.push(std::mem::replace(adapter, next.next().flatten())));

@@ -1,4 +1,4 @@
-//! Passes of a decoder that compare two precisions: its recipe with its compute type, or one with itself.
+//! Passes of a decoder that compare two precisions: the recipe and the compute type, or the same precision twice.
 
 use super::{Decoder, no_head};
 use crate::stage::{ComparedSaved, Stage};
@@ -10,18 +10,17 @@ use ottava_recipe::scaling::{Compared, Observer};
 use ottava_tensor::Tensor;
 
 impl Decoder {
-    /// Starts passes that compare these precisions: [`Decoder::compare_forward`] to [`Decoder::compare_backward`]. Tensors of the first are
-    /// copied to an `observer`.
+    /// Starts a comparison of these precisions, which lasts until [`Decoder::end_comparison`]. Tensors of the first pass are copied to `observer`.
     pub fn begin_comparison(&mut self, precisions: [StepPrecision; 2], observer: Option<Observer>) {
         self.scaling.begin_comparison(&self.device, precisions, observer);
     }
 
-    /// The comparisons since [`Decoder::begin_comparison`], of this process's stages, and the tensors that were observed; waits for the device.
+    /// Returns the comparisons of this process's stages since [`Decoder::begin_comparison`] and the observed tensors. Waits for the device.
     pub fn end_comparison(&mut self) -> Result<Compared> {
         self.scaling.end_comparison()
     }
 
-    /// Forward of a micro-batch through stage number `stage`, as [`Stage::compare_forward`].
+    /// Runs [`Stage::compare_forward`] of a micro-batch on stage number `stage`.
     pub fn compare_forward(
         &mut self,
         stage: usize,
@@ -33,7 +32,7 @@ impl Decoder {
         stage.compare_forward(x, &mut context, units)
     }
 
-    /// Losses of `targets` in both precisions from the results of [`Decoder::compare_forward`], and their gradients.
+    /// Returns the losses of `targets` in both precisions, and their gradients, from the results of [`Decoder::compare_forward`].
     ///
     /// Errors for a stage without the head.
     pub fn compare_losses(
@@ -50,7 +49,7 @@ impl Decoder {
         Ok(([by_recipe.0, high.0], [by_recipe.1, high.1]))
     }
 
-    /// Backward of a micro-batch through stage number `stage`, as [`Stage::compare_backward`]. `layer_loss_scale` is as in
+    /// Runs [`Stage::compare_backward`] of a micro-batch on stage number `stage`. `layer_loss_scale` is described at
     /// [`BackwardPass`](crate::BackwardPass).
     pub fn compare_backward(
         &mut self,

@@ -22,33 +22,33 @@ use ottava_tensor::ops::{
     attention_sink, attention_sink_backward, paged_attention, rope, rope_to,
 };
 
-/// Attention whose heads are projected from the residual stream.
+/// The sizes and settings of attention whose heads are projected from the residual stream.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct HeadsSpec {
-    /// Query heads `H`.
+    /// The number of query heads, `H`.
     pub heads: usize,
-    /// Key and value heads.
+    /// The number of key and value heads.
     pub kv_heads: usize,
-    /// Size `D` of a head.
+    /// The size `D` of a head.
     pub head_dim: usize,
     /// Whether the projections to Q, K and V have biases.
     pub qkv_bias: bool,
     /// Whether the output projection has a bias.
     pub output_bias: bool,
-    /// What is normalised of queries and keys before rotary positions, if anything is.
+    /// The norm of queries and keys before rotary positions, if the layer has one.
     pub qk_norm: Option<NormScope>,
-    /// Whether each query head has a learned logit in its softmax whose probability is dropped.
+    /// Whether each query head has a sink: a learned logit that takes part in the softmax, and whose probability is dropped.
     pub sinks: bool,
-    /// The largest number of keys that a query sees, its own included; `None` for all.
+    /// The maximum number of keys that a query sees, its own included. `None` means all keys.
     pub window: Option<usize>,
     /// The bound of the absolute values of scores.
     pub soft_cap: Option<f64>,
-    /// The factor of products of queries and keys; `None` for `1 / √head_dim`.
+    /// The factor of the products of queries and keys. `None` means `1 / √head_dim`.
     pub scale: Option<f64>,
 }
 
 impl HeadsSpec {
-    /// Llama's attention: no biases, norms, sinks, window or bound.
+    /// Returns the settings of Llama's attention: no biases, norms, sinks, window or soft cap.
     pub const fn new(heads: usize, kv_heads: usize, head_dim: usize) -> HeadsSpec {
         HeadsSpec {
             heads,
@@ -64,7 +64,7 @@ impl HeadsSpec {
         }
     }
 
-    /// The heads of this rank, if ranks divide them.
+    /// Returns the settings with the numbers of heads of this rank, if ranks divide heads.
     fn of_rank(self, build: &Builder, name: &str) -> Result<HeadsSpec> {
         let (ranks, context) = (build.place().ranks, build.place_on(Axis::Context).ranks);
         let replicas = kv_replicas(self.kv_heads, ranks);
@@ -78,13 +78,13 @@ impl HeadsSpec {
     }
 }
 
-/// The number of neighbouring ranks on which each key and value head is replicated, if `ranks` divide the query heads; 1 unless
-/// `ranks` is a multiple of `kv_heads`.
+/// Returns on how many neighbouring ranks each key and value head is replicated, if `ranks` divide the query heads. Returns 1 unless `ranks` is a
+/// multiple of `kv_heads`.
 fn kv_replicas(kv_heads: usize, ranks: usize) -> usize {
     if ranks.is_multiple_of(kv_heads) { ranks / kv_heads } else { 1 }
 }
 
-/// `y = o_proj(attention(rope(norm(qkv_proj(x)))))`, with Q, K and V in one product; most families have no norm of heads.
+/// `y = o_proj(attention(rope(norm(qkv_proj(x)))))`, with Q, K and V in one product. Most families have no norm of heads.
 pub struct Attention {
     name: String,
     /// The heads of this rank.
@@ -94,30 +94,30 @@ pub struct Attention {
     output: Linear,       /* [C, H·D] */
     sinks: Option<Param>, /* [H] */
     rotary: Option<Rotary>,
-    /// Its number among the attention layers of the model, which is its index in a cache.
+    /// The index among the attention layers of the model, which is also the index in a cache.
     number: usize,
     spec: AttentionSpec,
 }
 
-/// Saved by [`Attention`].
+/// The values that forward of [`Attention`] saves.
 struct AttentionSaved {
-    /// `[T, (H + 2·H_kv)·D]`, rotated and exchanged, or as projected if heads are normalised; `None` if it is recomputed.
+    /// `[T, (H + 2·H_kv)·D]`, rotated and exchanged, or unrotated if the layer has a norm of heads. `None` if it is recomputed.
     qkv: Option<Tensor>,
     o: Tensor, /* [T, H·D], of this rank's heads if ranks divide sequences */
-    /// `[B, H, S]`; `None` in inference, which has no backward.
+    /// `[B, H, S]`. `None` in inference, which has no backward.
     lse: Option<Tensor>,
     output: SavedOperand,
 }
 
-/// Q, K and V in backward.
+/// The source of Q, K and V in backward: the saved tensor, or the operand.
 enum Qkv {
     Saved(Tensor),
     OfOperand(View),
 }
 
 impl Attention {
-    /// An attention layer called `name` of the layers of `stream`, with `rotary` positions or without; `shared_input` is the cast of an operand
-    /// that another sublayer also reads.
+    /// Creates an attention layer called `name` with the settings of `stream`. `shared_input` is the cast of an operand that another sublayer also
+    /// reads.
     pub fn new(
         build: &mut Builder,
         name: &str,
@@ -162,7 +162,7 @@ impl Attention {
         Ok(Attention { name: name.to_string(), heads: own, qkv, norm, output, sinks, rotary, number, spec })
     }
 
-    /// Normalises projected Q and K, if the layer does.
+    /// Normalises projected Q and K, if the layer has a norm of heads.
     fn normalise(&self, qkv: Tensor, ranks: &dyn LayerRanks) -> Result<Tensor> {
         match &self.norm {
             Some(norm) => norm.forward(&qkv, ranks),
@@ -179,7 +179,7 @@ impl Attention {
         Ok(qkv)
     }
 
-    /// Attention of an operand `x`: returns Q, K and V to save, the output, and `lse`.
+    /// Computes attention of an operand `x`. Returns Q, K and V to save, the output, and `lse`.
     fn attend(&self, x: View, context: &mut Context) -> Result<(Option<Tensor>, Tensor, Option<Tensor>)> {
         let projected = self.qkv.fprop(&x, None, context)?;
         drop(x);
@@ -199,13 +199,13 @@ impl Attention {
         Ok((qkv, o, Some(lse)))
     }
 
-    /// Attention of new tokens of many sequences, with normalised heads, over a cache, to which their keys and values are appended; or of all
-    /// tokens of one sequence.
+    /// Computes attention of new tokens, and appends their keys and values to the cache. If the pass is whole, the tokens are all tokens of one
+    /// sequence, and attention does not read the cache. Q and K of `qkv` are normalised but not rotated.
     fn attend_paged(&self, mut qkv: Tensor, sequences: &Sequences, pass: &mut PagedPass) -> Result<Tensor> {
         let is_whole = pass.is_whole;
         let (cache, batch) = pass.layer(self.number);
         let mut rotation = rotation(&self.rotary, self.heads, sequences);
-        // `append_kv` rotates whole heads.
+        // `append_kv` can rotate only whole heads.
         if let Some((angles, layout)) = rotation.take_if(|(angles, of)| angles.table.shape()[1] < of.head_dim) {
             rope(&mut qkv, angles, layout, Rotation::Forward)?;
         }
@@ -217,14 +217,14 @@ impl Attention {
         Ok(attend(AttentionInput::fused(&qkv, &self.spec, 1, None), &self.spec, sinks)?.0)
     }
 
-    /// The sinks of the heads that this rank computes over `sequences`, if there are sinks.
+    /// Returns the sinks of the heads that this rank computes over `sequences`, if the layer has sinks.
     fn sinks_of_rank(&self, Sequences { place, .. }: &Sequences) -> Result<Option<Tensor>> {
         let Some(sinks) = &self.sinks else { return Ok(None) };
         let own = place.range(self.spec.heads);
         Ok(Some(sinks.weights.value()?.rows(own.start, own.end)?))
     }
 
-    /// Adds to the gradient of the sinks, from the results of forward and the gradient `d_o` of the output.
+    /// Adds to the gradient of the sinks. `o` and `lse` are the results of forward, and `d_o` is the gradient by `o`.
     fn add_sink_gradient(&mut self, d_o: &Tensor, o: &Tensor, lse: &Tensor, sequences: &Sequences) -> Result<()> {
         let Some(sinks) = self.sinks_of_rank(sequences)? else { return Ok(()) };
         let own = sequences.place.range(self.spec.heads);
@@ -235,7 +235,7 @@ impl Attention {
         Ok(gradient.copy_from(own.start, &of_rank)?)
     }
 
-    /// Q, K and V in backward: before the norm of heads, if there is one, and as attention read them.
+    /// Returns Q, K and V for backward: as projected, if the layer has a norm of heads, and as attention read them.
     fn restore(&self, qkv: Qkv, context: &mut Context) -> Result<(Option<Tensor>, Tensor)> {
         let projected = match (qkv, &self.norm) {
             (Qkv::Saved(rotated), None) => return Ok((None, rotated)),
@@ -248,7 +248,7 @@ impl Attention {
     }
 }
 
-/// The angles of queries and keys, and how these lie; `None` without rotary positions.
+/// Returns the angles of queries and keys, and the layout of the heads. Returns `None` without rotary positions.
 fn rotation<'a>(
     rotary: &'a Option<Rotary>,
     HeadsSpec { heads, kv_heads, head_dim, .. }: HeadsSpec,
@@ -259,7 +259,7 @@ fn rotation<'a>(
     Some((Angles { table, positions: &sequences.positions }, layout))
 }
 
-/// Output and `lse` of attention, with `sinks` if there are some.
+/// Returns the output and the `lse` of attention, with `sinks` if the layer has them.
 fn attend(input: AttentionInput, spec: &AttentionSpec, sinks: Option<Tensor>) -> Result<(Tensor, Tensor)> {
     let (mut o, mut lse) = attention(input, spec)?;
     if let Some(sinks) = sinks {
@@ -304,7 +304,7 @@ impl Sublayer for Attention {
     ) -> Result<Tensor> {
         let AttentionSaved { qkv, o, lse, output } = saved.into();
         let lse = lse.expect("training attends without a cache");
-        // Q, K and V that were not saved are recomputed after the backward of `o`, which lowers the peak memory.
+        // Q, K and V that were not saved are recomputed after backward of `o`, which lowers the peak memory.
         let (qkv, columns) = match qkv {
             Some(qkv) => (Qkv::Saved(qkv), x.columns(context)?),
             None => {

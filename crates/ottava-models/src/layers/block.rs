@@ -9,34 +9,34 @@ use ottava_recipe::operand::ResidualGradient;
 use ottava_recipe::param::Param;
 use ottava_tensor::Tensor;
 
-/// Residual branches, one after the other. Usually attention and MLP: in separate branches, or in parallel in one branch.
+/// Residual branches, one after the other. Attention and MLP are usually two branches, or run in parallel in one branch.
 pub struct Block {
-    /// As `model.layers.0`.
+    /// A name such as `model.layers.0`.
     name: String,
     branches: Vec<Branch>,
 }
 
-/// Saved by [`Block`].
+/// The values that forward of [`Block`] saves.
 pub enum BlockSaved {
-    /// What each branch saved.
+    /// The values that each branch saved.
     Branches(Vec<BranchSaved>),
-    /// The input alone, `[T, C]`: backward recomputes the block.
+    /// Only the input, `[T, C]`. Backward recomputes the block.
     Input(Tensor),
 }
 
 impl Block {
-    /// A block of `branches` called `name`. Panics without any.
+    /// Creates a block of `branches` called `name`. Panics if `branches` is empty.
     pub fn new(name: String, branches: Vec<Branch>) -> Block {
         assert!(!branches.is_empty(), "a block has a branch");
         Block { name, branches }
     }
 
-    /// Its name, as `model.layers.0`.
+    /// Returns the name, such as `model.layers.0`.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// `y` `[T, C]`, and what backward needs.
+    /// Returns `y` `[T, C]` and the values for backward.
     pub fn forward(&self, x: &Tensor, context: &mut Context) -> Result<(Tensor, BlockSaved)> {
         let (mut y, mut saved) = (x.clone(), Vec::with_capacity(self.branches.len()));
         for branch in &self.branches {
@@ -51,7 +51,8 @@ impl Block {
         Ok((y, saved))
     }
 
-    /// What each branch saves of a forward without recomputation; the block's output is not computed, and nothing is measured again.
+    /// Returns the values that each branch saves in a forward without recomputation. The block's output is not computed, and amaxes are not measured
+    /// again.
     fn recompute(&self, x: &Tensor, context: &mut Context) -> Result<Vec<BranchSaved>> {
         let context = &mut context.recomputation();
         let (mut h, mut saved) = (x.clone(), Vec::with_capacity(self.branches.len()));
@@ -65,12 +66,12 @@ impl Block {
         Ok(saved)
     }
 
-    /// The cast that reads the gradient by the block's output first.
+    /// Returns the cast that reads the gradient by the block's output first.
     pub fn gradient(&self) -> OperandCast {
         self.branches.last().expect("a block has a branch").gradient()
     }
 
-    /// The gradient by `x` from the gradient by `y`, with its amax if the cast `next`, which reads it, needs the amax.
+    /// Returns the gradient by `x` from the gradient by `y`. If the cast `next`, which reads the result, needs an amax, the amax is computed too.
     pub fn backward(
         &mut self,
         dy: ResidualGradient,
@@ -96,7 +97,7 @@ impl Block {
         self.branches.iter().for_each(|branch| branch.parameters(visit));
     }
 
-    /// [`Block::parameters`], mutably.
+    /// Calls `visit` for each parameter mutably, in the order of [`Block::parameters`].
     pub fn parameters_mut<'a>(&'a mut self, visit: &mut dyn FnMut(&'a mut Param)) {
         self.branches.iter_mut().for_each(|branch| branch.parameters_mut(visit));
     }

@@ -10,56 +10,57 @@ use ottava_recipe::param::Param;
 use ottava_tensor::Tensor;
 use ottava_tensor::ops::{SavedActivation, add};
 
-/// `y = x + factor · after(Σ sublayer(before(x)))`; a missing norm is the identity.
+/// `y = x + factor · after(Σ sublayer(before(x)))`. A missing norm is the identity.
 pub struct Branch {
-    /// The norm of the operand that all sublayers read.
+    /// The norm of the operand. All sublayers read its output.
     before: Option<Norm>,
     sublayers: Vec<Box<dyn Sublayer>>,
-    /// The norm of the sublayers' sum.
+    /// The norm of the sum of the sublayers' outputs.
     after: Option<Norm>,
     factor: Factor,
 }
 
-/// Saved by [`Branch`].
+/// The values that forward of [`Branch`] saves.
 pub struct BranchSaved {
     before: Option<NormSaved>,
-    /// The input `[T, C]` of a branch without a norm before, if the operand is recomputed from it.
+    /// The input `[T, C]`, if the branch has no norm before and the operand is recomputed.
     input: Option<SavedActivation>,
     operand: SavedOperand,
-    /// What each sublayer saved.
+    /// The values that each sublayer saved.
     sublayers: Vec<SublayerSaved>,
     after: Option<NormSaved>,
 }
 
 impl Branch {
-    /// `y = x + Σ sublayer(before(x))`. All sublayers read the operand through the cast of the first. Panics without any.
+    /// Creates the branch `y = x + Σ sublayer(before(x))`. All sublayers read the operand through the cast of the first sublayer. Panics if
+    /// `sublayers` is empty.
     pub fn new(before: impl Into<Option<Norm>>, sublayers: Vec<Box<dyn Sublayer>>) -> Branch {
         assert!(!sublayers.is_empty(), "a branch has a sublayer");
         Branch { before: before.into(), sublayers, after: None, factor: Factor::default() }
     }
 
-    /// With a norm of the output, before the residual connection.
+    /// Adds a norm of the output, before the residual connection.
     pub fn normalised(self, after: impl Into<Option<Norm>>) -> Branch {
         Branch { after: after.into(), ..self }
     }
 
-    /// Multiplies the output by a constant, before the residual connection.
+    /// Adds a factor of the output, before the residual connection.
     pub fn multiplied(self, factor: Factor) -> Branch {
         Branch { factor, ..self }
     }
 
-    /// Whether the last sublayer adds the residual connection in its product.
+    /// Returns whether the last sublayer adds the residual connection in its product.
     fn adds_in_product(&self) -> bool {
         self.after.is_none() && self.factor.is_one()
     }
 
-    /// The cast of the operand.
+    /// Returns the cast of the operand.
     fn input(&self) -> OperandCast {
         self.sublayers[0].input()
     }
 
-    /// The cast that reads the gradient by the output first; [`OperandCast::NONE`] if a norm or a multiplication reads it, or several
-    /// sublayers, each with its own scale.
+    /// Returns the cast that reads the gradient by the output first. Returns [`OperandCast::NONE`] if a norm or a factor reads the gradient, or if
+    /// several sublayers read it, each with its own scale.
     pub fn gradient(&self) -> OperandCast {
         match (self.sublayers.as_slice(), self.adds_in_product()) {
             ([one], true) => one.gradient(),
@@ -67,7 +68,7 @@ impl Branch {
         }
     }
 
-    /// The operand of the sublayers, and a [`BranchSaved`] without the parts after the operand.
+    /// Returns the operand of the sublayers, and a [`BranchSaved`] without the values that sublayers and the norm after them save.
     fn operand(&self, x: &Tensor, context: &mut Context) -> Result<(View, BranchSaved)> {
         let (mut before, mut input) = (None, None);
         let CastInput { rows, saved: operand } = match &self.before {
@@ -84,10 +85,11 @@ impl Branch {
         Ok((rows, BranchSaved { before, input, operand, sublayers: Vec::new(), after: None }))
     }
 
-    /// `y` `[T, C]`, and what backward needs.
+    /// Returns `y` `[T, C]` and the values for backward.
     pub fn forward(&self, x: &Tensor, context: &mut Context) -> Result<(Tensor, BranchSaved)> {
         let (operand, mut saved) = self.operand(x, context)?;
-        // The last linear of a sublayer adds the sum so far, which starts with the residual stream unless a norm or a factor follows.
+        // The last linear of a sublayer adds the sum of the preceding sublayers. The sum starts with the residual stream unless a norm or a factor
+        // follows.
         let mut sum = self.adds_in_product().then(|| x.clone());
         for (sublayer, operand) in self.sublayers.iter().zip(copies(operand, self.sublayers.len())) {
             let (y, of_sublayer) = sublayer.forward(operand, sum.as_ref(), context)?;
@@ -105,7 +107,7 @@ impl Branch {
         Ok((y, saved))
     }
 
-    /// What [`Branch::forward`] saves, for recomputation: the output is computed only if a norm reads it.
+    /// Returns the values that [`Branch::forward`] saves, for recomputation. The output is computed only if a norm reads it.
     pub fn save(&self, x: &Tensor, context: &mut Context) -> Result<BranchSaved> {
         if self.after.is_some() {
             return Ok(self.forward(x, context)?.1);
@@ -117,7 +119,7 @@ impl Branch {
         Ok(saved)
     }
 
-    /// The gradient by `x` from the gradient by `y`, with its amax if `next`, the cast that reads it, needs that.
+    /// Returns the gradient by `x` from the gradient by `y`. If the cast `next`, which reads the result, needs an amax, the amax is computed too.
     pub fn backward(
         &mut self,
         dy: ResidualGradient,
@@ -156,7 +158,7 @@ impl Branch {
         self.after.iter().for_each(|norm| norm.parameters(visit));
     }
 
-    /// [`Branch::parameters`], mutably.
+    /// Calls `visit` for each parameter mutably, in the order of [`Branch::parameters`].
     pub fn parameters_mut<'a>(&'a mut self, visit: &mut dyn FnMut(&'a mut Param)) {
         self.before.iter_mut().for_each(|norm| norm.parameters_mut(visit));
         self.sublayers.iter_mut().for_each(|sublayer| sublayer.parameters_mut(visit));
@@ -169,7 +171,7 @@ impl Branch {
     }
 }
 
-/// `count` copies of `value`; the last copy is `value` itself, so that its memory is freed with the last copy.
+/// Returns `count` copies of `value`. The last copy is `value` itself, so its memory is freed when the last copy is dropped.
 fn copies<T: Clone>(value: T, count: usize) -> impl Iterator<Item = T> {
     let mut value = Some(value);
     (0..count).map(move |i| if i + 1 == count { value.take() } else { value.clone() }.expect("taken last"))

@@ -1,4 +1,4 @@
-//! The cast of a matrix that two products of a linear contract along different dimensions.
+//! The cast of an operand: a matrix that two products of a linear contract along different dimensions.
 
 use ottava_common::error::{Error, Result};
 use ottava_recipe::ProductPrecision;
@@ -12,63 +12,63 @@ use std::rc::Rc;
 /// The name of a matrix that has no cast, for messages.
 const ACTIVATIONS: &str = "activations";
 
-/// How the products of a linear read its input `x` (fprop, wgrad) or its output gradient `dy` (dgrad, wgrad).
+/// The cast of a linear's input `x` (for fprop and wgrad) or of its output gradient `dy` (for dgrad and wgrad).
 ///
-/// The first product contracts the columns of the matrix, wgrad its rows. An op that produces the matrix is passed as a closure:
-/// the cast decides whether it writes codes, its amax or the value.
+/// The first product contracts the columns of the matrix, and wgrad contracts its rows. An op that produces the matrix is passed as a closure.
+/// The cast decides whether the op writes codes, their amax, or the value.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct OperandCast {
-    /// `None` if no product reads codes.
+    /// The slot of the cast. `None` if no product reads codes.
     slot: Option<Slot>,
     products: [ProductPrecision; 2],
-    /// Whether the value is also needed, for example for the gradient of a bias.
+    /// Whether the value is needed besides codes, for example for the gradient of a bias.
     needs_value: bool,
     /// Whether views of codes also have the value, for an adapter.
     for_adapter: bool,
-    /// Whether ranks that divide tokens each have a share of the rows, and products read all rows.
+    /// Whether the ranks of tensor parallelism divide the rows of the matrix, and products read all rows.
     gathers: bool,
 }
 
-/// What ranks that divide tokens gather of a matrix.
+/// The form in which a matrix is gathered if ranks divide its rows.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Gathered {
     /// Nothing: this rank has all rows that products read.
     Nothing,
-    /// Codes, cast before with one scale for all ranks.
+    /// Codes. Each rank casts its rows before the gather, and the ranks use one scale.
     Codes,
-    /// The value, which each rank casts.
+    /// The value. Each rank casts it after the gather.
     Value,
 }
 
 /// The view of an input that fprop reads, and what is saved for backward.
 pub struct CastInput {
-    /// Read by fprop.
+    /// The view that fprop reads.
     pub rows: View,
-    /// Read by backward.
+    /// The operand that backward reads.
     pub saved: SavedOperand,
 }
 
-/// What forward saves of an operand for backward.
+/// The part of an operand that forward saves for backward.
 #[derive(Clone)]
 pub struct SavedOperand {
-    /// The view that wgrad reads; `None` if the operand is recomputed.
+    /// The view that wgrad reads. `None` if the operand is recomputed.
     columns: Option<View>,
     /// The scale for casting a recomputed operand.
     frozen: FrozenScale,
 }
 
 impl SavedOperand {
-    /// An operand with the view that wgrad reads, if it is saved, and the scale of its cast.
+    /// Creates a saved operand from the view that wgrad reads, if it is saved, and the scale of the operand's cast.
     pub(super) fn new(columns: Option<View>, frozen: FrozenScale) -> SavedOperand {
         SavedOperand { columns, frozen }
     }
 
-    /// The view that wgrad reads, or the scale of an operand that must be recomputed.
+    /// Returns the view that wgrad reads, or the scale for casting the operand if it must be recomputed.
     pub fn into_columns(self) -> Result<View, FrozenScale> {
         self.columns.ok_or(self.frozen)
     }
 
-    /// The scale for casting the recomputed operand.
+    /// Returns the scale for casting a recomputed operand.
     pub fn into_frozen(self) -> FrozenScale {
         self.frozen
     }
@@ -84,57 +84,57 @@ impl OperandCast {
         gathers: false,
     };
 
-    /// The cast in `slot` for the `products` that read codes.
+    /// Creates the cast in `slot`. `products` are the precisions of the two products.
     pub fn new(slot: Slot, products: [ProductPrecision; 2], needs_value: bool) -> OperandCast {
         OperandCast { slot: Some(slot), products, needs_value, ..OperandCast::NONE }
     }
 
-    /// The same cast of a matrix whose rows ranks divide, if they divide tokens; products read all rows.
+    /// Returns the same cast for a matrix whose rows may be divided among ranks, while products read all rows.
     pub fn gathering(self) -> OperandCast {
         OperandCast { gathers: true, ..self }
     }
 
-    /// The same cast of a matrix; each rank has all rows of the matrix.
+    /// Returns the same cast for a matrix of which each rank has all rows.
     pub fn of_all_rows(self) -> OperandCast {
         OperandCast { gathers: false, ..self }
     }
 
-    /// The same cast of an operand whose value an adapter reads.
+    /// Returns the same cast for an operand whose value an adapter reads.
     pub fn for_adapter(self) -> OperandCast {
         OperandCast { needs_value: true, for_adapter: true, ..self }
     }
 
-    /// The slot of the cast; `None` if no product reads codes.
+    /// Returns the slot of the cast, or `None` if no product reads codes.
     pub fn slot(&self) -> Option<Slot> {
         self.slot
     }
 
-    /// The slot if products read only codes.
+    /// Returns the slot if products read only codes and nothing reads the value.
     fn only_codes(&self, casts: &Casts) -> Option<Slot> {
         self.slot.filter(|_| self.reads_codes(casts) == [true; 2] && !self.needs_value)
     }
 
-    /// The slot for a producer that writes codes directly; `None` if the value is also needed, as a comparison needs it.
+    /// Returns the slot if a producer should write codes directly. Returns `None` if the value is also needed, for example in a comparison.
     pub fn fused(&self, casts: &Casts) -> Option<Slot> {
         self.only_codes(casts).filter(|_| !casts.compares_casts())
     }
 
-    /// Whether a producer writes only codes, with a scale for each row.
+    /// Returns whether a producer writes only codes, with one scale per row.
     pub fn writes_rows(&self, casts: &Casts) -> bool {
         self.fused(casts).is_some_and(|slot| casts.scales.granularity(slot) == Granularity::PerRow)
     }
 
-    /// Whether the linear of this cast has FP8 products in this pass.
+    /// Returns whether the linear of this cast has FP8 products in this pass.
     pub fn is_cast(&self, casts: &Casts) -> bool {
         self.slot.is_some_and(|slot| !casts.is_high_precision(slot))
     }
 
-    /// Whether this is a cast for products of these precisions.
+    /// Returns whether this is a cast for products of these precisions.
     pub fn has_products(&self, products: [ProductPrecision; 2]) -> bool {
         self.products == products
     }
 
-    /// Whether the first product reads codes, and whether wgrad reads codes.
+    /// Returns whether the first product reads codes, and whether wgrad reads codes.
     fn reads_codes(&self, casts: &Casts) -> [bool; 2] {
         self.products.map(|product| product != ProductPrecision::High && self.is_cast(casts))
     }
@@ -147,7 +147,7 @@ impl OperandCast {
         }
     }
 
-    /// All rows of a matrix from `x`, this rank's part of it.
+    /// Returns the matrix with the rows of all ranks if ranks gather its value. Otherwise returns `x`, this rank's rows.
     fn whole(&self, x: Tensor, context: &Context) -> Result<Tensor> {
         match self.gathered(context) {
             Gathered::Value => {
@@ -157,20 +157,21 @@ impl OperandCast {
         }
     }
 
-    /// A matrix that no product reads as codes, from `x`, this rank's part of it, where the first product can begin before all rows are there.
+    /// Starts to gather a matrix that has no cast, so that the first product can begin before all rows have arrived. Returns `None` if the matrix has
+    /// a cast, is not gathered, or is compared.
     fn arriving(&self, x: &Tensor, context: &Context) -> Result<Option<View>> {
         let waits = self.slot.is_some() || self.gathered(context) != Gathered::Value || context.casts.compares();
         let start = || Ok(View::Gathering(Rc::new(context.start_gather(ACTIVATIONS, Matrix::Value(x.clone()))?)));
         (!waits).then(start).transpose()
     }
 
-    /// The copies to write of this rank's rows, if products read `copies`.
+    /// Returns which copies of its rows this rank writes, if products read `copies`.
     fn own_copies(&self, copies: CodeCopies, context: &Context) -> CodeCopies {
         if self.gathered(context) == Gathered::Codes { CodeCopies::Rows } else { copies }
     }
 
-    /// The views of codes that two products read, where the first can begin before the codes of all ranks are there; `codes` are the codes of
-    /// [`OperandCast::own_copies`].
+    /// Returns the views of codes that two products read, from `codes` with the copies [`OperandCast::own_copies`]. If codes are gathered, the first
+    /// product can begin before the codes of all ranks have arrived.
     fn views_of(&self, codes: QuantizedTensor, context: &Context) -> Result<Views> {
         let (Gathered::Codes, Some(slot)) = (self.gathered(context), self.slot) else {
             return Ok(Views::of_codes(codes));
@@ -181,7 +182,7 @@ impl OperandCast {
         Ok(Views { columns: rows.clone(), rows })
     }
 
-    /// The `copies` of codes that products read, from the codes of [`OperandCast::own_copies`].
+    /// Returns `copies` of the codes of all ranks, from `codes` with the copies [`OperandCast::own_copies`].
     fn all_codes(&self, codes: QuantizedTensor, copies: CodeCopies, context: &Context) -> Result<QuantizedTensor> {
         let (Gathered::Codes, Some(slot)) = (self.gathered(context), self.slot) else { return Ok(codes) };
         self.check_own_rows(&codes)?;
@@ -191,7 +192,7 @@ impl OperandCast {
         Ok(QuantizedTensor { codes: (copies != CodeCopies::Columns).then_some(all), transposed, rows, ..codes })
     }
 
-    /// Errors if codes of this rank's rows are padded, so that the codes of all ranks are no matrix.
+    /// Errors if the codes of this rank's rows are padded, because padded codes of several ranks do not join to a matrix.
     fn check_own_rows(&self, codes: &QuantizedTensor) -> Result<()> {
         let own = codes.codes.as_ref().expect("rows were cast");
         if codes.rows != own.shape()[0] {
@@ -205,7 +206,7 @@ impl OperandCast {
         Ok(())
     }
 
-    /// Runs an op that produces an input, and casts the input. `copies` says whether a copy for backward is written.
+    /// Runs an op that produces an input, and casts the input. `copies` decides whether a copy for backward is written.
     pub fn produce_input<T>(
         &self,
         copies: CodeCopies,
@@ -226,7 +227,7 @@ impl OperandCast {
         }
     }
 
-    /// Casts an input and measures it. `copies` says whether a copy for backward is written.
+    /// Casts an input and measures its amax. `copies` decides whether a copy for backward is written.
     pub fn cast_input(&self, x: Tensor, copies: CodeCopies, context: &mut Context) -> Result<CastInput> {
         if let Some(rows) = self.arriving(&x, context)? {
             let columns = (copies == CodeCopies::Both).then(|| rows.clone());
@@ -243,7 +244,7 @@ impl OperandCast {
         Ok(CastInput { rows, saved: SavedOperand { columns, frozen } })
     }
 
-    /// The view that wgrad reads of an operand that `op` recomputes.
+    /// Returns the view that wgrad reads of an operand. `op` recomputes the operand.
     pub fn reproduce_columns(
         &self,
         frozen: &FrozenScale,
@@ -259,7 +260,7 @@ impl OperandCast {
         }
     }
 
-    /// The views that both products read of an operand that `op` recomputes.
+    /// Returns the views that both products read of an operand. `op` recomputes the operand.
     pub fn reproduce_both(
         &self,
         frozen: &FrozenScale,
@@ -273,7 +274,7 @@ impl OperandCast {
         self.recast_both(plain(op(Output::Plain)?), frozen, context)
     }
 
-    /// The views that both products read of an operand with a recomputed value.
+    /// Returns the views that both products read of an operand with the recomputed value `x`.
     pub fn recast_both(&self, x: Tensor, frozen: &FrozenScale, context: &mut Context) -> Result<Views> {
         let [first, second] = self.reads_codes(&context.casts);
         let x = self.whole(x, context)?;
@@ -284,7 +285,7 @@ impl OperandCast {
         })
     }
 
-    /// The view that wgrad reads of an operand with a recomputed value.
+    /// Returns the view that wgrad reads of an operand with the recomputed value `x`.
     pub fn recast_columns(&self, x: Tensor, frozen: &FrozenScale, context: &mut Context) -> Result<View> {
         let [_, second] = self.reads_codes(&context.casts);
         let x = self.whole(x, context)?;
@@ -306,12 +307,12 @@ impl OperandCast {
         }
     }
 
-    /// A cleared F32 `[1]` for the op that produces the gradient, if this cast needs its amax.
+    /// Returns a cleared F32 `[1]` for the amax of the gradient, if this cast needs the amax. The op that produces the gradient writes it.
     pub fn amax_for(&self, casts: &mut Casts) -> Result<Option<Tensor>> {
         self.fused(casts).map_or(Ok(None), |slot| casts.amax_for(slot))
     }
 
-    /// Casts an output gradient and measures it; `amax` is its amax, from [`OperandCast::amax_for`].
+    /// Casts an output gradient and measures it. `amax` is the amax of `dy`, from [`OperandCast::amax_for`].
     pub fn cast_gradient(&self, dy: &Tensor, amax: Option<Tensor>, context: &mut Context) -> Result<Views> {
         if let (Some(slot), Some(amax)) = (self.slot, amax) {
             let frozen = context.casts.own_scale(slot, amax)?;
@@ -343,8 +344,8 @@ impl OperandCast {
         }
     }
 
-    /// Casts and measures `x` for products that read codes. `None` if none does; then `x` is only measured. If only wgrad reads codes, its
-    /// copy is always written, since otherwise `x` would not be measured.
+    /// Casts and measures `x`. If no product reads codes, `x` is only measured, and `None` is returned. If only wgrad reads codes, its copy is
+    /// always written, because otherwise `x` would not be measured.
     fn quantize(
         &self,
         x: &Tensor,
@@ -364,7 +365,7 @@ impl OperandCast {
         Ok(Some((codes, frozen)))
     }
 
-    /// Casts again a value that was already cast in this step, for the products that `read` codes.
+    /// Casts a value again that was already cast in this step. `read` says which of the two products read codes.
     fn requantize(
         &self,
         x: &Tensor,
@@ -383,7 +384,7 @@ impl OperandCast {
         }
     }
 
-    /// Compares the codes that products read with the rows of all ranks; `x` are the rows that this rank has cast.
+    /// In a comparison, compares the codes that products read with the rows of all ranks. `x` holds the rows that this rank has cast.
     fn probe(&self, slot: Slot, codes: &QuantizedTensor, x: &Tensor, context: &mut Context) -> Result<()> {
         if !context.casts.compares_casts() {
             return Ok(());
@@ -397,12 +398,12 @@ impl OperandCast {
     }
 }
 
-/// The copies of an input whose transposed codes are written by the backward of its producer, for example SwiGLU.
+/// Returns the copies of an input without the transposed codes, if backward of its producer (for example SwiGLU) writes the transposed codes.
 pub(super) fn copies_without_transpose(context: &Context, reader: &OperandCast) -> CodeCopies {
     if reader.fused(&context.casts).is_some() { CodeCopies::Rows } else { context.operand_copies() }
 }
 
-/// The copies for products that read along the rows and along the columns; `None` if neither is read.
+/// Returns the copies that products read, from whether codes are read along the rows and along the columns. Returns `None` if neither is read.
 pub(super) fn copies_of(read: [bool; 2]) -> Option<CodeCopies> {
     match read {
         [true, true] => Some(CodeCopies::Both),

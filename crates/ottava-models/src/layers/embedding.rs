@@ -9,15 +9,15 @@ use ottava_tensor::ops::{embedding, embedding_gradient, embedding_of_part, embed
 
 /// `y[t] = factor · table[ids[t]]`.
 pub struct Embedding {
-    /// `[V, C]`; also the head's weight if the two are tied.
+    /// `[V, C]`. This is also the head's weight if embedding and head share it.
     pub table: Param,
     factor: Factor,
     split: Split,
 }
 
 impl Embedding {
-    /// A table called `name` + `.weight`, whose rows are multiplied by `factor`. Ranks divide it by `split`: a vocabulary, or not a table of
-    /// positions.
+    /// Creates a table called `name` + `.weight`. Its rows are multiplied by `factor`. Ranks divide a vocabulary by `split`; they do not divide a
+    /// table of positions.
     pub fn new(
         build: &mut Builder,
         name: &str,
@@ -32,14 +32,14 @@ impl Embedding {
         Ok(Embedding { table: Param::new(build, vec![shard], Init::Normal(std))?, factor, split })
     }
 
-    /// The first token of this rank's part of the table, if ranks divide it.
+    /// Returns the first token of this rank's part of the table, if ranks divide the table.
     fn first(&self, context: &Context) -> Option<usize> {
         let place = context.place();
         let divides = place.is_divided() && self.split == Split::Vocabulary;
         divides.then(|| place.rank * self.table.weights.shape()[0])
     }
 
-    /// Multiplied rows of the table for I32 `ids` `[T]`; this rank's rows, if ranks divide tokens.
+    /// Returns the rows of the table for I32 `ids` `[T]`, times the factor. If ranks divide tokens, returns the rows of this rank's tokens.
     pub fn forward(&self, ids: &Tensor, loan: &Loan, context: &Context) -> Result<Tensor> {
         let table = self.table.read(loan)?;
         let rows = match self.first(context) {
@@ -49,7 +49,7 @@ impl Embedding {
         self.factor.apply(rows)
     }
 
-    /// Adds the gradient by the table from the gradient `dy` of the result of [`Embedding::forward`], if the table is trained.
+    /// Adds to the gradient of the table, if the table is trained. `dy` is the gradient by the result of [`Embedding::forward`].
     pub fn backward(&mut self, dy: &Tensor, ids: &Tensor, context: &Context) -> Result<()> {
         if !self.table.is_trained() {
             return Ok(());

@@ -1,7 +1,7 @@
 //! The exchange of tokens for heads among ranks that divide sequences (DeepSpeed-Ulysses; Jacobs et al. 2023, arXiv:2309.14509).
 //!
-//! Before attention, a rank has all `H` heads of its tokens, which are consecutive tokens of each of the `B` sequences of `S` tokens;
-//! attention needs all tokens of `H / W` heads. `name` is the name of the attention layer, for error messages.
+//! Before attention, each of `W` ranks has all `H` heads of its tokens: consecutive tokens of each of the `B` sequences of `S` tokens.
+//! Attention needs all tokens of `H / W` heads. `name` is the name of the attention layer, for error messages.
 
 use ottava_common::error::{Error, Result};
 use ottava_recipe::context::{Context, Sequences};
@@ -11,7 +11,7 @@ use ottava_tensor::Tensor;
 use ottava_tensor::comm::Axis;
 use ottava_tensor::ops::{divide_columns, join_columns};
 
-/// Errors unless the ranks that divide tensors and sequences divide the `heads` of the attention layer `name`, `what` kind of heads.
+/// Errors unless the number of ranks that divide tensors and sequences divides `heads`. `what` is the kind of the heads, for the message.
 pub(super) fn expect_divisible(build: &Builder, name: &str, what: &str, heads: usize) -> Result<()> {
     let (ranks, context) = (build.place().ranks, build.place_on(Axis::Context).ranks);
     if heads.is_multiple_of(ranks * context) {
@@ -28,8 +28,8 @@ pub(super) fn expect_divisible(build: &Builder, name: &str, what: &str, heads: u
     )))
 }
 
-/// All tokens of this rank's heads `[B·S, C / W]`, from this rank's tokens of all heads: `x` `[B·S / W, C]`, with sections of heads of
-/// these `widths`.
+/// Returns all tokens of this rank's heads, `[B·S, C / W]`, from all heads of this rank's tokens, `x` `[B·S / W, C]`. The columns of `x` are
+/// sections of these `widths`, and each section is divided by heads.
 pub(super) fn heads_for_tokens(name: &str, x: Tensor, widths: &[usize], context: &Context) -> Result<Tensor> {
     let Sequences { batch, place, .. } = *context.sequences;
     if !place.is_divided() {
@@ -40,7 +40,7 @@ pub(super) fn heads_for_tokens(name: &str, x: Tensor, widths: &[usize], context:
     by_sequence(ranks_of(context).exchange(Axis::Context, name, &parts)?, batch)
 }
 
-/// This rank's tokens of all heads `[B·S / W, C]`: the inverse of [`heads_for_tokens`].
+/// Returns all heads of this rank's tokens, `[B·S / W, C]`. This is the inverse of [`heads_for_tokens`].
 pub(super) fn tokens_for_heads(name: &str, x: Tensor, widths: &[usize], context: &Context) -> Result<Tensor> {
     let Sequences { batch, place, .. } = *context.sequences;
     if !place.is_divided() {
@@ -50,7 +50,7 @@ pub(super) fn tokens_for_heads(name: &str, x: Tensor, widths: &[usize], context:
     Ok(join_columns(&ranks_of(context).exchange(Axis::Context, name, &parts)?, widths)?)
 }
 
-/// All tokens `[B·S, C]`, from this rank's tokens `x` `[B·S / W, C]`.
+/// Returns all tokens `[B·S, C]` from this rank's tokens `x` `[B·S / W, C]`.
 pub(super) fn all_tokens(name: &str, x: Tensor, context: &Context) -> Result<Tensor> {
     let Sequences { batch, place, .. } = *context.sequences;
     if !place.is_divided() {
@@ -61,8 +61,7 @@ pub(super) fn all_tokens(name: &str, x: Tensor, context: &Context) -> Result<Ten
     by_sequence(all.reshape(&[place.ranks, tokens, width])?, batch)
 }
 
-/// This rank's tokens `[B·S / W, C]` of `Σ partial` over the ranks; each rank has a `partial` sum of all tokens. This is the gradient by the
-/// input of [`all_tokens`].
+/// Sums `partial` `[B·S, C]` over the ranks, and returns the rows of this rank's tokens, `[B·S / W, C]`. This is backward of [`all_tokens`].
 pub(super) fn sum_own_tokens(name: &str, partial: Tensor, context: &Context) -> Result<Tensor> {
     let Sequences { batch, place, .. } = *context.sequences;
     if !place.is_divided() {
@@ -73,7 +72,7 @@ pub(super) fn sum_own_tokens(name: &str, partial: Tensor, context: &Context) -> 
     ranks_of(context).sum_own_rows(Axis::Context, name, partial, None)
 }
 
-/// Tokens `[W, B·S / W, C]` by rank and sequence, by sequence and rank: `[B·S, C]`.
+/// Reorders tokens `[W, B·S / W, C]`, ordered by rank and then by sequence, into `[B·S, C]`, ordered by sequence.
 fn by_sequence(parts: Tensor, batch: usize) -> Result<Tensor> {
     let [ranks, tokens, width] = parts.dims("tokens of all ranks")?;
     let by_sequence = match batch {
@@ -83,7 +82,7 @@ fn by_sequence(parts: Tensor, batch: usize) -> Result<Tensor> {
     Ok(by_sequence.reshape(&[ranks * tokens, width])?)
 }
 
-/// The inverse of [`by_sequence`].
+/// Reorders tokens as the inverse of [`by_sequence`].
 fn by_rank(x: Tensor, batch: usize, ranks: usize) -> Result<Tensor> {
     let [tokens, width] = x.dims("tokens of all ranks")?;
     let by_rank = match batch {

@@ -4,21 +4,21 @@ use ottava_common::error::Result;
 use ottava_tensor::ops::scale_columns;
 use ottava_tensor::{DType, Device, Tensor};
 
-/// A factor of all elements of a matrix `[T, C]`; nothing is computed for a factor of 1.
+/// A constant factor of all elements of a matrix `[T, C]`. A factor of 1 computes nothing.
 #[derive(Clone, Default)]
 pub struct Factor {
-    /// F32 `[C]`, all equal.
+    /// The factor, repeated: F32 `[C]`. `None` for a factor of 1.
     factors: Option<Tensor>,
 }
 
 impl Factor {
-    /// `factor`, for matrices of `channels` columns.
+    /// Creates a factor for matrices of `channels` columns.
     pub fn new(device: &Device, channels: usize, factor: f32) -> Result<Factor> {
         let factors = (factor != 1.0).then(|| Tensor::from_slice(device, &[channels], &vec![factor; channels]));
         Ok(Factor { factors: factors.transpose()? })
     }
 
-    /// `factor` rounded to the compute type `dtype`, as in Gemma.
+    /// Creates a factor that is rounded to the compute type `dtype`, as in Gemma.
     pub fn rounded(device: &Device, channels: usize, factor: f32, dtype: DType) -> Result<Factor> {
         let factor = match dtype {
             DType::BF16 => half::bf16::from_f32(factor).to_f32(),
@@ -28,12 +28,12 @@ impl Factor {
         Factor::new(device, channels, factor)
     }
 
-    /// Whether the factor is 1.
+    /// Returns whether the factor is 1.
     pub fn is_one(&self) -> bool {
         self.factors.is_none()
     }
 
-    /// `x` times the factor, rounded once. Its gradient by `x` is the same function of the gradient.
+    /// Returns `x` times the factor, rounded once. Backward is the same function of the gradient.
     pub fn apply(&self, x: Tensor) -> Result<Tensor> {
         match &self.factors {
             Some(factors) => Ok(scale_columns(&x, factors)?),

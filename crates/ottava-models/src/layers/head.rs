@@ -1,4 +1,4 @@
-//! Output head and loss in one: logits exist for a chunk of tokens at a time, and their gradient replaces them in place. The head of a reward
+//! Output head and loss in one. Logits exist for a chunk of tokens at a time, and their gradient replaces them in place. The head of a reward
 //! model computes one score instead of logits.
 
 use super::{Factor, HEAD, Norm, NormSaved, SCORE};
@@ -17,71 +17,71 @@ use ottava_tensor::{DType, Tensor};
 
 /// The last norm, and the product that computes logits. The head stays in high precision in every recipe.
 pub struct Head {
-    /// Before the product.
+    /// The norm before the product.
     pub norm: Norm,
     /// The factor of logits, which is applied to the input of the product.
     pub factor: Factor,
-    /// What the product computes.
+    /// The result of the product.
     pub output: HeadOutput,
-    /// `[V, C]`, or `[1, C]` for a score, unless it is the embedding's table in the same stage.
+    /// The weight `[V, C]`, or `[1, C]` for a score. `None` if the weight is the embedding's table in the same stage.
     pub weight: Option<Param>,
 }
 
-/// What the product of a head computes for each token.
+/// The result of the product of a head for each token.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum HeadOutput {
-    /// The logits of all tokens of the vocabulary in the compute type, with this loss.
+    /// The logits of the vocabulary in the compute type, with this loss.
     Logits(CrossEntropy),
-    /// The logits in F32 (F64 for F64), as inference computes them, with this loss. Log-probabilities then are those of the distribution that
-    /// inference draws from, to the bit on a CPU.
+    /// The logits in F32 (F64 for F64), with this loss, like the logits of inference. The log-probabilities then equal the log-probabilities of the
+    /// distribution that inference samples from. On a CPU, they are equal bit for bit.
     WideLogits(CrossEntropy),
-    /// The score of a reward model. Its loss is its negative at tokens with a target, so that the sum over a sequence whose last token is the
-    /// only target is minus the reward.
+    /// The score of a reward model. At tokens with a target, the loss is the negative score. If the last token of a sequence is the only target, the
+    /// sum of the losses is minus the reward.
     Score,
 }
 
 /// Sizes and constants of a head.
 #[derive(Clone, Copy, Debug)]
 pub struct HeadConfig<'a> {
-    /// Tokens `V`.
+    /// The number of tokens in the vocabulary, `V`.
     pub vocabulary: usize,
-    /// Width `C` of the residual stream.
+    /// The width `C` of the residual stream.
     pub channels: usize,
-    /// Standard deviation of initial weights.
+    /// The standard deviation of initial weights.
     pub std: f32,
     /// The factor of logits.
     pub logit_scale: f32,
-    /// The loss of logits, after the factor.
+    /// The loss of the logits, after the factor.
     pub loss: CrossEntropy,
     /// Whether the loss reads logits in F32.
     pub wide_logits: bool,
-    /// What its weight is.
+    /// The source of the weight.
     pub weight: HeadWeight<'a>,
 }
 
-/// The weight of a head. A tied head has the embedding of this name.
+/// The weight of a head. Two variants hold the name of the embedding that shares the weight.
 #[derive(Clone, Copy, Debug)]
 pub enum HeadWeight<'a> {
-    /// A tensor of its own.
+    /// A separate tensor.
     Own,
     /// The embedding's table, in the same stage.
     Embedding(&'a str),
     /// A copy of the embedding's table, which is in another stage.
     Copy(&'a str),
-    /// The row of a score, which is trained also beside adapters.
+    /// The single row of a score. It is trained even if the other weights are frozen beside adapters.
     Score,
 }
 
-/// Tokens whose logits are in memory at once.
+/// The number of tokens whose logits are in memory at once.
 const CHUNK: usize = 2048;
 
-/// Products and losses are slow if rows of logits begin at any address. So rows of logits of a vocabulary that is no multiple of `ALIGNED` have
-/// padding up to a multiple of `PADDED`, by rows of zeros in a copy of the weight.
+/// Products and losses are slow if rows of logits are not aligned. If the vocabulary is not a multiple of `ALIGNED`, the product reads a copy of the
+/// weight with rows of zeros up to a multiple of `PADDED`. A part of the vocabulary is never padded.
 const ALIGNED: usize = 8;
 const PADDED: usize = 64;
 
 impl HeadOutput {
-    /// The loss of logits and the type of these logits, of activations in `compute`; `None` for a score.
+    /// Returns the loss of the logits and their type, for activations in `compute`. Returns `None` for a score.
     pub fn of_logits(self, compute: DType) -> Option<(CrossEntropy, DType)> {
         match self {
             HeadOutput::Logits(how) => Some((how, compute)),
@@ -92,7 +92,7 @@ impl HeadOutput {
 }
 
 impl Head {
-    /// A head after a norm.
+    /// Creates a head after a norm.
     pub fn new(build: &mut Builder, norm: Norm, config: HeadConfig) -> Result<Head> {
         let HeadConfig { vocabulary, channels, std, logit_scale, loss, wide_logits, weight } = config;
         let matrix = |build: &mut Builder, name: &str| {
@@ -128,19 +128,19 @@ impl Head {
         Ok(Head { norm, factor: Factor::new(build.device, channels, logit_scale)?, output, weight })
     }
 
-    /// Normalises `x` for the product.
+    /// Normalises `x` for the product, and applies the factor of logits.
     pub fn normalise(&self, x: &Tensor, context: &Context) -> Result<(Tensor, NormSaved)> {
         let (normed, saved) = self.norm.forward(x, context)?;
         Ok((self.factor.apply(normed)?, saved))
     }
 
-    /// The gradient by the input of [`Head::normalise`].
+    /// Returns the gradient by the input of [`Head::normalise`].
     pub fn normalise_backward(&mut self, dy: &Tensor, saved: NormSaved) -> Result<Tensor> {
         let dy = self.factor.apply(dy.clone())?;
         self.norm.backward(&dy, saved)
     }
 
-    /// Its parameters.
+    /// Returns the parameters of norm and weight.
     pub fn parameters_mut(&mut self) -> Vec<&mut Param> {
         let Head { norm, weight, .. } = self;
         let mut all = Vec::new();
@@ -149,12 +149,12 @@ impl Head {
         all
     }
 
-    /// `x · Wᵀ`, `[T, V]` in type `out`: the type of `x`, or F32; without the soft cap.
+    /// Returns `x · Wᵀ` `[T, V]` in type `out`, which is the type of `x` or F32. The soft cap is not applied.
     pub fn logits(x: &Tensor, weight: &Param, loan: &Loan, out: DType) -> Result<Tensor> {
         product(x, &weight.read(loan)?, out)
     }
 
-    /// Losses of I32 `targets` `[T]`, `[T]`, of the `output`. If `ranks` divide the weight, they divide the tokens of `x`.
+    /// Returns the losses `[T]` of I32 `targets` `[T]`. If `ranks` divide the weight, they also divide the tokens of `x`.
     pub fn losses(
         x: &Tensor,
         weight: &Param,
@@ -180,8 +180,8 @@ impl Head {
         Ok(losses)
     }
 
-    /// Losses, and the gradient by `x` of `Σ scale · losses`, with `scale` F32 `[1]` or `[T]` on the device; adds to the gradient of the
-    /// weight, if it is trained. If `ranks` divide the weight, they divide the tokens of `x`.
+    /// Returns the losses, and the gradient by `x` of `Σ scale · losses`, with `scale` F32 `[1]` or `[T]` on the device. Adds to the gradient of the
+    /// weight, if it is trained. If `ranks` divide the weight, they also divide the tokens of `x`.
     pub fn losses_and_gradient(
         x: &Tensor,
         weight: &mut Param,
@@ -216,7 +216,7 @@ impl Head {
                         partial_gradient(&mut logits, &targets, part, &lse, scale, how)?;
                         of_chunk
                     }
-                    // Padding stays zero.
+                    // The gradient of the padding stays zero.
                     None => cross_entropy_gradient(&mut logits, vocabulary, &targets, scale, how)?,
                 };
                 losses.copy_from(start, &of_chunk)?;
@@ -244,24 +244,24 @@ impl Head {
     }
 }
 
-/// `x · Wᵀ` in type `out`.
+/// Returns `x · Wᵀ` in type `out`.
 fn product(x: &Tensor, weight: &Tensor, out: DType) -> Result<Tensor> {
     Ok(gemm_nt(Operand::plain(x), Operand::plain(weight), out, Accumulation::Exact)?)
 }
 
-/// `dy · W` in type `out`: the gradient by `x` of [`product`].
+/// Returns `dy · W` in type `out`, the gradient by `x` of [`product`].
 fn dgrad(dy: &Tensor, weight: &Tensor, out: DType) -> Result<Tensor> {
     Ok(gemm_nt(Operand::plain(dy), Operand::plain_transposed(weight), out, Accumulation::Exact)?)
 }
 
-/// Minus the scores of tokens with a target, in F32 (F64 for F64): differences of rewards are smaller than a step of BF16.
+/// Returns minus the scores of tokens with a target, in F32 (F64 for F64), because differences of rewards can be smaller than a BF16 step.
 fn score_losses(x: &Tensor, weight: &Param, loan: &Loan, targets: &Tensor) -> Result<Tensor> {
     let real = real_type(x.dtype());
     let scores = Head::logits(x, weight, loan, real)?.reshape(&[targets.len()])?;
     Ok(negate_targets(&scores, targets, real)?)
 }
 
-/// The `weight` with the padding of its logits; none if it is a part of the vocabulary.
+/// Returns `weight` with rows of zeros that pad its logits. A part of the vocabulary is returned without padding.
 fn padded_for(part: Option<VocabularyPart>, weight: Tensor) -> Result<Tensor> {
     let vocabulary = weight.shape()[0];
     match part.is_some() || vocabulary.is_multiple_of(ALIGNED) {
@@ -270,7 +270,7 @@ fn padded_for(part: Option<VocabularyPart>, weight: Tensor) -> Result<Tensor> {
     }
 }
 
-/// A copy of `matrix` with rows of zeros after its own.
+/// Returns a copy of `matrix` with `rows` rows. The added rows are zeros.
 fn with_rows(matrix: &Tensor, rows: usize) -> Result<Tensor> {
     let (device, dtype, [own, columns]) = (matrix.device(), matrix.dtype(), matrix.dims("a matrix to pad")?);
     let mut copy = Tensor::empty(device, &[rows, columns], dtype)?;
@@ -279,13 +279,13 @@ fn with_rows(matrix: &Tensor, rows: usize) -> Result<Tensor> {
     Ok(copy)
 }
 
-/// This rank's part of the vocabulary of the `weight`, if ranks divide it.
+/// Returns this rank's part of the vocabulary, if ranks divide `weight`.
 fn part_of(weight: &Param, ranks: &dyn LayerRanks) -> Option<VocabularyPart> {
     let (place, own) = (ranks.place(Axis::Tensor), weight.weights.shape()[0]);
     place.is_divided().then(|| VocabularyPart { first: place.rank * own, vocabulary: place.ranks * own })
 }
 
-/// Losses and log-sum-exp of the parts of all ranks; this rank has the `logits` of its `part`.
+/// Returns losses and log-sum-exp over the whole vocabulary. `logits` are the logits of this rank's `part`.
 fn merged(
     logits: &Tensor,
     targets: &Tensor,

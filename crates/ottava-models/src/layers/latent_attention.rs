@@ -1,9 +1,9 @@
-//! Latent attention: keys and values are projected up from a small latent, and part of each key, with the rotary position, is shared by all
-//! heads. DeepSeek-AI 2024, arXiv:2405.04434, section 2.1.
+//! Latent attention: keys and values are projected up from a small latent. The part of each key with the rotary position is shared by all heads.
+//! DeepSeek-AI 2024, arXiv:2405.04434, section 2.1.
 //!
-//! Ranks that divide tensors divide heads, and all have the projections to latents. Each rank computes the latents of its own tokens, and ranks
-//! gather the latents. Queries without a latent are projected from the residual stream of all tokens, which ranks gather; then each rank also
-//! computes the latents of all tokens.
+//! Ranks that divide tensors divide heads. Every rank has the projections to latents. Each rank computes the latents of its own tokens, and ranks
+//! gather the latents. Without a latent of queries, queries are projected from the residual stream of all tokens, which ranks gather. Then each rank
+//! also computes the latents of all tokens.
 
 mod heads;
 
@@ -24,16 +24,16 @@ use ottava_tensor::ops::{
     move_columns, paged_attention, rope,
 };
 
-/// Latent attention.
+/// The sizes and settings of latent attention.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LatentSpec {
-    /// Heads `H`.
+    /// The number of heads, `H`.
     pub heads: usize,
-    /// The parts of heads.
+    /// The sizes of the parts of heads and latents.
     pub sizes: LatentSizes,
     /// Whether the projections from and to the residual stream have biases.
     pub bias: bool,
-    /// The factor of products of queries and keys; `None` for `1 / √head_dim`.
+    /// The factor of the products of queries and keys. `None` means `1 / √head_dim`.
     pub scale: Option<f64>,
 }
 
@@ -45,13 +45,13 @@ pub struct LatentAttention {
     name: String,
     /// The heads of this rank.
     heads: Heads,
-    /// Queries or their latent, the latent of keys and values, and the shared part of keys.
+    /// The projection to three parts: queries or their latent, the latent of keys and values, and the shared part of keys.
     down: Linear,
     query: Option<Up>, /* [H·D, R_q] */
     kv: Up,            /* [H·(plain + D_v), R_kv] */
     output: Linear,    /* [C, H·D_v] */
     rotary: Rotary,
-    /// Its number among the attention layers of the model, which is its index in a cache.
+    /// The index among the attention layers of the model, which is also the index in a cache.
     number: usize,
     spec: AttentionSpec,
 }
@@ -62,24 +62,24 @@ struct Up {
     linear: Linear,
 }
 
-/// Saved by [`Up`].
+/// The values that forward of [`Up`] saves.
 struct UpSaved {
     norm: NormSaved,
     operand: SavedOperand,
 }
 
-/// Saved by [`LatentAttention`].
+/// The values that forward of [`LatentAttention`] saves.
 struct LatentSaved {
     attended: Attended,
     output: SavedOperand,
 }
 
-/// What backward of attention needs.
+/// The values that backward of attention reads.
 struct Attended {
     query: Option<UpSaved>,
     kv: UpSaved,
-    /// `[T, 3·H·D]`, rotated, the output `[T, H·D]` and the log-sum-exp `[B, H, S]`, of this rank's heads if ranks divide sequences; `None` in
-    /// inference, which has no backward.
+    /// Rotated Q, K and V `[T, 3·H·D]`, the output `[T, H·D]` and the log-sum-exp `[B, H, S]`. If ranks divide sequences, they hold this rank's
+    /// heads. `None` in inference, which has no backward.
     rotated: Option<[Tensor; 3]>,
 }
 
@@ -90,7 +90,7 @@ impl Up {
         Ok((self.linear.fprop(&rows, None, context)?, UpSaved { norm, operand }))
     }
 
-    /// The gradient by the latent.
+    /// Returns the gradient by the latent.
     fn backward(&mut self, dy: Tensor, saved: UpSaved, context: &mut Context) -> Result<Tensor> {
         let UpSaved { norm, operand } = saved;
         let dy = self.linear.cast_gradient(dy.into(), context)?;
@@ -100,23 +100,23 @@ impl Up {
     }
 }
 
-/// A copy of the columns from `first` on.
+/// Returns a copy of `width` columns of `x`, starting at column `first`.
 fn columns(x: &Tensor, first: usize, width: usize) -> Result<Tensor> {
     let mut y = Tensor::empty(x.device(), &[x.shape()[0], width], x.dtype())?;
     move_columns(x, ColumnRuns { first, step: 0 }, &mut y, ColumnRuns { first: 0, step: 0 }, 1, width)?;
     Ok(y)
 }
 
-/// The values `[T, H·D_v]` of this rank's tokens in the output `o` of attention, with `heads` of all ranks that divide sequences.
+/// Returns the values `[T, H·D_v]` of this rank's tokens, from the output `o` of attention. `heads` are the heads of all ranks that divide sequences.
 fn values_of_tokens(name: &str, heads: Heads, o: &Tensor, context: &Context) -> Result<Tensor> {
     let own = heads.of_rank(context.sequences.place).own_values(o)?;
     tokens_for_heads(name, own, &[heads.value_width()], context)
 }
 
 impl LatentAttention {
-    /// An attention layer called `name` of the layers of `stream`; projections from and to latents have the same names in all families.
+    /// Creates an attention layer called `name` with the settings of `stream`. Projections to and from latents have the same names in all families.
     ///
-    /// Errors if ranks do not divide the heads evenly.
+    /// Errors if ranks cannot divide the heads evenly.
     pub fn new(
         build: &mut Builder,
         name: &str,
@@ -132,7 +132,7 @@ impl LatentAttention {
         let part = |proj: &str, rows| (format!("{name}.{proj}"), rows);
         let mut linear = |stack: &str, parts: &[(String, usize)], inputs, bias, split| {
             let (name, fused, transposed, shared_input) = (&format!("{name}.{stack}"), &[][..], false, None);
-            // All ranks have the rows of latents.
+            // Every rank has all rows of the projection to the latent of keys and values.
             let replicas: &[usize] = if parts.len() == 2 { &[1, place.ranks] } else { &[] };
             Linear::new(
                 build,
@@ -168,13 +168,13 @@ impl LatentAttention {
         Ok(LatentAttention { name: name.to_string(), heads, down, query, kv, output, rotary, number, spec })
     }
 
-    /// Columns of queries or of their latent in the result of `down`.
+    /// Returns the number of columns of queries, or of their latent, in the result of `down`.
     fn query_columns(&self) -> usize {
         let [queries, _] = self.heads.widths();
         self.heads.sizes.query_rank.unwrap_or(queries)
     }
 
-    /// Whether ranks gather latents, because each rank has computed the latents of its own tokens.
+    /// Returns whether ranks gather latents, because each rank has computed the latents of its own tokens.
     fn gathers_latents(&self, context: &Context) -> bool {
         self.query.is_some() && context.divides_tokens()
     }
@@ -184,32 +184,32 @@ impl LatentAttention {
         RopeLayout { heads: 2 * heads, head_dim: sizes.head_dim(), pairs: self.rotary.pairs }
     }
 
-    /// The heads that this rank computes over `sequences`.
+    /// Returns the heads that this rank computes over `sequences`.
     fn heads_over(&self, sequences: &Sequences) -> Heads {
         self.heads.of_rank(sequences.place)
     }
 
-    /// [`LatentAttention::heads_over`], as attention sees them.
+    /// Returns the spec of attention for [`LatentAttention::heads_over`].
     fn spec_over(&self, sequences: &Sequences) -> AttentionSpec {
         let heads = self.heads_over(sequences).heads;
         AttentionSpec { heads, kv_heads: heads, ..self.spec }
     }
 
-    /// `[q | k | v]`, rotated, from its parts.
+    /// Returns `[q | k | v]` from its parts, and rotates queries and keys.
     fn assemble(&self, parts: [&Tensor; 3], context: &Context) -> Result<Tensor> {
         let mut qkv = self.heads.assemble(parts, self.heads.heads)?;
         rope(&mut qkv, self.angles(context), self.rotation(), Rotation::Forward)?;
         Ok(qkv)
     }
 
-    /// The gradients by the parts of [`LatentAttention::assemble`].
+    /// Returns the gradients by the parts that [`LatentAttention::assemble`] takes.
     fn disassemble(&self, mut dqkv: Tensor, context: &Context) -> Result<[Tensor; 3]> {
         rope(&mut dqkv, self.angles(context), self.rotation(), Rotation::Backward)?;
         self.heads.disassemble(&dqkv, self.heads.heads)
     }
 
-    /// `[q | k | v]` of all tokens for the heads that this rank computes, from `[q | k | v]` of this rank's tokens. Ranks send the part that keys
-    /// share once, and no padding.
+    /// Returns `[q | k | v]` of all tokens for the heads that this rank computes, from `[q | k | v]` of this rank's tokens. Ranks send the shared
+    /// part of keys only once, and send no padding.
     fn qkv_of_heads(&self, qkv: Tensor, context: &Context) -> Result<Tensor> {
         if !context.sequences.place.is_divided() {
             return Ok(qkv);
@@ -222,7 +222,7 @@ impl LatentAttention {
         heads.assemble([&queries, &kv, &all_tokens(&self.name, shared, context)?], heads.heads)
     }
 
-    /// The gradient by the input of [`LatentAttention::qkv_of_heads`]. The gradient of the part that keys share is at the first key.
+    /// Returns the gradient by the input of [`LatentAttention::qkv_of_heads`]. The gradient of the shared part of keys is in the first key.
     fn qkv_of_heads_backward(&self, dqkv: Tensor, context: &Context) -> Result<Tensor> {
         if !context.sequences.place.is_divided() {
             return Ok(dqkv);
@@ -235,7 +235,7 @@ impl LatentAttention {
         self.heads.assemble([&queries, &kv, &sum_own_tokens(&self.name, shared, context)?], 1)
     }
 
-    /// The gradient by the output of attention from the gradient by [`values_of_tokens`].
+    /// Returns the gradient by the output of attention, from the gradient by the result of [`values_of_tokens`].
     fn values_of_tokens_backward(&self, d_o: Tensor, context: &Context) -> Result<Tensor> {
         let d_o = heads_for_tokens(&self.name, d_o, &[self.heads.value_width()], context)?;
         self.heads_over(context.sequences).padded_values(&d_o)
@@ -245,7 +245,7 @@ impl LatentAttention {
         Angles { table: &self.rotary.table, positions: &context.sequences.positions }
     }
 
-    /// Attention of an operand `x`: what backward needs, and the output `[T, H·D_v]`.
+    /// Computes attention of an operand `x`. Returns the values for backward, and the output `[T, H·D_v]`.
     fn attend(&self, x: View, context: &mut Context) -> Result<(Attended, Tensor)> {
         let LatentSizes { kv_rank, rotated, .. } = self.heads.sizes;
         let projected = self.down.fprop(&x, None, context)?;
@@ -277,8 +277,8 @@ impl LatentAttention {
         Ok((Attended { query: of_query, kv: of_kv, rotated: Some([qkv, o, lse]) }, own))
     }
 
-    /// Attention of new tokens of many sequences over a cache, to which their keys and values are appended; or of all tokens of one
-    /// sequence.
+    /// Computes attention of new tokens, and appends their keys and values to the cache. If the pass is whole, the tokens are all tokens of one
+    /// sequence, and attention does not read the cache.
     fn attend_paged(&self, mut qkv: Tensor, pass: &mut PagedPass) -> Result<Tensor> {
         let is_whole = pass.is_whole;
         let (cache, batch) = pass.layer(self.number);

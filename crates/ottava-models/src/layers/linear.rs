@@ -1,4 +1,4 @@
-//! The linear layer, whose three products are what FP8 speeds up.
+//! The linear layer. FP8 speeds up its three products.
 
 mod adapter;
 mod config;
@@ -26,7 +26,7 @@ use ottava_recipe::{LinearCasts, LinearSite, ProductPrecision, Products};
 use ottava_tensor::ops::{Fp8Output, Output, Produced, bias_gradient, scale_columns};
 use ottava_tensor::{DType, QuantizedTensor, Tensor};
 
-/// `y = x · Wᵀ + b`; `dx = dy · W`; `dW += dyᵀ · x`; `db += Σ dy`; an adapter adds to `y` and `dx`.
+/// `y = x · Wᵀ + b`; `dx = dy · W`; `dW += dyᵀ · x`; `db += Σ dy`. An adapter adds to `y` and `dx`.
 pub struct Linear {
     core: Core,
     bias: Option<Param>, /* [N] */
@@ -34,7 +34,7 @@ pub struct Linear {
     exchange: Exchange,
 }
 
-/// Weight, bias, and the recipe's decision.
+/// The parts of a linear and the recipe's decision.
 struct Parts {
     weight: Param,
     bias: Option<Param>,
@@ -44,7 +44,7 @@ struct Parts {
 }
 
 impl LinearConfig<'_> {
-    /// Creates weight and bias, applies the recipe's decision, and records them in the description.
+    /// Creates weight and bias, applies the recipe's decision, and records the linear in the description.
     fn build(&self, build: &mut Builder, after_swiglu: bool) -> Result<Parts> {
         let LinearConfig { name, parts, fused, inputs, bias, std, split, .. } = *self;
         let shards = |build: &Builder, suffix: &str, columns: Option<usize>, split| -> Result<Vec<Shard>> {
@@ -59,7 +59,7 @@ impl LinearConfig<'_> {
         };
         let weight = shards(build, "weight", Some(inputs), split)?;
         let weight = Param::matrix(build, weight, Init::Normal(std))?;
-        // If ranks divide the inputs, their products are summed before the bias is added.
+        // If ranks divide the inputs, the products of all ranks are summed before the bias is added.
         let bias_split = if split == Split::Input { Split::None } else { split };
         let bias =
             bias.then(|| Param::new(build, shards(build, "bias", None, bias_split)?, Init::Zeros)).transpose()?;
@@ -84,16 +84,16 @@ impl LinearConfig<'_> {
     }
 }
 
-/// The ranks that share the scale of a cast. Ranks that gather codes need one scale; so have all other tensors that they divide, so that
-/// codes do not depend on the number of ranks.
+/// Returns the ranks that share the scale of a cast. Ranks that gather codes need one scale. All other divided tensors have one scale as well, so
+/// that codes do not depend on the number of ranks.
 pub(super) fn amax_group(build: &Builder) -> AmaxGroup {
     if build.place().is_divided() { AmaxGroup::TENSOR } else { AmaxGroup::DATA }
 }
 
 impl Linear {
-    /// A linear with weights from the builder.
+    /// Creates a linear with weights from the builder.
     ///
-    /// Errors if it shares its input with a linear that is not cast in the same way.
+    /// Errors if the linear shares its input with a linear that is cast differently.
     pub fn new(build: &mut Builder, config: LinearConfig) -> Result<Linear> {
         let parts = config.build(build, false)?;
         Linear::from_parts(build, config, parts)
@@ -122,13 +122,13 @@ impl Linear {
                 weight.cast_in(slot, casts.weight, copies, build.purpose);
             }
             let slot = build.slots.add(format!("{name}.grad_output"), casts.grad_output, group, of_input);
-            // The gradient of a bias is a sum of unquantized values.
+            // The gradient of a bias sums unquantized values.
             gradient = OperandCast::new(slot, [dgrad, wgrad], bias.is_some());
             if build.lora.is_some() {
                 gradient = gradient.for_adapter();
             }
         }
-        // Between sublayers, ranks divide tokens.
+        // Ranks divide tokens between sublayers.
         match config.split {
             Split::Output => input = input.gathering(),
             Split::Input => gradient = gradient.gathering(),
@@ -143,34 +143,34 @@ impl Linear {
         Ok(Linear { core: Core { weight, products, input, gradient }, bias, adapter, exchange })
     }
 
-    /// The same linear of an input that ranks do not divide by tokens. Each rank has the gradient of its outputs by the input, which ranks add
-    /// later.
+    /// Returns the same linear for an input that ranks do not divide by tokens. Its dgrad is the gradient by the input from this rank's outputs only.
+    /// The caller adds the gradients of all ranks.
     pub fn of_all_tokens(self) -> Linear {
         let core = Core { input: self.core.input.of_all_rows(), ..self.core };
         Linear { core, exchange: Exchange::Nothing, ..self }
     }
 
-    /// The cast of its input.
+    /// Returns the cast of the input.
     pub fn input(&self) -> OperandCast {
         self.core.input
     }
 
-    /// The type of its output.
+    /// Returns the type of the output.
     pub fn dtype(&self) -> DType {
         self.core.weight.weights.dtype()
     }
 
-    /// Its adapter, if it has one.
+    /// Returns the adapter, if the linear has one.
     pub fn adapter_mut(&mut self) -> &mut Option<Adapter> {
         &mut self.adapter
     }
 
-    /// The cast of the gradient by its output.
+    /// Returns the cast of the gradient by the output.
     pub fn gradient(&self) -> OperandCast {
         self.core.gradient
     }
 
-    /// `x · Wᵀ + b`, plus `residual` `[T, N]` if given, which the product adds before rounding.
+    /// Returns `x · Wᵀ + b`, plus `residual` `[T, N]` if given. The product adds `residual` before rounding.
     pub fn forward(
         &self,
         x: Tensor,
@@ -181,17 +181,17 @@ impl Linear {
         Ok((self.fprop(&x.rows, residual, context)?, x.saved))
     }
 
-    /// What [`Linear::forward`] saves, without computing its output.
+    /// Returns the values that [`Linear::forward`] saves, without computing its output.
     pub fn save(&self, x: Tensor, context: &mut Context) -> Result<SavedOperand> {
         Ok(self.core.input.cast_input(x, context.operand_copies(), context)?.saved)
     }
 
-    /// `x · Wᵀ + b + residual` of an input cast by [`Linear::input`]. If ranks divide the inputs, their products are added.
+    /// Returns `x · Wᵀ + b + residual` of an input cast by [`Linear::input`]. If ranks divide the inputs, the products of all ranks are added.
     pub fn fprop(&self, x: &View, residual: Option<&Tensor>, context: &mut Context) -> Result<Tensor> {
         self.multiply(WeightProduct::Fprop, x, residual, context)
     }
 
-    /// The weight that fprop of the codes `x` reads, if this is a pass of inference, and fprop is this product alone.
+    /// Returns the weight that fprop reads if fprop is a single product of codes `x` in inference, without bias, adapter or comparison.
     pub fn sole_weight(&self, x: &View, context: &mut Context) -> Result<Option<ReadWeight>> {
         let is_alone = context.paged.is_some()
             && matches!(x, View::Codes(_))
@@ -201,7 +201,7 @@ impl Linear {
         is_alone.then(|| self.core.weight_for(WeightProduct::Fprop, context)).transpose()
     }
 
-    /// The views of the gradient by the output that dgrad and wgrad read; adds to the gradient of the bias.
+    /// Adds to the gradient of the bias, and returns the views of the output gradient that dgrad and wgrad read.
     pub fn cast_gradient(&mut self, dy: ResidualGradient, context: &mut Context) -> Result<Views> {
         if let Some(bias) = self.bias.as_mut().filter(|bias| bias.is_trained()) {
             bias_gradient(&dy.value, bias.gradient.sum_mut()?)?;
@@ -214,7 +214,7 @@ impl Linear {
         self.core.gradient.cast_gradient(&dy.value, dy.amax, context)
     }
 
-    /// [`Linear::cast_gradient`] of a gradient that `op` produces.
+    /// Runs [`Linear::cast_gradient`] on a gradient that `op` produces.
     pub fn produce_gradient(
         &mut self,
         context: &mut Context,
@@ -227,8 +227,8 @@ impl Linear {
         self.core.gradient.produce_gradient(context, op)
     }
 
-    /// [`Linear::produce_gradient`] by an op that also recomputes the operand of slot `other`: transposed codes with the scale `frozen`.
-    /// Returns both.
+    /// Runs [`Linear::produce_gradient`] with an op that also recomputes the operand of slot `other` as transposed codes with the scale `frozen`.
+    /// Returns the views of the gradient and the view of the operand.
     pub fn produce_gradient_and_recast(
         &mut self,
         other: Slot,
@@ -245,13 +245,13 @@ impl Linear {
         Ok((gradient, View::Codes(codes)))
     }
 
-    /// `dy · W`, plus `other` `[T, K]` if given. If ranks divide the outputs, their products are added.
+    /// Returns `dy · W`, plus `other` `[T, K]` if given. If ranks divide the outputs, the products of all ranks are added.
     pub fn dgrad(&self, dy: &View, other: Option<&Tensor>, context: &mut Context) -> Result<Tensor> {
         self.core.compare_loss_cost(dy, &mut context.casts)?;
         self.multiply(WeightProduct::Dgrad, dy, other, context)
     }
 
-    /// Adds `dyᵀ · x` to the gradient of the weight, if it is trained, or defers the product; and adds to the gradients of the adapter.
+    /// Adds `dyᵀ · x` to the gradient of the weight if the weight is trained, or defers the product. Adds to the gradients of the adapter.
     pub fn wgrad(&mut self, dy: &View, x: &View, context: &mut Context) -> Result<()> {
         if self.has_magnitudes() {
             let y = self.recompute_unscaled(x.value()?, context)?;
@@ -263,7 +263,7 @@ impl Linear {
         self.core.wgrad(dy, x, context)
     }
 
-    /// The gradient by the input, plus `other`, from views of the gradient `dy` and of the input `x`; adds to the gradient of the weight.
+    /// Returns the gradient by the input, plus `other`, from views of the gradient `dy` and of the input `x`. Adds to the gradient of the weight.
     pub fn backward_views(
         &mut self,
         dy: Views,
@@ -278,8 +278,8 @@ impl Linear {
         Ok(dx)
     }
 
-    /// The gradient by the input of [`Linear::forward`] from the gradient `dy`; adds to the gradient of the weight. `input` computes the input again
-    /// if forward did not save it.
+    /// Returns the gradient by the input of [`Linear::forward`] from the gradient `dy`. Adds to the gradient of the weight. `input` recomputes the
+    /// input if forward did not save it.
     pub fn backward_recomputing(
         &mut self,
         dy: ResidualGradient,
@@ -298,9 +298,9 @@ impl Linear {
         Ok(dx)
     }
 
-    /// The gradient by the input of [`Linear::forward`], without recomputation.
+    /// Returns the gradient by the input of [`Linear::forward`]. The input must have been saved.
     ///
-    /// Errors if the input must be recomputed, since a linear does not save what it is recomputed from.
+    /// Errors if the input must be recomputed, because a linear does not save the data for the recomputation.
     pub fn backward(&mut self, dy: Tensor, saved: SavedOperand, context: &mut Context) -> Result<Tensor> {
         let x = saved.into_columns().map_err(|_| {
             Error::Config("linear: its input must be recomputed, which only the layer around it can do".into())
@@ -316,7 +316,7 @@ impl Linear {
         self.adapter.iter().for_each(|adapter| adapter.parameters(visit));
     }
 
-    /// [`Linear::parameters`], mutably.
+    /// Calls `visit` for each parameter mutably, in the order of [`Linear::parameters`].
     pub fn parameters_mut<'a>(&'a mut self, visit: &mut dyn FnMut(&'a mut Param)) {
         visit(&mut self.core.weight);
         self.bias.iter_mut().for_each(&mut *visit);

@@ -13,14 +13,14 @@ use ottava_recipe::param::{Builder, Param, Split};
 use ottava_tensor::Tensor;
 use ottava_tensor::ops::Activation;
 
-/// An MLP; the activation says whether it has a gate.
+/// The sizes and settings of an MLP. The activation decides whether the MLP has a gate.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct MlpSpec {
-    /// Width `F` of the activation.
+    /// The width `F` of the activation.
     pub hidden: usize,
-    /// The activation between its linears.
+    /// The activation between the linears.
     pub activation: Activation,
-    /// Whether its linears have biases.
+    /// Whether the linears have biases.
     pub bias: bool,
 }
 
@@ -31,7 +31,7 @@ pub struct Mlp {
 }
 
 impl Mlp {
-    /// An MLP called `name` of the layers of `stream`; `shared_input` is the cast of an operand that another sublayer also reads.
+    /// Creates an MLP called `name` with the settings of `stream`. `shared_input` is the cast of an operand that another sublayer also reads.
     pub fn new(
         build: &mut Builder,
         name: &str,
@@ -41,7 +41,7 @@ impl Mlp {
     ) -> Result<Mlp> {
         let (MlpSpec { hidden, activation, bias }, Stream { channels, names, std, .. }) = (spec, *stream);
         let part = |proj: &str, rows| (format!("{name}.{proj}"), rows);
-        // Gate and up are two tensors of a folder, or one.
+        // A folder has gate and up as two tensors or as one.
         let (inputs, tensors) = (activation.inputs(), names.gate_up.len());
         let gate_up: Vec<_> = names.gate_up.iter().map(|proj| part(proj, hidden * inputs / tensors)).collect();
         if !inputs.is_multiple_of(tensors) {

@@ -1,31 +1,31 @@
-//! The layers: each file holds forward, what it saves and backward, in that order.
+//! The layers. Each file has forward, the values that forward saves, and backward, in this order.
 //!
-//! There is no tape. `forward` of a layer returns what its `backward` needs by value; `backward` is below `forward` in the same file and consumes
-//! this value, so memory is freed early. Activations are plain `[tokens, channels]` matrices; the `Context` of a call carries batch, sequence
-//! length, positions and scales.
+//! The layers record no tape. `forward` of a layer returns the values for its `backward`, and the caller owns them. `backward` is below `forward` in
+//! the same file and consumes these values, so that memory is freed early. Activations are plain `[tokens, channels]` matrices. The `Context` of a
+//! call carries batch, sequence length, positions and scales.
 //!
-//! A `Block` is a list of residual branches. A `Branch` is `y = x + factor · after(Σ sublayer(before(x)))`: a norm before (pre-norm), a norm after
-//! (post-norm), or both, and one or several sublayers. `Names` has a name for each norm of a block, empty if there is none. Several sublayers read
-//! one operand, which is cast in the slot of the first sublayer's linear, and each adds its output to the sum of the preceding sublayers. For
-//! example, attention and MLP of Command-R read one norm.
+//! A `Block` is a list of residual branches. A `Branch` is `y = x + factor · after(Σ sublayer(before(x)))`: one or several sublayers, with a norm
+//! before (pre-norm), a norm after (post-norm), or both. `Names` has the name of each norm of a block, or `None` if the block lacks the norm. Several
+//! sublayers of a branch read the same operand: for example, attention and MLP of Command-R read one norm. The operand is cast in the slot of the
+//! first sublayer's linear. Each sublayer adds its output to the sum of the preceding sublayers.
 //!
 //! A `Sublayer` has `input` (the `OperandCast` that reads the operand), `gradient` (the cast that reads `dy` first), `forward`, `save` (forward
-//! without its output, for recomputed blocks) and `backward`. `SublayerSaved` hides the type of what a sublayer saves, so that a branch can list
-//! sublayers of any type. Two layers are no sublayers: the embedding, whose input has no gradient, and the head, which is fused with the loss, so
-//! that all logits are never stored: the head computes logits of 2,048 tokens at a time and replaces them by their gradient in place.
+//! without its output, for recomputed blocks) and `backward`. `SublayerSaved` hides the type of the values that a sublayer saves, so that a branch
+//! can list sublayers of any type. Two layers are not sublayers: the embedding, because its input has no gradient, and the head, because it is fused
+//! with the loss. The head computes logits of 2,048 tokens at a time and replaces them by their gradient in place, so all logits are never stored.
 //!
 //! No slot is visible outside the layer that owns the cast. `OperandCast` takes the op that produces an operand as a closure, and chooses what the
 //! op writes: a value, an amax, or codes. A norm receives an `OperandCast` from the linear that reads it, and never sees the slot
 //! (`Norm::forward_for`).
 //!
 //! In steps of `StepPrecision::High`, all products read values, and `Casts::measure` measures the operands that would have been cast.
-//! `ActivatedLinear` (`mlp/activated.rs`) is the linear after an activation, fused with it. With `smooth_swiglu` it has `SmoothCasts`, which scale
-//! the columns of the activation and divide the columns of the weight by the same powers of two; this weight depends on the input, so no update
-//! casts it.
+//! `ActivatedLinear` (`mlp/activated.rs`) is the linear after an activation, fused with the activation. With `smooth_swiglu`, its `SmoothCasts`
+//! multiply the columns of the activation by powers of two, and divide the columns of the weight by the same powers. The divided weight depends on
+//! the input, so updates do not cast it.
 //!
-//! `LatentAttention` is another sublayer: the op `move_columns` assembles queries, keys and values from projected parts into the fused tensor that
-//! attention reads, and takes gradients apart. Values are padded to the size of keys. `Attention::new` creates the `AttentionSpec` of its layer,
-//! which `attention`, `KvBlocks` and `paged_attention` take.
+//! `LatentAttention` is another sublayer. Its op `move_columns` assembles projected parts of queries, keys and values into the fused tensor that
+//! attention reads, and splits gradients into these parts. Values are padded to the size of keys. `Attention::new` creates the `AttentionSpec` of
+//! its layer, which `attention`, `KvBlocks` and `paged_attention` take.
 
 mod attention;
 mod block;

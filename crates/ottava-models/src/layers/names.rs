@@ -9,33 +9,33 @@ pub struct Names {
     pub positions: &'static str,
     /// The prefix before the number of a block.
     pub blocks: &'static str,
-    /// The norms of the branch with attention, or with both sublayers; in a block.
+    /// The norms of the branch with attention, or of the branch with both sublayers. Names are relative to the block.
     pub attention_norms: BranchNorms,
-    /// The norms of the branch with the MLP or the experts; in a block.
+    /// The norms of the branch with the MLP or the experts. Names are relative to the block.
     pub mlp_norms: BranchNorms,
-    /// Attention; in a block.
+    /// The name of attention in a block.
     pub attention: &'static str,
-    /// Q, K and V, or one fused tensor; in attention.
+    /// The names of Q, K and V in attention, or of one fused tensor.
     pub qkv: &'static [&'static str],
-    /// The name of their stack in the scaling state.
+    /// The name of the stack of Q, K and V in the scaling state.
     pub qkv_stack: &'static str,
-    /// The output projection; in attention.
+    /// The name of the output projection in attention.
     pub output: &'static str,
-    /// The MLP; in a block.
+    /// The name of the MLP in a block.
     pub mlp: &'static str,
-    /// The linears before the activation, or one tensor with gate and up; in the MLP.
+    /// The names of the linears before the activation, in the MLP, or of one tensor with gate and up.
     pub gate_up: &'static [&'static str],
-    /// The name of their stack in the scaling state.
+    /// The name of the stack of gate and up in the scaling state.
     pub gate_up_stack: &'static str,
-    /// The linear after the activation; in the MLP.
+    /// The name of the linear after the activation, in the MLP.
     pub down: &'static str,
     /// The norm before the head.
     pub norm: &'static str,
-    /// Whether linears have their weights transposed, `[inputs, outputs]`.
+    /// Whether folders store the weights of linears transposed, `[inputs, outputs]`.
     pub transposed: bool,
 }
 
-/// Names of the norms of a residual branch; `None` if it has no such norm.
+/// The names of the norms of a residual branch. `None` means that the branch lacks the norm.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BranchNorms {
     /// The norm of the operand.
@@ -45,17 +45,17 @@ pub struct BranchNorms {
 }
 
 impl BranchNorms {
-    /// A norm of the operand alone.
+    /// Returns the names of a branch with only a norm of the operand.
     pub const fn before(name: &'static str) -> BranchNorms {
         BranchNorms { before: Some(name), after: None }
     }
 
-    /// A norm of the output alone.
+    /// Returns the names of a branch with only a norm of the output.
     pub const fn after(name: &'static str) -> BranchNorms {
         BranchNorms { before: None, after: Some(name) }
     }
 
-    /// Both norms.
+    /// Returns the names of a branch with both norms.
     pub const fn around(before: &'static str, after: &'static str) -> BranchNorms {
         BranchNorms { before: Some(before), after: Some(after) }
     }
@@ -70,13 +70,13 @@ pub enum Role {
     Positions,
     /// The norm before attention, or before both sublayers.
     AttentionNorm,
-    /// The projections to queries, keys and values.
+    /// The projection to queries.
     Query,
-    /// See [`Role::Query`].
+    /// The projection to keys.
     Key,
-    /// See [`Role::Query`].
+    /// The projection to values.
     Value,
-    /// All three in one.
+    /// The fused projection to queries, keys and values.
     Qkv,
     /// The norm of query heads.
     QueryNorm,
@@ -90,9 +90,10 @@ pub enum Role {
     MlpNorm,
     /// The norm after the MLP.
     MlpPostNorm,
-    /// The gate projection, to whose output a gated MLP applies the activation.
+    /// The gate projection. A gated MLP applies the activation to its output.
     Gate,
-    /// The up projection: its output is multiplied by the activated gate or, without a gate, activated. Also gate and up in one.
+    /// The up projection. Its output is multiplied by the activated gate or, without a gate, activated. A fused gate and up projection has this role
+    /// too.
     Up,
     /// The linear that reads the activation.
     Down,
@@ -102,26 +103,26 @@ pub enum Role {
     Head,
 }
 
-/// A tensor of a model folder, by its name.
+/// The meaning of the name of a tensor in a model folder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TensorRole {
-    /// Its role.
+    /// The role of the tensor.
     pub role: Role,
-    /// Its block; `None` outside of blocks.
+    /// The index of the block. `None` outside of blocks.
     pub block: Option<usize>,
-    /// Whether it is a bias, and not a weight.
+    /// Whether the tensor is a bias instead of a weight.
     pub is_bias: bool,
 }
 
-/// The head, in all families.
+/// The name of the head in all families.
 pub const HEAD: &str = "lm_head";
-/// The head of a reward model in every family.
+/// The name of the head of a reward model in all families.
 pub const SCORE: &str = "score";
-/// The norms of query and key heads; in attention, in all families.
+/// The names of the norms of query and key heads, in attention, in all families.
 pub const HEAD_NORMS: [&str; 2] = ["q_norm", "k_norm"];
 
 impl Names {
-    /// The role of the tensor called `name`; `None` if a decoder has no tensor of that name.
+    /// Returns the role of the tensor called `name`, or `None` if a decoder has no tensor of that name.
     pub fn role_of(&self, name: &str) -> Option<TensorRole> {
         let (module, ending) = name.rsplit_once('.')?;
         let is_bias = match ending {
@@ -165,8 +166,8 @@ impl Names {
     }
 }
 
-/// The stack of all experts of a layer to which the linear `linear` of an expert belongs, by its name in transformers, with the number of the
-/// linear among the linears that the stack has of each expert, and their number.
+/// Returns the name of the expert stack that the linear called `linear` in transformers belongs to. Also returns the index of the linear within an
+/// expert's part of the stack, and the number of linears in this part.
 pub fn expert_stack(linear: &str) -> Option<(&'static str, [usize; 2])> {
     match linear {
         "gate_proj" | "w1" => Some((LLAMA.gate_up_stack, [0, 2])),

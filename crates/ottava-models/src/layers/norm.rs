@@ -1,4 +1,4 @@
-//! RMSNorm or LayerNorm, fused with the cast of their output for the linears that read it.
+//! RMSNorm or LayerNorm, fused with the cast of its output for the linears that read the output.
 
 use super::cast::{CastInput, OperandCast, SavedOperand};
 use ottava_common::error::Result;
@@ -10,25 +10,25 @@ use ottava_tensor::ops::{
     NormBackward, NormKind, NormWeights, Output, Produced, SavedActivation, norm_backward, norm_to,
 };
 
-/// Which norm a model has.
+/// The norm that a model has.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct NormConfig {
-    /// What is computed.
+    /// The kind of norm.
     pub kind: NormKind,
-    /// Whether it has a bias; only for LayerNorm.
+    /// Whether the norm has a bias. Only LayerNorm can have one.
     pub bias: bool,
-    /// Added to the mean square or the variance.
+    /// The constant that is added to the mean square or the variance.
     pub eps: f64,
 }
 
 impl NormConfig {
-    /// RMSNorm.
+    /// Returns the settings of RMSNorm.
     pub fn rms(eps: f64) -> NormConfig {
         NormConfig { kind: NormKind::Rms, bias: false, eps }
     }
 }
 
-/// The initial weight of a norm.
+/// Returns the initial weight of a norm.
 pub(super) fn initial_weight(kind: NormKind) -> Init {
     match kind {
         NormKind::Rms | NormKind::Layer => Init::Ones,
@@ -38,19 +38,19 @@ pub(super) fn initial_weight(kind: NormKind) -> Init {
 
 /// `y = x / sqrt(mean(x²) + eps) · weight`, or `y = (x - mean(x)) / sqrt(variance(x) + eps) · weight + bias`.
 pub struct Norm {
-    /// `[C]`.
+    /// The weight, `[C]`.
     weight: Param,
     bias: Option<Param>, /* [C] */
     config: NormConfig,
 }
 
-/// Saved by [`Norm`].
+/// The values that forward of [`Norm`] saves.
 pub struct NormSaved {
     x: SavedActivation, /* [T, C] */
     statistics: Tensor, /* of `NormKind` */
 }
 
-/// Values of the parameters, and what is computed with them.
+/// The values of a norm's parameters, and the settings of the norm.
 struct Values {
     weight: Tensor,
     bias: Option<Tensor>,
@@ -68,7 +68,7 @@ impl Values {
 }
 
 impl Norm {
-    /// A norm over `channels` whose tensors are called `name` + `.weight` and `.bias`.
+    /// Creates a norm over `channels`. Its tensors are called `name` + `.weight` and `name` + `.bias`.
     pub fn new(build: &mut Builder, name: &str, channels: usize, config: NormConfig) -> Result<Norm> {
         let mut param = |suffix: &str, init| {
             let tensor = FolderTensor::new(format!("{name}.{suffix}"), vec![channels]);
@@ -104,7 +104,7 @@ impl Norm {
         Ok((y, NormSaved { x: context.save(x.clone())?, statistics }))
     }
 
-    /// The view that wgrad reads of the operand of [`Norm::forward_for`], saved or recomputed.
+    /// Returns the view of the operand of [`Norm::forward_for`] that wgrad reads. The operand was saved or is recomputed.
     pub fn operand_columns(
         &self,
         saved: &NormSaved,
@@ -117,7 +117,7 @@ impl Norm {
             .or_else(|frozen| reader.reproduce_columns(&frozen, context, |output| self.recompute(saved, output)))
     }
 
-    /// The recomputed views that fprop and wgrad read of the operand of [`Norm::forward_for`].
+    /// Recomputes the operand of [`Norm::forward_for`], and returns the views that fprop and wgrad read.
     pub fn operand_views(
         &self,
         saved: &NormSaved,
@@ -133,13 +133,13 @@ impl Norm {
         Ok(self.values()?.normalise(&saved.x.value()?, output)?.0)
     }
 
-    /// The gradient by `x`.
+    /// Returns the gradient by `x`.
     pub fn backward(&mut self, dy: &Tensor, saved: NormSaved) -> Result<Tensor> {
         self.backward_plus(dy, saved, NormBackward::default())
     }
 
-    /// The gradient by `x`, plus `dresidual`, the gradient of the residual connection; with its amax if the cast that reads it, `reader`,
-    /// needs the amax.
+    /// Returns the gradient by `x`, plus `dresidual`, the gradient of the residual connection. If the cast `reader`, which reads the result, needs an
+    /// amax, the amax is computed too.
     pub fn backward_for(
         &mut self,
         dy: &Tensor,
@@ -168,7 +168,7 @@ impl Norm {
         self.bias.iter().for_each(visit);
     }
 
-    /// [`Norm::parameters`], mutably.
+    /// Calls `visit` for each parameter mutably, in the order of [`Norm::parameters`].
     pub fn parameters_mut<'a>(&'a mut self, visit: &mut dyn FnMut(&'a mut Param)) {
         visit(&mut self.weight);
         self.bias.iter_mut().for_each(visit);

@@ -1,4 +1,4 @@
-//! The residual stream of a model, and what its layers have in common.
+//! The residual stream of a model, and the settings that all of its layers share.
 
 use super::{Names, NormConfig};
 use ottava_tensor::Tensor;
@@ -7,23 +7,23 @@ use ottava_tensor::ops::RopePairs;
 /// The residual stream of a model, and the settings that all of its layers share.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Stream {
-    /// Width `C` of the residual stream.
+    /// The width `C` of the residual stream.
     pub channels: usize,
-    /// The factor of the output of each branch, before it is added to the stream.
+    /// The factor that multiplies the output of each branch before it is added to the stream.
     pub residual_scale: f32,
-    /// The norms of branches, of queries and keys, and before the head.
+    /// The settings of all norms: norms of branches, of queries and keys, and before the head.
     pub norm: NormConfig,
-    /// Names of tensors.
+    /// The names of tensors.
     pub names: &'static Names,
-    /// Standard deviation of initial weights.
+    /// The standard deviation of initial weights.
     pub std: f32,
 }
 
 /// The rotary positions of an attention layer.
 #[derive(Clone)]
 pub struct Rotary {
-    /// Cosines and sines by position, which layers share.
+    /// The cosines and sines by position. Layers share this table.
     pub table: Tensor,
-    /// The elements of a head that are rotated together.
+    /// The elements of a head that are rotated as a pair.
     pub pairs: RopePairs,
 }

@@ -1,4 +1,4 @@
-//! Sublayers: the functions of its operand that a residual branch computes.
+//! Sublayers: the functions that a residual branch computes of its operand.
 
 use super::cast::{OperandCast, SavedOperand};
 use super::{Linear, Norm, NormSaved};
@@ -10,22 +10,22 @@ use ottava_tensor::Tensor;
 use ottava_tensor::ops::SavedActivation;
 use std::any::Any;
 
-/// Attention, an MLP or another function of the operand of a [`Branch`](super::Branch), from the first linear, which reads the operand, to
-/// the last, which adds the residual connection. One `forward` serves training, recomputation and inference, selected by [`Context`].
+/// Attention, an MLP or another function of the operand of a [`Branch`](super::Branch). The first linear reads the operand, and the last linear adds
+/// the residual connection. One `forward` serves training, recomputation and inference. The [`Context`] selects one of them.
 pub trait Sublayer {
-    /// The cast of the operand.
+    /// Returns the cast of the operand.
     fn input(&self) -> OperandCast;
 
-    /// The cast that reads the gradient by the output first; [`OperandCast::NONE`] if several casts read it.
+    /// Returns the cast that reads the gradient by the output first, or [`OperandCast::NONE`] if several casts read it.
     fn gradient(&self) -> OperandCast;
 
-    /// The function of the operand `x`, plus `residual` `[T, C]` if given, and what backward needs.
+    /// Returns the function of the operand `x`, plus `residual` `[T, C]` if given, and the values for backward.
     fn forward(&self, x: View, residual: Option<&Tensor>, context: &mut Context) -> Result<(Tensor, SublayerSaved)>;
 
-    /// What [`Sublayer::forward`] saves, without computing its output: for recomputed blocks.
+    /// Returns the values that [`Sublayer::forward`] saves, without computing its output. Recomputed blocks use it.
     fn save(&self, x: View, context: &mut Context) -> Result<SublayerSaved>;
 
-    /// The gradient by the operand, plus `other` if given; adds to the gradients of the parameters.
+    /// Returns the gradient by the operand, plus `other` if given. Adds to the gradients of the parameters.
     fn backward(
         &mut self,
         dy: ResidualGradient,
@@ -38,29 +38,29 @@ pub trait Sublayer {
     /// Calls `visit` for each parameter, always in the same order.
     fn parameters<'a>(&'a self, visit: &mut dyn FnMut(&'a Param));
 
-    /// [`Sublayer::parameters`], mutably.
+    /// Calls `visit` for each parameter mutably, in the order of [`Sublayer::parameters`].
     fn parameters_mut<'a>(&'a mut self, visit: &mut dyn FnMut(&'a mut Param));
 
     /// Calls `visit` for each linear that can have an adapter, always in the same order.
     fn linears_mut<'a>(&'a mut self, visit: &mut dyn FnMut(&'a mut Linear));
 }
 
-/// What a [`Sublayer`] saves for its backward, except the operand, which the branch saves.
+/// The values that a [`Sublayer`] saves for its backward. The branch saves the operand.
 pub struct SublayerSaved(Box<dyn Any>);
 
 impl SublayerSaved {
-    /// Wraps what a sublayer saved.
+    /// Wraps the values that a sublayer saved.
     pub fn new<T: 'static>(saved: T) -> SublayerSaved {
         SublayerSaved(Box::new(saved))
     }
 
-    /// Returns what the sublayer saved. Panics if `T` is another type.
+    /// Returns the values that the sublayer saved. Panics if `T` is another type.
     pub fn into<T: 'static>(self) -> T {
         *self.0.downcast().expect("a sublayer receives what it saved")
     }
 }
 
-/// The operand of a branch in backward: saved by forward, or recomputed from what the branch saved.
+/// The operand of a branch in backward. Forward has saved the operand, or it is recomputed from the values that the branch saved.
 #[derive(Clone)]
 pub struct BranchOperand<'a> {
     source: Source<'a>,
@@ -68,16 +68,16 @@ pub struct BranchOperand<'a> {
     saved: SavedOperand,
 }
 
-/// What a recomputed operand is computed from.
+/// The source for recomputing an operand.
 #[derive(Clone)]
 enum Source<'a> {
     Norm(&'a Norm, &'a NormSaved),
-    /// The input of the branch; `None` if the operand is saved.
+    /// The input of the branch. `None` if the operand is saved.
     Input(Option<SavedActivation>),
 }
 
 impl<'a> BranchOperand<'a> {
-    /// The operand `saved` by forward through `cast`. It can be recomputed from what a `norm` saved or, without a norm, from the `input` of
+    /// Creates the operand that forward `saved` through `cast`. It can be recomputed from what `norm` saved or, without a norm, from the `input` of
     /// the branch.
     pub(super) fn new(
         norm: Option<(&'a Norm, &'a NormSaved)>,
@@ -89,7 +89,7 @@ impl<'a> BranchOperand<'a> {
         BranchOperand { source, cast, saved }
     }
 
-    /// The view that wgrad reads.
+    /// Returns the view that wgrad reads.
     pub fn columns(self, context: &mut Context) -> Result<View> {
         match self.source {
             Source::Norm(norm, saved) => norm.operand_columns(saved, self.saved, &self.cast, context),
@@ -99,7 +99,7 @@ impl<'a> BranchOperand<'a> {
         }
     }
 
-    /// The views that fprop and wgrad read, recomputed.
+    /// Recomputes the operand, and returns the views that fprop and wgrad read.
     pub fn views(self, context: &mut Context) -> Result<Views> {
         match self.source {
             Source::Norm(norm, saved) => norm.operand_views(saved, self.saved, &self.cast, context),

@@ -1,29 +1,29 @@
-//! The angles of rotary positions, as `modeling_rope_utils.py` of `transformers` 5 computes them.
+//! The angles of rotary positions, computed like in `modeling_rope_utils.py` of `transformers` 5.
 
 use super::{LongRope, RopeKind, RopeScaling, Yarn};
 use std::f64::consts::TAU;
 
-/// The lengths of sequences that scalings depend on.
+/// The lengths of sequences on which scalings depend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RopeLengths {
-    /// `max_position_embeddings`.
+    /// The value of `max_position_embeddings`.
     pub max_positions: usize,
-    /// The longest sequence. `transformers` switches the angles of "dynamic" and "longrope" by the length of each batch; here, this length
-    /// decides once for all sequences of a decoder, so that all documents of a run, and all requests of an engine, have the same angles.
+    /// The length of the longest sequence. `transformers` switches the angles of "dynamic" and "longrope" by the length of each batch. Here, this
+    /// length decides once for all sequences of a decoder, so all documents of a run and all requests of an engine have the same angles.
     pub seq_len: usize,
 }
 
 impl RopeScaling {
-    /// The elements of a head of `head_dim` that are rotated.
+    /// Returns the number of rotated elements of a head with `head_dim` elements.
     pub fn rotated(&self, head_dim: usize) -> usize {
         (head_dim as f64 * self.partial) as usize
     }
 
-    /// Radians per position of each pair of a head of `head_dim`.
+    /// Returns the radians per position for each pair of elements of a head with `head_dim` elements.
     pub fn inverse_frequencies(&self, head_dim: usize, lengths: RopeLengths) -> Vec<f64> {
         let dim = self.rotated(head_dim);
         let RopeLengths { max_positions, seq_len } = lengths;
-        // The last bit of the standard library's power differs between platforms, and late positions magnify it.
+        // The last bit of the standard library's `powf` differs between platforms, and late positions magnify the difference, so `libm` is used.
         let series = |theta: f64| (0..dim / 2).map(move |i| libm::pow(theta, -2.0 * i as f64 / dim as f64));
         let plain = series(self.theta);
         match &self.kind {
@@ -50,7 +50,7 @@ impl RopeScaling {
         }
     }
 
-    /// The factor of cosines and sines.
+    /// Returns the factor of cosines and sines.
     pub fn attention_factor(&self) -> f64 {
         match &self.kind {
             RopeKind::Yarn(yarn) => yarn.attention_factor(),
@@ -63,7 +63,7 @@ impl RopeScaling {
 impl Yarn {
     fn inverse_frequencies(&self, theta: f64, plain: Vec<f64>) -> Vec<f64> {
         let dim = 2.0 * plain.len() as f64;
-        // The dimension with this many turns in the original context.
+        // Returns the dimension that makes `turns` turns in the original context.
         let dimension =
             |turns: f64| dim * libm::log(self.original_max_positions / (turns * TAU)) / (2.0 * libm::log(theta));
         let (low, high) = (dimension(self.beta_fast), dimension(self.beta_slow));

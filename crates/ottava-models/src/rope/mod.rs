@@ -1,4 +1,4 @@
-//! Rotary positions of a model, with their scaling for long contexts: reading and writing `config.json`.
+//! Rotary positions of a model and their scaling for long contexts, read from and written to `config.json`.
 
 mod frequencies;
 #[cfg(test)]
@@ -13,46 +13,46 @@ pub use frequencies::RopeLengths;
 /// The angles of rotary positions.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RopeScaling {
-    /// Base of the geometric series of wavelengths.
+    /// The base of the geometric series of wavelengths.
     pub theta: f64,
-    /// The share of a head that is rotated: its first elements.
+    /// The share of a head that is rotated, from the first element on.
     pub partial: f64,
-    /// The stretch, if any.
+    /// The scaling for long contexts.
     pub kind: RopeKind,
-    /// The growth of attention scores with the logarithm of the stretch, of DeepSeek.
+    /// DeepSeek's constant by which attention scores grow with the logarithm of the stretch.
     pub mscale_all_dim: Option<f64>,
 }
 
-/// Kinds of stretching.
+/// The kinds of scaling.
 #[derive(Clone, Debug, PartialEq)]
 pub enum RopeKind {
-    /// None.
+    /// No scaling.
     Default,
-    /// All wavelengths are stretched by one factor. Chen et al. 2023, arXiv:2306.15595.
+    /// All wavelengths are multiplied by one factor. Chen et al. 2023, arXiv:2306.15595.
     Linear {
         /// The factor.
         factor: f64,
     },
-    /// Long wavelengths are stretched by a factor, short ones are not, with a ramp between: Llama 3.1.
+    /// Long wavelengths are multiplied by a factor, short wavelengths are unchanged, and a ramp connects them: Llama 3.1.
     Llama3 {
         /// The factor for long wavelengths.
         factor: f64,
-        /// Wavelengths above the original context divided by this are long.
+        /// The number of turns in the original context below which a wavelength is long.
         low_freq_factor: f64,
-        /// Wavelengths below the original context divided by this are short.
+        /// The number of turns in the original context above which a wavelength is short.
         high_freq_factor: f64,
         /// The context of the model before stretching.
         original_max_positions: f64,
     },
     /// The base grows with the length of sequences beyond `max_position_embeddings` (NTK-aware scaling, "dynamic").
     Dynamic {
-        /// The factor of the length.
+        /// The factor by which the length grows.
         factor: f64,
     },
-    /// YaRN: as Llama 3.1, with a ramp over dimensions, and scaled cosines and sines. Peng et al. 2023, arXiv:2309.00071.
+    /// YaRN: like Llama 3.1, but with a ramp over dimensions, and with scaled cosines and sines. Peng et al. 2023, arXiv:2309.00071.
     Yarn(Yarn),
-    /// A factor for each wavelength, one list for sequences within the original context and one for longer ones, and scaled cosines and
-    /// sines. Ding et al. 2024, arXiv:2402.13753.
+    /// A factor for each wavelength, and scaled cosines and sines. Sequences within the original context have one list of factors, longer sequences
+    /// another. Ding et al. 2024, arXiv:2402.13753.
     LongRope(LongRope),
 }
 
@@ -63,15 +63,15 @@ pub struct Yarn {
     pub factor: f64,
     /// The context of the model before stretching.
     pub original_max_positions: f64,
-    /// The factor of cosines and sines; computed from the other constants if missing.
+    /// The factor of cosines and sines. If it is missing, it is computed from the other constants.
     pub attention_factor: Option<f64>,
-    /// Constants of that computation, as in DeepSeek's models.
+    /// The first constant for computing the factor of cosines and sines, as in DeepSeek's models.
     pub mscale: Option<f64>,
-    /// See `mscale`.
+    /// The second constant for computing the factor of cosines and sines, as in DeepSeek's models.
     pub mscale_all_dim: Option<f64>,
-    /// Dimensions with more turns than this in the original context are not stretched.
+    /// The number of turns in the original context above which dimensions are not stretched.
     pub beta_fast: f64,
-    /// Dimensions with fewer turns than this are stretched by the whole factor.
+    /// The number of turns in the original context below which dimensions are stretched by the whole factor.
     pub beta_slow: f64,
     /// Whether the ends of the ramp are rounded to whole dimensions.
     pub truncate: bool,
@@ -80,15 +80,15 @@ pub struct Yarn {
 /// Constants of LongRoPE.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LongRope {
-    /// Factors of the wavelengths for sequences within the original context.
+    /// The factors of wavelengths for sequences within the original context.
     pub short: Vec<f64>,
-    /// Factors of the wavelengths for longer sequences.
+    /// The factors of wavelengths for longer sequences.
     pub long: Vec<f64>,
     /// The context of the model before stretching.
     pub original_max_positions: f64,
-    /// The growth of the context.
+    /// The factor by which the context grows.
     pub factor: f64,
-    /// The factor of cosines and sines; computed from the growth if missing.
+    /// The factor of cosines and sines. If it is missing, it is computed from `factor`.
     pub attention_factor: Option<f64>,
 }
 
@@ -101,16 +101,16 @@ impl Default for RopeScaling {
 const LAYER_TYPES: &str = "layer_types";
 const PARTIAL: &str = "partial_rotary_factor";
 const ORIGINAL: &str = "original_max_position_embeddings";
-/// The keys of `rope_parameters` of a model whose local layers have rotary positions of their own.
+/// The keys of `rope_parameters`, if layers with a window have different rotary positions.
 pub(super) const NESTED: [&str; 2] = ["full_attention", "sliding_attention"];
 
 impl RopeScaling {
-    /// Without stretching.
+    /// Returns rotary positions without scaling.
     pub fn plain(theta: f64) -> RopeScaling {
         RopeScaling { theta, partial: 1.0, kind: RopeKind::Default, mscale_all_dim: None }
     }
 
-    /// The problem of these positions for heads with `dim` elements that can be rotated, if there is one.
+    /// Errors with a sentence if heads with `dim` elements that can be rotated cannot have these positions.
     pub(super) fn check(&self, dim: usize) -> Result<(), String> {
         let (partial, rotated) = (self.partial, self.rotated(dim));
         if partial == 1.0 && !rotated.is_multiple_of(2) {
@@ -123,14 +123,14 @@ impl RopeScaling {
         self.kind.check(rotated)
     }
 
-    /// Reads `rope_theta` and `rope_scaling`, or `rope_parameters`.
+    /// Reads `rope_theta` with `rope_scaling` or `rope_parameters`.
     ///
-    /// Errors if a kind is not implemented, layers have different rotary positions, or both objects are there and say different ones:
-    /// transformers would read `rope_scaling` alone.
+    /// Errors if a kind of scaling is not implemented, if layers have different rotary positions, or if `rope_scaling` and `rope_parameters`
+    /// contradict each other: transformers would read only `rope_scaling`.
     pub fn read(file: &ConfigFile) -> Result<RopeScaling> {
         let scaling = file.section("rope_scaling")?.filter(|scaling| !scaling.values().is_empty());
         let parameters = file.section("rope_parameters")?;
-        // transformers ignores the keys of a model whose layers have no types.
+        // transformers ignores the keys of layer types that the model does not have.
         let types: Vec<String> = file.optional(LAYER_TYPES, Vec::new())?;
         let has_type = |key: &str| file.has_default(LAYER_TYPES) || types.iter().any(|kind| kind == key);
         let nested = |section: &ConfigFile| NESTED.into_iter().find(|key| section.has(key));
@@ -177,8 +177,8 @@ impl RopeScaling {
         rope.of_whole_heads(file)
     }
 
-    /// Only Phi-3, whose table of defaults has the key, rotates a part of each head. The plain rotary positions of other families do not
-    /// read it in transformers, and the stretched ones fail with it.
+    /// Errors if a scaled model rotates a part of each head. Only Phi-3 may do so, and its defaults contain the key. transformers ignores the key for
+    /// other families without scaling, and fails for other families with scaling.
     fn of_whole_heads(self, file: &ConfigFile) -> Result<RopeScaling> {
         if file.has_default(PARTIAL) || self.partial == 1.0 {
             return Ok(self);
@@ -192,8 +192,8 @@ impl RopeScaling {
         }
     }
 
-    /// Writes the keys of `config.json` in both spellings, for old and new readers. With `local`, these rotary positions belong to layers that
-    /// see the whole context, and `local` to the other layers.
+    /// Writes the keys of `config.json` in both spellings, for old and new readers. If `local` is given, `self` belongs to the layers that see the
+    /// whole context, and `local` belongs to the layers with a window.
     pub fn write(&self, local: Option<&RopeScaling>, values: &mut Map<String, Value>) {
         let parameters = |rope: &RopeScaling| {
             let mut parameters = rope.kind.keys();
@@ -224,7 +224,7 @@ impl RopeScaling {
 }
 
 impl RopeKind {
-    /// The factor of the stretch, if it has one.
+    /// Returns the factor of the scaling, if it has one.
     pub fn factor(&self) -> Option<f64> {
         match self {
             RopeKind::Default => None,
@@ -237,7 +237,7 @@ impl RopeKind {
     }
 
     fn read(file: &ConfigFile, section: &ConfigFile) -> Result<RopeKind> {
-        // The key beside the object replaces that in it.
+        // A key next to the object has precedence over the key in the object.
         let original = || -> Result<f64> {
             match (file.optional(ORIGINAL, None)?, section.optional(ORIGINAL, None)?) {
                 (Some(original), _) | (None, Some(original)) => Ok(original),
@@ -246,14 +246,14 @@ impl RopeKind {
         };
         let growth = || -> Result<f64> { Ok(file.required::<f64>("max_position_embeddings")? / original()?) };
         let or = |key: &str, default: f64| -> Result<f64> {
-            // transformers reads 0 like a missing key.
+            // transformers treats 0 like a missing key.
             section.optional::<f64>(key, default).map(|value| if value == 0.0 { default } else { value })
         };
         let old_name = section.optional("type", "default".to_string())?;
         Ok(match section.optional("rope_type", old_name)?.as_str() {
             "default" => RopeKind::Default,
             "linear" => RopeKind::Linear { factor: section.required("factor")? },
-            // Of whole heads, which is what it is for models that rotate no part of them.
+            // If no part of a head is rotated separately, "proportional" equals "linear".
             "proportional" => RopeKind::Linear { factor: section.optional("factor", 1.0)? },
             "llama3" => RopeKind::Llama3 {
                 factor: section.required("factor")?,
@@ -288,7 +288,7 @@ impl RopeKind {
         })
     }
 
-    /// The keys of `rope_scaling`.
+    /// Returns the keys of `rope_scaling`.
     fn keys(&self) -> Value {
         let mut keys = match self {
             RopeKind::Default => json!({"rope_type": "default"}),
@@ -325,7 +325,7 @@ impl RopeKind {
         keys
     }
 
-    /// Problems of the constants, for heads with `rotated` elements that are rotated, a sentence.
+    /// Errors with a sentence if a constant is out of range. `rotated` is the number of rotated elements of a head.
     pub(super) fn check(&self, rotated: usize) -> Result<(), String> {
         let positive: Vec<(&str, f64)> = match self {
             RopeKind::Default => vec![],
@@ -338,7 +338,7 @@ impl RopeKind {
             ],
             RopeKind::Yarn(yarn) => [
                 ("attention_factor", yarn.attention_factor),
-                // transformers reads 0 like a missing key.
+                // transformers treats 0 like a missing key.
                 ("mscale", yarn.mscale.filter(|mscale| *mscale != 0.0)),
                 ("mscale_all_dim", yarn.mscale_all_dim.filter(|mscale| *mscale != 0.0)),
                 ("factor", Some(yarn.factor)),

@@ -4,7 +4,7 @@ const LENGTHS: RopeLengths = RopeLengths { max_positions: 8192, seq_len: 8192 };
 
 fn read(json: Value) -> RopeScaling {
     let Value::Object(values) = json else { panic!("an object") };
-    // The table of Phi-3, which rotates a part of heads.
+    // The table contains the defaults of Phi-3, which rotates a part of each head.
     let defaults = Map::from_iter([(PARTIAL.to_string(), json!(1.0)), ("max_position_embeddings".into(), json!(2048))]);
     RopeScaling::read(&ConfigFile::from_values("config.json", values).with_defaults(defaults)).unwrap()
 }
@@ -36,13 +36,13 @@ fn llama3_stretches_long_wavelengths_only() {
     let plain = RopeScaling::plain(500_000.0).inverse_frequencies(128, LENGTHS);
     let stretched = RopeScaling { kind, ..RopeScaling::plain(500_000.0) }.inverse_frequencies(128, LENGTHS);
     assert_eq!((plain[0], plain[1]), (stretched[0], stretched[1]));
-    // Two quotients and a product in F64: some units of 2⁻⁵³.
+    // Two quotients and a product in F64 are exact to a few units of 2⁻⁵³.
     assert!((stretched[63] * 8.0 / plain[63] - 1.0).abs() < 1e-12);
     let ramp = plain.iter().zip(&stretched).filter(|(p, s)| s < p && **s * 8.0 > **p * 1.000_001).count();
     assert!(ramp > 0, "some wavelengths lie on the ramp");
 }
 
-/// "dynamic" and "longrope" at both sides of their thresholds.
+/// Compares "dynamic" and "longrope" on both sides of their thresholds.
 #[test]
 fn the_length_of_sequences_decides_once() {
     let of = |kind: RopeKind, seq_len| {

@@ -1,4 +1,4 @@
-//! Forward and backward of a stage in two precisions, block by block: the gradients of a block are compared and dropped before the next
+//! Forward and backward of a stage in two precisions, block by block. The gradients of a block are compared and dropped before the next
 //! block runs, so no second set of gradients is kept.
 
 use super::{Stage, parameters_of};
@@ -13,14 +13,14 @@ use ottava_recipe::recompute::{Recompute, SavedActivations};
 use ottava_recipe::scaling::Quantity;
 use ottava_tensor::Tensor;
 
-/// What a stage saves from forward to backward.
+/// The values that forward of a comparison saves for backward.
 pub struct ComparedSaved {
     blocks: Vec<[BlockSaved; 2]>,
     norms: Vec<NormSaved>,
 }
 
-/// The context of each of the two passes. By the recipe, blocks save what they save in a step. In the compute type, and in passes that are
-/// repeated, they save their inputs alone, which takes less memory, and backward recomputes them.
+/// Returns the context of one of the two passes. A pass in the recipe's precision saves the values that a step saves. A pass in the compute type, or
+/// a repeated pass, saves only the inputs of blocks, which takes less memory. Backward recomputes the other values.
 fn of_pass<'a>(context: &'a mut Context, pass: usize) -> Context<'a> {
     let probe = context.casts.probe();
     let precision = probe.precisions()[pass];
@@ -34,7 +34,7 @@ fn of_pass<'a>(context: &'a mut Context, pass: usize) -> Context<'a> {
 }
 
 impl Stage {
-    /// [`Stage::forward`] from `x` in both precisions, comparing the outputs of each block.
+    /// Runs [`Stage::forward`] of `x` in both precisions, and compares the outputs of each block.
     pub fn compare_forward(
         &mut self,
         x: &[Tensor; 2],
@@ -62,8 +62,8 @@ impl Stage {
         Ok((x, ComparedSaved { blocks, norms }))
     }
 
-    /// [`Stage::backward`] in both precisions, comparing the gradients of each block. All gradients are dropped; the gradient of the embedding is
-    /// not computed.
+    /// Runs [`Stage::backward`] in both precisions, and compares the gradients of each block. All gradients are dropped. The gradient of the
+    /// embedding is not computed.
     pub fn compare_backward(
         &mut self,
         dy: [Tensor; 2],
@@ -91,7 +91,7 @@ impl Stage {
                 gradients.push(parameters_of(block).into_iter().map(|param| param.gradient.take()).collect());
             }
             let (second, first) = (gradients.pop().expect("two passes"), gradients.pop().expect("two passes"));
-            // In the order of backward.
+            // Compares parameters in the order of backward.
             for ((param, first), second) in parameters_of(block).into_iter().zip(first).zip(second).rev() {
                 if let (Some(first), Some(second)) = (first, second) {
                     context.casts.probe().compare(

@@ -1,4 +1,4 @@
-//! What layers are: no key of `config.json` that shapes them is dropped, and no combination is built that a layer does not have.
+//! No key of `config.json` that shapes layers is dropped, and no layer is built with settings that it cannot have.
 
 use super::{file, read, small, with};
 use crate::layers::{ExpertsSpec, Role};
@@ -9,7 +9,7 @@ use crate::{
 use ottava_recipe::Precision;
 use serde_json::{Value, json};
 
-/// Another value of `key` than the family has by default.
+/// Returns a value of `key` that differs from the family's default.
 fn other_value(key: &str, default: Option<&Value>) -> Value {
     match key {
         "attention_bias" | "mlp_bias" | "qkv_bias" | "use_qk_norm" => json!(default != Some(&json!(true))),
@@ -23,7 +23,7 @@ fn other_value(key: &str, default: Option<&Value>) -> Value {
     }
 }
 
-/// The model without what concerns its folder.
+/// Returns the model without notes about its folder.
 fn built(sizes: DecoderConfig) -> DecoderConfig {
     DecoderConfig { folder: FolderNotes::default(), ..sizes }
 }
@@ -53,14 +53,14 @@ fn keys_that_shape_layers_reach_them_or_are_named() {
     for known in [("gpt_oss", "sliding_window"), ("deepseek_v3", "q_lora_rank"), ("cohere", "use_qk_norm")] {
         assert!(reached.contains(&known), "{known:?}");
     }
-    // Latent attention has no window, bound or norm of heads.
+    // Latent attention has no window, soft cap or norm of heads.
     let latent = reached.iter().filter(|(family, _)| *family == "deepseek_v3").map(|(_, key)| *key);
     let own =
         ["attention_bias", "kv_lora_rank", "n_routed_experts", "n_shared_experts", "num_local_experts", "q_lora_rank"];
     assert_eq!(latent.collect::<Vec<_>>(), own);
 }
 
-/// Such a branch would need a second cast of its operand.
+/// A branch with experts or latent attention and another sublayer would need a second cast of its operand.
 #[test]
 fn experts_and_latent_attention_have_a_branch_of_their_own() {
     let beside = |sublayer: SublayerSpec| {

@@ -23,12 +23,12 @@ const CAST: Cast = Cast {
 
 const TENSOR: AmaxGroup = AmaxGroup::Over(&[Axis::Tensor]);
 
-/// The amax that a rank measures in a slot before the reduction.
+/// Returns the amax that a rank measures in a slot before the reduction.
 fn measured(rank: usize, slot: usize) -> f32 {
     ((7 * rank + 3 * slot) % 5 + 1) as f32
 }
 
-/// A step of one rank whose casts have the groups `declared`: its reduced amaxes, the number of maxima, and whether the comparison finds
+/// Runs a step of one rank whose casts have the groups `declared`. Returns the reduced amaxes, the number of maxima, and whether the comparison finds
 /// scales that differ.
 fn step(world: Group, shape: MeshShape, declared: &[AmaxGroup]) -> (Vec<f32>, u64, Result<()>) {
     let (rank, device) = (world.rank(), Device::Cpu);
@@ -49,14 +49,14 @@ fn step(world: Group, shape: MeshShape, declared: &[AmaxGroup]) -> (Vec<f32>, u6
     (merged, maxima, compared)
 }
 
-/// [`step`] of all ranks of a mesh.
+/// Runs [`step`] on all ranks of a mesh.
 fn steps(shape: MeshShape, declared: &'static [AmaxGroup]) -> Vec<(Vec<f32>, u64, Result<()>)> {
     let ranks = threads::group(shape.ranks()).into_iter();
     let ranks: Vec<_> = ranks.map(|world| std::thread::spawn(move || step(world, shape, declared))).collect();
     ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
 }
 
-/// The largest amax of `slot` among the ranks that share its scale with `rank`.
+/// Returns the largest amax of `slot` among the ranks that share its scale with `rank`.
 fn expected(shape: MeshShape, group: AmaxGroup, rank: usize, slot: usize) -> f32 {
     let AmaxGroup::Over(axes) = group else { return measured(rank, slot) };
     let groups = shape.groups(axes);
@@ -97,7 +97,7 @@ fn each_group_takes_a_maximum_of_its_casts() {
 
 #[test]
 fn a_cast_with_a_wrong_group_is_named_on_all_ranks() {
-    // Their tensors are divided over the data axis.
+    // The tensors of these casts are divided over the data axis.
     const OWN: &[AmaxGroup] = &[AmaxGroup::DATA, AmaxGroup::Own, AmaxGroup::DATA];
     const OTHER_AXIS: &[AmaxGroup] = &[AmaxGroup::DATA, TENSOR, AmaxGroup::DATA];
     let with_tensor = MeshShape { tensor: 2, ..MeshShape::of_data(2) };
@@ -119,7 +119,7 @@ fn a_cast_with_a_wrong_group_is_named_on_all_ranks() {
     }
 }
 
-/// Ranks with other layers have other casts: a pipeline reduces amaxes over ranks with the same layers, and a group with the pipeline axis
+/// Ranks with other layers have other casts, so a pipeline reduces amaxes over ranks with the same layers. A group with the pipeline axis
 /// would mix amaxes of different casts.
 #[test]
 fn ranks_of_a_pipeline_keep_the_amaxes_of_their_layers() {

@@ -9,37 +9,37 @@ use ottava_recipe::storage::States;
 use ottava_tensor::ops::{AdamW, AdamWParameter, AdamWScalars, Moments, adamw, adamw_amaxes};
 use ottava_tensor::{DType, ExpandedTensor, ScaledTensor, Tensor};
 
-/// Constants of AdamW.
+/// The constants of AdamW.
 #[derive(Clone, Copy, Debug)]
 pub struct AdamWConfig {
-    /// Decay of the first moment.
+    /// The decay of the first moment.
     pub beta1: f64,
-    /// Decay of the second moment.
+    /// The decay of the second moment.
     pub beta2: f64,
-    /// Added to the root of the second moment.
+    /// The constant that is added to the root of the second moment.
     pub epsilon: f64,
-    /// Share of matrices removed per unit of learning rate.
+    /// The share of matrices that is removed per unit of learning rate.
     pub weight_decay: f64,
-    /// Gradients are clipped to this global norm; 0 turns clipping off.
+    /// The global norm to which gradients are clipped. 0 turns clipping off.
     pub max_grad_norm: f64,
 }
 
-/// The moments of all parameters, or of some.
+/// The moments of all parameters or of some parameters.
 pub struct AdamWOptimizer {
     config: AdamWConfig,
-    /// By parameter; `None` for parameters that another optimizer updates.
+    /// The moments by parameter. `None` for parameters that another optimizer updates.
     moments: Vec<Option<Moments>>,
     steps: u64,
     scalars: AdamWScalars,
 }
 
 impl AdamWOptimizer {
-    /// Zero moments for `params`.
+    /// Creates zero moments for `params`.
     pub fn new(config: AdamWConfig, params: &[&mut Param]) -> Result<AdamWOptimizer> {
         AdamWOptimizer::for_some(config, params, |_| true)
     }
 
-    /// Zero moments for the `chosen` parameters of `params`; the others are never in an update.
+    /// Creates zero moments for the `chosen` parameters of `params`. The other parameters are never in an update.
     pub(super) fn for_some(
         config: AdamWConfig,
         params: &[&mut Param],
@@ -82,7 +82,7 @@ impl Optimizer for AdamWOptimizer {
         true
     }
 
-    /// Amaxes of master weight, first and second moment, where one of them has one scale.
+    /// Returns 3 (for master weight, first and second moment) if one of these tensors has a scale for the whole parameter, else 0.
     fn amaxes_of(&self, param: &Param) -> usize {
         if param.formats.has_scales() { 3 } else { 0 }
     }
@@ -98,7 +98,7 @@ impl Optimizer for AdamWOptimizer {
     }
 }
 
-/// The parameters of `group` with their moments; `moments` has the moments of each parameter.
+/// Returns the parameters of `group` with their moments. `moments` has the moments of all parameters.
 fn parameters<'g>(
     config: &AdamWConfig,
     moments: &'g mut [Option<Moments>],
@@ -108,7 +108,7 @@ fn parameters<'g>(
     let of = |Updated { param, index, amaxes, cast, .. }: &'g mut Updated| {
         let (_, moments) = moments.find(|(number, _)| number == index).expect(IN_ORDER);
         let moments = moments.as_mut().expect("a parameter with moments");
-        // As in Hugging Face's trainer, norms and biases do not decay.
+        // Norms and biases do not decay, as in Hugging Face's trainer.
         let weight_decay = if param.identity.is_matrix() { config.weight_decay } else { 0.0 };
         let (seed, offset) = (param.identity.seed(), param.slice().start);
         let (weight, cast, grad) = param.for_update(cast);

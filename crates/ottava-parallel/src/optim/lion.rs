@@ -15,12 +15,12 @@ pub struct LionOptimizer {
 }
 
 impl LionOptimizer {
-    /// Zero momenta for `params`.
+    /// Creates zero momenta for `params`.
     pub fn new(config: MomentumConfig, params: &[&mut Param]) -> Result<LionOptimizer> {
         Ok(LionOptimizer { momenta: Momenta::new(config, Direction::Sign, params, |_| true)?, steps: 0 })
     }
 
-    /// Updates `group`, or only raises its amaxes.
+    /// Updates `group`, or only raises its amaxes if `stores` is false.
     fn run(&mut self, group: &mut [Updated], norm: &Tensor, stores: bool) -> Result<()> {
         for updated in group {
             let direction = self.momenta.direction(updated, norm, stores)?;

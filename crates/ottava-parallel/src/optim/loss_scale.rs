@@ -1,5 +1,5 @@
-//! The loss scale of FP16 training: the loss is multiplied by it, so that small gradients do not underflow. Micikevicius et al. 2018,
-//! arXiv:1710.03740; factors as in PyTorch's `GradScaler`.
+//! The loss scale of FP16 training. The loss is multiplied by the loss scale so that small gradients do not underflow. Micikevicius et al. 2018,
+//! arXiv:1710.03740. The factors are the factors of PyTorch's `GradScaler`.
 
 use ottava_recipe::LossScaling;
 use serde::{Deserialize, Serialize};
@@ -9,30 +9,30 @@ use serde::{Deserialize, Serialize};
 pub struct LossScale {
     /// The factor of the loss in the next step.
     pub scale: f64,
-    /// Consecutive steps with finite gradients.
+    /// The number of consecutive steps with finite gradients.
     pub good_steps: u64,
-    /// Steps skipped because gradients were not finite.
+    /// The number of steps that were skipped because gradients were not finite.
     pub skipped_steps: u64,
 }
 
 /// Whether the gradients of a step overflowed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Overflow {
-    /// Gradients were finite; weights have been updated.
+    /// Gradients were finite, and weights have been updated.
     No,
-    /// Gradients were not finite: the step is skipped, and the scale is halved.
+    /// Gradients were not finite. The step is skipped, and the scale is halved.
     Skipped,
-    /// Gradients were not finite, and the scale is already the smallest.
+    /// Gradients were not finite, and the scale is already at its minimum.
     AtMinimum,
 }
 
 impl LossScale {
-    /// The state before the first step.
+    /// Returns the state before the first step.
     pub fn new(how: LossScaling) -> LossScale {
         LossScale { scale: how.initial, good_steps: 0, skipped_steps: 0 }
     }
 
-    /// Updates the scale after a step whose gradients were `finite` or not.
+    /// Updates the scale after a step. `finite` says whether the gradients were finite.
     pub fn update(&mut self, finite: bool, how: LossScaling) -> Overflow {
         if finite {
             self.good_steps += 1;

@@ -1,7 +1,7 @@
-//! The momenta of parameters, and updates along the directions that follow from them: what Muon and Lion share.
+//! The momenta of parameters, and updates along directions that are computed from momenta. Muon and Lion share this code.
 //!
-//! The op `momentum` updates a momentum and writes the direction; the op `descend` updates the weights. Lion runs `momentum` and then `descend`.
-//! Muon runs `newton_schulz` between the two, and delegates all other parameters to an `AdamWOptimizer`.
+//! The op `momentum` updates a momentum and writes the direction. The op `descend` updates the weights. Lion runs `momentum` and then `descend`.
+//! Muon runs `newton_schulz` between the two ops, and delegates all parameters that are not hidden matrices to an `AdamWOptimizer`.
 
 use super::optimizer::{Per, StateTensor, Updated};
 use ottava_common::error::Result;
@@ -13,16 +13,16 @@ use ottava_tensor::ops::{
 };
 use ottava_tensor::{DType, ExpandedTensor, ScaledTensor, Tensor};
 
-/// Constants of an optimizer with a momentum.
+/// The constants of an optimizer with a momentum.
 #[derive(Clone, Copy, Debug)]
 pub struct MomentumConfig {
-    /// Share of the momentum in the direction of an update.
+    /// The share of the momentum in the direction of an update.
     pub beta1: f64,
-    /// Decay of the momentum.
+    /// The decay of the momentum.
     pub beta2: f64,
-    /// Share of matrices removed per unit of learning rate.
+    /// The share of matrices that is removed per unit of learning rate.
     pub weight_decay: f64,
-    /// Gradients are clipped to this global norm; 0 turns clipping off.
+    /// The global norm to which gradients are clipped. 0 turns clipping off.
     pub max_grad_norm: f64,
 }
 
@@ -30,13 +30,13 @@ pub struct MomentumConfig {
 pub(super) struct Momenta {
     config: MomentumConfig,
     rule: Direction,
-    /// By parameter.
+    /// The momentum of each parameter, if it has one.
     momenta: Vec<Option<Momentum>>,
     scalars: MomentumScalars,
 }
 
 impl Momenta {
-    /// Zero momenta for the `chosen` parameters of `params`.
+    /// Creates zero momenta for the `chosen` parameters of `params`.
     pub fn new(
         config: MomentumConfig,
         rule: Direction,
@@ -55,17 +55,18 @@ impl Momenta {
         Ok(self.scalars.set(&MomentumStep { learning_rate, beta1, beta2, step, max_norm, gradient_scale })?)
     }
 
-    /// The tensors of each parameter's momentum; none of a parameter without one.
+    /// Returns the tensors of each parameter's momentum. A parameter without a momentum has none.
     pub fn states(&mut self) -> impl Iterator<Item = Vec<StateTensor<'_>>> {
         self.momenta.iter_mut().map(|momentum| momentum.as_mut().map(kept).unwrap_or_default())
     }
 
-    /// The number of amaxes of a parameter: of master weights and momentum, if one of them has one scale.
+    /// Returns 2 (for master weights and momentum) if one of them has a scale for the whole parameter, else 0.
     pub fn amaxes_of(param: &Param) -> usize {
         if param.formats.has_scales() { 2 } else { 0 }
     }
 
-    /// The direction of the update of a parameter, BF16 in its update shape. Stores the new momentum, or only raises its amax.
+    /// Returns the direction of the update of a parameter, BF16 in its update shape. Stores the new momentum, or only raises its amax if `stores` is
+    /// false.
     pub fn direction(&mut self, updated: &mut Updated, norm: &Tensor, stores: bool) -> Result<Tensor> {
         let Updated { param, index, amaxes, .. } = updated;
         let (seed, offset) = (param.identity.seed(), param.slice().start);
@@ -82,7 +83,7 @@ impl Momenta {
         Ok(direction)
     }
 
-    /// Moves the weights along `direction`, or only raises their amax.
+    /// Moves the weights along `direction`, or only raises their amax if `stores` is false.
     pub fn descend(&self, updated: &mut Updated, direction: &Tensor, norm: &Tensor, stores: bool) -> Result<()> {
         let Updated { param, amaxes, .. } = updated;
         let weight_decay = if param.identity.is_matrix() { self.config.weight_decay } else { 0.0 };

@@ -1,5 +1,5 @@
-//! Muon: the momentum of each hidden matrix, orthogonalised. Jordan et al. 2024, <https://kellerjordan.github.io/posts/muon/>; scaled as in
-//! Liu et al. 2025, arXiv:2502.16982.
+//! Muon: the update of each hidden matrix is its orthogonalised momentum. Jordan et al. 2024, <https://kellerjordan.github.io/posts/muon/>. Updates
+//! are scaled as in Liu et al. 2025, arXiv:2502.16982.
 
 use super::adamw::{AdamWConfig, AdamWOptimizer};
 use super::momenta::{Momenta, MomentumConfig};
@@ -34,16 +34,16 @@ impl AdjustLr {
     }
 }
 
-/// Muon for the matrices of the blocks, each tensor of a model folder for itself, and AdamW for embeddings, head, norms and biases.
+/// Muon for the matrices of the blocks, and AdamW for embeddings, head, norms and biases. Muon treats each tensor of a model folder separately.
 pub struct MuonOptimizer {
     adjust: AdjustLr,
     momenta: Momenta,
-    /// The optimizer of all other parameters, which has the counter of steps.
+    /// The optimizer of all other parameters. It also counts the steps.
     adamw: AdamWOptimizer,
 }
 
 impl MuonOptimizer {
-    /// Zero states for `params`; `momentum` is the decay of Muon's momentum.
+    /// Creates zero states for `params`. `momentum` is the decay of Muon's momentum.
     pub fn new(momentum: f64, adjust: AdjustLr, adamw: AdamWConfig, params: &[&mut Param]) -> Result<MuonOptimizer> {
         let AdamWConfig { weight_decay, max_grad_norm, .. } = adamw;
         let config = MomentumConfig { beta1: momentum, beta2: momentum, weight_decay, max_grad_norm };
@@ -76,7 +76,7 @@ impl Optimizer for MuonOptimizer {
         if self.transforms(param) { Momenta::amaxes_of(param) } else { self.adamw.amaxes_of(param) }
     }
 
-    /// Finds the amax of a matrix's momentum before its direction is known, and the amax of its weights afterwards.
+    /// Finds the amax of a matrix's momentum before the direction is known, and the amax of its weights afterwards.
     fn find_amaxes(&mut self, group: &mut [Updated], norm: &Tensor) -> Result<()> {
         for updated in group.iter_mut().filter(|updated| updated.amaxes.is_some()) {
             match updated.direction.clone() {

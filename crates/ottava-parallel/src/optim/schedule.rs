@@ -3,7 +3,7 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// Shapes of the learning rate over a run, with the keys of each; each starts with the warm-up.
+/// The shape of the learning rate over a run, with its keys. Each shape starts with the warm-up.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub enum SchedulerType {
@@ -74,7 +74,7 @@ impl Default for PolynomialDecay {
 }
 
 impl SchedulerType {
-    /// The learning rate at the end of the decay; `None` for shapes without one.
+    /// Returns the learning rate at the end of the decay, or `None` for shapes without a minimum.
     pub fn minimum(self) -> Option<f64> {
         match self {
             SchedulerType::Cosine(Decay { min_learning_rate }) | SchedulerType::Linear(Decay { min_learning_rate }) => {
@@ -87,7 +87,7 @@ impl SchedulerType {
         }
     }
 
-    /// Steps of a final decay; 0 for shapes that decay from the warm-up on, or never.
+    /// Returns the number of steps of a final decay. Returns 0 for shapes that decay from the warm-up on, or never.
     pub fn decay_steps(self) -> u64 {
         match self {
             SchedulerType::WarmupStableDecay(StableDecay { decay_steps, .. }) => decay_steps,
@@ -96,25 +96,25 @@ impl SchedulerType {
     }
 }
 
-/// The steps for which [`SchedulerType::InverseSqrt`] keeps near the peak in a run without a warm-up, as in transformers.
+/// The number of steps that replaces the warm-up steps in [`SchedulerType::InverseSqrt`] without a warm-up, as in transformers.
 const TIMESCALE: u64 = 10_000;
 
 /// A learning rate for each step of a run.
 #[derive(Clone, Copy, Debug)]
 pub struct Schedule {
-    /// The shape.
+    /// The shape of the learning rate.
     pub kind: SchedulerType,
-    /// Highest learning rate.
+    /// The highest learning rate.
     pub peak: f64,
-    /// Steps to the peak.
+    /// The number of steps to the peak.
     pub warmup_steps: u64,
-    /// Steps of the run.
+    /// The number of steps of the run.
     pub max_steps: u64,
 }
 
 impl Schedule {
-    /// The learning rate of `step`, counted from 1. No step has a rate of 0: the warm-up begins with the first step, and a decay, which
-    /// starts at the peak, would reach the minimum one step after the last. After the warm-up, rates equal the rates of transformers.
+    /// Returns the learning rate of `step`, counted from 1. No step has a rate of 0: the warm-up begins with the first step, and a decay from the
+    /// peak would reach the minimum one step after the last step. After the warm-up, rates equal the rates of transformers.
     pub fn at(&self, step: u64) -> f64 {
         if step <= self.warmup_steps {
             return self.peak * step as f64 / self.warmup_steps as f64;
@@ -153,10 +153,10 @@ mod tests {
     use super::*;
 
     const MINIMUM: f64 = 0.1;
-    /// Rates near 1 in F64, by formulas with the same operations in another order: some units of 2⁻⁵³.
+    /// The formulas do the same operations in another order in F64, so rates near 1 may differ by a few units of 2⁻⁵³.
     const ROUNDING: f64 = 1e-12;
 
-    /// All shapes with a minimum of `min_learning_rate`.
+    /// Returns all shapes, with a minimum of `min_learning_rate`.
     fn shapes(min_learning_rate: f64, decay_steps: u64) -> [SchedulerType; 7] {
         [
             SchedulerType::Cosine(Decay { min_learning_rate }),
@@ -173,7 +173,7 @@ mod tests {
         Schedule { kind, peak: 1.0, warmup_steps: 10, max_steps: 110 }
     }
 
-    /// Rates of transformers 5.24 for the same settings, whose steps count from 0.
+    /// The expected rates are from transformers 5.24 with the same settings. Its steps count from 0.
     #[test]
     fn rates_after_the_warm_up_are_those_of_transformers() {
         const STEPS: [u64; 8] = [11, 12, 30, 45, 61, 78, 79, 110];

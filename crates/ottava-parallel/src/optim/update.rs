@@ -1,14 +1,14 @@
 //! Updates all parameters. Parameters in host memory are fetched and written back in groups, overlapped with updates of parameters on the
-//! device. New weights are cast by the optimizer, or after it.
+//! device. The optimizer casts new weights, or they are cast after its update.
 //!
-//! Offloaded states and master weights are fetched in groups of 256 MiB: one group is updated while the next group is fetched and the last two are
-//! written back. If ranks have slices with scales (`Scaled`), states are fetched twice per update, first for the amaxes: `Partition::update` finds
-//! the amaxes of all parameters before it updates any, and computes their maximum over ranks. If the norm of the gradients is not finite, nothing
-//! is written.
+//! Offloaded states and master weights are fetched in groups of 256 MiB. While one group is updated, the next group is fetched and the last two
+//! groups are written back. If ranks have slices with scales (`Scaled`), states are fetched twice per update, first for the amaxes:
+//! `Partition::update` finds the amaxes of all parameters, and computes their maximum over ranks, before it updates a parameter. If the norm of the
+//! gradients is not finite, nothing is written.
 //!
-//! There are three ways to cast new weights. AdamW casts them by the new scales in its own pass (`Optimizer::fuses_casts`). A weight that is scaled
-//! by its own amax is cast after the pass, by `Param::finish_update`. `Param::quantize` casts the weights that an optimizer does not cast, after
-//! its update.
+//! New weights are cast in one of three ways. AdamW casts them with the new scales in its own pass (`Optimizer::fuses_casts`). A weight that is
+//! scaled by its own amax is cast after this pass, by `Param::finish_update`. If an optimizer does not cast weights, `Param::quantize` casts them
+//! after the update.
 
 use super::optimizer::{Optimizer, StateTensor, Updated, read_and_optimizer_tensors};
 use ottava_common::error::Result;
@@ -17,19 +17,20 @@ use ottava_recipe::scaling::Casts;
 use ottava_tensor::{DType, HostTransfer, MemoryKind, Tensor, discard_mirrors};
 use std::collections::VecDeque;
 
-/// What ranks compute together before an update of parameters.
+/// The values that ranks compute together before an update of parameters.
 #[derive(Default)]
 pub struct Prepared {
-    /// The amaxes of [`find_amaxes`], reduced over the slices of each parameter. Without them the update computes them.
+    /// The amaxes of [`find_amaxes`], reduced over the slices of each parameter. If they are missing, the update computes them.
     pub amaxes: Option<Tensor>,
-    /// By parameter, the transforms of the directions of [`directions`]. Without them the update computes them, from whole parameters.
+    /// The transformed directions of [`directions`], by parameter. If they are missing, the update computes them from whole parameters.
     pub directions: Vec<Option<Tensor>>,
 }
 
-/// The amaxes that [`update`] needs, or [`directions`] if directions are not in `prepared`, over the elements that this process updates: F32, in
-/// the order of `params`, whose first parameter is number `start` of the model; `None` if there are none. Changes nothing else.
+/// Returns the amaxes that [`update`] needs, or that [`directions`] needs if `prepared` has no directions. The amaxes (F32) cover the elements that
+/// this process updates, in the order of `params`; the first of `params` is parameter number `start` of the model. Returns `None` if no amax is
+/// needed. Changes nothing else.
 ///
-/// With slices, the maximum over all slices of a parameter is the amax of the whole parameter. Offloaded tensors are fetched for this, and
+/// With slices, the maximum over all slices of a parameter is the amax of the whole parameter. Offloaded tensors are fetched here, and
 /// again for the update.
 pub fn find_amaxes(
     optimizer: &mut dyn Optimizer,
@@ -48,10 +49,10 @@ pub fn find_amaxes(
     Ok(Some(Tensor::join(amaxes)?))
 }
 
-/// The directions of `params`, whose first parameter is number `start` of the model, over the elements that this process updates;
-/// `None` for parameters without such elements, and for parameters whose update transforms no matrices. Updates the optimizer's states.
+/// Returns the directions of `params` over the elements that this process updates. Entries are `None` for parameters without such elements, and for
+/// parameters whose update transforms no matrices. Updates the optimizer's states. The first of `params` is parameter number `start` of the model.
 ///
-/// `amaxes` are as in [`Prepared`]. Offloaded tensors are fetched for this, and again for the update.
+/// `amaxes` are the amaxes of [`Prepared`]. Offloaded tensors are fetched here, and again for the update.
 pub fn directions(
     optimizer: &mut dyn Optimizer,
     params: &mut [&mut Param],
@@ -74,8 +75,8 @@ pub fn directions(
     Ok(found)
 }
 
-/// Updates `params`, whose first parameter is number `start` of the model, with gradients of the global `norm`, and casts the new
-/// weights for the next step. If the norm is not finite, no weight changes.
+/// Updates `params` with gradients of the global `norm`, and casts the new weights for the next step. If the norm is not finite, no weight changes.
+/// The first of `params` is parameter number `start` of the model.
 pub fn update(
     optimizer: &mut dyn Optimizer,
     params: &mut [&mut Param],
@@ -89,7 +90,7 @@ pub fn update(
     let all = updated(optimizer, params, start, &mut amaxes, &directions);
     drop(directions);
     in_groups(optimizer, all, write_back, |optimizer, mut group| {
-        // Directions that are computed here take memory: of one parameter at a time.
+        // A parameter whose direction is computed here is updated alone, so that only one direction takes memory.
         let is_alone = |updated: &Updated| optimizer.transforms(updated.param) && updated.direction.is_none();
         let parts: Vec<usize> = group.chunk_by(|a, b| !is_alone(a) && !is_alone(b)).map(<[_]>::len).collect();
         for length in parts {
@@ -101,7 +102,7 @@ pub fn update(
     })
 }
 
-/// Updates a part of a group. If it has a direction to compute, that is of its only parameter.
+/// Updates a part of a group. If a direction must be computed, the part has only one parameter.
 fn update_part(
     optimizer: &mut dyn Optimizer,
     part: &mut [Updated],
@@ -124,7 +125,7 @@ fn update_part(
     optimizer.update(part, casts, norm)?;
     part.iter_mut().try_for_each(|Updated { param, cast, .. }| match fuses_casts {
         true => param.finish_update(std::mem::take(cast), casts),
-        // Ranks cast slices where they are gathered.
+        // Ranks cast slices in the buffer from which they are gathered.
         false if param.is_sliced() => Ok(()),
         false => param.quantize(casts),
     })
@@ -144,7 +145,7 @@ fn transform_whole(optimizer: &dyn Optimizer, Updated { param, direction, .. }: 
     Ok(())
 }
 
-/// Reduced `amaxes` by parameter, or zeros.
+/// Returns the reduced `amaxes` by parameter, or zeros if no amaxes were computed.
 fn known_or_zero(optimizer: &dyn Optimizer, params: &[&mut Param], amaxes: Option<Tensor>) -> Result<Vec<Tensor>> {
     match amaxes {
         Some(amaxes) => by_parameter(optimizer, params, amaxes),
@@ -152,7 +153,7 @@ fn known_or_zero(optimizer: &dyn Optimizer, params: &[&mut Param], amaxes: Optio
     }
 }
 
-/// Zeros for each parameter with amaxes.
+/// Returns zeros for each parameter with amaxes.
 fn zero_amaxes(optimizer: &dyn Optimizer, params: &[&mut Param]) -> Result<Vec<Tensor>> {
     match params.iter().map(|param| optimizer.amaxes_of(param)).sum() {
         0 => Ok(Vec::new()),
@@ -160,7 +161,7 @@ fn zero_amaxes(optimizer: &dyn Optimizer, params: &[&mut Param]) -> Result<Vec<T
     }
 }
 
-/// A tensor of the amaxes of each parameter that has some.
+/// Splits `amaxes` into one tensor for each parameter that has amaxes.
 fn by_parameter(optimizer: &dyn Optimizer, params: &[&mut Param], amaxes: Tensor) -> Result<Vec<Tensor>> {
     let mut end = 0;
     let places = params.iter().map(|param| optimizer.amaxes_of(param)).filter(|&count| count > 0).map(|count| {
@@ -170,7 +171,7 @@ fn by_parameter(optimizer: &dyn Optimizer, params: &[&mut Param], amaxes: Tensor
     Ok(amaxes.split(&places.collect::<Vec<_>>())?)
 }
 
-/// The parameters of `params` with at least one element that this process updates. The first of `params` is number `start`. `directions`
+/// Returns the parameters of `params` of which this process updates at least one element. The first of `params` is number `start`. `directions`
 /// has a direction for each of `params`, or is empty.
 fn updated<'a, 'p>(
     optimizer: &dyn Optimizer,
@@ -193,7 +194,7 @@ fn updated<'a, 'p>(
     with_amaxes.filter(|updated| !updated.param.slice().is_empty()).collect()
 }
 
-/// All tensors of each parameter of `group`, weights and states, on the device or in host memory.
+/// Returns all tensors of each parameter of `group`: weights and states, on the device or in host memory.
 fn tensors<'g>(optimizer: &'g mut dyn Optimizer, group: &'g mut [Updated]) -> Vec<Vec<&'g mut Tensor>> {
     let mut states = optimizer.states().into_iter().enumerate();
     let of = |updated: &'g mut Updated| {
@@ -204,7 +205,7 @@ fn tensors<'g>(optimizer: &'g mut dyn Optimizer, group: &'g mut [Updated]) -> Ve
     group.iter_mut().map(of).collect()
 }
 
-/// Why an optimizer finds the states of each parameter of a group in one pass.
+/// The reason why an optimizer finds the states of a group's parameters in one pass.
 pub(super) const IN_ORDER: &str = "the parameters of a group are in the order of the model";
 
 /// Runs `work` on all parameters. Parameters with tensors in host memory are fetched in groups, and `leave` writes each group back or discards
@@ -262,15 +263,16 @@ fn discard(optimizer: &mut dyn Optimizer, mut group: Vec<Updated>) -> Result<Hos
 #[derive(Default)]
 struct Groups<'a, 'p> {
     groups: Vec<Vec<Updated<'a, 'p>>>,
-    /// Bytes of the last group.
+    /// The number of bytes of the last group.
     bytes: usize,
 }
 
 impl<'a, 'p> Groups<'a, 'p> {
-    /// Bytes of a group, unless a single parameter has more: large enough to amortize the start of copies, and small enough for several
-    /// groups on the device.
+    /// The maximum number of bytes of a group, unless a single parameter has more. It is large enough to amortize the start of copies, and small
+    /// enough for several groups on the device.
     const BYTES: usize = 256 << 20;
-    /// Groups that may be in write-back while another is updated. Groups differ in size; with one, transfers would wait for large groups.
+    /// The number of groups that may be in write-back while another group is updated. Groups differ in size: with one, transfers would wait for large
+    /// groups.
     const LEAVING: usize = 2;
 
     fn push(&mut self, updated: Updated<'a, 'p>, bytes: usize) {

@@ -3,23 +3,23 @@
 use super::{Message, Part, Schedule, Task};
 use std::collections::HashMap;
 
-/// A message by what it carries: the number in the model of the stage that reads it, and the micro-batch.
+/// The content of a message: its kind, the index in the model of the stage that reads it, and the micro-batch.
 type Content = (Message, usize, usize);
 
-/// The ranks of a schedule, with the tasks of each.
+/// The ranks of a schedule, with the tasks of each rank.
 pub struct Simulation {
     schedule: Schedule,
     tasks: Vec<Vec<Task>>,
 }
 
-/// The time of the last task of each rank, and the time for which it computed.
+/// The time at which a rank ends its last task, and the time for which it computes.
 #[derive(Debug)]
 pub struct Times {
     pub end: usize,
     pub busy: usize,
 }
 
-/// When messages pass: at most so many sends of a channel may be in progress when a rank sends the next one. As on GPUs, a send ends with
+/// The maximum number of sends of a channel that may be in progress when a rank starts the next send. As on GPUs, a send ends with
 /// its receive.
 const OPEN_SENDS: usize = 1;
 
@@ -32,7 +32,7 @@ impl Simulation {
         Simulation { schedule, tasks }
     }
 
-    /// What a message carries, and its channel: the ranks that send and receive, and the kind.
+    /// Returns the content of a message and its channel: the ranks that send and receive, and the kind.
     fn content(&self, rank: usize, task: Task) -> Option<(Content, (usize, usize, Message))> {
         let ranks = self.schedule.ranks;
         let (next, previous) = ((rank + 1) % ranks, (rank + ranks - 1) % ranks);
@@ -54,7 +54,7 @@ impl Simulation {
         }
     }
 
-    /// Errors unless the k-th message that is sent in each channel is the k-th that is received.
+    /// Errors unless the k-th message sent in each channel is the k-th message received.
     pub fn messages_match(&self) -> Result<(), String> {
         let (mut sent, mut received): (HashMap<_, Vec<Content>>, HashMap<_, Vec<Content>>) = Default::default();
         for (rank, tasks) in self.tasks.iter().enumerate() {
@@ -72,14 +72,14 @@ impl Simulation {
         Ok(())
     }
 
-    /// Runs all ranks, with forward, dgrad and wgrad of a stage in one unit of time each. A message passes when both sides have come to it,
-    /// and the messages of a channel in order. A rank waits for its receives, and for all but the last send of a channel.
+    /// Runs all ranks. Forward, dgrad and wgrad of a stage take one unit of time each. A message passes when both sides have reached it. The messages
+    /// of a channel pass in order. A rank waits for its receives, and for all sends of a channel except the last one.
     ///
-    /// Errors when no rank can go on, or when a task reads what is not there.
+    /// Errors in a deadlock.
     pub fn run(&self) -> Result<Vec<Times>, String> {
         let ranks = self.tasks.len();
         let (mut at, mut times) = (vec![0; ranks], (0..ranks).map(|_| Times { end: 0, busy: 0 }).collect::<Vec<_>>());
-        // By channel, when each send and each receive has started.
+        // The times at which each send and each receive has started, by channel.
         let mut started: HashMap<_, [Vec<usize>; 2]> = HashMap::new();
         loop {
             let mut goes_on = false;
@@ -97,7 +97,7 @@ impl Simulation {
                             own.push(now);
                             goes_on = true;
                         }
-                        // It waits until message `number - waits` has passed.
+                        // The rank waits until message `number - waits` has passed.
                         if let Some(number) = number.checked_sub(waits) {
                             let Some(&[sends, receives]) = started.get(&channel).map(|[s, r]| [s, r]).as_ref() else {
                                 break;
@@ -125,7 +125,7 @@ impl Simulation {
         }
     }
 
-    /// The number of messages of `channel` among the tasks of `rank` before number `at`, on the same side.
+    /// Returns the number of messages of `channel` among the tasks of `rank` before task number `at`, on the same side as this task.
     fn before(&self, rank: usize, at: usize, channel: (usize, usize, Message)) -> usize {
         let sends = |task: &Task| matches!(task, Task::Send { .. });
         let side = sends(&self.tasks[rank][at]);
@@ -134,7 +134,7 @@ impl Simulation {
         self.tasks[rank][..at].iter().filter(same).count()
     }
 
-    /// The most micro-batches whose activations each rank has: after forward and before backward, or before dgrad.
+    /// Returns the maximum number of micro-batches whose activations each rank holds, from forward to backward or dgrad.
     pub fn most_in_flight(&self) -> Vec<usize> {
         self.most(|task| match task {
             Task::Forward { .. } => 1,
@@ -143,7 +143,7 @@ impl Simulation {
         })
     }
 
-    /// The most micro-batches whose activations each rank has, or operands of wgrads.
+    /// Returns the maximum number of micro-batches of which each rank holds activations or operands of wgrads.
     pub fn most_with_operands(&self) -> Vec<usize> {
         self.most(|task| match task {
             Task::Forward { .. } => 1,

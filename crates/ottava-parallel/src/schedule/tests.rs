@@ -2,7 +2,7 @@ use super::simulation::Simulation;
 use super::{Message, Part, Schedule, ScheduleKind, Task};
 use std::collections::HashMap;
 
-/// All small schedules of all kinds.
+/// Returns all small schedules of all kinds.
 fn schedules() -> Vec<Schedule> {
     let mut all = Vec::new();
     for kind in ScheduleKind::ALL {
@@ -10,7 +10,7 @@ fn schedules() -> Vec<Schedule> {
             for stages in if kind == ScheduleKind::Interleaved { 2..=4 } else { 1..=1 } {
                 for micro_batches in 1..=16 {
                     let schedule = Schedule { kind, ranks, stages, micro_batches };
-                    // One rank has one stage.
+                    // A single rank has only one stage.
                     let exists = schedule.check().is_ok() && (ranks > 1 || stages == 1);
                     all.extend(exists.then_some(schedule));
                 }
@@ -20,7 +20,7 @@ fn schedules() -> Vec<Schedule> {
     all
 }
 
-/// Errors unless each micro-batch passes each stage of `tasks` forward once and then backward once, wgrad after dgrad.
+/// Errors unless each micro-batch passes each stage of `tasks` once in forward and then once in backward, with wgrad after dgrad.
 fn passes_once(schedule: &Schedule, tasks: &[Task]) -> Result<(), String> {
     let mut place: HashMap<Task, usize> = HashMap::new();
     for (at, &task) in tasks.iter().enumerate() {
@@ -56,7 +56,7 @@ fn passes_once(schedule: &Schedule, tasks: &[Task]) -> Result<(), String> {
     }
 }
 
-/// Errors if a task of `tasks` does not find what it reads, or a result is sent before it is there.
+/// Errors if a task of `tasks` reads a value that is missing, or if a result is sent before it is computed.
 fn reads_what_is_there(schedule: &Schedule, rank: usize, tasks: &[Task]) -> Result<(), String> {
     let end = schedule.all_stages() - 1;
     let mut there: HashMap<(Message, usize, usize, bool), bool> = HashMap::new();
@@ -85,7 +85,7 @@ fn reads_what_is_there(schedule: &Schedule, rank: usize, tasks: &[Task]) -> Resu
     Ok(())
 }
 
-/// All that must hold of the tasks of all ranks.
+/// Returns the first problem of the tasks of all ranks, or `None` if they have no problem.
 fn problem(schedule: Schedule, tasks: Vec<Vec<Task>>) -> Option<String> {
     let of_rank = |(rank, tasks): (usize, &Vec<Task>)| {
         passes_once(&schedule, tasks).and_then(|()| reads_what_is_there(&schedule, rank, tasks)).err()
@@ -114,7 +114,7 @@ fn memory_is_bounded() {
         let simulation = Simulation::new(schedule);
         let bounds: Vec<usize> = (0..schedule.ranks).map(|rank| schedule.most_in_flight(rank)).collect();
         assert_eq!(simulation.most_in_flight(), bounds, "{schedule:?}");
-        // Wgrads that are held back keep operands, on no rank of more micro-batches than 1F1B has on the first.
+        // Deferred wgrads keep operands. No rank holds them for more micro-batches than 1F1B has on the first rank.
         let operands = simulation.most_with_operands();
         match schedule.kind {
             ScheduleKind::ZeroBubble => {
@@ -135,7 +135,7 @@ fn the_bubble_is_that_of_the_formula() {
         let end = times.iter().map(|time| time.end).max().unwrap();
         let bubble = (end - busy) as f64 / busy as f64;
         if schedule.kind == ScheduleKind::ZeroBubble && schedule.micro_batches < schedule.ranks {
-            // Too few wgrads to fill the gaps.
+            // There are too few wgrads to fill the gaps.
             let other = Schedule { kind: ScheduleKind::OneForwardOneBackward, ..schedule };
             assert!(bubble <= other.bubble() && bubble >= schedule.bubble(), "{schedule:?}: {bubble}");
             continue;
@@ -165,7 +165,7 @@ fn forward_tasks_send_each_micro_batch_through_all_stages() {
     }
 }
 
-/// Every exchange of two neighbouring tasks that depend on each other, and every missing task, is noticed.
+/// Each swap of two neighbouring tasks that depend on each other, and each missing task, is detected.
 #[test]
 fn planted_faults_are_noticed() {
     let four = |kind, stages| Schedule { kind, ranks: 4, stages, micro_batches: 8 };
@@ -181,7 +181,7 @@ fn planted_faults_are_noticed() {
                 twice[rank].insert(at, gone);
                 assert!(problem(schedule, twice).is_some(), "{schedule:?}, rank {rank}: {gone:?} twice");
             }
-            // The receive of a task after it, and the send before it.
+            // Swap a receive with the task after it, and a send with the task before it.
             for at in 0..tasks[rank].len() - 1 {
                 let pair = [tasks[rank][at], tasks[rank][at + 1]];
                 let depends = match pair {
@@ -200,7 +200,7 @@ fn planted_faults_are_noticed() {
                 }
             }
         }
-        // Two micro-batches in another order on one rank only.
+        // Swap two micro-batches on only one rank.
         let mut swapped = tasks_of(schedule);
         let other = |micro_batch: &mut usize| match micro_batch {
             2 => *micro_batch = 3,
@@ -217,7 +217,7 @@ fn planted_faults_are_noticed() {
         }
         assert!(problem(schedule, swapped).is_some(), "{schedule:?}: micro-batches 2 and 3 swapped");
     }
-    // A rank that waits for a gradient before it has sent what the gradient depends on.
+    // A rank waits for a gradient before it has sent the activation on which the gradient depends.
     let schedule = four(ScheduleKind::OneForwardOneBackward, 1);
     let mut stuck = tasks_of(schedule);
     let first = |tasks: &[Task], wanted: Message| {

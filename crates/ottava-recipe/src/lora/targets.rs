@@ -1,4 +1,4 @@
-//! Which linears have adapters: names, patterns and layers, with the meaning of PEFT.
+//! The linears that have adapters, by names, patterns and layers with PEFT's meaning.
 
 use fancy_regex::Regex;
 use ottava_common::error::{Error, Result};
@@ -7,21 +7,21 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// The word for all linears of the blocks.
+/// The word that targets all linears of the blocks.
 pub(super) const ALL_LINEAR: &str = "all-linear";
 
-/// Which linears have adapters.
+/// The linears that have adapters.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Targets {
-    /// All of the blocks: `"all-linear"`.
+    /// All linears of the blocks: `"all-linear"`.
     AllLinear,
-    /// Linears with one of these names, or whose names end in a dot and one of these: `["q_proj", "v_proj"]`.
+    /// Linears with one of these names, or whose names end in a dot and one of these names: `["q_proj", "v_proj"]`.
     Names(Vec<String>),
     /// Linears whose whole names match a regular expression.
     Pattern(Pattern),
 }
 
-/// A regular expression, of Python's syntax.
+/// A regular expression in Python's syntax.
 #[derive(Clone, Debug)]
 pub struct Pattern {
     text: String,
@@ -29,16 +29,16 @@ pub struct Pattern {
 }
 
 impl Pattern {
-    /// A pattern that matches whole names.
+    /// Creates a pattern that must match a whole name.
     ///
-    /// Errors with a sentence when `text` is no regular expression.
+    /// Errors with a sentence if `text` is not a regular expression.
     pub fn new(text: &str) -> Result<Pattern, String> {
         Pattern::of(text, &format!(r"\A(?:{text})\z"))
     }
 
-    /// A pattern that matches names which are `text`, or end in a dot and `text`, as the keys of `rank_pattern` do.
+    /// Creates a pattern that must match a whole name, or the part of a name after a dot. The keys of `rank_pattern` are such patterns.
     ///
-    /// Errors as [`Pattern::new`].
+    /// Errors like [`Pattern::new`].
     fn of_ending(text: &str) -> Result<Pattern, String> {
         Pattern::of(text, &format!(r"\A(?:.*\.)?(?:{text})\z"))
     }
@@ -48,12 +48,12 @@ impl Pattern {
         Ok(Pattern { text: text.into(), regex })
     }
 
-    /// The expression.
+    /// Returns the text of the expression.
     pub fn text(&self) -> &str {
         &self.text
     }
 
-    /// Whether `name` matches. A match that takes too many steps is none, which [`Targets::check`] refuses.
+    /// Returns whether `name` matches. If matching takes too many steps, returns false. [`Targets::check`] reports such patterns.
     fn matches(&self, name: &str) -> bool {
         self.regex.is_match(name).unwrap_or(false)
     }
@@ -69,7 +69,7 @@ impl Targets {
     /// No linear.
     pub const NONE: Targets = Targets::Names(Vec::new());
 
-    /// Whether the linear called `linear` is one of them.
+    /// Returns whether the targets contain the linear called `linear`.
     pub fn names(&self, linear: &str) -> bool {
         match self {
             Targets::AllLinear => true,
@@ -78,7 +78,7 @@ impl Targets {
         }
     }
 
-    /// A sentence when a target is none of the linears of a model, or a pattern cannot be matched.
+    /// Returns a sentence if a target is not a linear of the model, or if a pattern cannot be matched.
     pub(super) fn problem(&self, linears: &[&String]) -> Option<String> {
         match self {
             Targets::AllLinear => None,
@@ -100,23 +100,23 @@ impl Targets {
     }
 }
 
-/// What PEFT's settings say of single linears and layers beside `target_modules`.
+/// PEFT's settings for single linears and layers, in addition to `target_modules`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Exceptions {
     /// The linears among the targets that have no adapters: `exclude_modules`.
     pub exclude: Targets,
-    /// The layers whose linears have adapters, if the targets are names; empty for all: `layers_to_transform`.
+    /// The layers whose linears have adapters, if the targets are names: `layers_to_transform`. Empty means all layers.
     pub layers: Vec<usize>,
-    /// The names before the numbers of layers; empty for any: `layers_pattern`.
+    /// The names that precede the numbers of layers: `layers_pattern`. Empty means any name.
     pub layers_pattern: Vec<String>,
-    /// Ranks of linears, by patterns of the ends of their names: `rank_pattern`.
+    /// The ranks of linears, by patterns of the ends of their names: `rank_pattern`.
     pub ranks: BTreeMap<String, usize>,
-    /// `alpha` of linears, by such patterns: `alpha_pattern`.
+    /// The values of `alpha` of linears, by patterns of the ends of their names: `alpha_pattern`.
     pub alphas: BTreeMap<String, f64>,
 }
 
 impl Default for Exceptions {
-    /// None.
+    /// Returns no exceptions.
     fn default() -> Exceptions {
         Exceptions {
             exclude: Targets::NONE,
@@ -129,12 +129,12 @@ impl Default for Exceptions {
 }
 
 impl Exceptions {
-    /// Whether `linear` is in one of the layers.
+    /// Returns whether `linear` is in one of the layers.
     pub(super) fn has_layer(&self, linear: &str) -> bool {
         self.layers.is_empty() || self.layer_of(linear).is_some_and(|layer| self.layers.contains(&layer))
     }
 
-    /// The first number in a name that follows two names, or one of `layers_pattern` if there are any.
+    /// Returns the first number in a name that follows two names. If `layers_pattern` is set, the number must follow one of its patterns.
     fn layer_of(&self, linear: &str) -> Option<usize> {
         let any = [r".*?\.[^.]*".to_string()];
         let before: Vec<String> = self.layers_pattern.iter().map(|text| format!(r"(?:.*?\.)?(?:{text})")).collect();
@@ -145,13 +145,14 @@ impl Exceptions {
         })
     }
 
-    /// The value of the pattern that `linear` matches.
+    /// Returns the value of the pattern that `linear` matches.
     pub(super) fn of<T: Copy>(patterns: &BTreeMap<String, T>, linear: &str) -> Option<T> {
         let matches = |text: &str| Pattern::of_ending(text).is_ok_and(|pattern| pattern.matches(linear));
         patterns.iter().find(|(text, _)| matches(text)).map(|(_, value)| *value)
     }
 
-    /// A sentence when a pattern is none, or two of them match a linear and differ: PEFT takes the first of the file.
+    /// Returns a sentence if a pattern is invalid, or if a linear matches two patterns with different values. PEFT would take the first pattern of
+    /// the file.
     pub(super) fn problem(&self, linears: &[&String]) -> Option<String> {
         let ranks = self.ranks.iter().map(|(text, rank)| (text.clone(), *rank as f64)).collect();
         for (key, patterns) in [("rank_pattern", &ranks), ("alpha_pattern", &self.alphas)] {
@@ -186,12 +187,12 @@ fn names_it(target: &str, linear: &str) -> bool {
     linear.strip_suffix(target).is_some_and(|before| before.is_empty() || before.ends_with('.'))
 }
 
-/// The part of a name after its last dot.
+/// Returns the part of a name after its last dot.
 pub fn last_name(linear: &str) -> &str {
     linear.rsplit('.').next().unwrap_or(linear)
 }
 
-/// The last parts of the names of `linears`, as an error lists them.
+/// Returns the last parts of the names of `linears`, for an error.
 pub(super) fn last_names<'a>(linears: impl Iterator<Item = &'a String>) -> String {
     let known: BTreeSet<&str> = linears.map(|linear| last_name(linear)).collect();
     known.into_iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ")
@@ -237,7 +238,7 @@ impl<'de> Deserialize<'de> for Targets {
     }
 }
 
-/// The error of targets that a model does not have; `known` lists its linears.
+/// Returns the error about targets that a model does not have. `known` lists the linears of the model.
 pub(super) fn error(problem: &str, known: &str) -> Error {
     Error::Config(format!(
         "`target_modules`: {problem}, which are {known}; name some of them, or write \"{ALL_LINEAR}\""

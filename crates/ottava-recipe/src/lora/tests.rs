@@ -6,7 +6,7 @@ fn linears() -> Vec<String> {
     (0..12).flat_map(|layer| modules.map(|module| format!("model.layers.{layer}.{module}"))).collect()
 }
 
-/// The linears with adapters, without `model.layers.`.
+/// Returns the linears with adapters, without the prefix `model.layers.`.
 fn of(lora: &Lora) -> Vec<String> {
     let linears = linears();
     lora.check(linears.iter()).unwrap();
@@ -55,7 +55,7 @@ fn excluded_linears_and_layers_have_no_adapters() {
     };
     assert_eq!(of(&with(names(&["v_proj"]), layers(&[1, 10], &[]))), ["1.self_attn.v_proj", "10.self_attn.v_proj"]);
     assert_eq!(of(&with(names(&["v_proj"]), layers(&[1], &["blocks", "layers"]))), ["1.self_attn.v_proj"]);
-    // A whole name is of one layer, whatever the list says.
+    // A whole name identifies one layer, so the list of layers does not apply.
     let whole = names(&["v_proj", "model.layers.7.self_attn.q_proj"]);
     assert_eq!(of(&with(whole, layers(&[1], &[]))), ["1.self_attn.v_proj", "7.self_attn.q_proj"]);
     for exceptions in [layers(&[1], &["blocks"]), layers(&[99], &[]), exclude(names(&["v_proj"]))] {

@@ -1,4 +1,4 @@
-//! The context in which layers are built and record themselves.
+//! The builder of layers, with which layers also record themselves.
 
 use super::description::Description;
 use super::id::{ParamId, UnitId};
@@ -15,7 +15,7 @@ use ottava_tensor::{Device, Granularity, Tensor};
 use std::ops::Range;
 use std::rc::Rc;
 
-/// Initial values of a parameter without a model folder.
+/// The initial values of a parameter without a model folder.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Init {
     /// Normal with mean 0 and this standard deviation.
@@ -26,43 +26,43 @@ pub enum Init {
     Ones,
     /// Uniform between this bound and its negative.
     Uniform(f32),
-    /// For the magnitudes of an adapter, the norms of the rows of the weight beside it.
+    /// The norms of the rows of the adapter's linear weight, for the magnitudes of an adapter.
     RowNorms {
-        /// Columns of the weight.
+        /// The number of columns of the weight.
         columns: usize,
-        /// How a folder stores it.
+        /// The layout of the weight in a folder.
         layout: FolderLayout,
-        /// Standard deviation of its initial values.
+        /// The standard deviation of the weight's initial values.
         std: f32,
     },
 }
 
-/// What a source has of a weight as codes whose scales have a granularity that was asked for.
+/// The FP8 codes that a source has of a weight, for a requested granularity of scales.
 pub enum FolderCodes {
     /// The weight is not in FP8.
     None,
-    /// Its scales have another granularity, or it is stored in another layout.
+    /// The scales have another granularity, or the weight is stored in another layout.
     Other,
-    /// Codes of the whole tensor, and their inverse scales, row by row.
+    /// The codes of the whole tensor, and their inverse scales, row by row.
     Codes {
         /// E4M3 `[R, C]`, finite, on any device.
         codes: Tensor,
-        /// One for the tensor, for each row, or for each 128x128 block.
+        /// One inverse scale for the tensor, for each row, or for each 128x128 block.
         scale_inv: Vec<f32>,
     },
 }
 
-/// A source of weights; each process reads the elements that it stores.
+/// A source of weights. Each process reads the elements that it stores.
 pub trait WeightSource {
-    /// The values of `elements` of the flat `tensor`, `[n]` in F32, F16 or BF16, on any device; a source of random weights follows `init`.
+    /// Returns the values of `elements` of the flat `tensor`, `[n]` in F32, F16 or BF16, on any device. A source of random weights follows `init`.
     fn read(&mut self, tensor: &FolderTensor, elements: Range<usize>, init: Init) -> Result<Tensor>;
 
-    /// The codes of the whole `tensor` in FP8, if the source has it so with scales of this `granularity`.
+    /// Returns the FP8 codes of the whole `tensor`, if the source has them with scales of this `granularity`.
     fn codes(&mut self, _tensor: &FolderTensor, _granularity: Granularity) -> Result<FolderCodes> {
         Ok(FolderCodes::None)
     }
 
-    /// Errors if a source of fixed tensors lacks `tensor`, which another process reads.
+    /// Errors if a source of fixed tensors lacks `tensor`. Another process reads the tensor.
     fn expect(&mut self, _tensor: &FolderTensor) -> Result<()> {
         Ok(())
     }
@@ -80,26 +80,26 @@ pub enum Purpose {
 /// The memory policy of training: what is stored, in which format and where.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemoryPolicy {
-    /// Formats of master weights, gradients and moments.
+    /// The formats of master weights, gradients and moments.
     pub formats: Formats,
     /// Whether FP8 codes of weights are stored between updates. Otherwise each product casts the weight that it reads.
     pub weight_codes: bool,
     /// Whether frozen weights are stored in the compute type in addition to codes, for steps in high precision.
     pub frozen_values: bool,
-    /// Which activations backward recomputes.
+    /// The activations that backward recomputes.
     pub recompute: Recompute,
-    /// Format of saved inputs of norms and SwiGLU.
+    /// The format of saved inputs of norms and SwiGLU.
     pub saved_activations: SavedActivations,
-    /// Share of the blocks whose moments and master weights are offloaded.
+    /// The share of the blocks whose moments and master weights are offloaded.
     pub offload_optimizer: Share,
-    /// Share of the blocks whose weights are offloaded.
+    /// The share of the blocks whose weights are offloaded.
     pub offload_parameters: Share,
-    /// Whether the inputs of blocks are offloaded; for [`Recompute::Full`].
+    /// Whether the inputs of blocks are offloaded, with [`Recompute::Full`].
     pub offload_residuals: bool,
 }
 
 impl MemoryPolicy {
-    /// Everything stored on the device, in F32.
+    /// The policy that stores everything on the device, in F32.
     pub const FULL: MemoryPolicy = MemoryPolicy {
         formats: Storage::Float32.formats(),
         weight_codes: true,
@@ -113,68 +113,68 @@ impl MemoryPolicy {
 }
 
 impl Purpose {
-    /// Whether backward will run.
+    /// Returns whether backward will run.
     pub fn trains(self) -> bool {
         self != Purpose::Infer
     }
 }
 
-/// The context in which layers are built.
+/// The builder with which layers are built.
 pub struct Builder<'a> {
     /// The device of all tensors.
     pub device: &'a Device,
     /// The precision of the run.
     pub recipe: &'a Recipe,
-    /// Training or inference.
+    /// The purpose of the model: training or inference.
     pub purpose: Purpose,
     /// The ranks that divide the tensors, sequences and experts of layers.
     ranks: Rc<dyn LayerRanks>,
-    /// The casts of the layers built so far.
+    /// The casts of the layers that have been built.
     pub slots: Slots,
-    /// The description of the layers built so far.
+    /// The description of the layers that have been built.
     pub description: Description,
-    /// The biases that follow the loads of routers, by the router's name.
+    /// The biases of routers that balance the loads of experts, by the name of the router.
     pub router_biases: Vec<(String, ParamId)>,
     /// The index of the current block, and the number of blocks.
     pub block: Option<(usize, usize)>,
-    /// Adapters of the linears; if set, all other parameters are frozen.
+    /// The adapters of the linears. If set, all other parameters are frozen.
     pub lora: Option<&'a Lora>,
     /// The id of the next parameter.
     next: ParamId,
 }
 
 impl<'a> Builder<'a> {
-    /// A builder without layers.
+    /// Creates a builder without layers.
     pub fn new(device: &'a Device, recipe: &'a Recipe, purpose: Purpose) -> Builder<'a> {
         let (slots, description, next) = (Slots::default(), Description::default(), ParamId::default());
         let (ranks, router_biases) = (Rc::new(Undivided), Vec::new());
         Builder { device, recipe, purpose, ranks, slots, description, router_biases, block: None, lora: None, next }
     }
 
-    /// For layers whose tensors `ranks` divide.
+    /// Sets the `ranks` that divide the tensors of layers.
     pub fn divided(self, ranks: Rc<dyn LayerRanks>) -> Builder<'a> {
         Builder { ranks, ..self }
     }
 
-    /// This rank's place among the ranks that divide the tensors of layers.
+    /// Returns this rank's place among the ranks that divide the tensors of layers.
     pub fn place(&self) -> ShardPlace {
         self.place_on(Axis::Tensor)
     }
 
-    /// This rank's place among the ranks of an axis that divides tensors, sequences or experts.
+    /// Returns this rank's place among the ranks of an axis that divides tensors, sequences or experts.
     pub fn place_on(&self, axis: Axis) -> ShardPlace {
         self.ranks.place(axis)
     }
 
-    /// The part of `tensor` that this rank holds if ranks divide it by `split`.
+    /// Returns the part of `tensor` that this rank holds if ranks divide it by `split`.
     pub fn shard(&self, tensor: FolderTensor, split: Split) -> Result<Shard> {
         let uneven = || self.uneven(&tensor);
         Shard::new(tensor.clone(), split, self.place()).ok_or_else(uneven)
     }
 
-    /// The parts of `tensor` that this rank holds if ranks divide each of the `parts` of its rows by `split`: a tensor that a family fuses,
-    /// for example queries, keys and values. One shard if nothing is divided, or without parts. Of each part, as many neighbouring ranks as
-    /// `replicas` says hold the same rows; 1 if it does not say.
+    /// Returns the parts of `tensor` that this rank holds if ranks divide each of the `parts` of its rows by `split`. A family may fuse several parts
+    /// in one tensor, for example queries, keys and values. Returns one shard if nothing is divided or `parts` is empty. `replicas` holds, for each
+    /// part, how many neighbouring ranks hold the same rows; a missing number means 1.
     pub fn shards(
         &self,
         tensor: FolderTensor,
@@ -203,7 +203,7 @@ impl<'a> Builder<'a> {
         ))
     }
 
-    /// Ends the unit that the parameters built since the last call belong to, if there are any.
+    /// Ends the current unit, if parameters have been built for it.
     pub fn end_unit(&mut self) {
         if self.next.index > 0 {
             self.next = ParamId { unit: UnitId(self.next.unit.0 + 1), index: 0 };

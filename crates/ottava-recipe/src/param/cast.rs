@@ -16,43 +16,43 @@ use ottava_tensor::{DType, Granularity, QuantizedTensor, Tensor};
 
 /// The cast of a weight.
 pub struct WeightCast {
-    /// The slot of its scale and statistics.
+    /// The slot of the cast's scale and statistics.
     pub(super) slot: Slot,
-    /// How the weight is cast.
+    /// The cast of the weight.
     pub(super) cast: Cast,
     /// The copies that products read.
     pub(super) copies: CodeCopies,
     /// The codes, if they are stored between products.
     pub(super) codes: Option<QuantizedTensor>,
-    /// Whether codes are stored; otherwise each product casts the weight.
+    /// Whether codes are stored. Otherwise each product casts the weight.
     pub(super) stores_codes: bool,
-    /// Whether ranks that divide the weight may store codes, also of an offloaded weight.
+    /// Whether ranks that divide the weight may store codes, even of an offloaded weight.
     pub(super) ranks_store_codes: bool,
-    /// Whether the weight is frozen, so that it is cast once and its codes are stored in the layout of fprop alone, if the codes of dgrad are the
-    /// same codes transposed.
+    /// Whether the weight is frozen. A frozen weight is cast once. If dgrad reads the same codes transposed, codes are stored only in the layout of
+    /// fprop.
     pub(super) is_frozen: bool,
     /// Whether the codes replace a frozen weight.
     pub(super) replaces_value: bool,
-    /// Whether the codes of a frozen weight are the codes of the folder, if the folder has codes.
+    /// Whether a frozen weight uses the codes of the folder, if the folder has codes.
     pub(super) folder: Option<FolderUse>,
     /// The scale of a cast by the weight's own amax.
     pub(super) frozen: FrozenScale,
-    /// F32 `[1]`: the amax of a slice, from the update that has measured it until ranks compute their maximum.
+    /// The amax of a slice, F32 `[1]`. It is set by the update that measures it, until ranks compute their maximum.
     pub(super) amax: Option<Tensor>,
 }
 
-/// How an update casts new weights, from [`Param::begin_update`](super::Param::begin_update) to
-/// [`Param::finish_update`](super::Param::finish_update). The default does not cast them.
+/// The casts of new weights in an update, from [`Param::begin_update`](super::Param::begin_update) to
+/// [`Param::finish_update`](super::Param::finish_update). The default casts nothing.
 #[derive(Default)]
 pub struct UpdateCast {
     /// The cast to stored codes.
     to_codes: Option<NextCast>,
-    /// F32 `[1]`: the amax of the new weights, for a cast after the update.
+    /// The amax of the new weights, F32 `[1]`, for a cast after the update.
     amax: Option<Tensor>,
 }
 
 impl WeightCast {
-    /// A `cast` in `slot` to `copies` that stores no codes.
+    /// Creates a `cast` in `slot` to `copies`, which stores no codes.
     pub(super) fn new(slot: Slot, cast: Cast, copies: CodeCopies) -> WeightCast {
         let (codes, folder, frozen, amax) = (None, None, FrozenScale::default(), None);
         let [stores_codes, ranks_store_codes, is_frozen, replaces_value] = [false; 4];
@@ -71,27 +71,27 @@ impl WeightCast {
         }
     }
 
-    /// The number of its slot.
+    /// Returns the index of the slot.
     pub fn slot(&self) -> usize {
         self.slot.index()
     }
 
-    /// The format of the codes.
+    /// Returns the format of the codes.
     pub fn format(&self, casts: &Casts) -> DType {
         casts.scales.format(self.slot)
     }
 
-    /// Whether each block of 128x128 has a scale.
+    /// Returns whether each block of 128x128 has a scale.
     pub fn has_block_scales(&self) -> bool {
         self.cast.granularity == Granularity::Blocks128x128
     }
 
-    /// Whether the codes of a frozen weight are the codes of the folder that it was loaded from; `None` if that folder has no codes.
+    /// Returns whether a frozen weight uses the codes of the folder from which it was loaded, or `None` if the folder has no codes.
     pub fn folder_use(&self) -> Option<FolderUse> {
         self.folder
     }
 
-    /// Whether dgrad of a weight of this shape reads the codes of fprop, transposed.
+    /// Returns whether dgrad transposes the stored codes of fprop, for a weight of this shape.
     fn is_transposed_later(&self, shape: &[usize]) -> bool {
         let shares_codes = match shape {
             [rows, columns] => self.cast.granularity.shares_codes(*rows, *columns),
@@ -100,7 +100,7 @@ impl WeightCast {
         self.is_frozen && self.copies == CodeCopies::Both && shares_codes
     }
 
-    /// Takes the codes of a frozen weight from `source`, if it has them as the cast makes them. Returns whether the values are needed.
+    /// Takes the codes of a frozen weight from `source`, if they match the cast. Returns whether the values are needed too.
     pub(super) fn read_codes(
         &mut self,
         weights: &Weights,
@@ -115,7 +115,7 @@ impl WeightCast {
         Ok(self.codes.is_none() || !self.replaces_value || !shares_codes)
     }
 
-    /// Adds to the codes of a folder the copy for dgrad, if that has other codes.
+    /// Adds the copy for dgrad to the codes of a folder, if dgrad needs other codes than fprop.
     fn complete(&mut self, weights: &mut Weights, casts: &mut Casts) -> Result<()> {
         let is_complete = self.copies != CodeCopies::Both || self.is_transposed_later(weights.shape());
         if let Some(codes) = self.codes.as_mut().filter(|codes| codes.transposed.is_none() && !is_complete) {
@@ -132,7 +132,7 @@ impl WeightCast {
         Ok(())
     }
 
-    /// Casts `weights` for the next step, unless they are frozen and cast already.
+    /// Casts `weights` for the next step. Frozen weights are cast only once.
     pub(super) fn quantize(&mut self, weights: &mut Weights, casts: &mut Casts) -> Result<()> {
         if self.is_frozen && self.codes.is_some() {
             return self.complete(weights, casts);
@@ -158,9 +158,9 @@ impl WeightCast {
         Ok(())
     }
 
-    /// Replaces the scale of the codes by one equal scale per row, for products whose other operand has a scale per row. No code changes.
+    /// Replaces the scale of the codes by equal scales per row, for products whose other operand has scales per row. The codes do not change.
     pub(super) fn repeat_scale(&mut self) -> Result<()> {
-        // Casts in each product have scales per row of their own.
+        // Weights that each product casts compute scales per row in these casts.
         self.frozen = FrozenScale::default();
         if let Some(codes) = self.codes.as_mut().filter(|codes| codes.granularity == Granularity::PerTensor) {
             let scale_inv = codes.scale_inv.to_vec::<f32>()?[0];
@@ -178,17 +178,17 @@ impl WeightCast {
         let amax = match next {
             NextCast::Measured => casts.amax_for(self.slot)?,
             NextCast::Known(_) | NextCast::Blocks(_) | NextCast::Later => {
-                // The weight is no longer cast by its own scale.
+                // The weight is no longer cast by a scale of its own.
                 self.frozen = FrozenScale::default();
                 None
             }
         };
-        // The codes of a slice are here only if the update can write them.
+        // A slice has codes here only if the update can write them.
         let has_codes = self.stores_codes || self.codes.is_some();
         Ok(UpdateCast { to_codes: Some(next).filter(|_| has_codes), amax })
     }
 
-    /// What the update itself writes: the codes, or the amax for a cast after it.
+    /// Returns the destination that the update itself writes: the codes, or the amax for a cast after the update.
     pub(super) fn in_update<'a>(&'a mut self, update: &'a mut UpdateCast) -> Option<ops::WeightCast<'a>> {
         let scale = match &update.to_codes {
             Some(NextCast::Known(scale)) => Some(CastScale::Given(scale)),
@@ -204,7 +204,7 @@ impl WeightCast {
         }
     }
 
-    /// Casts updated weights whose scales depend on them.
+    /// Casts updated weights, if their scales depend on the new weights.
     pub(super) fn finish_update(&mut self, update: UpdateCast, weights: &Weights, casts: &mut Casts) -> Result<()> {
         if let Some(amax) = update.amax {
             self.frozen.replace(casts.own_scale(self.slot, amax)?)?;
@@ -217,7 +217,7 @@ impl WeightCast {
         }
     }
 
-    /// The copy of stored `codes` that dgrad reads, transposed now if only the copy of fprop is stored.
+    /// Returns the codes for dgrad. If only the copy for fprop is stored, the codes are transposed now.
     pub(super) fn for_backward(codes: &QuantizedTensor) -> Result<QuantizedTensor> {
         match codes.transposed {
             Some(_) => Ok(codes.clone()),
@@ -230,7 +230,7 @@ impl WeightCast {
         casts.quantize(self.slot, &self.frozen, values, CodeCopies::Rows)
     }
 
-    /// New codes of `values` for dgrad.
+    /// Casts `values` for dgrad, without measuring.
     pub(super) fn cast_for_backward(&self, values: Values, casts: &mut Casts) -> Result<QuantizedTensor> {
         casts.requantize(self.slot, &self.frozen, values, CodeCopies::Columns)
     }

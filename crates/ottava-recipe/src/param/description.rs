@@ -1,4 +1,4 @@
-//! The layers of a model, recorded while it is built: the only source of plans, benchmarks and warnings.
+//! The description of a model's layers, recorded while it is built. Plans, benchmarks and warnings read only this description.
 
 use crate::lora::Lora;
 use crate::scaling::AmaxGroup;
@@ -12,43 +12,44 @@ use std::collections::BTreeMap;
 pub struct Description {
     /// The linears of the blocks, in the order in which they were built.
     pub linears: Vec<(LinearSite, Decision)>,
-    /// The output head: a product too, but never cast.
+    /// The output head. It is a product too, but is never cast.
     pub head: Option<LinearSite>,
-    /// Names of weights that `high_precision_layers` may match although no recipe casts them.
+    /// The names of weights that `high_precision_layers` may match although no recipe casts them.
     pub fixed: Vec<String>,
     /// A sentence for each key of `config.json` that is ignored.
     pub ignored: Vec<String>,
-    /// Trained values.
+    /// The number of trained values.
     pub parameters: usize,
-    /// Frozen values.
+    /// The number of frozen values.
     pub frozen: usize,
-    /// What each attention layer computes, in the order of forward.
+    /// The spec of each attention layer, in the order of forward.
     pub attention: Vec<AttentionSpec>,
     /// The name of each cast, and the ranks that share its scale.
     pub casts: Vec<(String, AmaxGroup)>,
 }
 
-/// Floating-point operations per second of whole steps of Llama-2-7B, in FP8 and in BF16, on one H200: assumed for other models.
+/// The floating-point operations per second of whole steps of Llama-2-7B, in FP8 and in BF16, on one H200. They are assumed for other models too.
 pub const STEP_RATES: [f64; 2] = [880e12, 580e12];
 
-/// What the layers of a model cost, in seconds per token of a training step.
+/// The costs of a model's layers, in seconds per token of a training step.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LayerCosts {
-    /// Each block.
+    /// The costs of each block.
     pub blocks: Vec<f64>,
-    /// The head. The embedding has no products.
+    /// The cost of the head. The embedding has no products.
     pub head: f64,
 }
 
-/// Twice the average number of keys that a token sees.
+/// Returns twice the average number of keys that a token sees.
 fn keys(window: Option<usize>, seq_len: usize) -> usize {
     let window = window.unwrap_or(seq_len).min(seq_len);
     2 * window - window * window / seq_len.max(1)
 }
 
 impl Description {
-    /// Floating-point operations of forward and backward per token, at sequences of `seq_len`: six per weight of a product (four per frozen
-    /// weight, which has no gradient), and causal attention within its window; recomputation and norms are not counted.
+    /// Returns the floating-point operations of forward and backward per token, for sequences of `seq_len`. Each weight of a product counts six
+    /// operations, or four if it is frozen, since it has no gradient. Causal attention counts within its window. Recomputation and norms are not
+    /// counted.
     pub fn flops_per_token(&self, seq_len: usize) -> f64 {
         let sites = self.linears.iter().map(|(site, _)| site).chain(&self.head);
         let products: usize = sites.map(|site| site.outputs * site.inputs * site.matrices()[1]).sum();
@@ -60,7 +61,7 @@ impl Description {
         products + 6.0 * attention as f64
     }
 
-    /// The costs of each block and of the head for sequences of `seq_len`, at [`STEP_RATES`]. If blocks are recomputed, they run forward twice.
+    /// Returns the costs of each block and of the head for sequences of `seq_len`, at [`STEP_RATES`]. Recomputed blocks run forward twice.
     pub fn layer_costs(&self, seq_len: usize, recomputes_blocks: bool) -> LayerCosts {
         let seconds = |operations: usize, is_fp8: bool| 6.0 * operations as f64 / STEP_RATES[usize::from(!is_fp8)];
         let attention = |spec: &AttentionSpec| seconds(spec.query_width() * keys(spec.window, seq_len), false);
@@ -78,25 +79,25 @@ impl Description {
         LayerCosts { blocks, head }
     }
 
-    /// The linears of the first block.
+    /// Returns the linears of the first block.
     pub fn block_linears(&self) -> impl Iterator<Item = &LinearSite> {
         self.linears.iter().map(|(site, _)| site).filter(|site| site.block.is_some_and(|(block, _)| block == 0))
     }
 
-    /// The name of the linear that owns the cast of the input of the linear at `site`: itself or, in a block whose `parallel` sublayers
-    /// read one norm, the linear of the first sublayer.
+    /// Returns the name of the linear that owns the input cast of the linear at `site`. If the block has `parallel` sublayers that read one norm,
+    /// this is the linear of the first sublayer. Otherwise it is the linear itself.
     pub fn input_owner<'a>(&'a self, site: &'a LinearSite, parallel: bool) -> &'a str {
         let reads_norm = site.parts.len() > 1;
         let first = self.linears.iter().map(|(first, _)| first).find(|first| first.block == site.block);
         first.filter(|_| parallel && reads_norm).map_or(&site.name, |first| &first.name)
     }
 
-    /// The names of the linears that may have adapters, as a folder has them: all but the linears of experts.
+    /// Returns the names of the linears that may have adapters, as in a folder. These are all linears except the linears of experts.
     pub fn adaptable(&self) -> impl Iterator<Item = &String> {
         self.linears.iter().filter(|(site, _)| site.experts.is_none()).flat_map(|(site, _)| &site.parts)
     }
 
-    /// A sentence for each reason for which `recipe`, if it casts to FP8, leaves linears in high precision.
+    /// Returns a sentence for each reason for which `recipe` leaves linears in high precision, if the recipe casts to FP8.
     pub fn exceptions(&self, recipe: &Recipe) -> Vec<String> {
         let mut reasons: BTreeMap<&str, usize> = BTreeMap::new();
         let decisions = self.linears.iter().map(|(_, decision)| decision);
@@ -109,7 +110,8 @@ impl Description {
         reasons.into_iter().map(sentence).collect()
     }
 
-    /// A sentence if the run that saved `casts` (names of casts) had the same settings but cast another number of linears.
+    /// Returns a sentence if this model casts another number of linears than the run that saved `casts`, the names of its casts. The settings are the
+    /// same.
     pub fn difference(&self, casts: &[String]) -> Option<String> {
         let saved = casts.iter().filter(|name| name.ends_with(".input")).count();
         let here = self.linears.iter().filter(|(_, decision)| decision.fp8.is_some()).count();

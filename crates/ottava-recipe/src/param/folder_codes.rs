@@ -1,4 +1,4 @@
-//! FP8 codes of frozen weights that come from a model folder, instead of a cast of the values of these codes.
+//! FP8 codes of frozen weights that are taken from a model folder, instead of a new cast of their dequantized values.
 
 use super::builder::{FolderCodes, WeightSource};
 use super::shard::Shard;
@@ -6,19 +6,19 @@ use crate::Cast;
 use ottava_common::error::{Error, Result};
 use ottava_tensor::{DType, Device, Granularity, QuantizedTensor, Tensor};
 
-/// Whether the codes of a frozen weight are the codes of the folder.
+/// Whether a frozen weight uses the codes of the folder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FolderUse {
-    /// They are.
+    /// The weight uses the folder's codes.
     Kept,
-    /// The folder has codes, but its scales are not the scales of the cast, so the values are cast again.
+    /// The folder has codes, but their scales do not match the cast, so the dequantized values are cast again.
     Recast,
 }
 
-/// The codes of the stacked `shards` from `source`, if it has them with scales of `cast`; the copy of dgrad only in the form of its scales, if it
-/// has the same codes. `None` if the source has no codes of them.
+/// Returns the codes of the stacked `shards` from `source`, if the source has them with the scales of `cast`. If dgrad has the same codes, only the
+/// scales of its copy are added. Returns `None` if the source has no codes of the shards.
 ///
-/// Errors for scales that are not finite.
+/// Errors if a scale is not finite.
 pub(super) fn read(
     shards: &[Shard],
     cast: &Cast,
@@ -36,7 +36,7 @@ pub(super) fn read(
                 if !scale_inv.iter().all(|scale| scale.is_finite()) {
                     return Err(Error::Model(format!("tensor `{name}` has scales that are not finite")));
                 }
-                // Blocks begin with the tensor, and the blocks of a stack begin with the stack.
+                // Blocks are counted from the beginning of a tensor, so each tensor of a stack must begin at a block of the stack.
                 fits = granularity != Granularity::Blocks128x128 || rows % 128 == 0;
                 rows += shard.shape()[0];
                 all_codes.push(if codes.device().same(device) { codes } else { codes.to_device(device)? });
@@ -82,7 +82,7 @@ pub(super) fn read(
     Ok(Some((FolderUse::Kept, Some(codes))))
 }
 
-/// The codes of shards in one tensor of this shape.
+/// Joins the codes of the shards into one tensor of this shape.
 fn stack(mut codes: Vec<Tensor>, device: &Device, shape: [usize; 2]) -> Result<Tensor> {
     if codes.len() == 1 {
         return Ok(codes.remove(0));

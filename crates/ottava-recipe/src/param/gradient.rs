@@ -9,26 +9,26 @@ use ottava_tensor::ops::{
 };
 use ottava_tensor::{DType, Device, ScaledTensor, Tensor};
 
-/// A product `a · bᵀ` that is a gradient, or a term of one.
+/// A product `a · bᵀ` that is a gradient, or that is added to a gradient.
 #[derive(Clone, Copy, Debug)]
 pub struct WgradProduct<'a> {
     /// The gradient by the output, contracted over its rows.
     pub a: Operand<'a>,
     /// The input, contracted over its rows.
     pub b: Operand<'a>,
-    /// How it is accumulated.
+    /// The accumulation of the product.
     pub accumulation: Accumulation,
-    /// The rows of each of the matrices that the parameter stacks; `None` if it is one matrix.
+    /// The rows of each matrix, if the parameter stacks several matrices. `None` for one matrix.
     pub groups: Option<&'a Groups>,
 }
 
 impl<'a> WgradProduct<'a> {
-    /// The product of one matrix, in the most precise accumulation.
+    /// Creates the product of one matrix, with exact accumulation.
     pub fn exact(a: Operand<'a>, b: Operand<'a>) -> WgradProduct<'a> {
         WgradProduct { a, b, accumulation: Accumulation::Exact, groups: None }
     }
 
-    /// Overwrites `into`.
+    /// Writes the product to `into`.
     fn write(self, into: &mut Tensor) -> Result<()> {
         let WgradProduct { a, b, accumulation, groups } = self;
         match groups {
@@ -38,7 +38,7 @@ impl<'a> WgradProduct<'a> {
         Ok(())
     }
 
-    /// Adds to `into`.
+    /// Adds the product to `into`.
     fn add(self, into: &mut Tensor) -> Result<()> {
         let WgradProduct { a, b, accumulation, groups } = self;
         match groups {
@@ -52,26 +52,26 @@ impl<'a> WgradProduct<'a> {
 /// The gradient of a parameter, to which backward adds. It takes no memory between the update and the first backward of a step.
 pub struct Gradient {
     device: Device,
-    /// The shape of the whole parameter; after a reduction, `sum` may be the gradient of a slice.
+    /// The shape of the whole parameter. After a reduction, `sum` may be the gradient of a slice.
     shape: Vec<usize>,
     format: GradFormat,
     sum: Option<Grad>,
-    /// Memory for the next sum: its part of the buffer that ranks reduce.
+    /// The memory for the next sum: its part of the buffer that ranks reduce.
     place: Option<Tensor>,
 }
 
 impl Gradient {
-    /// No gradient yet, of a parameter of this shape, to be stored in `format`.
+    /// Creates an empty gradient of a parameter of this shape, to be stored in `format`.
     pub fn new(device: &Device, shape: &[usize], format: GradFormat) -> Gradient {
         Gradient { device: device.clone(), shape: shape.to_vec(), format, sum: None, place: None }
     }
 
-    /// The sum so far; `None` before the first backward of a step.
+    /// Returns the sum of the gradients that this step has added, or `None` before the first backward of a step.
     pub fn get(&self) -> Option<&Grad> {
         self.sum.as_ref()
     }
 
-    /// The sum as an optimizer reads it.
+    /// Returns the sum in the form that an optimizer reads.
     ///
     /// Panics before backward has run.
     pub fn read(&self) -> ops::Gradient<'_> {
@@ -93,7 +93,7 @@ impl Gradient {
         self.sum = Some(sum);
     }
 
-    /// The type of the gradient if it has no scale.
+    /// Returns the type of the gradient if it has no scale.
     pub fn dtype(&self) -> Option<DType> {
         match self.format {
             GradFormat::Plain(dtype) => Some(dtype),
@@ -101,22 +101,22 @@ impl Gradient {
         }
     }
 
-    /// Stores the gradient in the type in which products add to it, because ranks add their gradients before a cast.
+    /// Stores the gradient in the type in which products add to it. Ranks add their gradients in this type, before a cast.
     pub fn keep_sums(&mut self) {
         self.format = GradFormat::Plain(self.format.sums());
     }
 
-    /// The next gradient is written to `memory`, which has its shape and type.
+    /// Sets the memory for the next gradient, which must have the gradient's shape and type.
     pub fn place(&mut self, memory: Tensor) {
         self.place = Some(memory);
     }
 
-    /// Whether there is a gradient or memory for one.
+    /// Returns whether the parameter has a gradient, or memory for a gradient.
     pub fn has_memory(&self) -> bool {
         self.sum.is_some() || self.place.is_some()
     }
 
-    /// Zeros to start from.
+    /// Returns zeros for a new sum.
     pub(super) fn zeros(&mut self) -> Result<Tensor> {
         let _scope = self.device.scope(GRADIENTS);
         match self.place.take() {
@@ -128,9 +128,9 @@ impl Gradient {
         }
     }
 
-    /// The sum, or zeros, for a layer's backward to add to.
+    /// Returns the sum for a layer's backward to add to. If the step has no sum yet, returns zeros.
     ///
-    /// Panics if it is stored with a scale.
+    /// Panics if the gradient is stored with a scale.
     pub fn sum_mut(&mut self) -> Result<&mut Tensor> {
         if self.sum.is_none() {
             self.sum = Some(Grad::Plain(self.zeros()?));
@@ -141,7 +141,7 @@ impl Gradient {
         }
     }
 
-    /// Adds a product to the gradient of a matrix; the first product of a step overwrites the memory.
+    /// Adds a product to the gradient of a matrix. The first product of a step overwrites the memory.
     pub fn add_product(&mut self, product: WgradProduct) -> Result<()> {
         let _scope = self.device.scope(GRADIENTS);
         let (sum, place, format) = (self.sum.take(), self.place.take(), self.format);
@@ -157,7 +157,7 @@ impl Gradient {
         Ok(())
     }
 
-    /// Runs `add` on the sum, or on zeros, of a matrix, unscaled.
+    /// Runs `add` on the unscaled sum of a matrix, or on zeros if there is no sum.
     pub fn add(&mut self, add: impl FnOnce(&mut Tensor) -> Result<()>) -> Result<()> {
         let device = self.device.clone();
         let _scope = device.scope(GRADIENTS);
@@ -177,23 +177,23 @@ impl Gradient {
 /// The gradient of a parameter.
 #[derive(Clone, Debug)]
 pub enum Grad {
-    /// F64, F32 or BF16.
+    /// A tensor in F64, F32 or BF16.
     Plain(Tensor),
-    /// E4M3.
+    /// E4M3 codes with a scale.
     Scaled(ScaledTensor),
 }
 
-/// Storage format of a gradient.
+/// The storage format of a gradient.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GradFormat {
-    /// In this type.
+    /// A tensor in this type.
     Plain(DType),
-    /// E4M3; products accumulate in this type before the cast.
+    /// E4M3 with a scale. Products accumulate in this type before the cast.
     Scaled(DType),
 }
 
 impl GradFormat {
-    /// The format for a matrix in a model that computes in `compute`. BF16 is for models that compute in BF16.
+    /// Returns the format for a matrix in a model that computes in `compute`. BF16 gradients are only for models that compute in BF16.
     pub fn for_matrix(gradients: Gradients, compute: DType) -> GradFormat {
         match (gradients, compute) {
             (Gradients::Bfloat16, DType::BF16) => GradFormat::Plain(DType::BF16),
@@ -203,7 +203,7 @@ impl GradFormat {
         }
     }
 
-    /// The storage type.
+    /// Returns the storage type.
     pub fn dtype(self) -> DType {
         match self {
             GradFormat::Plain(dtype) => dtype,
@@ -211,7 +211,7 @@ impl GradFormat {
         }
     }
 
-    /// The type in which products accumulate.
+    /// Returns the type in which products accumulate.
     pub fn sums(self) -> DType {
         match self {
             GradFormat::Plain(dtype) | GradFormat::Scaled(dtype) => dtype,
@@ -220,7 +220,7 @@ impl GradFormat {
 }
 
 impl Grad {
-    /// The gradient as an optimizer reads it.
+    /// Returns the gradient in the form that an optimizer reads.
     pub fn read(&self) -> ops::Gradient<'_> {
         match self {
             Grad::Plain(grad) => ops::Gradient::Plain(grad),
@@ -228,7 +228,7 @@ impl Grad {
         }
     }
 
-    /// The values, in the storage type, or in F32 if they have a scale.
+    /// Returns the values in the storage type, or in F32 if the gradient has a scale.
     pub fn values(&self) -> Result<Tensor> {
         Ok(match self {
             Grad::Plain(grad) => grad.clone(),
@@ -236,7 +236,7 @@ impl Grad {
         })
     }
 
-    /// The result of `add` on the gradient so far, in the type of [`GradFormat::sums`].
+    /// Returns the result of `add` on the gradient so far, in the type of [`GradFormat::sums`].
     pub fn plus(
         grad: Option<Grad>,
         format: GradFormat,

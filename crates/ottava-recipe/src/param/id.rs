@@ -1,14 +1,14 @@
-//! The places of parameters in their model.
+//! The positions of parameters in a model.
 
-/// A unit of a model, numbered in the order of forward: the embedding, learned positions, each block, the last norm and the head.
+/// A unit of a model, numbered in the order of forward: the embedding, learned positions, each block, and the last norm with the head.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct UnitId(pub usize);
 
-/// A parameter's place in its model.
+/// The position of a parameter in its model.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ParamId {
-    /// Its unit.
+    /// The unit of the parameter.
     pub unit: UnitId,
-    /// Its number in the unit, in the order in which the unit was built.
+    /// The index in the unit, in the order in which the unit was built.
     pub index: usize,
 }

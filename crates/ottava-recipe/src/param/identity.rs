@@ -1,4 +1,4 @@
-//! The identity of a parameter: its place in the model, and the tensors of a model folder that it holds.
+//! The identity of a parameter: its position in the model, and the tensors of a model folder that it holds.
 
 use super::builder::Init;
 use super::id::ParamId;
@@ -6,17 +6,17 @@ use super::shard::{Shard, Split};
 use ottava_common::hash::name_hash;
 use std::ops::Range;
 
-/// What a parameter is, from when its layer is built: neither loading nor training changes it.
+/// The properties of a parameter that never change after its layer is built.
 pub struct Identity {
-    /// Its place in the model.
+    /// The position in the model.
     pub id: ParamId,
-    /// The parts of tensors of a model folder that it holds, stacked along the first dimension.
+    /// The parts of tensors of a model folder that the parameter holds, stacked along the first dimension.
     pub shards: Vec<Shard>,
-    /// Its initial values without a model folder.
+    /// The initial values without a model folder.
     pub init: Init,
-    /// Its place in a stack of experts that ranks divide; `None` for all other parameters.
+    /// The place in a stack of experts that ranks divide. `None` for all other parameters.
     pub(super) stack: Option<Stack>,
-    /// Whether it belongs to a block.
+    /// Whether the parameter belongs to a block.
     pub(super) in_block: bool,
 }
 
@@ -24,57 +24,56 @@ pub struct Identity {
 pub(super) struct Stack {
     /// The first tensor of the stack.
     pub first: String,
-    /// Whether this rank has it.
+    /// Whether this rank has the first tensor.
     pub is_here: bool,
 }
 
 impl Identity {
-    /// The name of the first tensor, also if another rank has it.
+    /// Returns the name of the first tensor, even if another rank has the tensor.
     pub fn name(&self) -> &str {
         self.stack.as_ref().map_or(&self.shards[0].tensor.name, |stack| &stack.first)
     }
 
-    /// The seed of stochastic rounding: a hash of the name of the first tensor of this rank, so that it does not depend on the other
+    /// Returns the seed of stochastic rounding. It is a hash of the name of this rank's first tensor, so it does not depend on the other
     /// parameters of a process.
     pub fn seed(&self) -> u64 {
         name_hash(0, &self.shards[0].tensor.name)
     }
 
-    /// Whether it is a matrix; norms and biases are vectors.
+    /// Returns whether the parameter is a matrix. Norms and biases are vectors.
     pub fn is_matrix(&self) -> bool {
         self.shards[0].tensor.shape.len() > 1
     }
 
-    /// Whether it is a matrix of a block, rather than an embedding, the head, a norm or a bias.
+    /// Returns whether the parameter is a matrix of a block. Embeddings, the head, norms and biases are not.
     pub fn is_hidden_matrix(&self) -> bool {
         self.in_block && self.is_matrix()
     }
 
-    /// Whether all ranks of the tensor axis have the same elements of it: norms, biases that are added to sums over ranks, learned
-    /// positions, projections to latents, routers and what is beside the experts that ranks divide, and the halves of adapters that are not
-    /// divided.
+    /// Returns whether all ranks of the tensor axis have the same elements. Such parameters are norms, biases that are added to sums over ranks,
+    /// learned positions, projections to latents, routers and undivided parameters of mixtures, and the halves of adapters that are not divided.
     pub fn is_whole(&self) -> bool {
         self.shards.iter().all(|shard| shard.split == Split::None)
     }
 
-    /// The ranks of the tensor axis that have the same key and value heads, or the same latents, while other ranks have other elements; 1 if
-    /// no other rank has elements of it.
+    /// Returns how many ranks of the tensor axis have the same key and value heads, or the same latents, while other ranks have other elements.
+    /// Returns 1 if no other rank has the same elements.
     pub fn replicas(&self) -> usize {
         self.shards.iter().map(|shard| shard.replica.ranks).max().unwrap_or(1)
     }
 
-    /// Whether it is of experts that ranks divide.
+    /// Returns whether the parameter belongs to experts that ranks divide.
     pub fn is_of_experts(&self) -> bool {
         self.stack.is_some()
     }
 
-    /// Whether this rank has the first element of what the ranks with other experts have together.
+    /// Returns whether this rank has the first element of the stack. It is true if ranks divide no stack of experts.
     pub fn begins_stack(&self) -> bool {
         self.stack.as_ref().is_none_or(|stack| stack.is_here)
     }
 
-    /// The elements of the shards that `are_meant`, among the elements `slice` of the flat parameter, and counted from the first of `slice`:
-    /// ascending and not adjacent.
+    /// Returns the elements of the shards that `are_meant`, within the elements `slice` of the flat parameter. The ranges are relative to the start
+    /// of `slice`, ascending and not adjacent.
     pub fn elements_of(&self, slice: Range<usize>, are_meant: impl Fn(&Shard) -> bool) -> Vec<Range<usize>> {
         let (mut end, mut found) = (0, Vec::<Range<usize>>::new());
         for shard in &self.shards {
@@ -93,7 +92,7 @@ impl Identity {
         found
     }
 
-    /// The shards that contain `elements` of the flat parameter, with the ranges of their flat tensors.
+    /// Returns the shards that contain `elements` of the flat parameter, with ranges of their flat folder tensors.
     pub(super) fn pieces(&self, elements: Range<usize>) -> Vec<(&Shard, Range<usize>)> {
         let (mut pieces, mut start) = (Vec::new(), 0);
         for shard in &self.shards {

@@ -3,22 +3,22 @@
 use super::id::ParamId;
 use ottava_tensor::{QuantizedTensor, Tensor};
 
-/// Weights on loan to a unit for one pass, by parameter: its values, its codes, or both. Parameters without an entry read their own.
+/// Weights on loan to a unit for one pass, by parameter: values, codes, or both. A parameter without an entry uses its stored weights.
 #[derive(Default)]
 pub struct Loan(Vec<(ParamId, LoanedWeight)>);
 
-/// A weight lent for one pass.
+/// A weight that is lent for one pass.
 pub enum LoanedWeight {
-    /// In the form of [`Weights::value`](super::Weights::value).
+    /// The weight in the form of [`Weights::value`](super::Weights::value).
     Value(Tensor),
-    /// A copy of [`Weights::read_from`](super::Weights::read_from).
+    /// A device copy of [`Weights::read_from`](super::Weights::read_from).
     Stored(Tensor),
-    /// The codes of its cast.
+    /// The codes of the weight's cast.
     Codes(QuantizedTensor),
 }
 
 impl Loan {
-    /// No loans: all weights are on the device.
+    /// Returns an empty loan: all weights are on the device.
     pub fn none() -> &'static Loan {
         static NONE: Loan = Loan(Vec::new());
         &NONE
@@ -34,17 +34,17 @@ impl Loan {
         self.0.extend(other.0);
     }
 
-    /// All weights, by parameter.
+    /// Returns all lent weights, by parameter.
     pub fn into_weights(self) -> Vec<(ParamId, LoanedWeight)> {
         self.0
     }
 
-    /// The values on loan to a parameter.
+    /// Returns the values on loan to a parameter.
     pub(super) fn values(&self, param: ParamId) -> Option<&LoanedWeight> {
         self.of(param).find(|weight| !matches!(weight, LoanedWeight::Codes(_)))
     }
 
-    /// The codes on loan to a parameter.
+    /// Returns the codes on loan to a parameter.
     pub(super) fn codes(&self, param: ParamId) -> Option<&QuantizedTensor> {
         self.of(param).find_map(|weight| match weight {
             LoanedWeight::Codes(codes) => Some(codes),

@@ -1,8 +1,8 @@
 //! Parameters, the builder that creates them, and the description that a model records while it is built.
 //!
 //! A `Param` consists of an `Identity` that never changes, `Weights` (master weights, and the weights that layers read), a `Gradient`, and a
-//! `WeightCast` to FP8 codes. It is whole, sliced or frozen: this process updates all its elements, a slice, or none. The `ParamId` of an `Identity`
-//! is a unit (embedding, block or head) and a number in the unit, so training looks nothing up by name.
+//! `WeightCast` to FP8 codes. A parameter is whole, sliced or frozen: this process updates all its elements, a slice, or none. The `ParamId` of an
+//! `Identity` is a unit (embedding, block or head) and an index in the unit, so training looks nothing up by name.
 //!
 //! The life of a `Param`:
 //!
@@ -23,17 +23,17 @@
 //! `Param::begin_write` returns a `SliceWrite`, which `Param::finish_write` consumes to complete the slice in the buffer that ranks gather.
 //!
 //! A weight is always `[outputs, inputs]` in memory. Transposed tensors of folders, such as each linear of GPT-2, are transposed only while a
-//! folder is read or written (`checkpoint/model.rs`); so are the experts that gpt-oss stacks in one tensor (`Stacked`, `checkpoint/stacks.rs`). Q,
-//! K and V are one parameter of three shards, gate and up one parameter of two: one product and one scale instead of several, as in inference
-//! engines. Folders are read and written by tensor, under Hugging Face's names.
+//! folder is read or written (`checkpoint/model.rs`). The experts that gpt-oss stacks in one tensor are also reordered only then (`Stacked`,
+//! `checkpoint/stacks.rs`). Q, K and V are one parameter of three shards, and gate and up are one parameter of two shards, so one product and one
+//! scale replace several, as in inference engines. Folders are read and written by tensor, under Hugging Face's names.
 //!
-//! Two cases cast a weight in each product that reads it, with `Param::codes_for_forward` and `Param::codes_for_backward`: if `memory.weight_codes`
-//! is off, or if the weight is offloaded and not divided. The third case is `layers/linear/smooth.rs`, whose weight depends on the scales of its
+//! In two cases, each product that reads a weight casts it (`Param::codes_for_forward`, `Param::codes_for_backward`): if `memory.weight_codes`
+//! is off, or if the weight is offloaded and not divided. A third case is `layers/linear/smooth.rs`, where the weight depends on the scales of the
 //! input.
 //!
 //! A frozen weight is cast once, when it is loaded (`Decoder::load_each`). Its codes replace its values if products read only codes. Codes are
 //! stored in one layout if the other layout has the same codes (`Granularity::shares_codes`); then `Param::codes_for_backward` transposes them. A
-//! `WeightSource` may have FP8 codes (`WeightSource::codes`), which a frozen weight keeps if their scales are the scales of its cast. In ZeRO stage
+//! `WeightSource` may have FP8 codes (`WeightSource::codes`). A frozen weight keeps these codes if their scales match its cast. In ZeRO stage
 //! 3, each rank stores a slice of a frozen weight (`parallel/frozen.rs`), and each pass gathers the weight.
 
 mod builder;

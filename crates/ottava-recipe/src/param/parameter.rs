@@ -1,4 +1,4 @@
-//! A parameter: weights, gradient and cast of the shards of one or several stacked tensors.
+//! A parameter: the weights, gradient and cast of the shards of one or several stacked tensors.
 
 mod divided;
 mod sliced;
@@ -22,30 +22,30 @@ use ottava_tensor::{DType, ExpandedTensor, MemoryKind, QuantizedTensor, Tensor};
 
 /// A parameter of a layer.
 pub struct Param {
-    /// Its place in the model, and the tensors of a model folder that it holds.
+    /// The position in the model, and the tensors of a model folder that the parameter holds.
     pub identity: Identity,
     /// The weights.
     pub weights: Weights,
-    /// Gradient of the loss.
+    /// The gradient of the loss.
     pub gradient: Gradient,
-    /// The cast that FP8 products read; `None` if no product reads codes.
+    /// The cast for FP8 products. `None` if no product reads codes.
     cast: Option<WeightCast>,
-    /// Storage formats of master weights and moments.
+    /// The storage formats of master weights and moments.
     pub formats: Formats,
-    /// The memory of master weights and moments.
+    /// The kind of memory that holds master weights and moments.
     pub states_memory: MemoryKind,
     /// The elements that this process updates.
     ownership: Ownership,
 }
 
 impl Param {
-    /// A parameter of stacked `shards` that are loaded later, with its gradient in F32 or F64.
+    /// Creates a parameter of stacked `shards` that are loaded later. Its gradient is in F32 or F64.
     pub fn new(build: &mut Builder, shards: Vec<Shard>, init: Init) -> Result<Param> {
         let sums = GradFormat::Plain(real_type(build.recipe.compute));
         Param::with_gradient(build, shards, init, sums, build.lora.is_some())
     }
 
-    /// The same vector, stored in the type of sums, whatever the compute type and the format of other master weights.
+    /// Returns the same vector, stored in the type of sums, regardless of the compute type and the format of other master weights.
     pub fn in_sums(self, build: &Builder) -> Param {
         let (real, mut param) = (real_type(build.recipe.compute), self);
         param.formats.masters = Masters::None;
@@ -56,7 +56,7 @@ impl Param {
         param
     }
 
-    /// A matrix whose gradient is a product, in the gradient format of the purpose.
+    /// Creates a matrix whose gradient is a product, in the gradient format of the purpose.
     pub fn matrix(build: &mut Builder, shards: Vec<Shard>, init: Init) -> Result<Param> {
         let compute = build.recipe.compute;
         let (format, offloaded) = match build.purpose {
@@ -72,7 +72,7 @@ impl Param {
         Ok(Param { ownership, ..param })
     }
 
-    /// A parameter that is trained also with adapters, which freeze other weights.
+    /// Creates a parameter that is trained even if adapters freeze other weights.
     pub fn trained(build: &mut Builder, shards: Vec<Shard>, init: Init) -> Result<Param> {
         let sums = GradFormat::Plain(real_type(build.recipe.compute));
         Param::with_gradient(build, shards, init, sums, false)
@@ -117,7 +117,7 @@ impl Param {
             && memory.offload_optimizer.covers(build.block)
         {
             states_memory = MemoryKind::Host;
-            // Without stored codes, products cast the F16 master.
+            // Without stored codes, products cast the F16 master, so it stays on the device.
             if memory.weight_codes || formats.masters != Masters::Float16 {
                 weights.offload_master();
             }
@@ -134,7 +134,7 @@ impl Param {
         Ok(Param { identity, weights, gradient, cast: None, formats, states_memory, ownership })
     }
 
-    /// The same parameter, as this rank's part of a stack of experts that begins with the tensor `first`.
+    /// Returns the same parameter as this rank's part of a stack of experts. The stack begins with the tensor `first`.
     pub fn within_stack(self, first: String) -> Param {
         let is_here = self.identity.shards[0].tensor.name == first;
         Param { identity: Identity { stack: Some(Stack { first, is_here }), ..self.identity }, ..self }
@@ -181,27 +181,27 @@ impl Param {
         }
     }
 
-    /// [`Param::load`] for a parameter that is not divided among processes.
+    /// Loads a parameter that is not divided among processes.
     pub fn load_whole(&mut self, source: &mut dyn WeightSource) -> Result<()> {
         self.load(source, &mut |_, amax| Ok(amax))
     }
 
-    /// Whether an optimizer updates it; false if it is frozen.
+    /// Returns whether an optimizer updates the parameter. Frozen parameters are not updated.
     pub fn is_trained(&self) -> bool {
         !matches!(self.ownership, Ownership::Frozen(_))
     }
 
-    /// Whether this process stores all elements, and the weights that layers read are in host memory between passes.
+    /// Returns whether this process stores all elements, and the weights that layers read are in host memory between passes.
     pub fn is_offloaded(&self) -> bool {
         matches!(self.ownership, Ownership::Whole(MemoryKind::Host) | Ownership::Frozen(Some(MemoryKind::Host)))
     }
 
-    /// The weights in the compute type, stored or lent.
+    /// Returns the weights in the compute type, stored or lent.
     pub fn read(&self, loan: &Loan) -> Result<Tensor> {
         self.values(loan)?.plain()
     }
 
-    /// The weights in the form that casts read, stored or lent.
+    /// Returns the weights in the form that casts read, stored or lent.
     fn values(&self, loan: &Loan) -> Result<Values> {
         match loan.values(self.identity.id) {
             Some(LoanedWeight::Value(value)) => Ok(value.into()),
@@ -210,7 +210,7 @@ impl Param {
         }
     }
 
-    /// Whether forward reads only stored tensors, and computes no weights or codes itself.
+    /// Returns whether forward reads only stored tensors, without computing weights or codes.
     pub fn is_stored(&self) -> bool {
         match &self.cast {
             Some(cast) => cast.codes.is_some(),
@@ -218,7 +218,8 @@ impl Param {
         }
     }
 
-    /// The gradient for an op that always computes it: [`Gradient::sum_mut`], or zeros in `unread` if the parameter is frozen.
+    /// Returns the gradient for an op that always computes a gradient. It is [`Gradient::sum_mut`] if the parameter is trained, otherwise zeros in
+    /// `unread`.
     pub fn grad_or_unread<'a>(&'a mut self, unread: &'a mut Option<Tensor>) -> Result<&'a mut Tensor> {
         match self.is_trained() {
             true => self.gradient.sum_mut(),
@@ -227,7 +228,7 @@ impl Param {
     }
 
     /// Sets the `cast` of this matrix in `slot` to the `copies` that FP8 products read, in a model built for `purpose`. Offloaded weights
-    /// that ranks do not divide store no codes, since an update would have to write back both.
+    /// that ranks do not divide store no codes, because an update would have to write back weights and codes.
     pub fn cast_in(&mut self, slot: Slot, cast: Cast, copies: CodeCopies, purpose: Purpose) {
         let (copies, ranks_store_codes, keeps_value) = match purpose {
             Purpose::Train(memory) => (copies, memory.weight_codes, memory.frozen_values),
@@ -252,12 +253,12 @@ impl Param {
         });
     }
 
-    /// The cast that FP8 products read; `None` if no product reads codes.
+    /// Returns the cast for FP8 products, or `None` if no product reads codes.
     pub fn cast(&self) -> Option<&WeightCast> {
         self.cast.as_ref()
     }
 
-    /// Casts a frozen weight, which the codes may replace, so that no two of a model are in memory before their casts. Its scale does not
+    /// Casts a frozen weight right after loading it, so that at most one weight of a model is in memory before its cast. The scale does not
     /// depend on the state of a run.
     pub fn quantize_frozen(&mut self, casts: &mut Casts) -> Result<()> {
         match &self.cast {
@@ -266,17 +267,17 @@ impl Param {
         }
     }
 
-    /// Casts the weight for the next step. Must be called whenever weights or scales have changed; a frozen weight is cast once.
+    /// Casts the weight for the next step. Call it whenever weights or scales have changed. A frozen weight is cast once.
     pub fn quantize(&mut self, casts: &mut Casts) -> Result<()> {
         self.cast.as_mut().map_or(Ok(()), |cast| cast.quantize(&mut self.weights, casts))
     }
 
-    /// Replaces the scale of the codes by one equal scale per row, for products whose other operand has a scale per row. No code changes.
+    /// Replaces the scale of the codes by equal scales per row, for products whose other operand has scales per row. The codes do not change.
     pub fn repeat_scale(&mut self) -> Result<()> {
         self.cast.as_mut().map_or(Ok(()), WeightCast::repeat_scale)
     }
 
-    /// Prepares an update that casts the new weights in its own pass where it can. [`Param::finish_update`] consumes the result.
+    /// Prepares an update, which casts the new weights in the same pass if it can. [`Param::finish_update`] consumes the result.
     pub fn begin_update(&mut self, casts: &mut Casts) -> Result<UpdateCast> {
         match &mut self.cast {
             Some(cast) => cast.begin_update(casts),
@@ -284,7 +285,7 @@ impl Param {
         }
     }
 
-    /// What an optimizer reads and writes: the weights, their fused cast, and the gradient.
+    /// Returns the data that an optimizer reads and writes: the weights, their fused cast, and the gradient.
     ///
     /// Panics before backward has run.
     pub fn for_update<'a>(
@@ -295,7 +296,7 @@ impl Param {
         (weights.for_update(), cast.as_mut().and_then(|cast| cast.in_update(update)), gradient.read())
     }
 
-    /// Casts updated weights whose scales depend on their amax. Slices are cast by [`Param::finish_write`].
+    /// Casts updated weights if their scales depend on their amax. [`Param::finish_write`] casts slices.
     pub fn finish_update(&mut self, update: UpdateCast, casts: &mut Casts) -> Result<()> {
         match (&mut self.cast, &self.ownership) {
             (Some(cast), Ownership::Sliced(_)) => {
@@ -307,7 +308,7 @@ impl Param {
         }
     }
 
-    /// The codes that fprop reads: stored, lent, or cast and measured now.
+    /// Returns the codes that fprop reads: stored, lent, or cast and measured now.
     ///
     /// Panics if FP8 products do not read this parameter.
     pub fn codes_for_forward(&self, loan: &Loan, casts: &mut Casts) -> Result<QuantizedTensor> {
@@ -326,7 +327,7 @@ impl Param {
         }
     }
 
-    /// The codes that dgrad reads: stored, lent, or cast now.
+    /// Returns the codes that dgrad reads: stored, lent, or cast now.
     ///
     /// Panics if FP8 products do not read this parameter.
     pub fn codes_for_backward(&self, loan: &Loan, casts: &mut Casts) -> Result<QuantizedTensor> {
@@ -338,8 +339,8 @@ impl Param {
     }
 }
 
-/// An unshared tensor in another shape.
+/// Reshapes a tensor that is not shared.
 pub(super) fn into_shape(tensor: Tensor, shape: &[usize]) -> Result<Tensor> {
-    // The argument is dropped, so the result is unshared too.
+    // The argument is dropped, so the result is not shared either.
     Ok(tensor.reshape(shape)?)
 }

@@ -8,50 +8,50 @@ use std::ops::Range;
 /// A tensor of a Hugging Face folder.
 #[derive(Clone, Debug, PartialEq)]
 pub struct FolderTensor {
-    /// Its name, for example `model.layers.0.self_attn.q_proj.weight`.
+    /// The name, for example `model.layers.0.self_attn.q_proj.weight`.
     pub name: String,
-    /// Its shape in memory: `[outputs, inputs]` for a linear.
+    /// The shape in memory: `[outputs, inputs]` for a linear.
     pub shape: Vec<usize>,
-    /// How the folder stores it.
+    /// The layout of the tensor in the folder.
     pub layout: FolderLayout,
 }
 
-/// How a model folder stores a tensor.
+/// The layout of a tensor in a model folder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FolderLayout {
-    /// As it is in memory.
+    /// The layout is the same as in memory.
     Same,
     /// Transposed, `[inputs, outputs]`.
     Transposed,
-    /// A vector as a matrix of this many rows.
+    /// A vector that is stored as a matrix with this many rows.
     Rows(usize),
-    /// The matrix or bias of an expert, in one tensor with the matrices or biases of all experts of a layer.
+    /// A matrix or bias of an expert, stored in one tensor with the matrices or biases of all experts of a layer.
     Stacked(Stacked),
 }
 
-/// The place of a matrix or bias of an expert in a tensor of all experts of a layer: `[E, inputs, L · outputs]`, or `[E, L · outputs]` for biases,
-/// with the outputs of `L` linears interleaved.
+/// The place of an expert's matrix or bias in a tensor of all experts of a layer. The tensor is `[E, inputs, L · outputs]`, or `[E, L · outputs]` for
+/// biases. The outputs of `L` linears are interleaved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stacked {
-    /// The name of the tensor beside the experts; the name of the tensor of biases ends in `_bias`.
+    /// The name of the stacked tensor. For biases, `_bias` is appended.
     pub name: &'static str,
-    /// The expert.
+    /// The index of the expert.
     pub expert: usize,
-    /// Experts `E`.
+    /// The number of experts, `E`.
     pub experts: usize,
-    /// The number of the linear.
+    /// The index of the linear.
     pub linear: usize,
-    /// Linears `L` whose outputs are interleaved.
+    /// The number of linears whose outputs are interleaved, `L`.
     pub linears: usize,
 }
 
 impl FolderTensor {
-    /// A tensor that a folder stores in this shape.
+    /// Creates a tensor that a folder stores in this shape.
     pub fn new(name: String, shape: Vec<usize>) -> FolderTensor {
         FolderTensor { name, shape, layout: FolderLayout::Same }
     }
 
-    /// Its shape in a folder.
+    /// Returns the shape in a folder.
     pub fn stored_shape(&self) -> Vec<usize> {
         match self.layout {
             FolderLayout::Same => self.shape.clone(),
@@ -64,7 +64,7 @@ impl FolderTensor {
         }
     }
 
-    /// The name of the tensor of a folder that holds it.
+    /// Returns the name of the folder's tensor that holds this tensor.
     pub fn stored_name(&self) -> String {
         let FolderLayout::Stacked(Stacked { name, .. }) = self.layout else { return self.name.clone() };
         let (experts, _) = self.name.rsplit_once(".experts.").expect("an expert is one of experts");
@@ -72,30 +72,30 @@ impl FolderTensor {
         format!("{experts}.experts.{name}{bias}")
     }
 
-    /// Its elements.
+    /// Returns the number of elements.
     pub fn elements(&self) -> usize {
         self.shape.iter().product()
     }
 }
 
-/// How ranks divide a tensor of a layer. A layer gives it when it is built; [`Builder::shard`](super::Builder::shard) returns the
+/// The division of a tensor of a layer among ranks. A layer chooses it when it is built, and [`Builder::shard`](super::Builder::shard) returns the
 /// [`Shard`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Split {
-    /// Not divided: norms, biases of [`Split::Input`] linears, projections to latents.
+    /// Not divided: norms, biases of [`Split::Input`] linears, and projections to latents.
     None,
-    /// By outputs, the first dimension: Q, K, V, gate and up, and their biases.
+    /// Divided by outputs, the first dimension: Q, K, V, gate and up, and their biases.
     Output,
-    /// By inputs, the second dimension: the linears that read their outputs.
+    /// Divided by inputs, the second dimension: linears that read the outputs of [`Split::Output`] linears.
     Input,
-    /// By tokens of the vocabulary, the first dimension: embedding and head.
+    /// Divided by tokens of the vocabulary, the first dimension: embedding and head.
     Vocabulary,
-    /// Not divided, and only on the rank that has the expert.
+    /// Not divided, but only on the rank that has the expert.
     Expert,
 }
 
 impl Split {
-    /// The dimension that is divided.
+    /// Returns the dimension that is divided.
     pub fn dim(self) -> Option<usize> {
         match self {
             Split::None | Split::Expert => None,
@@ -110,25 +110,26 @@ impl Split {
 pub struct Shard {
     /// The whole tensor.
     pub tensor: FolderTensor,
-    /// How ranks divide it.
+    /// The division of the tensor among ranks.
     pub split: Split,
-    /// The divided dimension; 0 if it is whole.
+    /// The divided dimension, or 0 if the tensor is whole.
     pub dim: usize,
-    /// The indices of that dimension that this rank holds.
+    /// The indices of the divided dimension that this rank holds.
     pub range: Range<usize>,
-    /// This rank among neighbouring ranks that hold the same indices: key and value heads that are fewer than the ranks, or latents.
+    /// This rank's place among the neighbouring ranks that hold the same indices. Several ranks hold the same latents, and the same heads if the
+    /// model has fewer key and value heads than ranks.
     pub replica: ShardPlace,
 }
 
 impl Shard {
-    /// The shard of the rank at `place` if ranks divide `tensor` by `split`. `None` if the dimension does not divide evenly.
+    /// Returns the shard of the rank at `place` if ranks divide `tensor` by `split`. Returns `None` if the dimension does not divide evenly.
     pub fn new(tensor: FolderTensor, split: Split, place: ShardPlace) -> Option<Shard> {
         let whole = 0..tensor.shape[split.dim().unwrap_or(0)];
         Shard::within(tensor, whole, split, place, 1)
     }
 
-    /// [`Shard::new`] of the indices `part` of the divided dimension, for a tensor of several parts that are divided one by one. So many
-    /// neighbouring ranks as `replicas` says, which divide the number of ranks, hold the same indices.
+    /// Returns the shard of the indices `part` of the divided dimension, for a tensor whose parts are divided separately. `replicas` neighbouring
+    /// ranks hold the same indices. `replicas` must divide the number of ranks. Returns `None` if `part` does not divide evenly.
     pub fn within(
         tensor: FolderTensor,
         part: Range<usize>,
@@ -147,19 +148,19 @@ impl Shard {
         Some(Shard { tensor, split, dim, range, replica })
     }
 
-    /// The shape of the shard.
+    /// Returns the shape of the shard.
     pub fn shape(&self) -> Vec<usize> {
         let mut shape = self.tensor.shape.clone();
         shape[self.dim] = self.range.len();
         shape
     }
 
-    /// The number of elements of the shard.
+    /// Returns the number of elements of the shard.
     pub fn elements(&self) -> usize {
         self.shape().iter().product()
     }
 
-    /// The part of the whole tensor that are `elements` of the shard, counted in row-major order.
+    /// Returns where `elements` of the shard are in the whole tensor. `elements` are counted in row-major order.
     pub fn region(&self, elements: Range<usize>) -> Region {
         match self.dim {
             0 => {
@@ -170,12 +171,13 @@ impl Shard {
         }
     }
 
-    /// The ranges of the flat whole tensor that `elements` of the shard, counted in row-major order, are in: ascending and not adjacent.
+    /// Returns the ranges of the flat whole tensor that contain `elements` of the shard, ascending and not adjacent. `elements` are in row-major
+    /// order.
     pub fn folder_ranges(&self, elements: Range<usize>) -> Vec<Range<usize>> {
         self.region(elements).ranges(&self.tensor.shape)
     }
 
-    /// Whether its columns cut a group of moments of the whole tensor.
+    /// Returns whether a boundary of the shard's columns divides a group of moments of the whole tensor.
     pub fn divides_groups(&self, states: States) -> bool {
         let is_cut = |column: usize| !column.is_multiple_of(ExpandedTensor::GROUP);
         states == States::Coat
@@ -184,25 +186,25 @@ impl Shard {
             && self.range.len() < self.tensor.shape[1]
     }
 
-    /// The first index of the divided dimension that `rank` holds, if this rank is at `own`.
+    /// Returns the first index of the divided dimension that `rank` holds. `own` is the place of this rank.
     pub fn first_of(&self, rank: usize, own: ShardPlace) -> usize {
         let number = |rank: usize| rank / self.replica.ranks * self.range.len();
         self.range.start + number(rank) - number(own.rank)
     }
 }
 
-/// Elements of a tensor: a range in row-major order, of whole rows or of some of their columns. A tensor of more than two dimensions counts as
-/// a matrix of its first dimension by all others.
+/// Elements of a tensor: a range in row-major order, of whole rows or of some columns. A tensor of more than two dimensions is treated as a matrix
+/// whose columns combine all dimensions after the first.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Region {
-    /// The range, counted among the `columns` only.
+    /// The range of elements, counted within `columns` only.
     pub elements: Range<usize>,
-    /// The columns; `None` for all.
+    /// The columns. `None` means all columns.
     pub columns: Option<Range<usize>>,
 }
 
 impl Region {
-    /// The ranges of the flat tensor of this `shape`: ascending and not adjacent.
+    /// Returns the ranges of the flat tensor of this `shape`, ascending and not adjacent.
     pub fn ranges(&self, shape: &[usize]) -> Vec<Range<usize>> {
         let whole = || Some(self.elements.clone()).filter(|elements| !elements.is_empty());
         let Some(columns) = &self.columns else { return Vec::from_iter(whole()) };
@@ -246,7 +248,7 @@ mod tests {
         assert_eq!(shard.folder_ranges(2..5), [6..8, 12..13]);
     }
 
-    /// Two key and value heads on four ranks; the last two ranks are shown.
+    /// Divides two key and value heads among four ranks. The last two ranks are checked.
     #[test]
     fn neighbours_hold_the_same_indices_of_few_heads() {
         let of = |rank| {
@@ -267,7 +269,7 @@ mod tests {
     }
 
     proptest! {
-        /// Cut into pieces anywhere, the shards of all ranks hold each element once.
+        /// The shards of all ranks together hold each element once, for any division into pieces.
         #[test]
         fn shards_hold_each_element_once(
             rows in 1..5usize, columns in 1..5usize, ranks in 1..5usize, cut in 0..200usize, by_input: bool, vector: bool

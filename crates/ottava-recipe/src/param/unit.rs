@@ -1,14 +1,14 @@
-//! Units of a model, whose parameters a pass reads together: where their weights come from, and where their gradients go.
+//! Units of a model: a pass reads the parameters of a unit together. This module decides where their weights come from and where their gradients go.
 
 use super::{Loan, Param};
 use ottava_common::error::Result;
 
-/// How a pass reads weights.
+/// The direction of a pass, which decides how it reads weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Direction {
-    /// Products read them by rows.
+    /// Products read weights by rows.
     Forward,
-    /// Products read them by rows and by columns.
+    /// Products read weights by rows and by columns.
     Backward,
 }
 
@@ -17,17 +17,17 @@ pub trait Units {
     /// Starts to fetch the weights of the unit with these parameters.
     fn start(&mut self, params: &[&Param]) -> Result<()>;
 
-    /// Waits for the weights of a unit that was started. The loan has no entry for parameters that this process stores.
+    /// Waits for the weights of a unit whose fetch was started. The loan has no entry for parameters that this process stores.
     fn fetch(&mut self, params: &[&Param], direction: Direction) -> Result<Loan>;
 
-    /// Called before backward adds to the gradients of these parameters of a unit.
+    /// Prepares these parameters of a unit before backward adds to their gradients.
     fn begin_gradients(&mut self, params: &mut [&mut Param]) -> Result<()>;
 
-    /// Called after backward of a micro-batch has added to all gradients of a unit.
+    /// Finishes a unit after backward of a micro-batch has added to all its gradients.
     fn end_gradients(&mut self, params: &mut [&mut Param]) -> Result<()>;
 }
 
-/// Units whose weights and gradients this process stores whole.
+/// Units whose weights and gradients are entirely stored by this process.
 pub struct Resident;
 
 impl Units for Resident {

@@ -12,37 +12,37 @@ use std::ops::Add;
 /// The weights of a parameter: the master weights that an optimizer updates, and the weights that layers read. Both are empty until
 /// [`Param::load`](super::Param::load).
 pub struct Weights {
-    /// The shape of the whole parameter; `value` and `master` may be a slice of it.
+    /// The shape of the whole parameter. `value` and `master` may hold a slice.
     shape: Vec<usize>,
     device: Device,
     /// The type in which layers read the weights.
     dtype: DType,
     /// The name of the memory of the weights that layers read.
     scope: &'static str,
-    /// Format of the master.
+    /// The format of the master weights.
     masters: Masters,
-    /// Whether the master is stored in host memory.
+    /// Whether the master weights are stored in host memory.
     offloads_master: bool,
-    /// Whether `value` is not stored if it can be computed from an F16 master.
+    /// Whether `value` is dropped if it can be computed from F16 master weights.
     drops_value: bool,
-    /// The weights that layers read; `None` if they are computed from the master on demand.
+    /// The weights that layers read. `None` if they are computed from the master weights on demand.
     value: Option<Tensor>,
-    /// `None` if the optimizer updates `value`, or the parameter is frozen.
+    /// The master weights. `None` if the optimizer updates `value`, or if the parameter is frozen.
     master: Option<Master>,
 }
 
-/// Master weights, which an optimizer updates, more precise than the weights that layers read.
+/// Master weights, which an optimizer updates. They are more precise than the weights that layers read.
 pub enum Master {
     /// F32.
     Full(Tensor),
-    /// F16 with a power of two as scale.
+    /// F16 with a power of two as the scale.
     Scaled(ScaledTensor),
     /// I16: the bits that complete a BF16 value to F32.
     Rest(Tensor),
 }
 
 impl Weights {
-    /// Weights of this shape, read in `dtype`, with master weights in the format `masters`.
+    /// Creates weights of this shape that layers read in `dtype`, with master weights in the format `masters`.
     pub fn new(device: &Device, shape: &[usize], dtype: DType, masters: Masters) -> Weights {
         Weights {
             shape: shape.to_vec(),
@@ -57,18 +57,18 @@ impl Weights {
         }
     }
 
-    /// Format of the master.
+    /// Returns the format of the master weights.
     pub fn masters(&self) -> Masters {
         self.masters
     }
 
-    /// The scope for the memory of the F32 values passed to [`Param::load`](super::Param::load), which may become the master.
+    /// Returns the memory scope of the F32 values that [`Param::load`](super::Param::load) reads. These values may become the master weights.
     pub(super) fn scope_of_full(&self) -> &'static str {
         if self.masters == Masters::Float32 && self.dtype != DType::F32 { MASTERS } else { self.scope }
     }
 
-    /// Stores the F32 values `full` of the whole parameter or of a slice. For a slice with a scaled master, `amax` is the amax of the whole
-    /// parameter. If each update `copies` the weights of a slice to where ranks gather them, weights that can be computed from a master on the
+    /// Stores the F32 values `full` of the whole parameter or of a slice. For a slice of scaled master weights, `amax` is the amax of the whole
+    /// parameter. If each update `copies` the weights of a slice to where ranks gather them, weights that can be computed from master weights on the
     /// device are not stored.
     pub(super) fn fill(&mut self, full: Tensor, amax: Option<Tensor>, copies: bool) -> Result<()> {
         let (device, dtype) = (self.device.clone(), self.dtype);
@@ -106,23 +106,23 @@ impl Weights {
         Ok(())
     }
 
-    /// Whether [`Param::load`](super::Param::load) has been called.
+    /// Returns whether [`Param::load`](super::Param::load) has been called.
     pub(super) fn are_loaded(&self) -> bool {
         self.value.is_some() || self.master.is_some()
     }
 
-    /// Counts the memory of these weights as memory of weights beside adapters.
+    /// Counts the memory of these weights as memory of frozen weights beside adapters.
     pub fn freeze(&mut self) {
         self.scope = FROZEN_WEIGHTS;
     }
 
-    /// Stores the master, if there is one, in host memory from [`Param::load`](super::Param::load) on.
+    /// Stores the master weights, if the parameter has them, in host memory from [`Param::load`](super::Param::load) on.
     pub fn offload_master(&mut self) {
         self.offloads_master = true;
     }
 
-    /// The next update writes the weights that layers read to `place`, if they are computed from the master and not stored; else returns
-    /// `place`.
+    /// Lets the next update write the weights that layers read to `place`, if they are computed from the master weights and not stored. Otherwise
+    /// returns `place`.
     pub fn write_value_to(&mut self, place: Tensor) -> Option<Tensor> {
         match (&self.master, &self.value) {
             (Some(Master::Full(_) | Master::Scaled(_)), None) => {
@@ -133,7 +133,7 @@ impl Weights {
         }
     }
 
-    /// The F32 master, if the weights that layers read are computed from it and not stored.
+    /// Returns the F32 master weights, if the weights that layers read are computed from them and not stored.
     pub fn unrounded(&self) -> Option<&Tensor> {
         match (&self.master, &self.value) {
             (Some(Master::Full(master)), None) => Some(master),
@@ -141,22 +141,22 @@ impl Weights {
         }
     }
 
-    /// Takes what was written by [`Weights::write_value_to`].
+    /// Takes the weights that an update wrote to the place of [`Weights::write_value_to`].
     pub fn take_value(&mut self) -> Option<Tensor> {
         self.value.take()
     }
 
-    /// The weights in the compute type, as layers read them.
+    /// Returns the weights in the compute type, as layers read them.
     pub fn value(&self) -> Result<Tensor> {
         self.values_from(None)?.plain()
     }
 
-    /// Whether layers read a stored tensor rather than one that each forward computes from the master.
+    /// Returns whether layers read a stored tensor. Otherwise each forward computes the weights from the master weights.
     pub fn is_stored(&self) -> bool {
         self.value.is_some()
     }
 
-    /// The weights in the form that casts read, with the device `copy` of [`Weights::read_from`] if that is in host memory.
+    /// Returns the weights in the form that casts read. If [`Weights::read_from`] is in host memory, `copy` is its device copy.
     pub fn values_from(&self, copy: Option<&Tensor>) -> Result<Values> {
         let read = |own: &Tensor| copy.unwrap_or(own).clone();
         Ok(match (&self.value, &self.master) {
@@ -169,7 +169,7 @@ impl Weights {
         })
     }
 
-    /// Adds `change` to weights without a master; waits for the device.
+    /// Adds `change` to weights without master weights. Waits for the device.
     pub fn add(&mut self, change: &[f64]) -> Result<()> {
         let value = self.value.as_mut().expect("weights without a master are stored");
         assert_eq!(value.len(), change.len(), "each element has a change");
@@ -179,13 +179,13 @@ impl Weights {
         }
     }
 
-    /// Sets the weights that layers read, but not the master; for finite differences.
+    /// Sets the weights that layers read, but not the master weights. Finite differences use it.
     pub fn set_value(&mut self, value: Tensor) {
         self.value = Some(value);
     }
 
-    /// Does not store the weights that layers read if they can be computed from an F16 master: products read FP8 codes, and casts read the
-    /// master.
+    /// Drops the weights that layers read if they can be computed from F16 master weights: products read FP8 codes, and casts read the master
+    /// weights.
     pub fn drop_value(&mut self) {
         self.drops_value = true;
     }
@@ -195,32 +195,32 @@ impl Weights {
         self.drops_value = false;
     }
 
-    /// Drops frozen weights that codes replace, since nothing reads them any more.
+    /// Drops frozen weights that codes replace, because nothing reads the weights any more.
     pub fn drop_frozen(&mut self) {
         self.value = None;
     }
 
-    /// The type in which layers read the weights.
+    /// Returns the type in which layers read the weights.
     pub fn dtype(&self) -> DType {
         self.dtype
     }
 
-    /// The shape of all tensors.
+    /// Returns the shape of the whole parameter.
     pub fn shape(&self) -> &[usize] {
         &self.shape
     }
 
-    /// The device.
+    /// Returns the device of the weights.
     pub fn device(&self) -> &Device {
         &self.device
     }
 
-    /// The stored weights that layers read, and the master.
+    /// Returns the stored weights that layers read, and the master weights.
     pub fn tensors_mut(&mut self) -> (Option<&mut Tensor>, Option<&mut Master>) {
         (self.value.as_mut(), self.master.as_mut())
     }
 
-    /// The weights that layers read, or the master from which they are computed.
+    /// Returns the weights that layers read, or the master weights from which they are computed.
     fn read_mut(&mut self) -> &mut Tensor {
         match (&mut self.value, &mut self.master) {
             (Some(value), _) => value,
@@ -229,7 +229,7 @@ impl Weights {
         }
     }
 
-    /// The weights that layers read, or the master from which they are computed.
+    /// Returns the weights that layers read, or the master weights from which they are computed.
     pub fn read_from(&self) -> &Tensor {
         match (&self.value, &self.master) {
             (Some(value), _) => value,
@@ -238,20 +238,20 @@ impl Weights {
         }
     }
 
-    /// Moves the weights that layers read, or the master from which they are computed, to host memory.
+    /// Moves the weights that layers read, or the master weights from which they are computed, to host memory.
     pub fn offload_read(&mut self) -> Result<()> {
         let read = self.read_mut();
         *read = read.to_host_memory()?;
         Ok(())
     }
 
-    /// Moves the weights that layers read, if they are stored, to host memory.
+    /// Moves the weights that layers read to host memory, if they are stored.
     pub fn offload_value(&mut self) -> Result<()> {
         self.value = self.value.take().map(|value| value.to_host_memory()).transpose()?;
         Ok(())
     }
 
-    /// The weights for an optimizer to update.
+    /// Returns the weights for an optimizer to update.
     pub fn for_update(&mut self) -> UpdatedWeight<'_> {
         let (made, narrow) = (WeightCopy::OnDemand(self.dtype), self.dtype == DType::BF16);
         match (&mut self.master, &mut self.value) {

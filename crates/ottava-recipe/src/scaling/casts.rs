@@ -16,25 +16,25 @@ use ottava_tensor::{DType, Device, QuantizedTensor, Tensor};
 pub struct Recorder {
     /// The statistics of the run.
     pub(super) statistics: CastStatistics,
-    /// The statistics of evaluation and of recomputed operands, which are never read.
+    /// The statistics of evaluation and of recomputed operands. They are never read.
     unread: CastStatistics,
-    /// Cleared F32 `[1]`, to be reused.
+    /// Cleared F32 `[1]` tensors, for reuse.
     spare_amaxes: Vec<Tensor>,
-    /// Histograms of values that are measured without a cast, by slot, if enabled.
+    /// The histograms of values that are measured without a cast, by slot, if histograms are recorded.
     pub(super) histograms: Option<Vec<Histogram>>,
-    /// The comparisons of a pass that compares.
+    /// The comparisons, in a comparison pass.
     pub(super) probe: Option<Probe>,
-    /// The sums of routers; empty in a recorder for passes that do not measure.
+    /// The sums of routers. Empty in a recorder of passes that do not measure.
     pub(super) routers: Vec<RouterSums>,
 }
 
 impl Recorder {
-    /// The same for passes that measure what routers chose.
+    /// Returns the recorder with sums of routers, for passes that measure the choices of routers.
     pub(super) fn with_routers(self, routers: Vec<RouterSums>) -> Recorder {
         Recorder { routers, ..self }
     }
 
-    /// A recorder for a model with `n` casts.
+    /// Creates a recorder for a model with `n` casts.
     pub fn new(device: &Device, n: usize) -> Result<Recorder> {
         let (statistics, unread) = (CastStatistics::new(device, n)?, CastStatistics::unread(device, n)?);
         let (spare_amaxes, histograms, probe, routers) = (Vec::new(), None, None, Vec::new());
@@ -57,34 +57,34 @@ pub struct Casts<'a> {
 }
 
 impl Casts<'_> {
-    /// The casts in another mode.
+    /// Returns the casts in another mode.
     pub fn in_mode(&mut self, mode: Mode) -> Casts<'_> {
         Casts { scales: self.scales, recorder: self.recorder, mode }
     }
 
-    /// Whether the products of the linear of `slot` read operands in the compute type.
+    /// Returns whether the products of the linear of `slot` read operands in the compute type.
     pub fn is_high_precision(&self, slot: Slot) -> bool {
         self.mode.is_high_precision() || self.scales.is_high_precision(slot)
     }
 
-    /// Whether casts of this pass are compared with the values that they cast. Only casts of the recipe are compared.
+    /// Returns whether casts of this pass are compared with the values before the cast. Only casts in the recipe's precision are compared.
     pub fn compares_casts(&self) -> bool {
         self.recorder.probe.as_ref().is_some_and(|probe| !probe.repeats()) && !self.mode.is_high_precision()
     }
 
-    /// Whether products of this pass are compared too. Products that backward recomputes are not compared.
+    /// Returns whether products of this pass are compared. Products that backward recomputes are not compared.
     pub fn compares(&self) -> bool {
         self.compares_casts() && self.mode.pass == Pass::Comparison
     }
 
-    /// The comparisons of a pass that compares.
+    /// Returns the comparisons of a comparison pass.
     ///
     /// Panics in other passes.
     pub fn probe(&mut self) -> &mut Probe {
         self.recorder.probe.as_mut().expect("a pass that compares has a probe")
     }
 
-    /// Compares `codes`, cast in `slot`, with the matrix that was cast, if this pass compares casts.
+    /// Compares `codes`, cast in `slot`, with the matrix before the cast, if this pass compares casts.
     pub fn probe_cast(&mut self, slot: Slot, codes: &QuantizedTensor, x: &Tensor) -> Result<()> {
         if !self.compares_casts() {
             return Ok(());
@@ -93,12 +93,12 @@ impl Casts<'_> {
         self.probe().compare_cast(scales.name(slot), codes, x)
     }
 
-    /// The name of the linear whose gradient by the output is cast in slot `gradient`.
+    /// Returns the name of the linear whose output gradient is cast in slot `gradient`.
     pub fn linear_name(&self, gradient: Slot) -> String {
         self.scales.name(gradient).trim_end_matches(".grad_output").to_string()
     }
 
-    /// Compares the codes of the weight that a product of the linear of slot `gradient` reads with the weight, if this pass compares products.
+    /// Compares `codes` of a weight with the weight, if this pass compares products. The output gradient of the weight's linear has slot `gradient`.
     pub fn compare_weight(
         &mut self,
         gradient: Slot,
@@ -112,7 +112,7 @@ impl Casts<'_> {
         self.probe().compare_codes(&name, codes, &weight()?)
     }
 
-    /// Keeps sampled rows of `x`, which is cast in `slot`, if this pass compares products.
+    /// Keeps sampled rows of `x`, the operand in `slot`, if this pass compares products.
     pub fn keep_rows(&mut self, slot: Slot, x: &Tensor) -> Result<()> {
         if !self.compares() {
             return Ok(());
@@ -121,12 +121,12 @@ impl Casts<'_> {
         self.probe().keep_rows(scales.name(slot), x)
     }
 
-    /// The statistics that casts of this pass write.
+    /// Returns the statistics that casts of this pass write.
     pub fn statistics(&mut self) -> &mut CastStatistics {
         self.recorder.statistics(self.mode.measures())
     }
 
-    /// Runs an op that produces an operand and writes the codes of the cast in `slot`. If the scale depends on the value, the op runs
+    /// Runs an op that produces an operand, and lets it write the codes of the cast in `slot`. If the scale depends on the value, the op runs
     /// twice: for the amax, and for the codes. Also returns the op's other results.
     pub fn produce<T>(
         &mut self,
@@ -142,9 +142,9 @@ impl Casts<'_> {
         Ok((codes_of(codes), frozen, rest))
     }
 
-    /// Runs an op that produces one operand, for the cast in `slot`, and recomputes another operand: its transposed codes, for the cast in
-    /// `other`, with its scale `frozen`. Returns the op's result (the value if `slot` is `None`) and these codes. For backward, which
-    /// always measures.
+    /// Runs an op that produces an operand for the cast in `slot`, and recomputes another operand as transposed codes, for the cast in
+    /// `other` with the scale `frozen`. Returns the op's result (the value if `slot` is `None`) and the transposed codes. Backward uses this
+    /// function, which always measures.
     pub fn produce_and_recast(
         &mut self,
         slot: Option<Slot>,
@@ -169,7 +169,7 @@ impl Casts<'_> {
         Ok((made, codes.expect("it was asked for")))
     }
 
-    /// The scale for the result of an op; `measure` runs the op for the amax if the scale depends on it.
+    /// Returns the scale for the result of an op. `measure` runs the op for the amax, if the scale depends on the amax.
     fn scale_for(&mut self, slot: Slot, measure: impl FnOnce(Output) -> Result<()>) -> Result<(Scale, FrozenScale)> {
         let frozen = match self.amax_for(slot)? {
             None => FrozenScale::default(),
@@ -181,7 +181,7 @@ impl Casts<'_> {
         Ok((self.scales.scale(slot, &frozen)?, frozen))
     }
 
-    /// Recomputes an operand of [`Casts::produce`] with its scale, without measuring it again.
+    /// Recomputes an operand of [`Casts::produce`] with the same scale, without measuring it again.
     pub fn reproduce(
         &mut self,
         slot: Slot,
@@ -195,8 +195,8 @@ impl Casts<'_> {
         Ok(codes_of(op(Output::Fp8(to))?))
     }
 
-    /// Adds the choices of router number `router`, I32 `counts` `[E]` by expert, and the `rows` of this rank's experts to its sums, if this pass
-    /// measures.
+    /// Adds the choices of router number `router` to its sums, if this pass measures. I32 `counts` `[E]` are the choices by expert, and `rows` are
+    /// the rows of this rank's experts.
     pub fn record_routes(&mut self, router: usize, routes: &Routes, counts: &Tensor, rows: &Groups) -> Result<()> {
         if self.mode.measures() { self.recorder.routers[router].add(routes, counts, rows) } else { Ok(()) }
     }
@@ -209,7 +209,7 @@ impl Casts<'_> {
         Ok(ops::measure(x, self.statistics(), slot.index())?)
     }
 
-    /// A cleared F32 `[1]` for the amax of a value, if the cast in `slot` needs it.
+    /// Returns a cleared F32 `[1]` for the amax of a value, if the cast in `slot` needs the amax.
     pub fn amax_for(&mut self, slot: Slot) -> Result<Option<Tensor>> {
         if self.scales.known(slot)?.is_some() {
             return Ok(None);
@@ -220,7 +220,7 @@ impl Casts<'_> {
         }
     }
 
-    /// The scale of `x` if it depends on the values of `x`; empty otherwise.
+    /// Returns the scale of `x` if it depends on the values of `x`; otherwise returns an empty scale.
     pub fn freeze(&mut self, slot: Slot, x: &Tensor) -> Result<FrozenScale> {
         match self.amax_for(slot)? {
             None => Ok(FrozenScale::default()),
@@ -231,11 +231,11 @@ impl Casts<'_> {
         }
     }
 
-    /// The scale of a tensor with an `amax` from [`Casts::amax_for`].
+    /// Returns the scale of a tensor from its `amax`, which comes from [`Casts::amax_for`].
     ///
-    /// The ranks that divide the tensor compute one scale if their group shares it.
+    /// If the amax group includes ranks that divide the tensor, these ranks compute one scale.
     pub fn own_scale(&mut self, slot: Slot, mut amax: Tensor) -> Result<FrozenScale> {
-        // The ranks that divide experts include the ranks that divide tensors.
+        // The ranks that divide experts include the ranks that divide tensors, so only one axis is reduced.
         let group = self.scales.amax_groups()[slot.index()];
         if let Some(axis) = [Axis::Expert, Axis::Tensor].into_iter().find(|axis| group.spans(*axis)) {
             amax = self.scales.ranks.largest(axis, self.scales.name(slot), amax)?;
@@ -256,7 +256,7 @@ impl Casts<'_> {
         self.cast(slot, frozen, x.into(), copies, self.mode.measures())
     }
 
-    /// Casts a value again with its scale in this step, without measuring it.
+    /// Casts a value again with the scale that it had in this step, without measuring it.
     pub fn requantize(
         &mut self,
         slot: Slot,
@@ -280,7 +280,7 @@ impl Casts<'_> {
         x.cast(Fp8Output { format, scale: scale.of_cast(), copies, statistics, slot: slot.index() })
     }
 
-    /// [`Casts::quantize_into`] of F32 values that are first rounded to `dtype`, with one scale.
+    /// Casts F32 values with one scale like [`Casts::quantize_into`]. The values are first rounded to `dtype`.
     pub fn quantize_rounded_into(
         &mut self,
         slot: Slot,
@@ -297,7 +297,7 @@ impl Casts<'_> {
         }
     }
 
-    /// [`Casts::quantize`] into the codes of an earlier cast.
+    /// Casts a value like [`Casts::quantize`], into the codes of an earlier cast.
     pub fn quantize_into(
         &mut self,
         slot: Slot,

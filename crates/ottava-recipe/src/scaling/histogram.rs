@@ -4,7 +4,7 @@ use ottava_common::error::{Error, Result};
 use ottava_tensor::fp8::E4M3;
 use ottava_tensor::{DType, Tensor};
 
-/// Absolute values of BF16, in ascending order: their bits without the sign.
+/// The number of absolute values of BF16. In ascending order, they are the bits without the sign.
 const VALUES: usize = 1 << 15;
 
 /// The count of each absolute value of BF16. There is one bin per value, so results are exact.
@@ -27,13 +27,13 @@ impl Histogram {
         Ok(())
     }
 
-    /// The absolute values that occurred, in ascending order, with their counts.
+    /// Returns the absolute values that occurred, in ascending order, with their counts.
     fn values(&self) -> impl DoubleEndedIterator<Item = (f32, u64)> {
         let value = |bits: usize| f32::from_bits((bits as u32) << 16);
         self.0.iter().enumerate().filter(|(_, count)| **count > 0).map(move |(bits, count)| (value(bits), *count))
     }
 
-    /// The largest absolute value; 0 if there was none.
+    /// Returns the largest absolute value, or 0 if no value was counted.
     ///
     /// Errors with [`Error::NonFinite`] if it is infinite or NaN.
     pub fn amax(&self) -> Result<f32> {
@@ -43,7 +43,7 @@ impl Histogram {
         }
     }
 
-    /// The smallest absolute value that `share` of all values do not exceed; 0 if there was none.
+    /// Returns the smallest absolute value that at least `share` of all values do not exceed, or 0 if no value was counted.
     pub fn percentile(&self, share: f64) -> f32 {
         let all: u64 = self.0.iter().sum();
         let mut left = (all as f64 * share).ceil() as u64;
@@ -54,7 +54,7 @@ impl Histogram {
         found.map_or(0.0, |(value, _)| value)
     }
 
-    /// The sum of squared errors of a cast to E4M3 with the scale `448 / largest`; larger values saturate.
+    /// Returns the sum of squared errors of a cast to E4M3 with the scale `448 / largest`. Larger values saturate.
     pub fn squared_error(&self, largest: f32) -> f64 {
         let scale = 448.0 / largest;
         let error = |value: f32| f64::from(E4M3::from_f32(value * scale).to_f32() / scale - value);
@@ -103,10 +103,10 @@ mod tests {
                 f64::from(E4M3::from_f32(v * scale).to_f32() / scale - v).powi(2)
             };
             let expected: f64 = values.iter().map(error).sum();
-            // The five squares of the same errors are summed in F64 in another order: some units of 2⁻⁵³.
+            // The five squares are summed in F64 in another order, which changes the sum by a few units of 2⁻⁵³.
             assert!((count(&values).squared_error(largest) / expected - 1.0).abs() < 1e-12, "{largest}");
         }
-        // Values beyond the largest are clamped to it.
+        // Values above the largest are clamped to it.
         assert!((count(&[100.0]).squared_error(50.0) - 2500.0).abs() < 1e-2);
     }
 }

@@ -9,31 +9,31 @@ use serde::{Deserialize, Serialize};
 pub struct CastRecord {
     /// The name of the cast, for example `model.layers.0.mlp.down_proj.input`.
     pub name: String,
-    /// Largest finite value of its format.
+    /// The largest finite value of the cast's format.
     pub largest: f32,
-    /// Largest absolute value in the last step, ignoring NaN.
+    /// The amax of the last step, ignoring NaN.
     pub amax: f32,
-    /// The scale of the last step; `None` if it depended on the tensors of the step.
+    /// The scale of the last step. `None` if it depended on the tensors of the step.
     pub scale: Option<f32>,
-    /// Counts since the model was built.
+    /// The counts since the model was built.
     pub counts: CastCounts,
 }
 
 /// The counts of one cast.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CastCounts {
-    /// Elements cast.
+    /// The number of cast elements.
     pub elements: i64,
-    /// Elements beyond the largest finite value after scaling.
+    /// The number of elements beyond the largest finite value after scaling.
     pub saturated: i64,
-    /// Nonzero elements that became zero.
+    /// The number of nonzero elements that became zero.
     pub underflowed: i64,
-    /// Steps with an infinite amax.
+    /// The number of steps with an infinite amax.
     pub non_finite: i64,
 }
 
 impl CastCounts {
-    /// What was counted beyond `before`.
+    /// Returns the counts since `before`.
     pub fn minus(self, before: CastCounts) -> CastCounts {
         CastCounts {
             elements: self.elements - before.elements,
@@ -44,20 +44,20 @@ impl CastCounts {
     }
 }
 
-/// Shares of elements that casts saturated or flushed to zero.
+/// The shares of elements that casts saturated or flushed to zero.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct CastLosses {
-    /// Share of elements beyond the largest finite value.
+    /// The share of elements beyond the largest finite value.
     pub saturated: f64,
-    /// Share of elements that became zero.
+    /// The share of elements that became zero.
     pub underflowed: f64,
     /// The casts with an infinite amax.
     pub non_finite: Vec<String>,
 }
 
-/// How the counts of ranks are added.
+/// The rules for adding the counts of ranks.
 pub trait MergeCounts {
-    /// Whether this rank counts the elements of the cast called `name`, number `slot`. If all ranks cast the same weight, only one of them
+    /// Returns whether this rank counts the elements of the cast called `name` in slot `slot`. If all ranks cast the same weight, only one rank
     /// counts.
     fn counts(&self, slot: usize, name: &str) -> bool;
 
@@ -85,7 +85,7 @@ impl MergeCounts for OneRank {
     }
 }
 
-/// Amaxes and scales of the last finished step, which its update replaces; F32 `[n]`.
+/// The amaxes and scales of the last finished step, which its update replaces, F32 `[n]`.
 pub(super) struct LastStep {
     pub(super) amax: Tensor,
     pub(super) scale: Tensor,

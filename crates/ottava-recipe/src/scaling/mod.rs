@@ -1,15 +1,15 @@
-//! The scaling state of a run: one slot per cast, kept in a few plain tensors with names.
+//! The scaling state of a run. Each cast has a slot, and the state is a few named tensors with an entry per slot.
 //!
-//! Casts write statistics to their slots; amaxes of micro-batches are merged by maximum. Histories roll and scales change once per
-//! optimizer step, in [`ScalingState::update`], so every cast of a step reads the same scales.
+//! Casts write statistics to their slots. Amaxes of micro-batches are merged by maximum. Histories roll and scales change once per
+//! optimizer step, in [`ScalingState::update`], so all casts of a step read the same scales.
 //!
-//! Each linear adds three casts to `Slots` when it is built: `….input`, `….weight` and `….grad_output`. So the linear owns the slot of each scale,
-//! and `ScalingState` owns the values. All scales of a model are in one place, since they are saved and updated together: amax and counters
+//! Each linear adds three casts to `Slots` when it is built: `….input`, `….weight` and `….grad_output`. The linear owns the slots, and
+//! `ScalingState` owns the values. All scales of a model are in one place, since they are saved and updated together: amax and counters
 //! (`CastStatistics`) and, for delayed scaling, `history` `[window, slots]` and `scale` `[slots]`. Layers borrow the scales through the `Context`
 //! of a call.
 //!
-//! `Casts` holds what the casts of one pass need: read-only `Scales`, a `Recorder` for statistics, and a `Mode`. How a cast gets its scale
-//! (`Scales::known`) depends on the recipe's `Scaling`:
+//! `Casts` has the inputs of the casts of one pass: read-only `Scales`, a `Recorder` for statistics, and a `Mode`. The recipe's `Scaling` decides how
+//! a cast gets its scale (`Scales::known`):
 //!
 //! - Delayed scaling: the slot's entry of `scale`, constant within a step. Before the first update, the setting `first_step` applies.
 //! - Current scaling: `take_scale` computes the scale from the tensor's amax. The operand keeps the scale as a `FrozenScale`, so that a recomputed

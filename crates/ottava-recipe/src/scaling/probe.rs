@@ -1,4 +1,4 @@
-//! Comparisons of what a recipe computes with what the compute type gives, recorded in one pass.
+//! Comparisons of the results in a recipe's precision with the results in the compute type, recorded in one pass.
 
 use crate::glob;
 use crate::mode::StepPrecision;
@@ -8,26 +8,27 @@ use ottava_tensor::{DType, Device, QuantizedTensor, Tensor};
 use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
 
-/// What is compared. If a pass is repeated in the same precision, the tensors of both passes are compared as the tensors of two precisions.
+/// The quantity that is compared. If a pass is repeated in the same precision, the tensors of both passes are compared like tensors of two
+/// precisions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Quantity {
-    /// FP8 codes, with the operand that was cast.
+    /// FP8 codes, compared with the operand before the cast.
     Cast,
-    /// A linear's `y = x · Wᵀ` of codes, with the product of the values of these codes in the compute type.
+    /// A linear's `y = x · Wᵀ` of codes, compared with the product of the dequantized codes in the compute type.
     Fprop,
-    /// A linear's `dx = dy · W`, in the same way.
+    /// A linear's `dx = dy · W`, compared like [`Quantity::Fprop`].
     Dgrad,
-    /// A linear's `dW = dyᵀ · x`, in the same way.
+    /// A linear's `dW = dyᵀ · x`, compared like [`Quantity::Fprop`].
     Wgrad,
-    /// `dy · y` of sampled tokens, for the output `y` of a linear by its codes, with `dy · y` for the output of the operands that were cast. Half
-    /// the sum of the squared differences, per token, is what the casts cost in the loss ([`PrecisionComparison::loss_costs`]).
+    /// `dy · y` of sampled tokens, for a linear's output `y` from codes, compared with `dy · y` for the output from the operands before the cast.
+    /// Half the sum of the squared differences, per token, estimates how much the casts raise the loss ([`PrecisionComparison::loss_costs`]).
     LossCost,
-    /// The output of a block after forward by the recipe, with the output after forward in the compute type.
+    /// The output of a block after forward in the recipe's precision, compared with forward in the compute type.
     Output,
-    /// The gradient by the input of a block after backward by the recipe, with the gradient after backward in the compute type.
+    /// The gradient by the input of a block after backward in the recipe's precision, compared with backward in the compute type.
     GradInput,
-    /// The gradient of a parameter after backward by the recipe, with the gradient after backward in the compute type.
+    /// The gradient of a parameter after backward in the recipe's precision, compared with backward in the compute type.
     Gradient,
 }
 
@@ -44,7 +45,7 @@ impl Quantity {
         Quantity::Gradient,
     ];
 
-    /// Its name in files.
+    /// Returns the name in files.
     pub fn as_str(self) -> &'static str {
         match self {
             Quantity::Cast => "cast",
@@ -58,7 +59,7 @@ impl Quantity {
         }
     }
 
-    /// Whether it is a product of a linear.
+    /// Returns whether the quantity is a product of a linear.
     pub fn is_product(self) -> bool {
         matches!(self, Quantity::Fprop | Quantity::Dgrad | Quantity::Wgrad)
     }
@@ -67,38 +68,38 @@ impl Quantity {
 /// The comparison of a tensor `x` with its reference `r`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Comparison {
-    /// The cast, linear, block or parameter.
+    /// The name of the cast, linear, block or parameter.
     pub name: String,
-    /// What was compared.
+    /// The quantity that was compared.
     pub quantity: Quantity,
     /// `Σ x²`, `Σ r²`, `Σ x·r` and `Σ (x − r)²`.
     pub sums: [f64; SUMS],
 }
 
 impl Comparison {
-    /// `‖x − r‖ / ‖r‖`; 0 if both are zero.
+    /// Returns `‖x − r‖ / ‖r‖`, or 0 if both are zero.
     pub fn error(&self) -> f64 {
         root_of_ratio(self.sums[3], self.sums[1])
     }
 
-    /// `‖x‖ / ‖r‖`; 1 if both are zero.
+    /// Returns `‖x‖ / ‖r‖`, or 1 if both are zero.
     pub fn norm_ratio(&self) -> f64 {
         if self.is_zero() { 1.0 } else { root_of_ratio(self.sums[0], self.sums[1]) }
     }
 
-    /// `x·r / (‖x‖ ‖r‖)`; 1 if both are zero.
+    /// Returns `x·r / (‖x‖ ‖r‖)`, or 1 if both are zero.
     pub fn cosine(&self) -> f64 {
         let [x, r, product, _] = self.sums;
         if self.is_zero() { 1.0 } else { product / (x * r).sqrt().max(f64::MIN_POSITIVE) }
     }
 
-    /// `x·r / r·r`, the factor of `r` that is nearest to `x`; 1 if both are zero.
+    /// Returns `x·r / r·r`, the factor `f` for which `f · r` is nearest to `x`, or 1 if both are zero.
     pub fn slope(&self) -> f64 {
         let [_, r, product, _] = self.sums;
         if self.is_zero() { 1.0 } else { product / r.max(f64::MIN_POSITIVE) }
     }
 
-    /// Whether all elements are equal.
+    /// Returns whether all elements are equal.
     pub fn is_equal(&self) -> bool {
         self.sums[3] == 0.0
     }
@@ -107,7 +108,7 @@ impl Comparison {
         self.sums[0] == 0.0 && self.sums[1] == 0.0
     }
 
-    /// Adds the sums of comparisons of parts of the same tensors, in the order in which their names first appear.
+    /// Adds the sums of comparisons with the same name and quantity. The result has the order in which the names first appear.
     pub fn merge(parts: impl IntoIterator<Item = Comparison>) -> Vec<Comparison> {
         let (mut all, mut places): (Vec<Comparison>, HashMap<_, usize>) = (Vec::new(), HashMap::new());
         for part in parts {
@@ -124,25 +125,25 @@ impl Comparison {
 /// The comparison of a recipe with the compute type on some sequences, over all ranks.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PrecisionComparison {
-    /// Mean loss per target token, by the recipe and in the compute type.
+    /// The mean loss per target token, in the recipe's precision and in the compute type.
     pub losses: [f64; 2],
-    /// Casts, products, blocks and parameters, in the order of the passes.
+    /// The comparisons of casts, products, blocks and parameters, in the order of the passes.
     pub tensors: Vec<Comparison>,
-    /// The loss per target token that a squared difference of 1 in [`Quantity::LossCost`] stands for, twice.
+    /// Twice the loss per target token that corresponds to a squared difference of 1 in [`Quantity::LossCost`].
     pub loss_per_square: f64,
 }
 
 impl PrecisionComparison {
-    /// What the casts of a linear's forward cost in the loss, in nats per token: an estimate, from a comparison of [`Quantity::LossCost`].
+    /// Returns an estimate of how much the casts of a linear's forward raise the loss, in nats per token. `compared` has [`Quantity::LossCost`].
     ///
-    /// A change `δ` of a linear's output changes the loss by half of `δ · H · δ`. The Fisher information stands for the Hessian `H`, so
-    /// that the cost is half the mean over tokens of `(dy · δ)²`, for gradients `dy` of the summed loss. Errors of different tokens
-    /// are independent. Martens 2014, arXiv:1412.1193, section 9.
+    /// A change `δ` of a linear's output changes the loss by half of `δ · H · δ`. If the Fisher information replaces the Hessian `H`, the cost is
+    /// half the mean over tokens of `(dy · δ)²`, for gradients `dy` of the summed loss. Errors of different tokens are assumed to be
+    /// independent. Martens 2014, arXiv:1412.1193, section 9.
     pub fn loss_cost(&self, compared: &Comparison) -> f64 {
         0.5 * compared.sums[3] * self.loss_per_square
     }
 
-    /// The linears with their costs, the largest first.
+    /// Returns the linears with their costs, largest first.
     pub fn loss_costs(&self) -> Vec<(String, f64)> {
         let compared = self.tensors.iter().filter(|compared| compared.quantity == Quantity::LossCost);
         let mut costs: Vec<_> = compared.map(|compared| (compared.name.clone(), self.loss_cost(compared))).collect();
@@ -155,41 +156,41 @@ fn root_of_ratio(x: f64, r: f64) -> f64 {
     if x == 0.0 { 0.0 } else { (x / r.max(f64::MIN_POSITIVE)).sqrt() }
 }
 
-/// Rows of the buffers in which a device collects sums.
+/// The number of rows of the buffers in which a device collects sums.
 const ROWS: usize = 256;
 
-/// The most rows of a matrix that are sampled.
+/// The maximum number of sampled rows of a matrix.
 const SAMPLED: usize = 128;
 
-/// The distance of the rows that are sampled of a matrix, evenly spread over all `rows`, beginning with the first. An error of a whole product
-/// shows in each row, and the product of the sampled rows takes 1/32 of the time of 4096 rows. The distance is odd, so that the tokens of
-/// sequences whose length is a power of two have different positions.
+/// Returns the distance between sampled rows, which are evenly spread over all `rows` from the first on. An error of a whole product is visible in
+/// each row, and with 4096 rows the product of the sampled rows takes 1/32 of the time. The distance is odd, so that sampled tokens have different
+/// positions if the length of sequences is a power of two.
 pub fn sampling_step(rows: usize) -> usize {
     rows.div_ceil(SAMPLED) | 1
 }
 
-/// What passes that compare have left.
+/// The results of comparison passes.
 #[derive(Default)]
 pub struct Compared {
-    /// All comparisons; the comparisons of one tensor are added.
+    /// All comparisons. Comparisons of the same tensor are added.
     pub tensors: Vec<Comparison>,
-    /// The tensors of the first pass that were observed, by name.
+    /// The observed tensors of the first pass, by name.
     pub observed: Vec<(String, Tensor)>,
 }
 
-/// The comparisons of a pass so far, whose sums stay on the device until the end.
+/// The comparisons that the pass has made. Their sums stay on the device until the end.
 pub struct Probe {
     device: Device,
     /// The precisions of the two passes.
     precisions: [StepPrecision; 2],
     names: Vec<(String, Quantity)>,
     sums: Vec<Tensor>,
-    /// Sampled rows of the matrices that a block has cast, by the name of the cast.
+    /// Sampled rows of the operands that a block has cast, by the name of the cast.
     rows: HashMap<String, Tensor>,
-    /// Of linears whose backward has not run, by name: the rows of their outputs that belong to sampled tokens, by the codes of both operands
-    /// and by their values.
+    /// The outputs of sampled tokens, for linears whose backward has not run, by the name of the linear: from the codes of both operands, and from
+    /// the operands before the cast.
     outputs: HashMap<String, [Tensor; 2]>,
-    /// The indices of the rows that are sampled, by the number of rows.
+    /// The indices of the sampled rows, by the number of rows.
     samples: HashMap<usize, Tensor>,
     observer: Option<Observer>,
 }
@@ -197,19 +198,19 @@ pub struct Probe {
 /// Copies of tensors of a pass, in host memory.
 #[derive(Default)]
 pub struct Observer {
-    /// Patterns of the names of tensors.
+    /// Patterns of the names of observed tensors.
     patterns: Vec<String>,
-    /// The tensors by name, in the order of the pass.
+    /// The observed tensors by name, in the order of the pass.
     tensors: Vec<(String, Tensor)>,
 }
 
 impl Observer {
-    /// An observer of tensors whose names match any of `patterns`.
+    /// Creates an observer of tensors whose names match one of `patterns`.
     pub fn new(patterns: &[String]) -> Observer {
         Observer { patterns: patterns.to_vec(), tensors: Vec::new() }
     }
 
-    /// The tensors that were seen.
+    /// Returns the observed tensors.
     pub fn into_tensors(self) -> Vec<(String, Tensor)> {
         self.tensors
     }
@@ -224,7 +225,7 @@ impl Observer {
 }
 
 impl Probe {
-    /// No comparisons yet of passes in these precisions.
+    /// Creates an empty set of comparisons for passes in these precisions.
     pub fn new(device: &Device, precisions: [StepPrecision; 2]) -> Probe {
         let (device, rows, outputs) = (device.clone(), HashMap::new(), HashMap::new());
         Probe {
@@ -239,22 +240,22 @@ impl Probe {
         }
     }
 
-    /// The precisions of the two passes.
+    /// Returns the precisions of the two passes.
     pub fn precisions(&self) -> [StepPrecision; 2] {
         self.precisions
     }
 
-    /// Whether both passes compute the same.
+    /// Returns whether both passes have the same precision.
     pub fn repeats(&self) -> bool {
         self.precisions[0] == self.precisions[1]
     }
 
-    /// Copies tensors of the first pass to `observer`.
+    /// Sets the observer, which receives copies of the tensors of the first pass.
     pub fn observe(&mut self, observer: Option<Observer>) {
         self.observer = observer;
     }
 
-    /// Compares `x` with `reference`. Enqueues work without waiting, unless `x` is observed.
+    /// Compares `x` with `reference`. Enqueues work without waiting unless `x` is observed.
     pub fn compare(&mut self, name: &str, quantity: Quantity, x: &Tensor, reference: &Tensor) -> Result<()> {
         if let Some(observer) = &mut self.observer {
             observer.see(format!("{name}.{}", quantity.as_str()), x)?;
@@ -276,7 +277,7 @@ impl Probe {
         Ok(ops::compare_rows(x, every, reference, sums, at)?)
     }
 
-    /// Compares the codes that a product reads with the matrix that was cast. Enqueues work without waiting, unless the matrix is observed.
+    /// Compares the codes that a product reads with the matrix before the cast. Enqueues work without waiting unless the matrix is observed.
     pub fn compare_codes(&mut self, name: &str, codes: Operand, x: &Tensor) -> Result<()> {
         if let Some(observer) = &mut self.observer {
             observer.see(name.into(), x)?;
@@ -285,7 +286,7 @@ impl Probe {
         Ok(ops::compare_codes(codes, x, sums, at)?)
     }
 
-    /// [`Probe::compare_codes`] of each copy of the codes.
+    /// Compares each copy of the codes like [`Probe::compare_codes`].
     pub fn compare_cast(&mut self, name: &str, codes: &QuantizedTensor, x: &Tensor) -> Result<()> {
         if codes.codes.is_some() {
             self.compare_codes(name, Operand::Rows(codes), x)?;
@@ -296,7 +297,7 @@ impl Probe {
         }
     }
 
-    /// Rows of `x` `[M, N]` at the distance of [`sampling_step`].
+    /// Returns sampled rows of `x` `[M, N]`, at the distance of [`sampling_step`].
     pub fn sample(&mut self, x: &Tensor) -> Result<Tensor> {
         let rows = x.shape()[0];
         if !self.samples.contains_key(&rows) {
@@ -306,34 +307,34 @@ impl Probe {
         Ok(ops::embedding(x, &self.samples[&rows])?)
     }
 
-    /// Keeps sampled rows of `x`, the matrix of the cast `name`, until [`Probe::forget_rows`].
+    /// Keeps sampled rows of `x`, the operand of the cast `name`, until [`Probe::forget_rows`].
     pub fn keep_rows(&mut self, name: &str, x: &Tensor) -> Result<()> {
         let rows = self.sample(x)?;
         self.rows.insert(name.into(), rows);
         Ok(())
     }
 
-    /// The rows that were kept of the matrix of the cast `name`.
+    /// Returns the rows that were kept for the cast `name`.
     pub fn rows_of(&self, name: &str) -> Option<Tensor> {
         self.rows.get(name).cloned()
     }
 
-    /// Drops all rows that were kept, at the end of a block.
+    /// Drops all kept rows, at the end of a block.
     pub fn forget_rows(&mut self) {
         self.rows.clear();
     }
 
-    /// Keeps the outputs of sampled tokens of the linear `name`, by codes and by values, until its backward.
+    /// Keeps the outputs of sampled tokens of the linear `name` until its backward: from codes, and from the operands before the cast.
     pub fn keep_outputs(&mut self, name: &str, outputs: [Tensor; 2]) {
         self.outputs.insert(name.into(), outputs);
     }
 
-    /// What [`Probe::keep_outputs`] has kept of the linear `name`.
+    /// Takes the outputs that [`Probe::keep_outputs`] kept for the linear `name`.
     pub fn take_outputs(&mut self, name: &str) -> Option<[Tensor; 2]> {
         self.outputs.remove(name)
     }
 
-    /// Compares products of the outputs of sampled tokens of the linear `name` with the gradient `dy` by them.
+    /// Compares the dot products of the two `outputs` of sampled tokens of the linear `name` with the gradient `dy` by the outputs.
     pub fn compare_loss_cost(&mut self, name: &str, outputs: &[Tensor; 2], dy: &Tensor) -> Result<()> {
         let (sums, at) = self.next(name, Quantity::LossCost)?;
         Ok(ops::compare_along(&outputs[0], &outputs[1], dy, sums, at)?)
@@ -348,7 +349,7 @@ impl Probe {
         Ok((self.sums.last_mut().expect("there is room"), at % ROWS))
     }
 
-    /// All comparisons, and what was observed; the comparisons of one tensor are added. Waits for the device.
+    /// Returns all comparisons and the observed tensors. Comparisons of the same tensor are added. Waits for the device.
     pub fn read(self) -> Result<Compared> {
         let mut all = Vec::with_capacity(self.names.len());
         let mut names = self.names.into_iter();

@@ -1,4 +1,4 @@
-//! What routers chose in the steps of a run.
+//! The choices of routers in the steps of a run.
 
 use crate::ExpertCounts;
 use ottava_common::error::Result;
@@ -9,50 +9,50 @@ use serde::{Deserialize, Serialize};
 /// A router of a model.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RouterSite {
-    /// Its name, for example `model.layers.0.mlp.gate`.
+    /// The name, for example `model.layers.0.mlp.gate`.
     pub name: String,
-    /// Its experts.
+    /// The numbers of experts and of choices per token.
     pub experts: ExpertCounts,
-    /// The type of its weights.
+    /// The type in which the router's sums are computed.
     pub real: DType,
 }
 
 /// Sums over the tokens that a router has sent to experts, on the device.
 pub(super) struct RouterSums {
     site: RouterSite,
-    /// I64 `[E]`: the tokens of each expert.
+    /// The number of tokens of each expert, I64 `[E]`.
     counts: Tensor,
-    /// I64 `[1]`: rows of the buffers of experts that products read, padding included.
+    /// The number of rows in the buffers of experts that products read, padding included, I64 `[1]`.
     rows: Tensor,
-    /// `[1]`: the sum of the entropies of scores.
+    /// The sum of the entropies of scores, `[1]`.
     entropy: Tensor,
 }
 
-/// What a router chose.
+/// The choices of a router.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RouterLoad {
-    /// Its name.
+    /// The name of the router.
     pub name: String,
-    /// Experts that a token is sent to.
+    /// The number of experts that a token is sent to.
     pub chosen: usize,
-    /// The tokens of each expert.
+    /// The number of tokens of each expert.
     pub counts: Vec<i64>,
-    /// Rows of the buffers of experts that products read, padding included.
+    /// The number of rows in the buffers of experts that products read, padding included.
     pub rows: i64,
     /// The sum of the entropies of the scores of tokens, in nats.
     pub entropy: f64,
 }
 
-/// Numbers about all routers of a model.
+/// Metrics of all routers of a model.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RouterMetrics {
-    /// The tokens of the expert with most in its layer, over the mean of the layer: the largest of all layers.
+    /// The number of tokens of the busiest expert of a layer over the layer's mean. The maximum over all layers.
     pub imbalance: f64,
-    /// Experts without a token, in all layers.
+    /// The number of experts without a token, in all layers.
     pub idle: usize,
     /// The mean entropy of the scores of a token, in nats.
     pub entropy: f64,
-    /// Share of the rows of experts that are padding.
+    /// The share of the rows of experts that is padding.
     pub padding: f64,
 }
 
@@ -72,7 +72,7 @@ impl RouterSums {
         Ok(bias_gradient(&entropy, &mut self.entropy)?)
     }
 
-    /// The sums, which are then cleared. Reads from the device.
+    /// Reads the sums from the device, and clears them.
     pub(super) fn take(&mut self) -> Result<RouterLoad> {
         let RouterSums { site, counts, rows, entropy } = self;
         let sum = match site.real {
@@ -87,21 +87,21 @@ impl RouterSums {
 }
 
 impl RouterLoad {
-    /// Adds what another rank sent through the same router.
+    /// Adds the choices of another rank for the same router.
     fn add(&mut self, other: RouterLoad) {
         self.counts.iter_mut().zip(other.counts).for_each(|(sum, count)| *sum += count);
         self.rows += other.rows;
         self.entropy += other.entropy;
     }
 
-    /// What to add to the bias of the router's choice: `rate` for experts with fewer tokens than the mean, `-rate` for experts with more. Wang et
-    /// al. 2024, arXiv:2408.15664, algorithm 1.
+    /// Returns the change of the bias for the router's choice: `rate` for experts with fewer tokens than the mean, `-rate` for experts with more.
+    /// Wang et al. 2024, arXiv:2408.15664, algorithm 1.
     pub fn bias_change(&self, rate: f64) -> Vec<f64> {
         let (all, experts) = (self.counts.iter().sum::<i64>(), self.counts.len() as i64);
         self.counts.iter().map(|count| rate * (all - count * experts).signum() as f64).collect()
     }
 
-    /// The loads of all ranks, in any order, by router.
+    /// Merges the loads of all ranks by router. They may come in any order.
     pub fn merge(of_ranks: impl IntoIterator<Item = RouterLoad>) -> Vec<RouterLoad> {
         let mut merged: Vec<RouterLoad> = Vec::new();
         for load in of_ranks {
@@ -115,7 +115,7 @@ impl RouterLoad {
 }
 
 impl RouterMetrics {
-    /// The metrics of a model with these routers; `None` if there are none, or they have routed nothing.
+    /// Returns the metrics of these routers, or `None` if no token was routed.
     pub fn of(loads: &[RouterLoad]) -> Option<RouterMetrics> {
         let pairs = |load: &RouterLoad| load.counts.iter().sum::<i64>();
         let all: i64 = loads.iter().map(pairs).sum();
@@ -137,7 +137,7 @@ impl RouterMetrics {
         })
     }
 
-    /// The metrics, by name.
+    /// Returns the metrics by name.
     pub fn metrics(self) -> [(&'static str, f64); 4] {
         [
             ("router_imbalance", self.imbalance),

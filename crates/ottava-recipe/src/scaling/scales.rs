@@ -1,4 +1,4 @@
-//! The scales of the casts of a step: read by casts, changed only by the update.
+//! The scales of the casts of a step. Casts read them, and only the update changes them.
 
 use super::amax_group::AmaxGroup;
 use super::routers::RouterSite;
@@ -11,7 +11,7 @@ use ottava_tensor::{DType, Device, Granularity, Tensor};
 use std::collections::BTreeSet;
 use std::rc::Rc;
 
-/// Index of one cast in the scaling state.
+/// The index of a cast in the scaling state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Slot(usize);
 
@@ -20,22 +20,22 @@ pub struct Slot(usize);
 pub struct Slots {
     casts: Vec<(String, Cast)>,
     amax_groups: Vec<AmaxGroup>,
-    /// By slot: the slot of the input of the linear that the slot belongs to.
+    /// The input slot of the linear that each slot belongs to, by slot.
     inputs: Vec<Slot>,
     /// The routers of the model.
     pub(super) routers: Vec<RouterSite>,
 }
 
 impl Slot {
-    /// Its entry in statistics.
+    /// Returns the index of the slot's entry in statistics.
     pub fn index(self) -> usize {
         self.0
     }
 }
 
 impl Slots {
-    /// Adds a slot for the cast called `name`, whose amaxes are reduced over `amax_group`. The input of its linear is cast in slot `input`;
-    /// `None` if this is that cast.
+    /// Adds a slot for the cast called `name`, whose amaxes are reduced over `amax_group`. `input` is the slot of the input cast of the same linear,
+    /// or `None` if this is the input cast.
     pub fn add(&mut self, name: String, cast: Cast, amax_group: AmaxGroup, input: Option<Slot>) -> Slot {
         let slot = Slot(self.casts.len());
         self.casts.push((name, cast));
@@ -44,27 +44,27 @@ impl Slots {
         slot
     }
 
-    /// Adds a router, and returns its number.
+    /// Adds a router, and returns its index.
     pub fn add_router(&mut self, router: RouterSite) -> usize {
         self.routers.push(router);
         self.routers.len() - 1
     }
 
-    /// The name of each cast, and the ranks that share its scale.
+    /// Returns the name of each cast, and the ranks that share its scale.
     pub fn amax_groups(&self) -> Vec<(String, AmaxGroup)> {
         self.casts.iter().map(|(name, _)| name.clone()).zip(self.amax_groups.iter().copied()).collect()
     }
 }
 
-/// How the new weights of an update will be cast.
+/// The cast of the new weights of an update.
 pub enum NextCast {
-    /// With a known scale, F32 `[1]`.
+    /// Casts with a known scale, F32 `[1]`.
     Known(Tensor),
-    /// With current scaling, from their amax.
+    /// Casts with current scaling, from the amax of the new weights.
     Measured,
-    /// With scales per block of 128x128, which the update computes.
+    /// Casts with scales per block of 128x128, which the update computes.
     Blocks(CurrentScaling),
-    /// With scales that a cast after the update computes.
+    /// Casts after the update, with scales that the cast computes.
     Later,
 }
 
@@ -83,18 +83,18 @@ impl Scale {
     }
 }
 
-/// Delayed scaling of a run.
+/// The delayed scaling of a run.
 pub(super) struct Delayed {
     pub(super) how: DelayedScaling,
     pub(super) first_step: FirstStep,
-    /// Updates so far; before the first, scales are not used.
+    /// The number of past updates. Before the first update, scales are not used.
     pub(super) updates: u64,
-    /// If scales are set and never updated: the casts that have one.
+    /// The casts that have a scale, if scales are set and never updated.
     pub(super) set: Option<Vec<bool>>,
 }
 
 impl Delayed {
-    /// Whether the cast in `slot` has a scale.
+    /// Returns whether the cast in `slot` has a scale.
     fn has_scale(&self, slot: Slot) -> bool {
         match &self.set {
             Some(set) => set[slot.0],
@@ -103,18 +103,18 @@ impl Delayed {
     }
 }
 
-/// The scales of all casts of a model, as one step reads them.
+/// The scales of all casts of a model, constant within a step.
 pub struct Scales {
     pub(super) slots: Vec<(String, Cast)>,
-    /// By slot.
+    /// The ranks that share a scale, by slot.
     amax_groups: Vec<AmaxGroup>,
-    /// By slot: the slot of the input of the linear that the slot belongs to.
+    /// The input slot of the linear that each slot belongs to, by slot.
     inputs: Vec<Slot>,
-    /// By slot: whether the products of its linear read operands in the compute type.
+    /// Whether the products of each slot's linear read operands in the compute type, by slot.
     high_precision: Vec<bool>,
     /// The ranks that divide tensors with one scale.
     pub(super) ranks: Rc<dyn AmaxRanks>,
-    /// Histories and scales; without delayed scaling, only counts of infinities. `None` without casts.
+    /// The histories and scales. Without delayed scaling, only infinities are counted. `None` without casts.
     pub(super) arrays: Option<DelayedScales>,
     pub(super) delayed: Option<Delayed>,
 }
@@ -135,33 +135,33 @@ impl Scales {
         Ok(Scales { slots, amax_groups, inputs, high_precision, ranks, arrays, delayed })
     }
 
-    /// The number of casts.
+    /// Returns the number of casts.
     pub fn len(&self) -> usize {
         self.slots.len()
     }
 
-    /// True when the model has no FP8 casts.
+    /// Returns whether the model has no FP8 casts.
     pub fn is_empty(&self) -> bool {
         self.slots.is_empty()
     }
 
-    /// The ranks that share the scale of each cast.
+    /// Returns the ranks that share the scale of each cast.
     pub fn amax_groups(&self) -> &[AmaxGroup] {
         &self.amax_groups
     }
 
-    /// The name of the cast in `slot`.
+    /// Returns the name of the cast in `slot`.
     pub fn name(&self, slot: Slot) -> &str {
         &self.slots[slot.0].0
     }
 
-    /// Whether the products of the linear of `slot` read operands in the compute type.
+    /// Returns whether the products of the linear of `slot` read operands in the compute type.
     pub fn is_high_precision(&self, slot: Slot) -> bool {
         self.high_precision[slot.0]
     }
 
-    /// Sets the linears whose products read operands in the compute type, by the names of their slots without suffix. Linears that share an
-    /// input go together.
+    /// Sets the linears whose products read operands in the compute type, by the names of their slots without suffix. If linears share an
+    /// input, all of them are set.
     pub(super) fn set_high_precision(&mut self, linears: &BTreeSet<String>) {
         let named: BTreeSet<usize> = (0..self.slots.len())
             .filter(|&slot| self.slots[slot].0.rsplit_once('.').is_some_and(|(linear, _)| linears.contains(linear)))
@@ -170,17 +170,17 @@ impl Scales {
         self.high_precision = self.inputs.iter().map(|input| named.contains(&input.0)).collect();
     }
 
-    /// Which values of a cast in `slot` share a scale.
+    /// Returns which elements share a scale in a cast in `slot`.
     pub fn granularity(&self, slot: Slot) -> Granularity {
         self.slots[slot.0].1.granularity
     }
 
-    /// Whether a cast in `slot` has one scale per tensor.
+    /// Returns whether a cast in `slot` has one scale per tensor.
     pub fn is_per_tensor(&self, slot: Slot) -> bool {
         self.slots[slot.0].1.granularity == Granularity::PerTensor
     }
 
-    /// See [`ScalingState::scale_rows`](super::ScalingState::scale_rows).
+    /// Implements [`ScalingState::scale_rows`](super::ScalingState::scale_rows).
     pub(super) fn scale_rows(&mut self) -> bool {
         let is_known = |delayed: &Delayed| delayed.updates > 0 || delayed.first_step == FirstStep::Unscaled;
         if self.delayed.as_ref().is_some_and(is_known) {
@@ -198,12 +198,12 @@ impl Scales {
         any
     }
 
-    /// The format of the cast in `slot`.
+    /// Returns the format of the cast in `slot`.
     pub fn format(&self, slot: Slot) -> DType {
         self.slots[slot.0].1.format
     }
 
-    /// The scale of casts in `slot` in this step; `None` if it depends on the amax of the tensor.
+    /// Returns the scale of casts in `slot` in this step, or `None` if the scale depends on the amax of the tensor.
     pub(super) fn known(&self, slot: Slot) -> Result<Option<Scale>> {
         let Cast { granularity, scaling, .. } = self.slots[slot.0].1;
         match (scaling, &self.delayed, &self.arrays) {
@@ -216,7 +216,7 @@ impl Scales {
         }
     }
 
-    /// The scale of a cast in `slot`: `frozen` if it has a scale, else the known scale.
+    /// Returns the scale of a cast in `slot`: the scale in `frozen` if `frozen` has one, otherwise the known scale.
     pub(super) fn scale(&self, slot: Slot, frozen: &FrozenScale) -> Result<Scale> {
         match (frozen.scale(), self.known(slot)?) {
             (Some(own), _) => Ok(Scale::Given(own.clone())),
@@ -225,7 +225,7 @@ impl Scales {
         }
     }
 
-    /// How the cast in `slot` will cast the new weights of an update.
+    /// Returns how the cast in `slot` will cast the new weights of an update.
     pub fn next_cast(&self, slot: Slot) -> Result<NextCast> {
         Ok(match self.known(slot)? {
             Some(Scale::Given(scale)) => NextCast::Known(scale),

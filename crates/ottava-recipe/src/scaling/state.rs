@@ -1,4 +1,4 @@
-//! The scaling state of a run, between its steps: update, losses, checkpoint.
+//! The scaling state of a run between steps: updates, losses of casts, and checkpoints.
 
 use super::casts::{Casts, Recorder};
 use super::histogram::Histogram;
@@ -20,18 +20,18 @@ pub struct ScalingState {
     scales: Scales,
     recorder: Recorder,
     last_step: LastStep,
-    /// [`ScalingState::counts`] at the last call of [`ScalingState::losses`].
+    /// The result of [`ScalingState::counts`] at the last call of [`ScalingState::losses`].
     counted: [Vec<i64>; 3],
-    /// Updates with an infinity, by slot, at the last call of [`ScalingState::losses`].
+    /// The number of updates with an infinity, by slot, at the last call of [`ScalingState::losses`].
     counted_non_finite: Vec<i64>,
 }
 
-/// The update without delayed scaling: non-finite amaxes are counted, and amaxes are cleared.
+/// The update of a recipe without delayed scaling: it counts non-finite amaxes and clears amaxes.
 const COUNT: DelayedScaling =
     DelayedScaling { reducer: AmaxReducer::MostRecent, margin: 0, interval: 1, non_finite: NonFinite::Quarantine };
 
 impl ScalingState {
-    /// Fresh state for `slots` on `device`, of tensors that `ranks` divide.
+    /// Creates a fresh state for `slots` on `device`. `ranks` divide the tensors.
     pub fn new(device: &Device, slots: Slots, ranks: Rc<dyn AmaxRanks>) -> Result<ScalingState> {
         let routers = slots.routers.iter().map(|site| RouterSums::new(device, site.clone())).collect::<Result<_>>()?;
         let scales = Scales::new(device, slots, ranks)?;
@@ -45,29 +45,29 @@ impl ScalingState {
         })
     }
 
-    /// The scales of casts in this step.
+    /// Returns the scales of casts in this step.
     pub fn scales(&self) -> &Scales {
         &self.scales
     }
 
-    /// Replaces scales per tensor from the tensor's own amax by scales per row, so that no row depends on another. Returns whether any cast
-    /// had such a scale.
+    /// Replaces scales per tensor that come from the tensor's own amax by scales per row, so that no row depends on another row. Returns whether any
+    /// cast had such a scale.
     pub fn scale_rows(&mut self) -> bool {
         self.scales.scale_rows()
     }
 
-    /// Sets the linears, by name, whose products read operands in the compute type in later passes, while their casts still measure. Linears
-    /// that share an input go together.
+    /// Sets the linears, by name, whose products read operands in the compute type in later passes. Their casts still measure. If linears
+    /// share an input, all of them are set.
     pub fn set_high_precision(&mut self, linears: &BTreeSet<String>) {
         self.scales.set_high_precision(linears);
     }
 
-    /// The casts of a pass.
+    /// Returns the casts of a pass.
     pub fn casts(&mut self, mode: Mode) -> Casts<'_> {
         Casts { scales: &self.scales, recorder: &mut self.recorder, mode }
     }
 
-    /// Ends the casts of an optimizer step: histories roll and scales follow. Enqueues work without waiting.
+    /// Ends the casts of an optimizer step: histories roll, and scales are updated. Enqueues work without waiting.
     pub fn update(&mut self) -> Result<()> {
         let Scales { arrays: Some(arrays), delayed, .. } = &mut self.scales else { return Ok(()) };
         let how = delayed.as_ref().map_or(COUNT, |delayed| delayed.how);
@@ -78,14 +78,14 @@ impl ScalingState {
         Ok(())
     }
 
-    /// Starts to record comparisons, in passes that compare these precisions, and to copy tensors to an `observer`.
+    /// Starts to record comparisons between these precisions, and to copy tensors to `observer`.
     pub fn begin_comparison(&mut self, device: &Device, precisions: [StepPrecision; 2], observer: Option<Observer>) {
         let mut probe = Probe::new(device, precisions);
         probe.observe(observer);
         self.recorder.probe = Some(probe);
     }
 
-    /// The comparisons since [`ScalingState::begin_comparison`], and the tensors that were observed.
+    /// Returns the comparisons since [`ScalingState::begin_comparison`], and the observed tensors.
     pub fn end_comparison(&mut self) -> Result<Compared> {
         self.recorder.probe.take().map_or_else(|| Ok(Compared::default()), Probe::read)
     }
@@ -95,12 +95,12 @@ impl ScalingState {
         self.recorder.histograms = Some(vec![Histogram::default(); self.scales.len()]);
     }
 
-    /// The histograms since [`ScalingState::record_histograms`], by the name of the cast.
+    /// Returns the histograms since [`ScalingState::record_histograms`], by the name of the cast.
     pub fn take_histograms(&mut self) -> Vec<(String, Histogram)> {
         self.names().into_iter().zip(self.recorder.histograms.take().into_iter().flatten()).collect()
     }
 
-    /// Sets scales of casts with delayed scaling, by name, for a model that is not trained. Other casts use current scaling.
+    /// Sets scales of casts with delayed scaling, by name, for a model that is not trained. Casts without a given scale use current scaling.
     ///
     /// Errors if a cast whose name ends with `needed` has no scale.
     pub fn set_scales(&mut self, by_name: &BTreeMap<String, f32>, needed: &str) -> Result<()> {
@@ -120,12 +120,12 @@ impl ScalingState {
         Ok(())
     }
 
-    /// The amax of each slot in this step so far, F32 `[slots]`, which ranks reduce.
+    /// Returns the amax of each slot in this step so far, F32 `[slots]`. Ranks reduce it.
     pub fn amaxes_mut(&mut self) -> &mut Tensor {
         &mut self.recorder.statistics.amax
     }
 
-    /// What each router of this process chose since the last call; reads from the device.
+    /// Returns the choices of each router of this process since the last call. Reads from the device.
     pub fn router_loads(&mut self) -> Result<Vec<RouterLoad>> {
         self.recorder.routers.iter_mut().map(RouterSums::take).collect()
     }
@@ -135,7 +135,7 @@ impl ScalingState {
         Ok(self.amaxes_mut().fill_zero()?)
     }
 
-    /// The bits of amax and scale of each cast in the last finished step, which ranks compare; reads from the device.
+    /// Returns the bits of amax and scale of each cast in the last finished step, for comparison between ranks. Reads from the device.
     pub fn bits(&self) -> Result<Vec<i64>> {
         let (amax, scale) = (self.last_step.amax.to_vec::<f32>()?, self.last_step.scale.to_vec::<f32>()?);
         Ok(amax
@@ -145,14 +145,14 @@ impl ScalingState {
             .collect())
     }
 
-    /// Counts an update that was replayed as part of a graph.
+    /// Counts an update that was replayed in a graph.
     pub fn count_replayed_update(&mut self) {
         if let Some(delayed) = &mut self.scales.delayed {
             delayed.updates += 1;
         }
     }
 
-    /// Counts of elements saturated, underflowed and cast so far by this process, each by slot.
+    /// Returns the numbers of saturated, underflowed and cast elements so far in this process, each by slot.
     fn counts(&self) -> Result<[Vec<i64>; 3]> {
         let CastStatistics { saturated, underflowed, elements, .. } = &self.recorder.statistics;
         Ok([saturated.to_vec()?, underflowed.to_vec()?, elements.to_vec()?])
@@ -163,7 +163,7 @@ impl ScalingState {
         self.losses(&OneRank).map(drop)
     }
 
-    /// The losses of casts since the last call, over all ranks.
+    /// Returns the losses of casts since the last call, over all ranks.
     pub fn losses(&mut self, ranks: &dyn MergeCounts) -> Result<CastLosses> {
         let counts = self.counts()?;
         let before = std::mem::replace(&mut self.counted, counts);
@@ -183,7 +183,7 @@ impl ScalingState {
         Ok(CastLosses { saturated: share(0), underflowed: share(1), non_finite })
     }
 
-    /// The measurements of each cast over all ranks, in the order of the slots; reads from the device.
+    /// Returns the measurements of each cast over all ranks, in the order of the slots. Reads from the device.
     pub fn measured(&self, ranks: &dyn MergeCounts) -> Result<Vec<CastRecord>> {
         let Scales { slots, arrays: Some(arrays), delayed, .. } = &self.scales else { return Ok(Vec::new()) };
         let mut counts = Vec::with_capacity(3 * slots.len());
@@ -193,10 +193,10 @@ impl ScalingState {
         }
         let counts = ranks.sum_by_slot(&counts)?;
         let of = |counter: usize, slot: usize| counts[counter * slots.len() + slot];
-        // Computed from amaxes of all ranks.
+        // Non-finite amaxes are counted after amaxes of all ranks are merged, so they are not summed.
         let non_finite = arrays.non_finite.to_vec::<i64>()?;
         let (amax, scale) = (self.last_step.amax.to_vec::<f32>()?, self.last_step.scale.to_vec::<f32>()?);
-        // In a first step casts use current scaling.
+        // In a first step, casts use current scaling.
         let known = |delayed: &Delayed| delayed.updates > 1 || delayed.first_step == FirstStep::Unscaled;
         let known = delayed.as_ref().is_some_and(known);
         let record = |(i, (name, cast)): (usize, &(String, Cast))| CastRecord {
@@ -214,17 +214,17 @@ impl ScalingState {
         Ok(slots.iter().enumerate().map(record).collect())
     }
 
-    /// True when the model has no FP8 casts.
+    /// Returns whether the model has no FP8 casts.
     pub fn is_empty(&self) -> bool {
         self.scales.is_empty()
     }
 
-    /// Names of the slots, in order, for the checkpoint's manifest.
+    /// Returns the names of the slots, in order, for the checkpoint's manifest.
     pub fn names(&self) -> Vec<String> {
         self.scales.slots.iter().map(|(name, _)| name.clone()).collect()
     }
 
-    /// The arrays for a checkpoint, by name. Empty unless scaling is delayed.
+    /// Returns the arrays for a checkpoint, by name. Empty unless scaling is delayed.
     pub fn arrays(&self) -> Result<Vec<(String, Tensor)>> {
         let Scales { arrays: Some(scales), delayed: Some(delayed), .. } = &self.scales else { return Ok(Vec::new()) };
         let updates = Tensor::from_slice(&Device::Cpu, &[1], &[delayed.updates as i64])?;
@@ -240,10 +240,10 @@ impl ScalingState {
         Ok(arrays)
     }
 
-    /// Restores arrays of [`ScalingState::arrays`] from a run whose slots are called `names`.
+    /// Restores the arrays of [`ScalingState::arrays`] from a run whose slots are called `names`.
     ///
-    /// Each cast takes the state saved under its name. If there is none, because its linear was in high precision, the next step counts as
-    /// its first step. Errors if histories have another length; a recipe without delayed scaling ignores the arrays.
+    /// Each cast takes the state saved under its name. If no state is saved, because the linear was in high precision, the next step is treated like
+    /// the first step of the cast. Errors if histories have another length. A recipe without delayed scaling ignores the arrays.
     pub fn restore(&mut self, names: &[String], mut array: impl FnMut(&str) -> Result<Tensor>) -> Result<()> {
         let Scales { arrays: Some(scales), delayed: Some(delayed), slots, .. } = &mut self.scales else {
             return Ok(());

@@ -1,4 +1,4 @@
-//! The input of a cast.
+//! The values that a cast reads.
 
 use ottava_common::error::Result;
 use ottava_tensor::ops::{Fp8Output, unscaled};
@@ -9,7 +9,7 @@ use ottava_tensor::{DType, QuantizedTensor, ScaledTensor, Tensor};
 pub enum Values {
     /// F32, F16 or BF16.
     Plain(Tensor),
-    /// F16 with a scale, rounded to this type before the cast.
+    /// F16 with a scale. The values are rounded to this type before the cast.
     Scaled(ScaledTensor, DType),
 }
 
@@ -20,7 +20,7 @@ impl From<&Tensor> for Values {
 }
 
 impl Values {
-    /// The matrix without a scale.
+    /// Returns the matrix without a scale.
     pub fn plain(self) -> Result<Tensor> {
         match self {
             Values::Plain(x) => Ok(x),

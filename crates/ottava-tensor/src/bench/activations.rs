@@ -5,14 +5,14 @@ use crate::ops::Activation::SwiGlu;
 use crate::ops::*;
 use crate::{DType, Granularity, Result};
 
-/// Times activations `[T, F]`, with outputs in 16 bits and in FP8, from exact inputs and from inputs saved in FP8.
+/// Times activations `[T, F]` with outputs in 16 bits and in FP8, from exact inputs and from inputs saved in FP8.
 pub(super) fn rows(table: &mut Table, t: usize, f: usize) -> Result<()> {
     activations(table, t, f)?;
     saved_activations(table, t, f)?;
     activations_with_own_scales(table, t, f)
 }
 
-/// Activations, and casts by one scale.
+/// Times activations, and casts with one scale per tensor.
 fn activations(table: &mut Table, t: usize, f: usize) -> Result<()> {
     let (device, tf) = (table.device(), t * f);
     let CastTensors { scale, amax, seen, unseen } = &mut CastTensors::new(device)?;
@@ -45,7 +45,7 @@ fn activations(table: &mut Table, t: usize, f: usize) -> Result<()> {
     Ok(())
 }
 
-/// Activations whose inputs are saved in FP8.
+/// Times activations whose inputs are saved in FP8.
 fn saved_activations(table: &mut Table, t: usize, f: usize) -> Result<()> {
     let (device, tf) = (table.device(), t * f);
     let CastTensors { scale, amax, seen, unseen } = &mut CastTensors::new(device)?;
@@ -68,7 +68,7 @@ fn saved_activations(table: &mut Table, t: usize, f: usize) -> Result<()> {
     Ok(())
 }
 
-/// Activations with scales by rows and blocks.
+/// Times activations with scales per row and per block.
 fn activations_with_own_scales(table: &mut Table, t: usize, f: usize) -> Result<()> {
     let (device, tf) = (table.device(), t * f);
     let CastTensors { seen, unseen, .. } = &mut CastTensors::new(device)?;
@@ -80,7 +80,7 @@ fn activations_with_own_scales(table: &mut Table, t: usize, f: usize) -> Result<
             activation_to(SwiGlu, &gate_up, own(granularity, seen)).map(drop)
         })?;
     }
-    // As in forward: backward writes the transposed codes.
+    // Forward writes no transpose, because backward writes the transposed codes.
     table.row("swiglu, FP8 by rows, without transpose", bf16(2 * tf) + tf, &mut || {
         let scale = CastScale::Own(Granularity::PerRow, CurrentScaling::default());
         let copies = CodeCopies::Rows;

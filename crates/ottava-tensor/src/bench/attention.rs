@@ -5,18 +5,18 @@ use super::{Cost, Meter};
 use crate::ops::{AttentionInput, AttentionSpec, attention as forward, attention_backward, cast, normal};
 use crate::{DType, Result};
 
-/// Attention of one shape.
+/// The measurement of attention of one shape.
 #[derive(Clone, Debug, serde::Serialize)]
 pub struct AttentionRow {
-    /// Heads, mask and bounds.
+    /// The heads, mask and soft cap.
     pub attention: String,
-    /// Sequences.
+    /// The number of sequences.
     pub batch: usize,
-    /// Tokens per sequence.
+    /// The number of tokens per sequence.
     pub seq_len: usize,
     /// The costs of forward and of backward.
     pub costs: [Cost; 2],
-    /// FLOPs of each: two products in forward and five in backward over the scores that the mask leaves.
+    /// The FLOPs of forward and of backward: two products in forward and five in backward, over the scores that the mask leaves.
     pub flops: [f64; 2],
 }
 
@@ -31,7 +31,7 @@ pub fn attention(meter: Meter, spec: &AttentionSpec, batch: usize, seq_len: usiz
         meter.rounds_for(ROUND_MILLISECONDS, &mut || forward(input, spec).map(drop))?,
         meter.rounds_for(ROUND_MILLISECONDS, &mut || attention_backward(&d_o, input, &o, &lse, spec).map(drop))?,
     ];
-    // Half of the scores up to the window, and a band of its width after it.
+    // The scores are half of a square up to the window, and then a band with the width of the window.
     let (len, window) = (seq_len as f64, spec.window.map_or(seq_len, |window| window.min(seq_len)) as f64);
     let product = 2.0 * (batch * spec.query_width()) as f64 * window * (len - window / 2.0);
     let (attention, flops) = (spec.to_string(), [2.0 * product, 5.0 * product]);

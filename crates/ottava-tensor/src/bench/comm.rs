@@ -1,4 +1,4 @@
-//! Collectives alone, and beside products.
+//! Collectives alone, and overlapped with products.
 
 use super::gemm::Fprop;
 use super::{ROUNDS, total};
@@ -8,27 +8,27 @@ use crate::{DType, Device, Error, Result, Tensor};
 use serde::Serialize;
 use std::time::Instant;
 
-/// Timed rounds of a collective, whose median is reported.
+/// The number of timed rounds of a collective. The median is reported.
 const TIMED: usize = 11;
 
-/// Bytes that a round of a collective moves on a GPU, in calls back to back: launches of small ones then overlap.
+/// The number of bytes that a round of a collective moves on a GPU. Its calls are enqueued back to back, so launches of small calls overlap.
 const ROUND_BYTES: usize = 128 << 20;
 
-/// Most calls of a round, and most collectives in flight beside products.
+/// The maximum number of calls per round, and of collectives in flight next to products.
 const MOST_CALLS: usize = 32;
 
-/// Products of a round beside collectives.
+/// The number of products per round next to collectives.
 const PRODUCTS: usize = 8;
 
 /// A collective as training calls it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum CollectiveKind {
-    /// An all-gather of bytes, as ranks gather codes of weights.
+    /// An all-gather of bytes, like the gather of codes of weights.
     AllGather,
-    /// A reduce-scatter of BF16, as ranks reduce gradients.
+    /// A reduce-scatter of BF16, like a reduction of gradients.
     ReduceScatter,
-    /// An all-reduce of F32, as ranks reduce gradients.
+    /// An all-reduce of F32, like a reduction of gradients.
     AllReduce,
     /// An all-to-all of bytes.
     AllToAll,
@@ -39,7 +39,7 @@ impl CollectiveKind {
     pub const ALL: [CollectiveKind; 4] =
         [CollectiveKind::AllGather, CollectiveKind::ReduceScatter, CollectiveKind::AllReduce, CollectiveKind::AllToAll];
 
-    /// Its name, as "all-gather".
+    /// Returns the name, such as "all-gather".
     pub fn as_str(self) -> &'static str {
         match self {
             CollectiveKind::AllGather => "all-gather",
@@ -49,7 +49,7 @@ impl CollectiveKind {
         }
     }
 
-    /// The type of its elements.
+    /// Returns the type of the elements.
     pub fn dtype(self) -> DType {
         match self {
             CollectiveKind::AllGather | CollectiveKind::AllToAll => DType::E4M3,
@@ -58,52 +58,53 @@ impl CollectiveKind {
         }
     }
 
-    /// Bytes that each of `ranks` ranks sends for a buffer of `bytes`: divided by the time they are its bus bandwidth, as in nccl-tests.
+    /// Returns the number of bytes that each of `ranks` ranks sends for a buffer of `bytes`. Divided by the time, this is the bus bandwidth of
+    /// nccl-tests.
     fn bus_bytes(self, bytes: usize, ranks: usize) -> f64 {
         let sent = bytes as f64 * (ranks - 1) as f64 / ranks as f64;
         if self == CollectiveKind::AllReduce { 2.0 * sent } else { sent }
     }
 }
 
-/// What to measure.
+/// The settings of a measurement.
 #[derive(Clone, Debug)]
 pub struct CommBench {
-    /// Sizes of whole buffers in bytes, rounded down to what the ranks can divide.
+    /// The sizes of whole buffers in bytes, rounded down to sizes that the ranks can divide.
     pub bytes: Vec<usize>,
-    /// Bytes of the buffers of collectives beside products.
+    /// The size in bytes of the buffers of collectives next to products.
     pub beside_bytes: usize,
-    /// Tokens, outputs and inputs of the product.
+    /// The numbers of tokens, outputs and inputs of the product.
     pub product: [usize; 3],
 }
 
-/// One collective of one size, alone.
+/// The measurement of one collective of one size, alone.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct CollectiveRow {
     /// The collective.
     pub kind: CollectiveKind,
-    /// Bytes of the whole buffer.
+    /// The number of bytes of the whole buffer.
     pub bytes: usize,
-    /// Median milliseconds of a call.
+    /// The median time of a call in milliseconds.
     pub milliseconds: f64,
-    /// Bytes per second that each rank sends.
+    /// The number of bytes per second that each rank sends.
     pub bus_bytes_per_second: f64,
 }
 
-/// `time = latency + bytes sent / bandwidth`, with the smallest sum of squared relative errors over the sizes of a collective.
+/// The fit of `time = latency + bytes sent / bandwidth`, with the smallest sum of squared relative errors over the sizes of a collective.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct LinkFit {
     /// The collective.
     pub kind: CollectiveKind,
-    /// Seconds of a call without bytes.
+    /// The time of a call without bytes in seconds.
     pub latency_seconds: f64,
-    /// Bytes per second that each rank sends. Not positive where times do not grow with sizes.
+    /// The number of bytes per second that each rank sends. Not positive if times do not grow with sizes.
     pub bytes_per_second: f64,
-    /// Largest relative error of a time.
+    /// The largest relative error of a time.
     pub residual: f64,
 }
 
 impl LinkFit {
-    /// Fits pairs of bytes that each rank sends and seconds; `None` for fewer than two sizes.
+    /// Fits pairs of seconds and the bytes that each rank sends. Returns `None` for fewer than two sizes.
     fn fit(kind: CollectiveKind, points: &[(f64, f64)]) -> Option<LinkFit> {
         // Minimises the sum of ((latency + slope · x) / t - 1)².
         let sum = |of: fn(f64, f64) -> f64| points.iter().map(|&(x, t)| of(x, t)).sum::<f64>();
@@ -119,64 +120,64 @@ impl LinkFit {
     }
 }
 
-/// A collective and a product, alone and while the other runs back to back.
+/// The times of a collective and a product, alone and while the other operation runs back to back.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct ContentionRow {
     /// The collective.
     pub kind: CollectiveKind,
-    /// Bytes of its whole buffer.
+    /// The number of bytes of the collective's whole buffer.
     pub bytes: usize,
-    /// Milliseconds of a product alone.
+    /// The time of a product alone in milliseconds.
     pub product_milliseconds: f64,
-    /// Milliseconds of a product beside collectives.
+    /// The time of a product next to collectives in milliseconds.
     pub product_beside_milliseconds: f64,
-    /// Milliseconds of the collective alone.
+    /// The time of the collective alone in milliseconds.
     pub collective_milliseconds: f64,
-    /// Milliseconds of the collective beside products; `None` where too few ran beside them to tell.
+    /// The time of the collective next to products in milliseconds. `None` if too few collectives ran next to products.
     pub collective_beside_milliseconds: Option<f64>,
 }
 
 impl ContentionRow {
-    /// By how many percent products get slower.
+    /// Returns by how many percent products get slower.
     pub fn product_slowdown(&self) -> f64 {
         100.0 * (self.product_beside_milliseconds / self.product_milliseconds - 1.0)
     }
 
-    /// By how many percent collectives get slower.
+    /// Returns by how many percent collectives get slower.
     pub fn collective_slowdown(&self) -> Option<f64> {
         self.collective_beside_milliseconds.map(|beside| 100.0 * (beside / self.collective_milliseconds - 1.0))
     }
 }
 
-/// What a rank has measured.
+/// The measurements of a rank.
 #[derive(Clone, Debug, Serialize)]
 pub struct CommReport {
-    /// Ranks of the group.
+    /// The number of ranks of the group.
     pub ranks: usize,
-    /// Collectives alone.
+    /// The measurements of collectives alone.
     pub rows: Vec<CollectiveRow>,
     /// A line through the times of each kind.
     pub fits: Vec<LinkFit>,
-    /// Tokens, outputs and inputs of the product.
+    /// The numbers of tokens, outputs and inputs of the product.
     pub product: [usize; 3],
-    /// The type of its operands.
+    /// The type of the product's operands.
     pub product_dtype: &'static str,
-    /// All-gathers and reduce-scatters beside products.
+    /// The measurements of all-gathers and reduce-scatters next to products.
     pub contention: Vec<ContentionRow>,
 }
 
-/// Tensors of a collective in turn.
+/// The tensors of a collective, which calls use in turn.
 struct Buffers<'a> {
     comm: &'a Group,
     kind: CollectiveKind,
     /// The input of a reduce-scatter or an all-to-all.
     input: Option<Tensor>,
-    /// Written in place, or outputs.
+    /// The tensors that are written in place, or the outputs.
     outputs: Vec<Tensor>,
 }
 
 impl<'a> Buffers<'a> {
-    /// Zeros for so many calls in flight.
+    /// Creates zeros for `calls` calls in flight.
     fn new(comm: &'a Group, device: &Device, kind: CollectiveKind, bytes: usize, calls: usize) -> Result<Buffers<'a>> {
         let (elements, dtype) = (bytes / kind.dtype().size(), kind.dtype());
         let (has_input, output) = match kind {
@@ -207,20 +208,20 @@ impl<'a> Buffers<'a> {
         }
     }
 
-    /// Ends a call, whose output is free again.
+    /// Ends a call, and frees its output for another call.
     fn end(&mut self, pending: Pending) -> Result<()> {
         self.outputs.push(pending.wait()?);
         Ok(())
     }
 
-    /// One call, alone.
+    /// Runs one call, and waits for it.
     fn call(&mut self) -> Result<()> {
         let pending = self.start()?;
         self.end(pending)
     }
 }
 
-/// A moment in the compute stream of a GPU, or on the clock.
+/// A moment in the compute stream of a GPU, or on the clock of the CPU.
 enum Moment {
     Clock(Instant),
     Event(Event),
@@ -234,7 +235,7 @@ impl Moment {
         })
     }
 
-    /// Milliseconds until `later`, for which it waits.
+    /// Returns the milliseconds until `later`. Waits for both moments.
     fn until(&self, later: &Moment) -> Result<f64> {
         match (self, later) {
             (Moment::Clock(start), Moment::Clock(end)) => Ok((*end - *start).as_secs_f64() * 1e3),
@@ -250,13 +251,13 @@ fn median(mut values: Vec<f64>) -> f64 {
 }
 
 impl CommBench {
-    /// Sizes that training uses: buffers of 1 to 256 MiB, and 200 MB beside products of 8192 x 4096 x 11008; small products on the CPU.
+    /// Returns the sizes that training uses: buffers of 1 to 256 MiB, and 200 MB next to products of 8192 x 4096 x 11008. The CPU has small products.
     pub fn for_device(device: &Device) -> CommBench {
         let product = if matches!(device, Device::Cpu) { [128, 64, 96] } else { [8192, 4096, 11_008] };
         CommBench { bytes: [1, 4, 16, 64, 256].map(|mib| mib << 20).to_vec(), beside_bytes: 200_000_000, product }
     }
 
-    /// Measures the group of `comm`, whose ranks all call this with equal settings, each with its device. Times are measured on this rank.
+    /// Measures the group of `comm`. All ranks call it with equal settings, each with its device. Times are measured on this rank.
     ///
     /// Errors with [`Error::Value`] for a group of one rank, and for buffers that are smaller than 4 bytes per rank.
     pub fn run(&self, comm: &Group, device: &Device, mut report: impl FnMut(&CollectiveRow)) -> Result<CommReport> {
@@ -264,7 +265,7 @@ impl CommBench {
         if ranks < 2 {
             return Err(Error::Value("links are between ranks, and there is one; start 2 or more".into()));
         }
-        // Slices of whole F32.
+        // Slices have whole F32 elements.
         let divided = |bytes: usize| bytes / (4 * ranks) * (4 * ranks);
         if self.bytes.iter().chain([&self.beside_bytes]).any(|&bytes| divided(bytes) == 0) {
             return Err(Error::Value(format!("buffers for {ranks} ranks have at least {} bytes", 4 * ranks)));
@@ -292,7 +293,7 @@ impl CommBench {
         Ok(CommReport { ranks, rows, fits, product: self.product, product_dtype: product_dtype.name(), contention })
     }
 
-    /// Median milliseconds of a call.
+    /// Returns the median time of a call in milliseconds.
     fn alone(&self, comm: &Group, device: &Device, kind: CollectiveKind, bytes: usize) -> Result<f64> {
         let mut buffers = Buffers::new(comm, device, kind, bytes, 1)?;
         // A call on the CPU ends on the host, so calls do not overlap.
@@ -301,7 +302,7 @@ impl CommBench {
         for round in 0..=TIMED {
             comm.barrier("a round")?;
             let milliseconds = total(device, calls, &mut || buffers.call())? / calls as f64;
-            // The first warms up.
+            // The first round warms up.
             if round > 0 {
                 rounds.push(milliseconds);
             }
@@ -310,10 +311,10 @@ impl CommBench {
         Ok(median(rounds))
     }
 
-    /// Times products beside collectives of `kind`.
+    /// Times products next to collectives of `kind`.
     ///
-    /// A round enqueues collectives that last about twice as long as its products, and then the products. Collectives run alone before the
-    /// first product begins and after the last one ends; from their number, and their time alone, follows their time beside products.
+    /// A round first enqueues collectives, then products. The collectives last about twice as long as the products. Before the first product and
+    /// after the last product, collectives run alone. The time of collectives next to products is computed from their number and their time alone.
     fn contention(
         &self,
         comm: &Group,
@@ -331,7 +332,7 @@ impl CommBench {
             rounds.push(total(device, PRODUCTS, &mut || product.run())? / PRODUCTS as f64);
         }
         let product_alone = median(rounds);
-        // All ranks start as many as rank 0.
+        // All ranks start as many collectives as rank 0.
         let wanted = (2.0 * PRODUCTS as f64 * product_alone / collective).ceil().clamp(4.0, MOST_CALLS as f64);
         let calls = comm.agree("collectives of a round", &[wanted as u8])?[0][0] as usize;
         let mut buffers = Buffers::new(comm, device, kind, bytes, calls)?;
@@ -348,7 +349,7 @@ impl CommBench {
             let end = Moment::now(device)?;
             device.synchronize()?;
             let (beside, alone) = (first.until(&last)?, begin.until(&first)? + last.until(&end)?);
-            // The first warms up.
+            // The first round warms up.
             if round > 0 {
                 products.push(beside / PRODUCTS as f64);
                 collectives.push(beside / (calls as f64 - alone / collective));
@@ -378,12 +379,12 @@ mod tests {
         let line = |x: f64| 50e-6 + x / 265e9;
         let points: Vec<_> = [1e6, 4e6, 16e6, 64e6].map(|x| (x, line(x))).to_vec();
         let fit = LinkFit::fit(CollectiveKind::AllGather, &points).unwrap();
-        // Four points on a line are fitted in F64; differences of sums lose a few of its 16 digits.
+        // Four points on a line are fitted in F64. Differences of sums lose a few of the 16 digits.
         assert!((fit.latency_seconds / 50e-6 - 1.0).abs() < 1e-6, "{fit:?}");
         assert!((fit.bytes_per_second / 265e9 - 1.0).abs() < 1e-6 && fit.residual < 1e-6, "{fit:?}");
         let off: Vec<_> = points.iter().enumerate().map(|(i, &(x, t))| (x, t * [1.1, 0.9][i % 2])).collect();
         let fit = LinkFit::fit(CollectiveKind::AllGather, &off).unwrap();
-        // Points are in turn 10 % above and 10 % below the line, and the fit moves towards some points.
+        // Points are alternately 10 % above and 10 % below the line, and the fit moves towards some of them.
         assert!(fit.residual > 0.05 && fit.residual < 0.15, "{fit:?}");
         assert_eq!(LinkFit::fit(CollectiveKind::AllGather, &points[..1]), None);
         assert_eq!(LinkFit::fit(CollectiveKind::AllGather, &[]), None);
@@ -408,7 +409,7 @@ mod tests {
             for row in &report.rows {
                 let sent = row.kind.bus_bytes(row.bytes, 3);
                 let rate = sent / (row.milliseconds * 1e-3);
-                // The same quotient in F64, computed from milliseconds: some units of 2⁻⁵³.
+                // The same quotient is computed in F64 from milliseconds, so it differs by a few units of 2⁻⁵³.
                 assert!(row.milliseconds > 0.0 && (row.bus_bytes_per_second / rate - 1.0).abs() < 1e-9);
             }
             assert!(report.contention.iter().all(|row| row.product_beside_milliseconds > 0.0));

@@ -4,11 +4,11 @@ use super::table::{CastTensors, Table, bf16, own};
 use crate::ops::*;
 use crate::{DType, Granularity, Result, Tensor};
 
-/// Experts, and the experts that a token is sent to.
+/// The number of experts, and the number of experts that a token is sent to.
 const EXPERTS: usize = 64;
 const CHOSEN: usize = 8;
 
-/// Ops on activations `[T, C]` of `t` tokens.
+/// Times ops on activations `[T, C]` of `t` tokens.
 pub(super) fn rows(table: &mut Table, t: usize, c: usize) -> Result<()> {
     let device = table.device();
     let CastTensors { seen, .. } = &mut CastTensors::new(device)?;

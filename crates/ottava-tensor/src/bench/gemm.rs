@@ -7,7 +7,7 @@ use crate::ops::{
 };
 use crate::{DType, Device, Granularity, QuantizedTensor, Result, Tensor};
 
-/// Approximate length of a round in milliseconds: long enough to reach the clock of sustained load, as in training.
+/// The approximate length of a round in milliseconds. It is long enough to reach the clock of sustained load, as in training.
 pub(super) const ROUND_MILLISECONDS: f64 = 40.0;
 
 /// A product of a linear layer with `N` outputs and `K` inputs, over `T` tokens.
@@ -23,22 +23,22 @@ pub enum Product {
 }
 
 impl Product {
-    /// All three, in the order of a step.
+    /// All products, in the order of a step.
     pub const ALL: [Product; 3] = [Product::Fprop, Product::Dgrad, Product::Wgrad];
 }
 
-/// Operand types of a product.
+/// The operand types of a product.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Operands {
     /// Matrices of this type.
     Plain(DType),
     /// FP8 codes of these formats and granularities.
     Fp8 {
-        /// Codes and granularity of `x`.
+        /// The codes and granularity of `x`.
         input: (DType, Granularity),
-        /// Codes and granularity of `W`.
+        /// The codes and granularity of `W`.
         weight: (DType, Granularity),
-        /// Codes and granularity of `dy`.
+        /// The codes and granularity of `dy`.
         grad_output: (DType, Granularity),
     },
 }
@@ -50,7 +50,8 @@ enum Matrix {
 }
 
 impl Matrix {
-    /// Normal values that use most of the range of the format: power, and so speed, depends on how many bits flip.
+    /// Returns normal values that use most of the range of the format. The speed depends on the power, and the power depends on the number of bits
+    /// that flip.
     fn random(
         device: &Device,
         shape: [usize; 2],
@@ -93,20 +94,20 @@ pub(super) struct Fprop {
 }
 
 impl Fprop {
-    /// Operands of `[T, N, K]`, both of the same type.
+    /// Creates operands of `[T, N, K]`, both of type `dtype`.
     pub(super) fn random(device: &Device, [tokens, outputs, inputs]: [usize; 3], dtype: DType) -> Result<Fprop> {
         let matrix = |rows, seed| Matrix::random(device, [rows, inputs], (dtype, Granularity::PerTensor), seed);
         Ok(Fprop { x: matrix(tokens, 1)?, w: matrix(outputs, 2)? })
     }
 
-    /// Enqueues it.
+    /// Enqueues the product.
     pub(super) fn run(&self) -> Result<()> {
         gemm_nt(self.x.rows(), self.w.rows(), DType::BF16, Accumulation::Fast).map(drop)
     }
 }
 
-/// The cost of `product` for `[T, N, K]` on random operands, with results in type `out`. With `groups`, the T rows belong to so many groups
-/// of unequal sizes, 0.3 to 1.7 times the mean, and each has a matrix of its own.
+/// Returns the cost of `product` for `[T, N, K]` on random operands, with results in type `out`. With `groups`, the T rows are divided into this many
+/// groups of unequal sizes, 0.3 to 1.7 times the mean, and each group has a separate matrix.
 pub fn gemm_cost(
     meter: Meter,
     product: Product,
@@ -151,7 +152,7 @@ pub fn gemm_cost(
     }
 }
 
-/// `rows` rows in `groups` groups, as unequal as the groups of a trained router.
+/// Divides `rows` rows into `groups` groups that are as unequal as the groups of a trained router.
 fn unequal(rows: usize, groups: usize) -> Vec<usize> {
     let weights: Vec<usize> = (0..groups).map(|group| 300 + group * 7919 % 1401).collect();
     let total: usize = weights.iter().sum();
@@ -160,19 +161,19 @@ fn unequal(rows: usize, groups: usize) -> Vec<usize> {
     counts
 }
 
-/// Reference rates of a device, measured in this run.
+/// The reference rates of a device, measured in this run.
 #[derive(Clone, Copy, Debug, serde::Serialize)]
 pub struct Rates {
-    /// FLOP/s of a large product of BF16 operands.
+    /// The FLOP/s of a large product of BF16 operands.
     pub bf16_flops: f64,
-    /// FLOP/s of a large product of FP8 operands with fast accumulation.
+    /// The FLOP/s of a large product of FP8 operands with fast accumulation.
     pub fp8_flops: f64,
-    /// Bytes per second of a copy, reads and writes both counted.
+    /// The bytes per second of a copy, counting reads and writes.
     pub copy_bytes: f64,
 }
 
 impl Rates {
-    /// Measures the rates with products of 8192³ on a GPU, tiny ones on the CPU.
+    /// Measures the rates, with products of 8192³ on a GPU and tiny products on the CPU.
     pub fn measure(device: &Device) -> Result<Rates> {
         let size: usize = if matches!(device, Device::Cpu) { 64 } else { 8192 };
         let rate = |operands| {
@@ -189,7 +190,7 @@ impl Rates {
         })
     }
 
-    /// FLOP/s for `operands`.
+    /// Returns the FLOP/s for `operands`.
     pub fn flops(&self, operands: Operands) -> f64 {
         match operands {
             Operands::Plain(_) => self.bf16_flops,

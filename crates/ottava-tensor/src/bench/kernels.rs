@@ -5,12 +5,12 @@ use super::{Meter, activations, experts, updates};
 use crate::ops::*;
 use crate::{DType, Granularity, Result, Tensor};
 
-/// Vocabulary of embedding and cross-entropy, and tokens per chunk of logits.
+/// The vocabularies of embedding and cross-entropy, and the number of tokens per chunk of logits.
 const VOCABULARY: usize = 32_000;
 const LONG_VOCABULARY: usize = 151_936;
 const CHUNK: usize = 2048;
 
-/// Times every memory-bound op on random data: BF16 activations of `tokens` T rows, `channels` C and `hidden` F wide.
+/// Times every memory-bound op on random data: BF16 activations with `tokens` rows T, of width `channels` C or `hidden` F.
 pub fn kernels(meter: Meter, tokens: usize, channels: usize, hidden: usize) -> Result<Vec<KernelRow>> {
     let mut table = Table::new(meter)?;
     casts(&mut table, tokens, channels)?;
@@ -27,7 +27,7 @@ pub fn kernels(meter: Meter, tokens: usize, channels: usize, hidden: usize) -> R
     Ok(table.rows)
 }
 
-/// Ops on activations `[T, C]`, and their casts.
+/// Times ops on activations `[T, C]`, and their casts.
 fn casts(table: &mut Table, t: usize, c: usize) -> Result<()> {
     let (device, tc) = (table.device(), t * c);
     let CastTensors { scale, seen, .. } = &mut CastTensors::new(device)?;
@@ -57,7 +57,7 @@ fn casts(table: &mut Table, t: usize, c: usize) -> Result<()> {
     Ok(())
 }
 
-/// Magnitudes of weight-decomposed adapters.
+/// Times the magnitudes of weight-decomposed adapters.
 fn magnitudes(table: &mut Table, t: usize, c: usize) -> Result<()> {
     let (device, tc) = (table.device(), t * c);
     let (a, b) = (table.random(&[t, c], DType::BF16)?, table.random(&[t, c], DType::BF16)?);
@@ -69,7 +69,7 @@ fn magnitudes(table: &mut Table, t: usize, c: usize) -> Result<()> {
     Ok(())
 }
 
-/// RMSNorm.
+/// Times RMSNorm.
 fn rms_norms(table: &mut Table, t: usize, c: usize) -> Result<()> {
     let (device, tc) = (table.device(), t * c);
     let CastTensors { scale, amax, seen, .. } = &mut CastTensors::new(device)?;
@@ -103,7 +103,7 @@ fn rms_norms(table: &mut Table, t: usize, c: usize) -> Result<()> {
     Ok(())
 }
 
-/// LayerNorm.
+/// Times LayerNorm.
 fn layer_norms(table: &mut Table, t: usize, c: usize) -> Result<()> {
     let (device, tc) = (table.device(), t * c);
     let CastTensors { scale, amax, seen, .. } = &mut CastTensors::new(device)?;
@@ -126,7 +126,7 @@ fn layer_norms(table: &mut Table, t: usize, c: usize) -> Result<()> {
     Ok(())
 }
 
-/// Sinks of heads of 64.
+/// Times attention sinks, with heads of size 64.
 fn sinks(table: &mut Table, t: usize, c: usize) -> Result<()> {
     let (device, tc, heads) = (table.device(), t * c, c.div_ceil(64));
     let (mut o, d_o) = (table.random(&[t, c], DType::BF16)?, table.random(&[t, c], DType::BF16)?);
@@ -138,7 +138,7 @@ fn sinks(table: &mut Table, t: usize, c: usize) -> Result<()> {
     })
 }
 
-/// Rotary positions of queries and keys `[T, 3 · C]`.
+/// Times rotary positions of queries and keys `[T, 3 · C]`.
 fn rotations(table: &mut Table, t: usize, c: usize) -> Result<()> {
     let (device, tc) = (table.device(), t * c);
     let CastTensors { scale, amax, seen, .. } = &mut CastTensors::new(device)?;
@@ -169,7 +169,7 @@ fn rotations(table: &mut Table, t: usize, c: usize) -> Result<()> {
     Ok(())
 }
 
-/// Norms of heads, and biases, of queries, keys and values `[T, 3 · C]`.
+/// Times norms of heads, and biases, of queries, keys and values `[T, 3 · C]`.
 fn heads(table: &mut Table, t: usize, c: usize) -> Result<()> {
     let (device, tc) = (table.device(), t * c);
     let head_dim = 128.min(c);
@@ -190,7 +190,7 @@ fn heads(table: &mut Table, t: usize, c: usize) -> Result<()> {
     Ok(())
 }
 
-/// Embedding, and loss of logits `[tokens, V]`.
+/// Times the embedding, and the loss of logits `[tokens, V]`.
 fn embedding_and_loss(table: &mut Table, t: usize, c: usize) -> Result<()> {
     let (device, tc) = (table.device(), t * c);
     let a = table.random(&[t, c], DType::BF16)?;
@@ -200,7 +200,7 @@ fn embedding_and_loss(table: &mut Table, t: usize, c: usize) -> Result<()> {
     let embeddings = table.random(&[vocabulary, c], DType::BF16)?;
     table.row("embedding", bf16(2 * tc), &mut || embedding(&embeddings, &ids).map(drop))?;
     let mut dembeddings = Tensor::zeros(device, &[vocabulary, c], DType::F32)?;
-    // An upper bound: tokens with the same id share one read and write of a gradient row.
+    // The bytes are an upper bound: tokens with the same id share one read and write of a gradient row.
     table.row("embedding_gradient", bf16(tc) + 8 * tc, &mut || embedding_gradient(&a, &ids, &mut dembeddings))?;
     drop((embeddings, dembeddings));
     let chunk = t.min(CHUNK);
@@ -222,7 +222,7 @@ fn embedding_and_loss(table: &mut Table, t: usize, c: usize) -> Result<()> {
     preference(table, t)
 }
 
-/// The loss of a pair of sequences with `t` tokens together.
+/// Times the loss of a pair of sequences with `t` tokens together.
 fn preference(table: &mut Table, t: usize) -> Result<()> {
     let (losses, zero) = (table.random(&[t], DType::F32)?, Tensor::zeros(table.device(), &[1], DType::F32)?);
     table.row("sequence_log_probs", 4 * t, &mut || sequence_log_probs(&losses, 2).map(drop))?;

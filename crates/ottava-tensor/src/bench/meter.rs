@@ -1,52 +1,52 @@
-//! What one run of an op costs: time, and power under load.
+//! The costs of one run of an op: time, and power under load.
 
 use super::{time, time_for, total};
 use crate::{Device, Result};
 use std::time::Instant;
 
-/// Seconds of load before energy is counted, and while it is: the counter of a GPU moves every 20 to 100 ms.
+/// The seconds of load before energy is counted, and while it is counted. The energy counter of a GPU changes only every 20 to 100 ms.
 const WARM_UP: f64 = 0.3;
 const COUNTED: f64 = 1.0;
-/// Milliseconds between two looks at the clock.
+/// The milliseconds between two readings of the clock.
 const STRETCH: f64 = 50.0;
 
-/// What one run of an op costs.
+/// The costs of one run of an op.
 #[derive(Clone, Copy, Debug, serde::Serialize)]
 pub struct Cost {
-    /// Median milliseconds.
+    /// The median time in milliseconds.
     pub milliseconds: f64,
-    /// `None` unless it was asked for, and where nothing measures it.
+    /// The power. `None` unless it was requested and can be measured.
     pub power: Option<Power>,
 }
 
-/// The power of a GPU that runs one op over and over.
+/// The power of a GPU that runs one op repeatedly.
 #[derive(Clone, Copy, Debug, serde::Serialize)]
 pub struct Power {
-    /// Watts, all of the GPU.
+    /// The power of the whole GPU in watts.
     pub watts: f64,
-    /// Mean clock of its multiprocessors.
+    /// The mean clock of the multiprocessors in megahertz.
     pub megahertz: f64,
-    /// Energy of one run.
+    /// The energy of one run in millijoules.
     pub millijoules: f64,
 }
 
 /// Measures ops on a device.
 #[derive(Clone, Copy)]
 pub struct Meter<'a> {
-    /// Where ops run.
+    /// The device on which ops run.
     pub device: &'a Device,
-    /// Whether to measure power, too, which takes 1.3 seconds for each op.
+    /// Whether to measure power as well, which takes 1.3 seconds per op.
     pub power: bool,
 }
 
 impl Meter<'_> {
-    /// The cost of `op` in rounds of `iterations`.
+    /// Measures the cost of `op` in rounds of `iterations`.
     pub(super) fn rounds_of(&self, iterations: usize, op: &mut dyn FnMut() -> Result<()>) -> Result<Cost> {
         let milliseconds = time(self.device, iterations, &mut *op)?;
         Ok(Cost { milliseconds, power: self.power(milliseconds, op)? })
     }
 
-    /// The cost of `op` in rounds of about `milliseconds`.
+    /// Measures the cost of `op` in rounds of about `milliseconds`.
     pub(super) fn rounds_for(&self, milliseconds: f64, op: &mut dyn FnMut() -> Result<()>) -> Result<Cost> {
         let milliseconds = time_for(self.device, milliseconds, &mut *op)?;
         Ok(Cost { milliseconds, power: self.power(milliseconds, op)? })

@@ -1,5 +1,5 @@
-//! Timing of ops against hardware limits: memory-bound ops against a copy of the same bytes; products and attention against the rate of
-//! a large product; collectives, alone and beside products. Printed by `ottava bench`.
+//! Timing of ops against hardware limits: memory-bound ops against a copy of the same bytes, products and attention against the rate of
+//! a large product, and collectives alone and overlapped with products. `ottava bench` prints the results.
 
 mod activations;
 mod attention;
@@ -21,10 +21,10 @@ pub use table::KernelRow;
 use crate::{DType, Device, Error, HostTransfer, MemoryKind, Result, Tensor};
 use std::time::Instant;
 
-/// Rounds whose median is reported.
+/// The number of rounds. The median is reported.
 const ROUNDS: usize = 5;
 
-/// Median milliseconds of one `op`: five rounds of `iterations` each, between two events of the compute stream, or by the
+/// Returns the median milliseconds of one `op`. Five rounds of `iterations` are timed, between two events of the compute stream, or by the
 /// clock on the CPU. A first, untimed run compiles the kernels.
 pub fn time<E: From<Error>>(
     device: &Device,
@@ -41,8 +41,8 @@ pub fn time<E: From<Error>>(
     Ok(rounds[ROUNDS / 2])
 }
 
-/// As [`time`], with as many iterations as make a round last about `milliseconds` on a GPU. Its clock falls under load; on a CPU a tenth of that
-/// will do.
+/// Returns the result of [`time`]. The number of iterations makes a round last about `milliseconds` on a GPU, because the clock of a GPU falls under
+/// load. On a CPU, a round lasts a tenth of this time.
 pub fn time_for<E: From<Error>>(
     device: &Device,
     milliseconds: f64,
@@ -54,7 +54,7 @@ pub fn time_for<E: From<Error>>(
     time(device, (milliseconds / one).clamp(1.0, 100.0) as usize, op)
 }
 
-/// Milliseconds of `iterations` in a row.
+/// Returns the milliseconds of `iterations` consecutive runs.
 fn total<E: From<Error>>(
     device: &Device,
     iterations: usize,
@@ -74,7 +74,7 @@ fn total<E: From<Error>>(
     })
 }
 
-/// Bytes per second of a large copy within `device`, reads and writes both counted.
+/// Returns the bytes per second of a large copy within `device`, counting reads and writes.
 pub fn copy_bandwidth(device: &Device) -> Result<f64> {
     let bytes: usize = if matches!(device, Device::Cpu) { 64 << 20 } else { 1 << 30 };
     let from = Tensor::zeros(device, &[bytes / 4], DType::F32)?;
@@ -83,19 +83,19 @@ pub fn copy_bandwidth(device: &Device) -> Result<f64> {
     Ok(2.0 * bytes as f64 / (milliseconds * 1e-3))
 }
 
-/// Bytes per second between GPU and host memory.
+/// The bytes per second between GPU memory and host memory.
 #[derive(Clone, Copy, Debug, serde::Serialize)]
 pub struct BusRates {
-    /// To the GPU, with the other direction idle.
+    /// The rate to the GPU, with the other direction idle.
     pub up: f64,
-    /// To the host, with the other direction idle.
+    /// The rate to the host, with the other direction idle.
     pub down: f64,
-    /// Per direction, with both directions busy.
+    /// The rate per direction, with both directions busy.
     pub both: f64,
 }
 
 impl BusRates {
-    /// Measures a GPU; `None` on a CPU.
+    /// Measures the rates of a GPU. Returns `None` on a CPU.
     pub fn measure(device: &Device) -> Result<Option<BusRates>> {
         if !matches!(device, Device::Cuda(_)) {
             return Ok(None);

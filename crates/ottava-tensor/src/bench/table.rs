@@ -4,16 +4,16 @@ use super::{Cost, Meter, copy_bandwidth};
 use crate::ops::*;
 use crate::{DType, Device, Granularity, Result, Tensor};
 
-/// One op at one size.
+/// The measurement of one op at one size.
 #[derive(Clone, Debug)]
 pub struct KernelRow {
-    /// Op and what it writes.
+    /// The op and its outputs.
     pub name: &'static str,
-    /// Bytes that must be read and written once.
+    /// The number of bytes that must be read and written once.
     pub bytes: usize,
-    /// Measured.
+    /// The measured cost.
     pub cost: Cost,
-    /// Milliseconds of a copy of the same bytes.
+    /// The time of a copy of the same bytes in milliseconds.
     pub floor_milliseconds: f64,
 }
 
@@ -21,9 +21,9 @@ pub struct KernelRow {
 pub(super) struct Table<'a> {
     meter: Meter<'a>,
     iterations: usize,
-    /// Bytes per second of a copy.
+    /// The bytes per second of a copy.
     bandwidth: f64,
-    /// Seed of the last random tensor.
+    /// The seed of the last random tensor.
     seed: u64,
     pub(super) rows: Vec<KernelRow>,
 }
@@ -34,7 +34,7 @@ impl<'a> Table<'a> {
         Ok(Table { meter, iterations, bandwidth: copy_bandwidth(meter.device)?, seed: 0, rows: Vec::new() })
     }
 
-    /// Where ops run.
+    /// Returns the device on which ops run.
     pub(super) fn device(&self) -> &'a Device {
         self.meter.device
     }
@@ -47,14 +47,14 @@ impl<'a> Table<'a> {
         Ok(())
     }
 
-    /// Normally distributed values, others in each call.
+    /// Returns normally distributed values, which differ in each call.
     pub(super) fn random(&mut self, shape: &[usize], dtype: DType) -> Result<Tensor> {
         self.seed += 1;
         cast(&normal(self.device(), shape, 1.0, self.seed)?, dtype)
     }
 }
 
-/// What casts read and write beside codes.
+/// The tensors that casts read and write in addition to codes.
 pub(super) struct CastTensors {
     pub(super) scale: Tensor,
     pub(super) amax: Tensor,
@@ -70,23 +70,23 @@ impl CastTensors {
     }
 }
 
-/// Bytes of BF16.
+/// Returns the number of bytes of BF16 elements.
 pub(super) fn bf16(elements: usize) -> usize {
     2 * elements
 }
 
-/// Bytes of activations saved in FP8.
+/// Returns the number of bytes of activations saved in FP8.
 pub(super) fn compressed(elements: usize) -> usize {
     elements + elements / 16
 }
 
-/// Codes and their transpose, as training writes them.
+/// Returns an output of codes and their transpose, as in training.
 pub(super) fn both<'a>(scale: &'a Tensor, statistics: &'a mut CastStatistics) -> Output<'a> {
     let scale = CastScale::Given(scale);
     Output::Fp8(Fp8Output { format: DType::E4M3, scale, copies: CodeCopies::Both, statistics, slot: 0 })
 }
 
-/// An output with per-row or per-block scales found by the cast.
+/// Returns an output with per-row or per-block scales that the cast computes.
 pub(super) fn own(granularity: Granularity, statistics: &mut CastStatistics) -> Output<'_> {
     let scale = CastScale::Own(granularity, CurrentScaling::default());
     Output::Fp8(Fp8Output { format: DType::E4M3, scale, copies: CodeCopies::Both, statistics, slot: 0 })

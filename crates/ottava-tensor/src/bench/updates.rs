@@ -4,7 +4,7 @@ use super::table::Table;
 use crate::ops::*;
 use crate::{DType, ExpandedTensor, Granularity, MemoryKind, QuantizedTensor, Result, ScaledTensor, Tensor};
 
-/// Gradient and moments of an update.
+/// The gradient and moments of an update.
 struct Case {
     moments: Moments,
     plain: Tensor,
@@ -30,7 +30,7 @@ impl Case {
     }
 }
 
-/// One row per storage format, for a matrix of `shape`.
+/// Times one row per storage format, for a matrix of `shape`.
 pub(super) fn rows(table: &mut Table, shape: [usize; 2]) -> Result<()> {
     let device = table.device();
     let n = shape[0] * shape[1];
@@ -102,7 +102,7 @@ pub(super) fn rows(table: &mut Table, shape: [usize; 2]) -> Result<()> {
     let mut weight = scaled(&master, DType::F16)?;
     drop(master);
     table.row("unscaled, F16 to BF16", 4 * n, &mut || unscaled(&weight, DType::BF16).map(drop))?;
-    // Read twice: to find the scales, and to update.
+    // The states are read twice: to find the scales, and to update.
     case.moments = plain(DType::F32)?;
     table.row("adamw, F32 states, F16 masters, E4M3 gradient", 32 * n, &mut || {
         case.update(with_computed_copy(&mut weight), None)
@@ -120,7 +120,7 @@ pub(super) fn rows(table: &mut Table, shape: [usize; 2]) -> Result<()> {
     Ok(())
 }
 
-/// The element-wise passes of Muon and Lion.
+/// Times the element-wise passes of Muon and Lion.
 fn momenta(table: &mut Table, grad: &Tensor, norm: &Tensor, master: &mut Tensor, copy: &mut Tensor) -> Result<()> {
     let (n, device) = (grad.len(), grad.device());
     let mut scalars = MomentumScalars::new(device)?;

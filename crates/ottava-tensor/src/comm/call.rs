@@ -5,18 +5,18 @@ use crate::dtype::DType;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
-/// How [`Group::all_reduce`](super::Group::all_reduce) combines the values of all ranks.
+/// The operation with which [`Group::all_reduce`](super::Group::all_reduce) combines the values of all ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Reduce {
-    /// Their sum, added in rank order in F32 (F64 for F64) and rounded once, for F64, F32, F16 and BF16. On GPUs, NCCL determines the order
-    /// and may round partial sums; sums over two ranks have the same bits as on the CPU.
+    /// The sum, for F64, F32, F16 and BF16. The values are added in rank order in F32 (F64 for F64) and rounded once. On GPUs, NCCL determines the
+    /// order and may round partial sums. Sums over two ranks have the same bits as on the CPU.
     Sum,
-    /// The largest value, or NaN if any is NaN, for F64, F32, I64 and I32. On GPUs, floats must have no sign bit, like amaxes: they are
-    /// compared as integers, which keeps NaN, while NCCL's floating-point maximum would lose it.
+    /// The largest value, or NaN if a value is NaN, for F64, F32, I64 and I32. On GPUs, floats must have no sign bit, like amaxes. They are compared
+    /// as integers, which keeps NaN. NCCL's floating-point maximum would lose NaN.
     Max,
 }
 
-/// A kind of collective with the argument that must be equal on all ranks, or one side of a message. Ranks have their numbers in the job.
+/// A kind of collective with the argument that must be equal on all ranks, or one side of a message. Ranks are numbered as in the job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Op {
     AllGather,
@@ -37,35 +37,35 @@ pub(super) enum Op {
 pub(super) struct Channel {
     /// The number of the group.
     pub group: u64,
-    /// Sender and receiver of messages.
+    /// The sender and the receiver, for messages.
     pub pair: Option<(usize, usize)>,
 }
 
-/// One call of a rank. All ranks of a channel must make [matching](Call::fits) calls in the same order.
+/// A call of a rank. All ranks of a channel must make [matching](Call::fits) calls in the same order.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Call {
     pub op: Op,
     /// The tensor or unit, for error messages.
     pub name: String,
-    /// Type of the elements; `None` for calls without tensors.
+    /// The type of the elements. `None` for calls without tensors.
     pub dtype: Option<DType>,
-    /// Elements of the whole buffer, the union over all ranks.
+    /// The number of elements of the whole buffer, the union over all ranks.
     pub elements: usize,
 }
 
-/// Types that can be summed.
+/// The types that can be summed.
 const SUMMED: &[DType] = &[DType::F64, DType::F32, DType::F16, DType::BF16];
 
-/// Types that have a maximum.
+/// The types that have a maximum.
 const ORDERED: &[DType] = &[DType::F64, DType::F32, DType::I64, DType::I32];
 
 impl Call {
-    /// A call without tensors.
+    /// Creates a call without tensors.
     pub fn control(op: Op, name: &str) -> Call {
         Call { op, name: name.into(), dtype: None, elements: 0 }
     }
 
-    /// The channel of the call of `rank` in `group`.
+    /// Returns the channel of the call that `rank` makes in `group`.
     pub fn channel(&self, rank: usize, group: &Members) -> Channel {
         let pair = match self.op {
             Op::Send { to } => Some((rank, to)),
@@ -75,14 +75,14 @@ impl Call {
         Channel { group: group.id, pair }
     }
 
-    /// Whether this call matches the call `other` of another rank of the channel.
+    /// Returns whether this call matches the call `other` of another rank of the channel.
     pub fn fits(&self, other: &Call) -> bool {
         let is_message = |call: &Call| matches!(call.op, Op::Send { .. } | Op::Receive { .. });
         let ops_fit = self.op == other.op || is_message(self) && is_message(other);
         ops_fit && (&self.name, self.dtype, self.elements) == (&other.name, other.dtype, other.elements)
     }
 
-    /// The call that `rank` must make if rank `other` makes this call.
+    /// Returns the call that `rank` must make if rank `other` makes this call.
     pub fn counterpart(&self, rank: usize, other: usize) -> Call {
         let op = match self.op {
             Op::Send { to } if to == rank => Op::Receive { from: other },
@@ -109,13 +109,13 @@ impl Call {
         }
     }
 
-    /// Kind and name, for example "all_gather `layers.3`".
+    /// Returns kind and name, for example "all_gather `layers.3`".
     pub fn title(&self) -> String {
         format!("{} `{}`", self.kind(), self.name)
     }
 
-    /// Names the call, its number in its channel and its group: "all_reduce `grad norm`, collective 17", or "send `x` to rank 5, message 2 of
-    /// group `tensor` (ranks 4 to 7)".
+    /// Returns the name of the call, its number in its channel, and its group, for example "all_reduce `grad norm`, collective 17", or "send `x` to
+    /// rank 5, message 2 of group `tensor` (ranks 4 to 7)".
     pub fn numbered(&self, number: u64, group: &Members) -> String {
         let (peer, kind) = match self.op {
             Op::Send { to } => (format!(" to rank {to}"), "message"),
@@ -125,7 +125,7 @@ impl Call {
         format!("{}{peer}, {kind} {number}{group}", self.title())
     }
 
-    /// Checks type, size and peer for `group`; the error is a sentence.
+    /// Checks type, size and peer for `group`. The error is a sentence.
     pub fn check(&self, group: &Members) -> Result<(), String> {
         let size = group.ranks.len();
         let among = |accepted: &[DType]| match self.dtype {
@@ -162,12 +162,12 @@ impl Call {
         Ok(())
     }
 
-    /// Bytes of the whole buffer.
+    /// Returns the number of bytes of the whole buffer.
     pub fn buffer_bytes(&self) -> usize {
         self.elements * self.dtype.map_or(0, DType::size)
     }
 
-    /// Bytes that `rank` contributes in a group of `size`; `None` if any number is allowed.
+    /// Returns the number of bytes that `rank` contributes in a group of `size`, or `None` if any number is allowed.
     pub fn sent_bytes(&self, rank: usize, size: usize) -> Option<usize> {
         match self.op {
             Op::AllGather => Some(self.buffer_bytes() / size),
@@ -182,7 +182,7 @@ impl Call {
 }
 
 impl fmt::Display for Call {
-    /// Everything that must be equal on all ranks, for example "reduce_scatter `layers.3` of 512 bfloat16 to float32".
+    /// Writes everything that must be equal on all ranks, for example "reduce_scatter `layers.3` of 512 bfloat16 to float32".
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.title())?;
         if let Some(dtype) = self.dtype {

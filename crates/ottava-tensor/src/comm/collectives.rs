@@ -7,8 +7,8 @@ use crate::error::{Error, Result};
 use crate::tensor::Tensor;
 
 impl Group {
-    /// Gathers the slices of all ranks, in place. `buffer` has `size · n` elements of any type; before the call rank `r` has elements
-    /// `r·n..(r+1)·n`, after it every rank has all elements.
+    /// Gathers the slices of all ranks, in place. `buffer` has `size · n` elements of any type. Before the call, rank `r` has the elements
+    /// `r·n..(r+1)·n`. Afterwards every rank has all elements.
     pub fn all_gather(&self, name: &str, buffer: Tensor) -> Result<Pending> {
         let call = self.call(Op::AllGather, name, &buffer)?;
         if is_elsewhere(&buffer) {
@@ -22,8 +22,8 @@ impl Group {
 
     /// Sums `input` over all ranks in rank order and writes slice `r` of the sum to the `output` of rank `r`.
     ///
-    /// `input` has `size · n` elements in F64, F32, F16 or BF16; `output` has `n` in the same type or in F32. Sums are in F32 (F64
-    /// for F64), rounded once. On GPUs the output has the type of the input.
+    /// `input` has `size · n` elements in F64, F32, F16 or BF16. `output` has `n` elements of the same type or of F32. Sums are computed in F32 (F64
+    /// for F64) and rounded once. On GPUs the output must have the type of the input.
     pub fn reduce_scatter(&self, name: &str, input: &Tensor, output: Tensor) -> Result<Pending> {
         let call = self.call(Op::ReduceScatter { output: output.dtype() }, name, input)?;
         self.check_output(&call, &output, input.len() / self.size())?;
@@ -33,8 +33,8 @@ impl Group {
         Ok(self.pending(call, input.read_bytes()?, Some(input.clone()), output))
     }
 
-    /// Reduces `buffer` elementwise over all ranks, in place. A sum is bit-identical to [`Group::reduce_scatter`] to the same type followed
-    /// by [`Group::all_gather`].
+    /// Reduces `buffer` elementwise over all ranks, in place. A sum is bit-identical to a [`Group::reduce_scatter`] to the same type, followed
+    /// by a [`Group::all_gather`].
     pub fn all_reduce(&self, name: &str, reduce: Reduce, buffer: Tensor) -> Result<Pending> {
         let call = self.call(Op::AllReduce(reduce), name, &buffer)?;
         if is_elsewhere(&buffer) {
@@ -44,8 +44,8 @@ impl Group {
         Ok(self.pending(call, bytes, None, buffer))
     }
 
-    /// Sends slice `r` of `input` to rank `r`: slice `s` of `output` becomes slice `r` of the `input` of rank `s`. Both have `size · n`
-    /// elements of the same type; any type.
+    /// Sends slice `r` of `input` to rank `r`. Slice `s` of `output` becomes slice `r` of the `input` of rank `s`, where `r` is this rank. Input and
+    /// output have `size · n` elements of the same type, which may be any type.
     pub fn all_to_all(&self, name: &str, input: &Tensor, output: Tensor) -> Result<Pending> {
         let call = self.call(Op::AllToAll, name, input)?;
         self.check_output(&call, &output, input.len())?;
@@ -58,7 +58,7 @@ impl Group {
         Ok(self.pending(call, input.read_bytes()?, Some(input.clone()), output))
     }
 
-    /// Copies `buffer` of rank `root` of the group to all ranks, in place; any type.
+    /// Copies `buffer` of rank `root` of the group to all ranks, in place. It may have any type.
     pub fn broadcast(&self, name: &str, root: usize, buffer: Tensor) -> Result<Pending> {
         let op = Op::Broadcast { root: self.rank_of(root, || format!("broadcast `{name}`: from"))? };
         let call = self.call(op, name, &buffer)?;

@@ -1,4 +1,4 @@
-//! The arithmetic of collectives: computes what each rank receives from the bytes of all ranks. One definition for all CPU backends.
+//! The arithmetic of collectives. It computes the bytes that each rank receives from the bytes of all ranks. All CPU backends share this code.
 
 use super::call::{Call, Op, Reduce};
 use crate::dtype::DType;
@@ -6,7 +6,7 @@ use crate::element::{Element, Float, Real, with_float};
 use std::ops::{Deref, Range};
 use std::sync::Arc;
 
-/// The bytes that one rank receives, in a buffer that ranks may share.
+/// The bytes that one rank receives, in a buffer that several ranks may share.
 #[derive(Clone, Debug)]
 pub(super) struct Bytes {
     pub all: Arc<Vec<u8>>,
@@ -27,7 +27,7 @@ impl Deref for Bytes {
     }
 }
 
-/// What each rank receives. `parts` are the ranks' bytes in rank order; the hub has checked their lengths.
+/// Returns the bytes that each rank receives. `parts` are the ranks' bytes in rank order. The hub has checked their lengths.
 pub(super) fn combine(call: &Call, parts: &[Vec<u8>]) -> Vec<Bytes> {
     let size = parts.len();
     let (all, split) = match call.op {
@@ -40,7 +40,7 @@ pub(super) fn combine(call: &Call, parts: &[Vec<u8>]) -> Vec<Bytes> {
             let slices = (0..size).flat_map(|to| parts.iter().map(move |from| &from[to * slice..(to + 1) * slice]));
             (slices.collect::<Vec<_>>().concat(), true)
         }
-        // Only the root sends bytes.
+        // Only the root has sent bytes.
         Op::Broadcast { .. } | Op::Announce { .. } => {
             (parts.iter().find(|part| !part.is_empty()).cloned().unwrap_or_default(), false)
         }
@@ -55,7 +55,7 @@ pub(super) fn combine(call: &Call, parts: &[Vec<u8>]) -> Vec<Bytes> {
     (0..size).map(|rank| Bytes { all: all.clone(), range: start(rank)..start(rank) + bytes }).collect()
 }
 
-/// The answers to a sender, which contributes all bytes and receives none, and to a receiver.
+/// Returns the answers to the two sides of a message. The sender contributes all bytes and receives none.
 fn message(parts: &[Vec<u8>]) -> Vec<Bytes> {
     [Vec::new(), parts[0].clone()].map(Bytes::from).into()
 }
@@ -68,7 +68,7 @@ fn bytes_of<T: Element>(values: impl Iterator<Item = T>) -> Vec<u8> {
     bytemuck::cast_slice(&values.collect::<Vec<T>>()).to_vec()
 }
 
-/// Sums in rank order, rounded once to `output`: F32 or the type of the parts.
+/// Sums in rank order, and rounds once to `output`, which is F32 or the type of the parts.
 fn sum(dtype: Option<DType>, parts: &[Vec<u8>], output: DType) -> Vec<u8> {
     fn sum<T: Float>(parts: &[Vec<u8>], output: DType) -> Vec<u8> {
         let mut total: Vec<T::Real> = elements::<T>(&parts[0]).map(T::load).collect();
@@ -87,7 +87,7 @@ fn sum(dtype: Option<DType>, parts: &[Vec<u8>], output: DType) -> Vec<u8> {
     with_float!(dtype, T => sum::<T>(parts, output))
 }
 
-/// The larger value: NaN if either is NaN, the first of two NaNs, and +0 rather than -0.
+/// Returns the larger value. If an operand is NaN, returns the first NaN. Of +0 and -0, returns +0.
 fn larger<R: Real>(a: R, b: R) -> R {
     let is_nan = |x: R| x.partial_cmp(&x).is_none();
     let zero_over_zero = || a == b && b.to_f64().is_sign_positive();
@@ -113,12 +113,12 @@ fn max(dtype: Option<DType>, parts: &[Vec<u8>]) -> Vec<u8> {
     }
 }
 
-/// Byte strings of any lengths in one buffer; [`unpack`] is the inverse.
+/// Packs byte strings of any lengths into one buffer. [`unpack`] is the inverse.
 fn pack(parts: &[Vec<u8>]) -> Vec<u8> {
     parts.iter().flat_map(|part| [&(part.len() as u64).to_le_bytes(), part.as_slice()].concat()).collect()
 }
 
-/// The byte strings of a packed buffer; `None` if it is truncated.
+/// Returns the byte strings of a packed buffer, or `None` if the buffer is truncated.
 pub(super) fn unpack(mut packed: &[u8]) -> Option<Vec<Vec<u8>>> {
     let mut parts = Vec::new();
     while !packed.is_empty() {

@@ -1,4 +1,4 @@
-//! A dry run of one rank of a job, for plans; the other ranks do not exist.
+//! A dry run of one rank of a job, for plans. The other ranks do not exist.
 
 use super::call::{Call, Op};
 use super::combine::{Bytes, combine};
@@ -12,7 +12,7 @@ use super::round::Reply;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
 
-/// Every rank of a group counts as sending what this rank sends; received messages are zeros.
+/// A job whose other ranks are assumed to send the same data as this rank. Received messages are zeros.
 struct Dry {
     rank: usize,
 }
@@ -44,8 +44,8 @@ impl Link for Dry {
 }
 
 impl Group {
-    /// Rank `rank` of a group of `size` for a dry run: tensors are on a device in a dry run, and nothing is sent; [`Group::traffic`] counts
-    /// what would be sent.
+    /// Returns rank `rank` of a group of `size` for a dry run. Tensors are on a device in a dry run, and nothing is sent. [`Group::traffic`] counts
+    /// the calls and bytes that a real run would send.
     pub fn dry(rank: usize, size: usize) -> Group {
         let mut endpoint = Endpoint::new(rank, size, Box::new(Dry { rank }), Limits::default());
         endpoint.dry = true;

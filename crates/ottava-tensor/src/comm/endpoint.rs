@@ -10,12 +10,12 @@ use crate::error::{Error, Result};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// This rank's connection to its job, shared by all its groups. Dropping the last group leaves the job.
+/// This rank's connection to its job, which all its groups share. Dropping the last group leaves the job.
 pub(super) struct Endpoint {
-    /// Ends the process when the job fails. Dropped before `link` leaves the job.
+    /// The watch, which ends the process when the job fails. Dropped before `link` leaves the job.
     watch: Mutex<Option<Watch>>,
     pub link: Box<dyn Link>,
-    /// This rank among all ranks of the job, and their number.
+    /// The index of this rank among all ranks of the job. `size` is the number of ranks.
     pub rank: usize,
     pub size: usize,
     /// Whether this is a dry run, in which other ranks do not exist.
@@ -23,16 +23,16 @@ pub(super) struct Endpoint {
     pub history: Arc<History>,
     traffic: Mutex<Traffic>,
     limits: Limits,
-    /// The number of groups that this rank has numbered itself.
+    /// The number of groups that this rank has numbered without other ranks.
     groups: AtomicU64,
 }
 
-/// Forwards stop requests to all ranks of a job, from any thread; a no-op after this rank has left the job.
+/// Forwards stop requests to all ranks of a job, from any thread. A no-op after this rank has left the job.
 #[derive(Clone)]
 pub struct Stopper(Arc<dyn Reporter>);
 
 impl Stopper {
-    /// Requests all ranks to stop; each is notified through
+    /// Requests all ranks to stop. Each rank is notified through
     /// [`process::Supervisor::request_stop`](super::process::Supervisor::request_stop).
     pub fn request(&self) {
         self.0.stop();
@@ -54,7 +54,7 @@ impl Endpoint {
         }
     }
 
-    /// A number for a new group, if no other rank exists.
+    /// Returns a number for a new group, if no other rank exists.
     pub fn number_group(&self) -> u64 {
         self.groups.fetch_add(1, Ordering::Relaxed) + 1
     }
@@ -71,7 +71,7 @@ impl Endpoint {
         Stopper(self.link.reporter())
     }
 
-    /// See [`Group::watch`](super::Group::watch).
+    /// Starts the watch of [`Group::watch`](super::Group::watch).
     pub fn watch(&self, exit_code: u8, notify: impl Fn(Error) + Send + 'static) -> Result<()> {
         let orders = Orders {
             rank: self.rank,
@@ -86,7 +86,7 @@ impl Endpoint {
         Ok(())
     }
 
-    /// Also watches `device`; starts the watch if there is none.
+    /// Also watches `device`. Starts the watch if it has not been started.
     pub fn watch_gpu(&self, device: &Arc<CudaDevice>, exit_code: u8) -> Result<()> {
         if self.watched().is_none() {
             self.watch(exit_code, |_| {})?;
@@ -95,7 +95,7 @@ impl Endpoint {
         Ok(())
     }
 
-    /// Ends the watch, since no work waits for other ranks any more.
+    /// Ends the watch, because no work waits for other ranks any more.
     pub fn disarm(&self) {
         self.watched().iter().for_each(Watch::disarm);
     }

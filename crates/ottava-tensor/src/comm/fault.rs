@@ -1,4 +1,4 @@
-//! Why the ranks of a job cannot continue. The first fault is final: every later call of every rank, in every group, reports it.
+//! The reasons why the ranks of a job cannot continue. The first fault is final: every later call of every rank, in every group, reports it.
 
 use crate::error::{Error, RankFault};
 use std::fs;
@@ -6,21 +6,21 @@ use std::time::Duration;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Fault {
-    /// A rank ended, or was `silent` for this time: the rank, its process, and `details` of its end.
+    /// A rank ended, or was `silent` for this time. The fields name the rank, its process, and `details` of its end.
     Lost { rank: usize, process: String, silent: Option<Duration>, details: Option<String> },
-    /// Ranks called different collectives; the sentence names both sides.
+    /// Ranks called different collectives. The sentence names both calls.
     Desync(String),
-    /// A live rank did not call a collective in time, or waits too long for its GPU; the sentence names the ranks and the call.
+    /// A live rank did not call a collective in time, or waits too long for its GPU. The sentence names the ranks and the call.
     Late(String),
 }
 
 impl Fault {
-    /// `rank` ended: it dropped its communicator, or its process died.
+    /// Returns the fault of a `rank` that ended: it dropped its communicator, or its process died.
     pub fn ended(rank: usize, process: &str) -> Fault {
         Fault::Lost { rank, process: process.into(), silent: None, details: None }
     }
 
-    /// The error of the work that `during` names; `recent` are the last collectives of the rank that reports it.
+    /// Returns the error of the work that `during` names. `recent` are the last collectives of the rank that reports the error.
     pub fn error(&self, during: &str, recent: Vec<String>) -> Error {
         let (fault, message) = match self {
             Fault::Lost { rank, process, silent, details } => {
@@ -38,9 +38,9 @@ impl Fault {
     }
 }
 
-/// "rank 1", "ranks 1, 3", "ranks 4 to 7", or for many without a pattern, "ranks 0, 8, 16 and 61 others".
+/// Formats ranks as "rank 1", "ranks 1, 3" or "ranks 4 to 7". Many ranks without a pattern become "ranks 0, 8, 16 and 61 others".
 pub(super) fn list_ranks(ranks: &[usize]) -> String {
-    /// The most runs that are listed.
+    /// The maximum number of runs that are listed.
     const LISTED: usize = 16;
     let runs: Vec<_> = ranks.chunk_by(|a, b| *b == a + 1).collect();
     let run = |run: &&[usize]| match run {
@@ -54,7 +54,7 @@ pub(super) fn list_ranks(ranks: &[usize]) -> String {
     format!("rank{} {list}{others}", if ranks.len() == 1 { "" } else { "s" })
 }
 
-/// This process, for example "pid 4242 on host x".
+/// Describes this process, for example "pid 4242 on host x".
 pub(super) fn this_process() -> String {
     let host = fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
     let host = if host.trim().is_empty() { "unknown" } else { host.trim() };

@@ -3,25 +3,25 @@
 use crate::cuda::{Beside, CudaDevice, NcclComm, Peers};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// The GPU of a rank, and its communicator in a group.
+/// The GPU of a rank, and the rank's communicator in a group.
 ///
-/// Each group has its own communicator, created from a new id: `ncclCommSplit` would need all ranks of the parent,
+/// Each group has its own communicator, created from a new id. `ncclCommSplit` would need all ranks of the parent,
 /// including ranks of groups that never send GPU tensors. A rank enqueues the calls of its communicators in one stream,
-/// in the order in which it makes them; groups with a [channel](super::Group::on_channel) have streams of their own.
+/// in the order in which it makes them. Groups with a [channel](super::Group::on_channel) have separate streams.
 pub(super) struct Gpu {
     pub device: Arc<CudaDevice>,
-    /// What compute does while its calls run.
+    /// The work of compute during the calls of the group.
     pub beside: Beside,
-    /// `None` until the first call.
+    /// The communicator. `None` until the first call.
     communicator: Mutex<Option<Arc<NcclComm>>>,
     meeting: Mutex<Meeting>,
 }
 
-/// Whether the ranks know if their GPUs reach each other's memory.
+/// Whether the ranks have determined if their GPUs reach each other's memory.
 pub(super) enum Meeting {
-    /// Not yet.
+    /// The ranks have not determined it yet.
     Due,
-    /// Yes; `None` if they do not reach it.
+    /// The ranks have determined it. `None` if the GPUs do not reach each other's memory.
     Over(Option<Arc<Peers>>),
 }
 
@@ -30,7 +30,7 @@ impl Gpu {
         Gpu { device, beside: Beside::Kernels, communicator: Mutex::default(), meeting: Mutex::new(Meeting::Due) }
     }
 
-    /// For a group that is split from a group with this GPU.
+    /// Returns the GPU for a group that is split from a group with this GPU.
     pub fn of_split(&self) -> Gpu {
         Gpu::new(self.device.clone())
     }

@@ -29,74 +29,74 @@ type Calls = Vec<(Channel, GpuCalls)>;
 /// [`Group::traffic`]. The first fault of a job ends the calls of all groups with an error. When a rank drops its last group it leaves the
 /// job, and calls of other ranks that need it return an error.
 ///
-/// Tensors are on the CPU, or on the GPU of [`Group::with_gpu`]; in a group of one rank, on any device. `name` names the tensor or unit in
-/// error messages and must be the same on all ranks. A call starts immediately; [`Pending::wait`](super::Pending::wait) waits for its end
-/// and returns the tensor that it wrote. Several calls may be in progress. Tensors that are written must have no other views.
+/// Tensors are on the CPU, or on the GPU of [`Group::with_gpu`]. In a group of one rank, they may be on any device. `name` names the tensor or unit
+/// in error messages and must be the same on all ranks. A call starts immediately. [`Pending::wait`](super::Pending::wait) waits for its end and
+/// returns the tensor that it wrote. Several calls may be in progress. Tensors that are written must have no other views.
 ///
-/// Calls error with [`Error::Placement`] for tensors on another device and with [`Error::Value`] for unsupported types and sizes, before
+/// Calls error with [`Error::Placement`] for tensors on another device, and with [`Error::Value`] for unsupported types and sizes, before
 /// anything is sent. Calls and `wait` error with [`Error::Ranks`] if the job has failed.
 pub struct Group {
     pub(super) endpoint: Arc<Endpoint>,
     pub(super) members: Arc<Members>,
-    /// This rank in the group.
+    /// The index of this rank in the group.
     rank: usize,
-    /// For calls with GPU tensors; `None` for one rank.
+    /// The GPU for calls with GPU tensors. `None` without a GPU, or in a group of one rank.
     pub(super) gpu: Option<Gpu>,
     /// The memory of [`Group::symmetric`].
     pub(super) heap: Arc<SymmetricHeap>,
 }
 
 impl Group {
-    /// The group of all ranks of a job.
+    /// Creates the group of all ranks of a job.
     pub(super) fn world(endpoint: Endpoint) -> Group {
         let (rank, members) = (endpoint.rank, Members::world(endpoint.size));
         Group { endpoint: Arc::new(endpoint), members: Arc::new(members), rank, gpu: None, heap: Arc::default() }
     }
 
-    /// This rank, from 0 to `size - 1`.
+    /// Returns the index of this rank, from 0 to `size - 1`.
     pub fn rank(&self) -> usize {
         self.rank
     }
 
-    /// The number of ranks.
+    /// Returns the number of ranks.
     pub fn size(&self) -> usize {
         self.members.ranks.len()
     }
 
-    /// The name given to [`Group::split`], for error messages; `world` for the group of all ranks.
+    /// Returns the name given to [`Group::split`], for error messages. The group of all ranks is called `world`.
     pub fn name(&self) -> &str {
         &self.members.name
     }
 
-    /// The ranks of the group, numbered as in the job, in the order of the group.
+    /// Returns the ranks of the group, numbered as in the job, in the order of the group.
     pub fn ranks(&self) -> &[usize] {
         &self.members.ranks
     }
 
     /// Divides the group, like `MPI_Comm_split`: ranks with the same `colour` form a group, ordered by `key` and then by their rank in this
-    /// group. All ranks of this group must call it; ranks of one colour give the same `name`.
+    /// group. All ranks of this group must call it, and ranks of one colour give the same `name`.
     ///
-    /// The new groups use the same GPUs. The NCCL communicator of each is created in its first call with GPU tensors, which must not be
+    /// The new groups use the same GPUs. The NCCL communicator of each group is created in its first call with GPU tensors, which must not be
     /// captured in a graph.
     ///
-    /// In a dry run, all other ranks count as having the same colour and key.
+    /// In a dry run, all other ranks are assumed to have the same colour and key.
     pub fn split(&self, name: &str, colour: usize, key: usize) -> Result<Group> {
         self.split_by(name, |_| (colour, key))
     }
 
-    /// The same group of two ranks for messages in one direction. On GPUs they go through a stream of their own, number `channel` of four,
+    /// Returns the same group of two ranks for messages in one direction. On GPUs the messages have a separate stream, number `channel` of four,
     /// so that they never wait for communication of other groups.
     pub fn on_channel(self, channel: usize) -> Group {
         self.beside(Beside::Channel(channel))
     }
 
-    /// The same group, before its first call, with the GPU resources for calls beside which compute does this.
+    /// Sets the work of compute during the group's calls, which decides the GPU resources of the calls. It must be set before the first call.
     pub(super) fn beside(mut self, beside: Beside) -> Group {
         self.gpu.iter_mut().for_each(|gpu| gpu.beside = beside);
         self
     }
 
-    /// [`Group::split`] where `place` gives colour and key of each rank of this group.
+    /// Divides the group like [`Group::split`]. `place` returns colour and key of each rank of this group.
     pub(super) fn split_by(&self, name: &str, place: impl Fn(usize) -> (usize, usize)) -> Result<Group> {
         let (endpoint, rank) = (&self.endpoint, self.endpoint.rank);
         let members = if endpoint.link.is_alone() {
@@ -118,7 +118,7 @@ impl Group {
         Ok(Group { endpoint: endpoint.clone(), members: Arc::new(members), rank, gpu, heap: Arc::default() })
     }
 
-    /// The calls of this rank in all its groups, and the bytes it sent, since the start or the last reset.
+    /// Returns the calls of this rank in all its groups, and the bytes that it sent, since the start or the last reset.
     pub fn traffic(&self) -> Traffic {
         *self.endpoint.traffic()
     }
@@ -128,18 +128,18 @@ impl Group {
         mem::take(&mut *self.endpoint.traffic())
     }
 
-    /// The last 64 calls of this rank in all its groups, oldest first, for example "17: all_gather `layers.3` of 512 bfloat16" or "3 of
+    /// Returns the last 64 calls of this rank in all its groups, oldest first, for example "17: all_gather `layers.3` of 512 bfloat16" or "3 of
     /// group `tensor`: barrier `save`".
     pub fn recent(&self) -> Vec<String> {
         self.endpoint.history.recent()
     }
 
-    /// Waits until all ranks have called it.
+    /// Waits until all ranks have called this function.
     pub fn barrier(&self, what: &str) -> Result<()> {
         self.start(Call::control(Op::Barrier, what), Vec::new()).wait().map(drop)
     }
 
-    /// Returns the `bytes` of all ranks, in rank order, for small host data such as decisions. Lengths may differ.
+    /// Returns the `bytes` of all ranks, in rank order. It is meant for small host data such as decisions. Lengths may differ.
     pub fn agree(&self, what: &str, bytes: &[u8]) -> Result<Vec<Vec<u8>>> {
         let reply = self.start(Call::control(Op::Agree, what), bytes.to_vec()).wait()?;
         let parts = unpack(&reply).filter(|parts| parts.len() == self.size());
@@ -147,9 +147,9 @@ impl Group {
             .ok_or_else(|| self.desync(format!("agree `{what}` gave something else than {} byte strings", self.size())))
     }
 
-    /// Errors on all ranks if the collectives and messages that their GPUs have started since the last comparison, in all groups, differ;
-    /// `what` names the work in the error. Call it on the group of all ranks before the host waits for that work: NCCL does not compare
-    /// calls, and hangs if they differ. Without GPUs this is a no-op, since every CPU call is compared.
+    /// Errors on all ranks if the collectives and messages that their GPUs have started since the last comparison, in all groups, differ.
+    /// `what` names the work in the error. Call it on the group of all ranks before the host waits for this work: NCCL does not compare
+    /// calls, and hangs if they differ. Without GPUs this is a no-op, because every CPU call is compared.
     pub fn compare_gpu_calls(&self, what: &str) -> Result<()> {
         if self.gpu.is_none() { Ok(()) } else { self.compare_calls_so_far(what) }
     }
@@ -167,27 +167,27 @@ impl Group {
         Err(fault.error(what, self.recent()))
     }
 
-    /// A handle that forwards stop requests to all ranks of the job.
+    /// Returns a handle that forwards stop requests to all ranks of the job.
     pub fn stopper(&self) -> Stopper {
         self.endpoint.stopper()
     }
 
-    /// Starts a thread that handles faults until [`Group::finish`] or until this rank leaves its job. After a fault it calls `notify` with the error. If
-    /// the main thread has not left the job two seconds later, because it waits for a GPU or computes for long, the thread prints the fault
-    /// to standard error and ends the process with `exit_code`. For ranks that are processes.
+    /// Starts a thread that handles faults until [`Group::finish`], or until this rank leaves its job. After a fault the thread calls `notify` with
+    /// the error. If the main thread has not left the job two seconds later, because it waits for a GPU or computes for long, the thread prints the
+    /// fault to standard error and ends the process with `exit_code`. Use it for ranks that are processes.
     pub fn watch(&self, exit_code: u8, notify: impl Fn(Error) + Send + 'static) -> Result<()> {
         self.endpoint.watch(exit_code, notify)
     }
 
-    /// Waits until all ranks have called it. Afterwards ranks may leave the job in any order, and a fault no longer ends this process. Call
-    /// it on the group of all ranks, after the last call in any group.
+    /// Waits until all ranks have called this function. Afterwards ranks may leave the job in any order, and a fault no longer ends this process.
+    /// Call it on the group of all ranks, after the last call in any group.
     pub fn finish(&self) -> Result<()> {
         self.barrier("the end")?;
         self.endpoint.disarm();
         Ok(())
     }
 
-    /// A checked call on `buffer`.
+    /// Returns a checked call on `buffer`.
     pub(super) fn call(&self, op: Op, name: &str, buffer: &Tensor) -> Result<Call> {
         let call = Call { op, name: name.into(), dtype: Some(buffer.dtype()), elements: buffer.len() };
         self.check_device(&call.title(), buffer)?;
@@ -195,7 +195,7 @@ impl Group {
         Ok(call)
     }
 
-    /// The number in the job of rank `rank` of this group; an error begins with `what`.
+    /// Returns the job's number of rank `rank` of this group. An error begins with `what`.
     pub(super) fn rank_of(&self, rank: usize, what: impl Fn() -> String) -> Result<usize> {
         let size = self.size();
         let error = || Error::Value(format!("{} rank {rank}: the group has {size} ranks", what()));
@@ -231,12 +231,12 @@ impl Group {
     }
 }
 
-/// Whether a tensor is on another device than the CPU.
+/// Returns whether a tensor is on another device than the CPU.
 pub(super) fn is_elsewhere(tensor: &Tensor) -> bool {
     !matches!(tensor.device(), Device::Cpu)
 }
 
-/// Describes the first channel in which the calls of its ranks differ; `all` has the calls of each of `ranks`.
+/// Describes the first channel in which the calls of its ranks differ. `all` has the calls of each of `ranks`.
 fn difference(ranks: &[usize], all: &[BTreeMap<Channel, GpuCalls>]) -> Option<String> {
     let of_rank: BTreeMap<_, _> = ranks.iter().zip(all).collect();
     all.iter().flatten().find_map(|(channel, calls)| {

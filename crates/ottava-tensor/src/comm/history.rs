@@ -1,4 +1,4 @@
-//! The last calls of a rank, for error messages, and a digest of its GPU calls, which ranks compare.
+//! The last calls of a rank, for error messages, and a digest of its GPU calls, for comparison between ranks.
 
 use super::call::{Call, Channel};
 use super::members::Members;
@@ -8,7 +8,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::mem;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Calls that are remembered.
+/// The number of calls that are remembered.
 const REMEMBERED: usize = 64;
 
 #[derive(Default)]
@@ -25,13 +25,13 @@ struct State {
 /// The GPU calls of a rank in one channel since the last comparison. They must be equal on all ranks of the channel.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct GpuCalls {
-    /// The ranks that must make them.
+    /// The ranks that must make the calls.
     pub ranks: Vec<usize>,
     /// The description of the channel, which follows the number of calls.
     pub of: String,
     count: u64,
     last: String,
-    /// Hash of all calls in order.
+    /// The hash of all calls in order.
     digest: u64,
 }
 
@@ -40,12 +40,12 @@ impl GpuCalls {
         GpuCalls { ranks, of, count: 0, last: String::new(), digest: 0 }
     }
 
-    /// The calls of a rank that has made none in the channel of `others`.
+    /// Returns the entry of a rank that has made no call in the channel of `others`.
     pub fn none(others: &GpuCalls) -> GpuCalls {
         GpuCalls::new(others.ranks.clone(), others.of.clone())
     }
 
-    /// For example "3 collectives, the last all_gather `layers.3` of 512 bfloat16, digest 0f…".
+    /// Describes the calls, for example "3 collectives, the last all_gather `layers.3` of 512 bfloat16, digest 0f…".
     pub fn describe(&self) -> String {
         let GpuCalls { count, of, last, digest, .. } = self;
         match count {
@@ -64,7 +64,7 @@ impl State {
     }
 }
 
-/// Numbers the calls of a rank and remembers the last ones.
+/// Numbers the calls of a rank, and remembers the last calls.
 #[derive(Default)]
 pub(super) struct History(Mutex<State>);
 
@@ -74,7 +74,7 @@ impl History {
     }
 
     /// Gives `call` of `rank` the next number in its channel, counting from 1, and runs `start` before another call gets a number. Returns
-    /// [`Call::numbered`].
+    /// the text of [`Call::numbered`] and the result of `start`.
     pub fn record<T>(&self, group: &Members, rank: usize, call: &Call, start: impl FnOnce(u64) -> T) -> (String, T) {
         let mut state = self.lock();
         let number = state.last.entry(call.channel(rank, group)).or_default();
@@ -87,8 +87,8 @@ impl History {
         (numbered, start(number))
     }
 
-    /// Records a GPU call of `rank` without a number: a rank that replays a captured graph does not make the calls in it again, so counts
-    /// would differ from the counts of ranks that make them.
+    /// Records a GPU call of `rank` without a number. A rank that replays a captured graph does not make the graph's calls again, so its count
+    /// would differ from the counts of ranks that make these calls.
     pub fn note(&self, group: &Members, rank: usize, call: &Call) {
         let mut state = self.lock();
         let of = if group.id == 0 { String::new() } else { format!(", group `{}`", group.name) };
@@ -110,12 +110,12 @@ impl History {
         mem::take(&mut self.lock().gpu_calls).into_iter().collect()
     }
 
-    /// The last numbered call, for example "barrier `save`, collective 17".
+    /// Returns the last numbered call, for example "barrier `save`, collective 17".
     pub fn last(&self) -> Option<String> {
         self.lock().last_numbered.clone()
     }
 
-    /// The last calls, oldest first, for example "17: barrier `save`", "3 of group `tensor`: barrier `save`" or "GPU: all_gather `layers.3`
+    /// Returns the last calls, oldest first, for example "17: barrier `save`", "3 of group `tensor`: barrier `save`" or "GPU: all_gather `layers.3`
     /// of 512 bfloat16".
     pub fn recent(&self) -> Vec<String> {
         self.lock().recent.iter().cloned().collect()

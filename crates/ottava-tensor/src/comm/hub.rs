@@ -1,12 +1,12 @@
-//! Collects the calls of all ranks in all groups: compares the calls of each collective or message, combines their data and answers.
+//! The hub collects the calls of all ranks in all groups. It compares the calls of each collective or message, combines their data and answers.
 //!
-//! The ranks of `threads` share one hub; in `process`, rank 0 has the hub and passes it the messages of other ranks.
+//! The ranks of `threads` share one hub. In `process`, rank 0 has the hub and passes it the messages of the other ranks.
 //!
 //! The hub compares the calls of a collective before it computes, and adds in the order of the ranks, so all CPU backends give the same bits.
 //!
-//! A job has one fault, the first one: it ends the calls of all groups. The hub fails the job with a `Fault` that names one rank: the rank whose
+//! A job has one fault, the first one, which ends the calls of all groups. The hub fails the job with a `Fault` that names one rank: the rank whose
 //! connection ended, whose process is silent, or that does not enter a call within `Limits::collective`. A rank that waits in another call is not
-//! at fault while a rank that it waits for can continue (`deadlocked`). Reports of progress, which heartbeats carry, restart the deadline of their
+//! at fault while a rank that it waits for can continue (`deadlocked`). Heartbeats carry reports of progress, which restart the deadline of their
 //! rank. The sender of an announcement (`Group::announce`) has no deadline: a server without requests may let the other ranks wait for hours.
 
 use super::call::{Channel, Op};
@@ -21,26 +21,26 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Called with the first fault; restricted like a [`Sink`](super::round::Sink).
+/// A function that is called with the first fault. It is restricted like a [`Sink`](super::round::Sink).
 pub(super) type Observer = Box<dyn Fn(&Fault) + Send>;
 
-/// Called on the first stop request; restricted like a [`Sink`](super::round::Sink).
+/// A function that is called on the first stop request. It is restricted like a [`Sink`](super::round::Sink).
 pub(super) type StopObserver = Box<dyn Fn() + Send>;
 
 /// The longest time between checks of the deadlines of open collectives.
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
 pub(super) struct Hub {
-    /// Ranks below this number are in this process.
+    /// The number of ranks, from rank 0 on, that are in this process.
     local: usize,
     state: Mutex<State>,
 }
 
 struct State {
     ranks: Vec<Member>,
-    /// By number.
+    /// The groups, by number.
     groups: BTreeMap<u64, Arc<Members>>,
-    /// Open calls, which not all ranks of the channel have made yet, by number.
+    /// The open calls, which not all ranks of their channel have made yet, by channel and number.
     rounds: BTreeMap<(Channel, u64), Round>,
     fault: Option<Fault>,
     observers: Vec<Observer>,
@@ -50,17 +50,17 @@ struct State {
 
 /// The state of a rank.
 struct Member {
-    /// Its process, for error messages.
+    /// The process of the rank, for error messages.
     process: String,
-    /// Its last call, as [`Call::numbered`](super::call::Call::numbered).
+    /// The last call of the rank, from [`Call::numbered`](super::call::Call::numbered).
     last: Option<String>,
-    /// Its number of progress reports, and the time of the last report or call.
+    /// The number of progress reports. `active` is the time of the last report or call.
     reports: u64,
     active: Instant,
 }
 
 impl Hub {
-    /// A hub for the ranks in `processes`; the first `local` ranks are in this process.
+    /// Creates a hub for the ranks in `processes`. The first `local` ranks are in this process.
     pub fn new(processes: Vec<String>, local: usize) -> Hub {
         let member = |process| Member { process, last: None, reports: 0, active: Instant::now() };
         let ranks: Vec<_> = processes.into_iter().map(member).collect();
@@ -96,7 +96,7 @@ impl Hub {
         self.lock().observers.push(observer);
     }
 
-    /// Registers an observer of the first fault; calls it at once if there was one.
+    /// Registers an observer of the first fault. If there was a fault, calls the observer at once.
     pub fn observe_any(&self, observer: Observer) {
         let mut state = self.lock();
         match &state.fault {
@@ -105,7 +105,7 @@ impl Hub {
         }
     }
 
-    /// Registers an observer of a stop request; calls it at once if there was one.
+    /// Registers an observer of a stop request. If there was a request, calls the observer at once.
     pub fn observe_stop(&self, observer: StopObserver) {
         let mut state = self.lock();
         if state.stop {
@@ -123,12 +123,12 @@ impl Hub {
         }
     }
 
-    /// The first fault, if there was one.
+    /// Returns the first fault, if there was one.
     pub fn fault(&self) -> Option<Fault> {
         self.lock().fault.clone()
     }
 
-    /// Fails the job, because `rank` ended, or was silent for the time `silent`. `details` say what is known about the end of the rank.
+    /// Fails the job, because `rank` ended, or was silent for the time `silent`. `details` describes the end of the rank, if known.
     pub fn lose(&self, rank: usize, silent: Option<Duration>, details: Option<String>) {
         let mut state = self.lock();
         let process = state.ranks[rank].process.clone();
@@ -165,7 +165,7 @@ impl Hub {
         }
     }
 
-    /// Adds an arrival to round `number` of its channel in `group`. The last rank to arrive computes the result for all.
+    /// Adds an arrival to round `number` of its channel in `group`. When the last rank arrives, the results of all ranks are computed.
     pub fn submit(&self, arrival: Arrival, group: u64, number: u64) {
         let mut state = self.lock();
         if let Some(fault) = &state.fault {
@@ -197,7 +197,7 @@ impl Hub {
         } else {
             drop(state);
             let results = combine(&call, &parts);
-            // The hub stays locked, so that a rank that leaves after its answer is not reported before the others have theirs.
+            // The hub stays locked, so that a rank that leaves after its answer is not reported before the other ranks have their answers.
             state = self.lock();
             results
         };
@@ -216,7 +216,7 @@ impl State {
         }
     }
 
-    /// Makes the groups of a split of `group`, and answers each member with the number and ranks of its new group.
+    /// Creates the groups of a split of `group`, and answers each member with the number and ranks of its new group.
     fn divide(&mut self, group: &Members, name: &str, parts: &[Vec<u8>]) -> Vec<Bytes> {
         let places: Vec<_> = parts.iter().map(|part| members::decode_place(part)).collect();
         let mut answers = BTreeMap::new();
@@ -229,12 +229,12 @@ impl State {
         group.ranks.iter().filter_map(|rank| answers.remove(rank)).collect()
     }
 
-    /// Whether `rank` waits in an open call.
+    /// Returns whether `rank` waits in an open call.
     fn waits(&self, rank: usize) -> bool {
         self.rounds.values().any(|round| round.holds(rank))
     }
 
-    /// The ranks that wait for each other: every rank that they wait for is one of them.
+    /// Returns the ranks that wait only for each other.
     fn deadlocked(&self) -> BTreeSet<usize> {
         let mut stuck: BTreeSet<_> = (0..self.ranks.len()).filter(|&rank| self.waits(rank)).collect();
         loop {
@@ -248,7 +248,7 @@ impl State {
         }
     }
 
-    /// The fault of the oldest open call whose missing ranks have made no progress for `limit`. A rank that waits in another call for a
+    /// Returns the fault of the oldest open call whose missing ranks have made no progress for `limit`. A rank that waits in another call for a
     /// rank that can continue is not at fault.
     fn late(&self, limit: Duration) -> Option<Fault> {
         let mut overdue: Vec<_> = self.rounds.values().filter(|round| round.began.elapsed() > limit).collect();
@@ -291,7 +291,7 @@ impl State {
         (arrival.sink)(Err(fault));
     }
 
-    /// Records the first fault and answers all open calls with it.
+    /// Records the first fault, and answers all open calls with it.
     fn fail(&mut self, fault: Fault) {
         if self.fault.is_some() {
             return;

@@ -1,4 +1,4 @@
-//! Parts that all other ranks of a group send.
+//! Parts of a tensor that all other ranks of a group send.
 
 use super::group::Group;
 use super::messages::Exchange;
@@ -6,10 +6,10 @@ use super::pending::Pending;
 use crate::error::{Error, Result};
 use crate::tensor::Tensor;
 
-/// Where equal parts from all other ranks of a group arrive, in the order of the ranks.
+/// The memory in which equal parts from all other ranks of a group arrive, in the order of the ranks.
 pub struct Inbox<'a> {
     group: &'a Group,
-    /// By sender; `None` once a part has been started.
+    /// The memory of each part, by sender. `None` once the part has been started.
     places: Vec<Option<Tensor>>,
     arriving: Vec<Pending>,
 }
@@ -24,8 +24,8 @@ impl<'a> Inbox<'a> {
         Ok(Inbox { group, places, arriving: Vec::with_capacity(others) })
     }
 
-    /// Sends `part` to rank `to`, and receives the part of rank `from`; `name` as in [`Group::exchange`]. Each rank sends to and receives from each other rank
-    /// once.
+    /// Sends `part` to rank `to`, and receives the part of rank `from`. `name` is as in [`Group::exchange`]. Each rank must send to and receive from
+    /// each other rank once.
     pub fn exchange(&mut self, name: &str, to: usize, part: &Tensor, from: usize) -> Result<()> {
         let rank = self.group.rank();
         let place = self.places.get_mut(number(from, rank)).and_then(Option::take);
@@ -36,7 +36,7 @@ impl<'a> Inbox<'a> {
         Ok(())
     }
 
-    /// Runs `work` while the last parts are on their way ([`Pending::beside`]).
+    /// Runs `work` while the last parts arrive ([`Pending::beside`]).
     pub fn beside<R>(&self, work: impl FnOnce() -> R) -> R {
         match self.arriving.last() {
             Some(pending) => pending.beside(work),
@@ -44,13 +44,13 @@ impl<'a> Inbox<'a> {
         }
     }
 
-    /// Waits for all parts, and returns them one after the other.
+    /// Waits for all parts, and returns them one after the other in one tensor.
     pub fn wait(self) -> Result<Tensor> {
         Tensor::join(self.arriving.into_iter().map(Pending::wait).collect::<Result<_>>()?)
     }
 }
 
-/// The number of rank `sender` among the ranks other than `receiver`.
+/// Returns the index of rank `sender` among the ranks other than `receiver`.
 pub(super) fn number(sender: usize, receiver: usize) -> usize {
     sender - usize::from(sender > receiver)
 }

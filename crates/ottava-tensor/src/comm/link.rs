@@ -8,7 +8,7 @@ use super::round::Reply;
 use std::sync::Arc;
 use std::sync::mpsc::Receiver;
 
-/// Reports of a rank that any thread may send.
+/// The reports that any thread of a rank may send.
 pub(super) trait Reporter: Send + Sync {
     /// Forwards a stop request to all ranks of the job.
     fn stop(&self);
@@ -17,24 +17,24 @@ pub(super) trait Reporter: Send + Sync {
     fn fail(&self, fault: Fault);
 }
 
-/// The connection of one rank to its job, for all its groups. Dropping it leaves the job.
+/// The connection of one rank to its job, for all its groups. Dropping the connection leaves the job.
 pub(super) trait Link: Send + Sync {
-    /// Starts call `number` of its channel in `group` with the bytes that the rank contributes. The returned receiver gets one answer.
+    /// Starts call `number` of its channel in `group`. `bytes` is the input of this rank. The returned receiver gets one answer.
     fn start(&self, group: &Members, number: u64, call: Call, bytes: Vec<u8>) -> Receiver<Reply>;
 
-    /// Whether calls involve no other rank; the rank then numbers its groups itself.
+    /// Returns whether calls involve no other rank. The rank then numbers its groups itself.
     fn is_alone(&self) -> bool {
         false
     }
 
-    /// Registers an observer of the first fault; calls it at once if there was one.
+    /// Registers an observer of the first fault. If there was a fault, calls the observer at once.
     fn observe(&self, observer: Observer);
 
-    /// Sends reports. It may outlive this rank's membership, and is then a no-op.
+    /// Returns a sender of reports. It may outlive this rank's membership, and is then a no-op.
     fn reporter(&self) -> Arc<dyn Reporter>;
 }
 
-/// The reporter of a job without other ranks: a no-op.
+/// The reporter of a job without other ranks. It does nothing.
 pub(super) struct NoReporter;
 
 impl Reporter for NoReporter {

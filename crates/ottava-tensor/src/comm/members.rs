@@ -1,4 +1,4 @@
-//! The ranks of a group, and how error messages name them.
+//! The ranks of a group, and their names in error messages.
 
 use super::fault::list_ranks;
 use std::fmt;
@@ -6,26 +6,26 @@ use std::fmt;
 /// The ranks of a group, by their numbers in the job.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Members {
-    /// The number of the group in its job; 0 for the group of all ranks.
+    /// The number of the group in its job. The group of all ranks has the number 0.
     pub id: u64,
     pub name: String,
-    /// In the order of the group.
+    /// The ranks in the order of the group.
     pub ranks: Vec<usize>,
 }
 
 impl Members {
-    /// The group of all ranks of a job.
+    /// Returns the group of all ranks of a job.
     pub fn world(size: usize) -> Members {
         Members { id: 0, name: "world".into(), ranks: (0..size).collect() }
     }
 
-    /// The number in the group of a rank of the job.
+    /// Returns the index in the group of a rank of the job.
     pub fn place(&self, rank: usize) -> Option<usize> {
         self.ranks.iter().position(|&member| member == rank)
     }
 
-    /// The groups of a split in which member `i` gives colour and key `places[i]`: one group per colour, ordered by key and then by rank in
-    /// this group.
+    /// Returns the groups of a split in which member `i` gives colour and key `places[i]`. There is one group per colour, ordered by key and then by
+    /// rank in this group.
     pub fn divide(&self, places: &[(usize, usize)]) -> Vec<Vec<usize>> {
         let mut sorted: Vec<_> = places.iter().copied().zip(self.ranks.iter().copied()).collect();
         sorted.sort_by_key(|&(place, _)| place);
@@ -33,12 +33,12 @@ impl Members {
         groups.map(|group| group.iter().map(|&(_, rank)| rank).collect()).collect()
     }
 
-    /// The hub's answer to a member: the number and the ranks of its group.
+    /// Encodes the hub's answer to a member: the number and the ranks of the member's group.
     pub fn encode(&self) -> Vec<u8> {
         encode([self.id].into_iter().chain(self.ranks.iter().map(|&rank| rank as u64)))
     }
 
-    /// Reads the hub's answer; `None` if it is malformed.
+    /// Decodes the hub's answer, or returns `None` if the answer is malformed.
     pub fn decode(name: &str, bytes: &[u8]) -> Option<Members> {
         let mut numbers = decode(bytes);
         let id = numbers.next()?;
@@ -46,12 +46,12 @@ impl Members {
     }
 }
 
-/// The message of a rank in a split: its colour and key.
+/// Encodes the message of a rank in a split: its colour and key.
 pub(super) fn encode_place((colour, key): (usize, usize)) -> Vec<u8> {
     encode([colour as u64, key as u64])
 }
 
-/// The colour and key of a message whose length was checked.
+/// Decodes colour and key from a message whose length was checked.
 pub(super) fn decode_place(bytes: &[u8]) -> (usize, usize) {
     let mut numbers = decode(bytes).map(|number| number as usize);
     numbers.next().zip(numbers.next()).expect("two numbers")
@@ -66,7 +66,7 @@ fn decode(bytes: &[u8]) -> impl Iterator<Item = u64> {
 }
 
 impl fmt::Display for Members {
-    /// " of group `tensor` (ranks 4 to 7)", appended to the number of a call; empty for the group of all ranks.
+    /// Writes " of group `tensor` (ranks 4 to 7)", to be appended to the number of a call. Writes nothing for the group of all ranks.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.id == 0 { Ok(()) } else { write!(f, " of group `{}` ({})", self.name, list_ranks(&self.ranks)) }
     }

@@ -1,6 +1,6 @@
 //! The axes of parallel training, and the groups of ranks along them.
 //!
-//! Ranks are numbered with the tensor axis fastest, then context, data and pipeline, as in Megatron-LM by default: ranks that communicate
+//! The tensor axis varies fastest in the numbers of ranks, then context, data and pipeline, as in Megatron-LM by default. So ranks that communicate
 //! most are closest. Ranks that differ only in their coordinates of some axes form a group.
 
 use super::fault::list_ranks;
@@ -17,19 +17,19 @@ mod tests;
 /// The number of groups that [`MeshShape::describe`] lists.
 const LISTED: usize = 4;
 
-/// An axis of the mesh: what its ranks divide.
+/// An axis of the mesh, named by what its ranks divide.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Axis {
-    /// Rows of a step.
+    /// The rows of a step.
     Data,
-    /// Tokens of a row.
+    /// The tokens of a row.
     Context,
-    /// Each matrix of a layer.
+    /// The matrices of a layer.
     Tensor,
-    /// Layers.
+    /// The layers.
     Pipeline,
-    /// Experts of a layer. Subdivides data x context, so it does not multiply the number of ranks.
+    /// The experts of a layer. This axis subdivides data x context, so it does not multiply the number of ranks.
     Expert,
 }
 
@@ -37,7 +37,7 @@ impl Axis {
     /// All axes.
     pub const ALL: [Axis; 5] = [Axis::Data, Axis::Context, Axis::Tensor, Axis::Pipeline, Axis::Expert];
 
-    /// Its name, as in the configuration.
+    /// Returns the name in configuration files.
     pub fn as_str(self) -> &'static str {
         match self {
             Axis::Data => "data",
@@ -55,36 +55,36 @@ impl Axis {
 
 /// The sizes of the axes. The job has data · context · tensor · pipeline ranks.
 ///
-/// As in Megatron-LM, the expert axis subdivides the ranks of data x context, numbered with context fastest: `expert` consecutive ranks
+/// As in Megatron-LM, the expert axis subdivides the ranks of data x context, where context varies fastest. `expert` consecutive ranks
 /// hold different experts, and `data · context / expert` ranks hold the same experts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct MeshShape {
-    /// Ranks that divide the rows of a step.
+    /// The number of ranks that divide the rows of a step.
     pub data: usize,
-    /// Ranks that divide the tokens of a row.
+    /// The number of ranks that divide the tokens of a row.
     pub context: usize,
-    /// Ranks that divide each matrix.
+    /// The number of ranks that divide each matrix.
     pub tensor: usize,
-    /// Ranks that divide the layers.
+    /// The number of ranks that divide the layers.
     pub pipeline: usize,
-    /// Ranks that divide the experts.
+    /// The number of ranks that divide the experts.
     pub expert: usize,
 }
 
 impl fmt::Display for MeshShape {
-    /// For example "data 2, context 1, tensor 4, pipeline 1, expert 1".
+    /// Writes the sizes, for example "data 2, context 1, tensor 4, pipeline 1, expert 1".
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&Axis::ALL.map(|axis| format!("{} {}", axis.as_str(), self.size(axis))).join(", "))
     }
 }
 
 impl MeshShape {
-    /// The data axis alone.
+    /// Returns a mesh with only a data axis.
     pub fn of_data(ranks: usize) -> MeshShape {
         MeshShape { data: ranks, context: 1, tensor: 1, pipeline: 1, expert: 1 }
     }
 
-    /// The size of an axis.
+    /// Returns the size of an axis.
     pub fn size(&self, axis: Axis) -> usize {
         match axis {
             Axis::Data => self.data,
@@ -95,12 +95,12 @@ impl MeshShape {
         }
     }
 
-    /// Ranks of the job.
+    /// Returns the number of ranks of the job.
     pub fn ranks(&self) -> usize {
         self.data * self.context * self.tensor * self.pipeline
     }
 
-    /// Errors with [`Error::Value`] when the axes do not have `ranks` ranks, or the expert axis does not divide data x context.
+    /// Errors with [`Error::Value`] if the axes do not have `ranks` ranks, or if the size of the expert axis does not divide data x context.
     pub fn check(&self, ranks: usize) -> Result<()> {
         if self.ranks() != ranks {
             return Err(Error::Value(format!("a mesh of {self} has {} ranks, and the job has {ranks}", self.ranks())));
@@ -114,7 +114,7 @@ impl MeshShape {
         Ok(())
     }
 
-    /// The coordinate of `rank` on an axis.
+    /// Returns the coordinate of `rank` on an axis.
     pub fn coordinate(&self, rank: usize, axis: Axis) -> usize {
         let (of_tensor, of_context) = (rank / self.tensor, rank / self.tensor / self.context);
         match axis {
@@ -126,7 +126,7 @@ impl MeshShape {
         }
     }
 
-    /// The groups of ranks that differ only in their coordinates of `axes`. See [`Mesh::group`].
+    /// Returns the groups of ranks that differ only in their coordinates of `axes`. See [`Mesh::group`].
     pub fn groups(&self, axes: &[Axis]) -> Vec<Vec<usize>> {
         let set = self.set(axes);
         let mut groups: BTreeMap<_, Vec<_>> = BTreeMap::new();
@@ -136,8 +136,8 @@ impl MeshShape {
         groups.into_values().collect()
     }
 
-    /// The groups of ranks that hold the same experts: ranks of data x context that differ in their coordinates on the data and context
-    /// axes, and not in their coordinates on the expert and tensor axes.
+    /// Returns the groups of ranks that hold the same experts. Ranks of a group have the same coordinates on the expert, tensor and pipeline
+    /// axes.
     pub fn expert_replicas(&self) -> Vec<Vec<usize>> {
         let mut groups: BTreeMap<_, Vec<_>> = BTreeMap::new();
         for rank in 0..self.ranks() {
@@ -146,7 +146,7 @@ impl MeshShape {
         groups.into_values().collect()
     }
 
-    /// The first four groups along an axis, for example "ranks 0, 1; ranks 2, 3".
+    /// Returns the first four groups along an axis, for example "ranks 0, 1; ranks 2, 3".
     pub fn describe(&self, axis: Axis) -> String {
         let groups = self.groups(&[axis]);
         let mut listed: Vec<_> = groups.iter().take(LISTED).map(|ranks| list_ranks(ranks)).collect();
@@ -156,7 +156,7 @@ impl MeshShape {
         listed.join("; ")
     }
 
-    /// The axes among `axes` that have more than one rank, as bits.
+    /// Returns the axes among `axes` that have more than one rank, as bits.
     fn set(&self, axes: &[Axis]) -> u8 {
         let has = |axis| axes.contains(&axis);
         let set =
@@ -170,14 +170,14 @@ impl MeshShape {
         }
     }
 
-    /// A number that identifies the group of `rank` in [`MeshShape::expert_replicas`].
+    /// Returns a number that identifies the group of `rank` in [`MeshShape::expert_replicas`].
     fn colour_of_replicas(&self, rank: usize) -> usize {
         let [pipeline, expert, tensor] =
             [Axis::Pipeline, Axis::Expert, Axis::Tensor].map(|axis| self.coordinate(rank, axis));
         (pipeline * self.expert + expert) * self.tensor + tensor
     }
 
-    /// A number that identifies the group of `rank` along the axes of `set`.
+    /// Returns a number that identifies the group of `rank` along the axes of `set`.
     fn colour(&self, rank: usize, set: u8) -> usize {
         let fixed = |axis: Axis| if set & axis.bit() == 0 { self.coordinate(rank, axis) } else { 0 };
         let rows = match set & Axis::Expert.bit() {
@@ -195,7 +195,7 @@ pub struct Mesh {
     groups: Vec<Group>,
     /// The group of each set of axes.
     by_set: BTreeMap<u8, usize>,
-    /// The group of [`Mesh::expert_replicas`]; `None` if it is this rank alone.
+    /// The index of the group of [`Mesh::expert_replicas`]. `None` if the group has only this rank.
     expert_replicas: Option<usize>,
     /// The groups of [`Mesh::layer_group`].
     of_layers: BTreeMap<u8, Group>,
@@ -203,10 +203,11 @@ pub struct Mesh {
     alone: Group,
 }
 
-/// The number of the group of all ranks.
+/// The index of the group of all ranks.
 const WORLD: usize = 0;
 
-/// The axes whose ranks exchange activations in layers, the axes along which the ranks of a group differ, and what compute does meanwhile.
+/// The axes whose ranks exchange activations in layers. Each axis has the axes along which the ranks of its group differ, and the work of compute
+/// during the exchange.
 const OF_LAYERS: [(Axis, &[Axis], Beside); 3] = [
     (Axis::Tensor, &[Axis::Tensor], Beside::Product),
     (Axis::Context, &[Axis::Context], Beside::Nothing),
@@ -214,10 +215,10 @@ const OF_LAYERS: [(Axis, &[Axis], Beside); 3] = [
 ];
 
 impl Mesh {
-    /// The mesh of `world`, the group of all ranks of a job, which must all call it. Splits `world` for each set of axes whose groups
-    /// differ from the groups of other sets; with data parallelism alone, no split is needed.
+    /// Creates the mesh of `world`, the group of all ranks of a job. All ranks must call it. Splits `world` for each set of axes whose groups
+    /// differ from the groups of the other sets. With only data parallelism, no split is needed.
     ///
-    /// Errors with [`Error::Value`] when `shape` does not have the ranks of `world`, and as [`Group::split`].
+    /// Errors with [`Error::Value`] if `shape` does not have the ranks of `world`, and like [`Group::split`].
     pub fn new(world: Group, shape: MeshShape) -> Result<Mesh> {
         shape.check(world.size())?;
         let (by_set, of_layers, alone) = (BTreeMap::new(), BTreeMap::new(), Group::solo());
@@ -243,8 +244,8 @@ impl Mesh {
         Ok(mesh)
     }
 
-    /// The number of this rank's group among `groups`, which `colour` tells apart: one of the groups `made` so far, or a new group; `None` for
-    /// groups of one rank.
+    /// Returns the index of this rank's group among `groups`, which `colour` identifies: one of the groups `made` so far, or a new group. Returns
+    /// `None` for groups of one rank.
     fn split(
         &mut self,
         made: &mut Vec<Vec<Vec<usize>>>,
@@ -264,54 +265,54 @@ impl Mesh {
         Ok(Some(made.len() - 1))
     }
 
-    /// The group of all ranks.
+    /// Returns the group of all ranks.
     pub fn world(&self) -> &Group {
         &self.groups[WORLD]
     }
 
-    /// The ranks that differ from this rank only in their coordinates of `axes`, this rank included, in the order of the job. The expert
+    /// Returns the ranks that differ from this rank only in their coordinates of `axes`, this rank included, in the order of the job. The expert
     /// axis, without data and context, gives the ranks that together hold each expert once.
     ///
-    /// Panics for the expert axis together with only one of data and context, since it subdivides both.
+    /// Panics for the expert axis together with only one of data and context, because the expert axis subdivides both.
     pub fn group(&self, axes: &[Axis]) -> &Group {
         self.by_set.get(&self.shape.set(axes)).map_or(&self.alone, |&index| &self.groups[index])
     }
 
-    /// The ranks that hold the same experts as this rank, this rank included; the ranks of data x context without an expert axis.
+    /// Returns the ranks that hold the same experts as this rank, this rank included. Without an expert axis, these are the ranks of data x context.
     pub fn expert_replicas(&self) -> &Group {
         self.expert_replicas.map_or(&self.alone, |index| &self.groups[index])
     }
 
-    /// The ranks of [`Mesh::group`] of the axis tensor or context, for the activations that layers exchange; for the
-    /// expert axis, the ranks that divide experts: the ranks of expert x tensor. On GPUs these calls have a
-    /// communicator of their own, since compute waits for them, or runs one product beside them.
+    /// Returns the group for the activations that layers exchange. For tensor and context, it has the ranks of [`Mesh::group`]. For the
+    /// expert axis, it has all ranks that divide experts: the ranks of expert x tensor. On GPUs these groups have separate
+    /// communicators, because compute waits for their calls, or runs one product meanwhile.
     pub fn layer_group(&self, axis: Axis) -> &Group {
         let axis = if axis == Axis::Expert && self.shape.expert == 1 { Axis::Tensor } else { axis };
         self.of_layers.get(&axis.bit()).unwrap_or(&self.alone)
     }
 
-    /// [`Group::free_symmetric`] of all groups.
+    /// Runs [`Group::free_symmetric`] on all groups.
     pub fn free_symmetric(&self) -> Result<()> {
         self.groups.iter().chain(self.of_layers.values()).try_for_each(Group::free_symmetric)
     }
 
-    /// The sizes of the axes.
+    /// Returns the sizes of the axes.
     pub fn shape(&self) -> &MeshShape {
         &self.shape
     }
 
-    /// The size of an axis.
+    /// Returns the size of an axis.
     pub fn size(&self, axis: Axis) -> usize {
         self.shape.size(axis)
     }
 
-    /// The coordinate of this rank on an axis.
+    /// Returns the coordinate of this rank on an axis.
     pub fn coordinate(&self, axis: Axis) -> usize {
         self.shape.coordinate(self.world().rank(), axis)
     }
 }
 
-/// All different sets of axes that [`Mesh::group`] accepts, smaller sets first.
+/// Returns all different sets of axes that [`Mesh::group`] accepts, smaller sets first.
 fn sets() -> Vec<Vec<Axis>> {
     let of = |bits: u8| Axis::ALL.into_iter().filter(|axis| bits & axis.bit() != 0).collect::<Vec<_>>();
     let rows = Axis::Data.bit() | Axis::Context.bit();

@@ -14,19 +14,19 @@ use std::sync::Arc;
 #[cfg(test)]
 mod tests;
 
-/// Bytes per rank of the first collectives: NCCL uses different connections for small and large collectives.
+/// The bytes per rank of the first collectives. NCCL uses different connections for small and large collectives.
 const FIRST_BYTES: [usize; 2] = [1 << 10, 16 << 20];
 
 impl Group {
-    /// Enables collectives of GPU tensors in this group and in groups that are later [split](Group::split) from it. Each rank calls it with
-    /// its own GPU as `device`. Collectives of CPU tensors, barriers and agreements do not change. A group of one rank and a dry run send
-    /// nothing and are returned unchanged.
+    /// Enables collectives of GPU tensors in this group, and in groups that are later [split](Group::split) from it. Each rank calls it with
+    /// its own GPU as `device`. Collectives of CPU tensors, barriers and agreements do not change. A group of one rank or of a dry run sends
+    /// nothing and is returned unchanged.
     ///
     /// Runs one collective of each kind, so that NCCL allocates its memory, which reduces [`CudaDevice::usable_memory`].
     ///
     /// Starts [`Group::watch`] with `exit_code` if it has not been started.
     ///
-    /// Errors with [`Error::Library`] without NCCL, and with [`Error::Ranks`] when another rank has none or is lost.
+    /// Errors with [`Error::Library`] without NCCL, and with [`Error::Ranks`] if another rank has no NCCL or is lost.
     pub fn with_gpu(mut self, device: &Arc<CudaDevice>, exit_code: u8) -> Result<Group> {
         if self.size() == 1 || self.endpoint.dry {
             return Ok(self);
@@ -37,7 +37,8 @@ impl Group {
         Ok(self)
     }
 
-    /// This rank's communicator, created in the first call, which all ranks of the group must make; `None` without GPUs.
+    /// Returns this rank's communicator, or `None` without GPUs. The first call creates the communicator, and all ranks of the group must make this
+    /// call.
     fn communicator(&self) -> Result<Option<Arc<NcclComm>>> {
         let Some(gpu) = &self.gpu else { return Ok(None) };
         if let Some(comm) = &*gpu.communicator() {
@@ -67,11 +68,11 @@ impl Group {
         Ok(Some(comm))
     }
 
-    /// The id of the group's rank 0. If any rank has no NCCL, all ranks error before any of them waits in NCCL.
+    /// Returns the id from the group's rank 0. If a rank has no NCCL, all ranks error before one of them waits in NCCL.
     fn share_id(&self) -> Result<NcclId> {
         let own =
             if self.rank() == 0 { NcclId::new().map(|id| id.0.to_vec()) } else { require_nccl().map(|()| Vec::new()) };
-        // The id, nothing, or an error message after a zero byte.
+        // A rank sends a byte 1, followed by the id on rank 0. A rank without NCCL sends a byte 0 and its error message.
         let sent = own.as_ref().map_or_else(|e| format!("\0{e}").into_bytes(), |id| [&[1], id.as_slice()].concat());
         let all = self.agree("NCCL's id", &sent)?;
         own?;
@@ -98,7 +99,7 @@ impl Group {
             self.all_reduce("connect", Reduce::Sum, zeros(dtype, 1)?)?.wait()?;
             let (input, mut output) = (zeros(dtype, self.size())?, zeros(dtype, 1)?);
             let call = self.call(Op::ReduceScatter { output: dtype }, "connect", &input)?;
-            // Small ones are otherwise done by copies.
+            // A small reduce-scatter would be done by copies, so it is enqueued directly.
             let progress = self.enqueue(nccl, &call, Some(&input), &mut output)?;
             Pending { progress, output, _input: Some(input) }.wait()?;
         }
@@ -117,7 +118,7 @@ impl Group {
         device.synchronize()
     }
 
-    /// Starts a checked call over tensors that are not on the CPU.
+    /// Starts a checked call on tensors that are not on the CPU.
     pub(super) fn start_on_gpu(&self, call: &Call, input: Option<&Tensor>, mut output: Tensor) -> Result<Pending> {
         if let Some(input) = input {
             output.expect_device(&format!("{}: output", call.title()), input.device())?;
@@ -134,7 +135,7 @@ impl Group {
         let progress = match communicator {
             _ if output.is_empty() || self.endpoint.dry => Progress::Done,
             None => {
-                // A group of one.
+                // The group has one rank.
                 input.map_or(Ok(()), |input| output.copy_from(0, input))?;
                 Progress::Done
             }
@@ -143,10 +144,10 @@ impl Group {
         Ok(Pending { progress, output, _input: input.cloned() })
     }
 
-    /// Enqueues NCCL's collective of a checked `call`; the caller keeps the tensors until it ends.
+    /// Enqueues NCCL's collective of a checked `call`. The caller keeps the tensors until the collective ends.
     fn enqueue(&self, nccl: &NcclComm, call: &Call, input: Option<&Tensor>, output: &mut Tensor) -> Result<Progress> {
         let (name, collective) = collective(call, self.ranks(), input, output);
-        // SAFETY: the call was checked: the buffers have its bytes. `Pending` holds both until the transfer ends, no other
+        // SAFETY: the call was checked: the buffers have its bytes. `Pending` holds input and output until the transfer ends, no other
         // view can write the output, and the input is only read.
         Ok(Progress::Gpu(unsafe { nccl.enqueue(name, collective)? }))
     }
@@ -163,7 +164,7 @@ impl Group {
         let [to, from] = calls.map(|call| call.and_then(|call| self.peer(call)));
         let mut output = received.map(|(_, tensor)| tensor);
         let progress = match self.communicator()? {
-            // A group of one rank and a dry run send no messages.
+            // A group of one rank or of a dry run sends no messages.
             None => Progress::Done,
             Some(nccl) => {
                 let message = |address, bytes, peer| Some(Message { address, bytes, peer }).filter(|_| bytes > 0);
@@ -175,8 +176,8 @@ impl Group {
                     (Some(_), None) => "ncclSend",
                     (None, _) => "ncclRecv",
                 };
-                // SAFETY: the messages have the bytes of their tensors. `Pending` holds both until the transfer ends, no other view can
-                // write the received one, and the sent one is only read.
+                // SAFETY: the messages have the bytes of their tensors. `Pending` holds the tensors until the transfer ends. No other view can
+                // write the received tensor, and the sent tensor is only read.
                 Progress::Gpu(unsafe { nccl.enqueue(name, Collective::Messages { send, receive })? })
             }
         };
@@ -184,7 +185,7 @@ impl Group {
         Ok(Pending { progress, output, _input: input })
     }
 
-    /// The number in the group of the other rank of a message.
+    /// Returns the index in the group of the other rank of a message.
     fn peer(&self, call: &Call) -> Option<usize> {
         match call.op {
             Op::Send { to: peer } | Op::Receive { from: peer } => self.members.place(peer),
@@ -198,13 +199,13 @@ impl Group {
         self.endpoint.traffic().count(call, self.size());
     }
 
-    /// Whether this group supports tensors of `gpu`.
+    /// Returns whether this group supports tensors of `gpu`.
     pub(super) fn has_gpu(&self, gpu: &Arc<CudaDevice>) -> bool {
         self.gpu.as_ref().is_some_and(|own| Arc::ptr_eq(&own.device, gpu))
     }
 }
 
-/// NCCL's function for `call`, and its arguments.
+/// Returns NCCL's function for `call`, and the arguments.
 fn collective(call: &Call, ranks: &[usize], input: Option<&Tensor>, output: &mut Tensor) -> (&'static str, Collective) {
     let size = ranks.len();
     let (bytes, elements, dtype) = (call.buffer_bytes(), call.elements, output.dtype());
@@ -217,7 +218,7 @@ fn collective(call: &Call, ranks: &[usize], input: Option<&Tensor>, output: &mut
             ("ncclReduceScatter", Collective::ReduceScatter { input, output: buffer, slice, dtype })
         }
         Op::AllReduce(reduce) => {
-            // NCCL's floating-point maximum loses NaN. Floats without sign bit have the order of their bits, with NaN last.
+            // NCCL's floating-point maximum loses NaN. Floats without a sign bit are ordered like their bits, with NaN last.
             let (op, dtype) = match (reduce, dtype) {
                 (Reduce::Sum, dtype) => (NcclOp::Sum, dtype),
                 (Reduce::Max, DType::F32) => (NcclOp::Max, DType::I32),

@@ -12,7 +12,7 @@ use std::sync::mpsc::Receiver;
 
 /// A started call: the receiver of its answer, and its name for errors.
 pub(super) struct Started {
-    /// [`Call::numbered`](super::call::Call::numbered).
+    /// The text of [`Call::numbered`](super::call::Call::numbered).
     pub call: String,
     pub reply: Receiver<Reply>,
     pub history: Arc<History>,
@@ -31,7 +31,7 @@ impl Started {
         }
     }
 
-    /// Leaves the call to the job, unless that has failed already.
+    /// Returns without waiting for the call. Errors if the job has already failed.
     pub fn detach(self) -> Result<()> {
         match self.reply.try_recv() {
             Ok(Err(fault)) => Err(fault.error(&self.call, self.history.recent())),
@@ -42,38 +42,38 @@ impl Started {
 
 /// The state of a call.
 pub(super) enum Progress {
-    /// Sent to the job; the answer has the bytes of the output.
+    /// The call was sent to the job. Its answer has the bytes of the output.
     Sent(Started),
-    /// Enqueued on the GPU, after which the output is written.
+    /// The call is enqueued on the GPU. The output is written when the transfer ends.
     Gpu(Transfer),
-    /// Enqueued on the GPU, after which `others` are to be added.
+    /// Copies are enqueued on the GPU. When they end, `own` and `others` must be added.
     Parts(Box<Parts>),
-    /// Ended, or dropped before its end.
+    /// The call has ended, or was dropped before its end.
     Done,
 }
 
-/// The parts of a sum: the part of this rank, and the parts of the other ranks in their order, which arrive.
+/// The parts of a sum: the part of this rank, and the arriving parts of the other ranks in the order of the ranks.
 pub(super) struct Parts {
-    /// `None` in a dry run.
+    /// The copies. `None` in a dry run.
     pub transfer: Option<Transfer>,
     pub own: Tensor,
     pub rank: usize,
     pub others: Tensor,
 }
 
-/// A collective or message in progress, with its tensors. [`Pending::wait`] waits for it. Dropping it discards the result on this rank
-/// only; later GPU work still waits for it.
+/// A collective or message in progress, with its tensors. [`Pending::wait`] waits for it. Dropping a `Pending` discards the result only on this rank.
+/// Later GPU work still waits for the call.
 #[must_use = "the call ends in wait()"]
 pub struct Pending {
-    // Dropped first: compute must wait for a collective before its tensors are freed.
+    // Dropped first, because compute must wait for a collective before its tensors are freed.
     pub(super) progress: Progress,
     pub(super) output: Tensor,
-    /// Read by the collective until it ends.
+    /// The tensor that the call reads until its end.
     pub(super) _input: Option<Tensor>,
 }
 
 impl Pending {
-    /// Runs `work` while the call is in progress: products of `work` leave multiprocessors to it if it takes any
+    /// Runs `work` while the call is in progress. If the call takes multiprocessors, products of `work` leave these multiprocessors free
     /// ([`CudaDevice::beside_collectives`](crate::cuda::CudaDevice::beside_collectives)).
     pub fn beside<R>(&self, work: impl FnOnce() -> R) -> R {
         match &self.progress {
@@ -86,8 +86,8 @@ impl Pending {
         }
     }
 
-    /// Waits for the collective or message and returns the tensor that was written. A send returns its input; on the CPU it does not wait
-    /// for the receiver. On a GPU the host does not wait, but later GPU work does.
+    /// Waits for the collective or message, and returns the tensor that it wrote. A send returns its input. On the CPU, a send does not wait for the
+    /// receiver. On a GPU the host does not wait, but later GPU work does.
     ///
     /// On the CPU, errors with [`Error::Ranks`] if a rank is lost or calls another collective. For GPUs see
     /// [`Group::with_gpu`](super::Group::with_gpu).

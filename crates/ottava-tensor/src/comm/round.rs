@@ -10,10 +10,10 @@ use std::time::Instant;
 /// The answer to a call.
 pub(super) type Reply = Result<Bytes, Fault>;
 
-/// Delivers an answer. Called with the hub locked, so it must neither block nor call the hub.
+/// Delivers an answer. It is called with the hub locked, so it must neither block nor call the hub.
 pub(super) type Sink = Box<dyn FnOnce(Reply) + Send>;
 
-/// A call of a rank, with the bytes that it contributes and the sink of its answer.
+/// A call of a rank, with the bytes that the rank contributes and the sink for the answer.
 pub(super) struct Arrival {
     pub rank: usize,
     pub call: Call,
@@ -22,7 +22,7 @@ pub(super) struct Arrival {
 }
 
 impl Arrival {
-    /// Whether the rank waits for the others; a sender does not.
+    /// Returns whether the rank waits for the other ranks. A sender does not wait.
     pub fn waits(&self) -> bool {
         match self.call.op {
             Op::Send { .. } => false,
@@ -38,9 +38,9 @@ pub(super) struct Round {
     pub number: u64,
     /// The ranks of the channel.
     ranks: Vec<usize>,
-    /// When the first rank made the call.
+    /// The time at which the first rank made the call.
     pub began: Instant,
-    /// By place among `ranks`.
+    /// The arrivals, by index in `ranks`.
     pub arrivals: Vec<Option<Arrival>>,
 }
 
@@ -64,18 +64,18 @@ impl Round {
         self.ranks.iter().zip(&self.arrivals).filter(|(_, arrival)| arrival.is_none()).map(|(&rank, _)| rank)
     }
 
-    /// The missing ranks that have to make the call in time: one that announces something may take as long as it likes.
+    /// Returns the missing ranks that have to make the call in time. A rank that must announce something has no deadline.
     pub fn due(&self) -> impl Iterator<Item = usize> {
         let announces = |rank: usize| self.came().any(|came| came.call.op == Op::Announce { root: rank });
         self.missing().filter(move |&rank| !announces(rank))
     }
 
-    /// Whether `rank` has made the call and waits for the others.
+    /// Returns whether `rank` has made the call and waits for the other ranks.
     pub fn holds(&self, rank: usize) -> bool {
         self.came().any(|arrival| arrival.rank == rank && arrival.waits())
     }
 
-    /// What is wrong with an arrival, if anything.
+    /// Returns the problem of an arrival, or `None` if it has no problem.
     pub fn problem(&self, Arrival { rank, call, bytes, .. }: &Arrival) -> Option<String> {
         let (number, group, sent) = (self.number, &self.group, bytes.len());
         if let Some(expected) = call.sent_bytes(*rank, group.ranks.len()).filter(|&expected| expected != sent) {

@@ -35,7 +35,7 @@ impl Link for Solo {
 }
 
 impl Group {
-    /// The group of one rank.
+    /// Returns the group of a single rank.
     pub fn solo() -> Group {
         Group::world(Endpoint::new(0, 1, Box::new(Solo), Limits::default()))
     }

@@ -1,13 +1,14 @@
-//! Calls of GPUs of one machine that copy to symmetric memory of each other.
+//! Calls of GPUs of one machine that are done by copies to each other's symmetric memory.
 //!
 //! All-gathers, all-to-alls and reduce-scatters of GPUs of one host are peer copies instead of NCCL kernels, because NCCL kernels take
 //! multiprocessors from GEMMs: 24 of the 132 of an H200 for tensor parallelism.
 //!
-//! A peer can write only to memory that it has opened by CUDA IPC. So `Group::symmetric` allocates receive buffers from a heap
-//! (`cuda/symmetric.rs`) whose blocks are opened once and stay open. Ranks allocate and free in the same order, so their block numbers agree. The
-//! flag "ready to be written" contains the block number: ranks that disagree wait until `collective_timeout` ends the job, and overwrite no memory.
+//! A GPU can write to memory of another process only if it has opened this memory by CUDA IPC. So `Group::symmetric` allocates receive buffers from a
+//! heap (`cuda/symmetric.rs`) whose blocks are opened once and stay open. Ranks allocate and free in the same order, so their block numbers agree.
+//! The flag "ready to be written" contains the block number. If block numbers differ, ranks wait until `collective_timeout` ends the job, and
+//! overwrite no memory.
 //!
-//! Flags are words in device memory that streams write and wait for (`cuStreamWriteValue32`, `cuStreamWaitValue32`), and CUDA graphs capture both.
+//! Flags are words in device memory that streams write and wait for (`cuStreamWriteValue32`, `cuStreamWaitValue32`). CUDA graphs capture these calls.
 //! NCCL's own copy-engine collectives (zero-CTA) are not used: in NCCL 2.28, eager and captured calls share flags and cannot be mixed.
 
 use super::call::{Call, Op};
@@ -23,21 +24,22 @@ use crate::tensor::Tensor;
 use std::fs;
 use std::sync::Arc;
 
-/// GPUs of a node, as plans assume.
+/// The number of GPUs of a node that plans assume.
 pub const GPUS_PER_NODE: usize = 8;
 
-/// Most bytes of parts of one sum. Parts take memory until they are added, which large models lack; NCCL adds larger ones.
+/// The maximum number of bytes of the parts of one sum. Parts take memory until they are added, which large models lack. NCCL computes larger sums.
 const MOST_PARTS: usize = 512 << 20;
 
 /// The types that GPUs sum by [`sum_parts`](crate::ops::sum_parts).
 const SUMMED: [DType; 3] = [DType::F32, DType::BF16, DType::F16];
 
 impl Group {
-    /// An uninitialised tensor to which the GPUs of all ranks of the group may copy. All ranks call it with the same sizes, in the same order, and drop
-    /// the tensors in the same order.
+    /// Creates an uninitialised tensor to which the GPUs of all ranks of the group may copy. All ranks call it with the same sizes, in the same
+    /// order, and drop the tensors in the same order.
     ///
-    /// A gather or all-to-all into such a tensor is done by the GPUs' copy engines if the ranks are processes of one machine whose GPUs reach each
-    /// other's memory; it takes no multiprocessors. Elsewhere such a tensor is like any other. The memory of dropped tensors is kept for later ones.
+    /// If the ranks are processes of one machine whose GPUs reach each other's memory, the GPUs' copy engines execute a gather or all-to-all into
+    /// such a tensor, which takes no multiprocessors. Otherwise the tensor is like any other tensor. The memory of dropped tensors is kept for later
+    /// tensors.
     pub fn symmetric(&self, device: &Device, shape: &[usize], dtype: DType) -> Result<Tensor> {
         let bytes = shape.iter().product::<usize>() * dtype.size();
         let Device::Cuda(gpu) = device else { return Tensor::empty(device, shape, dtype) };
@@ -53,24 +55,24 @@ impl Group {
         Ok(Tensor::over(buffer, shape, dtype))
     }
 
-    /// Frees the symmetric memory of this group. All ranks call it when no tensor of it is left; with tensors left, it does nothing.
+    /// Frees the symmetric memory of this group. All ranks call it when no tensor uses the memory. If a tensor still uses it, it does nothing.
     pub fn free_symmetric(&self) -> Result<()> {
         let blocks = self.heap.take_blocks();
         if let (Some(peers), false) = (self.met(), blocks.is_empty()) {
             peers.device().synchronize()?;
             peers.close_blocks()?;
-            // No rank frees what another has open.
+            // A rank must not free memory that another rank has open.
             self.barrier("the end of symmetric memory")?;
         }
         Ok(())
     }
 
-    /// An [`Inbox`] for parts of `elements` from each other rank, in [symmetric memory](Group::symmetric).
+    /// Creates an [`Inbox`] for parts of `elements` elements from each other rank, in [symmetric memory](Group::symmetric).
     pub fn inbox(&self, device: &Device, elements: usize, dtype: DType) -> Result<Inbox<'_>> {
         Inbox::new(self, self.symmetric(device, &[(self.size() - 1) * elements], dtype)?)
     }
 
-    /// The other ranks, if GPUs copy to each other's memory. All ranks make the first call.
+    /// Returns the other ranks, if the GPUs copy to each other's memory. All ranks must make the first call.
     pub(super) fn peers(&self) -> Result<Option<Arc<Peers>>> {
         let Some(gpu) = &self.gpu else { return Ok(None) };
         let mut meeting = gpu.meeting();
@@ -83,9 +85,9 @@ impl Group {
         })
     }
 
-    /// Opens each other's memory; `None` on all ranks if one of them cannot.
+    /// Opens the memory of the other ranks. Returns `None` on all ranks if one rank cannot.
     fn meet(&self, gpu: &Gpu) -> Result<Option<Peers>> {
-        // Processes of one machine share it, also in containers.
+        // Processes of one machine read the same value, even in containers.
         let machine = fs::read("/proc/sys/kernel/random/boot_id").unwrap_or_default();
         let new = Peers::new(&gpu.device, self.rank(), self.size()).ok().filter(|_| !machine.is_empty());
         let offer = new.as_ref().map_or(Vec::new(), |(_, exported)| [&machine[..], exported].concat());
@@ -100,7 +102,7 @@ impl Group {
         Ok(met.filter(|_| all.iter().all(|met| met == &[1])))
     }
 
-    /// The other ranks, if they have met.
+    /// Returns the other ranks, if they have opened each other's memory.
     fn met(&self) -> Option<Arc<Peers>> {
         match &*self.gpu.as_ref()?.meeting() {
             Meeting::Over(peers) => peers.clone(),
@@ -108,13 +110,13 @@ impl Group {
         }
     }
 
-    /// The other ranks, and where `tensor` lies in symmetric memory, if they copy to it.
+    /// Returns the other ranks and the place of `tensor` in symmetric memory, if ranks copy to it.
     pub(super) fn reached(&self, tensor: &Tensor) -> Option<(Arc<Peers>, Place)> {
         self.met().and_then(|peers| Some((peers, self.heap.find(tensor.device_ptr())?)))
     }
 
-    /// Starts a checked call by copies between GPUs; `None` if it is not done so: unless it gathers or exchanges slices in symmetric memory, or sums
-    /// slices that are not too large. In a dry run only allocates memory.
+    /// Starts a checked call by copies between GPUs. Returns `None` if copies are not possible: the call must gather or exchange slices in symmetric
+    /// memory, or sum slices that are not too large. In a dry run, it only allocates memory.
     pub(super) fn start_by_copies(
         &self,
         call: &Call,
@@ -153,7 +155,8 @@ impl Group {
         Ok(Some(Progress::Gpu(transfer)))
     }
 
-    /// Starts to copy `bytes` to each other rank, from an address of this rank to an offset in the block of `place`, and to receive from them there.
+    /// Starts to copy `bytes` to each other rank, from an address of this rank to an offset in the block of `place`, and to receive from the other
+    /// ranks.
     fn copy_slices(
         &self,
         name: &'static str,
@@ -170,7 +173,7 @@ impl Group {
         unsafe { peers.copy(name, &copies, &others, place.block) }
     }
 
-    /// Whether sums are done by copies: where GPUs reach each other's memory, and in a dry run if all ranks are of one node.
+    /// Returns whether sums are computed by copies: if GPUs reach each other's memory. In a dry run, this is so if all ranks are on one node.
     fn reaches(&self, device: &Device) -> Result<bool> {
         let (ranks, node) = (self.ranks(), |rank: usize| rank / GPUS_PER_NODE);
         Ok(match device {
@@ -182,7 +185,7 @@ impl Group {
     }
 
     /// Starts to send `input` to rank `to` of the group, and to receive `output` from rank `from`. The output is in symmetric memory that was
-    /// [reached](Group::reached); the input arrives at the given byte of the same block of its receiver.
+    /// [reached](Group::reached). The input is written at the given byte of the same block of its receiver.
     pub(super) fn start_exchange_by_copies(
         &self,
         calls: [&Call; 2],
@@ -204,7 +207,7 @@ impl Group {
     }
 }
 
-/// `count` elements of a tensor, as a flat view.
+/// Returns `count` elements of a tensor from `start` on, as a flat view.
 fn elements(tensor: &Tensor, start: usize, count: usize) -> Result<Tensor> {
     tensor.reshape(&[tensor.len()])?.rows(start, start + count)
 }

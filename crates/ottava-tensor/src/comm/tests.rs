@@ -1,4 +1,4 @@
-//! Each collective against plain loops, on groups of threads and of TCP ranks; disagreement and lost ranks.
+//! Compares each collective with plain loops, on groups of threads and of TCP ranks. Tests disagreement and lost ranks.
 
 use super::call::{Call, Op};
 use super::process::tests::{tcp_group, tcp_group_within};
@@ -28,7 +28,7 @@ const DTYPES: [DType; 11] = [
     DType::U8,
 ];
 
-/// Runs `rank` on a thread per group; returns the results in rank order.
+/// Runs `rank` on a thread per group, and returns the results in rank order.
 pub(super) fn on_ranks<T: Send>(group: Vec<Group>, rank: impl Fn(Group) -> T + Sync) -> Vec<T> {
     thread::scope(|scope| {
         let ranks: Vec<_> = group.into_iter().map(|comm| scope.spawn(|| rank(comm))).collect();
@@ -40,7 +40,7 @@ fn tensor(dtype: DType, bytes: &[u8]) -> Tensor {
     Tensor::from_bytes(&Device::Cpu, &[bytes.len() / dtype.size()], dtype, bytes).unwrap()
 }
 
-/// `count` elements of `dtype` for `rank`: sums of them round, and depend on the order.
+/// Returns `count` elements of `dtype` for `rank`. Sums of them are rounded, and depend on the order.
 fn values(dtype: DType, count: usize, rank: usize, seed: u64) -> Vec<u8> {
     let value = |i: usize| {
         let mut x = seed ^ ((rank as u64) << 32) ^ i as u64;
@@ -62,7 +62,7 @@ fn values(dtype: DType, count: usize, rank: usize, seed: u64) -> Vec<u8> {
     }
 }
 
-/// The sum in rank order, element by element.
+/// Returns the sum in rank order, element by element.
 fn plain_sum<T: Float>(inputs: &[Vec<u8>], output: DType) -> Vec<u8> {
     let read = |bytes: &[u8], i: usize| tensor(T::DTYPE, bytes).to_vec::<T>().unwrap()[i].load();
     let sum = |i: usize| inputs[1..].iter().fold(read(&inputs[0], i), |sum, input| sum + read(input, i));
@@ -77,7 +77,7 @@ fn plain_sum<T: Float>(inputs: &[Vec<u8>], output: DType) -> Vec<u8> {
 /// The results of a rank's collectives, as bytes.
 type Results = Vec<Vec<u8>>;
 
-/// Calls each collective once; `n` elements per slice.
+/// Calls each collective once, with `n` elements per slice.
 fn call_all(comm: &Group, dtype: DType, n: usize, seed: u64) -> Result<Results> {
     let (rank, size) = (comm.rank(), comm.size());
     let own = tensor(dtype, &values(dtype, n * size, rank, seed));
@@ -102,7 +102,7 @@ fn call_all(comm: &Group, dtype: DType, n: usize, seed: u64) -> Result<Results> 
     Ok(results)
 }
 
-/// What `call_all` must return on `rank`.
+/// Returns the results that `call_all` must return on `rank`.
 fn expected(rank: usize, size: usize, dtype: DType, n: usize, seed: u64) -> Results {
     let inputs: Vec<_> = (0..size).map(|rank| values(dtype, n * size, rank, seed)).collect();
     let slice =
@@ -165,14 +165,14 @@ fn solo_threads_and_processes_give_the_same_bits() {
 
 #[test]
 fn sums_are_in_rank_order_and_rounded_once() {
-    // In F32, 1e8 + 1 is 1e8, so that only the last term survives; backwards, that is the 1.
+    // In F32, 1e8 + 1 is 1e8, so only the last term survives. In reverse order, only the 1 survives.
     let terms = [1e8f32, 1.0, -1e8, 2.0];
     let sums = on_ranks(threads::group(4), |comm| {
         let x = Tensor::from_slice(&Device::Cpu, &[1], &[terms[comm.rank()]]).unwrap();
         comm.all_reduce("x", Reduce::Sum, x).unwrap().wait().unwrap().to_vec::<f32>().unwrap()[0]
     });
     assert_eq!(sums, [2.0; 4]);
-    // 1 + 2^-9 three times: rounding to BF16 after each addition would lose every term.
+    // 2^-9 is added to 1 three times. Rounding to BF16 after each addition would lose every term.
     let terms = [1.0, 1.0 / 512.0, 1.0 / 512.0, 1.0 / 512.0].map(bf16::from_f32);
     let sums = on_ranks(threads::group(4), |comm| {
         let x = Tensor::from_slice(&Device::Cpu, &[1], &[terms[comm.rank()]]).unwrap();
@@ -193,7 +193,7 @@ fn a_nan_survives_the_maximum_on_any_rank() {
     }
 }
 
-/// The errors of all ranks. Each rank makes one call; the argument of `odd` says whether its rank is the one that differs.
+/// Returns the errors of all ranks. Each rank makes one call. The argument of `odd` says whether the rank makes the different call.
 fn errors(group: Vec<Group>, odd: impl Fn(&Group, bool) -> Result<()> + Sync) -> Vec<Error> {
     on_ranks(group, |comm| {
         comm.barrier("start").unwrap();
@@ -320,7 +320,7 @@ fn traffic_counts_what_each_collective_has_to_move() {
         assert_eq!(comm.recent().len(), 9);
         (comm.reset_traffic(), comm.traffic())
     });
-    // Buffers of 400 elements of 4 bytes; two reduce-scatters and two all-reduces.
+    // Buffers have 400 elements of 4 bytes. There are two reduce-scatters and two all-reduces.
     let sent = |calls, bytes| Sent { calls, bytes };
     let expected = Traffic {
         all_gather: sent(1, 1200),
@@ -356,7 +356,7 @@ fn the_last_64_collectives_are_kept() {
     assert_eq!((recent.len(), recent[0].as_str(), recent[63].as_str()), (64, "37: barrier `36`", "100: barrier `99`"));
 }
 
-/// Progress reports belong to the process, so both halves are one test.
+/// Progress reports belong to the process, so the two halves are one test.
 #[test]
 fn a_rank_that_does_not_come_is_named_unless_it_makes_progress() {
     const LIMIT: Duration = Duration::from_millis(800);
@@ -371,7 +371,7 @@ fn a_rank_that_does_not_come_is_named_unless_it_makes_progress() {
                 comm.barrier("first").unwrap();
                 if comm.rank() == absent {
                     let begin = Instant::now();
-                    // It is alive, and computes forever.
+                    // The rank is alive and computes without end.
                     while begin.elapsed() < LIMIT * 3 {
                         thread::sleep(LIMIT / 10);
                     }

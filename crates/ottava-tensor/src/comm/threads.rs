@@ -1,4 +1,4 @@
-//! Ranks are threads of one process.
+//! Ranks that are threads of one process.
 
 use super::call::Call;
 use super::endpoint::Endpoint;
@@ -12,7 +12,7 @@ use super::round::{Arrival, Reply};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
 
-/// A rank's access to a hub of its own process.
+/// A rank's access to a hub in its own process.
 pub(super) struct Local {
     pub hub: Arc<Hub>,
     pub rank: usize,
@@ -52,7 +52,7 @@ impl Drop for Local {
     }
 }
 
-/// The groups of `size` ranks, in rank order; move each to its own thread.
+/// Returns the groups of `size` ranks, in rank order. Move each group to a separate thread.
 ///
 /// If a group and its splits are dropped, for example because their thread panics, open and later collectives of the other ranks return an
 /// error.
@@ -76,7 +76,7 @@ pub fn group(size: usize) -> Vec<Group> {
     group_within(size, Limits::default())
 }
 
-/// [`group`] with these limits. A progress report counts for all ranks, since they are one process.
+/// Returns [`group`] with these limits. A progress report counts for all ranks, because they are one process.
 pub fn group_within(size: usize, limits: Limits) -> Vec<Group> {
     let hub = Arc::new(Hub::new(vec![this_process(); size], size));
     hub.enforce(limits.collective);

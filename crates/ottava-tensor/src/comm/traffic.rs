@@ -5,12 +5,12 @@ use serde::Serialize;
 use std::iter::Sum;
 use std::ops::{Add, Mul, Sub};
 
-/// Collectives of one kind.
+/// The calls of one kind and their bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Sent {
-    /// Calls.
+    /// The number of calls.
     pub calls: u64,
-    /// Bytes that this rank sends in them.
+    /// The number of bytes that this rank sends in these calls.
     pub bytes: u64,
 }
 
@@ -50,38 +50,38 @@ impl Mul<u64> for Sent {
     }
 }
 
-/// How the bytes of a kind of call move, for models of their time.
+/// The pattern in which a kind of call moves bytes, for models of its time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pattern {
     /// Every rank gets the whole buffer.
     Gather,
     /// Every rank gets a slice of a sum.
     Reduce,
-    /// Every rank gets a whole sum: the bytes of a reduce and of a gather.
+    /// Every rank gets the whole sum. It moves the bytes of a reduce and of a gather.
     ReduceAndGather,
-    /// Every rank sends something else to each other rank.
+    /// Every rank sends different data to each other rank.
     Exchange,
     /// One rank sends to one other rank.
     Message,
 }
 
-/// Declares [`Traffic`] by a row for each kind of call: its documentation, its field, its name and its pattern.
+/// Declares [`Traffic`] with a row for each kind of call: its documentation, its field, its name and its pattern.
 macro_rules! traffic {
     ($($(#[$doc:meta])* $field:ident, $name:literal, $pattern:ident;)*) => {
-        /// What one rank sends in all its groups, by kind of call.
+        /// The messages and bytes that one rank sends in all its groups, by kind of call.
         ///
-        /// Bytes are what a bandwidth-optimal collective of `W` ranks sends, on every backend: a ring or a direct exchange sends (W - 1) / W
-        /// of the buffer in [`all_gather`](super::Group::all_gather), [`reduce_scatter`](super::Group::reduce_scatter) and
-        /// [`all_to_all`](super::Group::all_to_all), and twice that in [`all_reduce`](super::Group::all_reduce). In a
-        /// [`broadcast`](super::Group::broadcast) all ranks but one send the buffer once, on average (W - 1) / W of it per rank. Each call is
-        /// rounded down to whole bytes. A [message](super::Group::send) counts for its sender. Barriers, agreements and splits are not counted.
+        /// Bytes are counted as a bandwidth-optimal collective of `W` ranks sends them, on every backend. A ring or a direct exchange sends (W - 1) /
+        /// W of the buffer in [`all_gather`](super::Group::all_gather), [`reduce_scatter`](super::Group::reduce_scatter) and
+        /// [`all_to_all`](super::Group::all_to_all), and twice this in [`all_reduce`](super::Group::all_reduce). In a
+        /// [`broadcast`](super::Group::broadcast) all ranks but one send the buffer once, on average (W - 1) / W of it per rank. Each call is rounded
+        /// down to whole bytes. A [message](super::Group::send) is counted for its sender. Barriers, agreements and splits are not counted.
         #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
         pub struct Traffic {
             $($(#[$doc])* pub $field: Sent,)*
         }
 
         impl Traffic {
-            /// The kinds with their names and patterns, in the order of the fields.
+            /// Returns the kinds with their names and patterns, in the order of the fields.
             pub fn kinds(&self) -> impl Iterator<Item = (&'static str, Pattern, Sent)> {
                 [$(($name, Pattern::$pattern, self.$field)),*].into_iter()
             }
@@ -110,17 +110,17 @@ traffic! {
 }
 
 impl Traffic {
-    /// Calls and bytes of all kinds.
+    /// Returns the calls and bytes of all kinds.
     pub fn total(&self) -> Sent {
         self.kinds().map(|(.., sent)| sent).sum()
     }
 
-    /// Calls and bytes of the kinds with this pattern.
+    /// Returns the calls and bytes of the kinds with this pattern.
     pub fn of(&self, pattern: Pattern) -> Sent {
         self.kinds().filter(|(_, of, _)| *of == pattern).map(|(.., sent)| sent).sum()
     }
 
-    /// Adds `call` in a group of `size` ranks.
+    /// Counts `call` in a group of `size` ranks.
     pub(super) fn count(&mut self, call: &Call, size: usize) {
         let buffer = (call.buffer_bytes() * (size - 1)) as u64;
         let size = size as u64;
@@ -147,7 +147,7 @@ impl Add for Traffic {
 impl Sub for Traffic {
     type Output = Traffic;
 
-    /// The difference to the earlier reading `before`.
+    /// Returns the difference to the earlier reading `before`.
     fn sub(self, before: Traffic) -> Traffic {
         self.zip(before, Sent::sub)
     }

@@ -1,8 +1,8 @@
-//! Ends this process when its job fails and its main thread does not notice.
+//! The watch, which ends this process when its job fails and the main thread does not notice.
 //!
-//! NCCL's kernels wait forever for a rank that has ended, and a thread that synchronises with them never returns. So another thread watches
-//! the job's connections. After a fault it waits [`GRACE`], in which a main thread that waits on the CPU returns the error and drops its
-//! groups; then it reports the fault itself and ends the process. It also fails the job if the host waits for its GPU longer than
+//! NCCL's kernels wait forever for a rank that has ended, and a thread that synchronises with them never returns. So a separate thread watches
+//! the job's connections. After a fault it waits [`GRACE`]. In this time, a main thread that waits on the CPU returns the error and drops its
+//! groups. Otherwise the watch reports the fault and ends the process. It also fails the job if the host waits for its GPU longer than
 //! [`Limits::collective`](super::Limits::collective).
 
 use super::fault::{Fault, this_process};
@@ -16,7 +16,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// How long the main thread has to report a fault itself.
+/// The time that the main thread has to report a fault itself.
 pub(super) const GRACE: Duration = Duration::from_secs(2);
 
 /// The time between checks of how long the host has waited for its GPU.
@@ -33,13 +33,13 @@ pub(super) struct Watch(Sender<Event>);
 
 /// The settings of a watch.
 pub(super) struct Orders {
-    /// This rank.
+    /// The index of this rank.
     pub rank: usize,
-    /// The longest time that the host may wait for its GPU.
+    /// The maximum time that the host may wait for its GPU.
     pub limit: Duration,
     /// The time that the main thread has to handle a fault.
     pub grace: Duration,
-    /// Called at once after the first fault, with its error.
+    /// Called with the error immediately after the first fault.
     pub notify: Box<dyn Fn(Error) + Send>,
     /// Ends the process with the first fault if the main thread has not handled it.
     pub end: Box<dyn FnOnce(Error) + Send>,
@@ -77,17 +77,17 @@ impl Watch {
 
     /// Also watches how long the host waits for `device`.
     pub fn add_gpu(&self, device: Arc<CudaDevice>) {
-        // The thread has ended if the job failed.
+        // If the job has failed, the thread has ended.
         let _ = self.0.send(Event::Gpu(device));
     }
 
-    /// Ends the watch, since no work waits for other ranks any more.
+    /// Ends the watch, because no work waits for other ranks any more.
     pub fn disarm(&self) {
         let _ = self.0.send(Event::Disarm);
     }
 }
 
-/// Waits for the first fault; `None` when the watch ends. Calls `late` once if the host waits for a GPU longer than `limit`.
+/// Waits for the first fault. Returns `None` when the watch ends. Calls `late` once if the host waits for a GPU longer than `limit`.
 fn first_fault(events: &Receiver<Event>, limit: Duration, mut late: impl FnMut(Duration)) -> Option<Fault> {
     let mut gpu: Option<Arc<CudaDevice>> = None;
     let mut reported = false;
@@ -113,7 +113,7 @@ impl Drop for Watch {
     }
 }
 
-/// Reports `error` as the command line does, and ends the process at once: its exit handlers would wait for the GPU.
+/// Reports `error` like the command line, and ends the process at once. Exit handlers are skipped, because they would wait for the GPU.
 pub(super) fn end_process(error: &Error, exit_code: u8) -> ! {
     let _ = writeln!(io::stderr(), "error: {error}");
     // SAFETY: ends the process, from any thread.
@@ -144,7 +144,7 @@ mod tests {
         drop(second);
         let message = end.recv_timeout(GRACE).unwrap();
         assert!(message.starts_with("rank 1 (pid ") && message.ends_with("ended during the work"), "{message}");
-        // A watch that begins after the fault sees it, too.
+        // A watch that begins after the fault sees the fault, too.
         let (late, end) = watched(&first);
         assert!(end.recv_timeout(GRACE).is_ok());
         drop((watch, late));
@@ -159,7 +159,7 @@ mod tests {
         assert!(end.recv_timeout(SHORT * 3).is_err());
     }
 
-    /// A process that is started as one of three ranks. Rank 0 sleeps as if it waited for a GPU.
+    /// A process that is started as one of three ranks. Rank 0 sleeps, to simulate waiting for a GPU.
     #[test]
     #[ignore = "started by the tests below"]
     fn rank_process() {
@@ -173,7 +173,7 @@ mod tests {
             _ => thread::sleep(Duration::from_secs(30)),
         }
         if comm.rank() == 0 {
-            // Longer than the others, which are gone then.
+            // This is longer than the other ranks, which have ended by then.
             thread::sleep(GRACE * 2);
         }
         println!("left");
@@ -202,7 +202,7 @@ mod tests {
     #[test]
     fn a_process_that_never_comes_is_named_and_ends_too() {
         for (rank, process) in Rank::group(CHILD, 3, &[("OTTAVA_TEST_END", "late")]).iter_mut().enumerate() {
-            // The test's own exit code where the main thread has the error, and the exit code of the watch where it sleeps.
+            // If the main thread has the error, the test's own exit code is used. If it sleeps, the exit code of the watch is used.
             assert_eq!(process.0.wait().unwrap().code(), Some(if rank == 1 { 5 } else { 101 }), "rank {rank}");
             let message = process.errors();
             assert!(

@@ -1,10 +1,10 @@
 //! Compiling kernels and planning attention ahead of their first use, in background threads.
 //!
-//! A first training step launches some 30 kernels, which take NVRTC seconds to compile one after the other. A dry run lists them, so all
-//! cores can compile while the model is loaded.
+//! A first training step launches about 30 kernels. NVRTC needs seconds to compile them one after the other. A dry run lists these kernels before the
+//! model is loaded, and background threads compile them on all cores while the model is loaded.
 //!
-//! A dry run records the kernels and attention passes that it launches (`CudaDevice::workload`). `CudaDevice::prepare` takes this list, and
-//! compiles kernels and plans attention in the background. A launch waits for a compilation in progress.
+//! A dry run records the kernels and attention passes that it launches (`CudaDevice::workload`). `CudaDevice::prepare` takes this list,
+//! compiles its kernels and plans its attention passes in the background. A launch waits for a compilation in progress.
 
 use super::cudnn::{AttentionPass, AttentionShape};
 use super::kernel::KernelModule;
@@ -18,14 +18,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::thread::{JoinHandle, available_parallelism};
 
-/// Kernels and attention passes of a run, in the order of first use. A dry run records them
-/// ([`CudaDevice::workload`](super::CudaDevice::workload)),
-/// a real device prepares it ([`CudaDevice::prepare`](super::CudaDevice::prepare)).
+/// The kernels and attention passes of a run, in the order of first use. A dry run records them
+/// ([`CudaDevice::workload`](super::CudaDevice::workload)), and [`CudaDevice::prepare`](super::CudaDevice::prepare) prepares a real device for them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Workload {
-    /// Sources to compile, with their macros.
+    /// The sources to compile, with their macros.
     pub kernels: Vec<KernelModule>,
-    /// Attention to plan.
+    /// The attention passes to plan.
     pub(super) attention: Vec<(AttentionShape, AttentionPass)>,
 }
 
@@ -36,7 +35,7 @@ impl Workload {
         }
     }
 
-    /// Adds what `other` has and this one does not.
+    /// Adds the kernels and attention passes of `other` that this workload lacks.
     pub fn merge(&mut self, other: &Workload) {
         other.kernels.iter().for_each(|module| self.add_kernel(*module));
         other.attention.iter().for_each(|(shape, pass)| self.add_attention(shape, *pass));
@@ -49,25 +48,26 @@ impl Workload {
     }
 }
 
-/// Compiles `modules` for `arch` (as `sm_90a`) on all cores, or takes them from the disk cache. Results are in the order of `modules`;
-/// errors as for [`compile`].
+/// Compiles `modules` for `arch` (such as `sm_90a`) on all cores, or reads their cubins from the disk cache. The results are in the order of
+/// `modules`. The errors are the errors of [`compile`].
 pub fn compile_all(modules: &[KernelModule], arch: &str) -> Vec<Result<Vec<u8>>> {
     modules.par_iter().map(|module| compile(module, arch)).collect()
 }
 
-/// Compiles `modules` for `arch` (as `sm_90a`) and packs them. A build with the result as `OTTAVA_KERNELS` contains them.
+/// Compiles `modules` for `arch` (such as `sm_90a`) and packs their cubins. If `OTTAVA_KERNELS` names the result during a build, the program contains
+/// them.
 ///
-/// Errors as for [`compile`].
+/// The errors are the errors of [`compile`].
 pub fn pack_kernels(modules: &[KernelModule], arch: &str) -> Result<Vec<u8>> {
     let cubins = compile_all(modules, arch).into_iter().collect::<Result<Vec<_>>>()?;
     let keys = modules.iter().map(|module| Compilation::new(module, arch).key());
     Ok(pack(keys.zip(cubins)))
 }
 
-/// Empty until the compilation ends; `None` when it failed.
+/// The cubin of one module. The cell is empty until the compilation ends, and holds `None` if the compilation failed.
 type Cell = Arc<OnceLock<Option<Vec<u8>>>>;
 
-/// Cubins for one architecture. Each is compiled once, by the thread that asks first; others wait for it.
+/// The cubins for one architecture. The thread that asks first for a cubin compiles it, and other threads wait for this compilation.
 pub(super) struct Cubins {
     arch: String,
     cells: Mutex<HashMap<KernelModule, Cell>>,
@@ -78,7 +78,7 @@ impl Cubins {
         Cubins { arch, cells: Mutex::default() }
     }
 
-    /// The cubin of `module`. Errors as for [`compile`].
+    /// Returns the cubin of `module`. The errors are the errors of [`compile`].
     pub(super) fn get(&self, module: &KernelModule) -> Result<Vec<u8>> {
         self.get_with(module, || compile(module, &self.arch))
     }
@@ -87,17 +87,17 @@ impl Cubins {
         let cell = lock(&self.cells).entry(*module).or_default().clone();
         match cell.get_or_init(|| build().ok()) {
             Some(cubin) => Ok(cubin.clone()),
-            // Errors are not stored: compiling again gives each caller its own.
+            // Errors are not stored. Each caller compiles again and gets its own error.
             None => build(),
         }
     }
 }
 
-/// A piece of background work.
+/// One piece of background work.
 pub(super) type Task = Box<dyn FnOnce() + Send>;
 
-/// Background threads. Dropping skips tasks that have not started and waits for the others: the process must not exit while a library is
-/// running.
+/// The background threads. Dropping this value skips the tasks that have not started and waits for the running tasks, because the process must not
+/// exit while a library is running.
 #[derive(Default)]
 pub(super) struct Background {
     stopped: Arc<AtomicBool>,
@@ -105,7 +105,7 @@ pub(super) struct Background {
 }
 
 impl Background {
-    /// Starts `tasks` in their order, on as many threads as there are cores, and returns at once.
+    /// Starts `tasks` in their order, on as many threads as the machine has cores, and returns at once.
     pub(super) fn start(&self, tasks: Vec<Task>) {
         let cores = available_parallelism().map_or(1, usize::from);
         let count = cores.min(tasks.len());
@@ -127,7 +127,7 @@ impl Drop for Background {
     fn drop(&mut self) {
         self.stopped.store(true, Ordering::Relaxed);
         for thread in lock(&self.threads).drain(..) {
-            // A panic was printed by its thread; the launch repeats the work.
+            // A thread that panics has printed its message. The launch repeats the work.
             let _ = thread.join();
         }
     }

@@ -1,27 +1,29 @@
-//! How communication and compute share the multiprocessors of a GPU.
+//! The division of the multiprocessors of a GPU between communication and compute.
 
-/// What compute does while the calls of a communicator run. They go through a stream of their own only in a channel; on how many
-/// multiprocessors they run decides how fast they are, and how much they slow kernels beside them.
+/// The work of the compute stream during the calls of a communicator. The number of CTAs of a call determines how fast the call is and how much it
+/// slows kernels that run at the same time. Calls run on a stream of their own only in a channel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Beside {
-    /// It runs many kernels, and none of these waits for them soon.
+    /// The compute stream runs many kernels, and none of these kernels waits soon for the calls.
     Kernels,
-    /// It runs one product, which leaves them their multiprocessors ([`CudaDevice::beside_collectives`](super::CudaDevice::beside_collectives)).
+    /// The compute stream runs one product, which leaves multiprocessors to the calls
+    /// ([`CudaDevice::beside_collectives`](super::CudaDevice::beside_collectives)).
     Product,
-    /// It waits.
+    /// The compute stream waits for the calls.
     Nothing,
-    /// It runs kernels while messages of this channel wait for their other side.
+    /// The compute stream runs kernels while messages of this channel wait for their peer.
     Channel(usize),
 }
 
 impl Beside {
-    /// Multiprocessors that a product beside messages leaves to them: most CTAs of [`Beside::Product`].
+    /// The number of multiprocessors that a product leaves to concurrent messages. It is the maximum number of CTAs for [`Beside::Product`].
     pub(super) const SPARED: usize = 24;
 
-    /// Most CTAs of a call, by measurements on two H200 (docs/parallelism.md). The CTAs of [`Beside::Channel`] are not measured.
+    /// Returns the maximum number of CTAs of a call, from measurements on two H200 (docs/parallelism.md). The number for [`Beside::Channel`] is not
+    /// measured.
     pub(super) fn most_ctas(self) -> i32 {
         match self {
-            // A reduce-scatter beside the products of a block leaves 207 µs that they do not hide with 16, and 270 µs with the library's choice.
+            // With 16 CTAs, 207 µs of a reduce-scatter are not hidden by the products of a block. With the library's choice, 270 µs are not hidden.
             Beside::Kernels => 16,
             Beside::Product => Beside::SPARED as i32,
             Beside::Nothing => 32,
@@ -29,9 +31,9 @@ impl Beside {
         }
     }
 
-    /// CTAs of a cluster, 0 for none; `None` for the library's choice. A cluster needs free multiprocessors that are
-    /// neighbours, and the multiprocessors that a product leaves may not be neighbours: with the library's clusters of
-    /// four, messages started when the product beside them had ended.
+    /// Returns the number of CTAs per cluster, 0 for no clusters and `None` for the library's choice. A cluster needs free multiprocessors that are
+    /// neighbours. The multiprocessors that a product leaves free may not be neighbours. With the library's clusters of four CTAs, messages started
+    /// only when the concurrent product had ended.
     pub(super) fn cluster(self) -> Option<i32> {
         (self == Beside::Product).then_some(0)
     }

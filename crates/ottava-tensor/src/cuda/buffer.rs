@@ -11,7 +11,7 @@ use crate::tracker::Entry;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Device memory or a part of it, returned to the pool when the last part is dropped. New memory is uninitialised.
+/// Device memory or a part of it. The memory returns to the pool when its last part is dropped. New memory is uninitialised.
 pub struct DeviceBuffer(Part<DeviceMemory>);
 
 struct DeviceMemory {
@@ -21,17 +21,17 @@ struct DeviceMemory {
     home: Home,
 }
 
-/// Who gets memory back.
+/// The owner to which memory returns.
 enum Home {
-    /// The pool; with its count in a dry run.
+    /// The pool. In a dry run, `_entry` counts the memory.
     Pool { _entry: Option<Entry> },
-    /// Who has lent it, under this number.
+    /// The lender, and the number under which it lent the memory.
     Lender(Arc<dyn Lender>, usize),
 }
 
-/// An owner of memory that buffers take in turn.
+/// An owner of memory that lends it to one buffer at a time.
 pub(super) trait Lender: Send + Sync {
-    /// Takes back the memory that was lent under a number.
+    /// Takes back the memory that was lent under `number`.
     fn take_back(&self, number: usize);
 }
 
@@ -42,12 +42,13 @@ impl Memory for DeviceMemory {
 }
 
 impl CudaDevice {
-    /// `bytes` of uninitialised device memory, aligned to 256 bytes at least. `Error::OutOfMemory` when there is none.
+    /// Allocates `bytes` of uninitialised device memory, aligned to at least 256 bytes. Returns `Error::OutOfMemory` if the device has too little
+    /// memory.
     pub fn alloc(self: &Arc<Self>, bytes: usize) -> Result<DeviceBuffer> {
         DeviceBuffer::from_pool(self, bytes, Pool::allocate)
     }
 
-    /// [`CudaDevice::alloc`] in a segment of its own, for what lives long.
+    /// Allocates like [`CudaDevice::alloc`], but in a separate segment, for memory that is kept long.
     pub(super) fn alloc_segment(self: &Arc<Self>, bytes: usize) -> Result<DeviceBuffer> {
         DeviceBuffer::from_pool(self, bytes, Pool::allocate_segment)
     }
@@ -72,43 +73,43 @@ impl DeviceBuffer {
         Ok(DeviceBuffer(Part::whole(memory)))
     }
 
-    /// The first `bytes` of this buffer, which `lender` owns and gets back under `number`.
+    /// Lends the first `bytes` of this buffer. `lender` owns this buffer and gets the memory back under `number`.
     pub(super) fn lend(&self, bytes: usize, lender: Arc<dyn Lender>, number: usize) -> Result<DeviceBuffer> {
         let (device, pointer, home) = (self.device().clone(), self.address(0, bytes)?, Home::Lender(lender, number));
         DeviceBuffer::new(DeviceMemory { device, pointer, bytes, home })
     }
 
-    /// The device address, a multiple of 256 where the buffer is not a part.
+    /// Returns the device address. It is a multiple of 256 if the buffer is not a part.
     pub fn ptr(&self) -> u64 {
         self.0.memory().pointer + self.0.start() as u64
     }
 
-    /// Cuts out `ranges` of its bytes.
+    /// Splits the buffer into the byte ranges `ranges`.
     pub(crate) fn split(self, ranges: &[Range<usize>]) -> Result<Vec<DeviceBuffer>> {
         Ok(self.0.split(ranges)?.into_iter().map(DeviceBuffer).collect())
     }
 
-    /// The buffer that was split.
+    /// Joins the parts of one buffer into this buffer.
     pub(crate) fn join(parts: Vec<DeviceBuffer>) -> Result<DeviceBuffer> {
         Part::join(parts.into_iter().map(|part| part.0).collect()).map(DeviceBuffer)
     }
 
-    /// Length in bytes, as asked for.
+    /// Returns the requested length in bytes.
     pub fn len(&self) -> usize {
         self.0.len()
     }
 
-    /// True for a buffer of no bytes.
+    /// Returns whether the buffer has no bytes.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// The device the memory belongs to.
+    /// Returns the device that the memory belongs to.
     pub fn device(&self) -> &Arc<CudaDevice> {
         &self.0.memory().device
     }
 
-    /// Copies from the host to byte `offset`, and synchronises.
+    /// Copies `bytes` from the host to byte `offset` of the buffer, and synchronises.
     pub fn write(&mut self, offset: usize, bytes: &[u8]) -> Result<()> {
         let to = self.address(offset, bytes.len())?;
         let Some(context) = self.device().context().filter(|_| !bytes.is_empty()) else {
@@ -120,7 +121,7 @@ impl DeviceBuffer {
         self.device().synchronize()
     }
 
-    /// Copies `out.len()` bytes from byte `offset` to the host, and synchronises; zeros in a dry run.
+    /// Copies `out.len()` bytes from byte `offset` to the host, and synchronises. A dry run writes zeros.
     pub fn read(&self, offset: usize, out: &mut [u8]) -> Result<()> {
         let from = self.address(offset, out.len())?;
         let Some(context) = self.device().context().filter(|_| !out.is_empty()) else {
@@ -133,7 +134,7 @@ impl DeviceBuffer {
         self.device().synchronize()
     }
 
-    /// Enqueues a copy of `bytes` from another buffer of the same device.
+    /// Enqueues a copy of `bytes` bytes from another buffer of the same device.
     pub fn copy_from(&mut self, offset: usize, src: &DeviceBuffer, src_offset: usize, bytes: usize) -> Result<()> {
         if !Arc::ptr_eq(self.device(), src.device()) {
             let (expected, got) = (self.device().describe(), src.device().describe());
@@ -148,7 +149,7 @@ impl DeviceBuffer {
         unsafe { context.copy_on_device(Stream::Compute, to, from, bytes) }
     }
 
-    /// Enqueues a fill of `bytes` from byte `offset` with zeros.
+    /// Enqueues a fill of `bytes` bytes with zeros, from byte `offset`.
     pub fn fill_zero(&mut self, offset: usize, bytes: usize) -> Result<()> {
         let to = self.address(offset, bytes)?;
         let Some(context) = self.device().context().filter(|_| bytes > 0) else {
@@ -159,7 +160,7 @@ impl DeviceBuffer {
         unsafe { context.fill(to, 0, bytes) }
     }
 
-    /// Errors unless the buffer has `bytes` bytes.
+    /// Returns an error unless the buffer has `bytes` bytes.
     pub(super) fn expect_len(&self, bytes: usize) -> Result<()> {
         match self.len() == bytes {
             true => Ok(()),
@@ -167,7 +168,7 @@ impl DeviceBuffer {
         }
     }
 
-    /// The address of a range; an error if it exceeds the buffer.
+    /// Returns the address of byte `offset`. A range that exceeds the buffer is an error.
     pub(super) fn address(&self, offset: usize, bytes: usize) -> Result<u64> {
         match offset.checked_add(bytes) {
             Some(end) if end <= self.len() => Ok(self.ptr() + offset as u64),

@@ -1,11 +1,11 @@
-//! cuBLASLt: matrix products. The fastest algorithm of each shape is chosen by timing and cached on disk.
+//! cuBLASLt: matrix products. The fastest algorithm for each shape is chosen by timing and cached on disk.
 //!
 //! The library is column-major. A row-major `out[M, N] = a · bᵀ` is its column-major `outᵀ[N, M] = b · aᵀ`, so `b`
 //! becomes its first operand and `a` its second.
 //!
-//! Algorithms are timed once per shape and types, under load, since the power limit determines which algorithm is fastest in training. Choices are
-//! cached by GPU and library version; choices for known models are in `measured/`. Algorithms with clusters of more than four blocks are left out
-//! (`with_small_cluster` in `plan.rs`): their kernels fail while two processes share a GPU.
+//! Algorithms are timed once per shape and types. They are timed under load, because the power limit determines which algorithm is fastest in
+//! training. Choices are cached by GPU and library version, and choices for known models are in `measured/`. Algorithms with clusters of more than
+//! four blocks are left out (`with_small_cluster` in `plan.rs`), because their kernels fail while two processes share a GPU.
 
 mod choices;
 mod library;
@@ -25,46 +25,46 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// Alignment of scales that cuBLASLt 13.1 requires, in bytes; it refuses 4.
+/// The alignment of scales in bytes that cuBLASLt 13.1 requires. It refuses an alignment of 4.
 const SCALE_ALIGNMENT: u64 = 16;
-/// Number of the fastest proposals that are timed under load.
+/// The number of proposals that are timed under load: the fastest of all proposals.
 const FINALISTS: usize = 6;
-/// How often each finalist is timed under load.
+/// The number of times that each finalist is timed under load.
 const ROUNDS: usize = 2;
-/// Milliseconds of load before the first round, after which the power limit sets the clock. The first timing of all proposals counts as
-/// load; because loading kernels interrupts it, at least `SETTLE` milliseconds follow without a pause.
+/// The milliseconds of load before the first round. After this time, the power limit determines the clock. The first timing of all proposals counts
+/// as load. Because loading kernels interrupts it, at least `SETTLE` milliseconds of uninterrupted load follow.
 const WARM_UP: f32 = 80.0;
 const SETTLE: f32 = 20.0;
-/// Milliseconds of each timing under load.
+/// The milliseconds of each timing under load.
 const TURN: f32 = 12.0;
-/// A finalist that is slower than the fastest by more than this factor after a round is not timed again. It could only win if two
-/// timings of one algorithm under load differed by more than 10 %.
+/// The factor by which a finalist may be slower than the fastest finalist after a round. A slower finalist is not timed again: it could win only if
+/// two timings of one algorithm under load differed by more than 10 %.
 const HOPELESS: f32 = 1.1;
-/// Products shorter than this many milliseconds do not load the chip, and are timed with a fixed number of runs.
+/// The duration in milliseconds below which products do not load the chip. They are timed with a fixed number of runs.
 const SMALL: f32 = 0.05;
 const RUNS_OF_SMALL: usize = 5;
 
-/// A product, the alignment of its addresses, and the multiprocessors that it leaves to other kernels.
+/// A product, the alignment of its addresses, and the number of multiprocessors that it leaves to other kernels.
 type PlanKey = (GemmSpec, u32, usize);
 
-/// cuBLASLt on one device, with its prepared products.
+/// The cuBLASLt library on one device, with its prepared products.
 pub(super) struct Gemms {
     library: Lt,
     workspace: u64,
     plans: HashMap<PlanKey, Plan>,
     choices: Choices,
-    /// The multiprocessors that products leave to other kernels.
+    /// The number of multiprocessors that products leave to other kernels.
     spared: usize,
-    /// Whether proposals compete for speed.
+    /// Whether proposals are timed.
     timed: bool,
 }
 
-// SAFETY: handles and descriptors may move between threads; `Gemms` is used by one at a time, behind a Mutex.
+// SAFETY: handles and descriptors may move between threads. A Mutex guards `Gemms`, and one thread uses it at a time.
 unsafe impl Send for Gemms {}
 
 impl Drop for Gemms {
     fn drop(&mut self) {
-        // SAFETY: allocated in `open`; freeing waits for running products. A failure is ignored.
+        // SAFETY: `open` allocated the memory, and freeing it waits for running products. A failure is ignored.
         let _ = unsafe { self.library.context.free(self.workspace) };
     }
 }
@@ -80,12 +80,12 @@ impl Gemms {
         Ok(Gemms { library, workspace, plans: HashMap::new(), choices, spared: 0, timed: true })
     }
 
-    /// Takes the library's first working proposal from now on, without timing, and stores no choice.
+    /// Uses the library's first working proposal from now on, without timing, and stores no choice.
     pub(super) fn skip_timing(&mut self) {
         self.timed = false;
     }
 
-    /// Sets the number of multiprocessors that later products leave to kernels of other streams. Returns the number before.
+    /// Sets the number of multiprocessors that later products leave to kernels of other streams. Returns the previous number.
     pub(super) fn spare(&mut self, multiprocessors: usize) -> usize {
         std::mem::replace(&mut self.spared, multiprocessors)
     }
@@ -93,7 +93,7 @@ impl Gemms {
     /// Enqueues a product. The first call of each spec, alignment and number of spared multiprocessors times the library's proposals.
     ///
     /// # Safety
-    /// The pointers name device memory of the spec's shapes and types.
+    /// The pointers must name device memory of the spec's shapes and types.
     pub(super) unsafe fn run(&mut self, spec: &GemmSpec, pointers: &GemmPointers) -> Result<()> {
         let alignment = alignment(&[pointers.a, pointers.b, pointers.addend, pointers.out]);
         if spec.scale != ScaleMode::None {
@@ -117,10 +117,10 @@ impl Gemms {
         unsafe { plan.enqueue(&self.library, &plan.algorithm, pointers, self.workspace) }
     }
 
-    /// Builds the descriptors and chooses an algorithm: the cached one if the library still accepts it, else the fastest.
+    /// Builds the descriptors and chooses an algorithm: the cached algorithm if the library still accepts it, otherwise the fastest algorithm.
     ///
     /// # Safety
-    /// As for [`Gemms::run`].
+    /// The conditions of [`Gemms::run`] must hold.
     unsafe fn prepare(&mut self, spec: &GemmSpec, alignment: u32, pointers: &GemmPointers) -> Result<Plan> {
         spec.check()?;
         let mut plan = Plan::new(&self.library, spec)?;
@@ -140,8 +140,8 @@ impl Gemms {
             return Err(Error::Value(format!("gemm {spec:?} must run once before it is captured in a graph")));
         }
         let proposals = plan.proposals(&self.library, spec, alignment)?;
-        // Timing must not accumulate into `out`. The scratch comes from the driver and is freed after timing; if there is none, the first
-        // proposal is used, so that timing never makes a run fail.
+        // Timing must not accumulate into `out`. The driver provides scratch memory, which is freed after timing. If the driver has too little
+        // memory, the first proposal is used: timing never makes a run fail.
         let in_place = spec.accumulate && pointers.addend == pointers.out;
         let bytes = spec.m * spec.ldc * spec.out.size();
         let scratch = in_place.then(|| Scratch::take(&self.library.context, bytes)).transpose()?;
@@ -157,13 +157,13 @@ impl Gemms {
             }
             (Some(None), []) => *pointers,
         };
-        // All proposals once, then the fastest under load, in rounds so that a drift of the clock affects all alike.
+        // All proposals are timed once. Then the fastest proposals are timed under load in rounds: a drift of the clock affects each finalist alike.
         let _timing = self.library.context.lock_timing();
         let start = Instant::now();
         let mut refusal = None;
         let mut field = Vec::new();
         for algorithm in proposals {
-            // SAFETY: as the caller promised, and a scratch buffer has the size of `out`.
+            // SAFETY: the caller made this promise, and a scratch buffer has the size of `out`.
             match unsafe { plan.time(&self.library, &algorithm, &target, self.workspace, 1) } {
                 Ok(time) => field.push((time, algorithm)),
                 Err(error) => refusal = Some(error),
@@ -172,11 +172,11 @@ impl Gemms {
                 break;
             }
         }
-        // Each ran twice, once untimed.
+        // Each proposal ran twice, the first time untimed.
         let load = 2.0 * field.iter().map(|(time, _)| time).sum::<f32>();
         field.sort_by(|a, b| a.0.total_cmp(&b.0));
         field.truncate(FINALISTS);
-        // Total milliseconds of the remaining finalists.
+        // The total milliseconds of the remaining finalists.
         let mut totals: Vec<(f32, Algorithm)> = field.iter().map(|(_, algorithm)| (0.0, *algorithm)).collect();
         if let [(time, leader), _, ..] = field.as_slice() {
             let runs = |span: f32| if *time < SMALL { RUNS_OF_SMALL } else { (span / time).ceil() as usize };
@@ -212,14 +212,14 @@ impl Gemms {
     }
 }
 
-/// Memory from the driver, freed after timing.
+/// Memory from the driver that is freed after timing.
 struct Scratch<'a> {
     context: &'a Context,
     address: u64,
 }
 
 impl Scratch<'_> {
-    /// `None` if the driver has not enough.
+    /// Takes `bytes` of memory. Returns `None` if the driver has too little memory.
     fn take(context: &Context, bytes: usize) -> Result<Option<Scratch<'_>>> {
         Ok(context.allocate(bytes)?.map(|address| Scratch { context, address }))
     }
@@ -227,12 +227,12 @@ impl Scratch<'_> {
 
 impl Drop for Scratch<'_> {
     fn drop(&mut self) {
-        // SAFETY: allocated in `take`, unused after the synchronisation. A failure is ignored.
+        // SAFETY: `take` allocated the memory, and nothing uses it after the synchronisation. A failure is ignored.
         let _ = self.context.synchronize().and_then(|()| unsafe { self.context.free(self.address) });
     }
 }
 
-/// The largest power of two that divides all addresses, in the classes that algorithms distinguish: 256, 16, or less.
+/// Returns the largest power of two that divides each address, in the classes that algorithms distinguish: 256, 16, or less.
 fn alignment(addresses: &[u64]) -> u32 {
     let all = addresses.iter().fold(256, |all, address| all | address);
     match 1u64 << all.trailing_zeros() {

@@ -1,7 +1,8 @@
-//! cuDNN: causal attention in BF16 and F16, forward and backward, built from the backend API.
+//! cuDNN: the forward and backward pass of causal attention in BF16 and F16, built from the backend API.
 //!
-//! Attention is described as a graph of operations (product, mask, softmax, product), which cuDNN matches to one fused kernel. The
-//! pattern is fixed: a graph with another stride of an intermediate gets no plan. Graphs can be planned without a GPU, from its properties.
+//! Attention is described as a graph of operations (product, mask, softmax, product), and cuDNN matches this graph to one fused kernel. The
+//! pattern is fixed: a graph with another stride of an intermediate gets no plan. A graph can be planned without a GPU, from the properties of the
+//! GPU.
 
 mod backend;
 mod graphs;
@@ -18,8 +19,8 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// Device pointers of documents, at most `documents` of them: their lengths, I32, and where they begin in tensors of fused rows, of
-/// rows of the output and of rows with a value per head, I64 `[documents + 1]`.
+/// The device pointers of at most `documents` documents. `lengths` has their lengths in I32. The other pointers have the offsets of the documents as
+/// I64 `[documents + 1]`: in fused rows, in rows of the output, and in rows with one value per head.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct DocumentPointers {
     pub(crate) lengths: u64,
@@ -37,16 +38,16 @@ impl DocumentPointers {
     }
 }
 
-/// The numbers that turn a product of query and key into a score.
+/// The numbers that convert a product of a query and a key to a score.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ScoreFactors {
-    /// Multiplies products.
+    /// The factor of the products.
     pub(crate) scale: f32,
-    /// The bound of scores; read if the shape is capped.
+    /// The bound of the scores. It is read only if the shape is capped.
     pub(crate) soft_cap: f32,
 }
 
-/// Device pointers of the forward pass: reads `q`, `k`, `v`; writes `o` and `lse`.
+/// The device pointers of the forward pass, which reads `q`, `k` and `v` and writes `o` and `lse`.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct AttentionForward {
     pub(crate) q: u64,
@@ -54,11 +55,11 @@ pub(crate) struct AttentionForward {
     pub(crate) v: u64,
     pub(crate) o: u64,
     pub(crate) lse: u64,
-    /// Where documents begin, if the shape has documents.
+    /// The offsets of documents, if the shape has documents.
     pub(crate) documents: DocumentPointers,
 }
 
-/// Device pointers of the backward pass: reads all of the forward pass and `d_o`; writes `dq`, `dk`, `dv`.
+/// The device pointers of the backward pass. It reads `d_o` and each tensor of the forward pass, and writes `dq`, `dk` and `dv`.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct AttentionBackward {
     pub(crate) forward: AttentionForward,
@@ -68,8 +69,8 @@ pub(crate) struct AttentionBackward {
     pub(crate) dv: u64,
 }
 
-/// Device pointers of what backward needs beside its results: F32 `[B, H, T]`; [`AttentionShape::sum_bytes`] in F32; and
-/// [`AttentionShape::heads_bytes`], twice. Null where there are none.
+/// The device pointers of the temporary memory of the backward pass. `rows` is F32 `[B, H, T]`. `dq` has [`AttentionShape::sum_bytes`] bytes in F32.
+/// `dk_heads` and `dv_heads` each have [`AttentionShape::heads_bytes`] bytes. Pointers to no bytes are null.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct AttentionSums {
     pub rows: u64,
@@ -78,7 +79,7 @@ pub(super) struct AttentionSums {
     pub dv_heads: u64,
 }
 
-/// Forward or backward.
+/// A pass of attention.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum AttentionPass {
     Forward,
@@ -95,10 +96,10 @@ impl AttentionPass {
     }
 }
 
-/// Plans both passes for a device described by cuDNN's JSON of its properties. Needs the driver library but no GPU.
-/// Returns the workspace of forward and backward in bytes.
+/// Plans the forward and the backward pass for the device that cuDNN's JSON of properties describes. This needs the driver library but no GPU.
+/// Returns the sizes in bytes of the workspaces of the forward and the backward pass.
 ///
-/// Errors: [`Error::Library`] without cuDNN, [`Error::Cuda`] when it has no kernel for the shape.
+/// Errors: [`Error::Library`] without cuDNN, [`Error::Cuda`] if cuDNN has no kernel for the shape.
 pub fn plan_attention(device_json: &str, shape: &AttentionShape) -> Result<[usize; 2]> {
     let api = api()?;
     let device = DeviceDescription::read(api, device_json)?;
@@ -108,18 +109,18 @@ pub fn plan_attention(device_json: &str, shape: &AttentionShape) -> Result<[usiz
     Ok([forward.workspace, backward.workspace])
 }
 
-/// cuDNN on one device, with its plans.
+/// The cuDNN library on one device, with its plans.
 pub(super) struct Attention {
     api: &'static Api,
     plans: HashMap<(AttentionShape, AttentionPass), Plan>,
-    /// Whether the backward plan of a shape clears `dq_sum`, once known.
+    /// Whether the backward plan of a shape clears `dq_sum`. A shape is missing until its first backward pass.
     clears_dq_sum: HashMap<AttentionShape, bool>,
-    // Dropped after the plans, which belong to it.
+    // The session is dropped after the plans, which refer to it.
     session: Session,
     context: Arc<Context>,
 }
 
-// SAFETY: a session may move between threads; `Attention` is used by one at a time, behind a Mutex.
+// SAFETY: a session may move between threads. A Mutex guards `Attention`, and one thread uses it at a time.
 unsafe impl Send for Attention {}
 
 impl Attention {
@@ -130,7 +131,7 @@ impl Attention {
         Ok(Attention { api, plans: HashMap::new(), clears_dq_sum: HashMap::new(), session, context: context.clone() })
     }
 
-    /// Workspace of a pass in bytes. The first call plans it.
+    /// Returns the size in bytes of the workspace of a pass. The first call plans the pass.
     pub(super) fn prepare(&mut self, shape: &AttentionShape, pass: AttentionPass) -> Result<usize> {
         self.context.bind()?;
         if !self.plans.contains_key(&(*shape, pass)) {
@@ -143,10 +144,10 @@ impl Attention {
         Ok(self.plans[&(*shape, pass)].workspace)
     }
 
-    /// Enqueues the forward pass; [`Attention::prepare`] came before.
+    /// Enqueues the forward pass, which [`Attention::prepare`] must have planned.
     ///
     /// # Safety
-    /// The pointers name device memory of the shape, `workspace` of the size that `prepare` returned.
+    /// The pointers must name device memory of the shape. `workspace` must have the size that `prepare` returned.
     pub(super) unsafe fn forward(
         &self,
         shape: &AttentionShape,
@@ -163,10 +164,10 @@ impl Attention {
         unsafe { self.enqueue(shape, AttentionPass::Forward, factors, &bindings, workspace) }
     }
 
-    /// Enqueues the backward pass; [`Attention::prepare`] came before.
+    /// Enqueues the backward pass, which [`Attention::prepare`] must have planned.
     ///
     /// # Safety
-    /// As for [`Attention::forward`], and for [`AttentionSums`].
+    /// The conditions of [`Attention::forward`] must hold, and `sums` must have the sizes that [`AttentionSums`] states.
     pub(super) unsafe fn backward(
         &mut self,
         shape: &AttentionShape,
@@ -179,7 +180,7 @@ impl Attention {
             // SAFETY: the caller's promise.
             return unsafe { self.enqueue_backward(shape, factors, pointers, sums, workspace) };
         }
-        // Most plans clear `dq_sum`, but cuDNN does not document it. The first run fills it with NaN to find out.
+        // Most plans clear `dq_sum`, but cuDNN does not document it. The first run fills `dq_sum` with NaN and checks whether `dq` has a NaN.
         let clears = self.clears_dq_sum.get(shape).copied();
         let bytes = shape.sum_bytes();
         match clears {
@@ -200,10 +201,10 @@ impl Attention {
         if clears { Ok(()) } else { unsafe { self.backward(shape, factors, pointers, sums, workspace) } }
     }
 
-    /// Whether there is a NaN among `count` values, BF16 or F16. Waits for the stream.
+    /// Returns whether one of `count` BF16 or F16 values is NaN. Waits for the stream.
     fn has_nan(&self, dtype: DType, address: u64, count: usize) -> Result<bool> {
         let mut bits = vec![0u16; count];
-        // SAFETY: the caller's promise of the backward pass, and `bits` is borrowed until the synchronisation.
+        // SAFETY: the caller of the backward pass made this promise, and `bits` is borrowed until the synchronisation.
         unsafe { self.context.copy_to_host(Stream::Compute, bits.as_mut_ptr().cast(), address, 2 * count)? };
         self.context.synchronize()?;
         let is_nan = |bits: &u16| match dtype {
@@ -213,8 +214,10 @@ impl Attention {
         Ok(bits.iter().any(is_nan))
     }
 
+    /// Enqueues the backward pass once, without clearing `dq_sum`.
+    ///
     /// # Safety
-    /// As for [`Attention::backward`].
+    /// The conditions of [`Attention::backward`] must hold.
     unsafe fn enqueue_backward(
         &self,
         shape: &AttentionShape,
@@ -250,8 +253,10 @@ impl Attention {
         unsafe { self.enqueue(shape, AttentionPass::Backward, factors, &bindings, workspace) }
     }
 
+    /// Enqueues a pass with `bindings` and the host scalars of the shape.
+    ///
     /// # Safety
-    /// As for [`Plan::enqueue`], without the scalars.
+    /// The conditions of [`Plan::enqueue`] must hold for `bindings`, which exclude the scalars.
     unsafe fn enqueue(
         &self,
         shape: &AttentionShape,
@@ -269,7 +274,7 @@ impl Attention {
         let plan = self.plans.get(&(*shape, pass)).expect("prepare made the plan");
         self.context.bind()?;
         self.context.record_launch("attention");
-        // SAFETY: the caller's promise; the scalars live until the call returns.
+        // SAFETY: the caller made this promise, and the scalars live until the call returns.
         match unsafe { plan.enqueue(&self.session, &bindings, workspace) } {
             Err(Error::Cuda { library, call, message }) => Err(library_error(&self.context, library, &call, message)),
             other => other,
@@ -289,7 +294,7 @@ mod tests {
     use super::*;
     use crate::cuda::dry::DryGpu;
 
-    /// cuDNN's properties of an H200.
+    /// The properties of an H200, as cuDNN writes them.
     const H200: &str = r#"{"deviceId":0,"cudaDeviceId":0,"deviceVer":900,"driverVer":13000,"smVersion":900,
         "totalGlobalMem":150754820096,"maxGridSize":[2147483647,65535,65535],"maxBlockSize":[1024,1024,64],
         "regsPerBlock":65536,"multiProcessorCount":132,"warpSize":32,"maxSharedMemoryPerBlock":49152,
@@ -300,7 +305,7 @@ mod tests {
 
     #[test]
     fn graphs_are_planned_for_hopper_from_a_description() {
-        // Planning loads kernels, which needs the driver library but no GPU.
+        // Planning loads kernels, and this needs the driver library but no GPU.
         if let Err(problem) = super::super::driver::device_count().and_then(|_| api()) {
             eprintln!("skipped: {problem}");
             return;
@@ -328,7 +333,7 @@ mod tests {
                 }
             }
         }
-        // Versions of cuDNN before 9.19 need up to 33 descriptors of 512 bytes less for few documents.
+        // For few documents, versions of cuDNN before 9.19 need up to 33 descriptors of 512 bytes less.
         let fits = |(dry, planned): (&[usize; 2], &[usize; 2])| {
             (0..2).all(|pass| planned[pass] <= dry[pass] && dry[pass] - planned[pass] < 33 * 512)
         };

@@ -1,5 +1,4 @@
-//! One GPU: context, memory pool, kernels and libraries. A dry run has no context: calls are checked and memory is counted, nothing is
-//! enqueued.
+//! One GPU: its context, memory pool, kernels and libraries. A dry run has no context: it checks calls and counts memory, and enqueues nothing.
 
 use super::ahead::{Background, Cubins, Task, Workload};
 use super::beside::Beside;
@@ -22,7 +21,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::Duration;
 
-/// Loaded modules and their kernels.
+/// The loaded modules and their kernels.
 #[derive(Default)]
 struct Kernels {
     modules: HashMap<KernelModule, Arc<Module>>,
@@ -42,32 +41,32 @@ pub struct CudaDevice {
     backend: Backend,
 }
 
-/// What executes the work of a device.
+/// The executor of the work of a device.
 pub(super) enum Backend {
     /// A GPU of this machine.
     Gpu(Box<Gpu>),
-    /// A dry run, which records it.
+    /// A dry run, which records the work.
     Dry(DryGpu),
 }
 
-/// State of a GPU of this machine.
+/// The state of a GPU of this machine.
 pub(super) struct Gpu {
-    // Dropped first: its threads use the fields below.
+    // The threads are dropped first, because they use the fields below.
     background: Background,
     cubins: Arc<Cubins>,
     kernels: RwLock<Kernels>,
     pub(super) gemms: Mutex<Gemms>,
-    /// Opened by the first attention; nothing else needs cuDNN.
+    /// The cuDNN library, which the first attention opens. Only attention needs cuDNN.
     attention: Arc<Mutex<Option<Attention>>>,
-    // Dropped last: the fields above use it.
+    // The context is dropped last, because the fields above use it.
     pub(super) context: Arc<Context>,
 }
 
 impl CudaDevice {
-    /// Opens GPU `ordinal` of the visible ones (`CUDA_VISIBLE_DEVICES`).
+    /// Opens GPU `ordinal` of the visible GPUs (`CUDA_VISIBLE_DEVICES`).
     ///
-    /// Errors: `Error::Library` when the driver, NVRTC or cuBLASLt is missing, `Error::Value` for a GPU that does
-    /// not exist. cuDNN is opened by the first attention.
+    /// Errors: `Error::Library` if the driver, NVRTC or cuBLASLt is missing, `Error::Value` if the GPU does not exist. The first attention opens
+    /// cuDNN.
     pub fn open(ordinal: usize) -> Result<Arc<CudaDevice>> {
         let context = Context::open(ordinal)?;
         nvrtc::require()?;
@@ -98,7 +97,7 @@ impl CudaDevice {
         }))
     }
 
-    /// A GPU in a dry run: it checks and records calls, and its pool holds addresses without memory.
+    /// Creates a GPU for a dry run. It checks and records calls, and its pool has addresses without memory.
     pub fn dry(model: GpuModel) -> Arc<CudaDevice> {
         Arc::new(CudaDevice {
             ordinal: 0,
@@ -113,7 +112,7 @@ impl CudaDevice {
         })
     }
 
-    /// The memory accounts of a dry run; `None` on a real GPU.
+    /// Returns the memory accounts of a dry run, and `None` on a real GPU.
     pub fn tracker(&self) -> Option<&Arc<MemoryTracker>> {
         self.dry_gpu().map(|dry| &dry.tracker)
     }
@@ -125,32 +124,32 @@ impl CudaDevice {
         }
     }
 
-    /// Starts a trace of every kernel, product, attention pass, copy and fill of a dry run. A no-op on a real GPU.
+    /// Starts a trace of each kernel, product, attention pass, copy and fill of a dry run. It does nothing on a real GPU.
     pub fn start_trace(&self) {
         if let Some(dry) = self.dry_gpu() {
             dry.trace.start();
         }
     }
 
-    /// Ends the trace, and returns its lines. A pointer is `*`, with its distance in bytes from the start of its allocation.
+    /// Ends the trace and returns its lines. A line shows a pointer as `*` with its distance in bytes from the start of its allocation.
     pub fn take_trace(&self) -> Vec<String> {
         self.dry_gpu().map(|dry| dry.trace.take()).unwrap_or_default()
     }
 
-    /// Adds a line to the trace in progress, if there is one.
+    /// Adds a line to the trace if a trace is in progress.
     pub(super) fn trace(&self, line: impl FnOnce() -> String) {
         if let Some(dry) = self.dry_gpu() {
             dry.trace.add(line);
         }
     }
 
-    /// Kernels and attention passes launched so far in a dry run; `None` on a real GPU.
+    /// Returns the kernels and attention passes that a dry run has launched, and `None` on a real GPU.
     pub fn workload(&self) -> Option<Workload> {
         self.dry_gpu().map(|dry| lock(&dry.workload).clone())
     }
 
-    /// Compiles the kernels of `workload` on all cores and plans its attention, in background threads; returns at once. A launch waits
-    /// for a compilation in flight. A failed one is repeated by the launch that needs it, which returns the error. A no-op in a dry run.
+    /// Compiles the kernels of `workload` and plans its attention passes in background threads on all cores, and returns at once. A launch waits for
+    /// a compilation in progress. If a compilation failed, the launch repeats it and returns the error. `prepare` does nothing in a dry run.
     pub fn prepare(&self, workload: Workload) {
         let Some(gpu) = self.gpu() else { return };
         let (attention, context) = (gpu.attention.clone(), gpu.context.clone());
@@ -172,16 +171,16 @@ impl CudaDevice {
         gpu.background.start(std::iter::once(plan).chain(compile).collect());
     }
 
-    /// Has matrix products take the library's first working proposal instead of timing all of them: for tests, which then choose alike in
-    /// every run. A no-op in a dry run.
+    /// Makes matrix products use the library's first working proposal instead of timing the proposals. Tests call it, so that each run chooses the
+    /// same algorithms. It does nothing in a dry run.
     pub fn skip_gemm_timing(&self) {
         if let Some(gpu) = self.gpu() {
             lock(&gpu.gemms).skip_timing();
         }
     }
 
-    /// Runs `work` while collectives or messages of a communicator are in progress: its matrix products leave them the multiprocessors that they
-    /// take. Kernels that fill all multiprocessors would not let them start.
+    /// Runs `work` while collectives or messages of a communicator are in progress. The matrix products of `work` leave multiprocessors to these
+    /// calls, which could not start while kernels fill all multiprocessors.
     pub fn beside_collectives<R>(&self, work: impl FnOnce() -> R) -> R {
         let Some(gpu) = self.gpu() else { return work() };
         let before = lock(&gpu.gemms).spare(Beside::SPARED);
@@ -190,25 +189,25 @@ impl CudaDevice {
         result
     }
 
-    /// Runs `work`, a pass of inference, in which weights, the indices of the batch, and keys and values of earlier passes are constants.
-    /// Kernels may read these while the one before them still runs (`launch_early`). The first kernel of `work` must not start early, so that
-    /// all that wrote them has ended by then.
+    /// Runs `work`, one pass of inference. In `work`, the weights, the indices of the batch, and the keys and values of earlier passes are constants.
+    /// Kernels may read these constants while the previous kernel still runs (`launch_early`). The first kernel of `work` must not start early,
+    /// because the kernels that wrote the constants must have ended.
     pub fn with_constant_weights<R>(&self, work: impl FnOnce() -> R) -> R {
         with_set(&self.has_constant_weights, work)
     }
 
-    /// Runs `work`, in which no row of a product and no token of paged attention depends on other rows: kernels are chosen only by what they
-    /// have in common. Within it, products of one shape have the same kernel, and paged attention has parts of one length.
+    /// Runs `work`, in which the result of a row of a product, or of a token of paged attention, does not depend on other rows. Products with the
+    /// same shape of a row have the same kernel, and paged attention divides the keys into parts of one length.
     pub fn with_batch_invariance<R>(&self, work: impl FnOnce() -> R) -> R {
         with_set(&self.is_batch_invariant, work)
     }
 
-    /// Whether [`CudaDevice::with_batch_invariance`] is in progress.
+    /// Returns whether [`CudaDevice::with_batch_invariance`] is in progress.
     pub(crate) fn is_batch_invariant(&self) -> bool {
         self.is_batch_invariant.load(Ordering::Relaxed)
     }
 
-    /// Whether [`CudaDevice::with_constant_weights`] is in progress.
+    /// Returns whether [`CudaDevice::with_constant_weights`] is in progress.
     pub(crate) fn has_constant_weights(&self) -> bool {
         self.has_constant_weights.load(Ordering::Relaxed)
     }
@@ -224,23 +223,23 @@ impl CudaDevice {
         }
     }
 
-    /// The context of a GPU of this machine.
+    /// Returns the context of a GPU of this machine, and `None` in a dry run.
     pub(super) fn context(&self) -> Option<&Arc<Context>> {
         self.gpu().map(|gpu| &gpu.context)
     }
 
-    /// Properties that a plan needs.
+    /// Returns the properties of the GPU that a plan needs.
     pub fn model(&self) -> &GpuModel {
         &self.model
     }
 
-    /// Bytes available to tensors: the bytes of the model of GPU, without what libraries have taken since.
+    /// Returns the number of bytes available to tensors: the memory of the GPU model minus the memory that libraries have allocated since.
     pub fn usable_memory(&self) -> usize {
         self.model.memory.saturating_sub(self.library_bytes.load(Ordering::Relaxed))
     }
 
-    /// Runs `work`, which has a library allocate device memory, and takes that from [`CudaDevice::usable_memory`]. Returns unused memory
-    /// of the pool to the driver.
+    /// Returns unused memory of the pool to the driver, then runs `work`, in which a library allocates device memory. Subtracts the allocated memory
+    /// from [`CudaDevice::usable_memory`].
     pub(crate) fn count_library_memory<R>(&self, work: impl FnOnce() -> Result<R>) -> Result<R> {
         self.release_memory()?;
         let before = self.memory_info()?.0;
@@ -250,63 +249,63 @@ impl CudaDevice {
         Ok(done)
     }
 
-    /// Whether a graph is being captured.
+    /// Returns whether a graph is being captured.
     pub(crate) fn is_capturing(&self) -> Result<bool> {
         self.context().map_or(Ok(false), |context| context.is_capturing())
     }
 
-    /// Whether launches should be captured as graphs: not where each launch waits for its end (`CUDA_LAUNCH_BLOCKING`), so
-    /// that a fault names its kernel.
+    /// Returns whether launches should be captured as graphs. They should not if each launch waits for its end (`CUDA_LAUNCH_BLOCKING`), because then
+    /// a fault names its kernel.
     pub fn captures(&self) -> bool {
         self.context().is_none_or(|context| !context.launches_block)
     }
 
-    /// Number of visible GPUs. `Error::Library` without a driver.
+    /// Returns the number of visible GPUs. Without a driver, this is `Error::Library`.
     pub fn count() -> Result<usize> {
         driver::device_count()
     }
 
-    /// How GPU `from` reaches the memory of GPU `to`, by their indices among the visible GPUs.
+    /// Returns how GPU `from` reaches the memory of GPU `to`. The numbers are indices among the visible GPUs.
     pub fn peer_link(from: usize, to: usize) -> Result<PeerLink> {
         driver::peer_link(from, to)
     }
 
-    /// Index among the visible GPUs.
+    /// Returns the index of the GPU among the visible GPUs.
     pub fn ordinal(&self) -> usize {
         self.ordinal
     }
 
-    /// The product name, as `NVIDIA H200`.
+    /// Returns the product name, such as `NVIDIA H200`.
     pub fn name(&self) -> &str {
         &self.model.name
     }
 
-    /// Compute capability, major and minor; (9, 0) is Hopper.
+    /// Returns the compute capability, major and minor. Hopper is (9, 0).
     pub fn capability(&self) -> (i32, i32) {
         self.model.capability
     }
 
-    /// Number of streaming multiprocessors.
+    /// Returns the number of streaming multiprocessors.
     pub fn sm_count(&self) -> usize {
         self.model.sm_count
     }
 
-    /// The newest CUDA version the driver supports, major and minor.
+    /// Returns the newest CUDA version that the driver supports, major and minor.
     pub fn driver_version(&self) -> (i32, i32) {
         driver::cuda_version().unwrap_or_default()
     }
 
-    /// Free and total bytes of device memory.
+    /// Returns the free and total bytes of device memory.
     pub fn memory_info(&self) -> Result<(usize, usize)> {
         lock(&self.pool).backing().memory_info()
     }
 
-    /// Statistics of this process's memory pool.
+    /// Returns the statistics of this process's memory pool.
     pub fn memory(&self) -> MemoryStats {
         lock(&self.pool).stats()
     }
 
-    /// Resets the peak of [`MemoryStats`] to the live bytes.
+    /// Resets the peak of [`MemoryStats`] to the number of live bytes.
     pub fn reset_peak_memory(&self) {
         lock(&self.pool).reset_peak();
     }
@@ -316,7 +315,7 @@ impl CudaDevice {
         lock(&self.pool).release_idle()
     }
 
-    /// Bytes of pinned host memory of this device.
+    /// Returns the number of bytes of pinned host memory of this device.
     pub fn host_bytes(&self) -> usize {
         self.host_bytes.load(Ordering::Relaxed)
     }
@@ -326,23 +325,23 @@ impl CudaDevice {
         Event::record(self.context().ok_or_else(|| dry::unsupported("timing"))?)
     }
 
-    /// How long a thread of the host has been waiting for this GPU, the longest; `None` if none waits.
+    /// Returns the longest time that a thread of the host has been waiting for this GPU, and `None` if no thread waits.
     pub(crate) fn longest_wait(&self) -> Option<Duration> {
         self.context()?.longest_wait()
     }
 
-    /// Joules that the GPU has used since its driver was loaded, a counter that moves every 20 to 100 ms. `None` without NVML, for a GPU that does
-    /// not count, and in a dry run.
+    /// Returns the joules that the GPU has used since its driver was loaded. The counter changes every 20 to 100 ms. Returns `None` without NVML, for
+    /// a GPU without this counter, and in a dry run.
     pub fn energy(&self) -> Option<f64> {
         self.context().and_then(|context| nvml::energy(context.uuid))
     }
 
-    /// Megahertz at which its multiprocessors run now. `None` without NVML, and in a dry run.
+    /// Returns the current clock of the multiprocessors in megahertz. Returns `None` without NVML and in a dry run.
     pub fn clock(&self) -> Option<f64> {
         self.context().and_then(|context| nvml::clock(context.uuid))
     }
 
-    /// Waits for all enqueued work, and returns its error.
+    /// Waits for the enqueued work, and returns its error.
     pub fn synchronize(&self) -> Result<()> {
         self.context().map_or(Ok(()), |context| context.synchronize())
     }
@@ -351,7 +350,7 @@ impl CudaDevice {
         &self.pool
     }
 
-    /// The address of `bytes` that `take` gets from the pool, and their entry in the tracker of a dry run.
+    /// Returns the address of `bytes` bytes that `take` gets from the pool, and their entry in the tracker of a dry run.
     pub(super) fn take_memory(
         &self,
         bytes: usize,
@@ -361,34 +360,34 @@ impl CudaDevice {
         Ok((pointer, self.tracker().map(|tracker| tracker.track(pool::rounded(bytes)))))
     }
 
-    /// Returns memory from [`CudaDevice::take_memory`] to the pool.
+    /// Returns memory of [`CudaDevice::take_memory`] to the pool.
     pub(super) fn free_memory(&self, pointer: u64, bytes: usize) {
         lock(&self.pool).give_back(pointer, bytes);
     }
 
-    /// Adds to the bytes of pinned host memory.
+    /// Adds `change` to the number of bytes of pinned host memory.
     pub(super) fn count_host_bytes(&self, change: isize) {
         self.host_bytes.fetch_add(change as usize, Ordering::Relaxed);
     }
 
-    /// Starts timing every call with events.
+    /// Starts timing each call with events.
     pub fn start_profile(&self) {
         self.profile.start();
     }
 
-    /// Ends the profile, waits, and returns the milliseconds of each call.
+    /// Ends the profile, waits for the enqueued work, and returns the milliseconds of each call.
     pub fn take_profile(&self) -> Result<Vec<(Call, f64)>> {
         self.profile.take()
     }
 
-    /// The device in an error message.
+    /// Returns the name of the device for an error message.
     pub(super) fn describe(&self) -> String {
         format!("GPU {} ({})", self.ordinal, self.name())
     }
 }
 
 impl Gpu {
-    /// The kernel, compiled and loaded on first use.
+    /// Returns the kernel, which is compiled and loaded on first use.
     pub(super) fn function(&self, kernel: &Kernel) -> Result<Function> {
         let module_key = kernel.module();
         let known = self.kernels.read().unwrap_or_else(PoisonError::into_inner);
@@ -418,7 +417,7 @@ impl Gpu {
     }
 }
 
-/// Gives `work` the attention of a device, opened on first use.
+/// Calls `work` with the attention of a device, which is opened on first use.
 fn with_attention<R>(
     attention: &Mutex<Option<Attention>>,
     context: &Arc<Context>,
@@ -437,7 +436,7 @@ impl fmt::Debug for CudaDevice {
     }
 }
 
-/// Runs `work` while `setting` is set.
+/// Runs `work` while `setting` is true.
 fn with_set<R>(setting: &AtomicBool, work: impl FnOnce() -> R) -> R {
     let before = setting.swap(true, Ordering::Relaxed);
     let result = work();
@@ -445,9 +444,9 @@ fn with_set<R>(setting: &AtomicBool, work: impl FnOnce() -> R) -> R {
     result
 }
 
-/// The first GPU, the same one for all tests of the process, or `None` with a word about why there is none.
+/// Returns the first GPU, which is shared by the tests of the process. Returns `None` if no GPU is available, and prints the reason.
 ///
-/// With `OTTAVA_REQUIRE_GPU` set its absence fails the test, so that a machine with a GPU cannot skip unnoticed.
+/// If `OTTAVA_REQUIRE_GPU` is set and no GPU is available, the test fails: a machine with a GPU cannot skip the test unnoticed.
 #[cfg(test)]
 pub(crate) fn test_device() -> Option<Arc<CudaDevice>> {
     static DEVICE: std::sync::OnceLock<Result<Arc<CudaDevice>>> = std::sync::OnceLock::new();

@@ -1,4 +1,4 @@
-//! The CUDA driver: one context per device with its streams, copies, modules and launches.
+//! The CUDA driver: one context per device, with its streams, copies, modules and launches.
 
 mod capture;
 mod event;
@@ -26,7 +26,7 @@ use std::time::{Duration, Instant};
 pub(super) type Handle = *mut c_void;
 
 functions! {
-    /// The part of the driver API in use. Names with a suffix are the current versions of older functions.
+    /// The functions of the driver API in use. Names with a suffix are the current versions of older functions.
     struct Api {
         init = cuInit(u32) -> i32;
         driver_version = cuDriverGetVersion(*mut i32) -> i32;
@@ -86,20 +86,20 @@ functions! {
 
 const SUCCESS: i32 = 0;
 const OUT_OF_MEMORY: i32 = 2;
-/// Faults of a kernel, after which every call on the context fails (cuda.h, `CUDA_ERROR_ILLEGAL_ADDRESS` and on).
+/// The faults of a kernel. After one of them, each call on the context fails (cuda.h, from `CUDA_ERROR_ILLEGAL_ADDRESS`).
 const FAULTS: [i32; 12] = [214, 220, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719];
 const ATTRIBUTE_MULTIPROCESSOR_COUNT: i32 = 16;
 const ATTRIBUTE_CAPABILITY_MAJOR: i32 = 75;
 const ATTRIBUTE_CAPABILITY_MINOR: i32 = 76;
 const STREAM_NON_BLOCKING: u32 = 1;
-/// Number of recent launches that a fault message lists.
+/// The number of recent launches that a fault message lists.
 const REMEMBERED_LAUNCHES: usize = 8;
 
 fn opened() -> &'static Result<Api, Problem> {
     static OPENED: OnceLock<Result<Api, Problem>> = OnceLock::new();
     OPENED.get_or_init(|| {
         let api = SharedLibrary::open(&DRIVER, SearchPath::of_process()).and_then(Api::load)?;
-        // SAFETY: plain call, the first one of the process.
+        // SAFETY: the call takes no pointers, and is the first call of the process.
         match unsafe { (api.init)(0) } {
             SUCCESS => Ok(api),
             status => {
@@ -114,7 +114,7 @@ fn api() -> Result<&'static Api> {
     opened().as_ref().map_err(|problem| problem.clone().into())
 }
 
-/// The newest CUDA version the driver supports, as (major, minor); `None` without a driver.
+/// Returns the newest CUDA version that the driver supports, as (major, minor), and `None` without a driver.
 pub(super) fn cuda_version() -> Option<(i32, i32)> {
     let api = opened().as_ref().ok()?;
     let mut version = 0;
@@ -123,8 +123,8 @@ pub(super) fn cuda_version() -> Option<(i32, i32)> {
     (status == SUCCESS).then_some((version / 1000, version % 1000 / 10))
 }
 
-/// `library` without the versions that need a newer driver. Names are newest first and end in the CUDA version. Without a driver all
-/// versions are kept, since compiling needs no driver.
+/// Returns `library` without the versions that need a newer driver. Names are in the order newest first and end in the CUDA version. Without a
+/// driver, each version is kept, because compiling needs no driver.
 pub(super) fn supported(library: &Wanted) -> Wanted {
     let too_new = |name: &&&str| {
         let needs = name.rsplit('.').next().and_then(|version| version.parse::<i32>().ok());
@@ -143,7 +143,7 @@ pub(super) fn report() -> LibraryReport {
     )
 }
 
-/// How many GPUs the driver shows this process.
+/// Returns the number of GPUs that the driver shows this process.
 pub(super) fn device_count() -> Result<usize> {
     let api = api()?;
     let mut count = 0;
@@ -158,7 +158,7 @@ impl Api {
             let mut text = null();
             // SAFETY: the driver writes a pointer to a constant string, or null.
             unsafe { function(status, &mut text) == SUCCESS && !text.is_null() }
-                // SAFETY: not null, and constant for the life of the process.
+                // SAFETY: the pointer is not null, and the string is constant for the life of the process.
                 .then(|| unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned())
         };
         match (text(self.error_string), text(self.error_name)) {
@@ -178,24 +178,24 @@ impl Api {
 /// The streams of a context.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Stream {
-    /// Kernels, products, and copies in their order.
+    /// The stream for kernels, products and ordered copies.
     Compute,
-    /// Copies from host to device memory that overlap with compute.
+    /// The stream for copies from host to device memory that overlap with compute.
     ToDevice,
-    /// Copies from device to host memory that overlap with compute.
+    /// The stream for copies from device to host memory that overlap with compute.
     ToHost,
-    /// Collectives between GPUs, which overlap with compute. Has the highest priority, so that a collective does not wait for the end
-    /// of a product.
+    /// The stream for collectives between GPUs, which overlap with compute. It has the highest priority, so that a collective does not wait for the
+    /// end of a product.
     Communication,
-    /// Messages in one direction to or from one other rank, which must not wait for other communication; below [`CHANNELS`]. Has the
-    /// highest priority as well.
+    /// A stream for messages in one direction between this rank and another rank. These messages must not wait for other communication. The number is
+    /// below [`CHANNELS`], and the priority is the highest.
     Channel(usize),
 }
 
 /// The number of streams for messages.
 pub(super) const CHANNELS: usize = 4;
 
-/// The number of other streams.
+/// The number of streams for other work.
 const COMMON_STREAMS: usize = 4;
 
 impl Stream {
@@ -215,27 +215,27 @@ pub(super) struct Context {
     api: &'static Api,
     device: i32,
     context: Handle,
-    /// By [`Stream::index`].
+    /// The streams in the order of [`Stream::index`].
     streams: [Handle; COMMON_STREAMS + CHANNELS],
     pub(super) name: String,
     pub(super) uuid: [u8; 16],
     pub(super) capability: (i32, i32),
     pub(super) sm_count: usize,
-    /// Launches since the last synchronisation, for fault messages; the last one if launches block.
+    /// The launches since the last synchronisation, for fault messages. If launches block, it has only the last launch.
     launches: Mutex<VecDeque<&'static str>>,
-    /// Whether each launch waits for its end (`CUDA_LAUNCH_BLOCKING`), so that a fault belongs to the last launch.
+    /// Whether each launch waits for its end (`CUDA_LAUNCH_BLOCKING`). If it does, a fault belongs to the last launch.
     pub(super) launches_block: bool,
-    /// When threads of the host that wait for the GPU began to.
+    /// The start times of the current waits of host threads for the GPU.
     waits: Mutex<Vec<Instant>>,
-    /// The first fault of the device; later errors only say that the context is lost.
+    /// The first fault of the device. Later errors only say that the context is lost.
     fault: OnceLock<String>,
-    /// Held while products are timed and while attention is planned.
+    /// A lock that is held while products are timed and while attention is planned.
     timing: Mutex<()>,
 }
 
-// SAFETY: the driver API may be called from any thread; each method binds the context to its thread first.
+// SAFETY: the driver API may be called from any thread. Each method binds the context to its thread first.
 unsafe impl Send for Context {}
-// SAFETY: as above; mutable fields are a Mutex or a OnceLock.
+// SAFETY: see `Send`. Mutable fields are a Mutex or a OnceLock.
 unsafe impl Sync for Context {}
 
 impl Context {
@@ -258,7 +258,7 @@ impl Context {
         let mut name = [0 as c_char; 256];
         // SAFETY: the driver writes at most 256 bytes and ends them with a zero.
         api.check(unsafe { (api.device_name)(name.as_mut_ptr(), 256, device) }, "cuDeviceGetName")?;
-        // SAFETY: ended with a zero above.
+        // SAFETY: the call above ended the name with a zero.
         let name = unsafe { CStr::from_ptr(name.as_ptr()) }.to_string_lossy().into_owned();
 
         let mut uuid = [0; 16];
@@ -281,7 +281,7 @@ impl Context {
             fault: OnceLock::new(),
             timing: Mutex::default(),
         };
-        // SAFETY: the driver writes one handle; `Drop` releases it.
+        // SAFETY: the driver writes one handle, and `Drop` releases it.
         api.check(unsafe { (api.context_retain)(&mut opened.context, device) }, "cuDevicePrimaryCtxRetain")?;
         opened.bind()?;
         let (mut usual, mut highest) = (0, 0);
@@ -290,30 +290,30 @@ impl Context {
         api.check(status, "cuCtxGetStreamPriorityRange")?;
         for (i, stream) in opened.streams.iter_mut().enumerate() {
             let priority = if i >= Stream::Communication.index() { highest } else { usual };
-            // SAFETY: the context is current; `Drop` destroys the stream.
+            // SAFETY: the context is current, and `Drop` destroys the stream.
             let status = unsafe { (api.stream_create)(stream, STREAM_NON_BLOCKING, priority) };
             api.check(status, "cuStreamCreateWithPriority")?;
         }
         Ok(Arc::new(opened))
     }
 
-    /// The compute stream, for libraries that launch on it.
+    /// Returns the compute stream, for libraries that launch on it.
     pub(super) fn stream(&self) -> Handle {
         self.handle(Stream::Compute)
     }
 
-    /// A stream, for libraries that launch on it.
+    /// Returns the handle of a stream, for libraries that launch on it.
     pub(super) fn handle(&self, stream: Stream) -> Handle {
         self.streams[stream.index()]
     }
 
-    /// Makes the context current in this thread; every library call needs that.
+    /// Makes the context current in this thread. Each library call requires it.
     pub(super) fn bind(&self) -> Result<()> {
         // SAFETY: the context lives until `Drop`.
         self.check(unsafe { (self.api.context_set)(self.context) }, "cuCtxSetCurrent")
     }
 
-    /// Turns a status into an error, which includes an earlier fault and the kernels that may have caused it.
+    /// Returns an error if `status` is not success. The error includes an earlier fault and the kernels that may have caused the fault.
     pub(super) fn check(&self, status: i32, call: &str) -> Result<()> {
         if status == SUCCESS {
             return Ok(());
@@ -336,7 +336,7 @@ impl Context {
         }
     }
 
-    /// The first fault of the device.
+    /// Returns the first fault of the device.
     pub(super) fn fault(&self) -> Option<&str> {
         self.fault.get().map(String::as_str)
     }
@@ -356,13 +356,13 @@ impl Context {
         launches.push_back(what);
     }
 
-    /// Excludes planning in other threads while products are timed: loading kernels may synchronise the context (CUDA C++ Programming
-    /// Guide, "Lazy Loading"), which would distort the times.
+    /// Excludes planning in other threads while products are timed. Planning loads kernels, and loading may synchronise the context (CUDA C++
+    /// Programming Guide, "Lazy Loading"), which would distort the times.
     pub(super) fn lock_timing(&self) -> MutexGuard<'_, ()> {
         lock(&self.timing)
     }
 
-    /// How long a thread of the host has been waiting for the GPU, the longest; `None` if none waits.
+    /// Returns the longest time that a thread of the host has been waiting for the GPU, and `None` if no thread waits.
     pub(super) fn longest_wait(&self) -> Option<Duration> {
         lock(&self.waits).iter().min().map(Instant::elapsed)
     }
@@ -378,7 +378,7 @@ impl Context {
         done
     }
 
-    /// Waits for the compute stream.
+    /// Waits for the work of the compute stream.
     pub(super) fn synchronize(&self) -> Result<()> {
         self.bind()?;
         // SAFETY: the stream lives until `Drop`.
@@ -394,7 +394,7 @@ impl Drop for Context {
         if self.context.is_null() {
             return;
         }
-        // SAFETY: created in `open`, not used again. Failures are ignored.
+        // SAFETY: `open` created these objects, and nothing uses them afterwards. Failures are ignored.
         unsafe {
             (self.api.context_set)(self.context);
             for stream in self.streams.into_iter().filter(|stream| !stream.is_null()) {
@@ -405,9 +405,9 @@ impl Drop for Context {
     }
 }
 
-/// An error of another CUDA library, with the fault of the device if there was one.
+/// Returns an error of another CUDA library, with the fault of the device if it has one.
 pub(super) fn library_error(context: &Context, library: &'static str, call: &str, mut message: String) -> Error {
-    // A library may report a fault of an earlier kernel first; synchronising finds its name.
+    // A library may be the first to report a fault of an earlier kernel. Synchronising finds the name of the fault.
     if context.fault().is_none() {
         let _ = context.is_capturing().map(|capturing| (!capturing).then(|| context.synchronize()));
     }

@@ -1,9 +1,9 @@
-//! A GPU in a dry run: the same memory pool over addresses without memory.
+//! A GPU in a dry run. It has the memory pool of a real GPU, with addresses without memory.
 //!
-//! A dry run is a `CudaDevice` without a context. Its calls are checked, its memory comes from the same pool over unmapped addresses, nothing is
-//! enqueued, and reads return zeros. So all CUDA code up to the launch runs on a machine without a GPU, and the memory of a plan is the memory of
-//! the run. A dry run of the CPU is `Device::DryCpu`, an arm of `dispatch!` in `ops/dispatch.rs`. `tracker.rs` accounts for memory by scope; the plan of `ottava-train`
-//! reads its accounts.
+//! A dry run is a `CudaDevice` without a context. It checks calls, enqueues nothing, and reads return zeros. Its memory comes from the same pool,
+//! with unmapped addresses. Because of this, CUDA code up to the launch runs on a machine without a GPU, and the memory of a plan is the memory of
+//! the run. A dry run of the CPU is `Device::DryCpu`, an arm of `dispatch!` in `ops/dispatch.rs`. `tracker.rs` accounts for memory by scope, and the
+//! plan of `ottava-train` reads these accounts.
 
 use super::ahead::Workload;
 use super::cudnn::{AttentionPass, AttentionShape};
@@ -16,52 +16,53 @@ use crate::tracker::MemoryTracker;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
-/// Properties of a GPU that a plan needs.
+/// The properties of a GPU that a plan needs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GpuModel {
     /// The product name.
     pub name: String,
-    /// Compute capability, major and minor.
+    /// The compute capability, major and minor.
     pub capability: (i32, i32),
-    /// Streaming multiprocessors.
+    /// The number of streaming multiprocessors.
     pub sm_count: usize,
-    /// Bytes available to tensors.
+    /// The number of bytes available to tensors.
     pub memory: usize,
 }
 
 impl GpuModel {
-    /// Bytes taken by an open context: measured on an H200.
+    /// The number of bytes that an open context takes, measured on an H200.
     const CONTEXT: usize = 512 << 20;
 
-    /// Bytes left to libraries, kernels and graphs, which took 80 MiB for a small model on an H200.
+    /// The number of bytes reserved for libraries, kernels and graphs. They took 80 MiB for a small model on an H200.
     const RESERVE: usize = 512 << 20;
 
-    /// Bytes available to tensors on a GPU of `total` bytes.
+    /// Returns the number of bytes available to tensors on a GPU of `total` bytes.
     pub fn usable(total: usize) -> usize {
         total.saturating_sub(GpuModel::CONTEXT + GpuModel::RESERVE)
     }
 
-    /// Bytes available to tensors of `free` bytes on an open GPU.
+    /// Returns the number of bytes available to tensors on an open GPU with `free` free bytes.
     pub(super) fn usable_of_free(free: usize) -> usize {
         free.saturating_sub(GpuModel::RESERVE)
     }
 
-    /// An H200 of 139.8 GiB that no other process uses.
+    /// Returns an H200 of 139.8 GiB that no other process uses.
     pub fn h200() -> GpuModel {
         let memory = GpuModel::usable(150_110_011_392);
         GpuModel { name: "NVIDIA H200".into(), capability: (9, 0), sm_count: 132, memory }
     }
 
-    /// FLOP/s of dense products of BF16 by NVIDIA's data sheet; `None` if the product is not known.
+    /// Returns the FLOP/s of dense BF16 products from NVIDIA's data sheet, and `None` if the product name is not known.
     pub fn peak_bf16_flops(&self) -> Option<f64> {
-        // Laptops have other chips under the same numbers.
+        // Laptops have other chips with the same product numbers.
         let is_known = |name: &str| self.name.contains(name) && !self.name.contains("Laptop");
         PEAKS.iter().find(|(name, _)| is_known(name)).map(|(_, flops)| *flops)
     }
 
-    /// The GPU called `name`, as `h100` or `RTX 4090`, with the memory of its data sheet that no other process uses.
+    /// Returns the GPU called `name`, such as `h100` or `RTX 4090`, with the memory of its data sheet. It assumes that no other process uses this
+    /// memory.
     ///
-    /// Errors with [`Error::Value`], which lists the known names, if it is not among them.
+    /// An unknown name is [`Error::Value`], which lists the known names.
     pub fn named(name: &str) -> Result<GpuModel> {
         let plain = |name: &str| name.to_lowercase().replace("nvidia", "").replace([' ', '-', '_'], "");
         if plain(name) == "h200" {
@@ -77,7 +78,7 @@ impl GpuModel {
     }
 }
 
-/// Name, compute capability, multiprocessors and GiB of memory, from NVIDIA's data sheets. A GPU with ECC reports less memory.
+/// The name, compute capability, multiprocessors and GiB of memory of GPUs, from NVIDIA's data sheets. A GPU with ECC reports less memory.
 const GPUS: &[(&str, (i32, i32), usize, usize)] = &[
     ("A100", (8, 0), 108, 80),
     ("RTX 3090", (8, 6), 82, 24),
@@ -89,7 +90,8 @@ const GPUS: &[(&str, (i32, i32), usize, usize)] = &[
     ("RTX 5090", (12, 0), 170, 32),
 ];
 
-/// Parts of product names, the first that fits counts, and the FLOP/s of dense products of BF16 with sums in F32, from NVIDIA's data sheets.
+/// Parts of product names, and the FLOP/s of dense BF16 products with sums in F32, from NVIDIA's data sheets. The first part that a name contains
+/// counts.
 const PEAKS: &[(&str, f64)] = &[
     ("A100", 312e12),
     ("RTX 3090", 71e12),
@@ -107,15 +109,15 @@ const PEAKS: &[(&str, f64)] = &[
     ("RTX 5090", 209e12),
 ];
 
-/// Where the segments of a pool come from.
+/// The source of the segments of a pool.
 pub(super) enum Memory {
     /// The driver.
     Driver(Arc<Context>),
-    /// A dry run: addresses without memory, as many as the GPU has bytes.
+    /// A dry run, which has addresses without memory. The number of its bytes is limited to the memory of the GPU.
     Dry(DryMemory),
 }
 
-/// Allocated addresses with their sizes.
+/// The allocated addresses with their sizes.
 pub(super) struct DryMemory {
     capacity: usize,
     live: Mutex<BTreeMap<u64, usize>>,
@@ -131,7 +133,7 @@ impl DryMemory {
     }
 }
 
-/// Alignment of segments, as the driver's.
+/// The alignment of segments, which equals the alignment of the driver.
 const SEGMENT_ALIGNMENT: u64 = 2 << 20;
 
 impl Backing for Memory {
@@ -151,7 +153,7 @@ impl Backing for Memory {
 
     fn free(&self, pointer: u64) -> Result<()> {
         match self {
-            // SAFETY: the pool waits for the stream before it gives an unused segment back.
+            // SAFETY: the pool waits for the stream before it returns an unused segment.
             Memory::Driver(context) => unsafe { context.free(pointer) },
             Memory::Dry(memory) => {
                 lock(&memory.live).remove(&pointer);
@@ -175,19 +177,20 @@ impl Backing for Memory {
     }
 }
 
-/// What a dry run records.
+/// The records of a dry run.
 #[derive(Default)]
 pub(super) struct DryGpu {
     pub(super) tracker: Arc<MemoryTracker>,
     pub(super) trace: Trace,
-    /// Kernels and attention passes so far.
+    /// The kernels and attention passes that the dry run has launched.
     pub(super) workload: Mutex<Workload>,
 }
 
 impl DryGpu {
-    /// Workspace of cuDNN 9.14 and 9.19 on an H200, which `graphs_are_planned_for_hopper_from_a_description` compares: with grouped-query attention
-    /// the gradients of keys and values per query head; in deterministic mode the gradients of the scores; with documents, descriptors of
-    /// the tensors of each. cuDNN 9.19 has room for at least 33 pairs of documents in forward.
+    /// Returns the workspace of cuDNN 9.14 and 9.19 on an H200. The test `graphs_are_planned_for_hopper_from_a_description` compares it with cuDNN.
+    /// With grouped-query attention, it holds the gradients of keys and values per query head. In deterministic mode, it holds the gradients of the
+    /// scores. With documents, it holds descriptors of the tensors of each document. cuDNN 9.19 has room for at least 33 pairs of documents in the
+    /// forward pass.
     pub(super) fn attention_workspace(shape: &AttentionShape, pass: AttentionPass) -> usize {
         let per_head = (shape.lse_len() * shape.head_dim * 2).next_multiple_of(256);
         let tiles = shape.seq.next_multiple_of(64) * shape.seq.next_multiple_of(128);
@@ -203,7 +206,7 @@ impl DryGpu {
     }
 }
 
-/// The error of a call that a dry run cannot make.
+/// Returns the error of a call that a dry run does not support.
 pub(super) fn unsupported(what: &str) -> Error {
     Error::Value(format!("{what}: not possible in a dry run"))
 }
@@ -275,7 +278,7 @@ mod tests {
         assert!(product("A100", ScaleMode::PerTensor).is_err());
     }
 
-    /// Values of [`super::super::plan_attention`] on an H200 with cuDNN 9.14.
+    /// These values are the results of [`super::super::plan_attention`] on an H200 with cuDNN 9.14.
     #[test]
     fn dry_attention_workspace_matches_cudnn() {
         for (deterministic, batch, heads, kv_heads, head_dim, seq, backward) in [

@@ -1,9 +1,9 @@
-//! What `ottava doctor` says about the CUDA libraries of this machine.
+//! The report of `ottava doctor` about the CUDA libraries of this machine.
 
 use super::load::LibraryReport;
 use super::{cublaslt, cudnn, driver, nccl, nvml, nvrtc};
 
-/// Opens each library and reports the result. Works on a machine without any of them.
+/// Opens each library and reports the result. It works on a machine without these libraries.
 pub fn inventory() -> Vec<LibraryReport> {
     vec![driver::report(), nvrtc::report(), cublaslt::report(), cudnn::report(), nccl::report(), nvml::report()]
 }

@@ -1,40 +1,40 @@
-//! What a launch names: kernels, the sources they are compiled from, and their arguments.
+//! The contents of a launch: kernels, their sources and their arguments.
 
 use crate::capability::{Capability, Feature};
 use crate::error::{Error, Result};
 use std::hash::{Hash, Hasher};
 
-/// CUDA C++ that belongs to one op, complete but for macros.
+/// The CUDA C++ of one op, which is complete except for macros.
 #[derive(Debug)]
 pub struct Source {
-    /// The op, as it appears in error messages.
+    /// The name of the op in error messages.
     pub name: &'static str,
     /// The text of the translation unit.
     pub text: &'static str,
-    /// What a GPU must have beyond compute capability 8.0 to run all of it.
+    /// The features that a GPU must have in addition to compute capability 8.0 to run each kernel of the source.
     pub needs: &'static [Feature],
-    /// Constants of Rust that the text names, each passed as `-DNAME=VALUE`.
+    /// The Rust constants that the text names. Each constant is passed as `-DNAME=VALUE`.
     pub constants: &'static [(&'static str, i64)],
-    /// Macros of value 1 at the beginning of the text.
+    /// The macros of value 1 at the beginning of the text.
     pub macros: &'static [&'static str],
-    /// The declared kernels of the op. Which of them this source has depends on its macros.
+    /// The declared kernels of the op. The macros of this source determine which of these kernels it contains.
     pub signatures: &'static [Signature],
 }
 
 impl Source {
-    /// A source of no op, without declared kernels, for launches on a GPU.
+    /// Creates a source that belongs to no op and declares no kernels, for launches on a GPU.
     #[cfg(test)]
     pub(crate) const fn bare(name: &'static str, text: &'static str) -> Source {
         Source { name, text, needs: &[], constants: &[], macros: &[], signatures: &[] }
     }
 
-    /// A kernel of this source, compiled with `defines`, and its arguments.
+    /// Returns a kernel of this source, compiled with `defines`, and its arguments.
     pub fn kernel(&'static self, defines: Defines, entry: Entry) -> Kernel {
         Kernel { source: self, defines, entry: entry.name, args: entry.args }
     }
 }
 
-/// Kernels that have the same parameters, as an op declares them.
+/// The kernels of an op that have the same parameters.
 #[derive(Debug)]
 pub struct Signature {
     /// The `extern "C"` names.
@@ -46,20 +46,20 @@ pub struct Signature {
 /// A declared parameter of a kernel.
 #[derive(Debug)]
 pub struct Parameter {
-    /// Its name; empty for a struct that the launch appends.
+    /// The name. It is empty for a struct that the launch appends.
     pub name: &'static str,
-    /// Its type in Rust, such as `*const X`.
+    /// The type in Rust, such as `*const X`.
     pub of: &'static str,
-    /// The form of its argument.
+    /// The form of the argument.
     pub kind: Kind,
-    /// The macro without which the kernel lacks this parameter.
+    /// The macro that the kernel needs to have this parameter, if it needs one.
     pub only_with: Option<&'static str>,
 }
 
 /// The form of an argument.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// A pointer, to constants or to memory that the kernel writes.
+    /// A pointer to constants or to memory that the kernel writes.
     Pointer,
     /// `int`
     I32,
@@ -75,12 +75,12 @@ pub enum Kind {
     F64,
     /// A [`TensorMap`].
     Map,
-    /// A struct, the last parameter, passed as consecutive 64-bit arguments.
+    /// A struct, which is the last parameter and is passed as consecutive 64-bit arguments.
     Struct,
 }
 
 impl Kind {
-    /// Whether `arg` is an argument, or a word, of this form.
+    /// Returns whether `arg` is an argument of this form, or one 64-bit word of a struct.
     fn takes(self, arg: &Arg) -> bool {
         match self {
             Kind::Pointer => matches!(arg, Arg::Ptr(_)),
@@ -96,20 +96,20 @@ impl Kind {
     }
 }
 
-/// Macros that a source is compiled with, each passed as `-DNAME=VALUE`.
+/// The macros that a source is compiled with. Each macro is passed as `-DNAME=VALUE`.
 pub type Defines = &'static [(&'static str, &'static str)];
 
-/// A source and its macros: what NVRTC compiles in one go, to a cubin of one or several kernels.
+/// A source and its macros. NVRTC compiles them in one call to a cubin with one or several kernels.
 #[derive(Clone, Copy, Debug)]
 pub struct KernelModule {
-    /// The text.
+    /// The source.
     pub source: &'static Source,
     /// The macros.
     pub defines: Defines,
 }
 
 impl KernelModule {
-    /// Errors with [`Error::Value`] if GPUs of this capability lack something that it needs; `gpu` is the GPU in the message.
+    /// Returns [`Error::Value`] if GPUs of this capability lack a feature that the module needs. The message calls the GPU `gpu`.
     pub(super) fn expect_on(&self, capability: &Capability, gpu: &str) -> Result<()> {
         let lacks: Vec<_> = capability.lacks(self.source.needs).iter().map(Feature::to_string).collect();
         if lacks.is_empty() {
@@ -124,13 +124,13 @@ impl KernelModule {
         )))
     }
 
-    /// The parameters that a kernel of this module has.
+    /// Returns the parameters of `signature` that a kernel of this module has.
     pub(crate) fn parameters(self, signature: &Signature) -> impl Iterator<Item = &Parameter> {
         let has = move |name: &&str| self.source.macros.contains(name) || self.defines.iter().any(|d| d.0 == *name);
         signature.parameters.iter().filter(move |parameter| parameter.only_with.as_ref().is_none_or(has))
     }
 
-    /// The address of the text, which identifies a static source without hashing it.
+    /// Returns a key with the address of the text, which identifies a static source without hashing the text.
     fn key(&self) -> (usize, Defines) {
         (self.source.text.as_ptr() as usize, self.defines)
     }
@@ -159,26 +159,26 @@ pub struct Entry {
     pub args: Vec<Arg>,
 }
 
-/// One kernel: its source, how it is compiled, its name in there and its arguments.
+/// One kernel: its source, its macros, its name in the source, and its arguments.
 #[derive(Debug)]
 pub struct Kernel {
-    /// The text it lives in.
+    /// The source that contains the kernel.
     pub source: &'static Source,
     /// The macros.
     pub defines: Defines,
     /// The `extern "C"` name.
     pub entry: &'static str,
-    /// The arguments in the order of its parameters.
+    /// The arguments in the order of the parameters.
     pub args: Vec<Arg>,
 }
 
 impl Kernel {
-    /// The module that holds it.
+    /// Returns the module that contains the kernel.
     pub fn module(&self) -> KernelModule {
         KernelModule { source: self.source, defines: self.defines }
     }
 
-    /// Panics if the op does not declare this kernel, or declares other parameters than it has arguments.
+    /// Panics if the op does not declare this kernel, or declares parameters that do not fit the arguments.
     pub(super) fn expect_declared(&self) {
         let name = self.entry;
         let signature = self.source.signatures.iter().find(|signature| signature.names.contains(&name));
@@ -202,10 +202,11 @@ impl Kernel {
     }
 }
 
-/// Bytes of dynamic shared memory that any kernel may ask for; a launch with more raises the limit of the function first.
+/// The number of bytes of dynamic shared memory that a kernel may request without a higher limit. A launch with more bytes raises the limit of the
+/// function.
 pub(crate) const DEFAULT_SHARED_BYTES: usize = 48 << 10;
 
-/// One argument of a kernel, of the C type it stands for.
+/// One argument of a kernel. Each variant names the C type of its parameter.
 #[derive(Clone, Copy, Debug)]
 pub enum Arg {
     /// A pointer into device memory.
@@ -224,23 +225,23 @@ pub enum Arg {
     Map(TensorMap),
 }
 
-/// A matrix as the copy engine of a multiprocessor reads it: boxes of [`TensorMap::BOX_BYTES`] bytes of some rows, whose 16-byte pieces it
-/// swizzles within groups of eight rows. Beyond the matrix a box has zeros.
+/// A matrix that the copy engine of a multiprocessor reads. The engine reads boxes of some rows with [`TensorMap::BOX_BYTES`] bytes each, and
+/// swizzles their 16-byte pieces within groups of eight rows. The part of a box outside the matrix is zero.
 #[derive(Clone, Copy, Debug)]
 pub struct TensorMap {
-    /// Where the matrix starts, a multiple of 16.
+    /// The address of the matrix, a multiple of 16.
     pub address: u64,
-    /// Rows.
+    /// The number of rows.
     pub rows: usize,
-    /// Bytes of a row.
+    /// The number of bytes of a row.
     pub row_bytes: usize,
-    /// Bytes from one row to the next, a multiple of 16.
+    /// The number of bytes from one row to the next, a multiple of 16.
     pub pitch: usize,
-    /// Rows of a box, at most 256.
+    /// The number of rows of a box, at most 256.
     pub box_rows: usize,
 }
 
 impl TensorMap {
-    /// Bytes of a row of a box.
+    /// The number of bytes of a row of a box.
     pub const BOX_BYTES: usize = 128;
 }

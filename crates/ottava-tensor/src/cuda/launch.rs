@@ -1,4 +1,4 @@
-//! Work enqueued on a device: kernels, matrix products and attention. A dry run records it.
+//! Work that is enqueued on a device: kernels, matrix products and attention. A dry run records this work.
 
 use super::buffer::DeviceBuffer;
 use super::cublaslt::{GemmPointers, GemmSpec};
@@ -15,38 +15,38 @@ use crate::error::Result;
 use std::ffi::c_void;
 use std::sync::Arc;
 
-/// Scope of attention's scratch memory in a dry run.
+/// The scope of attention's scratch memory in a dry run.
 const ATTENTION: &str = "scratch of attention";
 
 impl CudaDevice {
-    /// Whether the GPU has `feature`.
+    /// Returns whether the GPU has `feature`.
     pub(crate) fn has(&self, feature: Feature) -> Result<bool> {
         Ok(Capability::find(self.capability())?.features.contains(&feature))
     }
 
-    /// Whether the GPU has all features that kernels of `source` need.
+    /// Returns whether the GPU has the features that the kernels of `source` need.
     pub(crate) fn runs(&self, source: &Source) -> bool {
         Capability::find(self.capability()).is_ok_and(|known| known.lacks(source.needs).is_empty())
     }
 
     /// Enqueues a kernel on a grid of `grid` blocks of `block` threads with `shared_bytes` of dynamic shared memory.
-    /// The first use compiles and loads it. An empty grid is a no-op.
+    /// The first use compiles and loads the kernel. An empty grid launches nothing.
     ///
     /// # Safety
-    /// With its arguments, on this grid, the kernel touches only memory of live buffers of this device. Types and order of the arguments are
-    /// checked elsewhere: `kernels!` declares them, a test compares declarations with kernel files, and a dry run compares launches with
-    /// declarations.
+    /// With its arguments and on this grid, the kernel accesses only memory of live buffers of this device. The types and the order of the arguments
+    /// are checked elsewhere. `kernels!` declares them, a test compares the declarations with the kernel files, and a dry run compares launches with
+    /// the declarations.
     pub(crate) unsafe fn launch(&self, kernel: &Kernel, grid: [u32; 3], block: u32, shared_bytes: u32) -> Result<()> {
         // SAFETY: the caller's promise.
         unsafe { self.launch_as(Scheduling { start: Start::InOrder, cluster: 1 }, kernel, grid, block, shared_bytes) }
     }
 
-    /// [`CudaDevice::launch`] of a kernel that may start before the work enqueued before it has ended, within
-    /// [`CudaDevice::with_constant_weights`].
+    /// Enqueues a kernel like [`CudaDevice::launch`]. Within [`CudaDevice::with_constant_weights`], the kernel may start before the previously
+    /// enqueued work has ended.
     ///
     /// # Safety
-    /// As for [`CudaDevice::launch`]; the kernel waits (`wait_for_predecessors`) before it writes, and before it reads anything but constants
-    /// of the pass.
+    /// The conditions of [`CudaDevice::launch`] must hold. The kernel waits (`wait_for_predecessors`) before it writes, and before it reads memory
+    /// other than the constants of the pass.
     pub(crate) unsafe fn launch_early(
         &self,
         kernel: &Kernel,
@@ -58,10 +58,11 @@ impl CudaDevice {
         unsafe { self.launch_early_in_clusters(kernel, grid, 1, block, shared_bytes) }
     }
 
-    /// [`CudaDevice::launch_early`] in clusters of `cluster` blocks along x: 1, or on a GPU with [`Feature::Clusters`] up to 8.
+    /// Enqueues a kernel like [`CudaDevice::launch_early`], in clusters of `cluster` blocks along x: 1, or up to 8 on a GPU with
+    /// [`Feature::Clusters`].
     ///
     /// # Safety
-    /// As for [`CudaDevice::launch_early`].
+    /// The conditions of [`CudaDevice::launch_early`] must hold.
     pub(crate) unsafe fn launch_early_in_clusters(
         &self,
         kernel: &Kernel,
@@ -116,16 +117,16 @@ impl CudaDevice {
         let mut pointers: Vec<*mut c_void> =
             starts.into_iter().map(|at| std::ptr::from_mut(&mut words[at]).cast()).collect();
         self.profile.time(&gpu.context, Call::Kernel(kernel.entry), || {
-            // SAFETY: the caller's promise; little-endian values are at the start of their words.
+            // SAFETY: the caller made this promise, and a little-endian value is at the start of its word.
             unsafe { gpu.context.launch(&function, how, grid, block, shared_bytes, &mut pointers) }
         })
     }
 
-    /// Enqueues `out[M, N] = a · bᵀ`, plus `addend` if `spec` accumulates. The first call of a spec times the algorithms of
-    /// cuBLASLt, and synchronises.
+    /// Enqueues `out[M, N] = a · bᵀ`, plus `addend` if `spec` accumulates. The first call with a spec times the algorithms of cuBLASLt and
+    /// synchronises.
     ///
     /// # Safety
-    /// The addresses name live memory of this device, of the sizes of the spec.
+    /// The addresses name live memory of this device with the sizes of the spec.
     pub(crate) unsafe fn gemm(self: &Arc<Self>, spec: &GemmSpec, pointers: &GemmPointers) -> Result<()> {
         for scales in spec.fp8_scales() {
             Capability::find(self.capability())?.expect_fp8_product(scales)?;
@@ -140,10 +141,10 @@ impl CudaDevice {
         })
     }
 
-    /// Enqueues causal attention: `o` and `lse` of `q`, `k` and `v`, with scores multiplied by `scale`. BF16, `lse` F32.
+    /// Enqueues causal attention of `q`, `k` and `v`, which writes `o` and `lse`. Scores are multiplied by `scale`. `lse` is F32.
     ///
     /// # Safety
-    /// The addresses name live memory of this device, of the sizes of the shape, and are multiples of 16.
+    /// The addresses name live memory of this device with the sizes of the shape, and are multiples of 16.
     pub(crate) unsafe fn attention_forward(
         self: &Arc<Self>,
         shape: &AttentionShape,
@@ -156,16 +157,16 @@ impl CudaDevice {
         let Backend::Gpu(gpu) = self.backend() else { return Ok(()) };
         gpu.with_attention(|attention| {
             self.profile.time(&gpu.context, Call::AttentionForward, || {
-                // SAFETY: the caller's promise, and a workspace of the size asked for.
+                // SAFETY: the caller made this promise, and the workspace has the requested size.
                 unsafe { attention.forward(shape, factors, pointers, workspace.ptr()) }
             })
         })
     }
 
-    /// Enqueues the gradient of [`CudaDevice::attention_forward`]: `dq`, `dk` and `dv` of `d_o`, laid out as `q`, `k`, `v`.
+    /// Enqueues the gradient of [`CudaDevice::attention_forward`] for `d_o`. It writes `dq`, `dk` and `dv` with the layouts of `q`, `k` and `v`.
     ///
     /// # Safety
-    /// As for [`CudaDevice::attention_forward`].
+    /// The conditions of [`CudaDevice::attention_forward`] must hold.
     pub(crate) unsafe fn attention_backward(
         self: &Arc<Self>,
         shape: &AttentionShape,
@@ -184,7 +185,7 @@ impl CudaDevice {
                 let [rows, dq, dk_heads, dv_heads] =
                     [&row_sum, &dq_sum, &dk_heads, &dv_heads].map(|buffer| buffer.ptr());
                 let sums = AttentionSums { rows, dq, dk_heads, dv_heads };
-                // SAFETY: the caller's promise, and scratch memory of the sizes asked for.
+                // SAFETY: the caller made this promise, and the scratch memory has the requested sizes.
                 unsafe { attention.backward(shape, factors, pointers, &sums, workspace.ptr()) }
             })
         })

@@ -1,9 +1,8 @@
 //! Finds and opens the CUDA libraries of the machine.
 //!
-//! Only versioned names are tried, so that unversioned development links cannot mix versions. Search order: the folders of
-//! `OTTAVA_LIBRARY_PATH`, the dynamic linker's own search, the `nvidia/*/lib` folders of Python environments (first the
-//! environment of this program), and the folders of CUDA toolkits. A library is opened once and stays open until the
-//! process ends.
+//! Only versioned names are tried, so that unversioned development links cannot mix versions. The search order is: the folders of
+//! `OTTAVA_LIBRARY_PATH`, the search of the dynamic linker, the `nvidia/*/lib` folders of Python environments (first the environment of this
+//! program), and the folders of CUDA toolkits. A library is opened once and stays open until the process ends.
 
 use crate::error::{Error, Result};
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
@@ -12,10 +11,10 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
-/// Environment variable with folders to search first, separated by colons.
+/// The environment variable with the folders to search first, separated by colons.
 pub const LIBRARY_PATH_VARIABLE: &str = "OTTAVA_LIBRARY_PATH";
 
-/// Why a library cannot be used. Cached: each library is searched for once.
+/// The reason why a library cannot be used. It is cached, because each library is searched for once.
 #[derive(Clone, Debug)]
 pub(super) struct Problem {
     pub(super) library: &'static str,
@@ -29,11 +28,11 @@ impl From<Problem> for Error {
     }
 }
 
-/// A library to search for: file names, newest first, and the remedy if it is missing.
+/// A library to search for: its file names, newest first, and the remedy if it is missing.
 pub(super) struct Wanted {
     pub(super) name: &'static str,
     pub(super) sonames: &'static [&'static str],
-    /// A function of every version, whose address identifies the opened file.
+    /// The name of a function that each version has. The address of this function identifies the opened file.
     pub(super) landmark: &'static str,
     pub(super) remedy: &'static str,
 }
@@ -91,7 +90,7 @@ impl SharedLibrary {
                 Ok((handle, path)) => {
                     return Ok(SharedLibrary { name: wanted.name, remedy: wanted.remedy, path, handle });
                 }
-                // The linker's error for an unknown name adds nothing.
+                // The linker's error for an unknown name adds nothing to the message.
                 Err(message) if message.contains("No such file") && !candidate.is_absolute() => {}
                 Err(message) => refused.push(message),
             }
@@ -103,12 +102,12 @@ impl SharedLibrary {
         Err(Problem { library: wanted.name, reason, remedy: wanted.remedy })
     }
 
-    /// The function called `name`, or its name added to `missing`.
+    /// Returns the function called `name`. If the library lacks it, adds the name to `missing`.
     ///
     /// # Safety
     /// `F` must be the `extern "C"` function pointer type of that symbol.
     pub(super) unsafe fn function<F: Copy>(&self, name: &'static str, missing: &mut Vec<&'static str>) -> Option<F> {
-        // SAFETY: the caller names the type; the pointer stays valid because the library is never closed while used.
+        // SAFETY: the caller names the type. The pointer stays valid, because the library is never closed while it is used.
         let found = unsafe { self.handle.get::<F>(name) }.ok().map(|symbol| *symbol);
         if found.is_none() {
             missing.push(name);
@@ -116,14 +115,14 @@ impl SharedLibrary {
         found
     }
 
-    /// The error for a library that lacks functions, usually because it is too old.
+    /// Returns the error for a library that lacks functions. Such a library is usually too old.
     pub(super) fn missing_functions(&self, missing: &[&str]) -> Problem {
         let file = self.path.as_deref().unwrap_or(Path::new(self.name)).display();
         let reason = format!("{file} lacks {}", missing.join(", "));
         Problem { library: self.name, reason, remedy: self.remedy }
     }
 
-    /// Opens a file beside this library whose name starts with `prefix`, and keeps it open.
+    /// Opens a file in the folder of this library whose name starts with `prefix`, and keeps it open.
     pub(super) fn preload_sibling(&self, prefix: &str) {
         let Some(folder) = self.path.as_deref().and_then(Path::parent) else { return };
         for file in list(folder) {
@@ -137,7 +136,7 @@ impl SharedLibrary {
     }
 }
 
-/// Declares a struct with one function pointer per symbol, loaded all at once.
+/// Declares a struct with one function pointer per symbol. Its `load` looks up each symbol.
 macro_rules! functions {
     (
         $(#[$meta:meta])* $vis:vis struct $name:ident {
@@ -146,19 +145,19 @@ macro_rules! functions {
     ) => {
         $(#[$meta])*
         $vis struct $name {
-            /// Keeps the library open.
+            /// The library, which stays open.
             library: $crate::cuda::load::SharedLibrary,
             $($vis $field: unsafe extern "C" fn($($arg),*) -> $ret,)*
         }
 
         impl $name {
-            /// Looks up every symbol; the error names all missing ones.
+            /// Looks up each symbol. The error names the missing symbols.
             fn load(
                 library: $crate::cuda::load::SharedLibrary,
             ) -> std::result::Result<Self, $crate::cuda::load::Problem> {
                 let mut missing = Vec::new();
                 $(
-                    // SAFETY: the signature is the one in NVIDIA's header for this symbol.
+                    // SAFETY: the signature is the signature of this symbol in NVIDIA's header.
                     let $field = unsafe {
                         library.function::<unsafe extern "C" fn($($arg),*) -> $ret>(stringify!($symbol), &mut missing)
                     };
@@ -173,18 +172,18 @@ macro_rules! functions {
 }
 pub(super) use functions;
 
-/// Search path, in order.
+/// The places where a library is searched, in order.
 pub(super) struct SearchPath {
-    /// Folders named by the user.
+    /// The folders that the user named.
     pub(super) first: Vec<PathBuf>,
-    /// Whether the dynamic linker may search by name.
+    /// Whether the dynamic linker searches by name.
     pub(super) linker: bool,
-    /// Folders where Python packages and toolkits keep the libraries.
+    /// The folders in which Python packages and toolkits keep the libraries.
     pub(super) then: Vec<PathBuf>,
 }
 
 impl SearchPath {
-    /// The search path of this process.
+    /// Returns the search path of this process.
     pub(super) fn of_process() -> &'static SearchPath {
         static PATH: OnceLock<SearchPath> = OnceLock::new();
         PATH.get_or_init(|| SearchPath {
@@ -220,12 +219,12 @@ fn variable_paths(variable: &str) -> Vec<PathBuf> {
     std::env::var_os(variable).map(|value| std::env::split_paths(&value).collect()).unwrap_or_default()
 }
 
-/// Folders that come after the linker's search: Python packages first, because they hold matching versions.
+/// Returns the folders that are searched after the dynamic linker. Python packages come first, because they contain matching versions.
 fn known_folders() -> Vec<PathBuf> {
     let mut folders = Vec::new();
     for site in python_sites() {
         let mut packages = list(&site.join("nvidia"));
-        // CUDA 13's unified folder before the folders per library.
+        // The unified folder of CUDA 13 comes before the folders per library.
         packages.sort_by_key(|package| (!starts_with(package, "cu1"), package.clone()));
         folders.extend(packages.iter().map(|package| package.join("lib")));
     }
@@ -241,10 +240,10 @@ fn known_folders() -> Vec<PathBuf> {
     folders
 }
 
-/// `site-packages` folders of the environment that this program is installed in (by `uv tool` or `pipx`, which leave a link to it on `PATH`), of
-/// the active environment, of each `python3` on `PATH` and of the system.
+/// Returns the `site-packages` folders of four kinds of environments: the environment of this program (installed by `uv tool` or `pipx`, which add a
+/// link to `PATH`), the active environment, the environment of each `python3` on `PATH`, and the system.
 fn python_sites() -> Vec<PathBuf> {
-    // `PREFIX/bin/ottava`, links resolved.
+    // The program is `PREFIX/bin/ottava` after links are resolved.
     let own = std::env::current_exe().and_then(|program| program.canonicalize()).ok();
     let own = own.as_deref().and_then(Path::parent).and_then(Path::parent).map(Path::to_path_buf);
     let active = ["VIRTUAL_ENV", "CONDA_PREFIX"].iter().filter_map(std::env::var_os).map(PathBuf::from);
@@ -273,7 +272,7 @@ fn python_sites() -> Vec<PathBuf> {
     sites
 }
 
-/// The entries of a folder in the order of their names; none when it cannot be read.
+/// Returns the entries of a folder in the order of their names. The list is empty if the folder cannot be read.
 fn list(folder: &Path) -> Vec<PathBuf> {
     let entries = std::fs::read_dir(folder).map(|entries| entries.flatten().map(|entry| entry.path()).collect());
     let mut entries: Vec<PathBuf> = entries.unwrap_or_default();
@@ -289,15 +288,15 @@ fn open_file(file: &Path) -> Result<Library, String> {
     if file.is_absolute() {
         check_complete(file)?;
     }
-    // SAFETY: running a library's initialisers is what opening means; only NVIDIA's names are opened.
+    // SAFETY: opening a library runs its initialisers. Only libraries with NVIDIA's names are opened.
     unsafe { Library::open(Some(file), RTLD_NOW | RTLD_LOCAL) }.map_err(|error| {
-        // libloading keeps the linker's words in the source.
+        // libloading keeps the linker's message in the source of the error.
         let words = std::error::Error::source(&error).map(ToString::to_string);
         words.unwrap_or_else(|| error.to_string())
     })
 }
 
-/// Rejects a truncated file, which would crash the process when the linker maps past its end.
+/// Rejects a truncated file. Such a file would crash the process when the linker reads past its end.
 fn check_complete(file: &Path) -> Result<(), String> {
     let complain = |what: &str| format!("{} {what}", file.display());
     let mut header = [0u8; 64];
@@ -310,7 +309,7 @@ fn check_complete(file: &Path) -> Result<(), String> {
     let field = |at: usize, bytes: usize| {
         header[at..at + bytes].iter().rev().fold(0u64, |value, &byte| value << 8 | u64::from(byte))
     };
-    // ELF64: e_shoff, then e_shentsize and e_shnum; the section headers are a library's last bytes.
+    // The fields of ELF64 are e_shoff, e_shentsize and e_shnum. The section headers are the last bytes of a library.
     let end = field(40, 8).saturating_add(field(58, 2) * field(60, 2));
     if end > length {
         return Err(complain(&format!("is truncated: {length} of {end} bytes")));
@@ -319,11 +318,11 @@ fn check_complete(file: &Path) -> Result<(), String> {
 }
 
 fn address_of(handle: &Library, name: &str) -> Option<*const c_void> {
-    // SAFETY: the address is only compared and handed to dladdr, never called.
+    // SAFETY: the address is only compared and passed to dladdr, never called.
     unsafe { handle.get::<*const c_void>(name) }.ok().map(|symbol| *symbol)
 }
 
-/// The file that holds an address, links resolved.
+/// Returns the file that contains an address, with resolved links.
 fn file_of(address: *const c_void) -> Option<PathBuf> {
     let mut info = std::mem::MaybeUninit::<libc::Dl_info>::zeroed();
     // SAFETY: `info` is writable and dladdr accepts any address.
@@ -337,23 +336,23 @@ fn file_of(address: *const c_void) -> Option<PathBuf> {
     Some(path.canonicalize().unwrap_or(path))
 }
 
-/// What `ottava doctor` prints about one library.
+/// The report of `ottava doctor` about one library.
 #[derive(Clone, Debug)]
 pub struct LibraryReport {
-    /// The library's usual name.
+    /// The usual name of the library.
     pub name: &'static str,
-    /// Its version, if it was opened and reports one.
+    /// The version, if the library was opened and reports a version.
     pub version: Option<String>,
-    /// The file it was opened from.
+    /// The file that the library was opened from.
     pub path: Option<PathBuf>,
-    /// Why it cannot be used; `None` if it can.
+    /// The reason why the library cannot be used, and `None` if it can.
     pub problem: Option<String>,
-    /// How to get it.
+    /// The remedy if the library is missing.
     pub remedy: &'static str,
 }
 
 impl LibraryReport {
-    /// The report of an opened or missing library; `version` queries the open one.
+    /// Creates the report of an opened or missing library. `version` returns the version of an open library.
     pub(super) fn new<A>(
         wanted: &Wanted,
         opened: &Result<A, Problem>,
@@ -370,7 +369,7 @@ impl LibraryReport {
     }
 }
 
-/// `91900` as `9.19.0`, the numbering of cuBLASLt, cuDNN 9 and NCCL.
+/// Returns a version such as `91900` as `9.19.0`. cuBLASLt, cuDNN 9 and NCCL number versions this way.
 pub(super) fn dotted(version: usize) -> String {
     format!("{}.{}.{}", version / 10_000, version / 100 % 100, version % 100)
 }

@@ -1,28 +1,28 @@
-//! CUDA: one device with its context, stream, memory pool, kernels and libraries, found at run time.
+//! CUDA: one device with its context, stream, memory pool, kernels and libraries, which are found at run time.
 //!
-//! Nothing here links to CUDA. Each library is opened when first needed and each failure is an
-//! [`Error`](crate::Error) that says what is missing. All work of a device goes through one stream, in the order of
-//! the calls, except copies between host and device memory (`transfer.rs`) and collectives (`nccl.rs`, `peers.rs`).
+//! This crate links to no CUDA library. Each library is opened when it is first needed. If a library is missing, the [`Error`](crate::Error) names
+//! it. The work of a device goes through one stream in the order of the calls, except copies between host and device memory (`transfer.rs`) and
+//! collectives (`nccl.rs`, `peers.rs`).
 //!
-//! There is no second compute stream: all kernels and products run in call order, so freed memory can be reused at once. Copies between host and
-//! device memory have two streams, collectives have one, and messages of a pipeline have one per direction; events order all streams, so callers
-//! see one stream.
+//! Kernels and products have one compute stream and run in the order of their calls. Freed memory can thus be reused at once. Copies between host and
+//! device memory have two streams, collectives have one, and messages of a pipeline have one per direction. Events order these streams, so that
+//! callers see one stream.
 //!
 //! | file | what it wraps or does |
 //! |---|---|
-//! | `load.rs` | finds libraries, and loads all functions of a library at once |
-//! | `driver.rs`, `nvrtc.rs`, `cublaslt.rs`, `cudnn.rs`, `nccl.rs`, `nvml.rs` | one library each |
-//! | `peers.rs` | copies to the GPU memory of other processes, opened by CUDA IPC |
-//! | `kernel.rs`, `launch.rs` | kernels and their launch |
-//! | `pool.rs`, `dry.rs` | device memory, and a device without memory for dry runs |
-//! | `graph.rs` | capture and replay of CUDA graphs |
-//! | `ahead.rs`, `shipped.rs` | kernels compiled before they are needed |
-//! | `trace.rs`, `profile.rs` | launches as text, for tests; the time of each call on the device, for `ottava bench train` |
+//! | `load.rs` | finds libraries, and loads the functions of a library in one call |
+//! | `driver.rs`, `nvrtc.rs`, `cublaslt.rs`, `cudnn.rs`, `nccl.rs`, `nvml.rs` | wrap one library each |
+//! | `peers.rs` | copies to the GPU memory of other processes, which CUDA IPC opens |
+//! | `kernel.rs`, `launch.rs` | describe and launch kernels |
+//! | `pool.rs`, `dry.rs` | allocate device memory, and simulate a device without memory for dry runs |
+//! | `graph.rs` | captures and replays CUDA graphs |
+//! | `ahead.rs`, `shipped.rs` | provide kernels that are compiled before they are needed |
+//! | `trace.rs`, `profile.rs` | write launches as text for tests, and measure the time of each call on the device for `ottava bench train` |
 //!
 //! Kernels are CUDA C++ next to the Rust code. NVRTC compiles them for the GPU in use, without contraction of multiply and add. Cubins are cached
-//! on disk by the hash of source, options and compiler version. A program built with `OTTAVA_KERNELS` contains cubins of its own. Constants that a
-//! kernel shares with Rust are defined in Rust and passed to NVRTC as macros (`Source::constants`). Cache files are replaced by rename, so several
-//! processes may write them at once.
+//! on disk by the hash of source, options and compiler version. A program built with `OTTAVA_KERNELS` contains cubins. Constants that a
+//! kernel shares with Rust are defined in Rust and passed to NVRTC as macros (`Source::constants`). Cache files are replaced by rename, so that
+//! several processes may write them at once.
 
 mod ahead;
 mod beside;

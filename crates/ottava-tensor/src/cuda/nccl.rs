@@ -1,10 +1,10 @@
-//! NCCL: collectives and messages between GPUs, one per process.
+//! NCCL: collectives and messages between GPUs. Each process has one GPU.
 //!
-//! A call is enqueued in the communication stream after all earlier work of compute, and compute waits for it when its [`Transfer`] ends.
-//! NCCL compares nothing between ranks: types, sizes and order are the caller's promise. Communicators are not destroyed, because
-//! `ncclCommDestroy` waits until no graph refers to them and until all ranks of the machine call it; the end of the process frees them.
+//! A call is enqueued in the communication stream after the earlier work of compute, and compute waits for the call when its [`Transfer`] ends.
+//! NCCL compares nothing between ranks: the caller promises equal types, sizes and order. Communicators are not destroyed, because
+//! `ncclCommDestroy` waits until no graph refers to them and each rank of the machine calls it. The end of the process frees them.
 //!
-//! While a rank is missing, kernels of the others spin and synchronising never returns.
+//! While a rank is missing, kernels of the other ranks spin, and synchronising never returns.
 
 use super::beside::Beside;
 use super::device::CudaDevice;
@@ -37,12 +37,12 @@ functions! {
     }
 }
 
-/// What the ranks of a communicator share to find each other (`ncclUniqueId`). Whoever knows it can join.
+/// The id with which the ranks of a communicator find each other (`ncclUniqueId`). A process that knows the id can join.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub(crate) struct NcclId(pub(crate) [u8; 128]);
 
-/// `ncclConfig_t` of version 2.28, which later versions accept.
+/// The `ncclConfig_t` of version 2.28, which later versions accept.
 #[repr(C)]
 struct Config {
     size: usize,
@@ -64,7 +64,7 @@ struct Config {
     nvlink_centric_sched: i32,
 }
 
-/// `NCCL_CONFIG_UNDEF_INT`: the library's default.
+/// `NCCL_CONFIG_UNDEF_INT`, which selects the library's default.
 const UNDEFINED: i32 = i32::MIN;
 
 impl Config {
@@ -90,17 +90,17 @@ impl Config {
 }
 
 const SUCCESS: i32 = 0;
-/// `ncclUint8`. Whatever only moves is moved as bytes.
+/// `ncclUint8`. Data that is only moved is moved as bytes.
 const BYTES: i32 = 1;
 
-/// How NCCL combines elements (`ncclRedOp_t`).
+/// The operation with which NCCL combines elements (`ncclRedOp_t`).
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum NcclOp {
     Sum = 0,
     Max = 2,
 }
 
-/// One side of a message: device memory of so many bytes, from or to the rank `peer` of the communicator.
+/// One side of a message: `bytes` bytes of device memory, sent to or received from the rank `peer` of the communicator.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Message {
     pub(crate) address: u64,
@@ -108,20 +108,20 @@ pub(crate) struct Message {
     pub(crate) peer: usize,
 }
 
-/// A collective over device memory, or messages. Addresses are the addresses of whole buffers.
+/// A collective on device memory, or messages. Addresses are the addresses of whole buffers.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Collective {
-    /// In place, with slices of so many bytes.
+    /// Gathers slices of `slice` bytes in place.
     AllGather { buffer: u64, slice: usize },
-    /// Sums slices of so many elements.
+    /// Sums slices of `slice` elements.
     ReduceScatter { input: u64, output: u64, slice: usize, dtype: DType },
-    /// In place.
+    /// Combines `elements` elements in place.
     AllReduce { buffer: u64, elements: usize, dtype: DType, op: NcclOp },
-    /// Exchanges slices of so many bytes.
+    /// Exchanges slices of `slice` bytes.
     AllToAll { input: u64, output: u64, slice: usize },
-    /// In place.
+    /// Sends `bytes` bytes of the rank `root` to each rank, in place.
     Broadcast { buffer: u64, bytes: usize, root: usize },
-    /// At once, so that neither waits for the other.
+    /// Sends and receives at the same time, so that neither message waits for the other.
     Messages { send: Option<Message>, receive: Option<Message> },
 }
 
@@ -148,7 +148,7 @@ pub(super) fn report() -> LibraryReport {
     )
 }
 
-/// NCCL's number of a type that it reduces.
+/// Returns NCCL's number of a type that it reduces.
 fn nccl_type(dtype: DType) -> Result<i32> {
     match dtype {
         DType::I32 => Ok(2),
@@ -164,14 +164,14 @@ fn nccl_type(dtype: DType) -> Result<i32> {
 }
 
 impl Api {
-    /// An error in NCCL's words; `comm` may be null.
+    /// Returns NCCL's message as an error if `status` is not success. `comm` may be null.
     fn check(&self, status: i32, call: &str, comm: Handle) -> Result<()> {
         if status == SUCCESS {
             return Ok(());
         }
         // SAFETY: NCCL returns constant strings, or null.
         let [words, last] = unsafe { [(self.error_string)(status), (self.last_error)(comm)] }.map(|text| {
-            // SAFETY: not null, and ended with a zero.
+            // SAFETY: the pointer is not null, and the string ends with a zero.
             if text.is_null() { String::new() } else { unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned() }
         });
         let last = if last.trim().is_empty() { last } else { format!(": {}", last.trim()) };
@@ -180,13 +180,13 @@ impl Api {
     }
 }
 
-/// Opens the library, which an error names with its remedy.
+/// Opens the library. If it is missing, the error names it and its remedy.
 pub(crate) fn require_nccl() -> Result<()> {
     api().map(drop)
 }
 
 impl NcclId {
-    /// A new one.
+    /// Creates a new id.
     pub(crate) fn new() -> Result<NcclId> {
         let (api, mut id) = (api()?, NcclId([0; 128]));
         // SAFETY: NCCL writes 128 bytes.
@@ -199,7 +199,7 @@ impl NcclId {
 pub(crate) struct NcclComm {
     api: &'static Api,
     device: Arc<CudaDevice>,
-    /// Locked while a call is enqueued, so that events and calls of two threads do not mix.
+    /// The communicator. It is locked while a call is enqueued, so that events and calls of two threads do not mix.
     comm: Mutex<CommHandle>,
     rank: usize,
     size: usize,
@@ -208,13 +208,13 @@ pub(crate) struct NcclComm {
 
 struct CommHandle(Handle);
 
-// SAFETY: NCCL takes calls from any thread, one at a time, which the mutex around it ensures.
+// SAFETY: NCCL accepts calls from any thread, one at a time. The mutex that contains the handle ensures this.
 unsafe impl Send for CommHandle {}
 
 impl NcclComm {
-    /// Joins the communicator of `id` as `rank` of `size`, with `device`. Returns when all ranks have joined.
+    /// Joins the communicator of `id` as rank `rank` of `size` ranks, with `device`. Returns when each rank has joined.
     ///
-    /// Errors with [`Error::Value`] if there is no such channel.
+    /// A channel that does not exist is [`Error::Value`].
     pub(crate) fn join(
         device: &Arc<CudaDevice>,
         id: NcclId,
@@ -235,15 +235,15 @@ impl NcclComm {
             cga_cluster_size: beside.cluster().unwrap_or(UNDEFINED),
             ..Config::OURS
         };
-        // NCCL uses the context that is current.
+        // NCCL uses the current context.
         device.context().ok_or_else(|| dry::unsupported("collectives of several ranks"))?.bind()?;
-        // SAFETY: NCCL writes one handle, and reads `config` during the call; the context is current.
+        // SAFETY: NCCL writes one handle, and reads `config` during the call. The context is current.
         let status = unsafe { (api.init)(&mut comm, size as i32, id, rank as i32, &mut config) };
         api.check(status, "ncclCommInitRankConfig", null_mut())?;
         Ok(NcclComm { api, device: device.clone(), comm: Mutex::new(CommHandle(comm)), rank, size, stream })
     }
 
-    /// Enqueues a collective, which all ranks must call in the same order.
+    /// Enqueues a collective. Each rank must make its calls in the same order.
     ///
     /// # Safety
     /// The buffers are live device memory of this device until the transfer ends, and no other work of a side stream uses them.
@@ -257,12 +257,14 @@ impl NcclComm {
         })
     }
 
+    /// Calls the function of `collective`, and returns its status.
+    ///
     /// # Safety
-    /// As for [`NcclComm::enqueue`].
+    /// The conditions of [`NcclComm::enqueue`] must hold.
     unsafe fn call(&self, context: &Context, comm: Handle, collective: Collective) -> Result<i32> {
         let (api, stream) = (self.api, context.handle(self.stream));
         let at = |address: u64, slice: usize, index: usize| (address + (slice * index) as u64) as *mut c_void;
-        // SAFETY: the caller's promise; slices lie within the buffers.
+        // SAFETY: the caller made this promise, and the slices are parts of the buffers.
         Ok(unsafe {
             match collective {
                 Collective::AllGather { buffer, slice } => {
@@ -290,10 +292,10 @@ impl NcclComm {
         })
     }
 
-    /// Enqueues messages as one group, since a send waits for its receive. Returns the first status that is not success.
+    /// Enqueues messages as one group, because a send waits for its receive. Returns the first status that is not success.
     ///
     /// # Safety
-    /// As for [`NcclComm::enqueue`].
+    /// The conditions of [`NcclComm::enqueue`] must hold.
     unsafe fn messages(
         &self,
         sent: impl IntoIterator<Item = Message>,
@@ -321,7 +323,7 @@ mod tests {
     use super::*;
     use std::mem::offset_of;
 
-    /// The layout of `nccl.h` 2.28.
+    /// The expected layout is the layout of `nccl.h` 2.28.
     #[test]
     fn the_configuration_has_the_layout_of_the_header() {
         assert_eq!((size_of::<Config>(), size_of::<NcclId>()), (80, 128));
@@ -345,7 +347,7 @@ mod tests {
         assert!(report().version.is_some_and(|version| version.starts_with("2.")), "{:?}", report());
         let message = api.check(5, "ncclAllGather", null_mut()).unwrap_err().to_string();
         assert!(message.starts_with("NCCL: ncclAllGather failed: invalid usage"), "{message}");
-        // An id names an interface of this machine; a sandbox may have none.
+        // An id names a network interface of this machine. A sandbox may have no interface.
         match [NcclId::new(), NcclId::new()] {
             [Ok(a), Ok(b)] => assert_ne!(a.0, b.0),
             [a, b] => eprintln!("no id: {:?}", a.and(b).err()),

@@ -1,4 +1,4 @@
-//! NVML, the driver's library for monitoring: the energy that a GPU has used, and its clock.
+//! NVML, the driver's monitoring library: the energy that a GPU has used, and its clock.
 
 use super::driver::Handle;
 use super::load::{LibraryReport, Problem, SearchPath, SharedLibrary, Wanted, functions};
@@ -25,15 +25,15 @@ functions! {
 }
 
 const SUCCESS: i32 = 0;
-/// `nvmlClockType_t` of the multiprocessors.
+/// The `nvmlClockType_t` of the multiprocessors.
 const CLOCK_SM: i32 = 1;
 
-/// Initialised once, and never shut down.
+/// Returns the library, which is initialised once and never shut down.
 fn opened() -> &'static Result<Api, Problem> {
     static OPENED: OnceLock<Result<Api, Problem>> = OnceLock::new();
     OPENED.get_or_init(|| {
         let api = SharedLibrary::open(&NVML, SearchPath::of_process()).and_then(Api::load)?;
-        // SAFETY: plain call, the first one of the process.
+        // SAFETY: the call takes no pointers, and is the first call of the process.
         match unsafe { (api.init)() } {
             SUCCESS => Ok(api),
             status => {
@@ -59,21 +59,21 @@ pub(super) fn report() -> LibraryReport {
     )
 }
 
-/// Joules that the GPU with this UUID has used since its driver was loaded. The counter moves every 20 to 100 ms. `None` without NVML, or for a
-/// GPU that does not count.
+/// Returns the joules that the GPU with this UUID has used since its driver was loaded. The counter changes every 20 to 100 ms. Returns `None`
+/// without NVML and for a GPU without this counter.
 pub(super) fn energy(uuid: [u8; 16]) -> Option<f64> {
     let (api, device) = find(uuid)?;
     let mut millijoules = 0;
-    // SAFETY: a handle of the library, which writes one integer.
+    // SAFETY: the handle is a handle of the library, which writes one integer.
     let read = unsafe { (api.energy)(device, &mut millijoules) };
     (read == SUCCESS).then_some(millijoules as f64 * 1e-3)
 }
 
-/// Megahertz at which the multiprocessors of the GPU with this UUID run now. `None` without NVML.
+/// Returns the current clock in megahertz of the multiprocessors of the GPU with this UUID. Returns `None` without NVML.
 pub(super) fn clock(uuid: [u8; 16]) -> Option<f64> {
     let (api, device) = find(uuid)?;
     let mut megahertz = 0;
-    // SAFETY: as in `energy`.
+    // SAFETY: see `energy`.
     let read = unsafe { (api.clock)(device, CLOCK_SM, &mut megahertz) };
     (read == SUCCESS).then_some(f64::from(megahertz))
 }
@@ -82,12 +82,12 @@ fn find(uuid: [u8; 16]) -> Option<(&'static Api, Handle)> {
     let api = opened().as_ref().ok()?;
     let text = CString::new(name(uuid)).ok()?;
     let mut device = null_mut();
-    // SAFETY: a string that ends with a zero; the library writes one handle, which needs no release.
+    // SAFETY: the string ends with a zero. The library writes one handle, which needs no release.
     let found = unsafe { (api.by_uuid)(text.as_ptr(), &mut device) };
     (found == SUCCESS).then_some((api, device))
 }
 
-/// A UUID as NVML writes it: `GPU-` and hexadecimal digits in five groups.
+/// Returns a UUID in NVML's format: `GPU-` and hexadecimal digits in five groups.
 fn name(uuid: [u8; 16]) -> String {
     let mut text = "GPU".to_string();
     for (i, byte) in uuid.iter().enumerate() {

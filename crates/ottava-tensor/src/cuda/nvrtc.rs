@@ -1,4 +1,4 @@
-//! NVRTC: compiles CUDA C++ to cubins at run time, cached on disk. Needs no GPU and no CUDA toolkit.
+//! NVRTC compiles CUDA C++ to cubins at run time, and the cubins are cached on disk. It needs no GPU and no CUDA toolkit.
 
 use super::driver::supported;
 use super::kernel::{KernelModule, Source};
@@ -14,7 +14,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
-/// Environment variable with the folder for compiled kernels and GEMM choices.
+/// The environment variable with the folder for compiled kernels and GEMM choices.
 pub const CACHE_VARIABLE: &str = "OTTAVA_CACHE_DIR";
 
 type Program = *mut c_void;
@@ -39,7 +39,7 @@ fn opened() -> &'static Result<Api, Problem> {
     static OPENED: OnceLock<Result<Api, Problem>> = OnceLock::new();
     OPENED.get_or_init(|| {
         let library = SharedLibrary::open(&supported(&NVRTC), SearchPath::of_process())?;
-        // NVRTC opens this library by name. In a Python package the linker finds it only if it is already open.
+        // NVRTC opens this library by name. In a Python package, the linker finds the library only if it is already open.
         library.preload_sibling("libnvrtc-builtins.so.");
         Api::load(library)
     })
@@ -49,7 +49,7 @@ fn api() -> Result<&'static Api> {
     opened().as_ref().map_err(|problem| problem.clone().into())
 }
 
-/// Opens NVRTC. Errors if it is missing.
+/// Opens NVRTC. Returns an error if it is missing.
 pub(super) fn require() -> Result<()> {
     api().map(|_| ())
 }
@@ -58,7 +58,7 @@ pub(super) fn report() -> LibraryReport {
     LibraryReport::new(&NVRTC, opened(), |api| &api.library, |api| api.version_text().ok())
 }
 
-/// The NVRTC name of a compute capability. Hopper-specific instructions need the suffix `a`.
+/// Returns the NVRTC name of a compute capability. Hopper-specific instructions need the suffix `a`.
 pub fn arch_of(capability: (i32, i32)) -> String {
     match capability {
         (9, 0) => "sm_90a".to_string(),
@@ -66,14 +66,13 @@ pub fn arch_of(capability: (i32, i32)) -> String {
     }
 }
 
-/// The macros of the largest finite values of narrow types.
+/// The macros with the largest finite values of narrow types.
 const LARGEST: [(&str, DType); 3] = [("MAX_F16", DType::F16), ("MAX_E4M3", DType::E4M3), ("MAX_E5M2", DType::E5M2)];
 
-/// Compiles `module` for `arch` (as `sm_90a`), or takes the cubin from this program, if it was built with a pack of kernels, or from the disk cache. Multiplication and
-/// addition are not contracted to FMA, so that kernels match the CPU bit for bit.
+/// Returns the cubin of `module` for `arch` (such as `sm_90a`). It is read from the pack of kernels in this program or from the disk cache. Otherwise
+/// it is compiled. Multiplication and addition are not contracted to FMA, so that kernels match the CPU bit for bit.
 ///
-/// Errors: [`Error::Library`] without NVRTC, [`Error::Compile`] with the compiler's log. A cache that cannot be read or
-/// written is not an error.
+/// Errors: [`Error::Library`] without NVRTC, [`Error::Compile`] with the compiler's log. A cache that cannot be read or written is not an error.
 pub fn compile(module: &KernelModule, arch: &str) -> Result<Vec<u8>> {
     let (compilation, KernelModule { source, defines }) = (Compilation::new(module, arch), module);
     if let Some(cubin) = shipped::find(&compilation.key()) {
@@ -89,7 +88,7 @@ pub fn compile(module: &KernelModule, arch: &str) -> Result<Vec<u8>> {
     })
 }
 
-/// What a cubin is compiled from.
+/// The text and the options from which a cubin is compiled.
 pub(super) struct Compilation {
     text: &'static str,
     options: Vec<String>,
@@ -111,12 +110,12 @@ impl Compilation {
         Compilation { text: source.text, options }
     }
 
-    /// A digest of the text and the options.
+    /// Returns a digest of the text and the options.
     pub(super) fn key(&self) -> String {
         self.key_with("")
     }
 
-    /// A digest also of the `compiler`'s version.
+    /// Returns a digest of the text, the options and the version of the `compiler`.
     fn key_with(&self, compiler: &str) -> String {
         let mut key = Sha256::new();
         for part in self.options.iter().map(String::as_str).chain([compiler, self.text]) {
@@ -144,10 +143,10 @@ impl Api {
         let option_pointers: Vec<_> = options.iter().map(|option| option.as_ptr()).collect();
 
         let mut program = OpenProgram { api: self, program: null_mut() };
-        // SAFETY: both strings end with a zero and outlive the call; no headers are passed.
+        // SAFETY: both strings end with a zero and outlive the call. No headers are passed.
         let status = unsafe { (self.create)(&mut program.program, text.as_ptr(), name.as_ptr(), 0, null(), null()) };
         self.check(status, "nvrtcCreateProgram")?;
-        // SAFETY: the program lives, and `option_pointers` holds all options.
+        // SAFETY: the program lives, and `option_pointers` has a pointer to each option.
         let status = unsafe { (self.compile)(program.program, option_pointers.len() as i32, option_pointers.as_ptr()) };
         if status != 0 {
             let log = program.bytes(self.log_size, self.log, "nvrtcGetProgramLog")?;
@@ -159,12 +158,12 @@ impl Api {
     }
 
     fn describe(&self, status: i32) -> String {
-        // SAFETY: NVRTC returns a constant string for any status.
+        // SAFETY: NVRTC returns a constant string for each status.
         let text = unsafe { (self.error_string)(status) };
         if text.is_null() {
             return format!("status {status}");
         }
-        // SAFETY: not null, and constant.
+        // SAFETY: the pointer is not null, and the string is constant.
         unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
     }
 
@@ -176,14 +175,14 @@ impl Api {
     }
 }
 
-/// An NVRTC program, destroyed when dropped.
+/// An NVRTC program that is destroyed when this value is dropped.
 struct OpenProgram<'a> {
     api: &'a Api,
     program: Program,
 }
 
 impl OpenProgram<'_> {
-    /// A result of the program: its size, then its bytes.
+    /// Returns a result of the program. `size` reads its size, and `read` its bytes.
     fn bytes(
         &self,
         size: unsafe extern "C" fn(Program, *mut usize) -> i32,
@@ -191,10 +190,10 @@ impl OpenProgram<'_> {
         call: &str,
     ) -> Result<Vec<u8>> {
         let mut length = 0;
-        // SAFETY: the program lives; NVRTC writes one size.
+        // SAFETY: the program lives, and NVRTC writes one size.
         self.api.check(unsafe { size(self.program, &mut length) }, call)?;
         let mut bytes = vec![0u8; length];
-        // SAFETY: NVRTC writes exactly the size it gave.
+        // SAFETY: NVRTC writes exactly the size that it returned.
         self.api.check(unsafe { read(self.program, bytes.as_mut_ptr().cast()) }, call)?;
         Ok(bytes)
     }
@@ -203,13 +202,13 @@ impl OpenProgram<'_> {
 impl Drop for OpenProgram<'_> {
     fn drop(&mut self) {
         if !self.program.is_null() {
-            // SAFETY: created by nvrtcCreateProgram, not used again.
+            // SAFETY: nvrtcCreateProgram created the program, and nothing uses it afterwards.
             unsafe { (self.api.destroy)(&mut self.program) };
         }
     }
 }
 
-/// The cache folder: `OTTAVA_CACHE_DIR`, else `ottava` in the user's cache folder.
+/// Returns the cache folder: `OTTAVA_CACHE_DIR` if it is set, otherwise `ottava` in the user's cache folder.
 pub(super) fn cache_folder() -> PathBuf {
     let variable = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     variable(CACHE_VARIABLE)
@@ -218,7 +217,8 @@ pub(super) fn cache_folder() -> PathBuf {
         .unwrap_or_else(|| std::env::temp_dir().join("ottava"))
 }
 
-/// The content of `file`, or the result of `build`, which is then written there. Safe for concurrent processes.
+/// Returns the content of `file`. If the file is missing or damaged, calls `build` and writes its result to the file. Concurrent processes may call
+/// it.
 fn cached(file: &Path, build: impl FnOnce() -> Result<Vec<u8>>) -> Result<Vec<u8>> {
     if let Ok(stored) = std::fs::read(file)
         && let Some(content) = unseal(&stored)
@@ -232,7 +232,7 @@ fn cached(file: &Path, build: impl FnOnce() -> Result<Vec<u8>>) -> Result<Vec<u8
     Ok(content)
 }
 
-/// Content prefixed with its digest, to detect damaged files.
+/// Returns the content after its digest. The digest detects damaged files.
 fn seal(content: &[u8]) -> Vec<u8> {
     [Sha256::digest(content).as_slice(), content].concat()
 }
@@ -242,7 +242,7 @@ fn unseal(stored: &[u8]) -> Option<&[u8]> {
     (Sha256::digest(content).as_slice() == digest).then_some(content)
 }
 
-/// Replaces `file` atomically: readers see the old content or the new.
+/// Replaces `file` atomically. Readers see the old or the new content.
 pub(super) fn replace(file: &Path, content: &[u8]) -> std::io::Result<()> {
     static COUNT: AtomicU64 = AtomicU64::new(0);
     if let Some(folder) = file.parent() {
@@ -257,7 +257,7 @@ pub(super) fn replace(file: &Path, content: &[u8]) -> std::io::Result<()> {
     written
 }
 
-/// Bytes as lower-case hexadecimal digits.
+/// Returns bytes as lower-case hexadecimal digits.
 pub(super) fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }

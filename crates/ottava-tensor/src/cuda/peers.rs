@@ -1,11 +1,11 @@
-//! Copies to the GPUs of other processes of a machine by copy engines, which take no multiprocessors.
+//! Copies to the GPUs of other processes of a machine. Copy engines make these copies and need no multiprocessors.
 //!
-//! A copy to a peer begins when its memory may be written, and memory is read when the copies to it are complete. Streams tell each other so by words
-//! in device memory, which they write and wait for. Each pair of ranks has two words for each direction. Only one stream waits for a word, and clears
-//! it then; by the order of the calls, the next write of a word follows its clearing. So a call can be captured in a graph: its words have the same
-//! values in each replay.
+//! A copy to a peer begins when the peer's memory may be written. A rank reads its memory when the copies to it are complete. Streams signal these
+//! states with words in device memory, which they write and wait for. Each pair of ranks has two words for each direction. Only one stream waits for
+//! a word, and then clears it. Because of the order of the calls, the next write of a word follows its clearing. A call can be captured in a graph,
+//! because its words have the same values in each replay.
 //!
-//! A rank that is lost never writes its words. Then streams wait for ever, as kernels of NCCL do.
+//! A rank that is lost never writes its words. Streams of other ranks then wait forever, as kernels of NCCL do.
 
 use super::device::CudaDevice;
 use super::driver::{Context, Exported, IpcHandle, Stream};
@@ -17,26 +17,26 @@ use crate::error::{Error, Result};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 
-/// Bytes between words, so that no two ranks write to one line of a cache.
+/// The number of bytes between words. Two ranks never write to the same cache line.
 const WORD_BYTES: usize = 128;
 
-/// What one rank tells another.
+/// The state of a rank that a word signals to another rank.
 #[derive(Clone, Copy)]
 enum Word {
-    /// Its memory may be written.
+    /// The memory of the rank may be written.
     Ready,
-    /// Its copy to the other is complete.
+    /// The copy of the rank to the other rank is complete.
     Complete,
 }
 
 /// A copy to another rank.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PeerCopy {
-    /// The rank.
+    /// The rank that receives the copy.
     pub(crate) peer: usize,
-    /// Memory of this device.
+    /// The address of memory of this device.
     pub(crate) from: u64,
-    /// Symmetric memory of the peer.
+    /// The symmetric memory of the peer.
     pub(crate) to: Place,
     pub(crate) bytes: usize,
 }
@@ -45,22 +45,22 @@ pub(crate) struct PeerCopy {
 pub(crate) struct Peers {
     device: Arc<CudaDevice>,
     rank: usize,
-    /// The addresses of the words of all ranks, own ones included. Other ranks write the words of this rank.
+    /// The addresses of the words of each rank, including this rank. Other ranks write the words of this rank.
     words: Vec<u64>,
-    /// By number, the addresses of a block of symmetric memory in all ranks.
+    /// The addresses of each block of symmetric memory in each rank, by the number of the block.
     blocks: Mutex<Vec<Vec<u64>>>,
-    /// The allocations of other processes that are open. Locked while a call is enqueued, so that calls of two threads do not mix.
+    /// The open allocations of other processes. They are locked while a call is enqueued, so that calls of two threads do not mix.
     opened: Mutex<HashMap<IpcHandle, u64>>,
 }
 
 impl Peers {
-    /// Rank `rank` of `size`, which has not met the others. Also returns what it exports for [`Peers::meet`].
+    /// Creates rank `rank` of `size`, which has not met the other ranks. Also returns the bytes that this rank exports for [`Peers::meet`].
     ///
-    /// Errors if this GPU cannot export memory.
+    /// If this GPU cannot export memory, an error is returned.
     pub(crate) fn new(device: &Arc<CudaDevice>, rank: usize, size: usize) -> Result<(Peers, Vec<u8>)> {
         let context = device.context().ok_or_else(|| dry::unsupported("copies between GPUs"))?;
         let bytes = 2 * size * WORD_BYTES;
-        // It lives until the process ends, since others have opened it.
+        // The memory lives until the process ends, because other ranks have opened it.
         let own = context.allocate(bytes)?.ok_or_else(|| Error::Value("no memory for copies between GPUs".into()))?;
         // SAFETY: the memory has these bytes, and nothing else uses it.
         unsafe { context.fill(own, 0, bytes)? };
@@ -71,20 +71,20 @@ impl Peers {
         Ok((peers, exported))
     }
 
-    /// Opens the words of the other ranks; each rank has exported `all`.
+    /// Opens the words of the other ranks. `all` has the export of each rank.
     ///
-    /// Errors if the GPUs cannot reach each other's memory.
+    /// If the GPUs cannot reach each other's memory, an error is returned.
     pub(crate) fn meet(&mut self, all: &[Vec<u8>]) -> Result<()> {
         self.words = self.open(self.words[self.rank], all)?;
         Ok(())
     }
 
-    /// This rank's device.
+    /// Returns this rank's device.
     pub(crate) fn device(&self) -> &CudaDevice {
         &self.device
     }
 
-    /// Forgets the blocks, and closes the memory of other ranks in which they lie.
+    /// Forgets the blocks, and closes the memory of other ranks that contains them.
     pub(crate) fn close_blocks(&self) -> Result<()> {
         let context = self.device.context().expect("a dry run has no peers");
         lock(&self.blocks).clear();
@@ -92,24 +92,24 @@ impl Peers {
         let has_words = |base: &u64| self.words.contains(base);
         let (kept, closed): (HashMap<_, _>, HashMap<_, _>) = opened.drain().partition(|(_, base)| has_words(base));
         *opened = kept;
-        // SAFETY: the device is at rest, and what lay there is forgotten.
+        // SAFETY: the device is idle, and the blocks in this memory are forgotten.
         closed.into_values().try_for_each(|base| unsafe { context.close_exported(base) })
     }
 
-    /// What other ranks need to open the memory at `address`.
+    /// Returns the bytes with which other ranks open the memory at `address`.
     pub(crate) fn export(&self, address: u64) -> Result<Vec<u8>> {
         let context = self.device.context().expect("a dry run has no peers");
         Ok(context.export(address)?.to_bytes().to_vec())
     }
 
-    /// Adds the next block, which lies at `own` in this rank, and which ranks have exported as `all`.
+    /// Adds the next block. Its address in this rank is `own`, and `all` has the export of each rank.
     pub(crate) fn add_block(&self, own: u64, all: &[Vec<u8>]) -> Result<()> {
         let addresses = self.open(own, all)?;
         lock(&self.blocks).push(addresses);
         Ok(())
     }
 
-    /// The addresses of memory that lies at `own` in this rank.
+    /// Returns the addresses of memory in each rank. Its address in this rank is `own`.
     fn open(&self, own: u64, all: &[Vec<u8>]) -> Result<Vec<u64>> {
         let context = self.device.context().expect("a dry run has no peers");
         let mut opened = lock(&self.opened);
@@ -128,11 +128,11 @@ impl Peers {
         all.iter().enumerate().map(&mut address).collect()
     }
 
-    /// Enqueues copies to other ranks. Each of them copies to block number `block` of this rank if it is among `senders`. All ranks call it in the
+    /// Enqueues copies to other ranks. Each rank in `senders` copies to block number `block` of this rank. The ranks must make their calls in the
     /// same order.
     ///
     /// # Safety
-    /// What is copied lives until the transfer ends, and so does the memory to which ranks copy; no other work of a side stream uses them.
+    /// The copied memory and the memory that ranks copy to live until the transfer ends, and no other work of a side stream uses them.
     pub(crate) unsafe fn copy(
         &self,
         name: &'static str,
@@ -143,7 +143,7 @@ impl Peers {
         let _order = lock(&self.opened);
         Transfer::by_copies(&self.device, Stream::Communication, name, |context| {
             context.record_launch(name);
-            // SAFETY: the words are memory of all ranks that only these calls use.
+            // SAFETY: the words are memory of the ranks that only these calls use.
             unsafe {
                 for &sender in senders {
                     self.tell(context, sender, Word::Ready, block as u32 + 1)?;
@@ -159,6 +159,8 @@ impl Peers {
         })
     }
 
+    /// Writes a word of `peer`.
+    ///
     /// # Safety
     /// Only [`Peers::copy`] calls it.
     unsafe fn tell(&self, context: &Context, peer: usize, word: Word, value: u32) -> Result<()> {
@@ -166,7 +168,7 @@ impl Peers {
         unsafe { context.write_word(Stream::Communication, word_at(self.words[peer], self.rank, word), value) }
     }
 
-    /// Waits for a word of `peer`, and clears it.
+    /// Waits for a word of `peer`, then clears it.
     ///
     /// # Safety
     /// Only [`Peers::copy`] calls it.
@@ -180,7 +182,7 @@ impl Peers {
     }
 }
 
-/// The address of a word that rank `writer` writes, among the words at `words`.
+/// Returns the address of a word that rank `writer` writes. `words` is the address of the first word.
 fn word_at(words: u64, writer: usize, word: Word) -> u64 {
     words + ((2 * writer + word as usize) * WORD_BYTES) as u64
 }

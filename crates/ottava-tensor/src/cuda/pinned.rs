@@ -10,22 +10,23 @@ use std::sync::Arc;
 
 /// Pinned host memory, mapped to the same address on the device. A dry run only counts it.
 ///
-/// A mirror is a copy in device memory that kernels use instead. Writes to the mirror reach host memory by write-back.
+/// A mirror is a copy in device memory that kernels use instead. A write-back copies the mirror to host memory.
 pub struct PinnedBuffer {
     device: Arc<CudaDevice>,
-    /// Null in a dry run, and for 0 bytes.
+    /// The address, which is null in a dry run and for 0 bytes.
     pointer: *mut u8,
     bytes: usize,
     pub(super) mirror: Option<DeviceBuffer>,
 }
 
-// SAFETY: the memory has one owner, and the host synchronises before it reads or writes it.
+// SAFETY: the memory has one owner, and the host synchronises before it reads or writes the memory.
 unsafe impl Send for PinnedBuffer {}
-// SAFETY: as above; `&self` only reads.
+// SAFETY: see `Send`. `&self` only reads.
 unsafe impl Sync for PinnedBuffer {}
 
 impl CudaDevice {
-    /// `bytes` of zeros in pinned host memory, which kernels read and write over the bus. `Error::HostMemory` when there is none.
+    /// Allocates `bytes` zeros in pinned host memory, which kernels read and write over the bus. Returns `Error::HostMemory` if the host has too
+    /// little memory.
     pub fn alloc_host(self: &Arc<Self>, bytes: usize) -> Result<PinnedBuffer> {
         PinnedBuffer::new(self, bytes)
     }
@@ -43,32 +44,32 @@ impl PinnedBuffer {
         Ok(PinnedBuffer { device: device.clone(), pointer, bytes, mirror: None })
     }
 
-    /// The address for kernels: the address of the mirror if there is one.
+    /// Returns the address for kernels: the address of the mirror if the buffer has a mirror, otherwise the address in host memory.
     pub fn ptr(&self) -> u64 {
         self.mirror.as_ref().map_or(self.pointer as u64, DeviceBuffer::ptr)
     }
 
-    /// Length in bytes.
+    /// Returns the length in bytes.
     pub(crate) fn len(&self) -> usize {
         self.bytes
     }
 
-    /// The address in host memory.
+    /// Returns the address in host memory.
     pub(super) fn host(&self) -> *const u8 {
         self.pointer
     }
 
-    /// [`PinnedBuffer::host`], for writing.
+    /// Returns the address in host memory, for writing.
     pub(super) fn host_mut(&mut self) -> *mut u8 {
         self.pointer
     }
 
-    /// The mirror, if there is one.
+    /// Returns the mirror, if the buffer has one.
     pub(crate) fn mirror(&self) -> Option<&DeviceBuffer> {
         self.mirror.as_ref()
     }
 
-    /// [`PinnedBuffer::mirror`], for writing.
+    /// Returns the mirror for writing, if the buffer has one.
     pub(crate) fn mirror_mut(&mut self) -> Option<&mut DeviceBuffer> {
         self.mirror.as_mut()
     }
@@ -78,12 +79,12 @@ impl PinnedBuffer {
         self.mirror = None;
     }
 
-    /// The device it is mapped to.
+    /// Returns the device that the memory is mapped to.
     pub fn device(&self) -> &Arc<CudaDevice> {
         &self.device
     }
 
-    /// Synchronises and writes bytes from `offset` on. Drops the mirror.
+    /// Synchronises and writes `bytes` from byte `offset`. Drops the mirror.
     pub fn write(&mut self, offset: usize, bytes: &[u8]) -> Result<()> {
         let range = self.range(offset, bytes.len())?;
         self.mirror = None;
@@ -96,7 +97,7 @@ impl PinnedBuffer {
         Ok(())
     }
 
-    /// Synchronises and reads bytes from `offset` on; zeros in a dry run.
+    /// Synchronises and reads `out.len()` bytes from byte `offset`. A dry run reads zeros.
     pub fn read(&self, offset: usize, out: &mut [u8]) -> Result<()> {
         let range = self.range(offset, out.len())?;
         if self.pointer.is_null() {
@@ -104,12 +105,12 @@ impl PinnedBuffer {
             return Ok(());
         }
         self.device.synchronize()?;
-        // SAFETY: as above.
+        // SAFETY: the range was checked, and no enqueued work uses the memory.
         unsafe { out.as_mut_ptr().copy_from_nonoverlapping(self.pointer.add(range.start), out.len()) };
         Ok(())
     }
 
-    /// Enqueues a copy of these bytes of `source`, in the compute stream: the memory of `source` may be freed or written by later work.
+    /// Enqueues a copy of `bytes` of `source` in the compute stream. Later work may free or write the memory of `source`.
     pub(crate) fn copy_from(&mut self, offset: usize, source: &DeviceBuffer, bytes: Range<usize>) -> Result<()> {
         let to = self.range(offset, bytes.len())?.start;
         let from = source.address(bytes.start, bytes.len())?;
@@ -121,8 +122,8 @@ impl PinnedBuffer {
         unsafe { context.copy_to_host(Stream::Compute, self.pointer.add(to), from, bytes.len()) }
     }
 
-    /// Enqueues a copy of the first `bytes` to byte `offset` of `to`, in the compute stream, and returns an event at its end, before which they
-    /// must not be written; `None` in a dry run, and for no bytes.
+    /// Enqueues a copy of the first `bytes` bytes to byte `offset` of `to` in the compute stream. Returns an event at the end of the copy, and `None`
+    /// in a dry run or for no bytes. The copied bytes must not be written before this event.
     pub(crate) fn copy_to(&self, bytes: usize, to: &mut DeviceBuffer, offset: usize) -> Result<Option<Event>> {
         let (from, to) = (self.range(0, bytes)?.start, to.address(offset, bytes)?);
         let Some(context) = self.device.context().filter(|_| bytes > 0) else {
@@ -135,7 +136,7 @@ impl PinnedBuffer {
         Event::end_of(context, Stream::Compute).map(Some)
     }
 
-    /// Bytes in host memory, to which nothing enqueued writes; zeros in a dry run.
+    /// Returns bytes in host memory, to which no enqueued work writes. A dry run returns zeros.
     pub(crate) fn host_bytes(&self, range: Range<usize>) -> Cow<'_, [u8]> {
         assert!(range.start <= range.end && range.end <= self.bytes, "bytes {range:?} of {}", self.bytes);
         match self.pointer.is_null() {
@@ -145,10 +146,10 @@ impl PinnedBuffer {
         }
     }
 
-    /// [`PinnedBuffer::host_bytes`], for writing; `None` in a dry run.
+    /// Returns the bytes of [`PinnedBuffer::host_bytes`] for writing, and `None` in a dry run.
     pub(crate) fn host_bytes_mut(&mut self, range: Range<usize>) -> Option<&mut [u8]> {
         assert!(range.start <= range.end && range.end <= self.bytes, "bytes {range:?} of {}", self.bytes);
-        // SAFETY: as above, and `self` is borrowed for writing.
+        // SAFETY: see `host_bytes`, and `self` is borrowed for writing.
         let bytes = || unsafe { std::slice::from_raw_parts_mut(self.pointer.add(range.start), range.len()) };
         (!self.pointer.is_null()).then(bytes)
     }
@@ -165,9 +166,9 @@ impl Drop for PinnedBuffer {
     fn drop(&mut self) {
         self.device.count_host_bytes(-(self.bytes as isize));
         if let Some(context) = self.device.context().filter(|_| !self.pointer.is_null()) {
-            // Errors are ignored: the process frees the memory at exit.
+            // Errors are ignored, because the process frees the memory at exit.
             let _ = self.device.synchronize();
-            // SAFETY: allocated by this context, and no enqueued work is left.
+            // SAFETY: this context allocated the memory, and no enqueued work remains.
             let _ = unsafe { context.free_host(self.pointer) };
         }
     }

@@ -1,48 +1,47 @@
-//! Device memory: a caching allocator that splits large segments from the driver into blocks.
+//! The pool of device memory: a caching allocator that splits large segments from the driver into blocks.
 //!
-//! A freed block can be reused at once, because all work goes through one stream: work of the next owner runs after work of the last
+//! A freed block can be reused at once. Because the work goes through one stream, the work of the next owner runs after the work of the previous
 //! owner. Small and large requests have separate segments, so that a long-lived scalar does not fragment the space of activations.
-//! Allocation is best fit with splitting; free neighbours are merged. With fixed shapes, every step after the first finds the same
+//! Allocation is best fit with splitting, and free neighbours are merged. With fixed shapes, each step after the first gets the same
 //! blocks.
 //!
-//! Requests up to 1 MiB share segments of 4 MiB; larger requests share segments of at least 64 MiB. `MemoryStats::driver_allocations` counts
-//! requests to the driver. When memory runs out, idle segments are returned to the driver first; then `Error::OutOfMemory` reports how much was
-//! requested and how much is free.
+//! Requests up to 1 MiB share segments of 4 MiB. Larger requests share segments of at least 64 MiB. `MemoryStats::driver_allocations` counts
+//! requests to the driver. When memory runs out, idle segments are first returned to the driver. If memory is still short, `Error::OutOfMemory`
+//! reports the requested and the free bytes.
 //!
-//! A pool is used instead of a planned arena, since a pool needs no plan, and after the first step it behaves like an arena. A dry run predicts its
-//! size.
+//! A pool needs no plan, as an arena would, and after the first step it behaves like an arena. A dry run predicts its size.
 
 mod heap;
 
 use crate::error::{Error, Result};
 use heap::{Heap, Sizes};
 
-/// Source of segments: the driver, a dry run, or a fake in tests.
+/// The source of segments: the driver, a dry run, or a fake in tests.
 pub(super) trait Backing {
-    /// A new segment, or `None` when there is not enough memory.
+    /// Returns a new segment, and `None` if the source has too little memory.
     fn allocate(&self, bytes: usize) -> Result<Option<u64>>;
     /// Frees a segment that no enqueued work uses.
     fn free(&self, pointer: u64) -> Result<()>;
     /// Waits for the stream, so that segments may be freed.
     fn synchronize(&self) -> Result<()>;
-    /// Free and total bytes.
+    /// Returns the number of free and total bytes.
     fn memory_info(&self) -> Result<(usize, usize)>;
 }
 
 /// Statistics of a memory pool, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MemoryStats {
-    /// Bytes of live blocks, including rounding.
+    /// The number of bytes of live blocks, including rounding.
     pub allocated: usize,
-    /// The largest `allocated` so far.
+    /// The maximum of `allocated` since the last reset.
     pub peak: usize,
-    /// Bytes taken from the driver, live or free.
+    /// The number of bytes taken from the driver, live or free.
     pub reserved: usize,
-    /// Number of allocations from the driver; constant after the first step with fixed shapes.
+    /// The number of allocations from the driver. It is constant after the first step with fixed shapes.
     pub driver_allocations: usize,
 }
 
-/// Requests up to this size share small segments.
+/// The maximum size of requests that share small segments.
 const SMALL_LIMIT: usize = 1 << 20;
 const SMALL: Sizes = Sizes { granule: 512, segment: 4 << 20 };
 const LARGE: Sizes = Sizes { granule: 2 << 20, segment: 64 << 20 };
@@ -50,15 +49,15 @@ const LARGE: Sizes = Sizes { granule: 2 << 20, segment: 64 << 20 };
 /// The memory that a captured graph uses.
 #[derive(Debug, Default)]
 pub(super) struct Footprint {
-    /// Blocks that were live at the end of the capture: address and owner.
+    /// The blocks that were live at the end of the capture: address and owner.
     owned: Vec<(u64, u64)>,
-    /// Memory that was allocated and freed during the capture: address and size.
+    /// The memory that was allocated and freed during the capture: address and size.
     transient: Vec<(u64, usize)>,
-    /// The pool's change counter when the footprint was last found intact.
+    /// The pool's number of changes when the footprint was last found intact.
     checked: u64,
 }
 
-/// Block size for a request of `bytes` (0 counts as 1).
+/// Returns the block size for a request of `bytes` bytes. A request of 0 bytes counts as 1 byte.
 pub(super) fn rounded(bytes: usize) -> usize {
     let sizes = if bytes <= SMALL_LIMIT { SMALL } else { LARGE };
     bytes.max(1).next_multiple_of(sizes.granule)
@@ -74,26 +73,26 @@ fn expect_addressable(bytes: usize) -> Result<()> {
 /// The caching allocator of one device.
 pub(super) struct Pool<B: Backing> {
     backing: B,
-    /// Bytes that the pool keeps below as long as it can, by returning idle segments.
+    /// The number of bytes that the pool tries not to exceed. It returns idle segments before it exceeds this number.
     capacity: usize,
     small: Heap,
     large: Heap,
     stats: MemoryStats,
-    /// Number of allocations and frees so far. An allocation's number identifies its owner.
+    /// The number of allocations and frees since the pool was created. The number of an allocation identifies its owner.
     changes: u64,
-    /// Allocations since [`Pool::begin_capture`]: address and size.
+    /// The allocations since [`Pool::begin_capture`]: address and size.
     recording: Option<Vec<(u64, usize)>>,
 }
 
 impl<B: Backing> Pool<B> {
-    /// `capacity` is the capacity of a plan, so that a run returns idle segments where the dry run did, although the driver would have more memory, and
-    /// has the same gaps between its blocks.
+    /// Creates a pool with the `capacity` of a plan. A run returns idle segments when its dry run did, even if the driver has more memory. Its blocks
+    /// thus have the same gaps.
     pub(super) fn new(backing: B, capacity: usize) -> Pool<B> {
         let (small, large) = (Heap::new(SMALL), Heap::new(LARGE));
         Pool { backing, capacity, small, large, stats: MemoryStats::default(), changes: 0, recording: None }
     }
 
-    /// The address of at least `bytes` (0 counts as 1), uninitialised, aligned to 512 bytes.
+    /// Allocates at least `bytes` uninitialised bytes, aligned to 512 bytes, and returns the address. A request of 0 bytes counts as 1 byte.
     pub(super) fn allocate(&mut self, bytes: usize) -> Result<u64> {
         expect_addressable(bytes)?;
         let (rounded, usual) = (rounded(bytes), self.heap(bytes).segment);
@@ -107,7 +106,7 @@ impl<B: Backing> Pool<B> {
         Ok(self.record(address, bytes))
     }
 
-    /// [`Pool::allocate`] in a segment of its own, for what lives long and would cut up one that others share.
+    /// Allocates like [`Pool::allocate`], but in a separate segment. Memory that is kept long would fragment a shared segment.
     pub(super) fn allocate_segment(&mut self, bytes: usize) -> Result<u64> {
         expect_addressable(bytes)?;
         let address = self.add_segment(bytes, 0)?;
@@ -115,14 +114,14 @@ impl<B: Backing> Pool<B> {
         Ok(self.record(address, bytes))
     }
 
-    /// Adds a free segment for `bytes`, of `usual` bytes if there is memory for them. Returns its address.
+    /// Adds a free segment for `bytes` bytes. It has `usual` bytes if enough memory is free. Returns its address.
     fn add_segment(&mut self, bytes: usize, usual: usize) -> Result<u64> {
         let (address, size) = self.new_segment(rounded(bytes), usual)?;
         self.heap(bytes).add_segment(address, size);
         Ok(address)
     }
 
-    /// Records the allocation of the block at `address` for `bytes`.
+    /// Records the allocation of the block at `address` for `bytes` bytes.
     fn record(&mut self, address: u64, bytes: usize) -> u64 {
         self.changes += 1;
         let (owner, rounded) = (self.changes, rounded(bytes));
@@ -140,7 +139,7 @@ impl<B: Backing> Pool<B> {
         self.recording = Some(Vec::new());
     }
 
-    /// The memory that work enqueued since [`Pool::begin_capture`] may use: all live blocks, and blocks freed since.
+    /// Returns the memory that work enqueued since [`Pool::begin_capture`] may use: the live blocks, and the blocks freed since then.
     pub(super) fn end_capture(&mut self) -> Footprint {
         let mut recorded = self.recording.take().unwrap_or_default();
         recorded.sort_unstable();
@@ -154,7 +153,7 @@ impl<B: Backing> Pool<B> {
         Footprint { owned: [live(&self.small), live(&self.large)].concat(), transient, checked: self.changes }
     }
 
-    /// Whether the memory of a footprint has the same owners as at the end of the capture.
+    /// Returns whether the memory of a footprint has the same owners as at the end of the capture.
     pub(super) fn is_intact(&self, footprint: &mut Footprint) -> bool {
         if footprint.checked == self.changes {
             return true;
@@ -171,14 +170,14 @@ impl<B: Backing> Pool<B> {
         holds
     }
 
-    /// Frees an allocation of `bytes`.
+    /// Frees an allocation of `bytes` bytes.
     pub(super) fn give_back(&mut self, address: u64, bytes: usize) {
         self.changes += 1;
         let freed = self.heap(bytes).give_back(address);
         self.stats.allocated -= freed;
     }
 
-    /// Bytes from the start of the live block that holds `address`; `None` outside all blocks.
+    /// Returns the number of bytes from the start of the live block that contains `address`. Returns `None` if no block contains it.
     pub(super) fn offset(&self, address: u64) -> Option<u64> {
         [&self.small, &self.large].iter().find_map(|heap| {
             let (&at, block) = heap.blocks.range(..=address).next_back()?;
@@ -190,12 +189,12 @@ impl<B: Backing> Pool<B> {
         self.stats
     }
 
-    /// The source of segments.
+    /// Returns the source of segments.
     pub(super) fn backing(&self) -> &B {
         &self.backing
     }
 
-    /// Resets the peak to the live bytes.
+    /// Resets the peak to the number of live bytes.
     pub(super) fn reset_peak(&mut self) {
         self.stats.peak = self.stats.allocated;
     }
@@ -215,7 +214,8 @@ impl<B: Backing> Pool<B> {
         if bytes <= SMALL_LIMIT { &mut self.small } else { &mut self.large }
     }
 
-    /// A segment of `usual` bytes; of `needed` if that is more, or if memory is short. Beyond the capacity only if nothing else is left.
+    /// Returns a segment of the larger of `needed` and `usual` bytes, or of `needed` bytes if memory is short. It exceeds the capacity only if
+    /// `needed` bytes do not fit after the idle segments are released.
     fn new_segment(&mut self, needed: usize, usual: usize) -> Result<(u64, usize)> {
         let (wanted, unlimited) = (needed.max(usual), usize::MAX);
         let attempts = [(wanted, self.capacity), (wanted, self.capacity), (needed, self.capacity), (needed, unlimited)];
@@ -287,7 +287,7 @@ mod tests {
         (Pool::new(fake.clone(), capacity), fake)
     }
 
-    /// The invariants of a heap: blocks tile segments, no two free neighbours, free list and flags agree.
+    /// Checks the invariants of a heap: blocks tile segments, no two neighbours are free, and the free list agrees with the flags.
     fn check(pool: &Pool<Fake>) {
         let mut live = 0;
         for heap in [&pool.small, &pool.large] {
@@ -316,7 +316,7 @@ mod tests {
         let shared = pool.allocate(2 * MIB).unwrap();
         let alone = pool.allocate_segment(6 * MIB).unwrap();
         assert_eq!((pool.stats().allocated, pool.stats().reserved), (8 * MIB, 70 * MIB));
-        // Although its segment has as many bytes, the next allocation takes the free part of the first.
+        // `alone` occupies its segment, and the next allocation takes the free part of the shared segment.
         let next = pool.allocate(6 * MIB).unwrap();
         assert_eq!((next, pool.stats().reserved), (shared + 2 * MIB as u64, 70 * MIB));
         pool.give_back(alone, 6 * MIB);
@@ -347,7 +347,7 @@ mod tests {
                 pool.give_back(blocks[which], 20 * MIB);
                 check(&pool);
             }
-            // Needs the whole segment.
+            // This request needs the whole segment.
             pool.allocate(64 * MIB).expect("memory");
             assert_eq!(pool.stats().driver_allocations, 1, "{order:?}");
         }
@@ -371,7 +371,7 @@ mod tests {
         let a = pool.allocate(100 * MIB).expect("memory");
         let b = pool.allocate(100 * MIB).expect("memory");
         pool.give_back(a, 100 * MIB);
-        // 100 MiB are free in the pool and 56 MiB in the driver; only together they are enough.
+        // The pool has 100 free MiB and the driver has 56 free MiB. Only together they are enough.
         let c = pool.allocate(150 * MIB).expect("memory after a release");
         // The last 6 MiB are smaller than a default segment.
         pool.allocate(5 * MIB).expect("a segment of the exact size");
@@ -388,7 +388,7 @@ mod tests {
         assert_eq!(fake.live.borrow().len(), 1, "only the segment that is still in use stays");
     }
 
-    /// A pool with the capacity of a smaller driver behaves as that driver's pool does, until it needs more.
+    /// A pool with the capacity of a smaller driver behaves as the pool of that driver, until it needs more memory.
     #[test]
     fn idle_segments_are_released_at_the_capacity_of_the_plan() {
         let run = |capacity: usize, driver: usize| {
@@ -453,14 +453,14 @@ mod tests {
         let passing = pool.allocate(20 * MIB).expect("memory");
         let kept = pool.allocate(34 * MIB).expect("memory");
         pool.give_back(passing, 20 * MIB);
-        // Part of it is allocated again during the capture and stays live: no longer transient.
+        // Part of the memory is allocated again during the capture and stays live. This part is not transient.
         let again = pool.allocate(4 * MIB).expect("memory");
         assert_eq!(again, passing);
         let mut footprint = pool.end_capture();
         assert_eq!(footprint.transient, [(passing + 4 * MIB as u64, 16 * MIB)]);
         assert!(pool.is_intact(&mut footprint));
 
-        // Transient memory may be allocated and freed in between.
+        // Transient memory may be allocated and freed between the replays.
         let guest = pool.allocate(15 * MIB).expect("memory");
         assert!(!pool.is_intact(&mut footprint), "transient memory is in use");
         pool.give_back(guest, 15 * MIB);

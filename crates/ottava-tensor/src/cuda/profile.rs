@@ -1,4 +1,4 @@
-//! Device time per call.
+//! The device time per call.
 
 use super::cublaslt::GemmSpec;
 use super::driver::{Context, Event};
@@ -6,7 +6,7 @@ use super::lock::lock;
 use crate::error::Result;
 use std::sync::{Arc, Mutex};
 
-/// Name of copies between host memory and device memory.
+/// The name of copies between host memory and device memory.
 pub const HOST_TRANSFER: &str = "host transfer";
 
 /// A timed call.
@@ -16,15 +16,16 @@ pub enum Call {
     Kernel(&'static str),
     /// A matrix product.
     Gemm(GemmSpec),
-    /// cuDNN attention.
+    /// The forward pass of cuDNN attention.
     AttentionForward,
-    /// Gradient of cuDNN attention.
+    /// The backward pass of cuDNN attention.
     AttentionBackward,
-    /// Compute waits for a collective, by the name of its function, or for a [`HOST_TRANSFER`]: what no compute hides of it.
+    /// The time that compute waits for a collective, by the name of its function, or for a [`HOST_TRANSFER`]. This part of the call overlaps with no
+    /// compute.
     Wait(&'static str),
 }
 
-/// Calls of the profile in progress with the events around each; `None` outside a profile.
+/// The calls of the profile in progress, each with the events before and after it. The value is `None` outside a profile.
 #[derive(Default)]
 pub(super) struct Profile(Mutex<Option<Vec<(Call, Event, Event)>>>);
 
@@ -33,13 +34,13 @@ impl Profile {
         *lock(&self.0) = Some(Vec::new());
     }
 
-    /// Ends the profile, waits, and returns the milliseconds of each call.
+    /// Ends the profile, waits for the calls, and returns the milliseconds of each call.
     pub(super) fn take(&self) -> Result<Vec<(Call, f64)>> {
         let calls = lock(&self.0).take().unwrap_or_default();
         calls.iter().map(|(call, start, end)| Ok((*call, f64::from(start.milliseconds_until(end)?)))).collect()
     }
 
-    /// Runs `enqueue`, between two events during a profile.
+    /// Runs `enqueue`. During a profile, it is between two events.
     pub(super) fn time(&self, context: &Arc<Context>, call: Call, enqueue: impl FnOnce() -> Result<()>) -> Result<()> {
         if lock(&self.0).is_none() {
             return enqueue();

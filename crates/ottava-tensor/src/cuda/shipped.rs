@@ -1,7 +1,7 @@
-//! Kernels that were compiled when the program was built, so that a first step does not wait for NVRTC.
+//! Kernels that were compiled when the program was built. The first step does not wait for NVRTC to compile them.
 //!
-//! A pack is the length of its index (U64, little endian), the index as JSON, and the deflated cubins. The index names them by what they were
-//! compiled from, so a kernel whose source has changed since is not found, and NVRTC compiles it.
+//! A pack consists of the length of its index (U64, little endian), the index as JSON, and the deflated cubins. The key of a cubin is a digest of its
+//! text and its compiler options. If the source of a kernel has changed, its key is not found, and NVRTC compiles it.
 
 use flate2::Compression;
 use flate2::read::{DeflateDecoder, DeflateEncoder};
@@ -10,13 +10,13 @@ use std::io::Read;
 use std::ops::Range;
 use std::sync::OnceLock;
 
-/// The pack of this program, empty if it was built without one.
+/// The pack of this program. It is empty if the program was built without a pack.
 static PACK: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/kernels.pack"));
 
-/// Where the deflated bytes of cubins begin and end behind the index.
+/// The range of the deflated bytes of each cubin, by key. Ranges begin after the index.
 type Index = BTreeMap<String, Range<usize>>;
 
-/// The pack of these cubins, by key.
+/// Packs cubins by their keys.
 pub(super) fn pack(cubins: impl Iterator<Item = (String, Vec<u8>)>) -> Vec<u8> {
     let (mut index, mut data) = (Index::new(), Vec::new());
     for (key, cubin) in cubins {
@@ -28,14 +28,14 @@ pub(super) fn pack(cubins: impl Iterator<Item = (String, Vec<u8>)>) -> Vec<u8> {
     [(index.len() as u64).to_le_bytes().as_slice(), &index, &data].concat()
 }
 
-/// The cubin of this program with the given key, if it has one.
+/// Returns the cubin of this program with the given key, if the program has one.
 pub(super) fn find(key: &str) -> Option<Vec<u8>> {
     static OPENED: OnceLock<(Index, &[u8])> = OnceLock::new();
     let (index, data) = OPENED.get_or_init(|| open(PACK).unwrap_or_default());
     inflate(data, index.get(key)?)
 }
 
-/// Index and data of a pack; `None` if it is empty or damaged.
+/// Returns the index and the data of a pack, and `None` if the pack is empty or damaged.
 fn open(pack: &[u8]) -> Option<(Index, &[u8])> {
     let (length, rest) = pack.split_first_chunk()?;
     let (index, data) = rest.split_at_checked(u64::from_le_bytes(*length).try_into().ok()?)?;

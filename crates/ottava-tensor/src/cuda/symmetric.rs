@@ -1,4 +1,4 @@
-//! Symmetric memory: device memory. Every rank of a group has as much of it, and the GPUs of other ranks may copy to it.
+//! Symmetric memory: device memory of which each rank of a group has the same amount. The GPUs of other ranks may copy to it.
 
 use super::buffer::{DeviceBuffer, Lender};
 use super::device::CudaDevice;
@@ -6,9 +6,9 @@ use super::lock::lock;
 use crate::error::Result;
 use std::sync::{Arc, Mutex};
 
-/// Blocks that buffers take in turn. They do not return to the pool while the heap lives, since other processes may have opened them.
+/// Blocks that are lent to one buffer at a time. They do not return to the pool while the heap lives, because other processes may have opened them.
 ///
-/// A buffer takes the smallest free block that is large enough. So ranks that take and drop buffers in the same order get blocks with the same
+/// A buffer takes the smallest free block that is large enough. If ranks take and drop buffers in the same order, they get blocks with the same
 /// numbers.
 #[derive(Default)]
 pub(crate) struct SymmetricHeap(Mutex<Vec<Block>>);
@@ -18,17 +18,17 @@ struct Block {
     is_free: bool,
 }
 
-/// Where memory lies in a heap.
+/// The position of memory in a heap.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Place {
-    /// The number of its block.
+    /// The number of the block.
     pub(crate) block: usize,
-    /// Bytes from the start of the block.
+    /// The offset in bytes from the start of the block.
     pub(crate) offset: u64,
 }
 
 impl SymmetricHeap {
-    /// A buffer of `bytes`, and its block if that is new.
+    /// Returns a buffer of `bytes` bytes, and its block if the block is new.
     pub(crate) fn take(
         self: &Arc<Self>,
         device: &Arc<CudaDevice>,
@@ -50,7 +50,7 @@ impl SymmetricHeap {
         Ok((buffer, found.is_none().then(|| block.memory.ptr())))
     }
 
-    /// Where the memory at `address` lies; `None` if it is not of this heap.
+    /// Returns the position of the memory at `address`, and `None` if this heap does not contain it.
     pub(crate) fn find(&self, address: u64) -> Option<Place> {
         let blocks = lock(&self.0);
         blocks.iter().enumerate().find_map(|(number, block)| {
@@ -59,7 +59,7 @@ impl SymmetricHeap {
         })
     }
 
-    /// Takes all blocks, if no buffer has one.
+    /// Takes the blocks out of the heap if no buffer has one.
     pub(crate) fn take_blocks(&self) -> Vec<DeviceBuffer> {
         let mut blocks = lock(&self.0);
         let all_free = blocks.iter().all(|block| block.is_free);

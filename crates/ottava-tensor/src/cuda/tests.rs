@@ -1,4 +1,4 @@
-//! Tests of the CUDA layer on a GPU, skipped with a message if there is none.
+//! Tests of the CUDA layer on a GPU. Without a GPU, they are skipped with a message.
 
 mod attention;
 
@@ -8,7 +8,7 @@ use crate::error::{Error, Result};
 use DType::{BF16, E4M3, E5M2, F16, F32};
 use std::sync::Arc;
 
-/// Reproducible random numbers (SplitMix64).
+/// A generator of reproducible random numbers (SplitMix64).
 struct Random(u64);
 
 impl Random {
@@ -19,18 +19,18 @@ impl Random {
         z ^ (z >> 31)
     }
 
-    /// Between -1 and 1.
+    /// Returns a number between -1 and 1.
     fn signed(&mut self) -> f32 {
         (self.bits() >> 40) as f32 / (1u64 << 23) as f32 - 1.0
     }
 
-    /// A value of about unit size, as the bytes of `dtype`.
+    /// Returns a value of about unit size as the bytes of `dtype`.
     fn element(&mut self, dtype: DType) -> Vec<u8> {
         match dtype {
             F32 => self.signed().to_le_bytes().to_vec(),
             F16 => half::f16::from_f32(self.signed()).to_le_bytes().to_vec(),
             BF16 => half::bf16::from_f32(self.signed()).to_le_bytes().to_vec(),
-            // A random sign and mantissa, an exponent from 1/16 to 1.
+            // The sign and the mantissa are random, and the exponent is between 1/16 and 1.
             E4M3 => vec![(self.bits() & 0x87) as u8 | ((3 + self.bits() % 5) as u8) << 3],
             E5M2 => vec![(self.bits() & 0x83) as u8 | ((11 + self.bits() % 5) as u8) << 2],
             other => panic!("no random {other}"),
@@ -42,9 +42,9 @@ impl Random {
     }
 }
 
-/// The values of little-endian elements.
+/// Returns the values of little-endian elements.
 fn values(dtype: DType, bytes: &[u8]) -> Vec<f64> {
-    // Normal FP8 values: `Random::element` generates no others.
+    // The FP8 values are normal, because `Random::element` generates no subnormal values.
     let small = |code: u8, mantissa: i32, bias: i32| {
         let (exponent, fraction) = (i32::from(code & 0x7f) >> mantissa, i32::from(code) & ((1 << mantissa) - 1));
         let sign = if code & 0x80 == 0 { 1.0 } else { -1.0 };
@@ -64,7 +64,7 @@ fn values(dtype: DType, bytes: &[u8]) -> Vec<f64> {
         .collect()
 }
 
-/// The GPU with its own stream and pool.
+/// Opens the GPU with its own stream and pool.
 fn own_device() -> Option<Arc<CudaDevice>> {
     test_device().map(|_| CudaDevice::open(0).expect("the GPU again"))
 }
@@ -108,7 +108,7 @@ fn copies_round_trip() {
     assert!(device.alloc(0).expect("memory").read(0, &mut []).is_ok());
 }
 
-/// Arguments of every kind; `FACTOR` comes from a define.
+/// A kernel with an argument of each kind. `FACTOR` is a define.
 static ARGUMENTS: Source = Source::bare(
     "arguments",
     r#"
@@ -141,20 +141,20 @@ fn kernel_arguments_of_every_type_arrive() {
         Arg::U64(1 << 41),
         Arg::F32(0.5),
     ];
-    // SAFETY: the arguments are the kernel's, and `out` holds 100 doubles.
+    // SAFETY: the arguments are the arguments of the kernel, and `out` holds 100 doubles.
     unsafe { device.launch(&Kernel { args, ..MIX }, [4, 1, 1], 32, 0).expect("a launch") };
     let expected = 3.0 * (-5.0 + 2f64.powi(31) - 2f64.powi(40) + 2f64.powi(41) + 0.5);
     for (i, value) in download(&out).chunks_exact(8).enumerate() {
         assert_eq!(f64::from_le_bytes(value.try_into().expect("eight bytes")), expected + i as f64);
     }
 
-    // More shared memory than the default limit.
+    // The kernel needs more shared memory than the default limit.
     let n = 20_000;
     let bytes = Random(2).elements(F32, n);
     let input = upload(&device, &bytes);
     let out = device.alloc(bytes.len()).expect("memory");
     let reverse = Kernel { args: vec![Arg::Ptr(out.ptr()), Arg::Ptr(input.ptr()), Arg::I32(n as i32)], ..REVERSE };
-    // SAFETY: both buffers hold `n` floats, as does the shared memory.
+    // SAFETY: both buffers hold `n` floats, and the shared memory holds `n` floats.
     unsafe { device.launch(&reverse, [1, 1, 1], 256, 4 * n as u32).expect("a launch") };
     let reversed: Vec<u8> = bytes.chunks_exact(4).rev().flatten().copied().collect();
     assert!(download(&out) == reversed);
@@ -162,10 +162,10 @@ fn kernel_arguments_of_every_type_arrive() {
     // SAFETY: an empty grid runs nothing.
     unsafe { device.launch(&REVERSE, [0, 1, 1], 256, 0).expect("nothing to do") };
     let missing = Kernel { entry: "no_such_kernel", ..REVERSE };
-    // SAFETY: there is no such kernel to run.
+    // SAFETY: the kernel does not exist, and nothing runs.
     let error = unsafe { device.launch(&missing, [1, 1, 1], 1, 0) }.expect_err("no such kernel");
     assert!(error.to_string().contains("no_such_kernel"), "{error}");
-    // SAFETY: too many threads for a block, so nothing runs.
+    // SAFETY: the block has too many threads, and nothing runs.
     let error = unsafe { device.launch(&reverse, [1, 1, 1], 4096, 0) }.expect_err("a bad launch");
     assert!(error.to_string().contains("reverse"), "{error}");
     device.synchronize().expect("errors before a launch leave the device well");
@@ -183,7 +183,7 @@ fn launches_from_many_threads_are_correct() {
                     let input = upload(device, &bytes);
                     let out = device.alloc(4000).expect("memory");
                     let args = vec![Arg::Ptr(out.ptr()), Arg::Ptr(input.ptr()), Arg::I32(1000)];
-                    // SAFETY: both buffers hold 1000 floats, as does the shared memory.
+                    // SAFETY: both buffers hold 1000 floats, and the shared memory holds 1000 floats.
                     unsafe { device.launch(&Kernel { args, ..REVERSE }, [1, 1, 1], 128, 4000).expect("a launch") };
                     let reversed: Vec<u8> = bytes.chunks_exact(4).rev().flatten().copied().collect();
                     assert!(download(&out) == reversed);
@@ -193,17 +193,17 @@ fn launches_from_many_threads_are_correct() {
     });
 }
 
-/// Runs in a separate process, because a fault makes the device unusable in its process.
+/// Causes a fault. It runs in a separate process, because a fault makes the device unusable in its process.
 #[test]
 #[ignore = "started by a_fault_names_its_kernel"]
 fn faulting_process() {
     let Some(device) = test_device() else { return };
-    // SAFETY: unsafe on purpose: the address is invalid.
+    // SAFETY: the address is invalid on purpose.
     unsafe { device.launch(&Kernel { args: vec![Arg::Ptr(64)], ..FAULT }, [1, 1, 1], 1, 0).expect("a launch") };
     let first = device.synchronize().expect_err("a fault").to_string();
     let second = device.alloc(100 << 20).err().expect("the device is lost").to_string();
     println!("first: {first}\nsecond: {second}");
-    // Dropping the device must not panic either.
+    // Dropping the device must not panic.
 }
 
 #[test]
@@ -249,11 +249,11 @@ fn freed_buffers_are_reused() {
 /// One product of a GEMM test.
 struct Product {
     spec: GemmSpec,
-    /// Bytes added to the address of `a`, to misalign it.
+    /// The number of bytes added to the address of `a` to misalign it.
     offset: usize,
 }
 
-/// Pointers of a product that accumulates into `out`.
+/// Returns the pointers of a product that accumulates into `out`.
 fn pointers(a: u64, b: u64, a_scale: u64, b_scale: u64, out: u64) -> GemmPointers {
     GemmPointers { a, b, a_scale, b_scale, addend: out, out }
 }
@@ -285,7 +285,7 @@ impl Product {
             Major::MN => column * stride + row,
         };
         let factor = if scaled { f64::from(a_scale * b_scale) } else { 1.0 };
-        // Sums in F32; the tensor cores keep 14 bits of FP8 products, in fast mode over the whole sum.
+        // Sums are F32. The tensor cores keep 14 bits of FP8 products. In fast mode, they keep 14 bits of the whole sum.
         let sum_tolerance = match (spec.a.is_fp8(), spec.fast_accumulation) {
             (true, true) => 2e-3,
             (true, false) => 5e-4,
@@ -317,7 +317,7 @@ impl Product {
 
 const FP8_TYPES: [(DType, DType); 3] = [(E4M3, E4M3), (E5M2, E4M3), (E4M3, E5M2)];
 
-/// Products of types wider than FP8: types, layouts, sizes, strides.
+/// Returns products of types wider than FP8, with various types, layouts, sizes and strides.
 fn wide_products() -> Vec<Product> {
     let mut products = Vec::new();
     for (operand, out) in [(F32, F32), (BF16, BF16), (BF16, F32), (F16, F16), (F16, F32)] {
@@ -382,7 +382,7 @@ fn products_match_f64_sums() {
     }
 }
 
-/// Sizes that the hardware may not support: the result is correct, or an error.
+/// For sizes that the hardware may not support, the result is correct or an error.
 #[test]
 fn unusual_fp8_sizes_are_correct_or_errors() {
     let Some(device) = test_device() else { return };
@@ -406,7 +406,7 @@ fn unusual_fp8_sizes_are_correct_or_errors() {
     let bytes = upload(&device, &random.elements(E4M3, 4 * 64 * 64));
     let scaled = GemmSpec { scale: ScaleMode::PerTensor, ..aligned };
     for scales in [[0, 0], [bytes.ptr(), bytes.ptr() + 4]] {
-        // SAFETY: the buffer is large enough for each role, and the scales are refused.
+        // SAFETY: the buffer is large enough for each operand, and the scales are refused.
         let outcome =
             unsafe { device.gemm(&scaled, &pointers(bytes.ptr(), bytes.ptr(), scales[0], scales[1], bytes.ptr())) };
         assert!(matches!(outcome, Err(Error::Value(_))), "{outcome:?}");
@@ -417,7 +417,7 @@ fn unusual_fp8_sizes_are_correct_or_errors() {
 
 #[test]
 fn graph_replay_is_bit_identical() {
-    // Capture includes work of all threads, so other tests must use another stream.
+    // A capture includes the work of each thread, and other tests must use another stream.
     let Some(device) = own_device() else { return };
     let spec = GemmSpec::contiguous([128, 192, 256], E4M3, E4M3, F32);
     let mut random = Random(5);
@@ -436,7 +436,7 @@ fn graph_replay_is_bit_identical() {
         documents: Default::default(),
     };
     let work = || {
-        // SAFETY: the buffers were made for the spec and the shape, and `reverse` is given 1000 floats.
+        // SAFETY: the buffers were made for the spec and the shape, and `reverse` gets 1000 floats.
         unsafe {
             device.gemm(&spec, &pointers(a.ptr(), b.ptr(), 0, 0, product.ptr()))?;
             let args = vec![Arg::Ptr(out.ptr()), Arg::Ptr(product.ptr()), Arg::I32(1000)];
@@ -453,7 +453,7 @@ fn graph_replay_is_bit_identical() {
     let mut graph = Graph::capture(&device, work).expect("a capture");
     for _ in 0..3 {
         for buffer in [&product, &out, &o, &lse] {
-            // SAFETY: the buffer is live and of that length.
+            // SAFETY: the buffer is live and has this length.
             unsafe { device.context().expect("a GPU").fill(buffer.ptr(), 0xff, buffer.len()).expect("a fill") };
         }
         graph.replay().expect("a replay");
@@ -467,7 +467,7 @@ fn graph_replay_is_bit_identical() {
     device.synchronize().expect("the capture has ended");
 }
 
-/// Rates to compare with the library's best; no assertions, since machines differ.
+/// Prints rates to compare with the library's best rates. It asserts nothing, because machines differ.
 #[test]
 #[ignore = "takes seconds and prints rates"]
 fn rates() {
@@ -512,11 +512,11 @@ fn rates() {
     let time = seconds(&|| unsafe { device.attention_forward(&shape, factors, &forward).expect("attention") });
     let work = 4.0 * 4096f64.powi(2) / 2.0 * 2.0 * 32.0 * 128.0;
     eprintln!("attention forward: {:.0} TFLOP/s, {:.3} ms", work / time / 1e12, time * 1e3);
-    // SAFETY: as above.
+    // SAFETY: the buffers were made for the shape.
     let time = seconds(&|| unsafe { device.attention_backward(&shape, factors, &backward).expect("attention") });
     eprintln!("attention backward: {:.0} TFLOP/s, {:.3} ms", 2.5 * work / time / 1e12, time * 1e3);
     let first = download(&dqkv);
-    // SAFETY: as above.
+    // SAFETY: the buffers were made for the shape.
     unsafe { device.attention_backward(&shape, factors, &backward).expect("attention") };
     let differing = first.iter().zip(download(&dqkv)).filter(|(a, b)| **a != *b).count();
     eprintln!("attention backward again: {differing} of {} bytes differ", first.len());

@@ -1,7 +1,7 @@
-//! The trace of a dry run: one line per call, which tests compare with a recorded one.
+//! The trace of a dry run. It has one line per call, and tests compare it with a recorded trace.
 //!
-//! A line has the kernel, its defines, its grid and its arguments, with addresses as offsets. `tests/promises/precision/golden_settings.rs` of `ottava-train`
-//! compares the trace of a step in each setting with `tests/data/launches.txt.gz`, so a change of launches is noticed without a GPU.
+//! A line has the kernel, its defines, its grid and its arguments, with addresses as offsets. `tests/promises/precision/golden_settings.rs` of
+//! `ottava-train` compares the trace of a step in each setting with `tests/data/launches.txt.gz`. A changed launch is noticed without a GPU.
 //!
 //! `golden_settings.json` has a digest of the results of the same settings on the CPU.
 
@@ -10,7 +10,7 @@ use super::kernel::{Arg, Kernel};
 use super::lock::lock;
 use std::sync::Mutex;
 
-/// Lines of the trace in progress; `None` outside a trace.
+/// The lines of the trace in progress. The value is `None` outside a trace.
 #[derive(Default)]
 pub(super) struct Trace(Mutex<Option<Vec<String>>>);
 
@@ -30,7 +30,7 @@ impl Trace {
     }
 }
 
-/// A launch on one line. `offset` is the distance of an address from the start of its allocation.
+/// Describes a launch in one line. `offset` returns the distance of an address from the start of its allocation.
 pub(super) fn describe_kernel(
     kernel: &Kernel,
     [x, y, z]: [u32; 3],
@@ -58,7 +58,7 @@ pub(super) fn describe_kernel(
     format!("{}({}) <{x},{y},{z}{cluster};{block}> [{}]", kernel.entry, defines.join(" "), args.join(" "))
 }
 
-/// A product on one line.
+/// Describes a product in one line.
 pub(super) fn describe_gemm(spec: &GemmSpec) -> String {
     let GemmSpec { m, n, k, a, b, out, a_layout, b_layout, scale, fast_accumulation, accumulate, .. } = spec;
     let order = |layout: &Major| if *layout == Major::K { "" } else { "^T" };

@@ -1,8 +1,8 @@
 //! Copies between pinned host memory and device memory, and collectives, that overlap with compute.
 //!
-//! Each direction has its own stream, and so do collectives. A transfer waits for all earlier work of the compute stream, which may still
-//! use its memory; compute waits for the transfer, at the latest when the [`Transfer`] is dropped. Events order the streams, so callers see
-//! one stream.
+//! Each direction has its own stream, and collectives have another stream. A transfer waits for the earlier work of the compute stream, which may
+//! still use its memory. Compute waits for the transfer, at the latest when the [`Transfer`] is dropped. Events order the streams, so that callers
+//! see one stream.
 
 use super::buffer::DeviceBuffer;
 use super::device::CudaDevice;
@@ -12,22 +12,22 @@ use super::profile::{Call, HOST_TRANSFER};
 use crate::error::Result;
 use std::sync::Arc;
 
-/// Copies, or a collective, in flight.
+/// Copies or a collective in progress.
 #[must_use]
 pub struct Transfer {
     device: Arc<CudaDevice>,
-    /// What a profile calls it.
+    /// The name of the transfer in a profile.
     name: &'static str,
-    /// `None` after compute waits for it, and in a dry run.
+    /// The event at the end of the transfer. It is `None` after compute waits for it, and in a dry run.
     done: Option<Event>,
-    /// Mirrors that are being copied.
+    /// The mirrors that are being copied.
     sources: Vec<DeviceBuffer>,
-    /// Whether it runs on multiprocessors, as kernels do, and not on copy engines.
+    /// Whether the transfer runs kernels on multiprocessors instead of copy engines.
     takes_multiprocessors: bool,
 }
 
 impl Transfer {
-    /// Allocates a mirror in device memory for each of `buffers`, and starts copying to it.
+    /// Allocates a mirror in device memory for each of `buffers`, and starts to copy the buffers to their mirrors.
     pub(crate) fn fetch(device: &Arc<CudaDevice>, buffers: &mut [&mut PinnedBuffer]) -> Result<Transfer> {
         for buffer in &mut *buffers {
             buffer.mirror = Some(device.alloc(buffer.len())?);
@@ -51,8 +51,7 @@ impl Transfer {
         device.trace(|| format!("fetch {:?}", sources.iter().map(|source| source.len()).collect::<Vec<_>>()));
         let done = enqueue(device, Stream::ToDevice, |context| {
             for (source, copy) in sources.iter().zip(&copies) {
-                // SAFETY: both have as many bytes. Nothing that is enqueued uses the copy, and the host's memory is not written
-                // before the device has come to rest.
+                // SAFETY: the sizes are equal. No enqueued work uses the copy, and the host memory is written only after the device is idle.
                 unsafe { context.copy_to_device(Stream::ToDevice, copy.ptr(), source.host(), source.len())? };
             }
             Ok(())
@@ -60,7 +59,7 @@ impl Transfer {
         Ok((copies, Transfer::host(device, done)))
     }
 
-    /// Starts to copy each of `sources` to the given byte of `into`, which the caller keeps alive until compute waits.
+    /// Starts to copy each of `sources` to the given byte of `into`. The caller keeps `into` alive until compute waits for the transfer.
     pub(crate) fn upload_into(
         device: &Arc<CudaDevice>,
         sources: &[(&PinnedBuffer, usize)],
@@ -71,8 +70,7 @@ impl Transfer {
         device.trace(|| format!("fetch {:?}", sources.iter().map(|(source, _)| source.len()).collect::<Vec<_>>()));
         let done = enqueue(device, Stream::ToDevice, |context| {
             for ((source, _), to) in sources.iter().zip(addresses) {
-                // SAFETY: the range was checked. Nothing that is enqueued uses it, and the host's memory is not written before the device
-                // has come to rest.
+                // SAFETY: the range was checked. No enqueued work uses it, and the host memory is written only after the device is idle.
                 unsafe { context.copy_to_device(Stream::ToDevice, to, source.host(), source.len())? };
             }
             Ok(())
@@ -80,7 +78,7 @@ impl Transfer {
         Ok(Transfer::host(device, done))
     }
 
-    /// Starts copying the mirror of each of `buffers` to host memory, and releases the mirrors.
+    /// Starts to copy the mirror of each of `buffers` to host memory, and releases the mirrors.
     pub(crate) fn write_back(device: &Arc<CudaDevice>, buffers: &mut [&mut PinnedBuffer]) -> Result<Transfer> {
         let sources: Vec<_> = buffers.iter_mut().map(|buffer| buffer.mirror.take()).collect();
         device
@@ -98,12 +96,12 @@ impl Transfer {
         Ok(transfer)
     }
 
-    /// Starts copying `source`, which the caller keeps alive until compute waits, to `into`.
+    /// Starts to copy `source` to `into`. The caller keeps `source` alive until compute waits for the transfer.
     pub(crate) fn store(source: &DeviceBuffer, into: &mut PinnedBuffer) -> Result<Transfer> {
         source.expect_len(into.len())?;
         source.device().trace(|| format!("store {}", source.len()));
         let done = enqueue(source.device(), Stream::ToHost, |context| {
-            // SAFETY: as for `write_back`; the lengths were compared.
+            // SAFETY: see `write_back`. The lengths were compared.
             unsafe { context.copy_to_host(Stream::ToHost, into.host_mut(), source.ptr(), into.len()) }
         })?;
         Ok(Transfer::host(source.device(), done))
@@ -119,7 +117,7 @@ impl Transfer {
         }
     }
 
-    /// Starts the copies that `work` enqueues in `stream`, over memory that the caller keeps alive until compute waits.
+    /// Starts the copies that `work` enqueues in `stream`. The caller keeps their memory alive until compute waits for the transfer.
     pub(super) fn by_copies(
         device: &Arc<CudaDevice>,
         stream: Stream,
@@ -131,7 +129,7 @@ impl Transfer {
         Ok(transfer)
     }
 
-    /// [`Transfer::by_copies`] of kernels.
+    /// Starts the kernels that `work` enqueues in `stream`, as [`Transfer::by_copies`] starts copies.
     pub(super) fn by_kernels(
         device: &Arc<CudaDevice>,
         stream: Stream,
@@ -143,17 +141,17 @@ impl Transfer {
         Ok(transfer)
     }
 
-    /// Runs `work`, whose products leave multiprocessors to the transfer if it takes any ([`CudaDevice::beside_collectives`]).
+    /// Runs `work`. If the transfer needs multiprocessors, the products of `work` leave multiprocessors to it ([`CudaDevice::beside_collectives`]).
     pub(crate) fn beside<R>(&self, work: impl FnOnce() -> R) -> R {
         if self.takes_multiprocessors { self.device.beside_collectives(work) } else { work() }
     }
 
-    /// Makes later collectives wait for the transfer, but not compute.
+    /// Makes later collectives wait for the transfer. Compute does not wait.
     pub(crate) fn before_collectives(&self) -> Result<()> {
         self.done.as_ref().map_or(Ok(()), |done| done.make_wait(Stream::Communication))
     }
 
-    /// Makes all later work of the compute stream wait for the transfer.
+    /// Makes later work of the compute stream wait for the transfer.
     pub(crate) fn wait(mut self) -> Result<()> {
         self.make_compute_wait()
     }
@@ -166,13 +164,13 @@ impl Transfer {
 
 impl Drop for Transfer {
     fn drop(&mut self) {
-        // A failure is reported by the next call. Mirrors are freed after compute waits.
+        // The next call reports a failure. Mirrors are freed after compute waits for the transfer.
         let _ = self.make_compute_wait();
         self.sources.clear();
     }
 }
 
-/// Enqueues `work` in `stream` after all earlier work of compute, and returns an event at its end; `None` in a dry run.
+/// Enqueues `work` in `stream` after the earlier work of compute. Returns an event at the end of the work, and `None` in a dry run.
 fn enqueue(device: &CudaDevice, stream: Stream, work: impl FnOnce(&Context) -> Result<()>) -> Result<Option<Event>> {
     let Some(context) = device.context() else { return Ok(None) };
     Event::end_of(context, Stream::Compute)?.make_wait(stream)?;

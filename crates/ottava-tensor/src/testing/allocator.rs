@@ -10,12 +10,12 @@ static LIVE: AtomicUsize = AtomicUsize::new(0);
 static PEAK: AtomicUsize = AtomicUsize::new(0);
 
 impl CountingAllocator {
-    /// Live bytes.
+    /// Returns the number of live bytes.
     pub fn live() -> usize {
         LIVE.load(Ordering::Relaxed)
     }
 
-    /// Peak of live bytes since [`CountingAllocator::reset_peak`].
+    /// Returns the peak of live bytes since [`CountingAllocator::reset_peak`].
     pub fn peak() -> usize {
         PEAK.load(Ordering::Relaxed)
     }
@@ -33,21 +33,21 @@ impl CountingAllocator {
 
 // SAFETY: requests are passed to the system allocator unchanged; counting does not allocate.
 unsafe impl GlobalAlloc for CountingAllocator {
-    // SAFETY: the caller's promise, passed on.
+    // SAFETY: the caller's promise is passed on.
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         CountingAllocator::add(layout.size());
         // SAFETY: the caller's promise.
         unsafe { System.alloc(layout) }
     }
 
-    // SAFETY: the caller's promise, passed on.
+    // SAFETY: the caller's promise is passed on.
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
         CountingAllocator::add(layout.size());
         // SAFETY: the caller's promise.
         unsafe { System.alloc_zeroed(layout) }
     }
 
-    // SAFETY: the caller's promise, passed on.
+    // SAFETY: the caller's promise is passed on.
     unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
         LIVE.fetch_sub(layout.size(), Ordering::Relaxed);
         // SAFETY: the caller's promise.

@@ -12,12 +12,12 @@ use ottava_tensor::ops::{
     projection_dots, projection_norm, projection_norm_backward, projection_squares,
 };
 
-/// What has one mean square in a norm of queries and keys.
+/// The elements over which a norm of queries and keys takes one mean square.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NormScope {
     /// Each head.
     Head,
-    /// All query heads of a token, and all its key heads; as in OLMo 2, arXiv:2501.00656.
+    /// All query heads of a token, and separately all key heads of a token, as in OLMo 2, arXiv:2501.00656.
     Projection,
 }
 
@@ -26,7 +26,7 @@ pub(super) struct Heads {
     pub heads: usize,
     pub kv_heads: usize,
     pub head_dim: usize,
-    /// Ranks that have the same key and value heads.
+    /// The number of ranks that have the same key and value heads.
     pub kv_replicas: usize,
 }
 
@@ -38,22 +38,22 @@ pub(super) struct HeadNorm {
     layout: Layout,
 }
 
-/// What has one mean square.
+/// The layout of queries and keys for the norm's ops.
 #[derive(Clone, Copy)]
 enum Layout {
     Heads(HeadNormLayout, f64),
-    /// Ranks that divide tensors add their sums.
+    /// The sums of squares of all tensor-parallel ranks are added.
     Projections(ProjectionNormLayout),
 }
 
 impl HeadNorm {
-    /// The norm of the attention layer `name`, of what `scope` says. Norms of heads have no bias.
+    /// Creates the norm of the attention layer `name`. Norms of heads have no bias.
     pub fn new(build: &mut Builder, name: &str, of: Heads, scope: NormScope, norm: NormConfig) -> Result<HeadNorm> {
         let (Heads { heads, kv_heads, head_dim, kv_replicas }, NormConfig { kind, eps, .. }) = (of, norm);
         let ranks = build.place().ranks;
         let mut weight = |which: &str, len: usize, replicas: usize| {
             let whole = len * ranks / replicas;
-            // All norms but an RMSNorm of each head have separate weights for each head.
+            // An RMSNorm of each head has one weight vector for all heads. All other norms have separate weights for each head.
             let (whole, layout, split) = match (kind, scope) {
                 (NormKind::Layer, _) => (whole, FolderLayout::Rows(whole / head_dim), Split::Output),
                 (_, NormScope::Projection) => (whole, FolderLayout::Same, Split::Output),
@@ -92,7 +92,7 @@ impl HeadNorm {
         }
     }
 
-    /// The gradient by the input `qkv` of [`HeadNorm::forward`]; adds to the gradients of the weights.
+    /// Returns the gradient by the input `qkv` of [`HeadNorm::forward`]. Adds to the gradients of the weights.
     pub fn backward(&mut self, dy: &Tensor, qkv: &Tensor, ranks: &dyn LayerRanks) -> Result<Tensor> {
         let weights = HeadNormWeights { q: &self.q.weights.value()?, k: &self.k.weights.value()? };
         let (mut unread_q, mut unread_k) = (None, None);
@@ -111,7 +111,7 @@ impl HeadNorm {
         }
     }
 
-    /// The sums of squares of all ranks.
+    /// Returns the sums of squares over all ranks.
     fn squares(&self, qkv: &Tensor, layout: ProjectionNormLayout, ranks: &dyn LayerRanks) -> Result<Tensor> {
         ranks.sum(Axis::Tensor, &self.name, projection_squares(qkv, layout)?)
     }

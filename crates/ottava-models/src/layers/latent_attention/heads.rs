@@ -1,64 +1,65 @@
-//! How heads of latent attention lie in memory: in the results of projections, and as attention reads them.
+//! The memory layout of heads in latent attention: in the results of projections, and in the tensor that attention reads.
 
 use ottava_common::error::Result;
 use ottava_recipe::layer_ranks::ShardPlace;
 use ottava_tensor::Tensor;
 use ottava_tensor::ops::{ColumnRuns, move_columns, sum_columns};
 
-/// Sizes of the parts of heads in latent attention.
+/// The sizes of the parts of heads in latent attention.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LatentSizes {
-    /// Size of the latent of queries; `None` if they are projected from the residual stream.
+    /// The size of the latent of queries. `None` if queries are projected from the residual stream.
     pub query_rank: Option<usize>,
-    /// Size of the latent of keys and values.
+    /// The size of the latent of keys and values.
     pub kv_rank: usize,
-    /// The part of a query or key without rotary position.
+    /// The size of the part of a query or key without rotary positions.
     pub plain: usize,
-    /// The part with it, which keys share.
+    /// The size of the part of a query or key with rotary positions. All keys share this part.
     pub rotated: usize,
-    /// Size of a value head.
+    /// The size of a value head.
     pub value: usize,
 }
 
 impl LatentSizes {
-    /// Size of a query or key head.
+    /// Returns the size of a query or key head.
     pub fn head_dim(self) -> usize {
         self.plain + self.rotated
     }
 }
 
-/// Heads, as projected or `[q | k | v]` `[T, 3·H·D]`: there, the rotated part of a head is before the plain one, which leaves the products of
-/// queries and keys as they are, and values are padded with zeros to the size of keys, since the fast kernels take heads of one size.
+/// Converts heads between the layout of projections and `[q | k | v]` `[T, 3·H·D]`. In `[q | k | v]`, the rotated part of a head precedes the plain
+/// part, which does not change the products of queries and keys. Values are padded with zeros to the size of keys, since the fast kernels take heads
+/// of one size.
 #[derive(Clone, Copy)]
 pub(super) struct Heads {
     pub heads: usize,
     pub sizes: LatentSizes,
 }
 
-/// Runs of columns that begin at `first`, `step` apart.
+/// Returns runs of columns that begin at `first` and then every `step` columns.
 fn runs(first: usize, step: usize) -> ColumnRuns {
     ColumnRuns { first, step }
 }
 
 impl Heads {
-    /// The heads of the rank at `place`.
+    /// Returns the heads of the rank at `place`.
     pub fn of_rank(self, place: ShardPlace) -> Heads {
         Heads { heads: place.share(self.heads), ..self }
     }
 
-    /// Columns of projected queries, and of projected keys and values.
+    /// Returns the width of projected queries, and of projected keys and values together.
     pub fn widths(self) -> [usize; 2] {
         let LatentSizes { plain, value, .. } = self.sizes;
         [self.heads * self.sizes.head_dim(), self.heads * (plain + value)]
     }
 
-    /// Columns of values without padding.
+    /// Returns the width of values without padding.
     pub fn value_width(self) -> usize {
         self.heads * self.sizes.value
     }
 
-    /// Calls `move_part` for each part of `[q | k | v]` that heads have alone: the source (0: queries, 1: keys and values), its runs there, its
-    /// runs in the result, and its width.
+    /// Calls `move_part` for each part of `[q | k | v]` that is not shared among heads. The arguments are the source (0: queries, 1: keys and
+    /// values), the runs in the source, the runs in `[q | k | v]`, and the width.
     fn each_part(self, mut move_part: impl FnMut(usize, ColumnRuns, ColumnRuns, usize) -> Result<()>) -> Result<()> {
         let LatentSizes { plain, rotated, value, .. } = self.sizes;
         let (heads, dim, of_kv) = (self.heads, self.sizes.head_dim(), plain + value);
@@ -68,12 +69,13 @@ impl Heads {
         move_part(1, runs(plain, of_kv), runs(2 * heads * dim, dim), value)
     }
 
-    /// The runs of the rotated parts of keys in `[q | k | v]`.
+    /// Returns the runs of the rotated parts of keys in `[q | k | v]`.
     fn rotated_keys(self) -> ColumnRuns {
         runs(self.heads * self.sizes.head_dim(), self.sizes.head_dim())
     }
 
-    /// `[q | k | v]` from queries, keys and values, and the rotated part of the first `sharing` keys; the rotated part of other keys is zero.
+    /// Returns `[q | k | v]` from queries, keys and values. `rotated` is written to the first `sharing` keys. The rotated part of the other keys is
+    /// zero.
     pub fn assemble(self, [queries, kv, rotated]: [&Tensor; 3], sharing: usize) -> Result<Tensor> {
         let width = 3 * self.heads * self.sizes.head_dim();
         let mut qkv = Tensor::zeros(queries.device(), &[queries.shape()[0], width], queries.dtype())?;
@@ -83,7 +85,7 @@ impl Heads {
         Ok(qkv)
     }
 
-    /// The parts of [`Heads::assemble`]: the last is the sum of the rotated parts of the first `summed` keys.
+    /// Splits `qkv` into the parts that [`Heads::assemble`] takes. The last part is the sum of the rotated parts of the first `summed` keys.
     pub fn disassemble(self, qkv: &Tensor, summed: usize) -> Result<[Tensor; 3]> {
         let empty = |width| Tensor::empty(qkv.device(), &[qkv.shape()[0], width], qkv.dtype());
         let [queries, kv] = self.widths();
@@ -95,7 +97,7 @@ impl Heads {
         Ok([queries, kv, sum_columns(qkv, self.rotated_keys(), summed, self.sizes.rotated)?])
     }
 
-    /// The values `[T, H·D_v]` of the output of attention, without padding.
+    /// Returns the values `[T, H·D_v]` of the output of attention, without padding.
     pub fn own_values(self, o: &Tensor) -> Result<Tensor> {
         let mut own = Tensor::empty(o.device(), &[o.shape()[0], self.value_width()], o.dtype())?;
         let [from, to] = [self.sizes.head_dim(), self.sizes.value].map(|step| runs(0, step));
@@ -103,7 +105,7 @@ impl Heads {
         Ok(own)
     }
 
-    /// The gradient by the output of attention from the gradient by [`Heads::own_values`].
+    /// Returns the gradient by the output of attention, from the gradient by the result of [`Heads::own_values`].
     pub fn padded_values(self, d_o: &Tensor) -> Result<Tensor> {
         let width = self.heads * self.sizes.head_dim();
         let mut padded = Tensor::zeros(d_o.device(), &[d_o.shape()[0], width], d_o.dtype())?;

@@ -1,4 +1,4 @@
-//! LoRA: a low-rank product added to the product of a frozen weight. Hu et al. 2021, arXiv:2106.09685. With DoRA also a magnitude for each output.
+//! LoRA: a low-rank product that is added to the product of a frozen weight. Hu et al. 2021, arXiv:2106.09685. DoRA adds a magnitude for each output.
 //! Liu et al. 2024, arXiv:2402.09353.
 
 use super::config::LinearConfig;
@@ -14,21 +14,22 @@ use std::ops::Range;
 
 /// `y += s · (x · Aᵀ) · Bᵀ`;  `dx += s · (dy · B) · A`;  `dA += s · (dy · B)ᵀ · x`;  `dB += dyᵀ · s · (x · Aᵀ)`, in the compute type.
 ///
-/// Each part of a fused weight has its own adapter, as in PEFT. The adapters of parts are computed as one of rank R, the sum of their ranks:
-/// their `A` are stacked, and their `B` form a block-diagonal matrix.
+/// Each part of a fused weight has its own adapter, as in PEFT. The adapters of the parts are computed as one adapter of rank R, the sum of their
+/// ranks: their `A` are stacked, and their `B` form a block-diagonal matrix.
 ///
-/// With magnitudes `m`, the linear multiplies its outputs `x · Wᵀ + s · (x · Aᵀ) · Bᵀ` by [`Adapter::factors`] `m / ‖W + s · B · A‖`, and
-/// `dy` above is the gradient by them. As in PEFT, norms are constants in backward.
+/// With magnitudes `m`, the linear multiplies its outputs `x · Wᵀ + s · (x · Aᵀ) · Bᵀ` by the factors `m / ‖W + s · B · A‖`
+/// ([`Adapter::factors`]). In the formulas above, `dy` is then the gradient by the outputs before the factors. As in PEFT, norms are constants in
+/// backward.
 pub struct Adapter {
     a: Param, /* [R, K] */
     parts: Vec<AdapterPart>,
-    /// Rows of the linear.
+    /// The number of outputs of the linear.
     outputs: usize,
-    /// `s` for each row of `a`, `[R]` in the type of sums; `None` for 1.
+    /// The factor `s` for each row of `a`, `[R]` in the type of sums. `None` if all factors are 1.
     scales: Option<Tensor>,
-    /// The identity `[R, R]` in the compute type and in the type of gradients: products with its rows select columns.
+    /// The identity `[R, R]` in the compute type and in the type of gradients. Products with its rows select columns.
     identity: [Tensor; 2],
-    /// Ones `[N]` in the type of sums, with magnitudes.
+    /// Ones `[N]` in the type of sums. `None` without magnitudes.
     ones: Option<Tensor>,
 }
 
@@ -36,17 +37,17 @@ pub struct Adapter {
 struct AdapterPart {
     b: Param,                 /* [N of the part, r] */
     magnitude: Option<Param>, /* [N of the part] */
-    /// The part's rows of the weight.
+    /// The part's rows in the weight.
     rows: Range<usize>,
-    /// The part's rows of `a`.
+    /// The part's rows in `a`.
     columns: Range<usize>,
 }
 
 impl Adapter {
-    /// The adapters of the parts of a linear; `None` if none of them is a target of the builder's
+    /// Creates the adapters of the parts of a linear. Returns `None` if no part is a target of the builder's
     /// [`Lora`](ottava_recipe::lora::Lora).
     ///
-    /// Ranks divide `A` by inputs or `B` and magnitudes by outputs, as the weight by its `split`; some may have the same outputs.
+    /// Ranks divide `A` by inputs, or `B` and magnitudes by outputs, following the weight's `split`. Several ranks may have the same outputs.
     pub fn new(build: &mut Builder, config: &LinearConfig) -> Result<Option<Adapter>> {
         let LinearConfig { parts, fused, inputs, split, std, .. } = *config;
         let layout = config.layout();
@@ -59,7 +60,7 @@ impl Adapter {
         };
         let (mut end, mut size, mut targets) = (0, 0, Vec::new());
         for (at, (name, outputs)) in parts.iter().enumerate() {
-            // A fused tensor is divided as the weight is.
+            // A fused tensor is divided like the weight.
             let of_outputs = |of: &str, shape: Vec<usize>| {
                 build.shards(tensor(name, of, shape), fused, config.replicas_of(at), of_b)
             };
@@ -104,15 +105,15 @@ impl Adapter {
         Ok(Some(Adapter { a, parts, outputs: end, scales, identity, ones: ones_of_rows }))
     }
 
-    /// Whether it has magnitudes.
+    /// Returns whether the adapter has magnitudes.
     pub fn has_magnitudes(&self) -> bool {
         self.ones.is_some()
     }
 
-    /// `m / ‖W + s · B · A‖` of each output beside the `weight` `[N, K]`, `[N]` in the type of sums, and 1 of parts without an adapter. `sum`
-    /// adds the squares of the columns of other ranks.
+    /// Returns the factor `m / ‖W + s · B · A‖` of each output, `[N]` in the type of sums, for the `weight` `[N, K]`. Parts without an adapter have
+    /// the factor 1. `sum` adds the squares of the columns of other ranks.
     ///
-    /// Panics if it has no magnitudes.
+    /// Panics without magnitudes.
     pub fn factors(&self, weight: &Tensor, loan: &Loan, sum: impl FnOnce(Tensor) -> Result<Tensor>) -> Result<Tensor> {
         let (b, a) = (self.scaled(self.b(loan)?)?, self.a.read(loan)?);
         let change = product(Operand::plain(&b), Operand::plain_transposed(&a), None, weight.dtype())?;
@@ -126,11 +127,12 @@ impl Adapter {
         Ok(factors)
     }
 
-    /// Adds to the gradients of the magnitudes, from the gradient `dy` by the outputs `y` `[T, N]` that the factors multiply.
+    /// Adds to the gradients of the magnitudes. `dy` is the gradient by the outputs after the factors, and `y` `[T, N]` are the outputs before the
+    /// factors.
     pub fn magnitude_wgrad(&mut self, dy: &Tensor, y: &Tensor) -> Result<()> {
         let ones = self.ones.as_ref().expect("it has magnitudes");
         let mut sums = Tensor::zeros(ones.device(), ones.shape(), ones.dtype())?;
-        // 0 of parts without an adapter.
+        // Parts without an adapter have the magnitude 0.
         let mut magnitudes = sums.duplicate()?;
         for AdapterPart { magnitude, rows, .. } in &self.parts {
             magnitudes.copy_from(rows.start, &magnitude.as_ref().expect("it has magnitudes").weights.value()?)?;
@@ -143,13 +145,13 @@ impl Adapter {
         Ok(())
     }
 
-    /// `s · (x · Aᵀ) · Bᵀ` `[T, N]`, plus `residual` if given.
+    /// Returns `s · (x · Aᵀ) · Bᵀ` `[T, N]`, plus `residual` if given.
     pub fn forward(&self, x: &Tensor, residual: Option<&Tensor>, loan: &Loan) -> Result<Tensor> {
         let (h, b) = (self.hidden(x, loan)?, self.b(loan)?);
         product(Operand::plain(&h), Operand::plain(&b), residual, x.dtype())
     }
 
-    /// `s · (dy · B) · A` `[T, K]`, plus `other` if given.
+    /// Returns `s · (dy · B) · A` `[T, K]`, plus `other` if given.
     pub fn dgrad(&self, dy: &Tensor, other: Option<&Tensor>, loan: &Loan) -> Result<Tensor> {
         let (dh, a) = (self.dhidden(dy, loan)?, self.a.read(loan)?);
         product(Operand::plain(&dh), Operand::plain_transposed(&a), other, dy.dtype())
@@ -174,13 +176,13 @@ impl Adapter {
         self.a.gradient.add_product(WgradProduct::exact(dh, x))
     }
 
-    /// `s · x · Aᵀ`, `[T, R]`.
+    /// Returns `s · x · Aᵀ`, `[T, R]`.
     fn hidden(&self, x: &Tensor, loan: &Loan) -> Result<Tensor> {
         let a = self.a.read(loan)?;
         self.scaled(product(Operand::plain(x), Operand::plain(&a), None, x.dtype())?)
     }
 
-    /// `s · dy · B`, `[T, R]`.
+    /// Returns `s · dy · B`, `[T, R]`.
     fn dhidden(&self, dy: &Tensor, loan: &Loan) -> Result<Tensor> {
         let b = self.b(loan)?;
         self.scaled(product(Operand::plain(dy), Operand::plain_transposed(&b), None, dy.dtype())?)
@@ -193,12 +195,12 @@ impl Adapter {
         }
     }
 
-    /// Whether the linear is a single part.
+    /// Returns whether one part covers all outputs of the linear.
     fn is_whole(&self) -> bool {
         self.parts.len() == 1 && self.parts[0].rows.len() == self.outputs
     }
 
-    /// Block-diagonal `B`, `[N, R]`.
+    /// Returns the block-diagonal `B`, `[N, R]`.
     fn b(&self, loan: &Loan) -> Result<Tensor> {
         if self.is_whole() {
             return self.parts[0].b.read(loan);
@@ -224,7 +226,7 @@ impl Adapter {
         }
     }
 
-    /// [`Adapter::parameters`], mutably.
+    /// Calls `visit` for each parameter mutably, in the order of [`Adapter::parameters`].
     pub fn parameters_mut<'a>(&'a mut self, visit: &mut dyn FnMut(&'a mut Param)) {
         visit(&mut self.a);
         for AdapterPart { b, magnitude, .. } in &mut self.parts {
@@ -234,7 +236,7 @@ impl Adapter {
     }
 }
 
-/// `a · bᵀ`, plus `addend` if given.
+/// Returns `a · bᵀ`, plus `addend` if given.
 fn product(a: Operand, b: Operand, addend: Option<&Tensor>, out: DType) -> Result<Tensor> {
     Ok(match addend {
         Some(addend) => gemm_nt_plus(a, b, addend, Accumulation::Exact)?,

@@ -6,36 +6,36 @@ use ottava_recipe::param::{FolderLayout, Split};
 /// The configuration of a linear.
 #[derive(Clone, Copy, Debug)]
 pub struct LinearConfig<'a> {
-    /// Its name in the scaling state.
+    /// The name of the linear in the scaling state.
     pub name: &'a str,
-    /// The tensors that are stacked in its weight: name in the model folder, without `.weight`, and rows.
+    /// The tensors that are stacked in the weight: their names in the model folder, without `.weight`, and their numbers of rows.
     pub parts: &'a [(String, usize)],
-    /// The rows of the parts that ranks divide one by one, if the only tensor is a fusion of several; else empty.
+    /// The row counts of the parts of a single fused tensor, which ranks divide part by part. Empty if no tensor is fused.
     pub fused: &'a [usize],
-    /// For each of `parts`, or each of the `fused` parts of a single tensor: the number of neighbouring ranks that hold the same rows, if ranks
-    /// divide outputs; 1 if it is left out.
+    /// The number of neighbouring ranks that hold the same rows if ranks divide outputs, for each of `parts`. For a single fused tensor, the number
+    /// is given for each of `fused`. A missing number means 1.
     pub replicas: &'a [usize],
-    /// Columns of the weight.
+    /// The number of columns of the weight.
     pub inputs: usize,
-    /// Whether it has a bias.
+    /// Whether the linear has a bias.
     pub bias: bool,
-    /// Standard deviation of initial weights.
+    /// The standard deviation of initial weights.
     pub std: f32,
-    /// Whether a model folder stores its weight transposed, like the weights of GPT-2.
+    /// Whether a model folder stores the weight transposed, as in GPT-2.
     pub transposed: bool,
-    /// How ranks divide its weight.
+    /// The division of the weight among ranks.
     pub split: Split,
-    /// The cast of its input, if another linear reads the same input and owns the cast.
+    /// The cast of the input, if another linear reads the same input and owns the cast.
     pub shared_input: Option<OperandCast>,
 }
 
 impl LinearConfig<'_> {
-    /// The `replicas` of part number `at`, or of all fused parts of a single tensor.
+    /// Returns the entry of `replicas` for part number `at`, or all entries for a single fused tensor.
     pub(super) fn replicas_of(&self, at: usize) -> &[usize] {
         if self.fused.is_empty() { self.replicas.get(at..=at).unwrap_or(&[]) } else { self.replicas }
     }
 
-    /// How a model folder stores its weight.
+    /// Returns how a model folder stores the weight.
     pub(super) fn layout(&self) -> FolderLayout {
         if self.transposed { FolderLayout::Transposed } else { FolderLayout::Same }
     }

@@ -10,7 +10,7 @@ use ottava_recipe::{ProductPrecision, Products};
 use ottava_tensor::Tensor;
 use ottava_tensor::ops::{Accumulation, Operand, gemm_nt, gemm_nt_into, gemm_nt_plus};
 
-/// The weight, the precision of its products, and the casts of their other operands. It knows no bias, adapter or exchange of ranks.
+/// The weight, the precisions of its products, and the casts of their other operands. Biases, adapters and ranks are handled elsewhere.
 pub(super) struct Core {
     pub weight: Param, /* [N, K] */
     pub products: Products,
@@ -28,7 +28,7 @@ pub(super) enum WeightProduct {
 }
 
 impl WeightProduct {
-    /// What a comparison calls it.
+    /// Returns the name of the product in comparisons.
     pub fn quantity(self) -> Quantity {
         match self {
             WeightProduct::Fprop => Quantity::Fprop,
@@ -37,16 +37,16 @@ impl WeightProduct {
     }
 }
 
-/// The weight in the form that a product reads, and how the product accumulates.
+/// The weight in the form that a product reads.
 pub struct ReadWeight {
     /// The weight.
     pub view: View,
-    /// How the product accumulates.
+    /// The accumulation of the product.
     pub how: Accumulation,
 }
 
 impl ReadWeight {
-    /// The weight as `product` contracts it.
+    /// Returns the weight as an operand of `product`.
     pub(super) fn operand(&self, product: WeightProduct) -> Result<Operand<'_>> {
         match product {
             WeightProduct::Fprop => self.view.rows(),
@@ -56,12 +56,13 @@ impl ReadWeight {
 }
 
 impl Core {
-    /// The precision of the products in this pass.
+    /// Returns the precisions of the products in this pass.
     pub fn products(&self, casts: &Casts) -> Products {
         if self.gradient.is_cast(casts) { self.products } else { Products::HIGH }
     }
 
-    /// The weight as `product` reads it: compared if it is in FP8, measured in forward if it is not.
+    /// Returns the weight in the form that `product` reads. In a comparison, FP8 codes are compared with the weight. Fprop in high precision measures
+    /// it.
     pub fn weight_for(&self, product: WeightProduct, context: &mut Context) -> Result<ReadWeight> {
         let Context { casts, loan, .. } = context;
         let Products { fprop, dgrad, .. } = self.products(casts);
@@ -89,7 +90,7 @@ impl Core {
         Ok(read)
     }
 
-    /// `x` times the weight, plus `addend` if given.
+    /// Returns the product of `x` and the weight, plus `addend` if given.
     pub fn multiply(
         &self,
         product: WeightProduct,
@@ -101,8 +102,8 @@ impl Core {
         self.product(product, [x.rows()?, weight.operand(product)?], addend, weight.how, context)
     }
 
-    /// `a · bᵀ`, the operands of `product`, plus `addend` if given, which the product adds before rounding. A pass that compares also compares the
-    /// product alone.
+    /// Returns `a · bᵀ` for the operands of `product`, plus `addend` if given, which is added before rounding. In a comparison, the product without
+    /// `addend` is compared.
     pub fn product(
         &self,
         product: WeightProduct,
@@ -120,8 +121,8 @@ impl Core {
         Ok(result)
     }
 
-    /// [`Core::multiply`] of rows that ranks still send each other: this rank's rows are multiplied while the others arrive. Panics if all are
-    /// there.
+    /// Computes [`Core::multiply`] on rows that are still being gathered. This rank's rows are multiplied while the rows of other ranks arrive.
+    /// Panics if all rows have arrived.
     pub fn multiply_arriving(&self, product: WeightProduct, x: &Gathering, weight: &ReadWeight) -> Result<Tensor> {
         let (own, range) = x.own().expect("rows of other ranks are on their way");
         let (b, how) = (weight.operand(product)?, weight.how);
@@ -144,7 +145,7 @@ impl Core {
         Ok(Tensor::join(parts)?.reshape(&[rows, outputs])?)
     }
 
-    /// Adds `dyᵀ · x` to the gradient of the weight, if it is trained, or defers the product.
+    /// Adds `dyᵀ · x` to the gradient of the weight if the weight is trained, or defers the product.
     pub fn wgrad(&mut self, dy: &View, x: &View, context: &mut Context) -> Result<()> {
         if !self.weight.is_trained() {
             return Ok(());

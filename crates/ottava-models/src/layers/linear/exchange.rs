@@ -1,20 +1,20 @@
-//! What ranks that divide the weight of a linear exchange of its products.
+//! The exchange of products among ranks that divide the weight of a linear.
 
 use super::core::WeightProduct;
 use ottava_recipe::layer_ranks::ShardPlace;
 use ottava_recipe::param::Split;
 
-/// What the ranks that divide the weight exchange, chosen when the linear is built.
+/// The exchange among the ranks that divide the weight. It is chosen when the linear is built.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Exchange {
     /// Nothing: each rank computes whole products.
     Nothing,
-    /// Of this product each rank has a partial sum, and ranks add them.
+    /// Each rank has a partial sum of this product, and the sums of all ranks are added.
     SumsOf(WeightProduct),
 }
 
 impl Exchange {
-    /// The exchange for a weight that ranks divide by `split`; this rank has the part of the weight at `place`.
+    /// Returns the exchange for a weight that ranks divide by `split`. `place` is the place of this rank's part.
     pub fn new(split: Split, place: ShardPlace) -> Exchange {
         match split {
             _ if !place.is_divided() => Exchange::Nothing,

@@ -1,4 +1,4 @@
-//! Magnitudes of a linear with DoRA: factors of its outputs, which follow from the weight that products read.
+//! Magnitudes of a linear with DoRA: factors of its outputs, computed from the weight that products read.
 
 use super::Linear;
 use super::core::WeightProduct;
@@ -11,13 +11,13 @@ use ottava_tensor::comm::Axis;
 use ottava_tensor::ops::{CodeCopies, Operand, dequantize};
 
 impl Linear {
-    /// Whether its outputs have magnitudes.
+    /// Returns whether the outputs have magnitudes.
     pub(super) fn has_magnitudes(&self) -> bool {
         self.adapter.as_ref().is_some_and(super::Adapter::has_magnitudes)
     }
 
-    /// The factors of its outputs, `[N]`; `None` without magnitudes. Norms are the norms of the values of the codes, if products read codes, and of
-    /// the columns of all ranks, if ranks divide the inputs.
+    /// Returns the factors of the outputs, `[N]`, or `None` without magnitudes. If products read codes, the norms are taken of the dequantized
+    /// weight. If ranks divide the inputs, the norms include the columns of all ranks.
     pub(super) fn factors(&self, context: &mut Context) -> Result<Option<Tensor>> {
         let Some(adapter) = self.adapter.as_ref().filter(|adapter| adapter.has_magnitudes()) else { return Ok(None) };
         let (ranks, sums) = (context.ranks, self.sums(WeightProduct::Fprop));
@@ -37,8 +37,8 @@ impl Linear {
         adapter.factors(&weight, loan, sum).map(Some)
     }
 
-    /// The outputs that the factors multiply, for the input `x`, with the bits of forward; of the columns of this rank, if ranks divide the
-    /// inputs.
+    /// Recomputes the outputs before the factors for the input `x`, bit-identical to forward. If ranks divide the inputs, the outputs are this rank's
+    /// partial sums.
     pub(super) fn recompute_unscaled(&self, x: &Tensor, context: &mut Context) -> Result<Tensor> {
         let casts = &mut context.casts;
         let mode = casts.mode;

@@ -1,4 +1,4 @@
-//! How a linear computes a product: what overlaps with it, and what follows it.
+//! The plan of a linear's product: the work that overlaps with the product, and the work that follows it.
 
 use super::core::{ReadWeight, WeightProduct};
 use super::exchange::Exchange;
@@ -10,19 +10,19 @@ use ottava_tensor::Tensor;
 use ottava_tensor::comm::Axis;
 use ottava_tensor::ops::{add, add_bias, scale_columns};
 
-/// How a product of some rows and what ranks exchange overlap.
+/// The overlap of a product with the exchange among ranks.
 enum Overlap<'a> {
-    /// All rows are there, and ranks add nothing.
+    /// All rows have arrived, and ranks add nothing.
     Nothing,
-    /// The rows that this rank has are multiplied while the rows of other ranks arrive.
+    /// This rank's rows are multiplied while the rows of other ranks arrive.
     Arriving(&'a Gathering),
-    /// The rows of other ranks are computed first, and are sent while this rank's rows are computed.
+    /// The rows of other ranks are computed first. They are sent while this rank's rows are computed.
     Leaving,
-    /// All rows are computed before any is sent: scales of blocks cannot be divided by rows, and comparisons sample whole products.
+    /// All rows are computed before the exchange, because block scales cannot be divided by rows, and comparisons sample whole products.
     Afterwards,
 }
 
-/// What multiplies a product of the weight, or is added to it, before the bias.
+/// The operation that follows a product with the weight, before the bias.
 enum Epilogue<'a> {
     /// Nothing.
     Nothing,
@@ -33,13 +33,13 @@ enum Epilogue<'a> {
 }
 
 impl Linear {
-    /// Whether each rank has a partial sum of this product.
+    /// Returns whether each rank has a partial sum of this product.
     pub(super) fn sums(&self, product: WeightProduct) -> bool {
         self.exchange == Exchange::SumsOf(product)
     }
 
-    /// `x` times the weight, with adapter and bias, plus `addend` `[T, N]` or `[T, K]` if given: all rows, or this rank's rows if ranks add partial
-    /// sums and divide tokens.
+    /// Returns the product of `x` and the weight, with adapter and bias, plus `addend` `[T, N]` or `[T, K]` if given. If ranks add partial sums and
+    /// divide tokens, the result has this rank's rows. Otherwise it has all rows.
     pub(super) fn multiply(
         &self,
         product: WeightProduct,
@@ -78,7 +78,7 @@ impl Linear {
         addend: Option<&Tensor>,
         context: &Context,
     ) -> Result<Overlap<'a>> {
-        // Rows that arrive are multiplied into parts of one matrix, to which nothing is added.
+        // Arriving rows are written to parts of one matrix. This excludes an addend and an adapter.
         match (x, addend, &self.adapter) {
             (View::Gathering(rows), None, None) if rows.own().is_some() => return Ok(Overlap::Arriving(rows)),
             _ if !self.sums(product) => return Ok(Overlap::Nothing),
@@ -90,7 +90,7 @@ impl Linear {
     }
 
     fn epilogue(&self, product: WeightProduct, context: &mut Context) -> Result<Epilogue<'_>> {
-        // Backward multiplies the gradient by the factors before it casts it.
+        // Backward multiplies the gradient by the factors before the gradient is cast.
         let factors = match product {
             WeightProduct::Fprop if context.casts.mode.adapts() => self.factors(context)?,
             WeightProduct::Fprop => return Ok(Epilogue::Nothing),
@@ -103,7 +103,7 @@ impl Linear {
         })
     }
 
-    /// The product of the rows `x`, with what follows it.
+    /// Returns the product of the rows `x` with the weight, then the epilogue, the addend and the bias.
     fn part(
         &self,
         product: WeightProduct,
@@ -127,7 +127,7 @@ impl Linear {
         self.with_bias(product, y, context)
     }
 
-    /// `x` times the weight, plus the product of the adapter, plus `addend` if given.
+    /// Returns the product of `x` and the weight, plus the product of the adapter, plus `addend` if given.
     pub(super) fn adapted(
         &self,
         product: WeightProduct,
@@ -144,7 +144,7 @@ impl Linear {
         self.core.multiply(product, x, weight, Some(&adapted), context)
     }
 
-    /// `y + bias` for the outputs of forward. If ranks add them, the first rank adds the bias.
+    /// Returns `y` plus the bias if `product` is fprop. If ranks add partial sums, only the first rank adds the bias.
     pub(super) fn with_bias(&self, product: WeightProduct, mut y: Tensor, context: &Context) -> Result<Tensor> {
         let adds_bias = product == WeightProduct::Fprop && !(self.sums(product) && context.place().rank > 0);
         if let Some(bias) = self.bias.as_ref().filter(|_| adds_bias) {

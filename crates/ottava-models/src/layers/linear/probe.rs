@@ -1,4 +1,4 @@
-//! Compares the FP8 products of a linear with the products of the values of the same codes in the compute type, in a pass that compares.
+//! In a comparison pass, compares the FP8 products of a linear with products of the dequantized operands in the compute type.
 
 use super::core::{Core, WeightProduct};
 use ottava_common::error::Result;
@@ -10,19 +10,19 @@ use ottava_tensor::Tensor;
 use ottava_tensor::ops::{Accumulation, Operand, dequantize, gemm_nt};
 
 impl Core {
-    /// Its name, the name of its casts without their suffixes.
+    /// Returns the name of the linear: the name of its casts without suffix.
     fn name(&self, casts: &Casts) -> String {
         casts.linear_name(self.gradient.slot().expect("a linear with FP8 products has casts"))
     }
 
-    /// Compares the codes of the weight that a product reads with the weight, in a pass that compares.
+    /// In a comparison pass, compares the codes of the weight with the weight.
     pub(super) fn compare_weight(&self, codes: Operand, loan: &Loan, casts: &mut Casts) -> Result<()> {
         let slot = self.gradient.slot().expect("a linear with FP8 products has casts");
         casts.compare_weight(slot, codes, || self.weight.read(loan))
     }
 
-    /// Compares the product `alone` of the codes `a` and `b` with the product of their values, in a pass that compares. Keeps the outputs of
-    /// forward.
+    /// In a comparison pass, compares the product of the codes `a` and `b` (without addend, from `alone`) with the product of the dequantized
+    /// operands. For fprop, keeps sampled outputs for backward.
     pub(super) fn compare_product(
         &self,
         product: WeightProduct,
@@ -40,7 +40,7 @@ impl Core {
         }
     }
 
-    /// Compares the gradient of the weight, which has only the product of `dy` and `x`, in a pass that compares.
+    /// In a comparison pass, compares the weight gradient with the product of the dequantized `dy` and `x`. The gradient must hold only this product.
     pub(super) fn compare_wgrad(&self, dy: &View, x: &View, casts: &mut Casts) -> Result<()> {
         if !casts.compares() {
             return Ok(());
@@ -49,7 +49,8 @@ impl Core {
         self.compare_rows(Quantity::Wgrad, &gradient, [dy.columns()?, x.columns()?], casts).map(drop)
     }
 
-    /// Compares sampled rows of `product`, the product of the codes `a` and `b`, with the product of their values, which it returns.
+    /// Compares sampled rows of `product`, the product of the codes `a` and `b`, with the product of the dequantized operands. Returns the product of
+    /// the dequantized operands.
     pub(super) fn compare_rows(
         &self,
         which: Quantity,
@@ -65,7 +66,7 @@ impl Core {
         Ok(reference)
     }
 
-    /// Keeps the outputs of sampled tokens until backward: `by_codes`, and the outputs of the values that were cast.
+    /// Keeps two versions of sampled outputs until backward: `by_codes`, from dequantized operands, and the outputs from operands before the cast.
     fn keep_outputs(&self, by_codes: Tensor, context: &mut Context) -> Result<()> {
         let Context { casts, loan, .. } = context;
         let name = self.name(casts);
@@ -80,7 +81,7 @@ impl Core {
         Ok(())
     }
 
-    /// Compares what both outputs that were kept cost in the loss, in a pass that compares.
+    /// In a comparison pass, compares the effect on the loss of the two versions of outputs that forward kept.
     pub(super) fn compare_loss_cost(&self, dy: &View, casts: &mut Casts) -> Result<()> {
         if !casts.compares() || self.gradient.slot().is_none() {
             return Ok(());

@@ -1,8 +1,8 @@
 //! Smooth-SwiGLU: FP8 products of an input with scaled columns and of a weight with inversely scaled columns.
 //!
-//! `y = (x · s) · (W / s)ᵀ`, where the powers of two `s` scale the amax of each column of `x` to between one half and one. So outliers of
-//! one channel do not affect the cast of others, and the input's amax is always within the range of the history. Fishman et al. 2024,
-//! arXiv:2409.12517, section 4.
+//! `y = (x · s) · (W / s)ᵀ`. In training, the powers of two `s` scale the amax of each column of `x` to between 1/2 and 1, unless the column is zero
+//! or infinite. So an outlier in one channel does not change the scale of the other channels, and a scale from the amax history fits every step.
+//! Fishman et al. 2024, arXiv:2409.12517, section 4.
 
 use super::super::cast::OperandCast;
 use super::core::{Core, WeightProduct};
@@ -26,7 +26,7 @@ pub struct SmoothCasts {
     weight: Slot,
 }
 
-/// What forward saves of a smoothed input: the scales of its columns, and the scales of the casts of input and weight.
+/// The scales that forward saves of a smoothed input: the scales of its columns, and the scales for casting input and weight.
 pub struct ColumnScales {
     columns: Tensor, /* [K] */
     input: FrozenScale,
@@ -34,8 +34,8 @@ pub struct ColumnScales {
 }
 
 impl Linear {
-    /// A linear after an activation, and the casts of its input if that is smoothed; then the linear owns the cast of the output gradient
-    /// only.
+    /// Creates a linear after an activation. If its input is smoothed, also returns the casts of input and weight. The linear then owns only the cast
+    /// of the output gradient.
     pub fn after_activation(build: &mut Builder, config: LinearConfig) -> Result<(Linear, Option<SmoothCasts>)> {
         let parts = config.build(build, true)?;
         let Some((casts, products)) = parts.fp8.filter(|_| parts.smooth) else {
@@ -44,7 +44,7 @@ impl Linear {
         let name = config.name;
         let group = amax_group(build);
         let input = build.slots.add(format!("{name}.input"), casts.input, group, None);
-        // The scaled weight depends on the input, so no update can cast it; its cast is not part of the parameter.
+        // The scaled weight depends on the input, so updates cannot cast it, and its cast is not part of the parameter.
         let weight = build.slots.add(format!("{name}.weight"), casts.weight, group, Some(input));
         let gradient = build.slots.add(format!("{name}.grad_output"), casts.grad_output, group, Some(input));
         let gradient = OperandCast::new(gradient, [products.dgrad, products.wgrad], parts.bias.is_some()).gathering();
@@ -57,7 +57,7 @@ impl Linear {
 }
 
 impl SmoothCasts {
-    /// `x · Wᵀ + b`, plus `residual` `[T, N]` if given, with a smoothed input.
+    /// Returns `x · Wᵀ + b`, plus `residual` `[T, N]` if given, with a smoothed input.
     pub fn forward(
         self,
         linear: &Linear,
@@ -69,7 +69,7 @@ impl SmoothCasts {
         let Context { casts: pass, loan, .. } = &mut *context;
         let mut columns = column_scales(x)?;
         if pass.mode.pass == Pass::Inference {
-            // The amax of a column is a maximum over all requests.
+            // In inference all `s` are 1, because the amax of a column would depend on the other requests of the batch.
             columns = Tensor::from_slice(x.device(), columns.shape(), &vec![1f32; columns.len()])?;
         }
         let scaled = scale_columns(x, &columns)?;
@@ -99,7 +99,7 @@ impl SmoothCasts {
         casts.measure(self.weight, &unscale_columns(&linear.core.weight.read(loan)?, &columns)?)
     }
 
-    /// `dy · W`, as `(dy · (W / s)) · s`.
+    /// Returns `dy · W`, computed as `(dy · (W / s)) · s`.
     pub fn dgrad(self, linear: &Linear, dy: &View, scales: &ColumnScales, context: &mut Context) -> Result<Tensor> {
         let Context { casts, loan, .. } = &mut *context;
         linear.core.compare_loss_cost(dy, casts)?;
@@ -111,7 +111,8 @@ impl SmoothCasts {
         Ok(scale_columns(&dx, &scales.columns)?)
     }
 
-    /// Adds `dyᵀ · x`, as `(dyᵀ · (x · s)) / s`, to the gradient of the weight. Never deferred, since the sum is divided by columns.
+    /// Adds `dyᵀ · x`, computed as `(dyᵀ · (x · s)) / s`, to the gradient of the weight. This product is never deferred, since it is divided by
+    /// columns.
     pub fn wgrad(
         self,
         linear: &mut Linear,

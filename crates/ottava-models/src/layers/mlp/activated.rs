@@ -1,5 +1,5 @@
-//! The linear after an activation, fused with it: the activation writes the operand, and its backward writes the gradient that the linear
-//! before it reads.
+//! The linear after an activation, fused with the activation. The activation writes the linear's operand. Its backward writes the gradient that
+//! the preceding linear reads.
 
 use super::super::cast::{CastInput, OperandCast, SavedOperand, copies_without_transpose};
 use super::super::{ColumnScales, Linear, LinearConfig, ReadWeight, SmoothCasts};
@@ -13,38 +13,38 @@ use ottava_tensor::ops::{
     product_activation_to,
 };
 
-/// `y = activation(hidden) · Wᵀ + b`, whose input Smooth-SwiGLU may scale by column.
+/// `y = activation(hidden) · Wᵀ + b`. Smooth-SwiGLU may scale the input `activation(hidden)` by column.
 pub struct ActivatedLinear {
     activation: Activation,
     linear: Linear, /* [C, F] */
     smooth: Option<SmoothCasts>,
 }
 
-/// Saved by [`ActivatedLinear`].
+/// The values that forward of [`ActivatedLinear`] saves.
 pub struct ActivatedSaved {
     hidden: SavedActivation, /* [T, 2F], or [T, F] without a gate */
     operand: ActivatedOperand,
 }
 
-/// What forward saves of the activation's output.
+/// The form in which forward saves the activation's output.
 enum ActivatedOperand {
     Plain(SavedOperand),
     Smooth(SmoothCasts, ColumnScales),
 }
 
 impl ActivatedLinear {
-    /// The linear of `config` after `activation`.
+    /// Creates the linear of `config` after `activation`.
     pub fn new(build: &mut Builder, config: LinearConfig, activation: Activation) -> Result<ActivatedLinear> {
         let (linear, smooth) = Linear::after_activation(build, config)?;
         Ok(ActivatedLinear { activation, linear, smooth })
     }
 
-    /// The cast of the gradient by its output.
+    /// Returns the cast of the gradient by the output.
     pub fn gradient(&self) -> OperandCast {
         self.linear.gradient()
     }
 
-    /// `y`, plus `residual` `[T, C]` if given, and what backward needs.
+    /// Returns `y`, plus `residual` `[T, C]` if given, and the values for backward.
     pub fn forward(
         &self,
         hidden: Tensor,
@@ -61,8 +61,8 @@ impl ActivatedLinear {
         Ok((y, ActivatedSaved { hidden, operand: ActivatedOperand::Plain(activated.saved) }))
     }
 
-    /// [`ActivatedLinear::forward`] of what the linear `before` computes from `x`, if this is a pass of inference in which the activation can read the
-    /// product of `before` without its scales.
+    /// Runs forward on the output of the linear `before` for `x`, without writing this output. Returns `None` unless this is inference and the
+    /// activation can read the product of `before` directly.
     pub fn forward_product(
         &self,
         x: &View,
@@ -71,7 +71,7 @@ impl ActivatedLinear {
         context: &mut Context,
     ) -> Result<Option<Tensor>> {
         let input = self.linear.input();
-        // With row scales, the op below runs once.
+        // With row scales, `produce_input` runs the op once.
         if self.smooth.is_some() || !input.writes_rows(&context.casts) {
             return Ok(None);
         }
@@ -84,7 +84,7 @@ impl ActivatedLinear {
         self.linear.fprop(&activated.rows, residual, context).map(Some)
     }
 
-    /// What [`ActivatedLinear::forward`] saves, without computing its output.
+    /// Returns the values that [`ActivatedLinear::forward`] saves, without computing its output.
     pub fn save(&self, hidden: Tensor, context: &mut Context) -> Result<ActivatedSaved> {
         if self.smooth_in(context).is_some() {
             return Ok(self.forward(hidden, None, context)?.1);
@@ -93,12 +93,12 @@ impl ActivatedLinear {
         Ok(ActivatedSaved { hidden, operand: ActivatedOperand::Plain(activated.saved) })
     }
 
-    /// The casts of a smoothed input, if products of this pass read one.
+    /// Returns the casts of a smoothed input, if the products of this pass read a smoothed input.
     fn smooth_in(&self, context: &Context) -> Option<SmoothCasts> {
         self.smooth.filter(|_| self.linear.gradient().is_cast(&context.casts))
     }
 
-    /// The operand, and what backward needs of `hidden`.
+    /// Returns the operand, and the part of `hidden` that backward needs.
     fn activate(&self, hidden: Tensor, context: &mut Context) -> Result<(CastInput, SavedActivation)> {
         let input = self.linear.input();
         // The backward kernel of the activation writes the transposed codes, so forward does not.
@@ -116,7 +116,7 @@ impl ActivatedLinear {
         Ok((activated, compressed.map_or_else(|| SavedActivation::Exact(hidden), SavedActivation::Compressed)))
     }
 
-    /// The gradient by `hidden`, in the views that `before` (the linear that computed `hidden`) reads; adds to the gradients of this
+    /// Returns the gradient by `hidden`, in the views that `before` (the linear that computed `hidden`) reads. Adds to the gradients of this
     /// linear.
     pub fn backward(
         &mut self,
@@ -155,7 +155,7 @@ impl ActivatedLinear {
         let dactivated = self.linear.dgrad(&rows, None, context)?;
         drop(rows);
         let (dhidden, activated) = match (operand.into_columns(), input.fused(&context.casts)) {
-            // The backward kernel of the activation reads `hidden`, and also writes the activation's transposed codes. It always measures.
+            // The backward kernel of the activation reads `hidden`, so it can also write the transposed codes. This path always measures.
             (Err(frozen), Some(slot)) if context.mode().measures() => {
                 before.produce_gradient_and_recast(slot, &frozen, context, |output, activated| {
                     Ok(activation_backward_to(self.activation, &dactivated, &hidden, output, activated)?)
@@ -191,12 +191,12 @@ impl ActivatedLinear {
         self.linear.parameters(visit);
     }
 
-    /// [`ActivatedLinear::parameters`], mutably.
+    /// Calls `visit` for each parameter mutably, in the order of [`ActivatedLinear::parameters`].
     pub fn parameters_mut<'a>(&'a mut self, visit: &mut dyn FnMut(&'a mut Param)) {
         self.linear.parameters_mut(visit);
     }
 
-    /// The linear.
+    /// Returns the linear after the activation.
     pub fn linear_mut(&mut self) -> &mut Linear {
         &mut self.linear
     }

@@ -1,14 +1,14 @@
-//! Tokens on the way to the experts of all ranks, and back.
+//! Exchanges tokens with the experts of all ranks.
 //!
-//! Each of the ranks that divide experts, the ranks of expert x tensor, has other tokens and other experts. All ranks gather the tokens of all, and
-//! each computes its experts for the tokens that have chosen them; the outputs of all experts for the tokens of a rank are sent to it and added.
-//! All buffers have fixed sizes that suffice for any choices, so no host reads counts. With `R` ranks, each sends its tokens to `R - 1` others.
-//! With many choices per token few of these are in vain: of tokens that choose 8 of 128 experts at random, 0.3 % have chosen none of one of two
-//! ranks.
+//! The ranks of expert x tensor divide experts. Each rank has different tokens and different experts. All ranks gather the tokens of all ranks, and
+//! each rank computes its experts for the tokens that have chosen them. The outputs of all experts for a rank's tokens are sent to this rank and
+//! added. All buffers have fixed sizes that suffice for any choices, so the host never reads counts. With `R` ranks, each rank sends its tokens to
+//! `R - 1` ranks. With many choices per token, few of these transfers are unnecessary: if tokens choose 8 of 128 experts at random, 0.3 % of the
+//! tokens have chosen no expert of one of two ranks.
 //!
-//! Tokens travel while the router computes, and again for wgrad while the products before it do.
+//! Tokens are sent while the router computes. In backward they are sent again for wgrad, while the preceding products run.
 //!
-//! In inference, each rank has all tokens, so nothing is gathered, and the sums of all ranks are added.
+//! In inference each rank has all tokens. Nothing is gathered, and the sums of all ranks are added.
 
 use super::router::Routed;
 use crate::layers::cast::{CastInput, OperandCast, SavedOperand};
@@ -26,36 +26,36 @@ use ottava_tensor::ops::{
 use ottava_tensor::{Granularity, QuantizedTensor, Tensor};
 use std::ops::Range;
 
-/// How ranks divide the experts of a mixture.
+/// The division of the experts of a mixture among ranks.
 pub struct Dispatch {
     name: String,
     place: ShardPlace,
     experts: usize,
 }
 
-/// The choices of the tokens that this rank's experts read: with `R` ranks, `R · T` tokens in the order of the ranks, or in inference the `T`
-/// tokens that all ranks have.
+/// The choices of the tokens that this rank's experts read. With `R` ranks, these are `R · T` tokens in the order of the ranks. In inference, these
+/// are the `T` tokens that all ranks have.
 pub struct Dispatched {
-    /// Where the rows of this rank's experts are.
+    /// The positions of the rows of this rank's experts.
     pub slots: Slots,
-    /// `[R · T, K]`: the weights of the choices.
+    /// The weights of the choices, `[R · T, K]`.
     pub weights: Tensor,
 }
 
-/// The tokens of all ranks, in their order, on the way to the experts of this rank.
+/// The tokens of all ranks, in the order of the ranks, on their way to the experts of this rank.
 pub struct Tokens {
-    /// Values or codes.
+    /// The values or codes that are being gathered.
     arriving: Arriving,
-    /// If codes travel: the cast of this rank's tokens, and whether wgrad reads the transpose of the same codes.
+    /// If codes are sent: the codes of this rank's tokens, and whether wgrad reads the transpose of the same codes.
     cast: Option<(QuantizedTensor, bool)>,
-    /// The scale of the tokens, if they have one of their own.
+    /// The scale of the tokens' cast, if codes are sent.
     frozen: FrozenScale,
 }
 
 impl Dispatch {
-    /// The division of the `experts` of the mixture called `name`.
+    /// Creates the division of the `experts` of the mixture called `name`.
     ///
-    /// Errors with [`Error::Config`] if ranks would have unequal numbers of experts.
+    /// Errors with [`Error::Config`] if the number of ranks does not divide the number of experts.
     pub fn new(build: &Builder, name: &str, experts: usize) -> Result<Dispatch> {
         let place = build.place_on(Axis::Expert);
         if !experts.is_multiple_of(place.ranks) {
@@ -72,27 +72,28 @@ impl Dispatch {
         Ok(Dispatch { name: name.to_string(), place, experts })
     }
 
-    /// Each rank has all of the `experts`.
+    /// Creates a mixture without division: each rank has all of the `experts`.
     pub fn undivided(name: &str, experts: usize) -> Dispatch {
         Dispatch { name: name.to_string(), place: ShardPlace::ALONE, experts }
     }
 
-    /// Whether ranks divide the experts.
+    /// Returns whether ranks divide the experts.
     fn is_divided(&self) -> bool {
         self.place.is_divided()
     }
 
-    /// Whether ranks divide the experts and have different tokens.
+    /// Returns whether ranks divide the experts and have different tokens.
     fn exchanges_tokens(&self, context: &Context) -> bool {
         self.is_divided() && context.casts.mode.pass != Pass::Inference
     }
 
-    /// The experts of this rank.
+    /// Returns the experts of this rank.
     pub fn own(&self) -> Range<usize> {
         self.place.range(self.experts)
     }
 
-    /// Starts to collect the rows of all ranks, in their order, from this rank's `rows` `[T, …]`; in inference these are all.
+    /// Starts to gather the rows of all ranks, in the order of the ranks, from this rank's `rows` `[T, …]`. In inference each rank has all rows
+    /// already.
     pub fn start_gather(&self, rows: &Tensor, context: &Context) -> Result<Arriving> {
         match self.exchanges_tokens(context) {
             true => context.ranks.start_gather(Axis::Expert, &self.name, rows),
@@ -104,8 +105,8 @@ impl Dispatch {
         self.start_gather(rows, context)?.wait()
     }
 
-    /// Starts to send the tokens of this rank, `x` `[T, C]`, to the experts of all ranks, for the `copies` that `reader` reads. Codes travel if they
-    /// are the codes that each rank would cast from values: with one scale for all, and without a copy for wgrad also with scales along rows.
+    /// Starts to send the tokens of this rank, `x` `[T, C]`, to the experts of all ranks, for the `copies` that `reader` reads. Codes are sent if
+    /// they equal the codes that the receiving rank would cast: with one scale per tensor, or with scales along rows if no copy for wgrad is made.
     pub fn send(&self, x: &Tensor, reader: OperandCast, copies: CodeCopies, context: &mut Context) -> Result<Tokens> {
         let (frozen, cast) = match self.sends_codes(x, reader, copies == CodeCopies::Both, context) {
             None => (FrozenScale::default(), None),
@@ -118,7 +119,7 @@ impl Dispatch {
         self.start(x, cast, frozen, context)
     }
 
-    /// [`Dispatch::send`] in backward, for wgrad, with the scale of forward.
+    /// Sends the tokens like [`Dispatch::send`] again in backward, for wgrad, with the scale of forward.
     pub fn send_again(
         &self,
         x: &Tensor,
@@ -144,7 +145,7 @@ impl Dispatch {
         Ok(Tokens { arriving: self.start_gather(codes.unwrap_or(x), context)?, cast, frozen })
     }
 
-    /// The rows of this rank's experts, cast for `reader`, and what backward needs.
+    /// Returns the rows of this rank's experts, cast for `reader`, and the values for backward.
     pub fn rows_of_tokens(
         &self,
         tokens: Tokens,
@@ -164,7 +165,7 @@ impl Dispatch {
         Ok(CastInput { rows: View::Codes(rows.only_rows()), saved: SavedOperand::new(columns, frozen) })
     }
 
-    /// The view that wgrad reads of rows that [`Dispatch::rows_of_tokens`] did not save, from [`Dispatch::send_again`].
+    /// Returns the view that wgrad reads, if [`Dispatch::rows_of_tokens`] did not save it. `tokens` come from [`Dispatch::send_again`].
     pub fn columns_of_tokens(
         &self,
         tokens: Tokens,
@@ -182,7 +183,7 @@ impl Dispatch {
         Ok(View::Codes(rows.only_transposed()))
     }
 
-    /// The slot of the cast before the exchange, and whether wgrad reads the transpose of the same codes; `None` if values travel.
+    /// Returns the slot of the cast before the exchange, and whether wgrad reads the transpose of the same codes. Returns `None` if values are sent.
     fn sends_codes(&self, x: &Tensor, reader: OperandCast, for_wgrad: bool, context: &Context) -> Option<(Slot, bool)> {
         let has_whole_rows = x.shape()[0].is_multiple_of(QuantizedTensor::PAD);
         let slot = reader.fused(&context.casts).filter(|_| self.exchanges_tokens(context) && has_whole_rows)?;
@@ -193,7 +194,7 @@ impl Dispatch {
         }
     }
 
-    /// The `codes` of all ranks, in their order, and their scales, from this rank's `own`.
+    /// Returns the `codes` of all ranks with the scales of all ranks. This rank's scales are in `own`.
     fn join_codes(&self, codes: Tensor, own: QuantizedTensor, context: &Context) -> Result<QuantizedTensor> {
         let (ranks, rows) = (self.place.ranks, codes.shape()[0]);
         let scale_inv = match own.granularity.of_rows() {
@@ -201,7 +202,7 @@ impl Dispatch {
             _ => {
                 let blocks = own.scale_inv.len() / own.rows;
                 let all = self.gather(&own.scale_inv.reshape(&[own.scale_inv.len()])?, context)?;
-                // By rank, block and row, to by block, rank and row.
+                // Reorders from rank, block, row to block, rank, row.
                 let all = join_columns(&all.reshape(&[ranks, blocks, own.rows])?, &[rows])?;
                 let mut shape = own.scale_inv.shape().to_vec();
                 *shape.last_mut().expect("scales by row") = rows;
@@ -211,7 +212,7 @@ impl Dispatch {
         Ok(QuantizedTensor { codes: Some(codes), scale_inv, rows, ..own })
     }
 
-    /// The choices of all ranks, from the choices of this rank's tokens.
+    /// Returns the choices of all ranks, from the choices of this rank's tokens.
     pub fn choices(&self, routed: &Routed, context: &Context) -> Result<Dispatched> {
         if !self.is_divided() {
             return Ok(Dispatched { slots: routed.slots.clone(), weights: routed.weights().clone() });
@@ -220,9 +221,9 @@ impl Dispatch {
         Ok(Dispatched { slots: slots(&ids, self.own())?, weights: self.gather(routed.weights(), context)? })
     }
 
-    /// `addend[t] + Σ_k weights[t, k] · row(t, k)` for this rank's tokens `t`, over the rows of all ranks; `rows` `[P, C]` are the rows of this
-    /// rank's experts, and `weights` the weights of the choices of all tokens, or 1 if there are none. The sum over the experts of a rank is sent
-    /// in the type of `rows`; these sums are added in F32, in the order of the ranks, and rounded once.
+    /// Returns `addend[t] + Σ_k weights[t, k] · row(t, k)` for this rank's tokens `t`, over the rows of all ranks. `rows` `[P, C]` are the rows of
+    /// this rank's experts. `weights` are the weights of the choices of all tokens. Without `weights`, each weight is 1. The sum over a rank's
+    /// experts is sent in the type of `rows`. The sums of all ranks are added in F32, in the order of the ranks, and rounded once.
     pub fn combine(
         &self,
         rows: &Tensor,
@@ -249,8 +250,8 @@ impl Dispatch {
         }
     }
 
-    /// The gradient by the weights of the choices of this rank's tokens, `[T, K]`, from the products `dots` `[P]` of
-    /// [`weight_gradient`] of this rank's experts.
+    /// Returns the gradient by the weights of the choices of this rank's tokens, `[T, K]`. `dots` `[P]` are the products for the rows of this rank's
+    /// experts, from which [`weight_gradient`] computes it.
     pub fn weight_gradient(&self, dots: &Tensor, choices: &Dispatched, context: &Context) -> Result<Tensor> {
         let all = weight_gradient(dots, &choices.slots, &choices.weights)?;
         match self.exchanges_tokens(context) {

@@ -1,4 +1,4 @@
-//! The experts of a mixture: MLPs, each of the rows of its tokens.
+//! The experts of a mixture: MLPs. Each MLP computes the rows of the tokens that have chosen it.
 
 use super::dispatch::{Dispatch, Dispatched, Tokens};
 use super::linear::{GroupedLinear, GroupedLinearConfig};
@@ -24,33 +24,33 @@ pub struct Experts {
     down: GroupedLinear,    /* [E · C, F] */
 }
 
-/// Sizes and names of experts.
+/// The sizes and names of experts.
 pub struct ExpertsLayout<'a> {
-    /// Their numbers.
+    /// The numbers of experts and of choices per token.
     pub counts: ExpertCounts,
-    /// Which of them this rank has.
+    /// The experts of this rank.
     pub own: Range<usize>,
-    /// Width `C` of the residual stream.
+    /// The width `C` of the residual stream.
     pub channels: usize,
-    /// Width `F` of the activation of an expert.
+    /// The width `F` of the activation of an expert.
     pub hidden: usize,
-    /// The activation between their linears.
+    /// The activation between the linears.
     pub activation: Activation,
-    /// The prefix of the names of an expert's tensors.
+    /// Returns the prefix of the names of an expert's tensors.
     pub prefix: &'a dyn Fn(usize) -> String,
-    /// Whether their linears have biases.
+    /// Whether the linears have biases.
     pub biases: bool,
     /// Whether a folder stacks the tensors of all experts.
     pub stacked: bool,
-    /// Names of an expert's linears.
+    /// The names of an expert's linears.
     pub names: &'static Names,
-    /// The names of both stacks in the scaling state.
+    /// The names of the two stacks in the scaling state.
     pub stacks: [String; 2],
-    /// Standard deviation of initial weights.
+    /// The standard deviation of initial weights.
     pub std: f32,
 }
 
-/// Saved by [`Experts`].
+/// The values that forward of [`Experts`] saves.
 pub struct ExpertsSaved {
     /// The gathered rows `[P, C]`.
     input: SavedOperand,
@@ -59,7 +59,7 @@ pub struct ExpertsSaved {
 }
 
 impl Experts {
-    /// Experts with weights from the builder.
+    /// Creates experts with weights from the builder.
     pub fn new(build: &mut Builder, layout: ExpertsLayout) -> Result<Experts> {
         let ExpertsLayout { counts, own, channels, hidden, activation, prefix, biases: bias, .. } = layout;
         let ExpertsLayout { stacked, names, stacks, std, .. } = layout;
@@ -100,7 +100,7 @@ impl Experts {
         dispatch.send(x, self.gate_up.input(), copies, context)
     }
 
-    /// The rows of the `choices` of the tokens, `[P, C]`, and what backward needs.
+    /// Returns the output rows `[P, C]` for the `choices` of the tokens, and the values for backward.
     pub fn forward(
         &self,
         tokens: Tokens,
@@ -112,7 +112,7 @@ impl Experts {
         Ok((self.down.fprop(&activated, &choices.slots.groups, context)?, saved))
     }
 
-    /// What [`Experts::forward`] saves, without computing its output.
+    /// Returns the values that [`Experts::forward`] saves, without computing its output.
     pub fn save(
         &self,
         tokens: Tokens,
@@ -123,7 +123,7 @@ impl Experts {
         Ok(self.activated(tokens, dispatch, choices, context)?.1)
     }
 
-    /// The operand of the second product, and what backward needs.
+    /// Returns the operand of the second product, and the values for backward.
     fn activated(
         &self,
         tokens: Tokens,
@@ -152,8 +152,8 @@ impl Experts {
         Ok((rows, ExpertsSaved { input, hidden, activated }))
     }
 
-    /// The gradient by the gathered rows, `[P, C]`, and the products `[P]` from which that by the weights of the choices follows; adds to the
-    /// gradients of the parameters. `dy` are the rows of [`Dispatch::start_gather`], and `x` `[T, C]` the tokens of this rank.
+    /// Returns the gradient by the gathered rows, `[P, C]`, and the products `[P]` from which the gradient by the weights of the choices is computed.
+    /// Adds to the gradients of the parameters. `dy` are the rows of [`Dispatch::start_gather`]. `x` `[T, C]` are the tokens of this rank.
     pub fn backward(
         &mut self,
         dy: Arriving,
@@ -166,14 +166,14 @@ impl Experts {
         let ExpertsSaved { input, hidden, activated } = saved;
         let Dispatched { slots, weights } = choices;
         let (how, groups) = (self.activation, &slots.groups);
-        // The tokens for wgrad arrive beside the products before it.
+        // Gathering the tokens for wgrad overlaps with the products before wgrad.
         let (reader, is_trained) = (self.gate_up.input(), self.gate_up.weight().is_trained());
         let input = match input.into_columns() {
             Ok(columns) => Ok(columns),
             Err(frozen) => Err(is_trained.then(|| dispatch.send_again(x, reader, frozen, context)).transpose()?),
         };
         let dy = dy.wait()?;
-        // The weights of the choices come in here, so the gradient by the activations has them as a factor.
+        // The output gradient is multiplied by the weights of the choices here, so all later gradients have these weights as a factor.
         let (Views { rows, columns: dz }, of_bias) =
             self.down
                 .produce_gradient_and_dots(groups, context, |output| gather_to(&dy, slots, Some(weights), output))?;
@@ -187,7 +187,7 @@ impl Experts {
         let operand = self.down.input();
         let (gate_up, trained) = (&mut self.gate_up, self.down.weight().is_trained());
         let (dhidden, activated) = match (activated.into_columns(), operand.fused(&context.casts)) {
-            // The backward kernel of the activation reads `hidden`, and also writes the activation's transposed codes. It always measures.
+            // The backward kernel of the activation reads `hidden`, so it can also write the transposed codes. This path always measures.
             (Err(frozen), Some(slot)) if trained && context.mode().measures() => {
                 let (dhidden, codes) =
                     gate_up.produce_gradient_and_recast(slot, &frozen, groups, context, |output, activated| {
@@ -222,12 +222,12 @@ impl Experts {
         Ok((dgathered, dots))
     }
 
-    /// Its parameters.
+    /// Returns the parameters of both linears.
     pub fn parameters(&self) -> impl Iterator<Item = &Param> {
         [&self.gate_up, &self.down].into_iter().flat_map(GroupedLinear::parameters)
     }
 
-    /// Its parameters, mutably.
+    /// Returns the parameters of both linears mutably.
     pub fn parameters_mut(&mut self) -> impl Iterator<Item = &mut Param> {
         [&mut self.gate_up, &mut self.down].into_iter().flat_map(GroupedLinear::parameters_mut)
     }

@@ -1,4 +1,4 @@
-//! The linear of experts: a matrix for each, stacked in one weight, times the rows that belong to it.
+//! The linear of experts. The matrices of all experts are stacked in one weight, and each matrix multiplies the rows of its expert.
 
 use crate::layers::cast::{OperandCast, copies_of, plain};
 use crate::layers::linear::amax_group;
@@ -15,7 +15,7 @@ use ottava_tensor::ops::{
 use ottava_tensor::{QuantizedTensor, Tensor};
 use std::ops::Range;
 
-/// `y = x · W[e]ᵀ + b[e]`; `dx = dy · W[e]`; `dW[e] += dyᵀ · x`, over the rows of each expert `e`; most have no bias `b`.
+/// `y = x · W[e]ᵀ + b[e]`; `dx = dy · W[e]`; `dW[e] += dyᵀ · x`, over the rows of each expert `e`. Most models have no bias `b`.
 pub struct GroupedLinear {
     weight: Param,       /* [E · N, K] */
     bias: Option<Param>, /* [E · N] */
@@ -26,26 +26,26 @@ pub struct GroupedLinear {
 
 /// The configuration of a grouped linear.
 pub struct GroupedLinearConfig<'a> {
-    /// Its name in the scaling state.
+    /// The name of the linear in the scaling state.
     pub name: &'a str,
-    /// The experts.
+    /// The numbers of experts and of choices per token.
     pub experts: ExpertCounts,
-    /// Which of them this rank has.
+    /// The experts of this rank.
     pub own: Range<usize>,
-    /// The tensors of each expert that are stacked: name in the model folder, without `.weight`, and rows. Experts one after the other.
+    /// The tensors that are stacked, expert after expert: the name in the model folder, without `.weight`, and the number of rows.
     pub parts: Vec<(String, usize)>,
-    /// The name beside the experts of the tensor in which a folder stacks them; `None` for a tensor of each part.
+    /// The name of the tensor in which a folder stacks all experts. `None` if a folder has a tensor for each part.
     pub stack: Option<&'static str>,
-    /// Columns of the weight.
+    /// The number of columns of the weight.
     pub inputs: usize,
     /// Whether each expert has a bias.
     pub bias: bool,
-    /// Standard deviation of initial weights.
+    /// The standard deviation of initial weights.
     pub std: f32,
 }
 
 impl GroupedLinear {
-    /// A linear with weights from the builder.
+    /// Creates a linear with weights from the builder.
     pub fn new(build: &mut Builder, config: GroupedLinearConfig) -> Result<GroupedLinear> {
         let GroupedLinearConfig { name, experts, own, parts, stack, inputs, bias, std } = config;
         let is_divided = own.len() < experts.count;
@@ -105,24 +105,24 @@ impl GroupedLinear {
                 weight.cast_in(slot, casts.weight, copies, build.purpose);
             }
             let slot = build.slots.add(format!("{name}.grad_output"), casts.grad_output, group, Some(of_input));
-            // The gradient of a bias is a sum of unquantized values.
+            // The gradient of a bias sums unquantized values.
             gradient = OperandCast::new(slot, [dgrad, wgrad], bias.is_some());
         }
         build.description.linears.push((site, decision));
         Ok(GroupedLinear { weight, bias, products, input, gradient })
     }
 
-    /// The cast of its input.
+    /// Returns the cast of the input.
     pub fn input(&self) -> OperandCast {
         self.input
     }
 
-    /// The cast of the gradient by its output.
+    /// Returns the cast of the gradient by the output.
     pub fn gradient(&self) -> OperandCast {
         self.gradient
     }
 
-    /// The copies of an input that forward makes: only a trained weight has a wgrad.
+    /// Returns the copies of an input that forward writes. Only a trained weight has a wgrad, so only then a copy for backward is written.
     pub fn input_copies(&self, copies: CodeCopies) -> CodeCopies {
         if self.weight.is_trained() { copies } else { CodeCopies::Rows }
     }
@@ -131,7 +131,7 @@ impl GroupedLinear {
         if self.gradient.is_cast(casts) { self.products } else { Products::HIGH }
     }
 
-    /// `x · W[e]ᵀ + b[e]` of an input cast by [`GroupedLinear::input`].
+    /// Returns `x · W[e]ᵀ + b[e]` of an input cast by [`GroupedLinear::input`].
     pub fn fprop(&self, x: &View, groups: &Groups, context: &mut Context) -> Result<Tensor> {
         let (Context { casts, loan, .. }, dtype) = (context, self.weight.weights.dtype());
         let mut y = match self.products(casts).fprop {
@@ -155,7 +155,7 @@ impl GroupedLinear {
         Ok(y)
     }
 
-    /// The bias `[E, N]`.
+    /// Returns the bias as `[E, N]`.
     fn bias_by_expert(&self, groups: &Groups) -> Result<Option<Tensor>> {
         let by_expert = |bias: &Param| {
             let bias = bias.weights.value()?;
@@ -179,7 +179,7 @@ impl GroupedLinear {
         self.gradient.cast_gradient(dy, None, context)
     }
 
-    /// The views of the gradient by the output that `op` produces; adds to the gradient of the bias.
+    /// Adds to the gradient of the bias, and returns the views of the output gradient that `op` produces.
     pub fn produce_gradient(
         &mut self,
         groups: &Groups,
@@ -192,7 +192,7 @@ impl GroupedLinear {
         }
     }
 
-    /// [`GroupedLinear::produce_gradient`]; with a bias, returns also the products of the gradient of each row with the bias of its expert, `[P]`.
+    /// Runs [`GroupedLinear::produce_gradient`]. With a bias, also returns the dot product of each row's gradient with its expert's bias, `[P]`.
     pub fn produce_gradient_and_dots(
         &mut self,
         groups: &Groups,
@@ -208,7 +208,7 @@ impl GroupedLinear {
         Ok((self.cast_gradient(&dy, groups, context)?, Some(dots)))
     }
 
-    /// `dy · W[e]`.
+    /// Returns `dy · W[e]`.
     pub fn dgrad(&self, dy: &View, groups: &Groups, context: &mut Context) -> Result<Tensor> {
         let (Context { casts, loan, .. }, dtype) = (context, self.weight.weights.dtype());
         Ok(match self.products(casts).dgrad {
@@ -227,7 +227,7 @@ impl GroupedLinear {
         })
     }
 
-    /// Adds `dyᵀ · x` of each expert to the gradient of its matrix, if the weight is trained; `x` runs only then.
+    /// Adds `dyᵀ · x` of each expert to the gradient of its matrix, if the weight is trained. Only then `x` is called.
     pub fn wgrad(
         &mut self,
         dy: &View,
@@ -247,8 +247,8 @@ impl GroupedLinear {
         Ok(())
     }
 
-    /// [`GroupedLinear::produce_gradient`] by an op that also recomputes the operand of slot `other`: transposed codes with the
-    /// scale `frozen`. Returns both.
+    /// Runs [`GroupedLinear::produce_gradient`] with an op that also recomputes the operand of slot `other` as transposed codes with the scale
+    /// `frozen`. Returns the views of the gradient and the view of the operand.
     pub fn produce_gradient_and_recast(
         &mut self,
         other: Slot,
@@ -265,17 +265,17 @@ impl GroupedLinear {
         Ok((gradient, View::Codes(codes)))
     }
 
-    /// Its weight.
+    /// Returns the weight.
     pub fn weight(&self) -> &Param {
         &self.weight
     }
 
-    /// Its parameters.
+    /// Returns the parameters.
     pub fn parameters(&self) -> impl Iterator<Item = &Param> {
         std::iter::once(&self.weight).chain(&self.bias)
     }
 
-    /// Its parameters, mutably.
+    /// Returns the parameters mutably.
     pub fn parameters_mut(&mut self) -> impl Iterator<Item = &mut Param> {
         std::iter::once(&mut self.weight).chain(&mut self.bias)
     }

@@ -1,14 +1,14 @@
-//! A mixture of experts: MLPs from which a router chooses some for each token, beside MLPs that all tokens share.
+//! A mixture of experts: a router chooses some MLPs for each token. A shared MLP may compute all tokens.
 //!
-//! Rows of tokens are permuted so that the rows of an expert are neighbours, and all experts are computed by one grouped product. Nothing is
+//! Rows of tokens are permuted so that the rows of an expert are adjacent. One grouped product computes all experts. No token is
 //! dropped: buffers have room for any choices.
 //!
-//! `MixtureOfExperts` is a sublayer that reads the value of its operand. `Router` computes logits in F32, the op `route` the choices, and the op
-//! `slots` where the rows of each expert are: `Slots` with `Groups`, whose counts stay on the device. `gather_to` and `combine` permute rows there
-//! and back, and each is the gradient of the other. `Experts` multiplies the rows with two `GroupedLinear`s. The weight of a `GroupedLinear` stacks
-//! the matrices of all experts, so `Param`, optimizers, slices and checkpoints see one matrix of many shards. Biases are added to the rows of each
-//! expert (`add_grouped_bias`). A shared expert with a factor by token is a mixture of one expert. Sums of choices are in the `Recorder` of casts,
-//! as statistics are.
+//! `MixtureOfExperts` is a sublayer that reads the value of its operand. `Router` computes logits in F32. The op `route` computes the choices. The op
+//! `slots` computes where the rows of each expert are, as `Slots` with `Groups`. The counts stay on the device. `gather_to` permutes rows of tokens
+//! to rows of experts, and `combine` permutes them back; each is backward of the other. `Experts` multiplies the rows with two `GroupedLinear`s. The
+//! weight of a `GroupedLinear` stacks the matrices of all experts, so `Param`, optimizers, slices and checkpoints see one matrix of many shards.
+//! `add_grouped_bias` adds the bias of each expert to its rows. A shared expert with a gate is a mixture of one expert. The `Recorder` of casts keeps
+//! the sums of choices, as it keeps statistics.
 
 mod dispatch;
 mod experts;
@@ -34,30 +34,30 @@ use router::{Routed, Router, RouterConfig};
 /// A mixture of experts.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ExpertsSpec {
-    /// Experts `E` that routers choose from.
+    /// The number of experts `E` that a router chooses from.
     pub count: usize,
-    /// Width `F` of the activation of an expert.
+    /// The width `F` of the activation of an expert.
     pub hidden: usize,
     /// The activation of all MLPs.
     pub activation: Activation,
-    /// How routers choose.
+    /// The rule by which routers choose.
     pub routing: Routing,
-    /// The name of a router in the mixture.
+    /// The name of the router in the mixture.
     pub router: &'static str,
-    /// Whether routers add a bias to logits, and the linears of experts to their outputs.
+    /// Whether the router adds a bias to logits, and the linears of experts add biases to their outputs.
     pub biases: bool,
-    /// Whether a folder stacks the tensors of all experts of a layer, as [`Stacked`](ottava_recipe::param::Stacked) says.
+    /// Whether a folder stacks the tensors of all experts of a layer, as described at [`Stacked`](ottava_recipe::param::Stacked).
     pub stacked: bool,
-    /// The name of the vector that routers add to scores for the choice; `None` without one.
+    /// The name of the vector that the router adds to scores for the choice. `None` without such a vector.
     pub bias: Option<&'static str>,
-    /// The MLP that all tokens share, if there is one.
+    /// The MLP that all tokens share, if the mixture has one.
     pub shared: Option<SharedExpert>,
-    /// Losses of the routers, in training.
+    /// The factors of the router's losses in training.
     pub losses: RouterLossFactors,
 }
 
 impl ExpertsSpec {
-    /// As most families have them: no biases, no shared expert, a tensor for each linear of an expert.
+    /// Returns the settings of most families: no biases, no shared expert, and a tensor for each linear of an expert.
     pub fn new(count: usize, hidden: usize, activation: Activation, routing: Routing) -> ExpertsSpec {
         let (router, losses) = ("gate", RouterLossFactors::default());
         ExpertsSpec {
@@ -78,17 +78,17 @@ impl ExpertsSpec {
 /// An MLP that all tokens share.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct SharedExpert {
-    /// Its name in the mixture.
+    /// The name of the MLP in the mixture.
     pub name: &'static str,
-    /// Width of its activation.
+    /// The width of the activation.
     pub hidden: usize,
-    /// The name of the vector whose product with a token, through a sigmoid, multiplies the output; `None` for a factor of 1.
+    /// The name of a vector. The sigmoid of its product with a token multiplies the output. `None` for a factor of 1.
     pub gate: Option<&'static str>,
 }
 
 /// `y = Σ_k w_k · expert[e_k](x) + shared(x)`.
 pub struct MixtureOfExperts {
-    /// The routed experts, and shared ones with a factor by token, which are a mixture of one.
+    /// The mixture of routed experts. A shared expert with a gate is a second mixture, of one expert.
     mixtures: Vec<Mixture>,
     shared: Option<Mlp>,
 }
@@ -100,16 +100,16 @@ struct Mixture {
     experts: Experts,
 }
 
-/// Saved by [`MixtureOfExperts`].
+/// The values that forward of [`MixtureOfExperts`] saves.
 struct MixturesSaved {
     mixtures: Vec<(Routed, Dispatched, ExpertsSaved)>,
     shared: Option<(SavedOperand, SublayerSaved)>,
 }
 
 impl MixtureOfExperts {
-    /// The mixture called `name` of the layers of `stream`.
+    /// Creates the mixture called `name` with the settings of `stream`.
     ///
-    /// Errors if the routing does not fit the experts, or ranks cannot divide them.
+    /// Errors if the routing does not fit the experts, or if ranks cannot divide the experts.
     pub fn new(build: &mut Builder, name: &str, spec: ExpertsSpec, stream: &Stream) -> Result<MixtureOfExperts> {
         let Stream { channels, names, std, .. } = *stream;
         let ExpertsSpec { count, hidden, activation, routing, router, biases, stacked, bias, shared, losses } = spec;
@@ -186,7 +186,7 @@ impl MixtureOfExperts {
 }
 
 impl Sublayer for MixtureOfExperts {
-    /// Routers and experts read the value: experts cast the rows that they gather.
+    /// Returns no cast: routers and experts read the value, and experts cast the rows that they gather.
     fn input(&self) -> OperandCast {
         OperandCast::NONE
     }
@@ -244,7 +244,7 @@ impl Sublayer for MixtureOfExperts {
         let MixturesSaved { mixtures, shared } = saved.into();
         let x = x.columns(context)?;
         let (x, mut dx) = (x.value()?, other);
-        // Output gradients arrive beside the backward of shared MLPs.
+        // Gathering the output gradients overlaps with backward of shared MLPs.
         let arriving = self.mixtures.iter().map(|mixture| mixture.dispatch.start_gather(&dy.value, context));
         let arriving = arriving.collect::<Result<Vec<_>>>()?;
         if let (Some(mlp), Some((operand, saved))) = (&mut self.shared, shared) {

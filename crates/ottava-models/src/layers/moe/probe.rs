@@ -1,4 +1,4 @@
-//! Compares the FP8 products of experts with the products of the values of the same codes in the compute type, in a pass that compares.
+//! In a comparison pass, compares the FP8 products of experts with products of the dequantized operands in the compute type.
 
 use super::linear::GroupedLinear;
 use ottava_common::error::Result;
@@ -13,12 +13,12 @@ impl GroupedLinear {
         self.gradient().slot().expect("a linear with FP8 products has casts")
     }
 
-    /// Compares the codes of the weight that a product reads with the weight, in a pass that compares.
+    /// In a comparison pass, compares the codes of the weight with the weight.
     pub(super) fn compare_weight(&self, codes: Operand, loan: &Loan, casts: &mut Casts) -> Result<()> {
         casts.compare_weight(self.slot(), codes, || self.weight().read(loan))
     }
 
-    /// Compares `product`, the grouped product of the codes `a` and `b`, with the product of their values, in a pass that compares.
+    /// In a comparison pass, compares `product`, the grouped product of the codes `a` and `b`, with the product of the dequantized operands.
     pub(super) fn compare_product(
         &self,
         which: Quantity,
@@ -34,7 +34,7 @@ impl GroupedLinear {
         let (a, values) = (dequantize(a, 1, compute)?, dequantize(b, 1, compute)?);
         let transposed;
         let b = match b {
-            // Stacked along the dimension of the sums.
+            // Codes that are stacked along the contracted dimension are transposed.
             Operand::Columns(_) => {
                 transposed = transpose(&values)?;
                 Operand::plain_transposed(&transposed)
@@ -46,7 +46,7 @@ impl GroupedLinear {
         casts.probe().compare(&name, which, product, &reference)
     }
 
-    /// Compares the gradient of the weight, which has only the products of `dy` and `x`, in a pass that compares.
+    /// In a comparison pass, compares the weight gradient with the product of the dequantized `dy` and `x`. The gradient must hold only this product.
     pub(super) fn compare_wgrad(&self, dy: &View, x: &View, groups: &Groups, casts: &mut Casts) -> Result<()> {
         if !casts.compares() {
             return Ok(());

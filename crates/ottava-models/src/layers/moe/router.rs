@@ -1,4 +1,4 @@
-//! The router of a mixture: logits of experts, in the precision of sums, and what follows from them.
+//! The router of a mixture: it computes logits of experts in the precision of sums, and chooses experts from the logits.
 
 use ottava_common::error::{Error, Result};
 use ottava_recipe::ExpertCounts;
@@ -13,46 +13,48 @@ use ottava_tensor::ops::{
     gemm_nt, gemm_nt_plus, real_type, route, route_backward, slots,
 };
 
-/// Factors of losses that routers add to the loss of the model, as [`RouterLosses`](ottava_tensor::ops::RouterLosses) says.
+/// Factors of the losses that routers add to the loss of the model. [`RouterLosses`](ottava_tensor::ops::RouterLosses) defines the losses.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct RouterLossFactors {
-    /// Of the loss of balance, in each layer.
+    /// The factor of the balance loss of each layer.
     pub balance: f64,
-    /// Of the mean square of the logarithm of the sum of the exponentials of logits, in each layer.
+    /// The factor of the mean square of the log-sum-exp of the logits of each layer.
     pub z: f64,
 }
 
 /// The configuration of a router.
 pub struct RouterConfig<'a> {
-    /// Its name in the model folder.
+    /// The name of the router in the model folder.
     pub name: &'a str,
-    /// Experts that it chooses from.
+    /// The number of experts that the router chooses from.
     pub experts: usize,
-    /// Width of the residual stream.
+    /// The width of the residual stream.
     pub channels: usize,
     /// Whether a bias is added to logits.
     pub logit_bias: bool,
-    /// The name of the vector that is added to scores for the choice; `None` without one.
+    /// The name of the vector that is added to scores for the choice. `None` without such a vector.
     pub bias: Option<&'a str>,
-    /// How it chooses.
+    /// The rule by which the router chooses experts.
     pub routing: Routing,
-    /// Its losses.
+    /// The factors of the router's losses.
     pub losses: RouterLossFactors,
-    /// Standard deviation of initial weights.
+    /// The standard deviation of initial weights.
     pub std: f32,
 }
 
-/// `logits = x · Wᵀ + b`, in F32 and never cast to FP8, and the choices of experts; most have no `b`.
+/// `logits = x · Wᵀ + b`, and the choice of experts from these logits. The logits are computed in F32, and `x` and `W` are never cast to FP8. Most
+/// models have no `b`.
 pub struct Router {
     weight: Param, /* [E, C] */
-    /// `[E]`: added to logits.
+    /// The bias that is added to logits, `[E]`.
     logit_bias: Option<Param>,
-    /// `[E]`: added to scores for the choice. It has no gradient; [`RouterLoad::bias_change`](ottava_recipe::scaling::RouterLoad::bias_change) changes it.
+    /// The vector that is added to scores for the choice, `[E]`. It has no gradient.
+    /// [`RouterLoad::bias_change`](ottava_recipe::scaling::RouterLoad::bias_change) computes its change.
     bias: Option<Param>,
     experts: usize,
     routing: Routing,
     losses: RouterLossFactors,
-    /// Its number among the routers of the model; `None` if it has nothing to choose.
+    /// The index among the routers of the model. `None` if the layer has only one expert.
     number: Option<usize>,
 }
 
@@ -60,24 +62,24 @@ pub struct Router {
 pub struct Routed {
     logits: Tensor, /* [T, E] */
     routes: Routes,
-    /// Where the rows of each expert are, if this rank has all experts and no other tokens.
+    /// The positions of the rows of each expert, if all experts and all tokens are on this rank.
     pub slots: Slots,
 }
 
 impl Routed {
-    /// `[T, K]`: the weights of the choices.
+    /// Returns the weights of the choices, `[T, K]`.
     pub fn weights(&self) -> &Tensor {
         &self.routes.weights
     }
 
-    /// I32 `[T, K]`: the chosen experts.
+    /// Returns the chosen experts, I32 `[T, K]`.
     pub fn ids(&self) -> &Tensor {
         &self.routes.ids
     }
 }
 
 impl Router {
-    /// A router with weights from the builder.
+    /// Creates a router with weights from the builder.
     pub fn new(build: &mut Builder, config: RouterConfig) -> Result<Router> {
         let RouterConfig { name, experts, channels, logit_bias, bias, routing, losses, std } = config;
         let shards = |build: &Builder, part: &str, shape| -> Result<_> {
@@ -115,14 +117,14 @@ impl Router {
         Ok(Routed { logits, routes, slots })
     }
 
-    /// Adds what was `routed` to the sums of a pass that measures; `rows` are the rows of this rank's experts.
+    /// In a pass that measures, adds the choices in `routed` to the sums. `rows` are the rows of this rank's experts.
     pub fn record(&self, routed: &Routed, rows: &Groups, context: &mut Context) -> Result<()> {
         let Some(number) = self.number.filter(|_| context.mode().measures()) else { return Ok(()) };
         let counts = count_choices(&routed.routes.ids, &own_counted(context)?, self.experts)?;
         context.casts.record_routes(number, &routed.routes, &counts, rows)
     }
 
-    /// The gradient by `x` from the gradient by the weights of the choices, plus `other` if given; adds to the gradient of the weight.
+    /// Returns the gradient by `x` from the gradient by the weights of the choices, plus `other` if given. Adds to the gradient of the weight.
     pub fn backward(
         &mut self,
         dweights: &Tensor,
@@ -151,7 +153,7 @@ impl Router {
             None => gemm_nt(dy, w, x.dtype(), Accumulation::Exact)?,
         };
         if let Some(bias) = self.bias.as_mut().filter(|bias| bias.is_trained()) {
-            // Choices have no gradient; zeros leave the bias as it is.
+            // Choices have no gradient. A gradient of zeros makes the update leave the bias unchanged.
             bias.gradient.sum_mut()?;
         }
         if self.weight.is_trained() {
@@ -161,8 +163,8 @@ impl Router {
         Ok(dx)
     }
 
-    /// I32 `[R, E]`: the choices of the tokens that count, by expert, on each of the ranks that divide the tokens of a micro-batch: ranks that divide
-    /// the tensors of layers, and ranks that divide sequences.
+    /// Returns I32 `[R, E]`: for each rank, how often its counted tokens chose each expert. The `R` ranks are the ranks that divide the tokens of a
+    /// micro-batch: the ranks of tensor parallelism and the ranks that divide sequences.
     fn counts_of_ranks(&self, routes: &Routes, context: &Context) -> Result<Tensor> {
         let own = count_choices(&routes.ids, &own_counted(context)?, self.experts)?.reshape(&[1, self.experts])?;
         let counts = context.gather(self.weight.identity.name(), &own)?;
@@ -172,18 +174,18 @@ impl Router {
         }
     }
 
-    /// Its parameters.
+    /// Returns the parameters.
     pub fn parameters(&self) -> impl Iterator<Item = &Param> {
         std::iter::once(&self.weight).chain(&self.logit_bias).chain(&self.bias)
     }
 
-    /// Its parameters, mutably.
+    /// Returns the parameters mutably.
     pub fn parameters_mut(&mut self) -> impl Iterator<Item = &mut Param> {
         std::iter::once(&mut self.weight).chain(&mut self.logit_bias).chain(&mut self.bias)
     }
 }
 
-/// [`Sequences::counted`](ottava_recipe::context::Sequences::counted) of the tokens that this rank routes.
+/// Returns [`Sequences::counted`](ottava_recipe::context::Sequences::counted) of the tokens that this rank routes.
 fn own_counted(context: &Context) -> Result<Tensor> {
     context.own_rows(&context.sequences.counted)
 }

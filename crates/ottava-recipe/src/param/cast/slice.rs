@@ -1,4 +1,4 @@
-//! The cast of a slice of a weight. Ranks that have the other slices share its scales, so they compute the maximum of their amaxes first.
+//! The cast of a slice of a weight. The ranks that have the other slices share its scales, so ranks compute the maximum of their amaxes first.
 
 use super::{UpdateCast, WeightCast};
 use crate::mode::Mode;
@@ -10,7 +10,7 @@ use ottava_tensor::ops::{CodeCopies, MatrixSlice, empty_slice, quantize_slice, r
 use ottava_tensor::{QuantizedTensor, Tensor};
 
 impl WeightCast {
-    /// Whether codes of a matrix of `shape` can be cast slice by slice: products read the same codes by rows and by columns, with one scale
+    /// Returns whether a matrix of `shape` can be cast slice by slice. Products must read the same codes by rows and by columns, with one scale
     /// or with scales of 128x128 blocks.
     pub(in crate::param) fn has_slices(&self, shape: &[usize], casts: &Casts) -> Result<bool> {
         let &[rows, columns] = shape else { return Ok(false) };
@@ -25,7 +25,7 @@ impl WeightCast {
         })
     }
 
-    /// Whether an update can cast weights in the same pass: their scale does not depend on other slices.
+    /// Returns whether an update can also cast the weights, because their scale does not depend on other slices.
     pub(in crate::param) fn has_known_scale(&self, casts: &Casts) -> Result<bool> {
         Ok(matches!(casts.scales.next_cast(self.slot)?, NextCast::Known(_)))
     }
@@ -35,8 +35,9 @@ impl WeightCast {
         self.amax = update.amax;
     }
 
-    /// The amaxes of the slice of `weights` that begins at the element `start`, F32, if the scales of the next cast depend on the new weights:
-    /// one amax, measured by the update or now, or, if ranks gather `codes`, the amaxes of the blocks of the whole weight.
+    /// Returns the amaxes (F32) of the slice of `weights` that begins at the element `start`, if the scales of the next cast depend on the new
+    /// weights. This is one amax, measured by the update or now. If ranks gather `codes` with block scales, these are the amaxes of all blocks of the
+    /// whole weight.
     pub(in crate::param) fn slice_amaxes(
         &mut self,
         weights: &Weights,
@@ -59,7 +60,7 @@ impl WeightCast {
         Ok(Some(amax))
     }
 
-    /// Sets the scale of the next cast by the amax of the whole weight; amaxes of blocks are returned for [`WeightCast::quantize_slice`].
+    /// Sets the scale of the next cast from the amax of the whole weight. Amaxes of blocks are returned for [`WeightCast::quantize_slice`].
     pub(in crate::param) fn set_scales(&mut self, amaxes: Tensor, casts: &mut Casts) -> Result<Option<Tensor>> {
         match casts.scales.next_cast(self.slot)? {
             NextCast::Blocks(_) => Ok(Some(amaxes)),
@@ -70,8 +71,9 @@ impl WeightCast {
         }
     }
 
-    /// Casts the slice of `weights` that begins at the element `start` with the scales of the whole weight, as a matrix of any shape, into an
-    /// earlier cast or a new one. `block_amaxes` are the result of [`WeightCast::set_scales`]. For an empty slice, only the scales are valid.
+    /// Casts the slice of `weights` that begins at the element `start`, with the scales of the whole weight. The slice is cast as a matrix of any
+    /// shape, into an earlier cast or a new cast. `block_amaxes` are the result of [`WeightCast::set_scales`]. For an empty slice, only the scales
+    /// are valid.
     pub(in crate::param) fn quantize_slice(
         &self,
         weights: &Weights,
@@ -99,7 +101,7 @@ impl WeightCast {
                 let rows = matrix_rows(value.len());
                 (value.reshape(&[rows, value.len() / rows])?, casts.mode)
             }
-            // It must not be measured.
+            // The zeros that replace an empty slice must not be measured.
             true => (Tensor::zeros(value.device(), &[PAD, PAD], value.dtype())?, Mode::EVALUATION),
         };
         let casts = &mut casts.in_mode(mode);
@@ -112,7 +114,7 @@ impl WeightCast {
         }
     }
 
-    /// [`WeightCast::quantize_slice`] with scales of 128x128 blocks, from the `amaxes` of the whole weight.
+    /// Casts the slice like [`WeightCast::quantize_slice`], with scales of 128x128 blocks from the `amaxes` of the whole weight.
     fn quantize_slice_by_blocks(
         &self,
         weights: &Weights,
@@ -135,13 +137,13 @@ impl WeightCast {
     }
 }
 
-/// The slice that begins at the element `start`, in the whole matrix.
+/// Returns the place of the slice that begins at the element `start` in the whole matrix.
 fn place_of_slice(weights: &Weights, start: usize) -> MatrixSlice {
     let [rows, columns] = [0, 1].map(|dim| weights.shape().get(dim).copied().unwrap_or(0));
     MatrixSlice { rows, columns, start }
 }
 
-/// The elements of a slice, flat, in the type in which they are stored.
+/// Returns the elements of a slice, flat, in the type in which they are stored.
 fn unrounded(weights: &Weights) -> Result<Tensor> {
     let stored = match weights.unrounded() {
         Some(master) => master.clone(),
@@ -150,7 +152,7 @@ fn unrounded(weights: &Weights) -> Result<Tensor> {
     Ok(stored.reshape(&[stored.len()])?)
 }
 
-/// The number of rows of a matrix of `elements`, a multiple of 256, that a cast divides into efficient tiles.
+/// Returns the number of rows for casting `elements` elements as a matrix, so that the cast has efficient tiles. `elements` is a multiple of 256.
 pub(in crate::param) fn matrix_rows(elements: usize) -> usize {
     const PAD: usize = QuantizedTensor::PAD;
     (4..=12).rev().map(|power| 1 << power).find(|rows| elements.is_multiple_of(rows * PAD)).unwrap_or(PAD)

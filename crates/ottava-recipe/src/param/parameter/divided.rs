@@ -1,4 +1,4 @@
-//! A parameter that ranks divide after loading or gather for inference: its weights leave it, and come back whole.
+//! Parameters whose weights are taken out, for ranks to divide after loading, and put back whole, for inference.
 
 use super::Param;
 use crate::param::LoanedWeight;
@@ -6,7 +6,7 @@ use crate::param::ownership::Ownership;
 use ottava_tensor::MemoryKind;
 
 impl Param {
-    /// Takes out what a frozen matrix stores, value or codes or both, for ranks to divide. Passes get it as a loan.
+    /// Takes the values and codes that a frozen matrix stores, so that ranks can divide them. Passes get them as a loan.
     pub fn take_frozen(&mut self) -> Vec<LoanedWeight> {
         assert!(!self.is_trained(), "only weights that no update writes are taken out");
         self.ownership = Ownership::Frozen(None);
@@ -15,7 +15,7 @@ impl Param {
         value.into_iter().chain(codes).collect()
     }
 
-    /// Replaces a slice, or what [`Param::take_frozen`] has taken out, by a whole `weight`, for inference.
+    /// Replaces a slice, or the frozen matrix of [`Param::take_frozen`], by the whole `weight` for inference.
     pub fn put_whole(&mut self, weight: LoanedWeight) {
         self.ownership = match self.ownership {
             Ownership::Whole(_) | Ownership::Sliced(_) => Ownership::Whole(MemoryKind::Device),

@@ -1,8 +1,8 @@
 //! A parameter in slices: this process updates one slice, and other ranks update the rest.
 //!
-//! Ranks gather the slices from a buffer, as weights or as codes. `Param::begin_write` gets the memory of a slice in the buffer before an update,
-//! so that the update writes there directly where it can. It returns a `SliceWrite`, which `Param::finish_write` consumes after the update: it
-//! writes the rest, and returns the memory.
+//! Ranks gather the slices from a buffer, as weights or as codes. Before an update, `Param::begin_write` gets the memory of a slice in the buffer,
+//! so that the update can write directly to this memory. It returns a `SliceWrite`, which `Param::finish_write` consumes after the update.
+//! `Param::finish_write` writes the rest of the slice, and returns the memory.
 
 use super::{Param, into_shape};
 use crate::param::ParamId;
@@ -12,14 +12,14 @@ use ottava_common::error::{Error, Result};
 use ottava_tensor::{QuantizedTensor, Tensor};
 use std::ops::Range;
 
-/// What writes to the memory of a slice.
+/// The writer of the memory of a slice.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Writer {
-    /// Only [`Param::finish_write`].
+    /// Only [`Param::finish_write`] writes.
     Cast,
-    /// An update, which writes weights.
+    /// An update writes weights.
     Update,
-    /// An update that also casts the weights that it writes.
+    /// An update writes weights and casts them.
     CastingUpdate,
 }
 
@@ -28,7 +28,8 @@ pub enum Writer {
 pub struct SliceWrite {
     param: ParamId,
     memory: SliceMemory,
-    /// The earlier cast of the slice, without its codes unless the slice is empty; `None` before the first cast.
+    /// The cast that the last [`Param::finish_write`] returned, whose memory is reused. Its codes were taken out unless the slice is empty. `None`
+    /// before the first cast, if ranks gather weights, or if the update writes the codes.
     cast: Option<QuantizedTensor>,
 }
 
@@ -36,18 +37,18 @@ pub struct SliceWrite {
 enum SliceMemory {
     /// This process has no elements of the parameter.
     None,
-    /// The parameter has it as its codes, which the update writes.
+    /// The memory is set as the parameter's codes, which the update writes.
     Codes,
-    /// The parameter has it as its weights, which the update writes.
+    /// The memory is set as the parameter's weights, which the update writes.
     Weights,
-    /// The update does not write it.
+    /// The update does not write the memory.
     Unwritten(Tensor),
 }
 
 impl Param {
-    /// Keeps only the master weights of `elements`, a range of the flat parameter that starts at a multiple of 128: this process updates
-    /// them, other ranks the rest. With `codes`, products read only the codes of its cast. With `offloads`, weights that are stored are in host
-    /// memory; without codes, the weights of the slice are stored.
+    /// Keeps only the master weights of `elements`, a range of the flat parameter that starts at a multiple of 128. This process updates
+    /// these elements, and other ranks update the rest. With `codes`, products read only the codes of the parameter's cast. With `offloads`, what is
+    /// stored for ranks to gather is in host memory; without `codes`, the weights of the slice are stored for this.
     ///
     /// Errors if groups of moments do not divide rows evenly. Panics after [`Param::load`].
     pub fn keep_slice(&mut self, elements: Range<usize>, codes: bool, offloads: bool) -> Result<()> {
@@ -66,12 +67,12 @@ impl Param {
         Ok(())
     }
 
-    /// Whether this process has only a slice, which may be empty, of the master weights and moments.
+    /// Returns whether this process has only a slice of the master weights and moments. The slice may be empty.
     pub fn is_sliced(&self) -> bool {
         matches!(self.ownership, Ownership::Sliced(_))
     }
 
-    /// The elements whose master weights and moments this process has.
+    /// Returns the elements whose master weights and moments this process has.
     pub fn slice(&self) -> Range<usize> {
         match &self.ownership {
             Ownership::Sliced(slice) => slice.elements.clone(),
@@ -79,7 +80,7 @@ impl Param {
         }
     }
 
-    /// The shape of master weights, moments and the gradient in an update.
+    /// Returns the shape of master weights, moments and the gradient in an update.
     pub fn update_shape(&self) -> Vec<usize> {
         match &self.ownership {
             Ownership::Sliced(slice) => slice.shape(self.formats.states),
@@ -87,14 +88,14 @@ impl Param {
         }
     }
 
-    /// Whether products read only stored codes of this parameter, the same by rows and by columns, if ranks divide it: with one scale, or with
-    /// scales of 128x128 blocks.
+    /// Returns whether products would read only stored codes of this parameter if ranks divide it. The codes by rows and by columns must be the same:
+    /// with one scale, or with scales of 128x128 blocks.
     pub fn is_read_as_codes(&self, casts: &Casts) -> Result<bool> {
         self.cast.as_ref().map_or(Ok(false), |cast| cast.has_slices(self.weights.shape(), casts))
     }
 
-    /// The amaxes of this process's slice, F32, if the scales of the next cast depend on the new weights: one amax, measured by the update or now,
-    /// or, if ranks gather codes, the amaxes of the blocks of the whole parameter.
+    /// Returns the amaxes (F32) of this process's slice, if the scales of the next cast depend on the new weights. This is one amax, measured by the
+    /// update or now. If ranks gather codes with block scales, these are the amaxes of all blocks of the whole parameter.
     pub fn slice_amaxes(&mut self, casts: &mut Casts) -> Result<Option<Tensor>> {
         match (&mut self.cast, &self.ownership) {
             (Some(cast), Ownership::Sliced(slice)) => {
@@ -104,14 +105,14 @@ impl Param {
         }
     }
 
-    /// Sets the scales of the next cast by the maximum of [`Param::slice_amaxes`] over ranks. If they are the amaxes of blocks, returns them for
+    /// Sets the scales of the next cast from the maximum of [`Param::slice_amaxes`] over ranks. Amaxes of blocks are returned for
     /// [`Param::finish_write`].
     pub fn set_scales(&mut self, amaxes: Tensor, casts: &mut Casts) -> Result<Option<Tensor>> {
         self.cast.as_mut().expect("it has amaxes for its cast").set_scales(amaxes, casts)
     }
 
-    /// Begins to write this process's slice to `memory`, its part of the buffer that ranks gather; `None` for an empty slice. `cast` is the earlier
-    /// cast of the slice from [`Param::finish_write`], if ranks gather codes.
+    /// Begins to write this process's slice to `memory`, its part of the buffer that ranks gather. `memory` is `None` for an empty slice. `cast` is
+    /// the earlier cast of the slice from [`Param::finish_write`], if ranks gather codes.
     pub fn begin_write(
         &mut self,
         memory: Option<Tensor>,
@@ -146,10 +147,10 @@ impl Param {
         Ok(SliceWrite { param: self.identity.id, memory, cast })
     }
 
-    /// Ends a `write`: the slice is complete in its memory, which is returned flat, with the cast of the slice without the codes. `block_amaxes` are
+    /// Ends a `write`, which completes the slice. Returns the memory as a vector, and the cast of the slice without the codes. `block_amaxes` are
     /// the result of [`Param::set_scales`].
     ///
-    /// Panics for the write of another parameter.
+    /// Panics if `write` belongs to another parameter.
     pub fn finish_write(
         &mut self,
         write: SliceWrite,
@@ -189,7 +190,7 @@ impl Param {
     }
 }
 
-/// An unshared tensor as a vector.
+/// Returns a tensor that is not shared as a vector.
 fn flat(tensor: Tensor) -> Result<Tensor> {
     let elements = tensor.len();
     into_shape(tensor, &[elements])

@@ -27,7 +27,7 @@ fn a_split_of_a_split_has_the_ranks_of_its_colour_in_the_order_of_keys() {
     for group in [threads::group(6), tcp_group(6)] {
         on_ranks(group, |world| {
             let rank = world.rank();
-            // 1 3 5 in reverse, and 0 2 4.
+            // Ranks 1 3 5 in reverse, and ranks 0 2 4.
             let half = world.split("half", rank % 2, if rank % 2 == 1 { 10 - rank } else { 7 }).unwrap();
             assert_eq!(half.ranks(), [[0, 2, 4], [5, 3, 1]][rank % 2]);
             assert_eq!((half.ranks()[half.rank()], half.size(), half.name()), (rank, 3, "half"));
@@ -45,7 +45,7 @@ fn a_split_of_a_split_has_the_ranks_of_its_colour_in_the_order_of_keys() {
             let sums = [&world, &half, &part].map(sum);
             let expected = [&world, &half, &part].map(|group| group.ranks().iter().sum::<usize>() as f32);
             assert_eq!(sums, expected);
-            // Roots are ranks of the group, and sums are in its order.
+            // Roots are numbered in the group, and sums are added in the order of the group.
             let x = half.broadcast("x", 2, number(rank as f32)).unwrap().wait().unwrap();
             assert_eq!(x.to_vec::<f32>().unwrap(), [half.ranks()[2] as f32]);
             assert_eq!(
@@ -81,7 +81,7 @@ fn ranks_that_disagree_in_a_split_are_named_as_in_the_job() {
     for group in [threads::group(4), tcp_group(4)] {
         let errors = on_ranks(group, |world| {
             let pair = world.split("pair", world.rank() / 2, 0).unwrap();
-            // Ranks 0 and 1 wait for the other pair, and get its fault.
+            // Ranks 0 and 1 wait for the other pair, and get the fault of that pair.
             match world.rank() {
                 3 => pair.barrier("save"),
                 2 => pair.agree("stop", &[]).map(drop),
@@ -119,7 +119,7 @@ fn a_rank_that_a_waiting_rank_waits_for_is_the_one_that_is_late() {
             let low = world.split("low", world.rank() / 2, 0).unwrap();
             let high = world.split("high", usize::from(world.rank() > 0), 0).unwrap();
             match world.rank() {
-                // Waits for rank 1, which waits for rank 2, which is alive and makes no call.
+                // Rank 0 waits for rank 1, which waits for rank 2. Rank 2 is alive and makes no call.
                 0 => low.barrier("first"),
                 1 => high.barrier("second"),
                 _ => {
@@ -158,7 +158,7 @@ fn ranks_that_wait_for_each_other_are_named() {
 fn calls_of_gpus_are_compared_in_each_group_and_between_each_pair() {
     let call = |op, elements| Call { op, name: "x".into(), dtype: Some(DType::BF16), elements };
     type Calls = fn(usize, usize) -> (Op, usize);
-    // By rank and its number in its pair: equal calls within a pair, different calls in different pairs.
+    // The calls by rank. Calls are equal within a pair, and differ between pairs.
     let equal: [Calls; 2] = [
         |rank, _| (Op::AllGather, 8 + rank / 2),
         |rank, place| (if place == 0 { Op::Send { to: rank + 1 } } else { Op::Receive { from: rank - 1 } }, rank / 2),

@@ -14,7 +14,7 @@ fn tensor_is_fastest_then_context_data_and_pipeline() {
     let shape = MeshShape { data: 3, context: 2, tensor: 4, pipeline: 2, expert: 6 };
     shape.check(48).unwrap();
     let at = |rank| Axis::ALL.map(|axis| shape.coordinate(rank, axis));
-    // Data, context, tensor, pipeline, expert.
+    // The order is data, context, tensor, pipeline, expert.
     assert_eq!((at(1), at(4), at(8)), ([0, 0, 1, 0, 0], [0, 1, 0, 0, 1], [1, 0, 0, 0, 2]));
     assert_eq!((at(24), at(47)), ([0, 0, 0, 1, 0], [2, 1, 3, 1, 5]));
     assert_eq!(shape.groups(&[Axis::Tensor])[1], [4, 5, 6, 7]);
@@ -58,7 +58,7 @@ fn collectives_of_all_groups_of_a_cube_run_beside_each_other() {
         on_ranks(group, |world| {
             let mesh = Mesh::new(world, CUBE).unwrap();
             let rank = mesh.world().rank();
-            // All calls are started before any is waited for, and half of the ranks wait in reverse order.
+            // All calls are started before the first wait, and half of the ranks wait in reverse order.
             let mut open: Vec<_> = (sets().into_iter())
                 .map(|axes| {
                     let x = Tensor::from_slice(&Device::Cpu, &[1], &[(1 << rank) as f32]).unwrap();
@@ -116,7 +116,7 @@ fn a_dry_rank_has_the_groups_of_its_place() {
     stages.send("x", 0, &x).unwrap().wait().unwrap();
     let x = stages.receive("x", 0, x).unwrap().wait().unwrap();
     stages.exchange("x", 0, &x, 0, x.empty_like().unwrap()).unwrap().wait().unwrap();
-    // Tensors of the host are zeros.
+    // Tensors received on the host are zeros.
     let zeros = stages.receive("y", 0, Tensor::from_slice(&Device::Cpu, &[1], &[1.0f32]).unwrap()).unwrap();
     assert_eq!(zeros.wait().unwrap().to_vec::<f32>().unwrap(), [0.0]);
     let Traffic { all_gather, send, .. } = mesh.world().traffic();

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 const LIMIT: Duration = Duration::from_millis(800);
 
-/// The longest time in which a test's fault reaches all ranks.
+/// The maximum time in which a test's fault reaches all ranks.
 const DEADLINE: Duration = Duration::from_secs(20);
 
 fn tensor(values: &[f32]) -> Tensor {
@@ -31,7 +31,7 @@ fn messages_arrive_in_order_and_do_not_hold_their_sender() {
         on_ranks(group, |group| {
             let (rank, values) = (group.rank(), |i: usize| tensor(&[i as f32, 10.0 + i as f32]));
             if rank == 0 {
-                // Before either receives.
+                // Sent before the other ranks receive.
                 for i in 0..4 {
                     let sent = group.send("x", 1 + i % 2, &values(i)).unwrap().wait().unwrap();
                     assert_eq!(sent.to_vec::<f32>().unwrap(), [i as f32, 10.0 + i as f32]);
@@ -62,7 +62,7 @@ fn neighbours_exchange_in_a_ring() {
         on_ranks(group, |group| {
             let (rank, size) = (group.rank(), group.size());
             let (next, previous) = ((rank + 1) % size, (rank + size - 1) % size);
-            // Sizes differ by sender, where there are others.
+            // Sizes differ by sender, if there are several ranks.
             let values = |rank: usize| vec![rank as f32; if size == 1 { 2 } else { 1 + rank }];
             let received = group.exchange("x", next, &tensor(&values(rank)), previous, zeros(values(previous).len()));
             assert_eq!(received.unwrap().wait().unwrap().to_vec::<f32>().unwrap(), values(previous));
@@ -90,7 +90,7 @@ fn unfit_messages_are_errors_before_anything_is_sent() {
     assert!(group.recent().is_empty());
 }
 
-/// The call of rank 2 of four, and the call that rank 3 must make; both in their group of two, with `elements` elements.
+/// The call of rank 2 of four ranks, and the call that rank 3 must make. They are in a group of these two ranks, with `elements` elements.
 type Sides = [fn(&Group, &str, usize) -> Result<()>; 2];
 
 const SEND: fn(&Group, &str, usize) -> Result<()> =
@@ -101,27 +101,27 @@ const EXCHANGE: fn(&Group, &str, usize) -> Result<()> = |pair, name, elements| {
     let other = 1 - pair.rank();
     pair.exchange(name, other, &zeros(elements), other, zeros(elements))?.wait().map(drop)
 };
-/// The number of elements stands for another name.
+/// The number of elements is part of the name, so another number is another name.
 const SPLIT: fn(&Group, &str, usize) -> Result<()> =
     |pair, name, elements| pair.split(&format!("{name}{elements}"), 0, 0).map(drop);
 
 const SIDES: [(&str, Sides); 4] =
     [("send", [SEND, RECEIVE]), ("receive", [RECEIVE, SEND]), ("exchange", [EXCHANGE; 2]), ("split", [SPLIT; 2])];
 
-/// The behaviour of rank 3 instead of its side of a call.
+/// The action of rank 3 instead of its side of a call.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Instead {
-    /// Another size.
+    /// It makes the call with another size.
     Different,
     /// It leaves the job.
     Leaves,
-    /// It is alive and makes no call.
+    /// It is alive but makes no call.
     Sleeps,
-    /// It waits for all ranks.
+    /// It waits in a barrier of all ranks.
     Elsewhere,
 }
 
-/// The errors of the ranks that call something, by rank, and how long they took.
+/// Returns the errors of the ranks that make a call, by rank, and the time until they occurred.
 fn errors(group: Vec<Group>, sides: Sides, instead: Instead) -> Vec<(usize, Error)> {
     let (began, failed) = (Instant::now(), AtomicUsize::new(0));
     let errors = on_ranks(group, |world| {
@@ -132,14 +132,14 @@ fn errors(group: Vec<Group>, sides: Sides, instead: Instead) -> Vec<(usize, Erro
             (3, Instead::Different) => sides[1](&pair, "x", 8).and_then(|()| pair.barrier("after")),
             (3, Instead::Leaves) => return None,
             (3, Instead::Sleeps) => {
-                // Until all others have failed.
+                // It waits until all other ranks have failed.
                 while failed.load(Ordering::SeqCst) < 3 && began.elapsed() < DEADLINE {
                     thread::sleep(LIMIT / 20);
                 }
                 return None;
             }
             _ => {
-                // Later than the calls of rank 2, which are overdue first.
+                // Ranks 0 and 1 call the barrier later than rank 2 makes its call, so the call of rank 2 is overdue first.
                 thread::sleep(if rank < 2 { LIMIT / 2 } else { Duration::ZERO });
                 world.barrier("elsewhere")
             }
@@ -267,7 +267,7 @@ fn two_ranks_that_receive_from_each_other_are_named() {
     }
 }
 
-/// However long it takes, since a server without requests is healthy; ranks that do not listen are late.
+/// An announcement may take any time, because a server without requests is healthy. Ranks that do not listen are late.
 #[test]
 fn announcements_reach_all_ranks_and_have_no_deadline() {
     let groups = || {
@@ -317,7 +317,7 @@ fn an_inbox_has_the_parts_of_the_others_in_their_order() {
         let received = on_ranks(group, |group| {
             let (rank, size) = (group.rank(), group.size());
             let mut inbox = group.inbox(&Device::Cpu, 2, DType::F32).unwrap();
-            // Ranks meet the others in different orders.
+            // Ranks exchange with the other ranks in different orders.
             for step in [2, 1, 3] {
                 let part = tensor(&[rank as f32, 0.5]);
                 inbox.exchange("part", (rank + step) % size, &part, (rank + size - step) % size).unwrap();

@@ -1,4 +1,4 @@
-//! Collectives of two GPUs, each in a process of its own, against collectives of the CPU; skipped with a message where there are fewer.
+//! Compares collectives of two GPUs, each in a separate process, with collectives of the CPU. Skipped with a message if there are fewer GPUs.
 
 use super::*;
 use crate::comm::process::tests::{Rank, join_as_child};
@@ -7,13 +7,13 @@ use crate::element::Element;
 use half::bf16;
 use std::env;
 
-/// Elements of a slice: one, a prime, and more than one CTA takes at once.
+/// The numbers of elements of a slice: one, a prime, and more than one CTA processes at once.
 const SLICES: [usize; 3] = [1, 1009, (1 << 18) + 16];
 
-/// Replays of a captured graph, each with other inputs.
+/// The number of replays of a captured graph. Each replay has other inputs.
 const REPLAYS: usize = 3;
 
-/// The input of a collective, by rank, round and element; sums are rounded.
+/// Returns the input of a collective, by rank, round and element. Sums of these values are rounded.
 fn value(rank: usize, round: usize, i: usize) -> f32 {
     let bits = ((i + 1) as u32).wrapping_mul(2_654_435_761).rotate_left(11) ^ ((7 * round + rank + 1) as u32);
     let value = f64::from(bits.wrapping_mul(2_246_822_519)) / f64::from(u32::MAX) - 0.5;
@@ -24,10 +24,10 @@ fn tensor<T: Element>(len: usize, element: impl Fn(usize) -> T) -> Tensor {
     Tensor::from_slice(&Device::Cpu, &[len], &(0..len).map(element).collect::<Vec<_>>()).unwrap()
 }
 
-/// A way to call one collective.
+/// A function that calls one collective.
 type Calls = fn(&Group, &Tensor) -> Result<Tensor>;
 
-/// Each collective of two ranks.
+/// The collectives of two ranks.
 const CALLS: [(&str, Calls); 9] = [
     ("all_gather", |comm, x| comm.all_gather("x", x.duplicate()?)?.wait()),
     ("reduce_scatter", |comm, x| {
@@ -53,12 +53,12 @@ const CALLS: [(&str, Calls); 9] = [
     }),
 ];
 
-/// The inputs of a rank in a round: each type, and the collectives that support it.
+/// Returns the inputs of a rank in a round: a tensor of each type, and the collectives that support it.
 fn inputs(rank: usize, round: usize, slice: usize) -> Vec<(Tensor, &'static [usize])> {
     let (len, float) = (2 * slice, |i| value(rank, round, i));
     const MOVED: &[usize] = &[0, 4, 5, 6, 7, 8];
     const SUMMED: &[usize] = &[0, 1, 2, 4, 5, 6, 7, 8];
-    // Amaxes; a NaN on each rank.
+    // The values are like amaxes. Each rank has one NaN.
     let amax = |i| if i == len - 1 - rank { f32::NAN } else { float(i).abs() };
     let codes = (0..len).map(|i| float(i).to_bits() as u8).collect::<Vec<_>>();
     vec![
@@ -90,7 +90,7 @@ fn expect_equal(name: &str, slice: usize, on_cpu: &Tensor, on_gpu: &Tensor) {
     assert_eq!(expected.len(), got.len(), "{name}");
 }
 
-/// All collectives of one round, eager, and captured and replayed with other inputs.
+/// Compares all collectives of one round: eager, and captured and replayed with other inputs.
 fn compare_all(comm: &Group, gpu: &Arc<CudaDevice>) -> Result<()> {
     let device = Device::Cuda(gpu.clone());
     for slice in SLICES {
@@ -124,7 +124,7 @@ fn compare_all(comm: &Group, gpu: &Arc<CudaDevice>) -> Result<()> {
     Ok(())
 }
 
-/// Several collectives in flight that overlap with compute, with tensors that are freed and dropped early.
+/// Runs several collectives that are in flight together and overlap with compute. Tensors are freed and dropped early.
 fn overlap(comm: &Group, device: &Device) -> Result<()> {
     const N: usize = 1 << 22;
     for round in 0..20 {
@@ -133,7 +133,7 @@ fn overlap(comm: &Group, device: &Device) -> Result<()> {
         let dropped = comm.all_to_all("dropped", &ones, ones.empty_like()?)?;
         let second = comm.all_reduce("second", Reduce::Sum, ones.duplicate()?)?;
         drop(dropped);
-        // May reuse the memory of the dropped call.
+        // This tensor may reuse the memory of the dropped call.
         let other = Tensor::zeros(device, &[N], DType::F32)?;
         let (second, first) = (second.wait()?, first.wait()?);
         for x in [first, second] {
@@ -166,12 +166,12 @@ fn rank_process() {
     println!("equal");
 }
 
-/// The GPU of this rank.
+/// Returns the GPU of this rank.
 fn own_gpu(group: &Group) -> Arc<CudaDevice> {
     CudaDevice::open(group.rank()).unwrap()
 }
 
-/// Whether there are two GPUs; if not, prints this, or fails if they are required.
+/// Returns whether there are two GPUs. If not, prints a message, or fails if two GPUs are required.
 fn has_two_gpus() -> bool {
     let gpus = CudaDevice::count().unwrap_or(0);
     if gpus < 2 {
@@ -197,7 +197,7 @@ fn collectives_of_two_gpus_equal_those_of_the_cpu() {
     }
 }
 
-/// Each kind of message between two ranks, in which rank 0 sends first, and a collective; returns what this rank receives.
+/// Sends each kind of message between two ranks, where rank 0 sends first, and runs a collective. Returns what this rank receives.
 fn exchange_all(group: &Group, x: &Tensor) -> Result<Vec<Tensor>> {
     let (rank, other) = (group.rank(), 1 - group.rank());
     let into = || Tensor::empty(x.device(), &[x.len()], x.dtype());
@@ -214,7 +214,8 @@ fn exchange_all(group: &Group, x: &Tensor) -> Result<Vec<Tensor>> {
     [received, exchanged, sum].into_iter().map(Pending::wait).collect()
 }
 
-/// Messages in a split of two ranks in the other order, eager, and captured and replayed with other inputs, against the CPU's.
+/// Compares messages with messages of the CPU. The group is a split that has two ranks in reverse order. Messages are sent without a graph, then
+/// captured in a graph and replayed with other inputs.
 fn compare_messages(world: &Group, gpu: &Arc<CudaDevice>) -> Result<()> {
     let device = Device::Cuda(gpu.clone());
     let group = world.split("reversed", 0, 1 - world.rank())?;
@@ -248,7 +249,7 @@ fn compare_messages(world: &Group, gpu: &Arc<CudaDevice>) -> Result<()> {
     Ok(())
 }
 
-/// Both ranks send before they receive, each in a channel of its own direction: in one stream, the sends would wait for each other.
+/// Each rank sends before it receives, and each direction has a separate channel. In one stream, the sends would wait for each other.
 fn messages_cross(world: &Group, gpu: &Arc<CudaDevice>) -> Result<()> {
     let device = Device::Cuda(gpu.clone());
     let channel = |name: &str, channel| Ok::<_, Error>(world.split(name, 0, world.rank())?.on_channel(channel));
@@ -256,7 +257,7 @@ fn messages_cross(world: &Group, gpu: &Arc<CudaDevice>) -> Result<()> {
     let (rank, other) = (world.rank(), 1 - world.rank());
     let x = tensor(1 << 20, |i| bf16::from_f32(value(rank, 0, i))).to_device(&device)?;
     let expected = tensor(1 << 20, |i| bf16::from_f32(value(other, 0, i)));
-    // Both make the communicators in one order.
+    // The two ranks create the communicators in the same order.
     for (sender, channel) in channels.iter().enumerate() {
         match rank == sender {
             true => channel.send("first", other, &x)?.wait()?,
@@ -338,7 +339,7 @@ fn a_gpu_that_waits_for_a_rank_that_sleeps_ends_at_the_deadline() {
     let began = std::time::Instant::now();
     for (rank, process) in ranks.iter_mut().enumerate() {
         assert_eq!(process.0.wait().unwrap().code(), Some(5), "rank {rank}");
-        // Three seconds for the GPU and two for the main thread, and the interval of the watch's checks.
+        // The limit allows three seconds for the GPU, two for the main thread, and the interval of the watch's checks.
         assert!(began.elapsed() < std::time::Duration::from_secs(15), "rank {rank}: {:?}", began.elapsed());
         let message = process.errors();
         assert!(message.contains("error: rank 0 (pid ") && message.contains(") has waited "), "{message}");

@@ -1,16 +1,16 @@
-//! Proof of a shared secret: HMAC-SHA-256 (RFC 2104) of random challenges.
+//! Proof of a shared secret by HMAC-SHA-256 (RFC 2104) of random challenges.
 
 use sha2::{Digest, Sha256};
 use std::fs::File;
 use std::io::{self, Read};
 
-/// Bytes of a challenge and of a proof.
+/// The number of bytes of a challenge, and of a proof.
 pub(super) const PROOF: usize = 32;
 
-/// Bytes of a block of SHA-256.
+/// The number of bytes of an SHA-256 block.
 const BLOCK: usize = 64;
 
-/// HMAC-SHA-256 of the concatenated `parts`.
+/// Returns HMAC-SHA-256 of the concatenated `parts`.
 pub(super) fn hmac(key: &[u8], parts: &[&[u8]]) -> [u8; PROOF] {
     let mut block = [0; BLOCK];
     if key.len() > BLOCK {
@@ -25,12 +25,12 @@ pub(super) fn hmac(key: &[u8], parts: &[&[u8]]) -> [u8; PROOF] {
     Sha256::new_with_prefix(block.map(|byte| byte ^ 0x5c)).chain_update(inner.finalize()).finalize().into()
 }
 
-/// Compares in a time that does not depend on the content.
+/// Compares two byte strings in a time that does not depend on their content.
 pub(super) fn equal(a: &[u8], b: &[u8]) -> bool {
     a.len() == b.len() && a.iter().zip(b).fold(0, |different, (a, b)| different | (a ^ b)) == 0
 }
 
-/// Random bytes of the system.
+/// Returns random bytes from the system.
 pub fn random_bytes() -> io::Result<[u8; PROOF]> {
     let mut bytes = [0; PROOF];
     File::open("/dev/urandom")?.read_exact(&mut bytes)?;

@@ -1,4 +1,4 @@
-//! A rank other than 0: joins rank 0, sends it calls and receives the answers.
+//! The client of a rank other than 0. It joins rank 0, sends calls and receives the answers.
 
 use super::connection::{Connection, Event, Outgoing, finish};
 use super::frame::{Fields, Kind};
@@ -24,23 +24,23 @@ use std::thread;
 use std::time::{Duration, Instant};
 use std::{mem, slice};
 
-/// Time between attempts to reach rank 0.
+/// The time between attempts to reach rank 0.
 const RETRY: Duration = Duration::from_millis(20);
 
-/// Time between checks for stop requests.
+/// The time between checks for stop requests.
 const CHECK: Duration = Duration::from_millis(100);
 
-/// Longest time of one attempt to connect.
+/// The maximum time of one attempt to connect.
 const CONNECT: Duration = Duration::from_secs(5);
 
-/// How much later than rank 0 this rank gives up, so that rank 0 can tell it which rank is missing.
+/// The time by which this rank gives up later than rank 0, so that rank 0 can tell it which rank is missing.
 const GRACE: Duration = Duration::from_secs(2);
 
 #[derive(Default)]
 struct Calls {
-    /// Requests so far.
+    /// The number of requests so far.
     requests: u64,
-    /// Requests without an answer, by number.
+    /// The requests without an answer, by number.
     open: BTreeMap<u64, Sender<Reply>>,
     fault: Option<Fault>,
     observers: Vec<Observer>,
@@ -55,11 +55,11 @@ impl Open {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Adds a request and returns its number; after a fault, answers it at once and returns `None`.
+    /// Adds a request and returns its number. After a fault, answers the request at once and returns `None`.
     fn add(&self, answer: Sender<Reply>) -> Option<u64> {
         let mut state = self.lock();
         if let Some(fault) = &state.fault {
-            // The receiver is the caller's.
+            // The caller may have dropped the receiver.
             let _ = answer.send(Err(fault.clone()));
             return None;
         }
@@ -69,7 +69,7 @@ impl Open {
         Some(request)
     }
 
-    /// Nobody receives the answer of a dropped `Pending`.
+    /// Answers a request. If the `Pending` was dropped, nobody receives the answer.
     fn answer(&self, request: u64, bytes: Bytes) {
         let answer = self.lock().open.remove(&request);
         drop(answer.map(|answer| answer.send(Ok(bytes))));
@@ -104,7 +104,7 @@ struct Client {
 impl Reporter for Mutex<Sender<Outgoing>> {
     fn stop(&self) {
         let queue = self.lock().unwrap_or_else(PoisonError::into_inner);
-        // After the end nobody sends it.
+        // After the connection has ended, nobody sends the message.
         let _ = queue.send(Outgoing::new(Kind::Stop, Vec::new()));
     }
 
@@ -141,7 +141,7 @@ impl Drop for Client {
     }
 }
 
-/// Joins the group of `rendezvous`, whose rank is not 0.
+/// Joins the group of `rendezvous`. The rank must not be 0.
 pub(super) fn join(rendezvous: &Rendezvous) -> Result<Group> {
     let failed = |message: String| Error::Ranks { fault: RankFault::Rendezvous, message, recent: Vec::new() };
     let Rendezvous { rank, size, limits, ref address, .. } = *rendezvous;
@@ -165,7 +165,7 @@ pub(super) fn join(rendezvous: &Rendezvous) -> Result<Group> {
             Event::Message(Kind::Heartbeat, _) => return,
             Event::Message(Kind::Stop, _) => return supervisor.request_stop(),
             Event::Message(Kind::Fault, body) => match decode_fault(&body) {
-                // This may arrive before rank 0's decision, which is sent in any case: a rank that was rejected ends at once.
+                // The fault may arrive before rank 0's decision. Rank 0 sends the decision in any case, because a rejected rank ends at once.
                 Some(fault) => return calls.fail(fault),
                 None => None,
             },
@@ -177,7 +177,7 @@ pub(super) fn join(rendezvous: &Rendezvous) -> Result<Group> {
             }
         };
         let fault = fault.unwrap_or_else(|| Fault::Desync("rank 0 sent a message that this rank does not know".into()));
-        // After the rendezvous nobody receives it.
+        // After the rendezvous nobody receives the decision.
         let _ = decided.send(Err(fault.error("the rendezvous", Vec::new()).to_string()));
         calls.fail(fault);
     };
@@ -206,7 +206,7 @@ pub(super) fn join(rendezvous: &Rendezvous) -> Result<Group> {
     Ok(Group::world(Endpoint::new(rank, size, Box::new(Client { open, connection }), limits)))
 }
 
-/// An authenticated connection to rank 0, and rank 0's process. Retries until rank 0 listens.
+/// Returns an authenticated connection to rank 0, and the name of rank 0's process. Retries until rank 0 listens.
 fn reach(rendezvous: &Rendezvous) -> Result<(TcpStream, String), String> {
     let address = &rendezvous.address;
     let deadline = Instant::now() + rendezvous.limits.join;

@@ -1,4 +1,4 @@
-//! A connection between two known ranks: one thread reads; another writes, and sends heartbeats when there is nothing else to send.
+//! A connection between two known ranks. One thread reads. Another thread writes, and sends heartbeats when the queue is empty.
 
 use super::frame::{self, Kind, LIMIT};
 use crate::comm::limits::Limits;
@@ -12,13 +12,13 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use std::{io, thread};
 
-/// How long a rank that leaves waits until the others have read its last messages.
+/// The maximum time that a rank that leaves waits until the other ranks have read its last messages.
 const LINGER: Duration = Duration::from_secs(2);
 
-/// Time between its checks.
+/// The time between checks whether they have read them.
 const POLL: Duration = Duration::from_millis(1);
 
-/// A message to send: its kind, the head of its body, and data that other messages may share.
+/// A message to send: its kind, the head of its body, and data that several messages may share.
 pub(super) struct Outgoing {
     pub kind: Kind,
     pub head: Vec<u8>,
@@ -26,23 +26,23 @@ pub(super) struct Outgoing {
 }
 
 impl Outgoing {
-    /// A message without shared data.
+    /// Creates a message without shared data.
     pub fn new(kind: Kind, head: Vec<u8>) -> Outgoing {
         Outgoing { kind, head, data: None }
     }
 }
 
-/// What the reader reports of the other rank.
+/// The reports of the reader about the other rank.
 pub(super) enum Event {
-    /// It sent a message, such as a heartbeat with its reports of progress.
+    /// The rank sent a message, such as a heartbeat with its reports of progress.
     Message(Kind, Vec<u8>),
-    /// It ended. The last event.
+    /// The rank ended. This is the last event.
     Ended,
-    /// It sent nothing for the limit. The last event.
+    /// The rank sent nothing for longer than the limit. This is the last event.
     Silent,
 }
 
-/// The two threads of a connection. Dropping it closes the connection at once; [`finish`] sends what is queued first.
+/// The two threads of a connection. Dropping it closes the connection at once. [`finish`] first sends the queued messages.
 pub(super) struct Connection {
     stream: TcpStream,
     queue: Sender<Outgoing>,
@@ -50,9 +50,9 @@ pub(super) struct Connection {
 }
 
 impl Connection {
-    /// Starts the threads over a connected stream. `handle` gets each event and the queue for answers.
+    /// Starts the threads on a connected stream. `handle` gets each event, and the queue for answers.
     ///
-    /// The other rank counts as lost if it sends nothing for [`Limits::silence`]; this rank sends four heartbeats in that time.
+    /// The other rank is lost if it sends nothing for [`Limits::silence`]. This rank sends four heartbeats in this time.
     pub fn open(
         stream: TcpStream,
         limits: Limits,
@@ -72,8 +72,8 @@ impl Connection {
                     Err(_) => break Event::Ended,
                 }
             };
-            // The other rank waits for the end of the stream after its `Bye`, and `handle` may wait for the end of its process. An error
-            // means that it has already ended.
+            // After its `Bye`, the other rank waits for the end of the stream, and `handle` may wait for the end of the other rank's process. An
+            // error means that the process has already ended.
             let _ = input.shutdown(Shutdown::Both);
             handle(last, &answers);
         })?;
@@ -84,7 +84,7 @@ impl Connection {
         Ok(Connection { stream, queue, threads: vec![reader, writer] })
     }
 
-    /// The queue of messages to send.
+    /// Returns the queue of messages to send.
     pub fn queue(&self) -> Sender<Outgoing> {
         self.queue.clone()
     }
@@ -127,7 +127,7 @@ pub(super) fn finish(connections: &[Connection]) {
 impl Drop for Connection {
     fn drop(&mut self) {
         let _ = self.stream.shutdown(Shutdown::Both);
-        // The writer may sleep until its next heartbeat.
+        // The writer may sleep until its next heartbeat, so the `Bye` wakes it.
         self.send(Outgoing::new(Kind::Bye, Vec::new()));
         for thread in self.threads.drain(..) {
             let _ = thread.join();

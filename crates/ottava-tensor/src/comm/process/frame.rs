@@ -1,38 +1,38 @@
-//! Messages between ranks: a header of fixed size, then a body of limited length. Numbers are little-endian.
+//! Messages between ranks. A message has a header of fixed size and a body of limited length. Numbers are little-endian.
 
 use std::io::{self, ErrorKind, Read, Write};
 
-/// Starts each header, with the version of this protocol at its end.
+/// The start of each header. Its last byte is the version of this protocol.
 const MAGIC: [u8; 7] = *b"OTVCMM\x04";
 
-/// Bytes of a header: magic, kind, length of the body.
+/// The number of bytes of a header: magic, kind, and length of the body.
 const HEADER: usize = MAGIC.len() + 1 + 8;
 
-/// Longest body during the rendezvous, when the sender is not known yet, in bytes.
+/// The maximum number of bytes of a body during the rendezvous, when the sender is not known yet.
 pub(super) const HANDSHAKE_LIMIT: u64 = 64 << 10;
 
-/// Longest body of a known rank, in bytes.
+/// The maximum number of bytes of a body from a known rank.
 pub(super) const LIMIT: u64 = 64 << 30;
 
-/// Memory reserved before the first byte of a body arrives.
+/// The number of bytes that are reserved before the first byte of a body arrives.
 const RESERVED: u64 = 1 << 20;
 
 /// The kind of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
-    /// Rank 0 to a new connection: its challenge.
+    /// The challenge that rank 0 sends to a new connection.
     Challenge,
-    /// The answer: the rank, its identity and its proof.
+    /// The answer to the challenge: the rank, its identity and its proof.
     Hello,
     /// Rank 0's proof of the secret.
     Accepted,
-    /// The proof was wrong.
+    /// Rank 0 rejects the proof.
     Denied,
     /// All ranks have joined.
     Welcome,
-    /// The group cannot be formed; the body has the reason.
+    /// The group cannot be formed. The body has the reason.
     Refused,
-    /// The sender is alive; the body counts its reports of progress.
+    /// The sender is alive. The body has the number of its progress reports.
     Heartbeat,
     /// A call of the sender.
     Call,
@@ -42,7 +42,7 @@ pub(super) enum Kind {
     Fault,
     /// A rank was asked to stop.
     Stop,
-    /// The sender ends; its last message.
+    /// The last message of a sender that ends.
     Bye,
 }
 
@@ -61,7 +61,7 @@ const KINDS: [Kind; 12] = [
     Kind::Bye,
 ];
 
-/// Writes a message whose body is `parts`.
+/// Writes a message whose body is the concatenation of `parts`.
 pub(super) fn write(stream: &mut impl Write, kind: Kind, parts: &[&[u8]]) -> io::Result<()> {
     let length = parts.iter().map(|part| part.len() as u64).sum::<u64>();
     let mut header = [0; HEADER];
@@ -72,7 +72,7 @@ pub(super) fn write(stream: &mut impl Write, kind: Kind, parts: &[&[u8]]) -> io:
     parts.iter().try_for_each(|part| stream.write_all(part))
 }
 
-/// Reads a message; [`ErrorKind::InvalidData`] if it is malformed, or if its body is longer than `limit`.
+/// Reads a message. Errors with [`ErrorKind::InvalidData`] if the message is malformed, or if its body is longer than `limit`.
 pub(super) fn read(stream: &mut impl Read, limit: u64) -> io::Result<(Kind, Vec<u8>)> {
     let invalid = |message: &str| io::Error::new(ErrorKind::InvalidData, message);
     let mut header = [0; HEADER];
@@ -93,13 +93,13 @@ pub(super) fn read(stream: &mut impl Read, limit: u64) -> io::Result<(Kind, Vec<
     Ok((kind, body))
 }
 
-/// Appends a text with its length.
+/// Appends a text, preceded by its length.
 pub(super) fn put_text(body: &mut Vec<u8>, text: &str) {
     body.extend((text.len() as u32).to_le_bytes());
     body.extend(text.as_bytes());
 }
 
-/// Reads fields from the front of a body; each is `None` if the body is too short or malformed.
+/// Reads fields from the front of a body. A field is `None` if the body is too short or malformed.
 pub(super) struct Fields<'a>(pub &'a [u8]);
 
 impl Fields<'_> {

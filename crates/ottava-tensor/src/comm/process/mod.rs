@@ -1,8 +1,8 @@
-//! Ranks are processes connected by TCP, in a star around rank 0.
+//! Ranks that are processes connected by TCP, in a star around rank 0.
 //!
-//! Made for tests, launch and control: all data passes through rank 0. The secret is checked at the rendezvous, by HMAC of random
-//! challenges in both directions; later messages are neither encrypted nor signed, so the network must be trusted. A thread of each
-//! connection sends heartbeats, so that long computation between collectives does not count as silence.
+//! This backend is made for tests, launch and control: all data passes through rank 0. The secret is checked at the rendezvous, by HMAC of random
+//! challenges in both directions. Later messages are neither encrypted nor signed, so the network must be trusted. A thread of each
+//! connection sends heartbeats, so that long computation between collectives is not taken for silence.
 
 mod auth;
 mod client;
@@ -21,22 +21,22 @@ use super::group::Group;
 use crate::error::{Error, Result};
 use std::net::TcpListener;
 
-/// Has the system continue this process, if it is stopped (SIGSTOP), when the thread that started it ends, so that it detects this and ends
-/// too.
+/// Makes the system continue this process when the thread that started it ends, if the process is stopped (SIGSTOP). So the process detects the end
+/// of its parent and ends too.
 pub fn wake_with_parent() {
-    // SAFETY: asks for a signal that does nothing to a process that runs.
+    // SAFETY: requests a signal that has no effect on a running process.
     unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGCONT) };
 }
 
-/// Asks the child process `pid`, which has not been waited for, to end (SIGTERM).
+/// Asks the child process `pid` to end (SIGTERM). The caller must not have called `wait` for this child yet.
 pub fn ask_to_end(pid: u32) {
-    // SAFETY: sends a signal. A child that has not been waited for keeps its number, so no other process gets it.
+    // SAFETY: sends a signal. A child that has not been waited for keeps its number, so no other process gets the signal.
     unsafe { libc::kill(pid as libc::pid_t, libc::SIGTERM) };
 }
 
-/// Leads the group of `rendezvous` as rank 0, at the `listener` that its address names. Returns when all ranks have joined.
+/// Leads the group of `rendezvous` as rank 0. `listener` must listen at the address of `rendezvous`. Returns when all ranks have joined.
 ///
-/// Errors as [`join`] does.
+/// Errors like [`join`].
 pub fn lead(listener: &TcpListener, rendezvous: &Rendezvous) -> Result<Group> {
     server::serve(listener, rendezvous)
 }
@@ -44,8 +44,8 @@ pub fn lead(listener: &TcpListener, rendezvous: &Rendezvous) -> Result<Group> {
 /// Joins the group of `rendezvous`. Returns when all ranks have joined.
 ///
 /// Errors with [`Error::Value`] for a rank outside the group. Errors with [`Error::Ranks`] on all ranks if a rank has not joined within
-/// [`Limits::join`](super::Limits::join), ends, or differs in size or identity; the message names it. A rank with a different secret is the only one to get that
-/// error. Errors with [`Error::Io`] when rank 0 cannot listen at the address.
+/// [`Limits::join`](super::Limits::join), ends, or differs in size or identity. The message names the rank. If a rank has a different secret, only
+/// this rank gets an error. Errors with [`Error::Io`] if rank 0 cannot listen at the address.
 pub fn join(rendezvous: &Rendezvous) -> Result<Group> {
     let Rendezvous { rank, size, ref address, .. } = *rendezvous;
     if rank >= size {

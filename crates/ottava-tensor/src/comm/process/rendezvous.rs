@@ -1,4 +1,4 @@
-//! How the processes of a group find and check each other.
+//! The rendezvous, in which the processes of a group find and check each other.
 
 use super::auth::{PROOF, equal, hmac, random_bytes};
 use super::frame::{self, HANDSHAKE_LIMIT, Kind};
@@ -13,36 +13,36 @@ use std::time::{Duration, Instant};
 
 /// The settings with which a process joins its group. All except `rank` are the same on all ranks.
 pub struct Rendezvous {
-    /// This rank, from 0 to `size - 1`.
+    /// The index of this rank, from 0 to `size - 1`.
     pub rank: usize,
-    /// Ranks of the group.
+    /// The number of ranks of the group.
     pub size: usize,
-    /// `host:port` at which rank 0 listens, on that interface only: `127.0.0.1:port` if all ranks are on one host.
+    /// The address `host:port` at which rank 0 listens. It listens only on this interface. Use `127.0.0.1:port` if all ranks are on one host.
     pub address: String,
-    /// The secret of this job. Processes with a different secret are rejected. Never sent or logged.
+    /// The secret of this job. Processes with a different secret are rejected. It is never sent or logged.
     pub secret: Vec<u8>,
-    /// Names and values, such as hashes of program, configuration and data, that must be the same on all ranks. At most 60 KiB.
+    /// Names and values that must be the same on all ranks, such as hashes of program, configuration and data. At most 60 KiB.
     pub identity: Vec<(String, String)>,
-    /// How long ranks wait for each other.
+    /// The times that ranks wait for each other.
     pub limits: Limits,
-    /// Callbacks into the program that starts the group.
+    /// The callbacks into the program that starts the group.
     pub supervisor: Arc<dyn Supervisor>,
 }
 
-/// Callbacks into the program of a rank.
+/// The callbacks into the program of a rank.
 pub trait Supervisor: Send + Sync {
-    /// Called several times a second until all ranks have joined; an error (a sentence) ends the rendezvous of this rank.
+    /// Called several times per second until all ranks have joined. An error (a sentence) ends the rendezvous of this rank.
     fn check(&self) -> Result<(), String> {
         Ok(())
     }
 
-    /// The flag that says whether this process was asked to stop, if it has one. It is read until all ranks have joined, where a stop ends the
-    /// rendezvous of all ranks, and set, from any thread, when another rank was asked to stop.
+    /// Returns the flag that is set if this process was asked to stop, if there is such a flag. Until all ranks have joined, the flag is read, and a
+    /// stop ends the rendezvous of all ranks. If another rank was asked to stop, the flag is set, from any thread.
     fn stop_flag(&self) -> Option<&AtomicBool> {
         None
     }
 
-    /// Whether this process was asked to stop.
+    /// Returns whether this process was asked to stop.
     fn stop_requested(&self) -> bool {
         self.stop_flag().is_some_and(|flag| flag.load(Ordering::Relaxed))
     }
@@ -52,7 +52,7 @@ pub trait Supervisor: Send + Sync {
         self.stop_flag().into_iter().for_each(|flag| flag.store(true, Ordering::Relaxed));
     }
 
-    /// Called by rank 0 when another rank is lost; returns what is known about its end, for example "it was killed by signal 9, and its log
+    /// Called by rank 0 when another rank is lost. Returns what is known about the rank's end, for example "it was killed by signal 9, and its log
     /// is rank-1.log".
     fn describe_end(&self, rank: usize) -> Option<String> {
         let _ = rank;
@@ -60,12 +60,12 @@ pub trait Supervisor: Send + Sync {
     }
 }
 
-/// Knows nothing.
+/// A supervisor without callbacks.
 pub struct Unsupervised;
 
 impl Supervisor for Unsupervised {}
 
-/// Why a rendezvous ends when a rank was asked to stop.
+/// The reason why a rendezvous ends if a rank was asked to stop.
 pub(super) const STOPPED: &str = "stopped by a signal before all ranks had joined";
 
 impl Rendezvous {
@@ -110,7 +110,7 @@ fn expect(stream: &mut Until, kind: Kind) -> io::Result<Vec<u8>> {
     }
 }
 
-/// Rank 0's side: identifies the peer of `stream`. [`ErrorKind::PermissionDenied`] for a different secret.
+/// Identifies the peer of `stream`, on rank 0. Errors with [`ErrorKind::PermissionDenied`] if the secrets differ.
 pub(super) fn accept(stream: &TcpStream, secret: &[u8], deadline: Instant) -> io::Result<Hello> {
     let mut until = Until(stream, deadline);
     let ours = random_bytes()?;
@@ -129,8 +129,8 @@ pub(super) fn accept(stream: &TcpStream, secret: &[u8], deadline: Instant) -> io
     Ok(hello)
 }
 
-/// The other side: introduces `hello` to rank 0 and returns rank 0's process. [`ErrorKind::UnexpectedEof`] if rank 0 closed the connection
-/// before its challenge, [`ErrorKind::PermissionDenied`] if the secrets differ.
+/// Introduces `hello` to rank 0, and returns the name of rank 0's process. Errors with [`ErrorKind::UnexpectedEof`] if rank 0 closed the connection
+/// before its challenge, and with [`ErrorKind::PermissionDenied`] if the secrets differ.
 pub(super) fn introduce(stream: &TcpStream, secret: &[u8], hello: &Hello, deadline: Instant) -> io::Result<String> {
     let mut until = Until(stream, deadline);
     let theirs = expect(&mut until, Kind::Challenge)?;

@@ -1,4 +1,4 @@
-//! Rank 0: accepts the other ranks, then passes their calls to the hub.
+//! The server of rank 0. It accepts the other ranks, and then passes their calls to the hub.
 
 use super::connection::{Connection, Event, Outgoing, finish};
 use super::frame::{Fields, Kind};
@@ -22,22 +22,22 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Time within which a connection must authenticate.
+/// The time within which a connection must authenticate.
 const HANDSHAKE: Duration = Duration::from_secs(5);
 
-/// Unauthenticated connections allowed beyond the number of ranks; further connections are closed, and ranks among them retry.
+/// The number of unauthenticated connections that are allowed beyond the number of ranks. Further connections are closed, and their ranks retry.
 const STRANGERS: usize = 64;
 
-/// How long rank 0 waits for further ranks when the group cannot be formed, to send them the reason.
+/// The time that rank 0 waits for further ranks if the group cannot be formed, to send them the reason.
 const LATECOMERS: Duration = Duration::from_secs(1);
 
-/// Time between reports of the missing ranks.
+/// The time between reports of the missing ranks.
 pub(super) const NOTICE: Duration = Duration::from_secs(10);
 
-/// Time between checks for connections.
+/// The time between checks for connections.
 const POLL: Duration = Duration::from_millis(5);
 
-/// Rank 0's membership.
+/// Rank 0's membership in the job.
 struct Server {
     local: Local,
     connections: Vec<Connection>,
@@ -103,7 +103,7 @@ pub(super) fn serve(listener: &TcpListener, rendezvous: &Rendezvous) -> Result<G
 }
 
 impl Gathering<'_> {
-    /// Returns when all ranks have joined; the error is the reason why they do not form a group.
+    /// Returns when all ranks have joined. The error is the reason why the ranks do not form a group.
     fn gather(&mut self, listener: &TcpListener) -> Result<(), String> {
         let Rendezvous { size, limits, ref secret, ref supervisor, .. } = *self.rendezvous;
         let mut deadline = Instant::now() + limits.join;
@@ -153,7 +153,7 @@ impl Gathering<'_> {
         }
     }
 
-    /// A sentence if a rank was asked to stop. Forwards the request to all ranks.
+    /// Returns a sentence if a rank was asked to stop. Forwards the request to all ranks.
     fn stopped(&self) -> Option<String> {
         self.rendezvous.supervisor.stop_requested().then(|| {
             self.hub.stop();
@@ -161,12 +161,12 @@ impl Gathering<'_> {
         })
     }
 
-    /// A sentence about the rank that was lost since it joined.
+    /// Returns a sentence about a rank that joined and was then lost, or `None` if no rank was lost.
     fn lost(&self) -> Option<String> {
         self.hub.fault().map(|fault| fault.error("the rendezvous", Vec::new()).to_string())
     }
 
-    /// The ranks that have not joined, and why connections were refused.
+    /// Returns the ranks that have not joined, and why connections were refused.
     fn missing(&self) -> (String, String) {
         let missing: Vec<_> = (0..self.rendezvous.size).filter(|rank| !self.hellos.contains_key(rank)).collect();
         let denied = match self.denied {
@@ -186,7 +186,7 @@ impl Gathering<'_> {
         tracing::info!("rank 0 listens at {local}{reach}, and waits for {missing}{denied}");
     }
 
-    /// Adds an authenticated process. The error is the reason why it does not belong to the group; it is also sent to the process.
+    /// Adds an authenticated process. The error is the reason why the process does not belong to the group. The reason is also sent to the process.
     fn add(&mut self, hello: Hello, stream: TcpStream) -> Result<(), String> {
         let (rank, limits) = (hello.rank, self.rendezvous.limits);
         let failed = |e: io::Error| format!("rank 0 cannot serve rank {rank}: {e}");
@@ -215,7 +215,7 @@ impl Gathering<'_> {
         Ok(())
     }
 
-    /// The reason why a process does not belong to the group.
+    /// Returns the reason why a process does not belong to the group, or `None` if it belongs to it.
     fn misfit(&self, hello: &Hello) -> Option<String> {
         let (size, Hello { rank, process, .. }) = (self.rendezvous.size, hello);
         if hello.size != size || *rank >= size {
@@ -226,7 +226,7 @@ impl Gathering<'_> {
     }
 }
 
-/// Checks a new connection in its own thread; false if there is none.
+/// Checks a new connection in a separate thread. Returns false if no thread can be started.
 fn check_soon(
     stream: TcpStream,
     secret: Arc<[u8]>,
@@ -236,13 +236,13 @@ fn check_soon(
     let deadline = deadline.min(Instant::now() + HANDSHAKE);
     let check = move || {
         let hello = stream.set_nonblocking(false).and_then(|()| accept(&stream, &secret, deadline));
-        // Nobody receives it after the rendezvous.
+        // After the rendezvous nobody receives the result.
         let _ = arrived.send(hello.map(|hello| (hello, stream)).map_err(|e| e.kind()));
     };
     thread::Builder::new().name("comm handshake".into()).spawn(check).is_ok()
 }
 
-/// Passes a message of `rank` to the hub; `None` if only rank 0 may send it or its content is malformed.
+/// Passes a message of `rank` to the hub. Returns `None` if only rank 0 may send such a message, or if its content is malformed.
 fn receive(hub: &Hub, rank: usize, kind: Kind, body: &[u8], queue: &Sender<Outgoing>) -> Option<()> {
     match kind {
         Kind::Heartbeat => hub.progress(rank, Fields(body).number()?),
@@ -251,11 +251,11 @@ fn receive(hub: &Hub, rank: usize, kind: Kind, body: &[u8], queue: &Sender<Outgo
         Kind::Call => {
             let (CallHead { request, group, number, call }, bytes) = decode_call(body)?;
             let queue = queue.clone();
-            // A fault is sent to all ranks by the observers.
+            // The observers send a fault to all ranks.
             let answer = move |reply: Reply| {
                 if let Ok(bytes) = reply {
                     let data = Some((bytes.all, bytes.range));
-                    // If the rank has ended, its reader has reported it.
+                    // If the rank has ended, its reader has reported the end.
                     let _ = queue.send(Outgoing { kind: Kind::Result, head: request.to_le_bytes().to_vec(), data });
                 }
             };

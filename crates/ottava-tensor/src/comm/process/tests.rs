@@ -1,4 +1,4 @@
-//! Rendezvous and faults of TCP ranks: strangers, wrong secrets, missing, dead and stopped ranks.
+//! Rendezvous and faults of TCP ranks: strangers, wrong secrets, and missing, dead and stopped ranks.
 
 use super::*;
 use crate::comm::tests::on_ranks;
@@ -26,7 +26,7 @@ fn listener() -> (TcpListener, String) {
     (listener, address)
 }
 
-/// The results of joining for each of `size` ranks, after `change`; ranks not in `present` do not join.
+/// Lets each of `size` ranks join after `change`, and returns the results. Ranks that are not in `present` do not join.
 fn join_changed(
     size: usize,
     present: &[usize],
@@ -48,14 +48,14 @@ fn join_changed(
     })
 }
 
-/// A group whose ranks are connected by TCP, for threads of this process; its collectives have a deadline.
+/// Returns a group of threads of this process that are connected by TCP. Its collectives have a deadline.
 pub(in crate::comm) fn tcp_group_within(size: usize, collective: Duration) -> Vec<Group> {
     let ranks: Vec<_> = (0..size).collect();
     let group = join_changed(size, &ranks, |r| r.limits.collective = collective);
     group.into_iter().map(|(_, comm)| comm.unwrap()).collect()
 }
 
-/// A group whose ranks are connected by TCP, for threads of this process.
+/// Returns a group of threads of this process that are connected by TCP.
 pub(in crate::comm) fn tcp_group(size: usize) -> Vec<Group> {
     if size == 1 {
         return vec![join(&rendezvous(0, 1, "")).unwrap()];
@@ -64,7 +64,7 @@ pub(in crate::comm) fn tcp_group(size: usize) -> Vec<Group> {
     join_changed(size, &ranks, |_| {}).into_iter().map(|(_, comm)| comm.unwrap()).collect()
 }
 
-/// The messages of ranks whose group does not form.
+/// Returns the error messages of ranks whose group does not form.
 fn refusals(size: usize, present: &[usize], change: impl Fn(&mut Rendezvous) + Sync) -> Vec<String> {
     let joined = join_changed(size, present, change);
     let message = |(rank, joined): (usize, Result<Group>)| {
@@ -104,7 +104,7 @@ fn a_different_identity_is_named_on_all_ranks() {
     for message in refusals(3, &[0, 1, 2], |r| r.size += usize::from(r.rank == 1)) {
         assert!(message.contains("rank 1 (pid") && message.ends_with("belongs to 4 ranks, rank 0 to 3"), "{message}");
     }
-    // The third rank calls itself rank 1, too.
+    // The third rank claims to be rank 1, too.
     for message in refusals(3, &[0, 1, 2], |r| r.rank = r.rank.min(1)) {
         assert!(message.starts_with("two processes are rank 1: pid "), "{message}");
     }
@@ -145,7 +145,7 @@ fn a_fault_that_overtakes_the_refusal_does_not_hide_it() {
     assert_eq!(message, "the reason");
 }
 
-/// A program that was asked to stop, or is notified that another was.
+/// A program that was asked to stop, or that is notified that another program was asked to stop.
 #[derive(Default)]
 struct Stopped(AtomicBool);
 
@@ -196,7 +196,7 @@ fn a_request_to_stop_ends_a_rendezvous_on_all_ranks() {
     }
 }
 
-/// Knows how rank 1 ended, or that it never joined.
+/// A supervisor that knows how rank 1 ended, or that rank 1 never joined.
 struct Witness(bool);
 
 impl Supervisor for Witness {
@@ -221,7 +221,7 @@ fn what_rank_0_knows_of_an_end_is_told_to_all() {
             "{message}"
         );
     }
-    // A rank that ends before it joins is not waited for.
+    // Ranks do not wait for a rank that ends before it joins.
     let messages = refusals(3, &[0, 2], |r| {
         if r.rank == 0 {
             r.supervisor = Arc::new(Witness(true));
@@ -252,7 +252,7 @@ fn strangers_do_not_disturb_the_group() {
     let bodies = [&b"GET / HTTP/1.0\r\n\r\n"[..], b"OTVCMM\x04\x01\xff\xff\xff\xff\xff\xff\xff\xff", &[0; 100_000]];
     let noisy = bodies.iter().map(|body| {
         let mut stream = TcpStream::connect(&address).unwrap();
-        // Rank 0 may hang up before it has read everything.
+        // Rank 0 may close the connection before it has read everything.
         let _ = stream.write_all(body);
         stream
     });
@@ -284,7 +284,7 @@ fn garbage_is_no_message() {
     assert_eq!(read(&header(5)), Err(UnexpectedEof));
     assert_eq!(read(&[0; 16]), Err(InvalidData));
     assert_eq!(read(&[&b"OTVCMM\x04\x63"[..], &[0; 8]].concat()), Err(InvalidData));
-    // Cut or changed bodies are rejected or decoded, without a panic.
+    // Truncated or changed bodies are rejected or decoded, without a panic.
     let call = crate::comm::call::Call::control(crate::comm::call::Op::Barrier, "x");
     let call = wire::encode_call(&wire::CallHead { request: 3, group: 0, number: 2, call });
     for end in 0..call.len() {
@@ -305,7 +305,7 @@ fn computing_longer_than_the_silence_limit_is_no_fault() {
     });
 }
 
-/// The group of this process, if it is one that [`Rank::group`] has started.
+/// Returns the group of this process, if [`Rank::group`] has started the process.
 pub(in crate::comm) fn join_as_child() -> Option<Group> {
     let number = |name: &str| env::var(name).ok()?.parse().ok();
     let (rank, size, address) =
@@ -324,7 +324,7 @@ pub(in crate::comm) fn join_as_child() -> Option<Group> {
     Some(comm.unwrap())
 }
 
-/// Runs in a separate process: joins and makes calls until an error, which it prints.
+/// Runs in a separate process. Joins and makes calls until an error, which it prints.
 #[test]
 #[ignore = "started by the tests below"]
 fn rank_process() {
@@ -346,19 +346,19 @@ fn rank_process() {
     println!("error: {error}");
 }
 
-/// A child that does not outlive its test.
+/// A child process that does not outlive its test.
 pub(in crate::comm) struct Rank(pub Child, BufReader<ChildStdout>);
 
 impl Drop for Rank {
     fn drop(&mut self) {
-        // Both fail for a process that has ended.
+        // These calls fail if the process has already ended.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
 }
 
 impl Rank {
-    /// Starts the ignored `test` as each rank of a group, which prints "joined".
+    /// Starts the ignored `test` as each rank of a group. Each rank must print "joined".
     pub fn group(test: &str, size: usize, variables: &[(&str, &str)]) -> Vec<Rank> {
         let mut ranks: Vec<Rank> = Vec::new();
         let mut address = String::new();
@@ -387,7 +387,7 @@ impl Rank {
         Rank(child, output)
     }
 
-    /// The rest of a line that contains `mark`.
+    /// Returns the rest of a line that contains `mark`.
     pub fn line(&mut self, mark: &str) -> String {
         let mut line = String::new();
         while !line.contains(mark) {
@@ -399,7 +399,7 @@ impl Rank {
         line.split_once(mark).unwrap().1.trim().to_string()
     }
 
-    /// What the process has written to standard error, when it has ended.
+    /// Returns the text that the process has written to standard error. Waits for the end of the process.
     pub fn errors(&mut self) -> String {
         let mut text = String::new();
         self.0.stderr.take().expect("read once").read_to_string(&mut text).unwrap();

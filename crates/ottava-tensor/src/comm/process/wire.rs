@@ -1,4 +1,4 @@
-//! The bodies of messages: hellos, calls and faults as bytes.
+//! The bodies of messages: the encoding of hellos, calls and faults.
 
 use super::frame::{Fields, put_text};
 use crate::comm::call::Call;
@@ -10,7 +10,7 @@ use std::time::Duration;
 pub(super) struct Hello {
     pub rank: usize,
     pub size: usize,
-    /// For example "pid 4242 on host x".
+    /// The process, for example "pid 4242 on host x".
     pub process: String,
     pub identity: Vec<(String, String)>,
 }
@@ -44,7 +44,7 @@ impl Hello {
 /// A call in the form in which a rank sends it to rank 0.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct CallHead {
-    /// The number of its answer.
+    /// The number that identifies the answer.
     pub request: u64,
     /// The number of the group.
     pub group: u64,
@@ -53,14 +53,14 @@ pub(super) struct CallHead {
     pub call: Call,
 }
 
-/// The head of a call's message, before the data: the numbers, and the call as JSON.
+/// Encodes the head of a call's message, which precedes the data: the numbers, and the call as JSON.
 pub(super) fn encode_call(CallHead { request, group, number, call }: &CallHead) -> Vec<u8> {
     let mut body: Vec<u8> = [request, group, number].into_iter().flat_map(|number| number.to_le_bytes()).collect();
     put_text(&mut body, &serde_json::to_string(call).expect("a call has no map, so JSON can write it"));
     body
 }
 
-/// The head of a call and its data.
+/// Decodes the head of a call's message, and returns it with the data.
 pub(super) fn decode_call(body: &[u8]) -> Option<(CallHead, Vec<u8>)> {
     let mut fields = Fields(body);
     let (request, group, number) = (fields.number()?, fields.number()?, fields.number()?);

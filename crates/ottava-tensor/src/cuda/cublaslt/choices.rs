@@ -1,4 +1,4 @@
-//! GEMM algorithms chosen by timing: choices that this program contains, for known shapes, and a cache on disk.
+//! GEMM algorithms that were chosen by timing. This program contains the choices for known shapes, and a cache on disk holds further choices.
 
 use super::spec::GemmSpec;
 use crate::cuda::nvrtc::{cache_folder, hex, replace};
@@ -11,28 +11,28 @@ use std::path::PathBuf;
 pub(super) struct Algorithm(pub(super) [u64; 8]);
 
 impl Algorithm {
-    /// Placeholder before one is chosen.
+    /// A placeholder for an algorithm that is not chosen yet.
     pub(super) const NONE: Algorithm = Algorithm([0; 8]);
 }
 
-/// Which proposals compete; a change of that makes earlier choices invalid.
+/// The name of the rule that selects the competing proposals. A changed rule makes earlier choices invalid.
 const RULES: &str = "small-clusters";
 
-/// Files that `examples/measure_products.rs` of ottava-train measured, by name.
+/// The files that `examples/measure_products.rs` of ottava-train wrote, by name.
 const MEASURED: [(&str, &str); 1] = [(
     "NVIDIA-H200-cublaslt-13.1.0-small-clusters.json",
     include_str!("measured/NVIDIA-H200-cublaslt-13.1.0-small-clusters.json"),
 )];
 
-/// Specs as text, and the bytes of their algorithms in hexadecimal.
+/// The bytes of algorithms in hexadecimal, by the text of their spec.
 type Table = BTreeMap<String, String>;
 
-/// Algorithms for one GPU model and library version.
+/// The algorithms for one GPU model and library version.
 pub(super) struct Choices {
     file: PathBuf,
-    /// What the file has.
+    /// The choices in the file.
     known: Table,
-    /// What this program came with; the file has precedence.
+    /// The choices that this program contains. A choice in the file takes precedence.
     measured: Table,
 }
 
@@ -45,12 +45,12 @@ impl Choices {
         Choices { file, known, measured: measured(&name) }
     }
 
-    /// The content of a file; empty if it is missing or damaged.
+    /// Reads the choices of a file. Returns an empty table if the file is missing or damaged.
     fn read(file: &std::path::Path) -> Table {
         std::fs::read(file).ok().and_then(|text| serde_json::from_slice(&text).ok()).unwrap_or_default()
     }
 
-    /// The text of a product that leaves `spared` multiprocessors to other kernels.
+    /// Returns the text of a product that leaves `spared` multiprocessors to other kernels.
     pub(super) fn key(spec: &GemmSpec, alignment: u32, spared: usize) -> String {
         let beside = if spared > 0 { format!(", sparing {spared} multiprocessors") } else { String::new() };
         format!("{spec:?} aligned to {alignment}{beside}")
@@ -70,7 +70,8 @@ impl Choices {
     }
 
     pub(super) fn insert(&mut self, key: String, algorithm: Algorithm) {
-        // Merge what other processes wrote. If two write at once, one choice is lost and timed again in a later run.
+        // This merges the choices that other processes wrote. If two processes write at once, one choice is lost, and a later run times that product
+        // again.
         self.known.extend(Choices::read(&self.file));
         self.known.insert(key, algorithm.0.iter().map(|word| hex(&word.to_be_bytes())).collect());
         let text = serde_json::to_vec_pretty(&self.known).unwrap_or_default();
@@ -80,7 +81,7 @@ impl Choices {
     }
 }
 
-/// What this program came with, by the name of the file.
+/// Returns the choices that this program contains under the file name `name`.
 fn measured(name: &str) -> Table {
     let found = MEASURED.iter().find(|(file, _)| *file == name);
     found.map(|(_, text)| serde_json::from_str(text).expect("a file of the source tree")).unwrap_or_default()
@@ -114,7 +115,7 @@ mod tests {
         assert!(Choices::read(&file).is_empty());
     }
 
-    /// A field of `GemmSpec` that is renamed would make all of them useless.
+    /// If a field of `GemmSpec` is renamed, no product is found.
     #[test]
     fn products_of_known_models_are_found_without_timing() {
         let (file, known) = (PathBuf::new(), Table::new());

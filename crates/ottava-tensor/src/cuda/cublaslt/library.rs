@@ -8,7 +8,7 @@ use std::ffi::{CStr, c_char, c_void};
 use std::ptr::null_mut;
 use std::sync::{Arc, OnceLock};
 
-/// An algorithm and what it needs (`cublasLtMatmulHeuristicResult_t`).
+/// An algorithm and the resources that it needs (`cublasLtMatmulHeuristicResult_t`).
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub(super) struct Candidate {
@@ -48,7 +48,7 @@ functions! {
     }
 }
 
-/// Workspace that NVIDIA recommends for Hopper, in bytes.
+/// The size in bytes of the workspace that NVIDIA recommends for Hopper.
 pub(super) const WORKSPACE: usize = 32 << 20;
 
 fn opened() -> &'static Result<Api, Problem> {
@@ -56,7 +56,7 @@ fn opened() -> &'static Result<Api, Problem> {
     OPENED.get_or_init(|| SharedLibrary::open(&supported(&CUBLASLT), SearchPath::of_process()).and_then(Api::load))
 }
 
-/// Opens cuBLASLt. Errors if it is missing.
+/// Opens cuBLASLt. Returns an error if the library is missing.
 pub(in crate::cuda) fn require() -> Result<()> {
     api().map(|_| ())
 }
@@ -67,7 +67,7 @@ pub(super) fn api() -> Result<&'static Api> {
 
 impl Api {
     pub(super) fn version_text(&self) -> String {
-        // SAFETY: plain call.
+        // SAFETY: the function takes no pointers.
         dotted(unsafe { (self.version)() })
     }
 }
@@ -86,7 +86,7 @@ pub(super) struct Lt {
 impl Drop for Lt {
     fn drop(&mut self) {
         let _ = self.context.bind();
-        // SAFETY: created in `Lt::open`, not used again.
+        // SAFETY: `Lt::open` created the handle, and nothing uses it afterwards.
         unsafe { (self.api.destroy)(self.handle) };
     }
 }
@@ -107,12 +107,12 @@ impl Lt {
         if status == 0 {
             return Ok(());
         }
-        // SAFETY: the library returns a constant string for any status.
+        // SAFETY: the library returns a constant string for each status.
         let text = unsafe { (self.api.status_string)(status) };
         let message = if text.is_null() {
             format!("status {status}")
         } else {
-            // SAFETY: not null, and constant.
+            // SAFETY: the pointer is not null, and the string is constant.
             unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
         };
         Err(library_error(&self.context, CUBLASLT.name, call, message))

@@ -9,15 +9,15 @@ use crate::error::{Error, Result};
 use std::ffi::c_void;
 use std::ptr::null_mut;
 
-/// Device pointers of one product.
+/// The device pointers of one product.
 #[derive(Clone, Copy)]
 pub(crate) struct GemmPointers {
     pub(crate) a: u64,
     pub(crate) b: u64,
-    /// F32 multipliers at multiples of 16, used as the [`ScaleMode`] says.
+    /// The address of F32 multipliers, a multiple of 16. [`ScaleMode`] says how they are used.
     pub(crate) a_scale: u64,
     pub(crate) b_scale: u64,
-    /// Added if the spec accumulates, else not read; may be `out`.
+    /// The address of the addend, which is read only if the spec accumulates. It may be `out`.
     pub(crate) addend: u64,
     pub(crate) out: u64,
 }
@@ -37,21 +37,21 @@ const DESC_A_SCALE_MODE: i32 = 31;
 const DESC_B_SCALE_MODE: i32 = 32;
 const PREFERENCE_WORKSPACE: i32 = 1;
 const PREFERENCE_REDUCTIONS: i32 = 3;
-/// Split-K reduction in F32; the other schemes round partial sums to the output type.
+/// The split-K reduction in F32. The other schemes round partial sums to the output type.
 const REDUCTION_IN_F32: u32 = 2;
 const PREFERENCE_ALIGNMENTS: [i32; 4] = [5, 6, 7, 8];
 const CONFIG_CLUSTER: i32 = 8;
-/// `cublasLtClusterShape_t` of algorithms for GPUs without clusters.
+/// The `cublasLtClusterShape_t` of algorithms for GPUs without clusters.
 const CLUSTER_NOT_STATED: u16 = 0;
-/// `cublasLtClusterShape_t` of 2 x 1, 1 x 2, 1 x 1, 4 x 1, 2 x 2 and 1 x 4 blocks.
+/// The `cublasLtClusterShape_t` of 2 x 1, 1 x 2, 1 x 1, 4 x 1, 2 x 2 and 1 x 4 blocks.
 ///
-/// Other clusters are used only where the library has none of these. With an addend, kernels of cuBLASLt 13.1 for Hopper with clusters of eight
-/// blocks fail when the driver switches the GPU between two processes (scripts/stress_gemm.py).
+/// Other clusters are used only if the library has no proposal with these clusters. If a product has an addend, kernels of cuBLASLt 13.1 for Hopper
+/// with clusters of eight blocks fail when the driver switches the GPU between two processes (scripts/stress_gemm.py).
 const SMALL_CLUSTERS: [u16; 6] = [3, 5, 2, 4, 6, 8];
-/// Number of heuristic results that are timed once.
+/// The number of heuristic results that are timed once.
 const PROPOSALS: usize = 32;
 
-/// `cudaDataType_t` of an element type that GEMMs take.
+/// Returns the `cudaDataType_t` of an element type that GEMMs accept.
 fn cuda_type(dtype: DType) -> Result<i32> {
     match dtype {
         DType::F32 => Ok(0),
@@ -65,7 +65,7 @@ fn cuda_type(dtype: DType) -> Result<i32> {
     }
 }
 
-/// A descriptor, destroyed when dropped.
+/// A descriptor that is destroyed when this value is dropped.
 struct Owned {
     handle: Handle,
     destroy: unsafe extern "C" fn(Handle) -> i32,
@@ -73,7 +73,7 @@ struct Owned {
 
 impl Drop for Owned {
     fn drop(&mut self) {
-        // SAFETY: created by the function that `destroy` belongs to, and not used again.
+        // SAFETY: the create function that belongs to `destroy` returned the handle, and nothing uses it afterwards.
         unsafe { (self.destroy)(self.handle) };
     }
 }
@@ -81,7 +81,7 @@ impl Drop for Owned {
 /// One prepared product.
 pub(super) struct Plan {
     desc: Owned,
-    /// The library's first operand: `b`.
+    /// The library's first operand, which is `b`.
     first: Owned,
     second: Owned,
     out: Owned,
@@ -94,7 +94,7 @@ impl Plan {
     pub(super) fn new(lt: &Lt, spec: &GemmSpec) -> Result<Plan> {
         let api = lt.api;
         let mut handle = null_mut();
-        // SAFETY: the library writes one handle; F32 sums, and an F32 factor.
+        // SAFETY: the library writes one handle. Sums are F32, and the factor is F32.
         let status = unsafe { (api.desc_create)(&mut handle, COMPUTE_32F, cuda_type(DType::F32)?) };
         lt.check(status, "cublasLtMatmulDescCreate")?;
         let desc = Owned { handle, destroy: api.desc_destroy };
@@ -107,7 +107,7 @@ impl Plan {
             lt.check(status, "cublasLtMatrixLayoutCreate")?;
             Ok::<Owned, Error>(Owned { handle, destroy: api.layout_destroy })
         };
-        // A contiguous row is a column for the library.
+        // A contiguous row is a column of the column-major library.
         let operand = |dtype, major, outer, stride| match major {
             Major::K => layout(dtype, spec.k, outer, stride),
             Major::MN => layout(dtype, outer, spec.k, stride),
@@ -127,7 +127,7 @@ impl Plan {
         if spec.a.is_fp8() {
             plan.set(lt, DESC_FAST_ACCUMULATION, &i8::from(spec.fast_accumulation))?;
         }
-        // Versions before 12.9 lack the attribute, and support per-tensor scales only.
+        // Versions before 12.9 lack the attribute and support only per-tensor scales.
         let [a, b] = spec.scale.of_operands();
         if (a, b) != (0, 0) {
             plan.set(lt, DESC_A_SCALE_MODE, &b)?;
@@ -153,10 +153,10 @@ impl Plan {
         }
     }
 
-    /// Whether the library accepts a cached algorithm.
+    /// Returns whether the library accepts a cached algorithm.
     pub(super) fn accepts(&self, lt: &Lt, algorithm: &Algorithm) -> bool {
         let mut result = NO_CANDIDATE;
-        // SAFETY: all descriptors live; the library reads the algorithm and writes the result.
+        // SAFETY: each descriptor lives. The library reads the algorithm and writes the result.
         let status = unsafe {
             let (first, second, out) = (self.first.handle, self.second.handle, self.out.handle);
             (lt.api.check)(lt.handle, self.desc.handle, first, second, out, out, algorithm, &mut result)
@@ -164,7 +164,7 @@ impl Plan {
         status == 0 && result.workspace <= WORKSPACE
     }
 
-    /// The library's proposals that compete, best first.
+    /// Returns the library's proposals that compete, best first.
     pub(super) fn proposals(&self, lt: &Lt, spec: &GemmSpec, alignment: u32) -> Result<Vec<Algorithm>> {
         let found = self.heuristics(lt, spec, alignment)?;
         let small: Vec<Algorithm> =
@@ -172,7 +172,7 @@ impl Plan {
         Ok(if small.is_empty() { found } else { small })
     }
 
-    /// All proposals of the library, best first.
+    /// Returns all proposals of the library, best first.
     fn heuristics(&self, lt: &Lt, spec: &GemmSpec, alignment: u32) -> Result<Vec<Algorithm>> {
         let mut handle = null_mut();
         // SAFETY: the library writes one handle.
@@ -190,7 +190,7 @@ impl Plan {
             set(attribute, (&raw const alignment).cast(), size_of::<u32>())?;
         }
         let (mut found, mut count) = ([NO_CANDIDATE; PROPOSALS], 0);
-        // SAFETY: all descriptors live; the library writes at most `PROPOSALS` results.
+        // SAFETY: each descriptor lives, and the library writes at most `PROPOSALS` results.
         let status = unsafe {
             let (first, second, out) = (self.first.handle, self.second.handle, self.out.handle);
             let (desc, preference, wanted) = (self.desc.handle, preference.handle, PROPOSALS as i32);
@@ -215,7 +215,8 @@ impl Plan {
         Ok(found.map(|candidate| candidate.algorithm).collect())
     }
 
-    /// The algorithm, with a smaller cluster if its own is none of [`SMALL_CLUSTERS`]; `None` if the library has none.
+    /// Returns the algorithm if its cluster is one of [`SMALL_CLUSTERS`], otherwise the algorithm with a smaller cluster. Returns `None` if the
+    /// library accepts none of the smaller clusters.
     fn with_small_cluster(&self, lt: &Lt, algorithm: &Algorithm) -> Option<Algorithm> {
         if has_small_cluster(lt, algorithm) {
             return Some(*algorithm);
@@ -230,8 +231,10 @@ impl Plan {
         })
     }
 
+    /// Enqueues the product with `algorithm`.
+    ///
     /// # Safety
-    /// As for `Gemms::run`.
+    /// The conditions of `Gemms::run` must hold.
     pub(super) unsafe fn enqueue(
         &self,
         lt: &Lt,
@@ -241,7 +244,7 @@ impl Plan {
     ) -> Result<()> {
         let alpha = 1.0f32;
         lt.context.record_launch("gemm");
-        // SAFETY: the caller's promise for the pointers; factors are read before the call returns.
+        // SAFETY: the caller's promise covers the pointers, and the factors are read before the call returns.
         let status = unsafe {
             (lt.api.matmul)(
                 lt.handle,
@@ -265,10 +268,10 @@ impl Plan {
         if status == 0 { Ok(()) } else { lt.check(status, "cublasLtMatmul") }
     }
 
-    /// Milliseconds of `runs` runs, after one untimed run.
+    /// Returns the total milliseconds of `runs` runs, after one untimed run.
     ///
     /// # Safety
-    /// As for `Gemms::run`.
+    /// The conditions of `Gemms::run` must hold.
     pub(super) unsafe fn time(
         &self,
         lt: &Lt,
@@ -288,14 +291,14 @@ impl Plan {
     }
 }
 
-/// Whether the cluster of an algorithm is one of [`SMALL_CLUSTERS`], or it has none.
+/// Returns whether the algorithm has no clusters or one of [`SMALL_CLUSTERS`].
 fn has_small_cluster(lt: &Lt, algorithm: &Algorithm) -> bool {
     let (mut cluster, mut written) = (CLUSTER_NOT_STATED, 0);
     // SAFETY: the library reads the algorithm and writes two bytes and their number.
     let status = unsafe {
         (lt.api.config_get)(algorithm, CONFIG_CLUSTER, (&raw mut cluster).cast(), size_of::<u16>(), &mut written)
     };
-    // Versions before 12 know no clusters.
+    // Versions before 12 have no attribute for clusters.
     status != 0 || cluster == CLUSTER_NOT_STATED || SMALL_CLUSTERS.contains(&cluster)
 }
 

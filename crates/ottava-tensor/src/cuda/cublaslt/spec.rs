@@ -1,38 +1,38 @@
-//! Description of a matrix product without its pointers, and which products the library supports.
+//! A description of a matrix product without its pointers, and a check that the library supports the product.
 
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::granularity::Granularity;
 
-/// Which dimension of a GEMM operand is contiguous in memory.
+/// The dimension of a GEMM operand that is contiguous in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Major {
-    /// The inner dimension: `a` is `[M, K]` and `b` is `[N, K]`, row by row. FP8 needs this for both.
+    /// The inner dimension: `a` is `[M, K]` and `b` is `[N, K]`, both row-major. FP8 requires it for both operands.
     K,
-    /// The outer dimension: `a` is `[K, M]` and `b` is `[K, N]`, row by row.
+    /// The outer dimension: `a` is `[K, M]` and `b` is `[K, N]`, both row-major.
     MN,
 }
 
-/// Scales of FP8 operands.
+/// The scales of FP8 operands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ScaleMode {
-    /// No scales; required for wider types.
+    /// No scales. Wider types require it.
     None,
-    /// One F32 inverse scale per operand. All scales are in device memory, aligned to 16 bytes.
+    /// One F32 inverse scale per operand. The scales are in device memory, aligned to 16 bytes.
     PerTensor,
-    /// One F32 inverse scale per row of each operand: `[M]` and `[N]`.
+    /// One F32 inverse scale per row of each operand, `[M]` and `[N]`.
     PerRow,
     /// F32 inverse scales for blocks of 128 along K, laid out as in [`Granularity::scales_shape`].
     Blocks {
         /// The blocks of `a`.
         a: Granularity,
-        /// The blocks of `b`; `a` and `b` cannot both have 128x128.
+        /// The blocks of `b`. At most one of `a` and `b` can have blocks of 128x128.
         b: Granularity,
     },
 }
 
 impl ScaleMode {
-    /// `cublasLtMatmulMatrixScale_t` of `a` and of `b`.
+    /// Returns the `cublasLtMatmulMatrixScale_t` of `a` and of `b`.
     pub(super) fn of_operands(self) -> [i32; 2] {
         let mode = |granularity: Granularity| granularity.info().cublaslt_mode;
         match self {
@@ -43,41 +43,42 @@ impl ScaleMode {
     }
 }
 
-/// A matrix product `out[M, N] = a · bᵀ`, or `+=`: everything but the pointers. Leading dimensions count elements.
+/// A matrix product `out[M, N] = a · bᵀ`, or `out += a · bᵀ`, without its pointers. Leading dimensions are numbers of elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct GemmSpec {
-    /// Rows of `out`.
+    /// The number of rows of `out`.
     pub m: usize,
-    /// Columns of `out`.
+    /// The number of columns of `out`.
     pub n: usize,
-    /// Length of the sums.
+    /// The number of terms of each sum.
     pub k: usize,
-    /// Element type of `a`.
+    /// The element type of `a`.
     pub a: DType,
-    /// Element type of `b`.
+    /// The element type of `b`.
     pub b: DType,
-    /// Element type of `out`.
+    /// The element type of `out`.
     pub out: DType,
-    /// Memory order of `a`.
+    /// The memory order of `a`.
     pub a_layout: Major,
-    /// Memory order of `b`.
+    /// The memory order of `b`.
     pub b_layout: Major,
-    /// Elements from one row of `a`, as stored, to the next.
+    /// The number of elements from one stored row of `a` to the next.
     pub lda: usize,
-    /// Elements from one row of `b`, as stored, to the next.
+    /// The number of elements from one stored row of `b` to the next.
     pub ldb: usize,
-    /// Elements from one row of `out` to the next.
+    /// The number of elements from one row of `out` to the next.
     pub ldc: usize,
-    /// Scales of FP8 operands.
+    /// The scales of FP8 operands.
     pub scale: ScaleMode,
-    /// FP8 only: keep sums in tensor-core registers with about 14 bits; up to 10 % faster, less accurate.
+    /// Whether FP8 products keep sums in tensor-core registers with about 14 bits. This is up to 10 % faster and less accurate.
     pub fast_accumulation: bool,
-    /// Add a matrix laid out as `out`, or `out` itself. A 16-bit `out` may round twice: the product, then the sum.
+    /// Whether a matrix with the layout of `out`, or `out` itself, is added. A 16-bit `out` may be rounded twice: after the product and after the
+    /// sum.
     pub accumulate: bool,
 }
 
 impl GemmSpec {
-    /// A product of contiguous operands that both have K innermost, without scales.
+    /// Creates the spec of a product of contiguous operands with K as the inner dimension, without scales.
     pub fn contiguous([m, n, k]: [usize; 3], a: DType, b: DType, out: DType) -> GemmSpec {
         GemmSpec {
             m,
@@ -97,7 +98,7 @@ impl GemmSpec {
         }
     }
 
-    /// The scales of FP8 operands; none for wider types.
+    /// Returns the scales of the FP8 operands. The list is empty for wider types.
     pub(in crate::cuda) fn fp8_scales(&self) -> Vec<Granularity> {
         match self.scale {
             _ if !self.a.is_fp8() => vec![],
@@ -107,7 +108,7 @@ impl GemmSpec {
         }
     }
 
-    /// Errors with the reason if the library cannot run this product.
+    /// Returns an error with the reason if the library cannot run this product.
     pub(in crate::cuda) fn check(&self) -> Result<()> {
         use DType::{BF16, E4M3, E5M2, F16, F32};
         let wrong = |text: String| Err(Error::Value(format!("gemm {}x{}x{}: {text}", self.m, self.n, self.k)));
@@ -150,7 +151,7 @@ impl GemmSpec {
             }
         }
         if fp8 {
-            // Rows of FP8 operands are multiples of 16 bytes (cuBLAS manual, "FP8 and FP4 usage").
+            // The size in bytes of each row of an FP8 operand is a multiple of 16 (cuBLAS manual, "FP8 and FP4 usage").
             let sizes = [("K", self.k), ("lda", self.lda), ("ldb", self.ldb)];
             if let Some((name, value)) = sizes.into_iter().find(|(_, value)| !value.is_multiple_of(16)) {
                 return wrong(format!("FP8 needs {name} to be a multiple of 16, it is {value}"));

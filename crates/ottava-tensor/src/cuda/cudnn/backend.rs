@@ -1,4 +1,4 @@
-//! cuDNN's backend API: descriptors with numbered attributes form a graph, which is planned and executed.
+//! cuDNN's backend API. Descriptors with numbered attributes form a graph, which is planned and executed.
 
 mod numbers;
 mod plan;
@@ -15,7 +15,7 @@ use std::ptr::null_mut;
 use std::sync::OnceLock;
 
 functions! {
-    /// The backend API.
+    /// The functions of the backend API.
     pub(super) struct Api {
         version = cudnnGetVersion() -> usize;
         error_string = cudnnGetErrorString(i32) -> *const c_char;
@@ -35,7 +35,7 @@ functions! {
 fn opened() -> &'static Result<Api, Problem> {
     static OPENED: OnceLock<Result<Api, Problem>> = OnceLock::new();
     OPENED.get_or_init(|| {
-        // cuDNN opens these two by name. In a Python package the linker finds them only if they are already open.
+        // cuDNN opens NVRTC and cuBLASLt by name. In a Python package, the linker finds these libraries only if they are already open.
         let _ = (super::super::nvrtc::require(), super::super::cublaslt::require());
         SharedLibrary::open(&CUDNN, SearchPath::of_process()).and_then(Api::load)
     })
@@ -46,7 +46,7 @@ pub(super) fn api() -> Result<&'static Api> {
 }
 
 pub(in crate::cuda) fn report() -> LibraryReport {
-    // SAFETY: plain call.
+    // SAFETY: the function takes no pointers.
     LibraryReport::new(&CUDNN, opened(), |api| &api.library, |api| Some(dotted(unsafe { (api.version)() })))
 }
 
@@ -55,16 +55,16 @@ impl Api {
         if status == 0 {
             return Ok(());
         }
-        // SAFETY: the library returns a constant string for any status.
+        // SAFETY: the library returns a constant string for each status.
         let text = unsafe { (self.error_string)(status) };
         let name = if text.is_null() {
             format!("status {status}")
         } else {
-            // SAFETY: not null, and constant.
+            // SAFETY: the pointer is not null, and the string is constant.
             unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
         };
         let mut detail = [0u8; 1024];
-        // SAFETY: the library writes at most the given length and ends it with a zero.
+        // SAFETY: the library writes at most the given number of bytes and ends them with a zero.
         unsafe { (self.last_error)(detail.as_mut_ptr().cast(), detail.len()) };
         let detail = CStr::from_bytes_until_nul(&detail).map(|text| text.to_string_lossy()).unwrap_or_default();
         let message = if detail.is_empty() { name } else { format!("{name}: {detail}") };
@@ -72,7 +72,7 @@ impl Api {
     }
 }
 
-/// A descriptor of the backend API, destroyed when dropped.
+/// A descriptor of the backend API that is destroyed when this value is dropped.
 struct Descriptor {
     api: &'static Api,
     raw: Handle,
@@ -86,7 +86,7 @@ impl Descriptor {
         Ok(Descriptor { api, raw })
     }
 
-    /// Sets an attribute to values of the C type that `kind` stands for.
+    /// Sets an attribute to `values`. `T` must be the C type of `kind`.
     fn set<T: Copy>(self, attribute: i32, kind: As, values: &[T]) -> Result<Descriptor> {
         // SAFETY: the library copies `values.len()` values.
         let status =
@@ -104,24 +104,24 @@ impl Descriptor {
 
 impl Drop for Descriptor {
     fn drop(&mut self) {
-        // SAFETY: created in `new`, not used again.
+        // SAFETY: `new` created the descriptor, and nothing uses it afterwards.
         unsafe { (self.api.destroy)(self.raw) };
     }
 }
 
-/// Sizes, or strides, of the four dimensions every tensor has: batch, head, row, column.
+/// The sizes or strides of the four dimensions of a tensor: batch, head, row, column.
 pub(super) type Dims = [i64; 4];
 
 pub(super) fn row_major(dims: Dims) -> Dims {
     [dims[1] * dims[2] * dims[3], dims[2] * dims[3], dims[3], 1]
 }
 
-/// Sizes or strides with the last two dimensions exchanged.
+/// Exchanges the last two dimensions of sizes or strides.
 pub(super) fn transposed([a, b, c, d]: Dims) -> Dims {
     [a, b, d, c]
 }
 
-/// Tensors of a graph that have memory, with the id of their pointer.
+/// The tensors of a graph that have memory. The number of a slot is the id of its pointer.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Slot {
     Q = 1,
@@ -135,15 +135,15 @@ pub(super) enum Slot {
     DV,
     RowSum,
     DQSum,
-    // Gradients of keys and values by each query head.
+    // The gradients of keys and values of each query head.
     DKHeads,
     DVHeads,
-    // Of packed documents.
+    // The lengths and offsets of packed documents.
     Lengths,
     FusedOffsets,
     OutputOffsets,
     RowOffsets,
-    // Host scalars, read when the graph is enqueued.
+    // The host scalars, which are read when the graph is enqueued.
     Scale,
     NegativeInfinity,
     One,
@@ -157,7 +157,7 @@ impl Slot {
     }
 }
 
-/// First id of intermediates.
+/// The first id of intermediates.
 const FIRST_VIRTUAL: i64 = 100;
 
 /// A tensor of a graph under construction.
@@ -167,21 +167,21 @@ pub(super) struct Node {
     dims: Dims,
 }
 
-/// The dimensions of a product that are tokens.
+/// The dimensions of a product that are numbers of tokens.
 #[derive(Clone, Copy)]
 pub(super) enum Tokens {
-    /// Scores of queries and keys.
+    /// Rows and columns, as in the scores of queries and keys.
     RowsAndColumns,
-    /// Sums over tokens.
+    /// Rows and the contracted dimension, as in sums over tokens.
     RowsAndContracted,
 }
 
-/// A graph under construction. Every method adds an operation and returns its result.
+/// A graph under construction. Its methods add tensors and operations.
 pub(super) struct Graph {
     api: &'static Api,
     tensors: Vec<Descriptor>,
     operations: Vec<Descriptor>,
-    /// Descriptors the operations refer to.
+    /// The descriptors that the operations refer to.
     parts: Vec<Descriptor>,
 }
 
@@ -220,7 +220,7 @@ impl Graph {
         self.tensor(dtype, dims, strides, Some(slot), None)
     }
 
-    /// As [`Graph::input`]; with `offsets`, document `d` of the batch starts `offsets[d]` elements behind the first.
+    /// Adds a tensor like [`Graph::input`]. With `offsets`, document `d` of the batch starts `offsets[d]` elements after the first document.
     pub(super) fn packed_input(
         &mut self,
         slot: Slot,
@@ -244,7 +244,7 @@ impl Graph {
         self.tensors[node.index].raw
     }
 
-    /// `y = mode(x, b)`, or `t ? x : b` for a selection; `axis` is for [`INDEX`].
+    /// Adds `y = mode(x, b)`, or `y = t ? x : b` for a selection. Only [`INDEX`] takes an `axis`.
     #[allow(clippy::too_many_arguments, reason = "the operands of one operation of the library")]
     pub(super) fn pointwise_into(
         &mut self,
@@ -277,14 +277,14 @@ impl Graph {
         Ok(())
     }
 
-    /// `mode(x, b)` in F32, shaped like `x`.
+    /// Adds `mode(x, b)` in F32 with the shape of `x`.
     pub(super) fn pointwise(&mut self, mode: i32, x: Node, b: Option<Node>) -> Result<Node> {
         let y = self.intermediate(F32, x.dims)?;
         self.pointwise_into(mode, F32, None, x, b, None, y)?;
         Ok(y)
     }
 
-    /// `c = a · b`. `lengths`, one for each of the batch, replaces the sizes of the `tokens` dimensions.
+    /// Adds `c = a · b`. With `lengths`, the length of each document replaces the sizes of the `tokens` dimensions.
     pub(super) fn matmul_into(
         &mut self,
         a: Node,
@@ -335,7 +335,7 @@ impl Graph {
         Ok(y)
     }
 
-    /// A view of `x`, which may have `offsets` of documents, with its last two dimensions exchanged, in `dtype`.
+    /// Adds a view of `x` in `dtype` with the last two dimensions exchanged. `offsets` are the offsets of documents in `x`.
     pub(super) fn transpose(&mut self, dtype: i32, x: Node, strides: Dims, offsets: Option<Node>) -> Result<Node> {
         let y = self.tensor(dtype, transposed(x.dims), strides, None, offsets)?;
         let operation = Descriptor::new(self.api, kind::RESHAPE_OPERATION)?
@@ -345,7 +345,7 @@ impl Graph {
         Ok(y)
     }
 
-    /// The causal mask: scores of later keys become minus infinity.
+    /// Sets the scores of later keys to minus infinity. This is the causal mask.
     pub(super) fn causal(&mut self, scores: Node, negative_infinity: Node) -> Result<Node> {
         let [row, column] = self.indices(scores)?;
         let seen = self.intermediate(BOOL, scores.dims)?;
@@ -353,7 +353,7 @@ impl Graph {
         self.where_seen(scores, seen, negative_infinity)
     }
 
-    /// Scores of keys before the window of their query become minus infinity: a key at `j` is seen from `i` if `j + window > i`.
+    /// Sets the scores of keys before the window of their query to minus infinity. A query at `i` sees a key at `j` if `j + window > i`.
     pub(super) fn in_window(&mut self, scores: Node, window: Node, negative_infinity: Node) -> Result<Node> {
         let [row, column] = self.indices(scores)?;
         let end = self.intermediate(F32, scores.dims)?;
@@ -363,14 +363,14 @@ impl Graph {
         self.where_seen(scores, seen, negative_infinity)
     }
 
-    /// `cap · tanh(scores / cap)`, and `scores / cap`.
+    /// Adds `cap · tanh(scores / cap)`, and returns it with `scores / cap`.
     pub(super) fn capped(&mut self, scores: Node, cap: Node) -> Result<(Node, Node)> {
         let ratio = self.pointwise(DIV, scores, Some(cap))?;
         let bounded = self.pointwise(TANH, ratio, None)?;
         Ok((self.pointwise(MUL, bounded, Some(cap))?, ratio))
     }
 
-    /// The gradient by the scores of [`Graph::capped`] from the gradient by its result.
+    /// Adds the gradient of the scores of [`Graph::capped`], computed from the gradient of the capped scores.
     pub(super) fn capped_gradient(&mut self, gradient: Node, ratio: Node, cap: Node) -> Result<Node> {
         let dy = self.pointwise(MUL, gradient, Some(cap))?;
         let dx = self.intermediate(F32, dy.dims)?;
@@ -388,7 +388,7 @@ impl Graph {
         self.pointwise(DIV, dx, Some(cap))
     }
 
-    /// Scores beyond the length of their document become minus infinity, where documents have `lengths`.
+    /// Sets scores beyond the length of their document to minus infinity. Without `lengths`, the scores do not change.
     pub(super) fn within(&mut self, scores: Node, lengths: Option<Node>, negative_infinity: Node) -> Result<Node> {
         let Some(lengths) = lengths else { return Ok(scores) };
         let both = [self.intermediate(BOOL, scores.dims)?, self.intermediate(BOOL, scores.dims)?];
@@ -400,7 +400,7 @@ impl Graph {
         self.where_seen(scores, seen, negative_infinity)
     }
 
-    /// The row and the column of each score.
+    /// Returns the row and the column of each score.
     fn indices(&mut self, scores: Node) -> Result<[Node; 2]> {
         let (row, column) = (self.intermediate(I32, scores.dims)?, self.intermediate(I32, scores.dims)?);
         self.pointwise_into(INDEX, F32, Some(2), scores, None, None, row)?;

@@ -1,5 +1,5 @@
-//! Attention as graphs of operations, which cuDNN matches to fused kernels. The patterns are fixed: a graph with another stride of an
-//! intermediate, or with masks in another order, gets no plan or a slower one.
+//! Attention as graphs of operations, which cuDNN matches to fused kernels. The patterns are fixed. A graph with another stride of an
+//! intermediate, or with masks in another order, gets a slower plan or none.
 
 use super::AttentionShape;
 use super::backend::{
@@ -9,12 +9,12 @@ use super::backend::{
 use crate::dtype::DType;
 use crate::error::Result;
 
-/// The type of queries, keys, values and outputs.
+/// Returns the type of queries, keys, values and outputs.
 fn half(shape: &AttentionShape) -> i32 {
     if shape.dtype == DType::F16 { F16 } else { BF16 }
 }
 
-/// The tensors of [`DocumentPointers`] in a graph; all `None` where sequences are documents.
+/// The tensors of [`DocumentPointers`] in a graph. They are `None` if each sequence is one document.
 struct Documents {
     lengths: Option<Node>,
     fused: Option<Node>,
@@ -38,13 +38,13 @@ impl Documents {
     }
 }
 
-/// The soft cap and the window of scores, if there are any.
+/// Adds the scalars of the soft cap and the window, if the shape has them.
 fn bounds(g: &mut Graph, shape: &AttentionShape) -> Result<[Option<Node>; 2]> {
     let mut scalar = |wanted: bool, slot| wanted.then(|| g.scalar(slot)).transpose();
     Ok([scalar(shape.capped, Slot::SoftCap)?, scalar(shape.window > 0, Slot::Window)?])
 }
 
-/// `S = scale · Q Kᵀ`, masked; `P = softmax(S)`; `O = P V`; `lse = log Σ exp S`.
+/// Builds the forward pass: `S = scale · Q Kᵀ`, masked, `P = softmax(S)`, `O = P V` and `lse = log Σ exp S`.
 pub(super) fn forward(api: &'static Api, shape: &AttentionShape) -> Result<Graph> {
     let (mut g, half) = (Graph::new(api), half(shape));
     let Documents { lengths, fused, output, rows } = Documents::new(&mut g, shape)?;
@@ -77,8 +77,8 @@ pub(super) fn forward(api: &'static Api, shape: &AttentionShape) -> Result<Graph
     Ok(g)
 }
 
-/// With `P = exp(S - lse)` recomputed: `dV = Pᵀ dO`, `dS = P ∘ (dO Vᵀ - rowsum(dO ∘ O)) · scale`, `dK = dSᵀ Q`,
-/// `dQ = dS K`; key heads sum over the query heads that share them.
+/// Builds the backward pass. `P = exp(S - lse)` is recomputed, then `dV = Pᵀ dO`, `dS = P ∘ (dO Vᵀ - rowsum(dO ∘ O)) · scale`, `dK = dSᵀ Q` and
+/// `dQ = dS K`. The gradients of a key head are sums over the query heads that share it.
 pub(super) fn backward(api: &'static Api, shape: &AttentionShape) -> Result<Graph> {
     let (mut g, half) = (Graph::new(api), half(shape));
     let Documents { lengths, fused, output, rows } = Documents::new(&mut g, shape)?;
@@ -98,7 +98,7 @@ pub(super) fn backward(api: &'static Api, shape: &AttentionShape) -> Result<Grap
     let (scale, negative_infinity) = (g.scalar(Slot::Scale)?, g.scalar(Slot::NegativeInfinity)?);
     let one = g.scalar(Slot::One)?;
     let [cap, window] = bounds(&mut g, shape)?;
-    // The transposed score matrix.
+    // The strides of the transposed score matrix.
     let score_strides = row_major(shape.score_dims());
     let by_columns = transposed(score_strides);
 
@@ -123,7 +123,8 @@ pub(super) fn backward(api: &'static Api, shape: &AttentionShape) -> Result<Grap
             return g.matmul_into(a, b, out, over_tokens, lengths);
         }
         let per_head = match fused {
-            // cuDNN would make room for as many tokens in each document as a sequence has. It multiplies offsets of the key heads.
+            // Without this tensor, cuDNN would allocate as many tokens for each document as a sequence has. cuDNN multiplies the offsets of the key
+            // heads.
             Some(fused) => g.packed_input(heads, half, q_dims, shape.strides(shape.heads_stride()), Some(fused))?,
             None => g.intermediate(half, q_dims)?,
         };

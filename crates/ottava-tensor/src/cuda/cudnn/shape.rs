@@ -4,42 +4,42 @@ use super::backend::{Dims, row_major};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 
-/// Shape of one attention call. `q` and `o` are `[B, T, H, D]`, `k` and `v` `[B, T, Hkv, D]`, with contiguous
-/// heads and a stride between tokens, so that `q`, `k` and `v` may lie in one buffer.
+/// The shape of one attention call. `q` and `o` are `[B, T, H, D]`, and `k` and `v` are `[B, T, Hkv, D]`. The heads of a token are contiguous, and
+/// tokens have a stride: `q`, `k` and `v` may be parts of one buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct AttentionShape {
-    /// Type of queries, keys, values, the output and their gradients: BF16 or F16.
+    /// The type of queries, keys, values, the output and their gradients: BF16 or F16.
     pub dtype: DType,
-    /// Sequences.
+    /// The number of sequences.
     pub batch: usize,
-    /// Query heads.
+    /// The number of query heads.
     pub heads: usize,
-    /// Key and value heads; divides `heads`.
+    /// The number of key and value heads, which divides `heads`.
     pub kv_heads: usize,
-    /// Tokens of each sequence.
+    /// The number of tokens of each sequence.
     pub seq: usize,
-    /// Documents that the sequences may be divided into, which attention keeps apart; 0 where each sequence is one document.
+    /// The maximum number of documents in the batch. A token sees only tokens of its document. The value is 0 if each sequence is one document.
     pub documents: usize,
-    /// Elements of a head: a multiple of 8, at most 256.
+    /// The number of elements of a head: a multiple of 8, at most 256.
     pub head_dim: usize,
-    /// The largest number of keys that a query sees, itself included; 0 without a window.
+    /// The maximum number of keys that a query sees, including its own key. The value is 0 without a window.
     pub window: usize,
     /// Whether scores are capped.
     pub capped: bool,
-    /// Elements from one token's queries to the next one's; the same for `dq`.
+    /// The number of elements from the queries of one token to the next, also in `dq`.
     pub q_stride: usize,
-    /// Elements from one token's keys to the next one's; the same for `dk`.
+    /// The number of elements from the keys of one token to the next, also in `dk`.
     pub k_stride: usize,
-    /// Elements from one token's values to the next one's; the same for `dv`.
+    /// The number of elements from the values of one token to the next, also in `dv`.
     pub v_stride: usize,
-    /// Elements from one token's output to the next one's; the same for its gradient.
+    /// The number of elements from the output of one token to the next, also in the gradient of the output.
     pub o_stride: usize,
     /// Whether `dq` is computed without atomic additions.
     pub deterministic: bool,
 }
 
 impl AttentionShape {
-    /// BF16 queries, keys and values fused in one row per token, `[B * T, (H + 2 Hkv) * D]`, and a contiguous output.
+    /// Creates a shape with BF16 queries, keys and values fused in one row per token, `[B * T, (H + 2 Hkv) * D]`, and a contiguous output.
     pub fn fused([batch, seq]: [usize; 2], heads: usize, kv_heads: usize, head_dim: usize) -> AttentionShape {
         let row = (heads + 2 * kv_heads) * head_dim;
         AttentionShape {
@@ -60,19 +60,19 @@ impl AttentionShape {
         }
     }
 
-    /// Elements from one token's gradients of keys, or of values, by each query head to the next one's, with documents. cuDNN takes them to
-    /// lie as the key heads lie, in rows as many times as long as query heads share a key head.
+    /// Returns the number of elements from one token to the next in the gradients of keys, or of values, per query head. Only documents use it. cuDNN
+    /// assumes the layout of the key heads, with rows that are longer by the number of query heads per key head.
     pub(super) fn heads_stride(&self) -> usize {
         self.k_stride * (self.heads / self.kv_heads)
     }
 
-    /// Bytes of the gradients of keys, or of values, by each query head, where they are a tensor of ours.
+    /// Returns the size in bytes of the gradients of keys, or of values, per query head. The size is 0 if cuDNN allocates these gradients.
     pub(in crate::cuda) fn heads_bytes(&self) -> usize {
         let ours = self.documents > 0 && self.heads != self.kv_heads;
         if ours { self.batch * self.seq * self.heads_stride() * self.dtype.size() } else { 0 }
     }
 
-    /// Elements of the log-sum-exp, `[B, H, T]` in F32.
+    /// Returns the number of elements of the log-sum-exp, F32 `[B, H, T]`.
     pub fn lse_len(&self) -> usize {
         self.batch * self.heads * self.seq
     }
@@ -107,7 +107,7 @@ impl AttentionShape {
         Ok(())
     }
 
-    /// What softmax runs over: documents. A sequence may be one document.
+    /// Returns the number of documents that the softmax treats separately. A sequence may be one document.
     fn entries(&self) -> usize {
         if self.documents > 0 { self.documents } else { self.batch }
     }
@@ -120,7 +120,7 @@ impl AttentionShape {
         [self.entries(), self.kv_heads, self.seq, self.head_dim].map(|dim| dim as i64)
     }
 
-    /// Strides of `[B, H, T, D]` with `row` elements between tokens.
+    /// Returns the strides of `[B, H, T, D]` with `row` elements between tokens.
     pub(super) fn strides(&self, row: usize) -> Dims {
         [self.seq * row, self.head_dim, row, 1].map(|stride| stride as i64)
     }
@@ -129,12 +129,12 @@ impl AttentionShape {
         [self.entries(), self.heads, self.seq, self.seq].map(|dim| dim as i64)
     }
 
-    /// One value per query and head.
+    /// Returns the dimensions of a tensor with one value per query and head.
     pub(super) fn row_dims(&self) -> Dims {
         [self.entries(), self.heads, self.seq, 1].map(|dim| dim as i64)
     }
 
-    /// Strides of such values: `[B, H, T]`, and `[B · T, H]` of documents.
+    /// Returns the strides of a tensor with one value per query and head: `[B, H, T]`, or `[B · T, H]` with documents.
     pub(super) fn row_strides(&self) -> Dims {
         if self.documents == 0 {
             return row_major(self.row_dims());
@@ -142,12 +142,12 @@ impl AttentionShape {
         [self.seq * self.heads, 1, self.heads, 1].map(|stride| stride as i64)
     }
 
-    /// Strides of `dq_sum`, F32 `[B, H, T, D]`. With documents cuDNN takes it to lie as `dq` does.
+    /// Returns the strides of `dq_sum`, F32 `[B, H, T, D]`. With documents, cuDNN assumes the layout of `dq`.
     pub(super) fn sum_strides(&self) -> Dims {
         if self.documents == 0 { row_major(self.q_dims()) } else { self.strides(self.q_stride) }
     }
 
-    /// Bytes of `dq_sum`.
+    /// Returns the size of `dq_sum` in bytes.
     pub(in crate::cuda) fn sum_bytes(&self) -> usize {
         let of_token = if self.documents == 0 { self.heads * self.head_dim } else { self.q_stride };
         if self.deterministic { 0 } else { self.batch * self.seq * of_token * 4 }

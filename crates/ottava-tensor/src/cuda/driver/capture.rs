@@ -4,11 +4,11 @@ use super::{Context, Handle};
 use crate::error::Result;
 use std::ptr::null_mut;
 
-/// Allows memory allocations, which are not stream operations, during capture.
+/// The capture mode that allows memory allocations, which are not stream operations.
 const CAPTURE_RELAXED: i32 = 2;
 
 impl Context {
-    /// True while the compute stream captures a graph.
+    /// Returns whether the compute stream captures a graph.
     pub(in crate::cuda) fn is_capturing(&self) -> Result<bool> {
         self.bind()?;
         let mut state = 0;
@@ -31,7 +31,7 @@ impl Context {
         let (mut graph, mut replayable) = (null_mut(), null_mut());
         // SAFETY: the driver writes one handle, or null if the capture was invalidated.
         self.check(unsafe { (self.api.stream_end_capture)(self.stream(), &mut graph) }, "cuStreamEndCapture")?;
-        // SAFETY: `graph` is the handle just written; the instantiated graph does not refer to it.
+        // SAFETY: `graph` is the handle just written, and the instantiated graph does not refer to it.
         let made = unsafe {
             let status = (self.api.graph_instantiate)(&mut replayable, graph, 0);
             (self.api.graph_destroy)(graph);
@@ -44,7 +44,7 @@ impl Context {
     /// Launches a captured graph.
     ///
     /// # Safety
-    /// `graph` came from [`Context::end_capture`] and all memory it uses is still allocated.
+    /// `graph` came from [`Context::end_capture`], and the memory that it uses is still allocated.
     pub(in crate::cuda) unsafe fn launch_graph(&self, graph: Handle) -> Result<()> {
         self.bind()?;
         self.record_launch("a captured graph");
@@ -55,7 +55,7 @@ impl Context {
     /// Frees a captured graph.
     ///
     /// # Safety
-    /// `graph` came from [`Context::end_capture`] and is not used again.
+    /// `graph` came from [`Context::end_capture`] and is not used afterwards.
     pub(in crate::cuda) unsafe fn destroy_graph(&self, graph: Handle) {
         // SAFETY: the caller's promise. A failure is ignored.
         unsafe { (self.api.graph_exec_destroy)(graph) };

@@ -1,4 +1,4 @@
-//! Events: for timing, and to order streams.
+//! Events, which time work and order streams.
 
 use super::{Context, Handle, Stream};
 use crate::error::Result;
@@ -16,7 +16,7 @@ pub struct Event {
 
 // SAFETY: an event handle may be used from any thread with its context bound.
 unsafe impl Send for Event {}
-// SAFETY: as above.
+// SAFETY: see `Send`.
 unsafe impl Sync for Event {}
 
 impl Event {
@@ -33,7 +33,7 @@ impl Event {
     fn mark(context: &Arc<Context>, stream: Stream, flags: u32) -> Result<Event> {
         context.bind()?;
         let mut event = null_mut();
-        // SAFETY: the driver writes one handle; `Drop` destroys it.
+        // SAFETY: the driver writes one handle, and `Drop` destroys it.
         context.check(unsafe { (context.api.event_create)(&mut event, flags) }, "cuEventCreate")?;
         let event = Event { context: context.clone(), event };
         // SAFETY: both handles live.
@@ -45,12 +45,12 @@ impl Event {
     pub(in crate::cuda) fn make_wait(&self, stream: Stream) -> Result<()> {
         let context = &self.context;
         context.bind()?;
-        // SAFETY: both handles live; the driver does not use the event after the call.
+        // SAFETY: both handles live, and the driver does not use the event after the call.
         let status = unsafe { (context.api.stream_wait_event)(context.handle(stream), self.event, 0) };
         context.check(status, "cuStreamWaitEvent")
     }
 
-    /// Waits on the host for the event.
+    /// Makes the host wait for the event.
     pub(crate) fn synchronize(&self) -> Result<()> {
         let context = &self.context;
         context.bind()?;
@@ -59,12 +59,12 @@ impl Event {
         context.check(status, "cuEventSynchronize")
     }
 
-    /// Milliseconds of device time from `self` to `later`; waits for `later`.
+    /// Returns the milliseconds of device time from `self` to `later`. Waits for `later`.
     pub fn milliseconds_until(&self, later: &Event) -> Result<f32> {
         later.synchronize()?;
         let context = &self.context;
         let mut milliseconds = 0.0;
-        // SAFETY: the driver writes one float; both events have completed.
+        // SAFETY: the driver writes one float, and both events have completed.
         let status = unsafe { (context.api.event_elapsed)(&mut milliseconds, self.event, later.event) };
         context.check(status, "cuEventElapsedTime")?;
         Ok(milliseconds)
@@ -73,7 +73,7 @@ impl Event {
 
 impl Drop for Event {
     fn drop(&mut self) {
-        // SAFETY: created in `mark`; the driver frees it after it completes.
+        // SAFETY: `mark` created the event, and the driver frees it after the event completes.
         unsafe {
             (self.context.api.context_set)(self.context.context);
             (self.context.api.event_destroy)(self.event);

@@ -1,4 +1,4 @@
-//! Launches of kernels, and their arguments that only the driver can write.
+//! Kernel launches, and the arguments that only the driver can encode.
 
 use super::{Context, Function, Handle, SUCCESS, api};
 use crate::cuda::kernel::{DEFAULT_SHARED_BYTES, TensorMap};
@@ -8,25 +8,25 @@ use std::ptr::null_mut;
 
 const FUNCTION_MAX_DYNAMIC_SHARED: i32 = 8;
 
-/// When a kernel starts.
+/// The time at which a kernel starts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::cuda) enum Start {
-    /// When all that was enqueued before it has ended.
+    /// The kernel starts when the work that was enqueued before it has ended.
     InOrder,
-    /// When blocks of the kernel before it leave room (CUDA C++ Programming Guide, "Programmatic Dependent Launch"). The kernel itself waits
-    /// for the end of what was enqueued before.
+    /// The kernel starts when blocks of the previous kernel leave room (CUDA C++ Programming Guide, "Programmatic Dependent Launch"). The kernel
+    /// itself waits for the end of the work that was enqueued before it.
     Early,
 }
 
-/// How the blocks of a kernel are scheduled.
+/// The scheduling of the blocks of a kernel.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::cuda) struct Scheduling {
     pub start: Start,
-    /// Blocks of a cluster, neighbours along x that run at once; 1 without clusters.
+    /// The number of blocks of a cluster, which are neighbours along x and run at the same time. The value is 1 without clusters.
     pub cluster: u32,
 }
 
-/// `CUlaunchConfig`.
+/// The `CUlaunchConfig` of the driver.
 #[repr(C)]
 pub(in crate::cuda) struct LaunchConfig {
     grid: [u32; 3],
@@ -37,7 +37,7 @@ pub(in crate::cuda) struct LaunchConfig {
     attribute_count: u32,
 }
 
-/// `CUlaunchAttribute`.
+/// The `CUlaunchAttribute` of the driver.
 #[repr(C, align(8))]
 struct LaunchAttribute {
     id: u32,
@@ -46,7 +46,7 @@ struct LaunchAttribute {
 }
 
 impl LaunchAttribute {
-    /// `id` with the first three words of its value.
+    /// Creates the attribute `id` whose value begins with `words`.
     fn new(id: u32, words: [u32; 3]) -> LaunchAttribute {
         let mut value = [0; 16];
         value[..3].copy_from_slice(&words);
@@ -54,17 +54,17 @@ impl LaunchAttribute {
     }
 }
 
-/// `CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION`, three sizes.
+/// `CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION`. Its value has three sizes.
 const CLUSTER: u32 = 4;
-/// `CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION`, a flag.
+/// `CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION`. Its value is a flag.
 const STARTS_EARLY: u32 = 6;
 
 impl Context {
     /// Enqueues a kernel.
     ///
     /// # Safety
-    /// `args` point to values of the kernel's parameter types, and the kernel stays within the memory they name. One that starts early waits
-    /// (`griddepcontrol.wait`) before it writes, and before it reads what earlier work writes.
+    /// `args` point to values of the kernel's parameter types, and the kernel accesses only the memory that they name. A kernel that starts early
+    /// waits (`griddepcontrol.wait`) before it writes, and before it reads memory that earlier work writes.
     pub(in crate::cuda) unsafe fn launch(
         &self,
         function: &Function,
@@ -76,7 +76,7 @@ impl Context {
     ) -> Result<()> {
         self.bind()?;
         if shared_bytes as usize > DEFAULT_SHARED_BYTES {
-            // SAFETY: the function lives as long as its module, which `function` holds.
+            // SAFETY: `function` holds its module, and the function lives as long as the module.
             let status =
                 unsafe { (self.api.function_set)(function.function, FUNCTION_MAX_DYNAMIC_SHARED, shared_bytes as i32) };
             self.check(status, &format!("{} bytes of shared memory for {}", shared_bytes, function.name))?;
@@ -97,7 +97,7 @@ impl Context {
             attributes: attributes.as_ptr(),
             attribute_count: attributes.len() as u32,
         };
-        // SAFETY: the caller's promise; the driver copies arguments and attributes before it returns.
+        // SAFETY: the caller made this promise, and the driver copies arguments and attributes before it returns.
         match unsafe { (self.api.launch)(&config, function.function, args.as_mut_ptr(), null_mut()) } {
             SUCCESS => Ok(()),
             status => self.check(status, &format!("launch of {} on {grid:?} blocks of {block}", function.name)),
@@ -105,11 +105,11 @@ impl Context {
     }
 }
 
-/// `CUtensorMap`.
+/// The `CUtensorMap` of the driver.
 #[repr(C, align(64))]
 struct Encoded([u64; 16]);
 
-/// `map` as kernels take it.
+/// Encodes `map` as kernels read it.
 pub(in crate::cuda) fn encode(map: &TensorMap) -> Result<[u64; 16]> {
     const BYTES: i32 = 0;
     const NOT_INTERLEAVED: i32 = 0;
@@ -121,7 +121,7 @@ pub(in crate::cuda) fn encode(map: &TensorMap) -> Result<[u64; 16]> {
     let mut encoded = Encoded([0; 16]);
     let (sizes, pitches) = ([row_bytes as u64, rows as u64], [pitch as u64]);
     let (of_box, steps) = ([TensorMap::BOX_BYTES as u32, box_rows as u32], [1u32; 2]);
-    // SAFETY: two sizes, one distance and two steps, as a matrix has; the driver writes 128 bytes, aligned to 64.
+    // SAFETY: a matrix has two sizes, one distance and two steps. The driver writes 128 bytes, aligned to 64.
     let status = unsafe {
         (api.encode_tiled)(
             encoded.0.as_mut_ptr().cast(),

@@ -1,4 +1,4 @@
-//! Memory of the device and of the host, and copies between them.
+//! Memory of the device and the host, and copies between them.
 
 use super::{Context, OUT_OF_MEMORY, Stream};
 use crate::error::Result;
@@ -8,7 +8,7 @@ const HOST_PORTABLE: u32 = 1;
 const HOST_MAPPED: u32 = 2;
 
 impl Context {
-    /// Bytes free on the device and bytes it has.
+    /// Returns the number of free bytes and the total number of bytes of the device.
     pub(in crate::cuda) fn memory_info(&self) -> Result<(usize, usize)> {
         self.bind()?;
         let (mut free, mut total) = (0, 0);
@@ -17,7 +17,7 @@ impl Context {
         Ok((free, total))
     }
 
-    /// Device memory from the driver; `None` if there is not enough.
+    /// Allocates device memory from the driver. Returns `None` if the device has too little memory.
     pub(in crate::cuda) fn allocate(&self, bytes: usize) -> Result<Option<u64>> {
         self.bind()?;
         let mut pointer = 0;
@@ -28,21 +28,20 @@ impl Context {
         }
     }
 
-    /// Gives device memory back to the driver.
+    /// Returns device memory to the driver.
     ///
     /// # Safety
-    /// `pointer` came from [`Context::allocate`] and nothing enqueued uses it.
+    /// `pointer` came from [`Context::allocate`], and no enqueued work uses it.
     pub(in crate::cuda) unsafe fn free(&self, pointer: u64) -> Result<()> {
         self.bind()?;
         // SAFETY: the caller's promise.
         self.check(unsafe { (self.api.memory_free)(pointer) }, "cuMemFree")
     }
 
-    /// Enqueues a copy from the host in a stream.
+    /// Enqueues a copy from the host in `stream`.
     ///
     /// # Safety
-    /// `to..to + bytes` is device memory that nothing in another stream uses; `from` holds `bytes` and is not written until the copy has
-    /// finished.
+    /// `to..to + bytes` is device memory that no other stream uses. `from` holds `bytes` bytes and is not written until the copy has finished.
     pub(in crate::cuda) unsafe fn copy_to_device(
         &self,
         stream: Stream,
@@ -56,11 +55,11 @@ impl Context {
         self.check(status, "cuMemcpyHtoDAsync")
     }
 
-    /// Enqueues a copy to the host in a stream.
+    /// Enqueues a copy to the host in `stream`.
     ///
     /// # Safety
-    /// `from..from + bytes` is device memory that nothing in another stream writes; `to` has room for `bytes` and is not accessed until the
-    /// copy has finished.
+    /// `from..from + bytes` is device memory that no other stream writes. `to` has room for `bytes` bytes and is not accessed until the copy has
+    /// finished.
     pub(in crate::cuda) unsafe fn copy_to_host(
         &self,
         stream: Stream,
@@ -74,10 +73,11 @@ impl Context {
         self.check(status, "cuMemcpyDtoHAsync")
     }
 
-    /// Enqueues a copy within the device, or to memory of another that this process has [opened](Context::open_exported).
+    /// Enqueues a copy from device memory to device memory. Either range may be memory of another GPU that this process has
+    /// [opened](Context::open_exported).
     ///
     /// # Safety
-    /// Both ranges are such memory, do not overlap, and nothing in another stream writes them.
+    /// Both ranges are device memory or opened memory. They do not overlap, and no other stream writes them.
     pub(in crate::cuda) unsafe fn copy_on_device(
         &self,
         stream: Stream,
@@ -90,7 +90,7 @@ impl Context {
         self.check(unsafe { (self.api.copy_on_device)(to, from, bytes, self.handle(stream)) }, "cuMemcpyDtoDAsync")
     }
 
-    /// Pinned host memory, mapped to the same address on the device; `None` if there is not enough.
+    /// Allocates pinned host memory, mapped to the same address on the device. Returns `None` if the host has too little memory.
     pub(in crate::cuda) fn allocate_host(&self, bytes: usize) -> Result<Option<*mut u8>> {
         self.bind()?;
         let mut pointer = null_mut();
@@ -104,14 +104,14 @@ impl Context {
     /// Frees pinned host memory.
     ///
     /// # Safety
-    /// `pointer` came from [`Context::allocate_host`] and nothing enqueued uses it.
+    /// `pointer` came from [`Context::allocate_host`], and no enqueued work uses it.
     pub(in crate::cuda) unsafe fn free_host(&self, pointer: *mut u8) -> Result<()> {
         self.bind()?;
         // SAFETY: the caller's promise.
         self.check(unsafe { (self.api.host_free)(pointer.cast()) }, "cuMemFreeHost")
     }
 
-    /// Enqueues a fill with one byte.
+    /// Enqueues a fill of `bytes` bytes with the value `byte`.
     ///
     /// # Safety
     /// `to..to + bytes` is device memory.

@@ -14,7 +14,7 @@ pub(in crate::cuda) struct Module {
 
 // SAFETY: a module handle may be used from any thread with its context bound.
 unsafe impl Send for Module {}
-// SAFETY: as above; no field changes.
+// SAFETY: see `Send`. No field changes.
 unsafe impl Sync for Module {}
 
 impl Module {
@@ -22,18 +22,18 @@ impl Module {
     pub(in crate::cuda) fn load(context: &Arc<Context>, cubin: &[u8], name: &str) -> Result<Module> {
         context.bind()?;
         let mut module = null_mut();
-        // SAFETY: a cubin is an ELF file and carries its own length; the driver copies it.
+        // SAFETY: a cubin is an ELF file and contains its own length. The driver copies it.
         let status = unsafe { (context.api.module_load)(&mut module, cubin.as_ptr().cast()) };
         context.check(status, &format!("loading kernels of {name}"))?;
         Ok(Module { context: context.clone(), module })
     }
 
-    /// A kernel of the module by its `extern "C"` name.
+    /// Returns a kernel of the module by its `extern "C"` name.
     pub(in crate::cuda) fn function(self: &Arc<Self>, name: &'static str) -> Result<Function> {
         self.context.bind()?;
         let c_name = CString::new(name).map_err(|_| Error::Value(format!("kernel name {name:?} holds a zero")))?;
         let mut function = null_mut();
-        // SAFETY: the driver writes one handle; the name ends with a zero.
+        // SAFETY: the driver writes one handle, and the name ends with a zero.
         let status = unsafe { (self.context.api.module_function)(&mut function, self.module, c_name.as_ptr()) };
         self.context.check(status, &format!("looking up kernel {name}"))?;
         Ok(Function { _module: self.clone(), function, name })
@@ -42,7 +42,7 @@ impl Module {
 
 impl Drop for Module {
     fn drop(&mut self) {
-        // SAFETY: loaded in `load`; functions of it hold the module alive. Unloading waits for running kernels.
+        // SAFETY: `load` loaded the module, and each of its functions holds it alive. Unloading waits for running kernels.
         unsafe {
             (self.context.api.context_set)(self.context.context);
             (self.context.api.module_unload)(self.module);
@@ -50,7 +50,7 @@ impl Drop for Module {
     }
 }
 
-/// A kernel ready to launch.
+/// A kernel that is ready to launch.
 #[derive(Clone)]
 pub(in crate::cuda) struct Function {
     _module: Arc<Module>,
@@ -60,5 +60,5 @@ pub(in crate::cuda) struct Function {
 
 // SAFETY: a function handle may be used from any thread with its context bound.
 unsafe impl Send for Function {}
-// SAFETY: as above.
+// SAFETY: see `Send`.
 unsafe impl Sync for Function {}

@@ -1,4 +1,4 @@
-//! How GPUs reach each other's memory, memory that processes share, and words in it for which streams wait.
+//! Access of GPUs to each other's memory, memory that processes share, and words in this memory for which streams wait.
 
 use super::{Context, Stream, api};
 use crate::error::Result;
@@ -7,23 +7,23 @@ use crate::error::Result;
 const LAZY_ENABLE_PEER_ACCESS: u32 = 1;
 /// `CU_STREAM_WAIT_VALUE_EQ`.
 const WAIT_EQUAL: u32 = 1;
-/// `CU_STREAM_WRITE_VALUE_DEFAULT`: earlier writes of the stream are visible first.
+/// `CU_STREAM_WRITE_VALUE_DEFAULT`: earlier writes of the stream become visible first.
 const WRITE_DEFAULT: u32 = 0;
 
-/// How one GPU reaches the memory of another.
+/// The way in which one GPU reaches the memory of another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PeerLink {
-    /// Directly, also with atomic operations, which NVLink has and PCIe lacks.
+    /// Direct access with atomic operations. NVLink has them, and PCIe lacks them.
     NvLink,
-    /// Directly, through PCIe.
+    /// Direct access through PCIe.
     Pcie,
-    /// Through the memory of the host.
+    /// Access through the memory of the host.
     None,
 }
 
-/// How GPU `from` reaches the memory of GPU `to`, by their numbers among the GPUs that the driver shows.
+/// Returns how GPU `from` reaches the memory of GPU `to`. The numbers are indices among the GPUs that the driver shows.
 pub(in crate::cuda) fn peer_link(from: usize, to: usize) -> Result<PeerLink> {
-    // CU_DEVICE_P2P_ATTRIBUTE_ACCESS_SUPPORTED and _NATIVE_ATOMIC_SUPPORTED.
+    // The values are `CU_DEVICE_P2P_ATTRIBUTE_ACCESS_SUPPORTED` and `CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED`.
     const ACCESS: i32 = 2;
     const ATOMICS: i32 = 3;
     let api = api()?;
@@ -46,22 +46,22 @@ pub(in crate::cuda) fn peer_link(from: usize, to: usize) -> Result<PeerLink> {
     })
 }
 
-/// `CUipcMemHandle`: an allocation of the driver, for other processes of the machine.
+/// `CUipcMemHandle`: a handle with which other processes of the machine open an allocation of the driver.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(in crate::cuda) struct IpcHandle([u8; 64]);
 
-/// Device memory that other processes of the machine can open: an allocation of the driver, and where in it the memory begins.
+/// Device memory that other processes of the machine can open. It is described by an allocation of the driver and an offset in it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::cuda) struct Exported {
-    /// The allocation.
+    /// The handle of the allocation.
     pub(in crate::cuda) handle: IpcHandle,
-    /// Bytes from its start.
+    /// The offset in bytes from the start of the allocation.
     pub(in crate::cuda) offset: u64,
 }
 
 impl Exported {
-    /// Bytes of [`Exported::to_bytes`].
+    /// The number of bytes that [`Exported::to_bytes`] returns.
     pub(in crate::cuda) const BYTES: usize = 72;
 
     pub(in crate::cuda) fn to_bytes(self) -> [u8; Exported::BYTES] {
@@ -71,7 +71,7 @@ impl Exported {
         bytes
     }
 
-    /// What [`Exported::to_bytes`] gave; `None` for something else.
+    /// Reads the bytes of [`Exported::to_bytes`]. Returns `None` if they have another length.
     pub(in crate::cuda) fn from_bytes(bytes: &[u8]) -> Option<Exported> {
         let (handle, offset) = bytes.split_first_chunk::<64>()?;
         Some(Exported { handle: IpcHandle(*handle), offset: u64::from_le_bytes(offset.try_into().ok()?) })
@@ -79,7 +79,7 @@ impl Exported {
 }
 
 impl Context {
-    /// Lets other processes open the memory at `pointer`, which came from [`Context::allocate`] or lies in such memory.
+    /// Lets other processes open the memory at `pointer`. The memory must be part of an allocation of [`Context::allocate`].
     pub(in crate::cuda) fn export(&self, pointer: u64) -> Result<Exported> {
         self.bind()?;
         let (mut base, mut bytes, mut handle) = (0, 0, IpcHandle([0; 64]));
@@ -91,7 +91,7 @@ impl Context {
         Ok(Exported { handle, offset: pointer - base })
     }
 
-    /// Opens an allocation of another process. Returns its address here.
+    /// Opens an allocation of another process. Returns its address in this process.
     pub(in crate::cuda) fn open_exported(&self, handle: IpcHandle) -> Result<u64> {
         self.bind()?;
         let mut pointer = 0;
@@ -104,17 +104,17 @@ impl Context {
     /// Closes an allocation of another process.
     ///
     /// # Safety
-    /// `base` came from [`Context::open_exported`], and nothing that is enqueued uses the memory.
+    /// `base` came from [`Context::open_exported`], and no enqueued work uses the memory.
     pub(in crate::cuda) unsafe fn close_exported(&self, base: u64) -> Result<()> {
         self.bind()?;
         // SAFETY: the caller's promise.
         self.check(unsafe { (self.api.ipc_close)(base) }, "cuIpcCloseMemHandle")
     }
 
-    /// Enqueues a write of one word, after which all earlier writes of the stream are visible.
+    /// Enqueues a write of one word. Earlier writes of the stream are visible before this write.
     ///
     /// # Safety
-    /// `word` is the address of four bytes of device memory here or that this process has opened, which only streams read and write.
+    /// `word` is the address of four bytes of device memory or of memory that this process has opened. Only streams read and write this word.
     pub(in crate::cuda) unsafe fn write_word(&self, stream: Stream, word: u64, value: u32) -> Result<()> {
         self.bind()?;
         // SAFETY: the caller's promise.
@@ -122,10 +122,10 @@ impl Context {
         self.check(status, "cuStreamWriteValue32")
     }
 
-    /// Makes the stream wait until a word has `value`.
+    /// Makes the stream wait until a word equals `value`.
     ///
     /// # Safety
-    /// As for [`Context::write_word`].
+    /// The conditions of [`Context::write_word`] must hold.
     pub(in crate::cuda) unsafe fn wait_for_word(&self, stream: Stream, word: u64, value: u32) -> Result<()> {
         self.bind()?;
         // SAFETY: the caller's promise.

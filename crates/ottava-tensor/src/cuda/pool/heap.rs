@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-/// How a heap rounds: blocks are multiples of `granule`, segments at least `segment`; in bytes.
+/// The rounding of a heap in bytes. Blocks are multiples of `granule`, and segments have at least `segment` bytes.
 #[derive(Clone, Copy)]
 pub(super) struct Sizes {
     pub(super) granule: usize,
@@ -12,21 +12,21 @@ pub(super) struct Sizes {
 #[derive(Clone, Copy)]
 pub(super) struct Block {
     pub(super) bytes: usize,
-    /// Address of the segment: blocks merge only within one.
+    /// The address of the segment. Blocks merge only within one segment.
     pub(super) segment: u64,
     pub(super) free: bool,
-    /// Number of the allocation it serves; undefined while free.
+    /// The number of the allocation that owns the block. It is undefined while the block is free.
     pub(super) owner: u64,
 }
 
-/// Segments and blocks of one size class.
+/// The segments and blocks of one size class.
 pub(super) struct Heap {
-    /// Minimum bytes of a segment.
+    /// The minimum number of bytes of a segment.
     pub(super) segment: usize,
     pub(super) segments: BTreeMap<u64, usize>,
-    /// All blocks by address.
+    /// The blocks by address.
     pub(super) blocks: BTreeMap<u64, Block>,
-    /// Free blocks by size, then address.
+    /// The free blocks by size, then by address.
     pub(super) free: BTreeSet<(usize, u64)>,
 }
 
@@ -35,7 +35,7 @@ impl Heap {
         Heap { segment: sizes.segment, segments: BTreeMap::new(), blocks: BTreeMap::new(), free: BTreeSet::new() }
     }
 
-    /// Takes the smallest free block of at least `bytes`, and splits off the rest.
+    /// Takes the smallest free block of at least `bytes` bytes, and splits off the rest.
     pub(super) fn take(&mut self, bytes: usize) -> Option<u64> {
         let &(size, address) = self.free.range((bytes, 0)..).next()?;
         self.free.remove(&(size, address));
@@ -49,7 +49,7 @@ impl Heap {
         Some(address)
     }
 
-    /// Takes the free block at `address` whole.
+    /// Takes the whole free block at `address`.
     pub(super) fn claim(&mut self, address: u64) {
         let block = self.blocks.get_mut(&address).expect("it was just added");
         block.free = false;
@@ -95,13 +95,13 @@ impl Heap {
         idle
     }
 
-    /// Whether `bytes` from `address` on are free.
+    /// Returns whether `bytes` bytes from `address` are free.
     pub(super) fn is_free(&self, address: u64, bytes: usize) -> bool {
         let block = self.blocks.range(..=address).next_back();
         block.is_some_and(|(&at, block)| block.free && at + block.bytes as u64 >= address + bytes as u64)
     }
 
-    /// The free parts of `bytes` from `address` on.
+    /// Returns the free parts of `bytes` bytes from `address`.
     pub(super) fn free_parts(&self, address: u64, bytes: usize) -> Vec<(u64, usize)> {
         let end = address + bytes as u64;
         let first = self.blocks.range(..=address).next_back().map_or(address, |(&at, _)| at);

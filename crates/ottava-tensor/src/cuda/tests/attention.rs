@@ -1,11 +1,11 @@
-//! Attention by cuDNN against an F64 reference.
+//! Tests that compare attention by cuDNN with an F64 reference.
 
 use super::*;
 
 /// The bound of the scores of capped shapes.
 const SOFT_CAP: f64 = 0.9;
 
-/// Inputs of attention on the host.
+/// The inputs of attention on the host.
 struct Attended {
     shape: AttentionShape,
     q: Vec<f64>,
@@ -14,7 +14,7 @@ struct Attended {
     d_o: Vec<f64>,
 }
 
-/// The results of attention, each `[B, T, heads, D]`, the log-sum-exp `[B, H, T]`.
+/// The results of attention. Each result is `[B, T, heads, D]`, and the log-sum-exp is `[B, H, T]`.
 #[derive(Default)]
 struct Results {
     o: Vec<f64>,
@@ -29,7 +29,7 @@ impl Attended {
         1.0 / (self.shape.head_dim as f64).sqrt()
     }
 
-    /// The score of a product of query and key, and its derivative by the product.
+    /// Returns the score for a product of a query and a key, and the derivative of the score with respect to the product.
     fn score(&self, product: f64) -> (f64, f64) {
         let score = self.scale() * product;
         if !self.shape.capped {
@@ -39,7 +39,7 @@ impl Attended {
         (SOFT_CAP * bounded, self.scale() * (1.0 - bounded * bounded))
     }
 
-    /// The F64 reference: softmax over the keys that a query sees, and its gradient.
+    /// Computes the F64 reference: the softmax over the keys that a query sees, and its gradient.
     fn reference(&self) -> Results {
         let AttentionShape { batch, heads, kv_heads, seq, head_dim: d, .. } = self.shape;
         let mut results = Results {
@@ -83,13 +83,13 @@ impl Attended {
     }
 }
 
-/// Runs both passes on the device with `q`, `k` and `v` in one buffer, or each in its own.
+/// Runs both passes on the device. If `fused`, `q`, `k` and `v` are in one buffer, otherwise each is in a separate buffer.
 fn attend(device: &Arc<CudaDevice>, shape: AttentionShape, fused: bool) -> Result<(Attended, Results)> {
     let AttentionShape { batch, heads, kv_heads, seq, head_dim, q_stride, k_stride, v_stride, o_stride, .. } = shape;
     let tokens = batch * seq;
     let (wide, narrow) = (heads * head_dim, kv_heads * head_dim);
     let widths = [wide, narrow, narrow];
-    // Buffer and first column of q, k and v.
+    // Each place is the buffer and the first column of q, k or v.
     let (strides, places) = match fused {
         true => (vec![q_stride], [(0, 0), (0, wide), (0, wide + narrow)]),
         false => (vec![q_stride, k_stride, v_stride], [(0, 0), (1, 0), (2, 0)]),
@@ -99,7 +99,7 @@ fn attend(device: &Arc<CudaDevice>, shape: AttentionShape, fused: bool) -> Resul
     let d_o_bytes = random.elements(BF16, tokens * o_stride);
     let uploads: Vec<DeviceBuffer> = inputs.iter().map(|bytes| upload(device, bytes)).collect();
     let d_o = upload(device, &d_o_bytes);
-    // NaN, to detect elements that are not written.
+    // The buffers are filled with NaN to detect elements that are not written.
     let unset = |bytes: usize| upload(device, &vec![0xff; bytes]);
     let gradients: Vec<DeviceBuffer> = strides.iter().map(|stride| unset(tokens * stride * 2)).collect();
     let (o, lse) = (unset(tokens * o_stride * 2), unset(shape.lse_len() * 4));
@@ -135,8 +135,8 @@ fn attend(device: &Arc<CudaDevice>, shape: AttentionShape, fused: bool) -> Resul
     Ok((attended, Results { o, lse: values(F32, &download(&lse)), dq, dk, dv }))
 }
 
-/// The root-mean-square error over the root mean square of what was expected, and the largest error in units of the
-/// tolerance: a tenth of that root mean square, and four BF16 roundings of the value.
+/// Returns the root-mean-square error relative to the root mean square of the expected values, and the largest error in units of the
+/// tolerance. The tolerance is a tenth of this root mean square plus four BF16 roundings of the value.
 fn compare(got: &[f64], expected: &[f64]) -> (f64, f64) {
     assert_eq!(got.len(), expected.len());
     let rms = |values: &mut dyn Iterator<Item = f64>| (values.map(|v| v * v).sum::<f64>() / got.len() as f64).sqrt();
@@ -157,7 +157,7 @@ fn attention_matches_the_f64_reference() {
             cases.push((AttentionShape::fused(tokens, heads, kv_heads, head_dim), true));
         }
     }
-    // Heads of the largest size and of no power of two, windows and soft caps.
+    // The heads have the largest size and sizes that are not a power of two, with windows and soft caps.
     for (heads, kv_heads, head_dim) in [(4, 2, 256), (2, 1, 144), (2, 2, 208), (4, 4, 128), (4, 2, 64)] {
         for (window, capped) in [(0, false), (50, false), (0, true), (50, true)] {
             for (tokens, deterministic) in [([2, 100], false), ([1, 777], true), ([2, 512], false)] {
@@ -184,13 +184,13 @@ fn attention_matches_the_f64_reference() {
             ("dv", &got.dv, &expected.dv),
         ] {
             if expected.iter().all(|value| value.abs() < 1e-12) {
-                // One token: the softmax is constant, so gradients are zero.
+                // With one token, the softmax is constant and its gradients are zero.
                 assert!(got.iter().all(|value| value.abs() < 1e-2), "{shape:?}: {name} {got:?}");
                 continue;
             }
             let (rms, largest) = compare(got, expected);
             summary += &format!(" {name} {rms:.4} {largest:.2}");
-            // P, dS and the results are rounded to BF16, by 0.002 each.
+            // P, dS and the results are rounded to BF16. Each rounding adds a relative error of 0.002.
             assert!(
                 rms < 0.005 && largest < 1.0,
                 "{shape:?}: {name} is off by {rms} rms, {largest} tolerances at most"

@@ -1,6 +1,6 @@
-//! Numbers of cuDNN's backend API, from `cudnn_graph.h`.
+//! The numbers of cuDNN's backend API, from `cudnn_graph.h`.
 
-/// Descriptor kinds, `cudnnBackendDescriptorType_t`.
+/// The descriptor kinds, `cudnnBackendDescriptorType_t`.
 pub mod kind {
     pub const POINTWISE: i32 = 0;
     pub const ENGINE_CONFIG: i32 = 3;
@@ -18,7 +18,7 @@ pub mod kind {
     pub const DEVICE_PROPERTIES: i32 = 38;
 }
 
-/// Attributes, `cudnnBackendAttributeName_t`.
+/// The attributes, `cudnnBackendAttributeName_t`.
 pub mod attribute {
     pub const POINTWISE_MODE: i32 = 0;
     pub const POINTWISE_PRECISION: i32 = 1;
@@ -69,7 +69,7 @@ pub mod attribute {
     pub const DEVICE_JSON: i32 = 2702;
 }
 
-/// Type of an attribute's value, `cudnnBackendAttributeType_t`.
+/// The type of an attribute's value, `cudnnBackendAttributeType_t`.
 #[derive(Clone, Copy)]
 pub enum As {
     Handle = 0,

@@ -1,4 +1,4 @@
-//! Plans of graphs: cuDNN's heuristics propose engines, and a plan runs on the stream of a session.
+//! Plans of graphs. cuDNN's heuristics propose engines, and a plan runs on the stream of a session.
 
 use super::numbers::{As, attribute, kind};
 use super::{Api, Descriptor, Graph, Slot};
@@ -8,13 +8,13 @@ use crate::error::{Error, Result};
 use std::ffi::c_void;
 use std::ptr::null_mut;
 
-/// `cudnnBackendHeurMode_t`: A, then the fallback.
+/// The heuristics of `cudnnBackendHeurMode_t` in the order of their use: A, then the fallback.
 const HEURISTICS: [i32; 2] = [3, 2];
-/// Maximum number of heuristic results that are tried.
+/// The maximum number of results of one heuristic that are tried.
 const PROPOSALS: i64 = 16;
 
 impl Graph {
-    /// A plan of the first heuristic result that cuDNN accepts.
+    /// Returns a plan of the first heuristic result that cuDNN accepts.
     pub(in crate::cuda::cudnn) fn plan(self, on: On) -> Result<Plan> {
         let api = self.api;
         let operations: Vec<Handle> = self.operations.iter().map(|operation| operation.raw).collect();
@@ -67,7 +67,7 @@ impl Graph {
         }
         let heuristics = heuristics.finish("heuristics")?;
         let get = |count: i64, found: &mut i64, into: *mut c_void| {
-            // SAFETY: the library writes at most `count` results into descriptors that exist, and their number.
+            // SAFETY: the library writes at most `count` results into existing descriptors, and writes the number of results.
             let status = unsafe {
                 (api.get)(heuristics.raw, attribute::HEURISTICS_RESULTS, As::Descriptor as i32, count, found, into)
             };
@@ -115,16 +115,16 @@ impl Session {
 
 impl Drop for Session {
     fn drop(&mut self) {
-        // SAFETY: created in `open`, not used again.
+        // SAFETY: `open` created the handle, and nothing uses it afterwards.
         unsafe { (self.api.destroy_handle)(self.handle) };
     }
 }
 
-/// Properties of a GPU, which need not be present.
+/// The properties of a GPU, which need not be present.
 pub(in crate::cuda::cudnn) struct DeviceDescription(Descriptor);
 
 impl DeviceDescription {
-    /// Reads cuDNN's JSON of a device's properties.
+    /// Reads the properties of a device from cuDNN's JSON.
     pub(in crate::cuda::cudnn) fn read(api: &'static Api, json: &str) -> Result<DeviceDescription> {
         let device = Descriptor::new(api, kind::DEVICE_PROPERTIES)?;
         let device = device.set(attribute::DEVICE_JSON, As::Char, json.as_bytes())?;
@@ -132,7 +132,7 @@ impl DeviceDescription {
     }
 }
 
-/// Target of a plan.
+/// The target of a plan.
 #[derive(Clone, Copy)]
 pub(in crate::cuda::cudnn) enum On<'a> {
     /// The device of a session.
@@ -144,9 +144,9 @@ pub(in crate::cuda::cudnn) enum On<'a> {
 /// An execution plan.
 pub(in crate::cuda::cudnn) struct Plan {
     plan: Descriptor,
-    /// Workspace in bytes.
+    /// The size of the workspace in bytes.
     pub(in crate::cuda::cudnn) workspace: usize,
-    /// Descriptors that the plan refers to.
+    /// The descriptors that the plan refers to.
     _parts: (Graph, Descriptor, Descriptor),
 }
 
@@ -154,7 +154,7 @@ impl Plan {
     /// Enqueues the graph.
     ///
     /// # Safety
-    /// Each slot of the graph has a pointer to memory of its shape, the scalars of [`Slot`] on the host.
+    /// Each slot of the graph has a pointer to memory of its shape. The scalars of [`Slot`] are host memory.
     pub(in crate::cuda::cudnn) unsafe fn enqueue(
         &self,
         session: &Session,
