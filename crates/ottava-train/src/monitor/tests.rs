@@ -68,7 +68,10 @@ fn only_what_is_new_is_sent() {
     assert_eq!(series["eval_loss"]["steps"], json!([0]));
     assert!(series["note"].is_null() && series["more"].is_null() && series["step"].is_null());
     assert_eq!((&first["runs"][0]["step"], &first["runs"][0]["latest"]["loss"]), (&json!(2), &json!(2.5)));
-    assert_eq!(reader.next()["changes"]["0"], json!({"series": {}, "casts": null, "events": null}));
+    assert_eq!(
+        reader.next()["changes"]["0"],
+        json!({"series": {}, "casts": null, "events": null, "completions": null})
+    );
     // A line is written in two parts.
     folder.append("metrics.jsonl", "{\"step\":3,\"loss\":");
     assert_eq!(reader.next()["changes"]["0"]["series"], json!({}));
@@ -141,9 +144,13 @@ fn events_and_casts_and_comparisons_are_shown() {
         &[json!({"step": 5, "loss_gap": 0.5, "gradient_cosine": 0.9, "gradient_norm_ratio": 1.1, "decision": "none",
         "findings": [{"tensor": "x", "measure": "error", "value": 1.0, "bound": 0.1, "text": "x is off"}]})],
     );
+    let completion = |step: u64| json!({"step": step, "prompt": "1 + 1", "completion": "é".repeat(4000), "reward": 0.5, "rewards": {"math": 0.5}, "tokens": 3, "truncated": false});
+    folder.lines("completions.jsonl", &[completion(1), completion(3)]);
     let mut reader = Reader::of(&[folder.path()]);
     let answer = reader.next();
     let changes = &answer["changes"]["0"];
+    let shown = json!({"step": 1, "prompt": "1 + 1", "completion": "é".repeat(2048), "reward": 0.5});
+    assert_eq!((&changes["completions"][0], &changes["completions"][1]["step"]), (&shown, &json!(3)));
     let texts: Vec<_> =
         changes["events"].as_array().unwrap().iter().map(|event| event["text"].as_str().unwrap()).collect();
     assert_eq!(texts, ["x is off", "loss_spike (warn): the loss is 9", "back to step 4: a spike"]);
@@ -151,6 +158,10 @@ fn events_and_casts_and_comparisons_are_shown() {
     assert_eq!(changes["series"]["sentinel/gradient_cosine"]["means"], json!([0.9f32]));
     assert_eq!(changes["casts"]["layers"], json!(["layer 0", "layer 1"]));
     assert_eq!(changes["casts"]["saturated"], json!([[0.5, 0.0]]));
+    folder.append("completions.jsonl", &(completion(2).to_string() + "\n"));
+    let changes = &reader.next()["changes"]["0"];
+    assert_eq!(changes["completions"].as_array().unwrap().len(), 2, "a run that resumed draws step 3 again");
+    assert_eq!(changes["completions"][1]["step"], 2);
     folder.lines("casts.jsonl", &[casts(20, 25)]);
     let casts = &reader.next()["changes"]["0"]["casts"];
     assert_eq!(

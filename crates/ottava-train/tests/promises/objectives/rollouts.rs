@@ -187,10 +187,12 @@ fn fp8_learns_as_well_from_rewards() {
     };
     for recipe in recipes {
         let run = folder.path().join(recipe.as_str());
-        let config = config(folder.path(), &run, *recipe, steps);
+        let mut config = config(folder.path(), &run, *recipe, steps);
+        config.evaluation.num_generations = 4;
         on_one_thread(|| {
             Trainer::new(config, &Device::Cpu, &Start::New).unwrap().run(&AtomicBool::new(false), &mut |_| {}).unwrap();
         });
+        expect_evaluation(&run);
         let rewards = values_of(&run, "reward");
         let mean = |of: &[f64]| of.iter().sum::<f64>() / of.len() as f64;
         let [first, last] = [mean(&rewards[..2]), mean(&rewards[rewards.len() - 10..])];
@@ -201,6 +203,28 @@ fn fp8_learns_as_well_from_rewards() {
         let known = if *recipe == Fp8Delayed { 2 } else { 0 };
         assert!(apart.iter().skip(known).step_by(2).all(|apart| *apart == 0.0), "{}: {apart:?}", recipe.as_str());
         assert!(apart.iter().skip(1).step_by(2).all(|apart| *apart > 0.0), "{}: {apart:?}", recipe.as_str());
+    }
+}
+
+/// The evaluation before the first step and the evaluation after the last step have accuracies and pass rates that fit together. The log has completions
+/// with the rewards of the run.
+fn expect_evaluation(run: &Path) {
+    let [accuracy, reward] = ["eval_accuracy", "eval_reward"].map(|name| values_of(run, name));
+    assert_eq!(accuracy, reward, "rewards are 0 or 1");
+    let pass_at: Vec<_> = [1, 2, 4].iter().map(|k| values_of(run, &format!("eval_pass@{k}"))).collect();
+    for at in [0, 1] {
+        assert!(pass_at.is_sorted_by(|less, more| less[at] <= more[at]), "{pass_at:?}");
+    }
+    assert!(pass_at[0][1] > pass_at[0][0] + 0.4 && accuracy[1] > accuracy[0], "{accuracy:?}, {pass_at:?}");
+    let log = std::fs::read_to_string(run.join("completions.jsonl")).unwrap();
+    let lines: Vec<serde_json::Value> = log.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    // A generation has the completions of two steps.
+    assert_eq!(lines.len(), 4 * values_of(run, "loss").len().div_ceil(2));
+    for line in &lines {
+        let prompt: Vec<&str> = line["prompt"].as_str().unwrap().split(' ').collect();
+        let is_right = line["completion"].as_str() == prompt[1..3].iter().max().copied();
+        assert_eq!(line["reward"], json!(if is_right { 1.0 } else { 0.0 }), "{line}");
+        assert_eq!(line["rewards"]["exact"], line["reward"]);
     }
 }
 
@@ -215,6 +239,8 @@ fn a_run_resumes_in_the_middle_of_a_generation() {
     assert!(stopped.is_err_and(|error| error.is_stop()));
     train(&config(&broken), &Device::Cpu, &Start::Resume, u64::MAX).unwrap();
     assert_eq!(metrics(&unbroken), metrics(&broken));
+    let [unbroken, broken] = [unbroken, broken].map(|run| std::fs::read(run.join("completions.jsonl")).unwrap());
+    assert!(unbroken == broken, "completions.jsonl has the same bytes");
 }
 
 /// Each rank draws completions of its prompts. The first generation is the same on any number of ranks, and sums of losses differ by rounding.
@@ -284,6 +310,20 @@ fn groups_without_a_difference_are_replaced() {
     let mut hopeless = config("hopeless");
     hopeless.reinforcement.rewards =
         vec!["type = 'regex'\npattern = 'never'".parse::<toml::Table>().unwrap().try_into().unwrap()];
+    let alarms = || {
+        let log = std::fs::read_to_string(folder.path().join("equal/alarms.jsonl")).unwrap();
+        log.lines().map(|line| serde_json::from_str(line).unwrap()).collect::<Vec<serde_json::Value>>()
+    };
+    let mut equal = self::config(folder.path(), &folder.path().join("equal"), RecipeName::Fp32, 4);
+    equal.reinforcement.rewards.clone_from(&hopeless.reinforcement.rewards);
+    train(&equal, &Device::Cpu, &Start::New, u64::MAX).unwrap();
+    // Completions have a single token at most, so most of them do not end by themselves.
+    let raised: Vec<_> = alarms().iter().map(|line| (line["step"].clone(), line["alarm"].clone())).collect();
+    assert_eq!(
+        raised,
+        [(json!(1), json!("length_growth")), (json!(1), json!("no_signal"))],
+        "each alarm is raised once"
+    );
     let error = train(&hopeless, &Device::Cpu, &Start::New, u64::MAX).unwrap_err().to_string();
     assert!(error.starts_with("of 256 groups of completions, 0 have rewards that differ"), "{error}");
 }
