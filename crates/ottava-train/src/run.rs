@@ -7,7 +7,7 @@
 //! The order in `Run::new` matters. First the model is built without weights. Then `Partition::new` decides the slices of each rank, and
 //! `Partition::load` reads only these slices. The optimizer comes last, since its states have the shapes of the slices.
 
-use crate::objective;
+use crate::objective::{self, Objective};
 use crate::step::{Repeated, StepResult, TrainStep};
 use ottava_common::error::Result;
 use ottava_data::Batch;
@@ -31,6 +31,8 @@ pub struct Run {
     pub optimizer: Box<dyn Optimizer>,
     /// Its steps.
     pub step: TrainStep,
+    /// What its steps optimise.
+    pub objective: Box<dyn Objective>,
     /// A digest of the weights that it was built from, which all ranks with the same layers have alike.
     pub weights_digest: u64,
 }
@@ -69,7 +71,7 @@ impl Run {
         let objective = objective::of(run);
         let step = step.with_losses(|rows, device, dtype| objective.loss(rows, device, dtype))?;
         let step = if run.alarms.grad_norm_spike == NormAlarmPolicy::Skip { step.with_norm_limit()? } else { step };
-        Ok(Run { model, optimizer, step, weights_digest })
+        Ok(Run { model, optimizer, step, objective, weights_digest })
     }
 
     /// The same, with rows of several documents, at most `max_documents` in each; `None` leaves each row one document.

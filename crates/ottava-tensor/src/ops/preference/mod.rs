@@ -10,7 +10,7 @@ mod tests;
 use crate::ops::dispatch::dispatch;
 use crate::{DType, Error, Result, Tensor};
 
-pub use loss::{PreferenceLoss, PreferenceTerm};
+pub use loss::{PreferenceLoss, PreferenceTerm, log_odds};
 
 /// What is known of the sequences of a micro-batch before forward, each `[S]` in F32 (F64 for F64).
 #[derive(Clone, Debug)]
