@@ -1,11 +1,13 @@
 #!/usr/bin/env python3
 """Records what TRL computes for preferences on a small model, in crates/ottava-train/tests/data/referee_preference.safetensors, and for a reward
-model, in referee_reward.safetensors beside it.
+model, in referee_reward.safetensors beside it, and for losses without a reference model, in referee_free.safetensors.
 
 Development only; the program itself needs no Python.
-`pip install torch==2.15.0 transformers==5.24.0 trl==1.16.0 safetensors==0.8.0 numpy`. Runs on the CPU in ten minutes.
+`pip install torch==2.15.0 transformers==5.24.0 trl==1.16.0 safetensors==0.8.0 numpy`. Runs on the CPU in ten minutes; arguments such as `free`
+record these files alone.
 """
 
+import sys
 import tempfile
 
 import torch
@@ -15,6 +17,8 @@ from datasets import Dataset
 from safetensors.torch import save_file
 from torch.utils.data import SequentialSampler
 from transformers import LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassification, PreTrainedTokenizerFast
+from trl.experimental.cpo import CPOConfig, CPOTrainer
+from trl.experimental.orpo import ORPOConfig, ORPOTrainer
 from trl import DPOConfig, DPOTrainer, KTOConfig, KTOTrainer, RewardConfig, RewardTrainer
 
 from make_referee import FOLDER, SIZES, VOCABULARY
@@ -48,6 +52,16 @@ ACCUMULATED = ["aot", "aot_unpaired", "sft"]
 RUNS |= {f"{name}/accumulated": RUNS[name] | {"gradient_accumulation_steps": 2} for name in ACCUMULATED}
 LABELS = ["kto", "apo_zero_unpaired"]
 METRICS = ["loss", "rewards/chosen", "rewards/rejected", "rewards/margins", "logps/chosen", "logps/rejected", "kl"]
+# The same of losses without a reference model. TRL's loss of ORPO has the likelihood of the prompt too, so its prompts have one token here.
+FREE_RUNS = {
+    "cpo": {"beta": 0.5, "cpo_alpha": 0.7, "label_smoothing": 0.1},
+    "cpo_hinge": {"beta": 0.5, "loss_type": "hinge", "cpo_alpha": 0.7},
+    "cpo_ipo": {"beta": 0.5, "loss_type": "ipo", "cpo_alpha": 0.7},
+    "simpo": {"beta": 2.0, "loss_type": "simpo", "simpo_gamma": 1.0, "cpo_alpha": 0.0},
+    "simpo_sft": {"beta": 2.0, "loss_type": "simpo", "simpo_gamma": 0.5, "cpo_alpha": 1.0, "label_smoothing": 0.1},
+    "orpo": {"beta": 0.5},
+}
+FREE_METRICS = METRICS[:-1] + ["rewards/accuracies", "nll_loss", "log_odds_ratio", "log_odds_chosen", "grad_norm"]
 # The same of reward models; "margins" has data with margins.
 REWARD_RUNS = {"plain": {}, "centered": {"center_rewards_coefficient": 0.1}, "margins": {}}
 REWARD_METRICS = ["loss", "accuracy", "margin", "mean_reward", "min_reward", "max_reward"]
@@ -72,6 +86,27 @@ class Kto(AsGiven, KTOTrainer):
 
 
 class Reward(AsGiven, RewardTrainer):
+    pass
+
+
+class IdsAsText(AsGiven):
+    """A trainer that tokenizes texts of ids."""
+
+    def tokenize_row(self, row, model=None):
+        prompt, *completions = ([int(token) for token in row[key].split()] for key in ["prompt", "chosen", "rejected"])
+        batch = {"prompt_input_ids": prompt, "prompt_attention_mask": [1] * len(prompt)}
+        for name, completion in zip(["chosen", "rejected"], completions):
+            ids = prompt + completion
+            batch |= {f"{name}_input_ids": ids, f"{name}_attention_mask": [1] * len(ids)}
+            batch[f"{name}_labels"] = [-100] * len(prompt) + completion
+        return batch
+
+
+class Cpo(IdsAsText, CPOTrainer):
+    pass
+
+
+class Orpo(IdsAsText, ORPOTrainer):
     pass
 
 
@@ -127,8 +162,8 @@ def train(trainer, arguments, model, records, **options):
             output_dir=folder, max_steps=STEPS, per_device_train_batch_size=PAIRS // options.get("gradient_accumulation_steps", 1),
             learning_rate=1e-3,
             lr_scheduler_type="constant", warmup_steps=0, weight_decay=0.1, adam_beta1=0.9, adam_beta2=0.95, max_grad_norm=1.0,
-            logging_steps=1, report_to="none", save_strategy="no", use_cpu=True, bf16=False, max_length=None,
-            gradient_checkpointing=False, disable_tqdm=True, **options,
+            logging_steps=1, report_to="none", save_strategy="no", use_cpu=True, bf16=False,
+            gradient_checkpointing=False, disable_tqdm=True, **({"max_length": None} | options),
         )  # fmt: skip
         run = trainer(
             model=model, args=arguments, train_dataset=Dataset.from_list(records), processing_class=tokenizer()
@@ -172,6 +207,24 @@ def record():
     save("referee_preference", tensors | weights | {"ids": ids_of(data)}, config)
 
 
+def record_free():
+    config = config_of("LlamaForCausalLM")
+    data, tensors = pairs(), {}
+    text = lambda ids: " ".join(map(str, ids))
+    for name, options in FREE_RUNS.items():
+        torch.manual_seed(19)
+        model = LlamaForCausalLM._from_config(config, dtype=torch.float32, attn_implementation="sdpa")
+        trainer, arguments = (Orpo, ORPOConfig) if name == "orpo" else (Cpo, CPOConfig)
+        records = []
+        for pair in data:
+            of_prompt = 1 if name == "orpo" else len(pair["prompt_ids"])
+            prompt, rest = pair["prompt_ids"][:of_prompt], pair["prompt_ids"][of_prompt:]
+            chosen, rejected = (rest + pair[key] for key in ["chosen_ids", "rejected_ids"])
+            records.append({"prompt": text(prompt), "chosen": text(chosen), "rejected": text(rejected)})
+        add_metrics(tensors, name, FREE_METRICS, train(trainer, arguments, model, records, max_length=64, **options))
+    save("referee_free", tensors, config)
+
+
 def record_rewards():
     # As transformers writes it: one label, and the padding token.
     config = config_of("LlamaForSequenceClassification", num_labels=1, pad_token_id=1)
@@ -189,5 +242,6 @@ def record_rewards():
     save("referee_reward", tensors | weights | {"ids": ids_of(data), "margins": torch.tensor(margins)}, config)
 
 
-record()
-record_rewards()
+RECORDS = {"preference": record, "reward": record_rewards, "free": record_free}
+for chosen in sys.argv[1:] or RECORDS:
+    RECORDS[chosen]()

@@ -5,7 +5,7 @@ mod compare;
 
 pub use adapters::Adapters;
 
-use crate::layers::Head;
+use crate::layers::{ChunkLoss, Head};
 use crate::stage::{Span, Stage, StageSaved, fetch};
 use crate::{DecoderConfig, InferenceBatch, KvCache, KvGroup, RopeTables};
 use ottava_common::error::{Error, Result};
@@ -394,6 +394,39 @@ impl Decoder {
         stage.losses_and_gradient(normed, targets, scale, &*self.ranks, units)?.ok_or_else(no_head)
     }
 
+    /// [`Decoder::losses_and_gradient`] of any loss of the logits of `tokens` tokens, as [`Head::chunked_gradient`].
+    ///
+    /// Errors for a stage without the head, and for a reward model.
+    pub fn chunked_gradient(
+        &mut self,
+        normed: &Tensor,
+        tokens: usize,
+        units: &mut dyn Units,
+        loss_of_chunk: &mut ChunkLoss,
+    ) -> Result<(Tensor, Tensor)> {
+        let _scope = self.device.scope("head");
+        let stage = self.stages.last_mut().expect("a process has a stage");
+        stage.chunked_gradient(normed, tokens, &*self.ranks, units, loss_of_chunk)?.ok_or_else(no_head)
+    }
+
+    /// The logits `[T, V]` of the result `[T, C]` of [`Decoder::forward_only`] of a whole model, capped if the model caps logits, in the type of
+    /// sums (F32; F64 for F64).
+    ///
+    /// Errors for a stage without the head.
+    pub fn logits_of(&self, normed: &Tensor) -> Result<Tensor> {
+        let mut logits = Head::logits(normed, self.head_weight()?, Loan::none(), real_type(normed.dtype()))?;
+        self.cap(&mut logits)?;
+        Ok(logits)
+    }
+
+    fn cap(&self, logits: &mut Tensor) -> Result<()> {
+        let loss = self.head().output().and_then(|output| output.of_logits(logits.dtype()));
+        match loss {
+            Some((CrossEntropy { soft_cap: Some(cap), .. }, _)) => Ok(cap_logits(logits, cap)?),
+            _ => Ok(()),
+        }
+    }
+
     /// Runs [`Stage::backward`] of a micro-batch on stage number `stage`.
     pub fn backward(
         &mut self,
@@ -494,10 +527,7 @@ impl Decoder {
         let pass = || {
             let own = Head::logits(&x, head, Loan::none(), real_type(x.dtype()))?;
             let mut logits = self.join_vocabulary(own)?;
-            let loss = self.head().output().and_then(|output| output.of_logits(x.dtype()));
-            if let Some((CrossEntropy { soft_cap: Some(cap), .. }, _)) = loss {
-                cap_logits(&mut logits, cap)?;
-            }
+            self.cap(&mut logits)?;
             Ok(logits)
         };
         with_constant_weights(self.device(), head.is_stored() && !self.is_divided, pass)

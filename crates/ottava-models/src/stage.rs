@@ -6,7 +6,7 @@ pub use compare::ComparedSaved;
 
 use crate::block::block;
 use crate::layers::{
-    Block, BlockSaved, Embedding, Factor, Head, HeadConfig, HeadOutput, HeadWeight, Linear, Norm, NormSaved,
+    Block, BlockSaved, ChunkLoss, Embedding, Factor, Head, HeadConfig, HeadOutput, HeadWeight, Linear, Norm, NormSaved,
     OperandCast, Stream,
 };
 use crate::prefetch::{ResidualBuffers, backward_blocks, forward_blocks};
@@ -220,6 +220,21 @@ impl Stage {
         let loan = fetch(weight, Direction::Backward, units)?;
         units.begin_gradients(&mut [&mut *weight])?;
         Head::losses_and_gradient(normed, weight, &loan, targets, scale, output, ranks).map(Some)
+    }
+
+    /// [`Stage::losses_and_gradient`] of any loss of the logits of `tokens` tokens, as [`Head::chunked_gradient`].
+    pub fn chunked_gradient(
+        &mut self,
+        normed: &Tensor,
+        tokens: usize,
+        ranks: &dyn LayerRanks,
+        units: &mut dyn Units,
+        loss_of_chunk: &mut ChunkLoss,
+    ) -> Result<Option<(Tensor, Tensor)>> {
+        let (Some(output), Some(weight)) = (self.output(), self.head_weight_mut()) else { return Ok(None) };
+        let loan = fetch(weight, Direction::Backward, units)?;
+        units.begin_gradients(&mut [&mut *weight])?;
+        Head::chunked_gradient(normed, weight, &loan, tokens, output, ranks, loss_of_chunk).map(Some)
     }
 
     /// Runs backward of a micro-batch from `dy` `[T, C]`, the gradient by the result of forward. Adds to the gradients of all parameters. Returns the

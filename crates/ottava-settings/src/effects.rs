@@ -62,9 +62,24 @@ const EFFECTS: &[Effect] = &[
         "with preferences; it is for the loss of texts",
     ),
     unread(
+        &["training.label_smoothing_factor"],
+        |run| run.distillation.is_on(),
+        "with a teacher; it is for the loss of texts",
+    ),
+    unread(
+        &["distillation.beta", "distillation.temperature", "distillation.teacher_recipe"],
+        |run| !run.distillation.is_on(),
+        "without `distillation.teacher`",
+    ),
+    unread(
         OF_REFERENCE,
         |run| run.preference.trains_reward_model(),
         "with loss_type bradley_terry, which has no reference model",
+    ),
+    unread(
+        &["preference.reference_free", "preference.precompute_ref_log_probs"],
+        |run| run.preference.is_without_reference(),
+        "with loss_type cpo, simpo or orpo, which have no reference model",
     ),
     unread(
         &["preference.precompute_ref_log_probs"],

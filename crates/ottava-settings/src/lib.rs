@@ -74,9 +74,9 @@ pub use lr_scheduler::{LrSchedulerConfig, Warmup};
 pub use memory::MemoryConfig;
 pub use migrate::{Migrated, migrate};
 pub use objective::{
-    AdvantageConfig, AdvantageEstimator, Aggregation, CorrectionConfig, CorrectionMode, KlEstimator, LossType,
-    LossTypes, ObjectiveKind, ObjectiveProperties, PolicyConfig, PolicyLossType, PreferenceConfig, ReinforcementConfig,
-    ScaleRewards,
+    AdvantageConfig, AdvantageEstimator, Aggregation, CorrectionConfig, CorrectionMode, DistillationConfig,
+    KlEstimator, LossType, LossTypes, ObjectiveKind, ObjectiveProperties, PolicyConfig, PolicyLossType,
+    PreferenceConfig, ReinforcementConfig, ScaleRewards,
 };
 pub use optimizer::{Adamw, Algorithm, Lion, Muon, OptimizerConfig};
 pub use pairs::{Names, Pairs};

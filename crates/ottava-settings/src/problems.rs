@@ -34,6 +34,7 @@ impl RunConfig {
         problems.0.extend(self.lora_problems());
         problems.0.extend(super::objective::problems(&self.preference));
         problems.0.extend(self.reinforcement_problems());
+        problems.0.extend(self.distillation_problems());
         self.check_paths(&mut problems);
         self.check_counts(&mut problems);
         self.check_batch(&mut problems);

@@ -7,7 +7,7 @@ use crate::evaluation::{CheckpointConfig, EvaluationConfig, LoggingConfig};
 use crate::lora::LoraConfig;
 use crate::lr_scheduler::LrSchedulerConfig;
 use crate::memory::MemoryConfig;
-use crate::objective::{PreferenceConfig, ReinforcementConfig};
+use crate::objective::{DistillationConfig, PreferenceConfig, ReinforcementConfig};
 use crate::optimizer::OptimizerConfig;
 use crate::parallel::ParallelConfig;
 use crate::paths::flatten;
@@ -47,6 +47,8 @@ pub struct RunConfig {
     pub preference: PreferenceConfig,
     /// Reinforcement learning.
     pub reinforcement: ReinforcementConfig,
+    /// Distillation.
+    pub distillation: DistillationConfig,
     /// Steps and batches.
     pub training: TrainingConfig,
     /// The algorithm that updates weights, and the formats in which it stores them.
@@ -147,6 +149,7 @@ impl Default for RunConfig {
             data: DataConfig::default(),
             preference: PreferenceConfig::default(),
             reinforcement: ReinforcementConfig::default(),
+            distillation: DistillationConfig::default(),
             training: TrainingConfig::default(),
             optimizer: OptimizerConfig::default(),
             lr_scheduler: LrSchedulerConfig::default(),
@@ -223,6 +226,7 @@ impl RunConfig {
         let is_smoothed = self.objective().properties().smooths_labels;
         sizes.head.label_smoothing = if is_smoothed { self.training.label_smoothing_factor } else { 0.0 };
         self.shape_policy(&mut sizes, file)?;
+        self.shape_student(&mut sizes, file)?;
         sizes.lora = self.lora.adapters();
         Ok(sizes.with_adapters_beside_experts())
     }

@@ -7,7 +7,7 @@
 //! The order in `Run::new` matters. First the model is built without weights. Then `Partition::new` decides the slices of each rank, and
 //! `Partition::load` reads only these slices. The optimizer comes last, since its states have the shapes of the slices.
 
-use crate::objective;
+use crate::objective::{self, Objective};
 use crate::step::{Repeated, StepResult, TrainStep};
 use ottava_common::error::Result;
 use ottava_data::Batch;
@@ -31,6 +31,8 @@ pub struct Run {
     pub optimizer: Box<dyn Optimizer>,
     /// The step, which runs forward, backward and the update.
     pub step: TrainStep,
+    /// What the steps optimise.
+    pub objective: Box<dyn Objective>,
     /// A digest of the initial weights. It is equal on all ranks with the same layers.
     pub weights_digest: u64,
 }
@@ -69,7 +71,7 @@ impl Run {
         let objective = objective::of(run);
         let step = step.with_losses(|rows, device, dtype| objective.loss(rows, device, dtype))?;
         let step = if run.alarms.grad_norm_spike == NormAlarmPolicy::Skip { step.with_norm_limit()? } else { step };
-        Ok(Run { model, optimizer, step, weights_digest })
+        Ok(Run { model, optimizer, step, objective, weights_digest })
     }
 
     /// Returns the same run for rows with at most `max_documents` documents each. With `None`, each row is one document.

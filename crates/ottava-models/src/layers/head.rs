@@ -2,7 +2,7 @@
 //! model computes one score instead of logits.
 
 use super::{Factor, HEAD, Norm, NormSaved, SCORE};
-use ottava_common::error::Result;
+use ottava_common::error::{Error, Result};
 use ottava_recipe::LinearSite;
 use ottava_recipe::context::Context;
 use ottava_recipe::layer_ranks::LayerRanks;
@@ -39,6 +39,9 @@ pub enum HeadOutput {
     /// sum of the losses is minus the reward.
     Score,
 }
+
+/// The loss of a chunk of tokens, as [`Head::chunked_gradient`] calls it.
+pub type ChunkLoss<'a> = dyn FnMut(&mut Tensor, usize, usize) -> Result<Tensor> + 'a;
 
 /// Sizes and constants of a head.
 #[derive(Clone, Copy, Debug)]
@@ -191,7 +194,7 @@ impl Head {
         output: HeadOutput,
         ranks: &dyn LayerRanks,
     ) -> Result<(Tensor, Tensor)> {
-        let Some((how, dtype)) = output.of_logits(x.dtype()) else {
+        let Some((how, _)) = output.of_logits(x.dtype()) else {
             let losses = score_losses(x, weight, loan, targets)?;
             let dscores = negate_targets(scale, targets, x.dtype())?.reshape(&[targets.len(), 1])?;
             if weight.is_trained() {
@@ -200,26 +203,48 @@ impl Head {
             }
             return Ok((losses, dgrad(&dscores, &weight.read(loan)?, x.dtype())?));
         };
+        let (vocabulary, part) = (weight.weights.shape()[0], part_of(weight, ranks));
+        Head::chunked_gradient(x, weight, loan, targets.len(), output, ranks, &mut |logits, start, end| {
+            let targets = targets.rows(start, end)?;
+            let scale = &if scale.len() == 1 { scale.clone() } else { scale.rows(start, end)? };
+            match part {
+                Some(part) => {
+                    let (losses, lse) = merged(logits, &targets, part, how, ranks)?;
+                    partial_gradient(logits, &targets, part, &lse, scale, how)?;
+                    Ok(losses)
+                }
+                // Padding stays zero.
+                None => Ok(cross_entropy_gradient(logits, vocabulary, &targets, scale, how)?),
+            }
+        })
+    }
+
+    /// [`Head::losses_and_gradient`] of any loss of logits. `loss_of_chunk` gets the logits of the tokens from the second to the third argument,
+    /// whose rows may have padding of zeros. It replaces the logits by the gradient of the scaled losses, and returns the losses `[tokens]`.
+    ///
+    /// Errors for the head of a reward model.
+    pub fn chunked_gradient(
+        x: &Tensor,
+        weight: &mut Param,
+        loan: &Loan,
+        tokens: usize,
+        output: HeadOutput,
+        ranks: &dyn LayerRanks,
+        loss_of_chunk: &mut ChunkLoss,
+    ) -> Result<(Tensor, Tensor)> {
+        let Some((_, dtype)) = output.of_logits(x.dtype()) else {
+            return Err(Error::Model("the head of a reward model has no logits; the loss reads logits".into()));
+        };
         let x = ranks.gather(Axis::Tensor, weight.identity.name(), x)?;
         let (vocabulary, part) = (weight.weights.shape()[0], part_of(weight, ranks));
         let padded = padded_for(part, weight.read(loan)?)?;
-        let mut losses = Tensor::empty(x.device(), targets.shape(), real_type(x.dtype()))?;
+        let mut losses = Tensor::empty(x.device(), &[tokens], real_type(x.dtype()))?;
         let mut dx = x.empty_like()?;
         let mut run = |add: &mut dyn FnMut(Operand, Operand) -> Result<()>| -> Result<()> {
-            for (start, end) in chunks(targets.len()) {
-                let (x, targets) = (x.rows(start, end)?, targets.rows(start, end)?);
+            for (start, end) in chunks(tokens) {
+                let x = x.rows(start, end)?;
                 let mut logits = product(&x, &padded, dtype)?;
-                let scale = &if scale.len() == 1 { scale.clone() } else { scale.rows(start, end)? };
-                let of_chunk = match part {
-                    Some(part) => {
-                        let (of_chunk, lse) = merged(&logits, &targets, part, how, ranks)?;
-                        partial_gradient(&mut logits, &targets, part, &lse, scale, how)?;
-                        of_chunk
-                    }
-                    // The gradient of the padding stays zero.
-                    None => cross_entropy_gradient(&mut logits, vocabulary, &targets, scale, how)?,
-                };
-                losses.copy_from(start, &of_chunk)?;
+                losses.copy_from(start, &loss_of_chunk(&mut logits, start, end)?)?;
                 let logits = if dtype == x.dtype() { logits } else { cast(&logits, x.dtype())? };
                 add(Operand::plain_transposed(&logits), Operand::plain_transposed(&x))?;
                 dx.copy_from(start, &dgrad(&logits, &padded, x.dtype())?)?;

@@ -50,7 +50,7 @@ pub use branch::{Branch, BranchSaved};
 pub use cast::{CastInput, OperandCast, SavedOperand};
 pub use embedding::Embedding;
 pub use factor::Factor;
-pub use head::{Head, HeadConfig, HeadOutput, HeadWeight};
+pub use head::{ChunkLoss, Head, HeadConfig, HeadOutput, HeadWeight};
 pub use latent_attention::{LatentAttention, LatentSizes, LatentSpec};
 pub use linear::{Adapter, ColumnScales, Linear, LinearConfig, ReadWeight, SmoothCasts};
 pub use mlp::{Mlp, MlpSpec};

@@ -39,9 +39,10 @@ impl Trainer {
         }
     }
 
-    /// The translation of a key that means something else in other places.
-    pub(super) fn own(self, key: &str, value: &Value) -> Option<(&'static str, Value)> {
+    /// The translation of a key that means something else in other places, in a file with the keys of `table`.
+    pub(super) fn own(self, key: &str, value: &Value, table: &Map<String, Json>) -> Option<(&'static str, Value)> {
         match (self, key, value.as_bool()) {
+            (Trainer::Trl, "beta" | "temperature", _) => Some((of_objective(key, table)?, value.clone())),
             // Both quantize by torchao's or Accelerate's scale per tensor, from the tensor's own amax.
             (Trainer::Axolotl | Trainer::LlamaFactory, "fp8", Some(true)) => {
                 Some(("precision.recipe", Value::String("fp8-current".into())))
@@ -82,7 +83,7 @@ impl Trainer {
                 ("data.packing", "\"none\""),
                 ("data.val_set_size", "0.0"),
                 ("training.num_train_epochs", "3.0"),
-                ("optimizer.learning_rate", if compares_with_reference(table) { "1e-6" } else { "2e-5" }),
+                ("optimizer.learning_rate", if is_of_preferences(table) { "1e-6" } else { "2e-5" }),
                 ("lr_scheduler.type", "\"linear\""),
                 ("lr_scheduler.warmup_steps", "0"),
                 ("memory.recompute", "\"full\""),
@@ -111,9 +112,38 @@ impl Trainer {
     }
 }
 
-/// Whether a file of TRL is of its DPOTrainer or KTOTrainer.
-fn compares_with_reference(table: &Map<String, Json>) -> bool {
-    let keys = ["beta", "loss_weights", "precompute_ref_log_probs", "desirable_weight", "undesirable_weight"];
+/// Our key for a key that several of TRL's trainers have, by the trainer that a file with the keys of `table` is for.
+fn of_objective(key: &str, table: &Map<String, Json>) -> Option<&'static str> {
+    let has = |keys: &[&str]| keys.iter().any(|key| table.contains_key(*key));
+    match (key, has_teacher(table), has(&["num_generations", "reward_funcs"])) {
+        ("beta", true, _) => Some("distillation.beta"),
+        ("beta", false, true) => Some("reinforcement.loss.beta"),
+        ("beta", false, false) => Some("preference.beta"),
+        (_, true, _) => Some("distillation.temperature"),
+        (_, false, true) => Some("reinforcement.temperature"),
+        (_, false, false) => None,
+    }
+}
+
+/// Whether a file of TRL is of its GKDTrainer.
+pub(super) fn has_teacher(table: &Map<String, Json>) -> bool {
+    table.contains_key("teacher_model_name_or_path")
+}
+
+/// Whether a file of TRL is of its DPOTrainer, CPOTrainer, ORPOTrainer or KTOTrainer.
+fn is_of_preferences(table: &Map<String, Json>) -> bool {
+    if has_teacher(table) {
+        return false;
+    }
+    let keys = [
+        "beta",
+        "loss_weights",
+        "precompute_ref_log_probs",
+        "desirable_weight",
+        "undesirable_weight",
+        "cpo_alpha",
+        "simpo_gamma",
+    ];
     let of_texts = |loss: &Json| ["nll", "dft", "chunked_nll"].iter().any(|name| loss == name);
     keys.iter().any(|key| table.contains_key(*key)) || table.get("loss_type").is_some_and(|loss| !of_texts(loss))
 }

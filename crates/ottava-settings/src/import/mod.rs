@@ -1,5 +1,6 @@
 //! Settings of other trainers' files as a run's TOML.
 
+mod cpo;
 mod datasets;
 mod defaults;
 mod fields;
@@ -54,7 +55,9 @@ pub fn import(path: &Path) -> Result<Imported> {
         objective: None,
     };
     import.table(&yaml.table, "");
+    cpo::name_losses(import.trainer, &mut import.ours);
     import.leave_out_smoothing();
+    import.refuse_default_draws();
     match import.objective {
         // Without the key, the run would train something else.
         Some(note) => {
@@ -131,7 +134,7 @@ impl Import<'_> {
             return words.for_each(|words| words.split([' ', ',']).for_each(|word| self.word_of_fsdp(word)));
         }
         let last = path.rsplit('.').next().unwrap_or_default();
-        if let Some((ours, value)) = self.trainer.own(last, &value) {
+        if let Some((ours, value)) = self.trainer.own(last, &value, &self.yaml.table) {
             return self.add(path, ours, value);
         }
         let parent = path.rsplit_once('.').map(|(table, _)| table);
@@ -232,7 +235,7 @@ impl Import<'_> {
         let names = losses.map_or(&[][..], |value| value.as_array().map_or(std::slice::from_ref(value), Vec::as_slice));
         let reads = |smooths: &dyn Fn(&str) -> bool| names.iter().filter_map(Value::as_str).any(smooths);
         let is_sigmoid = names.is_empty() || reads(&|name| name == "sigmoid");
-        let others = reads(&|name| ["robust", "exo_pair", "aot", "aot_unpaired"].contains(&name));
+        let others = reads(&|name| ["robust", "exo_pair", "aot", "aot_unpaired", "cpo", "simpo"].contains(&name));
         let before = self.ours.len();
         if !others || is_sigmoid {
             self.ours.retain(|setting| setting.path != "preference.label_smoothing");
@@ -240,13 +243,25 @@ impl Import<'_> {
         match (self.ours.len() < before, others) {
             (false, _) => {}
             (true, false) => {
-                let reason = "TRL reads it for the losses `robust`, `exo_pair`, `aot` and `aot_unpaired` alone";
+                let reason =
+                    "TRL reads it for the losses `robust`, `exo_pair`, `aot` and `aot_unpaired`, and in CPOTrainer";
                 self.needless.push(self.note("label_smoothing", reason));
             }
             (true, true) => {
                 let reason = "TRL smooths no labels of `sigmoid`, and here it holds for all losses of the list";
                 self.objective.get_or_insert(self.note("label_smoothing", reason));
             }
+        }
+    }
+
+    /// Refuses what TRL's GKDTrainer does without `lmbda`.
+    fn refuse_default_draws(&mut self) {
+        let table = &self.yaml.table;
+        if defaults::has_teacher(table) && !table.contains_key("lmbda") {
+            self.refuse(
+                "lmbda",
+                "TRL draws half of the completions from the student by default; here the teacher reads the data alone",
+            );
         }
     }
 

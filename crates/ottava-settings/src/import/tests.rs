@@ -167,10 +167,10 @@ fn an_objective_that_is_not_implemented_is_an_error() {
     let path = folder.path().join("run.yaml");
     for (keys, words) in [
         ("base_model: m\ndatasets: []\nrl: grpo\n", "run.yaml:3: `rl`: of preferences, runs train the losses"),
-        ("base_model: m\ndatasets: []\nrl: orpo\n", "`rl`: "),
+        ("base_model: m\ndatasets: []\nrl: gdpo\n", "`rl`: "),
         ("base_model: m\ndatasets: []\nrl: something\n", "`rl`: "),
         ("model_name_or_path: m\nstage: ppo\n", "`stage`: "),
-        ("model_name_or_path: m\nstage: dpo\npref_loss: simpo\n", "`pref_loss`: "),
+        ("model_name_or_path: m\nstage: dpo\npref_loss: kto_pair\n", "`pref_loss`: "),
         ("model_name_or_path: m\ndataset_name: d.jsonl\nloss_type: [sigmoid, other]\n", "`loss_type`: "),
         ("model_name_or_path: m\ndataset_name: d.jsonl\nloss_type: dft\n", "`loss_type`: "),
         ("model_name_or_path: m\ndataset_name: d.jsonl\nf_divergence_type: forward_kl\n", "`f_divergence_type`: "),
@@ -229,6 +229,54 @@ fn losses_of_trl_are_translated() {
     let rate = |keys: &str| of(keys).optimizer.learning_rate;
     assert_eq!(["", "loss_type: nll\n"].map(rate), [2e-5; 2], "the default of SFTConfig");
     assert_eq!(["beta: 0.2\n", "loss_type: [ipo]\n"].map(rate), [1e-6; 2], "the default of DPOConfig and KTOConfig");
+}
+
+/// CPOTrainer adds the likelihood of the chosen completions to each loss, and LLaMA-Factory to none.
+#[test]
+fn losses_without_a_reference_model_are_translated() {
+    let of = |file: &str, keys: &str| {
+        let (imported, config) = imported("run.yaml", &format!("{file}max_steps: 9\n{keys}"), &[]);
+        assert_eq!(imported.problems, [""; 0], "{keys}");
+        let p = config.preference;
+        let losses = p.loss_type.map(|losses| losses.names()).unwrap_or_default();
+        (losses, p.loss_weights, p.reference_free, [p.beta, p.cpo_alpha, p.simpo_gamma, p.label_smoothing])
+    };
+    let trl = "model_name_or_path: m\ndataset_name: d.jsonl\n";
+    let axolotl = "base_model: m\ndatasets:\n  - path: d.jsonl\n    type: chatml.intel\n";
+    let factory = "model_name_or_path: m\nfinetuning_type: lora\nstage: dpo\n";
+    for (file, keys, losses, weights, is_free, numbers) in [
+        (trl, "cpo_alpha: 0.5\nlabel_smoothing: 0.1\n", "cpo", vec![], false, [0.1, 0.5, 0.5, 0.1]),
+        (trl, "cpo_alpha: 0.5\nloss_type: hinge\n", "hinge + sft", vec![1.0, 0.5], true, [0.1, 1.0, 0.5, 0.0]),
+        (trl, "cpo_alpha: 0\nloss_type: ipo\n", "ipo", vec![], true, [0.1, 1.0, 0.5, 0.0]),
+        (
+            trl,
+            "loss_type: simpo\nbeta: 2.0\nsimpo_gamma: 1.0\n",
+            "simpo + sft",
+            vec![1.0, 1.0],
+            false,
+            [2.0, 1.0, 1.0, 0.0],
+        ),
+        (trl, "loss_type: simpo\ncpo_alpha: 0.0\n", "simpo", vec![], false, [0.1, 1.0, 0.5, 0.0]),
+        (axolotl, "rl: simpo\nrl_beta: 2.0\n", "simpo + sft", vec![1.0, 1.0], false, [2.0, 1.0, 0.5, 0.0]),
+        (axolotl, "rl: orpo\norpo_alpha: 0.2\n", "orpo", vec![], false, [0.2, 1.0, 0.5, 0.0]),
+        (factory, "pref_loss: orpo\npref_beta: 0.2\n", "orpo", vec![], false, [0.2, 1.0, 0.5, 0.0]),
+        (factory, "pref_loss: simpo\nsimpo_gamma: 0.7\n", "simpo", vec![], false, [0.1, 1.0, 0.7, 0.0]),
+    ] {
+        assert_eq!(of(file, keys), (losses.to_string(), weights, is_free, numbers), "{keys}");
+    }
+}
+
+/// A key of several trainers of TRL belongs to the objective of the file.
+#[test]
+fn files_of_gkd_are_distillation() {
+    let text = "model_name_or_path: m\ndataset_name: d.jsonl\nmax_steps: 9\nteacher_model_name_or_path: t\nbeta: 0.2\ntemperature: 1.0\n";
+    let (imported, config) = imported("gkd.yaml", &format!("{text}lmbda: 0.0\n"), &[]);
+    assert_eq!((imported.problems.len(), imported.refused.len()), (0, 0), "{:?}", imported.refused);
+    let d = &config.distillation;
+    assert_eq!((d.teacher.to_str(), d.beta, d.temperature), (Some("t"), 0.2, 1.0));
+    assert_eq!((config.preference.beta, config.optimizer.learning_rate), (0.1, 2e-5));
+    let (imported, _) = self::imported("gkd.yaml", text, &[]);
+    assert!(imported.refused.iter().any(|note| note.contains("`lmbda`: TRL draws half")), "{:?}", imported.refused);
 }
 
 #[test]

@@ -16,6 +16,8 @@ pub enum ObjectiveKind {
     Reward,
     /// The rewards of completions that the model draws.
     Reinforcement,
+    /// The distributions of a teacher at the tokens of documents.
+    Distillation,
 }
 
 /// The properties of an objective that the rest of a run reads.
@@ -40,6 +42,7 @@ impl ObjectiveKind {
             ObjectiveKind::NextToken => {
                 ObjectiveProperties { rows: 1, cuts_documents: true, smooths_labels: true, compares_passes: true }
             }
+            ObjectiveKind::Distillation => tuning(1),
             ObjectiveKind::Pairs => tuning(PreferenceKind::Pairs.documents()),
             ObjectiveKind::Labels => tuning(PreferenceKind::Labels.documents()),
             ObjectiveKind::Reinforcement => ObjectiveProperties { cuts_documents: false, ..tuning(1) },
@@ -55,6 +58,9 @@ impl RunConfig {
     pub fn objective(&self) -> ObjectiveKind {
         if self.reinforcement.is_on() {
             return ObjectiveKind::Reinforcement;
+        }
+        if self.distillation.is_on() {
+            return ObjectiveKind::Distillation;
         }
         match self.preference.losses().first().map(|loss| loss.kind()) {
             None => ObjectiveKind::NextToken,

@@ -40,6 +40,12 @@ pub enum LossType {
     Discopop,
     /// The negative log-likelihood of the chosen completions.
     Sft,
+    /// CPO: DPO without a reference model, and the negative log-likelihood of the chosen completions.
+    Cpo,
+    /// SimPO.
+    Simpo,
+    /// ORPO.
+    Orpo,
     /// The loss of a reward model.
     BradleyTerry,
     /// KTO, of completions with labels.
@@ -54,7 +60,7 @@ const WEIGHTS: &[&str] = &["desirable_weight", "undesirable_weight"];
 
 impl LossType {
     /// All losses.
-    pub(crate) const ALL: [LossType; 18] = [
+    pub(crate) const ALL: [LossType; 21] = [
         LossType::Sigmoid,
         LossType::Robust,
         LossType::Hinge,
@@ -70,6 +76,9 @@ impl LossType {
         LossType::ApoDown,
         LossType::Discopop,
         LossType::Sft,
+        LossType::Cpo,
+        LossType::Simpo,
+        LossType::Orpo,
         LossType::BradleyTerry,
         LossType::Kto,
         LossType::ApoZeroUnpaired,
@@ -95,6 +104,9 @@ impl LossType {
             LossType::ApoDown => ("apo_down", Pairs, &[]),
             LossType::Discopop => ("discopop", Pairs, &["discopop_tau"]),
             LossType::Sft => ("sft", Pairs, &[]),
+            LossType::Cpo => ("cpo", Pairs, &["label_smoothing", "cpo_alpha"]),
+            LossType::Simpo => ("simpo", Pairs, &["label_smoothing", "simpo_gamma"]),
+            LossType::Orpo => ("orpo", Pairs, &[]),
             LossType::BradleyTerry => ("bradley_terry", Pairs, &["center_rewards_coefficient"]),
             LossType::Kto => ("kto", Labels, WEIGHTS),
             LossType::ApoZeroUnpaired => ("apo_zero_unpaired", Labels, WEIGHTS),
@@ -109,6 +121,11 @@ impl LossType {
     /// The kind of preferences that the loss compares.
     pub(crate) fn kind(self) -> PreferenceKind {
         self.row().1
+    }
+
+    /// Whether the loss is one of a method without a reference model.
+    pub(crate) fn has_no_reference(self) -> bool {
+        matches!(self, LossType::Cpo | LossType::Simpo | LossType::Orpo)
     }
 
     /// Whether the loss reads this key of `[preference]`; not all losses do.

@@ -1,5 +1,6 @@
 //! What a run optimises: the settings of each objective, and what the other settings depend on.
 
+mod distillation;
 mod effects;
 mod kind;
 mod loss_type;
@@ -10,6 +11,7 @@ mod reinforcement_runs;
 #[cfg(test)]
 mod tests;
 
+pub use distillation::DistillationConfig;
 pub(super) use effects::OF_REFERENCE;
 pub use kind::{ObjectiveKind, ObjectiveProperties};
 pub use loss_type::{LossType, LossTypes};

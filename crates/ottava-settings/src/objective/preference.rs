@@ -13,8 +13,8 @@ use serde::{Deserialize, Serialize};
 #[serde(deny_unknown_fields, default)]
 pub struct PreferenceConfig {
     /// The loss, by TRL's names. Losses of pairs: "sigmoid" (DPO), "robust" (DPO with flipped preferences), "hinge", "ipo", "sigmoid_norm",
-    /// "exo_pair", "nca_pair", "bco_pair", "sppo_hard", "aot", "aot_unpaired", "apo_zero", "apo_down", "discopop" or "sft". Losses of
-    /// completions with labels: "kto" or "apo_zero_unpaired". "bradley_terry" trains a reward model on pairs, from a language model or a
+    /// "exo_pair", "nca_pair", "bco_pair", "sppo_hard", "aot", "aot_unpaired", "apo_zero", "apo_down", "discopop" or "sft". Losses of pairs
+    /// without a reference model: "cpo", "simpo" or "orpo". Losses of completions with labels: "kto" or "apo_zero_unpaired". "bradley_terry" trains a reward model on pairs, from a language model or a
     /// reward model. "auto" is "kto" for completions with labels. For pairs, "auto" is "bradley_terry" if the model is a reward model, else
     /// "sigmoid". A list such as ["sigmoid", "bco_pair", "sft"] adds losses.
     #[serde(with = "auto")]
@@ -23,11 +23,17 @@ pub struct PreferenceConfig {
     /// The factors of the losses of a list, in the order of loss_type; [] means 1 for each loss.
     pub loss_weights: Vec<f64>,
     /// The reward of a completion is beta times its log-probability minus its log-probability under the reference model. With a larger
-    /// beta, the model stays nearer to the reference model.
+    /// beta, the model stays nearer to the reference model. "cpo", "simpo" and "orpo" have no reference model; for "orpo", beta is the factor
+    /// of the loss of the odds ratio. The paper of SimPO takes 2.0 to 2.5.
     pub beta: f64,
     /// The share of pairs whose preference is assumed to be wrong, from 0 to less than 0.5; for "sigmoid" (conservative DPO), "robust",
-    /// "exo_pair" (which requires it, for example 1e-3), "aot" and "aot_unpaired".
+    /// "exo_pair" (which requires it, for example 1e-3), "aot", "aot_unpaired", "cpo" and "simpo".
     pub label_smoothing: f64,
+    /// The factor of the negative log-likelihood of the chosen completions in "cpo".
+    pub cpo_alpha: f64,
+    /// The margin of "simpo" by which the reward of the chosen completion should exceed the reward of the rejected one. The paper takes 0.3
+    /// to 0.8 times beta.
+    pub simpo_gamma: f64,
     /// The temperature of "discopop".
     pub discopop_tau: f64,
     /// true trains without a reference model: the log-probabilities of the reference model are 0 in every loss, and nothing is computed for
@@ -53,6 +59,8 @@ impl Default for PreferenceConfig {
             loss_weights: Vec::new(),
             beta: 0.1,
             label_smoothing: 0.0,
+            cpo_alpha: 1.0,
+            simpo_gamma: 0.5,
             discopop_tau: 0.05,
             reference_free: false,
             center_rewards_coefficient: 0.0,
@@ -74,6 +82,16 @@ impl PreferenceConfig {
         self.loss_type.as_ref().map_or(&[], |losses| losses.all())
     }
 
+    /// Whether the losses are of a method without a reference model.
+    pub(crate) fn is_without_reference(&self) -> bool {
+        self.losses().iter().any(|loss| loss.has_no_reference())
+    }
+
+    /// Whether log-probabilities are compared with the log-probabilities of a reference model.
+    pub fn has_reference(&self) -> bool {
+        !self.reference_free && !self.is_without_reference() && !self.trains_reward_model()
+    }
+
     /// Whether there is a weight for each loss, or none.
     fn weights_fit(&self) -> bool {
         self.loss_weights.is_empty() || self.loss_weights.len() == self.losses().len()
@@ -88,15 +106,28 @@ impl PreferenceConfig {
     /// The losses with their weights and constants; none if the data hold no preferences, or are not known yet.
     pub fn terms(&self) -> Vec<PreferenceTerm> {
         let weights = self.loss_weights.iter().copied().chain(std::iter::repeat(1.0));
-        let terms = self.losses().iter().zip(weights);
-        terms.map(|(loss, weight)| PreferenceTerm { loss: self.loss(*loss), weight }).collect()
+        let terms = self.losses().iter().zip(weights).flat_map(|(loss, weight)| {
+            let likelihood = PreferenceTerm { loss: PreferenceLoss::Sft, weight: weight * self.likelihood(*loss) };
+            let with_likelihood = (likelihood.weight > 0.0).then_some(likelihood);
+            [PreferenceTerm { loss: self.loss(*loss), weight }].into_iter().chain(with_likelihood)
+        });
+        terms.collect()
     }
 
-    /// A loss with its constants.
+    /// The factor of the negative log-likelihood that a loss adds to [`PreferenceConfig::loss`].
+    fn likelihood(&self, loss: LossType) -> f64 {
+        match loss {
+            LossType::Cpo => self.cpo_alpha,
+            LossType::Orpo => 1.0,
+            _ => 0.0,
+        }
+    }
+
+    /// What a loss compares, with its constants.
     fn loss(&self, loss: LossType) -> PreferenceLoss {
         let PreferenceConfig { label_smoothing, desirable_weight, undesirable_weight, .. } = *self;
         match loss {
-            LossType::Sigmoid => PreferenceLoss::Sigmoid { label_smoothing },
+            LossType::Sigmoid | LossType::Cpo => PreferenceLoss::Sigmoid { label_smoothing },
             LossType::Robust => PreferenceLoss::Robust { label_smoothing },
             LossType::Hinge => PreferenceLoss::Hinge,
             LossType::Ipo => PreferenceLoss::Ipo,
@@ -111,6 +142,8 @@ impl PreferenceConfig {
             LossType::ApoDown => PreferenceLoss::ApoDown,
             LossType::Discopop => PreferenceLoss::Discopop { tau: self.discopop_tau },
             LossType::Sft => PreferenceLoss::Sft,
+            LossType::Simpo => PreferenceLoss::Simpo { gamma: self.simpo_gamma, label_smoothing },
+            LossType::Orpo => PreferenceLoss::OddsRatio,
             LossType::BradleyTerry => PreferenceLoss::BradleyTerry { centering: self.center_rewards_coefficient },
             LossType::Kto => PreferenceLoss::Kto { desirable_weight, undesirable_weight },
             LossType::ApoZeroUnpaired => PreferenceLoss::ApoZeroUnpaired { desirable_weight, undesirable_weight },
@@ -126,8 +159,15 @@ impl PreferenceConfig {
         if !self.trains_reward_model() {
             text += &format!(", beta {}", self.beta);
         }
-        if self.label_smoothing > 0.0 && self.losses().iter().any(|loss| loss.reads("label_smoothing")) {
-            text += &format!(", label_smoothing {}", self.label_smoothing);
+        let constants = [
+            ("label_smoothing", self.label_smoothing),
+            ("cpo_alpha", self.cpo_alpha),
+            ("simpo_gamma", self.simpo_gamma),
+        ];
+        for (key, value) in constants {
+            if value > 0.0 && self.losses().iter().any(|loss| loss.reads(key)) {
+                text += &format!(", {key} {value}");
+            }
         }
         text
     }
@@ -151,7 +191,7 @@ impl PreferenceConfig {
         if !self.weights_fit() {
             return Err(Error::Config(format!("`preference.{}", self.misfit())));
         }
-        if self.trains_reward_model() || self.reference_free {
+        if !self.has_reference() {
             return Ok(());
         }
         let is_base = lora.r > 0 && lora.init_from.as_os_str().is_empty();
@@ -169,7 +209,8 @@ impl PreferenceConfig {
 /// Problems of `[preference]`, without the data.
 pub(crate) fn problems(config: &PreferenceConfig) -> Vec<String> {
     let PreferenceConfig { beta, label_smoothing, discopop_tau, center_rewards_coefficient, .. } = *config;
-    let PreferenceConfig { desirable_weight, undesirable_weight, ref loss_weights, .. } = *config;
+    let PreferenceConfig { desirable_weight, undesirable_weight, cpo_alpha, simpo_gamma, ref loss_weights, .. } =
+        *config;
     let (losses, mut problems) = (config.losses(), Vec::new());
     let mut demand = |holds: bool, problem: &str| {
         if !holds {
@@ -188,6 +229,8 @@ pub(crate) fn problems(config: &PreferenceConfig) -> Vec<String> {
         ("center_rewards_coefficient", center_rewards_coefficient),
         ("desirable_weight", desirable_weight),
         ("undesirable_weight", undesirable_weight),
+        ("cpo_alpha", cpo_alpha),
+        ("simpo_gamma", simpo_gamma),
     ];
     for (key, weight) in weights.into_iter().chain(loss_weights.iter().map(|&weight| ("loss_weights", weight))) {
         demand(weight.is_finite() && weight >= 0.0, &format!("{key}` must not be negative or infinite"));
@@ -201,6 +244,11 @@ pub(crate) fn problems(config: &PreferenceConfig) -> Vec<String> {
     demand(
         rest.is_empty() || !losses.contains(&LossType::BradleyTerry),
         "loss_type` adds bradley_terry to other losses; a reward model has no log-probabilities, so name it alone",
+    );
+    let has_reference = |loss: &LossType| !loss.has_no_reference() && *loss != LossType::Sft;
+    demand(
+        !config.is_without_reference() || !losses.iter().any(has_reference),
+        "loss_type` adds losses with a reference model to cpo, simpo or orpo, which have none; only sft goes together with them",
     );
     problems
 }

@@ -70,3 +70,47 @@ fn corrections_bound_or_mask_ratios() {
     let apart = CorrectionConfig { mode: CorrectionMode::SequenceMask, min: 0.5, max: 3.0 }.factors(&old, &[-3.0; 3]);
     assert_eq!(apart, [0.0; 3], "the ratio of the completion is e^5.5");
 }
+
+#[test]
+fn distillation_refuses_what_does_not_go_together() {
+    let error = |keys: &str| {
+        let text = format!("{SMALL}\n[distillation]\nteacher = \"t\"\n{keys}");
+        load(&text, &[]).unwrap_err().to_string()
+    };
+    for (keys, words) in [
+        ("beta = 1.5", "`distillation.beta` must be from 0"),
+        ("temperature = 0.0", "`distillation.temperature` must be above 0"),
+        ("[parallel]\ntensor = 2", "`parallel.tensor` is 2, and the teacher"),
+        ("[preference]\nloss_type = \"ipo\"", "a run has one objective"),
+        ("[[reinforcement.rewards]]\ntype = \"math\"", "a run has one objective"),
+        ("[sentinel]\nrepeat_steps = 2", "`sentinel.repeat_steps` is set"),
+    ] {
+        let error = error(keys);
+        assert!(error.contains(words), "{keys}: {error}");
+    }
+    let config =
+        load(&format!("{SMALL}\n[distillation]\nteacher = \"t\"\nteacher_recipe = \"fp8-row\"\n"), &[]).unwrap();
+    assert_eq!(config.objective(), ObjectiveKind::Distillation);
+    assert_eq!(load(&config.to_toml(), &[]).unwrap(), config);
+    let unread = load(&format!("{SMALL}\n[distillation]\nbeta = 0.2\n"), &[]).unwrap().without_effect().join("\n");
+    assert!(unread.contains("`distillation.beta = 0.2` has no effect without `distillation.teacher`"), "{unread}");
+}
+
+#[test]
+fn losses_without_a_reference_model_leave_its_keys_unread() {
+    let told = |keys: &str| load(&format!("{SMALL}\n[preference]\n{keys}"), &[]).unwrap().without_effect().join("\n");
+    let text = told("loss_type = [\"simpo\", \"sft\"]\nreference_free = true\ncpo_alpha = 0.5");
+    assert!(
+        text.contains("`preference.reference_free = true` has no effect with loss_type cpo, simpo or orpo"),
+        "{text}"
+    );
+    assert!(
+        text.contains("`preference.cpo_alpha = 0.5` has no effect with loss_type simpo + sft; it is for cpo"),
+        "{text}"
+    );
+    let text = told("loss_type = \"orpo\"\nprecompute_ref_log_probs = true\nlabel_smoothing = 0.1\nsimpo_gamma = 1.0");
+    for key in ["precompute_ref_log_probs = true", "label_smoothing = 0.1", "simpo_gamma = 1.0"] {
+        assert!(text.contains(&format!("`preference.{key}` has no effect")), "{key}: {text}");
+    }
+    assert_eq!(told("loss_type = \"cpo\"\nbeta = 0.2\ncpo_alpha = 0.5\nlabel_smoothing = 0.1"), "");
+}

@@ -92,8 +92,6 @@ pub(super) const ROWS: &[Row] = &[
                 ("dpo", As("\"sigmoid\"")),
                 ("ipo", As("\"ipo\"")),
                 ("kto", As("\"kto\"")),
-                ("orpo", Never(STAGES)),
-                ("simpo", Never(STAGES)),
                 ("grpo", Never(STAGES)),
                 ("gdpo", Never(STAGES)),
                 ("ebft", Never(STAGES)),
@@ -101,13 +99,7 @@ pub(super) const ROWS: &[Row] = &[
         ),
     ),
     ("pref_beta", Is("preference.beta")),
-    (
-        "pref_loss",
-        Values(
-            "preference.loss_type",
-            &[("kto_pair", Never(STAGES)), ("orpo", Never(STAGES)), ("simpo", Never(STAGES))],
-        ),
-    ),
+    ("pref_loss", Values("preference.loss_type", &[("kto_pair", Never(STAGES))])),
     ("pref_ftx", Only(&["0", "0.0"], STAGES)),
     ("pref_*", Not(STAGES)),
     ("dpo_label_smoothing", Is("preference.label_smoothing")),
@@ -119,9 +111,12 @@ pub(super) const ROWS: &[Row] = &[
     ("kto_rejected_weight", Is("preference.undesirable_weight")),
     ("kto_*", Not(STAGES)),
     ("ppo_*", Not(STAGES)),
-    ("simpo_gamma", Not(STAGES)),
     ("rl_beta", Is("preference.beta")),
-    ("orpo_alpha", Not(STAGES)),
+    ("orpo_alpha", Is("preference.beta")),
+    ("teacher_model_name_or_path", Is("distillation.teacher")),
+    ("teacher_model_init_kwargs", Not("set `teacher_recipe` under [distillation]")),
+    ("lmbda", Only(&["0", "0.0"], TEACHER)),
+    ("seq_kd", Only(&["false"], TEACHER)),
     ("ref_model", Not("the reference model is the one that a run starts from, or its base without adapters")),
     ("reward_model", Values("preference.loss_type", &[("true", As("\"bradley_terry\"")), ("false", Unset)])),
     ("process_reward_model", Only(&["false"], STAGES)),
@@ -314,7 +309,9 @@ const LOCAL: &str = "models and data are local files; nothing is downloaded";
 const NEW_TOKENS: &str =
     "tokens are not added; change the tokenizer's files and the embeddings in the model folder first";
 const FREEZE: &str = "single weights cannot be frozen or thawed; a run trains all of them, or adapters ([lora])";
-const STAGES: &str = "of preferences, runs train the losses of TRL's DPOTrainer and KTOTrainer and reward models, as docs/preferences.md lists them; others are not implemented";
+const STAGES: &str = "of preferences, runs train the losses of TRL's DPOTrainer, CPOTrainer, ORPOTrainer and KTOTrainer and reward models, as docs/preferences.md lists them; others are not implemented";
+const TEACHER: &str =
+    "the teacher reads the tokens of the data; completions are drawn neither from the student nor from the teacher";
 const LOSSES: &str = "the loss is the cross entropy of the targets";
 const VARIANTS: &str = "adapters are those of plain LoRA, with `use_rslora` and `use_dora`";
 const FOUR_BIT: &str = "base weights in 4 or 8 bit integers are not read; with adapters and an FP8 recipe, frozen weights are kept in FP8: `recipe = \"fp8-current\"` under [precision]";

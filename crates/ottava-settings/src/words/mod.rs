@@ -14,8 +14,8 @@ use toml::Value;
 /// Our key; its last part is also a key of other trainers.
 pub(super) const DATASETS: &str = "data.datasets";
 
-/// The start of our keys of reinforcement learning. Some keys for preferences have the same last part.
-const REINFORCEMENT: &str = "reinforcement.";
+/// The starts of our keys of reinforcement learning and distillation. Some keys for preferences have the same last part.
+const OTHER_OBJECTIVES: [&str; 2] = ["reinforcement.", "distillation."];
 
 /// The translation of one key.
 #[derive(Clone, Debug, PartialEq)]
@@ -40,7 +40,7 @@ fn plain(name: &str) -> String {
 /// The row of `path`, which may have tables: a row for the last two parts of the path counts more than a row for the last part.
 fn meaning(path: &str) -> Option<&'static Meaning> {
     let path = plain(path);
-    if path == DATASETS || path.starts_with(REINFORCEMENT) {
+    if path == DATASETS || OTHER_OBJECTIVES.iter().any(|table| path.starts_with(table)) {
         // The tables are ours. Other trainers have keys of these names in other tables, with other meanings.
         return None;
     }

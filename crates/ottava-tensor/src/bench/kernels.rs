@@ -214,6 +214,12 @@ fn embedding_and_loss(table: &mut Table, t: usize, c: usize) -> Result<()> {
     table.row("cross_entropy_gradient", bf16(2 * chunk * vocabulary), &mut || {
         cross_entropy_gradient(&mut logits, vocabulary, &targets, &one, how).map(drop)
     })?;
+    let (teacher, half) =
+        (table.random(&[chunk, vocabulary], DType::BF16)?, Divergence { beta: 0.5, temperature: 1.0 });
+    table.row("divergence_gradient", bf16(3 * chunk * vocabulary), &mut || {
+        divergence_gradient(&mut logits, &teacher, vocabulary, &targets, &one, half).map(drop)
+    })?;
+    drop(teacher);
     let vocabulary = LONG_VOCABULARY;
     let mut logits = table.random(&[chunk, vocabulary], DType::BF16)?;
     table.row("cross_entropy_gradient, long rows", bf16(2 * chunk * vocabulary), &mut || {

@@ -33,6 +33,7 @@ mod dequantize;
 mod descend;
 mod destination;
 mod dispatch;
+mod divergence;
 mod embedding;
 mod expanded;
 mod gemm;
@@ -93,6 +94,7 @@ pub use delayed_scaling::{AmaxReducer, DelayedScales, DelayedScaling, NonFinite,
 pub use dequantize::dequantize;
 pub use descend::{DescendParameter, descend, descend_amax};
 pub use destination::{CastScale, CastStatistics, CodeCopies, CurrentScaling, Fp8Output, Output, Produced};
+pub use divergence::{Divergence, divergence_gradient};
 pub use embedding::{embedding, embedding_gradient, embedding_of_part, embedding_of_part_gradient};
 pub use expanded::{expanded, unexpanded};
 pub use gemm::{Accumulation, Operand, gemm_nt, gemm_nt_add, gemm_nt_into, gemm_nt_plus};
@@ -110,7 +112,9 @@ pub use paged_attention::{KvBlocks, PagedBatch, append_kv, paged_attention};
 pub use parameter::{Gradient, UpdatedWeight, WeightCopy};
 pub use permute::{Slots, combine, gather_quantized, gather_to, slots, weight_gradient};
 pub use policy::{KlEstimator, PolicyBound, PolicyLoss, PolicyTargets, policy_loss};
-pub use preference::{PreferenceLoss, PreferenceTargets, PreferenceTerm, preference_loss, sequence_log_probs};
+pub use preference::{
+    PreferenceLoss, PreferenceTargets, PreferenceTerm, log_odds, preference_loss, sequence_log_probs,
+};
 pub use projection_norm::{
     ProjectionNormLayout, ProjectionSums, projection_dots, projection_norm, projection_norm_backward,
     projection_squares,

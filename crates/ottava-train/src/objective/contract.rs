@@ -19,6 +19,12 @@ pub trait Objective {
     /// The passes without gradients of the run of `config`, besides its steps. A plan rehearses them.
     fn passes(&self, config: &RunConfig) -> Vec<Passes>;
 
+    /// Runs, on the loaded rows of `step`, the passes of other models than the trained one, such as a teacher. [`Rows::load`] runs them, and a plan
+    /// rehearses them.
+    fn run_other_models(&self, _step: &mut TrainStep) -> Result<()> {
+        Ok(())
+    }
+
     /// The rows of the run. Errors with [`Error::Data`](ottava_common::Error::Data) when none is left to train on, and with
     /// [`Error::Checkpoint`](ottava_common::Error::Checkpoint) when the position does not fit the data.
     fn open(&self, opening: &Opening) -> Result<Box<dyn Rows>>;

@@ -8,7 +8,8 @@
 //!   that it reads besides token ids; an objective writes these tensors between steps (`TrainStep::loss_mut`), so a captured step only reads
 //!   tensors that the host has written before. `NextTokenLoss` is the smallest loss.
 //! - An `Objective` makes the losses of a step, which `Run::new` gives to `TrainStep`, and lists the passes without gradients beside the steps
-//!   (`Passes`), which the plan rehearses in their phases (`phase.rs`). With the data it opens `Rows`, the only part with a state. The trainer sees only `Rows`. They get the
+//!   (`Passes`), which the plan rehearses in their phases (`phase.rs`), and runs another model beside the trained one if it has one
+//!   (`Objective::run_other_models`). With the data it opens `Rows`, the only part with a state. The trainer sees only `Rows`. They get the
 //!   model and the step when they load, so they may make the rows of a step themselves, or run other passes first. They may report metrics with the
 //!   rows (`LoadedRows`), which observers of the trainer see.
 //!
@@ -20,6 +21,7 @@
 //! samples.
 
 mod contract;
+pub mod distillation;
 mod kto;
 mod next_token;
 mod pairs;
@@ -31,6 +33,7 @@ mod validation;
 pub use contract::{LoadedRows, Objective, Opening, Rows};
 pub use validation::{Evaluation, Validation};
 
+use distillation::Distillation;
 use kto::Labels;
 use next_token::NextToken;
 use ottava_settings::{ObjectiveKind, RunConfig};
@@ -46,6 +49,7 @@ pub fn of(config: &RunConfig) -> Box<dyn Objective> {
         ObjectiveKind::Labels => Box::new(Labels::new(config)),
         ObjectiveKind::Reward => Box::new(Reward::new(config)),
         ObjectiveKind::Reinforcement => Box::new(Reinforcement::new(config)),
+        ObjectiveKind::Distillation => Box::new(Distillation::new(config)),
     }
 }
 

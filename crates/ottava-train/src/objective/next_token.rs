@@ -30,25 +30,31 @@ impl Objective for NextToken {
     }
 
     fn open(&self, opening: &Opening) -> Result<Box<dyn Rows>> {
-        let Opening { config, data, state, share, .. } = *opening;
-        Ok(Box::new(Documents {
-            batches: BatchLoader::new(&data.sets, data.layout, state, share)?,
-            rows: config.training.per_device_train_batch_size,
-            rows_of_epoch: data.rows(),
-            sets: data.sets.clone(),
-            layout: data.layout,
-        }))
+        Ok(Box::new(Documents::open(opening)?))
     }
 }
 
 /// Rows of documents.
-struct Documents {
+pub(super) struct Documents {
     batches: BatchLoader,
     /// Rows of a micro-batch.
     rows: usize,
     rows_of_epoch: f64,
     sets: Vec<DataSet>,
     layout: RowLayout,
+}
+
+impl Documents {
+    pub(super) fn open(opening: &Opening) -> Result<Documents> {
+        let Opening { config, data, state, share, .. } = *opening;
+        Ok(Documents {
+            batches: BatchLoader::new(&data.sets, data.layout, state, share)?,
+            rows: config.training.per_device_train_batch_size,
+            rows_of_epoch: data.rows(),
+            sets: data.sets.clone(),
+            layout: data.layout,
+        })
+    }
 }
 
 impl Rows for Documents {

@@ -1,6 +1,5 @@
 //! The memory of a run, from a dry run: the training code runs on a device that holds no data and counts allocations.
 
-use crate::objective;
 use crate::phase::{Check, Passes, Phase};
 use crate::run::Run;
 use crate::step::{Loss, MicroBatch, NextTokenLoss, token_losses};
@@ -209,11 +208,10 @@ impl DryRun {
         let mut run = dry_run(config, sizes, device, distinct, stage)?;
         let build = device.scope("build");
         run.quantize_weights()?;
-        let objective = objective::of(&config.run);
         let (place, sums) = (run.step.partition().ranks().place(Axis::Context), real_type(run.model.recipe().compute));
-        let other = |_| held(device, [rows, seq_len], place, objective.loss(rows, device, sums)?);
+        let other = |_| held(device, [rows, seq_len], place, run.objective.loss(rows, device, sums)?);
         let _others = (distinct..micro_batches).map(other).collect::<Result<Vec<_>>>()?;
-        let passes = objective.passes(&config.run);
+        let passes = run.objective.passes(&config.run);
         drop(build);
         let build = tracker.take_peak();
         let mut rehearsal = Rehearsal { config, run, passes, peak: build.clone(), snapshot: [0; 2] };
@@ -266,7 +264,11 @@ impl Rehearsal<'_> {
     /// Carries out the part of `phase` that holds memory of the device.
     fn carry_out(&mut self, phase: Phase, precision: StepPrecision) -> Result<()> {
         match phase {
-            Phase::Reference | Phase::Rows | Phase::Evaluation => self.run_passes(phase, precision),
+            Phase::Rows => {
+                self.run.objective.run_other_models(&mut self.run.step)?;
+                self.run_passes(phase, precision)
+            }
+            Phase::Reference | Phase::Evaluation => self.run_passes(phase, precision),
             Phase::FirstEvaluation => self.run_passes(Phase::Evaluation, precision),
             Phase::Checks => self.run_checks(),
             Phase::Update => self.run.step(self.config.run.optimizer.learning_rate, precision).map(drop),
@@ -395,6 +397,7 @@ fn describe(scope: &str, config: &ResolvedConfig) -> String {
         }
         "head" => "logits of a chunk of tokens, and gradients of the head".into(),
         "backward" => "gradients of activations, and recomputed operands".into(),
+        "teacher" => "activations of the teacher, and buffers of its model".into(),
         "update" if matches!(config.run.optimizer.algorithm, Algorithm::Adamw(_)) => "norm of the gradients".into(),
         "update" => "directions of the update, and norm of the gradients".into(),
         "build" => "scales and histories, rotary positions, inputs and losses".into(),

@@ -191,6 +191,18 @@ impl TrainStep {
         loss.downcast_mut().expect("the step was made for this loss")
     }
 
+    /// Shows token ids `[T]`, sequences and loss of each loaded micro-batch to `show`. Panics if [`TrainStep::with_losses`] has made losses of another
+    /// type.
+    pub fn each_loaded<L: Loss>(
+        &mut self,
+        mut show: impl FnMut(&Tensor, &Sequences, &mut L) -> Result<()>,
+    ) -> Result<()> {
+        self.micro_batches.iter_mut().try_for_each(|MicroBatch { inputs, sequences, loss, .. }| {
+            let loss: &mut dyn Any = &mut **loss;
+            show(inputs, sequences, loss.downcast_mut().expect("the step was made for this loss"))
+        })
+    }
+
     /// Returns the metrics of a step with these [`StepResult::sums`].
     pub fn metrics(&self, sums: &[f64]) -> Metrics {
         self.loss().metrics(sums)

@@ -1,5 +1,5 @@
-use super::loss::Comparison;
-use super::{PreferenceLoss, PreferenceTargets, PreferenceTerm};
+use super::loss::{Comparison, MOST_CERTAIN};
+use super::{PreferenceLoss, PreferenceTargets, PreferenceTerm, log_odds};
 use crate::element::Real;
 use crate::{DType, Tensor};
 
@@ -187,14 +187,26 @@ fn of_pair<R: Real>(loss: PreferenceLoss, beta: f64, [chosen, rejected]: [R; 2])
             (sigmoid(a) + sigmoid(-h), [beta * (slope(a) - slope(h)), beta * slope(h)])
         }
         PreferenceLoss::Sft => (-chosen, [-one, R::default()]),
+        PreferenceLoss::OddsRatio => of_odds(beta.to_f64(), [chosen.to_f64(), rejected.to_f64()]),
         of_margin_alone => {
-            let (value, derivative) = of_margin(of_margin_alone, beta * (chosen - rejected));
+            let x = beta * (chosen - rejected) - R::of(of_margin_alone.target_margin());
+            let (value, derivative) = of_margin(of_margin_alone, x);
             (value, [beta * derivative, -(beta * derivative)])
         }
     }
 }
 
-/// Returns the loss of `x = β · h`, and its derivative by `x`.
+/// Returns the odds-ratio loss of a pair with these mean log-probabilities, and the derivatives by both means. The computation is in F64, because
+/// `1 - p` of a probability `p` near 1 has few digits in F32.
+fn of_odds<R: Real>(beta: f64, means: [f64; 2]) -> (R, [R; 2]) {
+    let [chosen, rejected] = means.map(log_odds);
+    let apart = chosen - rejected;
+    // The derivative of the logarithm of odds is 1 / (1 - p).
+    let [by_chosen, by_rejected] = means.map(|mean| beta * sigmoid(-apart) / (1.0 - Real::exp(mean.min(MOST_CERTAIN))));
+    (R::of(beta * softplus(-apart)), [R::of(-by_chosen), R::of(by_rejected)])
+}
+
+/// Returns the loss of `x = β · h` minus the margin of the loss, and the derivative of the loss by `x`.
 fn of_margin<R: Real>(loss: PreferenceLoss, x: R) -> (R, R) {
     let smoothed = |sign: f64, label_smoothing: f64, all: f64| {
         let (right, wrong) = (R::of((1.0 - label_smoothing) / all), R::of(sign * label_smoothing / all));
@@ -202,6 +214,7 @@ fn of_margin<R: Real>(loss: PreferenceLoss, x: R) -> (R, R) {
     };
     match loss {
         PreferenceLoss::Sigmoid { label_smoothing }
+        | PreferenceLoss::Simpo { label_smoothing, .. }
         | PreferenceLoss::Aot { label_smoothing }
         | PreferenceLoss::AotUnpaired { label_smoothing } => smoothed(1.0, label_smoothing, 1.0),
         PreferenceLoss::SigmoidNorm | PreferenceLoss::BradleyTerry { .. } => smoothed(1.0, 0.0, 1.0),

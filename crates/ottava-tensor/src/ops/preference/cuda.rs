@@ -1,4 +1,4 @@
-use super::loss::Comparison;
+use super::loss::{Comparison, MOST_CERTAIN};
 use super::{PreferenceLoss, PreferenceTargets, PreferenceTerm};
 use crate::cuda::CudaDevice;
 use crate::ops::declaration::kernels;
@@ -9,16 +9,16 @@ kernels! {
     static SOURCE = {
         file: "preference",
         constants: [
-            SMOOTHED, HINGE, EXO, DISCOPOP, IPO, SPPO, NCA, BCO, APO_ZERO, APO_DOWN, SFT, CENTERED, KTO, UNSHIFTED, PER_TOKEN,
-            RANKED_MARGINS, RANKED_SIDES, CHOSEN
+            SMOOTHED, HINGE, EXO, DISCOPOP, IPO, SPPO, NCA, BCO, APO_ZERO, APO_DOWN, SFT, ODDS, CENTERED, KTO, UNSHIFTED,
+            PER_TOKEN, RANKED_MARGINS, RANKED_SIDES, CHOSEN
         ],
         variants: UNTYPED
     };
     kernel sequence_log_probs(sums: *mut f32, losses: *const f32, tokens: i32);
     kernel preference_loss(
         losses: *mut f32, factors: *mut f32, policy: *const f32, reference: *const f32, lengths: *const f32, labels: *const f32,
-        kl: *const f32, scale: *const f32, beta: f32, first: f32, second: f32, weight: f32, formula: i32, compares: i32, adds: i32,
-        tokens: i32
+        kl: *const f32, scale: *const f32, beta: f32, first: f32, second: f32, margin: f32, weight: f32, formula: i32,
+        compares: i32, adds: i32, tokens: i32
     );
 }
 
@@ -37,6 +37,7 @@ const SFT: i32 = 10;
 const CENTERED: i32 = 11;
 const KTO: i32 = 12;
 const UNSHIFTED: i32 = 13;
+const ODDS: i32 = 14;
 
 /// The comparisons that the kernel distinguishes.
 const PER_TOKEN: i32 = Comparison::PerToken as i32;
@@ -48,6 +49,7 @@ const CHOSEN: i32 = Comparison::Chosen as i32;
 fn formula(loss: PreferenceLoss, beta: f64) -> (i32, [f64; 2]) {
     match loss {
         PreferenceLoss::Sigmoid { label_smoothing }
+        | PreferenceLoss::Simpo { label_smoothing, .. }
         | PreferenceLoss::Aot { label_smoothing }
         | PreferenceLoss::AotUnpaired { label_smoothing } => (SMOOTHED, [1.0 - label_smoothing, label_smoothing]),
         PreferenceLoss::Robust { label_smoothing } => {
@@ -65,6 +67,7 @@ fn formula(loss: PreferenceLoss, beta: f64) -> (i32, [f64; 2]) {
         PreferenceLoss::ApoZero => (APO_ZERO, [0.0; 2]),
         PreferenceLoss::ApoDown => (APO_DOWN, [0.0; 2]),
         PreferenceLoss::Sft => (SFT, [0.0; 2]),
+        PreferenceLoss::OddsRatio => (ODDS, [MOST_CERTAIN, 0.0]),
         PreferenceLoss::BradleyTerry { centering } => (CENTERED, [1.0, centering]),
         PreferenceLoss::Kto { desirable_weight, undesirable_weight } => (KTO, [desirable_weight, undesirable_weight]),
         PreferenceLoss::ApoZeroUnpaired { desirable_weight, undesirable_weight } => {
@@ -108,6 +111,7 @@ pub(super) fn preference_loss(
             beta,
             first,
             second,
+            loss.target_margin(),
             weight,
             formula,
             loss.compares() as i32,

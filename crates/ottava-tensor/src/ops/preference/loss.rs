@@ -1,5 +1,7 @@
 //! The losses of preference tuning, and the values that they compare.
 
+use crate::element::Real;
+
 /// A loss of pairs or of sequences with labels. The chosen sequence of pair `i` is `2i`, the rejected sequence is `2i + 1`. `x` is the
 /// log-probability of a sequence minus its log-probability by the reference model, `h = x_chosen - x_rejected`, and `σ` is the logistic function.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -54,6 +56,17 @@ pub enum PreferenceLoss {
         /// The temperature of the mixture, above 0.
         tau: f64,
     },
+    /// SimPO: the loss of `Sigmoid` of `β · h' - gamma` in the place of `β · h`, with the `h'` of IPO and a reference of 0. Meng et al. 2024,
+    /// arXiv:2405.14734, equation 6.
+    Simpo {
+        /// The margin by which the chosen reward should exceed the rejected reward.
+        gamma: f64,
+        /// As for `Sigmoid`.
+        label_smoothing: f64,
+    },
+    /// The second term of ORPO: `-β · ln σ(o_chosen - o_rejected)`, where `o` is the logarithm of the odds of [`log_odds`] of a sequence and the
+    /// reference is 0. Hong et al. 2024, arXiv:2403.07691, equations 4 and 7.
+    OddsRatio,
     /// The negative log-likelihood of the chosen sequences. The sum over all pairs of the call is divided by the number of their tokens and
     /// multiplied by the number of pairs.
     Sft,
@@ -101,9 +114,25 @@ impl PreferenceLoss {
         matches!(self, PreferenceLoss::Kto { .. })
     }
 
+    /// Whether the log-probability of a sequence is its mean over tokens in every formula of the method, so that rewards are means too.
+    pub fn has_rewards_of_means(self) -> bool {
+        matches!(self, PreferenceLoss::Simpo { .. } | PreferenceLoss::OddsRatio)
+    }
+
+    /// What is subtracted from `β · h`.
+    pub(super) fn target_margin(self) -> f64 {
+        match self {
+            PreferenceLoss::Simpo { gamma, .. } => gamma,
+            _ => 0.0,
+        }
+    }
+
     pub(super) fn compares(self) -> Comparison {
         match self {
-            PreferenceLoss::Ipo | PreferenceLoss::SigmoidNorm => Comparison::PerToken,
+            PreferenceLoss::Ipo
+            | PreferenceLoss::SigmoidNorm
+            | PreferenceLoss::Simpo { .. }
+            | PreferenceLoss::OddsRatio => Comparison::PerToken,
             PreferenceLoss::Aot { .. } => Comparison::RankedMargins,
             PreferenceLoss::AotUnpaired { .. } => Comparison::RankedSides,
             PreferenceLoss::Sft => Comparison::Chosen,
@@ -111,6 +140,15 @@ impl PreferenceLoss {
             _ => Comparison::Pair,
         }
     }
+}
+
+/// The largest mean log-probability whose odds are computed: the odds of a probability of 1 are infinite.
+pub(super) const MOST_CERTAIN: f64 = -1e-6;
+
+/// `ln(p / (1 - p))` of the probability `p` with this mean log-probability of a token, which is at most -1e-6.
+pub fn log_odds(mean_log_prob: f64) -> f64 {
+    let bounded = mean_log_prob.min(MOST_CERTAIN);
+    bounded - Real::ln(1.0 - Real::exp(bounded))
 }
 
 /// The two values from which the loss of a sequence is computed.

@@ -10,7 +10,7 @@ mod tests;
 use crate::ops::dispatch::dispatch;
 use crate::{DType, Error, Result, Tensor};
 
-pub use loss::{PreferenceLoss, PreferenceTerm};
+pub use loss::{PreferenceLoss, PreferenceTerm, log_odds};
 
 /// The inputs of the losses that are known before forward. Tensors of the `S` sequences of a micro-batch are `[S]`, F32 (F64 for F64).
 #[derive(Clone, Debug)]

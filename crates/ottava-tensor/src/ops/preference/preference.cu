@@ -31,9 +31,17 @@ __device__ __forceinline__ Loss loss_of_margin(int formula, float x, float first
     return {first * softplus(-x) + second * softplus(x), second * sigmoid(x) - first * sigmoid(-x)};
 }
 
+// Returns the odds-ratio loss of mean log-probabilities below 0, in double as in cpu.rs.
+__device__ __forceinline__ Loss loss_of_odds(double beta, double chosen, double rejected) {
+    const double rest_chosen = 1.0 - exp(chosen), rest_rejected = 1.0 - exp(rejected);
+    const double apart = (chosen - log(rest_chosen)) - (rejected - log(rest_rejected));
+    const double slope = beta / (1.0 + exp(apart));
+    return {(float)(beta * (fmax(-apart, 0.0) + log(1.0 + exp(-fabs(apart))))), (float)-(slope / rest_chosen), (float)(slope / rest_rejected)};
+}
+
 // Returns the loss of a pair with these values.
-__device__ __forceinline__ Loss loss_of_pair(int formula, float beta, float first, float second, float chosen, float rejected) {
-    const float a = beta * chosen, b = beta * rejected, h = beta * (chosen - rejected);
+__device__ __forceinline__ Loss loss_of_pair(int formula, float beta, float first, float second, float margin, float chosen, float rejected) {
+    const float a = beta * chosen, b = beta * rejected, h = beta * (chosen - rejected) - margin;
     switch (formula) {
     case IPO: {
         const float apart = chosen - rejected - first;
@@ -50,6 +58,7 @@ __device__ __forceinline__ Loss loss_of_pair(int formula, float beta, float firs
     case APO_ZERO: return {sigmoid(-a) + sigmoid(b), -(beta * slope(a)), beta * slope(b)};
     case APO_DOWN: return {sigmoid(a) + sigmoid(-h), beta * (slope(a) - slope(h)), beta * slope(h)};
     case SFT: return {-chosen, -1.0f, 0.0f};
+    case ODDS: return loss_of_odds(beta, fmin((double)chosen, (double)first), fmin((double)rejected, (double)first));
     }
     const Loss of_margin = loss_of_margin(formula, h, first, second);
     return {of_margin.value, beta * of_margin.chosen, -(beta * of_margin.chosen)};
@@ -83,7 +92,8 @@ __device__ __forceinline__ float at_equal_rank(const Values& values, const Other
 // added to the results of earlier losses.
 extern "C" __global__ void preference_loss(float* losses, float* factors, const float* policy, const float* reference,
                                            const float* lengths, const float* labels, const float* kl, const float* scale, float beta,
-                                           float first, float second, float weight, int formula, int compares, int adds, int tokens) {
+                                           float first, float second, float margin, float weight, int formula, int compares, int adds,
+                                           int tokens) {
     const int s = blockIdx.x, pairs = gridDim.x / 2;
     const bool labelled = formula == KTO || formula == UNSHIFTED, is_rejected = !labelled && s % 2 == 1;
     const int chosen = labelled ? s : s - s % 2;
@@ -122,7 +132,7 @@ extern "C" __global__ void preference_loss(float* losses, float* factors, const 
             a = ratio(chosen);
             b = ratio(chosen + 1);
         }
-        const Loss of_pair = loss_of_pair(formula, beta, first, second, a, b);
+        const Loss of_pair = loss_of_pair(formula, beta, first, second, margin, a, b);
         loss = of_pair.value;
         derivative = (is_rejected ? of_pair.rejected : of_pair.chosen) / divisor;
         if (formula == CENTERED) {

@@ -6,7 +6,7 @@ use crate::testing::{Tolerance, normals, parity, values};
 const ROUNDING: f64 = 1e-12;
 
 /// The losses of pairs. The last losses read all pairs of a call.
-const PAIRS: [PreferenceLoss; 18] = [
+const PAIRS: [PreferenceLoss; 21] = [
     PreferenceLoss::Sigmoid { label_smoothing: 0.0 },
     PreferenceLoss::Sigmoid { label_smoothing: 0.1 },
     PreferenceLoss::Robust { label_smoothing: 0.2 },
@@ -25,6 +25,9 @@ const PAIRS: [PreferenceLoss; 18] = [
     PreferenceLoss::AotUnpaired { label_smoothing: 0.0 },
     PreferenceLoss::Aot { label_smoothing: 0.0 },
     PreferenceLoss::Sft,
+    PreferenceLoss::Simpo { gamma: 0.6, label_smoothing: 0.0 },
+    PreferenceLoss::Simpo { gamma: 0.6, label_smoothing: 0.1 },
+    PreferenceLoss::OddsRatio,
 ];
 
 const LABELS: [PreferenceLoss; 2] = [
@@ -98,8 +101,10 @@ fn log_probabilities_of_sequences_agree_across_devices() {
 fn factors_are_the_gradient_of_the_loss() {
     let sequences = 6;
     let [policy, reference] = inputs(sequences, DType::F64);
-    let start = values(&policy);
     for loss in every() {
+        // Odds are those of log-probabilities below 0.
+        let below = if loss == PreferenceLoss::OddsRatio { 20.0 } else { 0.0 };
+        let start: Vec<f64> = values(&policy).into_iter().map(|value| value - below).collect();
         let at = |policy: &[f64]| {
             let policy = Tensor::from_slice(&Device::Cpu, &[sequences], policy).unwrap();
             preference_loss(loss, 0.7, &policy, &targets(&policy, &reference), &one(&policy), 2 * sequences).unwrap()

@@ -1,7 +1,7 @@
 //! The log-probabilities or rewards of records, and their losses.
 
 use super::how::Preference;
-use super::sums::PreferenceSums;
+use super::sums::{PreferenceSums, Sequences};
 use crate::evaluate::round;
 use crate::step::host::values;
 use crate::step::{MicroBatch, token_losses};
@@ -108,7 +108,7 @@ pub(super) fn sums(
     let kl = if apart > 0.0 { apart / which.len() as f64 } else { 0.0 };
     let tensor = |values: &[f64]| Tensor::from_slice(&Device::Cpu, &[values.len()], values);
     let one = tensor(&[1.0])?;
-    let mut losses = Vec::with_capacity(policy_of.len());
+    let mut sums = PreferenceSums::default();
     for start in (0..policy_of.len()).step_by(per_batch * each) {
         let batch = start..policy_of.len().min(start + per_batch * each);
         let targets = PreferenceTargets {
@@ -117,11 +117,12 @@ pub(super) fn sums(
             labels: tensor(&labels[batch.clone()])?,
             kl: tensor(&[kl])?,
         };
-        let policy = tensor(&policy_of[batch])?;
-        let (of_batch, _) = preference_loss(&how.terms, how.beta, &policy, &targets, &one, policy.len())?;
-        losses.extend(of_batch.to_vec::<f64>()?);
+        let policy = tensor(&policy_of[batch.clone()])?;
+        let (losses, _) = preference_loss(&how.terms, how.beta, &policy, &targets, &one, policy.len())?;
+        let known = Sequences { chosen: &chosen[batch.clone()], lengths: &lengths[batch.clone()], kl };
+        let values = [&losses.to_vec::<f64>()?, &policy_of[batch.clone()], &reference_of[batch]].concat();
+        sums = sums.merge(PreferenceSums::of(how, &values, &known));
     }
-    let sums = PreferenceSums::of(how, &[losses, policy_of, reference_of].concat(), &chosen, kl);
     match sums.loss().is_finite() {
         true => Ok(sums),
         false => Err(Error::NonFinite(format!(

@@ -27,6 +27,16 @@ impl Preference {
         self.terms.iter().any(|term| matches!(term.loss, PreferenceLoss::BradleyTerry { .. }))
     }
 
+    /// Whether rewards are of the mean log-probability of a token instead of the sum over the sequence.
+    pub fn has_rewards_of_means(&self) -> bool {
+        self.terms.iter().any(|term| term.loss.has_rewards_of_means())
+    }
+
+    /// Whether a loss is this one.
+    pub fn has(&self, loss: PreferenceLoss) -> bool {
+        self.terms.iter().any(|term| term.loss == loss)
+    }
+
     /// Whether the divergence from the reference model is estimated.
     pub fn needs_divergence(&self) -> bool {
         self.terms.iter().any(|term| term.loss.needs_divergence())

@@ -1,7 +1,7 @@
 //! The loss of preferences in a step: pairs of sequences, or sequences with labels, relative to a reference model.
 
 use super::how::Preference;
-use super::sums::PreferenceSums;
+use super::sums::{PreferenceSums, Sequences};
 use crate::step::host::{from_host, values, write};
 use crate::step::{Loss, Metrics};
 use ottava_common::error::Result;
@@ -113,7 +113,9 @@ impl Loss for MicroBatchPreference {
     }
 
     fn add(&self, sums: Vec<f64>, of_sequences: &[f64]) -> Result<Vec<f64>> {
-        let of_micro_batch = PreferenceSums::of(&self.how, of_sequences, &self.chosen, values(&self.targets.kl)?[0]);
+        let PreferenceTargets { lengths, kl, .. } = &self.targets;
+        let known = Sequences { chosen: &self.chosen, lengths: &values(lengths)?, kl: values(kl)?[0] };
+        let of_micro_batch = PreferenceSums::of(&self.how, of_sequences, &known);
         Ok(self.merge(sums, &of_micro_batch.numbers()))
     }
 

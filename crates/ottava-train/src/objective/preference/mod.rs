@@ -24,4 +24,4 @@ pub use how::Preference;
 pub use loss::MicroBatchPreference;
 pub(super) use reference::{Reference, ReferenceModel};
 pub(super) use rows::PreferenceRows;
-pub use sums::PreferenceSums;
+pub use sums::{PreferenceSums, Sequences};

@@ -44,10 +44,10 @@ pub(in crate::objective) enum ReferenceModel {
 impl ReferenceModel {
     /// As `[preference]` of `config` says.
     pub(in crate::objective) fn of(config: &RunConfig) -> ReferenceModel {
-        match (config.preference.reference_free, config.preference.precompute_ref_log_probs) {
-            (true, _) => ReferenceModel::Absent,
-            (false, Some(true)) => ReferenceModel::BeforeTraining,
-            (false, _) => ReferenceModel::BeforeEachStep,
+        match (config.preference.has_reference(), config.preference.precompute_ref_log_probs) {
+            (false, _) => ReferenceModel::Absent,
+            (true, Some(true)) => ReferenceModel::BeforeTraining,
+            (true, _) => ReferenceModel::BeforeEachStep,
         }
     }
 
@@ -102,7 +102,7 @@ impl Reference {
                 "; the reference is the model that the run starts from, whose log-probabilities are computed before the first step"
             }
             Reference::Base => "; the reference is the model without its adapters, which runs in each step",
-            Reference::Zeros => "; there is no reference model (`reference_free`)",
+            Reference::Zeros => "; there is no reference model",
         }
     }
 

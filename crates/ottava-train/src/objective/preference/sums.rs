@@ -2,6 +2,18 @@
 
 use super::how::Preference;
 use crate::step::Metrics;
+use ottava_tensor::ops::{PreferenceLoss, log_odds};
+
+/// What is known of the sequences of a micro-batch besides their log-probabilities.
+#[derive(Clone, Copy, Debug)]
+pub struct Sequences<'a> {
+    /// Whether each is chosen, or desirable.
+    pub chosen: &'a [bool],
+    /// Their numbers of target tokens.
+    pub lengths: &'a [f64],
+    /// The estimate of the divergence from the reference model.
+    pub kl: f64,
+}
 
 /// Sums over sequences.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -12,38 +24,58 @@ pub struct PreferenceSums {
     pub sequences: [f64; 2],
     /// Rewards of chosen and of rejected sequences.
     pub rewards: [f64; 2],
-    /// Log-probabilities of chosen and of rejected sequences; of a reward model its scores, which no metric reads.
+    /// Log-probabilities of chosen and of rejected sequences, or the means of their tokens, as rewards are; of a reward model its scores, which no
+    /// metric reads.
     pub log_probs: [f64; 2],
     /// Pairs whose chosen sequence has the higher reward, and all pairs.
     pub pairs: [f64; 2],
     /// Estimates of the divergence from the reference model, and their number, of sequences with labels.
     pub kl: [f64; 2],
+    /// Negative log-likelihoods of the chosen tokens of micro-batches, each times its pairs, and the pairs of the losses that have them.
+    pub nll: [f64; 2],
+    /// Logarithms of the odds ratios of pairs, and of their logistic function.
+    pub odds: [f64; 2],
     /// The lowest and the highest reward of a reward model.
     pub range: Option<[f64; 2]>,
 }
 
 impl PreferenceSums {
-    /// The sums over one micro-batch: `values` as [`MicroBatchPreference`](super::MicroBatchPreference) returns them, whether each sequence is
-    /// `chosen`, and `kl`, the estimate of the divergence from the reference model.
-    pub fn of(how: &Preference, values: &[f64], chosen: &[bool], kl: f64) -> PreferenceSums {
+    /// The sums over one micro-batch: `values` as [`MicroBatchPreference`](super::MicroBatchPreference) returns them.
+    pub fn of(how: &Preference, values: &[f64], Sequences { chosen, lengths, kl }: &Sequences) -> PreferenceSums {
         let (losses, rest) = values.split_at(chosen.len());
         let (policy, reference) = rest.split_at(chosen.len());
         let (each, is_score) = (how.sequences(), how.trains_reward_model());
-        let reward = |s: usize| if is_score { policy[s] } else { how.beta * (policy[s] - reference[s]) };
+        let divisor = |s: usize| if how.has_rewards_of_means() { lengths[s] } else { 1.0 };
+        let reward = |s: usize| match is_score {
+            true => policy[s],
+            false => how.beta * (policy[s] - reference[s]) / divisor(s),
+        };
         let mut sums = PreferenceSums { losses: [0.0, (chosen.len() / each) as f64], ..PreferenceSums::default() };
         for (s, is_chosen) in chosen.iter().enumerate() {
             let side = usize::from(!is_chosen);
             sums.losses[0] += losses[s];
             sums.sequences[side] += 1.0;
             sums.rewards[side] += reward(s);
-            sums.log_probs[side] += policy[s];
+            sums.log_probs[side] += policy[s] / divisor(s);
             if each == 2 && *is_chosen {
                 sums.pairs[0] += f64::from(reward(s) > reward(s + 1));
                 sums.pairs[1] += 1.0;
             }
         }
         if each == 1 {
-            sums.kl = [kl, 1.0];
+            sums.kl = [*kl, 1.0];
+        }
+        let pairs = || (0..chosen.len()).step_by(2);
+        if how.has(PreferenceLoss::Sft) {
+            let nll = -pairs().map(|s| policy[s]).sum::<f64>() / pairs().map(|s| lengths[s]).sum::<f64>();
+            sums.nll = [nll * sums.pairs[1], sums.pairs[1]];
+        }
+        if how.has(PreferenceLoss::OddsRatio) {
+            for s in pairs() {
+                let apart = log_odds(policy[s] / lengths[s]) - log_odds(policy[s + 1] / lengths[s + 1]);
+                sums.odds[0] += apart;
+                sums.odds[1] -= (-apart).max(0.0) + (-apart.abs()).exp().ln_1p();
+            }
         }
         if is_score {
             let all = [f64::INFINITY, f64::NEG_INFINITY];
@@ -54,16 +86,17 @@ impl PreferenceSums {
 
     /// All numbers, for [`PreferenceSums::from_numbers`].
     pub fn numbers(&self) -> Vec<f64> {
-        let sums = [self.losses, self.sequences, self.rewards, self.log_probs, self.pairs, self.kl];
+        let PreferenceSums { losses, sequences, rewards, log_probs, pairs, kl, nll, odds, .. } = *self;
+        let sums = [losses, sequences, rewards, log_probs, pairs, kl, nll, odds];
         sums.into_iter().chain(self.range).flatten().collect()
     }
 
     /// The sums with these numbers; zeros where they are missing.
     pub fn from_numbers(numbers: &[f64]) -> PreferenceSums {
         let pair = |i: usize| Some([*numbers.get(2 * i)?, *numbers.get(2 * i + 1)?]);
-        let [losses, sequences, rewards, log_probs, pairs, kl] =
-            [0, 1, 2, 3, 4, 5].map(|i| pair(i).unwrap_or_default());
-        PreferenceSums { losses, sequences, rewards, log_probs, pairs, kl, range: pair(6) }
+        let [losses, sequences, rewards, log_probs, pairs, kl, nll, odds] =
+            [0, 1, 2, 3, 4, 5, 6, 7].map(|i| pair(i).unwrap_or_default());
+        PreferenceSums { losses, sequences, rewards, log_probs, pairs, kl, nll, odds, range: pair(8) }
     }
 
     /// The sums over the sequences of both.
@@ -82,6 +115,9 @@ impl PreferenceSums {
         "logps/chosen",
         "logps/rejected",
         "kl",
+        "nll_loss",
+        "log_odds_chosen",
+        "log_odds_ratio",
     ];
 
     /// The names of the metrics of a reward model, as in TRL.
@@ -101,9 +137,13 @@ impl PreferenceSums {
         let log_probs = [0, 1].map(|side| mean(self.log_probs, side));
         let (names, values) = match self.range {
             None => {
-                let kl = self.kl[0] / self.kl[1];
+                let [kl, nll] = [self.kl, self.nll].map(|[sum, count]| sum / count);
+                // The logarithm of a logistic function is below 0: a sum of 0 has no terms.
+                let [apart, ratio] =
+                    self.odds.map(|sum| if self.odds[1] == 0.0 { f64::NAN } else { sum / self.pairs[1] });
                 let [of_chosen, of_rejected] = log_probs;
-                (PreferenceSums::TUNING, vec![chosen, rejected, accuracy, margin, of_chosen, of_rejected, kl])
+                let values = [chosen, rejected, accuracy, margin, of_chosen, of_rejected, kl, nll, apart, ratio];
+                (PreferenceSums::TUNING, values.to_vec())
             }
             Some([low, high]) => (PreferenceSums::REWARDS, vec![accuracy, margin, rewards, low, high]),
         };

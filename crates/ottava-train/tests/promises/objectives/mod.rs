@@ -1,8 +1,10 @@
 //! The objectives of a run: texts, answers, preferences and rewards.
 
 pub mod bandit;
+pub mod distillation;
 pub mod label_smoothing;
 pub mod preference;
+pub mod preference_free;
 pub mod preference_losses;
 pub mod reward;
 pub mod rollouts;

@@ -35,7 +35,7 @@ pub fn recorded() -> Recorded {
 }
 
 /// Appends a row of `prompt` and `completion`.
-fn row(prompt: &[i32], completion: &[i32], batch: &mut Batch) {
+pub fn row(prompt: &[i32], completion: &[i32], batch: &mut Batch) {
     let end = batch.inputs.len() + TOKENS;
     let ids = [prompt, completion].concat();
     batch.inputs.extend(&ids[..ids.len() - 1]);
@@ -191,8 +191,14 @@ fn the_model_without_adapters_is_the_reference() {
     }
 }
 
-/// Returns losses, norms and metrics of two steps, and the weights after them.
-pub fn train_on(how: Preference, comm: Group, micro_batches: usize, zero: Zero) -> Vec<(String, Vec<f64>)> {
+/// Returns losses, norms and metrics of three steps. The reference model gives each sequence the log-probability `reference`.
+pub fn train_on(
+    how: Preference,
+    reference: f64,
+    comm: Group,
+    micro_batches: usize,
+    zero: Zero,
+) -> Vec<(String, Vec<f64>)> {
     const ALL: usize = 4;
     let recipe = recipe(RecipeName::Fp32, Fp8Format::Auto);
     let purpose = Purpose::Train(MemoryPolicy::FULL);
@@ -211,7 +217,7 @@ pub fn train_on(how: Preference, comm: Group, micro_batches: usize, zero: Zero) 
     for step in 0..3 {
         for micro_batch in 0..micro_batches {
             let batch = pairs(step, (micro_batch * ranks.size() + ranks.rank()) * count, count);
-            let reference = vec![-20.0; 2 * count];
+            let reference = vec![reference; 2 * count];
             load_preferences(&mut work, micro_batch, &batch, Some(&reference));
         }
         let done = work.run(&mut model, &mut optimizer, 1e-2, StepPrecision::Recipe).unwrap();
@@ -224,10 +230,10 @@ pub fn train_on(how: Preference, comm: Group, micro_batches: usize, zero: Zero) 
 
 #[test]
 fn micro_batches_and_ranks_change_only_the_order_of_sums() {
-    let whole = train_on(dpo(0.5), Group::solo(), 1, Zero::Nothing);
-    let mut others = vec![("2 micro-batches", train_on(dpo(0.5), Group::solo(), 2, Zero::Nothing))];
+    let whole = train_on(dpo(0.5), -20.0, Group::solo(), 1, Zero::Nothing);
+    let mut others = vec![("2 micro-batches", train_on(dpo(0.5), -20.0, Group::solo(), 2, Zero::Nothing))];
     for (how, zero) in [("2 ranks", Zero::Nothing), ("2 ranks that divide weights", Zero::Weights)] {
-        others.push((how, on_ranks(2, move |comm| train_on(dpo(0.5), comm, 1, zero)).remove(0)));
+        others.push((how, on_ranks(2, move |comm| train_on(dpo(0.5), -20.0, comm, 1, zero)).remove(0)));
     }
     for (how, seen) in others {
         for ((name, expected), (_, got)) in whole.iter().zip(&seen) {

@@ -225,8 +225,8 @@ fn backward_is_the_gradient_of_the_loss() {
 #[test]
 fn micro_batches_and_ranks_of_a_batch_loss_compare_the_same_pairs() {
     for name in OF_BATCHES {
-        let halves = train_on(named(name), Group::solo(), 2, Zero::Nothing);
-        let ranks = on_ranks(2, move |comm| train_on(named(name), comm, 1, Zero::Nothing)).remove(0);
+        let halves = train_on(named(name), -20.0, Group::solo(), 2, Zero::Nothing);
+        let ranks = on_ranks(2, move |comm| train_on(named(name), -20.0, comm, 1, Zero::Nothing)).remove(0);
         for ((what, expected), (_, got)) in halves.iter().zip(&ranks) {
             let near = |(a, b): (&f64, &f64)| (a - b).abs() <= 5e-5 * a.abs().max(0.1);
             assert!(expected.iter().zip(got).all(near), "{name}, {what}: {expected:?} and {got:?}");
@@ -258,6 +258,9 @@ fn every_loss_trains_and_lowers_its_validation_loss() {
         "loss_type = \"sft\"",
         "loss_type = [\"sigmoid\", \"bco_pair\", \"sft\"]\nloss_weights = [0.8, 0.2, 1.0]",
         "loss_type = \"sigmoid\"\nreference_free = true",
+        "loss_type = \"cpo\"",
+        "loss_type = [\"simpo\", \"sft\"]\nloss_weights = [1.0, 0.5]",
+        "loss_type = \"orpo\"",
     ];
     let all = of_pairs.map(|keys| (keys, "pairs.jsonl")).into_iter();
     for (keys, records) in all.chain([("loss_type = \"apo_zero_unpaired\"", "labels.jsonl")]) {
@@ -268,7 +271,8 @@ fn every_loss_trains_and_lowers_its_validation_loss() {
         train(&run, &Device::Cpu, &Start::New, 4).unwrap();
         let losses: Vec<f64> = metrics(&run.output_dir).iter().filter_map(|line| line["eval_loss"].as_f64()).collect();
         assert!(losses.last() < losses.first(), "{keys}: {losses:?}");
-        assert_eq!(run.output_dir.join("reference.json").exists(), !keys.contains("reference_free"), "{keys}");
+        let has_none = ["reference_free", "cpo", "simpo", "orpo"].iter().any(|name| keys.contains(name));
+        assert_eq!(run.output_dir.join("reference.json").exists(), !has_none, "{keys}");
     }
 }
 
@@ -306,7 +310,9 @@ fn runs_without_a_reference_have_rewards_of_log_probabilities() {
 fn resuming_changes_nothing_with_losses_of_batches() {
     let inputs = tempfile::tempdir().unwrap();
     write_records(inputs.path());
-    for keys in ["loss_type = \"bco_pair\"", "loss_type = [\"aot\", \"sft\"]"] {
+    for keys in
+        ["loss_type = \"bco_pair\"", "loss_type = [\"aot\", \"sft\"]", "loss_type = \"orpo\"", "loss_type = \"simpo\""]
+    {
         let runs = tempfile::tempdir().unwrap();
         let of = |name: &str| {
             with_losses(run_config(inputs.path(), &runs.path().join(name), RecipeName::Fp32, "pairs.jsonl"), keys)
@@ -335,6 +341,8 @@ fn settings_of_losses_that_contradict_each_other_are_errors() {
         ("loss_type = \"exo_pair\"", "the loss exo_pair is infinite without it"),
         ("loss_type = [\"sigmoid\", \"kto\"]", "losses of pairs and losses of completions with labels"),
         ("loss_type = [\"bradley_terry\", \"sft\"]", "adds bradley_terry to other losses"),
+        ("loss_type = [\"simpo\", \"ipo\"]", "adds losses with a reference model to cpo, simpo or orpo"),
+        ("loss_type = \"simpo\"\nsimpo_gamma = -1.0", "`preference.simpo_gamma` must not be negative"),
         ("loss_type = [\"sigmoid\", \"sft\"]\nloss_weights = [1.0]", "has 1 numbers, and `loss_type` names 2 losses"),
         ("loss_type = \"discopop\"\ndiscopop_tau = 0.0", "`preference.discopop_tau` must be above 0"),
         ("loss_type = \"apo_zero_unpaired\"", "is \"apo_zero_unpaired\", and the data hold pairs"),
