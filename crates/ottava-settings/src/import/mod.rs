@@ -57,7 +57,6 @@ pub fn import(path: &Path) -> Result<Imported> {
     import.table(&yaml.table, "");
     import.name_losses_of_cpo();
     import.leave_out_smoothing();
-    import.refuse_default_draws();
     match import.objective {
         // Without the key, the run would train something else.
         Some(note) => {
@@ -263,17 +262,6 @@ impl Import<'_> {
                 let reason = "TRL smooths no labels of `sigmoid`, and here it holds for all losses of the list";
                 self.objective.get_or_insert(self.note("label_smoothing", reason));
             }
-        }
-    }
-
-    /// Refuses what TRL's GKDTrainer does without `lmbda`.
-    fn refuse_default_draws(&mut self) {
-        let table = &self.yaml.table;
-        if defaults::has_teacher(table) && !table.contains_key("lmbda") {
-            self.refuse(
-                "lmbda",
-                "TRL draws half of the completions from the student by default; here the teacher reads the data alone",
-            );
         }
     }
 

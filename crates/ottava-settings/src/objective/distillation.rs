@@ -19,6 +19,11 @@ pub struct DistillationConfig {
     pub beta: f64,
     /// The temperature by which the logits of both models are divided.
     pub temperature: f64,
+    /// The share of the steps whose completions the trained model draws (on-policy): their rows keep the prompts of the data, and the teacher reads
+    /// what the model has drawn at this temperature behind each prompt. 0 learns from the completions of the data alone.
+    pub lmbda: f64,
+    /// Tokens of a drawn completion at most; a completion also ends where its row ends.
+    pub max_completion_length: usize,
     /// The recipe of the teacher's products: "auto" is the recipe of the run, or "fp8-current" if that is "fp8-delayed". The teacher is never
     /// updated.
     #[serde(with = "auto")]
@@ -28,7 +33,14 @@ pub struct DistillationConfig {
 
 impl Default for DistillationConfig {
     fn default() -> DistillationConfig {
-        DistillationConfig { teacher: PathBuf::new(), beta: 0.5, temperature: 0.9, teacher_recipe: None }
+        DistillationConfig {
+            teacher: PathBuf::new(),
+            beta: 0.5,
+            temperature: 0.9,
+            lmbda: 0.0,
+            max_completion_length: 128,
+            teacher_recipe: None,
+        }
     }
 }
 
@@ -36,6 +48,11 @@ impl DistillationConfig {
     /// Whether the run has a teacher.
     pub fn is_on(&self) -> bool {
         !self.teacher.as_os_str().is_empty()
+    }
+
+    /// Whether the trained model draws completions.
+    pub fn draws(&self) -> bool {
+        self.is_on() && self.lmbda > 0.0
     }
 
     /// The divergence that a run minimizes.

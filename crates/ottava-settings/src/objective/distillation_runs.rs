@@ -3,7 +3,9 @@
 use crate::RunConfig;
 use crate::demands::Problems;
 use ottava_common::error::{Error, Result};
+use ottava_data::Packing;
 use ottava_models::{ConfigFile, DecoderConfig, language_model_config};
+use ottava_parallel::Zero;
 use ottava_recipe::{Precision, Recipe, RecipeName};
 use ottava_tensor::Device;
 
@@ -24,6 +26,24 @@ impl RunConfig {
             "`distillation.temperature` must be above 0: logits are divided by it",
         );
         all.demand(
+            (0.0..=1.0).contains(&d.lmbda),
+            "`distillation.lmbda` is a share of the steps, from 0 (all completions are from the data) to 1 (the model draws all completions)",
+        );
+        all.demand(
+            d.max_completion_length > 0,
+            "`distillation.max_completion_length` is 0; a drawn completion has at least one token",
+        );
+        all.demand(
+            !d.draws() || self.parallel.zero != Zero::Weights,
+            "`parallel.zero` is 3, which divides the weights, and with `distillation.lmbda` above 0 a model that draws completions is whole on each rank; \
+             set it to 0, 1 or 2",
+        );
+        all.demand(
+            !d.draws() || (matches!(self.data.packing, Packing::Auto | Packing::None) && self.data.document_mask != Some(true)),
+            "`distillation.lmbda` is above 0, and a drawn completion has a row of its own: set `data.packing` to \"none\" or \"auto\", and leave out \
+             `data.document_mask`",
+        );
+        all.demand(
             self.preference.losses().is_empty() && !self.reinforcement.is_on(),
             "`distillation.teacher` is set, and the run has another objective too: a loss of preferences (`preference.loss_type`, or records of \
              preferences) or `reinforcement.rewards`; a run has one objective, so remove one of them",
@@ -38,6 +58,14 @@ impl RunConfig {
             );
         }
         all.0
+    }
+
+    /// Gives each document a row of its own if the model draws completions: padding comes after the only document of a row, where causal attention does
+    /// not see it.
+    pub(crate) fn resolve_draws(&mut self) {
+        if self.distillation.draws() {
+            (self.data.packing, self.data.document_mask) = (Packing::None, Some(false));
+        }
     }
 
     /// Lets the head compute logits in F32 if they are compared with a teacher's: small differences of distributions are what is learned.

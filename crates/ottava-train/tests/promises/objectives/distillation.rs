@@ -199,6 +199,41 @@ fn students_approach_their_teacher_and_resuming_changes_nothing() {
     }
 }
 
+/// The model draws the completions of a share of the steps, and the draws of a resumed run are those of the whole run.
+#[test]
+fn students_learn_from_their_own_completions() {
+    let (inputs, runs) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    write_inputs(inputs.path());
+    let teacher = teacher_folder(inputs.path(), runs.path());
+    let record = |i| serde_json::json!({"prompt": format!("say {}:", i * 37 % 100), "completion": " yes we do"});
+    let records: Vec<String> = (0..40).map(|i| record(i).to_string()).collect();
+    std::fs::write(inputs.path().join("answers.jsonl"), records.join("\n")).unwrap();
+    let of = |name: &str, lmbda: f64| {
+        let mut run = student(inputs.path(), &runs.path().join(format!("{name}-{lmbda}")), &teacher, RecipeName::Fp32);
+        (run.data.train_files, run.data.max_length) = (vec![inputs.path().join("answers.jsonl")], 32);
+        (run.distillation.lmbda, run.distillation.max_completion_length) = (lmbda, 5);
+        run
+    };
+    let column =
+        |lines: &[Value], key: &str| -> Vec<f64> { lines.iter().filter_map(|line| line[key].as_f64()).collect() };
+    for lmbda in [1.0, 0.5] {
+        let [whole, stopped] = ["whole", "stopped"].map(|name| of(name, lmbda));
+        train(&whole, &Device::Cpu, &Start::New, STEPS).unwrap();
+        let seen = metrics(&whole.output_dir);
+        let (losses, draws) = (column(&seen, "loss"), column(&seen, "on_policy"));
+        assert_eq!((losses.len(), draws.len()), (STEPS as usize, STEPS as usize), "{seen:?}");
+        assert!(losses.iter().all(|loss| *loss > 0.0), "{losses:?}");
+        assert!(draws.contains(&1.0) && draws.contains(&0.0) == (lmbda < 1.0), "{draws:?}");
+        let lengths = column(&seen, "completions/mean_length");
+        assert!(lengths.len() == draws.iter().filter(|&&draw| draw == 1.0).count(), "{lengths:?}");
+        assert!(lengths.iter().all(|length| (1.0..=5.0).contains(length)), "{lengths:?}");
+        train(&stopped, &Device::Cpu, &Start::New, 3).unwrap_err();
+        train(&stopped, &Device::Cpu, &Start::Resume, STEPS).unwrap();
+        assert_eq!(metrics(&stopped.output_dir), seen, "{lmbda}");
+        assert_eq!(state(&stopped.output_dir), state(&whole.output_dir), "{lmbda}");
+    }
+}
+
 /// A model that is its own teacher has nothing to learn.
 #[test]
 fn a_model_does_not_diverge_from_itself() {
