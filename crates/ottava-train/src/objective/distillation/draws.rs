@@ -57,7 +57,9 @@ impl Draws {
         if draws {
             let drawn = self.draw(model, batches, step);
             let lengths = ranks.together("drawing completions", drawn)?;
-            let [count, sum] = [lengths.len(), lengths.iter().sum::<usize>()].map(|number| number as f64);
+            let mine = [lengths.len(), lengths.iter().sum()].map(|number| number as f64);
+            let all = ranks.gather("lengths of completions", mine)?;
+            let [count, sum] = [0, 1].map(|at| all.iter().map(|of_rank| of_rank[at]).sum::<f64>());
             metrics.push(("completions/mean_length", sum / count.max(1.0)));
         }
         Ok(Metrics::new(metrics, ""))
@@ -69,7 +71,8 @@ impl Draws {
         for (number, batch) in batches.iter().enumerate() {
             for row in 0..batch.rows {
                 let Some(prompt) = prompt_of(batch, row) else { continue };
-                let place = (number * self.share.world + self.share.rank) * batch.rows + row;
+                // The place of the row in the data of the step, which does not depend on the number of ranks.
+                let place = (number * batch.rows + row) * self.share.world + self.share.rank;
                 if prompt.len() < self.max_length {
                     wanted.push((prompt, seed_of([self.seed, step, place as u64, 0])));
                     places.push((number, row));
