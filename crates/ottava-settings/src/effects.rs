@@ -66,11 +66,8 @@ const EFFECTS: &[Effect] = &[
         |run| run.distillation.is_on(),
         "with a teacher; it is for the loss of texts",
     ),
-    unread(
-        &["distillation.beta", "distillation.temperature", "distillation.teacher_recipe"],
-        |run| !run.distillation.is_on(),
-        "without `distillation.teacher`",
-    ),
+    unread(OF_TEACHER, |run| !run.distillation.is_on(), "without `distillation.teacher`"),
+    unread(&["distillation.max_completion_length"], |run| !run.distillation.draws(), "while `distillation.lmbda` is 0"),
     unread(
         OF_REFERENCE,
         |run| run.preference.trains_reward_model(),
@@ -179,6 +176,9 @@ const OF_DELAYED: &[&str] = &[
     "precision.delayed.non_finite",
     "precision.delayed.first_step",
 ];
+
+const OF_TEACHER: &[&str] =
+    &["distillation.beta", "distillation.temperature", "distillation.lmbda", "distillation.teacher_recipe"];
 
 const OF_PIPELINE: &[&str] = &["parallel.pipeline_schedule", "parallel.pipeline_stages"];
 

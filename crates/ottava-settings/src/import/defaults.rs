@@ -42,7 +42,9 @@ impl Trainer {
     /// The translation of a key that means something else in other places, in a file with the keys of `table`.
     pub(super) fn own(self, key: &str, value: &Value, table: &Map<String, Json>) -> Option<(&'static str, Value)> {
         match (self, key, value.as_bool()) {
-            (Trainer::Trl, "beta" | "temperature", _) => Some((of_objective(key, table)?, value.clone())),
+            (Trainer::Trl, "beta" | "temperature" | "max_new_tokens", _) => {
+                Some((of_objective(key, table)?, value.clone()))
+            }
             // Both quantize by torchao's or Accelerate's scale per tensor, from the tensor's own amax.
             (Trainer::Axolotl | Trainer::LlamaFactory, "fp8", Some(true)) => {
                 Some(("precision.recipe", Value::String("fp8-current".into())))
@@ -94,6 +96,9 @@ impl Trainer {
             defaults.retain(|(path, _)| *path != "data.packing");
             defaults.push(("data.packing", "\"wrapped\""));
         }
+        if self == Trainer::Trl && has_teacher(table) {
+            defaults.push(("distillation.lmbda", "0.5"));
+        }
         if uses_fsdp(table) {
             defaults.push(("parallel.zero", "3"));
         }
@@ -119,14 +124,15 @@ fn of_objective(key: &str, table: &Map<String, Json>) -> Option<&'static str> {
         ("beta", true, _) => Some("distillation.beta"),
         ("beta", false, true) => Some("reinforcement.loss.beta"),
         ("beta", false, false) => Some("preference.beta"),
-        (_, true, _) => Some("distillation.temperature"),
-        (_, false, true) => Some("reinforcement.temperature"),
-        (_, false, false) => None,
+        ("temperature", true, _) => Some("distillation.temperature"),
+        ("temperature", false, true) => Some("reinforcement.temperature"),
+        (_, true, _) => Some("distillation.max_completion_length"),
+        _ => None,
     }
 }
 
 /// Whether a file of TRL is of its GKDTrainer.
-pub(super) fn has_teacher(table: &Map<String, Json>) -> bool {
+fn has_teacher(table: &Map<String, Json>) -> bool {
     table.contains_key("teacher_model_name_or_path")
 }
 

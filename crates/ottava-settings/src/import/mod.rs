@@ -55,9 +55,8 @@ pub fn import(path: &Path) -> Result<Imported> {
         objective: None,
     };
     import.table(&yaml.table, "");
-    cpo::name_losses(import.trainer, &mut import.ours);
+    import.name_losses_of_cpo();
     import.leave_out_smoothing();
-    import.refuse_default_draws();
     match import.objective {
         // Without the key, the run would train something else.
         Some(note) => {
@@ -226,6 +225,18 @@ impl Import<'_> {
         self.refused.push(note);
     }
 
+    /// Names the loss of a file of CPOTrainer.
+    fn name_losses_of_cpo(&mut self) {
+        let find = |path: &str| self.ours.iter().find(|setting| setting.path == path).map(|setting| &setting.value);
+        let found = cpo::settings(find(OBJECTIVE), find(cpo::ALPHA), find("preference.simpo_gamma").is_some());
+        let Some(found) = found.filter(|_| matches!(self.trainer, Trainer::Trl | Trainer::Axolotl)) else { return };
+        let replaced = [cpo::LOSS, cpo::ALPHA, cpo::WEIGHTS, cpo::REFERENCE_FREE];
+        self.ours.retain(|setting| !replaced.contains(&setting.path.as_str()));
+        let setting =
+            |(path, value, comment): cpo::Named| Setting { path: path.into(), value, comment: comment.into() };
+        self.ours.extend(found.into_iter().map(setting));
+    }
+
     /// Leaves out `label_smoothing` if TRL's losses do not read it.
     fn leave_out_smoothing(&mut self) {
         if self.trainer != Trainer::Trl {
@@ -251,17 +262,6 @@ impl Import<'_> {
                 let reason = "TRL smooths no labels of `sigmoid`, and here it holds for all losses of the list";
                 self.objective.get_or_insert(self.note("label_smoothing", reason));
             }
-        }
-    }
-
-    /// Refuses what TRL's GKDTrainer does without `lmbda`.
-    fn refuse_default_draws(&mut self) {
-        let table = &self.yaml.table;
-        if defaults::has_teacher(table) && !table.contains_key("lmbda") {
-            self.refuse(
-                "lmbda",
-                "TRL draws half of the completions from the student by default; here the teacher reads the data alone",
-            );
         }
     }
 

@@ -1,11 +1,7 @@
-//! The table `[distillation]`, and what distillation asks of the other settings of a run.
+//! The table `[distillation]`.
 
-use crate::demands::Problems;
-use crate::{RunConfig, auto};
-use ottava_common::error::{Error, Result};
-use ottava_models::{ConfigFile, DecoderConfig, language_model_config};
-use ottava_recipe::{Precision, Recipe, RecipeName};
-use ottava_tensor::Device;
+use crate::auto;
+use ottava_recipe::RecipeName;
 use ottava_tensor::ops::Divergence;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -23,6 +19,11 @@ pub struct DistillationConfig {
     pub beta: f64,
     /// The temperature by which the logits of both models are divided.
     pub temperature: f64,
+    /// The share of the steps whose completions the trained model draws (on-policy): their rows keep the prompts of the data, and the teacher reads
+    /// what the model has drawn at this temperature behind each prompt. 0 learns from the completions of the data alone.
+    pub lmbda: f64,
+    /// Tokens of a drawn completion at most; a completion also ends where its row ends.
+    pub max_completion_length: usize,
     /// The recipe of the teacher's products: "auto" is the recipe of the run, or "fp8-current" if that is "fp8-delayed". The teacher is never
     /// updated.
     #[serde(with = "auto")]
@@ -32,7 +33,14 @@ pub struct DistillationConfig {
 
 impl Default for DistillationConfig {
     fn default() -> DistillationConfig {
-        DistillationConfig { teacher: PathBuf::new(), beta: 0.5, temperature: 0.9, teacher_recipe: None }
+        DistillationConfig {
+            teacher: PathBuf::new(),
+            beta: 0.5,
+            temperature: 0.9,
+            lmbda: 0.0,
+            max_completion_length: 128,
+            teacher_recipe: None,
+        }
     }
 }
 
@@ -42,93 +50,13 @@ impl DistillationConfig {
         !self.teacher.as_os_str().is_empty()
     }
 
+    /// Whether the trained model draws completions.
+    pub fn draws(&self) -> bool {
+        self.is_on() && self.lmbda > 0.0
+    }
+
     /// The divergence that a run minimizes.
     pub fn divergence(&self) -> Divergence {
         Divergence { beta: self.beta, temperature: self.temperature }
-    }
-}
-
-impl RunConfig {
-    /// Problems of `[distillation]`, and of other settings that do not go together with it.
-    pub(crate) fn distillation_problems(&self) -> Vec<String> {
-        let d = &self.distillation;
-        if !d.is_on() {
-            return Vec::new();
-        }
-        let mut all = Problems::default();
-        all.demand(
-            (0.0..=1.0).contains(&d.beta),
-            "`distillation.beta` must be from 0 (the forward KL divergence) to 1 (the reverse KL divergence)",
-        );
-        all.demand(
-            d.temperature.is_finite() && d.temperature > 0.0,
-            "`distillation.temperature` must be above 0: logits are divided by it",
-        );
-        all.demand(
-            self.preference.losses().is_empty() && !self.reinforcement.is_on(),
-            "`distillation.teacher` is set, and the run has another objective too: a loss of preferences (`preference.loss_type`, or records of \
-             preferences) or `reinforcement.rewards`; a run has one objective, so remove one of them",
-        );
-        let p = &self.parallel;
-        for (key, ranks) in
-            [("tensor", p.tensor), ("pipeline", p.pipeline), ("context", p.context), ("expert", p.expert)]
-        {
-            all.demand(
-                ranks == 1 && !p.auto,
-                format!("`parallel.{key}` is {ranks}, and the teacher of `[distillation]` is whole on each rank; set it to 1, and `parallel.auto` to false"),
-            );
-        }
-        all.0
-    }
-
-    /// Lets the head compute logits in F32 if they are compared with a teacher's: small differences of distributions are what is learned.
-    pub(crate) fn shape_student(&self, sizes: &mut DecoderConfig, file: &ConfigFile) -> Result<()> {
-        if !self.distillation.is_on() {
-            return Ok(());
-        }
-        if sizes.head.cap.is_some() {
-            return Err(file.error(
-                "the model bounds its logits, which distillation does not differentiate; train a model without `final_logit_softcapping`, or remove `distillation.teacher`",
-            ));
-        }
-        sizes.head.wide_logits = true;
-        Ok(())
-    }
-
-    /// The sizes of the teacher.
-    ///
-    /// Errors with [`Error::Config`] when its vocabulary differs from the vocabulary of the model that is trained, or when it has too few positions.
-    pub fn teacher_sizes(&self) -> Result<DecoderConfig> {
-        let folder = &self.distillation.teacher;
-        let teacher = language_model_config(&ConfigFile::read(folder)?)?;
-        let (own, other) = (self.decoder_config()?.vocabulary, teacher.vocabulary);
-        if own != other {
-            return Err(Error::Config(format!(
-                "`distillation.teacher` ({}) has {other} tokens in its vocabulary (`vocab_size`), and the model of {} has {own}; choose a teacher with the \
-                 same vocabulary",
-                folder.display(),
-                self.model.path.display()
-            )));
-        }
-        if self.data.max_length > teacher.context() {
-            return Err(Error::Config(format!(
-                "`data.max_length` is {}, and `distillation.teacher` ({}) has {} positions; set max_length to at most that",
-                self.data.max_length,
-                folder.display(),
-                teacher.context()
-            )));
-        }
-        Ok(teacher)
-    }
-
-    /// The recipe of the teacher on `device`.
-    pub fn teacher_recipe(&self, device: &Device) -> Recipe {
-        let recipe = self.distillation.teacher_recipe.unwrap_or(match self.precision.recipe {
-            // A model that never trains has no history of amaxes.
-            RecipeName::Fp8Delayed => RecipeName::Fp8Current,
-            of_run => of_run,
-        });
-        let tokens = self.micro_batch_rows() * self.data.max_length;
-        Precision { recipe, ..Precision::default() }.recipe_on(device, tokens)
     }
 }

@@ -1,6 +1,7 @@
 //! What a run optimises: the settings of each objective, and what the other settings depend on.
 
 mod distillation;
+mod distillation_runs;
 mod effects;
 mod kind;
 mod loss_type;

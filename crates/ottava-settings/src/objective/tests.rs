@@ -80,6 +80,8 @@ fn distillation_refuses_what_does_not_go_together() {
     for (keys, words) in [
         ("beta = 1.5", "`distillation.beta` must be from 0"),
         ("temperature = 0.0", "`distillation.temperature` must be above 0"),
+        ("lmbda = 1.5", "`distillation.lmbda` is a share of the steps"),
+        ("lmbda = 0.5\n[parallel]\nzero = 3", "`parallel.zero` is 3"),
         ("[parallel]\ntensor = 2", "`parallel.tensor` is 2, and the teacher"),
         ("[preference]\nloss_type = \"ipo\"", "a run has one objective"),
         ("[[reinforcement.rewards]]\ntype = \"math\"", "a run has one objective"),
@@ -88,6 +90,9 @@ fn distillation_refuses_what_does_not_go_together() {
         let error = error(keys);
         assert!(error.contains(words), "{keys}: {error}");
     }
+    let packed = format!("{SMALL}packing = \"bfd\"\n[distillation]\nteacher = \"t\"\nlmbda = 0.5");
+    let packed = load(&packed, &[]).unwrap_err().to_string();
+    assert!(packed.contains("a drawn completion has a row of its own"), "{packed}");
     let config =
         load(&format!("{SMALL}\n[distillation]\nteacher = \"t\"\nteacher_recipe = \"fp8-row\"\n"), &[]).unwrap();
     assert_eq!(config.objective(), ObjectiveKind::Distillation);

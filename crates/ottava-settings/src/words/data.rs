@@ -115,7 +115,7 @@ pub(super) const ROWS: &[Row] = &[
     ("orpo_alpha", Is("preference.beta")),
     ("teacher_model_name_or_path", Is("distillation.teacher")),
     ("teacher_model_init_kwargs", Not("set `teacher_recipe` under [distillation]")),
-    ("lmbda", Only(&["0", "0.0"], TEACHER)),
+    ("lmbda", Is("distillation.lmbda")),
     ("seq_kd", Only(&["false"], TEACHER)),
     ("ref_model", Not("the reference model is the one that a run starts from, or its base without adapters")),
     ("reward_model", Values("preference.loss_type", &[("true", As("\"bradley_terry\"")), ("false", Unset)])),
@@ -310,8 +310,7 @@ const NEW_TOKENS: &str =
     "tokens are not added; change the tokenizer's files and the embeddings in the model folder first";
 const FREEZE: &str = "single weights cannot be frozen or thawed; a run trains all of them, or adapters ([lora])";
 const STAGES: &str = "of preferences, runs train the losses of TRL's DPOTrainer, CPOTrainer, ORPOTrainer and KTOTrainer and reward models, as docs/preferences.md lists them; others are not implemented";
-const TEACHER: &str =
-    "the teacher reads the tokens of the data; completions are drawn neither from the student nor from the teacher";
+const TEACHER: &str = "the teacher reads completions of the data or of the student; the teacher draws no completions";
 const LOSSES: &str = "the loss is the cross entropy of the targets";
 const VARIANTS: &str = "adapters are those of plain LoRA, with `use_rslora` and `use_dora`";
 const FOUR_BIT: &str = "base weights in 4 or 8 bit integers are not read; with adapters and an FP8 recipe, frozen weights are kept in FP8: `recipe = \"fp8-current\"` under [precision]";

@@ -55,6 +55,11 @@ impl Documents {
             layout: data.layout,
         })
     }
+
+    /// The next `count` micro-batches.
+    pub(super) fn next_batches(&mut self, count: usize) -> Result<Vec<Batch>> {
+        (0..count).map(|_| self.batches.next_batch(self.rows)).collect()
+    }
 }
 
 impl Rows for Documents {
@@ -67,12 +72,9 @@ impl Rows for Documents {
     }
 
     fn load(&mut self, _: &mut Decoder, step: &mut TrainStep, _: StepPrecision) -> Result<LoadedRows> {
-        let first = self.batches.next_batch(self.rows)?;
-        step.load(0, &first)?;
-        for micro_batch in 1..step.schedule().micro_batches {
-            step.load(micro_batch, &self.batches.next_batch(self.rows)?)?;
-        }
-        Ok(LoadedRows { first: Some(first), ..LoadedRows::default() })
+        let batches = self.next_batches(step.schedule().micro_batches)?;
+        batches.iter().enumerate().try_for_each(|(number, batch)| step.load(number, batch))?;
+        Ok(LoadedRows { first: batches.into_iter().next(), ..LoadedRows::default() })
     }
 
     fn evaluate(&self, model: &mut Decoder, step: &TrainStep, precision: StepPrecision) -> Result<Option<Validation>> {

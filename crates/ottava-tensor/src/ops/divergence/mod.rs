@@ -59,7 +59,8 @@ pub fn divergence_gradient(
         )));
     }
     let Divergence { beta, temperature } = how;
-    if !(0.0..=1.0).contains(&beta) || !(temperature.is_finite() && temperature > 0.0) {
+    let fits = (0.0..=1.0).contains(&beta) && temperature.is_finite() && temperature > 0.0;
+    if !fits {
         return Err(Error::Value(format!(
             "divergence_gradient: beta is {beta} and the temperature {temperature}; they are from 0 to 1, and above 0"
         )));

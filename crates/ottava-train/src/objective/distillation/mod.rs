@@ -5,8 +5,11 @@
 //! time, so that no logits of whole micro-batches are in memory, and the op `divergence_gradient` replaces the trained model's logits by their
 //! gradient.
 //!
+//! In the share `lmbda` of the steps, the trained model first draws the completions of the loaded rows (`draws.rs`).
+//!
 //! All losses of a run share one teacher, which the objective makes with its first loss.
 
+mod draws;
 mod loss;
 mod rows;
 mod teacher;
@@ -14,7 +17,7 @@ mod teacher;
 pub use loss::DistillationLoss;
 pub use teacher::Teacher;
 
-use super::next_token::{Documents, NextToken};
+use super::next_token::NextToken;
 use super::{Objective, Opening, Rows};
 use crate::phase::Passes;
 use crate::step::{Loss, TrainStep};
@@ -62,6 +65,6 @@ impl Objective for Distillation {
 
     fn open(&self, opening: &Opening) -> Result<Box<dyn Rows>> {
         teacher::expect_tokens(&self.run)?;
-        Ok(Box::new(DistillationRows(Documents::open(opening)?)))
+        Ok(Box::new(DistillationRows::open(opening)?))
     }
 }

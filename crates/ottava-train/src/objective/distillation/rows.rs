@@ -1,16 +1,26 @@
 //! Rows of documents, which the teacher reads before each step.
 
+use super::draws::Draws;
 use super::loss::DistillationLoss;
 use crate::objective::next_token::Documents;
-use crate::objective::{LoadedRows, Rows, Validation};
+use crate::objective::{LoadedRows, Opening, Rows, Validation};
 use crate::step::TrainStep;
 use ottava_common::error::Result;
 use ottava_data::DataState;
 use ottava_models::Decoder;
 use ottava_recipe::mode::StepPrecision;
 
-/// Rows of documents.
-pub(super) struct DistillationRows(pub(super) Documents);
+/// Rows of documents, and of their prompts with completions that the model draws.
+pub(super) struct DistillationRows {
+    documents: Documents,
+    draws: Draws,
+}
+
+impl DistillationRows {
+    pub(super) fn open(opening: &Opening) -> Result<DistillationRows> {
+        Ok(DistillationRows { documents: Documents::open(opening)?, draws: Draws::open(opening)? })
+    }
+}
 
 /// Runs the teacher on each loaded micro-batch.
 pub(super) fn observe(step: &mut TrainStep) -> Result<()> {
@@ -19,21 +29,23 @@ pub(super) fn observe(step: &mut TrainStep) -> Result<()> {
 
 impl Rows for DistillationRows {
     fn examples(&self) -> f64 {
-        self.0.examples()
+        self.documents.examples()
     }
 
     fn state(&self) -> DataState {
-        self.0.state()
+        self.documents.state()
     }
 
-    fn load(&mut self, model: &mut Decoder, step: &mut TrainStep, precision: StepPrecision) -> Result<LoadedRows> {
-        let loaded = self.0.load(model, step, precision)?;
+    fn load(&mut self, model: &mut Decoder, step: &mut TrainStep, _: StepPrecision) -> Result<LoadedRows> {
+        let mut batches = self.documents.next_batches(step.schedule().micro_batches)?;
+        let metrics = self.draws.replace(model, &mut batches, step.partition().ranks())?;
+        batches.iter().enumerate().try_for_each(|(number, batch)| step.load(number, batch))?;
         observe(step)?;
-        Ok(LoadedRows { first: None, ..loaded })
+        Ok(LoadedRows { first: None, metrics })
     }
 
     /// The loss of the next token, as in a run without a teacher.
     fn evaluate(&self, model: &mut Decoder, step: &TrainStep, precision: StepPrecision) -> Result<Option<Validation>> {
-        self.0.evaluate(model, step, precision)
+        self.documents.evaluate(model, step, precision)
     }
 }

@@ -79,7 +79,9 @@ impl Generator {
             none => none.insert(self.engine_for(model)?),
         };
         let (most, stop_ids) = (self.max_completion_length, self.tokenizer.eos_ids());
-        engine.lend(model, |engine| sample(engine, &requests, most, stop_ids, is_greedy))
+        // The head applies the temperature of the run.
+        let temperature = if is_greedy { 0.0 } else { 1.0 };
+        engine.lend(model, |engine| sample(engine, &requests, most, stop_ids, temperature))
     }
 
     /// An engine for the completions of a generation, which may be more than are drawn now: an evaluation may come first.

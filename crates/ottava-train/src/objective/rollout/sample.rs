@@ -34,7 +34,7 @@ pub fn seed_of(parts: [u64; 4]) -> u64 {
     parts.into_iter().fold(0, |seed, part| mix(seed.wrapping_add(MIX_STEP) ^ mix(part.wrapping_add(MIX_STEP))))
 }
 
-/// Draws a completion of each of `prompts`, with its seed, of at most `max_tokens` tokens, at temperature 1 or as the most likely one. A text ends
+/// Draws a completion of each of `prompts`, with its seed, of at most `max_tokens` tokens, at this `temperature`; at 0 the most likely one. A text ends
 /// with one of `stop_ids`.
 ///
 /// Errors as [`Engine::add`] and [`Engine::step`], and with [`Error::Cancelled`](ottava_common::Error::Cancelled) after a request to stop.
@@ -43,12 +43,11 @@ pub fn sample(
     prompts: &[(Vec<u32>, u64)],
     max_tokens: usize,
     stop_ids: &[u32],
-    is_greedy: bool,
+    temperature: f64,
 ) -> Result<Vec<Sample>> {
     let mut places: HashMap<RequestId, usize> = HashMap::new();
     let mut samples: Vec<Sample> = Vec::with_capacity(prompts.len());
     for (at, (prompt, seed)) in prompts.iter().enumerate() {
-        let temperature = if is_greedy { 0.0 } else { 1.0 };
         let request = Request {
             prompt: prompt.clone(),
             sampling: Sampling { temperature, seed: *seed, ..Sampling::default() },

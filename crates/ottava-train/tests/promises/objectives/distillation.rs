@@ -19,10 +19,11 @@ use ottava_tensor::{Device, Tensor};
 use ottava_train::objective::distillation::{DistillationLoss, Teacher};
 use ottava_train::plan::MemoryPlan;
 use ottava_train::step::{MicroBatch, Program, ProgramInputs, TrainStep};
-use ottava_train::trainer::Start;
+use ottava_train::trainer::{Start, Trainer};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
+use std::sync::atomic::AtomicBool;
 
 const RECORDED: &str = include_str!("../../data/referee_divergence.json");
 
@@ -196,6 +197,75 @@ fn students_approach_their_teacher_and_resuming_changes_nothing() {
         train(&stopped, &Device::Cpu, &Start::Resume, STEPS).unwrap();
         assert_eq!(metrics(&stopped.output_dir), seen, "{beta}");
         assert_eq!(state(&stopped.output_dir), state(&whole.output_dir), "{beta}");
+    }
+}
+
+/// Prompts with completions, beside the other inputs.
+fn write_answers(folder: &Path) {
+    write_inputs(folder);
+    let record = |i| serde_json::json!({"prompt": format!("say {}:", i * 37 % 100), "completion": " yes we do"});
+    let records: Vec<String> = (0..40).map(|i| record(i).to_string()).collect();
+    std::fs::write(folder.join("answers.jsonl"), records.join("\n")).unwrap();
+}
+
+/// A run whose student draws the completions of this share of the steps.
+fn on_policy(inputs: &Path, output: &Path, teacher: &Path, lmbda: f64) -> RunConfig {
+    let mut run = student(inputs, output, teacher, RecipeName::Fp32);
+    (run.data.train_files, run.data.max_length) = (vec![inputs.join("answers.jsonl")], 32);
+    (run.distillation.lmbda, run.distillation.max_completion_length) = (lmbda, 5);
+    run
+}
+
+fn column(lines: &[Value], key: &str) -> Vec<f64> {
+    lines.iter().filter_map(|line| line[key].as_f64()).collect()
+}
+
+/// Each rank draws for its own rows, with the seeds of their places: two ranks draw what one rank draws in two micro-batches.
+#[test]
+fn ranks_draw_the_completions_of_one_rank() {
+    let (inputs, runs) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    write_answers(inputs.path());
+    let teacher = teacher_folder(inputs.path(), runs.path());
+    let logged = |ranks: usize| {
+        let mut run = on_policy(inputs.path(), &runs.path().join(format!("ranks-{ranks}")), &teacher, 1.0);
+        (run.training.max_steps, run.training.gradient_accumulation_steps) = (Some(2), 2 / ranks);
+        let output = run.output_dir.clone();
+        on_ranks(ranks, move |group| {
+            let mut trainer = Trainer::shared(run.clone(), &Device::Cpu, &Start::New, group, None).unwrap();
+            trainer.run(&AtomicBool::new(false), &mut |_| {}).unwrap();
+        });
+        let lines = metrics(&output);
+        ["loss", "grad_norm", "completions/mean_length"].map(|key| column(&lines, key)).concat()
+    };
+    let (one, two) = (logged(1), logged(2));
+    assert_eq!(one.len(), 6);
+    // Sums in F32 in another order.
+    assert!(one.iter().zip(&two).all(|(a, b)| (a - b).abs() < 1e-5), "{one:?}, {two:?}");
+}
+
+/// The model draws the completions of a share of the steps, and the draws of a resumed run are those of the whole run.
+#[test]
+fn students_learn_from_their_own_completions() {
+    let (inputs, runs) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    write_answers(inputs.path());
+    let teacher = teacher_folder(inputs.path(), runs.path());
+    let of =
+        |name: &str, lmbda| on_policy(inputs.path(), &runs.path().join(format!("{name}-{lmbda}")), &teacher, lmbda);
+    for lmbda in [1.0, 0.5] {
+        let [whole, stopped] = ["whole", "stopped"].map(|name| of(name, lmbda));
+        train(&whole, &Device::Cpu, &Start::New, STEPS).unwrap();
+        let seen = metrics(&whole.output_dir);
+        let (losses, draws) = (column(&seen, "loss"), column(&seen, "on_policy"));
+        assert_eq!((losses.len(), draws.len()), (STEPS as usize, STEPS as usize), "{seen:?}");
+        assert!(losses.iter().all(|loss| *loss > 0.0), "{losses:?}");
+        assert!(draws.contains(&1.0) && draws.contains(&0.0) == (lmbda < 1.0), "{draws:?}");
+        let lengths = column(&seen, "completions/mean_length");
+        assert!(lengths.len() == draws.iter().filter(|&&draw| draw == 1.0).count(), "{lengths:?}");
+        assert!(lengths.iter().all(|length| (1.0..=5.0).contains(length)), "{lengths:?}");
+        train(&stopped, &Device::Cpu, &Start::New, 3).unwrap_err();
+        train(&stopped, &Device::Cpu, &Start::Resume, STEPS).unwrap();
+        assert_eq!(metrics(&stopped.output_dir), seen, "{lmbda}");
+        assert_eq!(state(&stopped.output_dir), state(&whole.output_dir), "{lmbda}");
     }
 }
 

@@ -87,7 +87,7 @@ fn log_probabilities_of_draws_are_those_of_training() {
         let prompts: Vec<_> =
             (0..8).map(|i| (prompt([3, 11, 3, 40, 33, 1, 40, 16][i]), seed_of([1, 2, 3, i as u64]))).collect();
         let draw = |model: &mut Decoder, engine: &mut Engine| {
-            engine.lend(model, |engine| sample(engine, &prompts, 20, &[5], false)).unwrap()
+            engine.lend(model, |engine| sample(engine, &prompts, 20, &[5], 1.0)).unwrap()
         };
         let samples = draw(&mut model, &mut engine);
         assert_eq!(draw(&mut model, &mut engine), samples, "{}: draws depend on their seeds", name.as_str());

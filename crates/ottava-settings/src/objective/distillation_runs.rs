@@ -1,0 +1,121 @@
+//! What distillation asks of the other settings of a run, and what they say of the teacher.
+
+use crate::RunConfig;
+use crate::demands::Problems;
+use ottava_common::error::{Error, Result};
+use ottava_data::Packing;
+use ottava_models::{ConfigFile, DecoderConfig, language_model_config};
+use ottava_parallel::Zero;
+use ottava_recipe::{Precision, Recipe, RecipeName};
+use ottava_tensor::Device;
+
+impl RunConfig {
+    /// Problems of `[distillation]`, and of other settings that do not go together with it.
+    pub(crate) fn distillation_problems(&self) -> Vec<String> {
+        let d = &self.distillation;
+        if !d.is_on() {
+            return Vec::new();
+        }
+        let mut all = Problems::default();
+        all.demand(
+            (0.0..=1.0).contains(&d.beta),
+            "`distillation.beta` must be from 0 (the forward KL divergence) to 1 (the reverse KL divergence)",
+        );
+        all.demand(
+            d.temperature.is_finite() && d.temperature > 0.0,
+            "`distillation.temperature` must be above 0: logits are divided by it",
+        );
+        all.demand(
+            (0.0..=1.0).contains(&d.lmbda),
+            "`distillation.lmbda` is a share of the steps, from 0 (all completions are from the data) to 1 (the model draws all completions)",
+        );
+        all.demand(
+            d.max_completion_length > 0,
+            "`distillation.max_completion_length` is 0; a drawn completion has at least one token",
+        );
+        all.demand(
+            !d.draws() || self.parallel.zero != Zero::Weights,
+            "`parallel.zero` is 3, which divides the weights, and with `distillation.lmbda` above 0 a model that draws completions is whole on each rank; \
+             set it to 0, 1 or 2",
+        );
+        all.demand(
+            !d.draws() || (matches!(self.data.packing, Packing::Auto | Packing::None) && self.data.document_mask != Some(true)),
+            "`distillation.lmbda` is above 0, and a drawn completion has a row of its own: set `data.packing` to \"none\" or \"auto\", and leave out \
+             `data.document_mask`",
+        );
+        all.demand(
+            self.preference.losses().is_empty() && !self.reinforcement.is_on(),
+            "`distillation.teacher` is set, and the run has another objective too: a loss of preferences (`preference.loss_type`, or records of \
+             preferences) or `reinforcement.rewards`; a run has one objective, so remove one of them",
+        );
+        let p = &self.parallel;
+        for (key, ranks) in
+            [("tensor", p.tensor), ("pipeline", p.pipeline), ("context", p.context), ("expert", p.expert)]
+        {
+            all.demand(
+                ranks == 1 && !p.auto,
+                format!("`parallel.{key}` is {ranks}, and the teacher of `[distillation]` is whole on each rank; set it to 1, and `parallel.auto` to false"),
+            );
+        }
+        all.0
+    }
+
+    /// Gives each document a row of its own if the model draws completions: padding comes after the only document of a row, where causal attention does
+    /// not see it.
+    pub(crate) fn resolve_draws(&mut self) {
+        if self.distillation.draws() {
+            (self.data.packing, self.data.document_mask) = (Packing::None, Some(false));
+        }
+    }
+
+    /// Lets the head compute logits in F32 if they are compared with a teacher's: small differences of distributions are what is learned.
+    pub(crate) fn shape_student(&self, sizes: &mut DecoderConfig, file: &ConfigFile) -> Result<()> {
+        if !self.distillation.is_on() {
+            return Ok(());
+        }
+        if sizes.head.cap.is_some() {
+            return Err(file.error(
+                "the model bounds its logits, which distillation does not differentiate; train a model without `final_logit_softcapping`, or remove `distillation.teacher`",
+            ));
+        }
+        sizes.head.wide_logits = true;
+        Ok(())
+    }
+
+    /// The sizes of the teacher.
+    ///
+    /// Errors with [`Error::Config`] when its vocabulary differs from the vocabulary of the model that is trained, or when it has too few positions.
+    pub fn teacher_sizes(&self) -> Result<DecoderConfig> {
+        let folder = &self.distillation.teacher;
+        let teacher = language_model_config(&ConfigFile::read(folder)?)?;
+        let (own, other) = (self.decoder_config()?.vocabulary, teacher.vocabulary);
+        if own != other {
+            return Err(Error::Config(format!(
+                "`distillation.teacher` ({}) has {other} tokens in its vocabulary (`vocab_size`), and the model of {} has {own}; choose a teacher with the \
+                 same vocabulary",
+                folder.display(),
+                self.model.path.display()
+            )));
+        }
+        if self.data.max_length > teacher.context() {
+            return Err(Error::Config(format!(
+                "`data.max_length` is {}, and `distillation.teacher` ({}) has {} positions; set max_length to at most that",
+                self.data.max_length,
+                folder.display(),
+                teacher.context()
+            )));
+        }
+        Ok(teacher)
+    }
+
+    /// The recipe of the teacher on `device`.
+    pub fn teacher_recipe(&self, device: &Device) -> Recipe {
+        let recipe = self.distillation.teacher_recipe.unwrap_or(match self.precision.recipe {
+            // A model that never trains has no history of amaxes.
+            RecipeName::Fp8Delayed => RecipeName::Fp8Current,
+            of_run => of_run,
+        });
+        let tokens = self.micro_batch_rows() * self.data.max_length;
+        Precision { recipe, ..Precision::default() }.recipe_on(device, tokens)
+    }
+}

@@ -1,0 +1,147 @@
+//! Completions that the trained model draws in the place of the completions of the data.
+
+use crate::objective::Opening;
+use crate::objective::rollout::{sample, seed_of};
+use crate::step::Metrics;
+use ottava_common::error::Result;
+use ottava_data::{Batch, RowShare, Tokenizer};
+use ottava_engine::{Engine, EngineOptions, KvCacheDtype};
+use ottava_models::Decoder;
+use ottava_parallel::Ranks;
+use ottava_settings::DistillationConfig;
+use ottava_tensor::Device;
+use ottava_tensor::ops::IGNORE_INDEX;
+
+/// The share of the memory that is free at the first draw which the KV cache may take on a GPU; activations and gradients take the rest.
+const KV_SHARE: f64 = 0.3;
+
+/// Draws completions of the prompts of loaded rows.
+pub(super) struct Draws {
+    config: DistillationConfig,
+    seed: u64,
+    share: RowShare,
+    /// Tokens of a row.
+    max_length: usize,
+    /// Steps that are loaded.
+    step: u64,
+    tokenizer: Tokenizer,
+    /// Made of the model at the first draw.
+    engine: Option<Engine>,
+}
+
+impl Draws {
+    pub(super) fn open(opening: &Opening) -> Result<Draws> {
+        let Opening { config, share, step, .. } = *opening;
+        Ok(Draws {
+            config: config.distillation.clone(),
+            seed: config.seed,
+            share,
+            max_length: config.data.max_length,
+            step,
+            tokenizer: Tokenizer::load(config.model.tokenizer_path())?,
+            engine: None,
+        })
+    }
+
+    /// Replaces the completions of `batches` by completions that `model` draws, in the share of the steps that the settings say. All `ranks` draw in the
+    /// same steps, each for its own rows.
+    ///
+    /// Errors as [`sample`], on all ranks.
+    pub(super) fn replace(&mut self, model: &mut Decoder, batches: &mut [Batch], ranks: &Ranks) -> Result<Metrics> {
+        let step = self.step;
+        self.step += 1;
+        // The upper bits of a hash as a number from 0 to 1.
+        let number = (seed_of([self.seed, step, u64::MAX, 0]) >> 11) as f64 / (1u64 << 53) as f64;
+        let draws = number < self.config.lmbda;
+        let mut metrics = vec![("on_policy", f64::from(u8::from(draws)))];
+        if draws {
+            let drawn = self.draw(model, batches, step);
+            let lengths = ranks.together("drawing completions", drawn)?;
+            let mine = [lengths.len(), lengths.iter().sum()].map(|number| number as f64);
+            let all = ranks.gather("lengths of completions", mine)?;
+            let [count, sum] = [0, 1].map(|at| all.iter().map(|of_rank| of_rank[at]).sum::<f64>());
+            metrics.push(("completions/mean_length", sum / count.max(1.0)));
+        }
+        Ok(Metrics::new(metrics, ""))
+    }
+
+    /// Draws a completion for each row that has a prompt and room behind it, and returns their lengths.
+    fn draw(&mut self, model: &mut Decoder, batches: &mut [Batch], step: u64) -> Result<Vec<usize>> {
+        let (mut wanted, mut places) = (Vec::new(), Vec::new());
+        for (number, batch) in batches.iter().enumerate() {
+            for row in 0..batch.rows {
+                let Some(prompt) = prompt_of(batch, row) else { continue };
+                // The place of the row in the data of the step, which does not depend on the number of ranks.
+                let place = (number * batch.rows + row) * self.share.world + self.share.rank;
+                if prompt.len() < self.max_length {
+                    wanted.push((prompt, seed_of([self.seed, step, place as u64, 0])));
+                    places.push((number, row));
+                }
+            }
+        }
+        let engine = match &mut self.engine {
+            Some(engine) => engine,
+            none => none.insert(engine_for(model, batches.iter().map(|batch| batch.rows).sum(), self.max_length)?),
+        };
+        let DistillationConfig { max_completion_length, temperature, .. } = self.config;
+        let stop_ids = self.tokenizer.eos_ids();
+        // The engine ends a completion where its row ends.
+        let draw = |engine: &mut Engine| sample(engine, &wanted, max_completion_length, stop_ids, temperature);
+        let drawn = engine.lend(model, draw)?;
+        let end = self.tokenizer.eos_id().unwrap_or(0);
+        for ((number, row), sample) in places.into_iter().zip(&drawn) {
+            set_row(&mut batches[number], row, &sample.prompt, &sample.tokens, end);
+        }
+        Ok(drawn.iter().map(|sample| sample.tokens.len()).collect())
+    }
+}
+
+/// An engine for `rows` completions in rows of `max_length` tokens.
+fn engine_for(model: &Decoder, rows: usize, max_length: usize) -> Result<Engine> {
+    let lengths = std::iter::repeat_n(max_length, rows);
+    let mut options = EngineOptions::for_lengths(model, None, lengths, max_length, KvCacheDtype::Auto)?;
+    if matches!(model.device(), Device::Cuda(_)) {
+        options.kv_cache_tokens = ((options.kv_cache_tokens as f64 * KV_SHARE) as usize).max(max_length);
+    }
+    Engine::to_lend(model, &options)
+}
+
+/// The tokens of a row before the first one that is learned; `None` if no token is learned.
+fn prompt_of(batch: &Batch, row: usize) -> Option<Vec<u32>> {
+    let start = row * batch.seq_len;
+    let first = batch.targets[start..][..batch.seq_len].iter().position(|&target| target != IGNORE_INDEX)?;
+    Some(batch.inputs[start..][..=first].iter().map(|&token| token as u32).collect())
+}
+
+/// Writes a prompt and its completion into a row, of which only the completion is learned, and fills the row with the token `end`.
+fn set_row(batch: &mut Batch, row: usize, prompt: &[u32], completion: &[u32], end: u32) {
+    let (start, length) = (row * batch.seq_len, batch.seq_len);
+    let tokens: Vec<i32> = prompt.iter().chain(completion).map(|&token| token as i32).collect();
+    let inputs = tokens.iter().copied().chain(std::iter::repeat(end as i32));
+    batch.inputs[start..][..length].iter_mut().zip(inputs).for_each(|(input, token)| *input = token);
+    for (at, target) in batch.targets[start..][..length].iter_mut().enumerate() {
+        *target = if (prompt.len()..tokens.len()).contains(&(at + 1)) { tokens[at + 1] } else { IGNORE_INDEX };
+    }
+    batch.padding[row] = length - tokens.len();
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_keep_their_prompts_and_learn_what_was_drawn() {
+        let x = IGNORE_INDEX;
+        let (inputs, targets) = (vec![5, 6, 7, 8, 0, 9, 9, 9, 9, 9], vec![x, 7, 8, x, x, x, x, x, x, x]);
+        let mut batch = Batch { padding: vec![1, 0], ..Batch::whole(inputs, targets, 2) };
+        assert_eq!(prompt_of(&batch, 0), Some(vec![5, 6]));
+        assert_eq!(prompt_of(&batch, 1), None);
+        set_row(&mut batch, 0, &[5, 6], &[3, 4], 1);
+        assert_eq!((&batch.inputs[..5], &batch.targets[..5]), (&[5, 6, 3, 4, 1][..], &[x, 3, 4, x, x][..]));
+        assert_eq!(batch.padding, [1, 0]);
+        // A completion up to the end of the row.
+        set_row(&mut batch, 0, &[5, 6], &[3, 4, 2], 1);
+        assert_eq!((&batch.inputs[..5], &batch.targets[..5]), (&[5, 6, 3, 4, 2][..], &[x, 3, 4, 2, x][..]));
+        assert_eq!(batch.padding, [0, 0]);
+    }
+}
