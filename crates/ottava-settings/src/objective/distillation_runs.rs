@@ -108,14 +108,26 @@ impl RunConfig {
         Ok(teacher)
     }
 
-    /// The recipe of the teacher on `device`.
+    /// Returns the recipe of the teacher on `device`.
     pub fn teacher_recipe(&self, device: &Device) -> Recipe {
-        let recipe = self.distillation.teacher_recipe.unwrap_or(match self.precision.recipe {
-            // A model that never trains has no history of amaxes.
+        let recipe = self.distillation.teacher_recipe.unwrap_or(self.recipe_without_history());
+        self.frozen_recipe(Precision { recipe, ..Precision::default() }, device)
+    }
+
+    /// Returns the recipe on `device` of the model of the start, if it is the reference model of reinforcement learning: the recipe of the run.
+    pub fn reference_recipe(&self, device: &Device) -> Recipe {
+        self.frozen_recipe(Precision { recipe: self.recipe_without_history(), ..self.precision.clone() }, device)
+    }
+
+    /// A model that never trains has no history of amaxes.
+    fn recipe_without_history(&self) -> RecipeName {
+        match self.precision.recipe {
             RecipeName::Fp8Delayed => RecipeName::Fp8Current,
             of_run => of_run,
-        });
-        let tokens = self.micro_batch_rows() * self.data.max_length;
-        Precision { recipe, ..Precision::default() }.recipe_on(device, tokens)
+        }
+    }
+
+    fn frozen_recipe(&self, precision: Precision, device: &Device) -> Recipe {
+        precision.recipe_on(device, self.micro_batch_rows() * self.data.max_length)
     }
 }

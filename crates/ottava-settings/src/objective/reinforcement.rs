@@ -157,7 +157,8 @@ pub struct PolicyConfig {
     pub epsilon_high: f64,
     /// The bound of the ratio of completions with a negative advantage, above 1 + epsilon; 0 for no bound. verl uses 3.
     pub delta: f64,
-    /// The factor of the divergence from the reference model, which is the model of the start; 0 for none.
+    /// The factor of the divergence from the reference model; 0 for none. With LoRA, the reference model is the model without its adapters, otherwise
+    /// the model of model.path, which then stays in memory.
     pub beta: f64,
     /// The estimator of the divergence: "weighted_k3" (unbiased gradient), "k1", "k2" or "k3" (biased, as in GRPO's paper).
     pub kl_estimator: KlEstimator,

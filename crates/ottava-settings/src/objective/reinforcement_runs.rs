@@ -1,8 +1,8 @@
 //! What reinforcement learning asks of the other settings of a run.
 
 use super::reinforcement::problems;
-use crate::RunConfig;
 use crate::demands::Problems;
+use crate::{RunConfig, WeightInit};
 use ottava_common::error::{Error, Result};
 use ottava_data::{Formatting, Packing, RecordKind};
 use ottava_models::{ConfigFile, DecoderConfig};
@@ -41,14 +41,20 @@ impl RunConfig {
             "`parallel.zero` is 3, which divides the weights, and a model that draws completions is whole on each rank; set it to 0, 1 or 2",
         );
         all.demand(
-            r.loss.beta == 0.0 || self.lora.r > 0,
-            "`reinforcement.loss.beta` is above 0, and `lora.r` is 0: without adapters, no reference model is left after the first step; set one of them",
+            r.loss.beta == 0.0 || self.lora.r > 0 || self.model.init == WeightInit::Pretrained,
+            "`reinforcement.loss.beta` is above 0, and `model.init` is \"random\": the reference model is the model that the run starts from, which has learned nothing; set one of them",
         );
         all.demand(
             self.preference.losses().is_empty(),
             "`preference.loss_type` and `reinforcement.rewards` are both set, and a run has one objective; remove one of them",
         );
         all.0
+    }
+
+    /// Returns whether the run of reinforcement learning keeps the model of the start as the reference model. With adapters, the reference model is
+    /// the trained model without its adapters.
+    pub fn has_reference_policy(&self) -> bool {
+        self.reinforcement.is_on() && self.reinforcement.loss.beta > 0.0 && self.lora.r == 0
     }
 
     /// Resolves the data of a run of reinforcement learning, whose files have records of these formattings.

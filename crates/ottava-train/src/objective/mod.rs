@@ -22,6 +22,7 @@
 
 mod contract;
 pub mod distillation;
+mod frozen;
 mod kto;
 mod next_token;
 mod pairs;
@@ -31,6 +32,7 @@ pub mod rollout;
 mod validation;
 
 pub use contract::{LoadedRows, Objective, Opening, Rows};
+pub use frozen::FrozenModel;
 pub use validation::{Evaluation, Validation};
 
 use distillation::Distillation;

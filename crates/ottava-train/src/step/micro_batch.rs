@@ -19,6 +19,16 @@ pub struct MicroBatch {
     pub loss: Box<dyn Loss>,
 }
 
+/// The rows of a micro-batch that is loaded.
+pub struct Loaded<'a> {
+    /// The token ids, I32 `[T]`.
+    pub inputs: &'a Tensor,
+    /// The targets, I32 `[T]`.
+    pub targets: &'a Tensor,
+    /// The positions of the tokens, and the boundaries of documents.
+    pub sequences: &'a Sequences,
+}
+
 impl MicroBatch {
     /// Copies `batch` to `device`, with the loss of the next token.
     pub fn new(batch: &Batch, device: &Device, place: ShardPlace) -> Result<MicroBatch> {

@@ -38,7 +38,7 @@ pub use check::Places;
 pub use compare::Repeated;
 pub use forward::token_losses;
 pub use loss::{Loss, Metrics, NextTokenLoss};
-pub use micro_batch::{LossScale, MicroBatch};
+pub use micro_batch::{Loaded, LossScale, MicroBatch};
 pub use program::{Program, Reductions};
 pub use run::{ProgramInputs, Results, StepEnd};
 
@@ -191,15 +191,11 @@ impl TrainStep {
         loss.downcast_mut().expect("the step was made for this loss")
     }
 
-    /// Shows token ids `[T]`, sequences and loss of each loaded micro-batch to `show`. Panics if [`TrainStep::with_losses`] has made losses of another
-    /// type.
-    pub fn each_loaded<L: Loss>(
-        &mut self,
-        mut show: impl FnMut(&Tensor, &Sequences, &mut L) -> Result<()>,
-    ) -> Result<()> {
-        self.micro_batches.iter_mut().try_for_each(|MicroBatch { inputs, sequences, loss, .. }| {
+    /// Shows the rows and the loss of each loaded micro-batch to `show`. Panics if [`TrainStep::with_losses`] has made losses of another type.
+    pub fn each_loaded<L: Loss>(&mut self, mut show: impl FnMut(Loaded, &mut L) -> Result<()>) -> Result<()> {
+        self.micro_batches.iter_mut().try_for_each(|MicroBatch { inputs, targets, sequences, loss, .. }| {
             let loss: &mut dyn Any = &mut **loss;
-            show(inputs, sequences, loss.downcast_mut().expect("the step was made for this loss"))
+            show(Loaded { inputs, targets, sequences }, loss.downcast_mut().expect("the step was made for this loss"))
         })
     }
 

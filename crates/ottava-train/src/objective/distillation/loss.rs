@@ -1,6 +1,6 @@
 //! The loss of distillation in a step.
 
-use super::teacher::Teacher;
+use crate::objective::FrozenModel;
 use crate::step::{Loss, Metrics, NextTokenLoss};
 use ottava_common::error::Result;
 use ottava_models::Decoder;
@@ -12,7 +12,7 @@ use std::rc::Rc;
 
 /// The divergence from a teacher at each token of a micro-batch that has a target.
 pub struct DistillationLoss {
-    teacher: Rc<Teacher>,
+    teacher: Rc<FrozenModel>,
     how: Divergence,
     /// The teacher's activations `[T, C]` of the tokens.
     activations: Tensor,
@@ -20,7 +20,7 @@ pub struct DistillationLoss {
 
 impl DistillationLoss {
     /// The loss of micro-batches of `tokens` tokens.
-    pub fn new(teacher: Rc<Teacher>, how: Divergence, tokens: usize) -> Result<DistillationLoss> {
+    pub fn new(teacher: Rc<FrozenModel>, how: Divergence, tokens: usize) -> Result<DistillationLoss> {
         let activations = teacher.room(tokens)?;
         Ok(DistillationLoss { teacher, how, activations })
     }

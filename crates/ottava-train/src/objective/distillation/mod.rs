@@ -1,7 +1,7 @@
 //! Distillation: the model learns the distribution of a teacher at the tokens of documents.
 //!
-//! The teacher is a frozen model beside the trained one, whole on each rank. `Rows::load` runs forward of the teacher over each loaded micro-batch and
-//! keeps its last activations, `[T, C]` (`Teacher::observe`). The loss (`loss.rs`) then computes the logits of both models for a chunk of tokens at a
+//! The teacher is a `FrozenModel`. `Rows::load` runs forward of the teacher over each loaded micro-batch and
+//! keeps its last activations, `[T, C]` (`DistillationLoss::observe`). The loss (`loss.rs`) then computes the logits of both models for a chunk of tokens at a
 //! time, so that no logits of whole micro-batches are in memory, and the op `divergence_gradient` replaces the trained model's logits by their
 //! gradient.
 //!
@@ -12,16 +12,16 @@
 mod draws;
 mod loss;
 mod rows;
-mod teacher;
 
 pub use loss::DistillationLoss;
-pub use teacher::Teacher;
 
+use super::frozen::FrozenModel;
 use super::next_token::NextToken;
 use super::{Objective, Opening, Rows};
 use crate::phase::Passes;
 use crate::step::{Loss, TrainStep};
-use ottava_common::error::Result;
+use ottava_common::error::{Error, Result};
+use ottava_data::Tokenizer;
 use ottava_settings::RunConfig;
 use ottava_tensor::{DType, Device};
 use rows::DistillationRows;
@@ -32,7 +32,7 @@ use std::rc::Rc;
 pub(super) struct Distillation {
     run: RunConfig,
     /// Made with the first loss.
-    teacher: OnceCell<Rc<Teacher>>,
+    teacher: OnceCell<Rc<FrozenModel>>,
 }
 
 impl Distillation {
@@ -40,11 +40,14 @@ impl Distillation {
         Distillation { run: run.clone(), teacher: OnceCell::new() }
     }
 
-    fn teacher(&self, device: &Device) -> Result<Rc<Teacher>> {
+    fn teacher(&self, device: &Device) -> Result<Rc<FrozenModel>> {
         if let Some(teacher) = self.teacher.get() {
             return Ok(teacher.clone());
         }
-        let teacher = Rc::new(Teacher::of(&self.run, device)?);
+        let run = &self.run;
+        let (folder, sizes, recipe) = (&run.distillation.teacher, run.teacher_sizes()?, run.teacher_recipe(device));
+        let teacher = FrozenModel::of_folder("teacher", folder, &sizes, &recipe, device, run.data.max_length)?;
+        let teacher = Rc::new(teacher);
         Ok(self.teacher.get_or_init(|| teacher).clone())
     }
 }
@@ -64,7 +67,22 @@ impl Objective for Distillation {
     }
 
     fn open(&self, opening: &Opening) -> Result<Box<dyn Rows>> {
-        teacher::expect_tokens(&self.run)?;
+        expect_tokens(&self.run)?;
         Ok(Box::new(DistillationRows::open(opening)?))
     }
+}
+
+/// Errors with [`Error::Config`] if the tokenizer in the teacher's folder has other tokens than the tokenizer of the run. A folder without a tokenizer
+/// passes: its vocabulary has as many tokens.
+fn expect_tokens(config: &RunConfig) -> Result<()> {
+    let (folder, own) = (&config.distillation.teacher, config.model.tokenizer_path());
+    if !folder.join("tokenizer.json").exists() || Tokenizer::load(folder)?.has_tokens_of(&Tokenizer::load(own)?) {
+        return Ok(());
+    }
+    Err(Error::Config(format!(
+        "the tokenizer of `distillation.teacher` ({}) has other tokens than the tokenizer of the run ({}), so their distributions cannot be compared; \
+         choose a teacher with the same tokenizer",
+        folder.display(),
+        own.display()
+    )))
 }

@@ -24,7 +24,7 @@ impl DistillationRows {
 
 /// Runs the teacher on each loaded micro-batch.
 pub(super) fn observe(step: &mut TrainStep) -> Result<()> {
-    step.each_loaded(|inputs, sequences, loss: &mut DistillationLoss| loss.observe(inputs, sequences))
+    step.each_loaded(|loaded, loss: &mut DistillationLoss| loss.observe(loaded.inputs, loaded.sequences))
 }
 
 impl Rows for DistillationRows {
@@ -41,7 +41,7 @@ impl Rows for DistillationRows {
         let metrics = self.draws.replace(model, &mut batches, step.partition().ranks())?;
         batches.iter().enumerate().try_for_each(|(number, batch)| step.load(number, batch))?;
         observe(step)?;
-        Ok(LoadedRows { first: None, metrics })
+        Ok(LoadedRows { metrics, ..LoadedRows::default() })
     }
 
     /// The loss of the next token, as in a run without a teacher.

@@ -1,8 +1,9 @@
 //! The loss of sampled completions in a step.
 
 use super::sample::Sample;
+use crate::objective::FrozenModel;
 use crate::step::host::{from_host, values, write};
-use crate::step::{Loss, Metrics};
+use crate::step::{Loaded, Loss, Metrics};
 use ottava_common::error::Result;
 use ottava_models::Decoder;
 use ottava_recipe::param::Units;
@@ -10,6 +11,7 @@ use ottava_settings::{Aggregation, CorrectionConfig};
 use ottava_tensor::ops::{PolicyBound, PolicyLoss, PolicyTargets, policy_loss};
 use ottava_tensor::{DType, Device, Tensor};
 use serde::{Deserialize, Serialize};
+use std::rc::Rc;
 
 /// A sample and what is known of it before its step.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -38,6 +40,8 @@ pub struct Policy {
 /// The loss of a micro-batch of samples. Each sample has a row.
 pub struct PolicyMicroBatch {
     how: Policy,
+    /// The reference model, unless it is the trained model without its adapters, or there is none.
+    reference: Option<Rc<FrozenModel>>,
     known: PolicyTargets,
     /// Samples, by row.
     rows: usize,
@@ -62,6 +66,7 @@ impl PolicyMicroBatch {
     /// Room for `rows` samples on `device`, in the type of sums `dtype`, with `tokens` tokens in each row.
     pub(super) fn new(
         how: Policy,
+        reference: Option<Rc<FrozenModel>>,
         rows: usize,
         tokens: usize,
         device: &Device,
@@ -75,7 +80,7 @@ impl PolicyMicroBatch {
             corrections: tensor(1.0)?,
             weights: tensor(1.0)?,
         };
-        Ok(PolicyMicroBatch { how, known, rows, counted: 0, tokens: Vec::new() })
+        Ok(PolicyMicroBatch { how, reference, known, rows, counted: 0, tokens: Vec::new() })
     }
 
     /// Loads what is known of `samples`, which have the rows of the micro-batch; before the step loads their tokens.
@@ -111,6 +116,13 @@ impl PolicyMicroBatch {
         write(&mut self.known.corrections, &corrections)?;
         write(&mut self.known.advantages, &advantages)?;
         write(&mut self.known.weights, &weights)
+    }
+
+    /// Sets the log-probabilities by the reference model, if the loss has one, by a pass over the `loaded` rows.
+    pub(super) fn read_reference(&mut self, loaded: Loaded) -> Result<()> {
+        let Some(reference) = &self.reference else { return Ok(()) };
+        let losses = reference.losses(loaded.inputs, loaded.targets, loaded.sequences)?;
+        self.set_reference(&losses)
     }
 
     /// Sets the log-probabilities by the reference model, from its losses `[T]` of the tokens of the micro-batch.
@@ -315,7 +327,7 @@ mod tests {
                     counts: true,
                 })
                 .collect();
-            let mut micro_batch = PolicyMicroBatch::new(how, rows, most, &Device::Cpu, DType::F64).unwrap();
+            let mut micro_batch = PolicyMicroBatch::new(how, None, rows, most, &Device::Cpu, DType::F64).unwrap();
             micro_batch.load(&samples).unwrap();
             micro_batch.set_reference(&tensor(&padded("reference"))).unwrap();
             let counted = micro_batch.counted(&[]) as f64;

@@ -25,33 +25,48 @@ pub use completion::Completion;
 pub use loss::{Policy, PolicyMicroBatch, Scored};
 pub use sample::{Sample, sample, seed_of};
 
-use super::{Objective, Opening, Rows};
+use super::{FrozenModel, Objective, Opening, Rows};
 use crate::phase::{Passes, Phase};
-use crate::step::Loss;
+use crate::step::{Loss, TrainStep};
 use ottava_common::error::Result;
 use ottava_recipe::mode::Pass;
 use ottava_settings::RunConfig;
 use ottava_tensor::{DType, Device};
 use rows::RolloutRows;
+use std::cell::OnceCell;
+use std::rc::Rc;
 
 /// Reinforcement learning from rewards.
 pub(super) struct Reinforcement {
+    run: RunConfig,
     how: Policy,
-    /// Tokens of a row.
-    tokens: usize,
+    /// The model of the start, if it is the reference model. Made with the first loss.
+    reference: OnceCell<Rc<FrozenModel>>,
 }
 
 impl Reinforcement {
     pub(super) fn new(config: &RunConfig) -> Reinforcement {
         let r = &config.reinforcement;
         let how = Policy { loss: r.policy_loss(), correction: r.correction, aggregation: r.aggregation() };
-        Reinforcement { how, tokens: config.data.max_length }
+        Reinforcement { run: config.clone(), how, reference: OnceCell::new() }
+    }
+
+    /// Returns the reference model, if there is one besides the trained model.
+    fn reference(&self, device: &Device) -> Result<Option<Rc<FrozenModel>>> {
+        let run = &self.run;
+        if !run.has_reference_policy() || self.reference.get().is_some() {
+            return Ok(self.reference.get().cloned());
+        }
+        let (sizes, recipe) = (run.decoder_config()?, run.reference_recipe(device));
+        let model = FrozenModel::of_folder("reference", &run.model.path, &sizes, &recipe, device, run.data.max_length)?;
+        Ok(Some(self.reference.get_or_init(|| Rc::new(model)).clone()))
     }
 }
 
 impl Objective for Reinforcement {
     fn loss(&self, rows: usize, device: &Device, dtype: DType) -> Result<Box<dyn Loss>> {
-        Ok(Box::new(PolicyMicroBatch::new(self.how, rows, self.tokens, device, dtype)?))
+        let (reference, tokens) = (self.reference(device)?, self.run.data.max_length);
+        Ok(Box::new(PolicyMicroBatch::new(self.how, reference, rows, tokens, device, dtype)?))
     }
 
     fn passes(&self, config: &RunConfig) -> Vec<Passes> {
@@ -61,7 +76,11 @@ impl Objective for Reinforcement {
             micro_batches: config.training.gradient_accumulation_steps,
             rows: config.micro_batch_rows(),
         };
-        (self.how.loss.beta > 0.0).then_some(reference).into_iter().collect()
+        (self.how.loss.beta > 0.0 && !config.has_reference_policy()).then_some(reference).into_iter().collect()
+    }
+
+    fn run_other_models(&self, step: &mut TrainStep) -> Result<()> {
+        step.each_loaded(|loaded, loss: &mut PolicyMicroBatch| loss.read_reference(loaded))
     }
 
     fn open(&self, opening: &Opening) -> Result<Box<dyn Rows>> {

@@ -48,6 +48,8 @@ pub(super) struct RolloutRows {
     /// Draws of each prompt in an evaluation.
     of_evaluation: usize,
     pass_reward: f64,
+    /// Whether the reference model is another model than the trained model without its adapters.
+    has_reference_policy: bool,
 }
 
 /// In place of the place in the data, for draws of an evaluation, which have the same seeds each time.
@@ -105,6 +107,7 @@ impl RolloutRows {
             shown: run.logging.completions,
             of_evaluation: run.evaluation.num_generations,
             pass_reward: run.evaluation.pass_reward,
+            has_reference_policy: run.has_reference_policy(),
             config,
         })
     }
@@ -309,7 +312,9 @@ impl Rows for RolloutRows {
             step.loss_mut::<PolicyMicroBatch>(micro_batch).load(samples)?;
             step.load(micro_batch, &self.batch(samples.iter().map(|scored| &scored.sample)))?;
         }
-        if self.config.loss.beta > 0.0 {
+        if self.has_reference_policy {
+            step.each_loaded(|loaded, loss: &mut PolicyMicroBatch| loss.read_reference(loaded))?;
+        } else if self.config.loss.beta > 0.0 {
             let losses = step.loaded_token_losses(model, Pass::Reference, precision)?;
             for (micro_batch, losses) in losses.iter().enumerate() {
                 step.loss_mut::<PolicyMicroBatch>(micro_batch).set_reference(losses)?;

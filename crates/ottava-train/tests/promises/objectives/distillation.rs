@@ -16,7 +16,8 @@ use ottava_tensor::comm::{Group, MeshShape};
 use ottava_tensor::ops::{Divergence, divergence_gradient};
 use ottava_tensor::testing::values;
 use ottava_tensor::{Device, Tensor};
-use ottava_train::objective::distillation::{DistillationLoss, Teacher};
+use ottava_train::objective::FrozenModel;
+use ottava_train::objective::distillation::DistillationLoss;
 use ottava_train::plan::MemoryPlan;
 use ottava_train::step::{MicroBatch, Program, ProgramInputs, TrainStep};
 use ottava_train::trainer::{Start, Trainer};
@@ -62,9 +63,9 @@ const TOKENS: usize = 12;
 const ROWS: usize = 2;
 
 /// A teacher that is wider than the model, with another seed.
-fn teacher(recipe: &Recipe) -> Rc<Teacher> {
+fn teacher(recipe: &Recipe) -> Rc<FrozenModel> {
     let sizes = tiny_llama_with(serde_json::json!({"hidden_size": 48, "num_hidden_layers": 1}));
-    Rc::new(Teacher::new(&sizes, recipe, &Device::Cpu, TOKENS, &mut Seeded { std: 0.2 }).unwrap())
+    Rc::new(FrozenModel::new("teacher", &sizes, recipe, &Device::Cpu, TOKENS, &mut Seeded { std: 0.2 }).unwrap())
 }
 
 /// `1.7 · Σ divergences` of a micro-batch of a model in F64, and its gradients.
@@ -141,7 +142,7 @@ fn train_on(comm: Group, micro_batches: usize, zero: Zero) -> Vec<f64> {
             let [inputs, targets] = all.each_ref().map(|ids| ids[first * TOKENS..][..rows * TOKENS].to_vec());
             work.load(micro_batch, &ottava_data::Batch::whole(inputs, targets, rows)).unwrap();
         }
-        work.each_loaded(|inputs, sequences, loss: &mut DistillationLoss| loss.observe(inputs, sequences)).unwrap();
+        work.each_loaded(|loaded, loss: &mut DistillationLoss| loss.observe(loaded.inputs, loaded.sequences)).unwrap();
         let done = work.run(&mut model, &mut optimizer, 1e-2, StepPrecision::Recipe).unwrap();
         seen.extend([done.loss, done.grad_norm]);
     }

@@ -293,6 +293,33 @@ fn corrections_change_nothing_where_draws_and_steps_agree() {
     }
 }
 
+/// Without adapters, the reference model is the model of the start. So the divergence is 0 in the steps of the first generation before an update, and
+/// above 0 after updates. A run that resumes compares with the same model.
+#[test]
+fn the_divergence_is_from_the_model_of_the_start() {
+    let folder = tempfile::tempdir().unwrap();
+    write_inputs(folder.path());
+    let start = folder.path().join("start");
+    train(&config(folder.path(), &start, RecipeName::Fp32, 1), &Device::Cpu, &Start::New, u64::MAX).unwrap();
+    let config = |name: &str| {
+        let mut config = config(folder.path(), &folder.path().join(name), RecipeName::Fp8Row, 4);
+        (config.model.path, config.model.init) = (start.join("checkpoint-1"), WeightInit::Pretrained);
+        config.reinforcement.loss.beta = 0.1;
+        config
+    };
+    train(&config("unbroken"), &Device::Cpu, &Start::New, u64::MAX).unwrap();
+    let kl = values_of(&folder.path().join("unbroken"), "kl");
+    assert!(kl[0] == 0.0 && kl[1..].iter().all(|kl| *kl > 0.0), "{kl:?}");
+    assert!(train(&config("broken"), &Device::Cpu, &Start::New, 3).is_err_and(|error| error.is_stop()));
+    train(&config("broken"), &Device::Cpu, &Start::Resume, u64::MAX).unwrap();
+    let [unbroken, broken] = ["unbroken", "broken"].map(|name| metrics(&folder.path().join(name)));
+    assert_eq!(unbroken, broken);
+    let mut random = config("random");
+    random.model.init = WeightInit::Random;
+    let error = train(&random, &Device::Cpu, &Start::New, u64::MAX).unwrap_err().to_string();
+    assert!(error.contains("the reference model is the model that the run starts from"), "{error}");
+}
+
 /// With dynamic sampling, the rewards in each group of a step differ. A run in which all prompts have a single reward ends with an error.
 #[test]
 fn groups_without_a_difference_are_replaced() {

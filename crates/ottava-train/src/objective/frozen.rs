@@ -1,0 +1,87 @@
+//! A model beside the trained model, which is never updated: the teacher of distillation, or the reference model of reinforcement learning.
+
+use ottava_checkpoint::{FolderWeights, RandomWeights, verify_model};
+use ottava_common::error::Result;
+use ottava_models::{Decoder, DecoderConfig};
+use ottava_recipe::Recipe;
+use ottava_recipe::context::Sequences;
+use ottava_recipe::mode::Mode;
+use ottava_recipe::param::{Purpose, Resident, WeightSource};
+use ottava_tensor::{DType, Device, Tensor};
+use std::cell::RefCell;
+use std::path::Path;
+
+/// A frozen model, whole on each rank.
+pub struct FrozenModel {
+    model: RefCell<Decoder>,
+    /// The scope of the memory of its passes.
+    scope: &'static str,
+}
+
+impl FrozenModel {
+    /// Reads the model in `folder`, for rows of up to `seq_len` tokens. In a dry run, the weights are random.
+    ///
+    /// Errors when the weights cannot be read.
+    pub(super) fn of_folder(
+        scope: &'static str,
+        folder: &Path,
+        sizes: &DecoderConfig,
+        recipe: &Recipe,
+        device: &Device,
+        seq_len: usize,
+    ) -> Result<FrozenModel> {
+        if device.tracker().is_some() {
+            let mut weights = RandomWeights { seed: 0, device: device.clone() };
+            return FrozenModel::new(scope, sizes, recipe, device, seq_len, &mut weights);
+        }
+        verify_model(folder)?;
+        let mut weights = FolderWeights::open(folder)?.on(device);
+        let model = FrozenModel::new(scope, sizes, recipe, device, seq_len, &mut weights)?;
+        weights.finish(sizes)?;
+        Ok(model)
+    }
+
+    /// Makes a model of these `sizes`, with values from `weights`, for rows of up to `seq_len` tokens. `scope` names its memory.
+    pub fn new(
+        scope: &'static str,
+        sizes: &DecoderConfig,
+        recipe: &Recipe,
+        device: &Device,
+        seq_len: usize,
+        weights: &mut dyn WeightSource,
+    ) -> Result<FrozenModel> {
+        let _scope = device.scope(scope);
+        let mut model = Decoder::new(sizes, recipe, device, Purpose::Infer, seq_len, weights)?;
+        model.quantize_weights()?;
+        Ok(FrozenModel { model: RefCell::new(model), scope })
+    }
+
+    /// Returns the last activations `[T, C]` of the tokens `inputs` `[T]`.
+    pub fn activations(&self, inputs: &Tensor, sequences: &Sequences) -> Result<Tensor> {
+        let mut model = self.model.borrow_mut();
+        let device = model.device().clone();
+        let _scope = device.scope(self.scope);
+        model.forward_only(0, inputs, sequences, Mode::EVALUATION, &mut Resident)
+    }
+
+    /// Returns the logits `[T, V]` of these activations `[T, C]`, in F32 (F64 for F64).
+    pub fn logits(&self, activations: &Tensor) -> Result<Tensor> {
+        self.model.borrow().logits_of(activations)
+    }
+
+    /// Returns the losses `[T]` of the `targets` `[T]` of the tokens `inputs` `[T]`.
+    pub(super) fn losses(&self, inputs: &Tensor, targets: &Tensor, sequences: &Sequences) -> Result<Tensor> {
+        let activations = self.activations(inputs, sequences)?;
+        let model = self.model.borrow();
+        let _scope = model.device().scope(self.scope);
+        model.losses(&activations, targets, &mut Resident)
+    }
+
+    /// Allocates room for the activations of `tokens` tokens.
+    pub(super) fn room(&self, tokens: usize) -> Result<Tensor> {
+        let model = self.model.borrow();
+        let (device, dtype): (&Device, DType) = (model.device(), model.recipe().compute);
+        let _scope = device.scope(self.scope);
+        Ok(Tensor::empty(device, &[tokens, model.config().stream.channels], dtype)?)
+    }
+}
