@@ -47,7 +47,8 @@ pub use environment::{Environment, Episode, Step};
 pub use external::{CommandConfig, HttpConfig, JudgeConfig, OnError};
 pub use reward::{Reward, Scores};
 pub use rules::{
-    ExactConfig, Extract, FormatConfig, LengthConfig, MathConfig, NumberConfig, OverlongConfig, RegexConfig, RegexMatch,
+    ExactConfig, Extract, FormatConfig, LengthConfig, MathConfig, NumberConfig, OverlongConfig, RegexConfig,
+    RegexMatch, RepetitionConfig,
 };
 pub use sample::{Prompt, Sample};
 pub use spec::{RewardKind, RewardSpec};

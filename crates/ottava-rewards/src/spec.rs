@@ -2,7 +2,9 @@
 
 use crate::external::{CommandConfig, HttpConfig, JudgeConfig};
 use crate::reward::Reward;
-use crate::rules::{ExactConfig, FormatConfig, LengthConfig, MathConfig, NumberConfig, OverlongConfig, RegexConfig};
+use crate::rules::{
+    ExactConfig, FormatConfig, LengthConfig, MathConfig, NumberConfig, OverlongConfig, RegexConfig, RepetitionConfig,
+};
 use crate::weighted::{Part, Rewards};
 use ottava_common::{Error, Result};
 use schemars::JsonSchema;
@@ -44,6 +46,8 @@ pub enum RewardKind {
     Overlong(OverlongConfig),
     /// The distance from a target length.
     Length(LengthConfig),
+    /// The share of repeated n-grams.
+    Repetition(RepetitionConfig),
     /// A program that answers JSON lines.
     Command(CommandConfig),
     /// A server that answers JSON.
@@ -88,6 +92,7 @@ impl RewardSpec {
             ("", RewardKind::Format(_)) => "format",
             ("", RewardKind::Overlong(_)) => "overlong",
             ("", RewardKind::Length(_)) => "length",
+            ("", RewardKind::Repetition(_)) => "repetition",
             ("", RewardKind::Command(_)) => "command",
             ("", RewardKind::Http(_)) => "http",
             ("", RewardKind::Judge(_)) => "judge",
@@ -106,6 +111,7 @@ impl RewardKind {
             RewardKind::Format(config) => Box::new(config.rule()?),
             RewardKind::Overlong(config) => Box::new(config.rule()?),
             RewardKind::Length(config) => Box::new(config.rule()?),
+            RewardKind::Repetition(config) => Box::new(config.rule()?),
             RewardKind::Command(config) => Box::new(config.start(name)?),
             RewardKind::Http(config) => Box::new(config.reward()?),
             RewardKind::Judge(config) => Box::new(config.reward()?),
@@ -135,7 +141,7 @@ mod tests {
     fn settings_of_the_documentation_are_settings() {
         let page = include_str!("../../../docs/rewards.md");
         let blocks: Vec<_> = page.split("```toml\n").skip(1).map(|part| part.split("```").next().unwrap()).collect();
-        assert_eq!(blocks.len(), 10, "one for each type");
+        assert_eq!(blocks.len(), 11, "one for each type");
         for block in blocks {
             let table: toml::Table = block.parse().unwrap();
             let reward = table["reinforcement"]["rewards"][0].clone();
@@ -169,6 +175,7 @@ mod tests {
             (&["type = 'format'\ntags = []"], "`tags`"),
             (&["type = 'overlong'\nmax_length = 4\nbuffer = 5"], "`buffer`"),
             (&["type = 'length'\ntarget = 4\ndistance = 0"], "`distance`"),
+            (&["type = 'repetition'\nngram = 0"], "`ngram`"),
             (&["type = 'command'\ncommand = []"], "`command` is empty"),
             (&["type = 'command'\ncommand = ['/no/such/program']"], "`/no/such/program` cannot be started"),
             (&["type = 'command'\ncommand = ['cat']\ntimeout = 0.0"], "`timeout` is 0"),

@@ -8,6 +8,7 @@ mod length;
 mod math;
 mod number;
 mod pattern;
+mod repetition;
 #[cfg(test)]
 mod tests;
 
@@ -18,6 +19,7 @@ pub use length::{LengthConfig, OverlongConfig};
 pub use math::MathConfig;
 pub use number::NumberConfig;
 pub use pattern::{RegexConfig, RegexMatch};
+pub use repetition::RepetitionConfig;
 
 use crate::deadline::Deadline;
 use crate::reward::{Reward, Scores};

@@ -160,6 +160,29 @@ fn lengths_are_shaped_as_in_dapo() {
 }
 
 #[test]
+fn repeated_ngrams_are_punished() {
+    let score = |ngram: usize, tokens: &[u32]| {
+        let spec: RewardSpec = toml::from_str(&format!("type = 'repetition'\nngram = {ngram}")).unwrap();
+        let (prompt, record) = (Prompt::Text(String::new()), serde_json::Map::new());
+        let sample = Sample {
+            prompt: &prompt,
+            completion: "",
+            completion_ids: tokens,
+            truncated: false,
+            group: 0,
+            index: 0,
+            step: 0,
+            record: &record,
+        };
+        RewardSpec::build(&[spec]).unwrap().score(&[sample], Deadline::never()).unwrap().totals[0].unwrap()
+    };
+    assert_eq!(score(2, &[1, 2, 3, 4, 5]), 0.0);
+    assert_eq!(score(2, &[1, 2, 1, 2, 1]), -0.5, "two of four pairs are new");
+    assert_eq!(score(1, &[7; 4]), -0.75);
+    assert_eq!((score(3, &[1, 2]), score(1, &[])), (0.0, 0.0), "too short for an n-gram");
+}
+
+#[test]
 fn a_record_without_the_column_is_an_error_that_names_it() {
     let (prompt, record) =
         (Prompt::Text("p".into()), json!({ "solution": 1, "id": [{}] }).as_object().unwrap().clone());

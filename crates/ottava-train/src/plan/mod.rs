@@ -20,6 +20,7 @@ mod mesh;
 mod optimizer;
 mod pipeline;
 mod resolve;
+mod rollouts;
 mod search;
 #[cfg(test)]
 mod tests;
@@ -38,6 +39,7 @@ pub use mesh::{AmaxPlan, AxisPlan, MeshPlan};
 pub use optimizer::TensorPlan;
 pub use pipeline::{PipelinePlan, PipelineRank, StagePlan};
 pub use resolve::ResolvedRun;
+pub use rollouts::RolloutPlan;
 pub use search::{Candidate, Division, Dropped, ParallelSearch, divisions};
 
 use ottava_common::error::Result;
@@ -70,6 +72,8 @@ pub struct Plan {
     pub attention: Vec<AttentionPlan>,
     /// The mixtures of experts; `None` if the model has no experts.
     pub experts: Option<ExpertsPlan>,
+    /// The generations of reinforcement learning; `None` for another objective.
+    pub rollouts: Option<RolloutPlan>,
     /// The trained tensors, each with the optimizer that updates it.
     pub tensors: Vec<TensorPlan>,
     /// A sentence for each `auto` setting, with its resolved value.
@@ -105,6 +109,7 @@ impl Plan {
             folder_codes: linears::folder_codes(&config.run, &recipe)?,
             attention: attention::attention(&model, &recipe, config.run.layout().document_mask, device)?,
             experts: ExpertsPlan::new(&config.run, sizes),
+            rollouts: RolloutPlan::new(&config.run, device),
             tensors: optimizer::tensors(config, sizes, device)?,
             choice: choice.clone(),
             memory: memory.clone(),

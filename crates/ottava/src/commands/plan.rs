@@ -10,7 +10,8 @@ use ottava_settings::{DeviceChoice, Loaded, RunConfig};
 use ottava_tensor::Device;
 use ottava_train::plan::{
     AmaxPlan, AxisPlan, Candidate, CommunicationPlan, GpuPlan, Links, MemoryPlan, MeshPlan, ParallelSearch,
-    PipelineCost, PipelinePlan, PipelineRank, Plan, Prediction, ResolvedRun, StagePlan, TensorPlan, predict,
+    PipelineCost, PipelinePlan, PipelineRank, Plan, Prediction, ResolvedRun, RolloutPlan, StagePlan, TensorPlan,
+    predict,
 };
 use ottava_train::step::{Program, Reductions};
 use serde::Serialize;
@@ -401,6 +402,7 @@ fn print(config: &RunConfig, plan: &Plan, files: &[PathBuf], formattings: &[Form
         out!("    fprop {}\n    dgrad {}\n    wgrad {}\n    because: {}", l.fprop, l.dgrad, l.wgrad, l.reason);
     }
     plan.folder_codes.iter().for_each(|text| out!("  {text}"));
+    plan.rollouts.iter().for_each(print_rollouts);
     print_tensors(&plan.tensors);
     print_mesh(&plan.mesh);
     plan.pipeline.iter().for_each(print_pipeline);
@@ -498,6 +500,16 @@ fn print_pipeline(pipeline: &PipelinePlan) {
         pipeline.bubble * 100.0,
         pipeline.imbalance
     );
+}
+
+fn print_rollouts(plan: &RolloutPlan) {
+    let RolloutPlan { prompts, group, steps, max_length, is_exact, because } = plan;
+    out!("\nRollouts\n");
+    out!(
+        "  a generation: {prompts} prompts x {group} completions for {steps} steps, prompt and completion of at most {max_length} tokens"
+    );
+    let agree = if *is_exact { "are equal bit for bit" } else { "are not equal" };
+    out!("  log-probabilities of draws and of steps {agree}\n    because: {because}");
 }
 
 fn print_communication(plan: &CommunicationPlan, is_pipeline: bool) {

@@ -1,0 +1,74 @@
+//! The plan of the completions of reinforcement learning.
+
+use ottava_recipe::RecipeName;
+use ottava_settings::RunConfig;
+use ottava_tensor::Device;
+use serde::Serialize;
+
+/// The generations of a run of reinforcement learning.
+#[derive(Clone, Debug, Serialize)]
+pub struct RolloutPlan {
+    /// The number of prompts of a generation.
+    pub prompts: usize,
+    /// The number of completions of each prompt.
+    pub group: usize,
+    /// The number of steps that use the completions of a generation.
+    pub steps: usize,
+    /// The maximum number of tokens of a prompt and its completion.
+    pub max_length: usize,
+    /// Whether a step computes, before the first update, the log-probabilities that the draws report, bit for bit.
+    pub is_exact: bool,
+    /// A sentence with the reason.
+    pub because: &'static str,
+}
+
+impl RolloutPlan {
+    /// Plans the generations of `run` on `device`. Returns `None` for another objective.
+    pub(super) fn new(run: &RunConfig, device: &Device) -> Option<RolloutPlan> {
+        let r = &run.reinforcement;
+        if !r.is_on() {
+            return None;
+        }
+        let (of_step, group) = (run.training.sequences(), r.num_generations.max(1));
+        let prompts = if r.prompts_per_generation == 0 { of_step / group } else { r.prompts_per_generation };
+        let (is_exact, because) = match run.precision.recipes().any(|recipe| recipe == RecipeName::Fp8Current) {
+            true => (
+                false,
+                "a scale of fp8-current depends on all tokens of a product, and draws compute other tokens together than steps",
+            ),
+            false if matches!(device, Device::Cuda(_)) => {
+                (false, "on a GPU, draws and steps run different kernels, which add in another order")
+            }
+            false => (true, "on the CPU, draws and steps compute each token by the same operations"),
+        };
+        Some(RolloutPlan {
+            prompts,
+            group,
+            steps: prompts * group * r.num_iterations / of_step.max(1),
+            max_length: run.data.max_length,
+            is_exact,
+            because,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_plan_says_whether_draws_and_steps_agree() {
+        let mut run = RunConfig::default();
+        assert!(RolloutPlan::new(&run, &Device::Cpu).is_none());
+        run.reinforcement.rewards = vec!["type = 'math'".parse::<toml::Table>().unwrap().try_into().unwrap()];
+        run.training.per_device_train_batch_size = 16;
+        (run.reinforcement.prompts_per_generation, run.reinforcement.num_iterations) = (4, 3);
+        let plan = |recipe| {
+            let precision = ottava_recipe::Precision { recipe, ..run.precision.clone() };
+            RolloutPlan::new(&RunConfig { precision, ..run.clone() }, &Device::Cpu).unwrap()
+        };
+        let exact = plan(RecipeName::Fp8Row);
+        assert_eq!((exact.prompts, exact.group, exact.steps, exact.is_exact), (4, 8, 6, true));
+        assert!(!plan(RecipeName::Fp8Current).is_exact);
+    }
+}
