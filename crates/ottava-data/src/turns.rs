@@ -68,7 +68,7 @@ impl ChatTemplate {
         Ok(Rendered { text, learned })
     }
 
-    /// Renders the whole conversation, with the ranges of those `turns` that the template marks. Returns `None` if marks and turns cannot be matched.
+    /// Renders the whole conversation, with the ranges of the `turns` that the template marks. Returns `None` if marks and turns cannot be matched.
     fn marked_turns(&self, chat: &Chat, turns: &[usize]) -> Result<Option<Rendered>, String> {
         let mut rendered = self.render_in_training(chat)?;
         // A mark directly after another one, such as around the end of a turn, belongs to the same turn.
