@@ -57,7 +57,7 @@ pub(super) struct LeftOut {
     pub(super) fields: Vec<String>,
     /// The number of turns of the assistant without content. They are not targets.
     pub(super) empty_answers: usize,
-    /// The number of the message whose rendering depends on later messages, so that each turn of a chat is a separate text.
+    /// The number of a message whose turn changes how the template renders earlier messages. Each turn of such a chat is a separate text.
     pub(super) rewrites: Option<usize>,
 }
 
