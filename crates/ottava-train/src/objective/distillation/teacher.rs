@@ -20,7 +20,7 @@ impl Teacher {
     ///
     /// Errors as [`RunConfig::teacher_sizes`], and when the weights of its folder cannot be read.
     pub(super) fn of(config: &RunConfig, device: &Device) -> Result<Teacher> {
-        let _scope = device.scope("teacher");
+        let _scope = device.whole_scope("teacher");
         let (sizes, recipe, seq_len) = (config.teacher_sizes()?, config.teacher_recipe(device), config.data.max_length);
         if device.tracker().is_some() {
             return Teacher::new(
@@ -56,20 +56,22 @@ impl Teacher {
     pub fn activations(&self, inputs: &Tensor, sequences: &Sequences) -> Result<Tensor> {
         let mut model = self.0.borrow_mut();
         let device = model.device().clone();
-        let _scope = device.scope("teacher");
+        let _scope = device.whole_scope("teacher");
         model.forward_only(0, inputs, sequences, Mode::EVALUATION, &mut Resident)
     }
 
     /// The logits `[T, V]` of these activations `[T, C]`, in F32 (F64 for F64).
     pub fn logits(&self, activations: &Tensor) -> Result<Tensor> {
-        self.0.borrow().logits_of(activations)
+        let model = self.0.borrow();
+        let _scope = model.device().whole_scope("teacher");
+        model.logits_of(activations)
     }
 
     /// Room for the activations of `tokens` tokens.
     pub(super) fn room(&self, tokens: usize) -> Result<Tensor> {
         let model = self.0.borrow();
         let (device, dtype): (&Device, DType) = (model.device(), model.recipe().compute);
-        let _scope = device.scope("teacher");
+        let _scope = device.whole_scope("teacher");
         Ok(Tensor::empty(device, &[tokens, model.config().stream.channels], dtype)?)
     }
 }
