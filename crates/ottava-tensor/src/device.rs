@@ -72,6 +72,11 @@ impl Device {
         self.tracker().map_or(Scope::NONE, |tracker| tracker.scope(name))
     }
 
+    /// Opens a scope like [`Device::scope`], which also names the allocations of inner scopes.
+    pub fn whole_scope(&self, name: &'static str) -> Scope {
+        self.tracker().map_or(Scope::NONE, |tracker| tracker.whole_scope(name))
+    }
+
     /// Returns whether both values are the same device.
     pub fn same(&self, other: &Device) -> bool {
         match (self, other) {

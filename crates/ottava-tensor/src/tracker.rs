@@ -12,6 +12,8 @@ struct Accounts {
     by_scope: Vec<(&'static str, usize)>,
     /// The indices of the open scopes, outermost first.
     open: Vec<usize>,
+    /// The number of open scopes that also name the allocations of inner scopes.
+    whole: usize,
     live: usize,
     peak: MemorySnapshot,
 }
@@ -80,9 +82,18 @@ impl MemoryTracker {
     /// Opens a scope. Allocations are counted under `name` until the scope is dropped, except while an inner scope is open.
     pub(crate) fn scope(self: &Arc<Self>, name: &'static str) -> Scope {
         let mut accounts = self.accounts();
-        let account = accounts.account(name);
+        let outer = accounts.open.last().copied().filter(|_| accounts.whole > 0);
+        let account = outer.unwrap_or_else(|| accounts.account(name));
         accounts.open.push(account);
-        Scope(Some(self.clone()))
+        Scope { tracker: Some(self.clone()), is_whole: false }
+    }
+
+    /// Opens a scope that also names the allocations of inner scopes.
+    pub(crate) fn whole_scope(self: &Arc<Self>, name: &'static str) -> Scope {
+        let mut scope = self.scope(name);
+        scope.is_whole = true;
+        self.accounts().whole += 1;
+        scope
     }
 }
 
@@ -103,17 +114,22 @@ impl Drop for Entry {
 
 /// A scope that names the allocations of a dry run, from [`Device::scope`](crate::Device::scope) until it is dropped. A no-op on real devices.
 #[must_use]
-pub struct Scope(Option<Arc<MemoryTracker>>);
+pub struct Scope {
+    tracker: Option<Arc<MemoryTracker>>,
+    is_whole: bool,
+}
 
 impl Scope {
     /// The scope on a real device.
-    pub(crate) const NONE: Scope = Scope(None);
+    pub(crate) const NONE: Scope = Scope { tracker: None, is_whole: false };
 }
 
 impl Drop for Scope {
     fn drop(&mut self) {
-        if let Some(tracker) = &self.0 {
-            tracker.accounts().open.pop();
+        if let Some(tracker) = &self.tracker {
+            let mut accounts = tracker.accounts();
+            accounts.open.pop();
+            accounts.whole -= usize::from(self.is_whole);
         }
     }
 }
@@ -121,6 +137,18 @@ impl Drop for Scope {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn whole_scopes_name_what_inner_scopes_allocate() {
+        let tracker = Arc::new(MemoryTracker::default());
+        let whole = tracker.whole_scope("whole");
+        let inner = tracker.scope("inner");
+        let _entry = tracker.track(3);
+        drop((inner, whole));
+        let _inner = tracker.scope("inner");
+        let _entry = tracker.track(5);
+        assert_eq!(tracker.take_peak().by_scope, [("whole", 3), ("inner", 5)]);
+    }
 
     #[test]
     fn peak_lists_live_bytes_by_scope() {

@@ -50,7 +50,7 @@ impl FrozenModel {
         seq_len: usize,
         weights: &mut dyn WeightSource,
     ) -> Result<FrozenModel> {
-        let _scope = device.scope(scope);
+        let _scope = device.whole_scope(scope);
         let mut model = Decoder::new(sizes, recipe, device, Purpose::Infer, seq_len, weights)?;
         model.quantize_weights()?;
         Ok(FrozenModel { model: RefCell::new(model), scope })
@@ -60,20 +60,22 @@ impl FrozenModel {
     pub fn activations(&self, inputs: &Tensor, sequences: &Sequences) -> Result<Tensor> {
         let mut model = self.model.borrow_mut();
         let device = model.device().clone();
-        let _scope = device.scope(self.scope);
+        let _scope = device.whole_scope(self.scope);
         model.forward_only(0, inputs, sequences, Mode::EVALUATION, &mut Resident)
     }
 
     /// Returns the logits `[T, V]` of these activations `[T, C]`, in F32 (F64 for F64).
     pub fn logits(&self, activations: &Tensor) -> Result<Tensor> {
-        self.model.borrow().logits_of(activations)
+        let model = self.model.borrow();
+        let _scope = model.device().whole_scope(self.scope);
+        model.logits_of(activations)
     }
 
     /// Returns the losses `[T]` of the `targets` `[T]` of the tokens `inputs` `[T]`.
     pub(super) fn losses(&self, inputs: &Tensor, targets: &Tensor, sequences: &Sequences) -> Result<Tensor> {
         let activations = self.activations(inputs, sequences)?;
         let model = self.model.borrow();
-        let _scope = model.device().scope(self.scope);
+        let _scope = model.device().whole_scope(self.scope);
         model.losses(&activations, targets, &mut Resident)
     }
 
@@ -81,7 +83,7 @@ impl FrozenModel {
     pub(super) fn room(&self, tokens: usize) -> Result<Tensor> {
         let model = self.model.borrow();
         let (device, dtype): (&Device, DType) = (model.device(), model.recipe().compute);
-        let _scope = device.scope(self.scope);
+        let _scope = device.whole_scope(self.scope);
         Ok(Tensor::empty(device, &[tokens, model.config().stream.channels], dtype)?)
     }
 }

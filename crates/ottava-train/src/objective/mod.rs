@@ -78,7 +78,7 @@ mod tests {
         };
         let held_out = |pass, micro_batches, rows| (Phase::Evaluation, pass, micro_batches, rows);
         let (dpo, kto) = (Some(LossType::Sigmoid), Some(LossType::Kto));
-        let cases: [(Vec<_>, &[_]); 9] = [
+        let cases: [(Vec<_>, &[_]); 11] = [
             (passes(None, None, false), &[]),
             (passes(None, None, true), &[held_out(Evaluation, 1, 2)]),
             (passes(dpo, Some(true), true), &[held_out(Evaluation, 1, 4), (Phase::Reference, Evaluation, 1, 4)]),
@@ -94,6 +94,8 @@ mod tests {
             ),
             (passes(Some(LossType::ApoZeroUnpaired), Some(true), false), &[(Phase::Reference, Evaluation, 1, 2)]),
             (passes(Some(LossType::BradleyTerry), None, true), &[held_out(Evaluation, 1, 4)]),
+            (passes(Some(LossType::Simpo), Some(true), false), &[]),
+            (passes(Some(LossType::Orpo), Some(false), true), &[held_out(Evaluation, 1, 4)]),
         ];
         for (i, (found, expected)) in cases.iter().enumerate() {
             assert_eq!(found, expected, "case {i}");

@@ -397,8 +397,8 @@ fn describe(scope: &str, config: &ResolvedConfig) -> String {
         }
         "head" => "logits of a chunk of tokens, and gradients of the head".into(),
         "backward" => "gradients of activations, and recomputed operands".into(),
-        "teacher" => "activations of the teacher, and buffers of its model".into(),
-        "reference" => "weights and activations of the reference model".into(),
+        "teacher" => "weights, activations and logits of the teacher".into(),
+        "reference" => "weights, activations and logits of the reference model".into(),
         "update" if matches!(config.run.optimizer.algorithm, Algorithm::Adamw(_)) => "norm of the gradients".into(),
         "update" => "directions of the update, and norm of the gradients".into(),
         "build" => "scales and histories, rotary positions, inputs and losses".into(),

@@ -282,10 +282,13 @@ fn runs_without_a_reference_have_rewards_of_log_probabilities() {
     let inputs = tempfile::tempdir().unwrap();
     write_records(inputs.path());
     let runs = tempfile::tempdir().unwrap();
-    for (rank, records) in [(0, "pairs.jsonl"), (4, "pairs.jsonl"), (0, "labels.jsonl")] {
-        let folder = runs.path().join(format!("{rank}-{records}"));
+    let (free, cpo) = ("reference_free = true", "loss_type = \"cpo\"");
+    let runs_of =
+        [(0, "pairs.jsonl", free), (4, "pairs.jsonl", free), (0, "labels.jsonl", free), (4, "pairs.jsonl", cpo)];
+    for (number, (rank, records, keys)) in runs_of.into_iter().enumerate() {
+        let folder = runs.path().join(number.to_string());
         let run = run_config(inputs.path(), &folder, RecipeName::Fp32, records);
-        let mut run = with_losses(run, "reference_free = true");
+        let mut run = with_losses(run, keys);
         run.lora.r = rank;
         train(&run, &Device::Cpu, &Start::New, 3).unwrap_err();
         train(&run, &Device::Cpu, &Start::Resume, 8).unwrap();
