@@ -146,7 +146,7 @@ pub struct AdapterId(pub usize);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct RequestId(pub u64);
 
-/// The log-probability of a token: of the model's own distribution, before temperature, penalties and bias.
+/// The log-probability of a token, as [`LogprobsMode`] says.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TokenLogprob {
     /// The token.
@@ -245,6 +245,33 @@ impl std::str::FromStr for KvCacheDtype {
     }
 }
 
+/// What log-probabilities of drawn tokens are of. The names are vLLM's.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum LogprobsMode {
+    /// `raw_logprobs`: of the model's own distribution, before penalties, biases and temperature.
+    #[default]
+    Raw,
+    /// `processed_logprobs`: of the distribution that tokens are drawn from, after penalties, biases, constraints, temperature and truncation. With
+    /// temperature 0, after penalties, biases and constraints.
+    Processed,
+    /// As [`LogprobsMode::Raw`], by the op that computes the loss of training, so that both have the same bits from the same logits. The likeliest tokens
+    /// beside a drawn one are not affected.
+    Loss,
+}
+
+impl std::str::FromStr for LogprobsMode {
+    type Err = Error;
+    fn from_str(text: &str) -> Result<LogprobsMode> {
+        match text {
+            "raw_logprobs" => Ok(LogprobsMode::Raw),
+            "processed_logprobs" => Ok(LogprobsMode::Processed),
+            _ => Err(Error::Config(format!(
+                "there is no log-probability mode `{text}`; the modes are raw_logprobs, processed_logprobs"
+            ))),
+        }
+    }
+}
+
 /// The sizes of an engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EngineOptions {
@@ -264,9 +291,8 @@ pub struct EngineOptions {
     /// Whether, on a GPU too, what a request gets has the same bits in any batch, in any chunks of its prompt, and with or without prefix
     /// caching and preemption. On a CPU it always has.
     pub batch_invariant: bool,
-    /// Whether the log-probabilities of drawn tokens come from the op that computes the loss of training, so that both have the same bits from the
-    /// same logits. The likeliest tokens beside a drawn one are not affected.
-    pub logprobs_of_loss: bool,
+    /// The log-probabilities that requests get of drawn tokens, and of the likeliest tokens beside them. Prompts have those of the model.
+    pub logprobs_mode: LogprobsMode,
 }
 
 /// The state of an engine, for metrics.

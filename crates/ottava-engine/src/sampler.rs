@@ -85,7 +85,7 @@ fn likeliest(logits: &[f32], count: usize) -> Vec<(u32, f32)> {
     found
 }
 
-/// The log-probability of `token` and the `top` likeliest ones, of unchanged logits. Needs memory for `top` tokens, not for all logits.
+/// The log-probability of `token` and the `top` likeliest ones, of these logits. Needs memory for `top` tokens, not for all logits.
 pub fn logprob(logits: &[f32], token: u32, top: usize) -> TokenLogprob {
     let largest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     let sum: f64 = logits.iter().map(|&logit| f64::from(logit - largest).exp()).sum();

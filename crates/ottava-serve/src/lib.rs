@@ -5,13 +5,13 @@
 //!
 //! The engine runs on a thread of its own (`worker`) and takes requests through a channel, so all requests share its batches
 //! (`schedule`). A request becomes one or several completions (`choice`), whose events come back through one channel and are answered
-//! in one of two forms (`answer`); dropping it cancels them.
+//! in one of three forms (`answer`); dropping it cancels them.
 //!
 //! Clients are not trusted. `connections` bounds their number and the time that they take, `intake` the memory of bodies, `body` and
 //! `params` the lists in them, all before work is done for them.
 //!
 //! To add a field of the API: `READ` or `NOT_IMPLEMENTED` and `Params::read` in `params`; a field of one endpoint only is in `OWN` of `completions`
-//! or `chat`. To add a format of tool calls: `ToolCallParser` and `CallStream` in `tool_calls`, which a `Choice` feeds. To add a constraint:
+//! or `chat`, or in `FIELDS` of `generate`. To add a format of tool calls: `ToolCallParser` and `CallStream` in `tool_calls`, which a `Choice` feeds. To add a constraint:
 //! `Constraint` in `constraint`, and `Grammars` of the engine. `docs/serving.md` lists all of them.
 #![forbid(unsafe_code)]
 
@@ -25,6 +25,7 @@ mod connections;
 mod constraint;
 mod embeddings;
 mod error;
+mod generate;
 mod intake;
 mod json;
 mod logprobs;
@@ -37,6 +38,7 @@ mod schedule;
 mod served;
 mod server;
 mod stranger;
+mod token_ids;
 mod tokens;
 mod tool_calls;
 mod worker;
