@@ -78,7 +78,7 @@ pub use grammar::{Grammar, Grammars};
 pub use ngram::Ngram;
 pub use proposer::Proposer;
 pub use request::{
-    AdapterId, EngineOptions, EngineStats, Event, FinishReason, KvCacheDtype, LogprobsMode, Pooling, Request, RequestId, Sampling,
-    TokenLogprob,
+    AdapterId, EngineOptions, EngineStats, Event, FinishReason, KvCacheDtype, LogprobsMode, Pooling, Request,
+    RequestId, Sampling, TokenLogprob,
 };
 pub use text::{TextPiece, TextStream};

@@ -88,7 +88,16 @@ impl Choice {
     pub fn new(params: &Params, tokenizer: &Tokenizer, prompt: &[u32], text: String, silent: bool) -> Result<Choice> {
         let part = Delta { text, ..Delta::default() };
         let stream = TextStream::new(params.stops.clone()).after(tokenizer, prompt).map_err(ApiError::of_request)?;
-        Ok(Choice { stream, calls: None, tokens: 0, logprobs: 0.0, silent, stop: StopReason::None, finished: false, part })
+        Ok(Choice {
+            stream,
+            calls: None,
+            tokens: 0,
+            logprobs: 0.0,
+            silent,
+            stop: StopReason::None,
+            finished: false,
+            part,
+        })
     }
 
     /// The same completion, in whose text calls are found.

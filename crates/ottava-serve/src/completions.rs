@@ -170,10 +170,8 @@ impl Form for Texts {
         let logprobs = if self.logprobs { lists.json() } else { "null".into() };
         let object = ObjectText::new().field("index", &number).field("text", &text).json("logprobs", &logprobs);
         let object = choice.token_ids.write(Finish::write(choice.finish.take(), object));
-        let of_prompt = [
-            ("prompt_logprobs", choice.prompt_logprobs.take()),
-            ("prompt_token_ids", choice.prompt_token_ids.take()),
-        ];
+        let of_prompt =
+            [("prompt_logprobs", choice.prompt_logprobs.take()), ("prompt_token_ids", choice.prompt_token_ids.take())];
         let of_prompt = of_prompt.into_iter().filter_map(|(name, value)| Some((name, value?)));
         of_prompt.fold(object, |object, (name, value)| object.json(name, &value)).end()
     }

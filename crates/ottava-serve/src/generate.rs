@@ -16,7 +16,8 @@ use std::sync::Arc;
 use tokio::sync::OwnedSemaphorePermit;
 
 /// The fields of a request. `cache_salt` changes no answer: weights of a server stay the same, and blocks of the prefix cache too.
-const FIELDS: &[&str] = &["model", "token_ids", "sampling_params", "stream", "stream_options", "cache_salt", "priority"];
+const FIELDS: &[&str] =
+    &["model", "token_ids", "sampling_params", "stream", "stream_options", "cache_salt", "priority"];
 /// As in `params`.
 const NOT_IMPLEMENTED: &[(&str, &[&str])] = &[("features", &[]), ("kv_transfer_params", &[])];
 /// Fields of `sampling_params` that other requests do not have.
@@ -79,8 +80,8 @@ pub async fn generate(
     params::expect_implemented(&body, NOT_IMPLEMENTED)?;
     let body = body.unfold("sampling_params", &fields_of_sampling())?;
     params::expect_implemented(&body, NOT_IMPLEMENTED_IN_SAMPLING)?;
-    let params = Params::read(&body, &served, model)?;
-    let params = Params { return_token_ids: true, spelling: Spelling::Id, ..params };
+    let mut params = Params::read(&body, &served, model)?;
+    (params.return_token_ids, params.spelling) = (true, Spelling::Id);
     let (logprobs, prompt_logprobs) =
         (params::logprobs(&body, "logprobs")?, params::logprobs(&body, "prompt_logprobs")?);
     let max_tokens = body.count("max_tokens")?.unwrap_or(MAX_TOKENS);

@@ -37,7 +37,10 @@ fn completions_return_token_ids_with_the_token_that_ends_them() {
     let likeliest = choice["logprobs"]["top_logprobs"][1].as_object().unwrap();
     assert!(likeliest.keys().eq(&names(&prompt[1..2])), "{likeliest:?}");
     let second = &whole["choices"][1];
-    assert_eq!((second["prompt_token_ids"].clone(), second["stop_reason"].clone()), (json!(ids("two words")), Value::Null));
+    assert_eq!(
+        (second["prompt_token_ids"].clone(), second["stop_reason"].clone()),
+        (json!(ids("two words")), Value::Null)
+    );
 
     let mut streamed = body.clone();
     streamed["stream"] = true.into();

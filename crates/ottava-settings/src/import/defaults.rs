@@ -1,5 +1,6 @@
 //! The trainers that wrote a file, and what their keys mean without a value.
 
+use super::policy;
 use serde_json::{Map, Value as Json};
 use toml::Value;
 
@@ -13,6 +14,8 @@ pub(super) enum Trainer {
     LlamaFactory,
     Trl,
     DeepSpeed,
+    Verl,
+    NemoRl,
     Other,
 }
 
@@ -20,6 +23,9 @@ impl Trainer {
     /// The trainer of a file with these keys.
     pub(super) fn of(table: &Map<String, Json>) -> Trainer {
         let has = |keys: &[&str]| keys.iter().any(|key| table.contains_key(*key));
+        if let Some(trainer) = policy::trainer(table) {
+            return trainer;
+        }
         match () {
             () if has(&["base_model", "sequence_len", "datasets"]) && !has(&["dataset_name"]) => Trainer::Axolotl,
             () if has(&["finetuning_type", "stage", "cutoff_len", "template"]) => Trainer::LlamaFactory,
@@ -35,6 +41,8 @@ impl Trainer {
             Trainer::LlamaFactory => "LLaMA-Factory",
             Trainer::Trl => "TRL",
             Trainer::DeepSpeed => "DeepSpeed",
+            Trainer::Verl => "verl",
+            Trainer::NemoRl => "NeMo-RL",
             Trainer::Other => "another trainer",
         }
     }
@@ -87,7 +95,7 @@ impl Trainer {
                 ("lr_scheduler.warmup_steps", "0"),
                 ("memory.recompute", "\"full\""),
             ],
-            Trainer::DeepSpeed | Trainer::Other => Vec::new(),
+            Trainer::DeepSpeed | Trainer::Verl | Trainer::NemoRl | Trainer::Other => Vec::new(),
         };
         if self == Trainer::LlamaFactory && table.get("stage").is_some_and(|stage| stage == "pt") {
             defaults.retain(|(path, _)| *path != "data.packing");

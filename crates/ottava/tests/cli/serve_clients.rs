@@ -352,8 +352,7 @@ fn generate_returns_log_probabilities_of_its_draws() {
     let sampling = json!({"temperature": 2.0, "top_k": 50, "max_tokens": 12, "logprobs": 50, "seed": 3});
     let answer = server.post("/inference/v1/generate", json!({"token_ids": [5, 17, 9], "sampling_params": sampling}));
     let choice = &answer["choices"][0];
-    let (ids, content) =
-        (choice["token_ids"].as_array().unwrap(), choice["logprobs"]["content"].as_array().unwrap());
+    let (ids, content) = (choice["token_ids"].as_array().unwrap(), choice["logprobs"]["content"].as_array().unwrap());
     assert_eq!((ids.len(), content.len()), (12, 12));
     for (id, entry) in ids.iter().zip(content) {
         assert_eq!(entry["token"], format!("token_id:{id}"));
