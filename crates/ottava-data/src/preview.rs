@@ -7,6 +7,7 @@ use crate::detokenizer::Detokenizer;
 use crate::loader::RowShare;
 use crate::mixture::{BatchLoader, DataSet, DataState};
 use crate::packing::{Packing, RowLayout};
+use crate::prompts::{Prompt, PromptLoader};
 use crate::tokenizer::Tokenizer;
 use ottava_common::{Result, interrupt};
 
@@ -34,6 +35,17 @@ pub fn preview(
     let layout = RowLayout { document_mask: true, ..layout };
     let mut loader = BatchLoader::new(sets, layout, &DataState::start(sets, seed), RowShare::ALL)?;
     (0..rows).map(|_| row(&mut loader, tokenizer, layout.packing != Packing::Wrapped)).collect()
+}
+
+/// The first `count` prompts that a run writes completions to, in the form of [`preview`]. No token of a prompt contributes to the loss.
+///
+/// Errors as [`PromptLoader::next`].
+pub fn preview_prompts(prompts: &mut PromptLoader, tokenizer: &Tokenizer, count: usize) -> Result<Vec<Vec<Segment>>> {
+    let segment = |prompt: Prompt| {
+        let text = tokenizer.decode(&prompt.tokens)?;
+        Ok(vec![Segment { text, learned: false, starts: true }])
+    };
+    prompts.next(count)?.into_iter().map(segment).collect()
 }
 
 /// Tokens of documents in the first `rows` rows that a run trains on, and how many of them contribute to the loss.

@@ -3,8 +3,10 @@
 use crate::output::{print_json, print_marked, stop_on_signals};
 use clap::Args;
 use ottava_common::{Error, Result};
-use ottava_data::preview::{Segment, count_targets, preview};
-use ottava_data::{DataSet, Formatting, Packing, Tokenizer, TrainingData};
+use ottava_data::preview::{Segment, count_targets, preview, preview_prompts};
+use ottava_data::{
+    DataSet, DataState, Formatting, Packing, PromptLoader, PromptSet, RowShare, Tokenizer, TrainingData,
+};
 use ottava_parallel::Schedule;
 use ottava_settings::{DeviceChoice, Loaded, RunConfig};
 use ottava_tensor::Device;
@@ -122,6 +124,9 @@ impl Data {
         stop_on_signals("stopping")?;
         let tokenizer = Tokenizer::load(config.model.tokenizer_path())?;
         let data = config.prepare_data(&tokenizer)?;
+        if config.reinforcement.is_on() {
+            return Data::of_prompts(config, &data, &tokenizer, rows);
+        }
         let TrainingData { sets, layout, .. } = &data;
         let counted = (data.rows().floor() as u64).clamp(1, COUNTED);
         let [counted_tokens, target_tokens] = count_targets(sets, *layout, config.seed, counted)?;
@@ -141,13 +146,48 @@ impl Data {
         })
     }
 
+    /// The data of a run of reinforcement learning, to show the first `count` prompts. A row has one prompt and its completion.
+    fn of_prompts(config: &RunConfig, data: &TrainingData, tokenizer: &Tokenizer, count: usize) -> Result<Data> {
+        let longest = config.data.max_length - config.reinforcement.max_completion_length;
+        let mut sets = Vec::new();
+        for set in &data.sets {
+            let mut prompts = PromptSet::new(&set.name, set.dataset.clone(), &set.split, longest)?;
+            prompts.share = set.share;
+            sets.push(prompts);
+        }
+        let left_out = sets.iter().map(PromptSet::left_out).sum::<usize>() as u64;
+        let fit = sets.iter().filter_map(PromptSet::describe_left_out).collect();
+        let rows = sets.iter().map(PromptSet::train_len).sum::<usize>() as f64;
+        let mut prompts = PromptLoader::new(sets, &DataState::start(&data.sets, config.seed), RowShare::ALL)?;
+        Ok(Data {
+            documents: data.sets.iter().map(|set| set.dataset.len() as u64).sum(),
+            tokens: data.sets.iter().map(|set| set.dataset.total_tokens()).sum(),
+            rows,
+            counted_tokens: 0,
+            target_tokens: 0,
+            truncated: 0,
+            left_out,
+            fit,
+            shown: preview_prompts(&mut prompts, tokenizer, count)?,
+            sets: data
+                .shares()
+                .into_iter()
+                .zip(&data.sets)
+                .map(|(share, set)| SetPlan::new(set, share, data))
+                .collect(),
+        })
+    }
+
     fn print(&self) {
         let share = self.target_tokens as f64 / self.counted_tokens.max(1) as f64 * 100.0;
         out!("\n  {} documents, {} tokens", self.documents, self.tokens);
-        out!(
-            "  {:.1} rows an epoch; {share:.1} % of their tokens, padding excluded, contribute to the loss",
-            self.rows
-        );
+        match self.counted_tokens {
+            0 => out!("  {} prompts to train on; tokens of completions contribute to the loss", self.rows),
+            _ => out!(
+                "  {:.1} rows an epoch; {share:.1} % of their tokens, padding excluded, contribute to the loss",
+                self.rows
+            ),
+        }
         self.fit.iter().for_each(|fit| out!("  {fit}"));
         for SetPlan { name, documents, tokens, share, passes } in self.sets.iter().filter(|set| !set.name.is_empty()) {
             out!(

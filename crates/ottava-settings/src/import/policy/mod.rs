@@ -42,8 +42,6 @@ pub(super) struct Reader {
     pub(super) settings: Vec<(String, &'static str, Value, String)>,
     /// Keys without translation, each with the reason.
     pub(super) refused: Vec<(String, String)>,
-    /// Keys that need no translation, each with the reason.
-    pub(super) needless: Vec<(String, &'static str)>,
     /// Why the run would have another objective, with the key.
     pub(super) objective: Option<(String, String)>,
     pub(super) rewards: Vec<Table>,
@@ -99,7 +97,6 @@ impl Dialect {
             taken: BTreeSet::new(),
             settings: Vec::new(),
             refused: Vec::new(),
-            needless: Vec::new(),
             objective: None,
             rewards: Vec::new(),
         };

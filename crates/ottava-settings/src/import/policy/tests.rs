@@ -279,7 +279,12 @@ fn yaml_of_verl_is_translated_and_what_is_left_is_named() {
     ] {
         expect_note(&imported.refused, "ppo.yaml", line, words);
     }
-    assert!(imported.needless.iter().any(|note| note.contains("`actor_rollout_ref.rollout.name`")));
+    assert!(
+        imported
+            .needless
+            .iter()
+            .any(|note| note.contains("`actor_rollout_ref.hybrid_engine`: the model that is trained"))
+    );
     let left: Vec<_> = imported.problems.iter().filter(|problem| !problem.contains("no file")).collect();
     assert_eq!(left, [""; 0]);
 }
@@ -318,7 +323,7 @@ python3 -m verl.trainer.main_ppo \\
     assert_eq!(names(&r.rewards), [("", 1.0), ("", 1.0)]);
     assert!(matches!(&r.rewards[0].kind, RewardKind::Math(math) if math.answer == "reward_model.ground_truth"));
     assert_eq!(config.data.train_files, [std::path::Path::new("$HOME/data/dapo.parquet")]);
-    expect_note(&imported.refused, "run_dapo.sh", 20, "`trainer.unheard_of`: this key is not known");
+    expect_note(&imported.refused, "run_dapo.sh", 21, "`trainer.unheard_of`: this key is not known");
     assert!(imported.refused.iter().any(|note| note.contains("verl chooses its rule by the column `data_source`")));
     assert!(
         objective("actor_rollout_ref:\n  model:\n    path: m\n").contains("PPO with a value model is not implemented")
