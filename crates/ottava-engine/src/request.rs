@@ -291,7 +291,7 @@ pub struct EngineOptions {
     /// Whether, on a GPU too, what a request gets has the same bits in any batch, in any chunks of its prompt, and with or without prefix
     /// caching and preemption. On a CPU it always has.
     pub batch_invariant: bool,
-    /// The log-probabilities that requests get of drawn tokens, and of the likeliest tokens beside them. Prompts have those of the model.
+    /// The log-probabilities that requests get of drawn tokens, and of the likeliest tokens beside them. Log-probabilities of prompts are always raw.
     pub logprobs_mode: LogprobsMode,
 }
 

@@ -1,6 +1,5 @@
 //! The trainers that wrote a file, and what their keys mean without a value.
 
-use super::policy;
 use serde_json::{Map, Value as Json};
 use toml::Value;
 
@@ -23,10 +22,10 @@ impl Trainer {
     /// The trainer of a file with these keys.
     pub(super) fn of(table: &Map<String, Json>) -> Trainer {
         let has = |keys: &[&str]| keys.iter().any(|key| table.contains_key(*key));
-        if let Some(trainer) = policy::trainer(table) {
-            return trainer;
-        }
         match () {
+            () if has(&["actor_rollout_ref"]) => Trainer::Verl,
+            () if has(&["grpo"]) && has(&["policy"]) => Trainer::NemoRl,
+            () if has(&["num_generations", "reward_funcs"]) && !has(&["base_model"]) => Trainer::Trl,
             () if has(&["base_model", "sequence_len", "datasets"]) && !has(&["dataset_name"]) => Trainer::Axolotl,
             () if has(&["finetuning_type", "stage", "cutoff_len", "template"]) => Trainer::LlamaFactory,
             () if has(&["model_name_or_path", "dataset_name"]) => Trainer::Trl,

@@ -64,17 +64,6 @@ pub(super) fn dialect(trainer: Trainer, table: &Map<String, Json>) -> Option<&'s
     }
 }
 
-/// The trainer of a file with these keys, if only trainers of reinforcement learning have them.
-pub(super) fn trainer(table: &Map<String, Json>) -> Option<Trainer> {
-    let has = |keys: &[&str]| keys.iter().all(|key| table.contains_key(*key));
-    match () {
-        () if has(&["actor_rollout_ref"]) => Some(Trainer::Verl),
-        () if has(&["grpo", "policy"]) => Some(Trainer::NemoRl),
-        () if has(&["num_generations"]) || has(&["reward_funcs"]) => (!has(&["base_model"])).then_some(Trainer::Trl),
-        () => None,
-    }
-}
-
 /// What a dialect says of a key.
 pub(super) enum Found {
     /// It was read with others.
