@@ -7,6 +7,7 @@ use crate::detokenizer::Detokenizer;
 use crate::loader::RowShare;
 use crate::mixture::{BatchLoader, DataSet, DataState};
 use crate::packing::{Packing, RowLayout};
+use crate::prompts::{Prompt, PromptLoader};
 use crate::tokenizer::Tokenizer;
 use ottava_common::{Result, interrupt};
 
@@ -34,6 +35,17 @@ pub fn preview(
     let layout = RowLayout { document_mask: true, ..layout };
     let mut loader = BatchLoader::new(sets, layout, &DataState::start(sets, seed), RowShare::ALL)?;
     (0..rows).map(|_| row(&mut loader, tokenizer, layout.packing != Packing::Wrapped)).collect()
+}
+
+/// Returns the first `count` prompts of a run of reinforcement learning, in the form of [`preview`]. No token of a prompt contributes to the loss.
+///
+/// Errors as [`PromptLoader::next`].
+pub fn preview_prompts(prompts: &mut PromptLoader, tokenizer: &Tokenizer, count: usize) -> Result<Vec<Vec<Segment>>> {
+    let segment = |prompt: Prompt| {
+        let text = tokenizer.decode(&prompt.tokens)?;
+        Ok(vec![Segment { text, learned: false, starts: true }])
+    };
+    prompts.next(count)?.into_iter().map(segment).collect()
 }
 
 /// Counts the tokens of documents in the first `rows` rows that a run trains on, and the tokens of them that contribute to the loss.

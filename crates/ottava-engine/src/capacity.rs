@@ -2,7 +2,7 @@
 
 use crate::block_pool::BLOCK_SIZE;
 use crate::blocks::Pools;
-use crate::request::{EngineOptions, KvCacheDtype};
+use crate::request::{EngineOptions, KvCacheDtype, LogprobsMode};
 use ottava_common::error::{Error, Result};
 use ottava_common::limits;
 use ottava_models::{Decoder, KvGroup};
@@ -41,7 +41,7 @@ impl EngineOptions {
                 kv_cache_dtype,
                 prefix_caching: true,
                 batch_invariant: false,
-                logprobs_of_loss: false,
+                logprobs_mode: LogprobsMode::default(),
             }
         };
         let models = [Some(model), draft].into_iter().flatten();

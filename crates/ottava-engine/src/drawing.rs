@@ -4,9 +4,10 @@ use crate::batching::{Drawn, Engine, Plan};
 use crate::decode::{Scored, in_f32};
 use crate::draft::Wanted;
 use crate::proposer::Proposer;
+use crate::request::LogprobsMode;
 use crate::update::Part;
 use ottava_common::error::{Error, Result};
-use ottava_tensor::ops::{CrossEntropy, Draw, Draws, IGNORE_INDEX, cross_entropy, sample};
+use ottava_tensor::ops::{CrossEntropy, Distribution, Draw, Draws, IGNORE_INDEX, cross_entropy, sample};
 use ottava_tensor::{Device, Tensor};
 
 /// The rows of logits of a request: the row after its last token, and the rows after each proposed token.
@@ -138,11 +139,15 @@ impl Engine {
         let adjustments = draws.iter().map(|draw| draw.adjustments.len()).sum();
         let mut on_device = Draws::new(logits.device(), [rows, columns], adjustments)?;
         on_device.set(&draws)?;
-        let (tokens, logprobs) = sample(&logits, &mut on_device)?;
-        let logprobs = if self.options.logprobs_of_loss { of_loss(&scored.logits, &tokens)? } else { logprobs };
+        let (mode, mut distribution) = (self.options.logprobs_mode, Distribution::Model);
+        if mode == LogprobsMode::Processed {
+            distribution = Distribution::Draw;
+        }
+        let (tokens, logprobs) = sample(&logits, &mut on_device, distribution)?;
+        let logprobs = if mode == LogprobsMode::Loss { of_loss(&scored.logits, &tokens)? } else { logprobs };
         let (tokens, logprobs) = (tokens.to_vec::<i32>()?, logprobs.to_vec::<f32>()?);
         let accepted = self.accept(&drawing, |row| tokens[row] as u32);
-        self.with_logprobs(accepted, &logits, &logprobs)
+        self.with_logprobs(accepted, &logits, &draws, &logprobs)
     }
 
     /// Returns the drawn tokens of each request with their rows, up to the first token that was not proposed or that ends the request. `drawn`

@@ -76,7 +76,8 @@ pub use grammar::{Grammar, Grammars};
 pub use ngram::Ngram;
 pub use proposer::Proposer;
 pub use request::{
-    AdapterId, EngineOptions, EngineStats, Event, FinishReason, KvCacheDtype, Pooling, Request, RequestId, TokenLogprob,
+    AdapterId, EngineOptions, EngineStats, Event, FinishReason, KvCacheDtype, LogprobsMode, Pooling, Request,
+    RequestId, TokenLogprob,
 };
 pub use sampling::{Field, Parameter, Range, Sampling, tokens};
 pub use text::{TextPiece, TextStream};

@@ -62,7 +62,7 @@ pub struct AdapterId(pub usize);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct RequestId(pub u64);
 
-/// The log-probability of a token in the distribution of the model, before temperature, penalties and bias.
+/// The log-probability of a token, as [`LogprobsMode`] says.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TokenLogprob {
     /// The token.
@@ -161,6 +161,33 @@ impl std::str::FromStr for KvCacheDtype {
     }
 }
 
+/// What log-probabilities of drawn tokens are of. The names are vLLM's.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum LogprobsMode {
+    /// `raw_logprobs`: of the model's own distribution, before penalties, biases and temperature.
+    #[default]
+    Raw,
+    /// `processed_logprobs`: of the distribution that tokens are drawn from, after penalties, biases, constraints, temperature and truncation. With
+    /// temperature 0, after penalties, biases and constraints.
+    Processed,
+    /// As [`LogprobsMode::Raw`], by the op that computes the loss of training, so that both have the same bits from the same logits. The likeliest tokens
+    /// beside a drawn one are not affected.
+    Loss,
+}
+
+impl std::str::FromStr for LogprobsMode {
+    type Err = Error;
+    fn from_str(text: &str) -> Result<LogprobsMode> {
+        match text {
+            "raw_logprobs" => Ok(LogprobsMode::Raw),
+            "processed_logprobs" => Ok(LogprobsMode::Processed),
+            _ => Err(Error::Config(format!(
+                "there is no log-probability mode `{text}`; the modes are raw_logprobs, processed_logprobs"
+            ))),
+        }
+    }
+}
+
 /// The sizes of an engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EngineOptions {
@@ -180,9 +207,9 @@ pub struct EngineOptions {
     /// Whether a GPU computes the same bits for a request in any batch, in any chunks of its prompt, and with or without prefix caching and
     /// preemption. A CPU always does.
     pub batch_invariant: bool,
-    /// Whether the log-probabilities of drawn tokens come from the op that computes the training loss. Then equal logits give the same bits in
-    /// training and inference. The log-probabilities of the likeliest tokens next to a drawn token are not affected.
-    pub logprobs_of_loss: bool,
+    /// The distribution whose log-probabilities requests get for drawn tokens and for the likeliest tokens. The log-probabilities of prompts are always
+    /// raw.
+    pub logprobs_mode: LogprobsMode,
 }
 
 /// The state of an engine, for metrics.

@@ -77,8 +77,7 @@ fn likeliest(logits: &[f32], count: usize) -> Vec<(u32, f32)> {
     found
 }
 
-/// Returns the log-probability of `token` and the `top` likeliest tokens, from unmodified logits. Allocates memory for `top` tokens, not for all
-/// logits.
+/// Returns the log-probability of `token` and the `top` likeliest tokens, from these logits. Allocates memory for `top` tokens, not for all logits.
 pub fn logprob(logits: &[f32], token: u32, top: usize) -> TokenLogprob {
     let largest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     let sum: f64 = logits.iter().map(|&logit| f64::from(logit - largest).exp()).sum();

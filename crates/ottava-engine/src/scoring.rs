@@ -8,11 +8,11 @@
 use crate::batching::{Drawn, Engine, Plan};
 use crate::block_pool::BLOCK_SIZE;
 use crate::decode::in_f32;
-use crate::request::{Event, TokenLogprob};
+use crate::request::{Event, LogprobsMode, TokenLogprob};
 use crate::sampler;
 use crate::sequence::Sequence;
 use ottava_common::error::Result;
-use ottava_tensor::ops::{Adjustment, Draw, Draws, sample};
+use ottava_tensor::ops::{Adjustment, Distribution, Draw, Draws, sample};
 use ottava_tensor::{Device, Tensor};
 use rayon::prelude::*;
 
@@ -143,14 +143,16 @@ impl Engine {
         Ok(())
     }
 
-    /// Adds the requested log-probabilities to `accepted` tokens, each with its row of `logits`. `logprobs` has the log-probability of the token of
-    /// each row.
+    /// Adds the requested log-probabilities to `accepted` tokens, each with its row of `logits` and of `draws`. `logprobs` has the log-probability of the
+    /// token of each row.
     pub(super) fn with_logprobs(
         &self,
         accepted: Vec<(usize, usize, u32)>,
         logits: &Tensor,
+        draws: &[Draw],
         logprobs: &[f32],
     ) -> Result<Vec<Drawn>> {
+        let is_processed = self.options.logprobs_mode == LogprobsMode::Processed;
         let mut all = Vec::with_capacity(accepted.len());
         for accepted in accepted.chunks(self.host_rows()) {
             let tops: Vec<Option<usize>> = accepted.iter().map(|&(at, ..)| self.running[at].request.logprobs).collect();
@@ -161,7 +163,10 @@ impl Engine {
             let on_host: Vec<Option<Vec<f32>>> = on_host.collect::<Result<_>>()?;
             let each = accepted.par_iter().zip(tops).zip(on_host);
             let scored = each.map(|((&(_, row, token), top), on_host)| match on_host {
-                Some(logits) => Some(sampler::logprob(&logits, token, top.unwrap_or(0))),
+                Some(logits) => {
+                    let logits = if is_processed { draws[row].processed(&logits) } else { logits };
+                    Some(sampler::logprob(&logits, token, top.unwrap_or(0)))
+                }
                 None => top.map(|_| TokenLogprob { token, logprob: logprobs[row], top: Box::default() }),
             });
             let scored: Vec<Option<TokenLogprob>> = scored.collect();
@@ -193,7 +198,7 @@ fn score_on_device(logits: &Tensor, tokens: &[u32], top: usize) -> Result<Vec<To
         }
         let mut on_device = Draws::new(logits.device(), [rows, columns], forced.len())?;
         on_device.set(&draws)?;
-        let (tokens, logprobs) = sample(logits, &mut on_device)?;
+        let (tokens, logprobs) = sample(logits, &mut on_device, Distribution::Model)?;
         Ok::<_, ottava_common::Error>(tokens.to_vec::<i32>()?.into_iter().zip(logprobs.to_vec::<f32>()?))
     };
     let likeliest: Vec<(i32, f32)> = if top > 0 { take(&[])?.collect() } else { Vec::new() };

@@ -14,6 +14,8 @@ pub struct TextStream {
     /// The text that is decoded, but held back.
     held: String,
     stopped: bool,
+    /// The number of the stop string at which it has ended.
+    stop: Option<usize>,
 }
 
 /// The text that a token completes.
@@ -32,7 +34,7 @@ impl TextStream {
         if stops.iter().any(String::is_empty) {
             stops = stops.iter().filter(|stop| !stop.is_empty()).cloned().collect();
         }
-        TextStream { stops, detokenizer: Detokenizer::default(), held: String::new(), stopped: false }
+        TextStream { stops, detokenizer: Detokenizer::default(), held: String::new(), stopped: false, stop: None }
     }
 
     /// Returns the same stream for a text that follows `prompt`.
@@ -51,6 +53,11 @@ impl TextStream {
         Ok(self.release())
     }
 
+    /// The stop string at which the text has ended, if one has ended it; the first in the list of several that begin at the same place.
+    pub fn stop(&self) -> Option<&str> {
+        self.stop.map(|number| self.stops[number].as_str())
+    }
+
     /// Returns the text that was held back, at the end of the completion.
     pub fn finish(&mut self) -> String {
         if self.stopped {
@@ -64,9 +71,9 @@ impl TextStream {
 
     /// Takes the part of the held text that cannot belong to a stop string.
     fn release(&mut self) -> TextPiece {
-        let first = self.stops.iter().filter_map(|stop| self.held.find(stop.as_str())).min();
-        if let Some(end) = first {
-            self.stopped = true;
+        let places = self.stops.iter().enumerate().filter_map(|(n, stop)| Some((self.held.find(stop.as_str())?, n)));
+        if let Some((end, number)) = places.min() {
+            (self.stopped, self.stop) = (true, Some(number));
             self.held.truncate(end);
             return TextPiece { text: std::mem::take(&mut self.held), stopped: true };
         }
@@ -86,8 +93,8 @@ mod tests {
         Tokenizer::load(&Path::new(env!("CARGO_MANIFEST_DIR")).join("../../data/tokenizer")).unwrap()
     }
 
-    /// Returns the pieces of `text`, whose tokens are pushed one by one, and whether a stop string was reached.
-    fn pieces(text: &str, stops: &[&str]) -> (Vec<String>, bool) {
+    /// Returns the pieces of `text`, whose tokens are pushed one by one, and the stop string that was reached.
+    fn pieces(text: &str, stops: &[&str]) -> (Vec<String>, Option<String>) {
         let tokenizer = tokenizer();
         let mut stream = TextStream::new(stops.iter().map(|stop| stop.to_string()).collect::<Vec<_>>());
         let (mut pieces, mut stopped) = (Vec::new(), false);
@@ -98,31 +105,32 @@ mod tests {
             stopped |= piece.stopped;
         }
         pieces.push(stream.finish());
-        (pieces, stopped)
+        assert_eq!(stopped, stream.stop().is_some());
+        (pieces, stream.stop().map(str::to_string))
     }
 
     #[test]
     fn pieces_are_the_text() {
         for text in ["canary (noun): any finch", " leading", "", "two\n\nlines\r\n", "héllo 日本 🎼!\u{0}"] {
             let (found, stopped) = pieces(text, &["never there", ""]);
-            assert_eq!((found.concat().as_str(), stopped), (text, false));
+            assert_eq!((found.concat().as_str(), stopped), (text, None));
         }
         assert!(pieces("any finch at all", &[]).0.iter().filter(|piece| !piece.is_empty()).count() > 2, "it streams");
     }
 
     #[test]
     fn text_ends_before_the_first_stop_string() {
-        for (stops, expected) in [
-            (&["finch"][..], "canary (noun): any "),
-            (&["y finch", "finch"], "canary (noun): an"),
-            (&["finch", "ary"], "can"),
-            (&["at the end", " noun"], "canary (noun): any finch of the end"),
-            (&["c"], ""),
-            (&["end"], "canary (noun): any finch of the "),
+        for (stops, expected, stop) in [
+            (&["finch"][..], "canary (noun): any ", Some("finch")),
+            (&["y finch", "finch"], "canary (noun): an", Some("y finch")),
+            (&["finch", "ary"], "can", Some("ary")),
+            (&["at the end", " noun"], "canary (noun): any finch of the end", None),
+            (&["c"], "", Some("c")),
+            (&["end"], "canary (noun): any finch of the ", Some("end")),
         ] {
             let (found, stopped) = pieces("canary (noun): any finch of the end", stops);
             assert_eq!(found.concat(), expected, "{stops:?}");
-            assert_eq!(stopped, expected.len() < 35, "{stops:?}");
+            assert_eq!(stopped.as_deref(), stop, "{stops:?}");
         }
     }
 

@@ -21,6 +21,8 @@ use tokio::sync::OwnedSemaphorePermit;
 pub trait Form: Send + Sync + 'static {
     /// The object of a whole answer, the object of a piece of an answer, and the start of ids.
     const NAMES: [&'static str; 3];
+    /// The field with the id of an answer.
+    const ID: &'static str = "id";
 
     /// Adds a part of a choice.
     fn add(&mut self, served: &Served, index: usize, part: Delta) -> Result<()>;
@@ -30,6 +32,11 @@ pub trait Form: Send + Sync + 'static {
 
     /// What was added to a choice since its last piece, as JSON; `None` if there is nothing to tell yet.
     fn piece(&mut self, index: usize) -> Option<String>;
+
+    /// Fields beside the choices that no object of the answer has had, with their values as JSON.
+    fn beside(&mut self) -> Vec<(&'static str, String)> {
+        Vec::new()
+    }
 
     /// The pieces before all others.
     fn first(&self) -> Vec<String> {
@@ -67,6 +74,11 @@ impl<F: Form> Answer<F> {
         let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let id = format!("{}-{:024x}", F::NAMES[2], since.as_nanos());
         Ok(Answer { served, params, form, choices, prompt_tokens, running, timer, id, created: since.as_secs() })
+    }
+
+    /// The same answer, with the id that the request gives it.
+    pub fn with_id(self, id: Option<String>) -> Answer<F> {
+        Answer { id: id.unwrap_or(self.id), ..self }
     }
 
     /// The response, as the request asks for it.
@@ -122,8 +134,9 @@ impl<F: Form> Answer<F> {
     }
 
     /// Server-sent events: a piece for each token that completes text, the usage if it was asked for, and `[DONE]`.
-    fn events(self) -> Response {
-        let first = self.form.first().into_iter().map(|choice| self.envelope(F::NAMES[1], &[choice], false)).collect();
+    fn events(mut self) -> Response {
+        let first = self.form.first().into_iter();
+        let first = first.map(|choice| self.envelope(F::NAMES[1], &[choice], false)).collect();
         let state = Stream { answer: self, ready: first, state: State::Running };
         let stream = futures_util::stream::unfold(state, |mut state| async move {
             let message = state.next().await?;
@@ -132,11 +145,13 @@ impl<F: Form> Answer<F> {
         Sse::new(stream).into_response()
     }
 
-    fn envelope(&self, object: &str, choices: &[String], with_usage: bool) -> String {
+    fn envelope(&mut self, object: &str, choices: &[String], with_usage: bool) -> String {
         let mut list = ListText::default();
         choices.iter().for_each(|choice| list.push(choice));
-        let answer = ObjectText::new().field("id", &self.id).field("object", &object).field("created", &self.created);
+        let answer = ObjectText::new().field(F::ID, &self.id).field("object", &object).field("created", &self.created);
         let answer = answer.field("model", &self.params.model.name).json("choices", &list.json());
+        let beside = self.form.beside().into_iter();
+        let answer = beside.fold(answer, |answer, (name, value)| answer.json(name, &value));
         if with_usage { answer.field("usage", &self.usage()).end() } else { answer.end() }
     }
 
@@ -197,7 +212,8 @@ impl<F: Form> Stream<F> {
     async fn piece(&mut self) -> std::result::Result<(), ApiError> {
         let answer = &mut self.answer;
         let piece = answer.advance().await?.and_then(|index| answer.form.piece(index));
-        self.ready.extend(piece.map(|piece| answer.envelope(F::NAMES[1], &[piece], false)));
+        let piece = piece.map(|piece| answer.envelope(F::NAMES[1], &[piece], false));
+        self.ready.extend(piece);
         Ok(())
     }
 }

@@ -12,17 +12,20 @@ use serde_json::{Map, Number, Value};
 use std::cell::RefCell;
 use std::fmt;
 
-/// The maximum number of values of all fields together. `prompt` and `input` do not count.
+/// The maximum number of values of all fields together. Prompts do not count.
 pub const MOST_VALUES: usize = 1 << 16;
 /// The maximum number of prompts of a request.
 pub const MOST_PROMPTS: usize = 1024;
+
+/// Fields that are prompts: `input` of requests for embeddings, `token_ids` of requests without texts.
+const PROMPTS: [&str; 3] = ["prompt", "input", "token_ids"];
 
 /// The fields of a request.
 pub struct Body {
     /// The length of the body as JSON, in bytes.
     pub bytes: usize,
     fields: Map<String, Value>,
-    /// The field `prompt`; in requests for embeddings, the field `input`.
+    /// The prompt, in the field of [`PROMPTS`] that the request has.
     prompt: Option<Prompt>,
 }
 
@@ -69,9 +72,25 @@ impl Body {
         self.fields.get(name).filter(|value| !value.is_null())
     }
 
-    /// Takes the value of `prompt` or `input`.
+    /// Takes the value of the field of [`PROMPTS`] that the request has.
     pub fn take_prompt(&mut self) -> Option<Prompt> {
         self.prompt.take()
+    }
+
+    /// The same body, with the fields of its object `name` as fields of its own. Errors for one that is not among `known`.
+    pub fn unfold(mut self, name: &str, known: &[&str]) -> Result<Body> {
+        let Some(value) = self.fields.remove(name).filter(|value| !value.is_null()) else { return Ok(self) };
+        let Value::Object(inner) = value else {
+            return Err(ApiError::field(name, format!("`{name}` is {}; it is an object", short(&value))));
+        };
+        for (inner_name, value) in inner {
+            if !value.is_null() && !known.contains(&inner_name.as_str()) {
+                let shown: String = inner_name.chars().take(60).collect();
+                return Err(ApiError::field(name, format!("`{name}` has `{shown}`, which is not a field of it")));
+            }
+            self.fields.insert(inner_name, value);
+        }
+        Ok(self)
     }
 
     fn read<'a, T>(&'a self, name: &str, kind: &str, read: impl FnOnce(&'a Value) -> Option<T>) -> Result<Option<T>> {
@@ -192,7 +211,7 @@ impl<'de> Visitor<'de> for Fields<'_> {
                 if map.next_value::<Option<IgnoredAny>>()?.is_some() {
                     return Err(A::Error::custom("this is not a field of this request"));
                 }
-            } else if ["prompt", "input"].contains(&name.as_str()) {
+            } else if PROMPTS.contains(&name.as_str()) {
                 body.prompt = map.next_value_seed(PromptVisitor)?;
             } else {
                 let value = map.next_value_seed(Bounded { left: &mut left })?;
@@ -260,10 +279,10 @@ impl<'de> Visitor<'de> for Bounded<'_> {
     }
 }
 
-/// The accepted values of `prompt` and `input`, for error messages.
+/// The accepted values of prompts, for error messages.
 const PROMPT: &str = "a text, token ids, or a list of texts or of token ids";
 
-/// Reads `prompt` or `input` without more memory than its texts or token ids take.
+/// Reads a prompt without more memory than its texts or token ids take.
 struct PromptVisitor;
 
 impl<'de> DeserializeSeed<'de> for PromptVisitor {

@@ -2,14 +2,15 @@
 
 use crate::answer::{Answer, Form};
 use crate::body::Body;
-use crate::choice::{Choice, Delta};
+use crate::choice::{Choice, Delta, Finish};
 use crate::constraint;
 use crate::error::{ApiError, Result};
-use crate::json::{ListText, ObjectText};
-use crate::logprobs::{Place, entry};
+use crate::json::{ListText, ObjectText, text};
+use crate::logprobs::{Place, entry, of_prompt};
 use crate::metrics::Timer;
 use crate::params::{self, Params};
 use crate::served::Served;
+use crate::token_ids::TokenIds;
 use crate::tool_calls::{Call, CallStream, Calls, ToolChoice, as_json};
 use ottava_data::{Chat, PromptForm, parse_json};
 use ottava_engine::Request;
@@ -25,6 +26,11 @@ pub struct Messages {
     choices: Vec<Message>,
     /// Whether answers with calls end with the reason `tool_calls`: not for a function that the request names, as with OpenAI.
     ends_with_calls: bool,
+    prompt: Vec<u32>,
+    /// Whether the log-probabilities of the prompt are in `beside`, or were told.
+    has_prompt_logprobs: bool,
+    /// What is known of the prompt, and not told yet.
+    beside: Vec<(&'static str, String)>,
 }
 
 /// A choice, or the part of it since the last piece.
@@ -34,8 +40,9 @@ struct Message {
     calls: Vec<Call>,
     /// Calls of earlier pieces.
     called: usize,
+    token_ids: TokenIds,
     logprobs: ListText,
-    finish: Option<&'static str>,
+    finish: Option<Finish>,
 }
 
 /// Fields that only chats have.
@@ -46,6 +53,7 @@ const OWN: &[&str] = &[
     "parallel_tool_calls",
     "max_completion_tokens",
     "top_logprobs",
+    "prompt_logprobs",
     "add_generation_prompt",
     "continue_final_message",
     "chat_template_kwargs",
@@ -98,6 +106,7 @@ pub async fn chat_completions(
     if logprobs.is_none() && top.is_some() {
         return Err(ApiError::field("top_logprobs", "`top_logprobs` is for `logprobs: true`"));
     }
+    let prompt_logprobs = params::logprobs(&body, "prompt_logprobs")?;
     let tools = listed_tools(&body)?;
     let choice = ToolChoice::read(body.get("tool_choice"), tools)?;
     let most = if body.flag_on("parallel_tool_calls")? { usize::MAX } else { 1 };
@@ -115,20 +124,25 @@ pub async fn chat_completions(
     let prompt = served.render(body.bytes, chat, form).await?;
     served.expect_known("messages", &prompt)?;
     let request = params.request(prompt, asked, served.max_model_len)?;
-    let requests = vec![Request { logprobs: params.logprobs_of_engine(logprobs), grammar, ..request }];
+    let requests = vec![Request { logprobs: params.logprobs_of_engine(logprobs), prompt_logprobs, grammar, ..request }];
     params.expect_small_answer(&requests, false)?;
     let prompt = &requests[0].prompt;
+    let wanted = params.return_token_ids;
     let (mut choices, mut messages) = (Vec::new(), Vec::new());
     for _ in 0..params.n {
         let calls = calls.clone().map(|form| CallStream::new(form, most));
         choices.push(Choice::new(&params, &served.tokenizer, prompt, String::new(), false)?.with_calls(calls));
-        messages.push(Message::at(Place::after(&served.tokenizer, prompt)?));
+        let place = Place::after(&served.tokenizer, prompt)?.spelled(params.spelling);
+        messages.push(Message::at(place, TokenIds::new(wanted)));
     }
     let form = Messages {
         logprobs: logprobs.is_some(),
         skip_special_tokens: params.skip_special_tokens,
         choices: messages,
         ends_with_calls: !matches!(calls, Some(Calls::Named(_))),
+        prompt: prompt.clone(),
+        has_prompt_logprobs: false,
+        beside: wanted.then(|| ("prompt_token_ids", text(prompt))).into_iter().collect(),
     };
     Answer::start(served, permit, params, form, choices, requests, timer)
 }
@@ -211,22 +225,30 @@ fn calls_tools(fields: &Map<String, Value>) -> bool {
 }
 
 impl Message {
-    fn at(place: Place) -> Message {
+    fn at(place: Place, token_ids: TokenIds) -> Message {
         let (content, calls, logprobs) = (String::new(), Vec::new(), ListText::default());
-        Message { place, content, calls, called: 0, logprobs, finish: None }
+        Message { place, content, calls, called: 0, token_ids, logprobs, finish: None }
     }
 }
 
 impl Messages {
-    /// The reason why a choice ended, and its log-probabilities as JSON, which it gives away.
-    fn end(&mut self, index: usize) -> (Option<&'static str>, String) {
-        let Message { finish, called, calls, logprobs, .. } = &mut self.choices[index];
-        let calls = self.ends_with_calls && *called + calls.len() > 0 && *finish == Some("stop");
+    /// Why a choice has ended, if it has.
+    fn finish(&mut self, index: usize) -> Option<Finish> {
+        let Message { finish, called, calls, .. } = &mut self.choices[index];
+        let has_calls = self.ends_with_calls && *called + calls.len() > 0;
+        let finish = finish.take()?;
+        let reason = if has_calls && finish.reason == "stop" { "tool_calls" } else { finish.reason };
+        Some(Finish { reason, ..finish })
+    }
+
+    /// Adds log-probabilities, the end and tokens to the object of a choice, which gives them away.
+    fn end(&mut self, index: usize, finish: Option<Finish>, object: ObjectText) -> String {
+        let Message { token_ids, logprobs, .. } = &mut self.choices[index];
         let logprobs = match self.logprobs {
             true => ObjectText::new().json("content", &std::mem::take(logprobs).json()).end(),
             false => "null".into(),
         };
-        (if calls { Some("tool_calls") } else { *finish }, logprobs)
+        token_ids.write(Finish::write(finish, object.json("logprobs", &logprobs))).end()
     }
 }
 
@@ -235,10 +257,15 @@ impl Form for Messages {
 
     fn add(&mut self, served: &Served, index: usize, part: Delta) -> Result<()> {
         let tokenizer = &served.tokenizer;
+        if let Some(logprobs) = part.prompt_logprobs.filter(|_| !self.has_prompt_logprobs) {
+            self.beside.push(("prompt_logprobs", of_prompt(&logprobs, &self.prompt, 0, tokenizer)?));
+            self.has_prompt_logprobs = true;
+        }
         let message = &mut self.choices[index];
         message.content.push_str(&part.text);
         message.calls.extend(part.calls);
-        message.finish = part.finish.or(message.finish);
+        message.token_ids.extend(&part.tokens);
+        message.finish = part.finish.or(message.finish.take());
         for logprob in part.logprobs.iter().filter(|_| self.logprobs) {
             message.logprobs.push(&entry(logprob, &message.place, tokenizer)?);
             if !(self.skip_special_tokens && tokenizer.is_special(logprob.token)) {
@@ -249,7 +276,7 @@ impl Form for Messages {
     }
 
     fn whole(&mut self, index: usize, number: usize) -> String {
-        let (finish, logprobs) = self.end(index);
+        let finish = self.finish(index);
         let message = &mut self.choices[index];
         let (content, calls) = (std::mem::take(&mut message.content), std::mem::take(&mut message.calls));
         let mut answer = json!({"role": "assistant", "content": content});
@@ -260,13 +287,13 @@ impl Form for Messages {
             }
         }
         let object = ObjectText::new().field("index", &number).field("message", &answer);
-        object.json("logprobs", &logprobs).field("finish_reason", &finish).end()
+        self.end(index, finish, object)
     }
 
     fn piece(&mut self, index: usize) -> Option<String> {
-        let has_logprobs = !self.choices[index].logprobs.is_empty();
-        let (finish, logprobs) = self.end(index);
+        let finish = self.finish(index);
         let message = &mut self.choices[index];
+        let has_tokens = !(message.logprobs.is_empty() && message.token_ids.is_empty());
         let mut delta = json!({});
         let calls = std::mem::take(&mut message.calls);
         if !calls.is_empty() {
@@ -277,9 +304,13 @@ impl Form for Messages {
             delta["content"] = std::mem::take(&mut message.content).into();
         }
         // Text that may become a call is held back.
-        let is_empty = delta == json!({}) && finish.is_none() && !has_logprobs;
+        let is_empty = delta == json!({}) && finish.is_none() && !has_tokens;
         let object = ObjectText::new().field("index", &index).field("delta", &delta);
-        (!is_empty).then(|| object.json("logprobs", &logprobs).field("finish_reason", &finish).end())
+        (!is_empty).then(|| self.end(index, finish, object))
+    }
+
+    fn beside(&mut self) -> Vec<(&'static str, String)> {
+        std::mem::take(&mut self.beside)
     }
 
     fn first(&self) -> Vec<String> {

@@ -1,10 +1,12 @@
 //! One completion while its events come in.
 
 use crate::error::{ApiError, Result};
+use crate::json::ObjectText;
 use crate::params::Params;
 use crate::tool_calls::{Call, CallStream};
 use ottava_data::Tokenizer;
 use ottava_engine::{Event, FinishReason, TextStream, TokenLogprob};
+use serde::Serialize;
 
 /// A completion of one prompt.
 pub struct Choice {
@@ -17,8 +19,23 @@ pub struct Choice {
     logprobs: f64,
     /// Whether tokens are left out: for a request for only the prompt's log-probabilities, the engine draws one token.
     silent: bool,
+    /// What the last token tells about the end.
+    stop: StopReason,
     finished: bool,
     part: Delta,
+}
+
+/// What ended a completion, as vLLM's `stop_reason` tells it.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+#[serde(untagged)]
+pub enum StopReason {
+    /// The end of the text, or a limit.
+    #[default]
+    None,
+    /// A token of `stop_token_ids`.
+    Token(u32),
+    /// A text of `stop`.
+    Text(String),
 }
 
 /// The part of a completion since the last call of `take`.
@@ -29,10 +46,29 @@ pub struct Delta {
     pub calls: Vec<Call>,
     /// Log-probabilities of the prompt's tokens; `None` for the first, which has no predecessor.
     pub prompt_logprobs: Option<Vec<Option<TokenLogprob>>>,
-    /// Log-probabilities of new tokens, without one that ended the completion.
+    /// New tokens, with one that ended the completion, if the answer has ids of tokens.
+    pub tokens: Vec<u32>,
+    /// Log-probabilities of `tokens`; of tokens without one that ended the completion, if the answer has no ids.
     pub logprobs: Vec<TokenLogprob>,
     /// Why the completion ended; in the last part.
-    pub finish: Option<&'static str>,
+    pub finish: Option<Finish>,
+}
+
+/// Why a completion ended, as clients read it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Finish {
+    /// `finish_reason`.
+    pub reason: &'static str,
+    /// `stop_reason`.
+    pub stop: StopReason,
+}
+
+impl Finish {
+    /// Adds the fields of a finish that is there or still to come to a choice.
+    pub fn write(finish: Option<Finish>, object: ObjectText) -> ObjectText {
+        let (reason, stop) = finish.map_or((None, StopReason::None), |finish| (Some(finish.reason), finish.stop));
+        object.field("finish_reason", &reason).field("stop_reason", &stop)
+    }
 }
 
 impl Delta {
@@ -41,6 +77,7 @@ impl Delta {
         self.text.is_empty()
             && self.calls.is_empty()
             && self.prompt_logprobs.is_none()
+            && self.tokens.is_empty()
             && self.logprobs.is_empty()
             && self.finish.is_none()
     }
@@ -51,7 +88,16 @@ impl Choice {
     pub fn new(params: &Params, tokenizer: &Tokenizer, prompt: &[u32], text: String, silent: bool) -> Result<Choice> {
         let part = Delta { text, ..Delta::default() };
         let stream = TextStream::new(params.stops.clone()).after(tokenizer, prompt).map_err(ApiError::of_request)?;
-        Ok(Choice { stream, calls: None, tokens: 0, logprobs: 0.0, silent, finished: false, part })
+        Ok(Choice {
+            stream,
+            calls: None,
+            tokens: 0,
+            logprobs: 0.0,
+            silent,
+            stop: StopReason::None,
+            finished: false,
+            part,
+        })
     }
 
     /// The same completion, in whose text calls are found.
@@ -72,10 +118,17 @@ impl Choice {
             Event::Token { token, logprob, .. } => {
                 self.tokens += 1;
                 self.logprobs += logprob.as_ref().map_or(0.0, |logprob| f64::from(logprob.logprob));
-                if params.stops_at(token) {
+                if params.return_token_ids {
+                    self.part.tokens.push(token);
+                }
+                let stop = params.stop_at(token);
+                if stop.is_none() || params.return_token_ids {
+                    self.part.logprobs.extend(logprob);
+                }
+                if let Some(stop) = stop {
+                    self.stop = stop;
                     return Ok(false);
                 }
-                self.part.logprobs.extend(logprob);
                 if params.skip_special_tokens && tokenizer.is_special(token) {
                     return Ok(false);
                 }
@@ -113,9 +166,11 @@ impl Choice {
         }
     }
 
-    fn finish(&mut self, word: &'static str) {
+    fn finish(&mut self, reason: &'static str) {
         self.finished = true;
-        self.part.finish = Some(word);
+        let stop = self.stream.stop().map(|text| StopReason::Text(text.to_string()));
+        let stop = stop.unwrap_or_else(|| std::mem::take(&mut self.stop));
+        self.part.finish = Some(Finish { reason, stop });
     }
 
     /// The error of a text that its constraint ends before it matches.

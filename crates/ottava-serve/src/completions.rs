@@ -2,14 +2,15 @@
 
 use crate::answer::{Answer, Form};
 use crate::body::{Body, Prompt};
-use crate::choice::{Choice, Delta};
+use crate::choice::{Choice, Delta, Finish};
 use crate::constraint;
 use crate::error::{ApiError, Result};
-use crate::json::ObjectText;
+use crate::json::{self, ObjectText};
 use crate::logprobs::{Lists, Place, of_prompt};
 use crate::metrics::Timer;
 use crate::params::{self, Params};
 use crate::served::{Encoded, Served};
+use crate::token_ids::TokenIds;
 use ottava_data::{Detokenizer, Tokenizer};
 use ottava_engine::{Request, TokenLogprob};
 use std::sync::Arc;
@@ -45,7 +46,10 @@ struct Text {
     lists: Lists,
     /// JSON.
     prompt_logprobs: Option<String>,
-    finish: Option<&'static str>,
+    /// JSON, if they are wanted and the choice has had no piece.
+    prompt_token_ids: Option<String>,
+    token_ids: TokenIds,
+    finish: Option<Finish>,
 }
 
 /// Reads a request, and starts its completions.
@@ -87,7 +91,9 @@ pub async fn completions(
         for _ in 0..params.n {
             choices.push(Choice::new(&params, &served.tokenizer, &request.prompt, text.clone(), max_tokens == 0)?);
             let place = if echo { Place::default() } else { Place::after(&served.tokenizer, &request.prompt)? };
-            form_choices.push(Text { place, ..Text::default() });
+            let (place, wanted) = (place.spelled(params.spelling), params.return_token_ids);
+            let prompt_token_ids = wanted.then(|| json::text(&request.prompt));
+            form_choices.push(Text { place, prompt_token_ids, token_ids: TokenIds::new(wanted), ..Text::default() });
         }
     }
     let (n, skip_special_tokens) = (params.n, params.skip_special_tokens);
@@ -147,9 +153,10 @@ impl Form for Texts {
         if let Some(logprobs) = &part.prompt_logprobs {
             self.add_prompt(index, logprobs, tokenizer)?;
         }
-        let Text { place, text, lists, finish, .. } = &mut self.choices[index];
+        let Text { place, text, lists, token_ids, finish, .. } = &mut self.choices[index];
         text.push_str(&part.text);
-        *finish = part.finish.or(*finish);
+        token_ids.extend(&part.tokens);
+        *finish = part.finish.or(finish.take());
         for logprob in part.logprobs.iter().filter(|_| self.logprobs) {
             let is_text = !(self.skip_special_tokens && tokenizer.is_special(logprob.token));
             lists.push(logprob.token, Some(logprob), place, is_text, tokenizer)?;
@@ -162,11 +169,11 @@ impl Form for Texts {
         let (text, lists) = (std::mem::take(&mut choice.text), std::mem::take(&mut choice.lists));
         let logprobs = if self.logprobs { lists.json() } else { "null".into() };
         let object = ObjectText::new().field("index", &number).field("text", &text).json("logprobs", &logprobs);
-        let object = object.field("finish_reason", &choice.finish.take());
-        match choice.prompt_logprobs.take() {
-            Some(logprobs) => object.json("prompt_logprobs", &logprobs).end(),
-            None => object.end(),
-        }
+        let object = choice.token_ids.write(Finish::write(choice.finish.take(), object));
+        let of_prompt =
+            [("prompt_logprobs", choice.prompt_logprobs.take()), ("prompt_token_ids", choice.prompt_token_ids.take())];
+        let of_prompt = of_prompt.into_iter().filter_map(|(name, value)| Some((name, value?)));
+        of_prompt.fold(object, |object, (name, value)| object.json(name, &value)).end()
     }
 
     fn piece(&mut self, index: usize) -> Option<String> {

@@ -13,15 +13,15 @@
 //! ```
 //!
 //! The engine runs on its own thread (`worker`). All requests reach it through one channel, so they share batches (`schedule`). A request becomes one
-//! or several completions (`choice`). The events of its completions return through one channel and become one JSON answer or a stream (`answer`).
+//! or several completions (`choice`). The events of its completions return through one channel and are answered in one of three forms (`answer`).
 //! Dropping the answer cancels the completions.
 //!
 //! Clients are not trusted. `connections` limits the number of connections and the time of clients, `intake` limits the memory of bodies, and `body`
 //! and `params` limit the lists in bodies. These limits are checked before work is done for a request.
 //!
 //! To add a field of the API, add it to `READ` or `NOT_IMPLEMENTED` and to `Params::read` in `params`. A field of a single endpoint belongs to `OWN`
-//! in `completions`
-//! or `chat`. To add a format of tool calls, extend `ToolCallParser` and `CallStream` in `tool_calls`; a `Choice` passes text to a `CallStream`. To
+//! in `completions` or
+//! `chat`, or to `FIELDS` in `generate`. To add a format of tool calls, extend `ToolCallParser` and `CallStream` in `tool_calls`; a `Choice` passes text to a `CallStream`. To
 //! add a constraint, extend `Constraint` in `constraint`, and `Grammars` of the engine. `docs/serving.md` lists all fields, formats and constraints.
 #![forbid(unsafe_code)]
 
@@ -35,6 +35,7 @@ mod connections;
 mod constraint;
 mod embeddings;
 mod error;
+mod generate;
 mod intake;
 mod json;
 mod logprobs;
@@ -47,6 +48,7 @@ mod schedule;
 mod served;
 mod server;
 mod stranger;
+mod token_ids;
 mod tokens;
 mod tool_calls;
 mod worker;

@@ -8,19 +8,43 @@ use ottava_engine::TokenLogprob;
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
+/// How log-probabilities name a token.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Spelling {
+    /// By its text, which several tokens may share.
+    #[default]
+    Text,
+    /// As `token_id:N`.
+    Id,
+}
+
 /// The place of the next token in the text of a choice.
 #[derive(Default)]
 pub struct Place {
     detokenizer: Detokenizer,
     /// Characters before it.
     at: usize,
+    spelling: Spelling,
 }
 
 impl Place {
     /// The first place after `prompt`, which is not part of the text.
     pub fn after(tokenizer: &Tokenizer, prompt: &[u32]) -> Result<Place> {
         let detokenizer = Detokenizer::after(tokenizer, prompt).map_err(ApiError::of_request)?;
-        Ok(Place { detokenizer, at: 0 })
+        Ok(Place { detokenizer, ..Place::default() })
+    }
+
+    /// The same place, whose log-probabilities name tokens in another way.
+    pub fn spelled(self, spelling: Spelling) -> Place {
+        Place { spelling, ..self }
+    }
+
+    /// The name that log-probabilities give a token, which has these bytes here.
+    fn name(&self, token: u32, bytes: &[u8]) -> String {
+        match self.spelling {
+            Spelling::Text => String::from_utf8_lossy(bytes).into_owned(),
+            Spelling::Id => format!("token_id:{token}"),
+        }
     }
 
     /// Adds a token, and returns the character at which it begins. Tokens that are parts of one character all begin where it does.
@@ -61,7 +85,8 @@ impl Lists {
         is_text: bool,
         tokenizer: &Tokenizer,
     ) -> Result<()> {
-        self.tokens.push(&text(&place.text(tokenizer, token)?));
+        let name = |token| Ok::<_, ApiError>(place.name(token, &place.bytes(tokenizer, token)?));
+        self.tokens.push(&text(&name(token)?));
         self.token_logprobs.push(&text(&logprob.map(|logprob| number(logprob.logprob))));
         self.top_logprobs.push(&match logprob {
             None => "null".to_string(),
@@ -69,7 +94,7 @@ impl Lists {
                 // Tokens that are parts of characters have one text; the likeliest of them stays, which comes first.
                 let mut top = Map::new();
                 for &(token, value) in logprob.top.iter().chain([&(logprob.token, logprob.logprob)]) {
-                    top.entry(place.text(tokenizer, token)?).or_insert_with(|| number(value).into());
+                    top.entry(name(token)?).or_insert_with(|| number(value).into());
                 }
                 text(&top)
             }
@@ -100,8 +125,7 @@ struct Entry {
 pub fn entry(logprob: &TokenLogprob, place: &Place, tokenizer: &Tokenizer) -> Result<String> {
     let one = |token, value| {
         let bytes = place.bytes(tokenizer, token)?;
-        let token = String::from_utf8_lossy(&bytes).into_owned();
-        Ok::<_, ApiError>(Entry { token, logprob: number(value), bytes, top_logprobs: None })
+        Ok::<_, ApiError>(Entry { token: place.name(token, &bytes), logprob: number(value), bytes, top_logprobs: None })
     };
     let top = logprob.top.iter().map(|&(token, value)| one(token, value)).collect::<Result<Vec<_>>>()?;
     Ok(text(&Entry { top_logprobs: Some(top), ..one(logprob.token, logprob.logprob)? }))

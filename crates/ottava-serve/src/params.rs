@@ -1,8 +1,10 @@
 //! Fields of both kinds of requests: sampling, and the end of completions.
 
 use crate::body::Body;
+use crate::choice::StopReason;
 use crate::constraint;
 use crate::error::{ApiError, Result};
+use crate::logprobs::Spelling;
 use crate::served::{Served, ServedModel};
 use ottava_engine::{Field, Parameter, Request, Sampling, tokens};
 use serde_json::Value;
@@ -45,6 +47,9 @@ const READ: &[&str] = &[
     "logprobs",
 ];
 
+/// Fields about tokens in the answer.
+const OF_TOKENS: &[&str] = &["return_token_ids", "return_tokens_as_token_ids"];
+
 /// Fields that say who asks, and change no answer.
 pub const WITHOUT_EFFECT: &[&str] = &["user", "metadata", "safety_identifier", "prompt_cache_key", "request_id"];
 
@@ -63,8 +68,6 @@ const NOT_IMPLEMENTED: &[(&str, &[&str])] = &[
     ("spaces_between_special_tokens", &["true"]),
     ("logits_processors", &["[]"]),
     ("priority", &["0"]),
-    ("return_tokens_as_token_ids", &["false"]),
-    ("return_token_ids", &["false"]),
     ("store", &["false"]),
     ("service_tier", &["\"auto\"", "\"default\""]),
 ];
@@ -73,7 +76,12 @@ const NOT_IMPLEMENTED: &[(&str, &[&str])] = &[
 pub fn known(own: &'static [&'static str], not_implemented: &[(&'static str, &[&str])]) -> Vec<&'static str> {
     let names = NOT_IMPLEMENTED.iter().chain(not_implemented).map(|(name, _)| *name);
     let of_sampling = Parameter::ALL.iter().map(|parameter| parameter.name);
-    [READ, constraint::FIELDS, WITHOUT_EFFECT, own].concat().into_iter().chain(of_sampling).chain(names).collect()
+    [READ, OF_TOKENS, constraint::FIELDS, WITHOUT_EFFECT, own]
+        .concat()
+        .into_iter()
+        .chain(of_sampling)
+        .chain(names)
+        .collect()
 }
 
 /// Errors for a field that asks for what is not implemented, here or in `more`.
@@ -103,13 +111,20 @@ pub struct Params {
     pub stops: Arc<[String]>,
     /// Whether special tokens are left out of texts.
     pub skip_special_tokens: bool,
+    /// Whether the answer has the ids of tokens: of prompts, and of completions with the token that ends them.
+    pub return_token_ids: bool,
+    /// How log-probabilities name tokens.
+    pub spelling: Spelling,
     /// Whether the answer comes in pieces.
     pub stream: bool,
     /// Whether the last piece says how many tokens there were.
     pub include_usage: bool,
     /// New tokens before a stop token can be drawn.
     min_tokens: usize,
+    /// Tokens that the request names as ends.
     stop_ids: Vec<u32>,
+    /// Tokens that end a text.
+    eos_ids: Vec<u32>,
     sampling: Sampling,
 }
 
@@ -127,13 +142,11 @@ impl Params {
             return Err(ApiError::field("best_of", message));
         }
         let sampling = sampling(body, served)?;
-        let mut stop_ids = body.ids("stop_token_ids", MOST_STOP_IDS)?;
+        let stop_ids = body.ids("stop_token_ids", MOST_STOP_IDS)?;
         if let Some(id) = stop_ids.iter().find(|&&id| id as usize >= vocabulary) {
             return Err(ApiError::no_token("stop_token_ids", *id, vocabulary));
         }
-        if !body.flag("ignore_eos")? {
-            stop_ids.extend(served.tokenizer.eos_ids());
-        }
+        let eos_ids = if body.flag("ignore_eos")? { Vec::new() } else { served.tokenizer.eos_ids().to_vec() };
         let stops = body.texts("stop", MOST_STOPS)?;
         if let Some(stop) = stops.iter().find(|stop| stop.is_empty() || stop.len() > MOST_STOP_BYTES) {
             let message = format!("`stop` has a text of {} bytes; each has 1 to {MOST_STOP_BYTES}", stop.len());
@@ -169,10 +182,13 @@ impl Params {
             best,
             stops: stops.into_iter().map(str::to_string).collect(),
             skip_special_tokens: body.flag_on("skip_special_tokens")?,
+            return_token_ids: body.flag("return_token_ids")?,
+            spelling: if body.flag("return_tokens_as_token_ids")? { Spelling::Id } else { Spelling::Text },
             stream,
             include_usage,
             min_tokens,
             stop_ids,
+            eos_ids,
             sampling,
         })
     }
@@ -211,18 +227,19 @@ impl Params {
                 format!("`min_tokens` is {min_new_tokens}, more than the {max_new_tokens} tokens of `max_tokens`");
             return Err(ApiError::field("min_tokens", message));
         }
-        let (sampling, stop_ids) = (self.sampling.clone(), self.stop_ids.clone());
+        let (sampling, stop_ids) = (self.sampling.clone(), [&self.stop_ids[..], &self.eos_ids].concat());
         let adapter = self.model.adapter;
         Ok(Request { adapter, prompt, sampling, max_new_tokens, min_new_tokens, stop_ids, ..Request::default() })
     }
 
-    /// Errors when the answer to `requests` would be too large: by log-probabilities, and by prompts if they are repeated (`echo`).
+    /// Errors when the answer to `requests` would be too large: by log-probabilities, and by prompts if they are repeated (`echo`, or as token ids).
     pub fn expect_small_answer(&self, requests: &[Request], echo: bool) -> Result<()> {
+        let has_prompts = echo || self.return_token_ids;
         let values = |request: &Request| {
             let prompt = request.prompt.len();
             let of_prompt = request.prompt_logprobs.map_or(0, |top| prompt * (top + 1));
             let new = request.logprobs.map_or(0, |top| request.max_new_tokens * (top + 1));
-            new + of_prompt + if echo { prompt } else { 0 }
+            new + of_prompt + if has_prompts { prompt } else { 0 }
         };
         let count = self.n * requests.iter().map(values).sum::<usize>();
         match count > MOST_IN_ANSWER {
@@ -242,9 +259,12 @@ impl Params {
         logprobs.or((self.n > self.best).then_some(0))
     }
 
-    /// Whether a drawn token ends the completion, and is no text.
-    pub fn stops_at(&self, token: u32) -> bool {
-        self.stop_ids.contains(&token)
+    /// What a drawn token that ends the completion, and is no text, tells clients; `None` for another token.
+    pub fn stop_at(&self, token: u32) -> Option<StopReason> {
+        match self.eos_ids.contains(&token) {
+            true => Some(StopReason::None),
+            false => self.stop_ids.contains(&token).then_some(StopReason::Token(token)),
+        }
     }
 }
 

@@ -8,6 +8,7 @@ use crate::completions::{self, completions};
 use crate::connections::{Connection, Connections, listen};
 use crate::embeddings::{self, Embeddings};
 use crate::error::{ApiError, Result, json_body};
+use crate::generate::{self, generate};
 use crate::intake::{Intake, MAX_BODY_BYTES, Received, SMALL_BYTES};
 use crate::metrics::{Metrics, Timer};
 use crate::origin::{Origin, allowed, preflight, share};
@@ -36,10 +37,11 @@ use tokio::sync::OwnedSemaphorePermit;
 /// The interval between checks for a stop.
 const POLL: Duration = Duration::from_millis(50);
 /// The paths by which requests are counted.
-const PATHS: [&str; 9] = [
+const PATHS: [&str; 10] = [
     "/v1/completions",
     "/v1/chat/completions",
     "/v1/embeddings",
+    "/inference/v1/generate",
     "/v1/models",
     "/tokenize",
     "/detokenize",
@@ -202,6 +204,7 @@ fn routes(served: Arc<Served>) -> Router {
         .route("/v1/completions", post(post_completions))
         .route("/v1/chat/completions", post(post_chat))
         .route("/v1/embeddings", post(post_embeddings))
+        .route("/inference/v1/generate", post(post_generate))
         .route("/v1/models", get(models))
         .route("/v1/models/{*id}", get(model))
         .route("/tokenize", post(post_tokenize))
@@ -275,6 +278,10 @@ async fn post_completions(State(served): State<Arc<Served>>, request: Request) -
 
 async fn post_chat(State(served): State<Arc<Served>>, request: Request) -> Result<Response> {
     answer(served, request, chat::fields(), chat_completions).await
+}
+
+async fn post_generate(State(served): State<Arc<Served>>, request: Request) -> Result<Response> {
+    answer(served, request, generate::fields(), generate).await
 }
 
 async fn post_embeddings(State(served): State<Arc<Served>>, request: Request) -> Result<Response> {

@@ -4,6 +4,7 @@ mod clients;
 mod embeddings;
 mod refusals;
 mod texts;
+mod token_ids;
 mod tools;
 
 use crate::backend::Backend;
@@ -296,8 +297,8 @@ fn completions_have_the_shape_of_openai() {
     );
     assert_eq!((answer["object"].as_str(), answer["model"].as_str()), (Some("text_completion"), Some("parrot")));
     assert!(answer["id"].as_str().unwrap().starts_with("cmpl-") && answer["created"].as_u64().unwrap() > 1_700_000_000);
-    let choice =
-        json!({"index": 0, "text": tokenizer().decode(&ids).unwrap(), "logprobs": null, "finish_reason": "length"});
+    let choice = json!({"index": 0, "text": tokenizer().decode(&ids).unwrap(), "logprobs": null, "finish_reason": "length",
+            "stop_reason": null});
     assert_eq!(answer["choices"], json!([choice]));
     let usage = json!({"prompt_tokens": ids.len(), "completion_tokens": ids.len(), "total_tokens": 2 * ids.len()});
     assert_eq!(answer["usage"], usage);

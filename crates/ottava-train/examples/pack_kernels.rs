@@ -3,7 +3,7 @@
 //!
 //! usage: cargo run --release -p ottava-train --example pack_kernels FILE
 
-use ottava_engine::{Engine, EngineOptions, KvCacheDtype};
+use ottava_engine::{Engine, EngineOptions, KvCacheDtype, LogprobsMode};
 use ottava_models::DecoderConfig;
 use ottava_parallel::Ranks;
 use ottava_recipe::storage::Storage;
@@ -70,7 +70,7 @@ fn inference(
         kv_cache_dtype,
         prefix_caching: true,
         batch_invariant: false,
-        logprobs_of_loss: false,
+        logprobs_mode: LogprobsMode::Raw,
     };
     Engine::new(model, &options)?.warm_up()?;
     let Device::Cuda(gpu) = &device else { unreachable!("a GPU in a dry run") };

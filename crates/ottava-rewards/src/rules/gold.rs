@@ -5,12 +5,17 @@ use ottava_common::{Error, Result};
 use serde_json::Value;
 use std::borrow::Cow;
 
-/// The right answers of `sample` in the column `column`: a text, a number, true, false, or a list of these: each is right.
+/// The right answers of `sample` in the column `column`: a text, a number, true, false, or a list of these: each is right. A name with dots that is no
+/// column is a field of an object: `reward_model.ground_truth` is the field `ground_truth` of the column `reward_model`.
 ///
 /// Errors with [`Error::Data`] if the record has no such column or something else in it.
 pub(super) fn golds<'a>(sample: &Sample<'a>, column: &str) -> Result<Vec<Cow<'a, str>>> {
     let place = || format!("the record of {}", sample.place());
-    let Some(value) = sample.record.get(column) else {
+    let value = sample.record.get(column).or_else(|| {
+        let (column, rest) = column.split_once('.')?;
+        rest.split('.').try_fold(sample.record.get(column)?, |object, field| object.get(field))
+    });
+    let Some(value) = value else {
         let columns: Vec<_> = sample.record.keys().map(String::as_str).collect();
         let columns = columns.join(", ");
         return Err(Error::Data(format!(

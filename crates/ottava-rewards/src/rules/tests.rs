@@ -38,6 +38,24 @@ const RIGHT: Option<f64> = Some(1.0);
 const WRONG: Option<f64> = Some(0.0);
 
 #[test]
+fn a_name_with_dots_is_a_field_of_an_object() {
+    let of = |answer: &str| {
+        let spec = toml::from_str::<RewardSpec>(&format!("type = 'exact'\nanswer = '{answer}'")).unwrap();
+        let record = json!({"reward_model": {"style": "rule", "ground_truth": "4"}, "a.b": "4", "a": {"b": "5"}});
+        let (prompt, record) = (Prompt::Text(String::new()), record.as_object().unwrap().clone());
+        let (completion, completion_ids) = ("4", &[1][..]);
+        let (truncated, group, index, step) = (false, 7, 2, 0);
+        let sample =
+            Sample { prompt: &prompt, completion, completion_ids, truncated, group, index, step, record: &record };
+        let scored = RewardSpec::build(&[spec]).unwrap().score(&[sample], Deadline::never());
+        scored.map(|scored| scored.totals[0]).map_err(|error| error.to_string())
+    };
+    assert_eq!(of("reward_model.ground_truth"), Ok(RIGHT));
+    assert_eq!(of("a.b"), Ok(RIGHT), "a column of this name comes first");
+    assert!(of("reward_model.other").unwrap_err().contains("has no column `reward_model.other`"));
+}
+
+#[test]
 fn exact_compares_letters_and_ignores_what_it_is_told() {
     check(
         "type = 'exact'",

@@ -13,6 +13,8 @@ pub(super) enum Trainer {
     LlamaFactory,
     Trl,
     DeepSpeed,
+    Verl,
+    NemoRl,
     Other,
 }
 
@@ -21,6 +23,9 @@ impl Trainer {
     pub(super) fn of(table: &Map<String, Json>) -> Trainer {
         let has = |keys: &[&str]| keys.iter().any(|key| table.contains_key(*key));
         match () {
+            () if has(&["actor_rollout_ref"]) => Trainer::Verl,
+            () if has(&["grpo"]) && has(&["policy"]) => Trainer::NemoRl,
+            () if has(&["num_generations", "reward_funcs"]) && !has(&["base_model"]) => Trainer::Trl,
             () if has(&["base_model", "sequence_len", "datasets"]) && !has(&["dataset_name"]) => Trainer::Axolotl,
             () if has(&["finetuning_type", "stage", "cutoff_len", "template"]) => Trainer::LlamaFactory,
             () if has(&["model_name_or_path", "dataset_name"]) => Trainer::Trl,
@@ -35,6 +40,8 @@ impl Trainer {
             Trainer::LlamaFactory => "LLaMA-Factory",
             Trainer::Trl => "TRL",
             Trainer::DeepSpeed => "DeepSpeed",
+            Trainer::Verl => "verl",
+            Trainer::NemoRl => "NeMo-RL",
             Trainer::Other => "another trainer",
         }
     }
@@ -90,7 +97,7 @@ impl Trainer {
                 ("lr_scheduler.warmup_steps", "0"),
                 ("memory.recompute", "\"full\""),
             ],
-            Trainer::DeepSpeed | Trainer::Other => Vec::new(),
+            Trainer::DeepSpeed | Trainer::Verl | Trainer::NemoRl | Trainer::Other => Vec::new(),
         };
         if self == Trainer::LlamaFactory && table.get("stage").is_some_and(|stage| stage == "pt") {
             defaults.retain(|(path, _)| *path != "data.packing");

@@ -4,6 +4,7 @@ mod cpo;
 mod datasets;
 mod defaults;
 mod fields;
+mod policy;
 #[cfg(test)]
 mod tests;
 
@@ -15,6 +16,7 @@ use datasets::DataSets;
 use defaults::Trainer;
 use ottava_common::error::{Error, Result};
 use ottava_common::input;
+use policy::{Dialect, Found, Reader};
 use serde_json::{Map, Value as Json};
 use std::fmt::Write;
 use std::path::Path;
@@ -36,14 +38,19 @@ pub struct Imported {
     pub problems: Vec<String>,
 }
 
-/// Translates the YAML or JSON file at `path`, of Axolotl, LLaMA-Factory, TRL, Accelerate or DeepSpeed.
+/// Translates the YAML or JSON file at `path`, of Axolotl, LLaMA-Factory, TRL, verl, NeMo-RL, Accelerate or DeepSpeed, or a script that starts
+/// verl.
 ///
 /// Errors with [`Error::Config`] when the file cannot be read.
 pub fn import(path: &Path) -> Result<Imported> {
     let wrong = |reason: String| Error::Config(format!("{}: {reason}", path.display()));
     let text = input::read_text(path, MAX_BYTES).map_err(|error| wrong(error.to_string()))?;
-    let yaml = Yaml::parse(&text).map_err(|error| wrong(format!("this is not YAML: {error}")))?;
+    let yaml = match policy::yaml_of_script(&text) {
+        Some(script) => script,
+        None => Yaml::parse(&text).map_err(|error| wrong(format!("this is not YAML: {error}")))?,
+    };
     let trainer = Trainer::of(&yaml.table);
+    let policy = policy::dialect(trainer, &yaml.table).map(|dialect| (dialect, dialect.read(&yaml.table)));
     let mut import = Import {
         known: Known::new(),
         path,
@@ -53,10 +60,12 @@ pub fn import(path: &Path) -> Result<Imported> {
         refused: Vec::new(),
         needless: Vec::new(),
         objective: None,
+        policy,
     };
     import.table(&yaml.table, "");
     import.name_losses_of_cpo();
     import.leave_out_smoothing();
+    import.add_policy();
     match import.objective {
         // Without the key, the run would train something else.
         Some(note) => {
@@ -94,6 +103,8 @@ struct Import<'a> {
     needless: Vec<String>,
     /// Why the objective of the run is not translated.
     objective: Option<String>,
+    /// What the trainer's keys of reinforcement learning say.
+    policy: Option<(&'static Dialect, Reader)>,
 }
 
 impl Import<'_> {
@@ -103,13 +114,39 @@ impl Import<'_> {
             match value {
                 // A key without a value has its default.
                 Json::Null => {}
-                value => match (datasets::translate(&path, value, &self.yaml.table, self.path), value) {
+                value => match (self.data_sets(&path, value), value) {
                     (Some(found), _) => self.add_data_sets(found),
                     (None, Json::Object(inner)) => self.table(inner, &format!("{path}.")),
                     (None, value) => self.key(&path, value),
                 },
             }
         }
+    }
+
+    /// The data sets that a key names, unless all keys of the trainer have meanings of their own.
+    fn data_sets(&self, path: &str, value: &Json) -> Option<DataSets> {
+        let is_open = self.policy.as_ref().is_none_or(|(dialect, _)| dialect.is_open());
+        is_open.then(|| datasets::translate(path, value, &self.yaml.table, self.path)).flatten()
+    }
+
+    /// Adds what keys of reinforcement learning say together.
+    fn add_policy(&mut self) {
+        let Some((_, reader)) = self.policy.take() else { return };
+        // Records of such a run are prompts.
+        self.ours.retain(|setting| setting.path != "data.records.formatting");
+        for (path, ours, value, comment) in reader.settings {
+            let before = self.ours.len();
+            self.add(&path, ours, value);
+            if let Some(setting) = self.ours.get_mut(before) {
+                setting.comment = comment;
+            }
+        }
+        reader.refused.iter().for_each(|(path, reason)| self.refuse(path, reason));
+        if let Some((path, reason)) = reader.objective {
+            self.objective = Some(self.note(&path, &reason));
+        }
+        let rewards = reader.rewards.into_iter().map(Value::Table).collect();
+        self.ours.push(Setting { path: words::REWARDS.into(), value: Value::Array(rewards), comment: String::new() });
     }
 
     fn add_data_sets(&mut self, found: DataSets) {
@@ -127,6 +164,15 @@ impl Import<'_> {
         if value.as_str() == Some("") {
             return;
         }
+        match self.policy.as_ref().map(|(dialect, reader)| (dialect.find(path, reader), reader.value_of(path))) {
+            None | Some((Found::Usual, _)) => {}
+            Some((Found::Taken, _)) => return,
+            Some((Found::Unknown, _)) => return self.refuse(path, "this key is not known"),
+            Some((Found::Row(meaning), value)) => {
+                let value = value.and_then(|value| Value::try_from(value).ok());
+                return value.map_or((), |value| self.translated(path, words::translate_by(meaning, &value)));
+            }
+        }
         if path == "fsdp" {
             let words = value.as_array().map_or(std::slice::from_ref(&value), Vec::as_slice);
             let words = words.iter().map(|word| word.as_str().map_or_else(|| word.to_string(), str::to_lowercase));
@@ -138,10 +184,7 @@ impl Import<'_> {
         }
         let parent = path.rsplit_once('.').map(|(table, _)| table);
         match words::translate(path, &value) {
-            Some(Translation::Ours(ours, value)) => self.add(path, ours, value),
-            Some(Translation::Nothing | Translation::Without(..)) => {}
-            Some(Translation::Needless(reason)) => self.not_needed(path, reason),
-            Some(Translation::Refused(reason)) => self.refuse(path, reason),
+            Some(translation) => self.translated(path, translation),
             None => match self.known.path_of(last) {
                 Some(ours) => self.add(path, &ours, value),
                 None => match parent.and_then(|table| words::translate(table, &value)) {
@@ -150,6 +193,15 @@ impl Import<'_> {
                     _ => self.refuse(path, "this key is not known"),
                 },
             },
+        }
+    }
+
+    fn translated(&mut self, path: &str, translation: Translation) {
+        match translation {
+            Translation::Ours(ours, value) => self.add(path, ours, value),
+            Translation::Nothing | Translation::Without(..) => {}
+            Translation::Needless(reason) => self.not_needed(path, reason),
+            Translation::Refused(reason) => self.refuse(path, reason),
         }
     }
 
@@ -289,7 +341,9 @@ impl Import<'_> {
     }
 
     fn finish(mut self) -> Imported {
-        for (path, text) in self.trainer.defaults(&self.yaml.table) {
+        let own = policy::dialect(self.trainer, &self.yaml.table).map_or(&[][..], |dialect| dialect.defaults);
+        let own = own.iter().map(|(path, text)| (*path, text.to_string()));
+        for (path, text) in own.chain(self.trainer.defaults(&self.yaml.table)) {
             if !self.ours.iter().any(|setting| setting.path == path) {
                 let value =
                     format!("value = {text}").parse::<Table>().expect("our own values are TOML")["value"].clone();
@@ -310,7 +364,8 @@ impl Import<'_> {
         }
         toml.push('\n');
         let mut table = "";
-        for key in keys::all().iter().filter(|key| key.path != words::DATASETS) {
+        let is_table = |path: &str| [words::DATASETS, words::REWARDS].contains(&path);
+        for key in keys::all().iter().filter(|key| !is_table(&key.path)) {
             let Some(setting) = self.ours.iter().find(|setting| setting.path == key.path) else { continue };
             let (of, name) = key.path.rsplit_once('.').unwrap_or(("", &key.path));
             if of != table {
@@ -319,8 +374,9 @@ impl Import<'_> {
             }
             let _ = writeln!(toml, "{name} = {}{}", setting.value, setting.comment);
         }
-        let mixture = self.ours.iter().find(|setting| setting.path == words::DATASETS);
-        mixture.into_iter().for_each(|setting| toml.push_str(&data_sets(setting)));
+        for setting in self.ours.iter().filter(|setting| is_table(&setting.path)) {
+            toml.push_str(&tables(setting));
+        }
         let problems = match toml::from_str::<RunConfig>(&toml) {
             Ok(config) => config.problems(),
             Err(error) => vec![error.to_string().trim_end().replace('\n', " ")],
@@ -329,13 +385,14 @@ impl Import<'_> {
     }
 }
 
-/// The tables of `[[data.datasets]]`, with a comment at the share of each.
-fn data_sets(Setting { value, comment, .. }: &Setting) -> String {
+/// The tables of a list such as `[[data.datasets]]`, with a comment at the share of each.
+fn tables(Setting { path, value, comment }: &Setting) -> String {
     let mut toml = String::new();
     for set in value.as_array().into_iter().flatten().filter_map(Value::as_table) {
-        toml.push_str("\n[[data.datasets]]\n");
+        let _ = write!(toml, "\n[[{path}]]\n");
         for (key, value) in set {
-            let comment = if value.is_float() { format!("  # {comment}") } else { String::new() };
+            let comment =
+                if value.is_float() && !comment.is_empty() { format!("  # {comment}") } else { String::new() };
             let _ = writeln!(toml, "{key} = {value}{comment}");
         }
     }

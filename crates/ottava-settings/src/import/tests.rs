@@ -166,8 +166,7 @@ fn an_objective_that_is_not_implemented_is_an_error() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("run.yaml");
     for (keys, words) in [
-        ("base_model: m\ndatasets: []\nrl: grpo\n", "run.yaml:3: `rl`: of preferences, runs train the losses"),
-        ("base_model: m\ndatasets: []\nrl: gdpo\n", "`rl`: "),
+        ("base_model: m\ndatasets: []\nrl: gdpo\n", "run.yaml:3: `rl`: of preferences, runs train the losses"),
         ("base_model: m\ndatasets: []\nrl: something\n", "`rl`: "),
         ("model_name_or_path: m\nstage: ppo\n", "`stage`: "),
         ("model_name_or_path: m\nstage: dpo\npref_loss: kto_pair\n", "`pref_loss`: "),

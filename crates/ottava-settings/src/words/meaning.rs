@@ -1,7 +1,7 @@
 //! What a key of another trainer can mean.
 
 /// The meaning of another trainer's key.
-pub(super) enum Meaning {
+pub(crate) enum Meaning {
     /// Another name of this key.
     Is(&'static str),
     /// This key with other values. A value that is not listed stays as it is.
@@ -15,7 +15,7 @@ pub(super) enum Meaning {
 }
 
 /// What another trainer's value means.
-pub(super) enum Answer {
+pub(crate) enum Answer {
     /// This value, as TOML writes it.
     As(&'static str),
     /// What Ottava does, whatever the key is.
@@ -29,7 +29,7 @@ pub(super) enum Answer {
 }
 
 /// A key and its meaning. A key with a dot is one in a table of that name; a `*` at the end stands for any ending.
-pub(super) type Row = (&'static str, Meaning);
+pub(crate) type Row = (&'static str, Meaning);
 
 /// No value at all.
-pub(super) const NONE: &[&str] = &[];
+pub(crate) const NONE: &[&str] = &[];

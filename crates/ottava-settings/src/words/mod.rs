@@ -8,11 +8,14 @@ mod precision;
 mod tests;
 mod training;
 
-use meaning::{Answer, Meaning};
+pub(crate) use meaning::{Answer, Meaning, NONE, Row};
 use toml::Value;
 
 /// Our key; its last part is also a key of other trainers.
 pub(super) const DATASETS: &str = "data.datasets";
+
+/// Our key of rewards, a list of tables.
+pub(super) const REWARDS: &str = "reinforcement.rewards";
 
 /// The starts of our keys of reinforcement learning and distillation. Some keys for preferences have the same last part.
 const OTHER_OBJECTIVES: [&str; 2] = ["reinforcement.", "distillation."];
@@ -80,7 +83,12 @@ pub(super) fn value_of(ours: &str, name: &str, value: &Value) -> Result<Value, S
 
 /// Translates another trainer's `name = value`; `None` for unknown names.
 pub(super) fn translate(name: &str, value: &Value) -> Option<Translation> {
-    Some(match meaning(name)? {
+    Some(translate_by(meaning(name)?, value))
+}
+
+/// The translation of `value` by the meaning of its key.
+pub(super) fn translate_by(meaning: &Meaning, value: &Value) -> Translation {
+    match meaning {
         Meaning::Is(ours) => Translation::Ours(ours, value.clone()),
         Meaning::Values(ours, values) => match values.iter().find(|(theirs, _)| says(value, theirs)) {
             Some((_, Answer::As(text))) => Translation::Ours(ours, toml_value(text)),
@@ -99,7 +107,7 @@ pub(super) fn translate(name: &str, value: &Value) -> Option<Translation> {
         Meaning::Only(values, _) if values.iter().any(|theirs| says(value, theirs)) => Translation::Nothing,
         Meaning::Only(_, reason) | Meaning::Not(reason) => Translation::Refused(reason),
         Meaning::Needless(reason) => Translation::Needless(reason),
-    })
+    }
 }
 
 /// Whether `value` is `theirs`: a word, or another value as TOML writes it.

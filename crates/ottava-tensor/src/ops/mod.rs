@@ -130,7 +130,7 @@ pub use router::{
     ExpertGroups, GroupScore, RouterLosses, RouterScores, Routes, Routing, add_counts, count_choices, route,
     route_backward,
 };
-pub use sample::{Adjustment, Draw, Draws, sample};
+pub use sample::{Adjustment, Distribution, Draw, Draws, sample};
 pub use scaled::{scaled, scaled_by, split, unscaled};
 pub use sum_parts::sum_parts;
 pub(crate) use sum_parts::sum_parts_into;

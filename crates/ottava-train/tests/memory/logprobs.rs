@@ -2,7 +2,7 @@
 
 use crate::{COUNTED, sizes};
 use ottava_checkpoint::RandomWeights;
-use ottava_engine::{Engine, EngineOptions, Event, KvCacheDtype, Request};
+use ottava_engine::{Engine, EngineOptions, Event, KvCacheDtype, LogprobsMode, Request};
 use ottava_models::Decoder;
 use ottava_recipe::RecipeName;
 use ottava_recipe::param::Purpose;
@@ -33,7 +33,7 @@ fn engine() -> Engine {
         kv_cache_dtype: KvCacheDtype::Auto,
         prefix_caching: false,
         batch_invariant: false,
-        logprobs_of_loss: false,
+        logprobs_mode: LogprobsMode::Raw,
     };
     Engine::new(decoder, &options).unwrap()
 }

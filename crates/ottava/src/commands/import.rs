@@ -8,16 +8,17 @@ use ottava_settings::import;
 use serde_json::json;
 use std::path::PathBuf;
 
-/// Translate a configuration of Axolotl, LLaMA-Factory, TRL, Accelerate or DeepSpeed to the TOML file of a run.
+/// Translate a configuration of Axolotl, LLaMA-Factory, TRL, verl, NeMo-RL, Accelerate or DeepSpeed to the TOML file of a run.
 #[derive(Args)]
 #[command(after_help = "Examples:
   ottava import axolotl.yaml --output run.toml
   ottava import examples/train_lora/llama3_lora_sft.yaml
+  ottava import run_qwen2_5-7b.sh --output grpo.toml
 
 Keys that were not translated are listed with the reason, on the terminal and as comments in the file. For keys that
 the file does not set, the other trainer's default is written if it differs from Ottava's.")]
 pub struct Import {
-    /// The YAML or JSON file.
+    /// The YAML or JSON file, or a script that starts verl.
     file: PathBuf,
     /// The new TOML file; without this option, the text goes to standard output.
     #[arg(long, value_name = "FILE")]

@@ -22,6 +22,7 @@ pub mod merge;
 pub mod monitor;
 mod newest;
 pub mod plan;
+mod plan_data;
 pub mod prepare;
 mod prompts;
 mod sampling_flags;

@@ -1,10 +1,10 @@
 //! `ottava plan`.
 
-use crate::output::{print_json, print_marked, stop_on_signals};
+use super::plan_data::Data;
+use crate::output::print_json;
 use clap::Args;
 use ottava_common::{Error, Result};
-use ottava_data::preview::{Segment, count_targets, preview};
-use ottava_data::{DataSet, Formatting, Packing, Tokenizer, TrainingData};
+use ottava_data::{Formatting, Tokenizer};
 use ottava_parallel::Schedule;
 use ottava_settings::{DeviceChoice, Loaded, RunConfig};
 use ottava_tensor::Device;
@@ -62,107 +62,6 @@ pub struct PlanCommand {
     /// Print one JSON object.
     #[arg(long)]
     json: bool,
-}
-
-/// The maximum number of rows whose targets are counted.
-const COUNTED: u64 = 1 << 14;
-
-/// The data of a run.
-#[derive(Serialize)]
-struct Data {
-    documents: u64,
-    tokens: u64,
-    /// The number of rows of one epoch.
-    rows: f64,
-    /// The number of tokens in the counted rows: all rows of an epoch, or the first [`COUNTED`] rows.
-    counted_tokens: u64,
-    /// The number of counted tokens that contribute to the loss.
-    target_tokens: u64,
-    /// The number of documents that are truncated because they are longer than a row.
-    truncated: u64,
-    /// The number of documents that are skipped because no target fits in a row.
-    left_out: u64,
-    /// A description of the truncated and skipped documents.
-    #[serde(skip)]
-    fit: Vec<String>,
-    /// The first rows, each as segments.
-    shown: Vec<Vec<Segment>>,
-    /// The data sets of a mixture.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    sets: Vec<SetPlan>,
-}
-
-/// One of several data sets.
-#[derive(Serialize)]
-struct SetPlan {
-    name: String,
-    documents: usize,
-    tokens: u64,
-    /// The data set's share of the tokens of a run, from 0 to 1.
-    share: f64,
-    /// How often the documents of the data set are read in an epoch of the run.
-    passes: f64,
-}
-
-impl SetPlan {
-    fn new(set: &DataSet, share: f64, data: &TrainingData) -> SetPlan {
-        SetPlan {
-            name: set.name.clone(),
-            documents: set.dataset.len(),
-            tokens: set.dataset.total_tokens(),
-            share,
-            passes: share * data.epoch_tokens / set.statistics.tokens.max(1) as f64,
-        }
-    }
-}
-
-impl Data {
-    /// Tokenizes the data of `config`, and reads the first `rows` rows to show them.
-    fn read(config: &RunConfig, rows: usize) -> Result<Data> {
-        stop_on_signals("stopping")?;
-        let tokenizer = Tokenizer::load(config.model.tokenizer_path())?;
-        let data = config.prepare_data(&tokenizer)?;
-        let TrainingData { sets, layout, .. } = &data;
-        let counted = (data.rows().floor() as u64).clamp(1, COUNTED);
-        let [counted_tokens, target_tokens] = count_targets(sets, *layout, config.seed, counted)?;
-        let sum = |count: fn(&DataSet) -> u64| sets.iter().map(count).sum();
-        let fits = sets.iter().filter_map(|set| Some(set.label() + &set.statistics.describe_fit(layout)?));
-        Ok(Data {
-            documents: sum(|set| set.dataset.len() as u64),
-            tokens: sum(|set| set.dataset.total_tokens()),
-            rows: data.rows(),
-            counted_tokens,
-            target_tokens,
-            truncated: sum(|set| set.statistics.fit.truncated),
-            left_out: if layout.packing == Packing::Wrapped { 0 } else { sum(|set| set.statistics.fit.left_out) },
-            fit: fits.collect(),
-            shown: preview(sets, *layout, config.seed, &tokenizer, rows)?,
-            sets: data.shares().into_iter().zip(sets).map(|(share, set)| SetPlan::new(set, share, &data)).collect(),
-        })
-    }
-
-    fn print(&self) {
-        let share = self.target_tokens as f64 / self.counted_tokens.max(1) as f64 * 100.0;
-        out!("\n  {} documents, {} tokens", self.documents, self.tokens);
-        out!(
-            "  {:.1} rows an epoch; {share:.1} % of their tokens, padding excluded, contribute to the loss",
-            self.rows
-        );
-        self.fit.iter().for_each(|fit| out!("  {fit}"));
-        for SetPlan { name, documents, tokens, share, passes } in self.sets.iter().filter(|set| !set.name.is_empty()) {
-            out!(
-                "  {name}: {:.2} % of the tokens of a run; {documents} documents, {tokens} tokens, read {passes:.3} times in an epoch",
-                share * 100.0
-            );
-        }
-        for (i, row) in self.shown.iter().enumerate() {
-            out!("\n  Row {}", i + 1);
-            for document in row.chunk_by(|_, next| !next.starts) {
-                let parts: Vec<_> = document.iter().map(|part| (part.text.as_str(), part.learned)).collect();
-                print_marked(&parts);
-            }
-        }
-    }
 }
 
 /// How many dropped divisions (parallel layouts) the plan lists per reason.

@@ -9,7 +9,7 @@ use crate::ranks::{RankArgs, Role};
 use clap::{Args, ValueEnum};
 use ottava_common::{Error, Result};
 use ottava_data::{ChatTemplate, Clock, Tokenizer};
-use ottava_engine::{Engine, EngineOptions, KvCacheDtype, Pooling, Sampling};
+use ottava_engine::{Engine, EngineOptions, KvCacheDtype, LogprobsMode, Pooling, Sampling};
 use ottava_models::{Adapters, ConfigFile, decoder_config};
 use ottava_serve::{Model, NamedAdapter, Options, Origin, ToolCallParser, serve};
 use ottava_settings::DeviceChoice;
@@ -28,7 +28,7 @@ use std::time::Duration;
   ottava serve model/ --lora-modules sql=adapters/sql chat=runs/chat
   curl localhost:8000/v1/completions -H 'Content-Type: application/json' -d '{\"prompt\": \"otter (noun):\", \"max_tokens\": 20}'
 
-Paths: /v1/completions, /v1/chat/completions, /v1/embeddings, /v1/models, /tokenize, /detokenize, /version, /health and /metrics (Prometheus). docs/serving.md has the fields.")]
+Paths: /v1/completions, /v1/chat/completions, /v1/embeddings, /inference/v1/generate, /v1/models, /tokenize, /detokenize, /version, /health and /metrics (Prometheus). docs/serving.md has the fields.")]
 pub struct Serve {
     /// A Hugging Face model folder (such as a checkpoint), or the folder of a run (its newest checkpoint is used).
     model: PathBuf,
@@ -83,6 +83,10 @@ pub struct Serve {
     /// The type of cached keys and values: auto (the model's type), bfloat16 or fp8.
     #[arg(long, default_value = "auto")]
     kv_cache_dtype: KvCacheDtype,
+    /// The distribution of the reported log-probabilities of drawn tokens: raw_logprobs (of the model) or processed_logprobs (of the distribution that
+    /// tokens are drawn from, after penalties, temperature and truncation).
+    #[arg(long, default_value = "raw_logprobs", value_name = "MODE")]
+    logprobs_mode: LogprobsMode,
     /// Compute each prompt from its first token. By default, requests that begin with the same tokens share the keys and values of these tokens.
     #[arg(long)]
     no_enable_prefix_caching: bool,
@@ -218,6 +222,7 @@ impl Serve {
         options.kv_cache_tokens = self.kv_cache_tokens.unwrap_or(options.kv_cache_tokens);
         options.prefill_chunk = self.max_num_batched_tokens.unwrap_or(options.prefill_chunk);
         options.prefix_caching = !self.no_enable_prefix_caching;
+        options.logprobs_mode = self.logprobs_mode;
         let mut engine = self.decoding.engine(ranks, (decoder, draft), &folder, options)?;
         let named = |(module, adapters): (&LoraModule, Adapters)| NamedAdapter {
             name: module.name.clone(),

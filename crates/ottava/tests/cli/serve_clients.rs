@@ -342,3 +342,24 @@ fn demanded_calls_of_tools_conform_to_their_parameters() {
         &["there is no parser \"x\"; hermes, llama3_json, mistral"],
     );
 }
+
+/// The log-probability of a token that is drawn at a temperature, as `processed_logprobs`, is the one at `logits / temperature`: with as many likeliest
+/// tokens as the vocabulary has, these are the whole distribution.
+#[test]
+fn generate_returns_log_probabilities_of_its_draws() {
+    let run = run();
+    let server = Server::start(&run, &["--logprobs-mode", "processed_logprobs"]);
+    let sampling = json!({"temperature": 2.0, "top_k": 50, "max_tokens": 12, "logprobs": 50, "seed": 3});
+    let answer = server.post("/inference/v1/generate", json!({"token_ids": [5, 17, 9], "sampling_params": sampling}));
+    let choice = &answer["choices"][0];
+    let (ids, content) = (choice["token_ids"].as_array().unwrap(), choice["logprobs"]["content"].as_array().unwrap());
+    assert_eq!((ids.len(), content.len()), (12, 12));
+    for (id, entry) in ids.iter().zip(content) {
+        assert_eq!(entry["token"], format!("token_id:{id}"));
+        let top = entry["top_logprobs"].as_array().unwrap();
+        let probability = |entry: &Value| entry["logprob"].as_f64().unwrap().exp();
+        let sum: f64 = top.iter().map(probability).sum();
+        assert!((sum - 1.0).abs() < 1e-4, "50 tokens can be drawn, with {sum} together");
+        assert!(top.iter().any(|other| other["token"] == entry["token"] && other["logprob"] == entry["logprob"]));
+    }
+}

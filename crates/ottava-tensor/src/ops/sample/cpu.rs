@@ -1,8 +1,15 @@
-use super::{Change, Draws, ONE, RowDraw};
+use super::{Change, Distribution, Draws, ONE, RowDraw};
 use crate::Tensor;
 use std::f32::consts::{LN_2, LOG2_E};
+use std::f64;
 
-pub(super) fn sample(logits: &Tensor, draws: &mut Draws, tokens: &mut Tensor, logprobs: &mut Tensor) {
+pub(super) fn sample(
+    logits: &Tensor,
+    draws: &mut Draws,
+    distribution: Distribution,
+    tokens: &mut Tensor,
+    logprobs: &mut Tensor,
+) {
     let [rows, columns] = draws.shape;
     let (of_rows, changes) = draws.words.host::<i64>().split_at(rows * size_of::<RowDraw>() / 8);
     let (of_rows, changes): (&[RowDraw], &[Change]) = (bytemuck::cast_slice(of_rows), bytemuck::cast_slice(changes));
@@ -16,24 +23,44 @@ pub(super) fn sample(logits: &Tensor, draws: &mut Draws, tokens: &mut Tensor, lo
         }
         row.clear();
         row.extend_from_slice(plain);
-        for change in &changes[how.start as usize..how.end as usize] {
-            let logit = &mut row[change.token as usize];
-            if change.count >= 0 {
-                *logit = if *logit > 0.0 { *logit / how.repetition } else { *logit * how.repetition };
-            }
-            if change.count > 0 {
-                *logit -= how.presence + how.frequency * change.count as f32;
-            }
-            *logit += change.bias;
-        }
-        let found = match how.top_k {
-            1 => likeliest(&row),
-            top_k => {
-                Candidates::select(&row, how.scale, how.least).cut(top_k as usize, how.top_p).token_at(how.uniform)
-            }
-        };
+        adjust(&mut row, how, changes);
+        let candidates = (how.top_k != 1).then(|| Candidates::of(&row, how));
+        let found = candidates.as_ref().map_or_else(|| likeliest(&row), |left| left.token_at(how.uniform));
         *token = found as i32;
-        *logprob = log_softmax(plain, found);
+        *logprob = match (distribution, candidates) {
+            (Distribution::Model, _) => log_softmax(plain, found),
+            (Distribution::Draw, None) if how.greedy > 0 => log_softmax(&row, found),
+            (Distribution::Draw, None) => 0.0,
+            (Distribution::Draw, Some(left)) => left.logprob(f64::from((row[found] - largest(&row)) * how.scale)),
+        };
+    }
+}
+
+/// As `Draw::processed` says.
+pub(super) fn processed(plain: &[f32], how: &RowDraw, changes: &[Change]) -> Vec<f32> {
+    let mut row = plain.to_vec();
+    adjust(&mut row, how, changes);
+    if how.greedy > 0 {
+        return row;
+    }
+    let (largest, mut left) = (largest(&row), vec![f32::NEG_INFINITY; row.len()]);
+    for (column, _, x) in Candidates::of(&row, how).0 {
+        left[column] = (x - largest) * how.scale * LN_2;
+    }
+    left
+}
+
+/// Applies the changes of a row to its logits.
+fn adjust(row: &mut [f32], how: &RowDraw, changes: &[Change]) {
+    for change in &changes[how.start as usize..how.end as usize] {
+        let logit = &mut row[change.token as usize];
+        if change.count >= 0 {
+            *logit = if *logit > 0.0 { *logit / how.repetition } else { *logit * how.repetition };
+        }
+        if change.count > 0 {
+            *logit -= how.presence + how.frequency * change.count as f32;
+        }
+        *logit += change.bias;
     }
 }
 
@@ -76,6 +103,17 @@ fn weight(x: f32) -> u64 {
 struct Candidates(Vec<(usize, u64, f32)>);
 
 impl Candidates {
+    /// The columns that `how` leaves of a row with its changes.
+    fn of(row: &[f32], how: &RowDraw) -> Candidates {
+        Candidates::select(row, how.scale, how.least).cut(how.top_k as usize, how.top_p)
+    }
+
+    /// The log-probability of a column among these, with the weight `2^(ONE + x)`.
+    fn logprob(&self, x: f64) -> f32 {
+        let total: u64 = self.0.iter().map(|(_, weight, _)| weight).sum();
+        (x * f64::consts::LN_2 - (total as f64 / 2f64.powi(ONE as i32)).ln()) as f32
+    }
+
     fn select(row: &[f32], scale: f32, least: u64) -> Candidates {
         let largest = largest(row);
         let all = row.iter().enumerate().map(|(column, &x)| (column, weight((x - largest) * scale), x));

@@ -36,6 +36,16 @@ pub struct Draw {
     pub adjustments: Vec<Adjustment>,
 }
 
+/// The distribution that log-probabilities of drawn tokens are of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Distribution {
+    /// The softmax of the unchanged logits.
+    Model,
+    /// The distribution of the draw: after adjustments, temperature, min-p, top-k and top-p. With temperature 0, which takes the largest logit, the
+    /// softmax of the adjusted logits.
+    Draw,
+}
+
 /// A change of one logit.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Adjustment {
@@ -78,8 +88,26 @@ impl Draw {
             frequency: self.frequency_penalty,
             start: start as u32,
             end: end as u32,
-            unused: 0,
+            greedy: u32::from(is_greedy),
         }
+    }
+
+    /// Its changes of logits of a vocabulary of `columns` tokens.
+    fn changes(&self, columns: usize) -> impl Iterator<Item = Change> {
+        let known = self.adjustments.iter().filter(move |adjustment| (adjustment.token as usize) < columns);
+        known.map(|&Adjustment { token, count, bias }| Change {
+            token,
+            count: count.map_or(-1, |count| count.min(i32::MAX as u32) as i32),
+            bias,
+            unused: 0,
+        })
+    }
+
+    /// The logits `[V]` of the distribution of the draw ([`Distribution::Draw`]) from F32 `logits` `[V]`: minus infinity for tokens that
+    /// cannot be drawn. For hosts, which look for the likeliest tokens.
+    pub fn processed(&self, logits: &[f32]) -> Vec<f32> {
+        let changes: Vec<Change> = self.changes(logits.len()).collect();
+        cpu::processed(logits, &self.of_row(0, changes.len()), &changes)
     }
 }
 
@@ -102,7 +130,8 @@ struct RowDraw {
     /// The first adjustment of the row.
     start: u32,
     end: u32,
-    unused: u32,
+    /// 1 for temperature 0.
+    greedy: u32,
 }
 
 /// A change of a logit, with the layout of the struct of the same name in `sample.cu`.
@@ -142,13 +171,7 @@ impl Draws {
         let (mut of_rows, mut changes) = (Vec::with_capacity(rows), Vec::with_capacity(self.adjustments));
         for draw in draws {
             let start = changes.len();
-            let known = draw.adjustments.iter().filter(|adjustment| (adjustment.token as usize) < columns);
-            changes.extend(known.map(|&Adjustment { token, count, bias }| Change {
-                token,
-                count: count.map_or(-1, |count| count.min(i32::MAX as u32) as i32),
-                bias,
-                unused: 0,
-            }));
+            changes.extend(draw.changes(columns));
             of_rows.push(draw.of_row(start, changes.len()));
         }
         assert!(changes.len() <= self.adjustments, "room for all adjustments");
@@ -159,11 +182,11 @@ impl Draws {
 }
 
 /// Draws a token from each row of F32 `logits` `[R, V]`. Returns I32 `[R]`, with -1 for a row with an element that is not finite, and F32 `[R]`, the
-/// token's log-probability by the unchanged logits.
+/// token's log-probability in `distribution`.
 ///
 /// Weights are multiples of 2⁻⁴⁰ of the likeliest token's weight, so tokens with smaller weights are never drawn. A draw depends only on its row, and
 /// is the same on all devices.
-pub fn sample(logits: &Tensor, draws: &mut Draws) -> Result<(Tensor, Tensor)> {
+pub fn sample(logits: &Tensor, draws: &mut Draws, distribution: Distribution) -> Result<(Tensor, Tensor)> {
     let [rows, _] = draws.shape;
     logits.expect("sample: logits", &draws.shape)?;
     logits.expect_dtype("sample: logits", &[DType::F32])?;
@@ -171,8 +194,8 @@ pub fn sample(logits: &Tensor, draws: &mut Draws) -> Result<(Tensor, Tensor)> {
     let mut tokens = Tensor::empty(logits.device(), &[rows], DType::I32)?;
     let mut logprobs = Tensor::empty(logits.device(), &[rows], DType::F32)?;
     dispatch! { logits.device(),
-        cpu => cpu::sample(logits, draws, &mut tokens, &mut logprobs),
-        gpu => cuda::sample(gpu, logits, draws, &mut tokens, &mut logprobs)?,
+        cpu => cpu::sample(logits, draws, distribution, &mut tokens, &mut logprobs),
+        gpu => cuda::sample(gpu, logits, draws, distribution, &mut tokens, &mut logprobs)?,
     }
     Ok((tokens, logprobs))
 }

@@ -34,6 +34,7 @@ struct Row {
 };
 
 constexpr float LOG2_E = 1.44269504f;
+constexpr double LN_2 = 0.693147180559945309;
 
 struct LargerKey { __device__ u32 operator()(u32 a, u32 b) const { return a > b ? a : b; } };
 
@@ -96,7 +97,7 @@ struct RowDraw {
     u64 uniform, top_p, least;
     u32 top_k;
     float scale, repetition, presence, frequency;
-    u32 start, end, unused;
+    u32 start, end, greedy;
 };
 struct Change {
     u32 token;
@@ -106,9 +107,9 @@ struct Change {
 };
 
 // One block per row. Threads stride over its V columns. In the last pass, each warp has a piece of the row. `words` has a RowDraw for each row, then
-// the changes.
+// the changes. Log-probabilities are of the distribution of the draw if `of_draw`, else of the unchanged logits.
 extern "C" __global__ void sample(int* tokens, float* logprobs, const float* logits, float* adjusted,
-                                  const RowDraw* words, int V) {
+                                  const RowDraw* words, int V, int of_draw) {
     const int r = blockIdx.x, lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
     const float* x = logits + (u64)r * V;
     const RowDraw how = words[r];
@@ -125,7 +126,6 @@ extern "C" __global__ void sample(int* tokens, float* logprobs, const float* log
         return;
     }
     const Row plain = {x, V, float_of(block_reduce(best, LargerKey())), LOG2_E, 0};
-    const double total = (double)above<false>(plain, 0);
 
     Row row = plain;
     row.scale = how.scale;
@@ -170,7 +170,13 @@ extern "C" __global__ void sample(int* tokens, float* logprobs, const float* log
         }
     }
     const u64 tied = row.weigh(float_of(key));
-    const u64 target = __umul64hi(how.uniform, mass + ties * tied);
+    const u64 kept = mass + ties * tied;
+    const u64 target = __umul64hi(how.uniform, kept);
+
+    // The row and the sum of weights that the log-probability is of.
+    Row scored = of_draw ? row : plain;
+    if (how.greedy) scored.scale = LOG2_E, scored.least = 0;
+    const double total = (double)(of_draw && !how.greedy ? kept : above<false>(scored, 0));
 
     // Finds the piece of the row in which the cumulated weights reach the target, then the column.
     __shared__ u64 masses[32], equals[32];
@@ -214,5 +220,7 @@ extern "C" __global__ void sample(int* tokens, float* logprobs, const float* log
     if (lane > 0) return;
     token = max(token, 0);
     tokens[r] = token;
-    logprobs[r] = (float)((double)(x[token] - plain.largest) - log(total / (double)(1ull << ONE)));
+    const float gap = scored.x[token] - scored.largest;
+    const double x_token = of_draw && !how.greedy ? (double)(gap * how.scale) * LN_2 : (double)gap;
+    logprobs[r] = (float)(x_token - log(total / (double)(1ull << ONE)));
 }

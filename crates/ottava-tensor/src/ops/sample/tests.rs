@@ -10,13 +10,17 @@ fn at(temperature: f64) -> Draw {
     Draw { temperature, ..Draw::GREEDY }
 }
 
-/// Returns the tokens and log-probabilities of draws from `logits` `[R, V]`.
+/// Returns the tokens and log-probabilities of draws from `logits` `[R, V]`. The log-probabilities are of the unchanged logits.
 fn sampled(logits: &Tensor, draws: &[Draw]) -> Result<Vec<Tensor>> {
+    sampled_of(logits, draws, Distribution::Model)
+}
+
+fn sampled_of(logits: &Tensor, draws: &[Draw], distribution: Distribution) -> Result<Vec<Tensor>> {
     let [rows, columns] = logits.dims("logits")?;
     let adjustments = draws.iter().map(|draw| draw.adjustments.len()).sum();
     let mut on_device = Draws::new(logits.device(), [rows, columns], adjustments)?;
     on_device.set(draws)?;
-    let (tokens, logprobs) = sample(logits, &mut on_device)?;
+    let (tokens, logprobs) = sample(logits, &mut on_device, distribution)?;
     Ok(vec![tokens, logprobs])
 }
 
@@ -80,7 +84,11 @@ fn sample_agrees_across_devices() {
             .collect();
         let logits = Tensor::from_slice(&Device::Cpu, &[rows, columns], &logits).unwrap();
         parity(std::slice::from_ref(&logits), Tolerance::Exact, |x| Ok(vec![sampled(&x[0], &draws)?.swap_remove(0)]));
-        parity(&[logits], Tolerance::Steps(DType::F32, 1.0), |x| Ok(vec![sampled(&x[0], &draws)?.swap_remove(1)]));
+        for distribution in [Distribution::Model, Distribution::Draw] {
+            parity(std::slice::from_ref(&logits), Tolerance::Steps(DType::F32, 1.0), |x| {
+                Ok(vec![sampled_of(&x[0], &draws, distribution)?.swap_remove(1)])
+            });
+        }
     }
 }
 
@@ -151,6 +159,47 @@ fn log_probabilities_are_those_of_unchanged_logits_and_rows_that_are_not_finite_
     let logprob = f64::from(found[1].to_vec::<f32>().unwrap()[0]);
     // The result is rounded to F32, by up to 2⁻²⁴ of its value, and polynomials for exponentials are exact to 2⁻²³.
     assert!((logprob - softmax(LOGITS.map(f64::from))[2].ln()).abs() < 1e-6, "{logprob}");
+}
+
+/// The log-probability of each token that can be drawn is the logarithm of its share, and the processed logits have the same softmax.
+#[test]
+fn log_probabilities_of_draws_are_those_of_the_distribution_that_is_drawn_from() {
+    let adjusted = |token, count, bias| Adjustment { token, count, bias };
+    let penalties = Draw {
+        repetition_penalty: 2.0,
+        presence_penalty: 0.25,
+        adjustments: vec![adjusted(1, Some(2), 0.0), adjusted(3, None, 1.5), adjusted(4, None, f32::NEG_INFINITY)],
+        ..at(0.7)
+    };
+    let greedy = Draw { temperature: 0.0, ..penalties.clone() };
+    for (draw, kept, logits) in [
+        (at(0.5), [0, 1, 2, 3, 4].as_slice(), LOGITS.map(|x| f64::from(x) / 0.5)),
+        (Draw { top_k: Some(3), ..at(2.0) }, &[1, 2, 4], LOGITS.map(|x| f64::from(x) / 2.0)),
+        (Draw { top_k: Some(1), ..at(2.0) }, &[1], LOGITS.map(f64::from)),
+        (Draw { top_p: 0.8, ..at(1.0) }, &[1, 2, 4], LOGITS.map(f64::from)),
+        (Draw { min_p: 0.5, ..at(1.0) }, &[1, 4], LOGITS.map(f64::from)),
+        (penalties, &[0, 1, 2, 3], [0.0, 0.75, 1.0, 0.5, 0.0].map(|x| x / 0.7)),
+        (greedy, &[0, 1, 2, 3], [0.0, 0.75, 1.0, 0.5, 0.0]),
+    ] {
+        let sum: f64 = kept.iter().map(|&token| logits[token].exp()).sum();
+        let expected: [f64; 5] = std::array::from_fn(|token| match kept.contains(&token) {
+            true => logits[token] - sum.ln(),
+            false => f64::NEG_INFINITY,
+        });
+        let all = Tensor::from_slice(&Device::Cpu, &[50, 5], &LOGITS.repeat(50)).unwrap();
+        let draws: Vec<Draw> = (0..50).map(|i| Draw { uniform: uniform(i), ..draw.clone() }).collect();
+        let found = sampled_of(&all, &draws, Distribution::Draw).unwrap();
+        for (token, logprob) in found[0].to_vec::<i32>().unwrap().iter().zip(found[1].to_vec::<f32>().unwrap()) {
+            // As in the test above.
+            assert!((f64::from(logprob) - expected[*token as usize]).abs() < 1e-6, "{token}: {logprob}, {draw:?}");
+        }
+        let processed: Vec<f64> = draw.processed(&LOGITS).into_iter().map(f64::from).collect();
+        let sum: f64 = processed.iter().map(|x| x.exp()).sum();
+        let processed: Vec<f64> = processed.into_iter().map(|x| x - sum.ln()).collect();
+        for (found, expected) in processed.iter().zip(expected) {
+            assert!((found - expected).abs() < 1e-6 || *found == expected, "{processed:?} for {expected}, {draw:?}");
+        }
+    }
 }
 
 #[test]

@@ -4,7 +4,7 @@ use super::completion::{Completion, Generation};
 use super::sample::{Sample as Drawn, sample};
 use ottava_common::error::Result;
 use ottava_data::{Prompt, Tokenizer};
-use ottava_engine::{Engine, EngineOptions, KvCacheDtype};
+use ottava_engine::{Engine, EngineOptions, KvCacheDtype, LogprobsMode};
 use ottava_models::Decoder;
 use ottava_rewards::{Deadline, RewardSpec, Rewards, Sample};
 use ottava_settings::RunConfig;
@@ -92,7 +92,7 @@ impl Generator {
             let share = (options.kv_cache_tokens as f64 * KV_SHARE) as usize;
             options.kv_cache_tokens = share.max(self.max_length);
         }
-        options.logprobs_of_loss = true;
+        options.logprobs_mode = LogprobsMode::Loss;
         Engine::to_lend(model, &options)
     }
 

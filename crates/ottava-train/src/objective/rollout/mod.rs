@@ -9,7 +9,7 @@
 //! each; the op `policy_loss` bounds the ratio of new and old probability.
 //!
 //! **Log-probabilities.** Old log-probabilities are those that the engine reports. They come from F32 logits (`HeadSpec::wide_logits`), by the op that
-//! computes the loss (`EngineOptions::logprobs_of_loss`). So, on a CPU, they equal to the bit what a step computes before the first update, in each recipe
+//! computes the loss (`LogprobsMode::Loss`). So, on a CPU, they equal to the bit what a step computes before the first update, in each recipe
 //! whose scales do not depend on the other tokens of a product. The temperature is a factor of the head (`HeadSpec::scale`), which draws and losses share.
 
 mod advantage;

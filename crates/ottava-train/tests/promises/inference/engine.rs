@@ -6,8 +6,8 @@ use crate::setup::{
     recipes, sequences, tiny_llama,
 };
 use ottava_engine::{
-    Engine, EngineOptions, EngineStats, Event, FinishReason, KvCacheDtype, Proposer, Request, RequestId, Sampling,
-    TokenLogprob,
+    Engine, EngineOptions, EngineStats, Event, FinishReason, KvCacheDtype, LogprobsMode, Proposer, Request, RequestId,
+    Sampling, TokenLogprob,
 };
 use ottava_models::{Decoder, DecoderConfig};
 use ottava_recipe::mode::StepPrecision;
@@ -26,7 +26,7 @@ pub const ROOMY: EngineOptions = EngineOptions {
     kv_cache_dtype: KvCacheDtype::Auto,
     prefix_caching: true,
     batch_invariant: false,
-    logprobs_of_loss: false,
+    logprobs_mode: LogprobsMode::Raw,
 };
 
 fn model(recipe: &Recipe, device: &Device) -> Decoder {
@@ -388,6 +388,39 @@ fn expect_logprobs_of_the_logits(config: &DecoderConfig, options: &EngineOptions
         compared += 1;
     }
     assert_eq!(compared, 109);
+}
+
+/// The distribution that tokens are drawn from is computed here from the model's own, which the same draws report in the other mode.
+#[test]
+fn processed_log_probabilities_are_those_of_the_distribution_of_draws() {
+    let recipe = recipe(RecipeName::Fp32, Fp8Format::Auto);
+    let sampling = Sampling { temperature: 1.5, top_k: Some(5), seed: 7, ..Sampling::default() };
+    let got = |logprobs_mode, logprobs| {
+        let of = |sampling| Request { sampling, logprobs: Some(logprobs), prompt_logprobs: Some(1), ..request("c", 9) };
+        let requests = vec![of(sampling.clone()), of(Sampling::default())];
+        run(&mut engine(&recipe, EngineOptions { logprobs_mode, ..ROOMY }), requests)
+    };
+    let [raw, processed, without_top] =
+        [(LogprobsMode::Raw, 96), (LogprobsMode::Processed, 3), (LogprobsMode::Processed, 0)]
+            .map(|(mode, top)| got(mode, top));
+    let close = |a: f64, b: f32| assert!((a - f64::from(b)).abs() < 1e-5, "{a} {b}");
+    assert_eq!((&raw[0].tokens, &raw[1].tokens), (&processed[0].tokens, &processed[1].tokens));
+    for ((raw, processed), alone) in raw[0].logprobs.iter().zip(&processed[0].logprobs).zip(&without_top[0].logprobs) {
+        let five = raw.top[..5].iter().map(|&(token, logprob)| (token, f64::from(logprob) / 1.5)).collect::<Vec<_>>();
+        let sum = five.iter().map(|(_, x)| x.exp()).sum::<f64>().ln();
+        let expected = five.iter().find(|(token, _)| *token == raw.token).expect("it is one of five").1 - sum;
+        close(expected, processed.logprob);
+        close(expected, alone.logprob);
+        for (&(token, logprob), (expected, x)) in processed.top.iter().zip(&five) {
+            assert_eq!(token, *expected);
+            close(x - sum, logprob);
+        }
+    }
+    // Greedy draws have no temperature, and prompts are not drawn.
+    for (raw, processed) in raw[1].logprobs.iter().zip(&processed[1].logprobs) {
+        close(f64::from(raw.logprob), processed.logprob);
+    }
+    assert_eq!(raw[0].prompt, processed[0].prompt);
 }
 
 /// Greedy texts of a random model diverge at the first near tie. So the log-probabilities of one text are compared, with a model whose logits hardly

@@ -4,7 +4,7 @@ use crate::inference::engine::{Got, ROOMY, prompt, run, windowed};
 use crate::inference::speculative::NGRAM;
 use crate::models::experts::sizes;
 use crate::setup::{decoder, devices_of, recipe, tiny_llama};
-use ottava_engine::{Draft, Engine, EngineOptions, KvCacheDtype, Proposer, Request, Sampling};
+use ottava_engine::{Draft, Engine, EngineOptions, KvCacheDtype, LogprobsMode, Proposer, Request, Sampling};
 use ottava_models::{DecoderConfig, SublayerSpec};
 use ottava_recipe::{Fp8Format, Recipe, RecipeName};
 use ottava_tensor::Device;
@@ -17,7 +17,7 @@ const INVARIANT: EngineOptions = EngineOptions {
     kv_cache_tokens: 20_000,
     prefill_chunk: 512,
     batch_invariant: true,
-    logprobs_of_loss: false,
+    logprobs_mode: LogprobsMode::Raw,
     ..ROOMY
 };
 

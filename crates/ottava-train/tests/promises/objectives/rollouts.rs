@@ -3,7 +3,7 @@
 use crate::runs::resume::{metrics, train};
 use crate::setup::{Seeded, on_one_thread, on_ranks, recipe, tiny_llama_with};
 use ottava_data::{Batch, Formatting};
-use ottava_engine::{Engine, EngineOptions, KvCacheDtype};
+use ottava_engine::{Engine, EngineOptions, KvCacheDtype, LogprobsMode};
 use ottava_models::Decoder;
 use ottava_parallel::Partition;
 use ottava_parallel::optim::{AdamWConfig, AdamWOptimizer};
@@ -80,7 +80,7 @@ fn log_probabilities_of_draws_are_those_of_training() {
             kv_cache_dtype: KvCacheDtype::Auto,
             prefix_caching: true,
             batch_invariant: false,
-            logprobs_of_loss: true,
+            logprobs_mode: LogprobsMode::Loss,
         };
         let mut engine = Engine::to_lend(&model, &options).unwrap();
         let prompt = |tokens: u32| -> Vec<u32> { (0..tokens).map(|i| (7 * i + tokens) % 96).collect() };
