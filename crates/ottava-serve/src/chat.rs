@@ -2,9 +2,10 @@
 
 use crate::answer::{Answer, Form};
 use crate::body::Body;
-use crate::choice::{Choice, Delta, Finish};
+use crate::choice::{Choice, Delta};
 use crate::constraint;
 use crate::error::{ApiError, Result};
+use crate::finish::Finish;
 use crate::json::{ListText, ObjectText, text};
 use crate::logprobs::{Place, entry, of_prompt};
 use crate::metrics::Timer;

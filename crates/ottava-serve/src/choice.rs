@@ -1,12 +1,11 @@
 //! One completion while its events come in.
 
 use crate::error::{ApiError, Result};
-use crate::json::ObjectText;
+use crate::finish::{Finish, StopReason};
 use crate::params::Params;
 use crate::tool_calls::{Call, CallStream};
 use ottava_data::Tokenizer;
 use ottava_engine::{Event, FinishReason, TextStream, TokenLogprob};
-use serde::Serialize;
 
 /// A completion of one prompt.
 pub struct Choice {
@@ -25,19 +24,6 @@ pub struct Choice {
     part: Delta,
 }
 
-/// What ended a completion, as vLLM's `stop_reason` tells it.
-#[derive(Clone, Debug, Default, PartialEq, Serialize)]
-#[serde(untagged)]
-pub enum StopReason {
-    /// The end of the text, or a limit.
-    #[default]
-    None,
-    /// A token of `stop_token_ids`.
-    Token(u32),
-    /// A text of `stop`.
-    Text(String),
-}
-
 /// The part of a completion since the last call of `take`.
 #[derive(Default)]
 pub struct Delta {
@@ -52,23 +38,6 @@ pub struct Delta {
     pub logprobs: Vec<TokenLogprob>,
     /// Why the completion ended; in the last part.
     pub finish: Option<Finish>,
-}
-
-/// Why a completion ended, as clients read it.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Finish {
-    /// `finish_reason`.
-    pub reason: &'static str,
-    /// `stop_reason`.
-    pub stop: StopReason,
-}
-
-impl Finish {
-    /// Adds the fields of a finish that is there or still to come to a choice.
-    pub fn write(finish: Option<Finish>, object: ObjectText) -> ObjectText {
-        let (reason, stop) = finish.map_or((None, StopReason::None), |finish| (Some(finish.reason), finish.stop));
-        object.field("finish_reason", &reason).field("stop_reason", &stop)
-    }
 }
 
 impl Delta {

@@ -2,9 +2,10 @@
 
 use crate::answer::{Answer, Form};
 use crate::body::{Body, Prompt};
-use crate::choice::{Choice, Delta, Finish};
+use crate::choice::{Choice, Delta};
 use crate::constraint;
 use crate::error::{ApiError, Result};
+use crate::finish::Finish;
 use crate::json::{self, ObjectText};
 use crate::logprobs::{Lists, Place, of_prompt};
 use crate::metrics::Timer;

@@ -35,6 +35,7 @@ mod connections;
 mod constraint;
 mod embeddings;
 mod error;
+mod finish;
 mod generate;
 mod intake;
 mod json;

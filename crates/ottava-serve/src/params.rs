@@ -1,9 +1,9 @@
 //! Fields of both kinds of requests: sampling, and the end of completions.
 
 use crate::body::Body;
-use crate::choice::StopReason;
 use crate::constraint;
 use crate::error::{ApiError, Result};
+use crate::finish::StopReason;
 use crate::logprobs::Spelling;
 use crate::served::{Served, ServedModel};
 use ottava_engine::{Field, Parameter, Request, Sampling, tokens};

@@ -1,8 +1,10 @@
 //! The YAML files of NeMo-RL's GRPO.
 
-use super::{Dialect, LOGGED, ONE, RANKS, Reader, Row, SAMPLER, WHOLE, reward, rewards};
+use super::reader::{Dialect, LOGGED, ONE, RANKS, Reader, SAMPLER, WHOLE};
+use super::rewards::{self, table as reward};
 use crate::words::Answer::As;
 use crate::words::Meaning::{Is, Needless, Not, Only, Values};
+use crate::words::Row;
 use serde_json::Value as Json;
 use toml::Value;
 
@@ -388,13 +390,9 @@ fn read_data(reader: &mut Reader) {
     for path in reader.beginning("data.") {
         let last = path.rsplit('.').next().unwrap_or_default();
         match last {
-            "prompt_file" | "system_prompt_file" => {
-                if reader.text(&path).is_some_and(|file| file != "null") {
-                    reader.refuse(
-                        &path,
-                        "write the whole prompt into the records: a text, or messages with the system message",
-                    );
-                }
+            "prompt_file" | "system_prompt_file" if reader.text(&path).is_some_and(|file| file != "null") => {
+                let reason = "write the whole prompt into the records: a text, or messages with the system message";
+                reader.refuse(&path, reason);
             }
             "processor" | "env_name" | "split" | "output_key" | "split_validation_size" | "seed" => {
                 drop(reader.take(&path))

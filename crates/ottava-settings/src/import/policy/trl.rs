@@ -1,8 +1,10 @@
 //! GRPOConfig and RLOOConfig of TRL, and the table `trl` of Axolotl, which has TRL's keys.
 
-use super::{ALL_TOKENS, Dialect, LOGGED, NONE, ONE, Reader, Row, SAMPLER, WHOLE, reward, rewards, set_lengths};
+use super::reader::{ALL_TOKENS, Dialect, LOGGED, ONE, Reader, SAMPLER, WHOLE, set_lengths};
+use super::rewards::{self, table as reward};
 use crate::words::Answer::{As, Nothing};
 use crate::words::Meaning::{Is, Needless, Not, Only, Values};
+use crate::words::{NONE, Row};
 use serde_json::Value as Json;
 use toml::Value;
 

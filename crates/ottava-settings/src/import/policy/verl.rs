@@ -1,8 +1,10 @@
 //! The configuration of verl's `main_ppo`: a YAML file of Hydra, or the overrides of a command.
 
-use super::{Dialect, LOGGED, ONE, RANKS, Reader, Row, SAMPLER, WHOLE, reward, rewards, set_lengths};
+use super::reader::{DEFAULT_LENGTH, Dialect, LOGGED, ONE, RANKS, Reader, SAMPLER, WHOLE, set_lengths};
+use super::rewards::{self, table as reward};
 use crate::words::Answer::{As, Never, Nothing};
 use crate::words::Meaning::{Is, Needless, Not, Only, Values};
+use crate::words::Row;
 use serde_json::Value as Json;
 use toml::Value;
 
@@ -312,7 +314,7 @@ fn read_files(reader: &mut Reader) {
         );
     }
     let (prompt, completion) = (reader.count("data.max_prompt_length"), reader.count("data.max_response_length"));
-    let completion = completion.unwrap_or(super::DEFAULT_LENGTH);
+    let completion = completion.unwrap_or(DEFAULT_LENGTH);
     reader.set("data.max_response_length", "reinforcement.max_completion_length", completion as i64);
     set_lengths(reader, "data.max_prompt_length", prompt, Some(completion));
 }
@@ -456,8 +458,7 @@ fn read_rewards(reader: &mut Reader) {
         }
         let buffer = reader.count(&of("len")).unwrap_or(4096);
         let factor = reader.number(&of("penalty_factor")).unwrap_or(1.0);
-        let longest =
-            reader.value_of("data.max_response_length").and_then(Json::as_u64).unwrap_or(super::DEFAULT_LENGTH);
+        let longest = reader.value_of("data.max_response_length").and_then(Json::as_u64).unwrap_or(DEFAULT_LENGTH);
         match is_shaped {
             true => reader.rewards.push(rewards::overlong(longest, buffer, factor)),
             false => reader.refuse(&of("enable"), "only the reward manager `dapo` reads it"),
