@@ -113,6 +113,11 @@ const EFFECTS: &[Effect] = &[
         |run| !run.reinforcement.is_on(),
         "without `[[reinforcement.rewards]]`",
     ),
+    unread(
+        &["alarms.loss_spike"],
+        |run| !run.objective().properties().loss_falls,
+        "with `[[reinforcement.rewards]]`: the loss of a policy is about 0 in each step",
+    ),
     unread(OF_ROLLOUT_ALARMS, |run| !run.reinforcement.is_on(), "without `[[reinforcement.rewards]]`"),
     unread(OF_ROLLOUT_ALARMS, |run| run.alarms.rollouts == AlarmPolicy::Off, "while `rollouts` is \"off\""),
     unread(OF_CAST_ALARMS, |run| run.alarms.casts == AlarmPolicy::Off, "while `casts` is \"off\""),

@@ -31,21 +31,30 @@ pub struct ObjectiveProperties {
     pub smooths_labels: bool,
     /// Whether two passes of a micro-batch can be compared, for the sentinel, `repeat_steps` and `debug_steps`.
     pub compares_passes: bool,
+    /// Whether the loss falls as the model learns. The loss of policies is about 0 in each step, since advantages are differences from a mean.
+    pub loss_falls: bool,
 }
 
 impl ObjectiveKind {
     /// The properties of the objective.
     pub fn properties(self) -> ObjectiveProperties {
-        let tuning =
-            |rows| ObjectiveProperties { rows, cuts_documents: true, smooths_labels: false, compares_passes: false };
+        let tuning = |rows| ObjectiveProperties {
+            rows,
+            cuts_documents: true,
+            smooths_labels: false,
+            compares_passes: false,
+            loss_falls: true,
+        };
         match self {
             ObjectiveKind::NextToken => {
-                ObjectiveProperties { rows: 1, cuts_documents: true, smooths_labels: true, compares_passes: true }
+                ObjectiveProperties { smooths_labels: true, compares_passes: true, ..tuning(1) }
             }
             ObjectiveKind::Distillation => tuning(1),
             ObjectiveKind::Pairs => tuning(PreferenceKind::Pairs.documents()),
             ObjectiveKind::Labels => tuning(PreferenceKind::Labels.documents()),
-            ObjectiveKind::Reinforcement => ObjectiveProperties { cuts_documents: false, ..tuning(1) },
+            ObjectiveKind::Reinforcement => {
+                ObjectiveProperties { cuts_documents: false, loss_falls: false, ..tuning(1) }
+            }
             ObjectiveKind::Reward => {
                 ObjectiveProperties { cuts_documents: false, ..tuning(PreferenceKind::Pairs.documents()) }
             }

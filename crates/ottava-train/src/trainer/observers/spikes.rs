@@ -6,7 +6,7 @@ use crate::step::StepResult;
 use crate::trainer::report::StepReport;
 use ottava_common::error::Result;
 use ottava_recipe::scaling::CastRecord;
-use ottava_sentinel::{AlarmMemory, NormAlarmPolicy, SpikeDetector};
+use ottava_sentinel::{AlarmMemory, AlarmPolicy, NormAlarmPolicy, SpikeDetector};
 use ottava_settings::{AlarmsConfig, Spikes as Bounds};
 
 /// Looks for spikes in loss and gradient norm of each step. Before the step, it sets the norm above which the update changes no weight: the limit is in
@@ -39,8 +39,9 @@ impl Observer for Spikes {
         if !done.result.is_finite() {
             return Ok(());
         }
-        let AlarmsConfig { loss_spike, grad_norm_spike, spikes: Bounds { spike_window, .. }, .. } =
-            watched.environment.config.alarms;
+        let config = &watched.environment.config;
+        let AlarmsConfig { loss_spike, grad_norm_spike, spikes: Bounds { spike_window, .. }, .. } = config.alarms;
+        let loss_spike = if config.objective().properties().loss_falls { loss_spike } else { AlarmPolicy::Off };
         let seen = [
             ("loss", "loss_spike", loss_spike.into(), self.loss.see(loss)),
             ("gradient norm", "grad_norm_spike", grad_norm_spike, self.grad_norm.see(grad_norm)),
