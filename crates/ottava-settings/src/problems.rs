@@ -32,9 +32,7 @@ impl RunConfig {
     pub(super) fn problems(&self) -> Vec<String> {
         let mut problems = Problems(self.format_problems());
         problems.0.extend(self.lora_problems());
-        problems.0.extend(super::objective::problems(&self.preference));
-        problems.0.extend(self.reinforcement_problems());
-        problems.0.extend(self.distillation_problems());
+        problems.0.extend(self.objective_problems());
         self.check_paths(&mut problems);
         self.check_counts(&mut problems);
         self.check_batch(&mut problems);

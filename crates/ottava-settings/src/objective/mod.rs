@@ -1,9 +1,8 @@
-//! What a run optimises: the settings of each objective, and what the other settings depend on.
+//! The objectives: the settings of each objective, and the properties of objectives that the rest of a run reads.
 
 mod distillation;
 mod distillation_runs;
 mod effects;
-mod kind;
 mod loss_type;
 mod preference;
 mod preference_runs;
@@ -14,11 +13,101 @@ mod tests;
 
 pub use distillation::DistillationConfig;
 pub(super) use effects::OF_REFERENCE;
-pub use kind::{ObjectiveKind, ObjectiveProperties};
 pub use loss_type::{LossType, LossTypes};
 pub use preference::PreferenceConfig;
-pub(super) use preference::problems;
 pub use reinforcement::{
     AdvantageConfig, AdvantageEstimator, Aggregation, CorrectionConfig, CorrectionMode, KlEstimator, PolicyConfig,
     PolicyLossType, ReinforcementConfig, ScaleRewards,
 };
+
+use crate::RunConfig;
+use ottava_data::PreferenceKind;
+use preference::problems;
+
+/// What a run optimises.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ObjectiveKind {
+    /// The next token of documents.
+    NextToken,
+    /// Pairs of completions, relative to a reference model: DPO and its relatives.
+    Pairs,
+    /// Completions with labels, relative to a reference model: KTO and its relatives.
+    Labels,
+    /// The scores of a reward model, of pairs.
+    Reward,
+    /// The rewards of completions that the model draws.
+    Reinforcement,
+    /// The distributions of a teacher at the tokens of documents.
+    Distillation,
+}
+
+/// The properties of an objective that the rest of a run reads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ObjectiveProperties {
+    /// Rows of an example; `per_device_train_batch_size` counts examples.
+    pub rows: usize,
+    /// Whether documents are cut at the end of a row; otherwise long documents are left out.
+    pub cuts_documents: bool,
+    /// Whether the loss is smoothed by `label_smoothing_factor`.
+    pub smooths_labels: bool,
+    /// Whether two passes of a micro-batch can be compared, for the sentinel, `repeat_steps` and `debug_steps`.
+    pub compares_passes: bool,
+    /// Whether the loss falls as the model learns. The loss of policies is about 0 in each step, since advantages are differences from a mean.
+    pub loss_falls: bool,
+}
+
+impl ObjectiveKind {
+    /// The properties of the objective.
+    pub fn properties(self) -> ObjectiveProperties {
+        let tuning = |rows| ObjectiveProperties {
+            rows,
+            cuts_documents: true,
+            smooths_labels: false,
+            compares_passes: false,
+            loss_falls: true,
+        };
+        match self {
+            ObjectiveKind::NextToken => {
+                ObjectiveProperties { smooths_labels: true, compares_passes: true, ..tuning(1) }
+            }
+            ObjectiveKind::Distillation => tuning(1),
+            ObjectiveKind::Pairs => tuning(PreferenceKind::Pairs.documents()),
+            ObjectiveKind::Labels => tuning(PreferenceKind::Labels.documents()),
+            ObjectiveKind::Reinforcement => {
+                ObjectiveProperties { cuts_documents: false, loss_falls: false, ..tuning(1) }
+            }
+            ObjectiveKind::Reward => {
+                ObjectiveProperties { cuts_documents: false, ..tuning(PreferenceKind::Pairs.documents()) }
+            }
+        }
+    }
+}
+
+impl RunConfig {
+    /// Lists the problems of the objective's settings.
+    pub(super) fn objective_problems(&self) -> Vec<String> {
+        let of_preferences = problems(&self.preference);
+        [of_preferences, self.reinforcement_problems(), self.distillation_problems()].concat()
+    }
+
+    /// What the run optimises. If the settings do not say it, the next token until [`RunConfig::resolve_data`] has read the data.
+    pub fn objective(&self) -> ObjectiveKind {
+        if self.reinforcement.is_on() {
+            return ObjectiveKind::Reinforcement;
+        }
+        if self.distillation.is_on() {
+            return ObjectiveKind::Distillation;
+        }
+        match self.preference.losses().first().map(|loss| loss.kind()) {
+            None => ObjectiveKind::NextToken,
+            Some(_) if self.preference.trains_reward_model() => ObjectiveKind::Reward,
+            Some(PreferenceKind::Pairs) => ObjectiveKind::Pairs,
+            Some(PreferenceKind::Labels) => ObjectiveKind::Labels,
+        }
+    }
+
+    /// Rows of a micro-batch; a pair has two rows.
+    pub fn micro_batch_rows(&self) -> usize {
+        self.training.per_device_train_batch_size * self.objective().properties().rows
+    }
+}

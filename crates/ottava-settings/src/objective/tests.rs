@@ -42,7 +42,7 @@ fn reinforcement_learning_refuses_what_does_not_go_together() {
         ("[reinforcement]\ntemperature = 0.0", "`reinforcement.temperature` must be above 0"),
         ("[reinforcement.loss]\nepsilon = 0.0", "no ratio is followed"),
         ("[reinforcement.loss]\ndelta = 1.1", "`reinforcement.loss.delta` must be above"),
-        ("[reinforcement.loss]\nbeta = 0.1", "`lora.r` is 0"),
+        ("[model]\ninit = \"random\"\n[reinforcement.loss]\nbeta = 0.1", "`model.init` is \"random\""),
         ("[reinforcement.correction]\nmax = 0.5", "`reinforcement.correction.max` at least 1"),
         ("[parallel]\ntensor = 2", "`parallel.tensor` is 2"),
         ("[parallel]\nzero = 3", "`parallel.zero` is 3"),

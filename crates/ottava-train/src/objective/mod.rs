@@ -13,11 +13,11 @@
 //!   model and the step when they load, so they may make the rows of a step themselves, or run other passes first. They may report metrics with the
 //!   rows (`LoadedRows`), which observers of the trainer see.
 //!
-//! `ObjectiveKind::properties` (`settings/objective/kind.rs`) holds what settings and plans need before an objective is built, such as the rows of an
+//! `ObjectiveKind::properties` (`settings/objective/mod.rs`) holds what settings and plans need before an objective is built, such as the rows of an
 //! example. All evaluations run in rounds (`round` in `evaluate.rs`), which divide turns among ranks, gather their numbers and agree on stops.
 //!
 //! To add an objective, such as GRPO: a file in this folder with its `Objective`, `Rows` and `Loss`; the choice in `of`; its kind and properties in
-//! `settings/objective/kind.rs`; its settings. The test `tests/promises/objectives/bandit.rs` of this crate has a policy-gradient objective whose rows the model
+//! `settings/objective/mod.rs`; its settings. The test `tests/promises/objectives/bandit.rs` of this crate has a policy-gradient objective whose rows the model
 //! samples.
 
 mod contract;

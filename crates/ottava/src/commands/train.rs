@@ -7,6 +7,7 @@ use crate::ranks::{Job, RankArgs, Role};
 use clap::Args;
 use ottava_common::{Error, Result, interrupt};
 use ottava_engine::{Engine, EngineOptions, KvCacheDtype, Request, Sampling, TextRequest, complete};
+use ottava_recipe::RecipeName;
 use ottava_recipe::param::Description;
 use ottava_settings::{DeviceChoice, Loaded, RunConfig};
 use ottava_train::trainer::{RunLock, Start, Trainer};
@@ -32,8 +33,7 @@ pub struct Train {
     /// Override a setting: `table.key=VALUE`, or `key=VALUE` if only one table has the key.
     #[arg(long = "set", value_name = "KEY=VALUE")]
     settings: Vec<String>,
-    /// The recipe: fp32, bf16, fp16, fp8-delayed, fp8-current, fp8-row, fp8-block or mxfp8; the same as --set precision.recipe=….
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", help = recipe_help())]
     recipe: Option<String>,
     /// Formats of weights, gradients and optimizer states: float32, msamp-o1, msamp-o2, msamp-o3, coat or bfloat16; the same as --set
     /// optimizer.storage=….
@@ -155,6 +155,12 @@ impl Train {
         }
         Ok(())
     }
+}
+
+/// Returns the description of `--recipe`.
+fn recipe_help() -> String {
+    let names: Vec<_> = RecipeName::ALL.into_iter().map(RecipeName::as_str).collect();
+    format!("The recipe: {}; the same as --set precision.recipe=…", names.join(", "))
 }
 
 /// Generates completions of the configured prompts, and returns each prompt with its completion.

@@ -89,9 +89,7 @@ fn grpo_of_trl_is_translated_and_what_is_left_is_named() {
         expect_note(&imported.refused, "grpo.yaml", line, words);
     }
     expect_note(&imported.needless, "grpo.yaml", 25, "`use_vllm`: the model that is trained draws");
-    let left: Vec<_> = imported.problems.iter().filter(|problem| !problem.contains("lora.r")).collect();
-    assert_eq!(left, [""; 0]);
-    assert!(imported.problems.iter().any(|problem| problem.contains("`lora.r` is 0")), "`beta` needs adapters");
+    assert_eq!(imported.problems, [""; 0]);
 }
 
 #[test]

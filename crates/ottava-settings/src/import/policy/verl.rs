@@ -114,7 +114,12 @@ const ROWS: &[Row] = &[
     ("actor_rollout_ref.actor.data_loader_seed", Needless(SAMPLER)),
     ("actor_rollout_ref.actor.profiler.*", Needless(LOGGED)),
     ("actor_rollout_ref.actor.checkpoint.*", Needless(LOGGED)),
-    ("actor_rollout_ref.ref.*", Needless("the reference model is the model without its adapters")),
+    (
+        "actor_rollout_ref.ref.*",
+        Needless(
+            "the reference model is the model without its adapters, or the model of the start in the recipe of the run",
+        ),
+    ),
     // The sampler.
     ("actor_rollout_ref.rollout.n", Is("reinforcement.num_generations")),
     ("actor_rollout_ref.rollout.temperature", Is("reinforcement.temperature")),

@@ -64,7 +64,6 @@ fn sample_agrees_across_devices() {
         }
         let draws: Vec<Draw> = (0..rows)
             .map(|i| Draw {
-                temperature: [1.0, 0.0, 0.6, 40.0, 1e-9][i % 5],
                 top_k: [None, Some(1), Some(5), Some(300), Some(columns), Some(2 * columns)][i % 6],
                 top_p: [1.0, 0.9, 0.3, 1e-9][i % 4],
                 min_p: [0.0, 0.02, 1.0][i % 3],
@@ -80,6 +79,7 @@ fn sample_agrees_across_devices() {
                         bias: if token % 5 == 2 { f32::NEG_INFINITY } else { (token % 7) as f32 * 0.25 },
                     })
                     .collect(),
+                ..at([1.0, 0.0, 0.6, 40.0, 1e-9][i % 5])
             })
             .collect();
         let logits = Tensor::from_slice(&Device::Cpu, &[rows, columns], &logits).unwrap();

@@ -5,6 +5,7 @@ use crate::step::Metrics;
 use ottava_common::error::Result;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
+use std::collections::BTreeMap;
 
 /// A completion with its rewards.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -27,6 +28,8 @@ pub(super) struct Generation {
     pub(super) texts: Vec<String>,
     /// The names of the rewards.
     pub(super) rewards: Vec<String>,
+    /// The numbers that rewards returned beside scores, as `rewards/NAME/metrics/METRIC`.
+    pub(super) metrics: BTreeMap<String, f64>,
 }
 
 impl Generation {
@@ -72,6 +75,8 @@ pub fn metrics(groups: &[Vec<Completion>], rewards: &[String]) -> Metrics {
         let own = moments(all().filter_map(|completion| completion.scores[at]));
         add(&format!("rewards/{name}/mean"), own.map(|(mean, _)| mean));
         add(&format!("rewards/{name}/std"), own.map(|(_, deviation)| deviation));
+        let scored = all().filter(|completion| completion.scores[at].is_some()).count();
+        add(&format!("rewards/{name}/scored"), Some(scored as f64 / all().count().max(1) as f64));
     }
     let length = |completion: &Completion| completion.sample.tokens.len() as f64;
     let lengths = moments(all().map(length));
@@ -110,6 +115,7 @@ mod tests {
             ("reward_std", 2f64.sqrt() / 3.0),
             ("frac_reward_zero_std", 2.0 / 3.0),
             ("rewards/math/mean", 0.6),
+            ("rewards/math/scored", 5.0 / 6.0),
             ("completions/mean_length", 4.0),
             ("completions/mean_terminated_length", 18.0 / 5.0),
             ("completions/clipped_ratio", 1.0 / 6.0),

@@ -119,6 +119,7 @@ impl Generator {
         });
         let batch: Vec<Sample> = batch.collect();
         let scored = self.rewards.borrow_mut().score(&batch, Deadline::never())?;
+        let metrics = scored.metrics.into_iter().filter(|(name, _)| name.contains("/metrics/")).collect();
         let (rewards, scores): (Vec<_>, Vec<_>) = scored.by_reward.into_iter().unzip();
         let completion = |(at, sample)| Completion {
             sample,
@@ -128,7 +129,7 @@ impl Generator {
         };
         drop(batch);
         let completions = samples.into_iter().enumerate().map(completion).collect();
-        Ok(Generation { completions, texts, rewards })
+        Ok(Generation { completions, texts, rewards, metrics })
     }
 }
 

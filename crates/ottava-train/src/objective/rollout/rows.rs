@@ -18,8 +18,10 @@ use ottava_recipe::mode::{Pass, StepPrecision};
 use ottava_settings::ReinforcementConfig;
 use ottava_tensor::comm::Axis;
 use ottava_tensor::ops::IGNORE_INDEX;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
 use serde_json::Value;
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 
 /// Completions of prompts, their rewards and advantages.
 pub(super) struct RolloutRows {
@@ -118,10 +120,10 @@ impl RolloutRows {
     /// Errors with [`Error::Data`] if too few groups have rewards that differ.
     fn generate(&mut self, model: &mut Decoder, partition: &Partition, precision: StepPrecision) -> Result<()> {
         let place = self.place();
-        let (mut drawn, mut kept, mut names) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut drawn, mut kept, mut names, mut returned) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
         for _ in 0..if self.config.dynamic_sampling { self.config.max_rounds } else { 1 } {
             let groups;
-            (groups, names) = self.draw_groups(model, partition, precision)?;
+            Groups { groups, rewards: names, metrics: returned } = self.draw_groups(model, partition, precision)?;
             let teaches = |group: &&Vec<Completion>| !self.config.dynamic_sampling || has_different_rewards(group);
             kept.extend(groups.iter().filter(teaches).cloned());
             drawn.extend(groups);
@@ -140,6 +142,7 @@ impl RolloutRows {
         }
         kept.truncate(self.of_generation);
         self.metrics = metrics(&drawn, &names);
+        self.metrics.named.extend(returned.into_iter().map(|(name, value)| (name.into(), value)));
         self.waiting = self.steps_of(&kept, place);
         Ok(())
     }
@@ -150,14 +153,8 @@ impl RolloutRows {
         u64::from_le_bytes(sha256_of(&[&place])[..8].try_into().expect("eight bytes"))
     }
 
-    /// The completions of the next prompts, as many as a generation has, by prompt; and the names of their scores. Each rank draws the completions of its
-    /// share of the prompts.
-    fn draw_groups(
-        &mut self,
-        model: &mut Decoder,
-        partition: &Partition,
-        precision: StepPrecision,
-    ) -> Result<(Vec<Vec<Completion>>, Vec<String>)> {
+    /// Draws and scores the completions of the next prompts, as many as a generation has. Each rank draws the completions of its share of the prompts.
+    fn draw_groups(&mut self, model: &mut Decoder, partition: &Partition, precision: StepPrecision) -> Result<Groups> {
         let (RowShare { rank, world }, ranks) = (self.share, partition.ranks());
         let (place, group) = (self.place(), self.config.num_generations);
         let prompts = self.prompts.next(self.of_generation / world)?;
@@ -171,14 +168,16 @@ impl RolloutRows {
         if ranks.leads() && self.examples.is_empty() {
             self.examples = drawn.examples(self.shown, |tokens| self.generator.text(tokens))?;
         }
-        let Generation { completions: mut mine, rewards: names, .. } = drawn;
+        let Generation { completions: mut mine, rewards, metrics, .. } = drawn;
         if self.config.correction.is_on() {
             self.set_old(&mut mine, model, partition, precision)?;
         }
         let all = of_all_ranks(partition, "completions", &mine)?;
         // In the order of the prompts, whatever the number of ranks.
-        let groups = (0..self.of_generation).map(|at| all[at % world][at / world * group..][..group].to_vec());
-        Ok((groups.collect(), names))
+        let groups =
+            (0..self.of_generation).map(|at| all[at % world][at / world * group..][..group].to_vec()).collect();
+        let metrics = means(&of_all_ranks(partition, "metrics of rewards", &metrics)?);
+        Ok(Groups { groups, rewards, metrics })
     }
 
     /// `count` completions of each prompt that is held out, by prompt; and the names of their scores. Each rank draws the completions of its share of
@@ -269,11 +268,29 @@ impl RolloutRows {
     }
 }
 
-/// The completions of each rank, from the completions of this rank.
-fn of_all_ranks(partition: &Partition, what: &str, mine: &[Completion]) -> Result<Vec<Vec<Completion>>> {
-    let told = serde_json::to_vec(mine).expect("completions are written without fail");
+/// Completions of all ranks.
+struct Groups {
+    /// The completions of each prompt.
+    groups: Vec<Vec<Completion>>,
+    /// The names of the rewards.
+    rewards: Vec<String>,
+    /// The numbers that rewards returned beside scores, by name.
+    metrics: Vec<(String, f64)>,
+}
+
+/// Gathers `mine` from each rank.
+fn of_all_ranks<T: Serialize + DeserializeOwned>(partition: &Partition, what: &str, mine: &T) -> Result<Vec<T>> {
+    let told = serde_json::to_vec(mine).expect("plain data are written without fail");
     let read = |of_rank: Vec<u8>| serde_json::from_slice(&of_rank).expect("as it was written");
     Ok(partition.ranks().gather_bytes(what, &told)?.into_iter().map(read).collect())
+}
+
+/// Returns the mean of each metric over the ranks that have it.
+fn means(of_ranks: &[BTreeMap<String, f64>]) -> Vec<(String, f64)> {
+    let mut all: BTreeMap<&String, Vec<f64>> = BTreeMap::new();
+    of_ranks.iter().flatten().for_each(|(name, value)| all.entry(name).or_default().push(*value));
+    let mean = |values: Vec<f64>| values.iter().sum::<f64>() / values.len() as f64;
+    all.into_iter().map(|(name, values)| (name.clone(), mean(values))).collect()
 }
 
 /// Whether some completions of a group have another reward than others.
