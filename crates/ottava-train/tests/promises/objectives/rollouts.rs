@@ -211,6 +211,7 @@ fn fp8_learns_as_well_from_rewards() {
 fn expect_evaluation(run: &Path) {
     let [accuracy, reward] = ["eval_accuracy", "eval_reward"].map(|name| values_of(run, name));
     assert_eq!(accuracy, reward, "rewards are 0 or 1");
+    assert!(values_of(run, "rewards/exact/scored").iter().all(|share| *share == 1.0));
     let pass_at: Vec<_> = [1, 2, 4].iter().map(|k| values_of(run, &format!("eval_pass@{k}"))).collect();
     for at in [0, 1] {
         assert!(pass_at.is_sorted_by(|less, more| less[at] <= more[at]), "{pass_at:?}");
