@@ -81,7 +81,8 @@ impl Engine {
         Ok(Engine::with_memory(model, options, (cache, pools), scales_by_token))
     }
 
-    /// Makes an engine without a model, for models with the sizes of `model` that are [lent](Engine::lend) to it.
+    /// Makes an engine that borrows its model: [`Engine::lend`] lends it a model for one call. `model` only gives the sizes, which each lent model
+    /// must have.
     ///
     /// Errors in the same cases as [`Engine::new`].
     pub fn to_lend(model: &Decoder, options: &EngineOptions) -> Result<Engine> {

@@ -10,8 +10,8 @@ use std::path::Path;
 /// Appends lines to a `casts.jsonl`.
 ///
 /// A line holds:
-/// * `step`: the last step that it counts
-/// * `since`: the step after which it begins to count
+/// * `step`: the last step whose casts are in the line
+/// * `since`: the step after which its counts begin
 /// * `casts`: the statistics of each cast, by name. `amax` and `scale` are of the last step, and `scale` is null if it is computed from the tensor.
 ///   `largest` is the largest finite value of the format. `elements`, `saturated`, `underflowed` and `non_finite` count since the step `since`:
 ///   elements, saturated elements, underflowed elements, and steps with an infinity.
