@@ -50,7 +50,7 @@ pub struct InferenceBatch {
     pub(super) is_whole: bool,
 }
 
-/// The number of tokens to a multiple of which a GPU pads large batches. If the length of a sequence is a multiple of it, a GPU computes the whole
+/// A GPU pads large batches to a multiple of this number of tokens. If the length of a sequence is a multiple of it, a GPU computes the whole
 /// sequence with the attention of training.
 pub const PREFILL_MULTIPLE: usize = 256;
 

@@ -23,7 +23,7 @@ const PARTS: &[Axis] = &[Axis::Tensor, Axis::Pipeline, Axis::Expert];
 pub enum Shared {
     /// The gradients of a weight outside experts. They are summed over ranks with the same part of the model.
     Gradients,
-    /// The elements of a weight, of which each rank has all or a part. The scale of the weight's moments covers all elements.
+    /// The elements of a weight. Each rank has all or a part of them. The scale of the weight's moments covers all elements.
     Elements,
     /// The tensors that ZeRO divides among ranks with the same layers: master weights, states, gradients and weights. [`Ranks::replicas`] returns the
     /// ranks of a single parameter.

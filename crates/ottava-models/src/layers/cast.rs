@@ -94,7 +94,7 @@ impl OperandCast {
         OperandCast { gathers: true, ..self }
     }
 
-    /// Returns the same cast for a matrix of which each rank has all rows.
+    /// Returns the same cast for a matrix whose rows are all on each rank.
     pub fn of_all_rows(self) -> OperandCast {
         OperandCast { gathers: false, ..self }
     }

@@ -171,7 +171,7 @@ fn by_parameter(optimizer: &dyn Optimizer, params: &[&mut Param], amaxes: Tensor
     Ok(amaxes.split(&places.collect::<Vec<_>>())?)
 }
 
-/// Returns the parameters of `params` of which this process updates at least one element. The first of `params` is number `start`. `directions`
+/// Returns the parameters of `params` that have an element which this process updates. The first of `params` is number `start`. `directions`
 /// has a direction for each of `params`, or is empty.
 fn updated<'a, 'p>(
     optimizer: &dyn Optimizer,

@@ -143,7 +143,7 @@ impl Simulation {
         })
     }
 
-    /// Returns the maximum number of micro-batches of which each rank holds activations or operands of wgrads.
+    /// Returns, for each rank, the maximum number of micro-batches whose activations or operands of wgrads the rank holds.
     pub fn most_with_operands(&self) -> Vec<usize> {
         self.most(|task| match task {
             Task::Forward { .. } => 1,

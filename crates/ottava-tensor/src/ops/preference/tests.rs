@@ -102,7 +102,7 @@ fn factors_are_the_gradient_of_the_loss() {
     let sequences = 6;
     let [policy, reference] = inputs(sequences, DType::F64);
     for loss in every() {
-        // Odds are those of log-probabilities below 0.
+        // Odds need log-probabilities below 0.
         let below = if loss == PreferenceLoss::OddsRatio { 20.0 } else { 0.0 };
         let start: Vec<f64> = values(&policy).into_iter().map(|value| value - below).collect();
         let at = |policy: &[f64]| {

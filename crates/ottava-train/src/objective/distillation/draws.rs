@@ -113,7 +113,7 @@ fn prompt_of(batch: &Batch, row: usize) -> Option<Vec<u32>> {
     Some(batch.inputs[start..][..=first].iter().map(|&token| token as u32).collect())
 }
 
-/// Writes a prompt and its completion into a row, of which only the completion is learned, and fills the row with the token `end`.
+/// Writes a prompt and its completion into a row, and fills the row with the token `end`. Only the completion is learned.
 fn set_row(batch: &mut Batch, row: usize, prompt: &[u32], completion: &[u32], end: u32) {
     let (start, length) = (row * batch.seq_len, batch.seq_len);
     let tokens: Vec<i32> = prompt.iter().chain(completion).map(|&token| token as i32).collect();

@@ -8,7 +8,7 @@
 //! **A step.** `advantage.rs` makes advantages of rewards. `PolicyMicroBatch` (`loss.rs`) is the loss of a micro-batch, whose rows have one completion
 //! each; the op `policy_loss` bounds the ratio of new and old probability.
 //!
-//! **Log-probabilities.** Old log-probabilities are those that the engine reports. They come from F32 logits (`HeadSpec::wide_logits`), by the op that
+//! **Log-probabilities.** The engine reports the old log-probabilities. They come from F32 logits (`HeadSpec::wide_logits`), by the op that
 //! computes the loss (`LogprobsMode::Loss`). So, on a CPU, they equal to the bit what a step computes before the first update, in each recipe
 //! whose scales do not depend on the other tokens of a product. The temperature is a factor of the head (`HeadSpec::scale`), which draws and losses share.
 

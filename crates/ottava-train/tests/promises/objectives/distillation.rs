@@ -244,7 +244,7 @@ fn ranks_draw_the_completions_of_one_rank() {
     assert!(one.iter().zip(&two).all(|(a, b)| (a - b).abs() < 1e-5), "{one:?}, {two:?}");
 }
 
-/// The model draws the completions of a share of the steps, and the draws of a resumed run are those of the whole run.
+/// The model draws the completions of a share of the steps, and a resumed run draws the same completions as the whole run.
 #[test]
 fn students_learn_from_their_own_completions() {
     let (inputs, runs) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());

@@ -304,7 +304,7 @@ fn the_divergence_is_from_the_model_of_the_start() {
     train(&config(folder.path(), &start, RecipeName::Fp32, 1), &Device::Cpu, &Start::New, u64::MAX).unwrap();
     let config = |name: &str| {
         let mut config = config(folder.path(), &folder.path().join(name), RecipeName::Fp8Row, 4);
-        (config.model.path, config.model.init) = (start.join("checkpoint-1"), WeightInit::Pretrained);
+        (config.model.path, config.model.init) = (start.join("checkpoints/checkpoint-1"), WeightInit::Pretrained);
         config.reinforcement.loss.beta = 0.1;
         config
     };
