@@ -42,7 +42,6 @@ fn reinforcement_learning_refuses_what_does_not_go_together() {
         ("[reinforcement]\ntemperature = 0.0", "`reinforcement.temperature` must be above 0"),
         ("[reinforcement.loss]\nepsilon = 0.0", "no ratio is followed"),
         ("[reinforcement.loss]\ndelta = 1.1", "`reinforcement.loss.delta` must be above"),
-        ("[model]\ninit = \"random\"\n[reinforcement.loss]\nbeta = 0.1", "`model.init` is \"random\""),
         ("[reinforcement.correction]\nmax = 0.5", "`reinforcement.correction.max` at least 1"),
         ("[parallel]\ntensor = 2", "`parallel.tensor` is 2"),
         ("[parallel]\nzero = 3", "`parallel.zero` is 3"),
@@ -51,6 +50,11 @@ fn reinforcement_learning_refuses_what_does_not_go_together() {
         let error = error(keys);
         assert!(error.contains(words), "{keys}: {error}");
     }
+    // The reference model is the model of the start, which has to have learned something.
+    let text = format!("{SMALL}[reinforcement.loss]\nbeta = 0.1\n[[reinforcement.rewards]]\ntype = \"math\"\n");
+    assert!(load(&text, &[]).is_ok());
+    let error = load(&text, &["model.init=random".into()]).unwrap_err().to_string();
+    assert!(error.contains("`model.init` is \"random\""), "{error}");
 }
 
 #[test]

@@ -315,10 +315,6 @@ fn the_divergence_is_from_the_model_of_the_start() {
     train(&config("broken"), &Device::Cpu, &Start::Resume, u64::MAX).unwrap();
     let [unbroken, broken] = ["unbroken", "broken"].map(|name| metrics(&folder.path().join(name)));
     assert_eq!(unbroken, broken);
-    let mut random = config("random");
-    random.model.init = WeightInit::Random;
-    let error = train(&random, &Device::Cpu, &Start::New, u64::MAX).unwrap_err().to_string();
-    assert!(error.contains("the reference model is the model that the run starts from"), "{error}");
 }
 
 /// With dynamic sampling, the rewards in each group of a step differ. A run in which all prompts have a single reward ends with an error.
