@@ -3,10 +3,9 @@
 //! With weights in host memory (`memory.offload_parameters`), `Bucket::gather_slices` copies the weights into this rank's part of the buffer that
 //! is gathered (`HostTransfer::upload_into`). The gather waits for the copy, and compute waits only for the gather. There are two cases:
 //!
-//! Ranks gather values. The slices are the weights of the `Param`s, which the update fetches and writes back.
-//! Ranks gather codes. The bucket has a slice of codes in host memory. `Bucket::begin_write` copies the slices of a part of the model to the
-//! device, since an update may write nothing. `Bucket::finish_write` stores a slice (`HostTransfer::offload`) while the next part is
-//! updated.
+//! - Ranks gather values. The slices are the weights of the `Param`s, which the update fetches and writes back.
+//! - Ranks gather codes. The bucket has a slice of codes in host memory. `Bucket::begin_write` copies the slices of a part of the model to the
+//!   device, since an update may write nothing. `Bucket::finish_write` stores a slice (`HostTransfer::offload`) while the next part is updated.
 //!
 //! `Bucket::begin_write` divides the memory of the slice among the `Param`s, and an update writes to the memory of a `Param` if it can. The rest of
 //! the memory is in the `BucketWrite` that `Bucket::begin_write` returns. `Bucket::finish_write` consumes it and joins the memory.

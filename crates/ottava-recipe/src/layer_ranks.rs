@@ -22,11 +22,11 @@
 //!   with the residual connection, and rounded once (`sum_parts`). The rows of other ranks are computed first; sending them overlaps with the GEMM
 //!   of the rank's own rows (`LayerRanks::sum_computed_rows`). If NCCL sends them, this GEMM leaves multiprocessors free (`Pending::beside`).
 //! - The head merges the losses of parts of the vocabulary (`merge_losses`).
-//! Norms, biases that are added to such sums, and other tensors that each rank has whole get gradients from the rank's tokens only.
-//! `Ranks::sum_whole_gradients` adds the gradients of all ranks.
-//! If there are fewer key and value heads than ranks, neighbouring ranks hold the same rows of keys and values (`Shard::replica`).
-//! `Ranks::sum_replicated_gradients` adds their gradients. Only the first of these ranks counts the gradients in the norm and writes the rows to
-//! checkpoints.
+//! - Norms, biases that are added to such sums, and other tensors that each rank has whole get gradients from the rank's tokens only.
+//!   `Ranks::sum_whole_gradients` adds the gradients of all ranks.
+//! - If there are fewer key and value heads than ranks, neighbouring ranks hold the same rows of keys and values (`Shard::replica`).
+//!   `Ranks::sum_replicated_gradients` adds their gradients. Only the first of these ranks counts the gradients in the norm and writes the rows to
+//!   checkpoints.
 //!
 //! With context parallelism, `Sequences` has this rank's place among the ranks that divide each sequence. Positions, inputs and targets belong to the
 //! rank's tokens. Boundaries of documents belong to whole sequences. Only attention reads other tokens: `layers/exchange.rs` exchanges tokens for

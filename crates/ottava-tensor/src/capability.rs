@@ -5,9 +5,9 @@
 //! project's tests have run on such a GPU. Three kinds of work are checked against this table, before a launch and in every dry
 //! run:
 //!
-//! Kernels: the declaration of a kernel source (`kernels!`) names the features that the kernel `needs`, and `KernelModule::expect_on`
-//! checks these needs before the kernel is compiled. If a kernel has another path for GPUs that lack an instruction
-//! (`__CUDA_ARCH__` in `common.cuh`), it does not need the feature.
+//! - Kernels: the declaration of a kernel source (`kernels!`) names the features that the kernel `needs`, and `KernelModule::expect_on`
+//!   checks these needs before the kernel is compiled. If a kernel has another path for GPUs that lack an instruction
+//!   (`__CUDA_ARCH__` in `common.cuh`), it does not need the feature.
 //! - Products and recipes: `Capability::expect_fp8_product`, and `Recipe::expect_on` of `ottava-recipe` for the products of a recipe.
 //! - Attention: `AttentionBackend::choose` excludes backends that need a missing feature.
 //!

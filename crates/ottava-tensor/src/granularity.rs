@@ -4,11 +4,10 @@
 //!
 //! - in this crate: `Granularity` and `quantized.rs`; the casts in `ops/quantize/`, and `ops/destination.rs` with the define `SHARING` of
 //!   `destination.cuh`; the scale modes of products in `cuda/cublaslt/spec.rs`, `ops/gemm/cuda.rs` and `ops/grouped_gemm/`; `ops/permute/mod.rs`;
-//!
 //!   `CAPABILITIES` in `capability.rs`
-//! in other crates: the recipe (`Precision::recipe`, `recipe/linears.rs`, `recipe/fp8_pays.rs`), `scaling/scales.rs`, `layers/moe/dispatch.rs`, and,
-//! for writing and reading folders, `export/linears.rs`, `export/format.rs` and `models/quantization.rs`
-//! the lists `FINER` in `sentinel/what_if.rs` and `COLUMNS` in `commands/inspect.rs`, which compile even without the new variant
+//! - in other crates: the recipe (`Precision::recipe`, `recipe/linears.rs`, `recipe/fp8_pays.rs`), `scaling/scales.rs`, `layers/moe/dispatch.rs`, and,
+//!   for writing and reading folders, `export/linears.rs`, `export/format.rs` and `models/quantization.rs`
+//! - the lists `FINER` in `sentinel/what_if.rs` and `COLUMNS` in `commands/inspect.rs`, which compile even without the new variant
 
 use std::fmt;
 

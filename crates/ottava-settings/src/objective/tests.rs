@@ -53,7 +53,7 @@ fn reinforcement_learning_refuses_what_does_not_go_together() {
     // The reference model is the model of the start, which has to have learned something.
     let text = format!("{SMALL}[reinforcement.loss]\nbeta = 0.1\n[[reinforcement.rewards]]\ntype = \"math\"\n");
     assert!(load(&text, &[]).is_ok());
-    let error = load(&text, &["model.init=random".into()]).unwrap_err().to_string();
+    let error = load(&text, &["model.init=random"]).unwrap_err().to_string();
     assert!(error.contains("`model.init` is \"random\""), "{error}");
 }
 

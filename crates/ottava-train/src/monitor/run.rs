@@ -252,7 +252,8 @@ impl Shown {
         let step = line.step;
         self.advance(5, step, |shown| shown.completions.retain(|completion| completion.step < step));
         for text in [&mut line.prompt, &mut line.completion] {
-            text.truncate(text.floor_char_boundary(MOST_TEXT));
+            let end = (0..=MOST_TEXT.min(text.len())).rev().find(|&end| text.is_char_boundary(end));
+            text.truncate(end.unwrap_or(0));
         }
         self.completions.push_back(line);
         if self.completions.len() > MOST_COMPLETIONS {

@@ -288,8 +288,8 @@ impl TrainStep {
     /// Runs the step on the loaded micro-batches, and waits for it.
     ///
     /// Backward divides the loss by the number of all losses of the step. The update multiplies by the number of all losses / the number of counted
-    /// losses. So the gradients that casts measure do not depend on the number of ignored targets, and without ignored targets the factor is exactly
-    /// 1. The loss of a layer is a mean over the tokens of a micro-batch. Backward multiplies it by counted losses / all losses, so the update sees
+    /// losses. So the gradients that casts measure do not depend on the number of ignored targets, and without ignored targets the factor is
+    /// exactly 1. The loss of a layer is a mean over the tokens of a micro-batch. Backward multiplies it by counted losses / all losses, so the update sees
     /// the gradient of its mean over all micro-batches.
     ///
     /// Errors with [`Error::NoTargets`] on all ranks if all targets are ignored. Nothing is changed then.

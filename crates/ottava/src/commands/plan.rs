@@ -295,12 +295,7 @@ fn print(config: &RunConfig, plan: &Plan, files: &[PathBuf], formattings: &[Form
         }
     }
     out!("  embedding, norms, routers, softmax and loss: high precision in every recipe");
-    out!("\nLinears\n");
-    for l in &plan.linears {
-        out!("  {} x {}  [{}, {}]", l.count, l.name, l.shape[0], l.shape[1]);
-        out!("    fprop {}\n    dgrad {}\n    wgrad {}\n    because: {}", l.fprop, l.dgrad, l.wgrad, l.reason);
-    }
-    plan.folder_codes.iter().for_each(|text| out!("  {text}"));
+    print_linears(plan);
     plan.rollouts.iter().for_each(print_rollouts);
     print_tensors(&plan.tensors);
     print_mesh(&plan.mesh);
@@ -399,6 +394,15 @@ fn print_pipeline(pipeline: &PipelinePlan) {
         pipeline.bubble * 100.0,
         pipeline.imbalance
     );
+}
+
+fn print_linears(plan: &Plan) {
+    out!("\nLinears\n");
+    for l in &plan.linears {
+        out!("  {} x {}  [{}, {}]", l.count, l.name, l.shape[0], l.shape[1]);
+        out!("    fprop {}\n    dgrad {}\n    wgrad {}\n    because: {}", l.fprop, l.dgrad, l.wgrad, l.reason);
+    }
+    plan.folder_codes.iter().for_each(|text| out!("  {text}"));
 }
 
 fn print_rollouts(plan: &RolloutPlan) {
