@@ -30,6 +30,10 @@ impl Case {
     }
 }
 
+/// The settings of the timed updates.
+const ADAMW: AdamW =
+    AdamW { learning_rate: 1e-4, beta1: 0.9, beta2: 0.95, epsilon: 1e-8, step: 1, max_norm: 1.0, gradient_scale: 1.0 };
+
 /// Times one row per storage format, for a matrix of `shape`.
 pub(super) fn rows(table: &mut Table, shape: [usize; 2]) -> Result<()> {
     let device = table.device();
@@ -40,17 +44,8 @@ pub(super) fn rows(table: &mut Table, shape: [usize; 2]) -> Result<()> {
     table.row("global_norm", 4 * n, &mut || global_norm(&[Gradient::Plain(&grad)]).map(drop))?;
     table.row("checksums", 4 * n, &mut || checksums(&[&grad]).map(drop))?;
     let norm = global_norm(&[Gradient::Plain(&grad)])?;
-    let how = AdamW {
-        learning_rate: 1e-4,
-        beta1: 0.9,
-        beta2: 0.95,
-        epsilon: 1e-8,
-        step: 1,
-        max_norm: 1.0,
-        gradient_scale: 1.0,
-    };
     let mut scalars = AdamWScalars::new(device)?;
-    scalars.set(&how)?;
+    scalars.set(&ADAMW)?;
     let plain = |dtype| -> Result<Moments> {
         Ok(Moments::Plain { m: Tensor::zeros(device, &shape, dtype)?, v: Tensor::zeros(device, &shape, dtype)? })
     };

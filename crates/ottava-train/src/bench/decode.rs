@@ -82,12 +82,8 @@ impl DecodeBench {
         expect_positive(&self.batches)?;
         expect_positive(&[self.context, self.steps, self.layers.unwrap_or(1), self.prefill.unwrap_or(1)])?;
         let sizes = with_layers(model(&self.model)?, self.layers);
-        let precision = Precision {
-            recipe,
-            exceptions: ExceptionsConfig { skip_slow_linears: false, ..ExceptionsConfig::default() },
-            ..Precision::default()
-        }
-        .recipe();
+        let exceptions = ExceptionsConfig { skip_slow_linears: false, ..ExceptionsConfig::default() };
+        let precision = Precision { recipe, exceptions, ..Precision::default() }.recipe();
         let longest = self.context.max(self.prefill.unwrap_or(0));
         expect_random_model_fits(&sizes, &precision, device, longest, ranks.size())?;
         let copy_bytes = copy_bandwidth(device)?;
@@ -98,21 +94,13 @@ impl DecodeBench {
         decoder.scale_by_token()?;
         let dtype = kv_cache_dtype.resolve(precision.compute);
         let groups = decoder.kv_groups(longest);
-        // The bytes of the keys and values that a token reads.
-        let of_context = |context: usize| -> usize {
-            let of = |group: &KvGroup| {
-                let seen = group.window.map_or(context, |window| context.min(window));
-                seen * decoder.kv_block_bytes(group, BLOCK_SIZE, dtype) / BLOCK_SIZE
-            };
-            groups.iter().map(of).sum()
-        };
         let cache_of = |blocks: usize| {
             let groups: Vec<_> = groups.iter().map(|group| (group.clone(), blocks)).collect();
             decoder.kv_cache(&groups, BLOCK_SIZE, dtype)
         };
         let row = |batch: usize, context: usize, new_tokens: usize, Timed { seconds, all_reduces }: Timed| {
             let bytes = weight_bytes(decoder.part(), batch * new_tokens, precision.compute, ranks.size())
-                + (batch * of_context(context)) as u64;
+                + (batch * kv_bytes(&decoder, &groups, context, dtype)) as u64;
             let all_reduces = self.time_all_reduces(all_reduces, precision.compute, device, ranks)?;
             Ok::<_, Error>(DecodeRow {
                 recipe,
@@ -266,6 +254,15 @@ fn weight_bytes(part: &Description, tokens: usize, compute: DType, ranks: usize)
 fn matrices_read(matrices: usize, chosen: usize, tokens: usize) -> f64 {
     let missed = (1.0 - chosen as f64 / matrices as f64).powf(tokens as f64);
     matrices as f64 * (1.0 - missed)
+}
+
+/// Returns the bytes of the keys and values that a token reads after `context` tokens.
+fn kv_bytes(decoder: &Decoder, groups: &[KvGroup], context: usize, dtype: DType) -> usize {
+    let of = |group: &KvGroup| {
+        let seen = group.window.map_or(context, |window| context.min(window));
+        seen * decoder.kv_block_bytes(group, BLOCK_SIZE, dtype) / BLOCK_SIZE
+    };
+    groups.iter().map(of).sum()
 }
 
 #[cfg(test)]

@@ -114,43 +114,13 @@ impl TrainBench {
 
     /// Times `recipe` on `device`, with the optimizer states of `storage`. All of `ranks` call it, each with its own micro-batch and its own device.
     pub fn run(&self, recipe: RecipeName, storage: Storage, device: &Device, ranks: &Rc<Ranks>) -> Result<TrainRow> {
-        let sizes = model(&self.model)?;
-        let sizes_given = [self.steps, self.seq_len, self.micro_batch, self.micro_batches]
-            .map(Some)
-            .into_iter()
-            .chain([self.layers, self.document_len]);
-        if sizes_given.into_iter().any(|given| given == Some(0)) {
-            return Err(Error::Config("steps, lengths, micro-batches and layers must be at least 1".into()));
-        }
-        let sizes = DecoderConfig { lora: self.config.lora.adapters(), ..with_layers(sizes, self.layers) };
+        let sizes = self.sizes()?;
         ranks.free_symmetric()?;
         if let Device::Cuda(gpu) = device {
             gpu.release_memory()?;
         }
         let mut weights = RandomWeights { seed: 1, device: device.clone() };
-        let mut config = RunConfig {
-            precision: Precision { recipe, ..self.config.precision.clone() },
-            optimizer: OptimizerConfig { storage, ..self.config.optimizer.clone() },
-            data: DataConfig {
-                max_length: self.seq_len,
-                val_set_size: 0.0,
-                document_mask: Some(self.document_len.is_some()),
-                ..DataConfig::default()
-            },
-            training: TrainingConfig {
-                per_device_train_batch_size: self.micro_batch,
-                gradient_accumulation_steps: self.micro_batches,
-                ..TrainingConfig::default()
-            },
-            ..self.config.clone()
-        };
-        config.expect_formats()?;
-        config.expect_new_adapters()?;
-        config.share(ranks.size())?;
-        let resolved = ResolvedRun::new(&config, &sizes, device)?;
-        resolved.expect_fit()?;
-        resolved.prepare_device();
-        let ResolvedRun { config, memory: planned, .. } = resolved;
+        let ResolvedRun { config, memory: planned, .. } = self.resolve(recipe, storage, &sizes, device, ranks)?;
         let (lengths, seen) = (self.document_lengths(), self.document_len.unwrap_or(self.seq_len).min(self.seq_len));
         let run = Run::new(&config, &sizes, device, &mut weights, ranks.clone())?;
         let mut run = run.with_documents(lengths.as_ref().map(Vec::len))?;
@@ -196,17 +166,7 @@ impl TrainBench {
                 comparison_milliseconds = Some((begin.elapsed().as_secs_f64() - median) * 1e3);
             }
         }
-        let mut families = Vec::new();
-        if let Device::Cuda(gpu) = device {
-            // Without a graph, each call can be timed. The first step without a graph warms up the memory pool.
-            run.step = run.step.eager();
-            run.step(LEARNING_RATE, StepPrecision::Recipe)?;
-            gpu.start_profile();
-            let begin = Instant::now();
-            run.step(LEARNING_RATE, StepPrecision::Recipe)?;
-            let milliseconds = begin.elapsed().as_secs_f64() * 1e3;
-            families = by_family(&gpu.take_profile()?, milliseconds, self.micro_batch * self.seq_len, sizes.vocabulary);
-        }
+        let (run, families) = self.profile(run, device, sizes.vocabulary)?;
         // The number of tokens of each GPU. Ranks of the axes tensor, context and pipeline share the tokens of a micro-batch.
         let tokens = self.micro_batches * self.micro_batch * self.seq_len;
         let sharing = config.run.parallel.tensor * config.run.parallel.context * ranks.pipeline().size();
@@ -231,6 +191,64 @@ impl TrainBench {
             loss: timed.last().map_or(f64::NAN, |(_, loss)| *loss),
             families,
         })
+    }
+
+    /// Returns the sizes of the model. Errors with [`Error::Config`] if a size of the benchmark is 0.
+    fn sizes(&self) -> Result<DecoderConfig> {
+        let sizes = model(&self.model)?;
+        let given = [self.steps, self.seq_len, self.micro_batch, self.micro_batches].map(Some);
+        if given.into_iter().chain([self.layers, self.document_len]).any(|given| given == Some(0)) {
+            return Err(Error::Config("steps, lengths, micro-batches and layers must be at least 1".into()));
+        }
+        Ok(DecoderConfig { lora: self.config.lora.adapters(), ..with_layers(sizes, self.layers) })
+    }
+
+    /// Resolves the settings of the timed run, and prepares the device. Errors if the run does not fit the device.
+    fn resolve(
+        &self,
+        recipe: RecipeName,
+        storage: Storage,
+        sizes: &DecoderConfig,
+        device: &Device,
+        ranks: &Ranks,
+    ) -> Result<ResolvedRun> {
+        let mut config = RunConfig {
+            precision: Precision { recipe, ..self.config.precision.clone() },
+            optimizer: OptimizerConfig { storage, ..self.config.optimizer.clone() },
+            data: DataConfig {
+                max_length: self.seq_len,
+                val_set_size: 0.0,
+                document_mask: Some(self.document_len.is_some()),
+                ..DataConfig::default()
+            },
+            training: TrainingConfig {
+                per_device_train_batch_size: self.micro_batch,
+                gradient_accumulation_steps: self.micro_batches,
+                ..TrainingConfig::default()
+            },
+            ..self.config.clone()
+        };
+        config.expect_formats()?;
+        config.expect_new_adapters()?;
+        config.share(ranks.size())?;
+        let resolved = ResolvedRun::new(&config, sizes, device)?;
+        resolved.expect_fit()?;
+        resolved.prepare_device();
+        Ok(resolved)
+    }
+
+    /// Returns the times of the families of kernels in a step on a GPU; none on other devices. Without a graph, each call can be timed. The first step
+    /// without a graph warms up the memory pool.
+    fn profile(&self, mut run: Run, device: &Device, vocabulary: usize) -> Result<(Run, Vec<FamilyTime>)> {
+        let Device::Cuda(gpu) = device else { return Ok((run, Vec::new())) };
+        run.step = run.step.eager();
+        run.step(LEARNING_RATE, StepPrecision::Recipe)?;
+        gpu.start_profile();
+        let begin = Instant::now();
+        run.step(LEARNING_RATE, StepPrecision::Recipe)?;
+        let milliseconds = begin.elapsed().as_secs_f64() * 1e3;
+        let families = by_family(&gpu.take_profile()?, milliseconds, self.micro_batch * self.seq_len, vocabulary);
+        Ok((run, families))
     }
 }
 

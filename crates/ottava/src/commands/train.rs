@@ -10,7 +10,7 @@ use ottava_engine::{Engine, EngineOptions, KvCacheDtype, Request, Sampling, Text
 use ottava_recipe::RecipeName;
 use ottava_recipe::param::Description;
 use ottava_settings::{DeviceChoice, Loaded, RunConfig};
-use ottava_train::trainer::{RunLock, Start, Trainer};
+use ottava_train::trainer::{RunLock, Start, StepReport, Trainer};
 use serde_json::json;
 use std::path::{Path, PathBuf};
 
@@ -115,48 +115,57 @@ impl Train {
             return Ok(());
         }
         processes.wait()?;
-        let evals = trainer.eval_losses();
-        if let (Some((_, first)), Some((_, end))) = (evals.first(), evals.last()) {
-            let change = if end > first { "higher" } else { "lower" };
-            progress.line(&format!(
-                "validation loss {first:.4} at the start, {end:.4} at the end, {:.4} {change}",
-                (end - first).abs()
-            ));
-        }
-        let best = trainer.best().map(|(best, path)| (best.clone(), path));
-        if let Some((best, path)) = &best {
-            let metric = &config.evaluation.metric_for_best_model;
-            progress.line(&format!("best: {metric} {:.4} after step {}, {}", best.value, best.step, path.display()));
-        }
-        progress.line(&format!("plot: {}", trainer.output_dir().join("loss.svg").display()));
-        let (output_dir, evals) = (trainer.output_dir().to_path_buf(), evals.to_vec());
-        let samples = samples(trainer, &config).map_err(|error| match error {
-            Error::Cancelled(_) => Error::Interrupted(
-                "stopped by a signal while samples were generated; the run is complete and saved".into(),
-            ),
-            other => other,
-        })?;
-        if self.json {
-            let last = last.as_ref();
-            print_json(&json!({
-                "output_dir": output_dir,
-                "step": last.map(|r| r.step),
-                "loss": last.map(|r| r.result.loss),
-                "eval_loss": evals.last().map(|(_, loss)| loss),
-                "initial_eval_loss": evals.first().map(|(_, loss)| loss),
-                "checkpoint": last.and_then(|r| r.saved.last()).map(|saved| &saved.path),
-                "best_checkpoint": best.map(|(_, path)| path),
-                "samples": samples,
-            }));
-        } else {
-            for sample in samples {
-                out!("{sample}");
-            }
-        }
-        Ok(())
+        report(trainer, &config, &progress, last.as_ref(), self.json)
     }
 }
 
+/// Prints the end of a run: evaluations, the best checkpoint, and samples.
+fn report(
+    trainer: Trainer,
+    config: &RunConfig,
+    progress: &Progress,
+    last: Option<&StepReport>,
+    prints_json: bool,
+) -> Result<()> {
+    let evals = trainer.eval_losses();
+    if let (Some((_, first)), Some((_, end))) = (evals.first(), evals.last()) {
+        let change = if end > first { "higher" } else { "lower" };
+        progress.line(&format!(
+            "validation loss {first:.4} at the start, {end:.4} at the end, {:.4} {change}",
+            (end - first).abs()
+        ));
+    }
+    let best = trainer.best().map(|(best, path)| (best.clone(), path));
+    if let Some((best, path)) = &best {
+        let metric = &config.evaluation.metric_for_best_model;
+        progress.line(&format!("best: {metric} {:.4} after step {}, {}", best.value, best.step, path.display()));
+    }
+    progress.line(&format!("plot: {}", trainer.output_dir().join("loss.svg").display()));
+    let (output_dir, evals) = (trainer.output_dir().to_path_buf(), evals.to_vec());
+    let samples = samples(trainer, config).map_err(|error| match error {
+        Error::Cancelled(_) => {
+            Error::Interrupted("stopped by a signal while samples were generated; the run is complete and saved".into())
+        }
+        other => other,
+    })?;
+    if prints_json {
+        print_json(&json!({
+            "output_dir": output_dir,
+            "step": last.map(|r| r.step),
+            "loss": last.map(|r| r.result.loss),
+            "eval_loss": evals.last().map(|(_, loss)| loss),
+            "initial_eval_loss": evals.first().map(|(_, loss)| loss),
+            "checkpoint": last.and_then(|r| r.saved.last()).map(|saved| &saved.path),
+            "best_checkpoint": best.map(|(_, path)| path),
+            "samples": samples,
+        }));
+    } else {
+        for sample in samples {
+            out!("{sample}");
+        }
+    }
+    Ok(())
+}
 /// Returns the description of `--recipe`.
 fn recipe_help() -> String {
     let names: Vec<_> = RecipeName::ALL.into_iter().map(RecipeName::as_str).collect();
