@@ -75,7 +75,10 @@ impl Sampling {
 
     /// Returns the first field with an unusable value, and the reason.
     pub fn problem(&self) -> Option<(&'static str, String)> {
-        let of_table = Parameter::ALL.iter().find_map(|parameter| Some((parameter.name, parameter.problem(self)?)));
+        // The table reads fields by references that can write, so it gets a copy, without the list of biases.
+        let mut copy = Sampling { logit_bias: Vec::new(), ..*self };
+        let of_table =
+            Parameter::ALL.iter().find_map(|parameter| Some((parameter.name, parameter.problem(&mut copy)?)));
         of_table.or_else(|| {
             let (token, bias) = self.logit_bias.iter().find(|(_, bias)| !bias.is_finite())?;
             Some(("logit_bias", format!("the bias of token {token} is {bias}; it is a number")))
@@ -194,15 +197,15 @@ impl Parameter {
     ];
 
     /// Returns the reason why the value in `sampling` cannot be used; `None` if it can be used.
-    fn problem(&self, sampling: &Sampling) -> Option<String> {
-        let (name, mut sampling) = (self.name, sampling.clone());
+    fn problem(&self, sampling: &mut Sampling) -> Option<String> {
+        let name = self.name;
         match self.field {
             Field::Number(field, range) => {
-                let value = *field(&mut sampling);
+                let value = *field(sampling);
                 (!range.contains(value)).then(|| format!("`{name}` is {value}; it is {range}"))
             }
             Field::Tokens(field) => {
-                let is_none = *field(&mut sampling) == Some(0);
+                let is_none = *field(sampling) == Some(0);
                 is_none.then(|| format!("`{name}` is 0; it is a number of tokens from 1 up, or left out"))
             }
         }

@@ -258,6 +258,14 @@ impl ReinforcementConfig {
         !self.rewards.is_empty()
     }
 
+    /// Returns the number of prompts of a generation, if a step has `of_step` completions of all ranks.
+    pub fn prompts(&self, of_step: usize) -> usize {
+        match self.prompts_per_generation {
+            0 => of_step / self.num_generations.max(1),
+            prompts => prompts,
+        }
+    }
+
     /// The loss of a token.
     pub fn policy_loss(&self) -> PolicyLoss {
         let PolicyConfig { loss_type, epsilon: low, epsilon_high, delta, beta, kl_estimator } = self.loss;

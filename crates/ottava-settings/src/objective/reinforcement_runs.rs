@@ -4,7 +4,7 @@ use super::reinforcement::problems;
 use crate::demands::Problems;
 use crate::{RunConfig, WeightInit};
 use ottava_common::error::{Error, Result};
-use ottava_data::{Formatting, Packing, RecordKind};
+use ottava_data::{DataSet, Formatting, Packing, PromptSet, RecordKind, TrainingData};
 use ottava_models::{ConfigFile, DecoderConfig};
 use ottava_parallel::Zero;
 use std::path::Path;
@@ -85,6 +85,19 @@ impl RunConfig {
             (self.data.packing, self.data.document_mask) = (Packing::None, Some(false));
         }
         Ok(())
+    }
+
+    /// Returns the prompts of a run of reinforcement learning. Prompts that leave no room for `max_completion_length` tokens are left out.
+    ///
+    /// Errors as [`PromptSet::new`].
+    pub fn prompt_sets(&self, data: &TrainingData) -> Result<Vec<PromptSet>> {
+        let longest = self.data.max_length - self.reinforcement.max_completion_length;
+        let set = |set: &DataSet| {
+            let mut prompts = PromptSet::new(&set.name, set.dataset.clone(), &set.split, longest)?;
+            prompts.share = set.share;
+            Ok(prompts)
+        };
+        data.sets.iter().map(set).collect()
     }
 
     /// Lets the head compute the distribution that completions are drawn from: in F32, and at the temperature of the draws.

@@ -30,7 +30,7 @@ impl RolloutPlan {
             return None;
         }
         let (of_step, group) = (run.training.sequences(), r.num_generations.max(1));
-        let prompts = if r.prompts_per_generation == 0 { of_step / group } else { r.prompts_per_generation };
+        let prompts = r.prompts(of_step);
         let (is_exact, because) = match run.precision.recipes().any(|recipe| recipe == RecipeName::Fp8Current) {
             true => (
                 false,

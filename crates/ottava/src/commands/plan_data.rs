@@ -89,13 +89,7 @@ impl Data {
 
     /// The data of a run of reinforcement learning, to show the first `count` prompts. A row has one prompt and its completion.
     fn of_prompts(config: &RunConfig, data: &TrainingData, tokenizer: &Tokenizer, count: usize) -> Result<Data> {
-        let longest = config.data.max_length - config.reinforcement.max_completion_length;
-        let mut sets = Vec::new();
-        for set in &data.sets {
-            let mut prompts = PromptSet::new(&set.name, set.dataset.clone(), &set.split, longest)?;
-            prompts.share = set.share;
-            sets.push(prompts);
-        }
+        let sets = config.prompt_sets(data)?;
         let left_out = sets.iter().map(PromptSet::left_out).sum::<usize>() as u64;
         let fit = sets.iter().filter_map(PromptSet::describe_left_out).collect();
         let rows = sets.iter().map(PromptSet::train_len).sum::<usize>() as f64;

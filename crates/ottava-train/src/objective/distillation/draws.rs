@@ -1,19 +1,15 @@
 //! Completions that the trained model draws in the place of the completions of the data.
 
 use crate::objective::Opening;
-use crate::objective::rollout::{sample, seed_of};
+use crate::objective::rollout::{engine_for, sample, seed_of, set_row};
 use crate::step::Metrics;
 use ottava_common::error::Result;
 use ottava_data::{Batch, RowShare, Tokenizer};
-use ottava_engine::{Engine, EngineOptions, KvCacheDtype};
+use ottava_engine::{Engine, LogprobsMode};
 use ottava_models::Decoder;
 use ottava_parallel::Ranks;
 use ottava_settings::DistillationConfig;
-use ottava_tensor::Device;
 use ottava_tensor::ops::IGNORE_INDEX;
-
-/// The share of the memory that is free at the first draw which the KV cache may take on a GPU; activations and gradients take the rest.
-const KV_SHARE: f64 = 0.3;
 
 /// Draws completions of the prompts of loaded rows.
 pub(super) struct Draws {
@@ -81,7 +77,10 @@ impl Draws {
         }
         let engine = match &mut self.engine {
             Some(engine) => engine,
-            none => none.insert(engine_for(model, batches.iter().map(|batch| batch.rows).sum(), self.max_length)?),
+            none => {
+                let rows = batches.iter().map(|batch| batch.rows).sum();
+                none.insert(engine_for(model, rows, self.max_length, LogprobsMode::Raw)?)
+            }
         };
         let DistillationConfig { max_completion_length, temperature, .. } = self.config;
         let stop_ids = self.tokenizer.eos_ids();
@@ -96,33 +95,11 @@ impl Draws {
     }
 }
 
-/// An engine for `rows` completions in rows of `max_length` tokens.
-fn engine_for(model: &Decoder, rows: usize, max_length: usize) -> Result<Engine> {
-    let lengths = std::iter::repeat_n(max_length, rows);
-    let mut options = EngineOptions::for_lengths(model, None, lengths, max_length, KvCacheDtype::Auto)?;
-    if matches!(model.device(), Device::Cuda(_)) {
-        options.kv_cache_tokens = ((options.kv_cache_tokens as f64 * KV_SHARE) as usize).max(max_length);
-    }
-    Engine::to_lend(model, &options)
-}
-
 /// The tokens of a row before the first one that is learned; `None` if no token is learned.
 fn prompt_of(batch: &Batch, row: usize) -> Option<Vec<u32>> {
     let start = row * batch.seq_len;
     let first = batch.targets[start..][..batch.seq_len].iter().position(|&target| target != IGNORE_INDEX)?;
     Some(batch.inputs[start..][..=first].iter().map(|&token| token as u32).collect())
-}
-
-/// Writes a prompt and its completion into a row, and fills the row with the token `end`. Only the completion is learned.
-fn set_row(batch: &mut Batch, row: usize, prompt: &[u32], completion: &[u32], end: u32) {
-    let (start, length) = (row * batch.seq_len, batch.seq_len);
-    let tokens: Vec<i32> = prompt.iter().chain(completion).map(|&token| token as i32).collect();
-    let inputs = tokens.iter().copied().chain(std::iter::repeat(end as i32));
-    batch.inputs[start..][..length].iter_mut().zip(inputs).for_each(|(input, token)| *input = token);
-    for (at, target) in batch.targets[start..][..length].iter_mut().enumerate() {
-        *target = if (prompt.len()..tokens.len()).contains(&(at + 1)) { tokens[at + 1] } else { IGNORE_INDEX };
-    }
-    batch.padding[row] = length - tokens.len();
 }
 
 #[cfg(test)]

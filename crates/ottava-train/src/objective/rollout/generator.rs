@@ -1,18 +1,14 @@
 //! Completions of prompts by the model as it is now, with their rewards.
 
 use super::completion::{Completion, Generation};
-use super::sample::{Sample as Drawn, sample};
+use super::sample::{Sample as Drawn, engine_for, sample};
 use ottava_common::error::Result;
 use ottava_data::{Prompt, Tokenizer};
-use ottava_engine::{Engine, EngineOptions, KvCacheDtype, LogprobsMode};
+use ottava_engine::{Engine, LogprobsMode};
 use ottava_models::Decoder;
 use ottava_rewards::{Deadline, RewardSpec, Rewards, Sample};
 use ottava_settings::RunConfig;
-use ottava_tensor::Device;
 use std::cell::RefCell;
-
-/// The share of the memory that is free at the first generation which the KV cache may take on a GPU; activations and gradients take the rest.
-const KV_SHARE: f64 = 0.3;
 
 /// A prompt with the seeds of its completions.
 pub(super) type Seeded = (Prompt, Vec<u64>);
@@ -76,24 +72,13 @@ impl Generator {
         let mut engine = self.engine.borrow_mut();
         let engine = match &mut *engine {
             Some(engine) => engine,
-            none => none.insert(self.engine_for(model)?),
+            // A generation may have more completions than are drawn now: an evaluation may come first.
+            none => none.insert(engine_for(model, self.completions, self.max_length, LogprobsMode::Loss)?),
         };
         let (most, stop_ids) = (self.max_completion_length, self.tokenizer.eos_ids());
         // The head applies the temperature of the run.
         let temperature = if is_greedy { 0.0 } else { 1.0 };
         engine.lend(model, |engine| sample(engine, &requests, most, stop_ids, temperature))
-    }
-
-    /// An engine for the completions of a generation, which may be more than are drawn now: an evaluation may come first.
-    fn engine_for(&self, model: &Decoder) -> Result<Engine> {
-        let lengths = std::iter::repeat_n(self.max_length, self.completions);
-        let mut options = EngineOptions::for_lengths(model, None, lengths, self.max_length, KvCacheDtype::Auto)?;
-        if matches!(model.device(), Device::Cuda(_)) {
-            let share = (options.kv_cache_tokens as f64 * KV_SHARE) as usize;
-            options.kv_cache_tokens = share.max(self.max_length);
-        }
-        options.logprobs_mode = LogprobsMode::Loss;
-        Engine::to_lend(model, &options)
     }
 
     /// The rewards of `samples`, which are completions of `prompts` in their order.

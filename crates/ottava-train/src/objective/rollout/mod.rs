@@ -23,7 +23,7 @@ mod sample;
 pub use advantage::advantages;
 pub use completion::Completion;
 pub use loss::{Policy, PolicyMicroBatch, Scored};
-pub use sample::{Sample, sample, seed_of};
+pub use sample::{Sample, engine_for, sample, seed_of, set_row};
 
 use super::{FrozenModel, Objective, Opening, Rows};
 use crate::phase::{Passes, Phase};

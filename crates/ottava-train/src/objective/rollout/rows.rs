@@ -5,7 +5,7 @@ use super::completion::{Completion, Generation, metrics};
 use super::generator::Generator;
 use super::held_out::held_out_metrics;
 use super::loss::{PolicyMicroBatch, Scored};
-use super::sample::{Sample, seed_of};
+use super::sample::{Sample, seed_of, set_row};
 use crate::objective::{Evaluation, LoadedRows, Opening, Rows, Validation};
 use crate::step::host::values;
 use crate::step::{Metrics, MicroBatch, TrainStep, token_losses};
@@ -64,15 +64,9 @@ impl RolloutRows {
     pub(super) fn open(opening: &Opening) -> Result<RolloutRows> {
         let Opening { config: run, data, state, share, step, unfinished, .. } = *opening;
         let config = run.reinforcement.clone();
-        let longest = run.data.max_length - config.max_completion_length;
-        let mut sets = Vec::new();
-        for set in &data.sets {
-            let mut prompts = PromptSet::new(&set.name, set.dataset.clone(), &set.split, longest)?;
-            prompts.share = set.share;
-            if let Some(sentence) = prompts.describe_left_out().filter(|_| share.rank == 0) {
-                tracing::warn!("{sentence}");
-            }
-            sets.push(prompts);
+        let sets = run.prompt_sets(data)?;
+        for sentence in sets.iter().filter_map(PromptSet::describe_left_out).filter(|_| share.rank == 0) {
+            tracing::warn!("{sentence}");
         }
         let waiting = match unfinished {
             Some(waiting) => serde_json::from_value(waiting.clone()).map_err(|error| {
@@ -81,10 +75,7 @@ impl RolloutRows {
             None => VecDeque::new(),
         };
         let of_step = run.micro_batch_rows() * run.training.gradient_accumulation_steps * share.world;
-        let of_generation = match config.prompts_per_generation {
-            0 => of_step / config.num_generations,
-            prompts => prompts,
-        };
+        let of_generation = config.prompts(of_step);
         let completions = of_generation * config.num_generations;
         if completions == 0 || !completions.is_multiple_of(of_step) || !of_generation.is_multiple_of(share.world) {
             return Err(Error::Config(format!(
@@ -253,18 +244,12 @@ impl RolloutRows {
 
     /// A row for each of `samples`, padded with the token that ends a text.
     fn batch<'s>(&self, samples: impl ExactSizeIterator<Item = &'s Sample>) -> Batch {
-        let end = self.generator.end() as i32;
-        let (mut inputs, mut targets, mut padding) = (Vec::new(), Vec::new(), Vec::new());
-        let rows = samples.len();
-        for sample in samples {
-            let tokens: Vec<i32> = sample.prompt.iter().chain(&sample.tokens).map(|&token| token as i32).collect();
-            let unread = self.max_length - tokens.len();
-            let learned = |at: usize| (sample.prompt.len()..tokens.len()).contains(&at);
-            targets.extend((1..=self.max_length).map(|at| if learned(at) { tokens[at] } else { IGNORE_INDEX }));
-            inputs.extend(tokens.iter().copied().chain(std::iter::repeat_n(end, unread)));
-            padding.push(unread);
+        let (rows, end) = (samples.len(), self.generator.end());
+        let mut batch = Batch::whole(vec![0; rows * self.max_length], vec![IGNORE_INDEX; rows * self.max_length], rows);
+        for (row, sample) in samples.enumerate() {
+            set_row(&mut batch, row, &sample.prompt, &sample.tokens, end);
         }
-        Batch { padding, ..Batch::whole(inputs, targets, rows) }
+        batch
     }
 }
 

@@ -58,9 +58,7 @@ impl Observers {
         let mut all: Vec<_> = Check::of(config).into_iter().map(check).collect();
         all.push(Box::new(Spikes::new(config.alarms.spikes, memory)));
         all.push(Box::new(Routers));
-        if config.reinforcement.is_on() {
-            all.push(Box::new(Rollouts::new(config.alarms.rollout_bounds(), memory)));
-        }
+        all.push(Box::new(Rollouts::new(config.alarms.rollout_bounds(), memory)));
         all.push(Box::new(Casts::new(config.alarms.cast_bounds(), memory, casts)));
         Observers { all, requests: Requests::default() }
     }
