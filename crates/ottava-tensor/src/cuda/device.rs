@@ -360,6 +360,11 @@ impl CudaDevice {
         Ok((pointer, self.tracker().map(|tracker| tracker.track(pool::rounded(bytes)))))
     }
 
+    /// Asks the pool.
+    pub(super) fn with_pool<T>(&self, ask: impl FnOnce(&mut Pool<Memory>) -> T) -> T {
+        ask(&mut lock(&self.pool))
+    }
+
     /// Returns memory of [`CudaDevice::take_memory`] to the pool.
     pub(super) fn free_memory(&self, pointer: u64, bytes: usize) {
         lock(&self.pool).give_back(pointer, bytes);
