@@ -22,6 +22,9 @@ pub struct ReinforcementConfig {
     pub max_completion_length: usize,
     /// The temperature at which completions are drawn. Losses, ratios and entropy refer to the distribution at this temperature.
     pub temperature: f64,
+    /// Tokens of the KV cache while completions are drawn; 0 for as many as the completions need and memory has room for. Steps use the memory of the
+    /// KV cache for activations. With fewer tokens, fewer completions are drawn at once.
+    pub kv_cache_tokens: usize,
     /// Whether completions that reach max_completion_length contribute nothing to the loss.
     pub mask_truncated_completions: bool,
     /// Whether prompts whose completions all have the same reward are replaced by further prompts, since nothing is learned from them (DAPO).
@@ -228,6 +231,7 @@ impl Default for ReinforcementConfig {
             num_iterations: 1,
             max_completion_length: 512,
             temperature: 1.0,
+            kv_cache_tokens: 0,
             mask_truncated_completions: false,
             dynamic_sampling: false,
             max_rounds: 10,
@@ -312,6 +316,10 @@ pub(crate) fn problems(config: &ReinforcementConfig, max_length: usize) -> Vec<S
     problems.demand(
         (1..max_length).contains(&config.max_completion_length),
         "`reinforcement.max_completion_length` must be at least 1 and below `data.max_length`, which has the tokens of prompt and completion",
+    );
+    problems.demand(
+        config.kv_cache_tokens == 0 || config.kv_cache_tokens >= max_length,
+        "`reinforcement.kv_cache_tokens` is below `data.max_length`, so no completion of this length has room in the KV cache",
     );
     problems.demand(
         config.temperature.is_finite() && config.temperature > 0.0,

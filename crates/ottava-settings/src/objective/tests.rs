@@ -39,6 +39,7 @@ fn reinforcement_learning_refuses_what_does_not_go_together() {
         ("[reinforcement]\nnum_generations = 1", "compare completions of one prompt"),
         ("[reinforcement]\nnum_generations = 3", "a generation has a whole number of steps and of prompts"),
         ("[reinforcement]\nmax_completion_length = 1024", "below `data.max_length`"),
+        ("[reinforcement]\nkv_cache_tokens = 1000", "`reinforcement.kv_cache_tokens` is below"),
         ("[reinforcement]\ntemperature = 0.0", "`reinforcement.temperature` must be above 0"),
         ("[reinforcement.loss]\nepsilon = 0.0", "no ratio is followed"),
         ("[reinforcement.loss]\ndelta = 1.1", "`reinforcement.loss.delta` must be above"),

@@ -25,6 +25,11 @@ pub trait Objective {
         Ok(())
     }
 
+    /// Draws completions by `model`, if [`Rows::load`] does, so that a plan counts their memory.
+    fn rehearse_draws(&self, _model: &mut Decoder, _config: &RunConfig) -> Result<()> {
+        Ok(())
+    }
+
     /// The rows of the run. Errors with [`Error::Data`](ottava_common::Error::Data) when none is left to train on, and with
     /// [`Error::Checkpoint`](ottava_common::Error::Checkpoint) when the position does not fit the data.
     fn open(&self, opening: &Opening) -> Result<Box<dyn Rows>>;

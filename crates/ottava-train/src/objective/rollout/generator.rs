@@ -1,10 +1,11 @@
 //! Completions of prompts by the model as it is now, with their rewards.
 
 use super::completion::{Completion, Generation};
-use super::sample::{Sample as Drawn, engine_for, sample};
+use super::draw_sizes;
+use super::drawer::Drawer;
+use super::sample::Sample as Drawn;
 use ottava_common::error::Result;
 use ottava_data::{Prompt, Tokenizer};
-use ottava_engine::{Engine, LogprobsMode};
 use ottava_models::Decoder;
 use ottava_rewards::{Deadline, RewardSpec, Rewards, Sample};
 use ottava_settings::RunConfig;
@@ -15,15 +16,10 @@ pub(super) type Seeded = (Prompt, Vec<u64>);
 
 /// Draws and scores completions.
 pub(super) struct Generator {
-    /// Completions of a generation.
-    completions: usize,
-    /// Tokens of a prompt and its completion, at most.
-    max_length: usize,
     max_completion_length: usize,
     tokenizer: Tokenizer,
     rewards: RefCell<Rewards>,
-    /// Made of the model at the first generation.
-    engine: RefCell<Option<Engine>>,
+    drawer: RefCell<Drawer>,
 }
 
 impl Generator {
@@ -32,12 +28,11 @@ impl Generator {
     /// Errors with [`Error::Config`](ottava_common::Error::Config) when a reward cannot be made.
     pub(super) fn new(run: &RunConfig, completions: usize) -> Result<Generator> {
         Ok(Generator {
-            completions,
-            max_length: run.data.max_length,
             max_completion_length: run.reinforcement.max_completion_length,
             tokenizer: Tokenizer::load(run.model.tokenizer_path())?,
             rewards: RefCell::new(RewardSpec::build(&run.reinforcement.rewards)?),
-            engine: RefCell::new(None),
+            // A generation may have more completions than the first draws: an evaluation may come first.
+            drawer: RefCell::new(Drawer::new(draw_sizes(run, completions))),
         })
     }
 
@@ -69,16 +64,10 @@ impl Generator {
     fn draw(&self, model: &mut Decoder, prompts: &[Seeded], is_greedy: bool) -> Result<Vec<Drawn>> {
         let each = prompts.iter().flat_map(|(prompt, seeds)| seeds.iter().map(|&seed| (prompt.tokens.clone(), seed)));
         let requests: Vec<_> = each.collect();
-        let mut engine = self.engine.borrow_mut();
-        let engine = match &mut *engine {
-            Some(engine) => engine,
-            // A generation may have more completions than are drawn now: an evaluation may come first.
-            none => none.insert(engine_for(model, self.completions, self.max_length, LogprobsMode::Loss)?),
-        };
         let (most, stop_ids) = (self.max_completion_length, self.tokenizer.eos_ids());
         // The head applies the temperature of the run.
         let temperature = if is_greedy { 0.0 } else { 1.0 };
-        engine.lend(model, |engine| sample(engine, &requests, most, stop_ids, temperature))
+        self.drawer.borrow_mut().draw(model, &requests, most, stop_ids, temperature)
     }
 
     /// The rewards of `samples`, which are completions of `prompts` in their order.

@@ -14,6 +14,7 @@
 
 mod advantage;
 mod completion;
+mod drawer;
 mod generator;
 mod held_out;
 mod loss;
@@ -22,18 +23,21 @@ mod sample;
 
 pub use advantage::advantages;
 pub use completion::Completion;
+pub use drawer::{DrawSizes, Drawer};
 pub use loss::{Policy, PolicyMicroBatch, Scored};
-pub use sample::{Sample, engine_for, sample, seed_of, set_row};
+pub use sample::{Sample, sample, seed_of, set_row};
 
 use super::{FrozenModel, Objective, Opening, Rows};
 use crate::phase::{Passes, Phase};
 use crate::step::{Loss, TrainStep};
 use ottava_common::error::Result;
+use ottava_engine::LogprobsMode;
+use ottava_models::Decoder;
 use ottava_recipe::mode::Pass;
 use ottava_settings::RunConfig;
 use ottava_tensor::{DType, Device};
 use rows::RolloutRows;
-use std::cell::OnceCell;
+use std::cell::{OnceCell, RefCell};
 use std::rc::Rc;
 
 /// Reinforcement learning from rewards.
@@ -42,13 +46,15 @@ pub(super) struct Reinforcement {
     how: Policy,
     /// The model of the start, if it is the reference model. Made with the first loss.
     reference: OnceCell<Rc<FrozenModel>>,
+    /// Draws of a plan.
+    rehearsed: RefCell<Option<Drawer>>,
 }
 
 impl Reinforcement {
     pub(super) fn new(config: &RunConfig) -> Reinforcement {
         let r = &config.reinforcement;
         let how = Policy { loss: r.policy_loss(), correction: r.correction, aggregation: r.aggregation() };
-        Reinforcement { run: config.clone(), how, reference: OnceCell::new() }
+        Reinforcement { run: config.clone(), how, reference: OnceCell::new(), rehearsed: RefCell::default() }
     }
 
     /// Returns the reference model, if there is one besides the trained model.
@@ -83,7 +89,25 @@ impl Objective for Reinforcement {
         step.each_loaded(|loaded, loss: &mut PolicyMicroBatch| loss.read_reference(loaded))
     }
 
+    fn rehearse_draws(&self, model: &mut Decoder, config: &RunConfig) -> Result<()> {
+        let (r, ranks) = (&config.reinforcement, config.parallel.planned_data());
+        let of_step = config.micro_batch_rows() * config.training.gradient_accumulation_steps * ranks;
+        let completions = r.prompts(of_step) * r.num_generations / ranks;
+        let mut drawer = self.rehearsed.borrow_mut();
+        drawer.get_or_insert_with(|| Drawer::new(draw_sizes(config, completions))).rehearse(model)
+    }
+
     fn open(&self, opening: &Opening) -> Result<Box<dyn Rows>> {
         Ok(Box::new(RolloutRows::open(opening)?))
+    }
+}
+
+/// The sizes of the draws of a rank that has so many `completions` of a generation.
+fn draw_sizes(config: &RunConfig, completions: usize) -> DrawSizes {
+    DrawSizes {
+        completions,
+        max_length: config.data.max_length,
+        kv_cache_tokens: config.reinforcement.kv_cache_tokens,
+        logprobs_mode: LogprobsMode::Loss,
     }
 }

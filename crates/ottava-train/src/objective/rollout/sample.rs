@@ -3,18 +3,11 @@
 use ottava_common::error::Result;
 use ottava_common::hash::{MIX_STEP, mix};
 use ottava_data::Batch;
-use ottava_engine::{
-    Engine, EngineOptions, Event, FinishReason, KvCacheDtype, LogprobsMode, Request, RequestId, Sampling,
-};
-use ottava_models::Decoder;
-use ottava_tensor::Device;
+use ottava_engine::{Engine, Event, FinishReason, Request, RequestId, Sampling};
 use ottava_tensor::ops::IGNORE_INDEX;
 use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
 use std::ops::Range;
-
-/// The share of the memory that is free at the first draw which the KV cache may take on a GPU. Activations and gradients take the rest.
-const KV_SHARE: f64 = 0.3;
 
 /// A completion that was drawn.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -41,24 +34,6 @@ impl Sample {
 /// of the prompt. A sum of these numbers would give different completions the same seed.
 pub fn seed_of(parts: [u64; 4]) -> u64 {
     parts.into_iter().fold(0, |seed, part| mix(seed.wrapping_add(MIX_STEP) ^ mix(part.wrapping_add(MIX_STEP))))
-}
-
-/// Makes an engine that `model` can be lent to, for `completions` completions at once in rows of `max_length` tokens.
-///
-/// Errors as [`EngineOptions::for_lengths`] and [`Engine::to_lend`].
-pub fn engine_for(
-    model: &Decoder,
-    completions: usize,
-    max_length: usize,
-    logprobs_mode: LogprobsMode,
-) -> Result<Engine> {
-    let lengths = std::iter::repeat_n(max_length, completions);
-    let mut options = EngineOptions::for_lengths(model, None, lengths, max_length, KvCacheDtype::Auto)?;
-    if matches!(model.device(), Device::Cuda(_)) {
-        options.kv_cache_tokens = ((options.kv_cache_tokens as f64 * KV_SHARE) as usize).max(max_length);
-    }
-    options.logprobs_mode = logprobs_mode;
-    Engine::to_lend(model, &options)
 }
 
 /// Writes a prompt and its completion into a row, and fills the row with the token `end`. Only the completion is learned.

@@ -106,7 +106,7 @@ fn log_probabilities_of_draws_are_those_of_training() {
 }
 
 /// Writes a tokenizer of the ten digits and a few words, a model of two blocks, and prompts. The answer to a prompt is the larger of two digits.
-fn write_inputs(folder: &Path) {
+pub fn write_inputs(folder: &Path) {
     let words = ["<end>", "0", "1", "2", "3", "4", "5", "6", "7", "8", "9", "of", "is", "a", "b", "<unk>"];
     let vocabulary: serde_json::Map<_, _> =
         words.iter().zip(0..).map(|(word, id)| (word.to_string(), json!(id))).collect();
@@ -131,7 +131,7 @@ fn write_inputs(folder: &Path) {
 }
 
 /// Returns a run of `steps` steps, in which a generation has the completions of two steps.
-fn config(inputs: &Path, output: &Path, recipe: RecipeName, steps: u64) -> RunConfig {
+pub fn config(inputs: &Path, output: &Path, recipe: RecipeName, steps: u64) -> RunConfig {
     let reward = "type = 'exact'".parse::<toml::Table>().unwrap().try_into().unwrap();
     RunConfig {
         output_dir: output.to_path_buf(),
