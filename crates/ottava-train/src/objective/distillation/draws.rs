@@ -1,11 +1,11 @@
 //! Completions that the trained model draws in the place of the completions of the data.
 
 use crate::objective::Opening;
-use crate::objective::rollout::{DrawSizes, Drawer, seed_of, set_row};
+use crate::objective::rollout::{DrawSizes, Drawer, sample, seed_of, set_row};
 use crate::step::Metrics;
 use ottava_common::error::Result;
 use ottava_data::{Batch, RowShare, Tokenizer};
-use ottava_engine::LogprobsMode;
+use ottava_engine::{Engine, LogprobsMode};
 use ottava_models::Decoder;
 use ottava_parallel::Ranks;
 use ottava_settings::{DistillationConfig, RunConfig};
@@ -77,7 +77,8 @@ impl Draws {
         let DistillationConfig { max_completion_length, temperature, .. } = self.config;
         let stop_ids = self.tokenizer.eos_ids();
         // A completion ends where its row ends.
-        let drawn = self.drawer.draw(model, &wanted, max_completion_length, stop_ids, temperature)?;
+        let draw = |engine: &mut Engine| sample(engine, &wanted, max_completion_length, stop_ids, temperature);
+        let drawn = self.drawer.lend(model, draw)?;
         let end = self.tokenizer.eos_id().unwrap_or(0);
         for ((number, row), sample) in places.into_iter().zip(&drawn) {
             set_row(&mut batches[number], row, &sample.prompt, &sample.tokens, end);

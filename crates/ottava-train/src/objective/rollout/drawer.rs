@@ -1,6 +1,6 @@
 //! Completions by the model that is trained.
 
-use super::sample::{Sample, sample};
+use super::sample::sample;
 use ottava_common::error::Result;
 use ottava_common::limits;
 use ottava_engine::{Engine, EngineOptions, KvCacheDtype, LogprobsMode};
@@ -33,36 +33,28 @@ impl Drawer {
         Drawer { sizes, engine: None }
     }
 
-    /// Draws a completion of each of `prompts`, with its seed, of at most `max_tokens` tokens, at this `temperature`; at 0 the most likely one. A text
-    /// ends with one of `stop_ids`, or where it has `max_length` tokens.
+    /// Runs `draw` with an engine of `model`, as [`Engine::lend`].
     ///
-    /// Errors as [`Engine::to_lend`], [`Engine::add`] and [`Engine::step`], and with [`Error::Cancelled`](ottava_common::Error::Cancelled) after a
-    /// request to stop.
-    pub fn draw(
-        &mut self,
-        model: &mut Decoder,
-        prompts: &[(Vec<u32>, u64)],
-        max_tokens: usize,
-        stop_ids: &[u32],
-        temperature: f64,
-    ) -> Result<Vec<Sample>> {
+    /// Errors as [`Engine::to_lend`] and `draw`.
+    pub fn lend<T>(&mut self, model: &mut Decoder, draw: impl FnOnce(&mut Engine) -> Result<T>) -> Result<T> {
         let device = model.device().clone();
         let _scope = device.whole_scope("draws");
         let engine = match &mut self.engine {
             Some(engine) => engine,
             none => none.insert(engine_for(model, &self.sizes)?),
         };
-        engine.lend(model, |engine| sample(engine, prompts, max_tokens, stop_ids, temperature))
+        engine.lend(model, draw)
     }
 
     /// Draws a few tokens of completions whose prompts fill the rows, as many as are drawn at once. A plan on a device without data counts their memory.
     ///
-    /// Errors as [`Drawer::draw`].
+    /// Errors as [`Drawer::lend`] and [`sample`].
     pub fn rehearse(&mut self, model: &mut Decoder) -> Result<()> {
         const DRAWN: usize = 2;
         let DrawSizes { completions, max_length, .. } = self.sizes;
         let prompt = vec![0; max_length.saturating_sub(DRAWN).max(1)];
-        self.draw(model, &vec![(prompt, 0); completions], DRAWN, &[], 1.0).map(drop)
+        let prompts = vec![(prompt, 0); completions];
+        self.lend(model, |engine| sample(engine, &prompts, DRAWN, &[], 1.0)).map(drop)
     }
 }
 

@@ -3,9 +3,10 @@
 use super::completion::{Completion, Generation};
 use super::draw_sizes;
 use super::drawer::Drawer;
-use super::sample::Sample as Drawn;
+use super::sample::{Sample as Drawn, sample};
 use ottava_common::error::Result;
 use ottava_data::{Prompt, Tokenizer};
+use ottava_engine::Engine;
 use ottava_models::Decoder;
 use ottava_rewards::{Deadline, RewardSpec, Rewards, Sample};
 use ottava_settings::RunConfig;
@@ -67,7 +68,8 @@ impl Generator {
         let (most, stop_ids) = (self.max_completion_length, self.tokenizer.eos_ids());
         // The head applies the temperature of the run.
         let temperature = if is_greedy { 0.0 } else { 1.0 };
-        self.drawer.borrow_mut().draw(model, &requests, most, stop_ids, temperature)
+        let draw = |engine: &mut Engine| sample(engine, &requests, most, stop_ids, temperature);
+        self.drawer.borrow_mut().lend(model, draw)
     }
 
     /// The rewards of `samples`, which are completions of `prompts` in their order.
