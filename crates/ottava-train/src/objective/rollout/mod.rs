@@ -5,6 +5,9 @@
 //! the completions of its prompts (`sample.rs`) and scores them (`ottava-rewards`). Then all ranks tell each other their completions, so that each of
 //! them knows all rewards, and a checkpoint can hold the completions that no step has used yet (`Rows::unfinished`).
 //!
+//! **Turns.** With an environment, a completion is a `Conversation` (`conversation.rs`). Token ids of all turns are kept; only the environment's messages
+//! are tokenized. A turn's prompt is the conversation so far, whose keys and values the prefix cache of the engine already has.
+//!
 //! **A step.** `advantage.rs` makes advantages of rewards. `PolicyMicroBatch` (`loss.rs`) is the loss of a micro-batch, whose rows have one completion
 //! each; the op `policy_loss` bounds the ratio of new and old probability.
 //!
@@ -14,6 +17,7 @@
 
 mod advantage;
 mod completion;
+mod conversation;
 mod generator;
 mod held_out;
 mod loss;
@@ -23,7 +27,7 @@ mod sample;
 pub use advantage::advantages;
 pub use completion::Completion;
 pub use loss::{Policy, PolicyMicroBatch, Scored};
-pub use sample::{Sample, engine_for, sample, seed_of, set_row};
+pub use sample::{End, Sample, engine_for, sample, seed_of, set_row};
 
 use super::{FrozenModel, Objective, Opening, Rows};
 use crate::phase::{Passes, Phase};
