@@ -3,7 +3,8 @@
 use crate::external::{CommandConfig, HttpConfig, JudgeConfig};
 use crate::reward::Reward;
 use crate::rules::{
-    ExactConfig, FormatConfig, LengthConfig, MathConfig, NumberConfig, OverlongConfig, RegexConfig, RepetitionConfig,
+    EnvironmentRewardConfig, ExactConfig, FormatConfig, LengthConfig, MathConfig, NumberConfig, OverlongConfig,
+    RegexConfig, RepetitionConfig,
 };
 use crate::weighted::{Part, Rewards};
 use ottava_common::{Error, Result};
@@ -48,6 +49,8 @@ pub enum RewardKind {
     Length(LengthConfig),
     /// The share of repeated n-grams.
     Repetition(RepetitionConfig),
+    /// The rewards that the environment returned.
+    Environment(EnvironmentRewardConfig),
     /// A program that answers JSON lines.
     Command(CommandConfig),
     /// A server that answers JSON.
@@ -93,6 +96,7 @@ impl RewardSpec {
             ("", RewardKind::Overlong(_)) => "overlong",
             ("", RewardKind::Length(_)) => "length",
             ("", RewardKind::Repetition(_)) => "repetition",
+            ("", RewardKind::Environment(_)) => "environment",
             ("", RewardKind::Command(_)) => "command",
             ("", RewardKind::Http(_)) => "http",
             ("", RewardKind::Judge(_)) => "judge",
@@ -112,6 +116,7 @@ impl RewardKind {
             RewardKind::Overlong(config) => Box::new(config.rule()?),
             RewardKind::Length(config) => Box::new(config.rule()?),
             RewardKind::Repetition(config) => Box::new(config.rule()?),
+            RewardKind::Environment(config) => Box::new(config.clone()),
             RewardKind::Command(config) => Box::new(config.start(name)?),
             RewardKind::Http(config) => Box::new(config.reward()?),
             RewardKind::Judge(config) => Box::new(config.reward()?),
@@ -141,7 +146,7 @@ mod tests {
     fn settings_of_the_documentation_are_settings() {
         let page = include_str!("../../../docs/rewards.md");
         let blocks: Vec<_> = page.split("```toml\n").skip(1).map(|part| part.split("```").next().unwrap()).collect();
-        assert_eq!(blocks.len(), 11, "one for each type");
+        assert_eq!(blocks.len(), 12, "one for each type");
         for block in blocks {
             let table: toml::Table = block.parse().unwrap();
             let reward = table["reinforcement"]["rewards"][0].clone();

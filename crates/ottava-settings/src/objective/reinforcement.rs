@@ -1,7 +1,7 @@
 //! The table `[reinforcement]`.
 
 use crate::demands::{Problems, from_zero};
-use ottava_rewards::RewardSpec;
+use ottava_rewards::{EnvironmentConfig, RewardSpec};
 use ottava_tensor::ops::{KlEstimator as Estimator, PolicyBound, PolicyLoss};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -18,7 +18,8 @@ pub struct ReinforcementConfig {
     pub prompts_per_generation: usize,
     /// How often each completion is used for a step.
     pub num_iterations: usize,
-    /// Tokens of a completion at most. A prompt has at most data.max_length minus this number of tokens; longer prompts are left out.
+    /// Tokens of a completion at most; with an environment, tokens of a turn at most, and a conversation ends at data.max_length. A prompt has at most
+    /// data.max_length minus this number of tokens; longer prompts are left out.
     pub max_completion_length: usize,
     /// The temperature at which completions are drawn. Losses, ratios and entropy refer to the distribution at this temperature.
     pub temperature: f64,
@@ -37,6 +38,8 @@ pub struct ReinforcementConfig {
     pub loss: PolicyConfig,
     /// Factors of the loss that correct for draws whose log-probabilities are not the ones that steps compute.
     pub correction: CorrectionConfig,
+    /// A program that answers the turns of the model.
+    pub environment: EnvironmentConfig,
     /// What scores completions: a table `[[reinforcement.rewards]]` for each reward, with its type, its weight and its own keys
     /// (docs/rewards.md). Their weighted sum is the reward of a completion. A run with rewards is a run of reinforcement learning, whose data
     /// are prompts. For example:
@@ -238,6 +241,7 @@ impl Default for ReinforcementConfig {
             advantage: AdvantageConfig::default(),
             loss: PolicyConfig::default(),
             correction: CorrectionConfig::default(),
+            environment: EnvironmentConfig::default(),
             rewards: Vec::new(),
         }
     }

@@ -36,6 +36,8 @@ fn reinforcement_learning_refuses_what_does_not_go_together() {
     };
     for (keys, words) in [
         ("[reinforcement]\nnum_generations = 0", "`reinforcement.num_generations` is 0"),
+        ("[reinforcement.environment]\ncommand = [\"a\"]\nmax_turns = 0", "`reinforcement.environment.max_turns` is 0"),
+        ("[[reinforcement.rewards]]\ntype = \"environment\"", "set `reinforcement.environment.command`"),
         ("[reinforcement]\nnum_generations = 1", "compare completions of one prompt"),
         ("[reinforcement]\nnum_generations = 3", "a generation has a whole number of steps and of prompts"),
         ("[reinforcement]\nmax_completion_length = 1024", "below `data.max_length`"),

@@ -81,7 +81,7 @@ impl Draws {
         let drawn = self.drawer.lend(model, draw)?;
         let end = self.tokenizer.eos_id().unwrap_or(0);
         for ((number, row), sample) in places.into_iter().zip(&drawn) {
-            set_row(&mut batches[number], row, &sample.prompt, &sample.tokens, end);
+            set_row(&mut batches[number], row, sample, end);
         }
         Ok(drawn.iter().map(|sample| sample.tokens.len()).collect())
     }
@@ -107,6 +107,7 @@ fn prompt_of(batch: &Batch, row: usize) -> Option<Vec<u32>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::objective::rollout::{End, Sample};
 
     #[test]
     fn rows_keep_their_prompts_and_learn_what_was_drawn() {
@@ -115,12 +116,19 @@ mod tests {
         let mut batch = Batch { padding: vec![1, 0], ..Batch::whole(inputs, targets, 2) };
         assert_eq!(prompt_of(&batch, 0), Some(vec![5, 6]));
         assert_eq!(prompt_of(&batch, 1), None);
-        set_row(&mut batch, 0, &[5, 6], &[3, 4], 1);
+        let sample = |tokens: &[u32]| Sample::of_turn(vec![5, 6], tokens.to_vec(), vec![-0.5; tokens.len()], End::Text);
+        set_row(&mut batch, 0, &sample(&[3, 4]), 1);
         assert_eq!((&batch.inputs[..5], &batch.targets[..5]), (&[5, 6, 3, 4, 1][..], &[x, 3, 4, x, x][..]));
         assert_eq!(batch.padding, [1, 0]);
         // A completion up to the end of the row.
-        set_row(&mut batch, 0, &[5, 6], &[3, 4, 2], 1);
+        set_row(&mut batch, 0, &sample(&[3, 4, 2]), 1);
         assert_eq!((&batch.inputs[..5], &batch.targets[..5]), (&[5, 6, 3, 4, 2][..], &[x, 3, 4, 2, x][..]));
         assert_eq!(batch.padding, [0, 0]);
+        // Tokens of an environment between two turns are read, and not learned.
+        let mut turns = sample(&[3]);
+        turns.tokens.push(9);
+        turns.add_turn(sample(&[4]));
+        set_row(&mut batch, 0, &turns, 1);
+        assert_eq!((&batch.inputs[..5], &batch.targets[..5]), (&[5, 6, 3, 9, 4][..], &[x, 3, x, 4, x][..]));
     }
 }

@@ -1,16 +1,17 @@
 //! Completions of prompts by the model as it is now, with their rewards.
 
 use super::completion::{Completion, Generation};
+use super::conversation::{Answers, Conversation, text_of};
 use super::draw_sizes;
 use super::drawer::Drawer;
-use super::sample::{Sample as Drawn, sample};
+use super::sample::sample;
 use ottava_common::error::Result;
 use ottava_data::{Prompt, Tokenizer};
-use ottava_engine::Engine;
 use ottava_models::Decoder;
-use ottava_rewards::{Deadline, RewardSpec, Rewards, Sample};
+use ottava_rewards::{Deadline, RewardSpec, Rewards};
 use ottava_settings::RunConfig;
 use std::cell::RefCell;
+use std::collections::BTreeMap;
 
 /// A prompt with the seeds of its completions.
 pub(super) type Seeded = (Prompt, Vec<u64>);
@@ -19,18 +20,22 @@ pub(super) type Seeded = (Prompt, Vec<u64>);
 pub(super) struct Generator {
     max_completion_length: usize,
     tokenizer: Tokenizer,
+    /// The environment, if there is one.
+    answers: RefCell<Option<Answers>>,
     rewards: RefCell<Rewards>,
     drawer: RefCell<Drawer>,
 }
 
 impl Generator {
-    /// Starts what scores completions. A generation of this rank has so many `completions`.
+    /// Starts the environment and what scores completions. A generation of this rank has so many `completions`.
     ///
-    /// Errors with [`Error::Config`](ottava_common::Error::Config) when a reward cannot be made.
+    /// Errors with [`Error::Config`](ottava_common::Error::Config) when the environment cannot be started or a reward cannot be made.
     pub(super) fn new(run: &RunConfig, completions: usize) -> Result<Generator> {
+        let tokenizer = Tokenizer::load(run.model.tokenizer_path())?;
         Ok(Generator {
             max_completion_length: run.reinforcement.max_completion_length,
-            tokenizer: Tokenizer::load(run.model.tokenizer_path())?,
+            answers: RefCell::new(Answers::of_run(run, &tokenizer)?),
+            tokenizer,
             rewards: RefCell::new(RewardSpec::build(&run.reinforcement.rewards)?),
             // A generation may have more completions than the first draws: an evaluation may come first.
             drawer: RefCell::new(Drawer::new(draw_sizes(run, completions))),
@@ -50,7 +55,7 @@ impl Generator {
     /// Draws and scores one completion with each seed of each of `prompts`, before step `step`; the most likely completion if `is_greedy`. Returns the
     /// completions in the order of prompts and seeds.
     ///
-    /// Errors as [`sample`] and [`Rewards::score`].
+    /// Errors as [`sample`], [`Answers::answer`] and [`Rewards::score`].
     pub(super) fn generate(
         &self,
         model: &mut Decoder,
@@ -58,54 +63,90 @@ impl Generator {
         step: u64,
         is_greedy: bool,
     ) -> Result<Generation> {
-        let drawn = self.draw(model, prompts, is_greedy)?;
-        self.score(prompts, drawn, step)
+        let told: Vec<ottava_rewards::Prompt> = prompts.iter().map(|(prompt, _)| told(prompt)).collect();
+        let mut conversations = Vec::new();
+        for ((prompt, seeds), told) in prompts.iter().zip(&told) {
+            let begin = |(index, &seed)| Conversation::new(prompt, told, index, seed);
+            conversations.extend(seeds.iter().enumerate().map(begin));
+        }
+        let mut metrics = self.draw(model, &mut conversations, step, is_greedy)?;
+        let generation = self.score(conversations, step)?;
+        metrics.extend(generation.metrics);
+        Ok(Generation { metrics, ..generation })
     }
 
-    fn draw(&self, model: &mut Decoder, prompts: &[Seeded], is_greedy: bool) -> Result<Vec<Drawn>> {
-        let each = prompts.iter().flat_map(|(prompt, seeds)| seeds.iter().map(|&seed| (prompt.tokens.clone(), seed)));
-        let requests: Vec<_> = each.collect();
+    /// Draws all turns of `conversations`. Returns the numbers that the environment returned, their mean over turns.
+    fn draw(
+        &self,
+        model: &mut Decoder,
+        conversations: &mut [Conversation],
+        step: u64,
+        is_greedy: bool,
+    ) -> Result<BTreeMap<String, f64>> {
         let (most, stop_ids) = (self.max_completion_length, self.tokenizer.eos_ids());
         // The head applies the temperature of the run.
         let temperature = if is_greedy { 0.0 } else { 1.0 };
-        let draw = |engine: &mut Engine| sample(engine, &requests, most, stop_ids, temperature);
-        self.drawer.borrow_mut().lend(model, draw)
+        let mut means = Means::default();
+        // All turns are drawn in one call, so that the prefix cache of the engine serves later turns.
+        self.drawer.borrow_mut().lend(model, |engine| {
+            loop {
+                let mut open: Vec<_> = conversations.iter_mut().filter(|conversation| conversation.is_open()).collect();
+                if open.is_empty() {
+                    return Ok(());
+                }
+                let requests: Vec<_> = open.iter().map(|conversation| conversation.next_turn()).collect();
+                let turns = sample(engine, &requests, most, stop_ids, temperature)?;
+                open.iter_mut().zip(turns).for_each(|(conversation, turn)| conversation.add_turn(turn));
+                if let Some(answers) = &mut *self.answers.borrow_mut() {
+                    means.add(answers.answer(&mut open, &self.tokenizer, step)?, open.len());
+                }
+            }
+        })?;
+        Ok(means.finish())
     }
 
-    /// The rewards of `samples`, which are completions of `prompts` in their order.
-    fn score(&self, prompts: &[Seeded], samples: Vec<Drawn>, step: u64) -> Result<Generation> {
-        let told: Vec<ottava_rewards::Prompt> = prompts.iter().map(|(prompt, _)| told(prompt)).collect();
-        let ends = self.tokenizer.eos_ids();
-        let text = |drawn: &Drawn| {
-            let end = drawn.tokens.iter().rposition(|token| !ends.contains(token)).map_or(0, |last| last + 1);
-            self.tokenizer.decode(&drawn.tokens[..end])
-        };
-        let texts: Vec<String> = samples.iter().map(text).collect::<Result<_>>()?;
-        let owners =
-            prompts.iter().enumerate().flat_map(|(at, (_, seeds))| (0..seeds.len()).map(move |index| (at, index)));
-        let batch = samples.iter().zip(&texts).zip(owners).map(|((drawn, text), (at, index))| Sample {
-            prompt: &told[at],
-            completion: text,
-            completion_ids: &drawn.tokens,
-            truncated: !drawn.is_complete,
-            group: prompts[at].0.document as u64,
-            index,
-            step,
-            record: &prompts[at].0.columns,
-        });
-        let batch: Vec<Sample> = batch.collect();
+    /// The rewards of `conversations`.
+    fn score(&self, conversations: Vec<Conversation>, step: u64) -> Result<Generation> {
+        let text = |conversation: &Conversation| text_of(&self.tokenizer, &conversation.sample.tokens);
+        let texts: Vec<String> = conversations.iter().map(text).collect::<Result<_>>()?;
+        let drawn: Vec<_> = conversations.iter().map(|conversation| conversation.sample.drawn_tokens()).collect();
+        let each = conversations.iter().zip(&texts).zip(&drawn);
+        let batch: Vec<_> = each.map(|((conversation, text), drawn)| conversation.told(text, drawn, step)).collect();
         let scored = self.rewards.borrow_mut().score(&batch, Deadline::never())?;
+        drop(batch);
         let metrics = scored.metrics.into_iter().filter(|(name, _)| name.contains("/metrics/")).collect();
         let (rewards, scores): (Vec<_>, Vec<_>) = scored.by_reward.into_iter().unzip();
-        let completion = |(at, sample)| Completion {
-            sample,
-            old: None,
-            reward: scored.totals[at],
-            scores: scores.iter().map(|of_reward| of_reward[at]).collect(),
-        };
-        drop(batch);
-        let completions = samples.into_iter().enumerate().map(completion).collect();
-        Ok(Generation { completions, texts, rewards, metrics })
+        let (mut completions, mut messages) = (Vec::new(), Vec::new());
+        for (at, conversation) in conversations.into_iter().enumerate() {
+            completions.push(Completion {
+                sample: conversation.sample,
+                old: None,
+                reward: scored.totals[at],
+                scores: scores.iter().map(|of_reward| of_reward[at]).collect(),
+            });
+            messages.push(conversation.messages);
+        }
+        let messages = self.answers.borrow().is_some().then_some(messages);
+        Ok(Generation { completions, texts, messages, rewards, metrics })
+    }
+}
+
+/// Means of numbers by name, over batches of different sizes.
+#[derive(Default)]
+struct Means(BTreeMap<String, (f64, f64)>);
+
+impl Means {
+    /// Adds numbers that are means over a batch of `count`.
+    fn add(&mut self, numbers: BTreeMap<String, f64>, count: usize) {
+        for (name, value) in numbers {
+            let (sum, all) = self.0.entry(name).or_default();
+            *sum += value * count as f64;
+            *all += count as f64;
+        }
+    }
+
+    fn finish(self) -> BTreeMap<String, f64> {
+        self.0.into_iter().map(|(name, (sum, all))| (name, sum / all)).collect()
     }
 }
 

@@ -5,6 +5,9 @@
 //! the completions of its prompts (`sample.rs`) and scores them (`ottava-rewards`). Then all ranks tell each other their completions, so that each of
 //! them knows all rewards, and a checkpoint can hold the completions that no step has used yet (`Rows::unfinished`).
 //!
+//! **Turns.** With an environment, a completion is a `Conversation` (`conversation.rs`). Token ids of all turns are kept; only the environment's messages
+//! are tokenized. A turn's prompt is the conversation so far, whose keys and values the prefix cache of the engine already has.
+//!
 //! **A step.** `advantage.rs` makes advantages of rewards. `PolicyMicroBatch` (`loss.rs`) is the loss of a micro-batch, whose rows have one completion
 //! each; the op `policy_loss` bounds the ratio of new and old probability.
 //!
@@ -14,6 +17,7 @@
 
 mod advantage;
 mod completion;
+mod conversation;
 mod drawer;
 mod generator;
 mod held_out;
@@ -25,7 +29,7 @@ pub use advantage::advantages;
 pub use completion::Completion;
 pub use drawer::{DrawSizes, Drawer};
 pub use loss::{Policy, PolicyMicroBatch, Scored};
-pub use sample::{Sample, sample, seed_of, set_row};
+pub use sample::{End, Sample, sample, seed_of, set_row};
 
 use super::{FrozenModel, Objective, Opening, Rows};
 use crate::phase::{Passes, Phase};

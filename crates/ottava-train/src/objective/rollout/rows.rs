@@ -1,7 +1,7 @@
 //! The rows of a run of reinforcement learning: completions that the model draws between steps.
 
 use super::advantage::advantages;
-use super::completion::{Completion, Generation, metrics};
+use super::completion::{Completion, Generation, metrics, metrics_of_turns};
 use super::generator::Generator;
 use super::held_out::held_out_metrics;
 use super::loss::{PolicyMicroBatch, Scored};
@@ -132,10 +132,18 @@ impl RolloutRows {
             )));
         }
         kept.truncate(self.of_generation);
-        self.metrics = metrics(&drawn, &names);
+        self.metrics = metrics(&drawn, &names).and(self.turns_of(&drawn));
         self.metrics.named.extend(returned.into_iter().map(|(name, value)| (name.into(), value)));
         self.waiting = self.steps_of(&kept, place);
         Ok(())
+    }
+
+    /// The metrics of turns, if there is an environment.
+    fn turns_of(&self, groups: &[Vec<Completion>]) -> Metrics {
+        match self.config.environment.is_on() {
+            true => metrics_of_turns(groups.iter().flatten()),
+            false => Metrics::default(),
+        }
     }
 
     /// A hash of the place in the data, so that the draws after it differ from the draws after any other place.
@@ -210,8 +218,7 @@ impl RolloutRows {
             let losses = token_losses(model, &[micro_batch], Pass::Evaluation, precision, partition)?;
             let losses = values(&losses[0])?;
             for (completion, losses) in of_micro_batch.iter_mut().zip(losses.chunks_exact(self.max_length)) {
-                let own = &losses[completion.sample.predictions()];
-                completion.old = Some(own.iter().map(|&loss| -loss as f32).collect());
+                completion.old = Some(completion.sample.predictions().map(|at| -losses[at] as f32).collect());
             }
         }
         Ok(())
@@ -221,12 +228,11 @@ impl RolloutRows {
     fn steps_of(&self, groups: &[Vec<Completion>], place: u64) -> VecDeque<Vec<Scored>> {
         let ReinforcementConfig { advantage, num_iterations, mask_truncated_completions, .. } = self.config;
         let rewards: Vec<Vec<_>> = groups.iter().map(|group| group.iter().map(|c| c.reward).collect()).collect();
-        let tokens: Vec<Vec<_>> =
-            groups.iter().map(|group| group.iter().map(|c| c.sample.tokens.len()).collect()).collect();
+        let tokens: Vec<Vec<_>> = groups.iter().map(|group| group.iter().map(|c| c.sample.drawn()).collect()).collect();
         let advantages = advantages(advantage.estimator, advantage.scale_rewards, &rewards, &tokens);
         let scored =
             groups.iter().flatten().zip(advantages.into_iter().flatten()).map(|(completion, advantage)| Scored {
-                counts: completion.reward.is_some() && (completion.sample.is_complete || !mask_truncated_completions),
+                counts: completion.reward.is_some() && (completion.sample.is_complete() || !mask_truncated_completions),
                 sample: completion.sample.clone(),
                 old: completion.old.clone(),
                 advantage,
@@ -247,7 +253,7 @@ impl RolloutRows {
         let (rows, end) = (samples.len(), self.generator.end());
         let mut batch = Batch::whole(vec![0; rows * self.max_length], vec![IGNORE_INDEX; rows * self.max_length], rows);
         for (row, sample) in samples.enumerate() {
-            set_row(&mut batch, row, &sample.prompt, &sample.tokens, end);
+            set_row(&mut batch, row, sample, end);
         }
         batch
     }
@@ -338,7 +344,7 @@ impl Rows for RolloutRows {
             0 => Vec::new(),
             count => self.held_out(model, partition, count, false)?.0,
         };
-        let metrics = held_out_metrics(&likely, &draws, self.pass_reward, &names);
+        let metrics = held_out_metrics(&likely, &draws, self.pass_reward, &names).and(self.turns_of(&likely));
         let loss = -metrics.get("reward").unwrap_or(0.0);
         Ok(Some(Validation::of_one(Evaluation { loss, metrics })))
     }

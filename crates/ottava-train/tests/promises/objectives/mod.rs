@@ -9,3 +9,4 @@ pub mod preference_losses;
 pub mod reward;
 pub mod rollouts;
 pub mod sft;
+pub mod turns;
