@@ -162,6 +162,9 @@ pub struct PolicyConfig {
     pub beta: f64,
     /// The estimator of the divergence: "weighted_k3" (unbiased gradient), "k1", "k2" or "k3" (biased, as in GRPO's paper).
     pub kl_estimator: KlEstimator,
+    /// The factor of the entropy of each token's distribution, which is subtracted from the loss of the token, so that draws stay different; 0 for
+    /// none. verl names it entropy_coeff.
+    pub entropy_coef: f64,
 }
 
 /// The loss of a policy.
@@ -248,6 +251,7 @@ impl Default for PolicyConfig {
             delta: 0.0,
             beta: 0.0,
             kl_estimator: KlEstimator::WeightedK3,
+            entropy_coef: 0.0,
         }
     }
 }
@@ -268,7 +272,7 @@ impl ReinforcementConfig {
 
     /// The loss of a token.
     pub fn policy_loss(&self) -> PolicyLoss {
-        let PolicyConfig { loss_type, epsilon: low, epsilon_high, delta, beta, kl_estimator } = self.loss;
+        let PolicyConfig { loss_type, epsilon: low, epsilon_high, delta, beta, kl_estimator, .. } = self.loss;
         let high = if epsilon_high > 0.0 { epsilon_high } else { low };
         let most = if delta > 0.0 { delta } else { f64::INFINITY };
         let bound = match loss_type {
@@ -301,7 +305,7 @@ pub(crate) fn problems(config: &ReinforcementConfig, max_length: usize) -> Vec<S
         return Vec::new();
     }
     let mut problems = Problems::default();
-    let PolicyConfig { epsilon, epsilon_high, delta, beta, loss_type, .. } = config.loss;
+    let PolicyConfig { epsilon, epsilon_high, delta, beta, entropy_coef, loss_type, .. } = config.loss;
     problems.demand(
         config.num_generations > 0,
         "`reinforcement.num_generations` is 0; a prompt has at least one completion",
@@ -322,7 +326,8 @@ pub(crate) fn problems(config: &ReinforcementConfig, max_length: usize) -> Vec<S
         compares,
         "`reinforcement.num_generations` is 1, and the estimators grpo and rloo compare completions of one prompt; raise it, or set `reinforcement.advantage.estimator = \"reinforce_plus_plus\"`",
     );
-    for (key, value) in [("epsilon", epsilon), ("epsilon_high", epsilon_high), ("delta", delta), ("beta", beta)] {
+    let numbers = [("epsilon", epsilon), ("epsilon_high", epsilon_high), ("delta", delta), ("beta", beta)];
+    for (key, value) in numbers.into_iter().chain([("entropy_coef", entropy_coef)]) {
         problems.demand(from_zero(value), format!("`reinforcement.loss.{key}` must not be negative or infinite"));
     }
     let CorrectionConfig { min, max, .. } = config.correction;

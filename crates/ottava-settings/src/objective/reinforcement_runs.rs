@@ -111,6 +111,11 @@ impl RunConfig {
                 "the model bounds its logits, which a temperature of {temperature} would change; set `reinforcement.temperature` to 1"
             )));
         }
+        if self.reinforcement.loss.entropy_coef > 0.0 && sizes.head.cap.is_some() {
+            return Err(file.error(
+                "the model bounds its logits, through which the entropy is not differentiated; set `reinforcement.loss.entropy_coef` to 0",
+            ));
+        }
         sizes.head.scale /= temperature as f32;
         sizes.head.wide_logits = true;
         Ok(())

@@ -220,6 +220,11 @@ fn embedding_and_loss(table: &mut Table, t: usize, c: usize) -> Result<()> {
         divergence_gradient(&mut logits, &teacher, vocabulary, &targets, &one, half).map(drop)
     })?;
     drop(teacher);
+    let each = table.random(&[chunk], DType::F32)?;
+    let bonus = EntropyBonus { factors: &each, weights: &each, scale: &one, coefficient: 0.01 };
+    table.row("entropy_gradient", bf16(2 * chunk * vocabulary), &mut || {
+        entropy_gradient(&mut logits, vocabulary, &targets, bonus).map(drop)
+    })?;
     let vocabulary = LONG_VOCABULARY;
     let mut logits = table.random(&[chunk, vocabulary], DType::BF16)?;
     table.row("cross_entropy_gradient, long rows", bf16(2 * chunk * vocabulary), &mut || {

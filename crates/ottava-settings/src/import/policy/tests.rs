@@ -260,7 +260,7 @@ fn yaml_of_verl_is_translated_and_what_is_left_is_named() {
         (r.loss.loss_type, r.loss.epsilon, r.loss.epsilon_high, r.loss.delta),
         (PolicyLossType::Grpo, 0.2, 0.28, 10.0)
     );
-    assert_eq!((r.loss.beta, r.loss.kl_estimator), (0.002, KlEstimator::K3));
+    assert_eq!((r.loss.beta, r.loss.kl_estimator, r.loss.entropy_coef), (0.002, KlEstimator::K3, 0.01));
     assert_eq!((r.advantage.estimator, r.advantage.scale_rewards), (AdvantageEstimator::Grpo, ScaleRewards::None));
     assert_eq!((r.dynamic_sampling, r.max_rounds), (true, 10));
     assert_eq!((r.correction.mode, r.correction.max), (CorrectionMode::TokenTruncate, 2.0));
@@ -269,7 +269,6 @@ fn yaml_of_verl_is_translated_and_what_is_left_is_named() {
     assert_eq!((config.training.per_device_train_batch_size, config.training.num_train_epochs), (4, 15.0));
     assert_eq!(config.output_dir, std::path::Path::new("runs/verl"));
     for (line, words) in [
-        (46, "`actor_rollout_ref.actor.entropy_coeff`: the loss has no bonus"),
         (47, "`actor_rollout_ref.actor.ulysses_sequence_parallel_size`: a model that draws"),
         (58, "`actor_rollout_ref.rollout.val_kwargs.do_sample`: an evaluation draws the most likely"),
         (62, "`custom_reward_function.path`: write `compute_score.py`"),

@@ -70,10 +70,7 @@ const ROWS: &[Row] = &[
     ("actor_rollout_ref.actor.optim.clip_grad", Is("training.max_grad_norm")),
     ("actor_rollout_ref.actor.clip_ratio_high", Is("reinforcement.loss.epsilon_high")),
     ("actor_rollout_ref.actor.clip_ratio_c", Is("reinforcement.loss.delta")),
-    (
-        "actor_rollout_ref.actor.entropy_coeff",
-        Only(&["0", "0.0"], "the loss has no bonus for entropy; `epsilon_high` = 0.28 keeps it up"),
-    ),
+    ("actor_rollout_ref.actor.entropy_coeff", Is("reinforcement.loss.entropy_coef")),
     ("actor_rollout_ref.actor.entropy_*", Needless(KERNELS)),
     ("actor_rollout_ref.actor.calculate_entropy", Needless("the entropy is always logged")),
     ("actor_rollout_ref.actor.ulysses_sequence_parallel_size", Only(ONE, WHOLE_MODEL)),

@@ -1,6 +1,7 @@
 //! The loss of sampled completions in a step.
 
 use super::sample::Sample;
+use super::sums::Sums;
 use crate::objective::FrozenModel;
 use crate::step::host::{from_host, values, write};
 use crate::step::{Loaded, Loss, Metrics};
@@ -8,7 +9,7 @@ use ottava_common::error::Result;
 use ottava_models::Decoder;
 use ottava_recipe::param::Units;
 use ottava_settings::{Aggregation, CorrectionConfig};
-use ottava_tensor::ops::{PolicyBound, PolicyLoss, PolicyTargets, policy_loss};
+use ottava_tensor::ops::{EntropyBonus, PolicyBound, PolicyLoss, PolicyTargets, entropy_gradient, policy_loss};
 use ottava_tensor::{DType, Device, Tensor};
 use serde::{Deserialize, Serialize};
 use std::rc::Rc;
@@ -31,6 +32,8 @@ pub struct Scored {
 pub struct Policy {
     /// The loss of a token.
     pub loss: PolicyLoss,
+    /// The factor of the entropy of a token's distribution, which is subtracted from the loss of the token.
+    pub entropy_coef: f64,
     /// Its correction for draws.
     pub correction: CorrectionConfig,
     /// The mean over the tokens of a step.
@@ -60,11 +63,12 @@ struct KnownToken {
     reference: f64,
     advantage: f64,
     correction: f64,
+    weight: f64,
 }
 
 impl PolicyMicroBatch {
     /// Room for `rows` samples on `device`, in the type of sums `dtype`, with `tokens` tokens in each row.
-    pub(super) fn new(
+    pub fn new(
         how: Policy,
         reference: Option<Rc<FrozenModel>>,
         rows: usize,
@@ -84,7 +88,7 @@ impl PolicyMicroBatch {
     }
 
     /// Loads what is known of `samples`, which have the rows of the micro-batch; before the step loads their tokens.
-    pub(super) fn load(&mut self, samples: &[Scored]) -> Result<()> {
+    pub fn load(&mut self, samples: &[Scored]) -> Result<()> {
         let all = self.known.old.len();
         let of_row = all / self.rows;
         let [mut old, mut advantages, mut weights] = [(); 3].map(|()| vec![0.0; all]);
@@ -103,7 +107,7 @@ impl PolicyMicroBatch {
                 if *counts {
                     let (drawn, old, correction) = (drawn[i], before[i], factors[i]);
                     let (reference, advantage) = (0.0, *advantage);
-                    self.tokens.push(KnownToken { at, drawn, old, reference, advantage, correction });
+                    self.tokens.push(KnownToken { at, drawn, old, reference, advantage, correction, weight });
                 }
             }
         }
@@ -132,19 +136,26 @@ impl PolicyMicroBatch {
         write(&mut self.known.reference, &reference)
     }
 
-    /// The sums of metrics of a micro-batch whose tokens have these log-probabilities.
-    fn sums(&self, losses: f64, log_probs: &[f64]) -> Vec<f64> {
+    /// The number of values of a token: the loss without the entropy, minus the log-probability and, if the loss has it, the entropy.
+    fn values_of_token(&self) -> usize {
+        if self.how.entropy_coef > 0.0 { 3 } else { 2 }
+    }
+
+    /// The sums of metrics of a micro-batch whose tokens have these values: losses without the entropy, minus log-probabilities, and the entropies if
+    /// the loss has them.
+    fn sums(&self, bounded: &[f64], losses: &[f64], entropies: Option<&[f64]>) -> Vec<f64> {
         let [low, high] = match self.how.loss.bound {
             PolicyBound::Clip { low, high, .. } | PolicyBound::Weight { low, high } => [low, high],
             PolicyBound::None => [f64::INFINITY; 2],
         };
-        let mut sums = Sums { losses, ..Sums::default() };
-        for KnownToken { at, drawn, old, reference, advantage, correction } in &self.tokens {
-            let lp = log_probs[*at];
+        let mut sums = Sums { losses: bounded.iter().sum(), ..Sums::default() };
+        for KnownToken { at, drawn, old, reference, advantage, correction, weight } in &self.tokens {
+            let (lp, entropy) = (-losses[*at], entropies.map(|entropies| entropies[*at]));
             let (apart, w) = ((lp - drawn).abs(), (lp - old).exp());
             let d = (reference - lp).clamp(-20.0, 20.0);
             sums.tokens += 1.0;
-            sums.surprise -= drawn;
+            sums.losses -= entropy.map_or(0.0, |entropy| self.how.entropy_coef * weight * entropy);
+            sums.entropy += entropy.unwrap_or(-drawn);
             sums.correction += correction;
             sums.kl += d.exp() - 1.0 - d;
             sums.clipped_low += f64::from(w < 1.0 - low && *advantage < 0.0);
@@ -169,12 +180,11 @@ impl Loss for PolicyMicroBatch {
         self.counted
     }
 
-    /// The losses and the log-probabilities of all tokens.
     fn values(&self, tokens: usize) -> usize {
-        2 * tokens
+        self.values_of_token() * tokens
     }
 
-    /// Computes all logits twice, as the losses of preferences do.
+    /// Computes all logits twice, as the losses of preferences do. The second time, the entropy of each token is known.
     fn losses_and_gradient(
         &self,
         model: &mut Decoder,
@@ -185,17 +195,32 @@ impl Loss for PolicyMicroBatch {
     ) -> Result<(Tensor, Tensor)> {
         let losses = model.losses(normed, targets, units)?;
         let (bounded, factors) = policy_loss(&self.how.loss, &losses, targets, &self.known, scale, self.rows)?;
-        let (_, dnormed) = model.losses_and_gradient(normed, targets, &factors, units)?;
-        let mut all = Tensor::empty(losses.device(), &[2 * losses.len()], losses.dtype())?;
-        all.copy_from(0, &bounded)?;
-        all.copy_from(losses.len(), &losses)?;
+        let (entropies, dnormed) = match self.how.entropy_coef {
+            0.0 => (None, model.losses_and_gradient(normed, targets, &factors, units)?.1),
+            coefficient => {
+                let (vocabulary, weights) = (model.config().vocabulary, &self.known.weights);
+                let of_chunk = &mut |logits: &mut Tensor, start, end| {
+                    let (factors, weights) = (&factors.rows(start, end)?, &weights.rows(start, end)?);
+                    let bonus = EntropyBonus { factors, weights, scale, coefficient };
+                    Ok(entropy_gradient(logits, vocabulary, &targets.rows(start, end)?, bonus)?)
+                };
+                let (entropies, dnormed) = model.chunked_gradient(normed, targets.len(), units, of_chunk)?;
+                (Some(entropies), dnormed)
+            }
+        };
+        let mut all = Tensor::empty(losses.device(), &[self.values(losses.len())], losses.dtype())?;
+        for (part, values) in [&bounded, &losses].into_iter().chain(&entropies).enumerate() {
+            all.copy_from(part * losses.len(), values)?;
+        }
         Ok((all, dnormed))
     }
 
     fn add(&self, sums: Vec<f64>, values: &[f64]) -> Result<Vec<f64>> {
-        let (bounded, losses) = values.split_at(values.len() / 2);
-        let log_probs: Vec<f64> = losses.iter().map(|loss| -loss).collect();
-        Ok(self.merge(sums, &self.sums(bounded.iter().sum(), &log_probs)))
+        let mut parts = values.chunks_exact(values.len() / self.values_of_token());
+        let mut next = || parts.next();
+        let (bounded, losses) =
+            (next().expect("a loss of each token"), next().expect("a log-probability of each token"));
+        Ok(self.merge(sums, &self.sums(bounded, losses, next())))
     }
 
     fn merge(&self, sums: Vec<f64>, of_rank: &[f64]) -> Vec<f64> {
@@ -204,74 +229,6 @@ impl Loss for PolicyMicroBatch {
 
     fn metrics(&self, sums: &[f64]) -> Metrics {
         Sums::from_numbers(sums).metrics(&self.how)
-    }
-}
-
-/// Sums over tokens.
-#[derive(Clone, Copy, Debug, Default)]
-struct Sums {
-    losses: f64,
-    tokens: f64,
-    /// Minus log-probabilities by the sampler: an unbiased estimate of the entropy.
-    surprise: f64,
-    kl: f64,
-    clipped_low: f64,
-    clipped_high: f64,
-    /// Absolute differences between the log-probabilities of the step and of the draw.
-    difference: f64,
-    largest_difference: f64,
-    mult_error: f64,
-    correction: f64,
-}
-
-impl Sums {
-    fn numbers(&self) -> Vec<f64> {
-        let Sums {
-            losses, tokens, surprise, kl, clipped_low, clipped_high, difference, mult_error, correction, ..
-        } = *self;
-        let largest = self.largest_difference;
-        vec![losses, tokens, surprise, kl, clipped_low, clipped_high, difference, largest, mult_error, correction]
-    }
-
-    /// Zeros where there are no numbers yet.
-    fn from_numbers(numbers: &[f64]) -> Sums {
-        let at = |i: usize| numbers.get(i).copied().unwrap_or(0.0);
-        Sums {
-            losses: at(0),
-            tokens: at(1),
-            surprise: at(2),
-            kl: at(3),
-            clipped_low: at(4),
-            clipped_high: at(5),
-            difference: at(6),
-            largest_difference: at(7),
-            mult_error: at(8),
-            correction: at(9),
-        }
-    }
-
-    fn merge(&self, other: &Sums) -> Sums {
-        let largest_difference = self.largest_difference.max(other.largest_difference);
-        let (mine, others) = (self.numbers(), other.numbers());
-        let added: Vec<f64> = mine.iter().zip(others).map(|(a, b)| a + b).collect();
-        Sums { largest_difference, ..Sums::from_numbers(&added) }
-    }
-
-    /// Under the names of TRL; `token_mult_prob_error` is NeMo-RL's.
-    fn metrics(&self, how: &Policy) -> Metrics {
-        let mean = |sum: f64| sum / self.tokens.max(1.0);
-        let kl = (how.loss.beta > 0.0).then(|| ("kl", mean(self.kl)));
-        let correction =
-            how.correction.is_on().then(|| ("sampling/importance_sampling_ratio/mean", mean(self.correction)));
-        let named = [
-            ("entropy", mean(self.surprise)),
-            ("clip_ratio/low_mean", mean(self.clipped_low)),
-            ("clip_ratio/high_mean", mean(self.clipped_high)),
-            ("sampling/sampling_logp_difference/mean", mean(self.difference)),
-            ("sampling/sampling_logp_difference/max", self.largest_difference),
-            ("token_mult_prob_error", mean(self.mult_error)),
-        ];
-        Metrics::new(named.into_iter().chain(kl).chain(correction), format!("entropy {:.3}", mean(self.surprise)))
     }
 }
 
@@ -313,7 +270,7 @@ mod tests {
             let loss: PolicyConfig = serde_json::from_value(case["settings"].clone()).unwrap();
             let settings = ReinforcementConfig { loss, max_completion_length: most, ..ReinforcementConfig::default() };
             let (correction, aggregation) = (settings.correction, settings.aggregation());
-            let how = Policy { loss: settings.policy_loss(), correction, aggregation };
+            let how = Policy { loss: settings.policy_loss(), entropy_coef: 0.0, correction, aggregation };
             let samples: Vec<Scored> = (0..rows)
                 .map(|at| Scored {
                     sample: Sample {

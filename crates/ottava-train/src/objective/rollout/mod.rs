@@ -19,6 +19,7 @@ mod held_out;
 mod loss;
 mod rows;
 mod sample;
+mod sums;
 
 pub use advantage::advantages;
 pub use completion::Completion;
@@ -47,7 +48,12 @@ pub(super) struct Reinforcement {
 impl Reinforcement {
     pub(super) fn new(config: &RunConfig) -> Reinforcement {
         let r = &config.reinforcement;
-        let how = Policy { loss: r.policy_loss(), correction: r.correction, aggregation: r.aggregation() };
+        let how = Policy {
+            loss: r.policy_loss(),
+            entropy_coef: r.loss.entropy_coef,
+            correction: r.correction,
+            aggregation: r.aggregation(),
+        };
         Reinforcement { run: config.clone(), how, reference: OnceCell::new() }
     }
 

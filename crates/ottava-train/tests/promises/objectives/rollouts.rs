@@ -351,3 +351,20 @@ fn groups_without_a_difference_are_replaced() {
     let error = train(&hopeless, &Device::Cpu, &Start::New, u64::MAX).unwrap_err().to_string();
     assert!(error.starts_with("of 256 groups of completions, 0 have rewards that differ"), "{error}");
 }
+
+/// The bonus for entropy is a part of the loss, and the entropy of a run with a large bonus rises.
+#[test]
+fn a_bonus_for_entropy_keeps_draws_different() {
+    let folder = tempfile::tempdir().unwrap();
+    write_inputs(folder.path());
+    let logged = |name: &str, coefficient: f64| {
+        let mut config = config(folder.path(), &folder.path().join(name), RecipeName::Fp32, 6);
+        config.reinforcement.loss.entropy_coef = coefficient;
+        train(&config, &Device::Cpu, &Start::New, u64::MAX).unwrap();
+        ["loss", "entropy"].map(|metric| values_of(&folder.path().join(name), metric))
+    };
+    let ([plain, _], [loss, entropy]) = (logged("plain", 0.0), logged("bonus", 0.5));
+    // Losses are sums over 128 tokens in F32.
+    assert!((plain[0] - 0.5 * entropy[0] - loss[0]).abs() < 1e-5, "{plain:?}, {loss:?}, {entropy:?}");
+    assert!(entropy[5] > entropy[0] && entropy[5] < 16f64.ln(), "{entropy:?}");
+}
