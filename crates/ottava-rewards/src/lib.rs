@@ -11,6 +11,7 @@
 //!     prompt: &prompt,
 //!     completion: "It is \\boxed{84/2}.",
 //!     completion_ids: &[],
+//!     model_scores: &[],
 //!     truncated: false,
 //!     group: 0,
 //!     index: 0,
@@ -47,8 +48,8 @@ pub use environment::{Environment, Episode, Step};
 pub use external::{CommandConfig, HttpConfig, JudgeConfig, OnError};
 pub use reward::{Reward, Scores};
 pub use rules::{
-    ExactConfig, Extract, FormatConfig, LengthConfig, MathConfig, NumberConfig, OverlongConfig, RegexConfig,
-    RegexMatch, RepetitionConfig,
+    ExactConfig, Extract, FormatConfig, LengthConfig, MathConfig, ModelConfig, NumberConfig, OverlongConfig,
+    RegexConfig, RegexMatch, RepetitionConfig,
 };
 pub use sample::{Prompt, Sample};
 pub use spec::{RewardKind, RewardSpec};

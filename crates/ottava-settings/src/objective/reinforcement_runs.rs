@@ -5,7 +5,7 @@ use crate::demands::Problems;
 use crate::{RunConfig, WeightInit};
 use ottava_common::error::{Error, Result};
 use ottava_data::{DataSet, Formatting, Packing, PromptSet, RecordKind, TrainingData};
-use ottava_models::{ConfigFile, DecoderConfig};
+use ottava_models::{ConfigFile, DecoderConfig, decoder_config};
 use ottava_parallel::Zero;
 use std::path::Path;
 
@@ -55,6 +55,30 @@ impl RunConfig {
     /// the trained model without its adapters.
     pub fn has_reference_policy(&self) -> bool {
         self.reinforcement.is_on() && self.reinforcement.loss.beta > 0.0 && self.lora.r == 0
+    }
+
+    /// Returns the sizes of the reward model in `folder`, which the reward `name` reads.
+    ///
+    /// Errors with [`Error::Config`] when the folder has a language model, a smaller vocabulary than the model that is trained, or too few positions.
+    pub fn reward_model_sizes(&self, name: &str, folder: &Path) -> Result<DecoderConfig> {
+        let file = ConfigFile::read(folder)?;
+        let (sizes, own) = (decoder_config(&file)?, self.decoder_config()?.vocabulary);
+        let problem = if !sizes.head.score {
+            "a language model, whose head computes tokens and no score; `ottava train` makes a reward model of it with `preference.loss_type` = \
+             \"bradley_terry\""
+                .to_string()
+        } else if sizes.vocabulary < own {
+            format!(
+                "a reward model of {} tokens (`vocab_size`), and the model of {} draws from {own}; choose a reward model with the same vocabulary",
+                sizes.vocabulary,
+                self.model.path.display()
+            )
+        } else if self.data.max_length > sizes.context() {
+            format!("a reward model of {} positions; set `data.max_length` to at most that", sizes.context())
+        } else {
+            return Ok(sizes);
+        };
+        Err(Error::Config(format!("reward `{name}`: `path` ({}) is {problem}", folder.display())))
     }
 
     /// Resolves the data of a run of reinforcement learning, whose files have records of these formattings.

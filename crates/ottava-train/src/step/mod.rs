@@ -191,6 +191,12 @@ impl TrainStep {
         loss.downcast_mut().expect("the step was made for this loss")
     }
 
+    /// Returns the loss of the first micro-batch. Panics if [`TrainStep::with_losses`] made losses of another type.
+    pub fn first_loss<L: Loss>(&self) -> &L {
+        let loss: &dyn Any = self.loss();
+        loss.downcast_ref().expect("the step was made for this loss")
+    }
+
     /// Shows the rows and the loss of each loaded micro-batch to `show`. Panics if [`TrainStep::with_losses`] has made losses of another type.
     pub fn each_loaded<L: Loss>(&mut self, mut show: impl FnMut(Loaded, &mut L) -> Result<()>) -> Result<()> {
         self.micro_batches.iter_mut().try_for_each(|MicroBatch { inputs, targets, sequences, loss, .. }| {

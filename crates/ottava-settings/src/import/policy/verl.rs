@@ -215,9 +215,7 @@ const ROWS: &[Row] = &[
     ("data.use_shm", Needless("files are read once, and their tokens cached on disk")),
     ("data.filter_overlong_prompts_workers", Needless("files are read once, and their tokens cached on disk")),
     // Rewards.
-    ("reward_model.enable", Only(&["false"], "a reward model is a server for the reward `judge` or `http`")),
     ("reward_model.*", Needless("only `reward_model.enable` reads it")),
-    ("reward.reward_model.enable", Only(&["false"], "a reward model is a server for the reward `judge` or `http`")),
     ("reward.reward_model.*", Needless("rewards are tables of [[reinforcement.rewards]]")),
     ("reward.num_workers", Needless("rewards are tables of [[reinforcement.rewards]]")),
     ("reward.reward_manager.*", Needless("rewards are tables of [[reinforcement.rewards]]")),
@@ -446,6 +444,7 @@ fn read_rewards(reader: &mut Reader) {
             reader.refuse(key, rewards::how_to_write(&name, &call));
             reader.rewards.push(rewards::python(&name));
         }
+        None if read_model(reader) => {}
         None => read_rule(reader),
     }
     let is_shaped =
@@ -467,6 +466,20 @@ fn read_rewards(reader: &mut Reader) {
         }
         break;
     }
+}
+
+/// The reward model, if the file enables one. Returns whether it does.
+fn read_model(reader: &mut Reader) -> bool {
+    let flags = ["reward_model.enable", "reward.reward_model.enable"].map(|path| reader.flag(path));
+    if !flags.contains(&Some(true)) {
+        return false;
+    }
+    let paths = ["reward_model.model.path", "reward.reward_model.model_path", "reward.reward_model.model.path"];
+    match reader.take_one(&paths).and_then(|(_, path)| path.as_str().map(str::to_string)) {
+        Some(path) => reader.rewards.push(rewards::model(&path)),
+        None => return false,
+    }
+    true
 }
 
 /// The rule of verl for the data of a file, which is in the column `data_source` of each record.

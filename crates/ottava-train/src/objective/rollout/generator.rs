@@ -1,7 +1,9 @@
 //! Completions of prompts by the model as it is now, with their rewards.
 
 use super::completion::{Completion, Generation};
+use super::reward_model::RewardRows;
 use super::sample::{Sample as Drawn, engine_for, sample};
+use crate::objective::FrozenModel;
 use ottava_common::error::Result;
 use ottava_data::{Prompt, Tokenizer};
 use ottava_engine::{Engine, LogprobsMode};
@@ -22,6 +24,8 @@ pub(super) struct Generator {
     max_completion_length: usize,
     tokenizer: Tokenizer,
     rewards: RefCell<Rewards>,
+    /// For each reward model.
+    reward_rows: Vec<RewardRows>,
     /// Made of the model at the first generation.
     engine: RefCell<Option<Engine>>,
 }
@@ -31,12 +35,14 @@ impl Generator {
     ///
     /// Errors with [`Error::Config`](ottava_common::Error::Config) when a reward cannot be made.
     pub(super) fn new(run: &RunConfig, completions: usize) -> Result<Generator> {
+        let tokenizer = Tokenizer::load(run.model.tokenizer_path())?;
         Ok(Generator {
             completions,
             max_length: run.data.max_length,
             max_completion_length: run.reinforcement.max_completion_length,
-            tokenizer: Tokenizer::load(run.model.tokenizer_path())?,
             rewards: RefCell::new(RewardSpec::build(&run.reinforcement.rewards)?),
+            reward_rows: RewardRows::of_run(run, &tokenizer)?,
+            tokenizer,
             engine: RefCell::new(None),
         })
     }
@@ -52,18 +58,21 @@ impl Generator {
     }
 
     /// Draws and scores one completion with each seed of each of `prompts`, before step `step`; the most likely completion if `is_greedy`. Returns the
-    /// completions in the order of prompts and seeds.
+    /// completions in the order of prompts and seeds. `reward_models` are the reward models of the run.
     ///
     /// Errors as [`sample`] and [`Rewards::score`].
     pub(super) fn generate(
         &self,
         model: &mut Decoder,
+        reward_models: &[FrozenModel],
         prompts: &[Seeded],
         step: u64,
         is_greedy: bool,
     ) -> Result<Generation> {
         let drawn = self.draw(model, prompts, is_greedy)?;
-        self.score(prompts, drawn, step)
+        let models = self.reward_rows.iter().zip(reward_models);
+        let by_model = models.map(|(rows, model)| rows.scores(model, &drawn)).collect::<Result<Vec<_>>>()?;
+        self.score(prompts, drawn, &by_model, step)
     }
 
     fn draw(&self, model: &mut Decoder, prompts: &[Seeded], is_greedy: bool) -> Result<Vec<Drawn>> {
@@ -81,8 +90,8 @@ impl Generator {
         engine.lend(model, |engine| sample(engine, &requests, most, stop_ids, temperature))
     }
 
-    /// The rewards of `samples`, which are completions of `prompts` in their order.
-    fn score(&self, prompts: &[Seeded], samples: Vec<Drawn>, step: u64) -> Result<Generation> {
+    /// The rewards of `samples`, which are completions of `prompts` in their order. `by_model` has the scores by each reward model.
+    fn score(&self, prompts: &[Seeded], samples: Vec<Drawn>, by_model: &[Vec<f64>], step: u64) -> Result<Generation> {
         let told: Vec<ottava_rewards::Prompt> = prompts.iter().map(|(prompt, _)| told(prompt)).collect();
         let ends = self.tokenizer.eos_ids();
         let text = |drawn: &Drawn| {
@@ -92,10 +101,14 @@ impl Generator {
         let texts: Vec<String> = samples.iter().map(text).collect::<Result<_>>()?;
         let owners =
             prompts.iter().enumerate().flat_map(|(at, (_, seeds))| (0..seeds.len()).map(move |index| (at, index)));
-        let batch = samples.iter().zip(&texts).zip(owners).map(|((drawn, text), (at, index))| Sample {
+        let of_sample = |at: usize| by_model.iter().map(|scores| scores[at]).collect();
+        let model_scores: Vec<Vec<f64>> = (0..samples.len()).map(of_sample).collect();
+        let drawn = samples.iter().zip(&texts).zip(&model_scores);
+        let batch = drawn.zip(owners).map(|(((drawn, text), model_scores), (at, index))| Sample {
             prompt: &told[at],
             completion: text,
             completion_ids: &drawn.tokens,
+            model_scores,
             truncated: !drawn.is_complete,
             group: prompts[at].0.document as u64,
             index,

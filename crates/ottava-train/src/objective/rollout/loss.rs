@@ -40,11 +40,19 @@ pub struct Policy {
     pub aggregation: Aggregation,
 }
 
+/// The frozen models of a run.
+#[derive(Default)]
+pub struct OtherModels {
+    /// The reference model, unless it is the trained model without its adapters, or there is none.
+    pub(super) reference: Option<FrozenModel>,
+    /// The reward models, in the order of the settings.
+    pub(super) rewards: Vec<FrozenModel>,
+}
+
 /// The loss of a micro-batch of samples. Each sample has a row.
 pub struct PolicyMicroBatch {
     how: Policy,
-    /// The reference model, unless it is the trained model without its adapters, or there is none.
-    reference: Option<Rc<FrozenModel>>,
+    others: Rc<OtherModels>,
     known: PolicyTargets,
     /// Samples, by row.
     rows: usize,
@@ -70,7 +78,7 @@ impl PolicyMicroBatch {
     /// Room for `rows` samples on `device`, in the type of sums `dtype`, with `tokens` tokens in each row.
     pub fn new(
         how: Policy,
-        reference: Option<Rc<FrozenModel>>,
+        others: Rc<OtherModels>,
         rows: usize,
         tokens: usize,
         device: &Device,
@@ -84,7 +92,7 @@ impl PolicyMicroBatch {
             corrections: tensor(1.0)?,
             weights: tensor(1.0)?,
         };
-        Ok(PolicyMicroBatch { how, reference, known, rows, counted: 0, tokens: Vec::new() })
+        Ok(PolicyMicroBatch { how, others, known, rows, counted: 0, tokens: Vec::new() })
     }
 
     /// Loads what is known of `samples`, which have the rows of the micro-batch; before the step loads their tokens.
@@ -122,9 +130,14 @@ impl PolicyMicroBatch {
         write(&mut self.known.weights, &weights)
     }
 
+    /// The frozen models of the run.
+    pub(super) fn others(&self) -> &Rc<OtherModels> {
+        &self.others
+    }
+
     /// Sets the log-probabilities by the reference model, if the loss has one, by a pass over the `loaded` rows.
     pub(super) fn read_reference(&mut self, loaded: Loaded) -> Result<()> {
-        let Some(reference) = &self.reference else { return Ok(()) };
+        let Some(reference) = &self.others.reference else { return Ok(()) };
         let losses = reference.losses(loaded.inputs, loaded.targets, loaded.sequences)?;
         self.set_reference(&losses)
     }
@@ -284,7 +297,8 @@ mod tests {
                     counts: true,
                 })
                 .collect();
-            let mut micro_batch = PolicyMicroBatch::new(how, None, rows, most, &Device::Cpu, DType::F64).unwrap();
+            let mut micro_batch =
+                PolicyMicroBatch::new(how, Rc::default(), rows, most, &Device::Cpu, DType::F64).unwrap();
             micro_batch.load(&samples).unwrap();
             micro_batch.set_reference(&tensor(&padded("reference"))).unwrap();
             let counted = micro_batch.counted(&[]) as f64;

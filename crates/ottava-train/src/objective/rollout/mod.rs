@@ -17,32 +17,36 @@ mod completion;
 mod generator;
 mod held_out;
 mod loss;
+mod reward_model;
 mod rows;
 mod sample;
 mod sums;
 
 pub use advantage::advantages;
 pub use completion::Completion;
-pub use loss::{Policy, PolicyMicroBatch, Scored};
+pub use loss::{OtherModels, Policy, PolicyMicroBatch, Scored};
 pub use sample::{Sample, engine_for, sample, seed_of, set_row};
 
 use super::{FrozenModel, Objective, Opening, Rows};
 use crate::phase::{Passes, Phase};
-use crate::step::{Loss, TrainStep};
+use crate::step::{Loaded, Loss, TrainStep};
 use ottava_common::error::Result;
+use ottava_models::DecoderConfig;
 use ottava_recipe::mode::Pass;
+use ottava_rewards::RewardSpec;
 use ottava_settings::RunConfig;
 use ottava_tensor::{DType, Device};
 use rows::RolloutRows;
 use std::cell::OnceCell;
+use std::path::Path;
 use std::rc::Rc;
 
 /// Reinforcement learning from rewards.
 pub(super) struct Reinforcement {
     run: RunConfig,
     how: Policy,
-    /// The model of the start, if it is the reference model. Made with the first loss.
-    reference: OnceCell<Rc<FrozenModel>>,
+    /// Made with the first loss.
+    others: OnceCell<Rc<OtherModels>>,
 }
 
 impl Reinforcement {
@@ -54,25 +58,33 @@ impl Reinforcement {
             correction: r.correction,
             aggregation: r.aggregation(),
         };
-        Reinforcement { run: config.clone(), how, reference: OnceCell::new() }
+        Reinforcement { run: config.clone(), how, others: OnceCell::new() }
     }
 
-    /// Returns the reference model, if there is one besides the trained model.
-    fn reference(&self, device: &Device) -> Result<Option<Rc<FrozenModel>>> {
-        let run = &self.run;
-        if !run.has_reference_policy() || self.reference.get().is_some() {
-            return Ok(self.reference.get().cloned());
+    /// Returns the frozen models of the run: the model of the start, if it is the reference model, and the reward models.
+    fn others(&self, device: &Device) -> Result<Rc<OtherModels>> {
+        if let Some(others) = self.others.get() {
+            return Ok(others.clone());
         }
-        let (sizes, recipe) = (run.decoder_config()?, run.reference_recipe(device));
-        let model = FrozenModel::of_folder("reference", &run.model.path, &sizes, &recipe, device, run.data.max_length)?;
-        Ok(Some(self.reference.get_or_init(|| Rc::new(model)).clone()))
+        let (run, recipe) = (&self.run, self.run.reference_recipe(device));
+        let open = |scope, folder: &Path, sizes: &DecoderConfig| {
+            FrozenModel::of_folder(scope, folder, sizes, &recipe, device, run.data.max_length)
+        };
+        let reference = match run.has_reference_policy() {
+            true => Some(open("reference", &run.model.path, &run.decoder_config()?)?),
+            false => None,
+        };
+        let rewards = RewardSpec::models(&run.reinforcement.rewards)
+            .map(|(name, model)| open("reward model", &model.path, &run.reward_model_sizes(name, &model.path)?));
+        let others = OtherModels { reference, rewards: rewards.collect::<Result<_>>()? };
+        Ok(self.others.get_or_init(|| Rc::new(others)).clone())
     }
 }
 
 impl Objective for Reinforcement {
     fn loss(&self, rows: usize, device: &Device, dtype: DType) -> Result<Box<dyn Loss>> {
-        let (reference, tokens) = (self.reference(device)?, self.run.data.max_length);
-        Ok(Box::new(PolicyMicroBatch::new(self.how, reference, rows, tokens, device, dtype)?))
+        let (others, tokens) = (self.others(device)?, self.run.data.max_length);
+        Ok(Box::new(PolicyMicroBatch::new(self.how, others, rows, tokens, device, dtype)?))
     }
 
     fn passes(&self, config: &RunConfig) -> Vec<Passes> {
@@ -86,7 +98,13 @@ impl Objective for Reinforcement {
     }
 
     fn run_other_models(&self, step: &mut TrainStep) -> Result<()> {
-        step.each_loaded(|loaded, loss: &mut PolicyMicroBatch| loss.read_reference(loaded))
+        step.each_loaded(|loaded, loss: &mut PolicyMicroBatch| {
+            let Loaded { inputs, targets, sequences } = loaded;
+            for model in &loss.others().rewards {
+                model.losses(inputs, targets, sequences)?;
+            }
+            loss.read_reference(loaded)
+        })
     }
 
     fn open(&self, opening: &Opening) -> Result<Box<dyn Rows>> {

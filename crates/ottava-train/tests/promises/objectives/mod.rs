@@ -8,5 +8,6 @@ pub mod preference;
 pub mod preference_free;
 pub mod preference_losses;
 pub mod reward;
+pub mod reward_models;
 pub mod rollouts;
 pub mod sft;

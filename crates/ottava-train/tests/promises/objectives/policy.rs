@@ -13,6 +13,7 @@ use ottava_tensor::testing::values;
 use ottava_tensor::{DType, Device, Tensor};
 use ottava_train::objective::rollout::{Policy, PolicyMicroBatch, Sample, Scored, set_row};
 use ottava_train::step::{MicroBatch, Program, ProgramInputs};
+use std::rc::Rc;
 
 const ROWS: usize = 2;
 const TOKENS: usize = 12;
@@ -48,7 +49,7 @@ fn loss_and_gradients(
         set_row(&mut batch, row, &sample.prompt, &sample.tokens, 0);
     }
     let ids = |ids: &[i32]| Tensor::from_slice(&Device::Cpu, &[all], ids).unwrap();
-    let mut loss = PolicyMicroBatch::new(how, None, ROWS, TOKENS, &Device::Cpu, DType::F64).unwrap();
+    let mut loss = PolicyMicroBatch::new(how, Rc::default(), ROWS, TOKENS, &Device::Cpu, DType::F64).unwrap();
     loss.load(&samples).unwrap();
     let sequences = sequences(&Device::Cpu, ROWS, all);
     let (inputs, targets) = (ids(&batch.inputs), ids(&batch.targets));
