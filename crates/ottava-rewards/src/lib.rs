@@ -11,6 +11,7 @@
 //!     prompt: &prompt,
 //!     completion: "It is \\boxed{84/2}.",
 //!     completion_ids: &[],
+//!     model_scores: &[],
 //!     truncated: false,
 //!     group: 0,
 //!     index: 0,
@@ -30,6 +31,8 @@
 //! - `math/`: exact equality of mathematical answers.
 //! - `external/`: a command, an HTTP server or a judge, with deadlines, attempts and [`OnError`]. A command is also the environment of several turns.
 //!
+//! The score by a reward model (`rules/model.rs`) comes with the [`Sample`]: the program that draws completions runs the model on its device.
+//!
 //! To add a rule: a file in `rules/` with its settings and its `Rule`, a variant of `RewardKind` in `spec.rs`, and a section of `docs/rewards.md`.
 #![forbid(unsafe_code)]
 
@@ -48,7 +51,7 @@ pub use environment::{Environment, Episode, Step, Steps};
 pub use external::{CommandConfig, EnvironmentConfig, HttpConfig, JudgeConfig, OnError};
 pub use reward::{Reward, Scores};
 pub use rules::{
-    EnvironmentRewardConfig, ExactConfig, Extract, FormatConfig, LengthConfig, MathConfig, NumberConfig,
+    EnvironmentRewardConfig, ExactConfig, Extract, FormatConfig, LengthConfig, MathConfig, ModelConfig, NumberConfig,
     OverlongConfig, RegexConfig, RegexMatch, RepetitionConfig,
 };
 pub use sample::{Prompt, Sample};

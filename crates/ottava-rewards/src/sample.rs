@@ -23,6 +23,9 @@ pub struct Sample<'a> {
     pub completion: &'a str,
     /// The tokens that the policy drew, in all turns.
     pub completion_ids: &'a [u32],
+    /// The scores by the reward models of the run, in the order of the rewards of type `model`.
+    #[serde(skip)]
+    pub model_scores: &'a [f64],
     /// Whether the completion ended at the largest length, and not by an end-of-sequence token.
     pub truncated: bool,
     /// The number of the prompt; all completions of a prompt share it.

@@ -112,6 +112,7 @@ mod tests {
             prompt: &prompt,
             completion: "c",
             completion_ids: &[],
+            model_scores: &[],
             truncated: false,
             group: 0,
             index: 0,

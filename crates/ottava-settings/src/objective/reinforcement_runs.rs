@@ -5,7 +5,7 @@ use crate::demands::Problems;
 use crate::{ReinforcementConfig, RunConfig, WeightInit};
 use ottava_common::error::{Error, Result};
 use ottava_data::{DataSet, Formatting, Packing, PromptSet, RecordKind, TrainingData};
-use ottava_models::{ConfigFile, DecoderConfig};
+use ottava_models::{ConfigFile, DecoderConfig, decoder_config};
 use ottava_parallel::Zero;
 use ottava_rewards::RewardKind;
 use std::path::Path;
@@ -59,6 +59,30 @@ impl RunConfig {
         self.reinforcement.is_on() && self.reinforcement.loss.beta > 0.0 && self.lora.r == 0
     }
 
+    /// Returns the sizes of the reward model in `folder`, which the reward `name` reads.
+    ///
+    /// Errors with [`Error::Config`] when the folder has a language model, a smaller vocabulary than the model that is trained, or too few positions.
+    pub fn reward_model_sizes(&self, name: &str, folder: &Path) -> Result<DecoderConfig> {
+        let file = ConfigFile::read(folder)?;
+        let (sizes, own) = (decoder_config(&file)?, self.decoder_config()?.vocabulary);
+        let problem = if !sizes.head.score {
+            "a language model, whose head computes tokens and no score; `ottava train` makes a reward model of it with `preference.loss_type` = \
+             \"bradley_terry\""
+                .to_string()
+        } else if sizes.vocabulary < own {
+            format!(
+                "a reward model of {} tokens (`vocab_size`), and the model of {} draws from {own}; choose a reward model with the same vocabulary",
+                sizes.vocabulary,
+                self.model.path.display()
+            )
+        } else if self.data.max_length > sizes.context() {
+            format!("a reward model of {} positions; set `data.max_length` to at most that", sizes.context())
+        } else {
+            return Ok(sizes);
+        };
+        Err(Error::Config(format!("reward `{name}`: `path` ({}) is {problem}", folder.display())))
+    }
+
     /// Resolves the data of a run of reinforcement learning, whose files have records of these formattings.
     ///
     /// Errors with [`Error::Config`] when files of prompts meet a run without rewards, or other files a run with rewards.
@@ -102,7 +126,8 @@ impl RunConfig {
         data.sets.iter().map(set).collect()
     }
 
-    /// Lets the head compute the distribution that completions are drawn from: in F32, and at the temperature of the draws.
+    /// Lets the head compute the distribution that completions are drawn from: in F32, and at the temperature of the draws. Gives the model a value head,
+    /// if values give the advantages.
     pub(crate) fn shape_policy(&self, sizes: &mut DecoderConfig, file: &ConfigFile) -> Result<()> {
         if !self.reinforcement.is_on() {
             return Ok(());
@@ -113,8 +138,14 @@ impl RunConfig {
                 "the model bounds its logits, which a temperature of {temperature} would change; set `reinforcement.temperature` to 1"
             )));
         }
+        if self.reinforcement.loss.entropy_coef > 0.0 && sizes.head.cap.is_some() {
+            return Err(file.error(
+                "the model bounds its logits, through which the entropy is not differentiated; set `reinforcement.loss.entropy_coef` to 0",
+            ));
+        }
         sizes.head.scale /= temperature as f32;
         sizes.head.wide_logits = true;
+        sizes.head.value = self.reinforcement.value_loss().is_some();
         Ok(())
     }
 }

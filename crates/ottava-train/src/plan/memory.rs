@@ -405,6 +405,7 @@ fn describe(scope: &str, config: &ResolvedConfig) -> String {
         "backward" => "gradients of activations, and recomputed operands".into(),
         "draws" => "KV cache of draws, and their activations and logits".into(),
         "teacher" => "weights, activations and logits of the teacher".into(),
+        "reward model" => "weights and activations of reward models".into(),
         "reference" => "weights, activations and logits of the reference model".into(),
         "update" if matches!(config.run.optimizer.algorithm, Algorithm::Adamw(_)) => "norm of the gradients".into(),
         "update" => "directions of the update, and norm of the gradients".into(),

@@ -137,13 +137,13 @@ fn read_rewards(reader: &mut Reader, prefix: &str) {
         let name = name.as_str().map_or_else(|| name.to_string(), str::to_string);
         let mut table = rule(&name).unwrap_or_else(|| {
             let short = name.rsplit(['.', '/']).next().unwrap_or(&name).to_string();
-            let is_model = name.contains('/');
-            let call = if is_model {
-                format!("the reward model `{name}`")
-            } else {
-                format!("the function `{name}`, called as TRL calls it")
-            };
-            reader.refuse(&funcs, rewards::how_to_write(&short, &call));
+            if name.contains('/') {
+                return rewards::model(&name);
+            }
+            reader.refuse(
+                &funcs,
+                rewards::how_to_write(&short, &format!("the function `{name}`, called as TRL calls it")),
+            );
             rewards::python(&short)
         });
         if name.ends_with("accuracy_reward") {
@@ -156,8 +156,7 @@ fn read_rewards(reader: &mut Reader, prefix: &str) {
     }
     let model = format!("{prefix}reward_model_name_or_path");
     if let Some(name) = reader.text(&model) {
-        reader.refuse(&model, rewards::how_to_write("reward_model", &format!("the reward model `{name}`")));
-        reader.rewards.push(rewards::python("reward_model"));
+        reader.rewards.push(rewards::model(&name));
     }
     if reader.rewards.is_empty() {
         reader.refuse(

@@ -15,14 +15,13 @@ mod rows;
 
 pub use loss::DistillationLoss;
 
-use super::frozen::FrozenModel;
+use super::frozen::{FrozenModel, expect_tokens};
 use super::next_token::NextToken;
 use super::rollout::Drawer;
 use super::{Objective, Opening, Rows};
 use crate::phase::Passes;
 use crate::step::{Loss, TrainStep};
-use ottava_common::error::{Error, Result};
-use ottava_data::Tokenizer;
+use ottava_common::error::Result;
 use ottava_models::Decoder;
 use ottava_settings::RunConfig;
 use ottava_tensor::{DType, Device};
@@ -78,22 +77,8 @@ impl Objective for Distillation {
     }
 
     fn open(&self, opening: &Opening) -> Result<Box<dyn Rows>> {
-        expect_tokens(&self.run)?;
+        let (what, teacher) = ("`distillation.teacher`", &self.run.distillation.teacher);
+        expect_tokens(what, teacher, &self.run, "their distributions cannot be compared")?;
         Ok(Box::new(DistillationRows::open(opening)?))
     }
-}
-
-/// Errors with [`Error::Config`] if the tokenizer in the teacher's folder has other tokens than the tokenizer of the run. A folder without a tokenizer
-/// passes: its vocabulary has as many tokens.
-fn expect_tokens(config: &RunConfig) -> Result<()> {
-    let (folder, own) = (&config.distillation.teacher, config.model.tokenizer_path());
-    if !folder.join("tokenizer.json").exists() || Tokenizer::load(folder)?.has_tokens_of(&Tokenizer::load(own)?) {
-        return Ok(());
-    }
-    Err(Error::Config(format!(
-        "the tokenizer of `distillation.teacher` ({}) has other tokens than the tokenizer of the run ({}), so their distributions cannot be compared; \
-         choose a teacher with the same tokenizer",
-        folder.display(),
-        own.display()
-    )))
 }

@@ -14,6 +14,8 @@ pub struct Completion {
     pub sample: Sample,
     /// The log-probabilities of its tokens as steps compute them with the same weights, if draws are corrected.
     pub old: Option<Vec<f32>>,
+    /// The values of its tokens by the value head with the weights that drew them, if values give the advantages.
+    pub values: Option<Vec<f32>>,
     /// The weighted sum of its scores; `None` if no reward has an opinion.
     pub reward: Option<f64>,
     /// The score by each reward.
@@ -121,6 +123,7 @@ mod tests {
                 if is_complete { End::Text } else { End::Length },
             ),
             old: None,
+            values: None,
             reward,
             scores: vec![reward.map(|reward| reward / 2.0)],
         };

@@ -73,6 +73,7 @@ impl<'p> Conversation<'p> {
             step,
             environment: self.reward,
             record: &self.prompt.columns,
+            model_scores: &[],
         }
     }
 }

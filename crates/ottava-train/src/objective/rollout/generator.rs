@@ -4,11 +4,13 @@ use super::completion::{Completion, Generation};
 use super::conversation::{Answers, Conversation, text_of};
 use super::draw_sizes;
 use super::drawer::Drawer;
+use super::reward_model::RewardRows;
 use super::sample::sample;
+use crate::objective::FrozenModel;
 use ottava_common::error::Result;
 use ottava_data::{Prompt, Tokenizer};
 use ottava_models::Decoder;
-use ottava_rewards::{Deadline, RewardSpec, Rewards};
+use ottava_rewards::{Deadline, RewardSpec, Rewards, Sample};
 use ottava_settings::RunConfig;
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -23,6 +25,8 @@ pub(super) struct Generator {
     /// The environment, if there is one.
     answers: RefCell<Option<Answers>>,
     rewards: RefCell<Rewards>,
+    /// For each reward model.
+    reward_rows: Vec<RewardRows>,
     drawer: RefCell<Drawer>,
 }
 
@@ -35,8 +39,9 @@ impl Generator {
         Ok(Generator {
             max_completion_length: run.reinforcement.max_completion_length,
             answers: RefCell::new(Answers::of_run(run, &tokenizer)?),
-            tokenizer,
             rewards: RefCell::new(RewardSpec::build(&run.reinforcement.rewards)?),
+            reward_rows: RewardRows::of_run(run, &tokenizer)?,
+            tokenizer,
             // A generation may have more completions than the first draws: an evaluation may come first.
             drawer: RefCell::new(Drawer::new(draw_sizes(run, completions))),
         })
@@ -53,12 +58,13 @@ impl Generator {
     }
 
     /// Draws and scores one completion with each seed of each of `prompts`, before step `step`; the most likely completion if `is_greedy`. Returns the
-    /// completions in the order of prompts and seeds.
+    /// completions in the order of prompts and seeds. `reward_models` are the reward models of the run.
     ///
     /// Errors as [`sample`], [`Answers::answer`] and [`Rewards::score`].
     pub(super) fn generate(
         &self,
         model: &mut Decoder,
+        reward_models: &[FrozenModel],
         prompts: &[Seeded],
         step: u64,
         is_greedy: bool,
@@ -70,7 +76,10 @@ impl Generator {
             conversations.extend(seeds.iter().enumerate().map(begin));
         }
         let mut metrics = self.draw(model, &mut conversations, step, is_greedy)?;
-        let generation = self.score(conversations, step)?;
+        let samples = || conversations.iter().map(|conversation| &conversation.sample);
+        let models = self.reward_rows.iter().zip(reward_models);
+        let by_model = models.map(|(rows, model)| rows.scores(model, samples())).collect::<Result<Vec<_>>>()?;
+        let generation = self.score(conversations, &by_model, step)?;
         metrics.extend(generation.metrics);
         Ok(Generation { metrics, ..generation })
     }
@@ -105,13 +114,19 @@ impl Generator {
         Ok(means.finish())
     }
 
-    /// The rewards of `conversations`.
-    fn score(&self, conversations: Vec<Conversation>, step: u64) -> Result<Generation> {
+    /// The rewards of `conversations`. `by_model` has their scores by each reward model.
+    fn score(&self, conversations: Vec<Conversation>, by_model: &[Vec<f64>], step: u64) -> Result<Generation> {
         let text = |conversation: &Conversation| text_of(&self.tokenizer, &conversation.sample.tokens);
         let texts: Vec<String> = conversations.iter().map(text).collect::<Result<_>>()?;
+        let of_sample = |at: usize| by_model.iter().map(|scores| scores[at]).collect();
+        let model_scores: Vec<Vec<f64>> = (0..conversations.len()).map(of_sample).collect();
         let drawn: Vec<_> = conversations.iter().map(|conversation| conversation.sample.drawn_tokens()).collect();
-        let each = conversations.iter().zip(&texts).zip(&drawn);
-        let batch: Vec<_> = each.map(|((conversation, text), drawn)| conversation.told(text, drawn, step)).collect();
+        let each = conversations.iter().zip(&texts).zip(&drawn).zip(&model_scores);
+        let batch = each.map(|(((conversation, text), drawn), model_scores)| Sample {
+            model_scores,
+            ..conversation.told(text, drawn, step)
+        });
+        let batch: Vec<Sample> = batch.collect();
         let scored = self.rewards.borrow_mut().score(&batch, Deadline::never())?;
         drop(batch);
         let metrics = scored.metrics.into_iter().filter(|(name, _)| name.contains("/metrics/")).collect();
@@ -121,6 +136,7 @@ impl Generator {
             completions.push(Completion {
                 sample: conversation.sample,
                 old: None,
+                values: None,
                 reward: scored.totals[at],
                 scores: scores.iter().map(|of_reward| of_reward[at]).collect(),
             });

@@ -50,7 +50,8 @@ mod tests {
 
     fn group(rewards: &[Option<f64>]) -> Vec<Completion> {
         let sample = Sample::of_turn(vec![1], vec![2], vec![-0.5], End::Text);
-        let completion = |&reward| Completion { sample: sample.clone(), old: None, reward, scores: Vec::new() };
+        let completion =
+            |&reward| Completion { sample: sample.clone(), old: None, values: None, reward, scores: Vec::new() };
         rewards.iter().map(completion).collect()
     }
 

@@ -188,7 +188,7 @@ pub fn config(inputs: &Path, output: &Path, recipe: RecipeName, steps: u64) -> R
 }
 
 /// Returns the values of a metric of a run, by step.
-pub(super) fn values_of(run: &Path, name: &str) -> Vec<f64> {
+pub fn values_of(run: &Path, name: &str) -> Vec<f64> {
     metrics(run).iter().filter_map(|line| line[name].as_f64()).collect()
 }
 
@@ -368,4 +368,23 @@ fn groups_without_a_difference_are_replaced() {
     );
     let error = train(&hopeless, &Device::Cpu, &Start::New, u64::MAX).unwrap_err().to_string();
     assert!(error.starts_with("of 256 groups of completions, 0 have rewards that differ"), "{error}");
+}
+
+/// The bonus for entropy is a part of the loss, and draws stay more different than with a negligible bonus.
+#[test]
+fn a_bonus_for_entropy_keeps_draws_different() {
+    let folder = tempfile::tempdir().unwrap();
+    write_inputs(folder.path());
+    let logged = |name: &str, coefficient: f64| {
+        let mut config = config(folder.path(), &folder.path().join(name), RecipeName::Fp32, 6);
+        config.reinforcement.loss.entropy_coef = coefficient;
+        train(&config, &Device::Cpu, &Start::New, u64::MAX).unwrap();
+        ["loss", "entropy"].map(|metric| values_of(&folder.path().join(name), metric))
+    };
+    let ([plain, _], [loss, entropy]) = (logged("plain", 0.0), logged("bonus", 0.5));
+    let [_, negligible] = logged("negligible", 1e-6);
+    // Losses are sums over 128 tokens in F32.
+    assert!((plain[0] - 0.5 * entropy[0] - loss[0]).abs() < 1e-5, "{plain:?}, {loss:?}, {entropy:?}");
+    assert_eq!(entropy[0], negligible[0]);
+    assert!(negligible[5] < entropy[5] && entropy[5] < 16f64.ln(), "{entropy:?}, {negligible:?}");
 }
