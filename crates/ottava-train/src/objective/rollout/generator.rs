@@ -1,5 +1,6 @@
 //! Completions of prompts by the model as it is now, with their rewards.
 
+use super::clients::{Clients, Returned, Wanted};
 use super::completion::{Completion, Generation};
 use super::conversation::{Answers, Conversation, text_of};
 use super::sample::{engine_for, sample};
@@ -26,6 +27,8 @@ pub(super) struct Generator {
     /// The environment, if there is one.
     answers: RefCell<Option<Answers>>,
     rewards: RefCell<Rewards>,
+    /// What collects the completions of clients, if they draw the completions of generations.
+    clients: RefCell<Option<Box<dyn Clients>>>,
     /// Made of the model at the first generation.
     engine: RefCell<Option<Engine>>,
 }
@@ -43,8 +46,35 @@ impl Generator {
             answers: RefCell::new(Answers::of_run(run, &tokenizer)?),
             tokenizer,
             rewards: RefCell::new(RewardSpec::build(&run.reinforcement.rewards)?),
+            clients: RefCell::new(None),
             engine: RefCell::new(None),
         })
+    }
+
+    /// Lets `clients` draw the completions of generations.
+    pub(super) fn connect(&self, clients: Box<dyn Clients>) {
+        *self.clients.borrow_mut() = Some(clients);
+    }
+
+    /// Collects the groups of completions that are `wanted` from clients, which draw with `model`. Returns `None` if the run draws its completions.
+    ///
+    /// Errors as [`Clients::collect`].
+    pub(super) fn collect(&self, model: &mut Decoder, wanted: Wanted) -> Result<Option<Vec<Vec<Completion>>>> {
+        let Some(clients) = &mut *self.clients.borrow_mut() else { return Ok(None) };
+        let groups = self.with_engine(model, |engine| clients.collect(engine, wanted))?;
+        let completion = |Returned { sample, reward }| Completion { sample, old: None, reward, scores: Vec::new() };
+        Ok(Some(groups.into_iter().map(|group| group.into_iter().map(completion).collect()).collect()))
+    }
+
+    /// Lends `model` to the engine for `work`.
+    fn with_engine<T>(&self, model: &mut Decoder, work: impl FnOnce(&mut Engine) -> Result<T>) -> Result<T> {
+        let mut engine = self.engine.borrow_mut();
+        let engine = match &mut *engine {
+            Some(engine) => engine,
+            // A generation may have more completions than are drawn now: an evaluation may come first.
+            none => none.insert(engine_for(model, self.completions, self.max_length, LogprobsMode::Loss)?),
+        };
+        engine.lend(model, work)
     }
 
     /// The token that ends a text.
@@ -88,18 +118,12 @@ impl Generator {
         step: u64,
         is_greedy: bool,
     ) -> Result<BTreeMap<String, f64>> {
-        let mut engine = self.engine.borrow_mut();
-        let engine = match &mut *engine {
-            Some(engine) => engine,
-            // A generation may have more completions than are drawn now: an evaluation may come first.
-            none => none.insert(engine_for(model, self.completions, self.max_length, LogprobsMode::Loss)?),
-        };
         let (most, stop_ids) = (self.max_completion_length, self.tokenizer.eos_ids());
         // The head applies the temperature of the run.
         let temperature = if is_greedy { 0.0 } else { 1.0 };
         let mut means = Means::default();
         // All turns are drawn in one call, so that the prefix cache of the engine serves later turns.
-        engine.lend(model, |engine| {
+        self.with_engine(model, |engine| {
             loop {
                 let mut open: Vec<_> = conversations.iter_mut().filter(|conversation| conversation.is_open()).collect();
                 if open.is_empty() {

@@ -8,6 +8,9 @@
 //! **Turns.** With an environment, a completion is a `Conversation` (`conversation.rs`). Token ids of all turns are kept; only the environment's messages
 //! are tokenized. A turn's prompt is the conversation so far, whose keys and values the prefix cache of the engine already has.
 //!
+//! **Clients.** With `reinforcement.endpoint`, clients outside of the run draw and score completions. `Generator::collect` lends the engine to `Clients`
+//! (`clients.rs`), which `ottava-serve` implements, until they have returned the completions of a generation.
+//!
 //! **A step.** `advantage.rs` makes advantages of rewards. `PolicyMicroBatch` (`loss.rs`) is the loss of a micro-batch, whose rows have one completion
 //! each; the op `policy_loss` bounds the ratio of new and old probability.
 //!
@@ -16,6 +19,7 @@
 //! whose scales do not depend on the other tokens of a product. The temperature is a factor of the head (`HeadSpec::scale`), which draws and losses share.
 
 mod advantage;
+mod clients;
 mod completion;
 mod conversation;
 mod generator;
@@ -25,6 +29,7 @@ mod rows;
 mod sample;
 
 pub use advantage::advantages;
+pub use clients::{Clients, Returned, Wanted};
 pub use completion::Completion;
 pub use loss::{Policy, PolicyMicroBatch, Scored};
 pub use sample::{End, Sample, engine_for, sample, seed_of, set_row};

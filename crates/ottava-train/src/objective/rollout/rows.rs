@@ -1,6 +1,7 @@
 //! The rows of a run of reinforcement learning: completions that the model draws between steps.
 
 use super::advantage::advantages;
+use super::clients::{Clients, Wanted};
 use super::completion::{Completion, Generation, metrics, metrics_of_turns};
 use super::generator::Generator;
 use super::held_out::held_out_metrics;
@@ -84,6 +85,13 @@ impl RolloutRows {
                 share.world
             )));
         }
+        if config.endpoint.is_on() && share.world > 1 {
+            return Err(Error::Config(format!(
+                "`reinforcement.endpoint.address` is set, and the run has {} ranks; clients return completions to a run of one rank: start one rank, or \
+                 remove the endpoint",
+                share.world
+            )));
+        }
         Ok(RolloutRows {
             seed: run.seed,
             max_length: run.data.max_length,
@@ -114,7 +122,11 @@ impl RolloutRows {
         let (mut drawn, mut kept, mut names, mut returned) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
         for _ in 0..if self.config.dynamic_sampling { self.config.max_rounds } else { 1 } {
             let groups;
-            Groups { groups, rewards: names, metrics: returned } = self.draw_groups(model, partition, precision)?;
+            Groups { groups, rewards: names, metrics: returned } =
+                match self.collect_groups(model, partition, precision)? {
+                    Some(groups) => groups,
+                    None => self.draw_groups(model, partition, precision)?,
+                };
             let teaches = |group: &&Vec<Completion>| !self.config.dynamic_sampling || has_different_rewards(group);
             kept.extend(groups.iter().filter(teaches).cloned());
             drawn.extend(groups);
@@ -150,6 +162,27 @@ impl RolloutRows {
     fn place(&self) -> u64 {
         let place = serde_json::to_vec(&self.prompts.state()).expect("a place is written without fail");
         u64::from_le_bytes(sha256_of(&[&place])[..8].try_into().expect("eight bytes"))
+    }
+
+    /// The groups of completions that clients have drawn, if clients draw. The position in the data moves on as if the run had drawn them, after the
+    /// completions have arrived.
+    fn collect_groups(
+        &mut self,
+        model: &mut Decoder,
+        partition: &Partition,
+        precision: StepPrecision,
+    ) -> Result<Option<Groups>> {
+        let (groups, of_group) = (self.of_generation, self.config.num_generations);
+        let Some(mut groups) = self.generator.collect(model, Wanted { step: self.step, groups, of_group })? else {
+            return Ok(None);
+        };
+        self.prompts.next(self.of_generation)?;
+        if self.config.correction.is_on() {
+            let mut all: Vec<Completion> = groups.into_iter().flatten().collect();
+            self.set_old(&mut all, model, partition, precision)?;
+            groups = all.chunks(of_group).map(<[_]>::to_vec).collect();
+        }
+        Ok(Some(Groups { groups, rewards: Vec::new(), metrics: Vec::new() }))
     }
 
     /// Draws and scores the completions of the next prompts, as many as a generation has. Each rank draws the completions of its share of the prompts.
@@ -308,6 +341,10 @@ impl Rows for RolloutRows {
 
     fn forget_unfinished(&mut self) {
         self.waiting.clear();
+    }
+
+    fn connect(&mut self, clients: Box<dyn Clients>) {
+        self.generator.connect(clients);
     }
 
     fn load(&mut self, model: &mut Decoder, step: &mut TrainStep, precision: StepPrecision) -> Result<LoadedRows> {
