@@ -110,6 +110,16 @@ const EFFECTS: &[Effect] = &[
     ),
     unread(OF_ENVIRONMENT, |run| !run.reinforcement.environment.is_on(), "without `reinforcement.environment.command`"),
     unread(
+        &["reinforcement.endpoint.max_staleness"],
+        |run| !run.reinforcement.endpoint.is_on(),
+        "without `reinforcement.endpoint.address`",
+    ),
+    unread(
+        &["reinforcement.endpoint.address"],
+        |run| !run.reinforcement.is_on(),
+        "without `[[reinforcement.rewards]]`",
+    ),
+    unread(
         &["reinforcement.environment.command"],
         |run| !run.reinforcement.is_on(),
         "without `[[reinforcement.rewards]]`",

@@ -1,10 +1,12 @@
 //! The table `[reinforcement]`.
 
 use crate::demands::{Problems, from_zero};
+use ottava_common::error::{Error, Result};
 use ottava_rewards::{EnvironmentConfig, RewardSpec};
 use ottava_tensor::ops::{KlEstimator as Estimator, PolicyBound, PolicyLoss, ValueLoss};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use std::net::SocketAddr;
 
 /// The `[reinforcement]` table: the model draws completions of prompts, rewards score the completions, and steps make good ones more likely.
 /// Keys have the names of TRL; sizes count completions, as in TRL.
@@ -40,6 +42,8 @@ pub struct ReinforcementConfig {
     pub correction: CorrectionConfig,
     /// A program that answers the turns of the model.
     pub environment: EnvironmentConfig,
+    /// An address where clients draw completions and return them with their rewards.
+    pub endpoint: EndpointConfig,
     /// What scores completions: a table `[[reinforcement.rewards]]` for each reward, with its type, its weight and its own keys
     /// (docs/rewards.md). Their weighted sum is the reward of a completion. A run with rewards is a run of reinforcement learning, whose data
     /// are prompts. For example:
@@ -49,6 +53,34 @@ pub struct ReinforcementConfig {
     /// type = "math"
     /// ```
     pub rewards: Vec<RewardSpec>,
+}
+
+/// The `[reinforcement.endpoint]` table: the run draws no completions for its steps. Between steps it serves its model, as `ottava serve` does, and waits until
+/// clients have returned the completions of a generation (docs/environments.md).
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct EndpointConfig {
+    /// The address and the port, such as "127.0.0.1:8009"; port 0 takes a free port. "" serves nothing: the run draws its completions.
+    pub address: String,
+    /// How many steps older than the weights of today the weights may be that have drawn a completion. Older completions are refused.
+    pub max_staleness: u64,
+}
+
+impl EndpointConfig {
+    /// Whether clients draw the completions.
+    pub fn is_on(&self) -> bool {
+        !self.address.is_empty()
+    }
+
+    /// Returns the address. Errors with [`Error::Config`] if it is none.
+    pub fn socket_address(&self) -> Result<SocketAddr> {
+        self.address.parse().map_err(|_| {
+            Error::Config(format!(
+                "`reinforcement.endpoint.address` is {:?}; write an IP address and a port, such as \"127.0.0.1:8009\"",
+                self.address
+            ))
+        })
+    }
 }
 
 /// The `[reinforcement.advantage]` table.
@@ -267,6 +299,7 @@ impl Default for ReinforcementConfig {
             loss: PolicyConfig::default(),
             correction: CorrectionConfig::default(),
             environment: EnvironmentConfig::default(),
+            endpoint: EndpointConfig::default(),
             rewards: Vec::new(),
         }
     }

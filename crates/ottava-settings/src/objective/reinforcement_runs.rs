@@ -46,6 +46,7 @@ impl RunConfig {
             "`reinforcement.loss.beta` is above 0, and `model.init` is \"random\": the reference model is the model that the run starts from, which has learned nothing; set one of them",
         );
         all.0.extend(environment_problems(r));
+        all.0.extend(endpoint_problems(r));
         all.demand(
             self.preference.losses().is_empty(),
             "`preference.loss_type` and `reinforcement.rewards` are both set, and a run has one objective; remove one of them",
@@ -162,5 +163,26 @@ fn environment_problems(config: &ReinforcementConfig) -> Vec<String> {
         environment.max_turns > 0,
         "`reinforcement.environment.max_turns` is 0; a completion has at least one turn",
     );
+    all.0
+}
+
+/// Problems of `[reinforcement.endpoint]`, and of settings that only a run that draws its completions reads.
+fn endpoint_problems(config: &ReinforcementConfig) -> Vec<String> {
+    let mut all = Problems::default();
+    if !config.endpoint.is_on() {
+        return all.0;
+    }
+    all.0.extend(config.endpoint.socket_address().err().map(|error| error.to_string()));
+    for (key, is_set) in [
+        ("reinforcement.dynamic_sampling", config.dynamic_sampling),
+        ("reinforcement.environment.command", config.environment.is_on()),
+    ] {
+        all.demand(
+            !is_set,
+            format!(
+                "`reinforcement.endpoint.address` and `{key}` are both set, and clients choose the prompts and play the turns; remove one of them"
+            ),
+        );
+    }
     all.0
 }

@@ -1,5 +1,6 @@
 //! Completions of prompts by the model as it is now, with their rewards.
 
+use super::clients::{Clients, Returned, Wanted};
 use super::completion::{Completion, Generation};
 use super::conversation::{Answers, Conversation, text_of};
 use super::draw_sizes;
@@ -28,6 +29,8 @@ pub(super) struct Generator {
     /// For each reward model.
     reward_rows: Vec<RewardRows>,
     drawer: RefCell<Drawer>,
+    /// What collects the completions of clients, if they draw the completions of generations.
+    clients: RefCell<Option<Box<dyn Clients>>>,
 }
 
 impl Generator {
@@ -44,7 +47,24 @@ impl Generator {
             tokenizer,
             // A generation may have more completions than the first draws: an evaluation may come first.
             drawer: RefCell::new(Drawer::new(draw_sizes(run, completions))),
+            clients: RefCell::new(None),
         })
+    }
+
+    /// Lets `clients` draw the completions of generations.
+    pub(super) fn connect(&self, clients: Box<dyn Clients>) {
+        *self.clients.borrow_mut() = Some(clients);
+    }
+
+    /// Collects the groups of completions that are `wanted` from clients, which draw with `model`. Returns `None` if the run draws its completions.
+    ///
+    /// Errors as [`Clients::collect`].
+    pub(super) fn collect(&self, model: &mut Decoder, wanted: Wanted) -> Result<Option<Vec<Vec<Completion>>>> {
+        let Some(clients) = &mut *self.clients.borrow_mut() else { return Ok(None) };
+        let groups = self.drawer.borrow_mut().lend(model, |engine| clients.collect(engine, wanted))?;
+        let completion =
+            |Returned { sample, reward }| Completion { sample, old: None, values: None, reward, scores: Vec::new() };
+        Ok(Some(groups.into_iter().map(|group| group.into_iter().map(completion).collect()).collect()))
     }
 
     /// The token that ends a text.

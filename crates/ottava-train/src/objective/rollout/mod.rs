@@ -8,6 +8,9 @@
 //! **Turns.** With an environment, a completion is a `Conversation` (`conversation.rs`). Token ids of all turns are kept; only the environment's messages
 //! are tokenized. A turn's prompt is the conversation so far, whose keys and values the prefix cache of the engine already has.
 //!
+//! **Clients.** With `reinforcement.endpoint`, clients outside of the run draw and score completions. `Generator::collect` lends the engine to `Clients`
+//! (`clients.rs`), which `ottava-serve` implements, until they have returned the completions of a generation.
+//!
 //! **A step.** `credit.rs` makes advantages of rewards: by `advantage.rs`, or with a value head by `gae.rs`. `PolicyMicroBatch` (`loss.rs`) is the loss of
 //! a micro-batch, whose rows have one completion each; the op `policy_loss` bounds the ratio of new and old probability.
 //!
@@ -26,6 +29,7 @@
 //! whose scales do not depend on the other tokens of a product. The temperature is a factor of the head (`HeadSpec::scale`), which draws and losses share.
 
 mod advantage;
+mod clients;
 mod completion;
 mod conversation;
 mod credit;
@@ -40,6 +44,7 @@ mod sample;
 mod sums;
 
 pub use advantage::advantages;
+pub use clients::{Clients, Returned, Wanted};
 pub use completion::Completion;
 pub use drawer::{DrawSizes, Drawer};
 pub use loss::{Estimates, OtherModels, Policy, PolicyMicroBatch, Scored};

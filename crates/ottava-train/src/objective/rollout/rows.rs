@@ -1,5 +1,6 @@
 //! The rows of a run of reinforcement learning: completions that the model draws between steps.
 
+use super::clients::{Clients, Wanted};
 use super::completion::{Completion, Generation, metrics, metrics_of_turns};
 use super::credit::scored;
 use super::generator::Generator;
@@ -84,6 +85,13 @@ impl RolloutRows {
                 share.world
             )));
         }
+        if config.endpoint.is_on() && share.world > 1 {
+            return Err(Error::Config(format!(
+                "`reinforcement.endpoint.address` is set, and the run has {} ranks; clients return completions to a run of one rank: start one rank, or \
+                 remove the endpoint",
+                share.world
+            )));
+        }
         Ok(RolloutRows {
             seed: run.seed,
             max_length: run.data.max_length,
@@ -121,7 +129,10 @@ impl RolloutRows {
         for _ in 0..if self.config.dynamic_sampling { self.config.max_rounds } else { 1 } {
             let groups;
             Groups { groups, rewards: names, metrics: returned } =
-                self.draw_groups(model, others, partition, precision)?;
+                match self.collect_groups(model, partition, precision)? {
+                    Some(groups) => groups,
+                    None => self.draw_groups(model, others, partition, precision)?,
+                };
             let teaches = |group: &&Vec<Completion>| !self.config.dynamic_sampling || has_different_rewards(group);
             kept.extend(groups.iter().filter(teaches).cloned());
             drawn.extend(groups);
@@ -159,6 +170,25 @@ impl RolloutRows {
         u64::from_le_bytes(sha256_of(&[&place])[..8].try_into().expect("eight bytes"))
     }
 
+    /// The groups of completions that clients have drawn, if clients draw. The position in the data moves on as if the run had drawn them, after the
+    /// completions have arrived.
+    fn collect_groups(
+        &mut self,
+        model: &mut Decoder,
+        partition: &Partition,
+        precision: StepPrecision,
+    ) -> Result<Option<Groups>> {
+        let (groups, of_group) = (self.of_generation, self.config.num_generations);
+        let Some(groups) = self.generator.collect(model, Wanted { step: self.step, groups, of_group })? else {
+            return Ok(None);
+        };
+        self.prompts.next(self.of_generation)?;
+        let mut all: Vec<Completion> = groups.into_iter().flatten().collect();
+        self.run_passes(&mut all, model, partition, precision)?;
+        let groups = all.chunks(of_group).map(<[_]>::to_vec).collect();
+        Ok(Some(Groups { groups, rewards: Vec::new(), metrics: Vec::new() }))
+    }
+
     /// Draws and scores the completions of the next prompts, as many as a generation has. Each rank draws the completions of its share of the prompts.
     fn draw_groups(
         &mut self,
@@ -181,12 +211,7 @@ impl RolloutRows {
             self.examples = drawn.examples(self.shown, |tokens| self.generator.text(tokens))?;
         }
         let Generation { completions: mut mine, rewards, metrics, .. } = drawn;
-        if self.config.correction.is_on() {
-            self.set_old(&mut mine, model, partition, precision)?;
-        }
-        if self.config.value_loss().is_some() {
-            self.set_values(&mut mine, model, partition, precision)?;
-        }
+        self.run_passes(&mut mine, model, partition, precision)?;
         let all = of_all_ranks(partition, "completions", &mine)?;
         // In the order of the prompts, whatever the number of ranks.
         let groups =
@@ -218,6 +243,23 @@ impl RolloutRows {
         let all = of_all_ranks(partition, "completions of the evaluation", &completions)?;
         let groups = (0..prompts).map(|at| all[at % world][at / world * count..][..count].to_vec());
         Ok((groups.collect(), rewards))
+    }
+
+    /// Runs the passes over `completions` that steps need, by the weights that drew them.
+    fn run_passes(
+        &self,
+        completions: &mut [Completion],
+        model: &mut Decoder,
+        partition: &Partition,
+        precision: StepPrecision,
+    ) -> Result<()> {
+        if self.config.correction.is_on() {
+            self.set_old(completions, model, partition, precision)?;
+        }
+        if self.config.value_loss().is_some() {
+            self.set_values(completions, model, partition, precision)?;
+        }
+        Ok(())
     }
 
     /// Sets the log-probabilities of the tokens of `completions` as steps compute them, by passes over micro-batches, together with all ranks.
@@ -333,6 +375,10 @@ impl Rows for RolloutRows {
 
     fn forget_unfinished(&mut self) {
         self.waiting.clear();
+    }
+
+    fn connect(&mut self, clients: Box<dyn Clients>) {
+        self.generator.connect(clients);
     }
 
     fn load(&mut self, model: &mut Decoder, step: &mut TrainStep, precision: StepPrecision) -> Result<LoadedRows> {
