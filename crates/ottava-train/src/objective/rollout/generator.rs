@@ -15,6 +15,7 @@ use ottava_rewards::{Deadline, RewardSpec, Rewards, Sample};
 use ottava_settings::RunConfig;
 use std::cell::RefCell;
 use std::collections::BTreeMap;
+use std::time::Instant;
 
 /// A prompt with the seeds of its completions.
 pub(super) type Seeded = (Prompt, Vec<u64>);
@@ -95,12 +96,16 @@ impl Generator {
             let begin = |(index, &seed)| Conversation::new(prompt, told, index, seed);
             conversations.extend(seeds.iter().enumerate().map(begin));
         }
+        let begin = Instant::now();
         let mut metrics = self.draw(model, &mut conversations, step, is_greedy)?;
+        let drawn = Instant::now();
         let samples = || conversations.iter().map(|conversation| &conversation.sample);
         let models = self.reward_rows.iter().zip(reward_models);
         let by_model = models.map(|(rows, model)| rows.scores(model, samples())).collect::<Result<Vec<_>>>()?;
         let generation = self.score(conversations, &by_model, step)?;
         metrics.extend(generation.metrics);
+        metrics.insert("timing_s/gen".into(), (drawn - begin).as_secs_f64());
+        metrics.insert("timing_s/reward".into(), drawn.elapsed().as_secs_f64());
         Ok(Generation { metrics, ..generation })
     }
 

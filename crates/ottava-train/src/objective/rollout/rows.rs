@@ -125,14 +125,20 @@ impl RolloutRows {
         precision: StepPrecision,
     ) -> Result<()> {
         let place = self.place();
-        let (mut drawn, mut kept, mut names, mut returned) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        let (mut drawn, mut kept, mut names, mut returned) = (Vec::new(), Vec::new(), Vec::new(), BTreeMap::new());
         for _ in 0..if self.config.dynamic_sampling { self.config.max_rounds } else { 1 } {
             let groups;
-            Groups { groups, rewards: names, metrics: returned } =
+            let of_round;
+            Groups { groups, rewards: names, metrics: of_round } =
                 match self.collect_groups(model, partition, precision)? {
                     Some(groups) => groups,
                     None => self.draw_groups(model, others, partition, precision)?,
                 };
+            for (name, value) in of_round {
+                // Seconds are sums over rounds, and other numbers are numbers of the last round.
+                let before = returned.get(&name).filter(|_| name.starts_with("timing_s/")).copied().unwrap_or(0.0);
+                returned.insert(name, before + value);
+            }
             let teaches = |group: &&Vec<Completion>| !self.config.dynamic_sampling || has_different_rewards(group);
             kept.extend(groups.iter().filter(teaches).cloned());
             drawn.extend(groups);
