@@ -57,11 +57,11 @@ mod tests {
                 None => reward - values[t],
             };
             let found = Gae { gamma, lambda }.advantages(reward, &values);
-            for t in 0..values.len() {
+            for (t, found) in found.iter().enumerate() {
                 let expected: f64 =
                     (t..values.len()).map(|later| (gamma * lambda).powi((later - t) as i32) * error(later)).sum();
                 // Sums of four terms in F64.
-                assert!((found[t] - expected).abs() < 1e-12, "{gamma}, {lambda}, {t}: {}, {expected}", found[t]);
+                assert!((found - expected).abs() < 1e-12, "{gamma}, {lambda}, {t}: {found}, {expected}");
             }
             if lambda == 1.0 {
                 assert!((found[0] - (gamma.powi(3) * reward - values[0])).abs() < 1e-12);

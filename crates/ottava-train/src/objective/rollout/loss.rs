@@ -1,17 +1,17 @@
 //! The loss of sampled completions in a step.
 
+use super::policy::Policy;
 use super::sample::Sample;
-use super::sums::{Sums, ValueSums};
+use super::sums::{KnownToken, Sums, ValueSums};
 use crate::objective::FrozenModel;
 use crate::step::host::{from_host, values, write};
 use crate::step::{Loaded, Loss, Metrics};
 use ottava_common::error::{Error, Result};
 use ottava_models::Decoder;
 use ottava_recipe::param::Units;
-use ottava_settings::{Aggregation, CorrectionConfig};
+use ottava_settings::Aggregation;
 use ottava_tensor::ops::{
-    EntropyBonus, PolicyBound, PolicyLoss, PolicyTargets, ValueLoss, ValueTargets, add, entropy_gradient, policy_loss,
-    value_loss,
+    EntropyBonus, PolicyBound, PolicyTargets, ValueTargets, add, entropy_gradient, policy_loss, value_loss,
 };
 use ottava_tensor::{DType, Device, Tensor};
 use serde::{Deserialize, Serialize};
@@ -41,21 +41,6 @@ pub struct Estimates {
     pub returns: Vec<f64>,
 }
 
-/// How the losses of tokens become the loss of a step.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Policy {
-    /// The loss of a token.
-    pub loss: PolicyLoss,
-    /// The factor of the entropy of a token's distribution, which is subtracted from the loss of the token.
-    pub entropy_coef: f64,
-    /// The loss of the values of tokens, if the model has a value head.
-    pub value: Option<ValueLoss>,
-    /// Its correction for draws.
-    pub correction: CorrectionConfig,
-    /// The mean over the tokens of a step.
-    pub aggregation: Aggregation,
-}
-
 /// The frozen models of a run.
 #[derive(Default)]
 pub struct OtherModels {
@@ -77,21 +62,6 @@ pub struct PolicyMicroBatch {
     counted: usize,
     /// What is known of the tokens, for metrics.
     tokens: Vec<KnownToken>,
-}
-
-/// A token whose loss counts.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct KnownToken {
-    /// Its place in the micro-batch.
-    at: usize,
-    drawn: f64,
-    old: f64,
-    reference: f64,
-    advantage: f64,
-    correction: f64,
-    pub(super) weight: f64,
-    pub(super) value: f64,
-    pub(super) returns: f64,
 }
 
 /// The values of the tokens of a micro-batch after a step.

@@ -38,6 +38,7 @@ mod gae;
 mod generator;
 mod held_out;
 mod loss;
+mod policy;
 mod reward_model;
 mod rows;
 mod sample;
@@ -47,7 +48,8 @@ pub use advantage::advantages;
 pub use clients::{Clients, Returned, Wanted};
 pub use completion::Completion;
 pub use drawer::{DrawSizes, Drawer};
-pub use loss::{Estimates, OtherModels, Policy, PolicyMicroBatch, Scored};
+pub use loss::{Estimates, OtherModels, PolicyMicroBatch, Scored};
+pub use policy::Policy;
 pub use sample::{End, Sample, sample, seed_of, set_row};
 
 use super::{FrozenModel, Objective, Opening, Rows};

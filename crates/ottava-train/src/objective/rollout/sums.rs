@@ -1,7 +1,22 @@
 //! Sums of a step of reinforcement learning over its tokens, and the metrics of these sums.
 
-use super::loss::{KnownToken, Policy};
+use super::policy::Policy;
 use crate::step::Metrics;
+
+/// A token whose loss counts.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct KnownToken {
+    /// Its place in the micro-batch.
+    pub(super) at: usize,
+    pub(super) drawn: f64,
+    pub(super) old: f64,
+    pub(super) reference: f64,
+    pub(super) advantage: f64,
+    pub(super) correction: f64,
+    pub(super) weight: f64,
+    pub(super) value: f64,
+    pub(super) returns: f64,
+}
 
 /// Sums over tokens.
 #[derive(Clone, Copy, Debug, Default)]
