@@ -159,6 +159,7 @@ per_device_train_batch_size = {GROUPS * GENERATIONS}
 learning_rate = 1e-3
 weight_decay = 0.0
 [lr_scheduler]
+lr_scheduler_type = "constant_with_warmup"
 warmup_steps = 5
 [precision]
 recipe = "bf16"
@@ -166,7 +167,7 @@ recipe = "bf16"
 
 
 def main():
-    program, steps = Path(sys.argv[1]).resolve(), int(sys.argv[2]) if len(sys.argv) > 2 else 80
+    program, steps = Path(sys.argv[1]).resolve(), int(sys.argv[2]) if len(sys.argv) > 2 else 120
     start = prepare(program)
     (FOLDER / "run.toml").write_text(run_settings(start, steps))
     run = subprocess.Popen([program, "train", FOLDER / "run.toml"], stderr=subprocess.PIPE, text=True)
@@ -181,11 +182,11 @@ def main():
     metrics = [json.loads(line) for line in (FOLDER / "run/metrics.jsonl").read_text().splitlines()]
     held_out = [line["eval_reward"] for line in metrics if "eval_reward" in line]
     apart = max(line.get("sampling/sampling_logp_difference/max", 0.0) for line in metrics)
-    first, last = (sum(part) / len(part) for part in (rewards[:5], rewards[-5:]))
-    print(f"mean reward of the first and last five generations: {first:.3f}, {last:.3f}")
+    first, last = (sum(part) / len(part) for part in (rewards[:10], rewards[-10:]))
+    print(f"mean reward of the first and last ten generations: {first:.3f}, {last:.3f}")
     print(f"held-out reward of the most likely answers: {held_out[0]:.3f} at the start, {held_out[-1]:.3f} at the end")
     print(f"largest difference between log-probabilities of draws and steps: {apart}")
-    assert last > first + 0.15 and held_out[-1] > held_out[0], "the reward did not rise"
+    assert last > first + 0.05 and held_out[-1] > held_out[0] + 0.2, "the reward did not rise"
     assert apart == 0.0, "draws and steps disagree"
 
 
