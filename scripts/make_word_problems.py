@@ -20,17 +20,17 @@ def problem(random):
     thing = random.choice(THINGS)
     kind = random.randrange(4)
     if kind == 0:
-        a, b = random.randrange(5, 60), random.randrange(5, 40)
+        a, b = random.randrange(2, 31), random.randrange(2, 21)
         text, answer = f"{first} has {a} {thing} and buys {b} more. How many {thing} does {first} have now?", a + b
     elif kind == 1:
-        a = random.randrange(15, 80)
-        b = random.randrange(5, a)
+        a = random.randrange(5, 31)
+        b = random.randrange(2, a)
         text, answer = f"{first} has {a} {thing} and gives {b} to {second}. How many {thing} does {first} have left?", a - b
     elif kind == 2:
-        a, b = random.randrange(2, 10), random.randrange(2, 10)
+        a, b = random.randrange(2, 11), random.randrange(2, 7)
         text, answer = f"{first} has {a} boxes with {b} {thing} in each box. How many {thing} does {first} have?", a * b
     else:
-        a, b, c = (random.randrange(3, 20) for _ in range(3))
+        a, b, c = (random.randrange(2, 11) for _ in range(3))
         text = f"{first} finds {a} {thing} on Monday, {b} on Tuesday and {c} on Wednesday. How many {thing} does {first} find in all?"
         answer = a + b + c
     return f"{text} {INSTRUCTION}", answer
