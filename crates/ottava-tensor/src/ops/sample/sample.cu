@@ -42,7 +42,7 @@ struct LargerKey { __device__ u32 operator()(u32 a, u32 b) const { return a > b 
 // neighbouring elements at a time, so that more bytes are on their way.
 template <typename F> __device__ __forceinline__ void each(const float* x, int V, int thread, int threads, F of) {
     const int whole = ((u64)x % 16 == 0) ? V / 4 : 0;
-#pragma unroll 4
+#pragma unroll 2
     for (int c = thread; c < whole; c += threads) {
         const float4 four = ((const float4*)x)[c];
         of(4 * c, four.x), of(4 * c + 1, four.y), of(4 * c + 2, four.z), of(4 * c + 3, four.w);
@@ -121,7 +121,7 @@ struct Change {
 
 // One block per row. Threads stride over its V columns. In the last pass, each warp has a piece of the row. `words` has a RowDraw for each row, then
 // the changes. Log-probabilities are of the distribution of the draw if `of_draw`, else of the unchanged logits.
-extern "C" __global__ void sample(int* tokens, float* logprobs, const float* logits, float* adjusted,
+extern "C" __global__ void __launch_bounds__(1024) sample(int* tokens, float* logprobs, const float* logits, float* adjusted,
                                   const RowDraw* words, int V, int of_draw) {
     const int r = blockIdx.x, lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
     const float* x = logits + (u64)r * V;
