@@ -56,7 +56,7 @@ class OneTurn(vf.Harness[vf.HarnessConfig]):
     NEEDS_CONTAINER = False
 
     async def launch(self, ctx, trace, runtime, endpoint, secret, mcp_urls, data, tool_interception_url=None):
-        async with AsyncOpenAI(base_url=endpoint, api_key=secret, max_retries=0) as client:
+        async with AsyncOpenAI(base_url=endpoint, api_key=secret, max_retries=0, timeout=300.0) as client:
             messages = [{"role": "user", "content": data.prompt}]
             await client.chat.completions.create(model=ctx.model, messages=messages)
         return ProgramResult(0, "", "")
@@ -76,7 +76,8 @@ def ask(url, body=None):
 def sample(episode, group):
     """The completion of an episode, as /v1/rollouts takes it."""
     if not episode.ok:
-        raise SystemExit(f"an episode failed: {episode.errors or episode.traces[0].errors}")
+        errors = episode.errors or episode.traces[0].errors
+        raise SystemExit(f"an episode failed: {errors[0].type}: {errors[0].message}")
     trace = episode.traces[0]
     branch = trace.branches[0]
     ids, mask, logprobs = branch.token_ids, branch.sampled_mask, branch.logprobs
@@ -101,14 +102,19 @@ async def play(url, steps):
     model = ask(f"{url}/v1/models")["data"][0]["id"]
     client = vf.TrainClientConfig(base_url=f"{url}/v1", renderer_model_name=str(FOLDER / "renderer"))
     context = vf.ModelContext(model=model, client=client, sampling=vf.Sampling(temperature=1.0, max_tokens=8))
-    tasks = itertools.cycle(env.taskset)
+    tasks, gate = itertools.cycle(env.taskset), asyncio.Semaphore(16)
+
+    async def episode(task):
+        async with gate:
+            return await env.run_episode(task, context)
+
     async with env.serving():
         for _ in range(steps):
             while (state := ask(f"{url}/v1/training"))["state"] != "waiting":
                 await asyncio.sleep(0.01)
             assert (state["groups"], state["num_generations"]) == (GROUPS, GENERATIONS), state
             chosen = list(itertools.islice(tasks, GROUPS))
-            episodes = await asyncio.gather(*(env.run_episode(task, context) for task in chosen for _ in range(GENERATIONS)))
+            episodes = await asyncio.gather(*(episode(task) for task in chosen for _ in range(GENERATIONS)))
             samples = [sample(episode, at // GENERATIONS) for at, episode in enumerate(episodes)]
             ask(f"{url}/v1/rollouts", {"weight_version": state["weight_version"], "samples": samples})
             rewards.append(sum(each["reward"] for each in samples) / len(samples))
@@ -171,14 +177,15 @@ def main():
     start = prepare(program)
     (FOLDER / "run.toml").write_text(run_settings(start, steps))
     run = subprocess.Popen([program, "train", FOLDER / "run.toml"], stderr=subprocess.PIPE, text=True)
-    for line in run.stderr:
-        if " at http://" in line:
-            break
-    else:
-        raise SystemExit("the run has ended before it served its model")
-    rewards = asyncio.run(play("http://" + line.strip().rsplit("http://", 1)[1], steps))
-    print(run.stderr.read(), end="")
-    assert run.wait() == 0, "the run failed"
+    try:
+        address = next((line.strip().rsplit("http://", 1)[1] for line in run.stderr if " at http://" in line), None)
+        if address is None:
+            raise SystemExit("the run has ended before it served its model")
+        rewards = asyncio.run(play(f"http://{address}", steps))
+        print(run.stderr.read(), end="")
+        assert run.wait() == 0, "the run failed"
+    finally:
+        run.kill()
     metrics = [json.loads(line) for line in (FOLDER / "run/metrics.jsonl").read_text().splitlines()]
     held_out = [line["eval_reward"] for line in metrics if "eval_reward" in line]
     apart = max(line.get("sampling/sampling_logp_difference/max", 0.0) for line in metrics)
