@@ -5,6 +5,7 @@ use ottava_common::error::Result;
 use ottava_common::limits;
 use ottava_engine::{Engine, EngineOptions, KvCacheDtype, LogprobsMode};
 use ottava_models::Decoder;
+use ottava_settings::RunConfig;
 use ottava_tensor::Device;
 
 /// The sizes of draws.
@@ -18,6 +19,18 @@ pub struct DrawSizes {
     pub kv_cache_tokens: usize,
     /// The log-probabilities that draws report.
     pub logprobs_mode: LogprobsMode,
+}
+
+impl DrawSizes {
+    /// The draws of a rank of a run of reinforcement learning, which has so many `completions` of a generation.
+    pub fn of_generation(run: &RunConfig, completions: usize) -> DrawSizes {
+        DrawSizes {
+            completions,
+            max_length: run.data.max_length,
+            kv_cache_tokens: run.reinforcement.kv_cache_tokens,
+            logprobs_mode: LogprobsMode::Loss,
+        }
+    }
 }
 
 /// An engine to which the model is lent. Between draws, steps use the memory of its KV cache.

@@ -3,8 +3,7 @@
 use super::clients::{Clients, Returned, Wanted};
 use super::completion::{Completion, Generation};
 use super::conversation::{Answers, Conversation, text_of};
-use super::draw_sizes;
-use super::drawer::Drawer;
+use super::drawer::{DrawSizes, Drawer};
 use super::reward_model::RewardRows;
 use super::sample::sample;
 use crate::objective::FrozenModel;
@@ -47,7 +46,7 @@ impl Generator {
             reward_rows: RewardRows::of_run(run, &tokenizer)?,
             tokenizer,
             // A generation may have more completions than the first draws: an evaluation may come first.
-            drawer: RefCell::new(Drawer::new(draw_sizes(run, completions))),
+            drawer: RefCell::new(Drawer::new(DrawSizes::of_generation(run, completions))),
             clients: RefCell::new(None),
         })
     }

@@ -56,7 +56,6 @@ use super::{FrozenModel, Objective, Opening, Rows};
 use crate::phase::{Passes, Phase};
 use crate::step::{Loaded, Loss, TrainStep};
 use ottava_common::error::Result;
-use ottava_engine::LogprobsMode;
 use ottava_models::{Decoder, DecoderConfig};
 use ottava_recipe::mode::Pass;
 use ottava_rewards::RewardSpec;
@@ -144,20 +143,10 @@ impl Objective for Reinforcement {
         let of_step = config.micro_batch_rows() * config.training.gradient_accumulation_steps * ranks;
         let completions = r.prompts(of_step) * r.num_generations / ranks;
         let mut drawer = self.rehearsed.borrow_mut();
-        drawer.get_or_insert_with(|| Drawer::new(draw_sizes(config, completions))).rehearse(model)
+        drawer.get_or_insert_with(|| Drawer::new(DrawSizes::of_generation(config, completions))).rehearse(model)
     }
 
     fn open(&self, opening: &Opening) -> Result<Box<dyn Rows>> {
         Ok(Box::new(RolloutRows::open(opening)?))
-    }
-}
-
-/// The sizes of the draws of a rank that has so many `completions` of a generation.
-fn draw_sizes(config: &RunConfig, completions: usize) -> DrawSizes {
-    DrawSizes {
-        completions,
-        max_length: config.data.max_length,
-        kv_cache_tokens: config.reinforcement.kv_cache_tokens,
-        logprobs_mode: LogprobsMode::Loss,
     }
 }
