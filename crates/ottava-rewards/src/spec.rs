@@ -161,7 +161,7 @@ mod tests {
     fn settings_of_the_documentation_are_settings() {
         let page = include_str!("../../../docs/rewards.md");
         let blocks: Vec<_> = page.split("```toml\n").skip(1).map(|part| part.split("```").next().unwrap()).collect();
-        assert_eq!(blocks.len(), 12, "one for each type");
+        assert_eq!(blocks.len(), 13, "one for each type");
         for block in blocks {
             let table: toml::Table = block.parse().unwrap();
             let reward = table["reinforcement"]["rewards"][0].clone();
