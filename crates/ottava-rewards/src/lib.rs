@@ -11,10 +11,12 @@
 //!     prompt: &prompt,
 //!     completion: "It is \\boxed{84/2}.",
 //!     completion_ids: &[],
+//!     model_scores: &[],
 //!     truncated: false,
 //!     group: 0,
 //!     index: 0,
 //!     step: 1,
+//!     environment: None,
 //!     record: &record,
 //! };
 //! assert_eq!(rewards.score(&[sample], Deadline::never())?.totals, [Some(2.0)]);
@@ -28,6 +30,8 @@
 //!   has no opinion only about right answers that it cannot read, so that no policy can choose to be not scored.
 //! - `math/`: exact equality of mathematical answers.
 //! - `external/`: a command, an HTTP server or a judge, with deadlines, attempts and [`OnError`]. A command is also the environment of several turns.
+//!
+//! The score by a reward model (`rules/model.rs`) comes with the [`Sample`]: the program that draws completions runs the model on its device.
 //!
 //! To add a rule: a file in `rules/` with its settings and its `Rule`, a variant of `RewardKind` in `spec.rs`, and a section of `docs/rewards.md`.
 #![forbid(unsafe_code)]
@@ -43,12 +47,12 @@ mod spec;
 mod weighted;
 
 pub use deadline::Deadline;
-pub use environment::{Environment, Episode, Step};
-pub use external::{CommandConfig, HttpConfig, JudgeConfig, OnError};
+pub use environment::{Environment, Episode, Step, Steps};
+pub use external::{CommandConfig, EnvironmentConfig, HttpConfig, JudgeConfig, OnError};
 pub use reward::{Reward, Scores};
 pub use rules::{
-    ExactConfig, Extract, FormatConfig, LengthConfig, MathConfig, NumberConfig, OverlongConfig, RegexConfig,
-    RegexMatch, RepetitionConfig,
+    EnvironmentRewardConfig, ExactConfig, Extract, FormatConfig, LengthConfig, MathConfig, ModelConfig, NumberConfig,
+    OverlongConfig, RegexConfig, RegexMatch, RepetitionConfig,
 };
 pub use sample::{Prompt, Sample};
 pub use spec::{RewardKind, RewardSpec};

@@ -3,7 +3,8 @@
 use crate::external::{CommandConfig, HttpConfig, JudgeConfig};
 use crate::reward::Reward;
 use crate::rules::{
-    ExactConfig, FormatConfig, LengthConfig, MathConfig, NumberConfig, OverlongConfig, RegexConfig, RepetitionConfig,
+    EnvironmentRewardConfig, ExactConfig, FormatConfig, LengthConfig, MathConfig, ModelConfig, ModelScore,
+    NumberConfig, OverlongConfig, RegexConfig, RepetitionConfig,
 };
 use crate::weighted::{Part, Rewards};
 use ottava_common::{Error, Result};
@@ -48,6 +49,10 @@ pub enum RewardKind {
     Length(LengthConfig),
     /// The share of repeated n-grams.
     Repetition(RepetitionConfig),
+    /// The rewards that the environment returned.
+    Environment(EnvironmentRewardConfig),
+    /// A reward model, which runs beside the trained model.
+    Model(ModelConfig),
     /// A program that answers JSON lines.
     Command(CommandConfig),
     /// A server that answers JSON.
@@ -57,7 +62,7 @@ pub enum RewardKind {
 }
 
 impl RewardSpec {
-    /// Makes all rewards ready: starts commands, reads keys and compiles patterns. Opens no connection.
+    /// Makes all rewards ready: starts commands, reads keys and compiles patterns. Opens no connection and no reward model.
     ///
     /// Errors with [`Error::Config`] and the name of the reward if its settings cannot work, if two rewards have the same name, or there is none.
     pub fn build(specs: &[RewardSpec]) -> Result<Rewards> {
@@ -77,13 +82,23 @@ impl RewardSpec {
             if !spec.weight.is_finite() {
                 return Err(refusal("`weight` is no finite number"));
             }
-            let reward = spec.kind.reward(name).map_err(|error| refusal(&error.to_string()))?;
+            let number = RewardSpec::models(&specs[..parts.len()]).count();
+            let reward = spec.kind.reward(name, number).map_err(|error| refusal(&error.to_string()))?;
             parts.push(Part { name: name.to_string(), weight: spec.weight, reward });
         }
         Ok(Rewards::new(parts))
     }
 
-    fn name(&self) -> &str {
+    /// The reward models among `specs` with their names, in order.
+    pub fn models(specs: &[RewardSpec]) -> impl Iterator<Item = (&str, &ModelConfig)> {
+        specs.iter().filter_map(|spec| match &spec.kind {
+            RewardKind::Model(config) => Some((spec.name(), config)),
+            _ => None,
+        })
+    }
+
+    /// The name in metrics and errors.
+    pub fn name(&self) -> &str {
         match (self.name.as_str(), &self.kind) {
             ("", RewardKind::Exact(_)) => "exact",
             ("", RewardKind::Number(_)) => "number",
@@ -93,6 +108,8 @@ impl RewardSpec {
             ("", RewardKind::Overlong(_)) => "overlong",
             ("", RewardKind::Length(_)) => "length",
             ("", RewardKind::Repetition(_)) => "repetition",
+            ("", RewardKind::Environment(_)) => "environment",
+            ("", RewardKind::Model(_)) => "model",
             ("", RewardKind::Command(_)) => "command",
             ("", RewardKind::Http(_)) => "http",
             ("", RewardKind::Judge(_)) => "judge",
@@ -102,7 +119,8 @@ impl RewardSpec {
 }
 
 impl RewardKind {
-    fn reward(&self, name: &str) -> Result<Box<dyn Reward>> {
+    /// `number` counts the reward models before this reward.
+    fn reward(&self, name: &str, number: usize) -> Result<Box<dyn Reward>> {
         Ok(match self {
             RewardKind::Exact(config) => Box::new(config.clone()),
             RewardKind::Number(config) => Box::new(config.clone()),
@@ -112,6 +130,8 @@ impl RewardKind {
             RewardKind::Overlong(config) => Box::new(config.rule()?),
             RewardKind::Length(config) => Box::new(config.rule()?),
             RewardKind::Repetition(config) => Box::new(config.rule()?),
+            RewardKind::Environment(config) => Box::new(config.clone()),
+            RewardKind::Model(_) => Box::new(ModelScore { number }),
             RewardKind::Command(config) => Box::new(config.start(name)?),
             RewardKind::Http(config) => Box::new(config.reward()?),
             RewardKind::Judge(config) => Box::new(config.reward()?),
@@ -141,7 +161,7 @@ mod tests {
     fn settings_of_the_documentation_are_settings() {
         let page = include_str!("../../../docs/rewards.md");
         let blocks: Vec<_> = page.split("```toml\n").skip(1).map(|part| part.split("```").next().unwrap()).collect();
-        assert_eq!(blocks.len(), 11, "one for each type");
+        assert_eq!(blocks.len(), 13, "one for each type");
         for block in blocks {
             let table: toml::Table = block.parse().unwrap();
             let reward = table["reinforcement"]["rewards"][0].clone();

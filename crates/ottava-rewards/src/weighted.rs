@@ -112,10 +112,12 @@ mod tests {
             prompt: &prompt,
             completion: "c",
             completion_ids: &[],
+            model_scores: &[],
             truncated: false,
             group: 0,
             index: 0,
             step: 0,
+            environment: None,
             record: &record,
         };
         let parts = parts.into_iter().map(|(name, weight, reward)| Part { name: name.into(), weight, reward });

@@ -108,6 +108,22 @@ const EFFECTS: &[Effect] = &[
         |run| run.debug.debug_steps.is_empty(),
         "without `debug_steps`",
     ),
+    unread(OF_ENVIRONMENT, |run| !run.reinforcement.environment.is_on(), "without `reinforcement.environment.command`"),
+    unread(
+        &["reinforcement.endpoint.max_staleness"],
+        |run| !run.reinforcement.endpoint.is_on(),
+        "without `reinforcement.endpoint.address`",
+    ),
+    unread(
+        &["reinforcement.endpoint.address"],
+        |run| !run.reinforcement.is_on(),
+        "without `[[reinforcement.rewards]]`",
+    ),
+    unread(
+        &["reinforcement.environment.command"],
+        |run| !run.reinforcement.is_on(),
+        "without `[[reinforcement.rewards]]`",
+    ),
     unread(
         &["evaluation.num_generations", "evaluation.pass_reward", "logging.completions", "alarms.rollouts"],
         |run| !run.reinforcement.is_on(),
@@ -117,6 +133,16 @@ const EFFECTS: &[Effect] = &[
         &["alarms.loss_spike"],
         |run| !run.objective().properties().loss_falls,
         "with `[[reinforcement.rewards]]`: the loss of a policy is about 0 in each step",
+    ),
+    unread(
+        OF_VALUES,
+        |run| run.reinforcement.value_loss().is_none(),
+        "unless `reinforcement.advantage.estimator` is \"gae\"",
+    ),
+    unread(
+        &["reinforcement.advantage.scale_rewards"],
+        |run| run.reinforcement.value_loss().is_some(),
+        "with estimator gae, whose advantages are divided by their standard deviation over all tokens of a generation",
     ),
     unread(OF_ROLLOUT_ALARMS, |run| !run.reinforcement.is_on(), "without `[[reinforcement.rewards]]`"),
     unread(OF_ROLLOUT_ALARMS, |run| run.alarms.rollouts == AlarmPolicy::Off, "while `rollouts` is \"off\""),
@@ -185,6 +211,13 @@ const OF_DELAYED: &[&str] = &[
 const OF_TEACHER: &[&str] =
     &["distillation.beta", "distillation.temperature", "distillation.lmbda", "distillation.teacher_recipe"];
 
+const OF_VALUES: &[&str] = &[
+    "reinforcement.advantage.gamma",
+    "reinforcement.advantage.lambda",
+    "reinforcement.loss.vf_coef",
+    "reinforcement.loss.cliprange_value",
+];
+
 const OF_PIPELINE: &[&str] = &["parallel.pipeline_schedule", "parallel.pipeline_stages"];
 
 const OF_SENTINEL: &[&str] = &[
@@ -198,6 +231,15 @@ const OF_ROLLBACKS: &[&str] = &["alarms.rollback.rollback_steps", "alarms.rollba
 
 const OF_CAST_ALARMS: &[&str] =
     &["alarms.cast_bounds.saturated_share", "alarms.cast_bounds.underflowed_share", "alarms.cast_bounds.amax_growth"];
+
+const OF_ENVIRONMENT: &[&str] = &[
+    "reinforcement.environment.max_turns",
+    "reinforcement.environment.processes",
+    "reinforcement.environment.batch_size",
+    "reinforcement.environment.timeout",
+    "reinforcement.environment.attempts",
+    "reinforcement.environment.on_error",
+];
 
 const OF_ROLLOUT_ALARMS: &[&str] = &[
     "alarms.rollout_bounds.max_mult_prob_error",

@@ -1,22 +1,27 @@
 //! Rewards that are computed here, by a rule for each sample.
 
+mod environment;
 mod exact;
 mod extract;
 mod format;
 mod gold;
 mod length;
 mod math;
+mod model;
 mod number;
 mod pattern;
 mod repetition;
 #[cfg(test)]
 mod tests;
 
+pub use environment::EnvironmentRewardConfig;
 pub use exact::ExactConfig;
 pub use extract::Extract;
 pub use format::FormatConfig;
 pub use length::{LengthConfig, OverlongConfig};
 pub use math::MathConfig;
+pub use model::ModelConfig;
+pub(crate) use model::ModelScore;
 pub use number::NumberConfig;
 pub use pattern::{RegexConfig, RegexMatch};
 pub use repetition::RepetitionConfig;

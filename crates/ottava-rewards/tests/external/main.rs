@@ -27,10 +27,12 @@ fn with_samples<T>(count: usize, work: impl FnOnce(&[Sample]) -> T) -> T {
             prompt: &prompt,
             completion,
             completion_ids: &[1, 2],
+            model_scores: &[],
             truncated: false,
             group: 7,
             index,
             step: 3,
+            environment: None,
             record: &record,
         })
         .collect();

@@ -1,10 +1,12 @@
 //! The table `[reinforcement]`.
 
 use crate::demands::{Problems, from_zero};
-use ottava_rewards::RewardSpec;
-use ottava_tensor::ops::{KlEstimator as Estimator, PolicyBound, PolicyLoss};
+use ottava_common::error::{Error, Result};
+use ottava_rewards::{EnvironmentConfig, RewardSpec};
+use ottava_tensor::ops::{KlEstimator as Estimator, PolicyBound, PolicyLoss, ValueLoss};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use std::net::SocketAddr;
 
 /// The `[reinforcement]` table: the model draws completions of prompts, rewards score the completions, and steps make good ones more likely.
 /// Keys have the names of TRL; sizes count completions, as in TRL.
@@ -18,10 +20,14 @@ pub struct ReinforcementConfig {
     pub prompts_per_generation: usize,
     /// How often each completion is used for a step.
     pub num_iterations: usize,
-    /// Tokens of a completion at most. A prompt has at most data.max_length minus this number of tokens; longer prompts are left out.
+    /// Tokens of a completion at most; with an environment, tokens of a turn at most, and a conversation ends at data.max_length. A prompt has at most
+    /// data.max_length minus this number of tokens; longer prompts are left out.
     pub max_completion_length: usize,
     /// The temperature at which completions are drawn. Losses, ratios and entropy refer to the distribution at this temperature.
     pub temperature: f64,
+    /// Tokens of the KV cache while completions are drawn; 0 for as many as the completions need and memory has room for. Steps use the memory of the
+    /// KV cache for activations. With fewer tokens, fewer completions are drawn at once.
+    pub kv_cache_tokens: usize,
     /// Whether completions that reach max_completion_length contribute nothing to the loss.
     pub mask_truncated_completions: bool,
     /// Whether prompts whose completions all have the same reward are replaced by further prompts, since nothing is learned from them (DAPO).
@@ -34,6 +40,10 @@ pub struct ReinforcementConfig {
     pub loss: PolicyConfig,
     /// Factors of the loss that correct for draws whose log-probabilities are not the ones that steps compute.
     pub correction: CorrectionConfig,
+    /// A program that answers the turns of the model.
+    pub environment: EnvironmentConfig,
+    /// An address where clients draw completions and return them with their rewards.
+    pub endpoint: EndpointConfig,
     /// What scores completions: a table `[[reinforcement.rewards]]` for each reward, with its type, its weight and its own keys
     /// (docs/rewards.md). Their weighted sum is the reward of a completion. A run with rewards is a run of reinforcement learning, whose data
     /// are prompts. For example:
@@ -45,16 +55,60 @@ pub struct ReinforcementConfig {
     pub rewards: Vec<RewardSpec>,
 }
 
+/// The `[reinforcement.endpoint]` table: the run draws no completions for its steps. Between steps it serves its model, as `ottava serve` does, and waits until
+/// clients have returned the completions of a generation (docs/environments.md).
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct EndpointConfig {
+    /// The address and the port, such as "127.0.0.1:8009"; port 0 takes a free port. "" serves nothing: the run draws its completions.
+    pub address: String,
+    /// How many steps older than the weights of today the weights may be that have drawn a completion. Older completions are refused.
+    pub max_staleness: u64,
+}
+
+impl EndpointConfig {
+    /// Whether clients draw the completions.
+    pub fn is_on(&self) -> bool {
+        !self.address.is_empty()
+    }
+
+    /// Returns the address. Errors with [`Error::Config`] if it is none.
+    pub fn socket_address(&self) -> Result<SocketAddr> {
+        self.address.parse().map_err(|_| {
+            Error::Config(format!(
+                "`reinforcement.endpoint.address` is {:?}; write an IP address and a port, such as \"127.0.0.1:8009\"",
+                self.address
+            ))
+        })
+    }
+}
+
 /// The `[reinforcement.advantage]` table.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct AdvantageConfig {
-    /// What a reward is compared with: "grpo" (the mean of its group), "rloo" (the mean of the others of its group) or
-    /// "reinforce_plus_plus" (the mean over all tokens of a generation).
+    /// What a reward is compared with: "grpo" (the mean of its group), "rloo" (the mean of the others of its group),
+    /// "reinforce_plus_plus" (the mean over all tokens of a generation) or "gae" (the values of tokens that a value head estimates: PPO).
     pub estimator: AdvantageEstimator,
     /// The standard deviation by which "grpo" and "rloo" divide: "group", "batch" (all completions of a generation) or "none" (as in
     /// Dr. GRPO).
     pub scale_rewards: ScaleRewards,
+    /// The discount of a reward per token with "gae", above 0 and at most 1.
+    pub gamma: f64,
+    /// The decay of errors of values per token with "gae", from 0 (an advantage compares with the value of the next token) to 1 (with the reward itself).
+    /// At 1, advantages have no bias while the value head has learned little. NeMo-RL uses 0.95.
+    pub lambda: f64,
+}
+
+impl Default for AdvantageConfig {
+    fn default() -> AdvantageConfig {
+        AdvantageConfig {
+            estimator: AdvantageEstimator::Grpo,
+            scale_rewards: ScaleRewards::Group,
+            gamma: 1.0,
+            lambda: 1.0,
+        }
+    }
 }
 
 /// What a reward is compared with.
@@ -68,6 +122,8 @@ pub enum AdvantageEstimator {
     Rloo,
     /// The mean over all tokens of a generation, by whose standard deviation it is divided.
     ReinforcePlusPlus,
+    /// The values of tokens that a value head estimates.
+    Gae,
 }
 
 /// The standard deviation by which advantages are divided.
@@ -162,6 +218,13 @@ pub struct PolicyConfig {
     pub beta: f64,
     /// The estimator of the divergence: "weighted_k3" (unbiased gradient), "k1", "k2" or "k3" (biased, as in GRPO's paper).
     pub kl_estimator: KlEstimator,
+    /// The factor of the entropy of each token's distribution, which is subtracted from the loss of the token, so that draws stay different; 0 for
+    /// none. verl names it entropy_coeff.
+    pub entropy_coef: f64,
+    /// The factor of the loss of values, with advantage.estimator = "gae".
+    pub vf_coef: f64,
+    /// How far the value of a token may move from its value at the draw and still reduce the loss of values; 0 for no bound.
+    pub cliprange_value: f64,
 }
 
 /// The loss of a policy.
@@ -228,12 +291,15 @@ impl Default for ReinforcementConfig {
             num_iterations: 1,
             max_completion_length: 512,
             temperature: 1.0,
+            kv_cache_tokens: 0,
             mask_truncated_completions: false,
             dynamic_sampling: false,
             max_rounds: 10,
             advantage: AdvantageConfig::default(),
             loss: PolicyConfig::default(),
             correction: CorrectionConfig::default(),
+            environment: EnvironmentConfig::default(),
+            endpoint: EndpointConfig::default(),
             rewards: Vec::new(),
         }
     }
@@ -248,6 +314,9 @@ impl Default for PolicyConfig {
             delta: 0.0,
             beta: 0.0,
             kl_estimator: KlEstimator::WeightedK3,
+            entropy_coef: 0.0,
+            vf_coef: 0.1,
+            cliprange_value: 0.5,
         }
     }
 }
@@ -268,7 +337,7 @@ impl ReinforcementConfig {
 
     /// The loss of a token.
     pub fn policy_loss(&self) -> PolicyLoss {
-        let PolicyConfig { loss_type, epsilon: low, epsilon_high, delta, beta, kl_estimator } = self.loss;
+        let PolicyConfig { loss_type, epsilon: low, epsilon_high, delta, beta, kl_estimator, .. } = self.loss;
         let high = if epsilon_high > 0.0 { epsilon_high } else { low };
         let most = if delta > 0.0 { delta } else { f64::INFINITY };
         let bound = match loss_type {
@@ -283,6 +352,13 @@ impl ReinforcementConfig {
             KlEstimator::K3 => Estimator::K3,
         };
         PolicyLoss { bound, of_sequence: loss_type == PolicyLossType::Gspo, beta, kl }
+    }
+
+    /// The loss of values, if a value head estimates the values of tokens.
+    pub fn value_loss(&self) -> Option<ValueLoss> {
+        let PolicyConfig { vf_coef, cliprange_value, .. } = self.loss;
+        let range = if cliprange_value > 0.0 { cliprange_value } else { f64::INFINITY };
+        (self.advantage.estimator == AdvantageEstimator::Gae).then_some(ValueLoss { coefficient: vf_coef, range })
     }
 
     /// How losses of tokens become the loss of a step.
@@ -301,7 +377,8 @@ pub(crate) fn problems(config: &ReinforcementConfig, max_length: usize) -> Vec<S
         return Vec::new();
     }
     let mut problems = Problems::default();
-    let PolicyConfig { epsilon, epsilon_high, delta, beta, loss_type, .. } = config.loss;
+    let PolicyConfig { epsilon, epsilon_high, delta, beta, entropy_coef, loss_type, vf_coef, cliprange_value, .. } =
+        config.loss;
     problems.demand(
         config.num_generations > 0,
         "`reinforcement.num_generations` is 0; a prompt has at least one completion",
@@ -314,15 +391,35 @@ pub(crate) fn problems(config: &ReinforcementConfig, max_length: usize) -> Vec<S
         "`reinforcement.max_completion_length` must be at least 1 and below `data.max_length`, which has the tokens of prompt and completion",
     );
     problems.demand(
+        config.kv_cache_tokens == 0 || config.kv_cache_tokens >= max_length,
+        "`reinforcement.kv_cache_tokens` is below `data.max_length`, so no completion of this length has room in the KV cache",
+    );
+    problems.demand(
         config.temperature.is_finite() && config.temperature > 0.0,
         "`reinforcement.temperature` must be above 0: the most likely completion of a prompt is always the same",
     );
-    let compares = config.num_generations > 1 || config.advantage.estimator == AdvantageEstimator::ReinforcePlusPlus;
+    let AdvantageConfig { estimator, gamma, lambda, .. } = config.advantage;
+    let compares = matches!(estimator, AdvantageEstimator::Grpo | AdvantageEstimator::Rloo);
     problems.demand(
-        compares,
-        "`reinforcement.num_generations` is 1, and the estimators grpo and rloo compare completions of one prompt; raise it, or set `reinforcement.advantage.estimator = \"reinforce_plus_plus\"`",
+        config.num_generations > 1 || !compares,
+        "`reinforcement.num_generations` is 1, and the estimators grpo and rloo compare completions of one prompt; raise it, or set `reinforcement.advantage.estimator` to \"reinforce_plus_plus\" or \"gae\"",
     );
-    for (key, value) in [("epsilon", epsilon), ("epsilon_high", epsilon_high), ("delta", delta), ("beta", beta)] {
+    problems.demand(
+        gamma > 0.0 && gamma <= 1.0 && (0.0..=1.0).contains(&lambda),
+        "`reinforcement.advantage.gamma` must be above 0 and at most 1, and `reinforcement.advantage.lambda` from 0 to 1",
+    );
+    problems.demand(
+        estimator != AdvantageEstimator::Gae || loss_type != PolicyLossType::Gspo,
+        "`reinforcement.advantage.estimator` is \"gae\", which gives each token an advantage of its own, and `reinforcement.loss.loss_type` is \"gspo\", whose ratio is the completion's; set one of them to another value",
+    );
+    problems.demand(
+        vf_coef.is_finite() && vf_coef > 0.0,
+        "`reinforcement.loss.vf_coef` must be above 0: a value head that is not trained estimates 0 for each token",
+    );
+    let numbers = [("epsilon", epsilon), ("epsilon_high", epsilon_high), ("delta", delta), ("beta", beta)];
+    for (key, value) in
+        numbers.into_iter().chain([("entropy_coef", entropy_coef), ("cliprange_value", cliprange_value)])
+    {
         problems.demand(from_zero(value), format!("`reinforcement.loss.{key}` must not be negative or infinite"));
     }
     let CorrectionConfig { min, max, .. } = config.correction;

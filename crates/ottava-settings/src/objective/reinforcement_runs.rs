@@ -2,11 +2,12 @@
 
 use super::reinforcement::problems;
 use crate::demands::Problems;
-use crate::{RunConfig, WeightInit};
+use crate::{ReinforcementConfig, RunConfig, WeightInit};
 use ottava_common::error::{Error, Result};
 use ottava_data::{DataSet, Formatting, Packing, PromptSet, RecordKind, TrainingData};
-use ottava_models::{ConfigFile, DecoderConfig};
+use ottava_models::{ConfigFile, DecoderConfig, decoder_config};
 use ottava_parallel::Zero;
+use ottava_rewards::RewardKind;
 use std::path::Path;
 
 impl RunConfig {
@@ -44,6 +45,8 @@ impl RunConfig {
             r.loss.beta == 0.0 || self.lora.r > 0 || self.model.init == WeightInit::Pretrained,
             "`reinforcement.loss.beta` is above 0, and `model.init` is \"random\": the reference model is the model that the run starts from, which has learned nothing; set one of them",
         );
+        all.0.extend(environment_problems(r));
+        all.0.extend(endpoint_problems(r));
         all.demand(
             self.preference.losses().is_empty(),
             "`preference.loss_type` and `reinforcement.rewards` are both set, and a run has one objective; remove one of them",
@@ -55,6 +58,30 @@ impl RunConfig {
     /// the trained model without its adapters.
     pub fn has_reference_policy(&self) -> bool {
         self.reinforcement.is_on() && self.reinforcement.loss.beta > 0.0 && self.lora.r == 0
+    }
+
+    /// Returns the sizes of the reward model in `folder`, which the reward `name` reads.
+    ///
+    /// Errors with [`Error::Config`] when the folder has a language model, a smaller vocabulary than the model that is trained, or too few positions.
+    pub fn reward_model_sizes(&self, name: &str, folder: &Path) -> Result<DecoderConfig> {
+        let file = ConfigFile::read(folder)?;
+        let (sizes, own) = (decoder_config(&file)?, self.decoder_config()?.vocabulary);
+        let problem = if !sizes.head.score {
+            "a language model, whose head computes tokens and no score; `ottava train` makes a reward model of it with `preference.loss_type` = \
+             \"bradley_terry\""
+                .to_string()
+        } else if sizes.vocabulary < own {
+            format!(
+                "a reward model of {} tokens (`vocab_size`), and the model of {} draws from {own}; choose a reward model with the same vocabulary",
+                sizes.vocabulary,
+                self.model.path.display()
+            )
+        } else if self.data.max_length > sizes.context() {
+            format!("a reward model of {} positions; set `data.max_length` to at most that", sizes.context())
+        } else {
+            return Ok(sizes);
+        };
+        Err(Error::Config(format!("reward `{name}`: `path` ({}) is {problem}", folder.display())))
     }
 
     /// Resolves the data of a run of reinforcement learning, whose files have records of these formattings.
@@ -100,7 +127,8 @@ impl RunConfig {
         data.sets.iter().map(set).collect()
     }
 
-    /// Lets the head compute the distribution that completions are drawn from: in F32, and at the temperature of the draws.
+    /// Lets the head compute the distribution that completions are drawn from: in F32, and at the temperature of the draws. Gives the model a value head,
+    /// if values give the advantages.
     pub(crate) fn shape_policy(&self, sizes: &mut DecoderConfig, file: &ConfigFile) -> Result<()> {
         if !self.reinforcement.is_on() {
             return Ok(());
@@ -111,8 +139,50 @@ impl RunConfig {
                 "the model bounds its logits, which a temperature of {temperature} would change; set `reinforcement.temperature` to 1"
             )));
         }
+        if self.reinforcement.loss.entropy_coef > 0.0 && sizes.head.cap.is_some() {
+            return Err(file.error(
+                "the model bounds its logits, through which the entropy is not differentiated; set `reinforcement.loss.entropy_coef` to 0",
+            ));
+        }
         sizes.head.scale /= temperature as f32;
         sizes.head.wide_logits = true;
+        sizes.head.value = self.reinforcement.value_loss().is_some();
         Ok(())
     }
+}
+
+/// Problems of `[reinforcement.environment]`, and of rewards that read what it returns.
+fn environment_problems(config: &ReinforcementConfig) -> Vec<String> {
+    let (environment, mut all) = (&config.environment, Problems::default());
+    let reads = config.rewards.iter().any(|reward| matches!(reward.kind, RewardKind::Environment(_)));
+    all.demand(
+        environment.is_on() || !reads,
+        "a reward has `type = \"environment\"`, and no environment returns rewards; set `reinforcement.environment.command`, or remove the reward",
+    );
+    all.demand(
+        environment.max_turns > 0,
+        "`reinforcement.environment.max_turns` is 0; a completion has at least one turn",
+    );
+    all.0
+}
+
+/// Problems of `[reinforcement.endpoint]`, and of settings that only a run that draws its completions reads.
+fn endpoint_problems(config: &ReinforcementConfig) -> Vec<String> {
+    let mut all = Problems::default();
+    if !config.endpoint.is_on() {
+        return all.0;
+    }
+    all.0.extend(config.endpoint.socket_address().err().map(|error| error.to_string()));
+    for (key, is_set) in [
+        ("reinforcement.dynamic_sampling", config.dynamic_sampling),
+        ("reinforcement.environment.command", config.environment.is_on()),
+    ] {
+        all.demand(
+            !is_set,
+            format!(
+                "`reinforcement.endpoint.address` and `{key}` are both set, and clients choose the prompts and play the turns; remove one of them"
+            ),
+        );
+    }
+    all.0
 }

@@ -220,6 +220,11 @@ fn embedding_and_loss(table: &mut Table, t: usize, c: usize) -> Result<()> {
         divergence_gradient(&mut logits, &teacher, vocabulary, &targets, &one, half).map(drop)
     })?;
     drop(teacher);
+    let each = table.random(&[chunk], DType::F32)?;
+    let bonus = EntropyBonus { factors: &each, weights: &each, scale: &one, coefficient: 0.01 };
+    table.row("entropy_gradient", bf16(2 * chunk * vocabulary), &mut || {
+        entropy_gradient(&mut logits, vocabulary, &targets, bonus).map(drop)
+    })?;
     let vocabulary = LONG_VOCABULARY;
     let mut logits = table.random(&[chunk, vocabulary], DType::BF16)?;
     table.row("cross_entropy_gradient, long rows", bf16(2 * chunk * vocabulary), &mut || {
@@ -243,7 +248,10 @@ fn preference(table: &mut Table, t: usize) -> Result<()> {
     let known = PolicyTargets { old, reference, advantages, corrections, weights };
     let bound = PolicyBound::Clip { low: 0.2, high: 0.28, most: 3.0 };
     let how = PolicyLoss { bound, of_sequence: true, beta: 0.1, kl: KlEstimator::WeightedK3 };
-    table.row("policy_loss", 36 * t, &mut || policy_loss(&how, &losses, &ids, &known, &zero, 2).map(drop))
+    table.row("policy_loss", 36 * t, &mut || policy_loss(&how, &losses, &ids, &known, &zero, 2).map(drop))?;
+    let of_values = ValueTargets { old: &known.old, returns: &known.reference, weights: &known.weights };
+    let how = ValueLoss { coefficient: 0.1, range: 0.5 };
+    table.row("value_loss", 28 * t, &mut || value_loss(&how, &losses, &ids, of_values, &zero).map(drop))
 }
 
 #[cfg(test)]

@@ -188,7 +188,7 @@ impl Gemms {
         plan: &Plan,
         proposals: Vec<Algorithm>,
         target: &GemmPointers,
-    ) -> Result<(Vec<(f32, Algorithm)>, Option<Error>)> {
+    ) -> Result<(Vec<Timed>, Option<Error>)> {
         // All proposals are timed once. Then the fastest proposals are timed under load in rounds: a drift of the clock affects each finalist alike.
         let _timing = self.library.context.lock_timing();
         let mut refusal = None;
@@ -208,7 +208,7 @@ impl Gemms {
         field.sort_by(|a, b| a.0.total_cmp(&b.0));
         field.truncate(FINALISTS);
         // The total milliseconds of the remaining finalists.
-        let mut totals: Vec<(f32, Algorithm)> = field.iter().map(|(_, algorithm)| (0.0, *algorithm)).collect();
+        let mut totals: Vec<Timed> = field.iter().map(|(_, algorithm)| (0.0, *algorithm)).collect();
         if let [(time, leader), _, ..] = field.as_slice() {
             let runs = |span: f32| if *time < SMALL { RUNS_OF_SMALL } else { (span / time).ceil() as usize };
             let warm_up = (WARM_UP - load).max(SETTLE);
@@ -226,6 +226,9 @@ impl Gemms {
         Ok((totals, refusal))
     }
 }
+
+/// The milliseconds of an algorithm.
+type Timed = (f32, Algorithm);
 
 /// Memory from the driver that is freed after timing.
 struct Scratch<'a> {

@@ -35,6 +35,7 @@ mod destination;
 mod dispatch;
 mod divergence;
 mod embedding;
+mod entropy;
 mod expanded;
 mod gemm;
 mod global_norm;
@@ -70,6 +71,7 @@ mod signatures;
 mod sum_parts;
 mod swiglu;
 mod transpose;
+mod value;
 
 pub use adamw::{AdamW, AdamWParameter, AdamWScalars, Moments, WeightCast, adamw, adamw_amaxes};
 pub use add::add;
@@ -96,6 +98,7 @@ pub use descend::{DescendParameter, descend, descend_amax};
 pub use destination::{CastScale, CastStatistics, CodeCopies, CurrentScaling, Fp8Output, Output, Produced};
 pub use divergence::{Divergence, divergence_gradient};
 pub use embedding::{embedding, embedding_gradient, embedding_of_part, embedding_of_part_gradient};
+pub use entropy::{EntropyBonus, entropy_gradient};
 pub use expanded::{expanded, unexpanded};
 pub use gemm::{Accumulation, Operand, gemm_nt, gemm_nt_add, gemm_nt_into, gemm_nt_plus};
 pub use global_norm::{global_norm, limit_norm, root_of_sum, sum_of_squares, sums_of_squares};
@@ -108,7 +111,7 @@ pub use momentum::{Direction, Momentum, MomentumParameter, MomentumScalars, Mome
 pub use move_columns::{ColumnRuns, move_columns, sum_columns};
 pub use negate_targets::negate_targets;
 pub use newton_schulz::newton_schulz;
-pub use paged_attention::{KvBlocks, PagedBatch, append_kv, paged_attention};
+pub use paged_attention::{KvBlocks, PagedBatch, SuspendedKv, append_kv, paged_attention};
 pub use parameter::{Gradient, UpdatedWeight, WeightCopy};
 pub use permute::{Slots, combine, gather_quantized, gather_to, slots, weight_gradient};
 pub use policy::{KlEstimator, PolicyBound, PolicyLoss, PolicyTargets, policy_loss};
@@ -139,6 +142,7 @@ pub use swiglu::{
     activation_to, product_activation_to,
 };
 pub use transpose::{transpose, transpose_codes};
+pub use value::{ValueLoss, ValueTargets, value_loss};
 
 use crate::{DType, Result, Tensor};
 

@@ -22,7 +22,7 @@ const FAMILIES: [(&str, &[&str]); 25] = [
     ("linears, wgrad", &[]),
     ("experts, products", &["grouped_"]),
     ("routing", &["route", "add_counts", "count_slots", "place_slots", "gather", "combine", "weight_gradient"]),
-    ("head and loss", &["cross_entropy", "divergence", "cap_logits"]),
+    ("head and loss", &["cross_entropy", "divergence", "entropy", "cap_logits"]),
     ("attention", &["attention", "row_products"]),
     ("norms", &["rmsnorm", "head_norm", "projection_"]),
     ("SwiGLU", &["swiglu"]),

@@ -1,12 +1,18 @@
-//! A model beside the trained model, which is never updated: the teacher of distillation, or the reference model of reinforcement learning.
+//! A model beside the trained model, which is never updated: the teacher of distillation, or the reference model and the reward models of reinforcement
+//! learning.
 
+use crate::step::MicroBatch;
+use crate::step::host::values;
 use ottava_checkpoint::{FolderWeights, RandomWeights, verify_model};
-use ottava_common::error::Result;
+use ottava_common::error::{Error, Result};
+use ottava_data::{Batch, Tokenizer};
 use ottava_models::{Decoder, DecoderConfig};
 use ottava_recipe::Recipe;
 use ottava_recipe::context::Sequences;
+use ottava_recipe::layer_ranks::ShardPlace;
 use ottava_recipe::mode::Mode;
 use ottava_recipe::param::{Purpose, Resident, WeightSource};
+use ottava_settings::RunConfig;
 use ottava_tensor::{DType, Device, Tensor};
 use std::cell::RefCell;
 use std::path::Path;
@@ -79,6 +85,13 @@ impl FrozenModel {
         model.losses(&activations, targets, &mut Resident)
     }
 
+    /// Returns the losses of the targets of `batch`, by token.
+    pub(super) fn losses_of(&self, batch: &Batch) -> Result<Vec<f64>> {
+        let device = self.model.borrow().device().clone();
+        let MicroBatch { inputs, targets, sequences, .. } = MicroBatch::new(batch, &device, ShardPlace::ALONE)?;
+        values(&self.losses(&inputs, &targets, &sequences)?)
+    }
+
     /// Allocates room for the activations of `tokens` tokens.
     pub(super) fn room(&self, tokens: usize) -> Result<Tensor> {
         let model = self.model.borrow();
@@ -86,4 +99,18 @@ impl FrozenModel {
         let _scope = device.whole_scope(self.scope);
         Ok(Tensor::empty(device, &[tokens, model.config().stream.channels], dtype)?)
     }
+}
+
+/// Errors with [`Error::Config`] if the tokenizer in `folder` has other tokens than the tokenizer of the run. A folder without a tokenizer passes.
+/// `what` names the model of the folder, and `consequence` says why other tokens cannot be used.
+pub(super) fn expect_tokens(what: &str, folder: &Path, run: &RunConfig, consequence: &str) -> Result<()> {
+    let own = run.model.tokenizer_path();
+    if !folder.join("tokenizer.json").exists() || Tokenizer::load(folder)?.has_tokens_of(&Tokenizer::load(own)?) {
+        return Ok(());
+    }
+    Err(Error::Config(format!(
+        "the tokenizer of {what} ({}) has other tokens than the tokenizer of the run ({}), so {consequence}; choose a model with the same tokenizer",
+        folder.display(),
+        own.display()
+    )))
 }

@@ -36,7 +36,7 @@ mod tests;
 pub use action::Action;
 pub use check::Places;
 pub use compare::Repeated;
-pub use forward::token_losses;
+pub use forward::{token_losses, token_values};
 pub use loss::{Loss, Metrics, NextTokenLoss};
 pub use micro_batch::{Loaded, LossScale, MicroBatch};
 pub use program::{Program, Reductions};
@@ -189,6 +189,12 @@ impl TrainStep {
     pub fn loss_mut<L: Loss>(&mut self, micro_batch: usize) -> &mut L {
         let loss: &mut dyn Any = &mut *self.micro_batches[micro_batch].loss;
         loss.downcast_mut().expect("the step was made for this loss")
+    }
+
+    /// Returns the loss of the first micro-batch. Panics if [`TrainStep::with_losses`] made losses of another type.
+    pub fn first_loss<L: Loss>(&self) -> &L {
+        let loss: &dyn Any = self.loss();
+        loss.downcast_ref().expect("the step was made for this loss")
     }
 
     /// Shows the rows and the loss of each loaded micro-batch to `show`. Panics if [`TrainStep::with_losses`] has made losses of another type.

@@ -23,6 +23,11 @@ pub(super) fn how_to_write(name: &str, call: &str) -> String {
     )
 }
 
+/// The reward model in this folder.
+pub(super) fn model(path: &str) -> Table {
+    table("model", [("path", Value::String(path.into()))])
+}
+
 /// DAPO's soft punishment of long completions.
 pub(super) fn overlong(max_length: u64, buffer: u64, weight: f64) -> Table {
     let mut reward = table(

@@ -260,7 +260,7 @@ fn yaml_of_verl_is_translated_and_what_is_left_is_named() {
         (r.loss.loss_type, r.loss.epsilon, r.loss.epsilon_high, r.loss.delta),
         (PolicyLossType::Grpo, 0.2, 0.28, 10.0)
     );
-    assert_eq!((r.loss.beta, r.loss.kl_estimator), (0.002, KlEstimator::K3));
+    assert_eq!((r.loss.beta, r.loss.kl_estimator, r.loss.entropy_coef), (0.002, KlEstimator::K3, 0.01));
     assert_eq!((r.advantage.estimator, r.advantage.scale_rewards), (AdvantageEstimator::Grpo, ScaleRewards::None));
     assert_eq!((r.dynamic_sampling, r.max_rounds), (true, 10));
     assert_eq!((r.correction.mode, r.correction.max), (CorrectionMode::TokenTruncate, 2.0));
@@ -269,7 +269,6 @@ fn yaml_of_verl_is_translated_and_what_is_left_is_named() {
     assert_eq!((config.training.per_device_train_batch_size, config.training.num_train_epochs), (4, 15.0));
     assert_eq!(config.output_dir, std::path::Path::new("runs/verl"));
     for (line, words) in [
-        (46, "`actor_rollout_ref.actor.entropy_coeff`: the loss has no bonus"),
         (47, "`actor_rollout_ref.actor.ulysses_sequence_parallel_size`: a model that draws"),
         (58, "`actor_rollout_ref.rollout.val_kwargs.do_sample`: an evaluation draws the most likely"),
         (62, "`custom_reward_function.path`: write `compute_score.py`"),
@@ -323,8 +322,21 @@ python3 -m verl.trainer.main_ppo \\
     assert_eq!(config.data.train_files, [std::path::Path::new("$HOME/data/dapo.parquet")]);
     expect_note(&imported.refused, "run_dapo.sh", 21, "`trainer.unheard_of`: this key is not known");
     assert!(imported.refused.iter().any(|note| note.contains("verl chooses its rule by the column `data_source`")));
+}
+
+/// PPO is the default of verl. Its value model becomes the value head of the policy, and its reward model runs beside the policy.
+#[test]
+fn ppo_of_verl_has_a_value_head_and_a_reward_model() {
+    let text = "actor_rollout_ref:\n  model:\n    path: m\nalgorithm:\n  gamma: 0.99\n  lam: 0.95\ncritic:\n  cliprange_value: 0.2\n  optim:\n    lr: 1e-5\nreward_model:\n  enable: true\n  model:\n    path: runs/reward\n";
+    let (imported, config) = imported("ppo.yaml", text);
+    let r = &config.reinforcement;
+    assert_eq!(r.advantage.estimator, AdvantageEstimator::Gae);
+    assert_eq!((r.advantage.gamma, r.advantage.lambda, r.loss.cliprange_value), (0.99, 0.95, 0.2));
     assert!(
-        objective("actor_rollout_ref:\n  model:\n    path: m\n").contains("PPO with a value model is not implemented")
+        matches!(&r.rewards[..], [RewardSpec { kind: RewardKind::Model(model), .. }] if model.path.ends_with("reward"))
+    );
+    assert!(
+        imported.needless.iter().any(|note| note.contains("`critic.optim.lr`: the value head is a part of the policy"))
     );
 }
 

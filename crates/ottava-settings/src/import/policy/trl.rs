@@ -76,9 +76,18 @@ const ROWS: &[Row] = &[
         "multi_objective_aggregation",
         Only(&["sum_then_normalize"], "rewards are added by weight before they are normalised"),
     ),
-    ("max_tool_calling_iterations", Only(&["0"], "completions have one turn")),
-    ("rollout_func", Only(NONE, "the model that is trained draws the completions, in one turn")),
-    ("tools", Only(NONE, "completions have one turn")),
+    (
+        "max_tool_calling_iterations",
+        Only(&["0"], "an environment plays turns: name its program under [reinforcement.environment]"),
+    ),
+    (
+        "rollout_func",
+        Only(
+            NONE,
+            "a function cannot be translated; clients draw by [reinforcement.endpoint], and programs play turns by [reinforcement.environment]",
+        ),
+    ),
+    ("tools", Only(NONE, "an environment plays turns: name its program under [reinforcement.environment]")),
     ("sapo_*", Needless("only `loss_type = sapo` reads it")),
     ("vespo_*", Needless("only `loss_type = vespo` reads it")),
     ("log_completions", Needless(SAMPLES)),
@@ -137,13 +146,13 @@ fn read_rewards(reader: &mut Reader, prefix: &str) {
         let name = name.as_str().map_or_else(|| name.to_string(), str::to_string);
         let mut table = rule(&name).unwrap_or_else(|| {
             let short = name.rsplit(['.', '/']).next().unwrap_or(&name).to_string();
-            let is_model = name.contains('/');
-            let call = if is_model {
-                format!("the reward model `{name}`")
-            } else {
-                format!("the function `{name}`, called as TRL calls it")
-            };
-            reader.refuse(&funcs, rewards::how_to_write(&short, &call));
+            if name.contains('/') {
+                return rewards::model(&name);
+            }
+            reader.refuse(
+                &funcs,
+                rewards::how_to_write(&short, &format!("the function `{name}`, called as TRL calls it")),
+            );
             rewards::python(&short)
         });
         if name.ends_with("accuracy_reward") {
@@ -156,8 +165,7 @@ fn read_rewards(reader: &mut Reader, prefix: &str) {
     }
     let model = format!("{prefix}reward_model_name_or_path");
     if let Some(name) = reader.text(&model) {
-        reader.refuse(&model, rewards::how_to_write("reward_model", &format!("the reward model `{name}`")));
-        reader.rewards.push(rewards::python("reward_model"));
+        reader.rewards.push(rewards::model(&name));
     }
     if reader.rewards.is_empty() {
         reader.refuse(

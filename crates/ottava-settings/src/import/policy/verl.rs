@@ -70,10 +70,7 @@ const ROWS: &[Row] = &[
     ("actor_rollout_ref.actor.optim.clip_grad", Is("training.max_grad_norm")),
     ("actor_rollout_ref.actor.clip_ratio_high", Is("reinforcement.loss.epsilon_high")),
     ("actor_rollout_ref.actor.clip_ratio_c", Is("reinforcement.loss.delta")),
-    (
-        "actor_rollout_ref.actor.entropy_coeff",
-        Only(&["0", "0.0"], "the loss has no bonus for entropy; `epsilon_high` = 0.28 keeps it up"),
-    ),
+    ("actor_rollout_ref.actor.entropy_coeff", Is("reinforcement.loss.entropy_coef")),
     ("actor_rollout_ref.actor.entropy_*", Needless(KERNELS)),
     ("actor_rollout_ref.actor.calculate_entropy", Needless("the entropy is always logged")),
     ("actor_rollout_ref.actor.ulysses_sequence_parallel_size", Only(ONE, WHOLE_MODEL)),
@@ -174,8 +171,8 @@ const ROWS: &[Row] = &[
     ("actor_rollout_ref.rollout.over_sample_rate", Needless(SAMPLER)),
     ("actor_rollout_ref.rollout.limit_images", Needless(SAMPLER)),
     // Advantages.
-    ("algorithm.gamma", Only(ONE, "the reward of a completion counts for all of its tokens alike")),
-    ("algorithm.lam", Only(ONE, "there is no value model")),
+    ("algorithm.gamma", Is("reinforcement.advantage.gamma")),
+    ("algorithm.lam", Is("reinforcement.advantage.lambda")),
     ("algorithm.kl_ctrl.*", Needless("only `use_kl_in_reward` reads it")),
     ("algorithm.kl_penalty", Needless("only `use_kl_in_reward` reads it")),
     ("algorithm.use_pf_ppo", Only(&["false"], "completions are not drawn again by their rewards")),
@@ -218,9 +215,7 @@ const ROWS: &[Row] = &[
     ("data.use_shm", Needless("files are read once, and their tokens cached on disk")),
     ("data.filter_overlong_prompts_workers", Needless("files are read once, and their tokens cached on disk")),
     // Rewards.
-    ("reward_model.enable", Only(&["false"], "a reward model is a server for the reward `judge` or `http`")),
     ("reward_model.*", Needless("only `reward_model.enable` reads it")),
-    ("reward.reward_model.enable", Only(&["false"], "a reward model is a server for the reward `judge` or `http`")),
     ("reward.reward_model.*", Needless("rewards are tables of [[reinforcement.rewards]]")),
     ("reward.num_workers", Needless("rewards are tables of [[reinforcement.rewards]]")),
     ("reward.reward_manager.*", Needless("rewards are tables of [[reinforcement.rewards]]")),
@@ -237,7 +232,7 @@ const ROWS: &[Row] = &[
     ("trainer.val_only", Only(&["false"], "`ottava eval` evaluates a model")),
     ("trainer.default_local_dir", Is("output_dir")),
     ("trainer.max_actor_ckpt_to_keep", Is("checkpoint.save_total_limit")),
-    ("trainer.critic_warmup", Only(&["0"], "there is no value model")),
+    ("trainer.critic_warmup", Only(&["0"], "the value head and the policy are one model, which is trained as a whole")),
     ("trainer.nnodes", Needless(RANKS)),
     ("trainer.n_gpus_per_node", Needless(RANKS)),
     ("trainer.resume_*", Needless("`ottava train RUN.toml --resume` resumes a run")),
@@ -264,7 +259,8 @@ const ROWS: &[Row] = &[
         Needless("checkpoints are folders of Hugging Face with the state for `--resume`"),
     ),
     ("trainer.esi_redundant_time", Needless("checkpoints are folders of Hugging Face with the state for `--resume`")),
-    ("critic.*", Needless("there is no value model")),
+    ("critic.cliprange_value", Is("reinforcement.loss.cliprange_value")),
+    ("critic.*", Needless("the value head is a part of the policy, with its optimizer and its batches")),
     ("ray_*", Needless(RANKS)),
     ("global_profiler*", Needless(LOGGED)),
     ("transfer_queue*", Needless(RANKS)),
@@ -274,7 +270,7 @@ const WARMUP: &str = "lr_scheduler.warmup_steps";
 const KERNELS: &str = "kernels are always fused, and padding costs no products";
 const FSDP: &str = "`zero` under [parallel] divides gradients and optimizer states among GPUs";
 const GREEDY: &str = "an evaluation draws the most likely completion of each prompt";
-const TURNS: &str = "completions have one turn";
+const TURNS: &str = "an environment plays turns: name its program under [reinforcement.environment]";
 const TEXT_ONLY: &str = "models read text only";
 const LONG: &str = "prompts that are too long are left out, and counted in the log";
 const WHOLE_MODEL: &str = "a model that draws completions is whole on each rank";
@@ -344,17 +340,12 @@ fn read_advantage(reader: &mut Reader) {
         "grpo" if divides => return,
         "grpo" => (None, "none"),
         "rloo" => (Some("rloo"), "none"),
-        "reinforce_plus_plus" => {
+        "reinforce_plus_plus" | "gae" => {
             return reader.set("algorithm.adv_estimator", "reinforcement.advantage.estimator", name);
-        }
-        "gae" => {
-            let reason =
-                "PPO with a value model is not implemented; `grpo`, `rloo` and `reinforce_plus_plus` need none";
-            return reader.refuse_objective("algorithm.adv_estimator", reason);
         }
         _ => {
             let reason = format!(
-                "`{name}` is none of grpo, rloo and reinforce_plus_plus (`estimator` under [reinforcement.advantage])"
+                "`{name}` is none of grpo, rloo, reinforce_plus_plus and gae (`estimator` under [reinforcement.advantage])"
             );
             return reader.refuse_objective("algorithm.adv_estimator", reason);
         }
@@ -449,6 +440,7 @@ fn read_rewards(reader: &mut Reader) {
             reader.refuse(key, rewards::how_to_write(&name, &call));
             reader.rewards.push(rewards::python(&name));
         }
+        None if read_model(reader) => {}
         None => read_rule(reader),
     }
     let is_shaped =
@@ -470,6 +462,20 @@ fn read_rewards(reader: &mut Reader) {
         }
         break;
     }
+}
+
+/// The reward model, if the file enables one. Returns whether it does.
+fn read_model(reader: &mut Reader) -> bool {
+    let flags = ["reward_model.enable", "reward.reward_model.enable"].map(|path| reader.flag(path));
+    if !flags.contains(&Some(true)) {
+        return false;
+    }
+    let paths = ["reward_model.model.path", "reward.reward_model.model_path", "reward.reward_model.model.path"];
+    match reader.take_one(&paths).and_then(|(_, path)| path.as_str().map(str::to_string)) {
+        Some(path) => reader.rewards.push(rewards::model(&path)),
+        None => return false,
+    }
+    true
 }
 
 /// The rule of verl for the data of a file, which is in the column `data_source` of each record.

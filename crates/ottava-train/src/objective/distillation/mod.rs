@@ -15,17 +15,18 @@ mod rows;
 
 pub use loss::DistillationLoss;
 
-use super::frozen::FrozenModel;
+use super::frozen::{FrozenModel, expect_tokens};
 use super::next_token::NextToken;
+use super::rollout::Drawer;
 use super::{Objective, Opening, Rows};
 use crate::phase::Passes;
 use crate::step::{Loss, TrainStep};
-use ottava_common::error::{Error, Result};
-use ottava_data::Tokenizer;
+use ottava_common::error::Result;
+use ottava_models::Decoder;
 use ottava_settings::RunConfig;
 use ottava_tensor::{DType, Device};
 use rows::DistillationRows;
-use std::cell::OnceCell;
+use std::cell::{OnceCell, RefCell};
 use std::rc::Rc;
 
 /// The distribution of a teacher.
@@ -33,11 +34,13 @@ pub(super) struct Distillation {
     run: RunConfig,
     /// Made with the first loss.
     teacher: OnceCell<Rc<FrozenModel>>,
+    /// Draws of a plan.
+    rehearsed: RefCell<Option<Drawer>>,
 }
 
 impl Distillation {
     pub(super) fn new(run: &RunConfig) -> Distillation {
-        Distillation { run: run.clone(), teacher: OnceCell::new() }
+        Distillation { run: run.clone(), teacher: OnceCell::new(), rehearsed: RefCell::default() }
     }
 
     fn teacher(&self, device: &Device) -> Result<Rc<FrozenModel>> {
@@ -66,23 +69,16 @@ impl Objective for Distillation {
         rows::observe(step)
     }
 
+    fn rehearse_draws(&self, model: &mut Decoder, config: &RunConfig) -> Result<()> {
+        if config.distillation.lmbda == 0.0 {
+            return Ok(());
+        }
+        self.rehearsed.borrow_mut().get_or_insert_with(|| draws::drawer(config)).rehearse(model)
+    }
+
     fn open(&self, opening: &Opening) -> Result<Box<dyn Rows>> {
-        expect_tokens(&self.run)?;
+        let (what, teacher) = ("`distillation.teacher`", &self.run.distillation.teacher);
+        expect_tokens(what, teacher, &self.run, "their distributions cannot be compared")?;
         Ok(Box::new(DistillationRows::open(opening)?))
     }
-}
-
-/// Errors with [`Error::Config`] if the tokenizer in the teacher's folder has other tokens than the tokenizer of the run. A folder without a tokenizer
-/// passes: its vocabulary has as many tokens.
-fn expect_tokens(config: &RunConfig) -> Result<()> {
-    let (folder, own) = (&config.distillation.teacher, config.model.tokenizer_path());
-    if !folder.join("tokenizer.json").exists() || Tokenizer::load(folder)?.has_tokens_of(&Tokenizer::load(own)?) {
-        return Ok(());
-    }
-    Err(Error::Config(format!(
-        "the tokenizer of `distillation.teacher` ({}) has other tokens than the tokenizer of the run ({}), so their distributions cannot be compared; \
-         choose a teacher with the same tokenizer",
-        folder.display(),
-        own.display()
-    )))
 }

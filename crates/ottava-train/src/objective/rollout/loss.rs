@@ -1,14 +1,18 @@
 //! The loss of sampled completions in a step.
 
+use super::policy::Policy;
 use super::sample::Sample;
+use super::sums::{KnownToken, Sums, ValueSums};
 use crate::objective::FrozenModel;
 use crate::step::host::{from_host, values, write};
 use crate::step::{Loaded, Loss, Metrics};
-use ottava_common::error::Result;
+use ottava_common::error::{Error, Result};
 use ottava_models::Decoder;
 use ottava_recipe::param::Units;
-use ottava_settings::{Aggregation, CorrectionConfig};
-use ottava_tensor::ops::{PolicyBound, PolicyLoss, PolicyTargets, policy_loss};
+use ottava_settings::Aggregation;
+use ottava_tensor::ops::{
+    EntropyBonus, PolicyBound, PolicyTargets, ValueTargets, add, entropy_gradient, policy_loss, value_loss,
+};
 use ottava_tensor::{DType, Device, Tensor};
 use serde::{Deserialize, Serialize};
 use std::rc::Rc;
@@ -20,29 +24,39 @@ pub struct Scored {
     pub sample: Sample,
     /// The log-probabilities of its tokens as steps compute them with the weights that drew it, if draws are corrected.
     pub old: Option<Vec<f32>>,
-    /// The advantage of its tokens.
-    pub advantage: f64,
+    /// The advantages of its tokens.
+    pub advantages: Vec<f64>,
+    /// What is known of the values of its tokens, if values give the advantages.
+    pub estimates: Option<Estimates>,
     /// Whether its tokens count in the loss.
     pub counts: bool,
 }
 
-/// How the losses of tokens become the loss of a step.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Policy {
-    /// The loss of a token.
-    pub loss: PolicyLoss,
-    /// Its correction for draws.
-    pub correction: CorrectionConfig,
-    /// The mean over the tokens of a step.
-    pub aggregation: Aggregation,
+/// What is known of the values of the tokens of a sample before its step.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Estimates {
+    /// The values by the value head with the weights that drew the tokens.
+    pub values: Vec<f64>,
+    /// The returns.
+    pub returns: Vec<f64>,
+}
+
+/// The frozen models of a run.
+#[derive(Default)]
+pub struct OtherModels {
+    /// The reference model, unless it is the trained model without its adapters, or there is none.
+    pub(super) reference: Option<FrozenModel>,
+    /// The reward models, in the order of the settings.
+    pub(super) rewards: Vec<FrozenModel>,
 }
 
 /// The loss of a micro-batch of samples. Each sample has a row.
 pub struct PolicyMicroBatch {
     how: Policy,
-    /// The reference model, unless it is the trained model without its adapters, or there is none.
-    reference: Option<Rc<FrozenModel>>,
+    others: Rc<OtherModels>,
     known: PolicyTargets,
+    /// The values of the tokens at their draws, and their returns, if the model has a value head.
+    estimates: Option<[Tensor; 2]>,
     /// Samples, by row.
     rows: usize,
     counted: usize,
@@ -50,23 +64,23 @@ pub struct PolicyMicroBatch {
     tokens: Vec<KnownToken>,
 }
 
-/// A token whose loss counts.
-#[derive(Clone, Copy, Debug)]
-struct KnownToken {
-    /// Its place in the micro-batch.
-    at: usize,
-    drawn: f64,
-    old: f64,
-    reference: f64,
-    advantage: f64,
-    correction: f64,
+/// The values of the tokens of a micro-batch after a step.
+#[derive(Clone, Copy)]
+struct TokenValues<'a> {
+    /// The losses of the policy, without the entropy.
+    bounded: &'a [f64],
+    /// Minus the log-probabilities.
+    losses: &'a [f64],
+    entropies: Option<&'a [f64]>,
+    /// The losses of the values.
+    of_values: Option<&'a [f64]>,
 }
 
 impl PolicyMicroBatch {
     /// Room for `rows` samples on `device`, in the type of sums `dtype`, with `tokens` tokens in each row.
-    pub(super) fn new(
+    pub fn new(
         how: Policy,
-        reference: Option<Rc<FrozenModel>>,
+        others: Rc<OtherModels>,
         rows: usize,
         tokens: usize,
         device: &Device,
@@ -80,18 +94,21 @@ impl PolicyMicroBatch {
             corrections: tensor(1.0)?,
             weights: tensor(1.0)?,
         };
-        Ok(PolicyMicroBatch { how, reference, known, rows, counted: 0, tokens: Vec::new() })
+        let estimates = how.value.map(|_| Ok::<_, Error>([tensor(0.0)?, tensor(0.0)?])).transpose()?;
+        Ok(PolicyMicroBatch { how, others, known, estimates, rows, counted: 0, tokens: Vec::new() })
     }
 
     /// Loads what is known of `samples`, which have the rows of the micro-batch; before the step loads their tokens.
-    pub(super) fn load(&mut self, samples: &[Scored]) -> Result<()> {
+    pub fn load(&mut self, samples: &[Scored]) -> Result<()> {
         let all = self.known.old.len();
         let of_row = all / self.rows;
-        let [mut old, mut advantages, mut weights] = [(); 3].map(|()| vec![0.0; all]);
+        let [mut old, mut advantages, mut weights, mut values, mut returns] = [(); 5].map(|()| vec![0.0; all]);
         let mut corrections = vec![1.0; all];
         self.tokens.clear();
-        for (row, Scored { sample, old: of_steps, advantage, counts }) in samples.iter().enumerate() {
-            let weight = if *counts { self.how.aggregation.weight(sample.tokens.len()) } else { 0.0 };
+        for (row, Scored { sample, old: of_steps, advantages: of_tokens, estimates, counts }) in
+            samples.iter().enumerate()
+        {
+            let weight = if *counts { self.how.aggregation.weight(sample.drawn()) } else { 0.0 };
             let drawn: Vec<f64> = sample.logprobs.iter().map(|&logprob| f64::from(logprob)).collect();
             let before = of_steps.as_ref().map(|old| old.iter().map(|&old| f64::from(old)).collect());
             let before: Vec<f64> = before.unwrap_or_else(|| drawn.clone());
@@ -99,11 +116,13 @@ impl PolicyMicroBatch {
             for (i, at) in sample.predictions().enumerate() {
                 let at = row * of_row + at;
                 (old[at], corrections[at]) = (before[i], factors[i]);
-                (advantages[at], weights[at]) = (*advantage, weight);
+                (advantages[at], weights[at]) = (of_tokens[i], weight);
+                (values[at], returns[at]) = estimates.as_ref().map_or((0.0, 0.0), |of| (of.values[i], of.returns[i]));
                 if *counts {
                     let (drawn, old, correction) = (drawn[i], before[i], factors[i]);
-                    let (reference, advantage) = (0.0, *advantage);
-                    self.tokens.push(KnownToken { at, drawn, old, reference, advantage, correction });
+                    let (reference, advantage, value, returns) = (0.0, of_tokens[i], values[at], returns[at]);
+                    let token = KnownToken { at, drawn, old, reference, advantage, correction, weight, value, returns };
+                    self.tokens.push(token);
                 }
             }
         }
@@ -112,15 +131,24 @@ impl PolicyMicroBatch {
             // A sequence whose tokens do not count is a zero in the mean, as in TRL.
             Aggregation::Sequences | Aggregation::Constant(_) => samples.len(),
         };
+        if let Some([of_draws, known]) = &mut self.estimates {
+            write(of_draws, &values)?;
+            write(known, &returns)?;
+        }
         write(&mut self.known.old, &old)?;
         write(&mut self.known.corrections, &corrections)?;
         write(&mut self.known.advantages, &advantages)?;
         write(&mut self.known.weights, &weights)
     }
 
+    /// The frozen models of the run.
+    pub(super) fn others(&self) -> &Rc<OtherModels> {
+        &self.others
+    }
+
     /// Sets the log-probabilities by the reference model, if the loss has one, by a pass over the `loaded` rows.
     pub(super) fn read_reference(&mut self, loaded: Loaded) -> Result<()> {
-        let Some(reference) = &self.reference else { return Ok(()) };
+        let Some(reference) = &self.others.reference else { return Ok(()) };
         let losses = reference.losses(loaded.inputs, loaded.targets, loaded.sequences)?;
         self.set_reference(&losses)
     }
@@ -132,19 +160,46 @@ impl PolicyMicroBatch {
         write(&mut self.known.reference, &reference)
     }
 
-    /// The sums of metrics of a micro-batch whose tokens have these log-probabilities.
-    fn sums(&self, losses: f64, log_probs: &[f64]) -> Vec<f64> {
+    /// The number of values of a token: the loss of the policy, minus the log-probability and, if the loss has them, the entropy and the loss of the value.
+    fn values_of_token(&self) -> usize {
+        2 + usize::from(self.how.entropy_coef > 0.0) + usize::from(self.how.value.is_some())
+    }
+
+    /// The losses of the values of the tokens, if the model has a value head. Adds their gradient to `dnormed`, the gradient by `normed`.
+    fn value_losses(
+        &self,
+        model: &mut Decoder,
+        normed: &Tensor,
+        targets: &Tensor,
+        scale: &Tensor,
+        dnormed: &mut Tensor,
+    ) -> Result<Option<Tensor>> {
+        let (Some(how), Some([old, returns])) = (&self.how.value, &self.estimates) else { return Ok(None) };
+        let known = ValueTargets { old, returns, weights: &self.known.weights };
+        let (losses, gradient) = value_loss(how, &model.values(normed)?, targets, known, scale)?;
+        *dnormed = add(dnormed, &model.value_gradient(normed, &gradient)?)?;
+        Ok(Some(losses))
+    }
+
+    /// The sums of metrics of a micro-batch whose tokens have these values.
+    fn sums(&self, values: &TokenValues) -> Vec<f64> {
         let [low, high] = match self.how.loss.bound {
             PolicyBound::Clip { low, high, .. } | PolicyBound::Weight { low, high } => [low, high],
             PolicyBound::None => [f64::INFINITY; 2],
         };
-        let mut sums = Sums { losses, ..Sums::default() };
-        for KnownToken { at, drawn, old, reference, advantage, correction } in &self.tokens {
-            let lp = log_probs[*at];
+        let TokenValues { bounded, losses, entropies, of_values } = *values;
+        let mut sums = Sums { losses: bounded.iter().sum(), ..Sums::default() };
+        if let (Some(how), Some(of_values)) = (&self.how.value, of_values) {
+            sums.value = ValueSums::of(of_values, &self.tokens);
+            sums.losses += how.coefficient * sums.value.losses;
+        }
+        for KnownToken { at, drawn, old, reference, advantage, correction, weight, .. } in &self.tokens {
+            let (lp, entropy) = (-losses[*at], entropies.map(|entropies| entropies[*at]));
             let (apart, w) = ((lp - drawn).abs(), (lp - old).exp());
             let d = (reference - lp).clamp(-20.0, 20.0);
             sums.tokens += 1.0;
-            sums.surprise -= drawn;
+            sums.losses -= entropy.map_or(0.0, |entropy| self.how.entropy_coef * weight * entropy);
+            sums.entropy += entropy.unwrap_or(-drawn);
             sums.correction += correction;
             sums.kl += d.exp() - 1.0 - d;
             sums.clipped_low += f64::from(w < 1.0 - low && *advantage < 0.0);
@@ -169,12 +224,11 @@ impl Loss for PolicyMicroBatch {
         self.counted
     }
 
-    /// The losses and the log-probabilities of all tokens.
     fn values(&self, tokens: usize) -> usize {
-        2 * tokens
+        self.values_of_token() * tokens
     }
 
-    /// Computes all logits twice, as the losses of preferences do.
+    /// Computes all logits twice, as the losses of preferences do. The second time, the entropy of each token is known.
     fn losses_and_gradient(
         &self,
         model: &mut Decoder,
@@ -185,17 +239,37 @@ impl Loss for PolicyMicroBatch {
     ) -> Result<(Tensor, Tensor)> {
         let losses = model.losses(normed, targets, units)?;
         let (bounded, factors) = policy_loss(&self.how.loss, &losses, targets, &self.known, scale, self.rows)?;
-        let (_, dnormed) = model.losses_and_gradient(normed, targets, &factors, units)?;
-        let mut all = Tensor::empty(losses.device(), &[2 * losses.len()], losses.dtype())?;
-        all.copy_from(0, &bounded)?;
-        all.copy_from(losses.len(), &losses)?;
+        let (entropies, mut dnormed) = match self.how.entropy_coef {
+            0.0 => (None, model.losses_and_gradient(normed, targets, &factors, units)?.1),
+            coefficient => {
+                let (vocabulary, weights) = (model.config().vocabulary, &self.known.weights);
+                let of_chunk = &mut |logits: &mut Tensor, start, end| {
+                    let (factors, weights) = (&factors.rows(start, end)?, &weights.rows(start, end)?);
+                    let bonus = EntropyBonus { factors, weights, scale, coefficient };
+                    Ok(entropy_gradient(logits, vocabulary, &targets.rows(start, end)?, bonus)?)
+                };
+                let (entropies, dnormed) = model.chunked_gradient(normed, targets.len(), units, of_chunk)?;
+                (Some(entropies), dnormed)
+            }
+        };
+        let mut all = Tensor::empty(losses.device(), &[self.values(losses.len())], losses.dtype())?;
+        let of_values = self.value_losses(model, normed, targets, scale, &mut dnormed)?;
+        for (part, values) in [&bounded, &losses].into_iter().chain(&entropies).chain(&of_values).enumerate() {
+            all.copy_from(part * losses.len(), values)?;
+        }
         Ok((all, dnormed))
     }
 
     fn add(&self, sums: Vec<f64>, values: &[f64]) -> Result<Vec<f64>> {
-        let (bounded, losses) = values.split_at(values.len() / 2);
-        let log_probs: Vec<f64> = losses.iter().map(|loss| -loss).collect();
-        Ok(self.merge(sums, &self.sums(bounded.iter().sum(), &log_probs)))
+        let mut parts = values.chunks_exact(values.len() / self.values_of_token());
+        let mut next = |is_there: bool| if is_there { parts.next() } else { None };
+        let values = TokenValues {
+            bounded: next(true).expect("a loss of each token"),
+            losses: next(true).expect("a log-probability of each token"),
+            entropies: next(self.how.entropy_coef > 0.0),
+            of_values: next(self.how.value.is_some()),
+        };
+        Ok(self.merge(sums, &self.sums(&values)))
     }
 
     fn merge(&self, sums: Vec<f64>, of_rank: &[f64]) -> Vec<f64> {
@@ -207,77 +281,10 @@ impl Loss for PolicyMicroBatch {
     }
 }
 
-/// Sums over tokens.
-#[derive(Clone, Copy, Debug, Default)]
-struct Sums {
-    losses: f64,
-    tokens: f64,
-    /// Minus log-probabilities by the sampler: an unbiased estimate of the entropy.
-    surprise: f64,
-    kl: f64,
-    clipped_low: f64,
-    clipped_high: f64,
-    /// Absolute differences between the log-probabilities of the step and of the draw.
-    difference: f64,
-    largest_difference: f64,
-    mult_error: f64,
-    correction: f64,
-}
-
-impl Sums {
-    fn numbers(&self) -> Vec<f64> {
-        let Sums {
-            losses, tokens, surprise, kl, clipped_low, clipped_high, difference, mult_error, correction, ..
-        } = *self;
-        let largest = self.largest_difference;
-        vec![losses, tokens, surprise, kl, clipped_low, clipped_high, difference, largest, mult_error, correction]
-    }
-
-    /// Zeros where there are no numbers yet.
-    fn from_numbers(numbers: &[f64]) -> Sums {
-        let at = |i: usize| numbers.get(i).copied().unwrap_or(0.0);
-        Sums {
-            losses: at(0),
-            tokens: at(1),
-            surprise: at(2),
-            kl: at(3),
-            clipped_low: at(4),
-            clipped_high: at(5),
-            difference: at(6),
-            largest_difference: at(7),
-            mult_error: at(8),
-            correction: at(9),
-        }
-    }
-
-    fn merge(&self, other: &Sums) -> Sums {
-        let largest_difference = self.largest_difference.max(other.largest_difference);
-        let (mine, others) = (self.numbers(), other.numbers());
-        let added: Vec<f64> = mine.iter().zip(others).map(|(a, b)| a + b).collect();
-        Sums { largest_difference, ..Sums::from_numbers(&added) }
-    }
-
-    /// Under the names of TRL; `token_mult_prob_error` is NeMo-RL's.
-    fn metrics(&self, how: &Policy) -> Metrics {
-        let mean = |sum: f64| sum / self.tokens.max(1.0);
-        let kl = (how.loss.beta > 0.0).then(|| ("kl", mean(self.kl)));
-        let correction =
-            how.correction.is_on().then(|| ("sampling/importance_sampling_ratio/mean", mean(self.correction)));
-        let named = [
-            ("entropy", mean(self.surprise)),
-            ("clip_ratio/low_mean", mean(self.clipped_low)),
-            ("clip_ratio/high_mean", mean(self.clipped_high)),
-            ("sampling/sampling_logp_difference/mean", mean(self.difference)),
-            ("sampling/sampling_logp_difference/max", self.largest_difference),
-            ("token_mult_prob_error", mean(self.mult_error)),
-        ];
-        Metrics::new(named.into_iter().chain(kl).chain(correction), format!("entropy {:.3}", mean(self.surprise)))
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::objective::rollout::End;
     use ottava_settings::{PolicyConfig, ReinforcementConfig};
     use ottava_tensor::ops::IGNORE_INDEX;
     use serde_json::Value;
@@ -313,21 +320,23 @@ mod tests {
             let loss: PolicyConfig = serde_json::from_value(case["settings"].clone()).unwrap();
             let settings = ReinforcementConfig { loss, max_completion_length: most, ..ReinforcementConfig::default() };
             let (correction, aggregation) = (settings.correction, settings.aggregation());
-            let how = Policy { loss: settings.policy_loss(), correction, aggregation };
+            let how = Policy { loss: settings.policy_loss(), entropy_coef: 0.0, value: None, correction, aggregation };
             let samples: Vec<Scored> = (0..rows)
                 .map(|at| Scored {
-                    sample: Sample {
-                        prompt: vec![0],
-                        tokens: vec![0; lengths[at]],
-                        logprobs: row("old", at).into_iter().map(|lp| lp as f32).collect(),
-                        is_complete: true,
-                    },
+                    sample: Sample::of_turn(
+                        vec![0],
+                        vec![0; lengths[at]],
+                        row("old", at).into_iter().map(|lp| lp as f32).collect(),
+                        End::Text,
+                    ),
                     old: None,
-                    advantage: advantages[at],
+                    advantages: vec![advantages[at]; lengths[at]],
+                    estimates: None,
                     counts: true,
                 })
                 .collect();
-            let mut micro_batch = PolicyMicroBatch::new(how, None, rows, most, &Device::Cpu, DType::F64).unwrap();
+            let mut micro_batch =
+                PolicyMicroBatch::new(how, Rc::default(), rows, most, &Device::Cpu, DType::F64).unwrap();
             micro_batch.load(&samples).unwrap();
             micro_batch.set_reference(&tensor(&padded("reference"))).unwrap();
             let counted = micro_batch.counted(&[]) as f64;

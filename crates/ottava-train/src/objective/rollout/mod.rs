@@ -5,82 +5,145 @@
 //! the completions of its prompts (`sample.rs`) and scores them (`ottava-rewards`). Then all ranks tell each other their completions, so that each of
 //! them knows all rewards, and a checkpoint can hold the completions that no step has used yet (`Rows::unfinished`).
 //!
-//! **A step.** `advantage.rs` makes advantages of rewards. `PolicyMicroBatch` (`loss.rs`) is the loss of a micro-batch, whose rows have one completion
-//! each; the op `policy_loss` bounds the ratio of new and old probability.
+//! **Turns.** With an environment, a completion is a `Conversation` (`conversation.rs`). Token ids of all turns are kept; only the environment's messages
+//! are tokenized. A turn's prompt is the conversation so far, whose keys and values the prefix cache of the engine already has.
+//!
+//! **Clients.** With `reinforcement.endpoint`, clients outside of the run draw and score completions. `Generator::collect` lends the engine to `Clients`
+//! (`clients.rs`), which `ottava-serve` implements, until they have returned the completions of a generation.
+//!
+//! **A step.** `credit.rs` makes advantages of rewards: by `advantage.rs`, or with a value head by `gae.rs`. `PolicyMicroBatch` (`loss.rs`) is the loss of
+//! a micro-batch, whose rows have one completion each; the op `policy_loss` bounds the ratio of new and old probability.
+//!
+//! **A value head** (PPO) is a weight `[C]` in the `Head` of the trained model (`HeadSpec::value`), which reads the activations that logits are computed
+//! from. A second model, as in verl, would need a second copy of the weights and FP8 codes, and a second step; one decoder needs a row, and one step trains
+//! both. The weight is a vector, so it is never cast, has no weight decay, and is whole on each rank. Before a step, a pass over the completions
+//! (`token_values`) estimates the values of their tokens with the weights that drew them. Model folders do not have the head; `Contents`
+//! (`checkpoint/training.rs`) saves it with the optimizer states.
+//!
+//! **Other models.** The reference model and reward models are frozen (`OtherModels`). They are made with the first loss, so a plan counts their memory, and
+//! rows reach them through the loss of a step. `RewardRows` (`reward_model.rs`) scores completions in batches; `ottava-rewards` adds these scores to the
+//! other rewards by weight.
 //!
 //! **Log-probabilities.** The engine reports the old log-probabilities. They come from F32 logits (`HeadSpec::wide_logits`), by the op that
 //! computes the loss (`LogprobsMode::Loss`). So, on a CPU, they equal to the bit what a step computes before the first update, in each recipe
 //! whose scales do not depend on the other tokens of a product. The temperature is a factor of the head (`HeadSpec::scale`), which draws and losses share.
 
 mod advantage;
+mod clients;
 mod completion;
+mod conversation;
+mod credit;
+mod drawer;
+mod gae;
 mod generator;
 mod held_out;
 mod loss;
+mod policy;
+mod reward_model;
 mod rows;
 mod sample;
+mod sums;
 
 pub use advantage::advantages;
+pub use clients::{Clients, Returned, Wanted};
 pub use completion::Completion;
-pub use loss::{Policy, PolicyMicroBatch, Scored};
-pub use sample::{Sample, engine_for, sample, seed_of, set_row};
+pub use drawer::{DrawSizes, Drawer};
+pub use loss::{Estimates, OtherModels, PolicyMicroBatch, Scored};
+pub use policy::Policy;
+pub use sample::{End, Sample, sample, seed_of, set_row};
 
 use super::{FrozenModel, Objective, Opening, Rows};
 use crate::phase::{Passes, Phase};
-use crate::step::{Loss, TrainStep};
+use crate::step::{Loaded, Loss, TrainStep};
 use ottava_common::error::Result;
+use ottava_models::{Decoder, DecoderConfig};
 use ottava_recipe::mode::Pass;
+use ottava_rewards::RewardSpec;
 use ottava_settings::RunConfig;
 use ottava_tensor::{DType, Device};
 use rows::RolloutRows;
-use std::cell::OnceCell;
+use std::cell::{OnceCell, RefCell};
+use std::path::Path;
 use std::rc::Rc;
 
 /// Reinforcement learning from rewards.
 pub(super) struct Reinforcement {
     run: RunConfig,
     how: Policy,
-    /// The model of the start, if it is the reference model. Made with the first loss.
-    reference: OnceCell<Rc<FrozenModel>>,
+    /// Made with the first loss.
+    others: OnceCell<Rc<OtherModels>>,
+    /// Draws of a plan.
+    rehearsed: RefCell<Option<Drawer>>,
 }
 
 impl Reinforcement {
     pub(super) fn new(config: &RunConfig) -> Reinforcement {
         let r = &config.reinforcement;
-        let how = Policy { loss: r.policy_loss(), correction: r.correction, aggregation: r.aggregation() };
-        Reinforcement { run: config.clone(), how, reference: OnceCell::new() }
+        let how = Policy {
+            loss: r.policy_loss(),
+            entropy_coef: r.loss.entropy_coef,
+            value: r.value_loss(),
+            correction: r.correction,
+            aggregation: r.aggregation(),
+        };
+        Reinforcement { run: config.clone(), how, others: OnceCell::new(), rehearsed: RefCell::default() }
     }
 
-    /// Returns the reference model, if there is one besides the trained model.
-    fn reference(&self, device: &Device) -> Result<Option<Rc<FrozenModel>>> {
-        let run = &self.run;
-        if !run.has_reference_policy() || self.reference.get().is_some() {
-            return Ok(self.reference.get().cloned());
+    /// Returns the frozen models of the run: the model of the start, if it is the reference model, and the reward models.
+    fn others(&self, device: &Device) -> Result<Rc<OtherModels>> {
+        if let Some(others) = self.others.get() {
+            return Ok(others.clone());
         }
-        let (sizes, recipe) = (run.decoder_config()?, run.reference_recipe(device));
-        let model = FrozenModel::of_folder("reference", &run.model.path, &sizes, &recipe, device, run.data.max_length)?;
-        Ok(Some(self.reference.get_or_init(|| Rc::new(model)).clone()))
+        let (run, recipe) = (&self.run, self.run.reference_recipe(device));
+        let open = |scope, folder: &Path, sizes: &DecoderConfig| {
+            FrozenModel::of_folder(scope, folder, sizes, &recipe, device, run.data.max_length)
+        };
+        let reference = match run.has_reference_policy() {
+            true => {
+                let mut sizes = run.decoder_config()?;
+                sizes.head.value = false;
+                Some(open("reference", &run.model.path, &sizes)?)
+            }
+            false => None,
+        };
+        let rewards = RewardSpec::models(&run.reinforcement.rewards)
+            .map(|(name, model)| open("reward model", &model.path, &run.reward_model_sizes(name, &model.path)?));
+        let others = OtherModels { reference, rewards: rewards.collect::<Result<_>>()? };
+        Ok(self.others.get_or_init(|| Rc::new(others)).clone())
     }
 }
 
 impl Objective for Reinforcement {
     fn loss(&self, rows: usize, device: &Device, dtype: DType) -> Result<Box<dyn Loss>> {
-        let (reference, tokens) = (self.reference(device)?, self.run.data.max_length);
-        Ok(Box::new(PolicyMicroBatch::new(self.how, reference, rows, tokens, device, dtype)?))
+        let (others, tokens) = (self.others(device)?, self.run.data.max_length);
+        Ok(Box::new(PolicyMicroBatch::new(self.how, others, rows, tokens, device, dtype)?))
     }
 
     fn passes(&self, config: &RunConfig) -> Vec<Passes> {
-        let reference = Passes {
-            phase: Phase::Rows,
-            pass: Pass::Reference,
-            micro_batches: config.training.gradient_accumulation_steps,
-            rows: config.micro_batch_rows(),
-        };
-        (self.how.loss.beta > 0.0 && !config.has_reference_policy()).then_some(reference).into_iter().collect()
+        let passes =
+            |pass, micro_batches| Passes { phase: Phase::Rows, pass, micro_batches, rows: config.micro_batch_rows() };
+        let is_adapted = self.how.loss.beta > 0.0 && !config.has_reference_policy();
+        let reference = is_adapted.then(|| passes(Pass::Reference, config.training.gradient_accumulation_steps));
+        let values = self.how.value.map(|_| passes(Pass::Evaluation, 1));
+        reference.into_iter().chain(values).collect()
     }
 
     fn run_other_models(&self, step: &mut TrainStep) -> Result<()> {
-        step.each_loaded(|loaded, loss: &mut PolicyMicroBatch| loss.read_reference(loaded))
+        step.each_loaded(|loaded, loss: &mut PolicyMicroBatch| {
+            let Loaded { inputs, targets, sequences } = loaded;
+            for model in &loss.others().rewards {
+                model.losses(inputs, targets, sequences)?;
+            }
+            loss.read_reference(loaded)
+        })
+    }
+
+    fn rehearse_draws(&self, model: &mut Decoder, config: &RunConfig) -> Result<()> {
+        let (r, ranks) = (&config.reinforcement, config.parallel.planned_data());
+        let of_step = config.micro_batch_rows() * config.training.gradient_accumulation_steps * ranks;
+        let completions = r.prompts(of_step) * r.num_generations / ranks;
+        let mut drawer = self.rehearsed.borrow_mut();
+        drawer.get_or_insert_with(|| Drawer::new(DrawSizes::of_generation(config, completions))).rehearse(model)
     }
 
     fn open(&self, opening: &Opening) -> Result<Box<dyn Rows>> {

@@ -1,14 +1,15 @@
 //! The rows of a run of reinforcement learning: completions that the model draws between steps.
 
-use super::advantage::advantages;
-use super::completion::{Completion, Generation, metrics};
+use super::clients::{Clients, Wanted};
+use super::completion::{Completion, Generation, metrics, metrics_of_turns};
+use super::credit::scored;
 use super::generator::Generator;
 use super::held_out::held_out_metrics;
-use super::loss::{PolicyMicroBatch, Scored};
+use super::loss::{OtherModels, PolicyMicroBatch, Scored};
 use super::sample::{Sample, seed_of, set_row};
 use crate::objective::{Evaluation, LoadedRows, Opening, Rows, Validation};
 use crate::step::host::values;
-use crate::step::{Metrics, MicroBatch, TrainStep, token_losses};
+use crate::step::{Metrics, MicroBatch, TrainStep, token_losses, token_values};
 use ottava_common::error::{Error, Result};
 use ottava_common::hash::sha256_of;
 use ottava_data::{Batch, DataState, PromptLoader, PromptSet, RowShare};
@@ -84,6 +85,13 @@ impl RolloutRows {
                 share.world
             )));
         }
+        if config.endpoint.is_on() && share.world > 1 {
+            return Err(Error::Config(format!(
+                "`reinforcement.endpoint.address` is set, and the run has {} ranks; clients return completions to a run of one rank: start one rank, or \
+                 remove the endpoint",
+                share.world
+            )));
+        }
         Ok(RolloutRows {
             seed: run.seed,
             max_length: run.data.max_length,
@@ -109,12 +117,28 @@ impl RolloutRows {
     /// groups of the next prompts.
     ///
     /// Errors with [`Error::Data`] if too few groups have rewards that differ.
-    fn generate(&mut self, model: &mut Decoder, partition: &Partition, precision: StepPrecision) -> Result<()> {
+    fn generate(
+        &mut self,
+        model: &mut Decoder,
+        others: &OtherModels,
+        partition: &Partition,
+        precision: StepPrecision,
+    ) -> Result<()> {
         let place = self.place();
-        let (mut drawn, mut kept, mut names, mut returned) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        let (mut drawn, mut kept, mut names, mut returned) = (Vec::new(), Vec::new(), Vec::new(), BTreeMap::new());
         for _ in 0..if self.config.dynamic_sampling { self.config.max_rounds } else { 1 } {
             let groups;
-            Groups { groups, rewards: names, metrics: returned } = self.draw_groups(model, partition, precision)?;
+            let of_round;
+            Groups { groups, rewards: names, metrics: of_round } =
+                match self.collect_groups(model, partition, precision)? {
+                    Some(groups) => groups,
+                    None => self.draw_groups(model, others, partition, precision)?,
+                };
+            for (name, value) in of_round {
+                // Seconds are sums over rounds, and other numbers are numbers of the last round.
+                let before = returned.get(&name).filter(|_| name.starts_with("timing_s/")).copied().unwrap_or(0.0);
+                returned.insert(name, before + value);
+            }
             let teaches = |group: &&Vec<Completion>| !self.config.dynamic_sampling || has_different_rewards(group);
             kept.extend(groups.iter().filter(teaches).cloned());
             drawn.extend(groups);
@@ -132,10 +156,18 @@ impl RolloutRows {
             )));
         }
         kept.truncate(self.of_generation);
-        self.metrics = metrics(&drawn, &names);
+        self.metrics = metrics(&drawn, &names).and(self.turns_of(&drawn));
         self.metrics.named.extend(returned.into_iter().map(|(name, value)| (name.into(), value)));
         self.waiting = self.steps_of(&kept, place);
         Ok(())
+    }
+
+    /// The metrics of turns, if there is an environment.
+    fn turns_of(&self, groups: &[Vec<Completion>]) -> Metrics {
+        match self.config.environment.is_on() {
+            true => metrics_of_turns(groups.iter().flatten()),
+            false => Metrics::default(),
+        }
     }
 
     /// A hash of the place in the data, so that the draws after it differ from the draws after any other place.
@@ -144,8 +176,33 @@ impl RolloutRows {
         u64::from_le_bytes(sha256_of(&[&place])[..8].try_into().expect("eight bytes"))
     }
 
+    /// The groups of completions that clients have drawn, if clients draw. The position in the data moves on as if the run had drawn them, after the
+    /// completions have arrived.
+    fn collect_groups(
+        &mut self,
+        model: &mut Decoder,
+        partition: &Partition,
+        precision: StepPrecision,
+    ) -> Result<Option<Groups>> {
+        let (groups, of_group) = (self.of_generation, self.config.num_generations);
+        let Some(groups) = self.generator.collect(model, Wanted { step: self.step, groups, of_group })? else {
+            return Ok(None);
+        };
+        self.prompts.next(self.of_generation)?;
+        let mut all: Vec<Completion> = groups.into_iter().flatten().collect();
+        self.run_passes(&mut all, model, partition, precision)?;
+        let groups = all.chunks(of_group).map(<[_]>::to_vec).collect();
+        Ok(Some(Groups { groups, rewards: Vec::new(), metrics: Vec::new() }))
+    }
+
     /// Draws and scores the completions of the next prompts, as many as a generation has. Each rank draws the completions of its share of the prompts.
-    fn draw_groups(&mut self, model: &mut Decoder, partition: &Partition, precision: StepPrecision) -> Result<Groups> {
+    fn draw_groups(
+        &mut self,
+        model: &mut Decoder,
+        others: &OtherModels,
+        partition: &Partition,
+        precision: StepPrecision,
+    ) -> Result<Groups> {
         let (RowShare { rank, world }, ranks) = (self.share, partition.ranks());
         let (place, group) = (self.place(), self.config.num_generations);
         let prompts = self.prompts.next(self.of_generation / world)?;
@@ -154,15 +211,13 @@ impl RolloutRows {
             (0..group as u64).map(|index| seed_of([self.seed, place, number, index])).collect()
         };
         let prompts: Vec<_> = prompts.into_iter().enumerate().map(|(at, prompt)| (prompt, seeds(at))).collect();
-        let drawn = self.generator.generate(model, &prompts, self.step, false);
+        let drawn = self.generator.generate(model, &others.rewards, &prompts, self.step, false);
         let drawn = ranks.together("drawing completions", drawn)?;
         if ranks.leads() && self.examples.is_empty() {
             self.examples = drawn.examples(self.shown, |tokens| self.generator.text(tokens))?;
         }
         let Generation { completions: mut mine, rewards, metrics, .. } = drawn;
-        if self.config.correction.is_on() {
-            self.set_old(&mut mine, model, partition, precision)?;
-        }
+        self.run_passes(&mut mine, model, partition, precision)?;
         let all = of_all_ranks(partition, "completions", &mine)?;
         // In the order of the prompts, whatever the number of ranks.
         let groups =
@@ -176,11 +231,12 @@ impl RolloutRows {
     fn held_out(
         &self,
         model: &mut Decoder,
-        partition: &Partition,
+        step: &TrainStep,
         count: usize,
         is_greedy: bool,
     ) -> Result<(Vec<Vec<Completion>>, Vec<String>)> {
-        let (RowShare { rank, world }, ranks) = (self.share, partition.ranks());
+        let (RowShare { rank, world }, partition) = (self.share, step.partition());
+        let (ranks, others) = (partition.ranks(), step.first_loss::<PolicyMicroBatch>().others());
         let prompts = self.prompts.validation_len();
         let seeds = |at: usize| -> Vec<u64> {
             (0..count as u64).map(|index| seed_of([self.seed, EVALUATION, at as u64, index])).collect()
@@ -188,11 +244,28 @@ impl RolloutRows {
         let mine = (rank..prompts).step_by(world).map(|at| Ok((self.prompts.validation(at)?, seeds(at))));
         let drawn = mine
             .collect::<Result<Vec<_>>>()
-            .and_then(|prompts| self.generator.generate(model, &prompts, self.step, is_greedy));
+            .and_then(|prompts| self.generator.generate(model, &others.rewards, &prompts, self.step, is_greedy));
         let Generation { completions, rewards, .. } = ranks.together("evaluating completions", drawn)?;
         let all = of_all_ranks(partition, "completions of the evaluation", &completions)?;
         let groups = (0..prompts).map(|at| all[at % world][at / world * count..][..count].to_vec());
         Ok((groups.collect(), rewards))
+    }
+
+    /// Runs the passes over `completions` that steps need, by the weights that drew them.
+    fn run_passes(
+        &self,
+        completions: &mut [Completion],
+        model: &mut Decoder,
+        partition: &Partition,
+        precision: StepPrecision,
+    ) -> Result<()> {
+        if self.config.correction.is_on() {
+            self.set_old(completions, model, partition, precision)?;
+        }
+        if self.config.value_loss().is_some() {
+            self.set_values(completions, model, partition, precision)?;
+        }
+        Ok(())
     }
 
     /// Sets the log-probabilities of the tokens of `completions` as steps compute them, by passes over micro-batches, together with all ranks.
@@ -210,8 +283,27 @@ impl RolloutRows {
             let losses = token_losses(model, &[micro_batch], Pass::Evaluation, precision, partition)?;
             let losses = values(&losses[0])?;
             for (completion, losses) in of_micro_batch.iter_mut().zip(losses.chunks_exact(self.max_length)) {
-                let own = &losses[completion.sample.predictions()];
-                completion.old = Some(own.iter().map(|&loss| -loss as f32).collect());
+                completion.old = Some(completion.sample.predictions().map(|at| -losses[at] as f32).collect());
+            }
+        }
+        Ok(())
+    }
+
+    /// Sets the values of the tokens of `completions` by the value head, by passes over micro-batches, together with all ranks.
+    fn set_values(
+        &self,
+        completions: &mut [Completion],
+        model: &mut Decoder,
+        partition: &Partition,
+        precision: StepPrecision,
+    ) -> Result<()> {
+        let place = partition.ranks().place(Axis::Context);
+        for of_micro_batch in completions.chunks_mut(self.rows) {
+            let batch = self.batch(of_micro_batch.iter().map(|completion| &completion.sample));
+            let micro_batch = MicroBatch::new(&batch, model.device(), place)?;
+            let all = values(&token_values(model, &micro_batch, precision, partition)?)?;
+            for (completion, all) in of_micro_batch.iter_mut().zip(all.chunks_exact(self.max_length)) {
+                completion.values = Some(completion.sample.predictions().map(|at| all[at] as f32).collect());
             }
         }
         Ok(())
@@ -219,22 +311,9 @@ impl RolloutRows {
 
     /// The completions of each step of a generation, of all ranks: all of them in another order in each iteration.
     fn steps_of(&self, groups: &[Vec<Completion>], place: u64) -> VecDeque<Vec<Scored>> {
-        let ReinforcementConfig { advantage, num_iterations, mask_truncated_completions, .. } = self.config;
-        let rewards: Vec<Vec<_>> = groups.iter().map(|group| group.iter().map(|c| c.reward).collect()).collect();
-        let tokens: Vec<Vec<_>> =
-            groups.iter().map(|group| group.iter().map(|c| c.sample.tokens.len()).collect()).collect();
-        let advantages = advantages(advantage.estimator, advantage.scale_rewards, &rewards, &tokens);
-        let scored =
-            groups.iter().flatten().zip(advantages.into_iter().flatten()).map(|(completion, advantage)| Scored {
-                counts: completion.reward.is_some() && (completion.sample.is_complete || !mask_truncated_completions),
-                sample: completion.sample.clone(),
-                old: completion.old.clone(),
-                advantage,
-            });
-        let scored: Vec<Scored> = scored.collect();
-        let each = self.of_step;
+        let (scored, each) = (scored(&self.config, groups), self.of_step);
         let mut steps = VecDeque::new();
-        for iteration in 0..num_iterations as u64 {
+        for iteration in 0..self.config.num_iterations as u64 {
             let mut order: Vec<usize> = (0..scored.len()).collect();
             order.sort_by_key(|&at| (seed_of([self.seed, place, u64::MAX - iteration, at as u64]), at));
             steps.extend(order.chunks(each).map(|step| step.iter().map(|&at| scored[at].clone()).collect::<Vec<_>>()));
@@ -247,7 +326,7 @@ impl RolloutRows {
         let (rows, end) = (samples.len(), self.generator.end());
         let mut batch = Batch::whole(vec![0; rows * self.max_length], vec![IGNORE_INDEX; rows * self.max_length], rows);
         for (row, sample) in samples.enumerate() {
-            set_row(&mut batch, row, &sample.prompt, &sample.tokens, end);
+            set_row(&mut batch, row, sample, end);
         }
         batch
     }
@@ -304,9 +383,14 @@ impl Rows for RolloutRows {
         self.waiting.clear();
     }
 
+    fn connect(&mut self, clients: Box<dyn Clients>) {
+        self.generator.connect(clients);
+    }
+
     fn load(&mut self, model: &mut Decoder, step: &mut TrainStep, precision: StepPrecision) -> Result<LoadedRows> {
         if self.waiting.is_empty() {
-            self.generate(model, step.partition(), precision)?;
+            let others = step.first_loss::<PolicyMicroBatch>().others();
+            self.generate(model, others, step.partition(), precision)?;
         }
         let all = self.waiting.pop_front().expect("a generation has a step");
         let mine = &all[self.share.rank * all.len() / self.share.world..][..all.len() / self.share.world];
@@ -332,13 +416,12 @@ impl Rows for RolloutRows {
         if self.prompts.validation_len() == 0 {
             return Ok(None);
         }
-        let partition = step.partition();
-        let (likely, names) = self.held_out(model, partition, 1, true)?;
+        let (likely, names) = self.held_out(model, step, 1, true)?;
         let draws = match self.of_evaluation {
             0 => Vec::new(),
-            count => self.held_out(model, partition, count, false)?.0,
+            count => self.held_out(model, step, count, false)?.0,
         };
-        let metrics = held_out_metrics(&likely, &draws, self.pass_reward, &names);
+        let metrics = held_out_metrics(&likely, &draws, self.pass_reward, &names).and(self.turns_of(&likely));
         let loss = -metrics.get("reward").unwrap_or(0.0);
         Ok(Some(Validation::of_one(Evaluation { loss, metrics })))
     }

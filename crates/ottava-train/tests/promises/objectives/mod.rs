@@ -3,9 +3,13 @@
 pub mod bandit;
 pub mod distillation;
 pub mod label_smoothing;
+pub mod policy;
+pub mod ppo;
 pub mod preference;
 pub mod preference_free;
 pub mod preference_losses;
 pub mod reward;
+pub mod reward_models;
 pub mod rollouts;
 pub mod sft;
+pub mod turns;
