@@ -17,6 +17,7 @@ use ottava_models::Decoder;
 use ottava_parallel::Partition;
 use ottava_recipe::mode::{Pass, StepPrecision};
 use ottava_settings::ReinforcementConfig;
+use ottava_tensor::Tensor;
 use ottava_tensor::comm::Axis;
 use ottava_tensor::ops::IGNORE_INDEX;
 use serde::Serialize;
@@ -260,50 +261,42 @@ impl RolloutRows {
         precision: StepPrecision,
     ) -> Result<()> {
         if self.config.correction.is_on() {
-            self.set_old(completions, model, partition, precision)?;
+            let losses = |model: &mut Decoder, micro_batch| {
+                Ok(token_losses(model, &[micro_batch], Pass::Evaluation, precision, partition)?.remove(0))
+            };
+            let set = |completion: &mut Completion, losses: Vec<f64>| {
+                completion.old = Some(losses.into_iter().map(|loss| -loss as f32).collect());
+            };
+            self.pass(completions, model, partition, losses, set)?;
         }
         if self.config.value_loss().is_some() {
-            self.set_values(completions, model, partition, precision)?;
+            let estimated = |model: &mut Decoder, micro_batch| token_values(model, &micro_batch, precision, partition);
+            let set = |completion: &mut Completion, values: Vec<f64>| {
+                completion.values = Some(values.into_iter().map(|value| value as f32).collect());
+            };
+            self.pass(completions, model, partition, estimated, set)?;
         }
         Ok(())
     }
 
-    /// Sets the log-probabilities of the tokens of `completions` as steps compute them, by passes over micro-batches, together with all ranks.
-    fn set_old(
+    /// Computes a number of each token by passes over micro-batches of `completions`, together with all ranks, and gives each completion the numbers of
+    /// its drawn tokens.
+    fn pass(
         &self,
         completions: &mut [Completion],
         model: &mut Decoder,
         partition: &Partition,
-        precision: StepPrecision,
+        compute: impl Fn(&mut Decoder, MicroBatch) -> Result<Tensor>,
+        set: impl Fn(&mut Completion, Vec<f64>),
     ) -> Result<()> {
         let place = partition.ranks().place(Axis::Context);
         for of_micro_batch in completions.chunks_mut(self.rows) {
             let batch = self.batch(of_micro_batch.iter().map(|completion| &completion.sample));
             let micro_batch = MicroBatch::new(&batch, model.device(), place)?;
-            let losses = token_losses(model, &[micro_batch], Pass::Evaluation, precision, partition)?;
-            let losses = values(&losses[0])?;
-            for (completion, losses) in of_micro_batch.iter_mut().zip(losses.chunks_exact(self.max_length)) {
-                completion.old = Some(completion.sample.predictions().map(|at| -losses[at] as f32).collect());
-            }
-        }
-        Ok(())
-    }
-
-    /// Sets the values of the tokens of `completions` by the value head, by passes over micro-batches, together with all ranks.
-    fn set_values(
-        &self,
-        completions: &mut [Completion],
-        model: &mut Decoder,
-        partition: &Partition,
-        precision: StepPrecision,
-    ) -> Result<()> {
-        let place = partition.ranks().place(Axis::Context);
-        for of_micro_batch in completions.chunks_mut(self.rows) {
-            let batch = self.batch(of_micro_batch.iter().map(|completion| &completion.sample));
-            let micro_batch = MicroBatch::new(&batch, model.device(), place)?;
-            let all = values(&token_values(model, &micro_batch, precision, partition)?)?;
-            for (completion, all) in of_micro_batch.iter_mut().zip(all.chunks_exact(self.max_length)) {
-                completion.values = Some(completion.sample.predictions().map(|at| all[at] as f32).collect());
+            let all = values(&compute(model, micro_batch)?)?;
+            for (completion, of_row) in of_micro_batch.iter_mut().zip(all.chunks_exact(self.max_length)) {
+                let drawn = completion.sample.predictions().map(|at| of_row[at]).collect();
+                set(completion, drawn);
             }
         }
         Ok(())
