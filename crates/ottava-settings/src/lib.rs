@@ -76,7 +76,7 @@ pub use migrate::{Migrated, migrate};
 pub use objective::{
     AdvantageConfig, AdvantageEstimator, Aggregation, CorrectionConfig, CorrectionMode, DistillationConfig,
     EndpointConfig, KlEstimator, LossType, LossTypes, ObjectiveKind, ObjectiveProperties, PolicyConfig, PolicyLossType,
-    PreferenceConfig, ReinforcementConfig, ScaleRewards,
+    PreferenceConfig, ReinforcementConfig, SamplingConfig, ScaleRewards,
 };
 pub use optimizer::{Adamw, Algorithm, Lion, Muon, OptimizerConfig};
 pub use pairs::{Names, Pairs};

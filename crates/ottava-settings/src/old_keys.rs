@@ -231,6 +231,10 @@ const OLD: &[OldKey] = &[
     moved("data.datasets", "data.datasets").converted(names_of_sets),
     moved("lora.rank_pattern", "lora.rank_pattern").converted(numbers),
     moved("lora.alpha_pattern", "lora.alpha_pattern").converted(numbers),
+    moved("reinforcement.temperature", "reinforcement.sampling.temperature"),
+    moved("reinforcement.dynamic_sampling", "reinforcement.sampling.dynamic_sampling"),
+    moved("reinforcement.max_rounds", "reinforcement.sampling.max_rounds"),
+    moved("reinforcement.kv_cache_tokens", "reinforcement.sampling.kv_cache_tokens"),
     moved("training.logging_steps", "logging.logging_steps"),
     moved("training.cast_statistics_steps", "logging.cast_statistics_steps"),
 ];

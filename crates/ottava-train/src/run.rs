@@ -74,9 +74,10 @@ impl Run {
         Ok(Run { model, optimizer, step, objective, weights_digest })
     }
 
-    /// Returns the same run for rows with at most `max_documents` documents each. With `None`, each row is one document.
+    /// Returns the same run for rows with at most `max_documents` documents each, as the data say, unless the objective packs rows. With `None`, each row
+    /// is one document.
     pub fn with_documents(self, max_documents: Option<usize>) -> Result<Run> {
-        match max_documents {
+        match self.objective.max_documents().or(max_documents) {
             Some(most) => Ok(Run { step: self.step.with_documents(most)?, ..self }),
             None => Ok(self),
         }

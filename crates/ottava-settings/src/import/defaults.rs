@@ -132,7 +132,7 @@ fn of_objective(key: &str, table: &Map<String, Json>) -> Option<&'static str> {
         ("beta", false, true) => Some("reinforcement.loss.beta"),
         ("beta", false, false) => Some("preference.beta"),
         ("temperature", true, _) => Some("distillation.temperature"),
-        ("temperature", false, true) => Some("reinforcement.temperature"),
+        ("temperature", false, true) => Some("reinforcement.sampling.temperature"),
         (_, true, _) => Some("distillation.max_completion_length"),
         _ => None,
     }

@@ -17,7 +17,7 @@ pub use loss_type::{LossType, LossTypes};
 pub use preference::PreferenceConfig;
 pub use reinforcement::{
     AdvantageConfig, AdvantageEstimator, Aggregation, CorrectionConfig, CorrectionMode, EndpointConfig, KlEstimator,
-    PolicyConfig, PolicyLossType, ReinforcementConfig, ScaleRewards,
+    PolicyConfig, PolicyLossType, ReinforcementConfig, SamplingConfig, ScaleRewards,
 };
 
 use crate::RunConfig;

@@ -23,17 +23,10 @@ pub struct ReinforcementConfig {
     /// Tokens of a completion at most; with an environment, tokens of a turn at most, and a conversation ends at data.max_length. A prompt has at most
     /// data.max_length minus this number of tokens; longer prompts are left out.
     pub max_completion_length: usize,
-    /// The temperature at which completions are drawn. Losses, ratios and entropy refer to the distribution at this temperature.
-    pub temperature: f64,
-    /// Tokens of the KV cache while completions are drawn; 0 for as many as the completions need and memory has room for. Steps use the memory of the
-    /// KV cache for activations. With fewer tokens, fewer completions are drawn at once.
-    pub kv_cache_tokens: usize,
     /// Whether completions that reach max_completion_length contribute nothing to the loss.
     pub mask_truncated_completions: bool,
-    /// Whether prompts whose completions all have the same reward are replaced by further prompts, since nothing is learned from them (DAPO).
-    pub dynamic_sampling: bool,
-    /// How often the prompts of a generation are drawn at most, with dynamic_sampling.
-    pub max_rounds: usize,
+    /// How completions are drawn.
+    pub sampling: SamplingConfig,
     /// The advantage of a completion.
     pub advantage: AdvantageConfig,
     /// The loss of tokens.
@@ -53,6 +46,34 @@ pub struct ReinforcementConfig {
     /// type = "math"
     /// ```
     pub rewards: Vec<RewardSpec>,
+}
+
+/// The `[reinforcement.sampling]` table.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct SamplingConfig {
+    /// The temperature at which completions are drawn. Losses, ratios and entropy refer to the distribution at this temperature.
+    pub temperature: f64,
+    /// Whether prompts whose completions all have the same reward are replaced by further prompts, since nothing is learned from them (DAPO).
+    pub dynamic_sampling: bool,
+    /// How often the prompts of a generation are drawn at most, with dynamic_sampling.
+    pub max_rounds: usize,
+    /// Tokens of the KV cache while completions are drawn; 0 for as many as the completions need and memory has room for. Steps use the memory of the
+    /// KV cache for activations. With fewer tokens, fewer completions are drawn at once.
+    pub kv_cache_tokens: usize,
+}
+
+impl Default for SamplingConfig {
+    fn default() -> SamplingConfig {
+        SamplingConfig { temperature: 1.0, dynamic_sampling: false, max_rounds: 10, kv_cache_tokens: 0 }
+    }
+}
+
+impl SamplingConfig {
+    /// How often the prompts of a generation are drawn at most.
+    pub fn rounds(&self) -> usize {
+        if self.dynamic_sampling { self.max_rounds } else { 1 }
+    }
 }
 
 /// The `[reinforcement.endpoint]` table: the run draws no completions for its steps. Between steps it serves its model, as `ottava serve` does, and waits until
@@ -290,11 +311,8 @@ impl Default for ReinforcementConfig {
             prompts_per_generation: 0,
             num_iterations: 1,
             max_completion_length: 512,
-            temperature: 1.0,
-            kv_cache_tokens: 0,
             mask_truncated_completions: false,
-            dynamic_sampling: false,
-            max_rounds: 10,
+            sampling: SamplingConfig::default(),
             advantage: AdvantageConfig::default(),
             loss: PolicyConfig::default(),
             correction: CorrectionConfig::default(),
@@ -385,18 +403,21 @@ pub(crate) fn problems(config: &ReinforcementConfig, max_length: usize) -> Vec<S
     );
     problems
         .demand(config.num_iterations > 0, "`reinforcement.num_iterations` is 0; a completion is used at least once");
-    problems.demand(config.max_rounds > 0, "`reinforcement.max_rounds` is 0; prompts are drawn at least once");
+    problems.demand(
+        config.sampling.max_rounds > 0,
+        "`reinforcement.sampling.max_rounds` is 0; prompts are drawn at least once",
+    );
     problems.demand(
         (1..max_length).contains(&config.max_completion_length),
         "`reinforcement.max_completion_length` must be at least 1 and below `data.max_length`, which has the tokens of prompt and completion",
     );
     problems.demand(
-        config.kv_cache_tokens == 0 || config.kv_cache_tokens >= max_length,
-        "`reinforcement.kv_cache_tokens` is below `data.max_length`, so no completion of this length has room in the KV cache",
+        config.sampling.kv_cache_tokens == 0 || config.sampling.kv_cache_tokens >= max_length,
+        "`reinforcement.sampling.kv_cache_tokens` is below `data.max_length`, so no completion of this length has room in the KV cache",
     );
     problems.demand(
-        config.temperature.is_finite() && config.temperature > 0.0,
-        "`reinforcement.temperature` must be above 0: the most likely completion of a prompt is always the same",
+        config.sampling.temperature.is_finite() && config.sampling.temperature > 0.0,
+        "`reinforcement.sampling.temperature` must be above 0: the most likely completion of a prompt is always the same",
     );
     let AdvantageConfig { estimator, gamma, lambda, .. } = config.advantage;
     let compares = matches!(estimator, AdvantageEstimator::Grpo | AdvantageEstimator::Rloo);

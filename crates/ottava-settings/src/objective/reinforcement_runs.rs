@@ -108,7 +108,7 @@ impl RunConfig {
             }
         }
         if is_on {
-            // A row has one prompt and its completion, and padding behind them, which no token sees.
+            // The objective packs completions into rows.
             (self.data.packing, self.data.document_mask) = (Packing::None, Some(false));
         }
         Ok(())
@@ -133,10 +133,10 @@ impl RunConfig {
         if !self.reinforcement.is_on() {
             return Ok(());
         }
-        let temperature = self.reinforcement.temperature;
+        let temperature = self.reinforcement.sampling.temperature;
         if temperature != 1.0 && sizes.head.cap.is_some() {
             return Err(file.error(&format!(
-                "the model bounds its logits, which a temperature of {temperature} would change; set `reinforcement.temperature` to 1"
+                "the model bounds its logits, which a temperature of {temperature} would change; set `reinforcement.sampling.temperature` to 1"
             )));
         }
         if self.reinforcement.loss.entropy_coef > 0.0 && sizes.head.cap.is_some() {
@@ -174,7 +174,7 @@ fn endpoint_problems(config: &ReinforcementConfig) -> Vec<String> {
     }
     all.0.extend(config.endpoint.socket_address().err().map(|error| error.to_string()));
     for (key, is_set) in [
-        ("reinforcement.dynamic_sampling", config.dynamic_sampling),
+        ("reinforcement.sampling.dynamic_sampling", config.sampling.dynamic_sampling),
         ("reinforcement.environment.command", config.environment.is_on()),
     ] {
         all.demand(

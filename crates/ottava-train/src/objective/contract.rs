@@ -17,6 +17,11 @@ pub trait Objective {
     /// The loss of a micro-batch of `rows` rows, with room on `device` for what it reads, in the type of sums `dtype`.
     fn loss(&self, rows: usize, device: &Device, dtype: DType) -> Result<Box<dyn Loss>>;
 
+    /// The documents of a row, at most, if [`Rows::load`] packs rows itself. `None` if the data have the rows.
+    fn max_documents(&self) -> Option<usize> {
+        None
+    }
+
     /// The passes without gradients of the run of `config`, besides its steps. A plan rehearses them.
     fn passes(&self, config: &RunConfig) -> Vec<Passes>;
 

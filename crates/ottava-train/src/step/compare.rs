@@ -95,7 +95,7 @@ impl TrainStep {
         let own = micro_batch.targets.to_vec::<i32>()?.into_iter().filter(|&target| target != IGNORE_INDEX).count();
         let all = ranks.gather("targets of a comparison", [own as f64])?;
         let targets = ranks.among(Shared::Tokens, &all).map(|[targets]| targets).sum::<f64>();
-        let micro_batches = self.micro_batches_of_all() / self.micro_batches.len();
+        let micro_batches = self.micro_batches_of_all() / self.schedule.micro_batches;
         let per_unit = self.loss_scale_value / self.units() as f64;
         let LossScale { per_unit: of_unit, per_micro_batch } = &self.loss_scale;
         let mut per_micro_batch = per_micro_batch.empty_like()?;

@@ -48,6 +48,6 @@ impl TrainStep {
         pass: Pass,
         precision: StepPrecision,
     ) -> Result<Vec<Tensor>> {
-        token_losses(model, &self.micro_batches, pass, precision, &self.partition)
+        token_losses(model, self.used(), pass, precision, &self.partition)
     }
 }

@@ -59,6 +59,7 @@ use std::any::Any;
 /// The program of a step, the tensors that all steps of a run share, and the captured steps.
 pub struct TrainStep {
     program: Program,
+    /// The schedule of the micro-batches that steps run: the first of `micro_batches`.
     schedule: Schedule,
     micro_batches: Vec<MicroBatch>,
     /// The number of counted losses of each micro-batch ([`Loss::counted`]).
@@ -68,8 +69,9 @@ pub struct TrainStep {
     results: Results,
     /// The maximum norm of gradients. Above it, a step changes no weight.
     norm_limit: f64,
-    /// The capture of steps by the recipe, and the capture of steps in high precision. Alternating between the precisions discards neither.
-    captures: [Capture; 2],
+    /// The capture of steps by the recipe, and the capture of steps in high precision, for each number of micro-batches. Alternating between them discards
+    /// none.
+    captures: Vec<[Capture; 2]>,
     /// The factor of the loss of a step, which keeps gradients from underflow in FP16. The update divides by it.
     loss_scale_value: f64,
     loss_scale: LossScale,
@@ -78,6 +80,10 @@ pub struct TrainStep {
     /// The ranks that run a step together, with equal numbers of rows, and how they divide the model.
     partition: Partition,
 }
+
+/// The numbers of micro-batches, for each precision, whose steps are captured: a graph takes memory outside of the pool. Steps of further numbers are launched
+/// call by call.
+const MOST_GRAPHS: usize = 8;
 
 /// The result of a step.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -145,7 +151,7 @@ impl TrainStep {
             padding: vec![0; micro_batches],
             results,
             norm_limit: f64::INFINITY,
-            captures: [Capture::on(device), Capture::on(device)],
+            captures: (0..micro_batches).map(|_| [Capture::on(device), Capture::on(device)]).collect(),
             loss_scale_value: 1.0,
             loss_scale,
             per_micro_batch: f64::NAN,
@@ -199,7 +205,8 @@ impl TrainStep {
 
     /// Shows the rows and the loss of each loaded micro-batch to `show`. Panics if [`TrainStep::with_losses`] has made losses of another type.
     pub fn each_loaded<L: Loss>(&mut self, mut show: impl FnMut(Loaded, &mut L) -> Result<()>) -> Result<()> {
-        self.micro_batches.iter_mut().try_for_each(|MicroBatch { inputs, targets, sequences, loss, .. }| {
+        let used = self.schedule.micro_batches;
+        self.micro_batches[..used].iter_mut().try_for_each(|MicroBatch { inputs, targets, sequences, loss, .. }| {
             let loss: &mut dyn Any = &mut **loss;
             show(Loaded { inputs, targets, sequences }, loss.downcast_mut().expect("the step was made for this loss"))
         })
@@ -237,14 +244,38 @@ impl TrainStep {
         &self.partition
     }
 
+    /// Lets later steps run only the first `count` micro-batches, since no other micro-batch has rows. All ranks call it with the same `count`. Panics if
+    /// `count` is 0 or above the number of micro-batches.
+    pub fn use_micro_batches(&mut self, count: usize) {
+        assert!(
+            (1..=self.micro_batches.len()).contains(&count),
+            "{count} of {} micro-batches",
+            self.micro_batches.len()
+        );
+        if count == self.schedule.micro_batches {
+            return;
+        }
+        self.schedule.micro_batches = count;
+        let ranks = self.partition.ranks();
+        let reductions = Reductions::for_step(ranks.reducing(), self.partition.zero());
+        let is_tied = self.program.actions.contains(&Action::SumTied);
+        self.program = Program::step_of(&self.schedule, ranks.pipeline().rank(), reductions, is_tied);
+    }
+
+    /// Returns the micro-batches that steps run.
+    fn used(&self) -> &[MicroBatch] {
+        &self.micro_batches[..self.schedule.micro_batches]
+    }
+
     /// Returns the same step, which is never captured as a CUDA graph.
     pub fn eager(self) -> TrainStep {
-        TrainStep { captures: [Capture::Never, Capture::Never], ..self }
+        let never = |_| [Capture::Never, Capture::Never];
+        TrainStep { captures: self.captures.iter().map(never).collect(), ..self }
     }
 
     /// Discards captured steps. Called after a change of the operands that products read.
     pub fn forget_captures(&mut self) {
-        for capture in self.captures.iter_mut().filter(|capture| !matches!(capture, Capture::Never)) {
+        for capture in self.captures.iter_mut().flatten().filter(|capture| !matches!(capture, Capture::Never)) {
             *capture = Capture::AfterThisStep;
         }
     }
@@ -306,7 +337,8 @@ impl TrainStep {
         learning_rate: f64,
         precision: StepPrecision,
     ) -> Result<StepResult> {
-        let [mine, padding]: [usize; 2] = [&self.counted, &self.padding].map(|counts| counts.iter().sum());
+        let used = self.schedule.micro_batches;
+        let [mine, padding]: [usize; 2] = [&self.counted, &self.padding].map(|counts| counts[..used].iter().sum());
         let ready = self.capture(precision).ready_for();
         let mine = [mine as f64, padding as f64, f64::from(ready as u8)];
         let all = self.partition.ranks().gather("tokens and launch", mine)?;
@@ -333,7 +365,9 @@ impl TrainStep {
             }
             Launch::WarmUp => {
                 self.enqueue(model, optimizer, precision)?;
-                *self.capture(precision) = Capture::Due;
+                if self.captured(precision) < MOST_GRAPHS {
+                    *self.capture(precision) = Capture::Due;
+                }
             }
             Launch::Capture => self.record(model, optimizer, precision)?,
             Launch::Replay => {
@@ -371,30 +405,39 @@ impl TrainStep {
     fn own_sums(&self) -> Result<Vec<f64>> {
         let values = host::values(&self.results.losses)?;
         let of_each = values.chunks_exact(values.len() / self.micro_batches.len());
-        let mut micro_batches = self.micro_batches.iter().zip(of_each);
+        let mut micro_batches = self.used().iter().zip(of_each);
         micro_batches.try_fold(Vec::new(), |sums, (micro_batch, values)| micro_batch.loss.add(sums, values))
     }
 
     /// Returns the number of tokens of a step over all ranks, including padding.
     fn tokens(&self) -> usize {
-        let tokens: usize = self.micro_batches.iter().map(|micro_batch| micro_batch.inputs.len()).sum();
+        let tokens: usize = self.used().iter().map(|micro_batch| micro_batch.inputs.len()).sum();
         tokens * self.partition.ranks().sharing(Shared::Tokens).size()
     }
 
-    /// Returns the number of losses of a step over all ranks, including losses of ignored targets.
+    /// Returns the number of losses of all micro-batches over all ranks, including losses of ignored targets.
     fn units(&self) -> usize {
         let units: usize = self.micro_batches.iter().map(|of| of.loss.units(of.inputs.len())).sum();
         units * self.partition.ranks().sharing(Shared::Tokens).size()
     }
 
-    /// Returns the number of micro-batches of a step over all ranks.
+    /// Returns the number of micro-batches that a step runs over all ranks.
     fn micro_batches_of_all(&self) -> usize {
         let ranks = self.partition.ranks();
-        self.micro_batches.len() * ranks.sharing(Shared::Tokens).size() / ranks.place(Axis::Context).ranks
+        self.schedule.micro_batches * ranks.sharing(Shared::Tokens).size() / ranks.place(Axis::Context).ranks
+    }
+
+    /// Returns the number of graphs of this precision that are captured or due.
+    fn captured(&self, precision: StepPrecision) -> usize {
+        let of_precision = |captures: &[Capture; 2]| match captures[usize::from(precision == StepPrecision::High)] {
+            Capture::Never | Capture::AfterThisStep => 0,
+            Capture::Due | Capture::Done(_) => 1,
+        };
+        self.captures.iter().map(of_precision).sum()
     }
 
     fn capture(&mut self, precision: StepPrecision) -> &mut Capture {
-        &mut self.captures[usize::from(precision == StepPrecision::High)]
+        &mut self.captures[self.schedule.micro_batches - 1][usize::from(precision == StepPrecision::High)]
     }
 
     /// Captures the step and replays it. No other work is in flight, since a step contains all its micro-batches from forward to update. If a rank
@@ -425,8 +468,8 @@ impl TrainStep {
     }
 
     fn enqueue(&mut self, model: &mut Decoder, optimizer: &mut dyn Optimizer, precision: StepPrecision) -> Result<()> {
-        let TrainStep { program, micro_batches, results, loss_scale, partition, .. } = self;
-        let loss_scale = Some(&*loss_scale);
+        let TrainStep { program, schedule, micro_batches, results, loss_scale, partition, .. } = self;
+        let (loss_scale, micro_batches) = (Some(&*loss_scale), &micro_batches[..schedule.micro_batches]);
         let inputs = ProgramInputs { micro_batches, loss_scale, precision, partition };
         program.run(model, &inputs, Some(StepEnd { optimizer, results })).map(drop)
     }
@@ -434,8 +477,8 @@ impl TrainStep {
     /// Returns the first parameter whose gradient is not finite, after a step whose norm was not finite. Runs forward and backward of the step's
     /// micro-batches again, since an update drops the gradients.
     pub fn first_bad_gradient(&self, model: &mut Decoder, precision: StepPrecision) -> Result<Option<String>> {
-        let TrainStep { schedule, micro_batches, loss_scale, partition, .. } = self;
-        let inputs = ProgramInputs { micro_batches, loss_scale: Some(loss_scale), precision, partition };
+        let TrainStep { schedule, loss_scale, partition, .. } = self;
+        let inputs = ProgramInputs { micro_batches: self.used(), loss_scale: Some(loss_scale), precision, partition };
         Program::gradients_of(schedule, partition.ranks().pipeline().rank()).run(model, &inputs, None)?;
         let mut bad = None;
         for param in model.parameters() {

@@ -412,14 +412,30 @@ fn a_signal_saves_and_a_resumed_run_ends() {
     assert!(run.path(&format!("run/checkpoints/checkpoint-{}", step + 1)).is_dir());
 }
 
+/// The sizes of a small GPT-2.
+fn gpt2() -> serde_json::Value {
+    serde_json::json!({
+        "model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "vocab_size": 500, "n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 64,
+    })
+}
+
+/// The sizes of a small Qwen2 with 14 query heads, as Qwen2.5-0.5B has.
+fn qwen2() -> serde_json::Value {
+    serde_json::json!({
+        "model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"], "vocab_size": 512, "hidden_size": 448, "intermediate_size": 512,
+        "num_hidden_layers": 2, "num_attention_heads": 14, "num_key_value_heads": 2, "max_position_embeddings": 128,
+    })
+}
+
 #[test]
 fn bench_times_a_small_model_in_every_recipe() {
     let run = Run::new();
+    run.write("small/config.json", &serde_json::to_vec(&gpt2()).unwrap());
     let output = run.ottava(&[
         "bench",
         "train",
         "--model",
-        "gpt2",
+        "small",
         "--layers",
         "1",
         "--max-length",
@@ -444,7 +460,7 @@ fn bench_times_a_small_model_in_every_recipe() {
     let row = &result["rows"][0];
     assert!(row["tokens_per_second"].as_f64().unwrap() > 0.0);
     let loss = row["loss"].as_f64().unwrap();
-    assert!((loss - 50_257f64.ln()).abs() < 2.0, "random tokens cost the logarithm of the vocabulary: {loss}");
+    assert!((loss - 500f64.ln()).abs() < 2.0, "random tokens cost the logarithm of the vocabulary: {loss}");
     assert_eq!(loss, result["rows"][1]["loss"].as_f64().unwrap(), "the only block is left in BF16");
     run.fail(
         &["bench", "train", "--set", "max_steps=3", "--device", "cpu"],
@@ -457,8 +473,9 @@ fn bench_times_a_small_model_in_every_recipe() {
 #[test]
 fn bench_times_products_layers_and_attention() {
     let run = Run::new();
+    run.write("small/config.json", &serde_json::to_vec(&gpt2()).unwrap());
     let bench = |what: &str, more: &[&str]| {
-        let model = ["--model", "gpt2", "--device", "cpu"];
+        let model = ["--model", "small", "--device", "cpu"];
         run.succeed(&[&["bench", what][..], &model, more].concat())
     };
     let positive = |value: &serde_json::Value| assert!(value.as_f64().unwrap() > 0.0, "{value}");
@@ -495,6 +512,41 @@ fn bench_times_products_layers_and_attention() {
 }
 
 #[test]
+fn bench_times_a_generation_and_its_step() {
+    let run = Run::new();
+    run.write("small/config.json", &serde_json::to_vec(&gpt2()).unwrap());
+    let sizes = [
+        "--prompts",
+        "2",
+        "--num-generations",
+        "4",
+        "--prompt-length",
+        "4",
+        "--mean-length",
+        "5",
+        "--max-length",
+        "24",
+    ];
+    let rollouts = ["bench", "rollouts", "--model", "small", "--micro-batch", "1", "--device", "cpu"];
+    let args = [&rollouts[..], &sizes, &["--recipes", "bf16,fp8-row"]].concat();
+    let result = json(&run.succeed(&[&args[..], &["--json"]].concat()));
+    for row in result["rows"].as_array().unwrap() {
+        let number = |name: &str| row[name].as_f64().unwrap();
+        assert_eq!(number("completions"), 8.0, "{row}");
+        // Eight lengths whose mean is about five; several completions share a row.
+        assert!((32.0..48.0).contains(&number("drawn_tokens")) && number("micro_batches") < 8.0, "{row}");
+        assert!(number("draw_seconds") > 0.0 && number("step_seconds") > 0.0, "{row}");
+    }
+    let table = run.succeed(&args);
+    assert!(table.starts_with("8 completions of ") && table.lines().count() == 4, "{table}");
+    run.fail(
+        &[&rollouts[..], &["--prompt-length", "99", "--max-length", "99"]].concat(),
+        1,
+        &["leaves no room for a completion"],
+    );
+}
+
+#[test]
 fn bench_times_collectives_of_ranks() {
     let run = Run::new();
     let two = ["bench", "comm", "--ranks", "2", "--device", "cpu", "--mib", "1,2", "--beside-mb", "1"];
@@ -513,7 +565,8 @@ fn bench_times_collectives_of_ranks() {
 #[test]
 fn bench_times_decoding_of_ranks() {
     let run = Run::new();
-    let model = ["bench", "decode", "--model", "qwen2.5-0.5b", "--layers", "1", "--device", "cpu", "--steps", "1"];
+    run.write("small/config.json", &serde_json::to_vec(&qwen2()).unwrap());
+    let model = ["bench", "decode", "--model", "small", "--layers", "1", "--device", "cpu", "--steps", "1"];
     let sizes =
         ["--context", "40", "--batch", "1,3", "--prefill", "20", "--recipes", "fp8-row", "--kv-cache-dtype", "fp8"];
     let args = [&model[..], &sizes].concat();

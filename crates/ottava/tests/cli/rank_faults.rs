@@ -62,36 +62,34 @@ fn stop(run: &Run, child: Child, to: To, code: i32, word: &str) {
     assert!(log(run, 1).contains(word), "{to:?}: {}", log(run, 1));
 }
 
-fn stages() -> &'static [&'static str] {
-    if all_combinations() { &["0", "1", "2", "3"] } else { &["0", "3"] }
-}
-
-fn receivers() -> &'static [To] {
-    if all_combinations() { &[To::Rank(0), To::Rank(1), To::All] } else { &[To::Rank(1), To::All] }
+/// Stages of ZeRO, with the receiver of a signal.
+fn stages_and_receivers() -> Vec<(&'static str, To)> {
+    match all_combinations() {
+        true => ["0", "1", "2", "3"].map(|zero| [To::Rank(0), To::Rank(1), To::All].map(|to| (zero, to))).concat(),
+        false => vec![("0", To::Rank(1)), ("3", To::All)],
+    }
 }
 
 #[test]
 fn a_signal_during_an_evaluation_stops_all_ranks_alike() {
-    for zero in stages() {
-        for &to in receivers() {
-            let run = Run::new();
-            long_validation(&run);
-            let stage = format!("parallel.zero={zero}");
-            let args = train(&["--set", "eval_steps=1", "--set", "max_steps=2", "--ranks", "2", "--set", &stage]);
-            // The signal arrives in the evaluation of step 0, where nothing is saved.
-            let child = spawn(&run, &args);
-            wait_for(|| run.path("run/metrics.jsonl").exists());
-            std::thread::sleep(Duration::from_millis(100));
-            stop(&run, child, to, 130, "stopped by a signal while evaluating");
-            // The signal arrives in the evaluation after step 1, when the evaluation of step 0 is recorded.
-            let mut child = spawn(&run, &args);
-            run.wait_for_steps(&mut child, 1);
-            std::thread::sleep(Duration::from_millis(100));
-            stop(&run, child, to, 75, "stopped by a signal after step 1");
-            assert_eq!(steps(&run.path("run/metrics.jsonl")), [0]);
-            run.succeed(&[&args[..], &["--resume"]].concat());
-            assert_eq!(steps(&run.path("run/metrics.jsonl")), [0, 1, 2]);
-        }
+    for (zero, to) in stages_and_receivers() {
+        let run = Run::new();
+        long_validation(&run);
+        let stage = format!("parallel.zero={zero}");
+        let args = train(&["--set", "eval_steps=1", "--set", "max_steps=2", "--ranks", "2", "--set", &stage]);
+        // The signal arrives in the evaluation of step 0, where nothing is saved.
+        let child = spawn(&run, &args);
+        wait_for(|| run.path("run/metrics.jsonl").exists());
+        std::thread::sleep(Duration::from_millis(100));
+        stop(&run, child, to, 130, "stopped by a signal while evaluating");
+        // The signal arrives in the evaluation after step 1, when the evaluation of step 0 is recorded.
+        let mut child = spawn(&run, &args);
+        run.wait_for_steps(&mut child, 1);
+        std::thread::sleep(Duration::from_millis(100));
+        stop(&run, child, to, 75, "stopped by a signal after step 1");
+        assert_eq!(steps(&run.path("run/metrics.jsonl")), [0]);
+        run.succeed(&[&args[..], &["--resume"]].concat());
+        assert_eq!(steps(&run.path("run/metrics.jsonl")), [0, 1, 2]);
     }
 }
 

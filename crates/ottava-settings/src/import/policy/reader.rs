@@ -206,7 +206,7 @@ pub(super) fn set_lengths(reader: &mut Reader, path: &str, prompt: Option<u64>, 
 pub(super) const DEFAULT_LENGTH: u64 = 512;
 
 /// Rows about sampling: completions are drawn from the whole distribution.
-pub(super) const WHOLE: &str = "completions are drawn from the whole distribution at `reinforcement.temperature`, to which ratios and losses refer";
+pub(super) const WHOLE: &str = "completions are drawn from the whole distribution at `reinforcement.sampling.temperature`, to which ratios and losses refer";
 pub(super) const ONE: &[&str] = &["1", "1.0"];
 pub(super) const ALL_TOKENS: &[&str] = &["-1", "0"];
 pub(super) const SAMPLER: &str =

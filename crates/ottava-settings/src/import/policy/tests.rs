@@ -70,7 +70,7 @@ fn grpo_of_trl_is_translated_and_what_is_left_is_named() {
     let (imported, config) = imported("grpo.yaml", TRL);
     let r = &config.reinforcement;
     assert_eq!((r.num_generations, r.prompts_per_generation, r.num_iterations), (8, 8, 2));
-    assert_eq!((r.max_completion_length, config.data.max_length, r.temperature), (768, 1024, 0.9));
+    assert_eq!((r.max_completion_length, config.data.max_length, r.sampling.temperature), (768, 1024, 0.9));
     assert_eq!((r.loss.loss_type, r.loss.epsilon_high, r.loss.beta), (PolicyLossType::Gspo, 0.28, 0.04));
     assert_eq!(r.advantage.scale_rewards, ScaleRewards::None);
     assert_eq!((r.correction.mode, r.correction.max), (CorrectionMode::TokenMask, 2.5));
@@ -162,7 +162,7 @@ optimizer: adamw_torch_fused
     );
     let r = &config.reinforcement;
     assert_eq!((r.num_generations, r.max_completion_length, config.data.max_length), (4, 256, 1024));
-    assert_eq!((r.loss.loss_type, r.loss.beta, r.temperature), (PolicyLossType::DrGrpo, 0.001, 0.7));
+    assert_eq!((r.loss.loss_type, r.loss.beta, r.sampling.temperature), (PolicyLossType::DrGrpo, 0.001, 0.7));
     assert_eq!(names(&r.rewards), [("correct", 1.0), ("short", 0.2)]);
     assert_eq!((config.lora.r, config.optimizer.learning_rate), (16, 1e-5));
     assert_eq!(config.data.train_files, [std::path::Path::new("data/gsm8k.jsonl")]);
@@ -262,7 +262,7 @@ fn yaml_of_verl_is_translated_and_what_is_left_is_named() {
     );
     assert_eq!((r.loss.beta, r.loss.kl_estimator, r.loss.entropy_coef), (0.002, KlEstimator::K3, 0.01));
     assert_eq!((r.advantage.estimator, r.advantage.scale_rewards), (AdvantageEstimator::Grpo, ScaleRewards::None));
-    assert_eq!((r.dynamic_sampling, r.max_rounds), (true, 10));
+    assert_eq!((r.sampling.dynamic_sampling, r.sampling.max_rounds), (true, 10));
     assert_eq!((r.correction.mode, r.correction.max), (CorrectionMode::TokenTruncate, 2.0));
     assert_eq!(names(&r.rewards), [("compute_score", 1.0)]);
     assert_eq!((config.lora.r, config.optimizer.learning_rate, config.optimizer.weight_decay), (32, 1e-6, 0.1));

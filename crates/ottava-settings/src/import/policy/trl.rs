@@ -32,7 +32,7 @@ const ROWS: &[Row] = &[
     ("num_generations_eval", Only(ONE, "an evaluation draws the most likely completion of each prompt")),
     ("max_completion_length", Is("reinforcement.max_completion_length")),
     ("num_iterations", Is("reinforcement.num_iterations")),
-    ("temperature", Is("reinforcement.temperature")),
+    ("temperature", Is("reinforcement.sampling.temperature")),
     ("top_p", Only(ONE, WHOLE)),
     ("top_k", Only(ALL_TOKENS, WHOLE)),
     ("min_p", Only(&["0", "0.0"], WHOLE)),
@@ -98,7 +98,10 @@ const ROWS: &[Row] = &[
     // Keys of Axolotl alone.
     ("skip_zero_advantage_batches", Needless("a step without advantages has a loss and gradients of 0")),
     ("replay_buffer_size", Only(&["0"], "completions are used by the steps after they were drawn, and then forgotten")),
-    ("reroll_*", Not("write `dynamic_sampling = true` under [reinforcement], which replaces groups of equal rewards")),
+    (
+        "reroll_*",
+        Not("write `dynamic_sampling = true` under [reinforcement.sampling], which replaces groups of equal rewards"),
+    ),
 ];
 
 const SAMPLES: &str = LOGGED;

@@ -119,7 +119,7 @@ const ROWS: &[Row] = &[
     ),
     // The sampler.
     ("actor_rollout_ref.rollout.n", Is("reinforcement.num_generations")),
-    ("actor_rollout_ref.rollout.temperature", Is("reinforcement.temperature")),
+    ("actor_rollout_ref.rollout.temperature", Is("reinforcement.sampling.temperature")),
     ("actor_rollout_ref.rollout.top_p", Only(ONE, WHOLE)),
     ("actor_rollout_ref.rollout.top_k", Only(&["-1", "0"], WHOLE)),
     ("actor_rollout_ref.rollout.repetition_penalty", Only(ONE, WHOLE)),
@@ -177,11 +177,11 @@ const ROWS: &[Row] = &[
     ("algorithm.kl_penalty", Needless("only `use_kl_in_reward` reads it")),
     ("algorithm.use_pf_ppo", Only(&["false"], "completions are not drawn again by their rewards")),
     ("algorithm.pf_ppo*", Needless("only `use_pf_ppo` reads it")),
-    ("algorithm.filter_groups.enable", Is("reinforcement.dynamic_sampling")),
+    ("algorithm.filter_groups.enable", Is("reinforcement.sampling.dynamic_sampling")),
     ("algorithm.filter_groups.metric", Needless("groups whose rewards are all equal are replaced")),
     (
         "algorithm.filter_groups.max_num_gen_batches",
-        Values("reinforcement.max_rounds", &[("0", Never("rounds have a limit; it is 10 by default"))]),
+        Values("reinforcement.sampling.max_rounds", &[("0", Never("rounds have a limit; it is 10 by default"))]),
     ),
     ("algorithm.rollout_correction.rollout_is_batch_normalize", Only(&["false"], "factors are not normalised")),
     ("algorithm.rollout_correction.bypass_mode", Needless("`mode = \"none\"` under [reinforcement.correction]")),

@@ -2,10 +2,10 @@ use super::{FARTHEST, IGNORE_INDEX, Inputs, KlEstimator, PolicyBound, PolicyLoss
 use crate::element::{Element, Real};
 use crate::{DType, Tensor};
 
-pub(super) fn policy_loss(how: &PolicyLoss, of: Inputs, sequences: usize, bounded: &mut Tensor, factors: &mut Tensor) {
+pub(super) fn policy_loss(how: &PolicyLoss, of: Inputs, bounded: &mut Tensor, factors: &mut Tensor) {
     match of.losses.dtype() {
-        DType::F64 => all::<f64>(how, of, sequences, bounded.host_mut(), factors.host_mut()),
-        _ => all::<f32>(how, of, sequences, bounded.host_mut(), factors.host_mut()),
+        DType::F64 => all::<f64>(how, of, bounded.host_mut(), factors.host_mut()),
+        _ => all::<f32>(how, of, bounded.host_mut(), factors.host_mut()),
     }
 }
 
@@ -20,13 +20,12 @@ struct Token {
     weight: f64,
 }
 
-fn all<R: Real + Element>(how: &PolicyLoss, of: Inputs, sequences: usize, bounded: &mut [R], factors: &mut [R]) {
+fn all<R: Real + Element>(how: &PolicyLoss, of: Inputs, bounded: &mut [R], factors: &mut [R]) {
     let known = of.known;
     let [losses, old, reference, advantages, corrections, weights] =
         [of.losses, &known.old, &known.reference, &known.advantages, &known.corrections, &known.weights]
             .map(|tensor| tensor.host::<R>());
     let (targets, scale) = (of.targets.host::<i32>(), of.scale.host::<R>()[0].to_f64());
-    let tokens = losses.len() / sequences;
     let token = |t: usize| Token {
         lp: -losses[t].to_f64(),
         old: old[t].to_f64(),
@@ -35,8 +34,10 @@ fn all<R: Real + Element>(how: &PolicyLoss, of: Inputs, sequences: usize, bounde
         correction: corrections[t].to_f64(),
         weight: if targets[t] == IGNORE_INDEX { 0.0 } else { weights[t].to_f64() },
     };
-    for row in 0..sequences {
-        let all = row * tokens..(row + 1) * tokens;
+    let starts = known.sequences.host::<i32>();
+    for ends in starts.windows(2) {
+        let [start, end] = [ends[0], ends[1]].map(|at| at.clamp(0, losses.len() as i32) as usize);
+        let all = start..end;
         let counted = || all.clone().map(token).filter(|token| token.weight != 0.0);
         let length = counted().count() as f64;
         let ratio = Ratio::of(counted().map(|token| token.lp - token.old).sum::<f64>() / length.max(1.0));

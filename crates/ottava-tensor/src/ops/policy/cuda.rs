@@ -10,7 +10,7 @@ kernels! {
     };
     kernel policy_loss(
         bounded: *mut f32, factors: *mut f32, losses: *const f32, targets: *const i32, old: *const f32, reference: *const f32,
-        advantages: *const f32, corrections: *const f32, weights: *const f32, scale: *const f32, lowest: f32, highest: f32, most: f32,
+        advantages: *const f32, corrections: *const f32, weights: *const f32, starts: *const i32, scale: *const f32, lowest: f32, highest: f32, most: f32,
         beta: f32, bound: i32, of_sequence: i32, kl: i32, tokens: i32
     );
 }
@@ -30,7 +30,6 @@ pub(super) fn policy_loss(
     gpu: &CudaDevice,
     how: &PolicyLoss,
     of: Inputs,
-    sequences: usize,
     bounded: &mut Tensor,
     factors: &mut Tensor,
 ) -> Result<()> {
@@ -45,8 +44,8 @@ pub(super) fn policy_loss(
         KlEstimator::K3 => K3,
         KlEstimator::WeightedK3 => WEIGHTED_K3,
     };
-    let PolicyTargets { old, reference, advantages, corrections, weights } = of.known;
-    let tokens = bounded.len() / sequences;
+    let PolicyTargets { old, reference, advantages, corrections, weights, sequences } = of.known;
+    let tokens = bounded.len();
     let entry = kernel::policy_loss(
         bounded,
         factors,
@@ -57,6 +56,7 @@ pub(super) fn policy_loss(
         advantages,
         corrections,
         weights,
+        sequences,
         of.scale,
         lowest,
         highest,
@@ -68,6 +68,6 @@ pub(super) fn policy_loss(
         tokens,
     );
     let kernel = SOURCE.kernel(&[], entry);
-    // SAFETY: each tensor has `sequences · tokens` elements, and `scale` one.
-    unsafe { gpu.launch(&kernel, [sequences as u32, 1, 1], BLOCK, 0) }
+    // SAFETY: each tensor has `tokens` elements, `scale` one, and `sequences` one more than there are blocks. The kernel bounds offsets by `tokens`.
+    unsafe { gpu.launch(&kernel, [(sequences.len() - 1) as u32, 1, 1], BLOCK, 0) }
 }

@@ -76,29 +76,31 @@ pub struct PolicyTargets {
     pub corrections: Tensor,
     /// The weight of the token in the sum of all losses; 0 leaves it out, also from its sequence's ratio.
     pub weights: Tensor,
+    /// The offsets at which sequences begin, in ascending order from 0, and the number of tokens behind them: I32 `[S + 1]`. Equal offsets are an empty
+    /// sequence.
+    pub sequences: Tensor,
 }
 
 /// The losses `weight · (correction · bounded + β · kl)` `[T]` of tokens whose cross entropies are `losses` `[T]`, and the gradient of
 /// `scale · Σ` of them by `losses`: the factors with which [`cross_entropy_gradient`](super::cross_entropy_gradient()) continues. Both are 0 where
 /// a target is [`IGNORE_INDEX`] or a weight 0.
 ///
-/// Tokens are `sequences` equal parts. `targets` is I32 `[T]`, `scale` `[1]` of the type of `losses`.
+/// `targets` is I32 `[T]`, `scale` `[1]` of the type of `losses`.
 ///
-/// Errors with [`Error::Value`] unless the parts are equal.
+/// Errors with [`Error::Value`](crate::Error::Value) if there is no sequence.
 pub fn policy_loss(
     how: &PolicyLoss,
     losses: &Tensor,
     targets: &Tensor,
     known: &PolicyTargets,
     scale: &Tensor,
-    sequences: usize,
 ) -> Result<(Tensor, Tensor)> {
     let [tokens] = losses.dims("policy_loss: losses")?;
     losses.expect_dtype("policy_loss: losses", &[DType::F32, DType::F64])?;
     targets.expect("policy_loss: targets", &[tokens])?;
     targets.expect_dtype("policy_loss: targets", &[DType::I32])?;
     targets.expect_device("policy_loss: targets", losses.device())?;
-    let PolicyTargets { old, reference, advantages, corrections, weights } = known;
+    let PolicyTargets { old, reference, advantages, corrections, weights, sequences } = known;
     for (what, tensor, len) in [
         ("policy_loss: old", old, tokens),
         ("policy_loss: reference", reference, tokens),
@@ -111,14 +113,16 @@ pub fn policy_loss(
         tensor.expect_dtype(what, &[losses.dtype()])?;
         tensor.expect_device(what, losses.device())?;
     }
-    if sequences == 0 || !tokens.is_multiple_of(sequences) {
-        return Err(Error::Value(format!("policy_loss: {tokens} tokens cannot be divided into {sequences} sequences")));
+    sequences.expect_dtype("policy_loss: sequences", &[DType::I32])?;
+    sequences.expect_device("policy_loss: sequences", losses.device())?;
+    if sequences.len() < 2 {
+        return Err(Error::Value(format!("policy_loss: {} offsets are no sequence", sequences.len())));
     }
     let (mut bounded, mut factors) = (losses.empty_like()?, losses.empty_like()?);
     let of = Inputs { losses, targets, known, scale };
     dispatch! { losses.device(),
-        cpu => cpu::policy_loss(how, of, sequences, &mut bounded, &mut factors),
-        gpu => cuda::policy_loss(gpu, how, of, sequences, &mut bounded, &mut factors)?,
+        cpu => cpu::policy_loss(how, of, &mut bounded, &mut factors),
+        gpu => cuda::policy_loss(gpu, how, of, &mut bounded, &mut factors)?,
     }
     Ok((bounded, factors))
 }

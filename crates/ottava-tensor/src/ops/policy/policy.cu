@@ -31,9 +31,9 @@ __device__ __forceinline__ Kl kl_at(int kl, Ratio own, double apart) {
 
 extern "C" __global__ void policy_loss(float* bounded, float* factors, const float* losses, const int* targets, const float* old,
                                        const float* reference, const float* advantages, const float* corrections, const float* weights,
-                                       const float* scale, float lowest, float highest, float most, float beta, int bound, int of_sequence,
-                                       int kl, int tokens) {
-    const u64 first = (u64)blockIdx.x * tokens;
+                                       const int* starts, const float* scale, float lowest, float highest, float most, float beta,
+                                       int bound, int of_sequence, int kl, int all) {
+    const int first = min(max(starts[blockIdx.x], 0), all), tokens = min(max(starts[blockIdx.x + 1], first), all) - first;
     const auto weight = [&](u64 t) { return targets[t] == IGNORE_INDEX ? 0.0f : weights[t]; };
     const auto log_ratio = [&](u64 t) { return -(double)losses[t] - (double)old[t]; };
     Ratio of_all = {1.0, 1.0};

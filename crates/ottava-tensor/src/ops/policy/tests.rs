@@ -20,6 +20,12 @@ fn on(like: &Tensor, values: &[f64]) -> Tensor {
     crate::ops::cast(&values, like.dtype()).unwrap().to_device(like.device()).unwrap()
 }
 
+/// Three sequences of different lengths in so many tokens, and an empty one.
+fn sequences(device: &Device, tokens: usize) -> Tensor {
+    let starts = [0, tokens / 4, tokens / 4, tokens - 3, tokens].map(|at| at as i32);
+    Tensor::from_slice(device, &[starts.len()], &starts).unwrap()
+}
+
 /// Targets of `losses` whose ratios are on both sides of all bounds; a few tokens are left out, by their target or their weight.
 fn targets(losses: &Tensor) -> (Tensor, PolicyTargets) {
     let lp: Vec<f64> = values(losses).into_iter().map(|loss| -loss).collect();
@@ -30,6 +36,7 @@ fn targets(losses: &Tensor) -> (Tensor, PolicyTargets) {
         advantages: each(&|t| [1.3, 1.3, -0.7, 0.4, -1.9][t / 2 % 5]),
         corrections: each(&|t| [1.0, 0.5, 1.7][t % 3]),
         weights: each(&|t| if t % 7 == 3 { 0.0 } else { 0.5 + (t % 2) as f64 }),
+        sequences: sequences(losses.device(), lp.len()),
     };
     let ids: Vec<i32> = (0..lp.len()).map(|t| if t % 5 == 4 { IGNORE_INDEX } else { t as i32 }).collect();
     (Tensor::from_slice(losses.device(), &[lp.len()], &ids).unwrap(), known)
@@ -41,7 +48,7 @@ fn gpu_agrees_with_cpu() {
         // A unit of F32 for each of a few roundings of the result: all else runs in F64 on both.
         parity(&[normals("losses", &[24], DType::F32)], Tolerance::Steps(DType::F32, 4.0), |x| {
             let (ids, known) = targets(&x[0]);
-            let (losses, factors) = policy_loss(&how, &x[0], &ids, &known, &on(&x[0], &[0.7]), 3)?;
+            let (losses, factors) = policy_loss(&how, &x[0], &ids, &known, &on(&x[0], &[0.7]))?;
             Ok(vec![losses, factors])
         });
     }
@@ -52,7 +59,7 @@ fn factors_are_the_gradient() {
     let losses = normals("losses", &[24], DType::F64);
     let (ids, known) = targets(&losses);
     for how in every() {
-        let of = |losses: &Tensor| policy_loss(&how, losses, &ids, &known, &on(losses, &[0.7]), 3).unwrap();
+        let of = |losses: &Tensor| policy_loss(&how, losses, &ids, &known, &on(losses, &[0.7])).unwrap();
         let factors = values(&of(&losses).1);
         // The loss whose weight is a ratio that counts as constant has no gradient by differences.
         let is_constant = matches!(how.bound, PolicyBound::Weight { .. });
@@ -82,7 +89,7 @@ fn on_policy_all_bounds_have_the_gradient_of_reinforce() {
     let known = PolicyTargets { old: on(&losses, &old), ..known };
     let factors = |bound| {
         let how = PolicyLoss { bound, of_sequence: false, beta: 0.0, kl: KlEstimator::K3 };
-        values(&policy_loss(&how, &losses, &ids, &known, &on(&losses, &[1.0]), 2).unwrap().1)
+        values(&policy_loss(&how, &losses, &ids, &known, &on(&losses, &[1.0])).unwrap().1)
     };
     let plain = factors(PolicyBound::None);
     assert!(plain.iter().any(|factor| *factor != 0.0));
@@ -93,19 +100,55 @@ fn on_policy_all_bounds_have_the_gradient_of_reinforce() {
     }
 }
 
+/// Sequences beside each other have the losses and factors of each sequence alone.
 #[test]
-fn far_ratios_stay_finite_and_unequal_sequences_are_an_error() {
+fn sequences_do_not_read_each_other() {
+    let losses = normals("losses", &[24], DType::F64);
+    let (ids, known) = targets(&losses);
+    let scale = on(&losses, &[0.7]);
+    let starts = known.sequences.host::<i32>().to_vec();
+    for how in every() {
+        let (together, factors) = policy_loss(&how, &losses, &ids, &known, &scale).unwrap();
+        for ends in starts.windows(2).filter(|ends| ends[0] < ends[1]) {
+            let [start, end] = [ends[0], ends[1]].map(|at| at as usize);
+            let part = |of: &Tensor| on(&losses, &values(of)[start..end]);
+            let ids = Tensor::from_slice(&Device::Cpu, &[end - start], &ids.host::<i32>()[start..end]).unwrap();
+            let alone = PolicyTargets {
+                old: part(&known.old),
+                reference: part(&known.reference),
+                advantages: part(&known.advantages),
+                corrections: part(&known.corrections),
+                weights: part(&known.weights),
+                sequences: Tensor::from_slice(&Device::Cpu, &[2], &[0, (end - start) as i32]).unwrap(),
+            };
+            let (own, own_factors) = policy_loss(&how, &part(&losses), &ids, &alone, &scale).unwrap();
+            assert_eq!(values(&own), values(&together)[start..end], "{how:?}, {start}");
+            assert_eq!(values(&own_factors), values(&factors)[start..end], "{how:?}, {start}");
+        }
+    }
+}
+
+#[test]
+fn far_ratios_stay_finite_and_no_sequence_is_an_error() {
     let losses = on(&normals("losses", &[1], DType::F64), &[1e6, -1e6, 0.0, 3.0]);
     let zeros = || on(&losses, &[0.0; 4]);
     let ones = on(&losses, &[1.0, -1.0, 1.0, -1.0]);
     let weights = on(&losses, &[1.0; 4]);
-    let known =
-        PolicyTargets { old: zeros(), reference: zeros(), advantages: ones, corrections: weights.clone(), weights };
+    let offsets = |starts: &[i32]| Tensor::from_slice(&Device::Cpu, &[starts.len()], starts).unwrap();
+    let known = PolicyTargets {
+        old: zeros(),
+        reference: zeros(),
+        advantages: ones,
+        corrections: weights.clone(),
+        weights,
+        sequences: offsets(&[0, 2, 4]),
+    };
     let ids = Tensor::from_slice(&Device::Cpu, &[4], &[1i32; 4]).unwrap();
     for how in every() {
-        let (losses, factors) = policy_loss(&how, &losses, &ids, &known, &on(&losses, &[1.0]), 2).unwrap();
+        let (losses, factors) = policy_loss(&how, &losses, &ids, &known, &on(&losses, &[1.0])).unwrap();
         assert!(values(&losses).into_iter().chain(values(&factors)).all(f64::is_finite), "{how:?}");
     }
-    let error = policy_loss(&every()[0], &losses, &ids, &known, &on(&losses, &[1.0]), 3).unwrap_err();
-    assert!(error.to_string().contains("4 tokens cannot be divided into 3 sequences"), "{error}");
+    let none = PolicyTargets { sequences: offsets(&[0]), ..known };
+    let error = policy_loss(&every()[0], &losses, &ids, &none, &on(&losses, &[1.0])).unwrap_err();
+    assert!(error.to_string().contains("1 offsets are no sequence"), "{error}");
 }

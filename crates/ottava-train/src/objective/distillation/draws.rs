@@ -1,7 +1,7 @@
 //! Completions that the trained model draws in the place of the completions of the data.
 
 use crate::objective::Opening;
-use crate::objective::rollout::{DrawSizes, Drawer, sample, seed_of, set_row};
+use crate::objective::rollout::{Draw, DrawSizes, Drawer, sample, seed_of, set_row};
 use crate::step::Metrics;
 use ottava_common::error::Result;
 use ottava_data::{Batch, RowShare, Tokenizer};
@@ -62,6 +62,7 @@ impl Draws {
 
     /// Draws a completion for each row that has a prompt and room behind it, and returns their lengths.
     fn draw(&mut self, model: &mut Decoder, batches: &mut [Batch], step: u64) -> Result<Vec<usize>> {
+        let DistillationConfig { max_completion_length, temperature, .. } = self.config;
         let (mut wanted, mut places) = (Vec::new(), Vec::new());
         for (number, batch) in batches.iter().enumerate() {
             for row in 0..batch.rows {
@@ -69,15 +70,15 @@ impl Draws {
                 // The place of the row in the data of the step, which does not depend on the number of ranks.
                 let place = (number * batch.rows + row) * self.share.world + self.share.rank;
                 if prompt.len() < self.max_length {
-                    wanted.push((prompt, seed_of([self.seed, step, place as u64, 0])));
+                    let seed = seed_of([self.seed, step, place as u64, 0]);
+                    wanted.push(Draw { prompt, seed, max_tokens: max_completion_length });
                     places.push((number, row));
                 }
             }
         }
-        let DistillationConfig { max_completion_length, temperature, .. } = self.config;
         let stop_ids = self.tokenizer.eos_ids();
         // A completion ends where its row ends.
-        let draw = |engine: &mut Engine| sample(engine, &wanted, max_completion_length, stop_ids, temperature);
+        let draw = |engine: &mut Engine| sample(engine, &wanted, stop_ids, temperature);
         let drawn = self.drawer.lend(model, draw)?;
         let end = self.tokenizer.eos_id().unwrap_or(0);
         for ((number, row), sample) in places.into_iter().zip(&drawn) {

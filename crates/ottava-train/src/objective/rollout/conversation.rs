@@ -1,6 +1,6 @@
 //! Conversations: completions of several turns, which an environment answers.
 
-use super::sample::{End, Sample, seed_of};
+use super::sample::{Draw, End, Sample, seed_of};
 use ottava_common::error::{Error, Result};
 use ottava_data::{Chat, ChatTemplate, Prompt, Tokenizer};
 use ottava_rewards::{Deadline, Environment, Episode, Prompt as Message, Step, Steps};
@@ -37,12 +37,12 @@ impl<'p> Conversation<'p> {
     }
 
     /// What the next turn is drawn from: all tokens so far, and a seed.
-    pub(super) fn next_turn(&self) -> (Vec<u32>, u64) {
+    pub(super) fn next_turn(&self, max_tokens: usize) -> Draw {
         let seed = match self.sample.turns.len() as u64 {
             0 => self.seed,
             turn => seed_of([TURN, self.seed, turn, 0]),
         };
-        ([&self.sample.prompt[..], &self.sample.tokens].concat(), seed)
+        Draw { prompt: [&self.sample.prompt[..], &self.sample.tokens].concat(), seed, max_tokens }
     }
 
     /// Whether a turn follows.
@@ -318,8 +318,8 @@ mod tests {
         for seed in 0..50 {
             let mut conversation = Conversation::new(&prompt, &told, 0, seed);
             for _ in 0..4 {
-                let (tokens, seed) = conversation.next_turn();
-                conversation.add_turn(Sample::of_turn(tokens, vec![5], vec![-0.5], End::Text));
+                let Draw { prompt, seed, .. } = conversation.next_turn(1);
+                conversation.add_turn(Sample::of_turn(prompt, vec![5], vec![-0.5], End::Text));
                 seeds.insert(seed);
             }
         }

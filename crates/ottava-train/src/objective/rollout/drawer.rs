@@ -1,6 +1,6 @@
 //! Completions by the model that is trained.
 
-use super::sample::sample;
+use super::sample::{Draw, sample};
 use ottava_common::error::Result;
 use ottava_common::limits;
 use ottava_engine::{Engine, EngineOptions, KvCacheDtype, LogprobsMode};
@@ -27,7 +27,7 @@ impl DrawSizes {
         DrawSizes {
             completions,
             max_length: run.data.max_length,
-            kv_cache_tokens: run.reinforcement.kv_cache_tokens,
+            kv_cache_tokens: run.reinforcement.sampling.kv_cache_tokens,
             logprobs_mode: LogprobsMode::Loss,
         }
     }
@@ -66,8 +66,8 @@ impl Drawer {
         const DRAWN: usize = 2;
         let DrawSizes { completions, max_length, .. } = self.sizes;
         let prompt = vec![0; max_length.saturating_sub(DRAWN).max(1)];
-        let prompts = vec![(prompt, 0); completions];
-        self.lend(model, |engine| sample(engine, &prompts, DRAWN, &[], 1.0)).map(drop)
+        let wanted = vec![Draw { prompt, seed: 0, max_tokens: DRAWN }; completions];
+        self.lend(model, |engine| sample(engine, &wanted, &[], 1.0)).map(drop)
     }
 }
 

@@ -127,8 +127,8 @@ impl Generator {
                 if open.is_empty() {
                     return Ok(());
                 }
-                let requests: Vec<_> = open.iter().map(|conversation| conversation.next_turn()).collect();
-                let turns = sample(engine, &requests, most, stop_ids, temperature)?;
+                let wanted: Vec<_> = open.iter().map(|conversation| conversation.next_turn(most)).collect();
+                let turns = sample(engine, &wanted, stop_ids, temperature)?;
                 open.iter_mut().zip(turns).for_each(|(conversation, turn)| conversation.add_turn(turn));
                 if let Some(answers) = &mut *self.answers.borrow_mut() {
                     means.add(answers.answer(&mut open, &self.tokenizer, step)?, open.len());

@@ -1,5 +1,6 @@
 //! The loss of sampled completions in a step.
 
+use super::packing::{PackedBatch, Place, documents_of_row};
 use super::policy::Policy;
 use super::sample::Sample;
 use super::sums::{KnownToken, Sums, ValueSums};
@@ -50,14 +51,14 @@ pub struct OtherModels {
     pub(super) rewards: Vec<FrozenModel>,
 }
 
-/// The loss of a micro-batch of samples. Each sample has a row.
+/// The loss of a micro-batch of samples.
 pub struct PolicyMicroBatch {
     how: Policy,
     others: Rc<OtherModels>,
     known: PolicyTargets,
     /// The values of the tokens at their draws, and their returns, if the model has a value head.
     estimates: Option<[Tensor; 2]>,
-    /// Samples, by row.
+    /// Rows, as many as samples if no row is shared.
     rows: usize,
     counted: usize,
     /// What is known of the tokens, for metrics.
@@ -77,7 +78,7 @@ struct TokenValues<'a> {
 }
 
 impl PolicyMicroBatch {
-    /// Room for `rows` samples on `device`, in the type of sums `dtype`, with `tokens` tokens in each row.
+    /// Room on `device` for `rows` rows of `tokens` tokens, each with as many samples as [`samples_of_row`](super::samples_of_row) says, in the type of sums `dtype`.
     pub fn new(
         how: Policy,
         others: Rc<OtherModels>,
@@ -93,28 +94,27 @@ impl PolicyMicroBatch {
             advantages: tensor(0.0)?,
             corrections: tensor(1.0)?,
             weights: tensor(1.0)?,
+            sequences: Tensor::zeros(device, &[rows * documents_of_row(tokens) + 1], DType::I32)?,
         };
         let estimates = how.value.map(|_| Ok::<_, Error>([tensor(0.0)?, tensor(0.0)?])).transpose()?;
         Ok(PolicyMicroBatch { how, others, known, estimates, rows, counted: 0, tokens: Vec::new() })
     }
 
-    /// Loads what is known of `samples`, which have the rows of the micro-batch; before the step loads their tokens.
-    pub fn load(&mut self, samples: &[Scored]) -> Result<()> {
+    /// Loads what is known of `samples`, which are in the micro-batch `packed`; before the step loads its tokens.
+    pub fn load(&mut self, samples: &[&Scored], packed: &PackedBatch) -> Result<()> {
         let all = self.known.old.len();
-        let of_row = all / self.rows;
         let [mut old, mut advantages, mut weights, mut values, mut returns] = [(); 5].map(|()| vec![0.0; all]);
         let mut corrections = vec![1.0; all];
         self.tokens.clear();
-        for (row, Scored { sample, old: of_steps, advantages: of_tokens, estimates, counts }) in
-            samples.iter().enumerate()
-        {
+        for &Place { sample, start } in &packed.places {
+            let Scored { sample, old: of_steps, advantages: of_tokens, estimates, counts } = samples[sample];
             let weight = if *counts { self.how.aggregation.weight(sample.drawn()) } else { 0.0 };
             let drawn: Vec<f64> = sample.logprobs.iter().map(|&logprob| f64::from(logprob)).collect();
             let before = of_steps.as_ref().map(|old| old.iter().map(|&old| f64::from(old)).collect());
             let before: Vec<f64> = before.unwrap_or_else(|| drawn.clone());
             let factors = self.how.correction.factors(&before, &drawn);
             for (i, at) in sample.predictions().enumerate() {
-                let at = row * of_row + at;
+                let at = start + at;
                 (old[at], corrections[at]) = (before[i], factors[i]);
                 (advantages[at], weights[at]) = (of_tokens[i], weight);
                 (values[at], returns[at]) = estimates.as_ref().map_or((0.0, 0.0), |of| (of.values[i], of.returns[i]));
@@ -129,8 +129,9 @@ impl PolicyMicroBatch {
         self.counted = match self.how.aggregation {
             Aggregation::Tokens => self.tokens.len(),
             // A sequence whose tokens do not count is a zero in the mean, as in TRL.
-            Aggregation::Sequences | Aggregation::Constant(_) => samples.len(),
+            Aggregation::Sequences | Aggregation::Constant(_) => packed.places.len(),
         };
+        self.known.sequences.write_bytes(bytemuck::cast_slice(&self.offsets(packed)))?;
         if let Some([of_draws, known]) = &mut self.estimates {
             write(of_draws, &values)?;
             write(known, &returns)?;
@@ -139,6 +140,17 @@ impl PolicyMicroBatch {
         write(&mut self.known.corrections, &corrections)?;
         write(&mut self.known.advantages, &advantages)?;
         write(&mut self.known.weights, &weights)
+    }
+
+    /// The offsets at which the documents of `packed` begin, and for each possible further document the number of all tokens.
+    fn offsets(&self, packed: &PackedBatch) -> Vec<i32> {
+        let lengths = packed.batch.documents.iter().flatten();
+        let ends = lengths.scan(0, |end, length| {
+            *end += *length as i32;
+            Some(*end)
+        });
+        let rest = std::iter::repeat(self.known.old.len() as i32);
+        [0].into_iter().chain(ends).chain(rest).take(self.known.sequences.len()).collect()
     }
 
     /// The frozen models of the run.
@@ -238,7 +250,7 @@ impl Loss for PolicyMicroBatch {
         units: &mut dyn Units,
     ) -> Result<(Tensor, Tensor)> {
         let losses = model.losses(normed, targets, units)?;
-        let (bounded, factors) = policy_loss(&self.how.loss, &losses, targets, &self.known, scale, self.rows)?;
+        let (bounded, factors) = policy_loss(&self.how.loss, &losses, targets, &self.known, scale)?;
         let (entropies, mut dnormed) = match self.how.entropy_coef {
             0.0 => (None, model.losses_and_gradient(normed, targets, &factors, units)?.1),
             coefficient => {
@@ -285,8 +297,9 @@ impl Loss for PolicyMicroBatch {
 mod tests {
     use super::*;
     use crate::objective::rollout::End;
+    use crate::objective::rollout::packing::Packing;
+    use ottava_data::RowShare;
     use ottava_settings::{PolicyConfig, ReinforcementConfig};
-    use ottava_tensor::ops::IGNORE_INDEX;
     use serde_json::Value;
 
     const RECORDED: &str = include_str!("../../../tests/data/referee_policy.json");
@@ -304,18 +317,9 @@ mod tests {
         let lengths: Vec<usize> = numbers(&recorded["lengths"]).into_iter().map(|length| length as usize).collect();
         let (rows, advantages) = (lengths.len(), numbers(&recorded["advantages"]));
         let row = |name: &str, row: usize| numbers(&recorded[name][row])[..lengths[row]].to_vec();
-        // Of a row of one token of prompt, `most` tokens long.
-        let padded = |name: &str| -> Vec<f64> {
-            let of_row =
-                |at| row(name, at).into_iter().map(|lp| -lp).chain(std::iter::repeat(0.0)).take(most).collect();
-            (0..rows).flat_map(|at| -> Vec<f64> { of_row(at) }).collect()
-        };
         let tensor = |values: &[f64]| Tensor::from_slice(&Device::Cpu, &[values.len()], values).unwrap();
-        let ids: Vec<i32> = lengths
-            .iter()
-            .flat_map(|&length| (0..most).map(move |i| if i < length { 0 } else { IGNORE_INDEX }))
-            .collect();
-        let ids = Tensor::from_slice(&Device::Cpu, &[ids.len()], &ids).unwrap();
+        // Some of the samples share a row.
+        let packing = Packing { rows, max_length: most + 1, end: 0 };
         for case in recorded["cases"].as_array().unwrap() {
             let loss: PolicyConfig = serde_json::from_value(case["settings"].clone()).unwrap();
             let settings = ReinforcementConfig { loss, max_completion_length: most, ..ReinforcementConfig::default() };
@@ -335,27 +339,37 @@ mod tests {
                     counts: true,
                 })
                 .collect();
+            let refs: Vec<&Scored> = samples.iter().collect();
+            let all: Vec<&Sample> = samples.iter().map(|scored| &scored.sample).collect();
+            let packed = packing.pack(&all, RowShare { rank: 0, world: 1 }).remove(0);
+            assert!(packed.places.iter().any(|place| place.start % (most + 1) > 0), "{:?}", packed.places);
+            let placed = |name: &str| {
+                let mut losses = vec![0.0; packed.batch.targets.len()];
+                for &Place { sample, start } in &packed.places {
+                    row(name, sample).into_iter().enumerate().for_each(|(i, lp)| losses[start + i] = -lp);
+                }
+                tensor(&losses)
+            };
+            let ids = Tensor::from_slice(&Device::Cpu, &[packed.batch.targets.len()], &packed.batch.targets).unwrap();
             let mut micro_batch =
-                PolicyMicroBatch::new(how, Rc::default(), rows, most, &Device::Cpu, DType::F64).unwrap();
-            micro_batch.load(&samples).unwrap();
-            micro_batch.set_reference(&tensor(&padded("reference"))).unwrap();
+                PolicyMicroBatch::new(how, Rc::default(), rows, most + 1, &Device::Cpu, DType::F64).unwrap();
+            micro_batch.load(&refs, &packed).unwrap();
+            micro_batch.set_reference(&placed("reference")).unwrap();
             let counted = micro_batch.counted(&[]) as f64;
-            let (losses, scale) = (tensor(&padded("log_probs")), tensor(&[1.0 / counted]));
-            let (bounded, factors) = policy_loss(&how.loss, &losses, &ids, &micro_batch.known, &scale, rows).unwrap();
+            let (losses, scale) = (placed("log_probs"), tensor(&[1.0 / counted]));
+            let (bounded, factors) = policy_loss(&how.loss, &losses, &ids, &micro_batch.known, &scale).unwrap();
             // Draws report log-probabilities in F32, half a unit of 2⁻²³ from the recorded ones.
             const DRAWN: f64 = 1e-6;
             let loss = values(&bounded).unwrap().iter().sum::<f64>() / counted;
             let expected = case["loss"].as_f64().unwrap();
             assert!((loss - expected).abs() < DRAWN, "{}: {loss}, {expected} in TRL", case["name"]);
             let factors = values(&factors).unwrap();
-            for at in 0..rows {
-                for (i, expected) in numbers(&case["gradient"][at]).into_iter().take(lengths[at]).enumerate() {
-                    let found = -factors[at * most + i];
-                    assert!(
-                        (found - expected).abs() < DRAWN,
-                        "{}, {at}, {i}: {found}, {expected} in TRL",
-                        case["name"]
-                    );
+            for &Place { sample, start } in &packed.places {
+                let expected = numbers(&case["gradient"][sample]).into_iter().take(lengths[sample]);
+                for (i, expected) in expected.enumerate() {
+                    let found = -factors[start + i];
+                    let what = || format!("{}, {sample}, {i}: {found}, {expected} in TRL", case["name"]);
+                    assert!((found - expected).abs() < DRAWN, "{}", what());
                 }
             }
         }

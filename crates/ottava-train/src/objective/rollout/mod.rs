@@ -11,8 +11,10 @@
 //! **Clients.** With `reinforcement.endpoint`, clients outside of the run draw and score completions. `Generator::collect` lends the engine to `Clients`
 //! (`clients.rs`), which `ottava-serve` implements, until they have returned the completions of a generation.
 //!
-//! **A step.** `credit.rs` makes advantages of rewards: by `advantage.rs`, or with a value head by `gae.rs`. `PolicyMicroBatch` (`loss.rs`) is the loss of
-//! a micro-batch, whose rows have one completion each; the op `policy_loss` bounds the ratio of new and old probability.
+//! **A step.** `credit.rs` makes advantages of rewards: by `advantage.rs`, or with a value head by `gae.rs`. Completions are packed into rows
+//! (`packing.rs`): each completion is a document of its row, and a step runs only as many micro-batches as have completions
+//! (`TrainStep::use_micro_batches`). All ranks know all completions of a step, and each takes its rows. `PolicyMicroBatch` (`loss.rs`) is the loss of a
+//! micro-batch; the op `policy_loss` bounds the ratio of new and old probability.
 //!
 //! **A value head** (PPO) is a weight `[C]` in the `Head` of the trained model (`HeadSpec::value`), which reads the activations that logits are computed
 //! from. A second model, as in verl, would need a second copy of the weights and FP8 codes, and a second step; one decoder needs a row, and one step trains
@@ -38,6 +40,7 @@ mod gae;
 mod generator;
 mod held_out;
 mod loss;
+mod packing;
 mod policy;
 mod reward_model;
 mod rows;
@@ -49,8 +52,9 @@ pub use clients::{Clients, Returned, Wanted};
 pub use completion::Completion;
 pub use drawer::{DrawSizes, Drawer};
 pub use loss::{Estimates, OtherModels, PolicyMicroBatch, Scored};
+pub use packing::{PackedBatch, Packing, Place, documents_of_row};
 pub use policy::Policy;
-pub use sample::{End, Sample, sample, seed_of, set_row};
+pub use sample::{Draw, End, Sample, sample, seed_of, set_row};
 
 use super::{FrozenModel, Objective, Opening, Rows};
 use crate::phase::{Passes, Phase};
@@ -117,6 +121,10 @@ impl Objective for Reinforcement {
     fn loss(&self, rows: usize, device: &Device, dtype: DType) -> Result<Box<dyn Loss>> {
         let (others, tokens) = (self.others(device)?, self.run.data.max_length);
         Ok(Box::new(PolicyMicroBatch::new(self.how, others, rows, tokens, device, dtype)?))
+    }
+
+    fn max_documents(&self) -> Option<usize> {
+        Some(documents_of_row(self.run.data.max_length))
     }
 
     fn passes(&self, config: &RunConfig) -> Vec<Passes> {

@@ -6,20 +6,20 @@ use super::credit::scored;
 use super::generator::Generator;
 use super::held_out::held_out_metrics;
 use super::loss::{OtherModels, PolicyMicroBatch, Scored};
-use super::sample::{Sample, seed_of, set_row};
+use super::packing::{PackedBatch, Packing, Place};
+use super::sample::{Sample, seed_of};
 use crate::objective::{Evaluation, LoadedRows, Opening, Rows, Validation};
 use crate::step::host::values;
 use crate::step::{Metrics, MicroBatch, TrainStep, token_losses, token_values};
 use ottava_common::error::{Error, Result};
 use ottava_common::hash::sha256_of;
-use ottava_data::{Batch, DataState, PromptLoader, PromptSet, RowShare};
+use ottava_data::{DataState, PromptLoader, PromptSet, RowShare};
 use ottava_models::Decoder;
 use ottava_parallel::Partition;
 use ottava_recipe::mode::{Pass, StepPrecision};
 use ottava_settings::ReinforcementConfig;
 use ottava_tensor::Tensor;
 use ottava_tensor::comm::Axis;
-use ottava_tensor::ops::IGNORE_INDEX;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
@@ -127,7 +127,7 @@ impl RolloutRows {
     ) -> Result<()> {
         let place = self.place();
         let (mut drawn, mut kept, mut names, mut returned) = (Vec::new(), Vec::new(), Vec::new(), BTreeMap::new());
-        for _ in 0..if self.config.dynamic_sampling { self.config.max_rounds } else { 1 } {
+        for _ in 0..self.config.sampling.rounds() {
             let groups;
             let of_round;
             Groups { groups, rewards: names, metrics: of_round } =
@@ -140,7 +140,8 @@ impl RolloutRows {
                 let before = returned.get(&name).filter(|_| name.starts_with("timing_s/")).copied().unwrap_or(0.0);
                 returned.insert(name, before + value);
             }
-            let teaches = |group: &&Vec<Completion>| !self.config.dynamic_sampling || has_different_rewards(group);
+            let teaches =
+                |group: &&Vec<Completion>| !self.config.sampling.dynamic_sampling || has_different_rewards(group);
             kept.extend(groups.iter().filter(teaches).cloned());
             drawn.extend(groups);
             if kept.len() >= self.of_generation {
@@ -150,7 +151,7 @@ impl RolloutRows {
         if kept.len() < self.of_generation {
             return Err(Error::Data(format!(
                 "of {} groups of completions, {} have rewards that differ, and the steps of a generation need {}: the prompts are too easy or too hard; \
-                 change them, or raise `reinforcement.max_rounds`, or set `reinforcement.dynamic_sampling = false`",
+                 change them, or raise `reinforcement.sampling.max_rounds`, or set `reinforcement.sampling.dynamic_sampling = false`",
                 drawn.len(),
                 kept.len(),
                 self.of_generation
@@ -289,17 +290,28 @@ impl RolloutRows {
         compute: impl Fn(&mut Decoder, MicroBatch) -> Result<Tensor>,
         set: impl Fn(&mut Completion, Vec<f64>),
     ) -> Result<()> {
-        let place = partition.ranks().place(Axis::Context);
-        for of_micro_batch in completions.chunks_mut(self.rows) {
-            let batch = self.batch(of_micro_batch.iter().map(|completion| &completion.sample));
-            let micro_batch = MicroBatch::new(&batch, model.device(), place)?;
-            let all = values(&compute(model, micro_batch)?)?;
-            for (completion, of_row) in of_micro_batch.iter_mut().zip(all.chunks_exact(self.max_length)) {
-                let drawn = completion.sample.predictions().map(|at| of_row[at]).collect();
+        let ranks = partition.ranks();
+        let (packing, place) = (self.packing(), ranks.place(Axis::Context));
+        let samples: Vec<&Sample> = completions.iter().map(|completion| &completion.sample).collect();
+        let packed = packing.pack(&samples, RowShare { rank: 0, world: 1 });
+        // Ranks may gather weights in a pass, so each rank runs as many passes as any other.
+        let counts = ranks.gather("micro-batches of completions", [packed.len() as f64])?;
+        let passes = counts.iter().map(|[count]| *count as usize).max().unwrap_or(0);
+        for at in 0..passes {
+            let PackedBatch { batch, places } = packed.get(at).cloned().unwrap_or_else(|| packing.empty());
+            let all = values(&compute(model, MicroBatch::new(&batch, model.device(), place)?)?)?;
+            for Place { sample, start } in places {
+                let completion = &mut completions[sample];
+                let drawn = completion.sample.predictions().map(|at| all[start + at]).collect();
                 set(completion, drawn);
             }
         }
         Ok(())
+    }
+
+    /// The shape of micro-batches.
+    fn packing(&self) -> Packing {
+        Packing { rows: self.rows, max_length: self.max_length, end: self.generator.end() }
     }
 
     /// The completions of each step of a generation, of all ranks: all of them in another order in each iteration.
@@ -312,16 +324,6 @@ impl RolloutRows {
             steps.extend(order.chunks(each).map(|step| step.iter().map(|&at| scored[at].clone()).collect::<Vec<_>>()));
         }
         steps
-    }
-
-    /// A row for each of `samples`, padded with the token that ends a text.
-    fn batch<'s>(&self, samples: impl ExactSizeIterator<Item = &'s Sample>) -> Batch {
-        let (rows, end) = (samples.len(), self.generator.end());
-        let mut batch = Batch::whole(vec![0; rows * self.max_length], vec![IGNORE_INDEX; rows * self.max_length], rows);
-        for (row, sample) in samples.enumerate() {
-            set_row(&mut batch, row, sample, end);
-        }
-        batch
     }
 }
 
@@ -386,10 +388,13 @@ impl Rows for RolloutRows {
             self.generate(model, others, step.partition(), precision)?;
         }
         let all = self.waiting.pop_front().expect("a generation has a step");
-        let mine = &all[self.share.rank * all.len() / self.share.world..][..all.len() / self.share.world];
-        for (micro_batch, samples) in mine.chunks(self.rows).enumerate() {
-            step.loss_mut::<PolicyMicroBatch>(micro_batch).load(samples)?;
-            step.load(micro_batch, &self.batch(samples.iter().map(|scored| &scored.sample)))?;
+        let scored: Vec<&Scored> = all.iter().collect();
+        let samples: Vec<&Sample> = all.iter().map(|scored| &scored.sample).collect();
+        let packed = self.packing().pack(&samples, self.share);
+        step.use_micro_batches(packed.len());
+        for (micro_batch, packed) in packed.iter().enumerate() {
+            step.loss_mut::<PolicyMicroBatch>(micro_batch).load(&scored, packed)?;
+            step.load(micro_batch, &packed.batch)?;
         }
         if self.has_reference_policy {
             step.each_loaded(|loaded, loss: &mut PolicyMicroBatch| loss.read_reference(loaded))?;

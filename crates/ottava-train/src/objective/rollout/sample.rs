@@ -43,7 +43,12 @@ impl Sample {
         Sample { prompt, tokens, logprobs, turns: vec![turn], end }
     }
 
-    /// The places in a row of `max_length` tokens whose predictions are the drawn tokens.
+    /// The number of tokens of the prompt and of the completion.
+    pub fn length(&self) -> usize {
+        self.prompt.len() + self.tokens.len()
+    }
+
+    /// The places, counted from the first token of the prompt, whose predictions are the drawn tokens.
     pub fn predictions(&self) -> impl Iterator<Item = usize> {
         let first = self.prompt.len() - 1;
         self.turns.iter().flat_map(move |turn| first + turn.start..first + turn.end)
@@ -83,33 +88,41 @@ pub fn seed_of(parts: [u64; 4]) -> u64 {
 /// Writes a prompt and its completion into a row, and fills the row with the token `end`. Only drawn tokens are learned.
 pub fn set_row(batch: &mut Batch, row: usize, sample: &Sample, end: u32) {
     let (start, length) = (row * batch.seq_len, batch.seq_len);
-    let tokens: Vec<i32> = sample.prompt.iter().chain(&sample.tokens).map(|&token| token as i32).collect();
-    let inputs = tokens.iter().copied().chain(std::iter::repeat(end as i32));
-    batch.inputs[start..][..length].iter_mut().zip(inputs).for_each(|(input, token)| *input = token);
-    let targets = &mut batch.targets[start..][..length];
-    targets.fill(IGNORE_INDEX);
-    sample.predictions().for_each(|at| targets[at] = tokens[at + 1]);
-    batch.padding[row] = length - tokens.len();
+    batch.inputs[start..][..length].fill(end as i32);
+    batch.targets[start..][..length].fill(IGNORE_INDEX);
+    write_sample(batch, start, sample);
+    batch.padding[row] = length - sample.length();
 }
 
-/// Draws a completion of each of `prompts`, with its seed, of at most `max_tokens` tokens, at this `temperature`; at 0 the most likely one. A text ends
-/// with one of `stop_ids`.
+/// Writes a prompt and its completion to the tokens from `start`, whose targets are [`IGNORE_INDEX`].
+pub(super) fn write_sample(batch: &mut Batch, start: usize, sample: &Sample) {
+    let tokens: Vec<i32> = sample.prompt.iter().chain(&sample.tokens).map(|&token| token as i32).collect();
+    batch.inputs[start..][..tokens.len()].copy_from_slice(&tokens);
+    sample.predictions().for_each(|at| batch.targets[start + at] = tokens[at + 1]);
+}
+
+/// A completion to draw.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Draw {
+    /// The tokens of the prompt.
+    pub prompt: Vec<u32>,
+    /// The seed of the draws.
+    pub seed: u64,
+    /// Tokens of the completion, at most.
+    pub max_tokens: usize,
+}
+
+/// Draws the completions `wanted` at this `temperature`; at 0 the most likely ones. A text ends with one of `stop_ids`.
 ///
 /// Errors as [`Engine::add`] and [`Engine::step`], and with [`Error::Cancelled`](ottava_common::Error::Cancelled) after a request to stop.
-pub fn sample(
-    engine: &mut Engine,
-    prompts: &[(Vec<u32>, u64)],
-    max_tokens: usize,
-    stop_ids: &[u32],
-    temperature: f64,
-) -> Result<Vec<Sample>> {
+pub fn sample(engine: &mut Engine, wanted: &[Draw], stop_ids: &[u32], temperature: f64) -> Result<Vec<Sample>> {
     let mut places: HashMap<RequestId, usize> = HashMap::new();
-    let mut drawn: Vec<(Vec<u32>, Vec<f32>, End)> = vec![(Vec::new(), Vec::new(), End::Length); prompts.len()];
-    for (at, (prompt, seed)) in prompts.iter().enumerate() {
+    let mut drawn: Vec<(Vec<u32>, Vec<f32>, End)> = vec![(Vec::new(), Vec::new(), End::Length); wanted.len()];
+    for (at, Draw { prompt, seed, max_tokens }) in wanted.iter().enumerate() {
         let request = Request {
             prompt: prompt.clone(),
             sampling: Sampling { temperature, seed: *seed, ..Sampling::default() },
-            max_new_tokens: max_tokens,
+            max_new_tokens: *max_tokens,
             stop_ids: stop_ids.to_vec(),
             logprobs: Some(0),
             ..Request::default()
@@ -131,10 +144,8 @@ pub fn sample(
             }
         }
     }
-    let of = |((prompt, _), (tokens, logprobs, end)): (&(Vec<u32>, u64), _)| {
-        Sample::of_turn(prompt.clone(), tokens, logprobs, end)
-    };
-    Ok(prompts.iter().zip(drawn).map(of).collect())
+    let of = |(draw, (tokens, logprobs, end)): (&Draw, _)| Sample::of_turn(draw.prompt.clone(), tokens, logprobs, end);
+    Ok(wanted.iter().zip(drawn).map(of).collect())
 }
 
 #[cfg(test)]

@@ -1,17 +1,18 @@
 //! The loss of policies: gradients of its terms through a model in F64, beside central differences of the loss that a step reports.
 
 use crate::objectives::preference_losses::Moved;
-use crate::setup::{double, gradients, loss_scale, sequences, tiny_llama};
-use ottava_data::Batch;
+use crate::setup::{double, gradients, loss_scale, tiny_llama};
+use ottava_data::RowShare;
 use ottava_models::{Decoder, DecoderConfig};
 use ottava_parallel::{Partition, Schedule};
+use ottava_recipe::layer_ranks::ShardPlace;
 use ottava_recipe::mode::StepPrecision;
 use ottava_recipe::param::{MemoryPolicy, Purpose, WeightSource};
 use ottava_settings::{Aggregation, CorrectionConfig};
-use ottava_tensor::ops::{IGNORE_INDEX, KlEstimator, PolicyBound, PolicyLoss, ValueLoss};
+use ottava_tensor::ops::{KlEstimator, PolicyBound, PolicyLoss, ValueLoss};
 use ottava_tensor::testing::values;
 use ottava_tensor::{DType, Device, Tensor};
-use ottava_train::objective::rollout::{End, Estimates, Policy, PolicyMicroBatch, Sample, Scored, set_row};
+use ottava_train::objective::rollout::{End, Estimates, Packing, Policy, PolicyMicroBatch, Sample, Scored};
 use ottava_train::step::{MicroBatch, Program, ProgramInputs};
 use std::rc::Rc;
 
@@ -42,17 +43,16 @@ fn loss_and_gradients(
 ) -> (f64, Vec<(String, Vec<f64>)>) {
     let purpose = Purpose::Train(MemoryPolicy::FULL);
     let mut model = Decoder::new(sizes, &double(), &Device::Cpu, purpose, TOKENS, weights).unwrap();
-    let (samples, all) = (samples(), ROWS * TOKENS);
-    let mut batch = Batch::whole(vec![0; all], vec![IGNORE_INDEX; all], ROWS);
-    for (row, Scored { sample, .. }) in samples.iter().enumerate() {
-        set_row(&mut batch, row, sample, 0);
-    }
-    let ids = |ids: &[i32]| Tensor::from_slice(&Device::Cpu, &[all], ids).unwrap();
+    let samples = samples();
+    let all: Vec<&Sample> = samples.iter().map(|scored| &scored.sample).collect();
+    // Both samples are in one row, and the other row is padding.
+    let packing = Packing { rows: ROWS, max_length: TOKENS, end: 0 };
+    let packed = packing.pack(&all, RowShare { rank: 0, world: 1 }).remove(0);
+    assert_eq!(packed.places.iter().map(|place| place.start).collect::<Vec<_>>(), [0, 7]);
     let mut loss = PolicyMicroBatch::new(how, Rc::default(), ROWS, TOKENS, &Device::Cpu, DType::F64).unwrap();
-    loss.load(&samples).unwrap();
-    let sequences = sequences(&Device::Cpu, ROWS, all);
-    let (inputs, targets) = (ids(&batch.inputs), ids(&batch.targets));
-    let micro_batches = &[MicroBatch { inputs, targets, sequences, loss: Box::new(loss) }];
+    loss.load(&samples.iter().collect::<Vec<_>>(), &packed).unwrap();
+    let micro_batch = MicroBatch::new(&packed.batch, &Device::Cpu, ShardPlace::ALONE).unwrap();
+    let micro_batches = &[MicroBatch { loss: Box::new(loss), ..micro_batch }];
     let scale = loss_scale(Tensor::from_slice(&Device::Cpu, &[1], &[SCALE]).unwrap());
     let (loss_scale, partition) = (Some(&scale), &Partition::solo());
     let inputs = ProgramInputs { micro_batches, loss_scale, precision: StepPrecision::Recipe, partition };

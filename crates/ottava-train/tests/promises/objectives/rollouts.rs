@@ -17,7 +17,7 @@ use ottava_settings::{
 };
 use ottava_tensor::Device;
 use ottava_tensor::ops::IGNORE_INDEX;
-use ottava_train::objective::rollout::{Sample, sample, seed_of};
+use ottava_train::objective::rollout::{Draw, Sample, sample, seed_of};
 use ottava_train::step::host::values;
 use ottava_train::step::{MicroBatch, TrainStep, token_losses};
 use ottava_train::trainer::{Start, Trainer};
@@ -86,20 +86,22 @@ fn log_probabilities_of_draws_are_those_of_training() {
         };
         let mut engine = Engine::to_lend(&model, &options).unwrap();
         let prompt = |tokens: u32| -> Vec<u32> { (0..tokens).map(|i| (7 * i + tokens) % 96).collect() };
-        let prompts: Vec<_> =
-            (0..8).map(|i| (prompt([3, 11, 3, 40, 33, 1, 40, 16][i]), seed_of([1, 2, 3, i as u64]))).collect();
+        let draw_of = |(i, length)| Draw { prompt: prompt(length), seed: seed_of([1, 2, 3, i]), max_tokens: 20 };
+        let wanted: Vec<Draw> = (0..).zip([3, 11, 3, 40, 33, 1, 40, 16]).map(draw_of).collect();
         let draw = |model: &mut Decoder, engine: &mut Engine| {
             let work = |engine: &mut Engine| {
-                let mut samples = sample(engine, &prompts, 20, &[5], 1.0)?;
+                let mut samples = sample(engine, &wanted, &[5], 1.0)?;
                 for turn in 1..3 {
                     let answer = |sample: &mut Sample| sample.tokens.extend([40 + turn, 7, 40]);
                     let mut open: Vec<_> = samples.iter_mut().filter(|sample| sample.tokens.len() < 12).collect();
                     open.iter_mut().for_each(|sample| answer(sample));
-                    let next = |sample: &&mut Sample| {
-                        ([&sample.prompt[..], &sample.tokens].concat(), seed_of([4, turn.into(), 5, 6]))
+                    let next = |sample: &&mut Sample| Draw {
+                        prompt: [&sample.prompt[..], &sample.tokens].concat(),
+                        seed: seed_of([4, turn.into(), 5, 6]),
+                        max_tokens: 4,
                     };
                     let next: Vec<_> = open.iter().map(next).collect();
-                    let turns = sample(engine, &next, 4, &[5], 1.0)?;
+                    let turns = sample(engine, &next, &[5], 1.0)?;
                     open.iter_mut().zip(turns).for_each(|(sample, turn)| sample.add_turn(turn));
                 }
                 Ok(samples)
@@ -342,7 +344,7 @@ fn groups_without_a_difference_are_replaced() {
     write_inputs(folder.path());
     let config = |name: &str| {
         let mut config = config(folder.path(), &folder.path().join(name), RecipeName::Fp32, 2);
-        (config.reinforcement.dynamic_sampling, config.reinforcement.max_rounds) = (true, 8);
+        (config.reinforcement.sampling.dynamic_sampling, config.reinforcement.sampling.max_rounds) = (true, 8);
         config
     };
     train(&config("replaced"), &Device::Cpu, &Start::New, u64::MAX).unwrap();

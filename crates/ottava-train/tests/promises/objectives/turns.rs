@@ -96,7 +96,7 @@ fn a_run_with_turns_resumes_in_the_middle_of_a_generation() {
     let config = |output: &Path| {
         let mut config = run(folder.path(), output, RecipeName::Fp8Block, 4, GAME);
         config.reinforcement.correction.mode = CorrectionMode::TokenMask;
-        (config.reinforcement.dynamic_sampling, config.data.val_set_size) = (true, 0.0);
+        (config.reinforcement.sampling.dynamic_sampling, config.data.val_set_size) = (true, 0.0);
         config
     };
     train(&config(&unbroken), &Device::Cpu, &Start::New, u64::MAX).unwrap();

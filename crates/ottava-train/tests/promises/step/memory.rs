@@ -105,8 +105,9 @@ fn a_run_that_draws_holds_what_was_planned() {
     let planned = |(kv_cache_tokens, slack)| {
         let output = tempfile::tempdir().unwrap();
         let mut config = rollouts::config(inputs.path(), &output.path().join("run"), RecipeName::Fp8Row, 5);
-        config.reinforcement.kv_cache_tokens = kv_cache_tokens;
-        config.reinforcement.max_completion_length = 8;
+        config.reinforcement.sampling.kv_cache_tokens = kv_cache_tokens;
+        // Two completions have no room in a row, so steps run all micro-batches, as planned.
+        (config.reinforcement.max_completion_length, config.data.max_length) = (8, 14);
         expect_planned(&format!("{kv_cache_tokens} tokens"), config, slack)
     };
     let [few, many] = [(32, 1.02), (0, 1.5)].map(planned);

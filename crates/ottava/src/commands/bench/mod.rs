@@ -6,6 +6,7 @@ mod decode;
 mod gemm;
 mod kernels;
 mod linear;
+mod rollouts;
 mod shared;
 mod train;
 
@@ -17,6 +18,7 @@ use gemm::Gemm;
 use kernels::Kernels;
 use linear::Linear;
 use ottava_common::Result;
+use rollouts::Rollouts;
 use train::Train;
 
 /// Measure this machine: kernels relative to the memory bandwidth, collectives, and whole training steps.
@@ -33,6 +35,7 @@ use train::Train;
   ottava bench train --model llama-3-8b --gpus 2
   ottava bench decode --model llama-3-8b --batch 1,16 --kv-cache-dtype auto,fp8 --prefill 8192
   ottava bench decode --model llama-3-70b --gpus 2 --recipes fp8-row --kv-cache-dtype fp8
+  ottava bench rollouts --model llama-3-8b --recipes bf16,fp8-row --prompts 64
   ottava bench comm --gpus 2")]
 pub struct Bench {
     #[command(subcommand)]
@@ -47,6 +50,7 @@ enum What {
     Attention(Attention),
     Train(Train),
     Decode(Decode),
+    Rollouts(Rollouts),
     Comm(CommArgs),
 }
 
@@ -59,6 +63,7 @@ impl Bench {
             What::Attention(command) => command.run(),
             What::Train(command) => command.run(),
             What::Decode(command) => command.run(),
+            What::Rollouts(command) => command.run(),
             What::Comm(command) => command.run(),
         }
     }

@@ -1,8 +1,8 @@
 //! Measurements and output that several benchmarks share.
 
 use ottava_common::{Error, Result};
-use ottava_recipe::storage::Gradients;
-use ottava_settings::DeviceChoice;
+use ottava_recipe::storage::{Gradients, Storage};
+use ottava_settings::{DeviceChoice, formats};
 use ottava_tensor::Device;
 use ottava_tensor::bench::{Cost, Meter, Rates};
 
@@ -59,4 +59,14 @@ pub(super) fn gradients(text: &str) -> Result<Gradients, String> {
         "float8" => Ok(Gradients::Float8),
         other => Err(format!("`{other}` is not a way to keep gradients; float32, bfloat16 and float8 are")),
     }
+}
+
+/// The storage of the optimizer that `text` names.
+pub(super) fn storage(text: &str) -> Result<Storage, String> {
+    let known = Storage::ALL.into_iter().find(|storage| storage.as_str() == text);
+    // The storage names of the old key are accepted too.
+    let old = || Some(formats(&[format!("optimizer.storage={text}")]).ok()?.optimizer.storage);
+    known
+        .or_else(old)
+        .ok_or_else(|| format!("`{text}` is no storage; there are {}", Storage::ALL.map(Storage::as_str).join(", ")))
 }

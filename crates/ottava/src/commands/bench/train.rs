@@ -1,6 +1,6 @@
 //! `ottava bench train`.
 
-use super::shared::{gib, share};
+use super::shared::{gib, share, storage};
 use crate::output::print_json;
 use crate::ranks::{Job, RankArgs, Role};
 use clap::Args;
@@ -163,13 +163,4 @@ fn print_families(rows: &[TrainRow]) {
             out!("{:<24} {:>9.2} {:>9.1}", family.family, family.milliseconds, share(family.milliseconds, step));
         }
     }
-}
-
-fn storage(text: &str) -> Result<Storage, String> {
-    let known = Storage::ALL.into_iter().find(|storage| storage.as_str() == text);
-    // The storage names of the old key are accepted too.
-    let old = || Some(formats(&[format!("optimizer.storage={text}")]).ok()?.optimizer.storage);
-    known
-        .or_else(old)
-        .ok_or_else(|| format!("`{text}` is no storage; there are {}", Storage::ALL.map(Storage::as_str).join(", ")))
 }

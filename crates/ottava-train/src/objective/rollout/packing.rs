@@ -1,0 +1,162 @@
+//! Micro-batches of samples. A row holds several samples, each a document of its own, so that short completions do not leave rows empty.
+
+use super::sample::{Sample, write_sample};
+use ottava_data::{Batch, RowShare};
+use ottava_tensor::ops::IGNORE_INDEX;
+use std::cmp::Reverse;
+
+/// The shape of the micro-batches that samples are packed into.
+#[derive(Clone, Copy, Debug)]
+pub struct Packing {
+    /// Rows of a micro-batch.
+    pub rows: usize,
+    /// Tokens of a row.
+    pub max_length: usize,
+    /// The token that fills a row.
+    pub end: u32,
+}
+
+/// A micro-batch of samples.
+#[derive(Clone, Debug)]
+pub struct PackedBatch {
+    /// The tokens.
+    pub batch: Batch,
+    /// The samples of the micro-batch.
+    pub places: Vec<Place>,
+}
+
+/// Where a sample is in a micro-batch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// The number of the sample.
+    pub sample: usize,
+    /// The place of its first token.
+    pub start: usize,
+}
+
+/// The samples of a row, at most. A row of `max_length` tokens has room for samples of 64 tokens, and for four samples however short it is: attention
+/// launches work for each possible document.
+pub fn samples_of_row(max_length: usize) -> usize {
+    (max_length / 64).max(4)
+}
+
+/// The documents of a row, at most: its samples and its padding.
+pub fn documents_of_row(max_length: usize) -> usize {
+    samples_of_row(max_length) + 1
+}
+
+impl Packing {
+    /// Packs `samples` into micro-batches, and returns the micro-batches of this rank. Each rank gets equally many micro-batches, and rows that differ by
+    /// one at most. There are never more rows than samples.
+    pub fn pack(&self, samples: &[&Sample], share: RowShare) -> Vec<PackedBatch> {
+        let all = self.rows_of(samples);
+        let count = all.len().div_ceil(share.world).div_ceil(self.rows);
+        let mine: Vec<&[usize]> = all.iter().skip(share.rank).step_by(share.world).map(Vec::as_slice).collect();
+        (0..count).map(|at| self.batch(samples, mine.get(at * self.rows..).unwrap_or_default())).collect()
+    }
+
+    /// A micro-batch without samples.
+    pub fn empty(&self) -> PackedBatch {
+        self.batch(&[], &[])
+    }
+
+    /// The samples of each row: the longest samples first, each in the first row that has room for it.
+    fn rows_of(&self, samples: &[&Sample]) -> Vec<Vec<usize>> {
+        let mut order: Vec<usize> = (0..samples.len()).collect();
+        order.sort_by_key(|&at| (Reverse(samples[at].length()), at));
+        let (most, mut rows, mut free) = (samples_of_row(self.max_length), Vec::<Vec<usize>>::new(), Vec::new());
+        for at in order {
+            let length = samples[at].length();
+            let has_room = |row: &usize| free[*row] >= length && rows[*row].len() < most;
+            let row = (0..rows.len()).find(has_room).unwrap_or_else(|| {
+                rows.push(Vec::new());
+                free.push(self.max_length);
+                rows.len() - 1
+            });
+            rows[row].push(at);
+            free[row] -= length;
+        }
+        rows
+    }
+
+    /// The micro-batch of the first of `rows`, which hold the numbers of `samples`.
+    fn batch(&self, samples: &[&Sample], rows: &[&[usize]]) -> PackedBatch {
+        let Packing { rows: count, max_length, end } = *self;
+        let tokens = count * max_length;
+        let mut batch = Batch::whole(vec![end as i32; tokens], vec![IGNORE_INDEX; tokens], count);
+        let (mut places, mut documents) = (Vec::new(), Vec::new());
+        for row in 0..count {
+            let first = row * max_length;
+            let mut start = first;
+            for &sample in rows.get(row).copied().unwrap_or_default() {
+                write_sample(&mut batch, start, samples[sample]);
+                places.push(Place { sample, start });
+                documents.push(samples[sample].length());
+                start += samples[sample].length();
+            }
+            batch.padding[row] = first + max_length - start;
+            documents.extend(Some(batch.padding[row]).filter(|&padding| padding > 0));
+        }
+        batch.documents = Some(documents);
+        PackedBatch { batch, places }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::objective::rollout::End;
+    use ottava_common::hash::mix;
+
+    const ROWS: Packing = Packing { rows: 2, max_length: 16, end: 1 };
+    const ALONE: RowShare = RowShare { rank: 0, world: 1 };
+
+    fn sample(length: usize, token: u32) -> Sample {
+        let tokens = vec![token; length - 2];
+        Sample::of_turn(vec![7, token], tokens.clone(), vec![-0.5; tokens.len()], End::Text)
+    }
+
+    #[test]
+    fn samples_share_rows_and_are_documents() {
+        let x = IGNORE_INDEX;
+        let all = [sample(4, 20), sample(9, 21), sample(16, 22)];
+        let packed = ROWS.pack(&all.each_ref(), ALONE);
+        assert_eq!(packed.len(), 1);
+        let PackedBatch { batch, places } = &packed[0];
+        let places: Vec<_> = places.iter().map(|place| (place.sample, place.start)).collect();
+        assert_eq!(places, [(2, 0), (1, 16), (0, 25)]);
+        assert_eq!(batch.inputs[16..], [7, 21, 21, 21, 21, 21, 21, 21, 21, 7, 20, 20, 20, 1, 1, 1]);
+        assert_eq!(batch.targets[16..], [x, 21, 21, 21, 21, 21, 21, 21, x, x, 20, 20, x, x, x, x]);
+        assert_eq!((batch.documents.as_deref(), &batch.padding[..]), (Some(&[16, 9, 4, 3][..]), &[0, 3][..]));
+    }
+
+    /// Each sample is in one micro-batch of one rank, no row overflows, and no rank has more rows than it has samples of a step.
+    #[test]
+    fn every_sample_is_packed_once() {
+        for (count, world) in [(1, 1), (8, 1), (8, 2), (24, 4), (24, 3)] {
+            for seed in 0..20 {
+                let length = |at: usize| 3 + (mix(seed * 100 + at as u64) % 14) as usize;
+                let all: Vec<Sample> = (0..count).map(|at| sample(length(at), 10 + at as u32)).collect();
+                let refs: Vec<&Sample> = all.iter().collect();
+                let of_ranks: Vec<_> = (0..world).map(|rank| ROWS.pack(&refs, RowShare { rank, world })).collect();
+                let mut found = Vec::new();
+                for packed in of_ranks.iter().flatten() {
+                    let documents = packed.batch.documents.as_ref().unwrap();
+                    assert_eq!(documents.iter().sum::<usize>(), 32);
+                    assert!(documents.len() <= 2 * documents_of_row(16));
+                    for &Place { sample, start } in &packed.places {
+                        let tokens: Vec<i32> =
+                            all[sample].prompt.iter().chain(&all[sample].tokens).map(|&token| token as i32).collect();
+                        assert_eq!(packed.batch.inputs[start..][..tokens.len()], tokens);
+                        assert_eq!(start / 16, (start + tokens.len() - 1) / 16);
+                        found.push(sample);
+                    }
+                }
+                found.sort_unstable();
+                assert_eq!(found, (0..count).collect::<Vec<_>>());
+                assert!(of_ranks.iter().all(|own| own.len() == of_ranks[0].len()));
+                assert!(of_ranks[0].len() <= count.div_ceil(world).div_ceil(2));
+            }
+        }
+    }
+}
