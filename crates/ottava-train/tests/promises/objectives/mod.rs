@@ -2,6 +2,7 @@
 
 pub mod bandit;
 pub mod distillation;
+pub mod divided_draws;
 pub mod label_smoothing;
 pub mod policy;
 pub mod ppo;
