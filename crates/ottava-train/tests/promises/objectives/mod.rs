@@ -12,5 +12,6 @@ pub mod preference_losses;
 pub mod reward;
 pub mod reward_models;
 pub mod rollouts;
+pub mod seeds;
 pub mod sft;
 pub mod turns;
