@@ -41,8 +41,8 @@ ranks() { OTTAVA_COMBINATIONS=full promises ranks:: && OTTAVA_RANKS=full cli ran
 # Every recipe with every way to recompute and to save activations, every mesh with every format of a checkpoint, and an interruption of every kind of
 # run after each step.
 combinations() { OTTAVA_COMBINATIONS=full promises families:: model_gradients:: recompute:: reopen:: resume:: sentinel::comparisons::; }
-# A run is killed 1,000 times at random moments.
-kill() { OTTAVA_KILLS=1000 cli kill; }
+# A run is killed 1,000 times at random moments, and two runs that draw completions 300 times each.
+kill() { OTTAVA_KILLS=1000 cli kill::a_run_killed_at && OTTAVA_KILLS=300 cli kill::a_run_with; }
 # A run with everything that decides is interrupted and killed at each step, on all axes.
 interruptions() { OTTAVA_INTERRUPTIONS=full promises interrupted_runs_end_as_unbroken_ones; }
 # At least 20,000 changed files, chat templates among them, each within the bounds of time and memory that its parser has.

@@ -304,9 +304,9 @@ impl Decoder {
         self.stages.len()
     }
 
-    /// Returns the trained parameters, grouped by unit in the order of [`Stage::units_mut`], and the scaling state of all casts.
+    /// Returns the parameters, grouped by unit in the order of [`Stage::units_mut`], and the scaling state of all casts.
     pub fn units_and_scaling(&mut self) -> (Vec<Vec<&mut Param>>, &mut ScalingState) {
-        (self.stages.iter_mut().flat_map(Stage::units_mut).map(trained).collect(), &mut self.scaling)
+        (self.stages.iter_mut().flat_map(Stage::units_mut).collect(), &mut self.scaling)
     }
 
     /// Returns all trained parameters, and the scaling state of all casts.

@@ -21,7 +21,7 @@
 //! | gathers of weights and reductions of gradients, overlapped with compute | `exchange.rs`, `reduction.rs` |
 //! | pipelines: schedules, stages of equal cost, messages | `schedule.rs`, `spans.rs`, `pipeline.rs`, `sent.rs` |
 //! | maxima of amaxes, norms and casts over ranks | `amaxes.rs`, `norm.rs`, `casts.rs` |
-//! | whole weights and whole matrices of divided parameters | `whole.rs`, `matrices.rs`, `prepare.rs` |
+//! | whole weights and whole matrices of divided parameters | `whole.rs`, `whole_weights.rs`, `matrices.rs`, `prepare.rs` |
 //! | checksums of replicas | `replicas.rs` |
 //!
 //! `Ranks` owns the mesh. Decisions that concern all ranks (launches, stops, failures, equal settings) use the group of all ranks. A reduction uses
@@ -66,6 +66,7 @@ mod slices;
 mod spans;
 mod tensor;
 mod whole;
+mod whole_weights;
 mod zero;
 
 pub use exchange::Exchange;
@@ -78,4 +79,5 @@ pub use schedule::{Message, Part, Schedule, ScheduleKind, Task};
 pub use sent::SentActivations;
 pub use slices::{GRANULE, Slices};
 pub use spans::{divide, expect_blocks};
+pub use whole_weights::WholeWeights;
 pub use zero::Zero;

@@ -88,10 +88,12 @@ impl Partition {
         let whole_slots = whole_slots.collect();
         if ranks.sharing(Shared::Slices).size() > 1 {
             let (units, scaling) = model.units_and_scaling();
-            for mut params in units.into_iter().filter(|params| !params.is_empty()) {
+            for mut params in units {
+                params.retain(|param| param.is_trained());
+                let Some(first) = params.first() else { continue };
+                let unit = first.identity.id.unit;
                 let of_experts = params.iter().filter(|param| param.identity.is_of_experts());
                 expert_slots.extend(of_experts.filter_map(|param| slot_of(param)));
-                let unit = params[0].identity.id.unit;
                 let kinds = [(false, false), (false, true), (true, false), (true, true)];
                 // Experts that no other rank has are treated as on a single rank.
                 for (experts, codes) in kinds.into_iter().filter(|(experts, _)| ranks.replicas_of(*experts).size() > 1)
@@ -161,6 +163,12 @@ impl Partition {
     /// Returns whether ranks divide anything (ZeRO stage 1 or more).
     pub fn divides(&self) -> bool {
         self.zero > Zero::Nothing && self.ranks.sharing(Shared::Slices).size() > 1
+    }
+
+    /// Returns whether ranks keep the gathered weights of `param` until the update, as codes or as values.
+    pub(super) fn keeps_gathered(&self, param: &Param, as_codes: bool) -> bool {
+        let keeps = |bucket: &Bucket| !bucket.stores_slice() && bucket.gathers_codes() == as_codes;
+        self.buckets().iter().any(|bucket| bucket.number_of(param).is_some() && keeps(bucket))
     }
 
     /// Returns whether codes are written on the device and then copied to host memory. Then parameters are updated and cast in parts, so that few

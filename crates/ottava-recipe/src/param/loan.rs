@@ -34,6 +34,11 @@ impl Loan {
         self.0.extend(other.0);
     }
 
+    /// Returns whether the loan has a weight of the parameter.
+    pub fn has(&self, param: ParamId) -> bool {
+        self.of(param).next().is_some()
+    }
+
     /// Returns all lent weights, by parameter.
     pub fn into_weights(self) -> Vec<(ParamId, LoanedWeight)> {
         self.0

@@ -3,6 +3,7 @@
 mod divided;
 mod sliced;
 
+pub use divided::ForwardWeight;
 pub use sliced::{SliceWrite, Writer};
 
 use super::builder::{Builder, Init, Purpose, WeightSource};

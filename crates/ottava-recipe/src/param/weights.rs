@@ -184,6 +184,11 @@ impl Weights {
         self.value = Some(value);
     }
 
+    /// Exchanges the stored weights that layers read with `value`, but not the master weights.
+    pub(super) fn exchange_value(&mut self, value: &mut Option<Tensor>) {
+        std::mem::swap(&mut self.value, value);
+    }
+
     /// Drops the weights that layers read if they can be computed from F16 master weights: products read FP8 codes, and casts read the master
     /// weights.
     pub fn drop_value(&mut self) {

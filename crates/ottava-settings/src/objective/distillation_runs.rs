@@ -5,7 +5,6 @@ use crate::demands::Problems;
 use ottava_common::error::{Error, Result};
 use ottava_data::Packing;
 use ottava_models::{ConfigFile, DecoderConfig, language_model_config};
-use ottava_parallel::Zero;
 use ottava_recipe::{Precision, Recipe, RecipeName};
 use ottava_tensor::Device;
 
@@ -32,11 +31,6 @@ impl RunConfig {
         all.demand(
             d.max_completion_length > 0,
             "`distillation.max_completion_length` is 0; a drawn completion has at least one token",
-        );
-        all.demand(
-            !d.draws() || self.parallel.zero != Zero::Weights,
-            "`parallel.zero` is 3, which divides the weights, and with `distillation.lmbda` above 0 a model that draws completions is whole on each rank; \
-             set it to 0, 1 or 2",
         );
         all.demand(
             !d.draws() || (matches!(self.data.packing, Packing::Auto | Packing::None) && self.data.document_mask != Some(true)),

@@ -6,7 +6,6 @@ use crate::{ReinforcementConfig, RunConfig, WeightInit};
 use ottava_common::error::{Error, Result};
 use ottava_data::{DataSet, Formatting, Packing, PromptSet, RecordKind, TrainingData};
 use ottava_models::{ConfigFile, DecoderConfig, decoder_config};
-use ottava_parallel::Zero;
 use ottava_rewards::RewardKind;
 use std::path::Path;
 
@@ -37,10 +36,6 @@ impl RunConfig {
                 format!("`parallel.{key}` is {ranks}, and a model that draws completions is whole on each rank; set it to 1, and `parallel.auto` to false"),
             );
         }
-        all.demand(
-            p.zero != Zero::Weights,
-            "`parallel.zero` is 3, which divides the weights, and a model that draws completions is whole on each rank; set it to 0, 1 or 2",
-        );
         all.demand(
             r.loss.beta == 0.0 || self.lora.r > 0 || self.model.init == WeightInit::Pretrained,
             "`reinforcement.loss.beta` is above 0, and `model.init` is \"random\": the reference model is the model that the run starts from, which has learned nothing; set one of them",

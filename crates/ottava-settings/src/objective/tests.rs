@@ -52,7 +52,6 @@ fn reinforcement_learning_refuses_what_does_not_go_together() {
         ("[reinforcement.loss]\ndelta = 1.1", "`reinforcement.loss.delta` must be above"),
         ("[reinforcement.correction]\nmax = 0.5", "`reinforcement.correction.max` at least 1"),
         ("[parallel]\ntensor = 2", "`parallel.tensor` is 2"),
-        ("[parallel]\nzero = 3", "`parallel.zero` is 3"),
         ("[preference]\nloss_type = \"ipo\"", "a run has one objective"),
     ] {
         let error = error(keys);
@@ -93,7 +92,6 @@ fn distillation_refuses_what_does_not_go_together() {
         ("beta = 1.5", "`distillation.beta` must be from 0"),
         ("temperature = 0.0", "`distillation.temperature` must be above 0"),
         ("lmbda = 1.5", "`distillation.lmbda` is a share of the steps"),
-        ("lmbda = 0.5\n[parallel]\nzero = 3", "`parallel.zero` is 3"),
         ("[parallel]\ntensor = 2", "`parallel.tensor` is 2, and the teacher"),
         ("[preference]\nloss_type = \"ipo\"", "a run has one objective"),
         ("[[reinforcement.rewards]]\ntype = \"math\"", "a run has one objective"),

@@ -6,6 +6,7 @@ use ottava_recipe::Precision;
 use ottava_tensor::bench::{AttentionRow, Meter};
 use ottava_tensor::ops::AttentionSpec;
 use serde_json::{Value, json};
+use std::path::Path;
 
 /// Returns the keys of `config.json` of known models. The number of positions is large enough for every benchmark.
 fn keys() -> Vec<(&'static str, Value)> {
@@ -72,14 +73,23 @@ pub fn models() -> Vec<(&'static str, DecoderConfig)> {
     keys().into_iter().map(|(name, keys)| (name, read(name, keys))).collect()
 }
 
-/// Returns the shape of the model called `name`.
+/// Returns the shape of the known model called `name`, or of the model whose folder, or `config.json`, is at the path `name`.
+///
+/// Errors with [`Error::Config`] if there is neither, and as [`ConfigFile::read`] and [`decoder_config`].
 pub fn model(name: &str) -> Result<DecoderConfig> {
+    let path = Path::new(name);
+    if path.exists() {
+        return decoder_config(&ConfigFile::read(path)?);
+    }
     let known = models();
     if let Some((_, sizes)) = known.iter().find(|(known, _)| *known == name) {
         return Ok(sizes.clone());
     }
     let names: Vec<_> = known.iter().map(|(name, _)| *name).collect();
-    Err(Error::Config(format!("there is no model `{name}`; there are {}", names.join(", "))))
+    Err(Error::Config(format!(
+        "there is no model `{name}`, and no folder or config.json at this path; known models are {}",
+        names.join(", ")
+    )))
 }
 
 /// Times each kind of attention in a model of `sizes`, for `tokens` tokens in sequences of `seq_len` tokens.

@@ -7,6 +7,7 @@ use crate::step::{Loss, Metrics, TrainStep};
 use ottava_common::error::Result;
 use ottava_data::{Batch, DataState, RowShare, TrainingData};
 use ottava_models::{ConfigFile, Decoder};
+use ottava_parallel::Partition;
 use ottava_recipe::mode::StepPrecision;
 use ottava_settings::RunConfig;
 use ottava_tensor::{DType, Device};
@@ -31,8 +32,8 @@ pub trait Objective {
         Ok(())
     }
 
-    /// Draws completions by `model`, if [`Rows::load`] does, so that a plan counts their memory.
-    fn rehearse_draws(&self, _model: &mut Decoder, _config: &RunConfig) -> Result<()> {
+    /// Draws completions by `model`, which `partition` divides, if [`Rows::load`] does, so that a plan counts their memory.
+    fn rehearse_draws(&self, _model: &mut Decoder, _partition: &Partition, _config: &RunConfig) -> Result<()> {
         Ok(())
     }
 

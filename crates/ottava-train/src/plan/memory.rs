@@ -270,7 +270,7 @@ impl Rehearsal<'_> {
         match phase {
             Phase::Rows => {
                 let config = &self.config.run;
-                self.run.objective.rehearse_draws(&mut self.run.model, config)?;
+                self.run.objective.rehearse_draws(&mut self.run.model, self.run.step.partition(), config)?;
                 self.run.objective.run_other_models(&mut self.run.step)?;
                 self.run_passes(phase, precision)
             }
@@ -403,6 +403,7 @@ fn describe(scope: &str, config: &ResolvedConfig) -> String {
         }
         "head" => "logits of a chunk of tokens, and gradients of the head".into(),
         "backward" => "gradients of activations, and recomputed operands".into(),
+        "whole weights" => "whole weights that draws read, gathered from all ranks".into(),
         "draws" => "KV cache of draws, and their activations and logits".into(),
         "teacher" => "weights, activations and logits of the teacher".into(),
         "reward model" => "weights and activations of reward models".into(),

@@ -386,6 +386,29 @@ fn memory_that_runs_out_is_explained() {
     assert_eq!(other.to_string(), "something else");
 }
 
+/// In stage 3, a rank holds the whole weights while it draws: codes of the blocks, and BF16 values of embedding and head. In stage 1, it draws from the
+/// buffers that it keeps.
+#[test]
+fn a_plan_counts_the_whole_weights_of_draws() {
+    let sizes = model("llama-3-8b").unwrap();
+    let planned = |zero| {
+        let mut config = run(RecipeName::Fp8Block, Some(Recompute::Full), true);
+        (config.data.max_length, config.training.per_device_train_batch_size) = (64, 8);
+        (config.parallel.data, config.parallel.zero, config.reinforcement.kv_cache_tokens) = (8, zero, 64);
+        config.precision.exceptions.skip_slow_linears = false;
+        config.reinforcement.rewards = vec!["type = 'math'".parse::<toml::Table>().unwrap().try_into().unwrap()];
+        let plan = MemoryPlan::new(&ResolvedConfig::fastest(&config), &sizes, &gpu(140.0)).unwrap();
+        plan.lines.into_iter().find(|line| line.what.starts_with("whole weights")).map_or(0, |line| line.bytes)
+    };
+    let (block, vocabulary) = (218_103_808_u64, 2 * 2 * 128_256 * 4096);
+    // The buffers of gathers stay allocated: embedding, head, and a block.
+    let expected = 32 * block + vocabulary + vocabulary + block;
+    let bytes = planned(Zero::Weights) as f64 / expected as f64;
+    // Scales of 128x128 blocks.
+    assert!((1.0..1.001).contains(&bytes), "{bytes}");
+    assert_eq!(planned(Zero::OptimizerStates), 0);
+}
+
 /// Returns the traffic that one of several ranks sends in each step after the first step.
 fn sent_in_steps(config: &RunConfig, sizes: &DecoderConfig, comm: Group) -> Vec<Traffic> {
     let shape = config.parallel.mesh(comm.size()).unwrap();

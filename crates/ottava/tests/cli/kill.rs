@@ -1,14 +1,13 @@
-//! Tests that a run that is killed repeatedly at random moments ends like an uninterrupted run.
+//! Tests that runs that are killed repeatedly at random moments end like uninterrupted runs.
 
-use crate::setup::{Run, steps};
+use crate::setup::Run;
 use serde_json::Value;
 use std::io::Read;
 use std::path::Path;
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// The number of steps of the run.
-const STEPS: u64 = 36;
+/// The arguments of a run of 36 steps.
 const TRAIN: [&str; 12] = [
     "train",
     "run.toml",
@@ -24,16 +23,16 @@ const TRAIN: [&str; 12] = [
     "save_total_limit=3",
 ];
 
-/// Returns the lines of metrics without times and memory.
-fn metrics(run: &Path) -> Vec<Value> {
+/// Returns the whole lines of a log of a run, without times and memory.
+fn log(run: &Path, name: &str) -> Vec<Value> {
     // A killed run may leave half a line at the end.
-    let text = std::fs::read_to_string(run.join("metrics.jsonl")).unwrap_or_default();
+    let text = std::fs::read_to_string(run.join(name)).unwrap_or_default();
     let whole = text.split_inclusive('\n').filter(|line| line.ends_with('\n'));
     let mut lines: Vec<Value> = whole.map(|line| serde_json::from_str(line).unwrap()).collect();
     for line in &mut lines {
-        line.as_object_mut()
-            .unwrap()
-            .retain(|key, _| !["tokens_per_second", "peak_memory_bytes"].contains(&key.as_str()));
+        line.as_object_mut().unwrap().retain(|key, _| {
+            !["tokens_per_second", "peak_memory_bytes"].contains(&key.as_str()) && !key.starts_with("timing_s/")
+        });
     }
     lines
 }
@@ -61,22 +60,27 @@ impl Random {
     }
 }
 
-/// The run is killed `OTTAVA_KILLS` times (30 by default) at random moments: during its start, its first save, later saves, steps and evaluations,
-/// and after it has resumed from an older checkpoint.
-#[test]
-fn a_run_killed_at_random_moments_ends_as_the_unbroken_one() {
-    let kills: u64 = std::env::var("OTTAVA_KILLS").map_or(30, |count| count.parse().unwrap());
-    let unbroken = Run::new();
+/// The number of kills: `OTTAVA_KILLS`, or `default`.
+fn kills(default: u64) -> u64 {
+    std::env::var("OTTAVA_KILLS").map_or(default, |count| count.parse().unwrap())
+}
+
+/// Kills runs of `steps` steps at random moments until they were killed `kills` times. `new` makes the inputs of a run, and `train` are the arguments. A run
+/// that ends in spite of kills must equal an unbroken run, and another run follows it.
+fn kill_at_random_moments(new: impl Fn() -> Run, train: &[&str], steps: u64, kills: u64) {
+    let unbroken = new();
     let begin = Instant::now();
-    unbroken.succeed(&TRAIN);
+    unbroken.succeed(train);
     let whole = begin.elapsed();
-    let expected = metrics(&unbroken.path("run"));
+    let logs = |run: &Run| ["metrics.jsonl", "completions.jsonl"].map(|name| log(&run.path("run"), name));
+    let expected = logs(&unbroken);
     let end = |run: &Run| {
-        let folder = run.path(&format!("run/checkpoints/checkpoint-{STEPS}"));
+        let folder = run.path(&format!("run/checkpoints/checkpoint-{steps}"));
         let files = ["model.safetensors", "training/optimizer.safetensors", "training/scaling.safetensors"];
-        files.map(|name| std::fs::read(folder.join(name)).unwrap())
+        files.map(|name| std::fs::read(folder.join(name)).unwrap_or_default())
     };
-    let (mut random, mut run, mut killed, mut finished, mut went_back) = (Random(7), Run::new(), 0, 0, 0);
+    assert!(!end(&unbroken)[0].is_empty());
+    let (mut random, mut run, mut killed, mut finished, mut went_back) = (Random(7), new(), 0, 0, 0);
     while killed < kills {
         let folder = run.path("run");
         let saved = checkpoints(&folder);
@@ -89,7 +93,7 @@ fn a_run_killed_at_random_moments_ends_as_the_unbroken_one() {
         };
         went_back += u64::from(back.is_some());
         let mut child =
-            run.command(&[&TRAIN, resume].concat()).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+            run.command(&[train, resume].concat()).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
         std::thread::sleep(Duration::from_micros(random.below(whole.as_micros() as u64 * 2 / 3)));
         let over = child.try_wait().unwrap();
         child.kill().unwrap();
@@ -101,22 +105,103 @@ fn a_run_killed_at_random_moments_ends_as_the_unbroken_one() {
         } else {
             killed += 1;
         }
-        let found = metrics(&folder);
-        assert_eq!(found, expected[..found.len()], "{log}");
+        let found = logs(&run);
+        for (found, expected) in found.iter().zip(&expected) {
+            assert_eq!(found, &expected[..found.len()], "{log}");
+        }
         let saved = checkpoints(&folder);
         assert!(saved.last().copied() >= last_saved(&log), "{saved:?} after {log}");
         assert!(!log.contains("damaged"), "{log}");
         if over.is_some() {
-            assert_eq!(found.len(), expected.len());
+            assert_eq!(found, expected);
             assert!(end(&run) == end(&unbroken), "the weights differ after {killed} kills");
             finished += 1;
-            run = Run::new();
+            run = new();
         }
     }
     // The last killed run is resumed to its end.
     let resume: &[&str] = if checkpoints(&run.path("run")).is_empty() { &[] } else { &["--resume"] };
-    run.succeed(&[&TRAIN, resume].concat());
-    assert_eq!(steps(&run.path("run/metrics.jsonl")).len(), expected.len());
+    run.succeed(&[train, resume].concat());
+    assert_eq!(logs(&run), expected);
     assert!(end(&run) == end(&unbroken));
     eprintln!("{killed} kills, {finished} runs finished in spite of them, {went_back} went back");
+}
+
+/// The run is killed `OTTAVA_KILLS` times (30 by default) at random moments: during its start, its first save, later saves, steps and evaluations,
+/// and after it has resumed from an older checkpoint.
+#[test]
+fn a_run_killed_at_random_moments_ends_as_the_unbroken_one() {
+    kill_at_random_moments(Run::new, &TRAIN, 36, kills(30));
+}
+
+/// Scores a completion by its first token, after a moment.
+const REWARD: &str = r#"while read -r line; do
+    id=${line#*:}; id=${id%%,*}; sleep 0.002
+    case $line in *'"completion":"1'*) reward=1 ;; *'"completion":"'[2-9]*) reward=0.5 ;; *) reward=0 ;; esac
+    echo "{\"id\":$id,\"rewards\":[$reward]}"
+done"#;
+
+/// Answers turns, after a moment. A turn that begins with a digit is right, and a second turn ends the conversation.
+const GAME: &str = r#"while read -r line; do
+    id=${line#*:}; id=${id%%,*}; sleep 0.002
+    case $line in *'"completion":"'[0-9]*) reward=1 ;; *) reward=0 ;; esac
+    case $line in *'"turn":0'*) done=false ;; *) done=true ;; esac
+    echo "{\"id\":$id,\"steps\":[{\"done\":$done,\"message\":\"and\",\"reward\":$reward}]}"
+done"#;
+
+/// Returns the inputs of a run of twelve steps whose generations have the completions of three steps. `tables` say what scores and answers completions.
+fn policy(tables: &str) -> Run {
+    let run = Run::new();
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scripts/make-problems.sh");
+    assert!(Command::new("sh").arg(script).arg(run.path("problems")).status().unwrap().success());
+    run.write("reward.sh", REWARD.as_bytes());
+    run.write("game.sh", GAME.as_bytes());
+    let text = format!(
+        r#"output_dir = "run"
+device = "cpu"
+[model]
+path = "problems/model"
+init = "random"
+[data]
+train_files = ["problems/problems.jsonl"]
+val_set_size = 6
+max_length = 24
+[reinforcement]
+num_generations = 4
+prompts_per_generation = 6
+max_completion_length = 4
+{tables}
+[training]
+max_steps = 12
+per_device_train_batch_size = 8
+[evaluation]
+eval_steps = 5
+num_generations = 2
+[checkpoint]
+save_steps = 2
+save_total_limit = 2
+[optimizer]
+learning_rate = 1e-2
+[precision]
+recipe = "fp8-delayed"
+skip_slow_linears = false
+"#
+    );
+    run.write("run.toml", text.as_bytes());
+    run
+}
+
+/// Kills hit draws, rewards, steps, saves and evaluations. A run that resumes in the middle of a generation has the completions of the checkpoint.
+#[test]
+fn a_run_with_a_command_as_reward_survives_kills() {
+    let tables = "[[reinforcement.rewards]]\ntype = 'command'\nbatch_size = 1\ncommand = ['sh', 'reward.sh']";
+    kill_at_random_moments(|| policy(tables), &["train", "run.toml"], 12, kills(5));
+}
+
+/// Kills hit turns of conversations too.
+#[test]
+fn a_run_with_an_environment_survives_kills() {
+    let tables = "[reinforcement.environment]\nbatch_size = 1\ncommand = ['sh', 'game.sh']\nmax_turns = 3\n\
+                  [[reinforcement.rewards]]\ntype = 'environment'";
+    kill_at_random_moments(|| policy(tables), &["train", "run.toml"], 12, kills(5));
 }

@@ -7,7 +7,7 @@ use ottava_common::error::Result;
 use ottava_data::{Batch, RowShare, Tokenizer};
 use ottava_engine::{Engine, LogprobsMode};
 use ottava_models::Decoder;
-use ottava_parallel::Ranks;
+use ottava_parallel::Partition;
 use ottava_settings::{DistillationConfig, RunConfig};
 use ottava_tensor::ops::IGNORE_INDEX;
 
@@ -38,11 +38,16 @@ impl Draws {
         })
     }
 
-    /// Replaces the completions of `batches` by completions that `model` draws, in the share of the steps that the settings say. All `ranks` draw in the
-    /// same steps, each for its own rows.
+    /// Replaces the completions of `batches` by completions that `model` draws, in the share of the steps that the settings say. All ranks of `partition` draw
+    /// in the same steps, each for its own rows.
     ///
     /// Errors as [`sample`], on all ranks.
-    pub(super) fn replace(&mut self, model: &mut Decoder, batches: &mut [Batch], ranks: &Ranks) -> Result<Metrics> {
+    pub(super) fn replace(
+        &mut self,
+        model: &mut Decoder,
+        batches: &mut [Batch],
+        partition: &Partition,
+    ) -> Result<Metrics> {
         let step = self.step;
         self.step += 1;
         // The upper bits of a hash as a number from 0 to 1.
@@ -50,7 +55,7 @@ impl Draws {
         let draws = number < self.config.lmbda;
         let mut metrics = vec![("on_policy", f64::from(u8::from(draws)))];
         if draws {
-            let drawn = self.draw(model, batches, step);
+            let (drawn, ranks) = (self.draw(model, partition, batches, step), partition.ranks());
             let lengths = ranks.together("drawing completions", drawn)?;
             let mine = [lengths.len(), lengths.iter().sum()].map(|number| number as f64);
             let all = ranks.gather("lengths of completions", mine)?;
@@ -61,7 +66,13 @@ impl Draws {
     }
 
     /// Draws a completion for each row that has a prompt and room behind it, and returns their lengths.
-    fn draw(&mut self, model: &mut Decoder, batches: &mut [Batch], step: u64) -> Result<Vec<usize>> {
+    fn draw(
+        &mut self,
+        model: &mut Decoder,
+        partition: &Partition,
+        batches: &mut [Batch],
+        step: u64,
+    ) -> Result<Vec<usize>> {
         let DistillationConfig { max_completion_length, temperature, .. } = self.config;
         let (mut wanted, mut places) = (Vec::new(), Vec::new());
         for (number, batch) in batches.iter().enumerate() {
@@ -79,7 +90,7 @@ impl Draws {
         let stop_ids = self.tokenizer.eos_ids();
         // A completion ends where its row ends.
         let draw = |engine: &mut Engine| sample(engine, &wanted, stop_ids, temperature);
-        let drawn = self.drawer.lend(model, draw)?;
+        let drawn = self.drawer.lend(model, partition, draw)?;
         let end = self.tokenizer.eos_id().unwrap_or(0);
         for ((number, row), sample) in places.into_iter().zip(&drawn) {
             set_row(&mut batches[number], row, sample, end);

@@ -23,6 +23,7 @@ use crate::phase::Passes;
 use crate::step::{Loss, TrainStep};
 use ottava_common::error::Result;
 use ottava_models::Decoder;
+use ottava_parallel::Partition;
 use ottava_settings::RunConfig;
 use ottava_tensor::{DType, Device};
 use rows::DistillationRows;
@@ -69,11 +70,11 @@ impl Objective for Distillation {
         rows::observe(step)
     }
 
-    fn rehearse_draws(&self, model: &mut Decoder, config: &RunConfig) -> Result<()> {
+    fn rehearse_draws(&self, model: &mut Decoder, partition: &Partition, config: &RunConfig) -> Result<()> {
         if config.distillation.lmbda == 0.0 {
             return Ok(());
         }
-        self.rehearsed.borrow_mut().get_or_insert_with(|| draws::drawer(config)).rehearse(model)
+        self.rehearsed.borrow_mut().get_or_insert_with(|| draws::drawer(config)).rehearse(model, partition)
     }
 
     fn open(&self, opening: &Opening) -> Result<Box<dyn Rows>> {

@@ -38,7 +38,7 @@ impl Rows for DistillationRows {
 
     fn load(&mut self, model: &mut Decoder, step: &mut TrainStep, _: StepPrecision) -> Result<LoadedRows> {
         let mut batches = self.documents.next_batches(step.schedule().micro_batches)?;
-        let metrics = self.draws.replace(model, &mut batches, step.partition().ranks())?;
+        let metrics = self.draws.replace(model, &mut batches, step.partition())?;
         batches.iter().enumerate().try_for_each(|(number, batch)| step.load(number, batch))?;
         observe(step)?;
         Ok(LoadedRows { metrics, ..LoadedRows::default() })

@@ -61,3 +61,38 @@ fn credit_by_values(
         scored.advantages = advantages;
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::sample::{End, Sample};
+    use super::*;
+
+    /// A truncated completion is compared with the others, although its tokens may not count. A completion without a reward never counts.
+    #[test]
+    fn truncated_completions_count_unless_they_are_masked() {
+        let completion = |end, reward| Completion {
+            sample: Sample::of_turn(vec![1], vec![2, 3], vec![-0.5; 2], end),
+            old: None,
+            values: None,
+            reward,
+            scores: Vec::new(),
+        };
+        let group =
+            [(End::Text, Some(1.0)), (End::Length, Some(0.0)), (End::Environment, Some(0.5)), (End::Text, None)];
+        let groups = [group.map(|(end, reward)| completion(end, reward)).to_vec()];
+        let of = |mask_truncated_completions| {
+            let config = ReinforcementConfig { mask_truncated_completions, ..ReinforcementConfig::default() };
+            let all = scored(&config, &groups);
+            let counts: Vec<bool> = all.iter().map(|scored| scored.counts).collect();
+            (counts, all.into_iter().map(|scored| scored.advantages).collect::<Vec<_>>())
+        };
+        let ((all, advantages), (masked, of_masked)) = (of(false), of(true));
+        assert_eq!((all, masked), (vec![true, true, true, false], vec![true, false, true, false]));
+        assert_eq!(advantages, of_masked);
+        // The rewards 1, 0 and 0.5 have the mean 0.5 and the standard deviation 0.5.
+        let unit = 0.5 / (0.5 + 1e-4);
+        for (found, expected) in advantages.iter().zip([unit, -unit, 0.0, 0.0]) {
+            assert!(found.len() == 2 && found.iter().all(|found| (found - expected).abs() < 1e-12), "{advantages:?}");
+        }
+    }
+}

@@ -5,6 +5,7 @@ use ottava_common::error::Result;
 use ottava_common::limits;
 use ottava_engine::{Engine, EngineOptions, KvCacheDtype, LogprobsMode};
 use ottava_models::Decoder;
+use ottava_parallel::{Partition, WholeWeights};
 use ottava_settings::RunConfig;
 use ottava_tensor::Device;
 
@@ -38,36 +39,45 @@ pub struct Drawer {
     sizes: DrawSizes,
     /// Made of the model at the first draw.
     engine: Option<Engine>,
+    whole: WholeWeights,
 }
 
 impl Drawer {
     /// Draws of these sizes.
     pub fn new(sizes: DrawSizes) -> Drawer {
-        Drawer { sizes, engine: None }
+        Drawer { sizes, engine: None, whole: WholeWeights::default() }
     }
 
-    /// Runs `draw` with an engine of `model`, as [`Engine::lend`].
+    /// Runs `draw` with an engine of `model`, as [`Engine::lend`]. All ranks of `partition` call it together, and then draw independently.
     ///
     /// Errors as [`Engine::to_lend`] and `draw`.
-    pub fn lend<T>(&mut self, model: &mut Decoder, draw: impl FnOnce(&mut Engine) -> Result<T>) -> Result<T> {
-        let device = model.device().clone();
-        let _scope = device.whole_scope("draws");
-        let engine = match &mut self.engine {
-            Some(engine) => engine,
-            none => none.insert(engine_for(model, &self.sizes)?),
-        };
-        engine.lend(model, draw)
+    pub fn lend<T>(
+        &mut self,
+        model: &mut Decoder,
+        partition: &Partition,
+        draw: impl FnOnce(&mut Engine) -> Result<T>,
+    ) -> Result<T> {
+        let Drawer { sizes, engine, whole } = self;
+        whole.lend(model, partition, |model| {
+            let device = model.device().clone();
+            let _scope = device.whole_scope("draws");
+            let engine = match engine {
+                Some(engine) => engine,
+                none => none.insert(engine_for(model, sizes)?),
+            };
+            engine.lend(model, draw)
+        })
     }
 
     /// Draws a few tokens of completions whose prompts fill the rows, as many as are drawn at once. A plan on a device without data counts their memory.
     ///
     /// Errors as [`Drawer::lend`] and [`sample`].
-    pub fn rehearse(&mut self, model: &mut Decoder) -> Result<()> {
+    pub fn rehearse(&mut self, model: &mut Decoder, partition: &Partition) -> Result<()> {
         const DRAWN: usize = 2;
         let DrawSizes { completions, max_length, .. } = self.sizes;
         let prompt = vec![0; max_length.saturating_sub(DRAWN).max(1)];
         let wanted = vec![Draw { prompt, seed: 0, max_tokens: DRAWN }; completions];
-        self.lend(model, |engine| sample(engine, &wanted, &[], 1.0)).map(drop)
+        self.lend(model, partition, |engine| sample(engine, &wanted, &[], 1.0)).map(drop)
     }
 }
 

@@ -10,6 +10,7 @@ use crate::objective::FrozenModel;
 use ottava_common::error::Result;
 use ottava_data::{Prompt, Tokenizer};
 use ottava_models::Decoder;
+use ottava_parallel::Partition;
 use ottava_rewards::{Deadline, RewardSpec, Rewards, Sample};
 use ottava_settings::RunConfig;
 use std::cell::RefCell;
@@ -59,9 +60,14 @@ impl Generator {
     /// Collects the groups of completions that are `wanted` from clients, which draw with `model`. Returns `None` if the run draws its completions.
     ///
     /// Errors as [`Clients::collect`].
-    pub(super) fn collect(&self, model: &mut Decoder, wanted: Wanted) -> Result<Option<Vec<Vec<Completion>>>> {
+    pub(super) fn collect(
+        &self,
+        model: &mut Decoder,
+        partition: &Partition,
+        wanted: Wanted,
+    ) -> Result<Option<Vec<Vec<Completion>>>> {
         let Some(clients) = &mut *self.clients.borrow_mut() else { return Ok(None) };
-        let groups = self.drawer.borrow_mut().lend(model, |engine| clients.collect(engine, wanted))?;
+        let groups = self.drawer.borrow_mut().lend(model, partition, |engine| clients.collect(engine, wanted))?;
         let completion =
             |Returned { sample, reward }| Completion { sample, old: None, values: None, reward, scores: Vec::new() };
         Ok(Some(groups.into_iter().map(|group| group.into_iter().map(completion).collect()).collect()))
@@ -78,12 +84,13 @@ impl Generator {
     }
 
     /// Draws and scores one completion with each seed of each of `prompts`, before step `step`; the most likely completion if `is_greedy`. Returns the
-    /// completions in the order of prompts and seeds. `reward_models` are the reward models of the run.
+    /// completions in the order of prompts and seeds. `reward_models` are the reward models of the run. All ranks of `partition` call it together.
     ///
     /// Errors as [`sample`], [`Answers::answer`] and [`Rewards::score`].
     pub(super) fn generate(
         &self,
         model: &mut Decoder,
+        partition: &Partition,
         reward_models: &[FrozenModel],
         prompts: &[Seeded],
         step: u64,
@@ -96,7 +103,7 @@ impl Generator {
             conversations.extend(seeds.iter().enumerate().map(begin));
         }
         let begin = Instant::now();
-        let mut metrics = self.draw(model, &mut conversations, step, is_greedy)?;
+        let mut metrics = self.draw(model, partition, &mut conversations, step, is_greedy)?;
         let drawn = Instant::now();
         let samples = || conversations.iter().map(|conversation| &conversation.sample);
         let models = self.reward_rows.iter().zip(reward_models);
@@ -112,6 +119,7 @@ impl Generator {
     fn draw(
         &self,
         model: &mut Decoder,
+        partition: &Partition,
         conversations: &mut [Conversation],
         step: u64,
         is_greedy: bool,
@@ -121,7 +129,7 @@ impl Generator {
         let temperature = if is_greedy { 0.0 } else { 1.0 };
         let mut means = Means::default();
         // All turns are drawn in one call, so that the prefix cache of the engine serves later turns.
-        self.drawer.borrow_mut().lend(model, |engine| {
+        self.drawer.borrow_mut().lend(model, partition, |engine| {
             loop {
                 let mut open: Vec<_> = conversations.iter_mut().filter(|conversation| conversation.is_open()).collect();
                 if open.is_empty() {

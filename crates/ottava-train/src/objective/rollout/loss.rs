@@ -299,13 +299,50 @@ mod tests {
     use crate::objective::rollout::End;
     use crate::objective::rollout::packing::Packing;
     use ottava_data::RowShare;
-    use ottava_settings::{PolicyConfig, ReinforcementConfig};
+    use ottava_settings::{CorrectionConfig, PolicyConfig, ReinforcementConfig};
     use serde_json::Value;
 
     const RECORDED: &str = include_str!("../../../tests/data/referee_policy.json");
 
     fn numbers(value: &Value) -> Vec<f64> {
         value.as_array().unwrap().iter().map(|number| number.as_f64().unwrap()).collect()
+    }
+
+    /// With a correction, old log-probabilities come from the pass, and the loss of a token has the factor of its ratio. Tokens that do not count have
+    /// the weight 0, and no part in the metrics.
+    #[test]
+    fn a_micro_batch_loads_ratios_of_the_pass_and_the_draw() {
+        let settings: CorrectionConfig = toml::from_str("mode = 'token_truncate'\nmax = 2.0").unwrap();
+        let how = ReinforcementConfig::default();
+        let how = Policy {
+            loss: how.policy_loss(),
+            entropy_coef: 0.0,
+            value: None,
+            correction: settings,
+            aggregation: how.aggregation(),
+        };
+        let scored = |counts| Scored {
+            sample: Sample::of_turn(vec![0, 0], vec![1, 1, 1], vec![-1.0, -1.5, -3.0], End::Text),
+            old: Some(vec![-1.25, -1.5, -0.5]),
+            advantages: vec![0.5, 0.25, -1.0],
+            estimates: None,
+            counts,
+        };
+        let mut micro_batch = PolicyMicroBatch::new(how, Rc::default(), 2, 6, &Device::Cpu, DType::F64).unwrap();
+        let scored = [scored(true), scored(false)];
+        let packing = Packing { rows: 2, max_length: 6, end: 0 };
+        let packed = packing.pack(&[&scored[0].sample, &scored[1].sample], RowShare { rank: 0, world: 1 });
+        micro_batch.load(&scored.each_ref(), &packed[0]).unwrap();
+        let known = |tensor: &Tensor| values(tensor).unwrap();
+        // A row has two tokens of the prompt. The second token of the prompt predicts the first drawn token.
+        let row = [0.0, -1.25, -1.5, -0.5, 0.0, 0.0];
+        assert_eq!(known(&micro_batch.known.old), [row, row].concat());
+        let factors = [1.0, (-0.25f64).exp(), 1.0, 2.0, 1.0, 1.0];
+        let apart = known(&micro_batch.known.corrections).into_iter().zip([factors, factors].concat());
+        assert!(apart.clone().all(|(a, b)| (a - b).abs() < 1e-12), "{:?}", apart.collect::<Vec<_>>());
+        let weights = [0.0, 1.0, 1.0, 1.0, 0.0, 0.0];
+        assert_eq!(known(&micro_batch.known.weights), [weights, [0.0; 6]].concat());
+        assert_eq!((micro_batch.tokens.len(), micro_batch.counted(&[])), (3, 3));
     }
 
     /// Losses, and their gradients by log-probabilities, as TRL's `GRPOTrainer` computes them (`scripts/make_policy_referee.py`): each loss, by tokens and

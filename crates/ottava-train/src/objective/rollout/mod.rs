@@ -1,7 +1,8 @@
 //! Reinforcement learning: the model draws completions of prompts, rewards score them, and steps make good ones more likely.
 //!
 //! **A generation.** `RolloutRows` (`rows.rs`) asks for completions when no completion is left for a step. `Generator` (`generator.rs`) lends the model
-//! to an `Engine` (`Engine::lend`), so that draws read the same weights and codes as the next step, and nothing is copied. Each data-parallel rank draws
+//! to an `Engine` (`Engine::lend`), so that draws read the same weights and codes as the next step, and nothing is copied. Weights
+//! that ranks divide with ZeRO are gathered before the draws (`WholeWeights` of `ottava-parallel`). Each data-parallel rank draws
 //! the completions of its prompts (`sample.rs`) and scores them (`ottava-rewards`). Then all ranks tell each other their completions, so that each of
 //! them knows all rewards, and a checkpoint can hold the completions that no step has used yet (`Rows::unfinished`).
 //!
@@ -61,6 +62,7 @@ use crate::phase::{Passes, Phase};
 use crate::step::{Loaded, Loss, TrainStep};
 use ottava_common::error::Result;
 use ottava_models::{Decoder, DecoderConfig};
+use ottava_parallel::Partition;
 use ottava_recipe::mode::Pass;
 use ottava_rewards::RewardSpec;
 use ottava_settings::RunConfig;
@@ -146,12 +148,14 @@ impl Objective for Reinforcement {
         })
     }
 
-    fn rehearse_draws(&self, model: &mut Decoder, config: &RunConfig) -> Result<()> {
+    fn rehearse_draws(&self, model: &mut Decoder, partition: &Partition, config: &RunConfig) -> Result<()> {
         let (r, ranks) = (&config.reinforcement, config.parallel.planned_data());
         let of_step = config.micro_batch_rows() * config.training.gradient_accumulation_steps * ranks;
         let completions = r.prompts(of_step) * r.num_generations / ranks;
         let mut drawer = self.rehearsed.borrow_mut();
-        drawer.get_or_insert_with(|| Drawer::new(DrawSizes::of_generation(config, completions))).rehearse(model)
+        drawer
+            .get_or_insert_with(|| Drawer::new(DrawSizes::of_generation(config, completions)))
+            .rehearse(model, partition)
     }
 
     fn open(&self, opening: &Opening) -> Result<Box<dyn Rows>> {

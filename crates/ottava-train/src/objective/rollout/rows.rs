@@ -187,9 +187,8 @@ impl RolloutRows {
         precision: StepPrecision,
     ) -> Result<Option<Groups>> {
         let (groups, of_group) = (self.of_generation, self.config.num_generations);
-        let Some(groups) = self.generator.collect(model, Wanted { step: self.step, groups, of_group })? else {
-            return Ok(None);
-        };
+        let wanted = Wanted { step: self.step, groups, of_group };
+        let Some(groups) = self.generator.collect(model, partition, wanted)? else { return Ok(None) };
         self.prompts.next(self.of_generation)?;
         let mut all: Vec<Completion> = groups.into_iter().flatten().collect();
         self.run_passes(&mut all, model, partition, precision)?;
@@ -213,7 +212,7 @@ impl RolloutRows {
             (0..group as u64).map(|index| seed_of([self.seed, place, number, index])).collect()
         };
         let prompts: Vec<_> = prompts.into_iter().enumerate().map(|(at, prompt)| (prompt, seeds(at))).collect();
-        let drawn = self.generator.generate(model, &others.rewards, &prompts, self.step, false);
+        let drawn = self.generator.generate(model, partition, &others.rewards, &prompts, self.step, false);
         let drawn = ranks.together("drawing completions", drawn)?;
         if ranks.leads() && self.examples.is_empty() {
             self.examples = drawn.examples(self.shown, |tokens| self.generator.text(tokens))?;
@@ -244,9 +243,9 @@ impl RolloutRows {
             (0..count as u64).map(|index| seed_of([self.seed, EVALUATION, at as u64, index])).collect()
         };
         let mine = (rank..prompts).step_by(world).map(|at| Ok((self.prompts.validation(at)?, seeds(at))));
-        let drawn = mine
-            .collect::<Result<Vec<_>>>()
-            .and_then(|prompts| self.generator.generate(model, &others.rewards, &prompts, self.step, is_greedy));
+        // All ranks draw, or none: they gather weights together.
+        let mine = ranks.together("reading held-out prompts", mine.collect::<Result<Vec<_>>>())?;
+        let drawn = self.generator.generate(model, partition, &others.rewards, &mine, self.step, is_greedy);
         let Generation { completions, rewards, .. } = ranks.together("evaluating completions", drawn)?;
         let all = of_all_ranks(partition, "completions of the evaluation", &completions)?;
         let groups = (0..prompts).map(|at| all[at % world][at / world * count..][..count].to_vec());

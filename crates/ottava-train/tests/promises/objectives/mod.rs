@@ -2,6 +2,7 @@
 
 pub mod bandit;
 pub mod distillation;
+pub mod divided_draws;
 pub mod label_smoothing;
 pub mod policy;
 pub mod ppo;
@@ -11,5 +12,6 @@ pub mod preference_losses;
 pub mod reward;
 pub mod reward_models;
 pub mod rollouts;
+pub mod seeds;
 pub mod sft;
 pub mod turns;

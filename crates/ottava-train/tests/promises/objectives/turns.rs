@@ -15,7 +15,7 @@ use std::sync::atomic::AtomicBool;
 
 /// Answers each request of one turn. The first turn is right if it begins with `a`, and the environment says `is b`. The second turn is right if it
 /// begins with `b`, and then the conversation is over. A right turn has a reward of 0.5, or of 1 if it ends by itself.
-const GAME: &str = r#"
+pub const GAME: &str = r#"
 while read -r line; do
     id=${line#*:}; id=${id%%,*}
     right=0 whole=0
@@ -29,7 +29,7 @@ while read -r line; do
 done"#;
 
 /// Returns a run of `steps` steps with the environment `script`.
-fn run(inputs: &Path, output: &Path, recipe: RecipeName, steps: u64, script: &str) -> RunConfig {
+pub fn run(inputs: &Path, output: &Path, recipe: RecipeName, steps: u64, script: &str) -> RunConfig {
     let mut config = config(inputs, output, recipe, steps);
     config.data.max_length = 24;
     let reward = "type = 'environment'".parse::<toml::Table>().unwrap().try_into().unwrap();

@@ -4,6 +4,7 @@
 //! `OTTAVA_INTERRUPTIONS=full` also interrupts a run of each case at each step once, and kills it at each step once.
 
 use crate::objectives::preference::{run_config, write_records};
+use crate::objectives::{rollouts, turns};
 use crate::runs::resume::{config, metrics};
 use crate::setup::on_ranks;
 use ottava_checkpoint::Manifest;
@@ -12,7 +13,8 @@ use ottava_recipe::RecipeName;
 use ottava_recipe::storage::Storage;
 use ottava_sentinel::{AlarmPolicy, NonFiniteSteps, NormAlarmPolicy, SentinelPolicy};
 use ottava_settings::{
-    EvaluationConfig, Interval, LoraConfig, ParallelConfig, Rollbacks, RunConfig, SentinelConfig, Spikes,
+    CorrectionMode, EvaluationConfig, Interval, LoraConfig, ParallelConfig, Rollbacks, RunConfig, SentinelConfig,
+    Spikes,
 };
 use ottava_tensor::Device;
 use ottava_train::trainer::{Start, Trainer};
@@ -62,6 +64,49 @@ fn with_everything(mut config: RunConfig) -> RunConfig {
     config
 }
 
+/// Scores a completion by its first token.
+const REWARD: &str = r#"
+while read -r line; do
+    id=${line#*:}; id=${id%%,*}
+    case $line in *'"completion":"1'*|*'"completion":"a'*) reward=1 ;; *'"completion":"'[2-5]*) reward=0.5 ;; *) reward=0 ;; esac
+    echo "{\"id\":$id,\"rewards\":[$reward]}"
+done"#;
+
+/// Returns runs of reinforcement learning whose generations have the completions of three steps: with a command as the reward, and with an environment on
+/// ranks that divide the weights. A reward that no longer grows takes the run back.
+fn policies(folder: &Path) -> [Case; 2] {
+    std::fs::create_dir(folder).unwrap();
+    rollouts::write_inputs(folder);
+    let of = |name, ranks: usize, mut config: RunConfig| {
+        let r = &mut config.reinforcement;
+        (r.num_generations, r.prompts_per_generation, r.max_completion_length) = (4, 6, 3);
+        r.correction.mode = CorrectionMode::TokenTruncate;
+        (config.training.per_device_train_batch_size, config.training.gradient_accumulation_steps) = (8 / ranks, 1);
+        let mut config = with_everything(config);
+        // The sentinel does not compare losses of policies.
+        config.sentinel = SentinelConfig::default();
+        config.optimizer.learning_rate = 1e-2;
+        config.evaluation.num_generations = 2;
+        config.alarms.rollouts = AlarmPolicy::Rollback;
+        let bounds = &mut config.alarms.rollout_bounds;
+        (bounds.max_clipped_ratio, bounds.max_zero_std_ratio, bounds.plateau_steps) = (1.0, 1.0, 2);
+        bounds.max_mult_prob_error = f64::INFINITY;
+        config.alarms.rollback.max_rollbacks = 20;
+        Case { name, ranks, config }
+    };
+    let mut scored = rollouts::config(folder, &PathBuf::new(), RecipeName::Fp8Delayed, STEPS);
+    let command = toml::Table::from_iter([
+        ("type".into(), "command".into()),
+        ("command".into(), ["sh", "-c", REWARD].map(toml::Value::from).to_vec().into()),
+        ("batch_size".into(), 1.into()),
+    ]);
+    scored.reinforcement.rewards = vec![command.try_into().unwrap()];
+    scored.reinforcement.num_iterations = 2;
+    let mut played = turns::run(folder, &PathBuf::new(), RecipeName::Fp8Block, STEPS, turns::GAME);
+    played.parallel.zero = Zero::Weights;
+    [of("a reward by a command", 1, scored), of("an environment", 2, played)]
+}
+
 /// Returns all cases, with their inputs in `folder`.
 fn cases(folder: &Path) -> Vec<Case> {
     write_records(folder);
@@ -100,7 +145,7 @@ fn cases(folder: &Path) -> Vec<Case> {
         change(&mut parallel);
         parallel
     };
-    vec![
+    let mut all = vec![
         of("fp8-delayed", 1, plain(RecipeName::Fp8Delayed)),
         of("fp8-block, storage O2", 1, narrow),
         of("fp16", 1, fp16),
@@ -112,7 +157,9 @@ fn cases(folder: &Path) -> Vec<Case> {
         of("tensor", 2, with(plain(RecipeName::Fp8Delayed), on(|parallel| parallel.tensor = 2))),
         of("pipeline", 2, with(plain(RecipeName::Fp8Current), on(|parallel| parallel.pipeline = 2))),
         of("expert ranks", 2, with(routed, on(|parallel| parallel.expert = 2))),
-    ]
+    ];
+    all.extend(policies(&folder.join("policies")));
+    all
 }
 
 /// The interruption of a part of a run.
@@ -169,7 +216,9 @@ fn copy_folder(from: &Path, to: &Path) {
 /// Returns the state that must be equal: the checkpoints at the end, and the logs.
 fn left(output: &Path) -> BTreeMap<String, Vec<u8>> {
     let mut all = BTreeMap::new();
-    for name in ["casts.jsonl", "sentinel.jsonl", "alarms.jsonl", "rollbacks.jsonl", "digests.jsonl"] {
+    for name in
+        ["casts.jsonl", "sentinel.jsonl", "alarms.jsonl", "rollbacks.jsonl", "digests.jsonl", "completions.jsonl"]
+    {
         if let Ok(bytes) = std::fs::read(output.join(name)) {
             all.insert(name.to_string(), bytes);
         }

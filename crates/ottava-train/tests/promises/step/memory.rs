@@ -7,14 +7,18 @@ mod settings;
 use crate::objectives::preference::{run_config, write_records};
 use crate::objectives::rollouts;
 use crate::runs::resume::{config, write_inputs};
-use crate::setup::tiny_llama_with;
-use ottava_checkpoint::{Verify, latest_complete};
-use ottava_recipe::{ExceptionsConfig, Precision, RecipeName};
+use crate::setup::{recipe, tiny_llama_with};
+use ottava_checkpoint::{RandomWeights, Verify, latest_complete};
+use ottava_engine::{Engine, EngineOptions, KvCacheDtype, LogprobsMode};
+use ottava_models::Decoder;
+use ottava_recipe::param::Purpose;
+use ottava_recipe::{ExceptionsConfig, Fp8Format, Precision, RecipeName};
 use ottava_settings::{Interval, LoraConfig, LossType, LossTypes, ResolvedConfig, RunConfig};
 use ottava_tensor::cuda::GpuModel;
 use ottava_tensor::testing::gpu;
 use ottava_tensor::{DType, Device, Tensor};
 use ottava_train::bench::model;
+use ottava_train::objective::rollout::sample;
 use ottava_train::plan::{MemoryPlan, expect_random_model_fits, inference_bytes};
 use ottava_train::trainer::{Start, Trainer};
 use serde_json::{Value, json};
@@ -107,11 +111,54 @@ fn a_run_that_draws_holds_what_was_planned() {
         let mut config = rollouts::config(inputs.path(), &output.path().join("run"), RecipeName::Fp8Row, 5);
         config.reinforcement.sampling.kv_cache_tokens = kv_cache_tokens;
         // Two completions have no room in a row, so steps run all micro-batches, as planned.
-        (config.reinforcement.max_completion_length, config.data.max_length) = (8, 14);
+        (config.reinforcement.max_completion_length, config.data.max_length) = (3, 9);
         expect_planned(&format!("{kv_cache_tokens} tokens"), config, slack)
     };
     let [few, many] = [(32, 1.02), (0, 1.5)].map(planned);
     assert!(few <= many, "{few} and {many} bytes");
+}
+
+/// Between draws, an engine holds no keys and values and no logits, only the inputs of its decode steps.
+#[test]
+fn an_engine_returns_its_memory_between_draws() {
+    const TOKENS: usize = 4096;
+    let device = dry_gpu(1 << 30);
+    let Device::Cuda(gpu) = &device else { unreachable!("a GPU was made") };
+    let held = || gpu.memory().allocated;
+    let sizes = tiny_llama_with(json!({"vocab_size": 32_000}));
+    let mut weights = RandomWeights { seed: 0, device: device.clone() };
+    let recipe = recipe(RecipeName::Bf16, Fp8Format::Auto);
+    let mut model = Decoder::new(&sizes, &recipe, &device, Purpose::Infer, 64, &mut weights).unwrap();
+    let options = EngineOptions {
+        max_model_len: 64,
+        max_batch: 8,
+        kv_cache_tokens: TOKENS,
+        prefill_chunk: 64,
+        kv_cache_dtype: KvCacheDtype::Auto,
+        prefix_caching: true,
+        batch_invariant: false,
+        logprobs_mode: LogprobsMode::Loss,
+    };
+    let mut engine = Engine::to_lend(&model, &options).unwrap();
+    let made = held();
+    let cache: usize = model.kv_groups(64).iter().map(|group| model.kv_block_bytes(group, TOKENS, DType::BF16)).sum();
+    let logits = 8 * 32_000 * DType::F32.size();
+    let prompts: Vec<_> = (0..8).map(|seed| (vec![1, 2, 3], seed)).collect();
+    let mut draw = || {
+        let mut during = 0;
+        engine
+            .lend(&mut model, |engine| {
+                during = held();
+                sample(engine, &prompts, 8, &[], 1.0).map(drop)
+            })
+            .unwrap();
+        (during, held())
+    };
+    let [(first, after), (second, again)] = [draw(), draw()];
+    // The bytes of a block count a few bytes more than the cache holds.
+    let has_cache = |before: usize, during: usize| during - before > cache / 100 * 99;
+    assert!(has_cache(made, first) && has_cache(after, second), "{made}, {first}, {after}, {second}: {cache}");
+    assert!(after < made + logits && again == after, "{made}, {after}, {again}: {logits}");
 }
 
 fn read_json(path: &Path) -> Value {

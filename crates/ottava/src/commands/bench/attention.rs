@@ -11,7 +11,7 @@ use serde_json::json;
 /// Time forward and backward of each kind of attention of a model, relative to the best rate of a BF16 product.
 #[derive(Args)]
 pub(super) struct Attention {
-    /// A model that `bench train` knows.
+    /// A model that `bench train` knows, or a folder with a config.json.
     #[arg(long, default_value = "llama-2-7b")]
     model: String,
     /// The number of tokens of a micro-batch.

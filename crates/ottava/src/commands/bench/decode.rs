@@ -16,7 +16,7 @@ use serde_json::json;
 /// --ranks, the bytes and the time to read them are the values of rank 0.
 #[derive(Args)]
 pub struct Decode {
-    /// A model that `bench train` knows.
+    /// A model that `bench train` knows, or a folder with a config.json.
     #[arg(long, default_value = "llama-3-8b")]
     model: String,
     /// The number of blocks; by default the model's number.

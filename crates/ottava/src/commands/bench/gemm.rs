@@ -13,7 +13,7 @@ use serde_json::json;
 /// Time the products of a model's linear layers, relative to the best rate of their types.
 #[derive(Args)]
 pub(super) struct Gemm {
-    /// A model that `bench train` knows.
+    /// A model that `bench train` knows, or a folder with a config.json.
     #[arg(long, default_value = "llama-2-7b")]
     model: String,
     /// The number of rows of the activations.

@@ -13,7 +13,7 @@ use serde_json::json;
 /// Time forward and backward of whole linear layers with their casts, relative to the same products without casts.
 #[derive(Args)]
 pub(super) struct Linear {
-    /// A model that `bench train` knows.
+    /// A model that `bench train` knows, or a folder with a config.json.
     #[arg(long, default_value = "llama-2-7b")]
     model: String,
     /// The numbers of rows of the activations; by default 8192, and with --sweep 1024, 4096, 8192 and 32768.

@@ -14,7 +14,7 @@ use serde_json::json;
 /// quantiles of a log-logistic distribution of shape 4, which has a long tail.
 #[derive(Args)]
 pub(super) struct Rollouts {
-    /// A model that `bench train` knows.
+    /// A model that `bench train` knows, or a folder with a config.json.
     #[arg(long, default_value = "llama-3-8b")]
     model: String,
     /// The number of blocks; by default the model's number.

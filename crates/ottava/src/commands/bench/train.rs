@@ -17,7 +17,7 @@ use std::rc::Rc;
 #[derive(Args)]
 pub(super) struct Train {
     /// llama-2-7b, llama-2-13b, llama-30b, llama-3-8b, llama-3-70b, qwen2.5-0.5b, -1.5b, -3b, -7b, qwen3-0.6b, -8b, gpt2, gpt2-xl, gemma-2-9b,
-    /// phi-3-medium, or command-r-35b.
+    /// phi-3-medium, command-r-35b, or a folder with a config.json.
     #[arg(long, default_value = "llama-2-7b")]
     model: String,
     /// The number of blocks; by default the model's number.
