@@ -5,7 +5,7 @@ use crate::{AdapterFolder, CheckpointWriter, TensorInfo, WeightFiles, stacks};
 use ottava_common::error::{Error, Result};
 use ottava_common::hash::{MIX_STEP, mix, name_hash};
 use ottava_common::{input, interrupt};
-use ottava_models::layers::{SCORE, expert_stack};
+use ottava_models::layers::{SCORE, VALUE, expert_stack};
 use ottava_models::{ConfigFile, Decoder, DecoderConfig};
 use ottava_recipe::Recipe;
 use ottava_recipe::lora::{Exceptions, Lora, MAGNITUDE, PEFT_PREFIX, Targets, last_name};
@@ -267,7 +267,8 @@ fn norms_of_weight(
     Ok(row_norms(&values.reshape(&[rows.len(), columns])?)?)
 }
 
-/// A source of weights from `base` with adapters. The adapters and the head of a reward model come from a folder, or are new from a seed.
+/// A source of weights from `base` with adapters. The adapters and the head of a reward model come from a folder, or are new from a seed. A value head is
+/// always new: no folder has it, and a run that resumes restores it from its training state.
 pub struct AdaptedWeights<'a> {
     base: &'a mut dyn WeightSource,
     adapter: Option<AdapterWeights>,
@@ -296,6 +297,9 @@ impl<'a> AdaptedWeights<'a> {
 
     /// Returns the source of `tensor`, with its name there. A new head of a reward model is the same with and without adapters.
     fn origin(&mut self, tensor: &FolderTensor) -> Origin<'_> {
+        if tensor.name == VALUE {
+            return Origin::New(tensor.clone());
+        }
         let beside = tensor.name.strip_prefix(PEFT_PREFIX);
         let is_score = beside.unwrap_or(&tensor.name).strip_suffix(".weight") == Some(SCORE);
         let named = || FolderTensor { name: beside.unwrap_or(&tensor.name).to_string(), ..tensor.clone() };

@@ -8,6 +8,7 @@ use crate::slices::{FOLDER, Regions, SliceFiles, SliceWriter};
 use crate::{CheckpointWriter, FileStart, Manifest, Progress, TensorInfo, adapter, write_tensors};
 use ottava_common::error::{Error, Result};
 use ottava_models::Decoder;
+use ottava_models::layers::VALUE;
 use ottava_parallel::Partition;
 use ottava_parallel::optim::{Optimizer, Per, StateTensor, optimizer_tensors, read_and_optimizer_tensors};
 use ottava_recipe::param::{Param, Purpose, Region, Shard};
@@ -21,6 +22,9 @@ use std::sync::Arc;
 /// The names of files in the subfolder [`FOLDER`]. In format 1, they are next to the weights.
 const OPTIMIZER: &str = "optimizer.safetensors";
 const SCALING: &str = "scaling.safetensors";
+
+/// The name of the weight of a value head, which is part of the training state and of no model folder.
+const VALUE_WEIGHT: &str = "weight.value_head.weight";
 
 /// The prefix of the names of scaling arrays.
 const SCALING_PREFIX: &str = "scaling.";
@@ -95,6 +99,11 @@ impl Contents {
                 continue;
             }
             let Param { identity, weights, .. } = &mut **param;
+            if identity.name() == VALUE && ranks.leads() {
+                let (name, dtype, shape) = (VALUE_WEIGHT.to_string(), weights.dtype(), weights.shape().to_vec());
+                others.insert(name.clone(), weights.value()?);
+                contents.whole.push(TensorInfo { name, dtype, shape });
+            }
             for kept in optimizer_tensors(weights, states) {
                 // The rank with the first element writes the values that belong to the whole parameter.
                 let first =
@@ -115,7 +124,8 @@ impl Contents {
                 }
             }
         }
-        let (weights_of_all, live) = LiveTensors::new(partition, &device, whole, params, others)?;
+        let (mut weights_of_all, live) = LiveTensors::new(partition, &device, whole, params, others)?;
+        weights_of_all.retain(|info| info.name != VALUE);
         contents.model_files = match has_adapters {
             true => vec![ModelFile { name: adapter::WEIGHTS_FILE.into(), tensors: weights_of_all }],
             false => model_files(weights_of_all, max_file_bytes),
@@ -207,6 +217,9 @@ pub fn restore(folder: &Path, progress: &Progress, model: &mut Decoder, optimize
         let slice = param.is_sliced().then(|| param.slice());
         let Param { identity, weights, .. } = param;
         let (name, shards) = (identity.name(), &identity.shards);
+        if let (VALUE, Some(value)) = (name, weights.tensors_mut().0) {
+            value.write_bytes(&files.read(VALUE_WEIGHT)?)?;
+        }
         let (read, mut kept) = read_and_optimizer_tensors(weights, states);
         let held: Vec<_> = kept.iter().map(|kept| regions_of(name, shards, &slice, kept, |_| true)).collect();
         let all = || held.iter().flatten().map(|held| &held.regions.info);

@@ -409,6 +409,23 @@ impl Decoder {
         stage.chunked_gradient(normed, tokens, &*self.ranks, units, loss_of_chunk)?.ok_or_else(no_head)
     }
 
+    /// Returns the values `[T]` that the value head estimates from the result `[T, C]` of [`Decoder::forward_only`] or [`Decoder::forward`], in the type
+    /// of sums (F32; F64 for F64).
+    ///
+    /// Errors for a model without a value head.
+    pub fn values(&self, normed: &Tensor) -> Result<Tensor> {
+        Head::values(normed, self.head().value_weight().ok_or_else(no_value_head)?)
+    }
+
+    /// Returns the gradient by `normed` of a loss whose gradient by [`Decoder::values`] is `dvalues` `[T]`. Adds to the gradient of the value head.
+    ///
+    /// Errors for a model without a value head.
+    pub fn value_gradient(&mut self, normed: &Tensor, dvalues: &Tensor) -> Result<Tensor> {
+        let _scope = self.device.scope("head");
+        let stage = self.stages.last_mut().expect("a process has a stage");
+        stage.value_gradient(normed, dvalues)?.ok_or_else(no_value_head)
+    }
+
     /// The logits `[T, V]` of the result `[T, C]` of [`Decoder::forward_only`] of a whole model, capped if the model caps logits, in the type of
     /// sums (F32; F64 for F64).
     ///
@@ -560,4 +577,8 @@ fn trained(params: Vec<&mut Param>) -> Vec<&mut Param> {
 
 fn no_head() -> Error {
     Error::Model("this stage of the model has no head; the stage with the head computes losses and logits".into())
+}
+
+fn no_value_head() -> Error {
+    Error::Model("the model has no value head, so it estimates no values of tokens".into())
 }

@@ -53,6 +53,8 @@ pub struct HeadSpec {
     pub label_smoothing: f64,
     /// Whether the loss reads logits in F32, like sampling. Not part of `config.json`.
     pub wide_logits: bool,
+    /// Whether a value head beside the logits estimates the return of each token. Not part of `config.json`.
+    pub value: bool,
 }
 
 /// The contents of a model folder that are not built.
@@ -86,6 +88,7 @@ impl DecoderConfig {
                 score: false,
                 label_smoothing: 0.0,
                 wide_logits: false,
+                value: false,
             },
             folder: FolderNotes::default(),
             lora: None,

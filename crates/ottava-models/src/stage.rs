@@ -88,7 +88,7 @@ impl Stage {
         let head = match span.head {
             true => {
                 let norm = Norm::new(build, names.norm, channels, norm)?;
-                let HeadSpec { tied, scale: logit_scale, cap, score, label_smoothing, wide_logits } = c.head;
+                let HeadSpec { tied, scale: logit_scale, cap, score, label_smoothing, wide_logits, value } = c.head;
                 let loss = CrossEntropy { soft_cap: cap, label_smoothing };
                 let vocabulary = if score { 1 } else { c.vocabulary };
                 let weight = match (tied, span.embedding) {
@@ -97,7 +97,7 @@ impl Stage {
                     (true, true) => HeadWeight::Embedding(table),
                     (true, false) => HeadWeight::Copy(table),
                 };
-                let config = HeadConfig { vocabulary, channels, std, logit_scale, loss, wide_logits, weight };
+                let config = HeadConfig { vocabulary, channels, std, logit_scale, loss, wide_logits, weight, value };
                 Some(Head::new(build, norm, config)?)
             }
             false => None,
@@ -203,6 +203,17 @@ impl Stage {
     pub fn head_weight(&self) -> Option<&Param> {
         let weight = self.head.as_ref()?.weight.as_ref();
         weight.or(self.embedding.as_ref().map(|embedding| &embedding.table))
+    }
+
+    /// Returns the weight `[C]` of the value head, if the stage has one.
+    pub fn value_weight(&self) -> Option<&Param> {
+        self.head.as_ref()?.value.as_ref()
+    }
+
+    /// Runs [`Head::value_gradient`] on the result of [`Stage::forward`]. Returns `None` for a stage without a value head.
+    pub fn value_gradient(&mut self, normed: &Tensor, dvalues: &Tensor) -> Result<Option<Tensor>> {
+        let weight = self.head.as_mut().and_then(|head| head.value.as_mut());
+        weight.map(|weight| Head::value_gradient(normed, weight, dvalues)).transpose()
     }
 
     /// Returns the losses `[T]` of I32 `targets` `[T]` and the gradient of `Σ scale · losses` by `normed`, the result of [`Stage::forward`]. Adds to

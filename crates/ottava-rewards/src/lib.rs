@@ -30,6 +30,8 @@
 //! - `math/`: exact equality of mathematical answers.
 //! - `external/`: a command, an HTTP server or a judge, with deadlines, attempts and [`OnError`]. A command is also the environment of several turns.
 //!
+//! The score by a reward model (`rules/model.rs`) comes with the [`Sample`]: the program that draws completions runs the model on its device.
+//!
 //! To add a rule: a file in `rules/` with its settings and its `Rule`, a variant of `RewardKind` in `spec.rs`, and a section of `docs/rewards.md`.
 #![forbid(unsafe_code)]
 

@@ -118,6 +118,16 @@ const EFFECTS: &[Effect] = &[
         |run| !run.objective().properties().loss_falls,
         "with `[[reinforcement.rewards]]`: the loss of a policy is about 0 in each step",
     ),
+    unread(
+        OF_VALUES,
+        |run| run.reinforcement.value_loss().is_none(),
+        "unless `reinforcement.advantage.estimator` is \"gae\"",
+    ),
+    unread(
+        &["reinforcement.advantage.scale_rewards"],
+        |run| run.reinforcement.value_loss().is_some(),
+        "with estimator gae, whose advantages are divided by their standard deviation over all tokens of a generation",
+    ),
     unread(OF_ROLLOUT_ALARMS, |run| !run.reinforcement.is_on(), "without `[[reinforcement.rewards]]`"),
     unread(OF_ROLLOUT_ALARMS, |run| run.alarms.rollouts == AlarmPolicy::Off, "while `rollouts` is \"off\""),
     unread(OF_CAST_ALARMS, |run| run.alarms.casts == AlarmPolicy::Off, "while `casts` is \"off\""),
@@ -184,6 +194,13 @@ const OF_DELAYED: &[&str] = &[
 
 const OF_TEACHER: &[&str] =
     &["distillation.beta", "distillation.temperature", "distillation.lmbda", "distillation.teacher_recipe"];
+
+const OF_VALUES: &[&str] = &[
+    "reinforcement.advantage.gamma",
+    "reinforcement.advantage.lambda",
+    "reinforcement.loss.vf_coef",
+    "reinforcement.loss.cliprange_value",
+];
 
 const OF_PIPELINE: &[&str] = &["parallel.pipeline_schedule", "parallel.pipeline_stages"];
 

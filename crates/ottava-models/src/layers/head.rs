@@ -1,7 +1,7 @@
 //! Output head and loss in one. Logits exist for a chunk of tokens at a time, and their gradient replaces them in place. The head of a reward
 //! model computes one score instead of logits.
 
-use super::{Factor, HEAD, Norm, NormSaved, SCORE};
+use super::{Factor, HEAD, Norm, NormSaved, SCORE, VALUE};
 use ottava_common::error::{Error, Result};
 use ottava_recipe::LinearSite;
 use ottava_recipe::context::Context;
@@ -11,7 +11,7 @@ use ottava_recipe::param::{Builder, FolderTensor, Init, Loan, Param, Split, Wgra
 use ottava_tensor::comm::Axis;
 use ottava_tensor::ops::{
     Accumulation, CrossEntropy, Operand, VocabularyPart, cast, cross_entropy, cross_entropy_gradient, gemm_nt,
-    gemm_nt_add, merge_losses, negate_targets, partial_gradient, partial_losses, real_type,
+    gemm_nt_add, gemm_nt_plus, merge_losses, negate_targets, partial_gradient, partial_losses, real_type,
 };
 use ottava_tensor::{DType, Tensor};
 
@@ -25,6 +25,8 @@ pub struct Head {
     pub output: HeadOutput,
     /// The weight `[V, C]`, or `[1, C]` for a score. `None` if the weight is the embedding's table in the same stage.
     pub weight: Option<Param>,
+    /// The weight `[C]` of the value head, if the model has one.
+    pub value: Option<Param>,
 }
 
 /// The result of the product of a head for each token.
@@ -60,6 +62,8 @@ pub struct HeadConfig<'a> {
     pub wide_logits: bool,
     /// The source of the weight.
     pub weight: HeadWeight<'a>,
+    /// Whether there is a value head. It is trained even if the other weights are frozen beside adapters.
+    pub value: bool,
 }
 
 /// The weight of a head. Two variants hold the name of the embedding that shares the weight.
@@ -97,7 +101,7 @@ impl HeadOutput {
 impl Head {
     /// Creates a head after a norm.
     pub fn new(build: &mut Builder, norm: Norm, config: HeadConfig) -> Result<Head> {
-        let HeadConfig { vocabulary, channels, std, logit_scale, loss, wide_logits, weight } = config;
+        let HeadConfig { vocabulary, channels, std, logit_scale, loss, wide_logits, weight, value } = config;
         let matrix = |build: &mut Builder, name: &str| {
             let tensor = FolderTensor::new(format!("{name}.weight"), vec![vocabulary, channels]);
             let shard = build.shard(tensor, Split::Vocabulary)?;
@@ -128,7 +132,8 @@ impl Head {
             experts: None,
             divides_inputs: false,
         });
-        Ok(Head { norm, factor: Factor::new(build.device, channels, logit_scale)?, output, weight })
+        let value = value.then(|| value_head(build, channels)).transpose()?;
+        Ok(Head { norm, factor: Factor::new(build.device, channels, logit_scale)?, output, weight, value })
     }
 
     /// Normalises `x` for the product, and applies the factor of logits.
@@ -145,11 +150,30 @@ impl Head {
 
     /// Returns the parameters of norm and weight.
     pub fn parameters_mut(&mut self) -> Vec<&mut Param> {
-        let Head { norm, weight, .. } = self;
+        let Head { norm, weight, value, .. } = self;
         let mut all = Vec::new();
         norm.parameters_mut(&mut |param| all.push(param));
         all.extend(weight);
+        all.extend(value);
         all
+    }
+
+    /// Returns the values `[T]` that the value head with this `weight` estimates from the input `x` `[T, C]` of the product that computes logits, in
+    /// F32 (F64 for F64).
+    pub fn values(x: &Tensor, weight: &Param) -> Result<Tensor> {
+        let [tokens, _] = x.dims("values: x")?;
+        Ok(product(x, &row_of(weight)?, real_type(x.dtype()))?.reshape(&[tokens])?)
+    }
+
+    /// Returns the gradient by `x` of a loss whose gradient by [`Head::values`] is `dvalues` `[T]`. Adds to the gradient of the value head.
+    pub fn value_gradient(x: &Tensor, weight: &mut Param, dvalues: &Tensor) -> Result<Tensor> {
+        let dvalues = cast(dvalues, x.dtype())?.reshape(&[dvalues.len(), 1])?;
+        let (a, b) = (Operand::plain_transposed(&dvalues), Operand::plain_transposed(x));
+        weight.gradient.add(|grad| {
+            let sum = gemm_nt_plus(a, b, &grad.reshape(&[1, grad.len()])?, Accumulation::Exact)?;
+            Ok(grad.copy_from(0, &sum)?)
+        })?;
+        dgrad(&dvalues, &row_of(weight)?, x.dtype())
     }
 
     /// Returns `x · Wᵀ` `[T, V]` in type `out`, which is the type of `x` or F32. The soft cap is not applied.
@@ -267,6 +291,18 @@ impl Head {
         };
         Ok((losses, dx))
     }
+}
+
+/// Creates the weight of a value head, which starts at zero.
+fn value_head(build: &mut Builder, channels: usize) -> Result<Param> {
+    let shard = build.shard(FolderTensor::new(VALUE.to_string(), vec![channels]), Split::None)?;
+    Param::trained(build, vec![shard], Init::Zeros)
+}
+
+/// Returns the weight `[C]` of a value head as a matrix `[1, C]`.
+fn row_of(weight: &Param) -> Result<Tensor> {
+    let value = weight.weights.value()?;
+    Ok(value.reshape(&[1, value.len()])?)
 }
 
 /// Returns `x · Wᵀ` in type `out`.

@@ -118,6 +118,8 @@ pub struct TensorRole {
 pub const HEAD: &str = "lm_head";
 /// The name of the head of a reward model in all families.
 pub const SCORE: &str = "score";
+/// The name of the weight of a value head in all families. A model folder does not have it.
+pub const VALUE: &str = "value_head.weight";
 /// The names of the norms of query and key heads, in attention, in all families.
 pub const HEAD_NORMS: [&str; 2] = ["q_norm", "k_norm"];
 

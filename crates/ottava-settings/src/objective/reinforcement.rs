@@ -2,7 +2,7 @@
 
 use crate::demands::{Problems, from_zero};
 use ottava_rewards::RewardSpec;
-use ottava_tensor::ops::{KlEstimator as Estimator, PolicyBound, PolicyLoss};
+use ottava_tensor::ops::{KlEstimator as Estimator, PolicyBound, PolicyLoss, ValueLoss};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -46,15 +46,31 @@ pub struct ReinforcementConfig {
 }
 
 /// The `[reinforcement.advantage]` table.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct AdvantageConfig {
-    /// What a reward is compared with: "grpo" (the mean of its group), "rloo" (the mean of the others of its group) or
-    /// "reinforce_plus_plus" (the mean over all tokens of a generation).
+    /// What a reward is compared with: "grpo" (the mean of its group), "rloo" (the mean of the others of its group),
+    /// "reinforce_plus_plus" (the mean over all tokens of a generation) or "gae" (the values of tokens that a value head estimates: PPO).
     pub estimator: AdvantageEstimator,
     /// The standard deviation by which "grpo" and "rloo" divide: "group", "batch" (all completions of a generation) or "none" (as in
     /// Dr. GRPO).
     pub scale_rewards: ScaleRewards,
+    /// The discount of a reward per token with "gae", above 0 and at most 1.
+    pub gamma: f64,
+    /// The decay of errors of values per token with "gae", from 0 (an advantage compares with the value of the next token) to 1 (with the reward itself).
+    /// At 1, advantages have no bias while the value head has learned little. NeMo-RL uses 0.95.
+    pub lambda: f64,
+}
+
+impl Default for AdvantageConfig {
+    fn default() -> AdvantageConfig {
+        AdvantageConfig {
+            estimator: AdvantageEstimator::Grpo,
+            scale_rewards: ScaleRewards::Group,
+            gamma: 1.0,
+            lambda: 1.0,
+        }
+    }
 }
 
 /// What a reward is compared with.
@@ -68,6 +84,8 @@ pub enum AdvantageEstimator {
     Rloo,
     /// The mean over all tokens of a generation, by whose standard deviation it is divided.
     ReinforcePlusPlus,
+    /// The values of tokens that a value head estimates.
+    Gae,
 }
 
 /// The standard deviation by which advantages are divided.
@@ -165,6 +183,10 @@ pub struct PolicyConfig {
     /// The factor of the entropy of each token's distribution, which is subtracted from the loss of the token, so that draws stay different; 0 for
     /// none. verl names it entropy_coeff.
     pub entropy_coef: f64,
+    /// The factor of the loss of values, with advantage.estimator = "gae".
+    pub vf_coef: f64,
+    /// How far the value of a token may move from its value at the draw and still reduce the loss of values; 0 for no bound.
+    pub cliprange_value: f64,
 }
 
 /// The loss of a policy.
@@ -252,6 +274,8 @@ impl Default for PolicyConfig {
             beta: 0.0,
             kl_estimator: KlEstimator::WeightedK3,
             entropy_coef: 0.0,
+            vf_coef: 0.1,
+            cliprange_value: 0.5,
         }
     }
 }
@@ -289,6 +313,13 @@ impl ReinforcementConfig {
         PolicyLoss { bound, of_sequence: loss_type == PolicyLossType::Gspo, beta, kl }
     }
 
+    /// The loss of values, if a value head estimates the values of tokens.
+    pub fn value_loss(&self) -> Option<ValueLoss> {
+        let PolicyConfig { vf_coef, cliprange_value, .. } = self.loss;
+        let range = if cliprange_value > 0.0 { cliprange_value } else { f64::INFINITY };
+        (self.advantage.estimator == AdvantageEstimator::Gae).then_some(ValueLoss { coefficient: vf_coef, range })
+    }
+
     /// How losses of tokens become the loss of a step.
     pub fn aggregation(&self) -> Aggregation {
         match self.loss.loss_type {
@@ -305,7 +336,8 @@ pub(crate) fn problems(config: &ReinforcementConfig, max_length: usize) -> Vec<S
         return Vec::new();
     }
     let mut problems = Problems::default();
-    let PolicyConfig { epsilon, epsilon_high, delta, beta, entropy_coef, loss_type, .. } = config.loss;
+    let PolicyConfig { epsilon, epsilon_high, delta, beta, entropy_coef, loss_type, vf_coef, cliprange_value, .. } =
+        config.loss;
     problems.demand(
         config.num_generations > 0,
         "`reinforcement.num_generations` is 0; a prompt has at least one completion",
@@ -321,13 +353,28 @@ pub(crate) fn problems(config: &ReinforcementConfig, max_length: usize) -> Vec<S
         config.temperature.is_finite() && config.temperature > 0.0,
         "`reinforcement.temperature` must be above 0: the most likely completion of a prompt is always the same",
     );
-    let compares = config.num_generations > 1 || config.advantage.estimator == AdvantageEstimator::ReinforcePlusPlus;
+    let AdvantageConfig { estimator, gamma, lambda, .. } = config.advantage;
+    let compares = matches!(estimator, AdvantageEstimator::Grpo | AdvantageEstimator::Rloo);
     problems.demand(
-        compares,
-        "`reinforcement.num_generations` is 1, and the estimators grpo and rloo compare completions of one prompt; raise it, or set `reinforcement.advantage.estimator = \"reinforce_plus_plus\"`",
+        config.num_generations > 1 || !compares,
+        "`reinforcement.num_generations` is 1, and the estimators grpo and rloo compare completions of one prompt; raise it, or set `reinforcement.advantage.estimator` to \"reinforce_plus_plus\" or \"gae\"",
+    );
+    problems.demand(
+        gamma > 0.0 && gamma <= 1.0 && (0.0..=1.0).contains(&lambda),
+        "`reinforcement.advantage.gamma` must be above 0 and at most 1, and `reinforcement.advantage.lambda` from 0 to 1",
+    );
+    problems.demand(
+        estimator != AdvantageEstimator::Gae || loss_type != PolicyLossType::Gspo,
+        "`reinforcement.advantage.estimator` is \"gae\", which gives each token an advantage of its own, and `reinforcement.loss.loss_type` is \"gspo\", whose ratio is the completion's; set one of them to another value",
+    );
+    problems.demand(
+        vf_coef.is_finite() && vf_coef > 0.0,
+        "`reinforcement.loss.vf_coef` must be above 0: a value head that is not trained estimates 0 for each token",
     );
     let numbers = [("epsilon", epsilon), ("epsilon_high", epsilon_high), ("delta", delta), ("beta", beta)];
-    for (key, value) in numbers.into_iter().chain([("entropy_coef", entropy_coef)]) {
+    for (key, value) in
+        numbers.into_iter().chain([("entropy_coef", entropy_coef), ("cliprange_value", cliprange_value)])
+    {
         problems.demand(from_zero(value), format!("`reinforcement.loss.{key}` must not be negative or infinite"));
     }
     let CorrectionConfig { min, max, .. } = config.correction;

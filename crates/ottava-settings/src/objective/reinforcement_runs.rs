@@ -124,7 +124,8 @@ impl RunConfig {
         data.sets.iter().map(set).collect()
     }
 
-    /// Lets the head compute the distribution that completions are drawn from: in F32, and at the temperature of the draws.
+    /// Lets the head compute the distribution that completions are drawn from: in F32, and at the temperature of the draws. Gives the model a value head,
+    /// if values give the advantages.
     pub(crate) fn shape_policy(&self, sizes: &mut DecoderConfig, file: &ConfigFile) -> Result<()> {
         if !self.reinforcement.is_on() {
             return Ok(());
@@ -142,6 +143,7 @@ impl RunConfig {
         }
         sizes.head.scale /= temperature as f32;
         sizes.head.wide_logits = true;
+        sizes.head.value = self.reinforcement.value_loss().is_some();
         Ok(())
     }
 }

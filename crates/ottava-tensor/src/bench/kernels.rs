@@ -248,7 +248,10 @@ fn preference(table: &mut Table, t: usize) -> Result<()> {
     let known = PolicyTargets { old, reference, advantages, corrections, weights };
     let bound = PolicyBound::Clip { low: 0.2, high: 0.28, most: 3.0 };
     let how = PolicyLoss { bound, of_sequence: true, beta: 0.1, kl: KlEstimator::WeightedK3 };
-    table.row("policy_loss", 36 * t, &mut || policy_loss(&how, &losses, &ids, &known, &zero, 2).map(drop))
+    table.row("policy_loss", 36 * t, &mut || policy_loss(&how, &losses, &ids, &known, &zero, 2).map(drop))?;
+    let of_values = ValueTargets { old: &known.old, returns: &known.reference, weights: &known.weights };
+    let how = ValueLoss { coefficient: 0.1, range: 0.5 };
+    table.row("value_loss", 28 * t, &mut || value_loss(&how, &losses, &ids, of_values, &zero).map(drop))
 }
 
 #[cfg(test)]

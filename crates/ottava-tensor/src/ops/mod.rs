@@ -71,6 +71,7 @@ mod signatures;
 mod sum_parts;
 mod swiglu;
 mod transpose;
+mod value;
 
 pub use adamw::{AdamW, AdamWParameter, AdamWScalars, Moments, WeightCast, adamw, adamw_amaxes};
 pub use add::add;
@@ -141,6 +142,7 @@ pub use swiglu::{
     activation_to, product_activation_to,
 };
 pub use transpose::{transpose, transpose_codes};
+pub use value::{ValueLoss, ValueTargets, value_loss};
 
 use crate::{DType, Result, Tensor};
 

@@ -3,8 +3,8 @@
 use super::{MicroBatch, Program, ProgramInputs, TrainStep};
 use ottava_common::error::Result;
 use ottava_models::Decoder;
-use ottava_parallel::{Partition, Schedule, ScheduleKind};
-use ottava_recipe::mode::{Pass, StepPrecision};
+use ottava_parallel::{Exchange, Partition, Schedule, ScheduleKind};
+use ottava_recipe::mode::{Mode, Pass, StepPrecision};
 use ottava_tensor::Tensor;
 
 /// Computes the losses `[T]` of the tokens of each of `micro_batches`, without gradients. Returns no losses on ranks without the last stage of the
@@ -23,6 +23,21 @@ pub fn token_losses(
     let losses = program.run(model, &ProgramInputs { micro_batches, loss_scale: None, precision, partition }, None)?;
     partition.ranks().compare_gpu_calls("a pass without gradients")?;
     Ok(losses)
+}
+
+/// Returns the values `[T]` that the value head of a whole model estimates for the tokens of a micro-batch, and computes no gradients. All ranks of
+/// `partition` call it together.
+pub fn token_values(
+    model: &mut Decoder,
+    micro_batch: &MicroBatch,
+    precision: StepPrecision,
+    partition: &Partition,
+) -> Result<Tensor> {
+    let MicroBatch { inputs, sequences, .. } = micro_batch;
+    let mode = Mode { pass: Pass::Evaluation, precision };
+    let normed = model.forward_only(0, inputs, sequences, mode, &mut Exchange::of_weights(partition))?;
+    partition.ranks().compare_gpu_calls("a pass without gradients")?;
+    model.values(&normed)
 }
 
 impl TrainStep {

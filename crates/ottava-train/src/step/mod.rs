@@ -36,7 +36,7 @@ mod tests;
 pub use action::Action;
 pub use check::Places;
 pub use compare::Repeated;
-pub use forward::token_losses;
+pub use forward::{token_losses, token_values};
 pub use loss::{Loss, Metrics, NextTokenLoss};
 pub use micro_batch::{Loaded, LossScale, MicroBatch};
 pub use program::{Program, Reductions};

@@ -322,8 +322,21 @@ python3 -m verl.trainer.main_ppo \\
     assert_eq!(config.data.train_files, [std::path::Path::new("$HOME/data/dapo.parquet")]);
     expect_note(&imported.refused, "run_dapo.sh", 21, "`trainer.unheard_of`: this key is not known");
     assert!(imported.refused.iter().any(|note| note.contains("verl chooses its rule by the column `data_source`")));
+}
+
+/// PPO is the default of verl. Its value model becomes the value head of the policy, and its reward model runs beside the policy.
+#[test]
+fn ppo_of_verl_has_a_value_head_and_a_reward_model() {
+    let text = "actor_rollout_ref:\n  model:\n    path: m\nalgorithm:\n  gamma: 0.99\n  lam: 0.95\ncritic:\n  cliprange_value: 0.2\n  optim:\n    lr: 1e-5\nreward_model:\n  enable: true\n  model:\n    path: runs/reward\n";
+    let (imported, config) = imported("ppo.yaml", text);
+    let r = &config.reinforcement;
+    assert_eq!(r.advantage.estimator, AdvantageEstimator::Gae);
+    assert_eq!((r.advantage.gamma, r.advantage.lambda, r.loss.cliprange_value), (0.99, 0.95, 0.2));
     assert!(
-        objective("actor_rollout_ref:\n  model:\n    path: m\n").contains("PPO with a value model is not implemented")
+        matches!(&r.rewards[..], [RewardSpec { kind: RewardKind::Model(model), .. }] if model.path.ends_with("reward"))
+    );
+    assert!(
+        imported.needless.iter().any(|note| note.contains("`critic.optim.lr`: the value head is a part of the policy"))
     );
 }
 

@@ -171,8 +171,8 @@ const ROWS: &[Row] = &[
     ("actor_rollout_ref.rollout.over_sample_rate", Needless(SAMPLER)),
     ("actor_rollout_ref.rollout.limit_images", Needless(SAMPLER)),
     // Advantages.
-    ("algorithm.gamma", Only(ONE, "the reward of a completion counts for all of its tokens alike")),
-    ("algorithm.lam", Only(ONE, "there is no value model")),
+    ("algorithm.gamma", Is("reinforcement.advantage.gamma")),
+    ("algorithm.lam", Is("reinforcement.advantage.lambda")),
     ("algorithm.kl_ctrl.*", Needless("only `use_kl_in_reward` reads it")),
     ("algorithm.kl_penalty", Needless("only `use_kl_in_reward` reads it")),
     ("algorithm.use_pf_ppo", Only(&["false"], "completions are not drawn again by their rewards")),
@@ -232,7 +232,7 @@ const ROWS: &[Row] = &[
     ("trainer.val_only", Only(&["false"], "`ottava eval` evaluates a model")),
     ("trainer.default_local_dir", Is("output_dir")),
     ("trainer.max_actor_ckpt_to_keep", Is("checkpoint.save_total_limit")),
-    ("trainer.critic_warmup", Only(&["0"], "there is no value model")),
+    ("trainer.critic_warmup", Only(&["0"], "the value head and the policy are one model, which is trained as a whole")),
     ("trainer.nnodes", Needless(RANKS)),
     ("trainer.n_gpus_per_node", Needless(RANKS)),
     ("trainer.resume_*", Needless("`ottava train RUN.toml --resume` resumes a run")),
@@ -259,7 +259,8 @@ const ROWS: &[Row] = &[
         Needless("checkpoints are folders of Hugging Face with the state for `--resume`"),
     ),
     ("trainer.esi_redundant_time", Needless("checkpoints are folders of Hugging Face with the state for `--resume`")),
-    ("critic.*", Needless("there is no value model")),
+    ("critic.cliprange_value", Is("reinforcement.loss.cliprange_value")),
+    ("critic.*", Needless("the value head is a part of the policy, with its optimizer and its batches")),
     ("ray_*", Needless(RANKS)),
     ("global_profiler*", Needless(LOGGED)),
     ("transfer_queue*", Needless(RANKS)),
@@ -339,17 +340,12 @@ fn read_advantage(reader: &mut Reader) {
         "grpo" if divides => return,
         "grpo" => (None, "none"),
         "rloo" => (Some("rloo"), "none"),
-        "reinforce_plus_plus" => {
+        "reinforce_plus_plus" | "gae" => {
             return reader.set("algorithm.adv_estimator", "reinforcement.advantage.estimator", name);
-        }
-        "gae" => {
-            let reason =
-                "PPO with a value model is not implemented; `grpo`, `rloo` and `reinforce_plus_plus` need none";
-            return reader.refuse_objective("algorithm.adv_estimator", reason);
         }
         _ => {
             let reason = format!(
-                "`{name}` is none of grpo, rloo and reinforce_plus_plus (`estimator` under [reinforcement.advantage])"
+                "`{name}` is none of grpo, rloo, reinforce_plus_plus and gae (`estimator` under [reinforcement.advantage])"
             );
             return reader.refuse_objective("algorithm.adv_estimator", reason);
         }

@@ -3,7 +3,7 @@
 use ottava_settings::{AdvantageEstimator, ScaleRewards};
 
 /// Added to standard deviations, as in TRL.
-const EPSILON: f64 = 1e-4;
+pub(super) const EPSILON: f64 = 1e-4;
 
 /// The advantages of completions, from the `rewards` of each group of completions of one prompt; a completion without a reward has advantage 0
 /// and does not count.
@@ -44,14 +44,15 @@ pub fn advantages(
             }
             AdvantageEstimator::Rloo => 0.0,
             AdvantageEstimator::ReinforcePlusPlus => (reward - by_token.mean()) / (by_token.deviation() + EPSILON),
+            AdvantageEstimator::Gae => unreachable!("values give each token an advantage of its own"),
         };
         group.iter().map(|reward| reward.map_or(0.0, advantage)).collect()
     };
     rewards.iter().map(of_group).collect()
 }
 
-/// Sums of rewards with weights.
-struct Moments {
+/// Sums of rewards, or of advantages, with weights.
+pub(super) struct Moments {
     count: f64,
     sum: f64,
     squares: f64,
@@ -59,7 +60,7 @@ struct Moments {
 
 impl Moments {
     /// Of rewards with their weights. Two passes, since rewards that are all equal have no deviation at all.
-    fn of(rewards: impl Iterator<Item = (f64, f64)> + Clone) -> Moments {
+    pub(super) fn of(rewards: impl Iterator<Item = (f64, f64)> + Clone) -> Moments {
         let count: f64 = rewards.clone().map(|(_, weight)| weight).sum();
         let sum: f64 = rewards.clone().map(|(reward, weight)| reward * weight).sum();
         let mean = sum / count.max(1.0);
@@ -67,11 +68,11 @@ impl Moments {
         Moments { count, sum, squares }
     }
 
-    fn mean(&self) -> f64 {
+    pub(super) fn mean(&self) -> f64 {
         self.sum / self.count.max(1.0)
     }
 
-    fn deviation(&self) -> f64 {
+    pub(super) fn deviation(&self) -> f64 {
         (self.squares / (self.count - 1.0).max(1.0)).sqrt()
     }
 }

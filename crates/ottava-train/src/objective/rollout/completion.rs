@@ -14,6 +14,8 @@ pub struct Completion {
     pub sample: Sample,
     /// The log-probabilities of its tokens as steps compute them with the same weights, if draws are corrected.
     pub old: Option<Vec<f32>>,
+    /// The values of its tokens by the value head with the weights that drew them, if values give the advantages.
+    pub values: Option<Vec<f32>>,
     /// The weighted sum of its scores; `None` if no reward has an opinion.
     pub reward: Option<f64>,
     /// The score by each reward.
@@ -101,6 +103,7 @@ mod tests {
         let completion = |reward: Option<f64>, tokens: usize, is_complete: bool| Completion {
             sample: Sample { prompt: vec![1], tokens: vec![2; tokens], logprobs: vec![-0.5; tokens], is_complete },
             old: None,
+            values: None,
             reward,
             scores: vec![reward.map(|reward| reward / 2.0)],
         };

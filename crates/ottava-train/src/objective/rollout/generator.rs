@@ -122,6 +122,7 @@ impl Generator {
         let completion = |(at, sample)| Completion {
             sample,
             old: None,
+            values: None,
             reward: scored.totals[at],
             scores: scores.iter().map(|of_reward| of_reward[at]).collect(),
         };

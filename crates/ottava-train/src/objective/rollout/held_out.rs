@@ -50,7 +50,8 @@ mod tests {
 
     fn group(rewards: &[Option<f64>]) -> Vec<Completion> {
         let sample = Sample { prompt: vec![1], tokens: vec![2], logprobs: vec![-0.5], is_complete: true };
-        let completion = |&reward| Completion { sample: sample.clone(), old: None, reward, scores: Vec::new() };
+        let completion =
+            |&reward| Completion { sample: sample.clone(), old: None, values: None, reward, scores: Vec::new() };
         rewards.iter().map(completion).collect()
     }
 

@@ -1,15 +1,18 @@
 //! The loss of sampled completions in a step.
 
+use super::policy::Policy;
 use super::sample::Sample;
-use super::sums::Sums;
+use super::sums::{KnownToken, Sums, ValueSums};
 use crate::objective::FrozenModel;
 use crate::step::host::{from_host, values, write};
 use crate::step::{Loaded, Loss, Metrics};
-use ottava_common::error::Result;
+use ottava_common::error::{Error, Result};
 use ottava_models::Decoder;
 use ottava_recipe::param::Units;
-use ottava_settings::{Aggregation, CorrectionConfig};
-use ottava_tensor::ops::{EntropyBonus, PolicyBound, PolicyLoss, PolicyTargets, entropy_gradient, policy_loss};
+use ottava_settings::Aggregation;
+use ottava_tensor::ops::{
+    EntropyBonus, PolicyBound, PolicyTargets, ValueTargets, add, entropy_gradient, policy_loss, value_loss,
+};
 use ottava_tensor::{DType, Device, Tensor};
 use serde::{Deserialize, Serialize};
 use std::rc::Rc;
@@ -21,23 +24,21 @@ pub struct Scored {
     pub sample: Sample,
     /// The log-probabilities of its tokens as steps compute them with the weights that drew it, if draws are corrected.
     pub old: Option<Vec<f32>>,
-    /// The advantage of its tokens.
-    pub advantage: f64,
+    /// The advantages of its tokens.
+    pub advantages: Vec<f64>,
+    /// What is known of the values of its tokens, if values give the advantages.
+    pub estimates: Option<Estimates>,
     /// Whether its tokens count in the loss.
     pub counts: bool,
 }
 
-/// How the losses of tokens become the loss of a step.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Policy {
-    /// The loss of a token.
-    pub loss: PolicyLoss,
-    /// The factor of the entropy of a token's distribution, which is subtracted from the loss of the token.
-    pub entropy_coef: f64,
-    /// Its correction for draws.
-    pub correction: CorrectionConfig,
-    /// The mean over the tokens of a step.
-    pub aggregation: Aggregation,
+/// What is known of the values of the tokens of a sample before its step.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Estimates {
+    /// The values by the value head with the weights that drew the tokens.
+    pub values: Vec<f64>,
+    /// The returns.
+    pub returns: Vec<f64>,
 }
 
 /// The frozen models of a run.
@@ -54,6 +55,8 @@ pub struct PolicyMicroBatch {
     how: Policy,
     others: Rc<OtherModels>,
     known: PolicyTargets,
+    /// The values of the tokens at their draws, and their returns, if the model has a value head.
+    estimates: Option<[Tensor; 2]>,
     /// Samples, by row.
     rows: usize,
     counted: usize,
@@ -61,17 +64,16 @@ pub struct PolicyMicroBatch {
     tokens: Vec<KnownToken>,
 }
 
-/// A token whose loss counts.
-#[derive(Clone, Copy, Debug)]
-struct KnownToken {
-    /// Its place in the micro-batch.
-    at: usize,
-    drawn: f64,
-    old: f64,
-    reference: f64,
-    advantage: f64,
-    correction: f64,
-    weight: f64,
+/// The values of the tokens of a micro-batch after a step.
+#[derive(Clone, Copy)]
+struct TokenValues<'a> {
+    /// The losses of the policy, without the entropy.
+    bounded: &'a [f64],
+    /// Minus the log-probabilities.
+    losses: &'a [f64],
+    entropies: Option<&'a [f64]>,
+    /// The losses of the values.
+    of_values: Option<&'a [f64]>,
 }
 
 impl PolicyMicroBatch {
@@ -92,17 +94,20 @@ impl PolicyMicroBatch {
             corrections: tensor(1.0)?,
             weights: tensor(1.0)?,
         };
-        Ok(PolicyMicroBatch { how, others, known, rows, counted: 0, tokens: Vec::new() })
+        let estimates = how.value.map(|_| Ok::<_, Error>([tensor(0.0)?, tensor(0.0)?])).transpose()?;
+        Ok(PolicyMicroBatch { how, others, known, estimates, rows, counted: 0, tokens: Vec::new() })
     }
 
     /// Loads what is known of `samples`, which have the rows of the micro-batch; before the step loads their tokens.
     pub fn load(&mut self, samples: &[Scored]) -> Result<()> {
         let all = self.known.old.len();
         let of_row = all / self.rows;
-        let [mut old, mut advantages, mut weights] = [(); 3].map(|()| vec![0.0; all]);
+        let [mut old, mut advantages, mut weights, mut values, mut returns] = [(); 5].map(|()| vec![0.0; all]);
         let mut corrections = vec![1.0; all];
         self.tokens.clear();
-        for (row, Scored { sample, old: of_steps, advantage, counts }) in samples.iter().enumerate() {
+        for (row, Scored { sample, old: of_steps, advantages: of_tokens, estimates, counts }) in
+            samples.iter().enumerate()
+        {
             let weight = if *counts { self.how.aggregation.weight(sample.tokens.len()) } else { 0.0 };
             let drawn: Vec<f64> = sample.logprobs.iter().map(|&logprob| f64::from(logprob)).collect();
             let before = of_steps.as_ref().map(|old| old.iter().map(|&old| f64::from(old)).collect());
@@ -111,11 +116,13 @@ impl PolicyMicroBatch {
             for (i, at) in sample.predictions().enumerate() {
                 let at = row * of_row + at;
                 (old[at], corrections[at]) = (before[i], factors[i]);
-                (advantages[at], weights[at]) = (*advantage, weight);
+                (advantages[at], weights[at]) = (of_tokens[i], weight);
+                (values[at], returns[at]) = estimates.as_ref().map_or((0.0, 0.0), |of| (of.values[i], of.returns[i]));
                 if *counts {
                     let (drawn, old, correction) = (drawn[i], before[i], factors[i]);
-                    let (reference, advantage) = (0.0, *advantage);
-                    self.tokens.push(KnownToken { at, drawn, old, reference, advantage, correction, weight });
+                    let (reference, advantage, value, returns) = (0.0, of_tokens[i], values[at], returns[at]);
+                    let token = KnownToken { at, drawn, old, reference, advantage, correction, weight, value, returns };
+                    self.tokens.push(token);
                 }
             }
         }
@@ -124,6 +131,10 @@ impl PolicyMicroBatch {
             // A sequence whose tokens do not count is a zero in the mean, as in TRL.
             Aggregation::Sequences | Aggregation::Constant(_) => samples.len(),
         };
+        if let Some([of_draws, known]) = &mut self.estimates {
+            write(of_draws, &values)?;
+            write(known, &returns)?;
+        }
         write(&mut self.known.old, &old)?;
         write(&mut self.known.corrections, &corrections)?;
         write(&mut self.known.advantages, &advantages)?;
@@ -149,20 +160,40 @@ impl PolicyMicroBatch {
         write(&mut self.known.reference, &reference)
     }
 
-    /// The number of values of a token: the loss without the entropy, minus the log-probability and, if the loss has it, the entropy.
+    /// The number of values of a token: the loss of the policy, minus the log-probability and, if the loss has them, the entropy and the loss of the value.
     fn values_of_token(&self) -> usize {
-        if self.how.entropy_coef > 0.0 { 3 } else { 2 }
+        2 + usize::from(self.how.entropy_coef > 0.0) + usize::from(self.how.value.is_some())
     }
 
-    /// The sums of metrics of a micro-batch whose tokens have these values: losses without the entropy, minus log-probabilities, and the entropies if
-    /// the loss has them.
-    fn sums(&self, bounded: &[f64], losses: &[f64], entropies: Option<&[f64]>) -> Vec<f64> {
+    /// The losses of the values of the tokens, if the model has a value head. Adds their gradient to `dnormed`, the gradient by `normed`.
+    fn value_losses(
+        &self,
+        model: &mut Decoder,
+        normed: &Tensor,
+        targets: &Tensor,
+        scale: &Tensor,
+        dnormed: &mut Tensor,
+    ) -> Result<Option<Tensor>> {
+        let (Some(how), Some([old, returns])) = (&self.how.value, &self.estimates) else { return Ok(None) };
+        let known = ValueTargets { old, returns, weights: &self.known.weights };
+        let (losses, gradient) = value_loss(how, &model.values(normed)?, targets, known, scale)?;
+        *dnormed = add(dnormed, &model.value_gradient(normed, &gradient)?)?;
+        Ok(Some(losses))
+    }
+
+    /// The sums of metrics of a micro-batch whose tokens have these values.
+    fn sums(&self, values: &TokenValues) -> Vec<f64> {
         let [low, high] = match self.how.loss.bound {
             PolicyBound::Clip { low, high, .. } | PolicyBound::Weight { low, high } => [low, high],
             PolicyBound::None => [f64::INFINITY; 2],
         };
+        let TokenValues { bounded, losses, entropies, of_values } = *values;
         let mut sums = Sums { losses: bounded.iter().sum(), ..Sums::default() };
-        for KnownToken { at, drawn, old, reference, advantage, correction, weight } in &self.tokens {
+        if let (Some(how), Some(of_values)) = (&self.how.value, of_values) {
+            sums.value = ValueSums::of(of_values, &self.tokens);
+            sums.losses += how.coefficient * sums.value.losses;
+        }
+        for KnownToken { at, drawn, old, reference, advantage, correction, weight, .. } in &self.tokens {
             let (lp, entropy) = (-losses[*at], entropies.map(|entropies| entropies[*at]));
             let (apart, w) = ((lp - drawn).abs(), (lp - old).exp());
             let d = (reference - lp).clamp(-20.0, 20.0);
@@ -208,7 +239,7 @@ impl Loss for PolicyMicroBatch {
     ) -> Result<(Tensor, Tensor)> {
         let losses = model.losses(normed, targets, units)?;
         let (bounded, factors) = policy_loss(&self.how.loss, &losses, targets, &self.known, scale, self.rows)?;
-        let (entropies, dnormed) = match self.how.entropy_coef {
+        let (entropies, mut dnormed) = match self.how.entropy_coef {
             0.0 => (None, model.losses_and_gradient(normed, targets, &factors, units)?.1),
             coefficient => {
                 let (vocabulary, weights) = (model.config().vocabulary, &self.known.weights);
@@ -222,7 +253,8 @@ impl Loss for PolicyMicroBatch {
             }
         };
         let mut all = Tensor::empty(losses.device(), &[self.values(losses.len())], losses.dtype())?;
-        for (part, values) in [&bounded, &losses].into_iter().chain(&entropies).enumerate() {
+        let of_values = self.value_losses(model, normed, targets, scale, &mut dnormed)?;
+        for (part, values) in [&bounded, &losses].into_iter().chain(&entropies).chain(&of_values).enumerate() {
             all.copy_from(part * losses.len(), values)?;
         }
         Ok((all, dnormed))
@@ -230,10 +262,14 @@ impl Loss for PolicyMicroBatch {
 
     fn add(&self, sums: Vec<f64>, values: &[f64]) -> Result<Vec<f64>> {
         let mut parts = values.chunks_exact(values.len() / self.values_of_token());
-        let mut next = || parts.next();
-        let (bounded, losses) =
-            (next().expect("a loss of each token"), next().expect("a log-probability of each token"));
-        Ok(self.merge(sums, &self.sums(bounded, losses, next())))
+        let mut next = |is_there: bool| if is_there { parts.next() } else { None };
+        let values = TokenValues {
+            bounded: next(true).expect("a loss of each token"),
+            losses: next(true).expect("a log-probability of each token"),
+            entropies: next(self.how.entropy_coef > 0.0),
+            of_values: next(self.how.value.is_some()),
+        };
+        Ok(self.merge(sums, &self.sums(&values)))
     }
 
     fn merge(&self, sums: Vec<f64>, of_rank: &[f64]) -> Vec<f64> {
@@ -283,7 +319,7 @@ mod tests {
             let loss: PolicyConfig = serde_json::from_value(case["settings"].clone()).unwrap();
             let settings = ReinforcementConfig { loss, max_completion_length: most, ..ReinforcementConfig::default() };
             let (correction, aggregation) = (settings.correction, settings.aggregation());
-            let how = Policy { loss: settings.policy_loss(), entropy_coef: 0.0, correction, aggregation };
+            let how = Policy { loss: settings.policy_loss(), entropy_coef: 0.0, value: None, correction, aggregation };
             let samples: Vec<Scored> = (0..rows)
                 .map(|at| Scored {
                     sample: Sample {
@@ -293,7 +329,8 @@ mod tests {
                         is_complete: true,
                     },
                     old: None,
-                    advantage: advantages[at],
+                    advantages: vec![advantages[at]; lengths[at]],
+                    estimates: None,
                     counts: true,
                 })
                 .collect();

@@ -5,8 +5,18 @@
 //! the completions of its prompts (`sample.rs`) and scores them (`ottava-rewards`). Then all ranks tell each other their completions, so that each of
 //! them knows all rewards, and a checkpoint can hold the completions that no step has used yet (`Rows::unfinished`).
 //!
-//! **A step.** `advantage.rs` makes advantages of rewards. `PolicyMicroBatch` (`loss.rs`) is the loss of a micro-batch, whose rows have one completion
-//! each; the op `policy_loss` bounds the ratio of new and old probability.
+//! **A step.** `credit.rs` makes advantages of rewards: by `advantage.rs`, or with a value head by `gae.rs`. `PolicyMicroBatch` (`loss.rs`) is the loss of
+//! a micro-batch, whose rows have one completion each; the op `policy_loss` bounds the ratio of new and old probability.
+//!
+//! **A value head** (PPO) is a weight `[C]` in the `Head` of the trained model (`HeadSpec::value`), which reads the activations that logits are computed
+//! from. A second model, as in verl, would need a second copy of the weights and FP8 codes, and a second step; one decoder needs a row, and one step trains
+//! both. The weight is a vector, so it is never cast, has no weight decay, and is whole on each rank. Before a step, a pass over the completions
+//! (`token_values`) estimates the values of their tokens with the weights that drew them. Model folders do not have the head; `Contents`
+//! (`checkpoint/training.rs`) saves it with the optimizer states.
+//!
+//! **Other models.** The reference model and reward models are frozen (`OtherModels`). They are made with the first loss, so a plan counts their memory, and
+//! rows reach them through the loss of a step. `RewardRows` (`reward_model.rs`) scores completions in batches; `ottava-rewards` adds these scores to the
+//! other rewards by weight.
 //!
 //! **Log-probabilities.** The engine reports the old log-probabilities. They come from F32 logits (`HeadSpec::wide_logits`), by the op that
 //! computes the loss (`LogprobsMode::Loss`). So, on a CPU, they equal to the bit what a step computes before the first update, in each recipe
@@ -14,9 +24,12 @@
 
 mod advantage;
 mod completion;
+mod credit;
+mod gae;
 mod generator;
 mod held_out;
 mod loss;
+mod policy;
 mod reward_model;
 mod rows;
 mod sample;
@@ -24,7 +37,8 @@ mod sums;
 
 pub use advantage::advantages;
 pub use completion::Completion;
-pub use loss::{OtherModels, Policy, PolicyMicroBatch, Scored};
+pub use loss::{Estimates, OtherModels, PolicyMicroBatch, Scored};
+pub use policy::Policy;
 pub use sample::{Sample, engine_for, sample, seed_of, set_row};
 
 use super::{FrozenModel, Objective, Opening, Rows};
@@ -55,6 +69,7 @@ impl Reinforcement {
         let how = Policy {
             loss: r.policy_loss(),
             entropy_coef: r.loss.entropy_coef,
+            value: r.value_loss(),
             correction: r.correction,
             aggregation: r.aggregation(),
         };
@@ -71,7 +86,11 @@ impl Reinforcement {
             FrozenModel::of_folder(scope, folder, sizes, &recipe, device, run.data.max_length)
         };
         let reference = match run.has_reference_policy() {
-            true => Some(open("reference", &run.model.path, &run.decoder_config()?)?),
+            true => {
+                let mut sizes = run.decoder_config()?;
+                sizes.head.value = false;
+                Some(open("reference", &run.model.path, &sizes)?)
+            }
             false => None,
         };
         let rewards = RewardSpec::models(&run.reinforcement.rewards)
@@ -88,13 +107,12 @@ impl Objective for Reinforcement {
     }
 
     fn passes(&self, config: &RunConfig) -> Vec<Passes> {
-        let reference = Passes {
-            phase: Phase::Rows,
-            pass: Pass::Reference,
-            micro_batches: config.training.gradient_accumulation_steps,
-            rows: config.micro_batch_rows(),
-        };
-        (self.how.loss.beta > 0.0 && !config.has_reference_policy()).then_some(reference).into_iter().collect()
+        let passes =
+            |pass, micro_batches| Passes { phase: Phase::Rows, pass, micro_batches, rows: config.micro_batch_rows() };
+        let is_adapted = self.how.loss.beta > 0.0 && !config.has_reference_policy();
+        let reference = is_adapted.then(|| passes(Pass::Reference, config.training.gradient_accumulation_steps));
+        let values = self.how.value.map(|_| passes(Pass::Evaluation, 1));
+        reference.into_iter().chain(values).collect()
     }
 
     fn run_other_models(&self, step: &mut TrainStep) -> Result<()> {

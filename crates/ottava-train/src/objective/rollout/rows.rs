@@ -1,14 +1,14 @@
 //! The rows of a run of reinforcement learning: completions that the model draws between steps.
 
-use super::advantage::advantages;
 use super::completion::{Completion, Generation, metrics};
+use super::credit::scored;
 use super::generator::Generator;
 use super::held_out::held_out_metrics;
 use super::loss::{OtherModels, PolicyMicroBatch, Scored};
 use super::sample::{Sample, seed_of, set_row};
 use crate::objective::{Evaluation, LoadedRows, Opening, Rows, Validation};
 use crate::step::host::values;
-use crate::step::{Metrics, MicroBatch, TrainStep, token_losses};
+use crate::step::{Metrics, MicroBatch, TrainStep, token_losses, token_values};
 use ottava_common::error::{Error, Result};
 use ottava_common::hash::sha256_of;
 use ottava_data::{Batch, DataState, PromptLoader, PromptSet, RowShare};
@@ -176,6 +176,9 @@ impl RolloutRows {
         if self.config.correction.is_on() {
             self.set_old(&mut mine, model, partition, precision)?;
         }
+        if self.config.value_loss().is_some() {
+            self.set_values(&mut mine, model, partition, precision)?;
+        }
         let all = of_all_ranks(partition, "completions", &mine)?;
         // In the order of the prompts, whatever the number of ranks.
         let groups =
@@ -231,24 +234,32 @@ impl RolloutRows {
         Ok(())
     }
 
+    /// Sets the values of the tokens of `completions` by the value head, by passes over micro-batches, together with all ranks.
+    fn set_values(
+        &self,
+        completions: &mut [Completion],
+        model: &mut Decoder,
+        partition: &Partition,
+        precision: StepPrecision,
+    ) -> Result<()> {
+        let place = partition.ranks().place(Axis::Context);
+        for of_micro_batch in completions.chunks_mut(self.rows) {
+            let batch = self.batch(of_micro_batch.iter().map(|completion| &completion.sample));
+            let micro_batch = MicroBatch::new(&batch, model.device(), place)?;
+            let all = values(&token_values(model, &micro_batch, precision, partition)?)?;
+            for (completion, all) in of_micro_batch.iter_mut().zip(all.chunks_exact(self.max_length)) {
+                let own = &all[completion.sample.predictions()];
+                completion.values = Some(own.iter().map(|&value| value as f32).collect());
+            }
+        }
+        Ok(())
+    }
+
     /// The completions of each step of a generation, of all ranks: all of them in another order in each iteration.
     fn steps_of(&self, groups: &[Vec<Completion>], place: u64) -> VecDeque<Vec<Scored>> {
-        let ReinforcementConfig { advantage, num_iterations, mask_truncated_completions, .. } = self.config;
-        let rewards: Vec<Vec<_>> = groups.iter().map(|group| group.iter().map(|c| c.reward).collect()).collect();
-        let tokens: Vec<Vec<_>> =
-            groups.iter().map(|group| group.iter().map(|c| c.sample.tokens.len()).collect()).collect();
-        let advantages = advantages(advantage.estimator, advantage.scale_rewards, &rewards, &tokens);
-        let scored =
-            groups.iter().flatten().zip(advantages.into_iter().flatten()).map(|(completion, advantage)| Scored {
-                counts: completion.reward.is_some() && (completion.sample.is_complete || !mask_truncated_completions),
-                sample: completion.sample.clone(),
-                old: completion.old.clone(),
-                advantage,
-            });
-        let scored: Vec<Scored> = scored.collect();
-        let each = self.of_step;
+        let (scored, each) = (scored(&self.config, groups), self.of_step);
         let mut steps = VecDeque::new();
-        for iteration in 0..num_iterations as u64 {
+        for iteration in 0..self.config.num_iterations as u64 {
             let mut order: Vec<usize> = (0..scored.len()).collect();
             order.sort_by_key(|&at| (seed_of([self.seed, place, u64::MAX - iteration, at as u64]), at));
             steps.extend(order.chunks(each).map(|step| step.iter().map(|&at| scored[at].clone()).collect::<Vec<_>>()));

@@ -4,6 +4,7 @@ pub mod bandit;
 pub mod distillation;
 pub mod label_smoothing;
 pub mod policy;
+pub mod ppo;
 pub mod preference;
 pub mod preference_free;
 pub mod preference_losses;

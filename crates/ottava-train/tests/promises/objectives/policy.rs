@@ -8,10 +8,10 @@ use ottava_parallel::{Partition, Schedule};
 use ottava_recipe::mode::StepPrecision;
 use ottava_recipe::param::{MemoryPolicy, Purpose, WeightSource};
 use ottava_settings::{Aggregation, CorrectionConfig};
-use ottava_tensor::ops::{IGNORE_INDEX, KlEstimator, PolicyBound, PolicyLoss};
+use ottava_tensor::ops::{IGNORE_INDEX, KlEstimator, PolicyBound, PolicyLoss, ValueLoss};
 use ottava_tensor::testing::values;
 use ottava_tensor::{DType, Device, Tensor};
-use ottava_train::objective::rollout::{Policy, PolicyMicroBatch, Sample, Scored, set_row};
+use ottava_train::objective::rollout::{Estimates, Policy, PolicyMicroBatch, Sample, Scored, set_row};
 use ottava_train::step::{MicroBatch, Program, ProgramInputs};
 use std::rc::Rc;
 
@@ -21,7 +21,7 @@ const SCALE: f64 = 1.7;
 
 /// Two completions of unequal lengths.
 fn samples() -> Vec<Scored> {
-    let sample = |prompt: &[u32], tokens: &[u32], advantage| Scored {
+    let sample = |prompt: &[u32], tokens: &[u32], advantage: f64| Scored {
         sample: Sample {
             prompt: prompt.to_vec(),
             tokens: tokens.to_vec(),
@@ -29,7 +29,11 @@ fn samples() -> Vec<Scored> {
             is_complete: true,
         },
         old: None,
-        advantage,
+        advantages: (0..tokens.len()).map(|t| advantage + 0.3 * t as f64).collect(),
+        estimates: Some(Estimates {
+            values: (0..tokens.len()).map(|t| 0.5 - 0.2 * t as f64).collect(),
+            returns: vec![advantage; tokens.len()],
+        }),
         counts: true,
     };
     vec![sample(&[3, 90, 17], &[5, 61, 9, 33], 0.7), sample(&[8, 2], &[41, 77], -1.3)]
@@ -67,6 +71,7 @@ fn reinforce(entropy_coef: f64) -> Policy {
     Policy {
         loss: PolicyLoss { bound: PolicyBound::None, of_sequence: false, beta: 0.0, kl: KlEstimator::K3 },
         entropy_coef,
+        value: None,
         correction: CorrectionConfig::default(),
         aggregation: Aggregation::Constant(3.0),
     }
@@ -112,4 +117,16 @@ fn backward_is_the_gradient_of_the_loss_with_entropy() {
     assert!(entropy > 0.1 && entropy < 96f64.ln(), "{entropy}");
     // The loss is linear in the coefficient, up to roundings of sums of about 10.
     assert!((none - one - (one - two)).abs() < 1e-12);
+}
+
+/// The value head reads the activations that logits are computed from, so the loss of values trains the decoder too. Random weights have values on both
+/// sides of the bound.
+#[test]
+fn backward_is_the_gradient_of_the_loss_with_values() {
+    let mut sizes = wide();
+    (sizes.head.value, sizes.head.scale) = (true, 0.8);
+    for range in [0.4, f64::INFINITY] {
+        let how = Policy { value: Some(ValueLoss { coefficient: 0.3, range }), ..reinforce(0.8) };
+        expect_gradients(&sizes, how, &["value_head.weight", TENSORS[0], TENSORS[1], TENSORS[2]]);
+    }
 }
