@@ -41,9 +41,10 @@ fn with_reward_model(mut run: RunConfig, folder: &Path) -> RunConfig {
     run
 }
 
-/// The score of a text by the reward model in `folder`, as evaluations of reward models compute it.
-fn score(folder: &Path, name: RecipeName, ids: &[u32]) -> f64 {
-    const LENGTH: usize = 16;
+const LENGTH: usize = 16;
+
+/// The reward model in `folder`.
+fn opened(folder: &Path, name: RecipeName) -> Decoder {
     let sizes = decoder_config(&ConfigFile::read(folder).unwrap()).unwrap();
     let recipe = recipe(name, Fp8Format::Auto);
     let mut model = build(Some(folder), None, 0, &Device::Cpu, &sizes, |weights| {
@@ -51,6 +52,11 @@ fn score(folder: &Path, name: RecipeName, ids: &[u32]) -> f64 {
     })
     .unwrap();
     model.quantize_weights().unwrap();
+    model
+}
+
+/// The score of a text, as evaluations of reward models compute it.
+fn score(model: &mut Decoder, ids: &[u32]) -> f64 {
     let mut inputs: Vec<i32> = ids.iter().map(|&id| id as i32).collect();
     inputs.resize(LENGTH, 0);
     let mut targets = vec![IGNORE_INDEX; LENGTH];
@@ -58,7 +64,7 @@ fn score(folder: &Path, name: RecipeName, ids: &[u32]) -> f64 {
     let mut batch = Batch::whole(inputs, targets, 1);
     batch.padding = vec![LENGTH - ids.len()];
     let (pass, precision) = (Pass::Evaluation, StepPrecision::Recipe);
-    row_log_probs(&mut model, &Partition::solo(), &[&batch], pass, precision).unwrap()[0][0]
+    row_log_probs(model, &Partition::solo(), &[&batch], pass, precision).unwrap()[0][0]
 }
 
 /// The score of a completion in a batch is the score that an evaluation of the reward model computes for prompt and completion, bit for bit. The token
@@ -71,16 +77,18 @@ fn completions_have_the_scores_of_evaluations() {
     for recipe in [RecipeName::Fp32, RecipeName::Fp8Row] {
         let run = folder.path().join(recipe.as_str());
         let mut config = with_reward_model(config(folder.path(), &run, recipe, 1), &model);
-        config.logging.completions = 12;
+        config.logging.completions = 64;
         // A batch of a reward model has the rows of a micro-batch; the last batch has fewer.
         (config.training.per_device_train_batch_size, config.training.gradient_accumulation_steps) = (32, 8);
         train(&config, &Device::Cpu, &Start::New, u64::MAX).unwrap();
         let log = std::fs::read_to_string(run.join("completions.jsonl")).unwrap();
         let lines: Vec<Value> = log.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
-        assert_eq!(lines.len(), 12);
+        let is_empty = |line: &Value| line["completion"] == "";
+        assert!(lines.len() == 64 && lines.iter().any(is_empty), "some completions are the token that ends them");
+        let mut scorer = opened(&model, recipe);
         for line in lines {
             let text = [&line["prompt"], &line["completion"]].map(|part| part.as_str().unwrap()).join(" ");
-            let expected = score(&model, recipe, &tokenizer.encode(&text).unwrap());
+            let expected = score(&mut scorer, &tokenizer.encode(&text).unwrap());
             assert_eq!(line["rewards"]["model"], expected, "{}: {line}", recipe.as_str());
             assert!(expected != 0.0 && line["reward"] == line["rewards"]["model"], "{line}");
         }
