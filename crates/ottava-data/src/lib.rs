@@ -27,6 +27,7 @@ mod chat_files;
 mod columns;
 mod compression;
 mod content;
+mod continuation;
 mod detokenizer;
 mod edges;
 mod encode;

@@ -86,10 +86,13 @@ impl Engine {
     ///
     /// Errors in the same cases as [`Engine::new`].
     pub fn to_lend(model: &Decoder, options: &EngineOptions) -> Result<Engine> {
-        Ok(Engine::with_memory(model.without_data()?, options, memory(model, options)?, false))
+        let (mut cache, pools) = memory(model, options)?;
+        cache.suspend()?;
+        Ok(Engine::with_memory(model.without_data()?, options, (cache, pools), false))
     }
 
-    /// Runs `work` with `model`. The weights of `model` may have changed since the last call, so all keys and values in the cache are discarded. The
+    /// Runs `work` with `model`. The weights of `model` may have changed since the last call, so all keys and values in the cache are discarded. Between
+    /// calls, other tensors may use the memory of the cache, and the engine holds only the inputs of its decode steps. The
     /// scales of the model stay unchanged, so its casts equal the casts of training.
     ///
     /// # Panics
@@ -101,12 +104,15 @@ impl Engine {
             "no request outlives the weights that computed its keys and values"
         );
         self.pools.forget();
+        self.cache.resume()?;
         std::mem::swap(model, &mut self.model);
         let done = work(self);
         std::mem::swap(model, &mut self.model);
         if done.is_err() {
             self.abandon();
         }
+        self.steps.suspend();
+        self.cache.suspend()?;
         done
     }
 

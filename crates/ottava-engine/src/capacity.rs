@@ -26,6 +26,19 @@ impl EngineOptions {
         max_model_len: usize,
         kv_cache_dtype: KvCacheDtype,
     ) -> Result<EngineOptions> {
+        let memory = available(model.device())?;
+        EngineOptions::within(memory, model, draft, lengths, max_model_len, kv_cache_dtype)
+    }
+
+    /// Chooses options as [`EngineOptions::for_lengths`], with caches of at most `memory` bytes.
+    pub fn within(
+        memory: usize,
+        model: &Decoder,
+        draft: Option<&Decoder>,
+        lengths: impl IntoIterator<Item = usize>,
+        max_model_len: usize,
+        kv_cache_dtype: KvCacheDtype,
+    ) -> Result<EngineOptions> {
         let max_batch = MAX_BATCH[usize::from(matches!(model.device(), Device::Cuda(_)))];
         let mut blocks: Vec<usize> =
             lengths.into_iter().map(|length| length.min(max_model_len).div_ceil(BLOCK_SIZE)).collect();
@@ -53,13 +66,12 @@ impl EngineOptions {
             };
             groups.iter().flat_map(|(model, groups)| groups.iter().map(|group| of_group(model, group))).sum()
         };
-        let available = available(model.device())?;
         let wanted: usize = blocks.iter().take(max_batch).sum::<usize>().max(1);
         // Finds the largest number of blocks up to `wanted` that fits.
         let (mut fitting, mut excess) = (0, wanted + 1);
         while excess - fitting > 1 {
             let middle = fitting.midpoint(excess);
-            if bytes(middle) <= available { fitting = middle } else { excess = middle }
+            if bytes(middle) <= memory { fitting = middle } else { excess = middle }
         }
         if longest > fitting {
             return Err(Error::Memory(format!(

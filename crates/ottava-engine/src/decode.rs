@@ -5,28 +5,65 @@ use crate::request::AdapterId;
 use ottava_common::error::Result;
 use ottava_models::{Decoder, InferenceBatch, KvCache, SequenceTokens, most_blocks};
 use ottava_recipe::capture::{Capture, Launch};
-use ottava_tensor::cuda::Graph;
+use ottava_tensor::cuda::{CudaDevice, Graph};
 use ottava_tensor::ops::{argmax, cast};
-use ottava_tensor::{DType, Device, Tensor};
+use ottava_tensor::{DType, Device, Suspended, Tensor};
 use std::collections::HashMap;
+use std::sync::Arc;
 
 /// The number of rows of each pass on a GPU if results must not depend on the batch.
 pub(super) const INVARIANT_ROWS: usize = 64;
 
 /// The decode steps by size and by adapter, since a graph reads fixed weights. The size is the number of rows and the number of blocks of the longest
 /// sequence, both powers of two.
+///
+/// Only the results of the last step hold memory. Steps of all sizes use the same memory for their results in turns.
 #[derive(Default)]
 pub struct DecodeSteps {
-    steps: HashMap<(Option<AdapterId>, [usize; 2]), DecodeStep>,
+    steps: HashMap<Size, DecodeStep>,
+    /// The size of the last step.
+    last: Option<Size>,
     is_invariant: bool,
 }
+
+/// The adapter, the number of rows, and the number of blocks of the longest sequence.
+type Size = (Option<AdapterId>, [usize; 2]);
 
 /// The decode step of one size.
 struct DecodeStep {
     batch: InferenceBatch,
     rows: Tensor, /* I32 [R], 0 to R - 1 */
-    scored: Option<Scored>,
+    results: Results,
     capture: Capture,
+}
+
+/// The results of a decode step.
+#[derive(Default)]
+enum Results {
+    /// The step has not run yet.
+    #[default]
+    None,
+    Held(Scored),
+    /// Other steps use the memory of the results.
+    Suspended([Suspended; 2]),
+}
+
+impl Results {
+    /// Returns the memory of the results to the device.
+    fn suspend(&mut self) {
+        *self = match std::mem::take(self) {
+            Results::Held(Scored { logits, likeliest }) => Results::Suspended([logits, likeliest].map(Tensor::suspend)),
+            other => other,
+        };
+    }
+
+    /// Takes memory for the results again.
+    fn resume(&mut self) -> Result<()> {
+        if let Results::Suspended([logits, likeliest]) = self {
+            *self = Results::Held(Scored { logits: logits.resume()?, likeliest: likeliest.resume()? });
+        }
+        Ok(())
+    }
 }
 
 /// The results of a step on the device, one row per sequence.
@@ -73,12 +110,24 @@ impl DecodeSteps {
         let [groups, blocks] = most_blocks(sequences);
         let rows = if self.is_invariant { INVARIANT_ROWS } else { sequences.len() };
         let size = [rows, blocks].map(usize::next_power_of_two);
-        let step = match self.steps.entry((adapter, size)) {
+        let size = (adapter, size);
+        if self.last != Some(size) {
+            self.suspend();
+        }
+        self.last = Some(size);
+        let step = match self.steps.entry(size) {
             std::collections::hash_map::Entry::Occupied(entry) => entry.into_mut(),
-            std::collections::hash_map::Entry::Vacant(entry) => entry.insert(DecodeStep::new(model, groups, size)?),
+            std::collections::hash_map::Entry::Vacant(entry) => entry.insert(DecodeStep::new(model, groups, size.1)?),
         };
         step.batch.set(sequences)?;
         step.run(model, cache)
+    }
+
+    /// Returns the memory of the results of the last step to the device.
+    pub(super) fn suspend(&mut self) {
+        if let Some(step) = self.last.take().and_then(|last| self.steps.get_mut(&last)) {
+            step.results.suspend();
+        }
     }
 }
 
@@ -88,40 +137,55 @@ impl DecodeStep {
         let rows: Vec<i32> = (0..sequences as i32).collect();
         let rows = Tensor::from_slice(device, &[sequences], &rows)?;
         let batch = InferenceBatch::new(device, sequences, sequences, 1, [groups, blocks])?;
-        Ok(DecodeStep { batch, rows, scored: None, capture: Capture::on(device) })
+        Ok(DecodeStep { batch, rows, results: Results::None, capture: Capture::on(device) })
     }
 
     fn run(&mut self, model: &Decoder, cache: &mut KvCache) -> Result<Scored> {
-        match (self.capture.ready_for(), model.device()) {
-            (Launch::Replay, _) => {
-                let Capture::Done(graph) = &mut self.capture else { unreachable!("a graph is ready") };
+        // A graph writes the results at their addresses.
+        self.results.resume()?;
+        let launch = self.capture.ready_for();
+        if let (Launch::Replay, Capture::Done(graph)) = (launch, &mut self.capture) {
+            graph.replay()?;
+        } else {
+            self.results = Results::None;
+            let scored = match (launch, model.device()) {
+                (Launch::Capture, Device::Cuda(gpu)) => self.captured(gpu, model, cache)?,
+                _ => self.computed(model, cache)?,
+            };
+            if launch == Launch::WarmUp {
+                self.capture = Capture::Due;
+            }
+            self.results = Results::Held(scored);
+        }
+        match &self.results {
+            Results::Held(scored) => Ok(scored.clone()),
+            Results::None | Results::Suspended(_) => unreachable!("the step has just run"),
+        }
+    }
+
+    fn computed(&self, model: &Decoder, cache: &mut KvCache) -> Result<Scored> {
+        Scored::score(model, &model.hidden(&self.batch, cache)?, &self.rows)
+    }
+
+    /// Captures the step and runs it. If the capture fails, runs the step without a graph, as all later steps.
+    fn captured(&mut self, gpu: &Arc<CudaDevice>, model: &Decoder, cache: &mut KvCache) -> Result<Scored> {
+        let mut scored = None;
+        let captured = Graph::capture(gpu, || {
+            scored = Some(self.computed(model, cache)?);
+            Ok::<_, ottava_common::Error>(())
+        });
+        match (captured, scored) {
+            (Ok(mut graph), Some(scored)) => {
                 graph.replay()?;
+                self.capture = Capture::Done(graph);
+                Ok(scored)
             }
-            (Launch::Capture, Device::Cuda(gpu)) => {
-                let (batch, rows, scored) = (&self.batch, &self.rows, &mut self.scored);
-                let captured = Graph::capture(gpu, || {
-                    *scored = Some(Scored::score(model, &model.hidden(batch, cache)?, rows)?);
-                    Ok::<_, ottava_common::Error>(())
-                });
-                match captured {
-                    Ok(mut graph) => {
-                        graph.replay()?;
-                        self.capture = Capture::Done(graph);
-                    }
-                    Err(error) => {
-                        tracing::warn!("decode steps are not captured as CUDA graphs: {error}");
-                        self.capture = Capture::Never;
-                        return self.run(model, cache);
-                    }
-                }
-            }
-            (launch, _) => {
-                self.scored = Some(Scored::score(model, &model.hidden(&self.batch, cache)?, &self.rows)?);
-                if launch == Launch::WarmUp {
-                    self.capture = Capture::Due;
-                }
+            (captured, _) => {
+                let reason = captured.err().map(|error| error.to_string()).unwrap_or_default();
+                tracing::warn!("decode steps are not captured as CUDA graphs: {reason}");
+                self.capture = Capture::Never;
+                self.computed(model, cache)
             }
         }
-        Ok(self.scored.clone().expect("the step has run"))
     }
 }

@@ -152,7 +152,7 @@ impl Engine {
         draws: &[Draw],
         logprobs: &[f32],
     ) -> Result<Vec<Drawn>> {
-        let is_processed = self.options.logprobs_mode == LogprobsMode::Processed;
+        let mode = self.options.logprobs_mode;
         let mut all = Vec::with_capacity(accepted.len());
         for accepted in accepted.chunks(self.host_rows()) {
             let tops: Vec<Option<usize>> = accepted.iter().map(|&(at, ..)| self.running[at].request.logprobs).collect();
@@ -164,8 +164,10 @@ impl Engine {
             let each = accepted.par_iter().zip(tops).zip(on_host);
             let scored = each.map(|((&(_, row, token), top), on_host)| match on_host {
                 Some(logits) => {
-                    let logits = if is_processed { draws[row].processed(&logits) } else { logits };
-                    Some(sampler::logprob(&logits, token, top.unwrap_or(0)))
+                    let logits = if mode == LogprobsMode::Processed { draws[row].processed(&logits) } else { logits };
+                    let scored = sampler::logprob(&logits, token, top.unwrap_or(0));
+                    let logprob = if mode == LogprobsMode::Loss { logprobs[row] } else { scored.logprob };
+                    Some(TokenLogprob { logprob, ..scored })
                 }
                 None => top.map(|_| TokenLogprob { token, logprob: logprobs[row], top: Box::default() }),
             });

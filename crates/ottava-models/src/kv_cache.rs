@@ -8,7 +8,7 @@ use ottava_recipe::layer_ranks::LayerRanks;
 use ottava_recipe::mode::Mode;
 use ottava_recipe::param::Resident;
 use ottava_recipe::scaling::{Casts, Recorder, Scales};
-use ottava_tensor::ops::{AttentionSpec, KvBlocks};
+use ottava_tensor::ops::{AttentionSpec, KvBlocks, SuspendedKv};
 use ottava_tensor::{DType, Device, Tensor};
 
 /// Attention layers with the same window. A sequence has one block table for all layers of a group.
@@ -44,7 +44,9 @@ impl KvGroup {
 
 /// The keys and values of all layers, and the statistics that casts of inference write.
 pub struct KvCache {
+    /// Empty while the cache is suspended.
     layers: Vec<KvBlocks>,
+    suspended: Option<SuspendedKv>,
     /// The index of each layer's group.
     groups: Vec<usize>,
     recorder: Recorder,
@@ -63,10 +65,27 @@ impl KvCache {
         let group_of = |layer: usize| groups.iter().position(|(group, _)| group.layers.contains(&layer));
         let numbers: Vec<usize> =
             (0..specs.len()).map(|layer| group_of(layer).expect("each layer has a group")).collect();
-        let of =
-            |(spec, &group): (&AttentionSpec, &usize)| KvBlocks::new(device, spec, groups[group].1, block_size, dtype);
-        let layers = specs.iter().zip(&numbers).map(of).collect::<Result<_, _>>()?;
-        Ok(KvCache { layers, groups: numbers, recorder: Recorder::new(device, casts)? })
+        let layers: Vec<_> = specs.iter().zip(&numbers).map(|(spec, &group)| (*spec, groups[group].1)).collect();
+        let layers = KvBlocks::of_layers(device, &layers, block_size, dtype)?;
+        Ok(KvCache { layers, suspended: None, groups: numbers, recorder: Recorder::new(device, casts)? })
+    }
+
+    /// Returns the memory of keys and values to the device, until [`KvCache::resume`].
+    pub fn suspend(&mut self) -> Result<()> {
+        if self.suspended.is_none() {
+            self.suspended = Some(SuspendedKv::new(std::mem::take(&mut self.layers))?);
+        }
+        Ok(())
+    }
+
+    /// Takes memory for keys and values again, whose content is undefined. Does nothing to a cache that is not suspended.
+    ///
+    /// Errors if the device has too little memory.
+    pub fn resume(&mut self) -> Result<()> {
+        if let Some(suspended) = self.suspended.take() {
+            self.layers = suspended.resume()?;
+        }
+        Ok(())
     }
 
     /// Returns normalised activations `[T, C]` of the new tokens.
@@ -77,7 +96,7 @@ impl KvCache {
         ranks: &dyn LayerRanks,
         batch: &InferenceBatch,
     ) -> Result<Tensor> {
-        let KvCache { layers, groups, recorder } = self;
+        let KvCache { layers, groups, recorder, .. } = self;
         let mut context = Context {
             paged: Some(PagedPass { layers, groups, batches: &batch.by_group(), is_whole: batch.is_whole }),
             ..Context::new(Casts { scales, recorder, mode: Mode::INFERENCE }, ranks, &batch.positions)

@@ -1,17 +1,18 @@
 //! Environments: programs that answer the turns of a policy.
 
 use crate::deadline::Deadline;
-use crate::sample::Sample;
+use crate::sample::{Prompt, Sample};
 use ottava_common::Result;
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 use serde_json::Value;
+use std::collections::BTreeMap;
 
 /// What answers the turns of conversations.
 pub trait Environment: Send {
-    /// The answers to a batch of turns, in order.
+    /// The answers to a batch of turns.
     ///
     /// Errors if the environment fails, `deadline` passes or the process is asked to stop.
-    fn step(&mut self, episodes: &[Episode], deadline: Deadline) -> Result<Vec<Step>>;
+    fn step(&mut self, episodes: &[Episode], deadline: Deadline) -> Result<Steps>;
 }
 
 /// A conversation after a turn of the policy.
@@ -22,20 +23,28 @@ pub struct Episode<'a> {
     pub sample: Sample<'a>,
     /// The number of the last turn, from 0.
     pub turn: usize,
+    /// Whether no turn follows, whatever the answer is: the turn was cut, or the conversation has its most turns.
+    pub last: bool,
     /// The messages after the prompt, with the last turn as the last message.
     pub messages: &'a [Value],
 }
 
+/// The answers to a batch of turns.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Steps {
+    /// The answer to each turn, in order.
+    pub steps: Vec<Step>,
+    /// Numbers for the log, by their names.
+    pub metrics: BTreeMap<String, f64>,
+}
+
 /// The answer to a turn.
-#[derive(Clone, Debug, PartialEq, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Step {
     /// Whether the conversation is over.
     pub done: bool,
-    /// The text of the next message to the policy; always there unless the conversation is over.
-    #[serde(default)]
-    pub message: Option<String>,
-    /// The reward of the turn, if there is one.
-    #[serde(default)]
+    /// What the policy reads next; always there unless the conversation is over.
+    pub message: Option<Prompt>,
+    /// The reward of the turn, a finite number, if there is one.
     pub reward: Option<f64>,
 }

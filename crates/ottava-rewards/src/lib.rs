@@ -16,6 +16,7 @@
 //!     group: 0,
 //!     index: 0,
 //!     step: 1,
+//!     environment: None,
 //!     record: &record,
 //! };
 //! assert_eq!(rewards.score(&[sample], Deadline::never())?.totals, [Some(2.0)]);
@@ -46,12 +47,12 @@ mod spec;
 mod weighted;
 
 pub use deadline::Deadline;
-pub use environment::{Environment, Episode, Step};
-pub use external::{CommandConfig, HttpConfig, JudgeConfig, OnError};
+pub use environment::{Environment, Episode, Step, Steps};
+pub use external::{CommandConfig, EnvironmentConfig, HttpConfig, JudgeConfig, OnError};
 pub use reward::{Reward, Scores};
 pub use rules::{
-    ExactConfig, Extract, FormatConfig, LengthConfig, MathConfig, ModelConfig, NumberConfig, OverlongConfig,
-    RegexConfig, RegexMatch, RepetitionConfig,
+    EnvironmentRewardConfig, ExactConfig, Extract, FormatConfig, LengthConfig, MathConfig, ModelConfig, NumberConfig,
+    OverlongConfig, RegexConfig, RegexMatch, RepetitionConfig,
 };
 pub use sample::{Prompt, Sample};
 pub use spec::{RewardKind, RewardSpec};

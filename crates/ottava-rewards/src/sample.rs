@@ -19,9 +19,9 @@ pub enum Prompt {
 pub struct Sample<'a> {
     /// The prompt.
     pub prompt: &'a Prompt,
-    /// The text of the completion, without special tokens.
+    /// The text of the completion, without the token that ends it. With an environment, the text of the whole conversation after the prompt.
     pub completion: &'a str,
-    /// The tokens that the policy drew.
+    /// The tokens that the policy drew, in all turns.
     pub completion_ids: &'a [u32],
     /// The scores by the reward models of the run, in the order of the rewards of type `model`.
     #[serde(skip)]
@@ -34,6 +34,9 @@ pub struct Sample<'a> {
     pub index: usize,
     /// The step of training.
     pub step: u64,
+    /// The sum of the rewards that the environment has returned in the turns so far, if it has returned any.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub environment: Option<f64>,
     /// The columns of the prompt's record in the data.
     pub record: &'a Map<String, Value>,
 }

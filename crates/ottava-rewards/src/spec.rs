@@ -3,8 +3,8 @@
 use crate::external::{CommandConfig, HttpConfig, JudgeConfig};
 use crate::reward::Reward;
 use crate::rules::{
-    ExactConfig, FormatConfig, LengthConfig, MathConfig, ModelConfig, ModelScore, NumberConfig, OverlongConfig,
-    RegexConfig, RepetitionConfig,
+    EnvironmentRewardConfig, ExactConfig, FormatConfig, LengthConfig, MathConfig, ModelConfig, ModelScore,
+    NumberConfig, OverlongConfig, RegexConfig, RepetitionConfig,
 };
 use crate::weighted::{Part, Rewards};
 use ottava_common::{Error, Result};
@@ -49,6 +49,8 @@ pub enum RewardKind {
     Length(LengthConfig),
     /// The share of repeated n-grams.
     Repetition(RepetitionConfig),
+    /// The rewards that the environment returned.
+    Environment(EnvironmentRewardConfig),
     /// A reward model, which runs beside the trained model.
     Model(ModelConfig),
     /// A program that answers JSON lines.
@@ -106,6 +108,7 @@ impl RewardSpec {
             ("", RewardKind::Overlong(_)) => "overlong",
             ("", RewardKind::Length(_)) => "length",
             ("", RewardKind::Repetition(_)) => "repetition",
+            ("", RewardKind::Environment(_)) => "environment",
             ("", RewardKind::Model(_)) => "model",
             ("", RewardKind::Command(_)) => "command",
             ("", RewardKind::Http(_)) => "http",
@@ -127,6 +130,7 @@ impl RewardKind {
             RewardKind::Overlong(config) => Box::new(config.rule()?),
             RewardKind::Length(config) => Box::new(config.rule()?),
             RewardKind::Repetition(config) => Box::new(config.rule()?),
+            RewardKind::Environment(config) => Box::new(config.clone()),
             RewardKind::Model(_) => Box::new(ModelScore { number }),
             RewardKind::Command(config) => Box::new(config.start(name)?),
             RewardKind::Http(config) => Box::new(config.reward()?),
@@ -157,7 +161,7 @@ mod tests {
     fn settings_of_the_documentation_are_settings() {
         let page = include_str!("../../../docs/rewards.md");
         let blocks: Vec<_> = page.split("```toml\n").skip(1).map(|part| part.split("```").next().unwrap()).collect();
-        assert_eq!(blocks.len(), 12, "one for each type");
+        assert_eq!(blocks.len(), 13, "one for each type");
         for block in blocks {
             let table: toml::Table = block.parse().unwrap();
             let reward = table["reinforcement"]["rewards"][0].clone();

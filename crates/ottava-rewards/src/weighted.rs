@@ -117,6 +117,7 @@ mod tests {
             group: 0,
             index: 0,
             step: 0,
+            environment: None,
             record: &record,
         };
         let parts = parts.into_iter().map(|(name, weight, reward)| Part { name: name.into(), weight, reward });

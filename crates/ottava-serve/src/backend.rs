@@ -26,6 +26,37 @@ pub trait Backend {
     }
 }
 
+/// A backend that is lent.
+impl<B: Backend> Backend for &mut B {
+    fn add(&mut self, request: Request) -> ottava_common::Result<RequestId> {
+        (**self).add(request)
+    }
+    fn cancel(&mut self, id: RequestId) {
+        (**self).cancel(id)
+    }
+    fn hold(&mut self, id: RequestId) {
+        (**self).hold(id)
+    }
+    fn resume(&mut self, id: RequestId) {
+        (**self).resume(id)
+    }
+    fn step(&mut self) -> ottava_common::Result<Vec<Event>> {
+        (**self).step()
+    }
+    fn is_idle(&self) -> bool {
+        (**self).is_idle()
+    }
+    fn max_batch(&self) -> usize {
+        (**self).max_batch()
+    }
+    fn stats(&self) -> EngineStats {
+        (**self).stats()
+    }
+    fn finish(&mut self) -> ottava_common::Result<()> {
+        (**self).finish()
+    }
+}
+
 impl Backend for Engine {
     fn add(&mut self, request: Request) -> ottava_common::Result<RequestId> {
         Engine::add(self, request)

@@ -16,6 +16,9 @@
 //! or several completions (`choice`). The events of its completions return through one channel and are answered in one of three forms (`answer`).
 //! Dropping the answer cancels the completions.
 //!
+//! The endpoint of a training run (`endpoint`) is a server without a thread of its own for the engine: between steps, the thread of the run lends its
+//! engine to the `Schedule` until clients have returned the completions that the run waits for (`rollouts`).
+//!
 //! Clients are not trusted. `connections` limits the number of connections and the time of clients, `intake` limits the memory of bodies, and `body`
 //! and `params` limit the lists in bodies. These limits are checked before work is done for a request.
 //!
@@ -34,6 +37,7 @@ mod completions;
 mod connections;
 mod constraint;
 mod embeddings;
+mod endpoint;
 mod error;
 mod finish;
 mod generate;
@@ -45,6 +49,7 @@ mod monitor;
 mod origin;
 mod params;
 mod preparing;
+mod rollouts;
 mod schedule;
 mod served;
 mod server;
@@ -58,6 +63,7 @@ mod worker;
 mod tests;
 
 pub use backend::Backend;
+pub use endpoint::Endpoint;
 pub use monitor::monitor;
 pub use origin::Origin;
 pub use server::{Model, NamedAdapter, Options, serve};

@@ -16,10 +16,13 @@ use crate::error::{ApiError, Result};
 use ottava_engine::{EngineStats, Event, Request, RequestId};
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::mpsc::Receiver;
+use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::sync::{Arc, Mutex, OnceLock};
+use std::time::Duration;
 use tokio::sync::{OwnedSemaphorePermit, mpsc};
 
+/// The interval at which a thread without work looks whether it goes on.
+const POLL: Duration = Duration::from_millis(50);
 /// The weight of waiting events at which a request is held.
 const HIGH: usize = 4096;
 /// The weight of waiting events at which a held request resumes.
@@ -182,12 +185,19 @@ impl<B: Backend> Schedule<B> {
 
     /// Runs until all handles are gone, and then finishes the engine. Returns the errors of [`Backend::step`] and [`Backend::finish`].
     pub fn run(&mut self) -> ottava_common::Result<()> {
-        loop {
+        self.run_while(|| Ok(true))?;
+        self.backend.finish()
+    }
+
+    /// Runs until all handles are gone or `goes_on` returns false. Returns the errors of `goes_on` and [`Backend::step`].
+    pub fn run_while(&mut self, mut goes_on: impl FnMut() -> ottava_common::Result<bool>) -> ottava_common::Result<()> {
+        while goes_on()? {
             // Without work, wait for a command.
             if self.backend.is_idle() && self.queue.is_empty() {
-                match self.commands.recv() {
+                match self.commands.recv_timeout(POLL) {
                     Ok(command) => self.carry_out(command),
-                    Err(_) => return self.backend.finish(),
+                    Err(RecvTimeoutError::Timeout) => continue,
+                    Err(RecvTimeoutError::Disconnected) => return Ok(()),
                 }
             }
             while let Ok(command) = self.commands.try_recv() {
@@ -203,6 +213,22 @@ impl<B: Backend> Schedule<B> {
             stats.waiting += self.groups.values().map(waiting).sum::<usize>();
             self.shared.set_stats(stats);
         }
+        Ok(())
+    }
+
+    /// Ends all requests in progress with `error`, and empties the engine. Returns the channel of commands, whose later requests wait.
+    pub fn end_all(mut self, error: &ApiError) -> ottava_common::Result<Receiver<Command>> {
+        let ids: Vec<u64> = self.groups.keys().copied().collect();
+        for id in ids {
+            // A client that has left reads no error.
+            let _ = self.groups[&id].outbox.sender.send(Err(error.clone()));
+            self.end(id);
+        }
+        while !self.backend.is_idle() {
+            self.backend.step()?;
+        }
+        self.shared.set_stats(self.backend.stats());
+        Ok(self.commands)
     }
 
     fn carry_out(&mut self, command: Command) {

@@ -37,12 +37,14 @@ use tokio::sync::OwnedSemaphorePermit;
 /// The interval between checks for a stop.
 const POLL: Duration = Duration::from_millis(50);
 /// The paths by which requests are counted.
-const PATHS: [&str; 10] = [
+const PATHS: [&str; 12] = [
     "/v1/completions",
     "/v1/chat/completions",
     "/v1/embeddings",
     "/inference/v1/generate",
     "/v1/models",
+    "/v1/rollouts",
+    "/v1/training",
     "/tokenize",
     "/detokenize",
     "/version",
@@ -128,29 +130,9 @@ pub fn serve<B: Backend>(
     let listener = runtime.block_on(async { listen(options.address) }).map_err(io)?;
     let address = listener.local_addr().map_err(io)?;
     let (worker, thread, model) = Worker::start(options.max_requests, load)?;
-    let tokenizer = Arc::new(model.tokenizer);
-    let served = Arc::new(Served {
-        models: models_of(&options.name, model.root, model.adapters),
-        max_model_len: model.max_model_len,
-        tokenizer: tokenizer.clone(),
-        template: model.template.map(Arc::new),
-        tool_call_parser: model.tool_call_parser,
-        vocabulary: model.vocabulary,
-        channels: model.channels,
-        pooling: model.pooling,
-        sampling: model.sampling,
-        grammars: Arc::new(LazyGrammars::new(tokenizer, model.vocabulary)),
-        metrics: Arc::new(Metrics::new(worker.clone())),
-        worker: worker.clone(),
-        intake: Intake::new(options.client_timeout),
-        is_local: address.ip().is_loopback(),
-        origins: options.allowed_origins.clone(),
-        api_key: options.api_key.as_ref().map(|key| sha256(key.as_bytes())),
-        created: std::time::UNIX_EPOCH.elapsed().unwrap_or_default().as_secs(),
-    });
-    let app = routes(served.clone());
-    let files = limits::free_files().map_or(usize::MAX, |free| free.saturating_sub(RESERVED_FILES).max(1));
-    let connections = Connections::new(options.max_connections.min(files), options.client_timeout);
+    let served = served(options, address, &worker, model);
+    let app = routes(served.clone(), Router::new());
+    let connections = connections(options);
     ready(address);
     runtime.block_on(async {
         let timeout = options.shutdown_timeout;
@@ -171,6 +153,36 @@ pub fn serve<B: Backend>(
         Ok(Err(error)) => Err(Error::Model(format!("the server has ended: {error}"))),
         Ok(Ok(())) | Err(_) => Ok(()),
     }
+}
+
+/// The state of the requests of a server at `address` that serves `model` with the engine of `worker`.
+pub fn served(options: &Options, address: SocketAddr, worker: &Worker, model: Model) -> Arc<Served> {
+    let tokenizer = Arc::new(model.tokenizer);
+    Arc::new(Served {
+        models: models_of(&options.name, model.root, model.adapters),
+        max_model_len: model.max_model_len,
+        tokenizer: tokenizer.clone(),
+        template: model.template.map(Arc::new),
+        tool_call_parser: model.tool_call_parser,
+        vocabulary: model.vocabulary,
+        channels: model.channels,
+        pooling: model.pooling,
+        sampling: model.sampling,
+        grammars: Arc::new(LazyGrammars::new(tokenizer, model.vocabulary)),
+        metrics: Arc::new(Metrics::new(worker.clone())),
+        worker: worker.clone(),
+        intake: Intake::new(options.client_timeout),
+        is_local: address.ip().is_loopback(),
+        origins: options.allowed_origins.clone(),
+        api_key: options.api_key.as_ref().map(|key| sha256(key.as_bytes())),
+        created: std::time::UNIX_EPOCH.elapsed().unwrap_or_default().as_secs(),
+    })
+}
+
+/// The connections of a server, as many as its options and open files allow.
+pub fn connections(options: &Options) -> Arc<Connections> {
+    let files = limits::free_files().map_or(usize::MAX, |free| free.saturating_sub(RESERVED_FILES).max(1));
+    Connections::new(options.max_connections.min(files), options.client_timeout)
 }
 
 /// Lists the model, and each of its adapters as a model.
@@ -199,7 +211,8 @@ async fn stop(worker: &Worker) {
     worker.stop();
 }
 
-fn routes(served: Arc<Served>) -> Router {
+/// The routes of a server, and `more` routes.
+pub fn routes(served: Arc<Served>, more: Router) -> Router {
     Router::new()
         .route("/v1/completions", post(post_completions))
         .route("/v1/chat/completions", post(post_chat))
@@ -212,12 +225,13 @@ fn routes(served: Arc<Served>) -> Router {
         .route("/version", get(version))
         .route("/health", get(health))
         .route("/metrics", get(metrics))
+        .with_state(served.clone())
+        .merge(more)
         .fallback(async || ApiError::refused(StatusCode::NOT_FOUND, "there is nothing at this path"))
         .method_not_allowed_fallback(async || {
             ApiError::refused(StatusCode::METHOD_NOT_ALLOWED, "this path does not support this method")
         })
-        .layer(from_fn_with_state(served.clone(), guard))
-        .with_state(served)
+        .layer(from_fn_with_state(served, guard))
 }
 
 /// Refuses requests that are not allowed, and counts all requests.

@@ -8,7 +8,7 @@ use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::mpsc::{Sender, channel};
+use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 
@@ -38,10 +38,9 @@ impl Worker {
         limit: usize,
         load: impl FnOnce() -> ottava_common::Result<(B, T)> + Send + 'static,
     ) -> ottava_common::Result<(Worker, JoinHandle<ottava_common::Result<()>>, T)> {
-        let (commands, receiver) = channel();
+        let (worker, receiver) = Worker::new(limit);
         let (loaded, result) = channel();
-        let shared = Arc::new(Shared::default());
-        let of_thread = shared.clone();
+        let of_thread = worker.shared.clone();
         let run = move || match load() {
             Ok((backend, other)) => {
                 let _ = loaded.send(Ok(other));
@@ -68,8 +67,19 @@ impl Worker {
         let thread = builder.spawn(run).map_err(ottava_common::Error::io("the thread of the engine"))?;
         let ended = || ottava_common::Error::Model("the model could not be loaded: its thread has ended".into());
         let other = result.recv().map_err(|_| ended())??;
-        let (permits, next_id) = (Arc::new(Semaphore::new(limit)), Arc::default());
-        Ok((Worker { commands, permits, limit, next_id, shared }, thread, other))
+        Ok((worker, thread, other))
+    }
+
+    /// Makes a handle, and the channel of its commands for a thread that runs a [`Schedule`]. At most `limit` HTTP requests are computed or wait.
+    pub fn new(limit: usize) -> (Worker, Receiver<Command>) {
+        let (commands, receiver) = channel();
+        let (permits, next_id, shared) = (Arc::new(Semaphore::new(limit)), Arc::default(), Arc::default());
+        (Worker { commands, permits, limit, next_id, shared }, receiver)
+    }
+
+    /// Returns the state that the engine's thread publishes.
+    pub fn shared(&self) -> Arc<Shared> {
+        self.shared.clone()
     }
 
     /// Returns a permit for a request. Errors if the server is stopping or has too many requests.

@@ -5,8 +5,8 @@ use crate::{DatasetConfig, RunConfig};
 use ottava_common::error::{Error, Result};
 use ottava_data::source::{BadRecord, SourceOptions, formatting};
 use ottava_data::{
-    DataSet, Formatting, Packing, Part, PreparedPart, RowLayout, Split, SplitUse, Tokenizer, TrainingData, expand,
-    prepare, prepare_part,
+    ChatTemplate, DataSet, Formatting, Packing, Part, PreparedPart, RowLayout, Split, SplitUse, Tokenizer,
+    TrainingData, expand, prepare, prepare_part,
 };
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -61,6 +61,13 @@ impl RunConfig {
             },
             chat_template_path: data.chat.chat_template_path.clone(),
         }
+    }
+
+    /// Returns the chat template of the data; `None` if the run has no template.
+    ///
+    /// Has the errors of [`ChatTemplate::of_options`].
+    pub fn chat_template(&self, tokenizer: &Tokenizer) -> Result<Option<ChatTemplate>> {
+        ChatTemplate::of_options(tokenizer, &self.source_options(&DatasetConfig::default()))
     }
 
     /// Resolves `data.packing`, `data.document_mask` and `[preference]` by the first records of the files. Returns each file with its

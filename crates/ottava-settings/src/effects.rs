@@ -108,6 +108,22 @@ const EFFECTS: &[Effect] = &[
         |run| run.debug.debug_steps.is_empty(),
         "without `debug_steps`",
     ),
+    unread(OF_ENVIRONMENT, |run| !run.reinforcement.environment.is_on(), "without `reinforcement.environment.command`"),
+    unread(
+        &["reinforcement.endpoint.max_staleness"],
+        |run| !run.reinforcement.endpoint.is_on(),
+        "without `reinforcement.endpoint.address`",
+    ),
+    unread(
+        &["reinforcement.endpoint.address"],
+        |run| !run.reinforcement.is_on(),
+        "without `[[reinforcement.rewards]]`",
+    ),
+    unread(
+        &["reinforcement.environment.command"],
+        |run| !run.reinforcement.is_on(),
+        "without `[[reinforcement.rewards]]`",
+    ),
     unread(
         &["evaluation.num_generations", "evaluation.pass_reward", "logging.completions", "alarms.rollouts"],
         |run| !run.reinforcement.is_on(),
@@ -215,6 +231,15 @@ const OF_ROLLBACKS: &[&str] = &["alarms.rollback.rollback_steps", "alarms.rollba
 
 const OF_CAST_ALARMS: &[&str] =
     &["alarms.cast_bounds.saturated_share", "alarms.cast_bounds.underflowed_share", "alarms.cast_bounds.amax_growth"];
+
+const OF_ENVIRONMENT: &[&str] = &[
+    "reinforcement.environment.max_turns",
+    "reinforcement.environment.processes",
+    "reinforcement.environment.batch_size",
+    "reinforcement.environment.timeout",
+    "reinforcement.environment.attempts",
+    "reinforcement.environment.on_error",
+];
 
 const OF_ROLLOUT_ALARMS: &[&str] = &[
     "alarms.rollout_bounds.max_mult_prob_error",

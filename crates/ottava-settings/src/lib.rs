@@ -75,7 +75,7 @@ pub use memory::MemoryConfig;
 pub use migrate::{Migrated, migrate};
 pub use objective::{
     AdvantageConfig, AdvantageEstimator, Aggregation, CorrectionConfig, CorrectionMode, DistillationConfig,
-    KlEstimator, LossType, LossTypes, ObjectiveKind, ObjectiveProperties, PolicyConfig, PolicyLossType,
+    EndpointConfig, KlEstimator, LossType, LossTypes, ObjectiveKind, ObjectiveProperties, PolicyConfig, PolicyLossType,
     PreferenceConfig, ReinforcementConfig, ScaleRewards,
 };
 pub use optimizer::{Adamw, Algorithm, Lion, Muon, OptimizerConfig};

@@ -59,4 +59,4 @@ pub use quantized::QuantizedTensor;
 pub use snapshot::Snapshot;
 pub use staging::Staging;
 pub use stored::{ExpandedTensor, ScaledTensor};
-pub use tensor::Tensor;
+pub use tensor::{Suspended, Tensor};

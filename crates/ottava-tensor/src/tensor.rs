@@ -1,5 +1,9 @@
 //! Contiguous, row-major arrays. Views share storage. Only tensors that do not share their storage are written.
 
+mod suspended;
+
+pub use suspended::Suspended;
+
 use crate::cuda::{DeviceBuffer, PinnedBuffer};
 use crate::device::{Device, MemoryKind, Storage};
 use crate::dtype::DType;

@@ -20,6 +20,9 @@ pub enum OnError {
     Skip,
 }
 
+/// Numbers for the log, by their names.
+type Metrics = BTreeMap<String, f64>;
+
 /// Why a batch has no scores.
 #[derive(Debug)]
 pub(super) enum Failure {
@@ -37,7 +40,7 @@ impl From<Error> for Failure {
 
 impl OnError {
     /// What `result` is under this policy: `otherwise`, with a warning, where a failure does not end the run. `None` tells that it failed.
-    pub(super) fn settle<T>(self, result: Result<T, Failure>) -> Result<Option<T>> {
+    fn settle<T>(self, result: Result<T, Failure>) -> Result<Option<T>> {
         match (result, self) {
             (Ok(value), _) => Ok(Some(value)),
             (Err(Failure::Ended(error)), _) => Err(error),
@@ -54,26 +57,38 @@ impl OnError {
         if self == OnError::Zero { Some(0.0) } else { None }
     }
 
-    /// The scores of consecutive batches. Each metric is the mean over the samples whose batches returned it; `failed` is the share of samples
-    /// whose batches failed.
-    pub(super) fn merge(self, batches: &[&[Sample]], results: Vec<Result<Scores, Failure>>) -> Result<Scores> {
-        let (mut merged, mut failed) = (Scores::default(), 0);
+    /// The scores of consecutive batches, with metrics as [`OnError::merge`] has them.
+    pub(super) fn scores(self, batches: &[&[Sample]], results: Vec<Result<Scores, Failure>>) -> Result<Scores> {
+        let answers = results.into_iter().map(|result| result.map(|scores| (scores.rewards, scores.metrics)));
+        let (rewards, metrics) = self.merge(batches, answers, self.reward())?;
+        Ok(Scores { rewards, metrics })
+    }
+
+    /// The answers to consecutive batches; the samples of a batch that failed get `otherwise`. Each metric is the mean over the samples whose batches
+    /// returned it; `failed` is the share of samples whose batches failed.
+    pub(super) fn merge<S, T: Clone>(
+        self,
+        batches: &[&[S]],
+        results: impl IntoIterator<Item = Result<(Vec<T>, Metrics), Failure>>,
+        otherwise: T,
+    ) -> Result<(Vec<T>, Metrics)> {
+        let (mut merged, mut failed) = (Vec::new(), 0);
         let mut sums: BTreeMap<String, (f64, f64)> = BTreeMap::new();
         for (batch, result) in batches.iter().zip(results) {
-            let Some(scores) = self.settle(result)? else {
+            let Some((answers, metrics)) = self.settle(result)? else {
                 failed += batch.len();
-                merged.rewards.extend(batch.iter().map(|_| self.reward()));
+                merged.extend(batch.iter().map(|_| otherwise.clone()));
                 continue;
             };
-            merged.rewards.extend(scores.rewards);
-            for (metric, value) in scores.metrics {
+            merged.extend(answers);
+            for (metric, value) in metrics {
                 let (sum, count) = sums.entry(metric).or_default();
                 *sum += value * batch.len() as f64;
                 *count += batch.len() as f64;
             }
         }
-        merged.metrics = sums.into_iter().map(|(metric, (sum, count))| (metric, sum / count)).collect();
-        merged.metrics.insert("failed".into(), failed as f64 / merged.rewards.len().max(1) as f64);
-        Ok(merged)
+        let mut metrics: Metrics = sums.into_iter().map(|(metric, (sum, count))| (metric, sum / count)).collect();
+        metrics.insert("failed".into(), failed as f64 / merged.len().max(1) as f64);
+        Ok((merged, metrics))
     }
 }

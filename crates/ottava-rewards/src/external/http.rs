@@ -135,6 +135,6 @@ impl Reward for Http {
             remote.ask(&request.body, deadline, |answer| protocol::scores(answer, request.id, &request.places))
         };
         let answers = in_parallel(requests, self.config.concurrency, deadline, ask)?;
-        self.config.on_error.merge(&batches, answers)
+        self.config.on_error.scores(&batches, answers)
     }
 }

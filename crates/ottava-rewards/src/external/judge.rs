@@ -155,6 +155,6 @@ impl Reward for Judge {
         let ask = move |body: &Vec<u8>| remote.ask(body, deadline, |answer| score.read(answer));
         let answers = in_parallel(requests, self.config.concurrency, deadline, ask)?;
         let batches: Vec<_> = samples.chunks(1).collect();
-        self.config.on_error.merge(&batches, answers)
+        self.config.on_error.scores(&batches, answers)
     }
 }

@@ -4,6 +4,7 @@
 //! the attempts, [`OnError`] says what the scores are.
 
 mod child;
+mod environment;
 mod failure;
 mod http;
 mod judge;
@@ -13,6 +14,7 @@ mod program;
 mod protocol;
 mod template;
 
+pub use environment::EnvironmentConfig;
 pub use failure::OnError;
 pub use http::HttpConfig;
 pub use judge::JudgeConfig;

@@ -4,7 +4,7 @@ use super::child::Child;
 use super::failure::{Failure, OnError};
 use super::protocol::{self, Kind, excerpt};
 use crate::deadline::Deadline;
-use crate::environment::{Environment, Episode, Step};
+use crate::environment::{Environment, Episode, Step, Steps};
 use crate::reward::{Reward, Scores};
 use crate::sample::{Place, Sample};
 use ottava_common::{Error, Result};
@@ -136,7 +136,7 @@ impl<'a, 'b> Question<'a, Sample<'b>, Scores> {
     }
 }
 
-impl<'a, 'b> Question<'a, Episode<'b>, Vec<Step>> {
+impl<'a, 'b> Question<'a, Episode<'b>, Steps> {
     fn steps(episodes: &'a [Episode<'b>]) -> Self {
         let places = episodes.iter().map(|episode| episode.sample.place()).collect();
         Question { kind: Kind::Step, samples: episodes, places, read: protocol::steps }
@@ -236,21 +236,19 @@ impl Reward for Program {
         let batches: Vec<_> = samples.chunks(self.setup.config.batch_size).collect();
         let questions: Vec<_> = batches.iter().map(|samples| Question::scores(samples)).collect();
         let answers = self.ask(&questions, deadline);
-        self.setup.config.on_error.merge(&batches, answers)
+        self.setup.config.on_error.scores(&batches, answers)
     }
 }
 
 impl Environment for Program {
     /// After failures that do not end the run, the conversations of a request are over.
-    fn step(&mut self, episodes: &[Episode], deadline: Deadline) -> Result<Vec<Step>> {
+    fn step(&mut self, episodes: &[Episode], deadline: Deadline) -> Result<Steps> {
         let batches: Vec<_> = episodes.chunks(self.setup.config.batch_size).collect();
         let questions: Vec<_> = batches.iter().map(|episodes| Question::steps(episodes)).collect();
         let (answers, on_error) = (self.ask(&questions, deadline), self.setup.config.on_error);
-        let mut steps = Vec::with_capacity(episodes.len());
-        for (batch, answer) in batches.iter().zip(answers) {
-            let over = Step { done: true, message: None, reward: on_error.reward() };
-            steps.extend(on_error.settle(answer)?.unwrap_or_else(|| vec![over; batch.len()]));
-        }
-        Ok(steps)
+        let over = Step { done: true, message: None, reward: on_error.reward() };
+        let answers = answers.into_iter().map(|answer| answer.map(|Steps { steps, metrics }| (steps, metrics)));
+        let (steps, metrics) = on_error.merge(&batches, answers, over)?;
+        Ok(Steps { steps, metrics })
     }
 }

@@ -4,9 +4,9 @@
 //! `"metrics": {"NAME": number, …}`. For environments the type is `step`, and the answer has
 //! `"steps": [{"done": false, "message": "…", "reward": null}, …]`. `{"id": 7, "error": "…"}` says that a batch could not be answered.
 
-use crate::environment::Step;
+use crate::environment::{Step, Steps};
 use crate::reward::Scores;
-use crate::sample::Place;
+use crate::sample::{Place, Prompt};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -38,10 +38,19 @@ struct Request<'a, T> {
 struct Answer {
     id: u64,
     rewards: Option<Vec<Value>>,
-    steps: Option<Vec<Step>>,
+    steps: Option<Vec<PlainStep>>,
     #[serde(default)]
     metrics: BTreeMap<String, f64>,
     error: Option<String>,
+}
+
+/// A step as it was written.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct PlainStep {
+    done: bool,
+    message: Option<Value>,
+    reward: Option<f64>,
 }
 
 /// A request as a line.
@@ -64,19 +73,37 @@ pub(super) fn scores(line: &[u8], id: u64, places: &[Place]) -> Result<Scores, S
         }
     };
     let rewards = rewards.iter().zip(places).map(reward).collect::<Result<_, _>>()?;
-    match answer.metrics.len() > MAX_METRICS {
-        true => Err(format!("the answer has {} metrics, and {MAX_METRICS} are the most", answer.metrics.len())),
-        false => Ok(Scores { rewards, metrics: answer.metrics }),
-    }
+    Ok(Scores { rewards, metrics: answer.metrics })
 }
 
 /// The steps that `line` holds for the turns at `places`. Errors with a sentence about what is wrong.
-pub(super) fn steps(line: &[u8], id: u64, places: &[Place]) -> Result<Vec<Step>, String> {
-    let steps = answer(line, id)?.steps.ok_or_else(|| lacks("steps", line))?;
+pub(super) fn steps(line: &[u8], id: u64, places: &[Place]) -> Result<Steps, String> {
+    let answer = answer(line, id)?;
+    let steps = answer.steps.ok_or_else(|| lacks("steps", line))?;
     expect_length("steps", steps.len(), places.len())?;
-    match steps.iter().zip(places).find(|(step, _)| !step.done && step.message.is_none()) {
-        Some((_, place)) => Err(format!("the step of {place} is not done and has no message")),
-        None => Ok(steps),
+    let step = |(PlainStep { done, message, reward }, place): (PlainStep, &Place)| {
+        let message = message.map(|message| message_of(message, place)).transpose()?;
+        match done || message.is_some() {
+            true => Ok(Step { done, message, reward }),
+            false => Err(format!("the step of {place} is not done and has no message")),
+        }
+    };
+    let steps = steps.into_iter().zip(places).map(step).collect::<Result<_, _>>()?;
+    Ok(Steps { steps, metrics: answer.metrics })
+}
+
+/// The message of a step: a text, or a list of messages.
+fn message_of(message: Value, place: &Place) -> Result<Prompt, String> {
+    let is_message = |message: &Value| message["role"].is_string();
+    match message {
+        Value::String(text) => Ok(Prompt::Text(text)),
+        Value::Array(messages) if !messages.is_empty() && messages.iter().all(is_message) => {
+            Ok(Prompt::Messages(messages))
+        }
+        other => Err(format!(
+            "the message of {place} is {}; it is a text, or a list of messages with `role` and `content`",
+            excerpt(other.to_string().as_bytes())
+        )),
     }
 }
 
@@ -94,6 +121,9 @@ fn answer(line: &[u8], id: u64) -> Result<Answer, String> {
     }
     match answer.error {
         Some(error) => Err(format!("it answered with the error: {}", excerpt(error.as_bytes()))),
+        None if answer.metrics.len() > MAX_METRICS => {
+            Err(format!("the answer has {} metrics, and {MAX_METRICS} are the most", answer.metrics.len()))
+        }
         None => Ok(answer),
     }
 }

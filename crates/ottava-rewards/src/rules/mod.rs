@@ -1,5 +1,6 @@
 //! Rewards that are computed here, by a rule for each sample.
 
+mod environment;
 mod exact;
 mod extract;
 mod format;
@@ -13,6 +14,7 @@ mod repetition;
 #[cfg(test)]
 mod tests;
 
+pub use environment::EnvironmentRewardConfig;
 pub use exact::ExactConfig;
 pub use extract::Extract;
 pub use format::FormatConfig;

@@ -19,6 +19,7 @@ fn score_of_length(settings: &str, completion: &str, answer: &Value, tokens: usi
         group: 7,
         index: 2,
         step: 0,
+        environment: None,
         record: &record,
     };
     rewards.score(&[sample], Deadline::never()).unwrap().totals[0]
@@ -45,17 +46,19 @@ fn a_name_with_dots_is_a_field_of_an_object() {
         let record = json!({"reward_model": {"style": "rule", "ground_truth": "4"}, "a.b": "4", "a": {"b": "5"}});
         let (prompt, record) = (Prompt::Text(String::new()), record.as_object().unwrap().clone());
         let (completion, completion_ids) = ("4", &[1][..]);
-        let (truncated, group, index, step) = (false, 7, 2, 0);
+        let (truncated, group, index, step, environment, model_scores) = (false, 7, 2, 0, None, &[][..]);
+        let (prompt, record) = (&prompt, &record);
         let sample = Sample {
-            prompt: &prompt,
+            prompt,
             completion,
             completion_ids,
             truncated,
             group,
             index,
             step,
-            record: &record,
-            model_scores: &[],
+            environment,
+            record,
+            model_scores,
         };
         let scored = RewardSpec::build(&[spec]).unwrap().score(&[sample], Deadline::never());
         scored.map(|scored| scored.totals[0]).map_err(|error| error.to_string())
@@ -201,6 +204,7 @@ fn repeated_ngrams_are_punished() {
             group: 0,
             index: 0,
             step: 0,
+            environment: None,
             record: &record,
         };
         RewardSpec::build(&[spec]).unwrap().score(&[sample], Deadline::never()).unwrap().totals[0].unwrap()
@@ -224,6 +228,7 @@ fn a_record_without_the_column_is_an_error_that_names_it() {
         group: 7,
         index: 2,
         step: 0,
+        environment: None,
         record: &record,
     };
     for (settings, words) in [

@@ -32,6 +32,7 @@ fn with_samples<T>(count: usize, work: impl FnOnce(&[Sample]) -> T) -> T {
             group: 7,
             index,
             step: 3,
+            environment: None,
             record: &record,
         })
         .collect();

@@ -16,8 +16,8 @@ pub(super) use effects::OF_REFERENCE;
 pub use loss_type::{LossType, LossTypes};
 pub use preference::PreferenceConfig;
 pub use reinforcement::{
-    AdvantageConfig, AdvantageEstimator, Aggregation, CorrectionConfig, CorrectionMode, KlEstimator, PolicyConfig,
-    PolicyLossType, ReinforcementConfig, ScaleRewards,
+    AdvantageConfig, AdvantageEstimator, Aggregation, CorrectionConfig, CorrectionMode, EndpointConfig, KlEstimator,
+    PolicyConfig, PolicyLossType, ReinforcementConfig, ScaleRewards,
 };
 
 use crate::RunConfig;

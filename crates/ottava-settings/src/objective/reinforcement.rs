@@ -1,10 +1,12 @@
 //! The table `[reinforcement]`.
 
 use crate::demands::{Problems, from_zero};
-use ottava_rewards::RewardSpec;
+use ottava_common::error::{Error, Result};
+use ottava_rewards::{EnvironmentConfig, RewardSpec};
 use ottava_tensor::ops::{KlEstimator as Estimator, PolicyBound, PolicyLoss, ValueLoss};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use std::net::SocketAddr;
 
 /// The `[reinforcement]` table: the model draws completions of prompts, rewards score the completions, and steps make good ones more likely.
 /// Keys have the names of TRL; sizes count completions, as in TRL.
@@ -18,10 +20,14 @@ pub struct ReinforcementConfig {
     pub prompts_per_generation: usize,
     /// How often each completion is used for a step.
     pub num_iterations: usize,
-    /// Tokens of a completion at most. A prompt has at most data.max_length minus this number of tokens; longer prompts are left out.
+    /// Tokens of a completion at most; with an environment, tokens of a turn at most, and a conversation ends at data.max_length. A prompt has at most
+    /// data.max_length minus this number of tokens; longer prompts are left out.
     pub max_completion_length: usize,
     /// The temperature at which completions are drawn. Losses, ratios and entropy refer to the distribution at this temperature.
     pub temperature: f64,
+    /// Tokens of the KV cache while completions are drawn; 0 for as many as the completions need and memory has room for. Steps use the memory of the
+    /// KV cache for activations. With fewer tokens, fewer completions are drawn at once.
+    pub kv_cache_tokens: usize,
     /// Whether completions that reach max_completion_length contribute nothing to the loss.
     pub mask_truncated_completions: bool,
     /// Whether prompts whose completions all have the same reward are replaced by further prompts, since nothing is learned from them (DAPO).
@@ -34,6 +40,10 @@ pub struct ReinforcementConfig {
     pub loss: PolicyConfig,
     /// Factors of the loss that correct for draws whose log-probabilities are not the ones that steps compute.
     pub correction: CorrectionConfig,
+    /// A program that answers the turns of the model.
+    pub environment: EnvironmentConfig,
+    /// An address where clients draw completions and return them with their rewards.
+    pub endpoint: EndpointConfig,
     /// What scores completions: a table `[[reinforcement.rewards]]` for each reward, with its type, its weight and its own keys
     /// (docs/rewards.md). Their weighted sum is the reward of a completion. A run with rewards is a run of reinforcement learning, whose data
     /// are prompts. For example:
@@ -43,6 +53,34 @@ pub struct ReinforcementConfig {
     /// type = "math"
     /// ```
     pub rewards: Vec<RewardSpec>,
+}
+
+/// The `[reinforcement.endpoint]` table: the run draws no completions for its steps. Between steps it serves its model, as `ottava serve` does, and waits until
+/// clients have returned the completions of a generation (docs/environments.md).
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct EndpointConfig {
+    /// The address and the port, such as "127.0.0.1:8009"; port 0 takes a free port. "" serves nothing: the run draws its completions.
+    pub address: String,
+    /// How many steps older than the weights of today the weights may be that have drawn a completion. Older completions are refused.
+    pub max_staleness: u64,
+}
+
+impl EndpointConfig {
+    /// Whether clients draw the completions.
+    pub fn is_on(&self) -> bool {
+        !self.address.is_empty()
+    }
+
+    /// Returns the address. Errors with [`Error::Config`] if it is none.
+    pub fn socket_address(&self) -> Result<SocketAddr> {
+        self.address.parse().map_err(|_| {
+            Error::Config(format!(
+                "`reinforcement.endpoint.address` is {:?}; write an IP address and a port, such as \"127.0.0.1:8009\"",
+                self.address
+            ))
+        })
+    }
 }
 
 /// The `[reinforcement.advantage]` table.
@@ -253,12 +291,15 @@ impl Default for ReinforcementConfig {
             num_iterations: 1,
             max_completion_length: 512,
             temperature: 1.0,
+            kv_cache_tokens: 0,
             mask_truncated_completions: false,
             dynamic_sampling: false,
             max_rounds: 10,
             advantage: AdvantageConfig::default(),
             loss: PolicyConfig::default(),
             correction: CorrectionConfig::default(),
+            environment: EnvironmentConfig::default(),
+            endpoint: EndpointConfig::default(),
             rewards: Vec::new(),
         }
     }
@@ -348,6 +389,10 @@ pub(crate) fn problems(config: &ReinforcementConfig, max_length: usize) -> Vec<S
     problems.demand(
         (1..max_length).contains(&config.max_completion_length),
         "`reinforcement.max_completion_length` must be at least 1 and below `data.max_length`, which has the tokens of prompt and completion",
+    );
+    problems.demand(
+        config.kv_cache_tokens == 0 || config.kv_cache_tokens >= max_length,
+        "`reinforcement.kv_cache_tokens` is below `data.max_length`, so no completion of this length has room in the KV cache",
     );
     problems.demand(
         config.temperature.is_finite() && config.temperature > 0.0,

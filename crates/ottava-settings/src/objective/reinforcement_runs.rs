@@ -2,11 +2,12 @@
 
 use super::reinforcement::problems;
 use crate::demands::Problems;
-use crate::{RunConfig, WeightInit};
+use crate::{ReinforcementConfig, RunConfig, WeightInit};
 use ottava_common::error::{Error, Result};
 use ottava_data::{DataSet, Formatting, Packing, PromptSet, RecordKind, TrainingData};
 use ottava_models::{ConfigFile, DecoderConfig, decoder_config};
 use ottava_parallel::Zero;
+use ottava_rewards::RewardKind;
 use std::path::Path;
 
 impl RunConfig {
@@ -44,6 +45,8 @@ impl RunConfig {
             r.loss.beta == 0.0 || self.lora.r > 0 || self.model.init == WeightInit::Pretrained,
             "`reinforcement.loss.beta` is above 0, and `model.init` is \"random\": the reference model is the model that the run starts from, which has learned nothing; set one of them",
         );
+        all.0.extend(environment_problems(r));
+        all.0.extend(endpoint_problems(r));
         all.demand(
             self.preference.losses().is_empty(),
             "`preference.loss_type` and `reinforcement.rewards` are both set, and a run has one objective; remove one of them",
@@ -146,4 +149,40 @@ impl RunConfig {
         sizes.head.value = self.reinforcement.value_loss().is_some();
         Ok(())
     }
+}
+
+/// Problems of `[reinforcement.environment]`, and of rewards that read what it returns.
+fn environment_problems(config: &ReinforcementConfig) -> Vec<String> {
+    let (environment, mut all) = (&config.environment, Problems::default());
+    let reads = config.rewards.iter().any(|reward| matches!(reward.kind, RewardKind::Environment(_)));
+    all.demand(
+        environment.is_on() || !reads,
+        "a reward has `type = \"environment\"`, and no environment returns rewards; set `reinforcement.environment.command`, or remove the reward",
+    );
+    all.demand(
+        environment.max_turns > 0,
+        "`reinforcement.environment.max_turns` is 0; a completion has at least one turn",
+    );
+    all.0
+}
+
+/// Problems of `[reinforcement.endpoint]`, and of settings that only a run that draws its completions reads.
+fn endpoint_problems(config: &ReinforcementConfig) -> Vec<String> {
+    let mut all = Problems::default();
+    if !config.endpoint.is_on() {
+        return all.0;
+    }
+    all.0.extend(config.endpoint.socket_address().err().map(|error| error.to_string()));
+    for (key, is_set) in [
+        ("reinforcement.dynamic_sampling", config.dynamic_sampling),
+        ("reinforcement.environment.command", config.environment.is_on()),
+    ] {
+        all.demand(
+            !is_set,
+            format!(
+                "`reinforcement.endpoint.address` and `{key}` are both set, and clients choose the prompts and play the turns; remove one of them"
+            ),
+        );
+    }
+    all.0
 }

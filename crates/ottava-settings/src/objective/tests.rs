@@ -36,9 +36,17 @@ fn reinforcement_learning_refuses_what_does_not_go_together() {
     };
     for (keys, words) in [
         ("[reinforcement]\nnum_generations = 0", "`reinforcement.num_generations` is 0"),
+        ("[reinforcement.environment]\ncommand = [\"a\"]\nmax_turns = 0", "`reinforcement.environment.max_turns` is 0"),
+        ("[reinforcement.endpoint]\naddress = \"localhost\"", "write an IP address and a port"),
+        (
+            "[reinforcement]\ndynamic_sampling = true\n[reinforcement.endpoint]\naddress = \"127.0.0.1:0\"",
+            "`reinforcement.endpoint.address` and `reinforcement.dynamic_sampling` are both set",
+        ),
+        ("[[reinforcement.rewards]]\ntype = \"environment\"", "set `reinforcement.environment.command`"),
         ("[reinforcement]\nnum_generations = 1", "compare completions of one prompt"),
         ("[reinforcement]\nnum_generations = 3", "a generation has a whole number of steps and of prompts"),
         ("[reinforcement]\nmax_completion_length = 1024", "below `data.max_length`"),
+        ("[reinforcement]\nkv_cache_tokens = 1000", "`reinforcement.kv_cache_tokens` is below"),
         ("[reinforcement]\ntemperature = 0.0", "`reinforcement.temperature` must be above 0"),
         ("[reinforcement.loss]\nepsilon = 0.0", "no ratio is followed"),
         ("[reinforcement.loss]\ndelta = 1.1", "`reinforcement.loss.delta` must be above"),

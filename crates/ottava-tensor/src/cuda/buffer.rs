@@ -54,7 +54,32 @@ impl CudaDevice {
     }
 }
 
+/// Where a buffer lies, or lay, in the pool.
+pub(crate) struct FormerBuffer {
+    device: Arc<CudaDevice>,
+    pointer: u64,
+    bytes: usize,
+    owner: u64,
+}
+
 impl DeviceBuffer {
+    /// Returns the place of the buffer, if it is a whole buffer of the pool.
+    pub(crate) fn former(&self) -> Option<FormerBuffer> {
+        let DeviceMemory { device, pointer, bytes, home } = self.0.memory();
+        let is_whole = self.len() == *bytes && matches!(home, Home::Pool { .. });
+        let owner = || device.with_pool(|pool| pool.owner(*pointer, *bytes));
+        is_whole.then(|| FormerBuffer { device: device.clone(), pointer: *pointer, bytes: *bytes, owner: owner() })
+    }
+
+    /// Allocates a buffer at the place of a former buffer, or elsewhere if another buffer lies there.
+    pub(crate) fn at(former: &FormerBuffer) -> Result<DeviceBuffer> {
+        let FormerBuffer { device, pointer, bytes, owner } = former;
+        DeviceBuffer::from_pool(device, *bytes, |pool, bytes| match pool.take_again(*pointer, bytes, *owner) {
+            true => Ok(*pointer),
+            false => pool.allocate(bytes),
+        })
+    }
+
     fn from_pool(
         device: &Arc<CudaDevice>,
         bytes: usize,

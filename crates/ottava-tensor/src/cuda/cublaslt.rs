@@ -157,41 +157,9 @@ impl Gemms {
             }
             (Some(None), []) => *pointers,
         };
-        // All proposals are timed once. Then the fastest proposals are timed under load in rounds: a drift of the clock affects each finalist alike.
-        let _timing = self.library.context.lock_timing();
         let start = Instant::now();
-        let mut refusal = None;
-        let mut field = Vec::new();
-        for algorithm in proposals {
-            // SAFETY: the caller made this promise, and a scratch buffer has the size of `out`.
-            match unsafe { plan.time(&self.library, &algorithm, &target, self.workspace, 1) } {
-                Ok(time) => field.push((time, algorithm)),
-                Err(error) => refusal = Some(error),
-            }
-            if !self.timed && !field.is_empty() {
-                break;
-            }
-        }
-        // Each proposal ran twice, the first time untimed.
-        let load = 2.0 * field.iter().map(|(time, _)| time).sum::<f32>();
-        field.sort_by(|a, b| a.0.total_cmp(&b.0));
-        field.truncate(FINALISTS);
-        // The total milliseconds of the remaining finalists.
-        let mut totals: Vec<(f32, Algorithm)> = field.iter().map(|(_, algorithm)| (0.0, *algorithm)).collect();
-        if let [(time, leader), _, ..] = field.as_slice() {
-            let runs = |span: f32| if *time < SMALL { RUNS_OF_SMALL } else { (span / time).ceil() as usize };
-            let warm_up = (WARM_UP - load).max(SETTLE);
-            // SAFETY: as above.
-            unsafe { plan.time(&self.library, leader, &target, self.workspace, runs(warm_up))? };
-            for _ in 0..ROUNDS {
-                for (total, algorithm) in &mut totals {
-                    // SAFETY: as above.
-                    *total += unsafe { plan.time(&self.library, algorithm, &target, self.workspace, runs(TURN))? };
-                }
-                let fastest = totals.iter().map(|(total, _)| *total).fold(f32::INFINITY, f32::min);
-                totals.retain(|(total, _)| *total <= fastest * HOPELESS);
-            }
-        }
+        // SAFETY: the caller made this promise, and a scratch buffer has the size of `out`.
+        let (totals, refusal) = unsafe { self.time(&plan, proposals, &target)? };
         match (totals.iter().min_by(|a, b| a.0.total_cmp(&b.0)), refusal) {
             (Some((_, algorithm)), _) => {
                 let times: Vec<f32> = totals.iter().map(|(total, _)| *total).collect();
@@ -210,7 +178,57 @@ impl Gemms {
             }
         }
     }
+
+    /// Times `proposals` with the operands of `target`. Returns the total milliseconds of the finalists, and the error of a proposal that did not run.
+    ///
+    /// # Safety
+    /// The conditions of [`Gemms::run`] must hold.
+    unsafe fn time(
+        &self,
+        plan: &Plan,
+        proposals: Vec<Algorithm>,
+        target: &GemmPointers,
+    ) -> Result<(Vec<Timed>, Option<Error>)> {
+        // All proposals are timed once. Then the fastest proposals are timed under load in rounds: a drift of the clock affects each finalist alike.
+        let _timing = self.library.context.lock_timing();
+        let mut refusal = None;
+        let mut field = Vec::new();
+        for algorithm in proposals {
+            // SAFETY: the caller made this promise.
+            match unsafe { plan.time(&self.library, &algorithm, target, self.workspace, 1) } {
+                Ok(time) => field.push((time, algorithm)),
+                Err(error) => refusal = Some(error),
+            }
+            if !self.timed && !field.is_empty() {
+                break;
+            }
+        }
+        // Each proposal ran twice, the first time untimed.
+        let load = 2.0 * field.iter().map(|(time, _)| time).sum::<f32>();
+        field.sort_by(|a, b| a.0.total_cmp(&b.0));
+        field.truncate(FINALISTS);
+        // The total milliseconds of the remaining finalists.
+        let mut totals: Vec<Timed> = field.iter().map(|(_, algorithm)| (0.0, *algorithm)).collect();
+        if let [(time, leader), _, ..] = field.as_slice() {
+            let runs = |span: f32| if *time < SMALL { RUNS_OF_SMALL } else { (span / time).ceil() as usize };
+            let warm_up = (WARM_UP - load).max(SETTLE);
+            // SAFETY: as above.
+            unsafe { plan.time(&self.library, leader, target, self.workspace, runs(warm_up))? };
+            for _ in 0..ROUNDS {
+                for (total, algorithm) in &mut totals {
+                    // SAFETY: as above.
+                    *total += unsafe { plan.time(&self.library, algorithm, target, self.workspace, runs(TURN))? };
+                }
+                let fastest = totals.iter().map(|(total, _)| *total).fold(f32::INFINITY, f32::min);
+                totals.retain(|(total, _)| *total <= fastest * HOPELESS);
+            }
+        }
+        Ok((totals, refusal))
+    }
 }
+
+/// The milliseconds of an algorithm.
+type Timed = (f32, Algorithm);
 
 /// Memory from the driver that is freed after timing.
 struct Scratch<'a> {

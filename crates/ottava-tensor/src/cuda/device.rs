@@ -99,9 +99,15 @@ impl CudaDevice {
 
     /// Creates a GPU for a dry run. It checks and records calls, and its pool has addresses without memory.
     pub fn dry(model: GpuModel) -> Arc<CudaDevice> {
+        let memory = model.memory;
+        CudaDevice::dry_with(model, memory)
+    }
+
+    /// Creates a GPU for a dry run like [`CudaDevice::dry`], with `memory` bytes, which may be more than the bytes of `model`.
+    pub fn dry_with(model: GpuModel, memory: usize) -> Arc<CudaDevice> {
         Arc::new(CudaDevice {
             ordinal: 0,
-            pool: Mutex::new(Pool::new(Memory::Dry(DryMemory::new(model.memory)), model.memory)),
+            pool: Mutex::new(Pool::new(Memory::Dry(DryMemory::new(memory)), memory)),
             model,
             profile: Profile::default(),
             host_bytes: AtomicUsize::new(0),
@@ -358,6 +364,11 @@ impl CudaDevice {
     ) -> Result<(u64, Option<Entry>)> {
         let pointer = take(&mut lock(&self.pool), bytes)?;
         Ok((pointer, self.tracker().map(|tracker| tracker.track(pool::rounded(bytes)))))
+    }
+
+    /// Asks the pool.
+    pub(super) fn with_pool<T>(&self, ask: impl FnOnce(&mut Pool<Memory>) -> T) -> T {
+        ask(&mut lock(&self.pool))
     }
 
     /// Returns memory of [`CudaDevice::take_memory`] to the pool.

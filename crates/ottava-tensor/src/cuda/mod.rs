@@ -55,6 +55,7 @@ mod transfer;
 pub use ahead::{Workload, compile_all, pack_kernels};
 pub(crate) use beside::Beside;
 pub use buffer::DeviceBuffer;
+pub(crate) use buffer::FormerBuffer;
 pub(crate) use cublaslt::GemmPointers;
 pub use cublaslt::{GemmSpec, Major, ScaleMode};
 pub(crate) use cudnn::{AttentionBackward, AttentionForward, DocumentPointers, ScoreFactors};

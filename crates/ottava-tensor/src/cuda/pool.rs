@@ -114,6 +114,24 @@ impl<B: Backing> Pool<B> {
         Ok(self.record(address, bytes))
     }
 
+    /// Returns the owner of the live block of `bytes` bytes at `address`, for [`Pool::take_again`].
+    pub(super) fn owner(&mut self, address: u64, bytes: usize) -> u64 {
+        self.heap(bytes).blocks.get(&address).expect("a buffer is a block").owner
+    }
+
+    /// Allocates the `bytes` bytes at `address` for `owner`, who had them before, and returns true, if nobody else has them. A graph that was captured
+    /// while `owner` had them may then be replayed.
+    pub(super) fn take_again(&mut self, address: u64, bytes: usize, owner: u64) -> bool {
+        let rounded = rounded(bytes);
+        if !self.heap(bytes).take_at(address, rounded, owner) {
+            return false;
+        }
+        self.changes += 1;
+        self.stats.allocated += rounded;
+        self.stats.peak = self.stats.peak.max(self.stats.allocated);
+        true
+    }
+
     /// Adds a free segment for `bytes` bytes. It has `usual` bytes if enough memory is free. Returns its address.
     fn add_segment(&mut self, bytes: usize, usual: usize) -> Result<u64> {
         let (address, size) = self.new_segment(rounded(bytes), usual)?;
@@ -322,6 +340,40 @@ mod tests {
         pool.give_back(alone, 6 * MIB);
         pool.release_idle().unwrap();
         assert_eq!(pool.stats().reserved, 64 * MIB);
+    }
+
+    #[test]
+    fn an_owner_gets_its_memory_again_unless_another_owner_has_it() {
+        let (mut pool, _) = pool(1 << 30);
+        let blocks: Vec<u64> = (0..4).map(|_| pool.allocate(8 * MIB).unwrap()).collect();
+        let owner = pool.owner(blocks[1], 8 * MIB);
+        pool.begin_capture();
+        let mut footprint = pool.end_capture();
+        pool.give_back(blocks[1], 8 * MIB);
+        assert!(!pool.is_intact(&mut footprint), "a block of the graph is free");
+        pool.give_back(blocks[2], 8 * MIB);
+        let meanwhile = pool.allocate(10 * MIB).unwrap();
+        assert_eq!(meanwhile, blocks[1]);
+        assert!(!pool.take_again(blocks[1], 8 * MIB, owner), "another owner has it");
+        pool.give_back(meanwhile, 10 * MIB);
+        assert!(pool.take_again(blocks[1], 8 * MIB, owner) && pool.stats().allocated == 24 * MIB);
+        check(&pool);
+        assert!(!pool.is_intact(&mut footprint), "a second block of the graph is free");
+        // In the middle of a free block.
+        for block in [blocks[0], blocks[1]] {
+            pool.give_back(block, 8 * MIB);
+        }
+        assert!(pool.take_again(blocks[1], 8 * MIB, owner));
+        check(&pool);
+        let mut footprint = {
+            pool.begin_capture();
+            pool.end_capture()
+        };
+        pool.give_back(blocks[1], 8 * MIB);
+        assert!(pool.take_again(blocks[1], 8 * MIB, owner) && pool.is_intact(&mut footprint));
+        pool.give_back(blocks[1], 8 * MIB);
+        assert_eq!(pool.allocate(8 * MIB).unwrap(), blocks[0]);
+        assert!(!pool.is_intact(&mut footprint), "the new owner is another");
     }
 
     #[test]

@@ -111,7 +111,7 @@ pub use momentum::{Direction, Momentum, MomentumParameter, MomentumScalars, Mome
 pub use move_columns::{ColumnRuns, move_columns, sum_columns};
 pub use negate_targets::negate_targets;
 pub use newton_schulz::newton_schulz;
-pub use paged_attention::{KvBlocks, PagedBatch, append_kv, paged_attention};
+pub use paged_attention::{KvBlocks, PagedBatch, SuspendedKv, append_kv, paged_attention};
 pub use parameter::{Gradient, UpdatedWeight, WeightCopy};
 pub use permute::{Slots, combine, gather_quantized, gather_to, slots, weight_gradient};
 pub use policy::{KlEstimator, PolicyBound, PolicyLoss, PolicyTargets, policy_loss};

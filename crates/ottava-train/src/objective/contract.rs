@@ -1,5 +1,6 @@
 //! What an objective is.
 
+use super::rollout::Clients;
 use super::validation::Validation;
 use crate::phase::Passes;
 use crate::step::{Loss, Metrics, TrainStep};
@@ -22,6 +23,11 @@ pub trait Objective {
     /// Runs, on the loaded rows of `step`, the passes of other models than the trained one, such as a teacher. [`Rows::load`] runs them, and a plan
     /// rehearses them.
     fn run_other_models(&self, _step: &mut TrainStep) -> Result<()> {
+        Ok(())
+    }
+
+    /// Draws completions by `model`, if [`Rows::load`] does, so that a plan counts their memory.
+    fn rehearse_draws(&self, _model: &mut Decoder, _config: &RunConfig) -> Result<()> {
         Ok(())
     }
 
@@ -79,6 +85,9 @@ pub trait Rows {
 
     /// Forgets rows that the model has made, since the run goes back to an earlier model.
     fn forget_unfinished(&mut self) {}
+
+    /// Lets `clients` make the rows of later steps. Only a run with `reinforcement.endpoint` has clients.
+    fn connect(&mut self, _clients: Box<dyn Clients>) {}
 
     /// SHA-256 of `reference.json` in the run's folder, which checkpoints save.
     fn reference_digest(&self) -> Option<String> {

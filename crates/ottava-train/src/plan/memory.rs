@@ -16,7 +16,7 @@ use ottava_recipe::storage::Masters;
 use ottava_sentinel::SentinelPolicy;
 use ottava_settings::{Algorithm, ResolvedConfig, RunConfig};
 use ottava_tensor::comm::{Axis, GPUS_PER_NODE, Group};
-use ottava_tensor::cuda::{GpuModel, Workload};
+use ottava_tensor::cuda::{CudaDevice, GpuModel, Workload};
 use ottava_tensor::ops::real_type;
 use ottava_tensor::tracker::MemorySnapshot;
 use ottava_tensor::{DType, Device, Error as TensorError, Tensor};
@@ -142,10 +142,14 @@ impl MemoryPlan {
     }
 }
 
-/// Returns `device` in a dry run with unlimited memory, so that a run that does not fit also has a plan.
+/// Returns `device` in a dry run with unlimited memory, so that a run that does not fit also has a plan. What chooses its size by the memory of the device
+/// chooses as on `device`.
 pub(super) fn unlimited(device: &Device) -> Device {
     match device {
-        Device::Cuda(gpu) => Device::dry_gpu(GpuModel { memory: UNLIMITED, ..gpu.model().clone() }),
+        Device::Cuda(gpu) => {
+            let model = GpuModel { memory: gpu.usable_memory(), ..gpu.model().clone() };
+            Device::Cuda(CudaDevice::dry_with(model, UNLIMITED))
+        }
         Device::Cpu | Device::DryCpu(_) => device.dry(),
     }
 }
@@ -265,6 +269,8 @@ impl Rehearsal<'_> {
     fn carry_out(&mut self, phase: Phase, precision: StepPrecision) -> Result<()> {
         match phase {
             Phase::Rows => {
+                let config = &self.config.run;
+                self.run.objective.rehearse_draws(&mut self.run.model, config)?;
                 self.run.objective.run_other_models(&mut self.run.step)?;
                 self.run_passes(phase, precision)
             }
@@ -397,6 +403,7 @@ fn describe(scope: &str, config: &ResolvedConfig) -> String {
         }
         "head" => "logits of a chunk of tokens, and gradients of the head".into(),
         "backward" => "gradients of activations, and recomputed operands".into(),
+        "draws" => "KV cache of draws, and their activations and logits".into(),
         "teacher" => "weights, activations and logits of the teacher".into(),
         "reward model" => "weights and activations of reward models".into(),
         "reference" => "weights, activations and logits of the reference model".into(),

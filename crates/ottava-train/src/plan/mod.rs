@@ -109,7 +109,7 @@ impl Plan {
             folder_codes: linears::folder_codes(&config.run, &recipe)?,
             attention: attention::attention(&model, &recipe, config.run.layout().document_mask, device)?,
             experts: ExpertsPlan::new(&config.run, sizes),
-            rollouts: RolloutPlan::new(&config.run, device),
+            rollouts: RolloutPlan::new(&config.run, sizes, device)?,
             tensors: optimizer::tensors(config, sizes, device)?,
             choice: choice.clone(),
             memory: memory.clone(),

@@ -1,5 +1,8 @@
 //! The plan of the completions of reinforcement learning.
 
+use super::inference::inference_bytes;
+use ottava_common::error::Result;
+use ottava_models::DecoderConfig;
 use ottava_recipe::RecipeName;
 use ottava_settings::RunConfig;
 use ottava_tensor::Device;
@@ -16,6 +19,8 @@ pub struct RolloutPlan {
     pub steps: usize,
     /// The maximum number of tokens of a prompt and its completion.
     pub max_length: usize,
+    /// The bytes that a second model for draws would hold on each rank, at its peak.
+    pub shared_bytes: u64,
     /// Whether a step computes, before the first update, the log-probabilities that the draws report, bit for bit.
     pub is_exact: bool,
     /// A sentence with the reason.
@@ -23,11 +28,11 @@ pub struct RolloutPlan {
 }
 
 impl RolloutPlan {
-    /// Plans the generations of `run` on `device`. Returns `None` for another objective.
-    pub(super) fn new(run: &RunConfig, device: &Device) -> Option<RolloutPlan> {
+    /// Plans the generations of `run`, with a model of `sizes`, on `device`. Returns `None` for another objective.
+    pub(super) fn new(run: &RunConfig, sizes: &DecoderConfig, device: &Device) -> Result<Option<RolloutPlan>> {
         let r = &run.reinforcement;
         if !r.is_on() {
-            return None;
+            return Ok(None);
         }
         let (of_step, group) = (run.training.sequences(), r.num_generations.max(1));
         let prompts = r.prompts(of_step);
@@ -41,34 +46,40 @@ impl RolloutPlan {
             }
             false => (true, "on the CPU, draws and steps compute each token by the same operations"),
         };
-        Some(RolloutPlan {
+        let shared = inference_bytes(sizes, &run.recipe_on(device), device, run.data.max_length, 1, &[])?;
+        Ok(Some(RolloutPlan {
+            shared_bytes: shared as u64,
             prompts,
             group,
             steps: prompts * group * r.num_iterations / of_step.max(1),
             max_length: run.data.max_length,
             is_exact,
             because,
-        })
+        }))
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::bench::model;
 
     #[test]
     fn a_plan_says_whether_draws_and_steps_agree() {
         let mut run = RunConfig::default();
-        assert!(RolloutPlan::new(&run, &Device::Cpu).is_none());
+        let sizes = model("llama-3-8b").unwrap().with_layers(1);
+        assert!(RolloutPlan::new(&run, &sizes, &Device::Cpu).unwrap().is_none());
         run.reinforcement.rewards = vec!["type = 'math'".parse::<toml::Table>().unwrap().try_into().unwrap()];
         run.training.per_device_train_batch_size = 16;
         (run.reinforcement.prompts_per_generation, run.reinforcement.num_iterations) = (4, 3);
         let plan = |recipe| {
             let precision = ottava_recipe::Precision { recipe, ..run.precision.clone() };
-            RolloutPlan::new(&RunConfig { precision, ..run.clone() }, &Device::Cpu).unwrap()
+            RolloutPlan::new(&RunConfig { precision, ..run.clone() }, &sizes, &Device::Cpu).unwrap().unwrap()
         };
         let exact = plan(RecipeName::Fp8Row);
         assert_eq!((exact.prompts, exact.group, exact.steps, exact.is_exact), (4, 8, 6, true));
         assert!(!plan(RecipeName::Fp8Current).is_exact);
+        // Embedding and head of 128,256 tokens in BF16 alone have 1.96 GiB.
+        assert!(exact.shared_bytes > 2 << 30, "{}", exact.shared_bytes);
     }
 }

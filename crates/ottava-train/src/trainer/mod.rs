@@ -40,6 +40,7 @@ pub use report::{StepCost, StepReport};
 pub use start::{RunLock, Start, build, log_exceptions};
 
 use crate::objective::Rows;
+use crate::objective::rollout::Clients;
 use crate::phase::Phase;
 use crate::run::Run;
 use environment::Environment;
@@ -93,6 +94,11 @@ impl Trainer {
         });
         self.outputs.record_end(&config.output_dir, self.progress.step, outcome.as_ref().err());
         outcome
+    }
+
+    /// Lets `clients` draw and score the completions of a run with `reinforcement.endpoint`; before [`Trainer::run`].
+    pub fn connect(&mut self, clients: Box<dyn Clients>) {
+        self.rows.connect(clients);
     }
 
     fn train(&mut self, stop: &AtomicBool, report: &mut dyn FnMut(&StepReport)) -> Result<()> {

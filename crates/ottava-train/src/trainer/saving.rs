@@ -7,6 +7,7 @@ use super::step_in_progress::StepInProgress;
 use crate::run::Run;
 use ottava_checkpoint::{Saved, Verify, latest_complete};
 use ottava_common::error::{Error, Result};
+use ottava_data::DataState;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 impl Trainer {
@@ -77,15 +78,45 @@ impl Trainer {
         Ok(())
     }
 
+    /// Saves a checkpoint after a request to stop while rows were loaded, such as completions that clients draw. The position in the data before the
+    /// load is `place`. Returns why the run ends; `cancelled` where nothing is saved, because there was no step yet or because other ranks may still load.
+    pub(super) fn save_before_rows(&mut self, place: DataState, cancelled: Error) -> Error {
+        let (step, ranks) = (self.progress.step, self.environment.ranks.clone());
+        if step == 0 || ranks.size() > 1 {
+            return cancelled;
+        }
+        self.outputs.finish_save(&ranks);
+        let path = checkpoints(&self.environment.config.output_dir).join(format!("checkpoint-{step}"));
+        let saved = match path.exists() {
+            true => Ok(()),
+            false => {
+                self.progress.is_interruption = true;
+                self.save_at(place).and_then(|_| self.outputs.saver.finish(&ranks)).map(drop)
+            }
+        };
+        match saved {
+            Ok(()) => Error::Interrupted(format!(
+                "stopped by a signal after step {step}; `--resume` goes on from {}",
+                path.display()
+            )),
+            Err(error) => error,
+        }
+    }
+
     /// Begins to save a checkpoint of the current step. Returns the preceding checkpoint if it was not complete yet.
     fn save(&mut self) -> Result<Option<Saved>> {
+        self.save_at(self.rows.state())
+    }
+
+    /// As [`Trainer::save`], with the position `place` in the data.
+    fn save_at(&mut self, place: DataState) -> Result<Option<Saved>> {
         let Run { model, step: work, .. } = &mut *self.run;
         // Without a log of casts, nothing reads the statistics of the casts.
         let casts = match self.environment.config.logging.cast_statistics_steps {
             0 => Vec::new(),
             _ => work.partition().casts(model)?,
         };
-        self.progress.rows.loader = self.rows.state();
+        self.progress.rows.loader = place;
         self.progress.rows.reference = self.rows.reference_digest();
         self.progress.rows.unfinished = self.rows.unfinished();
         self.progress.alarms = self.observers.memory(&casts);

@@ -19,8 +19,14 @@ impl Trainer {
         self.run.follow(current.report.step, &self.progress.sentinel, &self.environment);
         let precision = self.run.precision();
         let Run { model, step, .. } = &mut *self.run;
-        current.rows = self.rows.load(model, step, precision)?;
-        Ok(())
+        let place = self.rows.state();
+        match self.rows.load(model, step, precision) {
+            Err(error @ Error::Cancelled(_)) => Err(self.save_before_rows(place, error)),
+            rows => {
+                current.rows = rows?;
+                Ok(())
+            }
+        }
     }
 
     /// Computes the step in progress, and shows its report to the observers.

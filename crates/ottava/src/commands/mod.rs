@@ -9,6 +9,7 @@ pub mod config;
 pub mod convert;
 mod decoding;
 pub mod doctor;
+mod endpoint;
 pub mod eval;
 pub mod export;
 pub mod generate;

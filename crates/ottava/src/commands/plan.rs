@@ -406,10 +406,14 @@ fn print_linears(plan: &Plan) {
 }
 
 fn print_rollouts(plan: &RolloutPlan) {
-    let RolloutPlan { prompts, group, steps, max_length, is_exact, because } = plan;
+    let RolloutPlan { prompts, group, steps, max_length, shared_bytes, is_exact, because } = plan;
     out!("\nRollouts\n");
     out!(
         "  a generation: {prompts} prompts x {group} completions for {steps} steps, prompt and completion of at most {max_length} tokens"
+    );
+    out!(
+        "  draws read the weights and FP8 codes of the run: a second model for draws would hold {:.2} GiB",
+        gib(*shared_bytes)
     );
     let agree = if *is_exact { "are equal bit for bit" } else { "are not equal" };
     out!("  log-probabilities of draws and of steps {agree}\n    because: {because}");

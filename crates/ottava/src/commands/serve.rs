@@ -115,7 +115,7 @@ enum GenerationConfig {
 const ON_A_CPU: usize = 8;
 const ON_A_GPU: usize = 256;
 /// The maximum number of connections.
-const MAX_CONNECTIONS: usize = 4096;
+pub const MAX_CONNECTIONS: usize = 4096;
 
 impl Serve {
     pub fn run(self) -> Result<()> {

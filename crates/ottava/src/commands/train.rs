@@ -104,6 +104,11 @@ impl Train {
             config.precision.recipe.as_str(),
             trainer.tokens_per_step()
         ));
+        if config.reinforcement.endpoint.is_on() {
+            let endpoint = super::endpoint::start(&config)?;
+            progress.line(&format!("clients draw and return completions at http://{}", endpoint.address()));
+            trainer.connect(Box::new(endpoint));
+        }
         let mut last = None;
         let outcome = trainer.run(interrupt::flag(), &mut |report| {
             progress.step(report);

@@ -5,6 +5,7 @@ mod bad_input;
 mod chat;
 mod commands;
 mod doctor;
+mod endpoint;
 mod exceptions;
 mod expert_ranks;
 mod export;

@@ -30,7 +30,10 @@ const ROWS: &[Row] = &[
     ("grpo.num_generations_per_prompt", Is("reinforcement.num_generations")),
     ("grpo.max_num_steps", Is("training.max_steps")),
     ("grpo.max_num_epochs", Is("training.num_train_epochs")),
-    ("grpo.max_rollout_turns", Only(&["1", "999999"], "completions have one turn")),
+    (
+        "grpo.max_rollout_turns",
+        Only(&["1", "999999"], "an environment plays turns: name its program under [reinforcement.environment]"),
+    ),
     ("grpo.overlong_filtering", Is("reinforcement.mask_truncated_completions")),
     ("grpo.use_dynamic_sampling", Is("reinforcement.dynamic_sampling")),
     ("grpo.dynamic_sampling_max_gen_batches", Is("reinforcement.max_rounds")),

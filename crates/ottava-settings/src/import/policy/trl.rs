@@ -76,9 +76,18 @@ const ROWS: &[Row] = &[
         "multi_objective_aggregation",
         Only(&["sum_then_normalize"], "rewards are added by weight before they are normalised"),
     ),
-    ("max_tool_calling_iterations", Only(&["0"], "completions have one turn")),
-    ("rollout_func", Only(NONE, "the model that is trained draws the completions, in one turn")),
-    ("tools", Only(NONE, "completions have one turn")),
+    (
+        "max_tool_calling_iterations",
+        Only(&["0"], "an environment plays turns: name its program under [reinforcement.environment]"),
+    ),
+    (
+        "rollout_func",
+        Only(
+            NONE,
+            "a function cannot be translated; clients draw by [reinforcement.endpoint], and programs play turns by [reinforcement.environment]",
+        ),
+    ),
+    ("tools", Only(NONE, "an environment plays turns: name its program under [reinforcement.environment]")),
     ("sapo_*", Needless("only `loss_type = sapo` reads it")),
     ("vespo_*", Needless("only `loss_type = vespo` reads it")),
     ("log_completions", Needless(SAMPLES)),

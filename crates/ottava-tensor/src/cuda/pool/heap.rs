@@ -56,6 +56,23 @@ impl Heap {
         self.free.remove(&(block.bytes, address));
     }
 
+    /// Takes the `bytes` bytes at `address` for `owner`, and returns true, if they are free.
+    pub(super) fn take_at(&mut self, address: u64, bytes: usize, owner: u64) -> bool {
+        if !self.is_free(address, bytes) {
+            return false;
+        }
+        let (at, block) =
+            self.blocks.range(..=address).next_back().map(|(&at, &block)| (at, block)).expect("it is free");
+        self.remove_free(at, block.bytes);
+        let (before, end) = ((address - at) as usize, address + bytes as u64);
+        let after = block.bytes - before - bytes;
+        for (start, bytes) in [(at, before), (end, after)].into_iter().filter(|(_, bytes)| *bytes > 0) {
+            self.add_free(start, Block { bytes, ..block });
+        }
+        self.blocks.insert(address, Block { bytes, free: false, owner, ..block });
+        true
+    }
+
     /// Frees the block at `address`, merges it with free neighbours and returns its size.
     pub(super) fn give_back(&mut self, address: u64) -> usize {
         let mut block = self.blocks.remove(&address).expect("a buffer is a block");

@@ -193,6 +193,81 @@ pub(super) fn append_kv(
     unsafe { gpu.launch_early(&kernel, [tokens as u32, blocks as u32, 1], THREADS, 0) }
 }
 
+/// How tensor cores divide an attention.
+struct Tiling {
+    /// Columns of a product: queries that share a key head.
+    columns: usize,
+    /// Query tokens of a tile.
+    together: usize,
+    /// Tiles of all tokens.
+    tiles: usize,
+    /// Parts of the query heads that share a key head.
+    chunks: usize,
+    /// The maximum number of query heads of a part.
+    most: usize,
+    /// The number of times that a warp reads keys in a split of the context.
+    rounds: usize,
+    /// The maximum number of splits of a context.
+    splits: usize,
+    /// Whether the blocks of all splits run in one wave.
+    is_one_wave: bool,
+}
+
+impl Tiling {
+    /// Divides the attention of `tokens` query tokens with a kernel for heads of up to `size` values.
+    fn new(
+        gpu: &CudaDevice,
+        tokens: usize,
+        cache: &KvBlocks,
+        batch: &PagedBatch,
+        spec: &AttentionSpec,
+        size: usize,
+    ) -> Tiling {
+        let group = spec.group();
+        // In decode, the queries of a product belong to one new token, and in prefill to several new tokens. With heads of 256, registers suffice only
+        // for eight columns.
+        let columns = if size < 256 && (group > 8 || batch.max_new > 1) { 16 } else { 8 };
+        let together = if batch.max_new > 1 { (columns / group).max(1) } else { 1 };
+        let tiles = if together > 1 { tokens / together + batch.capacity() + 1 } else { tokens };
+        let chunks = group.div_ceil(columns);
+        // The number of tokens in TILES tiles (tiles.cuh).
+        let of_warp = if size * cache.dtype().size() <= 128 { 32 } else { 16 };
+        let stride = of_warp * THREADS as usize / 32;
+        // With a window, a tile reads the keys that its tokens see, beginning with the first key rounded down to a multiple of 16.
+        let in_window = spec.window.map_or(usize::MAX, |window| window.saturating_add(together + 15));
+        let most_keys = batch.max_context(cache).min(in_window);
+        let splits_of = |rounds: usize| most_keys.div_ceil(rounds * stride).clamp(1, SPLITS);
+        // With few sequences, splits are short, so that all multiprocessors read. With many sequences, splits are long, so that one wave of blocks
+        // suffices if possible.
+        let fits =
+            |rounds: usize| batch.capacity() * spec.kv_heads * chunks * splits_of(rounds) <= BLOCKS * gpu.sm_count();
+        let rounds = match gpu.is_batch_invariant() {
+            true => INVARIANT_ROUNDS,
+            false => [1, 2, 4].into_iter().find(|&rounds| fits(rounds)).unwrap_or(MOST_ROUNDS),
+        };
+        let (splits, most, is_one_wave) = (splits_of(rounds), group.div_ceil(chunks), fits(rounds));
+        Tiling { columns, together, tiles, chunks, most, rounds, splits, is_one_wave }
+    }
+
+    /// Whether bulk copies read the keys and values of `cache`. They are faster if codes are read by more than BLOCKS blocks per multiprocessor.
+    fn copies(&self, gpu: &CudaDevice, cache: &KvBlocks, is_bounded: bool) -> bool {
+        let waves = self.rounds == MOST_ROUNDS && !self.is_one_wave;
+        waves && self.columns == 8 && !is_bounded && cache.scale_inv.is_some() && gpu.runs(&COPIED_SOURCE)
+    }
+}
+
+/// Returns the window and the bound of the logits as kernels with BOUNDED read them; nothing if the attention has neither.
+fn bounds(spec: &AttentionSpec) -> (Option<usize>, Option<f64>) {
+    let is_bounded = spec.window.is_some() || spec.soft_cap.is_some();
+    let window = is_bounded.then(|| spec.window.unwrap_or(0).min(i32::MAX as usize));
+    (window, is_bounded.then(|| spec.soft_cap.unwrap_or(0.0) * LOG2_E))
+}
+
+/// Returns the factor of logits whose exponentials have base 2: exp2 is cheaper than exp.
+fn scale(spec: &AttentionSpec) -> f32 {
+    (spec.scale * LOG2_E) as f32
+}
+
 pub(super) fn paged_attention(
     gpu: &CudaDevice,
     qkv: &Tensor,
@@ -202,65 +277,72 @@ pub(super) fn paged_attention(
     sinks: Option<&Tensor>,
     o: &mut Tensor,
 ) -> Result<()> {
-    // exp2 is cheaper than exp.
-    let scale = (spec.scale * LOG2_E) as f32;
-    let is_bounded = spec.window.is_some() || spec.soft_cap.is_some();
-    let window = is_bounded.then(|| spec.window.unwrap_or(0).min(i32::MAX as usize));
-    let cap = is_bounded.then(|| spec.soft_cap.unwrap_or(0.0) * LOG2_E);
+    match tensor_cores(qkv, cache, spec) {
+        Some((defines, size)) => {
+            let tiling = Tiling::new(gpu, qkv.shape()[0], cache, batch, spec, size);
+            by_tensor_cores(gpu, qkv, cache, batch, spec, sinks, o, defines, &tiling)
+        }
+        None => by_warps(gpu, qkv, cache, batch, spec, sinks, o),
+    }
+}
+
+/// Attention without tensor cores.
+fn by_warps(
+    gpu: &CudaDevice,
+    qkv: &Tensor,
+    cache: &KvBlocks,
+    batch: &PagedBatch,
+    spec: &AttentionSpec,
+    sinks: Option<&Tensor>,
+    o: &mut Tensor,
+) -> Result<()> {
     let [sequences, max_blocks, block_size] = sizes_of(batch, cache);
     let PagedBatch { query_starts, context_lens, cached_lens, block_tables, .. } = *batch;
     let AttentionSpec { heads, kv_heads, head_dim, .. } = *spec;
-    let scales = cache.scale_inv.as_ref();
-    let (tokens, group) = (qkv.shape()[0], spec.group());
-    let Some((defines, size)) = tensor_cores(qkv, cache, spec) else {
-        let defines = variant(qkv.dtype(), cache.dtype())?;
-        let entry = kernel::attend(
-            o,
-            qkv,
-            &cache.data,
-            scales,
-            sinks,
-            query_starts,
-            context_lens,
-            cached_lens,
-            block_tables,
-            sequences,
-            max_blocks,
-            block_size,
-            heads,
-            kv_heads,
-            head_dim,
-            scale,
-            window,
-            cap,
-        );
-        let source = if is_bounded { &BOUNDED_SOURCE } else { &SOURCE };
-        let kernel = source.kernel(defines, entry);
-        // SAFETY: the op has checked sizes. Tables name blocks of the cache, as the contract demands of the caller.
-        return unsafe { gpu.launch_early(&kernel, [tokens as u32, heads as u32, 1], THREADS, 0) };
-    };
-    // The columns of a product are queries that share a key head: queries of one new token in decode, of several new tokens in prefill. With heads of
-    // 256, registers suffice only for eight columns.
-    let columns = if size < 256 && (group > 8 || batch.max_new > 1) { 16 } else { 8 };
-    let together = if batch.max_new > 1 { (columns / group).max(1) } else { 1 };
-    let tiles = if together > 1 { tokens / together + batch.capacity() + 1 } else { tokens };
-    let chunks = group.div_ceil(columns);
-    let most = group.div_ceil(chunks);
-    // The number of tokens in TILES tiles (tiles.cuh).
-    let of_warp = if size * cache.dtype().size() <= 128 { 32 } else { 16 };
-    let stride = of_warp * THREADS as usize / 32;
-    // With a window, a tile reads the keys that its tokens see, beginning with the first key rounded down to a multiple of 16.
-    let in_window = spec.window.map_or(usize::MAX, |window| window.saturating_add(together + 15));
-    let most_keys = batch.max_context(cache).min(in_window);
-    let splits_of = |rounds: usize| most_keys.div_ceil(rounds * stride).clamp(1, SPLITS);
-    // With few sequences, splits are short, so that all multiprocessors read. With many sequences, splits are long, so that one wave of blocks
-    // suffices if possible.
-    let fits = |rounds: usize| batch.capacity() * spec.kv_heads * chunks * splits_of(rounds) <= BLOCKS * gpu.sm_count();
-    let rounds = match gpu.is_batch_invariant() {
-        true => INVARIANT_ROUNDS,
-        false => [1, 2, 4].into_iter().find(|&rounds| fits(rounds)).unwrap_or(MOST_ROUNDS),
-    };
-    let splits = splits_of(rounds);
+    let (window, cap) = bounds(spec);
+    let entry = kernel::attend(
+        o,
+        qkv,
+        &cache.data,
+        cache.scale_inv.as_ref(),
+        sinks,
+        query_starts,
+        context_lens,
+        cached_lens,
+        block_tables,
+        sequences,
+        max_blocks,
+        block_size,
+        heads,
+        kv_heads,
+        head_dim,
+        scale(spec),
+        window,
+        cap,
+    );
+    let source = if window.is_some() { &BOUNDED_SOURCE } else { &SOURCE };
+    let kernel = source.kernel(variant(qkv.dtype(), cache.dtype())?, entry);
+    // SAFETY: the op has checked sizes. Tables name blocks of the cache, as the contract demands of the caller.
+    unsafe { gpu.launch_early(&kernel, [qkv.shape()[0] as u32, heads as u32, 1], THREADS, 0) }
+}
+
+/// Attention of the variant `defines` for tensor cores.
+#[expect(clippy::too_many_arguments, reason = "the arguments of the op, and how it is divided")]
+fn by_tensor_cores(
+    gpu: &CudaDevice,
+    qkv: &Tensor,
+    cache: &KvBlocks,
+    batch: &PagedBatch,
+    spec: &AttentionSpec,
+    sinks: Option<&Tensor>,
+    o: &mut Tensor,
+    defines: Defines,
+    tiling: &Tiling,
+) -> Result<()> {
+    let [sequences, max_blocks, block_size] = sizes_of(batch, cache);
+    let PagedBatch { query_starts, context_lens, cached_lens, block_tables, .. } = *batch;
+    let (tokens, group, (window, cap)) = (qkv.shape()[0], spec.group(), bounds(spec));
+    let Tiling { together, tiles, chunks, most, rounds, splits, .. } = *tiling;
     let room = batch.capacity() * spec.kv_heads * chunks * splits * together * most;
     let parts = |width: usize| Tensor::empty(qkv.device(), &[if splits > 1 { room } else { 0 }, width], DType::F32);
     let (mut sums, mut stats) = (parts(spec.head_dim)?, parts(2)?);
@@ -270,84 +352,59 @@ pub(super) fn paged_attention(
         .then(|| Tensor::zeros(own.device(), &[batch.capacity(), own.shape()[1]], DType::I32))
         .transpose()?;
     let arrived = AddressMut(more.as_ref().unwrap_or(own).device_ptr());
-    // `CopiedTiles` is faster if codes are read by more than BLOCKS blocks per multiprocessor.
-    let copies = rounds == MOST_ROUNDS
-        && !fits(rounds)
-        && columns == 8
-        && !is_bounded
-        && cache.scale_inv.is_some()
-        && gpu.runs(&COPIED_SOURCE);
-    let codes = TensorMap {
+    // The kernels differ in how they read the cache. A closure would fix its type.
+    macro_rules! reading {
+        ($cache:expr, $attend:expr) => {
+            $attend(
+                o,
+                &mut sums,
+                &mut stats,
+                arrived,
+                qkv,
+                $cache,
+                cache.scale_inv.as_ref(),
+                sinks,
+                query_starts,
+                context_lens,
+                cached_lens,
+                block_tables,
+                sequences,
+                max_blocks,
+                block_size,
+                tokens,
+                group,
+                most,
+                spec.head_dim,
+                together,
+                splits,
+                rounds,
+                scale(spec),
+                window,
+                cap,
+            )
+        };
+    }
+    let kernel = if tiling.copies(gpu, cache, window.is_some()) {
+        COPIED_SOURCE.kernel(defines, reading!(codes(cache, spec), kernel::attend_copied))
+    } else {
+        let source = if window.is_some() { &BOUNDED_TENSOR_CORES } else { &TENSOR_CORES };
+        let attend = if tiling.columns == 8 { kernel::attend_1 } else { kernel::attend_2 };
+        source.kernel(defines, reading!(&cache.data, attend))
+    };
+    let grid = [(tiles + batch.capacity() * (splits - 1)) as u32, spec.kv_heads as u32, chunks as u32];
+    // SAFETY: the op has checked sizes. Tables name blocks of the cache, as the contract demands of the caller. Parts have room for all splits, and
+    // `arrived` has room for all sequences and key heads. The launch resets `arrived`, and launches of a device are in order, so no other launch uses
+    // `arrived` at the same time.
+    unsafe { gpu.launch_early(&kernel, grid, THREADS, 0) }
+}
+
+/// The codes of a cache as bulk copies read them.
+fn codes(cache: &KvBlocks, spec: &AttentionSpec) -> TensorMap {
+    TensorMap {
         address: cache.data.device_ptr(),
         rows: cache.data.len() / spec.head_dim,
         row_bytes: spec.head_dim,
         pitch: spec.head_dim,
         box_rows: 16,
-    };
-    let (sums, stats) = (&mut sums, &mut stats);
-    let kernel = if copies {
-        let entry = kernel::attend_copied(
-            o,
-            sums,
-            stats,
-            arrived,
-            qkv,
-            codes,
-            scales,
-            sinks,
-            query_starts,
-            context_lens,
-            cached_lens,
-            block_tables,
-            sequences,
-            max_blocks,
-            block_size,
-            tokens,
-            group,
-            most,
-            head_dim,
-            together,
-            splits,
-            rounds,
-            scale,
-            window,
-            cap,
-        );
-        COPIED_SOURCE.kernel(defines, entry)
-    } else {
-        let entry = if columns == 8 { kernel::attend_1 } else { kernel::attend_2 };
-        let entry = entry(
-            o,
-            sums,
-            stats,
-            arrived,
-            qkv,
-            &cache.data,
-            scales,
-            sinks,
-            query_starts,
-            context_lens,
-            cached_lens,
-            block_tables,
-            sequences,
-            max_blocks,
-            block_size,
-            tokens,
-            group,
-            most,
-            head_dim,
-            together,
-            splits,
-            rounds,
-            scale,
-            window,
-            cap,
-        );
-        let source = if is_bounded { &BOUNDED_TENSOR_CORES } else { &TENSOR_CORES };
-        source.kernel(defines, entry)
-    };
-    let grid = [(tiles + batch.capacity() * (splits - 1)) as u32, spec.kv_heads as u32, chunks as u32];
-    // SAFETY: as above; parts have room for all splits, and `arrived` has room for all sequences and key heads. The launch resets `arrived`, and
-    // launches of a device are in order, so no other launch uses `arrived` at the same time.
-    unsafe { gpu.launch_early(&kernel, grid, THREADS, 0) }
+    }
 }

@@ -10,8 +10,11 @@
 
 mod cpu;
 pub(super) mod cuda;
+mod memory;
 #[cfg(test)]
 mod tests;
+
+pub use memory::SuspendedKv;
 
 use super::rope::{self, Angles, RopeLayout, RopePairs, Rotation, rope};
 use super::{AttentionBackend, AttentionCase, AttentionSpec, expect_compute};
@@ -48,12 +51,8 @@ impl KvBlocks {
         block_size: usize,
         dtype: DType,
     ) -> Result<KvBlocks> {
-        let shape = [blocks, 2, spec.kv_heads, block_size, spec.head_dim];
-        // Rows that no token has written are never read. They are zeros so that caches can be compared.
-        let data = Tensor::zeros(device, &shape, dtype)?;
-        let scale_inv = (dtype == DType::E4M3).then(|| Tensor::zeros(device, &shape[..4], DType::F32)).transpose()?;
-        let arrived = Tensor::zeros(device, &[blocks, counters(spec)], DType::I32)?;
-        Ok(KvBlocks { data, scale_inv, arrived })
+        let mut layers = KvBlocks::of_layers(device, &[(*spec, blocks)], block_size, dtype)?;
+        Ok(layers.pop().expect("one layer"))
     }
 
     /// Returns the bytes of a block.

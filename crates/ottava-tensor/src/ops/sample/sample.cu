@@ -38,6 +38,18 @@ constexpr double LN_2 = 0.693147180559945309;
 
 struct LargerKey { __device__ u32 operator()(u32 a, u32 b) const { return a > b ? a : b; } };
 
+// Calls `of` with the columns of a row of V elements that threads `thread`, `thread` + `threads`, … read, and with their elements. Each thread reads four
+// neighbouring elements at a time, so that more bytes are on their way.
+template <typename F> __device__ __forceinline__ void each(const float* x, int V, int thread, int threads, F of) {
+    const int whole = ((u64)x % 16 == 0) ? V / 4 : 0;
+#pragma unroll 2
+    for (int c = thread; c < whole; c += threads) {
+        const float4 four = ((const float4*)x)[c];
+        of(4 * c, four.x), of(4 * c + 1, four.y), of(4 * c + 2, four.z), of(4 * c + 3, four.w);
+    }
+    for (int c = 4 * whole + thread; c < V; c += threads) of(c, x[c]);
+}
+
 // Sums N values per thread over the block. All threads get the sums. Sums are exact, so their order does not matter.
 template <int N> __device__ __forceinline__ void block_sums(u64* sums) {
     __shared__ u64 warps[N][32];
@@ -62,8 +74,9 @@ template <bool COUNT> __device__ __forceinline__ u64 measure(const Row& row, flo
 // Returns the sum of the elements above `key`.
 template <bool COUNT> __device__ u64 above(const Row& row, u32 key) {
     u64 sum[1] = {0};
-    for (int c = threadIdx.x; c < row.V; c += blockDim.x)
-        if (key_of(row.x[c]) > key) sum[0] += measure<COUNT>(row, row.x[c]);
+    each(row.x, row.V, threadIdx.x, blockDim.x, [&](int, float x) {
+        if (key_of(x) > key) sum[0] += measure<COUNT>(row, x);
+    });
     block_sums<1>(sum);
     return sum[0];
 }
@@ -75,13 +88,13 @@ template <bool COUNT> __device__ u32 search(const Row& row, u64 low, u64 wanted)
     while (high - low > 1) {
         const u64 step = (high - low + 7) / 8;
         u64 sums[7] = {};
-        for (int c = threadIdx.x; c < row.V; c += blockDim.x) {
-            const u64 key = key_of(row.x[c]);
-            if (key < low + step) continue;
-            const u64 m = measure<COUNT>(row, row.x[c]);
+        each(row.x, row.V, threadIdx.x, blockDim.x, [&](int, float x) {
+            const u64 key = key_of(x);
+            if (key < low + step) return;
+            const u64 m = measure<COUNT>(row, x);
 #pragma unroll
             for (int i = 0; i < 7; i++) if (key >= low + (i + 1) * step) sums[i] += m;
-        }
+        });
         block_sums<7>(sums);
         int reached = 0;
         for (int i = 0; i < 7; i++) if (sums[i] >= wanted) reached = i + 1;
@@ -108,7 +121,7 @@ struct Change {
 
 // One block per row. Threads stride over its V columns. In the last pass, each warp has a piece of the row. `words` has a RowDraw for each row, then
 // the changes. Log-probabilities are of the distribution of the draw if `of_draw`, else of the unchanged logits.
-extern "C" __global__ void sample(int* tokens, float* logprobs, const float* logits, float* adjusted,
+extern "C" __global__ void __launch_bounds__(1024) sample(int* tokens, float* logprobs, const float* logits, float* adjusted,
                                   const RowDraw* words, int V, int of_draw) {
     const int r = blockIdx.x, lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
     const float* x = logits + (u64)r * V;
@@ -117,10 +130,10 @@ extern "C" __global__ void sample(int* tokens, float* logprobs, const float* log
 
     bool finite = true;
     u32 best = 0;
-    for (int c = threadIdx.x; c < V; c += blockDim.x) {
-        finite &= (__float_as_uint(x[c]) & 0x7FFFFFFF) < 0x7F800000;
-        best = max(best, key_of(x[c]));
-    }
+    each(x, V, threadIdx.x, blockDim.x, [&](int, float value) {
+        finite &= (__float_as_uint(value) & 0x7FFFFFFF) < 0x7F800000;
+        best = max(best, key_of(value));
+    });
     if (!__syncthreads_and(finite)) {
         if (threadIdx.x == 0) tokens[r] = -1, logprobs[r] = 0.0f;
         return;
@@ -180,13 +193,14 @@ extern "C" __global__ void sample(int* tokens, float* logprobs, const float* log
 
     // Finds the piece of the row in which the cumulated weights reach the target, then the column.
     __shared__ u64 masses[32], equals[32];
-    const int piece = (V + warps - 1) / warps, start = min(warp * piece, V), end = min(start + piece, V);
+    // Pieces begin at multiples of four elements.
+    const int piece = (V + 4 * warps - 1) / (4 * warps) * 4, start = min(warp * piece, V), end = min(start + piece, V);
     u64 m = 0, e = 0;
-    for (int c = start + lane; c < end; c += 32) {
-        const u32 k = key_of(row.x[c]);
-        if (k > key) m += row.weigh(row.x[c]);
+    each(row.x + start, end - start, lane, 32, [&](int, float value) {
+        const u32 k = key_of(value);
+        if (k > key) m += row.weigh(value);
         e += k == key;
-    }
+    });
     for (int offset = 16; offset > 0; offset /= 2) {
         m += __shfl_xor_sync(0xFFFFFFFF, m, offset);
         e += __shfl_xor_sync(0xFFFFFFFF, e, offset);

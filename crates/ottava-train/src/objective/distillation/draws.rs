@@ -1,14 +1,14 @@
 //! Completions that the trained model draws in the place of the completions of the data.
 
 use crate::objective::Opening;
-use crate::objective::rollout::{engine_for, sample, seed_of, set_row};
+use crate::objective::rollout::{DrawSizes, Drawer, sample, seed_of, set_row};
 use crate::step::Metrics;
 use ottava_common::error::Result;
 use ottava_data::{Batch, RowShare, Tokenizer};
 use ottava_engine::{Engine, LogprobsMode};
 use ottava_models::Decoder;
 use ottava_parallel::Ranks;
-use ottava_settings::DistillationConfig;
+use ottava_settings::{DistillationConfig, RunConfig};
 use ottava_tensor::ops::IGNORE_INDEX;
 
 /// Draws completions of the prompts of loaded rows.
@@ -21,8 +21,7 @@ pub(super) struct Draws {
     /// Steps that are loaded.
     step: u64,
     tokenizer: Tokenizer,
-    /// Made of the model at the first draw.
-    engine: Option<Engine>,
+    drawer: Drawer,
 }
 
 impl Draws {
@@ -35,7 +34,7 @@ impl Draws {
             max_length: config.data.max_length,
             step,
             tokenizer: Tokenizer::load(config.model.tokenizer_path())?,
-            engine: None,
+            drawer: drawer(config),
         })
     }
 
@@ -75,24 +74,27 @@ impl Draws {
                 }
             }
         }
-        let engine = match &mut self.engine {
-            Some(engine) => engine,
-            none => {
-                let rows = batches.iter().map(|batch| batch.rows).sum();
-                none.insert(engine_for(model, rows, self.max_length, LogprobsMode::Raw)?)
-            }
-        };
         let DistillationConfig { max_completion_length, temperature, .. } = self.config;
         let stop_ids = self.tokenizer.eos_ids();
-        // The engine ends a completion where its row ends.
+        // A completion ends where its row ends.
         let draw = |engine: &mut Engine| sample(engine, &wanted, max_completion_length, stop_ids, temperature);
-        let drawn = engine.lend(model, draw)?;
+        let drawn = self.drawer.lend(model, draw)?;
         let end = self.tokenizer.eos_id().unwrap_or(0);
         for ((number, row), sample) in places.into_iter().zip(&drawn) {
-            set_row(&mut batches[number], row, &sample.prompt, &sample.tokens, end);
+            set_row(&mut batches[number], row, sample, end);
         }
         Ok(drawn.iter().map(|sample| sample.tokens.len()).collect())
     }
+}
+
+/// Draws for the rows of a step of a rank.
+pub(super) fn drawer(config: &RunConfig) -> Drawer {
+    Drawer::new(DrawSizes {
+        completions: config.micro_batch_rows() * config.training.gradient_accumulation_steps,
+        max_length: config.data.max_length,
+        kv_cache_tokens: 0,
+        logprobs_mode: LogprobsMode::Raw,
+    })
 }
 
 /// The tokens of a row before the first one that is learned; `None` if no token is learned.
@@ -105,6 +107,7 @@ fn prompt_of(batch: &Batch, row: usize) -> Option<Vec<u32>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::objective::rollout::{End, Sample};
 
     #[test]
     fn rows_keep_their_prompts_and_learn_what_was_drawn() {
@@ -113,12 +116,19 @@ mod tests {
         let mut batch = Batch { padding: vec![1, 0], ..Batch::whole(inputs, targets, 2) };
         assert_eq!(prompt_of(&batch, 0), Some(vec![5, 6]));
         assert_eq!(prompt_of(&batch, 1), None);
-        set_row(&mut batch, 0, &[5, 6], &[3, 4], 1);
+        let sample = |tokens: &[u32]| Sample::of_turn(vec![5, 6], tokens.to_vec(), vec![-0.5; tokens.len()], End::Text);
+        set_row(&mut batch, 0, &sample(&[3, 4]), 1);
         assert_eq!((&batch.inputs[..5], &batch.targets[..5]), (&[5, 6, 3, 4, 1][..], &[x, 3, 4, x, x][..]));
         assert_eq!(batch.padding, [1, 0]);
         // A completion up to the end of the row.
-        set_row(&mut batch, 0, &[5, 6], &[3, 4, 2], 1);
+        set_row(&mut batch, 0, &sample(&[3, 4, 2]), 1);
         assert_eq!((&batch.inputs[..5], &batch.targets[..5]), (&[5, 6, 3, 4, 2][..], &[x, 3, 4, 2, x][..]));
         assert_eq!(batch.padding, [0, 0]);
+        // Tokens of an environment between two turns are read, and not learned.
+        let mut turns = sample(&[3]);
+        turns.tokens.push(9);
+        turns.add_turn(sample(&[4]));
+        set_row(&mut batch, 0, &turns, 1);
+        assert_eq!((&batch.inputs[..5], &batch.targets[..5]), (&[5, 6, 3, 9, 4][..], &[x, 3, x, 4, x][..]));
     }
 }

@@ -17,14 +17,16 @@ pub use loss::DistillationLoss;
 
 use super::frozen::{FrozenModel, expect_tokens};
 use super::next_token::NextToken;
+use super::rollout::Drawer;
 use super::{Objective, Opening, Rows};
 use crate::phase::Passes;
 use crate::step::{Loss, TrainStep};
 use ottava_common::error::Result;
+use ottava_models::Decoder;
 use ottava_settings::RunConfig;
 use ottava_tensor::{DType, Device};
 use rows::DistillationRows;
-use std::cell::OnceCell;
+use std::cell::{OnceCell, RefCell};
 use std::rc::Rc;
 
 /// The distribution of a teacher.
@@ -32,11 +34,13 @@ pub(super) struct Distillation {
     run: RunConfig,
     /// Made with the first loss.
     teacher: OnceCell<Rc<FrozenModel>>,
+    /// Draws of a plan.
+    rehearsed: RefCell<Option<Drawer>>,
 }
 
 impl Distillation {
     pub(super) fn new(run: &RunConfig) -> Distillation {
-        Distillation { run: run.clone(), teacher: OnceCell::new() }
+        Distillation { run: run.clone(), teacher: OnceCell::new(), rehearsed: RefCell::default() }
     }
 
     fn teacher(&self, device: &Device) -> Result<Rc<FrozenModel>> {
@@ -63,6 +67,13 @@ impl Objective for Distillation {
 
     fn run_other_models(&self, step: &mut TrainStep) -> Result<()> {
         rows::observe(step)
+    }
+
+    fn rehearse_draws(&self, model: &mut Decoder, config: &RunConfig) -> Result<()> {
+        if config.distillation.lmbda == 0.0 {
+            return Ok(());
+        }
+        self.rehearsed.borrow_mut().get_or_insert_with(|| draws::drawer(config)).rehearse(model)
     }
 
     fn open(&self, opening: &Opening) -> Result<Box<dyn Rows>> {

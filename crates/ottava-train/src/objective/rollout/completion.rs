@@ -1,6 +1,6 @@
 //! Completions with their rewards, and what a run logs of them.
 
-use super::sample::Sample;
+use super::sample::{End, Sample};
 use crate::step::Metrics;
 use ottava_common::error::Result;
 use serde::{Deserialize, Serialize};
@@ -28,6 +28,8 @@ pub(super) struct Generation {
     pub(super) completions: Vec<Completion>,
     /// Their texts.
     pub(super) texts: Vec<String>,
+    /// With an environment, the messages of each conversation after the prompt.
+    pub(super) messages: Option<Vec<Vec<Value>>>,
     /// The names of the rewards.
     pub(super) rewards: Vec<String>,
     /// The numbers that rewards returned beside scores, as `rewards/NAME/metrics/METRIC`.
@@ -45,11 +47,16 @@ impl Generation {
                 "completion": text,
                 "reward": completion.reward,
                 "rewards": scores,
-                "tokens": completion.sample.tokens.len(),
-                "truncated": !completion.sample.is_complete,
+                "tokens": completion.sample.drawn(),
+                "truncated": !completion.sample.is_complete(),
             }))
         };
-        self.completions.iter().zip(&self.texts).take(count).map(example).collect()
+        let examples = self.completions.iter().zip(&self.texts).take(count).map(example);
+        let mut examples: Vec<Value> = examples.collect::<Result<_>>()?;
+        for (example, messages) in examples.iter_mut().zip(self.messages.iter().flatten()) {
+            example["turns"] = json!(messages);
+        }
+        Ok(examples)
     }
 }
 
@@ -80,10 +87,10 @@ pub fn metrics(groups: &[Vec<Completion>], rewards: &[String]) -> Metrics {
         let scored = all().filter(|completion| completion.scores[at].is_some()).count();
         add(&format!("rewards/{name}/scored"), Some(scored as f64 / all().count().max(1) as f64));
     }
-    let length = |completion: &Completion| completion.sample.tokens.len() as f64;
+    let length = |completion: &Completion| completion.sample.drawn() as f64;
     let lengths = moments(all().map(length));
     add("completions/mean_length", lengths.map(|(mean, _)| mean));
-    let ended = || all().filter(|completion| completion.sample.is_complete);
+    let ended = || all().filter(|completion| completion.sample.is_complete());
     add("completions/mean_terminated_length", moments(ended().map(length)).map(|(mean, _)| mean));
     let count = all().count() as f64;
     add("completions/clipped_ratio", Some(1.0 - ended().count() as f64 / count.max(1.0)));
@@ -94,6 +101,14 @@ pub fn metrics(groups: &[Vec<Completion>], rewards: &[String]) -> Metrics {
     Metrics { named: named.into_iter().map(|(name, value)| (name.into(), value)).collect(), words }
 }
 
+/// The metrics of conversations with an environment.
+pub(super) fn metrics_of_turns<'c>(completions: impl Iterator<Item = &'c Completion> + Clone) -> Metrics {
+    let turns = moments(completions.clone().map(|completion| completion.sample.turns.len() as f64));
+    let ended = completions.map(|completion| f64::from(u8::from(completion.sample.end == End::Environment)));
+    let mean = |moments: Option<(f64, f64)>| moments.map_or(0.0, |(mean, _)| mean);
+    Metrics::new([("turns/mean", mean(turns)), ("turns/ended_by_environment", mean(moments(ended)))], "")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -101,7 +116,12 @@ mod tests {
     #[test]
     fn metrics_are_means_over_completions_and_groups() {
         let completion = |reward: Option<f64>, tokens: usize, is_complete: bool| Completion {
-            sample: Sample { prompt: vec![1], tokens: vec![2; tokens], logprobs: vec![-0.5; tokens], is_complete },
+            sample: Sample::of_turn(
+                vec![1],
+                vec![2; tokens],
+                vec![-0.5; tokens],
+                if is_complete { End::Text } else { End::Length },
+            ),
             old: None,
             values: None,
             reward,

@@ -9,13 +9,13 @@ use ottava_settings::{AdvantageConfig, AdvantageEstimator, ReinforcementConfig};
 /// What the completions of `groups`, each of one prompt, teach: all completions of a generation, in their order.
 pub(super) fn scored(config: &ReinforcementConfig, groups: &[Vec<Completion>]) -> Vec<Scored> {
     let counts = |completion: &Completion| {
-        completion.reward.is_some() && (completion.sample.is_complete || !config.mask_truncated_completions)
+        completion.reward.is_some() && (completion.sample.is_complete() || !config.mask_truncated_completions)
     };
     let all = groups.iter().flatten().map(|completion| Scored {
         counts: counts(completion),
         sample: completion.sample.clone(),
         old: completion.old.clone(),
-        advantages: vec![0.0; completion.sample.tokens.len()],
+        advantages: vec![0.0; completion.sample.drawn()],
         estimates: None,
     });
     let mut all: Vec<Scored> = all.collect();
@@ -33,8 +33,7 @@ fn credit_by_rewards(
     all: &mut [Scored],
 ) {
     let rewards: Vec<Vec<_>> = groups.iter().map(|group| group.iter().map(|c| c.reward).collect()).collect();
-    let tokens: Vec<Vec<_>> =
-        groups.iter().map(|group| group.iter().map(|c| c.sample.tokens.len()).collect()).collect();
+    let tokens: Vec<Vec<_>> = groups.iter().map(|group| group.iter().map(|c| c.sample.drawn()).collect()).collect();
     let advantages = advantages(estimator, scale_rewards, &rewards, &tokens);
     for (scored, advantage) in all.iter_mut().zip(advantages.into_iter().flatten()) {
         scored.advantages.fill(advantage);

@@ -1,50 +1,70 @@
 //! Completions of prompts by the model as it is now, with their rewards.
 
+use super::clients::{Clients, Returned, Wanted};
 use super::completion::{Completion, Generation};
+use super::conversation::{Answers, Conversation, text_of};
+use super::drawer::{DrawSizes, Drawer};
 use super::reward_model::RewardRows;
-use super::sample::{Sample as Drawn, engine_for, sample};
+use super::sample::sample;
 use crate::objective::FrozenModel;
 use ottava_common::error::Result;
 use ottava_data::{Prompt, Tokenizer};
-use ottava_engine::{Engine, LogprobsMode};
 use ottava_models::Decoder;
 use ottava_rewards::{Deadline, RewardSpec, Rewards, Sample};
 use ottava_settings::RunConfig;
 use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::time::Instant;
 
 /// A prompt with the seeds of its completions.
 pub(super) type Seeded = (Prompt, Vec<u64>);
 
 /// Draws and scores completions.
 pub(super) struct Generator {
-    /// Completions of a generation.
-    completions: usize,
-    /// Tokens of a prompt and its completion, at most.
-    max_length: usize,
     max_completion_length: usize,
     tokenizer: Tokenizer,
+    /// The environment, if there is one.
+    answers: RefCell<Option<Answers>>,
     rewards: RefCell<Rewards>,
     /// For each reward model.
     reward_rows: Vec<RewardRows>,
-    /// Made of the model at the first generation.
-    engine: RefCell<Option<Engine>>,
+    drawer: RefCell<Drawer>,
+    /// What collects the completions of clients, if they draw the completions of generations.
+    clients: RefCell<Option<Box<dyn Clients>>>,
 }
 
 impl Generator {
-    /// Starts what scores completions. A generation of this rank has so many `completions`.
+    /// Starts the environment and what scores completions. A generation of this rank has so many `completions`.
     ///
-    /// Errors with [`Error::Config`](ottava_common::Error::Config) when a reward cannot be made.
+    /// Errors with [`Error::Config`](ottava_common::Error::Config) when the environment cannot be started or a reward cannot be made.
     pub(super) fn new(run: &RunConfig, completions: usize) -> Result<Generator> {
         let tokenizer = Tokenizer::load(run.model.tokenizer_path())?;
         Ok(Generator {
-            completions,
-            max_length: run.data.max_length,
             max_completion_length: run.reinforcement.max_completion_length,
+            answers: RefCell::new(Answers::of_run(run, &tokenizer)?),
             rewards: RefCell::new(RewardSpec::build(&run.reinforcement.rewards)?),
             reward_rows: RewardRows::of_run(run, &tokenizer)?,
             tokenizer,
-            engine: RefCell::new(None),
+            // A generation may have more completions than the first draws: an evaluation may come first.
+            drawer: RefCell::new(Drawer::new(DrawSizes::of_generation(run, completions))),
+            clients: RefCell::new(None),
         })
+    }
+
+    /// Lets `clients` draw the completions of generations.
+    pub(super) fn connect(&self, clients: Box<dyn Clients>) {
+        *self.clients.borrow_mut() = Some(clients);
+    }
+
+    /// Collects the groups of completions that are `wanted` from clients, which draw with `model`. Returns `None` if the run draws its completions.
+    ///
+    /// Errors as [`Clients::collect`].
+    pub(super) fn collect(&self, model: &mut Decoder, wanted: Wanted) -> Result<Option<Vec<Vec<Completion>>>> {
+        let Some(clients) = &mut *self.clients.borrow_mut() else { return Ok(None) };
+        let groups = self.drawer.borrow_mut().lend(model, |engine| clients.collect(engine, wanted))?;
+        let completion =
+            |Returned { sample, reward }| Completion { sample, old: None, values: None, reward, scores: Vec::new() };
+        Ok(Some(groups.into_iter().map(|group| group.into_iter().map(completion).collect()).collect()))
     }
 
     /// The token that ends a text.
@@ -60,7 +80,7 @@ impl Generator {
     /// Draws and scores one completion with each seed of each of `prompts`, before step `step`; the most likely completion if `is_greedy`. Returns the
     /// completions in the order of prompts and seeds. `reward_models` are the reward models of the run.
     ///
-    /// Errors as [`sample`] and [`Rewards::score`].
+    /// Errors as [`sample`], [`Answers::answer`] and [`Rewards::score`].
     pub(super) fn generate(
         &self,
         model: &mut Decoder,
@@ -69,66 +89,104 @@ impl Generator {
         step: u64,
         is_greedy: bool,
     ) -> Result<Generation> {
-        let drawn = self.draw(model, prompts, is_greedy)?;
+        let told: Vec<ottava_rewards::Prompt> = prompts.iter().map(|(prompt, _)| told(prompt)).collect();
+        let mut conversations = Vec::new();
+        for ((prompt, seeds), told) in prompts.iter().zip(&told) {
+            let begin = |(index, &seed)| Conversation::new(prompt, told, index, seed);
+            conversations.extend(seeds.iter().enumerate().map(begin));
+        }
+        let begin = Instant::now();
+        let mut metrics = self.draw(model, &mut conversations, step, is_greedy)?;
+        let drawn = Instant::now();
+        let samples = || conversations.iter().map(|conversation| &conversation.sample);
         let models = self.reward_rows.iter().zip(reward_models);
-        let by_model = models.map(|(rows, model)| rows.scores(model, &drawn)).collect::<Result<Vec<_>>>()?;
-        self.score(prompts, drawn, &by_model, step)
+        let by_model = models.map(|(rows, model)| rows.scores(model, samples())).collect::<Result<Vec<_>>>()?;
+        let generation = self.score(conversations, &by_model, step)?;
+        metrics.extend(generation.metrics);
+        metrics.insert("timing_s/gen".into(), (drawn - begin).as_secs_f64());
+        metrics.insert("timing_s/reward".into(), drawn.elapsed().as_secs_f64());
+        Ok(Generation { metrics, ..generation })
     }
 
-    fn draw(&self, model: &mut Decoder, prompts: &[Seeded], is_greedy: bool) -> Result<Vec<Drawn>> {
-        let each = prompts.iter().flat_map(|(prompt, seeds)| seeds.iter().map(|&seed| (prompt.tokens.clone(), seed)));
-        let requests: Vec<_> = each.collect();
-        let mut engine = self.engine.borrow_mut();
-        let engine = match &mut *engine {
-            Some(engine) => engine,
-            // A generation may have more completions than are drawn now: an evaluation may come first.
-            none => none.insert(engine_for(model, self.completions, self.max_length, LogprobsMode::Loss)?),
-        };
+    /// Draws all turns of `conversations`. Returns the numbers that the environment returned, their mean over turns.
+    fn draw(
+        &self,
+        model: &mut Decoder,
+        conversations: &mut [Conversation],
+        step: u64,
+        is_greedy: bool,
+    ) -> Result<BTreeMap<String, f64>> {
         let (most, stop_ids) = (self.max_completion_length, self.tokenizer.eos_ids());
         // The head applies the temperature of the run.
         let temperature = if is_greedy { 0.0 } else { 1.0 };
-        engine.lend(model, |engine| sample(engine, &requests, most, stop_ids, temperature))
+        let mut means = Means::default();
+        // All turns are drawn in one call, so that the prefix cache of the engine serves later turns.
+        self.drawer.borrow_mut().lend(model, |engine| {
+            loop {
+                let mut open: Vec<_> = conversations.iter_mut().filter(|conversation| conversation.is_open()).collect();
+                if open.is_empty() {
+                    return Ok(());
+                }
+                let requests: Vec<_> = open.iter().map(|conversation| conversation.next_turn()).collect();
+                let turns = sample(engine, &requests, most, stop_ids, temperature)?;
+                open.iter_mut().zip(turns).for_each(|(conversation, turn)| conversation.add_turn(turn));
+                if let Some(answers) = &mut *self.answers.borrow_mut() {
+                    means.add(answers.answer(&mut open, &self.tokenizer, step)?, open.len());
+                }
+            }
+        })?;
+        Ok(means.finish())
     }
 
-    /// The rewards of `samples`, which are completions of `prompts` in their order. `by_model` has the scores by each reward model.
-    fn score(&self, prompts: &[Seeded], samples: Vec<Drawn>, by_model: &[Vec<f64>], step: u64) -> Result<Generation> {
-        let told: Vec<ottava_rewards::Prompt> = prompts.iter().map(|(prompt, _)| told(prompt)).collect();
-        let ends = self.tokenizer.eos_ids();
-        let text = |drawn: &Drawn| {
-            let end = drawn.tokens.iter().rposition(|token| !ends.contains(token)).map_or(0, |last| last + 1);
-            self.tokenizer.decode(&drawn.tokens[..end])
-        };
-        let texts: Vec<String> = samples.iter().map(text).collect::<Result<_>>()?;
-        let owners =
-            prompts.iter().enumerate().flat_map(|(at, (_, seeds))| (0..seeds.len()).map(move |index| (at, index)));
+    /// The rewards of `conversations`. `by_model` has their scores by each reward model.
+    fn score(&self, conversations: Vec<Conversation>, by_model: &[Vec<f64>], step: u64) -> Result<Generation> {
+        let text = |conversation: &Conversation| text_of(&self.tokenizer, &conversation.sample.tokens);
+        let texts: Vec<String> = conversations.iter().map(text).collect::<Result<_>>()?;
         let of_sample = |at: usize| by_model.iter().map(|scores| scores[at]).collect();
-        let model_scores: Vec<Vec<f64>> = (0..samples.len()).map(of_sample).collect();
-        let drawn = samples.iter().zip(&texts).zip(&model_scores);
-        let batch = drawn.zip(owners).map(|(((drawn, text), model_scores), (at, index))| Sample {
-            prompt: &told[at],
-            completion: text,
-            completion_ids: &drawn.tokens,
+        let model_scores: Vec<Vec<f64>> = (0..conversations.len()).map(of_sample).collect();
+        let drawn: Vec<_> = conversations.iter().map(|conversation| conversation.sample.drawn_tokens()).collect();
+        let each = conversations.iter().zip(&texts).zip(&drawn).zip(&model_scores);
+        let batch = each.map(|(((conversation, text), drawn), model_scores)| Sample {
             model_scores,
-            truncated: !drawn.is_complete,
-            group: prompts[at].0.document as u64,
-            index,
-            step,
-            record: &prompts[at].0.columns,
+            ..conversation.told(text, drawn, step)
         });
         let batch: Vec<Sample> = batch.collect();
         let scored = self.rewards.borrow_mut().score(&batch, Deadline::never())?;
+        drop(batch);
         let metrics = scored.metrics.into_iter().filter(|(name, _)| name.contains("/metrics/")).collect();
         let (rewards, scores): (Vec<_>, Vec<_>) = scored.by_reward.into_iter().unzip();
-        let completion = |(at, sample)| Completion {
-            sample,
-            old: None,
-            values: None,
-            reward: scored.totals[at],
-            scores: scores.iter().map(|of_reward| of_reward[at]).collect(),
-        };
-        drop(batch);
-        let completions = samples.into_iter().enumerate().map(completion).collect();
-        Ok(Generation { completions, texts, rewards, metrics })
+        let (mut completions, mut messages) = (Vec::new(), Vec::new());
+        for (at, conversation) in conversations.into_iter().enumerate() {
+            completions.push(Completion {
+                sample: conversation.sample,
+                old: None,
+                values: None,
+                reward: scored.totals[at],
+                scores: scores.iter().map(|of_reward| of_reward[at]).collect(),
+            });
+            messages.push(conversation.messages);
+        }
+        let messages = self.answers.borrow().is_some().then_some(messages);
+        Ok(Generation { completions, texts, messages, rewards, metrics })
+    }
+}
+
+/// Means of numbers by name, over batches of different sizes.
+#[derive(Default)]
+struct Means(BTreeMap<String, (f64, f64)>);
+
+impl Means {
+    /// Adds numbers that are means over a batch of `count`.
+    fn add(&mut self, numbers: BTreeMap<String, f64>, count: usize) {
+        for (name, value) in numbers {
+            let (sum, all) = self.0.entry(name).or_default();
+            *sum += value * count as f64;
+            *all += count as f64;
+        }
+    }
+
+    fn finish(self) -> BTreeMap<String, f64> {
+        self.0.into_iter().map(|(name, (sum, all))| (name, sum / all)).collect()
     }
 }
 

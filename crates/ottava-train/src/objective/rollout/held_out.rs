@@ -45,11 +45,11 @@ fn pass_at(all: usize, passed: usize, k: usize) -> f64 {
 
 #[cfg(test)]
 mod tests {
-    use super::super::sample::Sample;
+    use super::super::sample::{End, Sample};
     use super::*;
 
     fn group(rewards: &[Option<f64>]) -> Vec<Completion> {
-        let sample = Sample { prompt: vec![1], tokens: vec![2], logprobs: vec![-0.5], is_complete: true };
+        let sample = Sample::of_turn(vec![1], vec![2], vec![-0.5], End::Text);
         let completion =
             |&reward| Completion { sample: sample.clone(), old: None, values: None, reward, scores: Vec::new() };
         rewards.iter().map(completion).collect()

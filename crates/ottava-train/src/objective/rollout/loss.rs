@@ -108,7 +108,7 @@ impl PolicyMicroBatch {
         for (row, Scored { sample, old: of_steps, advantages: of_tokens, estimates, counts }) in
             samples.iter().enumerate()
         {
-            let weight = if *counts { self.how.aggregation.weight(sample.tokens.len()) } else { 0.0 };
+            let weight = if *counts { self.how.aggregation.weight(sample.drawn()) } else { 0.0 };
             let drawn: Vec<f64> = sample.logprobs.iter().map(|&logprob| f64::from(logprob)).collect();
             let before = of_steps.as_ref().map(|old| old.iter().map(|&old| f64::from(old)).collect());
             let before: Vec<f64> = before.unwrap_or_else(|| drawn.clone());
@@ -284,6 +284,7 @@ impl Loss for PolicyMicroBatch {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::objective::rollout::End;
     use ottava_settings::{PolicyConfig, ReinforcementConfig};
     use ottava_tensor::ops::IGNORE_INDEX;
     use serde_json::Value;
@@ -322,12 +323,12 @@ mod tests {
             let how = Policy { loss: settings.policy_loss(), entropy_coef: 0.0, value: None, correction, aggregation };
             let samples: Vec<Scored> = (0..rows)
                 .map(|at| Scored {
-                    sample: Sample {
-                        prompt: vec![0],
-                        tokens: vec![0; lengths[at]],
-                        logprobs: row("old", at).into_iter().map(|lp| lp as f32).collect(),
-                        is_complete: true,
-                    },
+                    sample: Sample::of_turn(
+                        vec![0],
+                        vec![0; lengths[at]],
+                        row("old", at).into_iter().map(|lp| lp as f32).collect(),
+                        End::Text,
+                    ),
                     old: None,
                     advantages: vec![advantages[at]; lengths[at]],
                     estimates: None,

@@ -5,6 +5,12 @@
 //! the completions of its prompts (`sample.rs`) and scores them (`ottava-rewards`). Then all ranks tell each other their completions, so that each of
 //! them knows all rewards, and a checkpoint can hold the completions that no step has used yet (`Rows::unfinished`).
 //!
+//! **Turns.** With an environment, a completion is a `Conversation` (`conversation.rs`). Token ids of all turns are kept; only the environment's messages
+//! are tokenized. A turn's prompt is the conversation so far, whose keys and values the prefix cache of the engine already has.
+//!
+//! **Clients.** With `reinforcement.endpoint`, clients outside of the run draw and score completions. `Generator::collect` lends the engine to `Clients`
+//! (`clients.rs`), which `ottava-serve` implements, until they have returned the completions of a generation.
+//!
 //! **A step.** `credit.rs` makes advantages of rewards: by `advantage.rs`, or with a value head by `gae.rs`. `PolicyMicroBatch` (`loss.rs`) is the loss of
 //! a micro-batch, whose rows have one completion each; the op `policy_loss` bounds the ratio of new and old probability.
 //!
@@ -23,8 +29,11 @@
 //! whose scales do not depend on the other tokens of a product. The temperature is a factor of the head (`HeadSpec::scale`), which draws and losses share.
 
 mod advantage;
+mod clients;
 mod completion;
+mod conversation;
 mod credit;
+mod drawer;
 mod gae;
 mod generator;
 mod held_out;
@@ -36,22 +45,24 @@ mod sample;
 mod sums;
 
 pub use advantage::advantages;
+pub use clients::{Clients, Returned, Wanted};
 pub use completion::Completion;
+pub use drawer::{DrawSizes, Drawer};
 pub use loss::{Estimates, OtherModels, PolicyMicroBatch, Scored};
 pub use policy::Policy;
-pub use sample::{Sample, engine_for, sample, seed_of, set_row};
+pub use sample::{End, Sample, sample, seed_of, set_row};
 
 use super::{FrozenModel, Objective, Opening, Rows};
 use crate::phase::{Passes, Phase};
 use crate::step::{Loaded, Loss, TrainStep};
 use ottava_common::error::Result;
-use ottava_models::DecoderConfig;
+use ottava_models::{Decoder, DecoderConfig};
 use ottava_recipe::mode::Pass;
 use ottava_rewards::RewardSpec;
 use ottava_settings::RunConfig;
 use ottava_tensor::{DType, Device};
 use rows::RolloutRows;
-use std::cell::OnceCell;
+use std::cell::{OnceCell, RefCell};
 use std::path::Path;
 use std::rc::Rc;
 
@@ -61,6 +72,8 @@ pub(super) struct Reinforcement {
     how: Policy,
     /// Made with the first loss.
     others: OnceCell<Rc<OtherModels>>,
+    /// Draws of a plan.
+    rehearsed: RefCell<Option<Drawer>>,
 }
 
 impl Reinforcement {
@@ -73,7 +86,7 @@ impl Reinforcement {
             correction: r.correction,
             aggregation: r.aggregation(),
         };
-        Reinforcement { run: config.clone(), how, others: OnceCell::new() }
+        Reinforcement { run: config.clone(), how, others: OnceCell::new(), rehearsed: RefCell::default() }
     }
 
     /// Returns the frozen models of the run: the model of the start, if it is the reference model, and the reward models.
@@ -123,6 +136,14 @@ impl Objective for Reinforcement {
             }
             loss.read_reference(loaded)
         })
+    }
+
+    fn rehearse_draws(&self, model: &mut Decoder, config: &RunConfig) -> Result<()> {
+        let (r, ranks) = (&config.reinforcement, config.parallel.planned_data());
+        let of_step = config.micro_batch_rows() * config.training.gradient_accumulation_steps * ranks;
+        let completions = r.prompts(of_step) * r.num_generations / ranks;
+        let mut drawer = self.rehearsed.borrow_mut();
+        drawer.get_or_insert_with(|| Drawer::new(DrawSizes::of_generation(config, completions))).rehearse(model)
     }
 
     fn open(&self, opening: &Opening) -> Result<Box<dyn Rows>> {

@@ -42,7 +42,12 @@ impl RewardRows {
     }
 
     /// The scores of `samples` by `model`.
-    pub(super) fn scores(&self, model: &FrozenModel, samples: &[Sample]) -> Result<Vec<f64>> {
+    pub(super) fn scores<'s>(
+        &self,
+        model: &FrozenModel,
+        samples: impl Iterator<Item = &'s Sample>,
+    ) -> Result<Vec<f64>> {
+        let samples: Vec<&Sample> = samples.collect();
         let mut scores = Vec::with_capacity(samples.len());
         for of_batch in samples.chunks(self.rows) {
             interrupt::check("scoring completions")?;
@@ -57,10 +62,10 @@ impl RewardRows {
     }
 
     /// Writes a sample into a row, and returns the place of its score, which is the only target of the row.
-    fn set(&self, batch: &mut Batch, row: usize, Sample { prompt, tokens, .. }: &Sample) -> usize {
-        set_row(batch, row, prompt, tokens, self.end);
+    fn set(&self, batch: &mut Batch, row: usize, sample: &Sample) -> usize {
+        set_row(batch, row, sample, self.end);
         let start = row * self.max_length;
-        let ids = &batch.inputs[start..][..prompt.len() + tokens.len()];
+        let ids = &batch.inputs[start..][..sample.prompt.len() + sample.tokens.len()];
         let last = ids.iter().rposition(|&id| self.padding != Some(i64::from(id))).unwrap_or(0);
         batch.targets[start..][..self.max_length].fill(IGNORE_INDEX);
         batch.targets[start + last] = batch.inputs[start + last];

@@ -1,6 +1,7 @@
 //! The rows of a run of reinforcement learning: completions that the model draws between steps.
 
-use super::completion::{Completion, Generation, metrics};
+use super::clients::{Clients, Wanted};
+use super::completion::{Completion, Generation, metrics, metrics_of_turns};
 use super::credit::scored;
 use super::generator::Generator;
 use super::held_out::held_out_metrics;
@@ -16,6 +17,7 @@ use ottava_models::Decoder;
 use ottava_parallel::Partition;
 use ottava_recipe::mode::{Pass, StepPrecision};
 use ottava_settings::ReinforcementConfig;
+use ottava_tensor::Tensor;
 use ottava_tensor::comm::Axis;
 use ottava_tensor::ops::IGNORE_INDEX;
 use serde::Serialize;
@@ -84,6 +86,13 @@ impl RolloutRows {
                 share.world
             )));
         }
+        if config.endpoint.is_on() && share.world > 1 {
+            return Err(Error::Config(format!(
+                "`reinforcement.endpoint.address` is set, and the run has {} ranks; clients return completions to a run of one rank: start one rank, or \
+                 remove the endpoint",
+                share.world
+            )));
+        }
         Ok(RolloutRows {
             seed: run.seed,
             max_length: run.data.max_length,
@@ -117,11 +126,20 @@ impl RolloutRows {
         precision: StepPrecision,
     ) -> Result<()> {
         let place = self.place();
-        let (mut drawn, mut kept, mut names, mut returned) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        let (mut drawn, mut kept, mut names, mut returned) = (Vec::new(), Vec::new(), Vec::new(), BTreeMap::new());
         for _ in 0..if self.config.dynamic_sampling { self.config.max_rounds } else { 1 } {
             let groups;
-            Groups { groups, rewards: names, metrics: returned } =
-                self.draw_groups(model, others, partition, precision)?;
+            let of_round;
+            Groups { groups, rewards: names, metrics: of_round } =
+                match self.collect_groups(model, partition, precision)? {
+                    Some(groups) => groups,
+                    None => self.draw_groups(model, others, partition, precision)?,
+                };
+            for (name, value) in of_round {
+                // Seconds are sums over rounds, and other numbers are numbers of the last round.
+                let before = returned.get(&name).filter(|_| name.starts_with("timing_s/")).copied().unwrap_or(0.0);
+                returned.insert(name, before + value);
+            }
             let teaches = |group: &&Vec<Completion>| !self.config.dynamic_sampling || has_different_rewards(group);
             kept.extend(groups.iter().filter(teaches).cloned());
             drawn.extend(groups);
@@ -139,16 +157,43 @@ impl RolloutRows {
             )));
         }
         kept.truncate(self.of_generation);
-        self.metrics = metrics(&drawn, &names);
+        self.metrics = metrics(&drawn, &names).and(self.turns_of(&drawn));
         self.metrics.named.extend(returned.into_iter().map(|(name, value)| (name.into(), value)));
         self.waiting = self.steps_of(&kept, place);
         Ok(())
+    }
+
+    /// The metrics of turns, if there is an environment.
+    fn turns_of(&self, groups: &[Vec<Completion>]) -> Metrics {
+        match self.config.environment.is_on() {
+            true => metrics_of_turns(groups.iter().flatten()),
+            false => Metrics::default(),
+        }
     }
 
     /// A hash of the place in the data, so that the draws after it differ from the draws after any other place.
     fn place(&self) -> u64 {
         let place = serde_json::to_vec(&self.prompts.state()).expect("a place is written without fail");
         u64::from_le_bytes(sha256_of(&[&place])[..8].try_into().expect("eight bytes"))
+    }
+
+    /// The groups of completions that clients have drawn, if clients draw. The position in the data moves on as if the run had drawn them, after the
+    /// completions have arrived.
+    fn collect_groups(
+        &mut self,
+        model: &mut Decoder,
+        partition: &Partition,
+        precision: StepPrecision,
+    ) -> Result<Option<Groups>> {
+        let (groups, of_group) = (self.of_generation, self.config.num_generations);
+        let Some(groups) = self.generator.collect(model, Wanted { step: self.step, groups, of_group })? else {
+            return Ok(None);
+        };
+        self.prompts.next(self.of_generation)?;
+        let mut all: Vec<Completion> = groups.into_iter().flatten().collect();
+        self.run_passes(&mut all, model, partition, precision)?;
+        let groups = all.chunks(of_group).map(<[_]>::to_vec).collect();
+        Ok(Some(Groups { groups, rewards: Vec::new(), metrics: Vec::new() }))
     }
 
     /// Draws and scores the completions of the next prompts, as many as a generation has. Each rank draws the completions of its share of the prompts.
@@ -173,12 +218,7 @@ impl RolloutRows {
             self.examples = drawn.examples(self.shown, |tokens| self.generator.text(tokens))?;
         }
         let Generation { completions: mut mine, rewards, metrics, .. } = drawn;
-        if self.config.correction.is_on() {
-            self.set_old(&mut mine, model, partition, precision)?;
-        }
-        if self.config.value_loss().is_some() {
-            self.set_values(&mut mine, model, partition, precision)?;
-        }
+        self.run_passes(&mut mine, model, partition, precision)?;
         let all = of_all_ranks(partition, "completions", &mine)?;
         // In the order of the prompts, whatever the number of ranks.
         let groups =
@@ -212,44 +252,51 @@ impl RolloutRows {
         Ok((groups.collect(), rewards))
     }
 
-    /// Sets the log-probabilities of the tokens of `completions` as steps compute them, by passes over micro-batches, together with all ranks.
-    fn set_old(
+    /// Runs the passes over `completions` that steps need, by the weights that drew them.
+    fn run_passes(
         &self,
         completions: &mut [Completion],
         model: &mut Decoder,
         partition: &Partition,
         precision: StepPrecision,
     ) -> Result<()> {
-        let place = partition.ranks().place(Axis::Context);
-        for of_micro_batch in completions.chunks_mut(self.rows) {
-            let batch = self.batch(of_micro_batch.iter().map(|completion| &completion.sample));
-            let micro_batch = MicroBatch::new(&batch, model.device(), place)?;
-            let losses = token_losses(model, &[micro_batch], Pass::Evaluation, precision, partition)?;
-            let losses = values(&losses[0])?;
-            for (completion, losses) in of_micro_batch.iter_mut().zip(losses.chunks_exact(self.max_length)) {
-                let own = &losses[completion.sample.predictions()];
-                completion.old = Some(own.iter().map(|&loss| -loss as f32).collect());
-            }
+        if self.config.correction.is_on() {
+            let losses = |model: &mut Decoder, micro_batch| {
+                Ok(token_losses(model, &[micro_batch], Pass::Evaluation, precision, partition)?.remove(0))
+            };
+            let set = |completion: &mut Completion, losses: Vec<f64>| {
+                completion.old = Some(losses.into_iter().map(|loss| -loss as f32).collect());
+            };
+            self.pass(completions, model, partition, losses, set)?;
+        }
+        if self.config.value_loss().is_some() {
+            let estimated = |model: &mut Decoder, micro_batch| token_values(model, &micro_batch, precision, partition);
+            let set = |completion: &mut Completion, values: Vec<f64>| {
+                completion.values = Some(values.into_iter().map(|value| value as f32).collect());
+            };
+            self.pass(completions, model, partition, estimated, set)?;
         }
         Ok(())
     }
 
-    /// Sets the values of the tokens of `completions` by the value head, by passes over micro-batches, together with all ranks.
-    fn set_values(
+    /// Computes a number of each token by passes over micro-batches of `completions`, together with all ranks, and gives each completion the numbers of
+    /// its drawn tokens.
+    fn pass(
         &self,
         completions: &mut [Completion],
         model: &mut Decoder,
         partition: &Partition,
-        precision: StepPrecision,
+        compute: impl Fn(&mut Decoder, MicroBatch) -> Result<Tensor>,
+        set: impl Fn(&mut Completion, Vec<f64>),
     ) -> Result<()> {
         let place = partition.ranks().place(Axis::Context);
         for of_micro_batch in completions.chunks_mut(self.rows) {
             let batch = self.batch(of_micro_batch.iter().map(|completion| &completion.sample));
             let micro_batch = MicroBatch::new(&batch, model.device(), place)?;
-            let all = values(&token_values(model, &micro_batch, precision, partition)?)?;
-            for (completion, all) in of_micro_batch.iter_mut().zip(all.chunks_exact(self.max_length)) {
-                let own = &all[completion.sample.predictions()];
-                completion.values = Some(own.iter().map(|&value| value as f32).collect());
+            let all = values(&compute(model, micro_batch)?)?;
+            for (completion, of_row) in of_micro_batch.iter_mut().zip(all.chunks_exact(self.max_length)) {
+                let drawn = completion.sample.predictions().map(|at| of_row[at]).collect();
+                set(completion, drawn);
             }
         }
         Ok(())
@@ -272,7 +319,7 @@ impl RolloutRows {
         let (rows, end) = (samples.len(), self.generator.end());
         let mut batch = Batch::whole(vec![0; rows * self.max_length], vec![IGNORE_INDEX; rows * self.max_length], rows);
         for (row, sample) in samples.enumerate() {
-            set_row(&mut batch, row, &sample.prompt, &sample.tokens, end);
+            set_row(&mut batch, row, sample, end);
         }
         batch
     }
@@ -329,6 +376,10 @@ impl Rows for RolloutRows {
         self.waiting.clear();
     }
 
+    fn connect(&mut self, clients: Box<dyn Clients>) {
+        self.generator.connect(clients);
+    }
+
     fn load(&mut self, model: &mut Decoder, step: &mut TrainStep, precision: StepPrecision) -> Result<LoadedRows> {
         if self.waiting.is_empty() {
             let others = step.first_loss::<PolicyMicroBatch>().others();
@@ -363,7 +414,7 @@ impl Rows for RolloutRows {
             0 => Vec::new(),
             count => self.held_out(model, step, count, false)?.0,
         };
-        let metrics = held_out_metrics(&likely, &draws, self.pass_reward, &names);
+        let metrics = held_out_metrics(&likely, &draws, self.pass_reward, &names).and(self.turns_of(&likely));
         let loss = -metrics.get("reward").unwrap_or(0.0);
         Ok(Some(Validation::of_one(Evaluation { loss, metrics })))
     }

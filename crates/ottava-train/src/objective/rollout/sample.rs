@@ -3,37 +3,74 @@
 use ottava_common::error::Result;
 use ottava_common::hash::{MIX_STEP, mix};
 use ottava_data::Batch;
-use ottava_engine::{
-    Engine, EngineOptions, Event, FinishReason, KvCacheDtype, LogprobsMode, Request, RequestId, Sampling,
-};
-use ottava_models::Decoder;
-use ottava_tensor::Device;
+use ottava_engine::{Engine, Event, FinishReason, Request, RequestId, Sampling};
 use ottava_tensor::ops::IGNORE_INDEX;
 use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
 use std::ops::Range;
 
-/// The share of the memory that is free at the first draw which the KV cache may take on a GPU. Activations and gradients take the rest.
-const KV_SHARE: f64 = 0.3;
-
-/// A completion that was drawn.
+/// A completion that was drawn, in one turn, or in several turns that an environment has answered.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Sample {
     /// The tokens of the prompt.
     pub prompt: Vec<u32>,
-    /// The tokens that were drawn, with the one that ended the text.
+    /// The tokens after the prompt: the tokens that were drawn, with the token that ended a turn, and between turns the tokens of the environment.
     pub tokens: Vec<u32>,
-    /// The log-probability of each of them when it was drawn.
+    /// The log-probability of each drawn token when it was drawn.
     pub logprobs: Vec<f32>,
-    /// Whether it ended by itself, and not at its greatest length.
-    pub is_complete: bool,
+    /// The places in `tokens` of the drawn tokens of each turn.
+    pub turns: Vec<Range<usize>>,
+    /// Why no token follows.
+    pub end: End,
+}
+
+/// Why a completion ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum End {
+    /// The last turn ended with an end-of-sequence token.
+    Text,
+    /// The last turn was cut at the greatest length, or there was no room for a further turn.
+    Length,
+    /// The environment ended the conversation.
+    Environment,
 }
 
 impl Sample {
+    /// A completion of one turn.
+    pub fn of_turn(prompt: Vec<u32>, tokens: Vec<u32>, logprobs: Vec<f32>, end: End) -> Sample {
+        let turn = 0..tokens.len();
+        Sample { prompt, tokens, logprobs, turns: vec![turn], end }
+    }
+
     /// The places in a row of `max_length` tokens whose predictions are the drawn tokens.
-    pub fn predictions(&self) -> Range<usize> {
+    pub fn predictions(&self) -> impl Iterator<Item = usize> {
         let first = self.prompt.len() - 1;
-        first..first + self.tokens.len()
+        self.turns.iter().flat_map(move |turn| first + turn.start..first + turn.end)
+    }
+
+    /// The number of drawn tokens.
+    pub fn drawn(&self) -> usize {
+        self.logprobs.len()
+    }
+
+    /// The drawn tokens.
+    pub fn drawn_tokens(&self) -> Vec<u32> {
+        self.turns.iter().flat_map(|turn| &self.tokens[turn.clone()]).copied().collect()
+    }
+
+    /// Whether the completion ended by itself, and not at its greatest length.
+    pub fn is_complete(&self) -> bool {
+        self.end != End::Length
+    }
+
+    /// Adds the tokens of `turn`, which was drawn after the tokens so far.
+    pub fn add_turn(&mut self, turn: Sample) {
+        let start = self.tokens.len();
+        self.turns.push(start..start + turn.tokens.len());
+        self.tokens.extend(turn.tokens);
+        self.logprobs.extend(turn.logprobs);
+        self.end = turn.end;
     }
 }
 
@@ -43,33 +80,15 @@ pub fn seed_of(parts: [u64; 4]) -> u64 {
     parts.into_iter().fold(0, |seed, part| mix(seed.wrapping_add(MIX_STEP) ^ mix(part.wrapping_add(MIX_STEP))))
 }
 
-/// Makes an engine that `model` can be lent to, for `completions` completions at once in rows of `max_length` tokens.
-///
-/// Errors as [`EngineOptions::for_lengths`] and [`Engine::to_lend`].
-pub fn engine_for(
-    model: &Decoder,
-    completions: usize,
-    max_length: usize,
-    logprobs_mode: LogprobsMode,
-) -> Result<Engine> {
-    let lengths = std::iter::repeat_n(max_length, completions);
-    let mut options = EngineOptions::for_lengths(model, None, lengths, max_length, KvCacheDtype::Auto)?;
-    if matches!(model.device(), Device::Cuda(_)) {
-        options.kv_cache_tokens = ((options.kv_cache_tokens as f64 * KV_SHARE) as usize).max(max_length);
-    }
-    options.logprobs_mode = logprobs_mode;
-    Engine::to_lend(model, &options)
-}
-
-/// Writes a prompt and its completion into a row, and fills the row with the token `end`. Only the completion is learned.
-pub fn set_row(batch: &mut Batch, row: usize, prompt: &[u32], completion: &[u32], end: u32) {
+/// Writes a prompt and its completion into a row, and fills the row with the token `end`. Only drawn tokens are learned.
+pub fn set_row(batch: &mut Batch, row: usize, sample: &Sample, end: u32) {
     let (start, length) = (row * batch.seq_len, batch.seq_len);
-    let tokens: Vec<i32> = prompt.iter().chain(completion).map(|&token| token as i32).collect();
+    let tokens: Vec<i32> = sample.prompt.iter().chain(&sample.tokens).map(|&token| token as i32).collect();
     let inputs = tokens.iter().copied().chain(std::iter::repeat(end as i32));
     batch.inputs[start..][..length].iter_mut().zip(inputs).for_each(|(input, token)| *input = token);
-    for (at, target) in batch.targets[start..][..length].iter_mut().enumerate() {
-        *target = if (prompt.len()..tokens.len()).contains(&(at + 1)) { tokens[at + 1] } else { IGNORE_INDEX };
-    }
+    let targets = &mut batch.targets[start..][..length];
+    targets.fill(IGNORE_INDEX);
+    sample.predictions().for_each(|at| targets[at] = tokens[at + 1]);
     batch.padding[row] = length - tokens.len();
 }
 
@@ -85,7 +104,7 @@ pub fn sample(
     temperature: f64,
 ) -> Result<Vec<Sample>> {
     let mut places: HashMap<RequestId, usize> = HashMap::new();
-    let mut samples: Vec<Sample> = Vec::with_capacity(prompts.len());
+    let mut drawn: Vec<(Vec<u32>, Vec<f32>, End)> = vec![(Vec::new(), Vec::new(), End::Length); prompts.len()];
     for (at, (prompt, seed)) in prompts.iter().enumerate() {
         let request = Request {
             prompt: prompt.clone(),
@@ -96,23 +115,26 @@ pub fn sample(
             ..Request::default()
         };
         places.insert(engine.add(request)?, at);
-        samples.push(Sample { prompt: prompt.clone(), tokens: Vec::new(), logprobs: Vec::new(), is_complete: false });
     }
     while !engine.is_idle() {
         ottava_common::interrupt::check("drawing completions")?;
         for event in engine.step()? {
             match event {
                 Event::Token { id, token, logprob } => {
-                    let sample = &mut samples[places[&id]];
-                    sample.tokens.push(token);
-                    sample.logprobs.push(logprob.expect("the request asks for it").logprob);
+                    let (tokens, logprobs, _) = &mut drawn[places[&id]];
+                    tokens.push(token);
+                    logprobs.push(logprob.expect("the request asks for it").logprob);
                 }
-                Event::Finished { id, reason } => samples[places[&id]].is_complete = reason == FinishReason::Stop,
+                Event::Finished { id, reason: FinishReason::Stop } => drawn[places[&id]].2 = End::Text,
+                Event::Finished { .. } => {}
                 Event::Prompt { .. } | Event::Embedding { .. } => {}
             }
         }
     }
-    Ok(samples)
+    let of = |((prompt, _), (tokens, logprobs, end)): (&(Vec<u32>, u64), _)| {
+        Sample::of_turn(prompt.clone(), tokens, logprobs, end)
+    };
+    Ok(prompts.iter().zip(drawn).map(of).collect())
 }
 
 #[cfg(test)]

@@ -12,3 +12,4 @@ pub mod reward;
 pub mod reward_models;
 pub mod rollouts;
 pub mod sft;
+pub mod turns;

@@ -11,7 +11,7 @@ use ottava_settings::{Aggregation, CorrectionConfig};
 use ottava_tensor::ops::{IGNORE_INDEX, KlEstimator, PolicyBound, PolicyLoss, ValueLoss};
 use ottava_tensor::testing::values;
 use ottava_tensor::{DType, Device, Tensor};
-use ottava_train::objective::rollout::{Estimates, Policy, PolicyMicroBatch, Sample, Scored, set_row};
+use ottava_train::objective::rollout::{End, Estimates, Policy, PolicyMicroBatch, Sample, Scored, set_row};
 use ottava_train::step::{MicroBatch, Program, ProgramInputs};
 use std::rc::Rc;
 
@@ -22,12 +22,7 @@ const SCALE: f64 = 1.7;
 /// Two completions of unequal lengths.
 fn samples() -> Vec<Scored> {
     let sample = |prompt: &[u32], tokens: &[u32], advantage: f64| Scored {
-        sample: Sample {
-            prompt: prompt.to_vec(),
-            tokens: tokens.to_vec(),
-            logprobs: vec![-4.0; tokens.len()],
-            is_complete: true,
-        },
+        sample: Sample::of_turn(prompt.to_vec(), tokens.to_vec(), vec![-4.0; tokens.len()], End::Text),
         old: None,
         advantages: (0..tokens.len()).map(|t| advantage + 0.3 * t as f64).collect(),
         estimates: Some(Estimates {
@@ -50,7 +45,7 @@ fn loss_and_gradients(
     let (samples, all) = (samples(), ROWS * TOKENS);
     let mut batch = Batch::whole(vec![0; all], vec![IGNORE_INDEX; all], ROWS);
     for (row, Scored { sample, .. }) in samples.iter().enumerate() {
-        set_row(&mut batch, row, &sample.prompt, &sample.tokens, 0);
+        set_row(&mut batch, row, sample, 0);
     }
     let ids = |ids: &[i32]| Tensor::from_slice(&Device::Cpu, &[all], ids).unwrap();
     let mut loss = PolicyMicroBatch::new(how, Rc::default(), ROWS, TOKENS, &Device::Cpu, DType::F64).unwrap();

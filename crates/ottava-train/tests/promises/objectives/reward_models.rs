@@ -136,7 +136,7 @@ fn folders_that_are_no_reward_models_of_the_run_are_errors() {
     };
     let text = rewrite("config.json", "\"vocab_size\": 16", "\"vocab_size\": 15");
     assert!(text.contains("is a reward model of 15 tokens"), "{text}");
-    let text = rewrite("config.json", "\"max_position_embeddings\": 16", "\"max_position_embeddings\": 8");
+    let text = rewrite("config.json", "\"max_position_embeddings\": 64", "\"max_position_embeddings\": 8");
     assert!(text.contains("a reward model of 8 positions"), "{text}");
     let text = rewrite("tokenizer.json", "\"of\"", "\"off\"");
     assert!(

@@ -22,6 +22,7 @@ use ottava_train::step::host::values;
 use ottava_train::step::{MicroBatch, TrainStep, token_losses};
 use ottava_train::trainer::{Start, Trainer};
 use serde_json::json;
+use std::ops::Range;
 use std::path::Path;
 use std::sync::atomic::AtomicBool;
 
@@ -32,9 +33,9 @@ fn log_probs_of_training(model: &mut Decoder, samples: &[Sample]) -> Vec<Vec<f32
     let (mut inputs, mut targets) = (Vec::new(), Vec::new());
     for sample in samples {
         let tokens: Vec<i32> = sample.prompt.iter().chain(&sample.tokens).map(|&token| token as i32).collect();
-        let target =
-            |at: usize| if (sample.prompt.len()..tokens.len()).contains(&at) { tokens[at] } else { IGNORE_INDEX };
-        targets.extend((1..=LENGTH).map(target));
+        let first = sample.prompt.len();
+        let is_drawn = |at: usize| at >= first && sample.turns.iter().any(|turn| turn.contains(&(at - first)));
+        targets.extend((1..=LENGTH).map(|at| if is_drawn(at) { tokens[at] } else { IGNORE_INDEX }));
         inputs.extend(tokens.iter().copied().chain(std::iter::repeat_n(0, LENGTH - tokens.len())));
     }
     let batch = Batch::whole(inputs, targets, samples.len());
@@ -43,14 +44,15 @@ fn log_probs_of_training(model: &mut Decoder, samples: &[Sample]) -> Vec<Vec<f32
     let losses = token_losses(model, &[micro_batch], Pass::Evaluation, StepPrecision::Recipe, &partition).unwrap();
     let losses = values(&losses[0]).unwrap();
     let of_sample = |(row, sample): (usize, &Sample)| {
-        let first = row * LENGTH + sample.prompt.len() - 1;
-        losses[first..][..sample.tokens.len()].iter().map(|loss| -*loss as f32).collect()
+        let of_row = &losses[row * LENGTH..];
+        let predicts = |turn: &Range<usize>| turn.clone().map(|at| -of_row[sample.prompt.len() + at - 1] as f32);
+        sample.turns.iter().flat_map(predicts).collect()
     };
     samples.iter().enumerate().map(of_sample).collect()
 }
 
-/// Draws and steps read the same weights, scales and codes by the same arithmetic. So their log-probabilities have the same bits, in any batch and
-/// with any chunks of a prompt.
+/// Draws and steps read the same weights, scales and codes by the same arithmetic. So their log-probabilities have the same bits, in any batch, with
+/// any chunks of a prompt, and in every turn, although the keys and values of earlier turns come from the prefix cache.
 #[test]
 fn log_probabilities_of_draws_are_those_of_training() {
     use RecipeName::{Bf16, Fp8Block, Fp8Delayed, Fp8Row, Fp32};
@@ -87,10 +89,26 @@ fn log_probabilities_of_draws_are_those_of_training() {
         let prompts: Vec<_> =
             (0..8).map(|i| (prompt([3, 11, 3, 40, 33, 1, 40, 16][i]), seed_of([1, 2, 3, i as u64]))).collect();
         let draw = |model: &mut Decoder, engine: &mut Engine| {
-            engine.lend(model, |engine| sample(engine, &prompts, 20, &[5], 1.0)).unwrap()
+            let work = |engine: &mut Engine| {
+                let mut samples = sample(engine, &prompts, 20, &[5], 1.0)?;
+                for turn in 1..3 {
+                    let answer = |sample: &mut Sample| sample.tokens.extend([40 + turn, 7, 40]);
+                    let mut open: Vec<_> = samples.iter_mut().filter(|sample| sample.tokens.len() < 12).collect();
+                    open.iter_mut().for_each(|sample| answer(sample));
+                    let next = |sample: &&mut Sample| {
+                        ([&sample.prompt[..], &sample.tokens].concat(), seed_of([4, turn.into(), 5, 6]))
+                    };
+                    let next: Vec<_> = open.iter().map(next).collect();
+                    let turns = sample(engine, &next, 4, &[5], 1.0)?;
+                    open.iter_mut().zip(turns).for_each(|(sample, turn)| sample.add_turn(turn));
+                }
+                Ok(samples)
+            };
+            engine.lend(model, work).unwrap()
         };
         let samples = draw(&mut model, &mut engine);
         assert_eq!(draw(&mut model, &mut engine), samples, "{}: draws depend on their seeds", name.as_str());
+        assert!(samples.iter().any(|sample| sample.turns.len() == 3), "{}", name.as_str());
         assert_ne!(samples[3].tokens, samples[6].tokens, "{}: equal prompts with other seeds", name.as_str());
         let expect_alike = |model: &mut Decoder, samples: &[Sample]| {
             for (sample, expected) in samples.iter().zip(log_probs_of_training(model, samples)) {
@@ -118,7 +136,7 @@ pub fn write_inputs(folder: &Path) {
     let config = json!({
         "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 64, "intermediate_size": 128,
         "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 4, "vocab_size": 16,
-        "max_position_embeddings": 16, "rms_norm_eps": 1e-5, "bos_token_id": null, "eos_token_id": 0,
+        "max_position_embeddings": 64, "rms_norm_eps": 1e-5, "bos_token_id": null, "eos_token_id": 0,
     });
     std::fs::write(folder.join("tokenizer.json"), tokenizer.to_string()).unwrap();
     std::fs::write(folder.join("tokenizer_config.json"), json!({"eos_token": "<end>"}).to_string()).unwrap();

@@ -1,0 +1,96 @@
+//! Completions by the model that is trained.
+
+use super::sample::sample;
+use ottava_common::error::Result;
+use ottava_common::limits;
+use ottava_engine::{Engine, EngineOptions, KvCacheDtype, LogprobsMode};
+use ottava_models::Decoder;
+use ottava_settings::RunConfig;
+use ottava_tensor::Device;
+
+/// The sizes of draws.
+#[derive(Clone, Copy, Debug)]
+pub struct DrawSizes {
+    /// Completions that are drawn for the steps of a generation.
+    pub completions: usize,
+    /// Tokens of a prompt and its completion, at most.
+    pub max_length: usize,
+    /// Tokens of the KV cache; 0 for as many as the completions need and memory has room for.
+    pub kv_cache_tokens: usize,
+    /// The log-probabilities that draws report.
+    pub logprobs_mode: LogprobsMode,
+}
+
+impl DrawSizes {
+    /// The draws of a rank of a run of reinforcement learning, which has so many `completions` of a generation.
+    pub fn of_generation(run: &RunConfig, completions: usize) -> DrawSizes {
+        DrawSizes {
+            completions,
+            max_length: run.data.max_length,
+            kv_cache_tokens: run.reinforcement.kv_cache_tokens,
+            logprobs_mode: LogprobsMode::Loss,
+        }
+    }
+}
+
+/// An engine to which the model is lent. Between draws, steps use the memory of its KV cache.
+pub struct Drawer {
+    sizes: DrawSizes,
+    /// Made of the model at the first draw.
+    engine: Option<Engine>,
+}
+
+impl Drawer {
+    /// Draws of these sizes.
+    pub fn new(sizes: DrawSizes) -> Drawer {
+        Drawer { sizes, engine: None }
+    }
+
+    /// Runs `draw` with an engine of `model`, as [`Engine::lend`].
+    ///
+    /// Errors as [`Engine::to_lend`] and `draw`.
+    pub fn lend<T>(&mut self, model: &mut Decoder, draw: impl FnOnce(&mut Engine) -> Result<T>) -> Result<T> {
+        let device = model.device().clone();
+        let _scope = device.whole_scope("draws");
+        let engine = match &mut self.engine {
+            Some(engine) => engine,
+            none => none.insert(engine_for(model, &self.sizes)?),
+        };
+        engine.lend(model, draw)
+    }
+
+    /// Draws a few tokens of completions whose prompts fill the rows, as many as are drawn at once. A plan on a device without data counts their memory.
+    ///
+    /// Errors as [`Drawer::lend`] and [`sample`].
+    pub fn rehearse(&mut self, model: &mut Decoder) -> Result<()> {
+        const DRAWN: usize = 2;
+        let DrawSizes { completions, max_length, .. } = self.sizes;
+        let prompt = vec![0; max_length.saturating_sub(DRAWN).max(1)];
+        let prompts = vec![(prompt, 0); completions];
+        self.lend(model, |engine| sample(engine, &prompts, DRAWN, &[], 1.0)).map(drop)
+    }
+}
+
+/// Makes an engine that `model` can be lent to.
+///
+/// Errors as [`EngineOptions::within`] and [`Engine::to_lend`].
+fn engine_for(model: &Decoder, sizes: &DrawSizes) -> Result<Engine> {
+    let DrawSizes { completions, max_length, kv_cache_tokens, logprobs_mode } = *sizes;
+    let lengths = std::iter::repeat_n(max_length, completions);
+    let mut options =
+        EngineOptions::within(memory(model.device()), model, None, lengths, max_length, KvCacheDtype::Auto)?;
+    if kv_cache_tokens > 0 {
+        options.kv_cache_tokens = options.kv_cache_tokens.min(kv_cache_tokens);
+    }
+    options.logprobs_mode = logprobs_mode;
+    Engine::to_lend(model, &options)
+}
+
+/// The bytes that the KV cache may take on `device`: on a GPU, nine tenths of the memory that no tensor holds between steps, and on a CPU half of what is
+/// free. Activations and logits of draws take the rest.
+fn memory(device: &Device) -> usize {
+    match device {
+        Device::Cuda(gpu) => gpu.usable_memory().saturating_sub(gpu.memory().allocated) / 10 * 9,
+        Device::Cpu | Device::DryCpu(_) => limits::available_memory().map_or(usize::MAX, |bytes| bytes as usize / 2),
+    }
+}
