@@ -383,6 +383,30 @@ fn prepare_counts_and_train_reuses() {
     assert!(!String::from_utf8_lossy(&output.stderr).contains("tokenizing"), "prepared tokens are used");
 }
 
+/// A teacher is scored once, a plan and a run read its distributions, and the teacher's folder may be gone.
+#[test]
+fn logits_are_stored_once_and_trained_on() {
+    let run = Run::new();
+    run.succeed(&["train", "run.toml", "--set", "output_dir=teacher"]);
+    let teacher = "teacher/checkpoints/checkpoint-2";
+    let text = std::fs::read_to_string(run.path("run.toml")).unwrap();
+    run.fail(&["logits", "run.toml", "--teacher", teacher], 1, &["run.toml: `distillation.logits` is not set"]);
+    run.write("student.toml", format!("{text}[distillation]\nlogits = \"logits\"\ntop_k = 8\n").as_bytes());
+    run.fail(
+        &["train", "student.toml"],
+        1,
+        &["`distillation.logits` (logits): there is no index.json", "ottava logits"],
+    );
+    run.fail(&["logits", "student.toml", "--teacher", "missing"], 1, &["missing"]);
+    let logits = ["logits", "student.toml", "--teacher", teacher];
+    let stored = json(&run.succeed(&[&logits[..], &["--json"]].concat()));
+    assert_eq!((&stored["documents"], stored["tokens"].as_u64() > Some(100)), (&28.into(), true), "{stored}");
+    std::fs::remove_dir_all(run.path("teacher")).unwrap();
+    run.succeed(&["plan", "student.toml"]);
+    run.succeed(&["train", "student.toml"]);
+    run.succeed(&["train", "student.toml", "--resume", "--set", "max_steps=3"]);
+}
+
 #[test]
 fn doctor_always_answers() {
     let run = Run::new();

@@ -12,4 +12,5 @@ pub mod reward;
 pub mod reward_models;
 pub mod rollouts;
 pub mod sft;
+pub mod stored_distillation;
 pub mod turns;
