@@ -86,7 +86,7 @@ impl RunConfig {
         }
         self.resolve_prompts(files.iter().map(|(formatting, path)| (*formatting, path.as_path())))?;
         self.resolve_preference(files.iter().map(|(formatting, _)| *formatting))?;
-        self.resolve_draws();
+        self.resolve_distillation();
         if self.data.packing == Packing::Auto {
             let prompts = files.iter().any(|(formatting, _)| formatting.has_prompts());
             self.data.packing = if prompts { Packing::Bfd } else { Packing::Wrapped };

@@ -66,7 +66,8 @@ const EFFECTS: &[Effect] = &[
         |run| run.distillation.is_on(),
         "with a teacher; it is for the loss of texts",
     ),
-    unread(OF_TEACHER, |run| !run.distillation.is_on(), "without `distillation.teacher`"),
+    unread(OF_TEACHER, |run| !run.distillation.is_on(), "without `distillation.teacher` or `distillation.logits`"),
+    unread(&["distillation.top_k"], |run| !run.distillation.is_stored(), "without `distillation.logits`"),
     unread(&["distillation.max_completion_length"], |run| !run.distillation.draws(), "while `distillation.lmbda` is 0"),
     unread(
         OF_REFERENCE,

@@ -32,6 +32,7 @@ enum Command {
     Serve(commands::serve::Serve),
     Eval(commands::eval::Eval),
     Prepare(commands::prepare::Prepare),
+    Logits(commands::logits::Logits),
     Convert(commands::convert::Convert),
     Calibrate(commands::calibrate::Calibrate),
     Export(commands::export::Export),
@@ -71,6 +72,7 @@ fn main() -> ExitCode {
         Command::Serve(command) => command.run(),
         Command::Eval(command) => command.run(),
         Command::Prepare(command) => command.run(),
+        Command::Logits(command) => command.run(),
         Command::Convert(command) => command.run(),
         Command::Calibrate(command) => command.run(),
         Command::Export(command) => command.run(),
@@ -96,10 +98,11 @@ fn main() -> ExitCode {
     }
 }
 
-/// Returns what to write instead of an unknown option of `train`, `plan` or `prepare` if the option is a setting of Ottava or of another trainer.
+/// Returns what to write instead of an unknown option of `train`, `plan`, `prepare` or `logits` if the option is a setting of Ottava or of another trainer.
 fn setting_in(error: &clap::Error) -> Option<String> {
     let args: Vec<String> = std::env::args_os().map(|arg| arg.to_string_lossy().into_owned()).collect();
-    let has_settings = args.get(1).is_some_and(|command| ["train", "plan", "prepare"].contains(&command.as_str()));
+    let has_settings =
+        args.get(1).is_some_and(|command| ["train", "plan", "prepare", "logits"].contains(&command.as_str()));
     let (ErrorKind::UnknownArgument, true) = (error.kind(), has_settings) else { return None };
     let Some(ContextValue::String(flag)) = error.get(ContextKind::InvalidArg) else { return None };
     let name = flag.split(['=', ' ']).next().unwrap_or_default();

@@ -14,6 +14,10 @@ use std::path::PathBuf;
 pub struct DistillationConfig {
     /// The folder of the teacher: a language model with the tokens of the model that is trained. "" trains without a teacher.
     pub teacher: PathBuf,
+    /// The folder of the teacher's distributions, which `ottava logits` writes: the teacher does not run beside the model. "" runs the teacher.
+    pub logits: PathBuf,
+    /// The likeliest tokens of each distribution in `logits`; all other tokens are one event of the divergence.
+    pub top_k: usize,
     /// The divergence: 0 is the forward KL divergence of the teacher from the model, 1 the reverse KL divergence of the model from the teacher,
     /// and a number between them the generalized Jensen-Shannon divergence with this share of the teacher in the mixture.
     pub beta: f64,
@@ -35,6 +39,8 @@ impl Default for DistillationConfig {
     fn default() -> DistillationConfig {
         DistillationConfig {
             teacher: PathBuf::new(),
+            logits: PathBuf::new(),
+            top_k: 64,
             beta: 0.5,
             temperature: 0.9,
             lmbda: 0.0,
@@ -45,9 +51,14 @@ impl Default for DistillationConfig {
 }
 
 impl DistillationConfig {
-    /// Whether the run has a teacher.
+    /// Whether the run has a teacher, or its distributions.
     pub fn is_on(&self) -> bool {
-        !self.teacher.as_os_str().is_empty()
+        !self.teacher.as_os_str().is_empty() || self.is_stored()
+    }
+
+    /// Whether the run reads the teacher's distributions from a folder.
+    pub fn is_stored(&self) -> bool {
+        !self.logits.as_os_str().is_empty()
     }
 
     /// Whether the trained model draws completions.

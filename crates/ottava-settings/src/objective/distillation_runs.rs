@@ -1,12 +1,13 @@
 //! What distillation asks of the other settings of a run, and what they say of the teacher.
 
-use crate::RunConfig;
 use crate::demands::Problems;
+use crate::{DistillationConfig, RunConfig};
 use ottava_common::error::{Error, Result};
 use ottava_data::Packing;
 use ottava_models::{ConfigFile, DecoderConfig, language_model_config};
 use ottava_recipe::{Precision, Recipe, RecipeName};
 use ottava_tensor::Device;
+use std::path::{Path, PathBuf};
 
 impl RunConfig {
     /// Problems of `[distillation]`, and of other settings that do not go together with it.
@@ -39,7 +40,7 @@ impl RunConfig {
         );
         all.demand(
             self.preference.losses().is_empty() && !self.reinforcement.is_on(),
-            "`distillation.teacher` is set, and the run has another objective too: a loss of preferences (`preference.loss_type`, or records of \
+            "`distillation.teacher` or `distillation.logits` is set, and the run has another objective too: a loss of preferences (`preference.loss_type`, or records of \
              preferences) or `reinforcement.rewards`; a run has one objective, so remove one of them",
         );
         let p = &self.parallel;
@@ -48,17 +49,48 @@ impl RunConfig {
         {
             all.demand(
                 ranks == 1 && !p.auto,
-                format!("`parallel.{key}` is {ranks}, and the teacher of `[distillation]` is whole on each rank; set it to 1, and `parallel.auto` to false"),
+                format!("`parallel.{key}` is {ranks}, and the teacher's distributions of `[distillation]` are whole on each rank; set it to 1, and `parallel.auto` to false"),
             );
+        }
+        if d.is_stored() {
+            self.stored_problems(&mut all);
         }
         all.0
     }
 
+    /// Problems of a run that reads the teacher's distributions from a folder.
+    fn stored_problems(&self, all: &mut Problems) {
+        let d = &self.distillation;
+        all.demand(
+            d.teacher.as_os_str().is_empty(),
+            "`distillation.teacher` and `distillation.logits` are both set: a run has a teacher beside the model, or its stored distributions; remove one \
+             of them (`ottava logits` has the option --teacher)",
+        );
+        all.demand(
+            d.lmbda == 0.0,
+            "`distillation.lmbda` is above 0, and `distillation.logits` has no distributions for completions that the model draws; set `lmbda` to 0, or \
+             `distillation.teacher`",
+        );
+        all.demand(d.top_k > 0, "`distillation.top_k` is 0; a distribution has at least one token");
+        all.demand(
+            self.data.packing != Packing::Wrapped,
+            "`data.packing` is \"wrapped\", and `distillation.logits` has the distributions of whole documents; set it to \"bfd\", \"none\" or \"auto\"",
+        );
+        all.demand(
+            self.data.packing == Packing::None || self.data.document_mask != Some(false),
+            "`data.document_mask` is false, and the distributions of `distillation.logits` are of documents alone; set it to true, or `data.packing` to \
+             \"none\"",
+        );
+    }
+
     /// Gives each document a row of its own if the model draws completions: padding comes after the only document of a row, where causal attention does
-    /// not see it.
-    pub(crate) fn resolve_draws(&mut self) {
+    /// not see it. Keeps documents whole if their distributions are stored.
+    pub(crate) fn resolve_distillation(&mut self) {
         if self.distillation.draws() {
             (self.data.packing, self.data.document_mask) = (Packing::None, Some(false));
+        }
+        if self.distillation.is_stored() && self.data.packing == Packing::Auto {
+            self.data.packing = Packing::Bfd;
         }
     }
 
@@ -69,11 +101,32 @@ impl RunConfig {
         }
         if sizes.head.cap.is_some() {
             return Err(file.error(
-                "the model bounds its logits, which distillation does not differentiate; train a model without `final_logit_softcapping`, or remove `distillation.teacher`",
+                "the model bounds its logits, which distillation does not differentiate; train a model without `final_logit_softcapping`, or remove `distillation.teacher` and `distillation.logits`",
             ));
         }
         sizes.head.wide_logits = true;
         Ok(())
+    }
+
+    /// The run with the model in `teacher` beside its model, in the place of stored distributions.
+    pub fn with_teacher(&self, teacher: &Path) -> RunConfig {
+        let distillation =
+            DistillationConfig { teacher: teacher.into(), logits: PathBuf::new(), ..self.distillation.clone() };
+        RunConfig { distillation, ..self.clone() }
+    }
+
+    /// The likeliest tokens that are known of each stored distribution.
+    ///
+    /// Errors with [`Error::Config`] if the vocabulary of the model has fewer tokens.
+    pub fn known_tokens(&self) -> Result<usize> {
+        let (top_k, vocabulary) = (self.distillation.top_k, self.decoder_config()?.vocabulary);
+        match top_k <= vocabulary {
+            true => Ok(top_k),
+            false => Err(Error::Config(format!(
+                "`distillation.top_k` is {top_k}, and the model of {} has {vocabulary} tokens in its vocabulary; set top_k to at most that",
+                self.model.path.display()
+            ))),
+        }
     }
 
     /// The sizes of the teacher.

@@ -112,6 +112,33 @@ fn distillation_refuses_what_does_not_go_together() {
 }
 
 #[test]
+fn stored_distributions_refuse_what_does_not_go_together() {
+    let text = |keys: &str| format!("{SMALL}\n[distillation]\nlogits = \"l\"\n{keys}");
+    for (keys, words) in [
+        ("teacher = \"t\"", "`distillation.teacher` and `distillation.logits` are both set"),
+        ("lmbda = 0.5", "`distillation.lmbda` is above 0, and `distillation.logits` has no distributions"),
+        ("top_k = 0", "`distillation.top_k` is 0"),
+        ("[parallel]\ntensor = 2", "`parallel.tensor` is 2, and the teacher's distributions"),
+        ("[[reinforcement.rewards]]\ntype = \"math\"", "`distillation.teacher` or `distillation.logits` is set"),
+    ] {
+        let error = load(&text(keys), &[]).unwrap_err().to_string();
+        assert!(error.contains(words), "{keys}: {error}");
+    }
+    for (setting, words) in [
+        ("data.packing=\"wrapped\"", "`data.packing` is \"wrapped\", and `distillation.logits` has"),
+        ("data.document_mask=false", "`data.document_mask` is false, and the distributions of `distillation.logits`"),
+    ] {
+        let error = load(&text(""), &[setting]).unwrap_err().to_string();
+        assert!(error.contains(words), "{setting}: {error}");
+    }
+    let config = load(&text("teacher_recipe = \"fp8-row\"\ntop_k = 8"), &[]).unwrap();
+    assert_eq!((config.objective(), config.without_effect()), (ObjectiveKind::Distillation, Vec::<String>::new()));
+    let running = format!("{SMALL}\n[distillation]\nteacher = \"t\"\ntop_k = 8");
+    let unread = load(&running, &[]).unwrap().without_effect().join("\n");
+    assert!(unread.contains("`distillation.top_k = 8` has no effect without `distillation.logits`"), "{unread}");
+}
+
+#[test]
 fn losses_without_a_reference_model_leave_its_keys_unread() {
     let told = |keys: &str| load(&format!("{SMALL}\n[preference]\n{keys}"), &[]).unwrap().without_effect().join("\n");
     let text = told("loss_type = [\"simpo\", \"sft\"]\nreference_free = true\ncpo_alpha = 0.5");

@@ -9,6 +9,8 @@ use crate::{DType, Granularity, Result, Tensor};
 const VOCABULARY: usize = 32_000;
 const LONG_VOCABULARY: usize = 151_936;
 const CHUNK: usize = 2048;
+/// The known tokens of a teacher's distribution.
+const TOP: usize = 64;
 
 /// Times every memory-bound op on random data: BF16 activations with `tokens` rows T, of width `channels` C or `hidden` F.
 pub fn kernels(meter: Meter, tokens: usize, channels: usize, hidden: usize) -> Result<Vec<KernelRow>> {
@@ -220,6 +222,13 @@ fn embedding_and_loss(table: &mut Table, t: usize, c: usize) -> Result<()> {
         divergence_gradient(&mut logits, &teacher, vocabulary, &targets, &one, half).map(drop)
     })?;
     drop(teacher);
+    let (top, rest) = (table.random(&[chunk, TOP], DType::F32)?, table.random(&[chunk], DType::F32)?);
+    let columns: Vec<i32> = (0..chunk * TOP).map(|at| (at % TOP) as i32).collect();
+    let columns = Tensor::from_slice(device, &[chunk, TOP], &columns)?;
+    let teacher = TopLogProbs { ids: &columns, log_probs: &top, rest: &rest };
+    table.row("divergence_gradient_of_top", bf16(2 * chunk * vocabulary), &mut || {
+        divergence_gradient_of_top(&mut logits, teacher, vocabulary, &targets, &one, half).map(drop)
+    })?;
     let each = table.random(&[chunk], DType::F32)?;
     let bonus = EntropyBonus { factors: &each, weights: &each, scale: &one, coefficient: 0.01 };
     table.row("entropy_gradient", bf16(2 * chunk * vocabulary), &mut || {

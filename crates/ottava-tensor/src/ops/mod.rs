@@ -96,7 +96,7 @@ pub use delayed_scaling::{AmaxReducer, DelayedScales, DelayedScaling, NonFinite,
 pub use dequantize::dequantize;
 pub use descend::{DescendParameter, descend, descend_amax};
 pub use destination::{CastScale, CastStatistics, CodeCopies, CurrentScaling, Fp8Output, Output, Produced};
-pub use divergence::{Divergence, divergence_gradient};
+pub use divergence::{Divergence, TopLogProbs, divergence_gradient, divergence_gradient_of_top};
 pub use embedding::{embedding, embedding_gradient, embedding_of_part, embedding_of_part_gradient};
 pub use entropy::{EntropyBonus, entropy_gradient};
 pub use expanded::{expanded, unexpanded};

@@ -150,7 +150,7 @@ impl RolloutBench {
             completions: self.completions(),
             drawn_tokens: drawn,
             longest: lengths.iter().copied().max().unwrap_or(0),
-            at_once: drawer.lend(&mut run.model, |engine| Ok(engine.options().max_batch))?,
+            at_once: drawer.lend(&mut run.model, run.step.partition(), |engine| Ok(engine.options().max_batch))?,
             draw_seconds: draws,
             drawn_per_second: drawn as f64 / draws,
             hand_over_milliseconds: hand_over * 1e3,
@@ -198,7 +198,7 @@ impl RolloutBench {
         device.synchronize()?;
         let begin = Instant::now();
         let mut lent = begin;
-        let samples = drawer.lend(&mut run.model, |engine| {
+        let samples = drawer.lend(&mut run.model, run.step.partition(), |engine| {
             lent = Instant::now();
             sample(engine, &wanted, &[], 1.0)
         })?;

@@ -35,7 +35,6 @@ pub use contract::{LoadedRows, Objective, Opening, Rows};
 pub use frozen::FrozenModel;
 pub use validation::{Evaluation, Validation};
 
-use distillation::Distillation;
 use kto::Labels;
 use next_token::NextToken;
 use ottava_settings::{ObjectiveKind, RunConfig};
@@ -51,7 +50,7 @@ pub fn of(config: &RunConfig) -> Box<dyn Objective> {
         ObjectiveKind::Labels => Box::new(Labels::new(config)),
         ObjectiveKind::Reward => Box::new(Reward::new(config)),
         ObjectiveKind::Reinforcement => Box::new(Reinforcement::new(config)),
-        ObjectiveKind::Distillation => Box::new(Distillation::new(config)),
+        ObjectiveKind::Distillation => distillation::of(config),
     }
 }
 

@@ -394,7 +394,7 @@ fn a_plan_counts_the_whole_weights_of_draws() {
     let planned = |zero| {
         let mut config = run(RecipeName::Fp8Block, Some(Recompute::Full), true);
         (config.data.max_length, config.training.per_device_train_batch_size) = (64, 8);
-        (config.parallel.data, config.parallel.zero, config.reinforcement.kv_cache_tokens) = (8, zero, 64);
+        (config.parallel.data, config.parallel.zero, config.reinforcement.sampling.kv_cache_tokens) = (8, zero, 64);
         config.precision.exceptions.skip_slow_linears = false;
         config.reinforcement.rewards = vec!["type = 'math'".parse::<toml::Table>().unwrap().try_into().unwrap()];
         let plan = MemoryPlan::new(&ResolvedConfig::fastest(&config), &sizes, &gpu(140.0)).unwrap();

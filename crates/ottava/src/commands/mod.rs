@@ -17,6 +17,7 @@ pub mod import;
 mod inference;
 pub mod init;
 pub mod inspect;
+pub mod logits;
 mod lora_modules;
 pub mod man;
 pub mod merge;

@@ -2,6 +2,7 @@
 
 mod attack;
 mod bad_input;
+mod bench;
 mod chat;
 mod commands;
 mod doctor;

@@ -1,37 +1,43 @@
 //! The loss of distillation in a step.
 
-use crate::objective::FrozenModel;
 use crate::step::{Loss, Metrics, NextTokenLoss};
 use ottava_common::error::Result;
 use ottava_models::Decoder;
-use ottava_recipe::context::Sequences;
 use ottava_recipe::param::Units;
 use ottava_tensor::Tensor;
-use ottava_tensor::ops::{Divergence, divergence_gradient};
-use std::rc::Rc;
+use ottava_tensor::ops::Divergence;
+use std::ops::Range;
+
+/// What is known of a teacher's distributions at the tokens of a micro-batch.
+pub trait TeacherDistributions: 'static {
+    /// Returns the divergences `[n]` from the teacher of the tokens in the range `tokens`, whose `n` rows of `logits` have `vocabulary` values each;
+    /// replaces these logits by the gradient of `scale · Σ divergences`. `targets` `[n]` says which tokens count.
+    fn divergence_gradient(
+        &self,
+        tokens: Range<usize>,
+        logits: &mut Tensor,
+        vocabulary: usize,
+        targets: &Tensor,
+        scale: &Tensor,
+        how: Divergence,
+    ) -> Result<Tensor>;
+}
 
 /// The divergence from a teacher at each token of a micro-batch that has a target.
-pub struct DistillationLoss {
-    teacher: Rc<FrozenModel>,
+pub struct DivergenceLoss<T> {
     how: Divergence,
-    /// The teacher's activations `[T, C]` of the tokens.
-    activations: Tensor,
+    /// The teacher at the tokens of the micro-batch.
+    pub(super) teacher: T,
 }
 
-impl DistillationLoss {
-    /// The loss of micro-batches of `tokens` tokens.
-    pub fn new(teacher: Rc<FrozenModel>, how: Divergence, tokens: usize) -> Result<DistillationLoss> {
-        let activations = teacher.room(tokens)?;
-        Ok(DistillationLoss { teacher, how, activations })
-    }
-
-    /// Runs the teacher on the tokens `inputs` `[T]` of the micro-batch.
-    pub fn observe(&mut self, inputs: &Tensor, sequences: &Sequences) -> Result<()> {
-        Ok(self.activations.copy_from(0, &self.teacher.activations(inputs, sequences)?)?)
+impl<T: TeacherDistributions> DivergenceLoss<T> {
+    /// The loss of a micro-batch with this `teacher`.
+    pub(super) fn from(teacher: T, how: Divergence) -> DivergenceLoss<T> {
+        DivergenceLoss { how, teacher }
     }
 }
 
-impl Loss for DistillationLoss {
+impl<T: TeacherDistributions> Loss for DivergenceLoss<T> {
     fn units(&self, tokens: usize) -> usize {
         NextTokenLoss.units(tokens)
     }
@@ -54,8 +60,8 @@ impl Loss for DistillationLoss {
     ) -> Result<(Tensor, Tensor)> {
         let vocabulary = model.config().vocabulary;
         model.chunked_gradient(normed, targets.len(), units, &mut |logits, start, end| {
-            let teacher = self.teacher.logits(&self.activations.rows(start, end)?)?;
-            Ok(divergence_gradient(logits, &teacher, vocabulary, &targets.rows(start, end)?, scale, self.how)?)
+            let targets = targets.rows(start, end)?;
+            self.teacher.divergence_gradient(start..end, logits, vocabulary, &targets, scale, self.how)
         })
     }
 

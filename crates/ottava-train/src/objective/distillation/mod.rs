@@ -1,6 +1,6 @@
 //! Distillation: the model learns the distribution of a teacher at the tokens of documents.
 //!
-//! The teacher is a `FrozenModel`. `Rows::load` runs forward of the teacher over each loaded micro-batch and
+//! The teacher is a `FrozenModel` (`running.rs`). `Rows::load` runs forward of the teacher over each loaded micro-batch and
 //! keeps its last activations, `[T, C]` (`DistillationLoss::observe`). The loss (`loss.rs`) then computes the logits of both models for a chunk of tokens at a
 //! time, so that no logits of whole micro-batches are in memory, and the op `divergence_gradient` replaces the trained model's logits by their
 //! gradient.
@@ -8,12 +8,18 @@
 //! In the share `lmbda` of the steps, the trained model first draws the completions of the loaded rows (`draws.rs`).
 //!
 //! All losses of a run share one teacher, which the objective makes with its first loss.
+//!
+//! With `distillation.logits`, the teacher's distributions come from a folder instead (`stored/`).
 
 mod draws;
 mod loss;
 mod rows;
+mod running;
+mod stored;
 
-pub use loss::DistillationLoss;
+pub use loss::{DivergenceLoss, TeacherDistributions};
+pub use running::{DistillationLoss, RunningTeacher};
+pub use stored::{StoredLogits, store_logits};
 
 use super::frozen::{FrozenModel, expect_tokens};
 use super::next_token::NextToken;
@@ -29,9 +35,18 @@ use ottava_tensor::{DType, Device};
 use rows::DistillationRows;
 use std::cell::{OnceCell, RefCell};
 use std::rc::Rc;
+use stored::StoredDistillation;
 
-/// The distribution of a teacher.
-pub(super) struct Distillation {
+/// The objective of a run with a teacher, or with its stored distributions.
+pub(super) fn of(run: &RunConfig) -> Box<dyn Objective> {
+    match run.distillation.is_stored() {
+        true => Box::new(StoredDistillation::new(run)),
+        false => Box::new(Distillation::new(run)),
+    }
+}
+
+/// The distributions of a teacher that runs beside the model.
+struct Distillation {
     run: RunConfig,
     /// Made with the first loss.
     teacher: OnceCell<Rc<FrozenModel>>,
@@ -40,7 +55,7 @@ pub(super) struct Distillation {
 }
 
 impl Distillation {
-    pub(super) fn new(run: &RunConfig) -> Distillation {
+    fn new(run: &RunConfig) -> Distillation {
         Distillation { run: run.clone(), teacher: OnceCell::new(), rehearsed: RefCell::default() }
     }
 

@@ -1,7 +1,7 @@
 //! Rows of documents, which the teacher reads before each step.
 
 use super::draws::Draws;
-use super::loss::DistillationLoss;
+use super::running::DistillationLoss;
 use crate::objective::next_token::Documents;
 use crate::objective::{LoadedRows, Opening, Rows, Validation};
 use crate::step::TrainStep;

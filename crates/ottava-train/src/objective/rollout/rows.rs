@@ -17,7 +17,7 @@ use ottava_data::{DataState, PromptLoader, PromptSet, RowShare};
 use ottava_models::Decoder;
 use ottava_parallel::Partition;
 use ottava_recipe::mode::{Pass, StepPrecision};
-use ottava_settings::ReinforcementConfig;
+use ottava_settings::{EvaluationConfig, ReinforcementConfig};
 use ottava_tensor::Tensor;
 use ottava_tensor::comm::Axis;
 use serde::Serialize;
@@ -29,7 +29,26 @@ use std::collections::{BTreeMap, VecDeque};
 pub(super) struct RolloutRows {
     config: ReinforcementConfig,
     seed: u64,
-    /// Tokens of a row: of a prompt and its completion.
+    sizes: Sizes,
+    share: RowShare,
+    prompts: PromptLoader,
+    generator: Generator,
+    /// The completions of the steps to come, of all ranks.
+    waiting: VecDeque<Vec<Scored>>,
+    step: u64,
+    /// The last generation, until a step reports it.
+    report: Report,
+    /// Completions of a generation for a reader.
+    shown: usize,
+    evaluation: EvaluationConfig,
+    /// Whether the reference model is another model than the trained model without its adapters.
+    has_reference_policy: bool,
+}
+
+/// The sizes of steps and generations.
+#[derive(Clone, Copy)]
+struct Sizes {
+    /// Tokens of a row.
     max_length: usize,
     /// Rows of a micro-batch.
     rows: usize,
@@ -37,23 +56,14 @@ pub(super) struct RolloutRows {
     of_step: usize,
     /// Prompts of a generation, of all ranks.
     of_generation: usize,
-    share: RowShare,
-    prompts: PromptLoader,
-    generator: Generator,
-    /// The completions of the steps to come, of all ranks.
-    waiting: VecDeque<Vec<Scored>>,
-    step: u64,
-    /// What the last generation says of itself, until a step reports it.
+}
+
+/// What a generation says of itself.
+#[derive(Default)]
+struct Report {
     metrics: Metrics,
-    /// Completions of the last generation for a reader, until a step reports them.
+    /// Completions for a reader.
     examples: Vec<Value>,
-    /// Completions of a generation for a reader.
-    shown: usize,
-    /// Draws of each prompt in an evaluation.
-    of_evaluation: usize,
-    pass_reward: f64,
-    /// Whether the reference model is another model than the trained model without its adapters.
-    has_reference_policy: bool,
 }
 
 /// In place of the place in the data, for draws of an evaluation, which have the same seeds each time.
@@ -95,20 +105,15 @@ impl RolloutRows {
         }
         Ok(RolloutRows {
             seed: run.seed,
-            max_length: run.data.max_length,
-            rows: run.micro_batch_rows(),
-            of_step,
-            of_generation,
+            sizes: Sizes { max_length: run.data.max_length, rows: run.micro_batch_rows(), of_step, of_generation },
             share,
             prompts: PromptLoader::new(sets, state, share)?,
             generator: Generator::new(run, of_generation / share.world * config.num_generations)?,
             waiting,
             step,
-            metrics: Metrics::default(),
-            examples: Vec::new(),
+            report: Report::default(),
             shown: run.logging.completions,
-            of_evaluation: run.evaluation.num_generations,
-            pass_reward: run.evaluation.pass_reward,
+            evaluation: run.evaluation.clone(),
             has_reference_policy: run.has_reference_policy(),
             config,
         })
@@ -144,22 +149,22 @@ impl RolloutRows {
                 |group: &&Vec<Completion>| !self.config.sampling.dynamic_sampling || has_different_rewards(group);
             kept.extend(groups.iter().filter(teaches).cloned());
             drawn.extend(groups);
-            if kept.len() >= self.of_generation {
+            if kept.len() >= self.sizes.of_generation {
                 break;
             }
         }
-        if kept.len() < self.of_generation {
+        if kept.len() < self.sizes.of_generation {
             return Err(Error::Data(format!(
                 "of {} groups of completions, {} have rewards that differ, and the steps of a generation need {}: the prompts are too easy or too hard; \
                  change them, or raise `reinforcement.sampling.max_rounds`, or set `reinforcement.sampling.dynamic_sampling = false`",
                 drawn.len(),
                 kept.len(),
-                self.of_generation
+                self.sizes.of_generation
             )));
         }
-        kept.truncate(self.of_generation);
-        self.metrics = metrics(&drawn, &names).and(self.turns_of(&drawn));
-        self.metrics.named.extend(returned.into_iter().map(|(name, value)| (name.into(), value)));
+        kept.truncate(self.sizes.of_generation);
+        self.report.metrics = metrics(&drawn, &names).and(self.turns_of(&drawn));
+        self.report.metrics.named.extend(returned.into_iter().map(|(name, value)| (name.into(), value)));
         self.waiting = self.steps_of(&kept, place);
         Ok(())
     }
@@ -186,10 +191,10 @@ impl RolloutRows {
         partition: &Partition,
         precision: StepPrecision,
     ) -> Result<Option<Groups>> {
-        let (groups, of_group) = (self.of_generation, self.config.num_generations);
+        let (groups, of_group) = (self.sizes.of_generation, self.config.num_generations);
         let wanted = Wanted { step: self.step, groups, of_group };
         let Some(groups) = self.generator.collect(model, partition, wanted)? else { return Ok(None) };
-        self.prompts.next(self.of_generation)?;
+        self.prompts.next(self.sizes.of_generation)?;
         let mut all: Vec<Completion> = groups.into_iter().flatten().collect();
         self.run_passes(&mut all, model, partition, precision)?;
         let groups = all.chunks(of_group).map(<[_]>::to_vec).collect();
@@ -206,7 +211,7 @@ impl RolloutRows {
     ) -> Result<Groups> {
         let (RowShare { rank, world }, ranks) = (self.share, partition.ranks());
         let (place, group) = (self.place(), self.config.num_generations);
-        let prompts = self.prompts.next(self.of_generation / world)?;
+        let prompts = self.prompts.next(self.sizes.of_generation / world)?;
         let seeds = |at: usize| -> Vec<u64> {
             let number = (at * world + rank) as u64;
             (0..group as u64).map(|index| seed_of([self.seed, place, number, index])).collect()
@@ -214,15 +219,15 @@ impl RolloutRows {
         let prompts: Vec<_> = prompts.into_iter().enumerate().map(|(at, prompt)| (prompt, seeds(at))).collect();
         let drawn = self.generator.generate(model, partition, &others.rewards, &prompts, self.step, false);
         let drawn = ranks.together("drawing completions", drawn)?;
-        if ranks.leads() && self.examples.is_empty() {
-            self.examples = drawn.examples(self.shown, |tokens| self.generator.text(tokens))?;
+        if ranks.leads() && self.report.examples.is_empty() {
+            self.report.examples = drawn.examples(self.shown, |tokens| self.generator.text(tokens))?;
         }
         let Generation { completions: mut mine, rewards, metrics, .. } = drawn;
         self.run_passes(&mut mine, model, partition, precision)?;
         let all = of_all_ranks(partition, "completions", &mine)?;
         // In the order of the prompts, whatever the number of ranks.
         let groups =
-            (0..self.of_generation).map(|at| all[at % world][at / world * group..][..group].to_vec()).collect();
+            (0..self.sizes.of_generation).map(|at| all[at % world][at / world * group..][..group].to_vec()).collect();
         let metrics = means(&of_all_ranks(partition, "metrics of rewards", &metrics)?);
         Ok(Groups { groups, rewards, metrics })
     }
@@ -310,12 +315,12 @@ impl RolloutRows {
 
     /// The shape of micro-batches.
     fn packing(&self) -> Packing {
-        Packing { rows: self.rows, max_length: self.max_length, end: self.generator.end() }
+        Packing { rows: self.sizes.rows, max_length: self.sizes.max_length, end: self.generator.end() }
     }
 
     /// The completions of each step of a generation, of all ranks: all of them in another order in each iteration.
     fn steps_of(&self, groups: &[Vec<Completion>], place: u64) -> VecDeque<Vec<Scored>> {
-        let (scored, each) = (scored(&self.config, groups), self.of_step);
+        let (scored, each) = (scored(&self.config, groups), self.sizes.of_step);
         let mut steps = VecDeque::new();
         for iteration in 0..self.config.num_iterations as u64 {
             let mut order: Vec<usize> = (0..scored.len()).collect();
@@ -404,7 +409,7 @@ impl Rows for RolloutRows {
             }
         }
         self.step += 1;
-        let (metrics, examples) = (std::mem::take(&mut self.metrics), std::mem::take(&mut self.examples));
+        let Report { metrics, examples } = std::mem::take(&mut self.report);
         Ok(LoadedRows { first: None, metrics, examples })
     }
 
@@ -414,11 +419,12 @@ impl Rows for RolloutRows {
             return Ok(None);
         }
         let (likely, names) = self.held_out(model, step, 1, true)?;
-        let draws = match self.of_evaluation {
+        let draws = match self.evaluation.num_generations {
             0 => Vec::new(),
             count => self.held_out(model, step, count, false)?.0,
         };
-        let metrics = held_out_metrics(&likely, &draws, self.pass_reward, &names).and(self.turns_of(&likely));
+        let metrics =
+            held_out_metrics(&likely, &draws, self.evaluation.pass_reward, &names).and(self.turns_of(&likely));
         let loss = -metrics.get("reward").unwrap_or(0.0);
         Ok(Some(Validation::of_one(Evaluation { loss, metrics })))
     }

@@ -164,13 +164,13 @@ fn micro_batches_and_ranks_change_only_the_order_of_sums() {
 }
 
 /// The folder of a model that a run has trained, for a teacher.
-fn teacher_folder(inputs: &Path, runs: &Path) -> PathBuf {
+pub fn teacher_folder(inputs: &Path, runs: &Path) -> PathBuf {
     let run = config(inputs, &runs.join("teacher"), RecipeName::Fp32);
     train(&run, &Device::Cpu, &Start::New, STEPS).unwrap();
     run.output_dir.join(format!("checkpoints/checkpoint-{STEPS}"))
 }
 
-fn student(inputs: &Path, output: &Path, teacher: &Path, recipe: RecipeName) -> RunConfig {
+pub fn student(inputs: &Path, output: &Path, teacher: &Path, recipe: RecipeName) -> RunConfig {
     let mut run = RunConfig { seed: 4, ..config(inputs, output, recipe) };
     run.distillation.teacher = teacher.to_path_buf();
     run
@@ -217,7 +217,7 @@ fn on_policy(inputs: &Path, output: &Path, teacher: &Path, lmbda: f64) -> RunCon
     run
 }
 
-fn column(lines: &[Value], key: &str) -> Vec<f64> {
+pub fn column(lines: &[Value], key: &str) -> Vec<f64> {
     lines.iter().filter_map(|line| line[key].as_f64()).collect()
 }
 

@@ -14,4 +14,5 @@ pub mod reward_models;
 pub mod rollouts;
 pub mod seeds;
 pub mod sft;
+pub mod stored_distillation;
 pub mod turns;

@@ -326,7 +326,7 @@ fn the_divergence_is_from_the_model_of_the_start() {
         let mut config = config(folder.path(), &folder.path().join(name), RecipeName::Fp8Row, 4);
         (config.model.path, config.model.init) = (start.join("checkpoints/checkpoint-1"), WeightInit::Pretrained);
         // The reference model has the temperature of the run too.
-        (config.reinforcement.loss.beta, config.reinforcement.temperature) = (0.1, 1.5);
+        (config.reinforcement.loss.beta, config.reinforcement.sampling.temperature) = (0.1, 1.5);
         config
     };
     train(&config("unbroken"), &Device::Cpu, &Start::New, u64::MAX).unwrap();

@@ -18,7 +18,7 @@ use ottava_tensor::cuda::GpuModel;
 use ottava_tensor::testing::gpu;
 use ottava_tensor::{DType, Device, Tensor};
 use ottava_train::bench::model;
-use ottava_train::objective::rollout::sample;
+use ottava_train::objective::rollout::{Draw, sample};
 use ottava_train::plan::{MemoryPlan, expect_random_model_fits, inference_bytes};
 use ottava_train::trainer::{Start, Trainer};
 use serde_json::{Value, json};
@@ -143,13 +143,13 @@ fn an_engine_returns_its_memory_between_draws() {
     let made = held();
     let cache: usize = model.kv_groups(64).iter().map(|group| model.kv_block_bytes(group, TOKENS, DType::BF16)).sum();
     let logits = 8 * 32_000 * DType::F32.size();
-    let prompts: Vec<_> = (0..8).map(|seed| (vec![1, 2, 3], seed)).collect();
+    let wanted: Vec<_> = (0..8).map(|seed| Draw { prompt: vec![1, 2, 3], seed, max_tokens: 8 }).collect();
     let mut draw = || {
         let mut during = 0;
         engine
             .lend(&mut model, |engine| {
                 during = held();
-                sample(engine, &prompts, 8, &[], 1.0).map(drop)
+                sample(engine, &wanted, &[], 1.0).map(drop)
             })
             .unwrap();
         (during, held())
