@@ -170,6 +170,14 @@ impl PromptLoader {
         mine.map(|(set, document)| self.sets[set].prompt(document)).collect()
     }
 
+    /// Returns the prompts of [`PromptLoader::next`], and does not move on.
+    pub fn peek(&mut self, count: usize) -> Result<Vec<Prompt>> {
+        let (places, counts) = (self.places.clone(), self.counts.clone());
+        let prompts = self.next(count);
+        (self.places, self.counts) = (places, counts);
+        prompts
+    }
+
     /// Returns the data set and the document of the next prompt.
     fn advance(&mut self) -> (usize, usize) {
         let set = next_set(&self.shares, &self.counts);

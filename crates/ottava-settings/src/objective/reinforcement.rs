@@ -61,11 +61,21 @@ pub struct SamplingConfig {
     /// Tokens of the KV cache while completions are drawn; 0 for as many as the completions need and memory has room for. Steps use the memory of the
     /// KV cache for activations. With fewer tokens, fewer completions are drawn at once.
     pub kv_cache_tokens: usize,
+    /// How many steps older than the weights of its generation the weights may be that drew the first tokens of a completion. With 0, the weights of a
+    /// generation draw all its tokens. Otherwise, completions of the next generation begin while the last completions of a generation are drawn, so that
+    /// a few long completions do not leave the GPU idle. They end in the next generation, so the number is 0, or at least the steps of a generation.
+    pub max_staleness: u64,
 }
 
 impl Default for SamplingConfig {
     fn default() -> SamplingConfig {
-        SamplingConfig { temperature: 1.0, dynamic_sampling: false, max_rounds: 10, kv_cache_tokens: 0 }
+        SamplingConfig {
+            temperature: 1.0,
+            dynamic_sampling: false,
+            max_rounds: 10,
+            kv_cache_tokens: 0,
+            max_staleness: 0,
+        }
     }
 }
 

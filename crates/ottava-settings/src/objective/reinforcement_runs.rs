@@ -155,6 +155,10 @@ fn environment_problems(config: &ReinforcementConfig) -> Vec<String> {
         "a reward has `type = \"environment\"`, and no environment returns rewards; set `reinforcement.environment.command`, or remove the reward",
     );
     all.demand(
+        !environment.is_on() || config.sampling.max_staleness == 0,
+        "`reinforcement.environment.command` and `reinforcement.sampling.max_staleness` are both set, and a conversation of several turns cannot be begun by one generation and ended by the next; remove one of them",
+    );
+    all.demand(
         environment.max_turns > 0,
         "`reinforcement.environment.max_turns` is 0; a completion has at least one turn",
     );
@@ -171,6 +175,7 @@ fn endpoint_problems(config: &ReinforcementConfig) -> Vec<String> {
     for (key, is_set) in [
         ("reinforcement.sampling.dynamic_sampling", config.sampling.dynamic_sampling),
         ("reinforcement.environment.command", config.environment.is_on()),
+        ("reinforcement.sampling.max_staleness", config.sampling.max_staleness > 0),
     ] {
         all.demand(
             !is_set,

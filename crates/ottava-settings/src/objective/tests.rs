@@ -42,6 +42,14 @@ fn reinforcement_learning_refuses_what_does_not_go_together() {
             "[reinforcement.sampling]\ndynamic_sampling = true\n[reinforcement.endpoint]\naddress = \"127.0.0.1:0\"",
             "`reinforcement.endpoint.address` and `reinforcement.sampling.dynamic_sampling` are both set",
         ),
+        (
+            "[reinforcement.sampling]\nmax_staleness = 2\n[reinforcement.endpoint]\naddress = \"127.0.0.1:0\"",
+            "`reinforcement.endpoint.address` and `reinforcement.sampling.max_staleness` are both set",
+        ),
+        (
+            "[reinforcement.sampling]\nmax_staleness = 2\n[reinforcement.environment]\ncommand = [\"a\"]",
+            "`reinforcement.environment.command` and `reinforcement.sampling.max_staleness` are both set",
+        ),
         ("[[reinforcement.rewards]]\ntype = \"environment\"", "set `reinforcement.environment.command`"),
         ("[reinforcement]\nnum_generations = 1", "compare completions of one prompt"),
         ("[reinforcement]\nnum_generations = 3", "a generation has a whole number of steps and of prompts"),

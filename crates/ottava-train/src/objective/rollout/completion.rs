@@ -1,6 +1,6 @@
 //! Completions with their rewards, and what a run logs of them.
 
-use super::sample::{End, Sample};
+use super::sample::{Drawn, End, Sample};
 use crate::step::Metrics;
 use ottava_common::error::Result;
 use serde::{Deserialize, Serialize};
@@ -34,6 +34,8 @@ pub(super) struct Generation {
     pub(super) rewards: Vec<String>,
     /// The numbers that rewards returned beside scores, as `rewards/NAME/metrics/METRIC`.
     pub(super) metrics: BTreeMap<String, f64>,
+    /// The tokens of completions of the next generation, in the order of their prompts.
+    pub(super) begun: Vec<Drawn>,
 }
 
 impl Generation {

@@ -1,11 +1,12 @@
 //! Completions of prompts by the model as it is now, with their rewards.
 
+use super::ahead::sample_ahead;
 use super::clients::{Clients, Returned, Wanted};
 use super::completion::{Completion, Generation};
 use super::conversation::{Answers, Conversation, text_of};
 use super::drawer::{DrawSizes, Drawer};
 use super::reward_model::RewardRows;
-use super::sample::sample;
+use super::sample::{Draw, Drawn, sample};
 use crate::objective::FrozenModel;
 use ottava_common::error::Result;
 use ottava_data::{Prompt, Tokenizer};
@@ -32,6 +33,20 @@ pub(super) struct Generator {
     drawer: RefCell<Drawer>,
     /// What collects the completions of clients, if they draw the completions of generations.
     clients: RefCell<Option<Box<dyn Clients>>>,
+}
+
+/// What a rank draws.
+pub(super) struct Work<'a> {
+    /// The prompts, with the seeds of their completions.
+    pub(super) prompts: &'a [Seeded],
+    /// What an earlier generation has drawn of these completions, in their order.
+    pub(super) begun: &'a [Drawn],
+    /// Prompts of the next generation, whose completions may begin.
+    pub(super) ahead: &'a [Seeded],
+    /// The step that the completions are drawn for.
+    pub(super) step: u64,
+    /// Whether the most likely completions are drawn.
+    pub(super) is_greedy: bool,
 }
 
 impl Generator {
@@ -83,8 +98,8 @@ impl Generator {
         self.tokenizer.decode(tokens)
     }
 
-    /// Draws and scores one completion with each seed of each of `prompts`, before step `step`; the most likely completion if `is_greedy`. Returns the
-    /// completions in the order of prompts and seeds. `reward_models` are the reward models of the run. All ranks of `partition` call it together.
+    /// Draws and scores completions. Returns them in the order of prompts and seeds. `reward_models` are the reward models of the run. All ranks of
+    /// `partition` call it together.
     ///
     /// Errors as [`sample`], [`Answers::answer`] and [`Rewards::score`].
     pub(super) fn generate(
@@ -92,27 +107,65 @@ impl Generator {
         model: &mut Decoder,
         partition: &Partition,
         reward_models: &[FrozenModel],
-        prompts: &[Seeded],
-        step: u64,
-        is_greedy: bool,
+        work: &Work,
     ) -> Result<Generation> {
-        let told: Vec<ottava_rewards::Prompt> = prompts.iter().map(|(prompt, _)| told(prompt)).collect();
+        let told: Vec<ottava_rewards::Prompt> = work.prompts.iter().map(|(prompt, _)| told(prompt)).collect();
         let mut conversations = Vec::new();
-        for ((prompt, seeds), told) in prompts.iter().zip(&told) {
+        for ((prompt, seeds), told) in work.prompts.iter().zip(&told) {
             let begin = |(index, &seed)| Conversation::new(prompt, told, index, seed);
             conversations.extend(seeds.iter().enumerate().map(begin));
         }
         let begin = Instant::now();
-        let mut metrics = self.draw(model, partition, &mut conversations, step, is_greedy)?;
+        let (mut metrics, begun) = match work.ahead.is_empty() {
+            true => (self.draw(model, partition, &mut conversations, work)?, Vec::new()),
+            false => self.draw_ahead(model, partition, &mut conversations, work)?,
+        };
         let drawn = Instant::now();
         let samples = || conversations.iter().map(|conversation| &conversation.sample);
         let models = self.reward_rows.iter().zip(reward_models);
         let by_model = models.map(|(rows, model)| rows.scores(model, samples())).collect::<Result<Vec<_>>>()?;
-        let generation = self.score(conversations, &by_model, step)?;
+        let generation = self.score(conversations, &by_model, work.step)?;
         metrics.extend(generation.metrics);
         metrics.insert("timing_s/gen".into(), (drawn - begin).as_secs_f64());
         metrics.insert("timing_s/reward".into(), drawn.elapsed().as_secs_f64());
-        Ok(Generation { metrics, ..generation })
+        Ok(Generation { metrics, begun, ..generation })
+    }
+
+    /// Draws what is left of `conversations`, which have one turn, and begins completions of the prompts ahead. Returns the share of tokens that an earlier
+    /// generation has drawn, and what was begun.
+    fn draw_ahead(
+        &self,
+        model: &mut Decoder,
+        partition: &Partition,
+        conversations: &mut [Conversation],
+        work: &Work,
+    ) -> Result<(BTreeMap<String, f64>, Vec<Drawn>)> {
+        let (most, stop_ids) = (self.max_completion_length, self.tokenizer.eos_ids());
+        let known = |at: usize| work.begun.get(at).cloned().unwrap_or_default();
+        let rest = |(at, of): (usize, &Conversation)| Some((at, known(at).rest(of.next_turn(most))?));
+        let (places, wanted): (Vec<_>, Vec<_>) =
+            conversations.iter().enumerate().filter_map(|(at, of)| rest((at, of))).unzip();
+        let begins = |(prompt, seeds): &Seeded| -> Vec<Draw> {
+            let draw = |&seed| Draw { prompt: prompt.tokens.clone(), seed, max_tokens: most };
+            seeds.iter().map(draw).collect()
+        };
+        let ahead: Vec<Draw> = work.ahead.iter().flat_map(begins).collect();
+        let (drawn, begun) = self
+            .drawer
+            .borrow_mut()
+            .lend(model, partition, |engine| sample_ahead(engine, &wanted, &ahead, stop_ids, partition.ranks()))?;
+        let mut rests = vec![None; conversations.len()];
+        places.into_iter().zip(drawn).for_each(|(at, rest)| rests[at] = Some(rest));
+        let [mut earlier, mut all] = [0, 0];
+        for (at, (conversation, rest)) in conversations.iter_mut().zip(rests).enumerate() {
+            let known = known(at);
+            earlier += known.tokens.len();
+            let turn = known.with(rest).turn(conversation.sample.prompt.clone());
+            all += turn.tokens.len();
+            conversation.add_turn(turn);
+        }
+        let share = earlier as f64 / all.max(1) as f64;
+        Ok((BTreeMap::from([("sampling/stale_token_ratio".into(), share)]), begun))
     }
 
     /// Draws all turns of `conversations`. Returns the numbers that the environment returned, their mean over turns.
@@ -121,8 +174,7 @@ impl Generator {
         model: &mut Decoder,
         partition: &Partition,
         conversations: &mut [Conversation],
-        step: u64,
-        is_greedy: bool,
+        &Work { step, is_greedy, .. }: &Work,
     ) -> Result<BTreeMap<String, f64>> {
         let (most, stop_ids) = (self.max_completion_length, self.tokenizer.eos_ids());
         // The head applies the temperature of the run.
@@ -175,7 +227,7 @@ impl Generator {
             messages.push(conversation.messages);
         }
         let messages = self.answers.borrow().is_some().then_some(messages);
-        Ok(Generation { completions, texts, messages, rewards, metrics })
+        Ok(Generation { completions, texts, messages, rewards, metrics, begun: Vec::new() })
     }
 }
 

@@ -6,6 +6,9 @@
 //! the completions of its prompts (`sample.rs`) and scores them (`ottava-rewards`). Then all ranks tell each other their completions, so that each of
 //! them knows all rewards, and a checkpoint can hold the completions that no step has used yet (`Rows::unfinished`).
 //!
+//! **Staleness.** With `sampling.max_staleness`, completions of the next generation begin while the last completions of a generation are drawn (`ahead.rs`).
+//! `RolloutRows` keeps their tokens (`Drawn`) until the next generation, and a checkpoint has them. The position in the data does not move for them.
+//!
 //! **Turns.** With an environment, a completion is a `Conversation` (`conversation.rs`). Token ids of all turns are kept; only the environment's messages
 //! are tokenized. A turn's prompt is the conversation so far, whose keys and values the prefix cache of the engine already has.
 //!
@@ -32,6 +35,7 @@
 //! whose scales do not depend on the other tokens of a product. The temperature is a factor of the head (`HeadSpec::scale`), which draws and losses share.
 
 mod advantage;
+mod ahead;
 mod clients;
 mod completion;
 mod conversation;
@@ -55,7 +59,7 @@ pub use drawer::{DrawSizes, Drawer};
 pub use loss::{Estimates, OtherModels, PolicyMicroBatch, Scored};
 pub use packing::{PackedBatch, Packing, Place, documents_of_row};
 pub use policy::Policy;
-pub use sample::{Draw, End, Sample, sample, seed_of, set_row};
+pub use sample::{Draw, Drawn, End, Sample, sample, seed_of, set_row};
 
 use super::{FrozenModel, Objective, Opening, Rows};
 use crate::phase::{Passes, Phase};

@@ -3,25 +3,25 @@
 use super::clients::{Clients, Wanted};
 use super::completion::{Completion, Generation, metrics, metrics_of_turns};
 use super::credit::scored;
-use super::generator::Generator;
+use super::generator::{Generator, Seeded, Work};
 use super::held_out::held_out_metrics;
 use super::loss::{OtherModels, PolicyMicroBatch, Scored};
 use super::packing::{PackedBatch, Packing, Place};
-use super::sample::{Sample, seed_of};
+use super::sample::{Drawn, Sample, seed_of};
 use crate::objective::{Evaluation, LoadedRows, Opening, Rows, Validation};
 use crate::step::host::values;
 use crate::step::{Metrics, MicroBatch, TrainStep, token_losses, token_values};
 use ottava_common::error::{Error, Result};
 use ottava_common::hash::sha256_of;
-use ottava_data::{DataState, PromptLoader, PromptSet, RowShare};
+use ottava_data::{DataState, Prompt, PromptLoader, PromptSet, RowShare};
 use ottava_models::Decoder;
 use ottava_parallel::Partition;
 use ottava_recipe::mode::{Pass, StepPrecision};
 use ottava_settings::{EvaluationConfig, ReinforcementConfig};
 use ottava_tensor::Tensor;
 use ottava_tensor::comm::Axis;
-use serde::Serialize;
 use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::collections::{BTreeMap, VecDeque};
 
@@ -33,8 +33,7 @@ pub(super) struct RolloutRows {
     share: RowShare,
     prompts: PromptLoader,
     generator: Generator,
-    /// The completions of the steps to come, of all ranks.
-    waiting: VecDeque<Vec<Scored>>,
+    unfinished: Unfinished,
     step: u64,
     /// The last generation, until a step reports it.
     report: Report,
@@ -56,6 +55,15 @@ struct Sizes {
     of_step: usize,
     /// Prompts of a generation, of all ranks.
     of_generation: usize,
+}
+
+/// Completions for later steps.
+#[derive(Default, Serialize, Deserialize)]
+struct Unfinished {
+    /// The completions of the steps to come, of all ranks.
+    waiting: VecDeque<Vec<Scored>>,
+    /// What is drawn of the completions of the next generation, of all ranks, in the order of their prompts.
+    begun: Vec<Drawn>,
 }
 
 /// What a generation says of itself.
@@ -80,11 +88,11 @@ impl RolloutRows {
         for sentence in sets.iter().filter_map(PromptSet::describe_left_out).filter(|_| share.rank == 0) {
             tracing::warn!("{sentence}");
         }
-        let waiting = match unfinished {
-            Some(waiting) => serde_json::from_value(waiting.clone()).map_err(|error| {
+        let unfinished = match unfinished {
+            Some(unfinished) => serde_json::from_value(unfinished.clone()).map_err(|error| {
                 Error::Checkpoint(format!("the completions that the checkpoint holds cannot be read: {error}"))
             })?,
-            None => VecDeque::new(),
+            None => Unfinished::default(),
         };
         let of_step = run.micro_batch_rows() * run.training.gradient_accumulation_steps * share.world;
         let of_generation = config.prompts(of_step);
@@ -94,6 +102,13 @@ impl RolloutRows {
                 "a generation has {completions} completions of {of_generation} prompts, a step {of_step} completions, and {} ranks divide the prompts; \
                  change `reinforcement.prompts_per_generation` so that steps and ranks divide a generation evenly",
                 share.world
+            )));
+        }
+        let (steps, most) = ((completions * config.num_iterations / of_step) as u64, config.sampling.max_staleness);
+        if most > 0 && most < steps {
+            return Err(Error::Config(format!(
+                "`reinforcement.sampling.max_staleness` is {most}, and a completion that is begun ends after the {steps} steps of a generation; set it to 0 \
+                 or to at least {steps}"
             )));
         }
         if config.endpoint.is_on() && share.world > 1 {
@@ -109,7 +124,7 @@ impl RolloutRows {
             share,
             prompts: PromptLoader::new(sets, state, share)?,
             generator: Generator::new(run, of_generation / share.world * config.num_generations)?,
-            waiting,
+            unfinished,
             step,
             report: Report::default(),
             shown: run.logging.completions,
@@ -165,7 +180,7 @@ impl RolloutRows {
         kept.truncate(self.sizes.of_generation);
         self.report.metrics = metrics(&drawn, &names).and(self.turns_of(&drawn));
         self.report.metrics.named.extend(returned.into_iter().map(|(name, value)| (name.into(), value)));
-        self.waiting = self.steps_of(&kept, place);
+        self.unfinished.waiting = self.steps_of(&kept, place);
         Ok(())
     }
 
@@ -210,26 +225,50 @@ impl RolloutRows {
         precision: StepPrecision,
     ) -> Result<Groups> {
         let (RowShare { rank, world }, ranks) = (self.share, partition.ranks());
-        let (place, group) = (self.place(), self.config.num_generations);
-        let prompts = self.prompts.next(self.sizes.of_generation / world)?;
-        let seeds = |at: usize| -> Vec<u64> {
-            let number = (at * world + rank) as u64;
-            (0..group as u64).map(|index| seed_of([self.seed, place, number, index])).collect()
+        let (group, of_rank) = (self.config.num_generations, self.sizes.of_generation / world);
+        let place = self.place();
+        let prompts = self.prompts.next(of_rank)?;
+        let prompts = self.seeded(prompts, place);
+        let ahead = match self.config.sampling.max_staleness {
+            0 => Vec::new(),
+            _ => self.prompts.peek(of_rank)?,
         };
-        let prompts: Vec<_> = prompts.into_iter().enumerate().map(|(at, prompt)| (prompt, seeds(at))).collect();
-        let drawn = self.generator.generate(model, partition, &others.rewards, &prompts, self.step, false);
+        let ahead = self.seeded(ahead, self.place());
+        let begun = std::mem::take(&mut self.unfinished.begun);
+        let number = |at: usize| (at / group * world + rank) * group + at % group;
+        let begun: Vec<Drawn> =
+            (0..of_rank * group).map(|at| begun.get(number(at)).cloned().unwrap_or_default()).collect();
+        let work = Work { prompts: &prompts, begun: &begun, ahead: &ahead, step: self.step, is_greedy: false };
+        let drawn = self.generator.generate(model, partition, &others.rewards, &work);
         let drawn = ranks.together("drawing completions", drawn)?;
         if ranks.leads() && self.report.examples.is_empty() {
             self.report.examples = drawn.examples(self.shown, |tokens| self.generator.text(tokens))?;
         }
-        let Generation { completions: mut mine, rewards, metrics, .. } = drawn;
+        let Generation { completions: mut mine, rewards, metrics, mut begun, .. } = drawn;
         self.run_passes(&mut mine, model, partition, precision)?;
-        let all = of_all_ranks(partition, "completions", &mine)?;
-        // In the order of the prompts, whatever the number of ranks.
-        let groups =
-            (0..self.sizes.of_generation).map(|at| all[at % world][at / world * group..][..group].to_vec()).collect();
+        begun.resize(if ahead.is_empty() { 0 } else { of_rank * group }, Drawn::default());
+        self.unfinished.begun = self.in_order(&of_all_ranks(partition, "completions that were begun", &begun)?);
+        let groups = self.in_order(&of_all_ranks(partition, "completions", &mine)?);
+        let groups = groups.chunks(group).map(<[Completion]>::to_vec).collect();
         let metrics = means(&of_all_ranks(partition, "metrics of rewards", &metrics)?);
         Ok(Groups { groups, rewards, metrics })
+    }
+
+    /// Gives each completion of `prompts` of this rank its seed, at this `place` in the data.
+    fn seeded(&self, prompts: Vec<Prompt>, place: u64) -> Vec<Seeded> {
+        let RowShare { rank, world } = self.share;
+        let seeds = |at: usize| -> Vec<u64> {
+            let number = (at * world + rank) as u64;
+            (0..self.config.num_generations as u64).map(|index| seed_of([self.seed, place, number, index])).collect()
+        };
+        prompts.into_iter().enumerate().map(|(at, prompt)| (prompt, seeds(at))).collect()
+    }
+
+    /// Returns what each rank has of its completions in the order of the prompts, whatever the number of ranks.
+    fn in_order<T: Clone>(&self, of_ranks: &[Vec<T>]) -> Vec<T> {
+        let (world, group) = (self.share.world, self.config.num_generations);
+        let prompts = of_ranks.iter().map(Vec::len).sum::<usize>() / group;
+        (0..prompts).flat_map(|at| of_ranks[at % world][at / world * group..][..group].to_vec()).collect()
     }
 
     /// `count` completions of each prompt that is held out, by prompt; and the names of their scores. Each rank draws the completions of its share of
@@ -250,7 +289,8 @@ impl RolloutRows {
         let mine = (rank..prompts).step_by(world).map(|at| Ok((self.prompts.validation(at)?, seeds(at))));
         // All ranks draw, or none: they gather weights together.
         let mine = ranks.together("reading held-out prompts", mine.collect::<Result<Vec<_>>>())?;
-        let drawn = self.generator.generate(model, partition, &others.rewards, &mine, self.step, is_greedy);
+        let work = Work { prompts: &mine, begun: &[], ahead: &[], step: self.step, is_greedy };
+        let drawn = self.generator.generate(model, partition, &others.rewards, &work);
         let Generation { completions, rewards, .. } = ranks.together("evaluating completions", drawn)?;
         let all = of_all_ranks(partition, "completions of the evaluation", &completions)?;
         let groups = (0..prompts).map(|at| all[at % world][at / world * count..][..count].to_vec());
@@ -374,12 +414,13 @@ impl Rows for RolloutRows {
     }
 
     fn unfinished(&self) -> Option<Value> {
-        let waiting = (!self.waiting.is_empty()).then_some(&self.waiting)?;
-        Some(serde_json::to_value(waiting).expect("completions are written without fail"))
+        let Unfinished { waiting, begun } = &self.unfinished;
+        let is_there = !waiting.is_empty() || !begun.is_empty();
+        is_there.then(|| serde_json::to_value(&self.unfinished).expect("completions are written without fail"))
     }
 
     fn forget_unfinished(&mut self) {
-        self.waiting.clear();
+        self.unfinished = Unfinished::default();
     }
 
     fn connect(&mut self, clients: Box<dyn Clients>) {
@@ -387,11 +428,11 @@ impl Rows for RolloutRows {
     }
 
     fn load(&mut self, model: &mut Decoder, step: &mut TrainStep, precision: StepPrecision) -> Result<LoadedRows> {
-        if self.waiting.is_empty() {
+        if self.unfinished.waiting.is_empty() {
             let others = step.first_loss::<PolicyMicroBatch>().others();
             self.generate(model, others, step.partition(), precision)?;
         }
-        let all = self.waiting.pop_front().expect("a generation has a step");
+        let all = self.unfinished.waiting.pop_front().expect("a generation has a step");
         let scored: Vec<&Scored> = all.iter().collect();
         let samples: Vec<&Sample> = all.iter().map(|scored| &scored.sample).collect();
         let packed = self.packing().pack(&samples, self.share);

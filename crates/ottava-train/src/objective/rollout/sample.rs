@@ -112,40 +112,102 @@ pub struct Draw {
     pub max_tokens: usize,
 }
 
+/// The tokens that were drawn of a completion.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Drawn {
+    /// The tokens.
+    pub tokens: Vec<u32>,
+    /// The log-probability of each token when it was drawn.
+    pub logprobs: Vec<f32>,
+    /// Why no token follows; `None` if the completion is not finished.
+    pub end: Option<End>,
+}
+
 /// Draws the completions `wanted` at this `temperature`; at 0 the most likely ones. A text ends with one of `stop_ids`.
 ///
 /// Errors as [`Engine::add`] and [`Engine::step`], and with [`Error::Cancelled`](ottava_common::Error::Cancelled) after a request to stop.
 pub fn sample(engine: &mut Engine, wanted: &[Draw], stop_ids: &[u32], temperature: f64) -> Result<Vec<Sample>> {
-    let mut places: HashMap<RequestId, usize> = HashMap::new();
-    let mut drawn: Vec<(Vec<u32>, Vec<f32>, End)> = vec![(Vec::new(), Vec::new(), End::Length); wanted.len()];
-    for (at, Draw { prompt, seed, max_tokens }) in wanted.iter().enumerate() {
+    let mut draws = Draws::new(stop_ids, temperature);
+    wanted.iter().try_for_each(|draw| draws.add(engine, draw))?;
+    while !engine.is_idle() {
+        draws.step(engine)?;
+    }
+    let of = |(draw, drawn): (&Draw, Drawn)| {
+        Sample::of_turn(draw.prompt.clone(), drawn.tokens, drawn.logprobs, drawn.end.unwrap_or(End::Length))
+    };
+    Ok(wanted.iter().zip(draws.drawn).map(of).collect())
+}
+
+/// Completions that an engine draws.
+pub(super) struct Draws<'a> {
+    stop_ids: &'a [u32],
+    temperature: f64,
+    places: HashMap<RequestId, usize>,
+    /// The completions, in the order in which they were added.
+    pub(super) drawn: Vec<Drawn>,
+}
+
+impl<'a> Draws<'a> {
+    /// No completions yet.
+    pub(super) fn new(stop_ids: &'a [u32], temperature: f64) -> Draws<'a> {
+        Draws { stop_ids, temperature, places: HashMap::new(), drawn: Vec::new() }
+    }
+
+    /// Begins a completion.
+    pub(super) fn add(&mut self, engine: &mut Engine, draw: &Draw) -> Result<()> {
         let request = Request {
-            prompt: prompt.clone(),
-            sampling: Sampling { temperature, seed: *seed, ..Sampling::default() },
-            max_new_tokens: *max_tokens,
-            stop_ids: stop_ids.to_vec(),
+            prompt: draw.prompt.clone(),
+            sampling: Sampling { temperature: self.temperature, seed: draw.seed, ..Sampling::default() },
+            max_new_tokens: draw.max_tokens,
+            stop_ids: self.stop_ids.to_vec(),
             logprobs: Some(0),
             ..Request::default()
         };
-        places.insert(engine.add(request)?, at);
+        self.places.insert(engine.add(request)?, self.drawn.len());
+        self.drawn.push(Drawn::default());
+        Ok(())
     }
-    while !engine.is_idle() {
+
+    /// Draws a token of each completion that the engine computes.
+    pub(super) fn step(&mut self, engine: &mut Engine) -> Result<()> {
         ottava_common::interrupt::check("drawing completions")?;
         for event in engine.step()? {
             match event {
                 Event::Token { id, token, logprob } => {
-                    let (tokens, logprobs, _) = &mut drawn[places[&id]];
-                    tokens.push(token);
-                    logprobs.push(logprob.expect("the request asks for it").logprob);
+                    let drawn = &mut self.drawn[self.places[&id]];
+                    drawn.tokens.push(token);
+                    drawn.logprobs.push(logprob.expect("the request asks for it").logprob);
                 }
-                Event::Finished { id, reason: FinishReason::Stop } => drawn[places[&id]].2 = End::Text,
-                Event::Finished { .. } => {}
+                Event::Finished { id, reason } => {
+                    self.drawn[self.places[&id]].end = match reason {
+                        FinishReason::Stop => Some(End::Text),
+                        FinishReason::Cancelled => None,
+                        _ => Some(End::Length),
+                    };
+                }
                 Event::Prompt { .. } | Event::Embedding { .. } => {}
             }
         }
+        Ok(())
     }
-    let of = |(draw, (tokens, logprobs, end)): (&Draw, _)| Sample::of_turn(draw.prompt.clone(), tokens, logprobs, end);
-    Ok(wanted.iter().zip(drawn).map(of).collect())
+
+    /// Leaves the completions that are not finished as they are.
+    pub(super) fn stop(&mut self, engine: &mut Engine) -> Result<()> {
+        for (&id, &at) in &self.places {
+            if self.drawn[at].end.is_none() {
+                engine.cancel(id);
+            }
+        }
+        while !engine.is_idle() {
+            self.step(engine)?;
+        }
+        Ok(())
+    }
+
+    /// The number of the first `count` completions that are not finished.
+    pub(super) fn open(&self, count: usize) -> usize {
+        self.drawn.iter().take(count).filter(|drawn| drawn.end.is_none()).count()
+    }
 }
 
 #[cfg(test)]
