@@ -1,4 +1,4 @@
-//! Micro-batches of samples. A row holds several samples, each a document of its own, so that short completions do not leave rows empty.
+//! Packs samples into micro-batches. A row holds several samples, so that short completions leave little padding. Each sample is a document.
 
 use super::sample::{Sample, write_sample};
 use ottava_data::{Batch, RowShare};
@@ -12,7 +12,7 @@ pub struct Packing {
     pub rows: usize,
     /// Tokens of a row.
     pub max_length: usize,
-    /// The token that fills a row.
+    /// The token that pads a row.
     pub end: u32,
 }
 
@@ -21,33 +21,33 @@ pub struct Packing {
 pub struct PackedBatch {
     /// The tokens.
     pub batch: Batch,
-    /// The samples of the micro-batch.
+    /// The places of the samples of the micro-batch.
     pub places: Vec<Place>,
 }
 
 /// Where a sample is in a micro-batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Place {
-    /// The number of the sample.
+    /// The index of the sample among the packed samples.
     pub sample: usize,
-    /// The place of its first token.
+    /// The position of the first token of the sample in the micro-batch.
     pub start: usize,
 }
 
-/// The samples of a row, at most. A row of `max_length` tokens has room for samples of 64 tokens, and for four samples however short it is: attention
-/// launches work for each possible document.
+/// The maximum number of samples of a row: one per 64 tokens of the row, but at least four. The number is limited because attention launches work for
+/// each possible document.
 pub fn samples_of_row(max_length: usize) -> usize {
     (max_length / 64).max(4)
 }
 
-/// The documents of a row, at most: its samples and its padding.
+/// The maximum number of documents of a row: its samples and its padding.
 pub fn documents_of_row(max_length: usize) -> usize {
     samples_of_row(max_length) + 1
 }
 
 impl Packing {
-    /// Packs `samples` into micro-batches, and returns the micro-batches of this rank. Each rank gets equally many micro-batches, and rows that differ by
-    /// one at most. There are never more rows than samples.
+    /// Packs `samples` into micro-batches, and returns the micro-batches of this rank. All ranks get equally many micro-batches, and their numbers of
+    /// filled rows differ by at most one. There are never more filled rows than samples.
     pub fn pack(&self, samples: &[&Sample], share: RowShare) -> Vec<PackedBatch> {
         let all = self.rows_of(samples);
         let count = all.len().div_ceil(share.world).div_ceil(self.rows);
@@ -55,12 +55,12 @@ impl Packing {
         (0..count).map(|at| self.batch(samples, mine.get(at * self.rows..).unwrap_or_default())).collect()
     }
 
-    /// A micro-batch without samples.
+    /// Returns a micro-batch without samples.
     pub fn empty(&self) -> PackedBatch {
         self.batch(&[], &[])
     }
 
-    /// The samples of each row: the longest samples first, each in the first row that has room for it.
+    /// Returns the indices of the samples of each row. The longest samples are placed first, each in the first row that has room for it.
     fn rows_of(&self, samples: &[&Sample]) -> Vec<Vec<usize>> {
         let mut order: Vec<usize> = (0..samples.len()).collect();
         order.sort_by_key(|&at| (Reverse(samples[at].length()), at));
@@ -79,7 +79,7 @@ impl Packing {
         rows
     }
 
-    /// The micro-batch of the first of `rows`, which hold the numbers of `samples`.
+    /// Returns the micro-batch of the first `self.rows` of `rows`, which hold indices of `samples`.
     fn batch(&self, samples: &[&Sample], rows: &[&[usize]]) -> PackedBatch {
         let Packing { rows: count, max_length, end } = *self;
         let tokens = count * max_length;
@@ -130,7 +130,7 @@ mod tests {
         assert_eq!((batch.documents.as_deref(), &batch.padding[..]), (Some(&[16, 9, 4, 3][..]), &[0, 3][..]));
     }
 
-    /// Each sample is in one micro-batch of one rank, no row overflows, and no rank has more rows than it has samples of a step.
+    /// Each sample is in one micro-batch of one rank, no row overflows, and no rank has more micro-batches than with one sample per row.
     #[test]
     fn every_sample_is_packed_once() {
         for (count, world) in [(1, 1), (8, 1), (8, 2), (24, 4), (24, 3)] {
