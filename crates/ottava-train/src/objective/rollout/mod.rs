@@ -54,7 +54,7 @@ pub use clients::{Clients, Returned, Wanted};
 pub use completion::Completion;
 pub use drawer::{DrawSizes, Drawer};
 pub use loss::{Estimates, OtherModels, PolicyMicroBatch, Scored};
-pub use packing::{PackedBatch, Packing, Place, documents_of_row};
+pub use packing::{PackedBatch, Place, SampleRows, documents_of_row};
 pub use policy::Policy;
 pub use sample::{Draw, End, Sample, sample, seed_of, set_row};
 

@@ -56,7 +56,7 @@ impl Store {
         }
         if !index.complete {
             return Err(Error::Data(format!(
-                "`distillation.logits` ({}): some documents have no distributions yet; run `ottava logits` again, which goes on from here",
+                "`distillation.logits` ({}): some documents have no distributions yet; run `ottava logits` again to write them",
                 folder.display()
             )));
         }
