@@ -7,13 +7,13 @@
 set -euo pipefail
 ottava=$(realpath "$1") kv=${KV:-320000} prompts=${PROMPTS:-64}
 shift
-recipes=("${@:-bf16}")
-[ $# -gt 0 ] || recipes=(bf16 fp8-row)
+[ $# -gt 0 ] || set -- bf16 fp8-row
+recipes=("$@")
 cd "$(dirname "$0")/.."
 "$ottava" bench rollouts --model llama-3-8b --prompts "$prompts" --kv-cache-tokens "$kv" --recipes "$(IFS=,; echo "${recipes[*]}")" \
     --set skip_slow_linears=false
 [ "${SERVE:-1}" = 1 ] || exit 0
-folder=$(mktemp -d)
+folder=$(mktemp -d) server=
 trap 'kill $server 2>/dev/null || true; rm -rf "$folder"' EXIT
 python3 scripts/make_random_llama.py "$folder" data/tokenizer
 for recipe in "${recipes[@]}"; do

@@ -86,7 +86,7 @@ pub use mixture::{BatchLoader, DataSet, DataState, TrainingData};
 pub use order::Split;
 pub use ottava_jinja::Clock;
 pub use ottava_jinja::json_text::{keep_integers, parse as parse_json, write as write_json};
-pub use packing::{ExcessLength, Packing, RowLayout};
+pub use packing::{ExcessLength, Packing, RowLayout, best_fit};
 pub use parts::Part;
 pub use preference::{PreferenceBatch, PreferenceLoader, Records, RowTarget};
 pub use prepare::{PreparedPart, prepare, prepare_part};

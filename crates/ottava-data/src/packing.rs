@@ -99,7 +99,7 @@ impl Window {
             _ => {
                 // The sort is stable, so documents of equal length stay in the order of the epoch.
                 sized.sort_by_key(|&(inputs, _)| std::cmp::Reverse(inputs));
-                best_fit(&sized, layout.seq_len)
+                best_fit(&sized, layout.seq_len, usize::MAX)
             }
         };
         let order = Permutation::new(rows.len() as u64, seed, (epoch << 32).wrapping_add(start / WINDOW + 1));
@@ -117,10 +117,11 @@ impl Window {
     }
 }
 
-/// Puts each of `sized` (a size and a document) into the row with the least sufficient space, or into a new row.
-fn best_fit(sized: &[(usize, u64)], capacity: usize) -> Vec<Vec<u64>> {
+/// Puts each of `sized` (a size, at most `capacity`, and a document) into the row with the least sufficient space and fewer than `most` documents, or into
+/// a new row. Rows are fullest if `sized` begins with the longest document.
+pub fn best_fit(sized: &[(usize, u64)], capacity: usize, most: usize) -> Vec<Vec<u64>> {
     let mut rows: Vec<Vec<u64>> = Vec::new();
-    // The free space and the index of each row that is not full. Among rows with equal space, the oldest is used first.
+    // The free space and the index of each row with room. Among rows with equal space, the oldest is used first.
     let mut spaces: BTreeSet<(usize, usize)> = BTreeSet::new();
     for &(size, document) in sized {
         let found = spaces.range((size, 0)..).next().copied();
@@ -135,7 +136,7 @@ fn best_fit(sized: &[(usize, u64)], capacity: usize) -> Vec<Vec<u64>> {
             }
         };
         rows[row].push(document);
-        if space > size {
+        if space > size && rows[row].len() < most {
             spaces.insert((space - size, row));
         }
     }
@@ -149,13 +150,15 @@ mod tests {
     #[test]
     fn rows_are_the_best_fit_and_never_too_long() {
         let sized: Vec<(usize, u64)> = [9, 7, 6, 4, 3, 3, 2, 1].into_iter().zip(0..).collect();
-        assert_eq!(best_fit(&sized, 10), [vec![0, 7], vec![1, 4], vec![2, 3], vec![5, 6]]);
-        assert_eq!(best_fit(&[], 10), Vec::<Vec<u64>>::new());
+        assert_eq!(best_fit(&sized, 10, usize::MAX), [vec![0, 7], vec![1, 4], vec![2, 3], vec![5, 6]]);
+        assert_eq!(best_fit(&sized[4..], 10, usize::MAX), [vec![4, 5, 6, 7]]);
+        assert_eq!(best_fit(&sized[4..], 10, 2), [vec![4, 5], vec![6, 7]]);
+        assert_eq!(best_fit(&[], 10, usize::MAX), Vec::<Vec<u64>>::new());
         // Sizes are random. Every document must be packed once, rows must not exceed the capacity, and few rows may be incomplete.
         let mut sized: Vec<(usize, u64)> =
             (0..5000).map(|i| (1 + (ottava_common::hash::mix(i) % 300) as usize, i)).collect();
         sized.sort_by_key(|&(size, _)| std::cmp::Reverse(size));
-        let rows = best_fit(&sized, 1024);
+        let rows = best_fit(&sized, 1024, usize::MAX);
         let size_of = |document: &u64| sized.iter().find(|(_, other)| other == document).unwrap().0;
         assert!(rows.iter().all(|row| row.iter().map(size_of).sum::<usize>() <= 1024));
         let mut all = rows.concat();

@@ -1,9 +1,9 @@
-//! Weights that are whole on each rank for a while. While a model draws completions, each rank runs other passes than the other ranks, so no pass can
-//! gather weights. All weights are gathered before the draws.
+//! Whole weights on each rank while a model draws completions. Ranks draw independently, so no pass of a draw can gather weights. All weights are
+//! gathered before the draws.
 //!
-//! In ZeRO stages 1 and 2, ranks keep the buffers of gathered weights, and draws read these buffers. Other weights are copied: the weights of stage 3,
-//! whose buffers are needed for the next gather, and the codes of weights that ranks gather as values. Between draws, steps use the memory of the
-//! copies. A copy keeps its address, so CUDA graphs of draws stay valid.
+//! In ZeRO stages 1 and 2, ranks keep the buffers of gathered weights, and draws read these buffers. Two kinds of weights are copied: weights of
+//! stage 3, because the next gather overwrites their buffers, and FP8 codes of weights that ranks gather as values. Between draws, steps use the
+//! memory of the copies. A copy keeps its address, so CUDA graphs of draws stay valid.
 
 use crate::{Exchange, Partition};
 use ottava_common::error::Result;
@@ -13,14 +13,14 @@ use ottava_recipe::param::{Direction, ForwardWeight, Param, ParamId, Units};
 use ottava_tensor::{Suspended, Tensor};
 use std::collections::HashMap;
 
-/// Whole weights of the parameters that ranks divide.
+/// The copies of whole weights, for the parameters that ranks divide.
 #[derive(Default)]
 pub struct WholeWeights {
     /// The memory of the tensors of each copied weight.
     copies: HashMap<ParamId, Vec<Suspended>>,
 }
 
-/// A whole weight, or what the parameter stored in its place.
+/// A whole weight. While the model is lent, the weight that the parameter held before.
 struct Whole {
     weight: ForwardWeight,
     is_copy: bool,
@@ -28,7 +28,7 @@ struct Whole {
 
 impl WholeWeights {
     /// Runs `work` with a `model` whose forward reads whole weights without a gather. `work` must not update the model. All ranks of `partition` call
-    /// it together.
+    /// `lend` together.
     pub fn lend<T>(
         &mut self,
         model: &mut Decoder,
@@ -48,7 +48,7 @@ impl WholeWeights {
         done
     }
 
-    /// Gathers the weights unit by unit. The next unit is gathered while a unit is copied.
+    /// Gathers the weights unit by unit. The gather of the next unit overlaps with the copy of a unit.
     fn gather(&mut self, model: &mut Decoder, partition: &Partition) -> Result<HashMap<ParamId, Whole>> {
         let device = model.device().clone();
         let _scope = device.whole_scope("whole weights");
@@ -73,7 +73,7 @@ impl WholeWeights {
         Ok(all)
     }
 
-    /// Copies the tensors of `weight` to the memory of the earlier copy of the weight.
+    /// Replaces the tensors of `weight` by copies. Copies reuse the memory of the earlier copy of the weight, if there is one.
     fn copy(&self, param: ParamId, weight: &mut ForwardWeight) -> Result<()> {
         let earlier = self.copies.get(&param);
         for (number, tensor) in weight.tensors().enumerate() {
@@ -88,7 +88,7 @@ impl WholeWeights {
     }
 }
 
-/// Exchanges what forward reads of the parameters.
+/// Swaps the weights that forward reads with the weights in `whole`.
 fn exchange(model: &mut Decoder, whole: &mut HashMap<ParamId, Whole>) {
     for param in model.all_parameters() {
         if let Some(whole) = whole.get_mut(&param.identity.id) {

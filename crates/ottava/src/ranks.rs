@@ -6,6 +6,7 @@ mod processes;
 use crate::device::{self, Local};
 use crate::output::log_to;
 use clap::Args;
+use object::{Object, ReadCache};
 use ottava_common::hash::{hex, sha256, sha256_file};
 use ottava_common::launch::{OWN, OWN_PARENT, Place, tasks_of_batch_script};
 use ottava_common::{Error, Result, interrupt};
@@ -15,6 +16,7 @@ use ottava_tensor::comm::process::{self, Rendezvous, Supervisor};
 use ottava_tensor::cuda::CudaDevice;
 use own::{SECRET, open_log};
 pub use processes::Processes;
+use std::fs::File;
 use std::net::TcpListener;
 use std::os::unix::process::parent_id;
 use std::path::Path;
@@ -184,7 +186,7 @@ fn rendezvous(
     // All ranks of a job must run the same program with the same configuration.
     let mut identity = vec![
         ("version".to_string(), env!("CARGO_PKG_VERSION").to_string()),
-        ("the digest of the program".to_string(), digest_of_program()?),
+        ("the build ID of the program".to_string(), identity_of_program()?),
     ];
     identity.extend(config.settings().into_iter().map(|(key, value)| match value.len() {
         0..LONG => (key, value),
@@ -194,9 +196,14 @@ fn rendezvous(
     Ok(Rendezvous { rank, size, address, secret: secret.into_bytes(), identity, limits, supervisor })
 }
 
-/// Returns a digest of the file of this program, which differs between builds.
-fn digest_of_program() -> Result<String> {
-    Ok(sha256_file(Path::new("/proc/self/exe"))?.1)
+/// Returns the build ID of this program, which differs between builds. Linkers write it as a hash of what they link (`man ld`, `--build-id`). If there is
+/// no build ID, returns the SHA-256 of the file, which takes longer to compute.
+fn identity_of_program() -> Result<String> {
+    let path = Path::new("/proc/self/exe");
+    let file = ReadCache::new(File::open(path).map_err(Error::io(path))?);
+    let build_id = object::File::parse(&file).and_then(|program| Ok(program.build_id()?.map(hex)));
+    // An error means that the file is not laid out as an ELF file is, so that it has no build ID either.
+    build_id.ok().flatten().map_or_else(|| Ok(sha256_file(path)?.1), Ok)
 }
 
 /// A rank that another process has started.

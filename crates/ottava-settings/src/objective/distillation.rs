@@ -12,9 +12,9 @@ use std::path::PathBuf;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct DistillationConfig {
-    /// The folder of the teacher: a language model with the tokens of the model that is trained. "" trains without a teacher.
+    /// The folder of the teacher: a language model with the tokens of the model that is trained. "" runs no teacher.
     pub teacher: PathBuf,
-    /// The folder of the teacher's distributions, which `ottava logits` writes: the teacher does not run beside the model. "" runs the teacher.
+    /// The folder of the teacher's distributions, which `ottava logits` writes: the teacher does not run beside the model. "" reads no distributions.
     pub logits: PathBuf,
     /// The likeliest tokens of each distribution in `logits`; all other tokens are one event of the divergence.
     pub top_k: usize,
@@ -24,7 +24,7 @@ pub struct DistillationConfig {
     /// The temperature by which the logits of both models are divided.
     pub temperature: f64,
     /// The share of the steps whose completions the trained model draws (on-policy): their rows keep the prompts of the data, and the teacher reads
-    /// what the model has drawn at this temperature behind each prompt. 0 learns from the completions of the data alone.
+    /// what the model has drawn at `temperature` behind each prompt. 0 learns from the completions of the data alone.
     pub lmbda: f64,
     /// Tokens of a drawn completion at most; a completion also ends where its row ends.
     pub max_completion_length: usize,

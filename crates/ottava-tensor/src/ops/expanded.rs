@@ -1,5 +1,6 @@
 //! Encodes and decodes [`ExpandedTensor`] on the CPU. On a GPU, only optimizer updates encode and decode it.
 
+use crate::ops::parallel_rows::ParallelRows;
 use crate::stored::ExpandedTensor;
 use crate::{DType, Device, MemoryKind, Result, Tensor};
 use rayon::prelude::*;
@@ -10,8 +11,8 @@ pub fn expanded(x: &Tensor) -> Result<ExpandedTensor> {
     x.expect_device("expanded: x", &Device::Cpu)?;
     let mut out = ExpandedTensor::zeros(&Device::Cpu, x.shape(), MemoryKind::Device)?;
     let [row, groups] = row_of(&out);
-    let codes = out.codes.host_mut().par_chunks_mut(row).zip(out.groups.host_mut().par_chunks_mut(groups));
-    codes.zip(x.host().par_chunks(row)).for_each(|((codes, groups), x)| encode_row(x, codes, groups));
+    let codes = out.codes.host_mut().par_rows_mut(row).zip(out.groups.host_mut().par_rows_mut(groups));
+    codes.zip(x.host().par_rows(row)).for_each(|((codes, groups), x)| encode_row(x, codes, groups));
     Ok(out)
 }
 
@@ -20,8 +21,8 @@ pub fn unexpanded(x: &ExpandedTensor) -> Result<Tensor> {
     x.codes.expect_device("unexpanded: x", &Device::Cpu)?;
     let [row, groups] = row_of(x);
     let mut y = Tensor::empty(&Device::Cpu, x.codes.shape(), DType::F32)?;
-    let codes = x.codes.host().par_chunks(row).zip(x.groups.host().par_chunks(groups));
-    codes.zip(y.host_mut().par_chunks_mut(row)).for_each(|((codes, groups), y)| decode_row(codes, groups, y));
+    let codes = x.codes.host().par_rows(row).zip(x.groups.host().par_rows(groups));
+    codes.zip(y.host_mut().par_rows_mut(row)).for_each(|((codes, groups), y)| decode_row(codes, groups, y));
     Ok(y)
 }
 

@@ -52,6 +52,7 @@ mod move_columns;
 mod negate_targets;
 mod newton_schulz;
 mod paged_attention;
+mod parallel_rows;
 mod parameter;
 mod permute;
 mod policy;

@@ -26,7 +26,7 @@ const WARM_UP: usize = 3;
 /// The settings of the benchmark.
 #[derive(Clone, Debug)]
 pub struct DecodeBench {
-    /// A name of [`models`](super::models).
+    /// A name of [`models`](super::models), or the path of a folder or a `config.json`.
     pub model: String,
     /// The number of blocks; `None` for all blocks of the model.
     pub layers: Option<usize>,

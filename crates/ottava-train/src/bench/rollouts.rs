@@ -4,7 +4,7 @@
 use super::model;
 use super::shapes::{expect_positive, with_layers};
 use crate::objective::rollout::{
-    Draw, DrawSizes, Drawer, End, Packing, PolicyMicroBatch, Sample, Scored, sample, seed_of,
+    Draw, DrawSizes, Drawer, PolicyMicroBatch, Sample, SampleRows, Scored, sample, seed_of,
 };
 use crate::plan::ResolvedRun;
 use crate::run::Run;
@@ -32,7 +32,7 @@ const WARM_UP: usize = 4;
 /// The settings of the benchmark.
 #[derive(Clone, Debug)]
 pub struct RolloutBench {
-    /// A name of [`models`](super::models).
+    /// A name of [`models`](super::models), or the path of a folder or a `config.json`.
     pub model: String,
     /// The number of blocks; `None` for all blocks of the model.
     pub layers: Option<usize>,
@@ -204,22 +204,15 @@ impl RolloutBench {
         })?;
         let drawn = Instant::now();
         let scored: Vec<Scored> = samples.into_iter().enumerate().map(|(i, sample)| scored(sample, i)).collect();
-        let scored: Vec<&Scored> = scored.iter().collect();
-        let samples: Vec<&Sample> = scored.iter().map(|scored| &scored.sample).collect();
-        let packing = Packing { rows: self.micro_batch, max_length: self.max_length, end: 0 };
-        let packed = packing.pack(&samples, RowShare { rank: 0, world: 1 });
-        run.step.use_micro_batches(packed.len());
-        for (micro_batch, packed) in packed.iter().enumerate() {
-            run.step.loss_mut::<PolicyMicroBatch>(micro_batch).load(&scored, packed)?;
-            run.step.load(micro_batch, &packed.batch)?;
-        }
+        let rows = SampleRows { rows: self.micro_batch, max_length: self.max_length, end: 0 };
+        PolicyMicroBatch::load_step(&mut run.step, rows, &scored, RowShare::ALL)?;
         run.step(LEARNING_RATE, StepPrecision::Recipe)?;
         let seconds = |from: Instant, to: Instant| (to - from).as_secs_f64();
         Ok(Phases {
             hand_over: seconds(begin, lent),
             draws: seconds(lent, drawn),
             step: drawn.elapsed().as_secs_f64(),
-            micro_batches: packed.len(),
+            micro_batches: run.step.schedule().micro_batches,
         })
     }
 
@@ -252,13 +245,7 @@ impl RolloutBench {
 /// A completion with an advantage that is positive for every second one.
 fn scored(sample: Sample, number: usize) -> Scored {
     let advantage = if number.is_multiple_of(2) { 1.0 } else { -1.0 };
-    Scored {
-        old: None,
-        advantages: vec![advantage; sample.drawn()],
-        estimates: None,
-        counts: sample.end != End::Text,
-        sample,
-    }
+    Scored { old: None, advantages: vec![advantage; sample.drawn()], estimates: None, counts: true, sample }
 }
 
 #[cfg(test)]

@@ -27,7 +27,7 @@ const LEARNING_RATE: f64 = 1e-4;
 /// The settings of the benchmark.
 #[derive(Clone, Debug)]
 pub struct TrainBench {
-    /// A name of [`models`](super::models).
+    /// A name of [`models`](super::models), or the path of a folder or a `config.json`.
     pub model: String,
     /// The number of blocks; `None` for all blocks of the model.
     pub layers: Option<usize>,

@@ -10,8 +10,8 @@ use ottava_train::objective::distillation::{StoredLogits, store_logits};
 use ottava_train::plan::expect_model_fits;
 use std::path::PathBuf;
 
-/// Write a teacher's distributions at the learned tokens of a run's data, for distillation without the teacher. A call that was stopped goes on where
-/// it was.
+/// Store a teacher's distributions at the learned tokens of a run's training data, for distillation without the teacher. After an interruption, the
+/// same command continues where it stopped.
 #[derive(Args)]
 #[command(after_help = "Examples:
   ottava logits run.toml --teacher models/large
@@ -23,7 +23,7 @@ file reads the folder.")]
 pub struct Logits {
     /// The run's TOML file.
     config: PathBuf,
-    /// The folder of the teacher: a language model with the tokens of the model that is trained.
+    /// The folder of the teacher: a language model with the same vocabulary and tokenizer as the trained model.
     #[arg(long, value_name = "FOLDER")]
     teacher: PathBuf,
     /// Override a setting: `table.key=VALUE`, or `key=VALUE` if only one table has the key.
@@ -32,7 +32,7 @@ pub struct Logits {
     /// Where to run: auto, cuda or cpu; the same as --set device=….
     #[arg(long, value_parser = crate::device::parse)]
     device: Option<DeviceChoice>,
-    /// Print one JSON object with `documents` and `tokens` of the folder.
+    /// Print one JSON object with the numbers of `documents` and learned `tokens` in the folder.
     #[arg(long)]
     json: bool,
 }

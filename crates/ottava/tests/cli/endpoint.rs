@@ -4,16 +4,13 @@ use crate::serve::Server;
 use crate::setup::Run;
 use serde_json::{Value, json};
 use std::io::{Read, Write};
-use std::path::Path;
-use std::process::Command;
 use std::thread::sleep;
 use std::time::Duration;
 
 /// A run of `steps` steps, each of four groups of eight completions of at most four tokens.
 fn run(steps: usize) -> Run {
     let run = Run::new();
-    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scripts/make-problems.sh");
-    assert!(Command::new("sh").arg(script).arg(run.path("problems")).status().unwrap().success());
+    run.write_problems();
     let text = format!(
         r#"output_dir = "run"
 device = "cpu"

@@ -4,7 +4,7 @@ use crate::setup::Run;
 use serde_json::Value;
 use std::io::Read;
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 /// The arguments of a run of 36 steps.
@@ -152,8 +152,7 @@ done"#;
 /// Returns the inputs of a run of twelve steps whose generations have the completions of three steps. `tables` say what scores and answers completions.
 fn policy(tables: &str) -> Run {
     let run = Run::new();
-    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scripts/make-problems.sh");
-    assert!(Command::new("sh").arg(script).arg(run.path("problems")).status().unwrap().success());
+    run.write_problems();
     run.write("reward.sh", REWARD.as_bytes());
     run.write("game.sh", GAME.as_bytes());
     let text = format!(

@@ -289,12 +289,17 @@ fn end_late(child: Child) -> (Option<i32>, String) {
 #[test]
 fn another_build_of_the_same_version_does_not_join() {
     let (run, port) = (Run::new(), free_port());
-    // Bytes after the end of an ELF file change the file, but not the program.
     let program = run.path("another-build");
-    fs::copy(env!("CARGO_BIN_EXE_ottava"), &program).unwrap();
-    let mut bytes = fs::OpenOptions::new().append(true).open(&program).unwrap();
-    std::io::Write::write_all(&mut bytes, b"!").unwrap();
-    drop(bytes);
+    let mut bytes = fs::read(env!("CARGO_BIN_EXE_ottava")).unwrap();
+    // The note that holds the build ID: the sizes of name and ID, the type, and the name. Without a build ID, the whole file counts, and bytes after
+    // the end of an ELF file change the file, but not the program.
+    let note = *b"\x04\0\0\0\x14\0\0\0\x03\0\0\0GNU\0";
+    match bytes[..4096].windows(note.len()).position(|window| window == note) {
+        Some(at) => bytes[at + note.len()] ^= 1,
+        None => bytes.push(b'!'),
+    }
+    fs::write(&program, bytes).unwrap();
+    fs::set_permissions(&program, fs::metadata(env!("CARGO_BIN_EXE_ottava")).unwrap().permissions()).unwrap();
     let first = launch(&run, 0, 2, port, &train(&[]));
     let place = [("RANK", "1"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "127.0.0.1")];
     let second = Command::new(&program)
@@ -309,7 +314,7 @@ fn another_build_of_the_same_version_does_not_join() {
     for child in [first, second] {
         let (code, error) = end(child, &[]);
         assert_eq!(code, Some(5), "{error}");
-        assert!(error.contains("ranks do not run the same job: the digest of the program is"), "{error}");
+        assert!(error.contains("ranks do not run the same job: the build ID of the program is"), "{error}");
     }
 }
 

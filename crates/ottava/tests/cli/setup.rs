@@ -63,6 +63,12 @@ impl Run {
         std::fs::write(path, bytes).unwrap();
     }
 
+    /// Writes the word problems of `scripts/make-problems.sh` into the folder `problems`: prompts with answers, a model and its tokenizer.
+    pub fn write_problems(&self) {
+        let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scripts/make-problems.sh");
+        assert!(Command::new("sh").arg(script).arg(self.path("problems")).status().unwrap().success());
+    }
+
     /// Replaces text in a file of the folder. The file must have this text.
     pub fn replace(&self, name: &str, from: &str, to: &str) {
         let text = std::fs::read_to_string(self.path(name)).unwrap();

@@ -1,5 +1,6 @@
 use super::{AdamWParameter, CastStatistics, Moments, Scalars, WeightCast};
 use crate::ops::chunks::{self, Chunk, Rounding};
+use crate::ops::parallel_rows::rows_per_task;
 use crate::ops::parameter::{UpdatedWeight, WeightCopy};
 use crate::ops::{CastScale, cast, quantize, scaled, unscaled};
 use crate::{DType, Tensor};
@@ -104,28 +105,30 @@ fn update(parameter: &mut AdamWParameter, clip: f32, how: &Scalars, powers: Opti
     };
     let weight = chunks::of_weight(&mut parameter.weight, size);
     let (grad, first) = (parameter.grad, parameter.offset);
-    let pieces = weight.into_par_iter().zip(m).zip(v).enumerate().map(|(i, ((weight, m), v))| {
-        let start = i * size;
-        let length = size.min(grad.values().len() - start);
-        let mut pieces = [weight, m, v];
-        let mut new = [(); 3].map(|()| vec![0f32; length]);
-        pieces.iter().zip(&mut new).for_each(|(piece, new)| piece.load(new));
-        let mut g = vec![0f32; length];
-        chunks::load_gradient(grad, start, &mut g);
-        let [w, m, v] = &mut new;
-        for (((w, m), v), g) in w.iter_mut().zip(m).zip(v).zip(g) {
-            *w = element(*w, m, v, g * clip, keep, how);
-        }
-        match powers {
-            None => new.map(|new| new.iter().fold(0f32, |largest, x| largest.max(x.abs()))),
-            Some(powers) => {
-                for (k, piece) in pieces.iter_mut().enumerate() {
-                    piece.store(&new[k], Rounding { power: powers[k], seed, kind: k as u64, start: first + start });
-                }
-                [0.0; 3]
+    let pieces = weight.into_par_iter().with_min_len(rows_per_task(size)).zip(m).zip(v).enumerate().map(
+        |(i, ((weight, m), v))| {
+            let start = i * size;
+            let length = size.min(grad.values().len() - start);
+            let mut pieces = [weight, m, v];
+            let mut new = [(); 3].map(|()| vec![0f32; length]);
+            pieces.iter().zip(&mut new).for_each(|(piece, new)| piece.load(new));
+            let mut g = vec![0f32; length];
+            chunks::load_gradient(grad, start, &mut g);
+            let [w, m, v] = &mut new;
+            for (((w, m), v), g) in w.iter_mut().zip(m).zip(v).zip(g) {
+                *w = element(*w, m, v, g * clip, keep, how);
             }
-        }
-    });
+            match powers {
+                None => new.map(|new| new.iter().fold(0f32, |largest, x| largest.max(x.abs()))),
+                Some(powers) => {
+                    for (k, piece) in pieces.iter_mut().enumerate() {
+                        piece.store(&new[k], Rounding { power: powers[k], seed, kind: k as u64, start: first + start });
+                    }
+                    [0.0; 3]
+                }
+            }
+        },
+    );
     pieces.reduce(|| [0.0; 3], |a, b| [a[0].max(b[0]), a[1].max(b[1]), a[2].max(b[2])])
 }
 

@@ -3,6 +3,7 @@
 use super::{AttentionInput, AttentionSpec, HeadView};
 use crate::Tensor;
 use crate::element::{Float, Real, with_float};
+use crate::ops::parallel_rows::{ParallelRows, rows_per_task};
 use crate::ops::real_type;
 use crate::ops::transpose::cpu::columns_to_rows;
 use crate::wide::wide;
@@ -167,6 +168,7 @@ fn forward<S: Float>(
     let (dim, value_dim) = (spec.head_dim, spec.value_dim);
     let outputs: Vec<Vec<S::Real>> = lse
         .par_chunks_mut(queries.max(1))
+        .with_min_len(rows_per_task(queries * keys))
         .enumerate()
         .map(|(index, lse)| {
             let (b, h) = (index / spec.heads, index % spec.heads);
@@ -187,7 +189,7 @@ fn forward<S: Float>(
             o
         })
         .collect();
-    o.par_chunks_mut(spec.output_width()).enumerate().for_each(|(t, row)| {
+    o.par_rows_mut(spec.output_width()).enumerate().for_each(|(t, row)| {
         for (h, out) in row.chunks_exact_mut(value_dim).enumerate() {
             let from = &outputs[t / queries * spec.heads + h][t % queries * value_dim..][..value_dim];
             out.iter_mut().zip(from).for_each(|(out, &x)| *out = S::store(x));
@@ -221,6 +223,7 @@ fn backward<S: Float>(
     // One task per key head: gradients of shared keys and values are summed in the order of the query heads.
     let sums: Vec<[Vec<S::Real>; 3]> = (0..input.batch * spec.kv_heads)
         .into_par_iter()
+        .with_min_len(rows_per_task(group * queries * keys))
         .map(|index| {
             let (b, kv) = (index / spec.kv_heads, index % spec.kv_heads);
             let k = head::<S>(input.k, rows(b, keys), kv, dim);
@@ -245,7 +248,7 @@ fn backward<S: Float>(
     for (part, (view, matrix)) in input.views().into_iter().zip(input.matrix_of_views()).enumerate() {
         let (len, dim, group) = parts[part];
         let width = spec.kv_heads * group * dim;
-        let rows = gradients[matrix].host_mut::<S>().par_chunks_mut(view.stride());
+        let rows = gradients[matrix].host_mut::<S>().par_rows_mut(view.stride());
         rows.enumerate().for_each(|(t, row)| {
             let (b, i) = (t / len, t % len);
             for (h, out) in row[view.column..][..width].chunks_exact_mut(dim).enumerate() {

@@ -1,12 +1,13 @@
 use crate::Tensor;
 use crate::element::{Float, with_float};
 use crate::ops::Groups;
+use crate::ops::parallel_rows::ParallelRows;
 use rayon::prelude::*;
 
 pub(super) fn add_bias(x: &mut Tensor, bias: &Tensor) {
     with_float!(bias.dtype(), S => {
         let bias: &[S] = bias.host();
-        x.host_mut::<S>().par_chunks_mut(bias.len().max(1)).for_each(|row| {
+        x.host_mut::<S>().par_rows_mut(bias.len().max(1)).for_each(|row| {
             for (x, b) in row.iter_mut().zip(bias) {
                 *x = S::store(x.load() + b.load());
             }
@@ -38,7 +39,7 @@ pub(super) fn add_grouped_bias(x: &mut Tensor, bias: &Tensor, groups: &Groups) {
         let (x, biases) = (x.host_mut::<S>(), bias.host::<S>());
         for (group, rows) in rows_of(groups).enumerate() {
             let bias = &biases[group * columns..][..columns];
-            x[rows.start * columns..rows.end * columns].par_chunks_mut(columns.max(1)).for_each(|row| {
+            x[rows.start * columns..rows.end * columns].par_rows_mut(columns).for_each(|row| {
                 row.iter_mut().zip(bias).for_each(|(x, b)| *x = S::store(x.load() + b.load()));
             });
         }
@@ -63,7 +64,7 @@ pub(super) fn grouped_bias_dots(dy: &Tensor, bias: &Tensor, groups: &Groups, dot
         type R = <S as Float>::Real;
         let dots = dots.host_mut::<R>();
         for (bias, rows) in bias.host::<S>().chunks_exact(columns).zip(rows_of(groups)) {
-            let dy = dy.host::<S>()[rows.start * columns..rows.end * columns].par_chunks_exact(columns);
+            let dy = dy.host::<S>()[rows.start * columns..rows.end * columns].par_rows(columns);
             dots[rows].par_iter_mut().zip(dy).for_each(|(dot, dy)| {
                 *dot += dy.iter().zip(bias).map(|(dy, b)| dy.load() * b.load()).sum::<R>();
             });

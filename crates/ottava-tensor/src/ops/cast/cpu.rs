@@ -1,5 +1,6 @@
 use crate::Tensor;
 use crate::element::{Float, Real, with_float};
+use crate::ops::parallel_rows::TASK;
 use rayon::prelude::*;
 
 pub(super) fn cast(x: &Tensor, y: &mut Tensor, first: usize) {
@@ -9,5 +10,5 @@ pub(super) fn cast(x: &Tensor, y: &mut Tensor, first: usize) {
 
 fn convert<A: Float, B: Float>(x: &[A], y: &mut [B]) {
     // F64 represents every value of the other types, so each value is rounded only once.
-    y.par_iter_mut().with_min_len(1 << 12).zip(x).for_each(|(y, &x)| *y = B::store(B::Real::of(x.load().to_f64())));
+    y.par_iter_mut().with_min_len(TASK).zip(x).for_each(|(y, &x)| *y = B::store(B::Real::of(x.load().to_f64())));
 }

@@ -1,6 +1,7 @@
 use super::Sections;
 use crate::Tensor;
 use crate::element::with_float;
+use crate::ops::parallel_rows::ParallelRows;
 use rayon::prelude::*;
 use std::ops::Range;
 
@@ -21,7 +22,7 @@ pub(super) fn divide(x: &Tensor, y: &mut Tensor, sections: &Sections) {
     }
     with_float!(x.dtype(), S => {
         let x: &[S] = x.host();
-        y.host_mut::<S>().par_chunks_exact_mut(width).enumerate().for_each(|(row, y)| {
+        y.host_mut::<S>().par_rows_mut(width).enumerate().for_each(|(row, y)| {
             let (part, x) = (row / sections.rows, &x[row % sections.rows * columns..][..columns]);
             ranges(sections, part).for_each(|(from, to)| y[to].copy_from_slice(&x[from]));
         });
@@ -35,7 +36,7 @@ pub(super) fn join(parts: &Tensor, y: &mut Tensor, sections: &Sections) {
     }
     with_float!(parts.dtype(), S => {
         let parts: &[S] = parts.host();
-        y.host_mut::<S>().par_chunks_exact_mut(columns).enumerate().for_each(|(row, y)| {
+        y.host_mut::<S>().par_rows_mut(columns).enumerate().for_each(|(row, y)| {
             for part in 0..sections.parts {
                 let x = &parts[(part * sections.rows + row) * width..][..width];
                 ranges(sections, part).for_each(|(to, from)| y[to].copy_from_slice(&x[from]));

@@ -1,5 +1,6 @@
 use super::Factor;
 use crate::element::{Float, Real, with_float};
+use crate::ops::parallel_rows::ParallelRows;
 use crate::{DType, Tensor};
 use rayon::prelude::*;
 
@@ -35,8 +36,8 @@ pub(super) fn multiply(x: &Tensor, scales: &Tensor, factor: Factor, y: &mut Tens
             _ => scales.host::<f32>().iter().map(|&scale| Real::of(f64::from(scale))).collect(),
         };
         let columns = scales.len().max(1);
-        let rows = x.host::<S>().par_chunks(columns);
-        y.host_mut::<S>().par_chunks_mut(columns).zip(rows).for_each(|(y, x)| {
+        let rows = x.host::<S>().par_rows(columns);
+        y.host_mut::<S>().par_rows_mut(columns).zip(rows).for_each(|(y, x)| {
             for ((y, x), scale) in y.iter_mut().zip(x).zip(&scales) {
                 let factor = if factor == Factor::Scale { *scale } else { <R<S>>::of(1.0) / *scale };
                 *y = S::store(x.load() * factor);
@@ -49,7 +50,7 @@ pub(super) fn add_unscaled_columns(sum: &mut Tensor, x: &Tensor, scales: &Tensor
     let (x, scales): (&[f32], &[f32]) = (x.host(), scales.host());
     with_float!(sum.dtype(), S => {
         let columns = scales.len().max(1);
-        sum.host_mut::<S>().par_chunks_mut(columns).zip(x.par_chunks(columns)).for_each(|(sum, x)| {
+        sum.host_mut::<S>().par_rows_mut(columns).zip(x.par_rows(columns)).for_each(|(sum, x)| {
             for ((sum, x), scale) in sum.iter_mut().zip(x).zip(scales) {
                 *sum = S::store(sum.load() + <S as Float>::Real::of(f64::from(x * (1.0 / scale))));
             }

@@ -1,6 +1,7 @@
 use super::{CompressedTensor, GROUP};
 use crate::element::Float;
 use crate::fp8::{E4M3, E8M0};
+use crate::ops::parallel_rows::ParallelRows;
 use crate::{DType, Tensor};
 use half::{bf16, f16};
 use rayon::prelude::*;
@@ -15,9 +16,8 @@ pub(super) fn compress(x: &Tensor, y: &mut CompressedTensor) {
 
 fn compress_rows<S: Float<Real = f32>>(x: &Tensor, y: &mut CompressedTensor) {
     let (width, groups) = (x.shape()[1].max(1), y.scale_inv.shape()[1].max(1));
-    let rows =
-        y.codes.host_mut::<E4M3>().par_chunks_mut(width).zip(y.scale_inv.host_mut::<E8M0>().par_chunks_mut(groups));
-    rows.zip(x.host::<S>().par_chunks(width)).for_each(|((codes, scale_inv), x)| {
+    let rows = y.codes.host_mut::<E4M3>().par_rows_mut(width).zip(y.scale_inv.host_mut::<E8M0>().par_rows_mut(groups));
+    rows.zip(x.host::<S>().par_rows(width)).for_each(|((codes, scale_inv), x)| {
         for ((codes, scale_inv), x) in codes.chunks_mut(GROUP).zip(scale_inv).zip(x.chunks(GROUP)) {
             // Absolute values have the same order as their bits. NaN is above infinity.
             let amax = x.iter().map(|x| x.load().to_bits() & 0x7FFF_FFFF).fold(0, u32::max);
@@ -49,8 +49,8 @@ pub(super) fn decompress(x: &CompressedTensor, y: &mut Tensor) {
 
 fn decompress_rows<S: Float<Real = f32>>(x: &CompressedTensor, y: &mut Tensor) {
     let (width, groups) = (y.shape()[1].max(1), x.scale_inv.shape()[1].max(1));
-    let rows = x.codes.host::<E4M3>().par_chunks(width).zip(x.scale_inv.host::<E8M0>().par_chunks(groups));
-    y.host_mut::<S>().par_chunks_mut(width).zip(rows).for_each(|(y, (codes, scale_inv))| {
+    let rows = x.codes.host::<E4M3>().par_rows(width).zip(x.scale_inv.host::<E8M0>().par_rows(groups));
+    y.host_mut::<S>().par_rows_mut(width).zip(rows).for_each(|(y, (codes, scale_inv))| {
         for ((y, codes), scale_inv) in y.chunks_mut(GROUP).zip(codes.chunks(GROUP)).zip(scale_inv) {
             for (y, code) in y.iter_mut().zip(codes) {
                 *y = S::store(code.to_f32() * scale_inv.to_f32());

@@ -1,5 +1,6 @@
 use super::{CrossEntropy, IGNORE_INDEX, VocabularyPart};
 use crate::element::{Float, Real, with_float};
+use crate::ops::parallel_rows::{ParallelRows, TASK};
 use crate::wide::wide;
 use crate::{DType, Tensor};
 use rayon::prelude::*;
@@ -12,7 +13,7 @@ fn capped<R: Real>(logit: R, soft_cap: Option<R>) -> R {
 pub(super) fn cap_logits(logits: &mut Tensor, soft_cap: f64) {
     with_float!(logits.dtype(), S => {
         let cap = Some(<S as Float>::Real::of(soft_cap));
-        logits.host_mut::<S>().par_iter_mut().for_each(|logit| *logit = S::store(capped(logit.load(), cap)));
+        logits.host_mut::<S>().par_iter_mut().with_min_len(TASK).for_each(|logit| *logit = S::store(capped(logit.load(), cap)));
     });
 }
 
@@ -53,7 +54,7 @@ pub(super) fn cross_entropy(
     let pitch = logits.shape()[1];
     with_float!(logits.dtype(), S => {
         let terms = Terms::<<S as Float>::Real>::new(how, vocabulary);
-        let rows = logits.host::<S>().par_chunks(pitch).zip(targets.host::<i32>());
+        let rows = logits.host::<S>().par_rows(pitch).zip(targets.host::<i32>());
         losses.host_mut::<<S as Float>::Real>().par_iter_mut().zip(rows).for_each(|(loss, (row, &target))| {
             let logits = &row[..vocabulary];
             *loss = match target {
@@ -75,7 +76,7 @@ pub(super) fn cross_entropy_gradient(
     let pitch = logits.shape()[1];
     with_float!(logits.dtype(), S => {
         let (scale, terms) = (scale.host::<<S as Float>::Real>(), Terms::new(how, vocabulary));
-        let rows = logits.host_mut::<S>().par_chunks_mut(pitch).zip(targets.host::<i32>()).enumerate();
+        let rows = logits.host_mut::<S>().par_rows_mut(pitch).zip(targets.host::<i32>()).enumerate();
         losses.host_mut::<<S as Float>::Real>().par_iter_mut().zip(rows).for_each(|(loss, (t, (row, &target)))| {
             *loss = row_gradient(&mut row[..vocabulary], target, of_token(scale, t), terms);
         });
@@ -157,8 +158,8 @@ pub(super) fn partial_losses(
     let columns = logits.shape()[1];
     with_float!(logits.dtype(), S => {
         let terms = Terms::<<S as Float>::Real>::new(how, part.vocabulary);
-        let rows = logits.host::<S>().par_chunks(columns).zip(targets.host::<i32>());
-        partial.host_mut::<<S as Float>::Real>().par_chunks_mut(2).zip(rows).for_each(|(partial, (logits, &target))| {
+        let rows = logits.host::<S>().par_rows(columns).zip(targets.host::<i32>());
+        partial.host_mut::<<S as Float>::Real>().par_rows_mut(2).zip(rows).for_each(|(partial, (logits, &target))| {
             let own = (target != IGNORE_INDEX).then(|| column_of(target, part.first, columns)).flatten();
             partial[0] = log_sum_exp(logits, terms.cap);
             partial[1] = terms.weighted(logits, own);
@@ -196,7 +197,7 @@ pub(super) fn partial_gradient(
     with_float!(logits.dtype(), S => {
         let (scale, terms) = (scale.host::<<S as Float>::Real>(), Terms::new(how, part.vocabulary));
         let rows = targets.host::<i32>().par_iter().zip(lse.host::<<S as Float>::Real>()).enumerate();
-        logits.host_mut::<S>().par_chunks_mut(columns).zip(rows).for_each(|(logits, (t, (&target, &lse)))| match target {
+        logits.host_mut::<S>().par_rows_mut(columns).zip(rows).for_each(|(logits, (t, (&target, &lse)))| match target {
             IGNORE_INDEX => logits.fill(S::store(<S as Float>::Real::default())),
             target => {
                 let column = column_of(target, part.first, columns);

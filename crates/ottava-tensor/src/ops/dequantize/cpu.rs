@@ -1,6 +1,7 @@
 use super::Layout;
 use crate::element::Float;
 use crate::fp8::{E4M3, E5M2};
+use crate::ops::parallel_rows::ParallelRows;
 use crate::{DType, Tensor};
 use half::bf16;
 use rayon::prelude::*;
@@ -22,7 +23,7 @@ fn values<C: Float<Real = f32>, Y: Float<Real = f32>>(
     y: &mut Tensor,
 ) {
     let (codes, scales) = (codes.host::<C>(), scale_inv.host::<f32>());
-    y.host_mut::<Y>().par_chunks_mut(layout.columns.max(1)).enumerate().for_each(|(sampled, y)| {
+    y.host_mut::<Y>().par_rows_mut(layout.columns).enumerate().for_each(|(sampled, y)| {
         let row = sampled * every;
         for (column, y) in y.iter_mut().enumerate() {
             *y = Y::store(codes[row * layout.pitch + column].load() * scales[layout.scale_at(row, column)]);

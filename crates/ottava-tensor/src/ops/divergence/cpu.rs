@@ -2,6 +2,7 @@ use super::{Divergence, TopLogProbs};
 use crate::Tensor;
 use crate::element::{Float, Real, with_float};
 use crate::ops::IGNORE_INDEX;
+use crate::ops::parallel_rows::ParallelRows;
 use rayon::prelude::*;
 
 pub(super) fn divergence_gradient(
@@ -16,8 +17,8 @@ pub(super) fn divergence_gradient(
     let (of_student, of_teacher) = (student.shape()[1], teacher.shape()[1]);
     with_float!(student.dtype(), S => {
         let scale = scale.host::<<S as Float>::Real>()[0];
-        let teacher = teacher.host::<S>().par_chunks(of_teacher);
-        let rows = student.host_mut::<S>().par_chunks_mut(of_student).zip(teacher).zip(targets.host::<i32>());
+        let teacher = teacher.host::<S>().par_rows(of_teacher);
+        let rows = student.host_mut::<S>().par_rows_mut(of_student).zip(teacher).zip(targets.host::<i32>());
         divergences.host_mut::<<S as Float>::Real>().par_iter_mut().zip(rows).for_each(|(value, ((s, t), &target))| {
             *value = match target {
                 IGNORE_INDEX => {
@@ -43,8 +44,8 @@ pub(super) fn divergence_gradient_of_top(
     with_float!(student.dtype(), S => {
         type R = <S as Float>::Real;
         let scale = scale.host::<R>()[0];
-        let top = ids.host::<i32>().par_chunks(k).zip(log_probs.host::<R>().par_chunks(k)).zip(rest.host::<R>());
-        let rows = student.host_mut::<S>().par_chunks_mut(of_student).zip(top).zip(targets.host::<i32>());
+        let top = ids.host::<i32>().par_rows(k).zip(log_probs.host::<R>().par_rows(k)).zip(rest.host::<R>());
+        let rows = student.host_mut::<S>().par_rows_mut(of_student).zip(top).zip(targets.host::<i32>());
         divergences.host_mut::<R>().par_iter_mut().zip(rows).for_each(|(value, ((s, ((ids, top), &rest)), &target))| {
             *value = match target {
                 IGNORE_INDEX => {

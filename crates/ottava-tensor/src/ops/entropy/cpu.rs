@@ -1,6 +1,7 @@
 use super::{EntropyBonus, IGNORE_INDEX};
 use crate::Tensor;
 use crate::element::{Float, Real, with_float};
+use crate::ops::parallel_rows::ParallelRows;
 use rayon::prelude::*;
 
 pub(super) fn entropy_gradient(
@@ -15,7 +16,7 @@ pub(super) fn entropy_gradient(
         type R<S> = <S as Float>::Real;
         let (factors, weights) = (factors.host::<R<S>>(), weights.host::<R<S>>());
         let bonus = R::<S>::of(coefficient) * scale.host::<R<S>>()[0];
-        let rows = logits.host_mut::<S>().par_chunks_mut(pitch).zip(targets.host::<i32>()).enumerate();
+        let rows = logits.host_mut::<S>().par_rows_mut(pitch).zip(targets.host::<i32>()).enumerate();
         entropies.host_mut::<R<S>>().par_iter_mut().zip(rows).for_each(|(entropy, (t, (row, &target)))| {
             let logits = &mut row[..vocabulary];
             *entropy = match target {

@@ -7,6 +7,7 @@ use super::Operand;
 use super::packed::{BLOCK, Scales, pack};
 use crate::element::Float;
 use crate::fp8::{E4M3, E5M2};
+use crate::ops::parallel_rows::rows_per_task;
 use crate::{DType, Result, Tensor};
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
@@ -68,7 +69,7 @@ fn by_panels<const M: usize>(a: Operand, b: Operand, out: &mut Tensor, add: bool
     let length = cut.unwrap_or(BLOCK);
     let panels = m.div_ceil(M);
     let mut sums = vec![[[0f32; LANES]; M]; panels * n.div_ceil(LANES)];
-    sums.par_chunks_mut(panels).enumerate().for_each_init(
+    sums.par_chunks_mut(panels).with_min_len(rows_per_task(panels * LANES * k)).enumerate().for_each_init(
         || [[0f32; BLOCK]; LANES],
         |widened, (group, totals)| {
             for (block, start) in (0..k).step_by(length).enumerate() {

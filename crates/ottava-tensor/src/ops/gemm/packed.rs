@@ -4,6 +4,7 @@ use super::Operand;
 use crate::Tensor;
 use crate::element::{Float, Real, with_float};
 use crate::granularity::Granularity;
+use crate::ops::parallel_rows::ParallelRows;
 use rayon::prelude::*;
 
 /// The number of terms per partial sum.
@@ -36,7 +37,7 @@ pub(super) fn pack<R: Real, const P: usize>((x, transposed): (&Tensor, bool), ro
     let width = x.shape()[1];
     with_float!(x.dtype(), S => {
         let x: &[S] = x.host();
-        panels.par_chunks_mut((P * k).max(1)).enumerate().for_each(|(panel, out)| {
+        panels.par_rows_mut(P * k).enumerate().for_each(|(panel, out)| {
             let first = panel * P;
             let count = P.min(rows - first);
             if transposed {

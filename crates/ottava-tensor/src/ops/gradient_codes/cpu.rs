@@ -2,6 +2,7 @@ use super::{CodingError, GROUP, gradient_code_bytes};
 use crate::element::Float;
 use crate::fp8::{E4M3, E8M0};
 use crate::ops::compress::smallest_scale_inv;
+use crate::ops::parallel_rows::ParallelRows;
 use crate::{DType, Tensor};
 use half::bf16;
 use rayon::prelude::*;
@@ -36,7 +37,7 @@ fn encode_of<S: Float<Real = f32>>(x: &Tensor, feedback: Option<&mut Tensor>, co
     for ((codes, x), feedback) in parts.zip(feedback.chunks_mut(slice / GROUP)) {
         let (codes, scales) = codes.split_at_mut(slice);
         scales[slice / GROUP..].fill(E4M3(0));
-        let groups = codes.par_chunks_mut(GROUP).zip(scales).zip(x.par_chunks(GROUP)).zip(feedback);
+        let groups = codes.par_rows_mut(GROUP).zip(scales).zip(x.par_rows(GROUP)).zip(feedback);
         let of_groups: Vec<[f32; 2]> = groups
             .map(|(((codes, scale_inv), x), feedback)| encode_group(x, feedback.as_deref_mut(), codes, scale_inv))
             .collect();
@@ -94,7 +95,7 @@ pub(super) fn decode(codes: &Tensor, parts: usize, elements: usize, y: &mut Tens
 fn decode_to<S: Float<Real = f32>>(codes: &Tensor, parts: usize, elements: usize, y: &mut Tensor) {
     let (codes, stride) = (codes.host::<E4M3>(), gradient_code_bytes(elements));
     let groups = elements / GROUP;
-    y.host_mut::<S>().par_chunks_mut(GROUP).enumerate().for_each(|(group, y)| {
+    y.host_mut::<S>().par_rows_mut(GROUP).enumerate().for_each(|(group, y)| {
         let (slice, group) = (group / groups, group % groups);
         let mut sums = [0.0; GROUP];
         for part in codes[slice * parts * stride..][..parts * stride].chunks(stride) {

@@ -2,6 +2,7 @@ use super::{HeadNormLayout, HeadNormWeights};
 use crate::Tensor;
 use crate::element::{Float, Real, with_float};
 use crate::ops::NormKind;
+use crate::ops::parallel_rows::ParallelRows;
 use crate::ops::rmsnorm::cpu::{
     add_partial_sums, layer_row, layer_row_backward, layer_statistics, row, row_backward, row_rstd,
 };
@@ -16,7 +17,7 @@ pub(super) fn head_norm(x: &Tensor, weights: HeadNormWeights, layout: HeadNormLa
     let (parts, width) = (parts(layout), x.shape()[1].max(1));
     with_float!(x.dtype(), S => {
         let eps = <S as Float>::Real::of(eps);
-        let rows = y.host_mut::<S>().par_chunks_mut(width).zip(x.host::<S>().par_chunks(width));
+        let rows = y.host_mut::<S>().par_rows_mut(width).zip(x.host::<S>().par_rows(width));
         rows.for_each(|(y, x)| {
             for Part { columns, weight } in &parts {
                 let (y, x) = (&mut y[columns.clone()], &x[columns.clone()]);
@@ -55,9 +56,9 @@ pub(super) fn head_norm_backward(
         let block = width * ROWS;
         let partial: Vec<[Vec<R>; 2]> = dx
             .host_mut::<S>()
-            .par_chunks_mut(block)
-            .zip(x.host::<S>().par_chunks(block))
-            .zip(dy.host::<S>().par_chunks(block))
+            .par_rows_mut(block)
+            .zip(x.host::<S>().par_rows(block))
+            .zip(dy.host::<S>().par_rows(block))
             .map(|((dx, x), dy)| {
                 let mut sums = layout.weights().map(|len| vec![R::default(); len]);
                 let mut dbias = vec![R::default(); layout.head_dim];

@@ -1,5 +1,6 @@
 use crate::Tensor;
 use crate::element::{Float, Real, with_float};
+use crate::ops::parallel_rows::rows_per_task;
 use rayon::prelude::*;
 
 pub(super) fn squares(w: &Tensor, change: Option<&Tensor>, squares: &mut Tensor) {
@@ -7,7 +8,7 @@ pub(super) fn squares(w: &Tensor, change: Option<&Tensor>, squares: &mut Tensor)
     with_float!(w.dtype(), S => {
         type R<S> = <S as Float>::Real;
         let (w, change) = (w.host::<S>(), change.map(|change| change.host::<S>()));
-        squares.host_mut::<R<S>>().par_iter_mut().enumerate().for_each(|(r, square)| {
+        squares.host_mut::<R<S>>().par_iter_mut().with_min_len(rows_per_task(columns)).enumerate().for_each(|(r, square)| {
             let row = r * columns..(r + 1) * columns;
             let value = |i: usize| w[i].load() + change.map_or(Real::of(0.0), |change| change[i].load());
             *square = row.map(|i| value(i) * value(i)).sum::<R<S>>();

@@ -1,5 +1,6 @@
 use super::{Direction, Momentum, MomentumParameter, Scalars};
 use crate::ops::chunks::{self, Chunk, Rounding};
+use crate::ops::parallel_rows::ParallelRows;
 use crate::ops::scaled;
 use crate::{DType, Tensor};
 use half::bf16;
@@ -28,7 +29,7 @@ pub(super) fn momentum(parameter: MomentumParameter, rule: Direction, norm: &Ten
         Momentum::Expanded(m) => Chunk::expanded(m),
     };
     let seed = chunks::step_seed(seed, how.step);
-    let pieces = pieces.into_par_iter().zip(direction.host_mut::<bf16>().par_chunks_mut(size)).enumerate();
+    let pieces = pieces.into_par_iter().zip(direction.host_mut::<bf16>().par_rows_mut(size)).enumerate();
     let largest = pieces.map(|(i, (mut piece, direction))| {
         let start = i * size;
         let [mut m, mut g] = [(); 2].map(|()| vec![0f32; direction.len()]);

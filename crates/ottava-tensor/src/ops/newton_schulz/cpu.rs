@@ -1,5 +1,6 @@
 use super::{COEFFICIENTS, EPSILON};
 use crate::Tensor;
+use crate::ops::parallel_rows::ParallelRows;
 use half::bf16;
 use rayon::prelude::*;
 
@@ -14,7 +15,7 @@ pub(super) fn normalize(x: &Tensor, norm: &Tensor, y: &mut Tensor) {
 
 pub(super) fn polynomial(gram: &mut Tensor, square: &Tensor, factor: f32) {
     let n = square.shape()[0].max(1);
-    let rows = gram.host_mut::<bf16>().par_chunks_mut(n).zip(square.host::<f32>().par_chunks(n));
+    let rows = gram.host_mut::<bf16>().par_rows_mut(n).zip(square.host::<f32>().par_rows(n));
     rows.enumerate().for_each(|(i, (gram, square))| {
         for (j, (gram, square)) in gram.iter_mut().zip(square).enumerate() {
             *gram = bf16::from_f32(factor * element(i == j, gram.to_f32(), *square));

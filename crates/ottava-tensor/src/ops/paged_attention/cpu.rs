@@ -5,6 +5,7 @@ use crate::element::{Float, Real, with_float};
 use crate::fp8::E4M3;
 use crate::ops::attention::softmax;
 use crate::ops::attention_sink::softmax_share;
+use crate::ops::parallel_rows::rows_per_task;
 use crate::ops::quantize::cpu::current_scale;
 use crate::ops::{AttentionSpec, CurrentScaling};
 use crate::{DType, Error, Result, Tensor};
@@ -136,8 +137,10 @@ fn forward<S: Float>(
     let group = spec.heads / spec.kv_heads;
     let tasks: Vec<(&Sequence, usize)> =
         sequences.iter().flat_map(|s| (0..spec.kv_heads).map(move |h| (s, h))).collect();
+    let largest = sequences.iter().map(|s| s.new * s.context).max().unwrap_or(0);
     let outputs: Vec<Vec<S::Real>> = tasks
         .par_iter()
+        .with_min_len(rows_per_task(group * largest))
         .map(|&(s, kv_head)| {
             let (keys, values) = gather(cache, s, spec, kv_head);
             let mut out = vec![S::Real::default(); s.new * group * spec.head_dim];

@@ -2,6 +2,7 @@ use super::Slots;
 use crate::element::{Element, Float, Real, with_float};
 use crate::fp8::{E4M3, E5M2};
 use crate::ops::grouped_gemm::Groups;
+use crate::ops::parallel_rows::ParallelRows;
 use crate::{DType, Tensor};
 use rayon::prelude::*;
 
@@ -35,7 +36,7 @@ pub(super) fn gather(x: &Tensor, slots: &Slots, weights: Option<&Tensor>, y: &mu
     with_float!(x.dtype(), S => {
         type R = <S as Float>::Real;
         let (x, weights): (&[S], Option<&[R]>) = (x.host(), weights.map(Tensor::host));
-        let rows = y.host_mut::<S>().par_chunks_mut(channels.max(1)).zip(pair_of);
+        let rows = y.host_mut::<S>().par_rows_mut(channels).zip(pair_of);
         rows.for_each(|(y, &pair)| {
             let Ok(pair) = usize::try_from(pair) else { return y.fill(S::store(R::default())) };
             let x = &x[pair / chosen * channels..][..channels];
@@ -74,7 +75,7 @@ pub(super) fn gather_quantized(
 
 fn rows_of<C: Element>(from: &Tensor, pair_of: &[i32], chosen: usize, codes: &mut Tensor) {
     let (width, from) = (from.shape()[1], from.host::<C>());
-    let rows = codes.host_mut::<C>().par_chunks_mut(width.max(1)).zip(pair_of);
+    let rows = codes.host_mut::<C>().par_rows_mut(width).zip(pair_of);
     rows.for_each(|(codes, &pair)| match usize::try_from(pair) {
         Ok(pair) => codes.copy_from_slice(&from[pair / chosen * width..][..width]),
         Err(_) => codes.fill(C::zeroed()),
@@ -88,7 +89,7 @@ pub(super) fn combine(z: &Tensor, slots: &Slots, weights: Option<&Tensor>, adden
         type R = <S as Float>::Real;
         let (z, weights, addend): (&[S], Option<&[R]>, Option<&[S]>) =
             (z.host(), weights.map(Tensor::host), addend.map(Tensor::host));
-        y.host_mut::<S>().par_chunks_mut(channels.max(1)).enumerate().for_each(|(t, y)| {
+        y.host_mut::<S>().par_rows_mut(channels).enumerate().for_each(|(t, y)| {
             let mut sums = vec![R::default(); channels];
             for pair in t * chosen..(t + 1) * chosen {
                 let Ok(slot) = usize::try_from(slot_of[pair]) else { continue };

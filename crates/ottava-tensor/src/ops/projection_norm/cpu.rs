@@ -1,6 +1,7 @@
 use super::{HeadNormWeights, ProjectionNormLayout, ProjectionSums};
 use crate::Tensor;
 use crate::element::{Float, Real, with_float};
+use crate::ops::parallel_rows::ParallelRows;
 use crate::ops::rmsnorm::cpu::{add_partial_sums, dot, gradient_of_row, normalised, rstd_of, square_sum};
 use rayon::prelude::*;
 use std::ops::Range;
@@ -25,8 +26,8 @@ fn rstd<R: Real>(square: R, n: usize, layout: ProjectionNormLayout) -> R {
 
 pub(super) fn projection_squares(x: &Tensor, layout: ProjectionNormLayout, squares: &mut Tensor) {
     with_float!(x.dtype(), S => {
-        let rows = x.host::<S>().par_chunks(width(layout));
-        squares.host_mut::<<S as Float>::Real>().par_chunks_mut(2).zip(rows).for_each(|(squares, x)| {
+        let rows = x.host::<S>().par_rows(width(layout));
+        squares.host_mut::<<S as Float>::Real>().par_rows_mut(2).zip(rows).for_each(|(squares, x)| {
             for (square, part) in squares.iter_mut().zip(parts(layout)) {
                 *square = square_sum(&x[part]);
             }
@@ -43,8 +44,8 @@ pub(super) fn projection_norm(
 ) {
     with_float!(x.dtype(), S => {
         let weights = [weights.q.host::<S>(), weights.k.host::<S>()];
-        let rows = y.host_mut::<S>().par_chunks_mut(width(layout)).zip(x.host::<S>().par_chunks(width(layout)));
-        rows.zip(squares.host::<<S as Float>::Real>().par_chunks(2)).for_each(|((y, x), squares)| {
+        let rows = y.host_mut::<S>().par_rows_mut(width(layout)).zip(x.host::<S>().par_rows(width(layout)));
+        rows.zip(squares.host::<<S as Float>::Real>().par_rows(2)).for_each(|((y, x), squares)| {
             for ((part, weight), &square) in parts(layout).into_iter().zip(weights).zip(squares) {
                 let rstd = rstd(square, part.len(), layout);
                 normalised(&x[part.clone()], weight, layout.kind, rstd, &mut y[part]);
@@ -65,8 +66,8 @@ pub(super) fn projection_dots(
     with_float!(x.dtype(), S => {
         type R = <S as Float>::Real;
         let weights = [weights.q.host::<S>(), weights.k.host::<S>()];
-        let rows = dy.host::<S>().par_chunks(width(layout)).zip(x.host::<S>().par_chunks(width(layout)));
-        let sums = dots.host_mut::<R>().par_chunks_mut(2).zip(squares.host::<R>().par_chunks(2));
+        let rows = dy.host::<S>().par_rows(width(layout)).zip(x.host::<S>().par_rows(width(layout)));
+        let sums = dots.host_mut::<R>().par_rows_mut(2).zip(squares.host::<R>().par_rows(2));
         sums.zip(rows).for_each(|((dots, squares), (dy, x))| {
             for (which, part) in parts(layout).into_iter().enumerate() {
                 let rstd = rstd(squares[which], part.len(), layout);
@@ -92,9 +93,9 @@ pub(super) fn projection_norm_backward(
         let block = width * ROWS;
         let partial: Vec<[Vec<R>; 2]> = dx
             .host_mut::<S>()
-            .par_chunks_mut(block)
-            .zip(x.host::<S>().par_chunks(block))
-            .zip(dy.host::<S>().par_chunks(block))
+            .par_rows_mut(block)
+            .zip(x.host::<S>().par_rows(block))
+            .zip(dy.host::<S>().par_rows(block))
             .enumerate()
             .map(|(i, ((dx, x), dy))| {
                 let mut sums = parts(layout).map(|part| vec![R::default(); part.len()]);

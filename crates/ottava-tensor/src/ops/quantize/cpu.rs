@@ -1,6 +1,7 @@
 use super::{CastStatistics, CurrentScaling};
 use crate::element::{Float, Real, with_float};
 use crate::fp8::{E4M3, E5M2};
+use crate::ops::parallel_rows::{ParallelRows, TASK};
 use crate::quantized::QuantizedTensor;
 use crate::wide::wide;
 use crate::{DType, Tensor};
@@ -68,8 +69,8 @@ fn codes<S: Float<Real = f32>, C: Float<Real = f32>>(x: &Tensor, scale: f32, out
     let values = x.host::<S>();
     let (rows, padding) = codes.host_mut::<C>().split_at_mut(values.len() / width * padded);
     let seen = rows
-        .par_chunks_mut(padded)
-        .zip(values.par_chunks(width))
+        .par_rows_mut(padded)
+        .zip(values.par_rows(width))
         .map(|(codes, x)| {
             codes[x.len()..].fill(C::store(0.0));
             row(x, scale, codes)
@@ -109,7 +110,7 @@ pub(in crate::ops) fn amax(x: &Tensor, amax: &mut Tensor, entry: usize) {
     let largest = with_float!(x.dtype(), S => x
         .host::<S>()
         .par_iter()
-        .with_min_len(1 << 12)
+        .with_min_len(TASK)
         .map(|x| (x.load().to_f64() as f32).abs())
         .reduce(|| 0.0, f32::max));
     let amax = &mut amax.host_mut::<f32>()[entry];

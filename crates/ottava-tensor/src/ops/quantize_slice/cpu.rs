@@ -2,6 +2,7 @@ use super::{BLOCK, CurrentScaling, MatrixSlice};
 use crate::element::Element;
 use crate::fp8::E4M3;
 use crate::ops::destination::Fp8Output;
+use crate::ops::parallel_rows::ParallelRows;
 use crate::ops::quantize::blocks::bound;
 use crate::ops::quantize::blocks::cpu::largest;
 use crate::ops::quantize::cpu::{Seen, current_scale, row};
@@ -71,8 +72,8 @@ pub(super) fn quantize(
     }
     let seen = with_type!(x, S => codes
         .host_mut::<E4M3>()
-        .par_chunks_mut(BLOCK)
-        .zip(x.host::<S>().par_chunks(BLOCK))
+        .par_rows_mut(BLOCK)
+        .zip(x.host::<S>().par_rows(BLOCK))
         .enumerate()
         .with_min_len(64)
         .map(|(at, (codes, x))| {

@@ -1,10 +1,11 @@
 use crate::Tensor;
+use crate::ops::parallel_rows::TASK;
 use rayon::prelude::*;
 
 pub(super) fn normal(x: &mut Tensor, std: f32, seed: u64, first: u64) {
     x.host_mut::<f32>()
         .par_iter_mut()
-        .with_min_len(1 << 12)
+        .with_min_len(TASK)
         .enumerate()
         .for_each(|(i, x)| *x = (quantile(uniform(seed, first + i as u64)) as f32) * std);
 }

@@ -1,6 +1,7 @@
 use super::{RepeatedColumns, Sections};
 use crate::Tensor;
 use crate::element::{Float, with_float};
+use crate::ops::parallel_rows::ParallelRows;
 use rayon::prelude::*;
 
 /// Returns for each block its first column in the matrix, the first columns of its repetitions, and its width.
@@ -22,7 +23,7 @@ pub(super) fn repeat(x: &Tensor, y: &mut Tensor, sections: &Sections) {
     }
     let blocks = blocks(sections);
     with_float!(x.dtype(), S => {
-        let rows = y.host_mut::<S>().par_chunks_exact_mut(sections.repeated).zip(x.host::<S>().par_chunks(sections.columns));
+        let rows = y.host_mut::<S>().par_rows_mut(sections.repeated).zip(x.host::<S>().par_rows(sections.columns));
         rows.for_each(|(y, x)| {
             for (from, places, width) in &blocks {
                 places.iter().for_each(|to| y[*to..to + width].copy_from_slice(&x[*from..from + width]));
@@ -38,7 +39,7 @@ pub(super) fn backward(dy: &Tensor, dx: &mut Tensor, sections: &Sections) {
     let blocks = blocks(sections);
     with_float!(dy.dtype(), S => {
         let rows =
-            dx.host_mut::<S>().par_chunks_exact_mut(sections.columns).zip(dy.host::<S>().par_chunks(sections.repeated));
+            dx.host_mut::<S>().par_rows_mut(sections.columns).zip(dy.host::<S>().par_rows(sections.repeated));
         rows.for_each(|(dx, dy)| {
             for (first, places, width) in &blocks {
                 for i in 0..*width {

@@ -1,6 +1,7 @@
 use super::{NormKind, NormWeights};
 use crate::Tensor;
 use crate::element::{Float, Real, with_float};
+use crate::ops::parallel_rows::ParallelRows;
 use rayon::prelude::*;
 
 /// The number of rows per partial sum of the weight gradient. Partial sums are added in order, so the result does not depend on the number of
@@ -12,7 +13,7 @@ pub(super) fn norm(x: &Tensor, weights: NormWeights, eps: f64, y: &mut Tensor, s
         type R = <S as Float>::Real;
         let (weight, bias) = (weights.weight.host::<S>(), weights.bias.map(Tensor::host::<S>));
         let width = weight.len().max(1);
-        let rows = y.host_mut::<S>().par_chunks_mut(width).zip(x.host::<S>().par_chunks(width));
+        let rows = y.host_mut::<S>().par_rows_mut(width).zip(x.host::<S>().par_rows(width));
         let eps = R::of(eps);
         match weights.kind {
             kind @ (NormKind::Rms | NormKind::RmsPlusOne) => {
@@ -99,9 +100,9 @@ pub(super) fn norm_backward(
         let (rstd, mean) = statistics.host::<R>().split_at(tokens);
         let partial: Vec<[Vec<R>; 2]> = dx
             .host_mut::<S>()
-            .par_chunks_mut(block)
-            .zip(x.host::<S>().par_chunks(block))
-            .zip(dy.host::<S>().par_chunks(block))
+            .par_rows_mut(block)
+            .zip(x.host::<S>().par_rows(block))
+            .zip(dy.host::<S>().par_rows(block))
             .enumerate()
             .map(|(i, ((dx, x), dy))| {
                 let mut sums = [vec![R::default(); width], vec![R::default(); width]];

@@ -1,5 +1,6 @@
 use super::{Angles, RopeLayout, RopePairs, Rotation};
 use crate::element::{Float, with_float};
+use crate::ops::parallel_rows::ParallelRows;
 use crate::{Error, Result, Tensor};
 use rayon::prelude::*;
 
@@ -12,7 +13,7 @@ pub(super) fn rope(x: &mut Tensor, angles: Angles, layout: RopeLayout, rotation:
     with_float!(x.dtype(), S => {
         type R = <S as Float>::Real;
         let table: &[R] = angles.table.host();
-        x.host_mut::<S>().par_chunks_mut(width).enumerate().for_each(|(t, row)| {
+        x.host_mut::<S>().par_rows_mut(width).enumerate().for_each(|(t, row)| {
             let position = positions[t] as usize;
             let (cos, sin) = table[position * dim..][..dim].split_at(dim / 2);
             for head in row.chunks_exact_mut(layout.head_dim).take(layout.heads) {

@@ -8,6 +8,7 @@ mod tests;
 use super::destination::{Output, Produced};
 use super::{expect_compute, quantize};
 use crate::ops::dispatch::dispatch;
+use crate::ops::parallel_rows::ParallelRows;
 use crate::{DType, Device, Error, Result, Tensor};
 use rayon::prelude::*;
 
@@ -116,7 +117,7 @@ pub fn rope_table(device: &Device, inverse_frequencies: &[f64], positions: usize
         return Tensor::empty(device, &[positions, half * 2], dtype);
     }
     let mut table = vec![0f64; positions * half * 2];
-    table.par_chunks_exact_mut((half * 2).max(1)).enumerate().for_each(|(position, row)| {
+    table.par_rows_mut(half * 2).enumerate().for_each(|(position, row)| {
         let (cos, sin) = row.split_at_mut(half);
         for ((cos, sin), f) in cos.iter_mut().zip(sin).zip(inverse_frequencies) {
             let angle = position as f64 * f;

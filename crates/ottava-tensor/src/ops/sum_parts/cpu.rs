@@ -1,5 +1,6 @@
 use crate::Tensor;
 use crate::element::{Float, with_float};
+use crate::ops::parallel_rows::TASK;
 use rayon::prelude::*;
 
 pub(super) fn sum_parts(own: &Tensor, place: usize, others: &Tensor, addend: Option<&Tensor>, y: &mut Tensor) {
@@ -8,7 +9,7 @@ pub(super) fn sum_parts(own: &Tensor, place: usize, others: &Tensor, addend: Opt
         let mut terms: Vec<&[S]> = others.host::<S>().chunks_exact(len).collect();
         terms.insert(place, own.host());
         terms.extend(addend.map(Tensor::host::<S>));
-        y.host_mut::<S>().par_iter_mut().with_min_len(1 << 12).enumerate().for_each(|(i, y)| {
+        y.host_mut::<S>().par_iter_mut().with_min_len(TASK).enumerate().for_each(|(i, y)| {
             let first = terms[0][i].load();
             *y = S::store(terms[1..].iter().fold(first, |sum, term| sum + term[i].load()));
         });

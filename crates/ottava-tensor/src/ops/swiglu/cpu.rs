@@ -1,6 +1,7 @@
 use super::{Activation, Gelu};
 use crate::Tensor;
 use crate::element::{Float, Real, with_float};
+use crate::ops::parallel_rows::ParallelRows;
 use crate::wide::wide;
 use rayon::prelude::*;
 
@@ -8,7 +9,7 @@ pub(super) fn activation(how: Activation, x: &Tensor, y: &mut Tensor) {
     let hidden = y.shape()[1].max(1);
     with_float!(x.dtype(), S => {
         type R = <S as Float>::Real;
-        let rows = y.host_mut::<S>().par_chunks_mut(hidden).zip(x.host::<S>().par_chunks(how.inputs() * hidden));
+        let rows = y.host_mut::<S>().par_rows_mut(hidden).zip(x.host::<S>().par_rows(how.inputs() * hidden));
         rows.for_each(|(y, x)| {
             let (gate, up) = x.split_at(hidden);
             match how {
@@ -101,8 +102,8 @@ pub(super) fn activation_backward(how: Activation, dy: &Tensor, x: &Tensor, dx: 
     let width = how.inputs() * hidden;
     with_float!(x.dtype(), S => {
         type R = <S as Float>::Real;
-        let rows = dx.host_mut::<S>().par_chunks_mut(width).zip(x.host::<S>().par_chunks(width));
-        rows.zip(dy.host::<S>().par_chunks(hidden)).for_each(|((dx, x), dy)| {
+        let rows = dx.host_mut::<S>().par_rows_mut(width).zip(x.host::<S>().par_rows(width));
+        rows.zip(dy.host::<S>().par_rows(hidden)).for_each(|((dx, x), dy)| {
             let ((gate, up), (dgate, dup)) = (x.split_at(hidden), dx.split_at_mut(hidden));
             match how {
                 Activation::SwiGlu => swiglu_backward(gate, up, dy, dgate, dup),
@@ -127,7 +128,7 @@ pub(super) fn activation_dots(how: Activation, dy: &Tensor, x: &Tensor, dots: &m
     let hidden = dy.shape()[1].max(1);
     with_float!(x.dtype(), S => {
         type R = <S as Float>::Real;
-        let rows = x.host::<S>().par_chunks(how.inputs() * hidden).zip(dy.host::<S>().par_chunks(hidden));
+        let rows = x.host::<S>().par_rows(how.inputs() * hidden).zip(dy.host::<S>().par_rows(hidden));
         dots.host_mut::<R>().par_iter_mut().zip(rows).for_each(|(dot, (x, dy))| {
             let (gate, up) = x.split_at(hidden);
             let term = |i: usize| {

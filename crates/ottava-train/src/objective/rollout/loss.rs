@@ -1,13 +1,14 @@
 //! The loss of sampled completions in a step.
 
-use super::packing::{PackedBatch, Place, documents_of_row};
+use super::packing::{PackedBatch, Place, SampleRows, documents_of_row};
 use super::policy::Policy;
 use super::sample::Sample;
 use super::sums::{KnownToken, Sums, ValueSums};
 use crate::objective::FrozenModel;
 use crate::step::host::{from_host, values, write};
-use crate::step::{Loaded, Loss, Metrics};
+use crate::step::{Loaded, Loss, Metrics, TrainStep};
 use ottava_common::error::{Error, Result};
+use ottava_data::RowShare;
 use ottava_models::Decoder;
 use ottava_recipe::param::Units;
 use ottava_settings::Aggregation;
@@ -78,7 +79,7 @@ struct TokenValues<'a> {
 }
 
 impl PolicyMicroBatch {
-    /// Room on `device` for `rows` rows of `tokens` tokens, each with as many samples as [`samples_of_row`](super::samples_of_row) says, in the type of sums `dtype`.
+    /// Room on `device` for `rows` rows of `tokens` tokens, each with at most [`documents_of_row`] documents, in the type of sums `dtype`.
     pub fn new(
         how: Policy,
         others: Rc<OtherModels>,
@@ -100,14 +101,26 @@ impl PolicyMicroBatch {
         Ok(PolicyMicroBatch { how, others, known, estimates, rows, counted: 0, tokens: Vec::new() })
     }
 
+    /// Loads the micro-batches of this rank for the next step. All ranks call it with the same samples, which become `rows`.
+    pub fn load_step(step: &mut TrainStep, rows: SampleRows, scored: &[Scored], share: RowShare) -> Result<()> {
+        let samples: Vec<&Sample> = scored.iter().map(|scored| &scored.sample).collect();
+        let packed = rows.pack(&samples, share);
+        step.use_micro_batches(packed.len());
+        for (micro_batch, packed) in packed.iter().enumerate() {
+            step.loss_mut::<PolicyMicroBatch>(micro_batch).load(scored, packed)?;
+            step.load(micro_batch, &packed.batch)?;
+        }
+        Ok(())
+    }
+
     /// Loads what is known of `samples`, which are in the micro-batch `packed`; before the step loads its tokens.
-    pub fn load(&mut self, samples: &[&Scored], packed: &PackedBatch) -> Result<()> {
+    pub fn load(&mut self, samples: &[Scored], packed: &PackedBatch) -> Result<()> {
         let all = self.known.old.len();
         let [mut old, mut advantages, mut weights, mut values, mut returns] = [(); 5].map(|()| vec![0.0; all]);
         let mut corrections = vec![1.0; all];
         self.tokens.clear();
         for &Place { sample, start } in &packed.places {
-            let Scored { sample, old: of_steps, advantages: of_tokens, estimates, counts } = samples[sample];
+            let Scored { sample, old: of_steps, advantages: of_tokens, estimates, counts } = &samples[sample];
             let weight = if *counts { self.how.aggregation.weight(sample.drawn()) } else { 0.0 };
             let drawn: Vec<f64> = sample.logprobs.iter().map(|&logprob| f64::from(logprob)).collect();
             let before = of_steps.as_ref().map(|old| old.iter().map(|&old| f64::from(old)).collect());
@@ -297,8 +310,6 @@ impl Loss for PolicyMicroBatch {
 mod tests {
     use super::*;
     use crate::objective::rollout::End;
-    use crate::objective::rollout::packing::Packing;
-    use ottava_data::RowShare;
     use ottava_settings::{CorrectionConfig, PolicyConfig, ReinforcementConfig};
     use serde_json::Value;
 
@@ -330,9 +341,9 @@ mod tests {
         };
         let mut micro_batch = PolicyMicroBatch::new(how, Rc::default(), 2, 6, &Device::Cpu, DType::F64).unwrap();
         let scored = [scored(true), scored(false)];
-        let packing = Packing { rows: 2, max_length: 6, end: 0 };
-        let packed = packing.pack(&[&scored[0].sample, &scored[1].sample], RowShare { rank: 0, world: 1 });
-        micro_batch.load(&scored.each_ref(), &packed[0]).unwrap();
+        let packing = SampleRows { rows: 2, max_length: 6, end: 0 };
+        let packed = packing.pack(&[&scored[0].sample, &scored[1].sample], RowShare::ALL);
+        micro_batch.load(&scored, &packed[0]).unwrap();
         let known = |tensor: &Tensor| values(tensor).unwrap();
         // A row has two tokens of the prompt. The second token of the prompt predicts the first drawn token.
         let row = [0.0, -1.25, -1.5, -0.5, 0.0, 0.0];
@@ -356,7 +367,7 @@ mod tests {
         let row = |name: &str, row: usize| numbers(&recorded[name][row])[..lengths[row]].to_vec();
         let tensor = |values: &[f64]| Tensor::from_slice(&Device::Cpu, &[values.len()], values).unwrap();
         // Some of the samples share a row.
-        let packing = Packing { rows, max_length: most + 1, end: 0 };
+        let packing = SampleRows { rows, max_length: most + 1, end: 0 };
         for case in recorded["cases"].as_array().unwrap() {
             let loss: PolicyConfig = serde_json::from_value(case["settings"].clone()).unwrap();
             let settings = ReinforcementConfig { loss, max_completion_length: most, ..ReinforcementConfig::default() };
@@ -376,9 +387,8 @@ mod tests {
                     counts: true,
                 })
                 .collect();
-            let refs: Vec<&Scored> = samples.iter().collect();
             let all: Vec<&Sample> = samples.iter().map(|scored| &scored.sample).collect();
-            let packed = packing.pack(&all, RowShare { rank: 0, world: 1 }).remove(0);
+            let packed = packing.pack(&all, RowShare::ALL).remove(0);
             assert!(packed.places.iter().any(|place| place.start % (most + 1) > 0), "{:?}", packed.places);
             let placed = |name: &str| {
                 let mut losses = vec![0.0; packed.batch.targets.len()];
@@ -390,7 +400,7 @@ mod tests {
             let ids = Tensor::from_slice(&Device::Cpu, &[packed.batch.targets.len()], &packed.batch.targets).unwrap();
             let mut micro_batch =
                 PolicyMicroBatch::new(how, Rc::default(), rows, most + 1, &Device::Cpu, DType::F64).unwrap();
-            micro_batch.load(&refs, &packed).unwrap();
+            micro_batch.load(&samples, &packed).unwrap();
             micro_batch.set_reference(&placed("reference")).unwrap();
             let counted = micro_batch.counted(&[]) as f64;
             let (losses, scale) = (placed("log_probs"), tensor(&[1.0 / counted]));

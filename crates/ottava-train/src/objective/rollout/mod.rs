@@ -1,38 +1,39 @@
 //! Reinforcement learning: the model draws completions of prompts, rewards score them, and steps make good ones more likely.
 //!
-//! **A generation.** `RolloutRows` (`rows.rs`) asks for completions when no completion is left for a step. `Generator` (`generator.rs`) lends the model
-//! to an `Engine` (`Engine::lend`), so that draws read the same weights and codes as the next step, and nothing is copied. Weights
-//! that ranks divide with ZeRO are gathered before the draws (`WholeWeights` of `ottava-parallel`). Each data-parallel rank draws
-//! the completions of its prompts (`sample.rs`) and scores them (`ottava-rewards`). Then all ranks tell each other their completions, so that each of
-//! them knows all rewards, and a checkpoint can hold the completions that no step has used yet (`Rows::unfinished`).
+//! **A generation.** `RolloutRows` (`rows.rs`) asks for completions when no completion is left for a step. `Generator` (`generator.rs`) lends the
+//! model to an `Engine` (`Engine::lend`), so that draws read the same weights and codes as the next step. Without ZeRO, nothing is copied. Weights
+//! that ranks divide with ZeRO are gathered before the draws (`WholeWeights` of `ottava-parallel`). Each data-parallel rank draws the completions of
+//! its prompts (`sample.rs`) and scores them (`ottava-rewards`). Then ranks exchange their completions, so each rank knows all rewards, and a
+//! checkpoint can hold the completions that no step has used yet (`Rows::unfinished`).
 //!
 //! **Staleness.** With `sampling.max_staleness`, completions of the next generation begin while the last completions of a generation are drawn (`ahead.rs`).
 //! `RolloutRows` keeps their tokens (`Drawn`) until the next generation, and a checkpoint has them. The position in the data does not move for them.
 //!
-//! **Turns.** With an environment, a completion is a `Conversation` (`conversation.rs`). Token ids of all turns are kept; only the environment's messages
-//! are tokenized. A turn's prompt is the conversation so far, whose keys and values the prefix cache of the engine already has.
+//! **Turns.** With an environment, a completion is a `Conversation` (`conversation.rs`). Token ids of all turns are kept; only the environment's
+//! messages are tokenized. A turn's prompt is the conversation so far, whose keys and values the prefix cache of the engine already has.
 //!
-//! **Clients.** With `reinforcement.endpoint`, clients outside of the run draw and score completions. `Generator::collect` lends the engine to `Clients`
-//! (`clients.rs`), which `ottava-serve` implements, until they have returned the completions of a generation.
+//! **Clients.** With `reinforcement.endpoint`, clients outside of the run draw and score completions. `Generator::collect` lends the engine to
+//! `Clients` (`clients.rs`), which `ottava-serve` implements, until they have returned the completions of a generation.
 //!
-//! **A step.** `credit.rs` makes advantages of rewards: by `advantage.rs`, or with a value head by `gae.rs`. Completions are packed into rows
-//! (`packing.rs`): each completion is a document of its row, and a step runs only as many micro-batches as have completions
-//! (`TrainStep::use_micro_batches`). All ranks know all completions of a step, and each takes its rows. `PolicyMicroBatch` (`loss.rs`) is the loss of a
-//! micro-batch; the op `policy_loss` bounds the ratio of new and old probability.
+//! **A step.** `credit.rs` computes advantages from rewards: by `advantage.rs`, or with a value head by `gae.rs`. Completions are packed into rows
+//! (`packing.rs`): each completion is a document of its row. A step runs only as many micro-batches as the completions fill, and all ranks run
+//! equally many (`TrainStep::use_micro_batches`). All ranks know all completions of a step, and each rank takes its rows. `PolicyMicroBatch`
+//! (`loss.rs`) is the loss of a micro-batch; the op `policy_loss` clips the ratio of new and old probability.
 //!
-//! **A value head** (PPO) is a weight `[C]` in the `Head` of the trained model (`HeadSpec::value`), which reads the activations that logits are computed
-//! from. A second model, as in verl, would need a second copy of the weights and FP8 codes, and a second step; one decoder needs a row, and one step trains
-//! both. The weight is a vector, so it is never cast, has no weight decay, and is whole on each rank. Before a step, a pass over the completions
-//! (`token_values`) estimates the values of their tokens with the weights that drew them. Model folders do not have the head; `Contents`
-//! (`checkpoint/training.rs`) saves it with the optimizer states.
+//! **A value head** (PPO) is a weight `[C]` in the `Head` of the trained model (`HeadSpec::value`), which reads the activations that logits are
+//! computed from. A second model, as in verl, would need a second copy of the weights and FP8 codes, and a second step. A value head adds one vector,
+//! and one step trains decoder and head. The weight is a vector, so it is never cast, has no weight decay, and is whole on each rank. After the draws
+//! of a generation, a pass over the completions (`token_values`) estimates the values of their tokens with the weights that drew them. Model folders
+//! do not have the head; `Contents` (`checkpoint/training.rs`) saves it with the optimizer states.
 //!
-//! **Other models.** The reference model and reward models are frozen (`OtherModels`). They are made with the first loss, so a plan counts their memory, and
-//! rows reach them through the loss of a step. `RewardRows` (`reward_model.rs`) scores completions in batches; `ottava-rewards` adds these scores to the
-//! other rewards by weight.
+//! **Other models.** The reference model and reward models are frozen (`OtherModels`). They are created with the first loss, so a plan counts their
+//! memory, and `Rows` reach them through the loss of a step. `RewardRows` (`reward_model.rs`) scores completions in batches; `ottava-rewards` adds
+//! these scores to the other rewards by weight.
 //!
 //! **Log-probabilities.** The engine reports the old log-probabilities. They come from F32 logits (`HeadSpec::wide_logits`), by the op that
-//! computes the loss (`LogprobsMode::Loss`). So, on a CPU, they equal to the bit what a step computes before the first update, in each recipe
-//! whose scales do not depend on the other tokens of a product. The temperature is a factor of the head (`HeadSpec::scale`), which draws and losses share.
+//! computes the loss (`LogprobsMode::Loss`). So, on a CPU, they have the same bits as the log-probabilities that a step computes before the first
+//! update, with each recipe whose scales do not depend on the other tokens of a product. The temperature is a factor of the head (`HeadSpec::scale`),
+//! which draws and losses share.
 
 mod advantage;
 mod ahead;
@@ -57,7 +58,7 @@ pub use clients::{Clients, Returned, Wanted};
 pub use completion::Completion;
 pub use drawer::{DrawSizes, Drawer};
 pub use loss::{Estimates, OtherModels, PolicyMicroBatch, Scored};
-pub use packing::{PackedBatch, Packing, Place, documents_of_row};
+pub use packing::{PackedBatch, Place, SampleRows, documents_of_row};
 pub use policy::Policy;
 pub use sample::{Draw, Drawn, End, Sample, sample, seed_of, set_row};
 
@@ -80,9 +81,9 @@ use std::rc::Rc;
 pub(super) struct Reinforcement {
     run: RunConfig,
     how: Policy,
-    /// Made with the first loss.
+    /// The frozen models, created with the first loss.
     others: OnceCell<Rc<OtherModels>>,
-    /// Draws of a plan.
+    /// The engine and KV cache that a plan rehearses draws with.
     rehearsed: RefCell<Option<Drawer>>,
 }
 
@@ -99,7 +100,7 @@ impl Reinforcement {
         Reinforcement { run: config.clone(), how, others: OnceCell::new(), rehearsed: RefCell::default() }
     }
 
-    /// Returns the frozen models of the run: the model of the start, if it is the reference model, and the reward models.
+    /// Returns the frozen models of the run: the reference model, if it is the model of `model.path`, and the reward models.
     fn others(&self, device: &Device) -> Result<Rc<OtherModels>> {
         if let Some(others) = self.others.get() {
             return Ok(others.clone());

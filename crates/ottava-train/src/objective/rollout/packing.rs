@@ -1,18 +1,18 @@
-//! Micro-batches of samples. A row holds several samples, each a document of its own, so that short completions do not leave rows empty.
+//! Packs samples into micro-batches. A row holds several samples, so that short completions leave little padding. Each sample is a document.
 
 use super::sample::{Sample, write_sample};
-use ottava_data::{Batch, RowShare};
+use ottava_data::{Batch, RowShare, best_fit};
 use ottava_tensor::ops::IGNORE_INDEX;
 use std::cmp::Reverse;
 
-/// The shape of the micro-batches that samples are packed into.
+/// How samples become rows of micro-batches.
 #[derive(Clone, Copy, Debug)]
-pub struct Packing {
+pub struct SampleRows {
     /// Rows of a micro-batch.
     pub rows: usize,
     /// Tokens of a row.
     pub max_length: usize,
-    /// The token that fills a row.
+    /// The token that pads a row.
     pub end: u32,
 }
 
@@ -21,67 +21,55 @@ pub struct Packing {
 pub struct PackedBatch {
     /// The tokens.
     pub batch: Batch,
-    /// The samples of the micro-batch.
+    /// The places of the samples of the micro-batch.
     pub places: Vec<Place>,
 }
 
 /// Where a sample is in a micro-batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Place {
-    /// The number of the sample.
+    /// The index of the sample among the packed samples.
     pub sample: usize,
-    /// The place of its first token.
+    /// The position of the first token of the sample in the micro-batch.
     pub start: usize,
 }
 
-/// The samples of a row, at most. A row of `max_length` tokens has room for samples of 64 tokens, and for four samples however short it is: attention
-/// launches work for each possible document.
-pub fn samples_of_row(max_length: usize) -> usize {
+/// The maximum number of samples of a row: one per 64 tokens of the row, but at least four. The number is limited because attention launches work for
+/// each possible document.
+fn samples_of_row(max_length: usize) -> usize {
     (max_length / 64).max(4)
 }
 
-/// The documents of a row, at most: its samples and its padding.
+/// The maximum number of documents of a row: its samples and its padding.
 pub fn documents_of_row(max_length: usize) -> usize {
     samples_of_row(max_length) + 1
 }
 
-impl Packing {
-    /// Packs `samples` into micro-batches, and returns the micro-batches of this rank. Each rank gets equally many micro-batches, and rows that differ by
-    /// one at most. There are never more rows than samples.
+impl SampleRows {
+    /// Packs `samples` into micro-batches, and returns the micro-batches of this rank. All ranks get equally many micro-batches, and their numbers of
+    /// filled rows differ by at most one. There are never more filled rows than samples.
     pub fn pack(&self, samples: &[&Sample], share: RowShare) -> Vec<PackedBatch> {
         let all = self.rows_of(samples);
         let count = all.len().div_ceil(share.world).div_ceil(self.rows);
-        let mine: Vec<&[usize]> = all.iter().skip(share.rank).step_by(share.world).map(Vec::as_slice).collect();
+        let mine: Vec<&[u64]> = all.iter().skip(share.rank).step_by(share.world).map(Vec::as_slice).collect();
         (0..count).map(|at| self.batch(samples, mine.get(at * self.rows..).unwrap_or_default())).collect()
     }
 
-    /// A micro-batch without samples.
+    /// Returns a micro-batch without samples.
     pub fn empty(&self) -> PackedBatch {
         self.batch(&[], &[])
     }
 
-    /// The samples of each row: the longest samples first, each in the first row that has room for it.
-    fn rows_of(&self, samples: &[&Sample]) -> Vec<Vec<usize>> {
-        let mut order: Vec<usize> = (0..samples.len()).collect();
-        order.sort_by_key(|&at| (Reverse(samples[at].length()), at));
-        let (most, mut rows, mut free) = (samples_of_row(self.max_length), Vec::<Vec<usize>>::new(), Vec::new());
-        for at in order {
-            let length = samples[at].length();
-            let has_room = |row: &usize| free[*row] >= length && rows[*row].len() < most;
-            let row = (0..rows.len()).find(has_room).unwrap_or_else(|| {
-                rows.push(Vec::new());
-                free.push(self.max_length);
-                rows.len() - 1
-            });
-            rows[row].push(at);
-            free[row] -= length;
-        }
-        rows
+    /// Returns the indices of the samples of each row.
+    fn rows_of(&self, samples: &[&Sample]) -> Vec<Vec<u64>> {
+        let mut sized: Vec<(usize, u64)> = samples.iter().map(|sample| sample.length()).zip(0..).collect();
+        sized.sort_by_key(|&(length, _)| Reverse(length));
+        best_fit(&sized, self.max_length, samples_of_row(self.max_length))
     }
 
-    /// The micro-batch of the first of `rows`, which hold the numbers of `samples`.
-    fn batch(&self, samples: &[&Sample], rows: &[&[usize]]) -> PackedBatch {
-        let Packing { rows: count, max_length, end } = *self;
+    /// Returns the micro-batch of the first `self.rows` of `rows`, which hold indices of `samples`.
+    fn batch(&self, samples: &[&Sample], rows: &[&[u64]]) -> PackedBatch {
+        let SampleRows { rows: count, max_length, end } = *self;
         let tokens = count * max_length;
         let mut batch = Batch::whole(vec![end as i32; tokens], vec![IGNORE_INDEX; tokens], count);
         let (mut places, mut documents) = (Vec::new(), Vec::new());
@@ -89,6 +77,7 @@ impl Packing {
             let first = row * max_length;
             let mut start = first;
             for &sample in rows.get(row).copied().unwrap_or_default() {
+                let sample = sample as usize;
                 write_sample(&mut batch, start, samples[sample]);
                 places.push(Place { sample, start });
                 documents.push(samples[sample].length());
@@ -108,8 +97,7 @@ mod tests {
     use crate::objective::rollout::End;
     use ottava_common::hash::mix;
 
-    const ROWS: Packing = Packing { rows: 2, max_length: 16, end: 1 };
-    const ALONE: RowShare = RowShare { rank: 0, world: 1 };
+    const ROWS: SampleRows = SampleRows { rows: 2, max_length: 16, end: 1 };
 
     fn sample(length: usize, token: u32) -> Sample {
         let tokens = vec![token; length - 2];
@@ -120,7 +108,7 @@ mod tests {
     fn samples_share_rows_and_are_documents() {
         let x = IGNORE_INDEX;
         let all = [sample(4, 20), sample(9, 21), sample(16, 22)];
-        let packed = ROWS.pack(&all.each_ref(), ALONE);
+        let packed = ROWS.pack(&all.each_ref(), RowShare::ALL);
         assert_eq!(packed.len(), 1);
         let PackedBatch { batch, places } = &packed[0];
         let places: Vec<_> = places.iter().map(|place| (place.sample, place.start)).collect();
@@ -130,7 +118,7 @@ mod tests {
         assert_eq!((batch.documents.as_deref(), &batch.padding[..]), (Some(&[16, 9, 4, 3][..]), &[0, 3][..]));
     }
 
-    /// Each sample is in one micro-batch of one rank, no row overflows, and no rank has more rows than it has samples of a step.
+    /// Each sample is in one micro-batch of one rank, no row overflows, and no rank has more micro-batches than with one sample per row.
     #[test]
     fn every_sample_is_packed_once() {
         for (count, world) in [(1, 1), (8, 1), (8, 2), (24, 4), (24, 3)] {

@@ -6,7 +6,7 @@ use super::credit::scored;
 use super::generator::{Generator, Seeded, Work};
 use super::held_out::held_out_metrics;
 use super::loss::{OtherModels, PolicyMicroBatch, Scored};
-use super::packing::{PackedBatch, Packing, Place};
+use super::packing::{PackedBatch, Place, SampleRows};
 use super::sample::{Drawn, Sample, seed_of};
 use crate::objective::{Evaluation, LoadedRows, Opening, Rows, Validation};
 use crate::step::host::values;
@@ -47,10 +47,7 @@ pub(super) struct RolloutRows {
 /// The sizes of steps and generations.
 #[derive(Clone, Copy)]
 struct Sizes {
-    /// Tokens of a row.
-    max_length: usize,
-    /// Rows of a micro-batch.
-    rows: usize,
+    rows: SampleRows,
     /// Completions of a step, of all ranks.
     of_step: usize,
     /// Prompts of a generation, of all ranks.
@@ -118,12 +115,14 @@ impl RolloutRows {
                 share.world
             )));
         }
+        let generator = Generator::new(run, of_generation / share.world * config.num_generations)?;
+        let rows = SampleRows { rows: run.micro_batch_rows(), max_length: run.data.max_length, end: generator.end() };
         Ok(RolloutRows {
             seed: run.seed,
-            sizes: Sizes { max_length: run.data.max_length, rows: run.micro_batch_rows(), of_step, of_generation },
+            sizes: Sizes { rows, of_step, of_generation },
             share,
             prompts: PromptLoader::new(sets, state, share)?,
-            generator: Generator::new(run, of_generation / share.world * config.num_generations)?,
+            generator,
             unfinished,
             step,
             report: Report::default(),
@@ -247,9 +246,10 @@ impl RolloutRows {
         let Generation { completions: mut mine, rewards, metrics, mut begun, .. } = drawn;
         self.run_passes(&mut mine, model, partition, precision)?;
         begun.resize(if ahead.is_empty() { 0 } else { of_rank * group }, Drawn::default());
-        self.unfinished.begun = self.in_order(&of_all_ranks(partition, "completions that were begun", &begun)?);
-        let groups = self.in_order(&of_all_ranks(partition, "completions", &mine)?);
-        let groups = groups.chunks(group).map(<[Completion]>::to_vec).collect();
+        let begun = of_all_ranks(partition, "completions that were begun", &begun)?;
+        self.unfinished.begun = in_order(&begun, begun.iter().map(Vec::len).sum::<usize>() / group, group).concat();
+        let all = of_all_ranks(partition, "completions", &mine)?;
+        let groups = in_order(&all, self.sizes.of_generation, group);
         let metrics = means(&of_all_ranks(partition, "metrics of rewards", &metrics)?);
         Ok(Groups { groups, rewards, metrics })
     }
@@ -262,13 +262,6 @@ impl RolloutRows {
             (0..self.config.num_generations as u64).map(|index| seed_of([self.seed, place, number, index])).collect()
         };
         prompts.into_iter().enumerate().map(|(at, prompt)| (prompt, seeds(at))).collect()
-    }
-
-    /// Returns what each rank has of its completions in the order of the prompts, whatever the number of ranks.
-    fn in_order<T: Clone>(&self, of_ranks: &[Vec<T>]) -> Vec<T> {
-        let (world, group) = (self.share.world, self.config.num_generations);
-        let prompts = of_ranks.iter().map(Vec::len).sum::<usize>() / group;
-        (0..prompts).flat_map(|at| of_ranks[at % world][at / world * group..][..group].to_vec()).collect()
     }
 
     /// `count` completions of each prompt that is held out, by prompt; and the names of their scores. Each rank draws the completions of its share of
@@ -293,8 +286,7 @@ impl RolloutRows {
         let drawn = self.generator.generate(model, partition, &others.rewards, &work);
         let Generation { completions, rewards, .. } = ranks.together("evaluating completions", drawn)?;
         let all = of_all_ranks(partition, "completions of the evaluation", &completions)?;
-        let groups = (0..prompts).map(|at| all[at % world][at / world * count..][..count].to_vec());
-        Ok((groups.collect(), rewards))
+        Ok((in_order(&all, prompts, count), rewards))
     }
 
     /// Runs the passes over `completions` that steps need, by the weights that drew them.
@@ -335,14 +327,14 @@ impl RolloutRows {
         set: impl Fn(&mut Completion, Vec<f64>),
     ) -> Result<()> {
         let ranks = partition.ranks();
-        let (packing, place) = (self.packing(), ranks.place(Axis::Context));
+        let (rows, place) = (self.sizes.rows, ranks.place(Axis::Context));
         let samples: Vec<&Sample> = completions.iter().map(|completion| &completion.sample).collect();
-        let packed = packing.pack(&samples, RowShare { rank: 0, world: 1 });
+        let mut packed = rows.pack(&samples, RowShare::ALL);
         // Ranks may gather weights in a pass, so each rank runs as many passes as any other.
         let counts = ranks.gather("micro-batches of completions", [packed.len() as f64])?;
         let passes = counts.iter().map(|[count]| *count as usize).max().unwrap_or(0);
-        for at in 0..passes {
-            let PackedBatch { batch, places } = packed.get(at).cloned().unwrap_or_else(|| packing.empty());
+        packed.resize_with(passes, || rows.empty());
+        for PackedBatch { batch, places } in packed {
             let all = values(&compute(model, MicroBatch::new(&batch, model.device(), place)?)?)?;
             for Place { sample, start } in places {
                 let completion = &mut completions[sample];
@@ -351,11 +343,6 @@ impl RolloutRows {
             }
         }
         Ok(())
-    }
-
-    /// The shape of micro-batches.
-    fn packing(&self) -> Packing {
-        Packing { rows: self.sizes.rows, max_length: self.sizes.max_length, end: self.generator.end() }
     }
 
     /// The completions of each step of a generation, of all ranks: all of them in another order in each iteration.
@@ -386,6 +373,12 @@ fn of_all_ranks<T: Serialize + DeserializeOwned>(partition: &Partition, what: &s
     let told = serde_json::to_vec(mine).expect("plain data are written without fail");
     let read = |of_rank: Vec<u8>| serde_json::from_slice(&of_rank).expect("as it was written");
     Ok(partition.ranks().gather_bytes(what, &told)?.into_iter().map(read).collect())
+}
+
+/// Returns what ranks have of the `group` completions of each of `prompts`, in the order of the prompts, which ranks take in turns.
+fn in_order<T: Clone>(of_ranks: &[Vec<T>], prompts: usize, group: usize) -> Vec<Vec<T>> {
+    let world = of_ranks.len();
+    (0..prompts).map(|at| of_ranks[at % world][at / world * group..][..group].to_vec()).collect()
 }
 
 /// Returns the mean of each metric over the ranks that have it.
@@ -433,14 +426,7 @@ impl Rows for RolloutRows {
             self.generate(model, others, step.partition(), precision)?;
         }
         let all = self.unfinished.waiting.pop_front().expect("a generation has a step");
-        let scored: Vec<&Scored> = all.iter().collect();
-        let samples: Vec<&Sample> = all.iter().map(|scored| &scored.sample).collect();
-        let packed = self.packing().pack(&samples, self.share);
-        step.use_micro_batches(packed.len());
-        for (micro_batch, packed) in packed.iter().enumerate() {
-            step.loss_mut::<PolicyMicroBatch>(micro_batch).load(&scored, packed)?;
-            step.load(micro_batch, &packed.batch)?;
-        }
+        PolicyMicroBatch::load_step(step, self.sizes.rows, &all, self.share)?;
         if self.has_reference_policy {
             step.each_loaded(|loaded, loss: &mut PolicyMicroBatch| loss.read_reference(loaded))?;
         } else if self.config.loss.beta > 0.0 {

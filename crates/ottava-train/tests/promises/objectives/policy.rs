@@ -12,7 +12,7 @@ use ottava_settings::{Aggregation, CorrectionConfig};
 use ottava_tensor::ops::{KlEstimator, PolicyBound, PolicyLoss, ValueLoss};
 use ottava_tensor::testing::values;
 use ottava_tensor::{DType, Device, Tensor};
-use ottava_train::objective::rollout::{End, Estimates, Packing, Policy, PolicyMicroBatch, Sample, Scored};
+use ottava_train::objective::rollout::{End, Estimates, Policy, PolicyMicroBatch, Sample, SampleRows, Scored};
 use ottava_train::step::{MicroBatch, Program, ProgramInputs};
 use std::rc::Rc;
 
@@ -46,11 +46,11 @@ fn loss_and_gradients(
     let samples = samples();
     let all: Vec<&Sample> = samples.iter().map(|scored| &scored.sample).collect();
     // Both samples are in one row, and the other row is padding.
-    let packing = Packing { rows: ROWS, max_length: TOKENS, end: 0 };
-    let packed = packing.pack(&all, RowShare { rank: 0, world: 1 }).remove(0);
+    let packing = SampleRows { rows: ROWS, max_length: TOKENS, end: 0 };
+    let packed = packing.pack(&all, RowShare::ALL).remove(0);
     assert_eq!(packed.places.iter().map(|place| place.start).collect::<Vec<_>>(), [0, 7]);
     let mut loss = PolicyMicroBatch::new(how, Rc::default(), ROWS, TOKENS, &Device::Cpu, DType::F64).unwrap();
-    loss.load(&samples.iter().collect::<Vec<_>>(), &packed).unwrap();
+    loss.load(&samples, &packed).unwrap();
     let micro_batch = MicroBatch::new(&packed.batch, &Device::Cpu, ShardPlace::ALONE).unwrap();
     let micro_batches = &[MicroBatch { loss: Box::new(loss), ..micro_batch }];
     let scale = loss_scale(Tensor::from_slice(&Device::Cpu, &[1], &[SCALE]).unwrap());

@@ -1,6 +1,7 @@
 //! Completions that begin while the last completions of a generation are drawn.
 
-use crate::objectives::rollouts::{config, metrics, train, values_of, write_inputs};
+use crate::objectives::rollouts::{config, values_of, write_inputs};
+use crate::runs::resume::{metrics, train};
 use crate::setup::on_ranks;
 use ottava_recipe::RecipeName;
 use ottava_settings::RunConfig;

@@ -10,7 +10,7 @@ use ottava_settings::{DeviceChoice, formats};
 use ottava_train::bench::{RolloutBench, RolloutRow};
 use serde_json::json;
 
-/// Time a generation of reinforcement learning and its optimizer step, with the shape of a known model and random weights. The lengths of completions are
+/// Time a generation of reinforcement learning and its optimizer step, with the shape of a model and random weights. The lengths of completions are
 /// quantiles of a log-logistic distribution of shape 4, which has a long tail.
 #[derive(Args)]
 pub(super) struct Rollouts {
@@ -29,16 +29,16 @@ pub(super) struct Rollouts {
     /// The number of tokens of a prompt.
     #[arg(long, default_value_t = 512, value_parser = crate::commands::count)]
     prompt_length: usize,
-    /// The mean number of tokens of a completion.
+    /// The mean number of tokens of a completion, before lengths are cut to fit --max-length.
     #[arg(long, default_value_t = 1024, value_parser = crate::commands::count)]
     mean_length: usize,
-    /// The number of tokens of a row: a prompt and its completion have at most this many tokens.
+    /// The number of tokens of a row. A prompt and its completion together have at most this many tokens.
     #[arg(long, default_value_t = 4096, value_parser = crate::commands::count)]
     max_length: usize,
     /// The number of rows of a micro-batch.
     #[arg(long, default_value_t = 2, value_parser = crate::commands::count)]
     micro_batch: usize,
-    /// The number of tokens of the KV cache; by default as many as the completions need and memory has room for.
+    /// The number of tokens of the KV cache; 0 for as many as the completions need and memory has room for.
     #[arg(long, default_value_t = 0)]
     kv_cache_tokens: usize,
     /// The number of generations to measure, each with one step; means are reported.
@@ -92,7 +92,7 @@ impl Rollouts {
     }
 }
 
-/// Prints a row, with its ratio to the `first` row, and before the first row the head of the table.
+/// Prints a row with its speed-up over the `first` row. If `first` is `None`, prints the head of the table before the row.
 fn print(row: &RolloutRow, first: Option<&RolloutRow>) {
     if first.is_none() {
         out!(

@@ -1,6 +1,7 @@
 use crate::element::Float;
 use crate::fp8::{E4M3, E5M2};
 use crate::granularity::{Granularity, Shared};
+use crate::ops::parallel_rows::ParallelRows;
 use crate::ops::quantize::cpu::{Seen, current_scale, row};
 use crate::ops::transpose::cpu::transpose;
 use crate::ops::{CastStatistics, CurrentScaling};
@@ -106,8 +107,8 @@ fn rows<S: Float<Real = f32>, C: Float<Real = f32>>(
     let x: &[S] = x.host();
     let (seen, scales): (Vec<_>, Vec<Vec<_>>) = codes
         .host_mut::<C>()
-        .par_chunks_mut(pitch)
-        .zip(x.par_chunks(width))
+        .par_rows_mut(pitch)
+        .zip(x.par_rows(width))
         .map(|(codes, x)| {
             let mut seen = Seen::default();
             let blocks = codes.chunks_mut(length).zip(x.chunks(length)).map(|(codes, x)| {
@@ -143,8 +144,8 @@ fn squares<S: Float<Real = f32>, C: Float<Real = f32>>(
     let codes = codes.unwrap_or_else(|| unkept.insert(host(&shape, C::DTYPE)));
     let (seen, scales): (Vec<_>, Vec<Vec<f32>>) = codes
         .host_mut::<C>()
-        .par_chunks_mut(shape[1] * BLOCK)
-        .zip(x.par_chunks(width * BLOCK))
+        .par_rows_mut(shape[1] * BLOCK)
+        .zip(x.par_rows(width * BLOCK))
         .map(|(codes, x)| {
             let mut amaxes = vec![0f32; width.div_ceil(BLOCK)];
             for x in x.chunks(width) {

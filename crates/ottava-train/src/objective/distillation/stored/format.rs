@@ -1,17 +1,17 @@
-//! The folder of stored distributions: `index.json` says what the distributions are, and how many shards there are. A shard is a safetensors file with
-//! the distributions of documents, one after the other, at each learned token:
+//! The folder of stored distributions. `index.json` describes the distributions, and has the number of shards. A shard is a safetensors file with the
+//! distributions at the learned tokens of documents, document by document:
 //!
 //! | tensor | type and shape | contents |
 //! |---|---|---|
 //! | `keys` | U8 `[documents, 32]` | SHA-256 of each document |
 //! | `lengths` | I32 `[documents]` | learned tokens of each document |
 //! | `ids` | I32 `[tokens, k]` | the likeliest tokens, the likeliest first |
-//! | `log_probs` | F32 `[tokens, k]` | their log-probabilities in the whole vocabulary |
+//! | `log_probs` | F32 `[tokens, k]` | log-probabilities of the likeliest tokens, normalized over the whole vocabulary |
 //! | `rest` | F32 `[tokens]` | the log-probability of all other tokens together |
 //!
-//! A document is found by the hash of its inputs and targets, so neither the order of documents nor their packing matters. BF16 would halve the
-//! log-probabilities, but its relative error of 0.4 % changes a probability of e⁻⁸ by 3 %. `rest` is stored, since 1 minus the sum of the
-//! probabilities has no digits left if the sum is near 1.
+//! A document is found by the hash of its inputs and targets, so neither the order of documents nor their packing matters. BF16 would halve the bytes
+//! of log-probabilities, but its relative error of up to 0.4 % changes a probability of e⁻⁸ by up to 3 %. `rest` is stored, since 1 minus the sum of
+//! the probabilities loses all digits to cancellation if the sum is near 1.
 
 use ottava_common::error::{Error, Result};
 use ottava_common::fs::{RealFs, replace_file};
@@ -34,7 +34,7 @@ const MAX_INDEX_BYTES: u64 = 1 << 20;
 /// SHA-256 of a document.
 pub(super) type Key = [u8; 32];
 
-/// What stored distributions are.
+/// The description of stored distributions.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Distributions {
@@ -44,11 +44,11 @@ pub(super) struct Distributions {
     pub(super) vocabulary: usize,
     pub(super) top_k: usize,
     temperature: f64,
-    /// Tokens of a row, after which documents are cut.
+    /// Tokens of a row; longer documents are truncated.
     max_length: usize,
     /// The key of the data, which depends on the tokenizer.
     data: String,
-    /// Documents that are not held out.
+    /// The number of documents that are not held out.
     documents: u64,
 }
 
@@ -63,7 +63,7 @@ pub(super) struct Index {
 }
 
 impl Distributions {
-    /// The distributions that the run of `config` reads from its `data`, by a `teacher` with this hash.
+    /// Describes the distributions that the run of `config` needs for its `data`, by a teacher with the hash `teacher`.
     pub(super) fn of(config: &RunConfig, data: &TrainingData, teacher: String) -> Result<Distributions> {
         Ok(Distributions {
             format: FORMAT,
@@ -77,8 +77,8 @@ impl Distributions {
         })
     }
 
-    /// Why a run that reads `wanted` cannot read these distributions; `None` if it can. A run may read fewer tokens of each distribution, and any
-    /// teacher's distributions.
+    /// Returns why a run that needs `wanted` cannot read these distributions; `None` if it can. A run may read fewer tokens of each distribution, and
+    /// the distributions of any teacher.
     pub(super) fn misfit(&self, wanted: &Distributions) -> Option<String> {
         let numbers = [
             ("tokens in the vocabulary", self.vocabulary as f64, wanted.vocabulary as f64),
@@ -96,7 +96,7 @@ impl Distributions {
         other.or_else(|| (self.data != wanted.data).then(of_data))
     }
 
-    /// Why distributions of `others` cannot be added to these; `None` if they can.
+    /// Returns why the distributions `others` cannot be added to these; `None` if they can.
     pub(super) fn conflict(&self, others: &Distributions) -> Option<String> {
         match self.misfit(others) {
             Some(misfit) => Some(misfit),
@@ -109,7 +109,7 @@ impl Distributions {
 }
 
 impl Index {
-    /// Reads the index of `folder`; `None` without an index.
+    /// Reads the index of `folder`. Returns `None` if the folder has no index.
     ///
     /// Errors with [`Error::Data`] if the index is damaged, or has another format.
     pub(super) fn read(folder: &Path) -> Result<Option<Index>> {
@@ -142,7 +142,7 @@ pub(super) fn shard_path(folder: &Path, number: usize) -> PathBuf {
     folder.join(format!("shard-{number:05}.safetensors"))
 }
 
-/// The documents of `batch` with learned tokens: their keys, and their places in the batch.
+/// Returns the keys of the documents of `batch` that have learned tokens, and the positions of their tokens in the batch.
 pub(super) fn documents(batch: &Batch) -> impl Iterator<Item = (Key, Range<usize>)> {
     let row = |row: usize| row * batch.seq_len..(row + 1) * batch.seq_len - batch.padding[row];
     let places: Vec<Range<usize>> = match &batch.documents {
@@ -163,7 +163,7 @@ pub(super) fn documents(batch: &Batch) -> impl Iterator<Item = (Key, Range<usize
     })
 }
 
-/// The learned tokens among the tokens at `place`.
+/// Returns the positions of the learned tokens in `place`.
 pub(super) fn learned(batch: &Batch, place: &Range<usize>) -> impl Iterator<Item = usize> {
     place.clone().filter(|&token| batch.targets[token] != IGNORE_INDEX)
 }
@@ -172,7 +172,7 @@ pub(super) fn learned(batch: &Batch, place: &Range<usize>) -> impl Iterator<Item
 mod tests {
     use super::*;
 
-    /// A document has the same key in any row, with and without the mask.
+    /// A document has the same key in any row, with and without a document mask.
     #[test]
     fn keys_do_not_depend_on_rows() {
         let x = IGNORE_INDEX;

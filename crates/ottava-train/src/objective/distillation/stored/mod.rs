@@ -1,7 +1,7 @@
-//! A teacher whose distributions are stored: the likeliest tokens at each learned token of the data, and the rest of each distribution.
+//! Distillation from stored distributions of a teacher: the likeliest tokens at each learned token of the data, and the rest of each distribution.
 //!
-//! `ottava logits` writes the folder (`writer.rs`), which has its own format (`format.rs`). `Rows::load` finds the documents of a step in the folder
-//! (`store.rs`), and the op `divergence_gradient_of_top` compares the model with them.
+//! `ottava logits` writes the folder (`writer.rs`) in a format of its own (`format.rs`). `Rows::load` reads the distributions of the documents of a
+//! step from the folder (`store.rs`). The op `divergence_gradient_of_top` compares the model with these distributions.
 
 mod format;
 mod store;
@@ -25,7 +25,7 @@ use ottava_tensor::{DType, Device, Tensor};
 use std::ops::Range;
 use store::{Store, TopRows};
 
-/// The stored distributions of a teacher.
+/// The objective of a run that reads stored distributions.
 pub(super) struct StoredDistillation {
     run: RunConfig,
 }
@@ -54,13 +54,13 @@ impl Objective for StoredDistillation {
     }
 }
 
-/// The likeliest tokens by the teacher at the tokens of a micro-batch.
+/// The teacher's likeliest tokens and the rest, at each token of a micro-batch.
 struct StoredTeacher {
     /// I32 `[T, k]`.
     ids: Tensor,
-    /// `[T, k]`.
+    /// Log-probabilities of `ids`, `[T, k]`.
     log_probs: Tensor,
-    /// `[T]`.
+    /// The log-probability of all other tokens together, `[T]`.
     rest: Tensor,
 }
 
@@ -102,7 +102,7 @@ impl TeacherDistributions for StoredTeacher {
     }
 }
 
-/// Rows of documents, with the distributions at their learned tokens.
+/// Rows of documents with the stored distributions at the learned tokens.
 struct StoredRows {
     documents: Documents,
     store: Store,
@@ -128,7 +128,7 @@ impl Rows for StoredRows {
         Ok(LoadedRows::default())
     }
 
-    /// The loss of the next token, as in a run without a teacher.
+    /// Computes the cross-entropy of the next token, as a run without a teacher does.
     fn evaluate(&self, model: &mut Decoder, step: &TrainStep, precision: StepPrecision) -> Result<Option<Validation>> {
         self.documents.evaluate(model, step, precision)
     }

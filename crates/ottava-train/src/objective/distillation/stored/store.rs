@@ -11,8 +11,9 @@ use std::path::{Path, PathBuf};
 /// A folder of distributions.
 pub(super) struct Store {
     folder: PathBuf,
-    /// The vocabulary, and the tokens of a stored distribution.
+    /// The size of the vocabulary.
     vocabulary: usize,
+    /// The number of tokens of a stored distribution.
     top_k: usize,
     shards: Vec<ModelFiles>,
     places: HashMap<Key, Place>,
@@ -22,26 +23,27 @@ pub(super) struct Store {
 #[derive(Clone, Copy)]
 struct Place {
     shard: usize,
-    /// The first distribution in the shard.
+    /// The index of the first distribution in the shard.
     first: usize,
     /// The number of distributions.
     tokens: usize,
 }
 
-/// The distributions at the tokens of a micro-batch.
+/// The distributions at the tokens of a micro-batch, and zeros at tokens that are not learned.
 pub(super) struct TopRows {
-    /// `[T, k]`, and zeros at tokens that are not learned.
+    /// The likeliest tokens, `[T, k]`.
     pub(super) ids: Vec<i32>,
-    /// `[T, k]`.
+    /// The log-probabilities of `ids`, `[T, k]`.
     pub(super) log_probs: Vec<f32>,
-    /// `[T]`.
+    /// The log-probability of all other tokens together, `[T]`.
     pub(super) rest: Vec<f32>,
 }
 
 impl Store {
-    /// Opens the distributions in `folder` that a run `wanted`.
+    /// Opens the distributions in `folder` for a run that needs `wanted`.
     ///
-    /// Errors with [`Error::Config`] if there are none, or others, and with [`Error::Data`] if they are incomplete or damaged.
+    /// Errors with [`Error::Config`] if the folder has no distributions or does not fit `wanted`, and with [`Error::Data`] if the folder is
+    /// incomplete or damaged.
     pub(super) fn open(folder: &Path, wanted: &Distributions) -> Result<Store> {
         let wrong = |reason: &str| Error::Config(format!("`distillation.logits` ({}): {reason}", folder.display()));
         let index = Index::read(folder)?.ok_or_else(|| {
@@ -54,7 +56,7 @@ impl Store {
         }
         if !index.complete {
             return Err(Error::Data(format!(
-                "`distillation.logits` ({}): some documents have no distributions yet; run `ottava logits` again, which goes on from here",
+                "`distillation.logits` ({}): some documents have no distributions yet; run `ottava logits` again to write them",
                 folder.display()
             )));
         }
@@ -100,19 +102,19 @@ impl Store {
         Ok(())
     }
 
-    /// The documents that have distributions.
+    /// Returns the keys of the documents that have distributions.
     pub(super) fn into_keys(self) -> HashSet<Key> {
         self.places.into_keys().collect()
     }
 
-    /// The number of documents, and the number of their learned tokens.
+    /// Returns the number of documents, and the number of their learned tokens.
     pub(super) fn sizes(&self) -> [u64; 2] {
         [self.places.len() as u64, self.places.values().map(|place| place.tokens as u64).sum()]
     }
 
-    /// Returns the distributions at the learned tokens of `batch`, by their `top_k` likeliest tokens.
+    /// Returns the distributions at the learned tokens of `batch`, with their `top_k` likeliest tokens. All other tokens are part of the rest.
     ///
-    /// Errors with [`Error::Data`] if a document has no distributions, or if they are damaged.
+    /// Errors with [`Error::Data`] if a document has no distributions, or if its distributions are damaged.
     pub(super) fn read(&self, batch: &Batch, top_k: usize) -> Result<TopRows> {
         let tokens = batch.inputs.len();
         let mut rows =
@@ -133,7 +135,7 @@ impl Store {
         Ok(rows)
     }
 
-    /// Reads the distributions of a document whose learned tokens are at the places `learned`.
+    /// Reads into `rows` the distributions at `place` of a document with learned tokens at the positions `learned`.
     fn read_document(&self, place: Place, learned: &[usize], top_k: usize, rows: &mut TopRows) -> Result<()> {
         let files = &self.shards[place.shard];
         let words = |name: &str, width: usize| -> Result<Vec<[u8; 4]>> {
@@ -155,7 +157,7 @@ impl Store {
         Ok(())
     }
 
-    /// What is wrong with a distribution.
+    /// Returns how a distribution is damaged; `None` if it is not.
     fn damage(&self, ids: &[i32], log_probs: &[f32], rest: f32) -> Option<&'static str> {
         let mut sorted = ids.to_vec();
         sorted.sort_unstable();
@@ -182,7 +184,7 @@ impl Store {
     }
 }
 
-/// The log-probability of all tokens that have `rest` or one of `others`.
+/// Returns the log of the sum of the probabilities of `rest` and `others`.
 fn with_rest(rest: f32, others: &[f32]) -> f32 {
     let largest = others.iter().copied().fold(rest, f32::max);
     if largest == f32::NEG_INFINITY {

@@ -24,21 +24,21 @@ const SHARD_BYTES: usize = 128 << 20;
 /// The tokens whose logits are in memory at once.
 const CHUNK: usize = 2048;
 
-/// What a folder of distributions has.
+/// The contents of a folder of distributions, as numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct StoredLogits {
-    /// Documents with distributions.
+    /// The number of documents with distributions.
     pub documents: u64,
-    /// Their learned tokens, each with a distribution.
+    /// The number of learned tokens of these documents, each with a distribution.
     pub tokens: u64,
 }
 
-/// Writes into the folder `distillation.logits` of `run` the distributions of the model in the folder `teacher`, at the learned tokens of all documents
-/// of `data` that are not held out. Goes on with a folder that an earlier call has begun. `progress` gets the number of tokens that were read, and may
-/// stop the work.
+/// Writes the distributions of the model in the folder `teacher` into the folder `distillation.logits` of `run`, at the learned tokens of all
+/// documents of `data` that are not held out. Continues a folder that an earlier call has begun. `progress` gets the number of tokens read so far,
+/// and stops the work by returning an error.
 ///
-/// Errors with [`Error::Config`] if the teacher does not fit the run, or if the folder has other distributions; with [`Error::NonFinite`] if logits
-/// are NaN; and with the errors of `progress`.
+/// Errors with [`Error::Config`] if the teacher does not fit the run, or if the folder has other distributions; with [`Error::NonFinite`] if a logit
+/// is NaN or no logit of a token is finite; and with the errors of `progress`.
 pub fn store_logits(
     run: &RunConfig,
     data: &TrainingData,
@@ -55,7 +55,7 @@ pub fn store_logits(
         let model = FrozenModel::of_folder("teacher", teacher, &sizes, &recipe, device, run.data.max_length)?;
         let mut scorer = Scorer { model, device: device.clone(), temperature: run.distillation.temperature };
         let scored = scorer.score(run, data, &mut writer, progress);
-        // Documents that are scored stay scored when a later document fails.
+        // The distributions of scored documents are saved even if a later document fails.
         writer.end_shard()?;
         scored?;
         writer.complete()?;
@@ -64,7 +64,7 @@ pub fn store_logits(
     Ok(StoredLogits { documents, tokens })
 }
 
-/// A hash of the weights in `folder`.
+/// Returns a hash of the weights in `folder`.
 fn fingerprint(folder: &Path) -> Result<String> {
     let weights = WeightFiles::open(folder)?;
     let names: Vec<String> =
@@ -72,7 +72,7 @@ fn fingerprint(folder: &Path) -> Result<String> {
     weights.fingerprint(names.iter())
 }
 
-/// The teacher.
+/// The teacher, and the settings of its distributions.
 struct Scorer {
     model: FrozenModel,
     device: Device,
@@ -80,7 +80,7 @@ struct Scorer {
 }
 
 impl Scorer {
-    /// Scores the documents of an epoch of each data set.
+    /// Scores the training documents of each data set once.
     fn score(
         &mut self,
         run: &RunConfig,
@@ -102,10 +102,10 @@ impl Scorer {
         Ok(())
     }
 
-    /// Adds the distributions of the documents of `batch` that have none.
+    /// Adds the distributions of the documents of `batch` that have no distributions yet.
     fn score_batch(&mut self, batch: &Batch, writer: &mut Writer) -> Result<()> {
         let missing: Vec<(Key, Range<usize>)> = documents(batch).filter(|(key, _)| writer.adds(key)).collect();
-        // In ascending order, as the documents.
+        // Positions ascend, since documents follow each other.
         let wanted: Vec<usize> = missing.iter().flat_map(|(_, place)| learned(batch, place)).collect();
         if wanted.is_empty() {
             return Ok(());
@@ -138,7 +138,7 @@ impl Scorer {
     }
 }
 
-/// The distribution of a token.
+/// The distribution at a token: the likeliest tokens, and the rest.
 struct TopRow {
     ids: Vec<i32>,
     log_probs: Vec<f32>,
@@ -146,7 +146,8 @@ struct TopRow {
 }
 
 impl TopRow {
-    /// The `k` likeliest tokens of the distribution with these `logits`. Of equally likely tokens, smaller ids come first.
+    /// Returns the `k` likeliest tokens of the distribution with these `logits`, divided by `temperature`. Of equally likely tokens, smaller ids come
+    /// first.
     fn of(logits: &[f32], k: usize, temperature: f64) -> Result<TopRow> {
         let largest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
         if !largest.is_finite() || logits.iter().any(|logit| logit.is_nan()) {
@@ -171,16 +172,16 @@ impl TopRow {
     }
 }
 
-/// A folder of distributions that grows.
+/// Writes a folder of distributions, shard by shard.
 struct Writer {
     folder: PathBuf,
     index: Index,
-    /// The documents that have distributions.
+    /// The keys of the documents that have distributions.
     known: HashSet<Key>,
     shard: Shard,
 }
 
-/// The distributions that have no file yet.
+/// The distributions that are not written to a file yet.
 #[derive(Default)]
 struct Shard {
     keys: Vec<u8>,
@@ -191,7 +192,7 @@ struct Shard {
 }
 
 impl Writer {
-    /// Begins or goes on with `folder`.
+    /// Begins a new folder, or continues an existing one.
     fn open(folder: &Path, distributions: Distributions) -> Result<Writer> {
         let index = match Index::read(folder)? {
             Some(index) => index,
@@ -208,7 +209,7 @@ impl Writer {
         Ok(Writer { folder: folder.into(), index, known, shard: Shard::default() })
     }
 
-    /// Whether the document with this key has no distributions. From now on, it has.
+    /// Returns whether the document with this key is new, and marks it as known.
     fn adds(&mut self, key: &Key) -> bool {
         self.known.insert(*key)
     }
@@ -229,7 +230,7 @@ impl Writer {
         }
     }
 
-    /// Writes the file of the shard, and then the index that counts it.
+    /// Writes the file of the shard, and then the index, which counts the shard.
     fn end_shard(&mut self) -> Result<()> {
         let Shard { keys, lengths, ids, log_probs, rest } = std::mem::take(&mut self.shard);
         if lengths.is_empty() {
