@@ -2,7 +2,8 @@
 
 use crate::block_pool::BLOCK_SIZE;
 use crate::blocks::Pools;
-use crate::request::{EngineOptions, KvCacheDtype, LogprobsMode};
+use crate::request::{EngineOptions, LogprobsMode};
+use ottava_recipe::KvCacheDtype;
 use ottava_common::error::{Error, Result};
 use ottava_common::limits;
 use ottava_models::{Decoder, KvGroup};

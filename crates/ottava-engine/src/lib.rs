@@ -74,9 +74,10 @@ pub use decode::{DecodeSteps, Scored};
 pub use draft::{Draft, Wanted};
 pub use grammar::{Grammar, Grammars};
 pub use ngram::Ngram;
+pub use ottava_recipe::KvCacheDtype;
 pub use proposer::Proposer;
 pub use request::{
-    AdapterId, EngineOptions, EngineStats, Event, FinishReason, KvCacheDtype, LogprobsMode, Pooling, Request,
+    AdapterId, EngineOptions, EngineStats, Event, FinishReason, LogprobsMode, Pooling, Request,
     RequestId, TokenLogprob,
 };
 pub use sampling::{Field, Parameter, Range, Sampling, tokens};

@@ -29,6 +29,7 @@ pub mod scaling;
 pub mod storage;
 
 mod fp8_pays;
+mod kv_cache;
 mod linears;
 mod overrides;
 mod precision;
@@ -36,6 +37,7 @@ mod steps;
 mod types;
 
 pub use fp8_pays::Fp8Pays;
+pub use kv_cache::KvCacheDtype;
 pub use linears::glob;
 pub use linears::{Decision, ExpertCounts, LinearSite};
 pub use overrides::PrecisionOverride;

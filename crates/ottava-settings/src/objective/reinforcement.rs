@@ -2,6 +2,7 @@
 
 use crate::demands::{Problems, from_zero};
 use ottava_common::error::{Error, Result};
+use ottava_recipe::KvCacheDtype;
 use ottava_rewards::{EnvironmentConfig, RewardSpec};
 use ottava_tensor::ops::{KlEstimator as Estimator, PolicyBound, PolicyLoss, ValueLoss};
 use schemars::JsonSchema;
@@ -61,6 +62,9 @@ pub struct SamplingConfig {
     /// Tokens of the KV cache while completions are drawn; 0 for as many as the completions need and memory has room for. Steps use the memory of the
     /// KV cache for activations. With fewer tokens, fewer completions are drawn at once.
     pub kv_cache_tokens: usize,
+    /// The format of the KV cache while completions are drawn: "auto" for the compute type, "bfloat16", or "fp8". With "fp8", the KV cache takes half the
+    /// memory and completions are drawn faster, and the log-probabilities of draws are not those of steps; `correction` weighs tokens by their ratio.
+    pub kv_cache_dtype: KvCacheDtype,
     /// How many steps older than the weights of its generation the weights may be that drew the first tokens of a completion. With 0, the weights of a
     /// generation draw all its tokens. Otherwise, completions of the next generation begin while the last completions of a generation are drawn, so that
     /// a few long completions do not leave the GPU idle. They end in the next generation, so the number is 0, or at least the steps of a generation.
@@ -74,6 +78,7 @@ impl Default for SamplingConfig {
             dynamic_sampling: false,
             max_rounds: 10,
             kv_cache_tokens: 0,
+            kv_cache_dtype: KvCacheDtype::Auto,
             max_staleness: 0,
         }
     }

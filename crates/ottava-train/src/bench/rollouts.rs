@@ -12,7 +12,7 @@ use crate::trainer::log_exceptions;
 use ottava_checkpoint::RandomWeights;
 use ottava_common::error::{Error, Result};
 use ottava_data::RowShare;
-use ottava_engine::LogprobsMode;
+use ottava_engine::{KvCacheDtype, LogprobsMode};
 use ottava_parallel::Ranks;
 use ottava_recipe::mode::StepPrecision;
 use ottava_recipe::storage::Storage;
@@ -61,6 +61,8 @@ pub struct RolloutBench {
 pub struct RolloutRow {
     /// The recipe.
     pub recipe: RecipeName,
+    /// The format of the KV cache.
+    pub kv_cache_dtype: KvCacheDtype,
     /// The storage of the optimizer.
     pub storage: Storage,
     /// Completions of a generation.
@@ -101,10 +103,16 @@ struct Phases {
 }
 
 impl RolloutBench {
-    /// Times `recipe` on `device`, with the optimizer states of `storage`.
+    /// Times `recipe` on `device`, with the optimizer states of `storage`, and with a KV cache in `kv_cache_dtype`.
     ///
     /// Errors with [`Error::Config`] if a size is 0 or the lengths do not fit a row, and as the run errors that has these settings.
-    pub fn run(&self, recipe: RecipeName, storage: Storage, device: &Device) -> Result<RolloutRow> {
+    pub fn run(
+        &self,
+        recipe: RecipeName,
+        storage: Storage,
+        kv_cache_dtype: KvCacheDtype,
+        device: &Device,
+    ) -> Result<RolloutRow> {
         expect_positive(&[self.prompts, self.num_generations, self.prompt_length, self.mean_length])?;
         expect_positive(&[self.max_length, self.micro_batch, self.steps, self.layers.unwrap_or(1)])?;
         if self.prompt_length >= self.max_length {
@@ -120,6 +128,7 @@ impl RolloutBench {
             gpu.release_memory()?;
         }
         let mut config = self.settings(recipe, storage)?;
+        config.reinforcement.sampling.kv_cache_dtype = kv_cache_dtype;
         config.share(1)?;
         let ResolvedRun { config, memory: planned, .. } = ResolvedRun::new(&config, &sizes, device)?;
         let ranks = Rc::new(Ranks::solo());
@@ -131,6 +140,7 @@ impl RolloutBench {
             completions: self.completions(),
             max_length: self.max_length,
             kv_cache_tokens: self.kv_cache_tokens,
+            kv_cache_dtype,
             logprobs_mode: LogprobsMode::Loss,
         });
         let lengths = self.lengths();
@@ -146,6 +156,7 @@ impl RolloutBench {
         let read = drawn + self.completions() * self.prompt_length;
         Ok(RolloutRow {
             recipe,
+            kv_cache_dtype,
             storage,
             completions: self.completions(),
             drawn_tokens: drawn,

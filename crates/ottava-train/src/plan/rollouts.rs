@@ -3,7 +3,7 @@
 use super::inference::inference_bytes;
 use ottava_common::error::Result;
 use ottava_models::DecoderConfig;
-use ottava_recipe::RecipeName;
+use ottava_recipe::{KvCacheDtype, RecipeName};
 use ottava_settings::RunConfig;
 use ottava_tensor::Device;
 use serde::Serialize;
@@ -41,6 +41,9 @@ impl RolloutPlan {
                 false,
                 "a scale of fp8-current depends on all tokens of a product, and draws compute other tokens together than steps",
             ),
+            false if r.sampling.kv_cache_dtype == KvCacheDtype::Fp8 => {
+                (false, "draws read keys and values in FP8, and steps read them in the compute type")
+            }
             false if matches!(device, Device::Cuda(_)) => {
                 (false, "on a GPU, draws and steps run different kernels, which add in another order")
             }
@@ -79,6 +82,8 @@ mod tests {
         let exact = plan(RecipeName::Fp8Row);
         assert_eq!((exact.prompts, exact.group, exact.steps, exact.is_exact), (4, 8, 6, true));
         assert!(!plan(RecipeName::Fp8Current).is_exact);
+        run.reinforcement.sampling.kv_cache_dtype = KvCacheDtype::Fp8;
+        assert!(!RolloutPlan::new(&run, &sizes, &Device::Cpu).unwrap().unwrap().is_exact);
         // Embedding and head of 128,256 tokens in BF16 alone have 1.96 GiB.
         assert!(exact.shared_bytes > 2 << 30, "{}", exact.shared_bytes);
     }

@@ -5,7 +5,7 @@ use crate::objective::rollout::{Draw, DrawSizes, Drawer, sample, seed_of, set_ro
 use crate::step::Metrics;
 use ottava_common::error::Result;
 use ottava_data::{Batch, RowShare, Tokenizer};
-use ottava_engine::{Engine, LogprobsMode};
+use ottava_engine::{Engine, KvCacheDtype, LogprobsMode};
 use ottava_models::Decoder;
 use ottava_parallel::Partition;
 use ottava_settings::{DistillationConfig, RunConfig};
@@ -105,6 +105,7 @@ pub(super) fn drawer(config: &RunConfig) -> Drawer {
         completions: config.micro_batch_rows() * config.training.gradient_accumulation_steps,
         max_length: config.data.max_length,
         kv_cache_tokens: 0,
+        kv_cache_dtype: KvCacheDtype::Auto,
         logprobs_mode: LogprobsMode::Raw,
     })
 }

@@ -18,6 +18,8 @@ pub struct DrawSizes {
     pub max_length: usize,
     /// Tokens of the KV cache; 0 for as many as the completions need and memory has room for.
     pub kv_cache_tokens: usize,
+    /// The format of the KV cache.
+    pub kv_cache_dtype: KvCacheDtype,
     /// The log-probabilities that draws report.
     pub logprobs_mode: LogprobsMode,
 }
@@ -29,6 +31,7 @@ impl DrawSizes {
             completions,
             max_length: run.data.max_length,
             kv_cache_tokens: run.reinforcement.sampling.kv_cache_tokens,
+            kv_cache_dtype: run.reinforcement.sampling.kv_cache_dtype,
             logprobs_mode: LogprobsMode::Loss,
         }
     }
@@ -85,10 +88,10 @@ impl Drawer {
 ///
 /// Errors as [`EngineOptions::within`] and [`Engine::to_lend`].
 fn engine_for(model: &Decoder, sizes: &DrawSizes) -> Result<Engine> {
-    let DrawSizes { completions, max_length, kv_cache_tokens, logprobs_mode } = *sizes;
+    let DrawSizes { completions, max_length, kv_cache_tokens, kv_cache_dtype, logprobs_mode } = *sizes;
     let lengths = std::iter::repeat_n(max_length, completions);
     let mut options =
-        EngineOptions::within(memory(model.device()), model, None, lengths, max_length, KvCacheDtype::Auto)?;
+        EngineOptions::within(memory(model.device()), model, None, lengths, max_length, kv_cache_dtype)?;
     if kv_cache_tokens > 0 {
         options.kv_cache_tokens = options.kv_cache_tokens.min(kv_cache_tokens);
     }

@@ -314,6 +314,22 @@ fn corrections_change_nothing_where_draws_and_steps_agree() {
     }
 }
 
+/// Keys and values in FP8 have errors of up to 1/16, so draws and steps differ a little, and the correction weighs tokens by ratios near 1.
+#[test]
+fn draws_with_a_kv_cache_in_fp8_are_near_the_steps() {
+    let folder = tempfile::tempdir().unwrap();
+    write_inputs(folder.path());
+    let run = folder.path().join("run");
+    let mut config = config(folder.path(), &run, RecipeName::Fp8Row, 1);
+    config.reinforcement.sampling.kv_cache_dtype = KvCacheDtype::Fp8;
+    config.reinforcement.correction.mode = CorrectionMode::TokenTruncate;
+    train(&config, &Device::Cpu, &Start::New, u64::MAX).unwrap();
+    let difference = values_of(&run, "sampling/sampling_logp_difference/max")[0];
+    assert!(difference > 0.0 && difference < 0.1, "{difference}");
+    let ratio = values_of(&run, "sampling/importance_sampling_ratio/mean")[0];
+    assert!((ratio - 1.0).abs() < 0.01, "{ratio}");
+}
+
 /// Without adapters, the reference model is the model of the start. So the divergence is 0 in the steps of the first generation before an update, and
 /// above 0 after updates. A run that resumes compares with the same model.
 #[test]

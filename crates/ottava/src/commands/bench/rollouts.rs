@@ -4,8 +4,8 @@ use super::shared::{gib, storage};
 use crate::output::print_json;
 use clap::Args;
 use ottava_common::Result;
-use ottava_recipe::RecipeName;
 use ottava_recipe::storage::Storage;
+use ottava_recipe::{KvCacheDtype, RecipeName};
 use ottava_settings::{DeviceChoice, formats};
 use ottava_train::bench::{RolloutBench, RolloutRow};
 use serde_json::json;
@@ -47,6 +47,9 @@ pub(super) struct Rollouts {
     /// Recipes to run one after the other; ratios are relative to the first recipe.
     #[arg(long, value_delimiter = ',', default_value = "bf16,fp8-row,fp8-block")]
     recipes: Vec<RecipeName>,
+    /// The type of the KV cache for each recipe, or one type for all: auto, bfloat16 or fp8.
+    #[arg(long, value_delimiter = ',', default_value = "auto")]
+    kv_cache_dtype: Vec<KvCacheDtype>,
     /// The storage of the optimizer: float32, msamp-o1, msamp-o2, msamp-o3, coat, bfloat16.
     #[arg(long, default_value = "bfloat16", value_parser = storage)]
     storage: Storage,
@@ -78,8 +81,9 @@ impl Rollouts {
             config: formats(&self.settings)?,
         };
         let mut rows: Vec<RolloutRow> = Vec::new();
-        for &recipe in &self.recipes {
-            let row = bench.run(recipe, self.storage, &device)?;
+        for (i, &recipe) in self.recipes.iter().enumerate() {
+            let kv_cache_dtype = self.kv_cache_dtype[i.min(self.kv_cache_dtype.len() - 1)];
+            let row = bench.run(recipe, self.storage, kv_cache_dtype, &device)?;
             if !self.json {
                 print(&row, rows.first());
             }
@@ -103,8 +107,9 @@ fn print(row: &RolloutRow, first: Option<&RolloutRow>) {
             row.at_once
         );
         out!(
-            "{:<12} {:>9} {:>12} {:>12} {:>8} {:>13} {:>13} {:>8} {:>8} {:>11} {:>9}",
+            "{:<12} {:<9} {:>9} {:>12} {:>12} {:>8} {:>13} {:>13} {:>8} {:>8} {:>11} {:>9}",
             "recipe",
+            "KV cache",
             "draws s",
             "tokens/s",
             "hand-over ms",
@@ -118,8 +123,9 @@ fn print(row: &RolloutRow, first: Option<&RolloutRow>) {
         );
     }
     out!(
-        "{:<12} {:>9.2} {:>12.0} {:>12.2} {:>8.2} {:>13} {:>13.0} {:>8.2} {:>8.3} {:>11.2} {:>9.2}",
+        "{:<12} {:<9} {:>9.2} {:>12.0} {:>12.2} {:>8.2} {:>13} {:>13.0} {:>8.2} {:>8.3} {:>11.2} {:>9.2}",
         row.recipe.as_str(),
+        format!("{:?}", row.kv_cache_dtype).to_lowercase(),
         row.draw_seconds,
         row.drawn_per_second,
         row.hand_over_milliseconds,
