@@ -3,10 +3,10 @@
 use crate::block_pool::BLOCK_SIZE;
 use crate::blocks::Pools;
 use crate::request::{EngineOptions, LogprobsMode};
-use ottava_recipe::KvCacheDtype;
 use ottava_common::error::{Error, Result};
 use ottava_common::limits;
 use ottava_models::{Decoder, KvGroup};
+use ottava_recipe::KvCacheDtype;
 use ottava_tensor::Device;
 
 /// The maximum number of requests computed at once, on a CPU and on a GPU. On a CPU, larger batches do not make products of few rows cheaper.

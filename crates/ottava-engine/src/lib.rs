@@ -77,8 +77,7 @@ pub use ngram::Ngram;
 pub use ottava_recipe::KvCacheDtype;
 pub use proposer::Proposer;
 pub use request::{
-    AdapterId, EngineOptions, EngineStats, Event, FinishReason, LogprobsMode, Pooling, Request,
-    RequestId, TokenLogprob,
+    AdapterId, EngineOptions, EngineStats, Event, FinishReason, LogprobsMode, Pooling, Request, RequestId, TokenLogprob,
 };
 pub use sampling::{Field, Parameter, Range, Sampling, tokens};
 pub use text::{TextPiece, TextStream};

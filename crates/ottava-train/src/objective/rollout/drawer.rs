@@ -90,8 +90,7 @@ impl Drawer {
 fn engine_for(model: &Decoder, sizes: &DrawSizes) -> Result<Engine> {
     let DrawSizes { completions, max_length, kv_cache_tokens, kv_cache_dtype, logprobs_mode } = *sizes;
     let lengths = std::iter::repeat_n(max_length, completions);
-    let mut options =
-        EngineOptions::within(memory(model.device()), model, None, lengths, max_length, kv_cache_dtype)?;
+    let mut options = EngineOptions::within(memory(model.device()), model, None, lengths, max_length, kv_cache_dtype)?;
     if kv_cache_tokens > 0 {
         options.kv_cache_tokens = options.kv_cache_tokens.min(kv_cache_tokens);
     }

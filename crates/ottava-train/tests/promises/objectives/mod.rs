@@ -14,5 +14,6 @@ pub mod reward_models;
 pub mod rollouts;
 pub mod seeds;
 pub mod sft;
+pub mod staleness;
 pub mod stored_distillation;
 pub mod turns;
