@@ -21,14 +21,24 @@ if [ -z "$bin" ]; then
 fi
 # New memory is filled with NaN, so that a test notices when something reads what nothing has written.
 export OTTAVA_REQUIRE_GPU=1 OTTAVA_POISON=1
-# Promises that no GPU takes part in.
-cpu_only=(--skip _is_the_gradient --skip golden_settings --skip stages --skip head_gradient --skip parallel_branch --skip ranks::
-    --skip sharded:: --skip optimizers:: --skip recomputed_branches --skip pipeline:: --skip tensor:: --skip context:: --skip reopen:: --skip sentinel::comparisons:: --skip sentinel::runs::)
+# The modules of promises that run on a GPU. A test of this project compares this list with the sources.
+gpu_promises=(
+    folders::folder_codes folders::loading
+    inference::adapters inference::embeddings inference::engine inference::invariant inference::scoring
+    models::experts models::families models::family_referee models::referee
+    peft::lora
+    precision::calibrate precision::cast_log precision::casts precision::convergence precision::fp16 precision::golden
+    precision::high_precision precision::products precision::smooth
+    runs::resume
+    sentinel::devices
+    step::accumulation step::determinism step::documents step::memory step::model_gradients step::muon step::recompute step::steps
+)
 # Kernels for other GPUs are compiled in CI.
 "$bin/tensor-tests" --test-threads=1 --skip kernels_compile_wherever "$@" >"$logs/tensor-tests" 2>&1 &
 processes=($!)
 # The promises in several processes. Without names, it would run all, so xargs starts none.
-names=$("$bin/promises" --list --format terse "${cpu_only[@]}" "$@" | sed -n 's/: test$//p')
+modules=$(IFS='|' && echo "${gpu_promises[*]}")
+names=$("$bin/promises" --list --format terse "$@" | sed -n 's/: test$//p' | grep -E "^($modules)::" || true)
 parts=$(($(nproc) < 12 ? 2 : $(nproc) / 4))
 for ((part = 0; part < parts; part++)); do
     awk "NR % $parts == $part" <<<"$names" | xargs --no-run-if-empty "$bin/promises" --test-threads=1 --exact >"$logs/promises-$part" 2>&1 &

@@ -232,7 +232,8 @@ __device__ __forceinline__ void attend(X* o, float* parts, float* stats, u32* ar
             for (int u = 0; u < TILES; u++) {
 #pragma unroll
                 for (int i = 0; i < 2; i++) {
-                    if (IsCodes<KV>::value) raises[u][i] = log2_of(value_scales[u][i]);
+                    // Scales after the last token may be NaN or infinite, and the sum with the hidden score, -infinity, would be NaN.
+                    if (IsCodes<KV>::value) raises[u][i] = fminf(fmaxf(log2_of(value_scales[u][i]), -149.0f), 128.0f);
                 }
             }
 #pragma unroll
