@@ -33,20 +33,23 @@ gpu_promises=(
     sentinel::devices
     step::accumulation step::determinism step::documents step::memory step::model_gradients step::muon step::recompute step::steps
 )
+processes=()
+# Runs the tests whose names stand in the input, in several processes. Without names, a test binary would run all its tests, so xargs starts none.
+run() {
+    local names part parts=$(($(nproc) < 12 ? 2 : $(nproc) / 4))
+    names=$(cat)
+    for ((part = 0; part < parts; part++)); do
+        awk "NR % $parts == $part" <<<"$names" | xargs --no-run-if-empty "$bin/$1" --test-threads=1 --exact >"$logs/$1-$part" 2>&1 &
+        processes+=($!)
+    done
+}
+list() { "$bin/$1" --list --format terse "${@:2}" | sed -n 's/: test$//p'; }
 # Kernels for other GPUs are compiled in CI.
-"$bin/tensor-tests" --test-threads=1 --skip kernels_compile_wherever "$@" >"$logs/tensor-tests" 2>&1 &
-processes=($!)
-# The promises in several processes. Without names, it would run all, so xargs starts none.
-modules=$(IFS='|' && echo "${gpu_promises[*]}")
-names=$("$bin/promises" --list --format terse "$@" | sed -n 's/: test$//p' | grep -E "^($modules)::" || true)
-parts=$(($(nproc) < 12 ? 2 : $(nproc) / 4))
-for ((part = 0; part < parts; part++)); do
-    awk "NR % $parts == $part" <<<"$names" | xargs --no-run-if-empty "$bin/promises" --test-threads=1 --exact >"$logs/promises-$part" 2>&1 &
-    processes+=($!)
-done
+run tensor-tests < <(list tensor-tests --skip kernels_compile_wherever "$@")
+run promises < <(list promises "$@" | grep -E "^($(IFS='|' && echo "${gpu_promises[*]}"))::" || true)
 failed=0
 for process in "${processes[@]}"; do wait "$process" || failed=1; done
-for log in "$logs"/tensor-tests "$logs"/promises-*; do
+for log in "$logs"/tensor-tests-* "$logs"/promises-*; do
     echo "== ${log##*/}"
     grep -v ' \.\.\. ok$' "$log" || true
 done
