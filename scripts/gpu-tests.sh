@@ -45,8 +45,12 @@ run() {
 }
 list() { "$bin/$1" --list --format terse "${@:2}" | sed -n 's/: test$//p'; }
 # Kernels for other GPUs are compiled in CI.
-run tensor-tests < <(list tensor-tests --skip kernels_compile_wherever "$@")
-run promises < <(list promises "$@" | grep -E "^($(IFS='|' && echo "${gpu_promises[*]}"))::" || true)
+tensor_tests=$(list tensor-tests --skip kernels_compile_wherever "$@")
+promises=$(list promises "$@")
+promises=$(grep -E "^($(IFS='|' && echo "${gpu_promises[*]}"))::" <<<"$promises" || true)
+[ -n "$tensor_tests$promises" ] || { echo "no test has a name with ${*:-any letter}" >&2; exit 1; }
+run tensor-tests <<<"$tensor_tests"
+run promises <<<"$promises"
 failed=0
 for process in "${processes[@]}"; do wait "$process" || failed=1; done
 for log in "$logs"/tensor-tests-* "$logs"/promises-*; do

@@ -104,7 +104,9 @@ impl Engine {
             "no request outlives the weights that computed its keys and values"
         );
         self.pools.forget();
-        self.cache.resume()?;
+        if self.cache.resume()? {
+            self.steps.forget();
+        }
         std::mem::swap(model, &mut self.model);
         let done = work(self);
         std::mem::swap(model, &mut self.model);

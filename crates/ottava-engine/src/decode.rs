@@ -98,6 +98,11 @@ impl DecodeSteps {
         DecodeSteps { is_invariant, ..DecodeSteps::default() }
     }
 
+    /// Forgets all captured steps, because the memory that they read has moved.
+    pub(super) fn forget(&mut self) {
+        (self.last, self.steps) = Default::default();
+    }
+
     /// Computes one token of each of `sequences` on a GPU. The linears of `model` must hold the adapters of `adapter`. Several entries may be tokens
     /// of the same sequence. Rows of the result are in the order of `sequences`, followed by rows of padding.
     pub fn run(

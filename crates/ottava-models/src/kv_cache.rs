@@ -78,14 +78,15 @@ impl KvCache {
         Ok(())
     }
 
-    /// Takes memory for keys and values again, whose content is undefined. Does nothing to a cache that is not suspended.
+    /// Takes memory for keys and values again, whose content is undefined. Returns whether the memory lies elsewhere than before, so that graphs that were
+    /// captured with the cache are no longer valid. Does nothing to a cache that is not suspended.
     ///
     /// Errors if the device has too little memory.
-    pub fn resume(&mut self) -> Result<()> {
-        if let Some(suspended) = self.suspended.take() {
-            self.layers = suspended.resume()?;
-        }
-        Ok(())
+    pub fn resume(&mut self) -> Result<bool> {
+        let Some(suspended) = self.suspended.take() else { return Ok(false) };
+        let (layers, has_moved) = suspended.resume()?;
+        self.layers = layers;
+        Ok(has_moved)
     }
 
     /// Returns normalised activations `[T, C]` of the new tokens.

@@ -202,7 +202,7 @@ fn identity_of_program() -> Result<String> {
     let path = Path::new("/proc/self/exe");
     let file = ReadCache::new(File::open(path).map_err(Error::io(path))?);
     let build_id = object::File::parse(&file).and_then(|program| Ok(program.build_id()?.map(hex)));
-    // An error means that the file is not laid out as an ELF file is, so that it has no build ID either.
+    // A parse error means that the file is no ELF file, so it has no build ID.
     build_id.ok().flatten().map_or_else(|| Ok(sha256_file(path)?.1), Ok)
 }
 

@@ -63,11 +63,11 @@ pub struct SamplingConfig {
     /// KV cache for activations. With fewer tokens, fewer completions are drawn at once.
     pub kv_cache_tokens: usize,
     /// The format of the KV cache while completions are drawn: "auto" for the compute type, "bfloat16", or "fp8". With "fp8", the KV cache takes half the
-    /// memory and completions are drawn faster, and the log-probabilities of draws are not those of steps; `correction` weighs tokens by their ratio.
+    /// memory, and log-probabilities of draws and of steps differ; `correction.mode` multiplies the loss of each token by its ratio.
     pub kv_cache_dtype: KvCacheDtype,
-    /// How many steps older than the weights of its generation the weights may be that drew the first tokens of a completion. With 0, the weights of a
-    /// generation draw all its tokens. Otherwise, completions of the next generation begin while the last completions of a generation are drawn, so that
-    /// a few long completions do not leave the GPU idle. They end in the next generation, so the number is 0, or at least the steps of a generation.
+    /// The maximum age, in steps, of the weights that drew the first tokens of a completion, counted from the weights of its generation. With 0, the
+    /// weights of a generation draw all its tokens. Otherwise, the engine starts completions of the next generation while it draws the last completions
+    /// of a generation, and the next generation draws their remaining tokens. So the number is 0, or at least the number of steps of a generation.
     pub max_staleness: u64,
 }
 

@@ -62,6 +62,13 @@ pub(crate) struct FormerBuffer {
     owner: u64,
 }
 
+impl FormerBuffer {
+    /// Returns the device address.
+    pub(crate) fn pointer(&self) -> u64 {
+        self.pointer
+    }
+}
+
 impl DeviceBuffer {
     /// Returns the place of the buffer, if it is a whole buffer of the pool.
     pub(crate) fn former(&self) -> Option<FormerBuffer> {

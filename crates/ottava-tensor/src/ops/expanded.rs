@@ -11,7 +11,7 @@ pub fn expanded(x: &Tensor) -> Result<ExpandedTensor> {
     x.expect_device("expanded: x", &Device::Cpu)?;
     let mut out = ExpandedTensor::zeros(&Device::Cpu, x.shape(), MemoryKind::Device)?;
     let [row, groups] = row_of(&out);
-    let codes = out.codes.host_mut().par_rows_mut(row).zip(out.groups.host_mut().par_rows_mut(groups));
+    let codes = out.codes.host_mut().par_rows_mut(row).zip(out.groups.host_mut().par_chunks_mut(groups));
     codes.zip(x.host().par_rows(row)).for_each(|((codes, groups), x)| encode_row(x, codes, groups));
     Ok(out)
 }
@@ -21,7 +21,7 @@ pub fn unexpanded(x: &ExpandedTensor) -> Result<Tensor> {
     x.codes.expect_device("unexpanded: x", &Device::Cpu)?;
     let [row, groups] = row_of(x);
     let mut y = Tensor::empty(&Device::Cpu, x.codes.shape(), DType::F32)?;
-    let codes = x.codes.host().par_rows(row).zip(x.groups.host().par_rows(groups));
+    let codes = x.codes.host().par_rows(row).zip(x.groups.host().par_chunks(groups));
     codes.zip(y.host_mut().par_rows_mut(row)).for_each(|((codes, groups), y)| decode_row(codes, groups, y));
     Ok(y)
 }

@@ -41,6 +41,11 @@ impl Suspended {
         let storage = Arc::new(Storage::Cuda(DeviceBuffer::at(former)?));
         Ok(Tensor { storage, device: device.clone(), offset: 0, shape: shape.clone(), dtype: *dtype })
     }
+
+    /// Returns whether `resumed` lies where this tensor lay, so that graphs that were captured with this tensor stay valid.
+    pub fn is_place_of(&self, resumed: &Tensor) -> bool {
+        self.former.as_ref().is_none_or(|former| former.pointer() == resumed.device_ptr())
+    }
 }
 
 #[cfg(test)]

@@ -3,7 +3,7 @@
 use super::inference::inference_bytes;
 use ottava_common::error::Result;
 use ottava_models::DecoderConfig;
-use ottava_recipe::{KvCacheDtype, RecipeName};
+use ottava_recipe::RecipeName;
 use ottava_settings::RunConfig;
 use ottava_tensor::Device;
 use serde::Serialize;
@@ -36,14 +36,16 @@ impl RolloutPlan {
         }
         let (of_step, group) = (run.training.sequences(), r.num_generations.max(1));
         let prompts = r.prompts(of_step);
+        let compute = run.recipe_on(device).compute;
         let (is_exact, because) = match run.precision.recipes().any(|recipe| recipe == RecipeName::Fp8Current) {
             true => (
                 false,
                 "a scale of fp8-current depends on all tokens of a product, and draws compute other tokens together than steps",
             ),
-            false if r.sampling.kv_cache_dtype == KvCacheDtype::Fp8 => {
-                (false, "draws read keys and values in FP8, and steps read them in the compute type")
+            false if r.sampling.kv_cache_dtype.resolve(compute) != compute => {
+                (false, "draws read keys and values in `kv_cache_dtype`, and steps read them in the compute type")
             }
+            false if r.sampling.max_staleness > 0 => (false, "older weights draw the first tokens of some completions"),
             false if matches!(device, Device::Cuda(_)) => {
                 (false, "on a GPU, draws and steps run different kernels, which add in another order")
             }
@@ -66,6 +68,7 @@ impl RolloutPlan {
 mod tests {
     use super::*;
     use crate::bench::model;
+    use ottava_recipe::KvCacheDtype;
 
     #[test]
     fn a_plan_says_whether_draws_and_steps_agree() {
@@ -83,6 +86,8 @@ mod tests {
         assert_eq!((exact.prompts, exact.group, exact.steps, exact.is_exact), (4, 8, 6, true));
         assert!(!plan(RecipeName::Fp8Current).is_exact);
         run.reinforcement.sampling.kv_cache_dtype = KvCacheDtype::Fp8;
+        assert!(!RolloutPlan::new(&run, &sizes, &Device::Cpu).unwrap().unwrap().is_exact);
+        (run.reinforcement.sampling.kv_cache_dtype, run.reinforcement.sampling.max_staleness) = (KvCacheDtype::Auto, 6);
         assert!(!RolloutPlan::new(&run, &sizes, &Device::Cpu).unwrap().unwrap().is_exact);
         // Embedding and head of 128,256 tokens in BF16 alone have 1.96 GiB.
         assert!(exact.shared_bytes > 2 << 30, "{}", exact.shared_bytes);

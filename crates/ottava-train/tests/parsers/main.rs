@@ -216,7 +216,7 @@ fn no_file_panics_hangs_or_eats_memory() {
     let _alone = ALONE.lock().unwrap();
     let folder = tempfile::tempdir().unwrap();
     let parsers = parsers(folder.path());
-    // Time and memory are counted for a whole process, so a second process takes every second parser.
+    // The limits are for a whole process, so a second process runs every other parser at the same time.
     let is_second = std::env::var_os(SECOND).is_some();
     let second = (!is_second).then(|| {
         let name = "no_file_panics_hangs_or_eats_memory";

@@ -291,11 +291,11 @@ fn another_build_of_the_same_version_does_not_join() {
     let (run, port) = (Run::new(), free_port());
     let program = run.path("another-build");
     let mut bytes = fs::read(env!("CARGO_BIN_EXE_ottava")).unwrap();
-    // The note that holds the build ID: the sizes of name and ID, the type, and the name. Without a build ID, the whole file counts, and bytes after
-    // the end of an ELF file change the file, but not the program.
-    let note = *b"\x04\0\0\0\x14\0\0\0\x03\0\0\0GNU\0";
-    match bytes[..4096].windows(note.len()).position(|window| window == note) {
-        Some(at) => bytes[at + note.len()] ^= 1,
+    // The note of the build ID: the sizes of the name and of the ID, the type 3, the name, and the ID.
+    let is_note = |window: &[u8]| window[..4] == [4, 0, 0, 0] && window[8..] == *b"\x03\0\0\0GNU\0";
+    match bytes[..4096].windows(16).position(is_note) {
+        Some(at) => bytes[at + 16] ^= 1,
+        // Without a build ID, the whole file counts, and bytes after the end of an ELF file change the file, but not the program.
         None => bytes.push(b'!'),
     }
     fs::write(&program, bytes).unwrap();

@@ -253,7 +253,8 @@ fn reductions_take_the_ranks_that_share_a_tensor() {
 /// Returns whether tests in this code run on the GPU, if there is one.
 fn runs_on_a_gpu(code: &str) -> bool {
     ["devices()", "devices_of(", "gpu()"].iter().any(|call| {
-        let before = |at: usize| code[..at].chars().next_back().is_some_and(|c| c.is_alphanumeric() || "_.".contains(c));
+        let before =
+            |at: usize| code[..at].chars().next_back().is_some_and(|c| c.is_alphanumeric() || "_.".contains(c));
         code.match_indices(call).any(|(at, _)| !before(at))
     })
 }
@@ -270,7 +271,8 @@ fn the_gpu_suite_has_each_module_that_runs_on_a_gpu() {
         }
     }
     let script = fs::read_to_string(root().join("scripts/gpu-tests.sh")).expect("the script is there");
-    let list = script.split("gpu_promises=(").nth(1).and_then(|rest| rest.split(')').next()).expect("the list is there");
+    let list =
+        script.split("gpu_promises=(").nth(1).and_then(|rest| rest.split(')').next()).expect("the list is there");
     let in_script: BTreeSet<String> = list.split_whitespace().map(String::from).collect();
     assert_eq!(in_script, in_sources, "change `gpu_promises` in scripts/gpu-tests.sh");
 }

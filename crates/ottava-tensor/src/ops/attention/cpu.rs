@@ -168,7 +168,7 @@ fn forward<S: Float>(
     let (dim, value_dim) = (spec.head_dim, spec.value_dim);
     let outputs: Vec<Vec<S::Real>> = lse
         .par_chunks_mut(queries.max(1))
-        .with_min_len(rows_per_task(queries * keys))
+        .with_min_len(rows_per_task(queries * keys * dim))
         .enumerate()
         .map(|(index, lse)| {
             let (b, h) = (index / spec.heads, index % spec.heads);
@@ -223,7 +223,7 @@ fn backward<S: Float>(
     // One task per key head: gradients of shared keys and values are summed in the order of the query heads.
     let sums: Vec<[Vec<S::Real>; 3]> = (0..input.batch * spec.kv_heads)
         .into_par_iter()
-        .with_min_len(rows_per_task(group * queries * keys))
+        .with_min_len(rows_per_task(group * queries * keys * dim))
         .map(|index| {
             let (b, kv) = (index / spec.kv_heads, index % spec.kv_heads);
             let k = head::<S>(input.k, rows(b, keys), kv, dim);

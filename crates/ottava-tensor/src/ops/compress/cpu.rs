@@ -16,7 +16,8 @@ pub(super) fn compress(x: &Tensor, y: &mut CompressedTensor) {
 
 fn compress_rows<S: Float<Real = f32>>(x: &Tensor, y: &mut CompressedTensor) {
     let (width, groups) = (x.shape()[1].max(1), y.scale_inv.shape()[1].max(1));
-    let rows = y.codes.host_mut::<E4M3>().par_rows_mut(width).zip(y.scale_inv.host_mut::<E8M0>().par_rows_mut(groups));
+    let rows =
+        y.codes.host_mut::<E4M3>().par_rows_mut(width).zip(y.scale_inv.host_mut::<E8M0>().par_chunks_mut(groups));
     rows.zip(x.host::<S>().par_rows(width)).for_each(|((codes, scale_inv), x)| {
         for ((codes, scale_inv), x) in codes.chunks_mut(GROUP).zip(scale_inv).zip(x.chunks(GROUP)) {
             // Absolute values have the same order as their bits. NaN is above infinity.
@@ -49,7 +50,7 @@ pub(super) fn decompress(x: &CompressedTensor, y: &mut Tensor) {
 
 fn decompress_rows<S: Float<Real = f32>>(x: &CompressedTensor, y: &mut Tensor) {
     let (width, groups) = (y.shape()[1].max(1), x.scale_inv.shape()[1].max(1));
-    let rows = x.codes.host::<E4M3>().par_rows(width).zip(x.scale_inv.host::<E8M0>().par_rows(groups));
+    let rows = x.codes.host::<E4M3>().par_rows(width).zip(x.scale_inv.host::<E8M0>().par_chunks(groups));
     y.host_mut::<S>().par_rows_mut(width).zip(rows).for_each(|(y, (codes, scale_inv))| {
         for ((y, codes), scale_inv) in y.chunks_mut(GROUP).zip(codes.chunks(GROUP)).zip(scale_inv) {
             for (y, code) in y.iter_mut().zip(codes) {

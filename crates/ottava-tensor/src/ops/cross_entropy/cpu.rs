@@ -159,7 +159,7 @@ pub(super) fn partial_losses(
     with_float!(logits.dtype(), S => {
         let terms = Terms::<<S as Float>::Real>::new(how, part.vocabulary);
         let rows = logits.host::<S>().par_rows(columns).zip(targets.host::<i32>());
-        partial.host_mut::<<S as Float>::Real>().par_rows_mut(2).zip(rows).for_each(|(partial, (logits, &target))| {
+        partial.host_mut::<<S as Float>::Real>().par_chunks_mut(2).zip(rows).for_each(|(partial, (logits, &target))| {
             let own = (target != IGNORE_INDEX).then(|| column_of(target, part.first, columns)).flatten();
             partial[0] = log_sum_exp(logits, terms.cap);
             partial[1] = terms.weighted(logits, own);

@@ -44,7 +44,7 @@ pub(super) fn divergence_gradient_of_top(
     with_float!(student.dtype(), S => {
         type R = <S as Float>::Real;
         let scale = scale.host::<R>()[0];
-        let top = ids.host::<i32>().par_rows(k).zip(log_probs.host::<R>().par_rows(k)).zip(rest.host::<R>());
+        let top = ids.host::<i32>().par_chunks(k).zip(log_probs.host::<R>().par_chunks(k)).zip(rest.host::<R>());
         let rows = student.host_mut::<S>().par_rows_mut(of_student).zip(top).zip(targets.host::<i32>());
         divergences.host_mut::<R>().par_iter_mut().zip(rows).for_each(|(value, ((s, ((ids, top), &rest)), &target))| {
             *value = match target {

@@ -140,7 +140,7 @@ fn forward<S: Float>(
     let largest = sequences.iter().map(|s| s.new * s.context).max().unwrap_or(0);
     let outputs: Vec<Vec<S::Real>> = tasks
         .par_iter()
-        .with_min_len(rows_per_task(group * largest))
+        .with_min_len(rows_per_task(group * largest * spec.head_dim))
         .map(|&(s, kv_head)| {
             let (keys, values) = gather(cache, s, spec, kv_head);
             let mut out = vec![S::Real::default(); s.new * group * spec.head_dim];

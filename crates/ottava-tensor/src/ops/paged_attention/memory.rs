@@ -57,12 +57,16 @@ impl SuspendedKv {
         })
     }
 
-    /// Returns the blocks of all layers. The content of keys and values is undefined.
+    /// Returns the blocks of all layers, and whether they lie at other addresses than before, so that graphs that were captured with them are no longer
+    /// valid. The content of keys and values is undefined.
     ///
     /// Errors as [`Suspended::resume`].
-    pub fn resume(self) -> Result<Vec<KvBlocks>> {
-        let scale_inv = self.scale_inv.map(|scale_inv| scale_inv.resume()).transpose()?;
-        divide(self.data.resume()?, scale_inv, self.arrived, &self.shapes)
+    pub fn resume(self) -> Result<(Vec<KvBlocks>, bool)> {
+        let data = self.data.resume()?;
+        let scale_inv = self.scale_inv.as_ref().map(Suspended::resume).transpose()?;
+        let has_moved = !self.data.is_place_of(&data)
+            || self.scale_inv.as_ref().zip(scale_inv.as_ref()).is_some_and(|(of, resumed)| !of.is_place_of(resumed));
+        Ok((divide(data, scale_inv, self.arrived, &self.shapes)?, has_moved))
     }
 }
 
@@ -95,4 +99,27 @@ fn divide(data: Tensor, scale_inv: Option<Tensor>, arrived: Vec<Tensor>, shapes:
     };
     let layers = parts(data, values, 5)?.into_iter().zip(scales).zip(arrived);
     Ok(layers.map(|((data, scale_inv), arrived)| KvBlocks { data, scale_inv, arrived }).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cuda::GpuModel;
+
+    #[test]
+    fn a_cache_says_whether_it_has_moved() {
+        let device = Device::dry_gpu(GpuModel::h200());
+        let layers = [(AttentionSpec::causal(8, 2, 128), 1000); 2];
+        for dtype in [DType::BF16, DType::E4M3] {
+            let cache = KvBlocks::of_layers(&device, &layers, 16, dtype).unwrap();
+            let (cache, has_moved) = SuspendedKv::new(cache).unwrap().resume().unwrap();
+            assert!(!has_moved, "{dtype}");
+            let of_scales = cache.last().unwrap().scale_inv.as_ref().map(Tensor::len);
+            let suspended = SuspendedKv::new(cache).unwrap();
+            // Another tensor takes the place of the scales, or of keys and values.
+            let size = of_scales.map_or(layers.len() * 1000 * 2 * 2 * 16 * 128 / 2, |scales| layers.len() * scales);
+            let _other = Tensor::empty(&device, &[size], DType::F32).unwrap();
+            assert!(suspended.resume().unwrap().1, "{dtype}");
+        }
+    }
 }

@@ -232,7 +232,7 @@ __device__ __forceinline__ void attend(X* o, float* parts, float* stats, u32* ar
             for (int u = 0; u < TILES; u++) {
 #pragma unroll
                 for (int i = 0; i < 2; i++) {
-                    // Scales after the last token may be NaN or infinite, and the sum with the hidden score, -infinity, would be NaN.
+                    // Scales after the last token may be NaN or infinite. Added to the hidden score, -infinity, they would give NaN.
                     if (IsCodes<KV>::value) raises[u][i] = fminf(fmaxf(log2_of(value_scales[u][i]), -149.0f), 128.0f);
                 }
             }

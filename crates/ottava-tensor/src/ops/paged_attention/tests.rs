@@ -316,7 +316,7 @@ fn what_lies_behind_a_sequence_is_not_read() {
                 let whole = Ragged::new(&longer, &longer, count);
                 let mut cache = KvBlocks::new(&gpu, &l, whole.blocks, BLOCK_SIZE, kv).unwrap();
                 if let Some(scales) = &mut cache.scale_inv {
-                    // Another phase has used the memory.
+                    // Scales that an earlier owner of the memory left.
                     *scales = Tensor::from_slice(&gpu, scales.shape(), &vec![behind; scales.len()]).unwrap();
                 }
                 whole.run(&before, &mut cache, &l).unwrap();

@@ -27,7 +27,7 @@ fn rstd<R: Real>(square: R, n: usize, layout: ProjectionNormLayout) -> R {
 pub(super) fn projection_squares(x: &Tensor, layout: ProjectionNormLayout, squares: &mut Tensor) {
     with_float!(x.dtype(), S => {
         let rows = x.host::<S>().par_rows(width(layout));
-        squares.host_mut::<<S as Float>::Real>().par_rows_mut(2).zip(rows).for_each(|(squares, x)| {
+        squares.host_mut::<<S as Float>::Real>().par_chunks_mut(2).zip(rows).for_each(|(squares, x)| {
             for (square, part) in squares.iter_mut().zip(parts(layout)) {
                 *square = square_sum(&x[part]);
             }
@@ -45,7 +45,7 @@ pub(super) fn projection_norm(
     with_float!(x.dtype(), S => {
         let weights = [weights.q.host::<S>(), weights.k.host::<S>()];
         let rows = y.host_mut::<S>().par_rows_mut(width(layout)).zip(x.host::<S>().par_rows(width(layout)));
-        rows.zip(squares.host::<<S as Float>::Real>().par_rows(2)).for_each(|((y, x), squares)| {
+        rows.zip(squares.host::<<S as Float>::Real>().par_chunks(2)).for_each(|((y, x), squares)| {
             for ((part, weight), &square) in parts(layout).into_iter().zip(weights).zip(squares) {
                 let rstd = rstd(square, part.len(), layout);
                 normalised(&x[part.clone()], weight, layout.kind, rstd, &mut y[part]);
@@ -67,7 +67,7 @@ pub(super) fn projection_dots(
         type R = <S as Float>::Real;
         let weights = [weights.q.host::<S>(), weights.k.host::<S>()];
         let rows = dy.host::<S>().par_rows(width(layout)).zip(x.host::<S>().par_rows(width(layout)));
-        let sums = dots.host_mut::<R>().par_rows_mut(2).zip(squares.host::<R>().par_rows(2));
+        let sums = dots.host_mut::<R>().par_chunks_mut(2).zip(squares.host::<R>().par_chunks(2));
         sums.zip(rows).for_each(|((dots, squares), (dy, x))| {
             for (which, part) in parts(layout).into_iter().enumerate() {
                 let rstd = rstd(squares[which], part.len(), layout);

@@ -33,7 +33,7 @@ pub(super) fn route(
     with_real!(logits, R => {
         let bias: Option<&[R]> = bias.map(Tensor::host);
         let Routes { ids, weights, lse, entropy } = routes;
-        let of_choices = ids.host_mut::<i32>().par_rows_mut(chosen).zip(weights.host_mut::<R>().par_rows_mut(chosen));
+        let of_choices = ids.host_mut::<i32>().par_chunks_mut(chosen).zip(weights.host_mut::<R>().par_chunks_mut(chosen));
         let of_token = lse.host_mut::<R>().par_iter_mut().zip(entropy.host_mut::<R>());
         let rows = logits.host::<R>().par_rows(experts);
         of_choices.zip(of_token).zip(rows).enumerate().for_each(|(token, (((ids, weights), (lse, entropy)), logits))| {
@@ -136,7 +136,7 @@ pub(super) fn route_backward(
             let counts: Vec<R> = (0..experts).map(|e| R::of(f64::from(count(e)))).collect();
             (balance, counts, R::of(2.0 * losses.z) * scale, losses.counted.host::<i32>())
         });
-        let of_choices = routes.ids.host::<i32>().par_rows(chosen).zip(dweights.host::<R>().par_rows(chosen));
+        let of_choices = routes.ids.host::<i32>().par_chunks(chosen).zip(dweights.host::<R>().par_chunks(chosen));
         let of_token = logits.host::<R>().par_rows(experts).zip(routes.lse.host::<R>());
         let rows = dlogits.host_mut::<R>().par_rows_mut(experts);
         rows.zip(of_choices).zip(of_token).enumerate().for_each(|(token, ((dlogits, (ids, dweights)), (logits, &lse)))| {

@@ -1,22 +1,22 @@
 //! Completions of the next generation that begin while the last completions of a generation are drawn, so that a few long completions do not leave the
 //! engine with few rows.
 //!
-//! A completion that is begun ends in the next generation, with the weights of that generation. Its log-probabilities are the ones of the draws, so
-//! ratios and corrections see each token's own sampler. Keys and values are computed again, since the weights have changed.
+//! A completion that is begun ends in the next generation, with the weights of the next generation. Each token keeps the log-probability under the weights
+//! that drew it. Keys and values are computed again, because the weights have changed.
 
 use super::sample::{Draw, Drawn, Draws, Sample, seed_of};
 use ottava_common::error::Result;
 use ottava_engine::Engine;
 use ottava_parallel::Ranks;
 
-/// In place of the seed of a run, for the seeds of the tokens after the tokens of an earlier generation.
+/// Hashed in place of the seed of the run, for the seed of the remaining tokens of a completion that was begun.
 const LATER: u64 = 0x6c61_7465;
 
-/// Steps of the engine between two exchanges of what is left to draw. All ranks run equally many.
+/// Steps of the engine between two exchanges of the number of unfinished completions.
 const STEPS: usize = 16;
 
 impl Drawn {
-    /// What is left to draw of `draw`, of which these tokens are known; `None` if nothing is left.
+    /// Returns the request for the remaining tokens of `draw`, or `None` if the completion is finished.
     pub(super) fn rest(&self, draw: Draw) -> Option<Draw> {
         let Draw { prompt, seed, max_tokens } = draw;
         let known = self.tokens.len();
@@ -43,22 +43,23 @@ impl Drawn {
     }
 }
 
-/// Draws the completions `wanted`. While the engine has room beside them, begins completions of `ahead`, in their order. Ends when all `ranks` have drawn
-/// what they wanted, and returns the finished completions and the tokens of the completions that were begun.
+/// Draws the completions `wanted`. While fewer than `most` completions are drawn and the engine has room, begins completions of `ahead`, in their order.
+/// Ends when all `ranks` have drawn what they wanted, and returns the finished completions and the tokens of the completions that were begun.
 ///
 /// Errors as [`sample`](super::sample()), on all ranks.
 pub(super) fn sample_ahead(
     engine: &mut Engine,
-    wanted: &[Draw],
-    ahead: &[Draw],
+    [wanted, ahead]: [&[Draw]; 2],
+    most: usize,
     stop_ids: &[u32],
     ranks: &Ranks,
 ) -> Result<(Vec<Drawn>, Vec<Drawn>)> {
     let mut draws = Draws::new(stop_ids, 1.0);
     let mut added = wanted.iter().try_for_each(|draw| draws.add(engine, draw));
-    let mut further = ahead.iter();
+    let (mut further, most) = (ahead.iter(), most.min(engine.max_batch()));
     loop {
-        let ran = added.and_then(|()| run(engine, &mut draws, wanted.len(), &mut further, ranks.size() == 1));
+        let is_alone = ranks.size() == 1;
+        let ran = added.and_then(|()| run(engine, &mut draws, [wanted.len(), most], &mut further, is_alone));
         let left = ranks.all("drawing completions", ran)?;
         if left.iter().all(|&left| left == 0) {
             break;
@@ -70,12 +71,11 @@ pub(super) fn sample_ahead(
     Ok((draws.drawn, begun))
 }
 
-/// Runs some steps of the engine, and returns the number of the first `wanted` completions that are not finished. With `is_alone`, ends as soon as this number
-/// is 0.
+/// Runs some steps of the engine, and returns how many of the first `wanted` completions are unfinished. With `is_alone`, ends as soon as none is.
 fn run<'d>(
     engine: &mut Engine,
     draws: &mut Draws,
-    wanted: usize,
+    [wanted, most]: [usize; 2],
     further: &mut impl Iterator<Item = &'d Draw>,
     is_alone: bool,
 ) -> Result<usize> {
@@ -83,7 +83,7 @@ fn run<'d>(
         if is_alone && draws.open(wanted) == 0 {
             break;
         }
-        while draws.open(usize::MAX) < engine.max_batch() {
+        while draws.open(usize::MAX) < most {
             let Some(draw) = further.next() else { break };
             draws.add(engine, draw)?;
         }

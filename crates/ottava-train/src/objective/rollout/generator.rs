@@ -10,6 +10,7 @@ use super::sample::{Draw, Drawn, sample};
 use crate::objective::FrozenModel;
 use ottava_common::error::Result;
 use ottava_data::{Prompt, Tokenizer};
+use ottava_engine::Engine;
 use ottava_models::Decoder;
 use ottava_parallel::Partition;
 use ottava_rewards::{Deadline, RewardSpec, Rewards, Sample};
@@ -118,7 +119,7 @@ impl Generator {
         let begin = Instant::now();
         let (mut metrics, begun) = match work.ahead.is_empty() {
             true => (self.draw(model, partition, &mut conversations, work)?, Vec::new()),
-            false => self.draw_ahead(model, partition, &mut conversations, work)?,
+            false => (BTreeMap::new(), self.draw_ahead(model, partition, &mut conversations, work)?),
         };
         let drawn = Instant::now();
         let samples = || conversations.iter().map(|conversation| &conversation.sample);
@@ -131,15 +132,15 @@ impl Generator {
         Ok(Generation { metrics, begun, ..generation })
     }
 
-    /// Draws what is left of `conversations`, which have one turn, and begins completions of the prompts ahead. Returns the share of tokens that an earlier
-    /// generation has drawn, and what was begun.
+    /// Draws what is left of `conversations`, which have one turn, and begins completions of the prompts ahead. Returns the tokens of the
+    /// completions that were begun.
     fn draw_ahead(
         &self,
         model: &mut Decoder,
         partition: &Partition,
         conversations: &mut [Conversation],
         work: &Work,
-    ) -> Result<(BTreeMap<String, f64>, Vec<Drawn>)> {
+    ) -> Result<Vec<Drawn>> {
         let (most, stop_ids) = (self.max_completion_length, self.tokenizer.eos_ids());
         let known = |at: usize| work.begun.get(at).cloned().unwrap_or_default();
         let rest = |(at, of): (usize, &Conversation)| Some((at, known(at).rest(of.next_turn(most))?));
@@ -150,22 +151,17 @@ impl Generator {
             seeds.iter().map(draw).collect()
         };
         let ahead: Vec<Draw> = work.ahead.iter().flat_map(begins).collect();
-        let (drawn, begun) = self
-            .drawer
-            .borrow_mut()
-            .lend(model, partition, |engine| sample_ahead(engine, &wanted, &ahead, stop_ids, partition.ranks()))?;
+        let most_at_once = conversations.len();
+        let draw =
+            |engine: &mut Engine| sample_ahead(engine, [&wanted, &ahead], most_at_once, stop_ids, partition.ranks());
+        let (drawn, begun) = self.drawer.borrow_mut().lend(model, partition, draw)?;
         let mut rests = vec![None; conversations.len()];
         places.into_iter().zip(drawn).for_each(|(at, rest)| rests[at] = Some(rest));
-        let [mut earlier, mut all] = [0, 0];
         for (at, (conversation, rest)) in conversations.iter_mut().zip(rests).enumerate() {
-            let known = known(at);
-            earlier += known.tokens.len();
-            let turn = known.with(rest).turn(conversation.sample.prompt.clone());
-            all += turn.tokens.len();
+            let turn = known(at).with(rest).turn(conversation.sample.prompt.clone());
             conversation.add_turn(turn);
         }
-        let share = earlier as f64 / all.max(1) as f64;
-        Ok((BTreeMap::from([("sampling/stale_token_ratio".into(), share)]), begun))
+        Ok(begun)
     }
 
     /// Draws all turns of `conversations`. Returns the numbers that the environment returned, their mean over turns.

@@ -7,7 +7,7 @@
 //! checkpoint can hold the completions that no step has used yet (`Rows::unfinished`).
 //!
 //! **Staleness.** With `sampling.max_staleness`, completions of the next generation begin while the last completions of a generation are drawn (`ahead.rs`).
-//! `RolloutRows` keeps their tokens (`Drawn`) until the next generation, and a checkpoint has them. The position in the data does not move for them.
+//! `RolloutRows` keeps their tokens (`Drawn`) until the next generation, and a checkpoint has them. The saved position in the data stays before their prompts.
 //!
 //! **Turns.** With an environment, a completion is a `Conversation` (`conversation.rs`). Token ids of all turns are kept; only the environment's
 //! messages are tokenized. A turn's prompt is the conversation so far, whose keys and values the prefix cache of the engine already has.

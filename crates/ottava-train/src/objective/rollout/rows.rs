@@ -145,6 +145,8 @@ impl RolloutRows {
         precision: StepPrecision,
     ) -> Result<()> {
         let place = self.place();
+        // A stop while completions are drawn saves what the generation before has begun.
+        let mut begun = self.unfinished.begun.clone();
         let (mut drawn, mut kept, mut names, mut returned) = (Vec::new(), Vec::new(), Vec::new(), BTreeMap::new());
         for _ in 0..self.config.sampling.rounds() {
             let groups;
@@ -152,7 +154,7 @@ impl RolloutRows {
             Groups { groups, rewards: names, metrics: of_round } =
                 match self.collect_groups(model, partition, precision)? {
                     Some(groups) => groups,
-                    None => self.draw_groups(model, others, partition, precision)?,
+                    None => self.draw_groups(model, others, partition, precision, &mut begun)?,
                 };
             for (name, value) in of_round {
                 // Seconds are sums over rounds, and other numbers are numbers of the last round.
@@ -179,7 +181,12 @@ impl RolloutRows {
         kept.truncate(self.sizes.of_generation);
         self.report.metrics = metrics(&drawn, &names).and(self.turns_of(&drawn));
         self.report.metrics.named.extend(returned.into_iter().map(|(name, value)| (name.into(), value)));
-        self.unfinished.waiting = self.steps_of(&kept, place);
+        if self.config.sampling.max_staleness > 0 {
+            let stale: usize = self.unfinished.begun.iter().map(|begun| begun.tokens.len()).sum();
+            let all: usize = drawn.iter().flatten().map(|completion| completion.sample.predictions().count()).sum();
+            self.report.metrics.named.push(("sampling/stale_token_ratio".into(), stale as f64 / all.max(1) as f64));
+        }
+        self.unfinished = Unfinished { waiting: self.steps_of(&kept, place), begun };
         Ok(())
     }
 
@@ -216,12 +223,14 @@ impl RolloutRows {
     }
 
     /// Draws and scores the completions of the next prompts, as many as a generation has. Each rank draws the completions of its share of the prompts.
+    /// `begun` has the tokens that are known of the completions, and receives the tokens of the completions that were begun.
     fn draw_groups(
         &mut self,
         model: &mut Decoder,
         others: &OtherModels,
         partition: &Partition,
         precision: StepPrecision,
+        begun: &mut Vec<Drawn>,
     ) -> Result<Groups> {
         let (RowShare { rank, world }, ranks) = (self.share, partition.ranks());
         let (group, of_rank) = (self.config.num_generations, self.sizes.of_generation / world);
@@ -233,21 +242,20 @@ impl RolloutRows {
             _ => self.prompts.peek(of_rank)?,
         };
         let ahead = self.seeded(ahead, self.place());
-        let begun = std::mem::take(&mut self.unfinished.begun);
         let number = |at: usize| (at / group * world + rank) * group + at % group;
-        let begun: Vec<Drawn> =
+        let known: Vec<Drawn> =
             (0..of_rank * group).map(|at| begun.get(number(at)).cloned().unwrap_or_default()).collect();
-        let work = Work { prompts: &prompts, begun: &begun, ahead: &ahead, step: self.step, is_greedy: false };
+        let work = Work { prompts: &prompts, begun: &known, ahead: &ahead, step: self.step, is_greedy: false };
         let drawn = self.generator.generate(model, partition, &others.rewards, &work);
         let drawn = ranks.together("drawing completions", drawn)?;
         if ranks.leads() && self.report.examples.is_empty() {
             self.report.examples = drawn.examples(self.shown, |tokens| self.generator.text(tokens))?;
         }
-        let Generation { completions: mut mine, rewards, metrics, mut begun, .. } = drawn;
+        let Generation { completions: mut mine, rewards, metrics, begun: mut ahead_of_mine, .. } = drawn;
         self.run_passes(&mut mine, model, partition, precision)?;
-        begun.resize(if ahead.is_empty() { 0 } else { of_rank * group }, Drawn::default());
-        let begun = of_all_ranks(partition, "completions that were begun", &begun)?;
-        self.unfinished.begun = in_order(&begun, begun.iter().map(Vec::len).sum::<usize>() / group, group).concat();
+        ahead_of_mine.resize(if ahead.is_empty() { 0 } else { of_rank * group }, Drawn::default());
+        let of_ranks = of_all_ranks(partition, "completions that were begun", &ahead_of_mine)?;
+        *begun = in_order(&of_ranks, of_ranks.iter().map(Vec::len).sum::<usize>() / group, group).concat();
         let all = of_all_ranks(partition, "completions", &mine)?;
         let groups = in_order(&all, self.sizes.of_generation, group);
         let metrics = means(&of_all_ranks(partition, "metrics of rewards", &metrics)?);
@@ -375,7 +383,7 @@ fn of_all_ranks<T: Serialize + DeserializeOwned>(partition: &Partition, what: &s
     Ok(partition.ranks().gather_bytes(what, &told)?.into_iter().map(read).collect())
 }
 
-/// Returns what ranks have of the `group` completions of each of `prompts`, in the order of the prompts, which ranks take in turns.
+/// Returns the items of all ranks by prompt: rank r has prompts r, r + world and so on, with `group` items each.
 fn in_order<T: Clone>(of_ranks: &[Vec<T>], prompts: usize, group: usize) -> Vec<Vec<T>> {
     let world = of_ranks.len();
     (0..prompts).map(|at| of_ranks[at % world][at / world * group..][..group].to_vec()).collect()

@@ -191,7 +191,7 @@ impl<'a> Draws<'a> {
         Ok(())
     }
 
-    /// Leaves the completions that are not finished as they are.
+    /// Cancels unfinished completions in the engine, and keeps their tokens.
     pub(super) fn stop(&mut self, engine: &mut Engine) -> Result<()> {
         for (&id, &at) in &self.places {
             if self.drawn[at].end.is_none() {
@@ -204,7 +204,7 @@ impl<'a> Draws<'a> {
         Ok(())
     }
 
-    /// The number of the first `count` completions that are not finished.
+    /// Returns how many of the first `count` completions are unfinished.
     pub(super) fn open(&self, count: usize) -> usize {
         self.drawn.iter().take(count).filter(|drawn| drawn.end.is_none()).count()
     }

@@ -15,7 +15,7 @@ use std::sync::atomic::AtomicBool;
 fn config_of(inputs: &Path, name: &str, steps: u64, max_staleness: u64) -> RunConfig {
     let mut config = config(inputs, &inputs.join(name), RecipeName::Fp8Row, steps);
     config.reinforcement.max_completion_length = 6;
-    // Some completions of the first generation are longer than others, so the first steps learn.
+    // The reward depends on the length, and lengths differ, so advantages of the first steps are not zero.
     let reward = "type = 'length'\ntarget = 3\ndistance = 4".parse::<toml::Table>().unwrap().try_into().unwrap();
     config.reinforcement.rewards = vec![reward];
     config.reinforcement.sampling.max_staleness = max_staleness;
@@ -59,6 +59,20 @@ fn completions_begin_in_the_generation_before() {
     for line in &stale {
         assert!((1..=6).contains(&line["tokens"].as_u64().unwrap()), "{line}");
     }
+}
+
+/// No more completions are drawn at once than a generation has. So a generation that has fewer completions than the engine has places begins the next
+/// generation only where its own completions have ended.
+#[test]
+fn a_small_generation_begins_few_completions() {
+    let folder = tempfile::tempdir().unwrap();
+    write_inputs(folder.path());
+    let mut config = config_of(folder.path(), "run", 4, 1);
+    config.reinforcement.prompts_per_generation = 2;
+    (config.training.per_device_train_batch_size, config.training.gradient_accumulation_steps) = (8, 2);
+    train(&config, &Device::Cpu, &Start::New, u64::MAX).unwrap();
+    let shares = values_of(&folder.path().join("run"), STALE);
+    assert!(shares[0] == 0.0 && shares[1..].iter().all(|&share| share > 0.0 && share < 0.9), "{shares:?}");
 }
 
 /// A checkpoint has the tokens of completions that were begun.

@@ -47,7 +47,7 @@ pub(super) struct Rollouts {
     /// Recipes to run one after the other; ratios are relative to the first recipe.
     #[arg(long, value_delimiter = ',', default_value = "bf16,fp8-row,fp8-block")]
     recipes: Vec<RecipeName>,
-    /// The type of the KV cache for each recipe, or one type for all: auto, bfloat16 or fp8.
+    /// The format of the KV cache for each recipe, or one format for all: auto, bfloat16 or fp8.
     #[arg(long, value_delimiter = ',', default_value = "auto")]
     kv_cache_dtype: Vec<KvCacheDtype>,
     /// The storage of the optimizer: float32, msamp-o1, msamp-o2, msamp-o3, coat, bfloat16.
