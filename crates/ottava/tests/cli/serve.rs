@@ -179,7 +179,7 @@ fn served_completions_and_losses_are_those_of_the_commands() {
 
 /// Returns a request for a stream of several MB, which is held until its client reads.
 pub fn long_stream() -> Value {
-    json!({"prompt": vec!["line"; 4], "n": 128, "max_tokens": 55, "logprobs": 9, "ignore_eos": true, "stream": true})
+    json!({"prompt": vec!["line"; 8], "n": 128, "max_tokens": 55, "logprobs": 9, "ignore_eos": true, "stream": true})
 }
 
 #[test]
