@@ -74,7 +74,6 @@ pub use decode::{DecodeSteps, Scored};
 pub use draft::{Draft, Wanted};
 pub use grammar::{Grammar, Grammars};
 pub use ngram::Ngram;
-pub use ottava_recipe::KvCacheDtype;
 pub use proposer::Proposer;
 pub use request::{
     AdapterId, EngineOptions, EngineStats, Event, FinishReason, LogprobsMode, Pooling, Request, RequestId, TokenLogprob,

@@ -7,11 +7,11 @@
 use ottava_checkpoint::{FolderWeights, RandomWeights};
 use ottava_common::Result;
 use ottava_data::Tokenizer;
-use ottava_engine::{Engine, EngineOptions, KvCacheDtype, Request, Sampling, TextRequest, complete};
+use ottava_engine::{Engine, EngineOptions, Request, Sampling, TextRequest, complete};
 use ottava_models::{ConfigFile, Decoder, decoder_config};
 use ottava_recipe::layer_ranks::Undivided;
 use ottava_recipe::param::WeightSource;
-use ottava_recipe::{Precision, RecipeName};
+use ottava_recipe::{KvCacheDtype, Precision, RecipeName};
 use ottava_tensor::Device;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;

@@ -4,10 +4,10 @@
 //!
 //! usage: OTTAVA_CACHE_DIR=FOLDER measure_products [MODEL]...
 
-use ottava_engine::{Engine, EngineOptions, KvCacheDtype};
+use ottava_engine::{Engine, EngineOptions};
 use ottava_parallel::Ranks;
 use ottava_recipe::storage::Storage;
-use ottava_recipe::{Precision, RecipeName};
+use ottava_recipe::{KvCacheDtype, Precision, RecipeName};
 use ottava_settings::RunConfig;
 use ottava_tensor::Device;
 use ottava_train::bench::{TrainBench, model, random_decoder};

@@ -3,11 +3,11 @@
 //!
 //! usage: cargo run --release -p ottava-train --example pack_kernels FILE
 
-use ottava_engine::{Engine, EngineOptions, KvCacheDtype, LogprobsMode};
+use ottava_engine::{Engine, EngineOptions, LogprobsMode};
 use ottava_models::DecoderConfig;
 use ottava_parallel::Ranks;
 use ottava_recipe::storage::Storage;
-use ottava_recipe::{Precision, RecipeName};
+use ottava_recipe::{KvCacheDtype, Precision, RecipeName};
 use ottava_settings::{ResolvedConfig, RunConfig};
 use ottava_tensor::Device;
 use ottava_tensor::cuda::{GpuModel, Workload, pack_kernels};

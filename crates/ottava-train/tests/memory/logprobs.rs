@@ -2,10 +2,10 @@
 
 use crate::{COUNTED, sizes};
 use ottava_checkpoint::RandomWeights;
-use ottava_engine::{Engine, EngineOptions, Event, KvCacheDtype, LogprobsMode, Request};
+use ottava_engine::{Engine, EngineOptions, Event, LogprobsMode, Request};
 use ottava_models::Decoder;
-use ottava_recipe::RecipeName;
 use ottava_recipe::param::Purpose;
+use ottava_recipe::{KvCacheDtype, RecipeName};
 use ottava_settings::RunConfig;
 use ottava_tensor::Device;
 use ottava_tensor::testing::allocator::CountingAllocator;

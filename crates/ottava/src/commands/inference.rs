@@ -7,14 +7,14 @@ use crate::ranks::{Job, Processes, RankArgs, Role};
 use clap::Args;
 use ottava_checkpoint::{AdapterFolder, verify_model};
 use ottava_common::{Error, Result, interrupt};
-use ottava_engine::{Engine, EngineOptions, KvCacheDtype, Request, Sampling, TextRequest};
+use ottava_engine::{Engine, EngineOptions, Request, Sampling, TextRequest};
 use ottava_models::{
     Adapters, ConfigFile, Decoder, DecoderConfig, decoder_config, language_model_config, reward_model,
 };
 use ottava_parallel::{LayerAxes, Partition, Ranks, ReduceFormat, Zero};
 use ottava_recipe::lora::Lora;
 use ottava_recipe::param::Purpose;
-use ottava_recipe::{Precision, RecipeName};
+use ottava_recipe::{KvCacheDtype, Precision, RecipeName};
 use ottava_settings::{DeviceChoice, RunConfig};
 use ottava_tensor::Device;
 use ottava_tensor::comm::MeshShape;

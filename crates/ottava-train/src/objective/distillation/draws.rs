@@ -5,9 +5,10 @@ use crate::objective::rollout::{Draw, DrawSizes, Drawer, sample, seed_of, set_ro
 use crate::step::Metrics;
 use ottava_common::error::Result;
 use ottava_data::{Batch, RowShare, Tokenizer};
-use ottava_engine::{Engine, KvCacheDtype, LogprobsMode};
+use ottava_engine::{Engine, LogprobsMode};
 use ottava_models::Decoder;
 use ottava_parallel::Partition;
+use ottava_recipe::KvCacheDtype;
 use ottava_settings::{DistillationConfig, RunConfig};
 use ottava_tensor::ops::IGNORE_INDEX;
 

@@ -3,9 +3,10 @@
 use super::sample::{Draw, sample};
 use ottava_common::error::Result;
 use ottava_common::limits;
-use ottava_engine::{Engine, EngineOptions, KvCacheDtype, LogprobsMode};
+use ottava_engine::{Engine, EngineOptions, LogprobsMode};
 use ottava_models::Decoder;
 use ottava_parallel::{Partition, WholeWeights};
+use ottava_recipe::KvCacheDtype;
 use ottava_settings::RunConfig;
 use ottava_tensor::Device;
 

@@ -142,10 +142,8 @@ impl Generator {
         work: &Work,
     ) -> Result<Vec<Drawn>> {
         let (most, stop_ids) = (self.max_completion_length, self.tokenizer.eos_ids());
-        let known = |at: usize| work.begun.get(at).cloned().unwrap_or_default();
-        let rest = |(at, of): (usize, &Conversation)| Some((at, known(at).rest(of.next_turn(most))?));
-        let (places, wanted): (Vec<_>, Vec<_>) =
-            conversations.iter().enumerate().filter_map(|(at, of)| rest((at, of))).unzip();
+        let rest = |(at, of): (usize, &Conversation)| Some((at, work.begun[at].rest(of.next_turn(most))?));
+        let (places, wanted): (Vec<_>, Vec<_>) = conversations.iter().enumerate().filter_map(rest).unzip();
         let begins = |(prompt, seeds): &Seeded| -> Vec<Draw> {
             let draw = |&seed| Draw { prompt: prompt.tokens.clone(), seed, max_tokens: most };
             seeds.iter().map(draw).collect()
@@ -157,8 +155,8 @@ impl Generator {
         let (drawn, begun) = self.drawer.borrow_mut().lend(model, partition, draw)?;
         let mut rests = vec![None; conversations.len()];
         places.into_iter().zip(drawn).for_each(|(at, rest)| rests[at] = Some(rest));
-        for (at, (conversation, rest)) in conversations.iter_mut().zip(rests).enumerate() {
-            let turn = known(at).with(rest).turn(conversation.sample.prompt.clone());
+        for ((conversation, known), rest) in conversations.iter_mut().zip(work.begun).zip(rests) {
+            let turn = known.clone().with(rest).turn(conversation.sample.prompt.clone());
             conversation.add_turn(turn);
         }
         Ok(begun)

@@ -6,13 +6,13 @@ use crate::setup::{
     recipes, sequences, tiny_llama,
 };
 use ottava_engine::{
-    Engine, EngineOptions, EngineStats, Event, FinishReason, KvCacheDtype, LogprobsMode, Proposer, Request, RequestId,
-    Sampling, TokenLogprob,
+    Engine, EngineOptions, EngineStats, Event, FinishReason, LogprobsMode, Proposer, Request, RequestId, Sampling,
+    TokenLogprob,
 };
 use ottava_models::{Decoder, DecoderConfig};
 use ottava_recipe::mode::StepPrecision;
 use ottava_recipe::param::{MemoryPolicy, Purpose, Resident};
-use ottava_recipe::{Fp8Format, Recipe, RecipeName};
+use ottava_recipe::{Fp8Format, KvCacheDtype, Recipe, RecipeName};
 use ottava_tensor::cuda::GpuModel;
 use ottava_tensor::testing::{Tolerance, assert_close, integers, values};
 use ottava_tensor::{DType, Device, Tensor};

@@ -4,11 +4,10 @@ use crate::inference::engine::{Got, ROOMY, prompt, request, requests, run, windo
 use crate::inference::grammars::{VOCABULARY, tokenizer};
 use crate::setup::{decoder, recipe, tiny_llama};
 use ottava_engine::{
-    Draft, Engine, EngineOptions, FinishReason, Grammars, KvCacheDtype, Ngram, Proposer, Request, RequestId, Sampling,
-    Wanted,
+    Draft, Engine, EngineOptions, FinishReason, Grammars, Ngram, Proposer, Request, RequestId, Sampling, Wanted,
 };
 use ottava_models::DecoderConfig;
-use ottava_recipe::{Fp8Format, Recipe, RecipeName};
+use ottava_recipe::{Fp8Format, KvCacheDtype, Recipe, RecipeName};
 use ottava_tensor::Device;
 use ottava_tensor::cuda::GpuModel;
 

@@ -3,14 +3,14 @@
 use crate::runs::resume::{metrics, train};
 use crate::setup::{Seeded, on_one_thread, on_ranks, recipe, tiny_llama_with};
 use ottava_data::{Batch, Formatting};
-use ottava_engine::{Engine, EngineOptions, KvCacheDtype, LogprobsMode};
+use ottava_engine::{Engine, EngineOptions, LogprobsMode};
 use ottava_models::Decoder;
 use ottava_parallel::Partition;
 use ottava_parallel::optim::{AdamWConfig, AdamWOptimizer};
 use ottava_recipe::layer_ranks::ShardPlace;
 use ottava_recipe::mode::{Pass, StepPrecision};
 use ottava_recipe::param::{MemoryPolicy, Purpose};
-use ottava_recipe::{ExceptionsConfig, Fp8Format, Precision, RecipeName};
+use ottava_recipe::{ExceptionsConfig, Fp8Format, KvCacheDtype, Precision, RecipeName};
 use ottava_settings::{
     CheckpointConfig, CorrectionMode, DataConfig, Interval, LrSchedulerConfig, ModelConfig, OptimizerConfig,
     RecordsConfig, ReinforcementConfig, RunConfig, TrainingConfig, Warmup, WeightInit,

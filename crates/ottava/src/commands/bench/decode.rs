@@ -1,12 +1,12 @@
 //! `ottava bench decode`.
 
+use super::shared::{name_of, of_recipe};
 use crate::commands::inference::InferenceRanks;
 use crate::output::print_json;
 use crate::ranks::{RankArgs, Role};
 use clap::Args;
 use ottava_common::Result;
-use ottava_engine::KvCacheDtype;
-use ottava_recipe::RecipeName;
+use ottava_recipe::{KvCacheDtype, RecipeName};
 use ottava_settings::DeviceChoice;
 use ottava_tensor::Device;
 use ottava_train::bench::{DecodeBench, DecodeRow};
@@ -34,7 +34,7 @@ pub struct Decode {
     /// Recipes to run one after the other; ratios are relative to the first recipe.
     #[arg(long, value_delimiter = ',', default_value = "bf16,fp8-row")]
     recipes: Vec<RecipeName>,
-    /// The type of the KV cache for each recipe, or one type for all: auto, bfloat16 or fp8.
+    /// The format of the KV cache for each recipe, or one format for all: auto, bfloat16 or fp8.
     #[arg(long, value_delimiter = ',', default_value = "auto")]
     kv_cache_dtype: Vec<KvCacheDtype>,
     /// The number of steps; the median step time is reported.
@@ -60,7 +60,7 @@ impl Decode {
         let prints = ranks.leads() && !self.json;
         let mut rows: Vec<DecodeRow> = Vec::new();
         for (i, &recipe) in self.recipes.iter().enumerate() {
-            let kv_cache_dtype = self.kv_cache_dtype[i.min(self.kv_cache_dtype.len() - 1)];
+            let kv_cache_dtype = of_recipe(&self.kv_cache_dtype, i);
             bench.run(recipe, kv_cache_dtype, device, ranks.ranks(), |row| {
                 let same = |other: &&DecodeRow| (other.batch, other.new_tokens) == (row.batch, row.new_tokens);
                 let first = rows.iter().find(same).unwrap_or(&row).milliseconds;
@@ -71,7 +71,7 @@ impl Decode {
                     out!(
                         "{:<12} {:<9} {:>6} {:>8} {:>8} {:>10.3} {:>10.0} {:>11.2} {:>11.0} {:>9.3}{}",
                         recipe.as_str(),
-                        format!("{kv_cache_dtype:?}").to_lowercase(),
+                        name_of(kv_cache_dtype),
                         row.batch,
                         row.context,
                         row.new_tokens,

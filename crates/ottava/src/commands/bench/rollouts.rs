@@ -1,6 +1,6 @@
 //! `ottava bench rollouts`.
 
-use super::shared::{gib, storage};
+use super::shared::{gib, name_of, of_recipe, storage};
 use crate::output::print_json;
 use clap::Args;
 use ottava_common::Result;
@@ -82,7 +82,7 @@ impl Rollouts {
         };
         let mut rows: Vec<RolloutRow> = Vec::new();
         for (i, &recipe) in self.recipes.iter().enumerate() {
-            let kv_cache_dtype = self.kv_cache_dtype[i.min(self.kv_cache_dtype.len() - 1)];
+            let kv_cache_dtype = of_recipe(&self.kv_cache_dtype, i);
             let row = bench.run(recipe, self.storage, kv_cache_dtype, &device)?;
             if !self.json {
                 print(&row, rows.first());
@@ -125,7 +125,7 @@ fn print(row: &RolloutRow, first: Option<&RolloutRow>) {
     out!(
         "{:<12} {:<9} {:>9.2} {:>12.0} {:>12.2} {:>8.2} {:>13} {:>13.0} {:>8.2} {:>8.3} {:>11.2} {:>9.2}",
         row.recipe.as_str(),
-        format!("{:?}", row.kv_cache_dtype).to_lowercase(),
+        name_of(row.kv_cache_dtype),
         row.draw_seconds,
         row.drawn_per_second,
         row.hand_over_milliseconds,

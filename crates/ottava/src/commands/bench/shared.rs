@@ -1,6 +1,7 @@
 //! Measurements and output that several benchmarks share.
 
 use ottava_common::{Error, Result};
+use ottava_recipe::KvCacheDtype;
 use ottava_recipe::storage::{Gradients, Storage};
 use ottava_settings::{DeviceChoice, formats};
 use ottava_tensor::Device;
@@ -69,4 +70,14 @@ pub(super) fn storage(text: &str) -> Result<Storage, String> {
     known
         .or_else(old)
         .ok_or_else(|| format!("`{text}` is no storage; there are {}", Storage::ALL.map(Storage::as_str).join(", ")))
+}
+
+/// Returns the value for recipe number `i`, where `values` has one value per recipe, or fewer: the last value stands for all later recipes.
+pub(super) fn of_recipe<T: Copy>(values: &[T], i: usize) -> T {
+    values[i.min(values.len() - 1)]
+}
+
+/// The name of the format of a KV cache.
+pub(super) fn name_of(kv_cache_dtype: KvCacheDtype) -> String {
+    format!("{kv_cache_dtype:?}").to_lowercase()
 }
