@@ -3,6 +3,7 @@
 use crate::objectives::rollouts::{config, values_of, write_inputs};
 use crate::runs::resume::{metrics, train};
 use crate::setup::on_ranks;
+use ottava_engine::BLOCK_SIZE;
 use ottava_recipe::RecipeName;
 use ottava_settings::RunConfig;
 use ottava_tensor::Device;
@@ -69,6 +70,8 @@ fn a_small_generation_begins_few_completions() {
     write_inputs(folder.path());
     let mut config = config_of(folder.path(), "run", 4, 1);
     config.reinforcement.prompts_per_generation = 2;
+    // The KV cache has two blocks for each completion, and a completion needs one. So the KV cache has room for two generations.
+    config.data.max_length = 2 * BLOCK_SIZE;
     (config.training.per_device_train_batch_size, config.training.gradient_accumulation_steps) = (8, 2);
     train(&config, &Device::Cpu, &Start::New, u64::MAX).unwrap();
     let shares = values_of(&folder.path().join("run"), STALE);
