@@ -1,90 +1,152 @@
-//! Whole weights on each rank while a model draws completions. Ranks draw independently, so no pass of a draw can gather weights. All weights are
-//! gathered before the draws.
+//! Weights that a model reads while it draws completions: whole on each rank, and cast.
 //!
-//! In ZeRO stages 1 and 2, ranks keep the buffers of gathered weights, and draws read these buffers. Two kinds of weights are copied: weights of
-//! stage 3, because the next gather overwrites their buffers, and FP8 codes of weights that ranks gather as values. Between draws, steps use the
-//! memory of the copies. A copy keeps its address, so CUDA graphs of draws stay valid.
+//! Ranks draw independently, so no pass of a draw can gather weights. All weights are gathered before the draws. In ZeRO stages 1 and 2, ranks keep the
+//! buffers of gathered weights, and draws read these buffers. Two kinds of weights are copied: weights of stage 3, because the next gather overwrites
+//! their buffers, and FP8 codes of weights that ranks gather as values.
+//!
+//! If no codes are stored (`memory.weight_codes`), each product of a step casts the weight that it reads. A draw reads each weight once for each token,
+//! so weights are cast before the draws.
+//!
+//! Between draws, steps use the memory of copies and codes. They keep their addresses if nothing else lies there, so that CUDA graphs of draws stay valid.
 
 use crate::{Exchange, Partition};
 use ottava_common::error::Result;
 use ottava_models::Decoder;
 use ottava_recipe::mode::Mode;
-use ottava_recipe::param::{Direction, ForwardWeight, Param, ParamId, Units};
-use ottava_tensor::{Suspended, Tensor};
+use ottava_recipe::param::{Direction, ForwardWeight, Param, ParamId, SuspendedWeight, Units};
 use std::collections::HashMap;
 
-/// The copies of whole weights, for the parameters that ranks divide.
+/// What draws read in addition to the weights of a model, between draws.
 #[derive(Default)]
 pub struct WholeWeights {
-    /// The memory of the tensors of each copied weight.
-    copies: HashMap<ParamId, Vec<Suspended>>,
+    /// The memory of copies and codes.
+    suspended: HashMap<ParamId, SuspendedWeight>,
+    /// The products of the last draws that read values, as [`Scales::high_precision`](ottava_recipe::scaling::Scales::high_precision).
+    high_precision: Vec<bool>,
 }
 
-/// A whole weight. While the model is lent, the weight that the parameter held before.
+/// A weight for draws. While the model is lent, the weight that the parameter held before.
 struct Whole {
     weight: ForwardWeight,
-    is_copy: bool,
+    memory: Memory,
+}
+
+/// The memory of a weight for draws.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Memory {
+    /// Buffers that ranks keep.
+    Gathered,
+    /// A copy.
+    Copied,
+    /// Codes beside the values of the parameter.
+    Cast,
+}
+
+/// The weights of one call of [`WholeWeights::lend`].
+#[derive(Default)]
+struct Lending {
+    whole: HashMap<ParamId, Whole>,
+    /// Memory of the last call that no weight has taken yet.
+    memory: HashMap<ParamId, ForwardWeight>,
+    /// Whether forward reads other tensors than in the last call.
+    reads_others: bool,
 }
 
 impl WholeWeights {
-    /// Runs `work` with a `model` whose forward reads whole weights without a gather. `work` must not update the model. All ranks of `partition` call
-    /// `lend` together.
+    /// Runs `work` with a `model` whose forward reads whole weights without a gather, and stored codes. `work` also receives whether forward reads
+    /// other tensors than in the last call, so that graphs of forward are no longer valid. `work` must not update the model. All ranks of `partition`
+    /// call `lend` together.
     pub fn lend<T>(
         &mut self,
         model: &mut Decoder,
         partition: &Partition,
-        work: impl FnOnce(&mut Decoder) -> Result<T>,
+        work: impl FnOnce(&mut Decoder, bool) -> Result<T>,
     ) -> Result<T> {
-        if !partition.divides() {
-            return work(model);
+        let high_precision = model.scaling().scales().high_precision().to_vec();
+        let mut lending = Lending { reads_others: high_precision != self.high_precision, ..Lending::default() };
+        self.high_precision = high_precision;
+        // All memory is taken before other tensors can lie there.
+        for (param, suspended) in self.suspended.drain() {
+            let (memory, has_moved) = suspended.resume()?;
+            lending.memory.insert(param, memory);
+            lending.reads_others |= has_moved;
         }
-        let mut whole = self.gather(model, partition)?;
+        if partition.divides() {
+            lending.gather(model, partition)?;
+        }
+        lending.cast(model)?;
+        let Lending { mut whole, reads_others, memory: _ } = lending;
         exchange(model, &mut whole);
-        let done = work(model);
+        let done = work(model, reads_others);
         exchange(model, &mut whole);
-        for (param, whole) in whole.into_iter().filter(|(_, whole)| whole.is_copy) {
-            self.copies.insert(param, whole.weight.into_tensors().map(Tensor::suspend).collect());
+        for (param, Whole { weight, memory }) in whole {
+            let own = match memory {
+                Memory::Gathered => continue,
+                Memory::Copied => weight,
+                Memory::Cast => ForwardWeight { value: None, ..weight },
+            };
+            self.suspended.insert(param, own.suspend());
         }
         done
     }
+}
 
+impl Lending {
     /// Gathers the weights unit by unit. The gather of the next unit overlaps with the copy of a unit.
-    fn gather(&mut self, model: &mut Decoder, partition: &Partition) -> Result<HashMap<ParamId, Whole>> {
+    fn gather(&mut self, model: &mut Decoder, partition: &Partition) -> Result<()> {
         let device = model.device().clone();
         let _scope = device.whole_scope("whole weights");
         let (units, scaling) = model.units_and_scaling();
         let shared = |unit: Vec<_>| unit.into_iter().map(|param: &mut Param| &*param).collect::<Vec<_>>();
         let units: Vec<_> = units.into_iter().map(shared).filter(|unit| !unit.is_empty()).collect();
         let (mut casts, mut gathers) = (scaling.casts(Mode::INFERENCE), Exchange::of_weights(partition));
-        let mut all = HashMap::new();
         units.first().map_or(Ok(()), |first| gathers.start(first))?;
         for (at, unit) in units.iter().enumerate() {
             units.get(at + 1).map_or(Ok(()), |next| gathers.start(next))?;
             let loan = gathers.fetch(unit, Direction::Forward)?;
             for param in unit.iter().filter(|param| loan.has(param.identity.id)) {
-                let mut weight = param.for_forward(&loan, &mut casts)?;
-                let is_copy = !partition.keeps_gathered(param, weight.codes.is_some());
-                if is_copy {
-                    self.copy(param.identity.id, &mut weight)?;
-                }
-                all.insert(param.identity.id, Whole { weight, is_copy });
+                let (id, weight) = (param.identity.id, param.for_forward(&loan, &mut casts)?);
+                let whole = match partition.keeps_gathered(param, weight.codes.is_some()) {
+                    true => Whole { weight, memory: Memory::Gathered },
+                    false => Whole { weight: self.copy(id, &weight)?, memory: Memory::Copied },
+                };
+                self.whole.insert(id, whole);
             }
         }
-        Ok(all)
+        Ok(())
     }
 
-    /// Replaces the tensors of `weight` by copies. Copies reuse the memory of the earlier copy of the weight, if there is one.
-    fn copy(&self, param: ParamId, weight: &mut ForwardWeight) -> Result<()> {
-        let earlier = self.copies.get(&param);
-        for (number, tensor) in weight.tensors().enumerate() {
-            let mut copy = match earlier.map(|copies| &copies[number]) {
-                Some(earlier) => earlier.resume()?,
-                None => Tensor::empty(tensor.device(), tensor.shape(), tensor.dtype())?,
-            };
-            copy.copy_from(0, tensor)?;
-            *tensor = copy;
+    /// Casts the weights that each forward would cast.
+    fn cast(&mut self, model: &mut Decoder) -> Result<()> {
+        let (units, scaling) = model.units_and_scaling();
+        let mut casts = scaling.casts(Mode::INFERENCE);
+        for param in units.into_iter().flatten() {
+            let id = param.identity.id;
+            if !self.whole.contains_key(&id) && param.is_cast_by_forward(&casts) {
+                let weight = param.cast_for_passes(self.take(id), &mut casts)?;
+                self.whole.insert(id, Whole { weight, memory: Memory::Cast });
+            }
         }
         Ok(())
+    }
+
+    /// Copies a weight into memory of the last call, if there is memory for such a weight.
+    fn copy(&mut self, param: ParamId, weight: &ForwardWeight) -> Result<ForwardWeight> {
+        let mut copy = match self.take(param).filter(|memory| memory.has_parts_of(weight)) {
+            Some(memory) => memory,
+            None => weight.empty_like()?,
+        };
+        for (to, from) in copy.tensors_mut().zip(weight.tensors()) {
+            to.copy_from(0, from)?;
+        }
+        Ok(copy)
+    }
+
+    /// Takes the memory of the last call for a weight.
+    fn take(&mut self, param: ParamId) -> Option<ForwardWeight> {
+        let memory = self.memory.remove(&param);
+        self.reads_others |= memory.is_none();
+        memory
     }
 }
 

@@ -59,7 +59,7 @@ pub use gradient::{Grad, GradFormat, Gradient, WgradProduct};
 pub use id::{ParamId, UnitId};
 pub use identity::Identity;
 pub use loan::{Loan, LoanedWeight};
-pub use parameter::{ForwardWeight, Param, SliceWrite, Writer};
+pub use parameter::{ForwardWeight, Param, SliceWrite, SuspendedWeight, Writer};
 pub use shard::{FolderLayout, FolderTensor, Region, Shard, Split, Stacked};
 pub use unit::{Direction, Resident, Units};
 pub use weights::{Master, Weights};

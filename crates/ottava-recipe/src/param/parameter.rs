@@ -1,9 +1,10 @@
 //! A parameter: the weights, gradient and cast of the shards of one or several stacked tensors.
 
 mod divided;
+mod forward_weight;
 mod sliced;
 
-pub use divided::ForwardWeight;
+pub use forward_weight::{ForwardWeight, SuspendedWeight};
 pub use sliced::{SliceWrite, Writer};
 
 use super::builder::{Builder, Init, Purpose, WeightSource};

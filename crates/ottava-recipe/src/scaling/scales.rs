@@ -160,6 +160,11 @@ impl Scales {
         self.high_precision[slot.0]
     }
 
+    /// Returns whether products read operands in the compute type, by slot.
+    pub fn high_precision(&self) -> &[bool] {
+        &self.high_precision
+    }
+
     /// Sets the linears whose products read operands in the compute type, by the names of their slots without suffix. If linears share an
     /// input, all of them are set.
     pub(super) fn set_high_precision(&mut self, linears: &BTreeSet<String>) {

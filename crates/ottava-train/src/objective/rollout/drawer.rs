@@ -62,13 +62,16 @@ impl Drawer {
         draw: impl FnOnce(&mut Engine) -> Result<T>,
     ) -> Result<T> {
         let Drawer { sizes, engine, whole } = self;
-        whole.lend(model, partition, |model| {
+        whole.lend(model, partition, |model, reads_others| {
             let device = model.device().clone();
             let _scope = device.whole_scope("draws");
             let engine = match engine {
                 Some(engine) => engine,
                 none => none.insert(engine_for(model, sizes)?),
             };
+            if reads_others {
+                engine.forget_graphs();
+            }
             engine.lend(model, draw)
         })
     }

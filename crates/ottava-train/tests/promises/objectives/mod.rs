@@ -17,3 +17,4 @@ pub mod sft;
 pub mod staleness;
 pub mod stored_distillation;
 pub mod turns;
+pub mod weights_of_draws;
