@@ -4,7 +4,8 @@
 # usage: scripts/gpu-reasoning.sh OTTAVA MODEL [CASE...]    OTTAVA is a release build; MODEL the folder of scripts/fetch-smollm2.sh. A CASE is
 #        RECIPE:SEED or constant:RECIPE:SEED, whose reward is the same for all completions; by default bf16, fp8-row and fp8-block with seeds 1 to 3,
 #        and constant:bf16:1.
-# STEPS (default 300), LR (default 1e-5), AT_ONCE (default 1, runs beside each other). OUT receives the metrics; further settings are in SET.
+# STEPS (default 300), LR (default 1e-5), AT_ONCE (default 1, runs beside each other). OUT receives the metrics; further settings are in SET. The final weights are
+# evaluated again in each recipe of EVALUATE (default: none).
 set -euo pipefail
 ottava=$(realpath "$1") model=$(realpath "$2") steps=${STEPS:-300} results=${OUT:-$(mktemp -d)}
 shift 2
@@ -60,13 +61,22 @@ TOML
     "$ottava" train "$folder.toml" ${SET:-} >"$folder.log" 2>&1 || { echo "$1 failed"; tail -5 "$folder.log"; return; }
     cp "$folder/metrics.jsonl" "$results/${1//:/-}.jsonl"
     cp "$folder.log" "$results/${1//:/-}.log"
-    python3 - "$folder/metrics.jsonl" "$1" $((SECONDS - began)) <<'PY'
+    local final=$folder/checkpoints/checkpoint-$steps evaluated=()
+    for recipe in ${EVALUATE:-}; do
+        "$ottava" train "$folder.toml" --set model.path="$final" --set recipe="$recipe" --set output_dir="$folder-$recipe" --set max_steps=1 >"$folder-$recipe.log" 2>&1 \
+            || tail -3 "$folder-$recipe.log"
+        evaluated+=("$recipe:$folder-$recipe/metrics.jsonl")
+    done
+    python3 - "$folder/metrics.jsonl" "$1" $((SECONDS - began)) "${evaluated[@]}" <<'PY'
 import json, statistics, sys
 rows = [json.loads(line) for line in open(sys.argv[1])]
-accuracy = {row["step"]: row["eval_rewards/number/mean"] for row in rows if "eval_rewards/number/mean" in row}
+accuracies = lambda rows: {row["step"]: row["eval_rewards/number/mean"] for row in rows if "eval_rewards/number/mean" in row}
+accuracy = accuracies(rows)
+others = {name: accuracies(map(json.loads, open(path)))[0] for name, path in (case.split(":", 1) for case in sys.argv[4:])}
 draws = [row for row in rows if "reward" in row]
 mean = lambda name, part: statistics.mean(row[name] for row in part if name in row)
 print(f"{sys.argv[2]:18} accuracy " + " ".join(f"{step}:{value:.3f}" for step, value in accuracy.items())
+      + "".join(f" | final in {name}: {value:.3f}" for name, value in others.items())
       + f" | reward {mean('reward', draws[:10]):.3f} to {mean('reward', draws[-10:]):.3f}"
       + f" | mismatch {mean('token_mult_prob_error', draws):.4f}, largest {max(row['token_mult_prob_error'] for row in draws):.4f}"
       + f" | entropy {mean('entropy', draws[:10]):.3f} to {mean('entropy', draws[-10:]):.3f}"

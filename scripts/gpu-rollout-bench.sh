@@ -4,6 +4,7 @@
 #
 # usage: scripts/gpu-rollout-bench.sh OTTAVA [RECIPE[:FORMAT]...]    OTTAVA is a release build; FORMAT is the format of the KV cache, by default auto; without
 #        recipes, bf16, fp8-row and fp8-row:fp8
+# Codes of weights exist only in draws (`weight_codes = false`), which changes nothing for BF16.
 # KV (default 320000) tokens of the KV cache, PROMPTS (default 64) of 8 completions each. SERVE=0 leaves out the server. Needs python3 with torch and safetensors.
 set -euo pipefail
 ottava=$(realpath "$1") kv=${KV:-320000} prompts=${PROMPTS:-64}
@@ -15,7 +16,7 @@ for case in "$@"; do
 done
 cd "$(dirname "$0")/.."
 "$ottava" bench rollouts --model llama-3-8b --prompts "$prompts" --kv-cache-tokens "$kv" --recipes "$(IFS=,; echo "${recipes[*]}")" \
-    --kv-cache-dtype "$(IFS=,; echo "${formats[*]}")" --set skip_slow_linears=false
+    --kv-cache-dtype "$(IFS=,; echo "${formats[*]}")" --set skip_slow_linears=false --set weight_codes=false
 [ "${SERVE:-1}" = 1 ] || exit 0
 folder=$(mktemp -d) server=
 trap 'kill $server 2>/dev/null || true; rm -rf "$folder"' EXIT

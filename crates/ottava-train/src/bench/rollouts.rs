@@ -210,6 +210,7 @@ impl RolloutBench {
         let begin = Instant::now();
         let mut lent = begin;
         let samples = drawer.lend(&mut run.model, run.step.partition(), |engine| {
+            device.synchronize()?;
             lent = Instant::now();
             sample(engine, &wanted, &[], 1.0)
         })?;

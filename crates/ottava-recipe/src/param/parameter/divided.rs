@@ -1,8 +1,8 @@
 //! Parameters whose weights are taken out, for ranks to divide after loading, and put back whole, for inference.
 
 use super::Param;
-use crate::param::ownership::Ownership;
 use crate::param::LoanedWeight;
+use crate::param::ownership::Ownership;
 use ottava_tensor::MemoryKind;
 
 impl Param {

@@ -122,8 +122,10 @@ impl Param {
 
     /// Returns whether this process stores the whole weight, on the device, and each forward casts it.
     pub fn is_cast_by_forward(&self, casts: &Casts) -> bool {
-        let is_whole =
-            matches!(self.ownership, Ownership::Whole(MemoryKind::Device) | Ownership::Frozen(Some(MemoryKind::Device)));
+        let is_whole = matches!(
+            self.ownership,
+            Ownership::Whole(MemoryKind::Device) | Ownership::Frozen(Some(MemoryKind::Device))
+        );
         is_whole && self.reads_codes(casts) && self.cast.as_ref().is_some_and(|cast| cast.codes.is_none())
     }
 
