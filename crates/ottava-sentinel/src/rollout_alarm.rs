@@ -75,8 +75,8 @@ impl Display for RolloutFinding {
         match alarm {
             RolloutAlarm::RolloutMismatch => write!(
                 f,
-                "the probabilities of draws and of steps differ by a factor of {value:.3} in the mean, more than {bound}: ratios are wrong; \
-                 set `reinforcement.correction.mode`, or use a recipe with less difference"
+                "the probabilities of draws and of steps differ by a factor of {value:.3} in the mean, more than {bound}: steps learn \
+                 from completions of another policy; `reinforcement.correction.mode` limits the effect, and a recipe with less difference removes it"
             ),
             RolloutAlarm::EntropyCollapse => write!(
                 f,

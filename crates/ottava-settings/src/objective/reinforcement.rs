@@ -176,13 +176,15 @@ pub enum ScaleRewards {
 }
 
 /// The `[reinforcement.correction]` table. A ratio is the probability of a token, or of a completion, by the model as steps compute it, divided by
-/// its probability when it was drawn. The first of these probabilities takes a pass over all completions of a generation.
+/// its probability when it was drawn. If each completion is in one step only, the step computes the first of these probabilities itself. Otherwise, it
+/// takes a pass over all completions of a generation.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct CorrectionConfig {
     /// How the loss of a token is corrected: "none" (old probabilities are the probabilities of the draws), "token_truncate" (times the ratio of
     /// the token, at most max), "token_mask" (times the ratio, and 0 if the ratio is below min or above max), "sequence_truncate" or
-    /// "sequence_mask" (the same with the ratio of the completion).
+    /// "sequence_mask" (the same with the ratio of the completion). "auto" is "token_truncate" where draws and steps differ: with an FP8 recipe, with a
+    /// KV cache in FP8, and with max_staleness above 0; otherwise "none".
     pub mode: CorrectionMode,
     /// The smallest ratio that a mask keeps.
     pub min: f64,
@@ -194,8 +196,10 @@ pub struct CorrectionConfig {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum CorrectionMode {
-    /// Not at all.
+    /// By the bounded ratio of the token, if draws and steps differ.
     #[default]
+    Auto,
+    /// Not at all.
     None,
     /// By the bounded ratio of the token.
     TokenTruncate,
@@ -207,31 +211,9 @@ pub enum CorrectionMode {
     SequenceMask,
 }
 
-impl CorrectionConfig {
-    /// Whether old log-probabilities are computed by a pass.
-    pub fn is_on(&self) -> bool {
-        self.mode != CorrectionMode::None
-    }
-
-    /// The factors of the tokens of a completion, from their log-probabilities `old` as steps compute them and `drawn` as they were drawn.
-    pub fn factors(&self, old: &[f64], drawn: &[f64]) -> Vec<f64> {
-        let CorrectionConfig { mode, min, max } = *self;
-        let logs = || old.iter().zip(drawn).map(|(old, drawn)| old - drawn);
-        let truncate = |log: f64| log.exp().min(max);
-        let mask = |log: f64| Some(log.exp()).filter(|ratio| (min..=max).contains(ratio)).unwrap_or(0.0);
-        match mode {
-            CorrectionMode::None => vec![1.0; old.len()],
-            CorrectionMode::TokenTruncate => logs().map(truncate).collect(),
-            CorrectionMode::TokenMask => logs().map(mask).collect(),
-            CorrectionMode::SequenceTruncate => vec![truncate(logs().sum()); old.len()],
-            CorrectionMode::SequenceMask => vec![mask(logs().sum()); old.len()],
-        }
-    }
-}
-
 impl Default for CorrectionConfig {
     fn default() -> CorrectionConfig {
-        CorrectionConfig { mode: CorrectionMode::None, min: 0.0, max: 3.0 }
+        CorrectionConfig { mode: CorrectionMode::Auto, min: 0.0, max: 3.0 }
     }
 }
 
@@ -368,7 +350,7 @@ impl ReinforcementConfig {
         }
     }
 
-    /// The loss of a token.
+    /// The loss of a token, without a correction in the step.
     pub fn policy_loss(&self) -> PolicyLoss {
         let PolicyConfig { loss_type, epsilon: low, epsilon_high, delta, beta, kl_estimator, .. } = self.loss;
         let high = if epsilon_high > 0.0 { epsilon_high } else { low };
@@ -384,7 +366,7 @@ impl ReinforcementConfig {
             KlEstimator::K2 => Estimator::K2,
             KlEstimator::K3 => Estimator::K3,
         };
-        PolicyLoss { bound, of_sequence: loss_type == PolicyLossType::Gspo, beta, kl }
+        PolicyLoss { bound, of_sequence: loss_type == PolicyLossType::Gspo, beta, kl, correction: None }
     }
 
     /// The loss of values, if a value head estimates the values of tokens.

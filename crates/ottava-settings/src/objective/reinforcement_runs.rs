@@ -2,11 +2,13 @@
 
 use super::reinforcement::problems;
 use crate::demands::Problems;
-use crate::{ReinforcementConfig, RunConfig, WeightInit};
+use crate::{CorrectionConfig, CorrectionMode, ReinforcementConfig, RunConfig, WeightInit};
 use ottava_common::error::{Error, Result};
 use ottava_data::{DataSet, Formatting, Packing, PromptSet, RecordKind, TrainingData};
 use ottava_models::{ConfigFile, DecoderConfig, decoder_config};
+use ottava_recipe::KvCacheDtype;
 use ottava_rewards::RewardKind;
+use ottava_tensor::ops::Correction;
 use std::path::Path;
 
 impl RunConfig {
@@ -47,6 +49,33 @@ impl RunConfig {
             "`preference.loss_type` and `reinforcement.rewards` are both set, and a run has one objective; remove one of them",
         );
         all.0
+    }
+
+    /// Returns how the losses of a run of reinforcement learning are corrected for draws, or `None` if they are not corrected.
+    pub fn correction(&self) -> Option<Correction> {
+        let CorrectionConfig { mode, min, max } = self.reinforcement.correction;
+        let sampling = &self.reinforcement.sampling;
+        let [of_sequence, is_mask] = match mode {
+            CorrectionMode::Auto
+                if self.precision.recipe().casts_to_fp8()
+                    || sampling.kv_cache_dtype == KvCacheDtype::Fp8
+                    || sampling.max_staleness > 0 =>
+            {
+                [false, false]
+            }
+            CorrectionMode::Auto | CorrectionMode::None => return None,
+            CorrectionMode::TokenTruncate => [false, false],
+            CorrectionMode::TokenMask => [false, true],
+            CorrectionMode::SequenceTruncate => [true, false],
+            CorrectionMode::SequenceMask => [true, true],
+        };
+        Some(Correction { of_sequence, is_mask, min, max })
+    }
+
+    /// Returns whether each completion is in one step only. Then the policy of the draw is the policy of the step.
+    pub fn steps_once(&self) -> bool {
+        let (r, of_step) = (&self.reinforcement, self.training.sequences());
+        r.num_iterations == 1 && r.prompts(of_step) * r.num_generations == of_step
     }
 
     /// Returns whether the run of reinforcement learning keeps the model of the start as the reference model. With adapters, the reference model is

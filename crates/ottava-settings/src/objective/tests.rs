@@ -1,5 +1,6 @@
+use crate::ObjectiveKind;
 use crate::tests::{SMALL, load};
-use crate::{CorrectionConfig, CorrectionMode, ObjectiveKind};
+use ottava_tensor::ops::Correction;
 
 #[test]
 fn rewards_are_tables_with_the_keys_of_their_type() {
@@ -73,21 +74,25 @@ fn reinforcement_learning_refuses_what_does_not_go_together() {
 }
 
 #[test]
-fn corrections_bound_or_mask_ratios() {
-    let (old, drawn) = ([-1.0, -2.0, -0.5], [-1.0, -2.0 - 4f64.ln(), -0.5 - 0.25f64.ln()]);
-    // Ratios 1, 4 and 1/4; of the completion 1.
-    let factors = |mode, max| CorrectionConfig { mode, min: 0.5, max }.factors(&old, &drawn);
-    let near = |found: Vec<f64>, expected: [f64; 3]| {
-        // Exponentials of logarithms of numbers near 1: some units of 2⁻⁵³.
-        assert!(found.iter().zip(expected).all(|(a, b)| (a - b).abs() < 1e-14), "{found:?}, {expected:?}");
+fn corrections_follow_the_mode_and_what_draws_differ_by() {
+    let correction = |keys: &str| {
+        let text = format!("{SMALL}\n[[reinforcement.rewards]]\ntype = \"math\"\n{keys}");
+        load(&text, &[]).unwrap().correction()
     };
-    near(factors(CorrectionMode::None, 3.0), [1.0; 3]);
-    near(factors(CorrectionMode::TokenTruncate, 3.0), [1.0, 3.0, 0.25]);
-    near(factors(CorrectionMode::TokenMask, 3.0), [1.0, 0.0, 0.0]);
-    near(factors(CorrectionMode::TokenMask, 5.0), [1.0, 4.0, 0.0]);
-    near(factors(CorrectionMode::SequenceTruncate, 3.0), [1.0; 3]);
-    let apart = CorrectionConfig { mode: CorrectionMode::SequenceMask, min: 0.5, max: 3.0 }.factors(&old, &[-3.0; 3]);
-    assert_eq!(apart, [0.0; 3], "the ratio of the completion is e^5.5");
+    let token = Some(Correction { of_sequence: false, is_mask: false, min: 0.0, max: 3.0 });
+    for (keys, expected) in [
+        ("[precision]\nrecipe = \"bf16\"", None),
+        ("[precision]\nrecipe = \"fp8-row\"", token),
+        ("[precision]\nrecipe = \"fp8-row\"\n[reinforcement.correction]\nmode = \"none\"", None),
+        ("[precision]\nrecipe = \"bf16\"\n[reinforcement.sampling]\nkv_cache_dtype = \"fp8\"", token),
+        ("[precision]\nrecipe = \"bf16\"\n[reinforcement.sampling]\nmax_staleness = 1", token),
+        (
+            "[precision]\nrecipe = \"bf16\"\n[reinforcement.correction]\nmode = \"sequence_mask\"\nmin = 0.5\nmax = 2",
+            Some(Correction { of_sequence: true, is_mask: true, min: 0.5, max: 2.0 }),
+        ),
+    ] {
+        assert_eq!(correction(keys), expected, "{keys}");
+    }
 }
 
 #[test]

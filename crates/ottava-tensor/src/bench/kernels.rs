@@ -257,7 +257,7 @@ fn preference(table: &mut Table, t: usize) -> Result<()> {
     let sequences = Tensor::from_slice(table.device(), &[3], &[0, t as i32 / 2, t as i32])?;
     let known = PolicyTargets { old, reference, advantages, corrections, weights, sequences };
     let bound = PolicyBound::Clip { low: 0.2, high: 0.28, most: 3.0 };
-    let how = PolicyLoss { bound, of_sequence: true, beta: 0.1, kl: KlEstimator::WeightedK3 };
+    let how = PolicyLoss { bound, of_sequence: true, beta: 0.1, kl: KlEstimator::WeightedK3, correction: None };
     table.row("policy_loss", 36 * t, &mut || policy_loss(&how, &losses, &ids, &known, &zero).map(drop))?;
     let of_values = ValueTargets { old: &known.old, returns: &known.reference, weights: &known.weights };
     let how = ValueLoss { coefficient: 0.1, range: 0.5 };

@@ -115,7 +115,7 @@ pub use newton_schulz::newton_schulz;
 pub use paged_attention::{KvBlocks, PagedBatch, SuspendedKv, append_kv, paged_attention};
 pub use parameter::{Gradient, UpdatedWeight, WeightCopy};
 pub use permute::{Slots, combine, gather_quantized, gather_to, slots, weight_gradient};
-pub use policy::{KlEstimator, PolicyBound, PolicyLoss, PolicyTargets, policy_loss};
+pub use policy::{Correction, KlEstimator, PolicyBound, PolicyLoss, PolicyTargets, policy_loss};
 pub use preference::{
     PreferenceLoss, PreferenceTargets, PreferenceTerm, log_odds, preference_loss, sequence_log_probs,
 };

@@ -25,6 +25,8 @@ pub struct RolloutPlan {
     pub is_exact: bool,
     /// A sentence with the reason.
     pub because: &'static str,
+    /// A sentence: how losses are corrected for the difference.
+    pub correction: &'static str,
 }
 
 impl RolloutPlan {
@@ -63,6 +65,11 @@ impl RolloutPlan {
             max_length: run.data.max_length,
             is_exact,
             because,
+            correction: match run.correction() {
+                None => "losses are not corrected for draws",
+                Some(_) if run.steps_once() => "steps compute the ratios of draws and steps themselves, and correct their losses",
+                Some(_) => "a pass over the completions of a generation computes the ratios of draws and steps, which correct losses",
+            },
         }))
     }
 }
@@ -72,6 +79,7 @@ mod tests {
     use super::*;
     use crate::bench::model;
     use ottava_recipe::KvCacheDtype;
+    use ottava_settings::ReinforcementConfig;
 
     #[test]
     fn a_plan_says_whether_draws_and_steps_agree() {
@@ -86,8 +94,13 @@ mod tests {
             RolloutPlan::new(&RunConfig { precision, ..run.clone() }, &sizes, &Device::Cpu).unwrap().unwrap()
         };
         let exact = plan(RecipeName::Fp8Row);
+        let exact_precision = ottava_recipe::Precision { recipe: RecipeName::Fp8Row, ..run.precision.clone() };
         assert_eq!((exact.prompts, exact.group, exact.steps, exact.is_exact), (4, 8, 6, true));
         assert!(!plan(RecipeName::Fp8Current).is_exact);
+        assert!(exact.correction.starts_with("a pass") && plan(RecipeName::Bf16).correction.contains("not corrected"));
+        let once = ReinforcementConfig { prompts_per_generation: 0, num_iterations: 1, ..run.reinforcement.clone() };
+        let once = RunConfig { reinforcement: once, precision: exact_precision.clone(), ..run.clone() };
+        assert!(RolloutPlan::new(&once, &sizes, &Device::Cpu).unwrap().unwrap().correction.starts_with("steps"));
         run.reinforcement.sampling.kv_cache_dtype = KvCacheDtype::Fp8;
         assert!(!RolloutPlan::new(&run, &sizes, &Device::Cpu).unwrap().unwrap().is_exact);
         (run.reinforcement.sampling.kv_cache_dtype, run.reinforcement.sampling.max_staleness) = (KvCacheDtype::Auto, 6);

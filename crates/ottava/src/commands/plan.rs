@@ -406,7 +406,7 @@ fn print_linears(plan: &Plan) {
 }
 
 fn print_rollouts(plan: &RolloutPlan) {
-    let RolloutPlan { prompts, group, steps, max_length, shared_bytes, is_exact, because } = plan;
+    let RolloutPlan { prompts, group, steps, max_length, shared_bytes, is_exact, because, correction } = plan;
     out!("\nRollouts\n");
     out!(
         "  a generation: {prompts} prompts x {group} completions for {steps} steps, prompt and completion of at most {max_length} tokens"
@@ -417,6 +417,7 @@ fn print_rollouts(plan: &RolloutPlan) {
     );
     let agree = if *is_exact { "are equal bit for bit" } else { "are not equal" };
     out!("  log-probabilities of draws and of steps {agree}\n    because: {because}");
+    out!("  {correction}");
 }
 
 fn print_communication(plan: &CommunicationPlan, is_pipeline: bool) {

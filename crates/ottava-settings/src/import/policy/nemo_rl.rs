@@ -282,10 +282,12 @@ fn read_correction(reader: &mut Reader) {
     const KIND: &str = "loss_fn.truncated_importance_sampling_type";
     const MAX: &str = "loss_fn.truncated_importance_sampling_ratio";
     const MIN: &str = "loss_fn.truncated_importance_sampling_ratio_min";
-    let (is_on, kind) = (reader.flag(USE).unwrap_or(false), reader.text(KIND));
+    let (is_on, kind) = (reader.flag(USE), reader.text(KIND));
     let (max, min) = (reader.number(MAX), reader.number(MIN));
-    if !is_on {
-        return;
+    match is_on {
+        Some(true) => {}
+        Some(false) => return reader.set(USE, "reinforcement.correction.mode", "none"),
+        None => return,
     }
     let mode = match kind.as_deref() {
         None | Some("null" | "tis") => "token_truncate",

@@ -1,4 +1,4 @@
-use super::{IGNORE_INDEX, Inputs, KlEstimator, PolicyBound, PolicyLoss, PolicyTargets};
+use super::{Correction, IGNORE_INDEX, Inputs, KlEstimator, PolicyBound, PolicyLoss, PolicyTargets};
 use crate::cuda::CudaDevice;
 use crate::ops::declaration::kernels;
 use crate::ops::launch::{BLOCK, UNTYPED};
@@ -11,7 +11,7 @@ kernels! {
     kernel policy_loss(
         bounded: *mut f32, factors: *mut f32, losses: *const f32, targets: *const i32, old: *const f32, reference: *const f32,
         advantages: *const f32, corrections: *const f32, weights: *const f32, starts: *const i32, scale: *const f32, lowest: f32, highest: f32, most: f32,
-        beta: f32, bound: i32, of_sequence: i32, kl: i32, tokens: i32
+        beta: f32, least: f32, largest: f32, bound: i32, of_sequence: i32, kl: i32, corrects: i32, by_sequence: i32, is_mask: i32, tokens: i32
     );
 }
 
@@ -44,6 +44,8 @@ pub(super) fn policy_loss(
         KlEstimator::K3 => K3,
         KlEstimator::WeightedK3 => WEIGHTED_K3,
     };
+    let Correction { of_sequence: by_sequence, is_mask, min, max } =
+        how.correction.unwrap_or(Correction { of_sequence: false, is_mask: false, min: 0.0, max: 1.0 });
     let PolicyTargets { old, reference, advantages, corrections, weights, sequences } = of.known;
     let tokens = bounded.len();
     let entry = kernel::policy_loss(
@@ -62,9 +64,14 @@ pub(super) fn policy_loss(
         highest,
         most,
         how.beta,
+        min,
+        max.min(f64::from(f32::MAX)),
         bound,
         i32::from(how.of_sequence),
         kl,
+        i32::from(how.correction.is_some()),
+        i32::from(by_sequence),
+        i32::from(is_mask),
         tokens,
     );
     let kernel = SOURCE.kernel(&[], entry);

@@ -50,6 +50,33 @@ pub enum KlEstimator {
     WeightedK3,
 }
 
+/// The factor that corrects the loss of a token for draws by another model than the model of steps (Yao et al. 2025, "Your efficient RL framework secretly
+/// brings you off-policy RL training"). A ratio is the probability of a token, or of its sequence, in the step before the first update, divided by its
+/// probability at the draw.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Correction {
+    /// Whether the ratio is the ratio of the sequence instead of the token's.
+    pub of_sequence: bool,
+    /// Whether a ratio below `min` or above `max` gives the factor 0. Otherwise a ratio above `max` gives the factor `max`.
+    pub is_mask: bool,
+    /// The smallest ratio that a mask keeps.
+    pub min: f64,
+    /// The largest ratio.
+    pub max: f64,
+}
+
+impl Correction {
+    /// Returns the factor of a token, from the logarithm of the ratio.
+    pub fn factor(&self, log_ratio: f64) -> f64 {
+        let ratio = log_ratio.exp();
+        match self.is_mask {
+            true if (self.min..=self.max).contains(&ratio) => ratio,
+            true => 0.0,
+            false => ratio.min(self.max),
+        }
+    }
+}
+
 /// A loss of policies.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct PolicyLoss {
@@ -61,6 +88,9 @@ pub struct PolicyLoss {
     pub beta: f64,
     /// The estimator of that divergence.
     pub kl: KlEstimator,
+    /// The correction, if `old` holds log-probabilities of draws, and the policy of the draw is the policy of the step. Then `old` is replaced by `lp` after
+    /// the correction is computed from both, so `w` is 1; the gradient regards `old` and the correction as constant.
+    pub correction: Option<Correction>,
 }
 
 /// What is known of the tokens of a micro-batch before forward, each `[T]` in F32 (F64 for F64).
@@ -72,7 +102,7 @@ pub struct PolicyTargets {
     pub reference: Tensor,
     /// `A`.
     pub advantages: Tensor,
-    /// The factor of the policy's loss that corrects for another sampler; 1 for none.
+    /// The factor of the policy's loss that corrects for another sampler; 1 for none. Not read if the loss has a [`PolicyLoss::correction`].
     pub corrections: Tensor,
     /// The weight of the token in the sum of all losses; 0 leaves it out, also from its sequence's ratio.
     pub weights: Tensor,

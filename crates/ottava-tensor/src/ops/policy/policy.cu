@@ -29,13 +29,32 @@ __device__ __forceinline__ Kl kl_at(int kl, Ratio own, double apart) {
     return {own.w * k3, own.slope * k3 + own.w * (exp(d) - 1.0) * by};
 }
 
+// The factor of a token from the logarithm of its ratio, or of its sequence's.
+__device__ __forceinline__ double factor_of(double log, int is_mask, double least, double largest) {
+    const double ratio = exp(log);
+    if (is_mask) return least <= ratio && ratio <= largest ? ratio : 0.0;
+    return fmin(ratio, largest);
+}
+
 extern "C" __global__ void policy_loss(float* bounded, float* factors, const float* losses, const int* targets, const float* old,
                                        const float* reference, const float* advantages, const float* corrections, const float* weights,
                                        const int* starts, const float* scale, float lowest, float highest, float most, float beta,
-                                       int bound, int of_sequence, int kl, int all) {
+                                       float least, float largest, int bound, int of_sequence, int kl, int corrects, int by_sequence,
+                                       int is_mask, int all) {
     const int first = min(max(starts[blockIdx.x], 0), all), tokens = min(max(starts[blockIdx.x + 1], first), all) - first;
     const auto weight = [&](u64 t) { return targets[t] == IGNORE_INDEX ? 0.0f : weights[t]; };
-    const auto log_ratio = [&](u64 t) { return -(double)losses[t] - (double)old[t]; };
+    const auto log_of_draw = [&](u64 t) { return -(double)losses[t] - (double)old[t]; };
+    const auto log_ratio = [&](u64 t) { return corrects ? 0.0 : log_of_draw(t); };
+    double log_of_all = 0.0;
+    if (corrects && by_sequence) {
+        double sum = 0.0;
+        for (int i = threadIdx.x; i < tokens; i += blockDim.x)
+            if (weight(first + i) != 0.0f) sum += log_of_draw(first + i);
+        log_of_all = block_sum(sum);
+    }
+    const auto correction_of = [&](u64 t) {
+        return corrects ? factor_of(by_sequence ? log_of_all : log_of_draw(t), is_mask, least, largest) : (double)corrections[t];
+    };
     Ratio of_all = {1.0, 1.0};
     double slope = 0.0, length = 1.0;
     if (of_sequence) {
@@ -51,17 +70,18 @@ extern "C" __global__ void policy_loss(float* bounded, float* factors, const flo
         for (int i = threadIdx.x; i < tokens; i += blockDim.x) {
             const u64 t = first + i;
             if (weight(t) != 0.0f)
-                by_ratio += (double)weight(t) * corrections[t] * policy_at(bound, of_all, advantages[t], -losses[t], lowest, highest, most).by_ratio;
+                by_ratio += (double)weight(t) * correction_of(t) * policy_at(bound, of_all, advantages[t], -losses[t], lowest, highest, most).by_ratio;
         }
         slope = block_sum(by_ratio);
     }
     for (int i = threadIdx.x; i < tokens; i += blockDim.x) {
         const u64 t = first + i;
-        const double w = weight(t), correction = corrections[t];
+        const double w = weight(t);
         if (w == 0.0) {
             bounded[t] = factors[t] = 0.0f;
             continue;
         }
+        const double correction = correction_of(t);
         const Ratio own = ratio_of(log_ratio(t));
         const Policy policy = policy_at(bound, of_sequence ? of_all : own, advantages[t], -losses[t], lowest, highest, most);
         const Kl divergence = beta != 0.0f ? kl_at(kl, own, (double)reference[t] + (double)losses[t]) : Kl{0.0, 0.0};

@@ -9,8 +9,18 @@ fn every() -> Vec<PolicyLoss> {
     let dual = PolicyBound::Clip { low: 0.2, high: 0.2, most: 1.6 };
     let bounds = [CLIP, dual, PolicyBound::Weight { low: 1.0, high: 0.5 }, PolicyBound::None];
     let kls = [KlEstimator::K1, KlEstimator::K2, KlEstimator::K3, KlEstimator::WeightedK3];
+    let corrected = |of_sequence, is_mask| Some(Correction { of_sequence, is_mask, min: 0.5, max: 1.4 });
+    let cases = [
+        (false, 0.0, None),
+        (false, 0.3, None),
+        (true, 0.2, None),
+        (false, 0.3, corrected(false, false)),
+        (true, 0.0, corrected(false, true)),
+        (false, 0.0, corrected(true, false)),
+        (true, 0.2, corrected(true, true)),
+    ];
     let all = bounds.into_iter().zip(kls).flat_map(|(bound, kl)| {
-        [(false, 0.0), (false, 0.3), (true, 0.2)].map(|(of_sequence, beta)| PolicyLoss { bound, of_sequence, beta, kl })
+        cases.map(|(of_sequence, beta, correction)| PolicyLoss { bound, of_sequence, beta, kl, correction })
     });
     all.collect()
 }
@@ -61,8 +71,8 @@ fn factors_are_the_gradient() {
     for how in every() {
         let of = |losses: &Tensor| policy_loss(&how, losses, &ids, &known, &on(losses, &[0.7])).unwrap();
         let factors = values(&of(&losses).1);
-        // The loss whose weight is a ratio that counts as constant has no gradient by differences.
-        let is_constant = matches!(how.bound, PolicyBound::Weight { .. });
+        // A loss with a ratio that counts as constant has no gradient by differences.
+        let is_constant = matches!(how.bound, PolicyBound::Weight { .. }) || how.correction.is_some();
         for t in (0..24).filter(|_| !is_constant) {
             let sum = |by: f64| {
                 let mut moved = values(&losses);
@@ -88,7 +98,7 @@ fn on_policy_all_bounds_have_the_gradient_of_reinforce() {
     let old: Vec<f64> = values(&losses).into_iter().map(|loss| -loss).collect();
     let known = PolicyTargets { old: on(&losses, &old), ..known };
     let factors = |bound| {
-        let how = PolicyLoss { bound, of_sequence: false, beta: 0.0, kl: KlEstimator::K3 };
+        let how = PolicyLoss { bound, of_sequence: false, beta: 0.0, kl: KlEstimator::K3, correction: None };
         values(&policy_loss(&how, &losses, &ids, &known, &on(&losses, &[1.0])).unwrap().1)
     };
     let plain = factors(PolicyBound::None);
@@ -98,6 +108,41 @@ fn on_policy_all_bounds_have_the_gradient_of_reinforce() {
         // `e^0` is 1 exactly; three factors below 4 are multiplied in another order.
         assert!(apart < 1e-14, "{bound:?}: {apart:e}");
     }
+}
+
+/// With a correction, the step computes what it computes from given factors, if the policy of the draw is the policy of the step.
+#[test]
+fn a_corrected_loss_is_the_loss_with_given_factors() {
+    let losses = normals("losses", &[24], DType::F64);
+    let (ids, known) = targets(&losses);
+    let (lp, drawn) = (on(&losses, &values(&losses).iter().map(|loss| -loss).collect::<Vec<_>>()), values(&known.old));
+    let counts = |t: usize| values(&known.weights)[t] != 0.0 && ids.host::<i32>()[t] != IGNORE_INDEX;
+    let mut seen = std::collections::BTreeSet::new();
+    for how in every() {
+        let Some(correction) = how.correction else { continue };
+        let mut factors = vec![1.0; 24];
+        for ends in known.sequences.host::<i32>().windows(2) {
+            let tokens = || (ends[0] as usize..ends[1] as usize).filter(|&t| counts(t));
+            let log = |t: usize| values(&lp)[t] - drawn[t];
+            let of_all: f64 = tokens().map(log).sum();
+            for t in tokens() {
+                let ratio = if correction.of_sequence { of_all } else { log(t) }.exp();
+                factors[t] = match (correction.is_mask, ratio < 0.5, ratio > 1.4) {
+                    (false, _, true) => 1.4,
+                    (true, true, _) | (true, _, true) => 0.0,
+                    _ => ratio,
+                };
+                seen.insert((correction.is_mask, ratio < 0.5, ratio > 1.4));
+            }
+        }
+        let given = PolicyTargets { old: lp.clone(), corrections: on(&losses, &factors), ..known.clone() };
+        let plain = PolicyLoss { correction: None, ..how };
+        let of = |how, known| policy_loss(how, &losses, &ids, known, &on(&losses, &[0.7])).unwrap();
+        let ((corrected, slopes), (expected, expected_slopes)) = (of(&how, &known), of(&plain, &given));
+        assert_eq!(values(&corrected), values(&expected), "{how:?}");
+        assert_eq!(values(&slopes), values(&expected_slopes), "{how:?}");
+    }
+    assert_eq!(seen.len(), 6, "ratios within and beyond both bounds: {seen:?}");
 }
 
 /// Sequences beside each other have the losses and factors of each sequence alone.

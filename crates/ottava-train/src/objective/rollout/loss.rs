@@ -1,7 +1,7 @@
 //! The loss of sampled completions in a step.
 
 use super::packing::{PackedBatch, Place, SampleRows, documents_of_row};
-use super::policy::Policy;
+use super::policy::{Policy, factors};
 use super::sample::Sample;
 use super::sums::{KnownToken, Sums, ValueSums};
 use crate::objective::FrozenModel;
@@ -119,13 +119,18 @@ impl PolicyMicroBatch {
         let [mut old, mut advantages, mut weights, mut values, mut returns] = [(); 5].map(|()| vec![0.0; all]);
         let mut corrections = vec![1.0; all];
         self.tokens.clear();
-        for &Place { sample, start } in &packed.places {
-            let Scored { sample, old: of_steps, advantages: of_tokens, estimates, counts } = &samples[sample];
+        for &Place { sample: number, start } in &packed.places {
+            let Scored { sample, old: of_steps, advantages: of_tokens, estimates, counts } = &samples[number];
             let weight = if *counts { self.how.aggregation.weight(sample.drawn()) } else { 0.0 };
             let drawn: Vec<f64> = sample.logprobs.iter().map(|&logprob| f64::from(logprob)).collect();
-            let before = of_steps.as_ref().map(|old| old.iter().map(|&old| f64::from(old)).collect());
-            let before: Vec<f64> = before.unwrap_or_else(|| drawn.clone());
-            let factors = self.how.correction.factors(&before, &drawn);
+            let (before, factors) = match (self.how.correction_by_pass(), of_steps) {
+                (Some(how), Some(old)) => {
+                    let old: Vec<f64> = old.iter().map(|&old| f64::from(old)).collect();
+                    let factors = factors(&how, &old, &drawn);
+                    (old, factors)
+                }
+                _ => (drawn.clone(), vec![1.0; drawn.len()]),
+            };
             for (i, at) in sample.predictions().enumerate() {
                 let at = start + at;
                 (old[at], corrections[at]) = (before[i], factors[i]);
@@ -134,8 +139,19 @@ impl PolicyMicroBatch {
                 if *counts {
                     let (drawn, old, correction) = (drawn[i], before[i], factors[i]);
                     let (reference, advantage, value, returns) = (0.0, of_tokens[i], values[at], returns[at]);
-                    let token = KnownToken { at, drawn, old, reference, advantage, correction, weight, value, returns };
-                    self.tokens.push(token);
+                    let sample = number;
+                    self.tokens.push(KnownToken {
+                        at,
+                        sample,
+                        drawn,
+                        old,
+                        reference,
+                        advantage,
+                        correction,
+                        weight,
+                        value,
+                        returns,
+                    });
                 }
             }
         }
@@ -206,6 +222,22 @@ impl PolicyMicroBatch {
         Ok(Some(losses))
     }
 
+    /// Returns what is known of the tokens after a step with these `losses` of all places. If the step corrects, it also knows old log-probabilities and
+    /// factors.
+    fn known_tokens(&self, losses: &[f64]) -> Vec<KnownToken> {
+        let mut tokens = self.tokens.clone();
+        if let Some(how) = &self.how.loss.correction {
+            for of_sample in tokens.chunk_by_mut(|a, b| a.sample == b.sample) {
+                let old: Vec<f64> = of_sample.iter().map(|token| -losses[token.at]).collect();
+                let drawn: Vec<f64> = of_sample.iter().map(|token| token.drawn).collect();
+                for ((token, factor), old) in of_sample.iter_mut().zip(factors(how, &old, &drawn)).zip(&old) {
+                    (token.old, token.correction) = (*old, factor);
+                }
+            }
+        }
+        tokens
+    }
+
     /// The sums of metrics of a micro-batch whose tokens have these values.
     fn sums(&self, values: &TokenValues) -> Vec<f64> {
         let [low, high] = match self.how.loss.bound {
@@ -218,7 +250,7 @@ impl PolicyMicroBatch {
             sums.value = ValueSums::of(of_values, &self.tokens);
             sums.losses += how.coefficient * sums.value.losses;
         }
-        for KnownToken { at, drawn, old, reference, advantage, correction, weight, .. } in &self.tokens {
+        for KnownToken { at, drawn, old, reference, advantage, correction, weight, .. } in &self.known_tokens(losses) {
             let (lp, entropy) = (-losses[*at], entropies.map(|entropies| entropies[*at]));
             let (apart, w) = ((lp - drawn).abs(), (lp - old).exp());
             let d = (reference - lp).clamp(-20.0, 20.0);
@@ -310,7 +342,8 @@ impl Loss for PolicyMicroBatch {
 mod tests {
     use super::*;
     use crate::objective::rollout::End;
-    use ottava_settings::{CorrectionConfig, PolicyConfig, ReinforcementConfig};
+    use ottava_settings::{PolicyConfig, ReinforcementConfig};
+    use ottava_tensor::ops::{Correction, PolicyLoss};
     use serde_json::Value;
 
     const RECORDED: &str = include_str!("../../../tests/data/referee_policy.json");
@@ -319,19 +352,61 @@ mod tests {
         value.as_array().unwrap().iter().map(|number| number.as_f64().unwrap()).collect()
     }
 
+    fn corrected(in_step: bool, correction: Correction) -> Policy {
+        let settings = ReinforcementConfig::default();
+        Policy {
+            loss: PolicyLoss { correction: Some(correction).filter(|_| in_step), ..settings.policy_loss() },
+            entropy_coef: 0.0,
+            value: None,
+            correction: Some(correction),
+            aggregation: settings.aggregation(),
+        }
+    }
+
+    /// A step that computes the ratios itself has the losses, gradients and metrics of a step after a pass with the same weights.
+    #[test]
+    fn a_step_corrects_as_after_a_pass() {
+        let drawn = [vec![-1.0, -1.5, -3.0], vec![-0.25, -2.0, -0.5]];
+        let lp = [[-1.25f32, -1.5, -0.5], [-0.5, -1.0, -0.75]];
+        let ids = Tensor::from_slice(&Device::Cpu, &[12], &[1i32; 12]).unwrap();
+        for (of_sequence, is_mask) in [(false, false), (false, true), (true, false), (true, true)] {
+            let correction = Correction { of_sequence, is_mask, min: 0.9, max: 1.25 };
+            let [pass, step] = [false, true].map(|in_step| {
+                let scored = |at: usize| Scored {
+                    sample: Sample::of_turn(vec![0, 0], vec![1, 1, 1], drawn[at].clone(), End::Text),
+                    old: (!in_step).then(|| lp[at].to_vec()),
+                    advantages: vec![0.5, 0.25, -1.0],
+                    estimates: None,
+                    counts: true,
+                };
+                let (how, scored) = (corrected(in_step, correction), [scored(0), scored(1)]);
+                let mut micro_batch =
+                    PolicyMicroBatch::new(how, Rc::default(), 2, 6, &Device::Cpu, DType::F64).unwrap();
+                let packing = SampleRows { rows: 2, max_length: 6, end: 0 };
+                let packed = packing.pack(&[&scored[0].sample, &scored[1].sample], RowShare::ALL);
+                micro_batch.load(&scored, &packed[0]).unwrap();
+                let mut losses = vec![0.0; 12];
+                for token in &micro_batch.tokens {
+                    losses[token.at] = -f64::from(lp[token.sample][token.at % 6 - 1]);
+                }
+                let tensor = |values: &[f64]| Tensor::from_slice(&Device::Cpu, &[values.len()], values).unwrap();
+                let (bounded, factors) =
+                    policy_loss(&how.loss, &tensor(&losses), &ids, &micro_batch.known, &tensor(&[1.0])).unwrap();
+                let bounded = values(&bounded).unwrap();
+                let all = [&bounded[..], &losses].concat();
+                (bounded, values(&factors).unwrap(), micro_batch.add(Vec::new(), &all).unwrap())
+            });
+            assert_eq!(step, pass, "{correction:?}");
+            let mean = Sums::from_numbers(&step.2).correction / 6.0;
+            assert!(mean != 1.0 && mean <= 1.25, "{correction:?}: {mean}");
+        }
+    }
+
     /// With a correction, old log-probabilities come from the pass, and the loss of a token has the factor of its ratio. Tokens that do not count have
     /// the weight 0, and no part in the metrics.
     #[test]
     fn a_micro_batch_loads_ratios_of_the_pass_and_the_draw() {
-        let settings: CorrectionConfig = toml::from_str("mode = 'token_truncate'\nmax = 2.0").unwrap();
-        let how = ReinforcementConfig::default();
-        let how = Policy {
-            loss: how.policy_loss(),
-            entropy_coef: 0.0,
-            value: None,
-            correction: settings,
-            aggregation: how.aggregation(),
-        };
+        let how = corrected(false, Correction { of_sequence: false, is_mask: false, min: 0.0, max: 2.0 });
         let scored = |counts| Scored {
             sample: Sample::of_turn(vec![0, 0], vec![1, 1, 1], vec![-1.0, -1.5, -3.0], End::Text),
             old: Some(vec![-1.25, -1.5, -0.5]),
@@ -371,8 +446,8 @@ mod tests {
         for case in recorded["cases"].as_array().unwrap() {
             let loss: PolicyConfig = serde_json::from_value(case["settings"].clone()).unwrap();
             let settings = ReinforcementConfig { loss, max_completion_length: most, ..ReinforcementConfig::default() };
-            let (correction, aggregation) = (settings.correction, settings.aggregation());
-            let how = Policy { loss: settings.policy_loss(), entropy_coef: 0.0, value: None, correction, aggregation };
+            let (loss, aggregation) = (settings.policy_loss(), settings.aggregation());
+            let how = Policy { loss, entropy_coef: 0.0, value: None, correction: None, aggregation };
             let samples: Vec<Scored> = (0..rows)
                 .map(|at| Scored {
                     sample: Sample::of_turn(

@@ -89,14 +89,7 @@ pub(super) struct Reinforcement {
 
 impl Reinforcement {
     pub(super) fn new(config: &RunConfig) -> Reinforcement {
-        let r = &config.reinforcement;
-        let how = Policy {
-            loss: r.policy_loss(),
-            entropy_coef: r.loss.entropy_coef,
-            value: r.value_loss(),
-            correction: r.correction,
-            aggregation: r.aggregation(),
-        };
+        let how = Policy::of(config);
         Reinforcement { run: config.clone(), how, others: OnceCell::new(), rehearsed: RefCell::default() }
     }
 

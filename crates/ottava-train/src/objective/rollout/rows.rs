@@ -7,6 +7,7 @@ use super::generator::{Generator, Seeded, Work};
 use super::held_out::held_out_metrics;
 use super::loss::{OtherModels, PolicyMicroBatch, Scored};
 use super::packing::{PackedBatch, Place, SampleRows};
+use super::policy::Policy;
 use super::sample::{Drawn, Sample, seed_of};
 use crate::objective::{Evaluation, LoadedRows, Opening, Rows, Validation};
 use crate::step::host::values;
@@ -42,6 +43,8 @@ pub(super) struct RolloutRows {
     evaluation: EvaluationConfig,
     /// Whether the reference model is another model than the trained model without its adapters.
     has_reference_policy: bool,
+    /// Whether a pass over completions computes the log-probabilities of the draw's policy.
+    corrects_by_pass: bool,
 }
 
 /// The sizes of steps and generations.
@@ -129,6 +132,7 @@ impl RolloutRows {
             shown: run.logging.completions,
             evaluation: run.evaluation.clone(),
             has_reference_policy: run.has_reference_policy(),
+            corrects_by_pass: Policy::of(run).correction_by_pass().is_some(),
             config,
         })
     }
@@ -305,7 +309,7 @@ impl RolloutRows {
         partition: &Partition,
         precision: StepPrecision,
     ) -> Result<()> {
-        if self.config.correction.is_on() {
+        if self.corrects_by_pass {
             let losses = |model: &mut Decoder, micro_batch| {
                 Ok(token_losses(model, &[micro_batch], Pass::Evaluation, precision, partition)?.remove(0))
             };

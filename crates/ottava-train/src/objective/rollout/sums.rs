@@ -8,6 +8,8 @@ use crate::step::Metrics;
 pub(super) struct KnownToken {
     /// Its place in the micro-batch.
     pub(super) at: usize,
+    /// The number of its completion.
+    pub(super) sample: usize,
     pub(super) drawn: f64,
     pub(super) old: f64,
     pub(super) reference: f64,
@@ -85,8 +87,7 @@ impl Sums {
     pub(super) fn metrics(&self, how: &Policy) -> Metrics {
         let mean = |sum: f64| sum / self.tokens.max(1.0);
         let kl = (how.loss.beta > 0.0).then(|| ("kl", mean(self.kl)));
-        let correction =
-            how.correction.is_on().then(|| ("sampling/importance_sampling_ratio/mean", mean(self.correction)));
+        let correction = how.correction.map(|_| ("sampling/importance_sampling_ratio/mean", mean(self.correction)));
         let named = [
             ("entropy", mean(self.entropy)),
             ("clip_ratio/low_mean", mean(self.clipped_low)),

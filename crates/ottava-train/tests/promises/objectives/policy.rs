@@ -8,7 +8,7 @@ use ottava_parallel::{Partition, Schedule};
 use ottava_recipe::layer_ranks::ShardPlace;
 use ottava_recipe::mode::StepPrecision;
 use ottava_recipe::param::{MemoryPolicy, Purpose, WeightSource};
-use ottava_settings::{Aggregation, CorrectionConfig};
+use ottava_settings::Aggregation;
 use ottava_tensor::ops::{KlEstimator, PolicyBound, PolicyLoss, ValueLoss};
 use ottava_tensor::testing::values;
 use ottava_tensor::{DType, Device, Tensor};
@@ -64,10 +64,16 @@ fn loss_and_gradients(
 /// The loss `-A · lp` with this factor of the entropy.
 fn reinforce(entropy_coef: f64) -> Policy {
     Policy {
-        loss: PolicyLoss { bound: PolicyBound::None, of_sequence: false, beta: 0.0, kl: KlEstimator::K3 },
+        loss: PolicyLoss {
+            bound: PolicyBound::None,
+            of_sequence: false,
+            beta: 0.0,
+            kl: KlEstimator::K3,
+            correction: None,
+        },
         entropy_coef,
         value: None,
-        correction: CorrectionConfig::default(),
+        correction: None,
         aggregation: Aggregation::Constant(3.0),
     }
 }
