@@ -13,8 +13,12 @@ use crate::{Exchange, Partition};
 use ottava_common::error::Result;
 use ottava_models::Decoder;
 use ottava_recipe::mode::Mode;
+use ottava_recipe::param::scopes::CODES;
 use ottava_recipe::param::{Direction, ForwardWeight, Param, ParamId, SuspendedWeight, Units};
 use std::collections::HashMap;
+
+/// The name of copies in a dry run.
+const WHOLE: &str = "whole weights";
 
 /// What draws read in addition to the weights of a model, between draws.
 #[derive(Default)]
@@ -65,12 +69,18 @@ impl WholeWeights {
         let high_precision = model.scaling().scales().high_precision().to_vec();
         let mut lending = Lending { reads_others: high_precision != self.high_precision, ..Lending::default() };
         self.high_precision = high_precision;
+        let device = model.device().clone();
+        let scope = match partition.divides() {
+            true => device.whole_scope(WHOLE),
+            false => device.scope(CODES),
+        };
         // All memory is taken before other tensors can lie there.
         for (param, suspended) in self.suspended.drain() {
             let (memory, has_moved) = suspended.resume()?;
             lending.memory.insert(param, memory);
             lending.reads_others |= has_moved;
         }
+        drop(scope);
         if partition.divides() {
             lending.gather(model, partition)?;
         }
@@ -95,7 +105,7 @@ impl Lending {
     /// Gathers the weights unit by unit. The gather of the next unit overlaps with the copy of a unit.
     fn gather(&mut self, model: &mut Decoder, partition: &Partition) -> Result<()> {
         let device = model.device().clone();
-        let _scope = device.whole_scope("whole weights");
+        let _scope = device.whole_scope(WHOLE);
         let (units, scaling) = model.units_and_scaling();
         let shared = |unit: Vec<_>| unit.into_iter().map(|param: &mut Param| &*param).collect::<Vec<_>>();
         let units: Vec<_> = units.into_iter().map(shared).filter(|unit| !unit.is_empty()).collect();

@@ -67,8 +67,12 @@ impl RolloutPlan {
             because,
             correction: match run.correction() {
                 None => "losses are not corrected for draws",
-                Some(_) if run.steps_once() => "steps compute the ratios of draws and steps themselves, and correct their losses",
-                Some(_) => "a pass over the completions of a generation computes the ratios of draws and steps, which correct losses",
+                Some(_) if run.steps_once() => {
+                    "steps compute the ratios of draws and steps themselves, and correct their losses"
+                }
+                Some(_) => {
+                    "a pass over the completions of a generation computes the ratios of draws and steps, which correct losses"
+                }
             },
         }))
     }

@@ -139,6 +139,10 @@ impl Param {
         let value = self.weights.value()?;
         let codes = match memory.and_then(|memory| memory.codes) {
             Some(mut codes) => {
+                if cast.has_block_scales() {
+                    // Scales of 128x128 have padding that no cast writes.
+                    codes.scale_inv.fill_zero()?;
+                }
                 casts.quantize_into(cast.slot, &cast.frozen, &value, &mut codes)?;
                 codes
             }
