@@ -23,8 +23,8 @@ const WHOLE: &str = "whole weights";
 /// What draws read in addition to the weights of a model, between draws.
 #[derive(Default)]
 pub struct WholeWeights {
-    /// The memory of copies and codes.
-    suspended: HashMap<ParamId, SuspendedWeight>,
+    /// The memory of copies and codes, in the order of the parameters.
+    suspended: Vec<(ParamId, SuspendedWeight)>,
     /// The products of the last draws that read values, as [`Scales::high_precision`](ottava_recipe::scaling::Scales::high_precision).
     high_precision: Vec<bool>,
 }
@@ -75,7 +75,7 @@ impl WholeWeights {
             false => device.scope(CODES),
         };
         // All memory is taken before other tensors can lie there.
-        for (param, suspended) in self.suspended.drain() {
+        for (param, suspended) in self.suspended.drain(..) {
             let (memory, has_moved) = suspended.resume()?;
             lending.memory.insert(param, memory);
             lending.reads_others |= has_moved;
@@ -85,17 +85,20 @@ impl WholeWeights {
             lending.gather(model, partition)?;
         }
         lending.cast(model)?;
-        let Lending { mut whole, reads_others, memory: _ } = lending;
+        let Lending { mut whole, reads_others, memory } = lending;
+        // No weight has taken this memory.
+        drop(memory);
         exchange(model, &mut whole);
         let done = work(model, reads_others);
         exchange(model, &mut whole);
-        for (param, Whole { weight, memory }) in whole {
-            let own = match memory {
-                Memory::Gathered => continue,
-                Memory::Copied => weight,
-                Memory::Cast => ForwardWeight { value: None, ..weight },
+        for param in model.all_parameters() {
+            let id = param.identity.id;
+            let own = match whole.remove(&id) {
+                None | Some(Whole { memory: Memory::Gathered, .. }) => continue,
+                Some(Whole { weight, memory: Memory::Copied }) => weight,
+                Some(Whole { weight, memory: Memory::Cast }) => ForwardWeight { value: None, ..weight },
             };
-            self.suspended.insert(param, own.suspend());
+            self.suspended.push((id, own.suspend()));
         }
         done
     }

@@ -26,6 +26,7 @@ impl RunConfig {
             "precision",
             "sentinel",
             "router",
+            "reinforcement.correction",
             "alarms",
             "debug",
             "optimizer",
@@ -56,8 +57,11 @@ impl RunConfig {
         });
         let told = |value: Option<&Value>| value.map_or_else(|| "not set".to_string(), ToString::to_string);
         let keys: BTreeSet<&String> = before.keys().chain(now.keys()).collect();
+        // Earlier versions had another default.
+        let corrects_alike = !self.reinforcement.is_on() || saved.correction() == self.correction();
+        let is_free = |key: &str| within(FREE, key) || corrects_alike && within(&["reinforcement.correction"], key);
         let mut changes = Vec::new();
-        for key in keys.into_iter().filter(|key| before.get(*key) != now.get(*key) && !within(FREE, key)) {
+        for key in keys.into_iter().filter(|key| before.get(*key) != now.get(*key) && !is_free(key)) {
             let [before, now] = [&before, &now].map(|keys| told(keys.get(key)));
             if key == BATCH || within(FIXED, key) || !within(STEERS, key) {
                 return Err(Error::Config(format!(

@@ -120,6 +120,24 @@ fn a_resumed_run_keeps_its_shape() {
     assert!(other.check_resume(&saved).unwrap_err().to_string().contains("`data.max_length` was 1024"));
 }
 
+/// Earlier versions saved `mode = "none"` in every run. A run whose losses change says so.
+#[test]
+fn runs_resume_after_the_default_of_corrections_has_changed() {
+    const MODE: &str = "reinforcement.correction.mode";
+    let rewards = "\n[[reinforcement.rewards]]\ntype = \"math\"\n";
+    let changes = |text: &str, recipe: &str| {
+        let [before, now] = ["none", "auto"].map(|mode| {
+            let settings = [format!("{MODE}={mode}"), format!("recipe={recipe}")];
+            load(text, &[&settings[0], &settings[1]]).unwrap()
+        });
+        now.check_resume(&before).unwrap()
+    };
+    let rewarded = format!("{SMALL}{rewards}");
+    assert_eq!(changes(SMALL, "fp8-row"), []);
+    assert_eq!(changes(&rewarded, "bf16"), []);
+    assert_eq!(changes(&rewarded, "fp8-row"), [(MODE.to_string(), "\"none\"".to_string(), "\"auto\"".to_string())]);
+}
+
 /// Loads `lines` as the `[precision]` table, and returns the `Precision`. Keys of other trainers may be used.
 fn precision(lines: &str) -> Result<Precision> {
     load(&format!("{SMALL}[precision]\n{lines}\n"), &[]).map(|config| config.precision)

@@ -184,7 +184,7 @@ pub struct CorrectionConfig {
     /// How the loss of a token is corrected: "none" (old probabilities are the probabilities of the draws), "token_truncate" (times the ratio of
     /// the token, at most max), "token_mask" (times the ratio, and 0 if the ratio is below min or above max), "sequence_truncate" or
     /// "sequence_mask" (the same with the ratio of the completion). "auto" is "token_truncate" where draws and steps differ: with an FP8 recipe, with a
-    /// KV cache in FP8, and with max_staleness above 0; otherwise "none".
+    /// KV cache in FP8, and with sampling.max_staleness or endpoint.max_staleness above 0; otherwise "none".
     pub mode: CorrectionMode,
     /// The smallest ratio that a mask keeps.
     pub min: f64,

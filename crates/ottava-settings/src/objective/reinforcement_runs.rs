@@ -59,7 +59,7 @@ impl RunConfig {
             CorrectionMode::Auto
                 if self.precision.recipe().casts_to_fp8()
                     || sampling.kv_cache_dtype == KvCacheDtype::Fp8
-                    || sampling.max_staleness > 0 =>
+                    || self.draws_are_stale() =>
             {
                 [false, false]
             }
@@ -72,7 +72,13 @@ impl RunConfig {
         Some(Correction { of_sequence, is_mask, min, max })
     }
 
-    /// Returns whether each completion is in one step only. Then the policy of the draw is the policy of the step.
+    /// Returns whether older weights than the weights of a generation may have drawn some of its tokens.
+    pub fn draws_are_stale(&self) -> bool {
+        let r = &self.reinforcement;
+        r.sampling.max_staleness > 0 || r.endpoint.is_on() && r.endpoint.max_staleness > 0
+    }
+
+    /// Returns whether each completion is in one step only, and the weights of its generation are the weights of the step.
     pub fn steps_once(&self) -> bool {
         let (r, of_step) = (&self.reinforcement, self.training.sequences());
         r.num_iterations == 1 && r.prompts(of_step) * r.num_generations == of_step

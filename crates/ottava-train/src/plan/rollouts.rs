@@ -50,7 +50,7 @@ impl RolloutPlan {
             false if !run.precision.exceptions.high_precision_steps.is_empty() => {
                 (false, "draws follow the recipe, also before steps of `high_precision_steps`")
             }
-            false if r.sampling.max_staleness > 0 => (false, "older weights draw the first tokens of some completions"),
+            false if run.draws_are_stale() => (false, "older weights draw the first tokens of some completions"),
             false if matches!(device, Device::Cuda(_)) => {
                 (false, "on a GPU, draws and steps run different kernels, which add in another order")
             }

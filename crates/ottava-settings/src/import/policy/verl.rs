@@ -417,8 +417,7 @@ fn read_correction(reader: &mut Reader) {
     const MAX: &str = "algorithm.rollout_correction.rollout_is_threshold";
     let (mode, max) = (reader.text(MODE), reader.number(MAX).unwrap_or(2.0));
     let ours = match mode.as_deref() {
-        None => return,
-        Some("null") => return reader.set(MODE, "reinforcement.correction.mode", "none"),
+        None | Some("null") => return,
         Some("token") => "token_truncate",
         Some("sequence") => "sequence_truncate",
         Some(other) => return reader.refuse(MODE, format!("`{other}` is none of token and sequence")),

@@ -13,7 +13,8 @@ pub(super) fn policy_loss(how: &PolicyLoss, of: Inputs, bounded: &mut Tensor, fa
 #[derive(Clone, Copy)]
 struct Token {
     lp: f64,
-    old: f64,
+    /// `lp - old`.
+    log_ratio: f64,
     reference: f64,
     advantage: f64,
     correction: f64,
@@ -21,14 +22,10 @@ struct Token {
 }
 
 impl Token {
-    fn log_ratio(self) -> f64 {
-        self.lp - self.old
-    }
-
     /// The token as the policy of the step would have drawn it. `log_of_draw` is the logarithm of the ratio of its sequence.
     fn corrected(self, how: &Correction, log_of_draw: f64) -> Token {
-        let correction = how.factor(if how.of_sequence { log_of_draw } else { self.log_ratio() });
-        Token { old: self.lp, correction, ..self }
+        let correction = how.factor(if how.of_sequence { log_of_draw } else { self.log_ratio });
+        Token { log_ratio: 0.0, correction, ..self }
     }
 }
 
@@ -40,7 +37,7 @@ fn all<R: Real + Element>(how: &PolicyLoss, of: Inputs, bounded: &mut [R], facto
     let (targets, scale) = (of.targets.host::<i32>(), of.scale.host::<R>()[0].to_f64());
     let token = |t: usize| Token {
         lp: -losses[t].to_f64(),
-        old: old[t].to_f64(),
+        log_ratio: -losses[t].to_f64() - old[t].to_f64(),
         reference: reference[t].to_f64(),
         advantage: advantages[t].to_f64(),
         correction: corrections[t].to_f64(),
@@ -50,14 +47,15 @@ fn all<R: Real + Element>(how: &PolicyLoss, of: Inputs, bounded: &mut [R], facto
     for ends in starts.windows(2) {
         let [start, end] = [ends[0], ends[1]].map(|at| at.clamp(0, losses.len() as i32) as usize);
         let all = start..end;
-        let log_of_draw: f64 = all.clone().map(token).filter(|token| token.weight != 0.0).map(Token::log_ratio).sum();
+        let log_of_draw: f64 =
+            all.clone().map(token).filter(|token| token.weight != 0.0).map(|token| token.log_ratio).sum();
         let token = |t: usize| match how.correction {
             Some(correction) => token(t).corrected(&correction, log_of_draw),
             None => token(t),
         };
         let counted = || all.clone().map(token).filter(|token| token.weight != 0.0);
         let length = counted().count() as f64;
-        let ratio = Ratio::of(counted().map(Token::log_ratio).sum::<f64>() / length.max(1.0));
+        let ratio = Ratio::of(counted().map(|token| token.log_ratio).sum::<f64>() / length.max(1.0));
         // The sequence's ratio has a share of each of its tokens.
         let slope: f64 = match how.of_sequence {
             true => counted().map(|token| token.weight * token.correction * how.bound.at(&token, ratio).by_ratio).sum(),
@@ -69,7 +67,7 @@ fn all<R: Real + Element>(how: &PolicyLoss, of: Inputs, bounded: &mut [R], facto
                 (bounded[t], factors[t]) = (R::default(), R::default());
                 continue;
             }
-            let own = Ratio::of(token.log_ratio());
+            let own = Ratio::of(token.log_ratio);
             let policy = how.bound.at(&token, if how.of_sequence { ratio } else { own });
             let by_ratio = match how.of_sequence {
                 true => slope / length,

@@ -296,21 +296,29 @@ fn corrections_change_nothing_where_draws_and_steps_agree() {
     const RATIO: &str = "sampling/importance_sampling_ratio/mean";
     let folder = tempfile::tempdir().unwrap();
     write_inputs(folder.path());
-    let logged = |mode: CorrectionMode| {
-        let run = folder.path().join(format!("{mode:?}"));
+    // A generation of two steps needs a pass, and a generation of one step does not.
+    let logged = |mode: CorrectionMode, steps: usize| {
+        let run = folder.path().join(format!("{mode:?}-{steps}"));
         let mut config = config(folder.path(), &run, RecipeName::Fp8Row, 4);
         config.reinforcement.correction.mode = mode;
+        config.reinforcement.prompts_per_generation *= steps - 1;
+        assert_eq!(config.steps_once(), steps == 1);
         train(&config, &Device::Cpu, &Start::New, u64::MAX).unwrap();
         let ratios = values_of(&run, RATIO);
         let mut lines = metrics(&run);
         lines.iter_mut().for_each(|line| drop(line.as_object_mut().unwrap().remove(RATIO)));
         (lines, ratios)
     };
-    let (plain, none) = logged(CorrectionMode::None);
-    assert!(none.is_empty());
-    for mode in [CorrectionMode::TokenMask, CorrectionMode::SequenceTruncate] {
-        let (corrected, ratios) = logged(mode);
-        assert_eq!((corrected, ratios), (plain.clone(), vec![1.0; 4]), "{mode:?}");
+    for (steps, modes) in [
+        (2, [CorrectionMode::TokenMask, CorrectionMode::SequenceTruncate]),
+        (1, [CorrectionMode::Auto, CorrectionMode::SequenceMask]),
+    ] {
+        let (plain, none) = logged(CorrectionMode::None, steps);
+        assert!(none.is_empty());
+        for mode in modes {
+            let (corrected, ratios) = logged(mode, steps);
+            assert_eq!((corrected, ratios), (plain.clone(), vec![1.0; 4]), "{mode:?}");
+        }
     }
 }
 
@@ -319,15 +327,20 @@ fn corrections_change_nothing_where_draws_and_steps_agree() {
 fn draws_with_a_kv_cache_in_fp8_are_near_the_steps() {
     let folder = tempfile::tempdir().unwrap();
     write_inputs(folder.path());
-    let run = folder.path().join("run");
-    let mut config = config(folder.path(), &run, RecipeName::Fp8Row, 3);
-    config.reinforcement.sampling.kv_cache_dtype = KvCacheDtype::Fp8;
-    config.reinforcement.correction.mode = CorrectionMode::TokenTruncate;
-    train(&config, &Device::Cpu, &Start::New, u64::MAX).unwrap();
-    let difference = values_of(&run, "sampling/sampling_logp_difference/max")[0];
-    assert!(difference > 0.0 && difference < 0.1, "{difference}");
-    let ratio = values_of(&run, "sampling/importance_sampling_ratio/mean")[0];
-    assert!((ratio - 1.0).abs() < 0.01, "{ratio}");
+    let first = |steps: usize| {
+        let run = folder.path().join(format!("run-{steps}"));
+        let mut config = config(folder.path(), &run, RecipeName::Fp8Row, 3);
+        config.reinforcement.sampling.kv_cache_dtype = KvCacheDtype::Fp8;
+        config.reinforcement.prompts_per_generation *= steps - 1;
+        train(&config, &Device::Cpu, &Start::New, u64::MAX).unwrap();
+        ["sampling/sampling_logp_difference/max", "sampling/importance_sampling_ratio/mean"]
+            .map(|name| values_of(&run, name)[0])
+    };
+    for steps in [1, 2] {
+        let [difference, ratio] = first(steps);
+        assert!(difference > 0.0 && difference < 0.1, "{difference}");
+        assert!(ratio != 1.0 && (ratio - 1.0).abs() < 0.01, "{ratio}");
+    }
 }
 
 /// Without adapters, the reference model is the model of the start. So the divergence is 0 in the steps of the first generation before an update, and
