@@ -2,7 +2,7 @@
 //!
 //! **A generation.** `RolloutRows` (`rows.rs`) asks for completions when no completion is left for a step. `Generator` (`generator.rs`) lends the
 //! model to an `Engine` (`Engine::lend`), so that draws read the same weights and codes as the next step. Without ZeRO, nothing is copied. Weights
-//! that ranks divide with ZeRO are gathered before the draws (`WholeWeights` of `ottava-parallel`). Each data-parallel rank draws the completions of
+//! that ranks divide with ZeRO are gathered before the draws, and weights whose codes are not stored are cast (`WholeWeights` of `ottava-parallel`). Each data-parallel rank draws the completions of
 //! its prompts (`sample.rs`) and scores them (`ottava-rewards`). Then ranks exchange their completions, so each rank knows all rewards, and a
 //! checkpoint can hold the completions that no step has used yet (`Rows::unfinished`).
 //!
