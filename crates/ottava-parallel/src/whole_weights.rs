@@ -66,7 +66,7 @@ impl WholeWeights {
         partition: &Partition,
         work: impl FnOnce(&mut Decoder, bool) -> Result<T>,
     ) -> Result<T> {
-        let high_precision = model.scaling().scales().high_precision().to_vec();
+        let high_precision = model.scaling().scales().high_precision();
         let mut lending = Lending { reads_others: high_precision != self.high_precision, ..Lending::default() };
         self.high_precision = high_precision;
         let device = model.device().clone();

@@ -112,6 +112,8 @@ pub struct Scales {
     inputs: Vec<Slot>,
     /// Whether the products of each slot's linear read operands in the compute type, by slot.
     high_precision: Vec<bool>,
+    /// Whether all products read operands in the compute type.
+    all_high_precision: bool,
     /// The ranks that divide tensors with one scale.
     pub(super) ranks: Rc<dyn AmaxRanks>,
     /// The histories and scales. Without delayed scaling, only infinities are counted. `None` without casts.
@@ -132,7 +134,7 @@ impl Scales {
         let largest: Vec<f32> = slots.iter().filter_map(|(_, cast)| cast.format.max_finite()).collect();
         let arrays = (!slots.is_empty()).then(|| DelayedScales::new(device, window, &largest)).transpose()?;
         let high_precision = vec![false; slots.len()];
-        Ok(Scales { slots, amax_groups, inputs, high_precision, ranks, arrays, delayed })
+        Ok(Scales { slots, amax_groups, inputs, high_precision, all_high_precision: false, ranks, arrays, delayed })
     }
 
     /// Returns the number of casts.
@@ -157,12 +159,17 @@ impl Scales {
 
     /// Returns whether the products of the linear of `slot` read operands in the compute type.
     pub fn is_high_precision(&self, slot: Slot) -> bool {
-        self.high_precision[slot.0]
+        self.all_high_precision || self.high_precision[slot.0]
     }
 
     /// Returns whether products read operands in the compute type, by slot.
-    pub fn high_precision(&self) -> &[bool] {
-        &self.high_precision
+    pub fn high_precision(&self) -> Vec<bool> {
+        self.high_precision.iter().map(|is_high| self.all_high_precision || *is_high).collect()
+    }
+
+    /// Sets whether all products read operands in the compute type.
+    pub(super) fn set_all_high_precision(&mut self, all: bool) {
+        self.all_high_precision = all;
     }
 
     /// Sets the linears whose products read operands in the compute type, by the names of their slots without suffix. If linears share an

@@ -62,6 +62,11 @@ impl ScalingState {
         self.scales.set_high_precision(linears);
     }
 
+    /// Sets whether all products of later passes read operands in the compute type, also in passes whose mode has the recipe's precision, such as draws.
+    pub fn set_all_high_precision(&mut self, all: bool) {
+        self.scales.set_all_high_precision(all);
+    }
+
     /// Returns the casts of a pass.
     pub fn casts(&mut self, mode: Mode) -> Casts<'_> {
         Casts { scales: &self.scales, recorder: &mut self.recorder, mode }

@@ -435,7 +435,11 @@ impl Rows for RolloutRows {
     fn load(&mut self, model: &mut Decoder, step: &mut TrainStep, precision: StepPrecision) -> Result<LoadedRows> {
         if self.unfinished.waiting.is_empty() {
             let others = step.first_loss::<PolicyMicroBatch>().others();
-            self.generate(model, others, step.partition(), precision)?;
+            // Draws have the precision of the step that learns from them first.
+            model.scaling().set_all_high_precision(precision == StepPrecision::High);
+            let generated = self.generate(model, others, step.partition(), precision);
+            model.scaling().set_all_high_precision(false);
+            generated?;
         }
         let all = self.unfinished.waiting.pop_front().expect("a generation has a step");
         PolicyMicroBatch::load_step(step, self.sizes.rows, &all, self.share)?;

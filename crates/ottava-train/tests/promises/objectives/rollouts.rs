@@ -5,8 +5,8 @@ use crate::setup::{Seeded, on_one_thread, on_ranks, recipe, tiny_llama_with};
 use ottava_data::{Batch, Formatting};
 use ottava_engine::{Engine, EngineOptions, LogprobsMode};
 use ottava_models::Decoder;
-use ottava_parallel::Partition;
 use ottava_parallel::optim::{AdamWConfig, AdamWOptimizer};
+use ottava_parallel::{Partition, Zero};
 use ottava_recipe::layer_ranks::ShardPlace;
 use ottava_recipe::mode::{Pass, StepPrecision};
 use ottava_recipe::param::{MemoryPolicy, Purpose};
@@ -319,6 +319,33 @@ fn corrections_change_nothing_where_draws_and_steps_agree() {
             let (corrected, ratios) = logged(mode, steps);
             assert_eq!((corrected, ratios), (plain.clone(), vec![1.0; 4]), "{mode:?}");
         }
+    }
+}
+
+/// Draws have the precision of their step: BF16 before step 2, and FP8 before the others. So they agree with all steps, on one rank and where ranks divide weights.
+#[test]
+fn draws_have_the_precision_of_their_step() {
+    let folder = tempfile::tempdir().unwrap();
+    write_inputs(folder.path());
+    let of = |name: &str, high: &str, ranks: usize| {
+        let run = folder.path().join(name);
+        let mut config = config(folder.path(), &run, RecipeName::Fp8Row, 4);
+        (config.reinforcement.prompts_per_generation, config.parallel.zero) = (0, Zero::Weights);
+        config.training.per_device_train_batch_size /= ranks;
+        config.precision.exceptions.high_precision_steps = high.parse().unwrap();
+        on_ranks(ranks, move |group| {
+            let mut trainer = Trainer::shared(config.clone(), &Device::Cpu, &Start::New, group, None).unwrap();
+            trainer.run(&AtomicBool::new(false), &mut |_| {}).unwrap();
+        });
+        // The entropy is the mean of minus the log-probabilities of draws.
+        ["sampling/sampling_logp_difference/max", "entropy"].map(|name| values_of(&run, name))
+    };
+    let [recipe, in_fp8] = of("recipe", "", 1);
+    assert_eq!(recipe, [0.0; 4]);
+    for (name, ranks) in [("one", 1), ("two", 2)] {
+        let [apart, entropies] = of(name, "2..3", ranks);
+        assert_eq!(apart, [0.0; 4], "{ranks} ranks");
+        assert!((entropies[0] - in_fp8[0]).abs() < 1e-12 && entropies[1] != in_fp8[1], "{entropies:?}, {in_fp8:?}");
     }
 }
 
