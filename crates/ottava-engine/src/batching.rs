@@ -92,9 +92,9 @@ impl Engine {
     }
 
     /// Runs `work` with `model`. The weights of `model` may have changed since the last call, so all keys and values in the cache are discarded. Between
-    /// calls, other tensors may use the memory of the cache, and the engine holds only the inputs of its decode steps. The
-    /// scales of the model stay unchanged, so its casts equal the casts of training. If forward reads
-    /// other tensors than in the last call, the caller calls [`Engine::forget_graphs`] first.
+    /// calls, other tensors may use the memory of the cache, and the engine holds only the inputs of its decode steps. The scales of the model stay
+    /// unchanged, so its casts equal the casts of training. If forward reads other tensors than in the last call, the caller calls
+    /// [`Engine::forget_graphs`] first.
     ///
     /// # Panics
     ///

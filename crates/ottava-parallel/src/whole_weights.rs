@@ -36,7 +36,7 @@ struct Whole {
 }
 
 /// The memory of a weight for draws.
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy)]
 enum Memory {
     /// Buffers that ranks keep.
     Gathered,

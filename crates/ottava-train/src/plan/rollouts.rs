@@ -100,7 +100,7 @@ mod tests {
         assert!(!plan(RecipeName::Fp8Current).is_exact);
         assert!(exact.correction.starts_with("a pass") && plan(RecipeName::Bf16).correction.contains("not corrected"));
         let once = ReinforcementConfig { prompts_per_generation: 0, num_iterations: 1, ..run.reinforcement.clone() };
-        let once = RunConfig { reinforcement: once, precision: exact_precision.clone(), ..run.clone() };
+        let once = RunConfig { reinforcement: once, precision: exact_precision, ..run.clone() };
         assert!(RolloutPlan::new(&once, &sizes, &Device::Cpu).unwrap().unwrap().correction.starts_with("steps"));
         run.reinforcement.sampling.kv_cache_dtype = KvCacheDtype::Fp8;
         assert!(!RolloutPlan::new(&run, &sizes, &Device::Cpu).unwrap().unwrap().is_exact);

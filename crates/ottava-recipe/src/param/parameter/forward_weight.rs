@@ -4,7 +4,7 @@ use super::Param;
 use crate::param::ownership::Ownership;
 use crate::param::scopes::CODES;
 use crate::param::{Loan, WeightCast};
-use crate::scaling::Casts;
+use crate::scaling::{Casts, Values};
 use ottava_common::error::Result;
 use ottava_tensor::ops::CodeCopies;
 use ottava_tensor::{DType, Granularity, MemoryKind, QuantizedTensor, Suspended, Tensor};
@@ -146,7 +146,7 @@ impl Param {
                 casts.quantize_into(cast.slot, &cast.frozen, &value, &mut codes)?;
                 codes
             }
-            None => casts.quantize(cast.slot, &cast.frozen, &value, CodeCopies::Rows)?,
+            None => cast.cast_for_forward(Values::from(&value), casts)?,
         };
         Ok(ForwardWeight { value: self.weights.is_stored().then_some(value), codes: Some(codes) })
     }

@@ -123,7 +123,7 @@ impl PolicyMicroBatch {
             let Scored { sample, old: of_steps, advantages: of_tokens, estimates, counts } = &samples[number];
             let weight = if *counts { self.how.aggregation.weight(sample.drawn()) } else { 0.0 };
             let drawn: Vec<f64> = sample.logprobs.iter().map(|&logprob| f64::from(logprob)).collect();
-            let (before, factors) = match (self.how.correction_by_pass(), of_steps) {
+            let (before, factors) = match (self.how.correction_by_pass, of_steps) {
                 (Some(how), Some(old)) => {
                     let old: Vec<f64> = old.iter().map(|&old| f64::from(old)).collect();
                     let factors = factors(&how, &old, &drawn);
@@ -355,10 +355,10 @@ mod tests {
     fn corrected(in_step: bool, correction: Correction) -> Policy {
         let settings = ReinforcementConfig::default();
         Policy {
-            loss: PolicyLoss { correction: Some(correction).filter(|_| in_step), ..settings.policy_loss() },
+            loss: PolicyLoss { correction: in_step.then_some(correction), ..settings.policy_loss() },
             entropy_coef: 0.0,
             value: None,
-            correction: Some(correction),
+            correction_by_pass: (!in_step).then_some(correction),
             aggregation: settings.aggregation(),
         }
     }
@@ -447,7 +447,7 @@ mod tests {
             let loss: PolicyConfig = serde_json::from_value(case["settings"].clone()).unwrap();
             let settings = ReinforcementConfig { loss, max_completion_length: most, ..ReinforcementConfig::default() };
             let (loss, aggregation) = (settings.policy_loss(), settings.aggregation());
-            let how = Policy { loss, entropy_coef: 0.0, value: None, correction: None, aggregation };
+            let how = Policy { loss, entropy_coef: 0.0, value: None, correction_by_pass: None, aggregation };
             let samples: Vec<Scored> = (0..rows)
                 .map(|at| Scored {
                     sample: Sample::of_turn(

@@ -132,7 +132,7 @@ impl Objective for Reinforcement {
             |pass, micro_batches| Passes { phase: Phase::Rows, pass, micro_batches, rows: config.micro_batch_rows() };
         let is_adapted = self.how.loss.beta > 0.0 && !config.has_reference_policy();
         let reference = is_adapted.then(|| passes(Pass::Reference, config.training.gradient_accumulation_steps));
-        let has_pass = self.how.value.is_some() || self.how.correction_by_pass().is_some();
+        let has_pass = self.how.value.is_some() || self.how.correction_by_pass.is_some();
         let values = has_pass.then(|| passes(Pass::Evaluation, 1));
         reference.into_iter().chain(values).collect()
     }

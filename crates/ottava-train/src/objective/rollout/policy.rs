@@ -12,8 +12,8 @@ pub struct Policy {
     pub entropy_coef: f64,
     /// The loss of the values of tokens, if the model has a value head.
     pub value: Option<ValueLoss>,
-    /// The correction for draws, if losses are corrected.
-    pub correction: Option<Correction>,
+    /// The correction of draws by a pass over the completions before their steps.
+    pub correction_by_pass: Option<Correction>,
     /// The mean over the tokens of a step.
     pub aggregation: Aggregation,
 }
@@ -21,19 +21,19 @@ pub struct Policy {
 impl Policy {
     /// Returns the loss of `run`.
     pub fn of(run: &RunConfig) -> Policy {
-        let (r, correction) = (&run.reinforcement, run.correction());
+        let (r, steps_once) = (&run.reinforcement, run.steps_once());
         Policy {
-            loss: PolicyLoss { correction: correction.filter(|_| run.steps_once()), ..r.policy_loss() },
+            loss: PolicyLoss { correction: run.correction().filter(|_| steps_once), ..r.policy_loss() },
             entropy_coef: r.loss.entropy_coef,
             value: r.value_loss(),
-            correction,
+            correction_by_pass: run.correction().filter(|_| !steps_once),
             aggregation: r.aggregation(),
         }
     }
 
-    /// Returns the correction if its ratios come from a pass over the completions before their steps.
-    pub fn correction_by_pass(&self) -> Option<Correction> {
-        self.correction.filter(|_| self.loss.correction.is_none())
+    /// Returns the correction of draws, by a pass or by the step.
+    pub fn correction(&self) -> Option<Correction> {
+        self.correction_by_pass.or(self.loss.correction)
     }
 }
 

@@ -132,7 +132,7 @@ impl RolloutRows {
             shown: run.logging.completions,
             evaluation: run.evaluation.clone(),
             has_reference_policy: run.has_reference_policy(),
-            corrects_by_pass: Policy::of(run).correction_by_pass().is_some(),
+            corrects_by_pass: Policy::of(run).correction_by_pass.is_some(),
             config,
         })
     }

@@ -87,7 +87,7 @@ impl Sums {
     pub(super) fn metrics(&self, how: &Policy) -> Metrics {
         let mean = |sum: f64| sum / self.tokens.max(1.0);
         let kl = (how.loss.beta > 0.0).then(|| ("kl", mean(self.kl)));
-        let correction = how.correction.map(|_| ("sampling/importance_sampling_ratio/mean", mean(self.correction)));
+        let correction = how.correction().map(|_| ("sampling/importance_sampling_ratio/mean", mean(self.correction)));
         let named = [
             ("entropy", mean(self.entropy)),
             ("clip_ratio/low_mean", mean(self.clipped_low)),

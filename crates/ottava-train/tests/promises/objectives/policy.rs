@@ -73,7 +73,7 @@ fn reinforce(entropy_coef: f64) -> Policy {
         },
         entropy_coef,
         value: None,
-        correction: None,
+        correction_by_pass: None,
         aggregation: Aggregation::Constant(3.0),
     }
 }
