@@ -3,7 +3,7 @@
 
 usage: make_referee.py FILE...    FILE is one of the keys of FILES or OPTIONS below
 
-Development only; the program itself needs no Python. `pip install torch==2.15.0 transformers==5.23.0 safetensors==0.8.0 numpy`.
+Development only; the program itself needs no Python. `pip install torch==2.15.0 transformers==5.24.0 safetensors==0.8.0 numpy`.
 Runs on the CPU in about a minute; one machine writes the same tensors every time.
 """
 
@@ -24,6 +24,11 @@ from transformers import SmolLM3Config, SmolLM3ForCausalLM
 from transformers import DeepseekV2Config, DeepseekV2ForCausalLM, DeepseekV3Config, DeepseekV3ForCausalLM
 from transformers import GptOssConfig, GptOssForCausalLM
 from transformers import MixtralConfig, MixtralForCausalLM, OlmoeConfig, OlmoeForCausalLM
+from transformers import ArceeConfig, ArceeForCausalLM, StableLmConfig, StableLmForCausalLM
+from transformers import Cohere2Config, Cohere2ForCausalLM, Dots1Config, Dots1ForCausalLM, Ernie4_5Config, Ernie4_5ForCausalLM
+from transformers import Exaone4Config, Exaone4ForCausalLM, Glm4Config, Glm4ForCausalLM, Glm4MoeConfig, Glm4MoeForCausalLM
+from transformers import Glm4MoeLiteConfig, Glm4MoeLiteForCausalLM, MiniMaxM2Config, MiniMaxM2ForCausalLM
+from transformers import Olmo3Config, Olmo3ForCausalLM, SeedOssConfig, SeedOssForCausalLM
 from transformers import Qwen2MoeConfig, Qwen2MoeForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 FOLDER = Path(__file__).resolve().parent.parent / "crates/ottava-train/tests/data"
@@ -173,6 +178,59 @@ OPTIONS = {
         | dict(q_lora_rank=10, n_routed_experts=8, num_experts_per_tok=3, n_shared_experts=1, n_group=4, topk_group=2)
         | dict(first_k_dense_replace=1, routed_scaling_factor=2.5, norm_topk_prob=True),
     ),
+    # Half of each head of 8 is rotated.
+    "glm4": (Glm4ForCausalLM, Glm4Config, TINY | dict(head_dim=8)),
+    "glm4_moe": (
+        Glm4MoeForCausalLM,
+        Glm4MoeConfig,
+        TINY
+        | dict(head_dim=8, attention_bias=True, use_qk_norm=True, moe_intermediate_size=12, n_routed_experts=8, num_experts_per_tok=3)
+        | dict(n_group=4, topk_group=2, first_k_dense_replace=1, routed_scaling_factor=1.7),
+    ),
+    # The second layer has an MLP.
+    "glm4_moe_lite": (
+        Glm4MoeLiteForCausalLM,
+        Glm4MoeLiteConfig,
+        LATENT
+        | dict(q_lora_rank=10, n_routed_experts=8, num_experts_per_tok=3, n_shared_experts=1, n_group=1, topk_group=1)
+        | dict(num_hidden_layers=3, mlp_layer_types=["sparse", "dense", "sparse"]),
+    ),
+    "olmo3": (
+        Olmo3ForCausalLM,
+        Olmo3Config,
+        TINY
+        | dict(num_hidden_layers=3, sliding_window=5, layer_types=["sliding_attention", "full_attention", "sliding_attention"])
+        | dict(rope_parameters=dict(full_attention=YARN, sliding_attention=dict(rope_type="default", rope_theta=50.0))),
+    ),
+    "exaone4": (Exaone4ForCausalLM, Exaone4Config, TINY | dict(num_hidden_layers=3, sliding_window=5, sliding_window_pattern=2)),
+    "exaone4_full": (Exaone4ForCausalLM, Exaone4Config, TINY | dict(sliding_window=None, layer_types=["full_attention"] * 2)),
+    "cohere2": (
+        Cohere2ForCausalLM,
+        Cohere2Config,
+        TINY | dict(num_hidden_layers=3, sliding_window=5, sliding_window_pattern=2, logit_scale=0.3, tie_word_embeddings=True),
+    ),
+    "seed_oss": (
+        SeedOssForCausalLM,
+        SeedOssConfig,
+        TINY | dict(head_dim=8, attention_out_bias=True, mlp_bias=True, attention_dropout=0.0, residual_dropout=0.0),
+    ),
+    "ernie4_5": (Ernie4_5ForCausalLM, Ernie4_5Config, TINY | dict(head_dim=8, use_bias=True)),
+    "dots1": (
+        Dots1ForCausalLM,
+        Dots1Config,
+        TINY
+        | dict(head_dim=8, moe_intermediate_size=12, n_routed_experts=6, num_experts_per_tok=2, n_shared_experts=2, first_k_dense_replace=1)
+        | dict(routed_scaling_factor=2.5, sliding_window=5, max_window_layers=1),
+    ),
+    "minimax_m2": (
+        MiniMaxM2ForCausalLM,
+        MiniMaxM2Config,
+        TINY | dict(head_dim=8, rotary_dim=6, num_local_experts=6, num_experts_per_tok=3),
+    ),
+    "arcee": (ArceeForCausalLM, ArceeConfig, TINY | dict(head_dim=8, attention_bias=True, mlp_bias=True)),
+    # Half of each head of 4 is rotated.
+    "stablelm": (StableLmForCausalLM, StableLmConfig, TINY | dict(use_qkv_bias=True, partial_rotary_factor=0.5)),
+    "stablelm_parallel": (StableLmForCausalLM, StableLmConfig, TINY | dict(use_parallel_residual=True, partial_rotary_factor=0.5)),
     "yarn": (*LLAMA, TINY | dict(rope_parameters=YARN)),
     "yarn_mscale": (
         *LLAMA,

@@ -79,6 +79,12 @@ impl Common {
 
 /// Reads the keys that most families share.
 pub(super) fn common(file: &ConfigFile) -> Result<Common> {
+    let key = if file.has_default(GEMMA_ACTIVATION) { GEMMA_ACTIVATION } else { "hidden_act" };
+    common_with(file, gated(file, key)?, file.required("rms_norm_eps")?)
+}
+
+/// Reads the keys of [`common`] except the activation and the constant of norms.
+pub(super) fn common_with(file: &ConfigFile, activation: Activation, norm_eps: f64) -> Result<Common> {
     refuse(file)?;
     let (channels, heads): (usize, usize) = (file.required("hidden_size")?, file.required("num_attention_heads")?);
     let even = channels.checked_div(heads).unwrap_or(0);
@@ -91,7 +97,7 @@ pub(super) fn common(file: &ConfigFile) -> Result<Common> {
     let stream = Stream {
         channels,
         residual_scale: 1.0,
-        norm: NormConfig::rms(file.required("rms_norm_eps")?),
+        norm: NormConfig::rms(norm_eps),
         names: &LLAMA,
         std: file.required("initializer_range")?,
     };
@@ -99,13 +105,12 @@ pub(super) fn common(file: &ConfigFile) -> Result<Common> {
     model.head.tied = file.required("tie_word_embeddings")?;
     model.ropes = vec![RopeScaling::read(file)?];
     model.folder.untrainable = untrainable(file, &["attention_dropout"])?;
-    let activation = if file.has_default(GEMMA_ACTIVATION) { GEMMA_ACTIVATION } else { "hidden_act" };
     Ok(Common {
         model,
         layers: layers(file, "num_hidden_layers")?,
         heads: HeadsSpec::new(heads, kv_heads(file, heads)?, head_dim.unwrap_or(even)),
         rope: RopeSpec { rope: 0, pairs: RopePairs::Halves },
-        mlp: MlpSpec { hidden: size(file, "intermediate_size")?, activation: gated(file, activation)?, bias: false },
+        mlp: MlpSpec { hidden: size(file, "intermediate_size")?, activation, bias: false },
     })
 }
 
@@ -151,11 +156,20 @@ pub(super) fn untrainable(file: &ConfigFile, keys: &[&str]) -> Result<Vec<String
     Ok(sentences)
 }
 
-/// Errors if a file asks for code from the folder, non-causal attention, layers of different sizes, or weights quantized in an unknown format.
-pub(super) fn refuse(file: &ConfigFile) -> Result<()> {
-    if file.has("auto_map") {
-        return Err(file.error("`auto_map` is set: code inside a model folder is not run"));
+/// Returns a sentence for each of `keys` that is not 0. The keys set dropout that all published folders of a family ask for.
+pub(super) fn ignored_dropout(file: &ConfigFile, keys: &[&str]) -> Result<Vec<String>> {
+    let mut sentences = Vec::new();
+    for key in keys {
+        let dropout: f64 = file.optional(key, 0.0)?;
+        if dropout != 0.0 {
+            sentences.push(format!("`{key}` is {dropout} in config.json and is ignored: training has no dropout"));
+        }
     }
+    Ok(sentences)
+}
+
+/// Errors if a file asks for non-causal attention, layers of different sizes, or weights quantized in an unknown format.
+pub(super) fn refuse(file: &ConfigFile) -> Result<()> {
     if !file.optional("is_causal", true)? {
         return Err(file.error("`is_causal` is false; attention to later tokens is not implemented"));
     }

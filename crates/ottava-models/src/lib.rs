@@ -22,10 +22,10 @@
 //! in a dry run, which takes no memory, and returns only its `Description`.
 //!
 //! A `config.json` that asks for something not implemented is an error. Examples are weights quantized to another format than FP8, dropout, an
-//! unknown activation, an unknown rotary scaling, and code in the folder. The only exception is the dropout of GPT-2: all its published files
+//! unknown activation, and an unknown rotary scaling. The only exception is the dropout of GPT-2: all its published files
 //! ask for dropout, so it is ignored with a warning (`Description::ignored`).
 //!
-//! Qwen3 is the worked example of a family: `models/qwen3.rs`, its entry in `FAMILIES`, the field `qk_norm` in `models/sizes.rs`, and the norm of
+//! Qwen3 is the worked example of a family: `families/qwen3.rs`, its entry in `FAMILIES`, the field `qk_norm` in `layers/attention.rs`, and the norm of
 //! heads in `layers/attention/head_norm.rs` with its op `ops/head_norm/`. A norm over all heads of a token (`ops/projection_norm/`) computes
 //! its sums in separate ops, so that tensor-parallel ranks can add the sums.
 //!
@@ -37,39 +37,21 @@
 pub mod layers;
 
 mod block;
-mod cohere;
 mod config;
 mod decoder;
-mod deepseek_v2;
-mod deepseek_v3;
+mod families;
 mod family;
-mod gemma2;
-mod gemma3;
-mod gpt2;
-mod gpt_oss;
-mod granite;
 mod inference;
 mod kv_cache;
 mod layer_keys;
 mod layer_set;
-mod llama;
-mod mistral;
-mod mixtral;
-mod olmo2;
-mod olmoe;
-mod phi3;
 mod prefetch;
 pub mod python_json;
 mod quantization;
-mod qwen2;
-mod qwen2_moe;
-mod qwen3;
-mod qwen3_moe;
 mod reward;
 mod rope;
 mod rope_tables;
 mod sizes;
-mod smollm3;
 mod spec;
 mod stage;
 #[cfg(test)]
@@ -90,32 +72,10 @@ pub use stage::{ComparedSaved, Span, Stage, StageSaved};
 pub use uniform::Uniform;
 
 use crate::layers::Stream;
+use families::{FAMILIES, mistral};
 use family::Family;
 use ottava_common::error::Result;
 use ottava_tensor::ops::NormKind;
-
-const FAMILIES: &[Family] = &[
-    llama::FAMILY,
-    mistral::FAMILY,
-    mistral::MINISTRAL,
-    qwen2::FAMILY,
-    qwen3::FAMILY,
-    gpt2::FAMILY,
-    cohere::FAMILY,
-    gemma2::FAMILY,
-    gemma3::FAMILY,
-    phi3::FAMILY,
-    olmo2::FAMILY,
-    granite::FAMILY,
-    smollm3::FAMILY,
-    mixtral::FAMILY,
-    qwen2_moe::FAMILY,
-    qwen3_moe::FAMILY,
-    olmoe::FAMILY,
-    deepseek_v2::FAMILY,
-    deepseek_v3::FAMILY,
-    gpt_oss::FAMILY,
-];
 
 /// Reads the sizes of a model from its `config.json`.
 ///

@@ -52,7 +52,10 @@ fn small(model_type: &str) -> Value {
     match model_type {
         // transformers has no default for the number of chosen experts either.
         "deepseek_v2" => json!({"model_type": model_type, "num_experts_per_tok": 2}),
-        "deepseek_v3" => json!({"model_type": model_type, "num_key_value_heads": 4}),
+        "deepseek_v3" | "kimi_k2" => json!({"model_type": model_type, "num_key_value_heads": 4}),
+        "dots1" => json!({
+            "model_type": model_type, "n_routed_experts": 4, "num_experts_per_tok": 2, "max_window_layers": 1,
+        }),
         _ => json!({"model_type": model_type}),
     }
 }
@@ -81,6 +84,19 @@ fn missing_keys_have_the_values_of_transformers() {
         ("deepseek_v2", 2048, 1e4, 1e-6, 192, false),
         ("deepseek_v3", 4096, 1e4, 1e-6, 192, false),
         ("gpt_oss", 131_072, 1.5e5, 1e-5, 64, false),
+        ("glm4", 131_072, 1e4, 1.5625e-7, 128, false),
+        ("glm4_moe", 131_072, 1e4, 1e-5, 16, false),
+        ("glm4_moe_lite", 202_752, 1e4, 1e-5, 256, false),
+        ("olmo3", 2048, 5e5, 1e-5, 16, false),
+        ("exaone4", 2048, 1e4, 1e-5, 16, false),
+        ("cohere2", 8192, 1e4, 1e-5, 16, true),
+        ("seed_oss", 524_288, 1e4, 1e-6, 128, false),
+        ("ernie4_5", 131_072, 5e5, 1e-5, 128, true),
+        ("dots1", 2048, 1e4, 1e-6, 16, false),
+        ("minimax_m2", 196_608, 5e6, 1e-6, 128, false),
+        ("kimi_k2", 4096, 1e4, 1e-6, 192, false),
+        ("arcee", 4096, 1e4, 1e-5, 16, false),
+        ("stablelm", 4096, 1e4, 1e-5, 16, false),
     ];
     for (model_type, positions, theta, epsilon, head_dim, tied) in expected {
         let sizes = read(small(model_type));
@@ -104,6 +120,9 @@ fn missing_keys_have_the_values_of_transformers() {
     assert_eq!(experts("olmoe"), (64, 8, 112, 0, 1.0));
     assert_eq!(experts("gpt_oss"), (128, 4, 112, 0, 1.0));
     assert_eq!(experts("deepseek_v3"), (256, 8, 2048, 2048, 2.5));
+    assert_eq!(experts("glm4_moe"), (128, 8, 1408, 1408, 1.0));
+    assert_eq!(experts("glm4_moe_lite"), (64, 4, 1536, 1536, 1.8));
+    assert_eq!(experts("minimax_m2"), (256, 8, 112, 0, 1.0));
     let v3 = read(small("deepseek_v3"));
     let groups = v3.experts().unwrap().routing.groups.unwrap();
     let dense: Vec<_> = v3.layers.iter().map(|layer| layer.mlp().is_some()).collect();
@@ -296,6 +315,47 @@ fn only_phi3_rotates_a_part_of_heads() {
 }
 
 #[test]
+fn families_rotate_the_part_of_heads_that_their_files_say() {
+    assert_eq!([rope(small("glm4")), rope(small("glm4_moe"))].map(|rope| rope.partial), [0.5; 2]);
+    assert_eq!(rope(with(small("glm4"), "partial_rotary_factor", json!(0.25))).partial, 0.25);
+    let rotated = |keys: Value| rope(keys).partial;
+    assert_eq!(rotated(small("minimax_m2")), 1.0);
+    assert_eq!(rotated(with(small("minimax_m2"), "rotary_dim", json!(64))), 0.5);
+}
+
+/// Layers with a window are rotated, and layers without a window are not; without a window, all layers are rotated.
+#[test]
+fn windows_decide_which_layers_of_exaone_and_cohere2_are_rotated() {
+    let layers = |keys: Value| -> Vec<_> {
+        read(keys).layers.iter().map(|layer| (layer.window().is_some(), layer.rope().is_some())).collect()
+    };
+    let (local, full) = ((true, true), (false, false));
+    assert_eq!(layers(small("cohere2")), [local, local, local, full]);
+    assert_eq!(layers(small("exaone4")), [local, local, local, full]);
+    assert_eq!(layers(with(small("exaone4"), "sliding_window_pattern", json!("LG"))), [local, full, local, full]);
+    assert_eq!(layers(with(small("exaone4"), "sliding_window", Value::Null)), [(false, true); 4]);
+}
+
+#[test]
+fn lists_of_layer_types_decide_which_layers_have_experts() {
+    let has_experts =
+        |keys: Value| -> Vec<bool> { read(keys).layers.iter().map(|layer| layer.experts().is_some()).collect() };
+    let types = |types: [&str; 4]| with(small("glm4_moe_lite"), "mlp_layer_types", json!(types));
+    assert_eq!(has_experts(small("glm4_moe_lite")), [false, true, true, true]);
+    assert_eq!(has_experts(types(["sparse", "dense", "dense", "sparse"])), [true, false, false, true]);
+    assert!(error(types(["sparse", "dense", "dense", "wide"])).contains("has \"wide\""));
+    assert!(error(with(small("glm4_moe_lite"), "mlp_layer_types", json!(["dense"]))).contains("has 1 entries"));
+}
+
+/// Published folders name code for readers that do not know the family. A known family needs no code.
+#[test]
+fn code_in_a_folder_of_a_known_family_is_not_needed() {
+    let map = json!({"AutoModelForCausalLM": "modeling_phi3.Phi3ForCausalLM"});
+    assert_eq!(read(with(small("phi3"), "auto_map", map.clone())), read(small("phi3")));
+    assert!(error(json!({"model_type": "own", "auto_map": map})).contains("model type `own`"));
+}
+
+#[test]
 fn scores_of_deepseek_grow_with_every_stretch() {
     let scale = |scaling: Value| {
         let keys = with(with(small("deepseek_v3"), "rope_scaling", scaling), "max_position_embeddings", json!(64));
@@ -426,7 +486,8 @@ fn huge_counts_are_errors_before_work() {
         for count in counts {
             let known = family.complete(&file(keys.clone()));
             // Latent attention computes its head size from other keys.
-            let is_read = !(count == "head_dim" && family.model_type.starts_with("deepseek"));
+            let is_latent = ["deepseek", "kimi"].iter().any(|name| family.model_type.starts_with(name));
+            let is_read = !(count == "head_dim" && is_latent);
             if !is_read || !known.has(count) && !known.has_default(count) {
                 continue;
             }

@@ -21,10 +21,12 @@ use std::time::{Duration, Instant};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, watch};
-use tokio::time::{Sleep, sleep, timeout};
+use tokio::time::{Sleep, sleep, sleep_until, timeout};
 
 /// The interval between checks for free slots and for the end of work.
 const POLL: Duration = Duration::from_millis(25);
+/// The time in which the first request of a new connection may still arrive when the server begins to stop.
+const ARRIVAL: Duration = Duration::from_secs(1);
 /// The maximum bytes of an answer that wait for a client inside a connection, and the maximum bytes of the head of a request.
 const BUFFER_BYTES: usize = 64 << 10;
 
@@ -150,6 +152,8 @@ impl Connections {
         let mut running = pin!(http.serve_connection(TokioIo::new(socket), service));
         // A connection that is accepted while the server drains ends after the answer to its request.
         let mut draining = self.draining.subscribe();
+        // The time at which a connection that was accepted before is told to end.
+        let mut end: Option<Instant> = None;
         loop {
             tokio::select! {
                 ended = running.as_mut() => {
@@ -159,7 +163,8 @@ impl Connections {
                     break;
                 }
                 () = connection.close.notified() => break,
-                Ok(()) = draining.changed(), if !connection.is_closing() => {
+                Ok(()) = draining.changed(), if end.is_none() => end = Some(connection.end_of_arrival()),
+                () = sleep_until(end.unwrap_or_else(Instant::now).into()), if end.is_some() && !connection.is_closing() => {
                     connection.state().closing = true;
                     running.as_mut().graceful_shutdown();
                 }
@@ -193,6 +198,15 @@ impl Connections {
 impl Connection {
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().expect("no thread panics with it")
+    }
+
+    /// Returns the time until which the first request of a new connection may still arrive, or the current time.
+    fn end_of_arrival(&self) -> Instant {
+        let state = self.state();
+        match state.phase == Phase::Waiting && !state.answered {
+            true => state.since + ARRIVAL,
+            false => Instant::now(),
+        }
     }
 
     fn is_closing(&self) -> bool {

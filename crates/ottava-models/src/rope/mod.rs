@@ -1,5 +1,6 @@
 //! Rotary positions of a model and their scaling for long contexts, read from and written to `config.json`.
 
+mod by_layer;
 mod frequencies;
 #[cfg(test)]
 mod tests;
@@ -8,6 +9,7 @@ use crate::ConfigFile;
 use ottava_common::error::Result;
 use serde_json::{Map, Value, json};
 
+pub(crate) use by_layer::{by_layer_types, without_ropes};
 pub use frequencies::RopeLengths;
 
 /// The angles of rotary positions.
@@ -102,7 +104,7 @@ const LAYER_TYPES: &str = "layer_types";
 const PARTIAL: &str = "partial_rotary_factor";
 const ORIGINAL: &str = "original_max_position_embeddings";
 /// The keys of `rope_parameters`, if layers with a window have different rotary positions.
-pub(super) const NESTED: [&str; 2] = ["full_attention", "sliding_attention"];
+const NESTED: [&str; 2] = ["full_attention", "sliding_attention"];
 
 impl RopeScaling {
     /// Returns rotary positions without scaling.
@@ -137,7 +139,7 @@ impl RopeScaling {
         let section = scaling.as_ref().or(parameters.as_ref());
         if let Some((section, key)) = section.and_then(|s| Some((s, nested(s)?))).filter(|(_, key)| has_type(key)) {
             return Err(section.error(&format!(
-                "the key `{key}` is for rotary positions by kinds of layers, which are implemented for Gemma 3"
+                "the key `{key}` is for rotary positions by kinds of layers, which are implemented for Gemma 3 and OLMo 3"
             )));
         }
         let theta = file.optional("rope_theta", 10_000.0)?;
@@ -177,7 +179,7 @@ impl RopeScaling {
         rope.of_whole_heads(file)
     }
 
-    /// Errors if a scaled model rotates a part of each head. Only Phi-3 may do so, and its defaults contain the key. transformers ignores the key for
+    /// Errors if a scaled model rotates a part of each head. Only families whose defaults contain the key may do so. transformers ignores the key for
     /// other families without scaling, and fails for other families with scaling.
     fn of_whole_heads(self, file: &ConfigFile) -> Result<RopeScaling> {
         if file.has_default(PARTIAL) || self.partial == 1.0 {

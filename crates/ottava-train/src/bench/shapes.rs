@@ -38,6 +38,10 @@ fn keys() -> Vec<(&'static str, Value)> {
         "first_k_dense_replace": 1, "moe_intermediate_size": 1408, "n_routed_experts": 64, "n_shared_experts": 2, "num_experts_per_tok": 6,
         "q_lora_rank": null,
     });
+    let of_moonlight = json!({
+        "first_k_dense_replace": 1, "moe_intermediate_size": 1408, "n_group": 1, "n_routed_experts": 64, "n_shared_experts": 2,
+        "num_experts_per_tok": 6, "q_lora_rank": null, "routed_scaling_factor": 2.446, "topk_group": 1,
+    });
     let of_qwen3 =
         json!({"head_dim": 128, "moe_intermediate_size": 768, "norm_topk_prob": true, "num_experts_per_tok": 8});
     vec![
@@ -61,6 +65,14 @@ fn keys() -> Vec<(&'static str, Value)> {
         ("deepseek-v2-lite", with(dense("deepseek_v2", 102_400, 2048, 10_944, 27, 16, 16), of_deepseek)),
         ("mixtral-8x7b", dense("mixtral", 32_000, 4096, 14_336, 32, 32, 8)),
         ("command-r-35b", dense("cohere", 256_000, 8192, 22_528, 40, 64, 64)),
+        ("glm-4-9b", dense("glm4", 151_552, 4096, 13_696, 40, 32, 2)),
+        (
+            "glm-4.5-air",
+            with(dense("glm4_moe", 151_552, 4096, 10_944, 46, 96, 8), json!({"attention_bias": true, "head_dim": 128})),
+        ),
+        ("glm-4.7-flash", dense("glm4_moe_lite", 154_880, 2048, 10_240, 47, 20, 20)),
+        ("moonlight-16b-a3b", with(dense("deepseek_v3", 163_840, 2048, 11_264, 27, 16, 16), of_moonlight)),
+        ("olmo-3-7b", dense("olmo3", 100_278, 4096, 11_008, 32, 32, 32)),
     ]
 }
 

@@ -48,7 +48,7 @@ pub struct ExpertsSpec {
     pub biases: bool,
     /// Whether a folder stacks the tensors of all experts of a layer, as described at [`Stacked`](ottava_recipe::param::Stacked).
     pub stacked: bool,
-    /// The name of the vector that the router adds to scores for the choice. `None` without such a vector.
+    /// The name in the mixture of the vector that the router adds to scores for the choice. `None` without such a vector.
     pub bias: Option<&'static str>,
     /// The MLP that all tokens share, if the mixture has one.
     pub shared: Option<SharedExpert>,
@@ -135,7 +135,7 @@ impl MixtureOfExperts {
             experts: count,
             channels,
             logit_bias: biases,
-            bias,
+            bias: bias.map(|bias| format!("{name}.{bias}")),
             routing,
             losses,
             std,

@@ -33,7 +33,7 @@ pub struct RouterConfig<'a> {
     /// Whether a bias is added to logits.
     pub logit_bias: bool,
     /// The name of the vector that is added to scores for the choice. `None` without such a vector.
-    pub bias: Option<&'a str>,
+    pub bias: Option<String>,
     /// The rule by which the router chooses experts.
     pub routing: Routing,
     /// The factors of the router's losses.
@@ -82,12 +82,12 @@ impl Router {
     /// Creates a router with weights from the builder.
     pub fn new(build: &mut Builder, config: RouterConfig) -> Result<Router> {
         let RouterConfig { name, experts, channels, logit_bias, bias, routing, losses, std } = config;
-        let shards = |build: &Builder, part: &str, shape| -> Result<_> {
-            Ok(vec![build.shard(FolderTensor::new(format!("{name}.{part}"), shape), Split::None)?])
+        let shards = |build: &Builder, tensor: String, shape| -> Result<_> {
+            Ok(vec![build.shard(FolderTensor::new(tensor, shape), Split::None)?])
         };
-        let of_weight = shards(build, "weight", vec![experts, channels])?;
+        let of_weight = shards(build, format!("{name}.weight"), vec![experts, channels])?;
         let weight = Param::new(build, of_weight, Init::Normal(std))?;
-        let of_logits = logit_bias.then(|| shards(build, "bias", vec![experts])).transpose()?;
+        let of_logits = logit_bias.then(|| shards(build, format!("{name}.bias"), vec![experts])).transpose()?;
         let logit_bias = of_logits.map(|shards| Param::new(build, shards, Init::Normal(std))).transpose()?;
         let of_choice = bias.map(|bias| shards(build, bias, vec![experts])).transpose()?;
         let bias = of_choice.map(|shards| Param::new(build, shards, Init::Zeros)).transpose()?;

@@ -15,9 +15,9 @@ pub(super) fn activation(how: Activation, x: &Tensor, y: &mut Tensor) {
             match how {
                 Activation::SwiGlu => swiglu(gate, up, y),
                 Activation::ClampedSwiGlu => clamped_swiglu(gate, up, y),
-                Activation::GeGlu(gelu) | Activation::Gelu(gelu) => {
+                Activation::GeGlu(_) | Activation::Gelu(_) | Activation::Relu2 => {
                     for (i, y) in y.iter_mut().enumerate() {
-                        let value = gelu_and_slope::<R>(gelu, gate[i].load()).0;
+                        let value = value_and_slope::<R>(how, gate[i].load()).0;
                         *y = S::store(up.get(i).map_or(value, |up| value * up.load()));
                     }
                 }
@@ -108,11 +108,11 @@ pub(super) fn activation_backward(how: Activation, dy: &Tensor, x: &Tensor, dx: 
             match how {
                 Activation::SwiGlu => swiglu_backward(gate, up, dy, dgate, dup),
                 Activation::ClampedSwiGlu => clamped_swiglu_backward(gate, up, dy, dgate, dup),
-                Activation::GeGlu(gelu) | Activation::Gelu(gelu) => {
+                Activation::GeGlu(_) | Activation::Gelu(_) | Activation::Relu2 => {
                     for i in 0..hidden {
                         let dy = dy[i].load();
                         let through = up.get(i).map_or(dy, |up| dy * up.load());
-                        let (value, slope) = gelu_and_slope::<R>(gelu, gate[i].load());
+                        let (value, slope) = value_and_slope::<R>(how, gate[i].load());
                         dgate[i] = S::store(through * slope);
                         if let Some(dup) = dup.get_mut(i) {
                             *dup = S::store(dy * value);
@@ -134,12 +134,10 @@ pub(super) fn activation_dots(how: Activation, dy: &Tensor, x: &Tensor, dots: &m
             let term = |i: usize| {
                 let gate = gate[i].load();
                 let (value, up) = match how {
-                    Activation::SwiGlu => (gate * sigmoid(gate), up[i].load()),
                     Activation::ClampedSwiGlu => {
                         (Clamped::gate(gate).swish(), Clamped::up(up[i].load()).value + R::of(1.0))
                     }
-                    Activation::GeGlu(gelu) => (gelu_and_slope::<R>(gelu, gate).0, up[i].load()),
-                    Activation::Gelu(gelu) => (gelu_and_slope::<R>(gelu, gate).0, R::of(1.0)),
+                    _ => (value_and_slope::<R>(how, gate).0, up.get(i).map_or(R::of(1.0), |up| up.load())),
                 };
                 dy[i].load() * (value * up)
             };
@@ -151,6 +149,23 @@ pub(super) fn activation_dots(how: Activation, dy: &Tensor, x: &Tensor, dots: &m
 #[inline(always)]
 fn sigmoid<R: Real>(x: R) -> R {
     R::of(1.0) / (R::of(1.0) + (-x).exp())
+}
+
+/// Returns the function of the gate, or of the only input, and its derivative.
+fn value_and_slope<R: Real>(how: Activation, x: R) -> (R, R) {
+    match how {
+        Activation::SwiGlu => {
+            let s = sigmoid(x);
+            (x * s, s * (R::of(1.0) + x * (R::of(1.0) - s)))
+        }
+        Activation::ClampedSwiGlu => unreachable!("`up` of the clamped SwiGLU also has a function"),
+        Activation::GeGlu(gelu) | Activation::Gelu(gelu) => gelu_and_slope(gelu, x),
+        Activation::Relu2 => {
+            // A comparison keeps NaN.
+            let positive = if x < R::default() { R::default() } else { x };
+            (positive * positive, positive + positive)
+        }
+    }
 }
 
 /// Returns GELU and its derivative.

@@ -16,6 +16,7 @@ kernels! {
         (Activation::GeGlu(Gelu::Tanh)) => [GELU_TANH],
         (Activation::Gelu(Gelu::Exact)) => [GELU_EXACT, UNGATED],
         (Activation::Gelu(Gelu::Tanh)) => [GELU_TANH, UNGATED],
+        (Activation::Relu2) => [RELU2, UNGATED],
         (Activation::ClampedSwiGlu) => [CLAMPED],
     };
     table fp8(Activation) = {
@@ -25,6 +26,7 @@ kernels! {
         (Activation::GeGlu(Gelu::Tanh)) => [GELU_TANH],
         (Activation::Gelu(Gelu::Exact)) => [GELU_EXACT, UNGATED],
         (Activation::Gelu(Gelu::Tanh)) => [GELU_TANH, UNGATED],
+        (Activation::Relu2) => [RELU2, UNGATED],
         (Activation::ClampedSwiGlu) => [CLAMPED],
     };
     kernel swiglu(y: *mut X, x: *const X, hidden: i32);

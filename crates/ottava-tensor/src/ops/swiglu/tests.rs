@@ -1,4 +1,4 @@
-use super::Activation::{self, ClampedSwiGlu, GeGlu, Gelu, SwiGlu};
+use super::Activation::{self, ClampedSwiGlu, GeGlu, Gelu, Relu2, SwiGlu};
 use super::{activation, activation_backward, activation_backward_to, activation_dots, activation_to};
 use crate::cuda::GpuModel;
 use crate::ops::destination::tests::{all, destinations, destinations_on, hostile};
@@ -13,13 +13,22 @@ use crate::{DType, Device, Granularity, Tensor};
 const ROUNDING: f64 = 1e-12;
 
 /// All activations except SwiGLU.
-const OTHERS: [Activation; 5] = [
+const OTHERS: [Activation; 6] = [
     Gelu(super::Gelu::Exact),
     Gelu(super::Gelu::Tanh),
     GeGlu(super::Gelu::Exact),
     GeGlu(super::Gelu::Tanh),
     ClampedSwiGlu,
+    Relu2,
 ];
+
+#[test]
+fn the_squared_relu_is_that_of_its_definition() {
+    let x = Tensor::from_slice(&Device::Cpu, &[1, 4], &[-2.0, 0.0, 0.5, 3.0]).unwrap();
+    let dy = Tensor::from_slice(&Device::Cpu, &[1, 4], &[1.0, 1.0, -1.0, 2.0]).unwrap();
+    assert_eq!(values(&activation(Relu2, &x).unwrap()), [0.0, 0.0, 0.25, 9.0]);
+    assert_eq!(values(&activation_backward(Relu2, &dy, &x).unwrap()), [0.0, 0.0, -1.0, 12.0]);
+}
 
 #[test]
 fn activations_agree_across_devices() {

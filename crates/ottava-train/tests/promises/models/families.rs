@@ -87,6 +87,14 @@ pub fn all_families() -> Vec<(&'static str, DecoderConfig)> {
             })),
         ),
         ("mistral", with(json!({"model_type": "mistral", "sliding_window": 7}))),
+        ("glm4", with(json!({"model_type": "glm4"}))),
+        ("arcee", with(json!({"model_type": "arcee"}))),
+        (
+            "minimax-m2",
+            with(json!({
+                "model_type": "minimax_m2", "rotary_dim": 8, "num_local_experts": 4, "num_experts_per_tok": 2,
+            })),
+        ),
         (
             "gpt-oss",
             with(

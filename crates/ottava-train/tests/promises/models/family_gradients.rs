@@ -109,6 +109,51 @@ fn deepseek_v3_backward_is_the_gradient() {
     check("deepseek_v3", keys);
 }
 
+/// The activation has no gate.
+#[test]
+fn arcee_backward_is_the_gradient() {
+    check("arcee", json!({}));
+}
+
+/// Attention and MLP read the same LayerNorm, which has a bias. Half of each head is rotated.
+#[test]
+fn stablelm_backward_is_the_gradient() {
+    check(
+        "stablelm",
+        json!({"hidden_size": 16, "head_dim": 4, "partial_rotary_factor": 0.5, "use_parallel_residual": true}),
+    );
+}
+
+/// Norms are on both sides of sublayers, and half of each head is rotated.
+#[test]
+fn glm4_backward_is_the_gradient() {
+    check("glm4", json!({"head_dim": 8, "hidden_size": 12}));
+}
+
+/// Both blocks have experts and a shared expert. Heads are normalised, and half of each head is rotated.
+#[test]
+fn glm4_moe_backward_is_the_gradient() {
+    let keys = json!({
+        "head_dim": 8, "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 5, "first_k_dense_replace": 0,
+        "use_qk_norm": true, "attention_bias": true,
+    });
+    check("glm4_moe", keys);
+}
+
+/// The blocks have rotary positions with different bases, and one block has a window.
+#[test]
+fn olmo3_backward_is_the_gradient() {
+    let types = json!(["sliding_attention", "full_attention"]);
+    let ropes = json!({"full_attention": {"rope_theta": 50.0}, "sliding_attention": {"rope_theta": 10.0}});
+    check("olmo3", json!({"sliding_window": 3, "layer_types": types, "rope_parameters": ropes}));
+}
+
+/// Scores are sigmoids, and the vector for the choice is in the mixture.
+#[test]
+fn minimax_m2_backward_is_the_gradient() {
+    check("minimax_m2", json!({"rotary_dim": 4, "num_local_experts": 4, "num_experts_per_tok": 2}));
+}
+
 #[test]
 fn smollm3_backward_is_the_gradient() {
     check("smollm3", json!({"no_rope_layer_interval": 2}));

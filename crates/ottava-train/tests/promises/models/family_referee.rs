@@ -15,7 +15,7 @@ use std::collections::BTreeMap;
 
 /// Windows are shorter than the texts. Some models change the angles of rotary positions at a certain length. `phi3_short` and one model of "dynamic"
 /// stay below this length. `phi3_long` and the other model of "dynamic" exceed it.
-const MODELS: [&str; 23] = [
+const MODELS: [&str; 37] = [
     "mistral_window",
     "qwen2_window",
     "qwen3_window",
@@ -39,6 +39,20 @@ const MODELS: [&str; 23] = [
     "olmoe",
     "qwen2_moe",
     "qwen3_moe",
+    "glm4",
+    "glm4_moe",
+    "glm4_moe_lite",
+    "olmo3",
+    "exaone4",
+    "exaone4_full",
+    "cohere2",
+    "seed_oss",
+    "ernie4_5",
+    "dots1",
+    "minimax_m2",
+    "arcee",
+    "stablelm",
+    "stablelm_parallel",
 ];
 /// The number of tokens of a row.
 const TOKENS: usize = 24;

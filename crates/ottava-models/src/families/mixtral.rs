@@ -23,7 +23,7 @@ fn defaults() -> Value {
     })
 }
 
-static NAMES: Names = Names { mlp: "block_sparse_moe", gate_up: &["w1", "w3"], down: "w2", ..LLAMA };
+pub(super) static NAMES: Names = Names { mlp: "block_sparse_moe", gate_up: &["w1", "w3"], down: "w2", ..LLAMA };
 
 fn read(file: &ConfigFile) -> Result<DecoderConfig> {
     let mut common = common(file)?.named(&NAMES);

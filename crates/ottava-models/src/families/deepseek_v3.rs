@@ -1,6 +1,6 @@
 //! DeepSeek-V3: DeepSeek-V2 with sigmoid scores. A bias is added to the scores for the choice. DeepSeek-AI 2024, arXiv:2412.19437.
 
-use crate::deepseek_v2::deepseek;
+use super::deepseek_v2::deepseek;
 use crate::family::{Family, layers, softmax_routing};
 use crate::{ConfigFile, DecoderConfig};
 use ottava_common::error::Result;
@@ -16,6 +16,9 @@ pub(super) const FAMILY: Family = Family {
     read,
 };
 
+/// Kimi K2, whose folders name DeepSeek-V3's class and a type of their own. Kimi Team 2025, arXiv:2507.20534.
+pub(super) const KIMI_K2: Family = Family { model_type: "kimi_k2", ..FAMILY };
+
 fn defaults() -> Value {
     json!({
         "attention_bias": false, "first_k_dense_replace": 3, "head_dim": 64, "kv_lora_rank": 512, "max_position_embeddings": 4096, "moe_intermediate_size": 2048,
@@ -26,17 +29,7 @@ fn defaults() -> Value {
 }
 
 fn read(file: &ConfigFile) -> Result<DecoderConfig> {
-    let [count, chosen] = [file.required("n_group")?, file.required("topk_group")?];
-    let routing = Routing {
-        scores: RouterScores::Sigmoid,
-        normalise: file.required::<bool>("norm_topk_prob")?.then_some(1e-20),
-        scale: file.required("routed_scaling_factor")?,
-        groups: Some(ExpertGroups { count, chosen, by: GroupScore::TwoBest }),
-        ..softmax_routing(file, false)?
-    };
-    let pairs = if file.required("rope_interleave")? { RopePairs::Neighbours } else { RopePairs::Halves };
-    let mut sizes = deepseek(file, pairs, routing, Some("e_score_correction_bias"))?;
-    sizes.folder.skipped_layers = layers(file, "num_nextn_predict_layers")?;
+    let mut sizes = latent(file)?;
     for (key, known) in [("scoring_func", "sigmoid"), ("topk_method", "noaux_tc")] {
         let name: String = file.optional(key, known.to_string())?;
         if name != known {
@@ -46,4 +39,27 @@ fn read(file: &ConfigFile) -> Result<DecoderConfig> {
         }
     }
     Ok(sizes)
+}
+
+/// Returns the sizes of a model with latent attention and the experts of DeepSeek-V3.
+pub(super) fn latent(file: &ConfigFile) -> Result<DecoderConfig> {
+    let pairs = if file.required("rope_interleave")? { RopePairs::Neighbours } else { RopePairs::Halves };
+    let mut sizes = deepseek(file, pairs, routing(file)?, Some(CHOICE_BIAS))?;
+    sizes.folder.skipped_layers = layers(file, "num_nextn_predict_layers")?;
+    Ok(sizes)
+}
+
+/// The name of the vector that the router of a mixture adds to scores for the choice.
+pub(super) const CHOICE_BIAS: &str = "gate.e_score_correction_bias";
+
+/// Returns the router of DeepSeek-V3.
+pub(super) fn routing(file: &ConfigFile) -> Result<Routing> {
+    let [count, chosen] = [file.required("n_group")?, file.required("topk_group")?];
+    Ok(Routing {
+        scores: RouterScores::Sigmoid,
+        normalise: file.required::<bool>("norm_topk_prob")?.then_some(1e-20),
+        scale: file.required("routed_scaling_factor")?,
+        groups: Some(ExpertGroups { count, chosen, by: GroupScore::TwoBest }),
+        ..softmax_routing(file, false)?
+    })
 }

@@ -2,7 +2,7 @@
 //! unsupervised multitask learners".
 
 use crate::SublayerSpec::{Heads, Mlp};
-use crate::family::{Family, gelu, layers, refuse};
+use crate::family::{Family, gelu, ignored_dropout, layers, refuse};
 use crate::layers::{BranchNorms, HeadsSpec, MlpSpec, Names, NormConfig, Stream};
 use crate::{ConfigFile, DecoderConfig, LayerSpec};
 use ottava_common::error::Result;
@@ -56,14 +56,7 @@ fn read(file: &ConfigFile) -> Result<DecoderConfig> {
             return Err(file.error(&format!("`{key}` is {}, which is not implemented", !expected)));
         }
     }
-    let mut ignored = Vec::new();
-    for key in ["resid_pdrop", "embd_pdrop", "attn_pdrop"] {
-        // The default of the dropout keys is 0.1.
-        let dropout: f64 = file.optional(key, 0.1)?;
-        if dropout != 0.0 && file.has(key) {
-            ignored.push(format!("`{key}` is {dropout} in config.json and is ignored: training has no dropout"));
-        }
-    }
+    let ignored = ignored_dropout(file, &["resid_pdrop", "embd_pdrop", "attn_pdrop"])?;
     let name: String = file.required("activation_function")?;
     let Some(gelu) = gelu(&name) else {
         return Err(file.error(&format!("`activation_function` is \"{name}\"; only kinds of \"gelu\" are implemented")));

@@ -8,7 +8,7 @@ use crate::{ConfigFile, DecoderConfig, LayerSet};
 use ottava_common::error::Result;
 use serde_json::{Value, json};
 
-pub(super) const FAMILY: Family = Family {
+pub(crate) const FAMILY: Family = Family {
     architecture: "MistralForCausalLM",
     model_type: "mistral",
     reward_model: Some("MistralForSequenceClassification"),
@@ -22,7 +22,7 @@ fn defaults() -> Value {
 }
 
 /// Mistral with `layer_types`: layers with a window alternate with layers without a window.
-pub(super) const MINISTRAL: Family = Family {
+pub(crate) const MINISTRAL: Family = Family {
     architecture: "MinistralForCausalLM",
     model_type: "ministral",
     reward_model: Some("MinistralForSequenceClassification"),

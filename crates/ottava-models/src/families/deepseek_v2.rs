@@ -3,9 +3,9 @@
 use crate::SublayerSpec::{Experts, Latent, Mlp};
 use crate::family::{Common, Family, common, ignore_router_logits, size, softmax_routing};
 use crate::layers::{ExpertsSpec, LatentSizes, LatentSpec, SharedExpert};
-use crate::{ConfigFile, DecoderConfig, RopeScaling, RopeSpec};
+use crate::{ConfigFile, DecoderConfig, LayerSet, RopeScaling, RopeSpec};
 use ottava_common::error::Result;
-use ottava_tensor::ops::{ExpertGroups, GroupScore, RopePairs, Routing};
+use ottava_tensor::ops::{Activation, ExpertGroups, GroupScore, RopePairs, Routing};
 use serde_json::{Value, json};
 
 pub(super) const FAMILY: Family = Family {
@@ -61,16 +61,45 @@ pub(super) fn deepseek(
     };
     let scale = Some(attention_scale(&common.model.ropes[rope.rope], sizes.head_dim()));
     let latent = LatentSpec { heads: heads.heads, sizes, bias: file.required("attention_bias")?, scale };
+    let experts = experts(file, mlp.activation, routing, bias)?;
+    let (routed, attention) = (routed_layers(file, common.layers)?, Latent(latent, RopeSpec { pairs, ..rope }));
+    let layer = |index| [attention, if routed.contains(index) { Experts(experts) } else { Mlp(mlp) }];
+    ignore_router_logits(file, common.sequential(layer))
+}
+
+/// Returns the experts of a DeepSeek model, and the experts that all tokens share. `bias` is as in [`deepseek`].
+pub(super) fn experts(
+    file: &ConfigFile,
+    activation: Activation,
+    routing: Routing,
+    bias: Option<&'static str>,
+) -> Result<ExpertsSpec> {
     let hidden = file.required("moe_intermediate_size")?;
     let shared: usize = file.nullable("n_shared_experts")?.unwrap_or(0);
     let of_shared = shared.saturating_mul(hidden);
     let shared = (shared > 0).then_some(SharedExpert { name: "shared_experts", hidden: of_shared, gate: None });
     let count = file.required("n_routed_experts")?;
-    let experts = ExpertsSpec { bias, shared, ..ExpertsSpec::new(count, hidden, mlp.activation, routing) };
-    let dense: usize = file.required("first_k_dense_replace")?;
-    let attention = Latent(latent, RopeSpec { pairs, ..rope });
-    let layer = |index| [attention, if index < dense { Mlp(mlp) } else { Experts(experts) }];
-    ignore_router_logits(file, common.sequential(layer))
+    Ok(ExpertsSpec { bias, shared, ..ExpertsSpec::new(count, hidden, activation, routing) })
+}
+
+/// Returns the layers that have experts, from `mlp_layer_types` if the file has the key, else from `first_k_dense_replace`.
+pub(super) fn routed_layers(file: &ConfigFile, layers: usize) -> Result<LayerSet> {
+    let types: Option<Vec<String>> = file.nullable("mlp_layer_types")?;
+    let Some(types) = types.filter(|_| file.has_default("mlp_layer_types")) else {
+        return Ok(LayerSet::From(file.required("first_k_dense_replace")?));
+    };
+    if types.len() != layers {
+        let text = format!("`mlp_layer_types` has {} entries, and `num_hidden_layers` is {layers}", types.len());
+        return Err(file.error(&text));
+    }
+    let is_routed = |name: &String| match name.as_str() {
+        "sparse" => Ok(true),
+        "dense" => Ok(false),
+        other => {
+            Err(file.error(&format!("`mlp_layer_types` has \"{other}\"; \"dense\" and \"sparse\" are implemented")))
+        }
+    };
+    Ok(LayerSet::Listed(types.iter().map(is_routed).collect::<Result<_>>()?))
 }
 
 /// Returns the router, which chooses greedily, or within the groups that have the best experts.

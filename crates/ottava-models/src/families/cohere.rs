@@ -27,11 +27,17 @@ fn defaults() -> Value {
 
 fn read(file: &ConfigFile) -> Result<DecoderConfig> {
     let (Common { mut model, layers, heads, rope, mlp }, bias) = (common(file)?, file.required("attention_bias")?);
-    model.stream.norm = NormConfig { kind: NormKind::Layer, bias: false, eps: file.required("layer_norm_eps")? };
-    model.head.scale = file.required("logit_scale")?;
+    stream(file, &mut model)?;
     let qk_norm = file.required::<bool>("use_qk_norm")?.then_some(NormScope::Head);
     let heads = HeadsSpec { qk_norm, qkv_bias: bias, output_bias: bias, ..heads };
     let rope = RopeSpec { pairs: RopePairs::Neighbours, ..rope };
     let layer = LayerSpec::parallel(model.stream.names, [Heads(heads, Some(rope)), Mlp(mlp)]);
     Ok(DecoderConfig { layers: vec![layer; layers], ..model })
+}
+
+/// Sets Cohere's norms and the factor of logits.
+pub(super) fn stream(file: &ConfigFile, model: &mut DecoderConfig) -> Result<()> {
+    model.stream.norm = NormConfig { kind: NormKind::Layer, bias: false, eps: file.required("layer_norm_eps")? };
+    model.head.scale = file.required("logit_scale")?;
+    Ok(())
 }

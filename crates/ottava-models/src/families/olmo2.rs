@@ -21,16 +21,22 @@ fn defaults() -> Value {
     json!({"attention_bias": false, "rms_norm_eps": 1e-5})
 }
 
-static NAMES: Names = Names {
+/// Llama's names, with norms after sublayers.
+pub(super) static AFTER: Names = Names {
     attention_norms: BranchNorms::after("post_attention_layernorm"),
     mlp_norms: BranchNorms::after("post_feedforward_layernorm"),
     ..LLAMA
 };
 
 fn read(file: &ConfigFile) -> Result<DecoderConfig> {
-    let (common, bias) = (common(file)?.named(&NAMES), file.required("attention_bias")?);
-    let qk_norm = Some(NormScope::Projection);
-    let heads = HeadsSpec { qk_norm, qkv_bias: bias, output_bias: bias, ..common.heads };
+    let common = common(file)?.named(&AFTER);
+    let heads = attention(file, common.heads)?;
     let (rope, mlp) = (Some(common.rope), common.mlp);
     Ok(common.sequential(|_| [Heads(heads, rope), Mlp(mlp)]))
+}
+
+/// Adds OLMo's biases and norms to `heads`.
+pub(super) fn attention(file: &ConfigFile, heads: HeadsSpec) -> Result<HeadsSpec> {
+    let bias = file.required("attention_bias")?;
+    Ok(HeadsSpec { qk_norm: Some(NormScope::Projection), qkv_bias: bias, output_bias: bias, ..heads })
 }

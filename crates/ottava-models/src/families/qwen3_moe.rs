@@ -1,9 +1,9 @@
 //! Qwen3 with mixtures of experts. Yang et al. 2025, arXiv:2505.09388.
 
+use super::qwen3::attention;
 use crate::SublayerSpec::{Experts, Heads, Mlp};
 use crate::family::{Family, common, ignore_router_logits, routed_layers, softmax_routing, window};
 use crate::layers::{ExpertsSpec, HeadsSpec};
-use crate::qwen3::attention;
 use crate::{ConfigFile, DecoderConfig};
 use ottava_common::error::Result;
 use serde_json::{Value, json};

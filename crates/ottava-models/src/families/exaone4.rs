@@ -1,0 +1,53 @@
+//! EXAONE 4: norms after sublayers and of each query and key head. If the model has a window, the layers without the window have no rotary
+//! positions. LG AI Research 2025, arXiv:2507.11407.
+
+use super::olmo2::AFTER;
+use crate::SublayerSpec::{Heads, Mlp};
+use crate::family::{Family, common, window_in};
+use crate::layers::{HeadsSpec, NormScope};
+use crate::{ConfigFile, DecoderConfig, LayerSet};
+use ottava_common::error::Result;
+use serde_json::{Value, json};
+
+pub(super) const FAMILY: Family = Family {
+    architecture: "Exaone4ForCausalLM",
+    model_type: "exaone4",
+    reward_model: Some("Exaone4ForSequenceClassification"),
+    defaults,
+    aliases: &[],
+    read,
+};
+
+fn defaults() -> Value {
+    json!({
+        "layer_types": null, "num_key_value_heads": 32, "rms_norm_eps": 1e-5, "sliding_window": 4096, "sliding_window_pattern": 4,
+    })
+}
+
+fn read(file: &ConfigFile) -> Result<DecoderConfig> {
+    let common = common(file)?.named(&AFTER);
+    let window = window_in(file, common.layers, local_layers(file, common.layers)?)?;
+    let (heads, rope, mlp) = (common.heads, common.rope, common.mlp);
+    Ok(common.sequential(|index| {
+        let is_rotated = window.size.is_none() || window.layers.contains(index);
+        let heads = HeadsSpec { qk_norm: Some(NormScope::Head), window: window.at(index), ..heads };
+        [Heads(heads, is_rotated.then_some(rope)), Mlp(mlp)]
+    }))
+}
+
+/// Returns the layers with a window if `layer_types` is missing. `sliding_window_pattern` is the number of layers of a group, whose last layer sees all
+/// tokens, or a text such as "LLLG", whose last letter stands for this layer.
+fn local_layers(file: &ConfigFile, layers: usize) -> Result<LayerSet> {
+    if file.nullable::<usize>("sliding_window")?.is_none() {
+        return Ok(LayerSet::None);
+    }
+    let count = match file.required::<Value>("sliding_window_pattern")? {
+        Value::String(letters) => letters.len(),
+        _ => file.required("sliding_window_pattern")?,
+    };
+    match count {
+        0 => Err(file.error("`sliding_window_pattern` is 0; it is a number of layers")),
+        count if count > layers => Ok(LayerSet::All),
+        count => Ok(LayerSet::AllButEvery(count)),
+    }
+}

@@ -1,0 +1,72 @@
+//! The families, a file each: it reads the family's `config.json` into a [`DecoderConfig`](crate::DecoderConfig).
+
+mod arcee;
+mod cohere;
+mod cohere2;
+mod deepseek_v2;
+mod deepseek_v3;
+mod dots1;
+mod ernie4_5;
+mod exaone4;
+mod gemma2;
+mod gemma3;
+mod glm4;
+mod glm4_moe;
+mod glm4_moe_lite;
+mod gpt2;
+mod gpt_oss;
+mod granite;
+mod llama;
+mod minimax_m2;
+pub(super) mod mistral;
+mod mixtral;
+mod olmo2;
+mod olmo3;
+mod olmoe;
+mod phi3;
+mod qwen2;
+mod qwen2_moe;
+mod qwen3;
+mod qwen3_moe;
+mod seed_oss;
+mod smollm3;
+mod stablelm;
+
+use crate::family::Family;
+
+/// All families.
+pub(super) const FAMILIES: &[Family] = &[
+    llama::FAMILY,
+    mistral::FAMILY,
+    mistral::MINISTRAL,
+    qwen2::FAMILY,
+    qwen3::FAMILY,
+    gpt2::FAMILY,
+    cohere::FAMILY,
+    gemma2::FAMILY,
+    gemma3::FAMILY,
+    phi3::FAMILY,
+    olmo2::FAMILY,
+    granite::FAMILY,
+    smollm3::FAMILY,
+    mixtral::FAMILY,
+    qwen2_moe::FAMILY,
+    qwen3_moe::FAMILY,
+    olmoe::FAMILY,
+    deepseek_v2::FAMILY,
+    deepseek_v3::FAMILY,
+    gpt_oss::FAMILY,
+    glm4::FAMILY,
+    glm4_moe::FAMILY,
+    glm4_moe_lite::FAMILY,
+    olmo3::FAMILY,
+    exaone4::FAMILY,
+    cohere2::FAMILY,
+    seed_oss::FAMILY,
+    ernie4_5::FAMILY,
+    dots1::FAMILY,
+    minimax_m2::FAMILY,
+    deepseek_v3::KIMI_K2,
+    arcee::FAMILY,
+    stablelm::FAMILY,
+];
