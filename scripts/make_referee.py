@@ -23,8 +23,10 @@ from transformers import Phi3Config, Phi3ForCausalLM, Qwen2Config, Qwen2ForCausa
 from transformers import SmolLM3Config, SmolLM3ForCausalLM
 from transformers import DeepseekV2Config, DeepseekV2ForCausalLM, DeepseekV3Config, DeepseekV3ForCausalLM
 from transformers import GptOssConfig, GptOssForCausalLM
+from transformers import Ministral3Config, Ministral3ForCausalLM
+from transformers import HunYuanDenseV1Config, HunYuanDenseV1ForCausalLM
 from transformers import MixtralConfig, MixtralForCausalLM, OlmoeConfig, OlmoeForCausalLM
-from transformers import ArceeConfig, ArceeForCausalLM, StableLmConfig, StableLmForCausalLM
+from transformers import ArceeConfig, ArceeForCausalLM, Ernie4_5_MoeConfig, Ernie4_5_MoeForCausalLM, StableLmConfig, StableLmForCausalLM
 from transformers import Cohere2Config, Cohere2ForCausalLM, Dots1Config, Dots1ForCausalLM, Ernie4_5Config, Ernie4_5ForCausalLM
 from transformers import Exaone4Config, Exaone4ForCausalLM, Glm4Config, Glm4ForCausalLM, Glm4MoeConfig, Glm4MoeForCausalLM
 from transformers import Glm4MoeLiteConfig, Glm4MoeLiteForCausalLM, MiniMaxM2Config, MiniMaxM2ForCausalLM
@@ -227,10 +229,31 @@ OPTIONS = {
         MiniMaxM2Config,
         TINY | dict(head_dim=8, rotary_dim=6, num_local_experts=6, num_experts_per_tok=3),
     ),
+    # Queries grow from position 8 on.
+    "ministral3": (
+        Ministral3ForCausalLM,
+        Ministral3Config,
+        TINY
+        | dict(head_dim=8)
+        | dict(rope_parameters=YARN | dict(original_max_position_embeddings=8, mscale=1.0, mscale_all_dim=1.0, llama_4_scaling_beta=0.7)),
+    ),
+    "hunyuan": (
+        HunYuanDenseV1ForCausalLM,
+        HunYuanDenseV1Config,
+        TINY | dict(head_dim=8, attention_bias=True, rope_parameters=dict(rope_type="dynamic", rope_theta=100.0, alpha=20.0, factor=1.0)),
+    ),
     "arcee": (ArceeForCausalLM, ArceeConfig, TINY | dict(head_dim=8, attention_bias=True, mlp_bias=True)),
     # Half of each head of 4 is rotated.
     "stablelm": (StableLmForCausalLM, StableLmConfig, TINY | dict(use_qkv_bias=True, partial_rotary_factor=0.5)),
     "stablelm_parallel": (StableLmForCausalLM, StableLmConfig, TINY | dict(use_parallel_residual=True, partial_rotary_factor=0.5)),
+    # The second and the fourth layer have experts.
+    "ernie4_5_moe": (
+        Ernie4_5_MoeForCausalLM,
+        Ernie4_5_MoeConfig,
+        TINY
+        | dict(num_hidden_layers=4, moe_intermediate_size=12, moe_num_experts=6, moe_k=2, moe_num_shared_experts=2)
+        | dict(moe_layer_start_index=1, moe_layer_end_index=-1, moe_layer_interval=2),
+    ),
     "yarn": (*LLAMA, TINY | dict(rope_parameters=YARN)),
     "yarn_mscale": (
         *LLAMA,
@@ -352,7 +375,7 @@ def compare(name):
     tensors[f"{name}/logits"] = torch.cat(logits).contiguous()
     tensors[f"{name}/loss"] = loss.detach().reshape(1)
     weights = {n: p.detach() for n, p in model.named_parameters()}
-    gradients = {n: p.grad.clone() for n, p in model.named_parameters()}
+    gradients = {n: torch.zeros_like(p) if p.grad is None else p.grad.clone() for n, p in model.named_parameters()}
     if any(".experts." in n for n in weights):
         weights, gradients = (in_folder(model, of.values()) for of in (weights, gradients))
         gradients |= {n: torch.zeros_like(g) for n, g in gradients.items() if n.endswith("e_score_correction_bias")}

@@ -1,7 +1,7 @@
 //! Builds the blocks of a model from the specs of its layers.
 
 use crate::layers::{
-    Attention, Block, Branch, Factor, LatentAttention, MixtureOfExperts, Mlp, Norm, OperandCast, Rotary, Sublayer,
+    Attention, Block, Branch, Factor, LatentAttention, MixtureOfExperts, Mlp, Norm, OperandCast, Sublayer,
 };
 use crate::spec::{BranchSpec, RopeSpec, SublayerSpec};
 use crate::{DecoderConfig, RopeTables};
@@ -50,7 +50,7 @@ impl BlockBuilder<'_, '_> {
         let BlockBuilder { build, config, tables, name } = self;
         let stream = &config.stream;
         let name = &format!("{name}.{}", spec.name(stream.names));
-        let rotary = |rope: RopeSpec| Rotary { table: tables.of(config, rope, spec.rotary_dim()), pairs: rope.pairs };
+        let rotary = |rope: RopeSpec| tables.of(config, rope, spec.rotary_dim());
         Ok(match *spec {
             SublayerSpec::Heads(heads, rope) => {
                 Box::new(Attention::new(build, name, heads, stream, rope.map(rotary), shared_input)?)

@@ -1,9 +1,11 @@
 //! Tables of the cosines and sines of a model's rotary positions.
 
+use crate::layers::Rotary;
+use crate::rope::QueryGrowth;
 use crate::spec::RopeSpec;
 use crate::{DecoderConfig, RopeLengths, RopeScaling};
 use ottava_common::error::Result;
-use ottava_tensor::ops::{rope_table, scale_columns};
+use ottava_tensor::ops::{factor_table, rope_table, scale_columns};
 use ottava_tensor::{DType, Device, Tensor};
 
 /// The cosines and sines of a model's rotary positions: one table for each combination of scaling and head size.
@@ -15,6 +17,8 @@ struct Table {
     /// The number of elements of a head to which rotary positions apply.
     dim: usize,
     values: Tensor,
+    /// The table of the growth of queries, if they grow.
+    growth: Option<Tensor>,
 }
 
 impl RopeTables {
@@ -34,17 +38,20 @@ impl RopeTables {
                 1.0 => table,
                 factor => scale_columns(&table, &Tensor::from_slice(device, &[width], &vec![factor as f32; width])?)?,
             };
-            tables.0.push(Table { scaling: scaling.clone(), dim, values });
+            let factors = |of: QueryGrowth| factor_table(device, |at| of.factor(at), [seq_len, dim], dtype);
+            let growth = scaling.growth.map(factors).transpose()?;
+            tables.0.push(Table { scaling: scaling.clone(), dim, values, growth });
         }
         Ok(tables)
     }
 
-    fn find(&self, scaling: &RopeScaling, dim: usize) -> Option<&Tensor> {
-        self.0.iter().find(|table| table.dim == dim && table.scaling == *scaling).map(|table| &table.values)
+    fn find(&self, scaling: &RopeScaling, dim: usize) -> Option<&Table> {
+        self.0.iter().find(|table| table.dim == dim && table.scaling == *scaling)
     }
 
-    /// Returns the table of a layer with the positions `rope`, for `dim` elements of a head. Panics if no layer of the model needs this table.
-    pub fn of(&self, config: &DecoderConfig, rope: RopeSpec, dim: usize) -> Tensor {
-        self.find(&config.ropes[rope.rope], dim).expect("each layer has a table").clone()
+    /// Returns the tables of a layer with the positions `rope`, for `dim` elements of a head. Panics if no layer of the model needs these tables.
+    pub fn of(&self, config: &DecoderConfig, rope: RopeSpec, dim: usize) -> Rotary {
+        let Table { values, growth, .. } = self.find(&config.ropes[rope.rope], dim).expect("each layer has a table");
+        Rotary { table: values.clone(), pairs: rope.pairs, growth: growth.clone() }
     }
 }

@@ -67,6 +67,7 @@ fn missing_keys_have_the_values_of_transformers() {
         ("llama", 2048, 1e4, 1e-6, 16, false),
         ("mistral", 131_072, 1e4, 1e-6, 16, false),
         ("ministral", 131_072, 1e4, 1e-6, 16, false),
+        ("ministral3", 262_144, 1e6, 1e-5, 128, false),
         ("qwen2", 32_768, 1e4, 1e-6, 16, false),
         ("qwen3", 32_768, 1e4, 1e-6, 128, false),
         ("gpt2", 1024, 0.0, 1e-5, 16, true),
@@ -97,6 +98,8 @@ fn missing_keys_have_the_values_of_transformers() {
         ("kimi_k2", 4096, 1e4, 1e-6, 192, false),
         ("arcee", 4096, 1e4, 1e-5, 16, false),
         ("stablelm", 4096, 1e4, 1e-5, 16, false),
+        ("ernie4_5_moe", 131_072, 5e5, 1e-5, 16, true),
+        ("hunyuan_v1_dense", 2048, 1e4, 1e-5, 16, false),
     ];
     for (model_type, positions, theta, epsilon, head_dim, tied) in expected {
         let sizes = read(small(model_type));
@@ -122,6 +125,7 @@ fn missing_keys_have_the_values_of_transformers() {
     assert_eq!(experts("deepseek_v3"), (256, 8, 2048, 2048, 2.5));
     assert_eq!(experts("glm4_moe"), (128, 8, 1408, 1408, 1.0));
     assert_eq!(experts("glm4_moe_lite"), (64, 4, 1536, 1536, 1.8));
+    assert_eq!(experts("ernie4_5_moe"), (64, 6, 1536, 3072, 1.0));
     assert_eq!(experts("minimax_m2"), (256, 8, 112, 0, 1.0));
     let v3 = read(small("deepseek_v3"));
     let groups = v3.experts().unwrap().routing.groups.unwrap();
@@ -345,6 +349,33 @@ fn lists_of_layer_types_decide_which_layers_have_experts() {
     assert_eq!(has_experts(types(["sparse", "dense", "dense", "sparse"])), [true, false, false, true]);
     assert!(error(types(["sparse", "dense", "dense", "wide"])).contains("has \"wide\""));
     assert!(error(with(small("glm4_moe_lite"), "mlp_layer_types", json!(["dense"]))).contains("has 1 entries"));
+}
+
+#[test]
+fn layers_of_ernie_have_experts_at_an_interval_within_a_range() {
+    let has_experts = |keys: Value| -> Vec<bool> {
+        let mut all = small("ernie4_5_moe");
+        all.as_object_mut().unwrap().extend(keys.as_object().unwrap().clone());
+        read(all).layers.iter().map(|layer| layer.experts().is_some()).collect()
+    };
+    assert_eq!(has_experts(json!({})), [false, true, true, true]);
+    assert_eq!(has_experts(json!({"moe_layer_start_index": 0, "moe_layer_interval": 2})), [false, true, false, true]);
+    assert_eq!(has_experts(json!({"moe_layer_start_index": 0, "moe_layer_end_index": 1})), [true, true, false, false]);
+    assert!(error(with(small("ernie4_5_moe"), "use_bias", json!(true))).contains("`use_bias` is true"));
+    assert!(error(with(small("ernie4_5_moe"), "moe_norm_min", json!(0.1))).contains("`moe_norm_min` is 0.1"));
+}
+
+#[test]
+fn a_constant_alpha_changes_the_base_of_rotary_positions() {
+    let of = |key: &str| {
+        let scaling = json!({"type": "dynamic", "alpha": 100.0, "factor": 1.0});
+        rope(with(small("hunyuan_v1_dense"), key, scaling))
+    };
+    // Heads have 16 elements.
+    let theta = 1e4 * 100f64.powf(16.0 / 14.0);
+    for found in [of("rope_scaling"), of("rope_parameters")] {
+        assert_eq!((found.kind, found.theta), (RopeKind::Default, theta));
+    }
 }
 
 /// Published folders name code for readers that do not know the family. A known family needs no code.

@@ -2,7 +2,7 @@
 
 use crate::SublayerSpec::{Experts, Latent, Mlp};
 use crate::family::{Common, Family, common, ignore_router_logits, size, softmax_routing};
-use crate::layers::{ExpertsSpec, LatentSizes, LatentSpec, SharedExpert};
+use crate::layers::{ChoiceBias, ExpertsSpec, LatentSizes, LatentSpec, SharedExpert};
 use crate::{ConfigFile, DecoderConfig, LayerSet, RopeScaling, RopeSpec};
 use ottava_common::error::Result;
 use ottava_tensor::ops::{Activation, ExpertGroups, GroupScore, RopePairs, Routing};
@@ -38,12 +38,12 @@ fn read(file: &ConfigFile) -> Result<DecoderConfig> {
     Ok(sizes)
 }
 
-/// Returns the sizes of a DeepSeek model with this router. `bias` is the name of the vector that the router adds to scores for the choice.
+/// Returns the sizes of a DeepSeek model with this router. `bias` is the vector that the router adds to scores for the choice.
 pub(super) fn deepseek(
     file: &ConfigFile,
     pairs: RopePairs,
     routing: Routing,
-    bias: Option<&'static str>,
+    bias: Option<ChoiceBias>,
 ) -> Result<DecoderConfig> {
     let common = common(file)?;
     let Common { heads, rope, mlp, .. } = common;
@@ -72,7 +72,7 @@ pub(super) fn experts(
     file: &ConfigFile,
     activation: Activation,
     routing: Routing,
-    bias: Option<&'static str>,
+    bias: Option<ChoiceBias>,
 ) -> Result<ExpertsSpec> {
     let hidden = file.required("moe_intermediate_size")?;
     let shared: usize = file.nullable("n_shared_experts")?.unwrap_or(0);

@@ -2,6 +2,7 @@
 
 use super::deepseek_v2::deepseek;
 use crate::family::{Family, layers, softmax_routing};
+use crate::layers::ChoiceBias;
 use crate::{ConfigFile, DecoderConfig};
 use ottava_common::error::Result;
 use ottava_tensor::ops::{ExpertGroups, GroupScore, RopePairs, RouterScores, Routing};
@@ -49,8 +50,8 @@ pub(super) fn latent(file: &ConfigFile) -> Result<DecoderConfig> {
     Ok(sizes)
 }
 
-/// The name of the vector that the router of a mixture adds to scores for the choice.
-pub(super) const CHOICE_BIAS: &str = "gate.e_score_correction_bias";
+/// The vector that the router of a mixture adds to scores for the choice.
+pub(super) const CHOICE_BIAS: ChoiceBias = ChoiceBias::vector("gate.e_score_correction_bias");
 
 /// Returns the router of DeepSeek-V3.
 pub(super) fn routing(file: &ConfigFile) -> Result<Routing> {

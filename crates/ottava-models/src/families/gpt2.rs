@@ -3,7 +3,7 @@
 
 use crate::SublayerSpec::{Heads, Mlp};
 use crate::family::{Family, gelu, ignored_dropout, layers, refuse};
-use crate::layers::{BranchNorms, HeadsSpec, MlpSpec, Names, NormConfig, Stream};
+use crate::layers::{BranchNorms, HeadsSpec, LLAMA, MlpSpec, Names, NormConfig, Stream};
 use crate::{ConfigFile, DecoderConfig, LayerSpec};
 use ottava_common::error::Result;
 use ottava_tensor::ops::{Activation, NormKind};
@@ -40,6 +40,7 @@ static NAMES: Names = Names {
     attention: "attn",
     qkv: &["c_attn"],
     qkv_stack: "c_attn",
+    head_norms: LLAMA.head_norms,
     output: "c_proj",
     mlp: "mlp",
     gate_up: &["c_fc"],

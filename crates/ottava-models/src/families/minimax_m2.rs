@@ -4,7 +4,7 @@
 use super::mixtral::NAMES;
 use crate::SublayerSpec::{Experts, Heads};
 use crate::family::{Family, common, ignore_router_logits, softmax_routing, untrainable};
-use crate::layers::{ExpertsSpec, HeadsSpec, NormScope};
+use crate::layers::{ChoiceBias, ExpertsSpec, HeadsSpec, NormScope};
 use crate::{ConfigFile, DecoderConfig};
 use ottava_common::error::Result;
 use ottava_tensor::ops::{RouterScores, Routing};
@@ -32,7 +32,7 @@ fn read(file: &ConfigFile) -> Result<DecoderConfig> {
     let heads = HeadsSpec { qk_norm: Some(NormScope::Projection), ..common.heads };
     let routing = Routing { scores: RouterScores::Sigmoid, normalise: Some(0.0), ..softmax_routing(file, false)? };
     let experts = ExpertsSpec {
-        bias: Some("e_score_correction_bias"),
+        bias: Some(ChoiceBias::vector("e_score_correction_bias")),
         ..ExpertsSpec::new(file.required("num_local_experts")?, common.mlp.hidden, common.mlp.activation, routing)
     };
     let rope = Some(common.rope);

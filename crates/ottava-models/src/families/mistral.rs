@@ -4,6 +4,7 @@ use crate::SublayerSpec::{Heads, Mlp};
 use crate::family::{Common, Family, common, window, window_in};
 use crate::layer_set::Window;
 use crate::layers::HeadsSpec;
+use crate::rope::GROWTH;
 use crate::{ConfigFile, DecoderConfig, LayerSet};
 use ottava_common::error::Result;
 use serde_json::{Value, json};
@@ -37,6 +38,25 @@ pub(crate) const MINISTRAL: Family = Family {
         let window = window_in(file, common.layers, LayerSet::All)?;
         Ok(windowed(common, &window))
     },
+};
+
+/// Ministral 3: queries grow with their position beyond the context before stretching. Mistral AI 2025, and `transformers`.
+pub(crate) const MINISTRAL_3: Family = Family {
+    architecture: "Ministral3ForCausalLM",
+    model_type: "ministral3",
+    reward_model: Some("Ministral3ForSequenceClassification"),
+    defaults: || {
+        json!({
+            "head_dim": 128, "max_position_embeddings": 262_144, "num_key_value_heads": 8, "rms_norm_eps": 1e-5, "sliding_window": null,
+            GROWTH: null,
+            "rope_parameters": {
+                "rope_type": "yarn", "rope_theta": 1_000_000.0, "factor": 16.0, "original_max_position_embeddings": 16_384, "beta_fast": 32.0,
+                "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0, GROWTH: 0.1,
+            },
+        })
+    },
+    aliases: &[],
+    read,
 };
 
 fn read(file: &ConfigFile) -> Result<DecoderConfig> {

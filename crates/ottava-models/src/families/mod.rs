@@ -7,6 +7,7 @@ mod deepseek_v2;
 mod deepseek_v3;
 mod dots1;
 mod ernie4_5;
+mod ernie4_5_moe;
 mod exaone4;
 mod gemma2;
 mod gemma3;
@@ -16,6 +17,7 @@ mod glm4_moe_lite;
 mod gpt2;
 mod gpt_oss;
 mod granite;
+mod hunyuan_v1_dense;
 mod llama;
 mod minimax_m2;
 pub(super) mod mistral;
@@ -39,6 +41,7 @@ pub(super) const FAMILIES: &[Family] = &[
     llama::FAMILY,
     mistral::FAMILY,
     mistral::MINISTRAL,
+    mistral::MINISTRAL_3,
     qwen2::FAMILY,
     qwen3::FAMILY,
     gpt2::FAMILY,
@@ -69,4 +72,6 @@ pub(super) const FAMILIES: &[Family] = &[
     deepseek_v3::KIMI_K2,
     arcee::FAMILY,
     stablelm::FAMILY,
+    ernie4_5_moe::FAMILY,
+    hunyuan_v1_dense::FAMILY,
 ];

@@ -35,8 +35,10 @@ pub struct HeadsSpec {
     pub qkv_bias: bool,
     /// Whether the output projection has a bias.
     pub output_bias: bool,
-    /// The norm of queries and keys before rotary positions, if the layer has one.
+    /// The norm of queries and keys, if the layer has one.
     pub qk_norm: Option<NormScope>,
+    /// Whether queries and keys are rotated before their norm.
+    pub rotates_first: bool,
     /// Whether each query head has a sink: a learned logit that takes part in the softmax, and whose probability is dropped.
     pub sinks: bool,
     /// The maximum number of keys that a query sees, its own included. `None` means all keys.
@@ -57,6 +59,7 @@ impl HeadsSpec {
             qkv_bias: false,
             output_bias: false,
             qk_norm: None,
+            rotates_first: false,
             sinks: false,
             window: None,
             soft_cap: None,
@@ -155,7 +158,8 @@ impl Attention {
         let qkv = linear(names.qkv_stack, &qkv, channels, c.qkv_bias, Split::Output, shared_input)?;
         let output = linear(names.output, &output, q, c.output_bias, Split::Input, None)?;
         let of = Heads { heads: own.heads, kv_heads: own.kv_heads, head_dim: c.head_dim, kv_replicas };
-        let norm = c.qk_norm.map(|scope| HeadNorm::new(build, name, of, scope, stream.norm)).transpose()?;
+        let norm =
+            c.qk_norm.map(|scope| HeadNorm::new(build, name, names.head_norms, of, scope, stream.norm)).transpose()?;
         let of_sinks = FolderTensor::new(format!("{name}.sinks"), vec![c.heads]);
         let of_sinks = c.sinks.then(|| build.shard(of_sinks, Split::Output)).transpose()?;
         let sinks = of_sinks.map(|shard| Param::new(build, vec![shard], Init::Normal(std))).transpose()?;
@@ -171,12 +175,35 @@ impl Attention {
     }
 
     /// Normalises and rotates projected Q, K and V.
-    fn rotate(&self, qkv: Tensor, context: &Context) -> Result<Tensor> {
-        let mut qkv = self.normalise(qkv, context.ranks)?;
-        if let Some((angles, layout)) = rotation(&self.rotary, self.heads, context.sequences) {
-            rope(&mut qkv, angles, layout, Rotation::Forward)?;
+    fn rotate(&self, mut qkv: Tensor, context: &Context) -> Result<Tensor> {
+        qkv = match self.heads.rotates_first {
+            // Backward of the projection's norm reads what is rotated here.
+            true => qkv.duplicate()?,
+            false => self.normalise(qkv, context.ranks)?,
+        };
+        self.turn(&mut qkv, context.sequences, Rotation::Forward)?;
+        if self.heads.rotates_first {
+            qkv = self.normalise(qkv, context.ranks)?;
         }
+        self.grow_queries(&mut qkv, context.sequences)?;
         Ok(qkv)
+    }
+
+    /// Rotates Q and K, if the layer has rotary positions.
+    fn turn(&self, qkv: &mut Tensor, sequences: &Sequences, direction: Rotation) -> Result<()> {
+        match rotation(&self.rotary, self.heads, sequences) {
+            Some((angles, layout)) => Ok(rope(qkv, angles, layout, direction)?),
+            None => Ok(()),
+        }
+    }
+
+    /// Multiplies queries, or the gradients of queries, by the factors of their positions, if queries grow.
+    fn grow_queries(&self, qkv: &mut Tensor, sequences: &Sequences) -> Result<()> {
+        let Some(Rotary { growth: Some(table), pairs, .. }) = &self.rotary else { return Ok(()) };
+        let layout = RopeLayout { heads: self.heads.heads, head_dim: self.heads.head_dim, pairs: *pairs };
+        let angles = Angles { table, positions: &sequences.positions };
+        // The sines of the table are zero, so both directions are the same product.
+        Ok(rope(qkv, angles, layout, Rotation::Forward)?)
     }
 
     /// Computes attention of an operand `x`. Returns Q, K and V to save, the output, and `lse`.
@@ -186,8 +213,7 @@ impl Attention {
         let sequences = context.sequences;
         let ranks = context.ranks;
         if let Some(pass) = &mut context.paged {
-            let projected = self.normalise(projected, ranks)?;
-            return Ok((None, self.attend_paged(projected, sequences, pass)?, None));
+            return Ok((None, self.attend_paged(projected, sequences, ranks, pass)?, None));
         }
         let unrotated = self.norm.as_ref().map(|_| projected.clone());
         let qkv = self.qkv_of_heads(self.rotate(projected, context)?, context)?;
@@ -200,16 +226,31 @@ impl Attention {
     }
 
     /// Computes attention of new tokens, and appends their keys and values to the cache. If the pass is whole, the tokens are all tokens of one
-    /// sequence, and attention does not read the cache. Q and K of `qkv` are normalised but not rotated.
-    fn attend_paged(&self, mut qkv: Tensor, sequences: &Sequences, pass: &mut PagedPass) -> Result<Tensor> {
+    /// sequence, and attention does not read the cache.
+    fn attend_paged(
+        &self,
+        mut qkv: Tensor,
+        sequences: &Sequences,
+        ranks: &dyn LayerRanks,
+        pass: &mut PagedPass,
+    ) -> Result<Tensor> {
+        let rotates_first = self.heads.rotates_first;
+        if !rotates_first {
+            qkv = self.normalise(qkv, ranks)?;
+        }
         let is_whole = pass.is_whole;
         let (cache, batch) = pass.layer(self.number);
         let mut rotation = rotation(&self.rotary, self.heads, sequences);
         // `append_kv` can rotate only whole heads.
-        if let Some((angles, layout)) = rotation.take_if(|(angles, of)| angles.table.shape()[1] < of.head_dim) {
+        let is_apart = |angles: &Angles, of: &RopeLayout| rotates_first || angles.table.shape()[1] < of.head_dim;
+        if let Some((angles, layout)) = rotation.take_if(|(angles, of)| is_apart(angles, of)) {
             rope(&mut qkv, angles, layout, Rotation::Forward)?;
         }
+        if rotates_first {
+            qkv = self.normalise(qkv, ranks)?;
+        }
         append_kv(&mut qkv, cache, batch, &self.spec, rotation.map(|(angles, layout)| (angles, layout.pairs)))?;
+        self.grow_queries(&mut qkv, sequences)?;
         let sinks = self.sinks.as_ref().map(|sinks| sinks.weights.value()).transpose()?;
         if !is_whole {
             return Ok(paged_attention(&qkv, cache, batch, &self.spec, sinks.as_ref())?);
@@ -254,7 +295,7 @@ fn rotation<'a>(
     HeadsSpec { heads, kv_heads, head_dim, .. }: HeadsSpec,
     sequences: &'a Sequences,
 ) -> Option<(Angles<'a>, RopeLayout)> {
-    let Rotary { table, pairs } = rotary.as_ref()?;
+    let Rotary { table, pairs, .. } = rotary.as_ref()?;
     let layout = RopeLayout { heads: heads + kv_heads, head_dim, pairs: *pairs };
     Some((Angles { table, positions: &sequences.positions }, layout))
 }
@@ -322,15 +363,26 @@ impl Sublayer for Attention {
         let input = AttentionInput::fused(&qkv, &spec, *batch, cu_seqlens.as_ref());
         let dqkv = attention_backward(&d_o, input, &o, &lse, &spec)?.fused();
         drop((qkv, o, d_o));
-        let dqkv = self.qkv_of_heads_backward(dqkv, context)?;
+        let mut dqkv = self.qkv_of_heads_backward(dqkv, context)?;
+        self.grow_queries(&mut dqkv, context.sequences)?;
         let rotation = rotation(&self.rotary, self.heads, context.sequences);
         let dqkv = match (&mut self.norm, unrotated, rotation) {
             (Some(norm), Some(unrotated), rotation) => {
-                let mut dqkv = dqkv;
-                if let Some((angles, layout)) = rotation {
-                    rope(&mut dqkv, angles, layout, Rotation::Backward)?;
-                }
-                let dqkv = norm.backward(&dqkv, &unrotated, context.ranks)?;
+                let turn = |qkv: &mut Tensor, direction| match rotation {
+                    Some((angles, layout)) => rope(qkv, angles, layout, direction),
+                    None => Ok(()),
+                };
+                let dqkv = if self.heads.rotates_first {
+                    let mut rotated = unrotated.duplicate()?;
+                    turn(&mut rotated, Rotation::Forward)?;
+                    let mut dqkv = norm.backward(&dqkv, &rotated, context.ranks)?;
+                    turn(&mut dqkv, Rotation::Backward)?;
+                    dqkv
+                } else {
+                    let mut dqkv = dqkv;
+                    turn(&mut dqkv, Rotation::Backward)?;
+                    norm.backward(&dqkv, &unrotated, context.ranks)?
+                };
                 self.qkv.cast_gradient(dqkv.into(), context)?
             }
             (_, _, Some((angles, layout))) => self

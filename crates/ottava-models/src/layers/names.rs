@@ -19,6 +19,8 @@ pub struct Names {
     pub qkv: &'static [&'static str],
     /// The name of the stack of Q, K and V in the scaling state.
     pub qkv_stack: &'static str,
+    /// The names of the norms of query and key heads, in attention.
+    pub head_norms: [&'static str; 2],
     /// The name of the output projection in attention.
     pub output: &'static str,
     /// The name of the MLP in a block.
@@ -120,8 +122,6 @@ pub const HEAD: &str = "lm_head";
 pub const SCORE: &str = "score";
 /// The name of the weight of a value head in all families. A model folder does not have it.
 pub const VALUE: &str = "value_head.weight";
-/// The names of the norms of query and key heads, in attention, in all families.
-pub const HEAD_NORMS: [&str; 2] = ["q_norm", "k_norm"];
 
 impl Names {
     /// Returns the role of the tensor called `name`, or `None` if a decoder has no tensor of that name.
@@ -158,7 +158,7 @@ impl Names {
         }
         if let Some(name) = within(self.attention) {
             let qkv: &[Role] = if self.qkv.len() == 1 { &[Role::Qkv] } else { &[Role::Query, Role::Key, Role::Value] };
-            let of_norm = || number(&HEAD_NORMS, name).map(|which| [Role::QueryNorm, Role::KeyNorm][which]);
+            let of_norm = || number(&self.head_norms, name).map(|which| [Role::QueryNorm, Role::KeyNorm][which]);
             let of_output = || (name == self.output).then_some(Role::AttentionOutput);
             return number(self.qkv, name).map(|which| qkv[which]).or_else(of_norm).or_else(of_output);
         }
@@ -189,6 +189,7 @@ pub const LLAMA: Names = Names {
     attention: "self_attn",
     qkv: &["q_proj", "k_proj", "v_proj"],
     qkv_stack: "qkv_proj",
+    head_norms: ["q_norm", "k_norm"],
     output: "o_proj",
     mlp: "mlp",
     gate_up: &["gate_proj", "up_proj"],

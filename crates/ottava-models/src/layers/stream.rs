@@ -26,4 +26,6 @@ pub struct Rotary {
     pub table: Tensor,
     /// The elements of a head that are rotated as a pair.
     pub pairs: RopePairs,
+    /// The factors of rotated queries by position ([`factor_table`](ottava_tensor::ops::factor_table)), if they grow. Layers share this table.
+    pub growth: Option<Tensor>,
 }

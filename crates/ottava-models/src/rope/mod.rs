@@ -23,6 +23,24 @@ pub struct RopeScaling {
     pub kind: RopeKind,
     /// DeepSeek's constant by which attention scores grow with the logarithm of the stretch.
     pub mscale_all_dim: Option<f64>,
+    /// The growth of queries with their position, if they grow.
+    pub growth: Option<QueryGrowth>,
+}
+
+/// The factor of queries at a position, after the rotation: `1 + β · ln(1 + ⌊position / context⌋)`. Llama 4, `transformers`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct QueryGrowth {
+    /// The constant β.
+    pub beta: f64,
+    /// The context of the model before stretching.
+    pub original_max_positions: f64,
+}
+
+impl QueryGrowth {
+    /// Returns the factor at `position`.
+    pub fn factor(&self, position: usize) -> f64 {
+        1.0 + self.beta * (position as f64 / self.original_max_positions).floor().ln_1p()
+    }
 }
 
 /// The kinds of scaling.
@@ -103,13 +121,15 @@ impl Default for RopeScaling {
 const LAYER_TYPES: &str = "layer_types";
 const PARTIAL: &str = "partial_rotary_factor";
 const ORIGINAL: &str = "original_max_position_embeddings";
+/// The key of the growth of queries, in `rope_parameters`.
+pub(crate) const GROWTH: &str = "llama_4_scaling_beta";
 /// The keys of `rope_parameters`, if layers with a window have different rotary positions.
 const NESTED: [&str; 2] = ["full_attention", "sliding_attention"];
 
 impl RopeScaling {
     /// Returns rotary positions without scaling.
     pub fn plain(theta: f64) -> RopeScaling {
-        RopeScaling { theta, partial: 1.0, kind: RopeKind::Default, mscale_all_dim: None }
+        RopeScaling { theta, partial: 1.0, kind: RopeKind::Default, mscale_all_dim: None, growth: None }
     }
 
     /// Errors with a sentence if heads with `dim` elements that can be rotated cannot have these positions.
@@ -174,6 +194,7 @@ impl RopeScaling {
                 partial: section.optional(PARTIAL, partial)?,
                 kind: RopeKind::read(file, section)?,
                 mscale_all_dim: section.optional("mscale_all_dim", None)?,
+                growth: QueryGrowth::read(file, section)?,
             },
         };
         rope.of_whole_heads(file)
@@ -206,6 +227,10 @@ impl RopeScaling {
             if rope.partial != 1.0 {
                 parameters[PARTIAL] = json!(rope.partial);
             }
+            if let Some(QueryGrowth { beta, original_max_positions }) = rope.growth {
+                parameters[GROWTH] = json!(beta);
+                parameters[ORIGINAL] = json!(original_max_positions as u64);
+            }
             parameters
         };
         let of_model = match local {
@@ -222,6 +247,19 @@ impl RopeScaling {
         values.insert("rope_theta".into(), json!(self.theta));
         let scaling = if self.kind == RopeKind::Default { Value::Null } else { parameters(self) };
         values.insert("rope_scaling".into(), scaling);
+    }
+}
+
+impl QueryGrowth {
+    /// Reads the growth from a section of `file`, if the family of `file` has it.
+    fn read(file: &ConfigFile, section: &ConfigFile) -> Result<Option<QueryGrowth>> {
+        let beta: Option<f64> = if file.has_default(GROWTH) { section.optional(GROWTH, None)? } else { None };
+        let Some(beta) = beta.filter(|beta| *beta != 0.0) else { return Ok(None) };
+        let original_max_positions = section.required(ORIGINAL)?;
+        match beta.is_finite() && original_max_positions > 0.0 {
+            true => Ok(Some(QueryGrowth { beta, original_max_positions })),
+            false => Err(section.error(&format!("`{GROWTH}` is {beta}, for `{ORIGINAL}` {original_max_positions}"))),
+        }
     }
 }
 

@@ -129,7 +129,7 @@ pub use quantize_slice::{MatrixSlice, empty_slice, quantize_slice, slice_amaxes}
 pub use random::{normal, normal_from};
 pub use repeat_columns::{RepeatedColumns, repeat_columns, repeat_columns_backward};
 pub use rmsnorm::{NormBackward, NormKind, NormWeights, norm_backward, norm_to, rmsnorm, rmsnorm_to};
-pub use rope::{Angles, RopeLayout, RopePairs, Rotation, rope, rope_table, rope_to};
+pub use rope::{Angles, RopeLayout, RopePairs, Rotation, factor_table, rope, rope_table, rope_to};
 pub use router::{
     ExpertGroups, GroupScore, RouterLosses, RouterScores, Routes, Routing, add_counts, count_choices, route,
     route_backward,

@@ -1,7 +1,7 @@
 //! The norm of queries and keys.
 
+use crate::layers::NormConfig;
 use crate::layers::norm::initial_weight;
-use crate::layers::{HEAD_NORMS, NormConfig};
 use ottava_common::error::{Error, Result};
 use ottava_recipe::layer_ranks::LayerRanks;
 use ottava_recipe::param::{Builder, FolderLayout, FolderTensor, Param, Split};
@@ -48,7 +48,14 @@ enum Layout {
 
 impl HeadNorm {
     /// Creates the norm of the attention layer `name`. Norms of heads have no bias.
-    pub fn new(build: &mut Builder, name: &str, of: Heads, scope: NormScope, norm: NormConfig) -> Result<HeadNorm> {
+    pub fn new(
+        build: &mut Builder,
+        name: &str,
+        [q, k]: [&str; 2],
+        of: Heads,
+        scope: NormScope,
+        norm: NormConfig,
+    ) -> Result<HeadNorm> {
         let (Heads { heads, kv_heads, head_dim, kv_replicas }, NormConfig { kind, eps, .. }) = (of, norm);
         let ranks = build.place().ranks;
         let mut weight = |which: &str, len: usize, replicas: usize| {
@@ -77,7 +84,6 @@ impl HeadNorm {
             Layout::Heads(layout, _) => layout.weights(),
             Layout::Projections(layout) => [layout.queries, layout.keys],
         };
-        let [q, k] = HEAD_NORMS;
         Ok(HeadNorm { name: name.to_string(), q: weight(q, of_q, 1)?, k: weight(k, of_k, kv_replicas)?, layout })
     }
 

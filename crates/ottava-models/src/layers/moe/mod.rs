@@ -25,7 +25,7 @@ use ottava_common::error::{Error, Result};
 use ottava_recipe::ExpertCounts;
 use ottava_recipe::context::Context;
 use ottava_recipe::operand::{ResidualGradient, View};
-use ottava_recipe::param::{Builder, Param};
+use ottava_recipe::param::{Builder, FolderLayout, FolderTensor, Param};
 use ottava_tensor::Tensor;
 use ottava_tensor::ops::{Activation, RouterScores, Routing, SavedActivation};
 pub use router::RouterLossFactors;
@@ -48,8 +48,8 @@ pub struct ExpertsSpec {
     pub biases: bool,
     /// Whether a folder stacks the tensors of all experts of a layer, as described at [`Stacked`](ottava_recipe::param::Stacked).
     pub stacked: bool,
-    /// The name in the mixture of the vector that the router adds to scores for the choice. `None` without such a vector.
-    pub bias: Option<&'static str>,
+    /// The vector that the router adds to scores for the choice. `None` without such a vector.
+    pub bias: Option<ChoiceBias>,
     /// The MLP that all tokens share, if the mixture has one.
     pub shared: Option<SharedExpert>,
     /// The factors of the router's losses in training.
@@ -72,6 +72,22 @@ impl ExpertsSpec {
             shared: None,
             losses,
         }
+    }
+}
+
+/// The vector `[E]` that a router adds to scores for the choice.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct ChoiceBias {
+    /// The name of the vector in the mixture.
+    pub name: &'static str,
+    /// The layout of the vector in a folder.
+    pub layout: FolderLayout,
+}
+
+impl ChoiceBias {
+    /// Returns a vector that a folder stores as a vector.
+    pub const fn vector(name: &'static str) -> ChoiceBias {
+        ChoiceBias { name, layout: FolderLayout::Same }
     }
 }
 
@@ -135,7 +151,10 @@ impl MixtureOfExperts {
             experts: count,
             channels,
             logit_bias: biases,
-            bias: bias.map(|bias| format!("{name}.{bias}")),
+            bias: bias.map(|ChoiceBias { name: of_bias, layout }| FolderTensor {
+                layout,
+                ..FolderTensor::new(format!("{name}.{of_bias}"), vec![count])
+            }),
             routing,
             losses,
             std,

@@ -32,8 +32,8 @@ pub struct RouterConfig<'a> {
     pub channels: usize,
     /// Whether a bias is added to logits.
     pub logit_bias: bool,
-    /// The name of the vector that is added to scores for the choice. `None` without such a vector.
-    pub bias: Option<String>,
+    /// The vector that is added to scores for the choice, `[E]`. `None` without such a vector.
+    pub bias: Option<FolderTensor>,
     /// The rule by which the router chooses experts.
     pub routing: Routing,
     /// The factors of the router's losses.
@@ -89,7 +89,7 @@ impl Router {
         let weight = Param::new(build, of_weight, Init::Normal(std))?;
         let of_logits = logit_bias.then(|| shards(build, format!("{name}.bias"), vec![experts])).transpose()?;
         let logit_bias = of_logits.map(|shards| Param::new(build, shards, Init::Normal(std))).transpose()?;
-        let of_choice = bias.map(|bias| shards(build, bias, vec![experts])).transpose()?;
+        let of_choice = bias.map(|bias| Ok::<_, Error>(vec![build.shard(bias, Split::None)?])).transpose()?;
         let bias = of_choice.map(|shards| Param::new(build, shards, Init::Zeros)).transpose()?;
         let bias = bias.map(|vector| vector.in_sums(build));
         build.description.fixed.push(name.to_string());

@@ -112,16 +112,39 @@ pub(super) fn check(x: &Tensor, angles: Angles, layout: RopeLayout) -> Result<()
 
 /// Returns the table of [`rope`] for the angles `position · inverse_frequencies[i]`, computed in F64 and rounded once.
 pub fn rope_table(device: &Device, inverse_frequencies: &[f64], positions: usize, dtype: DType) -> Result<Tensor> {
-    let half = inverse_frequencies.len();
+    table(device, inverse_frequencies.len(), positions, dtype, |position, pair| {
+        let angle = position as f64 * inverse_frequencies[pair];
+        (libm::cos(angle), libm::sin(angle))
+    })
+}
+
+/// Returns the table with which [`rope`] multiplies heads of `dim` elements by `factor(position)`, computed in F64 and rounded once: the cosines are the
+/// factor, and the sines are zero.
+pub fn factor_table(
+    device: &Device,
+    factor: impl Fn(usize) -> f64 + Sync,
+    [positions, dim]: [usize; 2],
+    dtype: DType,
+) -> Result<Tensor> {
+    table(device, dim / 2, positions, dtype, |position, _| (factor(position), 0.0))
+}
+
+/// Returns the table of the cosines and sines that `of` returns for each position and pair.
+fn table(
+    device: &Device,
+    half: usize,
+    positions: usize,
+    dtype: DType,
+    of: impl Fn(usize, usize) -> (f64, f64) + Sync,
+) -> Result<Tensor> {
     if device.tracker().is_some() {
         return Tensor::empty(device, &[positions, half * 2], dtype);
     }
     let mut table = vec![0f64; positions * half * 2];
     table.par_rows_mut(half * 2).enumerate().for_each(|(position, row)| {
         let (cos, sin) = row.split_at_mut(half);
-        for ((cos, sin), f) in cos.iter_mut().zip(sin).zip(inverse_frequencies) {
-            let angle = position as f64 * f;
-            (*cos, *sin) = (libm::cos(angle), libm::sin(angle));
+        for (pair, (cos, sin)) in cos.iter_mut().zip(sin).enumerate() {
+            (*cos, *sin) = of(position, pair);
         }
     });
     let table = Tensor::from_slice(&Device::Cpu, &[positions, half * 2], &table)?;

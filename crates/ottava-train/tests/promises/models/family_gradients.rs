@@ -109,6 +109,19 @@ fn deepseek_v3_backward_is_the_gradient() {
     check("deepseek_v3", keys);
 }
 
+/// Queries and keys are rotated before their norm.
+#[test]
+fn hunyuan_backward_is_the_gradient() {
+    check("hunyuan_v1_dense", json!({}));
+}
+
+/// Queries grow with their position.
+#[test]
+fn ministral3_backward_is_the_gradient() {
+    let growth = json!({"rope_theta": 100.0, "original_max_position_embeddings": 2, "llama_4_scaling_beta": 0.7});
+    check("ministral3", json!({"rope_parameters": growth}));
+}
+
 /// The activation has no gate.
 #[test]
 fn arcee_backward_is_the_gradient() {

@@ -15,7 +15,7 @@ use std::collections::BTreeMap;
 
 /// Windows are shorter than the texts. Some models change the angles of rotary positions at a certain length. `phi3_short` and one model of "dynamic"
 /// stay below this length. `phi3_long` and the other model of "dynamic" exceed it.
-const MODELS: [&str; 37] = [
+const MODELS: [&str; 40] = [
     "mistral_window",
     "qwen2_window",
     "qwen3_window",
@@ -50,7 +50,10 @@ const MODELS: [&str; 37] = [
     "ernie4_5",
     "dots1",
     "minimax_m2",
+    "ministral3",
     "arcee",
+    "ernie4_5_moe",
+    "hunyuan",
     "stablelm",
     "stablelm_parallel",
 ];

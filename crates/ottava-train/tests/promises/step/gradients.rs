@@ -177,7 +177,7 @@ fn stream(channels: usize) -> Stream {
 
 fn angles(device: &Device, positions: usize, dtype: DType) -> Option<Rotary> {
     let table = rope_table(device, &[1.0, 0.3, 0.1], positions, dtype).expect("a table");
-    Some(Rotary { table, pairs: RopePairs::Halves })
+    Some(Rotary { table, pairs: RopePairs::Halves, growth: None })
 }
 
 #[test]
