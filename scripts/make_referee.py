@@ -24,7 +24,8 @@ from transformers import SmolLM3Config, SmolLM3ForCausalLM
 from transformers import DeepseekV2Config, DeepseekV2ForCausalLM, DeepseekV3Config, DeepseekV3ForCausalLM
 from transformers import GptOssConfig, GptOssForCausalLM
 from transformers import Ministral3Config, Ministral3ForCausalLM
-from transformers import HunYuanDenseV1Config, HunYuanDenseV1ForCausalLM
+from transformers import ExaoneMoeConfig, ExaoneMoeForCausalLM, GlmConfig, GlmForCausalLM
+from transformers import HunYuanDenseV1Config, HunYuanDenseV1ForCausalLM, HunYuanMoEV1Config, HunYuanMoEV1ForCausalLM
 from transformers import MixtralConfig, MixtralForCausalLM, OlmoeConfig, OlmoeForCausalLM
 from transformers import ArceeConfig, ArceeForCausalLM, Ernie4_5_MoeConfig, Ernie4_5_MoeForCausalLM, StableLmConfig, StableLmForCausalLM
 from transformers import Cohere2Config, Cohere2ForCausalLM, Dots1Config, Dots1ForCausalLM, Ernie4_5Config, Ernie4_5ForCausalLM
@@ -242,6 +243,15 @@ OPTIONS = {
         HunYuanDenseV1Config,
         TINY | dict(head_dim=8, attention_bias=True, rope_parameters=dict(rope_type="dynamic", rope_theta=100.0, alpha=20.0, factor=1.0)),
     ),
+    "hunyuan_moe": (HunYuanMoEV1ForCausalLM, HunYuanMoEV1Config, TINY | dict(head_dim=8, num_experts=5, moe_topk=[2, 3])),
+    "exaone_moe": (
+        ExaoneMoeForCausalLM,
+        ExaoneMoeConfig,
+        TINY
+        | dict(num_hidden_layers=3, sliding_window=5, sliding_window_pattern=2, mlp_layer_types=["sparse", "dense", "sparse"])
+        | dict(moe_intermediate_size=12, num_experts=8, num_experts_per_tok=3, num_shared_experts=2, n_group=4, topk_group=2),
+    ),
+    "glm": (GlmForCausalLM, GlmConfig, TINY | dict(head_dim=8)),
     "arcee": (ArceeForCausalLM, ArceeConfig, TINY | dict(head_dim=8, attention_bias=True, mlp_bias=True)),
     # Half of each head of 4 is rotated.
     "stablelm": (StableLmForCausalLM, StableLmConfig, TINY | dict(use_qkv_bias=True, partial_rotary_factor=0.5)),

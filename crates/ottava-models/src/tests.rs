@@ -100,6 +100,9 @@ fn missing_keys_have_the_values_of_transformers() {
         ("stablelm", 4096, 1e4, 1e-5, 16, false),
         ("ernie4_5_moe", 131_072, 5e5, 1e-5, 16, true),
         ("hunyuan_v1_dense", 2048, 1e4, 1e-5, 16, false),
+        ("hunyuan_v1_moe", 2048, 1e4, 1e-5, 16, false),
+        ("exaone_moe", 2048, 1e4, 1e-5, 16, false),
+        ("glm", 131_072, 1e4, 1.5625e-7, 128, false),
     ];
     for (model_type, positions, theta, epsilon, head_dim, tied) in expected {
         let sizes = read(small(model_type));
@@ -125,6 +128,7 @@ fn missing_keys_have_the_values_of_transformers() {
     assert_eq!(experts("deepseek_v3"), (256, 8, 2048, 2048, 2.5));
     assert_eq!(experts("glm4_moe"), (128, 8, 1408, 1408, 1.0));
     assert_eq!(experts("glm4_moe_lite"), (64, 4, 1536, 1536, 1.8));
+    assert_eq!(experts("exaone_moe"), (64, 8, 1024, 1024, 2.5));
     assert_eq!(experts("ernie4_5_moe"), (64, 6, 1536, 3072, 1.0));
     assert_eq!(experts("minimax_m2"), (256, 8, 112, 0, 1.0));
     let v3 = read(small("deepseek_v3"));

@@ -3,9 +3,9 @@
 
 use super::olmo2::AFTER;
 use crate::SublayerSpec::{Heads, Mlp};
-use crate::family::{Family, common, window_in};
+use crate::family::{Common, Family, common, window_in};
 use crate::layers::{HeadsSpec, NormScope};
-use crate::{ConfigFile, DecoderConfig, LayerSet};
+use crate::{ConfigFile, DecoderConfig, LayerSet, SublayerSpec};
 use ottava_common::error::Result;
 use serde_json::{Value, json};
 
@@ -26,13 +26,19 @@ fn defaults() -> Value {
 
 fn read(file: &ConfigFile) -> Result<DecoderConfig> {
     let common = common(file)?.named(&AFTER);
+    let (attention, mlp) = (attention(file, &common)?, common.mlp);
+    Ok(common.sequential(|index| [attention(index), Mlp(mlp)]))
+}
+
+/// Returns the attention of each layer.
+pub(super) fn attention(file: &ConfigFile, common: &Common) -> Result<impl Fn(usize) -> SublayerSpec + use<>> {
     let window = window_in(file, common.layers, local_layers(file, common.layers)?)?;
-    let (heads, rope, mlp) = (common.heads, common.rope, common.mlp);
-    Ok(common.sequential(|index| {
+    let (heads, rope) = (common.heads, common.rope);
+    Ok(move |index| {
         let is_rotated = window.size.is_none() || window.layers.contains(index);
         let heads = HeadsSpec { qk_norm: Some(NormScope::Head), window: window.at(index), ..heads };
-        [Heads(heads, is_rotated.then_some(rope)), Mlp(mlp)]
-    }))
+        Heads(heads, is_rotated.then_some(rope))
+    })
 }
 
 /// Returns the layers with a window if `layer_types` is missing. `sliding_window_pattern` is the number of layers of a group, whose last layer sees all

@@ -32,8 +32,23 @@ static NAMES: Names = Names {
     ..LLAMA
 };
 
+/// GLM-4 of 2024, with norms before sublayers only. GLM Team 2024, arXiv:2406.12793.
+pub(super) const GLM: Family = Family {
+    architecture: "GlmForCausalLM",
+    model_type: "glm",
+    reward_model: Some("GlmForSequenceClassification"),
+    read: |file| layers(file, &NAMES_OF_GLM),
+    ..FAMILY
+};
+
+static NAMES_OF_GLM: Names = Names { gate_up: &[LLAMA.gate_up_stack], ..LLAMA };
+
 fn read(file: &ConfigFile) -> Result<DecoderConfig> {
-    let common = common(file)?.named(&NAMES);
+    layers(file, &NAMES)
+}
+
+fn layers(file: &ConfigFile, names: &'static Names) -> Result<DecoderConfig> {
+    let common = common(file)?.named(names);
     let heads = HeadsSpec { qkv_bias: file.required("attention_bias")?, ..common.heads };
     let (rope, mlp) = (RopeSpec { pairs: RopePairs::Neighbours, ..common.rope }, common.mlp);
     Ok(common.sequential(|_| [Heads(heads, Some(rope)), Mlp(mlp)]))

@@ -1,9 +1,9 @@
 //! Hunyuan's dense models: Llama's blocks, whose queries and keys are rotated and then normalised per head. Tencent 2025, and `transformers`.
 
 use crate::SublayerSpec::{Heads, Mlp};
-use crate::family::{Family, common};
+use crate::family::{Common, Family, common};
 use crate::layers::{HeadsSpec, LLAMA, Names, NormScope};
-use crate::{ConfigFile, DecoderConfig};
+use crate::{ConfigFile, DecoderConfig, SublayerSpec};
 use ottava_common::error::Result;
 use serde_json::{Value, json};
 
@@ -23,12 +23,19 @@ fn defaults() -> Value {
 static NAMES: Names = Names { head_norms: ["query_layernorm", "key_layernorm"], ..LLAMA };
 
 fn read(file: &ConfigFile) -> Result<DecoderConfig> {
+    let (common, attention) = attention(file)?;
+    let mlp = common.mlp;
+    Ok(common.sequential(|_| [attention, Mlp(mlp)]))
+}
+
+/// Returns the parts that Hunyuan's models share, and their attention.
+pub(super) fn attention(file: &ConfigFile) -> Result<(Common, SublayerSpec)> {
     let common = common(&with_static_base(file)?)?.named(&NAMES);
     let bias = file.required("attention_bias")?;
     let qk_norm = Some(NormScope::Head);
     let heads = HeadsSpec { qk_norm, rotates_first: true, qkv_bias: bias, output_bias: bias, ..common.heads };
-    let (rope, mlp) = (Some(common.rope), common.mlp);
-    Ok(common.sequential(|_| [Heads(heads, rope), Mlp(mlp)]))
+    let rope = Some(common.rope);
+    Ok((common, Heads(heads, rope)))
 }
 
 /// Returns `file` with the base of rotary positions that the type "dynamic" with a constant `alpha` gives: `theta · alpha^(D / (D - 2))`. It does not

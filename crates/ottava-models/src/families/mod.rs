@@ -9,6 +9,7 @@ mod dots1;
 mod ernie4_5;
 mod ernie4_5_moe;
 mod exaone4;
+mod exaone_moe;
 mod gemma2;
 mod gemma3;
 mod glm4;
@@ -18,6 +19,7 @@ mod gpt2;
 mod gpt_oss;
 mod granite;
 mod hunyuan_v1_dense;
+mod hunyuan_v1_moe;
 mod llama;
 mod minimax_m2;
 pub(super) mod mistral;
@@ -60,10 +62,12 @@ pub(super) const FAMILIES: &[Family] = &[
     deepseek_v3::FAMILY,
     gpt_oss::FAMILY,
     glm4::FAMILY,
+    glm4::GLM,
     glm4_moe::FAMILY,
     glm4_moe_lite::FAMILY,
     olmo3::FAMILY,
     exaone4::FAMILY,
+    exaone_moe::FAMILY,
     cohere2::FAMILY,
     seed_oss::FAMILY,
     ernie4_5::FAMILY,
@@ -74,4 +78,5 @@ pub(super) const FAMILIES: &[Family] = &[
     stablelm::FAMILY,
     ernie4_5_moe::FAMILY,
     hunyuan_v1_dense::FAMILY,
+    hunyuan_v1_moe::FAMILY,
 ];

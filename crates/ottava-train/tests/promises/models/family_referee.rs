@@ -15,7 +15,7 @@ use std::collections::BTreeMap;
 
 /// Windows are shorter than the texts. Some models change the angles of rotary positions at a certain length. `phi3_short` and one model of "dynamic"
 /// stay below this length. `phi3_long` and the other model of "dynamic" exceed it.
-const MODELS: [&str; 40] = [
+const MODELS: [&str; 43] = [
     "mistral_window",
     "qwen2_window",
     "qwen3_window",
@@ -54,6 +54,9 @@ const MODELS: [&str; 40] = [
     "arcee",
     "ernie4_5_moe",
     "hunyuan",
+    "hunyuan_moe",
+    "exaone_moe",
+    "glm",
     "stablelm",
     "stablelm_parallel",
 ];
