@@ -215,6 +215,14 @@ pub(super) fn window_in(file: &ConfigFile, layers: usize, default: LayerSet) -> 
     }
 }
 
+/// Returns all layers except the last of each group of `count` layers, for the key `sliding_window_pattern`.
+pub(super) fn local_layers(file: &ConfigFile, count: usize) -> Result<LayerSet> {
+    match count {
+        0 => Err(file.error("`sliding_window_pattern` is 0; it is a number of layers")),
+        count => Ok(LayerSet::AllButEvery(count)),
+    }
+}
+
 /// Returns the window of Qwen2 and Qwen3, from `use_sliding_window`, `max_window_layers` and `layer_types`.
 pub(super) fn qwen_window(file: &ConfigFile, layers: usize) -> Result<Window> {
     if file.required("use_sliding_window")? {

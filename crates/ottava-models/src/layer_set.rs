@@ -53,20 +53,34 @@ impl LayerSet {
     ///
     /// Errors if a type is not implemented, or if the number of types is not the number of layers.
     pub(super) fn with_window(file: &ConfigFile, layers: usize, default: LayerSet) -> Result<LayerSet> {
-        let types: Option<Vec<String>> = file.optional("layer_types", None)?;
-        let Some(types) = types else { return Ok(default) };
+        let types = ["full_attention", "sliding_attention"];
+        Ok(LayerSet::of_types(file, "layer_types", layers, types)?.unwrap_or(default))
+    }
+
+    /// Returns the layers of the type `inside` by the list under `key`, in which other layers have the type `outside`. Returns `None` if the key is
+    /// missing.
+    ///
+    /// Errors as [`LayerSet::with_window`].
+    pub(super) fn of_types(
+        file: &ConfigFile,
+        key: &str,
+        layers: usize,
+        [outside, inside]: [&str; 2],
+    ) -> Result<Option<LayerSet>> {
+        let types: Option<Vec<String>> = file.optional(key, None)?;
+        let Some(types) = types else { return Ok(None) };
         if types.len() != layers {
-            let text = format!("`layer_types` has {} entries, and `num_hidden_layers` is {layers}", types.len());
+            let text = format!("`{key}` has {} entries, and `num_hidden_layers` is {layers}", types.len());
             return Err(file.error(&text));
         }
-        let is_local = |name: &String| match name.as_str() {
-            "sliding_attention" => Ok(true),
-            "full_attention" => Ok(false),
-            other => Err(file.error(&format!(
-                "`layer_types` has \"{other}\"; \"full_attention\" and \"sliding_attention\" are implemented"
-            ))),
+        let is_inside = |name: &String| match name {
+            name if name == inside => Ok(true),
+            name if name == outside => Ok(false),
+            other => {
+                Err(file.error(&format!("`{key}` has \"{other}\"; \"{outside}\" and \"{inside}\" are implemented")))
+            }
         };
-        Ok(LayerSet::Listed(types.iter().map(is_local).collect::<Result<_>>()?))
+        Ok(Some(LayerSet::Listed(types.iter().map(is_inside).collect::<Result<_>>()?)))
     }
 }
 

@@ -3,9 +3,9 @@
 
 use super::cohere::stream;
 use crate::SublayerSpec::{Heads, Mlp};
-use crate::family::{Common, Family, common, window_in};
+use crate::family::{Common, Family, common, local_layers, window_in};
 use crate::layers::HeadsSpec;
-use crate::{ConfigFile, DecoderConfig, LayerSet, LayerSpec, RopeSpec};
+use crate::{ConfigFile, DecoderConfig, LayerSpec, RopeSpec};
 use ottava_common::error::Result;
 use ottava_tensor::ops::RopePairs;
 use serde_json::{Value, json};
@@ -29,11 +29,7 @@ fn defaults() -> Value {
 fn read(file: &ConfigFile) -> Result<DecoderConfig> {
     let (Common { mut model, layers, heads, rope, mlp }, bias) = (common(file)?, file.required("attention_bias")?);
     stream(file, &mut model)?;
-    let default = match file.required("sliding_window_pattern")? {
-        0 => return Err(file.error("`sliding_window_pattern` is 0; it is a number of layers")),
-        count => LayerSet::AllButEvery(count),
-    };
-    let window = window_in(file, layers, default)?;
+    let window = window_in(file, layers, local_layers(file, file.required("sliding_window_pattern")?)?)?;
     let rope = RopeSpec { pairs: RopePairs::Neighbours, ..rope };
     let layer = |index| {
         let heads = HeadsSpec { qkv_bias: bias, output_bias: bias, window: window.at(index), ..heads };

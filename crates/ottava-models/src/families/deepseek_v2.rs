@@ -82,24 +82,14 @@ pub(super) fn experts(
     Ok(ExpertsSpec { bias, shared, ..ExpertsSpec::new(count, hidden, activation, routing) })
 }
 
-/// Returns the layers that have experts, from `mlp_layer_types` if the file has the key, else from `first_k_dense_replace`.
+/// Returns the layers that have experts, from `mlp_layer_types` if the family has the key and the file sets it, else from `first_k_dense_replace`.
 pub(super) fn routed_layers(file: &ConfigFile, layers: usize) -> Result<LayerSet> {
-    let types: Option<Vec<String>> = file.nullable("mlp_layer_types")?;
-    let Some(types) = types.filter(|_| file.has_default("mlp_layer_types")) else {
-        return Ok(LayerSet::From(file.required("first_k_dense_replace")?));
+    const TYPES: &str = "mlp_layer_types";
+    let listed = match file.has_default(TYPES) {
+        true => LayerSet::of_types(file, TYPES, layers, ["dense", "sparse"])?,
+        false => None,
     };
-    if types.len() != layers {
-        let text = format!("`mlp_layer_types` has {} entries, and `num_hidden_layers` is {layers}", types.len());
-        return Err(file.error(&text));
-    }
-    let is_routed = |name: &String| match name.as_str() {
-        "sparse" => Ok(true),
-        "dense" => Ok(false),
-        other => {
-            Err(file.error(&format!("`mlp_layer_types` has \"{other}\"; \"dense\" and \"sparse\" are implemented")))
-        }
-    };
-    Ok(LayerSet::Listed(types.iter().map(is_routed).collect::<Result<_>>()?))
+    listed.map_or_else(|| Ok(LayerSet::From(file.required("first_k_dense_replace")?)), Ok)
 }
 
 /// Returns the router, which chooses greedily, or within the groups that have the best experts.

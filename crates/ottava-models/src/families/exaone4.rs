@@ -3,7 +3,7 @@
 
 use super::olmo2::AFTER;
 use crate::SublayerSpec::{Heads, Mlp};
-use crate::family::{Common, Family, common, window_in};
+use crate::family::{Common, Family, common, local_layers, window_in};
 use crate::layers::{HeadsSpec, NormScope};
 use crate::{ConfigFile, DecoderConfig, LayerSet, SublayerSpec};
 use ottava_common::error::Result;
@@ -32,7 +32,7 @@ fn read(file: &ConfigFile) -> Result<DecoderConfig> {
 
 /// Returns the attention of each layer.
 pub(super) fn attention(file: &ConfigFile, common: &Common) -> Result<impl Fn(usize) -> SublayerSpec + use<>> {
-    let window = window_in(file, common.layers, local_layers(file, common.layers)?)?;
+    let window = window_in(file, common.layers, local_layers_of(file)?)?;
     let (heads, rope) = (common.heads, common.rope);
     Ok(move |index| {
         let is_rotated = window.size.is_none() || window.layers.contains(index);
@@ -43,7 +43,7 @@ pub(super) fn attention(file: &ConfigFile, common: &Common) -> Result<impl Fn(us
 
 /// Returns the layers with a window if `layer_types` is missing. `sliding_window_pattern` is the number of layers of a group, whose last layer sees all
 /// tokens, or a text such as "LLLG", whose last letter stands for this layer.
-fn local_layers(file: &ConfigFile, layers: usize) -> Result<LayerSet> {
+fn local_layers_of(file: &ConfigFile) -> Result<LayerSet> {
     if file.nullable::<usize>("sliding_window")?.is_none() {
         return Ok(LayerSet::None);
     }
@@ -51,9 +51,5 @@ fn local_layers(file: &ConfigFile, layers: usize) -> Result<LayerSet> {
         Value::String(letters) => letters.len(),
         _ => file.required("sliding_window_pattern")?,
     };
-    match count {
-        0 => Err(file.error("`sliding_window_pattern` is 0; it is a number of layers")),
-        count if count > layers => Ok(LayerSet::All),
-        count => Ok(LayerSet::AllButEvery(count)),
-    }
+    local_layers(file, count)
 }

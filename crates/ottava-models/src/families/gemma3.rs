@@ -3,10 +3,10 @@
 
 use super::gemma2::gemma;
 use crate::SublayerSpec::{Heads, Mlp};
-use crate::family::{Common, Family, common, window_in};
+use crate::family::{Common, Family, common, local_layers, window_in};
 use crate::layers::{HeadsSpec, NormScope};
 use crate::rope::{by_layer_types, without_ropes};
-use crate::{ConfigFile, DecoderConfig, LayerSet, RopeSpec};
+use crate::{ConfigFile, DecoderConfig, RopeSpec};
 use ottava_common::error::Result;
 use serde_json::{Value, json};
 
@@ -29,14 +29,11 @@ fn defaults() -> Value {
 }
 
 fn read(file: &ConfigFile) -> Result<DecoderConfig> {
-    let pattern: usize = file.required("sliding_window_pattern")?;
-    if pattern == 0 {
-        return Err(file.error("`sliding_window_pattern` is 0; it is a number of layers"));
-    }
+    let local = local_layers(file, file.required("sliding_window_pattern")?)?;
     let others = without_ropes(file);
     let mut gemma = gemma(file, common(&others)?)?;
     gemma.model.ropes = by_layer_types(file, &others, ["rope_theta", "rope_local_base_freq"])?;
-    let window = window_in(file, gemma.layers, LayerSet::AllButEvery(pattern))?;
+    let window = window_in(file, gemma.layers, local)?;
     let Common { heads, rope, mlp, .. } = gemma;
     Ok(gemma.sequential(|index| {
         let heads = HeadsSpec { qk_norm: Some(NormScope::Head), window: window.at(index), ..heads };

@@ -2,8 +2,6 @@
 
 use super::deepseek_v3::latent;
 use crate::family::Family;
-use crate::{ConfigFile, DecoderConfig};
-use ottava_common::error::Result;
 use serde_json::{Value, json};
 
 pub(super) const FAMILY: Family = Family {
@@ -12,7 +10,8 @@ pub(super) const FAMILY: Family = Family {
     reward_model: None,
     defaults,
     aliases: &[("num_local_experts", "n_routed_experts"), ("head_dim", "qk_rope_head_dim")],
-    read,
+    // transformers reads `mlp_layer_types` only. If the key is missing, only the first layer has an MLP, as `first_k_dense_replace` says by default.
+    read: latent,
 };
 
 fn defaults() -> Value {
@@ -22,9 +21,4 @@ fn defaults() -> Value {
         "num_experts_per_tok": 4, "num_key_value_heads": 20, "num_nextn_predict_layers": 1, "q_lora_rank": 768, "qk_nope_head_dim": 192,
         "qk_rope_head_dim": 64, "rms_norm_eps": 1e-5, "rope_interleave": true, "routed_scaling_factor": 1.8, "topk_group": 1, "v_head_dim": 256,
     })
-}
-
-/// transformers counts layers with an MLP by `mlp_layer_types` only. If the key is missing, only the first layer has an MLP.
-fn read(file: &ConfigFile) -> Result<DecoderConfig> {
-    latent(file)
 }

@@ -1,8 +1,9 @@
 //! OLMoE: mixtures of experts, and one norm for all queries and one for all keys of a token. Muennighoff et al. 2024, arXiv:2409.02060.
 
+use super::olmo2::attention;
 use crate::SublayerSpec::{Experts, Heads};
 use crate::family::{Family, common, ignore_router_logits, softmax_routing};
-use crate::layers::{ExpertsSpec, HeadsSpec, NormScope};
+use crate::layers::ExpertsSpec;
 use crate::{ConfigFile, DecoderConfig};
 use ottava_common::error::Result;
 use serde_json::{Value, json};
@@ -26,9 +27,8 @@ fn read(file: &ConfigFile) -> Result<DecoderConfig> {
     if file.has("clip_qkv") {
         return Err(file.error("`clip_qkv` is set; clipping of queries, keys and values is not implemented"));
     }
-    let (common, bias) = (common(file)?, file.required("attention_bias")?);
-    let qk_norm = Some(NormScope::Projection);
-    let heads = HeadsSpec { qk_norm, qkv_bias: bias, output_bias: bias, ..common.heads };
+    let common = common(file)?;
+    let heads = attention(file, common.heads)?;
     let (count, routing) = (file.required("num_experts")?, softmax_routing(file, file.required("norm_topk_prob")?)?);
     let experts = ExpertsSpec::new(count, common.mlp.hidden, common.mlp.activation, routing);
     let rope = Some(common.rope);

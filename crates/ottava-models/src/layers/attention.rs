@@ -181,20 +181,12 @@ impl Attention {
             true => qkv.duplicate()?,
             false => self.normalise(qkv, context.ranks)?,
         };
-        self.turn(&mut qkv, context.sequences, Rotation::Forward)?;
+        turn(&mut qkv, rotation(&self.rotary, self.heads, context.sequences), Rotation::Forward)?;
         if self.heads.rotates_first {
             qkv = self.normalise(qkv, context.ranks)?;
         }
         self.grow_queries(&mut qkv, context.sequences)?;
         Ok(qkv)
-    }
-
-    /// Rotates Q and K, if the layer has rotary positions.
-    fn turn(&self, qkv: &mut Tensor, sequences: &Sequences, direction: Rotation) -> Result<()> {
-        match rotation(&self.rotary, self.heads, sequences) {
-            Some((angles, layout)) => Ok(rope(qkv, angles, layout, direction)?),
-            None => Ok(()),
-        }
     }
 
     /// Multiplies queries, or the gradients of queries, by the factors of their positions, if queries grow.
@@ -243,9 +235,7 @@ impl Attention {
         let mut rotation = rotation(&self.rotary, self.heads, sequences);
         // `append_kv` can rotate only whole heads.
         let is_apart = |angles: &Angles, of: &RopeLayout| rotates_first || angles.table.shape()[1] < of.head_dim;
-        if let Some((angles, layout)) = rotation.take_if(|(angles, of)| is_apart(angles, of)) {
-            rope(&mut qkv, angles, layout, Rotation::Forward)?;
-        }
+        turn(&mut qkv, rotation.take_if(|(angles, of)| is_apart(angles, of)), Rotation::Forward)?;
         if rotates_first {
             qkv = self.normalise(qkv, ranks)?;
         }
@@ -298,6 +288,14 @@ fn rotation<'a>(
     let Rotary { table, pairs, .. } = rotary.as_ref()?;
     let layout = RopeLayout { heads: heads + kv_heads, head_dim, pairs: *pairs };
     Some((Angles { table, positions: &sequences.positions }, layout))
+}
+
+/// Rotates Q and K, if the layer has rotary positions.
+fn turn(qkv: &mut Tensor, rotation: Option<(Angles, RopeLayout)>, direction: Rotation) -> Result<()> {
+    match rotation {
+        Some((angles, layout)) => Ok(rope(qkv, angles, layout, direction)?),
+        None => Ok(()),
+    }
 }
 
 /// Returns the output and the `lse` of attention, with `sinks` if the layer has them.
@@ -368,19 +366,15 @@ impl Sublayer for Attention {
         let rotation = rotation(&self.rotary, self.heads, context.sequences);
         let dqkv = match (&mut self.norm, unrotated, rotation) {
             (Some(norm), Some(unrotated), rotation) => {
-                let turn = |qkv: &mut Tensor, direction| match rotation {
-                    Some((angles, layout)) => rope(qkv, angles, layout, direction),
-                    None => Ok(()),
-                };
                 let dqkv = if self.heads.rotates_first {
                     let mut rotated = unrotated.duplicate()?;
-                    turn(&mut rotated, Rotation::Forward)?;
+                    turn(&mut rotated, rotation, Rotation::Forward)?;
                     let mut dqkv = norm.backward(&dqkv, &rotated, context.ranks)?;
-                    turn(&mut dqkv, Rotation::Backward)?;
+                    turn(&mut dqkv, rotation, Rotation::Backward)?;
                     dqkv
                 } else {
                     let mut dqkv = dqkv;
-                    turn(&mut dqkv, Rotation::Backward)?;
+                    turn(&mut dqkv, rotation, Rotation::Backward)?;
                     norm.backward(&dqkv, &unrotated, context.ranks)?
                 };
                 self.qkv.cast_gradient(dqkv.into(), context)?
