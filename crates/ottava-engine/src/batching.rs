@@ -2,7 +2,7 @@
 
 use crate::block_pool::BLOCK_SIZE;
 use crate::blocks::Pools;
-use crate::decode::DecodeSteps;
+use crate::decode::{DecodeSteps, fixed_rows};
 use crate::masks::Masks;
 use crate::proposer::Proposer;
 use crate::request::{AdapterId, EngineOptions, EngineStats, Event, FinishReason, RequestId, TokenLogprob};
@@ -138,13 +138,14 @@ impl Engine {
     fn with_memory(model: Decoder, options: &EngineOptions, memory: (KvCache, Pools), scales_by_token: bool) -> Engine {
         let (cache, pools) = memory;
         let stats = EngineStats { kv_blocks: pools.all(), ..EngineStats::default() };
+        let steps = DecodeSteps::new(fixed_rows(&model, options));
         Engine {
             model,
             adapters: Vec::new(),
             adapter: None,
             options: *options,
             cache,
-            steps: DecodeSteps::new(options.batch_invariant),
+            steps,
             proposer: None,
             pools,
             waiting: VecDeque::new(),

@@ -1,18 +1,27 @@
 //! Decode steps: every row is a token with its own context. On a GPU, they are captured as CUDA graphs, one for each padded size of the batch. Ranks
 //! that divide a model run the same steps in the same order. So they capture the same steps, including the collectives.
 
-use crate::request::AdapterId;
+use crate::request::{AdapterId, EngineOptions};
 use ottava_common::error::Result;
 use ottava_models::{Decoder, InferenceBatch, KvCache, SequenceTokens, most_blocks};
 use ottava_recipe::capture::{Capture, Launch};
 use ottava_tensor::cuda::{CudaDevice, Graph};
-use ottava_tensor::ops::{argmax, cast};
+use ottava_tensor::ops::{argmax, cast, has_ordered_sums};
 use ottava_tensor::{DType, Device, Suspended, Tensor};
 use std::collections::HashMap;
 use std::sync::Arc;
 
-/// The number of rows of each pass on a GPU if results must not depend on the batch.
-pub(super) const INVARIANT_ROWS: usize = 64;
+/// The number of rows of each pass if results must not depend on the batch, but the order of sums may depend on the number of rows.
+const INVARIANT_ROWS: usize = 64;
+
+/// Returns the number of rows of all passes, if it must be the same.
+pub(super) fn fixed_rows(model: &Decoder, options: &EngineOptions) -> Option<usize> {
+    let recipe = model.recipe();
+    let casts = recipe.casts.map(|casts| [casts.input, casts.weight].map(|cast| (cast.format, cast.granularity)));
+    let is_gpu = matches!(model.device(), Device::Cuda(_));
+    let is_fixed = options.batch_invariant && is_gpu && !has_ordered_sums(model.device(), recipe.compute, casts);
+    is_fixed.then_some(INVARIANT_ROWS)
+}
 
 /// The decode steps by size and by adapter, since a graph reads fixed weights. The size is the number of rows and the number of blocks of the longest
 /// sequence, both powers of two.
@@ -23,7 +32,8 @@ pub struct DecodeSteps {
     steps: HashMap<Size, DecodeStep>,
     /// The size of the last step.
     last: Option<Size>,
-    is_invariant: bool,
+    /// The number of rows of all steps, if it must be the same.
+    rows: Option<usize>,
 }
 
 /// The adapter, the number of rows, and the number of blocks of the longest sequence.
@@ -93,9 +103,9 @@ pub fn in_f32(x: &Tensor) -> Result<Tensor> {
 }
 
 impl DecodeSteps {
-    /// Makes steps of [`INVARIANT_ROWS`] rows if `is_invariant` is set, so that no result depends on the number of rows.
-    pub(super) fn new(is_invariant: bool) -> DecodeSteps {
-        DecodeSteps { is_invariant, ..DecodeSteps::default() }
+    /// Makes steps of `rows` rows, or of any number of rows if it is `None`.
+    pub(super) fn new(rows: Option<usize>) -> DecodeSteps {
+        DecodeSteps { rows, ..DecodeSteps::default() }
     }
 
     /// Forgets all captured steps, because the memory that they read has moved.
@@ -113,7 +123,7 @@ impl DecodeSteps {
         sequences: &[SequenceTokens],
     ) -> Result<Scored> {
         let [groups, blocks] = most_blocks(sequences);
-        let rows = if self.is_invariant { INVARIANT_ROWS } else { sequences.len() };
+        let rows = self.rows.unwrap_or(sequences.len());
         let size = [rows, blocks].map(usize::next_power_of_two);
         let size = (adapter, size);
         if self.last != Some(size) {

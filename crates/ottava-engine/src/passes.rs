@@ -1,10 +1,10 @@
 //! The passes of a step. A pass is a set of tokens that are computed together with the same kernels.
 //!
-//! `Engine::run_passes` divides a step into passes. With `batch_invariant`, passes have 64 rows and run within `CudaDevice::with_batch_invariance`.
-//! There, products and attention choose their kernels for this shape only.
+//! `Engine::run_passes` divides a step into passes. With `batch_invariant`, passes run within `CudaDevice::with_batch_invariance`. There, products have
+//! sums whose order does not depend on the number of rows. If the GPU has no such products for the types of the model, all passes have 64 rows.
 
 use crate::batching::{Drawn, Engine, Plan};
-use crate::decode::{INVARIANT_ROWS, Scored};
+use crate::decode::{Scored, fixed_rows};
 use crate::drawing::by_rows;
 use crate::request::{AdapterId, Event};
 use ottava_common::error::Result;
@@ -77,11 +77,22 @@ impl Engine {
         passes
     }
 
-    /// Divides a plan of one adapter into passes of [`INVARIANT_ROWS`] rows. Rows whose activations are read are in separate passes.
+    /// Divides a plan of one adapter into passes whose tokens are rows with their own contexts. Rows whose activations are read are in separate passes.
     fn invariant_passes(&self, plan: Plan) -> Vec<(BatchKind, Plan)> {
+        let most = self.fixed_rows().unwrap_or(plan.len().max(MOST_ROWS));
         let (read, others): (Plan, Plan) = plan.into_iter().partition(|&(at, _)| self.running[at].reads_activations());
-        let of = |kind, plan| divided(plan, INVARIANT_ROWS).into_iter().map(move |plan| (kind, plan));
+        let of = |kind, plan| divided(plan, most).into_iter().map(move |plan| (kind, plan));
         of(BatchKind::Rows, others).chain(of(BatchKind::Mixed, read)).collect()
+    }
+
+    /// Returns the number of rows of all passes, if it must be the same.
+    pub(super) fn fixed_rows(&self) -> Option<usize> {
+        fixed_rows(&self.model, &self.options)
+    }
+
+    /// Returns the number of rows of a pass that computes `rows` rows.
+    fn padded(&self, rows: usize) -> usize {
+        self.fixed_rows().unwrap_or(padded_rows(self.model.device(), rows))
     }
 
     /// Moves the adapters of `adapter` into the linears of the model.
@@ -118,7 +129,10 @@ impl Engine {
             return self.draw(&scored, drawing);
         }
         let batch = match self.keeps_invariant() {
-            true => InferenceBatch::of_rows(self.model.device(), &SequenceTokens::rows(&sequences), INVARIANT_ROWS)?,
+            true => {
+                let rows = SequenceTokens::rows(&sequences);
+                InferenceBatch::of_rows(self.model.device(), &rows, self.padded(rows.len()))?
+            }
             false => InferenceBatch::padded(self.model.device(), &sequences)?,
         };
         let hidden = self.model.hidden(&batch, &mut self.cache)?;
@@ -140,14 +154,13 @@ impl Engine {
 
     /// Returns the maximum number of rows of logits that exist at once.
     pub(super) fn logit_rows(&self) -> usize {
-        if self.keeps_invariant() { INVARIANT_ROWS } else { MOST_ROWS }
+        self.fixed_rows().unwrap_or(MOST_ROWS)
     }
 
     /// Copies row numbers to the device, padded by row 0.
     pub(super) fn on_device(&self, rows: &[i32]) -> Result<Tensor> {
         let mut padded = rows.to_vec();
-        let count = if self.keeps_invariant() { INVARIANT_ROWS } else { padded_rows(self.model.device(), rows.len()) };
-        padded.resize(count, 0);
+        padded.resize(self.padded(rows.len()), 0);
         Ok(Tensor::from_slice(self.model.device(), &[padded.len()], &padded)?)
     }
 }

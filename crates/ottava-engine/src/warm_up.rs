@@ -44,20 +44,27 @@ impl Engine {
     fn run_sizes(&mut self, adapter: Option<AdapterId>) -> Result<()> {
         let EngineOptions { max_batch, prefill_chunk, .. } = self.options;
         let last_prompt = self.max_model_len().saturating_sub(1);
-        if self.keeps_invariant() {
-            // All passes have the same size.
-            return if last_prompt > 0 { self.run_alike(adapter, 1, 1) } else { Ok(()) };
+        if last_prompt == 0 {
+            return Ok(());
         }
-        // Whole prompts are run, and one prompt with a chunk that reads the cache. The largest prompt runs first, and smaller prompts reuse its
-        // memory.
-        let whole = (1..=prefill_chunk / PREFILL_MULTIPLE).map(|count| count * PREFILL_MULTIPLE);
-        let prompts = whole.chain([prefill_chunk.saturating_add(PREFILL_MULTIPLE / 2).min(last_prompt)]);
-        for tokens in prompts.rev().filter(|tokens| (1..=last_prompt).contains(tokens)) {
-            self.run_alike(adapter, 1, tokens)?;
+        if self.fixed_rows().is_some() {
+            return self.run_alike(adapter, 1, 1);
+        }
+        if self.keeps_invariant() {
+            // Tokens of prompts are rows of the same passes as drawn tokens.
+            self.run_alike(adapter, 1, MOST_ROWS.min(last_prompt))?;
+        } else {
+            // Whole prompts are run, and one prompt with a chunk that reads the cache. The largest prompt runs first, and smaller prompts reuse its
+            // memory.
+            let whole = (1..=prefill_chunk / PREFILL_MULTIPLE).map(|count| count * PREFILL_MULTIPLE);
+            let prompts = whole.chain([prefill_chunk.saturating_add(PREFILL_MULTIPLE / 2).min(last_prompt)]);
+            for tokens in prompts.rev().filter(|tokens| (1..=last_prompt).contains(tokens)) {
+                self.run_alike(adapter, 1, tokens)?;
+            }
         }
         let sizes =
             std::iter::successors(Some(1usize), |size| size.checked_mul(2)).take_while(|&size| size < max_batch);
-        for size in sizes.chain([max_batch]).filter(|_| last_prompt > 0) {
+        for size in sizes.chain([max_batch]) {
             self.run_alike(adapter, size, 1)?;
         }
         Ok(())

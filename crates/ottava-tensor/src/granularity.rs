@@ -3,7 +3,7 @@
 //! To add a granularity, add a variant here, and complete every match that no longer compiles:
 //!
 //! - in this crate: `Granularity` and `quantized.rs`; the casts in `ops/quantize/`, and `ops/destination.rs` with the define `SHARING` of
-//!   `destination.cuh`; the scale modes of products in `cuda/cublaslt/spec.rs`, `ops/gemm/cuda.rs` and `ops/grouped_gemm/`; `ops/permute/mod.rs`;
+//!   `destination.cuh`; the scale modes of products in `cuda/cublaslt/spec.rs`, `ops/gemm/` and `ops/gemm/wgmma.rs`, and `ops/grouped_gemm/`; `ops/permute/mod.rs`;
 //!   `CAPABILITIES` in `capability.rs`
 //! - in other crates: the recipe (`Precision::recipe`, `recipe/linears.rs`, `recipe/fp8_pays.rs`), `scaling/scales.rs`, `layers/moe/dispatch.rs`, and,
 //!   for writing and reading folders, `export/linears.rs`, `export/format.rs` and `models/quantization.rs`

@@ -5,10 +5,10 @@
 //! F32 products are multiplied and added with one rounding, by FMA. Products of FP8 or 16-bit values are exact in F32, so machines without
 //! FMA compute the same bits with separate operations.
 
-use super::Operand;
 use super::few_rows;
 use super::packed::{BLOCK, Scales, pack, panel};
 use crate::element::{Float, Real};
+use crate::ops::operand::Operand;
 use crate::ops::real_type;
 use crate::wide::wide;
 use crate::{DType, Result, Tensor};

@@ -1,24 +1,19 @@
-use super::{Accumulation, Addend, Operand};
-use crate::cuda::{CudaDevice, Entry, GemmPointers, GemmSpec, Major, ScaleMode, TensorMap};
+use super::Addend;
+use super::skinny::Skinny;
+use crate::cuda::{CudaDevice, GemmPointers, GemmSpec, Major, ScaleMode};
 use crate::granularity::Granularity;
 use crate::ops::declaration::{Address, kernels};
-use crate::ops::launch::{self, BLOCK, Defines};
+use crate::ops::gemm::wgmma::Product;
+use crate::ops::launch::{self, BLOCK};
+use crate::ops::operand::{Accumulation, Operand};
 use crate::{DType, Device, Result, Tensor};
 use std::sync::Arc;
 
 kernels! {
     static SOURCE = { file: "gemm", variants: launch::STORAGE };
-    static SKINNY = {
-        file: "gemm", headers: ["hopper.cuh", "gemm/skinny.cuh"], needs: [Wgmma, BulkCopies, Clusters],
-        constants: [LINES, STEP, GROUP, SHARED_BYTES], variants: SKINNY_VARIANTS
-    };
     kernel crop(out: *mut X, padded: *const X, columns: i32, padded_columns: i32, add: i32);
     kernel scale_and_add(
         out: *mut X, sums: *const f32, a_scale: *const f32, b_scale: *const f32, addend: *const X, columns: i32, padded_columns: i32
-    );
-    kernel skinny_8, skinny_16, skinny_32, skinny_64, skinny_32_alone, skinny_64_alone, skinny_128_alone(
-        a: TensorMap, b: TensorMap, out: *mut X, addend: *const X, a_scale: *const f32, b_scale: *const f32, rows: i32, columns: i32,
-        steps: i32, steps_of_part: i32, rows_of_part: i32, a_stride: i32, b_stride: i32
     );
 }
 
@@ -41,6 +36,64 @@ pub(super) fn gemm(
     if let Some(product) = Skinny::plan(gpu, a, b, [m, n], out.dtype()) {
         return product.enqueue(gpu, out, addend);
     }
+    if gpu.is_batch_invariant() {
+        if let Some(product) = Product::single(gpu, a, b, [m, n], out.dtype()) {
+            let addend = addend_address(out, addend);
+            return product.enqueue_single(gpu, a.size("gemm: a")?.1, out, addend);
+        }
+        if let (Operand::Plain { x, transposed: false }, true) = (a, m != CHUNK) {
+            return by_chunks(gpu, x, b, out, accumulation, addend);
+        }
+    }
+    by_library(gpu, a, b, out, accumulation, addend)
+}
+
+/// The number of rows of each product of [`by_chunks`].
+const CHUNK: usize = 64;
+
+/// Computes the product by the library, for [`CHUNK`] rows at a time. The library selects its algorithm by the shape, so each row has the same bits in
+/// products of all sizes.
+fn by_chunks(
+    gpu: &Arc<CudaDevice>,
+    x: &Tensor,
+    b: Operand,
+    out: &mut Tensor,
+    accumulation: Accumulation,
+    addend: Addend,
+) -> Result<()> {
+    let ([m, n], [_, k]) = (out.dims("gemm: out")?, x.dims("gemm: a")?);
+    let mut rows = Tensor::zeros(x.device(), &[CHUNK, k], x.dtype())?;
+    let mut sums = Tensor::empty(x.device(), &[CHUNK, n], out.dtype())?;
+    for start in (0..m).step_by(CHUNK) {
+        let end = m.min(start + CHUNK);
+        rows.copy_from(0, &x.rows(start, end)?)?;
+        let of_chunk = match addend {
+            Addend::None => Addend::None,
+            Addend::Out => {
+                sums.copy_from(0, &out.rows(start, end)?)?;
+                Addend::Out
+            }
+            Addend::Tensor(c) => {
+                sums.copy_from(0, &c.rows(start, end)?)?;
+                Addend::Out
+            }
+        };
+        by_library(gpu, Operand::plain(&rows), b, &mut sums, accumulation, of_chunk)?;
+        out.copy_from(start, &sums.rows(0, end - start)?)?;
+    }
+    Ok(())
+}
+
+/// Computes the product by cuBLASLt.
+fn by_library(
+    gpu: &Arc<CudaDevice>,
+    a: Operand,
+    b: Operand,
+    out: &mut Tensor,
+    accumulation: Accumulation,
+    addend: Addend,
+) -> Result<()> {
+    let [m, n] = out.dims("gemm: out")?;
     let spec = spec_of(a, b, out.dtype(), accumulation)?;
     let operands = addresses(a, b)?;
     if is_scaled_afterwards(gpu, &spec) {
@@ -111,7 +164,8 @@ fn is_scaled_afterwards(gpu: &CudaDevice, spec: &GemmSpec) -> bool {
 
 /// Returns whether another kernel may apply the scales of this product: row scales, in inference.
 fn leaves_scales(gpu: &CudaDevice, spec: &GemmSpec) -> bool {
-    gpu.has_constant_weights() && spec.scale == ScaleMode::PerRow && spec.out == DType::BF16
+    let is_fast = gpu.has_constant_weights() && !gpu.is_batch_invariant();
+    is_fast && spec.scale == ScaleMode::PerRow && spec.out == DType::BF16
 }
 
 /// The number of threads per block of the kernel that applies scales. Each thread has eight columns.
@@ -167,7 +221,7 @@ fn unscaled_product(
 }
 
 /// Returns the address of the addend, or 0 without an addend.
-fn addend_address(out: &Tensor, addend: Addend) -> Address {
+pub(super) fn addend_address(out: &Tensor, addend: Addend) -> Address {
     Address(match addend {
         Addend::None => 0,
         Addend::Out => out.device_ptr(),
@@ -190,132 +244,4 @@ fn crop(gpu: &CudaDevice, padded: &Tensor, out: &mut Tensor, add: bool) -> Resul
     let kernel = SOURCE.kernel(defines, kernel::crop(out, padded, columns, padded.shape()[1], add));
     // SAFETY: `padded` has at least as many rows and columns as `out`. Both have the type in the defines.
     unsafe { gpu.launch(&kernel, [rows as u32, 1, 1], BLOCK, 0) }
-}
-
-/// The variants of products of few rows: the type of the result, the type of the operands, and the bits of an operand's element.
-const SKINNY_VARIANTS: &[Defines] = &[
-    &[("X", "bf16"), ("IN", "e4m3"), ("IN_BITS", "8")],
-    &[("X", "bf16"), ("IN", "bf16"), ("IN_BITS", "16")],
-    &[("X", "f32"), ("IN", "bf16"), ("IN_BITS", "16")],
-];
-
-/// The kernels by the maximum number of rows: a kernel with one block per multiprocessor, and a kernel with two. If both exist, the first is faster
-/// for tiles that are divided into parts.
-const KERNELS: [(usize, [Option<&str>; 2]); 5] = [
-    (8, [None, Some("skinny_8")]),
-    (16, [None, Some("skinny_16")]),
-    (32, [Some("skinny_32_alone"), Some("skinny_32")]),
-    (64, [Some("skinny_64_alone"), Some("skinny_64")]),
-    (128, [Some("skinny_128_alone"), None]),
-];
-/// The maximum number of rows for plain operands. With more rows, the library is faster, but it is not used if rows must not depend on other rows.
-const MOST_PLAIN_ROWS: usize = 32;
-
-/// The number of result columns in a tile, and the number of bytes that a step reads from each row.
-const LINES: usize = 128;
-const STEP: usize = TensorMap::BOX_BYTES;
-/// The number of threads of a warp group. A block has two warp groups, and a warp that copies.
-const GROUP: u32 = 128;
-const THREADS: u32 = 2 * GROUP + 32;
-/// The bytes of shared memory for all blocks of a multiprocessor. The rest is for the kernels before and after.
-const SHARED_BYTES: u32 = 200 << 10;
-/// The maximum number of parts of a tile, and the minimum number of steps of a part, by the number of blocks per multiprocessor. With fewer steps,
-/// adding the parts would take longer than reading them.
-const MOST_PARTS: usize = 6;
-const LEAST_STEPS: [usize; 2] = [16, 8];
-
-/// A product of few rows in inference (`skinny.cuh`). It takes as long as reading `b`.
-struct Skinny {
-    defines: Defines,
-    entries: [Option<&'static str>; 2],
-    rows: usize,
-    columns: usize,
-    a: TensorMap,
-    b: TensorMap,
-    scales: [Option<(u64, i32)>; 2],
-}
-
-impl Skinny {
-    /// Plans the product `a · bᵀ` `[m, n]` in `out`. Returns `None` unless this is a product of few rows in inference, with types and addresses that
-    /// the kernel supports.
-    fn plan(gpu: &CudaDevice, a: Operand, b: Operand, [m, n]: [usize; 2], out: DType) -> Option<Skinny> {
-        let (Ok(((x, false), (_, k))), Ok((y, false))) =
-            (a.matrix("").and_then(|x| Ok((x, a.size("")?))), b.matrix(""))
-        else {
-            return None;
-        };
-        let name = |dtype| match dtype {
-            DType::E4M3 => "e4m3",
-            DType::BF16 => "bf16",
-            DType::F32 => "f32",
-            _ => "",
-        };
-        let defines = SKINNY_VARIANTS.iter().find(|v| v[0].1 == name(out) && v[1].1 == name(x.dtype()))?;
-        let scale = |operand: Operand| match operand.scale_inv() {
-            None => Some(None),
-            Some((scale_inv, Granularity::PerTensor)) => Some(Some((scale_inv.device_ptr(), 0))),
-            Some((scale_inv, Granularity::PerRow)) => Some(Some((scale_inv.device_ptr(), 1))),
-            Some(_) => None,
-        };
-        let scales = [scale(a)?, scale(b)?];
-        let (rows, entries) = KERNELS.into_iter().find(|&(rows, _)| m <= rows)?;
-        let map = |t: &Tensor, rows: usize, box_rows: usize| {
-            let (size, pitch) = (t.dtype().size(), t.shape()[1] * t.dtype().size());
-            let fits = t.device_ptr().is_multiple_of(16) && pitch.is_multiple_of(16);
-            fits.then_some(TensorMap { address: t.device_ptr(), rows, row_bytes: k * size, pitch, box_rows })
-        };
-        let (a, b) = (map(x, m, rows)?, map(y, n, LINES)?);
-        let fits = gpu.has_constant_weights()
-            && y.dtype() == x.dtype()
-            && (x.dtype().is_fp8() || m <= MOST_PLAIN_ROWS || gpu.is_batch_invariant())
-            && gpu.runs(&SKINNY);
-        fits.then_some(Skinny { defines, entries, rows: m, columns: n, a, b, scales })
-    }
-
-    /// Enqueues the product.
-    fn enqueue(&self, gpu: &CudaDevice, out: &mut Tensor, addend: Addend) -> Result<()> {
-        let Skinny { defines, entries, rows, columns, a, b, scales } = self;
-        let (steps, tiles) = (a.row_bytes.div_ceil(STEP), columns.div_ceil(LINES));
-        // Tiles are divided as far as all blocks still run at once. Clusters of more than two blocks leave up to a seventh of the multiprocessors
-        // without a block.
-        let parts_of = |blocks: usize| {
-            let at_once = gpu.sm_count() * blocks;
-            let clusters = |parts: usize| if parts > 2 { at_once * 6 / 7 / parts } else { at_once / parts };
-            let most = (steps / LEAST_STEPS[blocks - 1]).min(MOST_PARTS);
-            (2..=most).rev().find(|&parts| tiles <= clusters(parts)).unwrap_or(1)
-        };
-        let (blocks, name) = match *entries {
-            [Some(alone), None] => (1, alone),
-            [Some(alone), _] if parts_of(1) > 1 => (1, alone),
-            [_, Some(shared)] => (2, shared),
-            [None, None] => unreachable!("each number of rows has a kernel"),
-        };
-        let parts = parts_of(blocks);
-        let [(a_scale, a_stride), (b_scale, b_stride)] = scales.map(|scale| scale.unwrap_or((0, 0)));
-        let [a_scale_at, b_scale_at] = [a_scale, b_scale].map(Address);
-        let (addend, of_part) = (addend_address(out, addend), steps.div_ceil(parts));
-        // All kernels for products of few rows have the same parameters.
-        let entry = kernel::skinny_8(
-            *a,
-            *b,
-            out,
-            addend,
-            a_scale_at,
-            b_scale_at,
-            *rows,
-            *columns,
-            steps,
-            of_part,
-            rows.div_ceil(parts),
-            a_stride,
-            b_stride,
-        );
-        let kernel = SKINNY.kernel(defines, Entry { name, ..entry });
-        // SAFETY: the maps belong to the operands, scales have one element or one per row, and the addend has the shape and type of `out`. Before it
-        // waits, the kernel reads only `b` and its scales, which are constants if the kernel starts early.
-        unsafe {
-            let grid = [(tiles * parts) as u32, 1, 1];
-            gpu.launch_early_in_clusters(&kernel, grid, parts as u32, THREADS, SHARED_BYTES / blocks as u32)
-        }
-    }
 }

@@ -3,10 +3,10 @@
 //!
 //! Sixteen rows of `b` are summed at once, one per lane. Vectors of 16 neighbours along `K` are transposed in registers.
 
-use super::Operand;
 use super::packed::{BLOCK, Scales, pack};
 use crate::element::Float;
 use crate::fp8::{E4M3, E5M2};
+use crate::ops::operand::Operand;
 use crate::ops::parallel_rows::rows_per_task;
 use crate::{DType, Result, Tensor};
 use half::slice::HalfFloatSliceExt;

@@ -7,13 +7,22 @@
 //! Codes are padded with zeros to multiples of 16 in both dimensions. If blocks share a scale, they are padded to whole blocks of 128 along the
 //! contracted dimension. So every shape is supported.
 //!
-//! On a GPU, cuBLASLt computes the product (`cuda.rs`), with three exceptions in inference:
+//! On a GPU, cuBLASLt computes the product (`cuda.rs`), with these exceptions in inference:
 //!
-//! - Products of few rows have a separate kernel (`Skinny`).
+//! - Products of few rows have a separate kernel (`skinny.rs`).
+//! - If rows must not depend on other rows, products of many rows have a separate kernel too (`wgmma.rs`).
 //! - If a product with row scales has so few output tiles that most of the GPU would be idle, cuBLASLt computes it without scales in F32, and a
 //!   second kernel applies the scales and adds the addend (`unscaled_product`).
 //! - If a product with row scales has 129 to 256 rows and is followed by an activation function, cuBLASLt writes it without scales in BF16, and the
 //!   kernel of the activation function applies the scales (`product_activation_to`).
+//!
+//! In both separate kernels, a row of the result depends only on the same row of `a` and on `b`, and not on the number of rows. Their sums along `K` have
+//! this order:
+//!
+//! - FP8: the tensor cores sum the products of 128 codes, from zero. F32 additions add these sums in order, from zero. If blocks of 128 share a scale,
+//!   the sum of 128 codes is multiplied by the product of both scales, and added with one rounding.
+//! - 16 bits: the tensor cores add all products in order, from zero, 16 at a time.
+//! - The sum is multiplied by the product of both scales, and then the addend is added, both in F32. The result is rounded once.
 //!
 //! The CPU has separate kernels for AVX2 and AVX-512, because compilers do not keep the sums of portable loops in registers. These kernels are
 //! bit-identical to the portable loops. Products of up to 32 rows read the other operand in place (`few_rows.rs`), with the same bits.
@@ -21,91 +30,32 @@
 pub(in crate::ops) mod cpu;
 pub(super) mod cuda;
 mod few_rows;
+#[cfg(test)]
+mod order_tests;
 mod packed;
+pub(super) mod skinny;
 #[cfg(test)]
 mod tests;
+pub(in crate::ops) mod wgmma;
 
+use super::operand::{Accumulation, Operand};
 use crate::cuda::CudaDevice;
 use crate::granularity::{Granularity, Shared};
 use crate::ops::dispatch::dispatch;
-use crate::quantized::QuantizedTensor;
-use crate::{DType, Error, Result, Tensor, planted};
+use crate::{DType, Device, Error, Result, Tensor, planted};
 use std::sync::Arc;
 
-/// An operand of a product: a matrix `[rows, K]`, contracted along `K`.
-#[derive(Clone, Copy, Debug)]
-pub enum Operand<'a> {
-    /// A matrix of a 16-bit or wider type. If `transposed`, `x` is `[K, rows]`; nothing is copied.
-    Plain {
-        /// The matrix.
-        x: &'a Tensor,
-        /// Whether `x` holds the transpose.
-        transposed: bool,
-    },
-    /// The FP8 codes of `[rows, K]`.
-    Rows(&'a QuantizedTensor),
-    /// The transposed codes of `[K, rows]`.
-    Columns(&'a QuantizedTensor),
-}
-
-/// How tensor cores accumulate FP8 products. Products of wider types always accumulate in F32.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Accumulation {
-    /// Sums stay in tensor-core registers with about 14 bits. Slightly faster.
-    Fast,
-    /// Partial sums are added to F32 registers every 128 products.
-    Exact,
-}
-
-impl<'a> Operand<'a> {
-    /// Returns the operand of a plain matrix `[rows, K]`.
-    pub fn plain(x: &'a Tensor) -> Operand<'a> {
-        Operand::Plain { x, transposed: false }
-    }
-
-    /// Returns the operand of a plain matrix `[K, rows]`.
-    pub fn plain_transposed(x: &'a Tensor) -> Operand<'a> {
-        Operand::Plain { x, transposed: true }
-    }
-
-    /// Returns the matrix of elements or codes, and whether it is contracted along its rows.
-    pub(super) fn matrix(self, what: &str) -> Result<(&'a Tensor, bool)> {
-        let missing = || Error::Value(format!("{what}: the codes for this product were not made"));
-        match self {
-            Operand::Plain { x, transposed } => Ok((x, transposed)),
-            Operand::Rows(q) => Ok((q.codes.as_ref().ok_or_else(missing)?, false)),
-            Operand::Columns(q) => Ok((q.transposed.as_ref().ok_or_else(missing)?, false)),
-        }
-    }
-
-    /// Returns the inverse scales of this copy, and their granularity.
-    pub(super) fn scale_inv(self) -> Option<(&'a Tensor, Granularity)> {
-        match self {
-            Operand::Plain { .. } => None,
-            Operand::Rows(q) => Some((&q.scale_inv, q.granularity.of_rows())),
-            Operand::Columns(q) => {
-                Some((q.transposed_scale_inv.as_deref().unwrap_or(&q.scale_inv), q.granularity.of_columns()))
-            }
-        }
-    }
-
-    /// Returns the number of rows without padding. `what` names the operand in the error if it is not a matrix.
-    pub fn rows(self, what: &str) -> Result<usize> {
-        Ok(self.size(what)?.0)
-    }
-
-    /// Returns `(rows, K)` without padding.
-    pub(super) fn size(self, what: &str) -> Result<(usize, usize)> {
-        match self {
-            Operand::Plain { x, transposed } => {
-                let [r, c] = x.dims(what)?;
-                Ok(if transposed { (c, r) } else { (r, c) })
-            }
-            Operand::Rows(q) => Ok((q.rows, q.columns)),
-            Operand::Columns(q) => Ok((q.columns, q.rows)),
-        }
-    }
+/// Returns whether all products of these types on `device` have the order of sums that this module states, within
+/// [`CudaDevice::with_batch_invariance`]. `compute` is the type of plain operands and results, and `casts` are the formats and granularities of `a` and
+/// `b`, if products read codes. Products of plain operands whose rows are not multiples of 16 bytes are then divided into chunks of constant size.
+pub fn has_ordered_sums(device: &Device, compute: DType, casts: Option<[(DType, Granularity); 2]>) -> bool {
+    let Device::Cuda(gpu) = device else { return false };
+    let is_known = casts.is_none_or(|[(of_a, a), (of_b, b)]| {
+        let is_whole = |granularity: Granularity| matches!(granularity.info().shared, Shared::Tensor | Shared::Row);
+        let in_blocks = (a, b) == (Granularity::Blocks1x128, Granularity::Blocks128x128);
+        of_a == DType::E4M3 && of_b == DType::E4M3 && (is_whole(a) && is_whole(b) || in_blocks)
+    });
+    compute == DType::BF16 && is_known && skinny::is_supported(gpu)
 }
 
 /// Returns `a · bᵀ`, `[M, N]` in type `out`, for `a` `[M, K]` and `b` `[N, K]`.

@@ -1,9 +1,9 @@
 //! Operands in the form that the kernels read: panels of rows in the arithmetic type, and scales.
 
-use super::Operand;
 use crate::Tensor;
 use crate::element::{Float, Real, with_float};
 use crate::granularity::Granularity;
+use crate::ops::operand::Operand;
 use crate::ops::parallel_rows::ParallelRows;
 use rayon::prelude::*;
 

@@ -1,8 +1,8 @@
 use super::*;
-use crate::Device;
 use crate::cuda::GpuModel;
 use crate::ops::{CastStatistics, CodeCopies, quantize, transpose};
 use crate::testing::{Tolerance, assert_close, gpu, normals, parity, quantized, values};
+use crate::{Device, Granularity, QuantizedTensor};
 
 const SHAPES: [[usize; 3]; 5] = [[1, 1, 1], [3, 5, 7], [16, 32, 48], [65, 33, 129], [130, 96, 300]];
 
@@ -12,11 +12,11 @@ fn reference(a: &Tensor, b: &Tensor) -> Vec<f64> {
     x.chunks_exact(k).flat_map(|x| y.chunks_exact(k).map(move |y| row(x, y))).collect()
 }
 
-fn product(a: Operand, b: Operand, out: DType) -> Result<Tensor> {
+pub(super) fn product(a: Operand, b: Operand, out: DType) -> Result<Tensor> {
     gemm_nt(a, b, out, Accumulation::Exact)
 }
 
-fn fp8(x: &Tensor, format: DType, scale: f32, copies: CodeCopies) -> Result<QuantizedTensor> {
+pub(super) fn fp8(x: &Tensor, format: DType, scale: f32, copies: CodeCopies) -> Result<QuantizedTensor> {
     let scale = Tensor::from_slice(&Device::Cpu, &[1], &[scale])?.to_device(x.device())?;
     quantize(x, format, &scale, copies, &mut CastStatistics::new(x.device(), 1)?, 0)
 }

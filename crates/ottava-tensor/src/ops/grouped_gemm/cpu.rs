@@ -1,8 +1,10 @@
 //! The definition: for each group, a product of parts of the operands.
 
-use super::{Groups, Sizes, Stack};
+use super::{Sizes, Stack};
 use crate::granularity::Shared;
-use crate::ops::gemm::{Operand, cpu as product};
+use crate::ops::gemm::cpu as product;
+use crate::ops::groups::Groups;
+use crate::ops::operand::Operand;
 use crate::{DType, QuantizedTensor, Result, Tensor};
 use std::ops::Range;
 

@@ -1,12 +1,13 @@
 //! The kernels for all types and GPUs. If the kernels for tensor cores support a product, they are used instead.
 
-use super::wgmma::{Product, Shape};
-use super::{Groups, Sizes, Stack};
+use super::{Sizes, Stack};
 use crate::cuda::{Arg, CudaDevice};
 use crate::granularity::ScaleLayout;
 use crate::ops::declaration::{kernels, pack};
-use crate::ops::gemm::{Accumulation, Operand};
+use crate::ops::gemm::wgmma::{Product, Shape};
+use crate::ops::groups::Groups;
 use crate::ops::launch::{BLOCK, Defines};
+use crate::ops::operand::{Accumulation, Operand};
 use crate::{DType, Error, Result, Tensor};
 
 kernels! {
@@ -50,14 +51,14 @@ pub(super) fn grouped_gemm(
     if !p.is_multiple_of(Groups::ALIGNMENT) {
         return Err(Error::Value(format!("grouped_gemm: {p} rows are not a multiple of {}", Groups::ALIGNMENT)));
     }
-    let shape = Shape::of_rows(p, n);
-    if let Some(product) = Product::plan(gpu, a, b, y.dtype(), shape, accumulation) {
-        return product.enqueue(gpu, groups, sizes, y);
-    }
     let (b_rows, b_k) = match stack {
         Stack::Rows => (n, 0),
         Stack::Contracted => (0, k),
     };
+    let shape = Shape::of_rows(p, n);
+    if let Some(product) = Product::plan(gpu, a, b, y.dtype(), shape, accumulation) {
+        return product.enqueue(gpu, groups, [k, b_rows, b_k], y);
+    }
     let defines = variant(a, b, y.dtype())?;
     let (Groups { offsets, counts }, sides) = (groups, [side(a)?, side(b)?].concat());
     let entry = kernel::grouped_gemm(y, offsets, counts, groups.len(), n, k, b_rows, b_k, sides);

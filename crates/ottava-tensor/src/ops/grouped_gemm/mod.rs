@@ -1,71 +1,19 @@
 //! Products of rows that belong to groups. Each group has a separate matrix, such as an expert of a mixture.
 //!
-//! The CPU definition is a loop over the products. On Hopper, `Product::plan` (`wgmma.rs`) chooses a kernel for tensor cores; other GPUs
+//! The CPU definition is a loop over the products. On Hopper, `Product::plan` (`ops/gemm/wgmma.rs`) chooses a kernel for tensor cores; other GPUs
 //! and types use a plain kernel. The number of rows of each group stays on the device, so the host does not wait for the router.
 
 mod cpu;
 pub(super) mod cuda;
 #[cfg(test)]
 mod tests;
-pub(super) mod wgmma;
 
-use super::gemm::{self, Accumulation, Operand};
+use super::gemm;
+use super::groups::Groups;
+use super::operand::{Accumulation, Operand};
 use crate::granularity::Shared;
 use crate::ops::dispatch::dispatch;
-use crate::{DType, Device, Error, Result, Tensor, planted};
-
-/// The rows of a matrix `[P, …]` that belong to each of `G` groups. Both tensors are on the device of the matrix. The host does not read them, so a
-/// captured step may change them.
-#[derive(Clone, Debug)]
-pub struct Groups {
-    /// The offsets, I32 `[G + 1]`: the first row of each group, in ascending multiples of [`Groups::ALIGNMENT`], and last the end of the last group.
-    pub offsets: Tensor,
-    /// The numbers of rows of the groups, I32 `[G]`. Rows between the end of a group and the next group are padding, which must be zeros in operands.
-    pub counts: Tensor,
-}
-
-impl Groups {
-    /// The alignment of groups: each group begins at a multiple of this number of rows.
-    pub const ALIGNMENT: usize = 128;
-
-    /// Returns groups of these sizes, one after the other.
-    pub fn new(device: &Device, counts: &[usize]) -> Result<Groups> {
-        let mut offsets = vec![0i32];
-        for count in counts {
-            offsets.push(offsets[offsets.len() - 1] + count.next_multiple_of(Groups::ALIGNMENT) as i32);
-        }
-        let counts: Vec<i32> = counts.iter().map(|&count| count as i32).collect();
-        Ok(Groups {
-            offsets: Tensor::from_slice(device, &[offsets.len()], &offsets)?,
-            counts: Tensor::from_slice(device, &[counts.len()], &counts)?,
-        })
-    }
-
-    /// Returns the number of rows that suffices for `rows` rows in `groups` groups, whatever the sizes of the groups are.
-    pub fn capacity(rows: usize, groups: usize) -> usize {
-        (rows + (Groups::ALIGNMENT - 1) * groups.min(rows)) / Groups::ALIGNMENT * Groups::ALIGNMENT
-    }
-
-    /// Returns the number of groups.
-    pub fn len(&self) -> usize {
-        self.counts.len()
-    }
-
-    /// Returns true if there are no groups.
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
-
-    /// Checks types, shapes and the device.
-    pub(super) fn expect(&self, what: &str, device: &Device) -> Result<()> {
-        self.offsets.expect(what, &[self.len() + 1])?;
-        for tensor in [&self.offsets, &self.counts] {
-            tensor.expect_dtype(what, &[DType::I32])?;
-            tensor.expect_device(what, device)?;
-        }
-        Ok(())
-    }
-}
+use crate::{DType, Error, Result, Tensor, planted};
 
 /// The dimension of an operand along which the matrices of the groups are stacked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,7 +1,8 @@
 use super::*;
+use crate::ops::gemm::wgmma::{EXACT_WIDTHS, Product, Shape, WIDTHS};
 use crate::ops::{CastStatistics, CodeCopies, dequantize, gemm_nt, quantize, transpose};
 use crate::testing::{Tolerance, assert_close, gpu, normals, parity, quantized, values};
-use crate::{DType, Granularity, QuantizedTensor};
+use crate::{DType, Device, Granularity, QuantizedTensor};
 
 const EXACT: Accumulation = Accumulation::Exact;
 
@@ -222,27 +223,26 @@ fn the_width_of_tiles_changes_no_bit() {
             [(&x, DType::E4M3), (&dy, DType::E5M2)].map(|(x, format)| of(x, Granularity::PerTensor, format));
         let groups = Groups::new(&device, &counts).unwrap();
         let p = x.shape()[0];
-        let product = |a: Operand, b: Operand, sizes: Sizes, width| {
-            let mut y = Tensor::zeros(&device, &[sizes.p, sizes.n], DType::BF16).unwrap();
-            let product = wgmma::Product::of(a, b, DType::BF16, wgmma::Shape::of_rows(sizes.p, sizes.n), width, false)
-                .expect("a variant");
-            product.enqueue(gpu, &groups, sizes, &mut y).unwrap();
+        let of_width = |a: Operand, b: Operand, n: usize, terms: [usize; 3], width, is_exact| {
+            let mut y = Tensor::zeros(&device, &[p, n], DType::BF16).unwrap();
+            let shape = Shape::of_rows(p, n);
+            let product = Product::of(a, b, DType::BF16, shape, width, is_exact, false).expect("a variant");
+            product.enqueue(gpu, &groups, terms, &mut y).unwrap();
             y.read_bytes().unwrap()
         };
-        let fprop = Sizes { stack: Stack::Rows, p, n, k };
+        let product =
+            |a: Operand, b: Operand, n: usize, terms: [usize; 3], width| of_width(a, b, n, terms, width, false);
         let wgrad = |a: Operand, b: Operand, out, width| {
             let mut dw = Tensor::zeros(&device, &[g * n, k], out).unwrap();
-            let product =
-                wgmma::Product::of(a, b, out, wgmma::Shape::of_weights(g, n, k), width, false).expect("a variant");
+            let product = Product::of(a, b, out, Shape::of_weights(g, n, k), width, false, false).expect("a variant");
             product.enqueue_wgrad(gpu, &groups, &mut dw, true).unwrap();
             dw.read_bytes().unwrap()
         };
-        let all = wgmma::WIDTHS.map(|width| {
-            let dgrad = Sizes { stack: Stack::Contracted, p, n: k, k: n };
+        let all = WIDTHS.map(|width| {
             let mut all = vec![
-                product(Operand::plain(&x), Operand::plain(&w), fprop, width),
-                product(Operand::Rows(&by_row[0]), Operand::Rows(&by_row[1]), fprop, width),
-                product(Operand::plain(&dy), Operand::plain_transposed(&w), dgrad, width),
+                product(Operand::plain(&x), Operand::plain(&w), n, [k, n, 0], width),
+                product(Operand::Rows(&by_row[0]), Operand::Rows(&by_row[1]), n, [k, n, 0], width),
+                product(Operand::plain(&dy), Operand::plain_transposed(&w), k, [n, 0, n], width),
             ];
             for out in [DType::BF16, DType::F32] {
                 all.push(wgrad(Operand::plain_transposed(&dy), Operand::plain_transposed(&x), out, width));
@@ -251,7 +251,18 @@ fn the_width_of_tiles_changes_no_bit() {
             }
             all
         });
-        for (i, (wide, narrow)) in all[0].iter().zip(&all[1]).enumerate() {
+        let strips = of(&x, Granularity::Blocks1x128, DType::E4M3);
+        let squares = of(&w, Granularity::Blocks128x128, DType::E4M3);
+        let exact = EXACT_WIDTHS.map(|width| {
+            let of_exact = |a, b| of_width(Operand::Rows(a), Operand::Rows(b), n, [k, n, 0], width, true);
+            let mut exact = vec![of_exact(&by_row[0], &by_row[1])];
+            if n % 128 == 0 {
+                exact.push(of_exact(&strips, &squares));
+            }
+            exact
+        });
+        let pairs = all[0].iter().zip(&all[1]).chain(exact[0].iter().zip(&exact[1]));
+        for (i, (wide, narrow)) in pairs.enumerate() {
             assert!(wide == narrow, "product {i} of {n} x {k}");
             assert!(wide.iter().any(|&byte| byte != 0));
         }

@@ -5,8 +5,9 @@ pub(super) mod cuda;
 #[cfg(test)]
 mod tests;
 
-use super::gemm::{Accumulation, Operand, gemm_nt};
+use super::gemm::gemm_nt;
 use super::global_norm::global_norm;
+use super::operand::{Accumulation, Operand};
 use super::parameter::Gradient;
 use crate::ops::dispatch::dispatch;
 use crate::{DType, Result, Tensor};

@@ -1,7 +1,7 @@
 use super::Slots;
 use crate::element::{Element, Float, Real, with_float};
 use crate::fp8::{E4M3, E5M2};
-use crate::ops::grouped_gemm::Groups;
+use crate::ops::groups::Groups;
 use crate::ops::parallel_rows::ParallelRows;
 use crate::{DType, Tensor};
 use rayon::prelude::*;

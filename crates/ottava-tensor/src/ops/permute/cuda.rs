@@ -2,7 +2,7 @@ use super::Slots;
 use crate::cuda::CudaDevice;
 use crate::ops::declaration::{AddressMut, kernels};
 use crate::ops::destination::Fp8Output;
-use crate::ops::grouped_gemm::Groups;
+use crate::ops::groups::Groups;
 use crate::ops::launch::{self, BLOCK};
 use crate::ops::quantize::{self, CAST_EIGHTS, Producer, ROW_EIGHTS, RowKernels};
 use crate::{DType, QuantizedTensor, Result, Tensor};

@@ -6,7 +6,7 @@ pub(super) mod cuda;
 mod tests;
 
 use super::destination::{Output, Produced};
-use super::grouped_gemm::Groups;
+use super::groups::Groups;
 use super::{expect_compute, quantize, real_type, transpose};
 use crate::granularity::Shared;
 use crate::ops::dispatch::dispatch;

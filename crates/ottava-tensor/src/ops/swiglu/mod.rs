@@ -8,7 +8,8 @@ mod tests;
 
 use super::compress::{self, CompressedTensor, SavedActivation, compress};
 use super::destination::{Fp8Output, Output, Produced};
-use super::gemm::{self, Accumulation, Operand, gemm_nt};
+use super::gemm::{self, gemm_nt};
+use super::operand::{Accumulation, Operand};
 use super::{expect_compute, quantize, real_type};
 use crate::{DType, Device, Error, QuantizedTensor, Result, Tensor};
 

@@ -6,8 +6,8 @@ use clap::Args;
 use ottava_common::Result;
 use ottava_recipe::RecipeName;
 use ottava_settings::DeviceChoice;
-use ottava_tensor::DType;
-use ottava_train::bench::{self};
+use ottava_tensor::{DType, Device};
+use ottava_train::bench::{self, GemmRow};
 use serde_json::json;
 
 /// Time the products of a model's linear layers, relative to the best rate of their types.
@@ -29,6 +29,9 @@ pub(super) struct Gemm {
     /// driver.
     #[arg(long)]
     power: bool,
+    /// Select kernels whose sums do not depend on the number of rows, as `serve --batch-invariant` does on a GPU.
+    #[arg(long)]
+    batch_invariant: bool,
     /// Where to run: auto, cuda or cpu.
     #[arg(long, default_value = "auto", value_parser = crate::device::parse)]
     device: DeviceChoice,
@@ -56,7 +59,7 @@ impl Gemm {
         }
         let mut rows = Vec::new();
         let meter = meter(&device, self.power)?;
-        bench::gemms(meter, &model, self.tokens, &self.recipes, self.gradient_dtype, &rates, |row| {
+        let report = |row: GemmRow| {
             let [t, n, k] = row.sizes;
             if !self.json {
                 out!(
@@ -72,7 +75,12 @@ impl Gemm {
                 );
             }
             rows.push(row);
-        })?;
+        };
+        let time = || bench::gemms(meter, &model, self.tokens, &self.recipes, self.gradient_dtype, &rates, report);
+        match &device {
+            Device::Cuda(gpu) if self.batch_invariant => gpu.with_batch_invariance(time),
+            _ => time(),
+        }?;
         if self.json {
             print_json(&json!({"device": device.to_string(), "model": self.model, "rates": rates, "rows": rows}));
         }

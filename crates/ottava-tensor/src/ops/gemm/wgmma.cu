@@ -1,4 +1,4 @@
-// Grouped products on Hopper's tensor cores. A block computes tiles of SIDE x COLUMNS. The two blocks of a cluster compute neighbouring columns of
+// Products on Hopper's tensor cores, with and without groups. A block computes tiles of SIDE x COLUMNS. The two blocks of a cluster compute neighbouring columns of
 // the same rows, or neighbouring rows of the same columns if WGRAD. Each block copies half of the operand that both blocks read. One warp group
 // copies. Two warp groups multiply, each for half of the rows of a tile.
 //
@@ -8,7 +8,9 @@
 // - SQUARES: one scale for a block of 128 x 128
 //
 // A_MN and B_MN are 1 if the operand is stored as [contracted, rows], which only 16-bit operands may be. WGRAD contracts the rows of groups. With
-// PROMOTES, sums of FP8 products are added to F32 registers after each step; then registers suffice only for tiles of 128 columns.
+// PROMOTES, sums of FP8 products are added to F32 registers after each step; then registers suffice only for tiles of 128 or 192 columns.
+//
+// SINGLE computes a product without groups, with an addend.
 
 #define AT_END 0
 #define STRIPS 1
@@ -24,9 +26,9 @@
 #define FINDS_NEXT (!PROMOTES || HAS_FACTORS)
 #define STAGES ((SHARED - STAGED) / (STAGE + SCALES))
 #define TERMS (STEP / (int)sizeof(A))               // number of contracted elements of a stage
-// Whether a second step of products is enqueued while products are added. With STRIPS, adding also reads the scales of the columns of `b`, and
-// registers do not suffice.
-#define LOOKS_AHEAD (PROMOTES ? B_SCALES != STRIPS : SCALED || !WGRAD)
+// Whether a second step of products is enqueued while products are added. If products are promoted, registers suffice only for 128 columns; with STRIPS,
+// adding also reads the scales of the columns of `b`, and registers do not suffice.
+#define LOOKS_AHEAD (PROMOTES ? B_SCALES != STRIPS && COLUMNS == 128 : SCALED || !WGRAD)
 
 #define D4(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
 #define D16(i) D4(i), D4(i + 4), D4(i + 8), D4(i + 12)
@@ -40,6 +42,14 @@
 #define NAMES NAMES_64
 #define OPERANDS "%64, %65"
 #define ADDS "%66"
+#elif COLUMNS == 192
+#define SUMS D64, D16(64), D16(80)
+#define NAMES                                                                                                                                     \
+    NAMES_64                                                                                                                                      \
+    ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, %80, %81, %82, %83, %84, %85, %86, %87, %88, %89, "          \
+    "%90, %91, %92, %93, %94, %95"
+#define OPERANDS "%96, %97"
+#define ADDS "%98"
 #else
 #define SUMS D64, D16(64), D16(80), D16(96), D16(112)
 #define NAMES                                                                                                                                     \
@@ -88,11 +98,15 @@ struct Arguments {
     const int *offsets, *counts;
     int groups, rows, columns;      // rows of the result, or of each group if WGRAD
     int terms, b_rows, b_terms;     // unless WGRAD: `b` of group g begins at row g * b_rows and term g * b_terms
-    int adds;
+    const X* addend;                // has the shape of the result, and may be the result; null without an addend
 };
 
 // The positions at which the operands and the result of a tile begin, the number of steps, and the number of rows of the result.
 struct Tile { int a_row, a_term, b_row, b_term, steps, rows, column; u64 out_row; };
+
+// If SINGLE, the number of rows of tiles in a band. Tiles are ordered by bands, and in a band by columns, so that the tiles that are computed at the
+// same time share rows of both operands in the L2 cache.
+#define BAND 8
 
 // Locates the tiles of a cluster, in ascending order. If the tile of a block is beyond the result, the block multiplies the tile of the other block.
 struct Walk {
@@ -107,6 +121,10 @@ struct Walk {
         const int column = index % wide * COLUMNS, first = index / wide % high * 2 * SIDE, row = first + block * SIDE, g = index / wide / high;
         const int from = __ldg(of.offsets + g), steps = (__ldg(of.counts + g) + TERMS - 1) / TERMS;
         return {row < of.rows ? row : first, from, column, from, steps, min(SIDE, of.rows - row), column, (u64)g * of.rows + row};
+#elif SINGLE
+        const int band = index / (BAND * wide), in_band = index % (BAND * wide), rows = min(BAND, high - band * BAND);
+        const int first = in_band / rows * 2 * COLUMNS, column = first + block * COLUMNS, row = (band * BAND + in_band % rows) * SIDE;
+        return {row, 0, column < of.columns ? column : first, 0, (of.terms + TERMS - 1) / TERMS, min(SIDE, of.rows - row), column, (u64)row};
 #else
         const int first = index % wide * 2 * COLUMNS, column = first + block * COLUMNS, row = index / wide * SIDE;
         while (group < of.groups && __ldg(of.offsets + group + 1) <= row) group++;
@@ -117,15 +135,18 @@ struct Walk {
 };
 
 #if PROMOTES
-// Adds the products of a step to the sums. Multiplies them by the scales of 2 rows and, with STRIPS, by the scales of 32 columns.
-__device__ __forceinline__ void add_scaled(float (&total)[64], const float (&sums)[64], const float (&rows)[2], const float* columns) {
+// The factors of the sums of a step, for 2 rows and thirds of the columns of a tile of 192 columns: 64 columns have the same scale.
+struct Factors { float of[COLUMNS == 192 ? 3 : 1][2]; };
+// Adds the products of a step to the sums, times the factors and, with STRIPS, times the scales of 32 columns.
+__device__ __forceinline__ void add_scaled(float (&total)[OWN], const float (&sums)[OWN], const Factors& rows, const float* columns) {
 #pragma unroll
-    for (int j = 0; j < 16; j++) {
+    for (int j = 0; j < OWN / 4; j++) {
+        const float* const pair_of_rows = rows.of[COLUMNS == 192 ? j / 8 : 0];
 #if B_SCALES == STRIPS
         const float2 pair = *(const float2*)(columns + 8 * j);
-        const float factors[4] = {rows[0] * pair.x, rows[0] * pair.y, rows[1] * pair.x, rows[1] * pair.y};
+        const float factors[4] = {pair_of_rows[0] * pair.x, pair_of_rows[0] * pair.y, pair_of_rows[1] * pair.x, pair_of_rows[1] * pair.y};
 #else
-        const float factors[4] = {rows[0], rows[0], rows[1], rows[1]};
+        const float factors[4] = {pair_of_rows[0], pair_of_rows[0], pair_of_rows[1], pair_of_rows[1]};
 #endif
 #pragma unroll
         for (int i = 0; i < 4; i++) total[4 * j + i] = __fmaf_rn(factors[i], sums[4 * j + i], total[4 * j + i]);
@@ -139,8 +160,27 @@ __device__ __forceinline__ u32 rounded(float low, float high) {
     asm("cvt.rn." TEXT(X) "x2.f32 %0, %1, %2;" : "=r"(words) : "f"(high), "f"(low));
     return words;
 }
-// Writes the 64 rows of a warp group by the copy engine, in boxes at `staged`. The copy engine does not write columns beyond the matrix. `barrier`
-// belongs to this warp group.
+#if SINGLE
+// Copies the addends of a warp group to the boxes at `staged`, after the copies of the preceding tile have read them. Called by one thread.
+__device__ __forceinline__ void copy_addends(const TensorMap* map, char* staged, int column, int row, u64* barrier) {
+    wait_for_reads();
+    barrier_expect(barrier, HALF * COLUMNS * 2);
+    for (int box = 0; box < COLUMNS / HALF; box++) copy_box(staged + box * BOX, map, 2 * column + box * STEP, row, barrier);
+}
+// Adds the addends at `staged`.
+__device__ __forceinline__ void add_addends(float (&sums)[OWN], const char* staged, int thread) {
+    const int lane = thread % 32;
+#pragma unroll
+    for (int i = 0; i < OWN / 2; i++) {
+        const int piece = i / 2, line = thread / 32 * 16 + lane / 4 + i % 2 * 8;
+        const X* const pair = (const X*)(staged + piece / 8 * BOX + line * STEP + (piece ^ line) % 8 * 16 + lane % 4 * 4);
+        sums[2 * i] += load(pair[0]);
+        sums[2 * i + 1] += load(pair[1]);
+    }
+}
+#endif
+// Writes the 64 rows of a warp group by the copy engine, in boxes at `staged`. The copy engine does not write columns or rows beyond the matrix.
+// `barrier` belongs to this warp group.
 __device__ __forceinline__ void write_staged(const TensorMap* map, char* staged, const float (&sums)[OWN], int thread, int column, int row, int barrier) {
     // Waits until the copies of the preceding tile have read `staged`.
     if (thread == 0) wait_for_reads();
@@ -163,21 +203,21 @@ __device__ __forceinline__ void write_staged(const TensorMap* map, char* staged,
 #else
 // Writes the columns of one row, which four neighbouring lanes hold. `sums[4 j]` and `sums[4 j + 1]` are the columns 8 j + 2 lane and 8 j + 2 lane +
 // 1.
-__device__ __forceinline__ void write_whole(X* to, const float* sums, int lane, int adds) {
+__device__ __forceinline__ void write_whole(X* to, const X* addend, const float* sums, int lane) {
 #pragma unroll
     for (int j = 0; j < COLUMNS / 8; j++) {
-        float2* const at = (float2*)(to + 8 * j + 2 * lane);
-        const float2 before = adds ? *at : float2{};
-        *at = adds ? float2{sums[4 * j] + before.x, sums[4 * j + 1] + before.y} : float2{sums[4 * j], sums[4 * j + 1]};
+        const float2 added = addend ? *(const float2*)(addend + 8 * j + 2 * lane) : float2{};
+        const float2 sum = {sums[4 * j] + added.x, sums[4 * j + 1] + added.y};
+        *(float2*)(to + 8 * j + 2 * lane) = addend ? sum : float2{sums[4 * j], sums[4 * j + 1]};
     }
 }
 #endif
-__device__ __forceinline__ void write_some(X* to, const float* sums, int lane, int columns, int adds) {
+__device__ __forceinline__ void write_some(X* to, const X* addend, const float* sums, int lane, int columns) {
 #pragma unroll
     for (int i = 0; i < COLUMNS / 4; i++) {
         const int column = i / 2 * 8 + 2 * lane + i % 2;
         const float value = sums[i / 2 * 4 + i % 2];
-        if (column < columns) store(to + column, adds ? value + load(to[column]) : value);
+        if (column < columns) store(to + column, addend ? value + load(addend[column]) : value);
     }
 }
 
@@ -193,20 +233,21 @@ template <int IS_MN, int ROWS, int TO_BOTH> __device__ __forceinline__ void copy
 }
 
 // A grid of pairs of blocks, at most one block per multiprocessor; 384 threads. Shared memory: 1024 bytes to align the stages, SHARED bytes, and the
-// bytes of the factors. `map_a` has boxes of A_ROWS rows (HALF if A_MN), `map_b` of B_ROWS rows (HALF if B_MN), and `map_out` of HALF rows. `map_out`
-// is the map of the result only if OUT_BITS is 16 and rows are multiples of 16 bytes.
+// bytes of the factors. `map_a` has boxes of A_ROWS rows (HALF if A_MN), `map_b` of B_ROWS rows (HALF if B_MN), `map_addend` and `map_out` of HALF
+// rows. `map_addend` and `map_out` are read only if OUT_BITS is 16 and rows are multiples of 16 bytes.
 extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(3 * GROUP, 1)
-    grouped_wgmma(const __grid_constant__ TensorMap map_a, const __grid_constant__ TensorMap map_b, const __grid_constant__ TensorMap map_out,
-                  const __grid_constant__ Arguments of) {
+    wgmma(const __grid_constant__ TensorMap map_a, const __grid_constant__ TensorMap map_b, const __grid_constant__ TensorMap map_addend,
+          const __grid_constant__ TensorMap map_out, const __grid_constant__ Arguments of) {
     extern __shared__ char shared_of_the_launch[];
     // Swizzled boxes start at multiples of 1024 bytes.
     char* const ring = shared_of_the_launch + (1024 - shared_address(shared_of_the_launch) % 1024) % 1024;
     float* const scales = (float*)(ring + STAGES * STAGE + STAGED); // for each stage, SIDE scales of `a` and SIDE of `b`
     float* const factors = (float*)(ring + SHARED);                 // for a tile, SIDE factors of `a` and COLUMNS of `b`
-    __shared__ u64 full[STAGES], empty[STAGES], read;
+    __shared__ u64 full[STAGES], empty[STAGES], read, addends[2];
     const int group = __shfl_sync(0xFFFFFFFF, threadIdx.x / GROUP, 0), block = block_of_cluster();
     if (threadIdx.x == 0) {
         barrier_init(&read, 2 * GROUP / 32);                    // arrivals: the warps that have read the factors
+        for (int g = 0; g < 2; g++) barrier_init(addends + g, 1);
         for (int s = 0; s < STAGES; s++) {
             barrier_init(full + s, 1);
             barrier_init(empty + s, 2 * 2 * GROUP / 32);        // arrivals: the warps of both blocks that multiply
@@ -260,10 +301,11 @@ extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(3 * GROUP
         const float a_factor = of.a.by_row ? 0.0f : *of.a.inverse, b_factor = of.b.by_row ? 0.0f : *of.b.inverse;
 #endif
         // The stage of the products that are enqueued next, and the stage of the products that are added next.
-        int ahead = 0, parity = 0, s = 0;
+        int ahead = 0, parity = 0, s = 0, addends_parity = 0;
         const auto enqueue = [&](float (&sums)[OWN]) {
             barrier_wait(full + ahead, parity);
-            const u32 a = shared_address(ring + ahead * STAGE) + group * BOX, b = shared_address(ring + ahead * STAGE) + 2 * BOX;
+            // The shuffle tells the compiler that the address is the same in all threads of a warp, so that descriptors take few instructions.
+            const u32 stage = __shfl_sync(0xFFFFFFFF, shared_address(ring + ahead * STAGE), 0), a = stage + group * BOX, b = stage + 2 * BOX;
             if (PROMOTES) hold(sums);
             asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 #pragma unroll
@@ -276,8 +318,8 @@ extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(3 * GROUP
             if (lane < 2) barrier_arrive_at(empty + s, lane);
             if (++s == STAGES) s = 0;
         };
-#if !PROMOTES || !LOOKS_AHEAD
-        // Two barriers make the two warp groups multiply in turn, so that one multiplies while the other adds or writes.
+#if !PROMOTES
+        // Two barriers make the two warp groups multiply in turn, so that one multiplies while the other writes.
         if (group == 1) asm volatile("bar.arrive 1, 256;" ::: "memory");
 #endif
         Tile next = {};
@@ -288,27 +330,50 @@ extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(3 * GROUP
             float total[OWN];
 #pragma unroll
             for (int i = 0; i < OWN; i++) total[i] = 0.0f;
+            const bool is_whole = (tile.rows == SIDE || SINGLE && OUT_BITS == 16) && of.columns % 8 == 0 &&
+                                  (OUT_BITS == 16 ? SINGLE || !of.addend : tile.column + COLUMNS <= of.columns);
+#if SINGLE && OUT_BITS == 16
+            char* const staged = ring + STAGES * STAGE + group * (STAGED / 2);
+            // Products are enqueued already, so they run while this waits.
+            const auto begin_addends = [&](int step) {
+                if (thread == 0 && step == 0 && is_whole && tile.column < of.columns && of.addend) {
+                    copy_addends(&map_addend, staged, tile.column, (int)tile.out_row + group * HALF, addends + group);
+                }
+            };
+#else
+            const auto begin_addends = [](int) {};
+#endif
 #if PROMOTES
             // Tensor cores add FP8 products with about 14 bits, so the sums of each step are added to F32 registers.
-            const auto add = [&](float (&sums)[64], int step, auto wait) {
-                float rows[2] = {1.0f, 1.0f};
-                if (A_SCALES == SQUARES) rows[0] = rows[1] = of.a.square(tile.a_row, tile.a_term + step * TERMS);
-                if (A_SCALES == STRIPS) rows[0] = scales[s * 2 * SIDE + row], rows[1] = scales[s * 2 * SIDE + row + 8];
-                if (B_SCALES == SQUARES) {
-                    const float factor = of.b.square(tile.b_row, tile.b_term + step * TERMS);
-                    rows[0] *= factor, rows[1] *= factor;
+            const auto add = [&](float (&sums)[OWN], int step, auto wait) {
+                Factors rows;
+                float of_rows[2] = {1.0f, 1.0f};
+                if (A_SCALES == SQUARES) of_rows[0] = of_rows[1] = of.a.square(tile.a_row, tile.a_term + step * TERMS);
+                if (A_SCALES == STRIPS) of_rows[0] = scales[s * 2 * SIDE + row], of_rows[1] = scales[s * 2 * SIDE + row + 8];
+                // A tile of 192 columns begins at a multiple of 64, so it has the scales of two squares, and the second third of its columns has either.
+                const int second = SIDE - tile.b_row % SIDE;
+                float squares[2] = {1.0f, 1.0f};
+                if (B_SCALES == SQUARES) squares[0] = squares[1] = of.b.square(tile.b_row, tile.b_term + step * TERMS);
+                if (B_SCALES == SQUARES && COLUMNS == 192 && tile.column + second < of.columns) {
+                    squares[1] = of.b.square(tile.b_row + second, tile.b_term + step * TERMS);
+                }
+#pragma unroll
+                for (int third = 0; third < (COLUMNS == 192 ? 3 : 1); third++) {
+                    const float square = third * 64 >= second ? squares[1] : squares[0];
+                    for (int i = 0; i < 2; i++) rows.of[third][i] = of_rows[i] * square;
                 }
                 wait(sums);
                 if (B_SCALES != STRIPS) release();
                 add_scaled(total, sums, rows, scales + s * 2 * SIDE + SIDE + 2 * (lane % 4));
                 if (B_SCALES == STRIPS) release();
             };
-            const auto all = [](float (&sums)[64]) { wait_for_products<0>(sums); };
+            const auto all = [](float (&sums)[OWN]) { wait_for_products<0>(sums); };
 #if LOOKS_AHEAD
-            const auto all_but_last = [](float (&sums)[64]) { wait_for_products<1>(sums); };
-            float even[64], odd[64];
+            const auto all_but_last = [](float (&sums)[OWN]) { wait_for_products<1>(sums); };
+            float even[OWN], odd[OWN];
             if (steps > 0) {
                 enqueue(even);
+                begin_addends(0);
                 int step = 0;
                 for (; step + 2 < steps; step += 2) {
                     enqueue(odd);
@@ -325,11 +390,10 @@ extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(3 * GROUP
                 }
             }
 #else
-            float sums[64];
+            float sums[OWN];
             for (int step = 0; step < steps; step++) {
-                asm volatile("bar.sync %0, 256;" ::"r"(1 + group) : "memory");
                 enqueue(sums);
-                asm volatile("bar.arrive %0, 256;" ::"r"(2 - group) : "memory");
+                begin_addends(step);
                 add(sums, step, all);
             }
 #endif
@@ -339,6 +403,7 @@ extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(3 * GROUP
                 asm volatile("bar.sync %0, 256;" ::"r"(1 + group) : "memory");
                 enqueue(total);
                 asm volatile("bar.arrive %0, 256;" ::"r"(2 - group) : "memory");
+                begin_addends(step);
                 asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(LOOKS_AHEAD) : "memory");
                 if (step >= LOOKS_AHEAD) release();
             }
@@ -377,25 +442,33 @@ extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(3 * GROUP
             __syncwarp();
             if (lane == 0 && steps > 0) barrier_arrive(&read);
 #endif
-            if (tile.rows <= 0 || tile.column >= of.columns || (of.adds && steps == 0)) continue;
-            const bool is_whole = tile.rows == SIDE && of.columns % 8 == 0 && (OUT_BITS == 16 ? !of.adds : tile.column + COLUMNS <= of.columns);
+            if (tile.rows <= 0 || tile.column >= of.columns || (of.addend && steps == 0)) continue;
 #if OUT_BITS == 16
             if (is_whole) {
+#if SINGLE
+                if (of.addend) {
+                    barrier_wait(addends + group, addends_parity);
+                    addends_parity ^= 1;
+                    add_addends(total, staged, thread);
+                }
+#else
                 char* const staged = ring + STAGES * STAGE + group * (STAGED / 2);
+#endif
                 write_staged(&map_out, staged, total, thread, tile.column, (int)tile.out_row + group * HALF, 3 + group);
                 continue;
             }
 #endif
 #pragma unroll
             for (int half = 0; half < 2; half++) {
-                X* const to = of.out + (tile.out_row + row + 8 * half) * of.columns + tile.column;
+                const u64 at = (tile.out_row + row + 8 * half) * of.columns + tile.column;
+                const X* const addend = of.addend ? of.addend + at : nullptr;
 #if OUT_BITS == 32
                 if (is_whole) {
-                    write_whole(to, total + 2 * half, lane % 4, of.adds);
+                    write_whole(of.out + at, addend, total + 2 * half, lane % 4);
                     continue;
                 }
 #endif
-                if (row + 8 * half < tile.rows) write_some(to, total + 2 * half, lane % 4, of.columns - tile.column, of.adds);
+                if (row + 8 * half < tile.rows) write_some(of.out + at, addend, total + 2 * half, lane % 4, of.columns - tile.column);
             }
         }
         if (thread == 0) wait_for_writes();
