@@ -534,7 +534,7 @@ impl Decoder {
     pub fn hidden(&self, batch: &InferenceBatch, cache: &mut KvCache) -> Result<Tensor> {
         let stage = self.head();
         let pass = || cache.forward(stage, self.scaling.scales(), &*self.ranks, batch);
-        with_constant_weights(self.device(), stage.blocks_are_stored() && !self.is_divided, pass)
+        with_constant_weights(self.device(), stage.blocks_are_stored(), pass)
     }
 
     /// Returns logits `[S, V]` for the rows `rows` (I32 `[S]`) of the result of [`Decoder::hidden`]. The logits are F32 (F64 for F64): in BF16,
@@ -547,7 +547,7 @@ impl Decoder {
             self.cap(&mut logits)?;
             Ok(logits)
         };
-        with_constant_weights(self.device(), head.is_stored() && !self.is_divided, pass)
+        with_constant_weights(self.device(), head.is_stored(), pass)
     }
 
     /// Gathers the ranks' parts of the vocabulary into logits `[S, V]`.

@@ -19,6 +19,7 @@ use crate::error::{Error, Result};
 use std::collections::VecDeque;
 use std::ffi::{CStr, c_char, c_void};
 use std::ptr::{null, null_mut};
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -231,11 +232,13 @@ pub(super) struct Context {
     fault: OnceLock<String>,
     /// A lock that is held while products are timed and while attention is planned.
     timing: Mutex<()>,
+    /// Whether compute was made to wait for other work than its own since its last kernel.
+    compute_waits: AtomicBool,
 }
 
 // SAFETY: the driver API may be called from any thread. Each method binds the context to its thread first.
 unsafe impl Send for Context {}
-// SAFETY: see `Send`. Mutable fields are a Mutex or a OnceLock.
+// SAFETY: see `Send`. Mutable fields are atomic, a Mutex or a OnceLock.
 unsafe impl Sync for Context {}
 
 impl Context {
@@ -280,6 +283,7 @@ impl Context {
             waits: Mutex::default(),
             fault: OnceLock::new(),
             timing: Mutex::default(),
+            compute_waits: AtomicBool::new(false),
         };
         // SAFETY: the driver writes one handle, and `Drop` releases it.
         api.check(unsafe { (api.context_retain)(&mut opened.context, device) }, "cuDevicePrimaryCtxRetain")?;

@@ -45,6 +45,7 @@ impl Event {
     pub(in crate::cuda) fn make_wait(&self, stream: Stream) -> Result<()> {
         let context = &self.context;
         context.bind()?;
+        context.note_wait(stream);
         // SAFETY: both handles live, and the driver does not use the event after the call.
         let status = unsafe { (context.api.stream_wait_event)(context.handle(stream), self.event, 0) };
         context.check(status, "cuStreamWaitEvent")

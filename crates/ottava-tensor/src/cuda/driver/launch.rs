@@ -1,10 +1,11 @@
 //! Kernel launches, and the arguments that only the driver can encode.
 
-use super::{Context, Function, Handle, SUCCESS, api};
+use super::{Context, Function, Handle, SUCCESS, Stream, api};
 use crate::cuda::kernel::{DEFAULT_SHARED_BYTES, TensorMap};
 use crate::error::Result;
 use std::ffi::c_void;
 use std::ptr::null_mut;
+use std::sync::atomic::Ordering;
 
 const FUNCTION_MAX_DYNAMIC_SHARED: i32 = 8;
 
@@ -14,7 +15,8 @@ pub(in crate::cuda) enum Start {
     /// The kernel starts when the work that was enqueued before it has ended.
     InOrder,
     /// The kernel starts when blocks of the previous kernel leave room (CUDA C++ Programming Guide, "Programmatic Dependent Launch"). The kernel
-    /// itself waits for the end of the work that was enqueued before it.
+    /// itself waits for the end of the work that was enqueued before it. It starts in order if compute waits for another stream, since only the end
+    /// of a kernel can be awaited by a kernel.
     Early,
 }
 
@@ -60,6 +62,13 @@ const CLUSTER: u32 = 4;
 const STARTS_EARLY: u32 = 6;
 
 impl Context {
+    /// Notes that `stream` was made to wait for other work than its own.
+    pub(super) fn note_wait(&self, stream: Stream) {
+        if stream == Stream::Compute {
+            self.compute_waits.store(true, Ordering::Relaxed);
+        }
+    }
+
     /// Enqueues a kernel.
     ///
     /// # Safety
@@ -83,7 +92,8 @@ impl Context {
         }
         self.record_launch(function.name);
         let mut attributes = Vec::with_capacity(2);
-        if how.start == Start::Early {
+        let follows_wait = self.compute_waits.swap(false, Ordering::Relaxed);
+        if how.start == Start::Early && !follows_wait {
             attributes.push(LaunchAttribute::new(STARTS_EARLY, [1, 0, 0]));
         }
         if how.cluster > 1 {

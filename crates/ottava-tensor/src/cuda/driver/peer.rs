@@ -128,6 +128,7 @@ impl Context {
     /// The conditions of [`Context::write_word`] must hold.
     pub(in crate::cuda) unsafe fn wait_for_word(&self, stream: Stream, word: u64, value: u32) -> Result<()> {
         self.bind()?;
+        self.note_wait(stream);
         // SAFETY: the caller's promise.
         let status = unsafe { (self.api.wait_value)(self.handle(stream), word, value, WAIT_EQUAL) };
         self.check(status, "cuStreamWaitValue32")
