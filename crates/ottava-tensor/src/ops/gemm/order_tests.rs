@@ -1,4 +1,4 @@
-//! Products whose sums have the order that `gemm/mod.rs` states.
+//! Products whose sums have the order that `mod.rs` states.
 
 use super::tests::{fp8, product};
 use super::*;

@@ -274,20 +274,21 @@ __device__ __forceinline__ void skinny(const TensorMap* a, const TensorMap* b, c
 }
 
 // A grid of blocks, each with COLUMNS columns; GROUPS * GROUP + 64 threads. Boxes of `a` have TOKENS rows, boxes of `b` have COLUMNS rows. Shared memory: 1024 bytes to align the ring, the ring, and what follows it.
-#define SKINNY(TOKENS, COLUMNS, GROUPS, SPAN, BLOCKS)                                                                                       \
-    extern "C" __global__ void __launch_bounds__(GROUPS * GROUP + 64, BLOCKS) skinny_##TOKENS##_##COLUMNS##_##GROUPS##_##SPAN##_##BLOCKS(   \
+#define SKINNY(NAME, TOKENS, COLUMNS, GROUPS, SPAN, BLOCKS)                                                                                 \
+    extern "C" __global__ void __launch_bounds__(GROUPS * GROUP + 64, BLOCKS) NAME(                                                         \
         const __grid_constant__ TensorMap a, const __grid_constant__ TensorMap b, X* out, const X* addend, const float* a_scale,            \
         const float* b_scale, int rows, int columns, int steps, int slots, int a_stride, int b_stride) {                                    \
-        skinny<TOKENS, COLUMNS, GROUPS, SPAN, BLOCKS>(&a, &b, {out, addend, a_scale, b_scale, rows, columns, steps, slots, a_stride, b_stride});  \
+        skinny<TOKENS, COLUMNS, GROUPS, SPAN, BLOCKS>(                                                                                      \
+            &a, &b, {out, addend, a_scale, b_scale, rows, columns, steps, slots, a_stride, b_stride});                                      \
     }
-SKINNY(16, 32, 1, 4, 1)
-SKINNY(16, 64, 2, 4, 1)
-SKINNY(16, 64, 2, 2, 2)
-SKINNY(16, 128, 2, 1, 2)
-SKINNY(64, 32, 1, 4, 1)
-SKINNY(64, 64, 2, 2, 1)
-SKINNY(64, 64, 2, 1, 2)
-SKINNY(64, 128, 2, 1, 1)
-SKINNY(128, 32, 2, 2, 1)
-SKINNY(128, 64, 2, 1, 1)
-SKINNY(128, 128, 2, 1, 1)
+SKINNY(skinny_16_32, 16, 32, 1, 4, 1)
+SKINNY(skinny_16_64, 16, 64, 2, 4, 1)
+SKINNY(skinny_16_64_shared, 16, 64, 2, 2, 2)
+SKINNY(skinny_16_128_shared, 16, 128, 2, 1, 2)
+SKINNY(skinny_64_32, 64, 32, 1, 4, 1)
+SKINNY(skinny_64_64, 64, 64, 2, 2, 1)
+SKINNY(skinny_64_64_shared, 64, 64, 2, 1, 2)
+SKINNY(skinny_64_128, 64, 128, 2, 1, 1)
+SKINNY(skinny_128_32, 128, 32, 2, 2, 1)
+SKINNY(skinny_128_64, 128, 64, 2, 1, 1)
+SKINNY(skinny_128_128, 128, 128, 2, 1, 1)

@@ -14,7 +14,8 @@ kernels! {
         file: "gemm", headers: ["hopper.cuh", "gemm/skinny.cuh"], needs: [Wgmma, BulkCopies, Multicast],
         constants: [STEP, GROUP, MOST_SLOTS], variants: VARIANTS
     };
-    kernel skinny_16_32_1_4_1, skinny_16_64_2_4_1, skinny_16_64_2_2_2, skinny_16_128_2_1_2, skinny_64_32_1_4_1, skinny_64_64_2_2_1, skinny_64_64_2_1_2, skinny_64_128_2_1_1, skinny_128_32_2_2_1, skinny_128_64_2_1_1, skinny_128_128_2_1_1(
+    kernel skinny_16_32, skinny_16_64, skinny_16_64_shared, skinny_16_128_shared, skinny_64_32, skinny_64_64, skinny_64_64_shared,
+        skinny_64_128, skinny_128_32, skinny_128_64, skinny_128_128(
         a: TensorMap, b: TensorMap, out: *mut X, addend: *const X, a_scale: *const f32, b_scale: *const f32, rows: i32, columns: i32,
         steps: i32, slots: i32, a_stride: i32, b_stride: i32
     );
@@ -53,17 +54,17 @@ macro_rules! tiles {
 /// The kernels: rows x columns, warp groups, steps of a slot, and blocks of a multiprocessor, by rows and then by columns.
 /// benchmarks/2026-11-29-order-of-sums.md has measurements.
 const TILES: &[Tile] = tiles![
-    "skinny_16_32_1_4_1": 16 x 32, 1, 4, 1;
-    "skinny_16_64_2_4_1": 16 x 64, 2, 4, 1;
-    "skinny_16_64_2_2_2": 16 x 64, 2, 2, 2;
-    "skinny_16_128_2_1_2": 16 x 128, 2, 1, 2;
-    "skinny_64_32_1_4_1": 64 x 32, 1, 4, 1;
-    "skinny_64_64_2_2_1": 64 x 64, 2, 2, 1;
-    "skinny_64_64_2_1_2": 64 x 64, 2, 1, 2;
-    "skinny_64_128_2_1_1": 64 x 128, 2, 1, 1;
-    "skinny_128_32_2_2_1": 128 x 32, 2, 2, 1;
-    "skinny_128_64_2_1_1": 128 x 64, 2, 1, 1;
-    "skinny_128_128_2_1_1": 128 x 128, 2, 1, 1;
+    "skinny_16_32": 16 x 32, 1, 4, 1;
+    "skinny_16_64": 16 x 64, 2, 4, 1;
+    "skinny_16_64_shared": 16 x 64, 2, 2, 2;
+    "skinny_16_128_shared": 16 x 128, 2, 1, 2;
+    "skinny_64_32": 64 x 32, 1, 4, 1;
+    "skinny_64_64": 64 x 64, 2, 2, 1;
+    "skinny_64_64_shared": 64 x 64, 2, 1, 2;
+    "skinny_64_128": 64 x 128, 2, 1, 1;
+    "skinny_128_32": 128 x 32, 2, 2, 1;
+    "skinny_128_64": 128 x 64, 2, 1, 1;
+    "skinny_128_128": 128 x 128, 2, 1, 1;
 ];
 
 impl Tile {
@@ -165,7 +166,7 @@ impl Skinny {
         let slots = ((bytes - rest) / (slot + of_scales)).min(MOST_SLOTS);
         let addend = addend_address(out, addend);
         // All kernels for products of few rows have the same parameters.
-        let entry = kernel::skinny_16_32_1_4_1(
+        let entry = kernel::skinny_16_32(
             *a,
             *b,
             out,
