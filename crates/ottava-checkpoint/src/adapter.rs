@@ -3,8 +3,8 @@
 use crate::adapter_config;
 use crate::safetensors::{ModelFiles, TensorInfo};
 use ottava_common::error::{Error, Result};
-use ottava_models::{Adapters, ConfigFile, Decoder};
-use ottava_recipe::lora::{Lora, MAGNITUDE, PEFT_PREFIX, Targets};
+use ottava_models::{Adapters, ConfigFile, Decoder, TextNames};
+use ottava_recipe::lora::{Exceptions, Lora, MAGNITUDE, PEFT_PREFIX, Targets};
 use ottava_recipe::param::{FolderTensor, Init, WeightSource};
 use ottava_tensor::Tensor;
 use std::collections::BTreeSet;
@@ -65,6 +65,14 @@ impl AdapterFolder {
             )));
         }
         let files = ModelFiles::open_file(&weights)?;
+        let has_prefix = files.names().any(|name| own_name(name) != name);
+        let [files, _] = files.divide(|name| Some(own_name(name)))?;
+        if has_prefix {
+            // Targets and exceptions name modules of a larger model, and all that they select has matrices in the folder.
+            lora.targets = targets_with_matrices(Targets::AllLinear, &files);
+            lora.exceptions =
+                Exceptions { ranks: lora.exceptions.ranks, alphas: lora.exceptions.alphas, ..Exceptions::default() };
+        }
         lora.targets = targets_with_matrices(lora.targets, &files);
         if lora.targets == Targets::NONE {
             return Err(config.error("`target_modules` names no linear that has matrices in the folder"));
@@ -208,6 +216,14 @@ impl WeightSource for AdapterWeights {
         self.used.insert(tensor.name.clone());
         let values = self.folder.values(&tensor.name, &tensor.stored_shape())?;
         Ok(values.reshape(&[values.len()])?.rows(elements.start, elements.end)?)
+    }
+}
+
+/// Returns the name of a matrix in an adapter of the text model alone, for a matrix in an adapter of a larger model.
+fn own_name(name: &str) -> String {
+    match name.strip_prefix(PEFT_PREFIX) {
+        Some(module) => format!("{PEFT_PREFIX}{}", TextNames::without_prefix(module)),
+        None => name.to_string(),
     }
 }
 

@@ -42,6 +42,7 @@ pub mod adapter;
 mod adapter_config;
 pub mod atomic;
 mod best;
+mod carried;
 mod formats;
 pub mod live;
 mod manifest;
@@ -54,6 +55,7 @@ pub mod safetensors_write;
 pub mod save;
 pub mod slices;
 mod stacks;
+pub mod template;
 pub mod training;
 pub mod weight_files;
 
@@ -63,13 +65,15 @@ pub use atomic::{
     latest_complete_until, remove_leftovers,
 };
 pub use best::Best;
+pub use carried::Carried;
 pub use live::LiveTensors;
 pub use manifest::{Manifest, Verify, verify, verify_model};
 pub use merge::merge;
-pub use model::{AdaptedWeights, FolderTemplate, FolderWeights, RandomWeights};
+pub use model::{AdaptedWeights, FolderWeights, RandomWeights};
 pub use progress::{Progress, RowsProgress};
 pub use safetensors::{ModelFiles, TensorInfo};
 pub use safetensors_write::{write_file, write_model, write_tensors};
 pub use save::{Saved, Saver};
+pub use template::FolderTemplate;
 pub use training::Contents;
 pub use weight_files::WeightFiles;

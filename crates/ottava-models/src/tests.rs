@@ -69,6 +69,8 @@ fn missing_keys_have_the_values_of_transformers() {
         ("ministral", 131_072, 1e4, 1e-6, 16, false),
         ("ministral3", 262_144, 1e6, 1e-5, 128, false),
         ("qwen2", 32_768, 1e4, 1e-6, 16, false),
+        ("qwen2_5_vl_text", 32_768, 1e6, 1e-5, 16, false),
+        ("qwen3_vl_text", 128_000, 5e5, 1e-6, 128, false),
         ("qwen3", 32_768, 1e4, 1e-6, 128, false),
         ("gpt2", 1024, 0.0, 1e-5, 16, true),
         ("cohere", 8192, 5e5, 1e-5, 16, true),

@@ -51,6 +51,11 @@ impl Source {
     /// Errors unless the folder has the weight of each linear as a matrix `[outputs, inputs]`, which readers of FP8 weights expect.
     pub(super) fn expect_matrices(&self) -> Result<()> {
         let stacks = self.sizes.experts().is_some_and(|experts| experts.stacked);
+        if self.weights.carried().is_wrapper() {
+            return Err(self.config.error(
+                "folders of vision-language models are exported in BF16 and to GGUF, not with weights in FP8; `--format bf16` exports it",
+            ));
+        }
         let problem = match (self.sizes.stream.names.transposed, stacks) {
             (true, _) => "GPT-2 stores its weights transposed",
             (_, true) => "gpt-oss stores the weights of all experts of a layer in one tensor",

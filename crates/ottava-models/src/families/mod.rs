@@ -32,6 +32,7 @@ mod qwen2;
 mod qwen2_moe;
 mod qwen3;
 mod qwen3_moe;
+mod qwen_vl;
 mod seed_oss;
 mod smollm3;
 mod stablelm;
@@ -46,6 +47,8 @@ pub(super) const FAMILIES: &[Family] = &[
     mistral::MINISTRAL_3,
     qwen2::FAMILY,
     qwen3::FAMILY,
+    qwen_vl::QWEN_2_5_VL,
+    qwen_vl::QWEN_3_VL,
     gpt2::FAMILY,
     cohere::FAMILY,
     gemma2::FAMILY,

@@ -10,3 +10,4 @@ pub mod folder_codes;
 pub mod loading;
 pub mod quantized_folders;
 pub mod saves;
+pub mod wrapped;
