@@ -16,13 +16,20 @@ pub struct Carried {
     names: TextNames,
     /// The names of the text model's modules in transformers.
     modules: TextNames,
+    /// The text model's tensors in the folder, by the text model's names.
+    text: ModelFiles,
     files: ModelFiles,
 }
 
 impl Default for Carried {
     /// Returns the parts beside a text model that has a folder of its own: none.
     fn default() -> Carried {
-        Carried { names: TextNames::PLAIN, modules: TextNames::PLAIN, files: ModelFiles::default() }
+        Carried {
+            names: TextNames::PLAIN,
+            modules: TextNames::PLAIN,
+            text: ModelFiles::default(),
+            files: ModelFiles::default(),
+        }
     }
 }
 
@@ -52,7 +59,7 @@ impl Carried {
             config.error("the weights beside this file have no embedding of a text model, `language_model.model.embed_tokens.weight` or alike")
         })?;
         let [text, files] = files.divide(|name| names.of_text(name))?;
-        Ok((text, Carried { names, modules: TextNames::MODULES, files }))
+        Ok((text.clone(), Carried { names, modules: TextNames::MODULES, text, files }))
     }
 
     /// Returns whether the text model is part of a larger model.
@@ -65,6 +72,19 @@ impl Carried {
         match name.strip_prefix(PEFT_PREFIX) {
             Some(name) => format!("{PEFT_PREFIX}{}", self.module(name)),
             None => self.names.stored(name),
+        }
+    }
+
+    /// Returns the description in the folder of the text model's tensor `info`. If the folder has the last two dimensions of stacked experts
+    /// exchanged, a written folder has them exchanged too.
+    pub fn stored_info(&self, info: &TensorInfo) -> TensorInfo {
+        let exchanged =
+            |shape: &[usize]| matches!((shape, &info.shape[..]), ([e, a, b], [f, c, d]) if (e, a, b) == (f, d, c));
+        let source = self.text.info(&info.name).map(|source| source.shape).ok().filter(|shape| exchanged(shape));
+        TensorInfo {
+            name: self.stored(&info.name),
+            shape: source.unwrap_or_else(|| info.shape.clone()),
+            ..info.clone()
         }
     }
 

@@ -9,7 +9,7 @@ use ottava_models::layers::{SCORE, VALUE, expert_stack};
 use ottava_models::{Decoder, DecoderConfig};
 use ottava_recipe::Recipe;
 use ottava_recipe::lora::{MAGNITUDE, PEFT_PREFIX};
-use ottava_recipe::param::{FolderCodes, FolderLayout, FolderTensor, Init, Shard, Stacked, WeightSource};
+use ottava_recipe::param::{FolderCodes, FolderLayout, FolderTensor, Init, Shard, StackOrder, Stacked, WeightSource};
 use ottava_tensor::ops::{normal_from, row_norms, transpose};
 use ottava_tensor::{DType, Device, Granularity, Staging, Tensor};
 use serde_json::Value;
@@ -50,7 +50,7 @@ impl FolderWeights {
     /// folder has a second copy of a tied head.
     pub fn check(folder: &Path, sizes: &DecoderConfig, recipe: &Recipe) -> Result<()> {
         let mut weights = FolderWeights::open(folder)?;
-        Decoder::folder_tensors(sizes, recipe)?.iter().try_for_each(|tensor| weights.find(tensor).map(drop))?;
+        Decoder::folder_tensors(sizes, recipe)?.iter().try_for_each(|tensor| weights.expect(tensor))?;
         weights.finish(sizes)
     }
 
@@ -58,10 +58,12 @@ impl FolderWeights {
     ///
     /// Errors if the folder does not have the tensor, or has it in another shape.
     fn find(&mut self, tensor: &FolderTensor) -> Result<(String, usize)> {
-        if let FolderLayout::Stacked(Stacked { expert, .. }) = tensor.layout {
+        if let FolderLayout::Stacked(Stacked { expert, linear, order, .. }) = tensor.layout {
             let (name, shape) = (tensor.stored_name(), tensor.stored_shape());
             self.expect_shape(&name, &shape)?;
-            return Ok((name, expert * shape[1..].iter().product::<usize>()));
+            // Only with outputs first, the elements of a linear are neighbours.
+            let within = if order == StackOrder::OutputsFirst { linear * tensor.elements() } else { 0 };
+            return Ok((name, expert * shape[1..].iter().product::<usize>() + within));
         }
         let is_missing = self.files.info(&tensor.name).is_err();
         if let Some(fused) = FusedExpert::of(tensor).filter(|fused| is_missing && self.files.info(&fused.name).is_ok())
@@ -81,6 +83,15 @@ impl FolderWeights {
         let name = name.unwrap_or(&tensor.name).to_string();
         self.expect_shape(&name, &tensor.stored_shape())?;
         Ok((name, 0))
+    }
+
+    /// Returns `tensor` with the order of stacked experts that the folder has. A folder may have inputs and outputs exchanged.
+    fn in_folder(&self, tensor: &FolderTensor) -> FolderTensor {
+        let FolderLayout::Stacked(stack) = tensor.layout else { return tensor.clone() };
+        let Ok(info) = self.files.info(&tensor.stored_name()) else { return tensor.clone() };
+        let with = |order| FolderTensor { layout: FolderLayout::Stacked(Stacked { order, ..stack }), ..tensor.clone() };
+        let other = stack.order.exchanged().map(with).filter(|other| other.stored_shape() == info.shape);
+        other.filter(|_| tensor.stored_shape() != info.shape).unwrap_or_else(|| tensor.clone())
     }
 
     /// Marks the tensor `name` as used. Errors if the folder does not have it, or has it in another shape.
@@ -139,6 +150,21 @@ impl FolderWeights {
         self.files.values(name)
     }
 
+    /// Reads `elements` of a vector that the folder divides into a tensor for each head.
+    fn read_heads(&mut self, tensor: &FolderTensor, elements: Range<usize>) -> Result<Tensor> {
+        let (mut values, mut first) = (Tensor::empty(&Device::Cpu, &[elements.len()], DType::F32)?, 0);
+        for head in tensor.in_folder() {
+            let (name, _) = self.find(&head)?;
+            let [start, end] = [elements.start, elements.end].map(|at| at.clamp(first, first + head.elements()));
+            if start < end {
+                let own = self.files.values_of(&name, start - first..end - first)?;
+                values.copy_from(start - elements.start, &own)?;
+            }
+            first += head.elements();
+        }
+        Ok(values)
+    }
+
     /// Returns the flat values that `read` returns for the tensor `name` from the element `first` on. Keeps the last values for the next call.
     fn transposed(
         &mut self,
@@ -157,11 +183,11 @@ impl FolderWeights {
 
 impl WeightSource for FolderWeights {
     fn expect(&mut self, tensor: &FolderTensor) -> Result<()> {
-        self.find(tensor).map(drop)
+        tensor.in_folder().iter().try_for_each(|tensor| self.find(&self.in_folder(tensor)).map(drop))
     }
 
     fn codes(&mut self, tensor: &FolderTensor, granularity: Granularity) -> Result<FolderCodes> {
-        let (name, _) = self.find(tensor)?;
+        let (name, _) = self.find(&self.in_folder(tensor))?;
         if !self.files.is_fp8(&name)? {
             return Ok(FolderCodes::None);
         }
@@ -175,9 +201,16 @@ impl WeightSource for FolderWeights {
 
     fn read(&mut self, tensor: &FolderTensor, elements: Range<usize>, _: Init) -> Result<Tensor> {
         interrupt::check("loading the model")?;
+        if let FolderLayout::Heads(_) = tensor.layout {
+            return self.read_heads(tensor, elements);
+        }
+        let tensor = &self.in_folder(tensor);
         let (name, first) = self.find(tensor)?;
         match tensor.layout {
-            FolderLayout::Same | FolderLayout::Rows(_) => {
+            FolderLayout::Same
+            | FolderLayout::Rows(_)
+            | FolderLayout::Heads(_)
+            | FolderLayout::Stacked(Stacked { order: StackOrder::OutputsFirst, .. }) => {
                 self.files.read_of(&mut self.staging, &name, first + elements.start..first + elements.end)
             }
             // Elements that are neighbours in memory form a column in the file, so the whole tensor or the tensor of an expert is read.
@@ -185,12 +218,12 @@ impl WeightSource for FolderWeights {
                 let values = self.transposed((name, first), |files, name| Ok(transpose(&files.values(name)?)?))?;
                 Ok(values.rows(elements.start, elements.end)?)
             }
-            FolderLayout::Stacked(Stacked { linear, linears, .. }) => {
+            FolderLayout::Stacked(Stacked { linear, linears, order, .. }) => {
                 let outputs = linears * tensor.shape[0];
                 let inputs = tensor.elements() / tensor.shape[0];
                 let values = self.transposed((name, first), |files, name| {
                     let part = files.values_of(name, first..first + inputs * outputs)?;
-                    stacks::divide(&part.reshape(&[inputs, outputs])?, linears)
+                    stacks::divide(&part.reshape(&[inputs, outputs])?, linears, order)
                 })?;
                 let start = linear * tensor.elements();
                 Ok(values.rows(start + elements.start, start + elements.end)?)

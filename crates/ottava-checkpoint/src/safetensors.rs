@@ -241,9 +241,9 @@ impl ModelFiles {
     fn find(&self, name: &str) -> Result<(&TensorFile, &str, &safetensors::tensor::TensorInfo)> {
         let missing = || {
             let files: Vec<_> = self.files.iter().map(|file| file.path.display().to_string()).collect();
-            let other = match self.names().next() {
-                Some(first) => {
-                    format!(", whose first tensor is {first:?}: config.json may be of a model of another family")
+            let other = match self.holders.values().next() {
+                Some(Holder { stored, .. }) => {
+                    format!(", whose first tensor is {stored:?}: config.json may be of a model of another family")
                 }
                 None => String::new(),
             };

@@ -39,6 +39,13 @@ const WRAPPERS: &[Wrapper] = &[
         text_ties: false,
     },
     Wrapper {
+        model_type: "qwen3_vl_moe",
+        architecture: "Qwen3VLMoeForConditionalGeneration",
+        text: "qwen3_vl_moe_text",
+        tied: false,
+        text_ties: false,
+    },
+    Wrapper {
         model_type: "mistral3",
         architecture: "Mistral3ForConditionalGeneration",
         text: "mistral",

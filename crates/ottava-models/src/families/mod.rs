@@ -18,6 +18,7 @@ mod glm4_moe_lite;
 mod gpt2;
 mod gpt_oss;
 mod granite;
+mod granite_moe;
 mod hunyuan_v1_dense;
 mod hunyuan_v1_moe;
 mod llama;
@@ -49,6 +50,7 @@ pub(super) const FAMILIES: &[Family] = &[
     qwen3::FAMILY,
     qwen_vl::QWEN_2_5_VL,
     qwen_vl::QWEN_3_VL,
+    qwen_vl::QWEN_3_VL_MOE,
     gpt2::FAMILY,
     cohere::FAMILY,
     gemma2::FAMILY,
@@ -56,6 +58,8 @@ pub(super) const FAMILIES: &[Family] = &[
     phi3::FAMILY,
     olmo2::FAMILY,
     granite::FAMILY,
+    granite_moe::FAMILY,
+    granite_moe::SHARED,
     smollm3::FAMILY,
     mixtral::FAMILY,
     qwen2_moe::FAMILY,

@@ -54,7 +54,7 @@ pub use head::{ChunkLoss, Head, HeadConfig, HeadOutput, HeadWeight};
 pub use latent_attention::{LatentAttention, LatentSizes, LatentSpec};
 pub use linear::{Adapter, ColumnScales, Linear, LinearConfig, ReadWeight, SmoothCasts};
 pub use mlp::{Mlp, MlpSpec};
-pub use moe::{ChoiceBias, ExpertsSpec, MixtureOfExperts, RouterLossFactors, SharedExpert};
+pub use moe::{ChoiceBias, ExpertStacks, ExpertsSpec, MixtureOfExperts, RouterLossFactors, SharedExpert};
 pub use names::{BranchNorms, HEAD, LLAMA, Names, Role, SCORE, TensorRole, VALUE, expert_stack};
 pub use norm::{Norm, NormConfig, NormSaved};
 pub use stream::{Rotary, Stream};

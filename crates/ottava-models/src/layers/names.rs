@@ -19,7 +19,7 @@ pub struct Names {
     pub qkv: &'static [&'static str],
     /// The name of the stack of Q, K and V in the scaling state.
     pub qkv_stack: &'static str,
-    /// The names of the norms of query and key heads, in attention.
+    /// The names of the norms of query and key heads, in attention. `{}` stands for the number of a head if each head has a tensor.
     pub head_norms: [&'static str; 2],
     /// The name of the output projection in attention.
     pub output: &'static str,

@@ -234,3 +234,58 @@ fn folders_that_cannot_be_written_again_are_refused() {
     assert!(error.contains("parts beside its text model"), "{error}");
     assert_eq!(config(wrapper_keys()).layers.len(), 2, "sizes need no weights");
 }
+
+/// Returns the tensors with the last two dimensions of stacked experts exchanged.
+fn exchanged(tensors: &Tensors) -> Tensors {
+    let exchange = |(name, (dtype, shape, bytes)): (&String, &(&'static str, Vec<usize>, Vec<u8>))| {
+        let ([experts, rows, columns], true) = (&shape[..], name.contains(".experts.")) else {
+            return (name.clone(), (*dtype, shape.clone(), bytes.clone()));
+        };
+        let at = |e: usize, row: usize, column: usize| 2 * ((e * rows + row) * columns + column);
+        let each = (0..*experts)
+            .flat_map(|e| (0..*columns).flat_map(move |column| (0..*rows).map(move |row| (e, row, column))));
+        let moved = each.flat_map(|(e, row, column)| bytes[at(e, row, column)..][..2].to_vec()).collect();
+        (name.clone(), (*dtype, vec![*experts, *columns, *rows], moved))
+    };
+    tensors.iter().map(exchange).collect()
+}
+
+#[test]
+fn stacked_experts_are_written_in_the_order_in_which_they_were_read() {
+    let inputs = tempfile::tempdir().unwrap();
+    let inputs = inputs.path();
+    write_inputs(inputs);
+    let mut keys = wrapper_keys();
+    (keys["model_type"], keys["architectures"]) =
+        (json!("qwen3_vl_moe"), json!(["Qwen3VLMoeForConditionalGeneration"]));
+    let text = json!({
+        "model_type": "qwen3_vl_moe_text", "num_experts": 3, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "head_dim": 8,
+        "tie_word_embeddings": true,
+    });
+    keys["text_config"].as_object_mut().unwrap().extend(text.as_object().unwrap().clone());
+    // A model with random weights needs the names of a folder.
+    let (folder, mut tensors) = (inputs.join("model"), tower("model.visual."));
+    tensors.insert("model.language_model.embed_tokens.weight".into(), ("BF16", vec![1], vec![0; 2]));
+    write(&folder, inputs, &keys, &tensors);
+    let mut made = run_of(inputs, &folder, "made");
+    made.model.init = WeightInit::Random;
+    train(&made, &Device::Cpu, &Start::New, u64::MAX).unwrap();
+    let made = read(&made.output_dir.join("checkpoints/checkpoint-2"));
+    assert_eq!(made["model.language_model.layers.0.mlp.experts.gate_up_proj"].1, [3, 48, 32]);
+    assert!(made.contains_key("lm_head.weight"), "the larger model does not tie the head");
+
+    let trained = |name: &str, tensors: &Tensors| {
+        write(&folder, inputs, &keys, tensors);
+        let run = run_of(inputs, &folder, name);
+        train(&run, &Device::Cpu, &Start::New, u64::MAX).unwrap();
+        let source = Source::open(&run.output_dir.join("checkpoints/checkpoint-2")).unwrap();
+        export(&source, None, &BTreeMap::new(), &inputs.join(format!("{name}-exported"))).unwrap();
+        let exported = read(&inputs.join(format!("{name}-exported")));
+        assert!(exported == read(&source.path));
+        (metrics(&run.output_dir), exported)
+    };
+    let (metrics_of_memory, in_memory) = trained("memory", &made);
+    let (metrics_of_hub, in_hub) = trained("hub", &exchanged(&made));
+    assert_eq!(metrics_of_hub, metrics_of_memory);
+    assert!(in_hub == exchanged(&in_memory) && in_hub != in_memory);
+}

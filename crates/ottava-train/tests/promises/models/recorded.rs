@@ -1,7 +1,7 @@
 //! Small models that scripts recorded with PyTorch: settings, weights and results. `tests/data/README.md` lists the files.
 
 use ottava_models::{ConfigFile, DecoderConfig, decoder_config};
-use ottava_recipe::param::{FolderLayout, FolderTensor, Init, Stacked, WeightSource};
+use ottava_recipe::param::{FolderLayout, FolderTensor, Init, StackOrder, Stacked, WeightSource};
 use ottava_tensor::ops::{cast, transpose};
 use ottava_tensor::{DType, Device, Tensor, testing};
 use safetensors::SafeTensors;
@@ -85,11 +85,15 @@ pub fn in_memory(stored: Tensor, tensor: &FolderTensor) -> Tensor {
     match tensor.layout {
         FolderLayout::Same => stored,
         FolderLayout::Transposed => transpose(&stored).expect("a matrix"),
-        FolderLayout::Rows(_) => stored.reshape(&tensor.shape).expect("as many"),
-        FolderLayout::Stacked(Stacked { expert, linear, linears, .. }) => {
+        FolderLayout::Rows(_) | FolderLayout::Heads(_) => stored.reshape(&tensor.shape).expect("as many"),
+        FolderLayout::Stacked(Stacked { expert, linear, linears, order, .. }) => {
             let (all, outputs) = (testing::values(&stored), tensor.shape[0]);
             let inputs = tensor.elements() / outputs;
-            let at = |output, input| (expert * inputs + input) * linears * outputs + output * linears + linear;
+            let at = |output, input| match order {
+                StackOrder::Interleaved => (expert * inputs + input) * linears * outputs + output * linears + linear,
+                StackOrder::InputsFirst => ((expert * inputs + input) * linears + linear) * outputs + output,
+                StackOrder::OutputsFirst => ((expert * linears + linear) * outputs + output) * inputs + input,
+            };
             let own = (0..tensor.elements()).map(|i| all[at(i / inputs, i % inputs)] as f32);
             Tensor::from_slice(&Device::Cpu, &tensor.shape, &own.collect::<Vec<_>>()).expect("as many")
         }
