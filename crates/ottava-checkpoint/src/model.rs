@@ -4,7 +4,7 @@ use crate::adapter::AdapterWeights;
 use crate::{AdapterFolder, TensorInfo, WeightFiles, stacks};
 use ottava_common::error::{Error, Result};
 use ottava_common::hash::{MIX_STEP, mix, name_hash};
-use ottava_common::interrupt;
+use ottava_common::{interrupt, python_json};
 use ottava_models::layers::{SCORE, VALUE, expert_stack};
 use ottava_models::{Decoder, DecoderConfig};
 use ottava_recipe::Recipe;
@@ -441,8 +441,7 @@ fn all_finite(dtype: DType, bytes: &[u8]) -> bool {
 
 /// Returns JSON with two spaces of indentation, as Hugging Face writes it.
 pub fn as_json(value: Value) -> Arc<[u8]> {
-    let text = serde_json::to_string_pretty(&value).expect("JSON values are written without fail") + "\n";
-    text.into_bytes().into()
+    python_json::write(&value).into_bytes().into()
 }
 
 #[cfg(test)]

@@ -24,6 +24,7 @@ const COMPANIONS: &[&str] = &[
     "vocab.json",
     "merges.txt",
     "tokenizer.model",
+    "tiktoken.model",
     "chat_template.jinja",
     "chat_template.json",
     "preprocessor_config.json",

@@ -48,7 +48,6 @@ mod kv_cache;
 mod layer_keys;
 mod layer_set;
 mod prefetch;
-pub mod python_json;
 mod quantization;
 mod reward;
 mod rope;
