@@ -37,6 +37,7 @@ from transformers import Gemma3Config, Gemma3ForConditionalGeneration, Mistral3C
 from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration, Qwen3VLConfig, Qwen3VLForConditionalGeneration
 from transformers import GraniteMoeConfig, GraniteMoeForCausalLM, GraniteMoeSharedConfig, GraniteMoeSharedForCausalLM
 from transformers import Qwen3VLMoeConfig, Qwen3VLMoeForConditionalGeneration
+from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
 from transformers import Qwen2MoeConfig, Qwen2MoeForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 FOLDER = Path(__file__).resolve().parent.parent / "crates/ottava-train/tests/data"
@@ -262,6 +263,13 @@ OPTIONS = {
         | dict(moe_intermediate_size=12, num_experts=8, num_experts_per_tok=3, num_shared_experts=2, n_group=4, topk_group=2),
     ),
     "glm": (GlmForCausalLM, GlmConfig, TINY | dict(head_dim=8)),
+    # Half of each head of 4 is rotated.
+    "gpt_neox": (GPTNeoXForCausalLM, GPTNeoXConfig, TINY | dict(rotary_pct=0.5, rotary_emb_base=100.0)),
+    "gpt_neox_sequential": (
+        GPTNeoXForCausalLM,
+        GPTNeoXConfig,
+        TINY | dict(rotary_pct=1.0, rotary_emb_base=100.0, use_parallel_residual=False, attention_bias=False),
+    ),
     "arcee": (ArceeForCausalLM, ArceeConfig, TINY | dict(head_dim=8, attention_bias=True, mlp_bias=True)),
     # Half of each head of 4 is rotated.
     "stablelm": (StableLmForCausalLM, StableLmConfig, TINY | dict(use_qkv_bias=True, partial_rotary_factor=0.5)),
@@ -478,7 +486,7 @@ def compare(name):
     tensors[f"{name}/loss"] = loss.detach().reshape(1)
     weights = {n: p.detach() for n, p in model.named_parameters()}
     gradients = {n: torch.zeros_like(p) if p.grad is None else p.grad.clone() for n, p in model.named_parameters()}
-    if any(".experts." in n for n in weights):
+    if name.startswith("gpt_neox") or any(".experts." in n for n in weights):
         weights, gradients = (in_folder(model, of.values()) for of in (weights, gradients))
         gradients |= {n: torch.zeros_like(g) for n, g in gradients.items() if n.endswith("e_score_correction_bias")}
     weights, gradients = (with_heads(of_text(of)) for of in (weights, gradients))

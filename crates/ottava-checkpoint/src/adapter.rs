@@ -2,10 +2,11 @@
 
 use crate::adapter_config;
 use crate::safetensors::{ModelFiles, TensorInfo};
+use crate::stacks;
 use ottava_common::error::{Error, Result};
 use ottava_models::{Adapters, ConfigFile, Decoder, TextNames};
 use ottava_recipe::lora::{Exceptions, Lora, MAGNITUDE, PEFT_PREFIX, Targets};
-use ottava_recipe::param::{FolderTensor, Init, WeightSource};
+use ottava_recipe::param::{FolderLayout, FolderTensor, Init, WeightSource};
 use ottava_tensor::Tensor;
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -214,7 +215,10 @@ impl WeightSource for AdapterWeights {
 
     fn read(&mut self, tensor: &FolderTensor, elements: Range<usize>, _: Init) -> Result<Tensor> {
         self.used.insert(tensor.name.clone());
-        let values = self.folder.values(&tensor.name, &tensor.stored_shape())?;
+        let mut values = self.folder.values(&tensor.name, &tensor.stored_shape())?;
+        if let FolderLayout::ByHead(heads) = tensor.layout {
+            values = stacks::regrouped(&values, [heads, 3])?;
+        }
         Ok(values.reshape(&[values.len()])?.rows(elements.start, elements.end)?)
     }
 }

@@ -35,6 +35,10 @@
 //! there. `ModelFiles::read_into` reads parts of a chunk in parallel. `WeightFiles` reads and dequantizes all weights of a folder, whatever their
 //! type. `Quantization` (`models/quantization.rs`) describes the scales of FP8 weights.
 //!
+//! **Text models in larger models.** `WeightFiles` divides the tensors of a vision-language folder: tensors of the text model get the names of a text
+//! model alone, and all others are `Carried`. `write_model` and `Contents` write the names of the folder again, and copy the carried tensors. So no
+//! other code knows the prefix. `stacks.rs` reorders experts that a folder stacks in one tensor.
+//!
 //! `docs/checkpoints.md` describes the layout, and `docs/reliability.md` describes the promises and their tests.
 #![forbid(unsafe_code)]
 

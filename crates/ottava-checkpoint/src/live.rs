@@ -108,6 +108,7 @@ impl<'a> LiveTensors<'a> {
         match layout {
             FolderLayout::Same | FolderLayout::Rows(_) | FolderLayout::Heads(_) => Ok(part),
             FolderLayout::Transposed => Ok(transpose(&part)?),
+            FolderLayout::ByHead(heads) => stacks::regrouped(&part, [3, heads]),
             FolderLayout::Stacked(stack) => stacks::stored(&part, stack),
         }
     }

@@ -18,11 +18,10 @@ use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
-/// The ends of the names of constants in folders of older writers: angles of rotary positions, and GPT-2's causal masks.
-pub const MASKS_AND_ANGLES: &[&str] = &["rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias"];
-
-/// The name of a head's weight.
-pub const HEAD: &str = "lm_head.weight";
+/// The ends of the names of constants in folders of older writers: angles of rotary positions, and causal masks
+/// of GPT-2 and GPT-NeoX.
+pub const MASKS_AND_ANGLES: &[&str] =
+    &["rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias", ".attention.bias", ".attention.masked_bias"];
 
 /// The weights of a model folder.
 pub struct FolderWeights {
@@ -111,13 +110,13 @@ impl FolderWeights {
     /// layers after the last block of the model, a second copy of a tied head, and the head of a language model if a reward model reads only its
     /// decoder.
     pub fn finish(self, sizes: &DecoderConfig) -> Result<()> {
-        let layers = sizes.layers.len();
+        let (layers, head) = (sizes.layers.len(), format!("{}.weight", sizes.stream.names.head));
         let skipped = layers..layers + sizes.folder.skipped_layers;
         let skipped: Vec<_> = skipped.map(|layer| format!("{}.{layer}.", sizes.stream.names.blocks)).collect();
         let expected = |name: &str| {
             self.used.contains(name)
                 || MASKS_AND_ANGLES.iter().any(|end| name.ends_with(end))
-                || ((sizes.head.tied || sizes.head.score) && name == HEAD)
+                || ((sizes.head.tied || sizes.head.score) && name == head)
                 || skipped.iter().any(|layer| name.starts_with(layer))
         };
         if let Some(name) = self.files.names().into_iter().find(|name| !expected(name)) {
@@ -135,11 +134,11 @@ impl FolderWeights {
         }
         let table = format!("{}.weight", sizes.stream.names.embedding);
         let table = self.used.iter().find(|used| table.ends_with(used.as_str()));
-        match table.filter(|_| sizes.head.tied && self.files.names().any(|name| name == HEAD)) {
-            Some(table) if self.values(table)?.read_bytes()? != self.values(HEAD)?.read_bytes()? => {
+        match table.filter(|_| sizes.head.tied && self.files.names().any(|name| name == head)) {
+            Some(table) if self.values(table)?.read_bytes()? != self.values(&head)?.read_bytes()? => {
                 Err(Error::Model(format!(
-                    "config.json ties the head to `{table}` (`tie_word_embeddings`), and the folder holds another `{HEAD}`; set \
-                     `tie_word_embeddings` to false to use both, as transformers does with a warning, or remove `{HEAD}`"
+                    "config.json ties the head to `{table}` (`tie_word_embeddings`), and the folder holds another `{head}`; set \
+                     `tie_word_embeddings` to false to use both, as transformers does with a warning, or remove `{head}`"
                 )))
             }
             _ => Ok(()),
@@ -217,6 +216,10 @@ impl WeightSource for FolderWeights {
             FolderLayout::Transposed => {
                 let values = self.transposed((name, first), |files, name| Ok(transpose(&files.values(name)?)?))?;
                 Ok(values.rows(elements.start, elements.end)?)
+            }
+            FolderLayout::ByHead(heads) => {
+                let read = |files: &WeightFiles, name: &str| stacks::regrouped(&files.values(name)?, [heads, 3]);
+                Ok(self.transposed((name, first), read)?.rows(elements.start, elements.end)?)
             }
             FolderLayout::Stacked(Stacked { linear, linears, order, .. }) => {
                 let outputs = linears * tensor.shape[0];

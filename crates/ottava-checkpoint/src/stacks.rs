@@ -44,6 +44,16 @@ pub(super) fn stored(param: &Tensor, Stacked { experts, linears, order, .. }: St
     Ok(stored)
 }
 
+/// Returns `values` `[outer · inner, …]` in the order of `inner · outer`: row `i` of `inner` of row `o` of `outer` becomes row `o` of row `i`.
+pub(super) fn regrouped(values: &Tensor, [outer, inner]: [usize; 2]) -> Result<Tensor> {
+    let groups = values.reshape(&[outer * inner, values.len() / (outer * inner)])?;
+    let mut regrouped = Tensor::empty(values.device(), groups.shape(), values.dtype())?;
+    for (o, i) in (0..outer).flat_map(|o| (0..inner).map(move |i| (o, i))) {
+        regrouped.copy_from(i * outer + o, &groups.rows(o * inner + i, o * inner + i + 1)?)?;
+    }
+    Ok(regrouped.reshape(values.shape())?)
+}
+
 /// Returns the bytes of a tensor `[E, columns, rows]` of elements with `size` bytes from the bytes of a tensor `[E, rows, columns]`.
 pub(super) fn exchanged(bytes: &[u8], [rows, columns]: [usize; 2], size: usize) -> Vec<u8> {
     let mut all = Vec::with_capacity(bytes.len());
@@ -86,6 +96,16 @@ mod tests {
                 assert_eq!(restored, param.rows(6, 12).unwrap().to_vec::<f32>().unwrap(), "{order:?}");
             }
         }
+    }
+
+    #[test]
+    fn rows_of_heads_are_regrouped_and_restored() {
+        let values: Vec<f32> = (0..24).map(|i| i as f32).collect();
+        let memory = Tensor::from_slice(&Device::Cpu, &[12, 2], &values).unwrap();
+        let folder = regrouped(&memory, [3, 2]).unwrap();
+        let first: Vec<f32> = folder.to_vec::<f32>().unwrap()[..12].to_vec();
+        assert_eq!(first, [0., 1., 2., 3., 8., 9., 10., 11., 16., 17., 18., 19.], "the rows of the first head");
+        assert_eq!(regrouped(&folder, [2, 3]).unwrap().to_vec::<f32>().unwrap(), values);
     }
 
     #[test]

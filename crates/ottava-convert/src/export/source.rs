@@ -57,6 +57,7 @@ impl Source {
             ));
         }
         let problem = match (self.sizes.stream.names.transposed, stacks) {
+            _ if self.sizes.stream.names.qkv_by_head => "GPT-NeoX stores queries, keys and values head by head",
             (true, _) => "GPT-2 stores its weights transposed",
             (_, true) => "the model stores the weights of all experts of a layer in one tensor",
             (false, false) => return Ok(()),

@@ -16,6 +16,7 @@ mod glm4;
 mod glm4_moe;
 mod glm4_moe_lite;
 mod gpt2;
+mod gpt_neox;
 mod gpt_oss;
 mod granite;
 mod granite_moe;
@@ -52,6 +53,7 @@ pub(super) const FAMILIES: &[Family] = &[
     qwen_vl::QWEN_3_VL,
     qwen_vl::QWEN_3_VL_MOE,
     gpt2::FAMILY,
+    gpt_neox::FAMILY,
     cohere::FAMILY,
     gemma2::FAMILY,
     gemma3::FAMILY,

@@ -27,6 +27,9 @@ pub enum FolderLayout {
     Rows(usize),
     /// A vector of which a folder has a tensor for each of this many heads. `{}` in the name stands for the number of a head.
     Heads(usize),
+    /// The rows of queries, keys and values of one head after another, for this many heads. In memory, the rows of all queries come first, then keys,
+    /// then values.
+    ByHead(usize),
     /// A matrix or bias of an expert, stored in one tensor with the matrices or biases of all experts of a layer.
     Stacked(Stacked),
 }
@@ -80,7 +83,7 @@ impl FolderTensor {
     /// Returns the shape in a folder.
     pub fn stored_shape(&self) -> Vec<usize> {
         match self.layout {
-            FolderLayout::Same => self.shape.clone(),
+            FolderLayout::Same | FolderLayout::ByHead(_) => self.shape.clone(),
             FolderLayout::Transposed => self.shape.iter().rev().copied().collect(),
             FolderLayout::Rows(rows) | FolderLayout::Heads(rows) => vec![rows, self.shape[0] / rows],
             FolderLayout::Stacked(Stacked { experts, linears, order, .. }) => {

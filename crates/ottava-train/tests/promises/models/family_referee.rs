@@ -15,7 +15,7 @@ use std::collections::BTreeMap;
 
 /// Windows are shorter than the texts. Some models change the angles of rotary positions at a certain length. `phi3_short` and one model of "dynamic"
 /// stay below this length. `phi3_long` and the other model of "dynamic" exceed it.
-const MODELS: [&str; 52] = [
+const MODELS: [&str; 54] = [
     "mistral_window",
     "qwen2_window",
     "qwen3_window",
@@ -60,6 +60,8 @@ const MODELS: [&str; 52] = [
     "stablelm",
     "stablelm_parallel",
     "stablelm_qk_norm",
+    "gpt_neox",
+    "gpt_neox_sequential",
     "qwen2_5_vl",
     "qwen3_vl",
     "qwen3_vl_moe",

@@ -84,6 +84,13 @@ impl Recorded {
 pub fn in_memory(stored: Tensor, tensor: &FolderTensor) -> Tensor {
     match tensor.layout {
         FolderLayout::Same => stored,
+        FolderLayout::ByHead(heads) => {
+            let (all, size) = (testing::values(&stored), stored.len() / (3 * heads));
+            let of =
+                |part: usize, head: usize| all[(head * 3 + part) * size..][..size].iter().map(|&value| value as f32);
+            let own: Vec<f32> = (0..3).flat_map(|part| (0..heads).flat_map(move |head| of(part, head))).collect();
+            Tensor::from_slice(&Device::Cpu, &tensor.shape, &own).expect("as many")
+        }
         FolderLayout::Transposed => transpose(&stored).expect("a matrix"),
         FolderLayout::Rows(_) | FolderLayout::Heads(_) => stored.reshape(&tensor.shape).expect("as many"),
         FolderLayout::Stacked(Stacked { expert, linear, linears, order, .. }) => {
