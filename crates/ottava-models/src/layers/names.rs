@@ -1,6 +1,6 @@
 //! Names of tensors in a model folder.
 
-use ottava_recipe::param::FolderLayout;
+use ottava_recipe::param::{FolderLayout, StackOrder};
 
 /// Names of the tensors of a family, without `.weight` and `.bias`.
 #[derive(Debug, PartialEq, Eq)]
@@ -185,6 +185,22 @@ pub fn expert_stack(linear: &str) -> Option<(&'static str, [usize; 2])> {
         "up_proj" | "w3" => Some((LLAMA.gate_up_stack, [1, 2])),
         "down_proj" | "w2" => Some((LLAMA.down, [0, 1])),
         _ => None,
+    }
+}
+
+/// The tensors that stack the matrices of all experts of a layer in a folder.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ExpertStacks {
+    /// The names in the mixture: of the linears before the activation, and of the linear after it.
+    pub names: [&'static str; 2],
+    /// The order of the elements.
+    pub order: StackOrder,
+}
+
+impl ExpertStacks {
+    /// Returns stacks with the names of most families.
+    pub const fn new(order: StackOrder) -> ExpertStacks {
+        ExpertStacks { names: ["experts.gate_up_proj", "experts.down_proj"], order }
     }
 }
 

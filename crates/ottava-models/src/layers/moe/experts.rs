@@ -1,10 +1,9 @@
 //! The experts of a mixture: MLPs. Each MLP computes the rows of the tokens that have chosen it.
 
-use super::ExpertStacks;
 use super::dispatch::{Dispatch, Dispatched, Tokens};
 use super::linear::{GroupedLinear, GroupedLinearConfig};
-use crate::layers::Names;
 use crate::layers::cast::{CastInput, SavedOperand, copies_without_transpose};
+use crate::layers::{ExpertStacks, Names};
 use ottava_common::error::Result;
 use ottava_recipe::ExpertCounts;
 use ottava_recipe::context::Context;

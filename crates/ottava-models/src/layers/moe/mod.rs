@@ -18,14 +18,14 @@ mod router;
 
 use super::cast::{CastInput, OperandCast, SavedOperand};
 use super::sublayer::{BranchOperand, Sublayer, SublayerSaved};
-use super::{Linear, Mlp, MlpSpec, Stream};
+use super::{ExpertStacks, Linear, Mlp, MlpSpec, Stream};
 use dispatch::{Dispatch, Dispatched};
 use experts::{Experts, ExpertsLayout, ExpertsSaved};
 use ottava_common::error::{Error, Result};
 use ottava_recipe::ExpertCounts;
 use ottava_recipe::context::Context;
 use ottava_recipe::operand::{ResidualGradient, View};
-use ottava_recipe::param::{Builder, FolderLayout, FolderTensor, Param, StackOrder};
+use ottava_recipe::param::{Builder, FolderLayout, FolderTensor, Param};
 use ottava_tensor::Tensor;
 use ottava_tensor::ops::{Activation, RouterScores, Routing, SavedActivation};
 pub use router::RouterLossFactors;
@@ -72,22 +72,6 @@ impl ExpertsSpec {
             shared: None,
             losses,
         }
-    }
-}
-
-/// The tensors that stack the matrices of all experts of a layer in a folder.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ExpertStacks {
-    /// The names in the mixture: of the linears before the activation, and of the linear after it.
-    pub names: [&'static str; 2],
-    /// The order of the elements.
-    pub order: StackOrder,
-}
-
-impl ExpertStacks {
-    /// Returns stacks with the names of most families.
-    pub const fn new(order: StackOrder) -> ExpertStacks {
-        ExpertStacks { names: ["experts.gate_up_proj", "experts.down_proj"], order }
     }
 }
 
