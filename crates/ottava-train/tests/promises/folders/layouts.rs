@@ -14,6 +14,11 @@ use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+/// The values of parameters, by name.
+type Parameters = BTreeMap<String, Vec<f64>>;
+/// The shape and the values of a tensor.
+type Stored = (Vec<usize>, Vec<f64>);
+
 /// Writes `inputs` and a model with random weights in F32, and returns its folder and its seed.
 fn model(inputs: &Path, own: Value) -> (PathBuf, u64) {
     write_inputs(inputs);
@@ -31,14 +36,14 @@ fn model(inputs: &Path, own: Value) -> (PathBuf, u64) {
 }
 
 /// Returns the values of all parameters of a model, by name.
-fn in_memory(sizes: &DecoderConfig, weights: &mut dyn WeightSource) -> BTreeMap<String, Vec<f64>> {
+fn in_memory(sizes: &DecoderConfig, weights: &mut dyn WeightSource) -> Parameters {
     let recipe = recipe(RecipeName::Fp32, Fp8Format::Auto);
     let mut decoder = Decoder::new(sizes, &recipe, &Device::Cpu, Purpose::Infer, 32, weights).unwrap();
     decoder.parameters().iter().map(|p| (p.identity.name().to_string(), values(&p.weights.value().unwrap()))).collect()
 }
 
 /// Checks that the folder of a model holds what a run wrote, and returns the values in memory and the values in the folder.
-fn round_trip(inputs: &Path, own: Value) -> (BTreeMap<String, Vec<f64>>, impl Fn(&str) -> (Vec<usize>, Vec<f64>)) {
+fn round_trip(inputs: &Path, own: Value) -> (Parameters, impl Fn(&str) -> Stored) {
     let (folder, seed) = model(inputs, own);
     let sizes = decoder_config(&ConfigFile::read(&folder).unwrap()).unwrap();
     let initial = in_memory(&sizes, &mut RandomWeights { seed, device: Device::Cpu });
