@@ -23,7 +23,10 @@ transformers.utils.logging.get_logger("transformers").addHandler(handler)
 with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("always")
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-    model, info = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, output_loading_info=True)
+    # The text model of a vision-language model is read inside the whole model.
+    is_whole = hasattr(transformers.AutoConfig.from_pretrained(folder), "text_config")
+    kind = transformers.AutoModelForImageTextToText if is_whole else transformers.AutoModelForCausalLM
+    model, info = kind.from_pretrained(folder, dtype=torch.float32, output_loading_info=True)
     if adapter:
         from peft import PeftModel
 

@@ -8,6 +8,7 @@ Runs on the CPU in about a minute; one machine writes the same tensors every tim
 """
 
 import copy
+import re
 import sys
 import tempfile
 
@@ -32,6 +33,11 @@ from transformers import Cohere2Config, Cohere2ForCausalLM, Dots1Config, Dots1Fo
 from transformers import Exaone4Config, Exaone4ForCausalLM, Glm4Config, Glm4ForCausalLM, Glm4MoeConfig, Glm4MoeForCausalLM
 from transformers import Glm4MoeLiteConfig, Glm4MoeLiteForCausalLM, MiniMaxM2Config, MiniMaxM2ForCausalLM
 from transformers import Olmo3Config, Olmo3ForCausalLM, SeedOssConfig, SeedOssForCausalLM
+from transformers import Gemma3Config, Gemma3ForConditionalGeneration, Mistral3Config, Mistral3ForConditionalGeneration
+from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration, Qwen3VLConfig, Qwen3VLForConditionalGeneration
+from transformers import GraniteMoeConfig, GraniteMoeForCausalLM, GraniteMoeSharedConfig, GraniteMoeSharedForCausalLM
+from transformers import Qwen3VLMoeConfig, Qwen3VLMoeForConditionalGeneration
+from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
 from transformers import Qwen2MoeConfig, Qwen2MoeForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 FOLDER = Path(__file__).resolve().parent.parent / "crates/ottava-train/tests/data"
@@ -98,6 +104,11 @@ YARN = dict(rope_type="yarn", rope_theta=100.0, factor=4.0, original_max_positio
 LATENT = TINY | dict(num_key_value_heads=4, kv_lora_rank=12, qk_nope_head_dim=6, qk_rope_head_dim=4, v_head_dim=5)
 LATENT |= dict(moe_intermediate_size=12, n_shared_experts=2)
 LATENT_YARN = dict(original_max_position_embeddings=16, mscale=0.7, mscale_all_dim=0.8)
+GRANITE_MOE = TINY | dict(embedding_multiplier=12.0, residual_multiplier=0.22, attention_multiplier=0.5, logits_scaling=1.6)
+GRANITE_MOE |= dict(num_local_experts=5, num_experts_per_tok=3)
+# Vision towers, which texts do not reach.
+QWEN_EYES = dict(depth=1, hidden_size=8, intermediate_size=8, num_heads=2, out_hidden_size=16, patch_size=2)
+EYES = dict(hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2, image_size=8, patch_size=4)
 LLAMA = (LlamaForCausalLM, LlamaConfig)
 PHI3 = (Phi3ForCausalLM, Phi3Config)
 OPTIONS = {
@@ -252,9 +263,21 @@ OPTIONS = {
         | dict(moe_intermediate_size=12, num_experts=8, num_experts_per_tok=3, num_shared_experts=2, n_group=4, topk_group=2),
     ),
     "glm": (GlmForCausalLM, GlmConfig, TINY | dict(head_dim=8)),
+    # Half of each head of 4 is rotated.
+    "gpt_neox": (GPTNeoXForCausalLM, GPTNeoXConfig, TINY | dict(rotary_pct=0.5, rotary_emb_base=100.0)),
+    "gpt_neox_sequential": (
+        GPTNeoXForCausalLM,
+        GPTNeoXConfig,
+        TINY | dict(rotary_pct=1.0, rotary_emb_base=100.0, use_parallel_residual=False, attention_bias=False),
+    ),
     "arcee": (ArceeForCausalLM, ArceeConfig, TINY | dict(head_dim=8, attention_bias=True, mlp_bias=True)),
     # Half of each head of 4 is rotated.
     "stablelm": (StableLmForCausalLM, StableLmConfig, TINY | dict(use_qkv_bias=True, partial_rotary_factor=0.5)),
+    "stablelm_qk_norm": (
+        StableLmForCausalLM,
+        StableLmConfig,
+        TINY | dict(qk_layernorm=True, use_parallel_residual=True, partial_rotary_factor=0.5),
+    ),
     "stablelm_parallel": (StableLmForCausalLM, StableLmConfig, TINY | dict(use_parallel_residual=True, partial_rotary_factor=0.5)),
     # The second and the fourth layer have experts.
     "ernie4_5_moe": (
@@ -263,6 +286,64 @@ OPTIONS = {
         TINY
         | dict(num_hidden_layers=4, moe_intermediate_size=12, moe_num_experts=6, moe_k=2, moe_num_shared_experts=2)
         | dict(moe_layer_start_index=1, moe_layer_end_index=-1, moe_layer_interval=2),
+    ),
+    "granitemoe": (GraniteMoeForCausalLM, GraniteMoeConfig, GRANITE_MOE),
+    "granitemoeshared": (GraniteMoeSharedForCausalLM, GraniteMoeSharedConfig, GRANITE_MOE | dict(shared_intermediate_size=20)),
+    # The text models of vision-language models. Whether heads are tied is a key of the whole model.
+    "qwen2_5_vl": (
+        Qwen2_5_VLForConditionalGeneration,
+        Qwen2_5_VLConfig,
+        dict(
+            text_config=TINY | dict(rope_parameters=dict(type="mrope", rope_theta=100.0, mrope_section=[1, 1, 0]), num_hidden_layers=3)
+            | dict(use_sliding_window=True, sliding_window=5, max_window_layers=1),
+            vision_config=QWEN_EYES | dict(fullatt_block_indexes=[0], window_size=4),
+        ),
+    ),
+    "qwen3_vl": (
+        Qwen3VLForConditionalGeneration,
+        Qwen3VLConfig,
+        dict(
+            text_config=TINY | dict(head_dim=8, rope_parameters=dict(rope_type="default", rope_theta=100.0, mrope_section=[2, 1, 1], mrope_interleaved=True)),
+            vision_config=QWEN_EYES | dict(deepstack_visual_indexes=[0], num_position_embeddings=16),
+            tie_word_embeddings=True,
+        ),
+    ),
+    # The middle layer has an MLP.
+    "qwen3_vl_moe": (
+        Qwen3VLMoeForConditionalGeneration,
+        Qwen3VLMoeConfig,
+        dict(
+            text_config=TINY
+            | dict(num_hidden_layers=3, head_dim=8, num_experts=6, num_experts_per_tok=2, moe_intermediate_size=12, mlp_only_layers=[1])
+            | dict(tie_word_embeddings=True, rope_parameters=dict(rope_type="default", rope_theta=100.0, mrope_section=[2, 1, 1])),
+            vision_config=QWEN_EYES | dict(deepstack_visual_indexes=[0], num_position_embeddings=16),
+            tie_word_embeddings=False,
+        ),
+    ),
+    "mistral3": (
+        Mistral3ForConditionalGeneration,
+        Mistral3Config,
+        dict(text_config=TINY | dict(model_type="mistral", head_dim=8, sliding_window=5), vision_config=EYES | dict(model_type="pixtral", head_dim=4)),
+    ),
+    "mistral3_ministral3": (
+        Mistral3ForConditionalGeneration,
+        Mistral3Config,
+        dict(
+            text_config=TINY
+            | dict(model_type="ministral3", head_dim=8, tie_word_embeddings=True)
+            | dict(rope_parameters=YARN | dict(original_max_position_embeddings=8, mscale=1.0, mscale_all_dim=1.0, llama_4_scaling_beta=0.7)),
+            vision_config=EYES | dict(model_type="pixtral", head_dim=4),
+            tie_word_embeddings=False,
+        ),
+    ),
+    "gemma3_vl": (
+        Gemma3ForConditionalGeneration,
+        Gemma3Config,
+        dict(
+            text_config=GEMMA | dict(num_hidden_layers=3, sliding_window_pattern=3),
+            vision_config=EYES | dict(model_type="siglip_vision_model"),
+            mm_tokens_per_image=4,
+        ),
     ),
     "yarn": (*LLAMA, TINY | dict(rope_parameters=YARN)),
     "yarn_mscale": (
@@ -354,6 +435,23 @@ def in_folder(model, values):
         return load_file(Path(folder) / "model.safetensors")
 
 
+def of_text(named):
+    """The tensors of a text model, which a vision-language model has under a prefix, by the names of a text model alone."""
+    if not any(".language_model." in name for name in named):
+        return named
+    renamed = {name.replace("model.language_model.", "model."): value for name, value in named.items()}
+    return {name: value for name, value in renamed.items() if name.startswith(("model.layers", "model.embed_tokens", "model.norm", "lm_head"))}
+
+
+def with_heads(named):
+    """`named` with the weights of norms that have a tensor for each head, `norms.{head}`, in one tensor `norms.{}`."""
+    joined = {}
+    for name, value in named.items():
+        head = re.fullmatch(r"(.*\.norms\.)\d+(\..*)", name)
+        joined.setdefault(head[1] + "{}" + head[2] if head else name, []).append(value)
+    return {name: torch.stack(values) if "{}" in name else values[0] for name, values in joined.items()}
+
+
 def compare(name):
     """Logits, loss and gradients of documents, and greedy text, of one of OPTIONS."""
     kind, kind_of_config, keys = OPTIONS[name]
@@ -365,10 +463,12 @@ def compare(name):
     metadata[f"{name}/config"] = config.to_json_string(use_diff=False)
     model = kind._from_config(config, dtype=torch.float32, attn_implementation="eager")
     random_weights(model, generator)
+    model.eval()
+    vocabulary = keys.get("text_config", keys)["vocab_size"]
     tensors, logits, losses, inputs, targets = {}, [], [], [], []
     lengths = ONE_LENGTH if name.startswith(("dynamic", "phi3_")) else DOCUMENTS
     for length in lengths:
-        ids = torch.randint(keys["vocab_size"], (1, length + 1), generator=generator)
+        ids = torch.randint(vocabulary, (1, length + 1), generator=generator)
         of_document = model(input_ids=ids[:, :-1], use_cache=False).logits[0]
         losses.append(torch.nn.functional.cross_entropy(of_document, ids[0, 1:], reduction="sum"))
         logits.append(of_document.detach())
@@ -386,9 +486,10 @@ def compare(name):
     tensors[f"{name}/loss"] = loss.detach().reshape(1)
     weights = {n: p.detach() for n, p in model.named_parameters()}
     gradients = {n: torch.zeros_like(p) if p.grad is None else p.grad.clone() for n, p in model.named_parameters()}
-    if any(".experts." in n for n in weights):
+    if name.startswith("gpt_neox") or any(".experts." in n for n in weights):
         weights, gradients = (in_folder(model, of.values()) for of in (weights, gradients))
         gradients |= {n: torch.zeros_like(g) for n, g in gradients.items() if n.endswith("e_score_correction_bias")}
+    weights, gradients = (with_heads(of_text(of)) for of in (weights, gradients))
     for n in weights:
         tensors[f"{name}/weights/{n}"] = weights[n].to(torch.bfloat16)
         tensors[f"{name}/gradients/{n}"] = gradients[n]

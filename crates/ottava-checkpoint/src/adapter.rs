@@ -2,10 +2,11 @@
 
 use crate::adapter_config;
 use crate::safetensors::{ModelFiles, TensorInfo};
+use crate::stacks;
 use ottava_common::error::{Error, Result};
-use ottava_models::{Adapters, ConfigFile, Decoder};
-use ottava_recipe::lora::{Lora, MAGNITUDE, PEFT_PREFIX, Targets};
-use ottava_recipe::param::{FolderTensor, Init, WeightSource};
+use ottava_models::{Adapters, ConfigFile, Decoder, TextNames};
+use ottava_recipe::lora::{Exceptions, Lora, MAGNITUDE, PEFT_PREFIX, Targets};
+use ottava_recipe::param::{FolderLayout, FolderTensor, Init, WeightSource};
 use ottava_tensor::Tensor;
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -65,6 +66,14 @@ impl AdapterFolder {
             )));
         }
         let files = ModelFiles::open_file(&weights)?;
+        let has_prefix = files.names().any(|name| own_name(name) != name);
+        let [files, _] = files.divide(|name| Some(own_name(name)))?;
+        if has_prefix {
+            // Targets and exceptions name modules of a larger model, and all that they select has matrices in the folder.
+            lora.targets = targets_with_matrices(Targets::AllLinear, &files);
+            lora.exceptions =
+                Exceptions { ranks: lora.exceptions.ranks, alphas: lora.exceptions.alphas, ..Exceptions::default() };
+        }
         lora.targets = targets_with_matrices(lora.targets, &files);
         if lora.targets == Targets::NONE {
             return Err(config.error("`target_modules` names no linear that has matrices in the folder"));
@@ -206,8 +215,19 @@ impl WeightSource for AdapterWeights {
 
     fn read(&mut self, tensor: &FolderTensor, elements: Range<usize>, _: Init) -> Result<Tensor> {
         self.used.insert(tensor.name.clone());
-        let values = self.folder.values(&tensor.name, &tensor.stored_shape())?;
+        let mut values = self.folder.values(&tensor.name, &tensor.stored_shape())?;
+        if let FolderLayout::ByHead(heads) = tensor.layout {
+            values = stacks::regrouped(&values, [heads, 3])?;
+        }
         Ok(values.reshape(&[values.len()])?.rows(elements.start, elements.end)?)
+    }
+}
+
+/// Returns the name of a matrix in an adapter of the text model alone, for a matrix in an adapter of a larger model.
+fn own_name(name: &str) -> String {
+    match name.strip_prefix(PEFT_PREFIX) {
+        Some(module) => format!("{PEFT_PREFIX}{}", TextNames::without_prefix(module)),
+        None => name.to_string(),
     }
 }
 

@@ -35,6 +35,10 @@
 //! there. `ModelFiles::read_into` reads parts of a chunk in parallel. `WeightFiles` reads and dequantizes all weights of a folder, whatever their
 //! type. `Quantization` (`models/quantization.rs`) describes the scales of FP8 weights.
 //!
+//! **Text models in larger models.** `WeightFiles` divides the tensors of a vision-language folder: tensors of the text model get the names of a text
+//! model alone, and all others are `Carried`. `write_model` and `Contents` write the names of the folder again, and copy the carried tensors. So no
+//! other code knows the prefix. `stacks.rs` reorders experts that a folder stacks in one tensor.
+//!
 //! `docs/checkpoints.md` describes the layout, and `docs/reliability.md` describes the promises and their tests.
 #![forbid(unsafe_code)]
 
@@ -42,6 +46,7 @@ pub mod adapter;
 mod adapter_config;
 pub mod atomic;
 mod best;
+mod carried;
 mod formats;
 pub mod live;
 mod manifest;
@@ -54,6 +59,7 @@ pub mod safetensors_write;
 pub mod save;
 pub mod slices;
 mod stacks;
+pub mod template;
 pub mod training;
 pub mod weight_files;
 
@@ -63,13 +69,15 @@ pub use atomic::{
     latest_complete_until, remove_leftovers,
 };
 pub use best::Best;
+pub use carried::Carried;
 pub use live::LiveTensors;
 pub use manifest::{Manifest, Verify, verify, verify_model};
 pub use merge::merge;
-pub use model::{AdaptedWeights, FolderTemplate, FolderWeights, RandomWeights};
+pub use model::{AdaptedWeights, FolderWeights, RandomWeights};
 pub use progress::{Progress, RowsProgress};
 pub use safetensors::{ModelFiles, TensorInfo};
 pub use safetensors_write::{write_file, write_model, write_tensors};
 pub use save::{Saved, Saver};
+pub use template::FolderTemplate;
 pub use training::Contents;
 pub use weight_files::WeightFiles;

@@ -51,12 +51,15 @@ impl<'a> LiveTensors<'a> {
         let (mut weights, mut rows, mut live) = (Vec::new(), HashMap::new(), Vec::new());
         let mut add = |shards: &[Shard], param: LiveParam<'a>| {
             for (shard, at) in rows_of(shards) {
-                let (tensor, dtype) = (&shard.tensor, param.dtype);
-                let (name, is_stacked) = (tensor.stored_name(), matches!(tensor.layout, FolderLayout::Stacked(_)));
-                // A stack of experts is written as one tensor, which takes all rows of the parameter.
-                let at = if is_stacked { 0..param.shape[0] } else { at };
-                if rows.insert(name.clone(), (live.len(), tensor.layout, at)).is_none() {
-                    weights.push(TensorInfo { name, dtype, shape: tensor.stored_shape() });
+                let (mut first, dtype) = (at.start, param.dtype);
+                for tensor in shard.tensor.in_folder() {
+                    let (name, is_stacked) = (tensor.stored_name(), matches!(tensor.layout, FolderLayout::Stacked(_)));
+                    // A stack of experts is written as one tensor, which takes all rows of the parameter.
+                    let own = if is_stacked { 0..param.shape[0] } else { first..(first + tensor.shape[0]).min(at.end) };
+                    first = own.end;
+                    if rows.insert(name.clone(), (live.len(), tensor.layout, own)).is_none() {
+                        weights.push(TensorInfo { name, dtype, shape: tensor.stored_shape() });
+                    }
                 }
             }
             live.push(param);
@@ -103,8 +106,9 @@ impl<'a> LiveTensors<'a> {
         let (_, whole) = self.whole.as_ref().filter(|(at, _)| *at == i).expect("weights are asked for in their order");
         let part = whole.rows(rows.start, rows.end)?;
         match layout {
-            FolderLayout::Same | FolderLayout::Rows(_) => Ok(part),
+            FolderLayout::Same | FolderLayout::Rows(_) | FolderLayout::Heads(_) => Ok(part),
             FolderLayout::Transposed => Ok(transpose(&part)?),
+            FolderLayout::ByHead(heads) => stacks::regrouped(&part, [3, heads]),
             FolderLayout::Stacked(stack) => stacks::stored(&part, stack),
         }
     }

@@ -1,9 +1,10 @@
 //! Merges adapters into the weights of their base model, and writes a plain model folder.
 
 use crate::adapter::LinearAdapter;
-use crate::model::{expect_new_folder, write_settings};
+use crate::model::expect_new_folder;
 use crate::safetensors::TensorInfo;
 use crate::safetensors_write::MAX_FILE_BYTES;
+use crate::template::write_settings;
 use crate::{AdapterFolder, CheckpointWriter, WeightFiles, write_model};
 use ottava_common::error::{Error, Result};
 use ottava_common::fs::RealFs;
@@ -34,7 +35,7 @@ pub fn merge(base: &Path, adapter: &AdapterFolder, output: &Path) -> Result<usiz
     values.shift_remove("quantization_config");
     write_settings(&mut writer, values, base)?;
     let mut merged = 0;
-    write_model(&mut writer, &infos, MAX_FILE_BYTES, |info| {
+    write_model(&mut writer, &infos, files.carried(), MAX_FILE_BYTES, |info| {
         interrupt::check("merging the model")?;
         let Some(own) = adapter.of_weight(&info.name)? else { return files.bytes(info) };
         merged += 1;

@@ -1,28 +1,27 @@
 //! Loads and writes the weights of Hugging Face model folders.
 
-use crate::adapter::{self, AdapterWeights};
-use crate::{AdapterFolder, CheckpointWriter, TensorInfo, WeightFiles, stacks};
+use crate::adapter::AdapterWeights;
+use crate::{AdapterFolder, TensorInfo, WeightFiles, stacks};
 use ottava_common::error::{Error, Result};
 use ottava_common::hash::{MIX_STEP, mix, name_hash};
-use ottava_common::{input, interrupt};
+use ottava_common::{interrupt, python_json};
 use ottava_models::layers::{SCORE, VALUE, expert_stack};
-use ottava_models::{ConfigFile, Decoder, DecoderConfig};
+use ottava_models::{Decoder, DecoderConfig};
 use ottava_recipe::Recipe;
-use ottava_recipe::lora::{Exceptions, Lora, MAGNITUDE, PEFT_PREFIX, Targets, last_name};
-use ottava_recipe::param::{FolderCodes, FolderLayout, FolderTensor, Init, Shard, Stacked, WeightSource};
+use ottava_recipe::lora::{MAGNITUDE, PEFT_PREFIX};
+use ottava_recipe::param::{FolderCodes, FolderLayout, FolderTensor, Init, Shard, StackOrder, Stacked, WeightSource};
 use ottava_tensor::ops::{normal_from, row_norms, transpose};
 use ottava_tensor::{DType, Device, Granularity, Staging, Tensor};
-use serde_json::{Map, Value, json};
+use serde_json::Value;
 use std::collections::BTreeSet;
 use std::ops::Range;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
-/// The ends of the names of constants in folders of older writers: angles of rotary positions, and GPT-2's causal masks.
-pub const MASKS_AND_ANGLES: &[&str] = &["rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias"];
-
-/// The name of a head's weight.
-pub const HEAD: &str = "lm_head.weight";
+/// The ends of the names of constants in folders of older writers: angles of rotary positions, and causal masks
+/// of GPT-2 and GPT-NeoX.
+pub const MASKS_AND_ANGLES: &[&str] =
+    &["rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias", ".attention.bias", ".attention.masked_bias"];
 
 /// The weights of a model folder.
 pub struct FolderWeights {
@@ -50,7 +49,7 @@ impl FolderWeights {
     /// folder has a second copy of a tied head.
     pub fn check(folder: &Path, sizes: &DecoderConfig, recipe: &Recipe) -> Result<()> {
         let mut weights = FolderWeights::open(folder)?;
-        Decoder::folder_tensors(sizes, recipe)?.iter().try_for_each(|tensor| weights.find(tensor).map(drop))?;
+        Decoder::folder_tensors(sizes, recipe)?.iter().try_for_each(|tensor| weights.expect(tensor))?;
         weights.finish(sizes)
     }
 
@@ -58,10 +57,12 @@ impl FolderWeights {
     ///
     /// Errors if the folder does not have the tensor, or has it in another shape.
     fn find(&mut self, tensor: &FolderTensor) -> Result<(String, usize)> {
-        if let FolderLayout::Stacked(Stacked { expert, .. }) = tensor.layout {
+        if let FolderLayout::Stacked(Stacked { expert, linear, order, .. }) = tensor.layout {
             let (name, shape) = (tensor.stored_name(), tensor.stored_shape());
             self.expect_shape(&name, &shape)?;
-            return Ok((name, expert * shape[1..].iter().product::<usize>()));
+            // Only with outputs first, the elements of a linear are neighbours.
+            let within = if order == StackOrder::OutputsFirst { linear * tensor.elements() } else { 0 };
+            return Ok((name, expert * shape[1..].iter().product::<usize>() + within));
         }
         let is_missing = self.files.info(&tensor.name).is_err();
         if let Some(fused) = FusedExpert::of(tensor).filter(|fused| is_missing && self.files.info(&fused.name).is_ok())
@@ -83,6 +84,15 @@ impl FolderWeights {
         Ok((name, 0))
     }
 
+    /// Returns `tensor` with the order of stacked experts that the folder has. A folder may have inputs and outputs exchanged.
+    fn in_folder(&self, tensor: &FolderTensor) -> FolderTensor {
+        let FolderLayout::Stacked(stack) = tensor.layout else { return tensor.clone() };
+        let Ok(info) = self.files.info(&tensor.stored_name()) else { return tensor.clone() };
+        let with = |order| FolderTensor { layout: FolderLayout::Stacked(Stacked { order, ..stack }), ..tensor.clone() };
+        let other = stack.order.exchanged().map(with).filter(|other| other.stored_shape() == info.shape);
+        other.filter(|_| tensor.stored_shape() != info.shape).unwrap_or_else(|| tensor.clone())
+    }
+
     /// Marks the tensor `name` as used. Errors if the folder does not have it, or has it in another shape.
     fn expect_shape(&mut self, name: &str, shape: &[usize]) -> Result<()> {
         let info = self.files.info(name)?;
@@ -100,19 +110,22 @@ impl FolderWeights {
     /// layers after the last block of the model, a second copy of a tied head, and the head of a language model if a reward model reads only its
     /// decoder.
     pub fn finish(self, sizes: &DecoderConfig) -> Result<()> {
-        let layers = sizes.layers.len();
+        let (layers, head) = (sizes.layers.len(), format!("{}.weight", sizes.stream.names.head));
         let skipped = layers..layers + sizes.folder.skipped_layers;
         let skipped: Vec<_> = skipped.map(|layer| format!("{}.{layer}.", sizes.stream.names.blocks)).collect();
         let expected = |name: &str| {
             self.used.contains(name)
                 || MASKS_AND_ANGLES.iter().any(|end| name.ends_with(end))
-                || ((sizes.head.tied || sizes.head.score) && name == HEAD)
+                || ((sizes.head.tied || sizes.head.score) && name == head)
                 || skipped.iter().any(|layer| name.starts_with(layer))
         };
         if let Some(name) = self.files.names().into_iter().find(|name| !expected(name)) {
             return Err(Error::Model(format!(
                 "the model folder holds a tensor `{name}` that config.json has no place for; is config.json of another model?"
             )));
+        }
+        if let Some(notice) = self.files.carried().notice() {
+            tracing::warn!("{notice}");
         }
         let scales: Vec<_> = self.files.cache_scales().collect();
         if let Some(first) = scales.first() {
@@ -121,11 +134,11 @@ impl FolderWeights {
         }
         let table = format!("{}.weight", sizes.stream.names.embedding);
         let table = self.used.iter().find(|used| table.ends_with(used.as_str()));
-        match table.filter(|_| sizes.head.tied && self.files.names().any(|name| name == HEAD)) {
-            Some(table) if self.values(table)?.read_bytes()? != self.values(HEAD)?.read_bytes()? => {
+        match table.filter(|_| sizes.head.tied && self.files.names().any(|name| name == head)) {
+            Some(table) if self.values(table)?.read_bytes()? != self.values(&head)?.read_bytes()? => {
                 Err(Error::Model(format!(
-                    "config.json ties the head to `{table}` (`tie_word_embeddings`), and the folder holds another `{HEAD}`; set \
-                     `tie_word_embeddings` to false to use both, as transformers does with a warning, or remove `{HEAD}`"
+                    "config.json ties the head to `{table}` (`tie_word_embeddings`), and the folder holds another `{head}`; set \
+                     `tie_word_embeddings` to false to use both, as transformers does with a warning, or remove `{head}`"
                 )))
             }
             _ => Ok(()),
@@ -134,6 +147,21 @@ impl FolderWeights {
 
     fn values(&self, name: &str) -> Result<Tensor> {
         self.files.values(name)
+    }
+
+    /// Reads `elements` of a vector that the folder divides into a tensor for each head.
+    fn read_heads(&mut self, tensor: &FolderTensor, elements: Range<usize>) -> Result<Tensor> {
+        let (mut values, mut first) = (Tensor::empty(&Device::Cpu, &[elements.len()], DType::F32)?, 0);
+        for head in tensor.in_folder() {
+            let (name, _) = self.find(&head)?;
+            let [start, end] = [elements.start, elements.end].map(|at| at.clamp(first, first + head.elements()));
+            if start < end {
+                let own = self.files.values_of(&name, start - first..end - first)?;
+                values.copy_from(start - elements.start, &own)?;
+            }
+            first += head.elements();
+        }
+        Ok(values)
     }
 
     /// Returns the flat values that `read` returns for the tensor `name` from the element `first` on. Keeps the last values for the next call.
@@ -154,11 +182,11 @@ impl FolderWeights {
 
 impl WeightSource for FolderWeights {
     fn expect(&mut self, tensor: &FolderTensor) -> Result<()> {
-        self.find(tensor).map(drop)
+        tensor.in_folder().iter().try_for_each(|tensor| self.find(&self.in_folder(tensor)).map(drop))
     }
 
     fn codes(&mut self, tensor: &FolderTensor, granularity: Granularity) -> Result<FolderCodes> {
-        let (name, _) = self.find(tensor)?;
+        let (name, _) = self.find(&self.in_folder(tensor))?;
         if !self.files.is_fp8(&name)? {
             return Ok(FolderCodes::None);
         }
@@ -172,9 +200,16 @@ impl WeightSource for FolderWeights {
 
     fn read(&mut self, tensor: &FolderTensor, elements: Range<usize>, _: Init) -> Result<Tensor> {
         interrupt::check("loading the model")?;
+        if let FolderLayout::Heads(_) = tensor.layout {
+            return self.read_heads(tensor, elements);
+        }
+        let tensor = &self.in_folder(tensor);
         let (name, first) = self.find(tensor)?;
         match tensor.layout {
-            FolderLayout::Same | FolderLayout::Rows(_) => {
+            FolderLayout::Same
+            | FolderLayout::Rows(_)
+            | FolderLayout::Heads(_)
+            | FolderLayout::Stacked(Stacked { order: StackOrder::OutputsFirst, .. }) => {
                 self.files.read_of(&mut self.staging, &name, first + elements.start..first + elements.end)
             }
             // Elements that are neighbours in memory form a column in the file, so the whole tensor or the tensor of an expert is read.
@@ -182,12 +217,16 @@ impl WeightSource for FolderWeights {
                 let values = self.transposed((name, first), |files, name| Ok(transpose(&files.values(name)?)?))?;
                 Ok(values.rows(elements.start, elements.end)?)
             }
-            FolderLayout::Stacked(Stacked { linear, linears, .. }) => {
+            FolderLayout::ByHead(heads) => {
+                let read = |files: &WeightFiles, name: &str| stacks::regrouped(&files.values(name)?, [heads, 3]);
+                Ok(self.transposed((name, first), read)?.rows(elements.start, elements.end)?)
+            }
+            FolderLayout::Stacked(Stacked { linear, linears, order, .. }) => {
                 let outputs = linears * tensor.shape[0];
                 let inputs = tensor.elements() / tensor.shape[0];
                 let values = self.transposed((name, first), |files, name| {
                     let part = files.values_of(name, first..first + inputs * outputs)?;
-                    stacks::divide(&part.reshape(&[inputs, outputs])?, linears)
+                    stacks::divide(&part.reshape(&[inputs, outputs])?, linears, order)
                 })?;
                 let start = linear * tensor.elements();
                 Ok(values.rows(start + elements.start, start + elements.end)?)
@@ -359,109 +398,6 @@ pub(super) fn rows_of(shards: &[Shard]) -> impl Iterator<Item = (&Shard, Range<u
     })
 }
 
-/// The maximum size of a file of [`COMPANIONS`]. Files in common use have up to about 35 MB.
-const MAX_COMPANION_BYTES: u64 = 256 << 20;
-
-/// The files of a model folder that are copied unchanged.
-const COMPANIONS: &[&str] = &[
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.json",
-    "merges.txt",
-    "tokenizer.model",
-    "chat_template.jinja",
-    "chat_template.json",
-];
-
-/// The files of a model folder except the weights.
-pub struct FolderTemplate {
-    /// `config.json` with all its keys, also unknown keys.
-    pub config: ConfigFile,
-    /// The files of [`COMPANIONS`], such as the tokenizer's files, by name. They are kept in memory, since their folder may be gone when a checkpoint
-    /// is saved.
-    companions: Vec<(&'static str, Arc<[u8]>)>,
-    /// `generation_config.json` of the source; `None` if the source does not have it.
-    pub generation: Option<Map<String, Value>>,
-    /// The token ids that end a text.
-    pub eos_ids: Vec<u32>,
-    /// The folder from which the files were read.
-    base: PathBuf,
-}
-
-impl FolderTemplate {
-    /// Reads the files of `model` (a folder, or a `config.json`) and of `tokenizer` (a folder, or a `tokenizer.json`).
-    pub fn read(model: &Path, tokenizer: &Path, eos_ids: &[u32]) -> Result<FolderTemplate> {
-        let config = ConfigFile::read(model)?;
-        let generation = model.join("generation_config.json");
-        let generation = match generation.is_file() {
-            true => Some(ConfigFile::read(&generation)?.values().clone()),
-            false => None,
-        };
-        let folder = if tokenizer.is_dir() { tokenizer } else { tokenizer.parent().unwrap_or(Path::new(".")) };
-        let mut companions = Vec::new();
-        for name in COMPANIONS {
-            let path = folder.join(name);
-            if path.exists() {
-                companions.push((*name, input::read(&path, MAX_COMPANION_BYTES).map_err(Error::io(&path))?.into()));
-            }
-        }
-        Ok(FolderTemplate { config, companions, generation, eos_ids: eos_ids.to_vec(), base: model.to_path_buf() })
-    }
-
-    /// Replaces the chat template of the folder by the template in the file `path`. Does nothing if `path` is empty.
-    pub fn with_chat_template(mut self, path: &Path) -> Result<FolderTemplate> {
-        const NAME: &str = "chat_template.jinja";
-        if !path.as_os_str().is_empty() {
-            let text = input::read(path, MAX_COMPANION_BYTES).map_err(Error::io(path))?;
-            self.companions.retain(|(name, _)| *name != NAME);
-            self.companions.push((NAME, text.into()));
-        }
-        Ok(self)
-    }
-
-    fn eos(&self) -> Value {
-        match self.eos_ids.as_slice() {
-            [] => Value::Null,
-            [one] => json!(one),
-            many => json!(many),
-        }
-    }
-
-    /// Returns the files, by name, that `transformers` needs to load `model` from a folder, except the weights. If `model` has adapters, returns the
-    /// files that PEFT needs.
-    pub fn files(&self, model: &Decoder) -> Vec<(&'static str, Arc<[u8]>)> {
-        let companions = self.companions.iter().map(|(name, bytes)| (*name, bytes.clone()));
-        if let Some(lora) = &model.config().lora {
-            let config = (adapter::CONFIG_FILE, adapter_config(lora, model, &self.base));
-            return companions.chain([config]).collect();
-        }
-        let dtype = model.recipe().compute;
-        let mut config = self.config.values().clone();
-        // Weights are written in the compute type, even if the source folder is quantized.
-        config.shift_remove("quantization_config");
-        config.insert("dtype".into(), json!(dtype.name()));
-        config.insert("torch_dtype".into(), json!(dtype.name()));
-        // A reward model does not have a head that could be tied.
-        if !model.config().head.score {
-            config.insert("tie_word_embeddings".into(), json!(model.config().head.tied));
-        }
-        if let [rope, local @ ..] = model.config().ropes.as_slice() {
-            rope.write(local.first(), &mut config);
-        }
-        if !config.contains_key("eos_token_id") {
-            config.insert("eos_token_id".into(), self.eos());
-        }
-        let own = || Map::from_iter([("eos_token_id".to_string(), self.eos())]);
-        let generation = self.generation.clone().unwrap_or_else(own);
-        let mut files =
-            vec![("config.json", as_json(config.into())), ("generation_config.json", as_json(generation.into()))];
-        files.extend(companions);
-        files
-    }
-}
-
 /// Errors with [`Error::Config`] if `output` exists, or would be inside one of the `sources` from which it is made.
 pub fn expect_new_folder(output: &Path, sources: &[&Path]) -> Result<()> {
     if output.symlink_metadata().is_ok() {
@@ -478,57 +414,6 @@ pub fn expect_new_folder(output: &Path, sources: &[&Path]) -> Result<()> {
         ))),
         None => Ok(()),
     }
-}
-
-/// Writes the files of a model folder except the weights: `config` as `config.json`, and the other files unchanged from the folder `base`.
-pub fn write_settings(writer: &mut CheckpointWriter, config: Map<String, Value>, base: &Path) -> Result<()> {
-    writer.file("config.json", |file| file.write(&as_json(config.into())))?;
-    for name in ["generation_config.json"].iter().chain(COMPANIONS) {
-        let path = base.join(name);
-        if path.exists() {
-            let bytes = input::read(&path, MAX_COMPANION_BYTES).map_err(Error::io(&path))?;
-            writer.file(name, |file| file.write(&bytes))?;
-        }
-    }
-    Ok(())
-}
-
-/// Returns `adapter_config.json` for the adapters of `model`, whose base model is in the folder `base`.
-fn adapter_config(lora: &Lora, model: &Decoder, base: &Path) -> Arc<[u8]> {
-    let adapted = model.description().adaptable().filter(|name| lora.has(name));
-    let targets = match &lora.targets {
-        Targets::AllLinear => json!(adapted.map(|name| last_name(name)).collect::<BTreeSet<_>>()),
-        Targets::Names(names) => json!(names.iter().collect::<BTreeSet<_>>()),
-        Targets::Pattern(pattern) => json!(pattern.text()),
-    };
-    let Exceptions { exclude, layers, layers_pattern, ranks, alphas } = &lora.exceptions;
-    let or_null = |is_set: bool, value: Value| if is_set { value } else { Value::Null };
-    let base = base.canonicalize().unwrap_or(base.to_path_buf());
-    let (task, saved) = match model.config().head.score {
-        true => ("SEQ_CLS", json!([SCORE])),
-        false => ("CAUSAL_LM", Value::Null),
-    };
-    as_json(json!({
-        "peft_type": "LORA",
-        "task_type": task,
-        "base_model_name_or_path": base,
-        "r": lora.r,
-        "lora_alpha": lora.alpha,
-        "lora_dropout": 0.0,
-        "use_rslora": lora.use_rslora,
-        "use_dora": lora.use_dora,
-        "target_modules": targets,
-        "fan_in_fan_out": model.config().stream.names.transposed,
-        "bias": "none",
-        "init_lora_weights": true,
-        "inference_mode": true,
-        "modules_to_save": saved,
-        "exclude_modules": or_null(*exclude != Targets::NONE, json!(exclude)),
-        "layers_to_transform": or_null(!layers.is_empty(), json!(layers)),
-        "layers_pattern": or_null(!layers_pattern.is_empty(), json!(layers_pattern)),
-        "rank_pattern": ranks,
-        "alpha_pattern": alphas,
-    }))
 }
 
 /// Errors with [`Error::NonFinite`] if a weight in these bytes is infinite or NaN.
@@ -559,8 +444,7 @@ fn all_finite(dtype: DType, bytes: &[u8]) -> bool {
 
 /// Returns JSON with two spaces of indentation, as Hugging Face writes it.
 pub fn as_json(value: Value) -> Arc<[u8]> {
-    let text = serde_json::to_string_pretty(&value).expect("JSON values are written without fail") + "\n";
-    text.into_bytes().into()
+    python_json::write(&value).into_bytes().into()
 }
 
 #[cfg(test)]

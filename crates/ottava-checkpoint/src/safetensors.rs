@@ -12,6 +12,7 @@ use std::marker::PhantomData;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use ottava_tensor::DType;
 use rayon::prelude::*;
@@ -61,11 +62,20 @@ impl TensorInfo {
 }
 
 /// The weights of a model, open for reading in any order.
-#[derive(Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct ModelFiles {
-    files: Vec<TensorFile>,
-    /// The number of the file that holds a tensor, by the name of the tensor.
-    holders: BTreeMap<String, usize>,
+    files: Vec<Arc<TensorFile>>,
+    /// The file that holds a tensor, by the name of the tensor.
+    holders: BTreeMap<String, Holder>,
+}
+
+/// The place of a tensor.
+#[derive(Clone, Debug)]
+struct Holder {
+    /// The number of the file.
+    file: usize,
+    /// The name of the tensor in the file.
+    stored: String,
 }
 
 #[derive(Debug)]
@@ -102,7 +112,7 @@ impl ModelFiles {
         }
         let index = read_index(&index_path)?;
         let wrong = |reason: String| Error::Model(format!("{}: {reason}", index_path.display()));
-        let mut model = ModelFiles { files: Vec::new(), holders: BTreeMap::new() };
+        let mut model = ModelFiles::default();
         let mut by_name = BTreeMap::new();
         for (tensor, file_name) in &index.weight_map {
             if by_name.contains_key(file_name) {
@@ -122,7 +132,7 @@ impl ModelFiles {
         }
         for (tensor, file_name) in &index.weight_map {
             match model.holders.get(tensor) {
-                Some(holder) if by_name[file_name] == *holder => (),
+                Some(holder) if by_name[file_name] == holder.file => (),
                 _ => return Err(wrong(format!("tensor {tensor:?} is listed, but {file_name} does not hold it"))),
             }
         }
@@ -131,21 +141,44 @@ impl ModelFiles {
 
     /// Opens a single safetensors file.
     pub fn open_file(path: &Path) -> Result<ModelFiles> {
-        let mut model = ModelFiles { files: Vec::new(), holders: BTreeMap::new() };
+        let mut model = ModelFiles::default();
         model.add(TensorFile::open(path)?)?;
         Ok(model)
     }
 
     fn add(&mut self, file: TensorFile) -> Result<()> {
         for tensor in file.metadata.offset_keys() {
-            if let Some(&first) = self.holders.get(&tensor) {
-                let (first, second) = (self.files[first].path.display(), file.path.display());
+            if let Some(first) = self.holders.get(&tensor) {
+                let (first, second) = (self.files[first.file].path.display(), file.path.display());
                 return Err(Error::Model(format!("{second}: tensor {tensor:?} is also in {first}")));
             }
-            self.holders.insert(tensor, self.files.len());
+            self.holders.insert(tensor.clone(), Holder { file: self.files.len(), stored: tensor });
         }
-        self.files.push(file);
+        self.files.push(Arc::new(file));
         Ok(())
+    }
+
+    /// Divides the tensors in two: the tensors to which `name` gives a name, under this name, and all others. Both parts share the open files.
+    ///
+    /// Errors if two tensors get the same name.
+    pub(super) fn divide(self, name: impl Fn(&str) -> Option<String>) -> Result<[ModelFiles; 2]> {
+        let of = |files: &Vec<Arc<TensorFile>>| ModelFiles { files: files.clone(), holders: BTreeMap::new() };
+        let [mut named, mut others] = [of(&self.files), of(&self.files)];
+        for (tensor, holder) in self.holders {
+            match name(&tensor) {
+                None => drop(others.holders.insert(tensor, holder)),
+                Some(name) => {
+                    if let Some(other) = named.holders.insert(name.clone(), holder) {
+                        let path = self.files[other.file].path.display();
+                        return Err(Error::Model(format!(
+                            "{path}: tensors {:?} and {tensor:?} both are `{name}` of the text model",
+                            other.stored
+                        )));
+                    }
+                }
+            }
+        }
+        Ok([named, others])
     }
 
     /// Returns the names of all tensors, sorted.
@@ -155,9 +188,9 @@ impl ModelFiles {
 
     /// Returns the type and the shape of a tensor. Errors if there is no tensor with this name, or if its type is not supported.
     pub fn info(&self, name: &str) -> Result<TensorInfo> {
-        let (file, info) = self.find(name)?;
+        let (file, stored, info) = self.find(name)?;
         let dtype = from_safetensors(info.dtype)
-            .ok_or_else(|| file.wrong(name, format!("its type {} is not supported", info.dtype)))?;
+            .ok_or_else(|| file.wrong(stored, format!("its type {} is not supported", info.dtype)))?;
         Ok(TensorInfo { name: name.into(), dtype, shape: info.shape.clone() })
     }
 
@@ -168,16 +201,16 @@ impl ModelFiles {
 
     /// Returns the shape of a tensor of unsigned bytes. Errors for other types. Unsigned bytes hold codes, and the type does not tell their format.
     pub fn shape_of_bytes(&self, name: &str) -> Result<Vec<usize>> {
-        let (file, info) = self.find(name)?;
+        let (file, stored, info) = self.find(name)?;
         match info.dtype {
             Dtype::U8 => Ok(info.shape.clone()),
-            other => Err(file.wrong(name, format!("its type is {other}; it is U8"))),
+            other => Err(file.wrong(stored, format!("its type is {other}; it is U8"))),
         }
     }
 
     /// Returns the bytes of a tensor, little endian and row-major.
     pub fn read(&self, name: &str) -> Result<Vec<u8>> {
-        let (_, info) = self.find(name)?;
+        let (_, _, info) = self.find(name)?;
         self.read_bytes(name, 0..info.data_offsets.1 - info.data_offsets.0)
     }
 
@@ -190,7 +223,7 @@ impl ModelFiles {
 
     /// Fills `bytes` with the bytes of a tensor from byte `first` on, in parallel. Errors if the file does not hold them.
     pub fn read_into(&self, name: &str, first: usize, bytes: &mut [u8]) -> Result<()> {
-        let (file, info) = self.find(name)?;
+        let (file, stored, info) = self.find(name)?;
         let (start, end) = info.data_offsets;
         let range = first..first + bytes.len();
         assert!(range.end <= end - start, "{range:?} of {name:?}, {} bytes", end - start);
@@ -201,22 +234,24 @@ impl ModelFiles {
             true => read((0, bytes)),
             false => bytes.par_chunks_mut(PART).enumerate().try_for_each(read),
         };
-        done.map_err(|e| file.wrong(name, format!("cannot be read: {e}")))
+        done.map_err(|e| file.wrong(stored, format!("cannot be read: {e}")))
     }
 
-    fn find(&self, name: &str) -> Result<(&TensorFile, &safetensors::tensor::TensorInfo)> {
+    /// Returns the file of a tensor, its name there, and its description.
+    fn find(&self, name: &str) -> Result<(&TensorFile, &str, &safetensors::tensor::TensorInfo)> {
         let missing = || {
             let files: Vec<_> = self.files.iter().map(|file| file.path.display().to_string()).collect();
-            let other = match self.names().next() {
-                Some(first) => {
-                    format!(", whose first tensor is {first:?}: config.json may be of a model of another family")
+            let other = match self.holders.values().next() {
+                Some(Holder { stored, .. }) => {
+                    format!(", whose first tensor is {stored:?}: config.json may be of a model of another family")
                 }
                 None => String::new(),
             };
             Error::Model(format!("there is no tensor {name:?} in {}{other}", files.join(", ")))
         };
-        let file = &self.files[*self.holders.get(name).ok_or_else(missing)?];
-        Ok((file, file.metadata.info(name).expect("every holder has its tensor")))
+        let Holder { file, stored } = self.holders.get(name).ok_or_else(missing)?;
+        let file = &self.files[*file];
+        Ok((file, stored, file.metadata.info(stored).expect("every holder has its tensor")))
     }
 }
 

@@ -3,7 +3,7 @@ use std::path::Path;
 use ottava_tensor::DType;
 
 use super::*;
-use crate::{CheckpointWriter, write_model, write_tensors};
+use crate::{Carried, CheckpointWriter, write_model, write_tensors};
 use ottava_common::fs::RealFs;
 
 fn info(name: &str, dtype: DType, shape: &[usize]) -> TensorInfo {
@@ -30,7 +30,7 @@ fn content(tensor: &TensorInfo) -> Vec<u8> {
 /// Saves the tensors in files of at most this size, and returns their folder.
 fn saved(folder: &Path, max_file_bytes: usize) -> std::path::PathBuf {
     let mut writer = CheckpointWriter::begin(&RealFs, folder, 1).unwrap();
-    write_model(&mut writer, &tensors(), max_file_bytes, |tensor| Ok(content(tensor))).unwrap();
+    write_model(&mut writer, &tensors(), &Carried::default(), max_file_bytes, |tensor| Ok(content(tensor))).unwrap();
     writer.finish(serde_json::Value::Null).unwrap()
 }
 

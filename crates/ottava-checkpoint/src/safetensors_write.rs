@@ -1,11 +1,13 @@
 //! Writes weights as safetensors, with one tensor in memory at a time.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 
 use serde_json::{Map, Value, json};
 
 use crate::atomic::CheckpointWriter;
+use crate::carried::Carried;
 use crate::safetensors::{INDEX_FILE, SINGLE_FILE, TensorInfo, to_safetensors};
+use crate::stacks;
 use ottava_common::fs::{RealFs, replace_file};
 use ottava_common::{Error, Result};
 use ottava_tensor::Tensor;
@@ -21,6 +23,8 @@ pub struct ModelFile {
     pub name: String,
     /// The tensors in the file.
     pub tensors: Vec<TensorInfo>,
+    /// Whether the tensors are copied from [`Carried`] parts of the model.
+    pub is_carried: bool,
 }
 
 impl ModelFile {
@@ -30,33 +34,47 @@ impl ModelFile {
     }
 }
 
-/// Divides the tensors of a model into files: `model.safetensors`, or several files if it exceeds `max_file_bytes`. Each file holds consecutive
-/// tensors. A tensor larger than `max_file_bytes` gets its own file.
-pub fn model_files(tensors: Vec<TensorInfo>, max_file_bytes: usize) -> Vec<ModelFile> {
-    let mut files = vec![Vec::new()];
-    let mut size = 0;
+/// Divides the tensors of a model into files: `model.safetensors`, or several files if there are `carried` tensors or if the model exceeds
+/// `max_file_bytes`. Each file holds consecutive tensors. A tensor larger than `max_file_bytes` gets its own file. Files of `carried` tensors come
+/// last.
+pub fn model_files(tensors: Vec<TensorInfo>, carried: Vec<TensorInfo>, max_file_bytes: usize) -> Vec<ModelFile> {
+    let mut files = divided(tensors, false, max_file_bytes);
+    if !carried.is_empty() {
+        files.extend(divided(carried, true, max_file_bytes));
+    }
+    let count = files.len();
+    for (index, file) in files.iter_mut().enumerate() {
+        file.name = match count {
+            1 => SINGLE_FILE.to_string(),
+            _ => format!("model-{:05}-of-{count:05}.safetensors", index + 1),
+        };
+    }
+    files
+}
+
+/// Divides tensors into files without names.
+fn divided(tensors: Vec<TensorInfo>, is_carried: bool, max_file_bytes: usize) -> Vec<ModelFile> {
+    let new = || ModelFile { name: String::new(), tensors: Vec::new(), is_carried };
+    let (mut files, mut size) = (vec![new()], 0);
     for tensor in tensors {
         if size > 0 && size + tensor.bytes() > max_file_bytes {
-            files.push(Vec::new());
+            files.push(new());
             size = 0;
         }
         size += tensor.bytes();
-        files.last_mut().expect("there is always a last file").push(tensor);
+        files.last_mut().expect("there is always a last file").tensors.push(tensor);
     }
-    let count = files.len();
-    let name = |index: usize| match count {
-        1 => SINGLE_FILE.to_string(),
-        _ => format!("model-{:05}-of-{count:05}.safetensors", index + 1),
-    };
-    files.into_iter().enumerate().map(|(index, tensors)| ModelFile { name: name(index), tensors }).collect()
+    files
 }
 
 /// Writes the index of the `files` of a model, if there are several files.
-pub fn write_index(writer: &mut CheckpointWriter, files: &[ModelFile]) -> Result<()> {
+pub fn write_index(writer: &mut CheckpointWriter, files: &[ModelFile], carried: &Carried) -> Result<()> {
     if files.len() == 1 {
         return Ok(());
     }
-    let names = files.iter().flat_map(|file| file.tensors.iter().map(|tensor| (&tensor.name, &file.name)));
+    let stored = |file: &ModelFile, name: &str| if file.is_carried { name.to_string() } else { carried.stored(name) };
+    let names =
+        files.iter().flat_map(|file| file.tensors.iter().map(|tensor| (stored(file, &tensor.name), &file.name)));
     let weight_map: BTreeMap<_, _> = names.collect();
     let total_size: usize = files.iter().map(ModelFile::bytes).sum();
     let index = json!({ "metadata": { "total_size": total_size }, "weight_map": weight_map });
@@ -64,18 +82,60 @@ pub fn write_index(writer: &mut CheckpointWriter, files: &[ModelFile]) -> Result
     writer.file(INDEX_FILE, |file| file.write(text.as_bytes()))
 }
 
-/// Writes a model in the files of [`model_files`], and their index.
+/// Writes a model in the files of [`model_files`], and their index. `carried` has the parts of a larger model that are copied, and the names in the
+/// folder.
 ///
-/// `fetch` is called once for the bytes of each tensor, in the order of the tensors.
+/// `fetch` is called once for the bytes of each of the `tensors`, in their order.
 pub fn write_model<B: AsRef<[u8]>>(
     writer: &mut CheckpointWriter,
     tensors: &[TensorInfo],
+    carried: &Carried,
     max_file_bytes: usize,
     mut fetch: impl FnMut(&TensorInfo) -> Result<B>,
 ) -> Result<()> {
-    let files = model_files(tensors.to_vec(), max_file_bytes);
-    files.iter().try_for_each(|file| write_tensors(writer, &file.name, &file.tensors, &mut fetch))?;
-    write_index(writer, &files)
+    let files = model_files(tensors.to_vec(), carried.infos()?, max_file_bytes);
+    files.iter().try_for_each(|file| write_model_file(writer, file, carried, &mut fetch))?;
+    write_index(writer, &files, carried)
+}
+
+/// Writes a file of a model. Tensors of the text model get their names in the folder, and `fetch` is called with the text model's descriptions.
+pub fn write_model_file<B: AsRef<[u8]>>(
+    writer: &mut CheckpointWriter,
+    file: &ModelFile,
+    carried: &Carried,
+    mut fetch: impl FnMut(&TensorInfo) -> Result<B>,
+) -> Result<()> {
+    if file.is_carried {
+        return write_tensors(writer, &file.name, &file.tensors, |info| carried.bytes(&info.name));
+    }
+    let stored: Vec<_> = file.tensors.iter().map(|info| carried.stored_info(info)).collect();
+    let own: HashMap<&str, &TensorInfo> = stored.iter().map(|info| info.name.as_str()).zip(&file.tensors).collect();
+    write_tensors(writer, &file.name, &stored, |info| {
+        let own = own[info.name.as_str()];
+        let bytes = fetch(own)?;
+        match own.shape[..] {
+            [_, rows, columns] if own.shape != info.shape => {
+                Ok(Bytes::Exchanged(stacks::exchanged(bytes.as_ref(), [rows, columns], info.dtype.size())))
+            }
+            _ => Ok(Bytes::Fetched(bytes)),
+        }
+    })
+}
+
+/// The bytes of a tensor that is written.
+enum Bytes<B> {
+    Fetched(B),
+    /// Bytes whose rows and columns were exchanged.
+    Exchanged(Vec<u8>),
+}
+
+impl<B: AsRef<[u8]>> AsRef<[u8]> for Bytes<B> {
+    fn as_ref(&self) -> &[u8] {
+        match self {
+            Bytes::Fetched(bytes) => bytes.as_ref(),
+            Bytes::Exchanged(bytes) => bytes,
+        }
+    }
 }
 
 /// Writes one safetensors file. `fetch` is called once for each tensor, in an order that depends only on `tensors`.

@@ -5,9 +5,9 @@
 //! step, where they exchange messages anyway.
 
 use crate::live::LiveTensors;
-use crate::model::FolderTemplate;
 use crate::progress::Progress;
 use crate::slices::{FOLDER, SliceWriter};
+use crate::template::FolderTemplate;
 use crate::training::Contents;
 use crate::{CheckpointWriter, FileStart, delete_old};
 use ottava_common::error::{Error, Result};
@@ -190,6 +190,7 @@ impl Saver {
         let path = ranks.all("begin of a checkpoint", path)?.swap_remove(0);
         let files = if ranks.leads() { template.files(model) } else { Vec::new() };
         let (mut contents, mut live) = Contents::new(model, optimizer, partition)?;
+        contents.carry(template.carried())?;
         let mut writer = match begun {
             Some((writer, logs)) => {
                 contents.add_files(logs, files);

@@ -3,9 +3,9 @@
 use crate::formats::{SavedStates, Values};
 use crate::live::LiveTensors;
 use crate::model::expect_finite;
-use crate::safetensors_write::{MAX_FILE_BYTES, ModelFile, model_files, write_index};
+use crate::safetensors_write::{MAX_FILE_BYTES, ModelFile, model_files, write_index, write_model_file};
 use crate::slices::{FOLDER, Regions, SliceFiles, SliceWriter};
-use crate::{CheckpointWriter, FileStart, Manifest, Progress, TensorInfo, adapter, write_tensors};
+use crate::{Carried, CheckpointWriter, FileStart, Manifest, Progress, TensorInfo, adapter};
 use ottava_common::error::{Error, Result};
 use ottava_models::Decoder;
 use ottava_models::layers::VALUE;
@@ -37,8 +37,12 @@ pub struct Contents {
     logs: Vec<(String, FileStart)>,
     /// The files of the model folder except the weights, by name.
     files: Vec<(&'static str, Arc<[u8]>)>,
-    /// The files of all weights, in the compute type and in the order of the parameters.
+    /// The files of all weights, in the compute type and in the order of the parameters, and the files of `carried` tensors.
     model_files: Vec<ModelFile>,
+    /// The parts of a larger model that are copied.
+    carried: Carried,
+    /// The size of files of weights, in bytes.
+    max_file_bytes: usize,
     /// The number of this rank. It writes every `ranks`-th file of `model_files`.
     rank: usize,
     ranks: usize,
@@ -71,7 +75,7 @@ impl Contents {
         let ranks = partition.ranks();
         let divided_file = format!("optimizer-{:05}-of-{:05}.safetensors", ranks.rank() + 1, ranks.size());
         let (rank, size, has_adapters) = (ranks.rank(), ranks.size(), model.config().lora.is_some());
-        let mut contents = Contents { divided_file, rank, ranks: size, ..Contents::default() };
+        let mut contents = Contents { divided_file, rank, ranks: size, max_file_bytes, ..Contents::default() };
         let mut others = HashMap::new();
         let arrays = partition.scaling_arrays(model)?;
         for (name, array) in arrays.into_iter().filter(|_| ranks.leads()) {
@@ -127,8 +131,8 @@ impl Contents {
         let (mut weights_of_all, live) = LiveTensors::new(partition, &device, whole, params, others)?;
         weights_of_all.retain(|info| info.name != VALUE);
         contents.model_files = match has_adapters {
-            true => vec![ModelFile { name: adapter::WEIGHTS_FILE.into(), tensors: weights_of_all }],
-            false => model_files(weights_of_all, max_file_bytes),
+            true => vec![ModelFile { name: adapter::WEIGHTS_FILE.into(), tensors: weights_of_all, is_carried: false }],
+            false => model_files(weights_of_all, Vec::new(), max_file_bytes),
         };
         contents.scaling.sort_by(|a, b| a.name.cmp(&b.name));
         contents.whole.sort_by(|a, b| a.name.cmp(&b.name));
@@ -142,14 +146,33 @@ impl Contents {
         self.files.extend(files);
     }
 
+    /// Adds the parts of a larger model that are copied, unless only adapters are written. Each rank still writes the same files of trained weights.
+    ///
+    /// Errors if a tensor of these parts is not written.
+    pub fn carry(&mut self, carried: &Carried) -> Result<()> {
+        self.carried = carried.clone();
+        if self.model_files.iter().any(|file| file.name == adapter::WEIGHTS_FILE) {
+            return Ok(());
+        }
+        let weights = std::mem::take(&mut self.model_files);
+        let tensors = weights.into_iter().flat_map(|file| file.tensors).collect();
+        self.model_files = model_files(tensors, carried.infos()?, self.max_file_bytes);
+        Ok(())
+    }
+
     /// Returns the files of weights that a rank writes.
     fn files_of(&self, rank: usize) -> impl Iterator<Item = &ModelFile> {
         self.model_files.iter().skip(rank).step_by(self.ranks)
     }
 
-    /// Returns the names of all tensors that this rank writes. Weights come first, in the order of the parameters.
+    /// Returns the trained weights that a rank writes.
+    fn weights_of(&self, rank: usize) -> impl Iterator<Item = &TensorInfo> {
+        self.files_of(rank).filter(|file| !file.is_carried).flat_map(|file| &file.tensors)
+    }
+
+    /// Returns the names of all tensors of the run that this rank writes. Weights come first, in the order of the parameters.
     pub fn names(&self) -> impl Iterator<Item = &str> {
-        let weights = self.files_of(self.rank).flat_map(|file| &file.tensors);
+        let weights = self.weights_of(self.rank);
         let whole = weights.chain(&self.scaling).chain(&self.whole);
         whole.chain(self.divided.iter().map(|regions| &regions.info)).map(|info| info.name.as_str())
     }
@@ -157,7 +180,7 @@ impl Contents {
     /// Returns the bytes of a [`Snapshot`] of what this rank writes, and the maximum bytes for a rank that does not lead.
     pub fn snapshot_bytes(&self) -> [usize; 2] {
         let padded = |info: &TensorInfo| Snapshot::padded(info.bytes());
-        let weights = |rank| -> usize { self.files_of(rank).flat_map(|file| &file.tensors).map(padded).sum() };
+        let weights = |rank| -> usize { self.weights_of(rank).map(padded).sum() };
         let divided = self.divided.iter().map(|it| Snapshot::padded(it.elements() * it.info.dtype.size()));
         let (divided, whole) =
             (divided.sum::<usize>(), self.scaling.iter().chain(&self.whole).map(padded).sum::<usize>());
@@ -177,14 +200,14 @@ impl Contents {
         self.logs.iter().try_for_each(|(name, log)| writer.copy(name, log))?;
         self.files.iter().try_for_each(|(name, bytes)| writer.file(name, |file| file.write(bytes)))?;
         for file in self.files_of(self.rank) {
-            write_tensors(writer, &file.name, &file.tensors, |info| {
+            write_model_file(writer, file, &self.carried, |info| {
                 let bytes = fetch(&info.name)?;
                 expect_finite(info, bytes.as_ref())?;
                 Ok(bytes)
             })?;
         }
         if self.rank == 0 {
-            write_index(writer, &self.model_files)?;
+            write_index(writer, &self.model_files, &self.carried)?;
         }
         let (mut slices, mut fetch) = (SliceWriter::default(), |info: &TensorInfo| fetch(&info.name));
         for (file, tensors) in [(SCALING, &self.scaling), (OPTIMIZER, &self.whole)] {

@@ -1,6 +1,6 @@
 //! Reads the weights of a model folder in any format. Weights in FP8 and MXFP4 are dequantized.
 
-use crate::{ModelFiles, TensorInfo, mxfp4};
+use crate::{Carried, ModelFiles, TensorInfo, mxfp4};
 use ottava_common::error::{Error, Result};
 use ottava_common::hash::sha256;
 use ottava_models::{ConfigFile, Quantization, WeightScales};
@@ -18,7 +18,8 @@ const FINGERPRINT_VALUES: usize = 1024;
 /// The number of FP8 elements that a thread dequantizes at once.
 const PART: usize = 1 << 16;
 
-/// The weights of a model folder, open for reading in any order.
+/// The weights of a model folder, open for reading in any order. Tensors of a text model within a larger model have the names of a text model in a
+/// folder of its own.
 #[derive(Debug)]
 pub struct WeightFiles {
     files: ModelFiles,
@@ -28,6 +29,8 @@ pub struct WeightFiles {
     has_mxfp4: bool,
     /// Whether the folder may have scales of a KV cache.
     stated: bool,
+    /// The parts of the model beside its text model.
+    carried: Carried,
 }
 
 /// The scales of a weight in FP8. A value is its code times its scale.
@@ -48,11 +51,19 @@ impl WeightFiles {
     pub fn open(folder: &Path) -> Result<WeightFiles> {
         let files = ModelFiles::open(folder)?;
         if !folder.join("config.json").is_file() {
-            return Ok(WeightFiles { files, quantization: None, has_mxfp4: false, stated: false });
+            let carried = Carried::default();
+            return Ok(WeightFiles { files, quantization: None, has_mxfp4: false, stated: false, carried });
         }
         let (quantization, stated) = (Quantization::of_folder(folder)?, Quantization::is_stated_in(folder)?);
-        let has_mxfp4 = Quantization::is_mxfp4(&ConfigFile::read(folder)?)?;
-        Ok(WeightFiles { files, quantization, has_mxfp4, stated })
+        let config = ConfigFile::read(folder)?;
+        let has_mxfp4 = Quantization::is_mxfp4(&config)?;
+        let (files, carried) = Carried::divide(files, &config)?;
+        Ok(WeightFiles { files, quantization, has_mxfp4, stated, carried })
+    }
+
+    /// Returns the parts of the model beside its text model.
+    pub fn carried(&self) -> &Carried {
+        &self.carried
     }
 
     /// Returns the storage format of FP8 weights. Returns `None` if the folder has no FP8 weights.

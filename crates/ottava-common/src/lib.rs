@@ -19,5 +19,6 @@ pub mod input;
 pub mod interrupt;
 pub mod launch;
 pub mod limits;
+pub mod python_json;
 
 pub use error::{Error, Result};

@@ -45,9 +45,10 @@ use serde_json::json;
 use architecture::Architecture;
 use gguf::Gguf;
 use megatron::Megatron;
-use ottava_checkpoint::model::{as_json, expect_new_folder, write_settings};
+use ottava_checkpoint::model::{as_json, expect_new_folder};
 use ottava_checkpoint::safetensors_write::MAX_FILE_BYTES;
-use ottava_checkpoint::{CheckpointWriter, TensorInfo, write_model};
+use ottava_checkpoint::template::write_settings;
+use ottava_checkpoint::{Carried, CheckpointWriter, TensorInfo, write_model};
 use ottava_common::fs::RealFs;
 use ottava_common::{Error, Result, interrupt};
 use ottava_models::{ConfigFile, language_model_config};
@@ -118,6 +119,11 @@ fn from_megatron<'a>(megatron: &'a Megatron, like: Option<&Path>) -> Result<Mode
         Some(like) => ConfigFile::read(like)?,
         None => ConfigFile::from_values("the arguments of the checkpoint", megatron.config()?),
     };
+    if config.is_wrapper()? {
+        return Err(config.error(
+            "this describes a vision-language model, and a checkpoint of Megatron-LM has only the text model: make a folder with a config.json of `text_config` alone",
+        ));
+    }
     let sizes = language_model_config(&config)?;
     let warnings = megatron.check_args(&sizes, like.is_some())?;
     let weights = megatron.weights(&sizes)?;
@@ -148,7 +154,7 @@ fn write(model: Model, like: Option<&Path>, output: &Path, dtype: DType) -> Resu
     for (name, bytes) in files {
         writer.file(&name, |file| file.write(&bytes))?;
     }
-    write_model(&mut writer, &infos, MAX_FILE_BYTES, |info| {
+    write_model(&mut writer, &infos, &Carried::default(), MAX_FILE_BYTES, |info| {
         interrupt::check("converting the model")?;
         Ok(to_bytes(&values(&info.name)?, dtype))
     })?;

@@ -39,6 +39,17 @@ fn byte_of(c: char) -> Option<u8> {
     }
 }
 
+/// Returns the characters of GPT-2's alphabet, by byte.
+pub(super) fn alphabet() -> [char; 256] {
+    let mut all = ['\0'; 256];
+    for c in '!'..='\u{143}' {
+        if let Some(byte) = byte_of(c) {
+            all[usize::from(byte)] = c;
+        }
+    }
+    all
+}
+
 impl ByteForm {
     /// Returns the bytes of `token`, or `None` if they depend on the tokens around it.
     pub(super) fn bytes(self, token: &str) -> Option<Vec<u8>> {

@@ -5,7 +5,7 @@ use std::path::Path;
 use tokenizers::Tokenizer;
 
 use crate::guard::catch_panics;
-use ottava_common::{Error, Result, input};
+use ottava_common::{Error, Result, input, python_json};
 
 /// The names of tokens that end a text. They are tried in this order if no file beside the tokenizer names such a token.
 const TEXT_ENDS: [&str; 5] = ["<|endoftext|>", "<|end_of_text|>", "<eos>", "</s>", "<｜end▁of▁sentence｜>"];
@@ -45,7 +45,7 @@ impl Edges {
     /// `add_bos_token` is missing, a document begins with the tokens that the post-processor of `tokenizer.json` adds.
     ///
     /// A generated text ends at every token that is named by `eos_token_id` (a number or a list) of `generation_config.json` or `config.json`, or by
-    /// `eos_token` of `tokenizer_config.json`. A document ends with the first of these tokens that is known to end a text. If there is no such token,
+    /// `eos_token` of `tokenizer_config.json`. An id in `config.json` that no token has is ignored with a warning, as in transformers. A document ends with the first of these tokens that is known to end a text. If there is no such token,
     /// it ends with the first token that is not known to end a turn. If there is none either, it ends with the first common name in the vocabulary
     /// (`<|endoftext|>`, `<eos>`, ...); special tokens precede other tokens.
     pub(super) fn read(folder: &Path, tokenizer: &Tokenizer) -> Result<Edges> {
@@ -55,15 +55,24 @@ impl Edges {
             ("config.json", "eos_token_id"),
             ("tokenizer_config.json", "eos_token"),
         ] {
-            let config = read_json(&folder.join(file))?;
-            let ids = match config.get(key) {
-                None | Some(Value::Null) => continue,
-                Some(Value::Array(list)) => list.iter().map(|value| special_id(value, tokenizer)).collect(),
-                Some(value) => special_id(value, tokenizer).map(|id| vec![id]),
+            let path = folder.join(file);
+            let config = read_json(&path)?;
+            // The text model of a vision-language model may name the tokens.
+            let stated = |config: &Value| config.get(key).filter(|value| !value.is_null()).cloned();
+            let values = match stated(&config).or_else(|| stated(&config["text_config"])) {
+                None => continue,
+                Some(Value::Array(list)) => list,
+                Some(value) => vec![value],
             };
-            let ids: Vec<u32> =
-                ids.map_err(|reason| Error::Model(format!("{}: `{key}` {reason}", folder.join(file).display())))?;
-            stops.extend(ids);
+            for value in values {
+                match special_id(&value, tokenizer) {
+                    Ok(id) => stops.push(id),
+                    Err(reason) if file == "config.json" && value.is_u64() => {
+                        tracing::warn!("{}: `{key}` {reason}; the id is ignored", path.display());
+                    }
+                    Err(reason) => return Err(Error::Model(format!("{}: `{key}` {reason}", path.display()))),
+                }
+            }
         }
         let among = |names: &[&str], id: u32| tokenizer.id_to_token(id).is_some_and(|name| names.contains(&&*name));
         let named = |test: &dyn Fn(u32) -> bool| stops.iter().copied().find(|&id| test(id));
@@ -133,7 +142,8 @@ pub fn read_json(path: &Path) -> Result<Value> {
     }
     let wrong = |reason: String| Error::Model(format!("{}: {reason}", path.display()));
     let bytes = input::read(path, MAX_FILE_BYTES).map_err(|e| wrong(e.to_string()))?;
-    serde_json::from_slice(&bytes).map_err(|e| wrong(format!("not valid JSON: {e}")))
+    let text = str::from_utf8(&bytes).map_err(|e| wrong(format!("not valid UTF-8: {e}")))?;
+    python_json::parse(text).map_err(|e| wrong(format!("not valid JSON: {e}")))
 }
 
 /// Reads one id from a configuration value: a number, a token's name, or an object with the name in `content`.

@@ -66,6 +66,7 @@ mod splits;
 mod stamps;
 pub mod statistics;
 mod table;
+mod tiktoken;
 mod token_writer;
 mod tokenize;
 pub mod tokenizer;

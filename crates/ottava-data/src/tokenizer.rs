@@ -14,7 +14,7 @@ use crate::edges::Edges;
 use crate::guard::catch_panics;
 use crate::pieces::{can_be_cut, first_bytes, pieces, words};
 use crate::words::{Token, tokens_of};
-use crate::{added_tokens, tokenizer_parts};
+use crate::{added_tokens, tiktoken, tokenizer_parts};
 use ottava_common::hash::sha256;
 use ottava_common::{Error, Result, input};
 
@@ -55,14 +55,14 @@ pub struct Tokenizer {
 }
 
 impl Tokenizer {
-    /// Loads a `tokenizer.json`. `path` is the file or its folder.
+    /// Loads a `tokenizer.json`. `path` is the file or its folder. If there is no such file, a `tiktoken.model` beside it is converted.
     ///
     /// The files beside it add tokens, and determine the tokens that begin and end a document (docs/data.md). Truncation and padding in the file are
     /// ignored, because they would truncate documents silently. Errors with [`Error::Model`].
     pub fn load(path: &Path) -> Result<Tokenizer> {
         let path = if path.is_dir() { path.join("tokenizer.json") } else { path.to_path_buf() };
         let wrong = |reason: String| Error::Model(format!("{}: {reason}", path.display()));
-        let bytes = read_capped(&path)?;
+        let bytes = tiktoken::read(&path)?.map_or_else(|| read_capped(&path), Ok)?;
         tokenizer_parts::check(&bytes).map_err(|reason| wrong(format!("not a usable tokenizer: {reason}")))?;
         let mut inner = catch_panics(|| tokenizers::Tokenizer::from_bytes(&bytes))
             .map_err(|reason| wrong(format!("not a usable tokenizer: {reason}")))?;

@@ -54,6 +54,8 @@ fn generation_ends_at_every_token_that_a_file_names() {
     assert_eq!(eos_of(&[by_name, by_id]), [7, 1]);
     assert_eq!(eos_of(&[by_name, by_id, by_list]), [9, 7, 1]);
     assert_eq!(eos_of(&[by_name, ("generation_config.json", r#"{"eos_token_id": null}"#)]), [1]);
+    assert_eq!(eos_of(&[("config.json", r#"{"eos_token_id": [4096, 7], "x": Infinity}"#)]), [7], "no token has the id");
+    assert_eq!(eos_of(&[("config.json", r#"{"eos_token_id": null, "text_config": {"eos_token_id": 7}}"#)]), [7]);
 }
 
 /// Returns the bundled tokenizer with more tokens, from id 4096 on. Its post-processor puts `start` before a text.
@@ -142,7 +144,7 @@ fn a_document_begins_once_with_the_beginning_of_text() {
 fn wrong_special_tokens_are_named() {
     for (file, text, expected) in [
         (
-            "config.json",
+            "generation_config.json",
             r#"{"eos_token_id": 4096}"#,
             "config.json: `eos_token_id` is 4096, but tokenizer.json has no such id",
         ),

@@ -17,7 +17,7 @@ pub(super) fn block(build: &mut Builder, config: &DecoderConfig, index: usize, t
     let mut of = BlockBuilder { build, config, tables, name: &name };
     let branches = config.layers[index].branches.iter().map(|spec| Ok(of.branch(spec)?.multiplied(factor.clone())));
     let branches = branches.collect::<Result<_>>()?;
-    Ok(Block::new(name, branches))
+    Ok(Block::new(name, branches, config.layers[index].parallel))
 }
 
 /// Builds the branches of a block.

@@ -1,8 +1,7 @@
 //! Reads `config.json`: each key has a type, and errors name file and key.
 
-use crate::python_json;
 use ottava_common::error::{Error, Result};
-use ottava_common::input;
+use ottava_common::{input, python_json};
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 use std::path::{Path, PathBuf};

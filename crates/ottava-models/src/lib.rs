@@ -25,6 +25,8 @@
 //! unknown activation, and an unknown rotary scaling. The only exception is the dropout of GPT-2: all its published files
 //! ask for dropout, so it is ignored with a warning (`Description::ignored`).
 //!
+//! The text model of a vision-language model is read from `text_config` (`wrapper.rs`).
+//!
 //! Qwen3 is the worked example of a family: `families/qwen3.rs`, its entry in `FAMILIES`, the field `qk_norm` in `layers/attention.rs`, and the norm of
 //! heads in `layers/attention/head_norm.rs` with its op `ops/head_norm/`. A norm over all heads of a token (`ops/projection_norm/`) computes
 //! its sums in separate ops, so that tensor-parallel ranks can add the sums.
@@ -46,7 +48,6 @@ mod kv_cache;
 mod layer_keys;
 mod layer_set;
 mod prefetch;
-pub mod python_json;
 mod quantization;
 mod reward;
 mod rope;
@@ -57,6 +58,7 @@ mod stage;
 #[cfg(test)]
 mod tests;
 mod uniform;
+mod wrapper;
 
 pub use config::ConfigFile;
 pub use decoder::{Adapters, BackwardPass, Decoder, FolderCounts};
@@ -70,6 +72,7 @@ pub use sizes::{DecoderConfig, EmbeddingSpec, FolderNotes, HeadSpec};
 pub use spec::{BranchSpec, LayerSpec, RopeSpec, SublayerSpec};
 pub use stage::{ComparedSaved, Span, Stage, StageSaved};
 pub use uniform::Uniform;
+pub use wrapper::TextNames;
 
 use crate::layers::Stream;
 use families::{FAMILIES, mistral};
@@ -77,10 +80,11 @@ use family::Family;
 use ottava_common::error::Result;
 use ottava_tensor::ops::NormKind;
 
-/// Reads the sizes of a model from its `config.json`.
+/// Reads the sizes of a model from its `config.json`. In the file of a vision-language model, these are the sizes of its text model.
 ///
 /// Errors if the architecture is unknown, a key is missing or a setting is not implemented.
 pub fn decoder_config(file: &ConfigFile) -> Result<DecoderConfig> {
+    let file = &*file.text_model()?;
     let family = family(file)?;
     let complete = family.complete(file);
     let mut config = (family.read)(&complete)?;
@@ -119,6 +123,7 @@ pub fn is_reward_model(file: &ConfigFile) -> Result<bool> {
 ///
 /// Errors when the architecture is unknown.
 pub fn pad_token(file: &ConfigFile) -> Result<Option<i64>> {
+    let file = &*file.text_model()?;
     family(file)?.complete(file).nullable(reward::PAD)
 }
 
@@ -127,6 +132,9 @@ pub fn pad_token(file: &ConfigFile) -> Result<Option<i64>> {
 ///
 /// Errors when the architecture is unknown, or transformers has no reward model with this decoder.
 pub fn reward_model(file: &ConfigFile, pad: Option<u32>) -> Result<ConfigFile> {
+    if file.is_wrapper()? {
+        return Err(file.error("reward models with the decoder of a vision-language model are not implemented"));
+    }
     let padded = reward::with_padding(file, pad);
     match family(file)?.reward_model {
         Some(_) if is_reward_model(file)? => Ok(padded),
@@ -138,10 +146,12 @@ pub fn reward_model(file: &ConfigFile, pad: Option<u32>) -> Result<ConfigFile> {
     }
 }
 
-/// Returns the transformers class of the model in `file`: a language model or a reward model.
+/// Returns the transformers class of the model in `file`: a language model or a reward model. The text model of a larger model has the class that it
+/// would have in a folder of its own.
 ///
 /// Errors when the class is unknown.
 pub fn architecture(file: &ConfigFile) -> Result<&'static str> {
+    let file = &*file.text_model()?;
     let family = family(file)?;
     let Some(name) = file.architecture()? else { return Ok(family.architecture) };
     if name.ends_with("ForCausalLM") || name.ends_with("LMHeadModel") {
@@ -159,6 +169,7 @@ pub fn architecture(file: &ConfigFile) -> Result<&'static str> {
 
 /// Returns the family that `model_type` names, as in transformers. If a file has no `model_type`, `architectures` names the family.
 fn family(file: &ConfigFile) -> Result<&'static Family> {
+    let file = &*file.text_model()?;
     let (found, what, name) = match (file.nullable::<String>("model_type")?, file.architecture()?) {
         (Some(name), _) => {
             // transformers loads a Mistral with `layer_types` as Ministral.
@@ -174,7 +185,8 @@ fn family(file: &ConfigFile) -> Result<&'static Family> {
     };
     found.ok_or_else(|| {
         let known = FAMILIES.iter().map(|f| if what == "architecture" { f.architecture } else { f.model_type });
-        file.error(&format!("the {what} `{name}` is not one of {}", known.collect::<Vec<_>>().join(", ")))
+        let known: Vec<_> = known.chain(wrapper::names()).collect();
+        file.error(&format!("the {what} `{name}` is not one of {}", known.join(", ")))
     })
 }
 

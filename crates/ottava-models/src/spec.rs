@@ -13,6 +13,8 @@ pub(super) const MAX_SIZE: usize = 1 << 24;
 pub struct LayerSpec {
     /// The residual branches, in the order of forward.
     pub branches: Vec<BranchSpec>,
+    /// Whether all branches read the input of the layer. Otherwise, each branch reads the output of the preceding branch.
+    pub parallel: bool,
 }
 
 /// The spec of a residual branch: the sum of its sublayers, which read one operand.
@@ -50,12 +52,19 @@ impl LayerSpec {
     /// Returns a layer of two branches, one after the other: attention, then an MLP or experts.
     pub fn sequential(names: &Names, [attention, mlp]: [SublayerSpec; 2]) -> LayerSpec {
         let branch = |norms, sublayer| BranchSpec { norms, sublayers: vec![sublayer] };
-        LayerSpec { branches: vec![branch(names.attention_norms, attention), branch(names.mlp_norms, mlp)] }
+        let branches = vec![branch(names.attention_norms, attention), branch(names.mlp_norms, mlp)];
+        LayerSpec { branches, parallel: false }
+    }
+
+    /// Returns a layer of two branches with a norm each, which both read the input of the layer.
+    pub fn parallel_branches(names: &Names, sublayers: [SublayerSpec; 2]) -> LayerSpec {
+        LayerSpec { parallel: true, ..LayerSpec::sequential(names, sublayers) }
     }
 
     /// Returns a layer of one branch: the sum of attention and an MLP.
     pub fn parallel(names: &Names, sublayers: [SublayerSpec; 2]) -> LayerSpec {
-        LayerSpec { branches: vec![BranchSpec { norms: names.attention_norms, sublayers: sublayers.to_vec() }] }
+        let branch = BranchSpec { norms: names.attention_norms, sublayers: sublayers.to_vec() };
+        LayerSpec { branches: vec![branch], parallel: false }
     }
 
     /// Returns the sublayers, in the order of forward.

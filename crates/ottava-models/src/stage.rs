@@ -97,7 +97,9 @@ impl Stage {
                     (true, true) => HeadWeight::Embedding(table),
                     (true, false) => HeadWeight::Copy(table),
                 };
-                let config = HeadConfig { vocabulary, channels, std, logit_scale, loss, wide_logits, weight, value };
+                let name = names.head;
+                let config =
+                    HeadConfig { name, vocabulary, channels, std, logit_scale, loss, wide_logits, weight, value };
                 Some(Head::new(build, norm, config)?)
             }
             false => None,

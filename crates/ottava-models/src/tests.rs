@@ -69,6 +69,12 @@ fn missing_keys_have_the_values_of_transformers() {
         ("ministral", 131_072, 1e4, 1e-6, 16, false),
         ("ministral3", 262_144, 1e6, 1e-5, 128, false),
         ("qwen2", 32_768, 1e4, 1e-6, 16, false),
+        ("qwen2_5_vl_text", 32_768, 1e6, 1e-5, 16, false),
+        ("qwen3_vl_text", 128_000, 5e5, 1e-6, 128, false),
+        ("qwen3_vl_moe_text", 128_000, 5e5, 1e-6, 16, true),
+        ("granitemoe", 2048, 1e4, 1e-6, 16, false),
+        ("granitemoeshared", 2048, 1e4, 1e-6, 16, false),
+        ("gpt_neox", 2048, 1e4, 1e-5, 16, false),
         ("qwen3", 32_768, 1e4, 1e-6, 128, false),
         ("gpt2", 1024, 0.0, 1e-5, 16, true),
         ("cohere", 8192, 5e5, 1e-5, 16, true),
@@ -123,6 +129,8 @@ fn missing_keys_have_the_values_of_transformers() {
     assert_eq!(experts("mixtral"), (8, 2, 112, 0, 1.0));
     assert_eq!(experts("qwen2_moe"), (60, 4, 1408, 5632, 1.0));
     assert_eq!(experts("qwen3_moe"), (128, 8, 768, 0, 1.0));
+    assert_eq!(experts("qwen3_vl_moe_text"), (60, 4, 1408, 0, 1.0));
+    assert_eq!(experts("granitemoe"), (8, 2, 112, 0, 1.0));
     assert_eq!(experts("olmoe"), (64, 8, 112, 0, 1.0));
     assert_eq!(experts("gpt_oss"), (128, 4, 112, 0, 1.0));
     assert_eq!(experts("deepseek_v3"), (256, 8, 2048, 2048, 2.5));
@@ -499,6 +507,7 @@ fn huge_counts_are_errors_before_work() {
         "n_routed_experts",
         "num_experts_per_tok",
         "moe_intermediate_size",
+        "shared_intermediate_size",
         "shared_expert_intermediate_size",
         "n_shared_experts",
         "kv_lora_rank",
@@ -522,7 +531,8 @@ fn huge_counts_are_errors_before_work() {
             let known = family.complete(&file(keys.clone()));
             // Latent attention computes its head size from other keys.
             let is_latent = ["deepseek", "kimi"].iter().any(|name| family.model_type.starts_with(name));
-            let is_read = !(count == "head_dim" && is_latent);
+            let is_neox = family.model_type == "gpt_neox" && ["head_dim", "num_key_value_heads"].contains(&count);
+            let is_read = !(count == "head_dim" && is_latent || is_neox);
             if !is_read || !known.has(count) && !known.has_default(count) {
                 continue;
             }

@@ -30,6 +30,9 @@ impl<'a> Uniform<'a> {
 /// Returns attention and MLP of a layer, if the layer has two branches with one of them each.
 fn parts(layer: &LayerSpec) -> Option<(&HeadsSpec, &MlpSpec)> {
     let [attention, mlp] = layer.branches.as_slice() else { return None };
+    if layer.parallel {
+        return None;
+    }
     match (attention.sublayers.as_slice(), mlp.sublayers.as_slice()) {
         ([SublayerSpec::Heads(heads, _)], [SublayerSpec::Mlp(mlp)]) => Some((heads, mlp)),
         _ => None,

@@ -3,7 +3,7 @@
 use super::format::{Fp8Format, Scheme};
 use super::source::Source;
 use ottava_common::error::{Error, Result};
-use ottava_models::layers::{HEAD, Role};
+use ottava_models::layers::Role;
 use ottava_models::{Decoder, DecoderConfig, SublayerSpec};
 use ottava_recipe::{Decision, LinearSite, Scaling};
 use ottava_tensor::ops::CurrentScaling;
@@ -78,7 +78,7 @@ impl Linears {
             };
             return Err(source.config.error(&format!("no linear can be exported in this format: {reasons}{hint}")));
         }
-        linears.left.push((HEAD.into(), "the head is never cast".into()));
+        linears.left.push((sizes.stream.names.head.into(), "the head is never cast".into()));
         Ok(linears)
     }
 

@@ -26,8 +26,9 @@ pub use source::Source;
 use cast::Codes;
 use finite::{expect_finite, not_finite};
 use linears::{Group, Linears};
-use ottava_checkpoint::model::{HEAD, MASKS_AND_ANGLES, as_json, expect_new_folder, write_settings};
+use ottava_checkpoint::model::{MASKS_AND_ANGLES, as_json, expect_new_folder};
 use ottava_checkpoint::safetensors_write::MAX_FILE_BYTES;
+use ottava_checkpoint::template::write_settings;
 use ottava_checkpoint::{CheckpointWriter, FolderWeights, TensorInfo, WeightFiles, write_model};
 use ottava_common::error::Result;
 use ottava_common::fs::RealFs;
@@ -80,9 +81,10 @@ fn write(source: &Source, fp8: Option<(Fp8Format, &Linears)>, output: &Path) -> 
         }
     }
     let in_fp8: HashSet<String> = infos.iter().map(|info| info.name.clone()).collect();
+    let head = format!("{}.weight", source.sizes.stream.names.head);
     for name in source.weights.names().filter(|name| !in_fp8.contains(*name)) {
         let leftover =
-            MASKS_AND_ANGLES.iter().any(|end| name.ends_with(end)) || (source.sizes.head.tied && name == HEAD);
+            MASKS_AND_ANGLES.iter().any(|end| name.ends_with(end)) || (source.sizes.head.tied && name == head);
         if !leftover {
             infos.push(TensorInfo { dtype: DType::BF16, ..source.weights.info(name)? });
         }
@@ -104,7 +106,7 @@ fn write(source: &Source, fp8: Option<(Fp8Format, &Linears)>, output: &Path) -> 
     write_settings(&mut writer, config, &source.path)?;
     // The parts of a fused linear are consecutive, so their codes are cast once.
     let mut last: Option<(usize, Codes)> = None;
-    write_model(&mut writer, &infos, MAX_FILE_BYTES, |info| {
+    write_model(&mut writer, &infos, source.weights.carried(), MAX_FILE_BYTES, |info| {
         interrupt::check("exporting the model")?;
         match (made.get(&info.name), fp8) {
             (Some(Made::Scales(scales)), _) => Ok(scales.iter().flat_map(|scale| scale.to_le_bytes()).collect()),

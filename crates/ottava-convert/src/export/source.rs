@@ -50,10 +50,16 @@ impl Source {
 
     /// Errors unless the folder has the weight of each linear as a matrix `[outputs, inputs]`, which readers of FP8 weights expect.
     pub(super) fn expect_matrices(&self) -> Result<()> {
-        let stacks = self.sizes.experts().is_some_and(|experts| experts.stacked);
+        let stacks = self.sizes.experts().is_some_and(|experts| experts.stacks.is_some());
+        if self.weights.carried().is_wrapper() {
+            return Err(self.config.error(
+                "folders of vision-language models are exported in BF16 and to GGUF, not with weights in FP8; `--format bf16` exports it",
+            ));
+        }
         let problem = match (self.sizes.stream.names.transposed, stacks) {
+            _ if self.sizes.stream.names.qkv_by_head => "GPT-NeoX stores queries, keys and values head by head",
             (true, _) => "GPT-2 stores its weights transposed",
-            (_, true) => "gpt-oss stores the weights of all experts of a layer in one tensor",
+            (_, true) => "the model stores the weights of all experts of a layer in one tensor",
             (false, false) => return Ok(()),
         };
         Err(self

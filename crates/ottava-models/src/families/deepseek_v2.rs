@@ -77,7 +77,12 @@ pub(super) fn experts(
     let hidden = file.required("moe_intermediate_size")?;
     let shared: usize = file.nullable("n_shared_experts")?.unwrap_or(0);
     let of_shared = shared.saturating_mul(hidden);
-    let shared = (shared > 0).then_some(SharedExpert { name: "shared_experts", hidden: of_shared, gate: None });
+    let shared = (shared > 0).then_some(SharedExpert {
+        name: "shared_experts",
+        is_in_block: false,
+        hidden: of_shared,
+        gate: None,
+    });
     let count = file.required("n_routed_experts")?;
     Ok(ExpertsSpec { bias, shared, ..ExpertsSpec::new(count, hidden, activation, routing) })
 }

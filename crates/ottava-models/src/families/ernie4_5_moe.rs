@@ -54,7 +54,12 @@ fn read(file: &ConfigFile) -> Result<DecoderConfig> {
     };
     let experts = ExpertsSpec {
         bias: Some(BIAS),
-        shared: (shared > 0).then_some(SharedExpert { name: "shared_experts", hidden: of_shared, gate: None }),
+        shared: (shared > 0).then_some(SharedExpert {
+            name: "shared_experts",
+            is_in_block: false,
+            hidden: of_shared,
+            gate: None,
+        }),
         ..ExpertsSpec::new(file.required("moe_num_experts")?, hidden, common.mlp.activation, routing)
     };
     let (first, last): (usize, i64) = (file.required("moe_layer_start_index")?, file.required("moe_layer_end_index")?);

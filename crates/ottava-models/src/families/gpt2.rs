@@ -47,7 +47,9 @@ static NAMES: Names = Names {
     gate_up_stack: "c_fc",
     down: "c_proj",
     norm: "transformer.ln_f",
+    head: LLAMA.head,
     transposed: true,
+    qkv_by_head: false,
 };
 
 fn read(file: &ConfigFile) -> Result<DecoderConfig> {

@@ -2,9 +2,10 @@
 
 use crate::SublayerSpec::{Experts, Heads};
 use crate::family::{Family, common, ignore_router_logits, softmax_routing, window_in};
-use crate::layers::{ExpertsSpec, HeadsSpec};
+use crate::layers::{ExpertStacks, ExpertsSpec, HeadsSpec};
 use crate::{ConfigFile, DecoderConfig, LayerSet};
 use ottava_common::error::Result;
+use ottava_recipe::param::StackOrder;
 use ottava_tensor::ops::Activation;
 use serde_json::{Value, json};
 
@@ -47,7 +48,7 @@ fn read(file: &ConfigFile) -> Result<DecoderConfig> {
     let experts = ExpertsSpec {
         router: "router",
         biases: true,
-        stacked: true,
+        stacks: Some(ExpertStacks::new(StackOrder::Interleaved)),
         ..ExpertsSpec::new(count, common.mlp.hidden, activation, routing)
     };
     let rope = Some(common.rope);

@@ -37,7 +37,7 @@ fn read(file: &ConfigFile) -> Result<DecoderConfig> {
         };
         let experts = ExpertsSpec {
             router: "gate.wg",
-            shared: Some(SharedExpert { name: "shared_mlp", hidden, gate: None }),
+            shared: Some(SharedExpert { name: "shared_mlp", is_in_block: false, hidden, gate: None }),
             ..ExpertsSpec::new(count, hidden, activation, routing)
         };
         [attention, Experts(experts)]

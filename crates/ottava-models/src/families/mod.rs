@@ -16,8 +16,10 @@ mod glm4;
 mod glm4_moe;
 mod glm4_moe_lite;
 mod gpt2;
+mod gpt_neox;
 mod gpt_oss;
 mod granite;
+mod granite_moe;
 mod hunyuan_v1_dense;
 mod hunyuan_v1_moe;
 mod llama;
@@ -32,6 +34,7 @@ mod qwen2;
 mod qwen2_moe;
 mod qwen3;
 mod qwen3_moe;
+mod qwen_vl;
 mod seed_oss;
 mod smollm3;
 mod stablelm;
@@ -46,13 +49,19 @@ pub(super) const FAMILIES: &[Family] = &[
     mistral::MINISTRAL_3,
     qwen2::FAMILY,
     qwen3::FAMILY,
+    qwen_vl::QWEN_2_5_VL,
+    qwen_vl::QWEN_3_VL,
+    qwen_vl::QWEN_3_VL_MOE,
     gpt2::FAMILY,
+    gpt_neox::FAMILY,
     cohere::FAMILY,
     gemma2::FAMILY,
     gemma3::FAMILY,
     phi3::FAMILY,
     olmo2::FAMILY,
     granite::FAMILY,
+    granite_moe::FAMILY,
+    granite_moe::SHARED,
     smollm3::FAMILY,
     mixtral::FAMILY,
     qwen2_moe::FAMILY,

@@ -39,7 +39,8 @@ fn read(file: &ConfigFile) -> Result<DecoderConfig> {
     let routing = softmax_routing(file, file.required("norm_topk_prob")?)?;
     let (count, hidden) = (file.required("num_experts")?, file.required("moe_intermediate_size")?);
     let of_shared = file.required("shared_expert_intermediate_size")?;
-    let shared = SharedExpert { name: "shared_expert", hidden: of_shared, gate: Some("shared_expert_gate") };
+    let shared =
+        SharedExpert { name: "shared_expert", is_in_block: false, hidden: of_shared, gate: Some("shared_expert_gate") };
     let experts =
         ExpertsSpec { shared: Some(shared), ..ExpertsSpec::new(count, hidden, common.mlp.activation, routing) };
     let (routed, rope, mlp) = (routed_layers(file, common.layers)?, Some(common.rope), common.mlp);

@@ -2,7 +2,7 @@
 
 use crate::SublayerSpec::{Heads, Mlp};
 use crate::family::{Family, common_with, gated, untrainable};
-use crate::layers::{HeadsSpec, NormConfig};
+use crate::layers::{HeadsSpec, LLAMA, Names, NormConfig, NormScope};
 use crate::{ConfigFile, DecoderConfig, LayerSpec};
 use ottava_common::error::Result;
 use ottava_tensor::ops::NormKind;
@@ -24,15 +24,15 @@ fn defaults() -> Value {
     })
 }
 
+static NAMES: Names = Names { head_norms: ["q_layernorm.norms.{}", "k_layernorm.norms.{}"], ..LLAMA };
+
 fn read(file: &ConfigFile) -> Result<DecoderConfig> {
-    if file.required("qk_layernorm")? {
-        return Err(file.error("`qk_layernorm` is true; norms with weights of each head are not implemented"));
-    }
+    let qk_norm = file.required::<bool>("qk_layernorm")?.then_some(NormScope::Head);
     let eps = file.required("layer_norm_eps")?;
-    let mut common = common_with(file, gated(file, "hidden_act")?, eps)?;
+    let mut common = common_with(file, gated(file, "hidden_act")?, eps)?.named(&NAMES);
     common.model.stream.norm = NormConfig { kind: NormKind::Layer, bias: true, eps };
     common.model.folder.untrainable = untrainable(file, &["attention_dropout", "hidden_dropout"])?;
-    let heads = HeadsSpec { qkv_bias: file.required("use_qkv_bias")?, ..common.heads };
+    let heads = HeadsSpec { qkv_bias: file.required("use_qkv_bias")?, qk_norm, ..common.heads };
     let sublayers = [Heads(heads, Some(common.rope)), Mlp(common.mlp)];
     if !file.required::<bool>("use_parallel_residual")? {
         return Ok(common.sequential(|_| sublayers));

@@ -14,7 +14,7 @@ use ottava_common::error::Result;
 use ottava_recipe::context::{Context, PagedPass, Sequences};
 use ottava_recipe::layer_ranks::LayerRanks;
 use ottava_recipe::operand::{ResidualGradient, View, Views};
-use ottava_recipe::param::{Builder, FolderTensor, Init, Param, Split};
+use ottava_recipe::param::{Builder, FolderLayout, FolderTensor, Init, Param, Split};
 use ottava_tensor::Tensor;
 use ottava_tensor::comm::Axis;
 use ottava_tensor::ops::{
@@ -147,12 +147,13 @@ impl Attention {
         let kv_replicas = kv_replicas(c.kv_heads, build.place().ranks);
         let mut linear = |proj: &str, parts: &[(String, usize)], inputs, bias, split, shared_input| {
             let name = &format!("{name}.{proj}");
-            let transposed = names.transposed;
+            let is_by_head = split == Split::Output && names.qkv_by_head;
+            let layout = if is_by_head { FolderLayout::ByHead(c.heads) } else { names.layout() };
             let fused: &[usize] = if split == Split::Output && parts.len() == 1 { &[q, kv, kv] } else { &[] };
             let replicas: &[usize] = if split == Split::Output { &[1, kv_replicas, kv_replicas] } else { &[] };
             Linear::new(
                 build,
-                LinearConfig { name, parts, fused, replicas, inputs, bias, std, transposed, split, shared_input },
+                LinearConfig { name, parts, fused, replicas, inputs, bias, std, layout, split, shared_input },
             )
         };
         let qkv = linear(names.qkv_stack, &qkv, channels, c.qkv_bias, Split::Output, shared_input)?;

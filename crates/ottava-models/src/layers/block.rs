@@ -14,6 +14,8 @@ pub struct Block {
     /// A name such as `model.layers.0`.
     name: String,
     branches: Vec<Branch>,
+    /// Whether all branches read the input of the block.
+    parallel: bool,
 }
 
 /// The values that forward of [`Block`] saves.
@@ -25,10 +27,10 @@ pub enum BlockSaved {
 }
 
 impl Block {
-    /// Creates a block of `branches` called `name`. Panics if `branches` is empty.
-    pub fn new(name: String, branches: Vec<Branch>) -> Block {
+    /// Creates a block of `branches` called `name`. If `parallel`, all branches read the input of the block. Panics if `branches` is empty.
+    pub fn new(name: String, branches: Vec<Branch>, parallel: bool) -> Block {
         assert!(!branches.is_empty(), "a block has a branch");
-        Block { name, branches }
+        Block { name, branches, parallel }
     }
 
     /// Returns the name, such as `model.layers.0`.
@@ -41,7 +43,7 @@ impl Block {
         let (mut y, mut saved) = (x.clone(), Vec::with_capacity(self.branches.len()));
         for branch in &self.branches {
             let of_branch;
-            (y, of_branch) = branch.forward(&y, context)?;
+            (y, of_branch) = branch.forward(if self.parallel { x } else { &y }, &y, context)?;
             saved.push(of_branch);
         }
         let saved = match context.recompute.blocks() {
@@ -59,16 +61,20 @@ impl Block {
         let (last, before) = self.branches.split_last().expect("a block has a branch");
         for branch in before {
             let of_branch;
-            (h, of_branch) = branch.forward(&h, context)?;
+            (h, of_branch) = branch.forward(if self.parallel { x } else { &h }, &h, context)?;
             saved.push(of_branch);
         }
-        saved.push(last.save(&h, context)?);
+        saved.push(last.save(if self.parallel { x } else { &h }, context)?);
         Ok(saved)
     }
 
-    /// Returns the cast that reads the gradient by the block's output first.
+    /// Returns the cast that reads the gradient by the block's output first. Returns [`OperandCast::NONE`] if several branches read it, each with its
+    /// own scale.
     pub fn gradient(&self) -> OperandCast {
-        self.branches.last().expect("a block has a branch").gradient()
+        match self.parallel {
+            true => OperandCast::NONE,
+            false => self.branches.last().expect("a block has a branch").gradient(),
+        }
     }
 
     /// Returns the gradient by `x` from the gradient by `y`. If the cast `next`, which reads the result, needs an amax, the amax is computed too.
@@ -83,13 +89,35 @@ impl Block {
             BlockSaved::Input(x) => self.recompute(&x, context)?,
             BlockSaved::Branches(saved) => saved,
         };
+        if self.parallel {
+            return self.backward_parallel(dy, saved, next, context);
+        }
         let readers: Vec<_> = [*next].into_iter().chain(self.branches.iter().map(Branch::gradient)).collect();
         let branches = self.branches.iter_mut().zip(saved).zip(readers).rev();
         let mut dh = dy;
         for ((branch, saved), reader) in branches {
-            dh = branch.backward(dh, saved, &reader, context)?;
+            let dresidual = dh.value.clone();
+            dh = branch.backward(dh, &dresidual, saved, &reader, context)?;
         }
         Ok(dh)
+    }
+
+    /// Returns the gradient by the input that all branches read. Each branch reads the gradient by the block's output, and adds its part to the sum
+    /// of the branches after it.
+    fn backward_parallel(
+        &mut self,
+        dy: ResidualGradient,
+        saved: Vec<BranchSaved>,
+        next: &OperandCast,
+        context: &mut Context,
+    ) -> Result<ResidualGradient> {
+        let dy = dy.value;
+        let mut sum = ResidualGradient::from(dy.clone());
+        for (at, (branch, saved)) in self.branches.iter_mut().zip(saved).enumerate().rev() {
+            let reader = if at == 0 { *next } else { OperandCast::NONE };
+            sum = branch.backward(dy.clone().into(), &sum.value, saved, &reader, context)?;
+        }
+        Ok(sum)
     }
 
     /// Calls `visit` for each parameter, always in the same order.

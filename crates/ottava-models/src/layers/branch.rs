@@ -10,7 +10,7 @@ use ottava_recipe::param::Param;
 use ottava_tensor::Tensor;
 use ottava_tensor::ops::{SavedActivation, add};
 
-/// `y = x + factor · after(Σ sublayer(before(x)))`. A missing norm is the identity.
+/// `y = residual + factor · after(Σ sublayer(before(x)))`. A missing norm is the identity. Usually, the residual is `x`.
 pub struct Branch {
     /// The norm of the operand. All sublayers read its output.
     before: Option<Norm>,
@@ -85,12 +85,12 @@ impl Branch {
         Ok((rows, BranchSaved { before, input, operand, sublayers: Vec::new(), after: None }))
     }
 
-    /// Returns `y` `[T, C]` and the values for backward.
-    pub fn forward(&self, x: &Tensor, context: &mut Context) -> Result<(Tensor, BranchSaved)> {
+    /// Returns `y` `[T, C]` and the values for backward. `residual` is what the branch adds to.
+    pub fn forward(&self, x: &Tensor, residual: &Tensor, context: &mut Context) -> Result<(Tensor, BranchSaved)> {
         let (operand, mut saved) = self.operand(x, context)?;
         // The last linear of a sublayer adds the sum of the preceding sublayers. The sum starts with the residual stream unless a norm or a factor
         // follows.
-        let mut sum = self.adds_in_product().then(|| x.clone());
+        let mut sum = self.adds_in_product().then(|| residual.clone());
         for (sublayer, operand) in self.sublayers.iter().zip(copies(operand, self.sublayers.len())) {
             let (y, of_sublayer) = sublayer.forward(operand, sum.as_ref(), context)?;
             sum = Some(y);
@@ -102,7 +102,7 @@ impl Branch {
             (y, saved.after) = (normed, Some(of_norm));
         }
         if !self.adds_in_product() {
-            y = add(x, &self.factor.apply(y)?)?;
+            y = add(residual, &self.factor.apply(y)?)?;
         }
         Ok((y, saved))
     }
@@ -110,7 +110,7 @@ impl Branch {
     /// Returns the values that [`Branch::forward`] saves, for recomputation. The output is computed only if a norm reads it.
     pub fn save(&self, x: &Tensor, context: &mut Context) -> Result<BranchSaved> {
         if self.after.is_some() {
-            return Ok(self.forward(x, context)?.1);
+            return Ok(self.forward(x, x, context)?.1);
         }
         let (operand, mut saved) = self.operand(x, context)?;
         for (sublayer, operand) in self.sublayers.iter().zip(copies(operand, self.sublayers.len())) {
@@ -119,15 +119,17 @@ impl Branch {
         Ok(saved)
     }
 
-    /// Returns the gradient by `x` from the gradient by `y`. If the cast `next`, which reads the result, needs an amax, the amax is computed too.
+    /// Returns the gradient by `x` from the gradient by `y`, plus `dresidual`, the gradient by `x` of all else that reads it. If the cast `next`, which
+    /// reads the result, needs an amax, the amax is computed too.
     pub fn backward(
         &mut self,
         dy: ResidualGradient,
+        dresidual: &Tensor,
         saved: BranchSaved,
         next: &OperandCast,
         context: &mut Context,
     ) -> Result<ResidualGradient> {
-        let (cast, dresidual) = (self.input(), dy.value.clone());
+        let cast = self.input();
         let BranchSaved { before, input, operand, sublayers, after } = saved;
         let dy = match self.factor.is_one() {
             true => dy,
@@ -146,8 +148,8 @@ impl Branch {
         }
         let doperand = doperand.expect("a branch has a sublayer");
         match (&mut self.before, before) {
-            (Some(norm), Some(saved)) => norm.backward_for(&doperand, saved, &dresidual, next, context),
-            _ => Ok(add(&dresidual, &doperand)?.into()),
+            (Some(norm), Some(saved)) => norm.backward_for(&doperand, saved, dresidual, next, context),
+            _ => Ok(add(dresidual, &doperand)?.into()),
         }
     }
 

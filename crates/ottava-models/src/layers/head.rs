@@ -1,7 +1,7 @@
 //! Output head and loss in one. Logits exist for a chunk of tokens at a time, and their gradient replaces them in place. The head of a reward
 //! model computes one score instead of logits.
 
-use super::{Factor, HEAD, Norm, NormSaved, SCORE, VALUE};
+use super::{Factor, Norm, NormSaved, SCORE, VALUE};
 use ottava_common::error::{Error, Result};
 use ottava_recipe::LinearSite;
 use ottava_recipe::context::Context;
@@ -48,6 +48,8 @@ pub type ChunkLoss<'a> = dyn FnMut(&mut Tensor, usize, usize) -> Result<Tensor> 
 /// Sizes and constants of a head.
 #[derive(Clone, Copy, Debug)]
 pub struct HeadConfig<'a> {
+    /// The name in a folder.
+    pub name: &'static str,
     /// The number of tokens in the vocabulary, `V`.
     pub vocabulary: usize,
     /// The width `C` of the residual stream.
@@ -101,16 +103,16 @@ impl HeadOutput {
 impl Head {
     /// Creates a head after a norm.
     pub fn new(build: &mut Builder, norm: Norm, config: HeadConfig) -> Result<Head> {
-        let HeadConfig { vocabulary, channels, std, logit_scale, loss, wide_logits, weight, value } = config;
+        let HeadConfig { name, vocabulary, channels, std, logit_scale, loss, wide_logits, weight, value } = config;
         let matrix = |build: &mut Builder, name: &str| {
             let tensor = FolderTensor::new(format!("{name}.weight"), vec![vocabulary, channels]);
             let shard = build.shard(tensor, Split::Vocabulary)?;
             Param::new(build, vec![shard], Init::Normal(std)).map(Some)
         };
         let mut output = if wide_logits { HeadOutput::WideLogits(loss) } else { HeadOutput::Logits(loss) };
-        let (mut own, mut fixed) = (build.place().share(vocabulary), HEAD);
+        let (mut own, mut fixed) = (build.place().share(vocabulary), name);
         let (name, weight) = match weight {
-            HeadWeight::Own => (HEAD.to_string(), matrix(build, HEAD)?),
+            HeadWeight::Own => (name.to_string(), matrix(build, name)?),
             HeadWeight::Embedding(table) => (format!("{table} (as head)"), None),
             HeadWeight::Copy(table) => (format!("{table} (as head)"), matrix(build, table)?),
             HeadWeight::Score => {

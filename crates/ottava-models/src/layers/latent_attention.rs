@@ -17,7 +17,7 @@ use heads::Heads;
 use ottava_common::error::Result;
 use ottava_recipe::context::{Context, PagedPass, Sequences};
 use ottava_recipe::operand::{ResidualGradient, View};
-use ottava_recipe::param::{Builder, Param, Split};
+use ottava_recipe::param::{Builder, FolderLayout, Param, Split};
 use ottava_tensor::Tensor;
 use ottava_tensor::ops::{
     Angles, AttentionInput, AttentionSpec, ColumnRuns, RopeLayout, Rotation, append_kv, attention, attention_backward,
@@ -131,12 +131,12 @@ impl LatentAttention {
         let [queries, kv] = all.widths();
         let part = |proj: &str, rows| (format!("{name}.{proj}"), rows);
         let mut linear = |stack: &str, parts: &[(String, usize)], inputs, bias, split| {
-            let (name, fused, transposed, shared_input) = (&format!("{name}.{stack}"), &[][..], false, None);
+            let (name, fused, layout, shared_input) = (&format!("{name}.{stack}"), &[][..], FolderLayout::Same, None);
             // Every rank has all rows of the projection to the latent of keys and values.
             let replicas: &[usize] = if parts.len() == 2 { &[1, place.ranks] } else { &[] };
             Linear::new(
                 build,
-                LinearConfig { name, parts, fused, replicas, inputs, bias, std, transposed, split, shared_input },
+                LinearConfig { name, parts, fused, replicas, inputs, bias, std, layout, split, shared_input },
             )
         };
         let (of_query, split) = match query_rank {

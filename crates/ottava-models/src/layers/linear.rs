@@ -20,7 +20,7 @@ use exchange::Exchange;
 use ottava_common::error::{Error, Result};
 use ottava_recipe::context::Context;
 use ottava_recipe::operand::{FrozenScale, ResidualGradient, View, Views};
-use ottava_recipe::param::{Builder, FolderLayout, FolderTensor, Init, Param, Shard, Split};
+use ottava_recipe::param::{Builder, FolderTensor, Init, Param, Shard, Split};
 use ottava_recipe::scaling::{AmaxGroup, Slot};
 use ottava_recipe::{LinearCasts, LinearSite, ProductPrecision, Products};
 use ottava_tensor::ops::{Fp8Output, Output, Produced, bias_gradient, scale_columns};
@@ -51,7 +51,7 @@ impl LinearConfig<'_> {
             let tensor = |(name, rows): &(String, usize)| FolderTensor {
                 name: format!("{name}.{suffix}"),
                 shape: std::iter::once(*rows).chain(columns).collect(),
-                layout: if columns.is_some() { self.layout() } else { FolderLayout::Same },
+                layout: if columns.is_some() { self.layout } else { self.layout_of_outputs() },
             };
             let of = |at: usize| self.replicas_of(at);
             let shards = parts.iter().enumerate().map(|(at, part)| build.shards(tensor(part), fused, of(at), split));

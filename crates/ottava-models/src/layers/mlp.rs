@@ -49,7 +49,7 @@ impl Mlp {
         }
         let down = [part(names.down, channels)];
         let (gate_up_name, down_name) = (format!("{name}.{}", names.gate_up_stack), format!("{name}.{}", names.down));
-        let (parts, transposed) = (gate_up.as_slice(), names.transposed);
+        let (parts, layout) = (gate_up.as_slice(), names.layout());
         let (name, split) = (&gate_up_name, Split::Output);
         let halves = [hidden, hidden];
         let fused: &[usize] = if tensors < inputs { &halves } else { &[] };
@@ -61,7 +61,7 @@ impl Mlp {
             inputs: channels,
             bias,
             std,
-            transposed,
+            layout,
             split,
             shared_input,
         };

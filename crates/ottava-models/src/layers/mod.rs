@@ -55,7 +55,7 @@ pub use latent_attention::{LatentAttention, LatentSizes, LatentSpec};
 pub use linear::{Adapter, ColumnScales, Linear, LinearConfig, ReadWeight, SmoothCasts};
 pub use mlp::{Mlp, MlpSpec};
 pub use moe::{ChoiceBias, ExpertsSpec, MixtureOfExperts, RouterLossFactors, SharedExpert};
-pub use names::{BranchNorms, HEAD, LLAMA, Names, Role, SCORE, TensorRole, VALUE, expert_stack};
+pub use names::{BranchNorms, ExpertStacks, LLAMA, Names, Role, SCORE, TensorRole, VALUE, expert_stack};
 pub use norm::{Norm, NormConfig, NormSaved};
 pub use stream::{Rotary, Stream};
 pub use sublayer::{BranchOperand, Sublayer, SublayerSaved};

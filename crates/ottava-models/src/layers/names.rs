@@ -1,5 +1,7 @@
 //! Names of tensors in a model folder.
 
+use ottava_recipe::param::{FolderLayout, StackOrder};
+
 /// Names of the tensors of a family, without `.weight` and `.bias`.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Names {
@@ -19,7 +21,7 @@ pub struct Names {
     pub qkv: &'static [&'static str],
     /// The name of the stack of Q, K and V in the scaling state.
     pub qkv_stack: &'static str,
-    /// The names of the norms of query and key heads, in attention.
+    /// The names of the norms of query and key heads, in attention. `{}` stands for the number of a head if each head has a tensor.
     pub head_norms: [&'static str; 2],
     /// The name of the output projection in attention.
     pub output: &'static str,
@@ -33,8 +35,12 @@ pub struct Names {
     pub down: &'static str,
     /// The norm before the head.
     pub norm: &'static str,
+    /// The head.
+    pub head: &'static str,
     /// Whether folders store the weights of linears transposed, `[inputs, outputs]`.
     pub transposed: bool,
+    /// Whether the fused tensor of Q, K and V has the rows of Q, K and V of one head after another, as in GPT-NeoX.
+    pub qkv_by_head: bool,
 }
 
 /// The names of the norms of a residual branch. `None` means that the branch lacks the norm.
@@ -116,14 +122,17 @@ pub struct TensorRole {
     pub is_bias: bool,
 }
 
-/// The name of the head in all families.
-pub const HEAD: &str = "lm_head";
 /// The name of the head of a reward model in all families.
 pub const SCORE: &str = "score";
 /// The name of the weight of a value head in all families. A model folder does not have it.
 pub const VALUE: &str = "value_head.weight";
 
 impl Names {
+    /// Returns the layout of weights of linears in a folder, unless they are fused.
+    pub fn layout(&self) -> FolderLayout {
+        if self.transposed { FolderLayout::Transposed } else { FolderLayout::Same }
+    }
+
     /// Returns the role of the tensor called `name`, or `None` if a decoder has no tensor of that name.
     pub fn role_of(&self, name: &str) -> Option<TensorRole> {
         let (module, ending) = name.rsplit_once('.')?;
@@ -138,7 +147,7 @@ impl Names {
             None if module == self.embedding => (Role::Embedding, None),
             None if module == self.positions => (Role::Positions, None),
             None if module == self.norm => (Role::FinalNorm, None),
-            None if module == HEAD => (Role::Head, None),
+            None if module == self.head => (Role::Head, None),
             None => return None,
         };
         Some(TensorRole { role, block, is_bias })
@@ -179,6 +188,22 @@ pub fn expert_stack(linear: &str) -> Option<(&'static str, [usize; 2])> {
     }
 }
 
+/// The tensors that stack the matrices of all experts of a layer in a folder.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ExpertStacks {
+    /// The names in the mixture: of the linears before the activation, and of the linear after it.
+    pub names: [&'static str; 2],
+    /// The order of the elements.
+    pub order: StackOrder,
+}
+
+impl ExpertStacks {
+    /// Returns stacks with the names of most families.
+    pub const fn new(order: StackOrder) -> ExpertStacks {
+        ExpertStacks { names: ["experts.gate_up_proj", "experts.down_proj"], order }
+    }
+}
+
 /// The names of Llama, which most families use.
 pub const LLAMA: Names = Names {
     embedding: "model.embed_tokens",
@@ -196,5 +221,7 @@ pub const LLAMA: Names = Names {
     gate_up_stack: "gate_up_proj",
     down: "down_proj",
     norm: "model.norm",
+    head: "lm_head",
     transposed: false,
+    qkv_by_head: false,
 };

@@ -291,7 +291,8 @@ impl RopeKind {
         };
         let old_name = section.optional("type", "default".to_string())?;
         Ok(match section.optional("rope_type", old_name)?.as_str() {
-            "default" => RopeKind::Default,
+            // Positions of text are equal in all dimensions of "mrope".
+            "default" | "mrope" => RopeKind::Default,
             "linear" => RopeKind::Linear { factor: section.required("factor")? },
             // If no part of a head is rotated separately, "proportional" equals "linear".
             "proportional" => RopeKind::Linear { factor: section.optional("factor", 1.0)? },

@@ -81,7 +81,7 @@ fn a_layer_may_be_one_branch_of_any_sublayer() {
     let [attention, mlp] = [0, 1].map(|branch| sizes.layers[0].branches[branch].clone());
     let both = [&attention, &mlp].map(|branch| branch.sublayers[0]).to_vec();
     let both = BranchSpec { sublayers: both, ..attention.clone() };
-    sizes.layers = [attention, mlp, both].map(|branch| LayerSpec { branches: vec![branch] }).to_vec();
+    sizes.layers = [attention, mlp, both].map(|branch| LayerSpec { branches: vec![branch], parallel: false }).to_vec();
     sizes.check().unwrap();
     let tensors = Decoder::folder_tensors(&sizes, &Precision::default().recipe()).unwrap();
     let roles = |layer: usize| {

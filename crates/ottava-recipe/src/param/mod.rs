@@ -23,7 +23,7 @@
 //! `Param::begin_write` returns a `SliceWrite`, which `Param::finish_write` consumes to complete the slice in the buffer that ranks gather.
 //!
 //! A weight is always `[outputs, inputs]` in memory. Transposed tensors of folders, such as each linear of GPT-2, are transposed only while a
-//! folder is read or written (`checkpoint/model.rs`). The experts that gpt-oss stacks in one tensor are also reordered only then (`Stacked`,
+//! folder is read or written (`checkpoint/model.rs`). Experts that a folder stacks in one tensor are also reordered only then (`Stacked`,
 //! `checkpoint/stacks.rs`). Q, K and V are one parameter of three shards, and gate and up are one parameter of two shards, so one product and one
 //! scale replace several, as in inference engines. Folders are read and written by tensor, under Hugging Face's names.
 //!
@@ -60,6 +60,6 @@ pub use id::{ParamId, UnitId};
 pub use identity::Identity;
 pub use loan::{Loan, LoanedWeight};
 pub use parameter::{ForwardWeight, Param, SliceWrite, SuspendedWeight, Writer};
-pub use shard::{FolderLayout, FolderTensor, Region, Shard, Split, Stacked};
+pub use shard::{FolderLayout, FolderTensor, Region, Shard, Split, StackOrder, Stacked};
 pub use unit::{Direction, Resident, Units};
 pub use weights::{Master, Weights};

@@ -25,24 +25,53 @@ pub enum FolderLayout {
     Transposed,
     /// A vector that is stored as a matrix with this many rows.
     Rows(usize),
+    /// A vector of which a folder has a tensor for each of this many heads. `{}` in the name stands for the number of a head.
+    Heads(usize),
+    /// The rows of queries, keys and values of one head after another, for this many heads. In memory, the rows of all queries come first, then keys,
+    /// then values.
+    ByHead(usize),
     /// A matrix or bias of an expert, stored in one tensor with the matrices or biases of all experts of a layer.
     Stacked(Stacked),
 }
 
-/// The place of an expert's matrix or bias in a tensor of all experts of a layer. The tensor is `[E, inputs, L · outputs]`, or `[E, L · outputs]` for
-/// biases. The outputs of `L` linears are interleaved.
+/// The place of an expert's matrix or bias in a tensor of all experts of a layer, with the outputs of `L` linears. A tensor of biases is
+/// `[E, L · outputs]`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stacked {
-    /// The name of the stacked tensor. For biases, `_bias` is appended.
+    /// The name of the stacked tensor in the mixture. For biases, `_bias` is appended.
     pub name: &'static str,
+    /// The order of the elements.
+    pub order: StackOrder,
     /// The index of the expert.
     pub expert: usize,
     /// The number of experts, `E`.
     pub experts: usize,
     /// The index of the linear.
     pub linear: usize,
-    /// The number of linears whose outputs are interleaved, `L`.
+    /// The number of linears, `L`.
     pub linears: usize,
+}
+
+/// The order of the elements in a tensor that stacks the matrices of all experts of a layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StackOrder {
+    /// `[E, inputs, L · outputs]`, with the outputs of the linears interleaved: gpt-oss.
+    Interleaved,
+    /// `[E, inputs, L · outputs]`, with one linear after another: Llama 4, and published folders of Qwen3-VL.
+    InputsFirst,
+    /// `[E, L · outputs, inputs]`, with one linear after another: Granite, and the memory of transformers.
+    OutputsFirst,
+}
+
+impl StackOrder {
+    /// Returns the order with inputs and outputs exchanged, in which a folder may have the same tensors. Returns `None` for interleaved outputs.
+    pub fn exchanged(self) -> Option<StackOrder> {
+        match self {
+            StackOrder::Interleaved => None,
+            StackOrder::InputsFirst => Some(StackOrder::OutputsFirst),
+            StackOrder::OutputsFirst => Some(StackOrder::InputsFirst),
+        }
+    }
 }
 
 impl FolderTensor {
@@ -54,22 +83,33 @@ impl FolderTensor {
     /// Returns the shape in a folder.
     pub fn stored_shape(&self) -> Vec<usize> {
         match self.layout {
-            FolderLayout::Same => self.shape.clone(),
+            FolderLayout::Same | FolderLayout::ByHead(_) => self.shape.clone(),
             FolderLayout::Transposed => self.shape.iter().rev().copied().collect(),
-            FolderLayout::Rows(rows) => vec![rows, self.shape[0] / rows],
-            FolderLayout::Stacked(Stacked { experts, linears, .. }) => {
-                let inputs = self.shape[1..].iter().copied();
-                std::iter::once(experts).chain(inputs).chain([linears * self.shape[0]]).collect()
+            FolderLayout::Rows(rows) | FolderLayout::Heads(rows) => vec![rows, self.shape[0] / rows],
+            FolderLayout::Stacked(Stacked { experts, linears, order, .. }) => {
+                let (outputs, inputs) = (linears * self.shape[0], &self.shape[1..]);
+                match order {
+                    StackOrder::Interleaved | StackOrder::InputsFirst => [&[experts], inputs, &[outputs]].concat(),
+                    StackOrder::OutputsFirst => [&[experts, outputs], inputs].concat(),
+                }
             }
         }
+    }
+
+    /// Returns the tensors of a folder that hold this tensor, one after another: a tensor for each head with [`FolderLayout::Heads`], else this tensor.
+    pub fn in_folder(&self) -> Vec<FolderTensor> {
+        let FolderLayout::Heads(heads) = self.layout else { return vec![self.clone()] };
+        let of_head =
+            |head: usize| FolderTensor::new(self.name.replace("{}", &head.to_string()), vec![self.shape[0] / heads]);
+        (0..heads).map(of_head).collect()
     }
 
     /// Returns the name of the folder's tensor that holds this tensor.
     pub fn stored_name(&self) -> String {
         let FolderLayout::Stacked(Stacked { name, .. }) = self.layout else { return self.name.clone() };
-        let (experts, _) = self.name.rsplit_once(".experts.").expect("an expert is one of experts");
+        let (mixture, _) = self.name.rsplit_once(".experts.").expect("an expert is one of experts");
         let bias = if self.name.ends_with(".bias") { "_bias" } else { "" };
-        format!("{experts}.experts.{name}{bias}")
+        format!("{mixture}.{name}{bias}")
     }
 
     /// Returns the number of elements.

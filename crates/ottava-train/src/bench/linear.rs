@@ -68,7 +68,7 @@ fn layer(device: &Device, recipe: &Recipe, sizes: [usize; 3], gradients: Gradien
         inputs,
         bias: false,
         std: 0.02,
-        transposed: false,
+        layout: ottava_recipe::param::FolderLayout::Same,
         split: Split::None,
         shared_input: None,
     };

@@ -213,12 +213,15 @@ pub fn parsers(folder: &Path) -> Vec<Parser> {
 
 /// Returns the parsers of the files next to weights. Folders that some parsers need are made in `folder`.
 fn of_model_folders(folder: &Path, tokenizer: &Value) -> Vec<Parser> {
-    for name in ["chat", "adapter", "dataset"] {
+    for name in ["chat", "adapter", "dataset", "tiktoken"] {
         std::fs::create_dir(folder.join(name)).unwrap();
     }
     std::fs::write(folder.join("adapter/adapter_model.safetensors"), safetensors()).unwrap();
     std::fs::write(folder.join("dataset/a.jsonl"), "{\"text\": \"a\"}\n").unwrap();
     std::fs::write(folder.join("chat/tokenizer.json"), tokenizer.to_string()).unwrap();
+    let recorded: Value = serde_json::from_str(include_str!("../../../ottava-data/tests/data/tiktoken.json")).unwrap();
+    std::fs::write(folder.join("tiktoken/tokenizer_config.json"), recorded["config"].to_string()).unwrap();
+    let vocabulary = recorded["model"].as_str().unwrap().to_string();
     let tokens = json!({
         "chat_template": "{% for message in messages %}{{ message.role ~ ': ' ~ message['content']|trim }}\n{% endfor %}",
         "bos_token": null, "eos_token": "<|endoftext|>", "extra_special_tokens": {"tool": "<|tool|>"},
@@ -262,6 +265,11 @@ fn of_model_folders(folder: &Path, tokenizer: &Value) -> Vec<Parser> {
                 render(folder);
             })
         },
+        data("tiktoken.model", "tiktoken/tiktoken.model", vocabulary.into_bytes(), |path| {
+            if let Ok(tokenizer) = Tokenizer::load(path.parent().unwrap()) {
+                drop(tokenizer.encode("ab é\tAB").and_then(|ids| tokenizer.decode(&ids)));
+            }
+        }),
         data("adapter_config.json", "adapter/adapter_config.json", adapter.to_string().into(), |path| {
             drop(AdapterFolder::open(path.parent().unwrap()));
         }),

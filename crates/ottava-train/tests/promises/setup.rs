@@ -14,7 +14,9 @@ use ottava_parallel::Partition;
 use ottava_recipe::context::{Context, Sequences};
 use ottava_recipe::layer_ranks::Undivided;
 use ottava_recipe::mode::{Mode, StepPrecision};
-use ottava_recipe::param::{Builder, FolderTensor, Init, MemoryPolicy, Param, Purpose, Split, WeightSource};
+use ottava_recipe::param::{
+    Builder, FolderLayout, FolderTensor, Init, MemoryPolicy, Param, Purpose, Split, WeightSource,
+};
 use ottava_recipe::scaling::{CastLosses, OneRank, ScalingState};
 use ottava_recipe::{
     Cast, Delayed, ExceptionsConfig, Fp8Format, Precision, PrecisionOverride, ProductName, Recipe, RecipeName, Scaling,
@@ -248,21 +250,10 @@ pub fn linear(
     std: f32,
 ) -> ottava_common::Result<Linear> {
     let parts: Vec<_> = parts.iter().map(|(name, rows)| (name.to_string(), *rows)).collect();
-    let (name, parts, transposed, split) = ("linear", &parts, false, Split::None);
+    let (name, parts, layout, split) = ("linear", &parts, FolderLayout::Same, Split::None);
     Linear::new(
         build,
-        LinearConfig {
-            name,
-            parts,
-            fused: &[],
-            replicas: &[],
-            inputs,
-            bias,
-            std,
-            transposed,
-            split,
-            shared_input: None,
-        },
+        LinearConfig { name, parts, fused: &[], replicas: &[], inputs, bias, std, layout, split, shared_input: None },
     )
 }
 
@@ -449,11 +440,11 @@ impl Alone for Branch {
     type Saved = BranchSaved;
 
     fn forward(&self, x: &Tensor, context: &mut Context) -> ottava_common::Result<(Tensor, BranchSaved)> {
-        Branch::forward(self, x, context)
+        Branch::forward(self, x, x, context)
     }
 
     fn backward(&mut self, dy: Tensor, saved: BranchSaved, context: &mut Context) -> ottava_common::Result<Tensor> {
-        Ok(Branch::backward(self, dy.into(), saved, &OperandCast::NONE, context)?.value)
+        Ok(Branch::backward(self, dy.clone().into(), &dy, saved, &OperandCast::NONE, context)?.value)
     }
 
     fn trained(&mut self) -> Vec<&mut Param> {

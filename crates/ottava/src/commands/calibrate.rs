@@ -75,8 +75,8 @@ impl Calibrate {
             let mut precision = Precision { recipe: RecipeName::Fp8Current, ..run.precision };
             precision.exceptions.skip_slow_linears = false;
             let (device, sizes) = (crate::device::open(self.device)?, language_model_config(&config)?);
-            if sizes.experts().is_some_and(|experts| experts.stacked) {
-                return Err(config.error("this model cannot be calibrated: `ottava export` writes gpt-oss only in BF16, which needs no input scales"));
+            if sizes.experts().is_some_and(|experts| experts.stacks.is_some()) {
+                return Err(config.error("this model cannot be calibrated: `ottava export` writes stacked experts only in BF16, which needs no input scales"));
             }
             let recipe = precision.recipe();
             expect_model_fits(folder, &sizes, &recipe, &device, seq_len, 1, &[])?;

@@ -62,6 +62,9 @@ impl HeadNorm {
             let whole = len * ranks / replicas;
             // An RMSNorm of each head has one weight vector for all heads. All other norms have separate weights for each head.
             let (whole, layout, split) = match (kind, scope) {
+                (NormKind::Layer, _) if which.contains("{}") => {
+                    (whole, FolderLayout::Heads(whole / head_dim), Split::Output)
+                }
                 (NormKind::Layer, _) => (whole, FolderLayout::Rows(whole / head_dim), Split::Output),
                 (_, NormScope::Projection) => (whole, FolderLayout::Same, Split::Output),
                 (_, NormScope::Head) => (len, FolderLayout::Same, Split::None),

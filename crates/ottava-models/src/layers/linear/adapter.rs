@@ -49,8 +49,7 @@ impl Adapter {
     ///
     /// Ranks divide `A` by inputs, or `B` and magnitudes by outputs, following the weight's `split`. Several ranks may have the same outputs.
     pub fn new(build: &mut Builder, config: &LinearConfig) -> Result<Option<Adapter>> {
-        let LinearConfig { parts, fused, inputs, split, std, .. } = *config;
-        let layout = config.layout();
+        let LinearConfig { parts, fused, inputs, split, std, layout, .. } = *config;
         let Some(lora) = build.lora else { return Ok(None) };
         let tensor = |name: &str, of: &str, shape| FolderTensor::new(format!("{PEFT_PREFIX}{name}.{of}"), shape);
         let (of_a, of_b) = match split {
@@ -62,7 +61,8 @@ impl Adapter {
         for (at, (name, outputs)) in parts.iter().enumerate() {
             // A fused tensor is divided like the weight.
             let of_outputs = |of: &str, shape: Vec<usize>| {
-                build.shards(tensor(name, of, shape), fused, config.replicas_of(at), of_b)
+                let tensor = FolderTensor { layout: config.layout_of_outputs(), ..tensor(name, of, shape) };
+                build.shards(tensor, fused, config.replicas_of(at), of_b)
             };
             let rank = lora.rank(name);
             let b = of_outputs("lora_B.weight", vec![*outputs, rank])?;

@@ -21,8 +21,8 @@ pub struct LinearConfig<'a> {
     pub bias: bool,
     /// The standard deviation of initial weights.
     pub std: f32,
-    /// Whether a model folder stores the weight transposed, as in GPT-2.
-    pub transposed: bool,
+    /// The layout of the weight in a model folder.
+    pub layout: FolderLayout,
     /// The division of the weight among ranks.
     pub split: Split,
     /// The cast of the input, if another linear reads the same input and owns the cast.
@@ -35,8 +35,11 @@ impl LinearConfig<'_> {
         if self.fused.is_empty() { self.replicas.get(at..=at).unwrap_or(&[]) } else { self.replicas }
     }
 
-    /// Returns how a model folder stores the weight.
-    pub(super) fn layout(&self) -> FolderLayout {
-        if self.transposed { FolderLayout::Transposed } else { FolderLayout::Same }
+    /// Returns the layout in a model folder of tensors whose first dimension is the outputs, such as the bias.
+    pub(super) fn layout_of_outputs(&self) -> FolderLayout {
+        match self.layout {
+            FolderLayout::Transposed => FolderLayout::Same,
+            layout => layout,
+        }
     }
 }

@@ -2,8 +2,8 @@
 
 use super::dispatch::{Dispatch, Dispatched, Tokens};
 use super::linear::{GroupedLinear, GroupedLinearConfig};
-use crate::layers::Names;
 use crate::layers::cast::{CastInput, SavedOperand, copies_without_transpose};
+use crate::layers::{ExpertStacks, Names};
 use ottava_common::error::Result;
 use ottava_recipe::ExpertCounts;
 use ottava_recipe::context::Context;
@@ -40,12 +40,12 @@ pub struct ExpertsLayout<'a> {
     pub prefix: &'a dyn Fn(usize) -> String,
     /// Whether the linears have biases.
     pub biases: bool,
-    /// Whether a folder stacks the tensors of all experts.
-    pub stacked: bool,
+    /// The tensors in which a folder stacks the matrices of all experts.
+    pub stacks: Option<ExpertStacks>,
     /// The names of an expert's linears.
     pub names: &'static Names,
-    /// The names of the two stacks in the scaling state.
-    pub stacks: [String; 2],
+    /// The names of the two linears of all experts in the scaling state.
+    pub states: [String; 2],
     /// The standard deviation of initial weights.
     pub std: f32,
 }
@@ -62,19 +62,19 @@ impl Experts {
     /// Creates experts with weights from the builder.
     pub fn new(build: &mut Builder, layout: ExpertsLayout) -> Result<Experts> {
         let ExpertsLayout { counts, own, channels, hidden, activation, prefix, biases: bias, .. } = layout;
-        let ExpertsLayout { stacked, names, stacks, std, .. } = layout;
+        let ExpertsLayout { stacks, names, states, std, .. } = layout;
         let of_each = |names: &[&str], rows: usize| -> Vec<(String, usize)> {
             let of =
                 |e: usize| names.iter().map(move |name| (format!("{}.{name}", prefix(e)), rows)).collect::<Vec<_>>();
             (0..counts.count).flat_map(of).collect()
         };
-        let [gate_up, down] = [names.gate_up_stack, names.down].map(|stack| stacked.then_some(stack));
+        let stack = |which: usize| stacks.map(|ExpertStacks { names, order }| (names[which], order));
         let config = GroupedLinearConfig {
-            name: &stacks[0],
+            name: &states[0],
             experts: counts,
             own: own.clone(),
             parts: of_each(names.gate_up, hidden * activation.inputs() / names.gate_up.len()),
-            stack: gate_up,
+            stack: stack(0),
             inputs: channels,
             bias,
             std,
@@ -82,11 +82,11 @@ impl Experts {
         let gate_up = GroupedLinear::new(build, config)?;
         let parts = of_each(&[names.down], channels);
         let config = GroupedLinearConfig {
-            name: &stacks[1],
+            name: &states[1],
             experts: counts,
             own,
             parts,
-            stack: down,
+            stack: stack(1),
             inputs: hidden,
             bias,
             std,

@@ -5,7 +5,7 @@ use crate::layers::linear::amax_group;
 use ottava_common::error::Result;
 use ottava_recipe::context::Context;
 use ottava_recipe::operand::{FrozenScale, View, Views};
-use ottava_recipe::param::{Builder, FolderLayout, FolderTensor, Init, Param, Shard, Split, Stacked};
+use ottava_recipe::param::{Builder, FolderLayout, FolderTensor, Init, Param, Shard, Split, StackOrder, Stacked};
 use ottava_recipe::scaling::{AmaxGroup, Casts, Quantity, Slot};
 use ottava_recipe::{ExpertCounts, LinearSite, ProductPrecision, Products};
 use ottava_tensor::ops::{
@@ -34,8 +34,8 @@ pub struct GroupedLinearConfig<'a> {
     pub own: Range<usize>,
     /// The tensors that are stacked, expert after expert: the name in the model folder, without `.weight`, and the number of rows.
     pub parts: Vec<(String, usize)>,
-    /// The name of the tensor in which a folder stacks all experts. `None` if a folder has a tensor for each part.
-    pub stack: Option<&'static str>,
+    /// The name in the mixture and the order of the tensor in which a folder stacks all experts. `None` if a folder has a tensor for each part.
+    pub stack: Option<(&'static str, StackOrder)>,
     /// The number of columns of the weight.
     pub inputs: usize,
     /// Whether each expert has a bias.
@@ -55,9 +55,9 @@ impl GroupedLinear {
         };
         let linears = parts.len() / experts.count;
         let layout = |at: usize| match stack {
-            Some(name) => {
+            Some((name, order)) => {
                 let (expert, linear) = (at / linears, at % linears);
-                FolderLayout::Stacked(Stacked { name, expert, experts: experts.count, linear, linears })
+                FolderLayout::Stacked(Stacked { name, order, expert, experts: experts.count, linear, linears })
             }
             None => FolderLayout::Same,
         };

@@ -18,7 +18,7 @@ mod router;
 
 use super::cast::{CastInput, OperandCast, SavedOperand};
 use super::sublayer::{BranchOperand, Sublayer, SublayerSaved};
-use super::{Linear, Mlp, MlpSpec, Stream};
+use super::{ExpertStacks, Linear, Mlp, MlpSpec, Stream};
 use dispatch::{Dispatch, Dispatched};
 use experts::{Experts, ExpertsLayout, ExpertsSaved};
 use ottava_common::error::{Error, Result};
@@ -46,8 +46,8 @@ pub struct ExpertsSpec {
     pub router: &'static str,
     /// Whether the router adds a bias to logits, and the linears of experts add biases to their outputs.
     pub biases: bool,
-    /// Whether a folder stacks the tensors of all experts of a layer, as described at [`Stacked`](ottava_recipe::param::Stacked).
-    pub stacked: bool,
+    /// The tensors in which a folder stacks the matrices of all experts of a layer. `None` if a folder has tensors of each expert.
+    pub stacks: Option<ExpertStacks>,
     /// The vector that the router adds to scores for the choice. `None` without such a vector.
     pub bias: Option<ChoiceBias>,
     /// The MLP that all tokens share, if the mixture has one.
@@ -67,7 +67,7 @@ impl ExpertsSpec {
             routing,
             router,
             biases: false,
-            stacked: false,
+            stacks: None,
             bias: None,
             shared: None,
             losses,
@@ -94,8 +94,10 @@ impl ChoiceBias {
 /// An MLP that all tokens share.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct SharedExpert {
-    /// The name of the MLP in the mixture.
+    /// The name of the MLP in the mixture, or in the block.
     pub name: &'static str,
+    /// Whether the MLP is a part of the block, beside the mixture.
+    pub is_in_block: bool,
     /// The width of the activation.
     pub hidden: usize,
     /// The name of a vector. The sigmoid of its product with a token multiplies the output. `None` for a factor of 1.
@@ -128,12 +130,12 @@ impl MixtureOfExperts {
     /// Errors if the routing does not fit the experts, or if ranks cannot divide the experts.
     pub fn new(build: &mut Builder, name: &str, spec: ExpertsSpec, stream: &Stream) -> Result<MixtureOfExperts> {
         let Stream { channels, names, std, .. } = *stream;
-        let ExpertsSpec { count, hidden, activation, routing, router, biases, stacked, bias, shared, losses } = spec;
+        let ExpertsSpec { count, hidden, activation, routing, router, biases, stacks, bias, shared, losses } = spec;
         if let Some(problem) = routing.problem(count) {
             return Err(Error::Model(format!("{name}: {problem}")));
         }
-        let stacks = |prefix: String| [names.gate_up_stack, names.down].map(|stack| format!("{prefix}.{stack}"));
-        let layout = |dispatch: &Dispatch, counts, hidden, prefix, stacks| ExpertsLayout {
+        let states = |prefix: String| [names.gate_up_stack, names.down].map(|stack| format!("{prefix}.{stack}"));
+        let layout = |dispatch: &Dispatch, counts, hidden, prefix, states| ExpertsLayout {
             counts,
             own: dispatch.own(),
             channels,
@@ -141,9 +143,9 @@ impl MixtureOfExperts {
             activation,
             prefix,
             biases,
-            stacked,
-            names,
             stacks,
+            names,
+            states,
             std,
         };
         let config = RouterConfig {
@@ -163,11 +165,12 @@ impl MixtureOfExperts {
         let (prefix, all) = (|e: usize| format!("{name}.experts.{e}"), format!("{name}.experts"));
         let dispatch = Dispatch::new(build, &all, count)?;
         let counts = ExpertCounts { count, chosen: routing.chosen };
-        let of_routed = layout(&dispatch, counts, hidden, &prefix, stacks(all));
+        let of_routed = layout(&dispatch, counts, hidden, &prefix, states(all));
         let mut mixtures = vec![Mixture { router, experts: Experts::new(build, of_routed)?, dispatch }];
         let mut plain = None;
-        if let Some(SharedExpert { name: of_shared, hidden, gate }) = shared {
-            let of_shared = format!("{name}.{of_shared}");
+        if let Some(SharedExpert { name: of_shared, is_in_block, hidden, gate }) = shared {
+            let block = name.strip_suffix(names.mlp).filter(|_| is_in_block);
+            let of_shared = block.map_or(format!("{name}.{of_shared}"), |block| format!("{block}{of_shared}"));
             match gate {
                 None => {
                     let spec = MlpSpec { hidden, activation, bias: false };
@@ -190,7 +193,10 @@ impl MixtureOfExperts {
                     let prefix = |_| of_shared.clone();
                     let dispatch = Dispatch::undivided(&of_shared, 1);
                     let counts = ExpertCounts { count: 1, chosen: 1 };
-                    let one = layout(&dispatch, counts, hidden, &prefix, stacks(of_shared.clone()));
+                    let one = ExpertsLayout {
+                        stacks: None,
+                        ..layout(&dispatch, counts, hidden, &prefix, states(of_shared.clone()))
+                    };
                     mixtures.push(Mixture { router, experts: Experts::new(build, one)?, dispatch });
                 }
             }

@@ -7,6 +7,8 @@ pub mod export_sentencepiece;
 pub mod export_sources;
 pub mod export_vllm;
 pub mod folder_codes;
+pub mod layouts;
 pub mod loading;
 pub mod quantized_folders;
 pub mod saves;
+pub mod wrapped;

@@ -89,6 +89,13 @@ pub fn all_families() -> Vec<(&'static str, DecoderConfig)> {
         ("mistral", with(json!({"model_type": "mistral", "sliding_window": 7}))),
         ("glm4", with(json!({"model_type": "glm4"}))),
         ("arcee", with(json!({"model_type": "arcee"}))),
+        ("gpt-neox", with(json!({"model_type": "gpt_neox"}))),
+        (
+            "granite-moe",
+            with(json!({
+                "model_type": "granitemoeshared", "num_local_experts": 4, "num_experts_per_tok": 2, "shared_intermediate_size": 32,
+            })),
+        ),
         (
             "minimax-m2",
             with(json!({

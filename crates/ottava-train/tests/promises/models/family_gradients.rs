@@ -171,3 +171,27 @@ fn minimax_m2_backward_is_the_gradient() {
 fn smollm3_backward_is_the_gradient() {
     check("smollm3", json!({"no_rope_layer_interval": 2}));
 }
+
+/// Attention and MLP read the input of their block, each through its own norm.
+#[test]
+fn gpt_neox_backward_is_the_gradient() {
+    check("gpt_neox", json!({"hidden_size": 16, "rotary_pct": 0.5}));
+}
+
+/// An MLP beside the experts has a tensor for gate and up, and so have the experts.
+#[test]
+fn granite_moe_backward_is_the_gradient() {
+    let keys = json!({
+        "num_local_experts": 4, "num_experts_per_tok": 2, "shared_intermediate_size": 7, "residual_multiplier": 0.3,
+    });
+    check("granitemoeshared", keys);
+}
+
+/// Each head has a norm of its own, and attention and MLP read one norm.
+#[test]
+fn stablelm_with_norms_of_heads_backward_is_the_gradient() {
+    let keys = json!({
+        "hidden_size": 16, "head_dim": 4, "partial_rotary_factor": 0.5, "use_parallel_residual": true, "qk_layernorm": true,
+    });
+    check("stablelm", keys);
+}

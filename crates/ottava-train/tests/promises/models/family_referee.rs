@@ -15,7 +15,7 @@ use std::collections::BTreeMap;
 
 /// Windows are shorter than the texts. Some models change the angles of rotary positions at a certain length. `phi3_short` and one model of "dynamic"
 /// stay below this length. `phi3_long` and the other model of "dynamic" exceed it.
-const MODELS: [&str; 43] = [
+const MODELS: [&str; 54] = [
     "mistral_window",
     "qwen2_window",
     "qwen3_window",
@@ -59,6 +59,17 @@ const MODELS: [&str; 43] = [
     "glm",
     "stablelm",
     "stablelm_parallel",
+    "stablelm_qk_norm",
+    "gpt_neox",
+    "gpt_neox_sequential",
+    "qwen2_5_vl",
+    "qwen3_vl",
+    "qwen3_vl_moe",
+    "granitemoe",
+    "granitemoeshared",
+    "mistral3",
+    "mistral3_ministral3",
+    "gemma3_vl",
 ];
 /// The number of tokens of a row.
 const TOKENS: usize = 24;

@@ -196,7 +196,7 @@ fn the_order_of_interleaved_outputs_is_seen_in_the_logits() {
             let [first, second] = self.1;
             let mut tensor = tensor.clone();
             if let ottava_recipe::param::FolderLayout::Stacked(stack) = &mut tensor.layout
-                && stack.name == "gate_up_proj"
+                && stack.name == "experts.gate_up_proj"
             {
                 match [first, second] {
                     ["gate", "up"] => stack.linear = 1 - stack.linear,

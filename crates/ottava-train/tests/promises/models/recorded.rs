@@ -1,7 +1,7 @@
 //! Small models that scripts recorded with PyTorch: settings, weights and results. `tests/data/README.md` lists the files.
 
 use ottava_models::{ConfigFile, DecoderConfig, decoder_config};
-use ottava_recipe::param::{FolderLayout, FolderTensor, Init, Stacked, WeightSource};
+use ottava_recipe::param::{FolderLayout, FolderTensor, Init, StackOrder, Stacked, WeightSource};
 use ottava_tensor::ops::{cast, transpose};
 use ottava_tensor::{DType, Device, Tensor, testing};
 use safetensors::SafeTensors;
@@ -84,12 +84,23 @@ impl Recorded {
 pub fn in_memory(stored: Tensor, tensor: &FolderTensor) -> Tensor {
     match tensor.layout {
         FolderLayout::Same => stored,
+        FolderLayout::ByHead(heads) => {
+            let (all, size) = (testing::values(&stored), stored.len() / (3 * heads));
+            let of =
+                |part: usize, head: usize| all[(head * 3 + part) * size..][..size].iter().map(|&value| value as f32);
+            let own: Vec<f32> = (0..3).flat_map(|part| (0..heads).flat_map(move |head| of(part, head))).collect();
+            Tensor::from_slice(&Device::Cpu, &tensor.shape, &own).expect("as many")
+        }
         FolderLayout::Transposed => transpose(&stored).expect("a matrix"),
-        FolderLayout::Rows(_) => stored.reshape(&tensor.shape).expect("as many"),
-        FolderLayout::Stacked(Stacked { expert, linear, linears, .. }) => {
+        FolderLayout::Rows(_) | FolderLayout::Heads(_) => stored.reshape(&tensor.shape).expect("as many"),
+        FolderLayout::Stacked(Stacked { expert, linear, linears, order, .. }) => {
             let (all, outputs) = (testing::values(&stored), tensor.shape[0]);
             let inputs = tensor.elements() / outputs;
-            let at = |output, input| (expert * inputs + input) * linears * outputs + output * linears + linear;
+            let at = |output, input| match order {
+                StackOrder::Interleaved => (expert * inputs + input) * linears * outputs + output * linears + linear,
+                StackOrder::InputsFirst => ((expert * inputs + input) * linears + linear) * outputs + output,
+                StackOrder::OutputsFirst => ((expert * linears + linear) * outputs + output) * inputs + input,
+            };
             let own = (0..tensor.elements()).map(|i| all[at(i / inputs, i % inputs)] as f32);
             Tensor::from_slice(&Device::Cpu, &tensor.shape, &own.collect::<Vec<_>>()).expect("as many")
         }

@@ -87,7 +87,7 @@ fn zero_recomputation_and_adapters_train_as_on_one_rank() {
 #[test]
 fn a_plain_shared_mlp_is_divided() {
     let mut alone = f32_setup(routed_as("qwen3_moe", json!({})));
-    let shared = SharedExpert { name: "shared_experts", hidden: 64, gate: None };
+    let shared = SharedExpert { name: "shared_experts", is_in_block: false, hidden: 64, gate: None };
     alone.mesh.sizes.experts_mut().for_each(|experts| experts.shared = Some(shared));
     for (mesh, expert) in [([1, 1, 1, 2], 1), ([2, 1, 1, 2], 2)] {
         let (apart, tensor) = apart_on(&alone, mesh, expert);

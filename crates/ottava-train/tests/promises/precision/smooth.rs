@@ -80,7 +80,7 @@ fn step(
     });
     let sequences = sequences(device, 1, TOKENS);
     let mut context = training(scaling, &sequences, precision);
-    let (y, saved) = mlp.forward(&x, &mut context).unwrap();
+    let (y, saved) = mlp.forward(&x, &x, &mut context).unwrap();
     let dx = Alone::backward(mlp, dy.clone(), saved, &mut context).unwrap();
     scaling.update().unwrap();
     // The part that the residual connection adds is subtracted.

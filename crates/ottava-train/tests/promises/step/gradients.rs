@@ -213,16 +213,17 @@ fn attention_with_normalised_heads_backward_is_the_gradient() {
 
 #[test]
 fn block_backward_is_the_gradient() {
-    let make = |b: &mut Builder| {
+    let make = |b: &mut Builder, parallel| {
         let norm = Norm::new(b, "attention_norm", 10, NormConfig::rms(1e-5))?;
         let angles = angles(&Device::Cpu, 5, DType::F64);
         let attention = Attention::new(b, "attention", ATTENTION, &stream(10), angles, None)?;
         let attention = Branch::new(norm, vec![Box::new(attention)]);
         let norm = Norm::new(b, "mlp_norm", 10, NormConfig::rms(1e-5))?;
         let mlp = Branch::new(norm, vec![Box::new(Mlp::new(b, "mlp", MLP, &stream(10), None)?)]);
-        Ok(Block::new("block".into(), vec![attention, mlp]))
+        Ok(Block::new("block".into(), vec![attention, mlp], parallel))
     };
-    grad_check("block", make, [3 * 5, 10], 3);
+    grad_check("block", |b| make(b, false), [3 * 5, 10], 3);
+    grad_check("block of parallel branches", |b| make(b, true), [3 * 5, 10], 3);
 }
 
 /// Builds attention and MLP in parallel, as in Command-R: one norm, one operand, two sublayers.
@@ -273,7 +274,7 @@ fn recomputed_branches_have_the_same_gradients_with_and_without_norms() {
                 let mut build = Builder::new(&Device::Cpu, &recipe, Purpose::Train(MemoryPolicy::FULL));
                 let branch = branch_with_norms(&mut build, norms, [false, true]).unwrap();
                 let mut scaling = ScalingState::new(&Device::Cpu, build.slots, Rc::new(Undivided)).unwrap();
-                let mut block = Block::new("block".into(), vec![branch]);
+                let mut block = Block::new("block".into(), vec![branch], false);
                 load(Alone::trained(&mut block));
                 quantize(Alone::trained(&mut block), &mut scaling);
                 let sequences = sequences(&Device::Cpu, 3, 5);
@@ -313,7 +314,7 @@ fn a_parallel_branch_casts_its_operand_once() {
         let x = cast(&normals("x", &[10, 10], DType::F32), recipe.compute).unwrap();
         let sequences = sequences(&Device::Cpu, 2, 10);
         let mut context = training(&mut scaling, &sequences, StepPrecision::Recipe);
-        let (y, saved) = branch.forward(&x, &mut context).unwrap();
+        let (y, saved) = branch.forward(&x, &x, &mut context).unwrap();
         Alone::backward(&mut branch, y, saved, &mut context).unwrap();
         scaling.update().unwrap();
         let measured = scaling.measured(&OneRank).unwrap();

@@ -1,0 +1,188 @@
+//! The files of a model folder beside its weights.
+
+use crate::model::as_json;
+use crate::{Carried, CheckpointWriter, adapter};
+use ottava_common::error::{Error, Result};
+use ottava_common::input;
+use ottava_models::layers::SCORE;
+use ottava_models::{ConfigFile, Decoder};
+use ottava_recipe::lora::{Exceptions, Lora, Targets, last_name};
+use serde_json::{Map, Value, json};
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// The maximum size of a file of [`COMPANIONS`]. Files in common use have up to about 35 MB.
+const MAX_COMPANION_BYTES: u64 = 256 << 20;
+
+/// The files of a model folder that are copied unchanged.
+const COMPANIONS: &[&str] = &[
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "tokenizer.model",
+    "tiktoken.model",
+    "chat_template.jinja",
+    "chat_template.json",
+    "preprocessor_config.json",
+    "video_preprocessor_config.json",
+    "processor_config.json",
+];
+
+/// The files of a model folder except the weights.
+pub struct FolderTemplate {
+    /// `config.json` with all its keys, also unknown keys.
+    pub config: ConfigFile,
+    /// The files of [`COMPANIONS`], such as the tokenizer's files, by name. They are kept in memory, since their folder may be gone when a checkpoint
+    /// is saved.
+    companions: Vec<(&'static str, Arc<[u8]>)>,
+    /// `generation_config.json` of the source; `None` if the source does not have it.
+    pub generation: Option<Map<String, Value>>,
+    /// The token ids that end a text.
+    pub eos_ids: Vec<u32>,
+    /// The folder from which the files were read.
+    base: PathBuf,
+    /// The parts of a larger model beside its text model.
+    carried: Carried,
+}
+
+impl FolderTemplate {
+    /// Reads the files of `model` (a folder, or a `config.json`) and of `tokenizer` (a folder, or a `tokenizer.json`).
+    pub fn read(model: &Path, tokenizer: &Path, eos_ids: &[u32]) -> Result<FolderTemplate> {
+        let config = ConfigFile::read(model)?;
+        let generation = model.join("generation_config.json");
+        let generation = match generation.is_file() {
+            true => Some(ConfigFile::read(&generation)?.values().clone()),
+            false => None,
+        };
+        let folder = if tokenizer.is_dir() { tokenizer } else { tokenizer.parent().unwrap_or(Path::new(".")) };
+        let mut companions = Vec::new();
+        for name in COMPANIONS {
+            let path = folder.join(name);
+            if path.exists() {
+                companions.push((*name, input::read(&path, MAX_COMPANION_BYTES).map_err(Error::io(&path))?.into()));
+            }
+        }
+        let (base, carried) = (model.to_path_buf(), Carried::open(model, &config)?);
+        Ok(FolderTemplate { config, companions, generation, eos_ids: eos_ids.to_vec(), base, carried })
+    }
+
+    /// Replaces the chat template of the folder by the template in the file `path`. Does nothing if `path` is empty.
+    pub fn with_chat_template(mut self, path: &Path) -> Result<FolderTemplate> {
+        const NAME: &str = "chat_template.jinja";
+        if !path.as_os_str().is_empty() {
+            let text = input::read(path, MAX_COMPANION_BYTES).map_err(Error::io(path))?;
+            self.companions.retain(|(name, _)| *name != NAME);
+            self.companions.push((NAME, text.into()));
+        }
+        Ok(self)
+    }
+
+    /// Returns the parts of a larger model beside its text model.
+    pub fn carried(&self) -> &Carried {
+        &self.carried
+    }
+
+    fn eos(&self) -> Value {
+        match self.eos_ids.as_slice() {
+            [] => Value::Null,
+            [one] => json!(one),
+            many => json!(many),
+        }
+    }
+
+    /// Returns the files, by name, that `transformers` needs to load `model` from a folder, except the weights. If `model` has adapters, returns the
+    /// files that PEFT needs.
+    pub fn files(&self, model: &Decoder) -> Vec<(&'static str, Arc<[u8]>)> {
+        let companions = self.companions.iter().map(|(name, bytes)| (*name, bytes.clone()));
+        if let Some(lora) = &model.config().lora {
+            let config = (adapter::CONFIG_FILE, adapter_config(lora, model, &self.base, &self.carried));
+            return companions.chain([config]).collect();
+        }
+        let dtype = model.recipe().compute;
+        let mut config = self.config.values().clone();
+        // Weights are written in the compute type, even if the source folder is quantized.
+        config.shift_remove("quantization_config");
+        config.insert("dtype".into(), json!(dtype.name()));
+        config.insert("torch_dtype".into(), json!(dtype.name()));
+        // A reward model does not have a head that could be tied.
+        if !model.config().head.score {
+            config.insert("tie_word_embeddings".into(), json!(model.config().head.tied));
+        }
+        // `text_config` of a larger model is written as it was read.
+        if !self.carried.is_wrapper() {
+            if let [rope, local @ ..] = model.config().ropes.as_slice() {
+                rope.write(local.first(), &mut config);
+            }
+            if !config.contains_key("eos_token_id") {
+                config.insert("eos_token_id".into(), self.eos());
+            }
+        }
+        let own = || Map::from_iter([("eos_token_id".to_string(), self.eos())]);
+        let generation = self.generation.clone().unwrap_or_else(own);
+        let mut files =
+            vec![("config.json", as_json(config.into())), ("generation_config.json", as_json(generation.into()))];
+        files.extend(companions);
+        files
+    }
+}
+
+/// Writes the files of a model folder except the weights: `config` as `config.json`, and the other files unchanged from the folder `base`.
+pub fn write_settings(writer: &mut CheckpointWriter, config: Map<String, Value>, base: &Path) -> Result<()> {
+    writer.file("config.json", |file| file.write(&as_json(config.into())))?;
+    for name in ["generation_config.json"].iter().chain(COMPANIONS) {
+        let path = base.join(name);
+        if path.exists() {
+            let bytes = input::read(&path, MAX_COMPANION_BYTES).map_err(Error::io(&path))?;
+            writer.file(name, |file| file.write(&bytes))?;
+        }
+    }
+    Ok(())
+}
+
+/// Returns `adapter_config.json` for the adapters of `model`, whose base model is in the folder `base`.
+fn adapter_config(lora: &Lora, model: &Decoder, base: &Path, carried: &Carried) -> Arc<[u8]> {
+    let adapted = model.description().adaptable().filter(|name| lora.has(name));
+    let targets = match &lora.targets {
+        // Short names would also name linears of the other parts of a larger model.
+        _ if carried.is_wrapper() => json!(adapted.map(|name| carried.module(name)).collect::<BTreeSet<_>>()),
+        Targets::AllLinear => json!(adapted.map(|name| last_name(name)).collect::<BTreeSet<_>>()),
+        Targets::Names(names) => json!(names.iter().collect::<BTreeSet<_>>()),
+        Targets::Pattern(pattern) => json!(pattern.text()),
+    };
+    let none = Exceptions::default();
+    // The whole names of a larger model follow from the exceptions, so only ranks and factors remain.
+    let Exceptions { exclude, layers, layers_pattern, .. } =
+        if carried.is_wrapper() { &none } else { &lora.exceptions };
+    let Exceptions { ranks, alphas, .. } = &lora.exceptions;
+    let or_null = |is_set: bool, value: Value| if is_set { value } else { Value::Null };
+    let base = base.canonicalize().unwrap_or(base.to_path_buf());
+    let (task, saved) = match model.config().head.score {
+        true => ("SEQ_CLS", json!([SCORE])),
+        false => ("CAUSAL_LM", Value::Null),
+    };
+    as_json(json!({
+        "peft_type": "LORA",
+        "task_type": task,
+        "base_model_name_or_path": base,
+        "r": lora.r,
+        "lora_alpha": lora.alpha,
+        "lora_dropout": 0.0,
+        "use_rslora": lora.use_rslora,
+        "use_dora": lora.use_dora,
+        "target_modules": targets,
+        "fan_in_fan_out": model.config().stream.names.transposed,
+        "bias": "none",
+        "init_lora_weights": true,
+        "inference_mode": true,
+        "modules_to_save": saved,
+        "exclude_modules": or_null(*exclude != Targets::NONE, json!(exclude)),
+        "layers_to_transform": or_null(!layers.is_empty(), json!(layers)),
+        "layers_pattern": or_null(!layers_pattern.is_empty(), json!(layers_pattern)),
+        "rank_pattern": ranks,
+        "alpha_pattern": alphas,
+    }))
+}
