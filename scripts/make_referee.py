@@ -33,6 +33,7 @@ from transformers import Exaone4Config, Exaone4ForCausalLM, Glm4Config, Glm4ForC
 from transformers import Glm4MoeLiteConfig, Glm4MoeLiteForCausalLM, MiniMaxM2Config, MiniMaxM2ForCausalLM
 from transformers import Olmo3Config, Olmo3ForCausalLM, SeedOssConfig, SeedOssForCausalLM
 from transformers import Qwen2MoeConfig, Qwen2MoeForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
+from transformers import Qwen3_5ForCausalLM, Qwen3_5TextConfig, Qwen3NextConfig, Qwen3NextForCausalLM
 
 FOLDER = Path(__file__).resolve().parent.parent / "crates/ottava-train/tests/data"
 VOCABULARY, ROWS, TOKENS, STEPS = 96, 8, 32, 50
@@ -98,6 +99,8 @@ YARN = dict(rope_type="yarn", rope_theta=100.0, factor=4.0, original_max_positio
 LATENT = TINY | dict(num_key_value_heads=4, kv_lora_rank=12, qk_nope_head_dim=6, qk_rope_head_dim=4, v_head_dim=5)
 LATENT |= dict(moe_intermediate_size=12, n_shared_experts=2)
 LATENT_YARN = dict(original_max_position_embeddings=16, mscale=0.7, mscale_all_dim=0.8)
+# Values are larger than keys, and two value heads share a key head. A quarter of each head of 16 is rotated.
+DELTA = TINY | dict(head_dim=16, linear_num_key_heads=2, linear_num_value_heads=4, linear_key_head_dim=6, linear_value_head_dim=10)
 LLAMA = (LlamaForCausalLM, LlamaConfig)
 PHI3 = (Phi3ForCausalLM, Phi3Config)
 OPTIONS = {
@@ -264,6 +267,15 @@ OPTIONS = {
         | dict(num_hidden_layers=4, moe_intermediate_size=12, moe_num_experts=6, moe_k=2, moe_num_shared_experts=2)
         | dict(moe_layer_start_index=1, moe_layer_end_index=-1, moe_layer_interval=2),
     ),
+    # The second layer has attention and an MLP; the others have gated delta nets and experts.
+    "qwen3_next": (
+        Qwen3NextForCausalLM,
+        Qwen3NextConfig,
+        DELTA
+        | dict(num_hidden_layers=3, layer_types=["linear_attention", "full_attention", "linear_attention"], mlp_only_layers=[1])
+        | dict(num_experts=4, num_experts_per_tok=2, moe_intermediate_size=12, shared_expert_intermediate_size=20, norm_topk_prob=True),
+    ),
+    "qwen3_5": (Qwen3_5ForCausalLM, Qwen3_5TextConfig, DELTA | dict(num_hidden_layers=3, full_attention_interval=2, linear_conv_kernel_dim=3)),
     "yarn": (*LLAMA, TINY | dict(rope_parameters=YARN)),
     "yarn_mscale": (
         *LLAMA,
@@ -336,6 +348,8 @@ def random_weights(model, generator):
         for n, p in model.named_parameters():
             spread = 0.3 * torch.randn(p.shape, generator=generator)
             if model.config.model_type == "gpt_oss" and n.endswith("gate_up_proj"):  # so that some reach the bounds of the activation
+                spread *= 3
+            if n.endswith("conv1d.weight"):  # so that no query or key is near zero, where its norm amplifies roundings
                 spread *= 3
             p.copy_((p + spread if p.dim() < 2 else spread).to(torch.bfloat16))
         for n, b in model.named_buffers():

@@ -116,6 +116,8 @@ pub struct TensorRole {
     pub is_bias: bool,
 }
 
+/// The name of the gated delta net in a block, in all families.
+pub(crate) const DELTA_NET: &str = "linear_attn";
 /// The name of the head in all families.
 pub const HEAD: &str = "lm_head";
 /// The name of the head of a reward model in all families.
