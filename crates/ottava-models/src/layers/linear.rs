@@ -74,7 +74,10 @@ impl LinearConfig<'_> {
             experts: None,
         };
         let mut decision = match self.uncast {
-            Some(reason) => Decision::uncast(reason),
+            Some(reason) => {
+                build.description.fixed.push(name.to_string());
+                Decision::uncast(reason)
+            }
             None => build.recipe.decide(&site)?,
         };
         if build.lora.is_some() {

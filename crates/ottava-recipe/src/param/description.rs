@@ -161,6 +161,8 @@ impl Description {
         if let Some(lora) = lora {
             lora.check(self.adaptable())?;
         }
-        recipe.check(self.linears.iter().map(|(site, _)| site), &self.fixed)
+        // No setting casts a linear whose name is fixed.
+        let sites = self.linears.iter().map(|(site, _)| site).filter(|site| !self.fixed.contains(&site.name));
+        recipe.check(sites, &self.fixed)
     }
 }
