@@ -39,6 +39,7 @@ from transformers import GraniteMoeConfig, GraniteMoeForCausalLM, GraniteMoeShar
 from transformers import Qwen3VLMoeConfig, Qwen3VLMoeForConditionalGeneration
 from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
 from transformers import Qwen2MoeConfig, Qwen2MoeForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
+from transformers import Qwen3_5ForCausalLM, Qwen3_5TextConfig, Qwen3NextConfig, Qwen3NextForCausalLM
 
 FOLDER = Path(__file__).resolve().parent.parent / "crates/ottava-train/tests/data"
 VOCABULARY, ROWS, TOKENS, STEPS = 96, 8, 32, 50
@@ -109,6 +110,8 @@ GRANITE_MOE |= dict(num_local_experts=5, num_experts_per_tok=3)
 # Vision towers, which texts do not reach.
 QWEN_EYES = dict(depth=1, hidden_size=8, intermediate_size=8, num_heads=2, out_hidden_size=16, patch_size=2)
 EYES = dict(hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2, image_size=8, patch_size=4)
+# Values are larger than keys, and two value heads share a key head. A quarter of each head of 16 is rotated.
+DELTA = TINY | dict(head_dim=16, linear_num_key_heads=2, linear_num_value_heads=4, linear_key_head_dim=6, linear_value_head_dim=10)
 LLAMA = (LlamaForCausalLM, LlamaConfig)
 PHI3 = (Phi3ForCausalLM, Phi3Config)
 OPTIONS = {
@@ -345,6 +348,15 @@ OPTIONS = {
             mm_tokens_per_image=4,
         ),
     ),
+    # The second layer has attention and an MLP; the others have gated delta nets and experts.
+    "qwen3_next": (
+        Qwen3NextForCausalLM,
+        Qwen3NextConfig,
+        DELTA
+        | dict(num_hidden_layers=3, layer_types=["linear_attention", "full_attention", "linear_attention"], mlp_only_layers=[1])
+        | dict(num_experts=4, num_experts_per_tok=2, moe_intermediate_size=12, shared_expert_intermediate_size=20, norm_topk_prob=True),
+    ),
+    "qwen3_5": (Qwen3_5ForCausalLM, Qwen3_5TextConfig, DELTA | dict(num_hidden_layers=3, full_attention_interval=2, linear_conv_kernel_dim=3)),
     "yarn": (*LLAMA, TINY | dict(rope_parameters=YARN)),
     "yarn_mscale": (
         *LLAMA,
@@ -417,6 +429,8 @@ def random_weights(model, generator):
         for n, p in model.named_parameters():
             spread = 0.3 * torch.randn(p.shape, generator=generator)
             if model.config.model_type == "gpt_oss" and n.endswith("gate_up_proj"):  # so that some reach the bounds of the activation
+                spread *= 3
+            if n.endswith("conv1d.weight"):  # so that no query or key is near zero, where its norm amplifies roundings
                 spread *= 3
             p.copy_((p + spread if p.dim() < 2 else spread).to(torch.bfloat16))
         for n, b in model.named_buffers():

@@ -10,6 +10,7 @@ use ottava_models::{Decoder, DecoderConfig};
 use ottava_recipe::Recipe;
 use ottava_recipe::lora::{MAGNITUDE, PEFT_PREFIX};
 use ottava_recipe::param::{FolderCodes, FolderLayout, FolderTensor, Init, Shard, StackOrder, Stacked, WeightSource};
+use ottava_tensor::element::Real;
 use ottava_tensor::ops::{normal_from, row_norms, transpose};
 use ottava_tensor::{DType, Device, Granularity, Staging, Tensor};
 use serde_json::Value;
@@ -281,14 +282,22 @@ impl WeightSource for RandomWeights {
             Init::Normal(std) => normal_from(&self.device, &shape, std, seed, elements.start)?,
             Init::Zeros => Tensor::zeros(&self.device, &shape, DType::F32)?,
             Init::Uniform(bound) => {
-                let draw = |i: usize| (mix(seed.wrapping_add((i as u64).wrapping_mul(MIX_STEP))) >> 40) as f32;
-                let values: Vec<f32> = elements.map(|i| bound * (draw(i) / (1 << 23) as f32 - 1.0)).collect();
+                let values: Vec<f32> = elements.map(|i| bound * draw(seed, i)).collect();
                 Tensor::from_slice(&self.device, &shape, &values)?
+            }
+            Init::LogUniform(bound) => {
+                let of = |i| Real::ln((bound * (draw(seed, i) + 1.0) / 2.0).max(0.01));
+                Tensor::from_slice(&self.device, &shape, &elements.map(of).collect::<Vec<f32>>())?
             }
             Init::Ones => Tensor::from_slice(&self.device, &shape, &vec![1f32; elements.len()])?,
             Init::RowNorms { columns, layout, std } => norms_of_weight(self, tensor, elements, (columns, layout), std)?,
         })
     }
+}
+
+/// Returns value `i` of a uniform distribution between -1 and 1.
+fn draw(seed: u64, i: usize) -> f32 {
+    (mix(seed.wrapping_add((i as u64).wrapping_mul(MIX_STEP))) >> 40) as f32 / (1 << 23) as f32 - 1.0
 }
 
 /// Returns the norms of `rows` of the weight with `columns` columns that belongs to the magnitudes `tensor`, in F32.

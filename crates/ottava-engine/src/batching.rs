@@ -9,7 +9,7 @@ use crate::request::{AdapterId, EngineOptions, EngineStats, Event, FinishReason,
 use crate::sequence::Sequence;
 use crate::update::Part;
 use ottava_common::error::{Error, Result};
-use ottava_models::{Adapters, Decoder, KvCache, PREFILL_MULTIPLE};
+use ottava_models::{Adapters, CacheSizes, Decoder, KvCache, PREFILL_MULTIPLE};
 use ottava_tensor::Device;
 use std::collections::VecDeque;
 
@@ -65,9 +65,9 @@ fn memory(model: &Decoder, options: &EngineOptions) -> Result<(KvCache, Pools)> 
     let dtype = kv_cache_dtype.resolve(model.recipe().compute);
     let groups = model.kv_groups(max_model_len).into_iter();
     let groups: Vec<_> = groups.map(|group| (group.clone(), options.blocks_of(&group))).collect();
-    let cache = model.kv_cache(&groups, BLOCK_SIZE, dtype)?;
-    let pools = Pools::new(groups.iter().map(|(group, blocks)| (group.window, *blocks)), prefill_chunk);
-    Ok((cache, pools))
+    let cache = model.kv_cache(CacheSizes { groups: &groups, block_size: BLOCK_SIZE, dtype, slots: max_batch })?;
+    let pools = Pools::new(groups.iter().map(|(group, blocks)| (group.window, *blocks)), max_batch, prefill_chunk);
+    Ok((cache, pools.with_states(model.state_bytes() > 0)))
 }
 
 impl Engine {

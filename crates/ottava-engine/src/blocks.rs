@@ -9,6 +9,17 @@ pub struct SequenceBlocks {
     pub tables: Vec<Vec<i32>>,
     /// The number of blocks of each group that were returned to the pool. They are the first blocks, whose keys no later token sees.
     given_back: Vec<usize>,
+    /// The slot of the sequence's recurrent states, once it has one.
+    slot: Option<usize>,
+}
+
+impl SequenceBlocks {
+    /// Returns the slot of the sequence's recurrent states.
+    ///
+    /// Panics before [`Pools::extend`].
+    pub fn slot(&self) -> usize {
+        self.slot.expect("a running sequence has a slot")
+    }
 }
 
 /// The blocks of one group of layers.
@@ -22,6 +33,10 @@ struct Pool {
 #[derive(Debug)]
 pub struct Pools {
     pools: Vec<Pool>,
+    /// The free slots of recurrent states. There is a slot for each sequence that runs at once.
+    slots: Vec<usize>,
+    /// Whether sequences have recurrent states.
+    has_states: bool,
     /// The maximum number of tokens of a sequence that a step computes.
     chunk: usize,
 }
@@ -38,20 +53,27 @@ impl Pools {
         tokens.div_ceil(BLOCK_SIZE).min(for_window)
     }
 
-    /// Makes the pools of groups with these windows and numbers of blocks, for steps of up to `chunk` tokens of a sequence.
-    pub fn new(groups: impl IntoIterator<Item = (Option<usize>, usize)>, chunk: usize) -> Pools {
+    /// Makes the pools of groups with these windows and numbers of blocks, for `slots` sequences at once and steps of up to `chunk` tokens of a sequence.
+    pub fn new(groups: impl IntoIterator<Item = (Option<usize>, usize)>, slots: usize, chunk: usize) -> Pools {
         let pool = |(window, blocks)| Pool { window, free: BlockPool::new(blocks) };
-        Pools { pools: groups.into_iter().map(pool).collect(), chunk }
+        let pools = groups.into_iter().map(pool).collect();
+        Pools { pools, slots: (0..slots).rev().collect(), has_states: false, chunk }
+    }
+
+    /// Returns the pools of a model whose sequences have recurrent states if `has_states`. A block has no state of its end, so sequences cannot share
+    /// blocks.
+    pub fn with_states(self, has_states: bool) -> Pools {
+        Pools { has_states, ..self }
     }
 
     /// Returns the number of blocks of the group whose tokens see the most keys.
     pub fn all(&self) -> usize {
-        self.pools[0].free.all()
+        self.pools.first().map_or(0, |pool| pool.free.all())
     }
 
     /// Returns the number of used blocks of this group.
     pub fn used(&self) -> usize {
-        self.pools[0].free.used()
+        self.pools.first().map_or(0, |pool| pool.free.used())
     }
 
     /// Returns the length of the longest sequence for which all blocks suffice.
@@ -60,14 +82,14 @@ impl Pools {
             Some(window) if free.all() >= blocks_in_window(*window, self.chunk) => usize::MAX,
             _ => free.all() * BLOCK_SIZE,
         };
-        self.pools.iter().map(room).min().unwrap_or(0)
+        self.pools.iter().map(room).min().unwrap_or(usize::MAX)
     }
 
     /// Returns the blocks of a sequence that no token from number `computed` on sees, and adds blocks for the next step. A group without a window
-    /// gets blocks for all `tokens` tokens, and a group with a window gets blocks for the tokens of the step. If a pool does not have enough blocks,
-    /// adds no blocks and returns false.
+    /// gets blocks for all `tokens` tokens, and a group with a window gets blocks for the tokens of the step. A sequence without a slot gets a slot. If a
+    /// pool does not have enough blocks, or no slot is left, adds no blocks and returns false.
     pub fn extend(&mut self, blocks: &mut SequenceBlocks, computed: usize, tokens: usize) -> bool {
-        let SequenceBlocks { tables, given_back } = blocks;
+        let SequenceBlocks { tables, given_back, slot } = blocks;
         tables.resize_with(self.pools.len(), Vec::new);
         given_back.resize(self.pools.len(), 0);
         for ((Pool { window, free }, table), given_back) in self.pools.iter_mut().zip(&*tables).zip(given_back) {
@@ -79,8 +101,10 @@ impl Pools {
         }
         let of_step = tokens.min(computed.saturating_add(self.chunk));
         let reach = |pool: &Pool| if pool.window.is_some() { of_step } else { tokens };
-        let suffice = self.pools.iter().zip(&*tables).all(|(pool, table)| pool.free.suffice(table, reach(pool)));
+        let suffice = (slot.is_some() || !self.slots.is_empty())
+            && self.pools.iter().zip(&*tables).all(|(pool, table)| pool.free.suffice(table, reach(pool)));
         if suffice {
+            *slot = slot.or_else(|| self.slots.pop());
             self.pools.iter_mut().zip(tables).for_each(|(pool, table)| {
                 let tokens = reach(pool);
                 pool.free.extend(table, tokens);
@@ -89,16 +113,17 @@ impl Pools {
         suffice
     }
 
-    /// Returns whether sequences can share blocks. They cannot if a group has a window, since its blocks are returned before the sequence ends.
+    /// Returns whether sequences can share blocks. They cannot if a group has a window, since its blocks are returned before the sequence ends, or if
+    /// sequences have recurrent states.
     pub fn can_share(&self) -> bool {
-        matches!(&self.pools[..], [Pool { window: None, .. }])
+        !self.has_states && matches!(&self.pools[..], [Pool { window: None, .. }])
     }
 
     /// Gives a sequence without blocks the blocks that hold its first tokens, up to the first of `keys` without a block. Returns their number.
     pub fn share(&mut self, blocks: &mut SequenceBlocks, keys: &[BlockKey]) -> usize {
         let shared = self.pools[0].free.share(keys);
         let count = shared.len();
-        *blocks = SequenceBlocks { tables: vec![shared], given_back: vec![0] };
+        *blocks = SequenceBlocks { tables: vec![shared], given_back: vec![0], slot: None };
         count
     }
 
@@ -117,9 +142,10 @@ impl Pools {
         }
     }
 
-    /// Takes back all blocks of a sequence.
+    /// Takes back all blocks of a sequence, and its slot.
     pub fn put_back(&mut self, blocks: &mut SequenceBlocks) {
-        let SequenceBlocks { tables, given_back } = std::mem::take(blocks);
+        let SequenceBlocks { tables, given_back, slot } = std::mem::take(blocks);
+        self.slots.extend(slot);
         for ((pool, table), given_back) in self.pools.iter_mut().zip(tables).zip(given_back) {
             pool.free.put_back(&table[given_back..]);
         }
@@ -132,13 +158,18 @@ mod tests {
 
     #[test]
     fn blocks_are_handed_out_once_and_come_back() {
-        let mut pools = Pools::new([(None, 5)], 1000);
+        let mut pools = Pools::new([(None, 5)], 2, 1000);
         let [mut a, mut b] = [SequenceBlocks::default(), SequenceBlocks::default()];
         assert!(pools.extend(&mut a, 0, 65) && pools.extend(&mut a, 65, 96) && pools.extend(&mut b, 0, 1));
         assert_eq!((&a.tables, &b.tables), (&vec![vec![0, 1, 2]], &vec![vec![3]]));
         assert_eq!((pools.used(), pools.all(), pools.room()), (4, 5, 160));
         assert!(!pools.extend(&mut b, 1, 96) && b.tables[0].len() == 1, "of two missing ones, one is free");
+        assert_eq!((a.slot(), b.slot()), (0, 1));
+        let mut c = SequenceBlocks::default();
+        assert!(!pools.extend(&mut c, 0, 1) && c.slot.is_none(), "each slot belongs to a sequence");
         pools.put_back(&mut a);
+        assert!(pools.extend(&mut c, 0, 1) && c.slot() == 0);
+        pools.put_back(&mut c);
         assert!(pools.extend(&mut b, 1, 160));
         b.tables[0].sort_unstable();
         assert_eq!(b.tables, [[0, 1, 2, 3, 4]]);
@@ -150,7 +181,7 @@ mod tests {
         let (chunk, window) = (20, 70);
         let blocks = Pools::blocks_for(Some(window), 1000, 1, chunk);
         assert_eq!((blocks, Pools::blocks_for(None, 1000, 1, chunk)), (4, 32));
-        let mut pools = Pools::new([(None, 32), (Some(window), blocks)], chunk);
+        let mut pools = Pools::new([(None, 32), (Some(window), blocks)], 1, chunk);
         assert_eq!(pools.room(), 1024);
         let (mut sequence, mut computed) = (SequenceBlocks::default(), 0);
         while computed < 1000 {
@@ -168,6 +199,6 @@ mod tests {
         }
         pools.put_back(&mut sequence);
         assert_eq!(pools.pools.iter().map(|pool| pool.free.used()).sum::<usize>(), 0);
-        assert_eq!(Pools::new([(Some(window), blocks)], chunk).room(), usize::MAX);
+        assert_eq!(Pools::new([(Some(window), blocks)], 1, chunk).room(), usize::MAX);
     }
 }

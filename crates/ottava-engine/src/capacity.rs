@@ -40,9 +40,10 @@ impl EngineOptions {
         max_model_len: usize,
         kv_cache_dtype: KvCacheDtype,
     ) -> Result<EngineOptions> {
-        let max_batch = MAX_BATCH[usize::from(matches!(model.device(), Device::Cuda(_)))];
         let mut blocks: Vec<usize> =
             lengths.into_iter().map(|length| length.min(max_model_len).div_ceil(BLOCK_SIZE)).collect();
+        let most = MAX_BATCH[usize::from(matches!(model.device(), Device::Cuda(_)))];
+        let (max_batch, memory) = beside_states(memory, model.state_bytes(), blocks.len(), most)?;
         blocks.sort_unstable_by(|a, b| b.cmp(a));
         let longest = blocks.first().copied().unwrap_or(1);
         let of = |blocks: usize| {
@@ -91,10 +92,45 @@ impl EngineOptions {
     }
 }
 
+/// Returns how many of `requests` are computed at once, at most `most`, and the memory that their recurrent states of `state_bytes` each leave for keys
+/// and values. States take at most half of the memory.
+///
+/// Errors with [`Error::Memory`] if the states of a single request do not fit.
+fn beside_states(memory: usize, state_bytes: usize, requests: usize, most: usize) -> Result<(usize, usize)> {
+    if state_bytes == 0 {
+        return Ok((most, memory));
+    }
+    match memory / 2 / state_bytes {
+        0 => Err(Error::Memory(format!(
+            "the recurrent states of a request take {} MiB, and half of the {} MiB for caches is for states: take a smaller model, or a device with \
+             more memory",
+            state_bytes >> 20,
+            memory >> 20
+        ))),
+        fitting => {
+            let max_batch = most.min(requests.max(1)).min(fitting);
+            Ok((max_batch, memory - max_batch * state_bytes))
+        }
+    }
+}
+
 /// Returns the bytes that a KV cache may take. The other memory is for activations and logits.
 fn available(device: &Device) -> Result<usize> {
     Ok(match device {
         Device::Cuda(gpu) => gpu.memory_info()?.0 / 10 * 8,
         _ => limits::available_memory().map_or(usize::MAX, |bytes| bytes as usize / 2),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn states_leave_memory_for_keys_and_values() {
+        assert_eq!(beside_states(1000, 0, 3, 32).unwrap(), (32, 1000));
+        assert_eq!(beside_states(1000, 100, 3, 32).unwrap(), (3, 700));
+        assert_eq!(beside_states(1000, 100, 50, 32).unwrap(), (5, 500));
+        assert!(beside_states(1000, 501, 50, 32).unwrap_err().to_string().contains("recurrent states"));
+    }
 }

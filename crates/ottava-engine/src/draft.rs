@@ -4,8 +4,8 @@ use crate::block_pool::BLOCK_SIZE;
 use crate::blocks::{Pools, SequenceBlocks};
 use crate::decode::{DecodeSteps, Scored};
 use crate::request::{EngineOptions, RequestId};
-use ottava_common::error::Result;
-use ottava_models::{Decoder, InferenceBatch, KvCache, SequenceTokens};
+use ottava_common::error::{Error, Result};
+use ottava_models::{CacheSizes, Decoder, InferenceBatch, KvCache, SequenceTokens};
 use ottava_tensor::{Device, Tensor};
 use std::collections::HashMap;
 
@@ -61,20 +61,33 @@ struct Proposal {
     most: usize,
 }
 
+/// Errors if `model`, which the message calls `what`, has recurrent states. Proposed tokens change these states, and the states before a token that is
+/// not accepted are lost.
+pub(super) fn expect_no_states(model: &Decoder, what: &str) -> Result<()> {
+    match model.state_bytes() {
+        0 => Ok(()),
+        _ => Err(Error::Config(format!(
+            "{what} has recurrent layers (gated delta nets), whose states cannot return to the token before a rejected proposal; start it without speculation"
+        ))),
+    }
+}
+
 impl Draft {
     /// Makes a draft from `model`, whose weights must be cast. It proposes up to `tokens` tokens to an engine with these `options`, whose model has
     /// `vocabulary` tokens.
     ///
-    /// Errors if there is not enough memory for its KV cache.
+    /// Errors with [`Error::Config`] for a model with recurrent states, and if there is not enough memory for its KV cache.
     pub fn new(mut model: Decoder, tokens: usize, options: &EngineOptions, vocabulary: usize) -> Result<Draft> {
+        expect_no_states(&model, "the draft model")?;
         model.scale_by_token()?;
         let positions = options.max_model_len.min(model.config().context());
         let vocabulary = vocabulary.min(model.config().vocabulary);
         let dtype = options.kv_cache_dtype.resolve(model.recipe().compute);
         let groups = model.kv_groups(positions).into_iter();
         let groups: Vec<_> = groups.map(|group| (group.clone(), options.blocks_of(&group))).collect();
-        let cache = model.kv_cache(&groups, BLOCK_SIZE, dtype)?;
-        let pools = Pools::new(groups.iter().map(|(group, blocks)| (group.window, *blocks)), ROWS);
+        let slots = options.max_batch;
+        let cache = model.kv_cache(CacheSizes { groups: &groups, block_size: BLOCK_SIZE, dtype, slots })?;
+        let pools = Pools::new(groups.iter().map(|(group, blocks)| (group.window, *blocks)), slots, ROWS);
         let (steps, requests) = (DecodeSteps::default(), HashMap::new());
         Ok(Draft { model, tokens, positions, vocabulary, cache, pools, steps, requests })
     }

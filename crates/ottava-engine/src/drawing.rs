@@ -2,7 +2,7 @@
 
 use crate::batching::{Drawn, Engine, Plan};
 use crate::decode::{Scored, in_f32};
-use crate::draft::Wanted;
+use crate::draft::{Wanted, expect_no_states};
 use crate::proposer::Proposer;
 use crate::request::LogprobsMode;
 use crate::update::Part;
@@ -50,9 +50,10 @@ impl Engine {
     /// Lets `proposer` propose tokens of requests, which steps verify. The completions do not change, since a proposed token is accepted only if it
     /// is also drawn.
     ///
-    /// Errors with [`Error::Config`] for sizes that cannot be used.
+    /// Errors with [`Error::Config`] for sizes that cannot be used, and for a model with recurrent states.
     pub fn speculate(&mut self, proposer: Proposer) -> Result<()> {
         proposer.check()?;
+        expect_no_states(&self.model, "the model")?;
         self.proposer = Some(proposer);
         Ok(())
     }

@@ -120,8 +120,10 @@ impl Engine {
         self.set_adapter(plan.first().and_then(|&(at, _)| self.running[at].request.adapter));
         let new: Vec<Vec<u32>> = plan.iter().map(|&(at, new)| self.running[at].next(new)).collect();
         let running = plan.iter().map(|&(at, _)| &self.running[at]);
-        let sequences: Vec<SequenceTokens> =
-            running.zip(&new).map(|(of, new)| SequenceTokens::new(of.computed, new, &of.blocks.tables)).collect();
+        let sequences: Vec<SequenceTokens> = running
+            .zip(&new)
+            .map(|(of, new)| SequenceTokens::new(of.computed, new, &of.blocks.tables).in_slot(of.blocks.slot()))
+            .collect();
         let drawing = self.drawing(plan);
         if kind == BatchKind::Rows {
             let rows = SequenceTokens::rows(&sequences);

@@ -1,7 +1,7 @@
 //! Builds the blocks of a model from the specs of its layers.
 
 use crate::layers::{
-    Attention, Block, Branch, Factor, LatentAttention, MixtureOfExperts, Mlp, Norm, OperandCast, Sublayer,
+    Attention, Block, Branch, DeltaNet, Factor, LatentAttention, MixtureOfExperts, Mlp, Norm, OperandCast, Sublayer,
 };
 use crate::spec::{BranchSpec, RopeSpec, SublayerSpec};
 use crate::{DecoderConfig, RopeTables};
@@ -58,6 +58,7 @@ impl BlockBuilder<'_, '_> {
             SublayerSpec::Latent(latent, rope) => {
                 Box::new(LatentAttention::new(build, name, latent, stream, rotary(rope))?)
             }
+            SublayerSpec::Delta(delta) => Box::new(DeltaNet::new(build, name, delta, stream)?),
             SublayerSpec::Mlp(mlp) => Box::new(Mlp::new(build, name, mlp, stream, shared_input)?),
             SublayerSpec::Experts(experts) => Box::new(MixtureOfExperts::new(build, name, experts, stream)?),
         })

@@ -7,7 +7,7 @@ pub use adapters::Adapters;
 
 use crate::layers::{ChunkLoss, Head};
 use crate::stage::{Span, Stage, StageSaved, fetch};
-use crate::{DecoderConfig, InferenceBatch, KvCache, KvGroup, RopeTables};
+use crate::{CacheSizes, DecoderConfig, InferenceBatch, KvCache, KvGroup, RopeTables};
 use ottava_common::error::{Error, Result};
 use ottava_recipe::Recipe;
 use ottava_recipe::context::{Context, DeferredWgrads, Sequences};
@@ -509,9 +509,14 @@ impl Decoder {
         KvGroup::of(&self.part.attention, max_len)
     }
 
-    /// Returns an empty cache for [`Decoder::hidden`] in type `dtype`. Each of `groups` comes with its number of blocks of `block_size` tokens.
-    pub fn kv_cache(&self, groups: &[(KvGroup, usize)], block_size: usize, dtype: DType) -> Result<KvCache> {
-        KvCache::new(&self.device, &self.part.attention, self.scaling.scales().len(), groups, block_size, dtype)
+    /// Returns an empty cache for [`Decoder::hidden`].
+    pub fn kv_cache(&self, sizes: CacheSizes) -> Result<KvCache> {
+        KvCache::new(&self.device, &self.part, self.recipe.compute, self.scaling.scales().len(), sizes)
+    }
+
+    /// Returns the number of bytes of the recurrent states of a sequence, over all layers. It is 0 for a model of attention layers alone.
+    pub fn state_bytes(&self) -> usize {
+        self.part.recurrent.iter().map(|spec| spec.state_bytes(self.recipe.compute)).sum()
     }
 
     /// Returns the number of bytes of one block of `group` in a cache with blocks of `block_size` tokens.

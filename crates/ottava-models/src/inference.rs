@@ -2,6 +2,7 @@
 
 use ottava_common::error::Result;
 use ottava_recipe::context::Sequences;
+use ottava_recipe::recurrent::RecurrentBatch;
 use ottava_tensor::ops::PagedBatch;
 use ottava_tensor::{DType, Device, Tensor};
 
@@ -16,20 +17,32 @@ pub struct SequenceTokens<'a> {
     pub new: &'a [u32],
     /// The blocks that hold the sequence's tokens, in order, for each group of the cache's layers. Blocks before the window of a group are not read.
     pub blocks: &'a [Vec<i32>],
+    /// The slot of the sequence's recurrent states.
+    slot: usize,
 }
 
 impl<'a> SequenceTokens<'a> {
     /// Creates the entry of a sequence with `new` tokens after `start` tokens. The cache must have the keys and values of the earlier tokens.
     pub fn new(start: usize, new: &'a [u32], blocks: &'a [Vec<i32>]) -> SequenceTokens<'a> {
-        SequenceTokens { start, cached: start, new, blocks }
+        SequenceTokens { start, cached: start, new, blocks, slot: 0 }
+    }
+
+    /// Sets the slot of the sequence's recurrent states. Without a call, it is slot 0, for batches of one sequence.
+    pub fn in_slot(self, slot: usize) -> SequenceTokens<'a> {
+        SequenceTokens { slot, ..self }
+    }
+
+    /// Returns whether the new tokens follow the new tokens of `before` in the same sequence, as the rows of [`SequenceTokens::rows`].
+    fn continues(&self, before: &SequenceTokens) -> bool {
+        (self.slot, self.cached, self.start) == (before.slot, before.cached, before.start + before.new.len())
     }
 
     /// Returns each new token of `sequences` as a separate sequence that ends with this token. A pass writes the keys and values of all rows before
     /// attention reads them, so the results are the same.
     pub fn rows(sequences: &[SequenceTokens<'a>]) -> Vec<SequenceTokens<'a>> {
-        let of = |&SequenceTokens { start, cached, new, blocks }: &SequenceTokens<'a>| {
-            let row = move |(at, new)| SequenceTokens { start: start + at, cached, new, blocks };
-            new.chunks(1).enumerate().map(row)
+        let of = |&of: &SequenceTokens<'a>| {
+            let row = move |(at, new)| SequenceTokens { start: of.start + at, new, ..of };
+            of.new.chunks(1).enumerate().map(row)
         };
         sequences.iter().flat_map(of).collect()
     }
@@ -44,10 +57,47 @@ pub struct InferenceBatch {
     cached_lens: Tensor,
     /// The block table for each group of the cache's layers.
     block_tables: Vec<Tensor>,
+    segments: Segments,
     max_new: usize,
     /// Whether the batch is one whole sequence whose length is a multiple of [`PREFILL_MULTIPLE`]. Such a batch uses the attention of training, which
     /// is planned for each length.
     pub(super) is_whole: bool,
+}
+
+/// The new tokens of each sequence for recurrent layers, I32: the offsets of segments `[N + 1]`, the slots `[N]`, and the numbers of earlier tokens
+/// `[N]`. The rows of a sequence are one segment.
+struct Segments {
+    starts: Tensor,
+    slots: Tensor,
+    past: Tensor,
+}
+
+impl Segments {
+    /// Creates segments without tokens, for up to `count` sequences.
+    fn new(device: &Device, count: usize) -> Result<Segments> {
+        let zeros = |len| Tensor::zeros(device, &[len], DType::I32);
+        Ok(Segments { starts: zeros(count + 1)?, slots: zeros(count)?, past: zeros(count)? })
+    }
+
+    fn set(&mut self, sequences: &[SequenceTokens]) -> Result<()> {
+        let (mut starts, mut slots, mut past, mut end) = (Vec::new(), Vec::new(), Vec::new(), 0);
+        for (at, sequence) in sequences.iter().enumerate() {
+            if at == 0 || !sequence.continues(&sequences[at - 1]) {
+                starts.push(end);
+                slots.push(sequence.slot as i32);
+                past.push(sequence.cached as i32);
+            }
+            end += sequence.new.len() as i32;
+        }
+        starts.resize(self.starts.len(), end);
+        slots.resize(self.slots.len(), 0);
+        past.resize(self.past.len(), 0);
+        let Segments { starts: of_starts, slots: of_slots, past: of_past } = self;
+        for (tensor, values) in [(of_starts, starts), (of_slots, slots), (of_past, past)] {
+            tensor.write_bytes(bytemuck::cast_slice(&values))?;
+        }
+        Ok(())
+    }
 }
 
 /// A GPU pads large batches to a multiple of this number of tokens. If the length of a sequence is a multiple of it, a GPU computes the whole
@@ -78,6 +128,12 @@ impl InferenceBatch {
         self.block_tables.iter().map(of).collect()
     }
 
+    /// Returns the new tokens of each sequence, for recurrent layers.
+    pub(super) fn recurrent(&self) -> RecurrentBatch<'_> {
+        let Segments { starts, slots, past } = &self.segments;
+        RecurrentBatch { starts, slots, past }
+    }
+
     /// Creates an empty batch with room for `tokens` new tokens of `sequences` sequences. Each sequence has at most `max_new` new tokens, and at most
     /// `max_blocks` blocks in each of the cache's `groups`.
     pub fn new(
@@ -95,6 +151,7 @@ impl InferenceBatch {
             context_lens: zeros(&[sequences])?,
             cached_lens: zeros(&[sequences])?,
             block_tables: (0..groups).map(|_| zeros(&[sequences, max_blocks])).collect::<Result<_, _>>()?,
+            segments: Segments::new(device, sequences)?,
             max_new,
             is_whole: false,
         })
@@ -104,12 +161,12 @@ impl InferenceBatch {
     ///
     /// Panics if the batch has no room for them.
     pub fn set(&mut self, sequences: &[SequenceTokens]) -> Result<()> {
-        let [rows, width] = [self.context_lens.len(), self.block_tables[0].shape()[1]];
+        let (rows, width) = (self.context_lens.len(), self.block_tables.first().map_or(0, |table| table.shape()[1]));
         let (mut ids, mut positions) = (Vec::with_capacity(self.ids.len()), Vec::with_capacity(self.ids.len()));
         let (mut starts, mut lens, mut cached_lens) = (vec![0], Vec::with_capacity(rows), Vec::with_capacity(rows));
         let mut tables = vec![vec![0i32; rows * width]; self.block_tables.len()];
         for (row, sequence) in sequences.iter().enumerate() {
-            let SequenceTokens { start, cached, new, blocks } = *sequence;
+            let SequenceTokens { start, cached, new, blocks, .. } = *sequence;
             let (has_room, end) = (blocks.iter().all(|blocks| blocks.len() <= width), (start + new.len()) as i32);
             assert!(new.len() <= self.max_new && has_room, "a sequence has room in its batch");
             ids.extend(new.iter().map(|&id| id as i32));
@@ -133,7 +190,7 @@ impl InferenceBatch {
         for (tensor, values) in all.zip([&ids, &positions, &starts, &lens, &cached_lens].into_iter().chain(&tables)) {
             tensor.write_bytes(bytemuck::cast_slice(values))?;
         }
-        Ok(())
+        self.segments.set(sequences)
     }
 
     /// Creates a batch of sequences with one new token each. The batch is padded to `rows` sequences.
@@ -169,5 +226,25 @@ mod tests {
         let batch = InferenceBatch::of_rows(&Device::Cpu, &SequenceTokens::rows(&sequences), 5).unwrap();
         assert_eq!(batch.context_lens.to_vec::<i32>().unwrap(), [3, 4, 5, 10, 0]);
         assert_eq!(batch.cached_lens.to_vec::<i32>().unwrap(), [2, 2, 2, 9, 0]);
+    }
+
+    /// A recurrent layer reads the state of a sequence once, also if each token of the sequence is a row.
+    #[test]
+    fn rows_of_a_sequence_are_one_segment() {
+        let (new, blocks) = ([5, 6, 7], [vec![0]]);
+        let sequences = [
+            SequenceTokens::new(2, &new, &blocks).in_slot(4),
+            // The number of earlier tokens is that after the tokens of the sequence before.
+            SequenceTokens::new(5, &new[..2], &blocks).in_slot(1),
+            SequenceTokens::new(0, &new[..1], &blocks).in_slot(3),
+        ];
+        let rows = InferenceBatch::of_rows(&Device::Cpu, &SequenceTokens::rows(&sequences), 8).unwrap();
+        let whole = InferenceBatch::padded(&Device::Cpu, &sequences).unwrap();
+        for (batch, count) in [(&rows, 8), (&whole, 3)] {
+            let RecurrentBatch { starts, slots, past } = batch.recurrent();
+            let [starts, slots, past] = [starts, slots, past].map(|of| of.to_vec::<i32>().unwrap());
+            assert_eq!((&starts[..4], &slots[..3], &past[..3]), (&[0, 3, 5, 6][..], &[4, 1, 3][..], &[2, 5, 0][..]));
+            assert!(starts.len() == count + 1 && starts[3..].iter().all(|&start| start == 6));
+        }
     }
 }

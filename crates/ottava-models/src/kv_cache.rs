@@ -1,4 +1,4 @@
-//! The cache of keys and values, and forward of new tokens with the cache.
+//! The cache of keys and values and of recurrent states, and forward of new tokens with the cache.
 
 use crate::InferenceBatch;
 use crate::stage::Stage;
@@ -6,7 +6,8 @@ use ottava_common::error::Result;
 use ottava_recipe::context::{Context, PagedPass};
 use ottava_recipe::layer_ranks::LayerRanks;
 use ottava_recipe::mode::Mode;
-use ottava_recipe::param::Resident;
+use ottava_recipe::param::{Description, Resident};
+use ottava_recipe::recurrent::{RecurrentStates, SuspendedStates};
 use ottava_recipe::scaling::{Casts, Recorder, Scales};
 use ottava_tensor::ops::{AttentionSpec, KvBlocks, SuspendedKv};
 use ottava_tensor::{DType, Device, Tensor};
@@ -42,50 +43,73 @@ impl KvGroup {
     }
 }
 
-/// The keys and values of all layers, and the statistics that casts of inference write.
+/// The sizes of a cache.
+#[derive(Clone, Copy, Debug)]
+pub struct CacheSizes<'a> {
+    /// The groups of attention layers, each with its number of blocks.
+    pub groups: &'a [(KvGroup, usize)],
+    /// The number of tokens of a block.
+    pub block_size: usize,
+    /// The type of keys and values.
+    pub dtype: DType,
+    /// The number of sequences that have recurrent states at once.
+    pub slots: usize,
+}
+
+/// The keys and values of all attention layers, the states of all recurrent layers, and the statistics that casts of inference write.
 pub struct KvCache {
     /// Empty while the cache is suspended.
     layers: Vec<KvBlocks>,
-    suspended: Option<SuspendedKv>,
+    /// Empty while the cache is suspended.
+    states: Vec<RecurrentStates>,
+    suspended: Option<(SuspendedKv, Vec<SuspendedStates>)>,
     /// The index of each layer's group.
     groups: Vec<usize>,
     recorder: Recorder,
 }
 
 impl KvCache {
-    /// Creates an empty cache for a model with these attention layers and `casts` FP8 casts. Each of `groups` comes with its number of blocks.
+    /// Creates an empty cache for a model `of` these layers, which computes in `compute`, with `casts` FP8 casts.
     pub(super) fn new(
         device: &Device,
-        specs: &[AttentionSpec],
+        of: &Description,
+        compute: DType,
         casts: usize,
-        groups: &[(KvGroup, usize)],
-        block_size: usize,
-        dtype: DType,
+        sizes: CacheSizes,
     ) -> Result<KvCache> {
+        let (CacheSizes { groups, block_size, dtype, slots }, specs) = (sizes, &of.attention);
         let group_of = |layer: usize| groups.iter().position(|(group, _)| group.layers.contains(&layer));
         let numbers: Vec<usize> =
             (0..specs.len()).map(|layer| group_of(layer).expect("each layer has a group")).collect();
         let layers: Vec<_> = specs.iter().zip(&numbers).map(|(spec, &group)| (*spec, groups[group].1)).collect();
         let layers = KvBlocks::of_layers(device, &layers, block_size, dtype)?;
-        Ok(KvCache { layers, suspended: None, groups: numbers, recorder: Recorder::new(device, casts)? })
+        let states = of.recurrent.iter().map(|spec| RecurrentStates::new(device, spec, slots, compute));
+        let states = states.collect::<Result<_, _>>()?;
+        Ok(KvCache { layers, states, suspended: None, groups: numbers, recorder: Recorder::new(device, casts)? })
     }
 
-    /// Returns the memory of keys and values to the device, until [`KvCache::resume`].
+    /// Returns the memory of keys, values and states to the device, until [`KvCache::resume`].
     pub fn suspend(&mut self) -> Result<()> {
         if self.suspended.is_none() {
-            self.suspended = Some(SuspendedKv::new(std::mem::take(&mut self.layers))?);
+            let states = std::mem::take(&mut self.states).into_iter().map(RecurrentStates::suspend).collect();
+            self.suspended = Some((SuspendedKv::new(std::mem::take(&mut self.layers))?, states));
         }
         Ok(())
     }
 
-    /// Takes memory for keys and values again, whose content is undefined. Returns whether the memory lies elsewhere than before, so that graphs that were
+    /// Takes memory for keys, values and states again, whose content is undefined. Returns whether the memory lies elsewhere than before, so that graphs that were
     /// captured with the cache are no longer valid. Does nothing to a cache that is not suspended.
     ///
     /// Errors if the device has too little memory.
     pub fn resume(&mut self) -> Result<bool> {
-        let Some(suspended) = self.suspended.take() else { return Ok(false) };
-        let (layers, has_moved) = suspended.resume()?;
+        let Some((suspended, states)) = self.suspended.take() else { return Ok(false) };
+        let (layers, mut has_moved) = suspended.resume()?;
         self.layers = layers;
+        for of_layer in states {
+            let (states, moved) = of_layer.resume()?;
+            self.states.push(states);
+            has_moved |= moved;
+        }
         Ok(has_moved)
     }
 
@@ -97,9 +121,10 @@ impl KvCache {
         ranks: &dyn LayerRanks,
         batch: &InferenceBatch,
     ) -> Result<Tensor> {
-        let KvCache { layers, groups, recorder, .. } = self;
+        let KvCache { layers, states, groups, recorder, .. } = self;
+        let (batches, recurrent) = (&batch.by_group(), batch.recurrent());
         let mut context = Context {
-            paged: Some(PagedPass { layers, groups, batches: &batch.by_group(), is_whole: batch.is_whole }),
+            paged: Some(PagedPass { layers, groups, batches, states, recurrent, is_whole: batch.is_whole }),
             ..Context::new(Casts { scales, recorder, mode: Mode::INFERENCE }, ranks, &batch.positions)
         };
         stage.forward_only(&batch.ids, &mut context, &mut Resident)

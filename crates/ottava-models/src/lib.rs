@@ -63,7 +63,7 @@ mod wrapper;
 pub use config::ConfigFile;
 pub use decoder::{Adapters, BackwardPass, Decoder, FolderCounts};
 pub use inference::{InferenceBatch, PREFILL_MULTIPLE, SequenceTokens, most_blocks, padded_rows};
-pub use kv_cache::{KvCache, KvGroup};
+pub use kv_cache::{CacheSizes, KvCache, KvGroup};
 pub use layer_set::LayerSet;
 pub use quantization::{MODELOPT_FILE, Quantization, WeightScales};
 pub use rope::{LongRope, RopeKind, RopeLengths, RopeScaling, Yarn};

@@ -2,8 +2,8 @@
 //!
 //! A spec cannot hold settings without their owner: a window needs heads, and latent attention needs rotary positions.
 
-use crate::layers::{BranchNorms, ExpertsSpec, HeadsSpec, LatentSpec, MlpSpec, Names};
-use ottava_tensor::ops::RopePairs;
+use crate::layers::{BranchNorms, DELTA_NET, DeltaNetSpec, ExpertsSpec, HeadsSpec, LatentSpec, MlpSpec, Names};
+use ottava_tensor::ops::{DeltaSpec, MAX_TAPS, RopePairs};
 
 /// The maximum size of a tensor's dimension.
 pub(super) const MAX_SIZE: usize = 1 << 24;
@@ -33,6 +33,8 @@ pub enum SublayerSpec {
     Heads(HeadsSpec, Option<RopeSpec>),
     /// Latent attention. Rotary positions apply to a part of each head.
     Latent(LatentSpec, RopeSpec),
+    /// A gated delta net.
+    Delta(DeltaNetSpec),
     /// An MLP, with or without a gate.
     Mlp(MlpSpec),
     /// A mixture of experts.
@@ -89,6 +91,11 @@ impl LayerSpec {
             .find_map(|sublayer| if let SublayerSpec::Latent(latent, _) = sublayer { Some(latent) } else { None })
     }
 
+    /// Returns the gated delta net of the layer, if it has one.
+    pub fn delta(&self) -> Option<&DeltaNetSpec> {
+        self.sublayers().find_map(|sublayer| if let SublayerSpec::Delta(delta) = sublayer { Some(delta) } else { None })
+    }
+
     /// Returns the MLP of the layer, if it has one.
     pub fn mlp(&self) -> Option<&MlpSpec> {
         self.sublayers().find_map(|sublayer| if let SublayerSpec::Mlp(mlp) = sublayer { Some(mlp) } else { None })
@@ -116,7 +123,7 @@ impl LayerSpec {
             // Other sublayers read the value of the operand, or cast it in another way, so they cannot share it.
             let shares = |sublayer: &SublayerSpec| matches!(sublayer, SublayerSpec::Heads(..) | SublayerSpec::Mlp(_));
             if branch.sublayers.len() > 1 && !branch.sublayers.iter().all(shares) {
-                return Err("latent attention and experts beside another sublayer, which reads the same norm, are not implemented".into());
+                return Err("latent attention, a gated delta net and experts beside another sublayer, which reads the same norm, are not implemented".into());
             }
             branch.sublayers.iter().try_for_each(SublayerSpec::check)
         })
@@ -128,6 +135,7 @@ impl SublayerSpec {
     pub fn name(&self, names: &Names) -> &'static str {
         match self {
             SublayerSpec::Heads(..) | SublayerSpec::Latent(..) => names.attention,
+            SublayerSpec::Delta(_) => DELTA_NET,
             SublayerSpec::Mlp(_) | SublayerSpec::Experts(_) => names.mlp,
         }
     }
@@ -137,7 +145,7 @@ impl SublayerSpec {
         match self {
             SublayerSpec::Heads(_, rope) => *rope,
             SublayerSpec::Latent(_, rope) => Some(*rope),
-            SublayerSpec::Mlp(_) | SublayerSpec::Experts(_) => None,
+            SublayerSpec::Delta(_) | SublayerSpec::Mlp(_) | SublayerSpec::Experts(_) => None,
         }
     }
 
@@ -146,7 +154,7 @@ impl SublayerSpec {
         match self {
             SublayerSpec::Heads(heads, _) => Some([heads.heads, heads.kv_heads]),
             SublayerSpec::Latent(latent, _) => Some([latent.heads; 2]),
-            SublayerSpec::Mlp(_) | SublayerSpec::Experts(_) => None,
+            SublayerSpec::Delta(_) | SublayerSpec::Mlp(_) | SublayerSpec::Experts(_) => None,
         }
     }
 
@@ -155,7 +163,7 @@ impl SublayerSpec {
         match self {
             SublayerSpec::Heads(heads, _) => heads.head_dim,
             SublayerSpec::Latent(latent, _) => latent.sizes.rotated,
-            SublayerSpec::Mlp(_) | SublayerSpec::Experts(_) => 0,
+            SublayerSpec::Delta(_) | SublayerSpec::Mlp(_) | SublayerSpec::Experts(_) => 0,
         }
     }
 
@@ -164,7 +172,7 @@ impl SublayerSpec {
         match self {
             SublayerSpec::Heads(heads, _) => [heads.scale, heads.soft_cap],
             SublayerSpec::Latent(latent, _) => [latent.scale, None],
-            SublayerSpec::Mlp(_) | SublayerSpec::Experts(_) => [None; 2],
+            SublayerSpec::Delta(_) | SublayerSpec::Mlp(_) | SublayerSpec::Experts(_) => [None; 2],
         }
     }
 
@@ -174,6 +182,7 @@ impl SublayerSpec {
         match self {
             SublayerSpec::Heads(heads, _) => check_heads(heads),
             SublayerSpec::Latent(latent, _) => check_latent(latent),
+            SublayerSpec::Delta(delta) => check_delta(delta),
             SublayerSpec::Mlp(mlp) => expect_sizes(&[("intermediate_size", mlp.hidden)]),
             SublayerSpec::Experts(experts) => check_experts(experts),
         }
@@ -212,6 +221,26 @@ fn check_latent(latent: &LatentSpec) -> Result<(), String> {
     let sizes = [of.kv_rank, of.plain, of.rotated, of.value, of.query_rank.unwrap_or(1)];
     match sizes.iter().any(|&size| size == 0 || size > MAX_SIZE) || of.value > of.head_dim() {
         true => Err(format!("the sizes of latent attention are {of:?}; all are above 0, and values fit into keys")),
+        false => Ok(()),
+    }
+}
+
+fn check_delta(delta: &DeltaNetSpec) -> Result<(), String> {
+    let DeltaSpec { key_heads, value_heads, key_dim, value_dim } = delta.heads;
+    expect_sizes(&[
+        ("linear_num_key_heads", key_heads),
+        ("linear_num_value_heads", value_heads),
+        ("linear_key_head_dim", key_dim),
+        ("linear_value_head_dim", value_dim),
+        ("linear_conv_kernel_dim", delta.taps),
+    ])?;
+    if !value_heads.is_multiple_of(key_heads) {
+        return Err(format!(
+            "`linear_num_value_heads` {value_heads} is not a multiple of `linear_num_key_heads` {key_heads}"
+        ));
+    }
+    match delta.taps > MAX_TAPS {
+        true => Err(format!("`linear_conv_kernel_dim` is {}; at most {MAX_TAPS} taps are implemented", delta.taps)),
         false => Ok(()),
     }
 }

@@ -109,6 +109,9 @@ fn missing_keys_have_the_values_of_transformers() {
         ("hunyuan_v1_moe", 2048, 1e4, 1e-5, 16, false),
         ("exaone_moe", 2048, 1e4, 1e-5, 16, false),
         ("glm", 131_072, 1e4, 1.5625e-7, 128, false),
+        ("qwen3_next", 32_768, 1e4, 1e-6, 256, false),
+        ("qwen3_5_text", 32_768, 1e4, 1e-6, 256, false),
+        ("qwen3_5_moe_text", 32_768, 1e4, 1e-6, 256, false),
     ];
     for (model_type, positions, theta, epsilon, head_dim, tied) in expected {
         let sizes = read(small(model_type));
@@ -139,6 +142,8 @@ fn missing_keys_have_the_values_of_transformers() {
     assert_eq!(experts("exaone_moe"), (64, 8, 1024, 1024, 2.5));
     assert_eq!(experts("ernie4_5_moe"), (64, 6, 1536, 3072, 1.0));
     assert_eq!(experts("minimax_m2"), (256, 8, 112, 0, 1.0));
+    assert_eq!(experts("qwen3_next"), (512, 10, 512, 512, 1.0));
+    assert_eq!(experts("qwen3_5_moe_text"), (256, 8, 512, 512, 1.0));
     let v3 = read(small("deepseek_v3"));
     let groups = v3.experts().unwrap().routing.groups.unwrap();
     let dense: Vec<_> = v3.layers.iter().map(|layer| layer.mlp().is_some()).collect();
@@ -334,6 +339,7 @@ fn only_phi3_rotates_a_part_of_heads() {
 fn families_rotate_the_part_of_heads_that_their_files_say() {
     assert_eq!([rope(small("glm4")), rope(small("glm4_moe"))].map(|rope| rope.partial), [0.5; 2]);
     assert_eq!(rope(with(small("glm4"), "partial_rotary_factor", json!(0.25))).partial, 0.25);
+    assert_eq!([rope(small("qwen3_next")), rope(small("qwen3_5_text"))].map(|rope| rope.partial), [0.25; 2]);
     let rotated = |keys: Value| rope(keys).partial;
     assert_eq!(rotated(small("minimax_m2")), 1.0);
     assert_eq!(rotated(with(small("minimax_m2"), "rotary_dim", json!(64))), 0.5);
@@ -515,6 +521,11 @@ fn huge_counts_are_errors_before_work() {
         "qk_nope_head_dim",
         "qk_rope_head_dim",
         "v_head_dim",
+        "linear_num_key_heads",
+        "linear_num_value_heads",
+        "linear_key_head_dim",
+        "linear_value_head_dim",
+        "linear_conv_kernel_dim",
         "n_group",
         "topk_group",
         "num_nextn_predict_layers",

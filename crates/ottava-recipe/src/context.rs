@@ -5,10 +5,13 @@ use crate::mode::{Mode, Pass};
 use crate::operand::{Gathering, Matrix, View};
 use crate::param::{Loan, Param, ParamId, WgradProduct};
 use crate::recompute::{Recompute, SavedActivations};
+use crate::recurrent::{RecurrentBatch, RecurrentStates};
 use crate::scaling::Casts;
 use ottava_common::error::{Error, Result};
 use ottava_tensor::comm::Axis;
-use ottava_tensor::ops::{Accumulation, CodeCopies, Groups, KvBlocks, PagedBatch, SavedActivation, add, compress};
+use ottava_tensor::ops::{
+    Accumulation, CodeCopies, Groups, KvBlocks, PagedBatch, SavedActivation, Segments, add, compress,
+};
 use ottava_tensor::{DType, Device, Tensor};
 use std::collections::VecDeque;
 
@@ -115,6 +118,11 @@ impl Sequences {
         Ok(self.counted.write_bytes(bytemuck::cast_slice(&own))?)
     }
 
+    /// Returns the documents as segments, whose offsets are in the whole sequences.
+    pub fn segments(&self) -> Segments<'_> {
+        self.cu_seqlens.as_ref().map_or(Segments::Even(self.batch), Segments::At)
+    }
+
     /// Divides the tokens into documents of these lengths, in the order of the tokens.
     ///
     /// Errors when the number of documents exceeds the reserved number ([`Sequences::packed`]), or when a document would lie in two sequences.
@@ -206,6 +214,10 @@ pub struct PagedPass<'a> {
     pub groups: &'a [usize],
     /// The placement of the tokens in the cache, for each group of layers.
     pub batches: &'a [PagedBatch<'a>],
+    /// The states of each recurrent layer, in the order of [`Description::recurrent`](crate::param::Description::recurrent).
+    pub states: &'a mut [RecurrentStates],
+    /// The new tokens of the sequences of recurrent layers.
+    pub recurrent: RecurrentBatch<'a>,
     /// Whether the tokens are all tokens of one sequence. Then the attention of training computes the same result.
     pub is_whole: bool,
 }
@@ -216,8 +228,13 @@ impl<'a> PagedPass<'a> {
         (&mut self.layers[number], &self.batches[self.groups[number]])
     }
 
+    /// Returns the states of recurrent layer `number`, and the new tokens of their sequences.
+    pub fn states_of(&mut self, number: usize) -> (&mut RecurrentStates, RecurrentBatch<'a>) {
+        (&mut self.states[number], self.recurrent)
+    }
+
     fn reborrow(&mut self) -> PagedPass<'_> {
-        PagedPass { layers: &mut *self.layers, ..*self }
+        PagedPass { layers: &mut *self.layers, states: &mut *self.states, ..*self }
     }
 }
 

@@ -25,6 +25,7 @@ pub mod mode;
 pub mod operand;
 pub mod param;
 pub mod recompute;
+pub mod recurrent;
 pub mod scaling;
 pub mod storage;
 

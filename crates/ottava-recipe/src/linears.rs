@@ -83,6 +83,11 @@ pub struct Decision {
 }
 
 impl Decision {
+    /// Returns the decision for a linear that no recipe casts, for this `reason`.
+    pub fn uncast(reason: &str) -> Decision {
+        plain(reason.into())
+    }
+
     /// Changes the decision for a linear of a model that is frozen beside adapters. No product computes the gradient of its weight, and
     /// adapters read its operands in the compute type. Its weight is cast once, by its own amax: a history would contain the same amax.
     pub fn beside_adapters(&mut self) {

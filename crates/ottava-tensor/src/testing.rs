@@ -191,6 +191,25 @@ pub fn largest_error(a: &[f64], b: &[f64]) -> f64 {
     if apart == 0.0 { 0.0 } else { apart / b.iter().fold(0.0, |m: f64, b| m.max(b.abs())) }
 }
 
+/// Panics unless `gradient` is the gradient of `loss` at `x`, by central differences of F64 at up to 40 of its elements.
+pub fn assert_gradient(what: &str, x: &Tensor, gradient: &Tensor, loss: impl Fn(&Tensor) -> f64) {
+    const STEP: f64 = 1e-5;
+    let (at, found) = (values(x), values(gradient));
+    assert_eq!(at.len(), found.len(), "{what}: as many elements");
+    let largest = found.iter().fold(1e-6f64, |m, d| m.max(d.abs()));
+    let every = at.len().div_ceil(40).next_multiple_of(2) - 1;
+    for i in (0..at.len()).step_by(every) {
+        let moved = |by: f64| {
+            let mut moved = at.clone();
+            moved[i] += by;
+            loss(&Tensor::from_slice(&Device::Cpu, x.shape(), &moved).expect("as many as the shape"))
+        };
+        let expected = (moved(STEP) - moved(-STEP)) / (2.0 * STEP);
+        let error = (found[i] - expected).abs() / largest;
+        assert!(error < 1e-7, "{what}: element {i} is {}, and the difference is {expected}", found[i]);
+    }
+}
+
 fn hex(bytes: &[u8]) -> String {
     bytes.iter().rev().map(|b| format!("{b:02x}")).collect()
 }

@@ -33,7 +33,9 @@ mod phi3;
 mod qwen2;
 mod qwen2_moe;
 mod qwen3;
+mod qwen3_5;
 mod qwen3_moe;
+mod qwen3_next;
 mod qwen_vl;
 mod seed_oss;
 mod smollm3;
@@ -88,4 +90,7 @@ pub(super) const FAMILIES: &[Family] = &[
     ernie4_5_moe::FAMILY,
     hunyuan_v1_dense::FAMILY,
     hunyuan_v1_moe::FAMILY,
+    qwen3_next::FAMILY,
+    qwen3_5::FAMILY,
+    qwen3_5::MOE,
 ];

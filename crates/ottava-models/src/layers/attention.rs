@@ -2,6 +2,7 @@
 
 mod exchange;
 mod head_norm;
+mod output_gate;
 
 pub use head_norm::NormScope;
 
@@ -19,7 +20,7 @@ use ottava_tensor::Tensor;
 use ottava_tensor::comm::Axis;
 use ottava_tensor::ops::{
     Angles, AttentionInput, AttentionSpec, RopeLayout, Rotation, append_kv, attention, attention_backward,
-    attention_sink, attention_sink_backward, paged_attention, rope, rope_to,
+    attention_sink, attention_sink_backward, output_gate, paged_attention, rope, rope_to,
 };
 
 /// The sizes and settings of attention whose heads are projected from the residual stream.
@@ -39,6 +40,8 @@ pub struct HeadsSpec {
     pub qk_norm: Option<NormScope>,
     /// Whether queries and keys are rotated before their norm.
     pub rotates_first: bool,
+    /// Whether a sigmoid gates each element of the output. The projection to queries has, for each head, the query and then the gate.
+    pub output_gate: bool,
     /// Whether each query head has a sink: a learned logit that takes part in the softmax, and whose probability is dropped.
     pub sinks: bool,
     /// The maximum number of keys that a query sees, its own included. `None` means all keys.
@@ -60,6 +63,7 @@ impl HeadsSpec {
             output_bias: false,
             qk_norm: None,
             rotates_first: false,
+            output_gate: false,
             sinks: false,
             window: None,
             soft_cap: None,
@@ -107,9 +111,20 @@ struct AttentionSaved {
     /// `[T, (H + 2·H_kv)·D]`, rotated and exchanged, or unrotated if the layer has a norm of heads. `None` if it is recomputed.
     qkv: Option<Tensor>,
     o: Tensor, /* [T, H·D], of this rank's heads if ranks divide sequences */
+    /// The gate of the output, `[T, H·D]`, if the layer has a gate. Backward of the output reads it before Q, K and V are recomputed.
+    gate: Option<Tensor>,
     /// `[B, H, S]`. `None` in inference, which has no backward.
     lse: Option<Tensor>,
     output: SavedOperand,
+}
+
+/// The results of attention.
+struct Attended {
+    /// Q, K and V to save.
+    qkv: Option<Tensor>,
+    o: Tensor,
+    gate: Option<Tensor>,
+    lse: Option<Tensor>,
 }
 
 /// The source of Q, K and V in backward: the saved tensor, or the operand.
@@ -133,27 +148,39 @@ impl Attention {
         let own = c.of_rank(build, name)?;
         let part = |proj: &str, rows| (format!("{name}.{proj}"), rows);
         let (q, kv) = (c.heads * c.head_dim, c.kv_heads * c.head_dim);
+        let of_queries = if c.output_gate { 2 * q } else { q };
         let qkv = match names.qkv {
-            [one] => vec![part(one, q + 2 * kv)],
-            names => names.iter().zip([q, kv, kv]).map(|(name, rows)| part(name, rows)).collect(),
+            [one] => vec![part(one, of_queries + 2 * kv)],
+            names => names.iter().zip([of_queries, kv, kv]).map(|(name, rows)| part(name, rows)).collect(),
         };
         let output = [part(names.output, channels)];
         let deterministic = build.recipe.deterministic;
         let plain = AttentionSpec::causal(own.heads, own.kv_heads, c.head_dim);
         let scale = c.scale.unwrap_or(plain.scale);
         let spec = AttentionSpec { deterministic, window: c.window, soft_cap: c.soft_cap, scale, ..plain };
-        let number = build.description.attention.len();
-        build.description.attention.push(spec);
+        let number = build.description.add_attention(spec, build.block);
         let kv_replicas = kv_replicas(c.kv_heads, build.place().ranks);
         let mut linear = |proj: &str, parts: &[(String, usize)], inputs, bias, split, shared_input| {
             let name = &format!("{name}.{proj}");
             let is_by_head = split == Split::Output && names.qkv_by_head;
             let layout = if is_by_head { FolderLayout::ByHead(c.heads) } else { names.layout() };
-            let fused: &[usize] = if split == Split::Output && parts.len() == 1 { &[q, kv, kv] } else { &[] };
+            let fused: &[usize] = if split == Split::Output && parts.len() == 1 { &[of_queries, kv, kv] } else { &[] };
             let replicas: &[usize] = if split == Split::Output { &[1, kv_replicas, kv_replicas] } else { &[] };
             Linear::new(
                 build,
-                LinearConfig { name, parts, fused, replicas, inputs, bias, std, layout, split, shared_input },
+                LinearConfig {
+                    name,
+                    parts,
+                    fused,
+                    replicas,
+                    inputs,
+                    bias,
+                    std,
+                    layout,
+                    split,
+                    shared_input,
+                    uncast: None,
+                },
             )
         };
         let qkv = linear(names.qkv_stack, &qkv, channels, c.qkv_bias, Split::Output, shared_input)?;
@@ -199,14 +226,16 @@ impl Attention {
         Ok(rope(qkv, angles, layout, Rotation::Forward)?)
     }
 
-    /// Computes attention of an operand `x`. Returns Q, K and V to save, the output, and `lse`.
-    fn attend(&self, x: View, context: &mut Context) -> Result<(Option<Tensor>, Tensor, Option<Tensor>)> {
+    /// Computes attention of an operand `x`.
+    fn attend(&self, x: View, context: &mut Context) -> Result<Attended> {
         let projected = self.qkv.fprop(&x, None, context)?;
         drop(x);
+        let (projected, gate) = self.take_gate(projected)?;
         let sequences = context.sequences;
         let ranks = context.ranks;
         if let Some(pass) = &mut context.paged {
-            return Ok((None, self.attend_paged(projected, sequences, ranks, pass)?, None));
+            let o = self.attend_paged(projected, sequences, ranks, pass)?;
+            return Ok(Attended { qkv: None, o, gate, lse: None });
         }
         let unrotated = self.norm.as_ref().map(|_| projected.clone());
         let qkv = self.qkv_of_heads(self.rotate(projected, context)?, context)?;
@@ -215,7 +244,7 @@ impl Attention {
         let input = AttentionInput::fused(&qkv, &spec, *batch, cu_seqlens.as_ref());
         let (o, lse) = attend(input, &spec, self.sinks_of_rank(sequences)?)?;
         let qkv = (!context.recompute.qkv()).then(|| unrotated.unwrap_or(qkv));
-        Ok((qkv, o, Some(lse)))
+        Ok(Attended { qkv, o, gate, lse: Some(lse) })
     }
 
     /// Computes attention of new tokens, and appends their keys and values to the cache. If the pass is whole, the tokens are all tokens of one
@@ -272,7 +301,7 @@ impl Attention {
         let projected = match (qkv, &self.norm) {
             (Qkv::Saved(rotated), None) => return Ok((None, rotated)),
             (Qkv::Saved(projected), Some(_)) => projected,
-            (Qkv::OfOperand(x), _) => self.qkv.fprop(&x, None, &mut context.recomputation())?,
+            (Qkv::OfOperand(x), _) => self.take_gate(self.qkv.fprop(&x, None, &mut context.recomputation())?)?.0,
         };
         let unrotated = self.norm.as_ref().map(|_| projected.clone());
         let rotated = self.rotate(projected, context)?;
@@ -308,6 +337,12 @@ fn attend(input: AttentionInput, spec: &AttentionSpec, sinks: Option<Tensor>) ->
     Ok((o, lse))
 }
 
+/// Returns the output of attention for this rank's tokens, from the output `o` of this rank's heads, multiplied by the gate if there is one.
+fn gated(name: &str, widths: &[usize], o: &Tensor, gate: Option<&Tensor>, context: &Context) -> Result<Tensor> {
+    let o = tokens_for_heads(name, o.clone(), widths, context)?;
+    gate.map_or(Ok(o.clone()), |gate| Ok(output_gate(&o, gate)?))
+}
+
 impl Sublayer for Attention {
     fn input(&self) -> OperandCast {
         self.qkv.input()
@@ -318,20 +353,15 @@ impl Sublayer for Attention {
     }
 
     fn forward(&self, x: View, residual: Option<&Tensor>, context: &mut Context) -> Result<(Tensor, SublayerSaved)> {
-        let (qkv, o, lse) = self.attend(x, context)?;
-        let (y, output) = self.output.forward(
-            tokens_for_heads(&self.name, o.clone(), &self.output_widths(), context)?,
-            residual,
-            context,
-        )?;
-        Ok((y, SublayerSaved::new(AttentionSaved { qkv, o, lse, output })))
+        let Attended { qkv, o, gate, lse } = self.attend(x, context)?;
+        let (y, output) = self.output.forward(self.gated_output(&o, gate.as_ref(), context)?, residual, context)?;
+        Ok((y, SublayerSaved::new(AttentionSaved { qkv, o, gate, lse, output })))
     }
 
     fn save(&self, x: View, context: &mut Context) -> Result<SublayerSaved> {
-        let (qkv, o, lse) = self.attend(x, context)?;
-        let output =
-            self.output.save(tokens_for_heads(&self.name, o.clone(), &self.output_widths(), context)?, context)?;
-        Ok(SublayerSaved::new(AttentionSaved { qkv, o, lse, output }))
+        let Attended { qkv, o, gate, lse } = self.attend(x, context)?;
+        let output = self.output.save(self.gated_output(&o, gate.as_ref(), context)?, context)?;
+        Ok(SublayerSaved::new(AttentionSaved { qkv, o, gate, lse, output }))
     }
 
     fn backward(
@@ -342,7 +372,7 @@ impl Sublayer for Attention {
         other: Option<Tensor>,
         context: &mut Context,
     ) -> Result<Tensor> {
-        let AttentionSaved { qkv, o, lse, output } = saved.into();
+        let AttentionSaved { qkv, o, gate, lse, output } = saved.into();
         let lse = lse.expect("training attends without a cache");
         // Q, K and V that were not saved are recomputed after backward of `o`, which lowers the peak memory.
         let (qkv, columns) = match qkv {
@@ -353,9 +383,10 @@ impl Sublayer for Attention {
             }
         };
         let (name, widths) = (&self.name, &self.output_widths());
-        let of_tokens = |context: &Context| tokens_for_heads(name, o.clone(), widths, context);
+        let of_tokens = |context: &Context| gated(name, widths, &o, gate.as_ref(), context);
         let d_o = self.output.backward_recomputing(dy, output, of_tokens, context)?;
-        let d_o = heads_for_tokens(name, d_o, widths, context)?;
+        let (d_o, dgate) = self.gated_output_backward(d_o, &o, gate, context)?;
+        let d_o = heads_for_tokens(&self.name, d_o, &self.output_widths(), context)?;
         self.add_sink_gradient(&d_o, &o, &lse, context.sequences)?;
         let (unrotated, qkv) = self.restore(qkv, context)?;
         let (Sequences { batch, cu_seqlens, .. }, spec) = (context.sequences, self.spec_of_rank(context.sequences));
@@ -378,12 +409,16 @@ impl Sublayer for Attention {
                     turn(&mut dqkv, rotation, Rotation::Backward)?;
                     norm.backward(&dqkv, &unrotated, context.ranks)?
                 };
-                self.qkv.cast_gradient(dqkv.into(), context)?
+                self.qkv.cast_gradient(self.put_gate(dqkv, dgate)?.into(), context)?
             }
-            (_, _, Some((angles, layout))) => self
+            (_, _, Some((angles, layout))) if dgate.is_none() => self
                 .qkv
                 .produce_gradient(context, |output| rope_to(&dqkv, angles, layout, Rotation::Backward, output))?,
-            (_, _, None) => self.qkv.cast_gradient(dqkv.into(), context)?,
+            (_, _, rotation) => {
+                let mut dqkv = dqkv;
+                turn(&mut dqkv, rotation, Rotation::Backward)?;
+                self.qkv.cast_gradient(self.put_gate(dqkv, dgate)?.into(), context)?
+            }
         };
         self.qkv.backward_views(dqkv, columns, other.as_ref(), context)
     }

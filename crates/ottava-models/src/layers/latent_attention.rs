@@ -136,7 +136,19 @@ impl LatentAttention {
             let replicas: &[usize] = if parts.len() == 2 { &[1, place.ranks] } else { &[] };
             Linear::new(
                 build,
-                LinearConfig { name, parts, fused, replicas, inputs, bias, std, layout, split, shared_input },
+                LinearConfig {
+                    name,
+                    parts,
+                    fused,
+                    replicas,
+                    inputs,
+                    bias,
+                    std,
+                    layout,
+                    split,
+                    shared_input,
+                    uncast: None,
+                },
             )
         };
         let (of_query, split) = match query_rank {
@@ -163,8 +175,7 @@ impl LatentAttention {
         let plain_spec = AttentionSpec::causal(heads.heads, heads.heads, sizes.head_dim());
         let (scale, deterministic) = (scale.unwrap_or(plain_spec.scale), build.recipe.deterministic);
         let spec = AttentionSpec { scale, deterministic, ..plain_spec };
-        let number = build.description.attention.len();
-        build.description.attention.push(spec);
+        let number = build.description.add_attention(spec, build.block);
         Ok(LatentAttention { name: name.to_string(), heads, down, query, kv, output, rotary, number, spec })
     }
 

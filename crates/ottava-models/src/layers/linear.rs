@@ -22,7 +22,7 @@ use ottava_recipe::context::Context;
 use ottava_recipe::operand::{FrozenScale, ResidualGradient, View, Views};
 use ottava_recipe::param::{Builder, FolderTensor, Init, Param, Shard, Split};
 use ottava_recipe::scaling::{AmaxGroup, Slot};
-use ottava_recipe::{LinearCasts, LinearSite, ProductPrecision, Products};
+use ottava_recipe::{Decision, LinearCasts, LinearSite, ProductPrecision, Products};
 use ottava_tensor::ops::{Fp8Output, Output, Produced, bias_gradient, scale_columns};
 use ottava_tensor::{DType, QuantizedTensor, Tensor};
 
@@ -73,7 +73,13 @@ impl LinearConfig<'_> {
             divides_inputs: split == Split::Input,
             experts: None,
         };
-        let mut decision = build.recipe.decide(&site)?;
+        let mut decision = match self.uncast {
+            Some(reason) => {
+                build.description.fixed.push(name.to_string());
+                Decision::uncast(reason)
+            }
+            None => build.recipe.decide(&site)?,
+        };
         if build.lora.is_some() {
             decision.beside_adapters();
         }
@@ -148,6 +154,14 @@ impl Linear {
     pub fn of_all_tokens(self) -> Linear {
         let core = Core { input: self.core.input.of_all_rows(), ..self.core };
         Linear { core, exchange: Exchange::Nothing, ..self }
+    }
+
+    /// Returns the same linear for an input whose value other linears read. Without a cast, the operand is its value anyway.
+    pub fn of_shared_value(self) -> Linear {
+        match self.core.input.slot() {
+            Some(_) => Linear { core: Core { input: self.core.input.for_adapter(), ..self.core }, ..self },
+            None => self,
+        }
     }
 
     /// Returns the cast of the input.

@@ -64,6 +64,7 @@ impl Mlp {
             layout,
             split,
             shared_input,
+            uncast: None,
         };
         let gate_up = Linear::new(build, config)?;
         let config = LinearConfig {
@@ -73,6 +74,7 @@ impl Mlp {
             inputs: hidden,
             split: Split::Input,
             shared_input: None,
+            uncast: None,
             ..config
         };
         Ok(Mlp { gate_up, down: ActivatedLinear::new(build, config, activation)? })

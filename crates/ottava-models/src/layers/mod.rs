@@ -23,6 +23,9 @@
 //! multiply the columns of the activation by powers of two, and divide the columns of the weight by the same powers. The divided weight depends on
 //! the input, so updates do not cast it.
 //!
+//! `DeltaNet` is a recurrent layer in place of attention: a causal convolution and the gated delta rule. It records a `RecurrentSpec`, and in inference
+//! it reads and replaces the states of sequences, which are in slots.
+//!
 //! `LatentAttention` is another sublayer. Its op `move_columns` assembles projected parts of queries, keys and values into the fused tensor that
 //! attention reads, and splits gradients into these parts. Values are padded to the size of keys. `Attention::new` creates the `AttentionSpec` of
 //! its layer, which `attention`, `KvBlocks` and `paged_attention` take.
@@ -31,6 +34,7 @@ mod attention;
 mod block;
 mod branch;
 mod cast;
+mod delta_net;
 mod embedding;
 mod exchange;
 mod factor;
@@ -48,6 +52,7 @@ pub use attention::{Attention, HeadsSpec, NormScope};
 pub use block::{Block, BlockSaved};
 pub use branch::{Branch, BranchSaved};
 pub use cast::{CastInput, OperandCast, SavedOperand};
+pub use delta_net::{DeltaNet, DeltaNetSpec, ProjectionLayout};
 pub use embedding::Embedding;
 pub use factor::Factor;
 pub use head::{ChunkLoss, Head, HeadConfig, HeadOutput, HeadWeight};
@@ -55,6 +60,7 @@ pub use latent_attention::{LatentAttention, LatentSizes, LatentSpec};
 pub use linear::{Adapter, ColumnScales, Linear, LinearConfig, ReadWeight, SmoothCasts};
 pub use mlp::{Mlp, MlpSpec};
 pub use moe::{ChoiceBias, ExpertsSpec, MixtureOfExperts, RouterLossFactors, SharedExpert};
+pub(crate) use names::DELTA_NET;
 pub use names::{BranchNorms, ExpertStacks, LLAMA, Names, Role, SCORE, TensorRole, VALUE, expert_stack};
 pub use norm::{Norm, NormConfig, NormSaved};
 pub use stream::{Rotary, Stream};

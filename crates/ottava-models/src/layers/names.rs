@@ -122,6 +122,8 @@ pub struct TensorRole {
     pub is_bias: bool,
 }
 
+/// The name of the gated delta net in a block, in all families.
+pub(crate) const DELTA_NET: &str = "linear_attn";
 /// The name of the head of a reward model in all families.
 pub const SCORE: &str = "score";
 /// The name of the weight of a value head in all families. A model folder does not have it.

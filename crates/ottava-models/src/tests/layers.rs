@@ -1,12 +1,13 @@
 //! No key of `config.json` that shapes layers is dropped, and no layer is built with settings that it cannot have.
 
-use super::{file, read, small, with};
-use crate::layers::{ExpertsSpec, Role};
+use super::{error, file, read, small, with};
+use crate::layers::{ExpertsSpec, NormScope, ProjectionLayout, Role};
 use crate::{
     BranchSpec, Decoder, DecoderConfig, FAMILIES, FolderNotes, LayerSpec, SublayerSpec, Uniform, decoder_config,
     layer_keys,
 };
 use ottava_recipe::Precision;
+use ottava_tensor::ops::NormKind;
 use serde_json::{Value, json};
 
 /// Returns a value of `key` that differs from the family's default.
@@ -124,4 +125,42 @@ fn uniform_models_have_layers_of_one_size() {
             mlp.hidden = 128;
         }
     }));
+}
+
+#[test]
+fn lists_and_intervals_decide_which_layers_are_recurrent() {
+    for model_type in ["qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"] {
+        let recurrent =
+            |keys: Value| -> Vec<bool> { read(keys).layers.iter().map(|layer| layer.delta().is_some()).collect() };
+        let small = || small(model_type);
+        assert_eq!(recurrent(small()), [true, true, true, false]);
+        assert_eq!(recurrent(with(small(), "full_attention_interval", json!(2))), [true, false, true, false]);
+        let listed = ["full_attention", "linear_attention", "full_attention", "linear_attention"];
+        let listed = with(with(small(), "full_attention_interval", json!(2)), "layer_types", json!(listed));
+        assert_eq!(recurrent(listed), [false, true, false, true]);
+        let sizes = read(small());
+        let heads = sizes.heads().unwrap();
+        assert!(heads.output_gate && heads.qk_norm == Some(NormScope::Head), "{model_type}");
+        assert_eq!(sizes.stream.norm.kind, NormKind::RmsPlusOne);
+        let delta = sizes.layers[0].delta().unwrap();
+        let of = delta.heads;
+        assert_eq!((of.key_heads, of.value_heads, of.key_dim, of.value_dim, delta.taps), (16, 32, 128, 128, 4));
+        assert_eq!(delta.layout == ProjectionLayout::Flat, model_type != "qwen3_next");
+        for (key, value, words) in [
+            ("full_attention_interval", json!(0), "`full_attention_interval` is 0"),
+            ("hidden_act", json!("gelu"), "only convolutions with SiLU"),
+            (
+                "linear_num_value_heads",
+                json!(24),
+                "`linear_num_value_heads` 24 is not a multiple of `linear_num_key_heads` 16",
+            ),
+            ("linear_conv_kernel_dim", json!(5), "`linear_conv_kernel_dim` is 5; at most 4 taps"),
+            ("linear_key_head_dim", json!(0), "`linear_key_head_dim` is 0"),
+            ("layer_types", json!(["linear_attention"]), "`layer_types` has 1 entries"),
+            ("layer_types", json!(["mamba", "mamba", "mamba", "mamba"]), "`layer_types` has \"mamba\""),
+        ] {
+            let problem = error(with(small(), key, value));
+            assert!(problem.contains(words), "{model_type}: {problem}");
+        }
+    }
 }

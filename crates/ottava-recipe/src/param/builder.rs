@@ -26,6 +26,8 @@ pub enum Init {
     Ones,
     /// Uniform between this bound and its negative.
     Uniform(f32),
+    /// The logarithm of a value that is uniform between 0 and this bound, and at least 0.01.
+    LogUniform(f32),
     /// The norms of the rows of the adapter's linear weight, for the magnitudes of an adapter.
     RowNorms {
         /// The number of columns of the weight.

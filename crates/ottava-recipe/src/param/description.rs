@@ -1,6 +1,7 @@
 //! The description of a model's layers, recorded while it is built. Plans, benchmarks and warnings read only this description.
 
 use crate::lora::Lora;
+use crate::recurrent::RecurrentSpec;
 use crate::scaling::AmaxGroup;
 use crate::{Decision, LinearSite, Recipe};
 use ottava_common::error::Result;
@@ -24,6 +25,10 @@ pub struct Description {
     pub frozen: usize,
     /// The spec of each attention layer, in the order of forward.
     pub attention: Vec<AttentionSpec>,
+    /// The sizes of each recurrent layer, in the order of forward.
+    pub recurrent: Vec<RecurrentSpec>,
+    /// The block of each of `attention`, and then of each of `recurrent`.
+    pub mixers: [Vec<usize>; 2],
     /// The name of each cast, and the ranks that share its scale.
     pub casts: Vec<(String, AmaxGroup)>,
 }
@@ -46,10 +51,29 @@ fn keys(window: Option<usize>, seq_len: usize) -> usize {
     2 * window - window * window / seq_len.max(1)
 }
 
+/// Returns the number of products of a token with the states of a layer: one that reads a state, one that changes it, and one of the output.
+fn state_products(spec: &RecurrentSpec) -> usize {
+    3 * spec.heads.state_len()
+}
+
 impl Description {
+    /// Adds an attention layer of a `block`, and returns its number among the attention layers.
+    pub fn add_attention(&mut self, spec: AttentionSpec, block: Option<(usize, usize)>) -> usize {
+        self.attention.push(spec);
+        self.mixers[0].push(block.map_or(0, |(block, _)| block));
+        self.attention.len() - 1
+    }
+
+    /// Adds a recurrent layer of a `block`, and returns its number among the recurrent layers.
+    pub fn add_recurrent(&mut self, spec: RecurrentSpec, block: Option<(usize, usize)>) -> usize {
+        self.recurrent.push(spec);
+        self.mixers[1].push(block.map_or(0, |(block, _)| block));
+        self.recurrent.len() - 1
+    }
+
     /// Returns the floating-point operations of forward and backward per token, for sequences of `seq_len`. Each weight of a product counts six
-    /// operations, or four if it is frozen, since it has no gradient. Causal attention counts within its window. Recomputation and norms are not
-    /// counted.
+    /// operations, or four if it is frozen, since it has no gradient. Causal attention counts within its window, and recurrent layers count the products
+    /// with their states. Recomputation and norms are not counted.
     pub fn flops_per_token(&self, seq_len: usize) -> f64 {
         let sites = self.linears.iter().map(|(site, _)| site).chain(&self.head);
         let products: usize = sites.map(|site| site.outputs * site.inputs * site.matrices()[1]).sum();
@@ -58,14 +82,21 @@ impl Description {
             _ => 4.0 * products as f64 + 6.0 * self.parameters as f64,
         };
         let attention: usize = self.attention.iter().map(|spec| spec.query_width() * keys(spec.window, seq_len)).sum();
-        products + 6.0 * attention as f64
+        let states: usize = self.recurrent.iter().map(state_products).sum();
+        products + 6.0 * (attention + states) as f64
     }
 
     /// Returns the costs of each block and of the head for sequences of `seq_len`, at [`STEP_RATES`]. Recomputed blocks run forward twice.
     pub fn layer_costs(&self, seq_len: usize, recomputes_blocks: bool) -> LayerCosts {
         let seconds = |operations: usize, is_fp8: bool| 6.0 * operations as f64 / STEP_RATES[usize::from(!is_fp8)];
-        let attention = |spec: &AttentionSpec| seconds(spec.query_width() * keys(spec.window, seq_len), false);
-        let mut blocks: Vec<f64> = self.attention.iter().map(attention).collect();
+        let attention = self.attention.iter().map(|spec| spec.query_width() * keys(spec.window, seq_len));
+        let [of_attention, of_states] = self.mixers.each_ref().map(|blocks| blocks.iter().copied());
+        let mixers = of_attention.zip(attention).chain(of_states.zip(self.recurrent.iter().map(state_products)));
+        let count = self.linears.iter().filter_map(|(site, _)| site.block).map(|(_, count)| count).max();
+        let mut blocks = vec![0.0; count.unwrap_or(0)];
+        for (block, operations) in mixers {
+            blocks[block] += seconds(operations, false);
+        }
         for (site, decision) in &self.linears {
             if let Some((block, _)) = site.block {
                 let chosen = site.matrices()[1];
@@ -130,6 +161,8 @@ impl Description {
         if let Some(lora) = lora {
             lora.check(self.adaptable())?;
         }
-        recipe.check(self.linears.iter().map(|(site, _)| site), &self.fixed)
+        // No setting casts a linear whose name is fixed.
+        let sites = self.linears.iter().map(|(site, _)| site).filter(|site| !self.fixed.contains(&site.name));
+        recipe.check(sites, &self.fixed)
     }
 }

@@ -45,9 +45,9 @@ impl Identity {
         self.shards[0].tensor.shape.len() > 1
     }
 
-    /// Returns whether the parameter is a matrix of a block. Embeddings, the head, norms and biases are not.
+    /// Returns whether the parameter is a matrix of a block. Embeddings, the head, norms, biases and convolutions are not.
     pub fn is_hidden_matrix(&self) -> bool {
-        self.in_block && self.is_matrix()
+        self.in_block && self.shards[0].tensor.shape.len() == 2
     }
 
     /// Returns whether all ranks of the tensor axis have the same elements. Such parameters are norms, biases that are added to sums over ranks,

@@ -89,7 +89,8 @@ impl Param {
     ) -> Result<Param> {
         let mut shape = shards[0].shape();
         shape[0] = shards.iter().map(|shard| shard.shape()[0]).sum();
-        let (compute, is_matrix) = (build.recipe.compute, shape.len() > 1);
+        // Convolutions are small, and are stored like vectors.
+        let (compute, is_matrix) = (build.recipe.compute, shape.len() == 2);
         let formats = match build.purpose {
             Purpose::Train(memory) if !frozen && is_matrix => memory.formats,
             Purpose::Train(memory) if !frozen => memory.formats.of_vectors(),

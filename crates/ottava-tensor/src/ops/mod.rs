@@ -8,6 +8,8 @@
 //! - `NAME.cu`: the kernel, CUDA C++
 //! - `tests.rs`: tests that CPU and GPU agree, with a tolerance and its reason
 //!
+//! An op without a kernel lacks the files `cuda.rs` and `NAME.cu`, and returns an error on a GPU ([`dispatch::no_kernel`]).
+//!
 //! An op that does not support its arguments returns an error. Precision never changes silently.
 //!
 //! Sums on the CPU are split by position, so the bits do not depend on the number of threads. Counters are I64 tensors, because the GPU adds to
@@ -20,6 +22,7 @@ mod attention;
 mod attention_sink;
 mod bias;
 mod cast;
+mod causal_conv;
 mod checksum;
 mod chunks;
 mod column_parts;
@@ -29,6 +32,7 @@ mod compress;
 mod cross_entropy;
 mod declaration;
 mod delayed_scaling;
+mod delta_gates;
 mod dequantize;
 mod descend;
 mod destination;
@@ -37,6 +41,8 @@ mod divergence;
 mod embedding;
 mod entropy;
 mod expanded;
+mod gated_delta_rule;
+mod gated_norm;
 mod gemm;
 mod global_norm;
 #[cfg(test)]
@@ -53,6 +59,7 @@ mod move_columns;
 mod negate_targets;
 mod newton_schulz;
 mod operand;
+mod output_gate;
 mod paged_attention;
 mod parallel_rows;
 mod parameter;
@@ -69,6 +76,7 @@ mod rope;
 mod router;
 mod sample;
 mod scaled;
+mod segments;
 #[cfg(test)]
 mod signatures;
 mod sum_parts;
@@ -86,6 +94,7 @@ pub use attention::{
 pub use attention_sink::{attention_sink, attention_sink_backward};
 pub use bias::{add_bias, add_grouped_bias, bias_gradient, grouped_bias_dots, grouped_bias_gradient};
 pub use cast::{cast, cast_into};
+pub use causal_conv::{ConvWeights, MAX_TAPS, causal_conv, causal_conv_backward};
 pub use checksum::checksums;
 pub use column_parts::{divide_columns, join_columns};
 pub use column_scales::{add_unscaled_columns, column_scales, scale_columns, unscale_columns};
@@ -96,6 +105,7 @@ pub use cross_entropy::{
     partial_gradient, partial_losses,
 };
 pub use delayed_scaling::{AmaxReducer, DelayedScales, DelayedScaling, NonFinite, delayed_scaling};
+pub use delta_gates::{DeltaGates, GateGradient, GateInput, delta_gates, delta_gates_backward};
 pub use dequantize::dequantize;
 pub use descend::{DescendParameter, descend, descend_amax};
 pub use destination::{CastScale, CastStatistics, CodeCopies, CurrentScaling, Fp8Output, Output, Produced};
@@ -103,6 +113,8 @@ pub use divergence::{Divergence, TopLogProbs, divergence_gradient, divergence_gr
 pub use embedding::{embedding, embedding_gradient, embedding_of_part, embedding_of_part_gradient};
 pub use entropy::{EntropyBonus, entropy_gradient};
 pub use expanded::{expanded, unexpanded};
+pub use gated_delta_rule::{DeltaGradient, DeltaSpec, DeltaStates, gated_delta_rule, gated_delta_rule_backward};
+pub use gated_norm::{gated_norm, gated_norm_backward};
 pub use gemm::{gemm_nt, gemm_nt_add, gemm_nt_into, gemm_nt_plus, has_ordered_sums};
 pub use global_norm::{global_norm, limit_norm, root_of_sum, sum_of_squares, sums_of_squares};
 pub use gradient_codes::{CodingError, decode_gradients, encode_gradients, gradient_code_bytes, sum_gradient_codes};
@@ -116,6 +128,7 @@ pub use move_columns::{ColumnRuns, move_columns, sum_columns};
 pub use negate_targets::negate_targets;
 pub use newton_schulz::newton_schulz;
 pub use operand::{Accumulation, Operand};
+pub use output_gate::{output_gate, output_gate_backward};
 pub use paged_attention::{KvBlocks, PagedBatch, SuspendedKv, append_kv, paged_attention};
 pub use parameter::{Gradient, UpdatedWeight, WeightCopy};
 pub use permute::{Slots, combine, gather_quantized, gather_to, slots, weight_gradient};
@@ -140,6 +153,7 @@ pub use router::{
 };
 pub use sample::{Adjustment, Distribution, Draw, Draws, sample};
 pub use scaled::{scaled, scaled_by, split, unscaled};
+pub use segments::{SegmentStates, Segments};
 pub use sum_parts::sum_parts;
 pub(crate) use sum_parts::sum_parts_into;
 pub use swiglu::{

@@ -7,7 +7,7 @@ use crate::plan::expect_random_model_fits;
 use ottava_checkpoint::RandomWeights;
 use ottava_common::error::{Error, Result};
 use ottava_engine::{BLOCK_SIZE, DecodeSteps, Scored};
-use ottava_models::{Decoder, DecoderConfig, InferenceBatch, KvGroup, SequenceTokens};
+use ottava_models::{CacheSizes, Decoder, DecoderConfig, InferenceBatch, KvGroup, SequenceTokens};
 use ottava_parallel::{LayerAxes, Ranks};
 use ottava_recipe::layer_ranks::LayerRanks;
 use ottava_recipe::param::Description;
@@ -94,9 +94,9 @@ impl DecodeBench {
         decoder.scale_by_token()?;
         let dtype = kv_cache_dtype.resolve(precision.compute);
         let groups = decoder.kv_groups(longest);
-        let cache_of = |blocks: usize| {
+        let cache_of = |blocks: usize, slots: usize| {
             let groups: Vec<_> = groups.iter().map(|group| (group.clone(), blocks)).collect();
-            decoder.kv_cache(&groups, BLOCK_SIZE, dtype)
+            decoder.kv_cache(CacheSizes { groups: &groups, block_size: BLOCK_SIZE, dtype, slots })
         };
         let row = |batch: usize, context: usize, new_tokens: usize, Timed { seconds, all_reduces }: Timed| {
             let bytes = weight_bytes(decoder.part(), batch * new_tokens, precision.compute, ranks.size())
@@ -119,7 +119,7 @@ impl DecodeBench {
         let tokens: Vec<u32> = (0..most).map(|i| (i * 7919 % sizes.vocabulary) as u32).collect();
         let per_sequence = self.context.div_ceil(BLOCK_SIZE);
         for &batch in &self.batches {
-            let mut cache = cache_of(batch * per_sequence)?;
+            let mut cache = cache_of(batch * per_sequence, batch)?;
             let blocks: Vec<i32> = (0..(batch * per_sequence) as i32).collect();
             let tables = blocks.chunks_exact(per_sequence).map(|blocks| vec![blocks.to_vec(); groups.len()]);
             let tables: Vec<_> = tables.collect();
@@ -127,7 +127,7 @@ impl DecodeBench {
                 .iter()
                 .enumerate()
                 // The sequences have different tokens, so they choose different experts.
-                .map(|(i, blocks)| SequenceTokens::new(self.context - 1, &tokens[i..=i], blocks))
+                .map(|(i, blocks)| SequenceTokens::new(self.context - 1, &tokens[i..=i], blocks).in_slot(i))
                 .collect();
             let mut steps = DecodeSteps::default();
             let mut step = || drawn(&steps.run(&decoder, None, &mut cache, &sequences)?);
@@ -136,7 +136,7 @@ impl DecodeBench {
         }
         if let Some(prompt) = self.prefill {
             let blocks: Vec<i32> = (0..prompt.div_ceil(BLOCK_SIZE) as i32).collect();
-            let mut cache = cache_of(blocks.len())?;
+            let mut cache = cache_of(blocks.len(), 1)?;
             let blocks = vec![blocks; groups.len()];
             let sequence = SequenceTokens::new(0, &tokens[..prompt], &blocks);
             let last = Tensor::from_slice(device, &[1], &[prompt as i32 - 1])?;

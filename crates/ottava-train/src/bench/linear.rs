@@ -71,6 +71,7 @@ fn layer(device: &Device, recipe: &Recipe, sizes: [usize; 3], gradients: Gradien
         layout: ottava_recipe::param::FolderLayout::Same,
         split: Split::None,
         shared_input: None,
+        uncast: None,
     };
     let mut linear = Linear::new(&mut build, config)?;
     let mut loaded = Ok(());

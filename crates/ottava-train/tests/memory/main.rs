@@ -20,9 +20,11 @@ static ALLOCATOR: CountingAllocator = CountingAllocator;
 /// The lock of a test that counts allocations.
 static COUNTED: Mutex<()> = Mutex::new(());
 
-/// Returns a Llama of these sizes.
+/// Returns a model of these sizes, by default a Llama.
 fn sizes(mut keys: Value) -> DecoderConfig {
-    keys["model_type"] = json!("llama");
+    if keys.get("model_type").is_none() {
+        keys["model_type"] = json!("llama");
+    }
     let Value::Object(keys) = keys else { panic!("config.json is an object") };
     decoder_config(&ConfigFile::from_values("config.json", keys)).unwrap()
 }
@@ -31,15 +33,24 @@ fn sizes(mut keys: Value) -> DecoderConfig {
 #[test]
 fn a_run_on_the_cpu_holds_what_was_planned() {
     let _alone = COUNTED.lock().unwrap();
-    let sizes = sizes(json!({
+    let llama = sizes(json!({
         "vocab_size": 2048, "hidden_size": 256, "intermediate_size": 704, "num_hidden_layers": 2, "num_attention_heads": 4,
         "num_key_value_heads": 2,
     }));
-    for (name, config) in settings(4, 128) {
-        let planned = MemoryPlan::new(&ResolvedConfig::fastest(&config), &sizes, &Device::Cpu).unwrap();
+    // A gated delta net and attention with a gated output.
+    let recurrent = sizes(json!({
+        "model_type": "qwen3_5_text", "vocab_size": 2048, "hidden_size": 256, "intermediate_size": 704, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64, "full_attention_interval": 2, "linear_num_key_heads": 4,
+        "linear_num_value_heads": 8, "linear_key_head_dim": 32, "linear_value_head_dim": 32,
+    }));
+    let of_llama = settings(4, 128).into_iter().map(|(name, config)| (name, config, &llama));
+    let of_recurrent =
+        settings(4, 128).into_iter().take(4).map(|(name, config)| (format!("Qwen3.5, {name}"), config, &recurrent));
+    for (name, config, sizes) in of_llama.chain(of_recurrent) {
+        let planned = MemoryPlan::new(&ResolvedConfig::fastest(&config), sizes, &Device::Cpu).unwrap();
         let before = CountingAllocator::live();
         CountingAllocator::reset_peak();
-        steps(&config, &sizes, &Device::Cpu).unwrap();
+        steps(&config, sizes, &Device::Cpu).unwrap();
         expect_close(&name, planned.peak_bytes, CountingAllocator::peak() - before);
     }
 }

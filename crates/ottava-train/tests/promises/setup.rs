@@ -9,7 +9,9 @@ pub use training::Training;
 use ottava_models::layers::{
     Block, BlockSaved, Branch, BranchSaved, Linear, LinearConfig, Norm, NormSaved, OperandCast, SavedOperand,
 };
-use ottava_models::{ConfigFile, Decoder, DecoderConfig, InferenceBatch, KvCache, SequenceTokens, decoder_config};
+use ottava_models::{
+    CacheSizes, ConfigFile, Decoder, DecoderConfig, InferenceBatch, KvCache, SequenceTokens, decoder_config,
+};
 use ottava_parallel::Partition;
 use ottava_recipe::context::{Context, Sequences};
 use ottava_recipe::layer_ranks::Undivided;
@@ -71,6 +73,11 @@ pub fn on_ranks<T: Send + 'static>(ranks: usize, work: impl Fn(Group) -> T + Clo
 /// Returns the [`devices`] that support the products of `recipe`.
 pub fn devices_of(recipe: &Recipe) -> Vec<Device> {
     devices().into_iter().filter(|device| recipe.expect_on(device).is_ok()).collect()
+}
+
+/// Returns whether a model of these sizes runs on `device`. A GPU has no kernels for gated delta nets yet.
+pub fn runs_on(sizes: &DecoderConfig, device: &Device) -> bool {
+    matches!(device, Device::Cpu) || sizes.layers.iter().all(|layer| layer.delta().is_none())
 }
 
 /// Returns the [`recipes`] whose products `device` supports.
@@ -213,7 +220,7 @@ pub struct Seeded {
 impl WeightSource for Seeded {
     fn read(&mut self, tensor: &FolderTensor, elements: Range<usize>, init: Init) -> ottava_common::Result<Tensor> {
         let (mean, std) = match init {
-            Init::Normal(_) | Init::Uniform(_) => (0.0, self.std),
+            Init::Normal(_) | Init::Uniform(_) | Init::LogUniform(_) => (0.0, self.std),
             Init::Zeros => (0.0, 0.3),
             Init::Ones | Init::RowNorms { .. } => (1.0, 0.3),
         };
@@ -253,7 +260,19 @@ pub fn linear(
     let (name, parts, layout, split) = ("linear", &parts, FolderLayout::Same, Split::None);
     Linear::new(
         build,
-        LinearConfig { name, parts, fused: &[], replicas: &[], inputs, bias, std, layout, split, shared_input: None },
+        LinearConfig {
+            name,
+            parts,
+            fused: &[],
+            replicas: &[],
+            inputs,
+            bias,
+            std,
+            layout,
+            split,
+            shared_input: None,
+            uncast: None,
+        },
     )
 }
 
@@ -364,7 +383,9 @@ pub fn kv_cache(decoder: &Decoder, tokens: usize) -> (KvCache, Vec<Vec<i32>>) {
     const BLOCK_SIZE: usize = 16;
     let blocks = tokens.div_ceil(BLOCK_SIZE);
     let groups: Vec<_> = decoder.kv_groups(tokens).into_iter().map(|group| (group, blocks)).collect();
-    let cache = decoder.kv_cache(&groups, BLOCK_SIZE, decoder.recipe().compute).expect("memory");
+    let dtype = decoder.recipe().compute;
+    let sizes = CacheSizes { groups: &groups, block_size: BLOCK_SIZE, dtype, slots: 1 };
+    let cache = decoder.kv_cache(sizes).expect("memory");
     (cache, vec![(0..blocks as i32).collect(); groups.len()])
 }
 

@@ -10,7 +10,7 @@ use clap::{Args, ValueEnum};
 use ottava_common::{Error, Result};
 use ottava_data::{ChatTemplate, Clock, Tokenizer};
 use ottava_engine::{Engine, EngineOptions, LogprobsMode, Pooling, Sampling};
-use ottava_models::{Adapters, ConfigFile, decoder_config};
+use ottava_models::{Adapters, ConfigFile, Decoder, decoder_config};
 use ottava_recipe::KvCacheDtype;
 use ottava_serve::{Model, NamedAdapter, Options, Origin, ToolCallParser, serve};
 use ottava_settings::DeviceChoice;
@@ -68,7 +68,7 @@ pub struct Serve {
     /// The maximum number of tokens of prompt and completion together; by default the model's positions.
     #[arg(long, alias = "max-model-len", value_parser = super::count)]
     max_length: Option<usize>,
-    /// The maximum number of completions in a batch; by default 256 on a GPU and 8 on a CPU.
+    /// The maximum number of completions in a batch; by default 256 on a GPU and 8 on a CPU, or fewer if recurrent states of a model take much memory.
     #[arg(long, value_parser = super::count)]
     max_num_seqs: Option<usize>,
     /// The maximum number of running and waiting requests; more requests are refused with status 429.
@@ -163,6 +163,22 @@ impl Serve {
         ranks.lead(engine).map(drop)
     }
 
+    /// Returns the number of completions in a batch, of which `wanted` are asked for. The states of a recurrent `model` are in slots that are allocated
+    /// at the start, and the caches have slots for `fitting` completions.
+    ///
+    /// Errors if `--max-num-seqs` asks for more slots.
+    fn batch(&self, model: &Decoder, wanted: usize, fitting: usize) -> Result<usize> {
+        match self.max_num_seqs {
+            _ if model.state_bytes() == 0 => Ok(wanted),
+            Some(most) if most > fitting => Err(Error::Memory(format!(
+                "--max-num-seqs is {most}; at most {fitting} completions of this model, whose recurrent states take {} KiB each, are computed at once \
+                 here",
+                model.state_bytes() >> 10
+            ))),
+            _ => Ok(wanted.min(fitting)),
+        }
+    }
+
     /// Returns the name of the model for clients.
     fn name(&self) -> String {
         self.served_model_name.clone().unwrap_or_else(|| self.model.display().to_string())
@@ -219,7 +235,7 @@ impl Serve {
         let lengths = std::iter::repeat_n(max_model_len, at_once);
         let mut options =
             EngineOptions::for_lengths(&decoder, draft.as_ref(), lengths, max_model_len, self.kv_cache_dtype)?;
-        options.max_batch = at_once;
+        options.max_batch = self.batch(&decoder, at_once, options.max_batch)?;
         options.kv_cache_tokens = self.kv_cache_tokens.unwrap_or(options.kv_cache_tokens);
         options.prefill_chunk = self.max_num_batched_tokens.unwrap_or(options.prefill_chunk);
         options.prefix_caching = !self.no_enable_prefix_caching;

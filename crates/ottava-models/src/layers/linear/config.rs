@@ -27,6 +27,8 @@ pub struct LinearConfig<'a> {
     pub split: Split,
     /// The cast of the input, if another linear reads the same input and owns the cast.
     pub shared_input: Option<OperandCast>,
+    /// The reason why no recipe casts the linear's products to FP8. `None` if the recipe decides.
+    pub uncast: Option<&'a str>,
 }
 
 impl LinearConfig<'_> {

@@ -147,17 +147,21 @@ pub(super) fn activation_dots(how: Activation, dy: &Tensor, x: &Tensor, dots: &m
 }
 
 #[inline(always)]
-fn sigmoid<R: Real>(x: R) -> R {
+pub(in crate::ops) fn sigmoid<R: Real>(x: R) -> R {
     R::of(1.0) / (R::of(1.0) + (-x).exp())
+}
+
+/// Returns `x · sigmoid(x)` and its derivative.
+#[inline(always)]
+pub(in crate::ops) fn silu_and_slope<R: Real>(x: R) -> (R, R) {
+    let s = sigmoid(x);
+    (x * s, s * (R::of(1.0) + x * (R::of(1.0) - s)))
 }
 
 /// Returns the function of the gate, or of the only input, and its derivative.
 fn value_and_slope<R: Real>(how: Activation, x: R) -> (R, R) {
     match how {
-        Activation::SwiGlu => {
-            let s = sigmoid(x);
-            (x * s, s * (R::of(1.0) + x * (R::of(1.0) - s)))
-        }
+        Activation::SwiGlu => silu_and_slope(x),
         Activation::ClampedSwiGlu => unreachable!("`up` of the clamped SwiGLU also has a function"),
         Activation::GeGlu(gelu) | Activation::Gelu(gelu) => gelu_and_slope(gelu, x),
         Activation::Relu2 => {

@@ -1,7 +1,7 @@
 //! Activations of MLPs: SwiGLU `silu(gate) · up`, GeGLU `gelu(gate) · up` (Shazeer 2020, arXiv:2002.05202), GELU without a gate (Hendrycks
 //! and Gimpel 2016, arXiv:1606.08415), and the clamped SwiGLU of gpt-oss (OpenAI 2025, arXiv:2508.10925).
 
-mod cpu;
+pub(super) mod cpu;
 pub(super) mod cuda;
 #[cfg(test)]
 mod tests;

@@ -6,5 +6,6 @@ pub mod engine;
 pub mod grammars;
 pub mod invariant;
 pub mod leading;
+pub mod recurrent;
 pub mod scoring;
 pub mod speculative;

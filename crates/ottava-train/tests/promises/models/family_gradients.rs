@@ -161,6 +161,31 @@ fn olmo3_backward_is_the_gradient() {
     check("olmo3", json!({"sliding_window": 3, "layer_types": types, "rope_parameters": ropes}));
 }
 
+/// A gated delta net with an MLP, then attention with a gated output and experts. Two value heads share a key head, and values are larger than keys.
+#[test]
+fn qwen3_next_backward_is_the_gradient() {
+    let delta = json!({
+        "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8, "linear_value_head_dim": 11,
+        "layer_types": ["linear_attention", "full_attention"],
+    });
+    let mut keys = json!({
+        "head_dim": 8, "num_experts": 3, "num_experts_per_tok": 2, "moe_intermediate_size": 5, "shared_expert_intermediate_size": 7,
+        "mlp_only_layers": [0], "attention_bias": true,
+    });
+    keys.as_object_mut().unwrap().extend(delta.as_object().unwrap().clone());
+    check("qwen3_next", keys);
+}
+
+/// Attention, then a gated delta net with flat projections and a short convolution.
+#[test]
+fn qwen3_5_backward_is_the_gradient() {
+    let keys = json!({
+        "head_dim": 8, "linear_num_key_heads": 2, "linear_num_value_heads": 2, "linear_key_head_dim": 9,
+        "linear_value_head_dim": 6, "linear_conv_kernel_dim": 2, "layer_types": ["full_attention", "linear_attention"],
+    });
+    check("qwen3_5_text", keys);
+}
+
 /// Scores are sigmoids, and the vector for the choice is in the mixture.
 #[test]
 fn minimax_m2_backward_is_the_gradient() {

@@ -3,7 +3,7 @@
 
 use crate::models::recorded::Recorded;
 use crate::setup::{
-    devices, gradients, greedy_text, largest_error, logits, losses_and_gradients_of, recipe, relative_error,
+    devices, gradients, greedy_text, largest_error, logits, losses_and_gradients_of, recipe, relative_error, runs_on,
 };
 use ottava_models::Decoder;
 use ottava_recipe::context::Sequences;
@@ -15,7 +15,7 @@ use std::collections::BTreeMap;
 
 /// Windows are shorter than the texts. Some models change the angles of rotary positions at a certain length. `phi3_short` and one model of "dynamic"
 /// stay below this length. `phi3_long` and the other model of "dynamic" exceed it.
-const MODELS: [&str; 54] = [
+const MODELS: [&str; 56] = [
     "mistral_window",
     "qwen2_window",
     "qwen3_window",
@@ -70,12 +70,17 @@ const MODELS: [&str; 54] = [
     "mistral3",
     "mistral3_ministral3",
     "gemma3_vl",
+    "qwen3_next",
+    "qwen3_5",
 ];
 /// The number of tokens of a row.
 const TOKENS: usize = 24;
 /// The tolerance of logits and gradients. Sums in F32 have another order than in transformers. Measured on the CPU, logits differ by up to 2.6e-6 of
 /// the largest logit, and gradients by up to 4.8e-6 of their norm. Swapped linears change logits by more than 1e-3 (`experts.rs`).
 const SUMS: f64 = 1e-5;
+/// The tolerance of logits and gradients of models with gated delta nets, which transformers computes in chunks. Where a query is nearly orthogonal to
+/// the keys of a short state, the norm after the state amplifies roundings. Measured on the CPU, gradients differ by up to 2.5e-5 of their norm.
+const STATES: f64 = 5e-5;
 /// The tolerance of losses. A loss is a mean over targets, in which roundings in both directions cancel: differences of up to 1.4e-7 are seen.
 const LOSS: f64 = 1e-6;
 
@@ -97,8 +102,10 @@ fn decoder(recorded: &Recorded, device: &Device) -> Decoder {
 fn packed_documents_have_the_logits_and_gradients_of_transformers() {
     for name in MODELS {
         let recorded = open(name);
+        let has_states = recorded.sizes().layers.iter().any(|layer| layer.delta().is_some());
+        let sums = if has_states { STATES } else { SUMS };
         let lengths: Vec<usize> = recorded.ids("documents").into_iter().map(|len| len as usize).collect();
-        for device in devices() {
+        for device in devices().into_iter().filter(|device| runs_on(&recorded.sizes(), device)) {
             let mut decoder = decoder(&recorded, &device);
             let place = |ids: Vec<i32>| Tensor::from_slice(&device, &[ids.len()], &ids).unwrap();
             let (inputs, targets) = (place(recorded.ids("inputs")), place(recorded.ids("targets")));
@@ -133,7 +140,7 @@ fn packed_documents_have_the_logits_and_gradients_of_transformers() {
             let mut largest = 0f64;
             for (tensor, [seen, expected]) in &compared {
                 let error = relative_error(seen, expected);
-                assert!(error < SUMS, "{name} on {device}, gradient of `{tensor}`: {error:.1e}");
+                assert!(error < sums, "{name} on {device}, gradient of `{tensor}`: {error:.1e}");
                 largest = largest.max(error);
             }
             let compared = compared.len();
@@ -141,7 +148,7 @@ fn packed_documents_have_the_logits_and_gradients_of_transformers() {
             eprintln!(
                 "{name} on {device}: logits {logits_error:.1e}, loss {loss_error:.1e}, {compared} gradients {largest:.1e} apart"
             );
-            assert!(logits_error < SUMS, "{name} on {device}: logits are {logits_error:e} apart");
+            assert!(logits_error < sums, "{name} on {device}: logits are {logits_error:e} apart");
             assert!(loss_error < LOSS, "{name} on {device}: the loss is {loss_error:e} apart");
         }
     }
@@ -154,7 +161,7 @@ fn greedy_text_is_that_of_generate() {
         let recorded = open(name);
         let Some(expected) = recorded.find("greedy") else { continue };
         let expected: Vec<u32> = expected.to_vec::<i32>().unwrap().into_iter().map(|id| id as u32).collect();
-        for device in devices() {
+        for device in devices().into_iter().filter(|device| runs_on(&recorded.sizes(), device)) {
             let decoder = decoder(&recorded, &device);
             assert_eq!(greedy_text(&decoder, &expected[..12], expected.len()), expected, "{name} on {device}");
         }

@@ -9,6 +9,7 @@ pub mod mesh;
 pub mod offloaded_ranks;
 pub mod pipeline;
 pub mod ranks;
+pub mod recurrent_ranks;
 pub mod reopen;
 pub mod sent;
 pub mod sharded;

@@ -1,0 +1,87 @@
+//! The states of recurrent layers: the values that a sequence keeps between passes of inference, in fixed slots.
+
+use ottava_tensor::ops::{DeltaSpec, SegmentStates, Segments, real_type};
+use ottava_tensor::{DType, Device, Result, Suspended, Tensor};
+
+/// The sizes of a recurrent layer: a causal convolution and the gated delta rule.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RecurrentSpec {
+    /// The heads of this rank.
+    pub heads: DeltaSpec,
+    /// The number of taps of the convolution, `K`.
+    pub taps: usize,
+}
+
+impl RecurrentSpec {
+    /// Returns the number of bytes of the states of one sequence, in a model that computes in `compute`.
+    pub fn state_bytes(&self, compute: DType) -> usize {
+        (self.taps - 1) * self.heads.qkv_width() * compute.size() + self.heads.state_len() * real_type(compute).size()
+    }
+}
+
+/// The states of one recurrent layer, by slot. A slot belongs to one sequence at a time.
+pub struct RecurrentStates {
+    /// The last inputs of the convolution, `[slots, K − 1, C]` in the compute type.
+    pub inputs: Tensor,
+    /// The states of the gated delta rule, `[slots, H, D_k, D_v]` in F32 (F64 for F64).
+    pub delta: Tensor,
+}
+
+/// The states of a recurrent layer without memory.
+pub struct SuspendedStates([Suspended; 2]);
+
+impl SuspendedStates {
+    /// Takes memory for the states again, whose content is undefined. Also returns whether the memory lies elsewhere than before.
+    ///
+    /// Errors if the device has too little memory.
+    pub fn resume(&self) -> Result<(RecurrentStates, bool)> {
+        let SuspendedStates([inputs, delta]) = self;
+        let states = RecurrentStates { inputs: inputs.resume()?, delta: delta.resume()? };
+        let stay = inputs.is_place_of(&states.inputs) && delta.is_place_of(&states.delta);
+        Ok((states, !stay))
+    }
+}
+
+/// The new tokens of recurrent layers in a pass: a segment for each sequence. All tensors are I32 on the device.
+#[derive(Clone, Copy)]
+pub struct RecurrentBatch<'a> {
+    /// The offsets of the segments, `[N + 1]`.
+    pub starts: &'a Tensor,
+    /// The slot of each sequence, `[N]`.
+    pub slots: &'a Tensor,
+    /// The number of tokens of each sequence before the pass, `[N]`.
+    pub past: &'a Tensor,
+}
+
+impl<'a> RecurrentBatch<'a> {
+    /// Returns the new tokens of each sequence.
+    pub fn segments(&self) -> Segments<'a> {
+        Segments::At(self.starts)
+    }
+}
+
+impl RecurrentStates {
+    /// Allocates `slots` slots for a layer with the sizes `spec` that computes in `compute`.
+    pub fn new(device: &Device, spec: &RecurrentSpec, slots: usize, compute: DType) -> Result<RecurrentStates> {
+        let [heads, key_dim, value_dim] = spec.heads.state_shape();
+        Ok(RecurrentStates {
+            inputs: Tensor::zeros(device, &[slots, spec.taps - 1, spec.heads.qkv_width()], compute)?,
+            delta: Tensor::zeros(device, &[slots, heads, key_dim, value_dim], real_type(compute))?,
+        })
+    }
+
+    /// Returns the memory of the states to the device. The states are lost.
+    pub fn suspend(self) -> SuspendedStates {
+        SuspendedStates([self.inputs, self.delta].map(Tensor::suspend))
+    }
+
+    /// Returns the last inputs of the convolution, for the sequences of `batch`.
+    pub fn inputs_of<'a>(&'a mut self, batch: &RecurrentBatch<'a>) -> SegmentStates<'a> {
+        SegmentStates { values: &mut self.inputs, slots: batch.slots, past: batch.past }
+    }
+
+    /// Returns the states of the gated delta rule, for the sequences of `batch`.
+    pub fn delta_of<'a>(&'a mut self, batch: &RecurrentBatch<'a>) -> SegmentStates<'a> {
+        SegmentStates { values: &mut self.delta, slots: batch.slots, past: batch.past }
+    }
+}

@@ -1,0 +1,45 @@
+//! The gate of attention's output: a sigmoid for each element of each head. Qiu et al. 2025, arXiv:2505.06708.
+
+mod cpu;
+#[cfg(test)]
+mod tests;
+
+use super::dispatch::{dispatch, no_kernel};
+use super::expect_compute;
+use crate::{Result, Tensor};
+
+fn check(what: &str, x: &Tensor, others: &[&Tensor]) -> Result<()> {
+    expect_compute(what, x)?;
+    for tensor in others {
+        tensor.expect(what, x.shape())?;
+        tensor.expect_dtype(what, &[x.dtype()])?;
+        tensor.expect_device(what, x.device())?;
+    }
+    Ok(())
+}
+
+/// Returns `y = x · sigmoid(gate)`, in the type of `x`. `gate` has the shape and the type of `x`.
+///
+/// Errors with [`Error::Shape`](crate::Error::Shape) or [`Error::DType`](crate::Error::DType) if it does not.
+pub fn output_gate(x: &Tensor, gate: &Tensor) -> Result<Tensor> {
+    check("output_gate", x, &[gate])?;
+    let mut y = x.empty_like()?;
+    dispatch! { x.device(),
+        cpu => cpu::output_gate(x, gate, &mut y),
+        _gpu => return Err(no_kernel("output_gate")),
+    }
+    Ok(y)
+}
+
+/// Returns the gradients of [`output_gate`] by `x` and by `gate`: `dx = dy · s` and `dgate = dy · x · s · (1 − s)`, with `s = sigmoid(gate)`.
+///
+/// Has the errors of [`output_gate`].
+pub fn output_gate_backward(dy: &Tensor, x: &Tensor, gate: &Tensor) -> Result<[Tensor; 2]> {
+    check("output_gate_backward", x, &[dy, gate])?;
+    let (mut dx, mut dgate) = (x.empty_like()?, x.empty_like()?);
+    dispatch! { x.device(),
+        cpu => cpu::output_gate_backward([dy, x, gate], [&mut dx, &mut dgate]),
+        _gpu => return Err(no_kernel("output_gate_backward")),
+    }
+    Ok([dx, dgate])
+}

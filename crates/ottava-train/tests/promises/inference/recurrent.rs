@@ -1,0 +1,117 @@
+//! Models with recurrent layers: prompts in chunks, decoding, batches and preemption give the bits of training.
+
+use crate::inference::engine::{Got, ROOMY, request, requests, run};
+use crate::inference::speculative::NGRAM;
+use crate::models::families::all_families;
+use crate::setup::{decoder, kv_cache, logits, next_logits, recipe, sequences};
+use ottava_engine::{Draft, Engine, EngineOptions, Proposer, Request};
+use ottava_models::{Decoder, DecoderConfig};
+use ottava_recipe::mode::StepPrecision;
+use ottava_recipe::param::Resident;
+use ottava_recipe::{Fp8Format, RecipeName};
+use ottava_tensor::testing::{Tolerance, assert_close, integers};
+use ottava_tensor::{Device, Tensor};
+
+const RECIPES: [RecipeName; 4] = [RecipeName::Fp32, RecipeName::Bf16, RecipeName::Fp8Row, RecipeName::Fp8Block];
+
+/// Returns models with gated delta nets: experts and projections by key heads, and an MLP and flat projections. The third has no attention layer.
+fn models() -> Vec<(&'static str, DecoderConfig)> {
+    let mut models: Vec<_> =
+        all_families().into_iter().filter(|(name, _)| ["qwen3-next", "qwen3-5"].contains(name)).collect();
+    let mut recurrent = models[1].1.clone();
+    recurrent.layers = vec![recurrent.layers[0].clone(); 2];
+    models.push(("no attention", recurrent));
+    models.iter_mut().for_each(|(_, sizes)| sizes.max_positions = 200);
+    models
+}
+
+fn model(sizes: &DecoderConfig, name: RecipeName) -> Decoder {
+    decoder(sizes, &recipe(name, Fp8Format::Auto), &Device::Cpu, 0.3)
+}
+
+#[test]
+fn prefill_chunks_and_decoding_have_the_logits_of_training() {
+    const TOKENS: usize = 50;
+    let ids = integers("tokens", TOKENS, 96);
+    let text: Vec<u32> = ids.to_vec::<i32>().unwrap().into_iter().map(|id| id as u32).collect();
+    for ((family, sizes), name) in models().into_iter().flat_map(|of| RECIPES.map(|name| (of.clone(), name))) {
+        let (mut decoder, what) = (model(&sizes, name), format!("{family}, {}", name.as_str()));
+        let rows: Vec<i32> = (0..TOKENS as i32).collect();
+        let sequences = sequences(&Device::Cpu, 1, TOKENS);
+        let hidden = decoder.forward(0, &ids, &sequences, StepPrecision::Recipe, &mut Resident).unwrap().0;
+        let trained = decoder.logits(&hidden, &Tensor::from_slice(&Device::Cpu, &[TOKENS], &rows).unwrap()).unwrap();
+        assert_close(&format!("{what}: prefill"), &trained, &logits(&decoder, &ids), Tolerance::Exact);
+        for piece in [1, 7] {
+            let mut cache = kv_cache(&decoder, TOKENS);
+            for start in (0..TOKENS).step_by(piece) {
+                let end = TOKENS.min(start + piece);
+                let found = next_logits(&decoder, &mut cache, &text[..end], end - start);
+                let expected = trained.rows(start, end).unwrap();
+                assert_close(&format!("{what}: tokens from {start}"), &expected, &found, Tolerance::Exact);
+            }
+        }
+    }
+}
+
+/// Returns the result of each request computed alone.
+fn alone(sizes: &DecoderConfig, name: RecipeName, requests: Vec<Request>) -> Vec<Got> {
+    let mut engine = Engine::new(model(sizes, name), &ROOMY).unwrap();
+    requests.into_iter().flat_map(|request| run(&mut engine, vec![request])).collect()
+}
+
+#[test]
+fn batches_and_preemption_change_nothing() {
+    for (at, (family, sizes)) in models().into_iter().enumerate() {
+        for name in [RecipeName::Fp32, RecipeName::Fp8Row] {
+            let expected = alone(&sizes, name, requests());
+            // There is room for the longest request alone, or for all.
+            for (max_batch, prefill_chunk, kv_cache_tokens) in
+                [(8, 64, 2000), (3, 17, 2000), (2, 1000, 2000), (8, 64, 128)]
+            {
+                let options = EngineOptions { max_batch, prefill_chunk, kv_cache_tokens, ..ROOMY };
+                let mut engine = Engine::new(model(&sizes, name), &options).unwrap();
+                // In the second pass, slots hold the states of ended requests.
+                for time in 0..2 {
+                    let found = run(&mut engine, requests());
+                    assert_eq!(found, expected, "{family}, {}, {options:?}, time {time}", name.as_str());
+                }
+                // Without attention layers, no request needs blocks.
+                assert_eq!(engine.stats().preemptions > 0, kv_cache_tokens < 2000 && at < 2, "{family}");
+            }
+        }
+    }
+}
+
+/// A block of the cache has no state of its end, so requests that begin with the same tokens share nothing.
+#[test]
+fn requests_share_no_beginnings() {
+    let (_, sizes) = models().remove(0);
+    let mut engine = Engine::new(model(&sizes, RecipeName::Fp32), &ROOMY).unwrap();
+    let [first, second] = [(); 2].map(|()| run(&mut engine, vec![request("a", 128)]));
+    assert_eq!((first, engine.stats().prefix_queries, engine.stats().prefix_hits), (second, 0, 0));
+}
+
+/// The states of an engine that borrows its model have no memory between calls.
+#[test]
+fn a_lent_model_has_the_same_results_in_each_call() {
+    let (_, sizes) = models().remove(1);
+    let expected = alone(&sizes, RecipeName::Bf16, requests());
+    let mut model = model(&sizes, RecipeName::Bf16);
+    let mut engine = Engine::to_lend(&model, &ROOMY).unwrap();
+    for _ in 0..2 {
+        let found = engine.lend(&mut model, |engine| Ok(run(engine, requests()))).unwrap();
+        assert_eq!(found, expected);
+    }
+}
+
+#[test]
+fn speculation_is_refused() {
+    for (family, sizes) in models() {
+        let mut engine = Engine::new(model(&sizes, RecipeName::Fp32), &ROOMY).unwrap();
+        let error = engine.speculate(Proposer::Ngram(NGRAM)).unwrap_err().to_string();
+        assert!(error.contains("the model has recurrent layers") && error.contains("speculation"), "{family}: {error}");
+        let draft = Draft::new(model(&sizes, RecipeName::Fp32), 3, &ROOMY, 96);
+        let error = draft.err().expect("it is refused").to_string();
+        assert!(error.contains("the draft model has recurrent layers"), "{family}: {error}");
+    }
+}

@@ -1,0 +1,49 @@
+//! Ranks that divide data, layers and heads of gated delta nets train as one rank does, up to rounding.
+
+use crate::parallel::divided::{F32, Setup, adapters, apart, llama, train};
+use crate::parallel::mesh::distance;
+use ottava_parallel::Zero;
+use ottava_recipe::RecipeName;
+use serde_json::{Value, json};
+
+/// Returns models with projections by key heads and with flat projections. Values are larger than keys, and value heads share key heads.
+fn models() -> [(&'static str, Value); 2] {
+    let of = |architecture: &str| {
+        llama(json!({
+            "architectures": [architecture], "head_dim": 16, "layer_types": ["linear_attention", "full_attention"],
+            "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8, "linear_value_head_dim": 12,
+            "mlp_only_layers": [0, 1],
+        }))
+    };
+    [("qwen3-next", of("Qwen3NextForCausalLM")), ("qwen3-5", of("Qwen3_5ForCausalLM"))]
+}
+
+#[test]
+fn ranks_of_every_axis_train_as_one_rank() {
+    for (name, keys) in models() {
+        for (mesh, zero) in [
+            ([1, 1, 1, 2], Zero::Nothing),
+            ([2, 1, 1, 1], Zero::OptimizerStates),
+            ([1, 2, 1, 1], Zero::Nothing),
+            ([2, 1, 1, 2], Zero::Weights),
+        ] {
+            let mut alone = Setup { documents: true, ..Setup::new(keys.clone(), RecipeName::Fp32) };
+            alone.mesh.zero = zero;
+            let (mut expected, got) = (train(&alone), train(&alone.on(mesh)));
+            // With divided weights, gradients are slices.
+            expected.retain(|name, _| got.contains_key(name));
+            let (apart, tensor) = distance(&expected, &got);
+            assert!(apart < F32, "{name} on {mesh:?}, {zero:?}: {tensor} is {apart:.1e} apart");
+        }
+    }
+}
+
+#[test]
+fn adapters_train_as_on_one_rank() {
+    for (name, keys) in models() {
+        let mut alone = Setup::new(keys, RecipeName::Fp32);
+        alone.mesh.sizes.lora = adapters(false);
+        let (apart, tensor) = apart(&alone, [1, 1, 1, 2]);
+        assert!(apart < F32, "{name}: {tensor} is {apart:.1e} apart");
+    }
+}
