@@ -123,10 +123,10 @@ mod tests {
         assert!(
             kernel_support(Capability::find((9, 0)).unwrap()).iter().all(|op| op.unsupported == 0 && op.modules > 0)
         );
-        assert_eq!(of((8, 9), "gemm").lacks, [Feature::Wgmma, Feature::BulkCopies, Feature::Multicast]);
+        assert_eq!(of((8, 9), "skinny").lacks, [Feature::Wgmma, Feature::BulkCopies, Feature::Multicast]);
         assert_eq!(of((8, 0), "rmsnorm").unsupported, 0);
-        let gemm = of((10, 0), "gemm");
-        assert_eq!((gemm.modules, gemm.unsupported, gemm.lacks), (7, 4, vec![Feature::Wgmma]));
+        let skinny = of((10, 0), "skinny");
+        assert_eq!((skinny.modules, skinny.unsupported, skinny.lacks), (4, 4, vec![Feature::Wgmma]));
     }
 
     /// Returns whether to compile all variants of kernels: `just nightly kernels`.

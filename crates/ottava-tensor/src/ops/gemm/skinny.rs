@@ -1,4 +1,4 @@
-//! Products of few rows in inference (`skinny.cuh`). They take as long as reading `b`.
+//! Products of few rows in inference (`skinny.cu`). They take as long as reading `b`.
 
 use super::Addend;
 use super::cuda::addend_address;
@@ -11,7 +11,7 @@ use crate::{DType, Result, Tensor};
 
 kernels! {
     static SKINNY = {
-        file: "gemm", headers: ["hopper.cuh", "gemm/skinny.cuh"], needs: [Wgmma, BulkCopies, Multicast],
+        file: "skinny", headers: ["hopper.cuh"], needs: [Wgmma, BulkCopies, Multicast],
         constants: [STEP, GROUP, MOST_SLOTS], variants: VARIANTS
     };
     kernel skinny_16_32, skinny_16_64, skinny_16_64_shared, skinny_16_128_shared, skinny_64_32, skinny_64_64, skinny_64_64_shared,

@@ -3,7 +3,7 @@
 //!
 //! Kernels of a decode step may start before their predecessor ends (`CudaDevice::launch_early`). They wait for the predecessor
 //! (`wait_for_predecessors`) before they read or write memory that the predecessor writes. Before the wait, a kernel reads only memory that no kernel
-//! of the pass writes. For example, products of few rows (`ops/gemm/skinny.cuh`) fetch weights, and attention reads its position in the batch, and
+//! of the pass writes. For example, products of few rows (`ops/gemm/skinny.cu`) fetch weights, and attention reads its position in the batch, and
 //! keys and values of tokens of earlier passes (`PagedBatch::cached_lens`). If a sequence has several rows, the keys of its earlier rows are appended
 //! in the same pass and are read after the wait. The first kernel of a pass, the embedding, does not start early, so the data of earlier passes are
 //! complete. Casts of such a pass compute no statistics (`CastStatistics::unread`).
