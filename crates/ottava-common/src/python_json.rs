@@ -12,7 +12,7 @@ const NUMBERS: [&str; 3] = ["-Infinity", "Infinity", "NaN"];
 /// The maximum number of characters of a value in a message.
 const MOST_CHARACTERS: usize = 120;
 
-/// Parses `text`. A number that standard JSON does not have becomes an object, which [`write`] writes as it was read.
+/// Parses `text`. A number that standard JSON does not have becomes an object, which [`write()`] writes as it was read.
 ///
 /// # Errors
 /// Errors if `text` is not JSON for another reason.
