@@ -27,6 +27,8 @@ pub struct Description {
     pub attention: Vec<AttentionSpec>,
     /// The sizes of each recurrent layer, in the order of forward.
     pub recurrent: Vec<RecurrentSpec>,
+    /// The names of linears of a sublayer that share the input cast of another linear of the sublayer, with the name of that linear.
+    pub shared_inputs: BTreeMap<String, String>,
     /// The block of each of `attention`, and then of each of `recurrent`.
     pub mixers: [Vec<usize>; 2],
     /// The name of each cast, and the ranks that share its scale.
@@ -116,8 +118,12 @@ impl Description {
     }
 
     /// Returns the name of the linear that owns the input cast of the linear at `site`. If the block has `parallel` sublayers that read one norm,
-    /// this is the linear of the first sublayer. Otherwise it is the linear itself.
+    /// this is the linear of the first sublayer. If linears of a sublayer share a cast, it is the linear in `shared_inputs`. Otherwise it is the linear
+    /// itself.
     pub fn input_owner<'a>(&'a self, site: &'a LinearSite, parallel: bool) -> &'a str {
+        if let Some(owner) = self.shared_inputs.get(&site.name) {
+            return owner;
+        }
         let reads_norm = site.parts.len() > 1;
         let first = self.linears.iter().map(|(first, _)| first).find(|first| first.block == site.block);
         first.filter(|_| parallel && reads_norm).map_or(&site.name, |first| &first.name)

@@ -46,10 +46,10 @@ struct Run {
 }
 
 impl Projections {
-    /// Creates the projections of the layer `name` with these `heads`, which a folder stores in `layout`.
+    /// Creates the projections of the gated delta net called `layer` with these `heads`, which a folder stores in `layout`.
     pub fn new(
         build: &mut Builder,
-        name: &str,
+        layer: &str,
         heads: DeltaSpec,
         layout: ProjectionLayout,
         stream: &Stream,
@@ -70,7 +70,7 @@ impl Projections {
         };
         let mut linears: Vec<Linear> = Vec::new();
         for &(suffix, rows, fused, uncast) in list {
-            let name = &format!("{name}.{suffix}");
+            let name = &format!("{layer}.{suffix}");
             let config = LinearConfig {
                 name,
                 parts: &[(name.clone(), rows)],
@@ -84,6 +84,9 @@ impl Projections {
                 shared_input: linears.first().map(Linear::input).filter(|_| uncast.is_none()),
                 uncast,
             };
+            if config.shared_input.is_some() {
+                build.description.shared_inputs.insert(name.clone(), format!("{layer}.{}", list[0].0));
+            }
             let linear = Linear::new(build, config)?;
             linears.push(if linears.is_empty() { linear.of_shared_value() } else { linear });
         }

@@ -103,14 +103,6 @@ pub fn all_families() -> Vec<(&'static str, DecoderConfig)> {
             })),
         ),
         (
-            "qwen3-next",
-            with(json!({
-                "model_type": "qwen3_next", "layer_types": ["linear_attention", "full_attention"], "linear_num_key_heads": 2,
-                "linear_num_value_heads": 4, "linear_key_head_dim": 16, "linear_value_head_dim": 32, "num_experts": 4,
-                "num_experts_per_tok": 2, "moe_intermediate_size": 24, "shared_expert_intermediate_size": 32, "mlp_only_layers": [1],
-            })),
-        ),
-        (
             "qwen3-5",
             with(json!({
                 "model_type": "qwen3_5_text", "full_attention_interval": 2, "linear_num_key_heads": 4,

@@ -186,6 +186,20 @@ fn qwen3_5_backward_is_the_gradient() {
     check("qwen3_5_text", keys);
 }
 
+/// A gated delta net, then attention, each with experts and a shared expert.
+#[test]
+fn qwen3_5_moe_backward_is_the_gradient() {
+    let delta = json!({
+        "head_dim": 8, "linear_num_key_heads": 1, "linear_num_value_heads": 2, "linear_key_head_dim": 9,
+        "linear_value_head_dim": 6, "full_attention_interval": 2,
+    });
+    let mut keys = json!({
+        "num_experts": 3, "num_experts_per_tok": 2, "moe_intermediate_size": 5, "shared_expert_intermediate_size": 7,
+    });
+    keys.as_object_mut().unwrap().extend(delta.as_object().unwrap().clone());
+    check("qwen3_5_moe_text", keys);
+}
+
 /// Scores are sigmoids, and the vector for the choice is in the mixture.
 #[test]
 fn minimax_m2_backward_is_the_gradient() {

@@ -1,6 +1,7 @@
 //! Families and their blocks, compared with PyTorch and transformers.
 
 pub mod configurations;
+pub mod delta_casts;
 pub mod experts;
 pub mod families;
 pub mod family_gradients;

@@ -2,8 +2,12 @@
 
 use crate::parallel::divided::{F32, Setup, adapters, apart, llama, train};
 use crate::parallel::mesh::distance;
+use crate::setup::config;
 use ottava_parallel::Zero;
 use ottava_recipe::RecipeName;
+use ottava_settings::{ResolvedConfig, RunConfig};
+use ottava_tensor::Device;
+use ottava_train::plan::MemoryPlan;
 use serde_json::{Value, json};
 
 /// Returns models with projections by key heads and with flat projections. Values are larger than keys, and value heads share key heads.
@@ -45,5 +49,23 @@ fn adapters_train_as_on_one_rank() {
         alone.mesh.sizes.lora = adapters(false);
         let (apart, tensor) = apart(&alone, [1, 1, 1, 2]);
         assert!(apart < F32, "{name}: {tensor} is {apart:.1e} apart");
+    }
+}
+
+/// The state passes through all tokens of a sequence, and each rank has whole heads.
+#[test]
+fn ranks_that_cannot_divide_a_layer_are_refused() {
+    for (name, keys) in models() {
+        let error = |[context, tensor]: [usize; 2]| {
+            let mut run = RunConfig::default();
+            run.data.max_length = 32;
+            (run.parallel.context, run.parallel.tensor) = (context, tensor);
+            let plan = MemoryPlan::new(&ResolvedConfig::fastest(&run), &config(keys.clone()), &Device::Cpu);
+            plan.expect_err("it is refused").to_string()
+        };
+        let [context, tensor] = [[2, 1], [1, 4]].map(error);
+        assert!(context.contains("`model.layers.0.linear_attn` is a gated delta net"), "{name}: {context}");
+        assert!(context.contains("set `parallel.context` to 1"), "{name}: {context}");
+        assert!(tensor.contains("2 key heads, which 4 ranks cannot divide"), "{name}: {tensor}");
     }
 }
