@@ -32,7 +32,7 @@ fn mistakes_in_a_model_folder_are_named() {
         ("\"num_attention_heads\": 2", "\"num_attention_heads\": 3", "`hidden_size` 32 does not divide into 3 heads"),
         ("\"num_hidden_layers\": 1", "\"num_hidden_layers\": 0", "`num_hidden_layers` is 0"),
         ("\"vocab_size\": 100", "\"vocab_size\": 50", "`vocab_size` is 50"),
-        ("\"rms_norm_eps\": 1e-5", "\"rope_scaling\": {\"rope_type\": \"mrope\"}", "`mrope` is not implemented"),
+        ("\"rms_norm_eps\": 1e-5", "\"rope_scaling\": {\"rope_type\": \"spiral\"}", "`spiral` is not implemented"),
         ("{\"arch", "{\"arch\": tru, \"arch", "not valid JSON"),
     ] {
         let run = Run::new();
