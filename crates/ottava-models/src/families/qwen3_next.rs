@@ -41,7 +41,8 @@ pub(super) fn experts(file: &ConfigFile, activation: Activation, normalised: boo
     let routing = softmax_routing(file, normalised)?;
     let (count, hidden) = (file.required("num_experts")?, file.required("moe_intermediate_size")?);
     let of_shared = file.required("shared_expert_intermediate_size")?;
-    let shared = SharedExpert { name: "shared_expert", hidden: of_shared, gate: Some("shared_expert_gate"), is_in_block: false };
+    let shared =
+        SharedExpert { name: "shared_expert", hidden: of_shared, gate: Some("shared_expert_gate"), is_in_block: false };
     Ok(ExpertsSpec { shared: Some(shared), ..ExpertsSpec::new(count, hidden, activation, routing) })
 }
 
