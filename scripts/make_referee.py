@@ -39,6 +39,7 @@ from transformers import GraniteMoeConfig, GraniteMoeForCausalLM, GraniteMoeShar
 from transformers import Qwen3VLMoeConfig, Qwen3VLMoeForConditionalGeneration
 from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
 from transformers import Qwen2MoeConfig, Qwen2MoeForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
+from transformers import Qwen3_5Config, Qwen3_5ForConditionalGeneration, Qwen3_5MoeConfig, Qwen3_5MoeForConditionalGeneration
 from transformers import Qwen3_5ForCausalLM, Qwen3_5TextConfig, Qwen3NextConfig, Qwen3NextForCausalLM
 
 FOLDER = Path(__file__).resolve().parent.parent / "crates/ottava-train/tests/data"
@@ -357,6 +358,25 @@ OPTIONS = {
         | dict(num_experts=4, num_experts_per_tok=2, moe_intermediate_size=12, shared_expert_intermediate_size=20, norm_topk_prob=True),
     ),
     "qwen3_5": (Qwen3_5ForCausalLM, Qwen3_5TextConfig, DELTA | dict(num_hidden_layers=3, full_attention_interval=2, linear_conv_kernel_dim=3)),
+    "qwen3_5_vl": (
+        Qwen3_5ForConditionalGeneration,
+        Qwen3_5Config,
+        dict(
+            text_config=DELTA | dict(num_hidden_layers=3, full_attention_interval=3, tie_word_embeddings=False),
+            vision_config=QWEN_EYES | dict(num_position_embeddings=16),
+            tie_word_embeddings=True,
+        ),
+    ),
+    "qwen3_5_moe": (
+        Qwen3_5MoeForConditionalGeneration,
+        Qwen3_5MoeConfig,
+        dict(
+            text_config=DELTA
+            | dict(num_hidden_layers=3, layer_types=["linear_attention", "full_attention", "linear_attention"])
+            | dict(num_experts=5, num_experts_per_tok=3, moe_intermediate_size=12, shared_expert_intermediate_size=20),
+            vision_config=QWEN_EYES | dict(num_position_embeddings=16),
+        ),
+    ),
     "yarn": (*LLAMA, TINY | dict(rope_parameters=YARN)),
     "yarn_mscale": (
         *LLAMA,

@@ -46,6 +46,20 @@ const WRAPPERS: &[Wrapper] = &[
         text_ties: false,
     },
     Wrapper {
+        model_type: "qwen3_5",
+        architecture: "Qwen3_5ForConditionalGeneration",
+        text: "qwen3_5_text",
+        tied: false,
+        text_ties: false,
+    },
+    Wrapper {
+        model_type: "qwen3_5_moe",
+        architecture: "Qwen3_5MoeForConditionalGeneration",
+        text: "qwen3_5_moe_text",
+        tied: false,
+        text_ties: false,
+    },
+    Wrapper {
         model_type: "mistral3",
         architecture: "Mistral3ForConditionalGeneration",
         text: "mistral",
