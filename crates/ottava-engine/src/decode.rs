@@ -33,7 +33,7 @@ pub struct DecodeSteps {
     /// The size of the last step.
     last: Option<Size>,
     /// The number of rows of all steps, if it must be the same.
-    rows: Option<usize>,
+    pub(super) rows: Option<usize>,
 }
 
 /// The adapter, the number of rows, and the number of blocks of the longest sequence.

@@ -4,7 +4,7 @@
 //! sums whose order does not depend on the number of rows. If the GPU has no such products for the types of the model, all passes have 64 rows.
 
 use crate::batching::{Drawn, Engine, Plan};
-use crate::decode::{Scored, fixed_rows};
+use crate::decode::Scored;
 use crate::drawing::by_rows;
 use crate::request::{AdapterId, Event};
 use ottava_common::error::Result;
@@ -87,7 +87,7 @@ impl Engine {
 
     /// Returns the number of rows of all passes, if it must be the same.
     pub(super) fn fixed_rows(&self) -> Option<usize> {
-        fixed_rows(&self.model, &self.options)
+        self.steps.rows
     }
 
     /// Returns the number of rows of a pass that computes `rows` rows.

@@ -87,6 +87,7 @@ const GROUP: u32 = 128;
 const SHARED_BYTES: usize = 200 << 10;
 /// The maximum number of slots of the ring.
 const MOST_SLOTS: usize = 32;
+
 /// Returns whether the GPU has the features that the kernels need. These include the features of `wgmma.cu`.
 pub(super) fn is_supported(gpu: &CudaDevice) -> bool {
     gpu.runs(&SKINNY)

@@ -207,7 +207,7 @@ impl Product {
         let is_exact = accumulation == Accumulation::Exact && a.scale_inv().is_some();
         let of = |is_exact| Product::fastest(gpu, a, b, out, shape, is_exact, false);
         // If a product with fast accumulation has no such variant, a variant with exact sums is used.
-        of(is_exact).or_else(|| of(true))
+        if is_exact { of(true) } else { of(false).or_else(|| of(true)) }
     }
 
     /// Returns the variant whose width is estimated to be the fastest.
@@ -225,7 +225,8 @@ impl Product {
         widths.into_iter().find_map(|width| Product::of(a, b, out, shape, width, is_exact, is_single))
     }
 
-    /// Plans the product `a · bᵀ` without groups `[m, n]` in type `out`, whose sums have the order that `gemm/mod.rs` states. Returns `None` as [`Product::plan`].
+    /// Plans the product `a · bᵀ` without groups `[m, n]` in type `out`, whose sums have the order that `gemm/mod.rs` states. Returns `None` as
+    /// [`Product::plan`].
     pub fn single(gpu: &CudaDevice, a: Operand, b: Operand, [m, n]: [usize; 2], out: DType) -> Option<Product> {
         if !gpu.runs(&SOURCE) {
             return None;
