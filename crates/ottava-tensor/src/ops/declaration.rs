@@ -315,7 +315,7 @@ pub(in crate::ops) mod types {
     macro_rules! elements {
         ($($name:ident)+) => { $(pub(in crate::ops) enum $name {})+ };
     }
-    elements! { CODE FROM G KV M RowDraw Scalars TO W WORD X Y bf16 e4m3 f16 float2 uint4 void }
+    elements! { CODE FROM G KV M RowDraw Scalars TO W WORD X Y bf16 e4m3 f16 float2 int2 uint4 void }
 
     macro_rules! structs {
         ($($name:ident)+) => { $(

@@ -4,11 +4,13 @@
 //! training. A kernel may divide a segment into chunks that begin at the start of the segment.
 
 mod cpu;
+pub(super) mod cuda;
+pub(super) mod delta_chunks;
 #[cfg(test)]
 mod tests;
 
 use super::delta_gates::DeltaGates;
-use super::dispatch::{dispatch, no_kernel};
+use super::dispatch::dispatch;
 use super::{SegmentStates, Segments, expect_compute, real_type};
 use crate::{Error, Result, Tensor};
 
@@ -129,7 +131,7 @@ pub fn gated_delta_rule(
     dispatch! { qkv.device(),
         scratch => cpu::scratch(&o, spec, &segments, states.is_some()),
         cpu => cpu::gated_delta_rule(qkv, gates, spec, segments, states, &mut o)?,
-        _gpu => return Err(no_kernel("gated_delta_rule")),
+        gpu => cuda::gated_delta_rule(gpu, qkv, gates, spec, segments, states, &mut o)?,
     }
     Ok(o)
 }
@@ -163,7 +165,7 @@ pub fn gated_delta_rule_backward(
     dispatch! { qkv.device(),
         scratch => cpu::scratch_of_backward(qkv, spec, &segments),
         cpu => cpu::gated_delta_rule_backward(d_o, [qkv, &gates.g, &gates.beta], spec, segments, states, &mut gradient)?,
-        _gpu => return Err(no_kernel("gated_delta_rule_backward")),
+        gpu => cuda::gated_delta_rule_backward(gpu, d_o, [qkv, &gates.g, &gates.beta], spec, segments, states, &mut gradient)?,
     }
     Ok(gradient)
 }

@@ -1,0 +1,176 @@
+//! The recurrence on a GPU, and the choice between it and chunks.
+
+use super::{DeltaGates, DeltaGradient, DeltaSpec, DeltaStates, EPS, SegmentStates, Segments, delta_chunks};
+use crate::cuda::CudaDevice;
+use crate::ops::declaration::kernels;
+use crate::ops::launch::{BLOCK, Defines};
+use crate::{DType, Error, Result, Tensor};
+
+kernels! {
+    static SOURCE = { file: "gated_delta_rule", constants: [TOKENS, COLUMNS], variants: &[NARROW, WIDE].concat() };
+    kernel gated_delta_rule(
+        o: *mut X, qkv: *const X, g: *const f32, beta: *const f32, at: *const i32, count: i32, length: i32, rows: i32, states: *mut f32,
+        slots: *const i32, past: *const i32, key_heads: i32, heads: i32, keys: i32, values: i32, eps: f32
+    );
+    kernel gated_delta_rule_backward(
+        dqkv: *mut X, dg: *mut f32, dbeta: *mut f32, dbefore: *mut f32, dq: *mut f32, dk: *mut f32, tiles: *mut f32, tokens: *mut f32,
+        d_o: *const X, qkv: *const X, g: *const f32, beta: *const f32, before: *const f32, gradient: *const f32, at: *const i32, count: i32,
+        length: i32, key_heads: i32, heads: i32, keys: i32, values: i32, eps: f32
+    );
+    kernel gated_delta_rule_units(
+        dqkv: *mut X, dg: *mut f32, dbeta: *mut f32, dq: *const f32, dk: *const f32, qkv: *const X, at: *const i32, count: i32,
+        key_heads: i32, heads: i32, keys: i32, values: i32, eps: f32
+    );
+}
+
+/// The number of tokens of a tile, and the number of columns of a state that a block has in registers.
+const TOKENS: usize = 16;
+const COLUMNS: usize = 32;
+/// The largest size of a key: a block of eight warps with 32 rows each.
+const LARGEST_KEY: usize = 256;
+
+/// The storage types, with 16 rows of a state for each of eight warps, and with 32.
+const NARROW: &[Defines] =
+    &[&[("X", "f32"), ("ROWS", "16")], &[("X", "f16"), ("ROWS", "16")], &[("X", "bf16"), ("ROWS", "16")]];
+const WIDE: &[Defines] =
+    &[&[("X", "f32"), ("ROWS", "32")], &[("X", "f16"), ("ROWS", "32")], &[("X", "bf16"), ("ROWS", "32")]];
+
+/// Returns the variant for a storage type and a size of keys, and the number of rows that its blocks have.
+fn variant(dtype: DType, spec: &DeltaSpec) -> Result<(Defines, usize)> {
+    let (variants, keys) =
+        if spec.key_dim <= LARGEST_KEY / 2 { (NARROW, LARGEST_KEY / 2) } else { (WIDE, LARGEST_KEY) };
+    if spec.key_dim > keys {
+        let size = spec.key_dim;
+        return Err(Error::Value(format!(
+            "gated_delta_rule: keys of {size} elements; a GPU has kernels for up to {keys}"
+        )));
+    }
+    let at = match dtype {
+        DType::F32 => 0,
+        DType::F16 => 1,
+        _ => 2,
+    };
+    crate::ops::launch::storage(dtype).map(|_| (variants[at], keys))
+}
+
+impl<'a> Segments<'a> {
+    /// Returns the offsets, if there are any, and the length of segments without offsets.
+    pub(super) fn pass(&self, rows: usize) -> (Option<&'a Tensor>, usize) {
+        match self {
+            Segments::Even(count) => (None, rows.checked_div(*count).unwrap_or(0)),
+            Segments::At(at) => (Some(at), 0),
+        }
+    }
+}
+
+pub(super) fn gated_delta_rule(
+    gpu: &CudaDevice,
+    qkv: &Tensor,
+    gates: &DeltaGates,
+    spec: &DeltaSpec,
+    segments: Segments,
+    states: Option<SegmentStates>,
+    o: &mut Tensor,
+) -> Result<()> {
+    if states.is_none() && delta_chunks::supports(gpu, qkv.dtype(), spec)? {
+        return delta_chunks::forward(gpu, qkv, gates, spec, segments, o);
+    }
+    let (rows, count) = (qkv.shape()[0], segments.count());
+    let (at, length) = segments.pass(rows);
+    let (defines, _) = variant(qkv.dtype(), spec)?;
+    let DeltaSpec { key_heads, value_heads, key_dim, value_dim } = *spec;
+    let (values, slots, past) = match states {
+        Some(SegmentStates { values, slots, past }) => (Some(values), Some(slots), Some(past)),
+        None => (None, None, None),
+    };
+    let entry = kernel::gated_delta_rule(
+        o,
+        qkv,
+        &gates.g,
+        &gates.beta,
+        at,
+        count,
+        length,
+        rows,
+        values,
+        slots,
+        past,
+        key_heads,
+        value_heads,
+        key_dim,
+        value_dim,
+        EPS,
+    );
+    let blocks = count + usize::from(at.is_some());
+    let grid = [value_dim.div_ceil(COLUMNS) as u32, value_heads as u32, blocks as u32];
+    // SAFETY: the op has checked that gates, segments and states fit `qkv`. Offsets are those of rows, and slots those of the pool: the caller's
+    // promise, because they are on the GPU.
+    unsafe { gpu.launch_early(&SOURCE.kernel(defines, entry), grid, BLOCK, 0) }
+}
+
+pub(super) fn gated_delta_rule_backward(
+    gpu: &CudaDevice,
+    d_o: &Tensor,
+    [qkv, g, beta]: [&Tensor; 3],
+    spec: &DeltaSpec,
+    segments: Segments,
+    states: DeltaStates,
+    gradient: &mut DeltaGradient,
+) -> Result<()> {
+    if delta_chunks::supports(gpu, qkv.dtype(), spec)? {
+        return delta_chunks::backward(gpu, d_o, [qkv, g, beta], spec, segments, states, gradient);
+    }
+    let (rows, count) = (qkv.shape()[0], segments.count());
+    let (at, length) = segments.pass(rows);
+    let (defines, keys) = variant(qkv.dtype(), spec)?;
+    let DeltaSpec { key_heads, value_heads, key_dim, value_dim } = *spec;
+    let empty = |shape: &[usize]| Tensor::empty(qkv.device(), shape, DType::F32);
+    let by_heads = [rows, value_heads, key_dim];
+    let (mut dq, mut dk) = (empty(&by_heads)?, empty(&by_heads)?);
+    let mut tiles = empty(&[rows / TOKENS + count, value_heads, keys, COLUMNS])?;
+    let mut tokens = empty(&[count, value_heads, TOKENS, keys, COLUMNS])?;
+    let DeltaGradient { qkv: dqkv, gates: d, before } = gradient;
+    let entry = kernel::gated_delta_rule_backward(
+        &mut *dqkv,
+        &mut d.g,
+        &mut d.beta,
+        before.as_mut(),
+        &mut dq,
+        &mut dk,
+        &mut tiles,
+        &mut tokens,
+        d_o,
+        qkv,
+        g,
+        beta,
+        states.before,
+        states.gradient,
+        at,
+        count,
+        length,
+        key_heads,
+        value_heads,
+        key_dim,
+        value_dim,
+        EPS,
+    );
+    // SAFETY: as in forward; the gradients have the shapes of their inputs, and the scratch has a tile more per segment than its rows fill.
+    unsafe { gpu.launch(&SOURCE.kernel(defines, entry), [1, value_heads as u32, count as u32], BLOCK, 0)? };
+    let entry = kernel::gated_delta_rule_units(
+        dqkv,
+        &mut d.g,
+        &mut d.beta,
+        &dq,
+        &dk,
+        qkv,
+        at,
+        count,
+        key_heads,
+        value_heads,
+        key_dim,
+        value_dim,
+        EPS,
+    );
+    // SAFETY: as above, with a block for each row.
+    unsafe { gpu.launch(&SOURCE.kernel(defines, entry), [rows as u32, 1, 1], BLOCK, 0) }
+}
