@@ -15,7 +15,7 @@ pub struct FamilyTime {
 
 /// The uses in the order of a table, with prefixes of the names of their kernels. Only the time for which compute waits for collectives and for
 /// transfers to the host is counted.
-const FAMILIES: [(&str, &[&str]); 25] = [
+const FAMILIES: [(&str, &[&str]); 26] = [
     ("linears, fprop", &[]),
     ("linears, dgrad", &[]),
     ("linears, fprop and dgrad", &[]),
@@ -23,7 +23,8 @@ const FAMILIES: [(&str, &[&str]); 25] = [
     ("experts, products", &["grouped_"]),
     ("routing", &["route", "add_counts", "count_slots", "place_slots", "gather", "combine", "weight_gradient"]),
     ("head and loss", &["cross_entropy", "divergence", "entropy", "cap_logits"]),
-    ("attention", &["attention", "row_products"]),
+    ("attention", &["attention", "row_products", "output_gate"]),
+    ("gated delta nets", &["causal_conv", "delta_gates", "gated_norm"]),
     ("norms", &["rmsnorm", "head_norm", "projection_"]),
     ("SwiGLU", &["swiglu"]),
     ("RoPE", &["rope"]),

@@ -2,10 +2,11 @@
 //! of the gated delta rule.
 
 mod cpu;
+pub(super) mod cuda;
 #[cfg(test)]
 mod tests;
 
-use super::dispatch::{dispatch, no_kernel};
+use super::dispatch::dispatch;
 use super::{SegmentStates, Segments, expect_compute, expect_gradient};
 use crate::{Error, Result, Tensor};
 
@@ -66,7 +67,7 @@ pub fn causal_conv(
     let mut y = x.empty_like()?;
     dispatch! { x.device(),
         cpu => cpu::causal_conv(x, weights, segments, states, &mut y)?,
-        _gpu => return Err(no_kernel("causal_conv")),
+        gpu => cuda::causal_conv(gpu, x, weights, segments, states, &mut y)?,
     }
     Ok(y)
 }
@@ -75,8 +76,8 @@ pub fn causal_conv(
 /// parameters: `dweight` `[C, 1, K]` and `dbias` `[C]`, F32 (F64 for F64).
 ///
 /// With `dp = dy · silu′(p)`: `dx[s, c] = Σ_i weight[c, 0, i] · dp[s + (K − 1) − i, c]` in the segment of `s`, in the order of `i`;
-/// `dweight[c, 0, i] += Σ_t dp[t, c] · x[t − (K − 1) + i, c]`; `dbias[c] += Σ_t dp[t, c]`. The sums over tokens add partial sums of 64 rows of the matrix,
-/// in order. `p` is recomputed. Has the errors of [`causal_conv`], and errors if only one of bias and `dbias` is given.
+/// `dweight[c, 0, i] += Σ_t dp[t, c] · x[t − (K − 1) + i, c]`; `dbias[c] += Σ_t dp[t, c]`. The sums over tokens add partial sums in order, on the CPU
+/// of 64 rows of the matrix. `p` is recomputed. Has the errors of [`causal_conv`], and errors if only one of bias and `dbias` is given.
 pub fn causal_conv_backward(
     dy: &Tensor,
     x: &Tensor,
@@ -102,7 +103,7 @@ pub fn causal_conv_backward(
     dispatch! { x.device(),
         scratch => cpu::scratch_of_backward(x, taps),
         cpu => cpu::causal_conv_backward(dy, x, weights, segments, &mut dx, dweight, dbias)?,
-        _gpu => return Err(no_kernel("causal_conv_backward")),
+        gpu => cuda::causal_conv_backward(gpu, [dy, x], weights, segments, &mut dx, dweight, dbias)?,
     }
     Ok(dx)
 }

@@ -1,10 +1,11 @@
 //! The gates of the gated delta rule: how fast a state decays, and how strongly a token writes to it. Yang et al. 2024, arXiv:2412.06464.
 
 mod cpu;
+pub(super) mod cuda;
 #[cfg(test)]
 mod tests;
 
-use super::dispatch::{dispatch, no_kernel};
+use super::dispatch::dispatch;
 use super::{expect_compute, expect_gradient, real_type};
 use crate::{Result, Tensor};
 
@@ -61,7 +62,7 @@ pub fn delta_gates(input: GateInput) -> Result<DeltaGates> {
     let mut gates = DeltaGates { g: empty()?, beta: empty()? };
     dispatch! { input.b.device(),
         cpu => cpu::delta_gates(input, &mut gates),
-        _gpu => return Err(no_kernel("delta_gates")),
+        gpu => cuda::delta_gates(gpu, input, &mut gates)?,
     }
     Ok(gates)
 }
@@ -70,7 +71,7 @@ pub fn delta_gates(input: GateInput) -> Result<DeltaGates> {
 /// parameters, `da_log` and `ddt_bias` `[H]` in F32 (F64 for F64).
 ///
 /// `db = dbeta · beta · (1 − beta)`; `da = −dg · exp(a_log) · sigmoid(a + dt_bias)`; `ddt_bias += Σ_t da`; `da_log += Σ_t dg · g`. The sums are of `da`
-/// before it is rounded, and add partial sums of 64 rows in order. Has the errors of [`delta_gates`].
+/// before it is rounded, and add partial sums in order, on the CPU of 64 rows. Has the errors of [`delta_gates`].
 pub fn delta_gates_backward(
     d: &DeltaGates,
     input: GateInput,
@@ -92,7 +93,7 @@ pub fn delta_gates_backward(
     let mut gradient = GateGradient { b: input.b.empty_like()?, a: input.a.empty_like()? };
     dispatch! { input.b.device(),
         cpu => cpu::delta_gates_backward(d, input, gates, &mut gradient, [da_log, ddt_bias]),
-        _gpu => return Err(no_kernel("delta_gates_backward")),
+        gpu => cuda::delta_gates_backward(gpu, d, input, gates, &mut gradient, [da_log, ddt_bias])?,
     }
     Ok(gradient)
 }

@@ -1,5 +1,5 @@
 use super::*;
-use crate::testing::{assert_gradient, dot, normals, values};
+use crate::testing::{Tolerance, assert_gradient, dot, normals, parity, values};
 use crate::{DType, Device};
 
 fn inputs(tokens: usize, heads: usize) -> [Tensor; 4] {
@@ -10,6 +10,38 @@ fn inputs(tokens: usize, heads: usize) -> [Tensor; 4] {
 
 fn gates_of([b, a, a_log, dt_bias]: [&Tensor; 4]) -> DeltaGates {
     delta_gates(GateInput { b, a, a_log, dt_bias }).unwrap()
+}
+
+#[test]
+fn delta_gates_agree_across_devices() {
+    for (tokens, heads) in [(1, 1), (7, 3), (70, 33), (300, 64)] {
+        for dtype in [DType::F32, DType::F16, DType::BF16] {
+            let matrix = |name, dtype| normals(name, &[tokens, heads], dtype);
+            let vector = |name| normals(name, &[heads], DType::F32);
+            let inputs = [
+                matrix("b", dtype),
+                matrix("a", dtype),
+                vector("a_log"),
+                vector("dt_bias"),
+                matrix("dg", DType::F32),
+                matrix("dbeta", DType::F32),
+            ];
+            let of = |t: &[Tensor]| -> Result<([Tensor; 4], [Tensor; 2])> {
+                let input = GateInput { b: &t[0], a: &t[1], a_log: &t[2], dt_bias: &t[3] };
+                let gates = delta_gates(input)?;
+                let d = DeltaGates { g: t[4].duplicate()?, beta: t[5].duplicate()? };
+                let zeros = || Tensor::zeros(t[0].device(), &[heads], DType::F32);
+                let (mut da_log, mut ddt_bias) = (zeros()?, zeros()?);
+                let gradient = delta_gates_backward(&d, input, &gates, &mut da_log, &mut ddt_bias)?;
+                Ok(([gates.g, gates.beta, da_log, ddt_bias], [gradient.b, gradient.a]))
+            };
+            // The exponentials and logarithms of CPU and GPU differ in the last bits, and tokens are summed in another order.
+            parity(&inputs, Tolerance::Steps(DType::F32, 64.0), |t| Ok(of(t)?.0.into()));
+            // The difference of one and a sigmoid near one has few of the sigmoid's bits.
+            let steps = if dtype == DType::F32 { 128.0 } else { 1.0 };
+            parity(&inputs, Tolerance::Steps(dtype, steps), |t| Ok(of(t)?.1.into()));
+        }
+    }
 }
 
 #[test]

@@ -1,12 +1,14 @@
 //! RMSNorm of each head, then a gate: the norm after the gated delta rule. Yang et al. 2024, arXiv:2412.06464.
 
 mod cpu;
+pub(super) mod cuda;
 #[cfg(test)]
 mod tests;
 
-use super::dispatch::{dispatch, no_kernel};
+use super::dispatch::dispatch;
+use super::head_norm::cuda::LARGEST_HEAD;
 use super::{expect_compute, expect_gradient};
-use crate::{Error, Result, Tensor};
+use crate::{Device, Error, Result, Tensor};
 
 fn check(what: &str, x: &Tensor, z: &Tensor, weight: &Tensor) -> Result<()> {
     let ([tokens, width], [dim]) = (x.dims(&format!("{what}: x"))?, weight.dims(&format!("{what}: weight"))?);
@@ -16,22 +18,26 @@ fn check(what: &str, x: &Tensor, z: &Tensor, weight: &Tensor) -> Result<()> {
         tensor.expect_dtype(what, &[x.dtype()])?;
         tensor.expect_device(what, x.device())?;
     }
-    match dim > 0 && width.is_multiple_of(dim) {
-        true => Ok(()),
-        false => Err(Error::Value(format!("{what}: rows of {width} elements do not divide into heads of {dim}"))),
+    if dim == 0 || !width.is_multiple_of(dim) {
+        return Err(Error::Value(format!("{what}: rows of {width} elements do not divide into heads of {dim}")));
     }
+    if matches!(x.device(), Device::Cuda(_)) && dim > LARGEST_HEAD {
+        return Err(Error::Value(format!("{what}: heads of {dim} elements, {LARGEST_HEAD} are the most on a GPU")));
+    }
+    Ok(())
 }
 
 /// Returns `y = x · rstd · weight · silu(z)`, with `rstd = 1 / sqrt(mean(x²) + eps)` over the `D` elements of each head: the norm comes before the
 /// gate. Computed in F32 (F64 for F64), and rounded once.
 ///
-/// `x` and `z` are `[T, H·D]`, and `weight` is `[D]` for all heads. Errors with [`Error::Shape`] or [`Error::Value`] if they do not fit.
+/// `x` and `z` are `[T, H·D]`, and `weight` is `[D]` for all heads. Errors with [`Error::Shape`] or [`Error::Value`] if they do not fit, or if `D` is
+/// above 256 on a GPU.
 pub fn gated_norm(x: &Tensor, z: &Tensor, weight: &Tensor, eps: f64) -> Result<Tensor> {
     check("gated_norm", x, z, weight)?;
     let mut y = x.empty_like()?;
     dispatch! { x.device(),
         cpu => cpu::gated_norm(x, z, weight, eps, &mut y),
-        _gpu => return Err(no_kernel("gated_norm")),
+        gpu => cuda::gated_norm(gpu, [x, z], weight, eps, &mut y)?,
     }
     Ok(y)
 }
@@ -39,7 +45,8 @@ pub fn gated_norm(x: &Tensor, z: &Tensor, weight: &Tensor, eps: f64) -> Result<T
 /// Returns the gradients of [`gated_norm`] by `x` and `z`, from the gradient `dy` and the same inputs. Adds to `dweight` `[D]`, F32 (F64 for F64).
 ///
 /// With `n = x · rstd` and `u = dy · weight · silu(z)`: `dx = rstd · (u − n · mean(u · n))`; `dz = dy · n · weight · silu′(z)`;
-/// `dweight += Σ dy · n · silu(z)` over tokens and heads, in partial sums of 64 rows that are added in order. Has the errors of [`gated_norm`].
+/// `dweight += Σ dy · n · silu(z)` over tokens and heads, in partial sums that are added in order, on the CPU of 64 rows. Has the errors of
+/// [`gated_norm`].
 pub fn gated_norm_backward(
     dy: &Tensor,
     x: &Tensor,
@@ -57,7 +64,7 @@ pub fn gated_norm_backward(
     let (mut dx, mut dz) = (x.empty_like()?, x.empty_like()?);
     dispatch! { x.device(),
         cpu => cpu::gated_norm_backward([dy, x, z], weight, eps, [&mut dx, &mut dz], dweight),
-        _gpu => return Err(no_kernel("gated_norm_backward")),
+        gpu => cuda::gated_norm_backward(gpu, [dy, x, z], weight, eps, [&mut dx, &mut dz], dweight)?,
     }
     Ok([dx, dz])
 }

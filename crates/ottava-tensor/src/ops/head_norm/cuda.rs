@@ -7,7 +7,7 @@ use crate::{DType, Result, Tensor};
 
 kernels! {
     table source(NormKind) = {
-        file: "head_norm", headers: [], constants: [], variants: launch::STORAGE,
+        file: "head_norm", headers: ["heads.cuh"], constants: [], variants: launch::STORAGE,
         (NormKind::Rms) => [],
         (NormKind::RmsPlusOne) => [ADDS_ONE],
         (NormKind::Layer) => [CENTERED],
@@ -22,13 +22,18 @@ kernels! {
 }
 
 /// The largest head size: eight elements for each thread of a warp.
-pub(super) const LARGEST_HEAD: usize = 256;
+pub(in crate::ops) const LARGEST_HEAD: usize = 256;
+
+/// Returns the number of threads that share a head in `heads.cuh`.
+pub(in crate::ops) fn lanes(head_dim: usize, tensors: &[&Tensor]) -> usize {
+    let wide = [8, 16, 32, 64, 128, LARGEST_HEAD].contains(&head_dim) && launch::aligned(tensors);
+    if wide { head_dim / 8 } else { 32 }
+}
 
 /// Returns the number of threads that share a head, and the grid for all heads of `rows`. For LayerNorm, the grid is such that each group of threads
 /// has one head of all rows.
 fn shape(gpu: &CudaDevice, tensors: &[&Tensor], rows: usize, layout: HeadNormLayout) -> (usize, [u32; 3]) {
-    let wide = [8, 16, 32, 64, 128, 256].contains(&layout.head_dim) && launch::aligned(tensors);
-    let lanes = if wide { layout.head_dim / 8 } else { 32 };
+    let lanes = lanes(layout.head_dim, tensors);
     let [blocks, ..] = launch::readers(gpu, (rows * layout.all() * lanes).div_ceil(BLOCK as usize));
     let whole = |blocks: &usize| (blocks * groups(lanes)).is_multiple_of(layout.all());
     match layout.kind {

@@ -1,5 +1,4 @@
-// Groups of `lanes` threads, a power of two, stride over the heads of all rows. A thread holds eight elements of a head. They are neighbours if
-// `lanes` times eight is the size of a head. Otherwise they are every 32nd element, for heads of up to 256.
+// Groups of `lanes` threads (heads.cuh) stride over the heads of all rows.
 
 // With CENTERED, this is LayerNorm with a weight per head. The number of groups is a multiple of the number of heads, so each group has one head of
 // all rows.
@@ -15,28 +14,6 @@
 // The number of heads that a thread loads before it processes the first head.
 #define FORWARD_LOADS 4
 #define BACKWARD_LOADS 2
-
-__device__ __forceinline__ float group_sum(float v, int lanes) {
-    for (int offset = lanes / 2; offset > 0; offset /= 2) v += __shfl_xor_sync(0xFFFFFFFF, v, offset);
-    return v;
-}
-
-struct Head {
-    int lane, dim;
-    bool wide;
-    __device__ __forceinline__ int column(int j) const { return wide ? lane * 8 + j : lane + 32 * j; }
-    __device__ __forceinline__ void read(const X* from, float (&v)[8]) const {
-        if (wide) return unpack8(load8(from + lane * 8), v);
-#pragma unroll
-        for (int j = 0; j < 8; j++) v[j] = column(j) < dim ? load(from[column(j)]) : 0.0f;
-    }
-    __device__ __forceinline__ void write(X* to, const float (&v)[8]) const {
-        if (wide) return store8(to + lane * 8, pack8<X>(v));
-#pragma unroll
-        for (int j = 0; j < 8; j++)
-            if (column(j) < dim) store(&to[column(j)], v[j]);
-    }
-};
 
 // Returns the rstd of a head. LayerNorm first subtracts the mean of the head, unless it is a value head. Elements beyond the head stay zero.
 __device__ __forceinline__ float rstd_of(float (&x)[8], const Head& head, int lanes, float eps, bool centers = true) {
@@ -74,7 +51,7 @@ __device__ __forceinline__ void read_weights(const Head& head, const X* wq, cons
 
 extern "C" __global__ void __launch_bounds__(256) head_norm(X* y, const X* x, const X* wq, const X* wk, int rows, int heads, int kv_heads,
                                                             int dim, int lanes, float eps) {
-    const Head head = {(int)threadIdx.x % lanes, dim, lanes * 8 == dim};
+    const Head head = {(int)threadIdx.x % lanes, dim, lanes * 8 == dim && aligned(y, x, wq, wk)};
     const int all = heads + 2 * kv_heads, groups = blockDim.x / lanes, in_warp = 32 / lanes;
     const u64 total = (u64)rows * all;
     float q[8] = {}, k[8] = {};
@@ -110,7 +87,7 @@ extern "C" __global__ void __launch_bounds__(256) head_norm_backward(X* dx, floa
                                                                      const X* wq, const X* wk, int rows, int heads, int kv_heads, int dim,
                                                                      int lanes, float eps) {
     __shared__ float sums[2][256 * 8];
-    const Head head = {(int)threadIdx.x % lanes, dim, lanes * 8 == dim};
+    const Head head = {(int)threadIdx.x % lanes, dim, lanes * 8 == dim && aligned(dx, dy, x, wq, wk)};
     const int all = heads + 2 * kv_heads, groups = blockDim.x / lanes, in_warp = 32 / lanes;
     const u64 total = (u64)rows * all;
     float q[8] = {}, k[8] = {}, sum_q[8] = {}, sum_k[8] = {};

@@ -40,6 +40,23 @@ fn head_norm_agrees_across_devices() {
     }
 }
 
+/// Views may begin at any element.
+#[test]
+fn unaligned_heads_agree_across_devices() {
+    let layout = HeadNormLayout { heads: 1, kv_heads: 1, head_dim: 256, kind: NormKind::Rms };
+    let inputs = ["x", "dy", "q", "k"].map(|name| normals(name, &[1 + 3 * 256], DType::BF16));
+    // As in `head_norm_agrees_across_devices`.
+    parity(&inputs, Tolerance::Steps(DType::BF16, 1.0), |t| {
+        let [x, dy] = [0, 1].map(|i| t[i].rows(1, 1 + 3 * 256).and_then(|x| x.reshape(&[1, 3 * 256])));
+        let (x, dy, q, k) = (x?, dy?, t[2].rows(1, 257)?, t[3].rows(1, 257)?);
+        let weights = HeadNormWeights { q: &q, k: &k };
+        let zeros = || Tensor::zeros(x.device(), &[256], DType::F32);
+        let (mut dq, mut dk) = (zeros()?, zeros()?);
+        let dx = head_norm_backward(&dy, &x, weights, layout, EPS, &mut dq, &mut dk)?;
+        Ok(vec![head_norm(&x, weights, layout, EPS)?, dx, dq, dk])
+    });
+}
+
 /// Each query and key head is normalised like a row of RMSNorm. Value heads do not change.
 #[test]
 fn head_norm_is_rmsnorm_of_each_head() {

@@ -1,10 +1,11 @@
 //! The gate of attention's output: a sigmoid for each element of each head. Qiu et al. 2025, arXiv:2505.06708.
 
 mod cpu;
+pub(super) mod cuda;
 #[cfg(test)]
 mod tests;
 
-use super::dispatch::{dispatch, no_kernel};
+use super::dispatch::dispatch;
 use super::expect_compute;
 use crate::{Result, Tensor};
 
@@ -26,7 +27,7 @@ pub fn output_gate(x: &Tensor, gate: &Tensor) -> Result<Tensor> {
     let mut y = x.empty_like()?;
     dispatch! { x.device(),
         cpu => cpu::output_gate(x, gate, &mut y),
-        _gpu => return Err(no_kernel("output_gate")),
+        gpu => cuda::output_gate(gpu, x, gate, &mut y)?,
     }
     Ok(y)
 }
@@ -39,7 +40,7 @@ pub fn output_gate_backward(dy: &Tensor, x: &Tensor, gate: &Tensor) -> Result<[T
     let (mut dx, mut dgate) = (x.empty_like()?, x.empty_like()?);
     dispatch! { x.device(),
         cpu => cpu::output_gate_backward([dy, x, gate], [&mut dx, &mut dgate]),
-        _gpu => return Err(no_kernel("output_gate_backward")),
+        gpu => cuda::output_gate_backward(gpu, [dy, x, gate], [&mut dx, &mut dgate])?,
     }
     Ok([dx, dgate])
 }

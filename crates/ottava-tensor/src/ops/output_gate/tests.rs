@@ -1,6 +1,21 @@
 use super::*;
 use crate::DType;
-use crate::testing::{assert_gradient, dot, normals, values};
+use crate::testing::{Tolerance, assert_gradient, dot, normals, parity, values};
+
+#[test]
+fn output_gate_agrees_across_devices() {
+    for shape in [[1, 1], [5, 51], [17, 241], [70, 1000]] {
+        for dtype in [DType::F32, DType::F16, DType::BF16] {
+            let inputs = ["x", "gate", "dy"].map(|name| normals(name, &shape, dtype));
+            // The exponentials of CPU and GPU differ in the last bits, and the difference of one and a sigmoid near one has few of its bits.
+            let steps = if dtype == DType::F32 { 128.0 } else { 1.0 };
+            parity(&inputs, Tolerance::Steps(dtype, steps), |t| {
+                let [dx, dgate] = output_gate_backward(&t[2], &t[0], &t[1])?;
+                Ok(vec![output_gate(&t[0], &t[1])?, dx, dgate])
+            });
+        }
+    }
+}
 
 #[test]
 fn outputs_are_multiplied_by_sigmoids() {

@@ -10,7 +10,7 @@ use crate::{DType, QuantizedTensor, Result, Tensor};
 
 kernels! {
     table plain(Activation) = {
-        file: "swiglu", headers: [], constants: [], variants: launch::STORAGE,
+        file: "swiglu", headers: ["sigmoid.cuh"], constants: [], variants: launch::STORAGE,
         (Activation::SwiGlu) => [],
         (Activation::GeGlu(Gelu::Exact)) => [GELU_EXACT],
         (Activation::GeGlu(Gelu::Tanh)) => [GELU_TANH],
@@ -20,7 +20,7 @@ kernels! {
         (Activation::ClampedSwiGlu) => [CLAMPED],
     };
     table fp8(Activation) = {
-        file: "swiglu", headers: ["destination.cuh", "rows.cuh"], constants: [ROW_EIGHTS], variants: quantize::VARIANTS,
+        file: "swiglu", headers: ["destination.cuh", "rows.cuh", "sigmoid.cuh"], constants: [ROW_EIGHTS], variants: quantize::VARIANTS,
         (Activation::SwiGlu) => [],
         (Activation::GeGlu(Gelu::Exact)) => [GELU_EXACT],
         (Activation::GeGlu(Gelu::Tanh)) => [GELU_TANH],

@@ -7,15 +7,6 @@
 #endif
 #define HALVES (1 + GATED)
 
-__device__ __forceinline__ float sigmoid(float x) {
-    float e, y;
-    // Rounding the exponent has a relative error of at most 2^-17, which is below the precision of 16-bit types.
-    if constexpr (sizeof(X) == 2) asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(e) : "f"(x * -1.44269504f));
-    else e = expf(-x);
-    // The approximation is at most one ulp from the IEEE quotient.
-    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(1.0f + e));
-    return y;
-}
 struct Gradient { float gate, up; };
 #if defined(GELU_TANH) || defined(GELU_EXACT) || defined(RELU2)
 // The function of the gate and its derivative, as in cpu.rs.
