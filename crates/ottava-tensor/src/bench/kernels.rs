@@ -24,6 +24,7 @@ pub fn kernels(meter: Meter, tokens: usize, channels: usize, hidden: usize) -> R
     heads(&mut table, tokens, channels)?;
     gates(&mut table, tokens, channels)?;
     convolutions(&mut table, tokens, 2 * channels)?;
+    delta_rules(&mut table, tokens, channels)?;
     activations::rows(&mut table, tokens, hidden)?;
     experts::rows(&mut table, tokens, channels)?;
     embedding_and_loss(&mut table, tokens, channels)?;
@@ -241,6 +242,34 @@ fn convolutions(table: &mut Table, t: usize, c: usize) -> Result<()> {
     table.row("causal_conv, decode", bf16(2 * taps * sequences * c), &mut || {
         let states = SegmentStates { values: &mut pool, slots: &slots, past: &past };
         causal_conv(&rows, weights, Segments::At(&ends), Some(states)).map(drop)
+    })
+}
+
+/// Times the gated delta rule with values `[T, C]`, heads of size 128 and two value heads for each key head: training, and a decode step of 64 sequences.
+fn delta_rules(table: &mut Table, t: usize, c: usize) -> Result<()> {
+    let (device, dim) = (table.device(), 128.min(c / 2));
+    let spec = DeltaSpec { key_heads: c / dim / 2, value_heads: c / dim / 2 * 2, key_dim: dim, value_dim: dim };
+    let (width, values, heads) = (spec.qkv_width(), spec.value_width(), spec.value_heads);
+    let (qkv, d_o) = (table.random(&[t, width], DType::BF16)?, table.random(&[t, values], DType::BF16)?);
+    let (b, a) = (table.random(&[t, heads], DType::BF16)?, table.random(&[t, heads], DType::BF16)?);
+    let (a_log, dt_bias) = (table.random(&[heads], DType::F32)?, table.random(&[heads], DType::F32)?);
+    let gates = delta_gates(GateInput { b: &b, a: &a, a_log: &a_log, dt_bias: &dt_bias })?;
+    let (of_gates, one) = (8 * t * heads, Segments::Even(1));
+    table.row("gated_delta_rule", bf16(t * (width + values)) + of_gates, &mut || {
+        gated_delta_rule(&qkv, &gates, &spec, one, None).map(drop)
+    })?;
+    table.row("gated_delta_rule_backward", bf16(t * (2 * width + values)) + 2 * of_gates, &mut || {
+        gated_delta_rule_backward(&d_o, &qkv, &gates, &spec, one, DeltaStates::default()).map(drop)
+    })?;
+    let sequences = 64.min(t);
+    let (rows, of_rows) = (qkv.rows(0, sequences)?, |x: &Tensor| x.rows(0, sequences));
+    let gates = DeltaGates { g: of_rows(&gates.g)?, beta: of_rows(&gates.beta)? };
+    let indices = |of: Vec<i32>| Tensor::from_slice(device, &[of.len()], &of);
+    let (slots, past) = (indices((0..sequences as i32).collect())?, indices(vec![1; sequences])?);
+    let mut states = table.random(&[sequences, heads, dim, dim], DType::F32)?;
+    table.row("gated_delta_rule, decode", 8 * states.len(), &mut || {
+        let states = SegmentStates { values: &mut states, slots: &slots, past: &past };
+        gated_delta_rule(&rows, &gates, &spec, Segments::Even(sequences), Some(states)).map(drop)
     })
 }
 

@@ -24,7 +24,7 @@ const FAMILIES: [(&str, &[&str]); 26] = [
     ("routing", &["route", "add_counts", "count_slots", "place_slots", "gather", "combine", "weight_gradient"]),
     ("head and loss", &["cross_entropy", "divergence", "entropy", "cap_logits"]),
     ("attention", &["attention", "row_products", "output_gate"]),
-    ("gated delta nets", &["causal_conv", "delta_gates", "gated_norm"]),
+    ("gated delta nets", &["causal_conv", "delta_", "gated_delta_rule", "gated_norm"]),
     ("norms", &["rmsnorm", "head_norm", "projection_"]),
     ("SwiGLU", &["swiglu"]),
     ("RoPE", &["rope"]),

@@ -56,6 +56,7 @@ fn keys() -> Vec<(&'static str, Value)> {
         ("qwen2.5-7b", qwen(152_064, 3584, 18_944, 28, 28, 4, false)),
         ("qwen3-0.6b", qwen3(1024, 3072, 28, 16, true)),
         ("qwen3-8b", qwen3(4096, 12_288, 36, 32, false)),
+        ("qwen3.5-9b", dense("qwen3_5_text", 248_320, 4096, 12_288, 32, 16, 4)),
         ("gpt2", gpt2(768, 12, 12)),
         ("gpt2-xl", gpt2(1600, 48, 25)),
         ("gemma-2-9b", dense("gemma2", 256_000, 3584, 14_336, 42, 16, 8)),

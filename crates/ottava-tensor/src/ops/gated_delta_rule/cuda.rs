@@ -1,13 +1,13 @@
 //! The recurrence on a GPU, and the choice between it and chunks.
 
 use super::{DeltaGates, DeltaGradient, DeltaSpec, DeltaStates, EPS, SegmentStates, Segments, delta_chunks};
-use crate::cuda::CudaDevice;
+use crate::cuda::{CudaDevice, Entry, Kernel};
 use crate::ops::declaration::kernels;
-use crate::ops::launch::{BLOCK, Defines};
+use crate::ops::launch::{self, BLOCK};
 use crate::{DType, Error, Result, Tensor};
 
 kernels! {
-    static SOURCE = { file: "gated_delta_rule", constants: [TOKENS, COLUMNS], variants: &[NARROW, WIDE].concat() };
+    static SOURCE = { file: "gated_delta_rule", constants: [TOKENS, COLUMNS, ROWS], variants: launch::STORAGE };
     kernel gated_delta_rule(
         o: *mut X, qkv: *const X, g: *const f32, beta: *const f32, at: *const i32, count: i32, length: i32, rows: i32, states: *mut f32,
         slots: *const i32, past: *const i32, key_heads: i32, heads: i32, keys: i32, values: i32, eps: f32
@@ -26,31 +26,17 @@ kernels! {
 /// The number of tokens of a tile, and the number of columns of a state that a block has in registers.
 const TOKENS: usize = 16;
 const COLUMNS: usize = 32;
-/// The largest size of a key: a block of eight warps with 32 rows each.
-const LARGEST_KEY: usize = 256;
+/// The largest size of a key: a block has eight warps, with `ROWS` rows of a state each.
+const LARGEST_KEY: usize = 8 * ROWS;
+const ROWS: usize = 16;
 
-/// The storage types, with 16 rows of a state for each of eight warps, and with 32.
-const NARROW: &[Defines] =
-    &[&[("X", "f32"), ("ROWS", "16")], &[("X", "f16"), ("ROWS", "16")], &[("X", "bf16"), ("ROWS", "16")]];
-const WIDE: &[Defines] =
-    &[&[("X", "f32"), ("ROWS", "32")], &[("X", "f16"), ("ROWS", "32")], &[("X", "bf16"), ("ROWS", "32")]];
-
-/// Returns the variant for a storage type and a size of keys, and the number of rows that its blocks have.
-fn variant(dtype: DType, spec: &DeltaSpec) -> Result<(Defines, usize)> {
-    let (variants, keys) =
-        if spec.key_dim <= LARGEST_KEY / 2 { (NARROW, LARGEST_KEY / 2) } else { (WIDE, LARGEST_KEY) };
-    if spec.key_dim > keys {
+fn variant(qkv: &Tensor, spec: &DeltaSpec, entry: Entry) -> Result<Kernel> {
+    if spec.key_dim > LARGEST_KEY {
         let size = spec.key_dim;
-        return Err(Error::Value(format!(
-            "gated_delta_rule: keys of {size} elements; a GPU has kernels for up to {keys}"
-        )));
+        let message = format!("gated_delta_rule: keys of {size} elements; a GPU has kernels for up to {LARGEST_KEY}");
+        return Err(Error::Value(message));
     }
-    let at = match dtype {
-        DType::F32 => 0,
-        DType::F16 => 1,
-        _ => 2,
-    };
-    crate::ops::launch::storage(dtype).map(|_| (variants[at], keys))
+    Ok(SOURCE.kernel(launch::storage(qkv.dtype())?, entry))
 }
 
 impl<'a> Segments<'a> {
@@ -77,7 +63,6 @@ pub(super) fn gated_delta_rule(
     }
     let (rows, count) = (qkv.shape()[0], segments.count());
     let (at, length) = segments.pass(rows);
-    let (defines, _) = variant(qkv.dtype(), spec)?;
     let DeltaSpec { key_heads, value_heads, key_dim, value_dim } = *spec;
     let (values, slots, past) = match states {
         Some(SegmentStates { values, slots, past }) => (Some(values), Some(slots), Some(past)),
@@ -105,7 +90,7 @@ pub(super) fn gated_delta_rule(
     let grid = [value_dim.div_ceil(COLUMNS) as u32, value_heads as u32, blocks as u32];
     // SAFETY: the op has checked that gates, segments and states fit `qkv`. Offsets are those of rows, and slots those of the pool: the caller's
     // promise, because they are on the GPU.
-    unsafe { gpu.launch_early(&SOURCE.kernel(defines, entry), grid, BLOCK, 0) }
+    unsafe { gpu.launch_early(&variant(qkv, spec, entry)?, grid, BLOCK, 0) }
 }
 
 pub(super) fn gated_delta_rule_backward(
@@ -122,13 +107,12 @@ pub(super) fn gated_delta_rule_backward(
     }
     let (rows, count) = (qkv.shape()[0], segments.count());
     let (at, length) = segments.pass(rows);
-    let (defines, keys) = variant(qkv.dtype(), spec)?;
     let DeltaSpec { key_heads, value_heads, key_dim, value_dim } = *spec;
     let empty = |shape: &[usize]| Tensor::empty(qkv.device(), shape, DType::F32);
     let by_heads = [rows, value_heads, key_dim];
     let (mut dq, mut dk) = (empty(&by_heads)?, empty(&by_heads)?);
-    let mut tiles = empty(&[rows / TOKENS + count, value_heads, keys, COLUMNS])?;
-    let mut tokens = empty(&[count, value_heads, TOKENS, keys, COLUMNS])?;
+    let mut tiles = empty(&[rows / TOKENS + count, value_heads, LARGEST_KEY, COLUMNS])?;
+    let mut tokens = empty(&[count, value_heads, TOKENS, LARGEST_KEY, COLUMNS])?;
     let DeltaGradient { qkv: dqkv, gates: d, before } = gradient;
     let entry = kernel::gated_delta_rule_backward(
         &mut *dqkv,
@@ -155,7 +139,7 @@ pub(super) fn gated_delta_rule_backward(
         EPS,
     );
     // SAFETY: as in forward; the gradients have the shapes of their inputs, and the scratch has a tile more per segment than its rows fill.
-    unsafe { gpu.launch(&SOURCE.kernel(defines, entry), [1, value_heads as u32, count as u32], BLOCK, 0)? };
+    unsafe { gpu.launch(&variant(qkv, spec, entry)?, [1, value_heads as u32, count as u32], BLOCK, 0)? };
     let entry = kernel::gated_delta_rule_units(
         dqkv,
         &mut d.g,
@@ -172,5 +156,5 @@ pub(super) fn gated_delta_rule_backward(
         EPS,
     );
     // SAFETY: as above, with a block for each row.
-    unsafe { gpu.launch(&SOURCE.kernel(defines, entry), [rows as u32, 1, 1], BLOCK, 0) }
+    unsafe { gpu.launch(&variant(qkv, spec, entry)?, [rows as u32, 1, 1], BLOCK, 0) }
 }

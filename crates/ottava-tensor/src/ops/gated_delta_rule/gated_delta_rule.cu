@@ -1,7 +1,5 @@
 // The recurrence of the gated delta rule. The columns of a state do not depend on each other. A block of eight warps holds 32 columns of a head's
 // state in registers: a lane has one column, and warp w has the rows w * ROWS to (w + 1) * ROWS. Tokens are read in tiles of TOKENS.
-//
-// ROWS is the number of rows of a warp; eight times ROWS is at least the size of a key.
 
 #define WARPS 8
 #define KEYS (WARPS * ROWS)
@@ -180,7 +178,7 @@ extern "C" __global__ void __launch_bounds__(256) gated_delta_rule(X* o, const X
     if (state) place.write(state, s);
 }
 
-// Adds `v[j]` over the lanes of a warp; lane j % 32 of the warp keeps the sum of element j. ROWS is 16 or 32.
+// Adds `v[j]` over the lanes of a warp; lane j keeps the sum of element j.
 __device__ __forceinline__ float sum_by_row(const float (&v)[ROWS]) {
     float mine = 0.0f;
 #pragma unroll

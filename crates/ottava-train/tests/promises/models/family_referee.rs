@@ -3,7 +3,7 @@
 
 use crate::models::recorded::Recorded;
 use crate::setup::{
-    devices, gradients, greedy_text, largest_error, logits, losses_and_gradients_of, recipe, relative_error, runs_on,
+    devices, gradients, greedy_text, largest_error, logits, losses_and_gradients_of, recipe, relative_error,
 };
 use ottava_models::Decoder;
 use ottava_recipe::context::Sequences;
@@ -81,8 +81,9 @@ const TOKENS: usize = 24;
 /// the largest logit, and gradients by up to 4.8e-6 of their norm. Swapped linears change logits by more than 1e-3 (`experts.rs`).
 const SUMS: f64 = 1e-5;
 /// The tolerance of logits and gradients of models with gated delta nets, which transformers computes in chunks. Where a query is nearly orthogonal to
-/// the keys of a short state, the norm after the state amplifies roundings. Measured on the CPU, gradients differ by up to 2.5e-5 of their norm.
-const STATES: f64 = 5e-5;
+/// the keys of a short state, the norm after the state amplifies roundings. Measured, gradients differ by up to 2.5e-5 of their norm on the CPU, and
+/// by 1.0e-4 on an H200 (`A_log`, whose gradient sums products of both signs over all tokens).
+const STATES: f64 = 2e-4;
 /// The tolerance of losses. A loss is a mean over targets, in which roundings in both directions cancel: differences of up to 1.4e-7 are seen.
 const LOSS: f64 = 1e-6;
 
@@ -107,7 +108,7 @@ fn packed_documents_have_the_logits_and_gradients_of_transformers() {
         let has_states = recorded.sizes().layers.iter().any(|layer| layer.delta().is_some());
         let sums = if has_states { STATES } else { SUMS };
         let lengths: Vec<usize> = recorded.ids("documents").into_iter().map(|len| len as usize).collect();
-        for device in devices().into_iter().filter(|device| runs_on(&recorded.sizes(), device)) {
+        for device in devices() {
             let mut decoder = decoder(&recorded, &device);
             let place = |ids: Vec<i32>| Tensor::from_slice(&device, &[ids.len()], &ids).unwrap();
             let (inputs, targets) = (place(recorded.ids("inputs")), place(recorded.ids("targets")));
@@ -163,7 +164,7 @@ fn greedy_text_is_that_of_generate() {
         let recorded = open(name);
         let Some(expected) = recorded.find("greedy") else { continue };
         let expected: Vec<u32> = expected.to_vec::<i32>().unwrap().into_iter().map(|id| id as u32).collect();
-        for device in devices().into_iter().filter(|device| runs_on(&recorded.sizes(), device)) {
+        for device in devices() {
             let decoder = decoder(&recorded, &device);
             assert_eq!(greedy_text(&decoder, &expected[..12], expected.len()), expected, "{name} on {device}");
         }
