@@ -37,7 +37,7 @@
 //!
 //! **Text models in larger models.** `WeightFiles` divides the tensors of a vision-language folder: tensors of the text model get the names of a text
 //! model alone, and all others are `Carried`. `write_model` and `Contents` write the names of the folder again, and copy the carried tensors. So no
-//! other code knows the prefix. `stacks.rs` reorders experts that a folder stacks in one tensor.
+//! other code knows the prefix. `stacks.rs` reorders experts that a folder stacks in one tensor, and finds the layout of a folder's experts.
 //!
 //! `docs/checkpoints.md` describes the layout, and `docs/reliability.md` describes the promises and their tests.
 #![forbid(unsafe_code)]
@@ -78,6 +78,7 @@ pub use progress::{Progress, RowsProgress};
 pub use safetensors::{ModelFiles, TensorInfo};
 pub use safetensors_write::{write_file, write_model, write_tensors};
 pub use save::{Saved, Saver};
+pub use stacks::with_experts_of;
 pub use template::FolderTemplate;
 pub use training::Contents;
 pub use weight_files::WeightFiles;

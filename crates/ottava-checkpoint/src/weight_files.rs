@@ -20,7 +20,7 @@ const PART: usize = 1 << 16;
 
 /// The weights of a model folder, open for reading in any order. Tensors of a text model within a larger model have the names of a text model in a
 /// folder of its own.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct WeightFiles {
     files: ModelFiles,
     /// The storage format of FP8 weights; `None` if the folder has no FP8 weights.
@@ -29,7 +29,7 @@ pub struct WeightFiles {
     has_mxfp4: bool,
     /// Whether the folder may have scales of a KV cache.
     stated: bool,
-    /// The parts of the model beside its text model.
+    /// The tensors beside the model that is trained.
     carried: Carried,
 }
 
@@ -57,11 +57,17 @@ impl WeightFiles {
         let (quantization, stated) = (Quantization::of_folder(folder)?, Quantization::is_stated_in(folder)?);
         let config = ConfigFile::read(folder)?;
         let has_mxfp4 = Quantization::is_mxfp4(&config)?;
-        let (files, carried) = Carried::divide(files, &config)?;
-        Ok(WeightFiles { files, quantization, has_mxfp4, stated, carried })
+        let of = |files, carried| WeightFiles { files, quantization, has_mxfp4, stated, carried };
+        let (files, carried) = Carried::divide(files, &config, |files| of(files, Carried::default()))?;
+        Ok(of(files, carried))
     }
 
-    /// Returns the parts of the model beside its text model.
+    /// Returns the tensors beside the model that is trained.
+    pub(super) fn into_carried(self) -> Carried {
+        self.carried
+    }
+
+    /// Returns the tensors beside the model that is trained.
     pub fn carried(&self) -> &Carried {
         &self.carried
     }

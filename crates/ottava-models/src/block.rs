@@ -1,7 +1,8 @@
 //! Builds the blocks of a model from the specs of its layers.
 
 use crate::layers::{
-    Attention, Block, Branch, DeltaNet, Factor, LatentAttention, MixtureOfExperts, Mlp, Norm, OperandCast, Sublayer,
+    Attention, Block, Branch, DeltaNet, Factor, LatentAttention, MixtureOfExperts, Mlp, Norm, OperandCast, Positions,
+    Sublayer,
 };
 use crate::spec::{BranchSpec, RopeSpec, SublayerSpec};
 use crate::{DecoderConfig, RopeTables};
@@ -53,7 +54,9 @@ impl BlockBuilder<'_, '_> {
         let rotary = |rope: RopeSpec| tables.of(config, rope, spec.rotary_dim());
         Ok(match *spec {
             SublayerSpec::Heads(heads, rope) => {
-                Box::new(Attention::new(build, name, heads, stream, rope.map(rotary), shared_input)?)
+                let growth = tables.growth(heads.growth, heads.head_dim);
+                let positions = Positions { rotary: rope.map(rotary), growth };
+                Box::new(Attention::new(build, name, heads, stream, positions, shared_input)?)
             }
             SublayerSpec::Latent(latent, rope) => {
                 Box::new(LatentAttention::new(build, name, latent, stream, rotary(rope))?)

@@ -167,6 +167,16 @@ impl SublayerSpec {
         }
     }
 
+    /// Returns the maximum number of tokens for which the sublayer is implemented and the reason, or `None` without a maximum.
+    pub(super) fn limit(&self) -> Option<(usize, &'static str)> {
+        match self {
+            SublayerSpec::Heads(HeadsSpec { chunk, .. }, _) => {
+                Some(((*chunk)?, "attention in chunks (`attention_chunk_size`) is implemented for texts of one chunk"))
+            }
+            _ => None,
+        }
+    }
+
     /// Returns the factor and the soft cap of attention scores.
     pub fn score_factors(&self) -> [Option<f64>; 2] {
         match self {

@@ -23,6 +23,7 @@ mod granite_moe;
 mod hunyuan_v1_dense;
 mod hunyuan_v1_moe;
 mod llama;
+mod llama4;
 mod minimax_m2;
 pub(super) mod mistral;
 mod mixtral;
@@ -46,6 +47,7 @@ use crate::family::Family;
 /// All families.
 pub(super) const FAMILIES: &[Family] = &[
     llama::FAMILY,
+    llama4::FAMILY,
     mistral::FAMILY,
     mistral::MINISTRAL,
     mistral::MINISTRAL_3,

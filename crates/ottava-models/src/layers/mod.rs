@@ -48,7 +48,7 @@ mod norm;
 mod stream;
 mod sublayer;
 
-pub use attention::{Attention, HeadsSpec, NormScope};
+pub use attention::{Attention, HeadsSpec, NormScope, QueryGrowth};
 pub use block::{Block, BlockSaved};
 pub use branch::{Branch, BranchSaved};
 pub use cast::{CastInput, OperandCast, SavedOperand};
@@ -63,5 +63,5 @@ pub use moe::{ChoiceBias, ExpertsSpec, MixtureOfExperts, RouterLossFactors, Shar
 pub(crate) use names::DELTA_NET;
 pub use names::{BranchNorms, ExpertStacks, LLAMA, Names, Role, SCORE, TensorRole, VALUE, expert_stack};
 pub use norm::{Norm, NormConfig, NormSaved};
-pub use stream::{Rotary, Stream};
+pub use stream::{Positions, Rotary, Stream};
 pub use sublayer::{BranchOperand, Sublayer, SublayerSaved};

@@ -131,7 +131,7 @@ pub use operand::{Accumulation, Operand};
 pub use output_gate::{output_gate, output_gate_backward};
 pub use paged_attention::{KvBlocks, PagedBatch, SuspendedKv, append_kv, paged_attention};
 pub use parameter::{Gradient, UpdatedWeight, WeightCopy};
-pub use permute::{Slots, combine, gather_quantized, gather_to, slots, weight_gradient};
+pub use permute::{Slots, combine, gather_quantized, gather_to, gathered_weight_gradient, slots, weight_gradient};
 pub use policy::{Correction, KlEstimator, PolicyBound, PolicyLoss, PolicyTargets, policy_loss};
 pub use preference::{
     PreferenceLoss, PreferenceTargets, PreferenceTerm, log_odds, preference_loss, sequence_log_probs,

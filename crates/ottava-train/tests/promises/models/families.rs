@@ -110,6 +110,13 @@ pub fn all_families() -> Vec<(&'static str, DecoderConfig)> {
             })),
         ),
         (
+            "llama4",
+            with(json!({
+                "model_type": "llama4_text", "num_local_experts": 4, "num_experts_per_tok": 2, "intermediate_size": 32,
+                "intermediate_size_mlp": 64, "moe_layers": [1], "no_rope_layers": [0, 1], "floor_scale": 4,
+            })),
+        ),
+        (
             "gpt-oss",
             with(
                 json!({"model_type": "gpt_oss", "sliding_window": 7, "num_local_experts": 4, "num_experts_per_tok": 3}),
