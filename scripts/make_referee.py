@@ -40,6 +40,8 @@ from transformers import Qwen3VLMoeConfig, Qwen3VLMoeForConditionalGeneration
 from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
 from transformers import Qwen2MoeConfig, Qwen2MoeForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 from transformers import Qwen3_5Config, Qwen3_5ForConditionalGeneration, Qwen3_5MoeConfig, Qwen3_5MoeForConditionalGeneration
+from transformers import DeepseekV32Config, DeepseekV32ForCausalLM, GlmMoeDsaConfig, GlmMoeDsaForCausalLM
+from transformers import ApertusConfig, ApertusForCausalLM
 from transformers import Llama4Config, Llama4ForCausalLM, Llama4ForConditionalGeneration, Llama4TextConfig
 from transformers import Qwen3_5ForCausalLM, Qwen3_5TextConfig, Qwen3NextConfig, Qwen3NextForCausalLM
 
@@ -106,6 +108,8 @@ LONG = TINY | dict(num_attention_heads=2, num_key_value_heads=1, rope_parameters
 YARN = dict(rope_type="yarn", rope_theta=100.0, factor=4.0, original_max_position_embeddings=16)
 LATENT = TINY | dict(num_key_value_heads=4, kv_lora_rank=12, qk_nope_head_dim=6, qk_rope_head_dim=4, v_head_dim=5)
 LATENT |= dict(moe_intermediate_size=12, n_shared_experts=2)
+INDEXED = LATENT | dict(q_lora_rank=10, n_routed_experts=8, num_experts_per_tok=3, n_shared_experts=1, routed_scaling_factor=2.5)
+INDEXED |= dict(index_topk=24, index_head_dim=8, index_n_heads=3)
 LATENT_YARN = dict(original_max_position_embeddings=16, mscale=0.7, mscale_all_dim=0.8)
 GRANITE_MOE = TINY | dict(embedding_multiplier=12.0, residual_multiplier=0.22, attention_multiplier=0.5, logits_scaling=1.6)
 GRANITE_MOE |= dict(num_local_experts=5, num_experts_per_tok=3)
@@ -199,6 +203,17 @@ OPTIONS = {
         LATENT
         | dict(q_lora_rank=10, n_routed_experts=8, num_experts_per_tok=3, n_shared_experts=1, n_group=4, topk_group=2)
         | dict(first_k_dense_replace=1, routed_scaling_factor=2.5, norm_topk_prob=True),
+    ),
+    # Indexers choose all keys. In GLM-5, the second layer has the choice of the first.
+    "deepseek_v32": (
+        DeepseekV32ForCausalLM,
+        DeepseekV32Config,
+        INDEXED | dict(n_group=4, topk_group=2, first_k_dense_replace=1, rms_norm_eps=1e-6),
+    ),
+    "glm_moe_dsa": (
+        GlmMoeDsaForCausalLM,
+        GlmMoeDsaConfig,
+        INDEXED | dict(n_group=1, topk_group=1, mlp_layer_types=["sparse", "dense"], indexer_types=["full", "shared"], v_head_dim=10),
     ),
     # Half of each head of 8 is rotated.
     "glm4": (Glm4ForCausalLM, Glm4Config, TINY | dict(head_dim=8)),
@@ -381,6 +396,7 @@ OPTIONS = {
             vision_config=QWEN_EYES | dict(num_position_embeddings=16),
         ),
     ),
+    "apertus": (ApertusForCausalLM, ApertusConfig, TINY | dict(attention_bias=True, rope_parameters=dict(rope_type="default", rope_theta=100.0))),
     "llama4": (Llama4ForCausalLM, Llama4TextConfig, LLAMA4),
     "llama4_vl": (
         Llama4ForConditionalGeneration,
@@ -543,6 +559,8 @@ def compare(name):
         gradients |= {n: torch.zeros_like(g) for n, g in gradients.items() if n.endswith("e_score_correction_bias")}
     weights, gradients = (with_heads(of_text(of)) for of in (weights, gradients))
     for n in weights:
+        if ".indexer." in n:  # their choice has no gradient
+            continue
         tensors[f"{name}/weights/{n}"] = weights[n].to(torch.bfloat16)
         tensors[f"{name}/gradients/{n}"] = gradients[n]
     save(name, tensors, metadata)

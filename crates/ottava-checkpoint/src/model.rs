@@ -5,7 +5,7 @@ use crate::{AdapterFolder, TensorInfo, WeightFiles, stacks};
 use ottava_common::error::{Error, Result};
 use ottava_common::hash::{MIX_STEP, mix, name_hash};
 use ottava_common::{interrupt, python_json};
-use ottava_models::layers::{SCORE, VALUE, expert_stack};
+use ottava_models::layers::{ExpertStacks, SCORE, VALUE, expert_stack};
 use ottava_models::{Decoder, DecoderConfig};
 use ottava_recipe::Recipe;
 use ottava_recipe::lora::{MAGNITUDE, PEFT_PREFIX};
@@ -93,9 +93,33 @@ impl FolderWeights {
         };
         let in_order = |order| with(FolderLayout::Stacked(Stacked { order, ..stack }));
         let own = in_order(stack.order);
-        let Ok(info) = self.files.info(&own.stored_name()) else { return own };
-        let other = stack.order.exchanged().map(in_order).filter(|other| other.stored_shape() == info.shape);
-        other.filter(|_| own.stored_shape() != info.shape).unwrap_or(own)
+        let Some(order) = stack.order.exchanged() else { return own };
+        let (other, Ok(info)) = (in_order(order), self.files.info(&own.stored_name())) else { return own };
+        match [&own, &other].map(|tensor| tensor.stored_shape() == info.shape) {
+            [false, true] => other,
+            // The stack of the other linears of these experts tells the order of square matrices.
+            [true, true] if self.has_other_stack(tensor, order) => other,
+            _ => own,
+        }
+    }
+
+    /// Returns whether the folder has the other stack of the experts of `tensor` in this `order`.
+    fn has_other_stack(&self, tensor: &FolderTensor, order: StackOrder) -> bool {
+        let [gate_up, down] = ExpertStacks::NAMES;
+        let Some((mixture, _)) = tensor.name.rsplit_once(".experts.") else { return false };
+        let info = |name: &str| self.files.info(&format!("{mixture}.{name}")).map(|info| info.shape);
+        let (Ok(of_gate_up), Ok(of_down), [outputs, inputs]) = (info(gate_up), info(down), &tensor.shape[..]) else {
+            return false;
+        };
+        // The outputs of the linear before the activation are the inputs of the linear after it.
+        let is_down = expert_stack(tensor.name.trim_end_matches(".weight").rsplit('.').next().unwrap_or_default())
+            .is_some_and(|(name, _)| name == down);
+        let (stored, [rows, columns]) = match is_down {
+            true => (of_gate_up, [2 * inputs, *outputs]),
+            false => (of_down, [*inputs, *outputs]),
+        };
+        let exchanged = if order == StackOrder::InputsFirst { [columns, rows] } else { [rows, columns] };
+        stored.get(1..) == Some(&exchanged[..])
     }
 
     /// Returns the place of `tensor` in a tensor of the folder that stacks the matrices of all experts of a layer as in the memory of transformers,
@@ -280,6 +304,7 @@ impl WeightSource for RandomWeights {
                 Tensor::from_slice(&self.device, &shape, &elements.map(of).collect::<Vec<f32>>())?
             }
             Init::Ones => Tensor::from_slice(&self.device, &shape, &vec![1f32; elements.len()])?,
+            Init::Constant(value) => Tensor::from_slice(&self.device, &shape, &vec![value; elements.len()])?,
             Init::RowNorms { columns, layout, std } => norms_of_weight(self, tensor, elements, (columns, layout), std)?,
         })
     }

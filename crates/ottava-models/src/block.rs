@@ -2,7 +2,7 @@
 
 use crate::layers::{
     Attention, Block, Branch, DeltaNet, Factor, LatentAttention, MixtureOfExperts, Mlp, Norm, OperandCast, Positions,
-    Sublayer,
+    Sublayer, XieluMlp,
 };
 use crate::spec::{BranchSpec, RopeSpec, SublayerSpec};
 use crate::{DecoderConfig, RopeTables};
@@ -63,6 +63,7 @@ impl BlockBuilder<'_, '_> {
             }
             SublayerSpec::Delta(delta) => Box::new(DeltaNet::new(build, name, delta, stream)?),
             SublayerSpec::Mlp(mlp) => Box::new(Mlp::new(build, name, mlp, stream, shared_input)?),
+            SublayerSpec::Xielu(mlp) => Box::new(XieluMlp::new(build, name, mlp, stream)?),
             SublayerSpec::Experts(experts) => Box::new(MixtureOfExperts::new(build, name, experts, stream)?),
         })
     }

@@ -60,8 +60,11 @@ pub struct HeadSpec {
 /// The contents of a model folder that are not built.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct FolderNotes {
-    /// The beginnings of the names of tensors that predict further tokens. A folder may have these tensors, and they are copied.
+    /// The beginnings of the names of tensors that a folder may have and that are copied: of layers that predict further tokens, and of indexers of
+    /// sparse attention.
     pub carried: Vec<String>,
+    /// The tensors without dimensions that a folder has for constants of the model, and their values.
+    pub constants: Vec<(String, f32)>,
     /// A sentence for each key of `config.json` that is ignored.
     pub ignored: Vec<String>,
     /// A sentence for each key of `config.json` that is not implemented and changes only training.
@@ -128,6 +131,14 @@ impl DecoderConfig {
     pub fn heads_mut(&mut self) -> impl Iterator<Item = &mut HeadsSpec> {
         self.sublayers_mut().filter_map(|sublayer| match sublayer {
             SublayerSpec::Heads(heads, _) => Some(heads),
+            _ => None,
+        })
+    }
+
+    /// Returns the latent attention of each layer that has one.
+    pub(crate) fn latents_mut(&mut self) -> impl Iterator<Item = &mut LatentSpec> {
+        self.sublayers_mut().filter_map(|sublayer| match sublayer {
+            SublayerSpec::Latent(latent, _) => Some(latent),
             _ => None,
         })
     }

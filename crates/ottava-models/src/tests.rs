@@ -52,7 +52,9 @@ fn small(model_type: &str) -> Value {
     match model_type {
         // transformers has no default for the number of chosen experts either.
         "deepseek_v2" => json!({"model_type": model_type, "num_experts_per_tok": 2}),
-        "deepseek_v3" | "kimi_k2" => json!({"model_type": model_type, "num_key_value_heads": 4}),
+        "deepseek_v3" | "deepseek_v32" | "glm_moe_dsa" | "kimi_k2" => {
+            json!({"model_type": model_type, "num_key_value_heads": 4})
+        }
         "dots1" => json!({
             "model_type": model_type, "n_routed_experts": 4, "num_experts_per_tok": 2, "max_window_layers": 1,
         }),

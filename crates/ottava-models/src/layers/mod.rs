@@ -58,7 +58,7 @@ pub use factor::Factor;
 pub use head::{ChunkLoss, Head, HeadConfig, HeadOutput, HeadWeight};
 pub use latent_attention::{LatentAttention, LatentSizes, LatentSpec};
 pub use linear::{Adapter, ColumnScales, Linear, LinearConfig, ReadWeight, SmoothCasts};
-pub use mlp::{Mlp, MlpSpec};
+pub use mlp::{Mlp, MlpSpec, XieluMlp, XieluSpec};
 pub use moe::{ChoiceBias, ExpertsSpec, MixtureOfExperts, RouterLossFactors, SharedExpert};
 pub(crate) use names::DELTA_NET;
 pub use names::{BranchNorms, ExpertStacks, LLAMA, Names, Role, SCORE, TensorRole, VALUE, expert_stack};

@@ -202,7 +202,7 @@ pub struct ExpertStacks {
 
 impl ExpertStacks {
     /// The names of most families, and of the memory of transformers.
-    const NAMES: [&'static str; 2] = ["experts.gate_up_proj", "experts.down_proj"];
+    pub const NAMES: [&'static str; 2] = ["experts.gate_up_proj", "experts.down_proj"];
 
     /// Returns stacks with the names of most families.
     pub const fn new(order: StackOrder) -> ExpertStacks {

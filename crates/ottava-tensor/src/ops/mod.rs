@@ -83,6 +83,7 @@ mod sum_parts;
 mod swiglu;
 mod transpose;
 mod value;
+mod xielu;
 
 pub use adamw::{AdamW, AdamWParameter, AdamWScalars, Moments, WeightCast, adamw, adamw_amaxes};
 pub use add::add;
@@ -162,6 +163,7 @@ pub use swiglu::{
 };
 pub use transpose::{transpose, transpose_codes};
 pub use value::{ValueLoss, ValueTargets, value_loss};
+pub use xielu::{XIELU_BETA, XIELU_EPS, XieluAlphas, xielu, xielu_backward};
 
 use crate::{DType, Result, Tensor};
 

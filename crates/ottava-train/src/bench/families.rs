@@ -25,7 +25,7 @@ const FAMILIES: [(&str, &[&str]); 25] = [
     ("head and loss", &["cross_entropy", "divergence", "entropy", "cap_logits"]),
     ("attention", &["attention", "row_products"]),
     ("norms", &["rmsnorm", "head_norm", "projection_"]),
-    ("SwiGLU", &["swiglu"]),
+    ("SwiGLU", &["swiglu", "xielu"]),
     ("RoPE", &["rope"]),
     ("casts and scales", &["quantize", "amax", "take_scale", "delayed_scaling", "transpose", "cast"]),
     ("saved activations", &["compress", "decompress"]),

@@ -41,10 +41,8 @@ pub(super) struct HeadNorm {
 
 /// The weights of the norm of an attention layer.
 enum Weights {
-    Trained {
-        q: Param, /* [D], or [H·D] */
-        k: Param, /* [D], or [H_kv·D] */
-    },
+    /// The weight of queries, `[D]` or `[H·D]`, and the weight of keys, `[D]` or `[H_kv·D]`.
+    Trained(Box<[Param; 2]>),
     /// Ones `[D]`.
     Ones(Tensor),
 }
@@ -53,7 +51,10 @@ impl Weights {
     /// Returns the weights of queries and of keys.
     fn values(&self) -> Result<[Tensor; 2]> {
         match self {
-            Weights::Trained { q, k } => Ok([q.weights.value()?, k.weights.value()?]),
+            Weights::Trained(of_both) => {
+                let [q, k] = &**of_both;
+                Ok([q.weights.value()?, k.weights.value()?])
+            }
             Weights::Ones(ones) => Ok([ones.clone(), ones.clone()]),
         }
     }
@@ -62,7 +63,10 @@ impl Weights {
     fn gradients<'a>(&'a mut self, unread: &'a mut [Option<Tensor>; 2]) -> Result<[&'a mut Tensor; 2]> {
         let [of_q, of_k] = unread;
         match self {
-            Weights::Trained { q, k } => Ok([q.grad_or_unread(of_q)?, k.grad_or_unread(of_k)?]),
+            Weights::Trained(of_both) => {
+                let [q, k] = &mut **of_both;
+                Ok([q.grad_or_unread(of_q)?, k.grad_or_unread(of_k)?])
+            }
             Weights::Ones(ones) => {
                 let zeros = || Tensor::zeros(ones.device(), ones.shape(), real_type(ones.dtype()));
                 Ok([of_q.insert(zeros()?), of_k.insert(zeros()?)])
@@ -128,7 +132,7 @@ impl HeadNorm {
             Layout::Heads(layout, _) => layout.weights(),
             Layout::Projections(layout) => [layout.queries, layout.keys],
         };
-        let weights = Weights::Trained { q: weight(q, of_q, 1)?, k: weight(k, of_k, kv_replicas)? };
+        let weights = Weights::Trained(Box::new([weight(q, of_q, 1)?, weight(k, of_k, kv_replicas)?]));
         Ok(HeadNorm { name: name.to_string(), weights, layout })
     }
 
@@ -169,16 +173,14 @@ impl HeadNorm {
     }
 
     pub fn parameters<'a>(&'a self, visit: &mut dyn FnMut(&'a Param)) {
-        if let Weights::Trained { q, k } = &self.weights {
-            visit(q);
-            visit(k);
+        if let Weights::Trained(of_both) = &self.weights {
+            of_both.iter().for_each(visit);
         }
     }
 
     pub fn parameters_mut<'a>(&'a mut self, visit: &mut dyn FnMut(&'a mut Param)) {
-        if let Weights::Trained { q, k } = &mut self.weights {
-            visit(q);
-            visit(k);
+        if let Weights::Trained(of_both) = &mut self.weights {
+            of_both.iter_mut().for_each(visit);
         }
     }
 }

@@ -1,5 +1,5 @@
-//! Tensors that predict further tokens, which published folders of some families have after the layers of the model: they are not used, and a written
-//! folder has them as they were read.
+//! Tensors that predict further tokens, and indexers of sparse attention, which published folders of some families have beside the tensors of the
+//! model: they are not used, and a written folder has them as they were read.
 
 use crate::folders::stacked::{Tensors, read, run_of, write};
 use crate::runs::resume::{train, write_inputs};
@@ -12,6 +12,7 @@ use ottava_tensor::{DType, Device, Tensor};
 use ottava_train::trainer::Start;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
+use std::path::Path;
 
 fn keys(own: Value) -> Value {
     let mut keys = json!({
@@ -42,11 +43,19 @@ fn models() -> Vec<(Value, [&'static str; 2])> {
         "model_type": "qwen3_next", "head_dim": 8, "full_attention_interval": 2, "linear_key_head_dim": 4, "linear_num_key_heads": 2,
         "linear_num_value_heads": 2, "linear_value_head_dim": 4, "shared_expert_intermediate_size": 16,
     });
+    let of_indexer = ["model.layers.1.self_attn.indexer.k_norm.bias", "model.layers.2.eh_proj.weight"];
+    let indexed = |name: &str| {
+        let mut keys = latent(json!({"model_type": name, "index_topk": 32}));
+        keys["q_lora_rank"] = json!(8);
+        keys
+    };
     let of_model = ["mtp.fc.weight", "mtp.layers.0.mlp.experts.0.up_proj.weight"];
     let ernie = json!({"model_type": "ernie4_5_moe", "moe_num_experts": 4, "moe_k": 2, "moe_layer_start_index": 1});
     vec![
         (keys(json!({"model_type": "glm4_moe"})), of_layer),
         (latent(json!({"model_type": "deepseek_v3"})), of_layer),
+        (indexed("deepseek_v32"), of_indexer),
+        (indexed("glm_moe_dsa"), of_indexer),
         (latent(json!({"model_type": "glm4_moe_lite"})), of_layer),
         (keys(delta), of_model),
         (keys(next), of_model),
@@ -124,4 +133,33 @@ fn predictions_in_fp8_are_dequantized() {
     let written = read(&run.output_dir.join("checkpoints/checkpoint-1"));
     assert_eq!(written[name], (vec![2, 2], vec![0.25, -0.5, 0.125, 1.0]));
     assert!(!written.contains_key(&format!("{name}_scale_inv")));
+}
+
+/// transformers stores the constants of xIELU, and leaves them unset if a folder lacks them.
+#[test]
+fn folders_of_apertus_have_the_constants_of_their_activation() {
+    let folder = tempfile::tempdir().unwrap();
+    let (inputs, keys) = (folder.path(), keys(json!({"model_type": "apertus", "max_position_embeddings": 16_384})));
+    write_inputs(inputs);
+    std::fs::write(inputs.join("config.json"), keys.to_string()).unwrap();
+    let trained = |model: &Path, output: &str, init| {
+        let mut run = run_of(inputs, model, output);
+        (run.model.init, run.training.max_steps) = (init, Some(1));
+        train(&run, &Device::Cpu, &Start::New, u64::MAX).map(|_| run.output_dir.join("checkpoints/checkpoint-1"))
+    };
+    let made = trained(inputs, "made", WeightInit::Random).unwrap();
+    let written = read(&made);
+    let of = |name: &str| written[&format!("model.layers.1.mlp.act_fn.{name}")].clone();
+    assert_eq!([of("beta"), of("eps")], [(vec![], vec![0.5]), (vec![], vec![-1e-6])]);
+    assert_eq!(of("alpha_p").0, [1]);
+    let again = read(&trained(&made, "again", WeightInit::Pretrained).unwrap());
+    assert_eq!(again.keys().collect::<Vec<_>>(), written.keys().collect::<Vec<_>>());
+    assert_eq!(again["model.layers.1.mlp.act_fn.beta"], of("beta"));
+    assert!(again["model.layers.1.mlp.act_fn.alpha_n"] != of("alpha_n"), "alphas are trained");
+
+    let (model, mut other) = (inputs.join("other"), written.clone());
+    other.insert("model.layers.0.mlp.act_fn.beta".into(), (vec![], vec![0.7]));
+    write(&model, inputs, &keys, &other);
+    let error = trained(&model, "refused", WeightInit::Pretrained).unwrap_err().to_string();
+    assert!(error.contains("`model.layers.0.mlp.act_fn.beta` is [0.7]; 0.5 is implemented"), "{error}");
 }

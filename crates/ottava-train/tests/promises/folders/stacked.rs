@@ -1,6 +1,7 @@
 //! Experts in the layouts of published folders: a tensor for each matrix, or stacks of all experts of a layer in two orders. A model trains the same from
 //! each layout, and is written as it was read.
 
+use crate::folders::layouts::in_memory;
 use crate::runs::resume::{self, metrics, train, write_inputs};
 use ottava_checkpoint::{FolderWeights, ModelFiles, write_file};
 use ottava_convert::export::Source;
@@ -127,10 +128,14 @@ fn experts_train_from_every_layout_and_are_written_in_the_same_layout() {
         let new_folder = read(&made.output_dir.join("checkpoints/checkpoint-2"));
         let start = each(&new_folder);
         assert!(new_folder == in_form(&start, new), "the layout of new folders of {keys}");
-        let mut first = None;
+        let (mut first, mut in_each) = (None, None);
         for form in FORMS {
             let model = inputs.join(format!("{form:?}"));
             write(&model, inputs, &keys, &in_form(&start, form));
+            // Inference reads the same weights without the layout of the folder.
+            let sizes = decoder_config(&ConfigFile::read(&model).unwrap()).unwrap();
+            let memory = in_memory(&sizes, &mut FolderWeights::open(&model).unwrap());
+            assert!(*in_each.get_or_insert_with(|| memory.clone()) == memory, "{form:?}");
             let mut run = run_of(inputs, &model, &format!("run-{form:?}"));
             run.model.init = WeightInit::Pretrained;
             train(&run, &Device::Cpu, &Start::New, 1).unwrap_err();

@@ -139,6 +139,13 @@ fn arcee_backward_is_the_gradient() {
     check("arcee", json!({}));
 }
 
+/// The activation has no gate, and its factors are learned.
+#[test]
+fn apertus_backward_is_the_gradient() {
+    let rope = json!({"rope_type": "default", "rope_theta": 100.0});
+    check("apertus", json!({"rope_parameters": rope, "attention_bias": true}));
+}
+
 /// Attention and MLP read the same LayerNorm, which has a bias. Half of each head is rotated.
 #[test]
 fn stablelm_backward_is_the_gradient() {
