@@ -40,6 +40,9 @@ from transformers import Qwen3VLMoeConfig, Qwen3VLMoeForConditionalGeneration
 from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
 from transformers import Qwen2MoeConfig, Qwen2MoeForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 from transformers import Qwen3_5Config, Qwen3_5ForConditionalGeneration, Qwen3_5MoeConfig, Qwen3_5MoeForConditionalGeneration
+from transformers import DeepseekV32Config, DeepseekV32ForCausalLM, GlmMoeDsaConfig, GlmMoeDsaForCausalLM
+from transformers import ApertusConfig, ApertusForCausalLM
+from transformers import Llama4Config, Llama4ForCausalLM, Llama4ForConditionalGeneration, Llama4TextConfig
 from transformers import Qwen3_5ForCausalLM, Qwen3_5TextConfig, Qwen3NextConfig, Qwen3NextForCausalLM
 
 FOLDER = Path(__file__).resolve().parent.parent / "crates/ottava-train/tests/data"
@@ -105,6 +108,8 @@ LONG = TINY | dict(num_attention_heads=2, num_key_value_heads=1, rope_parameters
 YARN = dict(rope_type="yarn", rope_theta=100.0, factor=4.0, original_max_position_embeddings=16)
 LATENT = TINY | dict(num_key_value_heads=4, kv_lora_rank=12, qk_nope_head_dim=6, qk_rope_head_dim=4, v_head_dim=5)
 LATENT |= dict(moe_intermediate_size=12, n_shared_experts=2)
+INDEXED = LATENT | dict(q_lora_rank=10, n_routed_experts=8, num_experts_per_tok=3, n_shared_experts=1, routed_scaling_factor=2.5)
+INDEXED |= dict(index_topk=24, index_head_dim=8, index_n_heads=3)
 LATENT_YARN = dict(original_max_position_embeddings=16, mscale=0.7, mscale_all_dim=0.8)
 GRANITE_MOE = TINY | dict(embedding_multiplier=12.0, residual_multiplier=0.22, attention_multiplier=0.5, logits_scaling=1.6)
 GRANITE_MOE |= dict(num_local_experts=5, num_experts_per_tok=3)
@@ -113,6 +118,9 @@ QWEN_EYES = dict(depth=1, hidden_size=8, intermediate_size=8, num_heads=2, out_h
 EYES = dict(hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2, image_size=8, patch_size=4)
 # Values are larger than keys, and two value heads share a key head. A quarter of each head of 16 is rotated.
 DELTA = TINY | dict(head_dim=16, linear_num_key_heads=2, linear_num_value_heads=4, linear_key_head_dim=6, linear_value_head_dim=10)
+# The second layer has no rotary positions and no experts. Queries grow from position 3 on. Documents have one chunk.
+LLAMA4 = TINY | dict(num_hidden_layers=3, head_dim=8, no_rope_layers=[1, 0, 1], attention_chunk_size=24, floor_scale=4, attn_scale=0.7)
+LLAMA4 |= dict(intermediate_size=12, intermediate_size_mlp=24, moe_layers=[0, 2], num_local_experts=4, num_experts_per_tok=2)
 LLAMA = (LlamaForCausalLM, LlamaConfig)
 PHI3 = (Phi3ForCausalLM, Phi3Config)
 OPTIONS = {
@@ -195,6 +203,17 @@ OPTIONS = {
         LATENT
         | dict(q_lora_rank=10, n_routed_experts=8, num_experts_per_tok=3, n_shared_experts=1, n_group=4, topk_group=2)
         | dict(first_k_dense_replace=1, routed_scaling_factor=2.5, norm_topk_prob=True),
+    ),
+    # Indexers choose all keys. In GLM-5, the second layer has the choice of the first.
+    "deepseek_v32": (
+        DeepseekV32ForCausalLM,
+        DeepseekV32Config,
+        INDEXED | dict(n_group=4, topk_group=2, first_k_dense_replace=1, rms_norm_eps=1e-6),
+    ),
+    "glm_moe_dsa": (
+        GlmMoeDsaForCausalLM,
+        GlmMoeDsaConfig,
+        INDEXED | dict(n_group=1, topk_group=1, mlp_layer_types=["sparse", "dense"], indexer_types=["full", "shared"], v_head_dim=10),
     ),
     # Half of each head of 8 is rotated.
     "glm4": (Glm4ForCausalLM, Glm4Config, TINY | dict(head_dim=8)),
@@ -377,6 +396,17 @@ OPTIONS = {
             vision_config=QWEN_EYES | dict(num_position_embeddings=16),
         ),
     ),
+    "apertus": (ApertusForCausalLM, ApertusConfig, TINY | dict(attention_bias=True, rope_parameters=dict(rope_type="default", rope_theta=100.0))),
+    "llama4": (Llama4ForCausalLM, Llama4TextConfig, LLAMA4),
+    "llama4_vl": (
+        Llama4ForConditionalGeneration,
+        Llama4Config,
+        dict(
+            text_config=LLAMA4 | dict(use_qk_norm=False, no_rope_layers=[], no_rope_layer_interval=2, moe_layers=None, interleave_moe_layer_step=2)
+            | dict(attn_temperature_tuning=False, attention_chunk_size=None),
+            vision_config=EYES | dict(projector_input_dim=4, projector_output_dim=4, vision_output_dim=4),
+        ),
+    ),
     "yarn": (*LLAMA, TINY | dict(rope_parameters=YARN)),
     "yarn_mscale": (
         *LLAMA,
@@ -471,6 +501,8 @@ def in_folder(model, values):
 
 def of_text(named):
     """The tensors of a text model, which a vision-language model has under a prefix, by the names of a text model alone."""
+    if any(name.startswith("language_model.") for name in named):
+        return {name.removeprefix("language_model."): value for name, value in named.items() if name.startswith("language_model.")}
     if not any(".language_model." in name for name in named):
         return named
     renamed = {name.replace("model.language_model.", "model."): value for name, value in named.items()}
@@ -498,12 +530,14 @@ def compare(name):
     model = kind._from_config(config, dtype=torch.float32, attn_implementation="eager")
     random_weights(model, generator)
     model.eval()
+    # Without images, the forward of the whole Llama 4 fails in transformers 5.24.
+    text_model = model.language_model if kind is Llama4ForConditionalGeneration else model
     vocabulary = keys.get("text_config", keys)["vocab_size"]
     tensors, logits, losses, inputs, targets = {}, [], [], [], []
     lengths = ONE_LENGTH if name.startswith(("dynamic", "phi3_")) else DOCUMENTS
     for length in lengths:
         ids = torch.randint(vocabulary, (1, length + 1), generator=generator)
-        of_document = model(input_ids=ids[:, :-1], use_cache=False).logits[0]
+        of_document = text_model(input_ids=ids[:, :-1], use_cache=False).logits[0]
         losses.append(torch.nn.functional.cross_entropy(of_document, ids[0, 1:], reduction="sum"))
         logits.append(of_document.detach())
         inputs.append(ids[0, :-1])
@@ -513,7 +547,7 @@ def compare(name):
     prompt = inputs[0][None, :12]
     if name != "dynamic_long":  # whose keys in the cache have other angles with each new token
         new = dict(max_new_tokens=12, do_sample=False, use_cache=True)
-        tensors[f"{name}/greedy"] = model.generate(prompt, attention_mask=torch.ones_like(prompt), **new)[0].to(torch.int32)
+        tensors[f"{name}/greedy"] = text_model.generate(prompt, attention_mask=torch.ones_like(prompt), **new)[0].to(torch.int32)
     tensors[f"{name}/inputs"], tensors[f"{name}/targets"] = [torch.cat(ids).to(torch.int32) for ids in (inputs, targets)]
     tensors[f"{name}/documents"] = torch.tensor(lengths, dtype=torch.int32)
     tensors[f"{name}/logits"] = torch.cat(logits).contiguous()
@@ -525,6 +559,8 @@ def compare(name):
         gradients |= {n: torch.zeros_like(g) for n, g in gradients.items() if n.endswith("e_score_correction_bias")}
     weights, gradients = (with_heads(of_text(of)) for of in (weights, gradients))
     for n in weights:
+        if ".indexer." in n:  # their choice has no gradient
+            continue
         tensors[f"{name}/weights/{n}"] = weights[n].to(torch.bfloat16)
         tensors[f"{name}/gradients/{n}"] = gradients[n]
     save(name, tensors, metadata)

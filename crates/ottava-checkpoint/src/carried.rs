@@ -1,65 +1,99 @@
-//! The parts of a vision-language model that are not trained. A folder that Ottava writes has their tensors with the same names and bytes.
+//! The tensors of a model folder that are not built: the parts of a vision-language model beside its text model, layers that predict further tokens,
+//! and indexers of sparse attention. A folder that Ottava writes has these tensors with the same names and bytes.
 
-use crate::{ModelFiles, TensorInfo};
+use crate::{DequantizedFiles, TensorInfo};
 use ottava_common::error::{Error, Result};
-use ottava_models::{ConfigFile, TextNames};
+use ottava_models::{ConfigFile, FolderNotes, TextNames, decoder_config};
 use ottava_recipe::lora::PEFT_PREFIX;
 use ottava_tensor::DType;
 use std::collections::BTreeMap;
-use std::path::Path;
 
-/// The tensors of a model folder beside its text model, and the names that the folder gives to the tensors of its text model. The files stay open, so
-/// the folder may be removed.
+/// The tensors of a model folder beside the model that is trained, and the names that the folder gives to the tensors of the trained model. The files
+/// stay open, so the folder may be removed.
 #[derive(Clone, Debug)]
 pub struct Carried {
     /// The names of the text model's tensors in the folder.
     names: TextNames,
     /// The names of the text model's modules in transformers.
     modules: TextNames,
-    /// The text model's tensors in the folder, by the text model's names.
-    text: ModelFiles,
-    files: ModelFiles,
+    /// The beginnings of the names of tensors of the text model that are not built, in a text model's own folder.
+    beginnings: Vec<String>,
+    /// The constants of the text model, in its own folder, with their values.
+    constants: Vec<(String, f32)>,
+    /// The tensors, or `None` if there are none.
+    files: Option<DequantizedFiles>,
 }
 
 impl Default for Carried {
-    /// Returns the parts beside a text model that has a folder of its own: none.
+    /// Returns the tensors beside a text model that has a folder of its own: none.
     fn default() -> Carried {
         Carried {
             names: TextNames::PLAIN,
             modules: TextNames::PLAIN,
-            text: ModelFiles::default(),
-            files: ModelFiles::default(),
+            beginnings: Vec::new(),
+            constants: Vec::new(),
+            files: None,
         }
     }
 }
 
+/// Returns the notes about the folder of `config`. The model itself is read elsewhere, with better messages.
+fn notes(config: &ConfigFile) -> FolderNotes {
+    decoder_config(config).map(|sizes| sizes.folder).unwrap_or_default()
+}
+
 impl Carried {
-    /// Opens the parts beside the text model of `folder`, which `config` describes.
-    ///
-    /// Errors with [`Error::Model`] if the folder of a larger model has no weights, or no text model.
-    pub fn open(folder: &Path, config: &ConfigFile) -> Result<Carried> {
-        if !config.is_wrapper()? {
-            return Ok(Carried::default());
-        }
-        let files = ModelFiles::open(folder).map_err(|error| {
-            Error::Model(format!(
-                "{error}; the model has parts beside its text model, whose weights are copied: name a folder with its weights, or make a config.json \
-                 of `text_config` alone"
-            ))
-        })?;
-        Carried::divide(files, config).map(|(_, carried)| carried)
+    /// Returns the tensors of a folder without weights: the constants of the model of `config`.
+    pub(super) fn without_files(config: &ConfigFile) -> Carried {
+        Carried { constants: notes(config).constants, ..Carried::default() }
     }
 
-    /// Divides the tensors of a folder into the tensors of its text model, under the names of a text model in a folder of its own, and all others.
-    pub(super) fn divide(files: ModelFiles, config: &ConfigFile) -> Result<(ModelFiles, Carried)> {
-        if !config.is_wrapper()? {
-            return Ok((files, Carried::default()));
+    /// Divides the tensors of a folder into the tensors of the model that is built, under the names of a text model in a folder of its own, and all
+    /// others.
+    ///
+    /// Errors with [`Error::Model`] if the folder of a larger model has no text model, or if a constant has another value.
+    pub(super) fn divide(files: DequantizedFiles, config: &ConfigFile) -> Result<(DequantizedFiles, Carried)> {
+        let (mut names, mut modules) = (TextNames::PLAIN, TextNames::PLAIN);
+        if config.is_wrapper()? {
+            names = TextNames::of_folder(|name| files.has(name)).ok_or_else(|| {
+                config.error("the weights beside this file have no embedding of a text model, `language_model.model.embed_tokens.weight` or alike")
+            })?;
+            modules = TextNames::MODULES;
         }
-        let names = TextNames::of_folder(|name| files.has(name)).ok_or_else(|| {
-            config.error("the weights beside this file have no embedding of a text model, `language_model.model.embed_tokens.weight` or alike")
+        let is_wrapper = modules != TextNames::PLAIN;
+        let FolderNotes { carried: beginnings, constants, .. } = notes(config);
+        let is_built = |name: &String| {
+            !beginnings.iter().any(|beginning| name.starts_with(beginning))
+                && !constants.iter().any(|(constant, _)| constant == name)
+        };
+        let [text, others] = files.divide(|name| {
+            let of_text = if is_wrapper { names.of_text(name) } else { Some(name.to_string()) };
+            of_text.filter(is_built)
         })?;
-        let [text, files] = files.divide(|name| names.of_text(name))?;
-        Ok((text.clone(), Carried { names, modules: TextNames::MODULES, text, files }))
+        let has_others = others.names().next().is_some();
+        let files = has_others.then_some(others);
+        let carried = Carried { names, modules, beginnings, constants, files };
+        carried.expect_constants()?;
+        Ok((text, carried))
+    }
+
+    /// Errors if the folder has another value of a constant. Values of 16 bits have roundings.
+    fn expect_constants(&self) -> Result<()> {
+        for (name, expected) in &self.constants {
+            let name = self.stored(name);
+            let Some(files) = self.files.as_ref().filter(|files| files.info(&name).is_ok()) else { continue };
+            let found = files.values(&name)?.to_vec::<f32>()?;
+            if !matches!(found[..], [found] if (found / expected - 1.0).abs() < 0.01) {
+                return Err(Error::Model(format!("tensor `{name}` is {found:?}; {expected} is implemented")));
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns the constants that the folder lacks, with their names in the folder.
+    fn missing_constants(&self) -> impl Iterator<Item = (String, f32)> {
+        let named = self.constants.iter().map(|(name, value)| (self.stored(name), *value));
+        named.filter(|(name, _)| self.files.as_ref().is_none_or(|files| files.info(name).is_err()))
     }
 
     /// Returns whether the text model is part of a larger model.
@@ -75,53 +109,68 @@ impl Carried {
         }
     }
 
-    /// Returns the description in the folder of the text model's tensor `info`. If the folder has the last two dimensions of stacked experts
-    /// exchanged, a written folder has them exchanged too.
-    pub fn stored_info(&self, info: &TensorInfo) -> TensorInfo {
-        let exchanged =
-            |shape: &[usize]| matches!((shape, &info.shape[..]), ([e, a, b], [f, c, d]) if (e, a, b) == (f, d, c));
-        let source = self.text.info(&info.name).map(|source| source.shape).ok().filter(|shape| exchanged(shape));
-        TensorInfo {
-            name: self.stored(&info.name),
-            shape: source.unwrap_or_else(|| info.shape.clone()),
-            ..info.clone()
-        }
-    }
-
     /// Returns the name in transformers of the text model's module `name`.
     pub fn module(&self, name: &str) -> String {
         self.modules.stored(name)
     }
 
-    /// Returns the tensors, by their names in the folder.
+    /// Returns the tensors, by their names in the folder. Constants that the folder lacks are among them. Weights in FP8 are dequantized like all weights of the folder, since a written folder has
+    /// no FP8.
     ///
-    /// Errors if a tensor has a type that is not written, or is in FP8: a written folder does not say how weights are quantized.
+    /// Errors if a tensor has a type that is not written, or is in FP8 without scales.
     pub fn infos(&self) -> Result<Vec<TensorInfo>> {
-        let infos: Vec<_> = self.files.names().map(|name| self.files.info(name)).collect::<Result<_>>()?;
-        match infos.iter().find(|info| matches!(info.dtype, DType::E4M3 | DType::E5M2)) {
-            Some(TensorInfo { name, dtype, .. }) => Err(Error::Model(format!(
-                "tensor `{name}` is {dtype} and not of the text model; such tensors are copied, and a folder with weights in FP8 beside the text \
-                 model is not written: dequantize it with transformers first"
-            ))),
-            None => Ok(infos),
+        let of_constant = |(name, _)| TensorInfo { name, dtype: DType::F32, shape: Vec::new() };
+        let mut infos: Vec<_> = self.missing_constants().map(of_constant).collect();
+        let Some(files) = &self.files else { return Ok(infos) };
+        let info = |name: &str| {
+            let info = files.info(name)?;
+            let is_unscaled = files.is_fp8(name)? && files.scales(name).is_err() || info.dtype == DType::E5M2;
+            match is_unscaled {
+                true => Err(Error::Model(format!(
+                    "tensor `{name}` is in FP8 without scales and not of the text model; such tensors are copied, and a folder with them is not \
+                     written: dequantize it with transformers first"
+                ))),
+                false => Ok(info),
+            }
+        };
+        for name in files.names() {
+            infos.push(info(name)?);
+        }
+        Ok(infos)
+    }
+
+    /// Returns the bytes of the tensor that `info` of [`Carried::infos`] describes.
+    pub fn bytes(&self, info: &TensorInfo) -> Result<Vec<u8>> {
+        match self.missing_constants().find(|(name, _)| *name == info.name) {
+            Some((_, value)) => Ok(value.to_le_bytes().to_vec()),
+            None => self.files.as_ref().expect("only these tensors are described").bytes(info),
         }
     }
 
-    /// Returns the bytes of the tensor `name`.
-    pub fn bytes(&self, name: &str) -> Result<Vec<u8>> {
-        self.files.read(name)
-    }
-
-    /// Returns a sentence that names the parts, or `None` if there are none.
+    /// Returns a sentence that names the tensors, or `None` if there are none.
     pub fn notice(&self) -> Option<String> {
-        let mut counts = BTreeMap::<&str, usize>::new();
-        for name in self.files.names() {
-            let own = name.strip_prefix("model.").unwrap_or(name);
-            *counts.entry(own.split('.').next().unwrap_or(own)).or_default() += 1;
+        let mut counts = BTreeMap::<String, usize>::new();
+        let is_constant = |name: &str| self.constants.iter().any(|(constant, _)| self.stored(constant) == name);
+        for name in self.files.iter().flat_map(|files| files.names()).filter(|name| !is_constant(name)) {
+            *counts.entry(self.part_of(name)).or_default() += 1;
         }
         let parts: Vec<_> = counts.iter().map(|(part, count)| format!("`{part}` ({count} tensors)")).collect();
-        let sentence =
-            || format!("only the text model is used; copied unchanged when a folder is written: {}", parts.join(", "));
-        (!parts.is_empty()).then(sentence)
+        let what = if self.is_wrapper() { "only the text model is used" } else { "some tensors are not used" };
+        (!parts.is_empty()).then(|| format!("{what}; copied unchanged when a folder is written: {}", parts.join(", ")))
+    }
+
+    /// Returns the name of the part of the model to which the folder's tensor `name` belongs. Parts of layers have one name for all layers.
+    fn part_of(&self, name: &str) -> String {
+        match self.beginnings.iter().find(|beginning| name.starts_with(&self.stored(beginning))) {
+            Some(beginning) => {
+                let any = |segment: &str| if segment.parse::<usize>().is_ok() { "N" } else { segment }.to_string();
+                let segments: Vec<_> = beginning.trim_end_matches(['.', '_']).split('.').map(any).collect();
+                segments.join(".")
+            }
+            None => {
+                let own = name.strip_prefix("model.").unwrap_or(name);
+                own.split('.').next().unwrap_or(own).to_string()
+            }
+        }
     }
 }

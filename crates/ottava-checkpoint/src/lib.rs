@@ -32,12 +32,13 @@
 //! mesh under another mesh and compares all bytes.
 //!
 //! **Loading.** `FolderWeights` reads a tensor through `Staging` to the device of the model, in the type of the file, and `Param::load` casts it
-//! there. `ModelFiles::read_into` reads parts of a chunk in parallel. `WeightFiles` reads and dequantizes all weights of a folder, whatever their
+//! there. `ModelFiles::read_into` reads parts of a chunk in parallel. `DequantizedFiles` reads and dequantizes all weights of a folder, whatever their
 //! type. `Quantization` (`models/quantization.rs`) describes the scales of FP8 weights.
 //!
-//! **Text models in larger models.** `WeightFiles` divides the tensors of a vision-language folder: tensors of the text model get the names of a text
-//! model alone, and all others are `Carried`. `write_model` and `Contents` write the names of the folder again, and copy the carried tensors. So no
-//! other code knows the prefix. `stacks.rs` reorders experts that a folder stacks in one tensor.
+//! **Tensors that are not built.** `WeightFiles` divides the tensors of a folder. In a vision-language folder, tensors of the text model get the names of
+//! a text model alone. All others, and tensors that predict further tokens, are `Carried`. `write_model` and `Contents` write the names of the folder
+//! again, and copy the carried tensors. So no other code knows the prefix. `stacks.rs` reorders experts that a folder stacks in one tensor, and
+//! finds the layout of a folder's experts.
 //!
 //! `docs/checkpoints.md` describes the layout, and `docs/reliability.md` describes the promises and their tests.
 #![forbid(unsafe_code)]
@@ -47,6 +48,7 @@ mod adapter_config;
 pub mod atomic;
 mod best;
 mod carried;
+mod dequantized;
 mod formats;
 pub mod live;
 mod manifest;
@@ -70,6 +72,7 @@ pub use atomic::{
 };
 pub use best::Best;
 pub use carried::Carried;
+pub use dequantized::{DequantizedFiles, StoredScales};
 pub use live::LiveTensors;
 pub use manifest::{Manifest, Verify, verify, verify_model};
 pub use merge::merge;
@@ -78,6 +81,7 @@ pub use progress::{Progress, RowsProgress};
 pub use safetensors::{ModelFiles, TensorInfo};
 pub use safetensors_write::{write_file, write_model, write_tensors};
 pub use save::{Saved, Saver};
+pub use stacks::with_experts_of;
 pub use template::FolderTemplate;
 pub use training::Contents;
 pub use weight_files::WeightFiles;

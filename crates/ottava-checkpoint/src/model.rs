@@ -5,7 +5,7 @@ use crate::{AdapterFolder, TensorInfo, WeightFiles, stacks};
 use ottava_common::error::{Error, Result};
 use ottava_common::hash::{MIX_STEP, mix, name_hash};
 use ottava_common::{interrupt, python_json};
-use ottava_models::layers::{SCORE, VALUE, expert_stack};
+use ottava_models::layers::{ExpertStacks, SCORE, VALUE, expert_stack};
 use ottava_models::{Decoder, DecoderConfig};
 use ottava_recipe::Recipe;
 use ottava_recipe::lora::{MAGNITUDE, PEFT_PREFIX};
@@ -54,7 +54,7 @@ impl FolderWeights {
         weights.finish(sizes)
     }
 
-    /// Finds a tensor in this folder, and returns its name and its first element there.
+    /// Finds a tensor in the layout that [`FolderWeights::in_folder`] returns, and returns its name and its first element there.
     ///
     /// Errors if the folder does not have the tensor, or has it in another shape.
     fn find(&mut self, tensor: &FolderTensor) -> Result<(String, usize)> {
@@ -65,33 +65,80 @@ impl FolderWeights {
             let within = if order == StackOrder::OutputsFirst { linear * tensor.elements() } else { 0 };
             return Ok((name, expert * shape[1..].iter().product::<usize>() + within));
         }
-        let is_missing = self.files.info(&tensor.name).is_err();
-        if let Some(fused) = FusedExpert::of(tensor).filter(|fused| is_missing && self.files.info(&fused.name).is_ok())
-        {
-            let info = self.files.info(&fused.name)?;
-            let first = fused.first(&info).ok_or_else(|| {
-                Error::Model(format!(
-                    "tensor `{}` has shape {:?}, config.json makes its experts {:?}",
-                    fused.name, info.shape, tensor.shape
-                ))
-            })?;
-            self.used.insert(fused.name.clone());
-            return Ok((fused.name, first));
-        }
         // A folder of a decoder without its head, such as GPT-2's, omits the prefix of its names.
-        let name = tensor.name.strip_prefix("transformer.").filter(|_| is_missing);
+        let name = tensor.name.strip_prefix("transformer.").filter(|_| !self.has(&tensor.name));
         let name = name.unwrap_or(&tensor.name).to_string();
         self.expect_shape(&name, &tensor.stored_shape())?;
         Ok((name, 0))
     }
 
-    /// Returns `tensor` with the order of stacked experts that the folder has. A folder may have inputs and outputs exchanged.
+    fn has(&self, name: &str) -> bool {
+        self.files.info(name).is_ok()
+    }
+
+    /// Returns `tensor` with the layout that the folder has. A folder may have the matrices of all experts of a layer in one tensor or in a tensor
+    /// each, and stacked matrices with inputs and outputs exchanged.
     fn in_folder(&self, tensor: &FolderTensor) -> FolderTensor {
-        let FolderLayout::Stacked(stack) = tensor.layout else { return tensor.clone() };
-        let Ok(info) = self.files.info(&tensor.stored_name()) else { return tensor.clone() };
-        let with = |order| FolderTensor { layout: FolderLayout::Stacked(Stacked { order, ..stack }), ..tensor.clone() };
-        let other = stack.order.exchanged().map(with).filter(|other| other.stored_shape() == info.shape);
-        other.filter(|_| tensor.stored_shape() != info.shape).unwrap_or_else(|| tensor.clone())
+        let with = |layout| FolderTensor { layout, ..tensor.clone() };
+        let stack = match tensor.layout {
+            FolderLayout::Stacked(_) if !self.has(&tensor.stored_name()) && self.has(&tensor.name) => {
+                return with(FolderLayout::Same);
+            }
+            FolderLayout::Stacked(stack) => stack,
+            FolderLayout::Same if !self.has(&tensor.name) => match self.stack_of(tensor) {
+                Some(stack) => stack,
+                None => return tensor.clone(),
+            },
+            _ => return tensor.clone(),
+        };
+        let in_order = |order| with(FolderLayout::Stacked(Stacked { order, ..stack }));
+        let own = in_order(stack.order);
+        let Some(order) = stack.order.exchanged() else { return own };
+        let (other, Ok(info)) = (in_order(order), self.files.info(&own.stored_name())) else { return own };
+        match [&own, &other].map(|tensor| tensor.stored_shape() == info.shape) {
+            [false, true] => other,
+            // The stack of the other linears of these experts tells the order of square matrices.
+            [true, true] if self.has_other_stack(tensor, order) => other,
+            _ => own,
+        }
+    }
+
+    /// Returns whether the folder has the other stack of the experts of `tensor` in this `order`.
+    fn has_other_stack(&self, tensor: &FolderTensor, order: StackOrder) -> bool {
+        let [gate_up, down] = ExpertStacks::NAMES;
+        let Some((mixture, _)) = tensor.name.rsplit_once(".experts.") else { return false };
+        let info = |name: &str| self.files.info(&format!("{mixture}.{name}")).map(|info| info.shape);
+        let (Ok(of_gate_up), Ok(of_down), [outputs, inputs]) = (info(gate_up), info(down), &tensor.shape[..]) else {
+            return false;
+        };
+        // The outputs of the linear before the activation are the inputs of the linear after it.
+        let is_down = expert_stack(tensor.name.trim_end_matches(".weight").rsplit('.').next().unwrap_or_default())
+            .is_some_and(|(name, _)| name == down);
+        let (stored, [rows, columns]) = match is_down {
+            true => (of_gate_up, [2 * inputs, *outputs]),
+            false => (of_down, [*inputs, *outputs]),
+        };
+        let exchanged = if order == StackOrder::InputsFirst { [columns, rows] } else { [rows, columns] };
+        stored.get(1..) == Some(&exchanged[..])
+    }
+
+    /// Returns the place of `tensor` in a tensor of the folder that stacks the matrices of all experts of a layer as in the memory of transformers,
+    /// if `tensor` is a matrix of an expert and the folder has such a tensor.
+    fn stack_of(&self, tensor: &FolderTensor) -> Option<Stacked> {
+        let (_, rest) = tensor.name.strip_suffix(".weight")?.rsplit_once(".experts.")?;
+        let (expert, linear) = rest.split_once('.')?;
+        let (name, [linear, linears]) = expert_stack(linear)?;
+        let stack = Stacked {
+            name,
+            order: StackOrder::OutputsFirst,
+            expert: expert.parse().ok()?,
+            experts: 0,
+            linear,
+            linears,
+        };
+        let of_all = FolderTensor { layout: FolderLayout::Stacked(stack), ..tensor.clone() };
+        let experts = *self.files.info(&of_all.stored_name()).ok()?.shape.first()?;
+        Some(Stacked { experts, ..stack }).filter(|stack| stack.expert < experts)
     }
 
     /// Marks the tensor `name` as used. Errors if the folder does not have it, or has it in another shape.
@@ -108,17 +155,13 @@ impl FolderWeights {
     }
 
     /// Errors if the folder holds weights that the model of these `sizes` did not read. Some weights are ignored: known constants of older writers,
-    /// layers after the last block of the model, a second copy of a tied head, and the head of a language model if a reward model reads only its
-    /// decoder.
+    /// a second copy of a tied head, and the head of a language model if a reward model reads only its decoder.
     pub fn finish(self, sizes: &DecoderConfig) -> Result<()> {
-        let (layers, head) = (sizes.layers.len(), format!("{}.weight", sizes.stream.names.head));
-        let skipped = layers..layers + sizes.folder.skipped_layers;
-        let skipped: Vec<_> = skipped.map(|layer| format!("{}.{layer}.", sizes.stream.names.blocks)).collect();
+        let head = format!("{}.weight", sizes.stream.names.head);
         let expected = |name: &str| {
             self.used.contains(name)
                 || MASKS_AND_ANGLES.iter().any(|end| name.ends_with(end))
                 || ((sizes.head.tied || sizes.head.score) && name == head)
-                || skipped.iter().any(|layer| name.starts_with(layer))
         };
         if let Some(name) = self.files.names().into_iter().find(|name| !expected(name)) {
             return Err(Error::Model(format!(
@@ -187,7 +230,8 @@ impl WeightSource for FolderWeights {
     }
 
     fn codes(&mut self, tensor: &FolderTensor, granularity: Granularity) -> Result<FolderCodes> {
-        let (name, _) = self.find(&self.in_folder(tensor))?;
+        let tensor = &self.in_folder(tensor);
+        let (name, _) = self.find(tensor)?;
         if !self.files.is_fp8(&name)? {
             return Ok(FolderCodes::None);
         }
@@ -236,36 +280,6 @@ impl WeightSource for FolderWeights {
     }
 }
 
-/// A matrix of an expert in a folder that stacks the matrices of all experts of a layer, as in the memory of transformers: gate and up `[E, 2F, C]`,
-/// gate first, and down `[E, C, F]`.
-struct FusedExpert {
-    name: String,
-    expert: usize,
-    /// The number of the matrix among the matrices of an expert that the tensor stacks, and the number of these matrices.
-    part: [usize; 2],
-    shape: Vec<usize>,
-}
-
-impl FusedExpert {
-    /// Returns the place of `tensor` in a stack, if it is a matrix of an expert.
-    fn of(tensor: &FolderTensor) -> Option<FusedExpert> {
-        let (prefix, rest) = tensor.name.strip_suffix(".weight")?.rsplit_once(".experts.")?;
-        let (expert, linear) = rest.split_once('.')?;
-        let (stack, part) = expert_stack(linear)?;
-        let (name, shape) = (format!("{prefix}.experts.{stack}"), tensor.shape.clone());
-        Some(FusedExpert { name, expert: expert.parse().ok()?, part, shape })
-    }
-
-    /// Returns the first element of the matrix in the stack. Returns `None` if the stack has another shape or does not have this expert.
-    fn first(&self, stack: &TensorInfo) -> Option<usize> {
-        let [part, parts] = self.part;
-        let [rows, columns] = self.shape[..] else { return None };
-        let [experts, all_rows, all_columns] = stack.shape[..] else { return None };
-        let fits = self.expert < experts && all_rows == parts * rows && all_columns == columns;
-        fits.then_some((self.expert * parts + part) * rows * columns)
-    }
-}
-
 /// A source of random weights. Each tensor depends only on the seed and on its name.
 pub struct RandomWeights {
     /// The seed of the run.
@@ -290,6 +304,7 @@ impl WeightSource for RandomWeights {
                 Tensor::from_slice(&self.device, &shape, &elements.map(of).collect::<Vec<f32>>())?
             }
             Init::Ones => Tensor::from_slice(&self.device, &shape, &vec![1f32; elements.len()])?,
+            Init::Constant(value) => Tensor::from_slice(&self.device, &shape, &vec![value; elements.len()])?,
             Init::RowNorms { columns, layout, std } => norms_of_weight(self, tensor, elements, (columns, layout), std)?,
         })
     }

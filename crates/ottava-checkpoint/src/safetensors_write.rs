@@ -7,7 +7,6 @@ use serde_json::{Map, Value, json};
 use crate::atomic::CheckpointWriter;
 use crate::carried::Carried;
 use crate::safetensors::{INDEX_FILE, SINGLE_FILE, TensorInfo, to_safetensors};
-use crate::stacks;
 use ottava_common::fs::{RealFs, replace_file};
 use ottava_common::{Error, Result};
 use ottava_tensor::Tensor;
@@ -106,36 +105,12 @@ pub fn write_model_file<B: AsRef<[u8]>>(
     mut fetch: impl FnMut(&TensorInfo) -> Result<B>,
 ) -> Result<()> {
     if file.is_carried {
-        return write_tensors(writer, &file.name, &file.tensors, |info| carried.bytes(&info.name));
+        return write_tensors(writer, &file.name, &file.tensors, |info| carried.bytes(info));
     }
-    let stored: Vec<_> = file.tensors.iter().map(|info| carried.stored_info(info)).collect();
+    let named = |info: &TensorInfo| TensorInfo { name: carried.stored(&info.name), ..info.clone() };
+    let stored: Vec<_> = file.tensors.iter().map(named).collect();
     let own: HashMap<&str, &TensorInfo> = stored.iter().map(|info| info.name.as_str()).zip(&file.tensors).collect();
-    write_tensors(writer, &file.name, &stored, |info| {
-        let own = own[info.name.as_str()];
-        let bytes = fetch(own)?;
-        match own.shape[..] {
-            [_, rows, columns] if own.shape != info.shape => {
-                Ok(Bytes::Exchanged(stacks::exchanged(bytes.as_ref(), [rows, columns], info.dtype.size())))
-            }
-            _ => Ok(Bytes::Fetched(bytes)),
-        }
-    })
-}
-
-/// The bytes of a tensor that is written.
-enum Bytes<B> {
-    Fetched(B),
-    /// Bytes whose rows and columns were exchanged.
-    Exchanged(Vec<u8>),
-}
-
-impl<B: AsRef<[u8]>> AsRef<[u8]> for Bytes<B> {
-    fn as_ref(&self) -> &[u8] {
-        match self {
-            Bytes::Fetched(bytes) => bytes.as_ref(),
-            Bytes::Exchanged(bytes) => bytes,
-        }
-    }
+    write_tensors(writer, &file.name, &stored, |info| fetch(own[info.name.as_str()]))
 }
 
 /// Writes one safetensors file. `fetch` is called once for each tensor, in an order that depends only on `tensors`.

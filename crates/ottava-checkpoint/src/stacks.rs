@@ -1,9 +1,12 @@
 //! Converts between tensors of a folder with the matrices or biases of all experts of a layer ([`Stacked`]), and tensors of each expert.
 
+use crate::WeightFiles;
 use ottava_common::error::Result;
+use ottava_models::DecoderConfig;
 use ottava_recipe::param::{StackOrder, Stacked};
 use ottava_tensor::Tensor;
 use ottava_tensor::ops::{divide_columns, join_columns, transpose};
+use std::path::Path;
 
 /// Returns the linears of an expert, `[L · outputs, inputs]`, from its part `[inputs, L · outputs]` of a folder's tensor. Biases have one input.
 pub(super) fn divide(part: &Tensor, linears: usize, order: StackOrder) -> Result<Tensor> {
@@ -54,15 +57,13 @@ pub(super) fn regrouped(values: &Tensor, [outer, inner]: [usize; 2]) -> Result<T
     Ok(regrouped.reshape(values.shape())?)
 }
 
-/// Returns the bytes of a tensor `[E, columns, rows]` of elements with `size` bytes from the bytes of a tensor `[E, rows, columns]`.
-pub(super) fn exchanged(bytes: &[u8], [rows, columns]: [usize; 2], size: usize) -> Vec<u8> {
-    let mut all = Vec::with_capacity(bytes.len());
-    for matrix in bytes.chunks_exact((rows * columns * size).max(1)) {
-        for column in 0..columns {
-            (0..rows).for_each(|row| all.extend(&matrix[(row * columns + column) * size..][..size]));
-        }
+/// Returns the model with the layout of experts that the weights of `folder` have, so that they are written as they were read. Returns the model itself if
+/// it has no experts, or if the folder has no weights that can be read.
+pub fn with_experts_of(sizes: DecoderConfig, folder: &Path) -> DecoderConfig {
+    match sizes.experts().map(|_| WeightFiles::open(folder)) {
+        Some(Ok(weights)) => sizes.with_experts_of(|name| weights.info(name).ok().map(|info| info.shape)),
+        _ => sizes,
     }
-    all
 }
 
 #[cfg(test)]
@@ -106,13 +107,5 @@ mod tests {
         let first: Vec<f32> = folder.to_vec::<f32>().unwrap()[..12].to_vec();
         assert_eq!(first, [0., 1., 2., 3., 8., 9., 10., 11., 16., 17., 18., 19.], "the rows of the first head");
         assert_eq!(regrouped(&folder, [2, 3]).unwrap().to_vec::<f32>().unwrap(), values);
-    }
-
-    #[test]
-    fn matrices_are_exchanged_one_by_one() {
-        let bytes: Vec<u8> = (0..24).collect();
-        let expected = [0, 1, 6, 7, 2, 3, 8, 9, 4, 5, 10, 11, 12, 13, 18, 19, 14, 15, 20, 21, 16, 17, 22, 23];
-        assert_eq!(exchanged(&bytes, [2, 3], 2), expected);
-        assert_eq!(exchanged(&expected, [3, 2], 2), bytes);
     }
 }

@@ -1,7 +1,7 @@
 //! The files of a model folder beside its weights.
 
 use crate::model::as_json;
-use crate::{Carried, CheckpointWriter, adapter};
+use crate::{Carried, CheckpointWriter, WeightFiles, adapter};
 use ottava_common::error::{Error, Result};
 use ottava_common::input;
 use ottava_models::layers::SCORE;
@@ -66,7 +66,7 @@ impl FolderTemplate {
                 companions.push((*name, input::read(&path, MAX_COMPANION_BYTES).map_err(Error::io(&path))?.into()));
             }
         }
-        let (base, carried) = (model.to_path_buf(), Carried::open(model, &config)?);
+        let (base, carried) = (model.to_path_buf(), WeightFiles::open_carried(model, &config)?);
         Ok(FolderTemplate { config, companions, generation, eos_ids: eos_ids.to_vec(), base, carried })
     }
 

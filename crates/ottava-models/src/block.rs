@@ -1,7 +1,8 @@
 //! Builds the blocks of a model from the specs of its layers.
 
 use crate::layers::{
-    Attention, Block, Branch, DeltaNet, Factor, LatentAttention, MixtureOfExperts, Mlp, Norm, OperandCast, Sublayer,
+    Attention, Block, Branch, DeltaNet, Factor, LatentAttention, MixtureOfExperts, Mlp, Norm, OperandCast, Positions,
+    Sublayer, XieluMlp,
 };
 use crate::spec::{BranchSpec, RopeSpec, SublayerSpec};
 use crate::{DecoderConfig, RopeTables};
@@ -53,13 +54,16 @@ impl BlockBuilder<'_, '_> {
         let rotary = |rope: RopeSpec| tables.of(config, rope, spec.rotary_dim());
         Ok(match *spec {
             SublayerSpec::Heads(heads, rope) => {
-                Box::new(Attention::new(build, name, heads, stream, rope.map(rotary), shared_input)?)
+                let growth = tables.growth(heads.growth, heads.head_dim);
+                let positions = Positions { rotary: rope.map(rotary), growth };
+                Box::new(Attention::new(build, name, heads, stream, positions, shared_input)?)
             }
             SublayerSpec::Latent(latent, rope) => {
                 Box::new(LatentAttention::new(build, name, latent, stream, rotary(rope))?)
             }
             SublayerSpec::Delta(delta) => Box::new(DeltaNet::new(build, name, delta, stream)?),
             SublayerSpec::Mlp(mlp) => Box::new(Mlp::new(build, name, mlp, stream, shared_input)?),
+            SublayerSpec::Xielu(mlp) => Box::new(XieluMlp::new(build, name, mlp, stream)?),
             SublayerSpec::Experts(experts) => Box::new(MixtureOfExperts::new(build, name, experts, stream)?),
         })
     }

@@ -57,6 +57,30 @@ impl LayerSet {
         Ok(LayerSet::of_types(file, "layer_types", layers, types)?.unwrap_or(default))
     }
 
+    /// Returns the layers without rotary positions by `no_rope_layers`, or by `no_rope_layer_interval` if the list is null.
+    ///
+    /// Errors if the list has fewer entries than the model has `layers`, or if the interval is 0.
+    pub(super) fn unrotated(file: &ConfigFile, layers: usize) -> Result<LayerSet> {
+        let Some(rotated) = file.nullable::<Vec<u8>>("no_rope_layers")? else {
+            return LayerSet::unrotated_by_interval(file);
+        };
+        if rotated.len() < layers {
+            let entries = rotated.len();
+            let text = format!("`no_rope_layers` has {entries} entries, and `num_hidden_layers` is {layers}");
+            return Err(file.error(&text));
+        }
+        // A 1 marks a layer with rotary positions.
+        Ok(LayerSet::Listed(rotated.iter().map(|&rotated| rotated == 0).collect()))
+    }
+
+    /// Returns the layers without rotary positions by `no_rope_layer_interval`.
+    pub(super) fn unrotated_by_interval(file: &ConfigFile) -> Result<LayerSet> {
+        match file.required("no_rope_layer_interval")? {
+            0 => Err(file.error("`no_rope_layer_interval` is 0; it is a number of layers")),
+            interval => Ok(LayerSet::Every(interval)),
+        }
+    }
+
     /// Returns the layers of the type `inside` by the list under `key`, in which other layers have the type `outside`. Returns `None` if the key is
     /// missing.
     ///

@@ -60,8 +60,11 @@ pub struct HeadSpec {
 /// The contents of a model folder that are not built.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct FolderNotes {
-    /// The number of layers after the last one that a folder may have and that are not read. They predict further tokens.
-    pub skipped_layers: usize,
+    /// The beginnings of the names of tensors that a folder may have and that are copied: of layers that predict further tokens, and of indexers of
+    /// sparse attention.
+    pub carried: Vec<String>,
+    /// The tensors without dimensions that a folder has for constants of the model, and their values.
+    pub constants: Vec<(String, f32)>,
     /// A sentence for each key of `config.json` that is ignored.
     pub ignored: Vec<String>,
     /// A sentence for each key of `config.json` that is not implemented and changes only training.
@@ -111,10 +114,31 @@ impl DecoderConfig {
         self.layers.iter_mut().flat_map(|layer| &mut layer.branches).flat_map(|branch| &mut branch.sublayers)
     }
 
+    /// Returns the model whose folder may have this number of layers after the last one. They predict further tokens.
+    pub(crate) fn with_further_layers(mut self, count: usize) -> DecoderConfig {
+        let further = self.layers.len()..self.layers.len() + count;
+        self.folder.carried.extend(further.map(|layer| format!("{}.{layer}.", self.stream.names.blocks)));
+        self
+    }
+
+    /// Returns the model whose folder may have tensors with names that begin with `beginning`. They predict further tokens.
+    pub(crate) fn with_carried(mut self, beginning: &str) -> DecoderConfig {
+        self.folder.carried.push(beginning.to_string());
+        self
+    }
+
     /// Returns the multi-head attention of each layer that has one.
     pub fn heads_mut(&mut self) -> impl Iterator<Item = &mut HeadsSpec> {
         self.sublayers_mut().filter_map(|sublayer| match sublayer {
             SublayerSpec::Heads(heads, _) => Some(heads),
+            _ => None,
+        })
+    }
+
+    /// Returns the latent attention of each layer that has one.
+    pub(crate) fn latents_mut(&mut self) -> impl Iterator<Item = &mut LatentSpec> {
+        self.sublayers_mut().filter_map(|sublayer| match sublayer {
+            SublayerSpec::Latent(latent, _) => Some(latent),
             _ => None,
         })
     }
@@ -125,6 +149,21 @@ impl DecoderConfig {
             SublayerSpec::Experts(experts) => Some(experts),
             _ => None,
         })
+    }
+
+    /// Returns the model with the layout of experts that a model folder has: tensors of each expert, or stacks in one of two orders. `shape` returns the
+    /// shape of a tensor of the folder. Layers whose experts the folder does not have keep their layout.
+    pub fn with_experts_of(mut self, shape: impl Fn(&str) -> Option<Vec<usize>>) -> DecoderConfig {
+        let Stream { names, channels, .. } = self.stream;
+        for (index, layer) in self.layers.iter_mut().enumerate() {
+            for sublayer in layer.branches.iter_mut().flat_map(|branch| &mut branch.sublayers) {
+                let mixture = format!("{}.{index}.{}", names.blocks, sublayer.name(names));
+                if let SublayerSpec::Experts(experts) = sublayer {
+                    experts.stacks = experts.stacks_of(&mixture, names, channels, &shape);
+                }
+            }
+        }
+        self
     }
 
     /// Returns the multi-head attention of the first layer that has one.
@@ -207,8 +246,27 @@ impl DecoderConfig {
         self
     }
 
-    /// Returns the longest sequence: `max_position_embeddings`, or more if rotary scaling stretches positions to a multiple of it.
+    /// Returns the longest sequence: [`DecoderConfig::positions`], or less if a sublayer is implemented only for shorter sequences.
     pub fn context(&self) -> usize {
+        self.limit().map_or(self.positions(), |(tokens, _)| tokens)
+    }
+
+    /// Returns a clause that says why sequences have at most [`DecoderConfig::context`] tokens.
+    pub fn context_reason(&self) -> String {
+        match self.limit() {
+            Some((tokens, reason)) => format!("{reason}, {tokens} tokens"),
+            None => format!("config.json gives the model {} positions (`max_position_embeddings`)", self.positions()),
+        }
+    }
+
+    /// Returns the smallest maximum of tokens of all sublayers with its reason, if it is below the number of positions.
+    fn limit(&self) -> Option<(usize, &'static str)> {
+        let smallest = self.sublayers().filter_map(SublayerSpec::limit).min_by_key(|(tokens, _)| *tokens);
+        smallest.filter(|(tokens, _)| *tokens < self.positions())
+    }
+
+    /// Returns the number of positions: `max_position_embeddings`, or more if rotary scaling stretches positions to a multiple of it.
+    fn positions(&self) -> usize {
         let stretched = self.rope().map_or(0.0, |rope| match &rope.kind {
             RopeKind::Dynamic { factor } => self.max_positions as f64 * factor,
             RopeKind::Yarn(yarn) => yarn.original_max_positions * yarn.factor,

@@ -2,7 +2,9 @@
 //!
 //! A spec cannot hold settings without their owner: a window needs heads, and latent attention needs rotary positions.
 
-use crate::layers::{BranchNorms, DELTA_NET, DeltaNetSpec, ExpertsSpec, HeadsSpec, LatentSpec, MlpSpec, Names};
+use crate::layers::{
+    BranchNorms, DELTA_NET, DeltaNetSpec, ExpertsSpec, HeadsSpec, LatentSpec, MlpSpec, Names, XieluSpec,
+};
 use ottava_tensor::ops::{DeltaSpec, MAX_TAPS, RopePairs};
 
 /// The maximum size of a tensor's dimension.
@@ -37,6 +39,8 @@ pub enum SublayerSpec {
     Delta(DeltaNetSpec),
     /// An MLP, with or without a gate.
     Mlp(MlpSpec),
+    /// An MLP without a gate, with the learned activation xIELU.
+    Xielu(XieluSpec),
     /// A mixture of experts.
     Experts(ExpertsSpec),
 }
@@ -136,7 +140,7 @@ impl SublayerSpec {
         match self {
             SublayerSpec::Heads(..) | SublayerSpec::Latent(..) => names.attention,
             SublayerSpec::Delta(_) => DELTA_NET,
-            SublayerSpec::Mlp(_) | SublayerSpec::Experts(_) => names.mlp,
+            SublayerSpec::Mlp(_) | SublayerSpec::Xielu(_) | SublayerSpec::Experts(_) => names.mlp,
         }
     }
 
@@ -145,7 +149,7 @@ impl SublayerSpec {
         match self {
             SublayerSpec::Heads(_, rope) => *rope,
             SublayerSpec::Latent(_, rope) => Some(*rope),
-            SublayerSpec::Delta(_) | SublayerSpec::Mlp(_) | SublayerSpec::Experts(_) => None,
+            SublayerSpec::Delta(_) | SublayerSpec::Mlp(_) | SublayerSpec::Xielu(_) | SublayerSpec::Experts(_) => None,
         }
     }
 
@@ -154,7 +158,7 @@ impl SublayerSpec {
         match self {
             SublayerSpec::Heads(heads, _) => Some([heads.heads, heads.kv_heads]),
             SublayerSpec::Latent(latent, _) => Some([latent.heads; 2]),
-            SublayerSpec::Delta(_) | SublayerSpec::Mlp(_) | SublayerSpec::Experts(_) => None,
+            SublayerSpec::Delta(_) | SublayerSpec::Mlp(_) | SublayerSpec::Xielu(_) | SublayerSpec::Experts(_) => None,
         }
     }
 
@@ -163,7 +167,21 @@ impl SublayerSpec {
         match self {
             SublayerSpec::Heads(heads, _) => heads.head_dim,
             SublayerSpec::Latent(latent, _) => latent.sizes.rotated,
-            SublayerSpec::Delta(_) | SublayerSpec::Mlp(_) | SublayerSpec::Experts(_) => 0,
+            SublayerSpec::Delta(_) | SublayerSpec::Mlp(_) | SublayerSpec::Xielu(_) | SublayerSpec::Experts(_) => 0,
+        }
+    }
+
+    /// Returns the maximum number of tokens for which the sublayer is implemented and the reason, or `None` without a maximum.
+    pub(super) fn limit(&self) -> Option<(usize, &'static str)> {
+        match self {
+            SublayerSpec::Heads(HeadsSpec { chunk, .. }, _) => {
+                Some(((*chunk)?, "attention in chunks (`attention_chunk_size`) is implemented for texts of one chunk"))
+            }
+            SublayerSpec::Latent(LatentSpec { chosen_keys, .. }, _) => {
+                let reason = "sparse attention is implemented for texts in which queries see all keys (`index_topk`)";
+                Some(((*chosen_keys)?, reason))
+            }
+            SublayerSpec::Delta(_) | SublayerSpec::Mlp(_) | SublayerSpec::Xielu(_) | SublayerSpec::Experts(_) => None,
         }
     }
 
@@ -172,7 +190,9 @@ impl SublayerSpec {
         match self {
             SublayerSpec::Heads(heads, _) => [heads.scale, heads.soft_cap],
             SublayerSpec::Latent(latent, _) => [latent.scale, None],
-            SublayerSpec::Delta(_) | SublayerSpec::Mlp(_) | SublayerSpec::Experts(_) => [None; 2],
+            SublayerSpec::Delta(_) | SublayerSpec::Mlp(_) | SublayerSpec::Xielu(_) | SublayerSpec::Experts(_) => {
+                [None; 2]
+            }
         }
     }
 
@@ -184,6 +204,7 @@ impl SublayerSpec {
             SublayerSpec::Latent(latent, _) => check_latent(latent),
             SublayerSpec::Delta(delta) => check_delta(delta),
             SublayerSpec::Mlp(mlp) => expect_sizes(&[("intermediate_size", mlp.hidden)]),
+            SublayerSpec::Xielu(mlp) => expect_sizes(&[("intermediate_size", mlp.hidden)]),
             SublayerSpec::Experts(experts) => check_experts(experts),
         }
     }

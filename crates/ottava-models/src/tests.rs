@@ -52,7 +52,9 @@ fn small(model_type: &str) -> Value {
     match model_type {
         // transformers has no default for the number of chosen experts either.
         "deepseek_v2" => json!({"model_type": model_type, "num_experts_per_tok": 2}),
-        "deepseek_v3" | "kimi_k2" => json!({"model_type": model_type, "num_key_value_heads": 4}),
+        "deepseek_v3" | "deepseek_v32" | "glm_moe_dsa" | "kimi_k2" => {
+            json!({"model_type": model_type, "num_key_value_heads": 4})
+        }
         "dots1" => json!({
             "model_type": model_type, "n_routed_experts": 4, "num_experts_per_tok": 2, "max_window_layers": 1,
         }),
@@ -147,7 +149,7 @@ fn missing_keys_have_the_values_of_transformers() {
     let v3 = read(small("deepseek_v3"));
     let groups = v3.experts().unwrap().routing.groups.unwrap();
     let dense: Vec<_> = v3.layers.iter().map(|layer| layer.mlp().is_some()).collect();
-    assert_eq!((groups.count, groups.chosen, v3.folder.skipped_layers), (8, 4, 1));
+    assert_eq!((groups.count, groups.chosen, v3.folder.carried.len()), (8, 4, 1));
     assert_eq!(dense, [true, true, true, false]);
     assert_eq!(v3.latent().unwrap().sizes.query_rank, Some(1536));
     let lite = read(with(small("deepseek_v3"), "q_lora_rank", Value::Null));

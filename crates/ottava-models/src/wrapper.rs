@@ -74,6 +74,13 @@ const WRAPPERS: &[Wrapper] = &[
         text_ties: false,
     },
     Wrapper {
+        model_type: "llama4",
+        architecture: "Llama4ForConditionalGeneration",
+        text: "llama4_text",
+        tied: false,
+        text_ties: false,
+    },
+    Wrapper {
         model_type: "kimi_k25",
         architecture: "Kimi_K25ForConditionalGeneration",
         text: "deepseek_v3",

@@ -14,6 +14,7 @@ use crate::paths::flatten;
 use crate::router::RouterConfig;
 use crate::sentinel::SentinelConfig;
 use crate::training::TrainingConfig;
+use ottava_checkpoint::with_experts_of;
 use ottava_common::error::{Error, Result};
 use ottava_models::layers::ExpertsSpec;
 use ottava_models::{ConfigFile, DecoderConfig, decoder_config};
@@ -185,7 +186,7 @@ impl RunConfig {
         self.trained_sizes(&self.model_config(None)?)
     }
 
-    /// Returns the sizes of the model of `file`, with the adapters and the losses of this run.
+    /// Returns the sizes of the model of `file`, with the adapters and the losses of this run, and with the layout of experts of the run's model folder.
     ///
     /// Also errors if the run sets an option that the model's routers do not support, or expert parallelism for a model without experts.
     pub fn trained_sizes(&self, file: &ConfigFile) -> Result<DecoderConfig> {
@@ -228,7 +229,7 @@ impl RunConfig {
         self.shape_policy(&mut sizes, file)?;
         self.shape_student(&mut sizes, file)?;
         sizes.lora = self.lora.adapters();
-        Ok(sizes.with_adapters_beside_experts())
+        Ok(with_experts_of(sizes, &self.model.path).with_adapters_beside_experts())
     }
 
     /// Errors with [`Error::Config`] if sequences are longer than the number of positions of a model with these `sizes`.
@@ -237,10 +238,9 @@ impl RunConfig {
             return Ok(());
         }
         Err(Error::Config(format!(
-            "`data.max_length` is {}, and config.json gives the model {} positions \
-             (`max_position_embeddings`); set max_length to at most that",
+            "`data.max_length` is {}, and {}; set max_length to at most that",
             self.data.max_length,
-            sizes.context()
+            sizes.context_reason()
         )))
     }
 

@@ -35,6 +35,8 @@ pub trait Real:
     fn sqrt(self) -> Self;
     /// Returns `e` to the power of the value.
     fn exp(self) -> Self;
+    /// Returns `e` to the power of the value, minus 1, without cancellation.
+    fn exp_m1(self) -> Self;
     /// Returns the natural logarithm.
     fn ln(self) -> Self;
     /// Returns the hyperbolic tangent.
@@ -61,7 +63,7 @@ macro_rules! element {
 element!(f64: F64, f32: F32, f16: F16, bf16: BF16, E4M3: E4M3, E5M2: E5M2, E8M0: E8M0, u8: U8, i16: I16, i32: I32, i64: I64);
 
 macro_rules! real {
-    ($t:ty, $exp:path, $ln:path, $tanh:path, $erf:path) => {
+    ($t:ty, $exp:path, $exp_m1:path, $ln:path, $tanh:path, $erf:path) => {
         impl Real for $t {
             fn of(x: f64) -> $t {
                 x as $t
@@ -74,6 +76,9 @@ macro_rules! real {
             }
             fn exp(self) -> $t {
                 $exp(self)
+            }
+            fn exp_m1(self) -> $t {
+                $exp_m1(self)
             }
             fn ln(self) -> $t {
                 $ln(self)
@@ -102,8 +107,8 @@ macro_rules! real {
         }
     };
 }
-real!(f32, expf, libm::logf, libm::tanhf, libm::erff);
-real!(f64, libm::exp, libm::log, libm::tanh, libm::erf);
+real!(f32, expf, libm::expm1f, libm::logf, libm::tanhf, libm::erff);
+real!(f64, libm::exp, libm::expm1, libm::log, libm::tanh, libm::erf);
 
 /// Returns `e^x` to within 1 ulp. Branch-free, so that loops over it vectorise.
 ///

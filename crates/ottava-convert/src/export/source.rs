@@ -1,7 +1,7 @@
 //! The source of an export: the weights of a model folder, and the recipe and scales of a run.
 
 use ottava_checkpoint::slices::{FOLDER, SliceFiles};
-use ottava_checkpoint::{Manifest, WeightFiles, training};
+use ottava_checkpoint::{Manifest, WeightFiles, training, with_experts_of};
 use ottava_common::error::{Error, Result};
 use ottava_models::{ConfigFile, Decoder, DecoderConfig, WeightScales, language_model_config};
 use ottava_recipe::param::Description;
@@ -35,7 +35,7 @@ impl Source {
     /// Opens a model folder, such as a checkpoint.
     pub fn open(folder: &Path) -> Result<Source> {
         let config = ConfigFile::read(folder)?;
-        let sizes = language_model_config(&config)?;
+        let sizes = with_experts_of(language_model_config(&config)?, folder);
         let weights = WeightFiles::open(folder)?;
         let (run, casts) = RunConfig::saved_in(folder)?.unwrap_or_default();
         let precision = run.precision;

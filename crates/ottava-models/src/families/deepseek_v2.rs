@@ -60,7 +60,8 @@ pub(super) fn deepseek(
         value: size(file, "v_head_dim")?,
     };
     let scale = Some(attention_scale(&common.model.ropes[rope.rope], sizes.head_dim()));
-    let latent = LatentSpec { heads: heads.heads, sizes, bias: file.required("attention_bias")?, scale };
+    let bias_of_attention = file.required("attention_bias")?;
+    let latent = LatentSpec { heads: heads.heads, sizes, bias: bias_of_attention, scale, chosen_keys: None };
     let experts = experts(file, mlp.activation, routing, bias)?;
     let (routed, attention) = (routed_layers(file, common.layers)?, Latent(latent, RopeSpec { pairs, ..rope }));
     let layer = |index| [attention, if routed.contains(index) { Experts(experts) } else { Mlp(mlp) }];

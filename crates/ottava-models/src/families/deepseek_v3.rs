@@ -45,9 +45,8 @@ fn read(file: &ConfigFile) -> Result<DecoderConfig> {
 /// Returns the sizes of a model with latent attention and the experts of DeepSeek-V3.
 pub(super) fn latent(file: &ConfigFile) -> Result<DecoderConfig> {
     let pairs = if file.required("rope_interleave")? { RopePairs::Neighbours } else { RopePairs::Halves };
-    let mut sizes = deepseek(file, pairs, routing(file)?, Some(CHOICE_BIAS))?;
-    sizes.folder.skipped_layers = layers(file, "num_nextn_predict_layers")?;
-    Ok(sizes)
+    let sizes = deepseek(file, pairs, routing(file)?, Some(CHOICE_BIAS))?;
+    Ok(sizes.with_further_layers(layers(file, "num_nextn_predict_layers")?))
 }
 
 /// The vector that the router of a mixture adds to scores for the choice.

@@ -73,5 +73,5 @@ fn read(file: &ConfigFile) -> Result<DecoderConfig> {
     let rope = RopeSpec { pairs: RopePairs::Neighbours, ..common.rope };
     let (attention, mlp) = (Heads(common.heads, Some(rope)), common.mlp);
     let sizes = common.sequential(|index| [attention, if routed(index) { Experts(experts) } else { Mlp(mlp) }]);
-    ignore_router_logits(file, sizes)
+    ignore_router_logits(file, sizes.with_carried("model.mtp_"))
 }

@@ -36,5 +36,5 @@ fn read(file: &ConfigFile) -> Result<DecoderConfig> {
     let mlp = common.mlp;
     let sizes =
         common.sequential(|index| [attention(index), if routed.contains(index) { Experts(experts) } else { Mlp(mlp) }]);
-    ignore_router_logits(file, sizes)
+    ignore_router_logits(file, sizes.with_carried("mtp."))
 }

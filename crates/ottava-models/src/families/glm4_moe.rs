@@ -33,8 +33,7 @@ fn read(file: &ConfigFile) -> Result<DecoderConfig> {
     let heads = HeadsSpec { qk_norm, qkv_bias: file.required("attention_bias")?, ..common.heads };
     let experts = experts(file, common.mlp.activation, routing(file)?, Some(CHOICE_BIAS))?;
     let (routed, rope, mlp) = (routed_layers(file, common.layers)?, Some(common.rope), common.mlp);
-    let mut sizes = common
+    let sizes = common
         .sequential(|index| [Heads(heads, rope), if routed.contains(index) { Experts(experts) } else { Mlp(mlp) }]);
-    sizes.folder.skipped_layers = layers(file, "num_nextn_predict_layers")?;
-    ignore_router_logits(file, sizes)
+    ignore_router_logits(file, sizes.with_further_layers(layers(file, "num_nextn_predict_layers")?))
 }

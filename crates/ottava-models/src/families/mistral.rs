@@ -60,7 +60,9 @@ pub(crate) const MINISTRAL_3: Family = Family {
 };
 
 fn read(file: &ConfigFile) -> Result<DecoderConfig> {
-    Ok(windowed(common(file)?, &window(file)?))
+    let mut common = common(file)?;
+    common.heads.growth = common.model.ropes[common.rope.rope].growth;
+    Ok(windowed(common, &window(file)?))
 }
 
 /// Builds Llama's layers with a sliding window.

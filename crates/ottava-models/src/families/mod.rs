@@ -1,10 +1,12 @@
 //! The families, a file each: it reads the family's `config.json` into a [`DecoderConfig`](crate::DecoderConfig).
 
+mod apertus;
 mod arcee;
 mod cohere;
 mod cohere2;
 mod deepseek_v2;
 mod deepseek_v3;
+mod deepseek_v32;
 mod dots1;
 mod ernie4_5;
 mod ernie4_5_moe;
@@ -23,6 +25,7 @@ mod granite_moe;
 mod hunyuan_v1_dense;
 mod hunyuan_v1_moe;
 mod llama;
+mod llama4;
 mod minimax_m2;
 pub(super) mod mistral;
 mod mixtral;
@@ -46,6 +49,7 @@ use crate::family::Family;
 /// All families.
 pub(super) const FAMILIES: &[Family] = &[
     llama::FAMILY,
+    llama4::FAMILY,
     mistral::FAMILY,
     mistral::MINISTRAL,
     mistral::MINISTRAL_3,
@@ -71,6 +75,8 @@ pub(super) const FAMILIES: &[Family] = &[
     olmoe::FAMILY,
     deepseek_v2::FAMILY,
     deepseek_v3::FAMILY,
+    deepseek_v32::FAMILY,
+    deepseek_v32::GLM_5,
     gpt_oss::FAMILY,
     glm4::FAMILY,
     glm4::GLM,
@@ -86,6 +92,7 @@ pub(super) const FAMILIES: &[Family] = &[
     minimax_m2::FAMILY,
     deepseek_v3::KIMI_K2,
     arcee::FAMILY,
+    apertus::FAMILY,
     stablelm::FAMILY,
     ernie4_5_moe::FAMILY,
     hunyuan_v1_dense::FAMILY,

@@ -88,7 +88,7 @@ impl Hybrid {
         let Hybrid { common, delta, recurrent } = self;
         let (heads, rope) = (common.heads, Some(common.rope));
         let mixer = |index| if recurrent.contains(index) { Delta(delta) } else { Heads(heads, rope) };
-        common.sequential(|index| [mixer(index), mlp(index)])
+        common.sequential(|index| [mixer(index), mlp(index)]).with_carried("mtp.")
     }
 }
 

@@ -27,20 +27,7 @@ fn defaults() -> Value {
 
 fn read(file: &ConfigFile) -> Result<DecoderConfig> {
     let (bias, common) = (file.required("attention_bias")?, common(file)?);
-    let rotated: Option<Vec<u8>> = file.nullable("no_rope_layers")?;
-    let unrotated = match rotated {
-        Some(rotated) if rotated.len() < common.layers => {
-            let (entries, layers) = (rotated.len(), common.layers);
-            let text = format!("`no_rope_layers` has {entries} entries, and `num_hidden_layers` is {layers}");
-            return Err(file.error(&text));
-        }
-        // A 1 marks a layer with rotary positions.
-        Some(rotated) => LayerSet::Listed(rotated.iter().map(|&rotated| rotated == 0).collect()),
-        None => match file.required("no_rope_layer_interval")? {
-            0 => return Err(file.error("`no_rope_layer_interval` is 0; it is a number of layers")),
-            interval => LayerSet::Every(interval),
-        },
-    };
+    let unrotated = LayerSet::unrotated(file, common.layers)?;
     // If a file has `layer_types`, masks follow it even without `use_sliding_window`.
     let local = if file.required("use_sliding_window")? { unrotated.clone() } else { LayerSet::None };
     let window = window_in(file, common.layers, local)?;

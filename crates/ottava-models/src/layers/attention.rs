@@ -1,15 +1,17 @@
 //! Causal self-attention with shared key and value heads, and rotary positions unless positions are learned.
 
 mod exchange;
+mod growth;
 mod head_norm;
 mod output_gate;
 
+pub use growth::QueryGrowth;
 pub use head_norm::NormScope;
 
 use super::cast::{OperandCast, SavedOperand};
 use super::exchange::{expect_divisible, heads_for_tokens, tokens_for_heads};
 use super::sublayer::{BranchOperand, Sublayer, SublayerSaved};
-use super::{Linear, LinearConfig, Rotary, Stream};
+use super::{Linear, LinearConfig, Positions, Rotary, Stream};
 use head_norm::{HeadNorm, Heads};
 use ottava_common::error::Result;
 use ottava_recipe::context::{Context, PagedPass, Sequences};
@@ -19,7 +21,7 @@ use ottava_recipe::param::{Builder, FolderLayout, FolderTensor, Init, Param, Spl
 use ottava_tensor::Tensor;
 use ottava_tensor::comm::Axis;
 use ottava_tensor::ops::{
-    Angles, AttentionInput, AttentionSpec, RopeLayout, Rotation, append_kv, attention, attention_backward,
+    Angles, AttentionInput, AttentionSpec, RopeLayout, RopePairs, Rotation, append_kv, attention, attention_backward,
     attention_sink, attention_sink_backward, output_gate, paged_attention, rope, rope_to,
 };
 
@@ -46,6 +48,10 @@ pub struct HeadsSpec {
     pub sinks: bool,
     /// The maximum number of keys that a query sees, its own included. `None` means all keys.
     pub window: Option<usize>,
+    /// The number of positions of a chunk: a query sees only keys of its own chunk. `None` means one chunk.
+    pub chunk: Option<usize>,
+    /// The growth of queries with their position, if they grow.
+    pub growth: Option<QueryGrowth>,
     /// The bound of the absolute values of scores.
     pub soft_cap: Option<f64>,
     /// The factor of the products of queries and keys. `None` means `1 / √head_dim`.
@@ -66,6 +72,8 @@ impl HeadsSpec {
             output_gate: false,
             sinks: false,
             window: None,
+            chunk: None,
+            growth: None,
             soft_cap: None,
             scale: None,
         }
@@ -100,7 +108,7 @@ pub struct Attention {
     norm: Option<HeadNorm>,
     output: Linear,       /* [C, H·D] */
     sinks: Option<Param>, /* [H] */
-    rotary: Option<Rotary>,
+    positions: Positions,
     /// The index among the attention layers of the model, which is also the index in a cache.
     number: usize,
     spec: AttentionSpec,
@@ -141,7 +149,7 @@ impl Attention {
         name: &str,
         c: HeadsSpec,
         stream: &Stream,
-        rotary: Option<Rotary>,
+        positions: Positions,
         shared_input: Option<OperandCast>,
     ) -> Result<Attention> {
         let Stream { channels, names, std, .. } = *stream;
@@ -191,7 +199,7 @@ impl Attention {
         let of_sinks = FolderTensor::new(format!("{name}.sinks"), vec![c.heads]);
         let of_sinks = c.sinks.then(|| build.shard(of_sinks, Split::Output)).transpose()?;
         let sinks = of_sinks.map(|shard| Param::new(build, vec![shard], Init::Normal(std))).transpose()?;
-        Ok(Attention { name: name.to_string(), heads: own, qkv, norm, output, sinks, rotary, number, spec })
+        Ok(Attention { name: name.to_string(), heads: own, qkv, norm, output, sinks, positions, number, spec })
     }
 
     /// Normalises projected Q and K, if the layer has a norm of heads.
@@ -209,7 +217,7 @@ impl Attention {
             true => qkv.duplicate()?,
             false => self.normalise(qkv, context.ranks)?,
         };
-        turn(&mut qkv, rotation(&self.rotary, self.heads, context.sequences), Rotation::Forward)?;
+        turn(&mut qkv, rotation(&self.positions.rotary, self.heads, context.sequences), Rotation::Forward)?;
         if self.heads.rotates_first {
             qkv = self.normalise(qkv, context.ranks)?;
         }
@@ -219,10 +227,11 @@ impl Attention {
 
     /// Multiplies queries, or the gradients of queries, by the factors of their positions, if queries grow.
     fn grow_queries(&self, qkv: &mut Tensor, sequences: &Sequences) -> Result<()> {
-        let Some(Rotary { growth: Some(table), pairs, .. }) = &self.rotary else { return Ok(()) };
-        let layout = RopeLayout { heads: self.heads.heads, head_dim: self.heads.head_dim, pairs: *pairs };
+        let Some(table) = &self.positions.growth else { return Ok(()) };
+        let layout =
+            RopeLayout { heads: self.heads.heads, head_dim: self.heads.head_dim, pairs: RopePairs::Neighbours };
         let angles = Angles { table, positions: &sequences.positions };
-        // The sines of the table are zero, so both directions are the same product.
+        // The sines of the table are zero, so both directions and both kinds of pairs are the same product.
         Ok(rope(qkv, angles, layout, Rotation::Forward)?)
     }
 
@@ -262,7 +271,7 @@ impl Attention {
         }
         let is_whole = pass.is_whole;
         let (cache, batch) = pass.layer(self.number);
-        let mut rotation = rotation(&self.rotary, self.heads, sequences);
+        let mut rotation = rotation(&self.positions.rotary, self.heads, sequences);
         // `append_kv` can rotate only whole heads.
         let is_apart = |angles: &Angles, of: &RopeLayout| rotates_first || angles.table.shape()[1] < of.head_dim;
         turn(&mut qkv, rotation.take_if(|(angles, of)| is_apart(angles, of)), Rotation::Forward)?;
@@ -315,7 +324,7 @@ fn rotation<'a>(
     HeadsSpec { heads, kv_heads, head_dim, .. }: HeadsSpec,
     sequences: &'a Sequences,
 ) -> Option<(Angles<'a>, RopeLayout)> {
-    let Rotary { table, pairs, .. } = rotary.as_ref()?;
+    let Rotary { table, pairs } = rotary.as_ref()?;
     let layout = RopeLayout { heads: heads + kv_heads, head_dim, pairs: *pairs };
     Some((Angles { table, positions: &sequences.positions }, layout))
 }
@@ -395,7 +404,7 @@ impl Sublayer for Attention {
         drop((qkv, o, d_o));
         let mut dqkv = self.qkv_of_heads_backward(dqkv, context)?;
         self.grow_queries(&mut dqkv, context.sequences)?;
-        let rotation = rotation(&self.rotary, self.heads, context.sequences);
+        let rotation = rotation(&self.positions.rotary, self.heads, context.sequences);
         let dqkv = match (&mut self.norm, unrotated, rotation) {
             (Some(norm), Some(unrotated), rotation) => {
                 let dqkv = if self.heads.rotates_first {

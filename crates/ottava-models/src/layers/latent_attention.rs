@@ -35,6 +35,8 @@ pub struct LatentSpec {
     pub bias: bool,
     /// The factor of the products of queries and keys. `None` means `1 / √head_dim`.
     pub scale: Option<f64>,
+    /// The number of keys that an indexer chooses for each query. A query with at most this many keys sees all of them. `None` without an indexer.
+    pub chosen_keys: Option<usize>,
 }
 
 /// The epsilon of the norms of latents, in all models.
@@ -124,7 +126,7 @@ impl LatentAttention {
         stream: &Stream,
         rotary: Rotary,
     ) -> Result<LatentAttention> {
-        let (LatentSpec { heads, sizes, bias, scale }, Stream { channels, names, std, .. }) = (spec, *stream);
+        let (LatentSpec { heads, sizes, bias, scale, .. }, Stream { channels, names, std, .. }) = (spec, *stream);
         expect_divisible(build, name, "query", heads)?;
         let (all, place) = (Heads { heads, sizes }, build.place());
         let LatentSizes { query_rank, kv_rank, rotated, .. } = sizes;

@@ -1,6 +1,9 @@
 //! The feed-forward layer.
 
 mod activated;
+mod xielu;
+
+pub use xielu::{XieluMlp, XieluSpec};
 
 use super::cast::OperandCast;
 use super::sublayer::{BranchOperand, Sublayer, SublayerSaved};

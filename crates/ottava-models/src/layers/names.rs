@@ -179,13 +179,14 @@ impl Names {
     }
 }
 
-/// Returns the name of the expert stack that the linear called `linear` in transformers belongs to. Also returns the index of the linear within an
-/// expert's part of the stack, and the number of linears in this part.
+/// Returns the name in the mixture of the tensor in which the memory of transformers stacks the linear called `linear` of all experts. Also returns the
+/// index of the linear within an expert's part of the stack, and the number of linears in this part.
 pub fn expert_stack(linear: &str) -> Option<(&'static str, [usize; 2])> {
+    let [before, after] = ExpertStacks::NAMES;
     match linear {
-        "gate_proj" | "w1" => Some((LLAMA.gate_up_stack, [0, 2])),
-        "up_proj" | "w3" => Some((LLAMA.gate_up_stack, [1, 2])),
-        "down_proj" | "w2" => Some((LLAMA.down, [0, 1])),
+        "gate_proj" | "w1" => Some((before, [0, 2])),
+        "up_proj" | "w3" => Some((before, [1, 2])),
+        "down_proj" | "w2" => Some((after, [0, 1])),
         _ => None,
     }
 }
@@ -200,9 +201,12 @@ pub struct ExpertStacks {
 }
 
 impl ExpertStacks {
+    /// The names of most families, and of the memory of transformers.
+    pub const NAMES: [&'static str; 2] = ["experts.gate_up_proj", "experts.down_proj"];
+
     /// Returns stacks with the names of most families.
     pub const fn new(order: StackOrder) -> ExpertStacks {
-        ExpertStacks { names: ["experts.gate_up_proj", "experts.down_proj"], order }
+        ExpertStacks { names: ExpertStacks::NAMES, order }
     }
 }
 

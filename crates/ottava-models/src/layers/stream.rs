@@ -19,6 +19,15 @@ pub struct Stream {
     pub std: f32,
 }
 
+/// The tables of positions that an attention layer reads.
+#[derive(Clone, Default)]
+pub struct Positions {
+    /// The rotary positions. `None` if heads are not rotated.
+    pub rotary: Option<Rotary>,
+    /// The factors of queries by position ([`factor_table`](ottava_tensor::ops::factor_table)), if they grow. Layers share this table.
+    pub growth: Option<Tensor>,
+}
+
 /// The rotary positions of an attention layer.
 #[derive(Clone)]
 pub struct Rotary {
@@ -26,6 +35,4 @@ pub struct Rotary {
     pub table: Tensor,
     /// The elements of a head that are rotated as a pair.
     pub pairs: RopePairs,
-    /// The factors of rotated queries by position ([`factor_table`](ottava_tensor::ops::factor_table)), if they grow. Layers share this table.
-    pub growth: Option<Tensor>,
 }

@@ -6,6 +6,7 @@ mod frequencies;
 mod tests;
 
 use crate::ConfigFile;
+use crate::layers::QueryGrowth;
 use ottava_common::error::Result;
 use serde_json::{Map, Value, json};
 
@@ -23,24 +24,8 @@ pub struct RopeScaling {
     pub kind: RopeKind,
     /// DeepSeek's constant by which attention scores grow with the logarithm of the stretch.
     pub mscale_all_dim: Option<f64>,
-    /// The growth of queries with their position, if they grow.
+    /// The growth of queries with their position that the keys of the positions describe.
     pub growth: Option<QueryGrowth>,
-}
-
-/// The factor of queries at a position, after the rotation: `1 + β · ln(1 + ⌊position / context⌋)`. Llama 4, `transformers`.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct QueryGrowth {
-    /// The constant β.
-    pub beta: f64,
-    /// The context of the model before stretching.
-    pub original_max_positions: f64,
-}
-
-impl QueryGrowth {
-    /// Returns the factor at `position`.
-    pub fn factor(&self, position: usize) -> f64 {
-        1.0 + self.beta * (position as f64 / self.original_max_positions).floor().ln_1p()
-    }
 }
 
 /// The kinds of scaling.
@@ -194,7 +179,7 @@ impl RopeScaling {
                 partial: section.optional(PARTIAL, partial)?,
                 kind: RopeKind::read(file, section)?,
                 mscale_all_dim: section.optional("mscale_all_dim", None)?,
-                growth: QueryGrowth::read(file, section)?,
+                growth: read_growth(file, section)?,
             },
         };
         rope.of_whole_heads(file)
@@ -227,7 +212,7 @@ impl RopeScaling {
             if rope.partial != 1.0 {
                 parameters[PARTIAL] = json!(rope.partial);
             }
-            if let Some(QueryGrowth { beta, original_max_positions }) = rope.growth {
+            if let Some(QueryGrowth { beta, original_max_positions, .. }) = rope.growth {
                 parameters[GROWTH] = json!(beta);
                 parameters[ORIGINAL] = json!(original_max_positions as u64);
             }
@@ -250,16 +235,14 @@ impl RopeScaling {
     }
 }
 
-impl QueryGrowth {
-    /// Reads the growth from a section of `file`, if the family of `file` has it.
-    fn read(file: &ConfigFile, section: &ConfigFile) -> Result<Option<QueryGrowth>> {
-        let beta: Option<f64> = if file.has_default(GROWTH) { section.optional(GROWTH, None)? } else { None };
-        let Some(beta) = beta.filter(|beta| *beta != 0.0) else { return Ok(None) };
-        let original_max_positions = section.required(ORIGINAL)?;
-        match beta.is_finite() && original_max_positions > 0.0 {
-            true => Ok(Some(QueryGrowth { beta, original_max_positions })),
-            false => Err(section.error(&format!("`{GROWTH}` is {beta}, for `{ORIGINAL}` {original_max_positions}"))),
-        }
+/// Reads the growth of queries from a section of `file`, if the family of `file` has it.
+fn read_growth(file: &ConfigFile, section: &ConfigFile) -> Result<Option<QueryGrowth>> {
+    let beta: Option<f64> = if file.has_default(GROWTH) { section.optional(GROWTH, None)? } else { None };
+    let Some(beta) = beta.filter(|beta| *beta != 0.0) else { return Ok(None) };
+    let original_max_positions = section.required(ORIGINAL)?;
+    match beta.is_finite() && original_max_positions > 0.0 {
+        true => Ok(Some(QueryGrowth { beta, original_max_positions, first: 0 })),
+        false => Err(section.error(&format!("`{GROWTH}` is {beta}, for `{ORIGINAL}` {original_max_positions}"))),
     }
 }
 

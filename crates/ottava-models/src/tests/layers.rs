@@ -20,6 +20,7 @@ fn other_value(key: &str, default: Option<&Value>) -> Value {
         "attn_logit_softcapping" | "clip_qkv" | "final_logit_softcapping" => json!(7.0),
         "embedding_multiplier" | "logits_scaling" | "rope_local_base_freq" => json!(77.0),
         "sliding_window" => json!(3),
+        _ if default == Some(&json!(16)) => json!(24),
         _ => json!(16),
     }
 }
@@ -163,4 +164,54 @@ fn lists_and_intervals_decide_which_layers_are_recurrent() {
             assert!(problem.contains(words), "{model_type}: {problem}");
         }
     }
+}
+
+#[test]
+fn attention_that_is_implemented_for_short_texts_limits_their_length() {
+    for (model_type, key, default) in [
+        ("llama4_text", "attention_chunk_size", 8192),
+        ("deepseek_v32", "index_topk", 2048),
+        ("glm_moe_dsa", "index_topk", 2048),
+    ] {
+        let sizes = read(small(model_type));
+        assert_eq!(sizes.context(), default, "{model_type}");
+        assert!(sizes.context_reason().contains(&format!("`{key}`")), "{model_type}: {}", sizes.context_reason());
+        let short = read(with(small(model_type), "max_position_embeddings", json!(40)));
+        assert_eq!(short.context(), 40, "{model_type}");
+        assert!(short.context_reason().contains("`max_position_embeddings`"), "{model_type}");
+        assert!(error(with(small(model_type), key, json!(0))).contains(&format!("`{key}` is 0")));
+    }
+    let without_chunks = read(with(small("llama4_text"), "attention_chunk_size", Value::Null));
+    assert_eq!(without_chunks.context(), 131_072);
+    let types = json!(["chunked_attention", "full_attention", "full_attention", "full_attention"]);
+    let listed = with(small("llama4_text"), "layer_types", types);
+    let chunks: Vec<_> = read(listed.clone()).layers.iter().map(|layer| layer.heads().unwrap().chunk).collect();
+    assert_eq!(chunks, [Some(8192), None, None, None]);
+    assert!(error(with(listed, "attention_chunk_size", Value::Null)).contains("`attention_chunk_size` is null"));
+}
+
+#[test]
+fn layers_of_llama4_have_positions_or_growing_queries_and_experts_or_an_mlp() {
+    let layers = |keys: Value| -> Vec<[bool; 3]> {
+        let of = |layer: &LayerSpec| {
+            let heads = layer.heads().unwrap();
+            assert_eq!(heads.qk_norm.is_some(), layer.rope().is_some());
+            [layer.rope().is_some(), heads.growth.is_some(), layer.experts().is_some()]
+        };
+        read(keys).layers.iter().map(of).collect()
+    };
+    let [rotated, grown] = [[true, false, true], [false, true, true]];
+    assert_eq!(layers(small("llama4_text")), [rotated, rotated, rotated, grown]);
+    // Published files have an empty list.
+    assert_eq!(layers(with(small("llama4_text"), "no_rope_layers", json!([]))), [rotated, rotated, rotated, grown]);
+    let keys = with(small("llama4_text"), "no_rope_layers", json!([0, 1, 1, 1]));
+    let keys = with(with(keys, "moe_layers", json!([3])), "attn_temperature_tuning", json!(false));
+    let [dense, plain] = [[true, false, false], [false, false, false]];
+    assert_eq!(layers(keys), [plain, dense, dense, rotated]);
+    let every_second = layers(with(small("llama4_text"), "interleave_moe_layer_step", json!(2)));
+    assert_eq!(every_second, [dense, rotated, dense, grown]);
+    assert!(
+        error(with(small("llama4_text"), "interleave_moe_layer_step", json!(0)))
+            .contains("`interleave_moe_layer_step`")
+    );
 }

@@ -24,6 +24,8 @@ pub enum Init {
     Zeros,
     /// All one.
     Ones,
+    /// All this value.
+    Constant(f32),
     /// Uniform between this bound and its negative.
     Uniform(f32),
     /// The logarithm of a value that is uniform between 0 and this bound, and at least 0.01.

@@ -3,7 +3,7 @@
 use super::table::{CastTensors, Table, bf16, both, compressed, own};
 use crate::ops::Activation::SwiGlu;
 use crate::ops::*;
-use crate::{DType, Granularity, Result};
+use crate::{DType, Granularity, Result, Tensor};
 
 /// Times activations `[T, F]` with outputs in 16 bits and in FP8, from exact inputs and from inputs saved in FP8.
 pub(super) fn rows(table: &mut Table, t: usize, f: usize) -> Result<()> {
@@ -35,6 +35,12 @@ fn activations(table: &mut Table, t: usize, f: usize) -> Result<()> {
         let activated = Fp8Output { format, scale: CastScale::Given(scale), copies, statistics: unseen, slot: 0 };
         activation_backward_to(SwiGlu, &dy, &gate_up, both(scale, seen), Some(activated)).map(drop)
     })?;
+    let [positive, negative] = [table.random(&[1], DType::BF16)?, table.random(&[1], DType::BF16)?];
+    let alphas = XieluAlphas { positive: &positive, negative: &negative };
+    let [mut dp, mut dn] = [Tensor::zeros(device, &[1], DType::F32)?, Tensor::zeros(device, &[1], DType::F32)?];
+    table.row("xielu", bf16(2 * tf), &mut || xielu(&dy, alphas).map(drop))?;
+    table
+        .row("xielu_backward", bf16(3 * tf), &mut || xielu_backward(&dy, &dy, alphas, [&mut dp, &mut dn]).map(drop))?;
     let gelu = Activation::Gelu(Gelu::Tanh);
     table.row("gelu, FP8", bf16(tf) + 2 * tf, &mut || activation_to(gelu, &dy, both(scale, seen)).map(drop))?;
     table.row("gelu_backward, FP8, + activation", bf16(2 * tf) + 3 * tf, &mut || {

@@ -40,6 +40,9 @@ pub(super) fn rows(table: &mut Table, t: usize, c: usize) -> Result<()> {
     table.row("combine of experts", bf16(t * CHOSEN * c + 2 * t * c), &mut || {
         combine(&z, &slots, Some(&routes.weights), Some(&x)).map(drop)
     })?;
+    table.row("gathered_weight_gradient", bf16(2 * x.len() * CHOSEN), &mut || {
+        gathered_weight_gradient(&z, &x, &slots).map(drop)
+    })?;
     let (bias, groups) = (table.random(&[EXPERTS, c], DType::BF16)?, &slots.groups);
     let mut dbias = Tensor::zeros(device, &[EXPERTS, c], DType::F32)?;
     let mut dots = Tensor::zeros(device, &[rows], DType::F32)?;

@@ -81,6 +81,7 @@ mod sum_parts;
 mod swiglu;
 mod transpose;
 mod value;
+mod xielu;
 
 pub use adamw::{AdamW, AdamWParameter, AdamWScalars, Moments, WeightCast, adamw, adamw_amaxes};
 pub use add::add;
@@ -129,7 +130,7 @@ pub use operand::{Accumulation, Operand};
 pub use output_gate::{output_gate, output_gate_backward};
 pub use paged_attention::{KvBlocks, PagedBatch, SuspendedKv, append_kv, paged_attention};
 pub use parameter::{Gradient, UpdatedWeight, WeightCopy};
-pub use permute::{Slots, combine, gather_quantized, gather_to, slots, weight_gradient};
+pub use permute::{Slots, combine, gather_quantized, gather_to, gathered_weight_gradient, slots, weight_gradient};
 pub use policy::{Correction, KlEstimator, PolicyBound, PolicyLoss, PolicyTargets, policy_loss};
 pub use preference::{
     PreferenceLoss, PreferenceTargets, PreferenceTerm, log_odds, preference_loss, sequence_log_probs,
@@ -160,6 +161,7 @@ pub use swiglu::{
 };
 pub use transpose::{transpose, transpose_codes};
 pub use value::{ValueLoss, ValueTargets, value_loss};
+pub use xielu::{XIELU_BETA, XIELU_EPS, XieluAlphas, xielu, xielu_backward};
 
 use crate::{DType, Result, Tensor};
 

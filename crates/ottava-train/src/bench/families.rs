@@ -26,7 +26,7 @@ const FAMILIES: [(&str, &[&str]); 26] = [
     ("attention", &["attention", "row_products", "output_gate"]),
     ("gated delta nets", &["causal_conv", "delta_", "gated_delta_rule", "gated_norm"]),
     ("norms", &["rmsnorm", "head_norm", "projection_"]),
-    ("SwiGLU", &["swiglu"]),
+    ("SwiGLU", &["swiglu", "xielu"]),
     ("RoPE", &["rope"]),
     ("casts and scales", &["quantize", "amax", "take_scale", "delayed_scaling", "transpose", "cast"]),
     ("saved activations", &["compress", "decompress"]),

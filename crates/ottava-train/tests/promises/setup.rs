@@ -217,6 +217,7 @@ impl WeightSource for Seeded {
         let (mean, std) = match init {
             Init::Normal(_) | Init::Uniform(_) | Init::LogUniform(_) => (0.0, self.std),
             Init::Zeros => (0.0, 0.3),
+            Init::Constant(value) => (value, 0.3),
             Init::Ones | Init::RowNorms { .. } => (1.0, 0.3),
         };
         let seed = tensor.name.bytes().fold(3u64, |h, b| h.wrapping_mul(1_099_511_628_211) ^ u64::from(b));

@@ -4,7 +4,7 @@ use super::newest::with_model;
 use super::text::Text;
 use crate::output::{Meter, print_json, stop_on_signals};
 use clap::{Args, ValueEnum};
-use ottava_checkpoint::{WeightFiles, verify_model};
+use ottava_checkpoint::{WeightFiles, verify_model, with_experts_of};
 use ottava_common::fs::{RealFs, replace_file};
 use ottava_common::{Error, Result};
 use ottava_models::{ConfigFile, Decoder, language_model_config};
@@ -74,7 +74,8 @@ impl Calibrate {
             // Linears that the run kept in BF16 stay in BF16.
             let mut precision = Precision { recipe: RecipeName::Fp8Current, ..run.precision };
             precision.exceptions.skip_slow_linears = false;
-            let (device, sizes) = (crate::device::open(self.device)?, language_model_config(&config)?);
+            let device = crate::device::open(self.device)?;
+            let sizes = with_experts_of(language_model_config(&config)?, folder);
             if sizes.experts().is_some_and(|experts| experts.stacks.is_some()) {
                 return Err(config.error("this model cannot be calibrated: `ottava export` writes stacked experts only in BF16, which needs no input scales"));
             }

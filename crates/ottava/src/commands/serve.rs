@@ -196,7 +196,7 @@ impl Serve {
             let most = sizes.context();
             let max_model_len = self.max_length.unwrap_or(most);
             if max_model_len > most {
-                let text = format!("--max-length is {max_model_len}; the model has {most} positions");
+                let text = format!("--max-length is {max_model_len}, and {}", sizes.context_reason());
                 return Err(Error::Config(text));
             }
             let sampling = match self.generation_config {

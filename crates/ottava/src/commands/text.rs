@@ -121,10 +121,7 @@ impl Text {
         tokenizer.check_fits(sizes.vocabulary)?;
         let seq_len = self.max_length.unwrap_or(sizes.context().min(1024));
         if seq_len > sizes.context() {
-            return Err(Error::Config(format!(
-                "--max-length is {seq_len}, and config.json gives the model {} positions (`max_position_embeddings`)",
-                sizes.context()
-            )));
+            return Err(Error::Config(format!("--max-length is {seq_len}, and {}", sizes.context_reason())));
         }
         if self.batch_size.saturating_mul(seq_len) > MAX_TOKENS {
             return Err(Error::Config(format!(

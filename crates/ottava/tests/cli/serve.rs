@@ -266,7 +266,7 @@ fn a_server_that_cannot_start_says_why() {
     run.fail(
         &["serve", model, "--port", "0", "--max-length", "65", "--device", "cpu"],
         1,
-        &["65; the model has 64 positions"],
+        &["65, and config.json gives the model 64 positions"],
     );
     run.fail(&["serve", "nowhere", "--port", "0"], 1, &["nowhere"]);
 }

@@ -8,8 +8,8 @@ use ottava_recipe::param::{Builder, FolderLayout, FolderTensor, Param, Split};
 use ottava_tensor::Tensor;
 use ottava_tensor::comm::Axis;
 use ottava_tensor::ops::{
-    HeadNormLayout, HeadNormWeights, NormKind, ProjectionNormLayout, ProjectionSums, head_norm, head_norm_backward,
-    projection_dots, projection_norm, projection_norm_backward, projection_squares,
+    HeadNormLayout, HeadNormWeights, NormKind, ProjectionNormLayout, ProjectionSums, cast, head_norm,
+    head_norm_backward, projection_dots, projection_norm, projection_norm_backward, projection_squares, real_type,
 };
 
 /// The elements over which a norm of queries and keys takes one mean square.
@@ -17,6 +17,8 @@ use ottava_tensor::ops::{
 pub enum NormScope {
     /// Each head.
     Head,
+    /// Each head, by an RMSNorm without weights.
+    HeadUnweighted,
     /// All query heads of a token, and separately all key heads of a token, as in OLMo 2, arXiv:2501.00656.
     Projection,
 }
@@ -33,9 +35,44 @@ pub(super) struct Heads {
 /// The norm of queries and keys of an attention layer.
 pub(super) struct HeadNorm {
     name: String,
-    q: Param, /* [D], or [H·D] */
-    k: Param, /* [D], or [H_kv·D] */
+    weights: Weights,
     layout: Layout,
+}
+
+/// The weights of the norm of an attention layer.
+enum Weights {
+    /// The weight of queries, `[D]` or `[H·D]`, and the weight of keys, `[D]` or `[H_kv·D]`.
+    Trained(Box<[Param; 2]>),
+    /// Ones `[D]`.
+    Ones(Tensor),
+}
+
+impl Weights {
+    /// Returns the weights of queries and of keys.
+    fn values(&self) -> Result<[Tensor; 2]> {
+        match self {
+            Weights::Trained(of_both) => {
+                let [q, k] = &**of_both;
+                Ok([q.weights.value()?, k.weights.value()?])
+            }
+            Weights::Ones(ones) => Ok([ones.clone(), ones.clone()]),
+        }
+    }
+
+    /// Returns the gradients of both weights. Gradients of weights that are not trained are zeros in `unread`.
+    fn gradients<'a>(&'a mut self, unread: &'a mut [Option<Tensor>; 2]) -> Result<[&'a mut Tensor; 2]> {
+        let [of_q, of_k] = unread;
+        match self {
+            Weights::Trained(of_both) => {
+                let [q, k] = &mut **of_both;
+                Ok([q.grad_or_unread(of_q)?, k.grad_or_unread(of_k)?])
+            }
+            Weights::Ones(ones) => {
+                let zeros = || Tensor::zeros(ones.device(), ones.shape(), real_type(ones.dtype()));
+                Ok([of_q.insert(zeros()?), of_k.insert(zeros()?)])
+            }
+        }
+    }
 }
 
 /// The layout of queries and keys for the norm's ops.
@@ -57,6 +94,12 @@ impl HeadNorm {
         norm: NormConfig,
     ) -> Result<HeadNorm> {
         let (Heads { heads, kv_heads, head_dim, kv_replicas }, NormConfig { kind, eps, .. }) = (of, norm);
+        if scope == NormScope::HeadUnweighted {
+            let ones = Tensor::from_slice(build.device, &[head_dim], &vec![1f32; head_dim])?;
+            let weights = Weights::Ones(cast(&ones, build.recipe.compute)?);
+            let layout = Layout::Heads(HeadNormLayout { heads, kv_heads, head_dim, kind: NormKind::Rms }, eps);
+            return Ok(HeadNorm { name: name.to_string(), weights, layout });
+        }
         let ranks = build.place().ranks;
         let mut weight = |which: &str, len: usize, replicas: usize| {
             let whole = len * ranks / replicas;
@@ -67,14 +110,16 @@ impl HeadNorm {
                 }
                 (NormKind::Layer, _) => (whole, FolderLayout::Rows(whole / head_dim), Split::Output),
                 (_, NormScope::Projection) => (whole, FolderLayout::Same, Split::Output),
-                (_, NormScope::Head) => (len, FolderLayout::Same, Split::None),
+                (_, NormScope::Head | NormScope::HeadUnweighted) => (len, FolderLayout::Same, Split::None),
             };
             let tensor = FolderTensor { layout, ..FolderTensor::new(format!("{name}.{which}.weight"), vec![whole]) };
             let shards = build.shards(tensor, &[], &[replicas], split)?;
             Param::new(build, shards, initial_weight(kind))
         };
         let layout = match scope {
-            NormScope::Head => Layout::Heads(HeadNormLayout { heads, kv_heads, head_dim, kind }, eps),
+            NormScope::Head | NormScope::HeadUnweighted => {
+                Layout::Heads(HeadNormLayout { heads, kv_heads, head_dim, kind }, eps)
+            }
             NormScope::Projection if kind == NormKind::Layer => {
                 return Err(Error::Config(format!("`{name}`: a LayerNorm of all heads together is not implemented")));
             }
@@ -87,12 +132,14 @@ impl HeadNorm {
             Layout::Heads(layout, _) => layout.weights(),
             Layout::Projections(layout) => [layout.queries, layout.keys],
         };
-        Ok(HeadNorm { name: name.to_string(), q: weight(q, of_q, 1)?, k: weight(k, of_k, kv_replicas)?, layout })
+        let weights = Weights::Trained(Box::new([weight(q, of_q, 1)?, weight(k, of_k, kv_replicas)?]));
+        Ok(HeadNorm { name: name.to_string(), weights, layout })
     }
 
     /// Normalises projected queries and keys.
     pub fn forward(&self, qkv: &Tensor, ranks: &dyn LayerRanks) -> Result<Tensor> {
-        let weights = HeadNormWeights { q: &self.q.weights.value()?, k: &self.k.weights.value()? };
+        let [q, k] = &self.weights.values()?;
+        let weights = HeadNormWeights { q, k };
         match self.layout {
             Layout::Heads(layout, eps) => Ok(head_norm(qkv, weights, layout, eps)?),
             Layout::Projections(layout) => {
@@ -103,18 +150,18 @@ impl HeadNorm {
 
     /// Returns the gradient by the input `qkv` of [`HeadNorm::forward`]. Adds to the gradients of the weights.
     pub fn backward(&mut self, dy: &Tensor, qkv: &Tensor, ranks: &dyn LayerRanks) -> Result<Tensor> {
-        let weights = HeadNormWeights { q: &self.q.weights.value()?, k: &self.k.weights.value()? };
-        let (mut unread_q, mut unread_k) = (None, None);
+        let [q, k] = &self.weights.values()?;
+        let (weights, unread) = (HeadNormWeights { q, k }, &mut [None, None]);
         match self.layout {
             Layout::Heads(layout, eps) => {
-                let (dq, dk) = (self.q.grad_or_unread(&mut unread_q)?, self.k.grad_or_unread(&mut unread_k)?);
+                let [dq, dk] = self.weights.gradients(unread)?;
                 Ok(head_norm_backward(dy, qkv, weights, layout, eps, dq, dk)?)
             }
             Layout::Projections(layout) => {
                 let squares = &self.squares(qkv, layout, ranks)?;
                 let dots = projection_dots(dy, qkv, weights, layout, squares)?;
                 let dots = &ranks.sum(Axis::Tensor, &self.name, dots)?;
-                let (dq, dk) = (self.q.grad_or_unread(&mut unread_q)?, self.k.grad_or_unread(&mut unread_k)?);
+                let [dq, dk] = self.weights.gradients(unread)?;
                 Ok(projection_norm_backward(dy, qkv, weights, layout, ProjectionSums { squares, dots }, dq, dk)?)
             }
         }
@@ -126,12 +173,14 @@ impl HeadNorm {
     }
 
     pub fn parameters<'a>(&'a self, visit: &mut dyn FnMut(&'a Param)) {
-        visit(&self.q);
-        visit(&self.k);
+        if let Weights::Trained(of_both) = &self.weights {
+            of_both.iter().for_each(visit);
+        }
     }
 
     pub fn parameters_mut<'a>(&'a mut self, visit: &mut dyn FnMut(&'a mut Param)) {
-        visit(&mut self.q);
-        visit(&mut self.k);
+        if let Weights::Trained(of_both) = &mut self.weights {
+            of_both.iter_mut().for_each(visit);
+        }
     }
 }

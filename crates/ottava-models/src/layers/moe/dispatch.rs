@@ -21,7 +21,8 @@ use ottava_recipe::param::Builder;
 use ottava_recipe::scaling::Slot;
 use ottava_tensor::comm::Axis;
 use ottava_tensor::ops::{
-    CodeCopies, Output, Slots, add, combine, gather_quantized, gather_to, join_columns, slots, weight_gradient,
+    CodeCopies, Output, Slots, add, combine, gather_quantized, gather_to, gathered_weight_gradient, join_columns,
+    slots, weight_gradient,
 };
 use ottava_tensor::{Granularity, QuantizedTensor, Tensor};
 use std::ops::Range;
@@ -31,6 +32,8 @@ pub struct Dispatch {
     name: String,
     place: ShardPlace,
     experts: usize,
+    /// Whether the weight of a choice multiplies the input of the expert instead of its output.
+    weighs_inputs: bool,
 }
 
 /// The choices of the tokens that this rank's experts read. With `R` ranks, these are `R · T` tokens in the order of the ranks. In inference, these
@@ -69,12 +72,27 @@ impl Dispatch {
                 place.ranks
             )));
         }
-        Ok(Dispatch { name: name.to_string(), place, experts })
+        Ok(Dispatch { name: name.to_string(), place, experts, weighs_inputs: false })
     }
 
     /// Creates a mixture without division: each rank has all of the `experts`.
     pub fn undivided(name: &str, experts: usize) -> Dispatch {
-        Dispatch { name: name.to_string(), place: ShardPlace::ALONE, experts }
+        Dispatch { name: name.to_string(), place: ShardPlace::ALONE, experts, weighs_inputs: false }
+    }
+
+    /// Returns the mixture whose weights of choices multiply inputs of experts if `weighs_inputs`, and else outputs.
+    pub fn weighing_inputs(self, weighs_inputs: bool) -> Dispatch {
+        Dispatch { weighs_inputs, ..self }
+    }
+
+    /// Returns the factors of the inputs of experts. `None` if the inputs have no factors.
+    pub fn input_weights<'a>(&self, choices: &'a Dispatched) -> Option<&'a Tensor> {
+        self.weighs_inputs.then_some(&choices.weights)
+    }
+
+    /// Returns the factors of the outputs of experts. `None` if the outputs have no factors.
+    pub fn output_weights<'a>(&self, choices: &'a Dispatched) -> Option<&'a Tensor> {
+        (!self.weighs_inputs).then_some(&choices.weights)
     }
 
     /// Returns whether ranks divide the experts.
@@ -157,7 +175,8 @@ impl Dispatch {
         let Tokens { arriving, cast, frozen } = tokens;
         let tokens = arriving.wait()?;
         let Some((own, transposes)) = cast else {
-            let gather = |output: Output<'_>| Ok((gather_to(&tokens, &choices.slots, None, output)?, ()));
+            let weights = self.input_weights(choices);
+            let gather = |output: Output<'_>| Ok((gather_to(&tokens, &choices.slots, weights, output)?, ()));
             return Ok(reader.produce_input(copies, context, gather)?.0);
         };
         let rows = gather_quantized(&self.join_codes(tokens, own, context)?, &choices.slots, transposes)?;
@@ -176,7 +195,8 @@ impl Dispatch {
         let Tokens { arriving, cast, frozen } = tokens;
         let tokens = arriving.wait()?;
         let Some((own, _)) = cast else {
-            let gather = |output: Output<'_>| Ok(gather_to(&tokens, &choices.slots, None, output)?);
+            let weights = self.input_weights(choices);
+            let gather = |output: Output<'_>| Ok(gather_to(&tokens, &choices.slots, weights, output)?);
             return reader.reproduce_columns(&frozen, context, gather);
         };
         let rows = gather_quantized(&self.join_codes(tokens, own, context)?, &choices.slots, true)?;
@@ -185,6 +205,10 @@ impl Dispatch {
 
     /// Returns the slot of the cast before the exchange, and whether wgrad reads the transpose of the same codes. Returns `None` if values are sent.
     fn sends_codes(&self, x: &Tensor, reader: OperandCast, for_wgrad: bool, context: &Context) -> Option<(Slot, bool)> {
+        // Values are multiplied by weights before they are cast.
+        if self.weighs_inputs {
+            return None;
+        }
         let has_whole_rows = x.shape()[0].is_multiple_of(QuantizedTensor::PAD);
         let slot = reader.fused(&context.casts).filter(|_| self.exchanges_tokens(context) && has_whole_rows)?;
         match context.casts.scales.granularity(slot).of_rows() {
@@ -250,10 +274,20 @@ impl Dispatch {
         }
     }
 
-    /// Returns the gradient by the weights of the choices of this rank's tokens, `[T, K]`. `dots` `[P]` are the products for the rows of this rank's
-    /// experts, from which [`weight_gradient`] computes it.
-    pub fn weight_gradient(&self, dots: &Tensor, choices: &Dispatched, context: &Context) -> Result<Tensor> {
-        let all = weight_gradient(dots, &choices.slots, &choices.weights)?;
+    /// Returns the gradient by the weights of the choices of this rank's tokens `x`, `[T, K]`, from the results of backward of this rank's experts: the
+    /// gradients `drows` `[P, C]` by their inputs, and `dots` `[P]`, the products from which [`weight_gradient`] computes the gradient by weights of
+    /// outputs.
+    pub fn weight_gradient(
+        &self,
+        [drows, dots]: [&Tensor; 2],
+        x: &Tensor,
+        choices: &Dispatched,
+        context: &Context,
+    ) -> Result<Tensor> {
+        let all = match self.weighs_inputs {
+            true => gathered_weight_gradient(drows, &self.gather(x, context)?, &choices.slots)?,
+            false => weight_gradient(dots, &choices.slots, &choices.weights)?,
+        };
         match self.exchanges_tokens(context) {
             true => context.ranks.sum_own_rows(Axis::Expert, &self.name, all, None),
             false => Ok(all),

@@ -152,7 +152,7 @@ impl Experts {
         Ok((rows, ExpertsSaved { input, hidden, activated }))
     }
 
-    /// Returns the gradient by the gathered rows, `[P, C]`, and the products `[P]` from which the gradient by the weights of the choices is computed.
+    /// Returns the gradient by the gathered rows, `[P, C]`, and the products `[P]` from which the gradient by the weights of outputs is computed.
     /// Adds to the gradients of the parameters. `dy` are the rows of [`Dispatch::start_gather`]. `x` `[T, C]` are the tokens of this rank.
     pub fn backward(
         &mut self,
@@ -164,8 +164,8 @@ impl Experts {
         context: &mut Context,
     ) -> Result<(Tensor, Tensor)> {
         let ExpertsSaved { input, hidden, activated } = saved;
-        let Dispatched { slots, weights } = choices;
-        let (how, groups) = (self.activation, &slots.groups);
+        let slots = &choices.slots;
+        let (how, groups, weights) = (self.activation, &slots.groups, dispatch.output_weights(choices));
         // Gathering the tokens for wgrad overlaps with the products before wgrad.
         let (reader, is_trained) = (self.gate_up.input(), self.gate_up.weight().is_trained());
         let input = match input.into_columns() {
@@ -173,10 +173,9 @@ impl Experts {
             Err(frozen) => Err(is_trained.then(|| dispatch.send_again(x, reader, frozen, context)).transpose()?),
         };
         let dy = dy.wait()?;
-        // The output gradient is multiplied by the weights of the choices here, so all later gradients have these weights as a factor.
+        // The output gradient is multiplied by the weights of outputs here, so all later gradients have these weights as a factor.
         let (Views { rows, columns: dz }, of_bias) =
-            self.down
-                .produce_gradient_and_dots(groups, context, |output| gather_to(&dy, slots, Some(weights), output))?;
+            self.down.produce_gradient_and_dots(groups, context, |output| gather_to(&dy, slots, weights, output))?;
         drop(dy);
         let dactivated = self.down.dgrad(&rows, groups, context)?;
         drop(rows);

@@ -18,14 +18,14 @@ mod router;
 
 use super::cast::{CastInput, OperandCast, SavedOperand};
 use super::sublayer::{BranchOperand, Sublayer, SublayerSaved};
-use super::{ExpertStacks, Linear, Mlp, MlpSpec, Stream};
+use super::{ExpertStacks, Linear, Mlp, MlpSpec, Names, Stream};
 use dispatch::{Dispatch, Dispatched};
 use experts::{Experts, ExpertsLayout, ExpertsSaved};
 use ottava_common::error::{Error, Result};
 use ottava_recipe::ExpertCounts;
 use ottava_recipe::context::Context;
 use ottava_recipe::operand::{ResidualGradient, View};
-use ottava_recipe::param::{Builder, FolderLayout, FolderTensor, Param};
+use ottava_recipe::param::{Builder, FolderLayout, FolderTensor, Param, StackOrder};
 use ottava_tensor::Tensor;
 use ottava_tensor::ops::{Activation, RouterScores, Routing, SavedActivation};
 pub use router::RouterLossFactors;
@@ -48,6 +48,8 @@ pub struct ExpertsSpec {
     pub biases: bool,
     /// The tensors in which a folder stacks the matrices of all experts of a layer. `None` if a folder has tensors of each expert.
     pub stacks: Option<ExpertStacks>,
+    /// Whether the weight of a choice multiplies the input of the expert instead of its output.
+    pub weighs_inputs: bool,
     /// The vector that the router adds to scores for the choice. `None` without such a vector.
     pub bias: Option<ChoiceBias>,
     /// The MLP that all tokens share, if the mixture has one.
@@ -68,10 +70,39 @@ impl ExpertsSpec {
             router,
             biases: false,
             stacks: None,
+            weighs_inputs: false,
             bias: None,
             shared: None,
             losses,
         }
+    }
+
+    /// Returns the stacks of the mixture called `mixture` in a folder whose tensors have the shapes that `shape` returns. Returns the own stacks if the
+    /// folder does not have these experts.
+    pub(crate) fn stacks_of(
+        &self,
+        mixture: &str,
+        names: &Names,
+        channels: usize,
+        shape: impl Fn(&str) -> Option<Vec<usize>>,
+    ) -> Option<ExpertStacks> {
+        let usual = self.stacks.unwrap_or(ExpertStacks::new(StackOrder::OutputsFirst));
+        let stored = usual.names.map(|name| shape(&format!("{mixture}.{name}")));
+        if stored.iter().all(Option::is_none) {
+            let single = shape(&format!("{mixture}.experts.0.{}.weight", names.down));
+            return self.stacks.filter(|_| single.is_none());
+        }
+        let widths = [[self.hidden * self.activation.inputs(), channels], [channels, self.hidden]];
+        let has = |order| {
+            let shapes = widths.map(|[outputs, inputs]| match order {
+                StackOrder::OutputsFirst => vec![self.count, outputs, inputs],
+                StackOrder::InputsFirst | StackOrder::Interleaved => vec![self.count, inputs, outputs],
+            });
+            stored.iter().zip(shapes).all(|(stored, shape)| *stored == Some(shape))
+        };
+        // A square matrix has the same shape in both orders, and the other matrix of the experts does not.
+        let other = usual.order.exchanged().filter(|other| !has(usual.order) && has(*other));
+        Some(ExpertStacks { order: other.unwrap_or(usual.order), ..usual })
     }
 }
 
@@ -104,7 +135,7 @@ pub struct SharedExpert {
     pub gate: Option<&'static str>,
 }
 
-/// `y = Σ_k w_k · expert[e_k](x) + shared(x)`.
+/// `y = Σ_k w_k · expert[e_k](x) + shared(x)`, or `y = Σ_k expert[e_k](w_k · x) + shared(x)`.
 pub struct MixtureOfExperts {
     /// The mixture of routed experts. A shared expert with a gate is a second mixture, of one expert.
     mixtures: Vec<Mixture>,
@@ -130,7 +161,7 @@ impl MixtureOfExperts {
     /// Errors if the routing does not fit the experts, or if ranks cannot divide the experts.
     pub fn new(build: &mut Builder, name: &str, spec: ExpertsSpec, stream: &Stream) -> Result<MixtureOfExperts> {
         let Stream { channels, names, std, .. } = *stream;
-        let ExpertsSpec { count, hidden, activation, routing, router, biases, stacks, bias, shared, losses } = spec;
+        let ExpertsSpec { count, hidden, activation, routing, router, biases, stacks, bias, shared, losses, .. } = spec;
         if let Some(problem) = routing.problem(count) {
             return Err(Error::Model(format!("{name}: {problem}")));
         }
@@ -163,7 +194,7 @@ impl MixtureOfExperts {
         };
         let router = Router::new(build, config)?;
         let (prefix, all) = (|e: usize| format!("{name}.experts.{e}"), format!("{name}.experts"));
-        let dispatch = Dispatch::new(build, &all, count)?;
+        let dispatch = Dispatch::new(build, &all, count)?.weighing_inputs(spec.weighs_inputs);
         let counts = ExpertCounts { count, chosen: routing.chosen };
         let of_routed = layout(&dispatch, counts, hidden, &prefix, states(all));
         let mut mixtures = vec![Mixture { router, experts: Experts::new(build, of_routed)?, dispatch }];
@@ -229,7 +260,7 @@ impl Sublayer for MixtureOfExperts {
             let choices = dispatch.choices(&routed, context)?;
             router.record(&routed, &choices.slots.groups, context)?;
             let (rows, of_experts) = experts.forward(tokens, dispatch, &choices, context)?;
-            sum = Some(dispatch.combine(&rows, &choices, Some(&choices.weights), sum.as_ref(), context)?);
+            sum = Some(dispatch.combine(&rows, &choices, dispatch.output_weights(&choices), sum.as_ref(), context)?);
             saved.mixtures.push((routed, choices, of_experts));
         }
         if let Some(shared) = &self.shared {
@@ -279,9 +310,10 @@ impl Sublayer for MixtureOfExperts {
         for ((mixture, (routed, choices, saved)), dy) in self.mixtures.iter_mut().zip(mixtures).zip(arriving).rev() {
             let Mixture { router, dispatch, experts } = mixture;
             let (drows, dots) = experts.backward(dy, x, dispatch, &choices, saved, context)?;
-            let dweights = dispatch.weight_gradient(&dots, &choices, context)?;
+            let dweights = dispatch.weight_gradient([&drows, &dots], x, &choices, context)?;
             let through_router = router.backward(&dweights, &routed, x, dx.as_ref(), context)?;
-            dx = Some(dispatch.combine(&drows, &choices, None, Some(&through_router), context)?);
+            let weights = dispatch.input_weights(&choices);
+            dx = Some(dispatch.combine(&drows, &choices, weights, Some(&through_router), context)?);
         }
         Ok(dx.expect("a mixture has experts"))
     }

@@ -117,3 +117,17 @@ pub(super) fn weight_gradient(dots: &Tensor, slots: &Slots, weights: &Tensor, dw
         }
     });
 }
+
+pub(super) fn gathered_weight_gradient(z: &Tensor, x: &Tensor, slots: &Slots, dweights: &mut Tensor) {
+    let (channels, chosen) = (x.shape()[1], slots.slot_of.shape()[1]);
+    let slot_of = slots.slot_of.host::<i32>();
+    with_float!(x.dtype(), S => {
+        type R = <S as Float>::Real;
+        let (z, x): (&[S], &[S]) = (z.host(), x.host());
+        dweights.host_mut::<R>().par_iter_mut().zip(slot_of).enumerate().for_each(|(pair, (dweight, &slot))| {
+            let Ok(slot) = usize::try_from(slot) else { return *dweight = R::default() };
+            let (z, x) = (&z[slot * channels..][..channels], &x[pair / chosen * channels..][..channels]);
+            *dweight = z.iter().zip(x).map(|(z, x)| z.load() * x.load()).sum();
+        });
+    });
+}

@@ -48,6 +48,9 @@ kernels! {
     kernel weight_gradient(
         dweights: *mut f32, dots: *const f32, slot_of: *const i32, weights: *const f32, pairs: i32
     );
+    kernel gathered_weight_gradient(
+        dweights: *mut f32, z: *const X, x: *const X, slot_of: *const i32, chosen: i32, columns: i32
+    );
 }
 
 const ROW_KERNELS: RowKernels = RowKernels { few: ("gather_few_rows", CAST_EIGHTS), many: Some("gather_rows") };
@@ -194,4 +197,18 @@ pub(super) fn weight_gradient(
     let kernel = SOURCE.kernel(launch::storage(DType::F32)?, entry);
     // SAFETY: all tensors except `dots` have `pairs` elements; `slot_of` has rows of `dots`, or -1.
     unsafe { gpu.launch(&kernel, launch::elements(gpu, pairs), BLOCK, 0) }
+}
+
+pub(super) fn gathered_weight_gradient(
+    gpu: &CudaDevice,
+    z: &Tensor,
+    x: &Tensor,
+    slots: &Slots,
+    dweights: &mut Tensor,
+) -> Result<()> {
+    let ([_, chosen, _], [_, channels], pairs) = (slots.sizes()?, x.dims("gather: x")?, dweights.len());
+    let entry = kernel::gathered_weight_gradient(dweights, z, x, &slots.slot_of, chosen, channels);
+    let kernel = SOURCE.kernel(launch::storage(x.dtype())?, entry);
+    // SAFETY: each choice has a block; `slot_of` has rows of `z`, or -1, and `x` has a row for each token.
+    unsafe { gpu.launch(&kernel, [pairs as u32, 1, 1], BLOCK, 0) }
 }

@@ -167,6 +167,25 @@ pub fn weight_gradient(dots: &Tensor, slots: &Slots, weights: &Tensor) -> Result
     Ok(dweights)
 }
 
+/// Returns the gradient of [`gather_to`] by its weights, `[T, K]` in F32 (F64 for F64): `dweights[t, k] = Σ_c z[slot of (t, k), c] · x[t, c]`, where
+/// `z` `[P, C]` are the gradients by the weighted rows and `x` is `[T, C]`. The result is 0 for choices without a row.
+pub fn gathered_weight_gradient(z: &Tensor, x: &Tensor, slots: &Slots) -> Result<Tensor> {
+    let [tokens, chosen, rows] = slots.sizes()?;
+    let [_, channels] = x.dims("gathered_weight_gradient: x")?;
+    expect_compute("gathered_weight_gradient: x", x)?;
+    x.expect("gathered_weight_gradient: x", &[tokens, channels])?;
+    x.expect_device("gathered_weight_gradient: x", slots.slot_of.device())?;
+    z.expect("gathered_weight_gradient: z", &[rows, channels])?;
+    z.expect_dtype("gathered_weight_gradient: z", &[x.dtype()])?;
+    z.expect_device("gathered_weight_gradient: z", x.device())?;
+    let mut dweights = Tensor::empty(x.device(), &[tokens, chosen], real_type(x.dtype()))?;
+    dispatch! { x.device(),
+        cpu => cpu::gathered_weight_gradient(z, x, slots, &mut dweights),
+        gpu => cuda::gathered_weight_gradient(gpu, z, x, slots, &mut dweights)?,
+    }
+    Ok(dweights)
+}
+
 fn expect_weights(what: &str, weights: Option<&Tensor>, shape: [usize; 2], x: &Tensor) -> Result<()> {
     let Some(weights) = weights else { return Ok(()) };
     weights.expect(what, &shape)?;

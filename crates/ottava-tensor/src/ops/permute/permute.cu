@@ -282,4 +282,13 @@ extern "C" __global__ void weight_gradient(float* dweights, const float* dots, c
         dweights[i] = slot < 0 || weights[i] == 0.0f ? 0.0f : dots[slot] / weights[i];
     }
 }
+
+// One block per choice. Threads stride over channels.
+extern "C" __global__ void gathered_weight_gradient(float* dweights, const X* z, const X* x, const int* slot_of, int K, int C) {
+    const int pair = blockIdx.x, slot = slot_of[pair];
+    float sum = 0.0f;
+    for (int c = threadIdx.x; slot >= 0 && c < C; c += blockDim.x) sum += load(z[(u64)slot * C + c]) * load(x[(u64)(pair / K) * C + c]);
+    sum = block_sum(sum);
+    if (threadIdx.x == 0) dweights[pair] = sum;
+}
 #endif

@@ -191,6 +191,33 @@ fn ids_of(ids: &[i32], shape: [usize; 2]) -> Tensor {
     Tensor::from_slice(&Device::Cpu, &shape, ids).unwrap()
 }
 
+/// Weights are factors of rows, so the gradient times the weights is the product of rows and gradients.
+#[test]
+fn the_gradient_of_gathered_rows_by_their_weights_agrees_across_devices() {
+    for (tokens, chosen, experts, favourite) in CASES {
+        for (dtype, channels) in [(DType::F32, 7), (DType::BF16, 300)] {
+            let ids = choices(tokens, chosen, experts, favourite);
+            let rows = slots(&ids, 0..experts).unwrap().pair_of.len();
+            let inputs = [ids, normals("z", &[rows, channels], dtype), normals("x", &[tokens, channels], dtype)];
+            // A block sums its channels in another order than the CPU.
+            parity(&inputs, Tolerance::Steps(DType::F32, 64.0), |t| {
+                Ok(vec![gathered_weight_gradient(&t[1], &t[2], &slots(&t[0], 0..experts)?)?])
+            });
+        }
+    }
+    let (tokens, chosen, experts, channels) = (37, 3, 5, 4);
+    // Some experts are on another rank.
+    let slots = slots(&choices(tokens, chosen, experts, None), 1..experts).unwrap();
+    let (x, z) =
+        (normals("x", &[tokens, channels], DType::F64), normals("z", &[slots.pair_of.len(), channels], DType::F64));
+    let weights = normals("weights", &[tokens, chosen], DType::F64);
+    let gathered = values(&gather_to(&x, &slots, Some(&weights), Output::Plain).unwrap().plain().unwrap());
+    let expected: f64 = gathered.iter().zip(values(&z)).map(|(row, z)| row * z).sum();
+    let gradient = values(&gathered_weight_gradient(&z, &x, &slots).unwrap());
+    let product: f64 = gradient.iter().zip(values(&weights)).map(|(gradient, weight)| gradient * weight).sum();
+    assert!((product - expected).abs() < 1e-9 * expected.abs().max(1.0), "{product} and {expected}");
+}
+
 /// Checks `⟨gather(x), z⟩ = ⟨x, combine(z)⟩` with and without weights: each op is the gradient of the other.
 #[test]
 fn combine_is_the_gradient_of_gather() {

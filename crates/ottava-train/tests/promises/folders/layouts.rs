@@ -16,7 +16,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 /// The values of parameters, by name.
-type Parameters = BTreeMap<String, Vec<f64>>;
+pub type Parameters = BTreeMap<String, Vec<f64>>;
 /// The shape and the values of a tensor.
 type Stored = (Vec<usize>, Vec<f64>);
 
@@ -37,7 +37,7 @@ fn model(inputs: &Path, own: Value) -> (PathBuf, u64) {
 }
 
 /// Returns the values of all parameters of a model, by name.
-fn in_memory(sizes: &DecoderConfig, weights: &mut dyn WeightSource) -> Parameters {
+pub fn in_memory(sizes: &DecoderConfig, weights: &mut dyn WeightSource) -> Parameters {
     let recipe = recipe(RecipeName::Fp32, Fp8Format::Auto);
     let mut decoder = Decoder::new(sizes, &recipe, &Device::Cpu, Purpose::Infer, 32, weights).unwrap();
     decoder.parameters().iter().map(|p| (p.identity.name().to_string(), values(&p.weights.value().unwrap()))).collect()

@@ -89,6 +89,7 @@ pub fn all_families() -> Vec<(&'static str, DecoderConfig)> {
         ("mistral", with(json!({"model_type": "mistral", "sliding_window": 7}))),
         ("glm4", with(json!({"model_type": "glm4"}))),
         ("arcee", with(json!({"model_type": "arcee"}))),
+        ("apertus", with(json!({"model_type": "apertus"}))),
         ("gpt-neox", with(json!({"model_type": "gpt_neox"}))),
         (
             "granite-moe",
@@ -107,6 +108,21 @@ pub fn all_families() -> Vec<(&'static str, DecoderConfig)> {
             with(json!({
                 "model_type": "qwen3_5_text", "full_attention_interval": 2, "linear_num_key_heads": 4,
                 "linear_num_value_heads": 4, "linear_key_head_dim": 16, "linear_value_head_dim": 16,
+            })),
+        ),
+        (
+            "deepseek-v3-2",
+            with(json!({
+                "model_type": "deepseek_v32", "num_key_value_heads": 4, "q_lora_rank": 48, "kv_lora_rank": 32, "qk_nope_head_dim": 16,
+                "qk_rope_head_dim": 16, "v_head_dim": 16, "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
+                "n_group": 2, "topk_group": 1, "first_k_dense_replace": 1, "index_topk": 64,
+            })),
+        ),
+        (
+            "llama4",
+            with(json!({
+                "model_type": "llama4_text", "num_local_experts": 4, "num_experts_per_tok": 2, "intermediate_size": 32,
+                "intermediate_size_mlp": 64, "moe_layers": [1], "no_rope_layers": [0, 1], "floor_scale": 4,
             })),
         ),
         (

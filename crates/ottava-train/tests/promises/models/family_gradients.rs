@@ -122,10 +122,28 @@ fn ministral3_backward_is_the_gradient() {
     check("ministral3", json!({"rope_parameters": growth}));
 }
 
+/// Weights of choices multiply the inputs of experts. Queries and keys are rotated, then normalised without weights; in the other block they are not
+/// rotated, and queries grow.
+#[test]
+fn llama4_backward_is_the_gradient() {
+    let layers = json!({"moe_layers": [0], "no_rope_layers": [1, 0], "floor_scale": 2, "attn_scale": 0.7});
+    let mut keys =
+        json!({"num_local_experts": 4, "num_experts_per_tok": 2, "intermediate_size": 5, "intermediate_size_mlp": 7});
+    keys.as_object_mut().unwrap().extend(layers.as_object().unwrap().clone());
+    check("llama4_text", keys);
+}
+
 /// The activation has no gate.
 #[test]
 fn arcee_backward_is_the_gradient() {
     check("arcee", json!({}));
+}
+
+/// The activation has no gate, and its factors are learned.
+#[test]
+fn apertus_backward_is_the_gradient() {
+    let rope = json!({"rope_type": "default", "rope_theta": 100.0});
+    check("apertus", json!({"rope_parameters": rope, "attention_bias": true}));
 }
 
 /// Attention and MLP read the same LayerNorm, which has a bias. Half of each head is rotated.

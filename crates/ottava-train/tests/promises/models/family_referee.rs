@@ -15,7 +15,7 @@ use std::collections::BTreeMap;
 
 /// Windows are shorter than the texts. Some models change the angles of rotary positions at a certain length. `phi3_short` and one model of "dynamic"
 /// stay below this length. `phi3_long` and the other model of "dynamic" exceed it.
-const MODELS: [&str; 58] = [
+const MODELS: [&str; 63] = [
     "mistral_window",
     "qwen2_window",
     "qwen3_window",
@@ -74,6 +74,11 @@ const MODELS: [&str; 58] = [
     "qwen3_5",
     "qwen3_5_vl",
     "qwen3_5_moe",
+    "deepseek_v32",
+    "glm_moe_dsa",
+    "apertus",
+    "llama4",
+    "llama4_vl",
 ];
 /// The number of tokens of a row.
 const TOKENS: usize = 24;

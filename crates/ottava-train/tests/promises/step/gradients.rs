@@ -9,7 +9,7 @@ use crate::setup::{
 use ottava_common::Result;
 use ottava_models::layers::{
     Attention, Block, Branch, Embedding, Factor, Head, HeadOutput, HeadsSpec, LLAMA, Mlp, MlpSpec, Names, Norm,
-    NormConfig, NormScope, Rotary, Stream, Sublayer,
+    NormConfig, NormScope, Positions, Rotary, Stream, Sublayer,
 };
 use ottava_models::{Decoder, DecoderConfig};
 use ottava_recipe::layer_ranks::Undivided;
@@ -175,9 +175,9 @@ fn stream(channels: usize) -> Stream {
     Stream { channels, residual_scale: 1.0, norm: NormConfig::rms(1e-2), names: &LLAMA, std: 0.5 }
 }
 
-fn angles(device: &Device, positions: usize, dtype: DType) -> Option<Rotary> {
+fn angles(device: &Device, positions: usize, dtype: DType) -> Positions {
     let table = rope_table(device, &[1.0, 0.3, 0.1], positions, dtype).expect("a table");
-    Some(Rotary { table, pairs: RopePairs::Halves, growth: None })
+    Positions { rotary: Some(Rotary { table, pairs: RopePairs::Halves }), growth: None }
 }
 
 #[test]
@@ -196,9 +196,10 @@ fn attention_backward_is_the_gradient() {
 
 #[test]
 fn attention_with_normalised_heads_backward_is_the_gradient() {
-    use NormScope::{Head, Projection};
+    use NormScope::{Head, HeadUnweighted, Projection};
     let kinds = [(NormKind::Rms, Head), (NormKind::RmsPlusOne, Head), (NormKind::Layer, Head)];
-    for (kind, scope) in kinds.into_iter().chain([(NormKind::Rms, Projection), (NormKind::RmsPlusOne, Projection)]) {
+    let others = [(NormKind::Rms, Projection), (NormKind::RmsPlusOne, Projection), (NormKind::Rms, HeadUnweighted)];
+    for (kind, scope) in kinds.into_iter().chain(others) {
         let heads = HeadsSpec { qk_norm: Some(scope), ..ATTENTION };
         let stream = Stream { norm: NormConfig { kind, ..NormConfig::rms(1e-2) }, ..stream(10) };
         let what = format!("attention with normalised heads, {kind:?} of a {scope:?}");
