@@ -119,6 +119,7 @@ impl FolderWeights {
                 || MASKS_AND_ANGLES.iter().any(|end| name.ends_with(end))
                 || ((sizes.head.tied || sizes.head.score) && name == head)
                 || skipped.iter().any(|layer| name.starts_with(layer))
+                || sizes.folder.skipped_prefixes.iter().any(|prefix| name.starts_with(prefix))
         };
         if let Some(name) = self.files.names().into_iter().find(|name| !expected(name)) {
             return Err(Error::Model(format!(

@@ -62,6 +62,8 @@ pub struct HeadSpec {
 pub struct FolderNotes {
     /// The number of layers after the last one that a folder may have and that are not read. They predict further tokens.
     pub skipped_layers: usize,
+    /// The beginnings of the names of tensors that a folder may have and that are not read.
+    pub skipped_prefixes: &'static [&'static str],
     /// A sentence for each key of `config.json` that is ignored.
     pub ignored: Vec<String>,
     /// A sentence for each key of `config.json` that is not implemented and changes only training.
@@ -145,11 +147,6 @@ impl DecoderConfig {
     /// Returns the experts of the first layer that has experts.
     pub fn experts(&self) -> Option<&ExpertsSpec> {
         self.layers.iter().find_map(LayerSpec::experts)
-    }
-
-    /// Returns whether a layer has several sublayers that read the same operand.
-    pub fn shares_operands(&self) -> bool {
-        self.layers.iter().any(LayerSpec::shares_operands)
     }
 
     /// Returns the rotary positions of the model, or `None` if it has none.

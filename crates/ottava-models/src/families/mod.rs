@@ -1,6 +1,7 @@
 //! The families, a file each: it reads the family's `config.json` into a [`DecoderConfig`](crate::DecoderConfig).
 
 mod arcee;
+mod bamba;
 mod cohere;
 mod cohere2;
 mod deepseek_v2;
@@ -10,6 +11,7 @@ mod ernie4_5;
 mod ernie4_5_moe;
 mod exaone4;
 mod exaone_moe;
+mod falcon_h1;
 mod gemma2;
 mod gemma3;
 mod glm4;
@@ -20,12 +22,14 @@ mod gpt_neox;
 mod gpt_oss;
 mod granite;
 mod granite_moe;
+mod granite_moe_hybrid;
 mod hunyuan_v1_dense;
 mod hunyuan_v1_moe;
 mod llama;
 mod minimax_m2;
 pub(super) mod mistral;
 mod mixtral;
+mod nemotron_h;
 mod olmo2;
 mod olmo3;
 mod olmoe;
@@ -93,4 +97,8 @@ pub(super) const FAMILIES: &[Family] = &[
     qwen3_next::FAMILY,
     qwen3_5::FAMILY,
     qwen3_5::MOE,
+    bamba::FAMILY,
+    granite_moe_hybrid::FAMILY,
+    falcon_h1::FAMILY,
+    nemotron_h::FAMILY,
 ];

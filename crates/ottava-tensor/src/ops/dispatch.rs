@@ -27,6 +27,6 @@ pub(super) use dispatch;
 /// Returns the error of an op that has no kernel for a GPU yet.
 pub(super) fn no_kernel(op: &str) -> crate::Error {
     crate::Error::Value(format!(
-        "{op} has no GPU kernel yet: models with the gated delta rule or a gate of attention's output run on the CPU only"
+        "{op} has no GPU kernel yet: models with recurrent layers or a gate of attention's output run on the CPU only"
     ))
 }

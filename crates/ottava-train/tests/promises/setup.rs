@@ -75,9 +75,9 @@ pub fn devices_of(recipe: &Recipe) -> Vec<Device> {
     devices().into_iter().filter(|device| recipe.expect_on(device).is_ok()).collect()
 }
 
-/// Returns whether a model of these sizes runs on `device`. A GPU has no kernels for gated delta nets yet.
+/// Returns whether a model of these sizes runs on `device`. A GPU has no kernels for recurrent layers yet.
 pub fn runs_on(sizes: &DecoderConfig, device: &Device) -> bool {
-    matches!(device, Device::Cpu) || sizes.layers.iter().all(|layer| layer.delta().is_none())
+    matches!(device, Device::Cpu) || sizes.layers.iter().all(|layer| !layer.is_recurrent())
 }
 
 /// Returns the [`recipes`] whose products `device` supports.

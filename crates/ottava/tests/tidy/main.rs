@@ -69,7 +69,8 @@ fn nothing_unfinished_is_left() {
 }
 
 /// The ops that run on the CPU only: their contract and their reference are complete, and a GPU has no kernel for them yet.
-const WITHOUT_KERNELS: &[&str] = &["causal_conv", "delta_gates", "gated_delta_rule", "gated_norm", "output_gate"];
+const WITHOUT_KERNELS: &[&str] =
+    &["causal_conv", "delta_gates", "gated_delta_rule", "gated_norm", "output_gate", "ssd"];
 
 #[test]
 fn every_op_is_a_folder_with_all_its_files() {

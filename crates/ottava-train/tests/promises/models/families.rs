@@ -110,6 +110,21 @@ pub fn all_families() -> Vec<(&'static str, DecoderConfig)> {
             })),
         ),
         (
+            "falcon-h1",
+            with(json!({
+                "model_type": "falcon_h1", "mamba_d_ssm": 64, "mamba_n_heads": 16, "mamba_n_groups": 2, "mamba_d_state": 8,
+                "ssm_multipliers": [0.7, 1.2, 0.9, 1.4, 0.8], "mlp_multipliers": [0.9, 1.5], "attention_out_multiplier": 1.3,
+            })),
+        ),
+        (
+            "nemotron-h",
+            with(json!({
+                "model_type": "nemotron_h", "hybrid_override_pattern": "ME*-", "num_hidden_layers": 4, "mamba_num_heads": 16, "mamba_head_dim": 8, "n_groups": 2,
+                "ssm_state_size": 16, "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "moe_latent_size": 48,
+                "moe_shared_expert_intermediate_size": 48, "routed_scaling_factor": 2.5,
+            })),
+        ),
+        (
             "gpt-oss",
             with(
                 json!({"model_type": "gpt_oss", "sliding_window": 7, "num_local_experts": 4, "num_experts_per_tok": 3}),
