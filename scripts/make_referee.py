@@ -43,6 +43,8 @@ from transformers import Qwen3_5Config, Qwen3_5ForConditionalGeneration, Qwen3_5
 from transformers import DeepseekV32Config, DeepseekV32ForCausalLM, GlmMoeDsaConfig, GlmMoeDsaForCausalLM
 from transformers import ApertusConfig, ApertusForCausalLM
 from transformers import Llama4Config, Llama4ForCausalLM, Llama4ForConditionalGeneration, Llama4TextConfig
+from transformers import BambaConfig, BambaForCausalLM, FalconH1Config, FalconH1ForCausalLM
+from transformers import GraniteMoeHybridConfig, GraniteMoeHybridForCausalLM, NemotronHConfig, NemotronHForCausalLM
 from transformers import Qwen3_5ForCausalLM, Qwen3_5TextConfig, Qwen3NextConfig, Qwen3NextForCausalLM
 
 FOLDER = Path(__file__).resolve().parent.parent / "crates/ottava-train/tests/data"
@@ -121,6 +123,11 @@ DELTA = TINY | dict(head_dim=16, linear_num_key_heads=2, linear_num_value_heads=
 # The second layer has no rotary positions and no experts. Queries grow from position 3 on. Documents have one chunk.
 LLAMA4 = TINY | dict(num_hidden_layers=3, head_dim=8, no_rope_layers=[1, 0, 1], attention_chunk_size=24, floor_scale=4, attn_scale=0.7)
 LLAMA4 |= dict(intermediate_size=12, intermediate_size_mlp=24, moe_layers=[0, 2], num_local_experts=4, num_experts_per_tok=2)
+# Two groups of two heads, and states that are larger than heads. Chunks are shorter than the documents.
+MAMBA = TINY | dict(mamba_n_heads=4, mamba_d_head=8, mamba_n_groups=2, mamba_d_state=6, mamba_chunk_size=8)
+# transformers limits time steps from below by `time_step_min`, which is a setting of initial weights.
+NEMOTRON = {key: value for key, value in TINY.items() if key != "num_hidden_layers"}
+NEMOTRON |= dict(head_dim=8, mamba_num_heads=4, mamba_head_dim=8, n_groups=2, ssm_state_size=6, chunk_size=8, time_step_min=1e-30)
 LLAMA = (LlamaForCausalLM, LlamaConfig)
 PHI3 = (Phi3ForCausalLM, Phi3Config)
 OPTIONS = {
@@ -407,6 +414,48 @@ OPTIONS = {
             vision_config=EYES | dict(projector_input_dim=4, projector_output_dim=4, vision_output_dim=4),
         ),
     ),
+    "bamba": (BambaForCausalLM, BambaConfig, MAMBA | dict(num_hidden_layers=3, attn_layer_indices=[1])),
+    # Attention has no rotary positions.
+    "granitemoehybrid": (
+        GraniteMoeHybridForCausalLM,
+        GraniteMoeHybridConfig,
+        GRANITE_MOE
+        | {key: MAMBA[key] for key in MAMBA if key.startswith("mamba")}
+        | dict(num_hidden_layers=3, layer_types=["mamba", "attention", "mamba"], shared_intermediate_size=20),
+    ),
+    "granitemoehybrid_dense": (
+        GraniteMoeHybridForCausalLM,
+        GraniteMoeHybridConfig,
+        GRANITE_MOE
+        | {key: MAMBA[key] for key in MAMBA if key.startswith("mamba")}
+        | dict(layer_types=["mamba", "attention"], shared_intermediate_size=20, num_local_experts=0, position_embedding_type="rope")
+        | dict(mamba_proj_bias=True, mamba_conv_bias=False),
+    ),
+    # The state space and attention have different factors, and so have all other parts.
+    "falcon_h1": (
+        FalconH1ForCausalLM,
+        FalconH1Config,
+        MAMBA
+        | dict(mamba_d_ssm=32, ssm_in_multiplier=1.3, ssm_multipliers=[0.7, 1.2, 0.9, 1.4, 0.8], ssm_out_multiplier=0.6)
+        | dict(attention_in_multiplier=1.1, attention_out_multiplier=0.75, key_multiplier=0.65, mlp_multipliers=[0.85, 0.55])
+        | dict(embedding_multiplier=1.7, lm_head_multiplier=0.45),
+    ),
+    "falcon_h1_norm": (
+        FalconH1ForCausalLM,
+        FalconH1Config,
+        MAMBA | dict(mamba_d_ssm=None, mamba_rms_norm=True, mamba_norm_before_gate=False, projectors_bias=True, attention_bias=True),
+    ),
+    "falcon_h1_norm_first": (FalconH1ForCausalLM, FalconH1Config, MAMBA | dict(mamba_d_ssm=32, mamba_rms_norm=True, num_hidden_layers=1)),
+    "nemotron_h": (NemotronHForCausalLM, NemotronHConfig, NEMOTRON | dict(hybrid_override_pattern="M*-M", use_bias=True, mlp_bias=True)),
+    # Experts read a latent.
+    "nemotron_h_moe": (
+        NemotronHForCausalLM,
+        NemotronHConfig,
+        NEMOTRON
+        | dict(layers_block_type=["linear_attention", "moe", "full_attention", "moe"], moe_latent_size=8, moe_intermediate_size=12)
+        | dict(n_routed_experts=6, num_experts_per_tok=2, n_group=3, topk_group=2, moe_shared_expert_intermediate_size=20)
+        | dict(routed_scaling_factor=2.5),
+    ),
     "yarn": (*LLAMA, TINY | dict(rope_parameters=YARN)),
     "yarn_mscale": (
         *LLAMA,
@@ -480,7 +529,7 @@ def random_weights(model, generator):
             spread = 0.3 * torch.randn(p.shape, generator=generator)
             if model.config.model_type == "gpt_oss" and n.endswith("gate_up_proj"):  # so that some reach the bounds of the activation
                 spread *= 3
-            if n.endswith("conv1d.weight"):  # so that no query or key is near zero, where its norm amplifies roundings
+            if n.endswith("linear_attn.conv1d.weight"):  # so that no query or key is near zero, where its norm amplifies roundings
                 spread *= 3
             p.copy_((p + spread if p.dim() < 2 else spread).to(torch.bfloat16))
         for n, b in model.named_buffers():
@@ -554,7 +603,7 @@ def compare(name):
     tensors[f"{name}/loss"] = loss.detach().reshape(1)
     weights = {n: p.detach() for n, p in model.named_parameters()}
     gradients = {n: torch.zeros_like(p) if p.grad is None else p.grad.clone() for n, p in model.named_parameters()}
-    if name.startswith("gpt_neox") or any(".experts." in n for n in weights):
+    if name.startswith(("gpt_neox", "nemotron_h")) or any(".experts." in n for n in weights):
         weights, gradients = (in_folder(model, of.values()) for of in (weights, gradients))
         gradients |= {n: torch.zeros_like(g) for n, g in gradients.items() if n.endswith("e_score_correction_bias")}
     weights, gradients = (with_heads(of_text(of)) for of in (weights, gradients))

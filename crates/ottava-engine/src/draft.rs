@@ -67,7 +67,7 @@ pub(super) fn expect_no_states(model: &Decoder, what: &str) -> Result<()> {
     match model.state_bytes() {
         0 => Ok(()),
         _ => Err(Error::Config(format!(
-            "{what} has recurrent layers (gated delta nets), whose states cannot return to the token before a rejected proposal; start it without speculation"
+            "{what} has recurrent layers (gated delta nets or Mamba-2 layers), whose states cannot return to the token before a rejected proposal; start it without speculation"
         ))),
     }
 }

@@ -1,8 +1,8 @@
 //! Builds the blocks of a model from the specs of its layers.
 
 use crate::layers::{
-    Attention, Block, Branch, DeltaNet, Factor, LatentAttention, MixtureOfExperts, Mlp, Norm, OperandCast, Positions,
-    Sublayer, XieluMlp,
+    Attention, Block, Branch, DeltaNet, Factor, LatentAttention, Mamba, MixtureOfExperts, Mlp, Norm, OperandCast,
+    Positions, ScaledSublayer, Sublayer, XieluMlp,
 };
 use crate::spec::{BranchSpec, RopeSpec, SublayerSpec};
 use crate::{DecoderConfig, RopeTables};
@@ -30,12 +30,22 @@ struct BlockBuilder<'a, 'b> {
 }
 
 impl BlockBuilder<'_, '_> {
-    fn branch(&mut self, BranchSpec { norms, sublayers }: &BranchSpec) -> Result<Branch> {
+    fn branch(&mut self, BranchSpec { norms, sublayers, factors }: &BranchSpec) -> Result<Branch> {
         let before = self.norm(norms.before)?;
         let mut built: Vec<Box<dyn Sublayer>> = Vec::with_capacity(sublayers.len());
-        for spec in sublayers {
+        let first = self.build.description.linears.len();
+        for (at, spec) in sublayers.iter().enumerate() {
             let shared_input = built.first().map(|first| first.input());
-            built.push(self.sublayer(spec, shared_input)?);
+            let reader = self.build.description.linears.len();
+            let sublayer = self.sublayer(spec, shared_input)?;
+            if shared_input.is_some() {
+                // The first linear of a sublayer reads the operand.
+                let [name, owner] = [reader, first].map(|at| self.build.description.linears[at].0.name.clone());
+                self.build.description.shared_inputs.insert(name, owner);
+            }
+            let factor = factors.get(at).copied().unwrap_or(1.0);
+            let factor = Factor::new(self.build.device, self.config.stream.channels, factor)?;
+            built.push(if factor.is_one() { sublayer } else { Box::new(ScaledSublayer::new(sublayer, factor)) });
         }
         Ok(Branch::new(before, built).normalised(self.norm(norms.after)?))
     }
@@ -62,6 +72,7 @@ impl BlockBuilder<'_, '_> {
                 Box::new(LatentAttention::new(build, name, latent, stream, rotary(rope))?)
             }
             SublayerSpec::Delta(delta) => Box::new(DeltaNet::new(build, name, delta, stream)?),
+            SublayerSpec::Mamba(mamba) => Box::new(Mamba::new(build, name, mamba, stream, shared_input)?),
             SublayerSpec::Mlp(mlp) => Box::new(Mlp::new(build, name, mlp, stream, shared_input)?),
             SublayerSpec::Xielu(mlp) => Box::new(XieluMlp::new(build, name, mlp, stream)?),
             SublayerSpec::Experts(experts) => Box::new(MixtureOfExperts::new(build, name, experts, stream)?),

@@ -112,6 +112,16 @@ impl ConfigFile {
         }
     }
 
+    /// Returns the two numbers of a required key, which may be infinite.
+    pub fn limits(&self, key: &str) -> Result<[f64; 2]> {
+        let list: [Value; 2] = self.required(key)?;
+        let number = |value: &Value| match python_json::special(value) {
+            Some(name) => name.parse().map_err(|_| self.error(&format!("`{key}` has the number {name}"))),
+            None => self.parse(key, value),
+        };
+        Ok([number(&list[0])?, number(&list[1])?])
+    }
+
     /// Returns a nested object, which error messages name like a file.
     pub fn section(&self, key: &str) -> Result<Option<ConfigFile>> {
         match self.value(key) {

@@ -110,7 +110,7 @@ pub(super) fn common_with(file: &ConfigFile, activation: Activation, norm_eps: f
         layers: layers(file, "num_hidden_layers")?,
         heads: HeadsSpec::new(heads, kv_heads(file, heads)?, head_dim.unwrap_or(even)),
         rope: RopeSpec { rope: 0, pairs: RopePairs::Halves },
-        mlp: MlpSpec { hidden: size(file, "intermediate_size")?, activation, bias: false },
+        mlp: MlpSpec::new(size(file, "intermediate_size")?, activation),
     })
 }
 

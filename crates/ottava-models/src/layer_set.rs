@@ -97,7 +97,7 @@ impl LayerSet {
             let text = format!("`{key}` has {} entries, and `num_hidden_layers` is {layers}", types.len());
             return Err(file.error(&text));
         }
-        let is_inside = |name: &String| match name {
+        let is_inside = |name: &String| match type_of(name) {
             name if name == inside => Ok(true),
             name if name == outside => Ok(false),
             other => {
@@ -105,6 +105,15 @@ impl LayerSet {
             }
         };
         Ok(Some(LayerSet::Listed(types.iter().map(is_inside).collect::<Result<_>>()?)))
+    }
+}
+
+/// Returns the name of a layer type in transformers 5. Transformers 4 has other names for some types.
+pub(super) fn type_of(name: &str) -> &str {
+    match name {
+        "mamba" => "linear_attention",
+        "attention" => "full_attention",
+        name => name,
     }
 }
 

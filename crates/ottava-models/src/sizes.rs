@@ -186,11 +186,6 @@ impl DecoderConfig {
         self.layers.iter().find_map(LayerSpec::experts)
     }
 
-    /// Returns whether a layer has several sublayers that read the same operand.
-    pub fn shares_operands(&self) -> bool {
-        self.layers.iter().any(LayerSpec::shares_operands)
-    }
-
     /// Returns the rotary positions of the model, or `None` if it has none.
     pub fn rope(&self) -> Option<&RopeScaling> {
         self.ropes.first()

@@ -3,9 +3,9 @@
 //! A spec cannot hold settings without their owner: a window needs heads, and latent attention needs rotary positions.
 
 use crate::layers::{
-    BranchNorms, DELTA_NET, DeltaNetSpec, ExpertsSpec, HeadsSpec, LatentSpec, MlpSpec, Names, XieluSpec,
+    BranchNorms, DeltaNetSpec, ExpertsSpec, HeadsSpec, LatentSpec, MambaSpec, MlpSpec, Names, XieluSpec,
 };
-use ottava_tensor::ops::{DeltaSpec, MAX_TAPS, RopePairs};
+use ottava_tensor::ops::{DeltaSpec, MAX_TAPS, RopePairs, SsdSpec};
 
 /// The maximum size of a tensor's dimension.
 pub(super) const MAX_SIZE: usize = 1 << 24;
@@ -26,6 +26,8 @@ pub struct BranchSpec {
     pub norms: BranchNorms,
     /// The sublayers, in the order of forward.
     pub sublayers: Vec<SublayerSpec>,
+    /// The factor of the output of each sublayer. Empty if all factors are 1.
+    pub factors: Vec<f32>,
 }
 
 /// A sublayer with its settings.
@@ -37,6 +39,8 @@ pub enum SublayerSpec {
     Latent(LatentSpec, RopeSpec),
     /// A gated delta net.
     Delta(DeltaNetSpec),
+    /// A Mamba-2 layer.
+    Mamba(MambaSpec),
     /// An MLP, with or without a gate.
     Mlp(MlpSpec),
     /// An MLP without a gate, with the learned activation xIELU.
@@ -54,10 +58,22 @@ pub struct RopeSpec {
     pub pairs: RopePairs,
 }
 
+impl BranchSpec {
+    /// Returns a branch whose sublayers have factors of 1.
+    pub fn new(norms: BranchNorms, sublayers: Vec<SublayerSpec>) -> BranchSpec {
+        BranchSpec { norms, sublayers, factors: Vec::new() }
+    }
+}
+
 impl LayerSpec {
+    /// Returns a layer of one branch.
+    pub fn single(branch: BranchSpec) -> LayerSpec {
+        LayerSpec { branches: vec![branch], parallel: false }
+    }
+
     /// Returns a layer of two branches, one after the other: attention, then an MLP or experts.
     pub fn sequential(names: &Names, [attention, mlp]: [SublayerSpec; 2]) -> LayerSpec {
-        let branch = |norms, sublayer| BranchSpec { norms, sublayers: vec![sublayer] };
+        let branch = |norms, sublayer| BranchSpec::new(norms, vec![sublayer]);
         let branches = vec![branch(names.attention_norms, attention), branch(names.mlp_norms, mlp)];
         LayerSpec { branches, parallel: false }
     }
@@ -69,18 +85,12 @@ impl LayerSpec {
 
     /// Returns a layer of one branch: the sum of attention and an MLP.
     pub fn parallel(names: &Names, sublayers: [SublayerSpec; 2]) -> LayerSpec {
-        let branch = BranchSpec { norms: names.attention_norms, sublayers: sublayers.to_vec() };
-        LayerSpec { branches: vec![branch], parallel: false }
+        LayerSpec::single(BranchSpec::new(names.attention_norms, sublayers.to_vec()))
     }
 
     /// Returns the sublayers, in the order of forward.
     pub fn sublayers(&self) -> impl Iterator<Item = &SublayerSpec> {
         self.branches.iter().flat_map(|branch| &branch.sublayers)
-    }
-
-    /// Returns whether several sublayers of a branch read the same operand.
-    pub fn shares_operands(&self) -> bool {
-        self.branches.iter().any(|branch| branch.sublayers.len() > 1)
     }
 
     /// Returns the multi-head attention of the layer, if it has one.
@@ -98,6 +108,16 @@ impl LayerSpec {
     /// Returns the gated delta net of the layer, if it has one.
     pub fn delta(&self) -> Option<&DeltaNetSpec> {
         self.sublayers().find_map(|sublayer| if let SublayerSpec::Delta(delta) = sublayer { Some(delta) } else { None })
+    }
+
+    /// Returns the Mamba-2 layer of the layer, if it has one.
+    pub fn mamba(&self) -> Option<&MambaSpec> {
+        self.sublayers().find_map(|sublayer| if let SublayerSpec::Mamba(mamba) = sublayer { Some(mamba) } else { None })
+    }
+
+    /// Returns whether the layer keeps a state from token to token.
+    pub fn is_recurrent(&self) -> bool {
+        self.sublayers().any(|sublayer| matches!(sublayer, SublayerSpec::Delta(_) | SublayerSpec::Mamba(_)))
     }
 
     /// Returns the MLP of the layer, if it has one.
@@ -125,7 +145,11 @@ impl LayerSpec {
     pub(super) fn check(&self) -> Result<(), String> {
         self.branches.iter().try_for_each(|branch| {
             // Other sublayers read the value of the operand, or cast it in another way, so they cannot share it.
-            let shares = |sublayer: &SublayerSpec| matches!(sublayer, SublayerSpec::Heads(..) | SublayerSpec::Mlp(_));
+            let shares = |sublayer: &SublayerSpec| {
+                matches!(sublayer, SublayerSpec::Heads(..) | SublayerSpec::Mamba(_) | SublayerSpec::Mlp(_))
+            };
+            let factors = branch.factors.iter().map(|&factor| ("a factor of a sublayer", Some(f64::from(factor))));
+            expect_positive(&factors.collect::<Vec<_>>())?;
             if branch.sublayers.len() > 1 && !branch.sublayers.iter().all(shares) {
                 return Err("latent attention, a gated delta net and experts beside another sublayer, which reads the same norm, are not implemented".into());
             }
@@ -139,7 +163,7 @@ impl SublayerSpec {
     pub fn name(&self, names: &Names) -> &'static str {
         match self {
             SublayerSpec::Heads(..) | SublayerSpec::Latent(..) => names.attention,
-            SublayerSpec::Delta(_) => DELTA_NET,
+            SublayerSpec::Delta(_) | SublayerSpec::Mamba(_) => names.recurrent,
             SublayerSpec::Mlp(_) | SublayerSpec::Xielu(_) | SublayerSpec::Experts(_) => names.mlp,
         }
     }
@@ -149,7 +173,11 @@ impl SublayerSpec {
         match self {
             SublayerSpec::Heads(_, rope) => *rope,
             SublayerSpec::Latent(_, rope) => Some(*rope),
-            SublayerSpec::Delta(_) | SublayerSpec::Mlp(_) | SublayerSpec::Xielu(_) | SublayerSpec::Experts(_) => None,
+            SublayerSpec::Delta(_)
+            | SublayerSpec::Mamba(_)
+            | SublayerSpec::Mlp(_)
+            | SublayerSpec::Xielu(_)
+            | SublayerSpec::Experts(_) => None,
         }
     }
 
@@ -158,7 +186,11 @@ impl SublayerSpec {
         match self {
             SublayerSpec::Heads(heads, _) => Some([heads.heads, heads.kv_heads]),
             SublayerSpec::Latent(latent, _) => Some([latent.heads; 2]),
-            SublayerSpec::Delta(_) | SublayerSpec::Mlp(_) | SublayerSpec::Xielu(_) | SublayerSpec::Experts(_) => None,
+            SublayerSpec::Delta(_)
+            | SublayerSpec::Mamba(_)
+            | SublayerSpec::Mlp(_)
+            | SublayerSpec::Xielu(_)
+            | SublayerSpec::Experts(_) => None,
         }
     }
 
@@ -167,7 +199,11 @@ impl SublayerSpec {
         match self {
             SublayerSpec::Heads(heads, _) => heads.head_dim,
             SublayerSpec::Latent(latent, _) => latent.sizes.rotated,
-            SublayerSpec::Delta(_) | SublayerSpec::Mlp(_) | SublayerSpec::Xielu(_) | SublayerSpec::Experts(_) => 0,
+            SublayerSpec::Delta(_)
+            | SublayerSpec::Mamba(_)
+            | SublayerSpec::Mlp(_)
+            | SublayerSpec::Xielu(_)
+            | SublayerSpec::Experts(_) => 0,
         }
     }
 
@@ -181,7 +217,11 @@ impl SublayerSpec {
                 let reason = "sparse attention is implemented for texts in which queries see all keys (`index_topk`)";
                 Some(((*chosen_keys)?, reason))
             }
-            SublayerSpec::Delta(_) | SublayerSpec::Mlp(_) | SublayerSpec::Xielu(_) | SublayerSpec::Experts(_) => None,
+            SublayerSpec::Delta(_)
+            | SublayerSpec::Mamba(_)
+            | SublayerSpec::Mlp(_)
+            | SublayerSpec::Xielu(_)
+            | SublayerSpec::Experts(_) => None,
         }
     }
 
@@ -190,9 +230,11 @@ impl SublayerSpec {
         match self {
             SublayerSpec::Heads(heads, _) => [heads.scale, heads.soft_cap],
             SublayerSpec::Latent(latent, _) => [latent.scale, None],
-            SublayerSpec::Delta(_) | SublayerSpec::Mlp(_) | SublayerSpec::Xielu(_) | SublayerSpec::Experts(_) => {
-                [None; 2]
-            }
+            SublayerSpec::Delta(_)
+            | SublayerSpec::Mamba(_)
+            | SublayerSpec::Mlp(_)
+            | SublayerSpec::Xielu(_)
+            | SublayerSpec::Experts(_) => [None; 2],
         }
     }
 
@@ -203,6 +245,7 @@ impl SublayerSpec {
             SublayerSpec::Heads(heads, _) => check_heads(heads),
             SublayerSpec::Latent(latent, _) => check_latent(latent),
             SublayerSpec::Delta(delta) => check_delta(delta),
+            SublayerSpec::Mamba(mamba) => check_mamba(mamba),
             SublayerSpec::Mlp(mlp) => expect_sizes(&[("intermediate_size", mlp.hidden)]),
             SublayerSpec::Xielu(mlp) => expect_sizes(&[("intermediate_size", mlp.hidden)]),
             SublayerSpec::Experts(experts) => check_experts(experts),
@@ -260,15 +303,42 @@ fn check_delta(delta: &DeltaNetSpec) -> Result<(), String> {
             "`linear_num_value_heads` {value_heads} is not a multiple of `linear_num_key_heads` {key_heads}"
         ));
     }
-    match delta.taps > MAX_TAPS {
-        true => Err(format!("`linear_conv_kernel_dim` is {}; at most {MAX_TAPS} taps are implemented", delta.taps)),
+    check_taps("`linear_conv_kernel_dim`", delta.taps)
+}
+
+fn check_taps(what: &str, taps: usize) -> Result<(), String> {
+    match taps > MAX_TAPS {
+        true => Err(format!("{what} is {taps}; at most {MAX_TAPS} taps are implemented")),
         false => Ok(()),
     }
 }
 
+fn check_mamba(mamba: &MambaSpec) -> Result<(), String> {
+    let SsdSpec { heads, groups, head_dim, state_dim, dt_limits: [least, most] } = mamba.heads;
+    expect_sizes(&[
+        ("the number of heads of the state space", heads),
+        ("the number of groups of the state space", groups),
+        ("the size of a head of the state space", head_dim),
+        ("the size of the state space", state_dim),
+        ("the number of taps of the convolution", mamba.taps),
+        ("the width of the state space", heads.saturating_mul(head_dim)),
+        ("the width of the groups of the state space", groups.saturating_mul(state_dim)),
+    ])?;
+    if !heads.is_multiple_of(groups) {
+        return Err(format!("{heads} heads of a state space do not divide into {groups} groups"));
+    }
+    // A comparison with NaN is false.
+    if !(0.0 <= least && least <= most) {
+        return Err(format!("the limits of time steps are {least} and {most}; they ascend from 0"));
+    }
+    let factors = mamba.factors.map(|factor| ("a factor of a state space", Some(f64::from(factor))));
+    expect_positive(&factors)?;
+    check_taps("the number of taps of the convolution", mamba.taps)
+}
+
 fn check_experts(experts: &ExpertsSpec) -> Result<(), String> {
-    let shared = experts.shared.map_or(1, |shared| shared.hidden);
-    for (what, width) in [("an expert", experts.hidden), ("the shared expert", shared)] {
+    let (shared, latent) = (experts.shared.map_or(1, |shared| shared.hidden), experts.latent.unwrap_or(1));
+    for (what, width) in [("an expert", experts.hidden), ("the shared expert", shared), ("the latent", latent)] {
         if width == 0 || width > MAX_SIZE {
             return Err(format!("the width of {what} is {width}"));
         }

@@ -47,8 +47,9 @@ fn rope(keys: Value) -> RopeScaling {
     read(keys).ropes.swap_remove(0)
 }
 
-/// Returns keys that keep a DeepSeek model small.
+/// Returns keys that keep a model small, and that give a hybrid model layers of each kind.
 fn small(model_type: &str) -> Value {
+    let hybrid = ["mamba", "attention", "mamba", "mamba"];
     match model_type {
         // transformers has no default for the number of chosen experts either.
         "deepseek_v2" => json!({"model_type": model_type, "num_experts_per_tok": 2}),
@@ -58,6 +59,9 @@ fn small(model_type: &str) -> Value {
         "dots1" => json!({
             "model_type": model_type, "n_routed_experts": 4, "num_experts_per_tok": 2, "max_window_layers": 1,
         }),
+        "bamba" => json!({"model_type": model_type, "attn_layer_indices": [1, 3]}),
+        "granitemoehybrid" => json!({"model_type": model_type, "layer_types": hybrid}),
+        "nemotron_h" => json!({"model_type": model_type, "hybrid_override_pattern": "ME*-"}),
         _ => json!({"model_type": model_type}),
     }
 }
@@ -114,6 +118,10 @@ fn missing_keys_have_the_values_of_transformers() {
         ("qwen3_next", 32_768, 1e4, 1e-6, 256, false),
         ("qwen3_5_text", 32_768, 1e4, 1e-6, 256, false),
         ("qwen3_5_moe_text", 32_768, 1e4, 1e-6, 256, false),
+        ("bamba", 262_144, 1e4, 1e-5, 16, false),
+        ("granitemoehybrid", 2048, 0.0, 1e-6, 16, false),
+        ("falcon_h1", 8192, 1e4, 1e-5, 16, false),
+        ("nemotron_h", 4096, 0.0, 1e-5, 128, false),
     ];
     for (model_type, positions, theta, epsilon, head_dim, tied) in expected {
         let sizes = read(small(model_type));
@@ -528,6 +536,17 @@ fn huge_counts_are_errors_before_work() {
         "linear_key_head_dim",
         "linear_value_head_dim",
         "linear_conv_kernel_dim",
+        "mamba_n_heads",
+        "mamba_d_head",
+        "mamba_n_groups",
+        "mamba_d_state",
+        "mamba_d_ssm",
+        "mamba_num_heads",
+        "mamba_head_dim",
+        "ssm_state_size",
+        "conv_kernel",
+        "moe_latent_size",
+        "moe_shared_expert_intermediate_size",
         "n_group",
         "topk_group",
         "num_nextn_predict_layers",

@@ -1,21 +1,30 @@
 //! The states of recurrent layers: the values that a sequence keeps between passes of inference, in fixed slots.
 
-use ottava_tensor::ops::{DeltaSpec, SegmentStates, Segments, real_type};
+use ottava_tensor::ops::{SegmentStates, Segments, real_type};
 use ottava_tensor::{DType, Device, Result, Suspended, Tensor};
 
-/// The sizes of a recurrent layer: a causal convolution and the gated delta rule.
+/// The sizes of a recurrent layer on this rank: a causal convolution, and a recurrence with a matrix for each head.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RecurrentSpec {
-    /// The heads of this rank.
-    pub heads: DeltaSpec,
+    /// The number of channels of the convolution, `C`.
+    pub channels: usize,
     /// The number of taps of the convolution, `K`.
     pub taps: usize,
+    /// The shape of the recurrence's state: heads, rows and columns.
+    pub state: [usize; 3],
+    /// The number of products of a token with the state, each of as many multiplications as the state has elements.
+    pub products: usize,
 }
 
 impl RecurrentSpec {
     /// Returns the number of bytes of the states of one sequence, in a model that computes in `compute`.
     pub fn state_bytes(&self, compute: DType) -> usize {
-        (self.taps - 1) * self.heads.qkv_width() * compute.size() + self.heads.state_len() * real_type(compute).size()
+        (self.taps - 1) * self.channels * compute.size() + self.state_len() * real_type(compute).size()
+    }
+
+    /// Returns the number of elements of the recurrence's state.
+    pub fn state_len(&self) -> usize {
+        self.state.iter().product()
     }
 }
 
@@ -23,8 +32,8 @@ impl RecurrentSpec {
 pub struct RecurrentStates {
     /// The last inputs of the convolution, `[slots, K − 1, C]` in the compute type.
     pub inputs: Tensor,
-    /// The states of the gated delta rule, `[slots, H, D_k, D_v]` in F32 (F64 for F64).
-    pub delta: Tensor,
+    /// The states of the recurrence, `[slots, heads, rows, columns]` in F32 (F64 for F64).
+    pub matrices: Tensor,
 }
 
 /// The states of a recurrent layer without memory.
@@ -35,9 +44,9 @@ impl SuspendedStates {
     ///
     /// Errors if the device has too little memory.
     pub fn resume(&self) -> Result<(RecurrentStates, bool)> {
-        let SuspendedStates([inputs, delta]) = self;
-        let states = RecurrentStates { inputs: inputs.resume()?, delta: delta.resume()? };
-        let stay = inputs.is_place_of(&states.inputs) && delta.is_place_of(&states.delta);
+        let SuspendedStates([inputs, matrices]) = self;
+        let states = RecurrentStates { inputs: inputs.resume()?, matrices: matrices.resume()? };
+        let stay = inputs.is_place_of(&states.inputs) && matrices.is_place_of(&states.matrices);
         Ok((states, !stay))
     }
 }
@@ -63,16 +72,16 @@ impl<'a> RecurrentBatch<'a> {
 impl RecurrentStates {
     /// Allocates `slots` slots for a layer with the sizes `spec` that computes in `compute`.
     pub fn new(device: &Device, spec: &RecurrentSpec, slots: usize, compute: DType) -> Result<RecurrentStates> {
-        let [heads, key_dim, value_dim] = spec.heads.state_shape();
+        let [heads, rows, columns] = spec.state;
         Ok(RecurrentStates {
-            inputs: Tensor::zeros(device, &[slots, spec.taps - 1, spec.heads.qkv_width()], compute)?,
-            delta: Tensor::zeros(device, &[slots, heads, key_dim, value_dim], real_type(compute))?,
+            inputs: Tensor::zeros(device, &[slots, spec.taps - 1, spec.channels], compute)?,
+            matrices: Tensor::zeros(device, &[slots, heads, rows, columns], real_type(compute))?,
         })
     }
 
     /// Returns the memory of the states to the device. The states are lost.
     pub fn suspend(self) -> SuspendedStates {
-        SuspendedStates([self.inputs, self.delta].map(Tensor::suspend))
+        SuspendedStates([self.inputs, self.matrices].map(Tensor::suspend))
     }
 
     /// Returns the last inputs of the convolution, for the sequences of `batch`.
@@ -80,8 +89,8 @@ impl RecurrentStates {
         SegmentStates { values: &mut self.inputs, slots: batch.slots, past: batch.past }
     }
 
-    /// Returns the states of the gated delta rule, for the sequences of `batch`.
-    pub fn delta_of<'a>(&'a mut self, batch: &RecurrentBatch<'a>) -> SegmentStates<'a> {
-        SegmentStates { values: &mut self.delta, slots: batch.slots, past: batch.past }
+    /// Returns the states of the recurrence, for the sequences of `batch`.
+    pub fn matrices_of<'a>(&'a mut self, batch: &RecurrentBatch<'a>) -> SegmentStates<'a> {
+        SegmentStates { values: &mut self.matrices, slots: batch.slots, past: batch.past }
     }
 }

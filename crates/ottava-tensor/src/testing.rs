@@ -1,6 +1,8 @@
 //! Helpers of tests: seeded inputs, and comparison of an op on the CPU and on a GPU.
 
 pub mod allocator;
+#[cfg(test)]
+pub(crate) mod matrix;
 
 use crate::cuda::{CudaDevice, GpuModel, arch_of, compile_all};
 use crate::ops::{CastStatistics, CodeCopies, CurrentScaling, cast, kernels, normal, quantize_blocks, real_type};

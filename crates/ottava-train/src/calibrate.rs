@@ -96,7 +96,7 @@ impl Calibration {
         let histograms: BTreeMap<_, _> = model.scaling().take_histograms().into_iter().collect();
         let mut inputs = BTreeMap::new();
         for (site, _) in &model.description().linears {
-            let owner = model.description().input_owner(site, model.config().shares_operands());
+            let owner = model.description().input_owner(&site.name);
             let Some(histogram) = histograms.get(&format!("{owner}.input")) else { continue };
             let wrong = |_| Error::NonFinite(format!("the input of `{}` has values that are not finite", site.name));
             let (amax, largest) = (histogram.amax().map_err(wrong)?, range.largest(histogram)?);

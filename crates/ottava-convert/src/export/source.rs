@@ -121,7 +121,7 @@ impl Source {
         site: &LinearSite,
         scales: &BTreeMap<String, f32>,
     ) -> Option<f32> {
-        let owner = description.input_owner(site, self.sizes.shares_operands());
+        let owner = description.input_owner(&site.name);
         let names = site.parts.iter().map(String::as_str).chain([owner]);
         names.filter_map(|name| scales.get(name).copied()).reduce(f32::max)
     }

@@ -42,6 +42,7 @@ static NAMES: Names = Names {
     qkv_stack: "c_attn",
     head_norms: LLAMA.head_norms,
     output: "c_proj",
+    recurrent: "",
     mlp: "mlp",
     gate_up: &["c_fc"],
     gate_up_stack: "c_fc",
@@ -83,7 +84,7 @@ fn read(file: &ConfigFile) -> Result<DecoderConfig> {
     let scale = (!file.optional("scale_attn_weights", true)?).then_some(1.0);
     let heads = HeadsSpec { qkv_bias: true, output_bias: true, scale, ..HeadsSpec::new(heads, heads, head_dim) };
     let hidden = file.nullable("n_inner")?.unwrap_or(channels.saturating_mul(4));
-    let mlp = MlpSpec { hidden, activation: Activation::Gelu(gelu), bias: true };
+    let mlp = MlpSpec { bias: true, ..MlpSpec::new(hidden, Activation::Gelu(gelu)) };
     let layer = LayerSpec::sequential(&NAMES, [Heads(heads, None), Mlp(mlp)]);
     Ok(DecoderConfig { layers: vec![layer; layers(file, "n_layer")?], ..model })
 }

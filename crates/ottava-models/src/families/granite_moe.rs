@@ -3,7 +3,7 @@
 
 use super::granite::{self, scaled};
 use crate::SublayerSpec::{Experts, Heads};
-use crate::family::{Family, ignore_router_logits, softmax_routing};
+use crate::family::{Common, Family, ignore_router_logits, softmax_routing};
 use crate::layers::{ExpertStacks, ExpertsSpec, LLAMA, Names, SharedExpert};
 use crate::{ConfigFile, DecoderConfig};
 use ottava_common::error::Result;
@@ -32,14 +32,14 @@ pub(super) const SHARED: Family = Family {
     ..FAMILY
 };
 
-fn defaults() -> Value {
+pub(super) fn defaults() -> Value {
     let mut all = granite::defaults();
     all.as_object_mut().expect("an object").remove("mlp_bias");
     (all["num_local_experts"], all["num_experts_per_tok"]) = (json!(8), json!(2));
     all
 }
 
-static NAMES: Names = Names {
+pub(super) const NAMES: Names = Names {
     mlp: "block_sparse_moe",
     gate_up: &["input_linear"],
     gate_up_stack: "input_linear",
@@ -49,11 +49,18 @@ static NAMES: Names = Names {
 
 fn read(file: &ConfigFile, shared: usize) -> Result<DecoderConfig> {
     let (common, heads) = scaled(file)?;
+    let (experts, rope) = (experts(file, &common, shared)?, Some(common.rope));
+    let sizes = common.named(&NAMES).sequential(|_| [Heads(heads, rope), Experts(experts)]);
+    ignore_router_logits(file, sizes)
+}
+
+/// Reads the experts of a layer, beside an MLP of the width `shared` that all tokens share. 0 is no such MLP.
+pub(super) fn experts(file: &ConfigFile, common: &Common, shared: usize) -> Result<ExpertsSpec> {
     // The softmax over the chosen logits equals the softmax over all logits, divided by its sum over the chosen experts.
     let routing = softmax_routing(file, true)?;
     let (count, activation) = (file.required("num_local_experts")?, common.mlp.activation);
     let of_shared = SharedExpert { name: "shared_mlp", is_in_block: true, hidden: shared, gate: None };
-    let experts = ExpertsSpec {
+    Ok(ExpertsSpec {
         router: "router.layer",
         stacks: Some(ExpertStacks {
             names: ["input_linear.weight", "output_linear.weight"],
@@ -61,8 +68,5 @@ fn read(file: &ConfigFile, shared: usize) -> Result<DecoderConfig> {
         }),
         shared: (shared > 0).then_some(of_shared),
         ..ExpertsSpec::new(count, common.mlp.hidden, activation, routing)
-    };
-    let rope = Some(common.rope);
-    let sizes = common.named(&NAMES).sequential(|_| [Heads(heads, rope), Experts(experts)]);
-    ignore_router_logits(file, sizes)
+    })
 }

@@ -2,6 +2,7 @@
 
 mod apertus;
 mod arcee;
+mod bamba;
 mod cohere;
 mod cohere2;
 mod deepseek_v2;
@@ -12,6 +13,7 @@ mod ernie4_5;
 mod ernie4_5_moe;
 mod exaone4;
 mod exaone_moe;
+mod falcon_h1;
 mod gemma2;
 mod gemma3;
 mod glm4;
@@ -22,6 +24,7 @@ mod gpt_neox;
 mod gpt_oss;
 mod granite;
 mod granite_moe;
+mod granite_moe_hybrid;
 mod hunyuan_v1_dense;
 mod hunyuan_v1_moe;
 mod llama;
@@ -29,6 +32,7 @@ mod llama4;
 mod minimax_m2;
 pub(super) mod mistral;
 mod mixtral;
+mod nemotron_h;
 mod olmo2;
 mod olmo3;
 mod olmoe;
@@ -100,4 +104,8 @@ pub(super) const FAMILIES: &[Family] = &[
     qwen3_next::FAMILY,
     qwen3_5::FAMILY,
     qwen3_5::MOE,
+    bamba::FAMILY,
+    granite_moe_hybrid::FAMILY,
+    falcon_h1::FAMILY,
+    nemotron_h::FAMILY,
 ];

@@ -21,8 +21,8 @@ use ottava_recipe::param::{Builder, FolderLayout, FolderTensor, Init, Param, Spl
 use ottava_tensor::Tensor;
 use ottava_tensor::comm::Axis;
 use ottava_tensor::ops::{
-    Angles, AttentionInput, AttentionSpec, RopeLayout, RopePairs, Rotation, append_kv, attention, attention_backward,
-    attention_sink, attention_sink_backward, output_gate, paged_attention, rope, rope_to,
+    Angles, AttentionInput, AttentionSpec, GateFunction, RopeLayout, RopePairs, Rotation, append_kv, attention,
+    attention_backward, attention_sink, attention_sink_backward, output_gate, paged_attention, rope, rope_to,
 };
 
 /// The sizes and settings of attention whose heads are projected from the residual stream.
@@ -86,7 +86,7 @@ impl HeadsSpec {
         let kv_heads = self.kv_heads * replicas;
         let is_divided = kv_heads.is_multiple_of(ranks);
         let sent_kv_heads = if is_divided { kv_heads * kv_replicas(kv_heads / ranks, context) } else { kv_heads };
-        for (what, heads) in [("query", self.heads), ("key and value", sent_kv_heads)] {
+        for (what, heads) in [("query heads", self.heads), ("key and value heads", sent_kv_heads)] {
             expect_divisible(build, name, what, heads)?;
         }
         Ok(HeadsSpec { heads: self.heads / ranks, kv_heads: self.kv_heads * replicas / ranks, ..self })
@@ -349,7 +349,7 @@ fn attend(input: AttentionInput, spec: &AttentionSpec, sinks: Option<Tensor>) ->
 /// Returns the output of attention for this rank's tokens, from the output `o` of this rank's heads, multiplied by the gate if there is one.
 fn gated(name: &str, widths: &[usize], o: &Tensor, gate: Option<&Tensor>, context: &Context) -> Result<Tensor> {
     let o = tokens_for_heads(name, o.clone(), widths, context)?;
-    gate.map_or(Ok(o.clone()), |gate| Ok(output_gate(&o, gate)?))
+    gate.map_or(Ok(o.clone()), |gate| Ok(output_gate(GateFunction::Sigmoid, &o, gate)?))
 }
 
 impl Sublayer for Attention {

@@ -11,19 +11,18 @@ mod projections;
 pub use projections::ProjectionLayout;
 
 use super::cast::{OperandCast, SavedOperand};
-use super::exchange::expect_divisible;
+use super::exchange::{expect_divisible, expect_whole_sequences};
 use super::sublayer::{BranchOperand, Sublayer, SublayerSaved};
-use super::{Linear, LinearConfig, Stream};
-use ottava_common::error::{Error, Result};
+use super::{Linear, LinearConfig, RECURRENT_OUTPUT, Stream};
+use ottava_common::error::Result;
 use ottava_recipe::context::Context;
 use ottava_recipe::operand::{ResidualGradient, View, Views};
 use ottava_recipe::param::{Builder, FolderLayout, FolderTensor, Init, Param, Split};
 use ottava_recipe::recurrent::RecurrentSpec;
 use ottava_tensor::Tensor;
-use ottava_tensor::comm::Axis;
 use ottava_tensor::ops::{
-    ConvWeights, DeltaSpec, DeltaStates, GateInput, causal_conv, causal_conv_backward, delta_gates,
-    delta_gates_backward, gated_delta_rule, gated_delta_rule_backward, gated_norm, gated_norm_backward,
+    BoundaryStates, ConvWeights, DeltaSpec, GateInput, GateOrder, GatedNorm, causal_conv, causal_conv_backward,
+    delta_gates, delta_gates_backward, gated_delta_rule, gated_delta_rule_backward, gated_norm, gated_norm_backward,
 };
 use projections::{Projected, Projections};
 
@@ -45,10 +44,10 @@ pub struct DeltaNet {
     a_log: Param,   /* [H] */
     dt_bias: Param, /* [H] */
     norm: Param,    /* [D_v] */
-    eps: f64,
+    how: GatedNorm,
     output: Linear, /* [C, H·D_v] */
-    /// The sizes of this rank's heads.
-    spec: RecurrentSpec,
+    /// The heads of this rank.
+    heads: DeltaSpec,
     /// The index among the recurrent layers of the model, which is also the index of the states.
     number: usize,
 }
@@ -84,27 +83,16 @@ impl Values {
     }
 }
 
-/// Errors if ranks cannot divide the layer `name`.
-fn check_ranks(build: &Builder, name: &str, heads: &DeltaSpec) -> Result<()> {
-    if build.place_on(Axis::Context).is_divided() {
-        return Err(Error::Config(format!(
-            "`{name}` is a gated delta net, whose state passes through all tokens of a sequence; ranks of `parallel.context` cannot divide them: set \
-             `parallel.context` to 1"
-        )));
-    }
-    for (what, heads) in [("key", heads.key_heads), ("value", heads.value_heads)] {
-        expect_divisible(build, name, what, heads)?;
-    }
-    Ok(())
-}
-
 impl DeltaNet {
     /// Creates the layer called `name` with the settings of `stream`.
     ///
     /// Errors if ranks cannot divide the heads evenly, or if they divide sequences.
     pub fn new(build: &mut Builder, name: &str, spec: DeltaNetSpec, stream: &Stream) -> Result<DeltaNet> {
         let (DeltaNetSpec { heads, taps, layout }, Stream { channels, std, .. }) = (spec, *stream);
-        check_ranks(build, name, &heads)?;
+        expect_whole_sequences(build, name, "gated delta net")?;
+        for (what, heads) in [("key heads", heads.key_heads), ("value heads", heads.value_heads)] {
+            expect_divisible(build, name, what, heads)?;
+        }
         let projections = Projections::new(build, name, heads, layout, stream)?;
         let (of_keys, of_values) = (heads.key_width(), heads.value_width());
         let tensor = |suffix: &str, shape: Vec<usize>| FolderTensor::new(format!("{name}.{suffix}"), shape);
@@ -120,8 +108,8 @@ impl DeltaNet {
         let of_norm = build.shard(tensor("norm.weight", vec![heads.value_dim]), Split::None)?;
         let norm = Param::new(build, vec![of_norm], Init::Ones)?;
         let output = LinearConfig {
-            name: &format!("{name}.out_proj"),
-            parts: &[(format!("{name}.out_proj"), channels)],
+            name: &format!("{name}.{RECURRENT_OUTPUT}"),
+            parts: &[(format!("{name}.{RECURRENT_OUTPUT}"), channels)],
             fused: &[],
             replicas: &[],
             inputs: of_values,
@@ -135,9 +123,11 @@ impl DeltaNet {
         let output = Linear::new(build, output)?;
         let ranks = build.place().ranks;
         let own = DeltaSpec { key_heads: heads.key_heads / ranks, value_heads: heads.value_heads / ranks, ..heads };
-        let spec = RecurrentSpec { heads: own, taps };
+        // One product reads the state, one changes it, and one is the output.
+        let spec = RecurrentSpec { channels: own.qkv_width(), taps, state: own.state_shape(), products: 3 };
         let number = build.description.add_recurrent(spec, build.block);
-        Ok(DeltaNet { projections, conv, a_log, dt_bias, norm, eps: stream.norm.eps, output, spec, number })
+        let how = GatedNorm { size: heads.value_dim, order: GateOrder::AfterNorm, eps: stream.norm.eps };
+        Ok(DeltaNet { projections, conv, a_log, dt_bias, norm, how, output, heads: own, number })
     }
 
     fn values(&self, context: &Context) -> Result<Values> {
@@ -147,7 +137,7 @@ impl DeltaNet {
 
     /// Returns the output of the gated delta rule. In inference, reads and replaces the states of the sequences.
     fn mix(&self, projected: &Projected, context: &mut Context) -> Result<Tensor> {
-        let (values, heads) = (self.values(context)?, &self.spec.heads);
+        let (values, heads) = (self.values(context)?, &self.heads);
         let gates = delta_gates(values.gates(projected))?;
         let Some(pass) = &mut context.paged else {
             let segments = context.sequences.segments();
@@ -157,7 +147,7 @@ impl DeltaNet {
         let (states, batch) = pass.states_of(self.number);
         let segments = batch.segments();
         let qkv = causal_conv(&projected.qkv, values.conv(), segments, Some(states.inputs_of(&batch)))?;
-        Ok(gated_delta_rule(&qkv, &gates, heads, segments, Some(states.delta_of(&batch)))?)
+        Ok(gated_delta_rule(&qkv, &gates, heads, segments, Some(states.matrices_of(&batch)))?)
     }
 
     /// Computes the layer up to the output projection, for an operand `x`. Returns the values to save, and the operand of the output projection.
@@ -165,7 +155,7 @@ impl DeltaNet {
         let projected = self.projections.fprop(&x, context)?;
         drop(x);
         let o = self.mix(&projected, context)?;
-        let normed = gated_norm(&o, &projected.z, &self.norm.weights.value()?, self.eps)?;
+        let normed = gated_norm(&o, &projected.z, &self.norm.weights.value()?, self.how)?;
         let keeps = context.paged.is_none() && !context.recompute.qkv();
         Ok((keeps.then_some(projected), o, normed))
     }
@@ -182,7 +172,7 @@ impl DeltaNet {
         let (values, segments) = (self.values(context)?, context.sequences.segments());
         let gates = delta_gates(values.gates(projected))?;
         let qkv = causal_conv(&projected.qkv, values.conv(), segments, None)?;
-        let d = gated_delta_rule_backward(d_o, &qkv, &gates, &self.spec.heads, segments, DeltaStates::default())?;
+        let d = gated_delta_rule_backward(d_o, &qkv, &gates, &self.heads, segments, BoundaryStates::default())?;
         drop(qkv);
         let (mut unread, mut unread_a, mut unread_bias) = (None, None, None);
         let dconv = self.conv.grad_or_unread(&mut unread)?;
@@ -235,12 +225,12 @@ impl Sublayer for DeltaNet {
             Source::Saved(projected) => projected,
             Source::OfOperand(x) => self.projections.fprop(&x, &mut context.recomputation())?,
         };
-        let (weight, eps) = (self.norm.weights.value()?, self.eps);
-        let normed = |_: &Context| Ok(gated_norm(&o, &projected.z, &weight, eps)?);
+        let (weight, how) = (self.norm.weights.value()?, self.how);
+        let normed = |_: &Context| Ok(gated_norm(&o, &projected.z, &weight, how)?);
         let dnormed = self.output.backward_recomputing(dy, output, normed, context)?;
         let mut unread = None;
         let dnorm = self.norm.grad_or_unread(&mut unread)?;
-        let [d_o, dz] = gated_norm_backward(&dnormed, &o, &projected.z, &weight, eps, dnorm)?;
+        let [d_o, dz] = gated_norm_backward(&dnormed, &o, &projected.z, &weight, how, dnorm)?;
         drop((o, dnormed));
         let d = self.mix_backward(&d_o, dz, &projected, context)?;
         drop(projected);

@@ -11,10 +11,10 @@ use ottava_tensor::Tensor;
 use ottava_tensor::comm::Axis;
 use ottava_tensor::ops::{divide_columns, join_columns};
 
-/// Errors unless the number of ranks that divide tensors and sequences divides `heads`. `what` is the kind of the heads, for the message.
-pub(super) fn expect_divisible(build: &Builder, name: &str, what: &str, heads: usize) -> Result<()> {
+/// Errors unless the number of ranks that divide tensors and sequences divides `count`. `what` names what is counted, for the message.
+pub(super) fn expect_divisible(build: &Builder, name: &str, what: &str, count: usize) -> Result<()> {
     let (ranks, context) = (build.place().ranks, build.place_on(Axis::Context).ranks);
-    if heads.is_multiple_of(ranks * context) {
+    if count.is_multiple_of(ranks * context) {
         return Ok(());
     }
     let keys = match (ranks, context) {
@@ -23,9 +23,20 @@ pub(super) fn expect_divisible(build: &Builder, name: &str, what: &str, heads: u
         _ => "the product of `parallel.tensor` and `parallel.context`",
     };
     Err(Error::Config(format!(
-        "`{name}` has {heads} {what} heads, which {} ranks cannot divide; set {keys} to a divisor of {heads}",
+        "`{name}` has {count} {what}, which {} ranks cannot divide; set {keys} to a divisor of {count}",
         ranks * context
     )))
+}
+
+/// Errors if ranks divide sequences. `what` is the kind of the recurrent layer `name`, for the message.
+pub(super) fn expect_whole_sequences(build: &Builder, name: &str, what: &str) -> Result<()> {
+    match build.place_on(Axis::Context).is_divided() {
+        true => Err(Error::Config(format!(
+            "`{name}` is a {what}, whose state passes through all tokens of a sequence; ranks of `parallel.context` cannot divide them: set \
+             `parallel.context` to 1"
+        ))),
+        false => Ok(()),
+    }
 }
 
 /// Returns all tokens of this rank's heads, `[B·S, C / W]`, from all heads of this rank's tokens, `x` `[B·S / W, C]`. The columns of `x` are

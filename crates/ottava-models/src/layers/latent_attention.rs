@@ -127,7 +127,7 @@ impl LatentAttention {
         rotary: Rotary,
     ) -> Result<LatentAttention> {
         let (LatentSpec { heads, sizes, bias, scale, .. }, Stream { channels, names, std, .. }) = (spec, *stream);
-        expect_divisible(build, name, "query", heads)?;
+        expect_divisible(build, name, "query heads", heads)?;
         let (all, place) = (Heads { heads, sizes }, build.place());
         let LatentSizes { query_rank, kv_rank, rotated, .. } = sizes;
         let [queries, kv] = all.widths();

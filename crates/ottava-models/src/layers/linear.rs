@@ -23,14 +23,16 @@ use ottava_recipe::operand::{FrozenScale, ResidualGradient, View, Views};
 use ottava_recipe::param::{Builder, FolderTensor, Init, Param, Shard, Split};
 use ottava_recipe::scaling::{AmaxGroup, Slot};
 use ottava_recipe::{Decision, LinearCasts, LinearSite, ProductPrecision, Products};
-use ottava_tensor::ops::{Fp8Output, Output, Produced, bias_gradient, scale_columns};
-use ottava_tensor::{DType, QuantizedTensor, Tensor};
+use ottava_tensor::ops::{Fp8Output, Output, Produced, add, bias_gradient, scale_columns};
+use ottava_tensor::{DType, Device, QuantizedTensor, Tensor};
 
-/// `y = x · Wᵀ + b`; `dx = dy · W`; `dW += dyᵀ · x`; `db += Σ dy`. An adapter adds to `y` and `dx`.
+/// `y = x · Wᵀ + b`; `dx = dy · W`; `dW += dyᵀ · x`; `db += Σ dy`. An adapter adds to `y` and `dx`. Constant factors may multiply `y`.
 pub struct Linear {
     core: Core,
     bias: Option<Param>, /* [N] */
     adapter: Option<Adapter>,
+    /// The constant factors of the outputs, F32 `[N]`. `None` for factors of 1.
+    constants: Option<Tensor>,
     exchange: Exchange,
 }
 
@@ -146,7 +148,7 @@ impl Linear {
             )));
         }
         let exchange = Exchange::new(config.split, build.place());
-        Ok(Linear { core: Core { weight, products, input, gradient }, bias, adapter, exchange })
+        Ok(Linear { core: Core { weight, products, input, gradient }, bias, adapter, constants: None, exchange })
     }
 
     /// Returns the same linear for an input that ranks do not divide by tokens. Its dgrad is the gradient by the input from this rank's outputs only.
@@ -162,6 +164,17 @@ impl Linear {
             Some(_) => Linear { core: Core { input: self.core.input.for_adapter(), ..self.core }, ..self },
             None => self,
         }
+    }
+
+    /// Returns the same linear with constant factors of this rank's outputs. `runs` are numbers of neighbouring rows with their factor.
+    ///
+    /// Errors if the device has too little memory.
+    pub fn multiplied(self, device: &Device, runs: &[(usize, f32)]) -> Result<Linear> {
+        if runs.iter().all(|(_, factor)| *factor == 1.0) {
+            return Ok(self);
+        }
+        let factors: Vec<f32> = runs.iter().flat_map(|&(rows, factor)| std::iter::repeat_n(factor, rows)).collect();
+        Ok(Linear { constants: Some(Tensor::from_slice(device, &[factors.len()], &factors)?), ..self })
     }
 
     /// Returns the cast of the input.
@@ -202,7 +215,11 @@ impl Linear {
 
     /// Returns `x · Wᵀ + b + residual` of an input cast by [`Linear::input`]. If ranks divide the inputs, the products of all ranks are added.
     pub fn fprop(&self, x: &View, residual: Option<&Tensor>, context: &mut Context) -> Result<Tensor> {
-        self.multiply(WeightProduct::Fprop, x, residual, context)
+        let Some(constants) = &self.constants else {
+            return self.multiply(WeightProduct::Fprop, x, residual, context);
+        };
+        let y = scale_columns(&self.multiply(WeightProduct::Fprop, x, None, context)?, constants)?;
+        Ok(residual.map_or_else(|| Ok(y.clone()), |residual| add(residual, &y))?)
     }
 
     /// Returns the weight that fprop reads if fprop is a single product of codes `x` in inference, without bias, adapter or comparison.
@@ -211,12 +228,17 @@ impl Linear {
             && matches!(x, View::Codes(_))
             && self.bias.is_none()
             && self.adapter.is_none()
+            && self.constants.is_none()
             && !context.casts.compares();
         is_alone.then(|| self.core.weight_for(WeightProduct::Fprop, context)).transpose()
     }
 
     /// Adds to the gradient of the bias, and returns the views of the output gradient that dgrad and wgrad read.
     pub fn cast_gradient(&mut self, dy: ResidualGradient, context: &mut Context) -> Result<Views> {
+        let dy = match &self.constants {
+            Some(constants) => scale_columns(&dy.value, constants)?.into(),
+            None => dy,
+        };
         if let Some(bias) = self.bias.as_mut().filter(|bias| bias.is_trained()) {
             bias_gradient(&dy.value, bias.gradient.sum_mut()?)?;
         }
@@ -234,7 +256,7 @@ impl Linear {
         context: &mut Context,
         mut op: impl FnMut(Output) -> ottava_tensor::Result<Produced>,
     ) -> Result<Views> {
-        if self.bias.is_some() || self.has_magnitudes() {
+        if self.bias.is_some() || self.has_magnitudes() || self.constants.is_some() {
             let dy = op(Output::Plain)?.plain().expect("a plain output gives a value");
             return self.cast_gradient(dy.into(), context);
         }
@@ -250,7 +272,7 @@ impl Linear {
         context: &mut Context,
         op: impl FnMut(Output, Option<Fp8Output>) -> Result<(Produced, Option<QuantizedTensor>)>,
     ) -> Result<(Views, View)> {
-        let slot = self.core.gradient.fused(&context.casts);
+        let slot = self.core.gradient.fused(&context.casts).filter(|_| self.constants.is_none());
         let (made, codes) = context.casts.produce_and_recast(slot, other, frozen, op)?;
         let gradient = match made {
             Produced::Fp8(codes) => Views::of_codes(codes),

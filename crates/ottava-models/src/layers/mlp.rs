@@ -25,6 +25,15 @@ pub struct MlpSpec {
     pub activation: Activation,
     /// Whether the linears have biases.
     pub bias: bool,
+    /// The factor of the gate before the activation.
+    pub gate_factor: f32,
+}
+
+impl MlpSpec {
+    /// Returns the settings of most families: no biases, and a factor of 1.
+    pub const fn new(hidden: usize, activation: Activation) -> MlpSpec {
+        MlpSpec { hidden, activation, bias: false, gate_factor: 1.0 }
+    }
 }
 
 /// `y = down(silu(gate(x)) · up(x))`, with gate and up in one product, or `y = down(gelu(up(x)))`.
@@ -42,7 +51,7 @@ impl Mlp {
         stream: &Stream,
         shared_input: Option<OperandCast>,
     ) -> Result<Mlp> {
-        let (MlpSpec { hidden, activation, bias }, Stream { channels, names, std, .. }) = (spec, *stream);
+        let (MlpSpec { hidden, activation, bias, gate_factor }, Stream { channels, names, std, .. }) = (spec, *stream);
         let part = |proj: &str, rows| (format!("{name}.{proj}"), rows);
         // A folder has gate and up as two tensors or as one.
         let (inputs, tensors) = (activation.inputs(), names.gate_up.len());
@@ -70,6 +79,8 @@ impl Mlp {
             uncast: None,
         };
         let gate_up = Linear::new(build, config)?;
+        let rows = hidden / build.place().ranks;
+        let gate_up = gate_up.multiplied(build.device, &[(rows, gate_factor), (rows * (inputs - 1), 1.0)])?;
         let config = LinearConfig {
             name: &down_name,
             parts: &down,

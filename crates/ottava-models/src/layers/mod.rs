@@ -23,8 +23,8 @@
 //! multiply the columns of the activation by powers of two, and divide the columns of the weight by the same powers. The divided weight depends on
 //! the input, so updates do not cast it.
 //!
-//! `DeltaNet` is a recurrent layer in place of attention: a causal convolution and the gated delta rule. It records a `RecurrentSpec`, and in inference
-//! it reads and replaces the states of sequences, which are in slots.
+//! `DeltaNet` and `Mamba` are recurrent layers in place of attention, or beside it: a causal convolution and the gated delta rule or a state space. They
+//! record a `RecurrentSpec`, and in inference they read and replace the states of sequences, which are in slots.
 //!
 //! `LatentAttention` is another sublayer. Its op `move_columns` assembles projected parts of queries, keys and values into the fused tensor that
 //! attention reads, and splits gradients into these parts. Values are padded to the size of keys. `Attention::new` creates the `AttentionSpec` of
@@ -41,10 +41,12 @@ mod factor;
 mod head;
 mod latent_attention;
 mod linear;
+mod mamba;
 mod mlp;
 mod moe;
 mod names;
 mod norm;
+mod scaled;
 mod stream;
 mod sublayer;
 
@@ -58,10 +60,12 @@ pub use factor::Factor;
 pub use head::{ChunkLoss, Head, HeadConfig, HeadOutput, HeadWeight};
 pub use latent_attention::{LatentAttention, LatentSizes, LatentSpec};
 pub use linear::{Adapter, ColumnScales, Linear, LinearConfig, ReadWeight, SmoothCasts};
+pub use mamba::{Mamba, MambaSpec};
 pub use mlp::{Mlp, MlpSpec, XieluMlp, XieluSpec};
 pub use moe::{ChoiceBias, ExpertsSpec, MixtureOfExperts, RouterLossFactors, SharedExpert};
-pub(crate) use names::DELTA_NET;
+pub(crate) use names::RECURRENT_OUTPUT;
 pub use names::{BranchNorms, ExpertStacks, LLAMA, Names, Role, SCORE, TensorRole, VALUE, expert_stack};
 pub use norm::{Norm, NormConfig, NormSaved};
+pub use scaled::ScaledSublayer;
 pub use stream::{Positions, Rotary, Stream};
 pub use sublayer::{BranchOperand, Sublayer, SublayerSaved};

@@ -25,6 +25,8 @@ pub struct Names {
     pub head_norms: [&'static str; 2],
     /// The name of the output projection in attention.
     pub output: &'static str,
+    /// The name of a recurrent sublayer in a block.
+    pub recurrent: &'static str,
     /// The name of the MLP in a block.
     pub mlp: &'static str,
     /// The names of the linears before the activation, in the MLP, or of one tensor with gate and up.
@@ -122,8 +124,8 @@ pub struct TensorRole {
     pub is_bias: bool,
 }
 
-/// The name of the gated delta net in a block, in all families.
-pub(crate) const DELTA_NET: &str = "linear_attn";
+/// The name of the output projection of a recurrent sublayer, in all families.
+pub(crate) const RECURRENT_OUTPUT: &str = "out_proj";
 /// The name of the head of a reward model in all families.
 pub const SCORE: &str = "score";
 /// The name of the weight of a value head in all families. A model folder does not have it.
@@ -222,6 +224,7 @@ pub const LLAMA: Names = Names {
     qkv_stack: "qkv_proj",
     head_norms: ["q_norm", "k_norm"],
     output: "o_proj",
+    recurrent: "linear_attn",
     mlp: "mlp",
     gate_up: &["gate_proj", "up_proj"],
     gate_up_stack: "gate_up_proj",

@@ -158,7 +158,7 @@ fn lists_and_intervals_decide_which_layers_are_recurrent() {
             ("linear_conv_kernel_dim", json!(5), "`linear_conv_kernel_dim` is 5; at most 4 taps"),
             ("linear_key_head_dim", json!(0), "`linear_key_head_dim` is 0"),
             ("layer_types", json!(["linear_attention"]), "`layer_types` has 1 entries"),
-            ("layer_types", json!(["mamba", "mamba", "mamba", "mamba"]), "`layer_types` has \"mamba\""),
+            ("layer_types", json!(vec!["chunked_attention"; 4]), "`layer_types` has \"chunked_attention\""),
         ] {
             let problem = error(with(small(), key, value));
             assert!(problem.contains(words), "{model_type}: {problem}");
@@ -214,4 +214,74 @@ fn layers_of_llama4_have_positions_or_growing_queries_and_experts_or_an_mlp() {
         error(with(small("llama4_text"), "interleave_moe_layer_step", json!(0)))
             .contains("`interleave_moe_layer_step`")
     );
+}
+
+/// Returns a letter for each layer: M for a Mamba-2 layer, `*` for attention, B for both, and - for neither.
+fn mixers(sizes: &DecoderConfig) -> String {
+    let letter = |layer: &LayerSpec| match (layer.mamba().is_some(), layer.heads().is_some()) {
+        (true, true) => 'B',
+        (true, false) => 'M',
+        (false, true) => '*',
+        (false, false) => '-',
+    };
+    sizes.layers.iter().map(letter).collect()
+}
+
+#[test]
+fn lists_and_patterns_decide_which_layers_are_mamba_layers() {
+    let of = |keys: Value| mixers(&read(keys));
+    assert_eq!(of(small("bamba")), "M*M*");
+    assert_eq!(of(json!({"model_type": "bamba"})), "MMMM");
+    assert_eq!(of(json!({"model_type": "granitemoehybrid"})), "MMMM");
+    // Names of transformers 5 and of transformers 4.
+    let types = json!(["linear_attention", "mamba", "attention", "full_attention"]);
+    assert_eq!(of(with(small("granitemoehybrid"), "layer_types", types.clone())), "MM**");
+    assert_eq!(of(with(small("granitemoehybrid"), "layers_block_type", types)), "MM**");
+    assert_eq!(of(small("falcon_h1")), "BBBB");
+    assert_eq!(of(small("nemotron_h")), "M-*-");
+    let list = json!(["moe", "attention", "mamba", "mlp"]);
+    let listed = read(json!({"model_type": "nemotron_h", "layers_block_type": list}));
+    assert_eq!(mixers(&listed), "-*M-");
+    assert!(listed.layers[0].experts().is_some() && listed.layers[3].mlp().is_some());
+    assert!(listed.layers.iter().all(|layer| layer.branches.len() == 1 && layer.rope().is_none()));
+}
+
+#[test]
+fn granite_4_may_have_experts_and_rotary_positions() {
+    let of = |key: &str, value: Value| read(with(small("granitemoehybrid"), key, value)).layers[1].clone();
+    assert!(of("num_local_experts", json!(2)).experts().unwrap().shared.is_some());
+    let dense =
+        with(with(small("granitemoehybrid"), "num_local_experts", json!(0)), "shared_intermediate_size", json!(40));
+    let dense = read(dense).layers[1].clone();
+    assert_eq!((dense.experts(), dense.mlp().unwrap().hidden), (None, 40));
+    assert!(of("position_embedding_type", json!("rope")).rope().is_some());
+    assert!(of("position_embedding_type", json!("nope")).rope().is_none());
+}
+
+#[test]
+fn limits_of_time_steps_are_read_in_every_spelling() {
+    for infinity in [json!("Infinity"), json!({"__float__": "Infinity"}), json!(5.0)] {
+        let sizes = read(with(small("bamba"), "time_step_limit", json!([0.5, infinity])));
+        let most = infinity.as_f64().unwrap_or(f64::INFINITY);
+        assert_eq!(sizes.layers[0].mamba().unwrap().heads.dt_limits, [0.5, most]);
+    }
+    assert_eq!(read(small("nemotron_h")).layers[0].mamba().unwrap().heads.dt_limits, [0.0, f64::INFINITY]);
+    for (key, value, words) in [
+        ("time_step_limit", json!([2.0, 1.0]), "the limits of time steps are 2 and 1"),
+        ("time_step_limit", json!([0.0]), "`time_step_limit` has the value [0.0]"),
+        ("time_step_limit", json!([0.0, "NaN"]), "the limits of time steps are 0 and NaN"),
+        ("hidden_act", json!("gelu"), "only convolutions with SiLU"),
+        ("mamba_d_head", json!(3), "`mamba_n_heads` 128 times `mamba_d_head` 3 is not 128"),
+        ("mamba_n_groups", json!(3), "128 heads of a state space do not divide into 3 groups"),
+        ("mamba_d_conv", json!(5), "at most 4 taps"),
+    ] {
+        let problem = error(with(small("bamba"), key, value));
+        assert!(problem.contains(words), "{problem}");
+    }
+    let pattern = |value: &str| error(json!({"model_type": "nemotron_h", "hybrid_override_pattern": value}));
+    assert!(pattern("M*x-").contains("`hybrid_override_pattern` has \"x\""));
+    assert!(pattern("M*-").contains("`hybrid_override_pattern` has 3 entries, and `num_hidden_layers` is 4"));
+    let biased = with(small("falcon_h1"), "attention_bias", json!(true));
+    let problem = error(with(biased, "attention_in_multiplier", json!(0.5)));
+    assert!(problem.contains("`attention_bias` is true and `attention_in_multiplier` is 0.5"), "{problem}");
 }

@@ -27,7 +27,7 @@ pub struct Description {
     pub attention: Vec<AttentionSpec>,
     /// The sizes of each recurrent layer, in the order of forward.
     pub recurrent: Vec<RecurrentSpec>,
-    /// The names of linears of a sublayer that share the input cast of another linear of the sublayer, with the name of that linear.
+    /// The names of linears that share the input cast of another linear, with the name of that linear.
     pub shared_inputs: BTreeMap<String, String>,
     /// The block of each of `attention`, and then of each of `recurrent`.
     pub mixers: [Vec<usize>; 2],
@@ -53,9 +53,9 @@ fn keys(window: Option<usize>, seq_len: usize) -> usize {
     2 * window - window * window / seq_len.max(1)
 }
 
-/// Returns the number of products of a token with the states of a layer: one that reads a state, one that changes it, and one of the output.
+/// Returns the number of multiplications in the products of a token with the states of a layer.
 fn state_products(spec: &RecurrentSpec) -> usize {
-    3 * spec.heads.state_len()
+    spec.products * spec.state_len()
 }
 
 impl Description {
@@ -117,16 +117,9 @@ impl Description {
         self.linears.iter().map(|(site, _)| site).filter(|site| site.block.is_some_and(|(block, _)| block == 0))
     }
 
-    /// Returns the name of the linear that owns the input cast of the linear at `site`. If the block has `parallel` sublayers that read one norm,
-    /// this is the linear of the first sublayer. If linears of a sublayer share a cast, it is the linear in `shared_inputs`. Otherwise it is the linear
-    /// itself.
-    pub fn input_owner<'a>(&'a self, site: &'a LinearSite, parallel: bool) -> &'a str {
-        if let Some(owner) = self.shared_inputs.get(&site.name) {
-            return owner;
-        }
-        let reads_norm = site.parts.len() > 1;
-        let first = self.linears.iter().map(|(first, _)| first).find(|first| first.block == site.block);
-        first.filter(|_| parallel && reads_norm).map_or(&site.name, |first| &first.name)
+    /// Returns the name of the linear that owns the input cast of the linear called `name`: the linear in `shared_inputs`, or itself.
+    pub fn input_owner<'a>(&'a self, name: &'a str) -> &'a str {
+        self.shared_inputs.get(name).map_or(name, String::as_str)
     }
 
     /// Returns the names of the linears that may have adapters, as in a folder. These are all linears except the linears of experts.

@@ -199,14 +199,17 @@ fn heads(table: &mut Table, t: usize, c: usize) -> Result<()> {
 fn gates(table: &mut Table, t: usize, c: usize) -> Result<()> {
     let (device, tc, heads) = (table.device(), t * c, c.div_ceil(128));
     let (x, z) = (table.random(&[t, c], DType::BF16)?, table.random(&[t, c], DType::BF16)?);
-    table.row("output_gate", bf16(3 * tc), &mut || output_gate(&x, &z).map(drop))?;
-    table.row("output_gate_backward", bf16(5 * tc), &mut || output_gate_backward(&z, &x, &z).map(drop))?;
+    table.row("output_gate", bf16(3 * tc), &mut || output_gate(GateFunction::Sigmoid, &x, &z).map(drop))?;
+    table.row("output_gate_backward", bf16(5 * tc), &mut || {
+        output_gate_backward(GateFunction::Sigmoid, &z, &x, &z).map(drop)
+    })?;
     let head_dim = 128.min(c);
+    let how = GatedNorm { size: head_dim, order: GateOrder::AfterNorm, eps: 1e-6 };
     let weight = table.random(&[head_dim], DType::BF16)?;
     let mut dweight = Tensor::zeros(device, &[head_dim], DType::F32)?;
-    table.row("gated_norm", bf16(3 * tc), &mut || gated_norm(&x, &z, &weight, 1e-6).map(drop))?;
+    table.row("gated_norm", bf16(3 * tc), &mut || gated_norm(&x, &z, &weight, how).map(drop))?;
     table.row("gated_norm_backward", bf16(5 * tc), &mut || {
-        gated_norm_backward(&z, &x, &z, &weight, 1e-6, &mut dweight).map(drop)
+        gated_norm_backward(&z, &x, &z, &weight, how, &mut dweight).map(drop)
     })?;
     let (b, a) = (table.random(&[t, heads], DType::BF16)?, table.random(&[t, heads], DType::BF16)?);
     let (a_log, dt_bias) = (table.random(&[heads], DType::F32)?, table.random(&[heads], DType::F32)?);
@@ -259,7 +262,7 @@ fn delta_rules(table: &mut Table, t: usize, c: usize) -> Result<()> {
         gated_delta_rule(&qkv, &gates, &spec, one, None).map(drop)
     })?;
     table.row("gated_delta_rule_backward", bf16(t * (2 * width + values)) + 2 * of_gates, &mut || {
-        gated_delta_rule_backward(&d_o, &qkv, &gates, &spec, one, DeltaStates::default()).map(drop)
+        gated_delta_rule_backward(&d_o, &qkv, &gates, &spec, one, BoundaryStates::default()).map(drop)
     })?;
     let sequences = 64.min(t);
     let (rows, of_rows) = (qkv.rows(0, sequences)?, |x: &Tensor| x.rows(0, sequences));

@@ -77,6 +77,7 @@ mod scaled;
 mod segments;
 #[cfg(test)]
 mod signatures;
+mod ssd;
 mod sum_parts;
 mod swiglu;
 mod transpose;
@@ -112,8 +113,8 @@ pub use divergence::{Divergence, TopLogProbs, divergence_gradient, divergence_gr
 pub use embedding::{embedding, embedding_gradient, embedding_of_part, embedding_of_part_gradient};
 pub use entropy::{EntropyBonus, entropy_gradient};
 pub use expanded::{expanded, unexpanded};
-pub use gated_delta_rule::{DeltaGradient, DeltaSpec, DeltaStates, gated_delta_rule, gated_delta_rule_backward};
-pub use gated_norm::{gated_norm, gated_norm_backward};
+pub use gated_delta_rule::{DeltaGradient, DeltaSpec, gated_delta_rule, gated_delta_rule_backward};
+pub use gated_norm::{GateOrder, GatedNorm, gated_norm, gated_norm_backward};
 pub use gemm::{gemm_nt, gemm_nt_add, gemm_nt_into, gemm_nt_plus, has_ordered_sums};
 pub use global_norm::{global_norm, limit_norm, root_of_sum, sum_of_squares, sums_of_squares};
 pub use gradient_codes::{CodingError, decode_gradients, encode_gradients, gradient_code_bytes, sum_gradient_codes};
@@ -127,7 +128,7 @@ pub use move_columns::{ColumnRuns, move_columns, sum_columns};
 pub use negate_targets::negate_targets;
 pub use newton_schulz::newton_schulz;
 pub use operand::{Accumulation, Operand};
-pub use output_gate::{output_gate, output_gate_backward};
+pub use output_gate::{GateFunction, output_gate, output_gate_backward};
 pub use paged_attention::{KvBlocks, PagedBatch, SuspendedKv, append_kv, paged_attention};
 pub use parameter::{Gradient, UpdatedWeight, WeightCopy};
 pub use permute::{Slots, combine, gather_quantized, gather_to, gathered_weight_gradient, slots, weight_gradient};
@@ -152,7 +153,8 @@ pub use router::{
 };
 pub use sample::{Adjustment, Distribution, Draw, Draws, sample};
 pub use scaled::{scaled, scaled_by, split, unscaled};
-pub use segments::{SegmentStates, Segments};
+pub use segments::{BoundaryStates, SegmentStates, Segments};
+pub use ssd::{SsdGradient, SsdInput, SsdParameterGradients, SsdSpec, ssd, ssd_backward};
 pub use sum_parts::sum_parts;
 pub(crate) use sum_parts::sum_parts_into;
 pub use swiglu::{

@@ -1,5 +1,6 @@
 //! Segments: runs of a batch's rows that share no recurrent state, and the states with which they begin and end.
 
+use super::real_type;
 use crate::{DType, Error, Result, Tensor};
 use std::ops::Range;
 
@@ -25,7 +26,50 @@ pub struct SegmentStates<'a> {
     pub past: &'a Tensor,
 }
 
+/// The states of segments that backward reads, each `[N, …]` in F32 (F64 for F64).
+#[derive(Clone, Copy, Debug, Default)]
+pub struct BoundaryStates<'a> {
+    /// The states before the segments. `None` if they are zero and have no gradient.
+    pub before: Option<&'a Tensor>,
+    /// The gradients by the states after the segments. `None` if they are zero.
+    pub gradient: Option<&'a Tensor>,
+}
+
+impl BoundaryStates<'_> {
+    /// Errors unless the states of `segments` of the rows `x` have this `shape`.
+    pub(super) fn check(&self, what: &str, x: &Tensor, segments: &Segments, shape: &[usize]) -> Result<()> {
+        let what = &format!("{what}: states");
+        for state in [self.before, self.gradient].into_iter().flatten() {
+            state.expect(what, &[&[segments.count()], shape].concat())?;
+            state.expect_dtype(what, &[real_type(x.dtype())])?;
+            state.expect_device(what, x.device())?;
+        }
+        Ok(())
+    }
+}
+
+/// Returns the number of each segment with rows, with each number below `heads`: the tasks that a recurrence runs in parallel.
+pub(super) fn tasks(ranges: &[Range<usize>], heads: usize) -> Vec<[usize; 2]> {
+    let segments = ranges.iter().enumerate().filter(|(_, range)| !range.is_empty());
+    segments.flat_map(|(segment, _)| (0..heads).map(move |head| [segment, head])).collect()
+}
+
+/// Writes `rows` `[n, count]` to the columns `column..column + count` of the rows of `to`, which have `width` columns, beginning with row `first`.
+pub(super) fn scatter<T: Copy>(rows: &[T], first: usize, [width, column, count]: [usize; 3], to: &mut [T]) {
+    for (row, t) in rows.chunks_exact(count).zip(first..) {
+        to[t * width + column..][..count].copy_from_slice(row);
+    }
+}
+
 impl Segments<'_> {
+    /// Returns the longest segment that a batch of `rows` rows can have.
+    pub(super) fn longest(&self, rows: usize) -> usize {
+        match self {
+            Segments::Even(count) => rows.checked_div(*count).unwrap_or(0),
+            Segments::At(_) => rows,
+        }
+    }
+
     /// Returns the number of segments.
     pub(super) fn count(&self) -> usize {
         match self {

@@ -44,9 +44,17 @@ fn a_run_on_the_cpu_holds_what_was_planned() {
         "linear_num_value_heads": 8, "linear_key_head_dim": 32, "linear_value_head_dim": 32,
     }));
     let of_llama = settings(4, 128).into_iter().map(|(name, config)| (name, config, &llama));
+    // A Mamba-2 layer beside attention.
+    let mamba = sizes(json!({
+        "model_type": "falcon_h1", "vocab_size": 2048, "hidden_size": 256, "intermediate_size": 704, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64, "mamba_d_ssm": 512, "mamba_n_heads": 16, "mamba_n_groups": 2,
+        "mamba_d_state": 32, "mamba_rms_norm": true, "mlp_multipliers": [0.9, 1.5],
+    }));
     let of_recurrent =
         settings(4, 128).into_iter().take(4).map(|(name, config)| (format!("Qwen3.5, {name}"), config, &recurrent));
-    for (name, config, sizes) in of_llama.chain(of_recurrent) {
+    let of_mamba =
+        settings(4, 128).into_iter().take(4).map(|(name, config)| (format!("Falcon-H1, {name}"), config, &mamba));
+    for (name, config, sizes) in of_llama.chain(of_recurrent).chain(of_mamba) {
         let planned = MemoryPlan::new(&ResolvedConfig::fastest(&config), sizes, &Device::Cpu).unwrap();
         let before = CountingAllocator::live();
         CountingAllocator::reset_peak();

@@ -5,7 +5,7 @@ use crate::layers::exchange::tokens_for_heads;
 use ottava_common::error::Result;
 use ottava_recipe::context::Context;
 use ottava_tensor::Tensor;
-use ottava_tensor::ops::{ColumnRuns, move_columns, output_gate_backward};
+use ottava_tensor::ops::{ColumnRuns, GateFunction, move_columns, output_gate_backward};
 
 /// The columns of a projection with gates and their places without gates.
 struct Columns {
@@ -54,7 +54,7 @@ impl Attention {
     ) -> Result<(Tensor, Option<Tensor>)> {
         let Some(gate) = gate else { return Ok((d, None)) };
         let o = tokens_for_heads(&self.name, o.clone(), &self.output_widths(), context)?;
-        let [d_o, dgate] = output_gate_backward(&d, &o, &gate)?;
+        let [d_o, dgate] = output_gate_backward(GateFunction::Sigmoid, &d, &o, &gate)?;
         Ok((d_o, Some(dgate)))
     }
 

@@ -51,7 +51,7 @@ impl Linear {
         let Parts { weight: own, bias, adapter, .. } = parts;
         let exchange = Exchange::new(config.split, build.place());
         let core = Core { weight: own, products, input: OperandCast::NONE, gradient };
-        let linear = Linear { core, bias, adapter, exchange };
+        let linear = Linear { core, bias, adapter, constants: None, exchange };
         Ok((linear, Some(SmoothCasts { input, weight })))
     }
 }

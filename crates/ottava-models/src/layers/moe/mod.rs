@@ -12,6 +12,7 @@
 
 mod dispatch;
 mod experts;
+mod latent;
 mod linear;
 mod probe;
 mod router;
@@ -19,11 +20,13 @@ mod router;
 use super::cast::{CastInput, OperandCast, SavedOperand};
 use super::sublayer::{BranchOperand, Sublayer, SublayerSaved};
 use super::{ExpertStacks, Linear, Mlp, MlpSpec, Names, Stream};
-use dispatch::{Dispatch, Dispatched};
+use dispatch::{Dispatch, Dispatched, Tokens};
 use experts::{Experts, ExpertsLayout, ExpertsSaved};
+use latent::{DownSaved, Latent, UpSaved};
 use ottava_common::error::{Error, Result};
 use ottava_recipe::ExpertCounts;
 use ottava_recipe::context::Context;
+use ottava_recipe::layer_ranks::Arriving;
 use ottava_recipe::operand::{ResidualGradient, View};
 use ottava_recipe::param::{Builder, FolderLayout, FolderTensor, Param, StackOrder};
 use ottava_tensor::Tensor;
@@ -54,6 +57,8 @@ pub struct ExpertsSpec {
     pub bias: Option<ChoiceBias>,
     /// The MLP that all tokens share, if the mixture has one.
     pub shared: Option<SharedExpert>,
+    /// The width `L` of the latent that the routed experts read. `None` if they read the tokens.
+    pub latent: Option<usize>,
     /// The factors of the router's losses in training.
     pub losses: RouterLossFactors,
 }
@@ -73,6 +78,7 @@ impl ExpertsSpec {
             weighs_inputs: false,
             bias: None,
             shared: None,
+            latent: None,
             losses,
         }
     }
@@ -147,11 +153,21 @@ struct Mixture {
     router: Router,
     dispatch: Dispatch,
     experts: Experts,
+    latent: Option<Latent>,
+}
+
+/// The values that forward of a [`Mixture`] saves.
+struct MixtureSaved {
+    routed: Routed,
+    choices: Dispatched,
+    experts: ExpertsSaved,
+    /// What the linears around the experts saved, if the experts read a latent.
+    latent: Option<(DownSaved, UpSaved)>,
 }
 
 /// The values that forward of [`MixtureOfExperts`] saves.
 struct MixturesSaved {
-    mixtures: Vec<(Routed, Dispatched, ExpertsSaved)>,
+    mixtures: Vec<MixtureSaved>,
     shared: Option<(SavedOperand, SublayerSaved)>,
 }
 
@@ -161,7 +177,8 @@ impl MixtureOfExperts {
     /// Errors if the routing does not fit the experts, or if ranks cannot divide the experts.
     pub fn new(build: &mut Builder, name: &str, spec: ExpertsSpec, stream: &Stream) -> Result<MixtureOfExperts> {
         let Stream { channels, names, std, .. } = *stream;
-        let ExpertsSpec { count, hidden, activation, routing, router, biases, stacks, bias, shared, losses, .. } = spec;
+        let ExpertsSpec { count, hidden, activation, routing, router, biases, stacks, bias, shared, .. } = spec;
+        let ExpertsSpec { losses, latent, .. } = spec;
         if let Some(problem) = routing.problem(count) {
             return Err(Error::Model(format!("{name}: {problem}")));
         }
@@ -196,15 +213,19 @@ impl MixtureOfExperts {
         let (prefix, all) = (|e: usize| format!("{name}.experts.{e}"), format!("{name}.experts"));
         let dispatch = Dispatch::new(build, &all, count)?.weighing_inputs(spec.weighs_inputs);
         let counts = ExpertCounts { count, chosen: routing.chosen };
-        let of_routed = layout(&dispatch, counts, hidden, &prefix, states(all));
-        let mut mixtures = vec![Mixture { router, experts: Experts::new(build, of_routed)?, dispatch }];
+        let of_routed = ExpertsLayout {
+            channels: latent.unwrap_or(channels),
+            ..layout(&dispatch, counts, hidden, &prefix, states(all))
+        };
+        let latent = latent.map(|width| Latent::new(build, name, width, stream)).transpose()?;
+        let mut mixtures = vec![Mixture { router, experts: Experts::new(build, of_routed)?, dispatch, latent }];
         let mut plain = None;
         if let Some(SharedExpert { name: of_shared, is_in_block, hidden, gate }) = shared {
             let block = name.strip_suffix(names.mlp).filter(|_| is_in_block);
             let of_shared = block.map_or(format!("{name}.{of_shared}"), |block| format!("{block}{of_shared}"));
             match gate {
                 None => {
-                    let spec = MlpSpec { hidden, activation, bias: false };
+                    let spec = MlpSpec::new(hidden, activation);
                     plain = Some(Mlp::new(build, &of_shared, spec, stream, None)?);
                 }
                 Some(gate) => {
@@ -228,7 +249,7 @@ impl MixtureOfExperts {
                         stacks: None,
                         ..layout(&dispatch, counts, hidden, &prefix, states(of_shared.clone()))
                     };
-                    mixtures.push(Mixture { router, experts: Experts::new(build, one)?, dispatch });
+                    mixtures.push(Mixture { router, experts: Experts::new(build, one)?, dispatch, latent: None });
                 }
             }
         }
@@ -239,6 +260,94 @@ impl MixtureOfExperts {
     fn cast_for(shared: &Mlp, x: &Tensor, context: &mut Context) -> Result<CastInput> {
         shared.input().cast_input(x.clone(), context.operand_copies(), context)
     }
+}
+
+impl Mixture {
+    /// Routes the tokens `x` `[T, C]`. Returns what is saved except the values of the experts, and the tokens on their way to the experts.
+    fn route(&self, x: &Tensor, context: &mut Context) -> Result<(Tokens, Option<DownSaved>, Routed, Dispatched)> {
+        let latent = self.latent.as_ref().map(|latent| latent.down(x, context)).transpose()?;
+        let of_experts = latent.as_ref().map_or(x, |saved| &saved.latent);
+        let tokens = self.experts.send(of_experts, &self.dispatch, context)?;
+        let routed = self.router.forward(x, context)?;
+        let choices = self.dispatch.choices(&routed, context)?;
+        self.router.record(&routed, &choices.slots.groups, context)?;
+        Ok((tokens, latent, routed, choices))
+    }
+
+    /// Returns the sum of the chosen experts of the tokens `x`, plus `residual` if given, and the values for backward.
+    fn forward(&self, x: &Tensor, residual: Option<&Tensor>, context: &mut Context) -> Result<(Tensor, MixtureSaved)> {
+        let (tokens, down, routed, choices) = self.route(x, context)?;
+        let (rows, experts) = self.experts.forward(tokens, &self.dispatch, &choices, context)?;
+        let (dispatch, weights) = (&self.dispatch, self.dispatch.output_weights(&choices));
+        let (y, latent) = match (&self.latent, down) {
+            (Some(latent), Some(down)) => {
+                let sum = dispatch.combine(&rows, &choices, weights, None, context)?;
+                let (y, up) = latent.up(sum, residual, context)?;
+                (y, Some((down, up)))
+            }
+            _ => (dispatch.combine(&rows, &choices, weights, residual, context)?, None),
+        };
+        Ok((y, MixtureSaved { routed, choices, experts, latent }))
+    }
+
+    /// Returns the values that [`Mixture::forward`] saves. The output is computed only if a linear reads it.
+    fn save(&self, x: &Tensor, context: &mut Context) -> Result<MixtureSaved> {
+        if self.latent.is_some() {
+            return Ok(self.forward(x, None, context)?.1);
+        }
+        let (tokens, _, routed, choices) = self.route(x, context)?;
+        let experts = self.experts.save(tokens, &self.dispatch, &choices, context)?;
+        Ok(MixtureSaved { routed, choices, experts, latent: None })
+    }
+
+    /// Starts to send the gradient by the sum of the experts, from the gradient `dy` by the output.
+    fn start_backward(
+        &mut self,
+        dy: &Tensor,
+        saved: MixtureSaved,
+        context: &mut Context,
+    ) -> Result<(Arriving, SavedOfRows)> {
+        let MixtureSaved { routed, choices, experts, latent } = saved;
+        let (dsum, down) = match (&mut self.latent, latent) {
+            (Some(latent), Some((down, up))) => (latent.up_backward(dy, up, context)?, Some(down)),
+            _ => (dy.clone(), None),
+        };
+        Ok((self.dispatch.start_gather(&dsum, context)?, SavedOfRows { routed, choices, experts, down }))
+    }
+
+    /// Returns the gradient by the tokens `x`, plus `other` if given. Adds to the gradients of the parameters.
+    fn backward(
+        &mut self,
+        dy: Arriving,
+        saved: SavedOfRows,
+        x: &Tensor,
+        other: Option<&Tensor>,
+        context: &mut Context,
+    ) -> Result<Tensor> {
+        let Mixture { router, dispatch, experts, latent } = self;
+        let SavedOfRows { routed, choices, experts: saved, down } = saved;
+        let (operand, of_experts) = down.map(DownSaved::into_parts).unzip();
+        let of_experts = of_experts.as_ref().unwrap_or(x);
+        let (drows, dots) = experts.backward(dy, of_experts, dispatch, &choices, saved, context)?;
+        let dweights = dispatch.weight_gradient([&drows, &dots], of_experts, &choices, context)?;
+        let through_router = router.backward(&dweights, &routed, x, other, context)?;
+        let weights = dispatch.input_weights(&choices);
+        match (latent, operand) {
+            (Some(latent), Some(operand)) => {
+                let dlatent = dispatch.combine(&drows, &choices, weights, None, context)?;
+                latent.down_backward(dlatent, operand, x, &through_router, context)
+            }
+            _ => dispatch.combine(&drows, &choices, weights, Some(&through_router), context),
+        }
+    }
+}
+
+/// The values for backward of a [`Mixture`] once the gradient by the sum of its experts is known.
+struct SavedOfRows {
+    routed: Routed,
+    choices: Dispatched,
+    experts: ExpertsSaved,
+    down: Option<DownSaved>,
 }
 
 impl Sublayer for MixtureOfExperts {
@@ -254,14 +363,10 @@ impl Sublayer for MixtureOfExperts {
     fn forward(&self, x: View, residual: Option<&Tensor>, context: &mut Context) -> Result<(Tensor, SublayerSaved)> {
         let x = x.value()?;
         let (mut sum, mut saved) = (residual.cloned(), MixturesSaved { mixtures: Vec::new(), shared: None });
-        for Mixture { router, dispatch, experts } in &self.mixtures {
-            let tokens = experts.send(x, dispatch, context)?;
-            let routed = router.forward(x, context)?;
-            let choices = dispatch.choices(&routed, context)?;
-            router.record(&routed, &choices.slots.groups, context)?;
-            let (rows, of_experts) = experts.forward(tokens, dispatch, &choices, context)?;
-            sum = Some(dispatch.combine(&rows, &choices, dispatch.output_weights(&choices), sum.as_ref(), context)?);
-            saved.mixtures.push((routed, choices, of_experts));
+        for mixture in &self.mixtures {
+            let (y, of_mixture) = mixture.forward(x, sum.as_ref(), context)?;
+            sum = Some(y);
+            saved.mixtures.push(of_mixture);
         }
         if let Some(shared) = &self.shared {
             let CastInput { rows, saved: operand } = MixtureOfExperts::cast_for(shared, x, context)?;
@@ -274,13 +379,8 @@ impl Sublayer for MixtureOfExperts {
 
     fn save(&self, x: View, context: &mut Context) -> Result<SublayerSaved> {
         let (x, mut saved) = (x.value()?, MixturesSaved { mixtures: Vec::new(), shared: None });
-        for Mixture { router, dispatch, experts } in &self.mixtures {
-            let tokens = experts.send(x, dispatch, context)?;
-            let routed = router.forward(x, context)?;
-            let choices = dispatch.choices(&routed, context)?;
-            router.record(&routed, &choices.slots.groups, context)?;
-            let of_experts = experts.save(tokens, dispatch, &choices, context)?;
-            saved.mixtures.push((routed, choices, of_experts));
+        for mixture in &self.mixtures {
+            saved.mixtures.push(mixture.save(x, context)?);
         }
         if let Some(shared) = &self.shared {
             let CastInput { rows, saved: operand } = MixtureOfExperts::cast_for(shared, x, context)?;
@@ -301,40 +401,41 @@ impl Sublayer for MixtureOfExperts {
         let x = x.columns(context)?;
         let (x, mut dx) = (x.value()?, other);
         // Gathering the output gradients overlaps with backward of shared MLPs.
-        let arriving = self.mixtures.iter().map(|mixture| mixture.dispatch.start_gather(&dy.value, context));
-        let arriving = arriving.collect::<Result<Vec<_>>>()?;
+        let mut arriving = Vec::with_capacity(mixtures.len());
+        for (mixture, saved) in self.mixtures.iter_mut().zip(mixtures) {
+            arriving.push(mixture.start_backward(&dy.value, saved, context)?);
+        }
         if let (Some(mlp), Some((operand, saved))) = (&mut self.shared, shared) {
             let operand = BranchOperand::new(None, Some(SavedActivation::Exact(x.clone())), mlp.input(), operand);
             dx = Some(mlp.backward(dy.value.clone().into(), saved, operand, dx, context)?);
         }
-        for ((mixture, (routed, choices, saved)), dy) in self.mixtures.iter_mut().zip(mixtures).zip(arriving).rev() {
-            let Mixture { router, dispatch, experts } = mixture;
-            let (drows, dots) = experts.backward(dy, x, dispatch, &choices, saved, context)?;
-            let dweights = dispatch.weight_gradient([&drows, &dots], x, &choices, context)?;
-            let through_router = router.backward(&dweights, &routed, x, dx.as_ref(), context)?;
-            let weights = dispatch.input_weights(&choices);
-            dx = Some(dispatch.combine(&drows, &choices, weights, Some(&through_router), context)?);
+        for (mixture, (dy, saved)) in self.mixtures.iter_mut().zip(arriving).rev() {
+            dx = Some(mixture.backward(dy, saved, x, dx.as_ref(), context)?);
         }
         Ok(dx.expect("a mixture has experts"))
     }
 
     fn parameters<'a>(&'a self, visit: &mut dyn FnMut(&'a Param)) {
-        for Mixture { router, experts, .. } in &self.mixtures {
+        for Mixture { router, experts, latent, .. } in &self.mixtures {
             router.parameters().for_each(&mut *visit);
             experts.parameters().for_each(&mut *visit);
+            latent.iter().flat_map(Latent::linears).for_each(|linear| linear.parameters(visit));
         }
         self.shared.iter().for_each(|shared| shared.parameters(visit));
     }
 
     fn parameters_mut<'a>(&'a mut self, visit: &mut dyn FnMut(&'a mut Param)) {
-        for Mixture { router, experts, .. } in &mut self.mixtures {
+        for Mixture { router, experts, latent, .. } in &mut self.mixtures {
             router.parameters_mut().for_each(&mut *visit);
             experts.parameters_mut().for_each(&mut *visit);
+            latent.iter_mut().flat_map(Latent::linears_mut).for_each(|linear| linear.parameters_mut(visit));
         }
         self.shared.iter_mut().for_each(|shared| shared.parameters_mut(visit));
     }
 
     fn linears_mut<'a>(&'a mut self, visit: &mut dyn FnMut(&'a mut Linear)) {
+        let latents = self.mixtures.iter_mut().filter_map(|mixture| mixture.latent.as_mut());
+        latents.flat_map(Latent::linears_mut).for_each(&mut *visit);
         self.shared.iter_mut().for_each(|shared| shared.linears_mut(visit));
     }
 }

@@ -8,7 +8,7 @@ use crate::ops::swiglu::cpu::sigmoid;
 const ROWS: usize = 64;
 
 /// Returns `ln(1 + exp(x))` without overflow. `ln(1 + e)` of a small `e` is corrected for the rounding of `1 + e`.
-fn softplus<R: Real>(x: R) -> R {
+pub(in crate::ops) fn softplus<R: Real>(x: R) -> R {
     let (zero, one) = (R::of(0.0), R::of(1.0));
     let (larger, e) = if x > zero { (x, (-x).exp()) } else { (zero, x.exp()) };
     let sum = one + e;

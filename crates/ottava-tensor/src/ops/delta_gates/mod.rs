@@ -1,6 +1,6 @@
 //! The gates of the gated delta rule: how fast a state decays, and how strongly a token writes to it. Yang et al. 2024, arXiv:2412.06464.
 
-mod cpu;
+pub(super) mod cpu;
 pub(super) mod cuda;
 #[cfg(test)]
 mod tests;

@@ -6,10 +6,10 @@ pub(super) use backward::{gated_delta_rule_backward, scratch_of_backward};
 use super::{DeltaGates, DeltaSpec, SegmentStates, Segments};
 use crate::element::{Float, Real, with_float};
 use crate::ops::real_type;
+use crate::ops::segments::{scatter, tasks};
 use crate::{Result, Tensor};
 use head::{Head, Token};
 use rayon::prelude::*;
-use std::ops::Range;
 
 /// The inputs of all tokens.
 struct Inputs<'a, S: Float> {
@@ -45,14 +45,6 @@ impl<'a, S: Float> Inputs<'a, S> {
         let h = j / self.spec.group();
         let [decay, beta] = [self.g, self.beta].map(|gate| gate[t * self.spec.value_heads + j]);
         Token::new(self.query(t, h), self.key(t, h), self.value(t, j), decay.exp(), beta)
-    }
-}
-
-/// Returns the longest segment that a batch of `rows` rows can have.
-fn longest(rows: usize, segments: &Segments) -> usize {
-    match segments {
-        Segments::Even(count) => rows.checked_div(*count).unwrap_or(0),
-        Segments::At(_) => rows,
     }
 }
 
@@ -102,17 +94,4 @@ pub(super) fn gated_delta_rule(
         }
     });
     Ok(())
-}
-
-/// Returns the number of each segment with rows, with each number below `heads`.
-fn tasks(ranges: &[Range<usize>], heads: usize) -> Vec<[usize; 2]> {
-    let segments = ranges.iter().enumerate().filter(|(_, range)| !range.is_empty());
-    segments.flat_map(|(segment, _)| (0..heads).map(move |head| [segment, head])).collect()
-}
-
-/// Writes `rows` `[n, count]` to the columns `column..column + count` of the rows of `to`, which have `width` columns, beginning with row `first`.
-fn scatter<T: Copy>(rows: &[T], first: usize, [width, column, count]: [usize; 3], to: &mut [T]) {
-    for (row, t) in rows.chunks_exact(count).zip(first..) {
-        to[t * width + column..][..count].copy_from_slice(row);
-    }
 }

@@ -1,6 +1,6 @@
 //! The recurrence on a GPU, and the choice between it and chunks.
 
-use super::{DeltaGates, DeltaGradient, DeltaSpec, DeltaStates, EPS, SegmentStates, Segments, delta_chunks};
+use super::{BoundaryStates, DeltaGates, DeltaGradient, DeltaSpec, EPS, SegmentStates, Segments, delta_chunks};
 use crate::cuda::{CudaDevice, Entry, Kernel};
 use crate::ops::declaration::kernels;
 use crate::ops::launch::{self, BLOCK};
@@ -99,7 +99,7 @@ pub(super) fn gated_delta_rule_backward(
     [qkv, g, beta]: [&Tensor; 3],
     spec: &DeltaSpec,
     segments: Segments,
-    states: DeltaStates,
+    states: BoundaryStates,
     gradient: &mut DeltaGradient,
 ) -> Result<()> {
     if delta_chunks::supports(gpu, qkv.dtype(), spec)? {

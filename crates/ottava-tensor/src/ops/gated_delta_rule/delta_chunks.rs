@@ -1,6 +1,6 @@
 //! The gated delta rule in chunks, on Hopper's tensor cores.
 
-use super::{DeltaGates, DeltaGradient, DeltaSpec, DeltaStates, EPS, Segments};
+use super::{BoundaryStates, DeltaGates, DeltaGradient, DeltaSpec, EPS, Segments};
 use crate::cuda::CudaDevice;
 use crate::ops::declaration::kernels;
 use crate::ops::launch::{Defines, UNTYPED};
@@ -202,7 +202,7 @@ pub(super) fn backward(
     [qkv, g, beta]: [&Tensor; 3],
     spec: &DeltaSpec,
     segments: Segments,
-    states: DeltaStates,
+    states: BoundaryStates,
     gradient: &mut DeltaGradient,
 ) -> Result<()> {
     let inputs = Inputs::new(gpu, qkv, spec, &segments);

@@ -11,7 +11,7 @@ mod tests;
 
 use super::delta_gates::DeltaGates;
 use super::dispatch::dispatch;
-use super::{SegmentStates, Segments, expect_compute, real_type};
+use super::{BoundaryStates, SegmentStates, Segments, expect_compute, real_type};
 use crate::{Error, Result, Tensor};
 
 /// The constant that is added to the sum of squares of a query or key before the square root.
@@ -62,22 +62,13 @@ impl DeltaSpec {
     }
 }
 
-/// The states of segments that backward reads, each `[N, H, D_k, D_v]` in F32 (F64 for F64).
-#[derive(Clone, Copy, Debug, Default)]
-pub struct DeltaStates<'a> {
-    /// The states before the segments. `None` if they are zero and have no gradient.
-    pub before: Option<&'a Tensor>,
-    /// The gradients by the states after the segments. `None` if they are zero.
-    pub gradient: Option<&'a Tensor>,
-}
-
 /// The gradients by the inputs of [`gated_delta_rule`].
 pub struct DeltaGradient {
     /// The gradient by `qkv`, in the type of `qkv`.
     pub qkv: Tensor,
     /// The gradients by the gates.
     pub gates: DeltaGates,
-    /// The gradient by [`DeltaStates::before`], if it was given.
+    /// The gradient by [`BoundaryStates::before`], if it was given.
     pub before: Option<Tensor>,
 }
 
@@ -147,18 +138,14 @@ pub fn gated_delta_rule_backward(
     gates: &DeltaGates,
     spec: &DeltaSpec,
     segments: Segments,
-    states: DeltaStates,
+    states: BoundaryStates,
 ) -> Result<DeltaGradient> {
     let what = "gated_delta_rule_backward";
     let tokens = check(what, qkv, gates, spec, &segments)?;
     d_o.expect("gated_delta_rule_backward: d_o", &[tokens, spec.value_width()])?;
     d_o.expect_dtype("gated_delta_rule_backward: d_o", &[qkv.dtype()])?;
     d_o.expect_device("gated_delta_rule_backward: d_o", qkv.device())?;
-    for state in [states.before, states.gradient].into_iter().flatten() {
-        state.expect("gated_delta_rule_backward: states", &[&[segments.count()][..], &spec.state_shape()].concat())?;
-        state.expect_dtype("gated_delta_rule_backward: states", &[real_type(qkv.dtype())])?;
-        state.expect_device("gated_delta_rule_backward: states", qkv.device())?;
-    }
+    states.check(what, qkv, &segments, &spec.state_shape())?;
     let of_gates = DeltaGates { g: gates.g.empty_like()?, beta: gates.beta.empty_like()? };
     let before = states.before.map(Tensor::empty_like).transpose()?;
     let mut gradient = DeltaGradient { qkv: qkv.empty_like()?, gates: of_gates, before };

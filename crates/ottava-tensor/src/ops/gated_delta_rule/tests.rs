@@ -60,7 +60,7 @@ fn recurrence_and_chunks_agree() {
         let [before, gradient] = ["before", "after"].map(|name| states(name, 1, &SPEC));
         let d_o = normals("d_o", &[tokens, SPEC.value_width()], DType::F64);
         let (o, after) = forward(&qkv, &gates, &SPEC, Segments::Even(1), &before);
-        let bounds = DeltaStates { before: Some(&before), gradient: Some(&gradient) };
+        let bounds = BoundaryStates { before: Some(&before), gradient: Some(&gradient) };
         let d = gated_delta_rule_backward(&d_o, &qkv, &gates, &SPEC, Segments::Even(1), bounds).unwrap();
         let found = [&o, &after, &d.qkv, &d.gates.g, &d.gates.beta, d.before.as_ref().unwrap()].map(values);
         let [qkv, g, beta, before, d_o, gradient] = [&qkv, &gates.g, &gates.beta, &before, &d_o, &gradient].map(values);
@@ -86,7 +86,7 @@ fn backward_is_the_gradient() {
         let (o, after) = forward(qkv, gates, &SPEC, segments, before);
         dot(&values(&o), &values(&d_o)) + dot(&values(&after), &values(&gradient))
     };
-    let bounds = DeltaStates { before: Some(&before), gradient: Some(&gradient) };
+    let bounds = BoundaryStates { before: Some(&before), gradient: Some(&gradient) };
     let d = gated_delta_rule_backward(&d_o, &qkv, &gates, &SPEC, segments, bounds).unwrap();
     assert_gradient("qkv", &qkv, &d.qkv, |qkv| loss(qkv, &gates, &before));
     let with_g = |g: &Tensor| DeltaGates { g: g.clone(), ..gates.clone() };
@@ -104,14 +104,14 @@ fn packed_documents_have_the_bits_of_single_documents() {
         let d_o = normals("d_o", &[133, SPEC.value_width()], dtype);
         let all = gated_delta_rule(&qkv, &gates, &SPEC, Segments::At(&at), None).unwrap();
         let d =
-            gated_delta_rule_backward(&d_o, &qkv, &gates, &SPEC, Segments::At(&at), DeltaStates::default()).unwrap();
+            gated_delta_rule_backward(&d_o, &qkv, &gates, &SPEC, Segments::At(&at), BoundaryStates::default()).unwrap();
         for pair in bounds.windows(2) {
             let part = |x: &Tensor| x.rows(pair[0], pair[1]).unwrap();
             let (qkv, gates, d_o) = (part(&qkv), rows(&gates, pair[0], pair[1]), part(&d_o));
             let one = Segments::Even(1);
             let alone = gated_delta_rule(&qkv, &gates, &SPEC, one, None).unwrap();
             assert_eq!(values(&part(&all)), values(&alone), "{pair:?} in {dtype}");
-            let of = gated_delta_rule_backward(&d_o, &qkv, &gates, &SPEC, one, DeltaStates::default()).unwrap();
+            let of = gated_delta_rule_backward(&d_o, &qkv, &gates, &SPEC, one, BoundaryStates::default()).unwrap();
             for (packed, alone) in [(&d.qkv, &of.qkv), (&d.gates.g, &of.gates.g), (&d.gates.beta, &of.gates.beta)] {
                 assert_eq!(values(&part(packed)), values(alone), "gradients of {pair:?} in {dtype}");
             }
@@ -161,7 +161,7 @@ fn runs_without_data_count_memory() {
     let live = tracker.take_peak().bytes;
     let o = gated_delta_rule(&qkv, &gates, &SPEC, Segments::Even(2), None).unwrap();
     assert!(tracker.take_peak().bytes > live + 2 * o.bytes());
-    let d = gated_delta_rule_backward(&o, &qkv, &gates, &SPEC, Segments::Even(2), DeltaStates::default()).unwrap();
+    let d = gated_delta_rule_backward(&o, &qkv, &gates, &SPEC, Segments::Even(2), BoundaryStates::default()).unwrap();
     assert_eq!((d.qkv.shape(), d.qkv.dtype()), (qkv.shape(), DType::BF16));
     assert!(tracker.take_peak().bytes > live + o.bytes() + d.qkv.bytes() + 130 * SPEC.qkv_width() * 4);
 }

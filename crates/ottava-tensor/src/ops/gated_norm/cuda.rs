@@ -1,9 +1,11 @@
+use super::{GateOrder, GatedNorm};
 use crate::cuda::CudaDevice;
 use crate::ops::bias;
 use crate::ops::declaration::kernels;
-use crate::ops::head_norm::cuda::lanes;
+use crate::ops::dispatch::no_kernel;
+use crate::ops::head_norm::cuda::{LARGEST_HEAD, lanes};
 use crate::ops::launch::{self, BLOCK};
-use crate::{DType, Result, Tensor};
+use crate::{DType, Error, Result, Tensor};
 
 kernels! {
     static SOURCE = { file: "gated_norm", headers: ["heads.cuh", "sigmoid.cuh"], variants: launch::STORAGE };
@@ -12,6 +14,23 @@ kernels! {
         dx: *mut X, dz: *mut X, partial: *mut f32, dy: *const X, x: *const X, z: *const X, weight: *const X, heads: u64, dim: i32,
         lanes: i32, eps: f32
     );
+}
+
+/// Errors if there is no kernel for the norm with this weight.
+fn expect_kernel(how: &GatedNorm, weight: &Tensor) -> Result<()> {
+    let GatedNorm { size, order, .. } = *how;
+    if order == GateOrder::BeforeNorm {
+        return Err(no_kernel("gated_norm with the gate before the norm"));
+    }
+    if weight.len() != size {
+        return Err(no_kernel("gated_norm with a weight for each group"));
+    }
+    match size > LARGEST_HEAD {
+        true => {
+            Err(Error::Value(format!("gated_norm: groups of {size} elements, {LARGEST_HEAD} are the most on a GPU")))
+        }
+        false => Ok(()),
+    }
 }
 
 /// Returns the grid for heads that `lanes` threads share.
@@ -23,10 +42,11 @@ pub(super) fn gated_norm(
     gpu: &CudaDevice,
     [x, z]: [&Tensor; 2],
     weight: &Tensor,
-    eps: f64,
+    how: GatedNorm,
     y: &mut Tensor,
 ) -> Result<()> {
-    let dim = weight.len();
+    expect_kernel(&how, weight)?;
+    let (dim, eps) = (how.size, how.eps);
     let (heads, lanes) = (x.len() / dim, lanes(dim, &[x, z, weight, y]));
     let kernel =
         SOURCE.kernel(launch::storage(x.dtype())?, kernel::gated_norm(y, x, z, weight, heads, dim, lanes, eps));
@@ -38,11 +58,12 @@ pub(super) fn gated_norm_backward(
     gpu: &CudaDevice,
     [dy, x, z]: [&Tensor; 3],
     weight: &Tensor,
-    eps: f64,
+    how: GatedNorm,
     [dx, dz]: [&mut Tensor; 2],
     dweight: &mut Tensor,
 ) -> Result<()> {
-    let dim = weight.len();
+    expect_kernel(&how, weight)?;
+    let (dim, eps) = (how.size, how.eps);
     let (heads, lanes) = (x.len() / dim, lanes(dim, &[dy, x, z, weight, dx, dz]));
     let grid = grid(gpu, heads, lanes);
     let mut partial = Tensor::empty(x.device(), &[grid[0] as usize, dim], DType::F32)?;

@@ -2,18 +2,23 @@ use super::*;
 use crate::testing::{Tolerance, assert_gradient, dot, dry_gpu, normals, parity, values};
 use crate::{DType, Device};
 
-const EPS: f64 = 1e-6;
+const ORDERS: [GateOrder; 2] = [GateOrder::AfterNorm, GateOrder::BeforeNorm];
 
-fn inputs(tokens: usize, heads: usize, dim: usize) -> [Tensor; 3] {
-    let matrix = |name| normals(name, &[tokens, heads * dim], DType::F64);
-    [matrix("x"), matrix("z"), normals("weight", &[dim], DType::F64)]
+fn of(size: usize, order: GateOrder) -> GatedNorm {
+    GatedNorm { size, order, eps: 1e-6 }
+}
+
+fn inputs(tokens: usize, width: usize, weights: usize) -> [Tensor; 3] {
+    let matrix = |name| normals(name, &[tokens, width], DType::F64);
+    [matrix("x"), matrix("z"), normals("weight", &[weights], DType::F64)]
 }
 
 /// Returns the results of both passes for `[x, z, weight, dy]`.
 fn both_passes(t: &[Tensor]) -> Result<Vec<Tensor>> {
     let mut dweight = Tensor::zeros(t[0].device(), t[2].shape(), DType::F32)?;
-    let y = gated_norm(&t[0], &t[1], &t[2], EPS)?;
-    let [dx, dz] = gated_norm_backward(&t[3], &t[0], &t[1], &t[2], EPS, &mut dweight)?;
+    let how = of(t[2].len(), GateOrder::AfterNorm);
+    let y = gated_norm(&t[0], &t[1], &t[2], how)?;
+    let [dx, dz] = gated_norm_backward(&t[3], &t[0], &t[1], &t[2], how, &mut dweight)?;
     Ok(vec![y, dx, dz, dweight])
 }
 
@@ -49,42 +54,50 @@ fn unaligned_heads_agree_across_devices() {
 }
 
 #[test]
-fn heads_are_normalised_before_the_gate() {
-    let [x, z, weight] = inputs(4, 3, 5);
-    let y = values(&gated_norm(&x, &z, &weight, EPS).unwrap());
-    let [x, z, weight] = [&x, &z, &weight].map(values);
-    for (head, y) in y.chunks(5).enumerate() {
-        let (x, z) = (&x[head * 5..][..5], &z[head * 5..][..5]);
-        let rstd = 1.0 / (dot(x, x) / 5.0 + EPS).sqrt();
-        for i in 0..5 {
-            let expected = x[i] * rstd * weight[i] * z[i] / (1.0 + (-z[i]).exp());
-            assert!((y[i] - expected).abs() < 1e-14, "head {head}, element {i}");
+fn groups_are_normalised_before_or_after_the_gate() {
+    for (order, weights) in [(ORDERS[0], 5), (ORDERS[0], 15), (ORDERS[1], 5), (ORDERS[1], 15)] {
+        let [x, z, weight] = inputs(4, 15, weights);
+        let how = of(5, order);
+        let y = values(&gated_norm(&x, &z, &weight, how).unwrap());
+        let [x, z, weight] = [&x, &z, &weight].map(values);
+        let gate = |i: usize| z[i] / (1.0 + (-z[i]).exp());
+        let before = |i: usize| if order == GateOrder::BeforeNorm { gate(i) } else { 1.0 };
+        let after = |i: usize| if order == GateOrder::AfterNorm { gate(i) } else { 1.0 };
+        for (i, y) in y.iter().enumerate() {
+            let group: Vec<f64> = (i / 5 * 5..i / 5 * 5 + 5).map(|i| x[i] * before(i)).collect();
+            let rstd = 1.0 / (dot(&group, &group) / 5.0 + how.eps).sqrt();
+            let expected = group[i % 5] * rstd * weight[i % weights] * after(i);
+            assert!((y - expected).abs() < 1e-14, "{order:?}, {weights} weights, element {i}");
         }
     }
 }
 
 #[test]
 fn backward_is_the_gradient() {
-    // More rows than a partial sum has.
-    let [x, z, weight] = inputs(70, 2, 3);
-    let dy = normals("dy", x.shape(), DType::F64);
-    let loss =
-        |x: &Tensor, z: &Tensor, weight: &Tensor| dot(&values(&gated_norm(x, z, weight, EPS).unwrap()), &values(&dy));
-    let mut dweight = Tensor::zeros(&Device::Cpu, &[3], DType::F64).unwrap();
-    let [dx, dz] = gated_norm_backward(&dy, &x, &z, &weight, EPS, &mut dweight).unwrap();
-    assert_gradient("x", &x, &dx, |x| loss(x, &z, &weight));
-    assert_gradient("z", &z, &dz, |z| loss(&x, z, &weight));
-    assert_gradient("weight", &weight, &dweight, |weight| loss(&x, &z, weight));
+    for (order, weights) in [(ORDERS[0], 3), (ORDERS[1], 3), (ORDERS[1], 6)] {
+        // More rows than a partial sum has.
+        let ([x, z, weight], how) = (inputs(70, 6, weights), of(3, order));
+        let dy = normals("dy", x.shape(), DType::F64);
+        let loss = |x: &Tensor, z: &Tensor, weight: &Tensor| {
+            dot(&values(&gated_norm(x, z, weight, how).unwrap()), &values(&dy))
+        };
+        let mut dweight = Tensor::zeros(&Device::Cpu, &[weights], DType::F64).unwrap();
+        let [dx, dz] = gated_norm_backward(&dy, &x, &z, &weight, how, &mut dweight).unwrap();
+        assert_gradient("x", &x, &dx, |x| loss(x, &z, &weight));
+        assert_gradient("z", &z, &dz, |z| loss(&x, z, &weight));
+        assert_gradient("weight", &weight, &dweight, |weight| loss(&x, &z, weight));
+    }
 }
 
 #[test]
 fn misfits_are_errors() {
-    let [x, z, _] = inputs(4, 3, 5);
-    let wrong = normals("weight", &[4], DType::F64);
-    let error = gated_norm(&x, &z, &wrong, EPS).unwrap_err().to_string();
-    assert!(error.contains("rows of 15 elements do not divide into heads of 4"), "{error}");
+    let [x, z, weight] = inputs(4, 15, 4);
+    let error = |size| gated_norm(&x, &z, &weight, of(size, ORDERS[0])).map(drop).unwrap_err().to_string();
+    assert!(error(4).contains("rows of 15 elements do not divide into groups of 4"));
+    assert!(error(5).contains("4 weights; rows of 15 elements in groups of 5 have 5 or 15"));
     let gpu = dry_gpu();
     let [x, weight] = [[2, 257].as_slice(), &[257]].map(|shape| Tensor::zeros(&gpu, shape, DType::BF16).unwrap());
-    let error = gated_norm(&x, &x, &weight, EPS).unwrap_err().to_string();
-    assert!(error.contains("heads of 257 elements, 256 are the most on a GPU"), "{error}");
+    let error = |how| gated_norm(&x, &x, &weight, how).map(drop).unwrap_err().to_string();
+    assert!(error(of(257, ORDERS[0])).contains("groups of 257 elements, 256 are the most on a GPU"));
+    assert!(error(of(257, ORDERS[1])).contains("gated_norm with the gate before the norm has no GPU kernel yet"));
 }

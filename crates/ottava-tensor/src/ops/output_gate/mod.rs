@@ -1,4 +1,5 @@
-//! The gate of attention's output: a sigmoid for each element of each head. Qiu et al. 2025, arXiv:2505.06708.
+//! The gate of a sublayer's output, for each element: a sigmoid after attention (Qiu et al. 2025, arXiv:2505.06708), or SiLU after a state space without a
+//! norm.
 
 mod cpu;
 pub(super) mod cuda;
@@ -8,6 +9,15 @@ mod tests;
 use super::dispatch::dispatch;
 use super::expect_compute;
 use crate::{Result, Tensor};
+
+/// The function of a gate.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GateFunction {
+    /// `sigmoid(gate)`.
+    Sigmoid,
+    /// `silu(gate) = gate · sigmoid(gate)`.
+    Silu,
+}
 
 fn check(what: &str, x: &Tensor, others: &[&Tensor]) -> Result<()> {
     expect_compute(what, x)?;
@@ -19,28 +29,28 @@ fn check(what: &str, x: &Tensor, others: &[&Tensor]) -> Result<()> {
     Ok(())
 }
 
-/// Returns `y = x · sigmoid(gate)`, in the type of `x`. `gate` has the shape and the type of `x`.
+/// Returns `y = x · f(gate)` with the function `f` of `how`, in the type of `x`. `gate` has the shape and the type of `x`.
 ///
 /// Errors with [`Error::Shape`](crate::Error::Shape) or [`Error::DType`](crate::Error::DType) if it does not.
-pub fn output_gate(x: &Tensor, gate: &Tensor) -> Result<Tensor> {
+pub fn output_gate(how: GateFunction, x: &Tensor, gate: &Tensor) -> Result<Tensor> {
     check("output_gate", x, &[gate])?;
     let mut y = x.empty_like()?;
     dispatch! { x.device(),
-        cpu => cpu::output_gate(x, gate, &mut y),
-        gpu => cuda::output_gate(gpu, x, gate, &mut y)?,
+        cpu => cpu::output_gate(how, x, gate, &mut y),
+        gpu => cuda::output_gate(gpu, how, x, gate, &mut y)?,
     }
     Ok(y)
 }
 
-/// Returns the gradients of [`output_gate`] by `x` and by `gate`: `dx = dy · s` and `dgate = dy · x · s · (1 − s)`, with `s = sigmoid(gate)`.
+/// Returns the gradients of [`output_gate`] by `x` and by `gate`: `dx = dy · f(gate)` and `dgate = dy · x · f′(gate)`.
 ///
 /// Has the errors of [`output_gate`].
-pub fn output_gate_backward(dy: &Tensor, x: &Tensor, gate: &Tensor) -> Result<[Tensor; 2]> {
+pub fn output_gate_backward(how: GateFunction, dy: &Tensor, x: &Tensor, gate: &Tensor) -> Result<[Tensor; 2]> {
     check("output_gate_backward", x, &[dy, gate])?;
     let (mut dx, mut dgate) = (x.empty_like()?, x.empty_like()?);
     dispatch! { x.device(),
-        cpu => cpu::output_gate_backward([dy, x, gate], [&mut dx, &mut dgate]),
-        gpu => cuda::output_gate_backward(gpu, [dy, x, gate], [&mut dx, &mut dgate])?,
+        cpu => cpu::output_gate_backward(how, [dy, x, gate], [&mut dx, &mut dgate]),
+        gpu => cuda::output_gate_backward(gpu, how, [dy, x, gate], [&mut dx, &mut dgate])?,
     }
     Ok([dx, dgate])
 }

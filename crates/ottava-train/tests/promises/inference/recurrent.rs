@@ -14,27 +14,39 @@ use serde_json::{Value, json};
 
 const RECIPES: [RecipeName; 4] = [RecipeName::Fp32, RecipeName::Bf16, RecipeName::Fp8Row, RecipeName::Fp8Block];
 
-/// Returns models with gated delta nets: experts and projections by key heads, and an MLP and flat projections. The third has no attention layer.
-fn models() -> [(&'static str, DecoderConfig); 3] {
-    let of = |layer_types: [&str; 2], keys: Value| {
+/// Returns models with gated delta nets and with Mamba-2 layers: experts and projections by key heads, an MLP and flat projections, a state space
+/// beside attention, and layers of one sublayer. The last model has no attention layer.
+fn models() -> [(&'static str, DecoderConfig); 5] {
+    let of = |keys: Value| {
         let mut all = json!({
             "vocab_size": 96, "hidden_size": 64, "intermediate_size": 112, "num_hidden_layers": 2, "num_attention_heads": 4,
-            "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 200, "layer_types": layer_types,
-            "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 16, "linear_value_head_dim": 32,
+            "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 200, "linear_num_key_heads": 2,
+            "linear_num_value_heads": 4, "linear_key_head_dim": 16, "linear_value_head_dim": 32,
         });
         all.as_object_mut().unwrap().extend(keys.as_object().unwrap().clone());
         config(all)
     };
-    let experts = json!({
-        "model_type": "qwen3_next", "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24,
-        "shared_expert_intermediate_size": 32, "mlp_only_layers": [1],
-    });
-    let dense = json!({"model_type": "qwen3_5_text"});
     let (delta, attention) = ("linear_attention", "full_attention");
+    let experts = json!({
+        "model_type": "qwen3_next", "layer_types": [delta, attention], "num_experts": 4, "num_experts_per_tok": 2,
+        "moe_intermediate_size": 24, "shared_expert_intermediate_size": 32, "mlp_only_layers": [1],
+    });
+    let falcon = json!({
+        "model_type": "falcon_h1", "mamba_d_ssm": 64, "mamba_n_heads": 16, "mamba_n_groups": 2, "mamba_d_state": 8,
+        "ssm_multipliers": [0.7, 1.2, 0.9, 1.4, 0.8], "mlp_multipliers": [0.9, 1.5], "attention_out_multiplier": 1.3,
+    });
+    let nemotron = json!({
+        "model_type": "nemotron_h", "hybrid_override_pattern": "M*E", "num_hidden_layers": 3, "mamba_num_heads": 16, "mamba_head_dim": 8, "n_groups": 2,
+        "ssm_state_size": 16, "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "moe_latent_size": 48,
+        "moe_shared_expert_intermediate_size": 48,
+    });
+    let dense = |layer_types: [&str; 2]| of(json!({"model_type": "qwen3_5_text", "layer_types": layer_types}));
     [
-        ("qwen3-next", of([delta, attention], experts)),
-        ("qwen3-5", of([attention, delta], dense.clone())),
-        ("no attention", of([delta; 2], dense)),
+        ("qwen3-next", of(experts)),
+        ("qwen3-5", dense([attention, delta])),
+        ("falcon-h1", of(falcon)),
+        ("nemotron-h", of(nemotron)),
+        ("no attention", dense([delta; 2])),
     ]
 }
 
@@ -74,7 +86,7 @@ fn alone(sizes: &DecoderConfig, name: RecipeName, requests: Vec<Request>) -> Vec
 
 #[test]
 fn batches_and_preemption_change_nothing() {
-    for (at, (family, sizes)) in models().into_iter().enumerate() {
+    for (family, sizes) in models() {
         for name in [RecipeName::Fp32, RecipeName::Fp8Row] {
             let expected = alone(&sizes, name, requests());
             // There is room for the longest request alone, or for all.
@@ -89,7 +101,8 @@ fn batches_and_preemption_change_nothing() {
                     assert_eq!(found, expected, "{family}, {}, {options:?}, time {time}", name.as_str());
                 }
                 // Without attention layers, no request needs blocks.
-                assert_eq!(engine.stats().preemptions > 0, kv_cache_tokens < 2000 && at < 2, "{family}");
+                let has_attention = sizes.heads().is_some();
+                assert_eq!(engine.stats().preemptions > 0, kv_cache_tokens < 2000 && has_attention, "{family}");
             }
         }
     }

@@ -252,3 +252,63 @@ fn stablelm_with_norms_of_heads_backward_is_the_gradient() {
     });
     check("stablelm", keys);
 }
+
+/// Returns the keys of Mamba-2 layers with two groups of two heads, and with limits that some time steps reach. The norm after a short state would
+/// amplify the errors of differences without a larger `eps`.
+fn mamba_keys() -> Value {
+    json!({
+        "rms_norm_eps": 0.01,
+        "mamba_n_heads": 4, "mamba_d_head": 5, "mamba_n_groups": 2, "mamba_d_state": 3, "mamba_d_conv": 3, "mamba_expand": 2,
+        "time_step_limit": [0.5, 2.0],
+    })
+}
+
+fn with(mut keys: Value, more: Value) -> Value {
+    keys.as_object_mut().expect("an object").extend(more.as_object().expect("an object").clone());
+    keys
+}
+
+#[test]
+fn bamba_backward_is_the_gradient() {
+    let keys = json!({"head_dim": 8, "attn_layer_indices": [1], "mamba_proj_bias": true});
+    check("bamba", with(mamba_keys(), keys));
+}
+
+#[test]
+fn granite_moe_hybrid_backward_is_the_gradient() {
+    let keys = json!({
+        "layer_types": ["mamba", "attention"], "num_local_experts": 4, "num_experts_per_tok": 2, "shared_intermediate_size": 7,
+        "residual_multiplier": 0.3, "mamba_conv_bias": false,
+    });
+    check("granitemoehybrid", with(mamba_keys(), keys));
+}
+
+/// A state space and attention read one norm, and all parts have factors. The gate of the state space has a norm before it, after it, or none.
+#[test]
+fn falcon_h1_backward_is_the_gradient() {
+    let factors = json!({
+        "attention_in_multiplier": 1.1, "attention_out_multiplier": 0.7, "embedding_multiplier": 3.0, "key_multiplier": 0.6,
+        "lm_head_multiplier": 0.5, "mlp_multipliers": [0.8, 1.3], "ssm_in_multiplier": 1.2, "ssm_multipliers": [0.7, 1.2, 0.9, 1.4, 0.8],
+        "ssm_out_multiplier": 0.6, "mamba_d_ssm": 20,
+    });
+    for norm in [
+        json!({"mamba_rms_norm": false}),
+        json!({"mamba_rms_norm": true, "mamba_norm_before_gate": true, "num_hidden_layers": 1}),
+        json!({"mamba_rms_norm": true, "mamba_norm_before_gate": false, "num_hidden_layers": 1}),
+    ] {
+        check("falcon_h1", with(with(mamba_keys(), factors.clone()), norm));
+    }
+}
+
+/// Experts of one layer read a latent.
+#[test]
+fn nemotron_h_backward_is_the_gradient() {
+    let mamba = json!({
+        "rms_norm_eps": 0.01, "mamba_num_heads": 4, "mamba_head_dim": 5, "n_groups": 2, "ssm_state_size": 3, "hybrid_override_pattern": "ME*-", "num_hidden_layers": 4,
+    });
+    let experts = json!({
+        "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 5, "moe_latent_size": 6,
+        "moe_shared_expert_intermediate_size": 7, "routed_scaling_factor": 2.5,
+    });
+    check("nemotron_h", with(mamba, experts));
+}

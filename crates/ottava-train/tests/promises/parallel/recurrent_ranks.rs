@@ -1,4 +1,4 @@
-//! Ranks that divide data, layers and heads of gated delta nets train as one rank does, up to rounding.
+//! Ranks that divide data, layers and heads of recurrent layers train as one rank does, up to rounding.
 
 use crate::parallel::divided::{F32, Setup, adapters, apart, llama, train};
 use crate::parallel::mesh::distance;
@@ -10,8 +10,9 @@ use ottava_tensor::Device;
 use ottava_train::plan::MemoryPlan;
 use serde_json::{Value, json};
 
-/// Returns models with projections by key heads and with flat projections. Values are larger than keys, and value heads share key heads.
-fn models() -> [(&'static str, Value); 2] {
+/// Returns models with gated delta nets and with Mamba-2 layers. Of the former, projections are by key heads or flat, values are larger than keys, and
+/// value heads share key heads. Of the latter, a state space is beside attention or alone in its layer, and experts read a latent.
+fn models() -> [(&'static str, Value); 4] {
     let of = |architecture: &str| {
         llama(json!({
             "architectures": [architecture], "head_dim": 16, "layer_types": ["linear_attention", "full_attention"],
@@ -19,7 +20,18 @@ fn models() -> [(&'static str, Value); 2] {
             "mlp_only_layers": [0, 1],
         }))
     };
-    [("qwen3-next", of("Qwen3NextForCausalLM")), ("qwen3-5", of("Qwen3_5ForCausalLM"))]
+    let falcon = llama(json!({
+        "architectures": ["FalconH1ForCausalLM"], "head_dim": 16, "mamba_d_ssm": 64, "mamba_n_heads": 8, "mamba_n_groups": 2,
+        "mamba_d_state": 6, "mamba_rms_norm": true, "mamba_norm_before_gate": false, "ssm_multipliers": [0.7, 1.2, 0.9, 1.4, 0.8],
+        "mlp_multipliers": [0.9, 1.5], "attention_out_multiplier": 1.3,
+    }));
+    let nemotron = llama(json!({
+        "architectures": ["NemotronHForCausalLM"], "head_dim": 16, "hybrid_override_pattern": "M*E-", "num_hidden_layers": 4, "mamba_num_heads": 8,
+        "mamba_head_dim": 6, "n_groups": 2, "ssm_state_size": 10, "n_routed_experts": 4, "num_experts_per_tok": 2,
+        "moe_intermediate_size": 24, "moe_latent_size": 40, "moe_shared_expert_intermediate_size": 48,
+    }));
+    let delta = [("qwen3-next", of("Qwen3NextForCausalLM")), ("qwen3-5", of("Qwen3_5ForCausalLM"))];
+    [delta[0].clone(), delta[1].clone(), ("falcon-h1", falcon), ("nemotron-h", nemotron)]
 }
 
 #[test]
@@ -64,8 +76,13 @@ fn ranks_that_cannot_divide_a_layer_are_refused() {
             plan.expect_err("it is refused").to_string()
         };
         let [context, tensor] = [[2, 1], [1, 4]].map(error);
-        assert!(context.contains("`model.layers.0.linear_attn` is a gated delta net"), "{name}: {context}");
+        let (layer, groups) = match name {
+            "qwen3-next" | "qwen3-5" => ("`model.layers.0.linear_attn` is a gated delta net", "2 key heads"),
+            "falcon-h1" => ("`model.layers.0.mamba` is a Mamba-2 layer", "2 groups of heads"),
+            _ => ("`backbone.layers.0.mixer` is a Mamba-2 layer", "2 groups of heads"),
+        };
+        assert!(context.contains(layer), "{name}: {context}");
         assert!(context.contains("set `parallel.context` to 1"), "{name}: {context}");
-        assert!(tensor.contains("2 key heads, which 4 ranks cannot divide"), "{name}: {tensor}");
+        assert!(tensor.contains(&format!("{groups}, which 4 ranks cannot divide")), "{name}: {tensor}");
     }
 }

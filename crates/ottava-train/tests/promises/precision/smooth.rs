@@ -93,7 +93,7 @@ fn step(
 
 /// Runs one step for each of `weights`. Returns the results of the last step and the scaling state after it.
 fn run(recipe: &Recipe, device: &Device, weights: &[[Vec<f64>; 2]], high: bool) -> (Results, ScalingState) {
-    let spec = MlpSpec { hidden: HIDDEN, activation: Activation::SwiGlu, bias: false };
+    let spec = MlpSpec::new(HIDDEN, Activation::SwiGlu);
     let norm = NormConfig::rms(1e-5);
     let stream = Stream { channels: CHANNELS, residual_scale: 1.0, norm, names: &LLAMA, std: 0.0 };
     let (mut mlp, mut scaling) = build(recipe, device, |b| {

@@ -149,7 +149,7 @@ fn mlp_with_gelu_backward_is_the_gradient() {
         (Activation::GeGlu(Gelu::Exact), &LLAMA),
         (Activation::GeGlu(Gelu::Tanh), &LLAMA),
     ] {
-        let (mlp, stream) = (MlpSpec { hidden: 11, activation, bias: true }, Stream { names, ..stream(7) });
+        let (mlp, stream) = (MlpSpec { bias: true, ..MlpSpec::new(11, activation) }, Stream { names, ..stream(7) });
         let make = |b: &mut Builder| {
             let norm = Norm::new(b, "norm", 7, NormConfig::rms(1e-5))?;
             Ok(Branch::new(norm, vec![Box::new(Mlp::new(b, "mlp", mlp, &stream, None)?)]))
@@ -160,7 +160,7 @@ fn mlp_with_gelu_backward_is_the_gradient() {
 
 #[test]
 fn mlp_backward_is_the_gradient() {
-    let mlp = MlpSpec { hidden: 11, activation: SwiGlu, bias: true };
+    let mlp = MlpSpec { bias: true, ..MlpSpec::new(11, SwiGlu) };
     let make = |b: &mut Builder| {
         let norm = Norm::new(b, "norm", 7, NormConfig::rms(1e-5))?;
         Ok(Branch::new(norm, vec![Box::new(Mlp::new(b, "mlp", mlp, &stream(7), None)?)]))
@@ -169,7 +169,7 @@ fn mlp_backward_is_the_gradient() {
 }
 
 const ATTENTION: HeadsSpec = HeadsSpec { qkv_bias: true, output_bias: true, ..HeadsSpec::new(4, 2, 6) };
-const MLP: MlpSpec = MlpSpec { hidden: 13, activation: SwiGlu, bias: false };
+const MLP: MlpSpec = MlpSpec::new(13, SwiGlu);
 
 fn stream(channels: usize) -> Stream {
     Stream { channels, residual_scale: 1.0, norm: NormConfig::rms(1e-2), names: &LLAMA, std: 0.5 }

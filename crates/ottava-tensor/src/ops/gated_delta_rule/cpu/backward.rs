@@ -1,8 +1,9 @@
+use super::Inputs;
 use super::head::{Head, Token, project};
-use super::{Inputs, longest, scatter, tasks};
 use crate::element::{Float, Real, with_float};
-use crate::ops::gated_delta_rule::{DeltaGradient, DeltaSpec, DeltaStates, Segments};
+use crate::ops::gated_delta_rule::{DeltaGradient, DeltaSpec, Segments};
 use crate::ops::real_type;
+use crate::ops::segments::{BoundaryStates, scatter, tasks};
 use crate::{Result, Tensor};
 use rayon::prelude::*;
 use std::ops::Range;
@@ -17,7 +18,7 @@ pub(in crate::ops::gated_delta_rule) fn scratch_of_backward(
     segments: &Segments,
 ) -> usize {
     let rows = qkv.shape()[0];
-    let states = longest(rows, segments).div_ceil(STORED) + STORED + 4;
+    let states = segments.longest(rows).div_ceil(STORED) + STORED + 4;
     let threads = rayon::current_num_threads().min(segments.count() * spec.key_heads);
     let elements = rows * (spec.qkv_width() + 2 * spec.value_heads)
         + threads * states * spec.key_dim * spec.value_dim
@@ -30,7 +31,7 @@ pub(in crate::ops::gated_delta_rule) fn gated_delta_rule_backward(
     inputs: [&Tensor; 3],
     spec: &DeltaSpec,
     segments: Segments,
-    states: DeltaStates,
+    states: BoundaryStates,
     gradient: &mut DeltaGradient,
 ) -> Result<()> {
     let ranges = segments.ranges("gated_delta_rule_backward", d_o.shape()[0])?;

@@ -48,9 +48,9 @@ fn compare(spec: &DeltaSpec, dtype: DType) {
         let gates = DeltaGates { g: t[1].clone(), beta: t[2].clone() };
         let at = Segments::At(&t[6]);
         let o = gated_delta_rule(&t[0], &gates, spec, at, None)?;
-        let states = DeltaStates { before: Some(&t[4]), gradient: Some(&t[5]) };
+        let states = BoundaryStates { before: Some(&t[4]), gradient: Some(&t[5]) };
         let d = gated_delta_rule_backward(&t[3], &t[0], &gates, spec, at, states)?;
-        let plain = gated_delta_rule_backward(&t[3], &t[0], &gates, spec, at, DeltaStates::default())?;
+        let plain = gated_delta_rule_backward(&t[3], &t[0], &gates, spec, at, BoundaryStates::default())?;
         let mut results = vec![o, d.qkv, d.gates.g, d.gates.beta, plain.qkv, plain.gates.g, plain.gates.beta];
         results.extend(d.before);
         Ok(results)
