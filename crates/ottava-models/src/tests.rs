@@ -122,6 +122,10 @@ fn missing_keys_have_the_values_of_transformers() {
         ("granitemoehybrid", 2048, 0.0, 1e-6, 16, false),
         ("falcon_h1", 8192, 1e4, 1e-5, 16, false),
         ("nemotron_h", 4096, 0.0, 1e-5, 128, false),
+        ("llama4_text", 131_072, 5e5, 1e-5, 128, false),
+        ("deepseek_v32", 163_840, 1e4, 1e-6, 192, false),
+        ("glm_moe_dsa", 202_752, 1e4, 1e-5, 256, false),
+        ("apertus", 65_536, 12e6, 1e-5, 16, false),
     ];
     for (model_type, positions, theta, epsilon, head_dim, tied) in expected {
         let sizes = read(small(model_type));
@@ -154,6 +158,8 @@ fn missing_keys_have_the_values_of_transformers() {
     assert_eq!(experts("minimax_m2"), (256, 8, 112, 0, 1.0));
     assert_eq!(experts("qwen3_next"), (512, 10, 512, 512, 1.0));
     assert_eq!(experts("qwen3_5_moe_text"), (256, 8, 512, 512, 1.0));
+    assert_eq!(experts("llama4_text"), (16, 1, 112, 112, 1.0));
+    assert_eq!(experts("deepseek_v32"), (256, 8, 2048, 2048, 2.5));
     let v3 = read(small("deepseek_v3"));
     let groups = v3.experts().unwrap().routing.groups.unwrap();
     let dense: Vec<_> = v3.layers.iter().map(|layer| layer.mlp().is_some()).collect();
@@ -562,7 +568,7 @@ fn huge_counts_are_errors_before_work() {
         for count in counts {
             let known = family.complete(&file(keys.clone()));
             // Latent attention computes its head size from other keys.
-            let is_latent = ["deepseek", "kimi"].iter().any(|name| family.model_type.starts_with(name));
+            let is_latent = ["deepseek", "kimi", "glm_moe_dsa"].iter().any(|name| family.model_type.starts_with(name));
             let is_neox = family.model_type == "gpt_neox" && ["head_dim", "num_key_value_heads"].contains(&count);
             let is_read = !(count == "head_dim" && is_latent || is_neox);
             if !is_read || !known.has(count) && !known.has_default(count) {

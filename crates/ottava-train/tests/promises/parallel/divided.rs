@@ -222,6 +222,7 @@ pub fn families() -> Vec<(&'static str, Value)> {
             })),
         ),
         ("olmo2", llama(json!({"architectures": ["Olmo2ForCausalLM"], "rms_norm_eps": 1e-4}))),
+        ("apertus", llama(json!({"architectures": ["ApertusForCausalLM"]}))),
         (
             "gpt2",
             json!({

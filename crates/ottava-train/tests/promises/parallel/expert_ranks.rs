@@ -22,8 +22,8 @@ pub fn routed(more: Value) -> Value {
 }
 
 /// Returns mixtures with different parts besides the experts: none, a shared expert with a factor by token, a plain shared expert after a dense
-/// layer, and biases.
-fn families() -> [(&'static str, Value); 4] {
+/// layer, biases, and weights of choices that multiply inputs.
+fn families() -> [(&'static str, Value); 5] {
     [
         ("qwen3_moe", routed(json!({}))),
         ("qwen2_moe", routed(json!({"model_type": "qwen2_moe", "shared_expert_intermediate_size": 64}))),
@@ -41,7 +41,18 @@ fn families() -> [(&'static str, Value); 4] {
                 json!({"model_type": "gpt_oss", "num_local_experts": 4, "intermediate_size": 64, "sliding_window": 7}),
             ),
         ),
+        ("llama4", routed(llama4(json!({})))),
     ]
+}
+
+/// Returns the keys of a Llama 4: a layer with an MLP, and a layer with experts and with queries that grow.
+pub fn llama4(more: Value) -> Value {
+    let mut keys = json!({
+        "model_type": "llama4_text", "num_local_experts": 4, "intermediate_size": 64, "intermediate_size_mlp": 128, "moe_layers": [1],
+        "no_rope_layers": [1, 0], "floor_scale": 4,
+    });
+    keys.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+    keys
 }
 
 /// Returns the same run on ranks of a mesh. Groups of `expert` ranks divide the experts.

@@ -1,7 +1,7 @@
 //! Ranks of tensor parallelism also divide the experts of mixtures, and train as one rank does, up to rounding.
 
 use crate::parallel::divided::{CODES, F32, Fault, Setup, adapters, train};
-use crate::parallel::expert_ranks::{apart_on, f32_setup, on, routed};
+use crate::parallel::expert_ranks::{apart_on, f32_setup, llama4, on, routed};
 use crate::parallel::mesh::{MeshRank, distance, rows};
 use crate::setup::on_ranks;
 use ottava_models::layers::{RouterLossFactors, SharedExpert};
@@ -14,8 +14,8 @@ use ottava_tensor::DType;
 use serde_json::{Value, json};
 
 /// Returns models of four experts. Each token chooses two of them. The models differ in the other parts: none, a shared expert with a factor by
-/// token, norms of heads, biases with sinks, and latent attention with a plain shared expert after a dense layer.
-pub fn families() -> [(&'static str, Value); 6] {
+/// token, norms of heads, biases with sinks, weights of choices that multiply inputs, and latent attention with a plain shared expert after a dense layer.
+pub fn families() -> [(&'static str, Value); 8] {
     let experts = |name, more: Value| (name, routed_as(name, more));
     [
         experts("mixtral", json!({"num_local_experts": 4, "intermediate_size": 96})),
@@ -23,6 +23,14 @@ pub fn families() -> [(&'static str, Value); 6] {
         experts("qwen3_moe", json!({})),
         experts("olmoe", json!({"intermediate_size": 64})),
         experts("gpt_oss", json!({"num_local_experts": 4, "intermediate_size": 64, "sliding_window": 7})),
+        experts("llama4_text", llama4(json!({}))),
+        experts(
+            "deepseek_v32",
+            json!({
+                "kv_lora_rank": 32, "q_lora_rank": 48, "qk_nope_head_dim": 16, "qk_rope_head_dim": 16, "v_head_dim": 16,
+                "n_routed_experts": 4, "n_shared_experts": 1, "first_k_dense_replace": 1, "num_experts": null, "n_group": 2, "topk_group": 1,
+            }),
+        ),
         experts(
             "deepseek_v2",
             json!({

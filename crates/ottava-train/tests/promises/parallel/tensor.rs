@@ -29,10 +29,10 @@ fn every_family_trains_as_on_one_rank() {
 }
 
 /// The families differ in the key and value heads that several ranks hold: separate and fused tensors, biases, and norms with a weight for all heads
-/// or for each head.
+/// or for each head. Apertus is left out: the slope of xIELU jumps at zero, where another order of sums can change the sign of a hidden value.
 #[test]
 fn more_ranks_than_key_and_value_heads_train_as_one_rank_does() {
-    for (name, mut keys) in families().into_iter().filter(|(name, _)| *name != "gpt2") {
+    for (name, mut keys) in families().into_iter().filter(|(name, _)| !["gpt2", "apertus"].contains(name)) {
         for kv_heads in [1, 2] {
             keys["num_key_value_heads"] = json!(kv_heads);
             for zero in [Zero::Nothing, Zero::OptimizerStates, Zero::Weights] {
