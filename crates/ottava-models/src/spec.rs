@@ -151,7 +151,7 @@ impl LayerSpec {
             let factors = branch.factors.iter().map(|&factor| ("a factor of a sublayer", Some(f64::from(factor))));
             expect_positive(&factors.collect::<Vec<_>>())?;
             if branch.sublayers.len() > 1 && !branch.sublayers.iter().all(shares) {
-                return Err("latent attention, a gated delta net and experts beside another sublayer, which reads the same norm, are not implemented".into());
+                return Err("latent attention, a gated delta net, an MLP with xIELU and experts beside another sublayer, which reads the same norm, are not implemented".into());
             }
             branch.sublayers.iter().try_for_each(SublayerSpec::check)
         })

@@ -11,7 +11,7 @@ pub enum Segments<'a> {
     /// This many segments of equal length.
     Even(usize),
     /// The offsets of the segments, ascending, I32 `[N + 1]` on the device of the rows: segment `n` has the rows `at[n]..at[n + 1]`. A segment may
-    /// be empty. Rows after the last segment are padding.
+    /// be empty, and the first segment begins at row 0. Rows after the last segment are padding.
     At(&'a Tensor),
 }
 

@@ -182,7 +182,8 @@ pub(super) fn dry_run(
     let ranks =
         Ranks::new(Group::dry(rank, size), mesh, device)?.sending(config.run.parallel.communication.activation_dtype);
     let layout = config.run.layout();
-    // The data are not read here, so the number of documents is assumed: 64 tokens each. Each document takes 4 bytes.
+    // The data are not read here, so the number of documents is assumed: 64 tokens each. A document takes 4 bytes, and with gated
+    // delta nets on a GPU also the scratch of a chunk.
     let documents = layout.document_mask.then(|| layout.seq_len.div_ceil(64) + 2);
     Run::new(&config, sizes, device, weights, Rc::new(ranks))?.with_documents(documents)
 }

@@ -90,7 +90,8 @@ impl Generate {
                 let tokens = prompts[long].ids.len();
                 let which = if self.input.is_some() { format!(" number {}", long + 1) } else { String::new() };
                 return Err(Error::Config(format!(
-                    "the prompt{which} has {tokens} tokens; the model has room for {capacity} with its completion"
+                    "the prompt{which} has {tokens} tokens; the model has room for {capacity} with its completion{}",
+                    if capacity == most { format!(": {}", sizes.context_reason()) } else { String::new() }
                 )));
             }
             let model = self.how.load(folder, &config, capacity, &ranks)?;

@@ -98,6 +98,7 @@ impl ExpertsSpec {
             let single = shape(&format!("{mixture}.experts.0.{}.weight", names.down));
             return self.stacks.filter(|_| single.is_none());
         }
+        let channels = self.latent.unwrap_or(channels);
         let widths = [[self.hidden * self.activation.inputs(), channels], [channels, self.hidden]];
         let has = |order| {
             let shapes = widths.map(|[outputs, inputs]| match order {

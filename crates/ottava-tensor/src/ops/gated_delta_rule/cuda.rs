@@ -29,6 +29,8 @@ const COLUMNS: usize = 32;
 /// The largest size of a key: a block has eight warps, with `ROWS` rows of a state each.
 const LARGEST_KEY: usize = 8 * ROWS;
 const ROWS: usize = 16;
+/// The maximum number of segments of a head that backward runs at once.
+const MOST_BLOCKS: usize = 16;
 
 fn variant(qkv: &Tensor, spec: &DeltaSpec, entry: Entry) -> Result<Kernel> {
     if spec.key_dim > LARGEST_KEY {
@@ -87,7 +89,7 @@ pub(super) fn gated_delta_rule(
         EPS,
     );
     let blocks = count + usize::from(at.is_some());
-    let grid = [value_dim.div_ceil(COLUMNS) as u32, value_heads as u32, blocks as u32];
+    let grid = [blocks as u32, value_heads as u32, value_dim.div_ceil(COLUMNS) as u32];
     // SAFETY: the op has checked that gates, segments and states fit `qkv`. Offsets are those of rows, and slots those of the pool: the caller's
     // promise, because they are on the GPU.
     unsafe { gpu.launch_early(&variant(qkv, spec, entry)?, grid, BLOCK, 0) }
@@ -112,7 +114,9 @@ pub(super) fn gated_delta_rule_backward(
     let by_heads = [rows, value_heads, key_dim];
     let (mut dq, mut dk) = (empty(&by_heads)?, empty(&by_heads)?);
     let mut tiles = empty(&[rows / TOKENS + count, value_heads, LARGEST_KEY, COLUMNS])?;
-    let mut tokens = empty(&[count, value_heads, TOKENS, LARGEST_KEY, COLUMNS])?;
+    // Reserved segments may be many more than those with rows.
+    let blocks = count.min(MOST_BLOCKS);
+    let mut tokens = empty(&[blocks, value_heads, TOKENS, LARGEST_KEY, COLUMNS])?;
     let DeltaGradient { qkv: dqkv, gates: d, before } = gradient;
     let entry = kernel::gated_delta_rule_backward(
         &mut *dqkv,
@@ -139,7 +143,7 @@ pub(super) fn gated_delta_rule_backward(
         EPS,
     );
     // SAFETY: as in forward; the gradients have the shapes of their inputs, and the scratch has a tile more per segment than its rows fill.
-    unsafe { gpu.launch(&variant(qkv, spec, entry)?, [1, value_heads as u32, count as u32], BLOCK, 0)? };
+    unsafe { gpu.launch(&variant(qkv, spec, entry)?, [blocks as u32, value_heads as u32, 1], BLOCK, 0)? };
     let entry = kernel::gated_delta_rule_units(
         dqkv,
         &mut d.g,

@@ -209,16 +209,16 @@ __device__ __forceinline__ void put_lower(const Columns& L, u8* P, const float (
 
 // Computes the panels of a chunk and head. `keys` has an image for each chunk and key head, and `rstd` the reciprocal lengths of queries and keys; the
 // first head of a key head writes them. `heads_images` and `gates` (b and beta) have a part for each chunk and head. T is written if `keeps_inverse`.
-// Grid: heads, chunks.
+// Grid: chunks, heads.
 extern "C" __global__ void __launch_bounds__(128, 3) delta_prepare(u8* keys, u8* heads_images, float* gates, float* rstd, const bf16* qkv, const float* g,
                                                                    const float* beta, const int2* chunks, int key_heads, int heads, float eps,
                                                                    int keeps_inverse) {
     extern __shared__ __align__(1024) u8 shared[];
     __shared__ float b[CHUNK], betas[CHUNK];
-    const int2 rows = chunks[blockIdx.y];
-    const int head = blockIdx.x, key_head = head / (heads / key_heads);
+    const int2 rows = chunks[blockIdx.x];
+    const int head = blockIdx.y, key_head = head / (heads / key_heads);
     if (rows.y == 0) return;
-    const u64 width = 128 * (2 * (u64)key_heads + heads), of_keys = (u64)blockIdx.y * key_heads + key_head, of_head = (u64)blockIdx.y * heads + head;
+    const u64 width = 128 * (2 * (u64)key_heads + heads), of_keys = (u64)blockIdx.x * key_heads + key_head, of_head = (u64)blockIdx.x * heads + head;
     const bf16* const x = qkv + rows.x * width;
     u8* const image = heads_images + of_head * HEAD_IMAGE;
     start_copies(shared + AT_VALUES, x + (2 * key_heads + head) * 128, width, rows.y);
@@ -410,13 +410,13 @@ __device__ __forceinline__ void copy_chunks(const StatesOf& of, Ring& ring, cons
 
 // Runs the chunks of a segment for 64 columns of a head's values. Without KEEPS, writes `o`. With KEEPS, writes what backward needs: the state before each
 // chunk, and the new values, as panels. The state begins with `before` [N, H, 128, 128] unless that is null. A warp group computes; one more warp copies
-// chunks. Grid: two slices, heads, segments, and without KEEPS and with offsets one more for the rows of padding.
+// chunks. Grid: segments, and without KEEPS and with offsets one more for the rows of padding; heads; two slices.
 extern "C" __global__ void __launch_bounds__(160) delta_states(bf16* o, u8* kept_states, u8* kept_values, const u8* keys, const u8* heads_images,
                                                                const float* gates, const float* before, const int2* chunks, const int2* segments,
                                                                const int* at, int count, int rows, int key_heads, int heads) {
     extern __shared__ __align__(1024) u8 shared[];
     __shared__ Ring ring;
-    const int slice = blockIdx.x, head = blockIdx.y, n = blockIdx.z;
+    const int slice = blockIdx.z, head = blockIdx.y, n = blockIdx.x;
     const u64 pitch = (u64)heads * 128;
     o += head * 128 + slice * 64;
     if (n == count) {

@@ -106,7 +106,8 @@ impl<'a> Inputs<'a> {
     fn prepare(&self, gates: [&Tensor; 2], segments: &Segments, keeps_inverse: bool) -> Result<Chunks> {
         let (rows, [g, beta]) = (self.qkv.shape()[0], gates);
         let DeltaSpec { key_heads, value_heads, .. } = *self.spec;
-        let max = rows / CHUNK + self.count;
+        // Reserved segments may be more than rows.
+        let max = rows / CHUNK + self.count.min(rows);
         let mut of = self.empty(&[max, 2], DType::I32)?;
         let mut of_segments = self.empty(&[self.count, 2], DType::I32)?;
         let length = segments.pass(rows).1;
@@ -131,7 +132,7 @@ impl<'a> Inputs<'a> {
             EPS,
             keeps_inverse,
         );
-        let grid = [value_heads as u32, max as u32, 1];
+        let grid = [max as u32, value_heads as u32, 1];
         // SAFETY: the op has checked that the gates fit `qkv`; the images have a place for each chunk and head.
         unsafe { self.gpu.launch(&SOURCE.kernel(PLAIN, entry), grid, 128, PREPARE_BYTES as u32)? };
         Ok(Chunks { of, of_segments, max, keys, heads, gates: of_gates, rstd })
@@ -145,7 +146,7 @@ impl<'a> Inputs<'a> {
 
     /// Returns the grid of the kernels that run from chunk to chunk, with `more` segments.
     fn by_segment(&self, more: bool) -> [u32; 3] {
-        [2, self.spec.value_heads as u32, (self.count + usize::from(more)) as u32]
+        [(self.count + usize::from(more)) as u32, self.spec.value_heads as u32, 2]
     }
 
     /// Runs the chunks forward, and writes the output, or keeps what backward needs.

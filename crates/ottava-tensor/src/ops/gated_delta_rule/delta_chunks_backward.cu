@@ -105,14 +105,14 @@ __device__ __forceinline__ void copy_back(const GradientsOf& of, Ring& ring, con
 }
 
 // Runs the chunks of a segment backward for 64 columns of a head's values. Writes the gradient by the state after each chunk, and dN, as panels. Begins
-// with `gradient`, and writes `dbefore`, both [N, H, 128, 128], unless they are null. A warp group computes; one more warp copies chunks. Grid: two
-// slices, heads, segments.
+// with `gradient`, and writes `dbefore`, both [N, H, 128, 128], unless they are null. A warp group computes; one more warp copies chunks. Grid:
+// segments, heads, two slices.
 extern "C" __global__ void __launch_bounds__(160) delta_state_gradients(u8* kept_gradients, u8* kept_dn, float* dbefore, const bf16* d_o, const u8* keys,
                                                                         const u8* heads_images, const float* gates, const float* gradient,
                                                                         const int2* chunks, const int2* segments, int key_heads, int heads) {
     extern __shared__ __align__(1024) u8 shared[];
     __shared__ Ring ring;
-    const int slice = blockIdx.x, head = blockIdx.y, n = blockIdx.z;
+    const int slice = blockIdx.z, head = blockIdx.y, n = blockIdx.x;
     const u64 of_state = ((u64)n * heads + head) * 128 * 128;
     const GradientsOf of = {chunks_of(segments[n], chunks), slice, heads, (u64)head, d_o + head * 128 + slice * 64, kept_gradients, kept_dn, shared};
     ring.start(1 + 32);

@@ -134,7 +134,7 @@ __device__ __forceinline__ void write_to(float (&s)[ROWS], const Tile& tile, int
     for (int j = 0; j < ROWS; j++) s[j] = __fmaf_rn(k[j], d, s[j]);
 }
 
-// Grid: slices of COLUMNS columns, heads, segments; with offsets, one more for the rows of padding, which become zeros. If `slots` is null, states
+// Grid: segments, and with offsets one more for the rows of padding, which become zeros; heads; slices of COLUMNS columns. If `slots` is null, states
 // begin at zero and are not kept.
 extern "C" __global__ void __launch_bounds__(256) gated_delta_rule(X* o, const X* qkv, const float* g, const float* beta, const int* at, int count,
                                                                    int length, int rows, float* states, const int* slots, const int* past,
@@ -145,7 +145,7 @@ extern "C" __global__ void __launch_bounds__(256) gated_delta_rule(X* o, const X
     wait_for_predecessors();
     const Segments segments = {at, count, length};
     const Inputs of = {qkv, g, beta, key_heads, heads, keys, values};
-    const int head = blockIdx.y, n = blockIdx.z, lane = threadIdx.x % 32, column = blockIdx.x * COLUMNS + lane;
+    const int head = blockIdx.y, n = blockIdx.x, lane = threadIdx.x % 32, column = blockIdx.z * COLUMNS + lane;
     const u64 pitch = (u64)heads * values;
     o += head * values + column;
     if (n == count) {
@@ -258,9 +258,10 @@ __device__ __forceinline__ void step_back(float (&ds)[ROWS], float (&after)[ROWS
     }
 }
 
-// Grid: one slice, heads, segments (and padding). A block runs all slices of its head one after the other. For each, it runs forward and keeps the
+// Grid: blocks that share the segments, and heads. A block runs all slices of its head one after the other. For each, it runs forward and keeps the
 // states before tiles; then, for each tile from the last to the first, it runs forward again and keeps the states before tokens, and runs backward.
-// `before`, `gradient` and `dbefore` may be null. `tiles` has a state slice for each tile of each segment, `tokens` TOKENS slices for each block.
+// `before`, `gradient` and `dbefore` may be null. `tiles` has a state slice for each tile of each segment, `tokens` TOKENS
+// slices for each block.
 extern "C" __global__ void __launch_bounds__(256) gated_delta_rule_backward(
     X* dqkv, float* dg, float* dbeta, float* dbefore, float* dq, float* dk, float* tiles, float* tokens, const X* d_o, const X* qkv, const float* g,
     const float* beta, const float* before, const float* gradient, const int* at, int count, int length, int key_heads, int heads, int keys,
@@ -272,50 +273,53 @@ extern "C" __global__ void __launch_bounds__(256) gated_delta_rule_backward(
     const Segments segments = {at, count, length};
     const Inputs of = {qkv, g, beta, key_heads, heads, keys, values};
     const Gradients to = {dq, dk, dg, dbeta, dqkv};
-    const int head = blockIdx.y, n = blockIdx.z, lane = threadIdx.x % 32, first = segments.first(n), end = segments.end(n);
-    const u64 state = ((u64)n * heads + head) * keys * values;
-    // Each segment has room for one more tile than its rows fill.
-    const u64 kept_tiles = ((u64)(first / TOKENS + n) * heads + (u64)head * ((end - first) / TOKENS + 1)) * KEYS * COLUMNS;
-    const Kept kept = {tiles + kept_tiles, tokens + ((u64)n * heads + head) * TOKENS * KEYS * COLUMNS};
-    for (int slice = 0; slice * COLUMNS < values; slice++) {
-        const int column = slice * COLUMNS + lane;
-        const Place place = {keys, values, column};
-        float s[ROWS], ds[ROWS];
-        place.read(s, before ? before + state : nullptr);
-        place.read(ds, gradient ? gradient + state : nullptr);
-        Fetched next;
-        const int count_of_tiles = (end - first + TOKENS - 1) / TOKENS;
-        // Runs the tokens of a tile forward.
-        auto forward = [&](int of_tile, bool keeps) {
-            const int t = first + of_tile * TOKENS, n = min(TOKENS, end - t);
-            fetch(next, of, t, end, head, column);
-            __syncthreads();
-            put(tile, next, keys, eps);
-            __syncthreads();
+    const int head = blockIdx.y, lane = threadIdx.x % 32;
+    for (int n = blockIdx.x; n < count; n += gridDim.x) {
+        const int first = segments.first(n), end = segments.end(n);
+        const u64 state = ((u64)n * heads + head) * keys * values;
+        // Each segment has room for one more tile than its rows fill.
+        const u64 kept_tiles = ((u64)(first / TOKENS + n) * heads + (u64)head * ((end - first) / TOKENS + 1)) * KEYS * COLUMNS;
+        const Kept kept = {tiles + kept_tiles, tokens + ((u64)blockIdx.x * heads + head) * TOKENS * KEYS * COLUMNS};
+        for (int slice = 0; slice * COLUMNS < values; slice++) {
+            const int column = slice * COLUMNS + lane;
+            const Place place = {keys, values, column};
+            float s[ROWS], ds[ROWS];
+            place.read(s, before ? before + state : nullptr);
+            place.read(ds, gradient ? gradient + state : nullptr);
+            Fetched next;
+            const int count_of_tiles = (end - first + TOKENS - 1) / TOKENS;
+            // Runs the tokens of a tile forward.
+            auto forward = [&](int of_tile, bool keeps) {
+                const int t = first + of_tile * TOKENS, n = min(TOKENS, end - t);
+                fetch(next, of, t, end, head, column);
+                __syncthreads();
+                put(tile, next, keys, eps);
+                __syncthreads();
 #pragma unroll 1
-            for (int i = 0; i < n; i++) {
-                if (keeps) keep(kept.token(i), s);
-                const float difference = tile.v[i][lane] - project(s, tile, i, sums).x;
-                write_to(s, tile, i, tile.beta[i] * difference);
-                if (keeps && threadIdx.x < 32) differences[i][lane] = difference;
+                for (int i = 0; i < n; i++) {
+                    if (keeps) keep(kept.token(i), s);
+                    const float difference = tile.v[i][lane] - project(s, tile, i, sums).x;
+                    write_to(s, tile, i, tile.beta[i] * difference);
+                    if (keeps && threadIdx.x < 32) differences[i][lane] = difference;
+                }
+            };
+            for (int i = 0; i < count_of_tiles; i++) {
+                keep(kept.tile(i), s);
+                forward(i, false);
             }
-        };
-        for (int i = 0; i < count_of_tiles; i++) {
-            keep(kept.tile(i), s);
-            forward(i, false);
-        }
-        for (int i = count_of_tiles - 1; i >= 0; i--) {
-            recall(s, kept.tile(i));
-            forward(i, true);
-            __syncthreads();
-            const int t = first + i * TOKENS;
+            for (int i = count_of_tiles - 1; i >= 0; i--) {
+                recall(s, kept.tile(i));
+                forward(i, true);
+                __syncthreads();
+                const int t = first + i * TOKENS;
 #pragma unroll 1
-            for (int j = min(TOKENS, end - t) - 1; j >= 0; j--) {
-                const float d = column < values ? load(d_o[((u64)(t + j) * heads + head) * values + column]) : 0.0f;
-                step_back(ds, s, kept, tile, j, differences[j][lane], d, sums, gates, of, to, t + j, head, slice == 0, column);
+                for (int j = min(TOKENS, end - t) - 1; j >= 0; j--) {
+                    const float d = column < values ? load(d_o[((u64)(t + j) * heads + head) * values + column]) : 0.0f;
+                    step_back(ds, s, kept, tile, j, differences[j][lane], d, sums, gates, of, to, t + j, head, slice == 0, column);
+                }
             }
+            if (dbefore) place.write(dbefore + state, ds);
         }
-        if (dbefore) place.write(dbefore + state, ds);
     }
 }
 

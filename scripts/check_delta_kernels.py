@@ -1,0 +1,190 @@
+#!/usr/bin/env python3
+"""Compares the kernels of the gated delta rule in chunks with the recurrence in torch, in F64, and times each kernel.
+
+Needs torch with CUDA on a Hopper GPU. The kernel files are compiled by the NVRTC that torch has loaded, with the options of `cuda/nvrtc.rs`.
+usage: scripts/check_delta_kernels.py [check] [time]    by default both
+"""
+import ctypes, glob, math, os, sys
+import torch
+
+OPS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../crates/ottava-tensor/src/ops")
+C, D, ST = 64, 128, 3  # the tokens of a chunk, the size of a head, and the stages in shared memory
+EPS = 1e-6
+cuda = ctypes.CDLL("libcuda.so.1")
+torch.zeros(1, device="cuda")
+
+
+def ok(result, what):
+    if result:
+        raise SystemExit(f"{what}: error {result}")
+
+
+def nvrtc():
+    for folder in sys.path:
+        for found in glob.glob(f"{folder}/nvidia/*/lib/libnvrtc.so.*[0-9]"):
+            if "builtins" not in found and "alt" not in found:
+                return ctypes.CDLL(found)
+    return ctypes.CDLL("libnvrtc.so")
+
+
+def compiled(name, **defines):
+    """Returns a module of a kernel file of the op."""
+    read = lambda path: open(os.path.join(OPS, path)).read() + "\n"
+    headers = ["common.cuh", "hopper.cuh", "gated_delta_rule/delta_chunks.cuh", f"gated_delta_rule/{name}.cu"]
+    lib, program, size = nvrtc(), ctypes.c_void_p(), ctypes.c_size_t()
+    ok(lib.nvrtcCreateProgram(ctypes.byref(program), "".join(map(read, headers)).encode(), b"kernels.cu", 0, None, None), name)
+    options = ["--gpu-architecture=sm_90a", "-std=c++17", "--fmad=false", "-default-device", "-DTILE=128", f"-DCHUNK={C}", f"-DSTAGES={ST}"]
+    options += ["-DMAX_F16=65504.0f", "-DMAX_E4M3=448.0f", "-DMAX_E5M2=57344.0f"] + [f"-D{key}={value}" for key, value in defines.items()]
+    texts = (ctypes.c_char_p * len(options))(*[option.encode() for option in options])
+    ok(lib.nvrtcCompileProgram(program, len(options), texts), f"compiling {name}")
+    ok(lib.nvrtcGetCUBINSize(program, ctypes.byref(size)), name)
+    binary, module = ctypes.create_string_buffer(size.value), ctypes.c_void_p()
+    ok(lib.nvrtcGetCUBIN(program, binary), name)
+    ok(cuda.cuModuleLoadData(ctypes.byref(module), binary), name)
+    return module
+
+
+FILES = {"f0": compiled("delta_chunks", KEEPS=0), "f1": compiled("delta_chunks", KEEPS=1), "b": compiled("delta_chunks_backward")}
+
+
+def launch(file, name, grid, block, shared, *args):
+    function, values = ctypes.c_void_p(), []
+    ok(cuda.cuModuleGetFunction(ctypes.byref(function), FILES[file], name.encode()), name)
+    if shared > 48 << 10:
+        ok(cuda.cuFuncSetAttribute(function, 8, shared), name)
+    for a in args:
+        if a is None or isinstance(a, torch.Tensor):
+            values.append(ctypes.c_uint64(0 if a is None else a.data_ptr()))
+        else:
+            values.append(ctypes.c_float(a) if isinstance(a, float) else ctypes.c_int(a))
+    pointers = (ctypes.c_void_p * len(values))(*[ctypes.cast(ctypes.pointer(v), ctypes.c_void_p) for v in values])
+    stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
+    ok(cuda.cuLaunchKernel(function, *grid, block, 1, 1, shared, stream, pointers, None), name)
+
+
+P, S = C * 128, D * 128
+PREPARE = 6 * P + C * 68 * 4
+STATES = ST * (8 * P + C * 4) + S + P
+GRADIENTS = 19 * P + 4 * S
+
+
+def empty(*shape, dtype=torch.uint8):
+    return torch.empty(*shape, dtype=dtype, device="cuda")
+
+
+class Op:
+    """The op on packed segments; `at` has their offsets."""
+
+    def __init__(s, qkv, g, beta, at, hk, hv):
+        s.qkv, s.g, s.beta, s.at, s.hk, s.hv = qkv, g, beta, at, hk, hv
+        s.T, s.N = qkv.shape[0], at.numel() - 1
+        s.max = s.T // C + s.N
+        s.of, s.segments = empty(s.max, 2, dtype=torch.int32), empty(s.N, 2, dtype=torch.int32)
+        s.keys, s.heads = empty(s.max, hk, 4 * P), empty(s.max, hv, 6 * P)
+        s.gates, s.rstd = empty(s.max, hv, 2 * C, dtype=torch.float32), empty(s.max, hk, 2 * C, dtype=torch.float32)
+        s.o = torch.full((s.T, hv * D), float("nan"), dtype=torch.bfloat16, device="cuda")
+        s.kept = [empty(s.max, hv, 2 * size) for size in (S, P, S, P)]
+        s.dqkv, s.dg, s.dbeta = (torch.full_like(x, float("nan")) for x in (qkv, g, g))
+        s.dbefore = torch.full((s.N, hv, D, D), float("nan"), device="cuda")
+
+    def table(s):
+        launch("f0", "delta_table", (1, 1, 1), 1024, 0, s.of, s.segments, s.at, s.N, 0, s.max)
+
+    def prepare(s, keeps_inverse):
+        images = (s.keys, s.heads, s.gates, s.rstd, s.qkv, s.g, s.beta, s.of)
+        launch("f0", "delta_prepare", (s.max, s.hv, 1), 128, PREPARE, *images, s.hk, s.hv, EPS, keeps_inverse)
+
+    def states(s, keeps, before=None):
+        to = (None, *s.kept[:2]) if keeps else (s.o, None, None)
+        inputs = (s.keys, s.heads, s.gates, before, s.of, s.segments, s.at, s.N, s.T, s.hk, s.hv)
+        launch(f"f{keeps}", "delta_states", (s.N + 1 - keeps, s.hv, 2), 160, STATES, *to, *inputs)
+
+    def state_gradients(s, do, gradient=None):
+        inputs = (do, s.keys, s.heads, s.gates, gradient, s.of, s.segments, s.hk, s.hv)
+        launch("b", "delta_state_gradients", (s.N, s.hv, 2), 160, STATES, *s.kept[2:], s.dbefore, *inputs)
+
+    def gradients(s, do):
+        inputs = (do, s.qkv, s.keys, s.heads, *s.kept, s.gates, s.rstd, s.of, s.at, s.N, s.T, s.hk, s.hv)
+        launch("b", "delta_gradients", (s.max + 1, s.hk, 1), 256, GRADIENTS, s.dqkv, s.dg, s.dbeta, *inputs)
+
+    def forward(s):
+        s.table(), s.prepare(0), s.states(0)
+
+    def backward(s, do, before=None, gradient=None):
+        s.table(), s.prepare(1), s.states(1, before), s.state_gradients(do, gradient), s.gradients(do)
+
+
+def recurrence(qkv, g, beta, bounds, hk, hv, before=None):
+    """Returns outputs and states after the segments, token by token."""
+    T, r = qkv.shape[0], hv // hk
+    q, k, v = qkv.split([hk * D, hk * D, hv * D], 1)
+    unit = lambda x: x.view(T, hk, D) * torch.rsqrt((x.view(T, hk, D) ** 2).sum(-1, keepdim=True) + EPS)
+    q, k, v = (unit(q) / math.sqrt(D)).repeat_interleave(r, 1), unit(k).repeat_interleave(r, 1), v.view(T, hv, D)
+    outputs, states = [torch.zeros(hv * D, device=qkv.device, dtype=qkv.dtype)] * T, []
+    for n in range(len(bounds) - 1):
+        state = torch.zeros(hv, D, D, device=qkv.device, dtype=qkv.dtype) if before is None else before[n]
+        for t in range(bounds[n], bounds[n + 1]):
+            state = state * g[t].exp()[:, None, None]
+            d = beta[t][:, None] * (v[t] - torch.einsum("hij,hi->hj", state, k[t]))
+            state = state + k[t][:, :, None] * d[:, None, :]
+            outputs[t] = torch.einsum("hij,hi->hj", state, q[t]).reshape(-1)
+        states.append(state)
+    return torch.stack(outputs), torch.stack(states)
+
+
+def inputs(T, hk, hv):
+    """Returns random queries, keys and values, and gates; some gates `g` are 0 or -20."""
+    torch.manual_seed(0)
+    qkv = torch.randn(T, (2 * hk + hv) * D, device="cuda").bfloat16()
+    g = -torch.nn.functional.softplus(torch.randn(T, hv, device="cuda")) * torch.rand(hv, device="cuda") * 0.5
+    g[torch.rand(T, hv, device="cuda") < 0.02] = -20.0
+    g[torch.rand(T, hv, device="cuda") < 0.1] = 0.0
+    return qkv, g.contiguous(), torch.rand(T, hv, device="cuda")
+
+
+def check(bounds, T, hk, hv):
+    qkv, g, beta = inputs(T, hk, hv)
+    N, do = len(bounds) - 1, torch.randn(T, hv * D, device="cuda").bfloat16()
+    op = Op(qkv, g, beta, torch.tensor(bounds, dtype=torch.int32, device="cuda"), hk, hv)
+    before, gradient = (torch.randn(N, hv, D, D, device="cuda") * 0.3 for _ in range(2))
+    leaves = [x.double().requires_grad_() for x in (qkv, g, beta, before)]
+    op.forward()
+    compared = [("o", op.o, recurrence(*leaves[:3], bounds, hk, hv)[0])]
+    o, after = recurrence(*leaves[:3], bounds, hk, hv, leaves[3])
+    ((o * do.double()).sum() + (after * gradient.double()).sum()).backward()
+    op.backward(do, before, gradient)
+    parts = [hk * D, hk * D, hv * D]
+    compared += zip(("dq", "dk", "dv"), op.dqkv.split(parts, 1), leaves[0].grad.split(parts, 1))
+    compared += [("dg", op.dg, leaves[1].grad), ("dbeta", op.dbeta, leaves[2].grad), ("dbefore", op.dbefore, leaves[3].grad)]
+    for name, seen, expected in compared:
+        error = ((seen.double() - expected).norm() / expected.norm()).item()
+        print(f"segments {bounds}, {hk} and {hv} heads: {name} differs by {error:.1e} of its norm")
+        assert error < 1e-2
+
+
+def time(work, runs=20):
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    for _ in range(3):
+        work()
+    torch.cuda.synchronize()
+    start.record()
+    for _ in range(runs):
+        work()
+    end.record()
+    torch.cuda.synchronize()
+    return start.elapsed_time(end) / runs
+
+
+print(torch.cuda.get_device_name())
+wanted = sys.argv[1:] or ["check", "time"]
+if "check" in wanted:
+    for case in (([0, 64], 64, 1, 1), ([0, 1, 1, 70, 134, 262, 301], 305, 2, 4), ([0, 200], 200, 1, 3)):
+        check(*case)
+if "time" in wanted:
+    for T, hk, hv in ((8192, 16, 32), (32768, 16, 32)):
+        op = Op(*inputs(T, hk, hv), torch.tensor([0, T], dtype=torch.int32, device="cuda"), hk, hv)
+        do = torch.randn(T, hv * D, device="cuda").bfloat16()
+        works = dict(prepare=lambda: op.prepare(0), states=lambda: op.states(0), forward=op.forward, prepare_and_keep=lambda: op.prepare(1))
+        works |= dict(keep_states=lambda: op.states(1), state_gradients=lambda: op.state_gradients(do), gradients=lambda: op.gradients(do))
+        works |= dict(backward=lambda: op.backward(do))
+        print(f"{T} tokens, {hk} and {hv} heads, ms:", {name: round(time(work), 4) for name, work in works.items()})
