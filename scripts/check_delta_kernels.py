@@ -184,6 +184,7 @@ if "time" in wanted:
     for T, hk, hv in ((8192, 16, 32), (32768, 16, 32)):
         op = Op(*inputs(T, hk, hv), torch.tensor([0, T], dtype=torch.int32, device="cuda"), hk, hv)
         do = torch.randn(T, hv * D, device="cuda").bfloat16()
+        op.table()
         works = dict(prepare=lambda: op.prepare(0), states=lambda: op.states(0), forward=op.forward, prepare_and_keep=lambda: op.prepare(1))
         works |= dict(keep_states=lambda: op.states(1), state_gradients=lambda: op.state_gradients(do), gradients=lambda: op.gradients(do))
         works |= dict(backward=lambda: op.backward(do))

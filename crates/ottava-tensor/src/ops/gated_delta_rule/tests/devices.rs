@@ -16,10 +16,11 @@ const BOUNDS: [i32; 7] = [0, 1, 1, 70, 134, 262, 301];
 const ROWS: usize = 305;
 
 fn tolerance(dtype: DType) -> Tolerance {
-    // Sums in another order. Chunks round normalised queries and keys, states, and all other operands to BF16.
+    // Sums in another order. Chunks round normalised queries and keys, states, and all other operands to BF16: on an H200, results differ by up to 9
+    // steps of their root mean square, and by 4e-3 of their norm (`scripts/check_delta_kernels.py`).
     match dtype {
         DType::F32 => Tolerance::Steps(dtype, 256.0),
-        _ => Tolerance::Steps(dtype, 8.0),
+        _ => Tolerance::Steps(dtype, 16.0),
     }
 }
 
