@@ -285,3 +285,40 @@ fn limits_of_time_steps_are_read_in_every_spelling() {
     let problem = error(with(biased, "attention_in_multiplier", json!(0.5)));
     assert!(problem.contains("`attention_bias` is true and `attention_in_multiplier` is 0.5"), "{problem}");
 }
+
+#[test]
+fn windows_decide_which_layers_of_exaone_and_cohere2_are_rotated() {
+    let layers = |keys: Value| -> Vec<_> {
+        read(keys).layers.iter().map(|layer| (layer.window().is_some(), layer.rope().is_some())).collect()
+    };
+    let (local, full) = ((true, true), (false, false));
+    assert_eq!(layers(small("cohere2")), [local, local, local, full]);
+    assert_eq!(layers(small("exaone4")), [local, local, local, full]);
+    assert_eq!(layers(with(small("exaone4"), "sliding_window_pattern", json!("LG"))), [local, full, local, full]);
+    assert_eq!(layers(with(small("exaone4"), "sliding_window", Value::Null)), [(false, true); 4]);
+}
+
+#[test]
+fn lists_of_layer_types_decide_which_layers_have_experts() {
+    let has_experts =
+        |keys: Value| -> Vec<bool> { read(keys).layers.iter().map(|layer| layer.experts().is_some()).collect() };
+    let types = |types: [&str; 4]| with(small("glm4_moe_lite"), "mlp_layer_types", json!(types));
+    assert_eq!(has_experts(small("glm4_moe_lite")), [false, true, true, true]);
+    assert_eq!(has_experts(types(["sparse", "dense", "dense", "sparse"])), [true, false, false, true]);
+    assert!(error(types(["sparse", "dense", "dense", "wide"])).contains("has \"wide\""));
+    assert!(error(with(small("glm4_moe_lite"), "mlp_layer_types", json!(["dense"]))).contains("has 1 entries"));
+}
+
+#[test]
+fn layers_of_ernie_have_experts_at_an_interval_within_a_range() {
+    let has_experts = |keys: Value| -> Vec<bool> {
+        let mut all = small("ernie4_5_moe");
+        all.as_object_mut().unwrap().extend(keys.as_object().unwrap().clone());
+        read(all).layers.iter().map(|layer| layer.experts().is_some()).collect()
+    };
+    assert_eq!(has_experts(json!({})), [false, true, true, true]);
+    assert_eq!(has_experts(json!({"moe_layer_start_index": 0, "moe_layer_interval": 2})), [false, true, false, true]);
+    assert_eq!(has_experts(json!({"moe_layer_start_index": 0, "moe_layer_end_index": 1})), [true, true, false, false]);
+    assert!(error(with(small("ernie4_5_moe"), "use_bias", json!(true))).contains("`use_bias` is true"));
+    assert!(error(with(small("ernie4_5_moe"), "moe_norm_min", json!(0.1))).contains("`moe_norm_min` is 0.1"));
+}

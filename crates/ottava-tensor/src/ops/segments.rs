@@ -136,7 +136,7 @@ impl SegmentStates<'_> {
 
     /// Returns the slot of each segment, and whether its state is read, on the CPU. A segment without rows has no slot.
     ///
-    /// Errors with [`Error::Value`] if a slot does not exist or is that of two segments.
+    /// Errors with [`Error::Value`] if a slot does not exist or belongs to two segments.
     pub(super) fn of(&self, what: &str, ranges: &[Range<usize>]) -> Result<Vec<Option<(usize, bool)>>> {
         let mut is_taken = vec![false; self.values.shape()[0]];
         let (slots, past) = (self.slots.host::<i32>(), self.past.host::<i32>());

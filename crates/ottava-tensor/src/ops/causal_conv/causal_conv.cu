@@ -7,7 +7,7 @@
 #define FORWARD_LOADS 4
 #define BACKWARD_LOADS 2
 
-// A matrix with rows of C elements, of which a thread reads and writes the columns from `c`, `valid` of them. With WIDE, they are eight, and aligned.
+// A matrix with rows of C elements, and the columns that a thread reads and writes: `valid` columns from `c` on, eight aligned columns with WIDE.
 template <bool WIDE> struct Columns {
     int C, c, valid;
     __device__ __forceinline__ Eight<X> load(const X* x, u64 row) const { return fetch8(x + row * C + c, valid, WIDE); }

@@ -90,8 +90,8 @@ pub(super) fn gated_delta_rule(
     );
     let blocks = count + usize::from(at.is_some());
     let grid = [blocks as u32, value_heads as u32, value_dim.div_ceil(COLUMNS) as u32];
-    // SAFETY: the op has checked that gates, segments and states fit `qkv`. Offsets are those of rows, and slots those of the pool: the caller's
-    // promise, because they are on the GPU.
+    // SAFETY: the op has checked that gates, segments and states fit `qkv`. Offsets do not exceed the rows, and slots
+    // are in the pool: the caller's promise, because offsets and slots are on the GPU.
     unsafe { gpu.launch_early(&variant(qkv, spec, entry)?, grid, BLOCK, 0) }
 }
 

@@ -112,7 +112,8 @@ impl<'a> Inputs<'a> {
         let mut of_segments = self.empty(&[self.count, 2], DType::I32)?;
         let length = segments.pass(rows).1;
         let entry = kernel::delta_table(&mut of, &mut of_segments, self.at, self.count, length, max);
-        // SAFETY: the segments have at most `max` chunks, if the offsets are those of rows: the caller's promise, because they are on the GPU.
+        // SAFETY: the segments have at most `max` chunks, if the offsets do not exceed the rows: the caller's promise, because
+        // offsets are on the GPU.
         unsafe { self.gpu.launch(&SOURCE.kernel(PLAIN, entry), [1, 1, 1], 1024, 0)? };
         let mut keys = self.empty(&[max, key_heads, 4 * PANEL], DType::U8)?;
         let mut heads = self.empty(&[max, value_heads, 6 * PANEL], DType::U8)?;

@@ -5,7 +5,7 @@
 // X = T' dN, Y = -T' (dN S'), dP = tril(dO N'), M = dP o G, Z = e^(b_last - b) N dS', dL = -tril(X U' + Y W', -1), B = beta dL o G;
 // dQ = e^b dO S' + M K, dK = M' Q + Z + B K + B' K + beta e^b Y, dV = beta X,
 // dbeta = rows(dL o G o K K') + <X, V> + e^b <Y, K>,
-// db = <e^b dO S', Q> + (rows - columns)(dP o P + B o K K') + <Y, beta e^b K> - <Z, K>; that of the last row adds sum <Z, K> + e^(b_last) <S, dS>.
+// db = <e^b dO S', Q> + (rows - columns)(dP o P + B o K K') + <Y, beta e^b K> - <Z, K>; db of the last row adds sum <Z, K> + e^(b_last) <S, dS>.
 
 // Shared memory of `delta_state_gradients`: stages (queries, keys, W, P and dO), then panels that are written to device memory: dS and dN.
 #define STAGE (8 * PANEL)

@@ -63,7 +63,7 @@ fn states_agree_across_devices() {
     for (spec, dtype) in SPECS.iter().flat_map(|spec| [DType::F32, DType::BF16].map(|dtype| (spec, dtype))) {
         let (qkv, gates) = inputs(ROWS, spec, dtype);
         let pool = crate::ops::cast(&states("pool", 8, spec), DType::F32).unwrap();
-        // The state of the slot 3 is not read, and the slots 6 and 7 are those of other sequences.
+        // The state of the slot 3 is not read, and other sequences have the slots 6 and 7.
         let tensors = [
             qkv,
             gates.g,
