@@ -44,7 +44,7 @@ pub struct Calibration {
     pub range: Range,
     /// The number of tokens of the text.
     pub tokens: u64,
-    /// The [`WeightFiles::fingerprint`] of the linears; empty if the model does not come from a folder.
+    /// The [`DequantizedFiles::fingerprint`](ottava_checkpoint::DequantizedFiles::fingerprint) of the linears; empty if the model does not come from a folder.
     pub model: String,
     /// The range of each input, by the name of its linear in the folder.
     pub inputs: BTreeMap<String, InputRange>,
