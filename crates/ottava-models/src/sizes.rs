@@ -241,7 +241,7 @@ impl DecoderConfig {
         self
     }
 
-    /// Returns the longest sequence: [`DecoderConfig::positions`], or less if a sublayer is implemented only for shorter sequences.
+    /// Returns the longest sequence: the number of positions of config.json, or less if a sublayer is implemented only for shorter sequences.
     pub fn context(&self) -> usize {
         self.limit().map_or(self.positions(), |(tokens, _)| tokens)
     }
