@@ -8,7 +8,7 @@ import ctypes, glob, math, os, sys
 import torch
 
 OPS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../crates/ottava-tensor/src/ops")
-C, D, ST = 64, 128, 3  # the tokens of a chunk, the size of a head, and the stages in shared memory
+C, D, ST, PITCH = 64, 128, 3, 68  # the tokens of a chunk, the size of a head, stages in shared memory, and floats of a column
 EPS = 1e-6
 cuda = ctypes.CDLL("libcuda.so.1")
 torch.zeros(1, device="cuda")
@@ -30,10 +30,10 @@ def nvrtc():
 def compiled(name, **defines):
     """Returns a module of a kernel file of the op."""
     read = lambda path: open(os.path.join(OPS, path)).read() + "\n"
-    headers = ["common.cuh", "hopper.cuh", "gated_delta_rule/delta_chunks.cuh", f"gated_delta_rule/{name}.cu"]
+    headers = ["common.cuh", "hopper.cuh", "segments.cuh", "gated_delta_rule/delta_chunks.cuh", f"gated_delta_rule/{name}.cu"]
     lib, program, size = nvrtc(), ctypes.c_void_p(), ctypes.c_size_t()
     ok(lib.nvrtcCreateProgram(ctypes.byref(program), "".join(map(read, headers)).encode(), b"kernels.cu", 0, None, None), name)
-    options = ["--gpu-architecture=sm_90a", "-std=c++17", "--fmad=false", "-default-device", "-DTILE=128", f"-DCHUNK={C}", f"-DSTAGES={ST}"]
+    options = ["--gpu-architecture=sm_90a", "-std=c++17", "--fmad=false", "-default-device", "-DTILE=128", f"-DCHUNK={C}", f"-DPITCH={PITCH}", f"-DSTAGES={ST}"]
     options += ["-DMAX_F16=65504.0f", "-DMAX_E4M3=448.0f", "-DMAX_E5M2=57344.0f"] + [f"-D{key}={value}" for key, value in defines.items()]
     texts = (ctypes.c_char_p * len(options))(*[option.encode() for option in options])
     ok(lib.nvrtcCompileProgram(program, len(options), texts), f"compiling {name}")
@@ -63,7 +63,7 @@ def launch(file, name, grid, block, shared, *args):
 
 
 P, S = C * 128, D * 128
-PREPARE = 6 * P + C * 68 * 4
+PREPARE = 6 * P + C * PITCH * 4
 STATES = ST * (8 * P + C * 4) + S + P
 GRADIENTS = 19 * P + 4 * S
 
@@ -88,7 +88,7 @@ class Op:
         s.dbefore = torch.full((s.N, hv, D, D), float("nan"), device="cuda")
 
     def table(s):
-        launch("f0", "delta_table", (1, 1, 1), 1024, 0, s.of, s.segments, s.at, s.N, 0, s.max)
+        launch("f0", "delta_table", (1, 1, 1), 1024, 0, s.of, s.segments, s.at, s.N, s.T, s.max)
 
     def prepare(s, keeps_inverse):
         images = (s.keys, s.heads, s.gates, s.rstd, s.qkv, s.g, s.beta, s.of)

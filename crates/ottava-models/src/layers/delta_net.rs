@@ -60,12 +60,6 @@ struct DeltaNetSaved {
     output: SavedOperand,
 }
 
-/// The source of the projections in backward: saved, or the operand.
-enum Source {
-    Saved(Projected),
-    OfOperand(View),
-}
-
 /// The values of the parameters between the projections.
 struct Values {
     conv: Tensor, /* [2·H_k·D_k + H·D_v, 1, K] */
@@ -214,16 +208,12 @@ impl Sublayer for DeltaNet {
         context: &mut Context,
     ) -> Result<Tensor> {
         let DeltaNetSaved { projected, o, output } = saved.into();
-        let (source, columns) = match projected {
-            Some(projected) => (Source::Saved(projected), x.columns(context)?),
+        let (projected, columns) = match projected {
+            Some(projected) => (projected, x.columns(context)?),
             None => {
                 let Views { rows, columns } = x.views(context)?;
-                (Source::OfOperand(rows), columns)
+                (self.projections.fprop(&rows, &mut context.recomputation())?, columns)
             }
-        };
-        let projected = match source {
-            Source::Saved(projected) => projected,
-            Source::OfOperand(x) => self.projections.fprop(&x, &mut context.recomputation())?,
         };
         let (weight, how) = (self.norm.weights.value()?, self.how);
         let normed = |_: &Context| Ok(gated_norm(&o, &projected.z, &weight, how)?);

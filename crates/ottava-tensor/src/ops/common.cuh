@@ -29,6 +29,12 @@ __device__ __forceinline__ void store(f32* p, float x) { *p = x; }
 __device__ __forceinline__ void store(bf16* p, float x) { asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(p->bits) : "f"(x)); }
 __device__ __forceinline__ void store(f16* p, float x) { asm("cvt.rn.f16.f32 %0, %1;" : "=h"(p->bits) : "f"(x)); }
 
+// Adds over the lanes of a warp; each lane gets the sum.
+__device__ __forceinline__ float warp_sum(float x) {
+    for (int offset = 16; offset > 0; offset /= 2) x += __shfl_xor_sync(0xFFFFFFFF, x, offset);
+    return x;
+}
+
 struct Add { template <class T> __device__ T operator()(T a, T b) const { return a + b; } };
 // Returns the maximum as on the CPU: ignores NaN unless both arguments are NaN.
 struct Max { __device__ float operator()(float a, float b) const { return fmaxf(a, b); } };

@@ -47,9 +47,8 @@ __device__ __forceinline__ void barrier_arrive_at(u64* barrier, u32 block) {
 }
 
 // Returns the descriptor of an operand: rows of 128 bytes, with 16-byte pieces swizzled within groups of eight rows.
-__device__ __forceinline__ u64 descriptor(const void* p) {
-    return (u64)(shared_address(p) >> 4 & 0x3FFF) | 1ull << 16 | 64ull << 32 | 1ull << 62;
-}
+__device__ __forceinline__ u64 descriptor(u32 address) { return (u64)(address >> 4 & 0x3FFF) | 1ull << 16 | 64ull << 32 | 1ull << 62; }
+__device__ __forceinline__ u64 descriptor(const void* p) { return descriptor(shared_address(p)); }
 
 // Keeps the compiler from moving or delaying computations of `d` across this point.
 template <int N> __device__ __forceinline__ void hold(float (&d)[N]) {

@@ -8,6 +8,10 @@ struct Segments {
     const int* at;
     int count, rows;
 
+    // Return the rows of segment `n`.
+    __device__ __forceinline__ int first(int n) const { return at ? at[n] : n * (rows / count); }
+    __device__ __forceinline__ int end(int n) const { return at ? at[n + 1] : (n + 1) * (rows / count); }
+
     // Returns the last segment that begins before or at row `t`, or -1.
     __device__ __forceinline__ int begun(int t) const {
         // In a batch of decode steps, each segment is one row, and row `t` is segment `t`.

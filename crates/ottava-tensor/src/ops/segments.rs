@@ -61,7 +61,7 @@ pub(super) fn scatter<T: Copy>(rows: &[T], first: usize, [width, column, count]:
     }
 }
 
-impl Segments<'_> {
+impl<'a> Segments<'a> {
     /// Returns the longest segment that a batch of `rows` rows can have.
     pub(super) fn longest(&self, rows: usize) -> usize {
         match self {
@@ -75,6 +75,14 @@ impl Segments<'_> {
         match self {
             Segments::Even(count) => *count,
             Segments::At(at) => at.len().saturating_sub(1),
+        }
+    }
+
+    /// Returns the offsets, or `None` for segments of equal length.
+    pub(super) fn offsets(&self) -> Option<&'a Tensor> {
+        match self {
+            Segments::Even(_) => None,
+            Segments::At(at) => Some(at),
         }
     }
 

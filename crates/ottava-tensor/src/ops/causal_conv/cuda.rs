@@ -63,14 +63,6 @@ impl Threads {
     }
 }
 
-/// Returns the offsets of segments, if their lengths differ.
-fn offsets<'a>(segments: &Segments<'a>) -> Option<&'a Tensor> {
-    match segments {
-        Segments::Even(_) => None,
-        Segments::At(at) => Some(at),
-    }
-}
-
 pub(super) fn causal_conv(
     gpu: &CudaDevice,
     x: &Tensor,
@@ -86,7 +78,7 @@ pub(super) fn causal_conv(
         Some(SegmentStates { values, slots, past }) => (Some(values), Some(slots), Some(past)),
         None => (None, None, None),
     };
-    let (at, count) = (offsets(&segments), segments.count());
+    let (at, count) = (segments.offsets(), segments.count());
     let ConvWeights { weight, bias } = weights;
     let entry = kernel::causal_conv(y, x, weight, bias, at, count, values, slots, past, rows, channels, strip);
     let kernel = variant(x, taps, entry)?;
@@ -110,7 +102,7 @@ pub(super) fn causal_conv_backward(
     let partial = |len| Tensor::empty(x.device(), &[grid[0] as usize, len], DType::F32);
     let (mut of_weight, mut of_bias) =
         (partial(channels * taps)?, dbias.as_ref().map(|_| partial(channels)).transpose()?);
-    let (at, count) = (offsets(&segments), segments.count());
+    let (at, count) = (segments.offsets(), segments.count());
     let ConvWeights { weight, bias } = weights;
     let entry = kernel::causal_conv_backward(
         dx,

@@ -7,15 +7,15 @@ use crate::ops::launch::{self, BLOCK};
 use crate::{DType, Error, Result, Tensor};
 
 kernels! {
-    static SOURCE = { file: "gated_delta_rule", constants: [TOKENS, COLUMNS, ROWS], variants: launch::STORAGE };
+    static SOURCE = { file: "gated_delta_rule", headers: ["segments.cuh"], constants: [TOKENS, COLUMNS, ROWS], variants: launch::STORAGE };
     kernel gated_delta_rule(
-        o: *mut X, qkv: *const X, g: *const f32, beta: *const f32, at: *const i32, count: i32, length: i32, rows: i32, states: *mut f32,
+        o: *mut X, qkv: *const X, g: *const f32, beta: *const f32, at: *const i32, count: i32, rows: i32, states: *mut f32,
         slots: *const i32, past: *const i32, key_heads: i32, heads: i32, keys: i32, values: i32, eps: f32
     );
     kernel gated_delta_rule_backward(
         dqkv: *mut X, dg: *mut f32, dbeta: *mut f32, dbefore: *mut f32, dq: *mut f32, dk: *mut f32, tiles: *mut f32, tokens: *mut f32,
         d_o: *const X, qkv: *const X, g: *const f32, beta: *const f32, before: *const f32, gradient: *const f32, at: *const i32, count: i32,
-        length: i32, key_heads: i32, heads: i32, keys: i32, values: i32, eps: f32
+        rows: i32, key_heads: i32, heads: i32, keys: i32, values: i32, eps: f32
     );
     kernel gated_delta_rule_units(
         dqkv: *mut X, dg: *mut f32, dbeta: *mut f32, dq: *const f32, dk: *const f32, qkv: *const X, at: *const i32, count: i32,
@@ -41,16 +41,6 @@ fn variant(qkv: &Tensor, spec: &DeltaSpec, entry: Entry) -> Result<Kernel> {
     Ok(SOURCE.kernel(launch::storage(qkv.dtype())?, entry))
 }
 
-impl<'a> Segments<'a> {
-    /// Returns the offsets, if there are any, and the length of segments without offsets.
-    pub(super) fn pass(&self, rows: usize) -> (Option<&'a Tensor>, usize) {
-        match self {
-            Segments::Even(count) => (None, rows.checked_div(*count).unwrap_or(0)),
-            Segments::At(at) => (Some(at), 0),
-        }
-    }
-}
-
 pub(super) fn gated_delta_rule(
     gpu: &CudaDevice,
     qkv: &Tensor,
@@ -64,7 +54,7 @@ pub(super) fn gated_delta_rule(
         return delta_chunks::forward(gpu, qkv, gates, spec, segments, o);
     }
     let (rows, count) = (qkv.shape()[0], segments.count());
-    let (at, length) = segments.pass(rows);
+    let at = segments.offsets();
     let DeltaSpec { key_heads, value_heads, key_dim, value_dim } = *spec;
     let (values, slots, past) = match states {
         Some(SegmentStates { values, slots, past }) => (Some(values), Some(slots), Some(past)),
@@ -77,7 +67,6 @@ pub(super) fn gated_delta_rule(
         &gates.beta,
         at,
         count,
-        length,
         rows,
         values,
         slots,
@@ -108,7 +97,7 @@ pub(super) fn gated_delta_rule_backward(
         return delta_chunks::backward(gpu, d_o, [qkv, g, beta], spec, segments, states, gradient);
     }
     let (rows, count) = (qkv.shape()[0], segments.count());
-    let (at, length) = segments.pass(rows);
+    let at = segments.offsets();
     let DeltaSpec { key_heads, value_heads, key_dim, value_dim } = *spec;
     let empty = |shape: &[usize]| Tensor::empty(qkv.device(), shape, DType::F32);
     let by_heads = [rows, value_heads, key_dim];
@@ -135,7 +124,7 @@ pub(super) fn gated_delta_rule_backward(
         states.gradient,
         at,
         count,
-        length,
+        rows,
         key_heads,
         value_heads,
         key_dim,

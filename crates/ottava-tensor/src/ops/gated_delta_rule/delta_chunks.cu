@@ -1,13 +1,14 @@
 // The chunks of a batch, what all chunks need of their own rows (`delta_prepare`), and the states from chunk to chunk (`delta_states`).
 
 // Writes the rows of each chunk and the chunks of each segment. One block of 1024 threads.
-extern "C" __global__ void __launch_bounds__(1024) delta_table(int2* of, int2* of_segments, const int* at, int count, int length, int chunks) {
+extern "C" __global__ void __launch_bounds__(1024) delta_table(int2* of, int2* of_segments, const int* at, int count, int rows, int chunks) {
     __shared__ int warps[32];
+    const Segments segments = {at, count, rows};
     int before = 0;
     for (int base = 0; base < count; base += 1024) {
         const int n = base + threadIdx.x, lane = threadIdx.x % 32;
-        const int first = n < count ? at ? at[n] : n * length : 0, rows = n < count ? at ? at[n + 1] - first : length : 0;
-        const int own = (rows + CHUNK - 1) / CHUNK;
+        const int first = n < count ? segments.first(n) : 0, length = n < count ? segments.end(n) - first : 0;
+        const int own = (length + CHUNK - 1) / CHUNK;
         int sum = own;
         for (int offset = 1; offset < 32; offset *= 2) {
             const int other = __shfl_up_sync(0xFFFFFFFF, sum, offset);
@@ -23,13 +24,12 @@ extern "C" __global__ void __launch_bounds__(1024) delta_table(int2* of, int2* o
         }
         const int chunk = before + sum - own;
         if (n < count) of_segments[n] = make_int2(chunk, own);
-        for (int i = 0; i < own; i++) of[chunk + i] = make_int2(first + i * CHUNK, min(CHUNK, rows - i * CHUNK));
+        for (int i = 0; i < own; i++) of[chunk + i] = make_int2(first + i * CHUNK, min(CHUNK, length - i * CHUNK));
         before += all;
     }
     for (int c = before + threadIdx.x; c < chunks; c += 1024) of[c] = make_int2(0, 0);
 }
 
-#define L_PITCH 68                 // floats of a row of L, so that the elements of a store are in different banks
 
 // A thread's eighths of the rows of queries or keys: eight elements of each eighth row.
 struct Rows {
@@ -79,7 +79,7 @@ __device__ __forceinline__ void start_copies(u8* panels, const bf16* from, u64 p
 // A matrix [CHUNK, CHUNK] in shared memory, by columns.
 struct Columns {
     float* at;
-    __device__ __forceinline__ float& operator()(int row, int column) const { return at[column * L_PITCH + row]; }
+    __device__ __forceinline__ float& operator()(int row, int column) const { return at[column * PITCH + row]; }
 };
 
 // Adds a product of 16 x 16 elements `a` and 16 x 8 * TILES elements `b` to `c`, in TF32. `a` and `b` begin at a row and a column.
@@ -205,7 +205,6 @@ __device__ __forceinline__ void put_lower(const Columns& L, u8* P, const float (
 // Shared memory of `delta_prepare`: queries (later P), keys, values (later U), and L (later T times gates, then W).
 #define AT_VALUES (4 * PANEL)
 #define AT_LOWER (6 * PANEL)
-#define PREPARE_BYTES (AT_LOWER + CHUNK * L_PITCH * 4)
 
 // Computes the panels of a chunk and head. `keys` has an image for each chunk and key head, and `rstd` the reciprocal lengths of queries and keys; the
 // first head of a key head writes them. `heads_images` and `gates` (b and beta) have a part for each chunk and head. T is written if `keeps_inverse`.
@@ -227,7 +226,7 @@ extern "C" __global__ void __launch_bounds__(128, 3) delta_prepare(u8* keys, u8*
     its_keys.fetch(x + (key_heads + key_head) * 128, width, rows.y);
     if (threadIdx.x < 32) load_gates(b, betas, gates + of_head * 2 * CHUNK, g + (u64)rows.x * heads + head, beta + (u64)rows.x * heads + head, heads, rows.y);
     const bool writes_keys = head % (heads / key_heads) == 0;
-    queries.put(shared, 0.08838834764831845f, eps, writes_keys ? keys + of_keys * KEYS_IMAGE : nullptr, rstd + of_keys * 2 * CHUNK);
+    queries.put(shared, QUERY_FACTOR, eps, writes_keys ? keys + of_keys * KEYS_IMAGE : nullptr, rstd + of_keys * 2 * CHUNK);
     its_keys.put(shared + AT_K, 1.0f, eps, writes_keys ? keys + of_keys * KEYS_IMAGE + AT_K : nullptr, rstd + of_keys * 2 * CHUNK + CHUNK);
     show_copies_what_was_written();
     __syncthreads();
@@ -301,7 +300,6 @@ extern "C" __global__ void __launch_bounds__(128, 3) delta_prepare(u8* keys, u8*
 #define AT_STATE (STAGES * STAGE)
 #define AT_NEW (AT_STATE + SLICE)
 #define AT_GATES (AT_NEW + PANEL)
-#define STATES_BYTES (AT_GATES + STAGES * CHUNK * 4)
 
 // The segment, head and slice of a block of `delta_states`, and what it reads and writes.
 struct StatesOf {

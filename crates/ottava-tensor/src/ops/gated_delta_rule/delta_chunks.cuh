@@ -5,7 +5,7 @@
 // N = U - W S, O = e^b Q S + P N, and the state after the chunk is e^(b_last) S + (e^(b_last - b) K)' N. (Yang et al. 2024, arXiv:2412.06464)
 //
 // Matrices are divided into panels of 64 columns: rows of 128 bytes whose 16-byte pieces are swizzled within groups of eight rows, so that a panel is an
-// operand of wgmma. `delta_prepare` writes the panels of all chunks, which other kernels copy as they are.
+// operand of wgmma. `delta_prepare` writes the panels of all chunks. Other kernels copy these panels.
 
 typedef unsigned char u8;
 
@@ -13,12 +13,11 @@ typedef unsigned char u8;
 #define SLICE (128 * 128)  // bytes of a panel of a state: all rows, and 64 columns
 #define KEYS_IMAGE (4 * PANEL)    // queries and keys of a chunk and key head: two panels each
 #define HEAD_IMAGE (6 * PANEL)    // W, U (two panels each), P and T of a chunk and head
+#define QUERY_FACTOR 0.08838834764831845f // 1 / sqrt(128)
 #define AT_K (2 * PANEL)
 #define AT_U (2 * PANEL)
 #define AT_P (4 * PANEL)
 #define AT_T (5 * PANEL)
-
-__device__ __forceinline__ u64 panel_descriptor(u32 address) { return (u64)(address >> 4 & 0x3FFF) | 1ull << 16 | 64ull << 32 | 1ull << 62; }
 
 #define D4(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
 #define D16(i) D4(i), D4(i + 4), D4(i + 8), D4(i + 12)
@@ -44,7 +43,7 @@ __device__ __forceinline__ void product(float (&d)[32], u32 a, u32 b, bool adds)
 #pragma unroll
     for (int k = 0; k < TERMS / 16; k++) {
         const u32 of_a = A_NEXT ? a + k / 4 * A_NEXT + k % 4 * 32 : a + k * 2048, of_b = B_NEXT ? b + k / 4 * B_NEXT + k % 4 * 32 : b + k * 2048;
-        multiply<A_NEXT == 0, B_NEXT == 0, SIGN>(d, panel_descriptor(of_a), panel_descriptor(of_b), adds || k > 0);
+        multiply<A_NEXT == 0, B_NEXT == 0, SIGN>(d, descriptor(of_a), descriptor(of_b), adds || k > 0);
     }
     asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
 }
@@ -130,7 +129,7 @@ template <int B_NEXT, int SIGN = 1, int TERMS> __device__ __forceinline__ void p
     asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 #pragma unroll
     for (int k = 0; k < TERMS / 16; k++) {
-        const u64 of_b = panel_descriptor(B_NEXT ? b + k / 4 * B_NEXT + k % 4 * 32 : b + k * 2048);
+        const u64 of_b = descriptor(B_NEXT ? b + k / 4 * B_NEXT + k % 4 * 32 : b + k * 2048);
         asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %37, 0;\nwgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 "
                      "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, "
                      "%28, %29, %30, %31}, {%32, %33, %34, %35}, %36, p, %38, 1, %39;\n}"

@@ -8,14 +8,14 @@ use crate::{DType, Feature, Result, Tensor};
 
 kernels! {
     static SOURCE = {
-        file: "delta_chunks", headers: ["hopper.cuh", "gated_delta_rule/delta_chunks.cuh"], needs: [Wgmma, BulkCopies],
-        constants: [CHUNK, STAGES], variants: &[PLAIN, KEEPING]
+        file: "delta_chunks", headers: ["hopper.cuh", "segments.cuh", "gated_delta_rule/delta_chunks.cuh"],
+        needs: [Wgmma, BulkCopies], constants: [CHUNK, PITCH, STAGES], variants: &[PLAIN, KEEPING]
     };
     static BACKWARD = {
         file: "delta_chunks_backward", headers: ["hopper.cuh", "gated_delta_rule/delta_chunks.cuh"], needs: [Wgmma, BulkCopies],
         constants: [CHUNK, STAGES], variants: UNTYPED
     };
-    kernel delta_table(of: *mut int2, of_segments: *mut int2, at: *const i32, count: i32, length: i32, chunks: i32);
+    kernel delta_table(of: *mut int2, of_segments: *mut int2, at: *const i32, count: i32, rows: i32, chunks: i32);
     kernel delta_prepare(
         keys: *mut u8, heads_images: *mut u8, gates: *mut f32, rstd: *mut f32, qkv: *const bf16, g: *const f32, beta: *const f32, chunks: *const int2,
         key_heads: i32, heads: i32, eps: f32, keeps_inverse: i32
@@ -39,6 +39,8 @@ kernels! {
 const CHUNK: usize = 64;
 /// The number of chunks that a block has in shared memory, while it runs from chunk to chunk.
 const STAGES: usize = 3;
+/// The floats of a column of the triangular matrix, so that the elements of a store are in different banks of shared memory.
+const PITCH: usize = 68;
 /// The size of keys and of values that the kernels support.
 const SIZE: usize = 128;
 
@@ -49,7 +51,7 @@ const KEEPING: Defines = &[("KEEPS", "1")];
 const PANEL: usize = CHUNK * 128;
 const SLICE: usize = SIZE * 128;
 /// The bytes of shared memory of the kernels: panels, gates of stages, and in `delta_prepare` two matrices in F32 with padded rows.
-const PREPARE_BYTES: usize = 6 * PANEL + CHUNK * 68 * 4;
+const PREPARE_BYTES: usize = 6 * PANEL + CHUNK * PITCH * 4;
 const STATES_BYTES: usize = STAGES * (8 * PANEL + CHUNK * 4) + SLICE + PANEL;
 const GRADIENTS_BYTES: usize = 19 * PANEL + 4 * SLICE;
 
@@ -96,22 +98,21 @@ struct Kept {
 
 impl<'a> Inputs<'a> {
     fn new(gpu: &'a CudaDevice, qkv: &'a Tensor, spec: &'a DeltaSpec, segments: &Segments<'a>) -> Inputs<'a> {
-        Inputs { gpu, qkv, spec, at: segments.pass(qkv.shape()[0]).0, count: segments.count() }
+        Inputs { gpu, qkv, spec, at: segments.offsets(), count: segments.count() }
     }
 
     fn empty(&self, shape: &[usize], dtype: DType) -> Result<Tensor> {
         Tensor::empty(self.qkv.device(), shape, dtype)
     }
 
-    fn prepare(&self, gates: [&Tensor; 2], segments: &Segments, keeps_inverse: bool) -> Result<Chunks> {
+    fn prepare(&self, gates: [&Tensor; 2], keeps_inverse: bool) -> Result<Chunks> {
         let (rows, [g, beta]) = (self.qkv.shape()[0], gates);
         let DeltaSpec { key_heads, value_heads, .. } = *self.spec;
         // Reserved segments may be more than rows.
         let max = rows / CHUNK + self.count.min(rows);
         let mut of = self.empty(&[max, 2], DType::I32)?;
         let mut of_segments = self.empty(&[self.count, 2], DType::I32)?;
-        let length = segments.pass(rows).1;
-        let entry = kernel::delta_table(&mut of, &mut of_segments, self.at, self.count, length, max);
+        let entry = kernel::delta_table(&mut of, &mut of_segments, self.at, self.count, rows, max);
         // SAFETY: the segments have at most `max` chunks, if the offsets do not exceed the rows: the caller's promise, because
         // offsets are on the GPU.
         unsafe { self.gpu.launch(&SOURCE.kernel(PLAIN, entry), [1, 1, 1], 1024, 0)? };
@@ -194,7 +195,7 @@ pub(super) fn forward(
     o: &mut Tensor,
 ) -> Result<()> {
     let inputs = Inputs::new(gpu, qkv, spec, &segments);
-    let chunks = inputs.prepare([&gates.g, &gates.beta], &segments, false)?;
+    let chunks = inputs.prepare([&gates.g, &gates.beta], false)?;
     inputs.run(&chunks, None, Some(o), None)
 }
 
@@ -208,7 +209,7 @@ pub(super) fn backward(
     gradient: &mut DeltaGradient,
 ) -> Result<()> {
     let inputs = Inputs::new(gpu, qkv, spec, &segments);
-    let chunks = inputs.prepare([g, beta], &segments, true)?;
+    let chunks = inputs.prepare([g, beta], true)?;
     let (mut kept, mut of_kept) = (inputs.kept(&chunks)?, inputs.kept(&chunks)?);
     inputs.run(&chunks, states.before, None, Some(&mut kept))?;
     let DeltaSpec { key_heads, value_heads, .. } = *spec;

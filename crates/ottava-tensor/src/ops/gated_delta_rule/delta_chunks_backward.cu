@@ -15,7 +15,6 @@
 #define AT_STATE (STAGES * STAGE)
 #define AT_NEW (AT_STATE + SLICE)
 #define AT_GATES (AT_NEW + PANEL)
-#define STATE_GRADIENTS_BYTES (AT_GATES + STAGES * CHUNK * 4)
 
 // The segment, head and slice of a block of `delta_state_gradients`, and what it reads and writes.
 struct GradientsOf {
@@ -137,7 +136,6 @@ extern "C" __global__ void __launch_bounds__(160) delta_state_gradients(u8* kept
 #define OF_DO (OF_DS + 2 * SLICE)
 #define OF_X (OF_DO + 2 * PANEL)
 #define OF_R (OF_X + 2 * PANEL)             // dN S', later M and B
-#define GRADIENTS_BYTES (OF_R + 2 * PANEL)
 
 // Sums of each row over the columns of a warp group, for both warp groups, and what one warp group alone computes.
 struct RowSums {
@@ -391,7 +389,7 @@ extern "C" __global__ void __launch_bounds__(256) delta_gradients(bf16* dqkv, fl
             of_states += low(s.x) * low(d.x) + high(s.x) * high(d.x) + low(s.y) * low(d.y) + high(s.y) * high(d.y);
             of_states += low(s.z) * low(d.z) + high(s.z) * high(d.z) + low(s.w) * low(d.w) + high(s.w) * high(d.w);
         }
-        for (int offset = 16; offset > 0; offset /= 2) of_states += __shfl_xor_sync(0xFFFFFFFF, of_states, offset);
+        of_states = warp_sum(of_states);
         if (threadIdx.x % 32 == 0) of.states[warp] = of_states;
         wait_for_products<0>(dq);
         hold(dk);
@@ -415,7 +413,7 @@ extern "C" __global__ void __launch_bounds__(256) delta_gradients(bf16* dqkv, fl
 #pragma unroll
     for (int which = 0; which < 2; which++) {
         float (&d)[32] = which ? dk : dq;
-        const float factor = which ? 1.0f : 0.08838834764831845f;
+        const float factor = which ? 1.0f : QUERY_FACTOR;
         get_panel(y, shared + OF_KEYS + (2 * which + group) * PANEL);
 #pragma unroll
         for (int h = 0; h < 2; h++) {

@@ -6,14 +6,6 @@
 // The number of elements of a query or key that a lane reads.
 #define OWN (KEYS / 32)
 
-// The rows of each segment: `at` has offsets, or it is null and `count` segments have `length` rows each.
-struct Segments {
-    const int* at;
-    int count, length;
-    __device__ __forceinline__ int first(int n) const { return at ? at[n] : n * length; }
-    __device__ __forceinline__ int end(int n) const { return at ? at[n + 1] : (n + 1) * length; }
-};
-
 // The inputs of all tokens, and the sizes of the heads.
 struct Inputs {
     const X* qkv;
@@ -25,11 +17,6 @@ struct Inputs {
     __device__ __forceinline__ int part(int which, int key_head) const { return (which * key_heads + key_head) * keys; }
     __device__ __forceinline__ int value(int head) const { return 2 * key_heads * keys + head * values; }
 };
-
-__device__ __forceinline__ float warp_sum(float v) {
-    for (int offset = 16; offset > 0; offset /= 2) v += __shfl_xor_sync(0xFFFFFFFF, v, offset);
-    return v;
-}
 
 // A tile of tokens: normalised queries and keys, their products, values of the block's columns, and gates.
 struct Tile {
@@ -137,13 +124,13 @@ __device__ __forceinline__ void write_to(float (&s)[ROWS], const Tile& tile, int
 // Grid: segments, and with offsets one more for the rows of padding, which become zeros; heads; slices of COLUMNS columns. If `slots` is null, states
 // begin at zero and are not kept.
 extern "C" __global__ void __launch_bounds__(256) gated_delta_rule(X* o, const X* qkv, const float* g, const float* beta, const int* at, int count,
-                                                                   int length, int rows, float* states, const int* slots, const int* past,
+                                                                   int rows, float* states, const int* slots, const int* past,
                                                                    int key_heads, int heads, int keys, int values, float eps) {
     __shared__ __align__(16) Tile tile;
     __shared__ Sums sums;
     start_successors();
     wait_for_predecessors();
-    const Segments segments = {at, count, length};
+    const Segments segments = {at, count, rows};
     const Inputs of = {qkv, g, beta, key_heads, heads, keys, values};
     const int head = blockIdx.y, n = blockIdx.x, lane = threadIdx.x % 32, column = blockIdx.z * COLUMNS + lane;
     const u64 pitch = (u64)heads * values;
@@ -264,13 +251,13 @@ __device__ __forceinline__ void step_back(float (&ds)[ROWS], float (&after)[ROWS
 // slices for each block.
 extern "C" __global__ void __launch_bounds__(256) gated_delta_rule_backward(
     X* dqkv, float* dg, float* dbeta, float* dbefore, float* dq, float* dk, float* tiles, float* tokens, const X* d_o, const X* qkv, const float* g,
-    const float* beta, const float* before, const float* gradient, const int* at, int count, int length, int key_heads, int heads, int keys,
+    const float* beta, const float* before, const float* gradient, const int* at, int count, int rows, int key_heads, int heads, int keys,
     int values, float eps) {
     __shared__ __align__(16) Tile tile;
     __shared__ Sums sums;
     __shared__ GateSums gates;
     __shared__ float differences[TOKENS][COLUMNS];
-    const Segments segments = {at, count, length};
+    const Segments segments = {at, count, rows};
     const Inputs of = {qkv, g, beta, key_heads, heads, keys, values};
     const Gradients to = {dq, dk, dg, dbeta, dqkv};
     const int head = blockIdx.y, lane = threadIdx.x % 32;
