@@ -1,75 +1,22 @@
 #!/usr/bin/env python3
 """Compares the kernels of the gated delta rule in chunks with the recurrence in torch, in F64, and times each kernel.
 
-Needs torch with CUDA on a Hopper GPU. The kernel files are compiled by the NVRTC that torch has loaded, with the options of `cuda/nvrtc.rs`.
-usage: scripts/check_delta_kernels.py [check] [time]    by default both
+Needs torch with CUDA on a Hopper GPU. usage: scripts/check_delta_kernels.py [check] [time]    by default both
 """
-import ctypes, glob, math, os, sys
+import math, sys
 import torch
+from kernel_check import compare, compiled, empty, launch, time
 
-OPS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../crates/ottava-tensor/src/ops")
 C, D, ST, PITCH = 64, 128, 3, 68  # the tokens of a chunk, the size of a head, stages in shared memory, and floats of a column
 EPS = 1e-6
-cuda = ctypes.CDLL("libcuda.so.1")
-torch.zeros(1, device="cuda")
-
-
-def ok(result, what):
-    if result:
-        raise SystemExit(f"{what}: error {result}")
-
-
-def nvrtc():
-    for folder in sys.path:
-        for found in glob.glob(f"{folder}/nvidia/*/lib/libnvrtc.so.*[0-9]"):
-            if "builtins" not in found and "alt" not in found:
-                return ctypes.CDLL(found)
-    return ctypes.CDLL("libnvrtc.so")
-
-
-def compiled(name, **defines):
-    """Returns a module of a kernel file of the op."""
-    read = lambda path: open(os.path.join(OPS, path)).read() + "\n"
-    headers = ["common.cuh", "hopper.cuh", "segments.cuh", "gated_delta_rule/delta_chunks.cuh", f"gated_delta_rule/{name}.cu"]
-    lib, program, size = nvrtc(), ctypes.c_void_p(), ctypes.c_size_t()
-    ok(lib.nvrtcCreateProgram(ctypes.byref(program), "".join(map(read, headers)).encode(), b"kernels.cu", 0, None, None), name)
-    options = ["--gpu-architecture=sm_90a", "-std=c++17", "--fmad=false", "-default-device", "-DTILE=128", f"-DCHUNK={C}", f"-DPITCH={PITCH}", f"-DSTAGES={ST}"]
-    options += ["-DMAX_F16=65504.0f", "-DMAX_E4M3=448.0f", "-DMAX_E5M2=57344.0f"] + [f"-D{key}={value}" for key, value in defines.items()]
-    texts = (ctypes.c_char_p * len(options))(*[option.encode() for option in options])
-    ok(lib.nvrtcCompileProgram(program, len(options), texts), f"compiling {name}")
-    ok(lib.nvrtcGetCUBINSize(program, ctypes.byref(size)), name)
-    binary, module = ctypes.create_string_buffer(size.value), ctypes.c_void_p()
-    ok(lib.nvrtcGetCUBIN(program, binary), name)
-    ok(cuda.cuModuleLoadData(ctypes.byref(module), binary), name)
-    return module
-
-
-FILES = {"f0": compiled("delta_chunks", KEEPS=0), "f1": compiled("delta_chunks", KEEPS=1), "b": compiled("delta_chunks_backward")}
-
-
-def launch(file, name, grid, block, shared, *args):
-    function, values = ctypes.c_void_p(), []
-    ok(cuda.cuModuleGetFunction(ctypes.byref(function), FILES[file], name.encode()), name)
-    if shared > 48 << 10:
-        ok(cuda.cuFuncSetAttribute(function, 8, shared), name)
-    for a in args:
-        if a is None or isinstance(a, torch.Tensor):
-            values.append(ctypes.c_uint64(0 if a is None else a.data_ptr()))
-        else:
-            values.append(ctypes.c_float(a) if isinstance(a, float) else ctypes.c_int(a))
-    pointers = (ctypes.c_void_p * len(values))(*[ctypes.cast(ctypes.pointer(v), ctypes.c_void_p) for v in values])
-    stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
-    ok(cuda.cuLaunchKernel(function, *grid, block, 1, 1, shared, stream, pointers, None), name)
-
-
+FOLDER, HEADERS = "gated_delta_rule", ["hopper.cuh", "chunk_panels.cuh", "gated_delta_rule/delta_chunks.cuh"]
+module = lambda name, **defines: compiled(f"{FOLDER}/{name}.cu", HEADERS, CHUNK=C, PITCH=PITCH, STAGES=ST, **defines)
+TABLE = compiled(f"{FOLDER}/chunk_table.cu", ["segments.cuh"], CHUNK=C)
+PLAIN, KEEPING, BACKWARD = module("delta_chunks", KEEPS=0), module("delta_chunks", KEEPS=1), module("delta_chunks_backward")
 P, S = C * 128, D * 128
 PREPARE = 6 * P + C * PITCH * 4
 STATES = ST * (8 * P + C * 4) + S + P
 GRADIENTS = 19 * P + 4 * S
-
-
-def empty(*shape, dtype=torch.uint8):
-    return torch.empty(*shape, dtype=dtype, device="cuda")
 
 
 class Op:
@@ -88,24 +35,24 @@ class Op:
         s.dbefore = torch.full((s.N, hv, D, D), float("nan"), device="cuda")
 
     def table(s):
-        launch("f0", "delta_table", (1, 1, 1), 1024, 0, s.of, s.segments, s.at, s.N, s.T, s.max)
+        launch(TABLE, "chunk_table", (1, 1, 1), 1024, 0, s.of, s.segments, s.at, s.N, s.T, s.max)
 
     def prepare(s, keeps_inverse):
         images = (s.keys, s.heads, s.gates, s.rstd, s.qkv, s.g, s.beta, s.of)
-        launch("f0", "delta_prepare", (s.max, s.hv, 1), 128, PREPARE, *images, s.hk, s.hv, EPS, keeps_inverse)
+        launch(PLAIN, "delta_prepare", (s.max, s.hv, 1), 128, PREPARE, *images, s.hk, s.hv, EPS, keeps_inverse)
 
     def states(s, keeps, before=None):
         to = (None, *s.kept[:2]) if keeps else (s.o, None, None)
         inputs = (s.keys, s.heads, s.gates, before, s.of, s.segments, s.at, s.N, s.T, s.hk, s.hv)
-        launch(f"f{keeps}", "delta_states", (s.N + 1 - keeps, s.hv, 2), 160, STATES, *to, *inputs)
+        launch(KEEPING if keeps else PLAIN, "delta_states", (s.N + 1 - keeps, s.hv, 2), 160, STATES, *to, *inputs)
 
     def state_gradients(s, do, gradient=None):
         inputs = (do, s.keys, s.heads, s.gates, gradient, s.of, s.segments, s.hk, s.hv)
-        launch("b", "delta_state_gradients", (s.N, s.hv, 2), 160, STATES, *s.kept[2:], s.dbefore, *inputs)
+        launch(BACKWARD, "delta_state_gradients", (s.N, s.hv, 2), 160, STATES, *s.kept[2:], s.dbefore, *inputs)
 
     def gradients(s, do):
         inputs = (do, s.qkv, s.keys, s.heads, *s.kept, s.gates, s.rstd, s.of, s.at, s.N, s.T, s.hk, s.hv)
-        launch("b", "delta_gradients", (s.max + 1, s.hk, 1), 256, GRADIENTS, s.dqkv, s.dg, s.dbeta, *inputs)
+        launch(BACKWARD, "delta_gradients", (s.max + 1, s.hk, 1), 256, GRADIENTS, s.dqkv, s.dg, s.dbeta, *inputs)
 
     def forward(s):
         s.table(), s.prepare(0), s.states(0)
@@ -156,29 +103,13 @@ def check(bounds, T, hk, hv):
     parts = [hk * D, hk * D, hv * D]
     compared += zip(("dq", "dk", "dv"), op.dqkv.split(parts, 1), leaves[0].grad.split(parts, 1))
     compared += [("dg", op.dg, leaves[1].grad), ("dbeta", op.dbeta, leaves[2].grad), ("dbefore", op.dbefore, leaves[3].grad)]
-    for name, seen, expected in compared:
-        error = ((seen.double() - expected).norm() / expected.norm()).item()
-        print(f"segments {bounds}, {hk} and {hv} heads: {name} differs by {error:.1e} of its norm")
-        assert error < 1e-2
-
-
-def time(work, runs=20):
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    for _ in range(3):
-        work()
-    torch.cuda.synchronize()
-    start.record()
-    for _ in range(runs):
-        work()
-    end.record()
-    torch.cuda.synchronize()
-    return start.elapsed_time(end) / runs
+    compare(f"segments {bounds}, {hk} and {hv} heads", compared)
 
 
 print(torch.cuda.get_device_name())
 wanted = sys.argv[1:] or ["check", "time"]
 if "check" in wanted:
-    for case in (([0, 64], 64, 1, 1), ([0, 1, 1, 70, 134, 262, 301], 305, 2, 4), ([0, 200], 200, 1, 3)):
+    for case in (([0, 64], 64, 1, 1), ([0, 1, 1, 70, 134, 262, 301], 305, 2, 4), ([0, 300], 300, 1, 3)):
         check(*case)
 if "time" in wanted:
     for T, hk, hv in ((8192, 16, 32), (32768, 16, 32)):

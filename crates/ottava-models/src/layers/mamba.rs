@@ -11,17 +11,17 @@ use super::cast::{OperandCast, SavedOperand};
 use super::exchange::{expect_divisible, expect_whole_sequences};
 use super::sublayer::{BranchOperand, Sublayer, SublayerSaved};
 use super::{Linear, LinearConfig, RECURRENT_OUTPUT, Stream};
-use ottava_common::error::{Error, Result};
+use ottava_common::error::Result;
 use ottava_recipe::context::Context;
 use ottava_recipe::operand::{ResidualGradient, View, Views};
 use ottava_recipe::param::{Builder, FolderLayout, FolderTensor, Init, Param, Split};
 use ottava_recipe::recurrent::RecurrentSpec;
+use ottava_tensor::Tensor;
 use ottava_tensor::ops::{
     BoundaryStates, ColumnRuns, ConvWeights, GateFunction, GateOrder, GatedNorm, SsdInput, SsdParameterGradients,
     SsdSpec, causal_conv, causal_conv_backward, gated_norm, gated_norm_backward, move_columns, output_gate,
     output_gate_backward, ssd, ssd_backward,
 };
-use ottava_tensor::{Device, Tensor};
 
 /// The sizes and settings of a Mamba-2 layer.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -112,20 +112,10 @@ impl Values {
     }
 }
 
-/// Errors if the layer called `name` is built for a GPU.
-fn expect_cpu(build: &Builder, name: &str) -> Result<()> {
-    match build.device {
-        Device::Cuda(_) => Err(Error::Config(format!(
-            "`{name}` is a Mamba-2 layer, for which a GPU has no kernels yet; run on the CPU (`--device cpu`, or `device = \"cpu\"`)"
-        ))),
-        _ => Ok(()),
-    }
-}
-
 impl Mamba {
     /// Creates the layer called `name` with the settings of `stream`. `shared_input` is the cast of an operand that another sublayer also reads.
     ///
-    /// Errors on a GPU, if ranks cannot divide the groups evenly, or if they divide sequences.
+    /// Errors if ranks cannot divide the groups evenly, or if they divide sequences.
     pub fn new(
         build: &mut Builder,
         name: &str,
@@ -133,7 +123,6 @@ impl Mamba {
         stream: &Stream,
         shared_input: Option<OperandCast>,
     ) -> Result<Mamba> {
-        expect_cpu(build, name)?;
         expect_whole_sequences(build, name, "Mamba-2 layer")?;
         expect_divisible(build, name, "groups of heads", spec.heads.groups)?;
         let (heads, [input, output]) = (spec.heads, projections(build, name, &spec, stream, shared_input)?);

@@ -1,7 +1,7 @@
 //! Memory-bound ops, relative to a copy of the same bytes.
 
 use super::table::{CastTensors, KernelRow, Table, bf16, both, compressed, own};
-use super::{Meter, activations, experts, updates};
+use super::{Meter, activations, experts, recurrences, updates};
 use crate::ops::*;
 use crate::{DType, Granularity, Result, Tensor};
 
@@ -22,9 +22,7 @@ pub fn kernels(meter: Meter, tokens: usize, channels: usize, hidden: usize) -> R
     sinks(&mut table, tokens, channels)?;
     rotations(&mut table, tokens, channels)?;
     heads(&mut table, tokens, channels)?;
-    gates(&mut table, tokens, channels)?;
-    convolutions(&mut table, tokens, 2 * channels)?;
-    delta_rules(&mut table, tokens, channels)?;
+    recurrences::rows(&mut table, tokens, channels)?;
     activations::rows(&mut table, tokens, hidden)?;
     experts::rows(&mut table, tokens, channels)?;
     embedding_and_loss(&mut table, tokens, channels)?;
@@ -193,87 +191,6 @@ fn heads(table: &mut Table, t: usize, c: usize) -> Result<()> {
     let mut dbias = Tensor::zeros(device, &[3 * c], DType::F32)?;
     table.row("bias_gradient", bf16(3 * tc), &mut || bias_gradient(&qkv, &mut dbias))?;
     Ok(())
-}
-
-/// Times the gates of attention and of gated delta nets, with heads of size 128.
-fn gates(table: &mut Table, t: usize, c: usize) -> Result<()> {
-    let (device, tc, heads) = (table.device(), t * c, c.div_ceil(128));
-    let (x, z) = (table.random(&[t, c], DType::BF16)?, table.random(&[t, c], DType::BF16)?);
-    table.row("output_gate", bf16(3 * tc), &mut || output_gate(GateFunction::Sigmoid, &x, &z).map(drop))?;
-    table.row("output_gate_backward", bf16(5 * tc), &mut || {
-        output_gate_backward(GateFunction::Sigmoid, &z, &x, &z).map(drop)
-    })?;
-    let head_dim = 128.min(c);
-    let how = GatedNorm { size: head_dim, order: GateOrder::AfterNorm, eps: 1e-6 };
-    let weight = table.random(&[head_dim], DType::BF16)?;
-    let mut dweight = Tensor::zeros(device, &[head_dim], DType::F32)?;
-    table.row("gated_norm", bf16(3 * tc), &mut || gated_norm(&x, &z, &weight, how).map(drop))?;
-    table.row("gated_norm_backward", bf16(5 * tc), &mut || {
-        gated_norm_backward(&z, &x, &z, &weight, how, &mut dweight).map(drop)
-    })?;
-    let (b, a) = (table.random(&[t, heads], DType::BF16)?, table.random(&[t, heads], DType::BF16)?);
-    let (a_log, dt_bias) = (table.random(&[heads], DType::F32)?, table.random(&[heads], DType::F32)?);
-    let input = GateInput { b: &b, a: &a, a_log: &a_log, dt_bias: &dt_bias };
-    table.row("delta_gates", bf16(2 * t * heads) + 8 * t * heads, &mut || delta_gates(input).map(drop))?;
-    let gates = delta_gates(input)?;
-    let (mut da_log, mut ddt_bias) = (a_log.duplicate()?, dt_bias.duplicate()?);
-    table.row("delta_gates_backward", bf16(3 * t * heads) + 16 * t * heads, &mut || {
-        delta_gates_backward(&gates, input, &gates, &mut da_log, &mut ddt_bias).map(drop)
-    })
-}
-
-/// Times the causal convolution of gated delta nets on activations `[T, C]`: training on four documents, and a decode step of 64 sequences.
-fn convolutions(table: &mut Table, t: usize, c: usize) -> Result<()> {
-    let (device, tc, taps) = (table.device(), t * c, MAX_TAPS);
-    let (x, dy) = (table.random(&[t, c], DType::BF16)?, table.random(&[t, c], DType::BF16)?);
-    let weight = table.random(&[c, 1, taps], DType::BF16)?;
-    let weights = ConvWeights { weight: &weight, bias: None };
-    let mut dweight = Tensor::zeros(device, &[c, 1, taps], DType::F32)?;
-    let bounds: Vec<i32> = (0..=4).map(|n| (t * n / 4) as i32).collect();
-    let at = Tensor::from_slice(device, &[5], &bounds)?;
-    let documents = Segments::At(&at);
-    table.row("causal_conv", bf16(2 * tc), &mut || causal_conv(&x, weights, documents, None).map(drop))?;
-    table.row("causal_conv_backward", bf16(3 * tc), &mut || {
-        causal_conv_backward(&dy, &x, weights, documents, &mut dweight, None).map(drop)
-    })?;
-    let sequences = 64.min(t);
-    let rows = x.rows(0, sequences)?;
-    let slots = Tensor::from_slice(device, &[sequences], &(0..sequences as i32).collect::<Vec<_>>())?;
-    let past = Tensor::from_slice(device, &[sequences], &vec![1i32; sequences])?;
-    let ends = Tensor::from_slice(device, &[sequences + 1], &(0..=sequences as i32).collect::<Vec<_>>())?;
-    let mut pool = table.random(&[sequences, taps - 1, c], DType::BF16)?;
-    table.row("causal_conv, decode", bf16(2 * taps * sequences * c), &mut || {
-        let states = SegmentStates { values: &mut pool, slots: &slots, past: &past };
-        causal_conv(&rows, weights, Segments::At(&ends), Some(states)).map(drop)
-    })
-}
-
-/// Times the gated delta rule with values `[T, C]`, heads of size 128 and two value heads for each key head: training, and a decode step of 64 sequences.
-fn delta_rules(table: &mut Table, t: usize, c: usize) -> Result<()> {
-    let (device, dim) = (table.device(), 128.min(c / 2));
-    let spec = DeltaSpec { key_heads: c / dim / 2, value_heads: c / dim / 2 * 2, key_dim: dim, value_dim: dim };
-    let (width, values, heads) = (spec.qkv_width(), spec.value_width(), spec.value_heads);
-    let (qkv, d_o) = (table.random(&[t, width], DType::BF16)?, table.random(&[t, values], DType::BF16)?);
-    let (b, a) = (table.random(&[t, heads], DType::BF16)?, table.random(&[t, heads], DType::BF16)?);
-    let (a_log, dt_bias) = (table.random(&[heads], DType::F32)?, table.random(&[heads], DType::F32)?);
-    let gates = delta_gates(GateInput { b: &b, a: &a, a_log: &a_log, dt_bias: &dt_bias })?;
-    let (of_gates, one) = (8 * t * heads, Segments::Even(1));
-    table.row("gated_delta_rule", bf16(t * (width + values)) + of_gates, &mut || {
-        gated_delta_rule(&qkv, &gates, &spec, one, None).map(drop)
-    })?;
-    table.row("gated_delta_rule_backward", bf16(t * (2 * width + values)) + 2 * of_gates, &mut || {
-        gated_delta_rule_backward(&d_o, &qkv, &gates, &spec, one, BoundaryStates::default()).map(drop)
-    })?;
-    let sequences = 64.min(t);
-    let (rows, of_rows) = (qkv.rows(0, sequences)?, |x: &Tensor| x.rows(0, sequences));
-    let gates = DeltaGates { g: of_rows(&gates.g)?, beta: of_rows(&gates.beta)? };
-    let indices = |of: Vec<i32>| Tensor::from_slice(device, &[of.len()], &of);
-    let (slots, past) = (indices((0..sequences as i32).collect())?, indices(vec![1; sequences])?);
-    let mut states = table.random(&[sequences, heads, dim, dim], DType::F32)?;
-    table.row("gated_delta_rule, decode", 8 * states.len(), &mut || {
-        let states = SegmentStates { values: &mut states, slots: &slots, past: &past };
-        gated_delta_rule(&rows, &gates, &spec, Segments::Even(sequences), Some(states)).map(drop)
-    })
 }
 
 /// Times the embedding, and the loss of logits `[tokens, V]`.

@@ -8,6 +8,7 @@ mod experts;
 mod gemm;
 mod kernels;
 mod meter;
+mod recurrences;
 mod table;
 mod updates;
 

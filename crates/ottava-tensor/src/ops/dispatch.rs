@@ -23,8 +23,3 @@ macro_rules! dispatch {
     };
 }
 pub(super) use dispatch;
-
-/// Returns the error of an op that has no kernel for a GPU yet.
-pub(super) fn no_kernel(op: &str) -> crate::Error {
-    crate::Error::Value(format!("{op} has no GPU kernel yet: models with Mamba-2 layers run on the CPU only"))
-}

@@ -23,14 +23,14 @@ __device__ __forceinline__ void copy_bytes(void* to, const void* from, int bytes
                  "r"(bytes), "r"(shared_address(barrier)) : "memory");
 }
 // Copies a box to a matrix; elements beyond the matrix are not written. `end_of_writes` ends a group of such copies. `wait_for_reads` waits until all
-// groups have read shared memory, and `wait_for_writes` until all groups have written. Called by one thread, after the barrier that follows
+// groups except the last PENDING have read shared memory, and `wait_for_writes` until all groups have written. Called by one thread, after the barrier that follows
 // `show_copies_what_was_written`.
 __device__ __forceinline__ void write_box(const TensorMap* to, const void* from, int byte, int row) {
     asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%1, %2}], [%3];" ::"l"(to), "r"(byte), "r"(row), "r"(shared_address(from))
                  : "memory");
 }
 __device__ __forceinline__ void end_of_writes() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
-__device__ __forceinline__ void wait_for_reads() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
+template <int PENDING = 0> __device__ __forceinline__ void wait_for_reads() { asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(PENDING) : "memory"); }
 __device__ __forceinline__ void wait_for_writes() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
 __device__ __forceinline__ void show_copies_what_was_written() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 // Stores four matrices of 8 x 8 16-bit values. Each thread holds two values of a row, in the layout of `wgmma`. Lane l passes the address of row l %

@@ -8,8 +8,6 @@
 //! - `NAME.cu`: the kernel, CUDA C++
 //! - `tests.rs`: tests that CPU and GPU agree, with a tolerance and its reason
 //!
-//! An op without a kernel lacks the files `cuda.rs` and `NAME.cu`, and returns an error on a GPU (`no_kernel` in `dispatch.rs`).
-//!
 //! An op that does not support its arguments returns an error. Precision never changes silently.
 //!
 //! Sums on the CPU are split by position, so the bits do not depend on the number of threads. Counters are I64 tensors, because the GPU adds to

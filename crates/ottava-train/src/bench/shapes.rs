@@ -44,6 +44,17 @@ fn keys() -> Vec<(&'static str, Value)> {
     });
     let of_qwen3 =
         json!({"head_dim": 128, "moe_intermediate_size": 768, "norm_topk_prob": true, "num_experts_per_tok": 8});
+    let of_nemotron_3 = json!({
+        "head_dim": 128, "hybrid_override_pattern": "MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME", "mamba_num_heads": 64,
+        "moe_intermediate_size": 1856, "moe_shared_expert_intermediate_size": 3712, "n_routed_experts": 128, "num_experts_per_tok": 6,
+        "routed_scaling_factor": 2.5,
+    });
+    let types = |layer| if [5, 15, 25, 35].contains(&layer) { "attention" } else { "mamba" };
+    let of_granite_4 = json!({
+        "attention_multiplier": 0.0078125, "embedding_multiplier": 12, "layer_types": (0..40).map(types).collect::<Vec<_>>(),
+        "logits_scaling": 6, "mamba_n_heads": 48, "num_experts_per_tok": 6, "num_local_experts": 64, "residual_multiplier": 0.22,
+        "shared_intermediate_size": 1024,
+    });
     vec![
         ("llama-2-7b", llama(32_000, 4096, 11_008, 32, 32, 32)),
         ("llama-2-13b", llama(32_000, 5120, 13_824, 40, 40, 40)),
@@ -56,6 +67,10 @@ fn keys() -> Vec<(&'static str, Value)> {
         ("qwen2.5-7b", qwen(152_064, 3584, 18_944, 28, 28, 4, false)),
         ("qwen3-0.6b", qwen3(1024, 3072, 28, 16, true)),
         ("qwen3-8b", qwen3(4096, 12_288, 36, 32, false)),
+        (
+            "qwen3.5-4b",
+            with(dense("qwen3_5_text", 248_320, 2560, 9216, 32, 16, 4), json!({"tie_word_embeddings": true})),
+        ),
         ("qwen3.5-9b", dense("qwen3_5_text", 248_320, 4096, 12_288, 32, 16, 4)),
         ("gpt2", gpt2(768, 12, 12)),
         ("gpt2-xl", gpt2(1600, 48, 25)),
@@ -74,6 +89,8 @@ fn keys() -> Vec<(&'static str, Value)> {
         ("glm-4.7-flash", dense("glm4_moe_lite", 154_880, 2048, 10_240, 47, 20, 20)),
         ("moonlight-16b-a3b", with(dense("deepseek_v3", 163_840, 2048, 11_264, 27, 16, 16), of_moonlight)),
         ("olmo-3-7b", dense("olmo3", 100_278, 4096, 11_008, 32, 32, 32)),
+        ("nemotron-3-nano", with(dense("nemotron_h", 131_072, 2688, 1856, 52, 32, 2), of_nemotron_3)),
+        ("granite-4-h-tiny", with(dense("granitemoehybrid", 100_352, 1536, 512, 40, 12, 4), of_granite_4)),
     ]
 }
 

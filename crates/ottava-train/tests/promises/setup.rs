@@ -75,11 +75,6 @@ pub fn devices_of(recipe: &Recipe) -> Vec<Device> {
     devices().into_iter().filter(|device| recipe.expect_on(device).is_ok()).collect()
 }
 
-/// Returns whether a model of these sizes runs on `device`. A GPU has no kernels for Mamba-2 layers yet.
-pub fn runs_on(sizes: &DecoderConfig, device: &Device) -> bool {
-    matches!(device, Device::Cpu) || sizes.layers.iter().all(|layer| layer.mamba().is_none())
-}
-
 /// Returns the [`recipes`] whose products `device` supports.
 pub fn recipes_on(device: &Device) -> Vec<(String, Recipe)> {
     recipes().into_iter().filter(|(_, recipe)| recipe.expect_on(device).is_ok()).collect()

@@ -68,9 +68,6 @@ fn nothing_unfinished_is_left() {
     assert!(problems.is_empty(), "\n{}", problems.join("\n"));
 }
 
-/// The ops that run on the CPU only: their contract and their reference are complete, and a GPU has no kernel for them yet.
-const WITHOUT_KERNELS: &[&str] = &["ssd"];
-
 #[test]
 fn every_op_is_a_folder_with_all_its_files() {
     let mut problems = Vec::new();
@@ -81,8 +78,7 @@ fn every_op_is_a_folder_with_all_its_files() {
         }
         let op = folder.file_name().and_then(|name| name.to_str()).expect("a name in UTF-8").to_string();
         let files = ["mod.rs", "cpu.rs", "tests.rs", "cuda.rs", &format!("{op}.cu")];
-        let expected = if WITHOUT_KERNELS.contains(&op.as_str()) { &files[..3] } else { &files[..] };
-        for file in expected {
+        for file in files {
             if !folder.join(file).is_file() {
                 problems.push(format!("ops/{op}: {file} is missing"));
             }

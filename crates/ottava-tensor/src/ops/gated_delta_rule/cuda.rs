@@ -103,7 +103,7 @@ pub(super) fn gated_delta_rule_backward(
     let by_heads = [rows, value_heads, key_dim];
     let (mut dq, mut dk) = (empty(&by_heads)?, empty(&by_heads)?);
     let mut tiles = empty(&[rows / TOKENS + count, value_heads, LARGEST_KEY, COLUMNS])?;
-    // Reserved segments may be many more than those with rows.
+    // Reserved segments may be many more than segments with rows.
     let blocks = count.min(MOST_BLOCKS);
     let mut tokens = empty(&[blocks, value_heads, TOKENS, LARGEST_KEY, COLUMNS])?;
     let DeltaGradient { qkv: dqkv, gates: d, before } = gradient;

@@ -1,5 +1,6 @@
 //! The gated delta rule in chunks, on Hopper's tensor cores.
 
+use super::chunk_table::{CHUNK, ChunkTable, PANEL};
 use super::{BoundaryStates, DeltaGates, DeltaGradient, DeltaSpec, EPS, Segments};
 use crate::cuda::CudaDevice;
 use crate::ops::declaration::kernels;
@@ -8,14 +9,13 @@ use crate::{DType, Feature, Result, Tensor};
 
 kernels! {
     static SOURCE = {
-        file: "delta_chunks", headers: ["hopper.cuh", "segments.cuh", "gated_delta_rule/delta_chunks.cuh"],
+        file: "delta_chunks", headers: ["hopper.cuh", "chunk_panels.cuh", "gated_delta_rule/delta_chunks.cuh"],
         needs: [Wgmma, BulkCopies], constants: [CHUNK, PITCH, STAGES], variants: &[PLAIN, KEEPING]
     };
     static BACKWARD = {
-        file: "delta_chunks_backward", headers: ["hopper.cuh", "gated_delta_rule/delta_chunks.cuh"], needs: [Wgmma, BulkCopies],
+        file: "delta_chunks_backward", headers: ["hopper.cuh", "chunk_panels.cuh", "gated_delta_rule/delta_chunks.cuh"], needs: [Wgmma, BulkCopies],
         constants: [CHUNK, STAGES], variants: UNTYPED
     };
-    kernel delta_table(of: *mut int2, of_segments: *mut int2, at: *const i32, count: i32, rows: i32, chunks: i32);
     kernel delta_prepare(
         keys: *mut u8, heads_images: *mut u8, gates: *mut f32, rstd: *mut f32, qkv: *const bf16, g: *const f32, beta: *const f32, chunks: *const int2,
         key_heads: i32, heads: i32, eps: f32, keeps_inverse: i32
@@ -35,8 +35,6 @@ kernels! {
     );
 }
 
-/// The number of tokens of a chunk.
-const CHUNK: usize = 64;
 /// The number of chunks that a block has in shared memory, while it runs from chunk to chunk.
 const STAGES: usize = 3;
 /// The floats of a column of the triangular matrix, so that the elements of a store are in different banks of shared memory.
@@ -47,8 +45,7 @@ const SIZE: usize = 128;
 const PLAIN: Defines = &[("KEEPS", "0")];
 const KEEPING: Defines = &[("KEEPS", "1")];
 
-/// The bytes of a panel of a chunk, and of a panel of a state: 64 columns in BF16 (`delta_chunks.cuh`).
-const PANEL: usize = CHUNK * 128;
+/// The bytes of a panel of a state: 64 columns in BF16 (`delta_chunks.cuh`).
 const SLICE: usize = SIZE * 128;
 /// The bytes of shared memory of the kernels: panels, gates of stages, and in `delta_prepare` two matrices in F32 with padded rows.
 const PREPARE_BYTES: usize = 6 * PANEL + CHUNK * PITCH * 4;
@@ -66,20 +63,11 @@ struct Inputs<'a> {
     gpu: &'a CudaDevice,
     qkv: &'a Tensor,
     spec: &'a DeltaSpec,
-    /// The offsets of the segments, if there are any.
-    at: Option<&'a Tensor>,
-    /// The number of segments.
-    count: usize,
+    table: ChunkTable<'a>,
 }
 
-/// The chunks of a batch, and what each chunk has of its own rows.
+/// What each chunk has of its own rows.
 struct Chunks {
-    /// The first row and the number of rows of each chunk.
-    of: Tensor,
-    /// The first chunk and the number of chunks of each segment.
-    of_segments: Tensor,
-    /// The maximum number of chunks.
-    max: usize,
     /// Queries and keys of each chunk and key head.
     keys: Tensor,
     /// The panels of each chunk and head.
@@ -97,8 +85,8 @@ struct Kept {
 }
 
 impl<'a> Inputs<'a> {
-    fn new(gpu: &'a CudaDevice, qkv: &'a Tensor, spec: &'a DeltaSpec, segments: &Segments<'a>) -> Inputs<'a> {
-        Inputs { gpu, qkv, spec, at: segments.offsets(), count: segments.count() }
+    fn new(gpu: &'a CudaDevice, qkv: &'a Tensor, spec: &'a DeltaSpec, segments: &Segments<'a>) -> Result<Inputs<'a>> {
+        Ok(Inputs { gpu, qkv, spec, table: ChunkTable::new(gpu, qkv, segments)? })
     }
 
     fn empty(&self, shape: &[usize], dtype: DType) -> Result<Tensor> {
@@ -106,16 +94,9 @@ impl<'a> Inputs<'a> {
     }
 
     fn prepare(&self, gates: [&Tensor; 2], keeps_inverse: bool) -> Result<Chunks> {
-        let (rows, [g, beta]) = (self.qkv.shape()[0], gates);
+        let [g, beta] = gates;
         let DeltaSpec { key_heads, value_heads, .. } = *self.spec;
-        // Reserved segments may be more than rows.
-        let max = rows / CHUNK + self.count.min(rows);
-        let mut of = self.empty(&[max, 2], DType::I32)?;
-        let mut of_segments = self.empty(&[self.count, 2], DType::I32)?;
-        let entry = kernel::delta_table(&mut of, &mut of_segments, self.at, self.count, rows, max);
-        // SAFETY: the segments have at most `max` chunks, if the offsets do not exceed the rows: the caller's promise, because
-        // offsets are on the GPU.
-        unsafe { self.gpu.launch(&SOURCE.kernel(PLAIN, entry), [1, 1, 1], 1024, 0)? };
+        let max = self.table.max;
         let mut keys = self.empty(&[max, key_heads, 4 * PANEL], DType::U8)?;
         let mut heads = self.empty(&[max, value_heads, 6 * PANEL], DType::U8)?;
         let mut of_gates = self.empty(&[max, value_heads, 2 * CHUNK], DType::F32)?;
@@ -128,7 +109,7 @@ impl<'a> Inputs<'a> {
             self.qkv,
             g,
             beta,
-            &of,
+            &self.table.of,
             key_heads,
             value_heads,
             EPS,
@@ -137,18 +118,18 @@ impl<'a> Inputs<'a> {
         let grid = [max as u32, value_heads as u32, 1];
         // SAFETY: the op has checked that the gates fit `qkv`; the images have a place for each chunk and head.
         unsafe { self.gpu.launch(&SOURCE.kernel(PLAIN, entry), grid, 128, PREPARE_BYTES as u32)? };
-        Ok(Chunks { of, of_segments, max, keys, heads, gates: of_gates, rstd })
+        Ok(Chunks { keys, heads, gates: of_gates, rstd })
     }
 
     /// Returns memory for a state and new values of each chunk and head.
-    fn kept(&self, chunks: &Chunks) -> Result<Kept> {
-        let of = |bytes| self.empty(&[chunks.max, self.spec.value_heads, 2 * bytes], DType::U8);
+    fn kept(&self) -> Result<Kept> {
+        let of = |bytes| self.empty(&[self.table.max, self.spec.value_heads, 2 * bytes], DType::U8);
         Ok(Kept { states: of(SLICE)?, values: of(PANEL)? })
     }
 
     /// Returns the grid of the kernels that run from chunk to chunk, with `more` segments.
     fn by_segment(&self, more: bool) -> [u32; 3] {
-        [(self.count + usize::from(more)) as u32, self.spec.value_heads as u32, 2]
+        [(self.table.count + usize::from(more)) as u32, self.spec.value_heads as u32, 2]
     }
 
     /// Runs the chunks forward, and writes the output, or keeps what backward needs.
@@ -162,8 +143,8 @@ impl<'a> Inputs<'a> {
         let (defines, writes) = if kept.is_some() { (KEEPING, false) } else { (PLAIN, true) };
         let (states, values) = kept.map(|kept| (&mut kept.states, &mut kept.values)).unzip();
         let DeltaSpec { key_heads, value_heads, .. } = *self.spec;
-        let rows = self.qkv.shape()[0];
-        let Chunks { of, of_segments, keys, heads, gates, .. } = chunks;
+        let ChunkTable { of, of_segments, at, count, rows, .. } = &self.table;
+        let Chunks { keys, heads, gates, .. } = chunks;
         let entry = kernel::delta_states(
             o,
             states,
@@ -174,13 +155,13 @@ impl<'a> Inputs<'a> {
             before,
             of,
             of_segments,
-            self.at,
-            self.count,
-            rows,
+            *at,
+            *count,
+            *rows,
             key_heads,
             value_heads,
         );
-        let grid = self.by_segment(writes && self.at.is_some());
+        let grid = self.by_segment(writes && at.is_some());
         // SAFETY: `prepare` has written the images of these chunks; the op has checked the states and the output.
         unsafe { self.gpu.launch(&SOURCE.kernel(defines, entry), grid, 160, STATES_BYTES as u32) }
     }
@@ -194,7 +175,7 @@ pub(super) fn forward(
     segments: Segments,
     o: &mut Tensor,
 ) -> Result<()> {
-    let inputs = Inputs::new(gpu, qkv, spec, &segments);
+    let inputs = Inputs::new(gpu, qkv, spec, &segments)?;
     let chunks = inputs.prepare([&gates.g, &gates.beta], false)?;
     inputs.run(&chunks, None, Some(o), None)
 }
@@ -208,13 +189,14 @@ pub(super) fn backward(
     states: BoundaryStates,
     gradient: &mut DeltaGradient,
 ) -> Result<()> {
-    let inputs = Inputs::new(gpu, qkv, spec, &segments);
+    let inputs = Inputs::new(gpu, qkv, spec, &segments)?;
     let chunks = inputs.prepare([g, beta], true)?;
-    let (mut kept, mut of_kept) = (inputs.kept(&chunks)?, inputs.kept(&chunks)?);
+    let (mut kept, mut of_kept) = (inputs.kept()?, inputs.kept()?);
     inputs.run(&chunks, states.before, None, Some(&mut kept))?;
     let DeltaSpec { key_heads, value_heads, .. } = *spec;
     let DeltaGradient { qkv: dqkv, gates, before } = gradient;
-    let Chunks { of, of_segments, max, keys, heads, gates: of_gates, rstd } = &chunks;
+    let ChunkTable { of, of_segments, max, at, count, rows } = &inputs.table;
+    let Chunks { keys, heads, gates: of_gates, rstd } = &chunks;
     let entry = kernel::delta_state_gradients(
         &mut of_kept.states,
         &mut of_kept.values,
@@ -246,9 +228,9 @@ pub(super) fn backward(
         of_gates,
         rstd,
         of,
-        inputs.at,
-        inputs.count,
-        qkv.shape()[0],
+        *at,
+        *count,
+        *rows,
         key_heads,
         value_heads,
     );

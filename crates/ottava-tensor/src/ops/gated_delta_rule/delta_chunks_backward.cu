@@ -146,29 +146,6 @@ struct RowSums {
     float states[8];        // <S, dS> of each warp
 };
 
-// Adds over the four lanes that share a row.
-__device__ __forceinline__ float over_row(float x) {
-    x += __shfl_xor_sync(0xFFFFFFFF, x, 1);
-    return x + __shfl_xor_sync(0xFFFFFFFF, x, 2);
-}
-// Multiplies two matrices elementwise and adds the products of row h.
-__device__ __forceinline__ float row_dot(const float (&a)[32], const float (&b)[32], int h) {
-    float sum = 0.0f;
-#pragma unroll
-    for (int j = 0; j < 8; j++) sum += a[4 * j + 2 * h] * b[4 * j + 2 * h] + a[4 * j + 2 * h + 1] * b[4 * j + 2 * h + 1];
-    return over_row(sum);
-}
-// Writes the sums of the columns over the rows of the warp.
-__device__ __forceinline__ void column_sums(float* to, const float (&a)[32], const float (&b)[32]) {
-#pragma unroll
-    for (int j = 0; j < 8; j++)
-#pragma unroll
-        for (int e = 0; e < 2; e++) {
-            float sum = a[4 * j + e] * b[4 * j + e] + a[4 * j + 2 + e] * b[4 * j + 2 + e];
-            for (int offset = 4; offset < 32; offset *= 2) sum += __shfl_xor_sync(0xFFFFFFFF, sum, offset);
-            if (threadIdx.x % 32 < 4) to[column(j) + e] = sum;
-        }
-}
 // Multiplies by G, for elements on and below the diagonal (`below` of 0) or below it (1); others become zero.
 __device__ __forceinline__ void decay_lower(float (&d)[32], const float* b, int below) {
 #pragma unroll
@@ -181,31 +158,30 @@ __device__ __forceinline__ void decay_lower(float (&d)[32], const float* b, int 
                 x = row(h) >= column(j) + e + below ? x * decay_of(b[row(h)] - b[column(j) + e]) : 0.0f;
             }
 }
-// The final sums of the gates of a chunk and head, by the threads of two warps, and dg as reverse cumulative sum.
+// The final sums of the gates of a chunk and head, and dg as reverse cumulative sum. Called by one warp; a lane has two rows.
 __device__ __forceinline__ void write_gates(float* dg, float* dbeta, const RowSums& sums, float whole, int heads, int rows) {
-    __shared__ float of_half[2];
-    const int i = threadIdx.x, lane = i % 32;
-    float db = sums.b[0][i] + sums.b[1][i], of_z = sums.z[0][i] + sums.z[1][i];
-    for (int w = 0; w < 4; w++) db -= sums.columns[0][w][i] + sums.columns[1][w][i];
-    db -= of_z;
-    // The last row adds the sum over all rows: a cumulative sum from the last row adds it to each.
-    float all = of_z;
-    for (int offset = 1; offset < 32; offset *= 2) {
-        const float other = __shfl_down_sync(0xFFFFFFFF, db, offset);
-        if (lane + offset < 32) db += other;
-        all += __shfl_xor_sync(0xFFFFFFFF, all, offset);
+    const int lane = threadIdx.x % 32;
+    float db[2], of_z = 0.0f, states = 0.0f;
+#pragma unroll
+    for (int k = 0; k < 2; k++) {
+        const int i = 2 * lane + k;
+        const float z = sums.z[0][i] + sums.z[1][i];
+        db[k] = sums.b[0][i] + sums.b[1][i] - z;
+        for (int w = 0; w < 4; w++) db[k] -= sums.columns[0][w][i] + sums.columns[1][w][i];
+        of_z += z;
     }
-    if (lane == 0) of_half[i / 32] = all;
-    __shared__ float of_second;
-    if (i == 32) of_second = db;
-    sync_group(1, 64);
-    float last = of_half[0] + of_half[1], states = 0.0f;
     for (int w = 0; w < 8; w++) states += sums.states[w];
-    last += decay_of(whole) * states;
-    if (i < 32) db += of_second;
-    if (i < rows) {
-        dg[(u64)i * heads] = db + last;
-        dbeta[(u64)i * heads] = sums.beta[0][i] + sums.beta[1][i];
+    // The last row adds the sum over all rows: a cumulative sum from the last row adds it to each.
+    const float last = warp_sum(of_z) + decay_of(whole) * states;
+    db[1] += after_lane(db[0] + db[1]) + last;
+    db[0] += db[1];
+#pragma unroll
+    for (int k = 0; k < 2; k++) {
+        const int i = 2 * lane + k;
+        if (i < rows) {
+            dg[(u64)i * heads] = db[k];
+            dbeta[(u64)i * heads] = sums.beta[0][i] + sums.beta[1][i];
+        }
     }
 }
 
@@ -394,7 +370,7 @@ extern "C" __global__ void __launch_bounds__(256) delta_gradients(bf16* dqkv, fl
         wait_for_products<0>(dq);
         hold(dk);
         __syncthreads();
-        if (threadIdx.x < CHUNK) write_gates(dg + (u64)rows.x * heads + head, dbeta + (u64)rows.x * heads + head, of, whole, heads, rows.y);
+        if (warp == 0) write_gates(dg + (u64)rows.x * heads + head, dbeta + (u64)rows.x * heads + head, of, whole, heads, rows.y);
     }
     // From the normalised queries and keys y to the projections, with their reciprocal lengths: rstd (factor d - y / factor <y, d>).
     const float* const of_rows = rstd + ((u64)blockIdx.x * key_heads + key_head) * 2 * CHUNK;

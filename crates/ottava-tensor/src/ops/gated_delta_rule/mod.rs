@@ -3,6 +3,7 @@
 //! The CPU reference is the recurrence itself, so the bits of a row depend neither on chunks nor on other segments, and decoding gives the bits of
 //! training. A kernel may divide a segment into chunks that begin at the start of the segment.
 
+pub(super) mod chunk_table;
 mod cpu;
 pub(super) mod cuda;
 pub(super) mod delta_chunks;

@@ -1,11 +1,10 @@
-use super::{GateOrder, GatedNorm};
+use super::{GateOrder, GatedNorm, wide_gated_norm};
 use crate::cuda::CudaDevice;
 use crate::ops::bias;
 use crate::ops::declaration::kernels;
-use crate::ops::dispatch::no_kernel;
 use crate::ops::head_norm::cuda::{LARGEST_HEAD, lanes};
 use crate::ops::launch::{self, BLOCK};
-use crate::{DType, Error, Result, Tensor};
+use crate::{DType, Result, Tensor};
 
 kernels! {
     static SOURCE = { file: "gated_norm", headers: ["heads.cuh", "sigmoid.cuh"], variants: launch::STORAGE };
@@ -16,21 +15,9 @@ kernels! {
     );
 }
 
-/// Errors if there is no kernel for the norm with this weight.
-fn expect_kernel(how: &GatedNorm, weight: &Tensor) -> Result<()> {
-    let GatedNorm { size, order, .. } = *how;
-    if order == GateOrder::BeforeNorm {
-        return Err(no_kernel("gated_norm with the gate before the norm"));
-    }
-    if weight.len() != size {
-        return Err(no_kernel("gated_norm with a weight for each group"));
-    }
-    match size > LARGEST_HEAD {
-        true => {
-            Err(Error::Value(format!("gated_norm: groups of {size} elements, {LARGEST_HEAD} are the most on a GPU")))
-        }
-        false => Ok(()),
-    }
+/// Returns whether a few threads have a whole group in registers.
+fn is_small(how: &GatedNorm, weight: &Tensor) -> bool {
+    how.order == GateOrder::AfterNorm && how.size <= LARGEST_HEAD && weight.len() == how.size
 }
 
 /// Returns the grid for heads that `lanes` threads share.
@@ -45,7 +32,9 @@ pub(super) fn gated_norm(
     how: GatedNorm,
     y: &mut Tensor,
 ) -> Result<()> {
-    expect_kernel(&how, weight)?;
+    if !is_small(&how, weight) {
+        return wide_gated_norm::forward(gpu, [x, z], weight, how, y);
+    }
     let (dim, eps) = (how.size, how.eps);
     let (heads, lanes) = (x.len() / dim, lanes(dim, &[x, z, weight, y]));
     let kernel =
@@ -62,7 +51,9 @@ pub(super) fn gated_norm_backward(
     [dx, dz]: [&mut Tensor; 2],
     dweight: &mut Tensor,
 ) -> Result<()> {
-    expect_kernel(&how, weight)?;
+    if !is_small(&how, weight) {
+        return wide_gated_norm::backward(gpu, [dy, x, z], weight, how, [dx, dz], dweight);
+    }
     let (dim, eps) = (how.size, how.eps);
     let (heads, lanes) = (x.len() / dim, lanes(dim, &[dy, x, z, weight, dx, dz]));
     let grid = grid(gpu, heads, lanes);

@@ -5,6 +5,7 @@ mod cpu;
 pub(super) mod cuda;
 #[cfg(test)]
 mod tests;
+pub(super) mod wide_gated_norm;
 
 use super::dispatch::dispatch;
 use super::{expect_compute, expect_gradient};
@@ -59,8 +60,7 @@ fn check(what: &str, x: &Tensor, z: &Tensor, weight: &Tensor, how: &GatedNorm) -
 /// - [`GateOrder::AfterNorm`]: `y = x · r(x) · weight · silu(z)`
 /// - [`GateOrder::BeforeNorm`]: `y = u · r(u) · weight` with `u = x · silu(z)`
 ///
-/// `x` and `z` are `[T, G·D]`. `weight` is `[D]` for all groups, or `[G·D]`. Errors with [`Error::Shape`] or [`Error::Value`] if they do not fit, or if a
-/// GPU has no kernel: it has kernels for gates after the norm, of up to 256 elements with one weight for all groups.
+/// `x` and `z` are `[T, G·D]`. `weight` is `[D]` for all groups, or `[G·D]`. Errors with [`Error::Shape`] or [`Error::Value`] if they do not fit.
 pub fn gated_norm(x: &Tensor, z: &Tensor, weight: &Tensor, how: GatedNorm) -> Result<Tensor> {
     check("gated_norm", x, z, weight, &how)?;
     let mut y = x.empty_like()?;

@@ -1,22 +1,33 @@
 use super::GateFunction;
-use crate::cuda::CudaDevice;
+use crate::cuda::{CudaDevice, Entry, Kernel};
 use crate::ops::declaration::kernels;
-use crate::ops::dispatch::no_kernel;
-use crate::ops::launch::{self, BLOCK};
+use crate::ops::launch::{self, BLOCK, Defines};
 use crate::{Result, Tensor};
 
 kernels! {
-    static SOURCE = { file: "output_gate", headers: ["sigmoid.cuh"], variants: launch::STORAGE };
+    static SOURCE = { file: "output_gate", headers: ["sigmoid.cuh"], variants: VARIANTS };
     kernel output_gate(y: *mut X, x: *const X, gate: *const X, n: u64);
     kernel output_gate_backward(dx: *mut X, dgate: *mut X, dy: *const X, x: *const X, gate: *const X, n: u64);
 }
 
-/// Errors unless the gate has a sigmoid.
-fn expect_sigmoid(how: GateFunction) -> Result<()> {
-    match how {
-        GateFunction::Sigmoid => Ok(()),
-        GateFunction::Silu => Err(no_kernel("output_gate with SiLU")),
-    }
+/// The kernels by storage type and by the function of the gate.
+const VARIANTS: &[Defines] = &[
+    &[("X", "f32"), ("SILU", "0")],
+    &[("X", "f16"), ("SILU", "0")],
+    &[("X", "bf16"), ("SILU", "0")],
+    &[("X", "f32"), ("SILU", "1")],
+    &[("X", "f16"), ("SILU", "1")],
+    &[("X", "bf16"), ("SILU", "1")],
+];
+
+fn variant(x: &Tensor, how: GateFunction, entry: Entry) -> Result<Kernel> {
+    let of_gate = match how {
+        GateFunction::Sigmoid => "0",
+        GateFunction::Silu => "1",
+    };
+    let storage = launch::storage(x.dtype())?[0];
+    let defines = VARIANTS.iter().find(|variant| variant[0] == storage && variant[1].1 == of_gate);
+    Ok(SOURCE.kernel(defines.expect("all are listed"), entry))
 }
 
 pub(super) fn output_gate(
@@ -26,8 +37,7 @@ pub(super) fn output_gate(
     gate: &Tensor,
     y: &mut Tensor,
 ) -> Result<()> {
-    expect_sigmoid(how)?;
-    let kernel = SOURCE.kernel(launch::storage(x.dtype())?, kernel::output_gate(y, x, gate, x.len()));
+    let kernel = variant(x, how, kernel::output_gate(y, x, gate, x.len()))?;
     // SAFETY: all three tensors have `x.len()` elements of one type.
     unsafe { gpu.launch_early(&kernel, launch::elements_by_eight(gpu, x.len()), BLOCK, 0) }
 }
@@ -38,9 +48,8 @@ pub(super) fn output_gate_backward(
     [dy, x, gate]: [&Tensor; 3],
     [dx, dgate]: [&mut Tensor; 2],
 ) -> Result<()> {
-    expect_sigmoid(how)?;
     let entry = kernel::output_gate_backward(dx, dgate, dy, x, gate, x.len());
-    let kernel = SOURCE.kernel(launch::storage(x.dtype())?, entry);
+    let kernel = variant(x, how, entry)?;
     // SAFETY: all five tensors have `x.len()` elements of one type.
     unsafe { gpu.launch(&kernel, launch::elements_by_eight(gpu, x.len()), BLOCK, 0) }
 }

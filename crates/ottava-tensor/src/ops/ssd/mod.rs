@@ -4,10 +4,12 @@
 //! training. A kernel may divide a segment into chunks that begin at the start of the segment.
 
 mod cpu;
+pub(super) mod cuda;
+pub(super) mod ssd_chunks;
 #[cfg(test)]
 mod tests;
 
-use super::dispatch::{dispatch, no_kernel};
+use super::dispatch::dispatch;
 use super::{BoundaryStates, SegmentStates, Segments, expect_compute, expect_gradient, real_type};
 use crate::{Error, Result, Tensor};
 
@@ -136,7 +138,7 @@ pub fn ssd(input: SsdInput, spec: &SsdSpec, segments: Segments, states: Option<S
     dispatch! { xbc.device(),
         scratch => cpu::scratch(&y, spec, &segments, states.is_some()),
         cpu => cpu::ssd(input, spec, segments, states, &mut y)?,
-        _gpu => return Err(no_kernel("ssd")),
+        gpu => cuda::ssd(gpu, input, spec, segments, states, &mut y)?,
     }
     Ok(y)
 }
@@ -172,7 +174,7 @@ pub fn ssd_backward(
     dispatch! { xbc.device(),
         scratch => cpu::scratch_of_backward(xbc, spec, &segments),
         cpu => cpu::ssd_backward(dy, input, spec, segments, states, &mut gradient, parameters)?,
-        _gpu => return Err(no_kernel("ssd_backward")),
+        gpu => cuda::ssd_backward(gpu, dy, input, spec, segments, states, (&mut gradient, parameters))?,
     }
     Ok(gradient)
 }

@@ -1,4 +1,5 @@
 mod chunked;
+mod devices;
 
 use super::*;
 use crate::ops::cast;
@@ -226,19 +227,16 @@ fn misfits_are_errors() {
     assert!(run(&SPEC, Segments::Even(3)).contains("8 rows do not divide into 3 segments"));
     let wrong = Inputs { d: normals("d", &[4], DType::BF16), ..inputs.clone() };
     assert!(ssd(wrong.of(), &SPEC, Segments::Even(1), None).is_err());
+    let wide = SsdSpec { heads: 1, groups: 1, head_dim: 1, state_dim: 257, ..SPEC };
+    let gpu = dry_gpu();
+    let [xbc, dt, vector] =
+        [[1, 515].as_slice(), &[1, 1], &[1]].map(|shape| Tensor::zeros(&gpu, shape, DType::F32).unwrap());
+    let input = SsdInput { xbc: &xbc, dt: &dt, a_log: &vector, dt_bias: &vector, d: &vector };
+    let error = ssd(input, &wide, Segments::Even(1), None).map(drop).unwrap_err().to_string();
+    assert!(error.contains("states of 257 columns; a GPU has kernels for up to 256"), "{error}");
     let mut pool = cast(&states("pool", 2), DType::F32).unwrap();
     let (slots, past) = (indices(&[1, 1]), indices(&[0, 0]));
     let of_pool = SegmentStates { values: &mut pool, slots: &slots, past: &past };
     let error = ssd(inputs.of(), &SPEC, Segments::Even(2), Some(of_pool)).map(drop).unwrap_err().to_string();
     assert!(error.contains("two segments have the state in slot 1"), "{error}");
-}
-
-#[test]
-fn a_gpu_has_no_kernel_yet() {
-    let inputs = Inputs::new(8, &SPEC, DType::F32);
-    let (Inputs { xbc, dt, a_log, dt_bias, d }, gpu) = (&inputs, dry_gpu());
-    let of = |x: &Tensor| x.to_device(&gpu).unwrap();
-    let inputs = Inputs { xbc: of(xbc), dt: of(dt), a_log: of(a_log), dt_bias: of(dt_bias), d: of(d) };
-    let error = ssd(inputs.of(), &SPEC, Segments::Even(1), None).map(drop).unwrap_err().to_string();
-    assert!(error.contains("ssd has no GPU kernel yet"), "{error}");
 }
