@@ -1,8 +1,8 @@
 //! Builds the blocks of a model from the specs of its layers.
 
 use crate::layers::{
-    Attention, Block, Branch, DeltaNet, Factor, LatentAttention, Mamba, MixtureOfExperts, Mlp, Norm, OperandCast,
-    Positions, ScaledSublayer, Sublayer, XieluMlp,
+    Attention, Block, Branch, Factor, LatentAttention, MixtureOfExperts, Mlp, Norm, OperandCast, Positions,
+    ScaledSublayer, Sublayer, XieluMlp,
 };
 use crate::spec::{BranchSpec, RopeSpec, SublayerSpec};
 use crate::{DecoderConfig, RopeTables};
@@ -71,8 +71,8 @@ impl BlockBuilder<'_, '_> {
             SublayerSpec::Latent(latent, rope) => {
                 Box::new(LatentAttention::new(build, name, latent, stream, rotary(rope))?)
             }
-            SublayerSpec::Delta(delta) => Box::new(DeltaNet::new(build, name, delta, stream)?),
-            SublayerSpec::Mamba(mamba) => Box::new(Mamba::new(build, name, mamba, stream, shared_input)?),
+            SublayerSpec::Delta(delta) => delta.sublayer(build, name, stream)?,
+            SublayerSpec::Mamba(mamba) => mamba.sublayer(build, name, stream, shared_input)?,
             SublayerSpec::Mlp(mlp) => Box::new(Mlp::new(build, name, mlp, stream, shared_input)?),
             SublayerSpec::Xielu(mlp) => Box::new(XieluMlp::new(build, name, mlp, stream)?),
             SublayerSpec::Experts(experts) => Box::new(MixtureOfExperts::new(build, name, experts, stream)?),

@@ -5,8 +5,8 @@
 //! activations of a share of the tokens: consecutive rows, in the order of the ranks (sequence parallelism; Korthikanti et al.
 //! 2022, arXiv:2205.05198).
 //!
-//! With context parallelism, each rank has all weights and consecutive tokens of every sequence. For attention, ranks exchange tokens for
-//! heads: each rank computes some of the heads for all tokens (Jacobs et al. 2023, arXiv:2309.14509).
+//! With context parallelism, each rank has all weights and consecutive tokens of every sequence. For attention and recurrences, ranks exchange tokens
+//! for heads: each rank computes some of the heads for all tokens (Jacobs et al. 2023, arXiv:2309.14509).
 //!
 //! With expert parallelism, each rank has some of the experts of each mixture, and different tokens. A rank gathers the tokens of all ranks for its
 //! experts. The outputs of all experts are added for each token. Ranks of tensor parallelism also divide experts, as whole experts. So
@@ -29,8 +29,9 @@
 //!   checkpoints.
 //!
 //! With context parallelism, `Sequences` has this rank's place among the ranks that divide each sequence. Positions, inputs and targets belong to the
-//! rank's tokens. Boundaries of documents belong to whole sequences. Only attention reads other tokens: `layers/exchange.rs` exchanges tokens for
-//! heads before attention and heads for tokens after it (`LayerRanks::exchange`), so attention itself is the same as on one rank.
+//! rank's tokens. Boundaries of documents belong to whole sequences. Only attention and recurrent layers read other tokens: `layers/exchange.rs`
+//! exchanges tokens for heads before them and heads for tokens after them (`LayerRanks::exchange`), so attention itself is the same as on one rank. A
+//! recurrent layer reads the parameters of the rank's heads (`MixerHeads` in `layers/recurrent.rs`).
 //!
 //! To change how ranks divide attention, change `Attention::attend` and its backward, with the keys of other ranks in `AttentionInput` and `lse` for
 //! merging results; `Ranks::rows`, which decides the rows of a rank; and the axes in `ParallelConfig::mesh`.

@@ -9,7 +9,7 @@ pub use growth::QueryGrowth;
 pub use head_norm::NormScope;
 
 use super::cast::{OperandCast, SavedOperand};
-use super::exchange::{expect_divisible, heads_for_tokens, tokens_for_heads};
+use super::exchange::{expect_divisible, expect_divisible_or_sent, heads_for_tokens, replicas, tokens_for_heads};
 use super::sublayer::{BranchOperand, Sublayer, SublayerSaved};
 use super::{Linear, LinearConfig, Positions, Rotary, Stream};
 use head_norm::{HeadNorm, Heads};
@@ -19,7 +19,6 @@ use ottava_recipe::layer_ranks::LayerRanks;
 use ottava_recipe::operand::{ResidualGradient, View, Views};
 use ottava_recipe::param::{Builder, FolderLayout, FolderTensor, Init, Param, Split};
 use ottava_tensor::Tensor;
-use ottava_tensor::comm::Axis;
 use ottava_tensor::ops::{
     Angles, AttentionInput, AttentionSpec, GateFunction, RopeLayout, RopePairs, Rotation, append_kv, attention,
     attention_backward, attention_sink, attention_sink_backward, output_gate, paged_attention, rope, rope_to,
@@ -81,22 +80,12 @@ impl HeadsSpec {
 
     /// Returns the settings with the numbers of heads of this rank, if ranks divide heads.
     fn of_rank(self, build: &Builder, name: &str) -> Result<HeadsSpec> {
-        let (ranks, context) = (build.place().ranks, build.place_on(Axis::Context).ranks);
-        let replicas = kv_replicas(self.kv_heads, ranks);
-        let kv_heads = self.kv_heads * replicas;
-        let is_divided = kv_heads.is_multiple_of(ranks);
-        let sent_kv_heads = if is_divided { kv_heads * kv_replicas(kv_heads / ranks, context) } else { kv_heads };
-        for (what, heads) in [("query heads", self.heads), ("key and value heads", sent_kv_heads)] {
-            expect_divisible(build, name, what, heads)?;
-        }
+        let ranks = build.place().ranks;
+        let replicas = replicas(self.kv_heads, ranks);
+        expect_divisible(build, name, "query heads", self.heads)?;
+        expect_divisible_or_sent(build, name, "key and value heads", self.kv_heads * replicas)?;
         Ok(HeadsSpec { heads: self.heads / ranks, kv_heads: self.kv_heads * replicas / ranks, ..self })
     }
-}
-
-/// Returns on how many neighbouring ranks each key and value head is replicated, if `ranks` divide the query heads. Returns 1 unless `ranks` is a
-/// multiple of `kv_heads`.
-fn kv_replicas(kv_heads: usize, ranks: usize) -> usize {
-    if ranks.is_multiple_of(kv_heads) { ranks / kv_heads } else { 1 }
 }
 
 /// `y = o_proj(attention(rope(norm(qkv_proj(x)))))`, with Q, K and V in one product. Most families have no norm of heads.
@@ -167,7 +156,7 @@ impl Attention {
         let scale = c.scale.unwrap_or(plain.scale);
         let spec = AttentionSpec { deterministic, window: c.window, soft_cap: c.soft_cap, scale, ..plain };
         let number = build.description.add_attention(spec, build.block);
-        let kv_replicas = kv_replicas(c.kv_heads, build.place().ranks);
+        let kv_replicas = replicas(c.kv_heads, build.place().ranks);
         let mut linear = |proj: &str, parts: &[(String, usize)], inputs, bias, split, shared_input| {
             let name = &format!("{name}.{proj}");
             let is_by_head = split == Split::Output && names.qkv_by_head;

@@ -1,28 +1,29 @@
 //! Gated delta net: a recurrent layer in place of attention. Yang et al. 2024, arXiv:2412.06464.
 //!
 //! Four projections read the operand: `qkv`, `z`, `b` and `a`. A causal convolution mixes each channel of `qkv` over neighbouring tokens. The gated
-//! delta rule reads the result, and its output is normalised, gated by `z` and projected. Each document begins with a state of zero. In inference, the
-//! states of a sequence are in a slot (`ottava_recipe::recurrent`).
+//! delta rule reads the result, and its output is normalised, gated by `z` and projected.
 //!
-//! Ranks that divide tensors divide the key heads and the value heads. Backward recomputes the convolution and the gates, which cost no product.
+//! Ranks that divide tensors or sequences divide the value heads and the key heads. If there are fewer key heads than ranks that divide sequences, several
+//! ranks compute value heads of the same key head. Backward recomputes the convolution and the gates, which cost no product.
 
 mod projections;
 
 pub use projections::ProjectionLayout;
 
-use super::cast::{OperandCast, SavedOperand};
-use super::exchange::{expect_divisible, expect_whole_sequences};
-use super::sublayer::{BranchOperand, Sublayer, SublayerSaved};
-use super::{Linear, LinearConfig, RECURRENT_OUTPUT, Stream};
+use super::cast::OperandCast;
+use super::exchange::share_of;
+use super::recurrent::{Conv, ConvValues, Mixer, MixerHeads, Recurrent, head_vector, output_projection};
+use super::sublayer::Sublayer;
+use super::{Linear, Stream};
 use ottava_common::error::Result;
 use ottava_recipe::context::Context;
-use ottava_recipe::operand::{ResidualGradient, View, Views};
-use ottava_recipe::param::{Builder, FolderLayout, FolderTensor, Init, Param, Split};
+use ottava_recipe::operand::View;
+use ottava_recipe::param::{Builder, FolderTensor, Init, Param, Split};
 use ottava_recipe::recurrent::RecurrentSpec;
 use ottava_tensor::Tensor;
 use ottava_tensor::ops::{
-    BoundaryStates, ConvWeights, DeltaSpec, GateInput, GateOrder, GatedNorm, causal_conv, causal_conv_backward,
-    delta_gates, delta_gates_backward, gated_delta_rule, gated_delta_rule_backward, gated_norm, gated_norm_backward,
+    BoundaryStates, DeltaSpec, GateInput, GateOrder, GatedNorm, causal_conv, delta_gates, delta_gates_backward,
+    gated_delta_rule, gated_delta_rule_backward, gated_norm, gated_norm_backward,
 };
 use projections::{Projected, Projections};
 
@@ -37,210 +38,162 @@ pub struct DeltaNetSpec {
     pub layout: ProjectionLayout,
 }
 
-/// `y = out_proj(norm(o) · silu(z))`, where `o` is the output of the gated delta rule of `silu(conv(qkv))` with the gates of `b` and `a`.
-pub struct DeltaNet {
+/// `norm(o) · silu(z)`, where `o` is the output of the gated delta rule of `silu(conv(qkv))` with the gates of `b` and `a`.
+struct DeltaNet {
     projections: Projections,
-    conv: Param,    /* [2·H_k·D_k + H·D_v, 1, K] */
+    conv: Conv,     /* 2·H_k·D_k + H·D_v channels */
     a_log: Param,   /* [H] */
     dt_bias: Param, /* [H] */
     norm: Param,    /* [D_v] */
     how: GatedNorm,
-    output: Linear, /* [C, H·D_v] */
-    /// The heads of this rank.
+    /// The heads of this rank, unless ranks divide sequences.
     heads: DeltaSpec,
+    exchange: MixerHeads,
     /// The index among the recurrent layers of the model, which is also the index of the states.
     number: usize,
 }
 
-/// The values that forward of [`DeltaNet`] saves.
-struct DeltaNetSaved {
-    /// `None` if the projections are recomputed.
-    projected: Option<Projected>,
-    o: Tensor, /* [T, H·D_v] */
-    output: SavedOperand,
-}
-
-/// The values of the parameters between the projections.
+/// The values of the parameters for this rank's heads.
 struct Values {
-    conv: Tensor, /* [2·H_k·D_k + H·D_v, 1, K] */
+    conv: ConvValues,
     a_log: Tensor,
     dt_bias: Tensor,
 }
 
 impl Values {
-    fn conv(&self) -> ConvWeights<'_> {
-        ConvWeights { weight: &self.conv, bias: None }
-    }
-
     fn gates<'a>(&'a self, Projected { b, a, .. }: &'a Projected) -> GateInput<'a> {
         GateInput { b, a, a_log: &self.a_log, dt_bias: &self.dt_bias }
     }
 }
 
-impl DeltaNet {
+impl DeltaNetSpec {
     /// Creates the layer called `name` with the settings of `stream`.
     ///
-    /// Errors if ranks cannot divide the heads evenly, or if they divide sequences.
-    pub fn new(build: &mut Builder, name: &str, spec: DeltaNetSpec, stream: &Stream) -> Result<DeltaNet> {
-        let (DeltaNetSpec { heads, taps, layout }, Stream { channels, std, .. }) = (spec, *stream);
-        expect_whole_sequences(build, name, "gated delta net")?;
-        for (what, heads) in [("key heads", heads.key_heads), ("value heads", heads.value_heads)] {
-            expect_divisible(build, name, what, heads)?;
-        }
+    /// Errors if ranks cannot divide the heads evenly.
+    pub fn sublayer(self, build: &mut Builder, name: &str, stream: &Stream) -> Result<Box<dyn Sublayer>> {
+        let DeltaNetSpec { heads, taps, layout } = self;
+        let (of_keys, of_values) = (("key heads", heads.key_heads), ("value heads", heads.value_heads));
+        MixerHeads::check(build, name, of_keys, of_values)?;
         let projections = Projections::new(build, name, heads, layout, stream)?;
-        let (of_keys, of_values) = (heads.key_width(), heads.value_width());
-        let tensor = |suffix: &str, shape: Vec<usize>| FolderTensor::new(format!("{name}.{suffix}"), shape);
-        let of_conv = tensor("conv1d.weight", vec![heads.qkv_width(), 1, taps]);
-        let of_conv = build.shards(of_conv, &[of_keys, of_keys, of_values], &[], Split::Output)?;
-        let conv = Param::new(build, of_conv, Init::Normal(std))?;
-        let mut vector = |suffix: &str, init| -> Result<Param> {
-            let shard = build.shard(tensor(suffix, vec![heads.value_heads]), Split::Output)?;
-            Ok(Param::new(build, vec![shard], init)?.in_sums(build))
-        };
+        let sections = [heads.key_width(), heads.key_width(), heads.value_width()];
+        let conv = Conv::new(build, name, sections, taps, false, stream.std)?;
         // The largest rate of decay of a new layer in transformers.
-        let (a_log, dt_bias) = (vector("A_log", Init::LogUniform(16.0))?, vector("dt_bias", Init::Ones)?);
-        let of_norm = build.shard(tensor("norm.weight", vec![heads.value_dim]), Split::None)?;
+        let a_log = head_vector(build, name, "A_log", heads.value_heads, Init::LogUniform(16.0))?;
+        let dt_bias = head_vector(build, name, "dt_bias", heads.value_heads, Init::Ones)?;
+        let of_norm = FolderTensor::new(format!("{name}.norm.weight"), vec![heads.value_dim]);
+        let of_norm = build.shard(of_norm, Split::None)?;
         let norm = Param::new(build, vec![of_norm], Init::Ones)?;
-        let output = LinearConfig {
-            name: &format!("{name}.{RECURRENT_OUTPUT}"),
-            parts: &[(format!("{name}.{RECURRENT_OUTPUT}"), channels)],
-            fused: &[],
-            replicas: &[],
-            inputs: of_values,
-            bias: false,
-            std,
-            layout: FolderLayout::Same,
-            split: Split::Input,
-            shared_input: None,
-            uncast: None,
-        };
-        let output = Linear::new(build, output)?;
+        let output = output_projection(build, name, heads.value_width(), false, stream)?;
         let ranks = build.place().ranks;
         let own = DeltaSpec { key_heads: heads.key_heads / ranks, value_heads: heads.value_heads / ranks, ..heads };
         // One product reads the state, one changes it, and one is the output.
         let spec = RecurrentSpec { channels: own.qkv_width(), taps, state: own.state_shape(), products: 3 };
         let number = build.description.add_recurrent(spec, build.block);
         let how = GatedNorm { size: heads.value_dim, order: GateOrder::AfterNorm, eps: stream.norm.eps };
-        Ok(DeltaNet { projections, conv, a_log, dt_bias, norm, how, output, heads: own, number })
-    }
-
-    fn values(&self, context: &Context) -> Result<Values> {
-        let conv = self.conv.read(context.loan)?;
-        Ok(Values { conv, a_log: self.a_log.weights.value()?, dt_bias: self.dt_bias.weights.value()? })
-    }
-
-    /// Returns the output of the gated delta rule. In inference, reads and replaces the states of the sequences.
-    fn mix(&self, projected: &Projected, context: &mut Context) -> Result<Tensor> {
-        let (values, heads) = (self.values(context)?, &self.heads);
-        let gates = delta_gates(values.gates(projected))?;
-        let Some(pass) = &mut context.paged else {
-            let segments = context.sequences.segments();
-            let qkv = causal_conv(&projected.qkv, values.conv(), segments, None)?;
-            return Ok(gated_delta_rule(&qkv, &gates, heads, segments, None)?);
-        };
-        let (states, batch) = pass.states_of(self.number);
-        let segments = batch.segments();
-        let qkv = causal_conv(&projected.qkv, values.conv(), segments, Some(states.inputs_of(&batch)))?;
-        Ok(gated_delta_rule(&qkv, &gates, heads, segments, Some(states.matrices_of(&batch)))?)
-    }
-
-    /// Computes the layer up to the output projection, for an operand `x`. Returns the values to save, and the operand of the output projection.
-    fn run(&self, x: View, context: &mut Context) -> Result<(Option<Projected>, Tensor, Tensor)> {
-        let projected = self.projections.fprop(&x, context)?;
-        drop(x);
-        let o = self.mix(&projected, context)?;
-        let normed = gated_norm(&o, &projected.z, &self.norm.weights.value()?, self.how)?;
-        let keeps = context.paged.is_none() && !context.recompute.qkv();
-        Ok((keeps.then_some(projected), o, normed))
-    }
-
-    /// Returns the gradient by the projections from the gradient `d_o` by the output of the gated delta rule, and `dz`. Adds to the gradients of the
-    /// parameters between them.
-    fn mix_backward(
-        &mut self,
-        d_o: &Tensor,
-        dz: Tensor,
-        projected: &Projected,
-        context: &Context,
-    ) -> Result<Projected> {
-        let (values, segments) = (self.values(context)?, context.sequences.segments());
-        let gates = delta_gates(values.gates(projected))?;
-        let qkv = causal_conv(&projected.qkv, values.conv(), segments, None)?;
-        let d = gated_delta_rule_backward(d_o, &qkv, &gates, &self.heads, segments, BoundaryStates::default())?;
-        drop(qkv);
-        let (mut unread, mut unread_a, mut unread_bias) = (None, None, None);
-        let dconv = self.conv.grad_or_unread(&mut unread)?;
-        let dqkv = causal_conv_backward(&d.qkv, &projected.qkv, values.conv(), segments, dconv, None)?;
-        let (da_log, ddt_bias) =
-            (self.a_log.grad_or_unread(&mut unread_a)?, self.dt_bias.grad_or_unread(&mut unread_bias)?);
-        let of_gates = delta_gates_backward(&d.gates, values.gates(projected), &gates, da_log, ddt_bias)?;
-        Ok(Projected { qkv: dqkv, z: dz, b: of_gates.b, a: of_gates.a })
+        let (keys, values) = ((own.key_heads, own.key_dim), (own.value_heads, own.value_dim));
+        let exchange =
+            MixerHeads { name: name.into(), channels: [keys, keys, values], heads: values.0, width: values.1 };
+        let net = DeltaNet { projections, conv, a_log, dt_bias, norm, how, heads: own, exchange, number };
+        Ok(Box::new(Recurrent::new(net, output)))
     }
 }
 
-impl Sublayer for DeltaNet {
+impl DeltaNet {
+    fn values(&self, context: &Context) -> Result<Values> {
+        let of = |vector| self.exchange.own(vector, context);
+        let conv = self.conv.values(&self.exchange, context)?;
+        Ok(Values { conv, a_log: of(&self.a_log)?, dt_bias: of(&self.dt_bias)? })
+    }
+
+    /// Returns the heads that this rank computes for all tokens.
+    fn heads_of(&self, context: &Context) -> DeltaSpec {
+        let [key_heads, value_heads] =
+            [self.heads.key_heads, self.heads.value_heads].map(|heads| share_of(heads, context.sequences.place));
+        DeltaSpec { key_heads, value_heads, ..self.heads }
+    }
+}
+
+impl Mixer for DeltaNet {
+    type Projected = Projected;
+
     fn input(&self) -> OperandCast {
         self.projections.input()
     }
 
-    fn gradient(&self) -> OperandCast {
-        self.output.gradient()
+    fn project(&self, x: &View, context: &mut Context) -> Result<Projected> {
+        let (Projected { qkv, z, b, a }, of) = (self.projections.fprop(x, context)?, &self.exchange);
+        let [b, a] = [of.exchange_heads(b, context)?, of.exchange_heads(a, context)?];
+        Ok(Projected { qkv: of.exchange_channels(qkv, context)?, z, b, a })
     }
 
-    fn forward(&self, x: View, residual: Option<&Tensor>, context: &mut Context) -> Result<(Tensor, SublayerSaved)> {
-        let (projected, o, normed) = self.run(x, context)?;
-        let (y, output) = self.output.forward(normed, residual, context)?;
-        Ok((y, SublayerSaved::new(DeltaNetSaved { projected, o, output })))
+    fn mix(&self, projected: &Projected, context: &mut Context) -> Result<Tensor> {
+        let (values, heads) = (self.values(context)?, self.heads_of(context));
+        let gates = delta_gates(values.gates(projected))?;
+        let Some(pass) = &mut context.paged else {
+            let segments = context.sequences.segments();
+            let qkv = causal_conv(&projected.qkv, values.conv.weights(), segments, None)?;
+            let o = gated_delta_rule(&qkv, &gates, &heads, segments, None)?;
+            return self.exchange.exchange_output(o, context);
+        };
+        let (states, batch) = pass.states_of(self.number);
+        let segments = batch.segments();
+        let qkv = causal_conv(&projected.qkv, values.conv.weights(), segments, Some(states.inputs_of(&batch)))?;
+        Ok(gated_delta_rule(&qkv, &gates, &heads, segments, Some(states.matrices_of(&batch)))?)
     }
 
-    fn save(&self, x: View, context: &mut Context) -> Result<SublayerSaved> {
-        let (projected, o, normed) = self.run(x, context)?;
-        let output = self.output.save(normed, context)?;
-        Ok(SublayerSaved::new(DeltaNetSaved { projected, o, output }))
+    fn gate(&self, o: &Tensor, projected: &Projected) -> Result<Tensor> {
+        Ok(gated_norm(o, &projected.z, &self.norm.weights.value()?, self.how)?)
     }
 
-    fn backward(
+    fn gate_backward(&mut self, d: &Tensor, o: &Tensor, projected: &Projected) -> Result<[Tensor; 2]> {
+        let (weight, mut unread) = (self.norm.weights.value()?, None);
+        let dnorm = self.norm.grad_or_unread(&mut unread)?;
+        Ok(gated_norm_backward(d, o, &projected.z, &weight, self.how, dnorm)?)
+    }
+
+    fn mix_backward(&mut self, d_o: Tensor, dz: Tensor, projected: Projected, context: &Context) -> Result<Projected> {
+        let (values, heads, segments) = (self.values(context)?, self.heads_of(context), context.sequences.segments());
+        let gates = delta_gates(values.gates(&projected))?;
+        let qkv = causal_conv(&projected.qkv, values.conv.weights(), segments, None)?;
+        let d_o = self.exchange.exchange_output_backward(d_o, context)?;
+        let d = gated_delta_rule_backward(&d_o, &qkv, &gates, &heads, segments, BoundaryStates::default())?;
+        drop((qkv, d_o));
+        let dqkv = self.conv.backward(&d.qkv, &projected.qkv, &self.exchange, context)?;
+        let (of, mut unread_a, mut unread_bias) = (&self.exchange, None, None);
+        let mut da_log = of.own_gradient(&mut self.a_log, &mut unread_a, context)?;
+        let mut ddt_bias = of.own_gradient(&mut self.dt_bias, &mut unread_bias, context)?;
+        let input = values.gates(&projected);
+        let of_gates = delta_gates_backward(&d.gates, input, &gates, da_log.rows(), ddt_bias.rows())?;
+        da_log.put_back()?;
+        ddt_bias.put_back()?;
+        Ok(Projected { qkv: dqkv, z: dz, b: of_gates.b, a: of_gates.a })
+    }
+
+    fn project_backward(
         &mut self,
-        dy: ResidualGradient,
-        saved: SublayerSaved,
-        x: BranchOperand,
+        d: Projected,
+        x: &View,
         other: Option<Tensor>,
         context: &mut Context,
     ) -> Result<Tensor> {
-        let DeltaNetSaved { projected, o, output } = saved.into();
-        let (projected, columns) = match projected {
-            Some(projected) => (projected, x.columns(context)?),
-            None => {
-                let Views { rows, columns } = x.views(context)?;
-                (self.projections.fprop(&rows, &mut context.recomputation())?, columns)
-            }
-        };
-        let (weight, how) = (self.norm.weights.value()?, self.how);
-        let normed = |_: &Context| Ok(gated_norm(&o, &projected.z, &weight, how)?);
-        let dnormed = self.output.backward_recomputing(dy, output, normed, context)?;
-        let mut unread = None;
-        let dnorm = self.norm.grad_or_unread(&mut unread)?;
-        let [d_o, dz] = gated_norm_backward(&dnormed, &o, &projected.z, &weight, how, dnorm)?;
-        drop((o, dnormed));
-        let d = self.mix_backward(&d_o, dz, &projected, context)?;
-        drop(projected);
-        self.projections.backward(d, &columns, other, context)
+        let (Projected { qkv, z, b, a }, of) = (d, &self.exchange);
+        let [b, a] = [of.exchange_heads_backward(b, context)?, of.exchange_heads_backward(a, context)?];
+        let d = Projected { qkv: of.exchange_channels_backward(qkv, context)?, z, b, a };
+        self.projections.backward(d, x, other, context)
     }
 
     fn parameters<'a>(&'a self, visit: &mut dyn FnMut(&'a Param)) {
         self.projections.linears().for_each(|linear| linear.parameters(visit));
-        [&self.conv, &self.a_log, &self.dt_bias, &self.norm].into_iter().for_each(&mut *visit);
-        self.output.parameters(visit);
+        self.conv.parameters().chain([&self.a_log, &self.dt_bias, &self.norm]).for_each(visit);
     }
 
     fn parameters_mut<'a>(&'a mut self, visit: &mut dyn FnMut(&'a mut Param)) {
         self.projections.linears_mut().for_each(|linear| linear.parameters_mut(visit));
-        [&mut self.conv, &mut self.a_log, &mut self.dt_bias, &mut self.norm].into_iter().for_each(&mut *visit);
-        self.output.parameters_mut(visit);
+        let own = [&mut self.a_log, &mut self.dt_bias, &mut self.norm];
+        self.conv.parameters_mut().chain(own).for_each(visit);
     }
 
     fn linears_mut<'a>(&'a mut self, visit: &mut dyn FnMut(&'a mut Linear)) {
-        self.projections.linears_mut().for_each(&mut *visit);
-        visit(&mut self.output);
+        self.projections.linears_mut().for_each(visit);
     }
 }

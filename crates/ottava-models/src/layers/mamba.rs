@@ -1,26 +1,25 @@
 //! The Mamba-2 layer: a state space in place of attention. Dao and Gu 2024, arXiv:2405.21060.
 //!
 //! One projection computes the gate `z`, the inputs `x`, `B` and `C` of the state space, and the time steps `dt`. A causal convolution mixes each channel
-//! of `x`, `B` and `C` over neighbouring tokens. The state space ([`ssd`]) reads the result, and its output is gated, normalised and projected. Each
-//! document begins with a state of zero. In inference, the states of a sequence are in a slot (`ottava_recipe::recurrent`).
+//! of `x`, `B` and `C` over neighbouring tokens. The state space ([`ssd`]) reads the result, and its output is gated, normalised and projected.
 //!
-//! Ranks that divide tensors divide the groups of `B` and `C`, with the heads of each group. Backward recomputes the convolution and the time steps,
-//! which cost no product.
+//! Ranks that divide tensors divide the groups of `B` and `C`, with the heads of each group. Ranks that divide sequences divide heads; if there are fewer
+//! groups than ranks, several ranks compute heads of the same group. Backward recomputes the convolution and the time steps, which cost no product.
 
-use super::cast::{OperandCast, SavedOperand};
-use super::exchange::{expect_divisible, expect_whole_sequences};
-use super::sublayer::{BranchOperand, Sublayer, SublayerSaved};
-use super::{Linear, LinearConfig, RECURRENT_OUTPUT, Stream};
+use super::cast::OperandCast;
+use super::exchange::{OwnRows, share_of};
+use super::recurrent::{Conv, ConvValues, Mixer, MixerHeads, Recurrent, head_vector, output_projection};
+use super::sublayer::Sublayer;
+use super::{Linear, LinearConfig, Stream};
 use ottava_common::error::Result;
 use ottava_recipe::context::Context;
-use ottava_recipe::operand::{ResidualGradient, View, Views};
+use ottava_recipe::operand::View;
 use ottava_recipe::param::{Builder, FolderLayout, FolderTensor, Init, Param, Split};
 use ottava_recipe::recurrent::RecurrentSpec;
 use ottava_tensor::Tensor;
 use ottava_tensor::ops::{
-    BoundaryStates, ColumnRuns, ConvWeights, GateFunction, GateOrder, GatedNorm, SsdInput, SsdParameterGradients,
-    SsdSpec, causal_conv, causal_conv_backward, gated_norm, gated_norm_backward, move_columns, output_gate,
-    output_gate_backward, ssd, ssd_backward,
+    BoundaryStates, ColumnRuns, GateFunction, GateOrder, GatedNorm, SsdInput, SsdParameterGradients, SsdSpec,
+    causal_conv, gated_norm, gated_norm_backward, move_columns, output_gate, output_gate_backward, ssd, ssd_backward,
 };
 
 /// The sizes and settings of a Mamba-2 layer.
@@ -49,23 +48,22 @@ impl MambaSpec {
 }
 
 /// Returns the numbers of rows of the projection for `z`, `x`, `B`, `C` and `dt`.
-fn sections(heads: &SsdSpec) -> [usize; 5] {
+fn input_sections(heads: &SsdSpec) -> [usize; 5] {
     let (width, of_group) = (heads.width(), heads.group_width());
     [width, width, of_group, of_group, heads.heads]
 }
 
-/// `y = out_proj(gated(ssd(conv(xBC), dt), z))`, with `z`, `xBC` and `dt` of `in_proj(x)`.
-pub struct Mamba {
-    input: Linear,            /* [2·H·P + 2·G·N + H, C] */
-    conv: Param,              /* [H·P + 2·G·N, 1, K] */
-    conv_bias: Option<Param>, /* [H·P + 2·G·N] */
-    a_log: Param,             /* [H] */
-    dt_bias: Param,           /* [H] */
-    d: Param,                 /* [H] */
+/// `gated(ssd(conv(xBC), dt), z)`, with `z`, `xBC` and `dt` of `in_proj(x)`.
+struct Mamba {
+    input: Linear,  /* [2·H·P + 2·G·N + H, C] */
+    conv: Conv,     /* H·P + 2·G·N channels */
+    a_log: Param,   /* [H] */
+    dt_bias: Param, /* [H] */
+    d: Param,       /* [H] */
     gate: Gate,
-    output: Linear, /* [C, H·P] */
-    /// The heads of this rank.
+    /// The heads of this rank, unless ranks divide sequences.
     heads: SsdSpec,
+    exchange: MixerHeads,
     /// The index among the recurrent layers of the model, which is also the index of the states.
     number: usize,
 }
@@ -85,89 +83,76 @@ struct Parts {
     dt: Tensor,  /* [T, H] */
 }
 
-/// The values that forward of [`Mamba`] saves.
-struct MambaSaved {
-    /// `None` if the projection is recomputed.
-    projected: Option<Tensor>,
-    y: Tensor, /* [T, H·P] */
-    output: SavedOperand,
-}
-
-/// The values of the parameters between the projections.
+/// The values of the parameters for this rank's heads.
 struct Values {
-    conv: Tensor,
-    conv_bias: Option<Tensor>,
+    conv: ConvValues,
     a_log: Tensor,
     dt_bias: Tensor,
     d: Tensor,
 }
 
 impl Values {
-    fn conv(&self) -> ConvWeights<'_> {
-        ConvWeights { weight: &self.conv, bias: self.conv_bias.as_ref() }
-    }
-
     fn ssd<'a>(&'a self, xbc: &'a Tensor, dt: &'a Tensor) -> SsdInput<'a> {
         SsdInput { xbc, dt, a_log: &self.a_log, dt_bias: &self.dt_bias, d: &self.d }
     }
 }
 
-impl Mamba {
+impl MambaSpec {
     /// Creates the layer called `name` with the settings of `stream`. `shared_input` is the cast of an operand that another sublayer also reads.
     ///
-    /// Errors if ranks cannot divide the groups evenly, or if they divide sequences.
-    pub fn new(
+    /// Errors if ranks cannot divide the groups or the heads evenly.
+    pub fn sublayer(
+        self,
         build: &mut Builder,
         name: &str,
-        spec: MambaSpec,
         stream: &Stream,
         shared_input: Option<OperandCast>,
-    ) -> Result<Mamba> {
-        expect_whole_sequences(build, name, "Mamba-2 layer")?;
-        expect_divisible(build, name, "groups of heads", spec.heads.groups)?;
-        let (heads, [input, output]) = (spec.heads, projections(build, name, &spec, stream, shared_input)?);
-        let tensor = |suffix: &str, shape: Vec<usize>| FolderTensor::new(format!("{name}.{suffix}"), shape);
-        let of_conv = [heads.width(), heads.group_width(), heads.group_width()];
-        let weight = tensor("conv1d.weight", vec![heads.xbc_width(), 1, spec.taps]);
-        let weight = build.shards(weight, &of_conv, &[], Split::Output)?;
-        let conv = Param::new(build, weight, Init::Normal(stream.std))?;
-        let mut conv_bias = None;
-        if spec.conv_bias {
-            let bias = build.shards(tensor("conv1d.bias", vec![heads.xbc_width()]), &of_conv, &[], Split::Output)?;
-            conv_bias = Some(Param::new(build, bias, Init::Zeros)?);
-        }
-        let mut vector = |suffix: &str, init| -> Result<Param> {
-            let shard = build.shard(tensor(suffix, vec![heads.heads]), Split::Output)?;
-            Ok(Param::new(build, vec![shard], init)?.in_sums(build))
-        };
+    ) -> Result<Box<dyn Sublayer>> {
+        let heads = self.heads;
+        MixerHeads::check(build, name, ("groups of heads", heads.groups), ("heads", heads.heads))?;
+        let input = input_projection(build, name, &self, stream, shared_input)?;
+        let output = output_projection(build, name, heads.width(), self.biases[1], stream)?;
+        let sections = [heads.width(), heads.group_width(), heads.group_width()];
+        let conv = Conv::new(build, name, sections, self.taps, self.conv_bias, stream.std)?;
         // The largest rate of decay of a new layer is 16, as in the paper's code.
-        let (a_log, dt_bias) = (vector("A_log", Init::LogUniform(16.0))?, vector("dt_bias", Init::Ones)?);
-        let d = vector("D", Init::Ones)?;
+        let a_log = head_vector(build, name, "A_log", heads.heads, Init::LogUniform(16.0))?;
+        let dt_bias = head_vector(build, name, "dt_bias", heads.heads, Init::Ones)?;
+        let d = head_vector(build, name, "D", heads.heads, Init::Ones)?;
         let mut gate = Gate::Alone;
-        if let Some(order) = spec.norm {
-            let shard = build.shard(tensor("norm.weight", vec![heads.width()]), Split::Output)?;
+        if let Some(order) = self.norm {
+            let norm = FolderTensor::new(format!("{name}.norm.weight"), vec![heads.width()]);
+            let norm = build.shard(norm, Split::Output)?;
             let how = GatedNorm { size: heads.width() / heads.groups, order, eps: stream.norm.eps };
-            gate = Gate::Norm(Box::new(Param::new(build, vec![shard], Init::Ones)?), how);
+            gate = Gate::Norm(Box::new(Param::new(build, vec![norm], Init::Ones)?), how);
         }
         let ranks = build.place().ranks;
         let own = SsdSpec { heads: heads.heads / ranks, groups: heads.groups / ranks, ..heads };
-        let runs: Vec<(usize, f32)> = sections(&own).into_iter().zip(spec.factors).collect();
+        let runs: Vec<(usize, f32)> = input_sections(&own).into_iter().zip(self.factors).collect();
         let input = input.multiplied(build.device, &runs)?;
         // One product changes the state, and one is the output.
         let recurrent =
-            RecurrentSpec { channels: own.xbc_width(), taps: spec.taps, state: own.state_shape(), products: 2 };
+            RecurrentSpec { channels: own.xbc_width(), taps: self.taps, state: own.state_shape(), products: 2 };
         let number = build.description.add_recurrent(recurrent, build.block);
-        Ok(Mamba { input, conv, conv_bias, a_log, dt_bias, d, gate, output, heads: own, number })
+        let (of_heads, of_groups) = ((own.heads, own.head_dim), (own.groups, own.state_dim));
+        let channels = [of_heads, of_groups, of_groups];
+        let exchange = MixerHeads { name: name.into(), channels, heads: own.heads, width: own.head_dim };
+        let mamba = Mamba { input, conv, a_log, dt_bias, d, gate, heads: own, exchange, number };
+        Ok(Box::new(Recurrent::new(mamba, output)))
+    }
+}
+
+impl Mamba {
+    fn values(&self, context: &Context) -> Result<Values> {
+        let of = |vector| self.exchange.own(vector, context);
+        let conv = self.conv.values(&self.exchange, context)?;
+        Ok(Values { conv, a_log: of(&self.a_log)?, dt_bias: of(&self.dt_bias)?, d: of(&self.d)? })
     }
 
-    fn values(&self, context: &Context) -> Result<Values> {
-        Ok(Values {
-            conv: self.conv.read(context.loan)?,
-            conv_bias: self.conv_bias.as_ref().map(|bias| bias.read(context.loan)).transpose()?,
-            a_log: self.a_log.weights.value()?,
-            dt_bias: self.dt_bias.weights.value()?,
-            d: self.d.weights.value()?,
-        })
+    /// Returns the heads that this rank computes for all tokens.
+    fn heads_of(&self, context: &Context) -> SsdSpec {
+        let [heads, groups] =
+            [self.heads.heads, self.heads.groups].map(|heads| share_of(heads, context.sequences.place));
+        SsdSpec { heads, groups, ..self.heads }
     }
 
     /// Returns the widths of `z`, `xBC` and `dt`, and their first columns in the projection.
@@ -196,97 +181,31 @@ impl Mamba {
         }
         Ok(projected)
     }
-
-    /// Returns the output of the state space. In inference, reads and replaces the states of the sequences.
-    fn mix(&self, parts: &Parts, context: &mut Context) -> Result<Tensor> {
-        let values = self.values(context)?;
-        let Some(pass) = &mut context.paged else {
-            let segments = context.sequences.segments();
-            let xbc = causal_conv(&parts.xbc, values.conv(), segments, None)?;
-            return Ok(ssd(values.ssd(&xbc, &parts.dt), &self.heads, segments, None)?);
-        };
-        let (states, batch) = pass.states_of(self.number);
-        let segments = batch.segments();
-        let xbc = causal_conv(&parts.xbc, values.conv(), segments, Some(states.inputs_of(&batch)))?;
-        Ok(ssd(values.ssd(&xbc, &parts.dt), &self.heads, segments, Some(states.matrices_of(&batch)))?)
-    }
-
-    /// Computes the layer up to the output projection, for an operand `x`. Returns the projection to save, the output of the state space, and the
-    /// operand of the output projection.
-    fn run(&self, x: View, context: &mut Context) -> Result<(Option<Tensor>, Tensor, Tensor)> {
-        let projected = self.input.fprop(&x, None, context)?;
-        drop(x);
-        let parts = self.take_apart(&projected)?;
-        let keeps = context.paged.is_none() && !context.recompute.qkv();
-        let projected = keeps.then_some(projected);
-        let y = self.mix(&parts, context)?;
-        let gated = self.gate.forward(&y, &parts.z)?;
-        Ok((projected, y, gated))
-    }
-
-    /// Returns the gradient by the projection from the gradient `dy` by the output of the state space, and `dz`. Adds to the gradients of the parameters
-    /// between the projections.
-    fn mix_backward(&mut self, dy: &Tensor, dz: Tensor, parts: &Parts, context: &Context) -> Result<Tensor> {
-        let (values, segments) = (self.values(context)?, context.sequences.segments());
-        let xbc = causal_conv(&parts.xbc, values.conv(), segments, None)?;
-        let mut unread = [const { None }; 5];
-        let [of_a, of_dt, of_d, of_conv, of_bias] = &mut unread;
-        let parameters = SsdParameterGradients {
-            a_log: self.a_log.grad_or_unread(of_a)?,
-            dt_bias: self.dt_bias.grad_or_unread(of_dt)?,
-            d: self.d.grad_or_unread(of_d)?,
-        };
-        let input = values.ssd(&xbc, &parts.dt);
-        let d = ssd_backward(dy, input, &self.heads, segments, BoundaryStates::default(), parameters)?;
-        drop(xbc);
-        let dconv = self.conv.grad_or_unread(of_conv)?;
-        let dbias = self.conv_bias.as_mut().map(|bias| bias.grad_or_unread(of_bias)).transpose()?;
-        let dxbc = causal_conv_backward(&d.xbc, &parts.xbc, values.conv(), segments, dconv, dbias)?;
-        self.put_together(&Parts { z: dz, xbc: dxbc, dt: d.dt })
-    }
-
-    /// Returns the parameters between the projections.
-    fn inner(&self) -> impl Iterator<Item = &Param> {
-        let own = [&self.a_log, &self.dt_bias, &self.d];
-        std::iter::once(&self.conv).chain(&self.conv_bias).chain(own).chain(self.gate.weight())
-    }
 }
 
-/// Creates the projections of the input and of the output.
-fn projections(
+/// Creates the projection of the input.
+fn input_projection(
     build: &mut Builder,
     name: &str,
     spec: &MambaSpec,
     stream: &Stream,
     shared_input: Option<OperandCast>,
-) -> Result<[Linear; 2]> {
-    let (sections, [of_input, of_output]) = (sections(&spec.heads), spec.biases);
-    let [input, output] = ["in_proj", RECURRENT_OUTPUT].map(|suffix| format!("{name}.{suffix}"));
+) -> Result<Linear> {
+    let (sections, name) = (input_sections(&spec.heads), &format!("{name}.in_proj"));
     let config = LinearConfig {
-        name: &input,
-        parts: &[(input.clone(), sections.iter().sum())],
+        name,
+        parts: &[(name.clone(), sections.iter().sum())],
         fused: &sections,
         replicas: &[],
         inputs: stream.channels,
-        bias: of_input,
+        bias: spec.biases[0],
         std: stream.std,
         layout: FolderLayout::Same,
         split: Split::Output,
         shared_input,
         uncast: None,
     };
-    let first = Linear::new(build, config)?;
-    let config = LinearConfig {
-        name: &output,
-        parts: &[(output.clone(), stream.channels)],
-        fused: &[],
-        inputs: spec.heads.width(),
-        bias: of_output,
-        split: Split::Input,
-        shared_input: None,
-        ..config
-    };
-    Ok([first, Linear::new(build, config)?])
+    Linear::new(build, config)
 }
 
 impl Gate {
@@ -324,72 +243,79 @@ impl Gate {
     }
 }
 
-impl Sublayer for Mamba {
+impl Mixer for Mamba {
+    type Projected = Parts;
+
     fn input(&self) -> OperandCast {
         self.input.input()
     }
 
-    fn gradient(&self) -> OperandCast {
-        self.output.gradient()
+    fn project(&self, x: &View, context: &mut Context) -> Result<Parts> {
+        let (Parts { z, xbc, dt }, of) = (self.take_apart(&self.input.fprop(x, None, context)?)?, &self.exchange);
+        Ok(Parts { z, xbc: of.exchange_channels(xbc, context)?, dt: of.exchange_heads(dt, context)? })
     }
 
-    fn forward(&self, x: View, residual: Option<&Tensor>, context: &mut Context) -> Result<(Tensor, SublayerSaved)> {
-        let (projected, y, gated) = self.run(x, context)?;
-        let (result, output) = self.output.forward(gated, residual, context)?;
-        Ok((result, SublayerSaved::new(MambaSaved { projected, y, output })))
-    }
-
-    fn save(&self, x: View, context: &mut Context) -> Result<SublayerSaved> {
-        let (projected, y, gated) = self.run(x, context)?;
-        let output = self.output.save(gated, context)?;
-        Ok(SublayerSaved::new(MambaSaved { projected, y, output }))
-    }
-
-    fn backward(
-        &mut self,
-        dy: ResidualGradient,
-        saved: SublayerSaved,
-        x: BranchOperand,
-        other: Option<Tensor>,
-        context: &mut Context,
-    ) -> Result<Tensor> {
-        let MambaSaved { projected, y, output } = saved.into();
-        let (projected, columns) = match projected {
-            Some(projected) => (projected, x.columns(context)?),
-            None => {
-                let Views { rows, columns } = x.views(context)?;
-                (self.input.fprop(&rows, None, &mut context.recomputation())?, columns)
-            }
+    fn mix(&self, parts: &Parts, context: &mut Context) -> Result<Tensor> {
+        let (values, heads) = (self.values(context)?, self.heads_of(context));
+        let Some(pass) = &mut context.paged else {
+            let segments = context.sequences.segments();
+            let xbc = causal_conv(&parts.xbc, values.conv.weights(), segments, None)?;
+            let y = ssd(values.ssd(&xbc, &parts.dt), &heads, segments, None)?;
+            return self.exchange.exchange_output(y, context);
         };
-        let parts = self.take_apart(&projected)?;
-        drop(projected);
-        let gate = &self.gate;
-        let gated = |_: &Context| gate.forward(&y, &parts.z);
-        let dgated = self.output.backward_recomputing(dy, output, gated, context)?;
-        let [dy, dz] = self.gate.backward(&dgated, &y, &parts.z)?;
-        drop((y, dgated));
-        let d = self.mix_backward(&dy, dz, &parts, context)?;
-        drop((dy, parts));
+        let (states, batch) = pass.states_of(self.number);
+        let segments = batch.segments();
+        let xbc = causal_conv(&parts.xbc, values.conv.weights(), segments, Some(states.inputs_of(&batch)))?;
+        Ok(ssd(values.ssd(&xbc, &parts.dt), &heads, segments, Some(states.matrices_of(&batch)))?)
+    }
+
+    fn gate(&self, y: &Tensor, parts: &Parts) -> Result<Tensor> {
+        self.gate.forward(y, &parts.z)
+    }
+
+    fn gate_backward(&mut self, d: &Tensor, y: &Tensor, parts: &Parts) -> Result<[Tensor; 2]> {
+        self.gate.backward(d, y, &parts.z)
+    }
+
+    fn mix_backward(&mut self, dy: Tensor, dz: Tensor, parts: Parts, context: &Context) -> Result<Parts> {
+        let (values, heads, segments) = (self.values(context)?, self.heads_of(context), context.sequences.segments());
+        let xbc = causal_conv(&parts.xbc, values.conv.weights(), segments, None)?;
+        let dy = self.exchange.exchange_output_backward(dy, context)?;
+        let (of, mut unread) = (&self.exchange, [const { None }; 3]);
+        let [of_a, of_dt, of_d] = &mut unread;
+        let mut a_log = of.own_gradient(&mut self.a_log, of_a, context)?;
+        let mut dt_bias = of.own_gradient(&mut self.dt_bias, of_dt, context)?;
+        let mut d = of.own_gradient(&mut self.d, of_d, context)?;
+        let parameters = SsdParameterGradients { a_log: a_log.rows(), dt_bias: dt_bias.rows(), d: d.rows() };
+        let input = values.ssd(&xbc, &parts.dt);
+        let gradient = ssd_backward(&dy, input, &heads, segments, BoundaryStates::default(), parameters)?;
+        [a_log, dt_bias, d].into_iter().try_for_each(OwnRows::put_back)?;
+        drop((xbc, dy));
+        let dxbc = self.conv.backward(&gradient.xbc, &parts.xbc, &self.exchange, context)?;
+        Ok(Parts { z: dz, xbc: dxbc, dt: gradient.dt })
+    }
+
+    fn project_backward(&mut self, d: Parts, x: &View, other: Option<Tensor>, context: &mut Context) -> Result<Tensor> {
+        let (Parts { z, xbc, dt }, of) = (d, &self.exchange);
+        let xbc = of.exchange_channels_backward(xbc, context)?;
+        let d = self.put_together(&Parts { z, xbc, dt: of.exchange_heads_backward(dt, context)? })?;
         let d = self.input.cast_gradient(d.into(), context)?;
-        self.input.backward_views(d, columns, other.as_ref(), context)
+        self.input.backward_views(d, x.clone(), other.as_ref(), context)
     }
 
     fn parameters<'a>(&'a self, visit: &mut dyn FnMut(&'a Param)) {
         self.input.parameters(visit);
-        self.inner().for_each(&mut *visit);
-        self.output.parameters(visit);
+        let own = [&self.a_log, &self.dt_bias, &self.d];
+        self.conv.parameters().chain(own).chain(self.gate.weight()).for_each(visit);
     }
 
     fn parameters_mut<'a>(&'a mut self, visit: &mut dyn FnMut(&'a mut Param)) {
         self.input.parameters_mut(visit);
         let own = [&mut self.a_log, &mut self.dt_bias, &mut self.d];
-        let inner = std::iter::once(&mut self.conv).chain(&mut self.conv_bias).chain(own).chain(self.gate.weight_mut());
-        inner.for_each(&mut *visit);
-        self.output.parameters_mut(visit);
+        self.conv.parameters_mut().chain(own).chain(self.gate.weight_mut()).for_each(visit);
     }
 
     fn linears_mut<'a>(&'a mut self, visit: &mut dyn FnMut(&'a mut Linear)) {
         visit(&mut self.input);
-        visit(&mut self.output);
     }
 }

@@ -23,8 +23,9 @@
 //! multiply the columns of the activation by powers of two, and divide the columns of the weight by the same powers. The divided weight depends on
 //! the input, so updates do not cast it.
 //!
-//! `DeltaNet` and `Mamba` are recurrent layers in place of attention, or beside it: a causal convolution and the gated delta rule or a state space. They
-//! record a `RecurrentSpec`, and in inference they read and replace the states of sequences, which are in slots.
+//! `DeltaNet` and `Mamba` are recurrent layers in place of attention, or beside it: a causal convolution and the gated delta rule or a state space. Each
+//! is a `Mixer` in the frame `Recurrent`. They record a `RecurrentSpec`, and in inference they read and replace the states of sequences, which are in
+//! slots.
 //!
 //! `LatentAttention` is another sublayer. Its op `move_columns` assembles projected parts of queries, keys and values into the fused tensor that
 //! attention reads, and splits gradients into these parts. Values are padded to the size of keys. `Attention::new` creates the `AttentionSpec` of
@@ -46,6 +47,7 @@ mod mlp;
 mod moe;
 mod names;
 mod norm;
+mod recurrent;
 mod scaled;
 mod stream;
 mod sublayer;
@@ -54,13 +56,13 @@ pub use attention::{Attention, HeadsSpec, NormScope, QueryGrowth};
 pub use block::{Block, BlockSaved};
 pub use branch::{Branch, BranchSaved};
 pub use cast::{CastInput, OperandCast, SavedOperand};
-pub use delta_net::{DeltaNet, DeltaNetSpec, ProjectionLayout};
+pub use delta_net::{DeltaNetSpec, ProjectionLayout};
 pub use embedding::Embedding;
 pub use factor::Factor;
 pub use head::{ChunkLoss, Head, HeadConfig, HeadOutput, HeadWeight};
 pub use latent_attention::{LatentAttention, LatentSizes, LatentSpec};
 pub use linear::{Adapter, ColumnScales, Linear, LinearConfig, ReadWeight, SmoothCasts};
-pub use mamba::{Mamba, MambaSpec};
+pub use mamba::MambaSpec;
 pub use mlp::{Mlp, MlpSpec, XieluMlp, XieluSpec};
 pub use moe::{ChoiceBias, ExpertsSpec, MixtureOfExperts, RouterLossFactors, SharedExpert};
 pub(crate) use names::RECURRENT_OUTPUT;

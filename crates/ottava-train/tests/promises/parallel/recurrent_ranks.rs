@@ -1,10 +1,11 @@
-//! Ranks that divide data, layers and heads of recurrent layers train as one rank does, up to rounding.
+//! Ranks that divide data, layers, sequences and heads of recurrent layers train as one rank does, up to rounding.
 
-use crate::parallel::divided::{F32, Setup, adapters, apart, llama, train};
+use crate::parallel::divided::{CODES, F32, Fault, Setup, adapters, apart, llama, train};
 use crate::parallel::mesh::distance;
 use crate::setup::config;
 use ottava_parallel::Zero;
 use ottava_recipe::RecipeName;
+use ottava_recipe::recompute::Recompute;
 use ottava_settings::{ResolvedConfig, RunConfig};
 use ottava_tensor::Device;
 use ottava_train::plan::MemoryPlan;
@@ -42,6 +43,11 @@ fn ranks_of_every_axis_train_as_one_rank() {
             ([2, 1, 1, 1], Zero::OptimizerStates),
             ([1, 2, 1, 1], Zero::Nothing),
             ([2, 1, 1, 2], Zero::Weights),
+            ([1, 1, 2, 1], Zero::Nothing),
+            ([2, 1, 2, 1], Zero::OptimizerStates),
+            ([1, 1, 2, 2], Zero::Nothing),
+            // Each key head, and each group of heads, is sent to two ranks.
+            ([1, 1, 4, 1], Zero::Nothing),
         ] {
             let mut alone = Setup { documents: true, ..Setup::new(keys.clone(), RecipeName::Fp32) };
             alone.mesh.zero = zero;
@@ -59,12 +65,43 @@ fn adapters_train_as_on_one_rank() {
     for (name, keys) in models() {
         let mut alone = Setup::new(keys, RecipeName::Fp32);
         alone.mesh.sizes.lora = adapters(false);
-        let (apart, tensor) = apart(&alone, [1, 1, 1, 2]);
-        assert!(apart < F32, "{name}: {tensor} is {apart:.1e} apart");
+        for mesh in [[1, 1, 1, 2], [1, 1, 2, 1]] {
+            let (apart, tensor) = apart(&alone, mesh);
+            assert!(apart < F32, "{name} on {mesh:?}: {tensor} is {apart:.1e} apart");
+        }
     }
 }
 
-/// The state passes through all tokens of a sequence, and each rank has whole heads.
+#[test]
+fn recomputation_on_divided_sequences_trains_as_one_rank() {
+    for recompute in Recompute::ALL {
+        for (name, keys) in models() {
+            let mut alone = Setup { documents: true, ..Setup::new(keys, RecipeName::Fp32) };
+            alone.mesh.memory.recompute = recompute;
+            let (apart, tensor) = apart(&alone, [1, 1, 2, 1]);
+            assert!(apart < F32, "{name}, {}: {tensor} is {apart:.1e} apart", recompute.as_str());
+        }
+    }
+}
+
+/// Without attention, only recurrent layers exchange tokens for heads.
+#[test]
+fn faults_of_the_exchange_are_found() {
+    for (name, mut keys) in models().into_iter().skip(1).step_by(2) {
+        match name {
+            "qwen3-5" => keys["layer_types"] = json!(["linear_attention", "linear_attention"]),
+            _ => keys["hybrid_override_pattern"] = json!("M-M-"),
+        }
+        let alone = Setup::new(keys, RecipeName::Fp32);
+        let expected = train(&alone);
+        for fault in [Fault::MissingExchange, Fault::SwappedTokens] {
+            let (apart, _) = distance(&expected, &train(&Setup { fault: Some(fault), ..alone.on([1, 1, 2, 1]) }));
+            assert!(apart > CODES, "{name}, {fault:?}: {apart:.1e}");
+        }
+    }
+}
+
+/// Each rank has whole heads.
 #[test]
 fn ranks_that_cannot_divide_a_layer_are_refused() {
     for (name, keys) in models() {
@@ -75,14 +112,14 @@ fn ranks_that_cannot_divide_a_layer_are_refused() {
             let plan = MemoryPlan::new(&ResolvedConfig::fastest(&run), &config(keys.clone()), &Device::Cpu);
             plan.expect_err("it is refused").to_string()
         };
-        let [context, tensor] = [[2, 1], [1, 4]].map(error);
-        let (layer, groups) = match name {
-            "qwen3-next" | "qwen3-5" => ("`model.layers.0.linear_attn` is a gated delta net", "2 key heads"),
-            "falcon-h1" => ("`model.layers.0.mamba` is a Mamba-2 layer", "2 groups of heads"),
-            _ => ("`backbone.layers.0.mixer` is a Mamba-2 layer", "2 groups of heads"),
+        let [context, tensor] = [[16, 1], [1, 4]].map(error);
+        let (heads, groups) = match name {
+            "qwen3-next" | "qwen3-5" => ("`model.layers.0.linear_attn` has 4 value heads", "2 key heads"),
+            "falcon-h1" => ("`model.layers.0.mamba` has 8 heads", "2 groups of heads"),
+            _ => ("`backbone.layers.0.mixer` has 8 heads", "2 groups of heads"),
         };
-        assert!(context.contains(layer), "{name}: {context}");
-        assert!(context.contains("set `parallel.context` to 1"), "{name}: {context}");
+        assert!(context.contains(&format!("{heads}, which 16 ranks cannot divide")), "{name}: {context}");
+        assert!(context.contains("set `parallel.context` to a divisor of"), "{name}: {context}");
         assert!(tensor.contains(&format!("{groups}, which 4 ranks cannot divide")), "{name}: {tensor}");
     }
 }
