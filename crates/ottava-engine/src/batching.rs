@@ -52,7 +52,9 @@ pub(super) type Drawn = (usize, u32, Option<TokenLogprob>);
 ///
 /// Errors in the same cases as [`Engine::new`].
 fn memory(model: &Decoder, options: &EngineOptions) -> Result<(KvCache, Pools)> {
-    let EngineOptions { max_model_len, max_batch, kv_cache_tokens, prefill_chunk, kv_cache_dtype, .. } = *options;
+    let EngineOptions {
+        max_model_len, max_batch, kv_cache_tokens, prefill_chunk, kv_cache_dtype, saved_states, ..
+    } = *options;
     let sizes = [
         ("max_model_len", max_model_len),
         ("max_batch", max_batch),
@@ -65,9 +67,10 @@ fn memory(model: &Decoder, options: &EngineOptions) -> Result<(KvCache, Pools)> 
     let dtype = kv_cache_dtype.resolve(model.recipe().compute);
     let groups = model.kv_groups(max_model_len).into_iter();
     let groups: Vec<_> = groups.map(|group| (group.clone(), options.blocks_of(&group))).collect();
-    let cache = model.kv_cache(CacheSizes { groups: &groups, block_size: BLOCK_SIZE, dtype, slots: max_batch })?;
+    let sizes = CacheSizes { groups: &groups, block_size: BLOCK_SIZE, dtype, slots: max_batch, saved: saved_states };
+    let cache = model.kv_cache(sizes)?;
     let pools = Pools::new(groups.iter().map(|(group, blocks)| (group.window, *blocks)), max_batch, prefill_chunk);
-    Ok((cache, pools.with_states(model.state_bytes() > 0)))
+    Ok((cache, if model.state_bytes() > 0 { pools.with_states(saved_states) } else { pools }))
 }
 
 impl Engine {
@@ -207,33 +210,36 @@ impl Engine {
         self.announce()?;
         let mut events: Vec<Event> = std::mem::take(&mut self.cancelled).into_iter().map(cancelled).collect();
         let drawn = self.run_passes(&mut events)?;
-        self.conclude(drawn, &mut events);
+        self.conclude(drawn, &mut events)?;
         Ok(events)
     }
 
     /// Adds the tokens that a step has drawn, and ends requests that have all their tokens.
-    pub(super) fn conclude(&mut self, drawn: Vec<Drawn>, events: &mut Vec<Event>) {
+    ///
+    /// Errors if recurrent states cannot be copied.
+    pub(super) fn conclude(&mut self, drawn: Vec<Drawn>, events: &mut Vec<Event>) -> Result<()> {
         let tokens: Vec<_> = drawn.iter().map(|&(at, token, _)| (at, token)).collect();
         self.add_tokens(drawn, events);
         self.tell_drawn(tokens);
         self.retire(events);
+        self.settle_states()
     }
 
     /// Selects the tokens that a step computes. First come requests that draw a token: their last token and the tokens proposed after it. Then come
     /// prompts, the oldest first, up to the step's budget.
     pub(super) fn schedule(&mut self) -> Result<Plan> {
         self.grow();
-        let draws = |sequence: &Sequence| sequence.pending() == 1 && !sequence.rests;
-        let single = self.running.iter().filter(|sequence| draws(sequence)).count();
+        let single: usize = self.running.iter().filter(|of| of.draws_next()).map(Sequence::pending).sum();
         let budget = self.options.prefill_chunk.saturating_sub(single);
         // At most half of the budget is for proposed tokens, so prompts get at least the other half.
         let proposed = self.propose(budget / 2)?;
         let mut budget = self.prompt_budget(budget - proposed);
         let mut plan = Vec::new();
-        for (at, sequence) in self.running.iter().enumerate().filter(|(_, sequence)| draws(sequence)) {
-            plan.push((at, 1 + sequence.proposed.len()));
+        for (at, sequence) in self.running.iter().enumerate().filter(|(_, sequence)| sequence.draws_next()) {
+            plan.push((at, sequence.pending() + sequence.proposed.len()));
         }
-        for (at, sequence) in self.running.iter().enumerate().filter(|(_, sequence)| sequence.pending() > 1) {
+        let reads = |sequence: &Sequence| sequence.pending() > 1 && !sequence.draws_next();
+        for (at, sequence) in self.running.iter().enumerate().filter(|(_, sequence)| reads(sequence)) {
             let new = budget.most(sequence);
             plan.extend((new > 0).then_some((at, new)));
             budget.take(sequence, new);
@@ -246,14 +252,19 @@ impl Engine {
             let mut sequence = self.waiting.remove(next).expect("it is there");
             // If a prompt is scored or pooled, all its tokens must be computed, so it does not share blocks.
             let shares = self.shares_prefixes() && !sequence.reads_activations();
-            if shares {
-                sequence.share(&mut self.pools);
-            }
+            let shared = shares.then(|| sequence.share(&mut self.pools));
             // The request gets memory for all its tokens, so a prompt that is begun can be read to its end.
             if !self.pools.extend(&mut sequence.blocks, sequence.computed, sequence.tokens.len()) {
                 sequence.put_back(&mut self.pools);
                 self.waiting.insert(next, sequence);
                 break;
+            }
+            if let Some(place) = shared.as_ref().and_then(|shared| shared.state) {
+                self.cache.restore_states(place, sequence.blocks.slot())?;
+            }
+            if self.shares_prefixes() && self.pools.has_states() {
+                let cached = shared.map_or(0, |shared| shared.cached * BLOCK_SIZE);
+                sequence.states.begin(sequence.tokens.len(), sequence.computed, cached);
             }
             if shares {
                 self.stats.prefix_queries += sequence.tokens.len() as u64;
@@ -299,15 +310,21 @@ impl Engine {
         self.options.prefix_caching && self.pools.can_share()
     }
 
-    /// Counts the computed tokens. Proposed tokens count when they are drawn.
-    pub(super) fn advance(&mut self, plan: &Plan) {
+    /// Counts the computed tokens, and saves recurrent states. Proposed tokens count when they are drawn.
+    ///
+    /// Errors if recurrent states cannot be copied.
+    pub(super) fn advance(&mut self, plan: &Plan) -> Result<()> {
         for &(at, new) in plan {
             let sequence = &self.running[at];
             let certain = new - sequence.proposed.len();
             let of_prompt = certain.min(sequence.request.prompt.len().saturating_sub(sequence.computed));
             self.stats.prompt_tokens += of_prompt as u64;
             self.extend_computed(at, certain);
+            if self.running[at].proposed.is_empty() {
+                self.save_states(at)?;
+            }
         }
+        Ok(())
     }
 
     /// Records that the keys and values of further tokens of a request are in the cache.
@@ -316,6 +333,7 @@ impl Engine {
         let sequence = &mut self.running[at];
         let full = sequence.computed / BLOCK_SIZE;
         sequence.computed += tokens;
+        sequence.states.repeated = 0;
         if shares {
             sequence.publish(&mut self.pools, full);
         }

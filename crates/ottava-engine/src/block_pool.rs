@@ -69,20 +69,23 @@ impl BlockPool {
         missing(blocks, tokens) <= self.free.len() + self.unused.len()
     }
 
-    /// Extends `blocks` to hold `tokens` tokens. Panics if the pool does not have enough blocks.
-    pub fn extend(&mut self, blocks: &mut Vec<i32>, tokens: usize) {
+    /// Extends `blocks` to hold `tokens` tokens. Returns the keys that no longer have a block. Panics if the pool does not have enough blocks.
+    pub fn extend(&mut self, blocks: &mut Vec<i32>, tokens: usize) -> Vec<BlockKey> {
+        let mut evicted = Vec::new();
         for _ in 0..missing(blocks, tokens) {
-            let block = self.free.pop().unwrap_or_else(|| self.evict());
+            let block = self.free.pop().unwrap_or_else(|| self.evict(&mut evicted));
             self.blocks[block as usize].users = 1;
             blocks.push(block);
         }
+        evicted
     }
 
-    /// Takes the block with a key that has been unused for the longest time.
-    fn evict(&mut self) -> i32 {
+    /// Takes the block with a key that has been unused for the longest time, and adds its key to `evicted`.
+    fn evict(&mut self, evicted: &mut Vec<BlockKey>) -> i32 {
         let (_, block) = self.unused.pop_first().expect("there are enough blocks");
         let key = self.blocks[block as usize].key.take().expect("it has a key");
         self.by_key.remove(&key);
+        evicted.push(key);
         block
     }
 
@@ -101,6 +104,11 @@ impl BlockPool {
                 _ => {}
             }
         }
+    }
+
+    /// Returns how many of `keys` have a block, up to the first key without a block.
+    pub fn cached(&self, keys: &[BlockKey]) -> usize {
+        keys.iter().take_while(|key| self.by_key.contains_key(*key)).count()
     }
 
     /// Finds the blocks with the first of `keys`, up to the first key without a block, and counts one more user of each. Returns these blocks.
@@ -180,8 +188,10 @@ mod tests {
         pool.put_back(&again);
         let mut other = Vec::new();
         assert!(pool.suffice(&other, 128) && !pool.suffice(&other, 129));
-        pool.extend(&mut other, 96);
+        let evicted = pool.extend(&mut other, 96);
         assert_eq!(other, [b[1], b[0], a[1]], "the end of a sequence goes before its beginning");
+        assert_eq!(evicted, [keys(&new)[1], keys(&new)[0], keys(&old)[1]]);
+        assert_eq!((pool.cached(&keys(&old)), pool.cached(&keys(&new))), (1, 0));
         assert_eq!((pool.share(&keys(&old)), pool.share(&keys(&new))), (vec![a[0]], vec![]));
         assert_eq!(pool.used(), 4);
     }

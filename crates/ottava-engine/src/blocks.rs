@@ -1,6 +1,7 @@
 //! The blocks of a sequence in a KV cache, and the free blocks.
 
 use crate::block_pool::{BLOCK_SIZE, BlockKey, BlockPool};
+use crate::saved_states::SavedStates;
 
 /// The blocks of a sequence, for each group of the cache's layers.
 #[derive(Debug, Default)]
@@ -37,8 +38,21 @@ pub struct Pools {
     slots: Vec<usize>,
     /// Whether sequences have recurrent states.
     has_states: bool,
+    /// The places of saved recurrent states.
+    pub saved: SavedStates,
     /// The maximum number of tokens of a sequence that a step computes.
     chunk: usize,
+}
+
+/// What a sequence shares with earlier sequences.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Shared {
+    /// The number of shared blocks.
+    pub blocks: usize,
+    /// The number of blocks that could be shared if all recurrent states were saved.
+    pub cached: usize,
+    /// The place of the recurrent states at the end of the shared blocks, if the sequence has states.
+    pub state: Option<usize>,
 }
 
 /// Returns the maximum number of blocks that a sequence needs at once if tokens see `window` keys and a step computes up to `chunk` tokens.
@@ -57,13 +71,17 @@ impl Pools {
     pub fn new(groups: impl IntoIterator<Item = (Option<usize>, usize)>, slots: usize, chunk: usize) -> Pools {
         let pool = |(window, blocks)| Pool { window, free: BlockPool::new(blocks) };
         let pools = groups.into_iter().map(pool).collect();
-        Pools { pools, slots: (0..slots).rev().collect(), has_states: false, chunk }
+        Pools { pools, slots: (0..slots).rev().collect(), has_states: false, saved: SavedStates::default(), chunk }
     }
 
-    /// Returns the pools of a model whose sequences have recurrent states if `has_states`. A block has no state of its end, so sequences cannot share
-    /// blocks.
-    pub fn with_states(self, has_states: bool) -> Pools {
-        Pools { has_states, ..self }
+    /// Returns the pools of a model whose sequences have recurrent states, with places for `saved` saved states.
+    pub fn with_states(self, saved: usize) -> Pools {
+        Pools { has_states: true, saved: SavedStates::new(saved), ..self }
+    }
+
+    /// Returns whether sequences have recurrent states.
+    pub fn has_states(&self) -> bool {
+        self.has_states
     }
 
     /// Returns the number of blocks of the group whose tokens see the most keys.
@@ -105,37 +123,50 @@ impl Pools {
             && self.pools.iter().zip(&*tables).all(|(pool, table)| pool.free.suffice(table, reach(pool)));
         if suffice {
             *slot = slot.or_else(|| self.slots.pop());
-            self.pools.iter_mut().zip(tables).for_each(|(pool, table)| {
+            for (pool, table) in self.pools.iter_mut().zip(tables) {
                 let tokens = reach(pool);
-                pool.free.extend(table, tokens);
-            });
+                let evicted = pool.free.extend(table, tokens);
+                // Without its block, a saved state is not found.
+                evicted.iter().for_each(|key| self.saved.forget(key));
+            }
         }
         suffice
     }
 
     /// Returns whether sequences can share blocks. They cannot if a group has a window, since its blocks are returned before the sequence ends, or if
-    /// sequences have recurrent states.
+    /// sequences have recurrent states and there is no place to save states.
     pub fn can_share(&self) -> bool {
-        !self.has_states && matches!(&self.pools[..], [Pool { window: None, .. }])
+        let has_groups = match &self.pools[..] {
+            [Pool { window, .. }] => window.is_none(),
+            groups => groups.is_empty() && self.has_states,
+        };
+        has_groups && (!self.has_states || self.saved.all() > 0)
     }
 
-    /// Gives a sequence without blocks the blocks that hold its first tokens, up to the first of `keys` without a block. Returns their number.
-    pub fn share(&mut self, blocks: &mut SequenceBlocks, keys: &[BlockKey]) -> usize {
-        let shared = self.pools[0].free.share(keys);
-        let count = shared.len();
-        *blocks = SequenceBlocks { tables: vec![shared], given_back: vec![0], slot: None };
-        count
+    /// Gives a sequence without blocks the blocks that hold its first tokens, up to the first of `keys` without a block. A sequence with recurrent states
+    /// gets blocks up to the last saved states.
+    pub fn share(&mut self, blocks: &mut SequenceBlocks, keys: &[BlockKey]) -> Shared {
+        let cached = self.pools.first().map_or(keys.len(), |pool| pool.free.cached(keys));
+        let mut shared = Shared { blocks: cached, cached, state: None };
+        if self.has_states {
+            shared.blocks = keys[..cached].iter().rposition(|key| self.saved.has(key)).map_or(0, |last| last + 1);
+            shared.state = keys[..shared.blocks].last().and_then(|key| self.saved.find(key));
+        }
+        let tables: Vec<_> = self.pools.iter_mut().map(|pool| pool.free.share(&keys[..shared.blocks])).collect();
+        *blocks = SequenceBlocks { given_back: vec![0; tables.len()], tables, slot: None };
+        shared
     }
 
     /// Lets other sequences share the blocks of a sequence from number `first` on. `keys` has the key of each block.
     pub fn publish(&mut self, blocks: &SequenceBlocks, keys: &[BlockKey], first: usize) {
-        for (&block, key) in blocks.tables[0].iter().zip(keys).skip(first) {
-            self.pools[0].free.publish(block, *key);
+        for (pool, table) in self.pools.iter_mut().zip(&blocks.tables) {
+            table.iter().zip(keys).skip(first).for_each(|(&block, key)| pool.free.publish(block, *key));
         }
     }
 
-    /// Forgets the contents of the blocks, since the weights that computed them have changed. No sequence may use a block.
+    /// Forgets the contents of the blocks and the saved states, since the weights that computed them have changed. No sequence may use a block.
     pub fn forget(&mut self) {
+        self.saved = SavedStates::new(self.saved.all());
         for pool in &mut self.pools {
             debug_assert_eq!(pool.free.used(), 0, "no sequence uses a block");
             pool.free = BlockPool::new(pool.free.all());
@@ -173,6 +204,36 @@ mod tests {
         assert!(pools.extend(&mut b, 1, 160));
         b.tables[0].sort_unstable();
         assert_eq!(b.tables, [[0, 1, 2, 3, 4]]);
+    }
+
+    /// Of three blocks, the first two have states at their ends. The state of an evicted block is forgotten.
+    #[test]
+    fn sequences_with_states_share_blocks_up_to_a_saved_state() {
+        let keys = [1, 2, 3].map(|name| [name; 32]);
+        for groups in [vec![(None, 4)], vec![]] {
+            let has_blocks = !groups.is_empty();
+            let mut pools = Pools::new(groups, 2, 1000).with_states(2);
+            let [mut a, mut b] = [SequenceBlocks::default(), SequenceBlocks::default()];
+            let nothing = |cached| Shared { blocks: 0, cached, state: None };
+            let all = if has_blocks { 0 } else { 3 };
+            assert_eq!(pools.share(&mut a, &keys), nothing(all));
+            assert!(pools.can_share() && pools.extend(&mut a, 0, 96));
+            pools.publish(&a, &keys, 0);
+            assert_eq!(pools.share(&mut b, &keys), nothing(3));
+            let [_, second] = [0, 1].map(|number| pools.saved.save(keys[number], false));
+            assert_eq!(pools.share(&mut b, &keys), Shared { blocks: 2, cached: 3, state: second });
+            assert_eq!(b.tables.iter().map(Vec::len).collect::<Vec<_>>(), vec![2; usize::from(has_blocks)]);
+            pools.put_back(&mut a);
+            pools.put_back(&mut b);
+            // Another sequence takes the free block and the last two blocks with keys.
+            assert!(pools.extend(&mut a, 0, 96));
+            assert_eq!([0, 1].map(|number| pools.saved.has(&keys[number])), [true, !has_blocks]);
+            pools.put_back(&mut a);
+            pools.forget();
+            assert!(!pools.saved.has(&keys[0]));
+        }
+        assert!(!Pools::new([(None, 4)], 2, 1000).with_states(0).can_share(), "no state can be saved");
+        assert!(!Pools::new([(Some(9), 4)], 2, 1000).with_states(2).can_share());
     }
 
     /// A sequence of 1000 tokens is computed in a step of 20 tokens, then token by token. One group sees all keys, and one sees the last 70.

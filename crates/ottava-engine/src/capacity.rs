@@ -43,7 +43,10 @@ impl EngineOptions {
         let mut blocks: Vec<usize> =
             lengths.into_iter().map(|length| length.min(max_model_len).div_ceil(BLOCK_SIZE)).collect();
         let most = MAX_BATCH[usize::from(matches!(model.device(), Device::Cuda(_)))];
-        let (max_batch, memory) = beside_states(memory, model.state_bytes(), blocks.len(), most)?;
+        // A draft model has as many saved states as states.
+        let of_draft = draft.map_or(0, |draft| 2 * draft.state_bytes());
+        let states = States::within(memory, [model.state_bytes(), of_draft], blocks.len(), most)?;
+        let (max_batch, memory) = (states.max_batch, memory - states.bytes);
         blocks.sort_unstable_by(|a, b| b.cmp(a));
         let longest = blocks.first().copied().unwrap_or(1);
         let of = |blocks: usize| {
@@ -55,6 +58,7 @@ impl EngineOptions {
                 prefill_chunk: PREFILL_CHUNK,
                 kv_cache_dtype,
                 prefix_caching: true,
+                saved_states: states.saved,
                 batch_invariant: false,
                 logprobs_mode: LogprobsMode::default(),
             }
@@ -92,25 +96,38 @@ impl EngineOptions {
     }
 }
 
-/// Returns how many of `requests` are computed at once, at most `most`, and the memory that their recurrent states of `state_bytes` each leave for keys
-/// and values. States take at most half of the memory.
-///
-/// Errors with [`Error::Memory`] if the states of a single request do not fit.
-fn beside_states(memory: usize, state_bytes: usize, requests: usize, most: usize) -> Result<(usize, usize)> {
-    if state_bytes == 0 {
-        return Ok((most, memory));
-    }
-    match memory / 2 / state_bytes {
-        0 => Err(Error::Memory(format!(
-            "the recurrent states of a request take {} MiB, and half of the {} MiB for caches is for states: take a smaller model, or a device with \
-             more memory",
-            state_bytes >> 20,
-            memory >> 20
-        ))),
-        fitting => {
-            let max_batch = most.min(requests.max(1)).min(fitting);
-            Ok((max_batch, memory - max_batch * state_bytes))
+/// The recurrent states of requests that are computed at once, and saved states.
+#[derive(Debug, PartialEq, Eq)]
+struct States {
+    /// The number of requests that are computed at once.
+    max_batch: usize,
+    /// The number of saved states.
+    saved: usize,
+    /// The bytes of all states.
+    bytes: usize,
+}
+
+impl States {
+    /// Returns how many of `requests` are computed at once, at most `most`, and the states beside them. A request has states of `own` bytes, and of
+    /// `of_draft` bytes in a draft model. States take at most half of the memory, and at most as many states are saved as requests are computed at once.
+    ///
+    /// Errors with [`Error::Memory`] if the states of a single request do not fit.
+    fn within(memory: usize, [own, of_draft]: [usize; 2], requests: usize, most: usize) -> Result<States> {
+        let (half, each) = (memory / 2, own + of_draft);
+        let Some(fitting) = half.checked_div(each) else {
+            return Ok(States { max_batch: most, saved: 0, bytes: 0 });
+        };
+        if fitting == 0 {
+            return Err(Error::Memory(format!(
+                "the recurrent states of a request take {} MiB, and half of the {} MiB for caches is for states: take a smaller model, or a device with \
+                 more memory",
+                each >> 20,
+                memory >> 20
+            )));
         }
+        let max_batch = most.min(requests.max(1)).min(fitting);
+        let saved = (half - max_batch * each).checked_div(own).unwrap_or(0).min(max_batch);
+        Ok(States { max_batch, saved, bytes: max_batch * each + saved * own })
     }
 }
 
@@ -128,9 +145,13 @@ mod tests {
 
     #[test]
     fn states_leave_memory_for_keys_and_values() {
-        assert_eq!(beside_states(1000, 0, 3, 32).unwrap(), (32, 1000));
-        assert_eq!(beside_states(1000, 100, 3, 32).unwrap(), (3, 700));
-        assert_eq!(beside_states(1000, 100, 50, 32).unwrap(), (5, 500));
-        assert!(beside_states(1000, 501, 50, 32).unwrap_err().to_string().contains("recurrent states"));
+        let of = |bytes, requests| {
+            let States { max_batch, saved, bytes } = States::within(1000, bytes, requests, 32).unwrap();
+            (max_batch, saved, bytes)
+        };
+        assert_eq!(of([0, 0], 3), (32, 0, 0));
+        assert_eq!((of([100, 0], 2), of([100, 0], 3), of([100, 0], 50)), ((2, 2, 400), (3, 2, 500), (5, 0, 500)));
+        assert_eq!((of([100, 20], 3), of([0, 100], 3)), ((3, 1, 460), (3, 0, 300)));
+        assert!(States::within(1000, [501, 0], 50, 32).unwrap_err().to_string().contains("recurrent states"));
     }
 }

@@ -4,7 +4,7 @@ use crate::block_pool::BLOCK_SIZE;
 use crate::blocks::{Pools, SequenceBlocks};
 use crate::decode::{DecodeSteps, Scored};
 use crate::request::{EngineOptions, RequestId};
-use ottava_common::error::{Error, Result};
+use ottava_common::error::Result;
 use ottava_models::{CacheSizes, Decoder, InferenceBatch, KvCache, SequenceTokens};
 use ottava_tensor::{Device, Tensor};
 use std::collections::HashMap;
@@ -45,6 +45,8 @@ struct Progress {
     computed: usize,
     /// The proposed tokens that follow them in the cache.
     proposed: Vec<u32>,
+    /// The number of tokens before the saved recurrent states, which have the number of the slot. 0 if no states are saved.
+    saved: usize,
 }
 
 /// A proposal that is being computed.
@@ -61,24 +63,12 @@ struct Proposal {
     most: usize,
 }
 
-/// Errors if `model`, which the message calls `what`, has recurrent states. Proposed tokens change these states, and the states before a token that is
-/// not accepted are lost.
-pub(super) fn expect_no_states(model: &Decoder, what: &str) -> Result<()> {
-    match model.state_bytes() {
-        0 => Ok(()),
-        _ => Err(Error::Config(format!(
-            "{what} has recurrent layers (gated delta nets or Mamba-2 layers), whose states cannot return to the token before a rejected proposal; start it without speculation"
-        ))),
-    }
-}
-
 impl Draft {
     /// Makes a draft from `model`, whose weights must be cast. It proposes up to `tokens` tokens to an engine with these `options`, whose model has
     /// `vocabulary` tokens.
     ///
-    /// Errors with [`Error::Config`] for a model with recurrent states, and if there is not enough memory for its KV cache.
+    /// Errors if there is not enough memory for its KV cache and its recurrent states.
     pub fn new(mut model: Decoder, tokens: usize, options: &EngineOptions, vocabulary: usize) -> Result<Draft> {
-        expect_no_states(&model, "the draft model")?;
         model.scale_by_token()?;
         let positions = options.max_model_len.min(model.config().context());
         let vocabulary = vocabulary.min(model.config().vocabulary);
@@ -86,8 +76,13 @@ impl Draft {
         let groups = model.kv_groups(positions).into_iter();
         let groups: Vec<_> = groups.map(|group| (group.clone(), options.blocks_of(&group))).collect();
         let slots = options.max_batch;
-        let cache = model.kv_cache(CacheSizes { groups: &groups, block_size: BLOCK_SIZE, dtype, slots })?;
-        let pools = Pools::new(groups.iter().map(|(group, blocks)| (group.window, *blocks)), slots, ROWS);
+        // The states before the proposed tokens of each request are saved.
+        let cache =
+            model.kv_cache(CacheSizes { groups: &groups, block_size: BLOCK_SIZE, dtype, slots, saved: slots })?;
+        let mut pools = Pools::new(groups.iter().map(|(group, blocks)| (group.window, *blocks)), slots, ROWS);
+        if model.state_bytes() > 0 {
+            pools = pools.with_states(0);
+        }
         let (steps, requests) = (DecodeSteps::default(), HashMap::new());
         Ok(Draft { model, tokens, positions, vocabulary, cache, pools, steps, requests })
     }
@@ -111,7 +106,8 @@ impl Draft {
             stays
         });
         let numbered = wanted.iter().enumerate();
-        let mut open: Vec<Proposal> = numbered.filter_map(|(number, one)| self.begin(number, one)).collect();
+        let begun = numbered.filter_map(|(number, one)| self.begin(number, one).transpose());
+        let mut open: Vec<Proposal> = begun.collect::<Result<_>>()?;
         let mut proposed = vec![Vec::new(); wanted.len()];
         while !open.is_empty() {
             let pieces = self.pieces(&mut open);
@@ -123,6 +119,11 @@ impl Draft {
                 let beyond = proposal.computed.saturating_sub(proposal.certain).min(piece);
                 progress.computed += piece - beyond;
                 progress.proposed.extend(&computed[piece - beyond..]);
+                if self.pools.has_states() && proposal.computed == proposal.certain {
+                    let slot = progress.blocks.slot();
+                    self.cache.save_states(slot, slot)?;
+                    progress.saved = progress.computed;
+                }
                 let own: &mut Vec<u32> = &mut proposed[proposal.number];
                 // A proposal ends at a token that the engine's model does not have, or at logits that are not finite.
                 if proposal.pending.is_empty() && (0..self.vocabulary as i32).contains(&next) {
@@ -136,19 +137,32 @@ impl Draft {
     }
 
     /// Begins a proposal after the tokens of the request that are in the cache.
-    fn begin(&mut self, number: usize, wanted: &Wanted) -> Option<Proposal> {
+    fn begin(&mut self, number: usize, wanted: &Wanted) -> Result<Option<Proposal>> {
         let &Wanted { id, tokens, most } = wanted;
         let most = most.min(self.tokens);
         let is_known = |&token: &u32| (token as usize) < self.vocabulary;
-        let Progress { computed, proposed, .. } = self.requests.entry(id).or_default();
+        let progress = self.requests.entry(id).or_default();
+        let Progress { computed, proposed, saved, .. } = progress;
         // The tokens of the last proposal that the request has accepted are in the cache.
         let accepted = proposed.iter().zip(&tokens[*computed..]).take_while(|(a, b)| a == b).count();
+        let reached = *computed + proposed.len();
         *computed = (*computed + accepted).min(tokens.len() - 1);
         proposed.clear();
-        let pending = tokens[*computed..].to_vec();
+        // The cache has the recurrent states after all proposed tokens.
+        if self.pools.has_states() && *computed != reached {
+            if (1..=*computed).contains(saved) {
+                *computed = *saved;
+                let slot = progress.blocks.slot();
+                self.cache.restore_states(slot, slot)?;
+            } else {
+                self.pools.put_back(&mut progress.blocks);
+                *progress = Progress::default();
+            }
+        }
+        let (computed, certain) = (progress.computed, tokens.len());
+        let pending = tokens[computed..].to_vec();
         let fits = most > 0 && tokens.len() + most <= self.positions && pending.iter().all(is_known);
-        let (computed, certain) = (*computed, tokens.len());
-        fits.then_some(Proposal { id, number, computed, certain, pending, most })
+        Ok(fits.then_some(Proposal { id, number, computed, certain, pending, most }))
     }
 
     /// Returns the number of tokens of each proposal that the next pass computes, and takes blocks for them. A proposal ends if no blocks are left.
@@ -176,7 +190,8 @@ impl Draft {
         let pieces = open.iter().zip(pieces).filter(|(_, piece)| **piece > 0);
         let sequences: Vec<SequenceTokens> = pieces
             .map(|(&Proposal { id, computed, ref pending, .. }, &piece)| {
-                SequenceTokens::new(computed, &pending[..piece], &requests[&id].blocks.tables)
+                let blocks = &requests[&id].blocks;
+                SequenceTokens::new(computed, &pending[..piece], &blocks.tables).in_slot(blocks.slot())
             })
             .collect();
         if sequences.is_empty() {

@@ -2,8 +2,8 @@
 
 use crate::batching::{Drawn, Engine, Plan};
 use crate::decode::{Scored, in_f32};
-use crate::draft::{Wanted, expect_no_states};
-use crate::proposer::Proposer;
+use crate::draft::Wanted;
+use crate::proposer::{MOST_TOKENS, Proposer};
 use crate::request::LogprobsMode;
 use crate::update::Part;
 use ottava_common::error::{Error, Result};
@@ -50,16 +50,22 @@ impl Engine {
     /// Lets `proposer` propose tokens of requests, which steps verify. The completions do not change, since a proposed token is accepted only if it
     /// is also drawn.
     ///
-    /// Errors with [`Error::Config`] for sizes that cannot be used, and for a model with recurrent states.
+    /// Errors with [`Error::Config`] for sizes that cannot be used, and for a model with recurrent states if the engine has no saved states.
     pub fn speculate(&mut self, proposer: Proposer) -> Result<()> {
         proposer.check()?;
-        expect_no_states(&self.model, "the model")?;
+        if self.pools.has_states() && self.pools.saved.all() == 0 {
+            return Err(Error::Config(
+                "the model has recurrent layers, and the engine has no place to save their states before proposed tokens: give the caches more memory, \
+                 compute fewer requests at once, or start without speculation"
+                    .into(),
+            ));
+        }
         self.proposer = Some(proposer);
         Ok(())
     }
 
-    /// Proposes tokens for requests that draw a token in this step, up to `most` tokens for all requests together. Tokens without blocks for their
-    /// keys and values are dropped. Returns the number of proposed tokens.
+    /// Proposes tokens for requests that draw a token in this step, up to `most` tokens for all requests together. Tokens are dropped without blocks for
+    /// their keys and values, or without a place for the recurrent states before them. Returns the number of proposed tokens.
     pub(super) fn propose(&mut self, most: usize) -> Result<usize> {
         let Some(proposer) = &mut self.proposer else { return Ok(0) };
         let (mut room, mut wanted) = (most, Vec::new());
@@ -69,11 +75,12 @@ impl Engine {
         let running: Vec<_> = self.running.iter().map(|sequence| sequence.id).collect();
         let mut places = Vec::new();
         for (at, sequence) in self.running.iter().enumerate() {
-            // A request draws one more token than it accepts.
-            let fits = sequence.max_len.saturating_sub(sequence.tokens.len() + 1);
-            let most = fits.min(proposer.tokens()).min(room);
-            let draws = sequence.pending() == 1 && !sequence.rests;
-            if draws && sequence.has_quick_masks() && !sequence.reads_activations() && most > 0 {
+            // A request draws one more token than it accepts. Recurrent states are saved where the pass would end with all tokens accepted.
+            let fits = (sequence.max_len - 1).min(sequence.next_stop()).saturating_sub(sequence.tokens.len());
+            // All tokens of a request are in one pass, including tokens that are computed again.
+            let in_one_pass = 2 * MOST_TOKENS - sequence.pending().min(2 * MOST_TOKENS);
+            let most = fits.min(in_one_pass).min(proposer.tokens()).min(room);
+            if sequence.draws_next() && sequence.has_quick_masks() && !sequence.reads_activations() && most > 0 {
                 places.push(at);
                 wanted.push(Wanted { id: sequence.id, tokens: &sequence.tokens, most });
                 room -= most;
@@ -81,10 +88,11 @@ impl Engine {
         }
         let proposals = proposer.propose(&running, &wanted)?;
         let mut count = 0;
-        for (at, proposed) in places.into_iter().zip(proposals) {
+        for (at, proposed) in places.into_iter().zip(proposals).filter(|(_, proposed)| !proposed.is_empty()) {
             let sequence = &mut self.running[at];
             let (computed, tokens) = (sequence.computed, sequence.tokens.len() + proposed.len());
-            if !proposed.is_empty() && self.pools.extend(&mut sequence.blocks, computed, tokens) {
+            if self.pools.extend(&mut sequence.blocks, computed, tokens) && self.back_up_states(at, proposed.len())? {
+                let sequence = &mut self.running[at];
                 self.stats.proposals += 1;
                 self.stats.proposed_tokens += proposed.len() as u64;
                 count += proposed.len();

@@ -80,7 +80,7 @@ impl Engine {
         }
         let mut unused = Vec::new();
         ends.into_iter().for_each(|(at, reason)| self.running[at].end = Some(reason));
-        self.conclude(drawn.into_iter().map(|(at, token)| (at, token, None)).collect(), &mut unused);
+        self.conclude(drawn.into_iter().map(|(at, token)| (at, token, None)).collect(), &mut unused)?;
         for call in calls {
             match call {
                 Call::Add(request) => drop(self.add(*request)?),

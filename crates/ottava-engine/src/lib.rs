@@ -25,6 +25,10 @@
 //! (`block_pool.rs`), sequences that begin with the same tokens share blocks. With several adapters, there is one pass per adapter, the key of a
 //! shared block contains the adapter (`key_of_adapter`), and `DecodeSteps` has graphs for each adapter.
 //!
+//! **Recurrent states.** Each running request has a slot for its states. `SavedStates` (`saved_states.rs`) has the places of copies: of the states at the
+//! ends of cached blocks, with which requests share these blocks, and of the states before proposed tokens, to which a request returns when a token is
+//! rejected. `StateMarks` (`state_marks.rs`) selects what is saved.
+//!
 //! **Kernels.** If all weights are stored, passes on a GPU run within `CudaDevice::with_constant_weights`: a kernel may start before the preceding
 //! kernel ends, and may read weights before it waits for this kernel (`ops/paged_attention/` of `ottava-tensor`). `DecodeSteps` (`decode.rs`)
 //! captures steps of one token per row as CUDA graphs. `Engine::warm_up` runs steps of all sizes before a server is ready.
@@ -61,8 +65,11 @@ mod request;
 mod resting;
 mod sampler;
 mod sampling;
+mod saved_states;
 mod scoring;
 mod sequence;
+mod state_marks;
+mod states;
 mod text;
 mod update;
 mod warm_up;

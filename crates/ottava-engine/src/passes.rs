@@ -32,7 +32,7 @@ impl Engine {
         let mut drawn = Vec::new();
         for (kind, plan) in &passes {
             drawn.extend(self.compute(*kind, plan, events)?);
-            self.advance(plan);
+            self.advance(plan)?;
         }
         Ok(drawn)
     }
@@ -64,7 +64,7 @@ impl Engine {
     fn passes_by_kernel(&self, plan: Plan) -> Vec<(BatchKind, Plan)> {
         let (single, rest): (Plan, Plan) = plan.into_iter().partition(|&(at, _)| {
             let sequence = &self.running[at];
-            sequence.pending() == 1 && !sequence.reads_activations()
+            sequence.draws_next() && !sequence.reads_activations()
         });
         let (whole, rest): (Plan, Plan) = rest
             .into_iter()

@@ -6,7 +6,7 @@ use crate::request::RequestId;
 use ottava_common::error::{Error, Result};
 
 /// The maximum number of tokens of a proposal, chosen so that all tokens of a request are in one pass.
-const MOST_TOKENS: usize = 32;
+pub(super) const MOST_TOKENS: usize = 32;
 
 /// A proposer of the next tokens of requests.
 pub enum Proposer {

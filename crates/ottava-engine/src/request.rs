@@ -164,8 +164,10 @@ pub struct EngineOptions {
     /// The format of the KV cache.
     pub kv_cache_dtype: KvCacheDtype,
     /// Whether requests that begin with the same tokens share the blocks of the KV cache with these tokens. Blocks of ended requests are also shared.
-    /// A model with a window in some layer does not share blocks.
+    /// A model with a window in some layer does not share blocks. A model with recurrent layers shares blocks up to a saved state.
     pub prefix_caching: bool,
+    /// The number of saved copies of a sequence's recurrent states, for prefix caching and for speculation. Without recurrent layers, it has no effect.
+    pub saved_states: usize,
     /// Whether a GPU computes the same bits for a request in any batch, in any chunks of its prompt, and with or without prefix caching and
     /// preemption. A CPU always does.
     pub batch_invariant: bool,

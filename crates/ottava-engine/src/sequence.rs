@@ -1,11 +1,12 @@
 //! A request in progress.
 
 use crate::block_pool::{BLOCK_SIZE, BlockKey, key_after, key_of_adapter};
-use crate::blocks::{Pools, SequenceBlocks};
+use crate::blocks::{Pools, SequenceBlocks, Shared};
 use crate::grammar::{Allowed, Place};
 use crate::masks::{Constraint, Mask};
 use crate::request::{FinishReason, Request, RequestId, TokenLogprob};
 use crate::sampler::{self, Occurrences};
+use crate::state_marks::StateMarks;
 use ottava_tensor::ops::Draw;
 
 /// A request, its tokens so far, and its place in the KV cache.
@@ -16,12 +17,14 @@ pub struct Sequence {
     pub tokens: Vec<u32>,
     /// The proposed tokens, which the step verifies.
     pub proposed: Vec<u32>,
-    /// The number of tokens whose keys and values are in the cache.
+    /// The number of tokens whose keys and values are in the cache. The recurrent states are the states after these tokens.
     pub computed: usize,
     /// The blocks of the cache that hold the computed tokens.
     pub blocks: SequenceBlocks,
     /// The keys of the full blocks, from the first block on.
     keys: Vec<BlockKey>,
+    /// Its saved recurrent states.
+    pub states: StateMarks,
     /// The counts of tokens, for requests with penalties.
     pub seen: Occurrences,
     /// The number of tokens at which the sequence ends.
@@ -56,6 +59,7 @@ impl Sequence {
             computed,
             blocks,
             keys,
+            states: StateMarks::default(),
             seen,
             max_len,
             constraint,
@@ -77,11 +81,20 @@ impl Sequence {
         }
     }
 
+    /// Returns the key of the full block `number`.
+    pub fn key_of_block(&mut self, number: usize) -> BlockKey {
+        self.extend_keys(number + 1);
+        self.keys[number]
+    }
+
     /// Takes the blocks of the cache that hold its first tokens. The last token is always computed, since the next token is drawn from its logits.
-    pub fn share(&mut self, pools: &mut Pools) {
+    /// Recurrent states at the end of these blocks must be copied from [`Shared::state`].
+    pub fn share(&mut self, pools: &mut Pools) -> Shared {
         let most = (self.tokens.len() - 1) / BLOCK_SIZE;
         self.extend_keys(most);
-        self.computed = BLOCK_SIZE * pools.share(&mut self.blocks, &self.keys[..most]);
+        let shared = pools.share(&mut self.blocks, &self.keys[..most]);
+        self.computed = BLOCK_SIZE * shared.blocks;
+        shared
     }
 
     /// Lets other sequences share its full blocks from number `first` on.
@@ -96,6 +109,7 @@ impl Sequence {
     /// Returns its blocks to the pools.
     pub fn put_back(&mut self, pools: &mut Pools) {
         pools.put_back(&mut self.blocks);
+        self.states.put_back(&mut pools.saved);
         self.computed = 0;
         self.proposed.clear();
         self.pooled.clear();
@@ -106,9 +120,19 @@ impl Sequence {
         self.tokens.len() - self.computed
     }
 
+    /// Returns the number of tokens at which a pass must end, since recurrent states are saved there.
+    pub fn next_stop(&self) -> usize {
+        self.states.next_stop(self.computed)
+    }
+
+    /// Returns whether the next step draws a token: only its last token is to be computed, after tokens that are computed again.
+    pub fn draws_next(&self) -> bool {
+        self.pending() <= 1 + self.states.repeated && !self.rests
+    }
+
     /// Returns the number of tokens that the next step can compute. If the step does not draw a token, the last token is left out.
     pub fn due(&self) -> usize {
-        self.pending() - usize::from(self.rests)
+        (self.pending() - usize::from(self.rests)).min(self.next_stop() - self.computed)
     }
 
     /// Returns whether the mask of its next token is not computed yet.

@@ -54,15 +54,20 @@ pub struct CacheSizes<'a> {
     pub dtype: DType,
     /// The number of sequences that have recurrent states at once.
     pub slots: usize,
+    /// The number of saved copies of the recurrent states of a sequence.
+    pub saved: usize,
 }
 
 /// The keys and values of all attention layers, the states of all recurrent layers, and the statistics that casts of inference write.
 pub struct KvCache {
     /// Empty while the cache is suspended.
     layers: Vec<KvBlocks>,
-    /// Empty while the cache is suspended.
+    /// The states of running sequences. Empty while the cache is suspended.
     states: Vec<RecurrentStates>,
-    suspended: Option<(SuspendedKv, Vec<SuspendedStates>)>,
+    /// The saved states. Empty while the cache is suspended.
+    saved: Vec<RecurrentStates>,
+    /// Keys and values, the states of running sequences, and the saved states.
+    suspended: Option<(SuspendedKv, [Vec<SuspendedStates>; 2])>,
     /// The index of each layer's group.
     groups: Vec<usize>,
     recorder: Recorder,
@@ -77,21 +82,26 @@ impl KvCache {
         casts: usize,
         sizes: CacheSizes,
     ) -> Result<KvCache> {
-        let (CacheSizes { groups, block_size, dtype, slots }, specs) = (sizes, &of.attention);
+        let (CacheSizes { groups, block_size, dtype, slots, saved }, specs) = (sizes, &of.attention);
         let group_of = |layer: usize| groups.iter().position(|(group, _)| group.layers.contains(&layer));
         let numbers: Vec<usize> =
             (0..specs.len()).map(|layer| group_of(layer).expect("each layer has a group")).collect();
         let layers: Vec<_> = specs.iter().zip(&numbers).map(|(spec, &group)| (*spec, groups[group].1)).collect();
         let layers = KvBlocks::of_layers(device, &layers, block_size, dtype)?;
-        let states = of.recurrent.iter().map(|spec| RecurrentStates::new(device, spec, slots, compute));
-        let states = states.collect::<Result<_, _>>()?;
-        Ok(KvCache { layers, states, suspended: None, groups: numbers, recorder: Recorder::new(device, casts)? })
+        let states = |slots| -> Result<Vec<_>> {
+            let of_layer = |spec| Ok(RecurrentStates::new(device, spec, slots, compute)?);
+            of.recurrent.iter().filter(|_| slots > 0).map(of_layer).collect()
+        };
+        let (states, saved) = (states(slots)?, states(saved)?);
+        let recorder = Recorder::new(device, casts)?;
+        Ok(KvCache { layers, states, saved, suspended: None, groups: numbers, recorder })
     }
 
     /// Returns the memory of keys, values and states to the device, until [`KvCache::resume`].
     pub fn suspend(&mut self) -> Result<()> {
         if self.suspended.is_none() {
-            let states = std::mem::take(&mut self.states).into_iter().map(RecurrentStates::suspend).collect();
+            let states = [&mut self.states, &mut self.saved];
+            let states = states.map(|of| std::mem::take(of).into_iter().map(RecurrentStates::suspend).collect());
             self.suspended = Some((SuspendedKv::new(std::mem::take(&mut self.layers))?, states));
         }
         Ok(())
@@ -105,12 +115,36 @@ impl KvCache {
         let Some((suspended, states)) = self.suspended.take() else { return Ok(false) };
         let (layers, mut has_moved) = suspended.resume()?;
         self.layers = layers;
-        for of_layer in states {
-            let (states, moved) = of_layer.resume()?;
-            self.states.push(states);
-            has_moved |= moved;
+        for (to, suspended) in [&mut self.states, &mut self.saved].into_iter().zip(states) {
+            for of_layer in suspended {
+                let (states, moved) = of_layer.resume()?;
+                to.push(states);
+                has_moved |= moved;
+            }
         }
         Ok(has_moved)
+    }
+
+    /// Copies the recurrent states in slot `slot` to the saved states number `to`.
+    ///
+    /// Errors if one of them does not exist. Panics if the cache has no saved states.
+    pub fn save_states(&mut self, slot: usize, to: usize) -> Result<()> {
+        assert_eq!(self.states.len(), self.saved.len(), "the cache has saved states");
+        for (saved, states) in self.saved.iter_mut().zip(&self.states) {
+            saved.copy_from(to, states, slot)?;
+        }
+        Ok(())
+    }
+
+    /// Copies the saved states number `from` to slot `slot`.
+    ///
+    /// Errors if one of them does not exist. Panics if the cache has no saved states.
+    pub fn restore_states(&mut self, from: usize, slot: usize) -> Result<()> {
+        assert_eq!(self.states.len(), self.saved.len(), "the cache has saved states");
+        for (states, saved) in self.states.iter_mut().zip(&self.saved) {
+            states.copy_from(slot, saved, from)?;
+        }
+        Ok(())
     }
 
     /// Returns normalised activations `[T, C]` of the new tokens.

@@ -79,6 +79,14 @@ impl RecurrentStates {
         })
     }
 
+    /// Replaces the states in slot `slot` by the states in slot `from` of `source`, whose layer has the same sizes.
+    ///
+    /// Errors if a slot does not exist.
+    pub fn copy_from(&mut self, slot: usize, source: &RecurrentStates, from: usize) -> Result<()> {
+        self.inputs.copy_from(slot, &source.inputs.rows(from, from + 1)?)?;
+        self.matrices.copy_from(slot, &source.matrices.rows(from, from + 1)?)
+    }
+
     /// Returns the memory of the states to the device. The states are lost.
     pub fn suspend(self) -> SuspendedStates {
         SuspendedStates([self.inputs, self.matrices].map(Tensor::suspend))

@@ -69,6 +69,7 @@ fn inference(
         prefill_chunk: SEQ_LEN,
         kv_cache_dtype,
         prefix_caching: true,
+        saved_states: 8,
         batch_invariant: false,
         logprobs_mode: LogprobsMode::Raw,
     };

@@ -96,7 +96,7 @@ impl DecodeBench {
         let groups = decoder.kv_groups(longest);
         let cache_of = |blocks: usize, slots: usize| {
             let groups: Vec<_> = groups.iter().map(|group| (group.clone(), blocks)).collect();
-            decoder.kv_cache(CacheSizes { groups: &groups, block_size: BLOCK_SIZE, dtype, slots })
+            decoder.kv_cache(CacheSizes { groups: &groups, block_size: BLOCK_SIZE, dtype, slots, saved: 0 })
         };
         let row = |batch: usize, context: usize, new_tokens: usize, Timed { seconds, all_reduces }: Timed| {
             let bytes = weight_bytes(decoder.part(), batch * new_tokens, precision.compute, ranks.size())

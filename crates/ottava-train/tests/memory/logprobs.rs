@@ -32,6 +32,7 @@ fn engine() -> Engine {
         prefill_chunk: 128,
         kv_cache_dtype: KvCacheDtype::Auto,
         prefix_caching: false,
+        saved_states: 8,
         batch_invariant: false,
         logprobs_mode: LogprobsMode::Raw,
     };

@@ -380,7 +380,7 @@ pub fn kv_cache(decoder: &Decoder, tokens: usize) -> (KvCache, Vec<Vec<i32>>) {
     let blocks = tokens.div_ceil(BLOCK_SIZE);
     let groups: Vec<_> = decoder.kv_groups(tokens).into_iter().map(|group| (group, blocks)).collect();
     let dtype = decoder.recipe().compute;
-    let sizes = CacheSizes { groups: &groups, block_size: BLOCK_SIZE, dtype, slots: 1 };
+    let sizes = CacheSizes { groups: &groups, block_size: BLOCK_SIZE, dtype, slots: 1, saved: 0 };
     let cache = decoder.kv_cache(sizes).expect("memory");
     (cache, vec![(0..blocks as i32).collect(); groups.len()])
 }

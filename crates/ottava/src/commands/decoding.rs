@@ -123,7 +123,10 @@ impl Decoding {
         options: EngineOptions,
     ) -> Result<Engine> {
         ranks.expect_equal("the speculative configuration", &format!("{:?}", self.speculative_config))?;
-        let options = EngineOptions { batch_invariant: self.batch_invariant, ..options };
+        let mut options = EngineOptions { batch_invariant: self.batch_invariant, ..options };
+        if !options.prefix_caching && self.speculative_config.is_none() {
+            options.saved_states = 0;
+        }
         let mut engine = ranks.engine(model, folder, options)?;
         match (&self.speculative_config, draft) {
             (Some(Speculative::Ngram(ngram)), _) => engine.speculate(Proposer::Ngram(*ngram))?,

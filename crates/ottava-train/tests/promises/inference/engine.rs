@@ -25,6 +25,7 @@ pub const ROOMY: EngineOptions = EngineOptions {
     prefill_chunk: 64,
     kv_cache_dtype: KvCacheDtype::Auto,
     prefix_caching: true,
+    saved_states: 8,
     batch_invariant: false,
     logprobs_mode: LogprobsMode::Raw,
 };
@@ -202,7 +203,7 @@ fn preemption_changes_nothing_and_every_request_ends() {
 }
 
 /// Returns requests with the same beginning. One of them continues like another one, and one computes all of its prompt.
-fn alike() -> Vec<Request> {
+pub fn alike() -> Vec<Request> {
     let whole = prompt("alike", 100);
     let of = |tokens: usize, tail: &str, new: usize| {
         let prompt = [&whole[..tokens], &prompt(tail, 9)[..]].concat();
@@ -217,8 +218,7 @@ fn alike() -> Vec<Request> {
     vec![of(90, "a", 40), of(90, "b", 10), exact, of(64, "c", 40), scored, other, of(100, "a", 20), of(90, "a", 40)]
 }
 
-/// The cache has the model's type, or is FP8 with scales in the blocks. There is room for all requests, or so little room that blocks are evicted and
-/// requests are preempted.
+/// The cache has the model's type, or is FP8 with scales in the blocks. It has room for all requests, or blocks are evicted and requests preempted.
 #[test]
 fn requests_that_share_blocks_get_what_others_get() {
     for (name, kv_cache_dtype) in [

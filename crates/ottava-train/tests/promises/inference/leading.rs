@@ -1,7 +1,8 @@
 //! Ranks divide the model of an engine. Rank 0 leads, the other ranks follow, and requests get the results of one rank.
 
-use crate::inference::engine::{Got, ROOMY, collect, finish_into, prompt, request, requests, run};
+use crate::inference::engine::{Got, ROOMY, alike, collect, finish_into, prompt, request, requests, run};
 use crate::inference::grammars::{VOCABULARY, tokenizer};
+use crate::inference::recurrent::models;
 use crate::inference::speculative::NGRAM;
 use crate::parallel::expert_tensor::families;
 use crate::setup::{Seeded, config, recipe, tiny_llama};
@@ -163,6 +164,32 @@ fn mixtures_give_on_several_ranks_the_texts_of_one() {
             assert!(ends.into_iter().all(|end| end.is_ok()), "{name} on {ranks} ranks");
             expect_alike(&found, &expected);
         }
+    }
+}
+
+/// All ranks save the same states, and return to the same states.
+#[test]
+fn recurrent_states_are_saved_alike_on_two_ranks() {
+    let options = EngineOptions { max_batch: 3, prefill_chunk: 17, kv_cache_tokens: 224, saved_states: 4, ..ROOMY };
+    for (name, sizes) in models().into_iter().step_by(3) {
+        let of_rank = |ranks: Rc<dyn LayerRanks>, options: &EngineOptions| {
+            let (recipe, weights) = (recipe(RecipeName::Fp32, Fp8Format::Auto), &mut Seeded { std: 0.3 });
+            let mut model = Decoder::for_inference(&sizes, &recipe, &Device::Cpu, 200, weights, ranks).unwrap();
+            model.quantize_weights().unwrap();
+            let mut engine = Engine::new(model, options).unwrap();
+            engine.speculate(Proposer::Ngram(NGRAM)).unwrap();
+            engine
+        };
+        let expected = run(&mut of_rank(Rc::new(Undivided), &options), alike());
+        let ((found, stats), ends) = engines_on_ranks(of_rank, threads::group(2), &options, |mut engine| {
+            let found = run(&mut engine, alike());
+            engine.finish().unwrap();
+            (found, engine.stats())
+        });
+        assert!(ends.into_iter().all(|end| end.is_ok()), "{name}");
+        let EngineStats { prefix_hits, proposed_tokens, accepted_tokens, preemptions, .. } = stats;
+        assert!(prefix_hits > 0 && preemptions > 0 && accepted_tokens < proposed_tokens, "{name}: {stats:?}");
+        expect_alike(&found, &expected);
     }
 }
 

@@ -81,6 +81,7 @@ fn log_probabilities_of_draws_are_those_of_training() {
             prefill_chunk: 7,
             kv_cache_dtype: KvCacheDtype::Auto,
             prefix_caching: true,
+            saved_states: 8,
             batch_invariant: false,
             logprobs_mode: LogprobsMode::Loss,
         };

@@ -136,6 +136,7 @@ fn an_engine_returns_its_memory_between_draws() {
         prefill_chunk: 64,
         kv_cache_dtype: KvCacheDtype::Auto,
         prefix_caching: true,
+        saved_states: 8,
         batch_invariant: false,
         logprobs_mode: LogprobsMode::Loss,
     };
