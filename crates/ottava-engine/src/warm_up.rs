@@ -27,9 +27,11 @@ impl Engine {
         let EngineOptions { prefix_caching, max_batch, .. } = self.options;
         // All prompts begin with the same tokens, so with prefix caching only parts of them would be computed.
         self.options.prefix_caching = false;
-        // Rows of proposed tokens count as further requests.
+        // Rows of proposed tokens count as further requests. With recurrent states, there are no slots for further requests, so steps with rows of proposed
+        // tokens are captured when they occur.
         let proposer = self.proposer.take();
-        let rows = max_batch * (1 + proposer.as_ref().map_or(0, Proposer::tokens));
+        let proposed = proposer.as_ref().filter(|_| !self.pools.has_states()).map_or(0, Proposer::tokens);
+        let rows = max_batch * (1 + proposed);
         self.options.max_batch = rows.min(max_batch.max(MOST_ROWS));
         let adapters = (0..self.adapters.len()).map(|number| Some(AdapterId(number)));
         for adapter in std::iter::once(None).chain(adapters) {

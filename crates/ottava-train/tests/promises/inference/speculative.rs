@@ -222,15 +222,25 @@ fn sizes_that_cannot_be_used_are_errors() {
     }
 }
 
-/// Rows of proposed tokens are in the captured steps of single tokens. In a dry run, reads return zeros, so all drawn tokens are equal.
+/// Rows of proposed tokens are in the captured steps of single tokens. In a dry run, reads return zeros, so all drawn tokens are equal. Requests of the
+/// second pass begin with saved states, in a model that has states.
 #[test]
 fn proposals_are_verified_in_captured_steps() {
     let device = Device::dry_gpu(GpuModel::h200());
     let recipe = recipe(RecipeName::Bf16, Fp8Format::Auto);
-    let mut engine = Engine::new(decoder(&tiny_llama(), &recipe, &device, 0.3), &ROOMY).unwrap();
-    engine.speculate(Proposer::Ngram(NGRAM)).unwrap();
-    let found = run(&mut engine, vec![Request { logprobs: None, ..request("a", 40) }; 3]);
-    assert!(found.iter().all(|got| got.tokens == [0; 20]));
-    let stats = engine.stats();
-    assert!(stats.accepted_tokens > 30, "{stats:?}");
+    let [_, (_, recurrent), ..] = models();
+    for config in [tiny_llama(), recurrent] {
+        let mut engine = Engine::new(decoder(&config, &recipe, &device, 0.3), &ROOMY).unwrap();
+        engine.speculate(Proposer::Ngram(NGRAM)).unwrap();
+        // The drawn token is at the beginning of the prompt, before other tokens, so the first proposals are rejected.
+        let prompt = [&[0, 5, 6, 7, 8][..], &prompt("a", 40)].concat();
+        for _ in 0..2 {
+            let found =
+                run(&mut engine, vec![Request { logprobs: None, prompt: prompt.clone(), ..request("a", 1) }; 3]);
+            assert!(found.iter().all(|got| got.tokens == [0; 20]));
+        }
+        let stats = engine.stats();
+        assert!(stats.accepted_tokens > 30 && stats.accepted_tokens < stats.proposed_tokens, "{stats:?}");
+        assert!(stats.prefix_hits >= 3 * 32, "{stats:?}");
+    }
 }
