@@ -57,12 +57,12 @@ extern "C" __global__ void __launch_bounds__(256) wide_gated_norm(X* y, const X*
 // Each block writes its sums of the weight gradient to `partial`, `[blocks, groups, size]`.
 extern "C" __global__ void __launch_bounds__(256) wide_gated_norm_backward(X* dx, X* dz, float* partial, const X* dy, const X* x, const X* z,
                                                                            const X* weight, int rows, int size, int weights, float eps) {
-    // A thread reads and writes its own pieces only.
+    // A thread reads and writes its own pieces only, each with room for eight sums.
     extern __shared__ float sums[];
     const bool wide = size % 8 == 0 && aligned(dx, dz, dy, x, z, weight);
     const X* const of_group = weights_of(weight, weights, blockIdx.y, size);
     for (int c = threadIdx.x * 8; c < size; c += 256 * 8)
-        for (int j = 0; j < min(8, size - c); j++) sums[c + j] = 0.0f;
+        for (int j = 0; j < 8; j++) sums[c + j] = 0.0f;
     for (int row = blockIdx.x; row < rows; row += gridDim.x) {
         const u64 first = ((u64)row * gridDim.y + blockIdx.y) * size;
         float square = 0.0f, dot = 0.0f;
@@ -91,7 +91,7 @@ extern "C" __global__ void __launch_bounds__(256) wide_gated_norm_backward(X* dx
             for (int j = 0; j < 8; j++) {
                 const Silu silu = silu_and_slope(gate[j]);
                 const float n = (BEFORE ? u[j] * silu.value : u[j]) * rstd, t = d[j] * w[j] * (BEFORE ? 1.0f : silu.value), dv = rstd * (t - n * mean);
-                if (j < size - c) sums[c + j] += d[j] * n * (BEFORE ? 1.0f : silu.value);
+                sums[c + j] += d[j] * n * (BEFORE ? 1.0f : silu.value);
                 gate[j] = BEFORE ? dv * u[j] * silu.slope : d[j] * n * w[j] * silu.slope;
                 d[j] = BEFORE ? dv * silu.value : dv;
             }

@@ -88,7 +88,8 @@ pub(super) fn backward(
         weight.len(),
         how.eps,
     );
-    // SAFETY: as in `forward`, also for `dy`, `dx` and `dz`; the partial sums have a row of sums per block of the grid's first axis.
-    unsafe { gpu.launch(&variant(x, how, entry)?, grid, BLOCK, 4 * how.size as u32)? };
+    // SAFETY: as in `forward`, also for `dy`, `dx` and `dz`; the partial sums have a row of sums per block of the grid's first axis, and shared memory has
+    // the sums of all pieces of a group.
+    unsafe { gpu.launch(&variant(x, how, entry)?, grid, BLOCK, 4 * how.size.next_multiple_of(8) as u32)? };
     bias::cuda::add_partial_sums(gpu, &partial, dweight)
 }

@@ -55,11 +55,26 @@ struct Place {
     int dim, state, p;
     __device__ __forceinline__ int column(int j) const { return threadIdx.x / 32 * OWN + j; }
     __device__ __forceinline__ bool has(int j) const { return p < dim && column(j) < state; }
+    // Four columns at a time, where rows are aligned to 16 bytes: the threads of a warp have different rows.
     __device__ __forceinline__ void read(float (&s)[OWN], const float* from) const {
+        if (state % 4 == 0) {
+#pragma unroll
+            for (int j = 0; j < OWN; j += 4) {
+                const float4 four = from && has(j) ? *(const float4*)&from[(u64)p * state + column(j)] : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+                s[j] = four.x, s[j + 1] = four.y, s[j + 2] = four.z, s[j + 3] = four.w;
+            }
+            return;
+        }
 #pragma unroll
         for (int j = 0; j < OWN; j++) s[j] = from && has(j) ? from[(u64)p * state + column(j)] : 0.0f;
     }
     __device__ __forceinline__ void write(float* to, const float (&s)[OWN]) const {
+        if (state % 4 == 0) {
+#pragma unroll
+            for (int j = 0; j < OWN; j += 4)
+                if (has(j)) *(float4*)&to[(u64)p * state + column(j)] = make_float4(s[j], s[j + 1], s[j + 2], s[j + 3]);
+            return;
+        }
 #pragma unroll
         for (int j = 0; j < OWN; j++)
             if (has(j)) to[(u64)p * state + column(j)] = s[j];

@@ -16,8 +16,7 @@ use std::rc::Rc;
 /// Time training steps of a known model's shape on random tokens: forward, backward, clipping and the update.
 #[derive(Args)]
 pub(super) struct Train {
-    /// llama-2-7b, llama-2-13b, llama-30b, llama-3-8b, llama-3-70b, qwen2.5-0.5b, -1.5b, -3b, -7b, qwen3-0.6b, -8b, gpt2, gpt2-xl, gemma-2-9b,
-    /// phi-3-medium, command-r-35b, or a folder with a config.json.
+    /// A known model such as llama-3-8b or qwen3.5-9b (for an unknown name, the error lists all), or a folder with a config.json.
     #[arg(long, default_value = "llama-2-7b")]
     model: String,
     /// The number of blocks; by default the model's number.
