@@ -126,10 +126,10 @@ const UNCAPPED: Condition = Condition {
     takes: "unbounded scores on this GPU",
     instead: |case| case.spec.soft_cap.map(|cap| format!("a soft cap of {cap}")),
 };
-const TO_256: Condition = Condition {
+const TO_512: Condition = Condition {
     without: None,
-    takes: "heads of up to 256",
-    instead: |case| (case.spec.head_dim > 256).then(|| format!("heads of {}", case.spec.head_dim)),
+    takes: "heads of up to 512",
+    instead: |case| (case.spec.head_dim > 512).then(|| format!("heads of {}", case.spec.head_dim)),
 };
 const TO_1024: Condition = Condition {
     without: None,
@@ -219,7 +219,7 @@ const TABLE: &[Row] = &[
         name: "the paged kernel",
         on_gpu: true,
         cache: true,
-        conditions: &[STORAGE, TO_256, ONE_HEAD_SIZE, CAUSAL],
+        conditions: &[STORAGE, TO_512, ONE_HEAD_SIZE, CAUSAL],
     },
     Row {
         backend: AttentionBackend::Cpu,

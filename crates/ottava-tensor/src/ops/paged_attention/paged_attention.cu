@@ -98,14 +98,16 @@ __device__ __forceinline__ float value_of(KV x) {
 }
 
 // Attention of one query head of one new token, for types and sizes that tensor cores do not support. Grid (tokens, heads), WARPS warps. A
-// warp processes 32 tokens at a time. A lane computes the score of one token, then some channels of the weighted sum.
+// warp processes 32 tokens at a time. A lane computes the score of one token, then some channels of the weighted sum. Heads have up to LARGEST
+// channels.
+#define LARGEST 512
 extern "C" __global__ void __launch_bounds__(32 * WARPS) attend(X* o, const X* qkv, const KV* cache, const float* scale_inv,
                                                                 const X* sinks, const int* query_starts, const int* context_lens,
                                                                 const int* cached_lens, const int* block_tables, int sequences,
                                                                 int max_blocks, int block_size, int heads, int kv_heads, int dim, float scale BOUNDS) {
     start_successors();
     wait_for_predecessors();
-    __shared__ float query[256], shared_out[WARPS][256], shared_stats[WARPS][2];
+    __shared__ float query[LARGEST], shared_out[WARPS][LARGEST], shared_stats[WARPS][2];
     const Batch batch = {query_starts, context_lens, cached_lens, block_tables, sequences, max_blocks, block_size};
     const int token = blockIdx.x, head = blockIdx.y;
     const Place place = batch.find(token, 1);
@@ -115,7 +117,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS) attend(X* o, const X* q
         for (int d = threadIdx.x; d < dim; d += 32 * WARPS) store(&out[d], 0.0f);
         return;
     }
-    for (int d = threadIdx.x; d < 256; d += 32 * WARPS) {
+    for (int d = threadIdx.x; d < LARGEST; d += 32 * WARPS) {
         query[d] = d < dim ? load(qkv[(u64)token * (heads + 2 * kv_heads) * dim + head * dim + d]) * scale : 0.0f;
     }
     __syncthreads();
@@ -123,7 +125,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS) attend(X* o, const X* q
     // Blocks before the first key may belong to other sequences by now.
     const int seen = place.seen_by(token), first = bounds.first(seen) / 16 * 16;
     const u64 to_values = (u64)kv_heads * block_size;
-    float largest = -INFINITY, sum = 0.0f, weighted[8] = {};
+    float largest = -INFINITY, sum = 0.0f, weighted[LARGEST / 32] = {};
     for (int base = first + 32 * warp; base < seen; base += 32 * WARPS) {
         const u64 row = batch.row_of(place.sequence, min(base + lane, seen - 1), kv_heads, kv);
         float score = 0.0f;
@@ -144,12 +146,12 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS) attend(X* o, const X* q
         sum = fmaf(sum, factor, p);
         if (IsCodes<KV>::value) p *= scale_inv[row + to_values];
 #pragma unroll
-        for (int i = 0; i < 8; i++) weighted[i] *= factor;
+        for (int i = 0; i < LARGEST / 32; i++) weighted[i] *= factor;
         for (int k = 0; k < min(32, seen - base); k++) {
             const float weight = __shfl_sync(FULL, p, k);
             const KV* const value = cache + (__shfl_sync(FULL, row, k) + to_values) * dim;
 #pragma unroll
-            for (int i = 0; i < 8; i++) {
+            for (int i = 0; i < LARGEST / 32; i++) {
                 if (i * 32 + lane < dim) weighted[i] = fmaf(weight, value_of(value[i * 32 + lane]), weighted[i]);
             }
         }
@@ -158,7 +160,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS) attend(X* o, const X* q
     shared_stats[warp][0] = largest;
     shared_stats[warp][1] = sum;
 #pragma unroll
-    for (int i = 0; i < 8; i++) shared_out[warp][i * 32 + lane] = weighted[i];
+    for (int i = 0; i < LARGEST / 32; i++) shared_out[warp][i * 32 + lane] = weighted[i];
     __syncthreads();
     for (int d = threadIdx.x; d < dim; d += 32 * WARPS) {
         float most = -INFINITY, all = 0.0f, value = 0.0f;

@@ -193,6 +193,7 @@ fn paged_attention_agrees_across_devices() {
         AttentionSpec::causal(20, 1, 16),
         AttentionSpec::causal(2, 1, 256),
         AttentionSpec::causal(12, 1, 160),
+        AttentionSpec::causal(4, 1, 512),
         AttentionSpec::causal(4, 2, 6),
     ];
     for (contexts, new, capacity) in cases {

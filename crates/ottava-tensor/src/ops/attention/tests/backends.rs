@@ -76,11 +76,11 @@ fn what_cudnn_does_not_take_goes_to_the_plain_kernel_with_a_reason() {
 #[test]
 fn a_spec_that_nothing_serves_is_an_error_that_says_why() {
     let gpu = Device::dry_gpu(GpuModel::h200());
-    let large = AttentionSpec::causal(8, 2, 288);
+    let large = AttentionSpec::causal(8, 2, 528);
     let error = |device: &Device, case: &AttentionCase| AttentionBackend::choose(device, case).unwrap_err().to_string();
     assert_eq!(
         error(&gpu, &AttentionCase::cache(&large, DType::BF16)),
-        "attention: no backend on NVIDIA H200 serves this model: the paged kernel supports heads of up to 256, not heads of 288"
+        "attention: no backend on NVIDIA H200 serves this model: the paged kernel supports heads of up to 512, not heads of 528"
     );
     let huge = AttentionSpec::causal(1, 1, 2048);
     let message = error(&gpu, &AttentionCase::fused(&huge, DType::F32, false));
