@@ -33,6 +33,7 @@ from transformers import Cohere2Config, Cohere2ForCausalLM, Dots1Config, Dots1Fo
 from transformers import Exaone4Config, Exaone4ForCausalLM, Glm4Config, Glm4ForCausalLM, Glm4MoeConfig, Glm4MoeForCausalLM
 from transformers import Glm4MoeLiteConfig, Glm4MoeLiteForCausalLM, MiniMaxM2Config, MiniMaxM2ForCausalLM
 from transformers import Olmo3Config, Olmo3ForCausalLM, SeedOssConfig, SeedOssForCausalLM
+from transformers import Gemma4Config, Gemma4ForCausalLM, Gemma4ForConditionalGeneration, Gemma4TextConfig
 from transformers import Gemma3Config, Gemma3ForConditionalGeneration, Mistral3Config, Mistral3ForConditionalGeneration
 from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration, Qwen3VLConfig, Qwen3VLForConditionalGeneration
 from transformers import GraniteMoeConfig, GraniteMoeForCausalLM, GraniteMoeSharedConfig, GraniteMoeSharedForCausalLM
@@ -123,6 +124,20 @@ DELTA = TINY | dict(head_dim=16, linear_num_key_heads=2, linear_num_value_heads=
 # The second layer has no rotary positions and no experts. Queries grow from position 3 on. Documents have one chunk.
 LLAMA4 = TINY | dict(num_hidden_layers=3, head_dim=8, no_rope_layers=[1, 0, 1], attention_chunk_size=24, floor_scale=4, attn_scale=0.7)
 LLAMA4 |= dict(intermediate_size=12, intermediate_size_mlp=24, moe_layers=[0, 2], num_local_experts=4, num_experts_per_tok=2)
+# Heads of two sizes. Of each large head, three of the eight pairs have angles.
+GEMMA4 = TINY | dict(num_hidden_layers=4, head_dim=8, global_head_dim=16, sliding_window=5, tie_word_embeddings=True)
+GEMMA4 |= dict(layer_types=["sliding_attention", "full_attention"] * 2, hidden_size_per_layer_input=0, final_logit_softcapping=2.0)
+GEMMA4 |= dict(
+    rope_parameters={
+        "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.4, "rope_theta": 1000.0},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 50.0},
+    }
+)
+# The last three layers read keys and values of layers 1 and 2.
+GEMMA4_SHARED = GEMMA4 | dict(num_hidden_layers=6, num_kv_shared_layers=3, use_double_wide_mlp=True, vocab_size_per_layer_input=44)
+GEMMA4_SHARED |= dict(hidden_size_per_layer_input=6, num_key_value_heads=1, rms_norm_eps=1e-2)
+GEMMA4_SHARED |= dict(layer_types=["full_attention", "full_attention", "sliding_attention"] + ["sliding_attention", "sliding_attention", "full_attention"])
+GEMMA4_EXPERTS = dict(enable_moe_block=True, num_experts=5, top_k_experts=3, moe_intermediate_size=12)
 # Two groups of two heads, and states that are larger than heads. Chunks are shorter than the documents.
 MAMBA = TINY | dict(mamba_n_heads=4, mamba_d_head=8, mamba_n_groups=2, mamba_d_state=6, mamba_chunk_size=8)
 # transformers limits time steps from below by `time_step_min`, which is a setting of initial weights.
@@ -375,6 +390,23 @@ OPTIONS = {
             mm_tokens_per_image=4,
         ),
     ),
+    # Values are the projected keys in layers without a window, which have one key head.
+    "gemma4": (Gemma4ForCausalLM, Gemma4TextConfig, GEMMA4 | dict(attention_k_eq_v=True, num_global_key_value_heads=1)),
+    "gemma4_shared": (Gemma4ForCausalLM, Gemma4TextConfig, GEMMA4_SHARED),
+    "gemma4_moe": (
+        Gemma4ForCausalLM,
+        Gemma4TextConfig,
+        GEMMA4 | GEMMA4_EXPERTS | dict(attention_k_eq_v=True, final_logit_softcapping=None, tie_word_embeddings=False),
+    ),
+    "gemma4_vl": (
+        Gemma4ForConditionalGeneration,
+        Gemma4Config,
+        dict(
+            text_config=GEMMA4_SHARED | GEMMA4_EXPERTS | dict(attention_k_eq_v=True, pad_token_id=43, vocab_size=44, tie_word_embeddings=False),
+            vision_config={key: EYES[key] for key in EYES if key != "image_size"} | dict(num_key_value_heads=2, head_dim=4, position_embedding_size=4),
+            audio_config=None,
+        ),
+    ),
     # The second layer has attention and an MLP; the others have gated delta nets and experts.
     "qwen3_next": (
         Qwen3NextForCausalLM,
@@ -531,10 +563,13 @@ def random_weights(model, generator):
                 spread *= 3
             if n.endswith("linear_attn.conv1d.weight"):  # so that no query or key is near zero, where its norm amplifies roundings
                 spread *= 3
-            p.copy_((p + spread if p.dim() < 2 else spread).to(torch.bfloat16))
+            value = p + spread if p.dim() < 2 else spread
+            if "gemma4" in model.config.model_type and n.endswith("q_norm.weight"):  # so that scores, which have no factor, are not large
+                value = 0.3 * value
+            p.copy_(value.to(torch.bfloat16))
         for n, b in model.named_buffers():
-            if n.endswith("e_score_correction_bias"):
-                b.copy_((0.3 * torch.randn(b.shape, generator=generator)).to(torch.bfloat16))
+            if n.endswith(("e_score_correction_bias", "layer_scalar")):
+                b.copy_((b + 0.3 * torch.randn(b.shape, generator=generator)).to(torch.bfloat16))
 
 
 def in_folder(model, values):
@@ -555,7 +590,8 @@ def of_text(named):
     if not any(".language_model." in name for name in named):
         return named
     renamed = {name.replace("model.language_model.", "model."): value for name, value in named.items()}
-    return {name: value for name, value in renamed.items() if name.startswith(("model.layers", "model.embed_tokens", "model.norm", "lm_head"))}
+    beginnings = ("model.layers", "model.embed_tokens", "model.per_layer", "model.norm", "lm_head")
+    return {name: value for name, value in renamed.items() if name.startswith(beginnings)}
 
 
 def with_heads(named):
@@ -605,7 +641,10 @@ def compare(name):
     gradients = {n: torch.zeros_like(p) if p.grad is None else p.grad.clone() for n, p in model.named_parameters()}
     if name.startswith(("gpt_neox", "nemotron_h")) or any(".experts." in n for n in weights):
         weights, gradients = (in_folder(model, of.values()) for of in (weights, gradients))
-        gradients |= {n: torch.zeros_like(g) for n, g in gradients.items() if n.endswith("e_score_correction_bias")}
+        gradients |= {n: torch.zeros_like(g) for n, g in gradients.items() if n.endswith(("e_score_correction_bias", "layer_scalar"))}
+    else:
+        numbers = {n: b for n, b in model.named_buffers() if n.endswith("layer_scalar")}
+        weights, gradients = weights | numbers, gradients | {n: torch.zeros_like(b) for n, b in numbers.items()}
     weights, gradients = (with_heads(of_text(of)) for of in (weights, gradients))
     for n in weights:
         if ".indexer." in n:  # their choice has no gradient

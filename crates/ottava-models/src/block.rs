@@ -1,8 +1,9 @@
 //! Builds the blocks of a model from the specs of its layers.
 
+use crate::layers::within;
 use crate::layers::{
-    Attention, Block, Branch, Factor, LatentAttention, MixtureOfExperts, Mlp, Norm, OperandCast, Positions,
-    ScaledSublayer, Sublayer, XieluMlp,
+    Attention, Block, BlockScale, Branch, Factor, GatedEmbedding, LatentAttention, MixtureOfExperts, Mlp, Norm,
+    NormedSublayer, OperandCast, Positions, ScaledSublayer, Sublayer, XieluMlp,
 };
 use crate::spec::{BranchSpec, RopeSpec, SublayerSpec};
 use crate::{DecoderConfig, RopeTables};
@@ -18,7 +19,9 @@ pub(super) fn block(build: &mut Builder, config: &DecoderConfig, index: usize, t
     let mut of = BlockBuilder { build, config, tables, name: &name };
     let branches = config.layers[index].branches.iter().map(|spec| Ok(of.branch(spec)?.multiplied(factor.clone())));
     let branches = branches.collect::<Result<_>>()?;
-    Ok(Block::new(name, branches, config.layers[index].parallel))
+    let of_layer = &config.layers[index];
+    let scale = of_layer.scale.map(|of| BlockScale::new(build, format!("{name}.{of}"), stream.channels)).transpose()?;
+    Ok(Block::new(name, branches, of_layer.parallel).multiplied(scale))
 }
 
 /// Builds the branches of a block.
@@ -30,12 +33,14 @@ struct BlockBuilder<'a, 'b> {
 }
 
 impl BlockBuilder<'_, '_> {
-    fn branch(&mut self, BranchSpec { norms, sublayers, factors }: &BranchSpec) -> Result<Branch> {
+    fn branch(&mut self, BranchSpec { norms, sublayers, factors, sublayer_norms }: &BranchSpec) -> Result<Branch> {
         let before = self.norm(norms.before)?;
         let mut built: Vec<Box<dyn Sublayer>> = Vec::with_capacity(sublayers.len());
         let first = self.build.description.linears.len();
         for (at, spec) in sublayers.iter().enumerate() {
-            let shared_input = built.first().map(|first| first.input());
+            let own_norms = sublayer_norms.get(at);
+            let shared_input = built.first().filter(|_| own_norms.is_none()).map(|first| first.input());
+            let before = own_norms.map(|norms| self.norm(norms.before)).transpose()?.flatten();
             let reader = self.build.description.linears.len();
             let sublayer = self.sublayer(spec, shared_input)?;
             if shared_input.is_some() {
@@ -43,6 +48,10 @@ impl BlockBuilder<'_, '_> {
                 let [name, owner] = [reader, first].map(|at| self.build.description.linears[at].0.name.clone());
                 self.build.description.shared_inputs.insert(name, owner);
             }
+            let sublayer = match own_norms {
+                Some(norms) => Box::new(NormedSublayer::new(before, sublayer, self.norm(norms.after)?)),
+                None => sublayer,
+            };
             let factor = factors.get(at).copied().unwrap_or(1.0);
             let factor = Factor::new(self.build.device, self.config.stream.channels, factor)?;
             built.push(if factor.is_one() { sublayer } else { Box::new(ScaledSublayer::new(sublayer, factor)) });
@@ -60,7 +69,7 @@ impl BlockBuilder<'_, '_> {
     fn sublayer(&mut self, spec: &SublayerSpec, shared_input: Option<OperandCast>) -> Result<Box<dyn Sublayer>> {
         let BlockBuilder { build, config, tables, name } = self;
         let stream = &config.stream;
-        let name = &format!("{name}.{}", spec.name(stream.names));
+        let name = &within(name, spec.name(stream.names));
         let rotary = |rope: RopeSpec| tables.of(config, rope, spec.rotary_dim());
         Ok(match *spec {
             SublayerSpec::Heads(heads, rope) => {
@@ -76,6 +85,7 @@ impl BlockBuilder<'_, '_> {
             SublayerSpec::Mlp(mlp) => Box::new(Mlp::new(build, name, mlp, stream, shared_input)?),
             SublayerSpec::Xielu(mlp) => Box::new(XieluMlp::new(build, name, mlp, stream)?),
             SublayerSpec::Experts(experts) => Box::new(MixtureOfExperts::new(build, name, experts, stream)?),
+            SublayerSpec::GatedEmbedding(spec) => Box::new(GatedEmbedding::new(build, name, spec, stream)?),
         })
     }
 }

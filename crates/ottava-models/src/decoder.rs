@@ -506,7 +506,7 @@ impl Decoder {
 
     /// Returns the groups of attention layers that share block tables, for sequences up to `max_len` tokens. Groups that see most keys come first.
     pub fn kv_groups(&self, max_len: usize) -> Vec<KvGroup> {
-        KvGroup::of(&self.part.attention, max_len)
+        KvGroup::of(&self.part.attention, &self.part.caches, max_len)
     }
 
     /// Returns an empty cache for [`Decoder::hidden`].

@@ -23,11 +23,11 @@ pub struct KvGroup {
 
 impl KvGroup {
     /// Returns the groups of attention layers with these specs, for sequences up to `max_len` tokens. Layers without a window come first, then layers
-    /// with larger windows. A window of `max_len` or more is treated as no window.
-    pub(super) fn of(specs: &[AttentionSpec], max_len: usize) -> Vec<KvGroup> {
+    /// with larger windows. A window of `max_len` or more is treated as no window. Layers that read the cache of another of `caches` are in no group.
+    pub(super) fn of(specs: &[AttentionSpec], caches: &[usize], max_len: usize) -> Vec<KvGroup> {
         let windows = specs.iter().map(|spec| spec.window.filter(|&window| window < max_len));
         let mut groups: Vec<KvGroup> = Vec::new();
-        for (layer, window) in windows.enumerate() {
+        for (layer, window) in windows.enumerate().filter(|(layer, _)| caches[*layer] == *layer) {
             match groups.iter_mut().find(|group| group.window == window) {
                 Some(group) => group.layers.push(layer),
                 None => groups.push(KvGroup { window, layers: vec![layer] }),
@@ -83,10 +83,13 @@ impl KvCache {
         sizes: CacheSizes,
     ) -> Result<KvCache> {
         let (CacheSizes { groups, block_size, dtype, slots, saved }, specs) = (sizes, &of.attention);
+        let caches = &of.caches;
         let group_of = |layer: usize| groups.iter().position(|(group, _)| group.layers.contains(&layer));
         let numbers: Vec<usize> =
-            (0..specs.len()).map(|layer| group_of(layer).expect("each layer has a group")).collect();
-        let layers: Vec<_> = specs.iter().zip(&numbers).map(|(spec, &group)| (*spec, groups[group].1)).collect();
+            caches.iter().map(|&layer| group_of(layer).expect("each layer with a cache has a group")).collect();
+        // Layers without a cache of their own have no blocks.
+        let blocks = |layer: usize| if caches[layer] == layer { groups[numbers[layer]].1 } else { 0 };
+        let layers: Vec<_> = specs.iter().enumerate().map(|(layer, spec)| (*spec, blocks(layer))).collect();
         let layers = KvBlocks::of_layers(device, &layers, block_size, dtype)?;
         let states = |slots| -> Result<Vec<_>> {
             let of_layer = |spec| Ok(RecurrentStates::new(device, spec, slots, compute)?);
@@ -173,11 +176,11 @@ mod tests {
     fn layers_with_the_same_window_share_a_group() {
         let spec = |window| AttentionSpec { window, ..AttentionSpec::causal(2, 1, 8) };
         let specs = [Some(4), None, Some(4), Some(9), Some(100)].map(spec);
-        let groups = KvGroup::of(&specs, 50);
+        let groups = KvGroup::of(&specs, &[0, 1, 2, 3, 4], 50);
         let found: Vec<_> = groups.iter().map(|group| (group.window, group.layers.as_slice())).collect();
         assert_eq!(found, [(None, &[1, 4][..]), (Some(9), &[3]), (Some(4), &[0, 2])]);
         let bytes: usize = groups.iter().map(|group| group.block_bytes(&specs, 32, DType::BF16)).sum();
         assert_eq!(bytes, 5 * KvBlocks::block_bytes(&specs[0], 32, DType::BF16));
-        assert_eq!(KvGroup::of(&specs[..1], 4), [KvGroup { window: None, layers: vec![0] }]);
+        assert_eq!(KvGroup::of(&specs[..1], &[0], 4), [KvGroup { window: None, layers: vec![0] }]);
     }
 }

@@ -1,6 +1,6 @@
 //! The sizes and settings of a decoder, common to all families.
 
-use crate::layers::{ExpertsSpec, HeadsSpec, LatentSpec, MlpSpec, Stream};
+use crate::layers::{ExpertsSpec, HeadsSpec, LatentSpec, LayerEmbeddingsSpec, MlpSpec, Stream, within};
 use crate::spec::{LayerSpec, SublayerSpec, expect_positive, expect_sizes};
 use crate::{RopeKind, RopeScaling};
 use ottava_recipe::lora::{Lora, Targets};
@@ -36,6 +36,8 @@ pub struct EmbeddingSpec {
     pub scale: f32,
     /// Whether a learned row per position is added.
     pub learned_positions: bool,
+    /// The further embeddings of tokens, one for each layer. `None` without such embeddings.
+    pub of_layers: Option<LayerEmbeddingsSpec>,
 }
 
 /// The head of a decoder.
@@ -81,7 +83,7 @@ impl DecoderConfig {
             vocabulary,
             max_positions,
             stream,
-            embedding: EmbeddingSpec { scale: 1.0, learned_positions: false },
+            embedding: EmbeddingSpec { scale: 1.0, learned_positions: false, of_layers: None },
             ropes: Vec::new(),
             layers: Vec::new(),
             head: HeadSpec {
@@ -157,7 +159,7 @@ impl DecoderConfig {
         let Stream { names, channels, .. } = self.stream;
         for (index, layer) in self.layers.iter_mut().enumerate() {
             for sublayer in layer.branches.iter_mut().flat_map(|branch| &mut branch.sublayers) {
-                let mixture = format!("{}.{index}.{}", names.blocks, sublayer.name(names));
+                let mixture = within(&format!("{}.{index}", names.blocks), sublayer.name(names));
                 if let SublayerSpec::Experts(experts) = sublayer {
                     experts.stacks = experts.stacks_of(&mixture, names, channels, &shape);
                 }
@@ -265,7 +267,11 @@ impl DecoderConfig {
         let stretched = self.rope().map_or(0.0, |rope| match &rope.kind {
             RopeKind::Dynamic { factor } => self.max_positions as f64 * factor,
             RopeKind::Yarn(yarn) => yarn.original_max_positions * yarn.factor,
-            RopeKind::Default | RopeKind::Linear { .. } | RopeKind::Llama3 { .. } | RopeKind::LongRope(_) => 0.0,
+            RopeKind::Default
+            | RopeKind::Linear { .. }
+            | RopeKind::Llama3 { .. }
+            | RopeKind::LongRope(_)
+            | RopeKind::Proportional { .. } => 0.0,
         });
         self.max_positions.max(stretched as usize)
     }

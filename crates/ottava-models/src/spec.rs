@@ -3,7 +3,8 @@
 //! A spec cannot hold settings without their owner: a window needs heads, and latent attention needs rotary positions.
 
 use crate::layers::{
-    BranchNorms, DeltaNetSpec, ExpertsSpec, HeadsSpec, LatentSpec, MambaSpec, MlpSpec, Names, XieluSpec,
+    BranchNorms, DeltaNetSpec, ExpertInput, ExpertsSpec, GatedEmbeddingSpec, HeadsSpec, LatentSpec, MambaSpec, MlpSpec,
+    Names, XieluSpec,
 };
 use ottava_tensor::ops::{DeltaSpec, MAX_TAPS, RopePairs, SsdSpec};
 
@@ -17,6 +18,8 @@ pub struct LayerSpec {
     pub branches: Vec<BranchSpec>,
     /// Whether all branches read the input of the layer. Otherwise, each branch reads the output of the preceding branch.
     pub parallel: bool,
+    /// The name in the block of a number that multiplies the output of the layer. `None` without such a number.
+    pub scale: Option<&'static str>,
 }
 
 /// The spec of a residual branch: the sum of its sublayers, which read one operand.
@@ -28,6 +31,8 @@ pub struct BranchSpec {
     pub sublayers: Vec<SublayerSpec>,
     /// The factor of the output of each sublayer. Empty if all factors are 1.
     pub factors: Vec<f32>,
+    /// The norms of each sublayer, inside the norms of the branch. Empty if no sublayer has norms of its own.
+    pub sublayer_norms: Vec<BranchNorms>,
 }
 
 /// A sublayer with its settings.
@@ -47,6 +52,8 @@ pub enum SublayerSpec {
     Xielu(XieluSpec),
     /// A mixture of experts.
     Experts(ExpertsSpec),
+    /// A gated MLP whose other factor is the per-layer embedding of the block.
+    GatedEmbedding(GatedEmbeddingSpec),
 }
 
 /// The rotary positions of a layer.
@@ -61,21 +68,26 @@ pub struct RopeSpec {
 impl BranchSpec {
     /// Returns a branch whose sublayers have factors of 1.
     pub fn new(norms: BranchNorms, sublayers: Vec<SublayerSpec>) -> BranchSpec {
-        BranchSpec { norms, sublayers, factors: Vec::new() }
+        BranchSpec { norms, sublayers, factors: Vec::new(), sublayer_norms: Vec::new() }
     }
 }
 
 impl LayerSpec {
     /// Returns a layer of one branch.
     pub fn single(branch: BranchSpec) -> LayerSpec {
-        LayerSpec { branches: vec![branch], parallel: false }
+        LayerSpec::of(vec![branch])
+    }
+
+    /// Returns a layer of these branches, one after the other.
+    pub fn of(branches: Vec<BranchSpec>) -> LayerSpec {
+        LayerSpec { branches, parallel: false, scale: None }
     }
 
     /// Returns a layer of two branches, one after the other: attention, then an MLP or experts.
     pub fn sequential(names: &Names, [attention, mlp]: [SublayerSpec; 2]) -> LayerSpec {
         let branch = |norms, sublayer| BranchSpec::new(norms, vec![sublayer]);
         let branches = vec![branch(names.attention_norms, attention), branch(names.mlp_norms, mlp)];
-        LayerSpec { branches, parallel: false }
+        LayerSpec::of(branches)
     }
 
     /// Returns a layer of two branches with a norm each, which both read the input of the layer.
@@ -150,7 +162,8 @@ impl LayerSpec {
             };
             let factors = branch.factors.iter().map(|&factor| ("a factor of a sublayer", Some(f64::from(factor))));
             expect_positive(&factors.collect::<Vec<_>>())?;
-            if branch.sublayers.len() > 1 && !branch.sublayers.iter().all(shares) {
+            let are_apart = !branch.sublayer_norms.is_empty();
+            if branch.sublayers.len() > 1 && !are_apart && !branch.sublayers.iter().all(shares) {
                 return Err("latent attention, a gated delta net, an MLP with xIELU and experts beside another sublayer, which reads the same norm, are not implemented".into());
             }
             branch.sublayers.iter().try_for_each(SublayerSpec::check)
@@ -159,11 +172,12 @@ impl LayerSpec {
 }
 
 impl SublayerSpec {
-    /// Returns the name of the sublayer in a block.
+    /// Returns the name of the sublayer in a block. It is empty if the tensors of the sublayer are in the block.
     pub fn name(&self, names: &Names) -> &'static str {
         match self {
             SublayerSpec::Heads(..) | SublayerSpec::Latent(..) => names.attention,
             SublayerSpec::Delta(_) | SublayerSpec::Mamba(_) => names.recurrent,
+            SublayerSpec::Experts(ExpertsSpec { is_in_block: true, .. }) | SublayerSpec::GatedEmbedding(_) => "",
             SublayerSpec::Mlp(_) | SublayerSpec::Xielu(_) | SublayerSpec::Experts(_) => names.mlp,
         }
     }
@@ -177,7 +191,8 @@ impl SublayerSpec {
             | SublayerSpec::Mamba(_)
             | SublayerSpec::Mlp(_)
             | SublayerSpec::Xielu(_)
-            | SublayerSpec::Experts(_) => None,
+            | SublayerSpec::Experts(_)
+            | SublayerSpec::GatedEmbedding(_) => None,
         }
     }
 
@@ -190,7 +205,8 @@ impl SublayerSpec {
             | SublayerSpec::Mamba(_)
             | SublayerSpec::Mlp(_)
             | SublayerSpec::Xielu(_)
-            | SublayerSpec::Experts(_) => None,
+            | SublayerSpec::Experts(_)
+            | SublayerSpec::GatedEmbedding(_) => None,
         }
     }
 
@@ -203,7 +219,8 @@ impl SublayerSpec {
             | SublayerSpec::Mamba(_)
             | SublayerSpec::Mlp(_)
             | SublayerSpec::Xielu(_)
-            | SublayerSpec::Experts(_) => 0,
+            | SublayerSpec::Experts(_)
+            | SublayerSpec::GatedEmbedding(_) => 0,
         }
     }
 
@@ -221,7 +238,8 @@ impl SublayerSpec {
             | SublayerSpec::Mamba(_)
             | SublayerSpec::Mlp(_)
             | SublayerSpec::Xielu(_)
-            | SublayerSpec::Experts(_) => None,
+            | SublayerSpec::Experts(_)
+            | SublayerSpec::GatedEmbedding(_) => None,
         }
     }
 
@@ -234,7 +252,8 @@ impl SublayerSpec {
             | SublayerSpec::Mamba(_)
             | SublayerSpec::Mlp(_)
             | SublayerSpec::Xielu(_)
-            | SublayerSpec::Experts(_) => [None; 2],
+            | SublayerSpec::Experts(_)
+            | SublayerSpec::GatedEmbedding(_) => [None; 2],
         }
     }
 
@@ -249,6 +268,7 @@ impl SublayerSpec {
             SublayerSpec::Mlp(mlp) => expect_sizes(&[("intermediate_size", mlp.hidden)]),
             SublayerSpec::Xielu(mlp) => expect_sizes(&[("intermediate_size", mlp.hidden)]),
             SublayerSpec::Experts(experts) => check_experts(experts),
+            SublayerSpec::GatedEmbedding(spec) => expect_sizes(&[("hidden_size_per_layer_input", spec.width)]),
         }
     }
 }
@@ -337,7 +357,8 @@ fn check_mamba(mamba: &MambaSpec) -> Result<(), String> {
 }
 
 fn check_experts(experts: &ExpertsSpec) -> Result<(), String> {
-    let (shared, latent) = (experts.shared.map_or(1, |shared| shared.hidden), experts.latent.unwrap_or(1));
+    let latent = if let ExpertInput::Latent(width) = experts.input { width } else { 1 };
+    let shared = experts.shared.map_or(1, |shared| shared.hidden);
     for (what, width) in [("an expert", experts.hidden), ("the shared expert", shared), ("the latent", latent)] {
         if width == 0 || width > MAX_SIZE {
             return Err(format!("the width of {what} is {width}"));

@@ -6,16 +6,17 @@ pub use compare::ComparedSaved;
 
 use crate::block::block;
 use crate::layers::{
-    Block, BlockSaved, ChunkLoss, Embedding, Factor, Head, HeadConfig, HeadOutput, HeadWeight, Linear, Norm, NormSaved,
-    OperandCast, Stream,
+    Block, BlockSaved, ChunkLoss, Embedding, Factor, Head, HeadConfig, HeadOutput, HeadWeight, LayerEmbeddings,
+    LayerEmbeddingsSaved, Linear, Norm, NormSaved, OperandCast, Stream,
 };
 use crate::prefetch::{ResidualBuffers, backward_blocks, forward_blocks};
 use crate::{DecoderConfig, HeadSpec, RopeTables};
-use ottava_common::error::Result;
+use ottava_common::error::{Error, Result};
 use ottava_recipe::context::{Context, DeferredWgrads};
 use ottava_recipe::layer_ranks::LayerRanks;
 use ottava_recipe::operand::ResidualGradient;
 use ottava_recipe::param::{Builder, Direction, Loan, Param, Purpose, Split, Units};
+use ottava_recipe::shared_values::SharedValues;
 use ottava_tensor::ops::{CrossEntropy, add};
 use ottava_tensor::{HostTransfer, Tensor};
 use std::ops::Range;
@@ -43,6 +44,8 @@ pub struct Stage {
     embedding: Option<Embedding>,
     /// The embedding of learned positions, which is added to the embedding of tokens.
     positions: Option<Embedding>,
+    /// The embeddings of tokens for each block.
+    of_layers: Option<LayerEmbeddings>,
     blocks: Vec<Block>,
     head: Option<Head>,
     /// Whether embedding and head share their weight but are in different stages.
@@ -60,6 +63,10 @@ pub struct StageSaved {
     inputs: Vec<Tensor>,
     /// The values that the last norm saves, if the stage has the head.
     norm: Option<NormSaved>,
+    /// The values that layers share.
+    shared: SharedValues,
+    /// The values that the embeddings for each block save.
+    of_layers: Option<LayerEmbeddingsSaved>,
 }
 
 impl Stage {
@@ -78,6 +85,19 @@ impl Stage {
         let positions = (span.embedding && c.embedding.learned_positions)
             .then(|| Embedding::new(build, names.positions, sizes, std, Factor::default(), Split::None))
             .transpose()?;
+        build.end_unit();
+        let of_layers = match c.embedding.of_layers {
+            Some(_) if *span != Span::whole(c.layers.len()) => {
+                return Err(Error::Config(
+                    "the model has per-layer embeddings, which are computed with the embedding and read by every layer; stages of a pipeline do not \
+                     send them to each other: set `parallel.pipeline` to 1"
+                        .into(),
+                ));
+            }
+            of_layers => {
+                of_layers.map(|spec| LayerEmbeddings::new(build, spec, c.layers.len(), &c.stream)).transpose()?
+            }
+        };
         build.end_unit();
         let mut blocks = Vec::with_capacity(span.blocks.len());
         for i in span.blocks.clone() {
@@ -111,7 +131,7 @@ impl Stage {
         };
         let residuals = ResidualBuffers::new(offloads, build.device);
         let is_tied = c.head.tied && span.embedding != span.head;
-        Ok(Stage { embedding, positions, blocks, head, is_tied, residuals })
+        Ok(Stage { embedding, positions, of_layers, blocks, head, is_tied, residuals })
     }
 
     /// Returns the weight that embedding and head share, if they are in different stages: the embedding's table, or the head's copy of the table.
@@ -144,7 +164,9 @@ impl Stage {
         units: &mut dyn Units,
     ) -> Result<(Tensor, StageSaved)> {
         let ids = self.embedding.is_some().then(|| x.clone());
-        let mut x = self.embed(x, context, units)?;
+        let mut shared = SharedValues::default();
+        let context = &mut context.sharing(&mut shared);
+        let (mut x, of_layers) = self.embed(x, context, units)?;
         let mut inputs = self.residuals.take(self.blocks.len(), &x)?;
         let (mut blocks, mut leaving) = (Vec::with_capacity(self.blocks.len()), HostTransfer::default());
         forward_blocks(&self.blocks, context, units, |i, block, context| {
@@ -165,12 +187,14 @@ impl Stage {
             let (normed, saved) = head.normalise(&x, context)?;
             (x, norm) = (normed, Some(saved));
         }
-        Ok((x, StageSaved { ids, blocks, inputs, norm }))
+        Ok((x, StageSaved { ids, blocks, inputs, norm, shared, of_layers }))
     }
 
     /// Runs forward without saving anything for backward, for evaluation or for inference with a cache.
     pub fn forward_only(&self, x: &Tensor, context: &mut Context, units: &mut dyn Units) -> Result<Tensor> {
-        let mut x = self.embed(x, context, units)?;
+        let mut shared = SharedValues::default();
+        let context = &mut context.sharing(&mut shared);
+        let (mut x, _) = self.embed(x, context, units)?;
         forward_blocks(&self.blocks, context, units, |_, block, context| {
             x = block.forward(&x, context)?.0;
             Ok(())
@@ -181,13 +205,27 @@ impl Stage {
         }
     }
 
-    /// Returns the embeddings of tokens plus learned positions. Without an embedding in the stage, returns `x`.
-    fn embed(&self, x: &Tensor, context: &Context, units: &mut dyn Units) -> Result<Tensor> {
-        let Some(embedding) = &self.embedding else { return Ok(x.clone()) };
-        let x = embedding.forward(x, &fetch(&embedding.table, Direction::Forward, units)?, context)?;
-        let Some(positions) = &self.positions else { return Ok(x) };
+    /// Returns the embeddings of tokens plus learned positions, and shares the embeddings for each block. Without an embedding in the stage, returns
+    /// `x`.
+    fn embed(
+        &self,
+        x: &Tensor,
+        context: &mut Context,
+        units: &mut dyn Units,
+    ) -> Result<(Tensor, Option<LayerEmbeddingsSaved>)> {
+        let Some(embedding) = &self.embedding else { return Ok((x.clone(), None)) };
+        let ids = x;
+        let x = embedding.forward(ids, &fetch(&embedding.table, Direction::Forward, units)?, context)?;
+        let saved = match &self.of_layers {
+            Some(of_layers) => {
+                let loan = fetch_unit(&of_layers.parameters(), Direction::Forward, units)?;
+                Some(of_layers.forward(&x, ids, &mut context.with_weights(&loan))?)
+            }
+            None => None,
+        };
+        let Some(positions) = &self.positions else { return Ok((x, saved)) };
         let loan = fetch(&positions.table, Direction::Forward, units)?;
-        Ok(add(&x, &positions.forward(&context.sequences.positions, &loan, context)?)?)
+        Ok((add(&x, &positions.forward(&context.sequences.positions, &loan, context)?)?, saved))
     }
 
     /// Returns the weight of the head, if the stage has the head.
@@ -259,7 +297,8 @@ impl Stage {
         context: &mut Context,
         units: &mut dyn Units,
     ) -> Result<Option<Tensor>> {
-        let StageSaved { ids, mut blocks, inputs, norm } = saved;
+        let StageSaved { ids, mut blocks, inputs, norm, mut shared, of_layers } = saved;
+        let context = &mut context.sharing(&mut shared);
         let dy = match (&mut self.head, norm) {
             (Some(head), Some(saved)) => {
                 let dy = head.normalise_backward(&dy, saved)?;
@@ -286,7 +325,15 @@ impl Stage {
             }
         })?;
         self.residuals.give_back(inputs);
-        let dx = dx.expect("as above").value;
+        let mut dx = dx.expect("as above").value;
+        if let (Some(embeddings), Some(saved), Some(ids)) = (&mut self.of_layers, of_layers, &ids) {
+            let loan = fetch_unit(&embeddings.parameters(), Direction::Backward, units)?;
+            units.begin_gradients(&mut embeddings.parameters_mut())?;
+            // Only products of blocks are deferred.
+            let of_unit = &mut Context { deferred: None, ..context.with_weights(&loan) };
+            dx = add(&dx, &embeddings.backward(saved, ids, of_unit)?)?;
+            units.end_gradients(&mut embeddings.parameters_mut())?;
+        }
         match (&mut self.embedding, ids) {
             (Some(embedding), Some(ids)) => {
                 let learned = self.positions.as_mut().map(|positions| (positions, &context.sequences.positions));
@@ -325,6 +372,7 @@ impl Stage {
 
     /// Calls `visit` for each linear of the blocks that can have an adapter, always in the same order.
     pub fn linears_mut<'a>(&'a mut self, visit: &mut dyn FnMut(&'a mut Linear)) {
+        self.of_layers.iter_mut().for_each(|of_layers| of_layers.linears_mut(visit));
         self.blocks.iter_mut().for_each(|block| block.linears_mut(visit));
     }
 
@@ -335,12 +383,13 @@ impl Stage {
         are_stored
     }
 
-    /// Returns the parameters of each unit: the embedding, learned positions, each block, and the last norm with the head.
+    /// Returns the parameters of each unit: the embedding, learned positions, embeddings for each block, each block, and the last norm with the head.
     pub fn units_mut(&mut self) -> Vec<Vec<&mut Param>> {
         let embedding =
             self.embedding.iter_mut().chain(&mut self.positions).map(|embedding| vec![&mut embedding.table]);
         let head = self.head.iter_mut().map(Head::parameters_mut);
-        embedding.chain(self.blocks.iter_mut().map(parameters_of)).chain(head).collect()
+        let of_layers = self.of_layers.iter_mut().map(LayerEmbeddings::parameters_mut);
+        embedding.chain(of_layers).chain(self.blocks.iter_mut().map(parameters_of)).chain(head).collect()
     }
 }
 
@@ -348,6 +397,12 @@ impl Stage {
 pub(super) fn fetch(weight: &Param, direction: Direction, units: &mut dyn Units) -> Result<Loan> {
     units.start(&[weight])?;
     units.fetch(&[weight], direction)
+}
+
+/// Returns the weights of a unit, as a loan.
+fn fetch_unit(weights: &[&Param], direction: Direction, units: &mut dyn Units) -> Result<Loan> {
+    units.start(weights)?;
+    units.fetch(weights, direction)
 }
 
 fn parameters_of(block: &mut Block) -> Vec<&mut Param> {

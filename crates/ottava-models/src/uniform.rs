@@ -1,7 +1,7 @@
 //! Models with identical layers. Some file formats can describe only such models, since they hold one size for all layers.
 
 use crate::layers::{HeadsSpec, MlpSpec};
-use crate::{DecoderConfig, LayerSpec, RopeScaling, SublayerSpec};
+use crate::{BranchSpec, DecoderConfig, LayerSpec, RopeScaling, SublayerSpec};
 
 /// A model in which each layer is attention and then an MLP, with the same sizes in all layers. Windows and rotary positions may differ by layer.
 #[derive(Clone, Copy)]
@@ -30,7 +30,8 @@ impl<'a> Uniform<'a> {
 /// Returns attention and MLP of a layer, if the layer has two branches with one of them each.
 fn parts(layer: &LayerSpec) -> Option<(&HeadsSpec, &MlpSpec)> {
     let [attention, mlp] = layer.branches.as_slice() else { return None };
-    if layer.parallel {
+    let has_own_norms = |branch: &BranchSpec| !branch.sublayer_norms.is_empty();
+    if layer.parallel || layer.scale.is_some() || layer.branches.iter().any(has_own_norms) {
         return None;
     }
     match (attention.sublayers.as_slice(), mlp.sublayers.as_slice()) {

@@ -74,6 +74,13 @@ const WRAPPERS: &[Wrapper] = &[
         text_ties: false,
     },
     Wrapper {
+        model_type: "gemma4",
+        architecture: "Gemma4ForConditionalGeneration",
+        text: "gemma4_text",
+        tied: true,
+        text_ties: false,
+    },
+    Wrapper {
         model_type: "llama4",
         architecture: "Llama4ForConditionalGeneration",
         text: "llama4_text",

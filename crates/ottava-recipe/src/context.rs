@@ -7,6 +7,7 @@ use crate::param::{Loan, Param, ParamId, WgradProduct};
 use crate::recompute::{Recompute, SavedActivations};
 use crate::recurrent::{RecurrentBatch, RecurrentStates};
 use crate::scaling::Casts;
+use crate::shared_values::SharedValues;
 use ottava_common::error::{Error, Result};
 use ottava_tensor::comm::Axis;
 use ottava_tensor::ops::{
@@ -178,6 +179,8 @@ pub struct Context<'a> {
     pub layer_loss_scale: Option<&'a Tensor>,
     /// Receives the wgrad products, if backward computes only dgrads. `None` if backward computes dgrads and wgrads.
     pub deferred: Option<&'a mut DeferredWgrads>,
+    /// The values that layers of the stage share. `None` outside of a stage.
+    pub shared: Option<&'a mut SharedValues>,
 }
 
 /// The wgrad products that a backward has deferred, in the order of backward.
@@ -251,6 +254,7 @@ impl<'a> Context<'a> {
             paged: None,
             layer_loss_scale: None,
             deferred: None,
+            shared: None,
         }
     }
 }
@@ -265,14 +269,32 @@ impl Context<'_> {
     pub fn with_weights<'a>(&'a mut self, loan: &'a Loan) -> Context<'a> {
         let mode = self.mode();
         let paged = self.paged.as_mut().map(PagedPass::reborrow);
-        let deferred = self.deferred.as_deref_mut();
-        Context { casts: self.casts.in_mode(mode), loan, paged, deferred, ..*self }
+        let (deferred, shared) = (self.deferred.as_deref_mut(), self.shared.as_deref_mut());
+        Context { casts: self.casts.in_mode(mode), loan, paged, deferred, shared, ..*self }
+    }
+
+    /// Returns the context of the same pass in a stage whose layers share `values`.
+    pub fn sharing<'a>(&'a mut self, values: &'a mut SharedValues) -> Context<'a> {
+        let loan = self.loan;
+        Context { shared: Some(values), ..self.with_weights(loan) }
+    }
+
+    /// Returns the values that layers of the stage share. Panics outside of a stage.
+    pub fn shared(&mut self) -> &mut SharedValues {
+        self.shared.as_deref_mut().expect("layers that share values run in a stage")
     }
 
     /// Returns the context in which backward recomputes forward, and saves everything that the rest of backward reads.
     pub fn recomputation(&mut self) -> Context<'_> {
-        let mode = self.mode().recomputation();
-        Context { casts: self.casts.in_mode(mode), recompute: Recompute::None, paged: None, deferred: None, ..*self }
+        let (mode, shared) = (self.mode().recomputation(), self.shared.as_deref_mut());
+        Context {
+            casts: self.casts.in_mode(mode),
+            recompute: Recompute::None,
+            paged: None,
+            deferred: None,
+            shared,
+            ..*self
+        }
     }
 
     /// Adds `dyᵀ · x` to the gradient of `weight`, or defers the product. With `groups`, each group of rows has its own matrix in the weight.

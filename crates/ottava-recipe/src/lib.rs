@@ -27,6 +27,7 @@ pub mod param;
 pub mod recompute;
 pub mod recurrent;
 pub mod scaling;
+pub mod shared_values;
 pub mod storage;
 
 mod fp8_pays;

@@ -44,7 +44,7 @@ fn read(file: &ConfigFile) -> Result<DecoderConfig> {
         ..BranchSpec::new(NAMES.attention_norms, vec![Mamba(mamba), Heads(heads, Some(common.rope))])
     };
     let mlp = BranchSpec { factors: vec![of_mlp], ..BranchSpec::new(NAMES.mlp_norms, vec![Mlp(mlp)]) };
-    let layer = LayerSpec { branches: vec![mixers, mlp], parallel: false };
+    let layer = LayerSpec::of(vec![mixers, mlp]);
     Ok(DecoderConfig { layers: vec![layer; common.layers], ..common.model })
 }
 

@@ -16,6 +16,7 @@ mod exaone_moe;
 mod falcon_h1;
 mod gemma2;
 mod gemma3;
+mod gemma4;
 mod glm4;
 mod glm4_moe;
 mod glm4_moe_lite;
@@ -67,6 +68,7 @@ pub(super) const FAMILIES: &[Family] = &[
     cohere::FAMILY,
     gemma2::FAMILY,
     gemma3::FAMILY,
+    gemma4::FAMILY,
     phi3::FAMILY,
     olmo2::FAMILY,
     granite::FAMILY,

@@ -5,7 +5,7 @@ use super::deepseek_v3::{CHOICE_BIAS, routing};
 use crate::SublayerSpec::{Experts, Heads, Mamba, Mlp};
 use crate::family::{Common, Family, common_with, ignore_router_logits, size, untrainable};
 use crate::layer_set::type_of;
-use crate::layers::{BranchNorms, ExpertsSpec, HeadsSpec, LLAMA, MambaSpec, MlpSpec, Names, SharedExpert};
+use crate::layers::{BranchNorms, ExpertInput, ExpertsSpec, HeadsSpec, LLAMA, MambaSpec, MlpSpec, Names, SharedExpert};
 use crate::{BranchSpec, ConfigFile, DecoderConfig, LayerSpec, SublayerSpec};
 use ottava_common::error::Result;
 use ottava_tensor::ops::{Activation, SsdSpec};
@@ -164,7 +164,7 @@ fn experts(file: &ConfigFile) -> Result<ExpertsSpec> {
     let hidden = size(file, "moe_shared_expert_intermediate_size")?;
     let shared = SharedExpert { name: "shared_experts", hidden, gate: None, is_in_block: false };
     let (count, hidden) = (file.required("n_routed_experts")?, size(file, "moe_intermediate_size")?);
-    let latent = file.nullable("moe_latent_size")?;
+    let input = file.nullable("moe_latent_size")?.map_or(ExpertInput::Tokens, ExpertInput::Latent);
     let spec = ExpertsSpec::new(count, hidden, Activation::Relu2, routing(file)?);
-    Ok(ExpertsSpec { bias: Some(CHOICE_BIAS), shared: Some(shared), latent, ..spec })
+    Ok(ExpertsSpec { bias: Some(CHOICE_BIAS), shared: Some(shared), input, ..spec })
 }

@@ -3,18 +3,24 @@
 mod exchange;
 mod growth;
 mod head_norm;
+mod norm_of_heads;
 mod output_gate;
+mod part_norm;
+mod sharing;
+mod source;
 
 pub use growth::QueryGrowth;
 pub use head_norm::NormScope;
+pub use source::KeysAndValues;
 
 use super::cast::{OperandCast, SavedOperand};
 use super::exchange::{expect_divisible, expect_divisible_or_sent, heads_for_tokens, replicas, tokens_for_heads};
 use super::sublayer::{BranchOperand, Sublayer, SublayerSaved};
 use super::{Linear, LinearConfig, Positions, Rotary, Stream};
 use head_norm::{HeadNorm, Heads};
+use norm_of_heads::NormOfHeads;
 use ottava_common::error::Result;
-use ottava_recipe::context::{Context, PagedPass, Sequences};
+use ottava_recipe::context::{Context, Sequences};
 use ottava_recipe::layer_ranks::LayerRanks;
 use ottava_recipe::operand::{ResidualGradient, View, Views};
 use ottava_recipe::param::{Builder, FolderLayout, FolderTensor, Init, Param, Split};
@@ -23,6 +29,7 @@ use ottava_tensor::ops::{
     Angles, AttentionInput, AttentionSpec, GateFunction, RopeLayout, RopePairs, Rotation, append_kv, attention,
     attention_backward, attention_sink, attention_sink_backward, output_gate, paged_attention, rope, rope_to,
 };
+use part_norm::PartNorm;
 
 /// The sizes and settings of attention whose heads are projected from the residual stream.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -41,6 +48,10 @@ pub struct HeadsSpec {
     pub qk_norm: Option<NormScope>,
     /// Whether queries and keys are rotated before their norm.
     pub rotates_first: bool,
+    /// The source of keys and values.
+    pub source: KeysAndValues,
+    /// Whether layers of later blocks read the keys and values.
+    pub is_shared: bool,
     /// Whether a sigmoid gates each element of the output. The projection to queries has, for each head, the query and then the gate.
     pub output_gate: bool,
     /// Whether each query head has a sink: a learned logit that takes part in the softmax, and whose probability is dropped.
@@ -68,6 +79,8 @@ impl HeadsSpec {
             output_bias: false,
             qk_norm: None,
             rotates_first: false,
+            source: KeysAndValues::Projections,
+            is_shared: false,
             output_gate: false,
             sinks: false,
             window: None,
@@ -91,15 +104,17 @@ impl HeadsSpec {
 /// `y = o_proj(attention(rope(norm(qkv_proj(x)))))`, with Q, K and V in one product. Most families have no norm of heads.
 pub struct Attention {
     name: String,
-    /// The heads of this rank.
+    /// The heads of this rank that are projected: no key and value heads if another layer has them.
     heads: HeadsSpec,
-    qkv: Linear, /* [(H + 2·H_kv)·D, C] */
-    norm: Option<HeadNorm>,
+    qkv: Linear, /* [(H + 2·H_kv)·D, C], or without values, or without keys and values */
+    norm: Option<Box<dyn NormOfHeads>>,
     output: Linear,       /* [C, H·D] */
     sinks: Option<Param>, /* [H] */
     positions: Positions,
     /// The index among the attention layers of the model, which is also the index in a cache.
     number: usize,
+    /// The index of the block.
+    block: usize,
     spec: AttentionSpec,
 }
 
@@ -144,24 +159,31 @@ impl Attention {
         let Stream { channels, names, std, .. } = *stream;
         let own = c.of_rank(build, name)?;
         let part = |proj: &str, rows| (format!("{name}.{proj}"), rows);
-        let (q, kv) = (c.heads * c.head_dim, c.kv_heads * c.head_dim);
-        let of_queries = if c.output_gate { 2 * q } else { q };
-        let qkv = match names.qkv {
-            [one] => vec![part(one, of_queries + 2 * kv)],
-            names => names.iter().zip([of_queries, kv, kv]).map(|(name, rows)| part(name, rows)).collect(),
+        let q = c.heads * c.head_dim;
+        let mut rows: Vec<usize> = c.source.projected(c.heads, c.kv_heads);
+        rows.iter_mut().for_each(|heads| *heads *= c.head_dim);
+        if c.output_gate {
+            rows[0] *= 2;
+        }
+        let qkv: Vec<_> = match names.qkv {
+            [one] => vec![part(one, rows.iter().sum())],
+            names => names.iter().zip(&rows).map(|(name, rows)| part(name, *rows)).collect(),
         };
         let output = [part(names.output, channels)];
         let deterministic = build.recipe.deterministic;
         let plain = AttentionSpec::causal(own.heads, own.kv_heads, c.head_dim);
         let scale = c.scale.unwrap_or(plain.scale);
         let spec = AttentionSpec { deterministic, window: c.window, soft_cap: c.soft_cap, scale, ..plain };
+        let lender = source::lender(build, name, c.source)?;
         let number = build.description.add_attention(spec, build.block);
+        let number = lender.map_or(number, |lender| build.description.share_cache(number, lender));
         let kv_replicas = replicas(c.kv_heads, build.place().ranks);
         let mut linear = |proj: &str, parts: &[(String, usize)], inputs, bias, split, shared_input| {
             let name = &format!("{name}.{proj}");
             let is_by_head = split == Split::Output && names.qkv_by_head;
             let layout = if is_by_head { FolderLayout::ByHead(c.heads) } else { names.layout() };
-            let fused: &[usize] = if split == Split::Output && parts.len() == 1 { &[of_queries, kv, kv] } else { &[] };
+            let is_fused = split == Split::Output && names.qkv.len() == 1;
+            let fused: &[usize] = if is_fused { &rows } else { &[] };
             let replicas: &[usize] = if split == Split::Output { &[1, kv_replicas, kv_replicas] } else { &[] };
             Linear::new(
                 build,
@@ -182,13 +204,20 @@ impl Attention {
         };
         let qkv = linear(names.qkv_stack, &qkv, channels, c.qkv_bias, Split::Output, shared_input)?;
         let output = linear(names.output, &output, q, c.output_bias, Split::Input, None)?;
+        let own = HeadsSpec { kv_heads: if lender.is_some() { 0 } else { own.kv_heads }, ..own };
         let of = Heads { heads: own.heads, kv_heads: own.kv_heads, head_dim: c.head_dim, kv_replicas };
-        let norm =
-            c.qk_norm.map(|scope| HeadNorm::new(build, name, names.head_norms, of, scope, stream.norm)).transpose()?;
+        let norm: Option<Box<dyn NormOfHeads>> = match c.qk_norm {
+            None => None,
+            Some(NormScope::HeadAndValues) => {
+                Some(Box::new(PartNorm::new(build, name, names.head_norms, of, stream.norm)?))
+            }
+            Some(scope) => Some(Box::new(HeadNorm::new(build, name, names.head_norms, of, scope, stream.norm)?)),
+        };
         let of_sinks = FolderTensor::new(format!("{name}.sinks"), vec![c.heads]);
         let of_sinks = c.sinks.then(|| build.shard(of_sinks, Split::Output)).transpose()?;
         let sinks = of_sinks.map(|shard| Param::new(build, vec![shard], Init::Normal(std))).transpose()?;
-        Ok(Attention { name: name.to_string(), heads: own, qkv, norm, output, sinks, positions, number, spec })
+        let (name, block) = (name.to_string(), build.block.map_or(0, |(block, _)| block));
+        Ok(Attention { name, heads: own, qkv, norm, output, sinks, positions, number, block, spec })
     }
 
     /// Normalises projected Q and K, if the layer has a norm of heads.
@@ -228,18 +257,17 @@ impl Attention {
     fn attend(&self, x: View, context: &mut Context) -> Result<Attended> {
         let projected = self.qkv.fprop(&x, None, context)?;
         drop(x);
-        let (projected, gate) = self.take_gate(projected)?;
-        let sequences = context.sequences;
-        let ranks = context.ranks;
-        if let Some(pass) = &mut context.paged {
-            let o = self.attend_paged(projected, sequences, ranks, pass)?;
+        let (projected, gate) = self.take_gate(self.complete(projected)?)?;
+        if context.paged.is_some() {
+            let o = self.attend_paged(projected, context)?;
             return Ok(Attended { qkv: None, o, gate, lse: None });
         }
+        let sequences = context.sequences;
         let unrotated = self.norm.as_ref().map(|_| projected.clone());
         let qkv = self.qkv_of_heads(self.rotate(projected, context)?, context)?;
-        let Sequences { batch, cu_seqlens, .. } = sequences;
         let spec = self.spec_of_rank(sequences);
-        let input = AttentionInput::fused(&qkv, &spec, *batch, cu_seqlens.as_ref());
+        let kv = self.share(&qkv, &spec, context)?;
+        let input = Attention::input_of(&qkv, kv.as_ref(), &spec, sequences);
         let (o, lse) = attend(input, &spec, self.sinks_of_rank(sequences)?)?;
         let qkv = (!context.recompute.qkv()).then(|| unrotated.unwrap_or(qkv));
         Ok(Attended { qkv, o, gate, lse: Some(lse) })
@@ -247,33 +275,35 @@ impl Attention {
 
     /// Computes attention of new tokens, and appends their keys and values to the cache. If the pass is whole, the tokens are all tokens of one
     /// sequence, and attention does not read the cache.
-    fn attend_paged(
-        &self,
-        mut qkv: Tensor,
-        sequences: &Sequences,
-        ranks: &dyn LayerRanks,
-        pass: &mut PagedPass,
-    ) -> Result<Tensor> {
-        let rotates_first = self.heads.rotates_first;
+    fn attend_paged(&self, mut qkv: Tensor, context: &mut Context) -> Result<Tensor> {
+        let (rotates_first, sequences, ranks) = (self.heads.rotates_first, context.sequences, context.ranks);
         if !rotates_first {
             qkv = self.normalise(qkv, ranks)?;
         }
+        let pass = context.paged.as_mut().expect("a pass with a cache");
         let is_whole = pass.is_whole;
         let (cache, batch) = pass.layer(self.number);
+        let has_own_keys = self.heads.kv_heads > 0;
         let mut rotation = rotation(&self.positions.rotary, self.heads, sequences);
         // `append_kv` can rotate only whole heads.
-        let is_apart = |angles: &Angles, of: &RopeLayout| rotates_first || angles.table.shape()[1] < of.head_dim;
+        let is_apart =
+            |angles: &Angles, of: &RopeLayout| rotates_first || !has_own_keys || angles.table.shape()[1] < of.head_dim;
         turn(&mut qkv, rotation.take_if(|(angles, of)| is_apart(angles, of)), Rotation::Forward)?;
         if rotates_first {
             qkv = self.normalise(qkv, ranks)?;
         }
-        append_kv(&mut qkv, cache, batch, &self.spec, rotation.map(|(angles, layout)| (angles, layout.pairs)))?;
+        if has_own_keys {
+            append_kv(&mut qkv, cache, batch, &self.spec, rotation.map(|(angles, layout)| (angles, layout.pairs)))?;
+        }
         self.grow_queries(&mut qkv, sequences)?;
         let sinks = self.sinks.as_ref().map(|sinks| sinks.weights.value()).transpose()?;
         if !is_whole {
+            let qkv = if has_own_keys { qkv } else { self.beside_cache(qkv)? };
             return Ok(paged_attention(&qkv, cache, batch, &self.spec, sinks.as_ref())?);
         }
-        Ok(attend(AttentionInput::fused(&qkv, &self.spec, 1, None), &self.spec, sinks)?.0)
+        let kv = self.share(&qkv, &self.spec, context)?;
+        let input = Attention::input_of(&qkv, kv.as_ref(), &self.spec, context.sequences);
+        Ok(attend(AttentionInput { batch: 1, cu_seqlens: None, ..input }, &self.spec, sinks)?.0)
     }
 
     /// Returns the sinks of the heads that this rank computes over `sequences`, if the layer has sinks.
@@ -299,7 +329,10 @@ impl Attention {
         let projected = match (qkv, &self.norm) {
             (Qkv::Saved(rotated), None) => return Ok((None, rotated)),
             (Qkv::Saved(projected), Some(_)) => projected,
-            (Qkv::OfOperand(x), _) => self.take_gate(self.qkv.fprop(&x, None, &mut context.recomputation())?)?.0,
+            (Qkv::OfOperand(x), _) => {
+                let projected = self.qkv.fprop(&x, None, &mut context.recomputation())?;
+                self.take_gate(self.complete(projected)?)?.0
+            }
         };
         let unrotated = self.norm.as_ref().map(|_| projected.clone());
         let rotated = self.rotate(projected, context)?;
@@ -387,13 +420,17 @@ impl Sublayer for Attention {
         let d_o = heads_for_tokens(&self.name, d_o, &self.output_widths(), context)?;
         self.add_sink_gradient(&d_o, &o, &lse, context.sequences)?;
         let (unrotated, qkv) = self.restore(qkv, context)?;
-        let (Sequences { batch, cu_seqlens, .. }, spec) = (context.sequences, self.spec_of_rank(context.sequences));
-        let input = AttentionInput::fused(&qkv, &spec, *batch, cu_seqlens.as_ref());
-        let dqkv = attention_backward(&d_o, input, &o, &lse, &spec)?.fused();
-        drop((qkv, o, d_o));
+        let (sequences, spec) = (context.sequences, self.spec_of_rank(context.sequences));
+        let kv = self.borrowed(context)?;
+        let input = Attention::input_of(&qkv, kv.as_ref(), &spec, sequences);
+        let mut gradients = attention_backward(&d_o, input, &o, &lse, &spec)?.tensors().into_iter();
+        drop((qkv, kv, o, d_o));
+        let dqkv = gradients.next().expect("queries have a gradient");
+        let dqkv = self.share_backward(dqkv, gradients.next(), &spec, context)?;
         let mut dqkv = self.qkv_of_heads_backward(dqkv, context)?;
         self.grow_queries(&mut dqkv, context.sequences)?;
         let rotation = rotation(&self.positions.rotary, self.heads, context.sequences);
+        let has_one_projection = self.has_one_projection();
         let dqkv = match (&mut self.norm, unrotated, rotation) {
             (Some(norm), Some(unrotated), rotation) => {
                 let dqkv = if self.heads.rotates_first {
@@ -407,15 +444,17 @@ impl Sublayer for Attention {
                     turn(&mut dqkv, rotation, Rotation::Backward)?;
                     norm.backward(&dqkv, &unrotated, context.ranks)?
                 };
-                self.qkv.cast_gradient(self.put_gate(dqkv, dgate)?.into(), context)?
+                let dqkv = self.complete_backward(self.put_gate(dqkv, dgate)?)?;
+                self.qkv.cast_gradient(dqkv.into(), context)?
             }
-            (_, _, Some((angles, layout))) if dgate.is_none() => self
+            (_, _, Some((angles, layout))) if dgate.is_none() && !has_one_projection => self
                 .qkv
                 .produce_gradient(context, |output| rope_to(&dqkv, angles, layout, Rotation::Backward, output))?,
             (_, _, rotation) => {
                 let mut dqkv = dqkv;
                 turn(&mut dqkv, rotation, Rotation::Backward)?;
-                self.qkv.cast_gradient(self.put_gate(dqkv, dgate)?.into(), context)?
+                let dqkv = self.complete_backward(self.put_gate(dqkv, dgate)?)?;
+                self.qkv.cast_gradient(dqkv.into(), context)?
             }
         };
         self.qkv.backward_views(dqkv, columns, other.as_ref(), context)

@@ -1,8 +1,8 @@
 //! The transformer block: a list of residual branches.
 
-use super::Linear;
 use super::branch::{Branch, BranchSaved};
 use super::cast::OperandCast;
+use super::{BlockScale, Linear};
 use ottava_common::error::Result;
 use ottava_recipe::context::Context;
 use ottava_recipe::operand::ResidualGradient;
@@ -16,6 +16,8 @@ pub struct Block {
     branches: Vec<Branch>,
     /// Whether all branches read the input of the block.
     parallel: bool,
+    /// The number that multiplies the output, if there is one.
+    scale: Option<BlockScale>,
 }
 
 /// The values that forward of [`Block`] saves.
@@ -30,7 +32,12 @@ impl Block {
     /// Creates a block of `branches` called `name`. If `parallel`, all branches read the input of the block. Panics if `branches` is empty.
     pub fn new(name: String, branches: Vec<Branch>, parallel: bool) -> Block {
         assert!(!branches.is_empty(), "a block has a branch");
-        Block { name, branches, parallel }
+        Block { name, branches, parallel, scale: None }
+    }
+
+    /// Multiplies the output by a number.
+    pub fn multiplied(self, scale: Option<BlockScale>) -> Block {
+        Block { scale, ..self }
     }
 
     /// Returns the name, such as `model.layers.0`.
@@ -45,6 +52,9 @@ impl Block {
             let of_branch;
             (y, of_branch) = branch.forward(if self.parallel { x } else { &y }, &y, context)?;
             saved.push(of_branch);
+        }
+        if let Some(scale) = &self.scale {
+            y = scale.apply(&y)?;
         }
         let saved = match context.recompute.blocks() {
             true => BlockSaved::Input(x.clone()),
@@ -69,9 +79,9 @@ impl Block {
     }
 
     /// Returns the cast that reads the gradient by the block's output first. Returns [`OperandCast::NONE`] if several branches read it, each with its
-    /// own scale.
+    /// own scale, or if the gradient is multiplied first.
     pub fn gradient(&self) -> OperandCast {
-        match self.parallel {
+        match self.parallel || self.scale.is_some() {
             true => OperandCast::NONE,
             false => self.branches.last().expect("a block has a branch").gradient(),
         }
@@ -88,6 +98,10 @@ impl Block {
         let saved = match saved {
             BlockSaved::Input(x) => self.recompute(&x, context)?,
             BlockSaved::Branches(saved) => saved,
+        };
+        let dy = match &mut self.scale {
+            Some(scale) => scale.backward(&dy.value)?.into(),
+            None => dy,
         };
         if self.parallel {
             return self.backward_parallel(dy, saved, next, context);
@@ -123,11 +137,13 @@ impl Block {
     /// Calls `visit` for each parameter, always in the same order.
     pub fn parameters<'a>(&'a self, visit: &mut dyn FnMut(&'a Param)) {
         self.branches.iter().for_each(|branch| branch.parameters(visit));
+        self.scale.iter().for_each(|scale| visit(scale.parameter()));
     }
 
     /// Calls `visit` for each parameter mutably, in the order of [`Block::parameters`].
     pub fn parameters_mut<'a>(&'a mut self, visit: &mut dyn FnMut(&'a mut Param)) {
         self.branches.iter_mut().for_each(|branch| branch.parameters_mut(visit));
+        self.scale.iter_mut().for_each(|scale| visit(scale.parameter_mut()));
     }
 
     /// Calls `visit` for each linear that can have an adapter, always in the same order.

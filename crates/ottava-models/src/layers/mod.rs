@@ -27,47 +27,58 @@
 //! is a `Mixer` in the frame `Recurrent`. They record a `RecurrentSpec`, and in inference they read and replace the states of sequences, which are in
 //! slots.
 //!
+//! Layers may read values of earlier layers beside the residual stream: the keys and values of another attention (`attention/sharing.rs`), and
+//! per-layer embeddings (`layer_embeddings.rs`). These values are in the `SharedValues` of the `Context`, with the gradients by them.
+//!
 //! `LatentAttention` is another sublayer. Its op `move_columns` assembles projected parts of queries, keys and values into the fused tensor that
 //! attention reads, and splits gradients into these parts. Values are padded to the size of keys. `Attention::new` creates the `AttentionSpec` of
 //! its layer, which `attention`, `KvBlocks` and `paged_attention` take.
 
 mod attention;
 mod block;
+mod block_scale;
 mod branch;
 mod cast;
 mod delta_net;
 mod embedding;
 mod exchange;
 mod factor;
+mod gated_embedding;
 mod head;
 mod latent_attention;
+mod layer_embeddings;
 mod linear;
 mod mamba;
 mod mlp;
 mod moe;
 mod names;
 mod norm;
+mod normed;
 mod recurrent;
 mod scaled;
 mod stream;
 mod sublayer;
 
-pub use attention::{Attention, HeadsSpec, NormScope, QueryGrowth};
+pub use attention::{Attention, HeadsSpec, KeysAndValues, NormScope, QueryGrowth};
 pub use block::{Block, BlockSaved};
+pub use block_scale::BlockScale;
 pub use branch::{Branch, BranchSaved};
 pub use cast::{CastInput, OperandCast, SavedOperand};
 pub use delta_net::{DeltaNetSpec, ProjectionLayout};
 pub use embedding::Embedding;
 pub use factor::Factor;
+pub use gated_embedding::{GatedEmbedding, GatedEmbeddingSpec};
 pub use head::{ChunkLoss, Head, HeadConfig, HeadOutput, HeadWeight};
 pub use latent_attention::{LatentAttention, LatentSizes, LatentSpec};
+pub use layer_embeddings::{LayerEmbeddings, LayerEmbeddingsSaved, LayerEmbeddingsSpec};
 pub use linear::{Adapter, ColumnScales, Linear, LinearConfig, ReadWeight, SmoothCasts};
 pub use mamba::MambaSpec;
 pub use mlp::{Mlp, MlpSpec, XieluMlp, XieluSpec};
-pub use moe::{ChoiceBias, ExpertsSpec, MixtureOfExperts, RouterLossFactors, SharedExpert};
-pub(crate) use names::RECURRENT_OUTPUT;
+pub use moe::{ChoiceBias, ExpertInput, ExpertsSpec, MixtureOfExperts, RouterLossFactors, RouterScales, SharedExpert};
 pub use names::{BranchNorms, ExpertStacks, LLAMA, Names, Role, SCORE, TensorRole, VALUE, expert_stack};
+pub(crate) use names::{RECURRENT_OUTPUT, within};
 pub use norm::{Norm, NormConfig, NormSaved};
+pub use normed::NormedSublayer;
 pub use scaled::ScaledSublayer;
 pub use stream::{Positions, Rotary, Stream};
 pub use sublayer::{BranchOperand, Sublayer, SublayerSaved};

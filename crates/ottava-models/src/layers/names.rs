@@ -181,6 +181,11 @@ impl Names {
     }
 }
 
+/// Returns the name of `module` in `block`, or the name of the block if `module` is empty.
+pub(crate) fn within(block: &str, module: &str) -> String {
+    if module.is_empty() { block.to_string() } else { format!("{block}.{module}") }
+}
+
 /// Returns the name in the mixture of the tensor in which the memory of transformers stacks the linear called `linear` of all experts. Also returns the
 /// index of the linear within an expert's part of the stack, and the number of linears in this part.
 pub fn expert_stack(linear: &str) -> Option<(&'static str, [usize; 2])> {

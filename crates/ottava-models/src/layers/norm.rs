@@ -70,13 +70,19 @@ impl Values {
 impl Norm {
     /// Creates a norm over `channels`. Its tensors are called `name` + `.weight` and `name` + `.bias`.
     pub fn new(build: &mut Builder, name: &str, channels: usize, config: NormConfig) -> Result<Norm> {
-        let mut param = |suffix: &str, init| {
-            let tensor = FolderTensor::new(format!("{name}.{suffix}"), vec![channels]);
-            let shard = build.shard(tensor, Split::None)?;
-            Param::new(build, vec![shard], init)
+        let norm = Norm::of_weight(build, format!("{name}.weight"), channels, config)?;
+        let mut bias = || {
+            let shard = build.shard(FolderTensor::new(format!("{name}.bias"), vec![channels]), Split::None)?;
+            Param::new(build, vec![shard], Init::Zeros)
         };
-        let weight = param("weight", initial_weight(config.kind))?;
-        Ok(Norm { weight, bias: config.bias.then(|| param("bias", Init::Zeros)).transpose()?, config })
+        Ok(Norm { bias: config.bias.then(&mut bias).transpose()?, ..norm })
+    }
+
+    /// Creates a norm over `channels` without a bias, whose weight is the tensor `name`.
+    pub fn of_weight(build: &mut Builder, name: String, channels: usize, config: NormConfig) -> Result<Norm> {
+        let shard = build.shard(FolderTensor::new(name, vec![channels]), Split::None)?;
+        let weight = Param::new(build, vec![shard], initial_weight(config.kind))?;
+        Ok(Norm { weight, bias: None, config: NormConfig { bias: false, ..config } })
     }
 
     fn values(&self) -> Result<Values> {

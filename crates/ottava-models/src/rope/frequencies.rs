@@ -16,7 +16,11 @@ pub struct RopeLengths {
 impl RopeScaling {
     /// Returns the number of rotated elements of a head with `head_dim` elements.
     pub fn rotated(&self, head_dim: usize) -> usize {
-        (head_dim as f64 * self.partial) as usize
+        match self.kind {
+            // The pairs that do not turn have an angle of 0.
+            RopeKind::Proportional { .. } => head_dim,
+            _ => (head_dim as f64 * self.partial) as usize,
+        }
     }
 
     /// Returns the radians per position for each pair of elements of a head with `head_dim` elements.
@@ -43,6 +47,10 @@ impl RopeScaling {
                 series(self.theta * libm::pow(factor * growth - (factor - 1.0), power)).collect()
             }
             RopeKind::Yarn(yarn) => yarn.inverse_frequencies(self.theta, plain.collect()),
+            RopeKind::Proportional { factor } => {
+                let turned = (self.partial * head_dim as f64 / 2.0) as usize;
+                plain.enumerate().map(|(pair, f)| if pair < turned { f / factor } else { 0.0 }).collect()
+            }
             RopeKind::LongRope(long) => {
                 let factors = if seq_len as f64 > long.original_max_positions { &long.long } else { &long.short };
                 plain.zip(factors).map(|(f, factor)| f / factor).collect()
@@ -55,7 +63,11 @@ impl RopeScaling {
         match &self.kind {
             RopeKind::Yarn(yarn) => yarn.attention_factor(),
             RopeKind::LongRope(long) => long.attention_factor(),
-            RopeKind::Default | RopeKind::Linear { .. } | RopeKind::Llama3 { .. } | RopeKind::Dynamic { .. } => 1.0,
+            RopeKind::Default
+            | RopeKind::Linear { .. }
+            | RopeKind::Llama3 { .. }
+            | RopeKind::Dynamic { .. }
+            | RopeKind::Proportional { .. } => 1.0,
         }
     }
 }

@@ -59,6 +59,12 @@ pub enum RopeKind {
     /// A factor for each wavelength, and scaled cosines and sines. Sequences within the original context have one list of factors, longer sequences
     /// another. Ding et al. 2024, arXiv:2402.13753.
     LongRope(LongRope),
+    /// The wavelengths of whole heads, of which only the shortest are used: the other pairs of a head are not rotated. `partial` is the share of pairs
+    /// that are rotated. As in Gemma 4.
+    Proportional {
+        /// The factor of all wavelengths.
+        factor: f64,
+    },
 }
 
 /// Constants of YaRN.
@@ -170,7 +176,7 @@ impl RopeScaling {
     }
 
     /// Reads one object of `rope_parameters` or `rope_scaling` of `file`.
-    pub(super) fn of_section(file: &ConfigFile, section: Option<&ConfigFile>, theta: f64) -> Result<RopeScaling> {
+    pub(crate) fn of_section(file: &ConfigFile, section: Option<&ConfigFile>, theta: f64) -> Result<RopeScaling> {
         let partial = file.optional(PARTIAL, 1.0)?;
         let rope = match section {
             None => RopeScaling { partial, ..RopeScaling::plain(theta) },
@@ -200,7 +206,7 @@ impl RopeScaling {
         }
     }
 
-    /// Writes the keys of `config.json` in both spellings, for old and new readers. If `local` is given, `self` belongs to the layers that see the
+    /// Writes the keys of `config.json` in both spellings, for old and new readers, if the kind has two. If `local` is given, `self` belongs to the layers that see the
     /// whole context, and `local` belongs to the layers with a window.
     pub fn write(&self, local: Option<&RopeScaling>, values: &mut Map<String, Value>) {
         let parameters = |rope: &RopeScaling| {
@@ -222,6 +228,11 @@ impl RopeScaling {
             Some(local) => json!({ NESTED[0]: parameters(self), NESTED[1]: parameters(local) }),
             None => parameters(self),
         };
+        if matches!(self.kind, RopeKind::Proportional { .. }) {
+            // This kind has no old spelling, and transformers would read an old spelling for all layers.
+            values.insert("rope_parameters".into(), of_model);
+            return;
+        }
         if let Some(local) = local {
             values.insert("rope_local_base_freq".into(), json!(local.theta));
         }
@@ -251,9 +262,10 @@ impl RopeKind {
     pub fn factor(&self) -> Option<f64> {
         match self {
             RopeKind::Default => None,
-            RopeKind::Linear { factor } | RopeKind::Llama3 { factor, .. } | RopeKind::Dynamic { factor } => {
-                Some(*factor)
-            }
+            RopeKind::Linear { factor }
+            | RopeKind::Llama3 { factor, .. }
+            | RopeKind::Dynamic { factor }
+            | RopeKind::Proportional { factor } => Some(*factor),
             RopeKind::Yarn(yarn) => Some(yarn.factor),
             RopeKind::LongRope(long) => Some(long.factor),
         }
@@ -277,8 +289,14 @@ impl RopeKind {
             // Positions of text are equal in all dimensions of "mrope".
             "default" | "mrope" => RopeKind::Default,
             "linear" => RopeKind::Linear { factor: section.required("factor")? },
-            // If no part of a head is rotated separately, "proportional" equals "linear".
-            "proportional" => RopeKind::Linear { factor: section.optional("factor", 1.0)? },
+            "proportional" => {
+                let (factor, partial) = (section.optional("factor", 1.0)?, file.optional(PARTIAL, 1.0)?);
+                // If all pairs of a head are rotated, "proportional" equals "linear".
+                match section.optional(PARTIAL, partial)? == 1.0 && !file.has_default(PARTIAL) {
+                    true => RopeKind::Linear { factor },
+                    false => RopeKind::Proportional { factor },
+                }
+            }
             "llama3" => RopeKind::Llama3 {
                 factor: section.required("factor")?,
                 low_freq_factor: section.required("low_freq_factor")?,
@@ -305,7 +323,7 @@ impl RopeKind {
             }),
             other => {
                 let text = format!(
-                    "the rope type `{other}` is not implemented; default, linear, llama3, dynamic, yarn and longrope are"
+                    "the rope type `{other}` is not implemented; default, linear, llama3, dynamic, yarn, longrope and proportional are"
                 );
                 return Err(section.error(&text));
             }
@@ -336,6 +354,10 @@ impl RopeKind {
                 "beta_slow": yarn.beta_slow,
                 "truncate": yarn.truncate,
             }),
+            // transformers warns of a factor, which it reads all the same.
+            RopeKind::Proportional { factor } => {
+                json!({"rope_type": "proportional", "factor": (*factor != 1.0).then_some(factor)})
+            }
             RopeKind::LongRope(long) => json!({
                 "rope_type": "longrope",
                 "short_factor": long.short,
@@ -353,7 +375,9 @@ impl RopeKind {
     pub(super) fn check(&self, rotated: usize) -> Result<(), String> {
         let positive: Vec<(&str, f64)> = match self {
             RopeKind::Default => vec![],
-            RopeKind::Linear { factor } | RopeKind::Dynamic { factor } => vec![("factor", *factor)],
+            RopeKind::Linear { factor } | RopeKind::Dynamic { factor } | RopeKind::Proportional { factor } => {
+                vec![("factor", *factor)]
+            }
             RopeKind::Llama3 { factor, low_freq_factor, high_freq_factor, original_max_positions } => vec![
                 ("factor", *factor),
                 ("low_freq_factor", *low_freq_factor),

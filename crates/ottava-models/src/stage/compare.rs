@@ -11,17 +11,20 @@ use ottava_recipe::operand::ResidualGradient;
 use ottava_recipe::param::{Grad, Units};
 use ottava_recipe::recompute::{Recompute, SavedActivations};
 use ottava_recipe::scaling::Quantity;
+use ottava_recipe::shared_values::SharedValues;
 use ottava_tensor::Tensor;
 
 /// The values that forward of a comparison saves for backward.
 pub struct ComparedSaved {
     blocks: Vec<[BlockSaved; 2]>,
     norms: Vec<NormSaved>,
+    /// The values that layers share in each pass.
+    shared: [SharedValues; 2],
 }
 
 /// Returns the context of one of the two passes. A pass in the recipe's precision saves the values that a step saves. A pass in the compute type, or
 /// a repeated pass, saves only the inputs of blocks, which takes less memory. Backward recomputes the other values.
-fn of_pass<'a>(context: &'a mut Context, pass: usize) -> Context<'a> {
+fn of_pass<'a>(context: &'a mut Context, pass: usize, shared: &'a mut [SharedValues; 2]) -> Context<'a> {
     let probe = context.casts.probe();
     let precision = probe.precisions()[pass];
     let (recompute, saved_activations) = match precision == StepPrecision::Recipe && !probe.repeats() {
@@ -30,7 +33,8 @@ fn of_pass<'a>(context: &'a mut Context, pass: usize) -> Context<'a> {
     };
     let mode = Mode { precision, ..context.mode() };
     let casts = context.casts.in_mode(mode);
-    Context { casts, recompute, saved_activations, paged: None, deferred: None, ..*context }
+    let shared = Some(&mut shared[pass]);
+    Context { casts, recompute, saved_activations, paged: None, deferred: None, shared, ..*context }
 }
 
 impl Stage {
@@ -41,11 +45,16 @@ impl Stage {
         context: &mut Context,
         units: &mut dyn Units,
     ) -> Result<([Tensor; 2], ComparedSaved)> {
-        let mut x = [self.embed(&x[0], context, units)?, self.embed(&x[1], context, units)?];
+        let mut shared = <[SharedValues; 2]>::default();
+        let mut embedded = Vec::with_capacity(2);
+        for (x, shared) in x.iter().zip(&mut shared) {
+            embedded.push(self.embed(x, &mut context.sharing(shared), units)?.0);
+        }
+        let mut x = <[Tensor; 2]>::try_from(embedded).expect("two passes");
         let mut blocks = Vec::with_capacity(self.blocks.len());
         forward_blocks(&self.blocks, context, units, |_, block, context| {
-            let (first, by_recipe) = block.forward(&x[0], &mut of_pass(context, 0))?;
-            let (second, high) = block.forward(&x[1], &mut of_pass(context, 1))?;
+            let (first, by_recipe) = block.forward(&x[0], &mut of_pass(context, 0, &mut shared))?;
+            let (second, high) = block.forward(&x[1], &mut of_pass(context, 1, &mut shared))?;
             x = [first, second];
             blocks.push([by_recipe, high]);
             context.casts.probe().forget_rows();
@@ -59,7 +68,7 @@ impl Stage {
                 norms.push(saved);
             }
         }
-        Ok((x, ComparedSaved { blocks, norms }))
+        Ok((x, ComparedSaved { blocks, norms, shared }))
     }
 
     /// Runs [`Stage::backward`] in both precisions, and compares the gradients of each block. All gradients are dropped. The gradient of the
@@ -71,7 +80,7 @@ impl Stage {
         context: &mut Context,
         units: &mut dyn Units,
     ) -> Result<[Tensor; 2]> {
-        let ComparedSaved { mut blocks, norms } = saved;
+        let ComparedSaved { mut blocks, norms, mut shared } = saved;
         let mut dx = dy;
         if let Some(head) = &mut self.head {
             for (dx, saved) in dx.iter_mut().zip(norms) {
@@ -87,7 +96,7 @@ impl Stage {
             let mut gradients: Vec<Vec<Option<Grad>>> = Vec::new();
             for (pass, (dx, saved)) in dx.iter_mut().zip(saved).enumerate() {
                 let dy = ResidualGradient::from(dx.clone());
-                *dx = block.backward(dy, saved, &OperandCast::NONE, &mut of_pass(context, pass))?.value;
+                *dx = block.backward(dy, saved, &OperandCast::NONE, &mut of_pass(context, pass, &mut shared))?.value;
                 gradients.push(parameters_of(block).into_iter().map(|param| param.gradient.take()).collect());
             }
             let (second, first) = (gradients.pop().expect("two passes"), gradients.pop().expect("two passes"));

@@ -1,10 +1,10 @@
 //! No key of `config.json` that shapes layers is dropped, and no layer is built with settings that it cannot have.
 
 use super::{error, file, read, small, with};
-use crate::layers::{ExpertsSpec, NormScope, ProjectionLayout, Role};
+use crate::layers::{ExpertsSpec, KeysAndValues, NormScope, ProjectionLayout, Role};
 use crate::{
-    BranchSpec, Decoder, DecoderConfig, FAMILIES, FolderNotes, LayerSpec, SublayerSpec, Uniform, decoder_config,
-    layer_keys,
+    BranchSpec, Decoder, DecoderConfig, FAMILIES, FolderNotes, LayerSpec, RopeLengths, SublayerSpec, Uniform,
+    decoder_config, layer_keys,
 };
 use ottava_recipe::Precision;
 use ottava_tensor::ops::NormKind;
@@ -83,7 +83,7 @@ fn a_layer_may_be_one_branch_of_any_sublayer() {
     let [attention, mlp] = [0, 1].map(|branch| sizes.layers[0].branches[branch].clone());
     let both = [&attention, &mlp].map(|branch| branch.sublayers[0]).to_vec();
     let both = BranchSpec { sublayers: both, ..attention.clone() };
-    sizes.layers = [attention, mlp, both].map(|branch| LayerSpec { branches: vec![branch], parallel: false }).to_vec();
+    sizes.layers = [attention, mlp, both].map(LayerSpec::single).to_vec();
     sizes.check().unwrap();
     let tensors = Decoder::folder_tensors(&sizes, &Precision::default().recipe()).unwrap();
     let roles = |layer: usize| {
@@ -321,4 +321,74 @@ fn layers_of_ernie_have_experts_at_an_interval_within_a_range() {
     assert_eq!(has_experts(json!({"moe_layer_start_index": 0, "moe_layer_end_index": 1})), [true, true, false, false]);
     assert!(error(with(small("ernie4_5_moe"), "use_bias", json!(true))).contains("`use_bias` is true"));
     assert!(error(with(small("ernie4_5_moe"), "moe_norm_min", json!(0.1))).contains("`moe_norm_min` is 0.1"));
+}
+
+/// Folders of transformers 5.24 list the sizes of each layer, and older folders have a key for all layers without a window.
+#[test]
+fn sizes_of_single_layers_equal_the_keys_of_older_folders() {
+    let types = ["full_attention", "sliding_attention", "full_attention", "sliding_attention"];
+    let keys = json!({
+        "model_type": "gemma4_text", "layer_types": types, "head_dim": 16, "num_key_value_heads": 2, "attention_k_eq_v": true,
+        "vocab_size_per_layer_input": 100, "num_kv_shared_layers": 1,
+    });
+    let old = with(with(keys.clone(), "global_head_dim", json!(32)), "num_global_key_value_heads", json!(1));
+    let large = json!({"head_dim": 32, "num_key_value_heads": 1});
+    // The last layer has no window, whatever the list says.
+    let sizes = read(with(keys, "per_layer_config", json!({"0": large, "2": large, "3": large})));
+    assert_eq!(read(old.clone()), sizes);
+    let of = |index: usize| *sizes.layers[index].heads().unwrap();
+    assert_eq!(
+        [0, 1, 2, 3].map(|index| (of(index).head_dim, of(index).kv_heads)),
+        [(32, 1), (16, 2), (32, 1), (32, 1)]
+    );
+    assert_eq!([0, 1, 2, 3].map(|index| of(index).window.is_some()), [false, true, false, false]);
+    assert_eq!([0, 1, 2].map(|index| of(index).is_shared), [false, false, true]);
+    assert_eq!(of(0).source, KeysAndValues::OneProjection);
+    assert_eq!((of(1).source, of(3).source), (KeysAndValues::Projections, KeysAndValues::OfBlock(2)));
+    // The projections of layers that read other layers' keys are in published folders, and are copied.
+    let carried = sizes.folder.carried.iter().filter(|name| name.starts_with("model.layers.3.self_attn."));
+    assert_eq!(carried.count(), 4, "{:?}", sizes.folder.carried);
+    for (key, value, expected) in [
+        ("per_layer_config", json!({"0": {"intermediate_size": 7}}), "gives layer 0 `intermediate_size` 7"),
+        ("num_kv_shared_layers", json!(4), "no layer before layer 0 is of the kind `full_attention` of layer 0"),
+        ("vocab_size_per_layer_input", json!(95), "fewer than the 96 tokens of `vocab_size`"),
+        ("use_bidirectional_attention", json!("all"), "attention to later tokens is not implemented"),
+        (
+            "per_layer_config",
+            json!({"2": {"head_dim": 8}}),
+            "layer 3 reads the keys and values of layer 2, which have other sizes",
+        ),
+        ("rope_parameters", json!({"rope_theta": 1e4}), "`full_attention` with `rope_theta` is missing"),
+    ] {
+        let text = error(with(old.clone(), key, value));
+        assert!(text.contains(expected), "{key}: {text}");
+    }
+    let vision = with(old.clone(), "use_bidirectional_attention", json!("vision"));
+    assert_eq!(read(vision), read(old), "texts without images are read from the first token on");
+}
+
+/// Of each head, some pairs have the angles of a whole head, and the others have none.
+#[test]
+fn proportional_positions_have_angles_of_zero() {
+    let rope = json!({
+        "full_attention": {"rope_type": "proportional", "rope_theta": 100.0, "partial_rotary_factor": 0.4},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 50.0},
+    });
+    let keys = json!({"model_type": "gemma4_text", "head_dim": 8, "global_head_dim": 16, "rope_parameters": rope});
+    let sizes = read(keys);
+    let lengths = RopeLengths { max_positions: 64, seq_len: 64 };
+    let full = sizes.ropes[0].inverse_frequencies(16, lengths);
+    let expected: Vec<f64> =
+        (0..8).map(|pair| if pair < 3 { libm::pow(100.0, -2.0 * f64::from(pair) / 16.0) } else { 0.0 }).collect();
+    assert_eq!(full, expected);
+    assert_eq!(sizes.ropes[1].inverse_frequencies(8, lengths).len(), 4);
+    assert_eq!(sizes.ropes[1].theta, 50.0);
+    // A written file has no spelling of older folders, which transformers would read for all layers.
+    let mut written = serde_json::Map::new();
+    sizes.ropes[0].write(sizes.ropes.get(1), &mut written);
+    assert_eq!(written.keys().collect::<Vec<_>>(), ["rope_parameters"]);
+    assert_eq!(written["rope_parameters"]["full_attention"]["partial_rotary_factor"], 0.4);
+    let scaled =
+        with(json!({"model_type": "gemma4_text"}), "rope_scaling", json!({"rope_type": "linear", "factor": 2.0}));
+    assert!(error(scaled).contains("`rope_scaling` is set"));
 }

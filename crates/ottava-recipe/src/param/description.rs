@@ -25,6 +25,8 @@ pub struct Description {
     pub frozen: usize,
     /// The spec of each attention layer, in the order of forward.
     pub attention: Vec<AttentionSpec>,
+    /// For each of `attention`, the number of the layer whose keys and values it reads: usually its own number.
+    pub caches: Vec<usize>,
     /// The sizes of each recurrent layer, in the order of forward.
     pub recurrent: Vec<RecurrentSpec>,
     /// The names of linears that share the input cast of another linear, with the name of that linear.
@@ -63,7 +65,15 @@ impl Description {
     pub fn add_attention(&mut self, spec: AttentionSpec, block: Option<(usize, usize)>) -> usize {
         self.attention.push(spec);
         self.mixers[0].push(block.map_or(0, |(block, _)| block));
-        self.attention.len() - 1
+        let number = self.attention.len() - 1;
+        self.caches.push(number);
+        number
+    }
+
+    /// Makes attention layer `number` read the keys and values of the layer `lender`, and returns `lender`.
+    pub fn share_cache(&mut self, number: usize, lender: usize) -> usize {
+        self.caches[number] = lender;
+        lender
     }
 
     /// Adds a recurrent layer of a `block`, and returns its number among the recurrent layers.

@@ -42,6 +42,21 @@ fn keys() -> Vec<(&'static str, Value)> {
         "first_k_dense_replace": 1, "moe_intermediate_size": 1408, "n_group": 1, "n_routed_experts": 64, "n_shared_experts": 2,
         "num_experts_per_tok": 6, "q_lora_rank": null, "routed_scaling_factor": 2.446, "topk_group": 1,
     });
+    // Layers that see the whole text have heads of 512, and no projection to values in the larger models.
+    let gemma4 = |channels, hidden, layers, heads, kv_heads, others: Value| {
+        let sizes = dense("gemma4_text", 262_144, channels, hidden, layers, heads, kv_heads);
+        with(
+            sizes,
+            with(
+                json!({"final_logit_softcapping": 30.0, "hidden_size_per_layer_input": 0, "sliding_window": 1024}),
+                others,
+            ),
+        )
+    };
+    let one_projection = |kv_heads: usize| json!({"attention_k_eq_v": true, "num_global_key_value_heads": kv_heads});
+    let of_gemma4 =
+        json!({"enable_moe_block": true, "moe_intermediate_size": 704, "num_experts": 128, "top_k_experts": 8});
+    let of_gemma4_e4b = json!({"hidden_size_per_layer_input": 256, "num_kv_shared_layers": 18, "sliding_window": 512});
     let of_qwen3 =
         json!({"head_dim": 128, "moe_intermediate_size": 768, "norm_topk_prob": true, "num_experts_per_tok": 8});
     let of_nemotron_3 = json!({
@@ -75,6 +90,9 @@ fn keys() -> Vec<(&'static str, Value)> {
         ("gpt2", gpt2(768, 12, 12)),
         ("gpt2-xl", gpt2(1600, 48, 25)),
         ("gemma-2-9b", dense("gemma2", 256_000, 3584, 14_336, 42, 16, 8)),
+        ("gemma-4-e4b", gemma4(2560, 10_240, 42, 8, 2, of_gemma4_e4b)),
+        ("gemma-4-26b-a4b", gemma4(2816, 2112, 30, 16, 8, with(one_projection(2), of_gemma4))),
+        ("gemma-4-31b", gemma4(5376, 21_504, 60, 32, 16, one_projection(4))),
         ("phi-3-medium", with(dense("phi3", 32_064, 5120, 17_920, 40, 40, 10), json!({"sliding_window": 2047}))),
         ("olmoe-1b-7b", with(dense("olmoe", 50_304, 2048, 1024, 16, 16, 16), json!({"num_experts_per_tok": 8}))),
         ("qwen3-30b-a3b", with(dense("qwen3_moe", 151_936, 2048, 6144, 48, 32, 4), of_qwen3)),

@@ -1,5 +1,6 @@
 //! The norm of queries and keys.
 
+use super::norm_of_heads::NormOfHeads;
 use crate::layers::NormConfig;
 use crate::layers::norm::initial_weight;
 use ottava_common::error::{Error, Result};
@@ -19,6 +20,8 @@ pub enum NormScope {
     Head,
     /// Each head, by an RMSNorm without weights.
     HeadUnweighted,
+    /// Each head, and each head of values by an RMSNorm without weights.
+    HeadAndValues,
     /// All query heads of a token, and separately all key heads of a token, as in OLMo 2, arXiv:2501.00656.
     Projection,
 }
@@ -110,14 +113,16 @@ impl HeadNorm {
                 }
                 (NormKind::Layer, _) => (whole, FolderLayout::Rows(whole / head_dim), Split::Output),
                 (_, NormScope::Projection) => (whole, FolderLayout::Same, Split::Output),
-                (_, NormScope::Head | NormScope::HeadUnweighted) => (len, FolderLayout::Same, Split::None),
+                (_, NormScope::Head | NormScope::HeadUnweighted | NormScope::HeadAndValues) => {
+                    (len, FolderLayout::Same, Split::None)
+                }
             };
             let tensor = FolderTensor { layout, ..FolderTensor::new(format!("{name}.{which}.weight"), vec![whole]) };
             let shards = build.shards(tensor, &[], &[replicas], split)?;
             Param::new(build, shards, initial_weight(kind))
         };
         let layout = match scope {
-            NormScope::Head | NormScope::HeadUnweighted => {
+            NormScope::Head | NormScope::HeadUnweighted | NormScope::HeadAndValues => {
                 Layout::Heads(HeadNormLayout { heads, kv_heads, head_dim, kind }, eps)
             }
             NormScope::Projection if kind == NormKind::Layer => {
@@ -136,8 +141,14 @@ impl HeadNorm {
         Ok(HeadNorm { name: name.to_string(), weights, layout })
     }
 
-    /// Normalises projected queries and keys.
-    pub fn forward(&self, qkv: &Tensor, ranks: &dyn LayerRanks) -> Result<Tensor> {
+    /// Returns the sums of squares over all ranks.
+    fn squares(&self, qkv: &Tensor, layout: ProjectionNormLayout, ranks: &dyn LayerRanks) -> Result<Tensor> {
+        ranks.sum(Axis::Tensor, &self.name, projection_squares(qkv, layout)?)
+    }
+}
+
+impl NormOfHeads for HeadNorm {
+    fn forward(&self, qkv: &Tensor, ranks: &dyn LayerRanks) -> Result<Tensor> {
         let [q, k] = &self.weights.values()?;
         let weights = HeadNormWeights { q, k };
         match self.layout {
@@ -148,8 +159,7 @@ impl HeadNorm {
         }
     }
 
-    /// Returns the gradient by the input `qkv` of [`HeadNorm::forward`]. Adds to the gradients of the weights.
-    pub fn backward(&mut self, dy: &Tensor, qkv: &Tensor, ranks: &dyn LayerRanks) -> Result<Tensor> {
+    fn backward(&mut self, dy: &Tensor, qkv: &Tensor, ranks: &dyn LayerRanks) -> Result<Tensor> {
         let [q, k] = &self.weights.values()?;
         let (weights, unread) = (HeadNormWeights { q, k }, &mut [None, None]);
         match self.layout {
@@ -167,18 +177,13 @@ impl HeadNorm {
         }
     }
 
-    /// Returns the sums of squares over all ranks.
-    fn squares(&self, qkv: &Tensor, layout: ProjectionNormLayout, ranks: &dyn LayerRanks) -> Result<Tensor> {
-        ranks.sum(Axis::Tensor, &self.name, projection_squares(qkv, layout)?)
-    }
-
-    pub fn parameters<'a>(&'a self, visit: &mut dyn FnMut(&'a Param)) {
+    fn parameters<'a>(&'a self, visit: &mut dyn FnMut(&'a Param)) {
         if let Weights::Trained(of_both) = &self.weights {
             of_both.iter().for_each(visit);
         }
     }
 
-    pub fn parameters_mut<'a>(&'a mut self, visit: &mut dyn FnMut(&'a mut Param)) {
+    fn parameters_mut<'a>(&'a mut self, visit: &mut dyn FnMut(&'a mut Param)) {
         if let Weights::Trained(of_both) = &mut self.weights {
             of_both.iter_mut().for_each(visit);
         }

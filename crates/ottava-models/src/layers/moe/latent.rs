@@ -96,8 +96,8 @@ impl Latent {
 }
 
 impl DownSaved {
-    /// Returns the saved operand and the latent.
-    pub fn into_parts(self) -> (SavedOperand, Tensor) {
-        (self.operand, self.latent)
+    /// Returns the saved operand.
+    pub fn into_operand(self) -> SavedOperand {
+        self.operand
     }
 }

@@ -12,17 +12,21 @@
 
 mod dispatch;
 mod experts;
+mod input;
 mod latent;
 mod linear;
 mod probe;
 mod router;
+mod scales;
 
 use super::cast::{CastInput, OperandCast, SavedOperand};
 use super::sublayer::{BranchOperand, Sublayer, SublayerSaved};
 use super::{ExpertStacks, Linear, Mlp, MlpSpec, Names, Stream};
 use dispatch::{Dispatch, Dispatched, Tokens};
 use experts::{Experts, ExpertsLayout, ExpertsSaved};
-use latent::{DownSaved, Latent, UpSaved};
+pub use input::ExpertInput;
+use input::{InputLayers, InputSaved};
+use latent::UpSaved;
 use ottava_common::error::{Error, Result};
 use ottava_recipe::ExpertCounts;
 use ottava_recipe::context::Context;
@@ -33,6 +37,7 @@ use ottava_tensor::Tensor;
 use ottava_tensor::ops::{Activation, RouterScores, Routing, SavedActivation};
 pub use router::RouterLossFactors;
 use router::{Routed, Router, RouterConfig};
+pub use scales::RouterScales;
 
 /// A mixture of experts.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -57,8 +62,12 @@ pub struct ExpertsSpec {
     pub bias: Option<ChoiceBias>,
     /// The MLP that all tokens share, if the mixture has one.
     pub shared: Option<SharedExpert>,
-    /// The width `L` of the latent that the routed experts read. `None` if they read the tokens.
-    pub latent: Option<usize>,
+    /// What the routed experts read.
+    pub input: ExpertInput,
+    /// The learned scales of the router, if it has them.
+    pub scales: Option<RouterScales>,
+    /// Whether the tensors of the mixture are in the block, beside an MLP.
+    pub is_in_block: bool,
     /// The factors of the router's losses in training.
     pub losses: RouterLossFactors,
 }
@@ -78,7 +87,9 @@ impl ExpertsSpec {
             weighs_inputs: false,
             bias: None,
             shared: None,
-            latent: None,
+            input: ExpertInput::Tokens,
+            scales: None,
+            is_in_block: false,
             losses,
         }
     }
@@ -98,7 +109,7 @@ impl ExpertsSpec {
             let single = shape(&format!("{mixture}.experts.0.{}.weight", names.down));
             return self.stacks.filter(|_| single.is_none());
         }
-        let channels = self.latent.unwrap_or(channels);
+        let channels = self.input.width(channels);
         let widths = [[self.hidden * self.activation.inputs(), channels], [channels, self.hidden]];
         let has = |order| {
             let shapes = widths.map(|[outputs, inputs]| match order {
@@ -154,7 +165,7 @@ struct Mixture {
     router: Router,
     dispatch: Dispatch,
     experts: Experts,
-    latent: Option<Latent>,
+    input: InputLayers,
 }
 
 /// The values that forward of a [`Mixture`] saves.
@@ -162,8 +173,9 @@ struct MixtureSaved {
     routed: Routed,
     choices: Dispatched,
     experts: ExpertsSaved,
-    /// What the linears around the experts saved, if the experts read a latent.
-    latent: Option<(DownSaved, UpSaved)>,
+    input: InputSaved,
+    /// What the linear after the experts saved, if the experts read a latent.
+    up: Option<UpSaved>,
 }
 
 /// The values that forward of [`MixtureOfExperts`] saves.
@@ -179,7 +191,7 @@ impl MixtureOfExperts {
     pub fn new(build: &mut Builder, name: &str, spec: ExpertsSpec, stream: &Stream) -> Result<MixtureOfExperts> {
         let Stream { channels, names, std, .. } = *stream;
         let ExpertsSpec { count, hidden, activation, routing, router, biases, stacks, bias, shared, .. } = spec;
-        let ExpertsSpec { losses, latent, .. } = spec;
+        let ExpertsSpec { losses, input, scales, is_in_block, .. } = spec;
         if let Some(problem) = routing.problem(count) {
             return Err(Error::Model(format!("{name}: {problem}")));
         }
@@ -209,17 +221,19 @@ impl MixtureOfExperts {
             routing,
             losses,
             std,
+            scales: scales.map(|scales| (name, scales, stream.norm)),
         };
         let router = Router::new(build, config)?;
         let (prefix, all) = (|e: usize| format!("{name}.experts.{e}"), format!("{name}.experts"));
         let dispatch = Dispatch::new(build, &all, count)?.weighing_inputs(spec.weighs_inputs);
         let counts = ExpertCounts { count, chosen: routing.chosen };
         let of_routed = ExpertsLayout {
-            channels: latent.unwrap_or(channels),
+            channels: input.width(channels),
             ..layout(&dispatch, counts, hidden, &prefix, states(all))
         };
-        let latent = latent.map(|width| Latent::new(build, name, width, stream)).transpose()?;
-        let mut mixtures = vec![Mixture { router, experts: Experts::new(build, of_routed)?, dispatch, latent }];
+        let block = if is_in_block { name } else { name.rsplit_once('.').map_or(name, |(block, _)| block) };
+        let input = InputLayers::new(build, [name, block], input, stream)?;
+        let mut mixtures = vec![Mixture { router, experts: Experts::new(build, of_routed)?, dispatch, input }];
         let mut plain = None;
         if let Some(SharedExpert { name: of_shared, is_in_block, hidden, gate }) = shared {
             let block = name.strip_suffix(names.mlp).filter(|_| is_in_block);
@@ -239,6 +253,7 @@ impl MixtureOfExperts {
                         logit_bias: false,
                         bias: None,
                         routing: sigmoid,
+                        scales: None,
                         losses: RouterLossFactors::default(),
                         std,
                     };
@@ -250,7 +265,8 @@ impl MixtureOfExperts {
                         stacks: None,
                         ..layout(&dispatch, counts, hidden, &prefix, states(of_shared.clone()))
                     };
-                    mixtures.push(Mixture { router, experts: Experts::new(build, one)?, dispatch, latent: None });
+                    let (experts, input) = (Experts::new(build, one)?, InputLayers::None);
+                    mixtures.push(Mixture { router, experts, dispatch, input });
                 }
             }
         }
@@ -265,40 +281,34 @@ impl MixtureOfExperts {
 
 impl Mixture {
     /// Routes the tokens `x` `[T, C]`. Returns what is saved except the values of the experts, and the tokens on their way to the experts.
-    fn route(&self, x: &Tensor, context: &mut Context) -> Result<(Tokens, Option<DownSaved>, Routed, Dispatched)> {
-        let latent = self.latent.as_ref().map(|latent| latent.down(x, context)).transpose()?;
-        let of_experts = latent.as_ref().map_or(x, |saved| &saved.latent);
-        let tokens = self.experts.send(of_experts, &self.dispatch, context)?;
+    fn route(&self, x: &Tensor, context: &mut Context) -> Result<(Tokens, InputSaved, Routed, Dispatched)> {
+        let input = self.input.forward(x, context)?;
+        let tokens = self.experts.send(input.read(x), &self.dispatch, context)?;
         let routed = self.router.forward(x, context)?;
         let choices = self.dispatch.choices(&routed, context)?;
         self.router.record(&routed, &choices.slots.groups, context)?;
-        Ok((tokens, latent, routed, choices))
+        Ok((tokens, input, routed, choices))
     }
 
     /// Returns the sum of the chosen experts of the tokens `x`, plus `residual` if given, and the values for backward.
     fn forward(&self, x: &Tensor, residual: Option<&Tensor>, context: &mut Context) -> Result<(Tensor, MixtureSaved)> {
-        let (tokens, down, routed, choices) = self.route(x, context)?;
+        let (tokens, input, routed, choices) = self.route(x, context)?;
         let (rows, experts) = self.experts.forward(tokens, &self.dispatch, &choices, context)?;
         let (dispatch, weights) = (&self.dispatch, self.dispatch.output_weights(&choices));
-        let (y, latent) = match (&self.latent, down) {
-            (Some(latent), Some(down)) => {
-                let sum = dispatch.combine(&rows, &choices, weights, None, context)?;
-                let (y, up) = latent.up(sum, residual, context)?;
-                (y, Some((down, up)))
-            }
-            _ => (dispatch.combine(&rows, &choices, weights, residual, context)?, None),
-        };
-        Ok((y, MixtureSaved { routed, choices, experts, latent }))
+        let (y, up) = self.input.output(residual, context, |residual, context| {
+            dispatch.combine(&rows, &choices, weights, residual, context)
+        })?;
+        Ok((y, MixtureSaved { routed, choices, experts, input, up }))
     }
 
     /// Returns the values that [`Mixture::forward`] saves. The output is computed only if a linear reads it.
     fn save(&self, x: &Tensor, context: &mut Context) -> Result<MixtureSaved> {
-        if self.latent.is_some() {
+        if self.input.reads_sum() {
             return Ok(self.forward(x, None, context)?.1);
         }
-        let (tokens, _, routed, choices) = self.route(x, context)?;
+        let (tokens, input, routed, choices) = self.route(x, context)?;
         let experts = self.experts.save(tokens, &self.dispatch, &choices, context)?;
-        Ok(MixtureSaved { routed, choices, experts, latent: None })
+        Ok(MixtureSaved { routed, choices, experts, input, up: None })
     }
 
     /// Starts to send the gradient by the sum of the experts, from the gradient `dy` by the output.
@@ -308,12 +318,9 @@ impl Mixture {
         saved: MixtureSaved,
         context: &mut Context,
     ) -> Result<(Arriving, SavedOfRows)> {
-        let MixtureSaved { routed, choices, experts, latent } = saved;
-        let (dsum, down) = match (&mut self.latent, latent) {
-            (Some(latent), Some((down, up))) => (latent.up_backward(dy, up, context)?, Some(down)),
-            _ => (dy.clone(), None),
-        };
-        Ok((self.dispatch.start_gather(&dsum, context)?, SavedOfRows { routed, choices, experts, down }))
+        let MixtureSaved { routed, choices, experts, input, up } = saved;
+        let dsum = self.input.output_backward(dy, up, context)?;
+        Ok((self.dispatch.start_gather(&dsum, context)?, SavedOfRows { routed, choices, experts, input }))
     }
 
     /// Returns the gradient by the tokens `x`, plus `other` if given. Adds to the gradients of the parameters.
@@ -325,21 +332,16 @@ impl Mixture {
         other: Option<&Tensor>,
         context: &mut Context,
     ) -> Result<Tensor> {
-        let Mixture { router, dispatch, experts, latent } = self;
-        let SavedOfRows { routed, choices, experts: saved, down } = saved;
-        let (operand, of_experts) = down.map(DownSaved::into_parts).unzip();
-        let of_experts = of_experts.as_ref().unwrap_or(x);
+        let Mixture { router, dispatch, experts, input } = self;
+        let SavedOfRows { routed, choices, experts: saved, input: of_input } = saved;
+        let of_experts = of_input.read(x);
         let (drows, dots) = experts.backward(dy, of_experts, dispatch, &choices, saved, context)?;
         let dweights = dispatch.weight_gradient([&drows, &dots], of_experts, &choices, context)?;
-        let through_router = router.backward(&dweights, &routed, x, other, context)?;
+        let through_router = router.backward(&dweights, routed, x, other, context)?;
         let weights = dispatch.input_weights(&choices);
-        match (latent, operand) {
-            (Some(latent), Some(operand)) => {
-                let dlatent = dispatch.combine(&drows, &choices, weights, None, context)?;
-                latent.down_backward(dlatent, operand, x, &through_router, context)
-            }
-            _ => dispatch.combine(&drows, &choices, weights, Some(&through_router), context),
-        }
+        input.backward(of_input, x, &through_router, context, |addend, context| {
+            dispatch.combine(&drows, &choices, weights, addend, context)
+        })
     }
 }
 
@@ -348,7 +350,7 @@ struct SavedOfRows {
     routed: Routed,
     choices: Dispatched,
     experts: ExpertsSaved,
-    down: Option<DownSaved>,
+    input: InputSaved,
 }
 
 impl Sublayer for MixtureOfExperts {
@@ -417,26 +419,25 @@ impl Sublayer for MixtureOfExperts {
     }
 
     fn parameters<'a>(&'a self, visit: &mut dyn FnMut(&'a Param)) {
-        for Mixture { router, experts, latent, .. } in &self.mixtures {
-            router.parameters().for_each(&mut *visit);
+        for Mixture { router, experts, input, .. } in &self.mixtures {
+            router.parameters(visit);
             experts.parameters().for_each(&mut *visit);
-            latent.iter().flat_map(Latent::linears).for_each(|linear| linear.parameters(visit));
+            input.parameters(visit);
         }
         self.shared.iter().for_each(|shared| shared.parameters(visit));
     }
 
     fn parameters_mut<'a>(&'a mut self, visit: &mut dyn FnMut(&'a mut Param)) {
-        for Mixture { router, experts, latent, .. } in &mut self.mixtures {
-            router.parameters_mut().for_each(&mut *visit);
+        for Mixture { router, experts, input, .. } in &mut self.mixtures {
+            router.parameters_mut(visit);
             experts.parameters_mut().for_each(&mut *visit);
-            latent.iter_mut().flat_map(Latent::linears_mut).for_each(|linear| linear.parameters_mut(visit));
+            input.parameters_mut(visit);
         }
         self.shared.iter_mut().for_each(|shared| shared.parameters_mut(visit));
     }
 
     fn linears_mut<'a>(&'a mut self, visit: &mut dyn FnMut(&'a mut Linear)) {
-        let latents = self.mixtures.iter_mut().filter_map(|mixture| mixture.latent.as_mut());
-        latents.flat_map(Latent::linears_mut).for_each(&mut *visit);
+        self.mixtures.iter_mut().flat_map(|mixture| mixture.input.linears_mut()).for_each(&mut *visit);
         self.shared.iter_mut().for_each(|shared| shared.linears_mut(visit));
     }
 }

@@ -1,5 +1,7 @@
 //! The router of a mixture: it computes logits of experts in the precision of sums, and chooses experts from the logits.
 
+use super::scales::{RouterScales, Scaled, Scales};
+use crate::layers::NormConfig;
 use ottava_common::error::{Error, Result};
 use ottava_recipe::ExpertCounts;
 use ottava_recipe::context::Context;
@@ -40,6 +42,8 @@ pub struct RouterConfig<'a> {
     pub losses: RouterLossFactors,
     /// The standard deviation of initial weights.
     pub std: f32,
+    /// The name of the mixture, and the scales and the norm of the router, if it has scales.
+    pub scales: Option<(&'a str, RouterScales, NormConfig)>,
 }
 
 /// `logits = x · Wᵀ + b`, and the choice of experts from these logits. The logits are computed in F32, and `x` and `W` are never cast to FP8. Most
@@ -54,6 +58,7 @@ pub struct Router {
     experts: usize,
     routing: Routing,
     losses: RouterLossFactors,
+    scales: Option<Scales>,
     /// The index among the routers of the model. `None` if the layer has only one expert.
     number: Option<usize>,
 }
@@ -62,6 +67,8 @@ pub struct Router {
 pub struct Routed {
     logits: Tensor, /* [T, E] */
     routes: Routes,
+    /// The values of the router's scales, if it has scales.
+    scaled: Option<Scaled>,
     /// The positions of the rows of each expert, if all experts and all tokens are on this rank.
     pub slots: Slots,
 }
@@ -69,7 +76,7 @@ pub struct Routed {
 impl Routed {
     /// Returns the weights of the choices, `[T, K]`.
     pub fn weights(&self) -> &Tensor {
-        &self.routes.weights
+        self.scaled.as_ref().map_or(&self.routes.weights, |scaled| &scaled.weights)
     }
 
     /// Returns the chosen experts, I32 `[T, K]`.
@@ -81,7 +88,7 @@ impl Routed {
 impl Router {
     /// Creates a router with weights from the builder.
     pub fn new(build: &mut Builder, config: RouterConfig) -> Result<Router> {
-        let RouterConfig { name, experts, channels, logit_bias, bias, routing, losses, std } = config;
+        let RouterConfig { name, experts, channels, logit_bias, bias, routing, losses, std, scales } = config;
         let shards = |build: &Builder, tensor: String, shape| -> Result<_> {
             Ok(vec![build.shard(FolderTensor::new(tensor, shape), Split::None)?])
         };
@@ -99,14 +106,19 @@ impl Router {
         }
         let site = || RouterSite { name: name.to_string(), experts: counts, real: real_type(build.recipe.compute) };
         let number = (experts > 1).then(site).map(|site| build.slots.add_router(site));
-        Ok(Router { weight, logit_bias, bias, experts, routing, losses, number })
+        let scales = scales.map(|scales| Scales::new(build, scales, [experts, channels])).transpose()?;
+        Ok(Router { weight, logit_bias, bias, experts, routing, losses, scales, number })
     }
 
     /// Routes the tokens of `x` `[T, C]`.
     pub fn forward(&self, x: &Tensor, context: &mut Context) -> Result<Routed> {
         let weight = self.weight.read(context.loan)?;
-        let (x, w) = (Operand::plain(x), Operand::plain(&weight));
-        let mut logits = gemm_nt(x, w, real_type(weight.dtype()), Accumulation::Exact)?;
+        let read = self.scales.as_ref().map(|scales| scales.read(x, context)).transpose()?;
+        let (of_router, w) = (read.as_ref().map_or(x, |(normed, _)| normed), Operand::plain(&weight));
+        let mut logits = gemm_nt(Operand::plain(of_router), w, real_type(weight.dtype()), Accumulation::Exact)?;
+        if let Some(scales) = &self.scales {
+            logits = scales.scale_logits(&logits)?;
+        }
         if let Some(bias) = &self.logit_bias {
             add_bias(&mut logits, &cast(&bias.weights.value()?, real_type(weight.dtype()))?)?;
         }
@@ -114,7 +126,10 @@ impl Router {
         let counted = self.number.filter(|_| context.mode().measures()).map(|_| own_counted(context)).transpose()?;
         let routes = route(&logits, bias.as_ref(), self.routing, counted.as_ref())?;
         let slots = slots(&routes.ids, 0..self.experts)?;
-        Ok(Routed { logits, routes, slots })
+        let scaled = self.scales.as_ref().zip(read);
+        let scaled =
+            scaled.map(|(scales, read)| scales.scale_weights(read, &routes.weights, &routes.ids)).transpose()?;
+        Ok(Routed { logits, routes, scaled, slots })
     }
 
     /// In a pass that measures, adds the choices in `routed` to the sums. `rows` are the rows of this rank's experts.
@@ -128,27 +143,36 @@ impl Router {
     pub fn backward(
         &mut self,
         dweights: &Tensor,
-        routed: &Routed,
+        routed: Routed,
         x: &Tensor,
         other: Option<&Tensor>,
         context: &mut Context,
     ) -> Result<Tensor> {
-        let Routed { logits, routes, .. } = routed;
+        let Routed { logits, routes, scaled, .. } = routed;
         let RouterLossFactors { balance, z } = self.losses;
         let has_losses = self.number.is_some() && (balance != 0.0 || z != 0.0);
         let scale = context.layer_loss_scale.filter(|_| has_losses);
-        let read = scale.map(|_| Ok::<_, Error>((own_counted(context)?, self.counts_of_ranks(routes, context)?)));
+        let read = scale.map(|_| Ok::<_, Error>((own_counted(context)?, self.counts_of_ranks(&routes, context)?)));
         let read = read.transpose()?;
         let losses = scale.zip(read.as_ref());
         let losses = losses.map(|(scale, (counted, counts))| RouterLosses { balance, counts, z, counted, scale });
-        let dlogits = route_backward(logits, routes, dweights, self.routing, losses)?;
+        let dweights = match (&mut self.scales, &scaled) {
+            (Some(scales), Some(scaled)) => scales.weights_backward(dweights, scaled, &routes.weights, &routes.ids)?,
+            _ => dweights.clone(),
+        };
+        let mut dlogits = route_backward(&logits, &routes, &dweights, self.routing, losses)?;
+        if let Some(scales) = &self.scales {
+            dlogits = scales.scale_logits(&dlogits)?;
+        }
         if let Some(bias) = self.logit_bias.as_mut().filter(|bias| bias.is_trained()) {
             bias_gradient(&dlogits, bias.gradient.sum_mut()?)?;
         }
         let weight = self.weight.read(context.loan)?;
         let dlogits = cast(&dlogits, weight.dtype())?;
         let (dy, w) = (Operand::plain(&dlogits), Operand::plain_transposed(&weight));
-        let dx = match other {
+        let read = scaled.as_ref().map_or(x, |scaled| &scaled.normed).clone();
+        let beside = other.filter(|_| self.scales.is_none());
+        let mut dx = match beside {
             Some(other) => gemm_nt_plus(dy, w, other, Accumulation::Exact)?,
             None => gemm_nt(dy, w, x.dtype(), Accumulation::Exact)?,
         };
@@ -157,8 +181,11 @@ impl Router {
             bias.gradient.sum_mut()?;
         }
         if self.weight.is_trained() {
-            let (dy, x) = (View::Value(dlogits), View::Value(x.clone()));
+            let (dy, x) = (View::Value(dlogits), View::Value(read));
             context.add_wgrad(&mut self.weight, &dy, &x, None, Accumulation::Exact)?;
+        }
+        if let (Some(scales), Some(scaled)) = (&mut self.scales, scaled) {
+            dx = scales.read_backward(&dx, scaled, other, context)?;
         }
         Ok(dx)
     }
@@ -174,14 +201,16 @@ impl Router {
         }
     }
 
-    /// Returns the parameters.
-    pub fn parameters(&self) -> impl Iterator<Item = &Param> {
-        std::iter::once(&self.weight).chain(&self.logit_bias).chain(&self.bias)
+    /// Calls `visit` for each parameter, always in the same order.
+    pub fn parameters<'a>(&'a self, visit: &mut dyn FnMut(&'a Param)) {
+        std::iter::once(&self.weight).chain(&self.logit_bias).chain(&self.bias).for_each(&mut *visit);
+        self.scales.iter().for_each(|scales| scales.parameters(visit));
     }
 
-    /// Returns the parameters mutably.
-    pub fn parameters_mut(&mut self) -> impl Iterator<Item = &mut Param> {
-        std::iter::once(&mut self.weight).chain(&mut self.logit_bias).chain(&mut self.bias)
+    /// Calls `visit` for each parameter mutably, in the order of [`Router::parameters`].
+    pub fn parameters_mut<'a>(&'a mut self, visit: &mut dyn FnMut(&'a mut Param)) {
+        std::iter::once(&mut self.weight).chain(&mut self.logit_bias).chain(&mut self.bias).for_each(&mut *visit);
+        self.scales.iter_mut().for_each(|scales| scales.parameters_mut(visit));
     }
 }
 

@@ -163,3 +163,44 @@ fn folders_of_apertus_have_the_constants_of_their_activation() {
     let error = trained(&model, "refused", WeightInit::Pretrained).unwrap_err().to_string();
     assert!(error.contains("`model.layers.0.mlp.act_fn.beta` is [0.7]; 0.5 is implemented"), "{error}");
 }
+
+/// Each block has a number that training leaves alone, and published folders have projections of layers that read the keys of earlier layers.
+#[test]
+fn numbers_of_blocks_and_projections_without_readers_are_written_as_they_were_read() {
+    let folder = tempfile::tempdir().unwrap();
+    let keys = keys(json!({
+        "model_type": "gemma4_text", "num_hidden_layers": 3, "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+        "head_dim": 8, "global_head_dim": 16, "num_kv_shared_layers": 1, "hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 100,
+        "enable_moe_block": true, "top_k_experts": 2,
+    }));
+    let inputs = folder.path();
+    write_inputs(inputs);
+    std::fs::write(inputs.join("config.json"), keys.to_string()).unwrap();
+    let trained = |model: &Path, output: &str, init| {
+        let mut run = run_of(inputs, model, output);
+        (run.model.init, run.training.max_steps) = (init, Some(2));
+        train(&run, &Device::Cpu, &Start::New, u64::MAX).unwrap();
+        read(&run.output_dir.join("checkpoints/checkpoint-2"))
+    };
+    let made = trained(inputs, "made", WeightInit::Random);
+    let number = "model.layers.1.layer_scalar";
+    assert_eq!(made[number], (vec![1], vec![1.0]), "a new model has neutral numbers");
+    assert!(!made.contains_key("model.layers.2.self_attn.k_proj.weight"));
+    let (model, mut all) = (inputs.join("model"), made.clone());
+    all.insert(number.into(), (vec![1], vec![0.75]));
+    all.insert("model.layers.2.self_attn.k_proj.weight".into(), (vec![2, 2], vec![1.0, 2.0, 3.0, 4.0]));
+    write(&model, inputs, &keys, &all);
+    let written = trained(&model, "run", WeightInit::Pretrained);
+    assert_eq!(written.keys().collect::<Vec<_>>(), all.keys().collect::<Vec<_>>());
+    for name in [number, "model.layers.2.self_attn.k_proj.weight"] {
+        assert_eq!(written[name], all[name], "{name}");
+    }
+    let of_layers =
+        ["per_layer_input_gate.weight", "router.per_expert_scale", "router.scale", "self_attn.q_norm.weight"];
+    let names = of_layers.iter().map(|name| format!("model.layers.2.{name}"));
+    for name in
+        names.chain(["model.embed_tokens_per_layer.weight".into(), "model.per_layer_projection_norm.weight".into()])
+    {
+        assert!(written[&name] != all[&name], "`{name}` is trained");
+    }
+}

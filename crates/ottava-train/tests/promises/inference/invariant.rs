@@ -89,7 +89,11 @@ fn expect_invariant_on_all(config: &DecoderConfig, name: RecipeName, kv_cache_dt
         SublayerSpec::Heads(heads, _) => heads.head_dim = 128,
         SublayerSpec::Mlp(mlp) => mlp.hidden = 4096,
         SublayerSpec::Xielu(mlp) => mlp.hidden = 4096,
-        SublayerSpec::Latent(..) | SublayerSpec::Delta(_) | SublayerSpec::Mamba(_) | SublayerSpec::Experts(_) => {}
+        SublayerSpec::Latent(..)
+        | SublayerSpec::Delta(_)
+        | SublayerSpec::Mamba(_)
+        | SublayerSpec::Experts(_)
+        | SublayerSpec::GatedEmbedding(_) => {}
     });
     for device in devices_of(&recipe(name, Fp8Format::Auto)) {
         match device {

@@ -8,4 +8,5 @@ pub mod invariant;
 pub mod leading;
 pub mod recurrent;
 pub mod scoring;
+pub mod shared_keys;
 pub mod speculative;

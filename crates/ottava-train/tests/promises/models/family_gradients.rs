@@ -312,3 +312,27 @@ fn nemotron_h_backward_is_the_gradient() {
     });
     check("nemotron_h", with(mamba, experts));
 }
+
+/// Heads have two sizes. Values are the projected keys, or the last layer reads the keys and values of the first layer; two layers have experts beside
+/// an MLP. All layers have an embedding for each token. The norm after a small product with this embedding would amplify the errors of differences
+/// without a larger `eps`, and so would the large scores of large heads, which have no factor.
+#[test]
+fn gemma4_backward_is_the_gradient() {
+    let rope = json!({
+        "full_attention": {"rope_type": "proportional", "rope_theta": 100.0, "partial_rotary_factor": 0.5},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 10.0},
+    });
+    let keys = json!({
+        "rms_norm_eps": 1.0, "head_dim": 2, "global_head_dim": 4, "rope_parameters": rope, "sliding_window": 3, "hidden_size_per_layer_input": 3, "vocab_size_per_layer_input": 12, "final_logit_softcapping": 2.0,
+    });
+    let experts = json!({
+        "enable_moe_block": true, "num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 5, "attention_k_eq_v": true,
+        "layer_types": ["sliding_attention", "full_attention"], "num_global_key_value_heads": 1,
+    });
+    let shared = json!({
+        "num_hidden_layers": 3, "num_kv_shared_layers": 1, "use_double_wide_mlp": true,
+        "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+    });
+    check("gemma4_text", with(keys.clone(), experts));
+    check("gemma4_text", with(keys, shared));
+}

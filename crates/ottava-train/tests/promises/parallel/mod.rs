@@ -13,4 +13,5 @@ pub mod recurrent_ranks;
 pub mod reopen;
 pub mod sent;
 pub mod sharded;
+pub mod shared_values;
 pub mod tensor;

@@ -462,13 +462,11 @@ fn expect_gradients_of_decoder(what: &str, mut decoder: Decoder) {
     let (rows, scale) = (2, 0.37);
     let (inputs, targets) = (integers("inputs", rows * 5, 11), integers("targets", rows * 5, 11));
     let seen = losses_and_gradients(&mut decoder, &inputs, &targets, rows, scale).unwrap();
-    assert_eq!(
-        values(&seen),
-        values(&losses(&mut decoder, &inputs, &targets, rows).unwrap()),
-        "with and without gradient"
-    );
+    let without = losses(&mut decoder, &inputs, &targets, rows).unwrap();
+    assert_eq!(values(&seen), values(&without), "with and without gradient");
     let once = gradients(&mut decoder);
-    for (i, (name, gradient)) in once.iter().enumerate() {
+    // Training leaves the numbers of blocks alone.
+    for (i, (name, gradient)) in once.iter().enumerate().filter(|(_, (name, _))| !name.ends_with("layer_scalar")) {
         let start = decoder.parameters()[i].weights.value().unwrap();
         expect_gradient(&format!("{what}: {name}"), gradient, &start, |value| {
             decoder.parameters()[i].weights.set_value(value);
