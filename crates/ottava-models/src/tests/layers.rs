@@ -392,3 +392,16 @@ fn proportional_positions_have_angles_of_zero() {
         with(json!({"model_type": "gemma4_text"}), "rope_scaling", json!({"rope_type": "linear", "factor": 2.0}));
     assert!(error(scaled).contains("`rope_scaling` is set"));
 }
+
+/// The table of families in the documentation has a row for each type of the registry.
+#[test]
+fn the_table_of_families_has_all_types() {
+    let page = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/models.md")).unwrap();
+    let mut listed: Vec<&str> = page.lines().filter_map(|line| line.strip_prefix("| `")?.split('`').next()).collect();
+    let headers = page.lines().filter(|line| line.starts_with("| `model_type`")).count();
+    let mut known: Vec<&str> = FAMILIES.iter().map(|family| family.model_type).chain(crate::wrapper::names()).collect();
+    known.extend(vec!["model_type"; headers]);
+    listed.sort_unstable();
+    known.sort_unstable();
+    assert_eq!(listed, known);
+}

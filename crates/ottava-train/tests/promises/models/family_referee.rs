@@ -200,3 +200,20 @@ fn greedy_text_is_that_of_generate() {
         }
     }
 }
+
+/// The table of families in the documentation names each compared model, and no other.
+#[test]
+fn the_table_of_families_names_all_compared_models() {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/models.md");
+    let page = std::fs::read_to_string(path).unwrap();
+    let columns = page
+        .lines()
+        .filter(|line| line.starts_with("| `") && !line.starts_with("| `model_type`"))
+        .filter_map(|line| line.split('|').nth(3));
+    let names = columns.flat_map(|column| column.split('`').skip(1).step_by(2).map(str::to_string));
+    let mut named: Vec<String> = names.collect();
+    let mut compared: Vec<String> = MODELS.iter().chain(&super::referee::MODELS).map(ToString::to_string).collect();
+    named.sort();
+    compared.sort();
+    assert_eq!(named, compared);
+}

@@ -11,7 +11,7 @@ use ottava_recipe::{Fp8Format, RecipeName};
 use ottava_tensor::testing::values;
 use ottava_tensor::{DType, Device, Tensor};
 
-const MODELS: [&str; 6] = ["llama", "qwen2", "qwen3", "gpt2", "cohere", "cohere_qk_norm"];
+pub const MODELS: [&str; 6] = ["llama", "qwen2", "qwen3", "gpt2", "cohere", "cohere_qk_norm"];
 
 /// The tolerance of logits and gradients. Sums in F32 have another order than in PyTorch. Measured on the CPU, logits differ by up to 8.7e-7 of the
 /// largest logit, and gradients by up to 1.7e-6 of their norm and of their largest element. Models with longer texts reach 4.8e-6
