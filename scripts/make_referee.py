@@ -11,7 +11,6 @@ import copy
 import re
 import sys
 import tempfile
-
 from pathlib import Path
 
 import torch
@@ -33,8 +32,8 @@ from transformers import Cohere2Config, Cohere2ForCausalLM, Dots1Config, Dots1Fo
 from transformers import Exaone4Config, Exaone4ForCausalLM, Glm4Config, Glm4ForCausalLM, Glm4MoeConfig, Glm4MoeForCausalLM
 from transformers import Glm4MoeLiteConfig, Glm4MoeLiteForCausalLM, MiniMaxM2Config, MiniMaxM2ForCausalLM
 from transformers import Olmo3Config, Olmo3ForCausalLM, SeedOssConfig, SeedOssForCausalLM
-from transformers import Gemma4Config, Gemma4ForCausalLM, Gemma4ForConditionalGeneration, Gemma4TextConfig
-from transformers import Gemma3Config, Gemma3ForConditionalGeneration, Mistral3Config, Mistral3ForConditionalGeneration
+from transformers import Gemma3Config, Gemma3ForConditionalGeneration, Gemma4Config, Gemma4ForCausalLM, Gemma4ForConditionalGeneration
+from transformers import Gemma4TextConfig, Mistral3Config, Mistral3ForConditionalGeneration
 from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration, Qwen3VLConfig, Qwen3VLForConditionalGeneration
 from transformers import GraniteMoeConfig, GraniteMoeForCausalLM, GraniteMoeSharedConfig, GraniteMoeSharedForCausalLM
 from transformers import Qwen3VLMoeConfig, Qwen3VLMoeForConditionalGeneration
@@ -127,16 +126,12 @@ LLAMA4 |= dict(intermediate_size=12, intermediate_size_mlp=24, moe_layers=[0, 2]
 # Heads of two sizes. Of each large head, three of the eight pairs have angles.
 GEMMA4 = TINY | dict(num_hidden_layers=4, head_dim=8, global_head_dim=16, sliding_window=5, tie_word_embeddings=True)
 GEMMA4 |= dict(layer_types=["sliding_attention", "full_attention"] * 2, hidden_size_per_layer_input=0, final_logit_softcapping=2.0)
-GEMMA4 |= dict(
-    rope_parameters={
-        "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.4, "rope_theta": 1000.0},
-        "sliding_attention": {"rope_type": "default", "rope_theta": 50.0},
-    }
-)
+LOCAL = {"rope_type": "default", "rope_theta": 50.0}
+GEMMA4["rope_parameters"] = {"full_attention": dict(rope_type="proportional", partial_rotary_factor=0.4, rope_theta=1000.0), "sliding_attention": LOCAL}
 # The last three layers read keys and values of layers 1 and 2.
 GEMMA4_SHARED = GEMMA4 | dict(num_hidden_layers=6, num_kv_shared_layers=3, use_double_wide_mlp=True, vocab_size_per_layer_input=44)
 GEMMA4_SHARED |= dict(hidden_size_per_layer_input=6, num_key_value_heads=1, rms_norm_eps=1e-2)
-GEMMA4_SHARED |= dict(layer_types=["full_attention", "full_attention", "sliding_attention"] + ["sliding_attention", "sliding_attention", "full_attention"])
+GEMMA4_SHARED["layer_types"] = [f"{of}_attention" for of in ("full", "full", "sliding", "sliding", "sliding", "full")]
 GEMMA4_EXPERTS = dict(enable_moe_block=True, num_experts=5, top_k_experts=3, moe_intermediate_size=12)
 # Two groups of two heads, and states that are larger than heads. Chunks are shorter than the documents.
 MAMBA = TINY | dict(mamba_n_heads=4, mamba_d_head=8, mamba_n_groups=2, mamba_d_state=6, mamba_chunk_size=8)
@@ -163,12 +158,7 @@ OPTIONS = {
         Gemma3TextConfig,
         GEMMA
         | dict(num_hidden_layers=3, sliding_window_pattern=3)
-        | dict(
-            rope_parameters={
-                "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1000.0},
-                "sliding_attention": {"rope_type": "default", "rope_theta": 50.0},
-            }
-        ),
+        | dict(rope_parameters={"full_attention": dict(rope_type="linear", factor=8.0, rope_theta=1000.0), "sliding_attention": LOCAL}),
     ),
     "phi3": (*PHI3, TINY | dict(sliding_window=5)),
     # The texts are as long as the original context, and longer.
@@ -563,10 +553,9 @@ def random_weights(model, generator):
                 spread *= 3
             if n.endswith("linear_attn.conv1d.weight"):  # so that no query or key is near zero, where its norm amplifies roundings
                 spread *= 3
-            value = p + spread if p.dim() < 2 else spread
-            if "gemma4" in model.config.model_type and n.endswith("q_norm.weight"):  # so that scores, which have no factor, are not large
-                value = 0.3 * value
-            p.copy_(value.to(torch.bfloat16))
+            # Scores of Gemma 4 have no factor.
+            share = 0.3 if "gemma4" in model.config.model_type and n.endswith("q_norm.weight") else 1.0
+            p.copy_((share * (p + spread if p.dim() < 2 else spread)).to(torch.bfloat16))
         for n, b in model.named_buffers():
             if n.endswith(("e_score_correction_bias", "layer_scalar")):
                 b.copy_((b + 0.3 * torch.randn(b.shape, generator=generator)).to(torch.bfloat16))
