@@ -21,9 +21,10 @@ fn both_passes(t: &[Tensor], how: GatedNorm) -> Result<Vec<Tensor>> {
     Ok(vec![y, dx, dz, dweight])
 }
 
-/// Returns the tolerance for results in `dtype`. Sums in another order move a rounding by one step. The gradient of the weight sums many heads.
+/// Returns the tolerance for results in `dtype`. Sums in another order move a rounding by one step. The gradient of the weight sums many heads. In wide
+/// groups, an H200 differs by 76 steps of F32.
 fn tolerance(dtype: DType) -> Tolerance {
-    Tolerance::Steps(dtype, if dtype == DType::F32 { 64.0 } else { 1.0 })
+    Tolerance::Steps(dtype, if dtype == DType::F32 { 128.0 } else { 1.0 })
 }
 
 #[test]
