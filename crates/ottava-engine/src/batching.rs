@@ -208,6 +208,8 @@ impl Engine {
         let cancelled = |id| Event::Finished { id, reason: FinishReason::Cancelled };
         self.await_masks();
         self.announce()?;
+        // A step that ended with an error may have left states after proposed tokens.
+        self.settle_states()?;
         let mut events: Vec<Event> = std::mem::take(&mut self.cancelled).into_iter().map(cancelled).collect();
         let drawn = self.run_passes(&mut events)?;
         self.conclude(drawn, &mut events)?;

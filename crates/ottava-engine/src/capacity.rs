@@ -110,6 +110,7 @@ struct States {
 impl States {
     /// Returns how many of `requests` are computed at once, at most `most`, and the states beside them. A request has states of `own` bytes, and of
     /// `of_draft` bytes in a draft model. States take at most half of the memory, and at most as many states are saved as requests are computed at once.
+    /// If two requests fit, there is room for a saved state.
     ///
     /// Errors with [`Error::Memory`] if the states of a single request do not fit.
     fn within(memory: usize, [own, of_draft]: [usize; 2], requests: usize, most: usize) -> Result<States> {
@@ -125,7 +126,8 @@ impl States {
                 memory >> 20
             )));
         }
-        let max_batch = most.min(requests.max(1)).min(fitting);
+        let beside_saved = half.saturating_sub(own) / each;
+        let max_batch = most.min(requests.max(1)).min(beside_saved.max(1));
         let saved = (half - max_batch * each).checked_div(own).unwrap_or(0).min(max_batch);
         Ok(States { max_batch, saved, bytes: max_batch * each + saved * own })
     }
@@ -150,7 +152,7 @@ mod tests {
             (max_batch, saved, bytes)
         };
         assert_eq!(of([0, 0], 3), (32, 0, 0));
-        assert_eq!((of([100, 0], 2), of([100, 0], 3), of([100, 0], 50)), ((2, 2, 400), (3, 2, 500), (5, 0, 500)));
+        assert_eq!((of([100, 0], 2), of([100, 0], 3), of([100, 0], 50)), ((2, 2, 400), (3, 2, 500), (4, 1, 500)));
         assert_eq!((of([100, 20], 3), of([0, 100], 3)), ((3, 1, 460), (3, 0, 300)));
         assert!(States::within(1000, [501, 0], 50, 32).unwrap_err().to_string().contains("recurrent states"));
     }

@@ -90,10 +90,13 @@ impl StateMarks {
         if let Some(&Stop { only_free, .. }) = self.stops.iter().find(|stop| stop.tokens == computed) {
             return saved.save(key, only_free);
         }
-        if let Some(earlier) = self.latest.replace(key).filter(|earlier| *earlier != key) {
+        if let Some(earlier) = self.latest.take_if(|earlier| *earlier != key) {
             saved.forget(&earlier);
         }
-        saved.save(key, false)
+        let place = saved.save(key, false);
+        // A state that another request has saved is not replaced later.
+        self.latest = self.latest.or(place.map(|_| key));
+        place
     }
 
     /// Forgets everything but the key of the last saved state, when a request returns its memory.

@@ -146,6 +146,14 @@ fn heads(file: &ConfigFile, plain: HeadsSpec, window: &Window, layers: usize) ->
     let has_one_projection: bool = file.required("attention_k_eq_v")?;
     let (head_dim, kv_heads): (_, Option<_>) =
         (size(file, "global_head_dim")?, file.nullable("num_global_key_value_heads")?);
+    for (key, value) in listed.iter().flatten() {
+        let is_layer = KINDS.contains(&key.as_str()) || key.parse().is_ok_and(|index: usize| index < layers);
+        if !is_layer || !value.is_object() {
+            return Err(file.error(&format!(
+                "`{BY_LAYER}` has `{key}`: {value}; its keys are numbers of layers below {layers} or kinds of layers, and its values are objects"
+            )));
+        }
+    }
     let of_layer = |index: usize| {
         let (is_local, mut heads) = (window.layers.contains(index), HeadsSpec { window: window.at(index), ..plain });
         if has_one_projection && !is_local {

@@ -350,6 +350,9 @@ fn sizes_of_single_layers_equal_the_keys_of_older_folders() {
     assert_eq!(carried.count(), 4, "{:?}", sizes.folder.carried);
     for (key, value, expected) in [
         ("per_layer_config", json!({"0": {"intermediate_size": 7}}), "gives layer 0 `intermediate_size` 7"),
+        ("per_layer_config", json!({"1": 512}), "`per_layer_config` has `1`: 512"),
+        ("per_layer_config", json!({"99": {}}), "`per_layer_config` has `99`"),
+        ("per_layer_config", json!({"ful_attention": {}}), "`per_layer_config` has `ful_attention`"),
         ("num_kv_shared_layers", json!(4), "no layer before layer 0 is of the kind `full_attention` of layer 0"),
         ("vocab_size_per_layer_input", json!(95), "fewer than the 96 tokens of `vocab_size`"),
         ("use_bidirectional_attention", json!("all"), "attention to later tokens is not implemented"),

@@ -12,7 +12,7 @@ pub(super) fn rows(table: &mut Table, t: usize, c: usize) -> Result<()> {
     state_spaces(table, t, c)
 }
 
-/// Times the gates of attention and of gated delta nets, with heads of size 128.
+/// Times the gates of attention and of gated delta nets, with heads of size 128, and the norm of Mamba-2 with groups of all channels.
 fn gates(table: &mut Table, t: usize, c: usize) -> Result<()> {
     let (device, tc, heads) = (table.device(), t * c, c.div_ceil(128));
     let (x, z) = (table.random(&[t, c], DType::BF16)?, table.random(&[t, c], DType::BF16)?);

@@ -231,7 +231,7 @@ __device__ __forceinline__ SegmentChunks chunks_of(int2 segment, const int2* chu
     return {segment.x, segment.y, chunks[segment.x].x, chunks[segment.x + segment.y - 1].y};
 }
 
-// The barriers of a ring of stages: one warp copies chunk after chunk, and each of the four other warps releases each stage once.
+// The barriers of a ring of stages: some threads copy chunk after chunk, and each of the four warps that compute releases each stage once.
 struct Ring {
     u64 full[STAGES], empty[STAGES];
     // Called by all threads of the block. A stage is full after `arrivals` arrivals.

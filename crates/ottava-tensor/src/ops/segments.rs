@@ -96,7 +96,9 @@ impl<'a> Segments<'a> {
             Segments::Even(_) => Ok(()),
             Segments::At(at) => {
                 let what = &format!("{what}: offsets of segments");
-                at.dims::<1>(what)?;
+                if at.dims::<1>(what)? == [0] {
+                    return Err(Error::Value(format!("{what}: there are none; N segments have N + 1 offsets")));
+                }
                 at.expect_dtype(what, &[DType::I32])?;
                 at.expect_device(what, x.device())
             }

@@ -161,11 +161,11 @@ impl Router {
             _ => dweights.clone(),
         };
         let mut dlogits = route_backward(&logits, &routes, &dweights, self.routing, losses)?;
-        if let Some(scales) = &self.scales {
-            dlogits = scales.scale_logits(&dlogits)?;
-        }
         if let Some(bias) = self.logit_bias.as_mut().filter(|bias| bias.is_trained()) {
             bias_gradient(&dlogits, bias.gradient.sum_mut()?)?;
+        }
+        if let Some(scales) = &self.scales {
+            dlogits = scales.scale_logits(&dlogits)?;
         }
         let weight = self.weight.read(context.loan)?;
         let dlogits = cast(&dlogits, weight.dtype())?;

@@ -102,9 +102,10 @@ fn check(what: &str, qkv: &Tensor, gates: &DeltaGates, spec: &DeltaSpec, segment
 /// `S ← exp(g) · S`; `d = beta · (v − Sᵀk)`; `S ← S + k · dᵀ`; `o = Sᵀq`.
 ///
 /// The state before a segment is zero, or the state of the segment's sequence in `states`, `[slots, H, D_k, D_v]` in F32 (F64 for F64), which is
-/// replaced by the state after the segment. Rows of padding are zero. Sums over `D_k` are added in the order of the elements, in the type of the
+/// replaced by the state after the segment. Rows of padding are zero. On the CPU, sums over `D_k` are added in the order of the elements, in the type of the
 /// states, each product rounded before it is added; `o` is rounded once. So a row has the same bits in every division of its sequence into segments
-/// with states, and beside any other segments.
+/// with states, and beside any other segments. A GPU adds in another order, and chunks on tensor cores round states and other operands of products to
+/// the type of `qkv`.
 ///
 /// Errors with [`Error::Shape`] or [`Error::Value`] if gates, segments and states do not fit `qkv`.
 pub fn gated_delta_rule(

@@ -39,7 +39,7 @@ fn check(what: &str, x: &Tensor, z: &Tensor, weight: &Tensor, how: &GatedNorm) -
         tensor.expect_dtype(what, &[x.dtype()])?;
         tensor.expect_device(what, x.device())?;
     }
-    if how.size == 0 || !width.is_multiple_of(how.size) {
+    if how.size == 0 || width == 0 || !width.is_multiple_of(how.size) {
         return Err(Error::Value(format!(
             "{what}: rows of {width} elements do not divide into groups of {}",
             how.size

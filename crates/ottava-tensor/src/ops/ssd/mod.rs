@@ -123,9 +123,10 @@ fn check(what: &str, input: &SsdInput, spec: &SsdSpec, segments: &Segments) -> R
 /// `Δ = min(max(softplus(dt + dt_bias), least), most)`; `S ← exp(−Δ · exp(a_log)) · S + (Δ · x) · Bᵀ`; `y = S · C + d · x`.
 ///
 /// The state before a segment is zero, or the state of the segment's sequence in `states`, `[slots, H, P, N]` in F32 (F64 for F64), which is replaced
-/// by the state after the segment. Rows of padding are zero. Sums over `N` are added in the order of the elements, in the type of the states, each
+/// by the state after the segment. Rows of padding are zero. On the CPU, sums over `N` are added in the order of the elements, in the type of the states, each
 /// product rounded before it is added; `y` is rounded once. So a row has the same bits in every division of its sequence into segments with states,
-/// and beside any other segments.
+/// and beside any other segments. A GPU adds in another order, and chunks on tensor cores round states and other operands of products to the type of
+/// `xbc`.
 ///
 /// Errors with [`Error::Shape`] or [`Error::Value`] if parameters, segments and states do not fit `xbc`.
 pub fn ssd(input: SsdInput, spec: &SsdSpec, segments: Segments, states: Option<SegmentStates>) -> Result<Tensor> {

@@ -225,6 +225,7 @@ fn misfits_are_errors() {
     }
     assert!(run(&SsdSpec { heads: 2, ..SPEC }, Segments::Even(1)).contains("has shape"));
     assert!(run(&SPEC, Segments::Even(3)).contains("8 rows do not divide into 3 segments"));
+    assert!(run(&SPEC, Segments::At(&indices(&[]))).contains("there are none; N segments have N + 1 offsets"));
     let wrong = Inputs { d: normals("d", &[4], DType::BF16), ..inputs.clone() };
     assert!(ssd(wrong.of(), &SPEC, Segments::Even(1), None).is_err());
     let wide = SsdSpec { heads: 1, groups: 1, head_dim: 1, state_dim: 257, ..SPEC };

@@ -3,7 +3,11 @@
 // Returns ln(1 + exp(x)), without overflow.
 __device__ __forceinline__ float softplus(float x) { return fmaxf(x, 0.0f) + log1pf(expf(-fabsf(x))); }
 
-__device__ __forceinline__ float time_step(float raw, float least, float most) { return fminf(fmaxf(softplus(raw), least), most); }
+// NaN stays NaN, as on the CPU.
+__device__ __forceinline__ float time_step(float raw, float least, float most) {
+    const float step = softplus(raw);
+    return step < least ? least : step > most ? most : step;
+}
 // Returns the derivative of the time step by `raw`. It is 0 where a limit has replaced the time step.
 __device__ __forceinline__ float slope_of_step(float raw, float least, float most) {
     const float step = softplus(raw);
