@@ -1,6 +1,7 @@
 //! The sublayer of a block that reads the block's per-layer embedding ([`LayerEmbeddings`](super::LayerEmbeddings)).
 
 use super::cast::{OperandCast, SavedOperand};
+use super::columns::{columns, side_by_side};
 use super::sublayer::{BranchOperand, Sublayer, SublayerSaved};
 use super::{Linear, LinearConfig, Stream};
 use ottava_common::error::Result;
@@ -9,7 +10,7 @@ use ottava_recipe::operand::{ResidualGradient, View};
 use ottava_recipe::param::{Builder, FolderLayout, Param, Split};
 use ottava_recipe::shared_values::SharedKey;
 use ottava_tensor::Tensor;
-use ottava_tensor::ops::{Activation, ColumnRuns, activation, activation_backward, move_columns};
+use ottava_tensor::ops::{Activation, activation, activation_backward};
 
 /// The settings of the sublayer.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -69,16 +70,7 @@ impl GatedEmbedding {
     fn hidden(&self, x: &View, context: &mut Context) -> Result<Tensor> {
         let gate = self.gate.fprop(x, None, context)?;
         let embedding = context.shared().get(SharedKey::LayerEmbedding(self.block))?;
-        let mut hidden = Tensor::empty(gate.device(), &[gate.shape()[0], 2 * self.width], gate.dtype())?;
-        let [first, second] = self.halves();
-        move_columns(&gate, first, &mut hidden, first, 1, self.width)?;
-        move_columns(&embedding, first, &mut hidden, second, 1, self.width)?;
-        Ok(hidden)
-    }
-
-    /// Returns the columns of the gate and of the embedding.
-    fn halves(&self) -> [ColumnRuns; 2] {
-        [0, self.width].map(|first| ColumnRuns { first, step: 0 })
+        side_by_side([&gate, &embedding])
     }
 }
 
@@ -120,11 +112,8 @@ impl Sublayer for GatedEmbedding {
         let dactivated = self.projection.backward_recomputing(dy, operand, recompute, context)?;
         let dhidden = activation_backward(how, &dactivated, &hidden)?;
         drop(dactivated);
-        let [first, second] = self.halves();
-        let half = || Tensor::empty(dhidden.device(), &[dhidden.shape()[0], self.width], dhidden.dtype());
-        let (mut dgate, mut dembedding) = (half()?, half()?);
-        move_columns(&dhidden, first, &mut dgate, first, 1, self.width)?;
-        move_columns(&dhidden, second, &mut dembedding, first, 1, self.width)?;
+        let [dgate, dembedding] = [0, self.width].map(|first| columns(&dhidden, first, self.width));
+        let (dgate, dembedding) = (dgate?, dembedding?);
         drop(dhidden);
         context.shared().add_gradient(SharedKey::LayerEmbedding(self.block), dembedding)?;
         let dgate = self.gate.cast_gradient(dgate.into(), context)?;

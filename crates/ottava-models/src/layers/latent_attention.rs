@@ -10,6 +10,7 @@ mod heads;
 pub use heads::LatentSizes;
 
 use super::cast::{CastInput, OperandCast, SavedOperand};
+use super::columns::{columns, side_by_side};
 use super::exchange::{all_tokens, expect_divisible, heads_for_tokens, sum_own_tokens, tokens_for_heads};
 use super::sublayer::{BranchOperand, Sublayer, SublayerSaved};
 use super::{Linear, LinearConfig, Norm, NormConfig, NormSaved, Rotary, Stream};
@@ -20,8 +21,8 @@ use ottava_recipe::operand::{ResidualGradient, View};
 use ottava_recipe::param::{Builder, FolderLayout, Param, Split};
 use ottava_tensor::Tensor;
 use ottava_tensor::ops::{
-    Angles, AttentionInput, AttentionSpec, ColumnRuns, RopeLayout, Rotation, append_kv, attention, attention_backward,
-    move_columns, paged_attention, rope,
+    Angles, AttentionInput, AttentionSpec, RopeLayout, Rotation, append_kv, attention, attention_backward,
+    paged_attention, rope,
 };
 
 /// The sizes and settings of latent attention.
@@ -100,13 +101,6 @@ impl Up {
         let dlatent = self.linear.backward_views(dy, operand, None, context)?;
         self.norm.backward(&dlatent, norm)
     }
-}
-
-/// Returns a copy of `width` columns of `x`, starting at column `first`.
-fn columns(x: &Tensor, first: usize, width: usize) -> Result<Tensor> {
-    let mut y = Tensor::empty(x.device(), &[x.shape()[0], width], x.dtype())?;
-    move_columns(x, ColumnRuns { first, step: 0 }, &mut y, ColumnRuns { first: 0, step: 0 }, 1, width)?;
-    Ok(y)
 }
 
 /// Returns the values `[T, H·D_v]` of this rank's tokens, from the output `o` of attention. `heads` are the heads of all ranks that divide sequences.
@@ -351,17 +345,8 @@ impl Sublayer for LatentAttention {
         if let (Some(up), Some(saved)) = (&mut self.query, query) {
             dqueries = up.backward(dqueries, saved, context)?;
         }
-        let parts = [dqueries, dlatent, dshared];
-        let widths = parts.each_ref().map(|part| part.shape()[1]);
-        let mut dprojected =
-            Tensor::empty(parts[0].device(), &[parts[0].shape()[0], widths.iter().sum()], parts[0].dtype())?;
-        let mut first = 0;
-        for (part, width) in parts.iter().zip(widths) {
-            let (from, to) = (ColumnRuns { first: 0, step: 0 }, ColumnRuns { first, step: 0 });
-            move_columns(part, from, &mut dprojected, to, 1, width)?;
-            first += width;
-        }
-        drop(parts);
+        let dprojected = side_by_side([&dqueries, &dlatent, &dshared])?;
+        drop((dqueries, dlatent, dshared));
         let dprojected = self.down.cast_gradient(dprojected.into(), context)?;
         self.down.backward_views(dprojected, x, other.as_ref(), context)
     }

@@ -7,6 +7,7 @@
 //! groups than ranks, several ranks compute heads of the same group. Backward recomputes the convolution and the time steps, which cost no product.
 
 use super::cast::OperandCast;
+use super::columns::{columns, side_by_side};
 use super::exchange::{OwnRows, share_of};
 use super::recurrent::{Conv, ConvValues, Mixer, MixerHeads, Recurrent, head_vector, output_projection};
 use super::sublayer::Sublayer;
@@ -18,8 +19,8 @@ use ottava_recipe::param::{Builder, FolderLayout, FolderTensor, Init, Param, Spl
 use ottava_recipe::recurrent::RecurrentSpec;
 use ottava_tensor::Tensor;
 use ottava_tensor::ops::{
-    BoundaryStates, ColumnRuns, GateFunction, GateOrder, GatedNorm, SsdInput, SsdParameterGradients, SsdSpec,
-    causal_conv, gated_norm, gated_norm_backward, move_columns, output_gate, output_gate_backward, ssd, ssd_backward,
+    BoundaryStates, GateFunction, GateOrder, GatedNorm, SsdInput, SsdParameterGradients, SsdSpec, causal_conv,
+    gated_norm, gated_norm_backward, output_gate, output_gate_backward, ssd, ssd_backward,
 };
 
 /// The sizes and settings of a Mamba-2 layer.
@@ -162,24 +163,8 @@ impl Mamba {
     }
 
     fn take_apart(&self, projected: &Tensor) -> Result<Parts> {
-        let take = |(width, first): (usize, usize)| -> Result<Tensor> {
-            let mut part = Tensor::empty(projected.device(), &[projected.shape()[0], width], projected.dtype())?;
-            let [from, to] = [first, 0].map(|first| ColumnRuns { first, step: 0 });
-            move_columns(projected, from, &mut part, to, 1, width)?;
-            Ok(part)
-        };
-        let [z, xbc, dt] = self.columns();
-        Ok(Parts { z: take(z)?, xbc: take(xbc)?, dt: take(dt)? })
-    }
-
-    fn put_together(&self, Parts { z, xbc, dt }: &Parts) -> Result<Tensor> {
-        let width = self.columns().iter().map(|(width, _)| width).sum();
-        let mut projected = Tensor::empty(z.device(), &[z.shape()[0], width], z.dtype())?;
-        for (part, (width, first)) in [z, xbc, dt].into_iter().zip(self.columns()) {
-            let [from, to] = [0, first].map(|first| ColumnRuns { first, step: 0 });
-            move_columns(part, from, &mut projected, to, 1, width)?;
-        }
-        Ok(projected)
+        let [z, xbc, dt] = self.columns().map(|(width, first)| columns(projected, first, width));
+        Ok(Parts { z: z?, xbc: xbc?, dt: dt? })
     }
 }
 
@@ -298,7 +283,8 @@ impl Mixer for Mamba {
     fn project_backward(&mut self, d: Parts, x: &View, other: Option<Tensor>, context: &mut Context) -> Result<Tensor> {
         let (Parts { z, xbc, dt }, of) = (d, &self.exchange);
         let xbc = of.exchange_channels_backward(xbc, context)?;
-        let d = self.put_together(&Parts { z, xbc, dt: of.exchange_heads_backward(dt, context)? })?;
+        let d = side_by_side([&z, &xbc, &of.exchange_heads_backward(dt, context)?])?;
+        drop((z, xbc));
         let d = self.input.cast_gradient(d.into(), context)?;
         self.input.backward_views(d, x.clone(), other.as_ref(), context)
     }

@@ -39,6 +39,7 @@ mod block;
 mod block_scale;
 mod branch;
 mod cast;
+mod columns;
 mod delta_net;
 mod embedding;
 mod exchange;

@@ -1,6 +1,6 @@
 //! The norm of queries and keys.
 
-use super::norm_of_heads::NormOfHeads;
+use super::norm_of_heads::{NormOfHeads, Weight};
 use crate::layers::NormConfig;
 use crate::layers::norm::initial_weight;
 use ottava_common::error::{Error, Result};
@@ -9,8 +9,8 @@ use ottava_recipe::param::{Builder, FolderLayout, FolderTensor, Param, Split};
 use ottava_tensor::Tensor;
 use ottava_tensor::comm::Axis;
 use ottava_tensor::ops::{
-    HeadNormLayout, HeadNormWeights, NormKind, ProjectionNormLayout, ProjectionSums, cast, head_norm,
-    head_norm_backward, projection_dots, projection_norm, projection_norm_backward, projection_squares, real_type,
+    HeadNormLayout, HeadNormWeights, NormKind, ProjectionNormLayout, ProjectionSums, head_norm, head_norm_backward,
+    projection_dots, projection_norm, projection_norm_backward, projection_squares,
 };
 
 /// The elements over which a norm of queries and keys takes one mean square.
@@ -38,44 +38,9 @@ pub(super) struct Heads {
 /// The norm of queries and keys of an attention layer.
 pub(super) struct HeadNorm {
     name: String,
-    weights: Weights,
+    /// The weight of queries, and the weight of keys.
+    weights: [Weight; 2],
     layout: Layout,
-}
-
-/// The weights of the norm of an attention layer.
-enum Weights {
-    /// The weight of queries, `[D]` or `[H·D]`, and the weight of keys, `[D]` or `[H_kv·D]`.
-    Trained(Box<[Param; 2]>),
-    /// Ones `[D]`.
-    Ones(Tensor),
-}
-
-impl Weights {
-    /// Returns the weights of queries and of keys.
-    fn values(&self) -> Result<[Tensor; 2]> {
-        match self {
-            Weights::Trained(of_both) => {
-                let [q, k] = &**of_both;
-                Ok([q.weights.value()?, k.weights.value()?])
-            }
-            Weights::Ones(ones) => Ok([ones.clone(), ones.clone()]),
-        }
-    }
-
-    /// Returns the gradients of both weights. Gradients of weights that are not trained are zeros in `unread`.
-    fn gradients<'a>(&'a mut self, unread: &'a mut [Option<Tensor>; 2]) -> Result<[&'a mut Tensor; 2]> {
-        let [of_q, of_k] = unread;
-        match self {
-            Weights::Trained(of_both) => {
-                let [q, k] = &mut **of_both;
-                Ok([q.grad_or_unread(of_q)?, k.grad_or_unread(of_k)?])
-            }
-            Weights::Ones(ones) => {
-                let zeros = || Tensor::zeros(ones.device(), ones.shape(), real_type(ones.dtype()));
-                Ok([of_q.insert(zeros()?), of_k.insert(zeros()?)])
-            }
-        }
-    }
 }
 
 /// The layout of queries and keys for the norm's ops.
@@ -98,8 +63,7 @@ impl HeadNorm {
     ) -> Result<HeadNorm> {
         let (Heads { heads, kv_heads, head_dim, kv_replicas }, NormConfig { kind, eps, .. }) = (of, norm);
         if scope == NormScope::HeadUnweighted {
-            let ones = Tensor::from_slice(build.device, &[head_dim], &vec![1f32; head_dim])?;
-            let weights = Weights::Ones(cast(&ones, build.recipe.compute)?);
+            let weights = [Weight::ones(build, head_dim)?, Weight::ones(build, head_dim)?];
             let layout = Layout::Heads(HeadNormLayout { heads, kv_heads, head_dim, kind: NormKind::Rms }, eps);
             return Ok(HeadNorm { name: name.to_string(), weights, layout });
         }
@@ -137,8 +101,15 @@ impl HeadNorm {
             Layout::Heads(layout, _) => layout.weights(),
             Layout::Projections(layout) => [layout.queries, layout.keys],
         };
-        let weights = Weights::Trained(Box::new([weight(q, of_q, 1)?, weight(k, of_k, kv_replicas)?]));
+        let weights =
+            [weight(q, of_q, 1)?, weight(k, of_k, kv_replicas)?].map(|param| Weight::Trained(Box::new(param)));
         Ok(HeadNorm { name: name.to_string(), weights, layout })
+    }
+
+    /// Returns the weights of queries and of keys.
+    fn values(&self) -> Result<[Tensor; 2]> {
+        let [q, k] = &self.weights;
+        Ok([q.value()?, k.value()?])
     }
 
     /// Returns the sums of squares over all ranks.
@@ -149,7 +120,7 @@ impl HeadNorm {
 
 impl NormOfHeads for HeadNorm {
     fn forward(&self, qkv: &Tensor, ranks: &dyn LayerRanks) -> Result<Tensor> {
-        let [q, k] = &self.weights.values()?;
+        let [q, k] = &self.values()?;
         let weights = HeadNormWeights { q, k };
         match self.layout {
             Layout::Heads(layout, eps) => Ok(head_norm(qkv, weights, layout, eps)?),
@@ -160,32 +131,30 @@ impl NormOfHeads for HeadNorm {
     }
 
     fn backward(&mut self, dy: &Tensor, qkv: &Tensor, ranks: &dyn LayerRanks) -> Result<Tensor> {
-        let [q, k] = &self.weights.values()?;
-        let (weights, unread) = (HeadNormWeights { q, k }, &mut [None, None]);
+        let [q, k] = &self.values()?;
+        let (weights, [mut of_q, mut of_k]) = (HeadNormWeights { q, k }, [None, None]);
         match self.layout {
             Layout::Heads(layout, eps) => {
-                let [dq, dk] = self.weights.gradients(unread)?;
+                let [q, k] = &mut self.weights;
+                let (dq, dk) = (q.gradient(&mut of_q)?, k.gradient(&mut of_k)?);
                 Ok(head_norm_backward(dy, qkv, weights, layout, eps, dq, dk)?)
             }
             Layout::Projections(layout) => {
                 let squares = &self.squares(qkv, layout, ranks)?;
                 let dots = projection_dots(dy, qkv, weights, layout, squares)?;
                 let dots = &ranks.sum(Axis::Tensor, &self.name, dots)?;
-                let [dq, dk] = self.weights.gradients(unread)?;
+                let [q, k] = &mut self.weights;
+                let (dq, dk) = (q.gradient(&mut of_q)?, k.gradient(&mut of_k)?);
                 Ok(projection_norm_backward(dy, qkv, weights, layout, ProjectionSums { squares, dots }, dq, dk)?)
             }
         }
     }
 
     fn parameters<'a>(&'a self, visit: &mut dyn FnMut(&'a Param)) {
-        if let Weights::Trained(of_both) = &self.weights {
-            of_both.iter().for_each(visit);
-        }
+        self.weights.iter().filter_map(Weight::param).for_each(visit);
     }
 
     fn parameters_mut<'a>(&'a mut self, visit: &mut dyn FnMut(&'a mut Param)) {
-        if let Weights::Trained(of_both) = &mut self.weights {
-            of_both.iter_mut().for_each(visit);
-        }
+        self.weights.iter_mut().filter_map(Weight::param_mut).for_each(visit);
     }
 }

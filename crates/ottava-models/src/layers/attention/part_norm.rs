@@ -1,15 +1,14 @@
 //! The norm of query, key and value heads. Values have no weight. Each part of a row is normalised by `rmsnorm`, so heads may have any size.
 
 use super::head_norm::Heads;
-use super::norm_of_heads::NormOfHeads;
+use super::norm_of_heads::{NormOfHeads, Weight};
 use crate::layers::NormConfig;
+use crate::layers::columns::{columns, copy_columns};
 use ottava_common::error::Result;
 use ottava_recipe::layer_ranks::LayerRanks;
 use ottava_recipe::param::{Builder, FolderTensor, Init, Param, Split};
 use ottava_tensor::Tensor;
-use ottava_tensor::ops::{
-    ColumnRuns, NormBackward, NormWeights, cast, move_columns, norm_backward, real_type, rmsnorm,
-};
+use ottava_tensor::ops::{NormBackward, NormWeights, norm_backward, rmsnorm};
 
 /// The norms of the heads of a projection.
 pub(super) struct PartNorm {
@@ -24,13 +23,6 @@ struct Part {
     weight: Weight,
 }
 
-enum Weight {
-    /// `[D]`
-    Trained(Box<Param>),
-    /// Ones `[D]`.
-    Ones(Tensor),
-}
-
 impl PartNorm {
     /// Creates the norms of queries and, if the layer has keys and values of its own, of keys and values.
     pub fn new(build: &mut Builder, name: &str, names: [&str; 2], of: Heads, norm: NormConfig) -> Result<PartNorm> {
@@ -43,8 +35,7 @@ impl PartNorm {
         let mut parts = vec![trained(names[0], heads)?];
         if kv_heads > 0 {
             parts.push(trained(names[1], kv_heads)?);
-            let ones = Tensor::from_slice(build.device, &[head_dim], &vec![1f32; head_dim])?;
-            parts.push(Part { heads: kv_heads, weight: Weight::Ones(cast(&ones, build.recipe.compute)?) });
+            parts.push(Part { heads: kv_heads, weight: Weight::ones(build, head_dim)? });
         }
         Ok(PartNorm { parts, head_dim, eps: norm.eps })
     }
@@ -62,24 +53,11 @@ impl PartNorm {
 
     /// Copies the heads of a part, `[T · heads, D]`.
     fn heads_of(&self, x: &Tensor, [first, width]: [usize; 2]) -> Result<Tensor> {
-        let rows = x.shape()[0];
-        let mut part = Tensor::empty(x.device(), &[rows, width], x.dtype())?;
-        move_columns(x, ColumnRuns { first, step: 0 }, &mut part, ColumnRuns { first: 0, step: 0 }, 1, width)?;
-        Ok(part.reshape(&[rows * width / self.head_dim, self.head_dim])?)
+        Ok(columns(x, first, width)?.reshape(&[x.shape()[0] * width / self.head_dim, self.head_dim])?)
     }
 
     fn put_heads(heads: &Tensor, y: &mut Tensor, [first, width]: [usize; 2]) -> Result<()> {
-        let heads = heads.reshape(&[y.shape()[0], width])?;
-        Ok(move_columns(&heads, ColumnRuns { first: 0, step: 0 }, y, ColumnRuns { first, step: 0 }, 1, width)?)
-    }
-}
-
-impl Weight {
-    fn value(&self) -> Result<Tensor> {
-        match self {
-            Weight::Trained(param) => Ok(param.weights.value()?),
-            Weight::Ones(ones) => Ok(ones.clone()),
-        }
+        copy_columns(&heads.reshape(&[y.shape()[0], width])?, 0, y, first, width)
     }
 }
 
@@ -101,12 +79,7 @@ impl NormOfHeads for PartNorm {
             // The statistics are small to compute and large to save.
             let (_, statistics) = rmsnorm(&x, &weight, self.eps)?;
             let (weights, mut unread) = (NormWeights::rms(&weight), None);
-            let gradient = match &mut self.parts[at].weight {
-                Weight::Trained(param) => param.grad_or_unread(&mut unread)?,
-                Weight::Ones(ones) => {
-                    unread.insert(Tensor::zeros(ones.device(), ones.shape(), real_type(ones.dtype()))?)
-                }
-            };
+            let gradient = self.parts[at].weight.gradient(&mut unread)?;
             let dx = norm_backward(&dy, &x, weights, &statistics, gradient, NormBackward::default())?;
             PartNorm::put_heads(&dx, &mut dqkv, columns)?;
         }
@@ -114,18 +87,10 @@ impl NormOfHeads for PartNorm {
     }
 
     fn parameters<'a>(&'a self, visit: &mut dyn FnMut(&'a Param)) {
-        for part in &self.parts {
-            if let Weight::Trained(param) = &part.weight {
-                visit(param);
-            }
-        }
+        self.parts.iter().filter_map(|part| part.weight.param()).for_each(visit);
     }
 
     fn parameters_mut<'a>(&'a mut self, visit: &mut dyn FnMut(&'a mut Param)) {
-        for part in &mut self.parts {
-            if let Weight::Trained(param) = &mut part.weight {
-                visit(param);
-            }
-        }
+        self.parts.iter_mut().filter_map(|part| part.weight.param_mut()).for_each(visit);
     }
 }

@@ -2,23 +2,12 @@
 
 use super::Attention;
 use super::source::KeysAndValues;
+use crate::layers::columns::{columns, copy_columns};
 use ottava_common::error::Result;
 use ottava_recipe::context::{Context, Sequences};
 use ottava_recipe::shared_values::SharedKey;
 use ottava_tensor::Tensor;
-use ottava_tensor::ops::{AttentionInput, AttentionSpec, ColumnRuns, HeadView, add, move_columns, sum_columns};
-
-/// Returns the columns from `first` on.
-fn from(first: usize) -> ColumnRuns {
-    ColumnRuns { first, step: 0 }
-}
-
-/// Copies `width` columns of `x` from `first` on.
-fn columns(x: &Tensor, first: usize, width: usize) -> Result<Tensor> {
-    let mut part = Tensor::empty(x.device(), &[x.shape()[0], width], x.dtype())?;
-    move_columns(x, from(first), &mut part, from(0), 1, width)?;
-    Ok(part)
-}
+use ottava_tensor::ops::{AttentionInput, AttentionSpec, ColumnRuns, HeadView, add, sum_columns};
 
 impl Attention {
     /// Returns queries, keys and values of a projection whose keys are also the values. Returns other projections unchanged.
@@ -29,8 +18,8 @@ impl Attention {
         let [queries, kv] = self.widths();
         let width = queries + 2 * kv;
         let mut qkv = Tensor::empty(projected.device(), &[projected.shape()[0], width], projected.dtype())?;
-        move_columns(&projected, from(0), &mut qkv, from(0), 1, queries + kv)?;
-        move_columns(&projected, from(queries), &mut qkv, from(queries + kv), 1, kv)?;
+        copy_columns(&projected, 0, &mut qkv, 0, queries + kv)?;
+        copy_columns(&projected, queries, &mut qkv, queries + kv, kv)?;
         Ok(qkv)
     }
 
@@ -42,8 +31,8 @@ impl Attention {
         let [queries, kv] = self.widths();
         let dkeys = sum_columns(&dqkv, ColumnRuns { first: queries, step: kv }, 2, kv)?;
         let mut projected = Tensor::empty(dqkv.device(), &[dqkv.shape()[0], queries + kv], dqkv.dtype())?;
-        move_columns(&dqkv, from(0), &mut projected, from(0), 1, queries)?;
-        move_columns(&dkeys, from(0), &mut projected, from(queries), 1, kv)?;
+        copy_columns(&dqkv, 0, &mut projected, 0, queries)?;
+        copy_columns(&dkeys, 0, &mut projected, queries, kv)?;
         Ok(projected)
     }
 
@@ -95,7 +84,7 @@ impl Attention {
         let Some(read) = read else { return Ok(dqkv) };
         let (queries, kv) = (spec.query_width(), spec.key_width() + spec.value_width());
         let sum = add(&columns(&dqkv, queries, kv)?, &read)?;
-        move_columns(&sum, from(0), &mut dqkv, from(queries), 1, kv)?;
+        copy_columns(&sum, 0, &mut dqkv, queries, kv)?;
         Ok(dqkv)
     }
 
@@ -120,7 +109,7 @@ impl Attention {
     pub(super) fn beside_cache(&self, queries: Tensor) -> Result<Tensor> {
         let (width, own) = (self.spec.qkv_width(), self.spec.query_width());
         let mut qkv = Tensor::zeros(queries.device(), &[queries.shape()[0], width], queries.dtype())?;
-        move_columns(&queries, from(0), &mut qkv, from(0), 1, own)?;
+        copy_columns(&queries, 0, &mut qkv, 0, own)?;
         Ok(qkv)
     }
 }

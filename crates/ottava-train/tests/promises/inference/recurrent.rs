@@ -54,27 +54,31 @@ fn model(sizes: &DecoderConfig, name: RecipeName) -> Decoder {
     decoder(sizes, &recipe(name, Fp8Format::Auto), &Device::Cpu, 0.3)
 }
 
-#[test]
-fn prefill_chunks_and_decoding_have_the_logits_of_training() {
+/// Checks that prompts in one pass and in pieces, and decoding, have the logits of training. An error calls the model `what`.
+pub fn expect_logits_of_training(mut decoder: Decoder, what: &str) {
     const TOKENS: usize = 50;
     let ids = integers("tokens", TOKENS, 96);
     let text: Vec<u32> = ids.to_vec::<i32>().unwrap().into_iter().map(|id| id as u32).collect();
-    for ((family, sizes), name) in models().into_iter().flat_map(|of| RECIPES.map(|name| (of.clone(), name))) {
-        let (mut decoder, what) = (model(&sizes, name), format!("{family}, {}", name.as_str()));
-        let rows: Vec<i32> = (0..TOKENS as i32).collect();
-        let sequences = sequences(&Device::Cpu, 1, TOKENS);
-        let hidden = decoder.forward(0, &ids, &sequences, StepPrecision::Recipe, &mut Resident).unwrap().0;
-        let trained = decoder.logits(&hidden, &Tensor::from_slice(&Device::Cpu, &[TOKENS], &rows).unwrap()).unwrap();
-        assert_close(&format!("{what}: prefill"), &trained, &logits(&decoder, &ids), Tolerance::Exact);
-        for piece in [1, 7] {
-            let mut cache = kv_cache(&decoder, TOKENS);
-            for start in (0..TOKENS).step_by(piece) {
-                let end = TOKENS.min(start + piece);
-                let found = next_logits(&decoder, &mut cache, &text[..end], end - start);
-                let expected = trained.rows(start, end).unwrap();
-                assert_close(&format!("{what}: tokens from {start}"), &expected, &found, Tolerance::Exact);
-            }
+    let rows: Vec<i32> = (0..TOKENS as i32).collect();
+    let sequences = sequences(&Device::Cpu, 1, TOKENS);
+    let hidden = decoder.forward(0, &ids, &sequences, StepPrecision::Recipe, &mut Resident).unwrap().0;
+    let trained = decoder.logits(&hidden, &Tensor::from_slice(&Device::Cpu, &[TOKENS], &rows).unwrap()).unwrap();
+    assert_close(&format!("{what}: prefill"), &trained, &logits(&decoder, &ids), Tolerance::Exact);
+    for piece in [1, 7] {
+        let mut cache = kv_cache(&decoder, TOKENS);
+        for start in (0..TOKENS).step_by(piece) {
+            let end = TOKENS.min(start + piece);
+            let found = next_logits(&decoder, &mut cache, &text[..end], end - start);
+            let expected = trained.rows(start, end).unwrap();
+            assert_close(&format!("{what}: tokens from {start}"), &expected, &found, Tolerance::Exact);
         }
+    }
+}
+
+#[test]
+fn prefill_chunks_and_decoding_have_the_logits_of_training() {
+    for ((family, sizes), name) in models().into_iter().flat_map(|of| RECIPES.map(|name| (of.clone(), name))) {
+        expect_logits_of_training(model(&sizes, name), &format!("{family}, {}", name.as_str()));
     }
 }
 

@@ -1,14 +1,12 @@
 //! Models whose layers have heads of two sizes, or read the keys and values of earlier layers: the cache gives the bits of training.
 
 use crate::inference::engine::{Got, ROOMY, requests, run};
-use crate::setup::{config, decoder, kv_cache, logits, next_logits, recipe, sequences};
+use crate::inference::recurrent::expect_logits_of_training;
+use crate::setup::{config, decoder, recipe};
 use ottava_engine::{Engine, EngineOptions, Request};
 use ottava_models::{Decoder, DecoderConfig};
-use ottava_recipe::mode::StepPrecision;
-use ottava_recipe::param::Resident;
 use ottava_recipe::{Fp8Format, RecipeName};
-use ottava_tensor::testing::{Tolerance, assert_close, integers};
-use ottava_tensor::{DType, Device, Tensor};
+use ottava_tensor::{DType, Device};
 use serde_json::{Value, json};
 
 /// Returns a model with experts whose values are the projected keys, and a model with per-layer embeddings whose last layers read the keys and values
@@ -40,26 +38,9 @@ fn model(sizes: &DecoderConfig, name: RecipeName) -> Decoder {
 
 #[test]
 fn prefill_chunks_and_decoding_have_the_logits_of_training() {
-    const TOKENS: usize = 50;
-    let ids = integers("tokens", TOKENS, 96);
-    let text: Vec<u32> = ids.to_vec::<i32>().unwrap().into_iter().map(|id| id as u32).collect();
     let recipes = [RecipeName::Fp32, RecipeName::Bf16, RecipeName::Fp8Row];
     for ((family, sizes), name) in models().into_iter().flat_map(|of| recipes.map(|name| (of.clone(), name))) {
-        let (mut decoder, what) = (model(&sizes, name), format!("{family}, {}", name.as_str()));
-        let rows: Vec<i32> = (0..TOKENS as i32).collect();
-        let sequences = sequences(&Device::Cpu, 1, TOKENS);
-        let hidden = decoder.forward(0, &ids, &sequences, StepPrecision::Recipe, &mut Resident).unwrap().0;
-        let trained = decoder.logits(&hidden, &Tensor::from_slice(&Device::Cpu, &[TOKENS], &rows).unwrap()).unwrap();
-        assert_close(&format!("{what}: prefill"), &trained, &logits(&decoder, &ids), Tolerance::Exact);
-        for piece in [1, 7] {
-            let mut cache = kv_cache(&decoder, TOKENS);
-            for start in (0..TOKENS).step_by(piece) {
-                let end = TOKENS.min(start + piece);
-                let found = next_logits(&decoder, &mut cache, &text[..end], end - start);
-                let expected = trained.rows(start, end).unwrap();
-                assert_close(&format!("{what}: tokens from {start}"), &expected, &found, Tolerance::Exact);
-            }
-        }
+        expect_logits_of_training(model(&sizes, name), &format!("{family}, {}", name.as_str()));
     }
 }
 
