@@ -11,11 +11,11 @@ from kernel_check import Long, compare, compiled, empty, launch, time
 C, P = 64, 64  # the tokens of a chunk, and the size of a head
 LIMITS = (0.0, 3.0)
 PANEL, STEPS, SCAN_STAGES = C * 128, 2 * C * 4, 4
-HEADERS = ["hopper.cuh", "chunk_panels.cuh", "ssd/time_step.cuh"]
+HEADERS = ["hopper.cuh", "chunk_panels.cuh", "softplus.cuh", "ssd/time_step.cuh"]
 module = lambda name, **defines: compiled(f"ssd/{name}.cu", HEADERS, CHUNK=C, STAGES=SCAN_STAGES, **defines)
 TABLE = compiled("gated_delta_rule/chunk_table.cu", ["segments.cuh"], CHUNK=C)
 FORWARD = {panels: module("ssd_chunks", PANELS=panels) for panels in (2, 4)}
-BACKWARD = {panels: module("ssd_chunks_backward", PANELS=panels) for panels in (2, 4)}
+BACKWARD = {panels: module("ssd_chunks_backward", PANELS=panels, HEAD_STAGES=4 // panels) for panels in (2, 4)}
 SCAN = SCAN_STAGES * (2 * PANEL + STEPS) + 2 * PANEL
 GRADIENTS = {2: 17 * PANEL + 2 * STEPS, 4: 19 * PANEL + STEPS}
 

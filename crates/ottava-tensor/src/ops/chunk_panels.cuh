@@ -199,6 +199,14 @@ __device__ __forceinline__ void column_sums(float* to, const float (&a)[32], con
             if (threadIdx.x % 32 < 4) to[column(j) + e] = sum;
         }
 }
+// Returns the sum of `x` over the lanes up to this one.
+__device__ __forceinline__ float through_lane(float x) {
+    for (int offset = 1; offset < 32; offset *= 2) {
+        const float other = __shfl_up_sync(0xFFFFFFFF, x, offset);
+        if (threadIdx.x % 32 >= offset) x = other + x;
+    }
+    return x;
+}
 // Returns the sum of `x` over the lanes after this one.
 __device__ __forceinline__ float after_lane(float x) {
     const int lane = threadIdx.x % 32;

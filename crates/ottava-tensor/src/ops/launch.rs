@@ -56,6 +56,13 @@ pub(crate) fn storage(dtype: DType) -> Result<Defines> {
     })
 }
 
+/// Returns the variant of a kernel for a storage type and the value of its second define. `variants` lists all pairs.
+pub(crate) fn variant(variants: &[Defines], dtype: DType, value: &str) -> Result<Defines> {
+    let storage = storage(dtype)?[0];
+    let is_wanted = |variant: &&Defines| variant[0] == storage && variant[1].1 == value;
+    Ok(variants.iter().find(is_wanted).expect("all are listed"))
+}
+
 /// The variants of kernels, one for each storage type.
 pub(crate) const STORAGE: &[Defines] = &[&[("X", "f32")], &[("X", "f16")], &[("X", "bf16")]];
 

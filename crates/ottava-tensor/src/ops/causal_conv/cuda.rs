@@ -38,9 +38,7 @@ const THREADS: u32 = BLOCK;
 const BACKWARD_THREADS: u32 = 128;
 
 fn variant(x: &Tensor, taps: usize, entry: Entry) -> Result<Kernel> {
-    let (storage, taps) = (launch::storage(x.dtype())?[0], taps.to_string());
-    let is_wanted = |defines: &&Defines| defines[0] == storage && defines[1].1 == taps;
-    Ok(SOURCE.kernel(VARIANTS.iter().find(is_wanted).expect("all are listed"), entry))
+    Ok(SOURCE.kernel(launch::variant(VARIANTS, x.dtype(), &taps.to_string())?, entry))
 }
 
 /// The division of rows and channels among threads. A thread has eight channels.

@@ -6,7 +6,7 @@ use crate::ops::launch::{self, BLOCK};
 use crate::{DType, Result, Tensor};
 
 kernels! {
-    static SOURCE = { file: "delta_gates", constants: [CHUNK], variants: launch::STORAGE };
+    static SOURCE = { file: "delta_gates", headers: ["softplus.cuh"], constants: [CHUNK], variants: launch::STORAGE };
     kernel delta_gates(
         g: *mut f32, beta: *mut f32, b: *const X, a: *const X, a_log: *const f32, dt_bias: *const f32, n: u64, heads: i32
     );

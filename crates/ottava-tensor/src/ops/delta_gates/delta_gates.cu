@@ -1,5 +1,3 @@
-// Returns ln(1 + exp(x)), without overflow.
-__device__ __forceinline__ float softplus(float x) { return fmaxf(x, 0.0f) + log1pf(expf(-fabsf(x))); }
 // The gates are stored in F32, so the sigmoid is exact in all types.
 __device__ __forceinline__ float sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
 

@@ -7,7 +7,7 @@ use crate::ops::launch::{self, BLOCK};
 use crate::{DType, Error, Result, Tensor};
 
 kernels! {
-    static SOURCE = { file: "gated_delta_rule", headers: ["segments.cuh"], constants: [TOKENS, COLUMNS, ROWS], variants: launch::STORAGE };
+    static SOURCE = { file: "gated_delta_rule", headers: ["segments.cuh", "recurrence.cuh"], constants: [TOKENS, COLUMNS, ROWS], variants: launch::STORAGE };
     kernel gated_delta_rule(
         o: *mut X, qkv: *const X, g: *const f32, beta: *const f32, at: *const i32, count: i32, rows: i32, states: *mut f32,
         slots: *const i32, past: *const i32, key_heads: i32, heads: i32, keys: i32, values: i32, eps: f32

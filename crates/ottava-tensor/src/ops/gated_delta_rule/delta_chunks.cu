@@ -141,11 +141,7 @@ __device__ __forceinline__ void invert(const Columns& of) {
 __device__ __forceinline__ void load_gates(float* b, float* to_beta, float* of_chunk, const float* g, const float* beta, int heads, int rows) {
     const int lane = threadIdx.x % 32, r = 2 * lane;
     const float first = r < rows ? g[(u64)r * heads] : 0.0f, second = r + 1 < rows ? g[(u64)(r + 1) * heads] : 0.0f;
-    float sum = first + second;
-    for (int offset = 1; offset < 32; offset *= 2) {
-        const float other = __shfl_up_sync(0xFFFFFFFF, sum, offset);
-        if (lane >= offset) sum = other + sum;
-    }
+    const float sum = through_lane(first + second);
     const float2 sums = make_float2(sum - second, sum);
     const float2 betas = make_float2(r < rows ? beta[(u64)r * heads] : 0.0f, r + 1 < rows ? beta[(u64)(r + 1) * heads] : 0.0f);
     *(float2*)(b + r) = sums;

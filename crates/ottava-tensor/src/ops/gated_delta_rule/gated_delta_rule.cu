@@ -165,31 +165,12 @@ extern "C" __global__ void __launch_bounds__(256) gated_delta_rule(X* o, const X
     if (state) place.write(state, s);
 }
 
-// Adds `v[j]` over the lanes of a warp; lane j keeps the sum of element j.
-__device__ __forceinline__ float sum_by_row(const float (&v)[ROWS]) {
-    float mine = 0.0f;
-#pragma unroll
-    for (int j = 0; j < ROWS; j++) {
-        const float sum = warp_sum(v[j]);
-        if (threadIdx.x % 32 == j) mine = sum;
-    }
-    return mine;
-}
-
-// Where backward keeps states of a slice: before each tile of the segment, and before each token of a tile. A thread reads only what it has written.
+// Where backward keeps states of a slice: before each tile of the segment, and before each token of a tile.
 struct Kept {
     float *tiles, *tokens;
     __device__ __forceinline__ float* tile(int i) const { return tiles + (u64)i * KEYS * COLUMNS; }
     __device__ __forceinline__ float* token(int i) const { return tokens + (u64)i * KEYS * COLUMNS; }
 };
-__device__ __forceinline__ void keep(float* to, const float (&s)[ROWS]) {
-#pragma unroll
-    for (int j = 0; j < ROWS; j++) to[j * 256 + threadIdx.x] = s[j];
-}
-__device__ __forceinline__ void recall(float (&s)[ROWS], const float* from) {
-#pragma unroll
-    for (int j = 0; j < ROWS; j++) s[j] = from[j * 256 + threadIdx.x];
-}
 
 // The gradients of all tokens: by normalised queries and keys of each head [T, heads, keys], by values in `dqkv`, and by the gates [T, heads].
 struct Gradients {
@@ -216,7 +197,7 @@ __device__ __forceinline__ void step_back(float (&ds)[ROWS], float (&after)[ROWS
     }
     const u64 at = ((u64)row * of.heads + head) * of.keys + warp * ROWS + lane;
     const bool has = lane < ROWS && warp * ROWS + lane < of.keys;
-    const float dq = sum_by_row(v);
+    const float dq = sum_by_element(v);
     if (has) to.dq[at] = is_first ? dq : to.dq[at] + dq;
     const float dd = sum_of_warps(sums, i % 2, of_k, 0.0f).x, dv = beta * dd, d = beta * difference;
     recall(before, kept.token(i));
@@ -230,7 +211,7 @@ __device__ __forceinline__ void step_back(float (&ds)[ROWS], float (&after)[ROWS
         ds[j] *= decay;
         after[j] = before[j];
     }
-    const float dk = sum_by_row(v), of_beta = warp_sum(dd * difference), of_g = warp_sum(dg);
+    const float dk = sum_by_element(v), of_beta = warp_sum(dd * difference), of_g = warp_sum(dg);
     if (has) to.dk[at] = is_first ? dk : to.dk[at] + dk;
     if (warp == 0 && column < of.values) store(&to.dqkv[row * of.width() + of.value(head) + column], dv);
     if (lane == 0) gates.g[warp] = of_g;

@@ -54,6 +54,17 @@ extern "C" __global__ void __launch_bounds__(256) wide_gated_norm(X* y, const X*
     }
 }
 
+// A thread's piece of a group in backward: the gradient, the input, the gate and the weights.
+struct Piece {
+    float d[8], u[8], gate[8], w[8];
+    __device__ __forceinline__ Piece(const X* dy, const X* x, const X* z, const X* weight, u64 first, int c, int left, bool wide) {
+        read_piece(d, dy + first + c, left, wide);
+        read_piece(u, x + first + c, left, wide);
+        read_piece(gate, z + first + c, left, wide);
+        read_piece(w, weight + c, left, wide);
+    }
+};
+
 // Each block writes its sums of the weight gradient to `partial`, `[blocks, groups, size]`.
 extern "C" __global__ void __launch_bounds__(256) wide_gated_norm_backward(X* dx, X* dz, float* partial, const X* dy, const X* x, const X* z,
                                                                            const X* weight, int rows, int size, int weights, float eps) {
@@ -67,11 +78,8 @@ extern "C" __global__ void __launch_bounds__(256) wide_gated_norm_backward(X* dx
         const u64 first = ((u64)row * gridDim.y + blockIdx.y) * size;
         float square = 0.0f, dot = 0.0f;
         for (int c = threadIdx.x * 8; c < size; c += 256 * 8) {
-            float d[8], u[8], gate[8], w[8];
-            read_piece(d, dy + first + c, size - c, wide);
-            read_piece(u, x + first + c, size - c, wide);
-            read_piece(gate, z + first + c, size - c, wide);
-            read_piece(w, of_group + c, size - c, wide);
+            Piece of(dy, x, z, of_group, first, c, size - c, wide);
+            float(&d)[8] = of.d, (&u)[8] = of.u, (&gate)[8] = of.gate, (&w)[8] = of.w;
 #pragma unroll
             for (int j = 0; j < 8; j++) {
                 const float silu = silu_and_slope(gate[j]).value;
@@ -82,11 +90,8 @@ extern "C" __global__ void __launch_bounds__(256) wide_gated_norm_backward(X* dx
         }
         const float rstd = 1.0f / sqrtf(block_sum(square) / size + eps), mean = block_sum(dot) * rstd / size;
         for (int c = threadIdx.x * 8; c < size; c += 256 * 8) {
-            float d[8], u[8], gate[8], w[8];
-            read_piece(d, dy + first + c, size - c, wide);
-            read_piece(u, x + first + c, size - c, wide);
-            read_piece(gate, z + first + c, size - c, wide);
-            read_piece(w, of_group + c, size - c, wide);
+            Piece of(dy, x, z, of_group, first, c, size - c, wide);
+            float(&d)[8] = of.d, (&u)[8] = of.u, (&gate)[8] = of.gate, (&w)[8] = of.w;
 #pragma unroll
             for (int j = 0; j < 8; j++) {
                 const Silu silu = silu_and_slope(gate[j]);

@@ -34,9 +34,7 @@ fn variant(x: &Tensor, how: GatedNorm, entry: Entry) -> Result<Kernel> {
         GateOrder::AfterNorm => "0",
         GateOrder::BeforeNorm => "1",
     };
-    let storage = launch::storage(x.dtype())?[0];
-    let defines = VARIANTS.iter().find(|variant| variant[0] == storage && variant[1].1 == order);
-    Ok(SOURCE.kernel(defines.expect("all are listed"), entry))
+    Ok(SOURCE.kernel(launch::variant(VARIANTS, x.dtype(), order)?, entry))
 }
 
 /// Returns the grid for rows of `width` elements: about as many blocks as run at once.

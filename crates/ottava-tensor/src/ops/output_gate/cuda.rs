@@ -25,9 +25,7 @@ fn variant(x: &Tensor, how: GateFunction, entry: Entry) -> Result<Kernel> {
         GateFunction::Sigmoid => "0",
         GateFunction::Silu => "1",
     };
-    let storage = launch::storage(x.dtype())?[0];
-    let defines = VARIANTS.iter().find(|variant| variant[0] == storage && variant[1].1 == of_gate);
-    Ok(SOURCE.kernel(defines.expect("all are listed"), entry))
+    Ok(SOURCE.kernel(launch::variant(VARIANTS, x.dtype(), of_gate)?, entry))
 }
 
 pub(super) fn output_gate(

@@ -10,7 +10,7 @@ use crate::ops::launch::{self, BLOCK, Defines};
 use crate::{DType, Error, Result, Tensor};
 
 kernels! {
-    static SOURCE = { file: "ssd", headers: ["segments.cuh", "ssd/time_step.cuh"], variants: VARIANTS };
+    static SOURCE = { file: "ssd", headers: ["segments.cuh", "recurrence.cuh", "softplus.cuh", "ssd/time_step.cuh"], variants: VARIANTS };
     kernel ssd(
         y: *mut X, xbc: *const X, dt: *const X, a_log: *const f32, dt_bias: *const f32, d: *const f32, at: *const i32, count: i32, rows: i32,
         states: *mut f32, slots: *const i32, past: *const i32, heads: i32, groups: i32, dim: i32, state: i32, least: f32, most: f32
@@ -59,9 +59,8 @@ fn columns(spec: &SsdSpec) -> Result<usize> {
 }
 
 fn variant(xbc: &Tensor, spec: &SsdSpec, entry: Entry) -> Result<Kernel> {
-    let (storage, own) = (launch::storage(xbc.dtype())?[0], (columns(spec)? / WARPS).to_string());
-    let defines = VARIANTS.iter().find(|variant| variant[0] == storage && variant[1].1 == own);
-    Ok(SOURCE.kernel(defines.expect("all are listed"), entry))
+    let own = (columns(spec)? / WARPS).to_string();
+    Ok(SOURCE.kernel(launch::variant(VARIANTS, xbc.dtype(), &own)?, entry))
 }
 
 pub(super) fn ssd(

@@ -140,27 +140,6 @@ extern "C" __global__ void __launch_bounds__(256) ssd(X* y, const X* xbc, const 
     if (of_slot) place.write(of_slot, s);
 }
 
-// Adds `v[j]` over the lanes of a warp; lane j keeps the sum of element j.
-__device__ __forceinline__ float sum_by_column(const float (&v)[OWN]) {
-    float mine = 0.0f;
-#pragma unroll
-    for (int j = 0; j < OWN; j++) {
-        const float sum = warp_sum(v[j]);
-        if (threadIdx.x % 32 == j) mine = sum;
-    }
-    return mine;
-}
-
-// Where backward keeps a slice of a state, in the order of the threads. A thread reads only what it has written.
-__device__ __forceinline__ void keep(float* to, const float (&s)[OWN]) {
-#pragma unroll
-    for (int j = 0; j < OWN; j++) to[j * 256 + threadIdx.x] = s[j];
-}
-__device__ __forceinline__ void recall(float (&s)[OWN], const float* from) {
-#pragma unroll
-    for (int j = 0; j < OWN; j++) s[j] = from[j * 256 + threadIdx.x];
-}
-
 // The gradients of all tokens: by B and C of each head [T, heads, N], by x in `dxbc`, and sums over the state for each head, [3, T, heads]: the gradients by
 // the logarithm of the decay, by the time step of the inputs, and by d. `ssd_combine` reads the sums.
 struct Gradients {
@@ -181,7 +160,7 @@ __device__ __forceinline__ void step_back(float (&ds)[OWN], float (&after)[OWN],
     float before[OWN], v[OWN], of_input = 0.0f, of_decay = 0.0f;
 #pragma unroll
     for (int j = 0; j < OWN; j++) v[j] = after[j] * dy;
-    const float dc = sum_by_column(v);
+    const float dc = sum_by_element(v);
     recall(before, kept);
 #pragma unroll
     for (int j = 0; j < OWN; j++) {
@@ -192,7 +171,7 @@ __device__ __forceinline__ void step_back(float (&ds)[OWN], float (&after)[OWN],
         of_decay += ds[j] * before[j];
         after[j] = before[j];
     }
-    const float db = sum_by_column(v);
+    const float db = sum_by_element(v);
     if (has) add_to(&to.dc[at], dc, is_first), add_to(&to.db[at], db, is_first);
     sums[0][warp][lane] = of_input;
     sums[1][warp][lane] = of_decay;

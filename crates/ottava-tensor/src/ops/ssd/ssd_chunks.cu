@@ -20,11 +20,7 @@ extern "C" __global__ void __launch_bounds__(256) ssd_steps(float* steps, const 
         const int r = 2 * lane + i;
         step[i] = r < rows.y ? time_step(load(dt[(u64)(rows.x + r) * heads + head]) + bias, least, most) : 0.0f;
     }
-    float sum = step[0] * a + step[1] * a;
-    for (int offset = 1; offset < 32; offset *= 2) {
-        const float other = __shfl_up_sync(0xFFFFFFFF, sum, offset);
-        if (lane >= offset) sum = other + sum;
-    }
+    const float sum = through_lane(step[0] * a + step[1] * a);
     float* const to = steps + ((u64)blockIdx.x * heads + head) * 2 * CHUNK + 2 * lane;
     *(float2*)to = make_float2(sum - step[1] * a, sum);
     *(float2*)(to + CHUNK) = make_float2(step[0], step[1]);

@@ -10,11 +10,11 @@ use crate::{DType, Feature, Result, Tensor};
 
 kernels! {
     static SOURCE = {
-        file: "ssd_chunks", headers: ["hopper.cuh", "chunk_panels.cuh", "ssd/time_step.cuh"], needs: [Wgmma, BulkCopies], constants: [CHUNK, STAGES],
+        file: "ssd_chunks", headers: ["hopper.cuh", "chunk_panels.cuh", "softplus.cuh", "ssd/time_step.cuh"], needs: [Wgmma, BulkCopies], constants: [CHUNK, STAGES],
         variants: VARIANTS
     };
     static GRADIENTS = {
-        file: "ssd_chunks_backward", headers: ["hopper.cuh", "chunk_panels.cuh", "ssd/time_step.cuh"], needs: [Wgmma, BulkCopies],
+        file: "ssd_chunks_backward", headers: ["hopper.cuh", "chunk_panels.cuh", "softplus.cuh", "ssd/time_step.cuh"], needs: [Wgmma, BulkCopies],
         constants: [CHUNK, STAGES], variants: VARIANTS
     };
     kernel ssd_steps(
@@ -37,8 +37,8 @@ kernels! {
 
 /// The size of a head that the kernels support.
 const HEAD: usize = 64;
-/// The kernels by the number of panels of a state.
-const VARIANTS: &[Defines] = &[&[("PANELS", "2")], &[("PANELS", "4")]];
+/// The kernels by the number of panels of a state. A block of backward has as many heads at once as fit its shared memory.
+const VARIANTS: &[Defines] = &[&[("PANELS", "2"), ("HEAD_STAGES", "2")], &[("PANELS", "4"), ("HEAD_STAGES", "1")]];
 /// The number of chunks that a block of `ssd_scan` has in shared memory.
 const STAGES: usize = 4;
 /// The maximum number of heads of a block of `ssd_output`.
@@ -192,8 +192,7 @@ pub(super) fn backward(
         least,
         most,
     );
-    // As many stages of a head as fit (`ssd_chunks_backward.cu`).
-    let stages = if *panels == 2 { 2 } else { 1 };
+    let stages: usize = defines[1].1.parse().expect("a number");
     let bytes = (2 * panels + 1) * PANEL + stages * ((2 + 2 * panels) * PANEL + STEPS_BYTES);
     let grid = [*max as u32 + 1, groups as u32, (panels / PART) as u32];
     // SAFETY: as above; the partial sums have a row for each chunk and parameter.

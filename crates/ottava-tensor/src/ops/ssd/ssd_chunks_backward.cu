@@ -12,8 +12,6 @@
 #define STAGE_S (2 * PANEL)
 #define STAGE_DS ((2 + PANELS) * PANEL)
 #define STAGE ((2 + 2 * PANELS) * PANEL)
-// As many stages as fit.
-#define HEAD_STAGES (PANELS == 2 ? 2 : 1)
 #define AT_M (AT_STAGES + HEAD_STAGES * STAGE)
 #define AT_STEPS (AT_M + PANEL)
 #define STEPS_BYTES (2 * CHUNK * 4)

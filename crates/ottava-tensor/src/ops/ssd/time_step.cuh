@@ -1,8 +1,5 @@
 // The time steps of the state space duality (cpu/head.rs).
 
-// Returns ln(1 + exp(x)), without overflow.
-__device__ __forceinline__ float softplus(float x) { return fmaxf(x, 0.0f) + log1pf(expf(-fabsf(x))); }
-
 // NaN stays NaN, as on the CPU.
 __device__ __forceinline__ float time_step(float raw, float least, float most) {
     const float step = softplus(raw);
