@@ -68,8 +68,8 @@ impl LayerRanks for LayerAxes {
         Ok(sum_parts(&part, rank, &others, addend)?)
     }
 
-    fn sum(&self, axis: Axis, name: &str, x: Tensor) -> Result<Tensor> {
-        self.0.of_layers(|| Ok(self.0.layer_group(axis).all_reduce(name, Reduce::Sum, x)?.wait()?))
+    fn sum(&self, axis: Axis, name: &str, x: &Tensor, addend: Option<&Tensor>) -> Result<Tensor> {
+        self.0.of_layers(|| Ok(self.0.layer_group(axis).sum(name, x, addend)?))
     }
 }
 

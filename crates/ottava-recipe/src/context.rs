@@ -10,9 +10,7 @@ use crate::scaling::Casts;
 use crate::shared_values::SharedValues;
 use ottava_common::error::{Error, Result};
 use ottava_tensor::comm::Axis;
-use ottava_tensor::ops::{
-    Accumulation, CodeCopies, Groups, KvBlocks, PagedBatch, SavedActivation, Segments, add, compress,
-};
+use ottava_tensor::ops::{Accumulation, CodeCopies, Groups, KvBlocks, PagedBatch, SavedActivation, Segments, compress};
 use ottava_tensor::{DType, Device, Tensor};
 use std::collections::VecDeque;
 
@@ -340,10 +338,9 @@ impl Context<'_> {
 
     /// Returns `addend + Σ partial` over the ranks that divide tensors. If ranks divide tokens, returns this rank's rows of the sum.
     pub fn sum(&self, name: &str, partial: Tensor, addend: Option<&Tensor>) -> Result<Tensor> {
-        match addend {
-            _ if self.divides_tokens() => self.ranks.sum_own_rows(Axis::Tensor, name, partial, addend),
-            Some(addend) => Ok(add(&self.ranks.sum(Axis::Tensor, name, partial)?, addend)?),
-            None => self.ranks.sum(Axis::Tensor, name, partial),
+        match self.divides_tokens() {
+            true => self.ranks.sum_own_rows(Axis::Tensor, name, partial, addend),
+            false => self.ranks.sum(Axis::Tensor, name, &partial, addend),
         }
     }
 

@@ -137,8 +137,8 @@ pub trait LayerRanks: AmaxRanks {
         self.sum_computed_rows(axis, name, partial.shape()[0], &mut rows, addend)
     }
 
-    /// Returns `Σ x` over the ranks of `axis`.
-    fn sum(&self, axis: Axis, name: &str, x: Tensor) -> Result<Tensor>;
+    /// Returns `addend + Σ x` over the ranks of `axis`, added in their order and rounded once. All ranks give the same addend.
+    fn sum(&self, axis: Axis, name: &str, x: &Tensor, addend: Option<&Tensor>) -> Result<Tensor>;
 }
 
 /// A single rank, which divides nothing.
@@ -159,21 +159,20 @@ impl LayerRanks for Undivided {
 
     fn sum_computed_rows(
         &self,
-        _: Axis,
-        _: &str,
+        axis: Axis,
+        name: &str,
         rows: usize,
         partial: &mut dyn FnMut(Range<usize>) -> Result<Tensor>,
         addend: Option<&Tensor>,
     ) -> Result<Tensor> {
-        let sum = partial(0..rows)?;
-        match addend {
-            Some(addend) => Ok(ottava_tensor::ops::add(&sum, addend)?),
-            None => Ok(sum),
-        }
+        self.sum(axis, name, &partial(0..rows)?, addend)
     }
 
-    fn sum(&self, _: Axis, _: &str, x: Tensor) -> Result<Tensor> {
-        Ok(x)
+    fn sum(&self, _: Axis, _: &str, x: &Tensor, addend: Option<&Tensor>) -> Result<Tensor> {
+        match addend {
+            Some(addend) => Ok(ottava_tensor::ops::add(x, addend)?),
+            None => Ok(x.clone()),
+        }
     }
 }
 

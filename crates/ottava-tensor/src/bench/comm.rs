@@ -32,12 +32,19 @@ pub enum CollectiveKind {
     AllReduce,
     /// An all-to-all of bytes.
     AllToAll,
+    /// A sum of BF16 in the order of the ranks, like a sum of activations in decoding.
+    Sum,
 }
 
 impl CollectiveKind {
     /// All kinds.
-    pub const ALL: [CollectiveKind; 4] =
-        [CollectiveKind::AllGather, CollectiveKind::ReduceScatter, CollectiveKind::AllReduce, CollectiveKind::AllToAll];
+    pub const ALL: [CollectiveKind; 5] = [
+        CollectiveKind::AllGather,
+        CollectiveKind::ReduceScatter,
+        CollectiveKind::AllReduce,
+        CollectiveKind::AllToAll,
+        CollectiveKind::Sum,
+    ];
 
     /// Returns the name, such as "all-gather".
     pub fn as_str(self) -> &'static str {
@@ -46,6 +53,7 @@ impl CollectiveKind {
             CollectiveKind::ReduceScatter => "reduce-scatter",
             CollectiveKind::AllReduce => "all-reduce",
             CollectiveKind::AllToAll => "all-to-all",
+            CollectiveKind::Sum => "sum",
         }
     }
 
@@ -53,7 +61,7 @@ impl CollectiveKind {
     pub fn dtype(self) -> DType {
         match self {
             CollectiveKind::AllGather | CollectiveKind::AllToAll => DType::E4M3,
-            CollectiveKind::ReduceScatter => DType::BF16,
+            CollectiveKind::ReduceScatter | CollectiveKind::Sum => DType::BF16,
             CollectiveKind::AllReduce => DType::F32,
         }
     }
@@ -62,7 +70,7 @@ impl CollectiveKind {
     /// nccl-tests.
     fn bus_bytes(self, bytes: usize, ranks: usize) -> f64 {
         let sent = bytes as f64 * (ranks - 1) as f64 / ranks as f64;
-        if self == CollectiveKind::AllReduce { 2.0 * sent } else { sent }
+        if matches!(self, CollectiveKind::AllReduce | CollectiveKind::Sum) { 2.0 * sent } else { sent }
     }
 }
 
@@ -71,6 +79,8 @@ impl CollectiveKind {
 pub struct CommBench {
     /// The sizes of whole buffers in bytes, rounded down to sizes that the ranks can divide.
     pub bytes: Vec<usize>,
+    /// The sizes of the buffers of sums.
+    pub sum_bytes: Vec<usize>,
     /// The size in bytes of the buffers of collectives next to products.
     pub beside_bytes: usize,
     /// The numbers of tokens, outputs and inputs of the product.
@@ -184,6 +194,8 @@ impl<'a> Buffers<'a> {
             CollectiveKind::AllGather | CollectiveKind::AllReduce => (false, elements),
             CollectiveKind::ReduceScatter => (true, elements / comm.size()),
             CollectiveKind::AllToAll => (true, elements),
+            // A sum returns a new tensor.
+            CollectiveKind::Sum => (true, 0),
         };
         let input = if has_input { Some(Tensor::zeros(device, &[elements], dtype)?) } else { None };
         let zeros = |_| {
@@ -205,6 +217,7 @@ impl<'a> Buffers<'a> {
             CollectiveKind::ReduceScatter => self.comm.reduce_scatter(name, input(), output),
             CollectiveKind::AllReduce => self.comm.all_reduce(name, Reduce::Sum, output),
             CollectiveKind::AllToAll => self.comm.all_to_all(name, input(), output),
+            CollectiveKind::Sum => Ok(Pending::over(self.comm.sum(name, input(), None)?)),
         }
     }
 
@@ -254,7 +267,12 @@ impl CommBench {
     /// Returns the sizes that training uses: buffers of 1 to 256 MiB, and 200 MB next to products of 8192 x 4096 x 11008. The CPU has small products.
     pub fn for_device(device: &Device) -> CommBench {
         let product = if matches!(device, Device::Cpu) { [128, 64, 96] } else { [8192, 4096, 11_008] };
-        CommBench { bytes: [1, 4, 16, 64, 256].map(|mib| mib << 20).to_vec(), beside_bytes: 200_000_000, product }
+        CommBench {
+            bytes: [1, 4, 16, 64, 256].map(|mib| mib << 20).to_vec(),
+            sum_bytes: [8, 32, 128, 512, 1024, 4096].map(|kib| kib << 10).to_vec(),
+            beside_bytes: 200_000_000,
+            product,
+        }
     }
 
     /// Measures the group of `comm`. All ranks call it with equal settings, each with its device. Times are measured on this rank.
@@ -267,13 +285,14 @@ impl CommBench {
         }
         // Slices have whole F32 elements.
         let divided = |bytes: usize| bytes / (4 * ranks) * (4 * ranks);
-        if self.bytes.iter().chain([&self.beside_bytes]).any(|&bytes| divided(bytes) == 0) {
+        if self.bytes.iter().chain(&self.sum_bytes).chain([&self.beside_bytes]).any(|&bytes| divided(bytes) == 0) {
             return Err(Error::Value(format!("buffers for {ranks} ranks have at least {} bytes", 4 * ranks)));
         }
         let (mut rows, mut fits) = (Vec::new(), Vec::new());
         for kind in CollectiveKind::ALL {
             let mut points = Vec::new();
-            for bytes in self.bytes.iter().map(|&bytes| divided(bytes)) {
+            let sizes = if kind == CollectiveKind::Sum { &self.sum_bytes } else { &self.bytes };
+            for bytes in sizes.iter().map(|&bytes| divided(bytes)) {
                 let milliseconds = self.alone(comm, device, kind, bytes)?;
                 let sent = kind.bus_bytes(bytes, ranks);
                 let row =
@@ -392,7 +411,12 @@ mod tests {
 
     #[test]
     fn ranks_measure_their_links() {
-        let bench = CommBench { bytes: vec![1000, 4096, 1 << 16], beside_bytes: 1 << 16, product: [16, 32, 48] };
+        let bench = CommBench {
+            bytes: vec![1000, 4096, 1 << 16],
+            sum_bytes: vec![64, 4096],
+            beside_bytes: 1 << 16,
+            product: [16, 32, 48],
+        };
         let reports = threads::group(3).into_iter().map(|comm| {
             let bench = bench.clone();
             thread::spawn(move || {
@@ -404,7 +428,7 @@ mod tests {
         });
         for report in reports.collect::<Vec<_>>() {
             let report = report.join().unwrap();
-            assert_eq!((report.rows.len(), report.fits.len(), report.contention.len()), (4 * 3, 4, 2));
+            assert_eq!((report.rows.len(), report.fits.len(), report.contention.len()), (4 * 3 + 2, 5, 2));
             assert_eq!(report.rows[0].bytes, 996, "whole F32 for three ranks");
             for row in &report.rows {
                 let sent = row.kind.bus_bytes(row.bytes, 3);
@@ -415,7 +439,7 @@ mod tests {
             assert!(report.contention.iter().all(|row| row.product_beside_milliseconds > 0.0));
         }
         let bytes = CollectiveKind::ALL.map(|kind| kind.bus_bytes(300, 3));
-        assert_eq!(bytes, [200.0, 200.0, 400.0, 200.0]);
+        assert_eq!(bytes, [200.0, 200.0, 400.0, 200.0, 400.0]);
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! A rank's GPU in a group.
 
 use crate::cuda::{Beside, CudaDevice, NcclComm, Peers};
+use crate::ops::Inboxes;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// The GPU of a rank, and the rank's communicator in a group.
@@ -15,6 +16,8 @@ pub(super) struct Gpu {
     /// The communicator. `None` until the first call.
     communicator: Mutex<Option<Arc<NcclComm>>>,
     meeting: Mutex<Meeting>,
+    /// The memory of one-shot sums. `None` until the first sum of the group.
+    inboxes: Mutex<Option<Inboxes>>,
 }
 
 /// Whether the ranks have determined if their GPUs reach each other's memory.
@@ -27,7 +30,13 @@ pub(super) enum Meeting {
 
 impl Gpu {
     pub fn new(device: Arc<CudaDevice>) -> Gpu {
-        Gpu { device, beside: Beside::Kernels, communicator: Mutex::default(), meeting: Mutex::new(Meeting::Due) }
+        Gpu {
+            device,
+            beside: Beside::Kernels,
+            communicator: Mutex::default(),
+            meeting: Mutex::new(Meeting::Due),
+            inboxes: Mutex::default(),
+        }
     }
 
     /// Returns the GPU for a group that is split from a group with this GPU.
@@ -41,5 +50,9 @@ impl Gpu {
 
     pub fn meeting(&self) -> MutexGuard<'_, Meeting> {
         self.meeting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub fn inboxes(&self) -> MutexGuard<'_, Option<Inboxes>> {
+        self.inboxes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -13,8 +13,8 @@
 //!
 //! [`Group::with_gpu`] adds calls with GPU tensors by NCCL. These calls overlap with the compute stream and can be captured in a
 //! [`Graph`](crate::cuda::Graph). They are not compared when they are made, because the comparison would cost more than the collective.
-//! [`Group::compare_gpu_calls`] compares a digest later. NCCL computes their sums. GPUs of one machine copy to [symmetric](Group::symmetric) memory
-//! without NCCL.
+//! [`Group::compare_gpu_calls`] compares a digest later. NCCL computes their sums, except in [`Group::sum`] and in reduce-scatters of GPUs of one
+//! machine. These GPUs copy to [symmetric](Group::symmetric) memory without NCCL.
 //!
 //! All groups of a rank share one `Endpoint`: its connections, its watch, its call history and its counters. If two sets of axes of a `Mesh` contain
 //! the same ranks, they share a group. For example, with only data parallelism the data axis uses the group of all ranks.
@@ -54,6 +54,7 @@ pub mod process;
 mod progress;
 mod round;
 mod solo;
+mod sum;
 mod symmetric;
 #[cfg(test)]
 mod tests;

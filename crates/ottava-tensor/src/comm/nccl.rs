@@ -39,18 +39,13 @@ impl Group {
 
     /// Returns this rank's communicator, or `None` without GPUs. The first call creates the communicator, and all ranks of the group must make this
     /// call.
-    fn communicator(&self) -> Result<Option<Arc<NcclComm>>> {
+    pub(super) fn communicator(&self) -> Result<Option<Arc<NcclComm>>> {
         let Some(gpu) = &self.gpu else { return Ok(None) };
         if let Some(comm) = &*gpu.communicator() {
             return Ok(Some(comm.clone()));
         }
         let device = &gpu.device;
-        if device.is_capturing()? {
-            let name = self.name();
-            return Err(Error::Value(format!(
-                "group `{name}` must send tensors of GPUs once before it is captured in a graph"
-            )));
-        }
+        self.expect_uncaptured(device)?;
         self.peers()?;
         let id = self.share_id()?;
         let before = self.traffic();
@@ -66,6 +61,17 @@ impl Group {
         })?;
         *self.endpoint.traffic() = before;
         Ok(Some(comm))
+    }
+
+    /// Errors if a graph is being captured, before the group allocates memory.
+    pub(super) fn expect_uncaptured(&self, device: &CudaDevice) -> Result<()> {
+        if !device.is_capturing()? {
+            return Ok(());
+        }
+        let name = self.name();
+        Err(Error::Value(format!(
+            "group `{name}` must send and sum tensors of GPUs once before it is captured in a graph"
+        )))
     }
 
     /// Returns the id from the group's rank 0. If a rank has no NCCL, all ranks error before one of them waits in NCCL.

@@ -73,6 +73,11 @@ pub struct Pending {
 }
 
 impl Pending {
+    /// Returns a call that has ended with `output`.
+    pub(crate) fn over(output: Tensor) -> Pending {
+        Pending { progress: Progress::Done, output, _input: None }
+    }
+
     /// Runs `work` while the call is in progress. If the call takes multiprocessors, products of `work` leave these multiprocessors free
     /// ([`CudaDevice::beside_collectives`](crate::cuda::CudaDevice::beside_collectives)).
     pub fn beside<R>(&self, work: impl FnOnce() -> R) -> R {

@@ -174,7 +174,7 @@ impl Group {
     }
 
     /// Returns whether sums are computed by copies: if GPUs reach each other's memory. In a dry run, this is so if all ranks are on one node.
-    fn reaches(&self, device: &Device) -> Result<bool> {
+    pub(super) fn reaches(&self, device: &Device) -> Result<bool> {
         let (ranks, node) = (self.ranks(), |rank: usize| rank / GPUS_PER_NODE);
         Ok(match device {
             _ if ranks.len() == 1 => false,

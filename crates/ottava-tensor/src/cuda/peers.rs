@@ -50,7 +50,16 @@ pub(crate) struct Peers {
     /// The addresses of each block of symmetric memory in each rank, by the number of the block.
     blocks: Mutex<Vec<Vec<u64>>>,
     /// The open allocations of other processes. They are locked while a call is enqueued, so that calls of two threads do not mix.
-    opened: Mutex<HashMap<IpcHandle, u64>>,
+    opened: Mutex<HashMap<IpcHandle, Opened>>,
+}
+
+/// An open allocation of another process.
+#[derive(Clone, Copy)]
+struct Opened {
+    /// The address of its first byte in this process.
+    base: u64,
+    /// Whether it stays open until the process ends.
+    lasts: bool,
 }
 
 impl Peers {
@@ -58,16 +67,11 @@ impl Peers {
     ///
     /// If this GPU cannot export memory, an error is returned.
     pub(crate) fn new(device: &Arc<CudaDevice>, rank: usize, size: usize) -> Result<(Peers, Vec<u8>)> {
-        let context = device.context().ok_or_else(|| dry::unsupported("copies between GPUs"))?;
-        let bytes = 2 * size * WORD_BYTES;
-        // The memory lives until the process ends, because other ranks have opened it.
-        let own = context.allocate(bytes)?.ok_or_else(|| Error::Value("no memory for copies between GPUs".into()))?;
-        // SAFETY: the memory has these bytes, and nothing else uses it.
-        unsafe { context.fill(own, 0, bytes)? };
-        context.synchronize()?;
+        device.context().ok_or_else(|| dry::unsupported("copies between GPUs"))?;
         let (blocks, opened) = (Mutex::default(), Mutex::default());
-        let peers = Peers { device: device.clone(), rank, words: vec![own; size], blocks, opened };
-        let exported = peers.export(own)?;
+        let mut peers = Peers { device: device.clone(), rank, words: Vec::new(), blocks, opened };
+        let (own, exported) = peers.allocate(2 * size * WORD_BYTES)?;
+        peers.words = vec![own; size];
         Ok((peers, exported))
     }
 
@@ -75,8 +79,30 @@ impl Peers {
     ///
     /// If the GPUs cannot reach each other's memory, an error is returned.
     pub(crate) fn meet(&mut self, all: &[Vec<u8>]) -> Result<()> {
-        self.words = self.open(self.words[self.rank], all)?;
+        self.words = self.open_for_good(self.words[self.rank], all)?;
         Ok(())
+    }
+
+    /// Allocates `bytes` zeros for [`Peers::open_for_good`]. Returns their address and the bytes with which other ranks open them. The memory lives
+    /// until the process ends, because other ranks have opened it.
+    pub(crate) fn allocate(&self, bytes: usize) -> Result<(u64, Vec<u8>)> {
+        let context = self.context();
+        let own = context.allocate(bytes)?;
+        let own = own.ok_or_else(|| Error::Value(format!("no memory for {bytes} bytes that other GPUs write")))?;
+        // SAFETY: the memory has these bytes, and nothing else uses it.
+        unsafe { context.fill(own, 0, bytes)? };
+        context.synchronize()?;
+        Ok((own, self.export(own)?))
+    }
+
+    /// Opens memory of [`Peers::allocate`]. Its address in this rank is `own`, and `all` has the export of each rank. Returns its address in each
+    /// rank, which is valid until the process ends.
+    pub(crate) fn open_for_good(&self, own: u64, all: &[Vec<u8>]) -> Result<Vec<u64>> {
+        self.open(own, all, true)
+    }
+
+    fn context(&self) -> &Context {
+        self.device.context().expect("a dry run has no peers")
     }
 
     /// Returns this rank's device.
@@ -86,32 +112,28 @@ impl Peers {
 
     /// Forgets the blocks, and closes the memory of other ranks that contains them.
     pub(crate) fn close_blocks(&self) -> Result<()> {
-        let context = self.device.context().expect("a dry run has no peers");
         lock(&self.blocks).clear();
         let mut opened = lock(&self.opened);
-        let has_words = |base: &u64| self.words.contains(base);
-        let (kept, closed): (HashMap<_, _>, HashMap<_, _>) = opened.drain().partition(|(_, base)| has_words(base));
+        let (kept, closed): (HashMap<_, _>, HashMap<_, _>) = opened.drain().partition(|(_, memory)| memory.lasts);
         *opened = kept;
         // SAFETY: the device is idle, and the blocks in this memory are forgotten.
-        closed.into_values().try_for_each(|base| unsafe { context.close_exported(base) })
+        closed.into_values().try_for_each(|memory| unsafe { self.context().close_exported(memory.base) })
     }
 
     /// Returns the bytes with which other ranks open the memory at `address`.
     pub(crate) fn export(&self, address: u64) -> Result<Vec<u8>> {
-        let context = self.device.context().expect("a dry run has no peers");
-        Ok(context.export(address)?.to_bytes().to_vec())
+        Ok(self.context().export(address)?.to_bytes().to_vec())
     }
 
     /// Adds the next block. Its address in this rank is `own`, and `all` has the export of each rank.
     pub(crate) fn add_block(&self, own: u64, all: &[Vec<u8>]) -> Result<()> {
-        let addresses = self.open(own, all)?;
+        let addresses = self.open(own, all, false)?;
         lock(&self.blocks).push(addresses);
         Ok(())
     }
 
-    /// Returns the addresses of memory in each rank. Its address in this rank is `own`.
-    fn open(&self, own: u64, all: &[Vec<u8>]) -> Result<Vec<u64>> {
-        let context = self.device.context().expect("a dry run has no peers");
+    /// Returns the addresses of memory in each rank. Its address in this rank is `own`. Memory that `lasts` stays open until the process ends.
+    fn open(&self, own: u64, all: &[Vec<u8>], lasts: bool) -> Result<Vec<u64>> {
         let mut opened = lock(&self.opened);
         let mut address = |(rank, exported): (usize, &Vec<u8>)| {
             if rank == self.rank {
@@ -119,11 +141,15 @@ impl Peers {
             }
             let wrong = || Error::Value(format!("rank {rank} sent no memory; start all ranks with the same binary"));
             let Exported { handle, offset } = Exported::from_bytes(exported).ok_or_else(wrong)?;
-            let base = match opened.get(&handle) {
-                Some(&base) => base,
-                None => *opened.entry(handle).or_insert(context.open_exported(handle)?),
+            let memory = match opened.get_mut(&handle) {
+                Some(memory) => memory,
+                None => {
+                    let base = self.context().open_exported(handle)?;
+                    opened.entry(handle).or_insert(Opened { base, lasts })
+                }
             };
-            Ok(base + offset)
+            memory.lasts |= lasts;
+            Ok(memory.base + offset)
         };
         all.iter().enumerate().map(&mut address).collect()
     }

@@ -156,7 +156,7 @@ pub use scaled::{scaled, scaled_by, split, unscaled};
 pub use segments::{BoundaryStates, SegmentStates, Segments};
 pub use ssd::{SsdGradient, SsdInput, SsdParameterGradients, SsdSpec, ssd, ssd_backward};
 pub use sum_parts::sum_parts;
-pub(crate) use sum_parts::sum_parts_into;
+pub(crate) use sum_parts::{Inboxes, sum_in_one_shot, sum_parts_into};
 pub use swiglu::{
     Activation, Gelu, activation, activation_backward, activation_backward_to, activation_compressing, activation_dots,
     activation_to, product_activation_to,

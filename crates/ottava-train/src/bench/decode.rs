@@ -179,17 +179,11 @@ impl DecodeBench {
         let bytes = of.bytes * size / (2 * (size - 1)) / of.calls;
         let x = Tensor::zeros(device, &[bytes as usize / dtype.size()], dtype)?;
         let axes = LayerAxes::new(ranks.clone());
-        let mut x = Some(x);
-        let mut all = || -> Result<()> {
-            for _ in 0..of.calls {
-                x = x.take().map(|x| axes.sum(Axis::Tensor, "activations", x)).transpose()?;
-            }
-            Ok(())
-        };
+        let all = || (0..of.calls).try_for_each(|_| axes.sum(Axis::Tensor, "activations", &x, None).map(drop));
         let mut graph = match device {
             Device::Cuda(gpu) if gpu.captures() => {
                 all()?;
-                Some(Graph::capture(gpu, &mut all)?)
+                Some(Graph::capture(gpu, all)?)
             }
             Device::Cpu | Device::DryCpu(_) | Device::Cuda(_) => None,
         };

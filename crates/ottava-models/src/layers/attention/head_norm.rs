@@ -114,7 +114,7 @@ impl HeadNorm {
 
     /// Returns the sums of squares over all ranks.
     fn squares(&self, qkv: &Tensor, layout: ProjectionNormLayout, ranks: &dyn LayerRanks) -> Result<Tensor> {
-        ranks.sum(Axis::Tensor, &self.name, projection_squares(qkv, layout)?)
+        ranks.sum(Axis::Tensor, &self.name, &projection_squares(qkv, layout)?, None)
     }
 }
 
@@ -142,7 +142,7 @@ impl NormOfHeads for HeadNorm {
             Layout::Projections(layout) => {
                 let squares = &self.squares(qkv, layout, ranks)?;
                 let dots = projection_dots(dy, qkv, weights, layout, squares)?;
-                let dots = &ranks.sum(Axis::Tensor, &self.name, dots)?;
+                let dots = &ranks.sum(Axis::Tensor, &self.name, &dots, None)?;
                 let [q, k] = &mut self.weights;
                 let (dq, dk) = (q.gradient(&mut of_q)?, k.gradient(&mut of_k)?);
                 Ok(projection_norm_backward(dy, qkv, weights, layout, ProjectionSums { squares, dots }, dq, dk)?)

@@ -31,7 +31,7 @@ impl Linear {
             _ => self.core.weight.read(loan)?,
         };
         let sum = |squares: Tensor| match sums {
-            true => ranks.sum(Axis::Tensor, self.core.weight.identity.name(), squares),
+            true => ranks.sum(Axis::Tensor, self.core.weight.identity.name(), &squares, None),
             false => Ok(squares),
         };
         adapter.factors(&weight, loan, sum).map(Some)

@@ -21,8 +21,8 @@ use ottava_recipe::param::Builder;
 use ottava_recipe::scaling::Slot;
 use ottava_tensor::comm::Axis;
 use ottava_tensor::ops::{
-    CodeCopies, Output, Slots, add, combine, gather_quantized, gather_to, gathered_weight_gradient, join_columns,
-    slots, weight_gradient,
+    CodeCopies, Output, Slots, combine, gather_quantized, gather_to, gathered_weight_gradient, join_columns, slots,
+    weight_gradient,
 };
 use ottava_tensor::{Granularity, QuantizedTensor, Tensor};
 use std::ops::Range;
@@ -267,11 +267,7 @@ impl Dispatch {
         if self.exchanges_tokens(context) {
             return ranks.sum_computed_rows(Axis::Expert, &self.name, tokens, &mut { partial }, addend);
         }
-        let sum = ranks.sum(Axis::Expert, &self.name, partial(0..tokens)?)?;
-        match addend {
-            Some(addend) => Ok(add(&sum, addend)?),
-            None => Ok(sum),
-        }
+        ranks.sum(Axis::Expert, &self.name, &partial(0..tokens)?, addend)
     }
 
     /// Returns the gradient by the weights of the choices of this rank's tokens `x`, `[T, K]`, from the results of backward of this rank's experts: the

@@ -6,6 +6,8 @@ use crate::cuda::{GpuModel, Graph};
 use crate::element::Element;
 use half::bf16;
 use std::env;
+use std::thread;
+use std::time::Duration;
 
 /// The numbers of elements of a slice: one, a prime, and more than one CTA processes at once.
 const SLICES: [usize; 3] = [1, 1009, (1 << 18) + 16];
@@ -28,7 +30,7 @@ fn tensor<T: Element>(len: usize, element: impl Fn(usize) -> T) -> Tensor {
 type Calls = fn(&Group, &Tensor) -> Result<Tensor>;
 
 /// The collectives of two ranks.
-const CALLS: [(&str, Calls); 9] = [
+const CALLS: [(&str, Calls); 11] = [
     ("all_gather", |comm, x| comm.all_gather("x", x.duplicate()?)?.wait()),
     ("reduce_scatter", |comm, x| {
         comm.reduce_scatter("x", x, Tensor::empty(x.device(), &[x.len() / 2], x.dtype())?)?.wait()
@@ -51,19 +53,21 @@ const CALLS: [(&str, Calls); 9] = [
         inbox.exchange("x", 1 - comm.rank(), x, 1 - comm.rank())?;
         inbox.wait()
     }),
+    ("sum", |comm, x| comm.sum("x", x, None)),
+    ("sum and addend", |comm, x| comm.sum("x", x, Some(&comm.broadcast("x", 0, x.duplicate()?)?.wait()?))),
 ];
 
 /// Returns the inputs of a rank in a round: a tensor of each type, and the collectives that support it.
 fn inputs(rank: usize, round: usize, slice: usize) -> Vec<(Tensor, &'static [usize])> {
     let (len, float) = (2 * slice, |i| value(rank, round, i));
     const MOVED: &[usize] = &[0, 4, 5, 6, 7, 8];
-    const SUMMED: &[usize] = &[0, 1, 2, 4, 5, 6, 7, 8];
+    const SUMMED: &[usize] = &[0, 1, 2, 4, 5, 6, 7, 8, 9, 10];
     // The values are like amaxes. Each rank has one NaN.
     let amax = |i| if i == len - 1 - rank { f32::NAN } else { float(i).abs() };
     let codes = (0..len).map(|i| float(i).to_bits() as u8).collect::<Vec<_>>();
     vec![
         (tensor(len, float), SUMMED),
-        (tensor(len, |i| f64::from(float(i))), SUMMED),
+        (tensor(len, |i| f64::from(float(i))), &SUMMED[..8]),
         (tensor(len, |i| bf16::from_f32(float(i))), SUMMED),
         (tensor(len, |i| half::f16::from_f32(float(i))), SUMMED),
         (tensor(len, amax), &[3]),
@@ -124,6 +128,41 @@ fn compare_all(comm: &Group, gpu: &Arc<CudaDevice>) -> Result<()> {
     Ok(())
 }
 
+/// The most values of a link of a chain of sums.
+const LONGEST: usize = 262_144;
+
+/// Compares a chain of sums of many sizes, eager and in replayed graphs: the previous sum is the addend of each sum, and parts are written where the
+/// parts of the call before the previous call were. Ranks start late in turns.
+fn chain_of_sums(comm: &Group, device: &Device) -> Result<()> {
+    let Device::Cuda(gpu) = device else { unreachable!("it is a GPU") };
+    let sizes: Vec<_> = (0..60).map(|i| [1, 7, 4096, 30_000, 131_072, LONGEST][(i * i + i / 6) % 6]).collect();
+    let chain = |values: &Tensor| -> Result<Tensor> {
+        let mut total = Tensor::zeros(values.device(), &[LONGEST], DType::BF16)?;
+        for (i, &size) in sizes.iter().enumerate() {
+            let sum = comm.sum("link", &values.rows(i, i + size)?, Some(&total.rows(0, size)?))?;
+            total.copy_to_elements(0, &sum)?;
+        }
+        Ok(total)
+    };
+    let first = tensor(LONGEST + sizes.len(), |i| bf16::from_f32(value(comm.rank(), 0, i)));
+    let expected = chain(&first)?;
+    let on_gpu = first.to_device(device)?;
+    expect_equal("chain of sums", 0, &expected, &chain(&on_gpu)?);
+    let mut last = None;
+    let mut graph = Graph::capture(gpu, || -> Result<()> {
+        last = Some(chain(&on_gpu)?);
+        Ok(())
+    })?;
+    for replay in 0..20 {
+        if replay % 2 == comm.rank() {
+            thread::sleep(Duration::from_millis(3));
+        }
+        graph.replay()?;
+    }
+    expect_equal("replayed chain of sums", 0, &expected, &last.expect("it was captured"));
+    Ok(())
+}
+
 /// Runs several collectives that are in flight together and overlap with compute. Tensors are freed and dropped early.
 fn overlap(comm: &Group, device: &Device) -> Result<()> {
     const N: usize = 1 << 22;
@@ -154,6 +193,7 @@ fn rank_process() {
     let comm = comm.with_gpu(&gpu, 5).unwrap();
     println!("NCCL holds {} MiB", (before - gpu.usable_memory()) >> 20);
     compare_all(&comm, &gpu).unwrap();
+    chain_of_sums(&comm, &Device::Cuda(gpu.clone())).unwrap();
     overlap(&comm, &Device::Cuda(gpu.clone())).unwrap();
     let to_float = comm.reduce_scatter(
         "x",
@@ -363,7 +403,7 @@ fn a_group_of_one_reduces_on_any_device() {
         let scattered = comm.reduce_scatter("x", &x, x.empty_like().unwrap()).unwrap().wait().unwrap();
         assert!(scattered.device().same(&device));
     }
-    assert_eq!((comm.recent().len(), comm.traffic().total().bytes), (21, 0));
+    assert_eq!((comm.recent().len(), comm.traffic().total().bytes), (24, 0));
     let Device::Cuda(gpu) = dry else { unreachable!("made above") };
     assert_eq!(Group::solo().with_gpu(&gpu, 5).unwrap().size(), 1);
 }

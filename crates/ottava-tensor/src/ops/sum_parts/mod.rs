@@ -2,8 +2,11 @@
 
 mod cpu;
 pub(super) mod cuda;
+pub(super) mod one_shot;
 #[cfg(test)]
 mod tests;
+
+pub(crate) use one_shot::{Inboxes, sum_in_one_shot};
 
 use super::expect_compute;
 use crate::ops::dispatch::dispatch;
@@ -36,11 +39,7 @@ pub(crate) fn sum_parts_into(
         let (elements, part) = (others.len(), own.len());
         return Err(Error::Value(format!("sum_parts: {elements} elements beside part {place}, of {part} elements")));
     }
-    if let Some(addend) = addend {
-        addend.expect("sum_parts: addend", own.shape())?;
-        addend.expect_dtype("sum_parts: addend", &[own.dtype()])?;
-        addend.expect_device("sum_parts: addend", own.device())?;
-    }
+    expect_addend(addend, own)?;
     y.expect_dtype("sum_parts: y", &[own.dtype()])?;
     y.expect_device("sum_parts: y", own.device())?;
     if y.len() != own.len() {
@@ -51,4 +50,12 @@ pub(crate) fn sum_parts_into(
         gpu => cuda::sum_parts(gpu, own, place, others, addend, y)?,
     }
     Ok(())
+}
+
+/// Errors unless the addend, if there is one, is a tensor like `part`.
+fn expect_addend(addend: Option<&Tensor>, part: &Tensor) -> Result<()> {
+    let Some(addend) = addend else { return Ok(()) };
+    addend.expect("sum_parts: addend", part.shape())?;
+    addend.expect_dtype("sum_parts: addend", &[part.dtype()])?;
+    addend.expect_device("sum_parts: addend", part.device())
 }

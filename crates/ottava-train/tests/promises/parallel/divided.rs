@@ -144,10 +144,9 @@ impl LayerRanks for Faulty {
         }
     }
 
-    fn sum(&self, axis: Axis, name: &str, x: Tensor) -> Result<Tensor> {
-        let own = x.duplicate()?;
-        let sum = self.ranks.sum(axis, name, x)?;
-        Ok(if matches!(self.fault, Fault::OwnNorms) && name.ends_with("proj.weight") { own } else { sum })
+    fn sum(&self, axis: Axis, name: &str, x: &Tensor, addend: Option<&Tensor>) -> Result<Tensor> {
+        let sum = self.ranks.sum(axis, name, x, addend)?;
+        Ok(if matches!(self.fault, Fault::OwnNorms) && name.ends_with("proj.weight") { x.clone() } else { sum })
     }
 }
 

@@ -15,6 +15,9 @@ pub(super) struct CommArgs {
     /// Sizes of whole buffers in MiB; by default 1, 4, 16, 64 and 256.
     #[arg(long, value_delimiter = ',', value_parser = crate::commands::count)]
     mib: Vec<usize>,
+    /// Sizes of sums of activations in KiB; by default 8, 32, 128, 512, 1024 and 4096.
+    #[arg(long, value_delimiter = ',', value_parser = crate::commands::count)]
+    sum_kib: Vec<usize>,
     /// Size of the buffers of collectives that overlap with products, in MB (10^6 bytes); by default 200.
     #[arg(long, value_parser = crate::commands::count)]
     beside_mb: Option<usize>,
@@ -40,6 +43,9 @@ impl CommArgs {
         let mut bench = CommBench::for_device(&device);
         if !self.mib.is_empty() {
             bench.bytes = self.mib.iter().map(|mib| mib << 20).collect();
+        }
+        if !self.sum_kib.is_empty() {
+            bench.sum_bytes = self.sum_kib.iter().map(|kib| kib << 10).collect();
         }
         bench.beside_bytes = self.beside_mb.map_or(bench.beside_bytes, |mb| mb * 1_000_000);
         let (leads, prints) = (comm.rank() == 0, comm.rank() == 0 && !self.json);
@@ -67,7 +73,7 @@ impl CommArgs {
 
 fn print_collective(row: &CollectiveRow) {
     out!(
-        "{:<16} {:<10} {:>10.1} {:>12.1} {:>10.1}",
+        "{:<16} {:<10} {:>10.3} {:>12.1} {:>10.1}",
         row.kind.as_str(),
         // Collectives that only move data move bytes, whatever the type.
         if row.kind.dtype().size() == 1 { "bytes" } else { row.kind.dtype().name() },
