@@ -230,6 +230,16 @@ if wants axes; then
         run "eval-$gpus" 60 "$bin/ottava" eval "$model" --data data/wordnet-glosses.txt.gz --recipe bf16 --json "${devices[@]}"
     done
     run generate 60 "$bin/ottava" generate "$model" --prompt "otter (noun):" "${two[@]}"
+    # 60 prompts in one batch, and three of them.
+    seq 1 60 | sed 's/$/ otters (noun): the/' >"$work/prompts.txt"
+    sed -n '7p;23p;60p' "$work/prompts.txt" >"$work/three.txt"
+    for recipe in bf16 fp8-row; do
+        for prompts in prompts three; do
+            run "invariant-$recipe-$prompts" 60 "$bin/ottava" generate "$model" --input "$work/$prompts.txt" --output "$work/$prompts.jsonl" --recipe $recipe \
+                --set skip_slow_linears=false --batch-invariant "${two[@]}"
+        done
+        verdict "texts of two GPUs do not depend on the batch, $recipe" cmp <(sed -n '7p;23p;60p' "$work/prompts.jsonl") "$work/three.jsonl"
+    done
 
     # Sixteen experts in place of each MLP.
     python3 - configs/models/quickstart.json "$work/mixture.json" <<'PY'

@@ -15,17 +15,17 @@ pub(super) struct Gpu {
     pub beside: Beside,
     /// The communicator. `None` until the first call.
     communicator: Mutex<Option<Arc<NcclComm>>>,
-    meeting: Mutex<Meeting>,
-    /// The memory of one-shot sums. `None` until the first sum of the group.
-    inboxes: Mutex<Option<Inboxes>>,
+    meeting: Mutex<Meeting<Arc<Peers>>>,
+    /// The memory of one-shot sums.
+    inboxes: Mutex<Meeting<Inboxes>>,
 }
 
-/// Whether the ranks have determined if their GPUs reach each other's memory.
-pub(super) enum Meeting {
+/// Whether the ranks have determined if their GPUs reach each other's memory in the way that `T` needs.
+pub(super) enum Meeting<T> {
     /// The ranks have not determined it yet.
     Due,
-    /// The ranks have determined it. `None` if the GPUs do not reach each other's memory.
-    Over(Option<Arc<Peers>>),
+    /// The ranks have determined it. `None` if the GPUs do not reach each other's memory in this way.
+    Over(Option<T>),
 }
 
 impl Gpu {
@@ -35,7 +35,7 @@ impl Gpu {
             beside: Beside::Kernels,
             communicator: Mutex::default(),
             meeting: Mutex::new(Meeting::Due),
-            inboxes: Mutex::default(),
+            inboxes: Mutex::new(Meeting::Due),
         }
     }
 
@@ -48,11 +48,11 @@ impl Gpu {
         self.communicator.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub fn meeting(&self) -> MutexGuard<'_, Meeting> {
+    pub fn meeting(&self) -> MutexGuard<'_, Meeting<Arc<Peers>>> {
         self.meeting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub fn inboxes(&self) -> MutexGuard<'_, Option<Inboxes>> {
+    pub fn inboxes(&self) -> MutexGuard<'_, Meeting<Inboxes>> {
         self.inboxes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

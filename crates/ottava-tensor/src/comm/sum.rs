@@ -1,10 +1,11 @@
 //! Sums in the order of the ranks.
 //!
-//! Small sums of GPUs that reach each other's memory are one-shot sums (`ops/sum_parts/one_shot.cu`): a kernel of the compute stream, without NCCL and
+//! Small sums of GPUs that NVLink connects are one-shot sums (`ops/sum_parts/one_shot.cu`): a kernel of the compute stream, without NCCL and
 //! without other streams. Decoding on several GPUs makes two of them per layer. Larger sums exchange slices, add them and gather the sums. Both add in
 //! the same order, so that a row of a sum does not depend on the number of rows.
 
 use super::call::{Call, Op, Reduce};
+use super::gpu::Meeting;
 use super::group::Group;
 use crate::cuda::CudaDevice;
 use crate::device::Device;
@@ -37,7 +38,7 @@ impl Group {
         Ok(y)
     }
 
-    /// Writes the sum to `y` by a kernel. Returns `false` if the ranks do not reach each other's memory, or if the sum is too large.
+    /// Writes the sum to `y` by a kernel. Returns `false` if NVLink does not connect the GPUs, or if the sum is too large.
     fn sum_in_one_shot(&self, call: &Call, x: &Tensor, addend: Option<&Tensor>, y: &mut Tensor) -> Result<bool> {
         let Device::Cuda(device) = x.device() else { return Ok(false) };
         if !Inboxes::fits(x) || !self.reaches(x.device())? {
@@ -50,25 +51,31 @@ impl Group {
         };
         self.communicator()?;
         let mut inboxes = gpu.inboxes();
-        if inboxes.is_none() {
-            *inboxes = Some(self.create_inboxes(device)?);
+        if let Meeting::Due = *inboxes {
+            *inboxes = Meeting::Over(self.create_inboxes(device)?);
         }
-        let inboxes = inboxes.as_mut().expect("they were created");
+        let Meeting::Over(Some(inboxes)) = &mut *inboxes else { return Ok(false) };
         self.note(call);
         ops::sum_in_one_shot(inboxes, x, addend, y)?;
         Ok(true)
     }
 
-    /// Allocates the memory in which other ranks write their parts, and opens the memory of the other ranks. All ranks make this call.
-    fn create_inboxes(&self, device: &Arc<CudaDevice>) -> Result<Inboxes> {
+    /// Allocates the memory in which other ranks write their parts, and opens the memory of the other ranks. All ranks make this call. Returns `None`
+    /// on all ranks if NVLink does not connect all GPUs, because other links may divide what a kernel stores at once.
+    fn create_inboxes(&self, device: &Arc<CudaDevice>) -> Result<Option<Inboxes>> {
         self.expect_uncaptured(device)?;
         let peers = self.peers()?.expect("the ranks reach each other's memory");
+        let uuids = self.agree("GPUs of sums", &peers.uuid())?;
+        let have_nvlink = self.agree("links of sums", &[u8::from(peers.have_nvlink(&uuids)?)])?;
+        if have_nvlink.iter().any(|have| have != &[1]) {
+            return Ok(None);
+        }
         let addresses = device.count_library_memory(|| {
             let (own, exported) = peers.allocate(Inboxes::bytes(self.size()))?;
             let all = self.agree("memory of sums", &exported)?;
             peers.open_for_good(own, &all)
         })?;
-        Inboxes::new(&Device::Cuda(device.clone()), self.rank(), &addresses)
+        Inboxes::new(&Device::Cuda(device.clone()), self.rank(), &addresses).map(Some)
     }
 
     /// Writes the sum to `y`: each rank adds one slice, and all gather the slices. If the ranks cannot divide the elements, they gather the parts.

@@ -11,7 +11,7 @@ pub use event::Event;
 pub(super) use launch::{LaunchConfig, Scheduling, Start, encode};
 pub(super) use module::{Function, Module};
 pub use peer::PeerLink;
-pub(super) use peer::{Exported, IpcHandle, peer_link};
+pub(super) use peer::{Exported, IpcHandle, ordinal_of, peer_link};
 
 use super::load::{DRIVER, LibraryReport, Problem, SearchPath, SharedLibrary, Wanted, functions};
 use super::lock::lock;

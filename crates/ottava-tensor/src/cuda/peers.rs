@@ -8,7 +8,7 @@
 //! A rank that is lost never writes its words. Streams of other ranks then wait forever, as kernels of NCCL do.
 
 use super::device::CudaDevice;
-use super::driver::{Context, Exported, IpcHandle, Stream};
+use super::driver::{self, Context, Exported, IpcHandle, PeerLink, Stream};
 use super::dry;
 use super::lock::lock;
 use super::symmetric::Place;
@@ -99,6 +99,24 @@ impl Peers {
     /// rank, which is valid until the process ends.
     pub(crate) fn open_for_good(&self, own: u64, all: &[Vec<u8>]) -> Result<Vec<u64>> {
         self.open(own, all, true)
+    }
+
+    /// Returns the UUID of this rank's GPU, for [`Peers::have_nvlink`].
+    pub(crate) fn uuid(&self) -> [u8; 16] {
+        self.context().uuid
+    }
+
+    /// Returns whether NVLink connects this rank's GPU with each of the other GPUs. `uuids` has the UUID of each rank's GPU.
+    pub(crate) fn have_nvlink(&self, uuids: &[Vec<u8>]) -> Result<bool> {
+        for (rank, uuid) in uuids.iter().enumerate() {
+            if rank != self.rank {
+                let Some(other) = driver::ordinal_of(uuid)? else { return Ok(false) };
+                if driver::peer_link(self.device.ordinal(), other)? != PeerLink::NvLink {
+                    return Ok(false);
+                }
+            }
+        }
+        Ok(true)
     }
 
     fn context(&self) -> &Context {

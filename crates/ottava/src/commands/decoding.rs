@@ -79,10 +79,6 @@ impl Decoding {
         if let Some(Speculative::Draft { .. }) = self.speculative_config {
             ranks.expect_alone("a draft model")?;
         }
-        if self.batch_invariant && ranks.use_gpus() {
-            // The order in which NCCL adds depends on the position of a row in a message.
-            ranks.expect_alone("--batch-invariant on a GPU")?;
-        }
         Ok(())
     }
 

@@ -117,11 +117,6 @@ impl InferenceRanks {
         &self.device
     }
 
-    /// Whether the ranks compute on GPUs.
-    pub fn use_gpus(&self) -> bool {
-        matches!(self.device, Device::Cuda(_))
-    }
-
     /// Whether this process prints results.
     pub fn leads(&self) -> bool {
         self.ranks.leads()

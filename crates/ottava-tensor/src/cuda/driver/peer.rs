@@ -46,6 +46,22 @@ pub(in crate::cuda) fn peer_link(from: usize, to: usize) -> Result<PeerLink> {
     })
 }
 
+/// Returns the index of the GPU with this UUID among the GPUs that the driver shows.
+pub(in crate::cuda) fn ordinal_of(uuid: &[u8]) -> Result<Option<usize>> {
+    let api = api()?;
+    for ordinal in 0..super::device_count()? {
+        let (mut device, mut found) = (0, [0; 16]);
+        // SAFETY: the driver writes one int.
+        api.check(unsafe { (api.device_get)(&mut device, ordinal as i32) }, "cuDeviceGet")?;
+        // SAFETY: the driver writes 16 bytes.
+        api.check(unsafe { (api.device_uuid)(&mut found, device) }, "cuDeviceGetUuid")?;
+        if found == uuid {
+            return Ok(Some(ordinal));
+        }
+    }
+    Ok(None)
+}
+
 /// `CUipcMemHandle`: a handle with which other processes of the machine open an allocation of the driver.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

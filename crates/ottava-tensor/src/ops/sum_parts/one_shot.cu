@@ -1,86 +1,109 @@
-// Sums over the ranks of a group, whose GPUs write to each other's memory.
+// Sums over the ranks of a group, whose GPUs write to each other's memory over NVLink.
 //
-// A packet of 16 bytes has two words of values, each beside the number of the call. A store of eight bytes is not divided, so a reader that sees the number
-// of the call beside a word has the word of this call: packets need no fences and no flags. This is the protocol LL of NCCL.
+// A line of 128 bytes has 15 words of eight bytes with values, and the number of the call. NVLink does not divide a line that one instruction of a warp
+// stores, so a reader that sees the number of the call has the words of this call: lines need no fences and no flags. This is the protocol LL128 of NCCL.
 //
-// Each block has its own region of the inboxes and its own number of calls. Consecutive calls use different halves. A rank that sends the parts of call
-// i + 2 has received parts of call i + 1 from each other rank, which that rank sent after its call i had ended, so the half is no longer read.
+// Each block has its own region of the inboxes and its own number of calls. Consecutive calls use different halves. A rank that sends the lines of call
+// i + 2 has received lines of call i + 1 from each other rank, which that rank sent after its call i had ended, so the half is no longer read.
 
-#define VALUES (8 / (int)sizeof(X))            // of a packet
-#define PACKETS (THREADS * EACH)               // of a block
+#define VALUES (8 / (int)sizeof(X)) // of a word
+#define WORDS 15                    // of a line
+#define STEP (THREADS / 8)          // lines of a block that are processed at once
+#define LINES (STEP * EACH)         // of a block
 
-// The packets of a rank's inbox that `source` writes for this block.
-__device__ __forceinline__ uint4* packets(u64 inbox, u32 call, int source, int ranks) {
-    return (uint4*)inbox + (((u64)(call & 1) * ranks + source) * BLOCKS + blockIdx.x) * PACKETS;
-}
-__device__ __forceinline__ void send(uint4* to, uint2 values, u32 call) {
-    asm volatile("st.volatile.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(values.x), "r"(call), "r"(values.y), "r"(call) : "memory");
-}
-// Waits for the packet of a call.
-__device__ __forceinline__ uint2 receive(const uint4* from, u32 call) {
-    uint4 packet;
-    do asm volatile("ld.volatile.global.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(packet.x), "=r"(packet.y), "=r"(packet.z), "=r"(packet.w) : "l"(from) : "memory");
-    while (packet.y != call || packet.w != call);
-    return make_uint2(packet.x, packet.z);
-}
-// The values of a packet. The last packet may have fewer.
-union Values {
-    uint2 words;
+union Word {
+    u64 bits;
     X values[VALUES];
 };
-__device__ __forceinline__ Values read(const X* x, u64 at, u64 n, bool whole) {
-    Values v = {};
-    if (whole) v.words = *(const uint2*)(x + at);
-    else
-        for (int i = 0; i < VALUES; i++)
-            if (at + i < n) v.values[i] = x[at + i];
-    return v;
+// The words of a thread: word number `at` and the next one.
+struct Pair {
+    Word a, b;
+};
+// Tensors of n values as words. The last word may have fewer values.
+template <class T> struct Words {
+    T* x;
+    u64 n;
+    bool is_aligned;
+    __device__ __forceinline__ bool is_whole(u64 at) const { return is_aligned && (at + 1) * VALUES <= n; }
+    __device__ __forceinline__ Word read(u64 at) const {
+        Word word = {};
+        if (is_whole(at)) word.bits = *(const u64*)(x + at * VALUES);
+        else
+            for (int i = 0; i < VALUES; i++)
+                if (at * VALUES + i < n) word.values[i] = x[at * VALUES + i];
+        return word;
+    }
+    __device__ __forceinline__ void write(u64 at, Word word) const {
+        if (is_whole(at)) *(u64*)(x + at * VALUES) = word.bits;
+        else
+            for (int i = 0; i < VALUES; i++)
+                if (at * VALUES + i < n) x[at * VALUES + i] = word.values[i];
+    }
+};
+template <class T> __device__ __forceinline__ Words<T> words_of(T* x, u64 n) { return {x, n, aligned(x)}; }
+
+// The lines of a rank's inbox that `source` writes for this block: where this thread writes and reads.
+__device__ __forceinline__ ulonglong2* place(u64 inbox, u64 call, int source, int ranks) {
+    return (ulonglong2*)inbox + (((call & 1) * ranks + source) * BLOCKS + blockIdx.x) * (8 * LINES) + threadIdx.x;
+}
+__device__ __forceinline__ void send(ulonglong2* to, Pair pair) {
+    asm volatile("st.volatile.global.v2.u64 [%0], {%1, %2};" ::"l"(to), "l"(pair.a.bits), "l"(pair.b.bits) : "memory");
+}
+// Waits for the lines of a call. Called by all threads of a warp, of which those with `wants` have a line.
+__device__ __forceinline__ Pair receive(const ulonglong2* from, u64 call, bool wants, bool has_number) {
+    Pair pair = {};
+    do
+        if (wants) asm volatile("ld.volatile.global.v2.u64 {%0, %1}, [%2];" : "=l"(pair.a.bits), "=l"(pair.b.bits) : "l"(from) : "memory");
+    while (__any_sync(0xFFFFFFFF, wants && has_number && pair.b.bits != call));
+    return pair;
+}
+__device__ __forceinline__ void add(float (&sum)[VALUES], Word word, bool is_first) {
+#pragma unroll
+    for (int i = 0; i < VALUES; i++) sum[i] = is_first ? load(word.values[i]) : sum[i] + load(word.values[i]);
+}
+__device__ __forceinline__ Word rounded(const float (&sum)[VALUES]) {
+    Word word;
+#pragma unroll
+    for (int i = 0; i < VALUES; i++) store(&word.values[i], sum[i]);
+    return word;
 }
 
 // Computes y = addend + the sum of x over the ranks, added in their order and rounded once.
-extern "C" __global__ void __launch_bounds__(THREADS) sum_in_one_shot(X* y, const X* x, const X* addend, u32* calls, const u64* inboxes, int rank, int ranks, u64 n) {
+extern "C" __global__ void __launch_bounds__(THREADS) sum_in_one_shot(X* y, const X* x, const X* addend, u64* calls, const u64* inboxes, int rank, int ranks, u64 n) {
     start_successors();
-    const u64 count = (n + VALUES - 1) / VALUES, each = (count + gridDim.x - 1) / gridDim.x;
-    const u64 first = blockIdx.x * each, end = min(first + each, count);
-    const u64 own = inboxes[rank];
-    const bool is_aligned = aligned(y, x) && aligned(addend);
+    const u64 words = (n + VALUES - 1) / VALUES, lines = (words + WORDS - 1) / WORDS, each = (lines + gridDim.x - 1) / gridDim.x;
+    const u64 first = blockIdx.x * each, end = min(first + each, lines), own = inboxes[rank];
+    const int lane = threadIdx.x % 8;
+    const bool has_number = lane == 7; // instead of a second word
+    const auto part = words_of(x, n), addends = words_of(addend, n);
     wait_for_predecessors();
-    const u32 call = calls[blockIdx.x] + 1;
-    Values part[EACH];
+    const u64 call = calls[blockIdx.x] + 1;
+    Pair mine[EACH];
 #pragma unroll
     for (int i = 0; i < EACH; i++) {
-        const u64 p = first + i * THREADS + threadIdx.x;
-        if (p >= end) continue;
-        part[i] = read(x, p * VALUES, n, is_aligned && (p + 1) * VALUES <= n);
-        for (int other = 1; other < ranks; other++) {
-            const int to = (rank + other) % ranks;
-            send(packets(inboxes[to], call, rank, ranks) + (p - first), part[i].words, call);
-        }
+        const u64 line = first + i * STEP + threadIdx.x / 8, at = line * WORDS + 2 * lane;
+        if (line >= end) continue;
+        mine[i].a = part.read(at);
+        if (has_number) mine[i].b.bits = call;
+        else mine[i].b = part.read(at + 1);
+        for (int other = 1; other < ranks; other++) send(place(inboxes[(rank + other) % ranks], call, rank, ranks) + i * THREADS, mine[i]);
     }
 #pragma unroll
     for (int i = 0; i < EACH; i++) {
-        const u64 p = first + i * THREADS + threadIdx.x;
-        if (p >= end) continue;
-        const bool whole = is_aligned && (p + 1) * VALUES <= n;
-        float sum[VALUES];
+        // Uniform in the block.
+        if (first + i * STEP >= end) break;
+        const u64 line = first + i * STEP + threadIdx.x / 8, at = line * WORDS + 2 * lane;
+        const bool wants = line < end;
+        float a[VALUES], b[VALUES];
         for (int source = 0; source < ranks; source++) {
-            Values v = part[i];
-            if (source != rank) v.words = receive(packets(own, call, source, ranks) + (p - first), call);
-#pragma unroll
-            for (int k = 0; k < VALUES; k++) sum[k] = source ? sum[k] + load(v.values[k]) : load(v.values[k]);
+            Pair pair = mine[i];
+            if (source != rank) pair = receive(place(own, call, source, ranks) + i * THREADS, call, wants, has_number);
+            add(a, pair.a, source == 0), add(b, pair.b, source == 0);
         }
-        if (addend) {
-            const Values v = read(addend, p * VALUES, n, whole);
-#pragma unroll
-            for (int k = 0; k < VALUES; k++) sum[k] += load(v.values[k]);
-        }
-        Values result;
-#pragma unroll
-        for (int k = 0; k < VALUES; k++) store(&result.values[k], sum[k]);
-        if (whole) *(uint2*)(y + p * VALUES) = result.words;
-        else
-            for (int k = 0; k < VALUES; k++)
-                if (p * VALUES + k < n) y[p * VALUES + k] = result.values[k];
+        if (!wants) continue;
+        if (addend) add(a, addends.read(at), false), add(b, has_number ? Word{} : addends.read(at + 1), false);
+        words_of(y, n).write(at, rounded(a));
+        if (!has_number) words_of(y, n).write(at + 1, rounded(b));
     }
     // All threads have read the number of the call.
     __syncthreads();

@@ -3,36 +3,39 @@
 use super::expect_addend;
 use crate::ops::declaration::kernels;
 use crate::ops::launch;
-use crate::{Device, Error, Result, Tensor};
+use crate::{DType, Device, Error, Result, Tensor};
 
 kernels! {
     static SOURCE = { file: "one_shot", constants: [THREADS, EACH, BLOCKS], variants: launch::STORAGE };
     kernel sum_in_one_shot(
-        y: *mut X, x: *const X, addend: *const X, calls: *mut u32, inboxes: *const u64, rank: i32, ranks: i32, n: u64
+        y: *mut X, x: *const X, addend: *const X, calls: *mut u64, inboxes: *const u64, rank: i32, ranks: i32, n: u64
     );
 }
 
 /// The threads of a block.
 const THREADS: usize = 512;
 
-/// The most packets of a thread.
+/// The most lines of each eight threads.
 const EACH: usize = 4;
 
-/// The most blocks. They run at once, so that a block that waits for a packet of another rank does not keep other blocks from sending theirs.
+/// The most blocks. They run at once, so that a block that waits for lines of another rank does not keep other blocks from sending theirs.
 const BLOCKS: usize = 64;
 
-/// The bytes of values in a packet.
-const VALUE_BYTES: usize = 8;
+/// The bytes of a line: its values, and the number of its call.
+const LINE_BYTES: usize = 128;
 
-/// The bytes of a packet: its values, and the number of its call beside each word of values.
-const PACKET_BYTES: usize = 2 * VALUE_BYTES;
+/// The bytes of the values of a line.
+const VALUE_BYTES: usize = 120;
+
+/// The lines that a block processes at once.
+const STEP: usize = THREADS / 8;
 
 /// The memory in which the ranks of a group write parts of sums for each other.
 pub(crate) struct Inboxes {
     rank: usize,
     /// The address in this process of each rank's inbox, I64 `[ranks]`.
     addresses: Tensor,
-    /// The number of the last call of each block, I32 `[BLOCKS]`.
+    /// The number of the last call of each block, I64 `[BLOCKS]`.
     calls: Tensor,
 }
 
@@ -40,7 +43,7 @@ impl Inboxes {
     /// Returns the bytes of a rank's inbox in a group of `ranks` ranks. Parts of two consecutive calls are kept: a rank that waits for the parts of a
     /// call may already receive parts of the next call.
     pub(crate) fn bytes(ranks: usize) -> usize {
-        2 * ranks * BLOCKS * THREADS * EACH * PACKET_BYTES
+        2 * ranks * BLOCKS * STEP * EACH * LINE_BYTES
     }
 
     /// Creates the inboxes of a group. `addresses` are those of zeros of [`Inboxes::bytes`] on each rank, which all ranks can write until the process
@@ -48,13 +51,13 @@ impl Inboxes {
     pub(crate) fn new(device: &Device, rank: usize, addresses: &[u64]) -> Result<Inboxes> {
         let addresses: Vec<_> = addresses.iter().map(|&address| address as i64).collect();
         let addresses = Tensor::from_slice(device, &[addresses.len()], &addresses)?;
-        Ok(Inboxes { rank, addresses, calls: Tensor::zeros(device, &[BLOCKS], crate::DType::I32)? })
+        Ok(Inboxes { rank, addresses, calls: Tensor::zeros(device, &[BLOCKS], DType::I64)? })
     }
 
     /// Returns whether a part has a size and a type that fit into an inbox.
     pub(crate) fn fits(part: &Tensor) -> bool {
-        let packets = part.bytes().div_ceil(VALUE_BYTES);
-        launch::storage(part.dtype()).is_ok() && (1..=BLOCKS * THREADS * EACH).contains(&packets)
+        let lines = part.bytes().div_ceil(VALUE_BYTES);
+        launch::storage(part.dtype()).is_ok() && (1..=BLOCKS * STEP * EACH).contains(&lines)
     }
 }
 
@@ -73,10 +76,10 @@ pub(crate) fn sum_in_one_shot(
         return Err(Error::Value("sum_in_one_shot: only GPUs have inboxes".into()));
     };
     let Inboxes { rank, addresses, calls } = inboxes;
-    let blocks = x.bytes().div_ceil(VALUE_BYTES).div_ceil(THREADS).min(BLOCKS);
+    let blocks = x.bytes().div_ceil(VALUE_BYTES).div_ceil(STEP).min(BLOCKS);
     let entry = kernel::sum_in_one_shot(y, x, addend, calls, &*addresses, *rank, addresses.len(), x.len());
     let kernel = SOURCE.kernel(launch::storage(x.dtype())?, entry);
-    // SAFETY: `x`, `addend` and `y` have equally many elements, and their packets fit into the inboxes, which live until the process ends. Before it
+    // SAFETY: `x`, `addend` and `y` have equally many elements, and their lines fit into the inboxes, which live until the process ends. Before it
     // waits, the kernel reads only the addresses, which never change.
     unsafe { gpu.launch_early(&kernel, [blocks as u32, 1, 1], THREADS as u32, 0) }
 }
