@@ -91,7 +91,7 @@ fn pages_of_allowed_origins_may_ask() {
         assert!(answer.starts_with("http/1.1 204"), "{answer}");
         assert!(answer.contains(&format!("access-control-allow-origin: {origin}\r\n")), "{answer}");
         assert!(answer.contains("access-control-allow-headers: authorization,x-stainless-os"), "{answer}");
-        assert!(answer.contains("access-control-allow-methods: get, post, options"), "{answer}");
+        assert!(answer.contains("access-control-allow-methods: get, post, delete, options"), "{answer}");
     }
     assert!(!preflight("https://other.example").contains("access-control"));
     // The request itself still needs the key, and pages can read the error.
@@ -315,9 +315,20 @@ fn demanded_calls_of_tools_conform_to_their_parameters() {
                         events.lines().filter_map(|line| line.strip_prefix("data: ")).filter(|data| *data != "[DONE]");
                     let choices: Vec<Value> =
                         events.map(|data| serde_json::from_str::<Value>(data).unwrap()["choices"][0].take()).collect();
-                    let calls =
-                        choices.iter().filter_map(|choice| choice["delta"]["tool_calls"].as_array()).flatten().cloned();
-                    (calls.collect(), choices.last().unwrap()["finish_reason"].clone())
+                    let deltas = choices.iter().filter_map(|choice| choice["delta"]["tool_calls"].as_array()).flatten();
+                    let mut calls: Vec<Value> = Vec::new();
+                    for delta in deltas {
+                        match delta["id"].is_string() {
+                            true => calls.push(delta.clone()),
+                            false => {
+                                let call = calls.last_mut().unwrap();
+                                let more = delta["function"]["arguments"].as_str().unwrap();
+                                let arguments = call["function"]["arguments"].as_str().unwrap().to_string() + more;
+                                call["function"]["arguments"] = arguments.into();
+                            }
+                        }
+                    }
+                    (calls.into(), choices.last().unwrap()["finish_reason"].clone())
                 }
             };
             if reason == "length" {
