@@ -40,6 +40,7 @@ mod chat;
 mod chat_request;
 mod choice;
 mod choices;
+mod closed;
 mod completions;
 mod connections;
 mod constraint;

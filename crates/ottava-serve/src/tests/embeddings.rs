@@ -64,9 +64,9 @@ fn requests_for_embeddings_that_cannot_be_answered_are_refused() {
 fn embeddings_can_be_shortened() {
     let server = start(|_, _| {});
     let answer = server.post("/v1/embeddings", json!({"input": [[4, 7], [3, 1, 1]], "dimensions": 2}));
-    for (entry, whole) in answer["data"].as_array().unwrap().iter().zip([[2.0, 4.0], [3.0, 3.0]]) {
+    for (entry, whole) in answer["data"].as_array().unwrap().iter().zip([[2.0_f64, 4.0], [3.0, 3.0]]) {
         let values: Vec<f64> = serde_json::from_value(entry["embedding"].clone()).unwrap();
-        let norm = (whole[0] * whole[0] + whole[1] * whole[1] as f64).sqrt();
+        let norm = (whole[0] * whole[0] + whole[1] * whole[1]).sqrt();
         assert!(values.len() == 2 && (values[0] - whole[0] / norm).abs() < 1e-6, "{values:?}");
     }
 }

@@ -110,7 +110,7 @@ fn streams_of_responses_have_the_events_of_openai_in_order() {
         let deltas: String = of_item().filter_map(|(_, data)| data["delta"].as_str()).collect();
         let whole = item["arguments"].as_str().or_else(|| item["content"][0]["text"].as_str());
         assert_eq!(Some(deltas.as_str()), whole);
-        assert_eq!(of_item().last().unwrap().1["item"], *item);
+        assert_eq!(of_item().next_back().unwrap().1["item"], *item);
         assert!(of_item().all(|(_, data)| data["item_id"].is_null() || data["item_id"] == item["id"]));
     }
     assert_eq!(server.call(&format!("{RESPONSES}/{}", last["id"].as_str().unwrap()), None, None).1, last.to_string());
