@@ -4,7 +4,7 @@ use crate::format::Part;
 
 /// What a block is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum BlockKind {
     Reasoning,
     Content,
     Call,
@@ -13,7 +13,7 @@ pub enum Kind {
 /// A block of an answer.
 #[derive(Clone, Debug)]
 pub struct Block {
-    pub kind: Kind,
+    pub kind: BlockKind,
     /// The text, or the arguments of a call.
     pub text: String,
     /// The name of the function, if the block is a call.
@@ -47,15 +47,15 @@ impl Blocks {
     /// Adds a part.
     pub fn add(&mut self, part: Part) -> Vec<Change> {
         match part {
-            Part::Reasoning(text) => self.add_text(Kind::Reasoning, text),
-            Part::Content(text) => self.add_text(Kind::Content, text),
-            Part::Call { name, id } => self.begin(Block { kind: Kind::Call, text: String::new(), name, id }),
-            Part::Arguments(text) => self.add_text(Kind::Call, text),
+            Part::Reasoning(text) => self.add_text(BlockKind::Reasoning, text),
+            Part::Content(text) => self.add_text(BlockKind::Content, text),
+            Part::Call { name, id } => self.begin(Block { kind: BlockKind::Call, text: String::new(), name, id }),
+            Part::Arguments(text) => self.add_text(BlockKind::Call, text),
             Part::EndOfCall => self.end(),
         }
     }
 
-    fn add_text(&mut self, kind: Kind, text: String) -> Vec<Change> {
+    fn add_text(&mut self, kind: BlockKind, text: String) -> Vec<Change> {
         let goes_on = self.is_open && self.list.last().is_some_and(|block| block.kind == kind);
         let mut changes = match goes_on {
             true => Vec::new(),
@@ -86,7 +86,7 @@ impl Blocks {
     /// Ends the list. An answer has one block at least, which may be an empty text.
     pub fn finish(&mut self) -> Vec<Change> {
         let mut changes = match self.list.is_empty() {
-            true => self.add_text(Kind::Content, String::new()),
+            true => self.add_text(BlockKind::Content, String::new()),
             false => Vec::new(),
         };
         changes.extend(self.end());

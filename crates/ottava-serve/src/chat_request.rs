@@ -7,7 +7,7 @@ use crate::constraint;
 use crate::error::{ApiError, Result};
 use crate::params::{self, Params};
 use crate::reader::{Division, Reader};
-use crate::served::{Asked, Rendered, Served};
+use crate::served::{PromptOptions, Rendered, Served};
 use crate::tool_calls::{Calls, Tools};
 use crate::tool_choice::{Kind, ToolChoice};
 use ottava_data::{Chat, PromptForm, parse_json};
@@ -90,8 +90,8 @@ impl Conversation {
         let continued =
             form.continue_final_message.then(|| chat.messages.last().map_or("", |last| text_of(last)).to_string());
         let effort = body.text("reasoning_effort")?.map(str::to_string);
-        let asked_of_template = Asked { form, effort, reasoning, continued };
-        let Rendered { ids: prompt, opened, describes } = served.render(body.bytes, chat, asked_of_template).await?;
+        let options = PromptOptions { form, effort, reasoning, continued };
+        let Rendered { ids: prompt, opened, describes } = served.render(body.bytes, chat, options).await?;
         served.expect_known("messages", &prompt)?;
         let parser =
             served.tool_call_parser.or_else(|| describes.then(|| "hermes".parse().expect("it is implemented")));

@@ -1,4 +1,4 @@
-//! Tools in the words of messages, for chat templates that do not read tools. The format of calls is that of the parser `hermes`.
+//! Tools in the words of messages, for chat templates that do not read tools. Calls have the format of the parser `hermes`.
 
 use ottava_data::Chat;
 use serde_json::{Value, json};

@@ -47,7 +47,7 @@ pub struct Encoded {
 
 /// What a request asks of the prompt of its conversation.
 #[derive(Default)]
-pub struct Asked {
+pub struct PromptOptions {
     pub form: PromptForm,
     /// The effort of reasoning.
     pub effort: Option<String>,
@@ -176,7 +176,7 @@ impl Served {
     }
 
     /// Renders and tokenizes a conversation, which had `bytes` bytes as JSON.
-    pub async fn render(&self, bytes: usize, chat: Chat, asked: Asked) -> Result<Rendered> {
+    pub async fn render(&self, bytes: usize, chat: Chat, asked: PromptOptions) -> Result<Rendered> {
         let Some(template) = self.template.clone() else {
             return Err(ApiError::invalid("the model has no chat template; use /v1/completions"));
         };
@@ -185,7 +185,7 @@ impl Served {
             // Clients must not see the path of the template.
             let path = format!("chat template {}", template.path().display());
             let failed = |reason: String| ApiError::field("messages", reason.replace(&path, "the chat template"));
-            let Asked { mut form, effort, reasoning, continued } = asked;
+            let PromptOptions { mut form, effort, reasoning, continued } = asked;
             let reads = |name: &str| template.reads_variable(name, !chat.tools.is_null());
             for name in form.kwargs.keys().filter(|name| !reads(name)) {
                 tolerance

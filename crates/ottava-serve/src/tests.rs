@@ -234,10 +234,15 @@ fn start_with(
     Server { address: receiver.recv().unwrap(), log, thread }
 }
 
+/// A client that returns answers of any status.
+fn agent() -> ureq::Agent {
+    ureq::Agent::config_builder().http_status_as_error(false).build().into()
+}
+
 impl Server {
     /// Sends a request, and returns the status and the body of the answer.
     fn call(&self, path: &str, body: Option<&Value>, key: Option<&str>) -> (u16, String) {
-        let agent: ureq::Agent = ureq::Agent::config_builder().http_status_as_error(false).build().into();
+        let agent = agent();
         let url = format!("http://{}{path}", self.address);
         let with_key = key.map_or_else(String::new, |key| format!("Bearer {key}"));
         let mut response = match body {
@@ -548,7 +553,7 @@ fn paths_names_and_ids_are_those_that_clients_of_other_servers_use() {
     ] {
         assert!(metrics.contains(line), "{line} is missing in\n{metrics}");
     }
-    let agent: ureq::Agent = ureq::Agent::config_builder().http_status_as_error(false).build().into();
+    let agent = agent();
     let id_of = |sent: Option<&str>| {
         let mut get = agent.get(format!("http://{}/v1/models", server.address));
         if let Some(id) = sent {

@@ -4,7 +4,7 @@ use crate::body::{Body, MOST_VALUES, Prompt};
 use crate::chat_request::{conversation, prompt_form};
 use crate::error::{ApiError, Result};
 use crate::logprobs::Place;
-use crate::served::{Asked, Served};
+use crate::served::{PromptOptions, Served};
 use serde_json::{Value, json};
 
 /// The fields of `/tokenize`: a text or a conversation.
@@ -35,7 +35,7 @@ pub async fn tokenize(served: &Served, body: &mut Body) -> Result<Value> {
             return Err(ApiError::field("add_special_tokens", message));
         }
         (None, Some(_)) => {
-            let asked = Asked { form: prompt_form(body)?, ..Asked::default() };
+            let asked = PromptOptions { form: prompt_form(body)?, ..PromptOptions::default() };
             served.render(body.bytes, conversation(body)?, asked).await?.ids
         }
         _ => return Err(ApiError::field("prompt", "give either `prompt`, a text, or `messages`")),

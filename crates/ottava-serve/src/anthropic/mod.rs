@@ -3,7 +3,7 @@
 mod request;
 
 use crate::answer::{Answer, Form, Message, Work, new_id};
-use crate::blocks::{Block, Blocks, Change, Kind};
+use crate::blocks::{Block, BlockKind, Blocks, Change};
 use crate::body::Body;
 use crate::chat_request::Conversation;
 use crate::choice::Delta;
@@ -19,7 +19,7 @@ use tokio::sync::OwnedSemaphorePermit;
 pub use request::{COUNT, fields};
 
 /// A message of the assistant.
-pub struct Reply {
+pub struct MessageReply {
     blocks: Blocks,
     /// The id of each block, which only calls tell.
     ids: Vec<String>,
@@ -33,13 +33,13 @@ pub async fn message(
     permit: OwnedSemaphorePermit,
     body: Body,
     timer: Timer,
-) -> Result<Answer<Reply>> {
+) -> Result<Answer<MessageReply>> {
     if body.count("max_tokens")?.is_none() {
         return Err(ApiError::field("max_tokens", "`max_tokens` is missing"));
     }
     let chat = request::translate(&served, &body)?;
     let conversation = Conversation::read(&served, &chat).await.map_err(|error| error.renamed(RENAMED))?;
-    let form = Reply { blocks: Blocks::default(), ids: Vec::new(), finish: None, ready: Vec::new() };
+    let form = MessageReply { blocks: Blocks::default(), ids: Vec::new(), finish: None, ready: Vec::new() };
     Answer::start(served, permit, conversation.prepared, form, timer)
 }
 
@@ -65,7 +65,7 @@ pub fn error(error: &ApiError) -> Value {
     json!({"type": "error", "error": {"type": kind, "message": error.message()}})
 }
 
-impl Reply {
+impl MessageReply {
     fn message(&self, work: &Work, content: Value) -> Value {
         let usage = work.usage();
         let (reason, sequence) = self.stop();
@@ -84,7 +84,7 @@ impl Reply {
     /// Why the message has ended, and the text that has ended it.
     fn stop(&self) -> (Option<&'static str>, Option<&str>) {
         let Some(finish) = &self.finish else { return (None, None) };
-        let calls = self.blocks.list().iter().any(|block| block.kind == Kind::Call);
+        let calls = self.blocks.list().iter().any(|block| block.kind == BlockKind::Call);
         match (&finish.stop, finish.reason) {
             (_, "length") => (Some("max_tokens"), None),
             _ if calls => (Some("tool_use"), None),
@@ -112,14 +112,14 @@ impl Reply {
                 }
                 Change::Add(index, text) => {
                     let delta = match self.blocks.list()[index].kind {
-                        Kind::Reasoning => json!({"type": "thinking_delta", "thinking": text}),
-                        Kind::Content => json!({"type": "text_delta", "text": text}),
-                        Kind::Call => json!({"type": "input_json_delta", "partial_json": text}),
+                        BlockKind::Reasoning => json!({"type": "thinking_delta", "thinking": text}),
+                        BlockKind::Content => json!({"type": "text_delta", "text": text}),
+                        BlockKind::Call => json!({"type": "input_json_delta", "partial_json": text}),
                     };
                     self.push("content_block_delta", json!({"index": index, "delta": delta}));
                 }
                 Change::End(index) => {
-                    if self.blocks.list()[index].kind == Kind::Reasoning {
+                    if self.blocks.list()[index].kind == BlockKind::Reasoning {
                         let delta = json!({"type": "signature_delta", "signature": ""});
                         self.push("content_block_delta", json!({"index": index, "delta": delta}));
                     }
@@ -134,16 +134,16 @@ impl Reply {
 fn content_block(block: &Block, id: &str) -> Value {
     let Block { kind, text, name, .. } = block;
     match kind {
-        Kind::Reasoning => json!({"type": "thinking", "thinking": text, "signature": ""}),
-        Kind::Content => json!({"type": "text", "text": text}),
-        Kind::Call => {
+        BlockKind::Reasoning => json!({"type": "thinking", "thinking": text, "signature": ""}),
+        BlockKind::Content => json!({"type": "text", "text": text}),
+        BlockKind::Call => {
             let input = ottava_data::parse_json(text).ok().filter(Value::is_object).unwrap_or_else(|| json!({}));
             json!({"type": "tool_use", "id": id, "name": name, "input": input})
         }
     }
 }
 
-impl Form for Reply {
+impl Form for MessageReply {
     const ID: &'static str = "msg_";
 
     fn add(&mut self, _served: &Served, _index: usize, part: Delta) -> Result<()> {

@@ -1,6 +1,6 @@
 //! Items of requests and responses, and the messages of a chat that they stand for.
 
-use crate::blocks::{Block, Kind};
+use crate::blocks::{Block, BlockKind};
 use crate::error::{ApiError, Result};
 use serde_json::{Value, json};
 
@@ -9,13 +9,13 @@ pub fn item(block: &Block, (id, call): &(String, String), done: bool) -> Value {
     let status = if done { "completed" } else { "in_progress" };
     let parts = |kind| if done { json!([part(kind, &block.text)]) } else { json!([]) };
     match block.kind {
-        Kind::Reasoning => {
+        BlockKind::Reasoning => {
             json!({"id": id, "type": "reasoning", "status": status, "summary": [], "content": parts(block.kind)})
         }
-        Kind::Content => {
+        BlockKind::Content => {
             json!({"id": id, "type": "message", "status": status, "role": "assistant", "content": parts(block.kind)})
         }
-        Kind::Call => {
+        BlockKind::Call => {
             let arguments = if done { &block.text } else { "" };
             json!({
                 "id": id, "type": "function_call", "status": status, "call_id": call, "name": block.name,
@@ -26,10 +26,12 @@ pub fn item(block: &Block, (id, call): &(String, String), done: bool) -> Value {
 }
 
 /// A part of an item.
-pub fn part(kind: Kind, text: &str) -> Value {
+pub fn part(kind: BlockKind, text: &str) -> Value {
     match kind {
-        Kind::Reasoning => json!({"type": "reasoning_text", "text": text}),
-        Kind::Content | Kind::Call => json!({"type": "output_text", "text": text, "annotations": [], "logprobs": []}),
+        BlockKind::Reasoning => json!({"type": "reasoning_text", "text": text}),
+        BlockKind::Content | BlockKind::Call => {
+            json!({"type": "output_text", "text": text, "annotations": [], "logprobs": []})
+        }
     }
 }
 

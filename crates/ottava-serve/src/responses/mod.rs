@@ -6,7 +6,7 @@ mod request;
 mod stream;
 
 use crate::answer::{Answer, Form, Message, Work};
-use crate::blocks::{Blocks, Kind};
+use crate::blocks::{BlockKind, Blocks};
 use crate::body::Body;
 use crate::chat::id_of_call;
 use crate::chat_request::Conversation;
@@ -23,7 +23,7 @@ use tokio::sync::OwnedSemaphorePermit;
 pub use request::fields;
 
 /// A response.
-pub struct Reply {
+pub struct ResponseReply {
     served: Arc<Served>,
     asked: Asked,
     blocks: Blocks,
@@ -40,10 +40,10 @@ pub async fn respond(
     permit: OwnedSemaphorePermit,
     body: Body,
     timer: Timer,
-) -> Result<Answer<Reply>> {
+) -> Result<Answer<ResponseReply>> {
     let (asked, chat) = request::translate(&served, body)?;
     let conversation = Conversation::read(&served, &chat).await.map_err(|error| error.renamed(RENAMED))?;
-    let form = Reply {
+    let form = ResponseReply {
         served: served.clone(),
         asked,
         blocks: Blocks::default(),
@@ -67,7 +67,7 @@ pub fn delete(served: &Served, id: &str) -> Result<Value> {
     }
 }
 
-impl Reply {
+impl ResponseReply {
     /// The response in a state.
     fn response(&self, work: &Work, status: &str) -> Value {
         let usage = work.usage();
@@ -107,12 +107,12 @@ impl Reply {
 
     /// Adds the items that blocks have begun, and their events.
     fn follow(&mut self, changes: Vec<crate::blocks::Change>) {
-        let Reply { blocks, ids, events, .. } = self;
+        let ResponseReply { blocks, ids, events, .. } = self;
         for block in &blocks.list()[ids.len()..] {
             let (start, call) = match block.kind {
-                Kind::Reasoning => ("rs_", String::new()),
-                Kind::Content => ("msg_", String::new()),
-                Kind::Call => ("fc_", block.id.clone().unwrap_or_else(id_of_call)),
+                BlockKind::Reasoning => ("rs_", String::new()),
+                BlockKind::Content => ("msg_", String::new()),
+                BlockKind::Call => ("fc_", block.id.clone().unwrap_or_else(id_of_call)),
             };
             ids.push((crate::answer::new_id(start), call));
         }
@@ -134,7 +134,7 @@ impl Reply {
     }
 }
 
-impl Form for Reply {
+impl Form for ResponseReply {
     const ID: &'static str = "resp_";
 
     fn add(&mut self, _served: &Served, _index: usize, part: Delta) -> Result<()> {

@@ -2,7 +2,7 @@
 
 use super::items::{item, part};
 use crate::answer::Message;
-use crate::blocks::{Blocks, Change, Kind};
+use crate::blocks::{BlockKind, Blocks, Change};
 use serde_json::{Value, json};
 
 /// The events that were not sent.
@@ -31,15 +31,15 @@ impl Events {
         let with = |mut fields: Value| {
             fields["output_index"] = index.into();
             fields["item_id"] = ids.0.clone().into();
-            if block.kind != Kind::Call {
+            if block.kind != BlockKind::Call {
                 fields["content_index"] = 0.into();
             }
             fields
         };
         let [delta, done] = match block.kind {
-            Kind::Reasoning => ["response.reasoning_text.delta", "response.reasoning_text.done"],
-            Kind::Content => ["response.output_text.delta", "response.output_text.done"],
-            Kind::Call => ["response.function_call_arguments.delta", "response.function_call_arguments.done"],
+            BlockKind::Reasoning => ["response.reasoning_text.delta", "response.reasoning_text.done"],
+            BlockKind::Content => ["response.output_text.delta", "response.output_text.done"],
+            BlockKind::Call => ["response.function_call_arguments.delta", "response.function_call_arguments.done"],
         };
         match change {
             Change::Begin(_) => {
@@ -47,25 +47,25 @@ impl Events {
                     "response.output_item.added",
                     json!({"output_index": index, "item": item(block, ids, false)}),
                 );
-                if block.kind != Kind::Call {
+                if block.kind != BlockKind::Call {
                     self.push("response.content_part.added", with(json!({"part": part(block.kind, "")})));
                 }
             }
             Change::Add(_, text) => {
                 let fields = match block.kind {
-                    Kind::Content => json!({"delta": text, "logprobs": []}),
-                    Kind::Reasoning | Kind::Call => json!({"delta": text}),
+                    BlockKind::Content => json!({"delta": text, "logprobs": []}),
+                    BlockKind::Reasoning | BlockKind::Call => json!({"delta": text}),
                 };
                 self.push(delta, with(fields));
             }
             Change::End(_) => {
                 let text = &block.text;
                 match block.kind {
-                    Kind::Call => self.push(done, with(json!({"name": block.name, "arguments": text}))),
-                    Kind::Reasoning => self.push(done, with(json!({"text": text}))),
-                    Kind::Content => self.push(done, with(json!({"text": text, "logprobs": []}))),
+                    BlockKind::Call => self.push(done, with(json!({"name": block.name, "arguments": text}))),
+                    BlockKind::Reasoning => self.push(done, with(json!({"text": text}))),
+                    BlockKind::Content => self.push(done, with(json!({"text": text, "logprobs": []}))),
                 }
-                if block.kind != Kind::Call {
+                if block.kind != BlockKind::Call {
                     self.push("response.content_part.done", with(json!({"part": part(block.kind, text)})));
                 }
                 self.push("response.output_item.done", json!({"output_index": index, "item": item(block, ids, true)}));

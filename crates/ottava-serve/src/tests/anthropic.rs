@@ -20,7 +20,7 @@ fn server() -> Server {
 
 /// Sends a request with Anthropic's headers. Returns status and body.
 fn call(server: &Server, path: &str, body: &Value) -> (u16, String) {
-    let agent: ureq::Agent = ureq::Agent::config_builder().http_status_as_error(false).build().into();
+    let agent = agent();
     let post = agent.post(format!("http://{}{path}", server.address)).header("x-api-key", "secret");
     let mut response = post.header("Content-Type", "application/json").send(body.to_string()).unwrap();
     assert!(response.headers().contains_key("x-request-id"));

@@ -136,7 +136,7 @@ fn a_response_goes_on_from_a_stored_one() {
         prompt(&server)
     );
     assert_eq!(server.call(&format!("{RESPONSES}/{}", third["id"].as_str().unwrap()), None, None).0, 404);
-    let agent: ureq::Agent = ureq::Agent::config_builder().http_status_as_error(false).build().into();
+    let agent = agent();
     let delete = || agent.delete(format!("http://{}{path}", server.address)).call().unwrap().status().as_u16();
     assert_eq!((delete(), delete()), (200, 404));
     let (status, error) = server.refused(RESPONSES, &next);

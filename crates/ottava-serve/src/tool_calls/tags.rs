@@ -12,10 +12,11 @@ use serde_json::Value;
 pub struct Names {
     /// The tags around calls, if there are such tags.
     around: Option<[&'static str; 2]>,
-    /// The tag before the name of a function, and the texts after the name. An answer has the first text, and the others stay for the parameters.
+    /// The tag before the name of a function.
     call: &'static str,
+    /// The texts that end the name.
     name_end: &'static [&'static str],
-    /// Whether the first text of `name_end` belongs to the name.
+    /// Whether the text that ends the name belongs to the tag of the name. Otherwise it begins the parameters, or ends the call.
     name_has_end: bool,
     /// Around the key of a parameter.
     key: [&'static str; 2],
@@ -76,7 +77,7 @@ enum Place {
     Outside,
     /// Between the parameters of a call.
     Parameters,
-    /// Within the value of a parameter, which is a text of which some may have been read.
+    /// Within the value of a parameter that is a text. The beginning of the text may have been read.
     Text {
         has_begun: bool,
     },

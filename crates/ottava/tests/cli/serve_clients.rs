@@ -350,7 +350,7 @@ fn demanded_calls_of_tools_conform_to_their_parameters() {
     run.fail(
         &["serve", "model", "--tool-call-parser", "x"],
         1,
-        &["there is no parser \"x\"; hermes, llama3_json, mistral"],
+        &["there is no parser \"x\"; hermes, qwen, "],
     );
 }
 
