@@ -248,12 +248,18 @@ fn prompts_that_begin_alike_share_the_cache() {
         let value = |name: &str| text.lines().find_map(|line| line.strip_prefix(name)?.trim().parse::<u64>().ok());
         (value("ottava:prefix_cache_hits_total"), value("ottava:prefix_cache_queries_total"))
     };
-    let texts =
-        |server: &Server| ["a", "b", "a"].map(|tail| server.post("/v1/completions", body(tail))["choices"][0].clone());
+    let answers = |server: &Server| ["a", "b", "a"].map(|tail| server.post("/v1/completions", body(tail)));
+    let texts = |answers: &[Value; 3]| answers.each_ref().map(|answer| answer["choices"][0].clone());
+    let cached = |answers: &[Value; 3]| {
+        answers.each_ref().map(|answer| answer["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap())
+    };
     let (shared, computed) = (Server::start(&run, &[]), Server::start(&run, &["--no-enable-prefix-caching"]));
-    assert_eq!(texts(&shared), texts(&computed));
+    let (with, without) = (answers(&shared), answers(&computed));
+    assert_eq!(texts(&with), texts(&without));
     let (Some(found), Some(all)) = hits(&shared) else { panic!("no metrics") };
     assert!(found >= 64 && found < all, "{found} of {all}");
+    assert_eq!((cached(&with).iter().sum::<u64>(), cached(&without)), (found, [0, 0, 0]));
+    assert!(cached(&with)[0] == 0 && cached(&with)[1] > 0, "{:?}", cached(&with));
     assert_eq!(hits(&computed), (Some(0), Some(0)));
 }
 
@@ -347,11 +353,7 @@ fn demanded_calls_of_tools_conform_to_their_parameters() {
         }
     }
     assert!(complete >= 5, "{complete} of 8 answers end before the limit of tokens");
-    run.fail(
-        &["serve", "model", "--tool-call-parser", "x"],
-        1,
-        &["there is no parser \"x\"; hermes, qwen, "],
-    );
+    run.fail(&["serve", "model", "--tool-call-parser", "x"], 1, &["there is no parser \"x\"; hermes, qwen, "]);
 }
 
 /// The log-probability of a token that is drawn at a temperature, as `processed_logprobs`, is the one at `logits / temperature`: with as many likeliest
