@@ -2,7 +2,7 @@
 # The proofs that take too long for every commit, on the CPU. Prints a table of the parts with their times and results; logs are in
 # target/nightly. Fails if a part does.
 #
-# usage: scripts/nightly.sh [PART...]    by default all: kernels book convergence memory ranks combinations kill interruptions parsers soak sentinel smollm2 chat suites families verifiers
+# usage: scripts/nightly.sh [PART...]    by default all: kernels book convergence memory ranks combinations kill interruptions parsers soak sentinel smollm2 chat suites families verifiers clients
 # smollm2 and chat download SmolLM2 (110 MB), smollm2 and families torch and transformers, suites also peft, trl, datasets and gguf, and verifiers
 # the package verifiers, into target/nightly/python.
 set -uo pipefail
@@ -91,12 +91,19 @@ verifiers() {
         "$logs/python/bin/python" scripts/check_verifiers.py target/release/ottava
 }
 
+# The ordinary calls of clients of OpenAI's and Anthropic's APIs. uv resolves the packages in seconds, and pip in more than ten minutes.
+clients() {
+    packages uv && "$logs/python/bin/uv" pip install --quiet --python "$logs/python/bin/python" openai==3.3.0 openai-agents==0.24.0 anthropic==2.14.0 \
+        langchain-openai==1.7.4 litellm==1.110.2 instructor==1.17.0 "pydantic-ai-slim[openai]==2.38.0" &&
+        cargo build --release --locked -p ottava && "$logs/python/bin/python" scripts/clients.py target/release/ottava
+}
+
 parts=("$@")
-[ $# -gt 0 ] || parts=(kernels book convergence memory ranks combinations kill interruptions parsers soak sentinel smollm2 chat suites families verifiers)
+[ $# -gt 0 ] || parts=(kernels book convergence memory ranks combinations kill interruptions parsers soak sentinel smollm2 chat suites families verifiers clients)
 rows=() failed=0
 for part in "${parts[@]}"; do
     case $part in
-    kernels | book | convergence | memory | ranks | combinations | kill | interruptions | parsers | soak | sentinel | smollm2 | chat | suites | families | verifiers) ;;
+    kernels | book | convergence | memory | ranks | combinations | kill | interruptions | parsers | soak | sentinel | smollm2 | chat | suites | families | verifiers | clients) ;;
     *) echo "nightly.sh: there is no part $part" >&2 && exit 1 ;;
     esac
     echo "== $part"

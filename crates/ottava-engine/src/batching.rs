@@ -205,7 +205,7 @@ impl Engine {
     ///
     /// Errors with [`Error::NonFinite`] for logits that are infinite or NaN.
     pub fn step(&mut self) -> Result<Vec<Event>> {
-        let cancelled = |id| Event::Finished { id, reason: FinishReason::Cancelled };
+        let cancelled = |id| Event::Finished { id, reason: FinishReason::Cancelled, cached_tokens: 0 };
         self.await_masks();
         self.announce()?;
         // A step that ended with an error may have left states after proposed tokens.
@@ -272,6 +272,8 @@ impl Engine {
                 self.stats.prefix_queries += sequence.tokens.len() as u64;
                 self.stats.prefix_hits += sequence.computed as u64;
             }
+            let cached_tokens = if shares { sequence.computed } else { 0 };
+            sequence.cached_tokens.get_or_insert(cached_tokens);
             let mut new = budget.most(&sequence);
             if matches!(self.model.device(), Device::Cuda(_)) && new > PREFILL_MULTIPLE {
                 new -= new % PREFILL_MULTIPLE;
@@ -371,7 +373,8 @@ impl Engine {
                 return true;
             };
             sequence.put_back(pools);
-            events.push(Event::Finished { id: sequence.id, reason });
+            let cached_tokens = sequence.cached_tokens.unwrap_or(0);
+            events.push(Event::Finished { id: sequence.id, reason, cached_tokens });
             false
         });
     }

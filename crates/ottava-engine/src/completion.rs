@@ -83,7 +83,7 @@ pub fn complete(
                         on_end(at.number, Completion { reason: FinishReason::Stop, ..at.done })?;
                     }
                 }
-                Event::Finished { id, reason } => {
+                Event::Finished { id, reason, .. } => {
                     let Some(mut at) = live.remove(&id) else { continue };
                     let rest = at.stream.finish();
                     if !rest.is_empty() {

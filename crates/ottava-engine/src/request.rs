@@ -120,6 +120,8 @@ pub enum Event {
         id: RequestId,
         /// The reason why the completion ended.
         reason: FinishReason,
+        /// The number of tokens of the prompt that were in the cache when the request began; 0 for a cancelled request.
+        cached_tokens: usize,
     },
 }
 

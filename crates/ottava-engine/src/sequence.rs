@@ -39,6 +39,8 @@ pub struct Sequence {
     pub prompt_logprobs: Vec<Option<TokenLogprob>>,
     /// Whether the log-probabilities of the prompt were reported.
     pub is_scored: bool,
+    /// The number of tokens of the prompt that were in the cache when the request began.
+    pub cached_tokens: Option<usize>,
     /// The sum of the activations of the prompt so far, for requests with `pooling`.
     pub pooled: Vec<f64>,
     /// Whether the embedding was reported.
@@ -66,6 +68,7 @@ impl Sequence {
             rests: false,
             end,
             prompt_logprobs,
+            cached_tokens: None,
             is_scored,
             pooled,
             is_pooled,

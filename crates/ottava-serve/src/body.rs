@@ -1,9 +1,10 @@
-//! The JSON object of a request. A field that is missing or `null` has its default. A field that is unknown, too long or of another type is an error
-//! that names the field.
+//! The JSON object of a request. A field that is missing or `null` has its default. A field that is too long or of another type is an error that names
+//! the field. Unknown fields are skipped, and their names are kept.
 //!
 //! Limits are checked while the body is parsed, so a list that is too long is refused before it is in memory.
 
 use crate::error::{ApiError, Result};
+use crate::tolerance::Tolerance;
 use ottava_data::keep_integers;
 use serde::de::value::SeqAccessDeserializer;
 use serde::de::{DeserializeSeed, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
@@ -17,17 +18,22 @@ pub const MOST_VALUES: usize = 1 << 16;
 /// The maximum number of prompts of a request.
 pub const MOST_PROMPTS: usize = 1024;
 
-/// Fields that are prompts: `input` of requests for embeddings, `token_ids` of requests without texts.
-const PROMPTS: [&str; 3] = ["prompt", "input", "token_ids"];
-
 /// The fields of a request.
 pub struct Body {
     /// The length of the body as JSON, in bytes.
     pub bytes: usize,
     fields: Map<String, Value>,
-    /// The prompt, in the field of [`PROMPTS`] that the request has.
+    /// The prompt, if the request has one.
     prompt: Option<Prompt>,
+    /// The names of unknown fields, at most [`MOST_UNKNOWN`].
+    unknown: Vec<String>,
 }
+
+/// The maximum number of names of unknown fields that are kept.
+const MOST_UNKNOWN: usize = 32;
+
+/// Why a field has no effect.
+const UNKNOWN: &str = "is not a field of this request";
 
 /// The prompt of a request.
 #[derive(Debug, PartialEq)]
@@ -47,12 +53,18 @@ impl Prompt {
 }
 
 impl Body {
-    /// Parses the body. Errors if it is not a JSON object, or if a field is not among `known`.
-    pub fn parse(bytes: &[u8], known: &[&str]) -> Result<Body> {
+    /// A body with these fields, which had `bytes` bytes as JSON in another form.
+    pub fn of(bytes: usize, fields: Map<String, Value>) -> Body {
+        Body { bytes, fields, prompt: None, unknown: Vec::new() }
+    }
+
+    /// Parses the body, and skips fields that are not among `known`. The field `prompt` is the prompt. Errors if the body is not a
+    /// JSON object.
+    pub fn parse(bytes: &[u8], known: &[&str], prompt: Option<&str>) -> Result<Body> {
         let at = RefCell::new(String::new());
         let bytes = keep_integers(bytes);
         let mut deserializer = serde_json::Deserializer::from_slice(&bytes);
-        let parsed = Fields { known, at: &at }.deserialize(&mut deserializer);
+        let parsed = Fields { known, prompt, at: &at }.deserialize(&mut deserializer);
         let parsed = parsed.map(|body| Body { bytes: bytes.len(), ..body });
         parsed.and_then(|body| deserializer.end().map(|()| body)).map_err(|error| {
             let (at, text) = (at.into_inner(), error.to_string());
@@ -67,28 +79,34 @@ impl Body {
         })
     }
 
+    /// Ignores the fields that were skipped. Errors if they must be refused.
+    pub fn ignore_unknown(&self, tolerance: &Tolerance) -> Result<()> {
+        self.unknown.iter().try_for_each(|name| tolerance.ignore(name, UNKNOWN))
+    }
+
     /// Returns a field, or `None` if it is missing or `null`.
     pub fn get(&self, name: &str) -> Option<&Value> {
         self.fields.get(name).filter(|value| !value.is_null())
     }
 
-    /// Takes the value of the field of [`PROMPTS`] that the request has.
+    /// Takes the prompt.
     pub fn take_prompt(&mut self) -> Option<Prompt> {
         self.prompt.take()
     }
 
-    /// The same body, with the fields of its object `name` as fields of its own. Errors for one that is not among `known`.
-    pub fn unfold(mut self, name: &str, known: &[&str]) -> Result<Body> {
+    /// The same body, with the fields of its object `name` as fields of its own. Ignores fields that are not among `known`, or errors if they must be
+    /// refused.
+    pub fn unfold(mut self, name: &str, known: &[&str], tolerance: &Tolerance) -> Result<Body> {
         let Some(value) = self.fields.remove(name).filter(|value| !value.is_null()) else { return Ok(self) };
         let Value::Object(inner) = value else {
             return Err(ApiError::field(name, format!("`{name}` is {}; it is an object", short(&value))));
         };
         for (inner_name, value) in inner {
-            if !value.is_null() && !known.contains(&inner_name.as_str()) {
-                let shown: String = inner_name.chars().take(60).collect();
-                return Err(ApiError::field(name, format!("`{name}` has `{shown}`, which is not a field of it")));
+            match known.contains(&inner_name.as_str()) {
+                true => drop(self.fields.insert(inner_name, value)),
+                false if value.is_null() => {}
+                false => tolerance.ignore(&format!("{name}.{inner_name}"), UNKNOWN)?,
             }
-            self.fields.insert(inner_name, value);
         }
         Ok(self)
     }
@@ -105,12 +123,12 @@ impl Body {
     }
 
     pub fn count(&self, name: &str) -> Result<Option<usize>> {
-        self.read(name, "a whole number from 0 up", |value| value.as_u64().map(|count| count as usize))
+        self.read(name, "a whole number from 0 up", |value| usize::try_from(whole(value)?).ok())
     }
 
     /// Reads a whole number, which may be negative.
     pub fn integer(&self, name: &str) -> Result<Option<i64>> {
-        self.read(name, "a whole number", Value::as_i64)
+        self.read(name, "a whole number", whole)
     }
 
     pub fn flag(&self, name: &str) -> Result<bool> {
@@ -161,6 +179,12 @@ impl Body {
     }
 }
 
+/// Returns a whole number, which may be written as `5.0`.
+fn whole(value: &Value) -> Option<i64> {
+    let of_float = || value.as_f64().filter(|number| number.fract() == 0.0 && number.abs() < 9e15);
+    value.as_i64().or_else(|| of_float().map(|number| number as i64))
+}
+
 fn expect_at_most(name: &str, count: usize, most: usize) -> Result<()> {
     match count > most {
         true => Err(ApiError::field(name, format!("`{name}` has {count} entries; at most {most}"))),
@@ -185,6 +209,8 @@ fn short(value: &Value) -> String {
 /// Reads the fields of a body.
 struct Fields<'a> {
     known: &'a [&'a str],
+    /// The name of the field that is the prompt.
+    prompt: Option<&'a str>,
     /// The name of the field that is being read, for error messages.
     at: &'a RefCell<String>,
 }
@@ -204,14 +230,14 @@ impl<'de> Visitor<'de> for Fields<'_> {
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> std::result::Result<Body, A::Error> {
-        let (mut body, mut left) = (Body { bytes: 0, fields: Map::new(), prompt: None }, MOST_VALUES);
+        let (mut body, mut left) = (Body::of(0, Map::new()), MOST_VALUES);
         while let Some(name) = map.next_key::<String>()? {
             self.at.replace(name.chars().take(60).collect());
             if !self.known.contains(&name.as_str()) {
-                if map.next_value::<Option<IgnoredAny>>()?.is_some() {
-                    return Err(A::Error::custom("this is not a field of this request"));
+                if map.next_value::<Option<IgnoredAny>>()?.is_some() && body.unknown.len() < MOST_UNKNOWN {
+                    body.unknown.push(name);
                 }
-            } else if PROMPTS.contains(&name.as_str()) {
+            } else if self.prompt == Some(name.as_str()) {
                 body.prompt = map.next_value_seed(PromptVisitor)?;
             } else {
                 let value = map.next_value_seed(Bounded { left: &mut left })?;
@@ -361,7 +387,7 @@ mod tests {
     const KNOWN: &[&str] = &["n", "a", "stop", "ids", "top_p", "m", "bias", "prompt"];
 
     fn parse(text: &str) -> Result<Body> {
-        Body::parse(text.as_bytes(), KNOWN)
+        Body::parse(text.as_bytes(), KNOWN, Some("prompt"))
     }
 
     fn error<T>(result: Result<T>) -> (String, Value) {
@@ -389,11 +415,19 @@ mod tests {
     }
 
     #[test]
-    fn unknown_fields_are_named() {
-        assert_eq!(
-            error(parse(r#"{"n": 1, "top-p": 1}"#)),
-            ("`top-p`: this is not a field of this request".into(), "top-p".into())
-        );
+    fn unknown_fields_are_skipped_or_named() {
+        let body = parse(r#"{"n": 1, "top-p": [1], "none": null}"#).unwrap();
+        assert_eq!(body.count("n").unwrap(), Some(1));
+        body.ignore_unknown(&Tolerance::new(false)).unwrap();
+        let (message, param) = error(body.ignore_unknown(&Tolerance::new(true)));
+        assert!(param == "top-p" && message.contains("`top-p` is not a field of this request"), "{message}");
+    }
+
+    #[test]
+    fn whole_numbers_may_have_a_decimal_point() {
+        let body = parse(r#"{"n": 5.0, "m": -2.0, "top_p": 1e300}"#).unwrap();
+        assert_eq!((body.count("n").unwrap(), body.integer("m").unwrap()), (Some(5), Some(-2)));
+        assert!(body.count("m").is_err() && body.integer("top_p").is_err());
     }
 
     #[test]

@@ -2,34 +2,39 @@
 
 use crate::error::{ApiError, Result};
 use crate::finish::{Finish, StopReason};
+use crate::format::Part;
 use crate::params::Params;
-use crate::tool_calls::{Call, CallStream};
+use crate::reader::Reader;
 use ottava_data::Tokenizer;
 use ottava_engine::{Event, FinishReason, TextStream, TokenLogprob};
 
 /// A completion of one prompt.
 pub struct Choice {
     stream: TextStream,
-    /// Finds calls in the text, where the answer may have some.
-    calls: Option<CallStream>,
+    /// Divides the text, if it may have reasoning or calls.
+    reader: Option<Reader>,
     /// New tokens so far, a stop token included.
     pub tokens: usize,
+    /// New tokens that are reasoning, with the tokens that mark it.
+    pub reasoning_tokens: usize,
+    /// The number of tokens of the prompt that were in the cache. It is not known if the server has ended the completion.
+    pub cached_tokens: Option<usize>,
     /// The sum of the log-probabilities of new tokens, where the engine computes them.
     logprobs: f64,
     /// Whether tokens are left out: for a request for only the prompt's log-probabilities, the engine draws one token.
     silent: bool,
     /// What the last token tells about the end.
     stop: StopReason,
-    finished: bool,
+    /// Why the completion has ended, if it has.
+    pub reason: Option<&'static str>,
     part: Delta,
 }
 
 /// The part of a completion since the last call of `take`.
 #[derive(Default)]
 pub struct Delta {
-    /// Without calls, where they are found.
-    pub text: String,
-    pub calls: Vec<Call>,
+    /// The parts of the text.
+    pub parts: Vec<Part>,
     /// Log-probabilities of the prompt's tokens; `None` for the first, which has no predecessor.
     pub prompt_logprobs: Option<Vec<Option<TokenLogprob>>>,
     /// New tokens, with one that ended the completion, if the answer has ids of tokens.
@@ -43,8 +48,7 @@ pub struct Delta {
 impl Delta {
     /// Whether there is something to tell.
     pub fn is_empty(&self) -> bool {
-        self.text.is_empty()
-            && self.calls.is_empty()
+        self.parts.is_empty()
             && self.prompt_logprobs.is_none()
             && self.tokens.is_empty()
             && self.logprobs.is_empty()
@@ -55,29 +59,36 @@ impl Delta {
 impl Choice {
     /// A completion of `prompt` without tokens, whose text starts with `text`.
     pub fn new(params: &Params, tokenizer: &Tokenizer, prompt: &[u32], text: String, silent: bool) -> Result<Choice> {
-        let part = Delta { text, ..Delta::default() };
+        let parts = if text.is_empty() { Vec::new() } else { vec![Part::Content(text)] };
+        let part = Delta { parts, ..Delta::default() };
         let stream = TextStream::new(params.stops.clone()).after(tokenizer, prompt).map_err(ApiError::of_request)?;
         Ok(Choice {
             stream,
-            calls: None,
+            reader: None,
             tokens: 0,
+            reasoning_tokens: 0,
+            cached_tokens: None,
             logprobs: 0.0,
             silent,
             stop: StopReason::None,
-            finished: false,
+            reason: None,
             part,
         })
     }
 
-    /// The same completion, in whose text calls are found.
-    pub fn with_calls(self, calls: Option<CallStream>) -> Choice {
-        Choice { calls, ..self }
+    /// The same completion, whose text is divided.
+    pub fn read_by(self, reader: Reader) -> Choice {
+        Choice { reader: Some(reader), ..self }
+    }
+
+    fn is_reasoning(&self) -> bool {
+        self.reader.as_ref().is_some_and(Reader::is_reasoning)
     }
 
     /// Adds an event. Returns whether the engine is to end the completion, because its text has reached a stop string, or has all calls that
     /// there may be.
     pub fn push(&mut self, event: Event, params: &Params, tokenizer: &Tokenizer) -> Result<bool> {
-        if self.finished {
+        if self.is_finished() {
             return Ok(false);
         }
         match event {
@@ -98,17 +109,21 @@ impl Choice {
                     self.stop = stop;
                     return Ok(false);
                 }
-                if params.skip_special_tokens && tokenizer.is_special(token) {
+                let was_reasoning = self.is_reasoning();
+                if params.hidden.hides(tokenizer, token) {
+                    self.reasoning_tokens += usize::from(was_reasoning);
                     return Ok(false);
                 }
                 let piece = self.stream.push(tokenizer, token).map_err(ApiError::of_request)?;
                 self.add_text(&piece.text, piece.stopped);
-                if piece.stopped || self.calls.as_ref().is_some_and(CallStream::is_full) {
+                self.reasoning_tokens += usize::from(was_reasoning || self.is_reasoning());
+                if piece.stopped || self.reader.as_ref().is_some_and(Reader::is_full) {
                     self.finish("stop");
                     return Ok(true);
                 }
             }
-            Event::Finished { reason, .. } => {
+            Event::Finished { reason, cached_tokens, .. } => {
+                self.cached_tokens = Some(cached_tokens);
                 let word = match reason {
                     // Only the server itself cancels, for a stop string or a client that has gone.
                     FinishReason::Stop | FinishReason::Cancelled => "stop",
@@ -125,18 +140,15 @@ impl Choice {
 
     /// Adds text; the last if `finished`.
     fn add_text(&mut self, text: &str, finished: bool) {
-        match &mut self.calls {
-            Some(calls) => {
-                let found = calls.push(text, finished);
-                self.part.text.push_str(&found.content);
-                self.part.calls.extend(found.calls);
-            }
-            None => self.part.text.push_str(text),
+        match &mut self.reader {
+            Some(reader) => self.part.parts.extend(reader.push(text, finished)),
+            None if text.is_empty() => {}
+            None => self.part.parts.push(Part::Content(text.into())),
         }
     }
 
     fn finish(&mut self, reason: &'static str) {
-        self.finished = true;
+        self.reason = Some(reason);
         let stop = self.stream.stop().map(|text| StopReason::Text(text.to_string()));
         let stop = stop.unwrap_or_else(|| std::mem::take(&mut self.stop));
         self.part.finish = Some(Finish { reason, stop });
@@ -157,7 +169,7 @@ impl Choice {
 
     /// Whether it has ended.
     pub fn is_finished(&self) -> bool {
-        self.finished
+        self.reason.is_some()
     }
 
     /// The part since the last call.

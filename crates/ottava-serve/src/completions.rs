@@ -1,15 +1,17 @@
 //! `POST /v1/completions`.
 
-use crate::answer::{Answer, Form};
+use crate::answer::{Answer, Prepared};
 use crate::body::{Body, Prompt};
 use crate::choice::{Choice, Delta};
+use crate::choices::Choices;
 use crate::constraint;
 use crate::error::{ApiError, Result};
 use crate::finish::Finish;
+use crate::format::Part;
 use crate::json::{self, ObjectText};
 use crate::logprobs::{Lists, Place, of_prompt};
 use crate::metrics::Timer;
-use crate::params::{self, Params};
+use crate::params::{self, Hidden, Params};
 use crate::served::{Encoded, Served};
 use crate::token_ids::TokenIds;
 use ottava_data::{Detokenizer, Tokenizer};
@@ -34,7 +36,7 @@ pub struct Texts {
     echo: bool,
     /// The tokens of each prompt, and how many of them come before its text.
     prompts: Vec<(Vec<u32>, usize)>,
-    skip_special_tokens: bool,
+    hidden: Hidden,
     n: usize,
     choices: Vec<Text>,
 }
@@ -61,7 +63,7 @@ pub async fn completions(
     timer: Timer,
 ) -> Result<Answer<Texts>> {
     let model = served.model(&body)?.clone();
-    params::expect_implemented(&body, NOT_IMPLEMENTED)?;
+    params::expect_implemented(&body, &served, NOT_IMPLEMENTED)?;
     let params = Params::read(&body, &served, model)?;
     let (echo, logprobs) = (body.flag("echo")?, params::logprobs(&body, "logprobs")?);
     let prompt_logprobs = if echo { logprobs } else { params::logprobs(&body, "prompt_logprobs")? };
@@ -97,10 +99,10 @@ pub async fn completions(
             form_choices.push(Text { place, prompt_token_ids, token_ids: TokenIds::new(wanted), ..Text::default() });
         }
     }
-    let (n, skip_special_tokens) = (params.n, params.skip_special_tokens);
+    let (n, hidden) = (params.n, params.hidden.clone());
     let (logprobs, prompts) = (logprobs.is_some(), of_prompts);
-    let form = Texts { logprobs, echo, prompts, skip_special_tokens, n, choices: form_choices };
-    Answer::start(served, permit, params, form, choices, requests, timer)
+    let form = Texts { logprobs, echo, prompts, hidden, n, choices: form_choices };
+    Answer::start(served, permit, Prepared { params, choices, requests }, form, timer)
 }
 
 /// The text of a prompt that came as ids. A character that its end cuts off is left for the completion.
@@ -146,8 +148,8 @@ impl Texts {
     }
 }
 
-impl Form for Texts {
-    const NAMES: [&'static str; 3] = ["text_completion", "text_completion", "cmpl"];
+impl Choices for Texts {
+    const NAMES: [&'static str; 3] = ["text_completion", "text_completion", "cmpl-"];
 
     fn add(&mut self, served: &Served, index: usize, part: Delta) -> Result<()> {
         let tokenizer = &served.tokenizer;
@@ -155,11 +157,15 @@ impl Form for Texts {
             self.add_prompt(index, logprobs, tokenizer)?;
         }
         let Text { place, text, lists, token_ids, finish, .. } = &mut self.choices[index];
-        text.push_str(&part.text);
+        for part in &part.parts {
+            if let Part::Content(content) = part {
+                text.push_str(content);
+            }
+        }
         token_ids.extend(&part.tokens);
         *finish = part.finish.or(finish.take());
         for logprob in part.logprobs.iter().filter(|_| self.logprobs) {
-            let is_text = !(self.skip_special_tokens && tokenizer.is_special(logprob.token));
+            let is_text = !self.hidden.hides(tokenizer, logprob.token);
             lists.push(logprob.token, Some(logprob), place, is_text, tokenizer)?;
         }
         Ok(())

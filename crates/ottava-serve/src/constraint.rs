@@ -1,6 +1,7 @@
 //! Fields that constrain the texts of completions: OpenAI's `response_format`, and vLLM's `structured_outputs` and `guided_*`.
 
 use crate::body::Body;
+use crate::closed::close;
 use crate::error::{ApiError, Result};
 use crate::preparing::beside;
 use crate::served::Served;
@@ -47,7 +48,10 @@ pub async fn grammar(served: &Arc<Served>, body: &Body, calls: Option<Value>) ->
     let compile = move || {
         let grammars = grammars.get()?;
         let grammar = match constraint {
-            Constraint::Json(schema) => grammars.json(&schema),
+            Constraint::Json(mut schema) => {
+                close(&mut schema);
+                grammars.json(&schema)
+            }
             Constraint::Regex(expression) => grammars.regex(&expression),
             Constraint::Choice(texts) => grammars.choice(&texts.iter().map(String::as_str).collect::<Vec<_>>()),
         };

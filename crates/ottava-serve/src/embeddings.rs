@@ -1,4 +1,4 @@
-//! `POST /v1/embeddings`.
+//! `POST /v1/embeddings`, and the vectors that scores compare.
 
 use crate::body::Body;
 use crate::completions::prompts;
@@ -18,10 +18,9 @@ use std::sync::Arc;
 use tokio::sync::OwnedSemaphorePermit;
 
 /// The fields that are read.
-const READ: &[&str] = &["model", "input", "encoding_format", "add_special_tokens"];
+const READ: &[&str] = &["model", "input", "encoding_format", "add_special_tokens", "dimensions"];
 /// The fields that are not implemented, as in `params`: each with the values at which it is accepted.
-const NOT_IMPLEMENTED: &[(&str, &[&str])] =
-    &[("dimensions", &[]), ("truncate_prompt_tokens", &[]), ("priority", &["0"])];
+const NOT_IMPLEMENTED: &[(&str, &[&str])] = &[("truncate_prompt_tokens", &[])];
 
 /// Returns the fields that a request may have.
 pub fn fields() -> Vec<&'static str> {
@@ -31,11 +30,68 @@ pub fn fields() -> Vec<&'static str> {
 
 /// The embeddings of a request in progress.
 pub struct Embeddings {
-    running: Running,
+    vectors: Vectors,
     model: Arc<ServedModel>,
+    in_base64: bool,
+    /// The number of values of each embedding.
+    dimensions: usize,
+}
+
+/// The vectors of texts in progress.
+pub struct Vectors {
+    running: Running,
     /// The number of tokens of each text.
     tokens: Vec<usize>,
-    in_base64: bool,
+}
+
+impl Vectors {
+    /// Starts the computation of the vectors of texts of the field `field`.
+    pub fn start(
+        served: &Served,
+        permit: OwnedSemaphorePermit,
+        model: &ServedModel,
+        field: &str,
+        texts: Vec<Encoded>,
+    ) -> Result<Vectors> {
+        let (mut requests, mut tokens) = (Vec::new(), Vec::new());
+        for Encoded { ids: prompt, .. } in texts {
+            expect_fits(field, &prompt, served.max_model_len)?;
+            tokens.push(prompt.len());
+            let (adapter, pooling) = (model.adapter, Some(served.pooling));
+            requests.push(Request { adapter, prompt, pooling, ..Request::default() });
+        }
+        Ok(Vectors { running: served.worker.run(permit, Job { requests, n: 1 })?, tokens })
+    }
+
+    /// The number of tokens of all texts.
+    pub fn tokens(&self) -> usize {
+        self.tokens.iter().sum()
+    }
+
+    /// Waits for all vectors.
+    pub async fn get(mut self) -> Result<Vec<Vec<f32>>> {
+        let mut found = vec![None; self.tokens.len()];
+        let mut left = found.len();
+        while left > 0 {
+            match self.running.next().await? {
+                (index, Event::Embedding { values, .. }) => found[index] = Some(values),
+                (_, Event::Finished { .. }) => left -= 1,
+                (_, Event::Prompt { .. } | Event::Token { .. }) => {}
+            }
+        }
+        let vectors = found.into_iter().collect::<Option<Vec<_>>>();
+        vectors.ok_or_else(|| ApiError::internal("the engine has ended a text without its embedding"))
+    }
+}
+
+/// The first `dimensions` values of a vector, divided by their norm.
+fn shortened(mut values: Vec<f32>, dimensions: usize) -> Vec<f32> {
+    if dimensions < values.len() {
+        values.truncate(dimensions);
+        let norm = values.iter().map(|&value| f64::from(value).powi(2)).sum::<f64>().sqrt().max(f64::MIN_POSITIVE);
+        values.iter_mut().for_each(|value| *value = (f64::from(*value) / norm) as f32);
+    }
+    values
 }
 
 /// An embedding in the form that clients read.
@@ -59,7 +115,7 @@ impl Embeddings {
     /// Reads a request, and starts the computation of its embeddings.
     pub async fn start(served: &Served, permit: OwnedSemaphorePermit, mut body: Body) -> Result<Embeddings> {
         let model = served.model(&body)?.clone();
-        expect_implemented(&body, NOT_IMPLEMENTED)?;
+        expect_implemented(&body, served, NOT_IMPLEMENTED)?;
         let in_base64 = match body.text("encoding_format")? {
             None | Some("float") => false,
             Some("base64") => true,
@@ -68,6 +124,12 @@ impl Embeddings {
                 return Err(ApiError::field("encoding_format", message));
             }
         };
+        let dimensions = body.count("dimensions")?.unwrap_or(served.channels);
+        if dimensions == 0 || dimensions > served.channels {
+            let message =
+                format!("`dimensions` is {dimensions}; embeddings of this model have 1 to {} values", served.channels);
+            return Err(ApiError::field("dimensions", message));
+        }
         let special = body.flag_on("add_special_tokens")?;
         let input = body.take_prompt().ok_or_else(|| ApiError::field("input", "`input` is missing"))?;
         let count = input.len() * served.channels;
@@ -76,34 +138,20 @@ impl Embeddings {
                 format!("the embeddings would have {count} values; at most {MOST_IN_ANSWER}: send fewer texts");
             return Err(ApiError::field("input", message));
         }
-        let (mut requests, mut tokens) = (Vec::new(), Vec::new());
-        for Encoded { ids: prompt, .. } in prompts(served, "input", input, special).await? {
-            expect_fits("input", &prompt, served.max_model_len)?;
-            tokens.push(prompt.len());
-            let (adapter, pooling) = (model.adapter, Some(served.pooling));
-            requests.push(Request { adapter, prompt, pooling, ..Request::default() });
-        }
-        let running = served.worker.run(permit, Job { requests, n: 1 })?;
-        Ok(Embeddings { running, model, tokens, in_base64 })
+        let texts = prompts(served, "input", input, special).await?;
+        let vectors = Vectors::start(served, permit, &model, "input", texts)?;
+        Ok(Embeddings { vectors, model, in_base64, dimensions })
     }
 
     /// Waits for all embeddings and returns the response.
-    pub async fn respond(mut self) -> Result<Response> {
-        let mut found = vec![None; self.tokens.len()];
-        let mut left = found.len();
-        while left > 0 {
-            match self.running.next().await? {
-                (index, Event::Embedding { values, .. }) => found[index] = Some(values),
-                (_, Event::Finished { .. }) => left -= 1,
-                (_, Event::Prompt { .. } | Event::Token { .. }) => {}
-            }
-        }
-        let vectors = found.into_iter().collect::<Option<Vec<_>>>();
-        let vectors = vectors.ok_or_else(|| ApiError::internal("the engine has ended a text without its embedding"))?;
-        let (total, in_base64, model) = (self.tokens.iter().sum::<usize>(), self.in_base64, self.model);
+    pub async fn respond(self) -> Result<Response> {
+        let Embeddings { vectors, model, in_base64, dimensions } = self;
+        let total = vectors.tokens();
+        let vectors = vectors.get().await?;
         let values: usize = vectors.iter().map(Vec::len).sum();
         beside(values * size_of::<f32>(), move || {
             let entry = |(index, values): (usize, Vec<f32>)| {
+                let values = shortened(values, dimensions);
                 let embedding = if in_base64 { Vector::Base64(base64(&values)) } else { Vector::Floats(values) };
                 Entry { object: "embedding", index, embedding }
             };

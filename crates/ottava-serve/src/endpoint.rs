@@ -3,8 +3,9 @@
 use crate::connections::listen;
 use crate::error::ApiError;
 use crate::rollouts::{self, Rollouts};
+use crate::routes::routes;
 use crate::schedule::{Command, Schedule};
-use crate::server::{Model, Options, connections, routes, runtime, served};
+use crate::server::{Model, Options, connections, runtime, served};
 use crate::worker::Worker;
 use axum::http::StatusCode;
 use ottava_common::{Error, Result, interrupt};

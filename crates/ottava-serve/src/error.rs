@@ -49,6 +49,38 @@ impl ApiError {
         ApiError { param: Some("model".into()), code: Some("model_not_found"), ..error }
     }
 
+    /// Returns the error for a response that is not stored.
+    pub fn no_response(id: &str) -> ApiError {
+        let shown: String = id.chars().take(60).collect();
+        let message = format!(
+            "there is no stored response `{shown}`; the server keeps the newest responses, and none across a restart"
+        );
+        ApiError::new(StatusCode::NOT_FOUND, message)
+    }
+
+    /// Returns the error for a previous response that is not stored.
+    pub fn no_previous_response(id: &str) -> ApiError {
+        let error = ApiError::no_response(id);
+        ApiError { param: Some("previous_response_id".into()), code: Some("previous_response_not_found"), ..error }
+    }
+
+    /// Returns the same error for a request whose fields have other names: pairs of a name here, and the name that the client knows.
+    pub fn renamed(self, names: &[(&str, &str)]) -> ApiError {
+        let Some((from, to)) = names.iter().find(|(from, _)| self.param.as_deref() == Some(from)) else { return self };
+        let message = self.message.replace(&format!("`{from}`"), &format!("`{to}`"));
+        ApiError { message, param: Some((*to).to_string()), ..self }
+    }
+
+    /// The HTTP status of the error.
+    pub fn status(&self) -> StatusCode {
+        self.status
+    }
+
+    /// The message of the error.
+    pub fn message(&self) -> &str {
+        &self.message
+    }
+
     /// Returns the error for a body of `bytes` bytes, which is more than `most`.
     pub fn too_large(bytes: &str, most: usize) -> ApiError {
         let message = format!("the body has {bytes} bytes; at most {most}");
@@ -62,7 +94,7 @@ impl ApiError {
 
     /// Returns the error for a missing or wrong key.
     pub fn unauthorized() -> ApiError {
-        let message = "the API key is missing or wrong; send it as `Authorization: Bearer KEY`";
+        let message = "the API key is missing or wrong; send it as `Authorization: Bearer KEY` or `x-api-key: KEY`";
         ApiError { code: Some("invalid_api_key"), ..ApiError::new(StatusCode::UNAUTHORIZED, message) }
     }
 
@@ -106,6 +138,8 @@ impl IntoResponse for ApiError {
         if self.status == StatusCode::TOO_MANY_REQUESTS {
             response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
         }
+        // Some paths have errors of another form.
+        response.extensions_mut().insert(self);
         response
     }
 }

@@ -1,15 +1,16 @@
 //! `POST /inference/v1/generate`, as vLLM has it: token ids in, token ids and log-probabilities out, for programs that train on completions.
 
-use crate::answer::{Answer, Form};
+use crate::answer::{Answer, Prepared};
 use crate::body::{Body, Prompt};
 use crate::choice::{Choice, Delta};
+use crate::choices::Choices;
 use crate::constraint;
 use crate::error::{ApiError, Result};
 use crate::finish::Finish;
 use crate::json::{ListText, ObjectText};
 use crate::logprobs::{Place, Spelling, entry, of_prompt};
 use crate::metrics::Timer;
-use crate::params::{self, Params};
+use crate::params::{self, Hidden, Params};
 use crate::served::Served;
 use crate::token_ids::TokenIds;
 use ottava_engine::Request;
@@ -50,7 +51,7 @@ fn fields_of_sampling() -> Vec<&'static str> {
 pub struct Ids {
     /// Whether log-probabilities are wanted.
     logprobs: bool,
-    skip_special_tokens: bool,
+    hidden: Hidden,
     prompt: Vec<u32>,
     /// Log-probabilities of the prompt as JSON, until they are told.
     prompt_logprobs: Option<String>,
@@ -78,9 +79,9 @@ pub async fn generate(
         _ => return Err(ApiError::field("token_ids", "`token_ids` is missing; it is a list of at least one token id")),
     };
     served.expect_known("token_ids", &prompt)?;
-    params::expect_implemented(&body, NOT_IMPLEMENTED)?;
-    let body = body.unfold("sampling_params", &fields_of_sampling())?;
-    params::expect_implemented(&body, NOT_IMPLEMENTED_IN_SAMPLING)?;
+    params::expect_implemented(&body, &served, NOT_IMPLEMENTED)?;
+    let body = body.unfold("sampling_params", &fields_of_sampling(), &served.tolerance)?;
+    params::expect_implemented(&body, &served, NOT_IMPLEMENTED_IN_SAMPLING)?;
     let mut params = Params::read(&body, &served, model)?;
     (params.return_token_ids, params.spelling) = (true, Spelling::Id);
     let (logprobs, prompt_logprobs) =
@@ -101,14 +102,14 @@ pub async fn generate(
         let place = Place::after(&served.tokenizer, &prompt)?.spelled(params.spelling);
         of_form.push(Tokens { place, ids: TokenIds::new(true), logprobs: ListText::default(), finish: None });
     }
-    let (logprobs, skip_special_tokens) = (logprobs.is_some(), params.skip_special_tokens);
-    let form = Ids { logprobs, skip_special_tokens, prompt, prompt_logprobs: None, choices: of_form };
+    let (logprobs, hidden) = (logprobs.is_some(), params.hidden.clone());
+    let form = Ids { logprobs, hidden, prompt, prompt_logprobs: None, choices: of_form };
     let id = body.text("request_id")?.map(str::to_string);
-    Ok(Answer::start(served, permit, params, form, choices, requests, timer)?.with_id(id))
+    Ok(Answer::start(served, permit, Prepared { params, choices, requests }, form, timer)?.with_id(id))
 }
 
-impl Form for Ids {
-    const NAMES: [&'static str; 3] = ["generate", "generate.chunk", "gen"];
+impl Choices for Ids {
+    const NAMES: [&'static str; 3] = ["generate", "generate.chunk", "gen-"];
     const ID: &'static str = "request_id";
 
     fn add(&mut self, served: &Served, index: usize, part: Delta) -> Result<()> {
@@ -121,7 +122,7 @@ impl Form for Ids {
         *finish = part.finish.or(finish.take());
         for logprob in part.logprobs.iter().filter(|_| self.logprobs) {
             logprobs.push(&entry(logprob, place, tokenizer)?);
-            if !(self.skip_special_tokens && tokenizer.is_special(logprob.token)) {
+            if !self.hidden.hides(tokenizer, logprob.token) {
                 place.push(tokenizer, logprob.token)?;
             }
         }

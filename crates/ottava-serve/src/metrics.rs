@@ -20,19 +20,41 @@ use std::time::Instant;
 /// The upper bounds of the buckets of times, in seconds.
 const SECONDS: [f64; 14] = [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0, 30.0, 120.0];
 
+/// The upper bounds of the buckets of tokens and of completions.
+const TOKENS: [f64; 16] = [
+    1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0, 2000.0, 5000.0, 10_000.0, 20_000.0, 50_000.0,
+    100_000.0,
+];
+
 /// The metrics of a server.
 pub struct Metrics {
     registry: Registry,
-    times: Times,
+    of_requests: OfRequests,
     requests: Family<[(&'static str, String); 2], Counter>,
 }
 
-/// The histograms of times of requests.
+/// The metrics that requests for completions observe.
 #[derive(Clone)]
-struct Times {
+struct OfRequests {
     first_token: Histogram,
+    between_tokens: Histogram,
     per_token: Histogram,
+    decode: Histogram,
     whole: Histogram,
+    prompt_tokens: Histogram,
+    new_tokens: Histogram,
+    most_tokens: Histogram,
+    completions: Histogram,
+    ended: Family<[(&'static str, &'static str); 1], Counter>,
+}
+
+/// A completion that has ended.
+pub struct Ended {
+    /// The number of tokens of its prompt, its tokens, and its tokens at most.
+    pub prompt_tokens: usize,
+    pub tokens: usize,
+    pub most_tokens: usize,
+    pub reason: &'static str,
 }
 
 /// The state of the engine, which is read whenever the metrics are read.
@@ -94,15 +116,38 @@ impl Metrics {
             registry.register_with_unit(name, help, Unit::Seconds, histogram.clone());
             histogram
         };
-        let times = Times {
-            first_token: time("ottava:time_to_first_token", "From a request to its first token"),
-            per_token: time("ottava:request_time_per_output_token", "Mean time of a request's further tokens"),
-            whole: time("ottava:e2e_request_latency", "From a request to the end of its answer"),
+        let first_token = time("ottava:time_to_first_token", "From a request to its first token");
+        let between_tokens = time("ottava:inter_token_latency", "From a token of a completion to its next token");
+        let per_token = time("ottava:request_time_per_output_token", "Mean time of a request's further tokens");
+        let decode = time("ottava:request_decode_time", "From the first token of a request to its last token");
+        let whole = time("ottava:e2e_request_latency", "From a request to the end of its answer");
+        let mut count = |name, help| {
+            let histogram = Histogram::new(TOKENS);
+            registry.register(name, help, histogram.clone());
+            histogram
+        };
+        let prompt_tokens = count("ottava:request_prompt_tokens", "Tokens of the prompt of a completion");
+        let new_tokens = count("ottava:request_generation_tokens", "Tokens of a completion");
+        let most_tokens = count("ottava:request_params_max_tokens", "The maximum number of tokens of a completion");
+        let completions = count("ottava:request_params_n", "Completions of a request");
+        let ended = Family::default();
+        registry.register("ottava:request_success", "Completions by the reason of their end", ended.clone());
+        let of_requests = OfRequests {
+            first_token,
+            between_tokens,
+            per_token,
+            decode,
+            whole,
+            prompt_tokens,
+            new_tokens,
+            most_tokens,
+            completions,
+            ended,
         };
         let requests = Family::default();
         registry.register("ottava:http_requests", "Requests by path and status", requests.clone());
         registry.register_collector(Box::new(OfEngine(worker)));
-        Metrics { registry, times, requests }
+        Metrics { registry, of_requests, requests }
     }
 
     /// Counts an answered request.
@@ -112,7 +157,7 @@ impl Metrics {
 
     /// Starts the timer of a request.
     pub fn timer(self: &Arc<Metrics>) -> Timer {
-        Timer { times: self.times.clone(), start: Instant::now(), first: None }
+        Timer { metrics: self.of_requests.clone(), start: Instant::now(), first: None, last: Vec::new() }
     }
 
     /// Returns all metrics as text.
@@ -125,25 +170,49 @@ impl Metrics {
 
 /// The timer of a request.
 pub struct Timer {
-    times: Times,
+    metrics: OfRequests,
     start: Instant,
     first: Option<Instant>,
+    /// The time of the last token of each completion.
+    last: Vec<Option<Instant>>,
 }
 
 impl Timer {
-    /// Records that a token was drawn.
-    pub fn token(&mut self) {
+    /// Records that a token of a completion was drawn.
+    pub fn token(&mut self, completion: usize) {
+        let now = Instant::now();
         if self.first.is_none() {
-            self.first = Some(Instant::now());
-            self.times.first_token.observe(self.start.elapsed().as_secs_f64());
+            self.first = Some(now);
+            self.metrics.first_token.observe((now - self.start).as_secs_f64());
+        }
+        if self.last.len() <= completion {
+            self.last.resize(completion + 1, None);
+        }
+        if let Some(before) = self.last[completion].replace(now) {
+            self.metrics.between_tokens.observe((now - before).as_secs_f64());
         }
     }
 
-    /// Records that the answer, with `tokens` tokens, is complete.
-    pub fn end(&self, tokens: usize) {
-        self.times.whole.observe(self.start.elapsed().as_secs_f64());
-        if let Some(first) = self.first.filter(|_| tokens > 1) {
-            self.times.per_token.observe(first.elapsed().as_secs_f64() / (tokens - 1) as f64);
+    /// Records that the answer with these completions is complete.
+    pub fn end(&self, completions: &[Ended]) {
+        let metrics = &self.metrics;
+        metrics.whole.observe(self.start.elapsed().as_secs_f64());
+        let tokens: usize = completions.iter().map(|ended| ended.tokens).sum();
+        if let Some(first) = self.first {
+            let seconds = first.elapsed().as_secs_f64();
+            metrics.decode.observe(seconds);
+            if tokens > 1 {
+                metrics.per_token.observe(seconds / (tokens - 1) as f64);
+            }
+        }
+        if !completions.is_empty() {
+            metrics.completions.observe(completions.len() as f64);
+        }
+        for Ended { prompt_tokens, tokens, most_tokens, reason } in completions {
+            metrics.prompt_tokens.observe(*prompt_tokens as f64);
+            metrics.new_tokens.observe(*tokens as f64);
+            metrics.most_tokens.observe(*most_tokens as f64);
+            metrics.ended.get_or_create(&[("finished_reason", reason)]).inc();
         }
     }
 }

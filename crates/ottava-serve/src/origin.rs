@@ -8,7 +8,7 @@ use ottava_common::Error;
 use std::str::FromStr;
 
 /// The methods that any path of the server accepts.
-const METHODS: HeaderValue = HeaderValue::from_static("GET, POST, OPTIONS");
+const METHODS: HeaderValue = HeaderValue::from_static("GET, POST, DELETE, OPTIONS");
 /// The seconds for which a browser remembers a preflight.
 const MAX_AGE: HeaderValue = HeaderValue::from_static("600");
 

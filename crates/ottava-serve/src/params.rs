@@ -6,6 +6,7 @@ use crate::error::{ApiError, Result};
 use crate::finish::StopReason;
 use crate::logprobs::Spelling;
 use crate::served::{Served, ServedModel};
+use ottava_data::Tokenizer;
 use ottava_engine::{Field, Parameter, Request, Sampling, tokens};
 use serde_json::Value;
 use std::collections::hash_map::RandomState;
@@ -28,6 +29,8 @@ const MOST_STOP_IDS: usize = 128;
 /// Entries of `logit_bias`, at most, and their range.
 const MOST_BIASES: usize = 1024;
 const BIASES: std::ops::RangeInclusive<f64> = -100.0..=100.0;
+/// The range of penalties, as in OpenAI's API.
+const PENALTIES: std::ops::RangeInclusive<f64> = -2.0..=2.0;
 
 /// Fields that are read, besides the numbers of sampling ([`Parameter::ALL`]).
 const READ: &[&str] = &[
@@ -56,25 +59,31 @@ pub const WITHOUT_EFFECT: &[&str] = &["user", "metadata", "safety_identifier", "
 /// Fields that are not implemented, with the values, in JSON, that ask for nothing.
 const NOT_IMPLEMENTED: &[(&str, &[&str])] = &[
     ("guided_grammar", &[]),
-    ("guided_decoding_backend", &[]),
-    ("guided_whitespace_pattern", &[]),
     ("include_stop_str_in_output", &["false"]),
     ("use_beam_search", &["false"]),
-    ("length_penalty", &["1", "1.0"]),
-    ("early_stopping", &["false"]),
     ("allowed_token_ids", &[]),
     ("bad_words", &["[]"]),
     ("truncate_prompt_tokens", &[]),
-    ("spaces_between_special_tokens", &["true"]),
     ("logits_processors", &["[]"]),
+];
+
+/// Fields that have no effect, with the values, in JSON, that ask for nothing. Answers are right without their effect.
+const HARMLESS: &[(&str, &[&str])] = &[
+    ("guided_decoding_backend", &[]),
+    ("guided_whitespace_pattern", &[]),
+    ("length_penalty", &["1", "1.0"]),
+    ("early_stopping", &["false"]),
+    ("spaces_between_special_tokens", &["true"]),
     ("priority", &["0"]),
     ("store", &["false"]),
     ("service_tier", &["\"auto\"", "\"default\""]),
+    ("prediction", &[]),
+    ("verbosity", &[]),
 ];
 
 /// The names of a request's fields: of both kinds of requests, of its own kind, and of fields of its kind that are not implemented.
 pub fn known(own: &'static [&'static str], not_implemented: &[(&'static str, &[&str])]) -> Vec<&'static str> {
-    let names = NOT_IMPLEMENTED.iter().chain(not_implemented).map(|(name, _)| *name);
+    let names = NOT_IMPLEMENTED.iter().chain(HARMLESS).chain(not_implemented).map(|(name, _)| *name);
     let of_sampling = Parameter::ALL.iter().map(|parameter| parameter.name);
     [READ, OF_TOKENS, constraint::FIELDS, WITHOUT_EFFECT, own]
         .concat()
@@ -84,19 +93,44 @@ pub fn known(own: &'static [&'static str], not_implemented: &[(&'static str, &[&
         .collect()
 }
 
-/// Errors for a field that asks for what is not implemented, here or in `more`.
-pub fn expect_implemented(body: &Body, more: &[(&str, &[&str])]) -> Result<()> {
-    for (name, neutral) in NOT_IMPLEMENTED.iter().chain(more) {
-        let Some(value) = body.get(name) else { continue };
-        if !neutral.iter().any(|text| serde_json::from_str::<Value>(text).is_ok_and(|neutral| neutral == *value)) {
-            let but = match neutral {
-                [] => "leave it out".into(),
-                values => format!("leave it out, or send {}", values[0]),
-            };
-            return Err(ApiError::field(name, format!("`{name}` is not implemented; {but}")));
-        }
+/// Errors for a field that asks for what is not implemented, here or in `more`. Ignores fields that have no effect.
+pub fn expect_implemented(body: &Body, served: &Served, more: &[(&str, &[&str])]) -> Result<()> {
+    let asks = |name: &str, neutral: &[&str]| {
+        let is_neutral = |value: &Value| {
+            neutral.iter().any(|text| serde_json::from_str::<Value>(text).is_ok_and(|neutral| neutral == *value))
+        };
+        body.get(name).is_some_and(|value| !is_neutral(value))
+    };
+    if let Some((name, neutral)) = NOT_IMPLEMENTED.iter().chain(more).find(|(name, neutral)| asks(name, neutral)) {
+        let but = match neutral {
+            [] => "leave it out".into(),
+            values => format!("leave it out, or send {}", values[0]),
+        };
+        return Err(ApiError::field(name, format!("`{name}` is not implemented; {but}")));
     }
-    Ok(())
+    let mut harmless = HARMLESS.iter().filter(|(name, neutral)| asks(name, neutral));
+    harmless.try_for_each(|(name, _)| served.tolerance.ignore(name, "is not implemented"))
+}
+
+/// The special tokens that are left out of texts.
+#[derive(Clone)]
+pub struct Hidden {
+    /// Whether special tokens are left out.
+    skips: bool,
+    /// The special tokens that are not left out, because they mark reasoning or calls.
+    shown: Arc<[u32]>,
+}
+
+impl Hidden {
+    /// Keeps `markers` in texts.
+    pub fn show<'a>(&mut self, tokenizer: &Tokenizer, markers: impl Iterator<Item = &'a str>) {
+        self.shown = markers.filter_map(|marker| tokenizer.token_id(marker)).collect();
+    }
+
+    /// Whether `token` is left out.
+    pub fn hides(&self, tokenizer: &Tokenizer, token: u32) -> bool {
+        self.skips && tokenizer.is_special(token) && !self.shown.contains(&token)
+    }
 }
 
 /// The fields of a request.
@@ -109,8 +143,8 @@ pub struct Params {
     pub best: usize,
     /// Texts that end a completion.
     pub stops: Arc<[String]>,
-    /// Whether special tokens are left out of texts.
-    pub skip_special_tokens: bool,
+    /// The special tokens that are left out of texts.
+    pub hidden: Hidden,
     /// Whether the answer has the ids of tokens: of prompts, and of completions with the token that ends them.
     pub return_token_ids: bool,
     /// How log-probabilities name tokens.
@@ -119,6 +153,8 @@ pub struct Params {
     pub stream: bool,
     /// Whether the last piece says how many tokens there were.
     pub include_usage: bool,
+    /// Whether each piece says how many tokens there were so far.
+    pub usage_in_pieces: bool,
     /// New tokens before a stop token can be drawn.
     min_tokens: usize,
     /// Tokens that the request names as ends.
@@ -161,18 +197,18 @@ impl Params {
         if options.is_some() && !stream {
             return Err(ApiError::field("stream_options", "`stream_options` is for `stream: true`"));
         }
-        let mut include_usage = false;
-        for (name, value) in options.into_iter().flatten() {
-            match (name.as_str(), value.as_bool()) {
-                ("include_usage", Some(value)) => include_usage = value,
+        let (mut include_usage, mut usage_in_pieces) = (false, false);
+        for (name, value) in options.into_iter().flatten().filter(|(_, value)| !value.is_null()) {
+            let Some(value) = value.as_bool() else {
+                let message = format!("`stream_options` has {name}: {value}; it has true or false");
+                return Err(ApiError::field("stream_options", message));
+            };
+            match name.as_str() {
+                "include_usage" => include_usage = value,
+                "continuous_usage_stats" => usage_in_pieces = value,
                 // Padding against observers of encrypted streams, which the proxy before this server has to add.
-                ("include_obfuscation", Some(false)) => {}
-                _ if value.is_null() => {}
-                _ => {
-                    let message =
-                        format!("`stream_options` has {name}: {value}; it has `include_usage`, true or false");
-                    return Err(ApiError::field("stream_options", message));
-                }
+                _ if !value => {}
+                name => served.tolerance.ignore(&format!("stream_options.{name}"), "is not implemented")?,
             }
         }
         let min_tokens = body.count("min_tokens")?.unwrap_or(0);
@@ -181,11 +217,12 @@ impl Params {
             n,
             best,
             stops: stops.into_iter().map(str::to_string).collect(),
-            skip_special_tokens: body.flag_on("skip_special_tokens")?,
+            hidden: Hidden { skips: body.flag_on("skip_special_tokens")?, shown: Arc::default() },
             return_token_ids: body.flag("return_token_ids")?,
             spelling: if body.flag("return_tokens_as_token_ids")? { Spelling::Id } else { Spelling::Text },
             stream,
             include_usage,
+            usage_in_pieces: usage_in_pieces && include_usage,
             min_tokens,
             stop_ids,
             eos_ids,
@@ -292,8 +329,19 @@ fn sampling(body: &Body, served: &Served) -> Result<Sampling> {
             }
             Field::Tokens(field) => {
                 let field = field(&mut sampling);
+                if let Some(count) = body.integer(name)?.filter(|&count| count < -1) {
+                    return Err(ApiError::field(
+                        name,
+                        format!("`{name}` is {count}; it is -1 or 0 for all tokens, or a number of tokens"),
+                    ));
+                }
                 *field = body.integer(name)?.map_or(*field, tokens);
             }
+        }
+    }
+    for name in ["presence_penalty", "frequency_penalty"] {
+        if let Some(penalty) = body.number(name)?.filter(|penalty| !PENALTIES.contains(penalty)) {
+            return Err(ApiError::field(name, format!("`{name}` is {penalty}; it is from -2 to 2")));
         }
     }
     sampling.logit_bias = logit_bias(body, served.vocabulary)?;

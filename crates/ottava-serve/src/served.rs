@@ -1,20 +1,27 @@
 //! The state that all requests share: the names and limits of the models, the tokenizer, the chat template, and the engine.
 
 use crate::body::Body;
+use crate::described::described;
 use crate::error::{ApiError, Result};
 use crate::intake::Intake;
 use crate::metrics::Metrics;
 use crate::origin::{Origin, allowed};
 use crate::preparing::beside;
+use crate::reasoning::ReasoningParser;
+use crate::response_store::Store;
 use crate::stranger::{Stranger, text_of};
+use crate::tolerance::Tolerance;
 use crate::tool_calls::ToolCallParser;
 use crate::worker::Worker;
-use axum::http::{HeaderMap, StatusCode, header};
+use axum::http::{HeaderMap, HeaderName, StatusCode, header};
 use ottava_common::hash::sha256;
 use ottava_data::{Chat, ChatTemplate, PromptForm, Tokenizer};
 use ottava_engine::{AdapterId, Grammars, Pooling, Sampling};
 use serde_json::{Value, json};
 use std::sync::{Arc, OnceLock};
+
+/// The variable of templates with the effort of reasoning.
+const EFFORT: &str = "reasoning_effort";
 
 /// A model that requests can name.
 #[derive(Debug)]
@@ -36,6 +43,27 @@ pub struct Encoded {
     pub added: usize,
     /// The text, if the prompt was given as a text.
     pub text: Option<String>,
+}
+
+/// What a request asks of the prompt of its conversation.
+#[derive(Default)]
+pub struct PromptOptions {
+    pub form: PromptForm,
+    /// The effort of reasoning.
+    pub effort: Option<String>,
+    /// How reasoning is marked, if the answer may have some.
+    pub reasoning: Option<ReasoningParser>,
+    /// The text of the message that the answer continues, if it continues one.
+    pub continued: Option<String>,
+}
+
+/// The prompt of a conversation.
+pub struct Rendered {
+    pub ids: Vec<u32>,
+    /// Whether it ends within reasoning.
+    pub opened: bool,
+    /// Whether a message describes the tools, because the template does not read them.
+    pub describes: bool,
 }
 
 /// Compiles constraints of texts. The compiler is created when the first request has a constraint. It does not hold the engine, so the engine can end
@@ -80,6 +108,10 @@ pub struct Served {
     pub template: Option<Arc<ChatTemplate>>,
     /// The format in which the model writes tool calls, if it is known.
     pub tool_call_parser: Option<ToolCallParser>,
+    /// How the model marks its reasoning, if it is known.
+    pub reasoning_parser: Option<ReasoningParser>,
+    /// Ignores or refuses fields without effect.
+    pub tolerance: Arc<Tolerance>,
     /// The number of rows of the model's embedding.
     pub vocabulary: usize,
     /// The number of values of an embedding of a text.
@@ -88,6 +120,8 @@ pub struct Served {
     pub pooling: Pooling,
     /// The default sampling of requests.
     pub sampling: Sampling,
+    /// The responses that later requests can name.
+    pub responses: Store,
     /// The values of `/metrics`.
     pub metrics: Arc<Metrics>,
     /// The receiver of bodies.
@@ -142,32 +176,50 @@ impl Served {
     }
 
     /// Renders and tokenizes a conversation, which had `bytes` bytes as JSON.
-    pub async fn render(&self, bytes: usize, chat: Chat, form: PromptForm) -> Result<Vec<u32>> {
+    pub async fn render(&self, bytes: usize, chat: Chat, asked: PromptOptions) -> Result<Rendered> {
         let Some(template) = self.template.clone() else {
             return Err(ApiError::invalid("the model has no chat template; use /v1/completions"));
         };
-        let text = beside(bytes, move || {
+        let tolerance = self.tolerance.clone();
+        let (text, opened, describes) = beside(bytes, move || {
             // Clients must not see the path of the template.
             let path = format!("chat template {}", template.path().display());
             let failed = |reason: String| ApiError::field("messages", reason.replace(&path, "the chat template"));
-            if let Some(name) = form.kwargs.keys().find(|name| !template.reads_variable(name, !chat.tools.is_null())) {
-                let message = format!("the chat template of the model does not read `{name}`");
-                return Err(ApiError::field("chat_template_kwargs", message));
+            let PromptOptions { mut form, effort, reasoning, continued } = asked;
+            let reads = |name: &str| template.reads_variable(name, !chat.tools.is_null());
+            for name in form.kwargs.keys().filter(|name| !reads(name)) {
+                tolerance
+                    .ignore(&format!("chat_template_kwargs.{name}"), "is not read by the chat template of the model")?;
             }
-            let text = template.prompt_text(&chat, &form).map_err(failed)?;
+            if let Some(effort) = effort {
+                let switches = ["enable_thinking", "thinking"].into_iter().find(|name| reads(name));
+                let (name, value) = match switches {
+                    _ if reads(EFFORT) => (EFFORT, effort.into()),
+                    Some(name) => (name, (effort != "none").into()),
+                    None => {
+                        tolerance.ignore(EFFORT, "is not read by the chat template of the model")?;
+                        (EFFORT, effort.into())
+                    }
+                };
+                form.kwargs.entry(name).or_insert(value);
+            }
+            let mut text = template.prompt_text(&chat, &form).map_err(failed)?;
+            let mut describes = false;
             if chat.tools.as_array().is_some_and(|tools| !tools.is_empty()) {
-                let without = Chat { tools: Value::Null, ..chat };
+                let without = Chat { tools: Value::Null, ..chat.clone() };
                 if template.prompt_text(&without, &form).is_ok_and(|without| without == text) {
-                    let message = "the chat template of the model does not use `tools`; leave them out";
-                    return Err(ApiError::field("tools", message));
+                    describes = true;
+                    text = template.prompt_text(&described(&chat), &form).map_err(failed)?;
                 }
             }
-            Ok(text)
+            let opened = reasoning.is_some_and(|parser| parser.opens(&text, continued.as_deref()));
+            Ok((text, opened, describes))
         })
         .await?;
         self.expect_may_fit("messages", text.len())?;
         let tokenizer = self.tokenizer.clone();
-        beside(text.len(), move || tokenizer.encode(&text).map_err(ApiError::of_request)).await
+        let ids = beside(text.len(), move || tokenizer.encode(&text).map_err(ApiError::of_request)).await?;
+        Ok(Rendered { ids, opened, describes })
     }
 
     /// Errors if `bytes` bytes of text cannot fit in the model's room even with the longest tokens of the vocabulary.
@@ -200,6 +252,8 @@ impl Served {
                 let key = text_of(headers, header::AUTHORIZATION).and_then(|value| value.split_once(' '));
                 let key =
                     key.filter(|(scheme, _)| scheme.eq_ignore_ascii_case("bearer")).map(|(_, key)| key.trim_start());
+                // Anthropic's clients send the key in a header of its own.
+                let key = key.or_else(|| text_of(headers, HeaderName::from_static("x-api-key")));
                 let right = key.is_some_and(|key| sha256(key.as_bytes()) == *expected);
                 if right { Ok(()) } else { Err(ApiError::unauthorized()) }
             }

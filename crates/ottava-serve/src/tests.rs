@@ -1,8 +1,11 @@
 //! Tests the server over HTTP. A stand-in for the engine repeats the prompts.
 
+mod anthropic;
 mod clients;
 mod embeddings;
+mod reasoning;
 mod refusals;
+mod responses;
 mod texts;
 mod token_ids;
 mod tools;
@@ -122,7 +125,7 @@ impl Backend for Parrot {
             if request.pooling.is_some() {
                 // The embeddings are not returned in the order of their requests.
                 let values = vec![prompt.len() as f32, prompt[0] as f32, -0.1, 1e-7];
-                events.insert(0, Event::Finished { id, reason: FinishReason::Length });
+                events.insert(0, Event::Finished { id, reason: FinishReason::Length, cached_tokens: 0 });
                 events.insert(0, Event::Embedding { id, values });
                 done.push(id);
                 continue;
@@ -137,11 +140,11 @@ impl Backend for Parrot {
             *drawn += 1;
             let stops = request.stop_ids.contains(&token);
             if matches!(self.fails, Some(Failure::Stuck)) {
-                events.push(Event::Finished { id, reason: FinishReason::Stuck });
+                events.push(Event::Finished { id, reason: FinishReason::Stuck, cached_tokens: 0 });
                 done.push(id);
             } else if stops || *drawn == request.max_new_tokens {
                 let reason = if stops { FinishReason::Stop } else { FinishReason::Length };
-                events.push(Event::Finished { id, reason });
+                events.push(Event::Finished { id, reason, cached_tokens: 1 });
                 done.push(id);
             }
         }
@@ -193,13 +196,14 @@ fn start_with(
 ) -> Server {
     let mut options = Options {
         address: "127.0.0.1:0".parse().unwrap(),
-        name: "parrot".into(),
+        names: vec!["parrot".into()],
         max_requests: 8,
         max_connections: 64,
         client_timeout: Duration::from_secs(10),
         api_key: None,
         shutdown_timeout: Duration::from_secs(5),
         allowed_origins: Vec::new(),
+        strict: false,
     };
     let (running, held, log, pause) = (BTreeMap::new(), BTreeMap::new(), Log::default(), Duration::ZERO);
     let mut parrot = Parrot { running, held, log, pause, steps: 0, max_batch: 1000, fails: None };
@@ -216,6 +220,7 @@ fn start_with(
             tokenizer,
             template,
             tool_call_parser,
+            reasoning_parser: None,
             vocabulary,
             channels,
             pooling,
@@ -229,10 +234,15 @@ fn start_with(
     Server { address: receiver.recv().unwrap(), log, thread }
 }
 
+/// A client that returns answers of any status.
+fn agent() -> ureq::Agent {
+    ureq::Agent::config_builder().http_status_as_error(false).build().into()
+}
+
 impl Server {
     /// Sends a request, and returns the status and the body of the answer.
     fn call(&self, path: &str, body: Option<&Value>, key: Option<&str>) -> (u16, String) {
-        let agent: ureq::Agent = ureq::Agent::config_builder().http_status_as_error(false).build().into();
+        let agent = agent();
         let url = format!("http://{}{path}", self.address);
         let with_key = key.map_or_else(String::new, |key| format!("Bearer {key}"));
         let mut response = match body {
@@ -300,7 +310,8 @@ fn completions_have_the_shape_of_openai() {
     let choice = json!({"index": 0, "text": tokenizer().decode(&ids).unwrap(), "logprobs": null, "finish_reason": "length",
             "stop_reason": null});
     assert_eq!(answer["choices"], json!([choice]));
-    let usage = json!({"prompt_tokens": ids.len(), "completion_tokens": ids.len(), "total_tokens": 2 * ids.len()});
+    let usage = json!({"prompt_tokens": ids.len(), "completion_tokens": ids.len(), "total_tokens": 2 * ids.len(),
+        "prompt_tokens_details": {"cached_tokens": 1}});
     assert_eq!(answer["usage"], usage);
     let models = server.call("/v1/models", None, None);
     assert!(models.0 == 200 && models.1.contains("\"parrot\""), "{models:?}");
@@ -386,6 +397,7 @@ fn streams_are_the_whole_answer_in_pieces() {
         assert_eq!(reasons, [&choice["finish_reason"]]);
     }
     assert_eq!(events.last().unwrap()["usage"], whole["usage"]);
+    assert!(events[0].get("usage").is_none());
     assert_eq!(whole["choices"].as_array().unwrap().len(), 4);
     let seeds: Vec<u64> =
         server.log.get(|log| log.requests.iter().map(|request| request.sampling.seed).take(4).collect());
@@ -454,6 +466,13 @@ fn metrics_count_requests_and_times() {
         "ottava:spec_decode_num_draft_tokens_total 0",
         "ottava:spec_decode_num_accepted_tokens_total 0",
         "ottava:request_time_per_output_token_seconds_count 1",
+        "ottava:inter_token_latency_seconds_count 2",
+        "ottava:request_decode_time_seconds_count 1",
+        "ottava:request_success_total{finished_reason=\"length\"} 1",
+        "ottava:request_prompt_tokens_sum 1.0",
+        "ottava:request_generation_tokens_sum 3.0",
+        "ottava:request_params_max_tokens_sum 3.0",
+        "ottava:request_params_n_sum 1.0",
     ] {
         assert!(text.lines().any(|found| found == line), "{line} is missing in\n{text}");
     }
@@ -513,4 +532,35 @@ fn requests_choose_adapters_by_name() {
     let (status, error) = server.refused("/v1/completions", &json!({"model": "owl", "prompt": TEXT}));
     assert_eq!((status, error["code"].as_str()), (404, Some("model_not_found")));
     assert!(error["message"].as_str().unwrap().contains("this server has `parrot`, `sql`, `gull`"), "{error}");
+}
+
+#[test]
+fn paths_names_and_ids_are_those_that_clients_of_other_servers_use() {
+    let server = start(|options, _| options.names = vec!["parrot".into(), "macaw".into()]);
+    let body = json!({"prompt": "a", "max_tokens": 1, "model": "macaw"});
+    assert_eq!(server.post("/completions", body.clone())["model"], "macaw");
+    let models: Value = serde_json::from_str(&server.call("/models", None, None).1).unwrap();
+    assert_eq!([&models["data"][0]["id"], &models["data"][1]["id"]], ["parrot", "macaw"]);
+    for (path, has) in [("/ping", "ok"), ("/load", "server_load"), ("/models/macaw", "macaw")] {
+        let (status, text) = server.call(path, None, None);
+        assert!(status == 200 && text.contains(has), "{path}: {status} {text}");
+    }
+    let (_, metrics) = server.call("/metrics", None, None);
+    for line in [
+        "{path=\"/v1/completions\",status=\"200\"} 1",
+        "{path=\"/v1/models\",status=\"200\"} 1",
+        "{path=\"/health\",status=\"200\"} 1",
+    ] {
+        assert!(metrics.contains(line), "{line} is missing in\n{metrics}");
+    }
+    let agent = agent();
+    let id_of = |sent: Option<&str>| {
+        let mut get = agent.get(format!("http://{}/v1/models", server.address));
+        if let Some(id) = sent {
+            get = get.header("x-request-id", id);
+        }
+        get.call().unwrap().headers()["x-request-id"].to_str().unwrap().to_string()
+    };
+    assert_eq!(id_of(Some("mine")), "mine");
+    assert!(id_of(None).starts_with("req_") && id_of(None) != id_of(Some(&"x".repeat(200))));
 }

@@ -1,10 +1,10 @@
 //! `POST /tokenize` and `POST /detokenize`, in the form of vLLM's.
 
 use crate::body::{Body, MOST_VALUES, Prompt};
-use crate::chat::{conversation, prompt_form};
+use crate::chat_request::{conversation, prompt_form};
 use crate::error::{ApiError, Result};
 use crate::logprobs::Place;
-use crate::served::Served;
+use crate::served::{PromptOptions, Served};
 use serde_json::{Value, json};
 
 /// The fields of `/tokenize`: a text or a conversation.
@@ -34,7 +34,10 @@ pub async fn tokenize(served: &Served, body: &mut Body) -> Result<Value> {
             let message = "`add_special_tokens` is for `prompt`: the chat template writes special tokens itself";
             return Err(ApiError::field("add_special_tokens", message));
         }
-        (None, Some(_)) => served.render(body.bytes, conversation(body)?, prompt_form(body)?).await?,
+        (None, Some(_)) => {
+            let asked = PromptOptions { form: prompt_form(body)?, ..PromptOptions::default() };
+            served.render(body.bytes, conversation(body)?, asked).await?.ids
+        }
         _ => return Err(ApiError::field("prompt", "give either `prompt`, a text, or `messages`")),
     };
     let mut place = Place::default();

@@ -55,7 +55,12 @@ impl Worker {
                     }
                 };
                 tracing::error!("the engine has failed: {error}");
-                let _ = of_thread.failure.set(error.to_string());
+                // Clients must not see the hosts and processes of other ranks.
+                let told = match error.exit_code() {
+                    ottava_common::Error::RANKS => "another rank has failed".to_string(),
+                    _ => error.to_string(),
+                };
+                let _ = of_thread.failure.set(told);
                 Err(error)
             }
             Err(error) => {

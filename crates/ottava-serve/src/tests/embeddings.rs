@@ -35,9 +35,10 @@ fn embeddings_have_the_shape_of_openai_in_the_order_of_the_texts() {
 
 #[test]
 fn requests_for_embeddings_that_cannot_be_answered_are_refused() {
-    let server = start_with(|_, _| {}, |model| model.channels = 1 << 13);
+    let server = start_with(|options, _| options.strict = true, |model| model.channels = 1 << 13);
     for (field, value, words) in [
-        ("dimensions", json!(2), "`dimensions` is not implemented; leave it out"),
+        ("dimensions", json!(0), "embeddings of this model have 1 to 8192 values"),
+        ("dimensions", json!(8193), "embeddings of this model have 1 to 8192 values"),
         ("encoding_format", json!("hex"), "it is float or base64"),
         ("input", Value::Null, "`input` is missing"),
         ("input", json!([]), "`input` has a text without tokens"),
@@ -45,8 +46,8 @@ fn requests_for_embeddings_that_cannot_be_answered_are_refused() {
         ("input", json!(["a", [1]]), "values of several kinds"),
         ("input", json!(vec![1; MODEL_LEN]), "with one new token, the server has room for 200"),
         ("input", json!(vec!["a"; 513]), "the embeddings would have 4202496 values"),
-        ("max_tokens", json!(1), "this is not a field of this request"),
-        ("prompt", json!("a"), "this is not a field of this request"),
+        ("max_tokens", json!(1), "is not a field of this request"),
+        ("prompt", json!("a"), "is not a field of this request"),
     ] {
         let mut request = json!({"input": "a"});
         request[field] = value;
@@ -56,4 +57,47 @@ fn requests_for_embeddings_that_cannot_be_answered_are_refused() {
     }
     let (status, _) = server.refused("/v1/embeddings", &json!({"model": "owl", "input": "a"}));
     assert_eq!(status, 404);
+}
+
+/// The stand-in's embedding of a text is its length, its first token and two small numbers.
+#[test]
+fn embeddings_can_be_shortened() {
+    let server = start(|_, _| {});
+    let answer = server.post("/v1/embeddings", json!({"input": [[4, 7], [3, 1, 1]], "dimensions": 2}));
+    for (entry, whole) in answer["data"].as_array().unwrap().iter().zip([[2.0_f64, 4.0], [3.0, 3.0]]) {
+        let values: Vec<f64> = serde_json::from_value(entry["embedding"].clone()).unwrap();
+        let norm = (whole[0] * whole[0] + whole[1] * whole[1]).sqrt();
+        assert!(values.len() == 2 && (values[0] - whole[0] / norm).abs() < 1e-6, "{values:?}");
+    }
+}
+
+#[test]
+fn documents_are_ranked_by_the_cosine_of_embeddings() {
+    let server = start(|_, _| {});
+    let documents = ["a stone", "a bird of the sea", "a bird"];
+    let cosine = |a: &str, b: &str| {
+        let vector = |text: &str| {
+            let ids = tokenizer().encode_prompt(text).unwrap();
+            [ids.len() as f64, f64::from(ids[0]), -0.1, 1e-7]
+        };
+        let dot = |a: [f64; 4], b: [f64; 4]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f64>();
+        let (a, b) = (vector(a), vector(b));
+        dot(a, b) / (dot(a, a) * dot(b, b)).sqrt()
+    };
+    let body = json!({"query": "a bird", "documents": documents, "top_n": 2});
+    let answer = server.post("/v1/rerank", body.clone());
+    let results = answer["results"].as_array().unwrap();
+    let mut expected: Vec<(usize, f64)> = documents.iter().map(|text| cosine("a bird", text)).enumerate().collect();
+    expected.sort_by(|a, b| b.1.total_cmp(&a.1));
+    assert_eq!(results.len(), 2);
+    for (result, (index, score)) in results.iter().zip(expected) {
+        assert_eq!((&result["index"], &result["document"]["text"]), (&json!(index), &json!(documents[index])));
+        assert!((result["relevance_score"].as_f64().unwrap() - score).abs() < 1e-6, "{result}");
+    }
+    assert_eq!(server.call("/rerank", Some(&body), None).0, 200);
+    let scores = server.post("/score", json!({"text_1": ["a bird", "a stone"], "text_2": ["a stone", "a stone"]}));
+    assert!((scores["data"][1]["score"].as_f64().unwrap() - 1.0).abs() < 1e-6, "{scores}");
+    let (status, error) = server.refused("/score", &json!({"text_1": ["a", "b"], "text_2": ["c"]}));
+    assert_eq!((status, error["param"].as_str()), (400, Some("text_1")));
+    assert_eq!(server.refused("/rerank", &json!({"query": "a"})).1["param"], "documents");
 }

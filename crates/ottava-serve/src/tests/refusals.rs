@@ -53,12 +53,15 @@ fn wrong_requests_name_the_field() {
             ("min_p", json!(-1)),
             ("temperature", json!(-1)),
             ("repetition_penalty", json!(0)),
-            ("frequency_penalty", json!(200)),
+            ("frequency_penalty", json!(2.1)),
+            ("presence_penalty", json!(-2.1)),
+            ("top_k", json!(-2)),
+            ("max_tokens", json!(5.5)),
             ("stream_options", json!({})),
         ],
     );
     let streamed = json!({"prompt": "a", "stream": true});
-    expect_refused(&server, COMPLETIONS, &streamed, &[("stream_options", json!({"usage": true}))]);
+    expect_refused(&server, COMPLETIONS, &streamed, &[("stream_options", json!({"include_usage": 1}))]);
     let turn = |content: Value| json!([{"role": "user", "content": content}]);
     expect_refused(
         &server,
@@ -97,8 +100,6 @@ fn what_is_not_implemented_is_refused_by_name() {
             ("include_stop_str_in_output", json!(true)),
             ("suffix", json!("b")),
             ("use_beam_search", json!(true)),
-            ("messages", json!([])),
-            ("top-p", json!(1)),
         ],
     );
     let chat = json!({"messages": [{"role": "user", "content": "a"}]});
@@ -109,11 +110,9 @@ fn what_is_not_implemented_is_refused_by_name() {
         &[
             ("tool_choice", json!("required")),
             ("tool_choice", function.clone()),
-            // The template does not read tools.
-            ("tools", json!([function])),
-            ("chat_template_kwargs", json!({"enable_thinking": false})),
+            ("tools", json!([{"type": "web_search"}])),
+            ("tools", json!([{"type": "function"}])),
             ("functions", json!([{"name": "f"}])),
-            ("prompt", json!("a")),
         ],
     );
     for (name, value) in [
@@ -138,6 +137,56 @@ fn what_is_not_implemented_is_refused_by_name() {
     without_tools["tools"] = json!([function]);
     without_tools["tool_choice"] = "none".into();
     server.post(CHATS, without_tools);
+}
+
+/// Requests with fields that other servers ignore, and how errors of a strict server name these fields.
+fn with_fields_without_effect() -> Vec<(&'static str, Value, &'static str)> {
+    let prompt = |name: &str, value: Value| {
+        let mut body = json!({"prompt": "a", "max_tokens": 2, "stream": true});
+        body[name] = value;
+        body
+    };
+    let chat = |name: &str, value: Value| {
+        let mut body = json!({"messages": [{"role": "user", "content": "a"}], "max_tokens": 2});
+        body[name] = value;
+        body
+    };
+    vec![
+        (COMPLETIONS, prompt("top-p", json!([1, {"a": 2}])), "top-p"),
+        (COMPLETIONS, prompt("messages", json!([])), "messages"),
+        (
+            COMPLETIONS,
+            prompt("stream_options", json!({"include_obfuscation": true})),
+            "stream_options.include_obfuscation",
+        ),
+        (CHATS, chat("store", json!(true)), "store"),
+        (CHATS, chat("service_tier", json!("flex")), "service_tier"),
+        (CHATS, chat("prediction", json!({"type": "content", "content": "b"})), "prediction"),
+        (CHATS, chat("verbosity", json!("low")), "verbosity"),
+        (CHATS, chat("reasoning_effort", json!("high")), "reasoning_effort"),
+        (
+            CHATS,
+            chat("chat_template_kwargs", json!({"enable_thinking": false})),
+            "chat_template_kwargs.enable_thinking",
+        ),
+    ]
+}
+
+#[test]
+fn fields_without_effect_pass_unless_the_server_is_strict() {
+    let server = start(|_, _| {});
+    for (path, body, _) in with_fields_without_effect() {
+        let (status, text) = server.call(path, Some(&body), None);
+        assert_eq!(status, 200, "{body}: {text}");
+    }
+    let strict = start(|options, _| options.strict = true);
+    for (path, body, name) in with_fields_without_effect() {
+        let (status, error) = strict.refused(path, &body);
+        assert_eq!((status, error["param"].as_str()), (400, Some(name)), "{body}: {error}");
+        assert!(error["message"].as_str().unwrap().contains("without --strict"), "{error}");
+    }
+    // Values that ask for nothing are no reason to refuse.
+    strict.post(CHATS, json!({"messages": [{"role": "user", "content": "a"}], "max_tokens": 2, "store": false, "top_k": -1, "other": null}));
 }
 
 #[test]

@@ -159,7 +159,7 @@ fn generate_takes_and_gives_token_ids() {
 
 #[test]
 fn generate_names_fields_that_cannot_be_used() {
-    let server = start(|_, _| {});
+    let server = start(|options, _| options.strict = true);
     for (body, param) in [
         (json!({}), "token_ids"),
         (json!({"token_ids": []}), "token_ids"),
@@ -171,8 +171,8 @@ fn generate_names_fields_that_cannot_be_used() {
         (json!({"token_ids": [1], "features": {"mm_hashes": {}}}), "features"),
         (json!({"token_ids": [1], "priority": 2}), "priority"),
         (json!({"token_ids": [1], "sampling_params": 5}), "sampling_params"),
-        (json!({"token_ids": [1], "sampling_params": {"max_token": 5}}), "sampling_params"),
-        (json!({"token_ids": [1], "sampling_params": {"stream": true}}), "sampling_params"),
+        (json!({"token_ids": [1], "sampling_params": {"max_token": 5}}), "sampling_params.max_token"),
+        (json!({"token_ids": [1], "sampling_params": {"stream": true}}), "sampling_params.stream"),
         (json!({"token_ids": [1], "sampling_params": {"max_tokens": 0}}), "max_tokens"),
         (json!({"token_ids": [1], "sampling_params": {"temperature": -1}}), "temperature"),
         (json!({"token_ids": [1], "sampling_params": {"extra_args": {"a": 1}}}), "extra_args"),

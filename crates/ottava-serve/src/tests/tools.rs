@@ -1,7 +1,7 @@
 //! Tests tool calls in answers. The stand-in of the engine repeats the calls of the prompt.
 
 use super::*;
-use crate::tool_calls::ToolCallParser;
+use crate::tool_choice::{Kind, ToolChoice};
 
 /// Starts a server whose model writes calls in the format of Hermes.
 fn server() -> Server {
@@ -15,7 +15,7 @@ fn slow_server(pause: Duration) -> Server {
         |model| {
             let text = "{% for m in messages %}{{ m.content }}{% for c in m.tool_calls or [] %}{{ c.function.arguments.depth }}{% endfor %}{% endfor %}{{ '\n' }}{% for t in tools or [] %}{{ t.function.name }}{% endfor %}";
             model.template = Some(template_of(text));
-            model.tool_call_parser = Some(ToolCallParser::Hermes);
+            model.tool_call_parser = Some("hermes".parse().unwrap());
         },
     )
 }
@@ -34,7 +34,7 @@ fn calls_are_fields_of_whole_answers_and_deltas_of_streams() {
     let answer = server.post("/v1/chat/completions", request(CALLS));
     let choice = &answer["choices"][0];
     assert_eq!((&choice["finish_reason"], &choice["message"]["content"]), (&json!("tool_calls"), &json!("Yes:")));
-    let expected = [json!({"name": "dive", "arguments": "{\"depth\":3}"}), json!({"name": "rise", "arguments": "{}"})];
+    let expected = [json!({"name": "dive", "arguments": "{\"depth\": 3}"}), json!({"name": "rise", "arguments": "{}"})];
     let calls = choice["message"]["tool_calls"].as_array().unwrap();
     assert_eq!(calls.iter().map(|call| call["function"].clone()).collect::<Vec<_>>(), expected);
     assert!(calls[0]["type"] == "function" && calls[0]["id"] != calls[1]["id"], "{calls:?}");
@@ -44,10 +44,20 @@ fn calls_are_fields_of_whole_answers_and_deltas_of_streams() {
     let (events, done) = server.stream("/v1/chat/completions", streamed);
     let choices: Vec<_> = events.iter().map(|event| &event["choices"][0]).collect();
     let text: String = choices.iter().filter_map(|choice| choice["delta"]["content"].as_str()).collect();
-    let calls = choices.iter().filter_map(|choice| choice["delta"]["tool_calls"].as_array()).flatten();
-    let calls: Vec<_> = calls.map(|call| (call["index"].clone(), call["function"].clone())).collect();
+    let deltas: Vec<_> =
+        choices.iter().filter_map(|choice| choice["delta"]["tool_calls"].as_array()).flatten().collect();
+    let joined = |index: u64| {
+        let texts = |key: &'static str| {
+            let of_call = deltas.iter().filter(move |delta| delta["index"] == index);
+            of_call.filter_map(move |delta| delta["function"][key].as_str()).collect::<String>()
+        };
+        json!({"name": texts("name"), "arguments": texts("arguments")})
+    };
     assert!(done && text == "Yes:", "{text:?}");
-    assert_eq!(calls, [(json!(0), expected[0].clone()), (json!(1), expected[1].clone())]);
+    assert_eq!([joined(0), joined(1)], expected);
+    assert!(deltas.len() > 4, "arguments come in pieces: {deltas:?}");
+    let ids = deltas.iter().filter(|delta| delta["id"].is_string() && delta["type"] == "function");
+    assert_eq!(ids.count(), 2);
     assert_eq!(choices.last().unwrap()["finish_reason"], "tool_calls");
 }
 
@@ -119,13 +129,14 @@ fn without_parallel_calls_an_answer_ends_after_its_first_call() {
     let mut streamed = request.clone();
     streamed["stream"] = true.into();
     let (events, _) = server.stream("/v1/chat/completions", streamed);
-    let deltas = events.iter().filter_map(|event| event["choices"][0]["delta"]["tool_calls"].as_array());
-    assert_eq!(deltas.map(Vec::len).sum::<usize>(), 1);
+    let deltas = events.iter().filter_map(|event| event["choices"][0]["delta"]["tool_calls"].as_array()).flatten();
+    assert!(deltas.clone().count() > 0 && deltas.into_iter().all(|delta| delta["index"] == 0), "{events:?}");
     assert_eq!(events.last().unwrap()["choices"][0]["finish_reason"], "tool_calls");
 
     // The schema of this request allows a list with a single call.
     let tools = request["tools"].as_array().unwrap();
-    let schema = |most| crate::tool_calls::ToolChoice::Required.schema(tools, most).unwrap().unwrap();
+    let required = ToolChoice { kind: Kind::Required, tools: tools.clone() };
+    let schema = |most| required.schema(most).unwrap().unwrap();
     assert_eq!((schema(1)["maxItems"].as_u64(), schema(usize::MAX).get("maxItems")), (Some(1), None));
 }
 
@@ -157,7 +168,6 @@ fn null_fields_and_parts_of_text_reach_the_template_as_in_training() {
 /// As in OpenAI's API, a tool without `parameters` has no arguments.
 #[test]
 fn tools_without_parameters_get_no_arguments() {
-    use crate::tool_calls::ToolChoice;
     let tool = |parameters: Option<Value>| {
         let mut function = json!({"name": "ping"});
         parameters.into_iter().for_each(|parameters| function["parameters"] = parameters);
@@ -175,10 +185,9 @@ fn tools_without_parameters_get_no_arguments() {
         (Some(open.clone()), &open),
         (Some(one.clone()), &one),
     ] {
-        let tools = [tool(parameters)];
-        let named = ToolChoice::Named("ping".into()).schema(&tools, 1).unwrap().unwrap();
-        assert_eq!(named, *expected);
-        let list = ToolChoice::Required.schema(&tools, 1).unwrap().unwrap();
+        let schema = |kind| ToolChoice { kind, tools: vec![tool(parameters.clone())] }.schema(1).unwrap().unwrap();
+        assert_eq!(schema(Kind::Named("ping".into())), *expected);
+        let list = schema(Kind::Required);
         assert_eq!(list["items"]["anyOf"][0]["properties"]["parameters"], *expected);
     }
 }
@@ -188,8 +197,8 @@ fn calls_without_arguments_are_no_error() {
     let arguments = |function: Value| {
         let messages =
             json!({"messages": [{"role": "assistant", "content": null, "tool_calls": [{"function": function}]}]});
-        let body = crate::body::Body::parse(messages.to_string().as_bytes(), &["messages"]).ok().unwrap();
-        let chat = crate::chat::conversation(&body).map_err(|error| error.json().to_string())?;
+        let body = crate::body::Body::parse(messages.to_string().as_bytes(), &["messages"], None).ok().unwrap();
+        let chat = crate::chat_request::conversation(&body).map_err(|error| error.json().to_string())?;
         Ok::<_, String>(chat.messages[0]["tool_calls"][0]["function"]["arguments"].clone())
     };
     for none in [
@@ -214,9 +223,84 @@ fn big_integers_of_arguments_stay_exact() {
     let text = format!(
         r#"{{"messages": [{{"role": "assistant", "content": "", "tool_calls": [{call}]}}], "max_tokens": {digits}}}"#
     );
-    let body = crate::body::Body::parse(text.as_bytes(), &["messages", "max_tokens"]).ok().unwrap();
-    let chat = crate::chat::conversation(&body).ok().unwrap();
+    let body = crate::body::Body::parse(text.as_bytes(), &["messages", "max_tokens"], None).ok().unwrap();
+    let chat = crate::chat_request::conversation(&body).ok().unwrap();
     let depth = &chat.messages[0]["tool_calls"][0]["function"]["arguments"]["depth"];
     assert_eq!(*depth, ottava_data::parse_json(digits).unwrap());
     assert!(body.count("max_tokens").is_err(), "it is no count");
+}
+
+#[test]
+fn allowed_tools_are_all_that_the_template_and_the_schema_have() {
+    let tool = |name: &str| json!({"type": "function", "function": {"name": name}});
+    let tools = [tool("dive"), tool("rise"), tool("rest")];
+    let allowed = |mode: &str, names: &[&str]| {
+        let tools: Vec<Value> = names.iter().map(|name| tool(name)).collect();
+        json!({"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}})
+    };
+    let read = |value: &Value| ToolChoice::read(Some(value), &tools).map_err(|error| error.json().to_string());
+    let choice = read(&allowed("required", &["rest", "dive"])).unwrap();
+    assert_eq!((&choice.kind, &choice.tools), (&Kind::Required, &vec![tool("rest"), tool("dive")]));
+    let schema = choice.schema(usize::MAX).unwrap().unwrap();
+    assert_eq!(schema["items"]["anyOf"][1]["properties"]["name"]["const"], "dive");
+    assert_eq!(read(&allowed("auto", &["rise"])).unwrap().for_template(Some(&json!([]))), json!([tool("rise")]));
+    assert!(read(&allowed("required", &["fly"])).unwrap_err().contains("allows \\\"fly\\\""));
+    assert!(read(&allowed("required", &[])).unwrap_err().contains("there are no `tools`"));
+    let custom = [json!({"type": "custom", "custom": {"name": "dive"}})];
+    assert!(ToolChoice::read(None, &custom).is_err(), "only functions are tools");
+}
+
+/// Nested models of Pydantic have `$defs` in the parameters of tools.
+#[test]
+fn references_of_parameters_are_valid_in_the_schema_of_all_calls() {
+    let server = server();
+    let parameters = json!({
+        "$defs": {"Place": {"type": "object", "properties": {"name": {"type": "string"}, "next": {"$ref": "#/$defs/Place"}}}},
+        "type": "object", "properties": {"to": {"$ref": "#/$defs/Place"}}, "required": ["to"],
+    });
+    let mut request = request("{}");
+    request["tools"]
+        .as_array_mut()
+        .unwrap()
+        .push(json!({"type": "function", "function": {"name": "go", "parameters": parameters}}));
+    request["max_tokens"] = 2.into();
+    for choice in [json!("required"), json!({"type": "function", "function": {"name": "go"}})] {
+        request["tool_choice"] = choice;
+        server.post("/v1/chat/completions", request.clone());
+        assert!(server.log.get(|log| log.requests.last().unwrap().grammar.is_some()));
+    }
+}
+
+/// The template of this server does not read tools.
+#[test]
+fn tools_are_described_in_a_message_if_the_template_does_not_read_them() {
+    let server = start_with(|_, _| {}, |model| model.max_model_len = 1000);
+    let mut body = request("hello");
+    body["messages"] = json!([
+        {"role": "user", "content": "go"},
+        {"role": "assistant", "content": null, "tool_calls": [{"id": "a", "type": "function", "function": {"name": "dive", "arguments": "{\"depth\": 3}"}}]},
+        {"role": "tool", "tool_call_id": "a", "content": "wet"},
+    ]);
+    body["max_tokens"] = 1.into();
+    server.post("/v1/chat/completions", body);
+    let prompt = server.log.get(|log| tokenizer().decode(&log.requests[0].prompt).unwrap());
+    assert!(
+        prompt.starts_with("system: You may call these functions") && prompt.contains("\"name\":\"dive\""),
+        "{prompt}"
+    );
+    assert!(
+        prompt.contains(r#"assistant: <tool_call>{"name":"dive","arguments":{"depth":3}}</tool_call>"#),
+        "{prompt}"
+    );
+    assert!(prompt.contains("user: <tool_response>wet</tool_response>"), "{prompt}");
+    // The calls of such answers are parsed.
+    let server = start_with(
+        |_, _| {},
+        |model| {
+            model.template =
+                Some(template_of("{% if messages[0].role == 'system' %}{{ messages[1].content }}{% endif %}"))
+        },
+    );
+    let answer = server.post("/v1/chat/completions", request(CALLS));
+    assert_eq!(answer["choices"][0]["message"]["tool_calls"][0]["function"]["name"], "dive", "{answer}");
 }

@@ -4,7 +4,7 @@ use super::serve::MAX_CONNECTIONS;
 use ottava_common::Result;
 use ottava_data::Tokenizer;
 use ottava_engine::{Pooling, Sampling};
-use ottava_serve::{Endpoint, Model, Options, ToolCallParser};
+use ottava_serve::{Endpoint, Model, Options, ReasoningParser, ToolCallParser};
 use ottava_settings::RunConfig;
 use std::time::Duration;
 
@@ -27,13 +27,14 @@ pub fn start(config: &RunConfig) -> Result<Endpoint> {
     let name = config.model.path.display().to_string();
     let options = Options {
         address,
-        name: name.clone(),
+        names: vec![name.clone()],
         max_requests: MAX_REQUESTS,
         max_connections: MAX_CONNECTIONS,
         client_timeout: CLIENT_TIMEOUT,
         api_key,
         shutdown_timeout: Duration::ZERO,
         allowed_origins: Vec::new(),
+        strict: false,
     };
     let (tokenizer, sizes) = (Tokenizer::load(config.model.tokenizer_path())?, config.decoder_config()?);
     let template = config.chat_template(&tokenizer)?;
@@ -41,6 +42,7 @@ pub fn start(config: &RunConfig) -> Result<Endpoint> {
         root: name,
         adapters: Vec::new(),
         tool_call_parser: template.as_ref().and_then(ToolCallParser::of_template),
+        reasoning_parser: template.as_ref().and_then(ReasoningParser::of_template),
         template,
         tokenizer,
         vocabulary: sizes.vocabulary,

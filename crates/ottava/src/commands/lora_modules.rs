@@ -48,8 +48,8 @@ impl LoraModule {
     }
 
     /// Errors if two of `modules` have the same name, or if one has the name of the model.
-    pub fn expect_distinct(modules: &[LoraModule], model: &str) -> Result<()> {
-        let mut names = vec![model];
+    pub fn expect_distinct(modules: &[LoraModule], model: &[String]) -> Result<()> {
+        let mut names: Vec<&str> = model.iter().map(String::as_str).collect();
         for LoraModule { name, .. } in modules {
             if names.contains(&name.as_str()) {
                 return Err(Error::Config(format!(

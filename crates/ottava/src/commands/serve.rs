@@ -12,7 +12,7 @@ use ottava_data::{ChatTemplate, Clock, Tokenizer};
 use ottava_engine::{Engine, EngineOptions, LogprobsMode, Pooling, Sampling};
 use ottava_models::{Adapters, ConfigFile, Decoder, decoder_config};
 use ottava_recipe::KvCacheDtype;
-use ottava_serve::{Model, NamedAdapter, Options, Origin, ToolCallParser, serve};
+use ottava_serve::{Model, NamedAdapter, Options, Origin, ReasoningParser, ToolCallParser, serve};
 use ottava_settings::DeviceChoice;
 use ottava_tensor::Device;
 use std::net::{IpAddr, SocketAddr};
@@ -39,9 +39,13 @@ pub struct Serve {
     /// The port to listen on; 0 takes a free port.
     #[arg(long, default_value_t = 8000)]
     port: u16,
-    /// The name of the model for clients; by default, MODEL as it is written on the command line.
-    #[arg(long)]
-    served_model_name: Option<String>,
+    /// The names of the model for clients; by default, MODEL as it is written on the command line. Answers have the name that the request has, or the
+    /// first name. Several names may follow the flag, so name MODEL before it.
+    #[arg(long, value_name = "NAME", num_args = 1..)]
+    served_model_name: Vec<String>,
+    /// A file with a chat template (Jinja) that replaces the template of the folder.
+    #[arg(long, value_name = "FILE")]
+    chat_template: Option<PathBuf>,
     /// LoRA adapters that requests choose by name: a request whose `model` is NAME uses the adapter in FOLDER. FOLDER is a PEFT folder, or
     /// the folder of a run that trained an adapter (its newest checkpoint is used). Several adapters may follow the flag, so name MODEL
     /// before it.
@@ -58,10 +62,18 @@ pub struct Serve {
     /// file.
     #[arg(long, value_enum, default_value = "auto")]
     generation_config: GenerationConfig,
-    /// The format in which the model writes tool calls: hermes (also Qwen), llama3_json or mistral; by default, the format in the chat
-    /// template. If neither this option nor the template names a format, calls stay in the text of answers.
+    /// The format in which the model writes tool calls, such as hermes (also Qwen), qwen3_coder, glm45, llama3_json, mistral, deepseek_v3, kimi_k2 or
+    /// openai (gpt-oss); by default, the format in the chat template. If neither this option nor the template names a format, calls stay in the text of
+    /// answers.
     #[arg(long, value_name = "NAME")]
     tool_call_parser: Option<ToolCallParser>,
+    /// How the model marks its reasoning: think (Qwen3, DeepSeek, GLM and others), gpt_oss, mistral or seed_oss; by default, the marks in the chat
+    /// template. If neither this option nor the template names marks, reasoning stays in the text of answers.
+    #[arg(long, value_name = "NAME")]
+    reasoning_parser: Option<ReasoningParser>,
+    /// Refuse fields of requests that are unknown or have no effect. By default, they are ignored, and the log names each of them once.
+    #[arg(long)]
+    strict: bool,
     /// How /v1/embeddings turns the activations of a text into one vector: last (the activations of the last token) or mean (of all tokens).
     #[arg(long, default_value = "last")]
     pooling: Pooling,
@@ -123,7 +135,7 @@ impl Serve {
         if self.api_key.as_ref().is_some_and(String::is_empty) {
             return Err(Error::Config("the API key is empty; give one, or leave it out".into()));
         }
-        LoraModule::expect_distinct(&self.lora_modules, &self.name())?;
+        LoraModule::expect_distinct(&self.lora_modules, &self.names())?;
         let (role, device) = self.how.role(&self.ranks)?;
         if !role.leads() {
             return self.follow(role, device);
@@ -133,16 +145,17 @@ impl Serve {
         }
         let options = Options {
             address: SocketAddr::new(self.host, self.port),
-            name: self.name(),
+            names: self.names(),
             max_requests: self.max_queue,
             max_connections: MAX_CONNECTIONS,
             client_timeout: Duration::from_secs(self.client_timeout),
             api_key: self.api_key.clone(),
             shutdown_timeout: Duration::from_secs(self.shutdown_timeout),
             allowed_origins: self.allowed_origin.clone(),
+            strict: self.strict,
         };
         stop_on_signals("stopping: running requests are completed, new ones are refused")?;
-        let name = options.name.clone();
+        let name = options.names[0].clone();
         let (started, processes) = channel();
         let load = move || {
             let ranks = InferenceRanks::join(role, device)?;
@@ -179,9 +192,12 @@ impl Serve {
         }
     }
 
-    /// Returns the name of the model for clients.
-    fn name(&self) -> String {
-        self.served_model_name.clone().unwrap_or_else(|| self.model.display().to_string())
+    /// Returns the names of the model for clients.
+    fn names(&self) -> Vec<String> {
+        match &self.served_model_name[..] {
+            [] => vec![self.model.display().to_string()],
+            names => names.to_vec(),
+        }
     }
 
     /// Loads the model and warms up the engine of this rank. Also returns the properties of the model that requests need.
@@ -191,7 +207,8 @@ impl Serve {
         let loaded = with_model(&self.model, |folder| {
             let config = ConfigFile::read(folder)?;
             let sizes = decoder_config(&config)?;
-            let (tokenizer, template) = (Tokenizer::load(folder)?, ChatTemplate::load(folder, None, Clock::Now)?);
+            let (tokenizer, template) =
+                (Tokenizer::load(folder)?, ChatTemplate::load(folder, self.chat_template.as_deref(), Clock::Now)?);
             tokenizer.check_fits(sizes.vocabulary)?;
             let most = sizes.context();
             let max_model_len = self.max_length.unwrap_or(most);
@@ -208,6 +225,11 @@ impl Serve {
             if let Some(parser) = tool_call_parser {
                 tracing::info!("calls of tools are parsed as {}", parser.name());
             }
+            let of_template = || template.as_ref().and_then(ReasoningParser::of_template);
+            let reasoning_parser = self.reasoning_parser.or_else(of_template);
+            if let Some(parser) = reasoning_parser {
+                tracing::info!("reasoning is marked as {}", parser.name());
+            }
             let vocabulary = sizes.vocabulary;
             let (root, adapters) = (self.model.display().to_string(), Vec::new());
             let model = Model {
@@ -216,6 +238,7 @@ impl Serve {
                 tokenizer,
                 template,
                 tool_call_parser,
+                reasoning_parser,
                 vocabulary,
                 channels: sizes.stream.channels,
                 pooling: self.pooling,

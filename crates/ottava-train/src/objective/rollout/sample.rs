@@ -178,7 +178,7 @@ impl<'a> Draws<'a> {
                     drawn.tokens.push(token);
                     drawn.logprobs.push(logprob.expect("the request asks for it").logprob);
                 }
-                Event::Finished { id, reason } => {
+                Event::Finished { id, reason, .. } => {
                     self.drawn[self.places[&id]].end = match reason {
                         FinishReason::Stop => Some(End::Text),
                         FinishReason::Cancelled => None,

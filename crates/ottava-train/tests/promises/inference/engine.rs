@@ -77,7 +77,7 @@ pub fn collect(events: Vec<Event>, got: &mut BTreeMap<RequestId, Got>) {
                 got.logprobs.extend(logprob);
             }
             Event::Embedding { id, values } => got.entry(id).or_default().embedding = values,
-            Event::Finished { id, reason } => {
+            Event::Finished { id, reason, .. } => {
                 assert_eq!(got.entry(id).or_default().end.replace(reason), None, "a request ends once");
             }
         }

@@ -43,7 +43,7 @@ fn run(engine: &mut Engine, requests: Vec<Request>) -> Vec<(Vec<u32>, FinishReas
         for event in engine.step().unwrap() {
             match event {
                 Event::Token { id, token, .. } => tokens.entry(id).or_default().push(token),
-                Event::Finished { id, reason } => drop(ends.insert(id, reason)),
+                Event::Finished { id, reason, .. } => drop(ends.insert(id, reason)),
                 Event::Prompt { .. } | Event::Embedding { .. } => {}
             }
         }

@@ -1,0 +1,265 @@
+//! Texts of several families of models, whole and cut at every place.
+
+use super::*;
+use crate::tool_calls::ToolCallParser;
+use ottava_data::{ChatTemplate, Clock};
+use serde_json::json;
+use std::path::Path;
+
+/// Reasoning, content, and the names and arguments of calls.
+type Found = (String, String, Vec<(String, String)>);
+
+fn division(reasoning: Option<&str>, calls: Option<Calls>) -> Division {
+    let reasoning = reasoning.map(|name| name.parse().unwrap());
+    let parameters = json!({"properties": {
+        "to": {"type": "string"}, "depth": {"type": "integer"}, "kind": {"anyOf": [{"type": "string"}, {"type": "null"}]},
+    }});
+    let tools = Tools::new(&[json!({"type": "function", "function": {"name": "dive", "parameters": parameters}})]);
+    Division { reasoning, opened: false, calls, tools, most: usize::MAX }
+}
+
+fn free(parser: &str) -> Option<Calls> {
+    Some(Calls::Free(parser.parse().unwrap()))
+}
+
+/// Returns what a text has. Asserts that it is the same for the whole text, for every division into two parts, and for single characters.
+fn parsed(division: &Division, text: &str) -> Found {
+    let run = |parts: &[&str]| {
+        let mut reader = Reader::new(division);
+        let mut found = Found::default();
+        let mut ended = 0;
+        for (i, part) in parts.iter().enumerate() {
+            for part in reader.push(part, i + 1 == parts.len()) {
+                match part {
+                    Part::Reasoning(text) => found.0 += &text,
+                    Part::Content(text) => found.1 += &text,
+                    Part::Call { name, .. } => found.2.push((name, String::new())),
+                    Part::Arguments(text) => found.2.last_mut().expect("a call has begun").1 += &text,
+                    Part::EndOfCall => ended += 1,
+                }
+            }
+        }
+        assert_eq!(ended, found.2.len(), "{text}: each call ends");
+        found
+    };
+    let whole = run(&[text]);
+    for (at, _) in text.char_indices() {
+        assert_eq!(run(&[&text[..at], &text[at..]]), whole, "{text}, cut at {at}");
+    }
+    let characters: Vec<_> = text.char_indices().map(|(at, c)| &text[at..at + c.len_utf8()]).collect();
+    assert_eq!(run(&characters), whole, "{text}, character by character");
+    whole
+}
+
+fn expect(division: &Division, text: &str, reasoning: &str, content: &str, calls: &[(&str, &str)]) {
+    let calls = calls.iter().map(|(name, arguments)| (name.to_string(), arguments.to_string())).collect();
+    assert_eq!(parsed(division, text), (reasoning.into(), content.into(), calls), "{text}");
+}
+
+#[test]
+fn reasoning_is_divided_from_content() {
+    let think = division(Some("qwen3"), None);
+    expect(&think, "<think>\nI see.\n</think>\n\nYes.", "I see.", "Yes.", &[]);
+    expect(&think, "<think>\n\n</think>\n\nYes \n", "", "Yes \n", &[]);
+    expect(&think, "No thought, a <think> within.", "", "No thought, a <think> within.", &[]);
+    expect(&think, "<think>I am cut </thi", "I am cut </thi", "", &[]);
+    expect(&think, "<thin", "", "<thin", &[]);
+    expect(&think, "", "", "", &[]);
+    let opened = Division { opened: true, ..division(Some("deepseek_r1"), None) };
+    expect(&opened, "I see.\n</think>\n\nYes.", "I see.", "Yes.", &[]);
+    expect(&opened, "\n<think>\nI see.</think>Yes.", "I see.", "Yes.", &[]);
+    expect(&opened, "I go on", "I go on", "", &[]);
+    expect(&division(Some("mistral"), None), "[THINK]I see.[/THINK]Yes.", "I see.", "Yes.", &[]);
+    expect(&division(Some("seed_oss"), None), "<seed:think>a</seed:think>b", "a", "b", &[]);
+    let text = "<think>a</think>Well\n<tool_call>\n{\"name\": \"dive\", \"arguments\": {}}\n</tool_call>";
+    expect(&division(Some("think"), free("hermes")), text, "a", "Well", &[("dive", "{}")]);
+    // A text that is constrained to calls has no reasoning.
+    let required = division(Some("think"), Some(Calls::Required));
+    expect(&required, r#"[{"name": "dive", "parameters": {}}]"#, "", "", &[("dive", "{}")]);
+}
+
+#[test]
+fn channels_are_reasoning_content_and_calls() {
+    let gpt_oss = division(Some("gpt_oss"), free("openai"));
+    let text = "<|channel|>analysis<|message|>Look. <|end|><|start|>assistant<|channel|>commentary<|message|>I look.<|end|>\
+                <|start|>assistant<|channel|>commentary to=functions.dive <|constrain|>json<|message|>{\"depth\": 3}";
+    expect(&gpt_oss, text, "Look.", "I look.", &[("dive", "{\"depth\": 3}")]);
+    let text = "<|channel|>analysis<|message|>a<|end|><|start|>assistant to=functions.dive<|channel|>commentary json<|message|>{}<|call|>\
+                <|start|>assistant<|channel|>final<|message|>Done < 3 <|return|>";
+    expect(&gpt_oss, text, "a", "Done < 3 ", &[("dive", "{}")]);
+    expect(&gpt_oss, "<|channel|>final<|message|>Yes.", "", "Yes.", &[]);
+    let text = "<|channel|>commentary<|message|>I look.<|end|><|start|>assistant<|channel|>final<|message|>Here.";
+    expect(&gpt_oss, text, "", "I look.\n\nHere.", &[]);
+    expect(&gpt_oss, "No channel.", "", "No channel.", &[]);
+    expect(&gpt_oss, "<|channel|>anal", "", "", &[]);
+    let without = division(Some("gpt_oss"), None);
+    expect(&without, "<|channel|>commentary to=functions.dive<|message|>{}<|call|>", "", "{}", &[]);
+}
+
+#[test]
+fn calls_are_found_in_each_format() {
+    let arguments = r#"{"depth": 3, "to": "é\"}</"}"#;
+    let dive = format!(r#"{{"name": "dive", "arguments": {arguments}}}"#);
+    let other = dive.replace("arguments", "parameters");
+    let backwards = r#"{"arguments": {"depth":3}, "name": "dive"}"#;
+    let call = ("dive", arguments);
+    for (parser, text, content, calls) in [
+        ("hermes", format!("<tool_call>\n{dive}\n</tool_call>"), "", vec![call]),
+        (
+            "hermes",
+            format!("Yes: <x>\n<tool_call>{dive}</tool_call>\n<tool_call>{dive}</tool_call>\n"),
+            "Yes: <x>",
+            vec![call; 2],
+        ),
+        ("hermes", format!("<tool_call>{dive}"), "", vec![call]),
+        ("hermes", format!("<tool_call>{dive}\n<tool_call>{dive}</tool_call>"), "", vec![call; 2]),
+        ("hermes", format!("<tool_call>{backwards}</tool_call>"), "", vec![("dive", "{\"depth\":3}")]),
+        ("hermes", "<tool_call>{\"name\": </tool_call> no".into(), "<tool_call>{\"name\": </tool_call> no", vec![]),
+        ("hermes", "<tool_call>{\"na".into(), "<tool_call>{\"na", vec![]),
+        // The answer ends within the arguments.
+        (
+            "hermes",
+            "<tool_call>{\"name\": \"dive\", \"arguments\": {\"to\": \"a".into(),
+            "",
+            vec![("dive", "{\"to\": \"a")],
+        ),
+        ("hermes", "a < b <tool".into(), "a < b <tool", vec![]),
+        ("hermes", "text \n".into(), "text \n", vec![]),
+        ("llama3_json", other.clone(), "", vec![call]),
+        ("llama3_json", format!("<|python_tag|>{other}; {other}"), "", vec![call; 2]),
+        ("llama3_json", format!("I call {other}"), &format!("I call {other}"), vec![]),
+        ("llama3_json", "{\"a\": 1}".into(), "{\"a\": 1}", vec![]),
+        ("llama3_json", "{\"name".into(), "{\"name", vec![]),
+        ("mistral", format!("[TOOL_CALLS] [{dive}, {dive}]"), "", vec![call; 2]),
+        ("mistral", format!("Well [1] [TOOL_CALLS][{dive}]"), "Well [1]", vec![call]),
+        ("mistral", format!("[TOOL_CALLS][{dive}, {{\"na"), "{\"na", vec![call]),
+        ("mistral", format!("Well [TOOL_CALLS]dive[ARGS]{arguments}"), "Well", vec![call]),
+        (
+            "mistral",
+            format!("[TOOL_CALLS]dive[ARGS]{arguments}\n[TOOL_CALLS] dive [ARGS] {arguments}"),
+            "",
+            vec![call; 2],
+        ),
+        ("mistral", format!("[TOOL_CALLS]dive[CALL_ID]a1b2c3d4e[ARGS]{arguments}"), "", vec![call]),
+        ("mistral", "[TOOL_CALLS]dive[ARGS]{\"depth\"".into(), "", vec![("dive", "{\"depth\"")]),
+        ("mistral", "[TOOL_CALLS][ARGS]{} no".into(), "[TOOL_CALLS][ARGS]{} no", vec![]),
+        ("mistral", "[TOOL_CALLS]a [TOOL_CALLS]b[ARGS]{}".into(), "[TOOL_CALLS]a", vec![("b", "{}")]),
+        ("mistral", "[TOOL_CALLS]dive[ARGS]3 no".into(), "[TOOL_CALLS]dive[ARGS]3 no", vec![]),
+    ] {
+        expect(&division(None, free(parser)), &text, "", content, &calls);
+    }
+    let required = division(None, Some(Calls::Required));
+    expect(&required, &format!("[{other}, {other}]"), "", "", &[call; 2]);
+    expect(&required, "[{\"name\"", "", "[{\"name\"", &[]);
+    // Complete calls stay calls if the answer ends early.
+    expect(&required, &format!("[{other}, {{\"name\": \"di"), "", "{\"name\": \"di", &[call]);
+    let named = division(None, Some(Calls::Named("dive".into())));
+    expect(&named, "{\"depth\"", "", "", &[("dive", "{\"depth\"")]);
+}
+
+#[test]
+fn calls_between_tags_have_values_by_their_schema() {
+    let dive = r#"{"to": "a \"b\"\nc", "depth": 3}"#;
+    let qwen = "<tool_call>\n<function=dive>\n<parameter=to>\na \"b\"\nc\n</parameter>\n<parameter=depth>\n3\n</parameter>\n</function>\n</tool_call>";
+    let glm = "<tool_call>dive\n<arg_key>to</arg_key>\n<arg_value>a \"b\"\nc</arg_value>\n<arg_key>depth</arg_key>\n<arg_value>3</arg_value>\n</tool_call>";
+    let minimax = "<minimax:tool_call>\n<invoke name=\"dive\">\n<parameter name=\"to\">a \"b\"\nc</parameter>\n<parameter name=\"depth\">3</parameter>\n</invoke>\n</minimax:tool_call>";
+    for (parser, text) in [("qwen3_coder", qwen), ("glm45", glm), ("minimax_m2", minimax)] {
+        let division = division(None, free(parser));
+        expect(&division, &format!("Well.\n{text}"), "", "Well.", &[("dive", dive)]);
+        expect(&division, &format!("{text}\n{text}\n"), "", "", &[("dive", dive); 2]);
+        let early = &text[..text.find("\nc").unwrap() + 2];
+        expect(&division, early, "", "", &[("dive", r#"{"to": "a \"b\"\nc"#)]);
+    }
+    let qwen = division(None, free("qwen3_coder"));
+    // A text that looks like a number stays a text, an unknown parameter is JSON if it can be, and the tag around calls may be missing.
+    let text = "<function=dive><parameter=to>007</parameter><parameter=other>{\"a\": [1]}</parameter><parameter=third>True</parameter><parameter=kind>x y</parameter></function>";
+    expect(&qwen, text, "", "", &[("dive", r#"{"to": "007", "other": {"a": [1]}, "third": true, "kind": "x y"}"#)]);
+    expect(&qwen, "<function=dive>\n</function>", "", "", &[("dive", "{}")]);
+    expect(&qwen, "<tool_call> is a tag, <function= too", "", "<tool_call> is a tag, <function= too", &[]);
+    let glm = division(None, free("glm45"));
+    expect(&glm, "<tool_call>rest</tool_call>", "", "", &[("rest", "{}")]);
+    expect(
+        &glm,
+        "<tool_call>rise<arg_key>list</arg_key><arg_value>[1, 2]</arg_value></tool_call>",
+        "",
+        "",
+        &[("rise", r#"{"list": [1, 2]}"#)],
+    );
+    expect(&glm, "a <tool_call> {\"b\"} c", "", "a <tool_call> {\"b\"} c", &[]);
+}
+
+#[test]
+fn calls_between_special_tokens_have_names_and_ids() {
+    let v3 = "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>dive\n```json\n{\"depth\": 3}\n```<｜tool▁call▁end｜>\n\
+              <｜tool▁call▁begin｜>function<｜tool▁sep｜>rise\n```json\n{}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>";
+    let v31 = "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>dive<｜tool▁sep｜>{\"depth\": 3}<｜tool▁call▁end｜>\
+               <｜tool▁call▁begin｜>rise<｜tool▁sep｜>{}<｜tool▁call▁end｜><｜tool▁calls▁end｜>";
+    let kimi = "<|tool_calls_section_begin|><|tool_call_begin|>functions.dive:0<|tool_call_argument_begin|>{\"depth\": 3}<|tool_call_end|>\
+                <|tool_call_begin|>functions.rise:1<|tool_call_argument_begin|>{}<|tool_call_end|><|tool_calls_section_end|>";
+    for (parser, text) in [("deepseek_v3", v3), ("deepseek_v31", v31), ("kimi_k2", kimi)] {
+        let division = division(None, free(parser));
+        expect(&division, &format!("Well. {text}"), "", "Well.", &[("dive", "{\"depth\": 3}"), ("rise", "{}")]);
+        let early = &text[..text.find("3}").unwrap()];
+        expect(&division, early, "", "", &[("dive", "{\"depth\": ")]);
+    }
+    let mut reader = Reader::new(&division(None, free("kimi_k2")));
+    let first = reader.push(kimi, true).swap_remove(0);
+    assert_eq!(first, Part::Call { name: "dive".into(), id: Some("functions.dive:0".into()) });
+}
+
+#[test]
+fn calls_of_python_become_json() {
+    let pythonic = division(None, free("llama4_pythonic"));
+    let text = r#"[dive(to='it\'s [1]', depth=-3, all=[1, 2.5, (True, None)], of={"a": {'b': "c"}}), rest()]"#;
+    let dive = r#"{"to":"it's [1]","depth":-3,"all":[1,2.5,[true,null]],"of":{"a":{"b":"c"}}}"#;
+    expect(&pythonic, text, "", "", &[("dive", dive), ("rest", "{}")]);
+    expect(&pythonic, &format!("<|python_start|>{text}<|python_end|>"), "", "", &[("dive", dive), ("rest", "{}")]);
+    expect(&pythonic, "[1, 2] is a list", "", "[1, 2] is a list", &[]);
+    expect(&pythonic, "Yes [dive()]", "", "Yes [dive()]", &[]);
+    expect(&pythonic, "[dive(depth=3), rise(de", "", "rise(de", &[("dive", "{\"depth\":3}")]);
+}
+
+#[test]
+fn what_comes_after_the_last_call_that_there_may_be_is_dropped() {
+    let object = |name: &str| format!(r#"{{"name": "{name}", "arguments": {{}}}}"#);
+    let [dive, rise] = ["dive", "rise"].map(object);
+    for (parser, text) in [
+        ("hermes", format!("Yes <tool_call>{dive}</tool_call> and <tool_call>{rise}</tool_call> so")),
+        ("llama3_json", format!("{dive}; {rise}")),
+        ("mistral", format!("Yes [TOOL_CALLS][{dive}, {rise}] so")),
+        ("mistral", "Yes [TOOL_CALLS]dive[ARGS]{} and [TOOL_CALLS]rise[ARGS]{}".into()),
+    ] {
+        let content = if parser == "llama3_json" { "" } else { "Yes" };
+        let one = Division { most: 1, ..division(None, free(parser)) };
+        expect(&one, &text, "", content, &[("dive", "{}")]);
+        assert_eq!(parsed(&division(None, free(parser)), &text).2.len(), 2, "{parser}: {text}");
+    }
+}
+
+/// The published templates that tests of chats have too.
+#[test]
+fn parsers_are_chosen_by_the_template() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../ottava-data/src/templates");
+    let data = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../data/tokenizer");
+    for (name, calls, reasoning) in [
+        ("qwen2_5", Some("hermes"), None),
+        ("qwen3", Some("hermes"), Some("think")),
+        ("qwen3_6", Some("qwen3_coder"), Some("think")),
+        ("glm4moe", Some("glm45"), Some("think")),
+        ("deepseekv3", Some("deepseek_v3"), Some("think")),
+        ("deepseek_r1_distill", Some("deepseek_v3"), Some("think")),
+        ("gptoss", Some("openai"), Some("gpt_oss")),
+        ("gemma", None, None),
+        ("phi3", None, None),
+    ] {
+        let file = folder.join(format!("{name}.jinja"));
+        let template = ChatTemplate::load(&data, Some(&file), Clock::Now).unwrap().unwrap();
+        let found = ToolCallParser::of_template(&template).map(ToolCallParser::name);
+        assert_eq!(found, calls, "{name}");
+        assert_eq!(ReasoningParser::of_template(&template).map(ReasoningParser::name), reasoning, "{name}");
+    }
+    let think: ReasoningParser = "think".parse().unwrap();
+    assert!(think.opens("<|assistant|><think>\n", None) && !think.opens("<think>\n\n</think>\n\n", None));
+    assert!(think.opens("…", Some("<think>I")) && !think.opens("…", Some("<think>I</think>So")));
+    assert!("none".parse::<ToolCallParser>().unwrap_err().contains("hermes, qwen"));
+}

@@ -1,0 +1,300 @@
+"""Checks that clients of other servers work with `ottava serve`: their ordinary calls, with their defaults, against a tiny model with random weights.
+Prints the versions and one line per check; exit status 1 if one fails.
+
+usage: clients.py OTTAVA_BINARY [CLIENT...]    by default all clients
+Needs `pip install openai openai-agents anthropic langchain-openai litellm instructor "pydantic-ai-slim[openai]"`. A minute on two cores.
+"""
+
+import asyncio
+import importlib.metadata
+import json
+import os
+import random
+import shutil
+import struct
+import subprocess
+import sys
+import tempfile
+import traceback
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, Field
+
+os.environ["OPENAI_AGENTS_DISABLE_TRACING"] = "1"
+os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"
+root = Path(__file__).resolve().parent.parent
+KEY, MODEL, ASK = "secret", "model", "Where is the otter?"
+TEMPLATE = (
+    "{% for t in tools or [] %}{{ t.function.name }} {% endfor %}{% for m in messages %}{{ m.role }}: {% if m.reasoning_content %}<think>"
+    "{{ m.reasoning_content }}</think>{% endif %}{{ m.content }}{% for c in m.tool_calls or [] %} "
+    "<tool_call>{{ c.function | tojson }}</tool_call>{% endfor %}\n{% endfor %}{% if add_generation_prompt %}assistant: {% if enable_thinking %}<think>"
+    "{% endif %}{% endif %}"
+)
+
+
+class Depth(BaseModel):
+    """How deep the otter dives."""
+
+    meters: Literal[3, 5, 8]
+
+
+class Dive(BaseModel):
+    """Let the otter dive."""
+
+    depth: Depth
+    kind: Literal["short", "long"]
+    again: bool = Field(description="whether it dives again")
+
+
+def write_model(folder):
+    """A Llama of two layers whose weights are random numbers in BF16."""
+    channels, hidden, vocabulary = 32, 64, 4096
+    config = {
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": vocabulary, "hidden_size": channels, "intermediate_size": hidden,
+        "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 4096, "rope_theta": 10_000.0,
+        "rms_norm_eps": 1e-5, "torch_dtype": "bfloat16", "tie_word_embeddings": True,
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+    for file in (root / "data/tokenizer").iterdir():
+        shutil.copy(file, folder / file.name)
+    (folder / "chat_template.jinja").write_text(TEMPLATE)
+    shapes = {"model.embed_tokens.weight": (vocabulary, channels), "model.norm.weight": (channels,)}
+    for layer in range(2):
+        name = f"model.layers.{layer}"
+        for norm in ("input_layernorm", "post_attention_layernorm"):
+            shapes[f"{name}.{norm}.weight"] = (channels,)
+        for matrix, shape in {
+            "self_attn.q_proj": (channels, channels), "self_attn.k_proj": (16, channels), "self_attn.v_proj": (16, channels),
+            "self_attn.o_proj": (channels, channels), "mlp.gate_proj": (hidden, channels), "mlp.up_proj": (hidden, channels),
+            "mlp.down_proj": (channels, hidden),
+        }.items():
+            shapes[f"{name}.{matrix}.weight"] = shape
+    numbers, header, data = random.Random(1), {}, bytearray()
+    for name, shape in shapes.items():
+        count = shape[0] * (shape[1] if len(shape) == 2 else 1)
+        values = [1.0 if len(shape) == 1 else numbers.gauss(0, 0.2) for _ in range(count)]
+        begin = len(data)
+        data += b"".join(struct.pack("<f", value)[2:] for value in values)
+        header[name] = {"dtype": "BF16", "shape": shape, "data_offsets": [begin, len(data)]}
+    text = json.dumps(header).encode()
+    (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(text)) + text + data)
+
+
+def openai_chats(url):
+    import openai
+
+    client = openai.OpenAI(base_url=f"{url}/v1", api_key=KEY, max_retries=0)
+    messages = [{"role": "developer", "content": "be brief"}, {"role": "user", "content": ASK}]
+    whole = client.chat.completions.create(model=MODEL, messages=messages, max_completion_tokens=8, temperature=0, store=True, reasoning_effort="none")
+    yield "chat", whole.choices[0].message.content != "" and whole.usage.total_tokens > 8
+    pieces = client.chat.completions.create(
+        model=MODEL, messages=messages, max_completion_tokens=8, temperature=0, stream=True, stream_options={"include_usage": True}, reasoning_effort="none"
+    )
+    pieces = list(pieces)
+    text = "".join(piece.choices[0].delta.content or "" for piece in pieces if piece.choices)
+    yield "stream of a chat", text == whole.choices[0].message.content and pieces[-1].usage.completion_tokens == 8
+    thought = client.chat.completions.create(model=MODEL, messages=messages, max_completion_tokens=8, reasoning_effort="high")
+    yield "reasoning", thought.choices[0].message.content is None and thought.usage.completion_tokens_details.reasoning_tokens == 8
+    parsed = client.chat.completions.parse(model=MODEL, messages=messages, response_format=Dive)
+    yield "structured output", isinstance(parsed.choices[0].message.parsed, Dive)
+    tools = [openai.pydantic_function_tool(Dive)]
+    called = client.chat.completions.parse(model=MODEL, messages=messages, tools=tools, tool_choice="required", parallel_tool_calls=False)
+    call = called.choices[0].message.tool_calls[0]
+    yield "required tool with nested models", isinstance(call.function.parsed_arguments, Dive) and called.choices[0].finish_reason == "tool_calls"
+    answer = [{"role": "assistant", "tool_calls": [call.model_dump(exclude_none=True, exclude={"function": {"parsed_arguments"}})]}]
+    answer.append({"role": "tool", "tool_call_id": call.id, "content": "wet"})
+    after = client.chat.completions.create(model=MODEL, messages=messages + answer, tools=tools, max_completion_tokens=4)
+    yield "result of a tool", after.usage.completion_tokens > 0
+    with client.chat.completions.stream(model=MODEL, messages=messages, tools=tools, tool_choice="required", parallel_tool_calls=False) as stream:
+        kinds = {event.type for event in stream}
+        final = stream.get_final_completion().choices[0].message.tool_calls[0]
+    yield "stream of a tool", isinstance(final.function.parsed_arguments, Dive) and "tool_calls.function.arguments.delta" in kinds
+    try:
+        client.chat.completions.create(model=MODEL, messages=[], max_completion_tokens=8)
+        yield "errors", False
+    except openai.BadRequestError as error:
+        yield "errors", error.param == "messages" and error.request_id is not None
+
+
+def openai_responses(url):
+    import openai
+
+    client = openai.OpenAI(base_url=f"{url}/v1", api_key=KEY, max_retries=0)
+    first = client.responses.create(model=MODEL, instructions="be brief", input=ASK, max_output_tokens=16)
+    yield "response", first.status in ("completed", "incomplete") and first.usage.output_tokens > 0
+    after = client.responses.create(model=MODEL, input="And now?", previous_response_id=first.id, max_output_tokens=16)
+    yield "previous response", after.usage.input_tokens > first.usage.input_tokens
+    yield "stored response", client.responses.retrieve(first.id).output_text == first.output_text
+    client.responses.delete(first.id)
+    parsed = client.responses.parse(model=MODEL, input=ASK, text_format=Dive)
+    yield "structured output", isinstance(parsed.output_parsed, Dive)
+    tools = [openai.pydantic_function_tool(Dive)["function"] | {"type": "function"}]
+    with client.responses.stream(model=MODEL, input=ASK, tools=tools, tool_choice="required", parallel_tool_calls=False) as stream:
+        kinds = [event.type for event in stream]
+        final = stream.get_final_response()
+    arguments = final.output[0].arguments
+    yield "stream of a tool", Dive.model_validate_json(arguments) is not None and "response.function_call_arguments.delta" in kinds
+    with client.responses.stream(model=MODEL, input=ASK, max_output_tokens=16, reasoning={"effort": "low"}) as stream:
+        kinds = [event.type for event in stream]
+    yield "stream of reasoning", "response.reasoning_text.delta" in kinds and kinds[-1] in ("response.completed", "response.incomplete")
+
+
+def openai_agents(url):
+    import agents
+    import openai
+
+    agents.set_default_openai_client(openai.AsyncOpenAI(base_url=f"{url}/v1", api_key=KEY), use_for_tracing=False)
+    called = []
+
+    @agents.function_tool
+    def dive(kind: Literal["short", "long"]) -> str:
+        """Let the otter dive."""
+        called.append(kind)
+        return "wet"
+
+    settings = agents.ModelSettings(tool_choice="required", parallel_tool_calls=False)
+    # The text of a random model may not end.
+    end = {"tool_use_behavior": "stop_on_first_tool", "model_settings": settings}
+    agent = agents.Agent(name="keeper", instructions="be brief", model=MODEL, tools=[dive], **end)
+    result = agents.Runner.run_sync(agent, ASK, max_turns=4)
+    yield "agent with a tool", len(called) == 1 and result.final_output == "wet"
+    structured = agents.Agent(name="keeper", model=MODEL, output_type=Dive)
+    yield "agent with structured output", isinstance(agents.Runner.run_sync(structured, ASK).final_output, Dive)
+
+    async def streamed():
+        result = agents.Runner.run_streamed(structured, ASK)
+        return [event.type async for event in result.stream_events()], result.final_output
+
+    kinds, output = asyncio.run(streamed())
+    yield "streamed agent", "raw_response_event" in kinds and isinstance(output, Dive)
+
+
+def anthropic_messages(url):
+    import anthropic
+
+    client = anthropic.Anthropic(base_url=url, api_key=KEY, max_retries=0)
+    messages = [{"role": "user", "content": ASK}]
+    options = {"model": MODEL, "max_tokens": 8, "system": "be brief", "messages": messages, "extra_body": {"temperature": 0}}
+    whole = client.messages.create(**options)
+    yield "message", whole.stop_reason in ("max_tokens", "end_turn") and whole.usage.output_tokens > 0
+    with client.messages.stream(**options) as stream:
+        text = "".join(stream.text_stream)
+        final = stream.get_final_message()
+    yield "stream", text == whole.content[0].text and final.usage.output_tokens == whole.usage.output_tokens
+    counted = client.messages.count_tokens(model=MODEL, system="be brief", messages=messages)
+    yield "count of tokens", counted.input_tokens == whole.usage.input_tokens + (whole.usage.cache_read_input_tokens or 0)
+    thought = client.messages.create(
+        model=MODEL, max_tokens=2048, messages=messages, thinking={"type": "enabled", "budget_tokens": 1024}, extra_body={"max_tokens": 8}
+    )
+    yield "thinking", thought.content[0].type == "thinking"
+    tools = [{"name": "dive", "description": "Let the otter dive.", "input_schema": Dive.model_json_schema()}]
+    choice = {"type": "any", "disable_parallel_tool_use": True}
+    called = client.messages.create(model=MODEL, max_tokens=256, messages=messages, tools=tools, tool_choice=choice)
+    yield "tool", called.stop_reason == "tool_use" and Dive.model_validate(called.content[0].input) is not None
+    result = {"type": "tool_result", "tool_use_id": called.content[0].id, "content": "wet"}
+    turns = messages + [{"role": "assistant", "content": called.content}, {"role": "user", "content": [result]}]
+    after = client.messages.create(model=MODEL, max_tokens=4, messages=turns, tools=tools)
+    yield "result of a tool", after.usage.output_tokens > 0
+    with client.messages.stream(model=MODEL, max_tokens=256, messages=messages, tools=tools, tool_choice=choice) as stream:
+        final = stream.get_final_message()
+    yield "stream of a tool", Dive.model_validate(final.content[0].input) is not None
+    try:
+        client.messages.create(model=MODEL, max_tokens=8, messages=[])
+        yield "errors", False
+    except anthropic.BadRequestError as error:
+        yield "errors", error.body["error"]["type"] == "invalid_request_error"
+
+
+def langchain(url):
+    from langchain_openai import ChatOpenAI, OpenAIEmbeddings
+
+    options = {"base_url": f"{url}/v1", "api_key": KEY, "model": MODEL, "max_retries": 0}
+    chat = ChatOpenAI(**options, max_tokens=8)
+    yield "invoke", chat.invoke(ASK).usage_metadata["output_tokens"] > 0
+    yield "stream", len(list(chat.stream(ASK))) > 1
+    chat = ChatOpenAI(**options)
+    yield "structured output", isinstance(chat.with_structured_output(Dive).invoke(ASK), Dive)
+    bound = chat.bind_tools([Dive], tool_choice="any", parallel_tool_calls=False)
+    yield "tool", Dive.model_validate(bound.invoke(ASK).tool_calls[0]["args"]) is not None
+    pieces = None
+    for piece in bound.stream(ASK):
+        pieces = piece if pieces is None else pieces + piece
+    yield "stream of a tool", Dive.model_validate(pieces.tool_calls[0]["args"]) is not None
+    responses = ChatOpenAI(**options, use_responses_api=True, reasoning={"effort": "low"}, max_tokens=16)
+    yield "responses with reasoning", responses.invoke(ASK).usage_metadata["output_token_details"]["reasoning"] > 0
+    embeddings = OpenAIEmbeddings(base_url=f"{url}/v1", api_key=KEY, model=MODEL, check_embedding_ctx_length=False, dimensions=8)
+    yield "embeddings", len(embeddings.embed_query(ASK)) == 8
+
+
+def litellm_completions(url):
+    import litellm
+
+    messages = [{"role": "user", "content": ASK}]
+    options = {"model": f"openai/{MODEL}", "messages": messages, "api_base": f"{url}/v1", "api_key": KEY, "max_tokens": 8}
+    yield "completion", litellm.completion(**options).usage.completion_tokens > 0
+    yield "stream", len(list(litellm.completion(**options, stream=True))) > 1
+    claude = litellm.completion(**options | {"model": f"anthropic/{MODEL}", "api_base": url})
+    yield "messages of Anthropic", claude.usage.completion_tokens > 0
+    response = litellm.responses(model=f"openai/{MODEL}", input=ASK, api_base=f"{url}/v1", api_key=KEY, max_output_tokens=16)
+    yield "responses", response.usage.output_tokens > 0
+    ranked = litellm.rerank(model=f"hosted_vllm/{MODEL}", query=ASK, documents=["a stone", ASK], api_base=url, api_key=KEY)
+    yield "rerank", ranked.results[0]["index"] == 1
+
+
+def instructor_models(url):
+    import instructor
+    import openai
+
+    for mode in (instructor.Mode.TOOLS, instructor.Mode.JSON_SCHEMA):
+        client = instructor.from_openai(openai.OpenAI(base_url=f"{url}/v1", api_key=KEY, max_retries=0), mode=mode)
+        found = client.chat.completions.create(model=MODEL, response_model=Dive, messages=[{"role": "user", "content": ASK}], max_retries=0)
+        yield f"mode {mode.value}", isinstance(found, Dive)
+
+
+def pydantic_ai(url):
+    from pydantic_ai import Agent
+    from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
+    from pydantic_ai.providers.openai import OpenAIProvider
+
+    provider = OpenAIProvider(base_url=f"{url}/v1", api_key=KEY)
+    for kind in (OpenAIChatModel, OpenAIResponsesModel):
+        model, settings = kind(MODEL, provider=provider), {"parallel_tool_calls": False, "max_tokens": 512}
+        yield kind.__name__, isinstance(Agent(model, model_settings={"max_tokens": 16}).run_sync(ASK).output, str)
+        structured = Agent(model, output_type=Dive, model_settings=settings).run_sync(ASK)
+        yield f"{kind.__name__} with structured output", isinstance(structured.output, Dive)
+
+
+CLIENTS = {
+    "openai": [openai_chats, openai_responses], "openai-agents": [openai_agents], "anthropic": [anthropic_messages], "langchain-openai": [langchain],
+    "litellm": [litellm_completions], "instructor": [instructor_models], "pydantic-ai-slim": [pydantic_ai],
+}
+
+
+def main(binary, names):
+    failed = False
+    with tempfile.TemporaryDirectory() as folder:
+        write_model(Path(folder))
+        command = [binary, "serve", folder, "--port", "0", "--device", "cpu", "--api-key", KEY, "--served-model-name", MODEL]
+        server = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+        try:
+            lines = (line for line in server.stderr if " at http://" in line)
+            url = "http://" + next(lines).strip().split("http://")[1]
+            for name in names or CLIENTS:
+                print(f"{name} {importlib.metadata.version(name)}", flush=True)
+                for checks in CLIENTS[name]:
+                    try:
+                        for what, passed in checks(url):
+                            failed |= not passed
+                            print(f"{'ok    ' if passed else 'FAILED'} {checks.__name__}: {what}", flush=True)
+                    except Exception:
+                        failed = True
+                        print(f"FAILED {checks.__name__}:\n{traceback.format_exc()}", flush=True)
+        finally:
+            server.terminate()
+            server.wait()
+    return failed
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1], sys.argv[2:]))
