@@ -10,6 +10,9 @@ use toml::Table;
 /// The maximum size of a configuration file in bytes.
 const MAX_BYTES: u64 = 16 << 20;
 
+/// Replaces names of remote models and data in settings by local paths.
+pub type Resolve<'a> = dyn FnMut(&mut RunConfig) -> Result<()> + 'a;
+
 /// The content of a run's file.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Loaded {
@@ -25,6 +28,12 @@ impl RunConfig {
     /// Errors with [`Error::Config`] if the file cannot be read, or if keys or values cannot be used. The error has one line for each such key or
     /// value.
     pub fn load(path: &Path, settings: &[String]) -> Result<Loaded> {
+        RunConfig::load_with(path, settings, &mut |_| Ok(()))
+    }
+
+    /// Like [`RunConfig::load`]. `resolve` replaces names of remote models and data by local paths. It is called again if the model is an adapter, whose
+    /// base model may have such a name.
+    pub fn load_with(path: &Path, settings: &[String], resolve: &mut Resolve) -> Result<Loaded> {
         if let Some(remedy) = no_run(path) {
             return Err(Error::Config(format!("{}: {remedy}", path.display())));
         }
@@ -41,16 +50,19 @@ impl RunConfig {
         }
         if problems.is_empty() {
             match RunConfig::from_table(table) {
-                Ok((config, old)) => {
+                Ok((mut config, old)) => {
                     problems = config.problems();
                     if problems.is_empty() {
+                        resolve(&mut config)?;
+                        let mut config = config.with_adapter()?;
+                        resolve(&mut config)?;
                         let sentence = |old| {
                             format!(
                                 "{}: some keys have another name now: {old}; `ottava config migrate` rewrites the file",
                                 path.display()
                             )
                         };
-                        return Ok(Loaded { config: config.with_adapter()?, old_keys: old.map(sentence) });
+                        return Ok(Loaded { config, old_keys: old.map(sentence) });
                     }
                 }
                 Err(errors) => problems = errors,

@@ -18,6 +18,9 @@ use std::process::ExitCode;
 #[derive(Parser)]
 #[command(version, max_term_width = 100)]
 struct Cli {
+    /// Forbid connections to servers, so that models and data come from folders and from the cache.
+    #[arg(long, global = true)]
+    offline: bool,
     #[command(subcommand)]
     command: Command,
 }
@@ -41,6 +44,8 @@ enum Command {
     Compare(commands::compare::Compare),
     Monitor(commands::monitor::MonitorCommand),
     Plan(commands::plan::PlanCommand),
+    Download(commands::download::Download),
+    Push(commands::push::Push),
     Doctor(commands::doctor::Doctor),
     Config(commands::config::ConfigCommand),
     Schema(commands::schema::Schema),
@@ -63,6 +68,9 @@ fn main() -> ExitCode {
         }
     };
     output::log_to_stderr();
+    if cli.offline {
+        ottava_http::offline::forbid();
+    }
     let result = match cli.command {
         Command::Init(command) => command.run(),
         Command::Import(command) => command.run(),
@@ -81,6 +89,8 @@ fn main() -> ExitCode {
         Command::Compare(command) => command.run(),
         Command::Monitor(command) => command.run(),
         Command::Plan(command) => command.run(),
+        Command::Download(command) => command.run(),
+        Command::Push(command) => command.run(),
         Command::Doctor(command) => command.run(),
         Command::Config(command) => command.run(),
         Command::Schema(command) => command.run(),

@@ -1,6 +1,7 @@
 //! `ottava train`.
 
 use super::monitor::{PORT, Page};
+use super::remote::{Reads, load_run};
 use super::warn_of_settings;
 use crate::output::{Progress, print_json, stop_on_signals};
 use crate::ranks::{Job, RankArgs, Role};
@@ -69,7 +70,7 @@ impl Train {
         ];
         let named = named.into_iter().filter_map(|(key, value)| Some(format!("{key}={}", value.as_ref()?)));
         let settings: Vec<String> = self.settings.iter().cloned().chain(named).collect();
-        let Loaded { mut config, old_keys } = RunConfig::load(&self.config, &settings)?;
+        let Loaded { mut config, old_keys } = load_run(&self.config, &settings, Reads::Weights, self.resume.is_some())?;
         let (ranks, device) = self.ranks.choose(self.device.unwrap_or(config.device))?;
         config.device = device;
         let start = match self.resume {

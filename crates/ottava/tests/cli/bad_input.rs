@@ -169,7 +169,7 @@ fn what_users_bring_instead_of_a_run_or_a_model_is_explained() {
     run.fail(&["train", "a.gguf"], 1, &["`ottava convert a.gguf FOLDER`"]);
     run.fail(&["plan", "axolotl.yml"], 1, &["`ottava import axolotl.yml`"]);
     let hub = ["train", "run.toml", "--set", "model.path=Qwen/Qwen2.5-0.5B"];
-    run.fail(&hub, 1, &["nothing is downloaded: `hf download Qwen/Qwen2.5-0.5B --local-dir Qwen2.5-0.5B`"]);
+    run.fail(&hub, 1, &["HF_HUB_OFFLINE is set", "Run `ottava download Qwen/Qwen2.5-0.5B` where there is a network"]);
     let pretrained = ["train", "run.toml", "--set", "init=pretrained"];
     run.write("model/model-00001-of-00002.safetensors", b"x");
     run.fail(
