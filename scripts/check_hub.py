@@ -1,8 +1,9 @@
-"""Compares downloads and the cache with the client `huggingface_hub`, over a server that speaks the protocol of the Hub.
+"""Compares downloads, the cache and uploads with the client `huggingface_hub`, over a server that speaks the protocol of the Hub.
 
 usage: check_hub.py OTTAVA FAKE_HUB, where FAKE_HUB is the example `fake_hub` of ottava-hub.
 """
 
+import json
 import os
 import pathlib
 import subprocess
@@ -24,7 +25,7 @@ server = subprocess.Popen([fake_hub, f"models/otter/tiny={model}"], stdin=subpro
 os.environ.update(HF_ENDPOINT=server.stdout.readline().strip(), HF_HUB_DISABLE_TELEMETRY="1", HF_HUB_DISABLE_XET="1")
 os.environ.pop("HF_HUB_OFFLINE", None)
 
-from huggingface_hub import scan_cache_dir, snapshot_download  # noqa: E402  (reads the environment)
+from huggingface_hub import HfApi, scan_cache_dir, snapshot_download  # noqa: E402  (reads the environment)
 
 
 def ours(cache, *args):
@@ -62,6 +63,24 @@ assert pathlib.Path(path).resolve() == pathlib.Path(theirs).resolve(), (path, th
 # And the client completes what we have begun.
 completed = snapshot_download("otter/tiny", cache_dir=folder / "ours")
 assert content(completed) == everything
+
+# The client reads what we push, and we read what it uploads.
+os.environ["HF_TOKEN"] = "write"
+(model / "pytorch_model.bin").unlink()
+(model / "README.md").write_text("# Tiny")
+pushed = ours(folder / "ours", "push", str(model), "otter/pushed", "--private", "--json")
+assert json.loads(pushed)["uploaded"] == 0, "the server has the weights already"
+assert content(snapshot_download("otter/pushed", cache_dir=folder / "pushed")) == content(model)
+(model / "model.safetensors").write_bytes(os.urandom(250_000))
+pushed = json.loads(ours(folder / "ours", "push", str(model), "otter/pushed", "--json"))
+assert pushed["uploaded"] == 250_000, pushed
+again = snapshot_download("otter/pushed", cache_dir=folder / "pushed")
+assert content(again) == content(model) and again.endswith(pushed["commit"])
+api = HfApi(token="write")
+api.create_repo("otter/theirs")
+api.upload_folder(repo_id="otter/theirs", folder_path=model, commit_message="Upload")
+assert content(ours(folder / "ours", "download", "otter/theirs", "--include", "**")) == content(model)
+
 server.stdin.close()
 server.wait()
-print("the caches agree")
+print("the caches and the uploads agree")

@@ -61,7 +61,7 @@ impl FakeHub {
         self.server.url("")
     }
 
-    /// Returns the requests to the server, and those to the server with the files of Git LFS.
+    /// Returns the requests to the server, and the requests to the server with the files of Git LFS.
     pub fn received(&self) -> (Vec<Received>, Vec<Received>) {
         (self.server.received(), self.storage.received())
     }
@@ -102,6 +102,7 @@ fn answer(state: &Shared, request: &Received) -> Vec<u8> {
     let parts: Vec<&str> = path.trim_start_matches('/').split('/').collect();
     match (method, &parts[..]) {
         ("POST", ["api", "repos", "create"]) => state.create(request),
+        ("POST", ["api", "validate-yaml"]) => json_reply(&json!({"errors": [], "warnings": []})),
         ("GET", ["api", "whoami-v2"]) => json_reply(&json!({"name": "tester", "type": "user", "orgs": []})),
         (_, ["api", kind, owner, name, rest @ ..]) => {
             state.api(method, &format!("{kind}/{owner}/{name}"), rest, request)

@@ -330,7 +330,7 @@ fn changes_that_reduce_precision_are_proposed_beside_slow_ones() {
     ];
     assert_eq!(found, expected);
     let heading =
-        "Each of these changes makes it fit (the least harmful first, where lower precision counts like a step";
+        "Each of these changes makes it fit (cheapest first; lower precision is ranked as if steps took 50 % longer";
     let text = proposals(&changes);
     assert!(text.starts_with(heading), "{text}");
 }

@@ -48,7 +48,7 @@ pub struct PlanCommand {
     /// The device to plan for: auto, cuda or cpu. Without a GPU, cuda plans for an H200.
     #[arg(long, value_parser = crate::device::parse)]
     device: Option<DeviceChoice>,
-    /// Plan for a GPU of this name, such as H100 or "RTX 4090", and show which kernels run on it.
+    /// Plan for a GPU of this name, such as H100 or "RTX 4090". With --details, show which kernels run on it.
     #[arg(long, value_name = "NAME")]
     gpu: Option<String>,
     /// Plan for a GPU with this much memory, in GiB.
@@ -329,7 +329,7 @@ fn print_gpu(gpu: &GpuPlan) {
         gpu.capability.0,
         gpu.capability.1
     );
-    out!("  has {}", list(&gpu.features.iter().map(ToString::to_string).collect::<Vec<_>>()));
+    out!("  features: {}", list(&gpu.features.iter().map(ToString::to_string).collect::<Vec<_>>()));
     out!("  {} KiB of shared memory for a block", gpu.shared_bytes >> 10);
     out!("  FP8 products of cuBLASLt, by scales: {}", list(&gpu.fp8_products));
     out!("  kernels that run: {}", gpu.kernels.join(", "));

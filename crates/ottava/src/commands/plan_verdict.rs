@@ -161,7 +161,8 @@ impl Verdict {
 /// Describes the formats of computation and of the optimizer.
 fn precision(config: &RunConfig, plan: &Plan) -> String {
     let recipe = config.precision.recipe.as_str();
-    let of_blocks = || plan.linears.iter().filter(|linear| linear.name != "lm_head");
+    // The head is in high precision in every recipe.
+    let of_blocks = || plan.linears.iter().filter(|linear| !linear.reason.starts_with("the head stays"));
     let all: usize = of_blocks().map(|linear| linear.count).sum();
     let cast: usize = of_blocks().filter(|linear| linear.fprop.contains("E4M3")).map(|linear| linear.count).sum();
     let fp8 = match config.precision.recipe().casts.is_some() {

@@ -141,6 +141,9 @@ fn report(
             (end - first).abs()
         ));
     }
+    if last.is_none() {
+        progress.line("the run has made all of its steps before; set a larger `training.max_steps` or `num_train_epochs` to go on");
+    }
     let best = trainer.best().map(|(best, path)| (best.clone(), path));
     if let Some((best, path)) = &best {
         let metric = &config.evaluation.metric_for_best_model;

@@ -201,6 +201,27 @@ fn flags_of_other_trainers_are_answered_with_our_setting() {
 }
 
 #[test]
+fn words_of_other_programs_are_answered_with_our_command() {
+    let run = Run::new();
+    run.fail(&["finetune", "run.toml"], 1, &["`finetune` is `ottava train RUN.toml`"]);
+    run.fail(&["train", "--config", "run.toml"], 1, &["write `ottava train RUN.toml`"]);
+    run.fail(&["train", "run.toml", "--set", "learning_rate", "1e-4"], 1, &["write `--set learning_rate=1e-4`"]);
+    run.fail(&["train", "--resume", "run.toml"], 1, &["write `ottava train run.toml --resume`"]);
+    run.fail(&["convert", "model", "new"], 1, &["this is a model folder already", "--format bf16"]);
+    run.fail(&["train", "run.toml", "--set", "report_to=wandb"], 1, &["scripts/forward_metrics.py"]);
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = taken.local_addr().unwrap().port().to_string();
+    run.fail(&["monitor", "model", "--port", &port], 1, &["choose another port with --port"]);
+    run.succeed(&["train", "run.toml"]);
+    let again = run.ottava(&["train", "run.toml", "--resume"]);
+    assert!(String::from_utf8_lossy(&again.stderr).contains("has made all of its steps before"), "{again:?}");
+    std::fs::rename(run.path("model/tokenizer.json"), run.path("model/tokenizer.model")).unwrap();
+    run.fail(&["generate", "model", "--prompt", "x"], 1, &["model/tokenizer.json", "save_pretrained"]);
+    std::fs::remove_file(run.path("model/tokenizer.model")).unwrap();
+    run.fail(&["generate", "model", "--prompt", "x"], 1, &["name another one in `model.tokenizer`"]);
+}
+
+#[test]
 fn a_starter_run_and_an_imported_one_train() {
     let run = Run::new();
     let said = run.succeed(&["init", "model", "text.txt", "--output", "first.toml"]);

@@ -350,7 +350,7 @@ fn plan_says_what_runs_on_a_gpu_that_is_not_here() {
     let run = Run::new();
     let hopper = run.succeed(&["plan", "run.toml", "--details", "--gpu", "H100"]);
     for part in
-        ["NVIDIA H100, Hopper, compute capability 9.0, tested", "has ", "wgmma", "per-row", "kernels that run: "]
+        ["NVIDIA H100, Hopper, compute capability 9.0, tested", "features: ", "wgmma", "per-row", "kernels that run: "]
     {
         assert!(hopper.contains(part), "no {part:?} in: {hopper}");
     }
