@@ -199,7 +199,7 @@ impl State {
             }
             ("POST", ["commit", _]) => match self.store.apply(repo, &request.body) {
                 Ok(commit) => json_reply(
-                    &json!({"success": true, "commitOid": commit, "commitUrl": format!("{}/commit/{commit}", self.hub), "hookOutput": ""}),
+                    &json!({"success": true, "commitOid": commit, "commitUrl": format!("{}/{}/commit/{commit}", self.hub, repo.trim_start_matches("models/")), "hookOutput": ""}),
                 ),
                 Err(why) => reply(400, "", &json!({"error": why}).to_string()),
             },
