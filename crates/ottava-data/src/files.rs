@@ -105,8 +105,8 @@ pub fn expand(sources: &[PathBuf], use_: SplitUse) -> Result<Vec<PathBuf>> {
         } else {
             if !source.exists() && input::is_hub_id(source) && Kind::of(source).is_err() {
                 return Err(wrong(format!(
-                    "no such file; if this is a data set of the Hugging Face Hub, download it with `hf download --repo-type dataset {} \
-                     --local-dir FOLDER` and name the folder, since nothing is downloaded at run time",
+                    "no such file; if this is a data set of the Hugging Face Hub, download it with `ottava download --dataset {}` and name the \
+                     folder that it prints",
                     source.display()
                 )));
             }

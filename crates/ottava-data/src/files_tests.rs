@@ -73,7 +73,7 @@ fn the_card_of_a_data_set_names_its_splits() {
 #[test]
 fn a_file_that_is_not_there_has_a_remedy() {
     let error = expand(&["owner-of-nothing/alpaca".into()], SplitUse::Training).unwrap_err().to_string();
-    assert!(error.contains("`hf download --repo-type dataset owner-of-nothing/alpaca"), "{error}");
+    assert!(error.contains("`ottava download --dataset owner-of-nothing/alpaca"), "{error}");
     let error = expand(&["no/where/a.jsonl".into()], SplitUse::Training).unwrap_err().to_string();
     assert!(error.contains("relative paths start at the folder that the command runs in, /"), "{error}");
 }

@@ -54,6 +54,21 @@ pub struct Tokenizer {
     first_bytes: [bool; 256],
 }
 
+/// Adds to the `error` of a tokenizer that is not there what to do.
+fn absent(path: &Path, error: Error) -> Error {
+    if path.exists() {
+        return error;
+    }
+    let folder = path.parent().unwrap_or(Path::new("."));
+    let remedy = match folder.join("tokenizer.model").is_file() {
+        true => {
+            "the folder has only the tokenizer.model of SentencePiece: `AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)` of transformers writes a tokenizer.json"
+        }
+        false => "copy the tokenizer.json of the model to this folder, or name another one in `model.tokenizer`",
+    };
+    Error::Model(format!("{error}; {remedy}"))
+}
+
 impl Tokenizer {
     /// Loads a `tokenizer.json`. `path` is the file or its folder. If there is no such file, a `tiktoken.model` beside it is converted.
     ///
@@ -62,7 +77,8 @@ impl Tokenizer {
     pub fn load(path: &Path) -> Result<Tokenizer> {
         let path = if path.is_dir() { path.join("tokenizer.json") } else { path.to_path_buf() };
         let wrong = |reason: String| Error::Model(format!("{}: {reason}", path.display()));
-        let bytes = tiktoken::read(&path)?.map_or_else(|| read_capped(&path), Ok)?;
+        let bytes =
+            tiktoken::read(&path)?.map_or_else(|| read_capped(&path), Ok).map_err(|error| absent(&path, error))?;
         tokenizer_parts::check(&bytes).map_err(|reason| wrong(format!("not a usable tokenizer: {reason}")))?;
         let mut inner = catch_panics(|| tokenizers::Tokenizer::from_bytes(&bytes))
             .map_err(|reason| wrong(format!("not a usable tokenizer: {reason}")))?;

@@ -1,14 +1,13 @@
 //! Sends one request and reads its answer.
 
-use crate::{Fault, Secret, Url, tls};
+use crate::{Fault, Request, Secret, Url, offline, tls};
 use ottava_common::{Error, Result};
-use std::io;
+use std::io::{self, Read};
 use std::time::Duration;
+use ureq::http::request::Builder;
+use ureq::http::response::Parts;
 use ureq::http::{HeaderMap, StatusCode};
-use ureq::{Agent, Proxy};
-
-/// The environment variable that forbids connections.
-const OFFLINE: &str = "OTTAVA_OFFLINE";
+use ureq::{Agent, Body, Proxy, SendBody};
 
 /// The time limit for opening a connection.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
@@ -29,10 +28,10 @@ impl Client {
     /// Creates a client that sends requests with this `key` to `url`, and reads answers of at most `most_bytes` bytes. Does not open a connection
     /// yet.
     ///
-    /// Errors with [`Error::Config`] if `OTTAVA_OFFLINE` is set, or if this machine does not support HTTPS.
+    /// Errors with [`Error::Config`] if [`offline::reason`] forbids connections, or if this machine does not support HTTPS.
     pub fn new(url: Url, key: Option<Secret>, most_bytes: u64) -> Result<Client> {
-        if std::env::var(OFFLINE).is_ok_and(|value| !["", "0", "false"].contains(&value.as_str())) {
-            let why = format!("{OFFLINE} is set, which forbids connections; unset it or use no server");
+        if let Some(reason) = offline::reason() {
+            let why = format!("{reason} is set, which forbids connections; unset it or use no server");
             return Err(Error::Config(format!("{url} cannot be reached: {why}")));
         }
         if key.is_some() && !url.is_https() && !url.is_loopback() {
@@ -55,23 +54,48 @@ impl Client {
         &self.url
     }
 
+    /// Returns a client of another address `url`. It shares connections and the key if scheme, host and port are equal. A client of another server has
+    /// no key, so a redirect cannot carry the key to another server.
+    ///
+    /// Has the errors of [`Client::new`].
+    pub fn at(&self, url: Url) -> Result<Client> {
+        match url.origin() == self.url.origin() {
+            true => Ok(Client { url, ..self.clone() }),
+            false => Client::new(url, None, self.most_bytes),
+        }
+    }
+
     /// Sends the JSON text `body` with POST, and returns the body of a successful answer (2xx). `timeout` limits the whole request.
     ///
     /// Statuses 408, 429 and 5xx, lost connections and timeouts are temporary faults. Other statuses and answers that are too large are permanent
     /// faults.
     pub fn post_json(&self, body: &[u8], timeout: Duration) -> Result<Vec<u8>, Fault> {
-        let mut request = self.agent.post(self.url.as_str()).header("Content-Type", "application/json");
+        self.send(Request::post(body).header("Content-Type", "application/json"), timeout)?.success()?.read()
+    }
+
+    /// Sends `request`, and returns its answer with any status before the body of the answer is read. Redirects are not followed. `timeout` limits the
+    /// whole request, including the time until the body has been read.
+    ///
+    /// Lost connections and timeouts are temporary faults.
+    pub fn send(&self, request: Request, timeout: Duration) -> Result<Answer<'_>, Fault> {
+        let mut built = ureq::http::Request::builder().method(request.method).uri(self.url.as_str());
+        for (name, value) in &request.headers {
+            built = built.header(name, value);
+        }
         if let Some(key) = &self.key {
-            request = request.header("Authorization", key.header());
+            built = built.header("Authorization", key.header());
         }
-        let answer = request.config().timeout_global(Some(timeout)).build().send(body);
-        let answer = answer.map_err(|error| self.fault(error))?;
-        let (head, body) = answer.into_parts();
-        let body = body.into_with_config().limit(self.most_bytes).read_to_vec().map_err(|error| self.fault(error))?;
-        match head.status.is_success() {
-            true => Ok(body),
-            false => Err(self.refusal(head.status, &head.headers, &body)),
-        }
+        let (head, body) = match request.body {
+            Some(mut body) => self.run(built, SendBody::from_reader(&mut *body), timeout)?,
+            None => self.run(built, SendBody::none(), timeout)?,
+        };
+        Ok(Answer { client: self, head, body })
+    }
+
+    fn run(&self, request: Builder, body: SendBody, timeout: Duration) -> Result<(Parts, Body), Fault> {
+        let request = request.body(body).map_err(|error| Fault::lasting(format!("{}: {error}", self.url)))?;
+        let request = self.agent.configure_request(request).timeout_global(Some(timeout)).build();
+        Ok(self.agent.run(request).map_err(|error| self.fault(error))?.into_parts())
     }
 
     /// Returns the fault of a request without a complete answer.
@@ -107,6 +131,46 @@ impl Client {
             may_pass: matches!(status.as_u16(), 408 | 429) || status.is_server_error(),
             pause: text("retry-after").and_then(|seconds| seconds.trim().parse().ok()).map(Duration::from_secs),
         }
+    }
+}
+
+/// The answer to a request: its status, its headers, and a body that has not been read yet.
+pub struct Answer<'a> {
+    client: &'a Client,
+    head: Parts,
+    body: Body,
+}
+
+impl<'a> Answer<'a> {
+    /// Returns the status, such as 200.
+    pub fn status(&self) -> u16 {
+        self.head.status.as_u16()
+    }
+
+    /// Returns the first header with this name if it is text.
+    pub fn header(&self, name: &str) -> Option<&str> {
+        self.head.headers.get(name)?.to_str().ok()
+    }
+
+    /// Returns the answer if its status is a success (2xx), and otherwise the fault that quotes the status and the beginning of the body.
+    pub fn success(self) -> Result<Answer<'a>, Fault> {
+        if self.head.status.is_success() {
+            return Ok(self);
+        }
+        let Answer { client, head, body } = self;
+        let body = body.into_with_config().limit(client.most_bytes).read_to_vec().map_err(|e| client.fault(e))?;
+        Err(client.refusal(head.status, &head.headers, &body))
+    }
+
+    /// Reads the body as a whole. Errors if it is larger than the limit of the client.
+    pub fn read(self) -> Result<Vec<u8>, Fault> {
+        let client = self.client;
+        self.body.into_with_config().limit(client.most_bytes).read_to_vec().map_err(|error| client.fault(error))
+    }
+
+    /// Returns a reader of the body, without a limit of its size.
+    pub fn into_reader(self) -> impl Read {
+        self.body.into_reader()
     }
 }
 

@@ -30,6 +30,18 @@ impl Secret {
         }
     }
 
+    /// Creates a key with the `value` that was read from `place`, a variable or a file. Returns `None` if the value is empty or cannot be sent.
+    pub fn from_text(place: &str, value: &str) -> Option<Secret> {
+        let value = value.trim().to_string();
+        let is_sendable = !value.is_empty() && value.chars().all(|c| c.is_ascii_graphic());
+        is_sendable.then(|| Secret { variable: place.to_string(), value })
+    }
+
+    /// Returns the name of the variable or file that has the key.
+    pub fn place(&self) -> &str {
+        &self.variable
+    }
+
     /// Returns the value of the header `Authorization`.
     pub(crate) fn header(&self) -> String {
         format!("Bearer {}", self.value)

@@ -11,8 +11,24 @@ use std::thread;
 pub struct Received {
     /// The request line and the headers.
     pub head: String,
-    /// The body.
+    /// The body as text.
     pub body: String,
+    /// The body.
+    pub bytes: Vec<u8>,
+}
+
+impl Received {
+    /// Returns the method and the path with its query.
+    pub fn target(&self) -> (&str, &str) {
+        let mut words = self.head.split(' ');
+        (words.next().unwrap_or_default(), words.next().unwrap_or_default())
+    }
+
+    /// Returns the value of a header. `name` has lower-case letters.
+    pub fn header(&self, name: &str) -> Option<&str> {
+        let mut lines = self.head.lines().filter_map(|line| line.split_once(':'));
+        lines.find(|(key, _)| key.eq_ignore_ascii_case(name)).map(|(_, value)| value.trim())
+    }
 }
 
 /// The server. It ends when it is dropped.
@@ -101,15 +117,45 @@ fn read(stream: &TcpStream) -> Option<Received> {
             return None;
         }
     }
-    let length = head.lines().find_map(|line| line.to_ascii_lowercase().strip_prefix("content-length: ")?.parse().ok());
+    let header =
+        |name: &str| head.to_ascii_lowercase().lines().find_map(|line| Some(line.strip_prefix(name)?.to_string()));
+    let length = header("content-length: ").and_then(|length| length.parse().ok());
+    if header("expect: 100-continue").is_some() {
+        (&mut &*stream).write_all(b"HTTP/1.1 100 Continue\r\n\r\n").ok()?;
+    }
     let mut body = vec![0; length.unwrap_or(0)];
     reader.read_exact(&mut body).ok()?;
-    Some(Received { head, body: String::from_utf8_lossy(&body).into_owned() })
+    if header("transfer-encoding: chunked").is_some() {
+        body = chunks(&mut reader)?;
+    }
+    Some(Received { head, body: String::from_utf8_lossy(&body).into_owned(), bytes: body })
+}
+
+/// Reads a body in chunks.
+fn chunks(reader: &mut impl BufRead) -> Option<Vec<u8>> {
+    let mut body = Vec::new();
+    loop {
+        let mut line = String::new();
+        reader.read_line(&mut line).ok()?;
+        let length = usize::from_str_radix(line.trim(), 16).ok()?;
+        let mut chunk = vec![0; length + 2];
+        reader.read_exact(&mut chunk).ok()?;
+        if length == 0 {
+            return Some(body);
+        }
+        body.extend(&chunk[..length]);
+    }
 }
 
 /// Creates a complete answer. Each line of `headers` must end with `\r
 /// `.
 pub fn reply(status: u16, headers: &str, body: &str) -> Vec<u8> {
+    reply_bytes(status, headers, body.as_bytes())
+}
+
+/// Creates a complete answer with bytes, like [`reply`].
+pub fn reply_bytes(status: u16, headers: &str, body: &[u8]) -> Vec<u8> {
     let length = body.len();
-    format!("HTTP/1.1 {status} x\r\n{headers}Connection: close\r\nContent-Length: {length}\r\n\r\n{body}").into_bytes()
+    let head = format!("HTTP/1.1 {status} x\r\n{headers}Connection: close\r\nContent-Length: {length}\r\n\r\n");
+    [head.as_bytes(), body].concat()
 }

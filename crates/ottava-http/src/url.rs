@@ -41,6 +41,23 @@ impl Url {
         Url { text: format!("{}/{path}", self.text.trim_end_matches('/')), host: self.host.clone() }
     }
 
+    /// Returns the address of the redirect `location`, which is absolute or a path of this server.
+    ///
+    /// Has the errors of [`Url::new`].
+    pub fn redirect(&self, location: &str) -> Result<Url> {
+        match location.strip_prefix('/').filter(|rest| !rest.starts_with('/')) {
+            Some(_) => Url::new("Location", &format!("{}{location}", self.origin())),
+            None => Url::new("Location", location),
+        }
+    }
+
+    /// Returns scheme, host and port, such as `https://example.org` or `http://localhost:80`.
+    pub fn origin(&self) -> &str {
+        let scheme = self.text.find("://").map_or(0, |at| at + 3);
+        let end = self.text[scheme..].find(['/', '?']).map_or(self.text.len(), |at| scheme + at);
+        &self.text[..end]
+    }
+
     /// Returns the address as text.
     pub fn as_str(&self) -> &str {
         &self.text
@@ -110,5 +127,15 @@ mod tests {
         assert!(error.contains("api_key_env") && !error.contains("hunter2"), "{error}");
         assert_eq!(Url::new("url", "https://a/b?key=hunter2").unwrap().to_string(), "https://a/b");
         assert_eq!(Url::new("url", "https://a/v1/").unwrap().join("chat").as_str(), "https://a/v1/chat");
+    }
+
+    #[test]
+    fn redirects_are_absolute_or_paths_of_the_same_server() {
+        let url = Url::new("url", "https://a:80/v1/file?x=1").unwrap();
+        assert_eq!(url.origin(), "https://a:80");
+        assert_eq!(url.redirect("/other?y=2").unwrap().as_str(), "https://a:80/other?y=2");
+        assert_eq!(url.redirect("http://b/x").unwrap().origin(), "http://b");
+        // Neither a scheme-less host nor a relative path is followed.
+        assert!(url.redirect("//b/x").is_err() && url.redirect("x").is_err());
     }
 }

@@ -68,7 +68,7 @@ pub use evaluation::{CheckpointConfig, EvaluationConfig, LoggingConfig};
 pub use flags::describe_flag;
 pub use import::{Imported, import};
 pub use interval::Interval;
-pub use load::Loaded;
+pub use load::{Loaded, Resolve};
 pub use lora::LoraConfig;
 pub use lr_scheduler::{LrSchedulerConfig, Warmup};
 pub use memory::MemoryConfig;

@@ -10,6 +10,9 @@ use toml::Table;
 /// The maximum size of a configuration file in bytes.
 const MAX_BYTES: u64 = 16 << 20;
 
+/// Replaces names of remote models and data in settings by local paths.
+pub type Resolve<'a> = dyn FnMut(&mut RunConfig) -> Result<()> + 'a;
+
 /// The content of a run's file.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Loaded {
@@ -25,6 +28,12 @@ impl RunConfig {
     /// Errors with [`Error::Config`] if the file cannot be read, or if keys or values cannot be used. The error has one line for each such key or
     /// value.
     pub fn load(path: &Path, settings: &[String]) -> Result<Loaded> {
+        RunConfig::load_with(path, settings, &mut |_| Ok(()))
+    }
+
+    /// Like [`RunConfig::load`]. `resolve` replaces names of remote models and data by local paths. It is called again if the model is an adapter, whose
+    /// base model may have such a name.
+    pub fn load_with(path: &Path, settings: &[String], resolve: &mut Resolve) -> Result<Loaded> {
         if let Some(remedy) = no_run(path) {
             return Err(Error::Config(format!("{}: {remedy}", path.display())));
         }
@@ -41,16 +50,19 @@ impl RunConfig {
         }
         if problems.is_empty() {
             match RunConfig::from_table(table) {
-                Ok((config, old)) => {
+                Ok((mut config, old)) => {
                     problems = config.problems();
                     if problems.is_empty() {
+                        resolve(&mut config)?;
+                        let mut config = config.with_adapter()?;
+                        resolve(&mut config)?;
                         let sentence = |old| {
                             format!(
                                 "{}: some keys have another name now: {old}; `ottava config migrate` rewrites the file",
                                 path.display()
                             )
                         };
-                        return Ok(Loaded { config: config.with_adapter()?, old_keys: old.map(sentence) });
+                        return Ok(Loaded { config, old_keys: old.map(sentence) });
                     }
                 }
                 Err(errors) => problems = errors,
@@ -79,10 +91,53 @@ impl RunConfig {
         }
         match table.try_into::<RunConfig>() {
             Ok(config) => Ok((config, old)),
-            Err(error) => Err(vec![error.to_string().trim_end().replace('\n', " ")]),
+            Err(error) => Err(vec![explain(error.to_string().trim_end())]),
         }
     }
 }
+
+/// Rewrites the error of a value in the words of the file: the key, its value, and what it can be.
+fn explain(error: &str) -> String {
+    let (what, key) = error.rsplit_once("\nin ").unwrap_or((error, "the file"));
+    let what = what.replace('\n', " ");
+    if let Some((found, wanted)) = what.strip_prefix("invalid type: ").and_then(|rest| rest.rsplit_once(", expected "))
+    {
+        let value = found.find(['`', '"']).map_or(found, |at| found[at..].trim_matches('`'));
+        let whole = value.parse::<f64>().ok().filter(|number| number.fract() == 0.0 && number.abs() < 1e15);
+        let wanted = match wanted {
+            "u64" | "usize" | "u32" | "i64" | "i32" => match whole {
+                Some(number) => format!("a whole number without a point, such as {number}"),
+                None => "a whole number".into(),
+            },
+            "f64" | "f32" => "a number".into(),
+            "a boolean" => "true or false, in lower case and without quotes".into(),
+            "a string" => "a text in quotes".into(),
+            "a sequence" => "a list, such as [\"a\", \"b\"]".into(),
+            other => other.to_string(),
+        };
+        return format!("{key} is {value}, expected {wanted}");
+    }
+    if let Some((value, names)) = what.strip_prefix("unknown variant ").and_then(|rest| rest.split_once(", expected "))
+    {
+        let plain = value.trim_matches('`');
+        let known: Vec<&str> = names.split('`').skip(1).step_by(2).collect();
+        let meant = match TYPES.iter().find(|(theirs, ours)| *theirs == plain && known.contains(ours)) {
+            Some((_, ours)) => Some(*ours),
+            None => known.iter().copied().find(|name| names::distance(plain, name).is_some()),
+        };
+        let hint = meant.map_or(String::new(), |meant| format!("; did you mean \"{meant}\"?"));
+        let known: Vec<_> = known.iter().map(|name| format!("\"{name}\"")).collect();
+        return format!("{key} is \"{plain}\", expected one of {}{hint}", known.join(", "));
+    }
+    match key {
+        "the file" => what,
+        key => format!("{what} in {key}"),
+    }
+}
+
+/// Names of types in other programs, and of the recipes that compute in them.
+const TYPES: [(&str, &str); 4] =
+    [("bfloat16", "bf16"), ("float16", "fp16"), ("float32", "fp32"), ("fp8", "fp8-current")];
 
 /// Returns what to do with a file or folder whose name shows that it is not the TOML file of a run.
 fn no_run(path: &Path) -> Option<String> {
@@ -106,5 +161,32 @@ fn no_run(path: &Path) -> Option<String> {
             "this is data, and a run is a TOML file: `ottava init FOLDER {shown}` writes one for a model folder"
         )),
         _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_of_a_wrong_type_are_named_with_their_key() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("run.toml");
+        std::fs::write(&path, "model.path = \"m\"\ndata.train_files = [\"a.txt\"]\n").unwrap();
+        for (setting, words) in [
+            ("max_steps=1e3", "`training.max_steps` is 1000.0, expected a whole number without a point, such as 1000"),
+            (
+                "gradient_accumulation_steps=1.5",
+                "`training.gradient_accumulation_steps` is 1.5, expected a whole number",
+            ),
+            ("train_on_inputs=True", "`data.train_on_inputs` is \"True\", expected true or false, in lower case"),
+            ("learning_rate=x", "is \"x\", expected a number"),
+            ("recipe=bfloat16", "expected one of \"fp32\", \"bf16\""),
+            ("recipe=bfloat16", "did you mean \"bf16\"?"),
+            ("recipe=fp8-curent", "did you mean \"fp8-current\"?"),
+        ] {
+            let error = RunConfig::load(&path, &[setting.to_string()]).unwrap_err().to_string();
+            assert!(error.contains(words) && !error.contains("invalid type"), "{setting}: {error}");
+        }
     }
 }

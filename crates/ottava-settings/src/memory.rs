@@ -23,8 +23,8 @@ pub struct MemoryConfig {
     /// How inputs of norms and SwiGLU are saved for backward: "exact", or "float8" (E4M3 with a power of two per 16 values). "float8" takes
     /// about half the memory and changes gradients slightly.
     pub saved_activations: SavedActivations,
-    /// Share of the blocks, from the last one, whose moments and master weights are offloaded to host memory: 0 to 1, or "auto" (the
-    /// smallest share that fits). Offloading changes no bit of the results. The offload settings have no effect on a CPU.
+    /// Fraction of the blocks, from the last one, that keep moments and master weights in host memory: 0 to 1, or "auto" (the smallest
+    /// fraction that fits). Offloading changes no bit of the results. The offload settings have no effect on a CPU.
     #[serde(with = "auto")]
     #[schemars(with = "auto::Auto<f64>")]
     pub offload_optimizer: Option<f64>,

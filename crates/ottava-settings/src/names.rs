@@ -316,7 +316,7 @@ fn too_long(path: &str) -> Option<String> {
 }
 
 /// Returns the number of letters to insert, remove, replace or swap to change one name into the other; `None` beyond a quarter of the longer name.
-fn distance(a: &str, b: &str) -> Option<usize> {
+pub(super) fn distance(a: &str, b: &str) -> Option<usize> {
     let distance = strsim::damerau_levenshtein(a, b);
     (distance * 4 <= a.len().max(b.len())).then_some(distance)
 }

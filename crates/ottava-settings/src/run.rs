@@ -110,7 +110,8 @@ pub enum WeightInit {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct ModelConfig {
-    /// A Hugging Face model folder. With init = "random", a folder with config.json alone is enough.
+    /// A Hugging Face model folder, or a name of the Hub, such as "Qwen/Qwen3-0.6B" or "OWNER/NAME@REVISION", which is downloaded. With init =
+    /// "random", a folder with config.json alone is enough.
     pub path: PathBuf,
     /// Initial weights: "pretrained" (the weights in the folder) or "random".
     pub init: WeightInit,

@@ -1,5 +1,6 @@
 //! Generates the configuration file of a first run from a model and data.
 
+use crate::load::Resolve;
 use crate::{RunConfig, WeightInit};
 use ottava_checkpoint::ModelFiles;
 use ottava_common::error::{Error, Result};
@@ -20,19 +21,23 @@ pub struct Starter {
     pub found: Vec<String>,
 }
 
-/// Generates the file of a first run of `model` (a folder or a `config.json`) with the data `files`.
+/// Generates the file of a first run of `model` (a folder or a `config.json`) with the data `files`. `resolve` replaces names of remote models and data
+/// by local paths, which are read; the file has the names.
 ///
 /// Errors with [`Error::Model`] if the model cannot be read, and with [`Error::Data`] if a file cannot be read.
-pub fn starter(model: &Path, files: &[PathBuf]) -> Result<Starter> {
+pub fn starter(model: &Path, files: &[PathBuf], resolve: &mut Resolve) -> Result<Starter> {
     let mut config = RunConfig::default();
     config.model.path = model.to_path_buf();
     config.data.train_files = files.to_vec();
+    resolve(&mut config)?;
+    let folder = config.model.path.clone();
     let data = config.resolve_data()?;
     let sizes = config.decoder_config()?;
     config.model.init =
-        if model.is_dir() && ModelFiles::open(model).is_ok() { WeightInit::Pretrained } else { WeightInit::Random };
+        if folder.is_dir() && ModelFiles::open(&folder).is_ok() { WeightInit::Pretrained } else { WeightInit::Random };
     let chats = data.iter().any(|(_, formatting)| formatting.has_prompts());
-    let name = model.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+    let name = model.file_name().unwrap_or_default().to_string_lossy();
+    let name = name.strip_suffix(".json").unwrap_or(&name).to_string();
     let pretrained = config.model.init == WeightInit::Pretrained;
     let found = data
         .iter()
@@ -64,7 +69,7 @@ pub fn starter(model: &Path, files: &[PathBuf]) -> Result<Starter> {
         quoted(&Path::new("runs").join(&name)),
         quoted(model),
         if pretrained { "pretrained" } else { "random" },
-        if model.is_dir() { "" } else { "# A tokenizer.json or a folder with one.\ntokenizer = \"\"\n" },
+        if folder.is_dir() { "" } else { "# A tokenizer.json or a folder with one.\ntokenizer = \"\"\n" },
         files.iter().map(|file| quoted(file)).collect::<Vec<_>>().join(", "),
         names.join(", "),
         sizes.context().min(ROW),

@@ -283,7 +283,7 @@ fn precision_problems_are_errors_of_the_configuration() {
         ("high_precision_layers = [\"\"]", "empty pattern"),
         ("non_finite = \"ignore\"", "quarantine"),
         ("wgrad_accumulation = \"slow\"", "exact"),
-        ("wgrad_blocks = \"64x64\"", "`128x128`"),
+        ("wgrad_blocks = \"64x64\"", "\"128x128\""),
         ("recipe = \"fp8-block\"\nfprop_accumulation = \"fast\"", "always add up exactly"),
         ("recipe = \"fp8-delayed\"\npower_of_two_scales = true", "not for \"fp8-delayed\""),
         ("recipe = \"fp8-row\"\nsmooth_swiglu = true", "one scale per tensor, of which recipe fp8-row has none"),
@@ -332,7 +332,7 @@ fn ranks_share_a_global_batch() {
     assert_eq!(shared(Some(24), 4, 2, 3), Ok((24, 2)), "both may be given where they agree");
     assert!(shared(Some(24), 4, 3, 3).unwrap_err().contains("takes 2 micro-batches"));
     assert!(shared(None, 1 << 10, 1 << 8, 2).unwrap_err().contains("at most 262144 sequences"));
-    assert!(shared(Some(20), 4, 1, 3).unwrap_err().contains("no multiple of 4 sequences"));
+    assert!(shared(Some(20), 4, 1, 3).unwrap_err().contains("over 3 ranks of 4 sequences"));
     // The number of ranks may change within a run, but not the sequences of a step.
     let of = |global, rows| {
         let mut config = RunConfig::default();

@@ -72,8 +72,8 @@ impl TrainingConfig {
         };
         if !global.is_multiple_of(rows * ranks) {
             return Err(Error::Config(format!(
-                "`training.global_batch_size` is {global}, which is no multiple of {rows} sequences \
-                 (`per_device_train_batch_size`) on {ranks} ranks; change one of them"
+                "`training.global_batch_size`: {global} sequences per step cannot be split over {ranks} ranks of {rows} sequences \
+                 (`per_device_train_batch_size`); change one of them"
             )));
         }
         let needed = global / (rows * ranks);

@@ -116,8 +116,7 @@ fn is_placeholder(value: &str) -> bool {
 
 /// Returns the first line of an error that is about keys or types of values. Other lines say that the run lacks something.
 fn wrong_key(error: &str) -> Option<String> {
-    let about_keys =
-        ["is not a setting", "is not a table", "could be", "unknown variant", "invalid type", "not valid TOML"];
+    let about_keys = ["is not a setting", "is not a table", "could be", ", expected ", "not valid TOML"];
     error.lines().find(|line| about_keys.iter().any(|words| line.contains(words))).map(str::to_string)
 }
 
@@ -189,7 +188,7 @@ fn wrong_commands_and_settings_are_noticed() {
         ("ottava train run.toml --gpu 2", "unexpected argument '--gpu'"),
         ("ottava tain run.toml", "unrecognized subcommand"),
         ("cargo run --release -- train run.toml --set recipes=bf16", "is not a setting"),
-        ("FOO=1 srun ottava train run.toml --set training.max_steps=many # comment --x", "invalid type"),
+        ("FOO=1 srun ottava train run.toml --set training.max_steps=many # comment --x", "expected a whole number"),
         ("ottava bench train --gpus NN --set optimizer.nam=NAME", "is not a setting"),
         ("ottava eval model | tee log", "required"),
         ("ottava train \"my run.toml\" --resume=auto --monitor; ottava chat", "required"),

@@ -12,12 +12,16 @@ mod docs_tests;
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{CommandFactory, Parser, Subcommand};
+use ottava_common::Error;
 use std::process::ExitCode;
 
 /// Train large language models in FP8: one binary, on an NVIDIA Hopper GPU or on a CPU.
 #[derive(Parser)]
 #[command(version, max_term_width = 100)]
 struct Cli {
+    /// Forbid connections to servers, so that models and data come from folders and from the cache.
+    #[arg(long, global = true)]
+    offline: bool,
     #[command(subcommand)]
     command: Command,
 }
@@ -41,6 +45,8 @@ enum Command {
     Compare(commands::compare::Compare),
     Monitor(commands::monitor::MonitorCommand),
     Plan(commands::plan::PlanCommand),
+    Download(commands::download::Download),
+    Push(commands::push::Push),
     Doctor(commands::doctor::Doctor),
     Config(commands::config::ConfigCommand),
     Schema(commands::schema::Schema),
@@ -56,13 +62,16 @@ fn main() -> ExitCode {
             // Help and version exit with 0. Wrong usage exits with 1, because 2 means an error in the data.
             let code = if error.use_stderr() { 1 } else { 0 };
             let _ = error.print();
-            if let Some(remedy) = setting_in(&error) {
+            if let Some(remedy) = usage_remedy(&error).or_else(|| setting_in(&error)) {
                 output::last_words(&remedy);
             }
             return ExitCode::from(code);
         }
     };
     output::log_to_stderr();
+    if cli.offline {
+        ottava_http::offline::forbid();
+    }
     let result = match cli.command {
         Command::Init(command) => command.run(),
         Command::Import(command) => command.run(),
@@ -81,6 +90,8 @@ fn main() -> ExitCode {
         Command::Compare(command) => command.run(),
         Command::Monitor(command) => command.run(),
         Command::Plan(command) => command.run(),
+        Command::Download(command) => command.run(),
+        Command::Push(command) => command.run(),
         Command::Doctor(command) => command.run(),
         Command::Config(command) => command.run(),
         Command::Schema(command) => command.run(),
@@ -92,9 +103,57 @@ fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             let kind = if error.is_stop() { "stopped" } else { "error" };
-            output::last_words(&format!("{kind}: {error}"));
+            let remedy = match &error {
+                Error::Io { source, .. } if source.kind() == std::io::ErrorKind::AddrInUse => {
+                    "; another program listens there: choose another port with --port"
+                }
+                _ => "",
+            };
+            output::last_words(&format!("{kind}: {error}{remedy}"));
             ExitCode::from(error.exit_code())
         }
+    }
+}
+
+/// Names of commands in other programs, and our commands.
+const OTHER_COMMANDS: &[(&[&str], &str)] = &[
+    (&["finetune", "fine-tune", "sft", "pretrain", "run", "resume"], "train RUN.toml"),
+    (&["infer", "inference", "complete", "predict"], "generate MODEL --prompt TEXT"),
+    (&["quantize", "quantise"], "export MODEL OUTPUT"),
+    (&["evaluate", "perplexity", "ppl"], "eval MODEL --data FILE"),
+    (&["pull", "fetch"], "download OWNER/NAME"),
+    (&["upload"], "push FOLDER OWNER/NAME"),
+    (&["tokenize", "preprocess"], "prepare RUN.toml"),
+];
+
+/// Returns what to write instead of a command of another program, a setting without `=`, or a file in the place of an option's value.
+fn usage_remedy(error: &clap::Error) -> Option<String> {
+    let args: Vec<String> = std::env::args_os().skip(1).map(|arg| arg.to_string_lossy().into_owned()).collect();
+    let command = args.first()?;
+    let invalid = match error.get(ContextKind::InvalidArg) {
+        Some(ContextValue::String(text)) => text.as_str(),
+        _ => "",
+    };
+    match error.kind() {
+        ErrorKind::InvalidSubcommand => {
+            let (_, ours) = OTHER_COMMANDS.iter().find(|(names, _)| names.contains(&command.as_str()))?;
+            Some(format!("`{command}` is `ottava {ours}`"))
+        }
+        ErrorKind::UnknownArgument if ["--config", "-c"].contains(&invalid) => {
+            Some(format!("the file of a run has no option: write `ottava {command} RUN.toml`"))
+        }
+        ErrorKind::UnknownArgument => {
+            let at = args.iter().position(|arg| arg == "--set")?;
+            let (key, value) = (args.get(at + 1)?, args.get(at + 2)?);
+            (value == invalid && !key.contains('='))
+                .then(|| format!("a setting has no space: write `--set {key}={value}`"))
+        }
+        ErrorKind::MissingRequiredArgument => {
+            let at = args.iter().position(|arg| arg == "--resume")?;
+            let file = args.get(at + 1).filter(|file| file.ends_with(".toml"))?;
+            Some(format!("`--resume` has taken the file for a folder: write `ottava {command} {file} --resume`"))
+        }
+        _ => None,
     }
 }
 

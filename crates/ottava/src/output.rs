@@ -6,6 +6,7 @@
 use indicatif::{ProgressBar, ProgressStyle};
 use ottava_checkpoint::Saved;
 use ottava_common::{Error, Result, interrupt};
+use ottava_hub::Watch;
 use ottava_train::objective::Validation;
 use ottava_train::trainer::StepReport;
 use std::borrow::Cow;
@@ -314,6 +315,46 @@ impl Meter {
 
     fn speed(&self, tokens: u64) -> String {
         format!("{:.1} tokens/s", tokens as f64 / self.begin.elapsed().as_secs_f64())
+    }
+}
+
+/// The progress of a download or an upload. A terminal shows a bar; elsewhere, a line is printed every [`PAUSE`] and one at the end.
+pub struct Transfer {
+    bar: Option<ProgressBar>,
+    /// The activity, such as "downloaded".
+    done: &'static str,
+    begin: Instant,
+    told: Instant,
+}
+
+impl Transfer {
+    /// Creates the progress of a transfer.
+    pub fn new(done: &'static str) -> Transfer {
+        let bar = (io::stderr().is_terminal() && LOG.get().is_none()).then(|| {
+            let style = "{msg} {bar:30} {bytes}/{total_bytes} [{elapsed}<{eta}] {bytes_per_sec}";
+            ProgressBar::new(0).with_style(ProgressStyle::with_template(style).expect("the template is valid"))
+        });
+        Transfer { bar, done, begin: Instant::now(), told: Instant::now() }
+    }
+}
+
+impl Watch for Transfer {
+    fn at(&mut self, what: &str, done: u64, total: u64) {
+        let mib = |bytes: u64| bytes as f64 / (1 << 20) as f64;
+        if done >= total {
+            if let Some(bar) = &self.bar {
+                bar.finish_and_clear();
+            }
+            let seconds = self.begin.elapsed().as_secs_f64();
+            note!("{what}: {} {:.1} MiB in {seconds:.1} s", self.done, mib(total));
+        } else if let Some(bar) = &self.bar {
+            bar.set_message(visible(what).into_owned());
+            bar.set_length(total);
+            bar.set_position(done);
+        } else if self.told.elapsed() >= PAUSE {
+            self.told = Instant::now();
+            note!("{what}: {} {:.1} of {:.1} MiB", self.done, mib(done), mib(total));
+        }
     }
 }
 

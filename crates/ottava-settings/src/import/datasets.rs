@@ -1,6 +1,7 @@
 //! The data sets of Axolotl, LLaMA-Factory and TRL.
 
 use super::fields::Fields;
+use ottava_hub::is_name;
 use serde_json::{Map, Value as Json};
 use std::path::{Path, PathBuf};
 use toml::{Table, Value};
@@ -40,8 +41,16 @@ pub(super) fn translate(path: &str, value: &Json, table: &Map<String, Json>, fil
             found.llama_factory(path, names, table, file);
         }
         ("dataset_name", Json::String(name)) if table.contains_key("model_name_or_path") => {
-            found.files(path, vec![name.clone()]);
+            let text = |key: &str| table.get(key).and_then(Json::as_str);
+            found.files(path, vec![of_split(name, text("dataset_config"), text("dataset_train_split"))]);
+            if let Some(split) = text("dataset_test_split").filter(|_| is_hub(name) && evaluates(table)) {
+                let files = vec![of_split(name, text("dataset_config"), Some(split)).into()];
+                found.set("data.val_files", Value::Array(files));
+            }
         }
+        // They are read with the name of the data set.
+        ("dataset_config" | "dataset_train_split" | "dataset_test_split", Json::String(_))
+            if table.get("dataset_name").and_then(Json::as_str).is_some_and(is_hub) => {}
         // They are read with the names of the data sets.
         ("mix_strategy" | "interleave_probs", _) if table.get("dataset").is_some_and(Json::is_string) => {}
         ("special_tokens" | "tokens", Json::Object(inner)) if inner.values().all(Json::is_null) => {}
@@ -56,6 +65,31 @@ struct Set {
     name: String,
     files: Vec<String>,
     share: Option<f64>,
+}
+
+/// Whether `path` names a data set of the Hub, and no file or folder.
+fn is_hub(path: &str) -> bool {
+    is_name(path)
+        && !Path::new(path).exists()
+        && Path::new(path).extension().is_none_or(|end| !DATA.iter().any(|known| end == *known))
+}
+
+/// Endings of files with data.
+const DATA: [&str; 7] = ["jsonl", "json", "csv", "tsv", "parquet", "arrow", "txt"];
+
+/// Whether a file of TRL evaluates.
+fn evaluates(table: &Map<String, Json>) -> bool {
+    table.get("eval_strategy").and_then(Json::as_str).is_some_and(|strategy| strategy != "no")
+}
+
+/// The data set `path`, with the configuration and the split if it is of the Hub. The default of the split is `train` in all trainers.
+fn of_split(path: &str, config: Option<&str>, split: Option<&str>) -> String {
+    let keys = [("config", config), ("split", split.filter(|split| *split != "train"))];
+    let query: Vec<_> = keys.into_iter().filter_map(|(key, value)| Some(format!("{key}={}", value?))).collect();
+    match is_hub(path) && !query.is_empty() {
+        true => format!("{path}?{}", query.join("&")),
+        false => path.to_string(),
+    }
 }
 
 /// A name for the data set `path`, of characters that names may have.
@@ -76,10 +110,18 @@ impl DataSets {
                 self.refuse(path, "a data set is a table with `path` and `type`");
                 continue;
             };
-            let files: Vec<String> = match entry.get("data_files") {
-                Some(Json::Array(list)) => list.iter().filter_map(Json::as_str).map(str::to_string).collect(),
-                Some(Json::String(file)) => vec![file.clone()],
-                _ => entry.get("path").and_then(Json::as_str).map(str::to_string).into_iter().collect(),
+            let text = |key: &str| entry.get(key).and_then(Json::as_str);
+            let named: Vec<&str> = match entry.get("data_files") {
+                Some(Json::Array(list)) => list.iter().filter_map(Json::as_str).collect(),
+                Some(Json::String(file)) => vec![file],
+                _ => Vec::new(),
+            };
+            let files: Vec<String> = match text("path") {
+                Some(hub) if is_hub(hub) && !named.is_empty() => {
+                    named.iter().map(|file| format!("hf://datasets/{hub}/{file}")).collect()
+                }
+                Some(path) if named.is_empty() => vec![of_split(path, text("name"), text("split"))],
+                _ => named.into_iter().map(str::to_string).collect(),
             };
             let name = files.first().map_or(String::new(), |file| stem(file));
             sets.push(Set { name, files, share: entry.get("weight").and_then(Json::as_f64) });
@@ -168,14 +210,19 @@ impl DataSets {
                 self.refuse(path, &format!("`{name}` is a name in dataset_info.json, which is not in {folder}; name its file in `train_files` under [data]"));
                 continue;
             };
-            match info.get(name).and_then(|entry| entry.get("file_name")).and_then(Json::as_str) {
+            let text = |key: &str| info.get(name)?.get(key)?.as_str();
+            let file = match (text("file_name"), text("hf_hub_url").filter(|url| is_hub(url))) {
+                (Some(file), _) => Some(folder.join(file).display().to_string()),
+                (None, Some(hub)) => Some(of_split(hub, text("subset"), text("split"))),
+                (None, None) => None,
+            };
+            match file {
                 Some(file) => {
                     let entry = info.get(name).and_then(Json::as_object);
                     entry.into_iter().for_each(|entry| self.fields.llama_factory(entry));
-                    let files = vec![folder.join(file).display().to_string()];
-                    sets.push(Set { name: stem(name), files, share: None });
+                    sets.push(Set { name: stem(name), files: vec![file], share: None });
                 }
-                None => self.refuse(path, &format!("`{name}` has no `file_name` in {}; download it and name its file in `train_files` under [data]", folder.join("dataset_info.json").display())),
+                None => self.refuse(path, &format!("`{name}` has neither `file_name` nor `hf_hub_url` in {}; download it and name its file in `train_files` under [data]", folder.join("dataset_info.json").display())),
             }
         }
         match table.get("mix_strategy").and_then(Json::as_str) {
@@ -256,12 +303,12 @@ impl DataSets {
     }
 
     fn expect_files(&mut self, path: &str, files: &[String]) {
-        for file in files.iter().filter(|file| !Path::new(file).exists()) {
+        let is_remote = |file: &str| file.starts_with("hf://") || is_hub(file.split('?').next().unwrap_or(file));
+        for file in files.iter().filter(|file| !Path::new(file).exists() && !is_remote(file)) {
+            let what = "name a file, a folder, or a data set of the Hub (OWNER/NAME) in `train_files` under [data]";
             let reason = match Path::new(file).extension().is_some() {
                 true => format!("there is no file {file} yet"),
-                false => format!(
-                    "`{file}` is no file here; if it is a data set of the Hugging Face Hub, download it and name its files in `train_files` under [data]"
-                ),
+                false => format!("`{file}` is no file here; {what}"),
             };
             self.refuse(path, &reason);
         }

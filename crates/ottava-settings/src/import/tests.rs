@@ -128,20 +128,43 @@ fn a_file_of_llama_factory_is_translated_with_its_data_sets() {
     let info = r#"{"identity": {"file_name": "identity.json"}, "alpaca_en_demo": {"hf_hub_url": "x/y"}}"#;
     let files = [("data/dataset_info.json", info), ("data/identity.json", "[]")];
     let (imported, config) = imported("sft.yaml", LLAMA_FACTORY, &files);
-    assert_eq!(config.data.train_files.len(), 1);
+    assert_eq!(config.data.train_files[1..], [Path::new("x/y")], "a data set of the Hub");
     assert!(config.data.train_files[0].ends_with("data/identity.json"));
-    assert_eq!(config.data.val_files, config.data.train_files);
+    assert_eq!(config.data.val_files, config.data.train_files[..1]);
     assert_eq!((config.lora.r, config.lora.lora_alpha), (8, 16.0), "alpha is twice the rank by default");
     assert_eq!(config.lora.target_modules, ottava_recipe::lora::Targets::Names(vec!["q_proj".into(), "v_proj".into()]));
     assert_eq!((config.optimizer.learning_rate, config.optimizer.weight_decay), (1e-4, 0.0));
     assert_eq!(config.lr_scheduler.warmup_steps, Warmup::Share(0.1));
     assert_eq!((config.parallel.communication.collective_timeout, config.data.max_length), (2_592_000, 2048));
     let refused = imported.refused.join("\n");
-    for words in ["`trust_remote_code`", "`template`", "`max_samples`", "`alpaca_en_demo` has no `file_name`"] {
+    for words in ["`trust_remote_code`", "`template`", "`max_samples`"] {
         assert!(refused.contains(words), "{words} in {refused}");
     }
-    assert_eq!(imported.refused.len(), 4, "{refused}");
+    assert_eq!(imported.refused.len(), 3, "{refused}");
     assert_eq!(imported.needless.len(), 6, "{:?}", imported.needless);
+}
+
+#[test]
+fn data_sets_of_the_hub_keep_their_names() {
+    let files = |text: &str, info: &[(&str, &str)]| {
+        let (imported, config) = imported("run.yaml", text, info);
+        assert!(imported.refused.is_empty(), "{:?}", imported.refused);
+        let texts =
+            |paths: Vec<std::path::PathBuf>| paths.iter().map(|path| path.display().to_string()).collect::<Vec<_>>();
+        (texts(config.data.train_files), texts(config.data.val_files))
+    };
+    let trl = "model_name_or_path: m/m\ndataset_name: trl-lib/Capybara\nmax_steps: 9\n";
+    assert_eq!(files(trl, &[]), (vec!["trl-lib/Capybara".into()], vec![]));
+    let more = format!(
+        "{trl}dataset_config: en\ndataset_train_split: train_sft\ndataset_test_split: test_sft\neval_strategy: steps\n"
+    );
+    let named = |split: &str| vec![format!("trl-lib/Capybara?config=en&split={split}")];
+    assert_eq!(files(&more, &[]), (named("train_sft"), named("test_sft")));
+    let axolotl = "base_model: m/m\nmax_steps: 9\ndatasets:\n  - path: a/b\n    name: en\n    split: test\n    type: chat_template\n  - path: c/d\n    data_files: [x/y.jsonl]\n    type: chat_template\n";
+    assert_eq!(files(axolotl, &[]).0, ["a/b?config=en&split=test", "hf://datasets/c/d/x/y.jsonl"]);
+    let info = [("data/dataset_info.json", r#"{"hub": {"hf_hub_url": "o/n", "subset": "en", "split": "test"}}"#)];
+    let factory = "model_name_or_path: m/m\nstage: sft\nfinetuning_type: full\ndataset: hub\nmax_steps: 9\n";
+    assert_eq!(files(factory, &info).0, ["o/n?config=en&split=test"]);
 }
 
 #[test]
@@ -363,7 +386,7 @@ fn fields_and_roles_of_data_sets_are_translated() {
 
 #[test]
 fn a_data_set_of_the_hub_is_no_file() {
-    for (name, words) in [("org/set", "`org/set` is no file here"), ("d.jsonl", "there is no file d.jsonl yet")] {
+    for (name, words) in [("set", "`set` is no file here"), ("d.jsonl", "there is no file d.jsonl yet")] {
         let text = format!("model_name_or_path: m\ndataset_name: {name}\nmax_steps: 9\n");
         let (imported, config) = imported("sft.yaml", &text, &[]);
         assert!(imported.refused.iter().any(|note| note.contains(words)), "{:?}", imported.refused);

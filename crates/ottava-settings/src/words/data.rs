@@ -305,7 +305,7 @@ const TOKENIZER: &str =
     "the tokenizer is a tokenizer.json with its tokenizer_config.json; `tokenizer` under [model] names another one";
 const FROM_CONFIG: &str = "the family comes from config.json";
 const MODEL_CONFIG: &str = "change config.json in the model folder";
-const LOCAL: &str = "models and data are local files; nothing is downloaded";
+const LOCAL: &str = "models and data are read where `model.path` and `data.train_files` name them: local paths, or names of the Hub with @REVISION; the token is HF_TOKEN, and the cache is HF_HUB_CACHE";
 const NEW_TOKENS: &str =
     "tokens are not added; change the tokenizer's files and the embeddings in the model folder first";
 const FREEZE: &str = "single weights cannot be frozen or thawed; a run trains all of them, or adapters ([lora])";

@@ -28,7 +28,7 @@ impl Effect {
     fn words(self) -> &'static str {
         match self {
             Effect::SameBits => "the same bits",
-            Effect::Ties => "only ties are rounded in another way",
+            Effect::Ties => "identical except for rare rounding ties",
             Effect::OrderOfSums => "sums in another order",
             Effect::Precision => "stored values less precise",
         }
@@ -297,7 +297,7 @@ pub fn proposals(changes: &[Change]) -> String {
     if changes.is_empty() {
         return "No setting that takes less memory makes it fit: choose a smaller model or shorter sequences.".into();
     }
-    let mut text = "Each of these changes makes it fit (the least harmful first, where lower precision counts like a step that takes 50 % longer; times as measured with Llama-2-7B):".to_string();
+    let mut text = "Each of these changes makes it fit (cheapest first; lower precision is ranked as if steps took 50 % longer; times as measured with Llama-2-7B):".to_string();
     for Change { settings, peak_bytes, time, effect } in changes {
         let time = match ((time - 1.0) * 100.0).round() {
             0.0 => "as fast".to_string(),

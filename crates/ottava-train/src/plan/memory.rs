@@ -50,6 +50,8 @@ pub struct MemoryPlan {
     pub host_available_bytes: Option<u64>,
     /// The bytes of host memory for the snapshot of a checkpoint; 0 without `checkpoint.async_save`.
     pub snapshot_bytes: u64,
+    /// The bytes of the tensors of a checkpoint, written by all ranks.
+    pub checkpoint_bytes: u64,
     /// Whether the host has memory for the snapshots of all its ranks.
     pub snapshots_fit: bool,
     /// The memory of the device that is available for tensors.
@@ -131,6 +133,7 @@ impl MemoryPlan {
             host_bytes: host as u64,
             host_available_bytes: host_available.map(|bytes| bytes as u64),
             snapshot_bytes: if config.async_save { own as u64 } else { 0 },
+            checkpoint_bytes: (own + (ranks - 1) * others) as u64,
             snapshots_fit: room.is_none_or(|room| snapshots <= room),
             available_bytes: available as u64,
             workload: match &dry {

@@ -3,7 +3,7 @@
 //! A plan has no formula for memory. It runs the training code on a device that holds no data (`DryCpu`, or a `CudaDevice` without a context), and
 //! reads how much memory this code allocates. So a plan is right for every setting, including settings that are added later. `resolve.rs` resolves
 //! `"auto"`, `search.rs` searches the fastest division of the run among ranks, `cost.rs` predicts the time of communication, and `changes.rs`
-//! proposes settings for a run that does not fit.
+//! proposes settings for a run that does not fit; `larger.rs` proposes adapters and more GPUs.
 //!
 //! `ResolvedRun::prepare_device` passes the kernels of the dry run to `CudaDevice::prepare`, which compiles them in the background.
 
@@ -14,6 +14,7 @@ mod cost;
 mod experts;
 mod gpu;
 mod inference;
+mod larger;
 mod linears;
 mod memory;
 mod mesh;

@@ -1,6 +1,7 @@
 //! Resolves `auto` settings for a device before memory is allocated.
 
 use super::changes::{self, bus_seconds, gib, proposals, time_of};
+use super::larger;
 use super::memory::MemoryPlan;
 use ottava_common::error::{Error, Result};
 use ottava_models::DecoderConfig;
@@ -79,7 +80,12 @@ impl ResolvedRun {
                 gib(there)
             )));
         }
-        let proposals = proposals(&changes::changes(&self.config, &self.sizes, device)?);
+        let larger = larger::proposals(&self.config, &self.sizes, device)?;
+        let changes = changes::changes(&self.config, &self.sizes, device)?;
+        let proposals = match changes.is_empty() && !larger.is_empty() {
+            true => format!("No setting that takes less memory makes this run fit.{larger}"),
+            false => proposals(&changes) + &larger,
+        };
         Err(Error::Memory(format!(
             "the run does not fit {device}: in {during} tensors take {peak:.1} GiB{gaps}; {available:.1} GiB available. {proposals}"
         )))

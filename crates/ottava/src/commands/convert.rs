@@ -2,7 +2,7 @@
 
 use crate::output::{print_json, stop_on_signals};
 use clap::{Args, ValueEnum};
-use ottava_common::Result;
+use ottava_common::{Error, Result};
 use ottava_convert::convert;
 use ottava_tensor::DType;
 use serde_json::json;
@@ -23,7 +23,7 @@ pub struct Convert {
     /// in the checkpoint, and no tokenizer is written.
     #[arg(long, value_name = "FOLDER")]
     like: Option<PathBuf>,
-    /// The type of the weights: bfloat16 rounds dequantized values to 8 significant bits, float32 keeps the values exactly.
+    /// The type of the weights: bfloat16, or float32 to keep every bit.
     #[arg(long, default_value = "bfloat16")]
     dtype: WeightType,
     /// Print one JSON object with `parameters`, `stored` (the number of tensors of each type in the file) and `warnings`.
@@ -45,6 +45,12 @@ impl Convert {
             WeightType::Bfloat16 => DType::BF16,
             WeightType::Float32 => DType::F32,
         };
+        if self.model.join("config.json").is_file() && !self.model.join("latest_checkpointed_iteration.txt").is_file() {
+            return Err(Error::Config(format!(
+                "{0}: this is a model folder already, which all commands read; `ottava export {0} OUTPUT --format bf16` (or fp8-block, gguf) writes its weights in another format",
+                self.model.display()
+            )));
+        }
         let converted = convert(&self.model, self.like.as_deref(), &self.output, dtype)?;
         for warning in &converted.warnings {
             note!("{warning}");

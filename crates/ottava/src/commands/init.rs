@@ -1,5 +1,6 @@
 //! `ottava init`.
 
+use super::remote::{Reads, resolve};
 use super::{pretty, write_new};
 use crate::output::print_json;
 use clap::Args;
@@ -12,11 +13,12 @@ use std::path::PathBuf;
 #[derive(Args)]
 #[command(after_help = "Examples:
   ottava init models/Qwen2.5-0.5B chats.jsonl
+  ottava init Qwen/Qwen3-0.6B HuggingFaceH4/no_robots
   ottava init models/Llama-3.1-8B books.txt.gz more.jsonl --output books.toml")]
 pub struct Init {
-    /// A Hugging Face model folder, or a config.json to start from random weights.
+    /// A Hugging Face model folder, a name of the Hub such as Qwen/Qwen3-0.6B, or a config.json to start from random weights.
     model: PathBuf,
-    /// Files, folders or patterns with the training data.
+    /// Files, folders or patterns with the training data, or data sets of the Hub.
     #[arg(required = true)]
     data: Vec<PathBuf>,
     /// The new file.
@@ -29,7 +31,7 @@ pub struct Init {
 
 impl Init {
     pub fn run(self) -> Result<()> {
-        let starter = starter(&self.model, &self.data)?;
+        let starter = starter(&self.model, &self.data, &mut |config| resolve(config, Reads::Weights, &[]))?;
         write_new(&self.output, &starter.toml)?;
         // An editor that knows the schema completes and checks keys. An existing schema file is kept, since it may belong to another run.
         let beside = self.output.with_file_name(SCHEMA);

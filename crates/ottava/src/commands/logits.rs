@@ -1,11 +1,12 @@
 //! `ottava logits`.
 
+use super::remote::{self, Reads, load_run};
 use super::warn_of_settings;
 use crate::output::{Meter, print_json, stop_on_signals};
 use clap::Args;
 use ottava_common::{Error, Result, interrupt};
 use ottava_data::Tokenizer;
-use ottava_settings::{DeviceChoice, Loaded, RunConfig};
+use ottava_settings::{DeviceChoice, Loaded};
 use ottava_train::objective::distillation::{StoredLogits, store_logits};
 use ottava_train::plan::expect_model_fits;
 use std::path::PathBuf;
@@ -40,7 +41,8 @@ pub struct Logits {
 impl Logits {
     pub fn run(self) -> Result<()> {
         stop_on_signals("stopping; what is scored is saved first")?;
-        let Loaded { mut config, old_keys } = RunConfig::load(&self.config, &self.settings)?;
+        let Loaded { mut config, old_keys } = load_run(&self.config, &self.settings, Reads::Shapes, false)?;
+        let teacher = remote::model(&self.teacher)?;
         warn_of_settings(&config, old_keys);
         if !config.distillation.is_stored() {
             return Err(Error::Config(format!(
@@ -50,16 +52,8 @@ impl Logits {
         }
         config.resolve_data()?;
         let device = crate::device::open(self.device.unwrap_or(config.device))?;
-        let (run, seq_len) = (config.with_teacher(&self.teacher), config.data.max_length);
-        expect_model_fits(
-            &self.teacher,
-            &run.teacher_sizes()?,
-            &run.teacher_recipe(&device),
-            &device,
-            seq_len,
-            1,
-            &[],
-        )?;
+        let (run, seq_len) = (config.with_teacher(&teacher), config.data.max_length);
+        expect_model_fits(&teacher, &run.teacher_sizes()?, &run.teacher_recipe(&device), &device, seq_len, 1, &[])?;
         let data = config.prepare_data(&Tokenizer::load(config.model.tokenizer_path())?)?;
         let mut meter = Meter::new("scored", data.sets.iter().map(|set| set.statistics.tokens).sum());
         let mut last = 0;
@@ -68,7 +62,7 @@ impl Logits {
             meter.at(tokens);
             interrupt::check("scoring documents")
         };
-        let stored = store_logits(&config, &data, &self.teacher, &device, &mut progress)?;
+        let stored = store_logits(&config, &data, &teacher, &device, &mut progress)?;
         meter.finish(last);
         let StoredLogits { documents, tokens } = stored;
         match self.json {

@@ -1,4 +1,4 @@
-//! The folder of a model or an adapter: the folder itself, or the newest checkpoint of a run.
+//! The folder of a model or an adapter: the folder itself, the newest checkpoint of a run, or the folder of a name of the Hub in the cache.
 
 use ottava_checkpoint::adapter::CONFIG_FILE;
 use ottava_checkpoint::{AdapterFolder, Verify, latest_complete};
@@ -8,7 +8,8 @@ use std::path::Path;
 /// The maximum number of attempts to read a run's newest checkpoint. An attempt fails if the checkpoint is deleted while it is being read.
 const ATTEMPTS: usize = 20;
 
-/// Calls `read` with the model folder at `path`, or with the newest complete checkpoint if `path` is the folder of a run. If the run deletes this
+/// Calls `read` with the model folder at `path`, with the newest complete checkpoint if `path` is the folder of a run, or with the folder in the cache
+/// if `path` is a name of the Hub. If the run deletes this
 /// checkpoint during the call, `read` is called again with the next checkpoint.
 ///
 /// Errors with [`Error::Model`] for an adapter.
@@ -27,6 +28,7 @@ pub fn with_model<T>(path: &Path, mut read: impl FnMut(&Path) -> Result<T>) -> R
 
 /// Like [`with_model`], for a model or an adapter.
 pub fn with_checkpoint<T>(path: &Path, mut read: impl FnMut(&Path) -> Result<T>) -> Result<T> {
+    let path = &super::remote::model(path)?;
     let checkpoints = path.join("checkpoints");
     if path.join("config.json").is_file() || path.join(CONFIG_FILE).is_file() || !checkpoints.is_dir() {
         return read(path);

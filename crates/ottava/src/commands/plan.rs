@@ -1,10 +1,12 @@
 //! `ottava plan`.
 
 use super::plan_data::Data;
+use super::plan_verdict::{Checked, Verdict, duration};
+use super::remote::{Reads, load_run};
 use crate::output::print_json;
 use clap::Args;
 use ottava_common::{Error, Result};
-use ottava_data::{Formatting, Tokenizer};
+use ottava_data::Formatting;
 use ottava_parallel::Schedule;
 use ottava_settings::{DeviceChoice, Loaded, RunConfig};
 use ottava_tensor::Device;
@@ -17,11 +19,12 @@ use ottava_train::step::{Program, Reductions};
 use serde::Serialize;
 use std::path::PathBuf;
 
-/// Show configuration, casts with their reasons, counts, memory and communication of a run. Needs no GPU and reads no weights.
+/// Say whether a run fits its device, and its steps, time, checkpoints, precision and data. Needs no GPU and reads no weights.
 #[derive(Args)]
 #[command(after_help = "Examples:
   ottava plan configs/quickstart.toml
-  ottava plan run.toml --set recipe=fp8-current --json
+  ottava plan run.toml --details
+  ottava plan run.toml --recipe fp8-current --json
   ottava plan run.toml --show-data 3
   ottava plan run.toml --device cuda --gpu-memory 80
   ottava plan run.toml --gpu H100
@@ -36,10 +39,16 @@ pub struct PlanCommand {
     /// Change a setting: `table.key=VALUE`, or `key=VALUE` if only one table has the key.
     #[arg(long = "set", value_name = "KEY=VALUE")]
     settings: Vec<String>,
+    /// The recipe; the same as --set precision.recipe=….
+    #[arg(long, value_name = "NAME")]
+    recipe: Option<String>,
+    /// Formats of weights, gradients and optimizer states; the same as --set optimizer.storage=….
+    #[arg(long, value_name = "NAME")]
+    storage: Option<String>,
     /// The device to plan for: auto, cuda or cpu. Without a GPU, cuda plans for an H200.
     #[arg(long, value_parser = crate::device::parse)]
     device: Option<DeviceChoice>,
-    /// Plan for a GPU of this name, such as H100 or "RTX 4090", and show which kernels run on it.
+    /// Plan for a GPU of this name, such as H100 or "RTX 4090". With --details, show which kernels run on it.
     #[arg(long, value_name = "NAME")]
     gpu: Option<String>,
     /// Plan for a GPU with this much memory, in GiB.
@@ -59,6 +68,9 @@ pub struct PlanCommand {
     /// List the actions of a step and of the evaluation of a batch, in the order in which each rank enqueues them.
     #[arg(long)]
     program: bool,
+    /// Also print all settings, the casts of each layer with their reasons, the memory of each use, and communication.
+    #[arg(long)]
+    details: bool,
     /// Print one JSON object.
     #[arg(long)]
     json: bool,
@@ -129,6 +141,7 @@ impl Programs {
 /// The JSON object that `--json` prints.
 #[derive(Serialize)]
 struct Printed<'a> {
+    verdict: &'a Verdict,
     #[serde(flatten)]
     plan: &'a Plan,
     /// The kernels that run on the GPU; null for a CPU.
@@ -147,11 +160,18 @@ struct Printed<'a> {
 }
 
 impl PlanCommand {
+    /// Returns the settings of `--set`, and the settings with options of their own.
+    fn all_settings(&self) -> Vec<String> {
+        let named = [("precision.recipe", &self.recipe), ("optimizer.storage", &self.storage)];
+        let named = named.into_iter().filter_map(|(key, value)| Some(format!("{key}={}", value.as_ref()?)));
+        self.settings.iter().cloned().chain(named).collect()
+    }
+
     pub fn run(self) -> Result<()> {
         if let Some(ms) = self.step_ms.filter(|ms| !(ms.is_finite() && *ms > 0.0)) {
             return Err(Error::Config(format!("--step-ms is {ms}; a step takes more than 0 milliseconds")));
         }
-        let Loaded { mut config, old_keys } = RunConfig::load(&self.config, &self.settings)?;
+        let Loaded { mut config, old_keys } = load_run(&self.config, &self.all_settings(), Reads::Shapes, false)?;
         super::warn_of_settings(&config, old_keys);
         let ranks = self.ranks.unwrap_or(config.parallel.ranks());
         if !config.parallel.auto {
@@ -160,11 +180,7 @@ impl PlanCommand {
         let (files, formattings): (Vec<_>, Vec<_>) = config.resolve_data()?.into_iter().unzip();
         let sizes = config.decoder_config()?;
         config.expect_positions(&sizes)?;
-        let edges = match Tokenizer::load(config.model.tokenizer_path()) {
-            Ok(tokenizer) => tokenizer.describe_edges(),
-            // A plan needs only shapes, so a missing tokenizer is not an error.
-            Err(error) => format!("the tokens that begin and end documents are not known: {error}"),
-        };
+        let checked = Checked::new(&config, &files, &formattings, self.show_data.is_some())?;
         let data = self.show_data.map(|rows| Data::read(&config, rows)).transpose()?;
         let choice = self.device.unwrap_or(config.device);
         let device = crate::device::plan_for(choice, self.gpu.as_deref(), self.gpu_memory)?;
@@ -173,7 +189,7 @@ impl PlanCommand {
             _ => None,
         };
         // Printed before the dry runs, because a dry run fails if a kernel does not run on this GPU.
-        if let (Some(gpu), true, false) = (&gpu, self.gpu.is_some(), self.json) {
+        if let (Some(gpu), true, false) = (&gpu, self.gpu.is_some() && self.details, self.json) {
             print_gpu(gpu);
         }
         let search = match config.parallel.auto {
@@ -193,38 +209,35 @@ impl PlanCommand {
         let overlap = predicted.map(|communication| Overlap::new(communication, self.step_ms));
         let is_tied = sizes.head.tied && sizes.lora.is_none() && plan.pipeline.is_some();
         let program = self.program.then(|| Programs::of_ranks(&resolved.config.run, is_tied)).transpose()?;
+        let verdict = Verdict::new(&resolved, &plan, &checked, &device.to_string());
         match self.json {
             true => print_json(&Printed {
+                verdict: &verdict,
                 plan: &plan,
                 gpu: &gpu,
                 predicted_overlap: &overlap,
                 search: &search,
                 formattings: &formattings,
-                edges: &edges,
+                edges: &checked.edges,
                 data: &data,
                 program: &program,
             }),
             false => {
-                print(&resolved.config.to_run_config(), &plan, &files, &formattings, &edges);
+                verdict.print();
+                if self.details {
+                    out!("");
+                    print(&resolved.config.to_run_config(), &plan, &files, &formattings, &checked.edges);
+                }
                 data.iter().for_each(Data::print);
-                if let Some(communication) = &plan.communication {
+                if let Some(communication) = plan.communication.as_ref().filter(|_| self.details) {
                     print_communication(communication, plan.pipeline.is_some());
                 }
-                overlap.iter().for_each(print_overlap);
+                overlap.iter().filter(|_| self.details || self.step_ms.is_some()).for_each(print_overlap);
                 search.iter().for_each(print_search);
                 program.iter().flatten().for_each(Programs::print);
             }
         }
         resolved.expect_fit()
-    }
-}
-
-/// Formats seconds as hours, minutes or seconds.
-fn duration(seconds: f64) -> String {
-    match seconds {
-        s if s >= 5400.0 => format!("{:.1} h", s / 3600.0),
-        s if s >= 90.0 => format!("{:.1} min", s / 60.0),
-        s => format!("{s:.1} s"),
     }
 }
 
@@ -316,7 +329,7 @@ fn print_gpu(gpu: &GpuPlan) {
         gpu.capability.0,
         gpu.capability.1
     );
-    out!("  has {}", list(&gpu.features.iter().map(ToString::to_string).collect::<Vec<_>>()));
+    out!("  features: {}", list(&gpu.features.iter().map(ToString::to_string).collect::<Vec<_>>()));
     out!("  {} KiB of shared memory for a block", gpu.shared_bytes >> 10);
     out!("  FP8 products of cuBLASLt, by scales: {}", list(&gpu.fp8_products));
     out!("  kernels that run: {}", gpu.kernels.join(", "));

@@ -1,10 +1,11 @@
 //! `ottava prepare`.
 
+use super::remote::{Reads, load_run};
 use crate::output::{print_json, stop_on_signals};
 use clap::Args;
 use ottava_common::Result;
 use ottava_data::{DataSet, Part, PreparedPart, Tokenizer, write_megatron};
-use ottava_settings::{Loaded, RunConfig};
+use ottava_settings::Loaded;
 use serde_json::json;
 use std::path::PathBuf;
 
@@ -35,7 +36,7 @@ pub struct Prepare {
 impl Prepare {
     pub fn run(self) -> Result<()> {
         stop_on_signals("stopping")?;
-        let Loaded { mut config, old_keys } = RunConfig::load(&self.config, &self.settings)?;
+        let Loaded { mut config, old_keys } = load_run(&self.config, &self.settings, Reads::Shapes, false)?;
         old_keys.into_iter().for_each(|text| tracing::warn!("{text}"));
         let tokenizer = Tokenizer::load(config.model.tokenizer_path())?;
         // `resolve_data` sets the packing of the run, for which rows are counted.

@@ -1,5 +1,6 @@
 //! The text that `eval` and `calibrate` run a model on.
 
+use super::remote::{VALIDATION, data_files};
 use clap::Args;
 use ottava_common::{Error, Result};
 use ottava_data::{
@@ -18,7 +19,7 @@ const MAX_TOKENS: usize = 1 << 24;
 /// A text, and how it is divided into sequences.
 #[derive(Args)]
 pub struct Text {
-    /// Text (.txt, .md) or JSON lines (.jsonl), also gzipped.
+    /// Text (.txt, .md) or JSON lines (.jsonl), also gzipped, or a data set of the Hugging Face Hub, such as OWNER/NAME?split=test.
     #[arg(long, required = true, num_args = 1..)]
     data: Vec<PathBuf>,
     /// The number of tokens per sequence; by default the model's positions, at most 1024.
@@ -138,7 +139,7 @@ impl Text {
         let text_field = self.text_field.clone();
         let options = SourceOptions { text_documents, text_field, ..SourceOptions::default() };
         let cache = tempfile::tempdir().map_err(Error::io(std::env::temp_dir()))?;
-        let files = expand(&self.data, SplitUse::Validation)?;
+        let files = expand(&data_files(&self.data, VALIDATION, &[])?, SplitUse::Validation)?;
         let dataset = Arc::new(prepare(&files, &options, tokenizer, cache.path())?);
         let split = Split::all_validation(dataset.len());
         let bytes = loader::validation_bytes(&dataset, &split)?;

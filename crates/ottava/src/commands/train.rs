@@ -1,6 +1,7 @@
 //! `ottava train`.
 
 use super::monitor::{PORT, Page};
+use super::remote::{Reads, load_run};
 use super::warn_of_settings;
 use crate::output::{Progress, print_json, stop_on_signals};
 use crate::ranks::{Job, RankArgs, Role};
@@ -69,7 +70,7 @@ impl Train {
         ];
         let named = named.into_iter().filter_map(|(key, value)| Some(format!("{key}={}", value.as_ref()?)));
         let settings: Vec<String> = self.settings.iter().cloned().chain(named).collect();
-        let Loaded { mut config, old_keys } = RunConfig::load(&self.config, &settings)?;
+        let Loaded { mut config, old_keys } = load_run(&self.config, &settings, Reads::Weights, self.resume.is_some())?;
         let (ranks, device) = self.ranks.choose(self.device.unwrap_or(config.device))?;
         config.device = device;
         let start = match self.resume {
@@ -139,6 +140,9 @@ fn report(
             "validation loss {first:.4} at the start, {end:.4} at the end, {:.4} {change}",
             (end - first).abs()
         ));
+    }
+    if last.is_none() {
+        progress.line("the run has made all of its steps before; set a larger `training.max_steps` or `num_train_epochs` to go on");
     }
     let best = trainer.best().map(|(best, path)| (best.clone(), path));
     if let Some((best, path)) = &best {

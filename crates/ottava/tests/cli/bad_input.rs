@@ -169,7 +169,7 @@ fn what_users_bring_instead_of_a_run_or_a_model_is_explained() {
     run.fail(&["train", "a.gguf"], 1, &["`ottava convert a.gguf FOLDER`"]);
     run.fail(&["plan", "axolotl.yml"], 1, &["`ottava import axolotl.yml`"]);
     let hub = ["train", "run.toml", "--set", "model.path=Qwen/Qwen2.5-0.5B"];
-    run.fail(&hub, 1, &["nothing is downloaded: `hf download Qwen/Qwen2.5-0.5B --local-dir Qwen2.5-0.5B`"]);
+    run.fail(&hub, 1, &["HF_HUB_OFFLINE is set", "Run `ottava download Qwen/Qwen2.5-0.5B` where there is a network"]);
     let pretrained = ["train", "run.toml", "--set", "init=pretrained"];
     run.write("model/model-00001-of-00002.safetensors", b"x");
     run.fail(
@@ -198,6 +198,27 @@ fn flags_of_other_trainers_are_answered_with_our_setting() {
     run.succeed(&["train", "run.toml", "--recipe", "fp8-current", "--level", "O1"]);
     let resolved = std::fs::read_to_string(run.path("run/config.toml")).unwrap();
     assert!(resolved.contains("recipe = \"fp8-current\"") && resolved.contains("storage = \"msamp-o1\""), "{resolved}");
+}
+
+#[test]
+fn words_of_other_programs_are_answered_with_our_command() {
+    let run = Run::new();
+    run.fail(&["finetune", "run.toml"], 1, &["`finetune` is `ottava train RUN.toml`"]);
+    run.fail(&["train", "--config", "run.toml"], 1, &["write `ottava train RUN.toml`"]);
+    run.fail(&["train", "run.toml", "--set", "learning_rate", "1e-4"], 1, &["write `--set learning_rate=1e-4`"]);
+    run.fail(&["train", "--resume", "run.toml"], 1, &["write `ottava train run.toml --resume`"]);
+    run.fail(&["convert", "model", "new"], 1, &["this is a model folder already", "--format bf16"]);
+    run.fail(&["train", "run.toml", "--set", "report_to=wandb"], 1, &["scripts/forward_metrics.py"]);
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = taken.local_addr().unwrap().port().to_string();
+    run.fail(&["monitor", "model", "--port", &port], 1, &["choose another port with --port"]);
+    run.succeed(&["train", "run.toml"]);
+    let again = run.ottava(&["train", "run.toml", "--resume"]);
+    assert!(String::from_utf8_lossy(&again.stderr).contains("has made all of its steps before"), "{again:?}");
+    std::fs::rename(run.path("model/tokenizer.json"), run.path("model/tokenizer.model")).unwrap();
+    run.fail(&["generate", "model", "--prompt", "x"], 1, &["model/tokenizer.json", "save_pretrained"]);
+    std::fs::remove_file(run.path("model/tokenizer.model")).unwrap();
+    run.fail(&["generate", "model", "--prompt", "x"], 1, &["name another one in `model.tokenizer`"]);
 }
 
 #[test]

@@ -26,7 +26,7 @@ pub fn chats() -> Run {
 #[test]
 fn chats_are_planned_trained_on_and_continued() {
     let run = chats();
-    let plan = run.succeed(&["plan", "run.toml", "--show-data", "2"]);
+    let plan = run.succeed(&["plan", "run.toml", "--details", "--show-data", "2"]);
     for part in [
         "text.jsonl: messages",
         "begin with no token of their own and end with ~ (95); generation stops at ~ (95)",
@@ -192,7 +192,7 @@ fn conversations_with_a_label_are_trained_by_kto_only() {
     let chat =
         r#"{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}], "label": false}"#;
     run.write("text.jsonl", format!("{chat}\n").repeat(8).as_bytes());
-    let plan = run.succeed(&["plan", "run.toml"]);
+    let plan = run.succeed(&["plan", "run.toml", "--details"]);
     assert!(plan.contains("kto"), "{plan}");
     run.fail(
         &["plan", "run.toml", "--set", "preference.loss_type=sigmoid"],

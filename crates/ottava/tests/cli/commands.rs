@@ -158,7 +158,17 @@ fn an_adapter_is_trained_evaluated_and_merged() {
         1,
         &["`q` is no linear"],
     );
-    let plan = run.succeed(&["plan", "run.toml", "--set", "lora.r=2", "--set", &path, "--set", "init=pretrained"]);
+    let plan = run.succeed(&[
+        "plan",
+        "run.toml",
+        "--details",
+        "--set",
+        "lora.r=2",
+        "--set",
+        &path,
+        "--set",
+        "init=pretrained",
+    ]);
     assert!(plan.contains("parameters in adapters are trained") && plan.contains("the weight is frozen"), "{plan}");
 }
 
@@ -271,7 +281,7 @@ fn plan_names_every_cast_and_its_reason_and_writes_nothing() {
 #[test]
 fn plan_counts_communication_and_predicts_overlap() {
     let run = Run::new();
-    let two = ["plan", "run.toml", "--set", "parallel.data=2", "--set", "parallel.zero=2"];
+    let two = ["plan", "run.toml", "--details", "--set", "parallel.data=2", "--set", "parallel.zero=2"];
     let text = run.succeed(&two);
     for part in ["Memory of rank 0 of 2", "sent by each of 2 ranks", "calls of reduce-scatter", "--step-ms adds"] {
         assert!(text.contains(part), "no {part:?} in: {text}");
@@ -338,20 +348,20 @@ Program of the evaluation of a batch
 #[test]
 fn plan_says_what_runs_on_a_gpu_that_is_not_here() {
     let run = Run::new();
-    let hopper = run.succeed(&["plan", "run.toml", "--gpu", "H100"]);
+    let hopper = run.succeed(&["plan", "run.toml", "--details", "--gpu", "H100"]);
     for part in
-        ["NVIDIA H100, Hopper, compute capability 9.0, tested", "has ", "wgmma", "per-row", "kernels that run: "]
+        ["NVIDIA H100, Hopper, compute capability 9.0, tested", "features: ", "wgmma", "per-row", "kernels that run: "]
     {
         assert!(hopper.contains(part), "no {part:?} in: {hopper}");
     }
     assert!(!hopper.contains("do not run"), "{hopper}");
     assert_eq!(json(&run.succeed(&["plan", "run.toml", "--gpu", "H100", "--json"]))["gpu"]["architecture"], "Hopper");
-    let ada = run.succeed(&["plan", "run.toml", "--gpu", "L40S"]);
+    let ada = run.succeed(&["plan", "run.toml", "--details", "--gpu", "L40S"]);
     assert!(ada.contains("compute capability 8.9, not tested") && ada.contains("do not run: skinny"), "{ada}");
-    let bf16 = run.succeed(&["plan", "run.toml", "--gpu", "A100", "--set", "recipe=bf16"]);
+    let bf16 = run.succeed(&["plan", "run.toml", "--details", "--gpu", "A100", "--set", "recipe=bf16"]);
     assert!(bf16.contains("compute capability 8.0, not tested") && bf16.contains("do not run: skinny"), "{bf16}");
     // The kernels that run on the GPU are shown even if the run cannot run.
-    let ampere = ["plan", "run.toml", "--gpu", "A100", "--set", "recipe=fp8-delayed"];
+    let ampere = ["plan", "run.toml", "--details", "--gpu", "A100", "--set", "recipe=fp8-delayed"];
     run.fail(&ampere, 1, &["A100"]);
     let shown = String::from_utf8_lossy(&run.ottava(&ampere).stdout).into_owned();
     assert!(shown.contains("compute capability 8.0, not tested"), "{shown}");
@@ -359,10 +369,34 @@ fn plan_says_what_runs_on_a_gpu_that_is_not_here() {
 }
 
 #[test]
+fn a_plan_begins_with_its_verdict_and_checks_what_train_checks() {
+    let run = Run::new();
+    let plan = run.succeed(&["plan", "run.toml", "--gpu", "H100", "--recipe", "fp8-delayed"]);
+    let lines: Vec<&str> = plan.lines().collect();
+    let names = ["fits: ", "steps: ", "tokens: ", "time: ", "checkpoint: ", "precision: ", "data: "];
+    assert_eq!(lines.len(), names.len(), "{plan}");
+    assert!(lines.iter().zip(names).all(|(line, name)| line.starts_with(name)), "{plan}");
+    assert!(lines[0].contains("yes: ") && lines[1].contains("2 (`training.max_steps`)"), "{plan}");
+    assert!(lines[5].contains("fp8-delayed, 4 of 4 linears in FP8") && lines[6].contains("30 documents"), "{plan}");
+    // The steps of epochs are counted, as in the run.
+    run.replace("run.toml", "max_steps = 2\n", "num_train_epochs = 2.0\n");
+    let verdict = json(&run.succeed(&["plan", "run.toml", "--json"]))["verdict"].clone();
+    let trained = json(&run.succeed(&["train", "run.toml", "--json"]));
+    assert_eq!(verdict["steps"], trained["step"]);
+    let saved = std::fs::metadata(run.path(trained["checkpoint"].as_str().unwrap()).join("model.safetensors")).unwrap();
+    assert!(verdict["checkpoint_bytes"].as_u64().unwrap() > saved.len(), "{verdict}");
+    run.write("empty.txt", b"");
+    run.fail(&["plan", "run.toml", "--set", "train_files=[\"empty.txt\"]"], 2, &["empty.txt"]);
+    std::fs::remove_file(run.path("model/tokenizer.json")).unwrap();
+    run.fail(&["plan", "run.toml"], 1, &["model/tokenizer.json"]);
+    run.succeed(&["plan", "run.toml", "--set", "model.path=model/config.json"]);
+}
+
+#[test]
 fn plan_needs_no_gpu_and_refuses_what_does_not_fit_one() {
     let run = Run::new();
     run.replace("model/config.json", "\"max_position_embeddings\": 64", "\"max_position_embeddings\": 1048576");
-    let plan = run.succeed(&["plan", "run.toml", "--gpu-memory", "80", "--set", "recompute=auto"]);
+    let plan = run.succeed(&["plan", "run.toml", "--details", "--gpu-memory", "80", "--set", "recompute=auto"]);
     for part in ["attention: cuDNN", "at the peak, in ", "recompute = \"none\"", "recompute = \"auto\" is \"none\""] {
         assert!(plan.contains(part), "no {part:?} in: {plan}");
     }

@@ -113,7 +113,15 @@ fn ranks_divide_experts_for_inference() {
 
 #[test]
 fn a_plan_shows_the_ranks_of_experts() {
-    let plan = inputs().succeed(&["plan", "run.toml", "--set", "parallel.expert=2", "--set", "recipe=fp8-delayed"]);
+    let plan = inputs().succeed(&[
+        "plan",
+        "run.toml",
+        "--details",
+        "--set",
+        "parallel.expert=2",
+        "--set",
+        "recipe=fp8-delayed",
+    ]);
     for part in [
         "data 2, context 1, tensor 1, pipeline 1, expert 2\n  data: ranks 0, 1\n  expert: ranks 0, 1\n",
         "each of 2 ranks has 2 and gathers the tokens of all",
@@ -123,7 +131,7 @@ fn a_plan_shows_the_ranks_of_experts() {
         assert!(plan.contains(part), "no {part:?} in {plan}");
     }
     let settings = ["--set", "parallel.expert=2", "--set", "parallel.tensor=2"];
-    let plan = inputs().succeed(&[&["plan", "run.toml"], &settings[..]].concat());
+    let plan = inputs().succeed(&[&["plan", "run.toml", "--details"], &settings[..]].concat());
     assert!(plan.contains("each of 4 ranks has 1 and gathers the tokens of all"), "{plan}");
 }
 

@@ -75,7 +75,7 @@ fn comparisons_are_drawn_and_recommend_linears() {
     let overrides = std::fs::read_to_string(run.path("overrides.toml")).unwrap();
     let config = std::fs::read_to_string(run.path("run.toml")).unwrap();
     run.write("with.toml", (config + &overrides).as_bytes());
-    let plan = run.succeed(&["plan", "with.toml", "--set", "recipe=fp8-delayed"]);
+    let plan = run.succeed(&["plan", "with.toml", "--details", "--set", "recipe=fp8-delayed"]);
     assert!(plan.contains(&format!("because: `{first}`")), "{plan}");
     run.fail(&["inspect", "run", "--recommend", "x.toml", "--share", "2"], 1, &["--share is 2", "between 0 and 1"]);
     train(&run, &["recipe=fp8-delayed", "output_dir=alone"]);

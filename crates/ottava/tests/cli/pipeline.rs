@@ -158,7 +158,9 @@ fn pipelines_that_do_not_fit_are_errors() {
 fn a_plan_lists_stages_schedule_and_the_memory_of_each_rank() {
     let run = inputs();
     let settings = ["parallel.pipeline=2", "pipeline_schedule=zero-bubble", "gradient_accumulation_steps=6"];
-    let plan = |more: &[&str]| run.succeed(&[&["plan", "run.toml", "--program"], &set(&settings)[..], more].concat());
+    let plan = |more: &[&str]| {
+        run.succeed(&[&["plan", "run.toml", "--details", "--program"], &set(&settings)[..], more].concat())
+    };
     let text = plan(&[]);
     for line in [
         "Pipeline, schedule zero-bubble, 6 micro-batches in a step",

@@ -240,7 +240,7 @@ fn ranks_with_other_settings_are_found_at_the_start() {
 #[test]
 fn a_batch_that_ranks_cannot_share_is_an_error() {
     let run = Run::new();
-    run.fail(&train(&["--ranks", "3"]), 1, &["`training.global_batch_size` is 4", "3 ranks"]);
+    run.fail(&train(&["--ranks", "3"]), 1, &["`training.global_batch_size`: 4 sequences", "3 ranks"]);
 }
 
 #[test]

@@ -80,6 +80,8 @@ impl Run {
     pub fn command(&self, args: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_ottava"));
         command.args(args).current_dir(self.folder.path());
+        // Tests of downloads set these to a server of their own.
+        command.env("HF_HUB_OFFLINE", "1").env("HF_HOME", self.path("huggingface")).env_remove("HF_TOKEN");
         command
     }
 

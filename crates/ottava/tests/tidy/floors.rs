@@ -37,6 +37,7 @@ pub const FLOORS: &[(&str, Floors)] = &[
     ("ottava-jinja", &[("", 3)]),
     ("ottava-common", &[("", 3)]),
     ("ottava-http", &[("", 3)]),
+    ("ottava-hub", &[("", 3)]),
     ("ottava-recipe", &[("", 3)]),
     ("ottava-models", &[("", 5), ("layers", 4)]),
     ("ottava-data", &[("", 6)]),

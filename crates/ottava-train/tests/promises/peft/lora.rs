@@ -360,7 +360,7 @@ fn settings_that_adapters_cannot_have_are_errors() {
         ("target_modules=(q_proj", "\"(q_proj\" is no regular expression"),
         ("target_modules=[]", "names no linear"),
         ("lora_alpha=0", "must be above 0"),
-        ("rank_pattern=[\"q_proj=x\"]", "invalid type: string \"x\", expected usize"),
+        ("rank_pattern=[\"q_proj=x\"]", "is \"x\", expected a whole number"),
         ("rank_pattern=q_proj=0", "`lora.rank_pattern` has 0 for \"q_proj\""),
         ("alpha_pattern={q_proj=-1}", "`lora.alpha_pattern` has -1 for \"q_proj\""),
     ] {

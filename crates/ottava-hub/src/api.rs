@@ -1,0 +1,280 @@
+//! The Hub's server: its address, the token, and the questions about a repository.
+
+use crate::cache::Cached;
+use crate::entry::Entry;
+use crate::id::is_commit;
+use crate::{Kind, RepoId};
+use ottava_common::{Error, Result, interrupt};
+use ottava_http::{Client, Fault, Request, Retry, Secret, Url, offline};
+use serde_json::Value;
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+/// The address of the Hub.
+const ENDPOINT: &str = "https://huggingface.co";
+
+/// The maximum size of an answer of the API in bytes.
+const MAX_ANSWER: u64 = 64 << 20;
+
+/// The maximum number of pages of a listing.
+const MAX_PAGES: usize = 10_000;
+
+/// The maximum number of redirects of a request.
+pub(crate) const MAX_REDIRECTS: usize = 5;
+
+/// The time limit of a request to the API.
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(60);
+
+/// A server with the protocol of the Hugging Face Hub, and the cache of its files.
+pub struct Hub {
+    pub(crate) endpoint: Url,
+    pub(crate) token: Option<Secret>,
+    pub(crate) cache: PathBuf,
+    /// What forbids connections.
+    pub(crate) offline: Option<&'static str>,
+    pub(crate) retry: Retry,
+    client: OnceLock<Client>,
+}
+
+/// Why an answer of the API is missing.
+pub(crate) enum Missing {
+    /// The server was not reached, or failed.
+    Fault(Fault),
+    /// The server has refused the request, or the answer cannot be used.
+    Refused(Error),
+}
+
+/// An answer of the API.
+pub(crate) struct Page {
+    pub(crate) bytes: Vec<u8>,
+    /// The address of the next page.
+    next: Option<Url>,
+}
+
+impl Hub {
+    /// Reads the address, the token and the cache from the environment: `HF_ENDPOINT`; `HF_TOKEN`, `HF_TOKEN_PATH` or `HF_HOME/token`; `HF_HUB_CACHE`
+    /// or `HF_HOME/hub`. `HF_HUB_OFFLINE`, `TRANSFORMERS_OFFLINE`, `OTTAVA_OFFLINE` and `--offline` forbid connections.
+    ///
+    /// Errors with [`Error::Config`] if the address is wrong, or if no folder for the cache is known.
+    pub fn from_env() -> Result<Hub> {
+        let text = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
+        let folder = |name: &str| text(name).map(PathBuf::from);
+        let home = folder("HF_HOME")
+            .or_else(|| folder("XDG_CACHE_HOME").map(|cache| cache.join("huggingface")))
+            .or_else(|| folder("HOME").map(|home| home.join(".cache/huggingface")));
+        let cache = folder("HF_HUB_CACHE").or_else(|| home.as_ref().map(|home| home.join("hub")));
+        let cache = cache.ok_or_else(|| {
+            Error::Config("neither HF_HOME nor HOME is set; set HF_HOME to a folder for downloads".into())
+        })?;
+        let endpoint =
+            Url::new("HF_ENDPOINT", text("HF_ENDPOINT").as_deref().unwrap_or(ENDPOINT).trim_end_matches('/'))?;
+        let file = folder("HF_TOKEN_PATH").or_else(|| home.map(|home| home.join("token")));
+        let from_file = || {
+            let file = file?;
+            Secret::from_text(&file.display().to_string(), &std::fs::read_to_string(&file).ok()?)
+        };
+        let token = text("HF_TOKEN").and_then(|value| Secret::from_text("HF_TOKEN", &value)).or_else(from_file);
+        let token = token.filter(|_| !offline::is_set("HF_HUB_DISABLE_IMPLICIT_TOKEN"));
+        let variables = ["HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"];
+        let offline = offline::reason().or_else(|| variables.into_iter().find(|name| offline::is_set(name)));
+        Ok(Hub { offline, ..Hub::new(endpoint, token, &cache) })
+    }
+
+    /// Creates the hub at `endpoint`, with its files in `cache`.
+    pub fn new(endpoint: Url, token: Option<Secret>, cache: &Path) -> Hub {
+        let retry = Retry { attempts: 5, first_pause: Duration::from_secs(1) };
+        Hub { endpoint, token, cache: cache.to_path_buf(), offline: None, retry, client: OnceLock::new() }
+    }
+
+    /// Returns this hub with another `retry`.
+    pub fn with_retry(self, retry: Retry) -> Hub {
+        Hub { retry, ..self }
+    }
+
+    /// Returns this hub without connections, because `reason` forbids them.
+    pub fn without_network(self, reason: &'static str) -> Hub {
+        Hub { offline: Some(reason), ..self }
+    }
+
+    pub(crate) fn cached(&self, id: &RepoId) -> Cached {
+        Cached::new(&self.cache, id)
+    }
+
+    /// Returns the client of the server.
+    pub(crate) fn client(&self) -> Result<&Client> {
+        if let Some(client) = self.client.get() {
+            return Ok(client);
+        }
+        let client = Client::new(self.endpoint.clone(), self.token.clone(), MAX_ANSWER)?;
+        Ok(self.client.get_or_init(|| client))
+    }
+
+    /// Returns the address of the API of a repository.
+    fn api(&self, id: &RepoId, path: &str) -> Url {
+        self.endpoint.join(&format!("api/{}/{}/{path}", id.kind.plural(), id.name))
+    }
+
+    /// Returns the address of a file.
+    pub(crate) fn file(&self, id: &RepoId, commit: &str, path: &str) -> Url {
+        let prefix = if id.kind == Kind::Dataset { "datasets/" } else { "" };
+        self.endpoint.join(&format!("{prefix}{}/resolve/{commit}/{}", id.name, escape(path, "/")))
+    }
+
+    /// Asks for the commit of the revision of `id`.
+    pub(crate) fn commit(&self, id: &RepoId) -> Result<String, Missing> {
+        let page = self.get(id, self.api(id, &format!("revision/{}", escape(id.revision(), ""))))?;
+        let info: Value = serde_json::from_slice(&page.bytes).unwrap_or_default();
+        let commit = info["sha"].as_str().filter(|commit| is_commit(commit)).map(str::to_string);
+        commit.ok_or_else(|| Missing::Refused(self.unusable(id, "it names no commit")))
+    }
+
+    /// Asks for all files of a commit.
+    pub(crate) fn tree(&self, id: &RepoId, commit: &str) -> Result<Vec<Entry>, Missing> {
+        let (mut entries, mut next) = (Vec::new(), Some(self.api(id, &format!("tree/{commit}?recursive=true"))));
+        for _ in 0..MAX_PAGES {
+            let Some(url) = next else { break };
+            let page = self.get(id, url)?;
+            let listed: Value = serde_json::from_slice(&page.bytes).unwrap_or_default();
+            let listed =
+                listed.as_array().ok_or_else(|| Missing::Refused(self.unusable(id, "it is no list of files")))?;
+            for file in listed.iter().filter(|file| file["type"] == "file") {
+                let text = |value: &Value| value.as_str().map(str::to_string);
+                let (lfs, path) = (&file["lfs"], file["path"].as_str().unwrap_or_default());
+                let size = lfs["size"].as_u64().or(file["size"].as_u64()).unwrap_or_default();
+                let entry = Entry::new(path, size, text(&file["oid"]).unwrap_or_default(), text(&lfs["oid"]));
+                entries.push(entry.ok_or_else(|| {
+                    Missing::Refused(self.unusable(id, &format!("its file {path:?} has an unusable path or checksum")))
+                })?);
+            }
+            next = page.next;
+        }
+        Ok(entries)
+    }
+
+    /// Asks for a page of the API.
+    fn get(&self, id: &RepoId, url: Url) -> Result<Page, Missing> {
+        self.ask(id, url, Request::get)
+    }
+
+    /// Sends the request that `request` makes to `url`, which is an address of `id`. Follows redirects of the same server, and retries after temporary
+    /// faults.
+    pub(crate) fn ask<'a>(&self, id: &RepoId, url: Url, request: impl Fn() -> Request<'a>) -> Result<Page, Missing> {
+        let client = self.client().map_err(Missing::Refused)?;
+        let attempt = || -> Result<Result<Page, Error>, Fault> {
+            let mut url = url.clone();
+            for _ in 0..MAX_REDIRECTS {
+                let there = match client.at(url.clone()) {
+                    Ok(there) => there,
+                    Err(error) => return Ok(Err(error)),
+                };
+                let answer = there.send(request(), TIMEOUT)?;
+                if let Some(location) = answer.header("location").filter(|_| (300..=399).contains(&answer.status())) {
+                    match url.redirect(location).ok().filter(|next| next.origin() == url.origin()) {
+                        Some(next) => url = next,
+                        None => {
+                            return Ok(Err(
+                                self.unusable(id, "it redirects to another server; set HF_ENDPOINT to that")
+                            ));
+                        }
+                    }
+                    continue;
+                }
+                let codes = [answer.header("x-error-code"), answer.header("x-error-message")];
+                let codes = codes.map(|text| text.unwrap_or_default().to_string());
+                if let Some(error) = self.refusal(id, answer.status(), &codes) {
+                    return Ok(Err(error));
+                }
+                let next = answer.header("link").and_then(next_page).and_then(|next| Url::new("Link", next).ok());
+                let next = next.filter(|next| next.origin() == url.origin());
+                return Ok(Ok(Page { bytes: answer.success()?.read()?, next }));
+            }
+            Ok(Err(self.unusable(id, "it redirects too often")))
+        };
+        match self.retry.run(pause, attempt) {
+            Ok(Ok(page)) => Ok(page),
+            Ok(Err(error)) => Err(Missing::Refused(error)),
+            Err(fault) => Err(Missing::Fault(fault)),
+        }
+    }
+
+    /// Returns the error of an answer that says why a repository cannot be read; `None` for other answers.
+    pub(crate) fn refusal(&self, id: &RepoId, status: u16, [code, words]: &[String; 2]) -> Option<Error> {
+        let (kind, name, endpoint) = (id.kind.words(), &id.name, &self.endpoint);
+        let token = match &self.token {
+            Some(token) => format!("the token of {} may not read it", token.place()),
+            None => "set HF_TOKEN to a token of an account that may read it".to_string(),
+        };
+        let page = match id.kind {
+            Kind::Model => format!("{endpoint}/{name}"),
+            Kind::Dataset => format!("{endpoint}/datasets/{name}"),
+        };
+        let text = match (code.as_str(), status) {
+            ("GatedRepo", _) => format!("the {kind} {name} is gated: accept its conditions at {page}; {token}"),
+            ("RevisionNotFound", _) => {
+                format!(
+                    "the {kind} {name} has no revision `{}`; {page} lists its branches, tags and commits",
+                    id.revision()
+                )
+            }
+            ("EntryNotFound", _) => format!("the {kind} {name} has no such file; {page} lists its files"),
+            ("RepoNotFound", _) | (_, 401 | 404) => format!(
+                "no file or folder has the path {name}, and {endpoint} has no {kind} of this name, or it is private: \
+                 check the spelling, or {token}"
+            ),
+            (_, 403) => format!("{endpoint} refuses access to the {kind} {name}: {words}; {token}"),
+            _ => return None,
+        };
+        Some(Error::Config(text))
+    }
+
+    /// Returns the error of an answer that makes no sense.
+    pub(crate) fn unusable(&self, id: &RepoId, why: &str) -> Error {
+        Error::External(format!("the answer of {} about {} cannot be used: {why}", self.endpoint, id.name))
+    }
+}
+
+/// Waits before another attempt. Returns `false` if the process is asked to stop.
+pub(crate) fn pause(time: Duration) -> bool {
+    let end = Instant::now() + time;
+    while Instant::now() < end {
+        if interrupt::check("waiting for a server").is_err() {
+            return false;
+        }
+        sleep(Duration::from_millis(20).min(time));
+    }
+    true
+}
+
+/// Returns the address of the next page in a header `Link`.
+fn next_page(link: &str) -> Option<&str> {
+    let part = link.split(',').find(|part| part.contains("rel=\"next\""))?;
+    part.trim().strip_prefix('<')?.split('>').next()
+}
+
+/// Escapes the bytes of a path in an address, except letters, digits, `-_.~` and the characters of `kept`.
+pub(crate) fn escape(text: &str, kept: &str) -> String {
+    let mut escaped = String::with_capacity(text.len());
+    for byte in text.bytes() {
+        let c = char::from(byte);
+        match c.is_ascii_alphanumeric() || "-_.~".contains(c) || kept.contains(c) {
+            true => escaped.push(c),
+            false => escaped += &format!("%{byte:02X}"),
+        }
+    }
+    escaped
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_are_escaped_and_pages_follow() {
+        assert_eq!(escape("a b/ü#.txt", "/"), "a%20b/%C3%BC%23.txt");
+        assert_eq!(escape("refs/pr/1", ""), "refs%2Fpr%2F1");
+        assert_eq!(next_page("<https://a/x?cursor=1>; rel=\"next\""), Some("https://a/x?cursor=1"));
+        assert_eq!(next_page("<https://a/x>; rel=\"prev\""), None);
+    }
+}

@@ -1,0 +1,85 @@
+//! Changes of the run itself for a run that does not fit: adapters instead of all weights, and more GPUs that divide weights and states (ZeRO 3).
+
+use super::changes::gib;
+use super::memory::MemoryPlan;
+use ottava_common::error::Result;
+use ottava_models::DecoderConfig;
+use ottava_parallel::Zero;
+use ottava_recipe::recompute::Recompute;
+use ottava_settings::{ResolvedConfig, WeightInit};
+use ottava_tensor::Device;
+
+/// The rank of proposed adapters.
+const RANK: usize = 16;
+
+/// The proposed numbers of GPUs.
+const GPUS: [usize; 6] = [2, 4, 8, 16, 32, 64];
+
+/// Returns the lines that propose adapters and more GPUs for `config`, which does not fit `device`; "" if none of these changes makes it fit, either.
+pub(super) fn proposals(config: &ResolvedConfig, sizes: &DecoderConfig, device: &Device) -> Result<String> {
+    let found = [adapters(config, sizes, device)?, gpus(config, sizes, device)?];
+    let lines: String = found.into_iter().flatten().collect();
+    Ok(if lines.is_empty() { lines } else { format!("\nOr change the run:{lines}") })
+}
+
+/// The policies of `config` and of less memory, the fastest first.
+fn policies(config: &ResolvedConfig) -> impl Iterator<Item = Recompute> {
+    let now = config.recompute;
+    Recompute::ALL.into_iter().filter(move |policy| *policy >= now)
+}
+
+/// Returns the settings of a policy that is not the policy of `config`.
+fn policy_setting(config: &ResolvedConfig, policy: Recompute) -> String {
+    match policy == config.recompute {
+        true => String::new(),
+        false => format!(", memory.recompute = \"{}\"", policy.as_str()),
+    }
+}
+
+/// Proposes adapters with the fastest policy that fits.
+fn adapters(config: &ResolvedConfig, sizes: &DecoderConfig, device: &Device) -> Result<Option<String>> {
+    if config.run.lora.r > 0 || config.run.model.init == WeightInit::Random || sizes.lora.is_some() {
+        return Ok(None);
+    }
+    for policy in policies(config) {
+        let mut changed = config.clone();
+        (changed.run.lora.r, changed.recompute) = (RANK, policy);
+        let sizes = DecoderConfig { lora: changed.run.lora.adapters(), ..sizes.clone() };
+        let plan = MemoryPlan::new(&changed, &sizes, device)?;
+        if plan.fits {
+            let (policy, peak) = (policy_setting(config, policy), gib(plan.peak_bytes));
+            return Ok(Some(format!(
+                "\n  lora.r = {RANK}{policy}\n    {peak:.1} GiB, trains adapters and not all weights"
+            )));
+        }
+    }
+    Ok(None)
+}
+
+/// Proposes the smallest number of GPUs that fit with ZeRO 3.
+fn gpus(config: &ResolvedConfig, sizes: &DecoderConfig, device: &Device) -> Result<Option<String>> {
+    let parallel = &config.run.parallel;
+    let is_divided = parallel.ranks() > parallel.data || config.run.reinforcement.is_on();
+    if !matches!(device, Device::Cuda(_)) || is_divided {
+        return Ok(None);
+    }
+    for data in GPUS.into_iter().filter(|data| *data > parallel.data || parallel.zero != Zero::Weights) {
+        for policy in [config.recompute, Recompute::Full] {
+            let mut changed = config.clone();
+            changed.recompute = policy;
+            changed.run.training.global_batch_size = None;
+            (changed.run.parallel.data, changed.run.parallel.zero) = (data, Zero::Weights);
+            if changed.run.share(data).is_err() || changed.run.expect_formats().is_err() {
+                continue;
+            }
+            let Ok(plan) = MemoryPlan::new(&changed, sizes, device) else { continue };
+            if plan.fits {
+                let (policy, peak) = (policy_setting(config, policy), gib(plan.peak_bytes));
+                return Ok(Some(format!(
+                    "\n  parallel.data = {data}, parallel.zero = 3{policy}\n    {peak:.1} GiB on each of {data} GPUs, which divide weights, gradients and optimizer states"
+                )));
+            }
+        }
+    }
+    Ok(None)
+}
