@@ -109,7 +109,7 @@ fn meshes_that_a_model_cannot_have_are_dropped_with_the_reason() {
         dropped.unwrap_or_else(|| panic!("{:?}", search.best)).why.clone()
     };
     assert!(why(&|shape| shape.context == 2 && shape.tensor == 1).contains("3 query heads"));
-    assert!(why(&|shape| shape.data == 4).contains("`training.global_batch_size` is 6"));
+    assert!(why(&|shape| shape.data == 4).contains("6 sequences per step cannot be split over 4 ranks"));
     assert!(why(&|shape| shape.pipeline == 4).contains("the model has 2 blocks"));
     let reasons = search.reasons();
     assert!(reasons.len() < search.dropped.len(), "each reason once: {reasons:?}");
