@@ -84,7 +84,7 @@ impl Hub {
 
     /// Creates the hub at `endpoint`, with its files in `cache`.
     pub fn new(endpoint: Url, token: Option<Secret>, cache: &Path) -> Hub {
-        let retry = Retry { attempts: 5, first_pause: Duration::from_secs(1) };
+        let retry = Retry { attempts: 5, first_pause: Duration::from_millis(300) };
         Hub { endpoint, token, cache: cache.to_path_buf(), offline: None, retry, client: OnceLock::new() }
     }
 

@@ -140,11 +140,11 @@ fn bench_times_a_generation_and_its_step() {
 #[test]
 fn bench_times_collectives_of_ranks() {
     let run = Run::new();
-    let two = ["bench", "comm", "--ranks", "2", "--device", "cpu", "--mib", "1,2", "--beside-mb", "1"];
+    let two = ["bench", "comm", "--ranks", "2", "--device", "cpu", "--mib", "1,2", "--sum-kib", "8,64", "--beside-mb", "1"];
     let report = &json(&run.succeed(&[&two[..], &["--json"]].concat()))["report"];
-    assert_eq!((&report["ranks"], report["rows"].as_array().unwrap().len()), (&2.into(), 4 * 2));
-    assert!(report["rows"][7]["bus_bytes_per_second"].as_f64().unwrap() > 0.0);
-    assert_eq!(report["fits"].as_array().unwrap().len(), 4);
+    assert_eq!((&report["ranks"], report["rows"].as_array().unwrap().len()), (&2.into(), 5 * 2));
+    assert!(report["rows"][9]["bus_bytes_per_second"].as_f64().unwrap() > 0.0);
+    assert_eq!(report["fits"].as_array().unwrap().len(), 5);
     let table = run.succeed(&two);
     for part in ["bus GB/s", "latency", "reduce-scatter", "slower, %"] {
         assert!(table.contains(part), "no {part:?} in: {table}");
