@@ -1,4 +1,4 @@
-//! Connections to HTTP servers. Only this crate opens such connections, and only to servers that a setting names.
+//! Connections to HTTP servers. Only this crate opens such connections, and only to servers that a setting or an argument names.
 //!
 //! ```
 //! use ottava_http::Url;

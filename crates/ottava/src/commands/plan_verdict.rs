@@ -104,16 +104,21 @@ impl Verdict {
         let tokens = steps.map(|steps| steps * plan.tokens_per_step);
         let least_seconds = plan.least_step_seconds.zip(steps).map(|(seconds, steps)| seconds * steps as f64);
         let checkpoint_bytes = memory.checkpoint_bytes;
-        let (peak, available) = (size(memory.peak_bytes), size(memory.available_bytes));
+        // A run whose segments take more than is available fits if the pool can return idle segments.
+        let taken = match memory.fits {
+            true => memory.reserved_bytes.min(memory.available_bytes),
+            false => memory.reserved_bytes,
+        };
+        let (taken, available) = (size(taken), size(memory.available_bytes));
         let of = if memory.ranks > 1 { format!(", each of {} ranks", memory.ranks) } else { String::new() };
         let host = match memory.host_bytes {
             0 => String::new(),
             bytes => format!(", and {} of the host's memory", size(bytes)),
         };
         let fits = match memory.fits {
-            true => format!("yes: {peak} of {available} of {device}{of}{host}; the peak is in {}", memory.during),
+            true => format!("yes: {taken} of {available} of {device}{of}{host}; the peak is in {}", memory.during),
             false => format!(
-                "NO: {peak} needed, {available} available on {device}{of}{host}; the peak is in {}",
+                "NO: {taken} needed, {available} available on {device}{of}{host}; the peak is in {}",
                 memory.during
             ),
         };

@@ -20,7 +20,7 @@ use std::path::PathBuf;
 use std::sync::mpsc::channel;
 use std::time::Duration;
 
-/// Serve a model over HTTP with OpenAI's API.
+/// Serve a model over HTTP with OpenAI's and Anthropic's APIs.
 #[derive(Args)]
 #[command(after_help = "Examples:
   ottava serve runs/chat
@@ -29,7 +29,7 @@ use std::time::Duration;
   ottava serve model/ --lora-modules sql=adapters/sql chat=runs/chat
   curl localhost:8000/v1/completions -H 'Content-Type: application/json' -d '{\"prompt\": \"otter (noun):\", \"max_tokens\": 20}'
 
-Paths: /v1/completions, /v1/chat/completions, /v1/embeddings, /inference/v1/generate, /v1/models, /tokenize, /detokenize, /version, /health and /metrics (Prometheus). docs/serving.md has the fields.")]
+Paths: /v1/completions, /v1/chat/completions, /v1/responses, /v1/messages, /v1/embeddings, /v1/rerank, /v1/score, /inference/v1/generate, /v1/models, /tokenize, /detokenize, /version, /health and /metrics (Prometheus). docs/serving.md has the fields.")]
 pub struct Serve {
     /// A Hugging Face model folder (such as a checkpoint), or the folder of a run (its newest checkpoint is used).
     model: PathBuf,

@@ -140,7 +140,8 @@ fn bench_times_a_generation_and_its_step() {
 #[test]
 fn bench_times_collectives_of_ranks() {
     let run = Run::new();
-    let two = ["bench", "comm", "--ranks", "2", "--device", "cpu", "--mib", "1,2", "--sum-kib", "8,64", "--beside-mb", "1"];
+    let two =
+        ["bench", "comm", "--ranks", "2", "--device", "cpu", "--mib", "1,2", "--sum-kib", "8,64", "--beside-mb", "1"];
     let report = &json(&run.succeed(&[&two[..], &["--json"]].concat()))["report"];
     assert_eq!((&report["ranks"], report["rows"].as_array().unwrap().len()), (&2.into(), 5 * 2));
     assert!(report["rows"][9]["bus_bytes_per_second"].as_f64().unwrap() > 0.0);
