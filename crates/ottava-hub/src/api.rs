@@ -1,9 +1,9 @@
 //! The Hub's server: its address, the token, and the questions about a repository.
 
+use crate::RepoId;
 use crate::cache::Cached;
 use crate::entry::Entry;
 use crate::id::is_commit;
-use crate::{Kind, RepoId};
 use ottava_common::{Error, Result, interrupt};
 use ottava_http::{Client, Fault, Request, Retry, Secret, Url, offline};
 use serde_json::Value;
@@ -112,14 +112,13 @@ impl Hub {
     }
 
     /// Returns the address of the API of a repository.
-    fn api(&self, id: &RepoId, path: &str) -> Url {
+    pub(crate) fn api(&self, id: &RepoId, path: &str) -> Url {
         self.endpoint.join(&format!("api/{}/{}/{path}", id.kind.plural(), id.name))
     }
 
     /// Returns the address of a file.
     pub(crate) fn file(&self, id: &RepoId, commit: &str, path: &str) -> Url {
-        let prefix = if id.kind == Kind::Dataset { "datasets/" } else { "" };
-        self.endpoint.join(&format!("{prefix}{}/resolve/{commit}/{}", id.name, escape(path, "/")))
+        self.endpoint.join(&format!("{}{}/resolve/{commit}/{}", id.kind.prefix(), id.name, escape(path, "/")))
     }
 
     /// Asks for the commit of the revision of `id`.
@@ -206,10 +205,7 @@ impl Hub {
             Some(token) => format!("the token of {} may not read it", token.place()),
             None => "set HF_TOKEN to a token of an account that may read it".to_string(),
         };
-        let page = match id.kind {
-            Kind::Model => format!("{endpoint}/{name}"),
-            Kind::Dataset => format!("{endpoint}/datasets/{name}"),
-        };
+        let page = format!("{endpoint}/{}{name}", id.kind.prefix());
         let text = match (code.as_str(), status) {
             ("GatedRepo", _) => format!("the {kind} {name} is gated: accept its conditions at {page}; {token}"),
             ("RevisionNotFound", _) => {

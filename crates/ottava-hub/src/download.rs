@@ -5,19 +5,16 @@ use crate::blob::{Blob, Step};
 use crate::data::{Choice, choose};
 use crate::entry::Entry;
 use crate::files::{is_metadata, weights};
+use crate::threads::in_threads;
 use crate::{DataId, Kind, RepoId, glob};
 use ottava_common::{Error, Result, interrupt};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
 
 /// The number of requests at a time.
 const THREADS: usize = 8;
-
-/// The pause between two looks at the progress.
-const POLL: Duration = Duration::from_millis(50);
 
 /// Sees the progress of downloads and uploads.
 pub trait Watch {
@@ -194,31 +191,16 @@ impl Hub {
 
 /// Downloads `blobs` with several threads. Calls `look` from this thread meanwhile.
 fn download(blobs: &[Blob], look: &mut dyn FnMut()) -> Result<()> {
-    let failed: Mutex<Option<Error>> = Mutex::default();
-    let has_failed = || failed.lock().unwrap_or_else(PoisonError::into_inner).is_some();
-    let work = || {
+    let work = |has_failed: &dyn Fn() -> bool| {
         while !has_failed() && blobs.iter().any(|blob| !blob.is_finished()) {
-            let worked = blobs.iter().map(Blob::step).find(|step| !matches!(step, Ok(Step::Idle)));
-            match worked {
-                Some(Err(error)) => {
-                    failed.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
+            match blobs.iter().map(Blob::step).find(|step| !matches!(step, Ok(Step::Idle))) {
+                Some(worked) => {
+                    worked?;
                 }
-                Some(Ok(_)) => {}
                 None => thread::sleep(Duration::from_millis(5)),
             }
         }
+        Ok(())
     };
-    thread::scope(|scope| {
-        let threads: Vec<_> = (0..THREADS).map(|_| scope.spawn(work)).collect();
-        while threads.iter().any(|thread| !thread.is_finished()) {
-            // A request to stop reaches the threads through the same flag, and waits for ranks learn of progress here.
-            let _ = interrupt::check("downloading");
-            look();
-            thread::sleep(POLL);
-        }
-    });
-    match failed.into_inner().unwrap_or_else(PoisonError::into_inner) {
-        Some(error) => Err(error),
-        None => Ok(()),
-    }
+    in_threads(THREADS, "downloading", work, look)
 }

@@ -25,6 +25,14 @@ impl Kind {
         }
     }
 
+    /// Returns what is before the name in addresses of pages and files.
+    pub(crate) fn prefix(self) -> &'static str {
+        match self {
+            Kind::Model => "",
+            Kind::Dataset => "datasets/",
+        }
+    }
+
     /// Returns the words of messages.
     pub fn words(self) -> &'static str {
         match self {

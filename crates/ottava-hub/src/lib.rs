@@ -35,6 +35,7 @@ mod id;
 mod push;
 mod ranges;
 pub mod testing;
+mod threads;
 mod upload;
 
 pub use api::Hub;

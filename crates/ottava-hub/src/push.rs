@@ -6,8 +6,8 @@
 use crate::api::{Hub, TIMEOUT, escape, pause};
 use crate::content::Content;
 use crate::hash::Checksum;
-use crate::upload::Upload;
-use crate::{Kind, RepoId, Watch};
+use crate::upload::{UNCOMMITTED, Upload};
+use crate::{RepoId, Watch};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use ottava_common::{Error, Result};
@@ -86,15 +86,11 @@ impl Hub {
             lines.push(json!({"key": "lfsFile", "value": value}));
         }
         let body: String = lines.iter().map(|line| format!("{line}\n")).collect();
-        let url = self.api_of(id, &format!("commit/{}", escape(id.revision(), "")));
+        let url = self.api(id, &format!("commit/{}", escape(id.revision(), "")));
         let answer = self.post(id, url, body.as_bytes(), "application/x-ndjson")?;
         let commit = answer["commitOid"].as_str().ok_or_else(|| self.unusable(id, "it names no commit"))?.to_string();
-        let prefix = if id.kind == Kind::Dataset { "datasets/" } else { "" };
-        Ok(Pushed { commit, url: self.endpoint.join(&format!("{prefix}{}", id.name)).to_string(), uploaded })
-    }
-
-    fn api_of(&self, id: &RepoId, path: &str) -> Url {
-        self.endpoint.join(&format!("api/{}/{}/{path}", id.kind.plural(), id.name))
+        let url = self.endpoint.join(&format!("{}{}", id.kind.prefix(), id.name)).to_string();
+        Ok(Pushed { commit, url, uploaded })
     }
 
     /// Creates the repository, unless it exists.
@@ -119,7 +115,7 @@ impl Hub {
                 let sample = STANDARD.encode(content.bytes(SAMPLE)?);
                 asked.push(json!({"path": path, "size": content.size()?, "sample": sample}));
             }
-            let url = self.api_of(id, &format!("preupload/{}", escape(id.revision(), "")));
+            let url = self.api(id, &format!("preupload/{}", escape(id.revision(), "")));
             let answer = self.post(id, url, json!({"files": asked}).to_string().as_bytes(), "application/json")?;
             for file in answer["files"].as_array().into_iter().flatten().filter(|file| file["shouldIgnore"] != true) {
                 if let (Some(path), Some(mode)) = (file["path"].as_str(), file["uploadMode"].as_str()) {
@@ -143,8 +139,7 @@ impl Hub {
         let objects: Vec<_> = files.iter().map(|(_, oid, size, _)| json!({"oid": oid, "size": size})).collect();
         let transfers = ["basic", "multipart"];
         let body = json!({"operation": "upload", "transfers": transfers, "objects": objects, "hash_algo": "sha256"});
-        let prefix = if id.kind == Kind::Dataset { "datasets/" } else { "" };
-        let url = self.endpoint.join(&format!("{prefix}{}.git/info/lfs/objects/batch", id.name));
+        let url = self.endpoint.join(&format!("{}{}.git/info/lfs/objects/batch", id.kind.prefix(), id.name));
         let answer = self.post(id, url, body.to_string().as_bytes(), LFS)?;
         let mut uploads: Vec<Upload> = Vec::new();
         for object in answer["objects"].as_array().into_iter().flatten() {
@@ -199,10 +194,9 @@ impl Hub {
     fn send(&self, id: &RepoId, url: Url, body: &[u8], kind: &str) -> Result<(u16, Value)> {
         let there = self.client()?.at(url)?;
         let attempt = || send_once(&there, body, kind);
-        self.retry.run(pause, attempt).map_err(|fault| {
-            let rest = "nothing was committed; the same command goes on with the files that are missing";
-            Error::External(format!("{}: {}; {rest}", id.name, fault.words))
-        })
+        self.retry
+            .run(pause, attempt)
+            .map_err(|fault| Error::External(format!("{}: {}; {UNCOMMITTED}", id.name, fault.words)))
     }
 }
 

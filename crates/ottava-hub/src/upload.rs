@@ -2,12 +2,12 @@
 
 use crate::api::{Hub, TIMEOUT, pause};
 use crate::content::Content;
+use crate::threads::in_threads;
 use ottava_common::{Error, Result, interrupt};
 use ottava_http::{Fault, Request, Url};
 use serde_json::{Map, Value, json};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
-use std::thread;
 use std::time::Duration;
 
 /// The number of parts that are uploaded at a time.
@@ -15,6 +15,9 @@ const THREADS: usize = 4;
 
 /// The lowest speed in bytes per second at which an upload is waited for.
 const SLOWEST: u64 = 100_000;
+
+/// What a push that ends with an error has left.
+pub(crate) const UNCOMMITTED: &str = "nothing was committed; the same command goes on with the files that are missing";
 
 /// A file, and what the Hub asks to do with it.
 pub(crate) struct Upload<'a> {
@@ -88,39 +91,22 @@ impl<'a> Upload<'a> {
 
     /// Uploads all parts with several threads, and returns their tags.
     fn put_parts(&self, hub: &Hub, urls: &[Url], size: u64, look: &mut dyn FnMut(u64)) -> Result<Vec<String>> {
-        let (next, done, failed) = (AtomicUsize::new(0), AtomicU64::new(0), Mutex::new(None));
+        let (next, done) = (AtomicUsize::new(0), AtomicU64::new(0));
         let etags: Vec<Mutex<String>> = urls.iter().map(|_| Mutex::default()).collect();
-        let work = || {
-            loop {
+        let work = |has_failed: &dyn Fn() -> bool| {
+            while !has_failed() {
                 let at = next.fetch_add(1, Ordering::Relaxed);
                 let (Some(url), Some(etag)) = (urls.get(at), etags.get(at)) else { break };
                 let start = at as u64 * size;
                 let length = size.min(self.size - start);
-                match self.put(hub, url, &Map::new(), start, length) {
-                    Ok(found) => *etag.lock().unwrap_or_else(PoisonError::into_inner) = found,
-                    Err(error) => {
-                        next.store(urls.len(), Ordering::Relaxed);
-                        failed.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
-                        break;
-                    }
-                }
+                let found = self.put(hub, url, &Map::new(), start, length)?;
+                *etag.lock().unwrap_or_else(PoisonError::into_inner) = found;
                 done.fetch_add(length, Ordering::Relaxed);
             }
+            Ok(())
         };
-        thread::scope(|scope| {
-            let threads: Vec<_> = (0..THREADS.min(urls.len())).map(|_| scope.spawn(work)).collect();
-            while threads.iter().any(|thread| !thread.is_finished()) {
-                let _ = interrupt::check("uploading");
-                look(done.load(Ordering::Relaxed));
-                thread::sleep(Duration::from_millis(20));
-            }
-        });
-        match failed.into_inner().unwrap_or_else(PoisonError::into_inner) {
-            Some(error) => Err(error),
-            None => {
-                Ok(etags.into_iter().map(|etag| etag.into_inner().unwrap_or_else(PoisonError::into_inner)).collect())
-            }
-        }
+        in_threads(THREADS.min(urls.len()), "uploading", work, &mut || look(done.load(Ordering::Relaxed)))?;
+        Ok(etags.into_iter().map(|etag| etag.into_inner().unwrap_or_else(PoisonError::into_inner)).collect())
     }
 
     /// Uploads `length` bytes from `start` on, and returns the tag that the server gives them.
@@ -158,9 +144,6 @@ fn with_headers<'a>(request: Request<'a>, headers: &Map<String, Value>) -> Reque
 fn broken(fault: Fault) -> Error {
     match interrupt::check("uploading") {
         Err(error) => error,
-        Ok(()) => Error::External(format!(
-            "{}; nothing was committed; the same command goes on with the files that are missing",
-            fault.words
-        )),
+        Ok(()) => Error::External(format!("{}; {UNCOMMITTED}", fault.words)),
     }
 }
