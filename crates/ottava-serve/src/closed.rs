@@ -3,7 +3,8 @@
 //! By JSON Schema, an object may have further properties unless the schema says otherwise. Models write such properties, and programs that wrote the
 //! schema do not expect them, so other servers close these objects too.
 
-use serde_json::Value;
+use crate::schemas::each_schema;
+use serde_json::{Map, Value};
 
 /// Keywords beside `properties` that say which further properties an object has, or add properties.
 const OPENING: &[&str] = &[
@@ -17,14 +18,12 @@ const OPENING: &[&str] = &[
     "not",
     "$ref",
 ];
-/// Keywords whose values are no schemas.
-const VALUES: &[&str] = &["const", "enum", "default", "examples"];
 
 /// Closes each object with `properties` that has none of the keywords [`OPENING`]. A schema that combines schemas with `allOf` stays as it is, because
 /// an object would have to fit into all of them.
 pub fn close(schema: &mut Value) {
     if !combines(schema) {
-        close_all(schema);
+        each_schema(schema, &mut close_one);
     }
 }
 
@@ -40,25 +39,10 @@ fn combines(schema: &Value) -> bool {
     }
 }
 
-fn close_all(schema: &mut Value) {
-    match schema {
-        Value::Object(fields) => {
-            let has_properties = fields.get("properties").is_some_and(Value::is_object);
-            if has_properties && !OPENING.iter().any(|keyword| fields.contains_key(*keyword)) {
-                fields.insert("additionalProperties".into(), false.into());
-            }
-            for (name, value) in fields.iter_mut().filter(|(name, _)| !VALUES.contains(&name.as_str())) {
-                match (name.as_str(), value) {
-                    // These are schemas by name, and no schema themselves.
-                    ("properties" | "$defs" | "definitions", Value::Object(named)) => {
-                        named.values_mut().for_each(close_all);
-                    }
-                    (_, value) => close_all(value),
-                }
-            }
-        }
-        Value::Array(list) => list.iter_mut().for_each(close_all),
-        _ => {}
+fn close_one(fields: &mut Map<String, Value>) {
+    let has_properties = fields.get("properties").is_some_and(Value::is_object);
+    if has_properties && !OPENING.iter().any(|keyword| fields.contains_key(*keyword)) {
+        fields.insert("additionalProperties".into(), false.into());
     }
 }
 

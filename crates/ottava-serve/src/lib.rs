@@ -67,6 +67,7 @@ mod responses;
 mod rollouts;
 mod routes;
 mod schedule;
+mod schemas;
 mod served;
 mod server;
 mod stranger;

@@ -1,6 +1,7 @@
 //! Which tools an answer may or must call (`tool_choice`), and the schemas to which its text must conform then.
 
 use crate::error::{ApiError, Result};
+use crate::schemas::each_schema;
 use serde_json::{Value, json};
 
 /// Which tools an answer may or must call.
@@ -130,24 +131,13 @@ fn expect_function(number: usize, tool: &Value) -> Result<()> {
 
 /// Makes the references of a schema valid for a larger schema that has the schema at `place`.
 fn reroot(schema: &mut Value, place: &str) {
-    match schema {
-        Value::Object(fields) => {
-            for (name, value) in fields {
-                match value {
-                    Value::String(reference) if name == "$ref" => {
-                        if let Some(rest) = reference.strip_prefix('#') {
-                            *reference = format!("{place}{rest}");
-                        }
-                    }
-                    // These are values, and no schemas.
-                    _ if ["const", "enum", "default", "examples"].contains(&name.as_str()) => {}
-                    value => reroot(value, place),
-                }
-            }
+    each_schema(schema, &mut |fields| {
+        if let Some(Value::String(reference)) = fields.get_mut("$ref")
+            && let Some(rest) = reference.strip_prefix('#')
+        {
+            *reference = format!("{place}{rest}");
         }
-        Value::Array(list) => list.iter_mut().for_each(|value| reroot(value, place)),
-        _ => {}
-    }
+    });
 }
 
 /// Returns the JSON schema of the arguments of a tool. As in OpenAI's API, a tool without parameters has the arguments `{}`.
@@ -164,5 +154,24 @@ fn parameters(tool: &Value) -> Value {
             json!({"type": "object", "properties": {}, "additionalProperties": false})
         }
         Some(other) => other.clone(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn references_of_parameters_with_any_name_are_rerooted() {
+        let schema = |root: &str| {
+            let reference = json!({"$ref": format!("{root}/$defs/A")});
+            json!({
+                "properties": {"default": reference, "list": {"items": reference, "default": [{"$ref": "#/$defs/A"}]}},
+                "$defs": {"A": {"anyOf": [reference, {"type": "null"}]}},
+            })
+        };
+        let mut rerooted = schema("#");
+        reroot(&mut rerooted, "#/items");
+        assert_eq!(rerooted, schema("#/items"));
     }
 }

@@ -3,8 +3,9 @@
 // A line of 128 bytes has 15 words of eight bytes with values, and the number of the call. NVLink does not divide a line that one instruction of a warp
 // stores, so a reader that sees the number of the call has the words of this call: lines need no fences and no flags. This is the protocol LL128 of NCCL.
 //
-// Each block has its own region of the inboxes and its own number of calls. Consecutive calls use different halves. A rank that sends the lines of call
-// i + 2 has received lines of call i + 1 from each other rank, which that rank sent after its call i had ended, so the half is no longer read.
+// Each block has its own region of the inboxes and its own number of calls. Consecutive calls use different halves. The kernel of call i + 2 begins to send
+// when the kernel of call i + 1 of its rank has ended. That kernel has received lines from each other rank, which the other rank sent when its kernel of call
+// i had ended. So no rank reads this half any longer.
 
 #define VALUES (8 / (int)sizeof(X)) // of a word
 #define WORDS 15                    // of a line
@@ -76,6 +77,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) sum_in_one_shot(X* y, cons
     const int lane = threadIdx.x % 8;
     const bool has_number = lane == 7; // instead of a second word
     const auto part = words_of(x, n), addends = words_of(addend, n);
+    const auto sums = words_of(y, n);
     wait_for_predecessors();
     const u64 call = calls[blockIdx.x] + 1;
     Pair mine[EACH];
@@ -102,8 +104,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) sum_in_one_shot(X* y, cons
         }
         if (!wants) continue;
         if (addend) add(a, addends.read(at), false), add(b, has_number ? Word{} : addends.read(at + 1), false);
-        words_of(y, n).write(at, rounded(a));
-        if (!has_number) words_of(y, n).write(at + 1, rounded(b));
+        sums.write(at, rounded(a));
+        if (!has_number) sums.write(at + 1, rounded(b));
     }
     // All threads have read the number of the call.
     __syncthreads();
