@@ -262,7 +262,7 @@ impl<'a> Blob<'a> {
                     interrupt::check("downloading")?;
                     let kept = self.state().done.bytes();
                     return Err(Error::External(format!(
-                        "{}; {kept} of {} bytes of {} are kept, and the next attempt goes on from there",
+                        "{}; {kept} of {} bytes of {} are kept, and the next attempt resumes there",
                         fault.words, self.entry.size, self.entry.path
                     )));
                 }
