@@ -107,6 +107,8 @@ pub(super) fn settings(config: &ConfigFile) -> Result<Lora> {
             ranks: config.optional("rank_pattern", Default::default())?,
             alphas: config.optional("alpha_pattern", Default::default())?,
         },
+        // How the adapters were trained is of no consequence to their values.
+        ..Lora::default()
     };
     if lora.r == 0 || lora.r > 1 << 24 {
         return Err(config.error(&format!("`r` is {}", lora.r)));

@@ -177,7 +177,7 @@ fn adapter_config(lora: &Lora, model: &Decoder, base: &Path, carried: &Carried) 
         "revision": revision,
         "r": lora.r,
         "lora_alpha": lora.alpha,
-        "lora_dropout": 0.0,
+        "lora_dropout": lora.dropout,
         "use_rslora": lora.use_rslora,
         "use_dora": lora.use_dora,
         "target_modules": targets,

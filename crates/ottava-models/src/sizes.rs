@@ -36,6 +36,9 @@ pub struct EmbeddingSpec {
     pub scale: f32,
     /// Whether a learned row per position is added.
     pub learned_positions: bool,
+    /// The strength of the noise that training adds to the embedding ([`Embedding`](crate::layers::Embedding)); 0 adds none. Not part of
+    /// `config.json`.
+    pub noise: f64,
     /// The further embeddings of tokens, one for each layer. `None` without such embeddings.
     pub of_layers: Option<LayerEmbeddingsSpec>,
 }
@@ -83,7 +86,7 @@ impl DecoderConfig {
             vocabulary,
             max_positions,
             stream,
-            embedding: EmbeddingSpec { scale: 1.0, learned_positions: false, of_layers: None },
+            embedding: EmbeddingSpec { scale: 1.0, learned_positions: false, noise: 0.0, of_layers: None },
             ropes: Vec::new(),
             layers: Vec::new(),
             head: HeadSpec {

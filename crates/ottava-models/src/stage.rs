@@ -79,7 +79,8 @@ impl Stage {
         let embedding = span
             .embedding
             .then(|| Embedding::new(build, table, [c.vocabulary, channels], std, factor, Split::Vocabulary))
-            .transpose()?;
+            .transpose()?
+            .map(|embedding| embedding.with_noise(c.embedding.noise));
         build.end_unit();
         let sizes = [c.max_positions, channels];
         let positions = (span.embedding && c.embedding.learned_positions)

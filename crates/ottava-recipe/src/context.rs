@@ -10,7 +10,7 @@ use crate::scaling::Casts;
 use crate::shared_values::SharedValues;
 use ottava_common::error::{Error, Result};
 use ottava_tensor::comm::Axis;
-use ottava_tensor::ops::{Accumulation, CodeCopies, Groups, KvBlocks, PagedBatch, SavedActivation, Segments, compress};
+use ottava_tensor::ops::{Accumulation, CodeCopies, Groups, KvBlocks, PagedBatch, SavedActivation, Segments, TokenDraws, compress};
 use ottava_tensor::{DType, Device, Tensor};
 use std::collections::VecDeque;
 
@@ -35,6 +35,8 @@ pub struct Sequences {
     /// The offsets in the whole sequences at which documents begin, I32 `[max_documents + 1]`, for [`attention`](ottava_tensor::ops::attention()).
     /// `None` if each sequence is one document.
     pub cu_seqlens: Option<Tensor>,
+    /// The random numbers of the tokens. `None` if layers draw none.
+    pub draws: Option<TokenDraws>,
 }
 
 impl Sequences {
@@ -49,7 +51,16 @@ impl Sequences {
         let positions = Tensor::from_slice(device, &[batch * seq_len], &positions)?;
         let counted = Tensor::from_slice(device, &[batch * seq_len], &vec![(batch * seq_len) as i32; batch * seq_len])?;
         let padding = vec![0; batch];
-        Ok(Sequences { batch, seq_len, place: ShardPlace::ALONE, positions, counted, padding, cu_seqlens: None })
+        Ok(Sequences {
+            batch,
+            seq_len,
+            place: ShardPlace::ALONE,
+            positions,
+            counted,
+            padding,
+            cu_seqlens: None,
+            draws: None,
+        })
     }
 
     /// Returns the sequences of [`Sequences::new`] for the rank at `place` among the ranks that divide each sequence.
@@ -91,6 +102,15 @@ impl Sequences {
         let length = self.place.share(self.seq_len);
         let first = self.place.rank * length;
         values.chunks_exact(self.seq_len).flat_map(|row| &row[first..first + length]).copied().collect()
+    }
+
+    /// Gives each token a number, from which layers draw random numbers. `number` is a function of the sequence and of the position in it.
+    pub fn number_tokens(&mut self, number: impl Fn(usize, usize) -> i32) -> Result<()> {
+        let seq_len = self.seq_len;
+        let numbers: Vec<i32> =
+            (0..self.batch * seq_len).map(|token| number(token / seq_len, token % seq_len)).collect();
+        self.draws = Some(TokenDraws::new(self.positions.device(), &self.own(&numbers))?);
+        Ok(())
     }
 
     /// Marks the last `padding[row]` tokens of each sequence as padding, which means over tokens leave out.
@@ -348,6 +368,14 @@ impl Context<'_> {
     pub fn own_rows(&self, x: &Tensor) -> Result<Tensor> {
         let own = self.place().range(x.shape()[0]);
         if self.divides_tokens() { Ok(x.rows(own.start, own.end)?) } else { Ok(x.clone()) }
+    }
+
+    /// Returns the random numbers of `rows` tokens, the tokens of the pass or this rank's part of them. `None` if the pass draws none: only passes
+    /// with backward do.
+    pub fn draws(&self, rows: usize) -> Result<Option<TokenDraws>> {
+        let Some(draws) = self.sequences.draws.as_ref().filter(|_| self.mode().keeps()) else { return Ok(None) };
+        let all = draws.tokens();
+        Ok(Some(if rows == all { draws.clone() } else { draws.of_tokens(self.place().range(all))? }))
     }
 
     /// Returns the copies of an FP8 operand that forward writes. Wgrad contracts the operand over tokens, so it needs a second copy unless the

@@ -38,6 +38,10 @@ pub struct Lora {
     pub r: usize,
     /// The numerator of the scale.
     pub alpha: f64,
+    /// The probability with which training sets an element of an adapter's input to 0.
+    pub dropout: f64,
+    /// The factor of the learning rate of `B` (LoRA+: Hayou, Ghosh and Yu 2024, arXiv:2402.12354).
+    pub b_rate: f64,
     /// Whether the scale is `alpha / sqrt(r)` (Kalajdzievski 2023, arXiv:2312.03732), instead of `alpha / r`.
     pub use_rslora: bool,
     /// Whether adapters also have magnitudes (DoRA: Liu et al. 2024, arXiv:2402.09353).
@@ -52,7 +56,7 @@ impl Default for Lora {
     /// Returns PEFT's defaults, with adapters of all linears.
     fn default() -> Lora {
         let (targets, exceptions) = (Targets::AllLinear, Exceptions::default());
-        Lora { r: 8, alpha: 8.0, use_rslora: false, use_dora: false, targets, exceptions }
+        Lora { r: 8, alpha: 8.0, dropout: 0.0, b_rate: 1.0, use_rslora: false, use_dora: false, targets, exceptions }
     }
 }
 

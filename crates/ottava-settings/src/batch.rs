@@ -75,6 +75,10 @@ impl RunConfig {
             "`training.label_smoothing_factor` is a share from 0 to less than 1",
         );
         problems.demand(
+            from_zero(t.neftune_noise_alpha),
+            "`training.neftune_noise_alpha` must not be negative or infinite; 0 adds no noise",
+        );
+        problems.demand(
             from_zero(t.max_grad_norm),
             "`training.max_grad_norm` must not be negative or infinite; 0 turns clipping off",
         );

@@ -25,7 +25,14 @@ impl RunConfig {
         }
         problems.demand(lora.r <= 4096, "`lora.r` is a rank from 1 to 4096, or 0 to train all weights");
         problems.demand(lora.lora_alpha.is_finite() && lora.lora_alpha > 0.0, "`lora.lora_alpha` must be above 0");
-        problems.demand(lora.lora_dropout == 0.0, "`lora.lora_dropout` is not 0; dropout is not implemented");
+        problems.demand(
+            (0.0..1.0).contains(&lora.lora_dropout),
+            "`lora.lora_dropout` is a probability from 0 up to, but not including, 1",
+        );
+        problems.demand(
+            lora.loraplus_lr_ratio.is_finite() && lora.loraplus_lr_ratio > 0.0,
+            "`lora.loraplus_lr_ratio` is a finite factor above 0",
+        );
         let names = match &lora.target_modules {
             Targets::AllLinear | Targets::Pattern(_) => true,
             Targets::Names(names) => !names.is_empty() && names.iter().all(|name| !name.is_empty()),

@@ -29,8 +29,11 @@ pub struct LoraConfig {
     pub rank_pattern: Pairs<usize>,
     /// Values that replace lora_alpha for linears whose names end with a match of a regular expression. Example: { q_proj = 32.0 }.
     pub alpha_pattern: Pairs<f64>,
-    /// Dropout before adapters; only 0 is implemented.
+    /// Probability with which training sets an element of an adapter's input to 0, as in PEFT. The linears of q, k and v share a mask, and so do gate
+    /// and up. Masks follow from the seed and the step, so a resumed run draws the same masks.
     pub lora_dropout: f64,
+    /// Factor of the learning rate of the adapters' matrices B (LoRA+). A common value is 16.
+    pub loraplus_lr_ratio: f64,
     /// Whether the factor of the adapters is lora_alpha / sqrt(r) (rsLoRA).
     pub use_rslora: bool,
     /// Whether adapters also have a trained magnitude for each output (DoRA): each output is multiplied by its magnitude and divided by the
@@ -55,6 +58,7 @@ impl Default for LoraConfig {
             rank_pattern: Pairs::default(),
             alpha_pattern: Pairs::default(),
             lora_dropout: 0.0,
+            loraplus_lr_ratio: 1.0,
             use_rslora: false,
             use_dora: false,
             init_from: PathBuf::new(),
@@ -65,9 +69,10 @@ impl Default for LoraConfig {
 impl LoraConfig {
     /// Returns the adapters; `None` if all weights are trained.
     pub fn adapters(&self) -> Option<Lora> {
-        let LoraConfig { r, lora_alpha: alpha, use_rslora, use_dora, .. } = *self;
-        let exceptions = self.exceptions();
-        (r > 0).then(|| Lora { r, alpha, use_rslora, use_dora, targets: self.target_modules.clone(), exceptions })
+        let LoraConfig { r, lora_alpha: alpha, lora_dropout: dropout, loraplus_lr_ratio: b_rate, .. } = *self;
+        let LoraConfig { use_rslora, use_dora, .. } = *self;
+        let (targets, exceptions) = (self.target_modules.clone(), self.exceptions());
+        (r > 0).then_some(Lora { r, alpha, dropout, b_rate, use_rslora, use_dora, targets, exceptions })
     }
 
     /// Returns the settings for single linears and layers.
@@ -95,9 +100,9 @@ impl LoraConfig {
         ranks.chain(alphas).collect()
     }
 
-    /// Returns this table with the settings of `lora`.
+    /// Returns this table with the settings of `lora` that a folder of adapters decides: all except the dropout and the learning rates.
     pub fn with(self, lora: Lora) -> LoraConfig {
-        let Lora { r, alpha, use_rslora, use_dora, targets, exceptions } = lora;
+        let Lora { r, alpha, use_rslora, use_dora, targets, exceptions, .. } = lora;
         let Exceptions { exclude, layers, layers_pattern, ranks, alphas } = exceptions;
         LoraConfig {
             r,

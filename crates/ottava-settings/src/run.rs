@@ -230,6 +230,7 @@ impl RunConfig {
         self.shape_policy(&mut sizes, file)?;
         self.shape_student(&mut sizes, file)?;
         sizes.lora = self.lora.adapters();
+        sizes.embedding.noise = self.training.neftune_noise_alpha;
         Ok(with_experts_of(sizes, &self.model.path).with_adapters_beside_experts())
     }
 
@@ -249,6 +250,11 @@ impl RunConfig {
     /// in the compute type as well as in FP8.
     pub fn needs_values(&self) -> bool {
         !self.precision.exceptions.high_precision_steps.is_empty() || self.compares_precisions()
+    }
+
+    /// Whether layers draw random numbers in training.
+    pub fn draws(&self) -> bool {
+        (self.lora.r > 0 && self.lora.lora_dropout > 0.0) || self.training.neftune_noise_alpha > 0.0
     }
 
     /// Whether the run compares passes in two precisions.

@@ -31,6 +31,9 @@ pub struct TrainingConfig {
     /// Label smoothing e of the loss of texts, from 0 to less than 1. The loss of a token is (1 - e) times its negative log-likelihood plus
     /// e times the mean negative log-probability of all V tokens of the vocabulary. Validation losses are smoothed too.
     pub label_smoothing_factor: f64,
+    /// Strength a of the noise that training adds to embeddings (NEFTune): uniform between plus and minus a / sqrt(L C) for sequences of L
+    /// tokens and C channels. 0 adds no noise; a common value is 5.
+    pub neftune_noise_alpha: f64,
 }
 
 impl Default for TrainingConfig {
@@ -43,6 +46,7 @@ impl Default for TrainingConfig {
             global_batch_size: None,
             max_grad_norm: 1.0,
             label_smoothing_factor: 0.0,
+            neftune_noise_alpha: 0.0,
         }
     }
 }

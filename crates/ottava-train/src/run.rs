@@ -35,6 +35,8 @@ pub struct Run {
     pub objective: Box<dyn Objective>,
     /// A digest of the initial weights. It is equal on all ranks with the same layers.
     pub weights_digest: u64,
+    /// The seed of the random numbers that layers draw. `None` if they draw none.
+    seed_of_draws: Option<u64>,
 }
 
 impl Run {
@@ -71,16 +73,19 @@ impl Run {
         let objective = objective::of(run);
         let step = step.with_losses(|rows, device, dtype| objective.loss(rows, device, dtype))?;
         let step = if run.alarms.grad_norm_spike == NormAlarmPolicy::Skip { step.with_norm_limit()? } else { step };
-        Ok(Run { model, optimizer, step, objective, weights_digest })
+        let seed_of_draws = run.draws().then_some(run.seed);
+        Ok(Run { model, optimizer, step, objective, weights_digest, seed_of_draws })
     }
 
     /// Returns the same run for rows with at most `max_documents` documents each, as the data say, unless the objective packs rows. With `None`, each row
     /// is one document.
     pub fn with_documents(self, max_documents: Option<usize>) -> Result<Run> {
-        match self.objective.max_documents().or(max_documents) {
-            Some(most) => Ok(Run { step: self.step.with_documents(most)?, ..self }),
-            None => Ok(self),
-        }
+        let step = match self.objective.max_documents().or(max_documents) {
+            Some(most) => self.step.with_documents(most)?,
+            None => self.step,
+        };
+        let step = if let Some(seed) = self.seed_of_draws { step.with_draws(seed)? } else { step };
+        Ok(Run { step, ..self })
     }
 
     /// Casts the weights with the current scales. Called before the first step.

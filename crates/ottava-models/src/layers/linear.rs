@@ -294,7 +294,7 @@ impl Linear {
             self.adapter.as_mut().expect("it has magnitudes").magnitude_wgrad(dy.value()?, &y)?;
         }
         if let Some(adapter) = &mut self.adapter {
-            adapter.wgrad(dy.value()?, x.value()?, context.loan)?;
+            adapter.wgrad(dy.value()?, x.value()?, context)?;
         }
         self.core.wgrad(dy, x, context)
     }

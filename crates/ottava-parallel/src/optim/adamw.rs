@@ -1,6 +1,7 @@
 //! AdamW, fused with the cast of the new weights.
 
 use super::optimizer::{Optimizer, Per, StateTensor, Updated};
+use super::rates::Rates;
 use super::update::IN_ORDER;
 use ottava_common::error::Result;
 use ottava_recipe::param::Param;
@@ -30,7 +31,7 @@ pub struct AdamWOptimizer {
     /// The moments by parameter. `None` for parameters that another optimizer updates.
     moments: Vec<Option<Moments>>,
     steps: u64,
-    scalars: AdamWScalars,
+    scalars: Rates<AdamWScalars>,
 }
 
 impl AdamWOptimizer {
@@ -48,7 +49,8 @@ impl AdamWOptimizer {
         let of = |param: &&mut Param| chosen(param).then(|| zeros(param)).transpose();
         let moments = params.iter().map(of).collect::<Result<_>>()?;
         let device = params.first().expect("a model has parameters").weights.device();
-        Ok(AdamWOptimizer { config, moments, steps: 0, scalars: AdamWScalars::new(device)? })
+        let scalars = Rates::new(params, || Ok(AdamWScalars::new(device)?))?;
+        Ok(AdamWOptimizer { config, moments, steps: 0, scalars })
     }
 }
 
@@ -63,15 +65,12 @@ impl Optimizer for AdamWOptimizer {
 
     fn begin_step(&mut self, learning_rate: f64, gradient_scale: f64) -> Result<()> {
         self.steps += 1;
-        Ok(self.scalars.set(&AdamW {
-            learning_rate,
-            beta1: self.config.beta1,
-            beta2: self.config.beta2,
-            epsilon: self.config.epsilon,
-            step: self.steps,
-            max_norm: self.config.max_grad_norm,
-            gradient_scale,
-        })?)
+        let AdamWConfig { beta1, beta2, epsilon, max_grad_norm: max_norm, .. } = self.config;
+        let step = self.steps;
+        self.scalars.set(|factor, scalars| {
+            let learning_rate = factor * learning_rate;
+            Ok(scalars.set(&AdamW { learning_rate, beta1, beta2, epsilon, step, max_norm, gradient_scale })?)
+        })
     }
 
     fn states(&mut self) -> Vec<Vec<StateTensor<'_>>> {
@@ -89,20 +88,27 @@ impl Optimizer for AdamWOptimizer {
 
     fn find_amaxes(&mut self, group: &mut [Updated], norm: &Tensor) -> Result<()> {
         let AdamWOptimizer { config, moments, scalars, .. } = self;
-        Ok(adamw_amaxes(&mut parameters(config, moments, group)?, norm, scalars)?)
+        scalars.iter().try_for_each(|(factor, scalars)| {
+            let mut parameters = parameters(config, moments, group, *factor)?;
+            Ok(if parameters.is_empty() { () } else { adamw_amaxes(&mut parameters, norm, scalars)? })
+        })
     }
 
     fn update(&mut self, group: &mut [Updated], casts: &mut Casts, norm: &Tensor) -> Result<()> {
         let AdamWOptimizer { config, moments, scalars, .. } = self;
-        Ok(adamw(&mut parameters(config, moments, group)?, casts.statistics(), norm, scalars)?)
+        scalars.iter().try_for_each(|(factor, scalars)| {
+            let mut parameters = parameters(config, moments, group, *factor)?;
+            Ok(if parameters.is_empty() { () } else { adamw(&mut parameters, casts.statistics(), norm, scalars)? })
+        })
     }
 }
 
-/// Returns the parameters of `group` with their moments. `moments` has the moments of all parameters.
+/// Returns the parameters of `group` whose learning rate has this `factor`, with their moments. `moments` has the moments of all parameters.
 fn parameters<'g>(
     config: &AdamWConfig,
     moments: &'g mut [Option<Moments>],
     group: &'g mut [Updated],
+    factor: f64,
 ) -> Result<Vec<AdamWParameter<'g>>> {
     let mut moments = moments.iter_mut().enumerate();
     let of = |Updated { param, index, amaxes, cast, .. }: &'g mut Updated| {
@@ -114,7 +120,7 @@ fn parameters<'g>(
         let (weight, cast, grad) = param.for_update(cast);
         Ok(AdamWParameter { weight, moments, grad, weight_decay, seed, offset, amaxes: amaxes.as_deref_mut(), cast })
     };
-    group.iter_mut().map(of).collect()
+    group.iter_mut().filter(|updated| updated.param.learning_rate_factor == factor).map(of).collect()
 }
 
 fn zeros(param: &Param) -> Result<Moments> {

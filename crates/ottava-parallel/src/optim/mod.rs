@@ -19,6 +19,7 @@ mod loss_scale;
 mod momenta;
 mod muon;
 mod optimizer;
+mod rates;
 mod schedule;
 mod update;
 

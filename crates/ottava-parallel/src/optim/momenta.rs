@@ -4,6 +4,7 @@
 //! Muon runs `newton_schulz` between the two ops, and delegates all parameters that are not hidden matrices to an `AdamWOptimizer`.
 
 use super::optimizer::{Per, StateTensor, Updated};
+use super::rates::Rates;
 use ottava_common::error::Result;
 use ottava_recipe::param::Param;
 use ottava_recipe::storage::States;
@@ -32,7 +33,7 @@ pub(super) struct Momenta {
     rule: Direction,
     /// The momentum of each parameter, if it has one.
     momenta: Vec<Option<Momentum>>,
-    scalars: MomentumScalars,
+    scalars: Rates<MomentumScalars>,
 }
 
 impl Momenta {
@@ -46,13 +47,17 @@ impl Momenta {
         let of = |param: &&mut Param| chosen(param).then(|| zeros(param)).transpose();
         let momenta = params.iter().map(of).collect::<Result<_>>()?;
         let device = params.first().expect("a model has parameters").weights.device();
-        Ok(Momenta { config, rule, momenta, scalars: MomentumScalars::new(device)? })
+        let scalars = Rates::new(params, || Ok(MomentumScalars::new(device)?))?;
+        Ok(Momenta { config, rule, momenta, scalars })
     }
 
     /// Sets the scalars of an update.
     pub fn begin_step(&mut self, step: u64, learning_rate: f64, gradient_scale: f64) -> Result<()> {
         let MomentumConfig { beta1, beta2, max_grad_norm: max_norm, .. } = self.config;
-        Ok(self.scalars.set(&MomentumStep { learning_rate, beta1, beta2, step, max_norm, gradient_scale })?)
+        self.scalars.set(|factor, scalars| {
+            let learning_rate = factor * learning_rate;
+            Ok(scalars.set(&MomentumStep { learning_rate, beta1, beta2, step, max_norm, gradient_scale })?)
+        })
     }
 
     /// Returns the tensors of each parameter's momentum. A parameter without a momentum has none.
@@ -72,13 +77,14 @@ impl Momenta {
         let (seed, offset) = (param.identity.seed(), param.slice().start);
         let mut direction = Tensor::empty(param.weights.device(), &param.update_shape(), DType::BF16)?;
         let grad = param.gradient.read();
+        let scalars = self.scalars.of(param);
         let momentum_of = self.momenta[*index].as_mut().expect("a parameter with a momentum");
         let amaxes = amaxes.as_deref_mut();
         let parameter =
             MomentumParameter { momentum: momentum_of, grad, direction: &mut direction, seed, offset, amaxes };
         match stores {
-            true => momentum(parameter, self.rule, norm, &self.scalars)?,
-            false => momentum_amax(parameter, self.rule, norm, &self.scalars)?,
+            true => momentum(parameter, self.rule, norm, scalars)?,
+            false => momentum_amax(parameter, self.rule, norm, scalars)?,
         }
         Ok(direction)
     }
@@ -89,12 +95,13 @@ impl Momenta {
         let weight_decay = if param.identity.is_matrix() { self.config.weight_decay } else { 0.0 };
         let (seed, offset) = (param.identity.seed(), param.slice().start);
         let direction = &direction.reshape(&param.update_shape())?;
+        let scalars = self.scalars.of(param);
         let weight = param.weights.for_update();
         let parameter =
             DescendParameter { weight, direction, weight_decay, seed, offset, amaxes: amaxes.as_deref_mut() };
         match stores {
-            true => descend(parameter, norm, &self.scalars)?,
-            false => descend_amax(parameter, norm, &self.scalars)?,
+            true => descend(parameter, norm, scalars)?,
+            false => descend_amax(parameter, norm, scalars)?,
         }
         Ok(())
     }

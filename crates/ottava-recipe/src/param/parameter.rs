@@ -36,6 +36,8 @@ pub struct Param {
     pub formats: Formats,
     /// The kind of memory that holds master weights and moments.
     pub states_memory: MemoryKind,
+    /// The factor of the optimizer's learning rate.
+    pub learning_rate_factor: f64,
     /// The elements that this process updates.
     ownership: Ownership,
 }
@@ -134,7 +136,13 @@ impl Param {
             true => Ownership::Frozen(Some(MemoryKind::Device)),
             false => Ownership::Whole(MemoryKind::Device),
         };
-        Ok(Param { identity, weights, gradient, cast: None, formats, states_memory, ownership })
+        let learning_rate_factor = 1.0;
+        Ok(Param { identity, weights, gradient, cast: None, formats, states_memory, learning_rate_factor, ownership })
+    }
+
+    /// Returns the same parameter, whose learning rate has another `factor`.
+    pub fn at_rate(self, factor: f64) -> Param {
+        Param { learning_rate_factor: factor, ..self }
     }
 
     /// Returns the same parameter as this rank's part of a stack of experts. The stack begins with the tensor `first`.

@@ -60,7 +60,7 @@ fn a_file_of_axolotl_is_translated_and_what_is_left_is_named() {
     assert_eq!(config.data.train_files, [Path::new("data/alpaca.jsonl")]);
     assert_eq!((config.data.max_length, config.data.val_set_size), (4096, 0.05));
     assert_eq!((config.data.packing, config.data.records.formatting.as_str()), (ottava_data::Packing::Bfd, "alpaca"));
-    assert_eq!((config.lora.r, config.lora.lora_alpha), (32, 16.0));
+    assert_eq!((config.lora.r, config.lora.lora_alpha, config.lora.lora_dropout), (32, 16.0, 0.05));
     let t = &config.training;
     assert_eq!((t.per_device_train_batch_size, t.gradient_accumulation_steps, t.num_train_epochs), (2, 4, 4.0));
     assert_eq!((config.optimizer.learning_rate, config.lr_scheduler.warmup_steps), (2e-4, Warmup::Steps(10)));
@@ -71,7 +71,6 @@ fn a_file_of_axolotl_is_translated_and_what_is_left_is_named() {
     let refused = imported.refused.join("\n");
     for (line, words) in [
         (3, "`load_in_8bit`: base weights in 4 or 8 bit"),
-        (16, "`lora_dropout`: `lora_dropout = 0.05` under [lora] is refused: "),
         (18, "`lora_modules_to_save`: single weights cannot be frozen"),
         (25, "`optimizer`: write `state_dtype = \"float8\"`"),
         (32, "`evals_per_epoch`: write `eval_steps`"),
@@ -80,7 +79,7 @@ fn a_file_of_axolotl_is_translated_and_what_is_left_is_named() {
         assert!(refused.contains(&format!("lora.yml:{line}: {words}")), "{line} {words} in {refused}");
     }
     assert_eq!(config.precision.recipe, ottava_recipe::RecipeName::Fp8Current, "`bf16` is the type of the rest");
-    assert_eq!(imported.refused.len(), 8, "these, and the file that is not there: {refused}");
+    assert_eq!(imported.refused.len(), 7, "these, and the file that is not there: {refused}");
     let needless = imported.needless.join("\n");
     assert!(needless.contains(":21: `wandb_watch`") && needless.contains("`special_tokens.pad_token`"), "{needless}");
     assert!(!needless.contains("wandb_project"), "a key without a value has its default");

@@ -114,7 +114,7 @@ pub(super) const ROWS: &[Row] = &[
     ("embedding_lr", Only(NONE, ONE_RATE)),
     ("embedding_lr_scale", Only(NONE, ONE_RATE)),
     ("lr_groups", Only(NONE, ONE_RATE)),
-    ("loraplus_lr_ratio", Only(NONE, ONE_RATE)),
+    ("loraplus_lr_ratio", Is("lora.loraplus_lr_ratio")),
     ("loraplus_lr_embedding", Only(NONE, ONE_RATE)),
     ("jagged_restart_*", Not(SCHEDULES)),
     // Optimizers.
@@ -158,8 +158,8 @@ pub(super) const ROWS: &[Row] = &[
     ),
     ("lisa_*", Not("LISA is not implemented; use adapters ([lora]) or `storage` under [optimizer]")),
     ("dion_*", Not("Dion is not implemented; `name` under [optimizer] is adamw, muon or lion")),
-    ("neftune_noise_alpha", Only(NONE, "noise in embeddings is not implemented")),
-    ("noisy_embedding_alpha", Only(NONE, "noise in embeddings is not implemented")),
+    ("noisy_embedding_alpha", Is("training.neftune_noise_alpha")),
+    ("neftune_alpha", Is("training.neftune_noise_alpha")),
     (
         "loss_type",
         Values(

@@ -17,6 +17,7 @@ pub fn kernels(meter: Meter, tokens: usize, channels: usize, hidden: usize) -> R
     let mut table = Table::new(meter)?;
     casts(&mut table, tokens, channels)?;
     magnitudes(&mut table, tokens, channels)?;
+    draws(&mut table, tokens, channels)?;
     rms_norms(&mut table, tokens, channels)?;
     layer_norms(&mut table, tokens, channels)?;
     sinks(&mut table, tokens, channels)?;
@@ -69,6 +70,15 @@ fn magnitudes(table: &mut Table, t: usize, c: usize) -> Result<()> {
     table.row("row_squares", bf16(2 * tc), &mut || row_squares(&a, Some(&b)).map(drop))?;
     table.row("scale_columns", bf16(2 * tc), &mut || scale_columns(&a, &factors).map(drop))?;
     table.row("magnitude_gradient", bf16(2 * tc), &mut || magnitude_gradient(&a, &b, &factors, &mut gradient))?;
+    Ok(())
+}
+
+/// Times random numbers of tokens.
+fn draws(table: &mut Table, t: usize, c: usize) -> Result<()> {
+    let (a, numbers) = (table.random(&[t, c], DType::BF16)?, (0..t as i32).collect::<Vec<_>>());
+    let (draws, columns) = (TokenDraws::new(table.device(), &numbers)?, DrawnColumns { key: 1, first: 0 });
+    table.row("dropout", bf16(2 * t * c), &mut || dropout(&a, 0.05, &draws, columns).map(drop))?;
+    table.row("add_noise", bf16(2 * t * c), &mut || add_noise(&a, 0.1, &draws, columns).map(drop))?;
     Ok(())
 }
 

@@ -147,6 +147,16 @@ impl Group {
             .ok_or_else(|| self.desync(format!("agree `{what}` gave something else than {} byte strings", self.size())))
     }
 
+    /// Returns this rank's result of `what` if all ranks have one. Otherwise errors on all ranks, so that no rank waits for a rank that failed.
+    pub(super) fn together<T>(&self, what: &str, own: Result<T>) -> Result<T> {
+        let all = self.agree(what, &[u8::from(own.is_ok())])?;
+        let failed = all.iter().position(|succeeded| succeeded != &[1]);
+        match (own, failed) {
+            (Ok(_), Some(rank)) => Err(Error::Value(format!("{what}: rank {rank} failed; its own error says why"))),
+            (own, _) => own,
+        }
+    }
+
     /// Errors on all ranks if the collectives and messages that their GPUs have started since the last comparison, in all groups, differ.
     /// `what` names the work in the error. Call it on the group of all ranks before the host waits for this work: NCCL does not compare
     /// calls, and hangs if they differ. Without GPUs this is a no-op, because every CPU call is compared.

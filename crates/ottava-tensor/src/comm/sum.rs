@@ -66,14 +66,19 @@ impl Group {
         self.expect_uncaptured(device)?;
         let peers = self.peers()?.expect("the ranks reach each other's memory");
         let uuids = self.agree("GPUs of sums", &peers.uuid())?;
-        let have_nvlink = self.agree("links of sums", &[u8::from(peers.have_nvlink(&uuids)?)])?;
-        if have_nvlink.iter().any(|have| have != &[1]) {
+        let own = self.together("looking for links of sums", peers.have_nvlink(&uuids))?;
+        if self.agree("links of sums", &[u8::from(own)])?.iter().any(|have| have != &[1]) {
+            if self.rank() == 0 && !peers.sees_all(&uuids)? {
+                tracing::warn!(
+                    "this process sees one GPU of its host, so it cannot tell whether NVLink connects the GPUs, and sums of decoding are slower;                      let each process see all GPUs (CUDA_VISIBLE_DEVICES)"
+                );
+            }
             return Ok(None);
         }
         let addresses = device.count_library_memory(|| {
-            let (own, exported) = peers.allocate(Inboxes::bytes(self.size()))?;
-            let all = self.agree("memory of sums", &exported)?;
-            peers.open_for_good(own, &all)
+            let (own, exported) = self.together("memory of sums", peers.allocate(Inboxes::bytes(self.size())))?;
+            let all = self.agree("addresses of sums", &exported)?;
+            self.together("opening memory of sums", peers.open_for_good(own, &all))
         })?;
         Inboxes::new(&Device::Cuda(device.clone()), self.rank(), &addresses).map(Some)
     }

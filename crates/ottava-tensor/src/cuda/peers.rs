@@ -119,6 +119,11 @@ impl Peers {
         Ok(true)
     }
 
+    /// Returns whether this process sees the GPUs of all ranks. `uuids` has the UUID of each rank's GPU.
+    pub(crate) fn sees_all(&self, uuids: &[Vec<u8>]) -> Result<bool> {
+        uuids.iter().try_fold(true, |all, uuid| Ok(all && driver::ordinal_of(uuid)?.is_some()))
+    }
+
     fn context(&self) -> &Context {
         self.device.context().expect("a dry run has no peers")
     }

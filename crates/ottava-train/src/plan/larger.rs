@@ -56,22 +56,34 @@ fn adapters(config: &ResolvedConfig, sizes: &DecoderConfig, device: &Device) -> 
     Ok(None)
 }
 
+/// Returns the run on `data` ranks with ZeRO 3. The ranks divide the same sequences of a step, if they can. Returns `None` if the run cannot have
+/// these ranks.
+fn on_ranks(config: &ResolvedConfig, data: usize, policy: Recompute) -> Option<ResolvedConfig> {
+    let mut changed = ResolvedConfig { recompute: policy, ..config.clone() };
+    (changed.run.parallel.data, changed.run.parallel.zero) = (data, Zero::Weights);
+    let same = config.run.training.global_batch_size.map(|sequences| (Some(sequences), 1));
+    let as_large = (None, config.run.training.gradient_accumulation_steps);
+    for (global, micro_batches) in same.into_iter().chain([as_large]) {
+        let t = &mut changed.run.training;
+        (t.global_batch_size, t.gradient_accumulation_steps) = (global, micro_batches);
+        if changed.run.share(data).is_ok() {
+            return changed.run.expect_formats().is_ok().then_some(changed);
+        }
+    }
+    None
+}
+
 /// Proposes the smallest number of GPUs that fit with ZeRO 3.
 fn gpus(config: &ResolvedConfig, sizes: &DecoderConfig, device: &Device) -> Result<Option<String>> {
     let parallel = &config.run.parallel;
-    let is_divided = parallel.ranks() > parallel.data || config.run.reinforcement.is_on();
+    let now = parallel.planned_data();
+    let is_divided = parallel.tensor * parallel.pipeline * parallel.context > 1 || config.run.reinforcement.is_on();
     if !matches!(device, Device::Cuda(_)) || is_divided {
         return Ok(None);
     }
-    for data in GPUS.into_iter().filter(|data| *data > parallel.data || parallel.zero != Zero::Weights) {
+    for data in GPUS.into_iter().filter(|data| *data > now || *data == now && parallel.zero != Zero::Weights) {
         for policy in [config.recompute, Recompute::Full] {
-            let mut changed = config.clone();
-            changed.recompute = policy;
-            changed.run.training.global_batch_size = None;
-            (changed.run.parallel.data, changed.run.parallel.zero) = (data, Zero::Weights);
-            if changed.run.share(data).is_err() || changed.run.expect_formats().is_err() {
-                continue;
-            }
+            let Some(changed) = on_ranks(config, data, policy) else { continue };
             let Ok(plan) = MemoryPlan::new(&changed, sizes, device) else { continue };
             if plan.fits {
                 let (policy, peak) = (policy_setting(config, policy), gib(plan.peak_bytes));

@@ -138,6 +138,22 @@ fn auto_takes_the_cheapest_policy_that_fits() {
     assert_eq!((chosen(50.0).0, chosen(50.0).1), (Recompute::Full, false));
 }
 
+/// A run that does not fit is proposed on more GPUs than it has, whether its file says the number of data ranks or leaves it out.
+#[test]
+fn more_gpus_are_proposed_with_zero_3() {
+    let proposed = |data: usize, tensor: usize| {
+        let mut run = run(RecipeName::Fp8Delayed, Some(Recompute::Full), false);
+        (run.parallel.data, run.parallel.tensor) = (data, tensor);
+        let sizes = llama().with_layers(8);
+        larger::proposals(&ResolvedConfig::fastest(&run), &sizes, &gpu(8.0)).unwrap()
+    };
+    let least = proposed(0, 1);
+    assert!(least.contains("parallel.data = 4, parallel.zero = 3"), "{least}");
+    assert_eq!(proposed(1, 1), least);
+    assert!(proposed(8, 1).contains("parallel.data = 8, parallel.zero = 3"), "{}", proposed(8, 1));
+    assert!(!proposed(1, 2).contains("parallel.zero"), "{}", proposed(1, 2));
+}
+
 /// The states of the smallest number of blocks that suffices move to host memory, starting at the last block.
 #[test]
 fn auto_offloads_the_smallest_share_that_fits() {

@@ -43,6 +43,7 @@ pub use program::{Program, Reductions};
 pub use run::{ProgramInputs, Results, StepEnd};
 
 use ottava_common::error::{Error, Result};
+use ottava_common::hash::mix;
 use ottava_data::Batch;
 use ottava_models::Decoder;
 use ottava_parallel::optim::Optimizer;
@@ -79,6 +80,8 @@ pub struct TrainStep {
     per_micro_batch: f64,
     /// The ranks that run a step together, with equal numbers of rows, and how they divide the model.
     partition: Partition,
+    /// The seed of random numbers.
+    seed: u64,
 }
 
 /// The numbers of micro-batches, for each precision, whose steps are captured: a graph takes memory outside of the pool. Steps of further numbers are launched
@@ -156,6 +159,7 @@ impl TrainStep {
             loss_scale,
             per_micro_batch: f64::NAN,
             partition,
+            seed: 0,
         };
         step.write_loss_scale()?;
         // The value in a step without ignored targets.
@@ -171,6 +175,27 @@ impl TrainStep {
             *sequences = own.with_documents(batch * max_documents)?;
         }
         Ok(self)
+    }
+
+    /// Returns the same step, whose layers draw random numbers: each token has a number, and each step a seed that follows from `seed`. The numbers of
+    /// a row of data do not depend on micro-batches and ranks. Called after [`TrainStep::with_documents`].
+    pub fn with_draws(mut self, seed: u64) -> Result<TrainStep> {
+        let rank = self.partition.ranks().place(Axis::Data);
+        for (number, MicroBatch { sequences, .. }) in self.micro_batches.iter_mut().enumerate() {
+            let Sequences { batch, seq_len, .. } = *sequences;
+            // The loader deals the rows of a step to the data ranks in turn.
+            let row = |sequence| (number * batch + sequence) * rank.ranks + rank.rank;
+            sequences.number_tokens(|sequence, position| (row(sequence) * seq_len + position) as i32)?;
+        }
+        self.seed = seed;
+        Ok(self)
+    }
+
+    /// Sets the seed of the random numbers of step number `step`.
+    fn draw(&mut self, step: u64) -> Result<()> {
+        let seed = mix(self.seed ^ mix(step));
+        let mut draws = self.micro_batches.iter_mut().filter_map(|of| of.sequences.draws.as_mut());
+        draws.try_for_each(|draws| Ok(draws.set_seed(seed)?))
     }
 
     /// Returns the same step with another loss. `make` makes the loss of a micro-batch from its number of rows, its device and the type of its sums.
@@ -352,6 +377,7 @@ impl TrainStep {
         }
         let gradient_scale = self.loss_scale_value * (targets / self.units() as f64);
         optimizer.begin_step(learning_rate, gradient_scale)?;
+        self.draw(optimizer.steps())?;
         self.set_per_micro_batch(gradient_scale / self.micro_batches_of_all() as f64)?;
         let limit = (self.norm_limit * gradient_scale) as f32;
         if let Some(on_device) = &mut self.results.limit {

@@ -312,6 +312,14 @@ pub fn sequences(device: &Device, rows: usize, tokens: usize) -> Sequences {
     Sequences::new(device, rows, tokens / rows).expect("memory")
 }
 
+/// Returns the sequences of [`sequences`], whose tokens draw random numbers.
+pub fn numbered(device: &Device, rows: usize, tokens: usize) -> Sequences {
+    let mut sequences = sequences(device, rows, tokens);
+    sequences.number_tokens(|row, position| (1000 * row + position) as i32).expect("memory");
+    sequences.draws.as_mut().expect("it is numbered").set_seed(11).expect("memory");
+    sequences
+}
+
 /// Returns a factor of the loss in the type that backward of `recipe` reads.
 pub fn on_device(recipe: &Recipe, device: &Device, scale: f64) -> Tensor {
     let scale = Tensor::from_slice(&Device::Cpu, &[1], &[scale]).expect("one value");

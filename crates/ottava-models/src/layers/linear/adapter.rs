@@ -3,11 +3,12 @@
 
 use super::config::LinearConfig;
 use ottava_common::error::Result;
+use ottava_recipe::context::Context;
 use ottava_recipe::lora::{MAGNITUDE, PEFT_PREFIX};
 use ottava_recipe::param::{Builder, FolderTensor, Init, Loan, Param, Split, WgradProduct};
 use ottava_tensor::ops::{
-    Accumulation, Operand, bias_gradient, cast, gemm_nt, gemm_nt_plus, magnitude_factors, magnitude_gradient,
-    real_type, row_squares, scale_columns,
+    Accumulation, DrawnColumns, Operand, add, bias_gradient, cast, dropout, gemm_nt, gemm_nt_plus, magnitude_factors,
+    magnitude_gradient, real_type, row_squares, scale_columns,
 };
 use ottava_tensor::{DType, Tensor};
 use std::ops::Range;
@@ -16,6 +17,9 @@ use std::ops::Range;
 ///
 /// Each part of a fused weight has its own adapter, as in PEFT. The adapters of the parts are computed as one adapter of rank R, the sum of their
 /// ranks: their `A` are stacked, and their `B` form a block-diagonal matrix.
+///
+/// With dropout, `x` in these formulas is the input after dropout, and `(dy · B) · A` is multiplied by the same mask. The parts of a fused weight share
+/// a mask; in PEFT, each part has its own.
 ///
 /// With magnitudes `m`, the linear multiplies its outputs `x · Wᵀ + s · (x · Aᵀ) · Bᵀ` by the factors `m / ‖W + s · B · A‖`
 /// ([`Adapter::factors`]). In the formulas above, `dy` is then the gradient by the outputs before the factors. As in PEFT, norms are constants in
@@ -31,6 +35,14 @@ pub struct Adapter {
     identity: [Tensor; 2],
     /// Ones `[N]` in the type of sums. `None` without magnitudes.
     ones: Option<Tensor>,
+    dropout: Option<Dropout>,
+}
+
+/// The dropout of an adapter's input.
+struct Dropout {
+    /// The probability that an element of the input is 0.
+    p: f64,
+    columns: DrawnColumns,
 }
 
 /// The adapter of one part of a fused weight.
@@ -86,7 +98,7 @@ impl Adapter {
         // Kaiming's uniform distribution with a = sqrt(5), as in PEFT.
         let a = Param::trained(build, a, Init::Uniform((inputs as f32).sqrt().recip()))?;
         let parts = targets.into_iter().map(|(_, b, magnitude, rows, columns)| {
-            let b = Param::trained(build, b, Init::Zeros)?;
+            let b = Param::trained(build, b, Init::Zeros)?.at_rate(lora.b_rate);
             let norms = Init::RowNorms { columns: inputs, layout, std };
             let magnitude = lora.use_dora.then(|| Param::trained(build, magnitude, norms)).transpose()?;
             Ok(AdapterPart { b, magnitude: magnitude.map(|vector| vector.in_sums(build)), rows, columns })
@@ -102,12 +114,20 @@ impl Adapter {
         let ones = Tensor::from_slice(build.device, &[size, size], &ones)?;
         let compute = build.recipe.compute;
         let identity = [cast(&ones, compute)?, cast(&ones, real)?];
-        Ok(Some(Adapter { a, parts, outputs: end, scales, identity, ones: ones_of_rows }))
+        let first = if split == Split::Input { build.place().range(inputs).start } else { 0 };
+        let columns = DrawnColumns { key: a.identity.seed(), first };
+        let dropout = (lora.dropout > 0.0).then_some(Dropout { p: lora.dropout, columns });
+        Ok(Some(Adapter { a, parts, outputs: end, scales, identity, ones: ones_of_rows, dropout }))
     }
 
     /// Returns whether the adapter has magnitudes.
     pub fn has_magnitudes(&self) -> bool {
         self.ones.is_some()
+    }
+
+    /// Returns whether the adapter has dropout. Then its products need all tokens of the pass at once, because each token has its random numbers.
+    pub fn has_dropout(&self) -> bool {
+        self.dropout.is_some()
     }
 
     /// Returns the factor `m / ‖W + s · B · A‖` of each output, `[N]` in the type of sums, for the `weight` `[N, K]`. Parts without an adapter have
@@ -146,19 +166,26 @@ impl Adapter {
     }
 
     /// Returns `s · (x · Aᵀ) · Bᵀ` `[T, N]`, plus `residual` if given.
-    pub fn forward(&self, x: &Tensor, residual: Option<&Tensor>, loan: &Loan) -> Result<Tensor> {
-        let (h, b) = (self.hidden(x, loan)?, self.b(loan)?);
+    pub fn forward(&self, x: &Tensor, residual: Option<&Tensor>, context: &Context) -> Result<Tensor> {
+        let x = &self.dropped(x, context)?;
+        let (h, b) = (self.hidden(x, context.loan)?, self.b(context.loan)?);
         product(Operand::plain(&h), Operand::plain(&b), residual, x.dtype())
     }
 
     /// Returns `s · (dy · B) · A` `[T, K]`, plus `other` if given.
-    pub fn dgrad(&self, dy: &Tensor, other: Option<&Tensor>, loan: &Loan) -> Result<Tensor> {
-        let (dh, a) = (self.dhidden(dy, loan)?, self.a.read(loan)?);
-        product(Operand::plain(&dh), Operand::plain_transposed(&a), other, dy.dtype())
+    pub fn dgrad(&self, dy: &Tensor, other: Option<&Tensor>, context: &Context) -> Result<Tensor> {
+        let (dh, a) = (self.dhidden(dy, context.loan)?, self.a.read(context.loan)?);
+        let multiply = |other| product(Operand::plain(&dh), Operand::plain_transposed(&a), other, dy.dtype());
+        if !self.has_dropout() {
+            return multiply(other);
+        }
+        let dx = self.dropped(&multiply(None)?, context)?;
+        other.map_or_else(|| Ok(dx.clone()), |other| Ok(add(other, &dx)?))
     }
 
     /// Adds to the gradients of `A` and `B`.
-    pub fn wgrad(&mut self, dy: &Tensor, x: &Tensor, loan: &Loan) -> Result<()> {
+    pub fn wgrad(&mut self, dy: &Tensor, x: &Tensor, context: &Context) -> Result<()> {
+        let (loan, x) = (context.loan, &self.dropped(x, context)?);
         let h = self.hidden(x, loan)?;
         let (dy_columns, h) = (Operand::plain_transposed(dy), Operand::plain_transposed(&h));
         if self.is_whole() {
@@ -174,6 +201,15 @@ impl Adapter {
         let dh = self.dhidden(dy, loan)?;
         let (dh, x) = (Operand::plain_transposed(&dh), Operand::plain_transposed(x));
         self.a.gradient.add_product(WgradProduct::exact(dh, x))
+    }
+
+    /// Returns `x` after dropout, in a pass that draws random numbers. Also returns the gradient by the input from the gradient by the dropped input.
+    fn dropped(&self, x: &Tensor, context: &Context) -> Result<Tensor> {
+        let Some(Dropout { p, columns }) = &self.dropout else { return Ok(x.clone()) };
+        match context.draws(x.shape()[0])? {
+            Some(draws) => Ok(dropout(x, *p, &draws, *columns)?),
+            None => Ok(x.clone()),
+        }
     }
 
     /// Returns `s · x · Aᵀ`, `[T, R]`.

@@ -84,7 +84,8 @@ impl Linear {
             _ if !self.sums(product) => return Ok(Overlap::Nothing),
             _ => {}
         }
-        let divides = context.divides_tokens() && !context.casts.compares();
+        let needs_all_rows = self.adapter.as_ref().is_some_and(Adapter::has_dropout);
+        let divides = context.divides_tokens() && !context.casts.compares() && !needs_all_rows;
         let own = context.place().range(x.row_count());
         Ok(if divides && x.row_range(own)?.is_some() { Overlap::Leaving } else { Overlap::Afterwards })
     }
@@ -138,8 +139,8 @@ impl Linear {
         context: &mut Context,
     ) -> Result<Tensor> {
         let adapted = match product {
-            WeightProduct::Fprop => adapter.forward(x.value()?, addend, context.loan)?,
-            WeightProduct::Dgrad => adapter.dgrad(x.value()?, addend, context.loan)?,
+            WeightProduct::Fprop => adapter.forward(x.value()?, addend, context)?,
+            WeightProduct::Dgrad => adapter.dgrad(x.value()?, addend, context)?,
         };
         self.core.multiply(product, x, weight, Some(&adapted), context)
     }

@@ -100,7 +100,7 @@ const ROWS: &[Row] = &[
         "policy.dtensor_cfg.cpu_offload",
         Only(&["false"], "write `offload_optimizer` and `offload_parameters` under [memory]"),
     ),
-    ("policy.dtensor_cfg.lora_cfg.dropout", Only(&["0", "0.0"], "adapters have no dropout")),
+    ("policy.dtensor_cfg.lora_cfg.dropout", Is("lora.lora_dropout")),
     ("policy.dtensor_cfg.lora_cfg.*", Needless("the adapter starts as in PEFT")),
     ("policy.dtensor_cfg.enabled", Needless(FSDP)),
     ("policy.dtensor_cfg._v2", Needless(FSDP)),

@@ -235,7 +235,7 @@ pub fn families() -> Vec<(&'static str, Value)> {
 
 /// Returns a micro-batch of a step, with some ignored targets.
 fn micro_batch(setup: &Setup, name: &str, number: usize) -> Batch {
-    let batch = rows(&format!("tensor {name} {number}"), [ROWS, TOKENS], 3..9, &setup.mesh.sizes);
+    let batch = rows(&format!("tensor {name} {number}"), setup.mesh.rows, 3..9, &setup.mesh.sizes);
     Batch { documents: setup.documents.then(|| [DOCUMENTS; ROWS].concat()), ..batch }
 }
 

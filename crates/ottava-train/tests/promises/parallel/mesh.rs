@@ -88,7 +88,10 @@ impl Mesh {
             Partition::new(&mut model, ranks.clone(), self.zero, ReduceFormat::Stored, self.gathers_values).unwrap();
         partition.load(&mut model, weights).unwrap();
         let optimizer = AdamWOptimizer::new(ADAMW, &model.parameters()).unwrap();
-        let work = TrainStep::shared(&model, self.schedule, rows, tokens, partition).unwrap();
+        let mut work = TrainStep::shared(&model, self.schedule, rows, tokens, partition).unwrap();
+        if self.sizes.embedding.noise > 0.0 {
+            work = work.with_draws(3).unwrap();
+        }
         MeshRank { ranks: ranks.clone(), model, optimizer, work }
     }
 }

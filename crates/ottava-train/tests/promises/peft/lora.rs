@@ -356,7 +356,8 @@ fn settings_that_adapters_cannot_have_are_errors() {
         ("init=random", "`model.init` is \"random\""),
         ("offload_parameters=0.5", "`memory.offload_parameters` must be 0"),
         ("smooth_swiglu=true", "`precision.smooth_swiglu` is true"),
-        ("lora_dropout=0.1", "dropout is not implemented"),
+        ("lora_dropout=1.0", "`lora.lora_dropout` is a probability"),
+        ("loraplus_lr_ratio=0.0", "`lora.loraplus_lr_ratio` is a finite factor"),
         ("target_modules=(q_proj", "\"(q_proj\" is no regular expression"),
         ("target_modules=[]", "names no linear"),
         ("lora_alpha=0", "must be above 0"),
@@ -417,7 +418,9 @@ fn runs_of_adapters_resume_exactly_and_their_folders_are_those_of_peft() {
     for name in [RecipeName::Fp32, RecipeName::Fp8Delayed] {
         let run = |output: &str| {
             let output = inputs.path().join(format!("{}-{output}", name.as_str()));
-            adapter_run(inputs.path(), &base, &output, name)
+            let mut run = adapter_run(inputs.path(), &base, &output, name);
+            (run.lora.lora_dropout, run.training.neftune_noise_alpha, run.lora.loraplus_lr_ratio) = (0.1, 5.0, 4.0);
+            run
         };
         let (straight, split) = (run("straight"), run("split"));
         train(&straight, &Device::Cpu, &Start::New, u64::MAX).unwrap();
@@ -434,6 +437,7 @@ fn runs_of_adapters_resume_exactly_and_their_folders_are_those_of_peft() {
         assert!(!folder.join("config.json").exists() && !folder.join("model.safetensors").exists());
         let saved: Value = serde_json::from_slice(&std::fs::read(folder.join("adapter_config.json")).unwrap()).unwrap();
         assert_eq!((saved["peft_type"].as_str(), saved["r"].as_u64()), (Some("LORA"), Some(3)));
+        assert_eq!(saved["lora_dropout"].as_f64(), Some(0.1));
         let bytes = std::fs::read(folder.join("adapter_model.safetensors")).unwrap();
         let tensors = SafeTensors::deserialize(&bytes).unwrap();
         let b = tensors.tensor("base_model.model.model.layers.1.self_attn.k_proj.lora_B.weight").unwrap();

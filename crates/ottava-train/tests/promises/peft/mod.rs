@@ -3,3 +3,4 @@
 pub mod adapter_keys;
 pub mod dora;
 pub mod lora;
+pub mod random;
