@@ -74,5 +74,6 @@ def record(case, lora):
     print(f"{case}: losses {losses[0]:.4f} to {losses[-1]:.4f}")
 
 
-for case, lora in CASES.items():
-    record(case, lora)
+if __name__ == "__main__":
+    for case, lora in CASES.items():
+        record(case, lora)

@@ -1,12 +1,13 @@
-//! Reads tensors of a model folder in any format. Weights in FP8 and MXFP4 are dequantized.
+//! Reads tensors of a model folder in any format. Weights in FP8 and in four bits are dequantized.
 
-use crate::{ModelFiles, TensorInfo, mxfp4};
+use crate::four_bits::FourBits;
+use crate::{ModelFiles, TensorInfo};
 use ottava_common::error::{Error, Result};
 use ottava_common::hash::sha256;
 use ottava_models::{ConfigFile, Quantization, WeightScales};
 use ottava_tensor::fp8::{E4M3, E8M0};
 use ottava_tensor::ops::cast;
-use ottava_tensor::{DType, Device, Granularity, Staging, Tensor};
+use ottava_tensor::{DType, Device, Granularity, Nf4Tensor, Staging, Tensor};
 use rayon::prelude::*;
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -24,8 +25,8 @@ pub struct DequantizedFiles {
     files: ModelFiles,
     /// The storage format of FP8 weights; `None` if the folder has no FP8 weights.
     quantization: Option<Quantization>,
-    /// Whether weights of experts are in MXFP4.
-    has_mxfp4: bool,
+    /// The format of weights in four bits.
+    four_bits: FourBits,
     /// Whether the folder may have scales of a KV cache.
     stated: bool,
 }
@@ -48,17 +49,17 @@ impl DequantizedFiles {
     pub fn open(folder: &Path) -> Result<DequantizedFiles> {
         let files = ModelFiles::open(folder)?;
         if !folder.join("config.json").is_file() {
-            return Ok(DequantizedFiles { files, quantization: None, has_mxfp4: false, stated: false });
+            return Ok(DequantizedFiles { files, quantization: None, four_bits: FourBits::None, stated: false });
         }
         let (quantization, stated) = (Quantization::of_folder(folder)?, Quantization::is_stated_in(folder)?);
-        let has_mxfp4 = Quantization::is_mxfp4(&ConfigFile::read(folder)?)?;
-        Ok(DequantizedFiles { files, quantization, has_mxfp4, stated })
+        let four_bits = FourBits::of(&ConfigFile::read(folder)?)?;
+        Ok(DequantizedFiles { files, quantization, four_bits, stated })
     }
 
     /// Divides the tensors in two, as [`ModelFiles::divide`].
     pub(super) fn divide(self, name: impl Fn(&str) -> Option<String>) -> Result<[DequantizedFiles; 2]> {
-        let DequantizedFiles { files, quantization, has_mxfp4, stated } = self;
-        Ok(files.divide(name)?.map(|files| DequantizedFiles { files, quantization, has_mxfp4, stated }))
+        let DequantizedFiles { files, quantization, four_bits, stated } = self;
+        Ok(files.divide(name)?.map(|files| DequantizedFiles { files, quantization, four_bits, stated }))
     }
 
     /// Returns whether there is a tensor with this name in the files.
@@ -76,7 +77,7 @@ impl DequantizedFiles {
         let is_scale =
             |name: &str| self.quantization.is_some() && Quantization::is_scale(name) || self.is_cache_scale(name);
         let weights = self.files.names().filter(move |name| !is_scale(name));
-        weights.filter_map(|name| if self.has_mxfp4 { mxfp4::weight_name(name) } else { Some(name) })
+        weights.filter_map(|name| self.four_bits.weight_name(name))
     }
 
     /// Returns the names of scales of a KV cache, which are not read.
@@ -90,21 +91,21 @@ impl DequantizedFiles {
 
     /// Returns the name, the shape and the type of a weight. The type of a weight in FP8 or MXFP4 is BF16.
     pub fn info(&self, name: &str) -> Result<TensorInfo> {
-        if let Some(info) = self.mxfp4_info(name)? {
+        if let Some(info) = self.four_bits.info(&self.files, name)? {
             return Ok(info);
         }
         let info = self.files.info(name)?;
         Ok(TensorInfo { dtype: if info.dtype == DType::E4M3 { DType::BF16 } else { info.dtype }, ..info })
     }
 
-    /// Returns the information about a weight in MXFP4. Returns `None` for other weights.
-    fn mxfp4_info(&self, name: &str) -> Result<Option<TensorInfo>> {
-        if self.has_mxfp4 { mxfp4::info(&self.files, name) } else { Ok(None) }
+    /// Returns a weight as the folder stores it in four bits, on `device`. Returns `None` unless it is in NF4 with quantized scales.
+    pub fn packed(&self, name: &str, device: &Device) -> Result<Option<Nf4Tensor>> {
+        self.four_bits.packed(&self.files, name, device)
     }
 
     /// Returns whether a weight is stored in FP8.
     pub fn is_fp8(&self, name: &str) -> Result<bool> {
-        Ok(self.mxfp4_info(name)?.is_none() && self.files.info(name)?.dtype == DType::E4M3)
+        Ok(self.four_bits.info(&self.files, name)?.is_none() && self.files.info(name)?.dtype == DType::E4M3)
     }
 
     /// Reads the codes of a weight in FP8 to the device of `staging`. Errors if a code is not finite.
@@ -117,7 +118,7 @@ impl DequantizedFiles {
         })
     }
 
-    /// Reads a weight in F32, on the CPU. A weight in FP8 or MXFP4 is dequantized as `code · scale`, rounded once.
+    /// Reads a weight in F32, on the CPU. A weight in FP8 or in four bits is dequantized as `code · scale`, rounded once.
     pub fn values(&self, name: &str) -> Result<Tensor> {
         let info = self.info(name)?;
         Ok(self.values_of(name, 0..info.elements())?.reshape(&info.shape)?)
@@ -128,11 +129,11 @@ impl DequantizedFiles {
         in_f32(self.read_of(&mut Staging::new(&Device::Cpu), name, elements)?)
     }
 
-    /// Reads `elements` of the flat weight in F32, or in the type of the file if that is F16 or BF16. Values of files in F64 and of weights in MXFP4
-    /// are on the CPU, and other values are on the device of `staging`.
+    /// Reads `elements` of the flat weight in F32, or in the type of the file if that is F16 or BF16. Values of files in F64 and of weights in four
+    /// bits are on the CPU, and other values are on the device of `staging`.
     pub fn read_of(&self, staging: &mut Staging, name: &str, elements: Range<usize>) -> Result<Tensor> {
-        if let Some(info) = self.mxfp4_info(name)? {
-            return mxfp4::values_of(&self.files, &info, elements);
+        if let Some(info) = self.four_bits.info(&self.files, name)? {
+            return self.four_bits.values_of(&self.files, &info, elements);
         }
         match self.files.info(name)?.dtype {
             DType::E4M3 => self.scaled_codes(staging, name, elements),
@@ -162,6 +163,12 @@ impl DequantizedFiles {
         let mut text = Vec::new();
         for linear in linears {
             let name = format!("{linear}.weight");
+            if let Some(info) = self.four_bits.info(&self.files, &name)? {
+                text.extend(format!("{name} {:?} ", info.shape).bytes());
+                let values = self.values_of(&name, 0..info.elements().min(FINGERPRINT_VALUES))?;
+                text.extend(cast(&values, DType::BF16)?.read_bytes()?);
+                continue;
+            }
             let info = self.files.info(&name)?;
             text.extend(format!("{name} {:?} ", info.shape).bytes());
             let count = info.elements().min(FINGERPRINT_VALUES);
@@ -178,7 +185,7 @@ impl DequantizedFiles {
 
     /// Returns the bytes of a weight in the type of [`DequantizedFiles::info`].
     pub fn bytes(&self, info: &TensorInfo) -> Result<Vec<u8>> {
-        match self.mxfp4_info(&info.name)?.is_some() || self.is_fp8(&info.name)? {
+        match self.four_bits.info(&self.files, &info.name)?.is_some() || self.is_fp8(&info.name)? {
             true => Ok(cast(&self.values(&info.name)?, info.dtype)?.read_bytes()?),
             false => self.files.read(&info.name),
         }

@@ -12,7 +12,7 @@ use ottava_recipe::lora::{MAGNITUDE, PEFT_PREFIX};
 use ottava_recipe::param::{FolderCodes, FolderLayout, FolderTensor, Init, Shard, StackOrder, Stacked, WeightSource};
 use ottava_tensor::element::Real;
 use ottava_tensor::ops::{normal_from, row_norms, transpose};
-use ottava_tensor::{DType, Device, Granularity, Staging, Tensor};
+use ottava_tensor::{DType, Device, Granularity, Nf4Tensor, Staging, Tensor};
 use serde_json::Value;
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -243,6 +243,12 @@ impl WeightSource for FolderWeights {
         Ok(FolderCodes::Codes { codes: self.files.codes(&mut self.staging, &name)?, scale_inv: scales.into_values() })
     }
 
+    fn packed(&mut self, tensor: &FolderTensor, device: &Device) -> Result<Option<Nf4Tensor>> {
+        let tensor = &self.in_folder(tensor);
+        let (name, _) = self.find(tensor)?;
+        if tensor.layout == FolderLayout::Same { self.files.packed(&name, device) } else { Ok(None) }
+    }
+
     fn read(&mut self, tensor: &FolderTensor, elements: Range<usize>, _: Init) -> Result<Tensor> {
         interrupt::check("loading the model")?;
         if let FolderLayout::Heads(_) = tensor.layout {
@@ -387,6 +393,13 @@ impl WeightSource for AdaptedWeights<'_> {
         match self.origin(tensor) {
             Origin::Base(tensor) => self.base.codes(&tensor, granularity),
             Origin::Adapter(_) | Origin::New(_) => Ok(FolderCodes::None),
+        }
+    }
+
+    fn packed(&mut self, tensor: &FolderTensor, device: &Device) -> Result<Option<Nf4Tensor>> {
+        match self.origin(tensor) {
+            Origin::Base(tensor) => self.base.packed(&tensor, device),
+            Origin::Adapter(_) | Origin::New(_) => Ok(None),
         }
     }
 

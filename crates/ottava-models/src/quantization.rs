@@ -89,12 +89,31 @@ impl Quantization {
         Ok(method.as_deref() == Some("mxfp4"))
     }
 
-    /// Returns how `config.json` quantizes weights to FP8. Returns `None` if weights are not quantized or [`Quantization::is_mxfp4`] is true.
+    /// Returns whether `config.json` declares matrices in NF4, as bitsandbytes stores them.
+    ///
+    /// Errors for weights of bitsandbytes in 8 bits or in FP4.
+    pub fn is_nf4(config: &ConfigFile) -> Result<bool> {
+        let Some(file) = config.section("quantization_config")? else { return Ok(false) };
+        if file.optional::<Option<String>>("quant_method", None)?.as_deref() != Some("bitsandbytes") {
+            return Ok(false);
+        }
+        let kind: String = file.optional("bnb_4bit_quant_type", "fp4".into())?;
+        match file.optional("load_in_4bit", false)? && kind == "nf4" {
+            true => Ok(true),
+            false => Err(not_read(
+                &file,
+                "weights of bitsandbytes in 8 bits or in FP4 (NF4 is read: `load_in_4bit=True, bnb_4bit_quant_type=\"nf4\"`)",
+            )),
+        }
+    }
+
+    /// Returns how `config.json` quantizes weights to FP8. Returns `None` if weights are not quantized, or if [`Quantization::is_mxfp4`] or
+    /// [`Quantization::is_nf4`] is true.
     ///
     /// Errors if the quantization or one of its settings is not supported.
     pub fn read(config: &ConfigFile) -> Result<Option<Quantization>> {
         let Some(file) = config.section("quantization_config")? else { return Ok(None) };
-        if Quantization::is_mxfp4(config)? {
+        if Quantization::is_mxfp4(config)? || Quantization::is_nf4(config)? {
             return Ok(None);
         }
         if file.has("quantization") {

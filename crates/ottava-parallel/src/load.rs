@@ -8,7 +8,7 @@ use ottava_models::Decoder;
 use ottava_recipe::param::{FolderCodes, FolderTensor, Init, Param, WeightSource};
 use ottava_tensor::comm::Reduce;
 use ottava_tensor::ops::checksums;
-use ottava_tensor::{Device, Granularity, Tensor};
+use ottava_tensor::{Device, Granularity, Nf4Tensor, Tensor};
 use std::ops::Range;
 
 /// The number of first elements of a divided tensor that all ranks hash.
@@ -85,6 +85,14 @@ impl WeightSource for Digested<'_> {
         let found = self.weights.codes(tensor, granularity)?;
         if let (true, FolderCodes::Codes { codes, .. }) = (self.is_whole, &found) {
             self.add(tensor, codes)?;
+        }
+        Ok(found)
+    }
+
+    fn packed(&mut self, tensor: &FolderTensor, device: &Device) -> Result<Option<Nf4Tensor>> {
+        let found = self.weights.packed(tensor, device)?;
+        if let (true, Some(Nf4Tensor { codes, scales, groups, .. })) = (self.is_whole, &found) {
+            [codes, scales, groups].into_iter().try_for_each(|part| self.add(tensor, part))?;
         }
         Ok(found)
     }

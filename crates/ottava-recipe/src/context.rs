@@ -10,7 +10,9 @@ use crate::scaling::Casts;
 use crate::shared_values::SharedValues;
 use ottava_common::error::{Error, Result};
 use ottava_tensor::comm::Axis;
-use ottava_tensor::ops::{Accumulation, CodeCopies, Groups, KvBlocks, PagedBatch, SavedActivation, Segments, TokenDraws, compress};
+use ottava_tensor::ops::{
+    Accumulation, CodeCopies, Groups, KvBlocks, PagedBatch, SavedActivation, Segments, TokenDraws, compress,
+};
 use ottava_tensor::{DType, Device, Tensor};
 use std::collections::VecDeque;
 

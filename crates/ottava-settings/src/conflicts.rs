@@ -3,6 +3,7 @@
 use crate::demands::Problems;
 use crate::{RunConfig, WeightInit};
 use ottava_common::error::{Error, Result};
+use ottava_parallel::Zero;
 use ottava_recipe::lora::Targets;
 
 impl RunConfig {
@@ -21,8 +22,16 @@ impl RunConfig {
     pub(super) fn lora_problems(&self) -> Vec<String> {
         let (lora, mut problems) = (&self.lora, Problems::default());
         if lora.r == 0 {
+            problems.demand(
+                !lora.load_in_4bit,
+                "`lora.load_in_4bit` is true, and `lora.r` is 0; weights in four bits are frozen: set `lora.r`, such as 16",
+            );
             return problems.0;
         }
+        problems.demand(
+            !lora.load_in_4bit || self.parallel.zero != Zero::Weights,
+            "`lora.load_in_4bit` is true, and `parallel.zero` is 3, which divides weights in 16 bits or codes; set zero to 0, 1 or 2",
+        );
         problems.demand(lora.r <= 4096, "`lora.r` is a rank from 1 to 4096, or 0 to train all weights");
         problems.demand(lora.lora_alpha.is_finite() && lora.lora_alpha > 0.0, "`lora.lora_alpha` must be above 0");
         problems.demand(
@@ -32,6 +41,14 @@ impl RunConfig {
         problems.demand(
             lora.loraplus_lr_ratio.is_finite() && lora.loraplus_lr_ratio > 0.0,
             "`lora.loraplus_lr_ratio` is a finite factor above 0",
+        );
+        problems.demand(
+            !lora.load_in_4bit || self.parallel.tensor == 1,
+            "`lora.load_in_4bit` is true, and `parallel.tensor` is above 1; ranks that divide a matrix would quantize other blocks: set tensor to 1",
+        );
+        problems.demand(
+            !(lora.load_in_4bit && lora.use_dora),
+            "`lora.load_in_4bit` and `lora.use_dora` are true; magnitudes are the norms of weights that are not quantized: set one of them to false",
         );
         let names = match &lora.target_modules {
             Targets::AllLinear | Targets::Pattern(_) => true,

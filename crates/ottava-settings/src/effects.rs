@@ -55,6 +55,16 @@ const EFFECTS: &[Effect] = &[
         |run| !run.evaluation.compares(),
         "unless `load_best_model_at_end` or `early_stopping_patience` is set",
     ),
+    unread(
+        &["lora.lora_dropout", "lora.loraplus_lr_ratio"],
+        |run| run.lora.r == 0,
+        "while `lora.r` is 0, which trains all weights",
+    ),
+    unread(
+        &["memory.weight_codes"],
+        |run| run.lora.load_in_4bit,
+        "with `lora.load_in_4bit`, whose weights have no stored codes",
+    ),
     unread(&["training.num_train_epochs"], |run| run.training.max_steps.is_some(), "where `max_steps` is set"),
     unread(
         &["training.label_smoothing_factor"],

@@ -34,6 +34,9 @@ pub struct LoraConfig {
     pub lora_dropout: f64,
     /// Factor of the learning rate of the adapters' matrices B (LoRA+). A common value is 16.
     pub loraplus_lr_ratio: f64,
+    /// Whether the frozen matrices of the blocks are stored in four bits (QLoRA): NF4 in blocks of 64, with quantized scales, as in bitsandbytes.
+    /// A weight takes 0.52 bytes. Products read the dequantized values, which takes time. Not with parallel.zero = 3.
+    pub load_in_4bit: bool,
     /// Whether the factor of the adapters is lora_alpha / sqrt(r) (rsLoRA).
     pub use_rslora: bool,
     /// Whether adapters also have a trained magnitude for each output (DoRA): each output is multiplied by its magnitude and divided by the
@@ -59,6 +62,7 @@ impl Default for LoraConfig {
             alpha_pattern: Pairs::default(),
             lora_dropout: 0.0,
             loraplus_lr_ratio: 1.0,
+            load_in_4bit: false,
             use_rslora: false,
             use_dora: false,
             init_from: PathBuf::new(),

@@ -57,6 +57,7 @@ impl ResolvedConfig {
             formats: run.optimizer.formats(),
             weight_codes: run.weight_codes(),
             frozen_values: run.needs_values(),
+            four_bit: run.lora.load_in_4bit,
             recompute: self.recompute,
             saved_activations: run.memory.saved_activations,
             offload_optimizer: Share::new(self.offload_optimizer),

@@ -58,5 +58,5 @@ pub use host_transfer::{HostTransfer, discard_mirrors};
 pub use quantized::QuantizedTensor;
 pub use snapshot::Snapshot;
 pub use staging::Staging;
-pub use stored::{ExpandedTensor, ScaledTensor};
+pub use stored::{ExpandedTensor, Nf4Tensor, ScaledTensor};
 pub use tensor::{Suspended, Tensor};

@@ -26,6 +26,31 @@ impl ScaledTensor {
     }
 }
 
+/// A matrix in four bits, in blocks of 64 neighbours: `value = code · amax of the block`. NF4 of QLoRA (Dettmers et al. 2023, arXiv:2305.14314), with the
+/// amaxes of blocks quantized too.
+#[derive(Clone, Debug)]
+pub struct Nf4Tensor {
+    /// The numbers of rows and columns.
+    pub shape: [usize; 2],
+    /// The codes, U8 `[⌈elements / 2⌉]`. The first element of a pair has the high bits.
+    pub codes: Tensor,
+    /// The codes of the amaxes of blocks, U8 `[⌈elements / 64⌉]`.
+    pub scales: Tensor,
+    /// The amax of each group of 256 scales, F32.
+    pub groups: Tensor,
+    /// The values of the 16 codes and of the 256 scales, F32 `[272]`.
+    pub levels: Tensor,
+    /// The mean of the amaxes, which is subtracted before they are quantized.
+    pub mean: f32,
+}
+
+impl Nf4Tensor {
+    /// The number of elements that share an amax.
+    pub const BLOCK: usize = 64;
+    /// The number of amaxes that share an amax.
+    pub const GROUP: usize = 256;
+}
+
 /// Values in eight bits, where each group of 128 neighbours of a row has its own range. It follows COAT's dynamic range expansion (Xi et al.
 /// 2024, arXiv:2410.19313).
 ///

@@ -11,7 +11,7 @@ use crate::scaling::Slots;
 use crate::storage::{Formats, Share, Storage};
 use ottava_common::error::{Error, Result};
 use ottava_tensor::comm::Axis;
-use ottava_tensor::{Device, Granularity, Tensor};
+use ottava_tensor::{Device, Granularity, Nf4Tensor, Tensor};
 use std::ops::Range;
 use std::rc::Rc;
 
@@ -66,6 +66,11 @@ pub trait WeightSource {
         Ok(FolderCodes::None)
     }
 
+    /// Returns the whole `tensor` in four bits on `device`, if the source stores it so.
+    fn packed(&mut self, _tensor: &FolderTensor, _device: &Device) -> Result<Option<Nf4Tensor>> {
+        Ok(None)
+    }
+
     /// Errors if a source of fixed tensors lacks `tensor`. Another process reads the tensor.
     fn expect(&mut self, _tensor: &FolderTensor) -> Result<()> {
         Ok(())
@@ -90,6 +95,8 @@ pub struct MemoryPolicy {
     pub weight_codes: bool,
     /// Whether frozen weights are stored in the compute type in addition to codes, for steps in high precision.
     pub frozen_values: bool,
+    /// Whether frozen matrices of blocks are stored in four bits (NF4). Products read their values in the compute type, or codes of these values.
+    pub four_bit: bool,
     /// The activations that backward recomputes.
     pub recompute: Recompute,
     /// The format of saved inputs of norms and SwiGLU.
@@ -108,6 +115,7 @@ impl MemoryPolicy {
         formats: Storage::Float32.formats(),
         weight_codes: true,
         frozen_values: true,
+        four_bit: false,
         recompute: Recompute::None,
         saved_activations: SavedActivations::Exact,
         offload_optimizer: Share::NONE,

@@ -70,7 +70,11 @@ impl Param {
             ),
             Purpose::Infer => (GradFormat::Plain(real_type(compute)), false),
         };
-        let param = Param::with_gradient(build, shards, init, format, build.lora.is_some())?;
+        let mut param = Param::with_gradient(build, shards, init, format, build.lora.is_some())?;
+        let in_four_bits = matches!(build.purpose, Purpose::Train(memory) if memory.four_bit);
+        if in_four_bits && build.block.is_some() && !param.is_trained() {
+            param.weights.pack();
+        }
         let memory = if offloaded { MemoryKind::Host } else { MemoryKind::Device };
         let ownership = if param.is_trained() { Ownership::Whole(memory) } else { Ownership::Frozen(Some(memory)) };
         Ok(Param { ownership, ..param })
@@ -165,6 +169,9 @@ impl Param {
         {
             return Ok(());
         }
+        if self.weights.are_packed() {
+            return self.weights.fill_packed(&self.identity, source);
+        }
         let (device, elements) = (self.weights.device().clone(), self.slice());
         let scope = device.scope(self.weights.scope_of_full());
         let (mut full, mut at) = (Tensor::empty(&device, &[elements.len()], DType::F32)?, 0);
@@ -249,7 +256,7 @@ impl Param {
             self.ownership,
             Ownership::Whole(MemoryKind::Device) | Ownership::Frozen(Some(MemoryKind::Device))
         );
-        let stores_codes = ranks_store_codes && is_on_device;
+        let stores_codes = ranks_store_codes && is_on_device && !self.weights.are_packed();
         let is_frozen = stores_codes && !self.is_trained();
         let replaces_value = is_frozen && copies == CodeCopies::Both && !keeps_value;
         if copies == CodeCopies::Both && purpose.trains() {

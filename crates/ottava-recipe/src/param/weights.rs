@@ -1,12 +1,16 @@
 //! The weights of a parameter: the master weights that an optimizer updates, and the weights that layers read.
 
+use super::builder::WeightSource;
+use super::identity::Identity;
 use super::scopes::{FROZEN_WEIGHTS, MASTERS, WEIGHTS};
 use crate::scaling::Values;
 use crate::storage::Masters;
 use ottava_common::error::Result;
 use ottava_tensor::element::Element;
-use ottava_tensor::ops::{UpdatedWeight, WeightCopy, cast, scaled_by, split, unscaled};
-use ottava_tensor::{DType, Device, ScaledTensor, Tensor};
+use ottava_tensor::ops::{
+    UpdatedWeight, WeightCopy, cast, cast_into, dequantize_nf4, quantize_nf4, scaled_by, split, unscaled,
+};
+use ottava_tensor::{DType, Device, Nf4Tensor, ScaledTensor, Tensor};
 use std::ops::Add;
 
 /// The weights of a parameter: the master weights that an optimizer updates, and the weights that layers read. Both are empty until
@@ -27,6 +31,10 @@ pub struct Weights {
     drops_value: bool,
     /// The weights that layers read. `None` if they are computed from the master weights on demand.
     value: Option<Tensor>,
+    /// Whether frozen weights are stored in four bits.
+    packs: bool,
+    /// The tensors of the weights in four bits, from which layers compute the values that they read. Empty if they are not stored so.
+    packed: Vec<Nf4Tensor>,
     /// The master weights. `None` if the optimizer updates `value`, or if the parameter is frozen.
     master: Option<Master>,
 }
@@ -53,6 +61,8 @@ impl Weights {
             offloads_master: false,
             drops_value: false,
             value: None,
+            packs: false,
+            packed: Vec::new(),
             master: None,
         }
     }
@@ -108,12 +118,48 @@ impl Weights {
 
     /// Returns whether [`Param::load`](super::Param::load) has been called.
     pub(super) fn are_loaded(&self) -> bool {
-        self.value.is_some() || self.master.is_some()
+        self.value.is_some() || self.master.is_some() || !self.packed.is_empty()
     }
 
     /// Counts the memory of these weights as memory of frozen weights beside adapters.
     pub fn freeze(&mut self) {
         self.scope = FROZEN_WEIGHTS;
+    }
+
+    /// Stores the weights in four bits from [`Param::load`](super::Param::load) on. Each read computes their values.
+    pub(super) fn pack(&mut self) {
+        self.packs = true;
+    }
+
+    /// Stores the tensors of a parameter in four bits, each with its own scales. Tensors that the `source` has in four bits keep their codes.
+    pub(super) fn fill_packed(&mut self, identity: &Identity, source: &mut dyn WeightSource) -> Result<()> {
+        let device = self.device.clone();
+        let _scope = device.scope(self.scope);
+        for shard in &identity.shards {
+            let [tensor, shape] = [&shard.tensor.shape, &shard.shape()].map(Vec::clone);
+            let stored = if tensor == shape { source.packed(&shard.tensor, &device)? } else { None };
+            let packed = match stored {
+                Some(packed) => packed,
+                None => {
+                    let mut full = Tensor::empty(&device, &[shard.elements()], DType::F32)?;
+                    let mut at = 0;
+                    for range in shard.folder_ranges(0..shard.elements()) {
+                        let values = source.read(&shard.tensor, range, identity.init)?;
+                        let values = if values.device().same(&device) { values } else { values.to_device(&device)? };
+                        cast_into(&values, &mut full, at)?;
+                        at += values.len();
+                    }
+                    quantize_nf4(&full.reshape(&shape)?)?
+                }
+            };
+            self.packed.push(packed);
+        }
+        Ok(())
+    }
+
+    /// Returns whether the weights are stored in four bits.
+    pub fn are_packed(&self) -> bool {
+        self.packs
     }
 
     /// Stores the master weights, if the parameter has them, in host memory from [`Param::load`](super::Param::load) on.
@@ -165,6 +211,7 @@ impl Weights {
                 Values::Scaled(ScaledTensor { values: read(values), scale_inv: scale_inv.clone() }, self.dtype)
             }
             (None, Some(Master::Full(master))) => Values::Plain(cast(master, self.dtype)?),
+            (None, None) if !self.packed.is_empty() => Values::Plain(dequantize_nf4(&self.packed, self.dtype)?),
             (None, _) => unreachable!("only a value that the master can make is dropped"),
         })
     }

@@ -70,7 +70,7 @@ fn a_file_of_axolotl_is_translated_and_what_is_left_is_named() {
     assert!(imported.toml.contains("beta2 = 0.999  # the default of Axolotl"), "{}", imported.toml);
     let refused = imported.refused.join("\n");
     for (line, words) in [
-        (3, "`load_in_8bit`: base weights in 4 or 8 bit"),
+        (3, "`load_in_8bit`: base weights in 8 bit"),
         (18, "`lora_modules_to_save`: single weights cannot be frozen"),
         (25, "`optimizer`: write `state_dtype = \"float8\"`"),
         (32, "`evals_per_epoch`: write `eval_steps`"),

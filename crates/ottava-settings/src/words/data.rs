@@ -141,7 +141,7 @@ pub(super) const ROWS: &[Row] = &[
     ("model_class", Needless(FROM_CONFIG)),
     ("sample_backend", Needless("`ottava generate`, `chat` and `serve` run the model")),
     // Adapters; lora_alpha, lora_dropout, use_rslora and use_dora are ours as well.
-    ("adapter", Values("lora.r", &[("lora", Nothing), ("qlora", Never(FOUR_BIT))])),
+    ("adapter", Values("lora.r", &[("lora", Nothing), ("qlora", Nothing)])),
     ("use_peft", Only(&["true"], "`r` under [lora] is 0")),
     ("lora_r", Is("lora.r")),
     ("lora_rank", Is("lora.r")),
@@ -166,15 +166,18 @@ pub(super) const ROWS: &[Row] = &[
     ("peft", Not(VARIANTS)),
     ("relora", Only(&["false"], VARIANTS)),
     ("relora_*", Not(VARIANTS)),
-    ("load_in_4bit", Only(&["false"], FOUR_BIT)),
-    ("load_in_8bit", Only(&["false"], FOUR_BIT)),
-    ("quantization_*", Not(FOUR_BIT)),
-    ("double_quantization", Only(&["false"], FOUR_BIT)),
-    ("bnb_config_kwargs", Not(FOUR_BIT)),
-    ("bnb_4bit_*", Not(FOUR_BIT)),
-    ("gptq", Only(&["false"], FOUR_BIT)),
-    ("gptq_*", Not(FOUR_BIT)),
-    ("quantize_moe_experts", Not(FOUR_BIT)),
+    ("quantization_bit", Values("lora.load_in_4bit", &[("4", As("true")), ("8", Never(EIGHT_BIT))])),
+    ("load_in_8bit", Only(&["false"], EIGHT_BIT)),
+    ("quantization_method", Only(&["bnb", "bitsandbytes"], EIGHT_BIT)),
+    ("quantization_type", Only(&["nf4"], EIGHT_BIT)),
+    ("quantization_*", Not(EIGHT_BIT)),
+    ("double_quantization", Needless(FOUR_BIT)),
+    ("bnb_4bit_quant_type", Only(&["nf4"], FOUR_BIT)),
+    ("bnb_config_kwargs", Needless(FOUR_BIT)),
+    ("bnb_4bit_*", Needless(FOUR_BIT)),
+    ("gptq", Only(&["false"], EIGHT_BIT)),
+    ("gptq_*", Not(EIGHT_BIT)),
+    ("quantize_moe_experts", Needless("`load_in_4bit` under [lora] stores experts in four bits too")),
     (
         "qat",
         Not(
@@ -313,7 +316,8 @@ const STAGES: &str = "of preferences, runs train the losses of TRL's DPOTrainer,
 const TEACHER: &str = "the teacher reads completions of the data or of the student; the teacher draws no completions";
 const LOSSES: &str = "the loss is the cross entropy of the targets";
 const VARIANTS: &str = "adapters are those of plain LoRA, with `use_rslora` and `use_dora`";
-const FOUR_BIT: &str = "base weights in 4 or 8 bit integers are not read; with adapters and an FP8 recipe, frozen weights are kept in FP8: `recipe = \"fp8-current\"` under [precision]";
+const FOUR_BIT: &str = "`load_in_4bit` under [lora] stores frozen weights in NF4 with quantized scales; products read their values in the compute type";
+const EIGHT_BIT: &str = "base weights in 8 bit integers are not read; write `load_in_4bit` under [lora], or keep frozen weights in FP8: `recipe = \"fp8-current\"` under [precision]";
 const KERNELS: &str = "kernels are always fused";
 const TEXT_ONLY: &str = "models read text only";
 const SETS: &str = "name the files in `train_files` under [data], whose records are recognised; several sets with shares of the tokens are tables of [[data.datasets]], each with `name`, `train_files` and `weight` or `repeat`";

@@ -79,6 +79,9 @@ fn draws(table: &mut Table, t: usize, c: usize) -> Result<()> {
     let (draws, columns) = (TokenDraws::new(table.device(), &numbers)?, DrawnColumns { key: 1, first: 0 });
     table.row("dropout", bf16(2 * t * c), &mut || dropout(&a, 0.05, &draws, columns).map(drop))?;
     table.row("add_noise", bf16(2 * t * c), &mut || add_noise(&a, 0.1, &draws, columns).map(drop))?;
+    let packed = [quantize_nf4(&table.random(&[t, c], DType::F32)?)?];
+    // Half a byte for a code, and two bytes for a value.
+    table.row("dequantize_nf4", t * c / 2 + bf16(t * c), &mut || dequantize_nf4(&packed, DType::BF16).map(drop))?;
     Ok(())
 }
 

@@ -70,7 +70,8 @@ impl Group {
         if self.agree("links of sums", &[u8::from(own)])?.iter().any(|have| have != &[1]) {
             if self.rank() == 0 && !peers.sees_all(&uuids)? {
                 tracing::warn!(
-                    "this process sees one GPU of its host, so it cannot tell whether NVLink connects the GPUs, and sums of decoding are slower;                      let each process see all GPUs (CUDA_VISIBLE_DEVICES)"
+                    "this process sees one GPU of its host, so it cannot tell whether NVLink connects the GPUs, and sums of decoding are slower; \
+                     let each process see all GPUs (CUDA_VISIBLE_DEVICES)"
                 );
             }
             return Ok(None);

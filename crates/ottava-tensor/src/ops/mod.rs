@@ -57,6 +57,7 @@ mod momentum;
 mod move_columns;
 mod negate_targets;
 mod newton_schulz;
+mod nf4;
 mod operand;
 mod output_gate;
 mod paged_attention;
@@ -129,6 +130,7 @@ pub use momentum::{Direction, Momentum, MomentumParameter, MomentumScalars, Mome
 pub use move_columns::{ColumnRuns, move_columns, sum_columns};
 pub use negate_targets::negate_targets;
 pub use newton_schulz::newton_schulz;
+pub use nf4::{dequantize_nf4, nf4_amaxes, nf4_levels, nf4_of_parts, nf4_values, quantize_nf4};
 pub use operand::{Accumulation, Operand};
 pub use output_gate::{GateFunction, output_gate, output_gate_backward};
 pub use paged_attention::{KvBlocks, PagedBatch, SuspendedKv, append_kv, paged_attention};

@@ -67,7 +67,9 @@ fn on_ranks(config: &ResolvedConfig, data: usize, policy: Recompute) -> Option<R
         let t = &mut changed.run.training;
         (t.global_batch_size, t.gradient_accumulation_steps) = (global, micro_batches);
         if changed.run.share(data).is_ok() {
-            return changed.run.expect_formats().is_ok().then_some(changed);
+            let is_valid =
+                changed.run.expect_formats().is_ok() && changed.run.expect_no_more_problems_than(&config.run).is_ok();
+            return is_valid.then_some(changed);
         }
     }
     None

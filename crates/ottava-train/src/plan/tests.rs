@@ -148,9 +148,9 @@ fn more_gpus_are_proposed_with_zero_3() {
         larger::proposals(&ResolvedConfig::fastest(&run), &sizes, &gpu(8.0)).unwrap()
     };
     let least = proposed(0, 1);
-    assert!(least.contains("parallel.data = 4, parallel.zero = 3"), "{least}");
+    assert!(least.contains("parallel.data = 8, parallel.zero = 3"), "{least}");
     assert_eq!(proposed(1, 1), least);
-    assert!(proposed(8, 1).contains("parallel.data = 8, parallel.zero = 3"), "{}", proposed(8, 1));
+    assert!(proposed(16, 1).contains("parallel.data = 16, parallel.zero = 3"), "{}", proposed(16, 1));
     assert!(!proposed(1, 2).contains("parallel.zero"), "{}", proposed(1, 2));
 }
 

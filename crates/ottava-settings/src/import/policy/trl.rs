@@ -61,7 +61,7 @@ const ROWS: &[Row] = &[
     ("cache_implementation", Needless(SAMPLER)),
     ("async_prefetch", Only(&["false"], "completions are drawn by the newest weights, before the steps that use them")),
     ("ds3_gather_for_generation", Needless("weights are whole on each rank, or gathered in any case")),
-    ("disable_dropout", Needless("the one dropout is `lora_dropout` under [lora]; leave it out")),
+    ("disable_dropout", Only(&["false"], "the one dropout is `lora_dropout` under [lora]: leave it out")),
     ("cast_lm_head_to_fp32", Needless("the head of a run of reinforcement learning always computes logits in F32")),
     ("use_liger_kernel", Needless("kernels are always fused")),
     ("use_liger_loss", Needless("kernels are always fused")),

@@ -18,8 +18,13 @@ pub struct Recorded {
 impl Recorded {
     /// Opens the model `name` of `tests/data/{file}.safetensors`.
     pub fn open(file: &str, name: &'static str) -> Recorded {
-        let path = format!("{}/tests/data/{file}.safetensors", env!("CARGO_MANIFEST_DIR"));
+        let path = Recorded::path_of(file);
         Recorded { name, file: std::fs::read(&path).unwrap_or_else(|e| panic!("{path}: {e}")) }
+    }
+
+    /// Returns the path of `tests/data/{file}.safetensors`.
+    pub fn path_of(file: &str) -> String {
+        format!("{}/tests/data/{file}.safetensors", env!("CARGO_MANIFEST_DIR"))
     }
 
     fn path(&self, name: &str) -> String {
@@ -37,6 +42,7 @@ impl Recorded {
         let dtype = match view.dtype() {
             safetensors::Dtype::I32 => DType::I32,
             safetensors::Dtype::BF16 => DType::BF16,
+            safetensors::Dtype::U8 => DType::U8,
             _ => DType::F32,
         };
         let tensor = Tensor::from_bytes(&Device::Cpu, view.shape(), dtype, view.data()).expect("shape and bytes agree");

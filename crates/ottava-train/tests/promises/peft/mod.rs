@@ -2,5 +2,6 @@
 
 pub mod adapter_keys;
 pub mod dora;
+pub mod four_bit;
 pub mod lora;
 pub mod random;
