@@ -10,6 +10,17 @@ use std::str::FromStr;
 #[derive(Clone, Copy)]
 pub struct ReasoningParser(&'static Row);
 
+/// Where an answer begins.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub enum Beginning {
+    /// Before reasoning, if it has any.
+    #[default]
+    Before,
+    Within,
+    /// After reasoning, or in a message that has none.
+    After,
+}
+
 /// A row of the table of formats.
 struct Row {
     /// The name of the format, and other names with which clients of vLLM and SGLang know it.
@@ -76,12 +87,29 @@ impl ReasoningParser {
         }
     }
 
-    /// Whether an answer after `prompt` begins within reasoning. If the answer continues a message, `continued` is the text of the message.
-    pub fn opens(self, prompt: &str, continued: Option<&str>) -> bool {
-        let Marks::Between(open, close) = self.0.marks else { return false };
+    /// Where the answer after `prompt` begins. If the answer continues a message, `continued` is the text of the message.
+    pub fn beginning(self, prompt: &str, continued: Option<&str>) -> Beginning {
+        let Marks::Between(open, close) = self.0.marks else {
+            return if continued.is_some() { Beginning::After } else { Beginning::Before };
+        };
+        let prompt = prompt.trim_end();
         match continued {
-            Some(text) => text.rfind(open) > text.rfind(close),
-            None => prompt.trim_end().ends_with(open),
+            Some(text) if text.rfind(open) > text.rfind(close) => Beginning::Within,
+            Some(_) => Beginning::After,
+            None if prompt.ends_with(open) => Beginning::Within,
+            None if prompt.ends_with(close) => Beginning::After,
+            None => Beginning::Before,
+        }
+    }
+
+    /// The marker that may begin reasoning before a constrained text, and the marker that ends it. The first is missing if reasoning has begun. `None`
+    /// if there is no reasoning.
+    pub fn before_constraint(self, beginning: Beginning) -> Option<(Option<&'static str>, &'static str)> {
+        match (&self.0.marks, beginning) {
+            (_, Beginning::After) => None,
+            (Marks::Between(_, close), Beginning::Within) => Some((None, *close)),
+            (Marks::Between(open, close), Beginning::Before) => Some((Some(*open), *close)),
+            (Marks::Channels, _) => Some((None, Channels::FINAL)),
         }
     }
 
