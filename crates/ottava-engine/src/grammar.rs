@@ -3,7 +3,7 @@
 //! (<https://github.com/guidance-ai/llguidance>).
 
 use crate::gbnf::{Translated, is_gbnf, literal, translate};
-use crate::reasoning::{Reasoning, Vocabulary};
+use crate::reasoning::{Reasoning, ReasoningMarks, Vocabulary};
 use crate::structural_tag;
 use llguidance::api::TopLevelGrammar;
 use llguidance::toktrie::{ApproximateTokEnv, SimpleVob, TokEnv, TokRxInfo, TokTrie};
@@ -193,14 +193,15 @@ fn sentence(reason: &str) -> String {
 }
 
 impl Grammar {
-    /// The same grammar, for a text that begins after reasoning, which the marker `close` ends. If `open` is given, reasoning has not begun, and may begin
-    /// with this marker if the marker is a token.
-    pub fn after_reasoning(mut self, open: Option<&str>, close: &str) -> Grammar {
-        let token = open.map(|open| self.vocabulary.token(open));
+    /// The same grammar, for a text that begins after reasoning. If reasoning has not begun, it may begin with its first marker if this marker is a
+    /// token.
+    pub fn after_reasoning(mut self, marks: ReasoningMarks) -> Grammar {
+        let open = marks.open.map(|open| self.vocabulary.token(open));
         // A marker of several tokens cannot be told from the beginning of the text.
-        if token != Some(None) {
-            self.source = format!("after {open:?} {close}: {}", self.source).into();
-            self.reasoning = Some(Reasoning::new(self.vocabulary.clone(), token.flatten(), close));
+        if open != Some(None) {
+            self.source = format!("after {marks:?}: {}", self.source).into();
+            let then = marks.then.and_then(|then| self.vocabulary.token(then));
+            self.reasoning = Some(Reasoning::new(self.vocabulary.clone(), open.flatten(), marks.close, then));
         }
         self
     }

@@ -87,6 +87,7 @@ pub use draft::{Draft, Wanted};
 pub use grammar::{Grammar, Grammars};
 pub use ngram::Ngram;
 pub use proposer::Proposer;
+pub use reasoning::ReasoningMarks;
 pub use request::{
     AdapterId, EngineOptions, EngineStats, Event, FinishReason, LogprobsMode, Pooling, Request, RequestId, TokenLogprob,
 };

@@ -37,6 +37,17 @@ impl Vocabulary {
     }
 }
 
+/// The texts around reasoning before a constrained text.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct ReasoningMarks<'a> {
+    /// The marker that may begin the reasoning; `None` if the reasoning has begun.
+    pub open: Option<&'a str>,
+    /// The marker that ends it.
+    pub close: &'a str,
+    /// A token that must come between this marker and the constrained text, if there is one.
+    pub then: Option<&'a str>,
+}
+
 /// The reasoning of a completion.
 #[derive(Clone, Debug)]
 pub struct Reasoning {
@@ -45,6 +56,9 @@ pub struct Reasoning {
     pub open: Option<u32>,
     /// The marker that ends it.
     close: Arc<[u8]>,
+    /// The token that comes after this marker, if there is one, and whether it is the next token.
+    then: Option<u32>,
+    is_closed: bool,
     /// The last bytes, fewer than the marker has.
     tail: Vec<u8>,
     /// The tokens that have the whole marker and other text after it.
@@ -62,19 +76,24 @@ fn find(bytes: &[u8], marker: &[u8]) -> Option<usize> {
 }
 
 impl Reasoning {
-    /// Reasoning that the marker `close` ends. If `open` is given, it may begin with this token.
-    pub fn new(vocabulary: Arc<Vocabulary>, open: Option<u32>, close: &str) -> Reasoning {
+    /// Reasoning that the marker `close` ends, and after it the token `then`. If `open` is given, it may begin with this token.
+    pub fn new(vocabulary: Arc<Vocabulary>, open: Option<u32>, close: &str, then: Option<u32>) -> Reasoning {
         let close = close.as_bytes();
         let is_longer = |&token: &u32| {
             let word = vocabulary.word(token);
             find(word, close).is_some_and(|at| is_text(&word[at + close.len()..]))
         };
         let longer = vocabulary.tokens().filter(is_longer).collect();
-        Reasoning { open, close: close.into(), tail: Vec::new(), longer, vocabulary }
+        Reasoning { open, close: close.into(), then, is_closed: false, tail: Vec::new(), longer, vocabulary }
     }
 
     /// The tokens that may come next within reasoning.
     pub fn allowed(&self) -> SimpleVob {
+        if let Some(then) = self.then.filter(|_| self.is_closed) {
+            let mut allowed = SimpleVob::alloc(self.vocabulary.words.len());
+            allowed.allow_token(then);
+            return allowed;
+        }
         let mut allowed = SimpleVob::alloc_ones(self.vocabulary.words.len());
         let begun: Vec<&[u8]> = (1..self.close.len())
             .filter(|&n| self.tail.ends_with(&self.close[..n]))
@@ -96,7 +115,11 @@ impl Reasoning {
         let has_ended = find(&self.tail, &self.close).is_some();
         let kept = self.tail.len().min(self.close.len() - 1);
         self.tail.drain(..self.tail.len() - kept);
-        has_ended
+        if self.is_closed {
+            return true;
+        }
+        self.is_closed = has_ended;
+        has_ended && self.then.is_none()
     }
 }
 
@@ -111,7 +134,7 @@ mod tests {
         words[8] = b"\xff</t>".to_vec();
         let vocabulary = Arc::new(Vocabulary { words, ends: vec![0], size: 10 });
         assert_eq!(vocabulary.token("</t>"), Some(6));
-        let new = || Reasoning::new(vocabulary.clone(), None, "</t>");
+        let new = || Reasoning::new(vocabulary.clone(), None, "</t>", None);
         let barred = |reasoning: &Reasoning| {
             let allowed = reasoning.allowed();
             (0..10).filter(|&token| !allowed.is_allowed(token)).collect::<Vec<u32>>()
@@ -124,5 +147,10 @@ mod tests {
         assert!(reasoning.push(3) && with_space.push(4) && new().push(6) && new().push(8));
         let mut broken = new();
         assert!(!broken.push(2) && !broken.push(3), "the marker has not begun");
+        // A token that must follow the marker is the only one that may.
+        let mut with_token = Reasoning::new(vocabulary.clone(), None, "</t>", Some(9));
+        assert!(!with_token.push(6));
+        assert_eq!(barred(&with_token), [0, 1, 2, 3, 4, 5, 6, 7, 8]);
+        assert!(with_token.push(9));
     }
 }

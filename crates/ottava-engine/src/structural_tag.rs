@@ -147,16 +147,14 @@ impl Rules<'_> {
             let begin = self.lazy(&format!("(?s:.*){}", literal(trigger)));
             parts.push(format!("{begin} ({})", tags.join(" | ")));
         }
-        let any = triggers.iter().map(|trigger| literal(trigger)).collect::<Vec<_>>().join("|");
-        let number = self.count;
-        self.count += 1;
-        self.text += &format!("FREE{number}: /(?s:.*)/ & ~/(?s:.*)({any})(?s:.*)/\n");
+        // Where a trigger is complete, its lexeme wins over this one.
+        let free = self.rule("", "/(?s:.*)/");
         let (tagged, flag) = (parts.join(" | "), |name: &str| format[name] == true);
         Ok(match (flag("at_least_one"), flag("stop_after_first")) {
             (true, true) => format!("({tagged})"),
-            (false, true) => format!("({tagged} | FREE{number})"),
-            (true, false) => format!("({tagged})+ FREE{number}"),
-            (false, false) => format!("({tagged})* FREE{number}"),
+            (false, true) => format!("({tagged} | {free})"),
+            (true, false) => format!("({tagged})+ {free}"),
+            (false, false) => format!("({tagged})* {free}"),
         })
     }
 

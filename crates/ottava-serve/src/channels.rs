@@ -4,6 +4,7 @@
 //! call, and all other messages are content.
 
 use crate::format::{Format, Parts, Search, Step, before, may_become};
+use ottava_engine::ReasoningMarks;
 
 /// Reads messages with headers.
 pub struct Channels {
@@ -42,8 +43,9 @@ impl Channels {
     pub const MARKERS: [&'static str; 7] =
         [CHANNEL, MESSAGE, "<|constrain|>", "<|end|>", "<|call|>", "<|return|>", "<|start|>"];
 
-    /// The text before the answer for the reader.
-    pub const FINAL: &'static str = "<|channel|>final<|message|>";
+    /// What comes before the answer for the reader. Models may write more into the header of this message, which is left out.
+    pub const BEFORE_FINAL: ReasoningMarks<'static> =
+        ReasoningMarks { open: None, close: "<|channel|>final", then: Some(MESSAGE) };
 
     /// A text that has not begun.
     pub fn new(calls: bool) -> Channels {

@@ -99,7 +99,7 @@ impl Conversation {
         let before = reasoning.filter(|_| thinks).and_then(|parser| parser.before_constraint(beginning));
         let has_grammar = grammar.is_some();
         let grammar = grammar.map(|grammar| match before {
-            Some((open, close)) => grammar.after_reasoning(open, close),
+            Some(marks) => grammar.after_reasoning(marks),
             None => grammar,
         });
         let parser =

@@ -272,6 +272,16 @@ fn parsers_are_chosen_by_the_template() {
     ] {
         assert_eq!(think.beginning(prompt, continued), beginning, "{prompt} {continued:?}");
     }
+    let marks = |parser: &str, beginning| parser.parse::<ReasoningParser>().unwrap().before_constraint(beginning);
+    let open = |beginning| marks("think", beginning).map(|marks| marks.open);
+    assert_eq!(
+        [Beginning::Before, Beginning::Within, Beginning::After].map(open),
+        [Some(Some("<think>")), Some(None), None]
+    );
+    // A message may have more in its header before the marker of its text.
+    let channels = marks("gpt_oss", Beginning::Before).unwrap();
+    assert_eq!((channels.close, channels.then), ("<|channel|>final", Some("<|message|>")));
+    assert_eq!(marks("gpt_oss", Beginning::After), None);
     assert!("none".parse::<ToolCallParser>().unwrap_err().contains("hermes, qwen"));
 }
 

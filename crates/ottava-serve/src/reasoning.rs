@@ -3,6 +3,7 @@
 use crate::channels::Channels;
 use crate::format::{Format, Parts, Step, before, may_become};
 use ottava_data::ChatTemplate;
+use ottava_engine::ReasoningMarks;
 use std::fmt;
 use std::str::FromStr;
 
@@ -102,14 +103,15 @@ impl ReasoningParser {
         }
     }
 
-    /// The marker that may begin reasoning before a constrained text, and the marker that ends it. The first is missing if reasoning has begun. `None`
-    /// if there is no reasoning.
-    pub fn before_constraint(self, beginning: Beginning) -> Option<(Option<&'static str>, &'static str)> {
+    /// The marks of the reasoning before a constrained text; `None` if there is no reasoning.
+    pub fn before_constraint(self, beginning: Beginning) -> Option<ReasoningMarks<'static>> {
         match (&self.0.marks, beginning) {
             (_, Beginning::After) => None,
-            (Marks::Between(_, close), Beginning::Within) => Some((None, *close)),
-            (Marks::Between(open, close), Beginning::Before) => Some((Some(*open), *close)),
-            (Marks::Channels, _) => Some((None, Channels::FINAL)),
+            (Marks::Between(_, close), Beginning::Within) => Some(ReasoningMarks { open: None, close, then: None }),
+            (Marks::Between(open, close), Beginning::Before) => {
+                Some(ReasoningMarks { open: Some(*open), close, then: None })
+            }
+            (Marks::Channels, _) => Some(Channels::BEFORE_FINAL),
         }
     }
 

@@ -163,7 +163,13 @@ fn errors_of_messages_have_the_form_of_anthropic() {
 
 #[test]
 fn the_last_message_of_the_assistant_is_the_beginning_of_the_answer() {
-    let server = server();
+    let server = start_with(
+        |options, _| options.api_key = Some("secret".into()),
+        |model| {
+            let text = "{% for m in messages %}{{ m.role }}:{{ m.content }};{% endfor %}{% if add_generation_prompt %}assistant:{% endif %}";
+            model.template = Some(template_of(text));
+        },
+    );
     let last = |content: Value| json!({"max_tokens": 2, "messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": content}]});
     let prompt = || server.log.get(|log| tokenizer().decode(&log.requests.last().unwrap().prompt).unwrap());
     post(&server, &last(json!("It dives ")));

@@ -100,7 +100,7 @@ fn a_constraint_begins_after_reasoning() {
         body["reasoning_effort"] = effort.into();
         let message = server.post(CHATS, body)["choices"][0]["message"].clone();
         let grammar = server.log.get(|log| format!("{:?}", log.requests.last().unwrap().grammar));
-        (message["reasoning"].clone(), message["content"].clone(), grammar.contains("after None </think>"))
+        (message["reasoning"].clone(), message["content"].clone(), grammar.contains("after ReasoningMarks"))
     };
     // The prompt ends within reasoning.
     assert_eq!(answer("I look.</think>{}$<think>", None), (json!("I look."), json!("{}"), true));
