@@ -3,7 +3,8 @@ Prints the versions and one line per check; exit status 1 if one fails.
 
 usage: clients.py OTTAVA_BINARY [CLIENT...]    by default all clients
 Needs `pip install openai openai-agents anthropic langchain-openai litellm instructor "pydantic-ai-slim[openai]" llama-index-llms-openai-like llm inspect-ai`.
-For the clients of npm, NPM_FOLDER is a folder with `npm install openai ai @ai-sdk/openai @anthropic-ai/sdk zod`. Two minutes on two cores.
+For the clients of npm, NPM_FOLDER is a folder with `npm install openai ai @ai-sdk/openai @anthropic-ai/sdk zod`. AIDER and GUIDELLM name the programs of
+the packages aider-chat and guidellm. Two minutes on two cores.
 """
 
 import asyncio
@@ -260,8 +261,31 @@ def inspect_evaluations(url):
     yield "evaluation", log.status == "success" and log.results.scores[0].metrics["accuracy"].value in (0.0, 1.0)
 
 
+def aider(url):
+    """The program that AIDER names: its packages exclude packages of other clients."""
+    with tempfile.TemporaryDirectory() as folder:
+        # A random model may repeat itself, which aider takes for a failure of the server.
+        (Path(folder) / "settings.yml").write_text(f"- name: openai/{MODEL}\n  extra_params:\n    max_tokens: 16\n")
+        command = [os.environ["AIDER"], "--model", f"openai/{MODEL}", "--openai-api-base", f"{url}/v1", "--openai-api-key", KEY]
+        command += ["--model-settings-file", "settings.yml", "--edit-format", "ask", "--map-tokens", "0", "--no-git", "--yes-always"]
+        command += ["--no-show-model-warnings", "--no-check-update", "--analytics-disable", "--message", ASK]
+        ran = subprocess.run(command, cwd=folder, env=os.environ | {"HOME": folder}, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=120)
+    yield "message", ran.returncode == 0 and "okens: " in ran.stdout and "litellm." not in ran.stdout
+
+
+def guidellm(url):
+    """The program that GUIDELLM names: it needs torch."""
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "prompts.txt").write_text(f"{ASK}\nIt swims.\n")
+        command = [os.environ["GUIDELLM"], "run", "--backend", f"kind=openai_http,target={url},model={MODEL},api_key={KEY}"]
+        command += ["--profile", "kind=synchronous", "--constraint", "kind=max_requests,count=2", "--data", "kind=text_file,path=prompts.txt"]
+        command += ["--output", "kind=json,path=out.json", "--disable-console-interactive"]
+        ran = subprocess.run(command, cwd=folder, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=120)
+        yield "benchmark", ran.returncode == 0 and (Path(folder) / "out.json").exists() and "successful=2 errored=0" in ran.stderr
+
+
 def npm(url):
-    """The clients of npm, if NPM_FOLDER has them."""
+    """The clients of npm in the folder NPM_FOLDER."""
     folder = os.environ["NPM_FOLDER"]
     script = Path(__file__).resolve().parent / "clients.mjs"
     yield "packages of npm", subprocess.run(["node", script, url, KEY, MODEL, folder]).returncode == 0
@@ -270,19 +294,21 @@ def npm(url):
 CLIENTS = {
     "openai": [openai_chats, openai_responses], "openai-agents": [openai_agents], "anthropic": [anthropic_messages], "langchain-openai": [langchain],
     "litellm": [litellm_completions], "instructor": [instructor_models], "pydantic-ai-slim": [pydantic_ai],
-    "llama-index-llms-openai-like": [llama_index], "llm": [llm_prompts], "inspect-ai": [inspect_evaluations], "npm": [npm],
+    "llama-index-llms-openai-like": [llama_index], "llm": [llm_prompts], "inspect-ai": [inspect_evaluations],
+    "npm": [npm], "aider": [aider], "guidellm": [guidellm],
 }
+# Clients in environments of their own, and the variables that name these.
+OTHERS = {"npm": "NPM_FOLDER", "aider": "AIDER", "guidellm": "GUIDELLM"}
 
 
 def main(binary, names):
     failed = False
     with serving(binary) as url:
         for name in names or CLIENTS:
-            if name == "npm" and "NPM_FOLDER" not in os.environ:
-                print("skipped: the packages of npm, because NPM_FOLDER is not set")
+            if name in OTHERS and OTHERS[name] not in os.environ:
+                print(f"skipped: {name}, because {OTHERS[name]} is not set")
                 continue
-            if name != "npm":
-                print(f"{name} {importlib.metadata.version(name)}", flush=True)
+            print(name if name in OTHERS else f"{name} {importlib.metadata.version(name)}", flush=True)
             for checks in CLIENTS[name]:
                 try:
                     for what, passed in checks(url):
