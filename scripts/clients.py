@@ -2,16 +2,14 @@
 Prints the versions and one line per check; exit status 1 if one fails.
 
 usage: clients.py OTTAVA_BINARY [CLIENT...]    by default all clients
-Needs `pip install openai openai-agents anthropic langchain-openai litellm instructor "pydantic-ai-slim[openai]"`. A minute on two cores.
+Needs `pip install openai openai-agents anthropic langchain-openai litellm instructor "pydantic-ai-slim[openai]" llama-index-llms-openai-like llm inspect-ai`.
+For the clients of npm, NPM_FOLDER is a folder with `npm install openai ai @ai-sdk/openai @anthropic-ai/sdk zod`. AIDER and GUIDELLM name the programs of
+the packages aider-chat and guidellm. Two minutes on two cores.
 """
 
 import asyncio
 import importlib.metadata
-import json
 import os
-import random
-import shutil
-import struct
 import subprocess
 import sys
 import tempfile
@@ -21,16 +19,12 @@ from typing import Literal
 
 from pydantic import BaseModel, Field
 
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+from tiny_server import KEY, MODEL, serving
+
 os.environ["OPENAI_AGENTS_DISABLE_TRACING"] = "1"
 os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"
-root = Path(__file__).resolve().parent.parent
-KEY, MODEL, ASK = "secret", "model", "Where is the otter?"
-TEMPLATE = (
-    "{% for t in tools or [] %}{{ t.function.name }} {% endfor %}{% for m in messages %}{{ m.role }}: {% if m.reasoning_content %}<think>"
-    "{{ m.reasoning_content }}</think>{% endif %}{{ m.content }}{% for c in m.tool_calls or [] %} "
-    "<tool_call>{{ c.function | tojson }}</tool_call>{% endfor %}\n{% endfor %}{% if add_generation_prompt %}assistant: {% if enable_thinking %}<think>"
-    "{% endif %}{% endif %}"
-)
+ASK = "Where is the otter?"
 
 
 class Depth(BaseModel):
@@ -45,40 +39,6 @@ class Dive(BaseModel):
     depth: Depth
     kind: Literal["short", "long"]
     again: bool = Field(description="whether it dives again")
-
-
-def write_model(folder):
-    """A Llama of two layers whose weights are random numbers in BF16."""
-    channels, hidden, vocabulary = 32, 64, 4096
-    config = {
-        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": vocabulary, "hidden_size": channels, "intermediate_size": hidden,
-        "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 4096, "rope_theta": 10_000.0,
-        "rms_norm_eps": 1e-5, "torch_dtype": "bfloat16", "tie_word_embeddings": True,
-    }
-    (folder / "config.json").write_text(json.dumps(config))
-    for file in (root / "data/tokenizer").iterdir():
-        shutil.copy(file, folder / file.name)
-    (folder / "chat_template.jinja").write_text(TEMPLATE)
-    shapes = {"model.embed_tokens.weight": (vocabulary, channels), "model.norm.weight": (channels,)}
-    for layer in range(2):
-        name = f"model.layers.{layer}"
-        for norm in ("input_layernorm", "post_attention_layernorm"):
-            shapes[f"{name}.{norm}.weight"] = (channels,)
-        for matrix, shape in {
-            "self_attn.q_proj": (channels, channels), "self_attn.k_proj": (16, channels), "self_attn.v_proj": (16, channels),
-            "self_attn.o_proj": (channels, channels), "mlp.gate_proj": (hidden, channels), "mlp.up_proj": (hidden, channels),
-            "mlp.down_proj": (channels, hidden),
-        }.items():
-            shapes[f"{name}.{matrix}.weight"] = shape
-    numbers, header, data = random.Random(1), {}, bytearray()
-    for name, shape in shapes.items():
-        count = shape[0] * (shape[1] if len(shape) == 2 else 1)
-        values = [1.0 if len(shape) == 1 else numbers.gauss(0, 0.2) for _ in range(count)]
-        begin = len(data)
-        data += b"".join(struct.pack("<f", value)[2:] for value in values)
-        header[name] = {"dtype": "BF16", "shape": shape, "data_offsets": [begin, len(data)]}
-    text = json.dumps(header).encode()
-    (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(text)) + text + data)
 
 
 def openai_chats(url):
@@ -265,34 +225,98 @@ def pydantic_ai(url):
         yield f"{kind.__name__} with structured output", isinstance(structured.output, Dive)
 
 
+def llama_index(url):
+    from llama_index.core.llms import ChatMessage
+    from llama_index.llms.openai_like import OpenAILike
+
+    chat = OpenAILike(model=MODEL, api_base=f"{url}/v1", api_key=KEY, is_chat_model=True, max_tokens=8, max_retries=0)
+    yield "complete", chat.complete(ASK).raw.usage.completion_tokens > 0
+    yield "stream", len(list(chat.stream_chat([ChatMessage(role="user", content=ASK)]))) > 0
+    plain = OpenAILike(model=MODEL, api_base=f"{url}/v1", api_key=KEY, is_chat_model=False, max_tokens=8, max_retries=0)
+    yield "completion", plain.complete(ASK).raw.usage.completion_tokens == 8
+
+
+def llm_prompts(url):
+    with tempfile.TemporaryDirectory() as folder:
+        model = f"- model_id: tiny\n  model_name: {MODEL}\n  api_base: {url}/v1\n  api_key_name: ottava\n"
+        (Path(folder) / "extra-openai-models.yaml").write_text(model)
+        os.environ["LLM_USER_PATH"] = folder
+        import llm
+
+        response = llm.get_model("tiny").prompt(ASK, key=KEY, max_tokens=8)
+        yield "prompt", isinstance(response.text(), str) and response.usage().output > 0
+        yield "no stream", isinstance(llm.get_model("tiny").prompt(ASK, key=KEY, max_tokens=8, stream=False).text(), str)
+
+
+def inspect_evaluations(url):
+    from inspect_ai import Task, eval
+    from inspect_ai.dataset import Sample
+    from inspect_ai.scorer import includes
+    from inspect_ai.solver import generate
+
+    os.environ |= {"OTTAVA_API_KEY": KEY, "OTTAVA_BASE_URL": f"{url}/v1"}
+    task = Task(dataset=[Sample(input=ASK, target="sea")], solver=generate(), scorer=includes())
+    with tempfile.TemporaryDirectory() as folder:
+        [log] = eval(task, model=f"openai-api/ottava/{MODEL}", log_dir=folder, display="none", max_tokens=8)
+    yield "evaluation", log.status == "success" and log.results.scores[0].metrics["accuracy"].value in (0.0, 1.0)
+
+
+def aider(url):
+    """The program that AIDER names: its packages exclude packages of other clients."""
+    with tempfile.TemporaryDirectory() as folder:
+        # A random model may repeat itself, which aider takes for a failure of the server.
+        (Path(folder) / "settings.yml").write_text(f"- name: openai/{MODEL}\n  extra_params:\n    max_tokens: 16\n")
+        command = [os.environ["AIDER"], "--model", f"openai/{MODEL}", "--openai-api-base", f"{url}/v1", "--openai-api-key", KEY]
+        command += ["--model-settings-file", "settings.yml", "--edit-format", "ask", "--map-tokens", "0", "--no-git", "--yes-always"]
+        command += ["--no-show-model-warnings", "--no-check-update", "--analytics-disable", "--message", ASK]
+        ran = subprocess.run(command, cwd=folder, env=os.environ | {"HOME": folder}, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=120)
+    yield "message", ran.returncode == 0 and "okens: " in ran.stdout and "litellm." not in ran.stdout
+
+
+def guidellm(url):
+    """The program that GUIDELLM names: it needs torch."""
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "prompts.txt").write_text(f"{ASK}\nIt swims.\n")
+        command = [os.environ["GUIDELLM"], "run", "--backend", f"kind=openai_http,target={url},model={MODEL},api_key={KEY}"]
+        command += ["--profile", "kind=synchronous", "--constraint", "kind=max_requests,count=2", "--data", "kind=text_file,path=prompts.txt"]
+        command += ["--output", "kind=json,path=out.json", "--disable-console-interactive"]
+        ran = subprocess.run(command, cwd=folder, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=120)
+        yield "benchmark", ran.returncode == 0 and (Path(folder) / "out.json").exists() and "successful=2 errored=0" in ran.stderr
+
+
+def npm(url):
+    """The clients of npm in the folder NPM_FOLDER."""
+    folder = os.environ["NPM_FOLDER"]
+    script = Path(__file__).resolve().parent / "clients.mjs"
+    yield "packages of npm", subprocess.run(["node", script, url, KEY, MODEL, folder]).returncode == 0
+
+
 CLIENTS = {
     "openai": [openai_chats, openai_responses], "openai-agents": [openai_agents], "anthropic": [anthropic_messages], "langchain-openai": [langchain],
     "litellm": [litellm_completions], "instructor": [instructor_models], "pydantic-ai-slim": [pydantic_ai],
+    "llama-index-llms-openai-like": [llama_index], "llm": [llm_prompts], "inspect-ai": [inspect_evaluations],
+    "npm": [npm], "aider": [aider], "guidellm": [guidellm],
 }
+# Clients in environments of their own, and the variables that name these.
+OTHERS = {"npm": "NPM_FOLDER", "aider": "AIDER", "guidellm": "GUIDELLM"}
 
 
 def main(binary, names):
     failed = False
-    with tempfile.TemporaryDirectory() as folder:
-        write_model(Path(folder))
-        command = [binary, "serve", folder, "--port", "0", "--device", "cpu", "--api-key", KEY, "--served-model-name", MODEL]
-        server = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-        try:
-            lines = (line for line in server.stderr if " at http://" in line)
-            url = "http://" + next(lines).strip().split("http://")[1]
-            for name in names or CLIENTS:
-                print(f"{name} {importlib.metadata.version(name)}", flush=True)
-                for checks in CLIENTS[name]:
-                    try:
-                        for what, passed in checks(url):
-                            failed |= not passed
-                            print(f"{'ok    ' if passed else 'FAILED'} {checks.__name__}: {what}", flush=True)
-                    except Exception:
-                        failed = True
-                        print(f"FAILED {checks.__name__}:\n{traceback.format_exc()}", flush=True)
-        finally:
-            server.terminate()
-            server.wait()
+    with serving(binary) as url:
+        for name in names or CLIENTS:
+            if name in OTHERS and OTHERS[name] not in os.environ:
+                print(f"skipped: {name}, because {OTHERS[name]} is not set")
+                continue
+            print(name if name in OTHERS else f"{name} {importlib.metadata.version(name)}", flush=True)
+            for checks in CLIENTS[name]:
+                try:
+                    for what, passed in checks(url):
+                        failed |= not passed
+                        print(f"{'ok    ' if passed else 'FAILED'} {checks.__name__}: {what}", flush=True)
+                except Exception:
+                    failed = True
+                    print(f"FAILED {checks.__name__}:\n{traceback.format_exc()}", flush=True)
     return failed
 
 

@@ -97,11 +97,16 @@ verifiers() {
         "$logs/python/bin/python" scripts/check_verifiers.py target/release/ottava
 }
 
-# The ordinary calls of clients of OpenAI's and Anthropic's APIs. uv resolves the packages in seconds, and pip in more than ten minutes.
+# The ordinary calls of clients of OpenAI's and Anthropic's APIs, and the cases of other servers' tests. uv resolves the packages in seconds, and pip in
+# more than ten minutes.
 clients() {
     packages uv && "$logs/python/bin/uv" pip install --quiet --python "$logs/python/bin/python" openai==3.3.0 openai-agents==0.24.0 anthropic==2.14.0 \
-        langchain-openai==1.7.4 litellm==1.110.2 instructor==1.17.0 "pydantic-ai-slim[openai]==2.38.0" &&
-        cargo build --release --locked -p ottava && "$logs/python/bin/python" scripts/clients.py target/release/ottava
+        langchain-openai==1.7.4 litellm==1.110.2 instructor==1.17.0 "pydantic-ai-slim[openai]==2.38.0" llama-index-llms-openai-like==0.1.3 llm==0.36 inspect-ai==0.3.270 &&
+        npm install --silent --prefix "$logs/node" openai@6.49.0 ai@6.0.326 @ai-sdk/openai@3.0.141 @anthropic-ai/sdk@1.14.0 zod@4.6.7 &&
+        cargo build --release --locked -p ottava && "$logs/python/bin/python" scripts/check_cases.py target/release/ottava &&
+        "$logs/python/bin/uv" venv --quiet --clear "$logs/aider" &&
+        "$logs/python/bin/uv" pip install --quiet --python "$logs/aider/bin/python" aider-chat==0.86.2 &&
+        NPM_FOLDER="$logs/node" AIDER="$logs/aider/bin/aider" "$logs/python/bin/python" scripts/clients.py target/release/ottava
 }
 
 parts=("$@")

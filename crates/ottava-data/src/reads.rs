@@ -45,11 +45,12 @@ impl Reads {
             reads.whole |= ["message|tojson", "messages|tojson", "{m|tojson", "-m|tojson", "message.items()"]
                 .iter()
                 .any(|use_| dense.contains(use_));
-            let is_field = |name: &&&str| {
-                [format!(".{name}"), format!("message{name}"), format!("{name}inm")]
-                    .iter()
-                    .any(|use_| dense.contains(use_))
+            // `.reasoning` is not read by a template that reads only `.reasoning_content`.
+            let uses = |use_: &String| {
+                dense.match_indices(use_.as_str()).any(|(at, _)| !dense[at + use_.len()..].starts_with('_'))
             };
+            let is_field =
+                |name: &&&str| [format!(".{name}"), format!("message{name}"), format!("{name}inm")].iter().any(uses);
             reads.thinking.extend(THINKING.iter().filter(is_field));
             // A template that tests the type accepts arguments as text and as objects.
             reads.parses_arguments |= dense.contains("arguments|tojson") && !dense.contains("argumentsisstring");
@@ -124,4 +125,24 @@ fn join_parts(parts: &[Value]) -> Result<String, String> {
     let texts: Option<Vec<String>> = parts.iter().map(text).collect();
     let wrong = "`content` has a part that is no text, and the chat template takes texts only; images and audio are not implemented";
     texts.map(|texts| texts.join("\n")).ok_or_else(|| wrong.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn thinking_moves_to_the_field_that_the_template_reads() {
+        let message = json!({"role": "assistant", "content": "b", "reasoning": "a"});
+        for (source, field) in [
+            ("{{ message.reasoning_content }}", "reasoning_content"),
+            ("{{ message['reasoning_content'] is defined }}", "reasoning_content"),
+            ("{{ message.reasoning }}{{ message.reasoning_content }}", "reasoning"),
+            ("{{ message.thinking }}{{ reasoning_effort }}", "thinking"),
+        ] {
+            let settled = Reads::of(std::iter::once(source), true).settle(&message, Parts::Listed).unwrap();
+            assert_eq!(settled[field], "a", "{source}: {settled}");
+        }
+    }
 }

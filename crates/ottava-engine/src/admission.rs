@@ -19,8 +19,9 @@ impl Engine {
     /// another token. Errors with [`Error::Data`] for a token that the model does not have.
     pub fn add(&mut self, request: Request) -> Result<RequestId> {
         request.sampling.check()?;
-        if let Some(AdapterId(number)) = request.adapter.filter(|adapter| adapter.0 >= self.adapters.len()) {
-            let count = self.adapters.len();
+        let has = |id: &AdapterId| self.adapters.get(id.0).is_some_and(Option::is_some);
+        if let Some(AdapterId(number)) = request.adapter.filter(|id| !has(id)) {
+            let count = self.adapters.iter().flatten().count();
             return Err(Error::Config(format!("there is no adapter number {number}; the engine has {count}")));
         }
         let room = self.max_model_len();

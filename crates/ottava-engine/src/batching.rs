@@ -12,13 +12,19 @@ use ottava_common::error::{Error, Result};
 use ottava_models::{Adapters, CacheSizes, Decoder, KvCache, PREFILL_MULTIPLE};
 use ottava_tensor::Device;
 use std::collections::VecDeque;
+use std::path::Path;
+
+/// Loads the adapters of a folder for a model.
+type Load = Box<dyn FnMut(&Decoder, &Path) -> Result<Adapters> + Send>;
 
 /// An engine that computes completions of a model.
 pub struct Engine {
     pub(super) model: Decoder,
-    /// The adapters of the model. The linears hold the adapters of number `adapter`.
-    pub(super) adapters: Vec<Adapters>,
+    /// The adapters of the model; `None` for removed adapters. The linears hold the adapters of number `adapter`.
+    pub(super) adapters: Vec<Option<Adapters>>,
     pub(super) adapter: Option<AdapterId>,
+    /// Loads adapters from folders, if the engine may load some.
+    pub(super) load: Option<Load>,
     pub(super) options: EngineOptions,
     pub(super) cache: KvCache,
     /// The captured decode steps, on a GPU.
@@ -146,6 +152,7 @@ impl Engine {
             model,
             adapters: Vec::new(),
             adapter: None,
+            load: None,
             options: *options,
             cache,
             steps,
@@ -167,12 +174,6 @@ impl Engine {
     /// Returns the model.
     pub fn model(&self) -> &Decoder {
         &self.model
-    }
-
-    /// Adds `adapters`, which requests can then name. They must come from [`Decoder::load_adapters`] of this model.
-    pub fn add_adapters(&mut self, adapters: Adapters) -> AdapterId {
-        self.adapters.push(adapters);
-        AdapterId(self.adapters.len() - 1)
     }
 
     /// Returns the sizes of the engine.
@@ -354,7 +355,8 @@ impl Engine {
             let sequence = &mut self.running[at];
             sequence.push(token);
             self.stats.generated_tokens += 1;
-            events.push(Event::Token { id: sequence.id, token, logprob });
+            let cached_tokens = sequence.cached_tokens.unwrap_or(0);
+            events.push(Event::Token { id: sequence.id, token, logprob, cached_tokens });
         }
     }
 

@@ -36,7 +36,8 @@
 //! **Around a step.** A `Proposer` (`Ngram`, `Draft`) proposes tokens (`Sequence::proposed`), which a step computes after the last token of a
 //! request. `Engine::draw` (`drawing.rs`) draws from all of these rows. `Engine::accept` keeps the drawn tokens up to the first token that was not
 //! proposed. `Engine::pool_prompts` (`pooling.rs`) sums activations for embeddings. `Engine::score_prompts` (`scoring.rs`) computes log-probabilities
-//! of prompts within the `PromptBudget` of a step. A `Grammar` bars tokens of a constrained request. For commands, `complete` converts the engine's
+//! of prompts within the `PromptBudget` of a step. A `Grammar` bars tokens of a constrained request, but not within its
+//! `Reasoning` (`reasoning.rs`). For commands, `complete` converts the engine's
 //! events to text with `TextStream`. `TextStream` searches for stop strings in the text that `Detokenizer` (`data/detokenizer.rs`) decodes from the
 //! tokens in their context.
 //!
@@ -44,6 +45,7 @@
 //! of `Draw` with its meaning in the op (`ops/sample/` of `ottava-tensor`). Commands, the server and the suggestions of model folders read the table.
 #![forbid(unsafe_code)]
 
+mod adapters;
 mod admission;
 mod batching;
 mod block_pool;
@@ -53,6 +55,7 @@ mod completion;
 mod decode;
 mod draft;
 mod drawing;
+mod gbnf;
 mod generation_config;
 mod grammar;
 mod leading;
@@ -61,6 +64,7 @@ mod ngram;
 mod passes;
 mod pooling;
 mod proposer;
+mod reasoning;
 mod request;
 mod resting;
 mod sampler;
@@ -70,6 +74,7 @@ mod scoring;
 mod sequence;
 mod state_marks;
 mod states;
+mod structural_tag;
 mod text;
 mod update;
 mod warm_up;
@@ -82,6 +87,7 @@ pub use draft::{Draft, Wanted};
 pub use grammar::{Grammar, Grammars};
 pub use ngram::Ngram;
 pub use proposer::Proposer;
+pub use reasoning::ReasoningMarks;
 pub use request::{
     AdapterId, EngineOptions, EngineStats, Event, FinishReason, LogprobsMode, Pooling, Request, RequestId, TokenLogprob,
 };

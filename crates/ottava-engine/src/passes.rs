@@ -6,7 +6,7 @@
 use crate::batching::{Drawn, Engine, Plan};
 use crate::decode::Scored;
 use crate::drawing::by_rows;
-use crate::request::{AdapterId, Event};
+use crate::request::Event;
 use ottava_common::error::Result;
 use ottava_models::{InferenceBatch, PREFILL_MULTIPLE, SequenceTokens, padded_rows};
 use ottava_tensor::{Device, Tensor};
@@ -93,17 +93,6 @@ impl Engine {
     /// Returns the number of rows of a pass that computes `rows` rows.
     fn padded(&self, rows: usize) -> usize {
         self.fixed_rows().unwrap_or(padded_rows(self.model.device(), rows))
-    }
-
-    /// Moves the adapters of `adapter` into the linears of the model.
-    fn set_adapter(&mut self, adapter: Option<AdapterId>) {
-        if adapter != self.adapter {
-            // The first exchange takes the adapters out of the linears, and the second moves the new adapters in.
-            for AdapterId(at) in [self.adapter, adapter].into_iter().flatten() {
-                self.model.exchange_adapters(&mut self.adapters[at]);
-            }
-            self.adapter = adapter;
-        }
     }
 
     /// Computes `plan`, which has requests of one adapter, in one pass, and draws the tokens that follow.

@@ -113,6 +113,8 @@ pub enum Event {
         token: u32,
         /// The log-probability of the token, for requests with `logprobs`.
         logprob: Option<TokenLogprob>,
+        /// The number of tokens of the prompt that were in the cache when the request began.
+        cached_tokens: usize,
     },
     /// The completion ended. This is the last event of a request.
     Finished {

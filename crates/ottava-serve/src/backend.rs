@@ -1,6 +1,7 @@
 //! The interface of an engine that the server needs.
 
-use ottava_engine::{Engine, EngineStats, Event, Request, RequestId};
+use ottava_engine::{AdapterId, Engine, EngineStats, Event, Request, RequestId};
+use std::path::Path;
 
 /// Computes completions. Implemented by the engine and by a stand-in for tests.
 pub trait Backend {
@@ -20,6 +21,10 @@ pub trait Backend {
     fn max_batch(&self) -> usize;
     /// Returns the state of the engine, like [`Engine::stats`].
     fn stats(&self) -> EngineStats;
+    /// Loads adapters, like [`Engine::load_adapters`].
+    fn load_adapters(&mut self, folder: &Path) -> ottava_common::Result<AdapterId>;
+    /// Frees adapters, like [`Engine::remove_adapters`].
+    fn remove_adapters(&mut self, id: AdapterId);
     /// Ends the engine, like [`Engine::finish`].
     fn finish(&mut self) -> ottava_common::Result<()> {
         Ok(())
@@ -52,6 +57,12 @@ impl<B: Backend> Backend for &mut B {
     fn stats(&self) -> EngineStats {
         (**self).stats()
     }
+    fn load_adapters(&mut self, folder: &Path) -> ottava_common::Result<AdapterId> {
+        (**self).load_adapters(folder)
+    }
+    fn remove_adapters(&mut self, id: AdapterId) {
+        (**self).remove_adapters(id)
+    }
     fn finish(&mut self) -> ottava_common::Result<()> {
         (**self).finish()
     }
@@ -81,6 +92,12 @@ impl Backend for Engine {
     }
     fn stats(&self) -> EngineStats {
         Engine::stats(self)
+    }
+    fn load_adapters(&mut self, folder: &Path) -> ottava_common::Result<AdapterId> {
+        Engine::load_adapters(self, folder)
+    }
+    fn remove_adapters(&mut self, id: AdapterId) {
+        Engine::remove_adapters(self, id)
     }
     fn finish(&mut self) -> ottava_common::Result<()> {
         Engine::finish(self)

@@ -3,7 +3,8 @@
 //! <https://github.com/openai/harmony> describes the format. A message of the channel `analysis` is reasoning, a message to `functions.NAME` is a
 //! call, and all other messages are content.
 
-use crate::format::{Format, Parts, Step, before, may_become};
+use crate::format::{Format, Parts, Search, Step, before, may_become};
+use ottava_engine::ReasoningMarks;
 
 /// Reads messages with headers.
 pub struct Channels {
@@ -18,7 +19,8 @@ pub struct Channels {
 enum Place {
     /// At the beginning of the text, which may have no header.
     Start,
-    Header,
+    /// Within a header, with the search for its end.
+    Header(Search),
     Body(Body),
 }
 
@@ -40,6 +42,10 @@ impl Channels {
     /// All markers.
     pub const MARKERS: [&'static str; 7] =
         [CHANNEL, MESSAGE, "<|constrain|>", "<|end|>", "<|call|>", "<|return|>", "<|start|>"];
+
+    /// What comes before the answer for the reader. Models may write more into the header of this message, which is left out.
+    pub const BEFORE_FINAL: ReasoningMarks<'static> =
+        ReasoningMarks { open: None, close: "<|channel|>final", then: Some(MESSAGE) };
 
     /// A text that has not begun.
     pub fn new(calls: bool) -> Channels {
@@ -71,12 +77,12 @@ impl Channels {
 
 impl Format for Channels {
     fn read(&mut self, text: &str, last: bool, parts: &mut Parts) -> Step {
-        match self.place {
+        match &mut self.place {
             Place::Start => {
                 let begins = text.trim_start();
                 let starts = ["<|start|>", CHANNEL, TO];
                 if starts.iter().any(|start| begins.starts_with(start)) {
-                    self.place = Place::Header;
+                    self.place = Place::Header(Search::default());
                 } else if starts.iter().any(|start| may_become(begins, start)) && !last {
                     return Step::Wait;
                 } else {
@@ -84,16 +90,19 @@ impl Format for Channels {
                 }
                 Step::Read(0)
             }
-            Place::Header => match text.find(MESSAGE) {
+            Place::Header(search) => match search.find(text, MESSAGE) {
                 Some(at) => {
                     self.begin(&text[..at], parts);
                     Step::Read(at + MESSAGE.len())
                 }
                 // The answer ends within a header, which is no text.
-                None if last && !text.is_empty() => Step::Read(text.len()),
+                None if last && !text.is_empty() => {
+                    *search = Search::default();
+                    Step::Read(text.len())
+                }
                 None => Step::Wait,
             },
-            Place::Body(body) => {
+            &mut Place::Body(body) => {
                 let add = |text: &str| match body {
                     Body::Reasoning => parts.reasoning(text),
                     Body::Content => parts.content(text),
@@ -107,7 +116,7 @@ impl Format for Channels {
                             Body::Arguments => parts.end_call(),
                             Body::Content => {}
                         }
-                        self.place = Place::Header;
+                        self.place = Place::Header(Search::default());
                         // A marker of the next header stays in the header.
                         Step::Read(if ENDS[..3].contains(&end) { end.len() } else { 0 })
                     }

@@ -7,6 +7,7 @@ use crate::constraint;
 use crate::error::{ApiError, Result};
 use crate::params::{self, Params};
 use crate::reader::{Division, Reader};
+use crate::reasoning::Beginning;
 use crate::served::{PromptOptions, Rendered, Served};
 use crate::tool_calls::{Calls, Tools};
 use crate::tool_choice::{Kind, ToolChoice};
@@ -65,7 +66,7 @@ pub struct Conversation {
 impl Conversation {
     /// Reads a request.
     pub async fn read(served: &Arc<Served>, body: &Body) -> Result<Conversation> {
-        let model = served.model(body)?.clone();
+        let model = served.model(body)?;
         params::expect_implemented(body, served, NOT_IMPLEMENTED)?;
         let mut params = Params::read(body, served, model)?;
         let (chat, form) = (conversation(body)?, prompt_form(body)?);
@@ -85,23 +86,32 @@ impl Conversation {
         let choice = tool_choice(body)?;
         let most = if body.flag_on("parallel_tool_calls")? { usize::MAX } else { 1 };
         let grammar = constraint::grammar(served, body, choice.schema(most)?).await?;
-        // A constrained text begins with its first token, so it has no reasoning.
-        let reasoning = served.reasoning_parser.filter(|_| grammar.is_none());
+        // Channels have their own calls, so calls that are constrained to JSON have no reasoning there.
+        let has_constrained_calls = matches!(choice.kind, Kind::Required | Kind::Named(_));
+        let reasoning = served.reasoning_parser.filter(|parser| !(has_constrained_calls && parser.has_channels()));
         let continued =
             form.continue_final_message.then(|| chat.messages.last().map_or("", |last| text_of(last)).to_string());
         let effort = body.text("reasoning_effort")?.map(str::to_string);
+        let thinks = effort.as_deref() != Some("none");
         let options = PromptOptions { form, effort, reasoning, continued };
-        let Rendered { ids: prompt, opened, describes } = served.render(body.bytes, chat, options).await?;
+        let Rendered { ids: prompt, beginning, describes } = served.render(body.bytes, chat, options).await?;
         served.expect_known("messages", &prompt)?;
+        let before = reasoning.filter(|_| thinks).and_then(|parser| parser.before_constraint(beginning));
+        let has_grammar = grammar.is_some();
+        let grammar = grammar.map(|grammar| match before {
+            Some(marks) => grammar.after_reasoning(marks),
+            None => grammar,
+        });
         let parser =
             served.tool_call_parser.or_else(|| describes.then(|| "hermes".parse().expect("it is implemented")));
         let calls = match &choice.kind {
             Kind::Required => Some(Calls::Required),
             Kind::Named(name) => Some(Calls::Named(name.clone())),
             // A text with another constraint is no call.
-            Kind::Auto if !choice.tools.is_empty() && grammar.is_none() => parser.map(Calls::Free),
+            Kind::Auto if !choice.tools.is_empty() && !has_grammar => parser.map(Calls::Free),
             Kind::Auto | Kind::None => None,
         };
+        let opened = beginning == Beginning::Within;
         let division = Division { reasoning, opened, calls, tools: Tools::new(&choice.tools), most };
         params.hidden.show(&served.tokenizer, division.markers().into_iter());
         let request = params.request(prompt, asked, served.max_model_len)?;

@@ -17,7 +17,7 @@ pub struct Choice {
     pub tokens: usize,
     /// New tokens that are reasoning, with the tokens that mark it.
     pub reasoning_tokens: usize,
-    /// The number of tokens of the prompt that were in the cache. It is not known if the server has ended the completion.
+    /// The number of tokens of the prompt that were in the cache, if the completion has begun.
     pub cached_tokens: Option<usize>,
     /// The sum of the log-probabilities of new tokens, where the engine computes them.
     logprobs: f64,
@@ -95,7 +95,8 @@ impl Choice {
             Event::Prompt { logprobs, .. } => self.part.prompt_logprobs = Some(logprobs),
             Event::Embedding { .. } => {}
             Event::Token { .. } if self.silent => {}
-            Event::Token { token, logprob, .. } => {
+            Event::Token { token, logprob, cached_tokens, .. } => {
+                self.cached_tokens = Some(cached_tokens);
                 self.tokens += 1;
                 self.logprobs += logprob.as_ref().map_or(0.0, |logprob| f64::from(logprob.logprob));
                 if params.return_token_ids {

@@ -39,6 +39,9 @@ pub trait Choices: Send + Sync + 'static {
     }
 }
 
+/// The version that has computed an answer.
+const FINGERPRINT: &str = concat!("ottava-", env!("CARGO_PKG_VERSION"));
+
 /// The usage of an answer.
 fn usage(usage: Usage, has_reasoning: bool) -> Value {
     let Usage { prompt, cached, completion, reasoning } = usage;
@@ -58,7 +61,8 @@ fn envelope<C: Choices>(form: &mut C, work: &Work, object: &str, choices: &[Stri
     let mut list = ListText::default();
     choices.iter().for_each(|choice| list.push(choice));
     let answer = ObjectText::new().field(C::ID, &work.id).field("object", &object).field("created", &work.created);
-    let answer = answer.field("model", &work.params.model.name).json("choices", &list.json());
+    let answer = answer.field("model", &work.params.model.name).field("system_fingerprint", &FINGERPRINT);
+    let answer = answer.json("choices", &list.json());
     let answer = form.beside().into_iter().fold(answer, |answer, (name, value)| answer.json(name, &value));
     match with_usage {
         true => answer.field("usage", &usage(work.usage(), form.has_reasoning())).end(),

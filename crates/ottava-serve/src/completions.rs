@@ -34,6 +34,8 @@ pub struct Texts {
     /// Whether log-probabilities are wanted, and whether log-probabilities of the prompt come before log-probabilities of new tokens.
     logprobs: bool,
     echo: bool,
+    /// Whether the log-probabilities of the prompt are a field of their own.
+    tells_prompt: bool,
     /// The tokens of each prompt, and how many of them come before its text.
     prompts: Vec<(Vec<u32>, usize)>,
     hidden: Hidden,
@@ -62,11 +64,12 @@ pub async fn completions(
     mut body: Body,
     timer: Timer,
 ) -> Result<Answer<Texts>> {
-    let model = served.model(&body)?.clone();
+    let model = served.model(&body)?;
     params::expect_implemented(&body, &served, NOT_IMPLEMENTED)?;
     let params = Params::read(&body, &served, model)?;
     let (echo, logprobs) = (body.flag("echo")?, params::logprobs(&body, "logprobs")?);
-    let prompt_logprobs = if echo { logprobs } else { params::logprobs(&body, "prompt_logprobs")? };
+    let asked = params::logprobs(&body, "prompt_logprobs")?;
+    let prompt_logprobs = if echo { asked.max(logprobs) } else { asked };
     let max_tokens = body.count("max_tokens")?.unwrap_or(16);
     let grammar = constraint::grammar(&served, &body, None).await?;
     if max_tokens == 0 && !echo {
@@ -101,7 +104,7 @@ pub async fn completions(
     }
     let (n, hidden) = (params.n, params.hidden.clone());
     let (logprobs, prompts) = (logprobs.is_some(), of_prompts);
-    let form = Texts { logprobs, echo, prompts, hidden, n, choices: form_choices };
+    let form = Texts { logprobs, echo, tells_prompt: asked.is_some(), prompts, hidden, n, choices: form_choices };
     Answer::start(served, permit, Prepared { params, choices, requests }, form, timer)
 }
 
@@ -136,8 +139,10 @@ impl Texts {
     fn add_prompt(&mut self, index: usize, logprobs: &[Option<TokenLogprob>], tokenizer: &Tokenizer) -> Result<()> {
         let (prompt, added) = &self.prompts[index / self.n];
         let Text { place, lists, prompt_logprobs, .. } = &mut self.choices[index];
-        if !self.echo {
+        if self.tells_prompt {
             *prompt_logprobs = Some(of_prompt(logprobs, prompt, *added, tokenizer)?);
+        }
+        if !(self.echo && self.logprobs) {
             return Ok(());
         }
         for (number, (logprob, &token)) in logprobs.iter().zip(prompt).enumerate() {

@@ -3,10 +3,11 @@
 use crate::body::Body;
 use crate::completions::prompts;
 use crate::error::{ApiError, Result, json_text};
+use crate::models::ServedModel;
 use crate::params::{MOST_IN_ANSWER, WITHOUT_EFFECT, expect_fits, expect_implemented};
 use crate::preparing::beside;
 use crate::schedule::Job;
-use crate::served::{Encoded, Served, ServedModel};
+use crate::served::{Encoded, Served};
 use crate::worker::Running;
 use axum::response::{IntoResponse, Response};
 use base64::Engine;
@@ -114,7 +115,7 @@ enum Vector {
 impl Embeddings {
     /// Reads a request, and starts the computation of its embeddings.
     pub async fn start(served: &Served, permit: OwnedSemaphorePermit, mut body: Body) -> Result<Embeddings> {
-        let model = served.model(&body)?.clone();
+        let model = served.model(&body)?;
         expect_implemented(&body, served, NOT_IMPLEMENTED)?;
         let in_base64 = match body.text("encoding_format")? {
             None | Some("float") => false,

@@ -188,6 +188,28 @@ pub fn first<'a>(text: &str, markers: &[&'a str]) -> Option<(usize, &'a str)> {
     found.min_by_key(|(at, marker)| (*at, usize::MAX - marker.len()))
 }
 
+/// A search for a marker in a text that grows at its end. It does not search the same text twice.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Search {
+    /// Where the marker may begin.
+    from: usize,
+}
+
+impl Search {
+    /// Returns where the marker begins in `text`, which begins as in earlier calls.
+    pub fn find(&mut self, text: &str, marker: &str) -> Option<usize> {
+        let found = text[self.from..].find(marker).map(|at| self.from + at);
+        self.from = text.len() - partial(text, &[marker]);
+        found
+    }
+}
+
+/// The first `bytes` bytes of a text, or fewer so that no character is cut.
+pub fn start_of(text: &str, bytes: usize) -> &str {
+    let end = (0..=bytes.min(text.len())).rev().find(|&end| text.is_char_boundary(end));
+    &text[..end.unwrap_or(0)]
+}
+
 /// Gives text before the first of `markers` to `add`. `Err` has the step that this is; `Ok` is the marker at the beginning of the text.
 pub fn before<'a>(
     text: &str,
@@ -223,5 +245,21 @@ impl Format for Plain {
         }
         parts.content(text);
         Step::Read(text.len())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_search_goes_on_where_it_was() {
+        let (text, mut search) = ("a<e ü<en<end>", Search::default());
+        for (end, _) in text.char_indices() {
+            assert_eq!(search.find(&text[..end], "<end>"), None);
+            assert!(search.from + "<end>".len() > end, "{} of {end}", search.from);
+        }
+        assert_eq!(search.find(text, "<end>"), Some(9));
+        assert_eq!([0, 3, 4, 5, 99].map(|bytes| start_of("abü", bytes)), ["", "ab", "abü", "abü", "abü"]);
     }
 }

@@ -73,7 +73,7 @@ pub async fn generate(
     mut body: Body,
     timer: Timer,
 ) -> Result<Answer<Ids>> {
-    let model = served.model(&body)?.clone();
+    let model = served.model(&body)?;
     let prompt = match body.take_prompt() {
         Some(Prompt::Ids(mut lists)) if lists.len() == 1 && !lists[0].is_empty() => lists.remove(0),
         _ => return Err(ApiError::field("token_ids", "`token_ids` is missing; it is a list of at least one token id")),

@@ -30,6 +30,7 @@
 //! `constraint`, and `Grammars` of the engine. `docs/serving.md` lists all fields, formats and constraints.
 #![forbid(unsafe_code)]
 
+mod annotations;
 mod answer;
 mod anthropic;
 mod backend;
@@ -54,9 +55,12 @@ mod generate;
 mod intake;
 mod json;
 mod logprobs;
+mod lora_updates;
 mod metrics;
+mod models;
 mod monitor;
 mod origin;
+mod page;
 mod params;
 mod preparing;
 mod ranking;

@@ -5,7 +5,8 @@ use crate::constraint;
 use crate::error::{ApiError, Result};
 use crate::finish::StopReason;
 use crate::logprobs::Spelling;
-use crate::served::{Served, ServedModel};
+use crate::models::ServedModel;
+use crate::served::Served;
 use ottava_data::Tokenizer;
 use ottava_engine::{Field, Parameter, Request, Sampling, tokens};
 use serde_json::Value;
@@ -58,7 +59,6 @@ pub const WITHOUT_EFFECT: &[&str] = &["user", "metadata", "safety_identifier", "
 
 /// Fields that are not implemented, with the values, in JSON, that ask for nothing.
 const NOT_IMPLEMENTED: &[(&str, &[&str])] = &[
-    ("guided_grammar", &[]),
     ("include_stop_str_in_output", &["false"]),
     ("use_beam_search", &["false"]),
     ("allowed_token_ids", &[]),

@@ -87,7 +87,7 @@ async fn scores(
     let (model, queries) = (served.model(body)?, first.len());
     let all = Prompt::Texts(first.into_iter().chain(second).collect());
     let encoded = prompts(served, "documents", all, true).await?;
-    let vectors = Vectors::start(served, permit, model, "documents", encoded)?;
+    let vectors = Vectors::start(served, permit, &model, "documents", encoded)?;
     let tokens = vectors.tokens();
     let vectors = vectors.get().await?;
     let (first, second) = vectors.split_at(queries);

@@ -4,6 +4,9 @@ use crate::format::{Format, Part, Parts, Plain, Step};
 use crate::reasoning::ReasoningParser;
 use crate::tool_calls::{Calls, Tools};
 
+/// The length of a text that waits from which white space is not read alone, in bytes.
+const LONG: usize = 4096;
+
 /// How the text of an answer is divided.
 #[derive(Clone, Debug)]
 pub struct Division {
@@ -45,8 +48,6 @@ impl Reader {
     /// A reader of a text that has not begun.
     pub fn new(division: &Division) -> Reader {
         let Division { reasoning, opened, calls, tools, most } = division;
-        // A text that is constrained to calls has no reasoning.
-        let reasoning = reasoning.filter(|_| calls.as_ref().is_none_or(Calls::is_free));
         let mut formats = Vec::new();
         formats.extend(reasoning.map(|reasoning| reasoning.format(*opened, calls.is_some())));
         // Channels have calls and content too.
@@ -69,7 +70,12 @@ impl Reader {
 
     /// Adds text, the last one if `last`. Returns what was found.
     pub fn push(&mut self, text: &str, last: bool) -> Vec<Part> {
+        let waits = self.held.len() >= LONG && !last;
         self.held.push_str(text);
+        // White space completes nothing in a long text that waits, and models may write very much of it.
+        if waits && text.trim_start().is_empty() {
+            return Vec::new();
+        }
         let mut at = 0;
         while !self.parts.is_full() {
             match self.formats[self.ended].read(&self.held[at..], last, &mut self.parts) {

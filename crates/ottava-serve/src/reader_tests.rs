@@ -1,6 +1,8 @@
 //! Texts of several families of models, whole and cut at every place.
 
 use super::*;
+use crate::format::start_of;
+use crate::reasoning::Beginning;
 use crate::tool_calls::ToolCallParser;
 use ottava_data::{ChatTemplate, Clock};
 use serde_json::json;
@@ -73,9 +75,10 @@ fn reasoning_is_divided_from_content() {
     expect(&division(Some("seed_oss"), None), "<seed:think>a</seed:think>b", "a", "b", &[]);
     let text = "<think>a</think>Well\n<tool_call>\n{\"name\": \"dive\", \"arguments\": {}}\n</tool_call>";
     expect(&division(Some("think"), free("hermes")), text, "a", "Well", &[("dive", "{}")]);
-    // A text that is constrained to calls has no reasoning.
+    // A text that is constrained to calls may have reasoning before them.
     let required = division(Some("think"), Some(Calls::Required));
     expect(&required, r#"[{"name": "dive", "parameters": {}}]"#, "", "", &[("dive", "{}")]);
+    expect(&required, r#"<think>a</think>[{"name": "dive", "parameters": {}}]"#, "a", "", &[("dive", "{}")]);
 }
 
 #[test]
@@ -132,7 +135,7 @@ fn calls_are_found_in_each_format() {
         ("llama3_json", "{\"name".into(), "{\"name", vec![]),
         ("mistral", format!("[TOOL_CALLS] [{dive}, {dive}]"), "", vec![call; 2]),
         ("mistral", format!("Well [1] [TOOL_CALLS][{dive}]"), "Well [1]", vec![call]),
-        ("mistral", format!("[TOOL_CALLS][{dive}, {{\"na"), "{\"na", vec![call]),
+        ("mistral", format!("[TOOL_CALLS][{dive}, {{\"na"), "", vec![call]),
         ("mistral", format!("Well [TOOL_CALLS]dive[ARGS]{arguments}"), "Well", vec![call]),
         (
             "mistral",
@@ -150,9 +153,10 @@ fn calls_are_found_in_each_format() {
     }
     let required = division(None, Some(Calls::Required));
     expect(&required, &format!("[{other}, {other}]"), "", "", &[call; 2]);
-    expect(&required, "[{\"name\"", "", "[{\"name\"", &[]);
-    // Complete calls stay calls if the answer ends early.
-    expect(&required, &format!("[{other}, {{\"name\": \"di"), "", "{\"name\": \"di", &[call]);
+    // If the answer ends early, complete calls stay calls, and a call that is cut before its arguments is left out.
+    expect(&required, "[", "", "", &[]);
+    expect(&required, "[{\"name\"", "", "", &[]);
+    expect(&required, &format!("[{other}, {{\"name\": \"di"), "", "", &[call]);
     let named = division(None, Some(Calls::Named("dive".into())));
     expect(&named, "{\"depth\"", "", "", &[("dive", "{\"depth\"")]);
 }
@@ -259,7 +263,68 @@ fn parsers_are_chosen_by_the_template() {
         assert_eq!(ReasoningParser::of_template(&template).map(ReasoningParser::name), reasoning, "{name}");
     }
     let think: ReasoningParser = "think".parse().unwrap();
-    assert!(think.opens("<|assistant|><think>\n", None) && !think.opens("<think>\n\n</think>\n\n", None));
-    assert!(think.opens("…", Some("<think>I")) && !think.opens("…", Some("<think>I</think>So")));
+    for (prompt, continued, beginning) in [
+        ("<|assistant|><think>\n", None, Beginning::Within),
+        ("<think>\n\n</think>\n\n", None, Beginning::After),
+        ("<|assistant|>", None, Beginning::Before),
+        ("…", Some("<think>I"), Beginning::Within),
+        ("…", Some("<think>I</think>So"), Beginning::After),
+    ] {
+        assert_eq!(think.beginning(prompt, continued), beginning, "{prompt} {continued:?}");
+    }
+    let marks = |parser: &str, beginning| parser.parse::<ReasoningParser>().unwrap().before_constraint(beginning);
+    let open = |beginning| marks("think", beginning).map(|marks| marks.open);
+    assert_eq!(
+        [Beginning::Before, Beginning::Within, Beginning::After].map(open),
+        [Some(Some("<think>")), Some(None), None]
+    );
+    // A message may have more in its header before the marker of its text.
+    let channels = marks("gpt_oss", Beginning::Before).unwrap();
+    assert_eq!((channels.close, channels.then), ("<|channel|>final", Some("<|message|>")));
+    assert_eq!(marks("gpt_oss", Beginning::After), None);
     assert!("none".parse::<ToolCallParser>().unwrap_err().contains("hermes, qwen"));
+}
+
+/// Long parts of texts, which formats wait for, and white space without end.
+#[test]
+fn long_texts_are_read_like_short_ones() {
+    let (long, space) = ("x".repeat(6000), "\n".repeat(6000));
+    let object = |text: &str| format!(r#"{{"arguments": {{"a": "{text}"}}, "name": "dive"}}"#);
+    for (parser, text, calls) in [
+        ("hermes", format!("<tool_call>{space}{}</tool_call>", object(&long)), 1),
+        ("llama3_json", object(&long), 1),
+        ("mistral", format!("[TOOL_CALLS][{}, {}]", object(&long), object("b")), 2),
+        ("mistral", format!("[TOOL_CALLS]dive[CALL_ID]{long}[ARGS]{{}}"), 0),
+        ("llama4_pythonic", format!("[dive(a='{long}', b={{'c': ['{long}']}}), rise()]"), 2),
+        ("llama4_pythonic", format!("[dive(a='{long}'{long}"), 0),
+        ("openai", format!("<|channel|>commentary to=functions.dive {long}<|message|>{{}}<|call|>"), 1),
+        (
+            "qwen3_coder",
+            format!("<tool_call>{space}<function=dive><parameter=depth>[{long}]</parameter></function>"),
+            1,
+        ),
+        ("qwen3_coder", format!("<tool_call><function=dive><parameter={long}>1</parameter></function>"), 1),
+        ("deepseek_v3", format!("<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>{long}<｜tool▁sep｜>{{}}"), 0),
+    ] {
+        let division = division(None, free(parser));
+        let run = |size: usize| {
+            let (mut reader, mut found) = (Reader::new(&division), (String::new(), Vec::new()));
+            let ends: Vec<usize> =
+                (1..text.len()).filter(|&end| end % size == 0 && text.is_char_boundary(end)).collect();
+            for (begin, end) in std::iter::once(&0).chain(&ends).zip(ends.iter().chain([&text.len()])) {
+                for part in reader.push(&text[*begin..*end], *end == text.len()) {
+                    match part {
+                        Part::Content(text) => found.0 += &text,
+                        Part::Call { name, .. } => found.1.push(name),
+                        Part::Arguments(text) => found.1.last_mut().unwrap().push_str(&text),
+                        Part::Reasoning(_) | Part::EndOfCall => {}
+                    }
+                }
+            }
+            found
+        };
+        let whole = run(text.len());
+        assert_eq!(whole.1.len(), calls, "{parser}: {}", start_of(&text, 60));
+        assert!([7, 1001].into_iter().all(|size| run(size) == whole), "{parser}: {}", start_of(&text, 60));
+    }
 }

@@ -3,12 +3,24 @@
 use crate::channels::Channels;
 use crate::format::{Format, Parts, Step, before, may_become};
 use ottava_data::ChatTemplate;
+use ottava_engine::ReasoningMarks;
 use std::fmt;
 use std::str::FromStr;
 
 /// How a model marks its reasoning.
 #[derive(Clone, Copy)]
 pub struct ReasoningParser(&'static Row);
+
+/// Where an answer begins.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub enum Beginning {
+    /// Before reasoning, if it has any.
+    #[default]
+    Before,
+    Within,
+    /// After reasoning, or in a message that has none.
+    After,
+}
 
 /// A row of the table of formats.
 struct Row {
@@ -76,12 +88,30 @@ impl ReasoningParser {
         }
     }
 
-    /// Whether an answer after `prompt` begins within reasoning. If the answer continues a message, `continued` is the text of the message.
-    pub fn opens(self, prompt: &str, continued: Option<&str>) -> bool {
-        let Marks::Between(open, close) = self.0.marks else { return false };
+    /// Where the answer after `prompt` begins. If the answer continues a message, `continued` is the text of the message.
+    pub fn beginning(self, prompt: &str, continued: Option<&str>) -> Beginning {
+        let Marks::Between(open, close) = self.0.marks else {
+            return if continued.is_some() { Beginning::After } else { Beginning::Before };
+        };
+        let prompt = prompt.trim_end();
         match continued {
-            Some(text) => text.rfind(open) > text.rfind(close),
-            None => prompt.trim_end().ends_with(open),
+            Some(text) if text.rfind(open) > text.rfind(close) => Beginning::Within,
+            Some(_) => Beginning::After,
+            None if prompt.ends_with(open) => Beginning::Within,
+            None if prompt.ends_with(close) => Beginning::After,
+            None => Beginning::Before,
+        }
+    }
+
+    /// The marks of the reasoning before a constrained text; `None` if there is no reasoning.
+    pub fn before_constraint(self, beginning: Beginning) -> Option<ReasoningMarks<'static>> {
+        match (&self.0.marks, beginning) {
+            (_, Beginning::After) => None,
+            (Marks::Between(_, close), Beginning::Within) => Some(ReasoningMarks { open: None, close, then: None }),
+            (Marks::Between(open, close), Beginning::Before) => {
+                Some(ReasoningMarks { open: Some(*open), close, then: None })
+            }
+            (Marks::Channels, _) => Some(Channels::BEFORE_FINAL),
         }
     }
 

@@ -11,8 +11,10 @@ use crate::embeddings::{self, Embeddings};
 use crate::error::{ApiError, Result, json_body};
 use crate::generate::{self, generate};
 use crate::intake::{MAX_BODY_BYTES, Received, SMALL_BYTES};
+use crate::lora_updates;
 use crate::metrics::Timer;
 use crate::origin::{allowed, preflight, share};
+use crate::page::page;
 use crate::preparing::{SHORT_BYTES, beside};
 use crate::ranking;
 use crate::responses;
@@ -29,7 +31,8 @@ use std::sync::Arc;
 use tokio::sync::OwnedSemaphorePermit;
 
 /// The paths by which requests are counted.
-const PATHS: [&str; 18] = [
+const PATHS: [&str; 21] = [
+    "/",
     "/v1/completions",
     "/v1/chat/completions",
     "/v1/responses",
@@ -40,6 +43,8 @@ const PATHS: [&str; 18] = [
     "/v1/score",
     "/inference/v1/generate",
     "/v1/models",
+    "/v1/load_lora_adapter",
+    "/v1/unload_lora_adapter",
     "/v1/rollouts",
     "/v1/training",
     "/tokenize",
@@ -50,7 +55,7 @@ const PATHS: [&str; 18] = [
     "/metrics",
 ];
 /// The paths that need no key and answer all sites. `other` counts paths that do not exist.
-const OPEN: [&str; 5] = ["/version", "/health", "/load", "/metrics", "other"];
+const OPEN: [&str; 6] = ["/", "/version", "/health", "/load", "/metrics", "other"];
 /// The header with the id of a request, and the maximum length of an id that a client gives.
 const REQUEST_ID: &str = "x-request-id";
 const MOST_ID: usize = 128;
@@ -67,6 +72,8 @@ pub fn routes(served: Arc<Served>, more: Router) -> Router {
         .route("/embeddings", post(post_embeddings))
         .route("/rerank", post(post_rerank))
         .route("/score", post(post_score))
+        .route("/load_lora_adapter", post(post_load_adapter))
+        .route("/unload_lora_adapter", post(post_unload_adapter))
         .route("/models", get(models))
         .route("/models/{*id}", get(model));
     Router::new()
@@ -77,6 +84,7 @@ pub fn routes(served: Arc<Served>, more: Router) -> Router {
         .route("/inference/v1/generate", post(post_generate))
         .route("/tokenize", post(post_tokenize))
         .route("/detokenize", post(post_detokenize))
+        .route("/", get(page))
         .route("/version", get(version))
         .route("/health", get(health))
         .route("/ping", get(health).post(health))
@@ -228,6 +236,16 @@ async fn post_detokenize(State(served): State<Arc<Served>>, request: Request) ->
     Ok(json_body(&tokens::detokenize(&served, &accepted.body)?).into_response())
 }
 
+async fn post_load_adapter(State(served): State<Arc<Served>>, request: Request) -> Result<Response> {
+    let accepted = Accepted::receive(&served, request, (lora_updates::LOAD.to_vec(), None)).await?;
+    Ok(lora_updates::load(&served, &accepted.body).await?.into_response())
+}
+
+async fn post_unload_adapter(State(served): State<Arc<Served>>, request: Request) -> Result<Response> {
+    let accepted = Accepted::receive(&served, request, (lora_updates::UNLOAD.to_vec(), None)).await?;
+    Ok(lora_updates::unload(&served, &accepted.body)?.into_response())
+}
+
 /// The fields that a request may have, and the field that is its prompt.
 type Fields = (Vec<&'static str>, Option<&'static str>);
 
@@ -276,12 +294,12 @@ impl Accepted {
 }
 
 async fn models(State(served): State<Arc<Served>>) -> Response {
-    let models: Vec<Value> = served.models.iter().map(|model| served.describe(model)).collect();
+    let models: Vec<Value> = served.models.all().iter().map(|model| served.describe(model)).collect();
     json_body(&json!({"object": "list", "data": models})).into_response()
 }
 
 async fn model(State(served): State<Arc<Served>>, Path(id): Path<String>) -> Result<Response> {
-    Ok(json_body(&served.describe(served.model_named(&id)?)).into_response())
+    Ok(json_body(&served.describe(served.models.named(&id)?.as_ref())).into_response())
 }
 
 async fn version() -> Response {

@@ -13,13 +13,15 @@
 
 use crate::backend::Backend;
 use crate::error::{ApiError, Result};
-use ottava_engine::{EngineStats, Event, Request, RequestId};
+use crate::models::ServedModel;
+use ottava_engine::{AdapterId, EngineStats, Event, Request, RequestId};
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
-use tokio::sync::{OwnedSemaphorePermit, mpsc};
+use tokio::sync::{OwnedSemaphorePermit, mpsc, oneshot};
 
 /// The interval at which a thread without work looks whether it goes on.
 const POLL: Duration = Duration::from_millis(50);
@@ -128,6 +130,10 @@ pub enum Command {
     Cancel { id: u64, index: usize },
     /// End all completions.
     End { id: u64 },
+    /// Load the adapters in a folder.
+    LoadAdapters { folder: PathBuf, reply: oneshot::Sender<ottava_common::Result<AdapterId>> },
+    /// Free the adapters of a model that new requests cannot name, as soon as no request uses them.
+    RemoveAdapters { model: Arc<ServedModel> },
 }
 
 /// A job in progress.
@@ -176,11 +182,14 @@ pub struct Schedule<B> {
     /// Groups that [wait](Group::waits), in the order of their last turn.
     queue: VecDeque<u64>,
     routes: HashMap<RequestId, (u64, usize)>,
+    /// The models whose adapters are freed when no request uses them.
+    leaving: Vec<Arc<ServedModel>>,
 }
 
 impl<B: Backend> Schedule<B> {
     pub fn new(backend: B, commands: Receiver<Command>, shared: Arc<Shared>) -> Schedule<B> {
-        Schedule { backend, commands, shared, groups: BTreeMap::new(), queue: VecDeque::new(), routes: HashMap::new() }
+        let (groups, queue, routes, leaving) = (BTreeMap::new(), VecDeque::new(), HashMap::new(), Vec::new());
+        Schedule { backend, commands, shared, groups, queue, routes, leaving }
     }
 
     /// Runs until all handles are gone, and then finishes the engine. Returns the errors of [`Backend::step`] and [`Backend::finish`].
@@ -192,6 +201,7 @@ impl<B: Backend> Schedule<B> {
     /// Runs until all handles are gone or `goes_on` returns false. Returns the errors of `goes_on` and [`Backend::step`].
     pub fn run_while(&mut self, mut goes_on: impl FnMut() -> ottava_common::Result<bool>) -> ottava_common::Result<()> {
         while goes_on()? {
+            self.remove_adapters();
             // Without work, wait for a command.
             if self.backend.is_idle() && self.queue.is_empty() {
                 match self.commands.recv_timeout(POLL) {
@@ -257,7 +267,28 @@ impl<B: Backend> Schedule<B> {
                 self.finished(id, index);
             }
             Command::End { id } => self.end(id),
+            Command::LoadAdapters { folder, reply } => {
+                let loaded = self.backend.load_adapters(&folder);
+                if let Err(Ok(id)) = reply.send(loaded) {
+                    // The client has left, so nobody can name the adapters.
+                    self.backend.remove_adapters(id);
+                }
+            }
+            Command::RemoveAdapters { model } => self.leaving.push(model),
         }
+    }
+
+    /// Frees the adapters of models that leave and that no request uses any more. Requests hold their model until they are answered.
+    fn remove_adapters(&mut self) {
+        let Schedule { backend, groups, leaving, .. } = self;
+        leaving.retain(|model| {
+            let uses = |group: &Group| group.job.requests.iter().any(|request| request.adapter == model.adapter);
+            let is_used = Arc::strong_count(model) > 1 || groups.values().any(uses);
+            if let Some(id) = model.adapter.filter(|_| !is_used) {
+                backend.remove_adapters(id);
+            }
+            is_used
+        });
     }
 
     /// Gives free places of the engine to waiting completions, and then takes places from running requests by the rule of [`SLICE`].

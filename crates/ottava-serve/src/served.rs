@@ -5,9 +5,10 @@ use crate::described::described;
 use crate::error::{ApiError, Result};
 use crate::intake::Intake;
 use crate::metrics::Metrics;
+use crate::models::{Models, ServedModel};
 use crate::origin::{Origin, allowed};
 use crate::preparing::beside;
-use crate::reasoning::ReasoningParser;
+use crate::reasoning::{Beginning, ReasoningParser};
 use crate::response_store::Store;
 use crate::stranger::{Stranger, text_of};
 use crate::tolerance::Tolerance;
@@ -16,25 +17,12 @@ use crate::worker::Worker;
 use axum::http::{HeaderMap, HeaderName, StatusCode, header};
 use ottava_common::hash::sha256;
 use ottava_data::{Chat, ChatTemplate, PromptForm, Tokenizer};
-use ottava_engine::{AdapterId, Grammars, Pooling, Sampling};
+use ottava_engine::{Grammars, Pooling, Sampling};
 use serde_json::{Value, json};
 use std::sync::{Arc, OnceLock};
 
 /// The variable of templates with the effort of reasoning.
 const EFFORT: &str = "reasoning_effort";
-
-/// A model that requests can name.
-#[derive(Debug)]
-pub struct ServedModel {
-    /// The name of the model for clients.
-    pub name: String,
-    /// The folder of the model.
-    pub root: String,
-    /// If the model is an adapter, the name of its base model.
-    pub parent: Option<String>,
-    /// The adapters of the model in the engine.
-    pub adapter: Option<AdapterId>,
-}
 
 /// The tokens of a prompt.
 pub struct Encoded {
@@ -60,8 +48,8 @@ pub struct PromptOptions {
 /// The prompt of a conversation.
 pub struct Rendered {
     pub ids: Vec<u32>,
-    /// Whether it ends within reasoning.
-    pub opened: bool,
+    /// Where the answer begins.
+    pub beginning: Beginning,
     /// Whether a message describes the tools, because the template does not read them.
     pub describes: bool,
 }
@@ -94,8 +82,10 @@ impl LazyGrammars {
 
 /// The state that all requests share.
 pub struct Served {
-    /// The models that requests can name: the model without adapters, and each of its adapters. Requests that name no model get the first.
-    pub models: Vec<Arc<ServedModel>>,
+    /// The models that requests can name. Requests that name no model get the first.
+    pub models: Models,
+    /// Whether requests can load and unload adapters.
+    pub updates_adapters: bool,
     /// The maximum number of tokens of prompt and completion together.
     pub max_model_len: usize,
     /// The tokenizer of the model.
@@ -138,16 +128,8 @@ pub struct Served {
 
 impl Served {
     /// Returns the model that a request names. Errors if there is no model of this name.
-    pub fn model(&self, body: &Body) -> Result<&Arc<ServedModel>> {
-        body.text("model")?.map_or(Ok(&self.models[0]), |name| self.model_named(name))
-    }
-
-    /// Returns the model of this name. Errors if there is no such model.
-    pub fn model_named(&self, name: &str) -> Result<&Arc<ServedModel>> {
-        self.models.iter().find(|model| model.name == name).ok_or_else(|| {
-            let names = self.models.iter().map(|model| format!("`{}`", model.name));
-            ApiError::no_model(name, &names.collect::<Vec<_>>().join(", "))
-        })
+    pub fn model(&self, body: &Body) -> Result<Arc<ServedModel>> {
+        body.text("model")?.map_or_else(|| Ok(self.models.first()), |name| self.models.named(name))
     }
 
     /// Describes a model for `/v1/models`.
@@ -181,7 +163,7 @@ impl Served {
             return Err(ApiError::invalid("the model has no chat template; use /v1/completions"));
         };
         let tolerance = self.tolerance.clone();
-        let (text, opened, describes) = beside(bytes, move || {
+        let (text, beginning, describes) = beside(bytes, move || {
             // Clients must not see the path of the template.
             let path = format!("chat template {}", template.path().display());
             let failed = |reason: String| ApiError::field("messages", reason.replace(&path, "the chat template"));
@@ -212,14 +194,14 @@ impl Served {
                     text = template.prompt_text(&described(&chat), &form).map_err(failed)?;
                 }
             }
-            let opened = reasoning.is_some_and(|parser| parser.opens(&text, continued.as_deref()));
-            Ok((text, opened, describes))
+            let beginning = reasoning.map(|parser| parser.beginning(&text, continued.as_deref())).unwrap_or_default();
+            Ok((text, beginning, describes))
         })
         .await?;
         self.expect_may_fit("messages", text.len())?;
         let tokenizer = self.tokenizer.clone();
         let ids = beside(text.len(), move || tokenizer.encode(&text).map_err(ApiError::of_request)).await?;
-        Ok(Rendered { ids, opened, describes })
+        Ok(Rendered { ids, beginning, describes })
     }
 
     /// Errors if `bytes` bytes of text cannot fit in the model's room even with the longest tokens of the vocabulary.

@@ -4,11 +4,12 @@ use crate::backend::Backend;
 use crate::connections::{Connections, listen};
 use crate::intake::Intake;
 use crate::metrics::Metrics;
+use crate::models::{Models, ServedModel};
 use crate::origin::Origin;
 use crate::reasoning::ReasoningParser;
 use crate::response_store::Store;
 use crate::routes::routes;
-use crate::served::{LazyGrammars, Served, ServedModel};
+use crate::served::{LazyGrammars, Served};
 use crate::tolerance::Tolerance;
 use crate::tool_calls::ToolCallParser;
 use crate::worker::Worker;
@@ -47,6 +48,8 @@ pub struct Options {
     pub shutdown_timeout: Duration,
     /// The other sites whose pages may send requests and read the answers.
     pub allowed_origins: Vec<Origin>,
+    /// Whether requests can load and unload adapters. The model must be loaded beside adapters, and the engine must have a loader.
+    pub updates_adapters: bool,
     /// Whether fields of requests that have no effect are refused; otherwise they are ignored, and logged once.
     pub strict: bool,
 }
@@ -135,6 +138,7 @@ pub fn served(options: &Options, address: SocketAddr, worker: &Worker, model: Mo
     let tokenizer = Arc::new(model.tokenizer);
     Arc::new(Served {
         models: models_of(&options.names, model.root, model.adapters),
+        updates_adapters: options.updates_adapters,
         max_model_len: model.max_model_len,
         tokenizer: tokenizer.clone(),
         template: model.template.map(Arc::new),
@@ -164,7 +168,7 @@ pub fn connections(options: &Options) -> Arc<Connections> {
 }
 
 /// Lists the model under each of its names, and each of its adapters as a model.
-fn models_of(names: &[String], root: String, adapters: Vec<NamedAdapter>) -> Vec<Arc<ServedModel>> {
+fn models_of(names: &[String], root: String, adapters: Vec<NamedAdapter>) -> Models {
     let base =
         names.iter().map(|name| ServedModel { name: name.clone(), root: root.clone(), parent: None, adapter: None });
     let adapted = adapters.into_iter().map(|NamedAdapter { name, root, id }| ServedModel {
@@ -173,7 +177,7 @@ fn models_of(names: &[String], root: String, adapters: Vec<NamedAdapter>) -> Vec
         parent: names.first().cloned(),
         adapter: Some(id),
     });
-    base.chain(adapted).map(Arc::new).collect()
+    Models::new(base.chain(adapted).collect())
 }
 
 /// Creates the threads for connections. Threads that parse requests end soon after a burst, and free their memory.

@@ -1,6 +1,8 @@
 //! Tests the server over HTTP. A stand-in for the engine repeats the prompts.
 
+mod adapters;
 mod anthropic;
+mod cases;
 mod clients;
 mod embeddings;
 mod reasoning;
@@ -59,6 +61,9 @@ struct Asked {
     cancelled: Vec<RequestId>,
     /// The number of times a completion was held.
     holds: usize,
+    /// The number of adapters that were loaded, and the adapters that were freed.
+    loaded: usize,
+    removed: Vec<AdapterId>,
 }
 
 impl Log {
@@ -136,7 +141,8 @@ impl Backend for Parrot {
             }
             let token = prompt[*drawn % prompt.len()];
             let place = prompt.len() + *drawn;
-            events.push(Event::Token { id, token, logprob: request.logprobs.map(|top| logprob(place, token, top)) });
+            let of_token = request.logprobs.map(|top| logprob(place, token, top));
+            events.push(Event::Token { id, token, logprob: of_token, cached_tokens: 1 });
             *drawn += 1;
             let stops = request.stop_ids.contains(&token);
             if matches!(self.fails, Some(Failure::Stuck)) {
@@ -154,6 +160,20 @@ impl Backend for Parrot {
 
     fn is_idle(&self) -> bool {
         self.running.is_empty()
+    }
+
+    fn load_adapters(&mut self, folder: &Path) -> ottava_common::Result<AdapterId> {
+        let mut log = self.log.0.lock().unwrap();
+        if folder.starts_with("missing") {
+            return Err(ottava_common::Error::Model(format!("{}: there is no adapter", folder.display())));
+        }
+        log.loaded += 1;
+        Ok(AdapterId(log.loaded - 1))
+    }
+
+    fn remove_adapters(&mut self, id: AdapterId) {
+        assert!(self.running.values().all(|(request, _)| request.adapter != Some(id)), "it is in use");
+        self.log.0.lock().unwrap().removed.push(id);
     }
 
     fn stats(&self) -> EngineStats {
@@ -204,6 +224,7 @@ fn start_with(
         shutdown_timeout: Duration::from_secs(5),
         allowed_origins: Vec::new(),
         strict: false,
+        updates_adapters: false,
     };
     let (running, held, log, pause) = (BTreeMap::new(), BTreeMap::new(), Log::default(), Duration::ZERO);
     let mut parrot = Parrot { running, held, log, pause, steps: 0, max_batch: 1000, fails: None };

@@ -2,15 +2,17 @@
 
 use crate::backend::Backend;
 use crate::error::{ApiError, Result};
+use crate::models::ServedModel;
 use crate::schedule::{Command, Job, Outbox, Schedule, Shared, weight};
-use ottava_engine::{EngineStats, Event};
+use ottava_engine::{AdapterId, EngineStats, Event};
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
 
 /// A handle of the engine's thread. The thread ends once all handles and all requests in progress are dropped.
 #[derive(Clone)]
@@ -113,6 +115,20 @@ impl Worker {
         let start = Command::Start { id, job, outbox, permit };
         self.commands.send(start).map_err(|_| self.gone())?;
         Ok(Running { events, backlog, id, worker: self.clone() })
+    }
+
+    /// Loads the adapters in a folder. The engine computes nothing meanwhile.
+    pub async fn load_adapters(&self, folder: PathBuf) -> Result<AdapterId> {
+        let (reply, loaded) = oneshot::channel();
+        self.commands.send(Command::LoadAdapters { folder, reply }).map_err(|_| self.gone())?;
+        let loaded = loaded.await.map_err(|_| self.gone())?;
+        loaded.map_err(|error| ApiError::field("lora_path", format!("the adapter cannot be loaded: {error}")))
+    }
+
+    /// Frees the adapters of a model as soon as no request uses them.
+    pub fn remove_adapters(&self, model: Arc<ServedModel>) {
+        // A thread that has ended has freed them.
+        let _ = self.commands.send(Command::RemoveAdapters { model });
     }
 
     /// Returns the state of the engine after its last step.

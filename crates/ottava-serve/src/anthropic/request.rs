@@ -63,12 +63,21 @@ pub fn translate(served: &Served, body: &Body) -> Result<Body> {
         add_message(&mut messages, message)
             .map_err(|reason| ApiError::field("messages", format!("message {number} {reason}")))?;
     }
+    if begins_answer(&messages)? {
+        fields.insert("add_generation_prompt".into(), false.into());
+        fields.insert("continue_final_message".into(), true.into());
+    }
     fields.insert("messages".into(), messages.into());
     fields.extend(body.get("stop_sequences").map(|stops| ("stop".to_string(), stops.clone())));
     if let Some(effort) = effort(body)? {
         fields.insert("reasoning_effort".into(), effort.into());
     }
-    if let Some(format) = body.object("output_config", MOST)?.and_then(|config| config.get("format")) {
+    let format = body.object("output_config", MOST)?.and_then(|config| config.get("format"));
+    if let Some(format) = format.filter(|format| !format.is_null()) {
+        if format["type"].as_str().is_some_and(|kind| kind != "json_schema") {
+            let message = format!("`output_config.format.type` is {}; it is json_schema", format["type"]);
+            return Err(ApiError::field("output_config", message));
+        }
         let schema = json!({"type": "json_schema", "json_schema": {"schema": format["schema"]}});
         fields.insert("response_format".into(), schema);
     }
@@ -92,6 +101,17 @@ pub fn translate(served: &Served, body: &Body) -> Result<Body> {
         }
     }
     Ok(Body::of(body.bytes, fields))
+}
+
+/// Whether the last message is the beginning of the answer, which the answer continues.
+fn begins_answer(messages: &[Value]) -> Result<bool> {
+    let Some(last) = messages.last().filter(|last| last["role"] == "assistant") else { return Ok(false) };
+    if !last["tool_calls"].is_null() {
+        let message = "`messages` ends with calls of tools; add a message with their results";
+        return Err(ApiError::field("messages", message));
+    }
+    // The end of a template's turn cannot be told from an empty text.
+    Ok(last["content"].as_str().is_some_and(|text| !text.trim().is_empty()))
 }
 
 /// The effort of reasoning that a request asks for.

@@ -2,11 +2,49 @@
 
 use crate::blocks::{Block, BlockKind};
 use crate::error::{ApiError, Result};
+use ottava_data::parse_json;
 use serde_json::{Value, json};
 
-/// The item of a block with its ids. An item that is not `done` has no text yet.
-pub fn item(block: &Block, (id, call): &(String, String), done: bool) -> Value {
-    let status = if done { "completed" } else { "in_progress" };
+/// The state of an item.
+#[derive(Clone, Copy, PartialEq)]
+pub enum State {
+    /// It has begun, and its text is not told yet.
+    Begun,
+    /// It is complete.
+    Complete,
+    /// `max_output_tokens` has cut it.
+    Cut,
+}
+
+impl State {
+    /// The state of a block that has ended. `is_last_of_cut` says whether `max_output_tokens` has ended the answer, and the block is its last one. A call
+    /// is cut if its arguments are incomplete, wherever it is.
+    pub fn of_ended(block: &Block, is_last_of_cut: bool) -> State {
+        let is_cut = match block.kind {
+            BlockKind::Call => arguments(&block.text).is_none(),
+            BlockKind::Reasoning | BlockKind::Content => is_last_of_cut,
+        };
+        if is_cut { State::Cut } else { State::Complete }
+    }
+
+    /// The `status` of the item.
+    fn status(self) -> &'static str {
+        match self {
+            State::Begun => "in_progress",
+            State::Complete => "completed",
+            State::Cut => "incomplete",
+        }
+    }
+}
+
+/// The arguments of a call, if their text is a whole object.
+fn arguments(text: &str) -> Option<Value> {
+    parse_json(text).ok().filter(Value::is_object)
+}
+
+/// The item of a block with its ids.
+pub fn item(block: &Block, (id, call): &(String, String), state: State) -> Value {
+    let (status, done) = (state.status(), state != State::Begun);
     let parts = |kind| if done { json!([part(kind, &block.text)]) } else { json!([]) };
     match block.kind {
         BlockKind::Reasoning => {
@@ -47,9 +85,12 @@ pub fn add_to_messages<'a>(messages: &mut Vec<Value>, items: impl Iterator<Item 
                     Some(role) => role,
                     None => return Err(wrong("has no `role`")),
                 };
-                let content = content(&item["content"]).ok_or_else(|| {
+                let mut content = content(&item["content"]).ok_or_else(|| {
                     wrong("has no `content` that is a text or a list of texts; images, audio and files are not implemented")
                 })?;
+                if role == "system" {
+                    content = joined(&content).into();
+                }
                 match messages.last_mut().filter(|last| role == "assistant" && is_open(last)) {
                     Some(last) => last["content"] = content,
                     None => messages.push(json!({"role": role, "content": content})),
@@ -70,7 +111,11 @@ pub fn add_to_messages<'a>(messages: &mut Vec<Value>, items: impl Iterator<Item 
                 let (Some(id), Some(name)) = (item["call_id"].as_str(), item["name"].as_str()) else {
                     return Err(wrong("is a call without `call_id` or `name`"));
                 };
-                let function = json!({"name": name, "arguments": item["arguments"]});
+                // A cut call has no arguments, so that the conversation can go on.
+                let is_cut = item["status"] == "incomplete"
+                    && item["arguments"].as_str().is_some_and(|text| arguments(text).is_none());
+                let given = if is_cut { "{}".into() } else { item["arguments"].clone() };
+                let function = json!({"name": name, "arguments": given});
                 let call = json!({"id": id, "type": "function", "function": function});
                 match messages.last_mut().filter(|last| last["role"] == "assistant") {
                     Some(last) => match last["tool_calls"].as_array_mut() {
@@ -114,5 +159,13 @@ fn content(content: &Value) -> Option<Value> {
             parts.iter().map(text).collect::<Option<Vec<_>>>().map(Value::from)
         }
         _ => None,
+    }
+}
+
+/// The text of content.
+fn joined(content: &Value) -> String {
+    match content {
+        Value::Array(parts) => parts.iter().filter_map(|part| part["text"].as_str()).collect::<Vec<_>>().join("\n"),
+        content => content.as_str().unwrap_or_default().to_string(),
     }
 }

@@ -14,6 +14,7 @@ use crate::choice::Delta;
 use crate::error::{ApiError, Result};
 use crate::metrics::Timer;
 use crate::served::Served;
+use items::State;
 use request::{Asked, RENAMED};
 use serde_json::{Value, json};
 use std::sync::Arc;
@@ -93,20 +94,24 @@ impl ResponseReply {
 
     /// The items of the answer.
     fn output(&self) -> Value {
-        let items = self.blocks.list().iter().zip(&self.ids);
-        items.map(|(block, ids)| items::item(block, ids, true)).collect()
+        let (blocks, is_cut) = (self.blocks.list(), self.is_cut());
+        let state = |index| State::of_ended(&blocks[index], is_cut && index + 1 == blocks.len());
+        self.ids.iter().enumerate().map(|(index, ids)| items::item(&blocks[index], ids, state(index))).collect()
+    }
+
+    /// Whether `max_output_tokens` has ended the answer.
+    fn is_cut(&self) -> bool {
+        self.reason == Some("length")
     }
 
     /// The state of an answer that has ended.
     fn status(&self) -> &'static str {
-        match self.reason {
-            Some("length") => "incomplete",
-            _ => "completed",
-        }
+        if self.is_cut() { "incomplete" } else { "completed" }
     }
 
     /// Adds the items that blocks have begun, and their events.
     fn follow(&mut self, changes: Vec<crate::blocks::Change>) {
+        let is_cut = self.is_cut();
         let ResponseReply { blocks, ids, events, .. } = self;
         for block in &blocks.list()[ids.len()..] {
             let (start, call) = match block.kind {
@@ -116,7 +121,7 @@ impl ResponseReply {
             };
             ids.push((crate::answer::new_id(start), call));
         }
-        changes.into_iter().for_each(|change| events.add(change, blocks, ids));
+        changes.into_iter().for_each(|change| events.add(change, blocks, ids, is_cut));
     }
 
     /// Ends the answer, and stores it.
@@ -138,11 +143,12 @@ impl Form for ResponseReply {
     const ID: &'static str = "resp_";
 
     fn add(&mut self, _served: &Served, _index: usize, part: Delta) -> Result<()> {
+        // The end of the last item tells whether the answer was cut.
+        self.reason = part.finish.map(|finish| finish.reason).or(self.reason);
         for part in part.parts {
             let changes = self.blocks.add(part);
             self.follow(changes);
         }
-        self.reason = part.finish.map(|finish| finish.reason).or(self.reason);
         Ok(())
     }
 

@@ -37,6 +37,15 @@ pub const RENAMED: &[(&str, &str)] = &[
     ("response_format", "text.format"),
     ("reasoning_effort", "reasoning.effort"),
 ];
+/// The values of `include` that name parts of items which tools of OpenAI's servers and images add.
+const INCLUDABLE: &[&str] = &[
+    "code_interpreter_call.outputs",
+    "computer_call_output.output.image_url",
+    "file_search_call.results",
+    "message.input_image.image_url",
+    "web_search_call.action.sources",
+    "web_search_call.results",
+];
 /// The maximum number of items, and of fields of an object.
 const MOST_ITEMS: usize = 4096;
 const MOST_FIELDS: usize = 64;
@@ -65,6 +74,9 @@ pub fn translate(served: &Served, body: Body) -> Result<(Asked, Body)> {
         let message = "`background` is true, and responses in the background are not implemented; leave it out, and keep the connection open";
         return Err(ApiError::field("background", message));
     }
+    expect_includable(served, &body)?;
+    // The limit counts the calls that a server runs itself, and this server runs none.
+    body.count("max_tool_calls")?;
     if body.text("truncation")?.is_some_and(|truncation| truncation != "disabled") {
         served.tolerance.ignore("truncation", "is not implemented")?;
     }
@@ -139,18 +151,34 @@ pub fn translate(served: &Served, body: Body) -> Result<(Asked, Body)> {
     Ok((Asked { messages, stores, echoed }, Body::of(body.bytes, fields)))
 }
 
-/// The messages with instructions before them. Many templates accept a single system message, and only at the beginning.
+/// The messages, beginning with one message that has the instructions and the system messages at the beginning. Many templates accept a single system
+/// message, and only at the beginning.
 fn with_instructions(messages: &[Value], instructions: Option<&str>) -> Vec<Value> {
-    let mut messages = messages.to_vec();
-    let Some(instructions) = instructions else { return messages };
-    match messages.first_mut().filter(|first| first["role"] == "system" && first["content"].is_string()) {
-        Some(first) => {
-            let text = first["content"].as_str().unwrap_or_default();
-            first["content"] = format!("{instructions}\n\n{text}").into();
+    let leading = messages.iter().take_while(|message| message["role"] == "system").count();
+    let (systems, others) = messages.split_at(leading);
+    let texts = instructions.into_iter().chain(systems.iter().filter_map(|message| message["content"].as_str()));
+    let text = texts.collect::<Vec<_>>().join("\n\n");
+    let system = (leading > 0 || instructions.is_some()).then(|| json!({"role": "system", "content": text}));
+    system.into_iter().chain(others.iter().cloned()).collect()
+}
+
+/// Reads `include`. Values that name parts of items which no answer has are accepted.
+fn expect_includable(served: &Served, body: &Body) -> Result<()> {
+    for value in body.texts("include", MOST_FIELDS)? {
+        match value {
+            "reasoning.encrypted_content" | "message.output_text.logprobs" => {
+                served.tolerance.ignore(&format!("include: {value}"), "is not implemented")?;
+            }
+            value if INCLUDABLE.contains(&value) => {}
+            value => {
+                let known = INCLUDABLE.join(", ");
+                let message =
+                    format!("`include` has {value:?}, which is no part of a response; the other values are {known}");
+                return Err(ApiError::field("include", message));
+            }
         }
-        None => messages.insert(0, json!({"role": "system", "content": instructions})),
     }
-    messages
+    Ok(())
 }
 
 /// The constraint of `text.format`, in the form of chats.

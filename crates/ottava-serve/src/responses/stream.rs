@@ -1,6 +1,6 @@
 //! The events of a streamed response, in the order of OpenAI's API and with its numbers.
 
-use super::items::{item, part};
+use super::items::{State, item, part};
 use crate::answer::Message;
 use crate::blocks::{BlockKind, Blocks, Change};
 use serde_json::{Value, json};
@@ -24,8 +24,8 @@ impl Events {
         self.ready.push(Message { event: Some(name), data: event.to_string() });
     }
 
-    /// Adds the events of a change.
-    pub fn add(&mut self, change: Change, blocks: &Blocks, ids: &[(String, String)]) {
+    /// Adds the events of a change. `is_cut` says whether `max_output_tokens` has ended the answer.
+    pub fn add(&mut self, change: Change, blocks: &Blocks, ids: &[(String, String)], is_cut: bool) {
         let (Change::Begin(index) | Change::Add(index, _) | Change::End(index)) = change;
         let (block, ids) = (&blocks.list()[index], &ids[index]);
         let with = |mut fields: Value| {
@@ -45,7 +45,7 @@ impl Events {
             Change::Begin(_) => {
                 self.push(
                     "response.output_item.added",
-                    json!({"output_index": index, "item": item(block, ids, false)}),
+                    json!({"output_index": index, "item": item(block, ids, State::Begun)}),
                 );
                 if block.kind != BlockKind::Call {
                     self.push("response.content_part.added", with(json!({"part": part(block.kind, "")})));
@@ -68,7 +68,8 @@ impl Events {
                 if block.kind != BlockKind::Call {
                     self.push("response.content_part.done", with(json!({"part": part(block.kind, text)})));
                 }
-                self.push("response.output_item.done", json!({"output_index": index, "item": item(block, ids, true)}));
+                let state = State::of_ended(block, is_cut && index + 1 == blocks.list().len());
+                self.push("response.output_item.done", json!({"output_index": index, "item": item(block, ids, state)}));
             }
         }
     }

@@ -63,7 +63,8 @@ fn messages_have_blocks_of_thinking_text_and_tools() {
         "/v1/messages/count_tokens",
         &json!({"messages": request(TEXT)["messages"], "tools": request(TEXT)["tools"]}),
     );
-    let used = answer["usage"]["input_tokens"].as_u64().unwrap();
+    let used = |name: &str| answer["usage"][name].as_u64().unwrap();
+    let used = used("input_tokens") + used("cache_read_input_tokens");
     assert_eq!((status, counted), (200, json!({"input_tokens": used}).to_string()));
 }
 
@@ -158,4 +159,41 @@ fn errors_of_messages_have_the_form_of_anthropic() {
     let (status, text) = server.call(MESSAGES, Some(&plain), Some("wrong"));
     let error: Value = serde_json::from_str(&text).unwrap();
     assert_eq!((status, &error["error"]["type"]), (401, &json!("authentication_error")));
+}
+
+#[test]
+fn the_last_message_of_the_assistant_is_the_beginning_of_the_answer() {
+    let server = start_with(
+        |options, _| options.api_key = Some("secret".into()),
+        |model| {
+            let text = "{% for m in messages %}{{ m.role }}:{{ m.content }};{% endfor %}{% if add_generation_prompt %}assistant:{% endif %}";
+            model.template = Some(template_of(text));
+        },
+    );
+    let last = |content: Value| json!({"max_tokens": 2, "messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": content}]});
+    let prompt = || server.log.get(|log| tokenizer().decode(&log.requests.last().unwrap().prompt).unwrap());
+    post(&server, &last(json!("It dives ")));
+    assert!(prompt().to_lowercase().ends_with("it dives "), "{}", prompt());
+    post(&server, &last(json!([{"type": "text", "text": "{\"depth\":"}])));
+    assert!(prompt().ends_with("{\"depth\":"), "{}", prompt());
+    let call = json!([{"type": "tool_use", "id": "a", "name": "dive", "input": {}}]);
+    let (status, text) = super::anthropic::call(&server, MESSAGES, &last(call));
+    assert!(status == 400 && text.contains("ends with calls of tools"), "{text}");
+}
+
+#[test]
+fn nulls_of_messages_are_missing_fields() {
+    let server = server();
+    let messages =
+        json!([{"role": "user", "content": [{"type": "text", "text": "a", "citations": null, "cache_control": null}]}]);
+    let mut body = json!({"max_tokens": 2, "messages": messages, "output_config": {"format": null, "effort": null}});
+    for name in ["system", "tools", "tool_choice", "thinking", "stop_sequences", "temperature", "metadata", "container"]
+    {
+        body[name] = Value::Null;
+    }
+    post(&server, &body);
+    assert!(server.log.get(|log| log.requests.last().unwrap().grammar.is_none()));
+    body["output_config"] = json!({"format": {"type": "yaml"}});
+    let (status, text) = super::anthropic::call(&server, MESSAGES, &body);
+    assert!(status == 400 && text.contains("`output_config.format.type` is"), "{text}");
 }

@@ -240,3 +240,18 @@ fn a_failed_engine_ends_the_server() {
         drop(half);
     }
 }
+
+#[test]
+fn the_page_needs_no_key_and_loads_nothing_from_elsewhere() {
+    let server = start(|options, _| options.api_key = Some("secret".into()));
+    let mut response = agent().get(format!("http://{}/", server.address)).call().unwrap();
+    let header = |name: &str| response.headers()[name].to_str().unwrap().to_string();
+    assert_eq!((response.status().as_u16(), header("content-type").as_str()), (200, "text/html; charset=utf-8"));
+    assert!(header("content-security-policy").contains("default-src 'none'"));
+    let text = response.body_mut().read_to_string().unwrap();
+    for path in ["v1/models", "v1/chat/completions"] {
+        assert!(text.contains(&format!("fetch(\"{path}\"")), "{path}");
+    }
+    assert!(!["http://", "https://", "src=", "@import", "url("].iter().any(|word| text.contains(word)));
+    assert_eq!(server.call("/v1/models", None, None).0, 401);
+}

@@ -91,12 +91,27 @@ fn templates_read_the_effort_and_earlier_reasoning() {
     }
 }
 
-/// A constraint begins with the first token, so such a text is content.
 #[test]
-fn constrained_texts_have_no_reasoning() {
+fn a_constraint_begins_after_reasoning() {
     let server = server();
-    let mut body = request("<think>a</think>b$");
-    body["response_format"] = json!({"type": "json_object"});
+    let answer = |content: &str, effort: Option<&str>| {
+        let mut body = request(content);
+        body["response_format"] = json!({"type": "json_object"});
+        body["reasoning_effort"] = effort.into();
+        let message = server.post(CHATS, body)["choices"][0]["message"].clone();
+        let grammar = server.log.get(|log| format!("{:?}", log.requests.last().unwrap().grammar));
+        (message["reasoning"].clone(), message["content"].clone(), grammar.contains("after ReasoningMarks"))
+    };
+    // The prompt ends within reasoning.
+    assert_eq!(answer("I look.</think>{}$<think>", None), (json!("I look."), json!("{}"), true));
+    assert!(!answer("I look.</think>{}$<think>", Some("none")).2);
+    // The marker of this tokenizer is several tokens, so reasoning that has not begun is not expected.
+    assert_eq!(answer("<think>a</think>b$", None), (json!("a"), json!("b"), false));
+    // A call that is constrained comes after reasoning too.
+    let mut body = request("I look.</think>{\"depth\": 3}$<think>");
+    body["tools"] = json!([{"type": "function", "function": {"name": "dive"}}]);
+    body["tool_choice"] = json!({"type": "function", "function": {"name": "dive"}});
     let message = server.post(CHATS, body)["choices"][0]["message"].clone();
-    assert_eq!((&message["content"], message.get("reasoning")), (&json!("<think>a</think>b"), None));
+    let arguments = &message["tool_calls"][0]["function"]["arguments"];
+    assert_eq!((&message["reasoning"], arguments), (&json!("I look."), &json!("{\"depth\": 3}")));
 }

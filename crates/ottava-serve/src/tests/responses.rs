@@ -191,3 +191,60 @@ fn requests_for_responses_that_cannot_be_answered_name_the_field() {
     server.post(RESPONSES, json!({"input": "a", "max_output_tokens": 2, "text": {"format": schema}}));
     assert!(server.log.get(|log| log.requests.last().unwrap().grammar.is_some()));
 }
+
+#[test]
+fn a_response_that_is_cut_has_incomplete_items_and_can_be_continued() {
+    let server = server();
+    let tools = json!([{"type": "function", "name": "dive", "parameters": {"type": "object"}}]);
+    let mut body = request(&format!("So: {CALL}"));
+    body["tools"] = tools.clone();
+    // The call is cut within its arguments.
+    let begun = CALL.split_once(" 3}").unwrap().0;
+    body["max_output_tokens"] = tokenizer().encode(&format!("So: {begun}")).unwrap().len().into();
+    let cut = server.post(RESPONSES, body.clone());
+    let items = |response: &Value| {
+        let items = response["output"].as_array().unwrap().iter();
+        items
+            .map(|item| format!("{} {}", item["type"].as_str().unwrap(), item["status"].as_str().unwrap()))
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(cut["status"], "incomplete");
+    assert_eq!(items(&cut), ["message completed", "function_call incomplete"], "{cut}");
+    let call = &cut["output"][1];
+    let output = json!([{"type": "function_call_output", "call_id": call["call_id"], "output": "no"}]);
+    let next = json!({"input": output, "previous_response_id": cut["id"], "max_output_tokens": 1, "tools": tools});
+    server.post(RESPONSES, next);
+    // A client may also send the items.
+    let input = [&[json!({"role": "user", "content": "a"})], &cut["output"].as_array().unwrap()[..]].concat();
+    server.post(RESPONSES, json!({"input": input, "max_output_tokens": 1}));
+    // A message is cut, and the events say so too.
+    body["input"] = json!("a long text$");
+    body["max_output_tokens"] = 1.into();
+    assert_eq!(items(&server.post(RESPONSES, body.clone())), ["message incomplete"]);
+    body["stream"] = true.into();
+    let done =
+        named_events(&server, RESPONSES, &body).into_iter().find(|(name, _)| name == "response.output_item.done");
+    assert_eq!(done.unwrap().1["item"]["status"], "incomplete");
+}
+
+#[test]
+fn system_messages_at_the_beginning_become_one() {
+    let server = server();
+    let input = json!([
+        {"type": "message", "role": "system", "content": [{"type": "input_text", "text": "brief"}]},
+        {"type": "message", "role": "developer", "content": "warm"},
+        {"role": "user", "content": "go"},
+        {"type": "message", "role": "developer", "content": [{"type": "input_text", "text": "now"}]},
+        {"role": "user", "content": "so"},
+    ]);
+    let body = json!({"input": input, "max_output_tokens": 1, "instructions": "kind", "max_tool_calls": 3, "include": ["web_search_call.results"]});
+    server.post(RESPONSES, body);
+    assert_eq!(prompt(&server), "system:kind\n\nbrief\n\nwarm;user:go;system:now;so");
+    for (name, value, words) in [
+        ("include", json!(["everything"]), "`include` has \"everything\""),
+        ("max_tool_calls", json!("many"), "`max_tool_calls` is \"many\""),
+    ] {
+        let (status, error) = server.refused(RESPONSES, &json!({"input": "a", name: value}));
+        assert!(status == 400 && error["message"].as_str().unwrap().contains(words), "{error}");
+    }
+}

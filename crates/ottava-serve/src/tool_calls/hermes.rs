@@ -7,36 +7,41 @@ const OPEN: &str = "<tool_call>";
 const CLOSE: &str = "</tool_call>";
 
 /// Reads calls between markers.
-#[derive(Default)]
 pub enum Hermes {
-    #[default]
-    Outside,
+    /// Outside of calls, or at the beginning of an object that may become a call.
+    Outside(Object),
     Inside(Object),
     /// After the object of a call.
     Ending,
 }
 
+impl Default for Hermes {
+    fn default() -> Hermes {
+        Hermes::Outside(Object::default())
+    }
+}
+
 impl Format for Hermes {
     fn read(&mut self, text: &str, last: bool, parts: &mut Parts) -> Step {
         match self {
-            Hermes::Outside => {
+            Hermes::Outside(object) => {
                 if let Err(step) = before(text, &[OPEN], last, |text| parts.content(text)) {
                     return step;
                 }
                 let inside = text[OPEN.len()..].trim_start();
                 let skipped = text.len() - inside.len();
-                let mut object = Object::default();
                 match object.read(inside, last, parts) {
                     Reading::Wait => Step::Wait,
                     Reading::Read(bytes) => {
-                        *self = Hermes::Inside(object);
+                        *self = Hermes::Inside(std::mem::take(object));
                         Step::Read(skipped + bytes)
                     }
                     Reading::Done(bytes) => {
                         *self = Hermes::Ending;
                         Step::Read(skipped + bytes)
                     }
-                    Reading::No => {
+                    Reading::No | Reading::Cut => {
+                        *object = Object::default();
                         parts.content(OPEN);
                         Step::Read(OPEN.len())
                     }
@@ -48,12 +53,12 @@ impl Format for Hermes {
                     *self = Hermes::Ending;
                     Step::Read(bytes)
                 }
-                Reading::Wait | Reading::No => Step::Wait,
+                Reading::Wait | Reading::No | Reading::Cut => Step::Wait,
             },
             Hermes::Ending => match before(text, &[OPEN, CLOSE], last, |_| {}) {
                 Err(step) => step,
                 Ok(marker) => {
-                    *self = Hermes::Outside;
+                    *self = Hermes::default();
                     Step::Read(if marker == CLOSE { CLOSE.len() } else { 0 })
                 }
             },

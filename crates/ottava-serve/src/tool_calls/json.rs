@@ -79,6 +79,8 @@ pub enum Object {
     /// At the beginning of the object.
     #[default]
     Head,
+    /// Within an object whose name does not come first, which is read as a whole. The scan has come to a byte of the text.
+    Whole(Scan, usize),
     /// Within its arguments.
     Arguments(Scan),
     /// After its arguments.
@@ -96,32 +98,45 @@ pub enum Reading {
     Done(usize),
     /// The text is no call.
     No,
+    /// The text ends before the call begins.
+    Cut,
 }
 
 impl Object {
-    /// Reads from `text`. If it begins with the name and then the arguments, the call begins before its arguments have ended.
+    /// Reads from `text`, which begins as in earlier calls that have read nothing. If the object begins with the name and then the arguments, the call
+    /// begins before its arguments have ended.
     pub fn read(&mut self, text: &str, last: bool, parts: &mut Parts) -> Reading {
         match self {
             Object::Head => match head(text) {
-                Head::More if last => Reading::No,
+                Head::More if last => Reading::Cut,
                 Head::More => Reading::Wait,
                 Head::Call(name, end) => {
                     parts.call(&name, None);
                     *self = Object::Arguments(Scan::default());
                     Reading::Read(end)
                 }
-                Head::Other => match Scan::default().advance(text) {
-                    Reached::End if last => Reading::No,
-                    Reached::End => Reading::Wait,
-                    Reached::Broken(_) => Reading::No,
-                    Reached::Done(end) => match serde_json::from_str(&text[..end]).ok().as_ref().and_then(whole) {
+                Head::Other => {
+                    *self = Object::Whole(Scan::default(), 0);
+                    self.read(text, last, parts)
+                }
+            },
+            Object::Whole(scan, at) => match scan.advance(&text[*at..]) {
+                Reached::End if last => Reading::Cut,
+                Reached::End => {
+                    *at = text.len();
+                    Reading::Wait
+                }
+                Reached::Broken(_) => Reading::No,
+                Reached::Done(end) => {
+                    let end = *at + end;
+                    match serde_json::from_str(&text[..end]).ok().as_ref().and_then(whole) {
                         Some((name, arguments)) => {
                             parts.whole_call(&name, &arguments);
                             Reading::Done(end)
                         }
                         None => Reading::No,
-                    },
-                },
+                    }
+                }
             },
             Object::Arguments(scan) => match arguments(scan, text, parts) {
                 None => Reading::Wait,
@@ -210,5 +225,23 @@ fn skip<'a>(text: &'a str, expected: &str) -> std::result::Result<&'a str, Head>
         Some(rest) => Ok(rest),
         None if may_become(text, expected) => Err(Head::More),
         None => Err(Head::Other),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// An object whose name comes last waits until it is complete, and no byte is scanned twice.
+    #[test]
+    fn a_growing_object_is_scanned_once() {
+        let text = format!(r#"{{"arguments": {{"a": "{}"}}, "name": "dive"}}"#, "x".repeat(1000));
+        let (mut object, mut parts) = (Object::default(), Parts::new(1));
+        for end in 20..text.len() {
+            assert_eq!(object.read(&text[..end], false, &mut parts), Reading::Wait);
+            assert!(matches!(object, Object::Whole(_, at) if at == end));
+        }
+        assert_eq!(object.read(&text, false, &mut parts), Reading::Done(text.len()));
+        assert_eq!(parts.take().len(), 3);
     }
 }

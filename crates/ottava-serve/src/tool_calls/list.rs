@@ -4,11 +4,9 @@ use super::json::{Object, Reading};
 use crate::format::{Format, Parts, Step};
 
 /// Reads the objects of a list.
-#[derive(Default)]
 pub enum List {
-    /// Before the list.
-    #[default]
-    Start,
+    /// Before the list, which may begin with this object.
+    Start(Object),
     /// Between objects.
     Between,
     Inside(Object),
@@ -16,10 +14,16 @@ pub enum List {
     After,
 }
 
+impl Default for List {
+    fn default() -> List {
+        List::Start(Object::default())
+    }
+}
+
 impl Format for List {
     fn read(&mut self, text: &str, last: bool, parts: &mut Parts) -> Step {
         match self {
-            List::Start => {
+            List::Start(object) => {
                 let rest = text.trim_start();
                 let Some(objects) = rest.strip_prefix('[') else {
                     if rest.is_empty() && !last {
@@ -29,9 +33,9 @@ impl Format for List {
                     return Step::Read(0);
                 };
                 let inside = objects.trim_start();
-                let mut object = Object::default();
                 let reading = object.read(inside, last, parts);
-                self.go_on(object, reading, text.len() - inside.len())
+                let object = std::mem::take(object);
+                self.go_on(object, reading, text.len() - inside.len(), text.len())
             }
             List::Between => {
                 let rest = text.trim_start_matches(|c: char| c.is_whitespace() || c == ',');
@@ -50,7 +54,7 @@ impl Format for List {
             List::Inside(object) => {
                 let reading = object.read(text, last, parts);
                 let object = std::mem::take(object);
-                self.go_on(object, reading, 0)
+                self.go_on(object, reading, 0, text.len())
             }
             List::After => Step::Next,
         }
@@ -58,19 +62,19 @@ impl Format for List {
 }
 
 impl List {
-    /// Goes on after `reading`, which began after `skipped` bytes.
-    fn go_on(&mut self, object: Object, reading: Reading, skipped: usize) -> Step {
+    /// Goes on after `reading`, which began after `skipped` of the `whole` bytes of the text.
+    fn go_on(&mut self, object: Object, reading: Reading, skipped: usize, whole: usize) -> Step {
         let (list, step) = match reading {
             Reading::Wait => {
                 // A list whose first object is incomplete has not begun.
-                if !matches!(self, List::Start) {
-                    *self = List::Inside(object);
-                }
+                *self = if matches!(self, List::Start(_)) { List::Start(object) } else { List::Inside(object) };
                 return Step::Wait;
             }
             Reading::Read(bytes) => (List::Inside(object), Step::Read(skipped + bytes)),
             Reading::Done(bytes) => (List::Between, Step::Read(skipped + bytes)),
             Reading::No => (List::After, Step::Read(0)),
+            // A call that is cut before its arguments is no content.
+            Reading::Cut => (List::After, Step::Read(whole)),
         };
         *self = list;
         step

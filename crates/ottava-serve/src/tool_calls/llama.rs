@@ -6,22 +6,27 @@ use crate::format::{Format, Parts, Step, may_become};
 const MARKER: &str = "<|python_tag|>";
 
 /// Reads objects. A text that begins otherwise is content.
-#[derive(Default)]
 pub enum Llama {
-    #[default]
-    Start,
+    /// At the beginning of the text, which may begin with this object.
+    Start(Object),
     Inside(Object),
-    /// After a call.
-    Between,
+    /// After a call, which this object may follow.
+    Between(Object),
     /// The rest of the text is content.
     Content,
 }
 
+impl Default for Llama {
+    fn default() -> Llama {
+        Llama::Start(Object::default())
+    }
+}
+
 impl Format for Llama {
     fn read(&mut self, text: &str, last: bool, parts: &mut Parts) -> Step {
+        let is_first = matches!(self, Llama::Start(_));
         match self {
-            Llama::Start | Llama::Between => {
-                let is_first = matches!(self, Llama::Start);
+            Llama::Start(call) | Llama::Between(call) => {
                 let begins = text.trim_start();
                 let begins =
                     if is_first { begins } else { begins.strip_prefix([';', ',']).unwrap_or(begins).trim_start() };
@@ -29,20 +34,19 @@ impl Format for Llama {
                 if (object.is_empty() || may_become(object, MARKER)) && !last {
                     return Step::Wait;
                 }
-                let mut call = Object::default();
                 let reading = if object.starts_with('{') { call.read(object, last, parts) } else { Reading::No };
                 let skipped = text.len() - object.len();
                 match reading {
                     Reading::Wait => Step::Wait,
                     Reading::Read(bytes) => {
-                        *self = Llama::Inside(call);
+                        *self = Llama::Inside(std::mem::take(call));
                         Step::Read(skipped + bytes)
                     }
                     Reading::Done(bytes) => {
-                        *self = Llama::Between;
+                        *self = Llama::Between(Object::default());
                         Step::Read(skipped + bytes)
                     }
-                    Reading::No => {
+                    Reading::No | Reading::Cut => {
                         *self = Llama::Content;
                         Step::Read(0)
                     }
@@ -51,10 +55,10 @@ impl Format for Llama {
             Llama::Inside(object) => match object.read(text, last, parts) {
                 Reading::Read(bytes) => Step::Read(bytes),
                 Reading::Done(bytes) => {
-                    *self = Llama::Between;
+                    *self = Llama::Between(Object::default());
                     Step::Read(bytes)
                 }
-                Reading::Wait | Reading::No => Step::Wait,
+                Reading::Wait | Reading::No | Reading::Cut => Step::Wait,
             },
             Llama::Content if text.is_empty() => Step::Wait,
             Llama::Content => {

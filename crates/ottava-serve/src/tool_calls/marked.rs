@@ -1,7 +1,7 @@
 //! Calls with special tokens around the name and after the arguments: DeepSeek-V3 and V3.1, Kimi K2.
 
 use super::json::{Scan, arguments};
-use crate::format::{Format, Parts, Step, before, may_become};
+use crate::format::{Format, Parts, Step, before, may_become, start_of};
 
 /// The tokens of a family.
 pub struct Tokens {
@@ -10,6 +10,9 @@ pub struct Tokens {
     /// Reads the text between the begin of a call and its arguments.
     head: fn(&str) -> Head,
 }
+
+/// The maximum length of the text between the begin of a call and its arguments, in bytes.
+const MOST_HEAD: usize = 1024;
 
 /// What the text after the begin of a call is.
 enum Head {
@@ -101,8 +104,8 @@ impl Format for Marked {
             Place::Outside => match before(text, &[begin, end, call], last, |text| parts.content(text)) {
                 Err(step) => step,
                 Ok(marker) if marker != call => Step::Read(marker.len()),
-                Ok(_) => match (self.tokens.head)(&text[call.len()..]) {
-                    Head::More if !last => Step::Wait,
+                Ok(_) => match (self.tokens.head)(start_of(&text[call.len()..], MOST_HEAD)) {
+                    Head::More if !last && text.len() < call.len() + MOST_HEAD => Step::Wait,
                     Head::More | Head::No => {
                         parts.content(call);
                         Step::Read(call.len())

@@ -153,11 +153,6 @@ pub enum Calls {
 }
 
 impl Calls {
-    /// Whether the model decides whether it calls tools.
-    pub fn is_free(&self) -> bool {
-        matches!(self, Calls::Free(_))
-    }
-
     /// Makes a reader of a text with calls of these tools.
     pub fn format(&self, tools: &Tools) -> Box<dyn Format> {
         match self {

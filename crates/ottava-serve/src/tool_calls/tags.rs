@@ -4,7 +4,7 @@
 //! the call become a JSON object.
 
 use super::tools::Tools;
-use crate::format::{Format, Parts, Step, before, first, may_become, partial};
+use crate::format::{Format, Parts, Search, Step, before, first, may_become, partial, start_of};
 use crate::json::text as json;
 use serde_json::Value;
 
@@ -81,8 +81,8 @@ enum Place {
     Text {
         has_begun: bool,
     },
-    /// Within the value of a parameter.
-    Value,
+    /// Within the value of a parameter, with the search for its end.
+    Value(Search),
 }
 
 impl Tags {
@@ -144,9 +144,15 @@ impl Tags {
             return Step::Read(end.len());
         }
         let rest = &text[key.len()..];
-        let Some((name, rest)) = rest.split_once(key_end) else {
-            return if last { Step::Read(text.len()) } else { Step::Wait };
+        let longest = MOST_NAME + key_end.len();
+        let Some(at) = start_of(rest, longest).find(key_end) else {
+            return match rest.len() >= longest || last {
+                // It is no key.
+                true => Step::Read(key.len()),
+                false => Step::Wait,
+            };
         };
+        let (name, rest) = (&rest[..at], &rest[at + key_end.len()..]);
         let begin = if value.is_empty() { rest } else { rest.trim_start() };
         let Some(inside) = begin.strip_prefix(value) else {
             return match may_become(begin, value) && !last {
@@ -161,7 +167,7 @@ impl Tags {
         self.has_parameter = true;
         self.place = match self.tools.is_text(&self.name, name) {
             true => Place::Text { has_begun: false },
-            false => Place::Value,
+            false => Place::Value(Search::default()),
         };
         Step::Read(text.len() - inside.len())
     }
@@ -198,13 +204,13 @@ impl Tags {
 
 impl Format for Tags {
     fn read(&mut self, text: &str, last: bool, parts: &mut Parts) -> Step {
-        match self.place {
+        match &mut self.place {
             Place::Outside => self.outside(text, last, parts),
             Place::Parameters => self.parameters(text, last, parts),
-            Place::Text { has_begun } => self.text(has_begun, text, last, parts),
-            Place::Value => {
+            &mut Place::Text { has_begun } => self.text(has_begun, text, last, parts),
+            Place::Value(search) => {
                 let end = self.names.value[1];
-                match text.find(end) {
+                match search.find(text, end) {
                     Some(at) => {
                         parts.arguments(&value(text[..at].trim()));
                         self.place = Place::Parameters;
@@ -212,6 +218,7 @@ impl Format for Tags {
                     }
                     // The answer ends within the value.
                     None if last && !text.is_empty() => {
+                        *search = Search::default();
                         parts.arguments(text.trim());
                         Step::Read(text.len())
                     }

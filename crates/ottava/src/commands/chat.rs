@@ -1,8 +1,9 @@
 //! `ottava chat`.
 
+use super::chat_input::Input;
 use super::decoding::Decoding;
 use super::inference::{Draws, Inference, InferenceRanks};
-use super::newest::with_model;
+use super::newest::{base_of_adapter, with_model};
 use crate::output::{ignore_signals, stop_answers_on_signals};
 use crate::ranks::RankArgs;
 use clap::Args;
@@ -12,11 +13,9 @@ use ottava_engine::complete;
 use ottava_models::{ConfigFile, DecoderConfig, decoder_config};
 use serde_json::{Map, Value, json};
 use std::fs::OpenOptions;
-use std::io::{self, BufRead, IsTerminal, Write};
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
-use std::time::Duration;
 
 /// Talk to a chat model: each line of standard input is a message, and the end of input ends the conversation.
 #[derive(Args)]
@@ -26,10 +25,12 @@ use std::time::Duration;
   ottava chat model/ --gpus 2
   echo 'What is an otter?' | ottava chat model/
 
-A line that starts with / is a command: /clear starts a new conversation, /save FILE appends this one to a file as a record of `messages`.
-Ctrl-C stops an answer, and ends the program between answers. If the conversation is longer than --max-length, its oldest turns are dropped.")]
+A line that starts with / is a command: /clear starts a new conversation, /save FILE appends this one to a file as a record of `messages`, /help
+lists the commands, and /quit ends the program. On a terminal, lines can be edited, the arrow keys recall earlier messages, and pasted lines are one
+message. Ctrl-C stops an answer, and ends the program between answers. If the conversation is longer than --max-length, its oldest turns are dropped.")]
 pub struct ChatCommand {
-    /// A Hugging Face model folder with a chat template, or the folder of a run (its newest checkpoint is used).
+    /// A Hugging Face model folder with a chat template, or the folder of a run (its newest checkpoint is used). An adapter is loaded with the base model
+    /// that it names.
     model: PathBuf,
     /// The system message of the conversation.
     #[arg(long)]
@@ -53,11 +54,18 @@ pub struct ChatCommand {
     ranks: RankArgs,
 }
 
-/// The interval between checks for a signal while `chat` waits for input.
-const POLL: Duration = Duration::from_millis(50);
+/// The commands of a conversation, and what they do.
+const COMMANDS: &str = "/clear starts a new conversation
+/save FILE appends the conversation to a file, as a record of `messages`
+/help shows these commands
+/quit ends the program, as the end of input (Ctrl-D) does";
 
 impl ChatCommand {
-    pub fn run(self) -> Result<()> {
+    pub fn run(mut self) -> Result<()> {
+        if let Some(base) = base_of_adapter(&self.model)?.filter(|_| !self.how.has_adapter()) {
+            note!("{} is an adapter of {}", self.model.display(), base.display());
+            self.how.set_adapter(std::mem::replace(&mut self.model, base));
+        }
         let kwargs = self.chat_template_kwargs.clone().unwrap_or_default();
         let (role, device) = self.how.role(&self.ranks)?;
         if !role.leads() {
@@ -81,22 +89,17 @@ impl ChatCommand {
         let Some(mut engine) = ranks.lead(engine)? else { return Ok(()) };
         let mut chat = Chat::default();
         chat.messages.extend(self.system.iter().map(|text| Chat::message("system", text)));
-        let asks = io::stdin().is_terminal() && io::stdout().is_terminal();
-        let ask = || {
-            if asks {
-                out_part!("> ");
-            }
-        };
         stop_answers_on_signals()?;
-        let lines = lines_of_input()?;
-        ask();
+        let input = Input::open()?;
         for turn in 0.. {
-            let Some(line) = next_line(&lines)? else { break };
+            let Some(line) = input.next()? else { break };
             if let Some(command) = line.trim().strip_prefix('/') {
                 match command.split_once(' ').unwrap_or((command, "")) {
                     ("clear", "") => chat.messages.retain(|message| message["role"] == "system"),
                     ("save", path) if !path.is_empty() => save(&chat, Path::new(path.trim())),
-                    _ => note!("/{command} is no command; there are /clear and /save FILE"),
+                    ("help", "") => note!("{COMMANDS}"),
+                    ("quit" | "exit", "") => break,
+                    _ => note!("/{command} is no command; /help lists the commands"),
                 }
             } else if !line.trim().is_empty() {
                 chat.messages.push(Chat::message("user", &line));
@@ -127,8 +130,8 @@ impl ChatCommand {
                     }
                 }
             }
-            ask();
         }
+        drop(input);
         engine.finish()?;
         ranks.into_processes().wait()?;
         match interrupt::flag().load(Ordering::Relaxed) {
@@ -183,26 +186,6 @@ impl ChatCommand {
             if capacity == self.max_length { ", or raise --max-length" } else { "" }
         ))
     }
-}
-
-/// Reads lines of standard input in a separate thread, so that a signal can end the wait for the next line.
-fn lines_of_input() -> Result<Receiver<io::Result<String>>> {
-    let (sender, lines) = sync_channel(0);
-    let read = move || drop(io::stdin().lock().lines().try_for_each(|line| sender.send(line)));
-    std::thread::Builder::new().name("input".into()).spawn(read).map_err(Error::io("a thread for standard input"))?;
-    Ok(lines)
-}
-
-/// Returns the next line; `None` at the end of input, after a signal, and if another rank has ended.
-fn next_line(lines: &Receiver<io::Result<String>>) -> Result<Option<String>> {
-    while !interrupt::flag().load(Ordering::Relaxed) {
-        match lines.recv_timeout(POLL) {
-            Ok(line) => return line.map(Some).map_err(Error::io("standard input")),
-            Err(RecvTimeoutError::Disconnected) => return Ok(None),
-            Err(RecvTimeoutError::Timeout) => {}
-        }
-    }
-    Ok(None)
 }
 
 /// Parses a JSON object.

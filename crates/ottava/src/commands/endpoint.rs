@@ -35,6 +35,7 @@ pub fn start(config: &RunConfig) -> Result<Endpoint> {
         shutdown_timeout: Duration::ZERO,
         allowed_origins: Vec::new(),
         strict: false,
+        updates_adapters: false,
     };
     let (tokenizer, sizes) = (Tokenizer::load(config.model.tokenizer_path())?, config.decoder_config()?);
     let template = config.chat_template(&tokenizer)?;

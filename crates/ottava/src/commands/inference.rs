@@ -189,6 +189,16 @@ pub struct StaticScales {
 }
 
 impl Inference {
+    /// Whether an adapter was named.
+    pub fn has_adapter(&self) -> bool {
+        self.adapter.is_some()
+    }
+
+    /// Computes the adapter in `folder`.
+    pub fn set_adapter(&mut self, folder: PathBuf) {
+        self.adapter = Some(folder);
+    }
+
     /// Returns options with the same device, for another folder with its own recipe.
     pub fn of_folder(&self) -> Inference {
         Inference { recipe: None, settings: Vec::new(), adapter: None, device: self.device }
@@ -296,22 +306,23 @@ impl Inference {
         let precision = |at: usize| -> Result<Precision> {
             Ok(self.settings_of(saved[at].map_or(&default, |(run, _)| run))?.precision)
         };
-        let first = precision(0)?;
+        // Without modules, adapters are loaded later.
+        let first = if opened.is_empty() { None } else { Some(precision(0)?) };
         for (at, module) in opened.iter().enumerate().skip(1) {
             let other = precision(at)?;
-            if other != first {
+            if let Some(first) = first.as_ref().filter(|first| **first != other) {
                 let recipe = |precision: &Precision| precision.recipe.as_str();
                 return Err(Error::Config(format!(
                     "--lora-modules: `{}` and `{}` are of runs with different settings in `[precision]` (recipes {} and {}), and one model \
                      is served; set --recipe, and other settings by --set",
                     opened[0].name,
                     module.name,
-                    recipe(&first),
+                    recipe(first),
                     recipe(&other)
                 )));
             }
         }
-        let saved = saved[0].cloned();
+        let saved = saved.first().copied().unwrap_or(of_base.as_ref()).cloned();
         let sizes = DecoderConfig { lora: Some(Lora::of_no_linear()), ..language_model_config(config)? };
         let beside: Vec<Lora> = opened.iter().map(|module| module.folder.lora.clone()).collect();
         let model = self.build(folder, (None, &beside), saved, &sizes, seq_len, ranks)?;

@@ -4,7 +4,7 @@ use super::newest::with_checkpoint;
 use ottava_checkpoint::{AdapterFolder, verify_model};
 use ottava_common::{Error, Result};
 use ottava_settings::RunConfig;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 /// An adapter and its name, `NAME=FOLDER`.
@@ -38,6 +38,11 @@ pub struct OpenModule {
 }
 
 impl LoraModule {
+    /// An adapter whose name is its folder.
+    pub fn of_folder(folder: &Path) -> LoraModule {
+        LoraModule { name: folder.display().to_string(), folder: folder.into() }
+    }
+
     /// Opens the adapter of a folder, or the adapter of the newest checkpoint of a run.
     pub fn open(&self) -> Result<OpenModule> {
         with_checkpoint(&self.folder, |folder| {

@@ -3,6 +3,7 @@
 pub mod bench;
 pub mod calibrate;
 pub mod chat;
+mod chat_input;
 pub mod compare;
 pub mod completions;
 pub mod config;

@@ -3,7 +3,7 @@
 use ottava_checkpoint::adapter::CONFIG_FILE;
 use ottava_checkpoint::{AdapterFolder, Verify, latest_complete};
 use ottava_common::{Error, Result};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// The maximum number of attempts to read a run's newest checkpoint. An attempt fails if the checkpoint is deleted while it is being read.
 const ATTEMPTS: usize = 20;
@@ -15,7 +15,7 @@ const ATTEMPTS: usize = 20;
 /// Errors with [`Error::Model`] for an adapter.
 pub fn with_model<T>(path: &Path, mut read: impl FnMut(&Path) -> Result<T>) -> Result<T> {
     with_checkpoint(path, |folder| {
-        if !folder.join("config.json").is_file() && folder.join(CONFIG_FILE).is_file() {
+        if is_adapter(folder) {
             let (base, path) = (AdapterFolder::base(folder)?, path.display());
             return Err(Error::Model(format!(
                 "{path}: this is an adapter; name its base model, and the adapter beside it: {} --adapter {path}",
@@ -24,6 +24,15 @@ pub fn with_model<T>(path: &Path, mut read: impl FnMut(&Path) -> Result<T>) -> R
         }
         read(folder)
     })
+}
+
+fn is_adapter(folder: &Path) -> bool {
+    !folder.join("config.json").is_file() && folder.join(CONFIG_FILE).is_file()
+}
+
+/// Returns the base model of the adapter at `path`; `None` if `path` is no adapter.
+pub fn base_of_adapter(path: &Path) -> Result<Option<PathBuf>> {
+    with_checkpoint(path, |folder| is_adapter(folder).then(|| AdapterFolder::base(folder)).transpose())
 }
 
 /// Like [`with_model`], for a model or an adapter.

@@ -51,6 +51,10 @@ pub struct Serve {
     /// before it.
     #[arg(long, value_name = "NAME=FOLDER", num_args = 1.., conflicts_with = "adapter")]
     lora_modules: Vec<LoraModule>,
+    /// Let requests load and unload adapters: POST /v1/load_lora_adapter and /v1/unload_lora_adapter. A request names a folder on this machine, so set
+    /// --api-key too.
+    #[arg(long, conflicts_with = "adapter")]
+    allow_runtime_lora_updating: bool,
     /// The key that clients must send.
     #[arg(long, env = "OTTAVA_API_KEY", hide_env_values = true)]
     api_key: Option<String>,
@@ -153,6 +157,7 @@ impl Serve {
             shutdown_timeout: Duration::from_secs(self.shutdown_timeout),
             allowed_origins: self.allowed_origin.clone(),
             strict: self.strict,
+            updates_adapters: self.allow_runtime_lora_updating,
         };
         stop_on_signals("stopping: running requests are completed, new ones are refused")?;
         let name = options.names[0].clone();
@@ -203,6 +208,9 @@ impl Serve {
     /// Loads the model and warms up the engine of this rank. Also returns the properties of the model that requests need.
     fn load(&self, ranks: &InferenceRanks) -> Result<(Engine, Model)> {
         ranks.forward_signals();
+        if self.allow_runtime_lora_updating {
+            ranks.expect_alone("--allow-runtime-lora-updating")?;
+        }
         self.decoding.check(ranks)?;
         let loaded = with_model(&self.model, |folder| {
             let config = ConfigFile::read(folder)?;
@@ -246,7 +254,9 @@ impl Serve {
                 sampling,
             };
             let loaded = match &self.lora_modules[..] {
-                [] => (self.how.load(folder, &config, max_model_len, ranks)?, Vec::new()),
+                [] if !self.allow_runtime_lora_updating => {
+                    (self.how.load(folder, &config, max_model_len, ranks)?, Vec::new())
+                }
                 modules => self.how.load_beside(folder, &config, max_model_len, ranks, modules)?,
             };
             let draft = self.decoding.draft(&self.how, &model.tokenizer, max_model_len, ranks)?;
@@ -270,6 +280,9 @@ impl Serve {
             id: engine.add_adapters(adapters),
         };
         model.adapters = self.lora_modules.iter().zip(adapters).map(named).collect();
+        if self.allow_runtime_lora_updating {
+            engine.set_adapter_loader(|model, folder| LoraModule::of_folder(folder).open()?.folder.load(model));
+        }
         let kv_cache_tokens = engine.options().kv_cache_tokens;
         tracing::info!("{at_once} completions at once; the KV cache has room for {kv_cache_tokens} tokens");
         if engine.max_model_len() < max_model_len {

@@ -2,8 +2,12 @@
 
 use crate::ranks::{children_of, signal};
 use crate::setup::{Run, json};
+use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
+use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Write};
-use std::process::Stdio;
+use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
 /// Creates a run on four chats whose turns end with `~`.
 pub fn chats() -> Run {
@@ -129,7 +133,7 @@ fn commands_clear_and_save_a_conversation_and_old_turns_are_left_out() {
     };
     let (said, told) = talk("q1\n/save saved.jsonl\n/clear\nq2\n/save saved.jsonl\n/purple\n", &["--system", "s"]);
     assert_eq!(said.lines().count(), 2, "{said:?}");
-    assert!(told.contains("/purple is no command; there are /clear and /save FILE"), "{told}");
+    assert!(told.contains("/purple is no command; /help lists the commands"), "{told}");
     let saved = std::fs::read_to_string(run.path("saved.jsonl")).unwrap();
     let saved: Vec<serde_json::Value> = saved.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     let roles = |chat: &serde_json::Value| {
@@ -145,6 +149,73 @@ fn commands_clear_and_save_a_conversation_and_old_turns_are_left_out() {
     let (said, told) = talk(&"a longer question\n".repeat(3), &["--max-length", "50"]);
     assert_eq!(said.lines().count(), 3, "{said:?}");
     assert!(told.contains("longer than 50 tokens; its oldest 2 messages are left out"), "{told}");
+}
+
+/// A terminal, and what was shown on it.
+struct Terminal {
+    master: File,
+    shown: Arc<Mutex<String>>,
+}
+
+impl Terminal {
+    /// Starts `command` on a terminal.
+    fn start(mut command: Command) -> (Terminal, Child) {
+        let master = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).unwrap();
+        grantpt(&master).unwrap();
+        unlockpt(&master).unwrap();
+        let path = ptsname(&master, Vec::new()).unwrap().into_string().unwrap();
+        let open = || Stdio::from(File::options().read(true).write(true).open(&path).unwrap());
+        let child = command.stdin(open()).stdout(open()).stderr(open()).env("TERM", "xterm").spawn().unwrap();
+        let (master, shown) = (File::from(master), Arc::<Mutex<String>>::default());
+        let (mut reader, of_thread) = (master.try_clone().unwrap(), shown.clone());
+        std::thread::spawn(move || {
+            let mut bytes = [0; 4096];
+            while let Ok(count @ 1..) = reader.read(&mut bytes) {
+                of_thread.lock().unwrap().push_str(&String::from_utf8_lossy(&bytes[..count]));
+            }
+        });
+        (Terminal { master, shown }, child)
+    }
+
+    /// Waits for a prompt, and writes keys.
+    fn write(&mut self, keys: &str) {
+        let end = Instant::now() + Duration::from_secs(60);
+        while !self.shown.lock().unwrap().contains("> ") {
+            assert!(Instant::now() < end, "{}", self.shown.lock().unwrap());
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        self.shown.lock().unwrap().clear();
+        self.master.write_all(keys.as_bytes()).unwrap();
+        // The editor writes the line with the prompt again at each key, and the next prompt comes after the answer.
+        while !self.shown.lock().unwrap().contains("\r\n") {
+            assert!(Instant::now() < end, "{}", self.shown.lock().unwrap());
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        let mut shown = self.shown.lock().unwrap();
+        let end = shown.find("\r\n").expect("it was waited for");
+        *shown = shown.split_off(end);
+    }
+}
+
+#[test]
+fn lines_are_edited_on_a_terminal_and_an_adapter_brings_its_base() {
+    let run = chats();
+    let base = json(&run.succeed(&["train", "run.toml", "--json"]))["checkpoint"].as_str().unwrap().to_string();
+    let path = format!("model.path={base}");
+    let lora = ["--set", "init=pretrained", "--set", "lora.r=2", "--set", "output_dir=adapted", "--set", "max_steps=1"];
+    run.succeed(&[&["train", "run.toml", "--set", &path][..], &lora].concat());
+    let (mut terminal, mut child) = Terminal::start(run.command(&["chat", "adapted", "--max-new-tokens", "1"]));
+    terminal.write("qx\u{7f}1\r");
+    // The arrow up recalls the message, and the arrow left moves the cursor.
+    terminal.write("\u{1b}[A\u{1b}[Dz\r");
+    terminal.write("\u{1b}[200~a\nb\u{1b}[201~\r");
+    terminal.write("/save saved.jsonl\r");
+    terminal.write("/quit\r");
+    assert!(child.wait().unwrap().success());
+    let saved: serde_json::Value = serde_json::from_slice(&std::fs::read(run.path("saved.jsonl")).unwrap()).unwrap();
+    let users = saved["messages"].as_array().unwrap().iter().filter(|message| message["role"] == "user");
+    let texts: Vec<&str> = users.map(|message| message["content"].as_str().unwrap()).collect();
+    assert_eq!(texts, ["q1", "qz1", "a\nb"]);
 }
 
 #[test]

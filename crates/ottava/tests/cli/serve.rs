@@ -309,6 +309,28 @@ fn adapters_are_served_by_name_with_the_texts_of_generate() {
             assert_eq!(answer["choices"][0]["text"], *expected);
         }
     }
+    // The same adapters, loaded while the server runs.
+    let server = Server::start(&run, &["--allow-runtime-lora-updating"]);
+    let call = |path: &str, body: &Value| {
+        let mut answer = String::new();
+        server.send(path, body).read_to_string(&mut answer).unwrap();
+        let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+        (head.split(' ').nth(1).unwrap().to_string(), body.to_string())
+    };
+    let load =
+        |name: &str, folder: &str| call("/v1/load_lora_adapter", &json!({"lora_name": name, "lora_path": folder}));
+    for (name, folder) in [("sql", "sql"), ("chat", newest)] {
+        assert_eq!(load(name, folder).0, "200");
+    }
+    let text = |model: &str| serde_json::from_str::<Value>(&call("/v1/completions", &body(model)).1).unwrap();
+    for (model, expected) in [base, "sql", "chat"].into_iter().zip(&texts) {
+        assert_eq!(text(model)["choices"][0]["text"], *expected);
+    }
+    let (status, error) = load("other", "model");
+    assert!(status == "400" && error.contains("there is no adapter_config.json"), "{error}");
+    assert_eq!(call("/v1/unload_lora_adapter", &json!({"lora_name": "chat"})).0, "200");
+    assert_eq!(call("/v1/completions", &body("chat")).0, "404");
+    assert_eq!([base, "sql"].map(|model| text(model)["choices"][0]["text"].clone()), texts[..2]);
     let fails = |modules: &[&str], code: i32, words: &[&str]| {
         let serve = ["serve", base, "--port", "0", "--device", "cpu", "--lora-modules"];
         run.fail(&[&serve[..], modules].concat(), code, words);

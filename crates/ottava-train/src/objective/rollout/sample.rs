@@ -173,7 +173,7 @@ impl<'a> Draws<'a> {
         ottava_common::interrupt::check("drawing completions")?;
         for event in engine.step()? {
             match event {
-                Event::Token { id, token, logprob } => {
+                Event::Token { id, token, logprob, .. } => {
                     let drawn = &mut self.drawn[self.places[&id]];
                     drawn.tokens.push(token);
                     drawn.logprobs.push(logprob.expect("the request asks for it").logprob);

@@ -71,7 +71,7 @@ pub fn collect(events: Vec<Event>, got: &mut BTreeMap<RequestId, Got>) {
     for event in events {
         match event {
             Event::Prompt { id, logprobs } => got.entry(id).or_default().prompt = logprobs,
-            Event::Token { id, token, logprob } => {
+            Event::Token { id, token, logprob, .. } => {
                 let got = got.entry(id).or_default();
                 got.tokens.push(token);
                 got.logprobs.extend(logprob);
