@@ -20,5 +20,6 @@ pub mod interrupt;
 pub mod launch;
 pub mod limits;
 pub mod python_json;
+pub mod yaml;
 
 pub use error::{Error, Result};

@@ -58,7 +58,6 @@ mod tagged;
 mod tests;
 mod training;
 mod words;
-mod yaml;
 
 pub use alarms::{AlarmsConfig, Rollbacks, Spikes};
 pub use communication::CommunicationConfig;

@@ -10,12 +10,12 @@ mod tests;
 
 use crate::names::{self, Known};
 use crate::words::{self, Translation};
-use crate::yaml::Yaml;
 use crate::{RunConfig, keys, paths};
 use datasets::DataSets;
 use defaults::Trainer;
 use ottava_common::error::{Error, Result};
 use ottava_common::input;
+use ottava_common::yaml::Yaml;
 use policy::{Dialect, Found, Reader};
 use serde_json::{Map, Value as Json};
 use std::fmt::Write;

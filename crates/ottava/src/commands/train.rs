@@ -1,7 +1,7 @@
 //! `ottava train`.
 
 use super::monitor::{PORT, Page};
-use super::remote::{Reads, load_run};
+use super::remote::{Reads, Remote};
 use super::warn_of_settings;
 use crate::output::{Progress, print_json, stop_on_signals};
 use crate::ranks::{Job, RankArgs, Role};
@@ -70,7 +70,8 @@ impl Train {
         ];
         let named = named.into_iter().filter_map(|(key, value)| Some(format!("{key}={}", value.as_ref()?)));
         let settings: Vec<String> = self.settings.iter().cloned().chain(named).collect();
-        let Loaded { mut config, old_keys } = load_run(&self.config, &settings, Reads::Weights, self.resume.is_some())?;
+        stop_on_signals("stopping; a step in progress is completed and saved first")?;
+        let Loaded { mut config, old_keys } = RunConfig::read(&self.config, &settings)?;
         let (ranks, device) = self.ranks.choose(self.device.unwrap_or(config.device))?;
         config.device = device;
         let start = match self.resume {
@@ -79,26 +80,34 @@ impl Train {
             Some(Some(path)) if path == Path::new("auto") => Start::Auto,
             Some(Some(path)) => Start::ResumeFrom(path),
         };
-        stop_on_signals("stopping; a step in progress is completed and saved first")?;
         let role = Role::find(ranks)?;
-        let lock = if role.leads() {
-            warn_of_settings(&config, old_keys);
-            // The lock is taken before other ranks are started, because they write their logs to this folder.
-            Some(RunLock::take(&config.output_dir)?)
-        } else {
-            None
-        };
-        let _page = match self.monitor.filter(|_| role.leads()) {
+        let leads = role.leads();
+        // The lock is taken before other ranks are started, because they write their logs to this folder.
+        let lock = leads.then(|| RunLock::take(&config.output_dir)).transpose()?;
+        let _page = match self.monitor.filter(|_| leads) {
             Some(port) => Some(Page::show(&config.output_dir, port.unwrap_or(PORT))?),
             None => None,
         };
         // The ranks join before they open their devices, so that the other ranks notice a rank without its GPU. `comm` is dropped before the wait for
         // `processes`.
         let Job { processes, local, comm } = role.join(&config, Some(&config.output_dir))?;
+        let found = if leads { find(&config, &start) } else { Ok(Remote::default()) };
+        let resolved = found.and_then(|remote| {
+            remote.share(&comm)?;
+            let config = config.resolved(&mut |config| remote.resolve(config, Reads::Weights))?;
+            Ok((remote, config))
+        });
+        let (remote, config) = resolved.map_err(|error| processes.or_stop(error))?;
+        if leads {
+            warn_of_settings(&config, old_keys);
+        }
         let device = crate::device::open_of_rank(config.device, &local)?;
         let progress = Progress::new(config.logging.logging_steps);
         let trainer = Trainer::shared(config.clone(), &device, &start, comm, lock);
         let mut trainer = trainer.map_err(|error| processes.or_stop(error))?;
+        if leads {
+            remote.save(&config.output_dir)?;
+        }
         progress.line(&format!(
             "{} parameters, recipe {}, {} tokens a step",
             counts(trainer.run.model.description()),
@@ -123,6 +132,16 @@ impl Train {
         processes.wait()?;
         report(trainer, &config, &progress, last.as_ref(), self.json)
     }
+}
+
+/// Finds what rank 0 finds for all ranks: the commits of names of the Hub.
+fn find(config: &RunConfig, start: &Start) -> Result<Remote> {
+    let remote = match start {
+        Start::New => Remote::default(),
+        _ => Remote::of_run(&config.output_dir)?,
+    };
+    remote.look_up(config)?;
+    Ok(remote)
 }
 
 /// Prints the end of a run: evaluations, the best checkpoint, and samples.
