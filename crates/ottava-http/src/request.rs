@@ -27,6 +27,11 @@ impl<'a> Request<'a> {
         Request { method: "PUT", headers, body: Some(Box::new(body.take(length))) }
     }
 
+    /// Creates a request that deletes the page.
+    pub fn delete() -> Request<'static> {
+        Request { method: "DELETE", headers: Vec::new(), body: None }
+    }
+
     /// Sets a header. A header with the same name is replaced, because servers refuse or ignore a second `Authorization` or `Content-Type`.
     pub fn header(mut self, name: impl Into<String>, value: impl Into<String>) -> Request<'a> {
         let name = name.into();

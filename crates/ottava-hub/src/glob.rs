@@ -1,7 +1,7 @@
 //! Patterns of file names, with `*`, `**` and `?`.
 
 /// Whether `path` matches `pattern`. `*` and `?` match within a name, and `**` also matches `/`.
-pub(crate) fn matches(pattern: &str, path: &str) -> bool {
+pub fn matches(pattern: &str, path: &str) -> bool {
     match_bytes(pattern.as_bytes(), path.as_bytes())
 }
 

@@ -38,13 +38,13 @@ mod pins;
 mod push;
 mod ranges;
 pub mod testing;
-mod threads;
 mod upload;
 
 pub use api::Hub;
 pub use content::Content;
 pub use download::Watch;
 pub use entry::Entry;
+pub use glob::matches;
 pub use hash::git_sha1;
 pub use id::{DataId, Kind, RepoId, is_name};
 pub use pins::Pins;

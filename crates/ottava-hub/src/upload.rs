@@ -2,7 +2,7 @@
 
 use crate::api::{Hub, TIMEOUT, pause};
 use crate::content::Content;
-use crate::threads::in_threads;
+use ottava_common::threads::in_threads;
 use ottava_common::{Error, Result, interrupt};
 use ottava_http::{Fault, Request, Url};
 use serde_json::{Map, Value, json};

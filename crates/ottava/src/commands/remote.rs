@@ -1,10 +1,11 @@
-//! Names of the Hugging Face Hub in settings and on the command line: the one place that replaces them by local paths.
+//! Names of the Hugging Face Hub and objects of stores in settings and on the command line: the one place that replaces them by local paths.
 
 use crate::output::Transfer;
 use ottava_common::fs::{RealFs, replace_file};
 use ottava_common::{Error, Result, input};
-use ottava_hub::{DataId, Hub, Kind, Pins, RepoId};
+use ottava_hub::{DataId, Hub, Kind, Pins, RepoId, Watch, matches};
 use ottava_settings::{DatasetConfig, Loaded, RunConfig, WeightInit};
+use ottava_store::Bucket;
 use ottava_tensor::comm::Group;
 use std::cell::RefCell;
 use std::path::{Path, PathBuf};
@@ -44,6 +45,49 @@ pub fn load_run(path: &Path, settings: &[String], reads: Reads) -> Result<Loaded
 /// Returns the folder of a model or an adapter on the command line: `path`, or the folder in the cache if `path` is a name of the Hub.
 pub fn model(path: &Path) -> Result<PathBuf> {
     Ok(Remote::default().find(path, Reads::Weights)?.unwrap_or_else(|| path.to_path_buf()))
+}
+
+/// Addresses that are not read, and what to do instead.
+const OTHER_STORES: [(&str, &str); 4] = [
+    (
+        "gs://",
+        "write s3:// with the name of the bucket, and set AWS_ENDPOINT_URL to https://storage.googleapis.com and the AWS keys to HMAC keys of the bucket",
+    ),
+    (
+        "az://",
+        "stores with the protocol of Azure are not read; copy the data to a folder or to a store with the protocol of S3",
+    ),
+    ("https://", "addresses of single files are not read; download the file, and name it here"),
+    ("http://", "addresses of single files are not read; download the file, and name it here"),
+];
+
+/// Replaces patterns of objects in stores, `s3://BUCKET/PATTERN`, by local copies in the folder `copies`. With [`Reads::Names`], patterns stay.
+fn objects(paths: &[PathBuf], copies: &Path, reads: Reads) -> Result<Vec<PathBuf>> {
+    let mut files = Vec::new();
+    for path in paths {
+        let text = path.to_string_lossy();
+        if let Some((_, remedy)) = OTHER_STORES.iter().find(|(scheme, _)| text.starts_with(scheme)) {
+            return Err(Error::Config(format!("{text}: {remedy}")));
+        }
+        let Some(rest) = text.strip_prefix("s3://").filter(|_| reads > Reads::Names) else {
+            files.push(path.clone());
+            continue;
+        };
+        let (bucket, pattern) = rest.split_once('/').unwrap_or((rest, ""));
+        let bucket = Bucket::from_env("data.train_files", &format!("s3://{bucket}"))?;
+        let folder = format!("{}/**", pattern.trim_end_matches('/'));
+        let start = &pattern[..pattern.find(['*', '?']).unwrap_or(pattern.trim_end_matches('/').len())];
+        let mut found = bucket.list(start)?;
+        found.retain(|object| matches(pattern, &object.name) || matches(&folder, &object.name));
+        // Some programs make empty objects for folders.
+        found.retain(|object| !object.name.ends_with('/'));
+        if found.is_empty() {
+            return Err(Error::Data(format!("{text}: no object has a name of this pattern")));
+        }
+        let mut transfer = Transfer::new("downloaded");
+        files.extend(bucket.copies(&found, copies, &mut |done, total| transfer.at(&text, done, total))?);
+    }
+    Ok(files)
 }
 
 impl Remote {
@@ -101,12 +145,12 @@ impl Remote {
                 *path = local;
             }
         }
-        let data = &mut config.data;
+        let (copies, data) = (config.cache_dir().join("objects"), &mut config.data);
         let of_sets =
             data.datasets.iter_mut().map(|DatasetConfig { train_files, val_files, .. }| (train_files, val_files));
         for (train, validation) in of_sets.chain([(&mut data.train_files, &mut data.val_files)]) {
-            *train = self.data_files(train, &["train"], reads)?;
-            *validation = self.data_files(validation, VALIDATION, reads)?;
+            *train = self.data_files(&objects(train, &copies, reads)?, &["train"], reads)?;
+            *validation = self.data_files(&objects(validation, &copies, reads)?, VALIDATION, reads)?;
         }
         Ok(())
     }
