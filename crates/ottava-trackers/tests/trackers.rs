@@ -197,8 +197,8 @@ fn the_file_of_wandb_has_the_lines_of_the_run_and_no_others() {
         let runs = fs::read_dir(folder.path().join("wandb")).unwrap().map(|entry| entry.unwrap().path());
         let runs: Vec<_> = runs.collect();
         assert_eq!(runs.len(), 1, "a resumed run keeps its folder");
-        let files = fs::read_dir(&runs[0]).unwrap().map(|entry| entry.unwrap().path());
-        let file = files.filter(|path| path.extension().is_some_and(|extension| extension == "wandb")).next().unwrap();
+        let mut files = fs::read_dir(&runs[0]).unwrap().map(|entry| entry.unwrap().path());
+        let file = files.find(|path| path.extension().is_some_and(|extension| extension == "wandb")).unwrap();
         fs::write(file.with_extension("wandb.synced"), "").unwrap();
         fs::read(file).unwrap()
     };
