@@ -156,9 +156,9 @@ fn every_prefix_of_an_upload_leaves_the_newest_complete_checkpoint() {
     for requests in 0.. {
         let (backup, seen) = (run.backup(), run.store.received().len());
         let mut published = BTreeMap::new();
-        run.store.fail_after(seen + requests);
+        run.store.fail_at(seen + requests..usize::MAX);
         let done = backup.upload_pending(&mut published).is_ok();
-        run.store.fail_after(usize::MAX);
+        run.store.fail_at(0..0);
         let (_other, path) = run.restored().expect("a complete checkpoint");
         assert!(path.ends_with(if run.steps().contains(&2) { "checkpoint-2" } else { "checkpoint-1" }));
         if done {

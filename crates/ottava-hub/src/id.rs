@@ -247,6 +247,8 @@ mod tests {
         assert!(id.pinned(Some(commit)).is_commit());
         let below = format!("/backup/snapshots/2026/hub/datasets--a--b/snapshots/{commit}/snapshots/x.csv");
         assert_eq!(RepoId::of_snapshot(Path::new(&below)).unwrap().0.name, "a/b");
+        let nested = format!("/models--x--y/snapshots/{commit}/hub/datasets--a--b/snapshots/{commit}/x.csv");
+        assert_eq!(RepoId::of_snapshot(Path::new(&nested)).unwrap().0.name, "a/b");
         assert_eq!(RepoId::of_snapshot(Path::new("/snapshots/x")), None);
     }
 

@@ -4,6 +4,7 @@ use crate::xml;
 use ottava_common::hash::sha256;
 use ottava_http::testing::{Received, Server, reply, reply_bytes};
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -23,8 +24,8 @@ struct State {
     /// The parts of uploads by object and id.
     uploads: BTreeMap<(String, String), BTreeMap<u64, Vec<u8>>>,
     faults: usize,
-    /// The number of requests after which all fail.
-    limit: Option<usize>,
+    /// The requests that fail, by their numbers from 0.
+    failing: Range<usize>,
     seen: usize,
     slow: Option<Duration>,
     count: u64,
@@ -77,9 +78,9 @@ impl FakeStore {
         self.state.lock().unwrap_or_else(PoisonError::into_inner).faults = count;
     }
 
-    /// Lets all requests after the first `count` fail.
-    pub fn fail_after(&self, count: usize) {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner).limit = Some(count);
+    /// Lets the requests with these numbers fail. The first request of the store has number 0.
+    pub fn fail_at(&self, numbers: Range<usize>) {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner).failing = numbers;
     }
 
     /// Pauses before each answer.
@@ -91,7 +92,7 @@ impl FakeStore {
 impl State {
     fn answer(&mut self, request: &Received) -> Vec<u8> {
         self.seen += 1;
-        if self.faults > 0 || self.limit.is_some_and(|limit| self.seen > limit) {
+        if self.faults > 0 || self.failing.contains(&(self.seen - 1)) {
             self.faults = self.faults.saturating_sub(1);
             return reply(503, "", "<Error><Code>SlowDown</Code></Error>");
         }

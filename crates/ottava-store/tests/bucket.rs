@@ -96,7 +96,16 @@ fn a_store_that_refuses_says_what_to_check_and_leaves_no_parts() {
     assert!(bucket.put_file("big", &path).is_err());
     store.fail(0);
     assert!(!store.objects().contains_key("runs/first/big"));
-    // Parts of a killed process are given up.
-    bucket.put_file("big", &path).unwrap();
+    // The second part fails three times, and the upload is given up.
+    let seen = store.received().len();
+    store.fail_at(seen + 2..seen + 5);
+    assert!(bucket.put_file("big", &path).is_err());
+    assert_eq!(store.open_uploads(), 0);
+    // So are the parts of a killed process.
+    store.fail_at(seen + 8..usize::MAX);
+    assert!(bucket.put_file("big", &path).is_err());
+    store.fail_at(0..0);
+    assert_eq!(store.open_uploads(), 1);
+    bucket.give_up_uploads("b").unwrap();
     assert_eq!(store.open_uploads(), 0);
 }

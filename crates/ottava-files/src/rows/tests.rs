@@ -131,6 +131,17 @@ fn pages_of_zstandard_are_unpacked_and_damage_is_an_error() {
 }
 
 #[test]
+fn levels_of_pages_of_version_2_are_not_compressed() {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../ottava-data/tests/data/formats/long-zstd-2.parquet");
+    let records = read(&std::fs::read(path).unwrap(), Format::Parquet).unwrap();
+    for (record, number) in records.as_array().unwrap().iter().zip(0..) {
+        let expected = if number % 3 == 1 { Value::Null } else { format!("otter {number} ").repeat(20).into() };
+        assert_eq!(record["text"], expected, "record {number}");
+    }
+    assert_eq!(records.as_array().unwrap().len(), 60);
+}
+
+#[test]
 fn damaged_files_are_errors() {
     for (bytes, format) in
         [(parquet(Compression::SNAPPY), Format::Parquet), (arrow(false), Format::Arrow), (arrow(true), Format::Arrow)]
