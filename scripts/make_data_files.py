@@ -1,6 +1,6 @@
-"""Writes the same records in every format of data into crates/ottava-data/tests/data/formats, with pyarrow, zstandard and Python.
+"""Writes the same records in every format of data into crates/ottava-data/tests/data/formats, with pyarrow, polars, zstandard and Python.
 
-    python -m venv v && v/bin/pip install pyarrow zstandard && v/bin/python scripts/make_data_files.py
+    python -m venv v && v/bin/pip install polars pyarrow zstandard && v/bin/python scripts/make_data_files.py
 """
 
 import csv
@@ -10,6 +10,7 @@ import pathlib
 import shutil
 import struct
 
+import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 import zstandard
@@ -53,8 +54,12 @@ def write_all(name, records):
                 cells = (json.dumps(value) if isinstance(value, list) else value for value in record.values())
                 writer.writerow(["" if cell is None else cell for cell in cells])
     table = pa.Table.from_pylist(records)
-    for codec in ["none", "snappy", "gzip", "lz4"]:
+    for codec in ["none", "snappy", "gzip", "lz4", "zstd"]:
         pq.write_table(table, FOLDER / f"{name}-{codec}.parquet", compression=codec, row_group_size=2)
+    # Pages of version 2 do not compress their levels.
+    pq.write_table(table, FOLDER / f"{name}-zstd-2.parquet", compression="zstd", row_group_size=2, data_page_version="2.0")
+    # Zstandard is the default of Polars.
+    pl.DataFrame(records).write_parquet(FOLDER / f"{name}-polars.parquet", row_group_size=2)
     # `datasets` keeps its cache as a stream.
     with pa.OSFile(str(FOLDER / f"{name}-stream.arrow"), "wb") as file, pa.ipc.new_stream(file, table.schema) as writer:
         writer.write_table(table, max_chunksize=1)
@@ -78,6 +83,9 @@ def write_megatron(name, documents):
 
 shutil.rmtree(FOLDER, ignore_errors=True)
 FOLDER.mkdir()
+# Pages that are large enough to be compressed, whose levels say which texts are missing.
+long = pa.table({"text": [None if number % 3 == 1 else f"otter {number} " * 20 for number in range(60)]})
+pq.write_table(long, FOLDER / "long-zstd-2.parquet", compression="zstd", data_page_version="2.0", use_dictionary=False)
 write_all("texts", TEXTS)
 write_all("chats", CHATS)
 write_all("pairs", PAIRS)

@@ -53,6 +53,16 @@ hub() {
         cargo build --locked -p ottava -p ottava-hub --bin ottava --example fake_hub &&
         "$logs/python/bin/python" scripts/check_hub.py target/debug/ottava target/debug/examples/fake_hub
 }
+# A run is killed 25 times while it uploads checkpoints, and a real server with the protocol of S3 gets copies and gives them back.
+stores() {
+    OTTAVA_KILLS=25 cli stores::a_machine_that_is_lost && packages "moto[server]==5.2.5" boto3 && cargo build --locked -p ottava &&
+        "$logs/python/bin/python" scripts/check_stores.py target/debug/ottava
+}
+# A run reports to real servers of MLflow and Trackio and writes a file for Weights & Biases, is killed, and resumes.
+trackers() {
+    packages mlflow==3.17.2 trackio==0.43.0 wandb==0.31.0 && cargo build --locked -p ottava &&
+        "$logs/python/bin/python" scripts/check_trackers.py target/debug/ottava
+}
 # 10,000 requests to a server, most of them faulty or broken off; then honest clients beside others that attack it.
 soak() { OTTAVA_SOAK=10000 cli --release --test-threads=1 soak; }
 # 2,000 steps of each recipe without an alarm, 10,000 repeated passes without a difference, and estimated costs beside the loss gap.
@@ -110,11 +120,11 @@ clients() {
 }
 
 parts=("$@")
-[ $# -gt 0 ] || parts=(kernels book convergence memory ranks combinations kill interruptions parsers soak sentinel smollm2 chat suites families verifiers clients hub)
+[ $# -gt 0 ] || parts=(kernels book convergence memory ranks combinations kill interruptions parsers soak sentinel smollm2 chat suites families verifiers clients hub stores trackers)
 rows=() failed=0
 for part in "${parts[@]}"; do
     case $part in
-    kernels | book | convergence | memory | ranks | combinations | kill | interruptions | parsers | soak | sentinel | smollm2 | chat | suites | families | verifiers | clients | hub) ;;
+    kernels | book | convergence | memory | ranks | combinations | kill | interruptions | parsers | soak | sentinel | smollm2 | chat | suites | families | verifiers | clients | hub | stores | trackers) ;;
     *) echo "nightly.sh: there is no part $part" >&2 && exit 1 ;;
     esac
     echo "== $part"

@@ -18,7 +18,7 @@ use ottava_common::hash::hex;
 use ottava_common::{Error, Result};
 
 /// The prefix of a folder that is being written.
-const TEMPORARY: &str = ".tmp-checkpoint-";
+pub(crate) const TEMPORARY: &str = ".tmp-checkpoint-";
 
 /// The prefix of a folder that is being deleted.
 const TRASH: &str = ".trash-checkpoint-";
@@ -312,7 +312,7 @@ pub fn name(step: u64) -> String {
 }
 
 /// Returns the folders with names of checkpoints, in the order of their steps.
-fn checkpoints(folder: &Path) -> Result<Vec<(u64, PathBuf)>> {
+pub(crate) fn checkpoints(folder: &Path) -> Result<Vec<(u64, PathBuf)>> {
     // Other spellings of a number, such as +5 or 05, are not names of checkpoints.
     let step_of = |file_name: &str| {
         let step = file_name.strip_prefix("checkpoint-")?.parse().ok()?;

@@ -46,6 +46,7 @@
 pub mod adapter;
 mod adapter_config;
 pub mod atomic;
+mod backup;
 mod best;
 mod carried;
 mod dequantized;
@@ -72,6 +73,7 @@ pub use atomic::{
     CheckpointFile, CheckpointWriter, FileStart, abandon_after, delete_old, holds_checkpoints, latest_complete,
     latest_complete_until, remove_leftovers,
 };
+pub use backup::{Backup, Uploads};
 pub use best::Best;
 pub use carried::Carried;
 pub use dequantized::{DequantizedFiles, StoredScales};

@@ -77,7 +77,8 @@ impl Manifest {
         }
     }
 
-    fn parse(text: &[u8]) -> Result<Manifest, String> {
+    /// Reads the text of a manifest. Errors with the reason.
+    pub(crate) fn parse(text: &[u8]) -> Result<Manifest, String> {
         let value = unseal(text)?;
         // The version determines the meaning of the other fields, so it is checked first.
         if !value["format"].as_u64().is_some_and(|format| (OLDEST_FORMAT.into()..=FORMAT.into()).contains(&format)) {

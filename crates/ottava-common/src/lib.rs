@@ -20,5 +20,8 @@ pub mod interrupt;
 pub mod launch;
 pub mod limits;
 pub mod python_json;
+pub mod threads;
+pub mod utc;
+pub mod yaml;
 
 pub use error::{Error, Result};

@@ -25,6 +25,7 @@ mod arrow;
 mod bomb;
 mod rows;
 mod value;
+mod zstandard;
 
 pub use bomb::{bomb, most_unpacked_bytes};
 pub use rows::{Format, Rows};

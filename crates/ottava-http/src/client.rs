@@ -73,7 +73,7 @@ impl Client {
         self.send(Request::post(body).header("Content-Type", "application/json"), timeout)?.success()?.read()
     }
 
-    /// Sends `request`, and returns its answer with any status before the body of the answer is read. Redirects are not followed. `timeout` limits the
+    /// Sends `request` with the key, unless the request has its own header `Authorization`. Returns its answer with any status before the body of the answer is read. Redirects are not followed. `timeout` limits the
     /// whole request, including the time until the body has been read.
     ///
     /// Lost connections and timeouts are temporary faults.
@@ -82,7 +82,7 @@ impl Client {
         for (name, value) in &request.headers {
             built = built.header(name, value);
         }
-        if let Some(key) = &self.key {
+        if let Some(key) = self.key.as_ref().filter(|_| !request.has("Authorization")) {
             built = built.header("Authorization", key.header());
         }
         let (head, body) = match request.body {
@@ -130,6 +130,7 @@ impl Client {
             words: format!("{url} answered with status {}{colon}{more}", status.as_u16()),
             may_pass: matches!(status.as_u16(), 408 | 429) || status.is_server_error(),
             pause: text("retry-after").and_then(|seconds| seconds.trim().parse().ok()).map(Duration::from_secs),
+            status: Some(status.as_u16()),
         }
     }
 }

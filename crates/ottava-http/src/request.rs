@@ -27,9 +27,21 @@ impl<'a> Request<'a> {
         Request { method: "PUT", headers, body: Some(Box::new(body.take(length))) }
     }
 
-    /// Adds a header.
+    /// Creates a request that deletes the page.
+    pub fn delete() -> Request<'static> {
+        Request { method: "DELETE", headers: Vec::new(), body: None }
+    }
+
+    /// Sets a header. A header with the same name is replaced, because servers refuse or ignore a second `Authorization` or `Content-Type`.
     pub fn header(mut self, name: impl Into<String>, value: impl Into<String>) -> Request<'a> {
-        self.headers.push((name.into(), value.into()));
+        let name = name.into();
+        self.headers.retain(|(known, _)| !known.eq_ignore_ascii_case(&name));
+        self.headers.push((name, value.into()));
         self
+    }
+
+    /// Whether the request has a header with this name.
+    pub(crate) fn has(&self, name: &str) -> bool {
+        self.headers.iter().any(|(known, _)| known.eq_ignore_ascii_case(name))
     }
 }

@@ -15,17 +15,19 @@ pub struct Fault {
     pub may_pass: bool,
     /// The pause that the server asks for (`Retry-After`).
     pub pause: Option<Duration>,
+    /// The status of the server's answer; `None` if there was no answer.
+    pub status: Option<u16>,
 }
 
 impl Fault {
     /// Creates a temporary fault: another attempt may succeed.
     pub fn passing(words: impl Into<String>) -> Fault {
-        Fault { words: words.into(), may_pass: true, pause: None }
+        Fault { words: words.into(), may_pass: true, pause: None, status: None }
     }
 
     /// Creates a permanent fault: every attempt would fail.
     pub fn lasting(words: impl Into<String>) -> Fault {
-        Fault { words: words.into(), may_pass: false, pause: None }
+        Fault { words: words.into(), may_pass: false, pause: None, status: None }
     }
 }
 

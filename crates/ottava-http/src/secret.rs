@@ -3,10 +3,14 @@
 use ottava_common::{Error, Result};
 use std::{env, fmt};
 
-/// A key, which is sent as `Authorization: Bearer KEY`. [`fmt::Debug`] prints the name of its variable and not the key.
+/// The usual scheme of keys.
+const BEARER: &str = "Bearer";
+
+/// A key, which is sent as `Authorization: Bearer KEY`, or with another scheme than `Bearer`. [`fmt::Debug`] prints the name of its variable and not the key.
 #[derive(Clone)]
 pub struct Secret {
     variable: String,
+    scheme: &'static str,
     value: String,
 }
 
@@ -26,7 +30,7 @@ impl Secret {
                 let why = "which is unset, empty or holds more than letters, digits and signs";
                 Err(Error::Config(format!("`{setting}` names the environment variable {variable}, {why}")))
             }
-            false => Ok(Secret { variable: variable.to_string(), value }),
+            false => Ok(Secret { variable: variable.to_string(), scheme: BEARER, value }),
         }
     }
 
@@ -34,7 +38,12 @@ impl Secret {
     pub fn from_text(place: &str, value: &str) -> Option<Secret> {
         let value = value.trim().to_string();
         let is_sendable = !value.is_empty() && value.chars().all(|c| c.is_ascii_graphic());
-        is_sendable.then(|| Secret { variable: place.to_string(), value })
+        is_sendable.then(|| Secret { variable: place.to_string(), scheme: BEARER, value })
+    }
+
+    /// Returns the key with another scheme, such as `Basic`.
+    pub fn with_scheme(self, scheme: &'static str) -> Secret {
+        Secret { scheme, ..self }
     }
 
     /// Returns the name of the variable or file that has the key.
@@ -44,7 +53,7 @@ impl Secret {
 
     /// Returns the value of the header `Authorization`.
     pub(crate) fn header(&self) -> String {
-        format!("Bearer {}", self.value)
+        format!("{} {}", self.scheme, self.value)
     }
 
     /// Replaces the key in `text` by the name of its variable, because servers may repeat the key in their answers.
@@ -73,7 +82,7 @@ mod tests {
 
     #[test]
     fn a_key_is_neither_printed_nor_repeated() {
-        let secret = Secret { variable: "JUDGE_KEY".into(), value: "hunter2".into() };
+        let secret = Secret { variable: "JUDGE_KEY".into(), scheme: BEARER, value: "hunter2".into() };
         assert_eq!(format!("{secret:?}"), "$JUDGE_KEY");
         assert_eq!(secret.redact("bad key hunter2."), "bad key $JUDGE_KEY.");
     }

@@ -1,7 +1,7 @@
 //! Tests a client with servers that fail in many ways.
 
 use ottava_http::testing::{Server, reply};
-use ottava_http::{Client, Fault, Secret, Url};
+use ottava_http::{Client, Fault, Request, Secret, Url};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::{ServerConfig, ServerConnection, StreamOwned};
@@ -29,6 +29,23 @@ fn an_answer_is_returned_and_the_request_is_json() {
     assert!(request.head.starts_with("POST /score HTTP/1.1"), "{}", request.head);
     assert!(request.head.to_lowercase().contains("content-type: application/json"), "{}", request.head);
     assert_eq!(request.body, "{\"id\":1}");
+}
+
+#[test]
+fn a_header_of_a_request_is_sent_once() {
+    let server = Server::start(|_, _| reply(200, "", ""));
+    let key = Secret::from_text("KEY", "of-the-server");
+    let client = Client::new(Url::new("url", &server.url("/")).unwrap(), key, 1000).unwrap();
+    let request = || Request::post(b"{}").header("Content-Type", "text/plain").header("content-type", "text/csv");
+    let send = |request: Request| drop(client.send(request, Duration::from_secs(20)).unwrap().success().unwrap());
+    send(request());
+    send(request().header("Authorization", "Basic of-the-address"));
+    for (received, key) in server.received().iter().zip(["Bearer of-the-server", "Basic of-the-address"]) {
+        let head = received.head.to_lowercase();
+        assert_eq!(head.matches("content-type:").count(), 1, "{head}");
+        assert_eq!(head.matches("authorization:").count(), 1, "{head}");
+        assert_eq!((received.header("content-type"), received.header("authorization")), (Some("text/csv"), Some(key)));
+    }
 }
 
 #[test]

@@ -1,14 +1,14 @@
 //! The Hub's server: its address, the token, and the questions about a repository.
 
-use crate::RepoId;
 use crate::cache::Cached;
 use crate::entry::Entry;
 use crate::id::is_commit;
+use crate::{Pins, RepoId};
 use ottava_common::{Error, Result, interrupt};
-use ottava_http::{Client, Fault, Request, Retry, Secret, Url, offline};
+use ottava_http::{Answer, Client, Fault, Request, Retry, Secret, Url, offline};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
-use std::sync::OnceLock;
+use std::sync::{Mutex, OnceLock, PoisonError};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
@@ -35,7 +35,10 @@ pub struct Hub {
     /// What forbids connections.
     pub(crate) offline: Option<&'static str>,
     pub(crate) retry: Retry,
+    pins: Mutex<Pins>,
     client: OnceLock<Client>,
+    /// Clients of the servers that the Hub redirects to. Their connections are used again.
+    others: Mutex<Vec<Client>>,
 }
 
 /// Why an answer of the API is missing.
@@ -49,8 +52,8 @@ pub(crate) enum Missing {
 /// An answer of the API.
 pub(crate) struct Page {
     pub(crate) bytes: Vec<u8>,
-    /// The address of the next page.
-    next: Option<Url>,
+    /// The address of the next page, as the server writes it.
+    next: Option<String>,
 }
 
 impl Hub {
@@ -85,7 +88,9 @@ impl Hub {
     /// Creates the hub at `endpoint`, with its files in `cache`.
     pub fn new(endpoint: Url, token: Option<Secret>, cache: &Path) -> Hub {
         let retry = Retry { attempts: 5, first_pause: Duration::from_millis(300) };
-        Hub { endpoint, token, cache: cache.to_path_buf(), offline: None, retry, client: OnceLock::new() }
+        let (cache, client) = (cache.to_path_buf(), OnceLock::new());
+        let (pins, others) = (Mutex::default(), Mutex::default());
+        Hub { endpoint, token, cache, offline: None, retry, pins, client, others }
     }
 
     /// Returns this hub with another `retry`.
@@ -96,6 +101,21 @@ impl Hub {
     /// Returns this hub without connections, because `reason` forbids them.
     pub fn without_network(self, reason: &'static str) -> Hub {
         Hub { offline: Some(reason), ..self }
+    }
+
+    /// Returns this hub with the commits of earlier questions, which are not asked for again.
+    pub fn with_pins(self, pins: Pins) -> Hub {
+        Hub { pins: Mutex::new(pins), ..self }
+    }
+
+    /// Returns the given commits, and the commits that were asked for.
+    pub fn pins(&self) -> Pins {
+        self.pins.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Records the commit of a name.
+    pub(crate) fn pin(&self, id: &RepoId, commit: &str) {
+        self.pins.lock().unwrap_or_else(PoisonError::into_inner).set(id, commit);
     }
 
     pub(crate) fn cached(&self, id: &RepoId) -> Cached {
@@ -109,6 +129,21 @@ impl Hub {
         }
         let client = Client::new(self.endpoint.clone(), self.token.clone(), MAX_ANSWER)?;
         Ok(self.client.get_or_init(|| client))
+    }
+
+    /// Returns the client of an address. All addresses of a server share connections; only addresses of the Hub get the token.
+    pub(crate) fn client_at(&self, url: &Url) -> Result<Client> {
+        let client = self.client()?;
+        if client.url().origin() == url.origin() {
+            return client.at(url.clone());
+        }
+        let mut others = self.others.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(known) = others.iter().find(|known| known.url().origin() == url.origin()) {
+            return known.at(url.clone());
+        }
+        let other = client.at(url.clone())?;
+        others.push(other.clone());
+        Ok(other)
     }
 
     /// Returns the address of the API of a repository.
@@ -131,10 +166,9 @@ impl Hub {
 
     /// Asks for all files of a commit.
     pub(crate) fn tree(&self, id: &RepoId, commit: &str) -> Result<Vec<Entry>, Missing> {
-        let (mut entries, mut next) = (Vec::new(), Some(self.api(id, &format!("tree/{commit}?recursive=true"))));
+        let (mut entries, mut url) = (Vec::new(), self.api(id, &format!("tree/{commit}?recursive=true")));
         for _ in 0..MAX_PAGES {
-            let Some(url) = next else { break };
-            let page = self.get(id, url)?;
+            let page = self.get(id, url.clone())?;
             let listed: Value = serde_json::from_slice(&page.bytes).unwrap_or_default();
             let listed =
                 listed.as_array().ok_or_else(|| Missing::Refused(self.unusable(id, "it is no list of files")))?;
@@ -147,55 +181,73 @@ impl Hub {
                     Missing::Refused(self.unusable(id, &format!("its file {path:?} has an unusable path or checksum")))
                 })?);
             }
-            next = page.next;
+            match page.next {
+                Some(next) => url = self.next_page(id, &url, &next).map_err(Missing::Refused)?,
+                None => return Ok(entries),
+            }
         }
-        Ok(entries)
+        Err(Missing::Refused(self.unusable(id, &format!("the list of its files has more than {MAX_PAGES} pages"))))
+    }
+
+    /// Returns the address of the page `next` of a listing. A mirror may send addresses of the original server; their path and query are asked of the
+    /// mirror, because only the mirror has this listing and gets the token.
+    fn next_page(&self, id: &RepoId, url: &Url, next: &str) -> Result<Url> {
+        let found = url.redirect(next).map_err(|_| self.unusable(id, &format!("its next page is {next:?}")))?;
+        if found.origin() == url.origin() {
+            return Ok(found);
+        }
+        let path = found.as_str()[found.origin().len()..].trim_start_matches('/');
+        Ok(self.endpoint.join(path))
     }
 
     /// Asks for a page of the API.
     fn get(&self, id: &RepoId, url: Url) -> Result<Page, Missing> {
-        self.ask(id, url, Request::get)
-    }
-
-    /// Sends the request that `request` makes to `url`, which is an address of `id`. Follows redirects of the same server, and retries after temporary
-    /// faults.
-    pub(crate) fn ask<'a>(&self, id: &RepoId, url: Url, request: impl Fn() -> Request<'a>) -> Result<Page, Missing> {
-        let client = self.client().map_err(Missing::Refused)?;
-        let attempt = || -> Result<Result<Page, Error>, Fault> {
-            let mut url = url.clone();
-            for _ in 0..MAX_REDIRECTS {
-                let there = match client.at(url.clone()) {
-                    Ok(there) => there,
-                    Err(error) => return Ok(Err(error)),
-                };
-                let answer = there.send(request(), TIMEOUT)?;
-                if let Some(location) = answer.header("location").filter(|_| (300..=399).contains(&answer.status())) {
-                    match url.redirect(location).ok().filter(|next| next.origin() == url.origin()) {
-                        Some(next) => url = next,
-                        None => {
-                            return Ok(Err(
-                                self.unusable(id, "it redirects to another server; set HF_ENDPOINT to that")
-                            ));
-                        }
-                    }
-                    continue;
-                }
-                let codes = [answer.header("x-error-code"), answer.header("x-error-message")];
-                let codes = codes.map(|text| text.unwrap_or_default().to_string());
-                if let Some(error) = self.refusal(id, answer.status(), &codes) {
-                    return Ok(Err(error));
-                }
-                let next = answer.header("link").and_then(next_page).and_then(|next| Url::new("Link", next).ok());
-                let next = next.filter(|next| next.origin() == url.origin());
-                return Ok(Ok(Page { bytes: answer.success()?.read()?, next }));
+        let read = |answer: Answer| {
+            let codes = [answer.header("x-error-code"), answer.header("x-error-message")];
+            let codes = codes.map(|text| text.unwrap_or_default().to_string());
+            if let Some(error) = self.refusal(id, answer.status(), &codes) {
+                return Ok(Err(error));
             }
-            Ok(Err(self.unusable(id, "it redirects too often")))
+            let next = answer.header("link").and_then(next_page).map(str::to_string);
+            Ok(Ok(Page { bytes: answer.success()?.read()?, next }))
         };
-        match self.retry.run(pause, attempt) {
+        match self.retry.run(pause, || self.exchange(id, &url, TIMEOUT, Request::get, read)) {
             Ok(Ok(page)) => Ok(page),
             Ok(Err(error)) => Err(Missing::Refused(error)),
             Err(fault) => Err(Missing::Fault(fault)),
         }
+    }
+
+    /// Sends the request that `request` makes to `url`, an address of `id`, follows redirects of the same server with the same request, and returns
+    /// what `read` makes of the answer.
+    pub(crate) fn exchange<'a, T>(
+        &self,
+        id: &RepoId,
+        url: &Url,
+        timeout: Duration,
+        request: impl Fn() -> Request<'a>,
+        read: impl Fn(Answer) -> Result<Result<T>, Fault>,
+    ) -> Result<Result<T>, Fault> {
+        let mut url = url.clone();
+        for _ in 0..MAX_REDIRECTS {
+            let there = match self.client_at(&url) {
+                Ok(there) => there,
+                Err(error) => return Ok(Err(error)),
+            };
+            let answer = there.send(request(), timeout)?;
+            let Some(location) = answer.header("location").filter(|_| (300..=399).contains(&answer.status())) else {
+                return read(answer);
+            };
+            match url.redirect(location).ok().filter(|next| next.origin() == url.origin()) {
+                Some(next) => url = next,
+                None => {
+                    return Ok(
+                        Err(self.unusable(id, "it redirects to another server; set HF_ENDPOINT to that server")),
+                    );
+                }
+            }
+        }
+        Ok(Err(self.unusable(id, "it redirects too often")))
     }
 
     /// Returns the error of an answer that says why a repository cannot be read; `None` for other answers.
@@ -243,10 +295,16 @@ pub(crate) fn pause(time: Duration) -> bool {
     true
 }
 
-/// Returns the address of the next page in a header `Link`.
+/// Returns the address of the next page in a header `Link`, which is a list of `<ADDRESS>; rel="NAME"`.
 fn next_page(link: &str) -> Option<&str> {
-    let part = link.split(',').find(|part| part.contains("rel=\"next\""))?;
-    part.trim().strip_prefix('<')?.split('>').next()
+    link.split('<').skip(1).find_map(|part| {
+        let (address, parameters) = part.split_once('>')?;
+        let is_next = |parameter: &str| {
+            let value = parameter.trim().strip_prefix("rel=").unwrap_or_default();
+            value.trim_matches('"').split(' ').any(|name| name == "next")
+        };
+        parameters.split([';', ',']).any(is_next).then_some(address)
+    })
 }
 
 /// Escapes the bytes of a path in an address, except letters, digits, `-_.~` and the characters of `kept`.
@@ -267,10 +325,24 @@ mod tests {
     use super::*;
 
     #[test]
+    fn requests_to_a_server_share_its_connections() {
+        let url = |text: &str| Url::new("url", text).unwrap();
+        let secret = Secret::from_text("HF_TOKEN", "secret");
+        let hub = Hub::new(url("http://127.0.0.1:1"), secret, Path::new("cache"));
+        for text in
+            ["http://127.0.0.1:2/a?signature=1", "http://127.0.0.1:2/b", "http://127.0.0.1:3/a", "http://127.0.0.1:1/x"]
+        {
+            assert_eq!(hub.client_at(&url(text)).unwrap().url().as_str(), text);
+        }
+        assert_eq!(hub.others.lock().unwrap().len(), 2);
+    }
+
+    #[test]
     fn addresses_are_escaped_and_pages_follow() {
         assert_eq!(escape("a b/ü#.txt", "/"), "a%20b/%C3%BC%23.txt");
         assert_eq!(escape("refs/pr/1", ""), "refs%2Fpr%2F1");
         assert_eq!(next_page("<https://a/x?cursor=1>; rel=\"next\""), Some("https://a/x?cursor=1"));
         assert_eq!(next_page("<https://a/x>; rel=\"prev\""), None);
+        assert_eq!(next_page("<https://a/x>; rel=prev, <https://a/y,z>; title=b; rel=next"), Some("https://a/y,z"));
     }
 }

@@ -10,8 +10,8 @@ use crate::ranges::Ranges;
 use crate::{Entry, RepoId};
 use ottava_common::fs::{RealFs, sync_parent};
 use ottava_common::{Error, Result, interrupt};
-use ottava_http::{Client, Fault, Request, Url};
-use std::fs::{self, File};
+use ottava_http::{Fault, Request, Url};
+use std::fs::{self, File, TryLockError};
 use std::io::{Read, Write};
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
@@ -26,8 +26,11 @@ const REQUEST: u64 = 32 << 20;
 /// The bytes after which a range is recorded as written.
 const RECORD: u64 = 4 << 20;
 
-/// The time limit of a request. The bytes that arrived before are kept.
+/// The time limit of a request for a range. The bytes that arrived before are kept.
 const TIMEOUT: Duration = Duration::from_secs(120);
+
+/// The lowest speed in bytes per second at which a whole file is waited for, because a server without ranges starts over.
+const SLOWEST: u64 = 100_000;
 
 /// The pause between checks whether another process has released the lock of a file.
 const POLL: Duration = Duration::from_millis(50);
@@ -75,6 +78,13 @@ struct Opened {
     ranges: File,
     /// The file with the lock, which is released when the file is closed.
     _lock: File,
+}
+
+/// The rest of a range that a thread downloads.
+struct Rest {
+    range: Range<u64>,
+    /// The number of bytes that this thread has added to the file.
+    new: u64,
 }
 
 /// Why a range was not downloaded.
@@ -173,10 +183,7 @@ impl<'a> Blob<'a> {
         create_parent(&self.lock)?;
         create_parent(&self.target)?;
         let lock = File::options().create(true).append(true).open(&self.lock).map_err(Error::io(&self.lock))?;
-        while lock.try_lock().is_err() {
-            interrupt::check("waiting for another download of the same file")?;
-            std::thread::sleep(POLL);
-        }
+        wait_for(&self.lock, || lock.try_lock())?;
         if fs::metadata(&self.target).is_ok_and(|found| found.len() == self.entry.size) {
             self.written.fetch_add(self.entry.size, Ordering::Relaxed);
             self.state().stage = Stage::Finished;
@@ -242,16 +249,15 @@ impl<'a> Blob<'a> {
 
     /// Downloads `range`. Retries after temporary faults; each attempt that brings new bytes counts as the first one.
     fn fetch_with_retries(&self, range: Range<u64>) -> Result<()> {
-        let client = self.hub.client()?;
         let has = |range: &Range<u64>| {
             let mut done = self.state().done.clone();
             let before = done.bytes();
             done.add(range.clone());
             done.bytes() == before
         };
-        let mut rest = range;
-        while !has(&rest) {
-            let attempt = || match self.fetch(client, &mut rest) {
+        let mut rest = Rest { range, new: 0 };
+        while !has(&rest.range) {
+            let attempt = || match self.fetch(&mut rest) {
                 Ok(()) => Ok(Ok(())),
                 Err(Trouble::Fatal(error)) => Ok(Err(error)),
                 Err(Trouble::Fault(fault)) => Err(fault),
@@ -267,7 +273,7 @@ impl<'a> Blob<'a> {
                     )));
                 }
             }
-            if self.state().whole && rest != (0..self.entry.size) {
+            if self.state().whole && rest.range != (0..self.entry.size) {
                 // Another thread downloads the whole file.
                 return Ok(());
             }
@@ -275,29 +281,48 @@ impl<'a> Blob<'a> {
         Ok(())
     }
 
-    /// Sends one request for `range`, and records what arrives. `range` becomes the rest, or the whole file if the server ignores ranges. A fault
-    /// after new bytes is no fault.
-    fn fetch(&self, client: &Client, range: &mut Range<u64>) -> Result<(), Trouble> {
-        let before = self.state().done.bytes();
-        match self.request(client, range) {
-            Err(Trouble::Fault(fault)) if fault.may_pass && self.state().done.bytes() > before => Ok(()),
+    /// Sends one request for the rest of a range, and records what arrives. A fault after new bytes of this range is no fault.
+    fn fetch(&self, rest: &mut Rest) -> Result<(), Trouble> {
+        let before = rest.new;
+        match self.request(rest) {
+            Err(Trouble::Fault(fault)) if fault.may_pass && rest.new > before => Ok(()),
             other => other,
         }
     }
 
-    fn request(&self, client: &Client, range: &mut Range<u64>) -> Result<(), Trouble> {
+    fn request(&self, rest: &mut Rest) -> Result<(), Trouble> {
         let stored = self.state().location.clone();
         let is_stored = stored.is_some();
         let mut url = stored.unwrap_or_else(|| self.url.clone());
+        let whole = 0..self.entry.size;
         for _ in 0..MAX_REDIRECTS {
-            let there = client.at(url.clone())?;
+            let there = self.hub.client_at(&url)?;
+            let range = rest.range.clone();
+            let timeout = match self.state().whole {
+                true => TIMEOUT + Duration::from_secs(self.entry.size / SLOWEST),
+                false => TIMEOUT,
+            };
             let bytes = format!("bytes={}-{}", range.start, range.end - 1);
             let request = Request::get().header("Range", bytes).header("Accept-Encoding", "identity");
-            let answer = there.send(request, TIMEOUT)?;
+            let answer = there.send(request, timeout)?;
             match answer.status() {
                 200 => {
-                    self.state().location = Some(url);
-                    return self.receive_whole(answer.into_reader(), range);
+                    let mut state = self.state();
+                    if range != whole && state.whole {
+                        // Another thread downloads the whole file.
+                        return Ok(());
+                    }
+                    state.location = Some(url.clone());
+                    let has_time = state.whole || range == whole;
+                    (state.whole, rest.range) = (true, whole.clone());
+                    drop(state);
+                    if has_time {
+                        // A fault starts over, so the bytes that are new in the file are counted, and the range stays.
+                        let mut all = Rest { range: whole, new: rest.new };
+                        let received = self.receive(answer.into_reader(), &mut all);
+                        rest.new = all.new;
+                        return received;
+                    }
                 }
                 206 => {
                     let expected = format!("bytes {}-", range.start);
@@ -305,7 +330,7 @@ impl<'a> Blob<'a> {
                         return Err(Fault::passing(format!("{url} answered with another range than asked for")).into());
                     }
                     self.state().location = Some(url);
-                    return self.receive(answer.into_reader(), range);
+                    return self.receive(answer.into_reader(), rest);
                 }
                 300..=399 => {
                     let location = answer.header("location").unwrap_or_default();
@@ -331,70 +356,74 @@ impl<'a> Blob<'a> {
         Err(Fault::lasting(format!("{} redirects more than {MAX_REDIRECTS} times", self.url)).into())
     }
 
-    /// Receives the whole file, because the server ignores ranges. Does nothing if another thread does so already.
-    fn receive_whole(&self, body: impl Read, range: &mut Range<u64>) -> Result<(), Trouble> {
-        let whole = 0..self.entry.size;
-        if *range != whole {
-            let mut state = self.state();
-            if state.whole {
-                return Ok(());
-            }
-            state.whole = true;
-            // The range of this thread becomes the whole file.
-            *range = whole;
-        }
-        self.state().whole = true;
-        let mut rest = range.clone();
-        self.receive(body, &mut rest)
-    }
-
-    /// Writes the bytes of `body` to `range`, whose start moves to the first byte that is missing.
-    fn receive(&self, mut body: impl Read, range: &mut Range<u64>) -> Result<(), Trouble> {
+    /// Writes the bytes of `body` to the `rest` of a range, whose start moves to the first byte that is missing.
+    fn receive(&self, mut body: impl Read, rest: &mut Rest) -> Result<(), Trouble> {
         let path = self.beside("part");
         let part = match &self.state().stage {
             Stage::Open(opened) => opened.part.try_clone().map_err(Error::io(&path))?,
             _ => unreachable!("ranges are received while the file is open"),
         };
-        let (mut buffer, mut at) = (vec![0; 256 << 10], range.start);
-        while at < range.end {
+        let (mut buffer, mut at) = (vec![0; 256 << 10], rest.range.start);
+        while at < rest.range.end {
             interrupt::check("downloading; the finished part is kept")?;
-            let most = buffer.len().min(usize::try_from(range.end - at).unwrap_or(usize::MAX));
+            let most = buffer.len().min(usize::try_from(rest.range.end - at).unwrap_or(usize::MAX));
             let count = match body.read(&mut buffer[..most]) {
                 Ok(count) => count,
                 Err(error) => {
-                    self.record(range, at)?;
+                    self.record(rest, at)?;
                     return Err(Fault::passing(format!("the connection to {} was lost: {error}", self.url)).into());
                 }
             };
             if count == 0 {
-                self.record(range, at)?;
+                self.record(rest, at)?;
                 return Err(Fault::passing(format!("{} ended its answer too early", self.url)).into());
             }
             part.write_all_at(&buffer[..count], at).map_err(Error::io(&path))?;
             at += count as u64;
-            if at - range.start >= RECORD || at == range.end {
-                self.record(range, at)?;
+            if at - rest.range.start >= RECORD || at == rest.range.end {
+                self.record(rest, at)?;
             }
         }
         Ok(())
     }
 
-    /// Records that the bytes from the start of `range` to `at` are written, and moves the start.
-    fn record(&self, range: &mut Range<u64>, at: u64) -> Result<()> {
-        if at == range.start {
+    /// Records that the bytes from the start of `rest` to `at` are written, and moves the start.
+    fn record(&self, rest: &mut Rest, at: u64) -> Result<()> {
+        if at == rest.range.start {
             return Ok(());
         }
-        let new = range.start..at;
+        let written = rest.range.start..at;
         let mut state = self.state();
         if let Stage::Open(opened) = &mut state.stage {
             let path = self.beside("ranges");
-            opened.ranges.write_all(Ranges::line(&new).as_bytes()).map_err(Error::io(&path))?;
+            opened.ranges.write_all(Ranges::line(&written).as_bytes()).map_err(Error::io(&path))?;
         }
         let before = state.done.bytes();
-        state.done.add(new);
-        self.written.fetch_add(state.done.bytes() - before, Ordering::Relaxed);
-        range.start = at;
+        state.done.add(written);
+        let new = state.done.bytes() - before;
+        self.written.fetch_add(new, Ordering::Relaxed);
+        rest.new += new;
+        rest.range.start = at;
         Ok(())
+    }
+}
+
+/// Waits until `try_lock` has the lock of the file at `path`, which another process may hold.
+///
+/// Errors if the file system has no locks.
+fn wait_for(path: &Path, mut try_lock: impl FnMut() -> Result<(), TryLockError>) -> Result<()> {
+    loop {
+        match try_lock() {
+            Ok(()) => return Ok(()),
+            Err(TryLockError::WouldBlock) => interrupt::check("waiting for another download of the same file")?,
+            Err(TryLockError::Error(error)) => {
+                return Err(Error::Config(format!(
+                    "{}: the file cannot be locked: {error}; set HF_HUB_CACHE to a folder on a file system with locks",
+                    path.display()
+                )));
+            }
+        }
+        std::thread::sleep(POLL);
     }
 }
 
@@ -402,5 +431,65 @@ fn remove(path: &Path) -> Result<()> {
     match fs::remove_file(path) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(Error::io(path)(error)),
         _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Kind;
+    use ottava_http::Retry;
+    use ottava_http::testing::{Server, reply};
+    use std::sync::Arc;
+    use std::thread;
+
+    #[test]
+    fn progress_of_other_ranges_gives_a_failing_range_no_attempts() {
+        let asked = Arc::new((AtomicU64::new(0), AtomicU64::new(0)));
+        let counts = asked.clone();
+        // Before each answer, another thread makes progress.
+        let server = Server::start(move |_, _| {
+            let number = counts.0.fetch_add(1, Ordering::SeqCst) + 1;
+            while counts.1.load(Ordering::SeqCst) < number {
+                thread::yield_now();
+            }
+            reply(503, "", "busy")
+        });
+        let cache = tempfile::tempdir().unwrap();
+        let retry = Retry { attempts: 3, first_pause: Duration::from_millis(1) };
+        let hub = Hub::new(Url::new("url", &server.url("")).unwrap(), None, cache.path()).with_retry(retry);
+        let id = RepoId::parse(Kind::Model, "a/b").unwrap();
+        let entry = Entry::new("x", 200, "a".repeat(40), None).unwrap();
+        let written = AtomicU64::new(0);
+        let blob = Blob::new(&hub, &id, "main", &entry, &written);
+        blob.open().unwrap();
+        thread::scope(|scope| {
+            let failing = scope.spawn(|| blob.fetch_with_retries(100..200));
+            while !failing.is_finished() {
+                let (number, done) = (asked.0.load(Ordering::SeqCst), asked.1.load(Ordering::SeqCst));
+                if done < number {
+                    blob.record(&mut Rest { range: done..number, new: 0 }, number).unwrap();
+                    asked.1.store(number, Ordering::SeqCst);
+                }
+                thread::yield_now();
+            }
+            let error = failing.join().unwrap().unwrap_err().to_string();
+            assert!(error.contains("after 3 attempts") && error.contains("3 of 200 bytes"), "{error}");
+        });
+        assert_eq!(server.received().len(), 3);
+    }
+
+    #[test]
+    fn a_file_system_without_locks_is_an_error() {
+        let mut tries = 0;
+        let busy_twice = || {
+            tries += 1;
+            if tries < 3 { Err(TryLockError::WouldBlock) } else { Ok(()) }
+        };
+        wait_for(Path::new("x.lock"), busy_twice).unwrap();
+        assert_eq!(tries, 3);
+        let none = || Err(TryLockError::Error(std::io::ErrorKind::Unsupported.into()));
+        let error = wait_for(Path::new("x.lock"), none).unwrap_err();
+        assert!(matches!(&error, Error::Config(text) if text.contains("x.lock") && text.contains("HF_HUB_CACHE")));
     }
 }

@@ -11,6 +11,7 @@ use ottava_common::fs::{RealFs, parent, replace_file};
 use ottava_common::{Error, Result, input};
 use serde_json::{Map, Value, json};
 use std::fs;
+use std::hash::{BuildHasher, RandomState};
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
@@ -86,8 +87,18 @@ impl Cached {
         write(&path, listing.to_string().as_bytes())
     }
 
+    /// Returns the files of a snapshot, without their checksums.
+    pub(crate) fn entries(&self, commit: &str) -> Vec<Entry> {
+        let folder = self.snapshot(commit);
+        let entry = |path: String| {
+            let size = fs::metadata(folder.join(&path)).ok()?.len();
+            Entry::new(&path, size, "0".repeat(40), None)
+        };
+        self.files(commit).into_iter().filter_map(entry).collect()
+    }
+
     /// Returns the paths of all files of a snapshot, below the snapshot.
-    pub(crate) fn files(&self, commit: &str) -> Vec<String> {
+    fn files(&self, commit: &str) -> Vec<String> {
         let (root, mut found) = (self.snapshot(commit), Vec::new());
         let mut folders = vec![root.clone()];
         while let Some(folder) = folders.pop() {
@@ -116,8 +127,7 @@ impl Cached {
             return Ok(());
         }
         create_parent(&link)?;
-        let temporary = self.blob(&format!("{checksum}.link-{}", std::process::id()));
-        fs::remove_file(&temporary).ok();
+        let temporary = self.blob(&format!("{checksum}.link-{}", unique()));
         std::os::unix::fs::symlink(&target, &temporary).map_err(Error::io(&temporary))?;
         fs::rename(&temporary, &link).map_err(Error::io(&link))
     }
@@ -150,7 +160,12 @@ pub(crate) fn create_parent(path: &Path) -> Result<()> {
 fn write(path: &Path, bytes: &[u8]) -> Result<()> {
     create_parent(path)?;
     let name = path.file_name().expect("a path with a name").to_string_lossy();
-    let own = path.with_file_name(format!("{name}.{}", std::process::id()));
+    let own = path.with_file_name(format!("{name}.{}", unique()));
     replace_file(&RealFs, &own, bytes)?;
     fs::rename(&own, path).map_err(Error::io(path))
+}
+
+/// Returns a name that no other thread, process or machine uses for its temporary file.
+fn unique() -> String {
+    format!("{:016x}", RandomState::new().hash_one(std::process::id()))
 }

@@ -2,11 +2,11 @@
 
 use crate::api::{Hub, Missing};
 use crate::blob::{Blob, Step};
-use crate::data::{Choice, choose};
+use crate::data::{Choice, choose, choose_copy, is_partial};
 use crate::entry::Entry;
 use crate::files::{is_metadata, weights};
-use crate::threads::in_threads;
 use crate::{DataId, Kind, RepoId, glob};
+use ottava_common::threads::in_threads;
 use ottava_common::{Error, Result, interrupt};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -15,6 +15,12 @@ use std::time::Duration;
 
 /// The number of requests at a time.
 const THREADS: usize = 8;
+
+/// The branch with copies in Parquet, which the Hub makes of data sets.
+const COPY: &str = "refs/convert/parquet";
+
+/// The maximum size in bytes of a README.md with configurations.
+const MAX_CARD: u64 = 1 << 20;
 
 /// Sees the progress of downloads and uploads.
 pub trait Watch {
@@ -29,6 +35,14 @@ struct Opened {
     entries: Vec<Entry>,
     /// Why the server cannot be asked; `None` if it can.
     unreachable: Option<String>,
+}
+
+/// Files of a data set.
+struct ChosenData {
+    repo: RepoId,
+    opened: Opened,
+    /// Their paths.
+    paths: Vec<String>,
 }
 
 impl Hub {
@@ -67,43 +81,76 @@ impl Hub {
     ///
     /// Errors with [`Error::Data`] if the data set has no such files, and as [`Hub::model`].
     pub fn data_files(&self, id: &DataId, default_splits: &[&str], watch: &mut dyn Watch) -> Result<Vec<PathBuf>> {
+        let chosen = self.choose_data(id, default_splits, watch)?;
+        let entries: Vec<&Entry> =
+            chosen.opened.entries.iter().filter(|entry| chosen.paths.contains(&entry.path)).collect();
+        let folder = self.fetch(&chosen.repo, &chosen.opened, &entries, watch)?;
+        Ok(chosen.paths.iter().map(|path| folder.join(path)).collect())
+    }
+
+    /// Finds the commit that [`Hub::data_files`] reads, and downloads no data.
+    ///
+    /// Has the errors of [`Hub::data_files`].
+    pub fn look_up_data(&self, id: &DataId, default_splits: &[&str], watch: &mut dyn Watch) -> Result<()> {
+        self.choose_data(id, default_splits, watch).map(drop)
+    }
+
+    fn choose_data(&self, id: &DataId, default_splits: &[&str], watch: &mut dyn Watch) -> Result<ChosenData> {
         let opened = self.open(&id.repo)?;
-        let card: Vec<&Entry> = opened.entries.iter().filter(|entry| entry.path == "README.md").collect();
-        let card = match card.is_empty() || !id.pattern.is_empty() {
-            true => None,
-            false => std::fs::read_to_string(self.fetch(&id.repo, &opened, &card, watch)?.join("README.md")).ok(),
-        };
+        let wrong = |why: String| Error::Data(format!("{}: {why}", id.repo));
         let paths: Vec<&str> = opened.entries.iter().map(|entry| entry.path.as_str()).collect();
         let named = id.split.as_deref().map(|split| [split]);
         let splits = named.as_ref().map_or(default_splits, |named| named.as_slice());
-        let wrong = |why: String| Error::Data(format!("{}: {why}", id.repo));
-        let chosen = match choose(&paths, card.as_deref(), &id.pattern, id.config.as_deref(), splits).map_err(wrong)? {
-            Choice::Files(chosen) => chosen,
-            // Scripts and archives have a copy in Parquet on a branch of the Hub.
-            Choice::NoneReadable if !id.repo.revision().starts_with("refs/convert/") => {
-                let repo = id.repo.clone().pinned(Some("refs/convert/parquet"));
-                if repo.revision() != "refs/convert/parquet" {
-                    return Err(wrong(
-                        "this revision has no file of a kind that is read (Parquet, Arrow, JSON, CSV, text)".into(),
-                    ));
+        let (config, is_copy) = (id.config.as_deref(), id.repo.revision() == COPY && id.pattern.is_empty());
+        let paths = match is_copy {
+            true => choose_copy(&paths, config, splits).map_err(wrong)?,
+            false => {
+                let card = self.card(id, &opened, watch)?;
+                match choose(&paths, card.as_deref(), &id.pattern, config, splits).map_err(wrong)? {
+                    Choice::Files(chosen) => chosen,
+                    // Scripts and archives have a copy in Parquet on a branch of the Hub.
+                    Choice::NoneReadable => {
+                        let repo = id.repo.clone().pinned(Some(COPY));
+                        if repo.revision() != COPY {
+                            let kinds = "Parquet, Arrow, JSON, CSV, text";
+                            return Err(wrong(format!("this revision has no file of a kind that is read ({kinds})")));
+                        }
+                        let copied = self.choose_data(&DataId { repo, ..id.clone() }, default_splits, watch);
+                        return copied.map_err(|error| match error {
+                            Error::Config(why) => wrong(format!("there is no file of a kind that is read, and {why}")),
+                            other => other,
+                        });
+                    }
                 }
-                return self.data_files(&DataId { repo, ..id.clone() }, default_splits, watch);
             }
-            Choice::NoneReadable => return Err(wrong("there is no file of a kind that is read".into())),
         };
-        let entries: Vec<&Entry> = opened.entries.iter().filter(|entry| chosen.contains(&entry.path)).collect();
-        let folder = self.fetch(&id.repo, &opened, &entries, watch)?;
-        Ok(chosen.iter().map(|path| folder.join(path)).collect())
+        if is_copy && paths.iter().any(|path| is_partial(path)) {
+            tracing::warn!("{}: the Parquet copy of the Hub has only the beginning of this split", id.repo);
+        }
+        Ok(ChosenData { repo: id.repo.clone(), opened, paths })
+    }
+
+    /// Returns the README.md if the files of a split are wanted.
+    fn card(&self, id: &DataId, opened: &Opened, watch: &mut dyn Watch) -> Result<Option<String>> {
+        let card: Vec<&Entry> = opened.entries.iter().filter(|entry| entry.path == "README.md").collect();
+        let Some(entry) = card.first().filter(|_| id.pattern.is_empty()) else { return Ok(None) };
+        if entry.size > MAX_CARD {
+            return Err(Error::Data(format!(
+                "{}: its README.md has {} bytes, more than {MAX_CARD}, and is not read; name its files, as in hf://datasets/{}/data/*.parquet",
+                id.repo, entry.size, id.repo
+            )));
+        }
+        let path = self.fetch(&id.repo, opened, &card, watch)?.join("README.md");
+        Ok(std::fs::read_to_string(path).ok())
     }
 
     /// Finds the commit of `id` and its files, on the server or in the cache.
     fn open(&self, id: &RepoId) -> Result<Opened> {
         let cached = self.cached(id);
         let mut unreachable = self.offline.map(|name| format!("{name} is set"));
-        let known = cached.commit(id.revision());
         // The files of a commit never change.
-        let is_known = |commit: &String| id.is_commit() && cached.listing(commit).is_some();
-        let commit = match (known.clone().filter(is_known), &unreachable) {
+        let fixed = self.pins().get(id).or_else(|| id.is_commit().then(|| id.revision().to_string()));
+        let commit = match (fixed, &unreachable) {
             (Some(commit), _) => commit,
             (None, None) => match self.commit(id) {
                 Ok(commit) => {
@@ -113,39 +160,37 @@ impl Hub {
                 Err(Missing::Refused(error)) => return Err(error),
                 Err(Missing::Fault(fault)) => {
                     interrupt::check("asking for a model or data")?;
-                    let commit = known.ok_or_else(|| self.absent(id, &fault.words))?;
+                    let commit = cached.commit(id.revision()).ok_or_else(|| self.absent(id, &fault.words))?;
                     tracing::warn!("{id}: {}; the commit {commit} of the cache is used", fault.words);
                     unreachable = Some(fault.words);
                     commit
                 }
             },
-            (None, Some(reason)) => known.ok_or_else(|| self.absent(id, reason))?,
+            (None, Some(reason)) => cached.commit(id.revision()).ok_or_else(|| self.absent(id, reason))?,
         };
-        let entries = match (cached.listing(&commit), &unreachable) {
-            (Some(entries), _) => entries,
-            (None, None) => {
-                let entries = self.tree(id, &commit).map_err(|missing| match missing {
-                    Missing::Refused(error) => error,
-                    Missing::Fault(fault) => self.absent(id, &fault.words),
-                })?;
-                cached.set_listing(&commit, &entries)?;
-                entries
-            }
-            // A cache of other programs, without a listing: what is there counts as all there is.
-            (None, Some(reason)) => {
-                let folder = cached.snapshot(&commit);
-                let entry = |path: String| {
-                    let size = std::fs::metadata(folder.join(&path)).ok()?.len();
-                    Entry::new(&path, size, "0".repeat(40), None)
-                };
-                let entries: Vec<Entry> = cached.files(&commit).into_iter().filter_map(entry).collect();
-                if entries.is_empty() {
-                    return Err(self.absent(id, reason));
+        let mut entries = cached.listing(&commit);
+        if entries.is_none() && unreachable.is_none() {
+            match self.tree(id, &commit) {
+                Ok(listed) => {
+                    cached.set_listing(&commit, &listed)?;
+                    entries = Some(listed);
                 }
-                entries
+                Err(Missing::Refused(error)) => return Err(error),
+                Err(Missing::Fault(fault)) => {
+                    interrupt::check("asking for a model or data")?;
+                    unreachable = Some(fault.words);
+                }
             }
-        };
-        Ok(Opened { commit, entries, unreachable })
+        }
+        // A cache of other programs, without a listing: what is there counts as all there is.
+        let entries = entries.unwrap_or_else(|| cached.entries(&commit));
+        match &unreachable {
+            Some(reason) if entries.is_empty() => Err(self.absent(id, reason)),
+            _ => {
+                self.pin(id, &commit);
+                Ok(Opened { commit, entries, unreachable })
+            }
+        }
     }
 
     /// Downloads the `chosen` files that the cache lacks, and returns the folder of the commit.

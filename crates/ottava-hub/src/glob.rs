@@ -1,23 +1,44 @@
 //! Patterns of file names, with `*`, `**` and `?`.
 
 /// Whether `path` matches `pattern`. `*` and `?` match within a name, and `**` also matches `/`.
-pub(crate) fn matches(pattern: &str, path: &str) -> bool {
+pub fn matches(pattern: &str, path: &str) -> bool {
     match_bytes(pattern.as_bytes(), path.as_bytes())
 }
 
+/// A `**` of the pattern.
+#[derive(Clone, Copy)]
+struct Crossing {
+    /// The rest of the pattern.
+    after: usize,
+    /// The position in the path up to which the stars have matched.
+    from: usize,
+    /// Whether it is `**/`, which matches whole folders only.
+    whole: bool,
+}
+
+impl Crossing {
+    /// Returns the next position up to which the stars can match.
+    fn next(&self, path: &[u8]) -> Option<usize> {
+        match self.whole {
+            true => path[self.from..].iter().position(|byte| *byte == b'/').map(|at| self.from + at + 1),
+            false => (self.from < path.len()).then_some(self.from + 1),
+        }
+    }
+}
+
 fn match_bytes(pattern: &[u8], path: &[u8]) -> bool {
-    // Positions to return to: the rest of the pattern after its last star, the path from there, and whether the star crosses folders.
+    // Positions to return to: the rest of the pattern after its last `*` and after its last `**`, and the position in the path up to which the star has
+    // matched.
     let (mut p, mut s) = (0, 0);
     let mut star: Option<(usize, usize)> = None;
-    let mut double: Option<(usize, usize)> = None;
+    let mut double: Option<Crossing> = None;
     loop {
         if pattern[p..].starts_with(b"**") {
-            p += 2;
-            // `**/` also matches no folder.
-            if pattern.get(p) == Some(&b'/') && (s == 0 || path[..s].ends_with(b"/")) {
-                p += 1;
-            }
-            (double, star) = (Some((p, s)), None);
+            let starts_name = |at: usize, text: &[u8]| at == 0 || text[at - 1] == b'/';
+            // `**/` matches whole folders, or none.
+            let whole = pattern.get(p + 2) == Some(&b'/') && starts_name(p, pattern) && starts_name(s, path);
+            p += if whole { 3 } else { 2 };
+            (double, star) = (Some(Crossing { after: p, from: s, whole }), None);
         } else if pattern.get(p) == Some(&b'*') {
             p += 1;
             star = Some((p, s));
@@ -30,9 +51,10 @@ fn match_bytes(pattern: &[u8], path: &[u8]) -> bool {
         } else if let Some((after, from)) = star.filter(|&(_, from)| from < path.len() && path[from] != b'/') {
             star = Some((after, from + 1));
             (p, s) = (after, from + 1);
-        } else if let Some((after, from)) = double.filter(|&(_, from)| from < path.len()) {
-            (double, star) = (Some((after, from + 1)), None);
-            (p, s) = (after, from + 1);
+        } else if let Some(from) = double.as_ref().and_then(|double| double.next(path)) {
+            let crossing = double.expect("it has a next position");
+            (p, s, star) = (crossing.after, from, None);
+            double = Some(Crossing { from, ..crossing });
         } else {
             return false;
         }
@@ -53,6 +75,13 @@ mod tests {
             ("data/train-*", "data/train-00000-of-00001.parquet", true),
             ("data/train-?.csv", "data/train-1.csv", true),
             ("data/**", "data/a/b.csv", true),
+            ("**/train.csv", "data/mytrain.csv", false),
+            ("**/train.csv", "data/my/train.csv", true),
+            ("data/**/x*.csv", "data/a/b/x1.csv", true),
+            ("data/**/x*.csv", "data/x1.csv", true),
+            ("data/**/x*.csv", "data/ax1.csv", false),
+            ("**/a/**/b", "x/a/y/a/b", true),
+            ("data**/b", "data1/c/b", true),
             ("data/*b*/c*", "data/abc/cd", true),
             ("data", "data/a", false),
             ("", "", true),

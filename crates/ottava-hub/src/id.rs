@@ -47,18 +47,20 @@ impl Kind {
 pub struct RepoId {
     /// Whether it is a model or a data set.
     pub kind: Kind,
-    /// The name, `OWNER/NAME`.
+    /// The name, `OWNER/NAME`, or `NAME` for an old repository.
     pub name: String,
     /// The branch, tag or commit that the user named.
     named: Option<String>,
 }
 
+/// Whether `text` can be the name of an owner, or a name without its owner.
+fn is_word(text: &str) -> bool {
+    let is_known = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
+    !text.is_empty() && text.len() <= 96 && !text.starts_with(['.', '-']) && text.chars().all(is_known)
+}
+
 /// Whether `text` is the name of a repository, `OWNER/NAME`.
 pub fn is_name(text: &str) -> bool {
-    let is_word = |word: &str| {
-        let is_known = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
-        !word.is_empty() && word.len() <= 96 && !word.starts_with(['.', '-']) && word.chars().all(is_known)
-    };
     text.split_once('/').is_some_and(|(owner, name)| is_word(owner) && is_word(name))
 }
 
@@ -69,10 +71,10 @@ fn is_revision(text: &str) -> bool {
 }
 
 impl RepoId {
-    /// Reads `OWNER/NAME` or `OWNER/NAME@REVISION`. Returns `None` for other texts.
+    /// Reads `OWNER/NAME` or `OWNER/NAME@REVISION`. Old repositories have a name without an owner, such as `gpt2`. Returns `None` for other texts.
     pub fn parse(kind: Kind, text: &str) -> Option<RepoId> {
         let (name, revision) = text.split_once('@').map_or((text, None), |(name, revision)| (name, Some(revision)));
-        let is_valid = is_name(name) && revision.is_none_or(is_revision);
+        let is_valid = (is_name(name) || is_word(name)) && revision.is_none_or(is_revision);
         is_valid.then(|| RepoId { kind, name: name.to_string(), named: revision.map(str::to_string) })
     }
 
@@ -81,7 +83,8 @@ impl RepoId {
     pub fn of_path(kind: Kind, path: &Path) -> Option<RepoId> {
         let id = RepoId::parse(kind, path.to_str()?)?;
         let owner = id.name.split('/').next().unwrap_or_default();
-        (!path.exists() && !Path::new(owner).exists()).then_some(id)
+        let is_file = !id.name.contains('/') && has_ending_of_file(&id.name);
+        (!is_file && !path.exists() && !Path::new(owner).exists()).then_some(id)
     }
 
     /// Returns the revision: the one that the user named, or `main`.
@@ -107,11 +110,14 @@ impl RepoId {
     /// Returns the repository and the commit of a file or folder in the cache; `None` for other paths.
     pub fn of_snapshot(path: &Path) -> Option<(RepoId, String)> {
         let parts: Vec<&str> = path.iter().filter_map(|part| part.to_str()).collect();
-        let at = parts.iter().position(|part| *part == "snapshots")?;
-        let (folder, commit) = (parts.get(at.checked_sub(1)?)?, parts.get(at + 1)?);
-        let kind = [Kind::Model, Kind::Dataset].into_iter().find(|kind| folder.starts_with(kind.plural()))?;
-        let name = folder.strip_prefix(kind.plural())?.strip_prefix("--")?.replacen("--", "/", 1);
-        Some((RepoId::parse(kind, &name).filter(|_| is_commit(commit))?, commit.to_string()))
+        let found = |at: usize| {
+            let (folder, commit) = (parts.get(at.checked_sub(1)?)?, parts.get(at + 1)?);
+            let kind = [Kind::Model, Kind::Dataset].into_iter().find(|kind| folder.starts_with(kind.plural()))?;
+            let name = folder.strip_prefix(kind.plural())?.strip_prefix("--")?.replacen("--", "/", 1);
+            Some((RepoId::parse(kind, &name).filter(|_| is_commit(commit))?, commit.to_string()))
+        };
+        // Folders above the cache and folders of the repository may have the same name.
+        (0..parts.len()).rev().filter(|at| parts[*at] == "snapshots").find_map(found)
     }
 }
 
@@ -168,7 +174,8 @@ impl DataId {
         let mut parts = path.splitn(3, '/');
         let (owner, name) = (parts.next().unwrap_or_default(), parts.next().unwrap_or_default());
         let pattern = parts.next().unwrap_or_default();
-        let repo = RepoId::parse(Kind::Dataset, &format!("{owner}/{name}").replace("%2F", "/"))
+        let written = if name.is_empty() { owner.to_string() } else { format!("{owner}/{name}") };
+        let repo = RepoId::parse(Kind::Dataset, &written.replace("%2F", "/"))
             .ok_or_else(|| wrong("a data set of the Hub is hf://datasets/OWNER/NAME@REVISION/PATTERN"))?;
         DataId::with_query(repo, pattern, &query).map(Some).map_err(|why| wrong(&why))
     }
@@ -201,6 +208,12 @@ fn has_data_ending(name: &str) -> bool {
     ENDINGS.iter().any(|ending| name.to_ascii_lowercase().ends_with(ending))
 }
 
+/// Whether `name` ends like a file of a model, of data or of settings.
+fn has_ending_of_file(name: &str) -> bool {
+    const ENDINGS: [&str; 7] = [".safetensors", ".gguf", ".pt", ".pth", ".toml", ".yaml", ".yml"];
+    has_data_ending(name) || ENDINGS.iter().any(|ending| name.to_ascii_lowercase().ends_with(ending))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -209,12 +222,18 @@ mod tests {
     fn names_are_told_from_paths() {
         let id = |text| RepoId::parse(Kind::Model, text);
         assert_eq!(id("Qwen/Qwen3-0.6B@refs/pr/1").unwrap().revision(), "refs/pr/1");
-        for text in ["model", "a/b/c", "/a/b", "./a", "../a", "a/", "a/b@", "a/b@../c", "a b/c", "~/x"] {
+        assert_eq!(id("gpt2@main").unwrap().folder(), Path::new("models--gpt2"));
+        for text in ["a/b/c", "/a/b", "./a", "../a", "a/", "a/b@", "a/b@../c", "a b/c", "~/x"] {
             assert_eq!(id(text), None, "{text}");
         }
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("x");
         assert_eq!(RepoId::of_path(Kind::Model, &path), None);
+        assert_eq!(RepoId::of_path(Kind::Model, Path::new("gpt2")).unwrap().name, "gpt2");
+        // A folder of this crate, and files.
+        for text in ["src", "model.gguf", "config.json", "a.jsonl"] {
+            assert_eq!(RepoId::of_path(Kind::Model, Path::new(text)), None, "{text}");
+        }
         // The sources of this crate: a misspelled file of an existing folder is no name.
         assert_eq!(RepoId::of_path(Kind::Model, Path::new("src/no-such")), None);
     }
@@ -226,6 +245,10 @@ mod tests {
         let (id, found) = RepoId::of_snapshot(Path::new(&path)).unwrap();
         assert_eq!((id.name.as_str(), found.as_str()), ("Qwen/Qwen3--x", commit));
         assert!(id.pinned(Some(commit)).is_commit());
+        let below = format!("/backup/snapshots/2026/hub/datasets--a--b/snapshots/{commit}/snapshots/x.csv");
+        assert_eq!(RepoId::of_snapshot(Path::new(&below)).unwrap().0.name, "a/b");
+        let nested = format!("/models--x--y/snapshots/{commit}/hub/datasets--a--b/snapshots/{commit}/x.csv");
+        assert_eq!(RepoId::of_snapshot(Path::new(&nested)).unwrap().0.name, "a/b");
         assert_eq!(RepoId::of_snapshot(Path::new("/snapshots/x")), None);
     }
 
@@ -239,8 +262,10 @@ mod tests {
         assert_eq!(id("hf://datasets/a/b?split=test").unwrap().unwrap().split.as_deref(), Some("test"));
         // A file keeps being a file, also if it does not exist.
         assert_eq!(id("a/b.jsonl").unwrap(), None);
+        assert_eq!(id("squad?split=test").unwrap().unwrap().repo.name, "squad");
+        assert_eq!(id("hf://datasets/squad").unwrap().unwrap().repo.name, "squad");
         for text in
-            ["hf://a/b", "hf://datasets/a", "a/b?rows=3", "a/b?split=train[:10]", "hf://datasets/a/b/x.csv?split=train"]
+            ["hf://a/b", "hf://datasets/", "a/b?rows=3", "a/b?split=train[:10]", "hf://datasets/a/b/x.csv?split=train"]
         {
             assert!(matches!(id(text), Err(Error::Config(_))), "{text}");
         }

@@ -72,6 +72,11 @@ impl FakeHub {
         lock(&self.state).store.commit(repo, files)
     }
 
+    /// Adds a commit with these files to another branch than `main`.
+    pub fn add_branch(&self, repo: &str, branch: &str, files: &[(&str, &[u8])]) -> String {
+        lock(&self.state).store.commit(&format!("{repo}@{branch}"), files)
+    }
+
     /// Returns the files of the newest commit of a repository.
     pub fn files(&self, repo: &str) -> Vec<Stored> {
         lock(&self.state).store.repo(repo).map_or_else(Vec::new, |repo| repo.files.clone())
@@ -97,6 +102,9 @@ fn answer(state: &Shared, request: &Received) -> Vec<u8> {
     let (path, _query) = target.split_once('?').unwrap_or((target, ""));
     let state = &mut *lock(state);
     if let Some(answer) = state.faults.busy() {
+        return answer;
+    }
+    if let Some(answer) = state.faults.moved(target) {
         return answer;
     }
     let parts: Vec<&str> = path.trim_start_matches('/').split('/').collect();
@@ -135,6 +143,9 @@ fn stored_answer(state: &Shared, request: &Received) -> Vec<u8> {
             if state.faults.takes(|faults| &mut faults.lost_uploads) {
                 return reply(503, "", "busy");
             }
+            if state.faults.takes(|faults| &mut faults.expired_uploads) {
+                return reply(403, "", "expired");
+            }
             let number = query("part").and_then(|part| part.parse().ok());
             state.store.upload(&oid, number, request.bytes.clone());
             reply(200, "ETag: \"part\"\r\n", "")
@@ -161,29 +172,32 @@ impl State {
         if let Some(answer) = self.faults.refusal(repo, request) {
             return answer;
         }
-        let Some(found) = self.store.repo(repo) else { return error(404, "RepoNotFound") };
-        let files: Vec<Value> = found.files.iter().map(Stored::listed).collect();
+        if self.store.repo(repo).is_none() {
+            return error(404, "RepoNotFound");
+        }
         match (method, rest) {
             ("GET", [] | ["revision", _]) => {
                 let revision = rest.get(1).copied().unwrap_or("main").replace("%2F", "/");
-                let Some(commit) = found.resolve(&revision) else { return error(404, "RevisionNotFound") };
+                let Some((found, commit)) = self.store.at(repo, &revision) else {
+                    return error(404, "RevisionNotFound");
+                };
                 let siblings: Vec<_> = found.files.iter().map(|file| json!({"rfilename": file.path})).collect();
                 json_reply(
-                    &json!({"id": repo.split_once('/').map(|(_, id)| id), "sha": commit, "private": false, "gated": false, "siblings": siblings, "tags": [], "downloads": 0, "likes": 0}),
+                    &json!({"id": repo.split_once('/').map(|(_, id)| id), "sha": commit, "private": found.private, "gated": false, "siblings": siblings, "tags": [], "downloads": 0, "likes": 0}),
                 )
             }
             ("GET", ["tree", revision]) => {
-                if found.resolve(revision).is_none() {
-                    return error(404, "RevisionNotFound");
-                }
+                let Some((found, _)) = self.store.at(repo, revision) else { return error(404, "RevisionNotFound") };
+                let files: Vec<Value> = found.files.iter().map(Stored::listed).collect();
                 // Two files per page, so that every client must follow the pages.
                 let target = request.target().1;
                 let start: usize =
                     target.split("cursor=").nth(1).and_then(|rest| rest.split('&').next()?.parse().ok()).unwrap_or(0);
                 let page: Vec<_> = files.iter().skip(start).take(2).collect();
+                let host = if self.faults.foreign_pages { "https://huggingface.co" } else { &self.hub };
                 let next = format!(
                     "Link: <{}/api/{repo}/tree/{revision}?recursive=true&cursor={}>; rel=\"next\"\r\n",
-                    self.hub,
+                    host,
                     start + 2
                 );
                 let headers = if start + 2 < files.len() { next.as_str() } else { "" };
@@ -191,16 +205,20 @@ impl State {
             }
             ("POST", ["preupload", _]) => {
                 let asked: Value = serde_json::from_slice(&request.bytes).unwrap_or_default();
-                let answers: Vec<_> = asked["files"].as_array().into_iter().flatten().map(|file| {
+                let forgotten = self.faults.forgotten.clone();
+                let known = |file: &&Value| forgotten.is_none() || file["path"].as_str() != forgotten.as_deref();
+                let answers: Vec<_> = asked["files"].as_array().into_iter().flatten().filter(known).map(|file| {
                     let path = file["path"].as_str().unwrap_or_default();
                     json!({"path": path, "uploadMode": if Stored::is_lfs(path) { "lfs" } else { "regular" }, "shouldIgnore": path.ends_with(".ignored"), "oid": null})
                 }).collect();
                 json_reply(&json!({"files": answers}))
             }
             ("POST", ["commit", _]) => match self.store.apply(repo, &request.body) {
+                Ok(_) if self.faults.takes(|faults| &mut faults.lost_commits) => reply(503, "", "busy"),
                 Ok(commit) => json_reply(
                     &json!({"success": true, "commitOid": commit, "commitUrl": format!("{}/{}/commit/{commit}", self.hub, repo.trim_start_matches("models/")), "hookOutput": ""}),
                 ),
+                Err(why) if why == store::MOVED => reply(412, "", &json!({"error": why}).to_string()),
                 Err(why) => reply(400, "", &json!({"error": why}).to_string()),
             },
             _ => error(404, "NoSuchPath"),
@@ -218,7 +236,11 @@ impl State {
         if self.store.repo(&repo).is_some() {
             return reply(409, "", &json!({"error": "You already created this repo"}).to_string());
         }
+        if self.faults.forbids_creation {
+            return reply(403, "", &json!({"error": "You may not create repositories"}).to_string());
+        }
         self.store.commit(&repo, &[]);
+        self.store.set_private(&repo, asked["private"] == true);
         json_reply(&json!({"url": format!("{}/{owner}/{}", self.hub, asked["name"].as_str().unwrap_or_default())}))
     }
 
@@ -261,8 +283,11 @@ impl State {
         if let Some(answer) = self.faults.refusal(repo, request) {
             return answer;
         }
-        let Some(found) = self.store.repo(repo) else { return error(404, "RepoNotFound") };
-        let Some(commit) = found.resolve(revision) else { return error(404, "RevisionNotFound") };
+        if self.store.repo(repo).is_none() {
+            return error(404, "RepoNotFound");
+        }
+        let Some((found, commit)) = self.store.at(repo, revision) else { return error(404, "RevisionNotFound") };
+        let commit = commit.to_string();
         let Some(file) = found.files.iter().find(|file| escape(&file.path, "/") == path).cloned() else {
             return error(404, "EntryNotFound");
         };

@@ -2,11 +2,11 @@
 
 use crate::api::{Hub, TIMEOUT, pause};
 use crate::content::Content;
-use crate::threads::in_threads;
+use ottava_common::threads::in_threads;
 use ottava_common::{Error, Result, interrupt};
 use ottava_http::{Fault, Request, Url};
 use serde_json::{Map, Value, json};
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ use std::time::Duration;
 const THREADS: usize = 4;
 
 /// The lowest speed in bytes per second at which an upload is waited for.
-const SLOWEST: u64 = 100_000;
+pub(crate) const SLOWEST: u64 = 100_000;
 
 /// What a push that ends with an error has left.
 pub(crate) const UNCOMMITTED: &str = "nothing was committed; the same command goes on with the files that are missing";
@@ -27,6 +27,27 @@ pub(crate) struct Upload<'a> {
     way: Way,
     /// The address that is told of the end of the upload, with its headers.
     verify: Option<(Url, Map<String, Value>)>,
+}
+
+/// Why an upload has ended.
+pub(crate) enum Ended {
+    /// The server refuses the address (status 400, 403 or 404), which is so if the address has expired.
+    Expired(Error),
+    Other(Error),
+}
+
+impl From<Error> for Ended {
+    fn from(error: Error) -> Ended {
+        Ended::Other(error)
+    }
+}
+
+impl From<Ended> for Error {
+    fn from(ended: Ended) -> Error {
+        match ended {
+            Ended::Expired(error) | Ended::Other(error) => error,
+        }
+    }
 }
 
 enum Way {
@@ -66,7 +87,7 @@ impl<'a> Upload<'a> {
     }
 
     /// Uploads the file. Calls `look` with the bytes that are uploaded.
-    pub(crate) fn run(&self, hub: &Hub, look: &mut dyn FnMut(u64)) -> Result<()> {
+    pub(crate) fn run(&self, hub: &Hub, look: &mut dyn FnMut(u64)) -> Result<(), Ended> {
         match &self.way {
             Way::Whole(url, headers) => drop(self.put(hub, url, headers, 0, self.size)?),
             Way::Parts { urls, size, join } => {
@@ -90,8 +111,8 @@ impl<'a> Upload<'a> {
     }
 
     /// Uploads all parts with several threads, and returns their tags.
-    fn put_parts(&self, hub: &Hub, urls: &[Url], size: u64, look: &mut dyn FnMut(u64)) -> Result<Vec<String>> {
-        let (next, done) = (AtomicUsize::new(0), AtomicU64::new(0));
+    fn put_parts(&self, hub: &Hub, urls: &[Url], size: u64, look: &mut dyn FnMut(u64)) -> Result<Vec<String>, Ended> {
+        let (next, done, expired) = (AtomicUsize::new(0), AtomicU64::new(0), AtomicBool::new(false));
         let etags: Vec<Mutex<String>> = urls.iter().map(|_| Mutex::default()).collect();
         let work = |has_failed: &dyn Fn() -> bool| {
             while !has_failed() {
@@ -99,24 +120,39 @@ impl<'a> Upload<'a> {
                 let (Some(url), Some(etag)) = (urls.get(at), etags.get(at)) else { break };
                 let start = at as u64 * size;
                 let length = size.min(self.size - start);
-                let found = self.put(hub, url, &Map::new(), start, length)?;
+                let found = self.put(hub, url, &Map::new(), start, length).inspect_err(|ended| {
+                    expired.fetch_or(matches!(ended, Ended::Expired(_)), Ordering::Relaxed);
+                })?;
                 *etag.lock().unwrap_or_else(PoisonError::into_inner) = found;
                 done.fetch_add(length, Ordering::Relaxed);
             }
             Ok(())
         };
-        in_threads(THREADS.min(urls.len()), "uploading", work, &mut || look(done.load(Ordering::Relaxed)))?;
+        let mut look = || look(done.load(Ordering::Relaxed));
+        in_threads(THREADS.min(urls.len()), "uploading", work, &mut look).map_err(|error| {
+            match expired.load(Ordering::Relaxed) {
+                true => Ended::Expired(error),
+                false => Ended::Other(error),
+            }
+        })?;
         Ok(etags.into_iter().map(|etag| etag.into_inner().unwrap_or_else(PoisonError::into_inner)).collect())
     }
 
     /// Uploads `length` bytes from `start` on, and returns the tag that the server gives them.
-    fn put(&self, hub: &Hub, url: &Url, headers: &Map<String, Value>, start: u64, length: u64) -> Result<String> {
-        let there = hub.client()?.at(url.clone())?;
+    fn put(
+        &self,
+        hub: &Hub,
+        url: &Url,
+        headers: &Map<String, Value>,
+        start: u64,
+        length: u64,
+    ) -> Result<String, Ended> {
+        let there = hub.client_at(url)?;
         let timeout = TIMEOUT + Duration::from_secs(length / SLOWEST);
         let attempt = || {
             let body = match self.content.part(start, length) {
                 Ok(body) => body,
-                Err(error) => return Ok(Err(error)),
+                Err(error) => return Ok(Err(Ended::Other(error))),
             };
             let request = with_headers(Request::put(body, length), headers);
             let answer = there.send(request, timeout)?.success()?;
@@ -125,8 +161,8 @@ impl<'a> Upload<'a> {
         hub.retry.run(pause, attempt).unwrap_or_else(|fault| Err(broken(fault)))
     }
 
-    fn post(&self, hub: &Hub, url: &Url, headers: &Map<String, Value>, body: &[u8]) -> Result<()> {
-        let there = hub.client()?.at(url.clone())?;
+    fn post(&self, hub: &Hub, url: &Url, headers: &Map<String, Value>, body: &[u8]) -> Result<(), Ended> {
+        let there = hub.client_at(url)?;
         let attempt = || {
             let request =
                 with_headers(Request::post(body).header("Content-Type", "application/vnd.git-lfs+json"), headers);
@@ -141,9 +177,13 @@ fn with_headers<'a>(request: Request<'a>, headers: &Map<String, Value>) -> Reque
     texts.fold(request, |request, (name, value)| request.header(name, value))
 }
 
-fn broken(fault: Fault) -> Error {
-    match interrupt::check("uploading") {
-        Err(error) => error,
-        Ok(()) => Error::External(format!("{}; {UNCOMMITTED}", fault.words)),
+fn broken(fault: Fault) -> Ended {
+    if let Err(error) = interrupt::check("uploading") {
+        return Ended::Other(error);
+    }
+    let error = Error::External(format!("{}; {UNCOMMITTED}", fault.words));
+    match fault.status {
+        Some(400 | 403 | 404) => Ended::Expired(error),
+        _ => Ended::Other(error),
     }
 }

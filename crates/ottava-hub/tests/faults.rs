@@ -123,6 +123,9 @@ fn a_server_without_ranges_sends_the_whole_file() {
     let setup = Setup::of_size(34 << 20);
     setup.fake.fail(|faults| faults.ignore_ranges = true);
     setup.succeed();
+    // The request that is received asks for the whole file, with time for all its bytes.
+    let last = setup.fake.received().1.last().unwrap().header("range").unwrap().to_string();
+    assert_eq!(last, format!("bytes=0-{}", (34 << 20) - 1));
 }
 
 #[test]
@@ -243,4 +246,62 @@ fn data_sets_give_the_files_of_a_split() {
     assert!(error.contains("`test`, `train`"), "{error}");
     let error = names("otter/none", "train").unwrap_err().to_string();
     assert!(error.contains("no data set of this name"), "{error}");
+}
+
+#[test]
+fn a_listing_of_a_mirror_is_whole() {
+    let setup = Setup::new();
+    setup.fake.fail(|faults| faults.foreign_pages = true);
+    setup.succeed();
+    assert!(setup.fake.received().0.iter().any(|request| request.target().1.contains("cursor=4")));
+}
+
+#[test]
+fn a_renamed_model_is_found() {
+    let setup = Setup::new();
+    setup.fake.fail(|faults| faults.renamed = Some(("otter/old".into(), "otter/tiny".into())));
+    let folder = setup.fetch("otter/old").unwrap();
+    assert_eq!(fs::read(folder.join("model.safetensors")).unwrap(), setup.weights);
+    // The Hub has given owners to names that had none.
+    setup.fake.fail(|faults| faults.renamed = Some(("/tiny/".into(), "/otter/tiny/".into())));
+    let folder = setup.fetch("tiny").unwrap();
+    assert_eq!(fs::read(folder.join("model.safetensors")).unwrap(), setup.weights);
+    assert!(folder.starts_with(setup.cache.path().join("models--tiny")));
+}
+
+#[test]
+fn a_given_commit_is_used_without_a_question() {
+    let setup = Setup::new();
+    let id = RepoId::parse(Kind::Model, "otter/tiny").unwrap();
+    let hub = setup.hub(None);
+    let folder = hub.model(&id, true, &mut Seen::default()).unwrap();
+    setup.fake.add(MODEL, &[("config.json", b"{\"new\":1}")]);
+    let requests = setup.fake.received().0.len();
+    let again = setup.hub(None).with_pins(hub.pins());
+    assert_eq!(again.model(&id, true, &mut Seen::default()).unwrap(), folder);
+    assert_eq!(setup.fake.received().0.len(), requests);
+    assert_ne!(setup.hub(None).model(&id, true, &mut Seen::default()).unwrap(), folder);
+}
+
+#[test]
+fn a_data_set_of_a_script_is_read_from_its_copy() {
+    let setup = Setup::new();
+    setup.fake.add("datasets/otter/script", &[("script.py", b"print()")]);
+    let files = |text: &str| -> Result<usize, Error> {
+        let id = DataId::of_path(Path::new(text))?.unwrap();
+        Ok(setup.hub(None).data_files(&id, &["train"], &mut Seen::default())?.len())
+    };
+    let error = files("otter/script").unwrap_err().to_string();
+    assert!(error.contains("no file of a kind that is read") && error.contains("refs/convert/parquet"), "{error}");
+    let copy =
+        [("en/train/0000.parquet", b"a".as_slice()), ("de/train/0000.parquet", b"b"), ("de/test/0.parquet", b"c")];
+    setup.fake.add_branch("datasets/otter/script", "refs/convert/parquet", &copy);
+    let error = files("otter/script").unwrap_err().to_string();
+    assert!(error.contains("`de`, `en`") && error.contains("?config=NAME"), "{error}");
+    assert_eq!(files("otter/script?config=de").unwrap(), 1);
+    let large = vec![b'#'; (1 << 20) + 1];
+    setup.fake.add("datasets/otter/wordy", &[("README.md", &large), ("a.csv", b"a")]);
+    let error = files("otter/wordy").unwrap_err().to_string();
+    assert!(error.contains("README.md has 1048577 bytes"), "{error}");
+    assert_eq!(files("hf://datasets/otter/wordy/a.csv").unwrap(), 1);
 }

@@ -1,7 +1,7 @@
 //! Settings without effect, because of other settings.
 
-use crate::RunConfig;
 use crate::objective::OF_REFERENCE;
+use crate::{RunConfig, TrackerKind};
 use ottava_data::{BadRecord, Packing};
 use ottava_recipe::RecipeName;
 use ottava_sentinel::{AlarmPolicy, NonFiniteSteps, NormAlarmPolicy, SentinelPolicy};
@@ -164,6 +164,11 @@ const EFFECTS: &[Effect] = &[
         &["alarms.collapsed_share"],
         |run| run.logging.cast_statistics_steps == 0,
         "while `logging.cast_statistics_steps` is 0",
+    ),
+    unread(
+        &["logging.project", "logging.run_name"],
+        |run| run.logging.report_to.iter().all(|kind| *kind == TrackerKind::Tensorboard),
+        "without a tracker in `logging.report_to`",
     ),
     unread(
         &["generation.max_new_tokens", "generation.temperature", "generation.top_p"],

@@ -41,6 +41,9 @@ pub struct CheckpointConfig {
     #[serde(with = "auto")]
     #[schemars(with = "auto::Auto<bool>")]
     pub async_save: Option<bool>,
+    /// A store that gets a copy of each checkpoint, s3://BUCKET/PREFIX; "" makes no copies. A run with --resume starts from the newest copy if its
+    /// folder has no newer checkpoint.
+    pub upload_to: String,
 }
 
 /// The `[logging]` table.
@@ -53,6 +56,29 @@ pub struct LoggingConfig {
     pub cast_statistics_steps: u64,
     /// Completions of each generation of reinforcement learning whose texts and rewards are written to completions.jsonl; 0 writes none.
     pub completions: usize,
+    /// Trackers that get metrics and settings while the run trains: "mlflow", "trackio", "wandb" (a file for `wandb sync`). "tensorboard" is always on.
+    /// Data are never sent, and texts only in files of report_files.
+    pub report_to: Vec<TrackerKind>,
+    /// The project of the run in trackers; the experiment in MLflow.
+    pub project: String,
+    /// The name of the run in trackers; "" is the name of the folder output_dir.
+    pub run_name: String,
+    /// Files in output_dir that MLflow gets at the end of the run. Example: ["loss.svg", "completions.jsonl"].
+    pub report_files: Vec<String>,
+}
+
+/// A program that shows the metrics of runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum TrackerKind {
+    /// A server of MLflow.
+    Mlflow,
+    /// A server of Trackio.
+    Trackio,
+    /// Weights & Biases, by a file that `wandb sync` sends.
+    Wandb,
+    /// TensorBoard, whose files every run writes.
+    Tensorboard,
 }
 
 impl Default for EvaluationConfig {
@@ -71,13 +97,22 @@ impl Default for EvaluationConfig {
 
 impl Default for CheckpointConfig {
     fn default() -> CheckpointConfig {
-        CheckpointConfig { save_steps: Interval::Every(500), save_total_limit: 3, async_save: None }
+        let upload_to = String::new();
+        CheckpointConfig { save_steps: Interval::Every(500), save_total_limit: 3, async_save: None, upload_to }
     }
 }
 
 impl Default for LoggingConfig {
     fn default() -> LoggingConfig {
-        LoggingConfig { logging_steps: 10, cast_statistics_steps: 100, completions: 4 }
+        LoggingConfig {
+            logging_steps: 10,
+            cast_statistics_steps: 100,
+            completions: 4,
+            report_to: Vec::new(),
+            project: "ottava".into(),
+            run_name: String::new(),
+            report_files: Vec::new(),
+        }
     }
 }
 

@@ -58,13 +58,12 @@ mod tagged;
 mod tests;
 mod training;
 mod words;
-mod yaml;
 
 pub use alarms::{AlarmsConfig, Rollbacks, Spikes};
 pub use communication::CommunicationConfig;
 pub use data::{ChatConfig, DataConfig, DatasetConfig, RecordsConfig};
 pub use debug::DebugConfig;
-pub use evaluation::{CheckpointConfig, EvaluationConfig, LoggingConfig};
+pub use evaluation::{CheckpointConfig, EvaluationConfig, LoggingConfig, TrackerKind};
 pub use flags::describe_flag;
 pub use import::{Imported, import};
 pub use interval::Interval;

@@ -34,6 +34,22 @@ impl RunConfig {
     /// Like [`RunConfig::load`]. `resolve` replaces names of remote models and data by local paths. It is called again if the model is an adapter, whose
     /// base model may have such a name.
     pub fn load_with(path: &Path, settings: &[String], resolve: &mut Resolve) -> Result<Loaded> {
+        let loaded = RunConfig::read(path, settings)?;
+        Ok(Loaded { config: loaded.config.resolved(resolve)?, ..loaded })
+    }
+
+    /// Replaces names by local paths, and an adapter as the model by its base model. [`RunConfig::load_with`] calls this.
+    ///
+    /// Has the errors of `resolve`, and errors if the adapter cannot be read.
+    pub fn resolved(mut self, resolve: &mut Resolve) -> Result<RunConfig> {
+        resolve(&mut self)?;
+        let mut config = self.with_adapter()?;
+        resolve(&mut config)?;
+        Ok(config)
+    }
+
+    /// Reads the file as [`RunConfig::load`] does, and leaves names of remote models and data as they are.
+    pub fn read(path: &Path, settings: &[String]) -> Result<Loaded> {
         if let Some(remedy) = no_run(path) {
             return Err(Error::Config(format!("{}: {remedy}", path.display())));
         }
@@ -50,12 +66,9 @@ impl RunConfig {
         }
         if problems.is_empty() {
             match RunConfig::from_table(table) {
-                Ok((mut config, old)) => {
+                Ok((config, old)) => {
                     problems = config.problems();
                     if problems.is_empty() {
-                        resolve(&mut config)?;
-                        let mut config = config.with_adapter()?;
-                        resolve(&mut config)?;
                         let sentence = |old| {
                             format!(
                                 "{}: some keys have another name now: {old}; `ottava config migrate` rewrites the file",

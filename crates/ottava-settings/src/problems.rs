@@ -1,10 +1,11 @@
 //! Problems of a configuration: values outside their ranges, and settings that conflict.
 
-use crate::RunConfig;
 use crate::demands::{Problems, from_zero};
+use crate::{RunConfig, TrackerKind};
 use ottava_common::error::{Error, Result};
 use ottava_recipe::recompute::Recompute;
 use ottava_tensor::QuantizedTensor;
+use std::path::{Component, Path};
 
 impl RunConfig {
     /// Checks that the formats of precision and optimizer are compatible.
@@ -46,6 +47,7 @@ impl RunConfig {
         problems.0.extend(self.alarms.problems());
         problems.0.extend(self.router.problems());
         self.check_generation(&mut problems);
+        self.check_logging(&mut problems);
         problems.0
     }
 
@@ -115,6 +117,27 @@ impl RunConfig {
             !self.memory.offload_residuals || self.memory.recompute == Some(Recompute::Full),
             "`memory.offload_residuals` is for `memory.recompute = \"full\"`, which saves only the inputs of blocks",
         );
+    }
+
+    fn check_logging(&self, problems: &mut Problems) {
+        let store = &self.checkpoint.upload_to;
+        problems.demand(
+            store.is_empty() || store.starts_with("s3://"),
+            format!("`checkpoint.upload_to` is \"{store}\"; write s3://BUCKET/PREFIX"),
+        );
+        let inside = |name: &String| {
+            let mut parts = Path::new(name).components();
+            !name.is_empty() && parts.all(|part| matches!(part, Component::Normal(_)))
+        };
+        for name in &self.logging.report_files {
+            let words = format!("`logging.report_files` has \"{name}\"; name files by their paths below `output_dir`");
+            problems.demand(inside(name), words);
+        }
+        problems.demand(
+            self.logging.report_files.is_empty() || self.logging.report_to.contains(&TrackerKind::Mlflow),
+            "`logging.report_files` is for MLflow; add \"mlflow\" to `logging.report_to`, or remove the files",
+        );
+        problems.demand(!self.logging.project.is_empty(), "`logging.project` is empty; name a project");
     }
 
     fn check_generation(&self, problems: &mut Problems) {

@@ -10,6 +10,7 @@ use ottava_hub::Watch;
 use ottava_train::objective::Validation;
 use ottava_train::trainer::StepReport;
 use std::borrow::Cow;
+use std::cell::Cell;
 use std::fmt::{Arguments, Write as _};
 use std::fs::File;
 use std::io::{self, ErrorKind, IsTerminal, Write};
@@ -200,16 +201,18 @@ fn handle_signals(handle: impl FnMut() + Send + 'static) -> Result<()> {
 pub struct Progress {
     bar: Option<ProgressBar>,
     logging_steps: u64,
+    /// The time after the first step of this process, and the number of this step.
+    first: Cell<Option<(Instant, u64)>>,
 }
 
 impl Progress {
-    /// Creates the progress, which prints a line every `logging_steps` steps.
+    /// Creates the progress, which prints a line after the first step, and then every `logging_steps` steps.
     pub fn new(logging_steps: u64) -> Progress {
         let bar = (io::stderr().is_terminal() && LOG.get().is_none()).then(|| {
             let style = ProgressStyle::with_template("{bar:30} {pos}/{len} [{elapsed}<{eta}] {msg}");
             ProgressBar::new(0).with_style(style.expect("the template is valid"))
         });
-        Progress { bar, logging_steps }
+        Progress { bar, logging_steps, first: Cell::new(None) }
     }
 
     /// Shows one step.
@@ -224,16 +227,21 @@ impl Progress {
         if let Some(casts) = &report.casts {
             line += &format!("  fp8 saturated {:.1e} underflowed {:.1e}", casts.saturated, casts.underflowed);
         }
+        let (step, max_steps, first) = (report.step, report.max_steps, self.first.get());
         match &self.bar {
             Some(bar) => {
-                bar.set_length(report.max_steps);
-                bar.set_position(report.step);
+                bar.set_length(max_steps);
+                bar.set_position(step);
                 bar.set_message(line);
             }
-            None if report.step.is_multiple_of(self.logging_steps) || report.step == report.max_steps => {
-                note!("step {}/{}  {line}", report.step, report.max_steps);
+            None if first.is_none() || step.is_multiple_of(self.logging_steps) || step == max_steps => {
+                let time = first.map(|(begin, first)| times(begin.elapsed(), step - first.min(step), max_steps - step));
+                note!("step {step}/{max_steps}  {line}{}", time.unwrap_or_default());
             }
             None => {}
+        }
+        if first.is_none() {
+            self.first.set(Some((Instant::now(), step)));
         }
         if let Some(Validation { all, sets }) = &report.evaluation {
             let of_all = [(String::new(), all)].into_iter();
@@ -265,6 +273,22 @@ impl Progress {
         if let Some(bar) = &self.bar {
             bar.abandon();
         }
+    }
+}
+
+/// Returns the time that `done` steps took, and the time that the steps that are `left` will take at this speed.
+fn times(elapsed: Duration, done: u64, left: u64) -> String {
+    let clock = |time: Duration| {
+        let seconds = time.as_secs();
+        match seconds / 3600 {
+            0 => format!("{}:{:02}", seconds / 60, seconds % 60),
+            hours => format!("{hours}:{:02}:{:02}", seconds / 60 % 60, seconds % 60),
+        }
+    };
+    let remaining = elapsed.as_secs_f64() / done.max(1) as f64 * left as f64;
+    match Duration::try_from_secs_f64(remaining) {
+        Ok(remaining) if left > 0 && done > 0 => format!("  [{}<{}]", clock(elapsed), clock(remaining)),
+        _ => format!("  [{}]", clock(elapsed)),
     }
 }
 
@@ -361,6 +385,13 @@ impl Watch for Transfer {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_time_that_is_left_follows_from_the_speed() {
+        assert_eq!(times(Duration::from_secs(90), 9, 360), "  [1:30<1:00:00]");
+        assert_eq!(times(Duration::from_secs(3661), 10, 0), "  [1:01:01]");
+        assert_eq!(times(Duration::from_secs(5), 0, 10), "  [0:05]");
+    }
 
     #[test]
     fn control_characters_do_not_reach_a_terminal() {

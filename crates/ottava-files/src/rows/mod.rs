@@ -4,13 +4,15 @@ use std::fs::File;
 use std::io::{Read, Seek};
 
 use arrow_array::RecordBatch;
-use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
+use parquet::arrow::arrow_reader::{
+    ArrowReaderMetadata, ArrowReaderOptions, ParquetRecordBatchReader, ParquetRecordBatchReaderBuilder,
+};
 use parquet::file::metadata::ParquetMetaData;
 use serde_json::{Map, Value};
 
 use crate::arrow::{ArrowFile, ArrowStream};
 use crate::bomb::{bomb, most_unpacked_bytes};
-use crate::value;
+use crate::{value, zstandard};
 
 /// The maximum number of records that are decoded together.
 const BATCH: usize = 1024;
@@ -24,7 +26,7 @@ const ARROW_FILE: &[u8] = b"ARROW1";
 /// A columnar format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Format {
-    /// Apache Parquet; pages are uncompressed or compressed with Snappy, gzip or LZ4.
+    /// Apache Parquet; pages are uncompressed or compressed with Snappy, gzip, LZ4 or Zstandard.
     Parquet,
     /// Arrow IPC, as a file or a stream, uncompressed.
     Arrow,
@@ -44,11 +46,7 @@ impl Rows {
         let batches: Box<dyn Iterator<Item = Result<RecordBatch, String>> + Send> = match format {
             Format::Parquet => {
                 let most = most_unpacked_bytes(file.metadata().map_err(|error| error.to_string())?.len());
-                let builder = ParquetRecordBatchReaderBuilder::try_new(file)
-                    .map_err(|error| parquet_reason(&error.to_string()))?;
-                let records = together(builder.metadata(), BATCH_BYTES.max(most));
-                let reader =
-                    builder.with_batch_size(records).build().map_err(|error| parquet_reason(&error.to_string()))?;
+                let reader = open_parquet(file, most).map_err(|error| parquet_reason(&error.to_string()))?;
                 let mut left = most;
                 Box::new(reader.map(move |batch| {
                     let batch = batch.map_err(|error| parquet_reason(&error.to_string()))?;
@@ -99,6 +97,16 @@ impl Iterator for Rows {
     }
 }
 
+/// Opens the records of a Parquet file whose pages may unpack to `most` bytes.
+fn open_parquet(file: File, most: u64) -> parquet::errors::Result<ParquetRecordBatchReader> {
+    let footer = ArrowReaderMetadata::load(&file, ArrowReaderOptions::default())?;
+    let records = together(footer.metadata(), BATCH_BYTES.max(most));
+    match zstandard::is_used(footer.metadata()) {
+        true => zstandard::open(file, &footer, records, most),
+        false => ParquetRecordBatchReaderBuilder::new_with_metadata(file, footer).with_batch_size(records).build(),
+    }
+}
+
 /// Returns the number of records that are decoded together. They take at most `bytes`, even if each record is as large as a whole column of its row
 /// group.
 fn together(file: &ParquetMetaData, bytes: u64) -> usize {
@@ -109,7 +117,7 @@ fn together(file: &ParquetMetaData, bytes: u64) -> usize {
 }
 
 fn parquet_reason(error: &str) -> String {
-    match error.contains("ZSTD") || error.contains("BROTLI") {
+    match error.contains("BROTLI") {
         true => format!("{error}; write the file with compression = \"snappy\", the default of pandas and datasets"),
         false => format!("this is not a readable Parquet file: {error}"),
     }

@@ -101,6 +101,46 @@ fn a_small_file_of_large_records_is_refused_before_they_fill_memory() {
     assert!(read(&bytes, Format::Parquet).unwrap_err().contains("unpacks to more than 200 times its size"));
 }
 
+/// The recorded files of `scripts/make_data_files.py` whose pages are compressed with Zstandard.
+fn zstandard_files() -> Vec<Vec<u8>> {
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../ottava-data/tests/data/formats/");
+    ["chats-zstd", "chats-zstd-2", "chats-polars"]
+        .map(|name| std::fs::read(format!("{folder}{name}.parquet")).unwrap())
+        .to_vec()
+}
+
+#[test]
+fn pages_of_zstandard_are_unpacked_and_damage_is_an_error() {
+    let all: Vec<Value> = zstandard_files().iter().map(|bytes| read(bytes, Format::Parquet).unwrap()).collect();
+    assert_eq!(all[0][1]["messages"][4]["content"], "No.");
+    assert!(all.iter().all(|records| *records == all[0]));
+    for bytes in zstandard_files() {
+        // One damaged byte in the first pages, after the magic number of the file.
+        for at in (4..200).step_by(3) {
+            let mut damaged = bytes.clone();
+            damaged[at] ^= 0x55;
+            // A changed letter in an uncompressed literal cannot be noticed, and nothing may panic.
+            let _ = read(&damaged, Format::Parquet);
+        }
+        let frame = bytes.windows(4).position(|four| four == [0x28, 0xb5, 0x2f, 0xfd]).expect("a Zstandard frame");
+        let mut damaged = bytes.clone();
+        damaged[frame] ^= 1;
+        let error = read(&damaged, Format::Parquet).unwrap_err();
+        assert!(error.contains("a Zstandard page cannot be unpacked"), "{error}");
+    }
+}
+
+#[test]
+fn levels_of_pages_of_version_2_are_not_compressed() {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../ottava-data/tests/data/formats/long-zstd-2.parquet");
+    let records = read(&std::fs::read(path).unwrap(), Format::Parquet).unwrap();
+    for (record, number) in records.as_array().unwrap().iter().zip(0..) {
+        let expected = if number % 3 == 1 { Value::Null } else { format!("otter {number} ").repeat(20).into() };
+        assert_eq!(record["text"], expected, "record {number}");
+    }
+    assert_eq!(records.as_array().unwrap().len(), 60);
+}
+
 #[test]
 fn damaged_files_are_errors() {
     for (bytes, format) in

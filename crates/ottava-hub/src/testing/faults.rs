@@ -20,6 +20,18 @@ pub struct Faults {
     pub expired: usize,
     /// The number of uploads that are lost.
     pub lost_uploads: usize,
+    /// The number of uploads that find their address expired.
+    pub expired_uploads: usize,
+    /// The number of commits that are made although the answer says that the server is busy.
+    pub lost_commits: usize,
+    /// A path that the answer about the storage of files leaves out.
+    pub forgotten: Option<String>,
+    /// Whether no token may create repositories.
+    pub forbids_creation: bool,
+    /// Whether listings name the original Hub for their next pages, as a mirror does.
+    pub foreign_pages: bool,
+    /// The old and the new name of a repository. Requests to the old name are redirected.
+    pub renamed: Option<(String, String)>,
     /// A repository that only the holder of the token `granted` may read.
     pub gated: Option<String>,
     /// The pause before each part of a file, so that a client can be killed meanwhile.
@@ -38,6 +50,12 @@ impl Faults {
     /// Returns the answer of a busy server, if it is busy.
     pub(super) fn busy(&mut self) -> Option<Vec<u8>> {
         self.takes(|faults| &mut faults.busy).then(|| reply(429, "Retry-After: 0\r\n", "slow down"))
+    }
+
+    /// Returns the redirect to the new name of a repository, if `target` has the old one.
+    pub(super) fn moved(&self, target: &str) -> Option<Vec<u8>> {
+        let (old, new) = self.renamed.as_ref().filter(|(old, new)| target.contains(old) && !target.contains(new))?;
+        Some(reply(307, &format!("Location: {}\r\n", target.replace(old, new)), "moved"))
     }
 
     /// Returns the answer for a repository that the client may not read.

@@ -10,6 +10,9 @@ use std::collections::BTreeMap;
 /// The bytes of a part of a file that is uploaded in parts.
 pub(super) const PART: u64 = 100_000;
 
+/// Why a commit with another parent than the newest commit is refused.
+pub(super) const MOVED: &str = "A commit has happened since. Please refresh and try again.";
+
 /// A file of a repository.
 #[derive(Clone, Debug)]
 pub struct Stored {
@@ -45,15 +48,8 @@ impl Stored {
 /// A repository with its newest commit. Older commits have names only.
 pub struct Repo {
     commits: Vec<String>,
+    pub(super) private: bool,
     pub(super) files: Vec<Stored>,
-}
-
-impl Repo {
-    /// Returns the commit of a revision: `main` or the newest commit.
-    pub(super) fn resolve(&self, revision: &str) -> Option<&str> {
-        let newest = self.commits.last()?;
-        (revision == "main" || revision == newest).then_some(newest.as_str())
-    }
 }
 
 #[derive(Default)]
@@ -69,6 +65,18 @@ impl Store {
         self.repos.get(name)
     }
 
+    /// Returns the branch with this name or newest commit, and the commit. Other branches than `main` are stored as `NAME@BRANCH`.
+    pub(super) fn at(&self, name: &str, revision: &str) -> Option<(&Repo, &str)> {
+        let branch = |key: &String| match key.strip_prefix(name)? {
+            "" => Some("main".to_string()),
+            rest => rest.strip_prefix('@').map(str::to_string),
+        };
+        self.repos.iter().find_map(|(key, repo)| {
+            let (branch, newest) = (branch(key)?, repo.commits.last()?);
+            (revision == branch || revision == newest).then_some((repo, newest.as_str()))
+        })
+    }
+
     /// Adds files as a commit, and returns the commit.
     pub(super) fn commit(&mut self, name: &str, files: &[(&str, &[u8])]) -> String {
         let stored: Vec<Stored> = files.iter().map(|(path, bytes)| Stored::new(path, bytes)).collect();
@@ -81,8 +89,11 @@ impl Store {
     }
 
     fn add(&mut self, name: &str, files: Vec<Stored>) -> String {
-        let repo =
-            self.repos.entry(name.to_string()).or_insert_with(|| Repo { commits: Vec::new(), files: Vec::new() });
+        let repo = self.repos.entry(name.to_string()).or_insert_with(|| Repo {
+            commits: Vec::new(),
+            private: false,
+            files: Vec::new(),
+        });
         for file in files {
             repo.files.retain(|known| known.path != file.path);
             repo.files.push(file);
@@ -92,6 +103,12 @@ impl Store {
         let commit = git_sha1(format!("{name} {} {names:?}", repo.commits.len()).as_bytes());
         repo.commits.push(commit.clone());
         commit
+    }
+
+    pub(super) fn set_private(&mut self, name: &str, private: bool) {
+        if let Some(repo) = self.repos.get_mut(name) {
+            repo.private = private;
+        }
     }
 
     /// Stores an uploaded file, or its part `number`.
@@ -125,7 +142,14 @@ impl Store {
             let value = &line["value"];
             let path = value["path"].as_str().unwrap_or_default();
             match line["key"].as_str() {
-                Some("header") => has_header = value["summary"].is_string(),
+                Some("header") => {
+                    has_header = value["summary"].is_string();
+                    let newest = self.repos.get(name).and_then(|repo| repo.commits.last());
+                    if value["parentCommit"].as_str().is_some_and(|parent| newest.is_none_or(|newest| newest != parent))
+                    {
+                        return Err(MOVED.into());
+                    }
+                }
                 Some("file") => {
                     let bytes = STANDARD.decode(value["content"].as_str().unwrap_or_default());
                     files.push(Stored::new(path, &bytes.map_err(|error| error.to_string())?));

@@ -10,12 +10,12 @@ mod tests;
 
 use crate::names::{self, Known};
 use crate::words::{self, Translation};
-use crate::yaml::Yaml;
 use crate::{RunConfig, keys, paths};
 use datasets::DataSets;
 use defaults::Trainer;
 use ottava_common::error::{Error, Result};
 use ottava_common::input;
+use ottava_common::yaml::Yaml;
 use policy::{Dialect, Found, Reader};
 use serde_json::{Map, Value as Json};
 use std::fmt::Write;
@@ -65,6 +65,7 @@ pub fn import(path: &Path) -> Result<Imported> {
     import.table(&yaml.table, "");
     import.name_losses_of_cpo();
     import.leave_out_smoothing();
+    import.name_wandb();
     import.add_policy();
     match import.objective {
         // Without the key, the run would train something else.
@@ -287,6 +288,17 @@ impl Import<'_> {
         let setting =
             |(path, value, comment): cpo::Named| Setting { path: path.into(), value, comment: comment.into() };
         self.ours.extend(found.into_iter().map(setting));
+    }
+
+    /// Reports to Weights & Biases if a file of Axolotl names a project there, as Axolotl does.
+    fn name_wandb(&mut self) {
+        let names = |key: &str| {
+            self.yaml.table.get(key).is_some_and(|value| value.as_str().is_some_and(|text| !text.is_empty()))
+        };
+        let is_known = self.ours.iter().any(|setting| setting.path == "logging.report_to");
+        if self.trainer == Trainer::Axolotl && names("wandb_project") && !is_known {
+            self.add("wandb_project", "logging.report_to", Value::from(vec!["wandb"]));
+        }
     }
 
     /// Leaves out `label_smoothing` if TRL's losses do not read it.

@@ -1,5 +1,5 @@
 use super::*;
-use crate::{Adamw, Algorithm, Warmup};
+use crate::{Adamw, Algorithm, TrackerKind, Warmup};
 
 /// Imports `text` from a file of this name, beside `files`.
 fn imported(name: &str, text: &str, files: &[(&str, &str)]) -> (Imported, RunConfig) {
@@ -86,6 +86,19 @@ fn a_file_of_axolotl_is_translated_and_what_is_left_is_named() {
     assert_eq!(imported.problems, [""; 0]);
 }
 
+#[test]
+fn a_project_of_wandb_in_a_file_of_axolotl_is_reported_to() {
+    let of =
+        |keys: &str| imported("run.yaml", &format!("base_model: m\ndatasets: []\nmax_steps: 9\n{keys}"), &[]).1.logging;
+    let logging = of("wandb_project: words\nwandb_name: first\n");
+    assert_eq!(
+        (logging.report_to, logging.project.as_str(), logging.run_name.as_str()),
+        (vec![TrackerKind::Wandb], "words", "first")
+    );
+    assert!(of("wandb_project: \n").report_to.is_empty());
+    assert_eq!(of("wandb_project: words\nuse_mlflow: false\nreport_to: mlflow\n").report_to, [TrackerKind::Mlflow]);
+}
+
 /// In the shape of LLaMA-Factory's examples/train_lora/llama3_lora_sft.yaml.
 const LLAMA_FACTORY: &str = "### model
 model_name_or_path: meta-llama/Meta-Llama-3-8B-Instruct
@@ -140,7 +153,7 @@ fn a_file_of_llama_factory_is_translated_with_its_data_sets() {
         assert!(refused.contains(words), "{words} in {refused}");
     }
     assert_eq!(imported.refused.len(), 3, "{refused}");
-    assert_eq!(imported.needless.len(), 6, "{:?}", imported.needless);
+    assert_eq!(imported.needless.len(), 5, "{:?}", imported.needless);
 }
 
 #[test]

@@ -185,22 +185,26 @@ pub(super) const ROWS: &[Row] = &[
     ("plugins", Needless("there are no plugins; kernels are always fused")),
     ("mixture_of_depths", Not("mixture of depths is not implemented")),
     // Around a run.
-    ("report_to", Needless(TRACKERS)),
-    ("use_wandb", Needless(TRACKERS)),
-    ("use_tensorboard", Needless(TRACKERS)),
-    ("enable_wandb", Needless(TRACKERS)),
-    ("enable_tensorboard", Needless(TRACKERS)),
-    ("wandb", Needless(TRACKERS)),
-    ("wandb_*", Needless(TRACKERS)),
-    ("use_swanlab", Needless(TRACKERS)),
-    ("swanlab_*", Needless(TRACKERS)),
-    ("mlflow_*", Needless(TRACKERS)),
-    ("comet_*", Needless(TRACKERS)),
-    ("trackio_*", Needless(TRACKERS)),
-    ("use_otel_metrics", Needless(TRACKERS)),
-    ("otel_metrics_*", Needless(TRACKERS)),
-    ("logging_dir", Needless(TRACKERS)),
-    ("run_name", Needless("`output_dir` names the run")),
+    ("report_to", Values("logging.report_to", TRACKERS)),
+    ("use_wandb", Values("logging.report_to", WANDB)),
+    ("enable_wandb", Values("logging.report_to", WANDB)),
+    ("use_tensorboard", Needless(TENSORBOARD)),
+    ("enable_tensorboard", Needless(TENSORBOARD)),
+    ("wandb_project", Is("logging.project")),
+    ("wandb_name", Is("logging.run_name")),
+    ("wandb_run_name", Is("logging.run_name")),
+    ("wandb", Needless(ACCOUNT)),
+    ("wandb_*", Needless(ACCOUNT)),
+    ("mlflow_experiment_name", Is("logging.project")),
+    ("mlflow_run_name", Is("logging.run_name")),
+    ("mlflow_*", Needless("the variables MLFLOW_TRACKING_URI and MLFLOW_TRACKING_TOKEN name the server and its key")),
+    ("trackio_*", Needless("the variables TRACKIO_SERVER_URL and TRACKIO_WRITE_TOKEN name the server and its key")),
+    ("use_swanlab", Needless(OTHER_TRACKERS)),
+    ("swanlab_*", Needless(OTHER_TRACKERS)),
+    ("comet_*", Needless(OTHER_TRACKERS)),
+    ("use_otel_metrics", Needless(OTHER_TRACKERS)),
+    ("otel_metrics_*", Needless(OTHER_TRACKERS)),
+    ("logging_dir", Needless(TENSORBOARD)),
     ("plot_loss", Needless("each run has loss.svg")),
     ("disable_tqdm", Needless("progress is a bar on a terminal and lines elsewhere")),
     ("log_level", Needless("the variable RUST_LOG sets the level of messages")),
@@ -292,6 +296,18 @@ const LAUNCH: &str = "`ottava train --gpus N`, torchrun, mpirun or srun start th
 const ATTENTION: &str = "attention is always fused, and reads only what its mask leaves";
 const FUSED: &str = "norms, RoPE, SwiGLU and the loss are always fused kernels";
 const GRAPHS: &str = "steps are captured as CUDA graphs by themselves";
-const TRACKERS: &str = "each run writes metrics.jsonl, TensorBoard events and loss.svg, and nothing is sent anywhere; scripts/forward_metrics.py sends the metrics to Weights & Biases, MLflow or Trackio";
+/// Trackers by a single name. A list of names has our own values.
+const TRACKERS: &[(&str, Answer)] = &[
+    ("none", Unset),
+    ("tensorboard", As("[\"tensorboard\"]")),
+    ("wandb", As("[\"wandb\"]")),
+    ("mlflow", As("[\"mlflow\"]")),
+    ("trackio", As("[\"trackio\"]")),
+    ("all", Never("list the trackers: \"mlflow\", \"trackio\" or \"wandb\"")),
+];
+const WANDB: &[(&str, Answer)] = &[("true", As("[\"wandb\"]")), ("false", Unset)];
+const TENSORBOARD: &str = "each run writes events for TensorBoard into its folder";
+const ACCOUNT: &str = "`wandb sync` sends the file of a run, and asks for the account";
+const OTHER_TRACKERS: &str = "this tracker reads the run's TensorBoard events or metrics.jsonl; `report_to` under [logging] names \"mlflow\", \"trackio\" or \"wandb\"";
 const RESUME: &str = "`ottava train RUN.toml --resume` continues a run, at its place in the data";
 const LOCAL: &str = "nothing is sent anywhere during a run; `ottava push FOLDER OWNER/NAME` uploads a model afterwards";

@@ -24,6 +24,10 @@ impl Doctor {
             Err(error) => vec![Err(error.to_string())],
         };
         let links = links(gpus.len());
+        let found: Vec<_> = gpus.iter().flatten().map(|gpu| gpu.capability()).collect();
+        let missing: Vec<&str> =
+            libraries.iter().filter(|found| found.problem.is_some()).map(|found| found.name).collect();
+        let verdict = verdict(&found, &missing);
         if self.json {
             let links: Vec<_> =
                 links.iter().map(|(from, to, link)| json!({"from": from, "to": to, "link": link})).collect();
@@ -38,9 +42,10 @@ impl Doctor {
                 .iter()
                 .map(|l| json!({"name": l.name, "version": l.version, "path": l.path, "problem": l.problem, "remedy": l.remedy}))
                 .collect();
-            print_json(&json!({"gpus": gpus, "links": links, "libraries": libraries}));
+            print_json(&json!({"verdict": verdict, "gpus": gpus, "links": links, "libraries": libraries}));
             return Ok(());
         }
+        out!("{verdict}\n");
         out!("GPUs");
         for (i, gpu) in gpus.iter().enumerate() {
             match gpu {
@@ -78,6 +83,33 @@ impl Doctor {
     }
 }
 
+/// Says in one sentence what this machine can do with GPUs of these compute capabilities and without these libraries.
+fn verdict(gpus: &[(i32, i32)], missing: &[&str]) -> String {
+    // The others only report what GPUs do, or join several GPUs.
+    let needed: Vec<&str> = missing.iter().copied().filter(|name| !OPTIONAL.contains(name)).collect();
+    let rest: Vec<&str> = missing.iter().copied().filter(|name| OPTIONAL.contains(name)).collect();
+    let with_fp8 = gpus.iter().filter(|capability| **capability >= (8, 9)).count();
+    match (gpus.len(), needed.is_empty()) {
+        (0, _) if missing.is_empty() => "This machine has no usable GPU: runs use the CPU.".into(),
+        (0, _) => format!(
+            "This machine has no usable GPU: runs use the CPU. A machine with a GPU also needs {}, as listed below.",
+            missing.join(", ")
+        ),
+        (_, false) => format!("GPUs cannot be used yet: install {}, as listed below.", needed.join(", ")),
+        (count, true) => {
+            let fp8 = format!("{with_fp8} of {count} GPUs have FP8 tensor cores.");
+            let rest = match rest.is_empty() {
+                true => String::new(),
+                false => format!(" Without {}, some features are missing, as listed below.", rest.join(", ")),
+            };
+            format!("This machine is ready to train: {fp8}{rest}")
+        }
+    }
+}
+
+/// Libraries that a run on one GPU does not need.
+const OPTIONAL: [&str; 2] = ["NCCL", "NVML"];
+
 /// Lists the link between each ordered pair of `gpus` GPUs.
 fn links(gpus: usize) -> Vec<(usize, usize, String)> {
     let pairs = (0..gpus).flat_map(|from| (0..gpus).filter(move |&to| to != from).map(move |to| (from, to)));
@@ -91,3 +123,22 @@ fn links(gpus: usize) -> Vec<(usize, usize, String)> {
 }
 
 const GIB: f64 = (1u64 << 30) as f64;
+
+#[cfg(test)]
+mod tests {
+    use super::verdict;
+
+    #[test]
+    fn one_sentence_says_what_is_missing() {
+        assert!(
+            verdict(&[], &["driver", "NCCL"])
+                .contains("runs use the CPU. A machine with a GPU also needs driver, NCCL")
+        );
+        assert!(verdict(&[(9, 0)], &["NVRTC", "NCCL"]).contains("install NVRTC, as listed"));
+        assert!(verdict(&[(9, 0), (8, 0)], &[]).ends_with("1 of 2 GPUs have FP8 tensor cores."));
+        assert!(
+            verdict(&[(9, 0)], &["NCCL"]).contains("ready to train")
+                && verdict(&[(9, 0)], &["NCCL"]).contains("Without NCCL")
+        );
+    }
+}

@@ -1,6 +1,6 @@
 //! `ottava init`.
 
-use super::remote::{Reads, resolve};
+use super::remote::{Reads, Remote};
 use super::{pretty, write_new};
 use crate::output::print_json;
 use clap::Args;
@@ -31,7 +31,8 @@ pub struct Init {
 
 impl Init {
     pub fn run(self) -> Result<()> {
-        let starter = starter(&self.model, &self.data, &mut |config| resolve(config, Reads::Weights, &[]))?;
+        let remote = Remote::default();
+        let starter = starter(&self.model, &self.data, &mut |config| remote.resolve(config, Reads::Weights))?;
         write_new(&self.output, &starter.toml)?;
         // An editor that knows the schema completes and checks keys. An existing schema file is kept, since it may belong to another run.
         let beside = self.output.with_file_name(SCHEMA);

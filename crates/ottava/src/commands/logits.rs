@@ -41,7 +41,7 @@ pub struct Logits {
 impl Logits {
     pub fn run(self) -> Result<()> {
         stop_on_signals("stopping; what is scored is saved first")?;
-        let Loaded { mut config, old_keys } = load_run(&self.config, &self.settings, Reads::Shapes, false)?;
+        let Loaded { mut config, old_keys } = load_run(&self.config, &self.settings, Reads::Shapes)?;
         let teacher = remote::model(&self.teacher)?;
         warn_of_settings(&config, old_keys);
         if !config.distillation.is_stored() {

@@ -31,6 +31,7 @@ mod plan_data;
 mod plan_verdict;
 pub mod prepare;
 mod prompts;
+mod public_settings;
 pub mod push;
 mod remote;
 mod sampling_flags;

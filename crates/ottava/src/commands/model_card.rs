@@ -1,9 +1,10 @@
 //! The model card of a push, written from the run that trained the model.
 
+use super::public_settings::public_settings;
 use ottava_checkpoint::AdapterFolder;
 use ottava_checkpoint::adapter::CONFIG_FILE;
 use ottava_common::Result;
-use ottava_hub::RepoId;
+use ottava_hub::{Kind, RepoId};
 use ottava_models::Quantization;
 use ottava_settings::{ObjectiveKind, RunConfig, WeightInit};
 use serde_json::Value;
@@ -15,8 +16,8 @@ pub struct ModelCard {
     is_adapter: bool,
     /// The format of the weights, if they are quantized.
     format: Option<&'static str>,
-    /// The base model, by its name or its folder.
-    base: Option<PathBuf>,
+    /// The name of the base model on the Hub, if it has one.
+    base: Option<String>,
     run: Option<TrainedRun>,
 }
 
@@ -39,8 +40,10 @@ impl ModelCard {
         let of_checkpoint = folder.parent().and_then(Path::parent).filter(|run| run.join("config.toml").is_file());
         let run = run.or(of_checkpoint).map(TrainedRun::read).transpose()?;
         let base = match (is_adapter, &run) {
-            (true, _) => Some(AdapterFolder::base(&folder)?),
-            (false, Some(run)) => Some(run.config.model.path.clone()),
+            (true, Some(_)) => name_with_commit(&AdapterFolder::base(&folder)?),
+            // The adapter of another program names its base without a commit.
+            (true, None) => RepoId::of_path(Kind::Model, &AdapterFolder::base(&folder)?).map(|id| id.name),
+            (false, Some(run)) => name_with_commit(&run.config.model.path),
             (false, None) => None,
         };
         let format = match is_adapter {
@@ -54,9 +57,9 @@ impl ModelCard {
     pub fn text(&self, id: &RepoId) -> String {
         let mut text = String::from("---\n");
         let library = if self.is_adapter { "peft" } else { "transformers" };
-        let base = self.base.as_deref().and_then(hub_name);
+        let base = self.base.as_ref();
         let is_pretrained = self.run.as_ref().is_none_or(|run| run.config.model.init == WeightInit::Pretrained);
-        if let Some(base) = base.as_ref().filter(|_| is_pretrained) {
+        if let Some(base) = base.filter(|_| is_pretrained) {
             let _ = writeln!(text, "base_model: {base}");
             let relation = if self.is_adapter { "adapter" } else { "finetune" };
             let _ = writeln!(text, "base_model_relation: {relation}");
@@ -103,10 +106,12 @@ fn name_of(objective: ObjectiveKind) -> &'static str {
     }
 }
 
-/// Returns the name on the Hub of a model that is in the cache, or that has no folder.
-fn hub_name(path: &Path) -> Option<String> {
+/// Returns the name on the Hub of a model that a run has read from the cache, or that an adapter names with its commit. A path without a commit is a
+/// folder, which may be absent on this machine.
+fn name_with_commit(path: &Path) -> Option<String> {
     let of_cache = RepoId::of_snapshot(path).map(|(id, _)| id.name);
-    of_cache.or_else(|| Some(RepoId::of_path(ottava_hub::Kind::Model, path)?.name))
+    let named = || RepoId::parse(Kind::Model, path.to_str()?).filter(RepoId::is_commit);
+    of_cache.or_else(|| Some(named()?.name))
 }
 
 impl TrainedRun {
@@ -178,35 +183,9 @@ impl TrainedRun {
 
     /// Returns the settings without paths of the machine.
     fn settings(&self) -> String {
-        let mut config = self.config.clone();
-        let name = |path: &Path| match RepoId::of_snapshot(path) {
-            Some((id, commit)) => PathBuf::from(format!("{}@{commit}", id.name)),
-            None => path.file_name().map(PathBuf::from).unwrap_or_default(),
-        };
-        let data = |path: &Path| match RepoId::of_snapshot(path) {
-            Some((id, commit)) => {
-                let inside = path.iter().skip_while(|part| *part != commit.as_str()).skip(1).collect::<PathBuf>();
-                PathBuf::from(format!("hf://datasets/{}@{commit}/{}", id.name, inside.display()))
-            }
-            None => path.file_name().map(PathBuf::from).unwrap_or_default(),
-        };
-        for path in [
-            &mut config.model.path,
-            &mut config.model.tokenizer,
-            &mut config.output_dir,
-            &mut config.data.cache_dir,
-            &mut config.lora.init_from,
-            &mut config.distillation.teacher,
-        ] {
-            *path = name(path);
-        }
-        let sets = config.data.datasets.iter_mut().flat_map(|set| [&mut set.train_files, &mut set.val_files]);
-        for files in sets.chain([&mut config.data.train_files, &mut config.data.val_files]) {
-            files.iter_mut().for_each(|path| *path = data(path));
-        }
-        let (all, default) = (config.settings(), RunConfig::default().settings());
+        let default = public_settings(&RunConfig::default());
         let (mut text, mut table) = (String::new(), String::new());
-        for (key, value) in all.into_iter().filter(|setting| !default.contains(setting)) {
+        for (key, value) in public_settings(&self.config).into_iter().filter(|setting| !default.contains(setting)) {
             let (of, last) = key.rsplit_once('.').unwrap_or(("", &key));
             if of != table {
                 table = of.to_string();
@@ -215,5 +194,20 @@ impl TrainedRun {
             let _ = writeln!(text, "{last} = {value}");
         }
         text.trim_start().to_string()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_model_with_a_commit_has_a_name() {
+        let commit = "0123456789abcdef0123456789abcdef01234567";
+        let name = |text: &str| name_with_commit(Path::new(text));
+        assert_eq!(name(&format!("/hub/models--a--b/snapshots/{commit}")).as_deref(), Some("a/b"));
+        assert_eq!(name(&format!("a/b@{commit}")).as_deref(), Some("a/b"));
+        // Relative folders, which may be absent here.
+        assert_eq!((name("models/qwen"), name("/data/qwen")), (None, None));
     }
 }

@@ -171,7 +171,7 @@ impl PlanCommand {
         if let Some(ms) = self.step_ms.filter(|ms| !(ms.is_finite() && *ms > 0.0)) {
             return Err(Error::Config(format!("--step-ms is {ms}; a step takes more than 0 milliseconds")));
         }
-        let Loaded { mut config, old_keys } = load_run(&self.config, &self.all_settings(), Reads::Shapes, false)?;
+        let Loaded { mut config, old_keys } = load_run(&self.config, &self.all_settings(), Reads::Shapes)?;
         super::warn_of_settings(&config, old_keys);
         let ranks = self.ranks.unwrap_or(config.parallel.ranks());
         if !config.parallel.auto {

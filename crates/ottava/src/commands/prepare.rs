@@ -36,7 +36,7 @@ pub struct Prepare {
 impl Prepare {
     pub fn run(self) -> Result<()> {
         stop_on_signals("stopping")?;
-        let Loaded { mut config, old_keys } = load_run(&self.config, &self.settings, Reads::Shapes, false)?;
+        let Loaded { mut config, old_keys } = load_run(&self.config, &self.settings, Reads::Shapes)?;
         old_keys.into_iter().for_each(|text| tracing::warn!("{text}"));
         let tokenizer = Tokenizer::load(config.model.tokenizer_path())?;
         // `resolve_data` sets the packing of the run, for which rows are counted.

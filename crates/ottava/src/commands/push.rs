@@ -41,7 +41,7 @@ pub struct Push {
     /// Print the card and the names of the files, and upload nothing.
     #[arg(long)]
     dry_run: bool,
-    /// Print one JSON object with `commit`, `url` and `uploaded`, the bytes that the Hub did not have.
+    /// Print one JSON object with `commit`, `url`, `files` and `uploaded`, the bytes that the Hub did not have.
     #[arg(long)]
     json: bool,
 }
@@ -52,7 +52,7 @@ const OF_RUN: [&str; 2] = ["training", "manifest.json"];
 impl Push {
     pub fn run(self) -> Result<()> {
         stop_on_signals("stopping; nothing is committed")?;
-        let id = RepoId::parse(Kind::Model, &self.id).ok_or_else(|| {
+        let id = RepoId::parse(Kind::Model, &self.id).filter(|id| id.name.contains('/')).ok_or_else(|| {
             Error::Config(format!("`{}` is no name of the Hub; write OWNER/NAME or OWNER/NAME@BRANCH", self.id))
         })?;
         with_checkpoint(&self.folder, |folder| self.push(folder, &id))
@@ -82,8 +82,13 @@ impl Push {
         let options = PushOptions { private: self.private, message: self.message.clone() };
         let pushed = Hub::from_env()?.push(id, &files, &options, &mut Transfer::new("uploaded"))?;
         match self.json {
-            true => print_json(&json!({"commit": pushed.commit, "url": pushed.url, "uploaded": pushed.uploaded})),
-            false => out!("{} files in commit {}: {}", files.len(), pushed.commit, pushed.url),
+            true => print_json(&json!({
+                "commit": pushed.commit,
+                "url": pushed.url,
+                "files": pushed.files,
+                "uploaded": pushed.uploaded,
+            })),
+            false => out!("{} files in commit {}: {}", pushed.files, pushed.commit, pushed.url),
         }
         Ok(())
     }

@@ -1,15 +1,21 @@
-//! Names of the Hugging Face Hub in settings and on the command line: the one place that replaces them by local paths.
+//! Names of the Hugging Face Hub and objects of stores in settings and on the command line: the one place that replaces them by local paths.
 
 use crate::output::Transfer;
-use ottava_common::Result;
-use ottava_hub::{DataId, Hub, Kind, RepoId};
+use ottava_common::fs::{RealFs, replace_file};
+use ottava_common::{Error, Result, input};
+use ottava_hub::{DataId, Hub, Kind, Pins, RepoId, Watch, matches};
 use ottava_settings::{DatasetConfig, Loaded, RunConfig, WeightInit};
+use ottava_store::Bucket;
+use ottava_tensor::comm::Group;
+use std::cell::RefCell;
 use std::path::{Path, PathBuf};
 
-/// What a command reads of models.
-#[derive(Clone, Copy, PartialEq)]
+/// What a command reads of models and data. Each value includes the values before it.
+#[derive(Clone, Copy, PartialEq, PartialOrd)]
 pub enum Reads {
-    /// Configurations and tokenizers.
+    /// The commits of names: configurations of models, and no data.
+    Names,
+    /// Configurations and tokenizers of models, and data.
     Shapes,
     /// Also weights.
     Weights,
@@ -18,73 +24,167 @@ pub enum Reads {
 /// The splits that evaluations read, the first one that exists.
 pub const VALIDATION: &[&str] = &["validation", "test"];
 
-/// Reads the file of a run as [`RunConfig::load`] does, and replaces names of the Hub by local paths. If the run `resumes`, the commits of its files
-/// stay the same.
-pub fn load_run(path: &Path, settings: &[String], reads: Reads, resumes: bool) -> Result<Loaded> {
-    RunConfig::load_with(path, settings, &mut |config| {
-        let pins = if resumes { pins(&config.output_dir) } else { Vec::new() };
-        resolve(config, reads, &pins)
-    })
+/// The file in the folder of a run with the commits that its names stand for.
+const PINS: &str = "hub.json";
+
+/// The maximum size of this file in bytes.
+const MAX_PINS: u64 = 16 << 20;
+
+/// The Hub, with the commits that names stand for.
+#[derive(Default)]
+pub struct Remote {
+    pins: RefCell<Pins>,
 }
 
-/// Replaces names of the Hub in `config` by local paths.
-pub fn resolve(config: &mut RunConfig, reads: Reads, pins: &[(RepoId, String)]) -> Result<()> {
-    let of_model = if config.model.init == WeightInit::Random { Reads::Shapes } else { reads };
-    let folders = [
-        (&mut config.model.path, of_model),
-        (&mut config.model.tokenizer, Reads::Shapes),
-        (&mut config.lora.init_from, reads),
-        (&mut config.distillation.teacher, reads),
-    ];
-    for (path, reads) in folders {
-        if let Some(local) = find(path, reads, pins)? {
-            *path = local;
-        }
-    }
-    let data = &mut config.data;
-    let of_sets = data.datasets.iter_mut().map(|DatasetConfig { train_files, val_files, .. }| (train_files, val_files));
-    for (train, validation) in of_sets.chain([(&mut data.train_files, &mut data.val_files)]) {
-        *train = data_files(train, &["train"], pins)?;
-        *validation = data_files(validation, VALIDATION, pins)?;
-    }
-    Ok(())
+/// Reads the file of a run as [`RunConfig::load`] does, and replaces names of the Hub by local paths.
+pub fn load_run(path: &Path, settings: &[String], reads: Reads) -> Result<Loaded> {
+    let remote = Remote::default();
+    RunConfig::load_with(path, settings, &mut |config| remote.resolve(config, reads))
 }
 
 /// Returns the folder of a model or an adapter on the command line: `path`, or the folder in the cache if `path` is a name of the Hub.
 pub fn model(path: &Path) -> Result<PathBuf> {
-    Ok(find(path, Reads::Weights, &[])?.unwrap_or_else(|| path.to_path_buf()))
+    Ok(Remote::default().find(path, Reads::Weights)?.unwrap_or_else(|| path.to_path_buf()))
 }
 
-/// Returns the local files of `paths`. A name of the Hub stands for the files of a split, by default the first of
-/// `splits` that the data set has.
-pub fn data_files(paths: &[PathBuf], splits: &[&str], pins: &[(RepoId, String)]) -> Result<Vec<PathBuf>> {
+/// Addresses that are not read, and what to do instead.
+const OTHER_STORES: [(&str, &str); 4] = [
+    (
+        "gs://",
+        "write s3:// with the name of the bucket, and set AWS_ENDPOINT_URL to https://storage.googleapis.com and the AWS keys to HMAC keys of the bucket",
+    ),
+    (
+        "az://",
+        "stores with the protocol of Azure are not read; copy the data to a folder or to a store with the protocol of S3",
+    ),
+    ("https://", "addresses of single files are not read; download the file, and name it here"),
+    ("http://", "addresses of single files are not read; download the file, and name it here"),
+];
+
+/// Replaces patterns of objects in stores, `s3://BUCKET/PATTERN`, by local copies in the folder `copies`. With [`Reads::Names`], patterns stay.
+fn objects(paths: &[PathBuf], copies: &Path, reads: Reads) -> Result<Vec<PathBuf>> {
     let mut files = Vec::new();
     for path in paths {
-        match DataId::of_path(path)? {
-            Some(id) => {
-                let id = DataId { repo: pinned(id.repo, pins), ..id };
-                files.extend(Hub::from_env()?.data_files(&id, splits, &mut Transfer::new("downloaded"))?);
-            }
-            None => files.push(path.clone()),
+        let text = path.to_string_lossy();
+        if let Some((_, remedy)) = OTHER_STORES.iter().find(|(scheme, _)| text.starts_with(scheme)) {
+            return Err(Error::Config(format!("{text}: {remedy}")));
         }
+        let Some(rest) = text.strip_prefix("s3://").filter(|_| reads > Reads::Names) else {
+            files.push(path.clone());
+            continue;
+        };
+        let (bucket, pattern) = rest.split_once('/').unwrap_or((rest, ""));
+        let bucket = Bucket::from_env("data.train_files", &format!("s3://{bucket}"))?;
+        let folder = format!("{}/**", pattern.trim_end_matches('/'));
+        let start = &pattern[..pattern.find(['*', '?']).unwrap_or(pattern.trim_end_matches('/').len())];
+        let mut found = bucket.list(start)?;
+        found.retain(|object| matches(pattern, &object.name) || matches(&folder, &object.name));
+        // Some programs make empty objects for folders.
+        found.retain(|object| !object.name.ends_with('/'));
+        if found.is_empty() {
+            return Err(Error::Data(format!("{text}: no object has a name of this pattern")));
+        }
+        let mut transfer = Transfer::new("downloaded");
+        files.extend(bucket.copies(&found, copies, &mut |done, total| transfer.at(&text, done, total))?);
     }
     Ok(files)
 }
 
-/// Returns the folder in the cache of the model that `path` names on the Hub; `None` if `path` is a local path.
-fn find(path: &Path, reads: Reads, pins: &[(RepoId, String)]) -> Result<Option<PathBuf>> {
-    let Some(id) = RepoId::of_path(Kind::Model, path) else { return Ok(None) };
-    let (id, has_weights) = (pinned(id, pins), reads == Reads::Weights);
-    Hub::from_env()?.model(&id, has_weights, &mut Transfer::new("downloaded")).map(Some)
-}
+impl Remote {
+    /// Reads the commits that the run in `output_dir` uses, so that the run resumes with the same files.
+    ///
+    /// Errors with [`Error::Config`] if their file cannot be read.
+    pub fn of_run(output_dir: &Path) -> Result<Remote> {
+        let path = output_dir.join(PINS);
+        if !path.exists() {
+            return Ok(Remote::default());
+        }
+        let text =
+            input::read_text(&path, MAX_PINS).map_err(|why| Error::Config(format!("{}: {why}", path.display())))?;
+        let pins = Pins::from_json(&text).ok_or_else(|| {
+            let remedy = "restore it, or delete it to resume with the newest commits";
+            Error::Config(format!("{}: this is no list of commits of the Hub; {remedy}", path.display()))
+        })?;
+        Ok(Remote { pins: RefCell::new(pins) })
+    }
 
-fn pinned(id: RepoId, pins: &[(RepoId, String)]) -> RepoId {
-    let pin = pins.iter().find(|(known, _)| known.kind == id.kind && known.name == id.name);
-    id.pinned(pin.map(|(_, commit)| commit.as_str()))
-}
+    /// Stores the commits in the folder of the run, if there are any.
+    pub fn save(&self, output_dir: &Path) -> Result<()> {
+        let pins = self.pins.borrow();
+        match pins.is_empty() {
+            true => Ok(()),
+            false => replace_file(&RealFs, &output_dir.join(PINS), pins.to_json().as_bytes()),
+        }
+    }
 
-/// Returns the commits of the files that the run in `output_dir` has used.
-fn pins(output_dir: &Path) -> Vec<(RepoId, String)> {
-    let text = std::fs::read_to_string(output_dir.join("config.toml")).unwrap_or_default();
-    text.split('"').filter_map(|part| RepoId::of_snapshot(Path::new(part))).collect()
+    /// Gives the commits of rank 0 to all ranks. Otherwise ranks that ask for the same branch at different times may get different commits.
+    pub fn share(&self, comm: &Group) -> Result<()> {
+        let all = comm.agree("the commits of names of the Hub", self.pins.borrow().to_json().as_bytes())?;
+        let of_first = all.first().and_then(|bytes| Pins::from_json(&String::from_utf8_lossy(bytes)));
+        self.pins.replace(of_first.unwrap_or_default());
+        Ok(())
+    }
+
+    /// Finds the commits of all names in `config`, and downloads no data and no weights.
+    pub fn look_up(&self, config: &RunConfig) -> Result<()> {
+        config.clone().resolved(&mut |config| self.resolve(config, Reads::Names)).map(drop)
+    }
+
+    /// Replaces names of the Hub in `config` by local paths.
+    pub fn resolve(&self, config: &mut RunConfig, reads: Reads) -> Result<()> {
+        let without_weights = if reads == Reads::Weights { Reads::Shapes } else { reads };
+        let of_model = if config.model.init == WeightInit::Random { without_weights } else { reads };
+        let folders = [
+            (&mut config.model.path, of_model),
+            (&mut config.model.tokenizer, without_weights),
+            (&mut config.lora.init_from, reads),
+            (&mut config.distillation.teacher, reads),
+        ];
+        for (path, reads) in folders {
+            if let Some(local) = self.find(path, reads)? {
+                *path = local;
+            }
+        }
+        let (copies, data) = (config.cache_dir().join("objects"), &mut config.data);
+        let of_sets =
+            data.datasets.iter_mut().map(|DatasetConfig { train_files, val_files, .. }| (train_files, val_files));
+        for (train, validation) in of_sets.chain([(&mut data.train_files, &mut data.val_files)]) {
+            *train = self.data_files(&objects(train, &copies, reads)?, &["train"], reads)?;
+            *validation = self.data_files(&objects(validation, &copies, reads)?, VALIDATION, reads)?;
+        }
+        Ok(())
+    }
+
+    /// Returns the local files of `paths`. A name of the Hub stands for the files of a split, by default the first of
+    /// `splits` that the data set has. With [`Reads::Names`], names stay.
+    pub fn data_files(&self, paths: &[PathBuf], splits: &[&str], reads: Reads) -> Result<Vec<PathBuf>> {
+        let mut files = Vec::new();
+        for path in paths {
+            match DataId::of_path(path)? {
+                Some(id) if reads == Reads::Names => {
+                    self.ask(|hub| hub.look_up_data(&id, splits, &mut Transfer::new("downloaded")))?;
+                    files.push(path.clone());
+                }
+                Some(id) => {
+                    files.extend(self.ask(|hub| hub.data_files(&id, splits, &mut Transfer::new("downloaded")))?)
+                }
+                None => files.push(path.clone()),
+            }
+        }
+        Ok(files)
+    }
+
+    /// Returns the folder in the cache of the model that `path` names on the Hub; `None` if `path` is a local path.
+    fn find(&self, path: &Path, reads: Reads) -> Result<Option<PathBuf>> {
+        let Some(id) = RepoId::of_path(Kind::Model, path) else { return Ok(None) };
+        self.ask(|hub| hub.model(&id, reads == Reads::Weights, &mut Transfer::new("downloaded"))).map(Some)
+    }
+
+    /// Asks the Hub with the known commits, and keeps the commits that it has asked for.
+    fn ask<T>(&self, question: impl FnOnce(&Hub) -> Result<T>) -> Result<T> {
+        let hub = Hub::from_env()?.with_pins(self.pins.borrow().clone());
+        let answer = question(&hub)?;
+        self.pins.replace(hub.pins());
+        Ok(answer)
+    }
 }

@@ -1,6 +1,6 @@
 //! The text that `eval` and `calibrate` run a model on.
 
-use super::remote::{VALIDATION, data_files};
+use super::remote::{Reads, Remote, VALIDATION};
 use clap::Args;
 use ottava_common::{Error, Result};
 use ottava_data::{
@@ -139,7 +139,8 @@ impl Text {
         let text_field = self.text_field.clone();
         let options = SourceOptions { text_documents, text_field, ..SourceOptions::default() };
         let cache = tempfile::tempdir().map_err(Error::io(std::env::temp_dir()))?;
-        let files = expand(&data_files(&self.data, VALIDATION, &[])?, SplitUse::Validation)?;
+        let named = Remote::default().data_files(&self.data, VALIDATION, Reads::Shapes)?;
+        let files = expand(&named, SplitUse::Validation)?;
         let dataset = Arc::new(prepare(&files, &options, tokenizer, cache.path())?);
         let split = Split::all_validation(dataset.len());
         let bytes = loader::validation_bytes(&dataset, &split)?;

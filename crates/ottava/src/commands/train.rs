@@ -1,16 +1,20 @@
 //! `ottava train`.
 
 use super::monitor::{PORT, Page};
-use super::remote::{Reads, load_run};
+use super::public_settings::public_settings;
+use super::remote::{Reads, Remote};
 use super::warn_of_settings;
 use crate::output::{Progress, print_json, stop_on_signals};
 use crate::ranks::{Job, RankArgs, Role};
 use clap::Args;
+use ottava_checkpoint::Backup;
 use ottava_common::{Error, Result, interrupt};
 use ottava_engine::{Engine, EngineOptions, Request, Sampling, TextRequest, complete};
 use ottava_recipe::param::Description;
 use ottava_recipe::{KvCacheDtype, RecipeName};
-use ottava_settings::{DeviceChoice, Loaded, RunConfig};
+use ottava_settings::{CheckpointConfig, DeviceChoice, Loaded, LoggingConfig, RunConfig};
+use ottava_store::Bucket;
+use ottava_trackers::{Facts, Outcome, Trackers};
 use ottava_train::trainer::{RunLock, Start, StepReport, Trainer};
 use serde_json::json;
 use std::path::{Path, PathBuf};
@@ -70,7 +74,8 @@ impl Train {
         ];
         let named = named.into_iter().filter_map(|(key, value)| Some(format!("{key}={}", value.as_ref()?)));
         let settings: Vec<String> = self.settings.iter().cloned().chain(named).collect();
-        let Loaded { mut config, old_keys } = load_run(&self.config, &settings, Reads::Weights, self.resume.is_some())?;
+        stop_on_signals("stopping; a step in progress is completed and saved first")?;
+        let Loaded { mut config, old_keys } = RunConfig::read(&self.config, &settings)?;
         let (ranks, device) = self.ranks.choose(self.device.unwrap_or(config.device))?;
         config.device = device;
         let start = match self.resume {
@@ -79,26 +84,39 @@ impl Train {
             Some(Some(path)) if path == Path::new("auto") => Start::Auto,
             Some(Some(path)) => Start::ResumeFrom(path),
         };
-        stop_on_signals("stopping; a step in progress is completed and saved first")?;
         let role = Role::find(ranks)?;
-        let lock = if role.leads() {
-            warn_of_settings(&config, old_keys);
-            // The lock is taken before other ranks are started, because they write their logs to this folder.
-            Some(RunLock::take(&config.output_dir)?)
-        } else {
-            None
-        };
-        let _page = match self.monitor.filter(|_| role.leads()) {
+        let leads = role.leads();
+        // A missing address or key ends the run before it starts.
+        let trackers = leads.then(|| Trackers::from_env(&config.logging)).transpose()?;
+        let backup = if leads { backup(&config)? } else { None };
+        // The lock is taken before other ranks are started, because they write their logs to this folder.
+        let lock = leads.then(|| RunLock::take(&config.output_dir)).transpose()?;
+        let _page = match self.monitor.filter(|_| leads) {
             Some(port) => Some(Page::show(&config.output_dir, port.unwrap_or(PORT))?),
             None => None,
         };
         // The ranks join before they open their devices, so that the other ranks notice a rank without its GPU. `comm` is dropped before the wait for
         // `processes`.
         let Job { processes, local, comm } = role.join(&config, Some(&config.output_dir))?;
+        let found = if leads { find(&config, backup.as_ref(), &start) } else { Ok(Remote::default()) };
+        let resolved = found.and_then(|remote| {
+            remote.share(&comm)?;
+            let config = config.resolved(&mut |config| remote.resolve(config, Reads::Weights))?;
+            Ok((remote, config))
+        });
+        let (remote, config) = resolved.map_err(|error| processes.or_stop(error))?;
+        if leads {
+            warn_of_settings(&config, old_keys);
+        }
         let device = crate::device::open_of_rank(config.device, &local)?;
         let progress = Progress::new(config.logging.logging_steps);
         let trainer = Trainer::shared(config.clone(), &device, &start, comm, lock);
         let mut trainer = trainer.map_err(|error| processes.or_stop(error))?;
+        if leads {
+            remote.save(&config.output_dir)?;
+        }
+        let uploads = backup.map(Backup::start);
+        let following = trackers.map(|trackers| trackers.start(&config.output_dir, facts(&config))).transpose()?;
         progress.line(&format!(
             "{} parameters, recipe {}, {} tokens a step",
             counts(trainer.run.model.description()),
@@ -116,6 +134,17 @@ impl Train {
             last = Some(report.clone());
         });
         progress.finish();
+        if let Some(following) = following {
+            following.finish(match &outcome {
+                Ok(()) => Outcome::Finished,
+                Err(error) if error.is_stop() => Outcome::Stopped,
+                Err(_) => Outcome::Failed,
+            });
+        }
+        if let Some(uploads) = uploads {
+            progress.line(&format!("the last checkpoints are uploaded to {}", config.checkpoint.upload_to));
+            uploads.finish();
+        }
         outcome?;
         if !trainer.leads() {
             return Ok(());
@@ -123,6 +152,42 @@ impl Train {
         processes.wait()?;
         report(trainer, &config, &progress, last.as_ref(), self.json)
     }
+}
+
+/// Returns the store of the run's checkpoints, if a setting names one.
+fn backup(config: &RunConfig) -> Result<Option<Backup>> {
+    let CheckpointConfig { upload_to, save_total_limit, .. } = &config.checkpoint;
+    if upload_to.is_empty() {
+        return Ok(None);
+    }
+    let bucket = Bucket::from_env("checkpoint.upload_to", upload_to)?;
+    Ok(Some(Backup::new(bucket, &config.output_dir, *save_total_limit)))
+}
+
+/// Finds what rank 0 finds for all ranks: the checkpoint in the store from which the run resumes, and the commits of names of the Hub.
+fn find(config: &RunConfig, backup: Option<&Backup>, start: &Start) -> Result<Remote> {
+    match (backup, start) {
+        (Some(backup), Start::New) => backup.expect_empty()?,
+        (Some(backup), Start::Resume | Start::Auto) => drop(backup.restore()?),
+        _ => {}
+    }
+    let remote = match start {
+        Start::New => Remote::default(),
+        _ => Remote::of_run(&config.output_dir)?,
+    };
+    remote.look_up(config)?;
+    Ok(remote)
+}
+
+/// Returns the facts about a run that trackers get.
+fn facts(config: &RunConfig) -> Facts {
+    let LoggingConfig { project, run_name, report_files, .. } = &config.logging;
+    let folder = config.output_dir.canonicalize().unwrap_or_else(|_| config.output_dir.clone());
+    let name = match run_name.as_str() {
+        "" => folder.file_name().unwrap_or_default().to_string_lossy().into_owned(),
+        name => name.to_string(),
+    };
+    Facts { project: project.clone(), name, settings: public_settings(config), files: report_files.clone() }
 }
 
 /// Prints the end of a run: evaluations, the best checkpoint, and samples.

@@ -208,7 +208,8 @@ fn words_of_other_programs_are_answered_with_our_command() {
     run.fail(&["train", "run.toml", "--set", "learning_rate", "1e-4"], 1, &["write `--set learning_rate=1e-4`"]);
     run.fail(&["train", "--resume", "run.toml"], 1, &["write `ottava train run.toml --resume`"]);
     run.fail(&["convert", "model", "new"], 1, &["this is a model folder already", "--format bf16"]);
-    run.fail(&["train", "run.toml", "--set", "report_to=wandb"], 1, &["scripts/forward_metrics.py"]);
+    run.fail(&["train", "run.toml", "--set", "report_to=mlflow"], 1, &["MLFLOW_TRACKING_URI is not set"]);
+    run.fail(&["train", "run.toml", "--set", "report_to=all"], 1, &["list the trackers"]);
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let port = taken.local_addr().unwrap().port().to_string();
     run.fail(&["monitor", "model", "--port", &port], 1, &["choose another port with --port"]);

@@ -98,6 +98,9 @@ fn models_and_data_are_named_by_their_ids() {
     ] {
         assert!(text.contains(line), "no {line} in {text}");
     }
+    let text = std::fs::read_to_string(remote.run.path("second/hub.json")).unwrap();
+    let pins: serde_json::Value = serde_json::from_str(&text).unwrap();
+    assert!(pins["models/otter/tiny@main"].is_string() && pins["datasets/otter/lines@main"].is_string(), "{pins}");
     // A new commit does not change a run that goes on.
     let before = remote.fake.received().0.len();
     remote.fake.add("models/otter/tiny", &[("model.safetensors", b"other weights"), ("README.md", b"new")]);
@@ -116,6 +119,53 @@ fn models_and_data_are_named_by_their_ids() {
 }
 
 #[test]
+fn ranks_read_the_commit_of_rank_0() {
+    let remote = Remote::new();
+    let commit = remote.publish(&[]);
+    let args = [
+        "train",
+        "run.toml",
+        "--set",
+        "model.path=otter/tiny",
+        "--set",
+        "init=pretrained",
+        "--set",
+        "output_dir=two",
+        "--ranks",
+        "2",
+    ];
+    remote.succeed(&args);
+    let config = std::fs::read_to_string(remote.run.path("two/config.toml")).unwrap();
+    assert!(config.contains(&commit), "{config}");
+    let asked = |target: &str| target.contains("/models/otter/tiny/revision/");
+    let count = remote.fake.received().0.iter().filter(|request| asked(request.target().1)).count();
+    assert_eq!(count, 1, "only rank 0 asks for the commit");
+}
+
+#[test]
+fn a_resumed_run_keeps_each_revision_apart() {
+    let remote = Remote::new();
+    remote.fake.add_branch(
+        "datasets/otter/lines",
+        "v2",
+        &[("data/train-00000-of-00001.jsonl", b"{\"text\": \"other lines\"}\n")],
+    );
+    let data = "train_files=[\"otter/lines\",\"otter/lines@v2\"]";
+    let args = ["train", "run.toml", "--set", data, "--set", "text_documents=file", "--set", "output_dir=both"];
+    remote.succeed(&args);
+    remote.fake.add_branch(
+        "datasets/otter/lines",
+        "v2",
+        &[("data/train-00000-of-00001.jsonl", b"{\"text\": \"changed\"}\n")],
+    );
+    remote.succeed(&[&args[..], &["--set", "max_steps=3", "--resume"]].concat());
+    let config = std::fs::read_to_string(remote.run.path("both/config.toml")).unwrap();
+    let commits: std::collections::BTreeSet<&str> =
+        config.split("snapshots/").skip(1).map(|rest| &rest[..40]).collect();
+    assert_eq!(commits.len(), 2, "{config}");
+}
+
+#[test]
 fn an_id_that_cannot_be_read_says_what_to_do() {
     let remote = Remote::new();
     let fails = |args: &[&str], words: &[&str]| {
@@ -125,7 +175,13 @@ fn an_id_that_cannot_be_read_says_what_to_do() {
         words.iter().for_each(|word| assert!(error.contains(word), "no {word:?} in {error}"));
     };
     fails(&["generate", "otter/absent", "--prompt", "x"], &["has no model of this name", "HF_TOKEN"]);
-    fails(&["download", "otter"], &["write OWNER/NAME"]);
+    fails(&["download", "a/b/c"], &["write OWNER/NAME"]);
+    fails(&["push", "run", "otter"], &["write OWNER/NAME"]);
+    // Old models of the Hub have a single word as their name.
+    fails(
+        &["generate", "otter-2", "--prompt", "x"],
+        &["no file or folder has the path otter-2", "no model of this name"],
+    );
     fails(
         &["download", "--dataset", "otter/lines", "--include", "*.csv"],
         &["no file has a name of the pattern *.csv"],

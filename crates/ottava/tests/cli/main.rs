@@ -31,5 +31,6 @@ mod setup;
 mod signals;
 mod soak;
 mod soak_attack;
+mod stores;
 mod streams;
 mod tutorial;

@@ -38,6 +38,7 @@ pub const FLOORS: &[(&str, Floors)] = &[
     ("ottava-common", &[("", 3)]),
     ("ottava-http", &[("", 3)]),
     ("ottava-hub", &[("", 3)]),
+    ("ottava-store", &[("", 3)]),
     ("ottava-recipe", &[("", 3)]),
     ("ottava-models", &[("", 5), ("layers", 4)]),
     ("ottava-data", &[("", 6)]),
@@ -48,6 +49,7 @@ pub const FLOORS: &[(&str, Floors)] = &[
     ("ottava-engine", &[("", 6)]),
     ("ottava-settings", &[("", 7)]),
     ("ottava-convert", &[("", 7)]),
+    ("ottava-trackers", &[("", 7)]),
     ("ottava-train", &[("", 7)]),
     ("ottava-serve", &[("", 8)]),
 ];

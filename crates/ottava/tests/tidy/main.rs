@@ -90,7 +90,17 @@ fn every_op_is_a_folder_with_all_its_files() {
 /// The places where connections may be opened: requests to servers that settings name, and connections of ranks. The command line only forbids them.
 const CONNECTIONS: &[(&str, &[&str])] = &[
     ("ureq", &["ottava-http/src"]),
-    ("ottava_http", &["ottava-http/src", "ottava-hub/src", "ottava-rewards/src", "ottava/src/main.rs"]),
+    (
+        "ottava_http",
+        &[
+            "ottava-http/src",
+            "ottava-hub/src",
+            "ottava-rewards/src",
+            "ottava-store/src",
+            "ottava-trackers/src",
+            "ottava/src/main.rs",
+        ],
+    ),
     ("TcpStream::connect", &["ottava-http/src/testing.rs", "ottava-tensor/src/comm"]),
 ];
 
@@ -109,7 +119,7 @@ fn one_crate_connects_to_servers() {
         sources.filter(|file| !is_test(&file.path) && connects(&file.path, &file.code)).map(|file| file.path).collect();
     assert!(
         found.is_empty(),
-        "only `ottava-http` connects to servers, for `ottava-hub` and `ottava-rewards`: {found:?}"
+        "only `ottava-http` connects to servers, for `ottava-hub`, `ottava-rewards`, `ottava-store` and `ottava-trackers`: {found:?}"
     );
     assert!(connects(Path::new("crates/ottava-data/src/files.rs"), "use ottava_http::Client;"));
     assert!(connects(Path::new("crates/ottava-data/src/hub.rs"), "fn get() { ureq::get(url); }"));

@@ -1,6 +1,6 @@
 //! Scripts that start verl: `python3 -m verl.trainer.main_ppo key=value …`, with variables of the shell.
 
-use crate::yaml::Yaml;
+use ottava_common::yaml::Yaml;
 use serde_json::{Map, Value as Json};
 use std::collections::BTreeMap;
 

@@ -1,6 +1,6 @@
 //! Threads that transfer files while this thread shows their progress.
 
-use ottava_common::{Error, Result, interrupt};
+use crate::{Error, Result, interrupt};
 use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
@@ -12,7 +12,7 @@ const POLL: Duration = Duration::from_millis(20);
 /// the work for a wait that a signal ends.
 ///
 /// Errors with the first error of `work`.
-pub(crate) fn in_threads(
+pub fn in_threads(
     count: usize,
     what: &str,
     work: impl Fn(&dyn Fn() -> bool) -> Result<()> + Sync,

@@ -1,4 +1,5 @@
-//! YAML as other trainers write it: one document of tables, lists and scalars. The line of each key is kept.
+//! YAML as other trainers and model cards write it: one document of tables, lists and scalars. The line of each key is kept. Aliases are refused, and the
+//! nesting depth is limited, so a small file cannot become a large value.
 
 use serde_json::{Map, Value};
 use std::collections::BTreeMap;
@@ -10,11 +11,11 @@ const MAX_DEPTH: usize = 32;
 
 /// A parsed document.
 #[derive(Debug)]
-pub(super) struct Yaml {
+pub struct Yaml {
     /// The outermost table of the document.
-    pub(super) table: Map<String, Value>,
+    pub table: Map<String, Value>,
     /// The line of each key, from 1, by dotted path.
-    pub(super) lines: BTreeMap<String, usize>,
+    pub lines: BTreeMap<String, usize>,
 }
 
 /// A table or list that is still being read.
@@ -25,7 +26,7 @@ enum Open {
 
 impl Yaml {
     /// Reads a document whose outermost value is a table. Errors with the line and the reason.
-    pub(super) fn parse(text: &str) -> Result<Yaml, String> {
+    pub fn parse(text: &str) -> Result<Yaml, String> {
         let mut parser = Parser::new(text.chars());
         let (mut open, mut path): (Vec<Open>, Vec<String>) = (Vec::new(), Vec::new());
         let (mut root, mut lines) = (None, BTreeMap::new());

@@ -1,0 +1,415 @@
+//! The objects below a prefix of a bucket.
+
+use crate::credentials::{Credentials, address};
+use crate::sign::{Signed, sign};
+use crate::xml;
+use ottava_common::fs::{RealFs, sync_parent};
+use ottava_common::hash::sha256;
+use ottava_common::{Error, Result, interrupt};
+use ottava_http::{Answer, Client, Fault, Request, Retry, Url};
+use std::fs::File;
+use std::io::{Read, Write};
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::thread::sleep;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+/// Files up to this size in bytes are put by one request.
+const WHOLE: u64 = 64 << 20;
+
+/// The smallest part of a larger file in bytes.
+const PART: u64 = 32 << 20;
+
+/// The maximum number of parts of a file. The protocol allows 10,000.
+const PARTS: u64 = 9_000;
+
+/// The maximum size of an answer that is read at once, in bytes.
+const MAX_ANSWER: u64 = 64 << 20;
+
+/// The maximum number of pages of a listing. A page has up to 1,000 objects.
+const PAGES: usize = 10_000;
+
+/// The time limit of a request without a large body.
+const TIMEOUT: Duration = Duration::from_secs(60);
+
+/// The lowest speed in bytes per second at which a body is waited for.
+const SLOWEST: u64 = 100_000;
+
+/// An object of a listing.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Object {
+    /// The name below the prefix of the bucket.
+    pub name: String,
+    /// The size in bytes.
+    pub size: u64,
+    /// A text of the store that changes with the content.
+    pub etag: String,
+}
+
+/// A bucket, with a prefix of the names of its objects.
+#[derive(Clone)]
+pub struct Bucket {
+    client: Client,
+    credentials: Credentials,
+    /// The prefix, with a slash at the end unless it is empty.
+    prefix: String,
+    /// The address as the user wrote it.
+    written: String,
+    retry: Retry,
+    /// The size from which files are put in parts, and the size of parts.
+    whole: u64,
+    part: u64,
+    /// Whether a request to stop the process ends waits and transfers.
+    heeds_stop: bool,
+}
+
+impl Bucket {
+    /// Opens `s3://BUCKET/PREFIX`, which the setting `setting` names. Does not open a connection.
+    ///
+    /// Errors with [`Error::Config`] for an address of another form, if the keys are missing, or if connections are forbidden.
+    pub fn from_env(setting: &str, text: &str) -> Result<Bucket> {
+        Bucket::with_variables(setting, text, &|name| std::env::var(name).ok().filter(|value| !value.is_empty()))
+    }
+
+    /// Like [`Bucket::from_env`], with the variables that `variable` returns.
+    pub fn with_variables(setting: &str, text: &str, variable: &dyn Fn(&str) -> Option<String>) -> Result<Bucket> {
+        let wrong = |why: &str| Error::Config(format!("`{setting}` is {text:?}, {why}; write s3://BUCKET/PREFIX"));
+        let rest = text.strip_prefix("s3://").ok_or_else(|| wrong("which is no address of a store"))?;
+        let (bucket, prefix) = rest.split_once('/').unwrap_or((rest, ""));
+        let is_known = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || "-.".contains(c);
+        if bucket.len() < 3 || !bucket.chars().all(is_known) {
+            return Err(wrong("whose bucket is not 3 or more small letters, digits, `-` and `.`"));
+        }
+        let prefix = prefix.trim_matches('/');
+        if prefix.split('/').any(|part| [".", ".."].contains(&part)) || prefix.contains("//") {
+            return Err(wrong("whose prefix has an empty part, `.` or `..`"));
+        }
+        let credentials = Credentials::new(variable)?;
+        let client = Client::new(address(bucket, &credentials.region, variable)?, None, MAX_ANSWER)?;
+        let prefix = if prefix.is_empty() { String::new() } else { format!("{prefix}/") };
+        let retry = Retry { attempts: 6, first_pause: Duration::from_millis(300) };
+        let written = text.trim_end_matches('/').to_string();
+        Ok(Bucket { client, credentials, prefix, written, retry, whole: WHOLE, part: PART, heeds_stop: true })
+    }
+
+    /// Returns this bucket with another `retry`.
+    pub fn with_retry(self, retry: Retry) -> Bucket {
+        Bucket { retry, ..self }
+    }
+
+    /// Returns this bucket with other sizes in bytes: files of more than `whole` are put in parts of at least `part`, for tests.
+    pub fn with_parts(self, whole: u64, part: u64) -> Bucket {
+        Bucket { whole, part, ..self }
+    }
+
+    /// Returns this bucket for transfers that go on although the process was asked to stop.
+    pub fn without_stop(self) -> Bucket {
+        Bucket { heeds_stop: false, ..self }
+    }
+
+    /// Errors with [`Error::Cancelled`] if a request to stop ends the work `what`.
+    pub(crate) fn check(&self, what: &str) -> Result<()> {
+        if self.heeds_stop { interrupt::check(what) } else { Ok(()) }
+    }
+
+    /// Returns the address of an object in messages.
+    pub fn place(&self, name: &str) -> String {
+        format!("{}/{name}", self.written)
+    }
+
+    /// Puts the bytes as an object, and replaces an existing object.
+    ///
+    /// Errors with [`Error::External`] if the store fails or refuses, as all functions of this type.
+    pub fn put(&self, name: &str, bytes: &[u8]) -> Result<()> {
+        self.ask(Method::Put, name, "", bytes, 0, &read).map(drop)
+    }
+
+    /// Puts a file as an object, and replaces an existing object.
+    pub fn put_file(&self, name: &str, path: &Path) -> Result<()> {
+        let file = File::open(path).map_err(Error::io(path))?;
+        let size = file.metadata().map_err(Error::io(path))?.len();
+        let read = |start: u64, length: u64| -> Result<Vec<u8>> {
+            let mut bytes = vec![0; usize::try_from(length).unwrap_or(usize::MAX)];
+            file.read_exact_at(&mut bytes, start).map_err(Error::io(path))?;
+            Ok(bytes)
+        };
+        if size <= self.whole {
+            return self.put(name, &read(0, size)?);
+        }
+        let started = self.post(name, "uploads=", b"")?;
+        let id = xml::text(&started, "UploadId").ok_or_else(|| self.unusable(name, "it names no upload"))?;
+        let parts = self.put_parts(name, &id, size, &read);
+        let joined = parts.and_then(|parts| {
+            let body = format!("<CompleteMultipartUpload>{parts}</CompleteMultipartUpload>");
+            self.post(name, &format!("uploadId={}", escape(&id, "")), body.as_bytes())
+        });
+        match joined {
+            // The store may find a fault after it has begun a successful answer.
+            Ok(answer) if answer.contains("<Error>") => Err(self.unusable(name, &answer)),
+            Ok(_) => Ok(()),
+            Err(error) => {
+                // The parts cost money until the upload is given up.
+                let _ = self.give_up(name, &id);
+                Err(error)
+            }
+        }
+    }
+
+    /// Puts the parts of a file, and returns their list as XML.
+    fn put_parts(&self, name: &str, id: &str, size: u64, read: &dyn Fn(u64, u64) -> Result<Vec<u8>>) -> Result<String> {
+        let (step, mut list) = (self.part.max(size.div_ceil(PARTS)), String::new());
+        for (number, start) in (1..).zip((0..size).step_by(usize::try_from(step).unwrap_or(usize::MAX))) {
+            self.check("uploading")?;
+            let bytes = read(start, step.min(size - start))?;
+            let query = format!("partNumber={number}&uploadId={}", escape(id, ""));
+            let etag = |answer: Answer| Ok(answer.success()?.header("etag").unwrap_or_default().to_string());
+            let etag = self.ask(Method::Put, name, &query, &bytes, 0, &etag)?;
+            list += &format!("<Part><PartNumber>{number}</PartNumber><ETag>{etag}</ETag></Part>");
+        }
+        Ok(list)
+    }
+
+    /// Returns the bytes of an object of at most 64 MiB; `None` if there is none.
+    pub fn get(&self, name: &str) -> Result<Option<Vec<u8>>> {
+        let bytes = |answer: Answer| match answer.status() {
+            404 => Ok(None),
+            _ => answer.success()?.read().map(Some),
+        };
+        self.ask(Method::Get, name, "", b"", MAX_ANSWER, &bytes)
+    }
+
+    /// Writes an object of `size` bytes to a new file at `path`. Errors if the object is absent or has another size.
+    pub fn get_file(&self, name: &str, size: u64, path: &Path) -> Result<()> {
+        let write = |answer: Answer| -> Result<(), Fault> {
+            let fault = |error: std::io::Error| Fault::passing(format!("{}: {error}", self.place(name)));
+            let mut file = File::create(path).map_err(fault)?;
+            let (mut reader, mut buffer, mut count) = (answer.success()?.into_reader(), vec![0; 1 << 20], 0);
+            loop {
+                self.check("downloading").map_err(|error| Fault::lasting(error.to_string()))?;
+                match reader.read(&mut buffer).map_err(fault)? {
+                    0 => break,
+                    read => {
+                        file.write_all(&buffer[..read]).map_err(fault)?;
+                        count += read as u64;
+                    }
+                }
+            }
+            if count != size {
+                return Err(Fault::passing(format!("{} has sent {count} of {size} bytes", self.place(name))));
+            }
+            file.sync_all().map_err(fault)
+        };
+        self.ask(Method::Get, name, "", b"", size, &write)?;
+        sync_parent(&RealFs, path)
+    }
+
+    /// Lists the objects whose names begin with `start`.
+    pub fn list(&self, start: &str) -> Result<Vec<Object>> {
+        let (mut objects, mut token) = (Vec::new(), None::<String>);
+        for _ in 0..PAGES {
+            let next = token.map_or(String::new(), |token| format!("continuation-token={}&", escape(&token, "")));
+            let query = format!("{next}list-type=2&prefix={}", escape(&format!("{}{start}", self.prefix), ""));
+            let text = self.text(Method::Get, None, &query, b"")?;
+            let contents = text.split("<Contents>").skip(1);
+            for content in contents {
+                let (Some(key), Some(size)) = (xml::text(content, "Key"), xml::text(content, "Size")) else {
+                    return Err(self.unusable(start, "an object has no name or no size"));
+                };
+                let size = size.parse().map_err(|_| self.unusable(start, "a size is no number"))?;
+                if let Some(name) = key.strip_prefix(&self.prefix) {
+                    let etag = xml::text(content, "ETag").unwrap_or_default();
+                    objects.push(Object { name: name.to_string(), size, etag });
+                }
+            }
+            token = xml::text(&text, "NextContinuationToken");
+            if token.is_none() {
+                return Ok(objects);
+            }
+        }
+        Err(self.unusable(start, &format!("the list has more than {PAGES} pages")))
+    }
+
+    /// Deletes an object, if there is one.
+    pub fn delete(&self, name: &str) -> Result<()> {
+        let done = |answer: Answer| match answer.status() {
+            404 => Ok(()),
+            _ => answer.success().map(drop),
+        };
+        self.ask(Method::Delete, name, "", b"", 0, &done)
+    }
+
+    /// Gives up uploads in parts, of names that begin with `start`, that killed processes have left.
+    pub fn give_up_uploads(&self, start: &str) -> Result<()> {
+        let query = format!("prefix={}&uploads=", escape(&format!("{}{start}", self.prefix), ""));
+        let text = self.text(Method::Get, None, &query, b"")?;
+        for upload in text.split("<Upload>").skip(1) {
+            let (key, id) = (xml::text(upload, "Key"), xml::text(upload, "UploadId"));
+            let name = key.as_deref().and_then(|key| key.strip_prefix(&self.prefix));
+            if let (Some(name), Some(id)) = (name, id) {
+                self.give_up(name, &id)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn give_up(&self, name: &str, id: &str) -> Result<()> {
+        let query = format!("uploadId={}", escape(id, ""));
+        let done = |answer: Answer| match answer.status() {
+            404 => Ok(()),
+            _ => answer.success().map(drop),
+        };
+        self.ask(Method::Delete, name, &query, b"", 0, &done)
+    }
+
+    fn post(&self, name: &str, query: &str, body: &[u8]) -> Result<String> {
+        self.text(Method::Post, Some(name), query, body)
+    }
+
+    fn text(&self, method: Method, name: Option<&str>, query: &str, body: &[u8]) -> Result<String> {
+        let bytes = self.ask_at(method, &self.url(name, query)?, body, MAX_ANSWER, &read)?;
+        Ok(String::from_utf8_lossy(&bytes).into_owned())
+    }
+
+    /// Returns the address of an object, or of the bucket.
+    fn url(&self, name: Option<&str>, query: &str) -> Result<Url> {
+        let base = self.client.url().as_str();
+        let path = name.map_or(String::new(), |name| format!("/{}", escape(&format!("{}{name}", self.prefix), "/")));
+        let query = if query.is_empty() { String::new() } else { format!("?{query}") };
+        // The bucket itself has a slash at the end if its name is in the host.
+        let slash = if path.is_empty() && base == self.client.url().origin() { "/" } else { "" };
+        Url::new("the name of an object", &format!("{base}{path}{slash}{query}"))
+    }
+
+    /// Sends a request about an object, as [`Bucket::ask_at`] does.
+    fn ask<T>(
+        &self,
+        method: Method,
+        name: &str,
+        query: &str,
+        body: &[u8],
+        received: u64,
+        receive: &dyn Fn(Answer) -> Result<T, Fault>,
+    ) -> Result<T> {
+        self.ask_at(method, &self.url(Some(name), query)?, body, received, receive)
+    }
+
+    /// Sends a signed request, and returns what `receive` makes of the answer, which has up to `received` bytes. Retries after temporary faults.
+    fn ask_at<T>(
+        &self,
+        method: Method,
+        url: &Url,
+        body: &[u8],
+        received: u64,
+        receive: &dyn Fn(Answer) -> Result<T, Fault>,
+    ) -> Result<T> {
+        let (there, payload) = (self.client.at(url.clone())?, sha256(body));
+        let timeout = TIMEOUT + Duration::from_secs((received + body.len() as u64) / SLOWEST);
+        let attempt = || {
+            let time = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
+            let (name, request) = method.request(body);
+            let signed = Signed { method: name, url, payload: &payload, headers: &[], time };
+            receive(there.send(sign(&self.credentials, &signed, request), timeout)?)
+        };
+        let pause = |time: Duration| {
+            let end = Instant::now() + time;
+            while Instant::now() < end {
+                if self.check("waiting for a store").is_err() {
+                    return false;
+                }
+                sleep(Duration::from_millis(20).min(time));
+            }
+            true
+        };
+        self.retry.run(pause, attempt).map_err(|fault| {
+            if let Err(error) = self.check("using a store") {
+                return error;
+            }
+            let remedy = match fault.status {
+                Some(401 | 403) => "; check AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and the rights of the account",
+                Some(301 | 307 | 400) => "; check AWS_REGION, which must be the region of the bucket",
+                Some(404) => "; check the bucket",
+                _ => "",
+            };
+            Error::External(format!("{}{remedy}", fault.words))
+        })
+    }
+
+    fn unusable(&self, name: &str, why: &str) -> Error {
+        Error::External(format!("the answer of the store about {} cannot be used: {why}", self.place(name)))
+    }
+}
+
+/// The methods of requests.
+#[derive(Clone, Copy)]
+enum Method {
+    Get,
+    Put,
+    Post,
+    Delete,
+}
+
+impl Method {
+    /// Returns the name of the method, and a request with this body.
+    fn request(self, body: &[u8]) -> (&'static str, Request<'_>) {
+        match self {
+            Method::Get => ("GET", Request::get()),
+            Method::Put => ("PUT", Request::put(body, body.len() as u64)),
+            Method::Post => ("POST", Request::post(body)),
+            Method::Delete => ("DELETE", Request::delete()),
+        }
+    }
+}
+
+fn read(answer: Answer) -> Result<Vec<u8>, Fault> {
+    answer.success()?.read()
+}
+
+/// Escapes the bytes of a text in an address, except letters, digits, `-_.~` and the characters of `kept`.
+fn escape(text: &str, kept: &str) -> String {
+    let is_kept = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.~".contains(&byte) || kept.as_bytes().contains(&byte);
+    let escape = |byte: u8| if is_kept(byte) { char::from(byte).to_string() } else { format!("%{byte:02X}") };
+    text.bytes().map(escape).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn open(text: &str, variables: &[(&str, &str)]) -> Result<Bucket> {
+        let variable =
+            |name: &str| variables.iter().find(|(known, _)| *known == name).map(|(_, value)| value.to_string());
+        Bucket::with_variables("checkpoint.upload_to", text, &variable)
+    }
+
+    const KEYS: [(&str, &str); 2] = [("AWS_ACCESS_KEY_ID", "id"), ("AWS_SECRET_ACCESS_KEY", "secret")];
+
+    #[test]
+    fn addresses_follow_from_the_bucket_and_the_variables() {
+        let url = |text: &str, more: &[(&str, &str)]| {
+            let bucket = open(text, &[&KEYS[..], more].concat()).unwrap();
+            (bucket.url(Some("a b/c"), "").unwrap().to_string(), bucket.url(None, "x=1").unwrap().as_str().to_string())
+        };
+        let region = ("AWS_REGION", "eu-north-1");
+        let (object, bucket) = url("s3://runs/first", &[region]);
+        assert_eq!(object, "https://runs.s3.eu-north-1.amazonaws.com/first/a%20b/c");
+        assert_eq!(bucket, "https://runs.s3.eu-north-1.amazonaws.com/?x=1");
+        assert_eq!(url("s3://my.runs", &[]).0, "https://s3.us-east-1.amazonaws.com/my.runs/a%20b/c");
+        let (object, bucket) = url("s3://runs/", &[("AWS_ENDPOINT_URL", "http://localhost:9000/")]);
+        assert_eq!(object, "http://localhost:9000/runs/a%20b/c");
+        assert_eq!(bucket, "http://localhost:9000/runs?x=1");
+    }
+
+    #[test]
+    fn wrong_addresses_and_missing_keys_are_errors() {
+        for (text, variables, word) in [
+            ("gs://runs", &KEYS[..], "s3://BUCKET/PREFIX"),
+            ("s3://", &KEYS, "bucket"),
+            ("s3://Runs/x", &KEYS, "small letters"),
+            ("s3://runs/a/../b", &KEYS, "prefix"),
+            ("s3://runs/x", &KEYS[..1], "AWS_SECRET_ACCESS_KEY"),
+        ] {
+            let error = open(text, variables).err().unwrap();
+            assert!(matches!(&error, Error::Config(found) if found.contains(word)), "{text}: {error}");
+        }
+    }
+}

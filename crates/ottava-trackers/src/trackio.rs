@@ -1,0 +1,88 @@
+//! Trackio, by the API of its server.
+
+use crate::{Line, Opening, Outcome, Tracker};
+use ottava_common::{Error, Result};
+use ottava_http::{Client, Fault, Request, Url};
+use serde_json::{Map, Value, json};
+use std::path::Path;
+use std::time::Duration;
+
+/// The maximum number of lines of a request.
+const LINES: usize = 500;
+
+/// The maximum size of an answer in bytes.
+const MAX_ANSWER: u64 = 1 << 20;
+
+const TIMEOUT: Duration = Duration::from_secs(10);
+
+pub(crate) struct Trackio {
+    client: Client,
+    token: Option<String>,
+    /// The fields of each entry that name the run, once it is open.
+    run: Map<String, Value>,
+    config: Map<String, Value>,
+}
+
+impl Trackio {
+    /// Reads the address, which may have the token as `?write_token=`. Errors with [`Error::Config`] if a variable is missing or wrong.
+    pub(crate) fn new(variable: &dyn Fn(&str) -> Option<String>) -> Result<Trackio> {
+        let text = variable("TRACKIO_SERVER_URL").ok_or_else(|| {
+            let remedy = "set it to the address of a Trackio server, which `trackio show` prints";
+            Error::Config(format!("`logging.report_to` has \"trackio\", and TRACKIO_SERVER_URL is not set; {remedy}"))
+        })?;
+        let (address, query) = text.split_once('?').unwrap_or((&text, ""));
+        let url = Url::new("TRACKIO_SERVER_URL", &format!("{}/api/bulk_log", address.trim_end_matches('/')))?;
+        let in_query = query.split('&').find_map(|part| part.strip_prefix("write_token="));
+        let token = variable("TRACKIO_WRITE_TOKEN").or(in_query.map(str::to_string));
+        if token.as_deref().is_some_and(|token| !token.bytes().all(|byte| byte.is_ascii_graphic())) {
+            return Err(Error::Config("TRACKIO_WRITE_TOKEN holds more than letters, digits and signs".into()));
+        }
+        let client = Client::new(url, None, MAX_ANSWER)?;
+        Ok(Trackio { client, token, run: Map::new(), config: Map::new() })
+    }
+}
+
+impl Tracker for Trackio {
+    fn name(&self) -> &'static str {
+        "Trackio"
+    }
+
+    fn open(&mut self, run: &Opening) -> Result<(), Fault> {
+        let fields = [("project", &run.facts.project), ("run", &run.facts.name), ("run_id", &run.id.to_string())];
+        self.run = fields.into_iter().map(|(key, value)| (key.to_string(), json!(value))).collect();
+        self.config = run.facts.settings.iter().map(|(key, value)| (key.clone(), json!(value))).collect();
+        Ok(())
+    }
+
+    fn send(&mut self, lines: &[Line]) -> Result<(), Fault> {
+        let id = self.run["run_id"].as_str().unwrap_or_default().to_string();
+        for some in lines.chunks(LINES) {
+            let entry = |line: &Line| {
+                let mut metrics: Map<String, Value> =
+                    line.numbers.iter().map(|(key, value)| (key.clone(), json!(value))).collect();
+                if line.attempt > 0 {
+                    metrics.insert("attempt".into(), json!(line.attempt));
+                }
+                let mut entry = self.run.clone();
+                entry.insert("metrics".into(), Value::Object(metrics));
+                entry.insert("step".into(), json!(line.step));
+                entry.insert("config".into(), json!(self.config));
+                // The server ignores an entry whose id it has, so lines that are sent again are not doubled.
+                entry.insert("log_id".into(), json!(format!("{id}-{}-{}", line.attempt, line.step)));
+                Value::Object(entry)
+            };
+            let logs: Vec<Value> = some.iter().map(entry).collect();
+            let body = json!({"logs": logs, "hf_token": null}).to_string();
+            let mut request = Request::post(body.as_bytes()).header("Content-Type", "application/json");
+            if let Some(token) = &self.token {
+                request = request.header("X-Trackio-Write-Token", token);
+            }
+            self.client.send(request, TIMEOUT)?.success().map(drop)?;
+        }
+        Ok(())
+    }
+
+    fn end(&mut self, _: Outcome, _: &Path) -> Result<(), Fault> {
+        Ok(())
+    }
+}
