@@ -27,7 +27,7 @@ impl Secret {
         let value = env::var(variable).unwrap_or_default().trim().to_string();
         match value.is_empty() || value.contains(|c: char| !c.is_ascii_graphic()) {
             true => {
-                let why = "which is unset, empty or holds more than letters, digits and signs";
+                let why = "which is unset, empty or contains spaces or other characters that cannot be printed";
                 Err(Error::Config(format!("`{setting}` names the environment variable {variable}, {why}")))
             }
             false => Ok(Secret { variable: variable.to_string(), scheme: BEARER, value }),

@@ -35,7 +35,8 @@ pub struct LoraConfig {
     /// Factor of the learning rate of the adapters' matrices B (LoRA+). A common value is 16.
     pub loraplus_lr_ratio: f64,
     /// Whether the frozen matrices of the blocks are stored in four bits (QLoRA): NF4 in blocks of 64, with quantized scales, as in bitsandbytes.
-    /// A weight takes 0.52 bytes. Products read the dequantized values, which takes time. Not with parallel.zero = 3.
+    /// A weight takes 0.52 bytes. Each product dequantizes its weight first, which takes time. Not with parallel.zero = 3, parallel.tensor
+    /// above 1 or use_dora.
     pub load_in_4bit: bool,
     /// Whether the factor of the adapters is lora_alpha / sqrt(r) (rsLoRA).
     pub use_rslora: bool,

@@ -20,7 +20,9 @@ impl Credentials {
             let found = variable(name).map(|value| value.trim().to_string()).filter(|value| !value.is_empty());
             found.filter(|value| value.bytes().all(|byte| byte.is_ascii_graphic())).ok_or_else(|| {
                 let remedy = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY to the keys of the store";
-                Error::Config(format!("{name} is not set, or holds more than letters, digits and signs; {remedy}"))
+                Error::Config(format!(
+                    "{name} is not set, or contains spaces or other characters that cannot be printed; {remedy}"
+                ))
             })
         };
         let region = variable("AWS_REGION").or_else(|| variable("AWS_DEFAULT_REGION"));

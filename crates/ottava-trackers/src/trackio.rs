@@ -35,7 +35,9 @@ impl Trackio {
         let in_query = query.split('&').find_map(|part| part.strip_prefix("write_token="));
         let token = variable("TRACKIO_WRITE_TOKEN").or(in_query.map(str::to_string));
         if token.as_deref().is_some_and(|token| !token.bytes().all(|byte| byte.is_ascii_graphic())) {
-            return Err(Error::Config("TRACKIO_WRITE_TOKEN holds more than letters, digits and signs".into()));
+            return Err(Error::Config(
+                "TRACKIO_WRITE_TOKEN contains spaces or other characters that cannot be printed".into(),
+            ));
         }
         let client = Client::new(url, None, MAX_ANSWER)?;
         Ok(Trackio { client, token, run: Map::new(), config: Map::new() })

@@ -17,7 +17,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
 
-/// Talk to a chat model: each line of standard input is a message, and the end of input ends the conversation.
+/// Talk to a chat model. Each line of standard input is a message; on a terminal, pasted lines are one message. The end of input ends the conversation.
 #[derive(Args)]
 #[command(after_help = "Examples:
   ottava chat model/
@@ -99,7 +99,7 @@ impl ChatCommand {
                     ("save", path) if !path.is_empty() => save(&chat, Path::new(path.trim())),
                     ("help", "") => note!("{COMMANDS}"),
                     ("quit" | "exit", "") => break,
-                    _ => note!("/{command} is no command; /help lists the commands"),
+                    _ => note!("unknown command /{command}; /help lists the commands"),
                 }
             } else if !line.trim().is_empty() {
                 chat.messages.push(Chat::message("user", &line));

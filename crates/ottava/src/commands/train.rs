@@ -142,7 +142,8 @@ impl Train {
             });
         }
         if let Some(uploads) = uploads {
-            progress.line(&format!("the last checkpoints are uploaded to {}", config.checkpoint.upload_to));
+            progress
+                .line(&format!("waiting until the last checkpoints are uploaded to {}", config.checkpoint.upload_to));
             uploads.finish();
         }
         outcome?;
