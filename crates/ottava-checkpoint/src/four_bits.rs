@@ -27,7 +27,7 @@ impl FourBits {
         })
     }
 
-    /// Returns the name of the weight of which the tensor `name` holds the codes or all values. Returns `None` for its other tensors.
+    /// Returns the name of the weight whose codes or values the tensor `name` holds. Returns `None` for the other tensors of a weight.
     pub fn weight_name(self, name: &str) -> Option<&str> {
         match self {
             FourBits::None => Some(name),
