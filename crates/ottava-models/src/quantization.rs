@@ -102,7 +102,7 @@ impl Quantization {
             true => Ok(true),
             false => Err(not_read(
                 &file,
-                "weights of bitsandbytes in 8 bits or in FP4 (NF4 is read: `load_in_4bit=True, bnb_4bit_quant_type=\"nf4\"`)",
+                "the 8-bit or FP4 format of bitsandbytes (NF4 is read: `load_in_4bit=True, bnb_4bit_quant_type=\"nf4\"`)",
             )),
         }
     }

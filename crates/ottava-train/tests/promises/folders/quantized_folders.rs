@@ -135,7 +135,11 @@ fn other_quantization_is_refused_with_a_remedy() {
         let error = read.unwrap_err().to_string();
         assert!(error.contains(words), "{settings}: {error} lacks {words:?}");
     };
-    for method in ["gptq", "awq", "bitsandbytes", "mxfp4", "quark"] {
+    for mut settings in [json!({"load_in_8bit": true}), json!({"load_in_4bit": true, "bnb_4bit_quant_type": "fp4"})] {
+        settings["quant_method"] = json!("bitsandbytes");
+        wrong(settings, &[], "the 8-bit or FP4 format of bitsandbytes (NF4 is read");
+    }
+    for method in ["gptq", "awq", "mxfp4", "quark"] {
         let words = format!(
             "the method `{method}` is not read; FP8 weights of fp8, fbgemm_fp8, compressed-tensors (float-quantized) and"
         );

@@ -157,7 +157,7 @@ fn folders_of_bitsandbytes_are_read_and_trained_beside() {
     let config = folder.path().join("config.json");
     let text = std::fs::read_to_string(&config).unwrap();
     for (from, to, words) in
-        [("\"nf4\"", "\"fp4\"", "NF4 is read"), ("\"load_in_4bit\":true", "\"load_in_4bit\":false", "in 8 bits")]
+        [("\"nf4\"", "\"fp4\"", "NF4 is read"), ("\"load_in_4bit\":true", "\"load_in_4bit\":false", "the 8-bit or FP4")]
     {
         std::fs::write(&config, text.replace(from, to)).unwrap();
         let error = FolderWeights::open(folder.path()).map(drop).unwrap_err().to_string();
