@@ -161,7 +161,8 @@ fn backup(config: &RunConfig) -> Result<Option<Backup>> {
         return Ok(None);
     }
     let bucket = Bucket::from_env("checkpoint.upload_to", upload_to)?;
-    Ok(Some(Backup::new(bucket, &config.output_dir, *save_total_limit)))
+    let backup = Backup::new(bucket, &config.output_dir, *save_total_limit);
+    Ok(Some(backup.with_best(config.evaluation.load_best_model_at_end)))
 }
 
 /// Finds what rank 0 finds for all ranks: the checkpoint in the store from which the run resumes, and the commits of names of the Hub.

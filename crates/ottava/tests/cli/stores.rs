@@ -134,6 +134,17 @@ fn data_are_read_from_a_store() {
         let (success, error) = train(files, "d");
         assert!(!success && error.contains(word), "{error}");
     }
+    // A folder is read as a local folder is: its split for training, and no file that describes it.
+    for (name, content) in [
+        ("train/0.txt", &text[..]),
+        ("validation/0.txt", &[0xff; 9][..]),
+        ("test/0.txt", &[0xff; 9][..]),
+        ("_SUCCESS", &[]),
+    ] {
+        stored.store.set(&format!("corpus/splits/{name}"), Some(content));
+    }
+    let (success, error) = train("s3://corpus/splits", "e");
+    assert!(success, "{error}");
     let (success, error) = train("s3://corpus/none*", "d");
     assert!(!success && error.contains("no object has a name of this pattern"), "{error}");
 }
