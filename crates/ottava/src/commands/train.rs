@@ -134,6 +134,11 @@ impl Train {
             last = Some(report.clone());
         });
         progress.finish();
+        // After a failure other ranks leave the job, and the job would end this process while it waits for trackers and uploads.
+        let (trainer, _lock) = match &outcome {
+            Ok(()) => (Some(trainer), None),
+            Err(_) => (None, trainer.leave()),
+        };
         if let Some(following) = following {
             following.finish(match &outcome {
                 Ok(()) => Outcome::Finished,
@@ -146,9 +151,7 @@ impl Train {
             uploads.finish();
         }
         outcome?;
-        if !trainer.leads() {
-            return Ok(());
-        }
+        let Some(trainer) = trainer.filter(Trainer::leads) else { return Ok(()) };
         processes.wait()?;
         report(trainer, &config, &progress, last.as_ref(), self.json)
     }
