@@ -326,7 +326,7 @@ pub(crate) fn checkpoints(folder: &Path) -> Result<Vec<(u64, PathBuf)>> {
 }
 
 /// Returns the entries of `folder` whose names match. Returns no entries if `folder` does not exist.
-fn named(folder: &Path, matches: impl Fn(&str) -> bool) -> Result<Vec<PathBuf>> {
+pub(crate) fn named(folder: &Path, matches: impl Fn(&str) -> bool) -> Result<Vec<PathBuf>> {
     let entries = match std::fs::read_dir(folder) {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
         entries => entries.map_err(Error::io(folder))?,

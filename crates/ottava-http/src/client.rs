@@ -73,7 +73,7 @@ impl Client {
         self.send(Request::post(body).header("Content-Type", "application/json"), timeout)?.success()?.read()
     }
 
-    /// Sends `request` with the key, unless the request has its own header `Authorization`. Returns its answer with any status before the body of the answer is read. Redirects are not followed. `timeout` limits the
+    /// Sends `request` with the key, unless the request has its own header of this name. Returns its answer with any status before the body of the answer is read. Redirects are not followed. `timeout` limits the
     /// whole request, including the time until the body has been read.
     ///
     /// Lost connections and timeouts are temporary faults.
@@ -82,8 +82,8 @@ impl Client {
         for (name, value) in &request.headers {
             built = built.header(name, value);
         }
-        if let Some(key) = self.key.as_ref().filter(|_| !request.has("Authorization")) {
-            built = built.header("Authorization", key.header());
+        if let Some((name, value)) = self.key.as_ref().map(Secret::header).filter(|(name, _)| !request.has(name)) {
+            built = built.header(name, value);
         }
         let (head, body) = match request.body {
             Some(mut body) => self.run(built, SendBody::from_reader(&mut *body), timeout)?,

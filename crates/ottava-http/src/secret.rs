@@ -6,11 +6,16 @@ use std::{env, fmt};
 /// The usual scheme of keys.
 const BEARER: &str = "Bearer";
 
-/// A key, which is sent as `Authorization: Bearer KEY`, or with another scheme than `Bearer`. [`fmt::Debug`] prints the name of its variable and not the key.
+/// The usual header of keys.
+const AUTHORIZATION: &str = "Authorization";
+
+/// A key, which is sent as `Authorization: Bearer KEY`, with another scheme than `Bearer`, or alone in another header. [`fmt::Debug`] prints the name of its variable and not the key.
 #[derive(Clone)]
 pub struct Secret {
     variable: String,
     scheme: &'static str,
+    /// The name of the header that has the key.
+    header: &'static str,
     value: String,
 }
 
@@ -30,7 +35,7 @@ impl Secret {
                 let why = "which is unset, empty or contains spaces or other characters that cannot be printed";
                 Err(Error::Config(format!("`{setting}` names the environment variable {variable}, {why}")))
             }
-            false => Ok(Secret { variable: variable.to_string(), scheme: BEARER, value }),
+            false => Ok(Secret { variable: variable.to_string(), scheme: BEARER, header: AUTHORIZATION, value }),
         }
     }
 
@@ -38,7 +43,7 @@ impl Secret {
     pub fn from_text(place: &str, value: &str) -> Option<Secret> {
         let value = value.trim().to_string();
         let is_sendable = !value.is_empty() && value.chars().all(|c| c.is_ascii_graphic());
-        is_sendable.then(|| Secret { variable: place.to_string(), scheme: BEARER, value })
+        is_sendable.then(|| Secret { variable: place.to_string(), scheme: BEARER, header: AUTHORIZATION, value })
     }
 
     /// Returns the key with another scheme, such as `Basic`.
@@ -46,14 +51,22 @@ impl Secret {
         Secret { scheme, ..self }
     }
 
+    /// Returns the key for another header than `Authorization`, which has the key without a scheme.
+    pub fn with_header(self, header: &'static str) -> Secret {
+        Secret { header, ..self }
+    }
+
     /// Returns the name of the variable or file that has the key.
     pub fn place(&self) -> &str {
         &self.variable
     }
 
-    /// Returns the value of the header `Authorization`.
-    pub(crate) fn header(&self) -> String {
-        format!("{} {}", self.scheme, self.value)
+    /// Returns the name and the value of the header that has the key.
+    pub(crate) fn header(&self) -> (&'static str, String) {
+        match self.header {
+            AUTHORIZATION => (AUTHORIZATION, format!("{} {}", self.scheme, self.value)),
+            header => (header, self.value.clone()),
+        }
     }
 
     /// Replaces the key in `text` by the name of its variable, because servers may repeat the key in their answers.
@@ -82,8 +95,11 @@ mod tests {
 
     #[test]
     fn a_key_is_neither_printed_nor_repeated() {
-        let secret = Secret { variable: "JUDGE_KEY".into(), scheme: BEARER, value: "hunter2".into() };
+        let secret =
+            Secret { variable: "JUDGE_KEY".into(), scheme: BEARER, header: AUTHORIZATION, value: "hunter2".into() };
         assert_eq!(format!("{secret:?}"), "$JUDGE_KEY");
         assert_eq!(secret.redact("bad key hunter2."), "bad key $JUDGE_KEY.");
+        assert_eq!(secret.header(), ("Authorization", "Bearer hunter2".to_string()));
+        assert_eq!(secret.with_header("X-Key").header(), ("X-Key", "hunter2".to_string()));
     }
 }

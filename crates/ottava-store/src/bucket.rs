@@ -32,6 +32,9 @@ const PAGES: usize = 10_000;
 /// The time limit of a request without a large body.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
+/// The time limit for joining the parts of a file. Stores may take minutes.
+const JOIN_TIMEOUT: Duration = Duration::from_secs(600);
+
 /// The lowest speed in bytes per second at which a body is waited for.
 const SLOWEST: u64 = 100_000;
 
@@ -124,9 +127,9 @@ impl Bucket {
         self.ask(Method::Put, name, "", bytes, 0, &read).map(drop)
     }
 
-    /// Puts a file as an object, and replaces an existing object.
-    pub fn put_file(&self, name: &str, path: &Path) -> Result<()> {
-        let file = File::open(path).map_err(Error::io(path))?;
+    /// Puts an open file as an object, and replaces an existing object.
+    pub fn put_file(&self, name: &str, file: &File) -> Result<()> {
+        let path = Path::new(name);
         let size = file.metadata().map_err(Error::io(path))?.len();
         let read = |start: u64, length: u64| -> Result<Vec<u8>> {
             let mut bytes = vec![0; usize::try_from(length).unwrap_or(usize::MAX)];
@@ -136,23 +139,39 @@ impl Bucket {
         if size <= self.whole {
             return self.put(name, &read(0, size)?);
         }
-        let started = self.post(name, "uploads=", b"")?;
+        let before = self.find(name)?;
+        let started =
+            String::from_utf8_lossy(&self.ask(Method::Post, name, "uploads=", b"", 0, &self::read)?).into_owned();
         let id = xml::text(&started, "UploadId").ok_or_else(|| self.unusable(name, "it names no upload"))?;
         let parts = self.put_parts(name, &id, size, &read);
         let joined = parts.and_then(|parts| {
             let body = format!("<CompleteMultipartUpload>{parts}</CompleteMultipartUpload>");
-            self.post(name, &format!("uploadId={}", escape(&id, "")), body.as_bytes())
+            let url = self.url(Some(name), &format!("uploadId={}", escape(&id, "")))?;
+            // If the answer to an earlier attempt was lost, the upload is gone, and the object is new.
+            let is_joined =
+                || self.find(name).is_ok_and(|now| now != before && now.is_some_and(|now| now.size == size));
+            let joined = |answer: Answer| match answer.status() {
+                404 if is_joined() => Ok(Vec::new()),
+                _ => answer.success()?.read(),
+            };
+            let answer = self.ask_at(Method::Post, &url, body.as_bytes(), JOIN_TIMEOUT, &joined)?;
+            // The store may find a fault after it has begun a successful answer.
+            let answer = String::from_utf8_lossy(&answer);
+            if answer.contains("<Error>") { Err(self.unusable(name, &answer)) } else { Ok(()) }
         });
         match joined {
-            // The store may find a fault after it has begun a successful answer.
-            Ok(answer) if answer.contains("<Error>") => Err(self.unusable(name, &answer)),
-            Ok(_) => Ok(()),
+            Ok(()) => Ok(()),
             Err(error) => {
                 // The parts cost money until the upload is given up.
                 let _ = self.give_up(name, &id);
                 Err(error)
             }
         }
+    }
+
+    /// Returns the object with this name, if there is one.
+    fn find(&self, name: &str) -> Result<Option<Object>> {
+        Ok(self.list(name)?.into_iter().find(|object| object.name == name))
     }
 
     /// Puts the parts of a file, and returns their list as XML.
@@ -189,8 +208,11 @@ impl Bucket {
                 match reader.read(&mut buffer).map_err(fault)? {
                     0 => break,
                     read => {
-                        file.write_all(&buffer[..read]).map_err(fault)?;
                         count += read as u64;
+                        if count > size {
+                            return Err(Fault::lasting(format!("{} has more than {size} bytes", self.place(name))));
+                        }
+                        file.write_all(&buffer[..read]).map_err(fault)?;
                     }
                 }
             }
@@ -209,7 +231,7 @@ impl Bucket {
         for _ in 0..PAGES {
             let next = token.map_or(String::new(), |token| format!("continuation-token={}&", escape(&token, "")));
             let query = format!("{next}list-type=2&prefix={}", escape(&format!("{}{start}", self.prefix), ""));
-            let text = self.text(Method::Get, None, &query, b"")?;
+            let text = self.page(&query)?;
             let contents = text.split("<Contents>").skip(1);
             for content in contents {
                 let (Some(key), Some(size)) = (xml::text(content, "Key"), xml::text(content, "Size")) else {
@@ -240,16 +262,26 @@ impl Bucket {
 
     /// Gives up uploads in parts, of names that begin with `start`, that killed processes have left.
     pub fn give_up_uploads(&self, start: &str) -> Result<()> {
-        let query = format!("prefix={}&uploads=", escape(&format!("{}{start}", self.prefix), ""));
-        let text = self.text(Method::Get, None, &query, b"")?;
-        for upload in text.split("<Upload>").skip(1) {
-            let (key, id) = (xml::text(upload, "Key"), xml::text(upload, "UploadId"));
-            let name = key.as_deref().and_then(|key| key.strip_prefix(&self.prefix));
-            if let (Some(name), Some(id)) = (name, id) {
-                self.give_up(name, &id)?;
+        let prefix = escape(&format!("{}{start}", self.prefix), "");
+        let mut markers = (String::new(), String::new());
+        for _ in 0..PAGES {
+            let text = self.page(&format!("{}prefix={prefix}{}&uploads=", markers.0, markers.1))?;
+            for upload in text.split("<Upload>").skip(1) {
+                let (key, id) = (xml::text(upload, "Key"), xml::text(upload, "UploadId"));
+                let name = key.as_deref().and_then(|key| key.strip_prefix(&self.prefix));
+                if let (Some(name), Some(id)) = (name, id) {
+                    self.give_up(name, &id)?;
+                }
             }
+            let (key, id) = (xml::text(&text, "NextKeyMarker"), xml::text(&text, "NextUploadIdMarker"));
+            let (Some(key), true) = (key, xml::text(&text, "IsTruncated").as_deref() == Some("true")) else {
+                return Ok(());
+            };
+            // The parameters of a signed address are sorted.
+            let id = id.map_or(String::new(), |id| format!("&upload-id-marker={}", escape(&id, "")));
+            markers = (format!("key-marker={}&", escape(&key, "")), id);
         }
-        Ok(())
+        Err(self.unusable(start, &format!("the list of uploads has more than {PAGES} pages")))
     }
 
     fn give_up(&self, name: &str, id: &str) -> Result<()> {
@@ -261,12 +293,9 @@ impl Bucket {
         self.ask(Method::Delete, name, &query, b"", 0, &done)
     }
 
-    fn post(&self, name: &str, query: &str, body: &[u8]) -> Result<String> {
-        self.text(Method::Post, Some(name), query, body)
-    }
-
-    fn text(&self, method: Method, name: Option<&str>, query: &str, body: &[u8]) -> Result<String> {
-        let bytes = self.ask_at(method, &self.url(name, query)?, body, MAX_ANSWER, &read)?;
+    /// Returns a page of a list of the bucket.
+    fn page(&self, query: &str) -> Result<String> {
+        let bytes = self.ask_at(Method::Get, &self.url(None, query)?, b"", limit(MAX_ANSWER), &read)?;
         Ok(String::from_utf8_lossy(&bytes).into_owned())
     }
 
@@ -280,7 +309,7 @@ impl Bucket {
         Url::new("the name of an object", &format!("{base}{path}{slash}{query}"))
     }
 
-    /// Sends a request about an object, as [`Bucket::ask_at`] does.
+    /// Sends a request about an object, as [`Bucket::ask_at`] does. The answer has up to `received` bytes.
     fn ask<T>(
         &self,
         method: Method,
@@ -290,20 +319,20 @@ impl Bucket {
         received: u64,
         receive: &dyn Fn(Answer) -> Result<T, Fault>,
     ) -> Result<T> {
-        self.ask_at(method, &self.url(Some(name), query)?, body, received, receive)
+        let timeout = limit(received + body.len() as u64);
+        self.ask_at(method, &self.url(Some(name), query)?, body, timeout, receive)
     }
 
-    /// Sends a signed request, and returns what `receive` makes of the answer, which has up to `received` bytes. Retries after temporary faults.
+    /// Sends a signed request, and returns what `receive` makes of the answer. `timeout` limits one attempt. Retries after temporary faults.
     fn ask_at<T>(
         &self,
         method: Method,
         url: &Url,
         body: &[u8],
-        received: u64,
+        timeout: Duration,
         receive: &dyn Fn(Answer) -> Result<T, Fault>,
     ) -> Result<T> {
         let (there, payload) = (self.client.at(url.clone())?, sha256(body));
-        let timeout = TIMEOUT + Duration::from_secs((received + body.len() as u64) / SLOWEST);
         let attempt = || {
             let time = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
             let (name, request) = method.request(body);
@@ -324,13 +353,7 @@ impl Bucket {
             if let Err(error) = self.check("using a store") {
                 return error;
             }
-            let remedy = match fault.status {
-                Some(401 | 403) => "; check AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and the rights of the account",
-                Some(301 | 307 | 400) => "; check AWS_REGION, which must be the region of the bucket",
-                Some(404) => "; check the bucket",
-                _ => "",
-            };
-            Error::External(format!("{}{remedy}", fault.words))
+            Error::External(format!("{}{}", self.credentials.redact(&fault.words), remedy(&fault)))
         })
     }
 
@@ -358,6 +381,29 @@ impl Method {
             Method::Delete => ("DELETE", Request::delete()),
         }
     }
+}
+
+/// Returns what to change after a fault, by the code in the answer of the store, or else by the status.
+fn remedy(fault: &Fault) -> &'static str {
+    let keys = "; check AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and the rights of the account";
+    match (xml::text(&fault.words, "Code").unwrap_or_default().as_str(), fault.status) {
+        ("ExpiredToken" | "InvalidToken" | "TokenRefreshRequired", _) => {
+            "; the temporary keys are not valid any more: start again with new AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and \
+             AWS_SESSION_TOKEN"
+        }
+        ("RequestTimeTooSkewed", _) => "; set the clock of this machine",
+        ("AccessDenied", _) => "; check the rights of the account, and AWS_ACCESS_KEY_ID",
+        ("NoSuchBucket", _) => "; check the bucket",
+        (_, Some(401 | 403)) => keys,
+        (_, Some(301 | 307 | 400)) => "; check AWS_REGION, which must be the region of the bucket",
+        (_, Some(404)) => "; check the bucket",
+        _ => "",
+    }
+}
+
+/// Returns the time limit of a request and an answer of together `bytes` bytes.
+fn limit(bytes: u64) -> Duration {
+    TIMEOUT + Duration::from_secs(bytes / SLOWEST)
 }
 
 fn read(answer: Answer) -> Result<Vec<u8>, Fault> {
@@ -397,6 +443,27 @@ mod tests {
         let (object, bucket) = url("s3://runs/", &[("AWS_ENDPOINT_URL", "http://localhost:9000/")]);
         assert_eq!(object, "http://localhost:9000/runs/a%20b/c");
         assert_eq!(bucket, "http://localhost:9000/runs?x=1");
+    }
+
+    #[test]
+    fn the_remedy_follows_from_the_code_of_the_store() {
+        let fault = |status, code: &str| Fault {
+            status: Some(status),
+            ..Fault::lasting(format!("status {status}: <Error><Code>{code}</Code></Error>"))
+        };
+        for (status, code, word) in [
+            (400, "ExpiredToken", "AWS_SESSION_TOKEN"),
+            (403, "InvalidToken", "AWS_SESSION_TOKEN"),
+            (403, "AccessDenied", "rights"),
+            (403, "RequestTimeTooSkewed", "clock"),
+            (403, "SignatureDoesNotMatch", "AWS_SECRET_ACCESS_KEY"),
+            (400, "AuthorizationHeaderMalformed", "AWS_REGION"),
+            (404, "NoSuchBucket", "bucket"),
+        ] {
+            let found = remedy(&fault(status, code));
+            assert!(found.contains(word), "{code}: {found}");
+        }
+        assert_eq!(remedy(&Fault::passing("the host cannot be reached")), "");
     }
 
     #[test]

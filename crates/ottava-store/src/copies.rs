@@ -17,12 +17,43 @@ const THREADS: usize = 4;
 const POLL: Duration = Duration::from_millis(50);
 
 impl Bucket {
-    /// Returns files with the content of `objects`, in their order. Files are in subfolders of `folder` that name the content (by the ETag), so a file
-    /// is downloaded again only if its object has changed, and processes share the files. Calls `look` with the bytes that are there and all bytes.
+    /// Returns a folder with copies of `objects`, under their names without `start`, with which all names begin.
     ///
-    /// Errors with [`Error::External`] if the store fails.
-    pub fn copies(&self, objects: &[Object], folder: &Path, look: &mut dyn FnMut(u64, u64)) -> Result<Vec<PathBuf>> {
-        let paths: Vec<PathBuf> = objects.iter().map(|object| self.path(object, folder)).collect();
+    /// Each content is downloaded once into a subfolder of `folder`, by its name and ETag, so an object is downloaded again only if it has changed, and
+    /// processes share the files. The returned folder has links to the contents. Calls `look` with the bytes that are there and all bytes.
+    ///
+    /// Errors with [`Error::External`] if the store fails, and with [`Error::Data`] if a name is no path.
+    pub fn copies(
+        &self,
+        objects: &[Object],
+        start: &str,
+        folder: &Path,
+        look: &mut dyn FnMut(u64, u64),
+    ) -> Result<PathBuf> {
+        let contents: Vec<PathBuf> = objects.iter().map(|object| self.path(object, folder)).collect();
+        let mut names = Vec::new();
+        for object in objects {
+            names.push(relative(&object.name, start).ok_or_else(|| {
+                let why = "its name is no path of a file in a folder; name other objects, or rename it";
+                Error::Data(format!("{}: {why}", self.place(&object.name)))
+            })?);
+        }
+        let list = names.iter().zip(&contents).map(|(name, content)| format!("{name}\n{}\n", content.display()));
+        let key = sha256(list.collect::<String>().as_bytes());
+        let tree = folder.join("trees").join(&key[..16]);
+        if names.iter().zip(objects).all(|(name, object)| is_whole(&tree.join(name), object)) {
+            return Ok(tree);
+        }
+        self.download(objects, &contents, look)?;
+        let _lock = self.lock(&tree)?;
+        for (name, content) in names.iter().zip(&contents) {
+            link(content, &tree.join(name))?;
+        }
+        Ok(tree)
+    }
+
+    /// Downloads the objects whose copies in `paths` are not whole.
+    fn download(&self, objects: &[Object], paths: &[PathBuf], look: &mut dyn FnMut(u64, u64)) -> Result<()> {
         let total = objects.iter().map(|object| object.size).sum();
         let (next, done) = (AtomicUsize::new(0), AtomicU64::new(0));
         let work = |has_failed: &dyn Fn() -> bool| {
@@ -34,12 +65,9 @@ impl Bucket {
             }
             Ok(())
         };
-        if paths.iter().zip(objects).all(|(path, object)| is_whole(path, object)) {
-            return Ok(paths);
-        }
         in_threads(THREADS, "downloading", work, &mut || look(done.load(Ordering::Relaxed).min(total), total))?;
         look(total, total);
-        Ok(paths)
+        Ok(())
     }
 
     /// Returns the path of the copy of an object.
@@ -52,17 +80,7 @@ impl Bucket {
     /// Downloads an object, unless its copy is whole. A file gets its name when it is whole.
     fn copy(&self, object: &Object, path: &Path) -> Result<()> {
         let folder = path.parent().expect("a copy is in a subfolder");
-        create_dirs(&RealFs, folder)?;
-        let lock_path = folder.join(".lock");
-        let lock = File::options().create(true).append(true).open(&lock_path).map_err(Error::io(&lock_path))?;
-        loop {
-            match lock.try_lock() {
-                Ok(()) => break,
-                Err(TryLockError::WouldBlock) => self.check("waiting for another download of the same object")?,
-                Err(TryLockError::Error(error)) => return Err(Error::io(&lock_path)(error)),
-            }
-            std::thread::sleep(POLL);
-        }
+        let _lock = self.lock(folder)?;
         if is_whole(path, object) {
             return Ok(());
         }
@@ -70,6 +88,43 @@ impl Bucket {
         self.get_file(&object.name, object.size, &part)?;
         std::fs::rename(&part, path).map_err(Error::io(path))
     }
+
+    /// Makes `folder`, and returns its lock, after other processes that write into it.
+    fn lock(&self, folder: &Path) -> Result<File> {
+        create_dirs(&RealFs, folder)?;
+        let path = folder.join(".lock");
+        let lock = File::options().create(true).append(true).open(&path).map_err(Error::io(&path))?;
+        loop {
+            match lock.try_lock() {
+                Ok(()) => return Ok(lock),
+                Err(TryLockError::WouldBlock) => self.check("waiting for another download of the same object")?,
+                Err(TryLockError::Error(error)) => return Err(Error::io(&path)(error)),
+            }
+            std::thread::sleep(POLL);
+        }
+    }
+}
+
+/// Returns the name without `start`, if it is the path of a file in a folder.
+fn relative<'a>(name: &'a str, start: &str) -> Option<&'a str> {
+    let name = name.strip_prefix(start)?;
+    let is_plain = |part: &str| !["", ".", ".."].contains(&part) && !part.contains(['\\', '\0']);
+    name.split('/').all(is_plain).then_some(name)
+}
+
+/// Makes `path` a link to the file `content`, or a copy of it on a file system without links.
+fn link(content: &Path, path: &Path) -> Result<()> {
+    let folder = path.parent().expect("a link is in a folder");
+    create_dirs(&RealFs, folder)?;
+    if path.exists() {
+        std::fs::remove_file(path).map_err(Error::io(path))?;
+    }
+    if std::fs::hard_link(content, path).is_err() {
+        let part = folder.join(".part");
+        std::fs::copy(content, &part).map_err(Error::io(&part))?;
+        std::fs::rename(&part, path).map_err(Error::io(path))?;
+    }
+    Ok(())
 }
 
 fn is_whole(path: &Path, object: &Object) -> bool {

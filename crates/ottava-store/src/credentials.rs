@@ -35,6 +35,38 @@ impl Credentials {
     }
 }
 
+/// The shortest key that is redacted in bytes. A store with shorter keys is a store of tests.
+const SHORTEST: usize = 8;
+
+impl Credentials {
+    /// Replaces the keys in `text` by the names of their variables, because stores may repeat keys in their answers. The end of a key may be cut off.
+    pub(crate) fn redact(&self, text: &str) -> String {
+        let keys = [
+            ("$AWS_SECRET_ACCESS_KEY", Some(&self.secret)),
+            ("$AWS_SESSION_TOKEN", self.token.as_ref()),
+            ("$AWS_ACCESS_KEY_ID", Some(&self.id)),
+        ];
+        keys.into_iter().fold(text.to_string(), |text, (name, key)| match key {
+            Some(key) => without(&text, key, name),
+            None => text,
+        })
+    }
+}
+
+/// Replaces each beginning of `key` in `text`, of at least [`SHORTEST`] bytes, by `name`.
+fn without(text: &str, key: &str, name: &str) -> String {
+    let Some(start) = key.get(..SHORTEST) else { return text.to_string() };
+    let (mut found, mut rest) = (String::new(), text);
+    while let Some(at) = rest.find(start) {
+        let same = rest[at..].chars().zip(key.chars()).take_while(|(of_text, of_key)| of_text == of_key);
+        let end = at + same.map(|(c, _)| c.len_utf8()).sum::<usize>();
+        found += &rest[..at];
+        found += name;
+        rest = &rest[end..];
+    }
+    found + rest
+}
+
 /// Returns the address of a bucket, without a slash at the end.
 pub(crate) fn address(bucket: &str, region: &str, variable: &dyn Fn(&str) -> Option<String>) -> Result<Url> {
     for name in ["AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"] {
@@ -48,4 +80,24 @@ pub(crate) fn address(bucket: &str, region: &str, variable: &dyn Fn(&str) -> Opt
         false => format!("https://{bucket}.s3.{region}.amazonaws.com"),
     };
     Url::new("AWS_REGION", &text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_are_not_repeated_even_if_their_end_is_cut_off() {
+        let credentials = Credentials {
+            id: "AKIAIOSFODNN7EXAMPLE".into(),
+            secret: "wJalrXUtnFEMI/K7MDENG".into(),
+            token: Some("FwoGZXIvYXdzEJr1234567890".into()),
+            region: String::new(),
+        };
+        let text = "<Token>FwoGZXIvYXdzEJr1234567890</Token> wJalrXUtnFEMI/K7MDENG AKIAIOSFODNN7EXAMPLE FwoGZXIvYX";
+        let expected = "<Token>$AWS_SESSION_TOKEN</Token> $AWS_SECRET_ACCESS_KEY $AWS_ACCESS_KEY_ID $AWS_SESSION_TOKEN";
+        assert_eq!(credentials.redact(text), expected);
+        let short = Credentials { secret: "e".into(), token: None, id: "id".into(), region: String::new() };
+        assert_eq!(short.redact("an invalid key"), "an invalid key");
+    }
 }

@@ -28,6 +28,10 @@ struct State {
     failing: Range<usize>,
     seen: usize,
     slow: Option<Duration>,
+    /// Requests whose target contains this text are refused.
+    refused: Option<String>,
+    /// Whether the next joined upload has no answer.
+    loses_answer: bool,
     count: u64,
 }
 
@@ -83,6 +87,16 @@ impl FakeStore {
         self.state.lock().unwrap_or_else(PoisonError::into_inner).failing = numbers;
     }
 
+    /// Refuses all requests whose target contains `part`.
+    pub fn refuse(&self, part: &str) {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner).refused = Some(part.to_string());
+    }
+
+    /// Lets the next answer to the end of an upload in parts be lost. The object is made.
+    pub fn lose_answer(&self) {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner).loses_answer = true;
+    }
+
     /// Pauses before each answer.
     pub fn slow(&self, pause: Option<Duration>) {
         self.state.lock().unwrap_or_else(PoisonError::into_inner).slow = pause;
@@ -110,6 +124,9 @@ impl State {
             .filter_map(|part| part.split_once('='))
             .map(|(key, value)| (key.to_string(), unescape(value)))
             .collect();
+        if self.refused.as_ref().is_some_and(|part| target.contains(part)) {
+            return reply(403, "", "<Error><Code>AccessDenied</Code></Error>");
+        }
         let name = unescape(path.trim_start_matches('/'));
         match (method, query.get("uploadId"), query.contains_key("uploads")) {
             ("GET", None, false) if query.contains_key("list-type") => self.list(&name, &query),
@@ -166,6 +183,9 @@ impl State {
             return reply(400, "", "<Error><Code>InvalidPart</Code></Error>");
         }
         self.objects.insert(name, parts.into_values().flatten().collect());
+        if std::mem::take(&mut self.loses_answer) {
+            return reply(503, "", "<Error><Code>InternalError</Code></Error>");
+        }
         reply(200, "", "<CompleteMultipartUploadResult></CompleteMultipartUploadResult>")
     }
 
@@ -192,13 +212,23 @@ impl State {
 
     fn list_uploads(&self, bucket: &str, query: &BTreeMap<String, String>) -> Vec<u8> {
         let start = format!("{bucket}/{}", query.get("prefix").map_or("", String::as_str));
-        let found = self.uploads.keys().filter(|(name, _)| name.starts_with(&start));
-        let upload = |(name, id): &(String, String)| {
-            let key = name.strip_prefix(&format!("{bucket}/")).unwrap_or_default();
-            format!("<Upload><Key>{key}</Key><UploadId>{id}</UploadId></Upload>")
+        let of_query = |key: &str| query.get(key).cloned().unwrap_or_default();
+        let after = (format!("{bucket}/{}", of_query("key-marker")), of_query("upload-id-marker"));
+        let mut found = self.uploads.keys().filter(|upload| upload.0.starts_with(&start) && **upload > after);
+        let page: Vec<_> = found.by_ref().take(PAGE).collect();
+        let key = |name: &str| name.strip_prefix(&format!("{bucket}/")).unwrap_or_default().to_string();
+        let upload = |(name, id): &&(String, String)| {
+            format!("<Upload><Key>{}</Key><UploadId>{id}</UploadId></Upload>", key(name))
         };
-        let uploads: String = found.map(upload).collect();
-        reply(200, "", &format!("<ListMultipartUploadsResult>{uploads}</ListMultipartUploadsResult>"))
+        let next = match (found.next(), page.last()) {
+            (Some(_), Some((name, id))) => format!(
+                "<IsTruncated>true</IsTruncated><NextKeyMarker>{}</NextKeyMarker><NextUploadIdMarker>{id}</NextUploadIdMarker>",
+                key(name)
+            ),
+            _ => "<IsTruncated>false</IsTruncated>".to_string(),
+        };
+        let uploads: String = page.iter().map(upload).collect();
+        reply(200, "", &format!("<ListMultipartUploadsResult>{next}{uploads}</ListMultipartUploadsResult>"))
     }
 }
 

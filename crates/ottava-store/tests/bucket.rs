@@ -29,7 +29,7 @@ fn objects_are_put_listed_read_and_deleted() {
         [0, 1, 1000, 1001, 4003].map(|size| (0..size).map(|at| (at % 251) as u8).collect()).to_vec();
     for (content, number) in contents.iter().zip(0..) {
         fs::write(&path, content).unwrap();
-        bucket.put_file(&format!("a b/{number}&.bin"), &path).unwrap();
+        bucket.put_file(&format!("a b/{number}&.bin"), &fs::File::open(&path).unwrap()).unwrap();
     }
     bucket.put("c", b"text").unwrap();
     assert_eq!(store.objects()["runs/first/c"], b"text");
@@ -63,9 +63,10 @@ fn copies_are_made_once_per_content() {
     }
     let copies = || {
         let mut seen = (0, 0);
-        let paths =
-            bucket.copies(&bucket.list("data/").unwrap(), folder.path(), &mut |done, total| seen = (done, total));
-        (paths.unwrap().iter().map(|path| fs::read_to_string(path).unwrap()).collect::<Vec<_>>(), seen)
+        let objects = bucket.list("data/").unwrap();
+        let tree = bucket.copies(&objects, "data/", folder.path(), &mut |done, total| seen = (done, total)).unwrap();
+        let read = |number| fs::read_to_string(tree.join(format!("{number}.txt"))).unwrap();
+        ((0..7).map(read).collect::<Vec<_>>(), seen)
     };
     let (texts, seen) = copies();
     assert_eq!((texts[6].as_str(), seen), ("text 6", (42, 42)));
@@ -75,6 +76,22 @@ fn copies_are_made_once_per_content() {
     store.set("runs/first/data/2.txt", Some(b"other."));
     assert_eq!(copies().0[2], "other.");
     assert_eq!(gets(), 8);
+}
+
+#[test]
+fn copies_of_one_call_share_a_folder_which_no_name_leaves() {
+    let (store, folder) = (FakeStore::start(), tempfile::tempdir().unwrap());
+    let bucket = bucket(&store, "id");
+    for name in ["a/x.bin", "a/x.idx", "b/x.bin"] {
+        store.set(&format!("runs/first/data/{name}"), Some(name.as_bytes()));
+    }
+    let copies = || bucket.copies(&bucket.list("data/").unwrap(), "data/", folder.path(), &mut |_, _| {});
+    let tree = copies().unwrap();
+    for name in ["a/x.bin", "a/x.idx", "b/x.bin"] {
+        assert_eq!(fs::read_to_string(tree.join(name)).unwrap(), name);
+    }
+    store.set("runs/first/data/../../x", Some(b"x"));
+    assert!(matches!(copies(), Err(Error::Data(text)) if text.contains("no path")));
 }
 
 #[test]
@@ -93,19 +110,57 @@ fn a_store_that_refuses_says_what_to_check_and_leaves_no_parts() {
     assert!(bucket.get_file("x", 6, &folder.path().join("x")).unwrap_err().to_string().contains("5 of 6 bytes"));
     assert!(bucket.get_file("absent", 6, &folder.path().join("x")).unwrap_err().to_string().contains("404"));
     store.fail(1000);
-    assert!(bucket.put_file("big", &path).is_err());
+    assert!(bucket.put_file("big", &fs::File::open(&path).unwrap()).is_err());
     store.fail(0);
     assert!(!store.objects().contains_key("runs/first/big"));
     // The second part fails three times, and the upload is given up.
     let seen = store.received().len();
-    store.fail_at(seen + 2..seen + 5);
-    assert!(bucket.put_file("big", &path).is_err());
+    store.fail_at(seen + 3..seen + 6);
+    assert!(bucket.put_file("big", &fs::File::open(&path).unwrap()).is_err());
     assert_eq!(store.open_uploads(), 0);
     // So are the parts of a killed process.
-    store.fail_at(seen + 8..usize::MAX);
-    assert!(bucket.put_file("big", &path).is_err());
+    store.fail_at(seen + 10..usize::MAX);
+    assert!(bucket.put_file("big", &fs::File::open(&path).unwrap()).is_err());
     store.fail_at(0..0);
     assert_eq!(store.open_uploads(), 1);
     bucket.give_up_uploads("b").unwrap();
     assert_eq!(store.open_uploads(), 0);
+}
+
+#[test]
+fn all_pages_of_left_uploads_are_given_up() {
+    let (store, folder) = (FakeStore::start(), tempfile::tempdir().unwrap());
+    let (bucket, path) = (bucket(&store, "id"), folder.path().join("file"));
+    fs::write(&path, vec![1; 2000]).unwrap();
+    for number in 0..5 {
+        // The list and the begin of the upload succeed.
+        store.fail_at(store.received().len() + 2..usize::MAX);
+        bucket.put_file(&format!("big/{number}"), &fs::File::open(&path).unwrap()).unwrap_err();
+    }
+    store.fail_at(0..0);
+    assert_eq!(store.open_uploads(), 5);
+    bucket.give_up_uploads("big/").unwrap();
+    assert_eq!(store.open_uploads(), 0);
+}
+
+#[test]
+fn a_lost_answer_to_the_end_of_an_upload_is_no_fault() {
+    let (store, folder) = (FakeStore::start(), tempfile::tempdir().unwrap());
+    let (bucket, path) = (bucket(&store, "id"), folder.path().join("file"));
+    for content in [1, 2] {
+        fs::write(&path, vec![content; 2000]).unwrap();
+        store.lose_answer();
+        bucket.put_file("big", &fs::File::open(&path).unwrap()).unwrap();
+        assert_eq!(store.objects()["runs/first/big"], vec![content; 2000]);
+    }
+}
+
+#[test]
+fn an_object_that_is_larger_than_its_size_is_refused() {
+    let (store, folder) = (FakeStore::start(), tempfile::tempdir().unwrap());
+    store.set("runs/first/x", Some(b"longer"));
+    let path = folder.path().join("x");
+    let error = bucket(&store, "id").get_file("x", 4, &path).unwrap_err().to_string();
+    assert!(error.contains("more than 4 bytes"), "{error}");
+    assert_eq!(fs::metadata(&path).unwrap().len(), 0);
 }

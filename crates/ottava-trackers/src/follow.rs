@@ -112,8 +112,9 @@ impl Follower {
                 break;
             }
             batch.bytes += line.len() as u64;
-            batch.digests.push(Digest::of(&line));
-            batch.lines.extend(parse(&line, self.attempt, time));
+            let digest = Digest::of(&line);
+            batch.digests.push(digest);
+            batch.lines.extend(parse(&line, digest, self.attempt, time));
         }
         Ok(batch)
     }
@@ -132,12 +133,12 @@ fn line(reader: &mut impl BufRead) -> io::Result<Vec<u8>> {
     Ok(if line.ends_with(b"\n") { line } else { Vec::new() })
 }
 
-fn parse(line: &[u8], attempt: u64, time: u64) -> Option<Line> {
+fn parse(line: &[u8], Digest(digest, _): Digest, attempt: u64, time: u64) -> Option<Line> {
     let record: Value = serde_json::from_slice(line).ok()?;
     let record = record.as_object()?;
     let numbers = record.iter().filter(|(key, _)| *key != "step");
     let numbers = numbers.filter_map(|(key, value)| Some((key.clone(), value.as_f64()?)));
-    Some(Line { step: record.get("step")?.as_u64()?, numbers: numbers.collect(), attempt, time })
+    Some(Line { step: record.get("step")?.as_u64()?, numbers: numbers.collect(), attempt, time, digest })
 }
 
 #[cfg(test)]

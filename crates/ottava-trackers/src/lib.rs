@@ -62,6 +62,8 @@ struct Line {
     attempt: u64,
     /// The time at which the line was read, in milliseconds since 1970.
     time: u64,
+    /// A digest of the line, which differs between lines of the same step.
+    digest: u64,
 }
 
 /// A service, or a file that a service reads.
@@ -69,14 +71,14 @@ trait Tracker: Send {
     /// The name in messages.
     fn name(&self) -> &'static str;
 
-    /// Creates the run, or finds the run of an earlier start.
-    fn open(&mut self, run: &Opening) -> Result<(), Fault>;
+    /// Creates the run, or finds the run of an earlier start. `stop` limits the time of requests, here and below.
+    fn open(&mut self, run: &Opening, stop: &Stop) -> Result<(), Fault>;
 
     /// Sends lines. After a fault, the same lines are sent again.
-    fn send(&mut self, lines: &[Line]) -> Result<(), Fault>;
+    fn send(&mut self, lines: &[Line], stop: &Stop) -> Result<(), Fault>;
 
     /// Records the end of the run. `folder` is the folder of the run.
-    fn end(&mut self, outcome: Outcome, folder: &Path) -> Result<(), Fault>;
+    fn end(&mut self, outcome: Outcome, folder: &Path, stop: &Stop) -> Result<(), Fault>;
 
     /// Whether the tracker needs all lines again after each start and each return to an earlier step, because it writes a file of its own.
     fn starts_over(&self) -> bool {

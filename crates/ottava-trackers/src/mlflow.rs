@@ -1,5 +1,6 @@
 //! MLflow, by its REST API, version 2.0.
 
+use crate::thread::Stop;
 use crate::{Line, Opening, Outcome, Tracker};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
@@ -69,40 +70,52 @@ impl Mlflow {
     }
 
     /// Posts `body`, and returns the answer.
-    fn post(&self, path: &str, body: &Value) -> Result<Value, Fault> {
+    fn post(&self, path: &str, body: &Value, stop: &Stop) -> Result<Value, Fault> {
         let there = self.at(&format!("api/2.0/mlflow/{path}"))?;
-        let answer = there.post_json(body.to_string().as_bytes(), TIMEOUT)?;
+        let answer = there.post_json(body.to_string().as_bytes(), stop.limit(TIMEOUT)?)?;
         serde_json::from_slice(&answer).map_err(|error| Fault::lasting(format!("{}: {error}", there.url())))
     }
 
-    /// Returns the experiment with this name, and creates it if there is none.
-    fn experiment(&self, name: &str) -> Result<String, Fault> {
-        let create = self.post("experiments/create", &json!({"name": name}));
-        match create {
-            Ok(created) => return text(&created["experiment_id"]),
-            // The server says so if the experiment exists.
-            Err(fault) if fault.status == Some(400) => {}
-            Err(fault) => return Err(fault),
+    /// Returns the experiment with this name, and creates it if there is none. Some accounts may use experiments and may not create one.
+    fn experiment(&self, name: &str, stop: &Stop) -> Result<String, Fault> {
+        if let Some(found) = self.find_experiment(name, stop)? {
+            return Ok(found);
         }
-        let filter = format!("name = '{}'", name.replace('\'', ""));
-        let found = self.post("experiments/search", &json!({"filter": filter, "max_results": 1}))?;
-        text(&found["experiments"][0]["experiment_id"])
+        match self.post("experiments/create", &json!({"name": name}), stop) {
+            Ok(created) => text(&created["experiment_id"]),
+            // Another run may have created it meanwhile.
+            Err(fault) if fault.status == Some(400) => self.find_experiment(name, stop)?.ok_or(fault),
+            Err(fault) => Err(fault),
+        }
+    }
+
+    /// Returns the experiment with this name, if there is one.
+    fn find_experiment(&self, name: &str, stop: &Stop) -> Result<Option<String>, Fault> {
+        let page = format!("api/2.0/mlflow/experiments/get-by-name?experiment_name={}", escape(name));
+        let there = self.at(&page)?;
+        let answer = there.send(Request::get(), stop.limit(TIMEOUT)?)?;
+        if answer.status() == 404 {
+            return Ok(None);
+        }
+        let answer: Value = serde_json::from_slice(&answer.success()?.read()?)
+            .map_err(|error| Fault::lasting(format!("{}: {error}", there.url())))?;
+        text(&answer["experiment"]["experiment_id"]).map(Some)
     }
 
     fn run_id(&self) -> &str {
         &self.run.as_ref().expect("the run is open").id
     }
 
-    fn update(&self, status: &str, end: Option<u64>) -> Result<(), Fault> {
+    fn update(&self, status: &str, end: Option<u64>, stop: &Stop) -> Result<(), Fault> {
         let mut body = json!({"run_id": self.run_id(), "status": status});
         if let Some(end) = end {
             body["end_time"] = json!(end);
         }
-        self.post("runs/update", &body).map(drop)
+        self.post("runs/update", &body, stop).map(drop)
     }
 
     /// Sends settings as parameters. A parameter cannot change, so a setting that another start has changed is a tag.
-    fn describe(&self, settings: &[(String, String)], known: &Value) -> Result<(), Fault> {
+    fn describe(&self, settings: &[(String, String)], known: &Value, stop: &Stop) -> Result<(), Fault> {
         let known = |key: &str| {
             let mut entries = known.as_array().into_iter().flatten();
             entries.find(|entry| entry["key"] == key).map(|entry| entry["value"].clone())
@@ -118,16 +131,16 @@ impl Mlflow {
             }
         }
         for some in params.chunks(PARAMS) {
-            self.post("runs/log-batch", &json!({"run_id": self.run_id(), "params": some}))?;
+            self.post("runs/log-batch", &json!({"run_id": self.run_id(), "params": some}), stop)?;
         }
         for some in tags.chunks(PARAMS) {
-            self.post("runs/log-batch", &json!({"run_id": self.run_id(), "tags": some}))?;
+            self.post("runs/log-batch", &json!({"run_id": self.run_id(), "tags": some}), stop)?;
         }
         Ok(())
     }
 
     /// Uploads a file of the run. A file that does not exist is left out.
-    fn upload(&self, folder: &Path, name: &str) -> Result<(), Fault> {
+    fn upload(&self, folder: &Path, name: &str, stop: &Stop) -> Result<(), Fault> {
         let path = folder.join(name);
         let open = || -> std::io::Result<(File, u64)> {
             let file = File::open(&path)?;
@@ -149,7 +162,7 @@ impl Mlflow {
         };
         let place = format!("api/2.0/mlflow-artifacts/artifacts/{}/{}", below.trim_start_matches('/'), escape(name));
         let there = self.at(&place)?;
-        let timeout = TIMEOUT + Duration::from_secs(size / SLOWEST);
+        let timeout = stop.limit(TIMEOUT + Duration::from_secs(size / SLOWEST))?;
         let request = Request::put(file, size).header("Content-Type", "application/octet-stream");
         there.send(request, timeout)?.success().map(drop)
     }
@@ -160,29 +173,29 @@ impl Tracker for Mlflow {
         "MLflow"
     }
 
-    fn open(&mut self, run: &Opening) -> Result<(), Fault> {
-        let experiment = self.experiment(&run.facts.project)?;
+    fn open(&mut self, run: &Opening, stop: &Stop) -> Result<(), Fault> {
+        let experiment = self.experiment(&run.facts.project, stop)?;
         let filter = format!("tags.`{TAG}` = '{}'", run.id);
         let search = json!({"experiment_ids": [experiment], "filter": filter, "max_results": 1});
-        let found = self.post("runs/search", &search)?["runs"][0].clone();
+        let found = self.post("runs/search", &search, stop)?["runs"][0].clone();
         let found = if found.is_null() {
             let tags = [
                 json!({"key": TAG, "value": run.id}),
                 json!({"key": "ottava.version", "value": env!("CARGO_PKG_VERSION")}),
             ];
             let body = json!({"experiment_id": experiment, "run_name": run.facts.name, "start_time": run.started * 1000, "tags": tags});
-            self.post("runs/create", &body)?["run"].clone()
+            self.post("runs/create", &body, stop)?["run"].clone()
         } else {
             found
         };
         let artifacts = found["info"]["artifact_uri"].as_str().unwrap_or_default().to_string();
         self.run = Some(Run { id: text(&found["info"]["run_id"])?, artifacts });
         self.files = run.facts.files.clone();
-        self.update("RUNNING", None)?;
-        self.describe(&run.facts.settings, &found["data"]["params"])
+        self.update("RUNNING", None, stop)?;
+        self.describe(&run.facts.settings, &found["data"]["params"], stop)
     }
 
-    fn send(&mut self, lines: &[Line]) -> Result<(), Fault> {
+    fn send(&mut self, lines: &[Line], stop: &Stop) -> Result<(), Fault> {
         let mut metrics = Vec::new();
         for Line { step, numbers, time, .. } in lines {
             let metric =
@@ -193,26 +206,30 @@ impl Tracker for Mlflow {
         if attempt > 0 {
             // After a return to an earlier step, a step has values of several attempts.
             let tag = json!({"key": "ottava.attempt", "value": attempt.to_string()});
-            self.post("runs/log-batch", &json!({"run_id": self.run_id(), "tags": [tag]}))?;
+            self.post("runs/log-batch", &json!({"run_id": self.run_id(), "tags": [tag]}), stop)?;
         }
         for some in metrics.chunks(METRICS) {
-            self.post("runs/log-batch", &json!({"run_id": self.run_id(), "metrics": some}))?;
+            self.post("runs/log-batch", &json!({"run_id": self.run_id(), "metrics": some}), stop)?;
         }
         Ok(())
     }
 
-    fn end(&mut self, outcome: Outcome, folder: &Path) -> Result<(), Fault> {
-        while let Some(name) = self.files.last() {
-            self.upload(folder, name)?;
-            self.files.pop();
-        }
+    fn end(&mut self, outcome: Outcome, folder: &Path, stop: &Stop) -> Result<(), Fault> {
         let status = match outcome {
             Outcome::Finished => "FINISHED",
             Outcome::Stopped => "KILLED",
             Outcome::Failed => "FAILED",
         };
         let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_millis() as u64);
-        self.update(status, Some(now))
+        self.update(status, Some(now), stop)?;
+        while let Some(name) = self.files.last() {
+            match self.upload(folder, name, stop) {
+                Err(fault) if !fault.may_pass => tracing::warn!("MLflow does not get {name}: {}", fault.words),
+                uploaded => uploaded?,
+            }
+            self.files.pop();
+        }
+        Ok(())
     }
 }
 

@@ -41,6 +41,17 @@ impl Stop {
         *self.asked.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Returns the time limit of a request that usually has the limit `usual`: after the end of the run, at most the time that is left.
+    ///
+    /// Errors if no time is left.
+    pub(crate) fn limit(&self, usual: Duration) -> Result<Duration, Fault> {
+        let Some((_, end)) = self.asked() else { return Ok(usual) };
+        match end.saturating_duration_since(Instant::now()) {
+            Duration::ZERO => Err(Fault::passing("the time after the end of the run is over")),
+            left => Ok(left.min(usual)),
+        }
+    }
+
     /// Waits for `time`, or until the run ends. After the end of the run, waits for a shorter time.
     fn wait(&self, time: Duration) {
         let asked = self.asked.lock().unwrap_or_else(PoisonError::into_inner);
@@ -101,8 +112,8 @@ impl Worker {
         loop {
             // The end is read before the lines, so that the last lines are not missed.
             let ended = stop.asked();
-            let sent = self.step().and_then(|has_more| match ended {
-                Some((outcome, _)) if !has_more => self.tracker.end(outcome, &self.folder).map(|()| Sent::End),
+            let sent = self.step(stop).and_then(|has_more| match ended {
+                Some((outcome, _)) if !has_more => self.tracker.end(outcome, &self.folder, stop).map(|()| Sent::End),
                 _ if has_more => Ok(Sent::Some),
                 _ => Ok(Sent::All),
             });
@@ -141,12 +152,12 @@ impl Worker {
     }
 
     /// Opens the run, or sends the next lines. Returns whether there may be more lines at once.
-    fn step(&mut self) -> Result<bool, Fault> {
+    fn step(&mut self, stop: &Stop) -> Result<bool, Fault> {
         let of_file = |error: std::io::Error| Fault::passing(format!("metrics.jsonl cannot be read: {error}"));
         if !self.is_open {
             let (id, started) = self.shared.id();
             let opening = Opening { id: &id, started, facts: &self.facts, folder: &self.folder };
-            self.tracker.open(&opening)?;
+            self.tracker.open(&opening, stop)?;
             self.is_open = true;
         }
         let recorded = |recorded: Result<()>| recorded.map_err(|error| Fault::passing(error.to_string()));
@@ -162,7 +173,7 @@ impl Worker {
         if batch.is_empty() {
             return Ok(false);
         }
-        self.tracker.send(&batch.lines)?;
+        self.tracker.send(&batch.lines, stop)?;
         self.follower.advance(batch);
         recorded(self.record())?;
         Ok(true)

@@ -1,8 +1,9 @@
 //! Trackio, by the API of its server.
 
+use crate::thread::Stop;
 use crate::{Line, Opening, Outcome, Tracker};
 use ottava_common::{Error, Result};
-use ottava_http::{Client, Fault, Request, Url};
+use ottava_http::{Client, Fault, Secret, Url};
 use serde_json::{Map, Value, json};
 use std::path::Path;
 use std::time::Duration;
@@ -17,7 +18,6 @@ const TIMEOUT: Duration = Duration::from_secs(10);
 
 pub(crate) struct Trackio {
     client: Client,
-    token: Option<String>,
     /// The fields of each entry that name the run, once it is open.
     run: Map<String, Value>,
     config: Map<String, Value>,
@@ -33,14 +33,17 @@ impl Trackio {
         let (address, query) = text.split_once('?').unwrap_or((&text, ""));
         let url = Url::new("TRACKIO_SERVER_URL", &format!("{}/api/bulk_log", address.trim_end_matches('/')))?;
         let in_query = query.split('&').find_map(|part| part.strip_prefix("write_token="));
-        let token = variable("TRACKIO_WRITE_TOKEN").or(in_query.map(str::to_string));
-        if token.as_deref().is_some_and(|token| !token.bytes().all(|byte| byte.is_ascii_graphic())) {
-            return Err(Error::Config(
-                "TRACKIO_WRITE_TOKEN contains spaces or other characters that cannot be printed".into(),
-            ));
-        }
-        let client = Client::new(url, None, MAX_ANSWER)?;
-        Ok(Trackio { client, token, run: Map::new(), config: Map::new() })
+        let key = match variable("TRACKIO_WRITE_TOKEN").or(in_query.map(str::to_string)) {
+            None => None,
+            Some(token) => Some(Secret::from_text("TRACKIO_WRITE_TOKEN", &token).ok_or_else(|| {
+                Error::Config(
+                    "TRACKIO_WRITE_TOKEN is empty, or contains spaces or other characters that cannot be printed"
+                        .into(),
+                )
+            })?),
+        };
+        let client = Client::new(url, key.map(|key| key.with_header("X-Trackio-Write-Token")), MAX_ANSWER)?;
+        Ok(Trackio { client, run: Map::new(), config: Map::new() })
     }
 }
 
@@ -49,14 +52,14 @@ impl Tracker for Trackio {
         "Trackio"
     }
 
-    fn open(&mut self, run: &Opening) -> Result<(), Fault> {
+    fn open(&mut self, run: &Opening, _: &Stop) -> Result<(), Fault> {
         let fields = [("project", &run.facts.project), ("run", &run.facts.name), ("run_id", &run.id.to_string())];
         self.run = fields.into_iter().map(|(key, value)| (key.to_string(), json!(value))).collect();
         self.config = run.facts.settings.iter().map(|(key, value)| (key.clone(), json!(value))).collect();
         Ok(())
     }
 
-    fn send(&mut self, lines: &[Line]) -> Result<(), Fault> {
+    fn send(&mut self, lines: &[Line], stop: &Stop) -> Result<(), Fault> {
         let id = self.run["run_id"].as_str().unwrap_or_default().to_string();
         for some in lines.chunks(LINES) {
             let entry = |line: &Line| {
@@ -69,22 +72,22 @@ impl Tracker for Trackio {
                 entry.insert("metrics".into(), Value::Object(metrics));
                 entry.insert("step".into(), json!(line.step));
                 entry.insert("config".into(), json!(self.config));
-                // The server ignores an entry whose id it has, so lines that are sent again are not doubled.
-                entry.insert("log_id".into(), json!(format!("{id}-{}-{}", line.attempt, line.step)));
+                // The server ignores an entry whose id it has, so lines that are sent again are not doubled. A step that is made again has another line,
+                // also after the files of the run were restored from an earlier time.
+                entry.insert(
+                    "log_id".into(),
+                    json!(format!("{id}-{}-{}-{:016x}", line.attempt, line.step, line.digest)),
+                );
                 Value::Object(entry)
             };
             let logs: Vec<Value> = some.iter().map(entry).collect();
             let body = json!({"logs": logs, "hf_token": null}).to_string();
-            let mut request = Request::post(body.as_bytes()).header("Content-Type", "application/json");
-            if let Some(token) = &self.token {
-                request = request.header("X-Trackio-Write-Token", token);
-            }
-            self.client.send(request, TIMEOUT)?.success().map(drop)?;
+            self.client.post_json(body.as_bytes(), stop.limit(TIMEOUT)?)?;
         }
         Ok(())
     }
 
-    fn end(&mut self, _: Outcome, _: &Path) -> Result<(), Fault> {
+    fn end(&mut self, _: Outcome, _: &Path, _: &Stop) -> Result<(), Fault> {
         Ok(())
     }
 }

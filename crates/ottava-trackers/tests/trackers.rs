@@ -6,7 +6,7 @@ use ottava_trackers::{Facts, Outcome, Trackers};
 use serde_json::{Value, json};
 use std::fs;
 use std::path::Path;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -44,9 +44,9 @@ fn body(request: &Received) -> Value {
     serde_json::from_slice(&request.bytes).unwrap_or_default()
 }
 
-/// A stand-in for MLflow, with one experiment that exists and at most one run. The first `faults` requests fail.
+/// A stand-in for MLflow, with at most one experiment and at most one run. It refuses the file `refused.txt`. The first `faults` requests fail.
 fn mlflow(faults: usize) -> (Server, Arc<AtomicUsize>) {
-    let (run, left) = (Mutex::new(Value::Null), Arc::new(AtomicUsize::new(faults)));
+    let (run, experiment, left) = (Mutex::new(Value::Null), AtomicBool::new(false), Arc::new(AtomicUsize::new(faults)));
     let faults = left.clone();
     let server = Server::start(move |_, request| {
         if left.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1)).is_ok() {
@@ -54,8 +54,13 @@ fn mlflow(faults: usize) -> (Server, Arc<AtomicUsize>) {
         }
         let (mut run, asked) = (run.lock().unwrap(), body(request));
         let answer = match request.target().1.trim_start_matches("/api/2.0/") {
-            "mlflow/experiments/create" => return reply(400, "", "RESOURCE_ALREADY_EXISTS"),
-            "mlflow/experiments/search" => json!({"experiments": [{"experiment_id": "7"}]}),
+            "mlflow/experiments/get-by-name?experiment_name=words" if experiment.load(Ordering::SeqCst) => {
+                json!({"experiment": {"experiment_id": "7"}})
+            }
+            "mlflow/experiments/create" => {
+                experiment.store(true, Ordering::SeqCst);
+                json!({"experiment_id": "7"})
+            }
             "mlflow/runs/search" if run.is_null() => json!({}),
             "mlflow/runs/search" => json!({"runs": [*run]}),
             "mlflow/runs/create" => {
@@ -69,6 +74,7 @@ fn mlflow(faults: usize) -> (Server, Arc<AtomicUsize>) {
                 json!({})
             }
             "mlflow/runs/update" => json!({}),
+            path if path.ends_with("/refused.txt") => return reply(403, "", "no files"),
             path if path.starts_with("mlflow-artifacts/artifacts/7/abc/artifacts/") => json!({}),
             path => return reply(404, "", path),
         };
@@ -124,7 +130,7 @@ fn mlflow_gets_metrics_settings_and_files_once_and_resumes_in_the_same_run() {
     write(folder.path(), &[(1, 3.5), (2, 3.0), (3, 2.5)]);
     follow(Outcome::Finished);
     assert_eq!(requests(&server, "runs/create").len(), 1);
-    assert_eq!(requests(&server, "experiments/create")[0]["name"], "words");
+    assert_eq!(requests(&server, "experiments/create"), [json!({"name": "words"})]);
     let params: Vec<Value> =
         requests(&server, "runs/log-batch").into_iter().filter(|body| body["params"].is_array()).collect();
     assert_eq!(params.len(), 1, "settings are sent once");
@@ -133,6 +139,48 @@ fn mlflow_gets_metrics_settings_and_files_once_and_resumes_in_the_same_run() {
     assert_eq!(state["seen"]["mlflow"]["lines"], 3);
     // The two lines of steps 1 and 2 were sent before; line 2 has changed, which a start cannot notice by the number of lines.
     assert_eq!(metrics(&server)[sent..], [(3, 2.5)]);
+}
+
+#[test]
+fn a_refused_file_does_not_keep_the_run_from_its_end() {
+    let (server, _) = mlflow(0);
+    let (folder, url) = (run(), server.url("/"));
+    for name in ["completions.jsonl", "refused.txt"] {
+        fs::write(folder.path().join(name), name).unwrap();
+    }
+    let settings = LoggingConfig { report_to: vec![TrackerKind::Mlflow], ..LoggingConfig::default() };
+    let variable = |name: &str| (name == "MLFLOW_TRACKING_URI").then(|| url.clone());
+    let trackers = Trackers::with_variables(&settings, &variable).unwrap().with_grace(Duration::from_millis(1500));
+    // The last file is uploaded first.
+    let facts = Facts { files: vec!["completions.jsonl".into(), "refused.txt".into()], ..facts() };
+    trackers.start(folder.path(), facts).unwrap().finish(Outcome::Finished);
+    let statuses: Vec<Value> = requests(&server, "runs/update").iter().map(|body| body["status"].clone()).collect();
+    assert_eq!(statuses, ["RUNNING", "FINISHED"]);
+    let puts: Vec<String> = server.received().into_iter().filter(|r| r.target().0 == "PUT").map(|r| r.body).collect();
+    assert_eq!(puts, ["refused.txt", "completions.jsonl"]);
+}
+
+/// A server that does not answer keeps a process at its end for the grace, and not for the usual limit of each request.
+#[test]
+fn requests_after_the_end_have_the_time_that_is_left() {
+    let server = Server::start(|number, _| {
+        // The first request begins before the end of the run is known, at the latest.
+        std::thread::sleep(Duration::from_millis(if number == 0 { 0 } else { 4000 }));
+        reply(200, "", "{}")
+    });
+    let folder = run();
+    let (settings, url) =
+        (LoggingConfig { report_to: vec![TrackerKind::Trackio], ..LoggingConfig::default() }, server.url("/"));
+    let variable = |name: &str| (name == "TRACKIO_SERVER_URL").then(|| url.clone());
+    let trackers = Trackers::with_variables(&settings, &variable).unwrap().with_grace(Duration::from_millis(300));
+    let following = trackers.start(folder.path(), facts()).unwrap();
+    while server.received().is_empty() {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    write(folder.path(), &[(1, 3.5), (2, 3.25), (3, 3.0)]);
+    following.finish(Outcome::Finished);
+    let state: Value = serde_json::from_str(&fs::read_to_string(folder.path().join("trackers.json")).unwrap()).unwrap();
+    assert_eq!(state["seen"]["trackio"]["lines"], 2, "the answer came after the end");
 }
 
 #[test]
@@ -188,6 +236,20 @@ fn trackio_gets_each_step_with_an_id() {
     let again = body(&server.received()[1])["logs"].clone();
     assert_eq!((&again[0]["step"], &again[0]["metrics"]["attempt"]), (&json!(2), &json!(1)));
     assert_ne!(again[0]["log_id"], logs[1]["log_id"]);
+    // The files of the run were restored from a time before step 2, so the number of attempts is the same.
+    let other = run();
+    let state =
+        |lines: u64| json!({"id": "restored", "started": 1, "seen": {"trackio": {"lines": lines, "attempt": 0}}});
+    let ids: Vec<Value> = [3.0, 2.5, 2.5]
+        .into_iter()
+        .map(|loss| {
+            write(other.path(), &[(1, 3.5), (2, loss)]);
+            fs::write(other.path().join("trackers.json"), state(1).to_string()).unwrap();
+            follow(TrackerKind::Trackio, &[("TRACKIO_SERVER_URL", &url)], other.path(), Outcome::Finished);
+            body(server.received().last().unwrap())["logs"][0]["log_id"].clone()
+        })
+        .collect();
+    assert!(ids[0] != ids[1] && ids[1] == ids[2], "{ids:?}");
 }
 
 #[test]

@@ -1,11 +1,12 @@
 //! Weights & Biases, by a file that `wandb sync` sends.
 //!
 //! The file is written anew from `metrics.jsonl` at each start and after each return to an earlier step, so it never has steps that are no longer part
-//! of the run.
+//! of the run. `metrics.jsonl` has no times, so lines that are written anew have the time at which they are written.
 
 mod log;
 mod message;
 
+use crate::thread::Stop;
 use crate::{Line, Opening, Outcome, Tracker};
 use log::LogFile;
 use message::Message;
@@ -82,7 +83,7 @@ impl Tracker for Wandb {
         "Weights & Biases"
     }
 
-    fn open(&mut self, run: &Opening) -> Result<(), Fault> {
+    fn open(&mut self, run: &Opening, _: &Stop) -> Result<(), Fault> {
         let path = path(run.folder, run.id, run.started);
         self.file = Some(LogFile::create(&path).map_err(fault)?);
         (self.records, self.started) = (0, run.started);
@@ -103,11 +104,11 @@ impl Tracker for Wandb {
         Ok(())
     }
 
-    fn send(&mut self, lines: &[Line]) -> Result<(), Fault> {
+    fn send(&mut self, lines: &[Line], _: &Stop) -> Result<(), Fault> {
         self.write_lines(lines).map_err(fault)
     }
 
-    fn end(&mut self, outcome: Outcome, _: &Path) -> Result<(), Fault> {
+    fn end(&mut self, outcome: Outcome, _: &Path, _: &Stop) -> Result<(), Fault> {
         let code = u64::from(outcome != Outcome::Finished);
         let mut write = || {
             self.write(record::EXIT, Message::default().number(1, code))?;

@@ -2,7 +2,8 @@
 
 use super::Trainer;
 use super::building::model_of;
-use super::start::{Start, checkpoints};
+use super::outputs::Outputs;
+use super::start::{RunLock, Start, checkpoints};
 use ottava_checkpoint::{Best, atomic};
 use ottava_common::error::Result;
 use ottava_data::Tokenizer;
@@ -15,6 +16,15 @@ impl Trainer {
         let config = &self.environment.config;
         let best = self.progress.best.as_ref().filter(|_| config.evaluation.load_best_model_at_end)?;
         Some((best, checkpoints(&config.output_dir).join(atomic::name(best.step))))
+    }
+
+    /// Frees the memory of a run that has failed, and leaves the job: from here on, the loss of another rank does not end this process. On the leading
+    /// rank, returns the lock on the folder of the run, so that no other process trains into the folder before this process has ended.
+    pub fn leave(self) -> Option<RunLock> {
+        let Trainer { outputs: Outputs { saver, files, .. }, .. } = self;
+        // A save in progress writes under the lock.
+        drop(saver);
+        files.map(|files| files.lock)
     }
 
     /// Returns the model and its tokenizer after the run, and frees all other memory of the run. With `load_best_model_at_end`, returns the model of

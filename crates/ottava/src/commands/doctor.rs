@@ -3,6 +3,7 @@
 use crate::output::print_json;
 use clap::Args;
 use ottava_common::Result;
+use ottava_tensor::Capability;
 use ottava_tensor::cuda::{CudaDevice, PeerLink, inventory};
 use serde_json::json;
 
@@ -88,8 +89,11 @@ fn verdict(gpus: &[(i32, i32)], missing: &[&str]) -> String {
     // The others only report what GPUs do, or join several GPUs.
     let needed: Vec<&str> = missing.iter().copied().filter(|name| !OPTIONAL.contains(name)).collect();
     let rest: Vec<&str> = missing.iter().copied().filter(|name| OPTIONAL.contains(name)).collect();
-    let with_fp8 = gpus.iter().filter(|capability| **capability >= (8, 9)).count();
-    match (gpus.len(), needed.is_empty()) {
+    type Versions<'a> = Vec<&'a (i32, i32)>;
+    let (usable, unsupported): (Versions, Versions) =
+        gpus.iter().partition(|version| Capability::find(**version).is_ok());
+    let with_fp8 = usable.iter().filter(|version| ***version >= (8, 9)).count();
+    let sentence = match (usable.len(), needed.is_empty()) {
         (0, _) if missing.is_empty() => "This machine has no usable GPU: runs use the CPU.".into(),
         (0, _) => format!(
             "This machine has no usable GPU: runs use the CPU. A machine with a GPU also needs {}, as listed below.",
@@ -104,6 +108,12 @@ fn verdict(gpus: &[(i32, i32)], missing: &[&str]) -> String {
             };
             format!("This machine is ready to train: {fp8}{rest}")
         }
+    };
+    let mut versions: Vec<String> = unsupported.iter().map(|(major, minor)| format!("{major}.{minor}")).collect();
+    versions.dedup();
+    match versions.is_empty() {
+        true => sentence,
+        false => format!("{sentence} GPUs of compute capability {} are not supported.", versions.join(", ")),
     }
 }
 
@@ -136,6 +146,13 @@ mod tests {
         );
         assert!(verdict(&[(9, 0)], &["NVRTC", "NCCL"]).contains("install NVRTC, as listed"));
         assert!(verdict(&[(9, 0), (8, 0)], &[]).ends_with("1 of 2 GPUs have FP8 tensor cores."));
+        let mixed = verdict(&[(9, 0), (6, 1), (6, 1)], &[]);
+        assert!(
+            mixed.contains("1 of 1 GPUs have FP8") && mixed.ends_with("capability 6.1 are not supported."),
+            "{mixed}"
+        );
+        let old = verdict(&[(6, 1)], &[]);
+        assert!(old.contains("no usable GPU") && old.ends_with("6.1 are not supported."), "{old}");
         assert!(
             verdict(&[(9, 0)], &["NCCL"]).contains("ready to train")
                 && verdict(&[(9, 0)], &["NCCL"]).contains("Without NCCL")

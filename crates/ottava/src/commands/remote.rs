@@ -5,7 +5,7 @@ use ottava_common::fs::{RealFs, replace_file};
 use ottava_common::{Error, Result, input};
 use ottava_hub::{DataId, Hub, Kind, Pins, RepoId, Watch, matches};
 use ottava_settings::{DatasetConfig, Loaded, RunConfig, WeightInit};
-use ottava_store::Bucket;
+use ottava_store::{Bucket, Object};
 use ottava_tensor::comm::Group;
 use std::cell::RefCell;
 use std::path::{Path, PathBuf};
@@ -75,19 +75,59 @@ fn objects(paths: &[PathBuf], copies: &Path, reads: Reads) -> Result<Vec<PathBuf
         };
         let (bucket, pattern) = rest.split_once('/').unwrap_or((rest, ""));
         let bucket = Bucket::from_env("data.train_files", &format!("s3://{bucket}"))?;
-        let folder = format!("{}/**", pattern.trim_end_matches('/'));
-        let start = &pattern[..pattern.find(['*', '?']).unwrap_or(pattern.trim_end_matches('/').len())];
-        let mut found = bucket.list(start)?;
-        found.retain(|object| matches(pattern, &object.name) || matches(&folder, &object.name));
-        // Some programs make empty objects for folders.
-        found.retain(|object| !object.name.ends_with('/'));
-        if found.is_empty() {
-            return Err(Error::Data(format!("{text}: no object has a name of this pattern")));
-        }
-        let mut transfer = Transfer::new("downloaded");
-        files.extend(bucket.copies(&found, copies, &mut |done, total| transfer.at(&text, done, total))?);
+        files.extend(copied(&bucket, pattern.trim_end_matches('/'), copies)?);
     }
     Ok(files)
+}
+
+/// Returns the local copies of what `pattern` names in `bucket`: files, or a folder, whose files the reader of the data chooses.
+fn copied(bucket: &Bucket, pattern: &str, copies: &Path) -> Result<Vec<PathBuf>> {
+    let plain = &pattern[..pattern.find(['*', '?']).unwrap_or(pattern.len())];
+    let mut found = bucket.list(plain)?;
+    // Some programs make empty objects for folders.
+    found.retain(|object| !object.name.ends_with('/'));
+    let folder = if pattern.is_empty() { String::new() } else { format!("{pattern}/") };
+    let is_folder = plain == pattern && found.iter().all(|object| object.name != pattern);
+    let start = if is_folder { folder.as_str() } else { &plain[..plain.rfind('/').map_or(0, |at| at + 1)] };
+    match is_folder {
+        true => found.retain(|object| object.name.starts_with(&folder)),
+        false => {
+            let below = format!("{pattern}/**");
+            found.retain(|object| matches(pattern, &object.name) || plain != pattern && matches(&below, &object.name));
+        }
+    }
+    let text = bucket.place(pattern);
+    if found.is_empty() {
+        return Err(Error::Data(format!("{text}: no object has a name of this pattern")));
+    }
+    let names: Vec<String> = found.iter().map(|object| object.name.clone()).collect();
+    if !is_folder {
+        found.extend(partners(bucket, &names)?);
+    }
+    let mut transfer = Transfer::new("downloaded");
+    let root = bucket.copies(&found, start, copies, &mut |done, total| transfer.at(&text, done, total))?;
+    if is_folder {
+        return Ok(vec![root]);
+    }
+    // A pair of Megatron-LM counts once, as in a pattern of local files.
+    let is_index = |name: &str| name.strip_suffix(".idx").is_some_and(|stem| names.contains(&format!("{stem}.bin")));
+    Ok(names.iter().filter(|name| !is_index(name)).map(|name| root.join(&name[start.len()..])).collect())
+}
+
+/// Returns the objects that belong to `names` without being named: the index of tokens of Megatron-LM, or the tokens of an index.
+fn partners(bucket: &Bucket, names: &[String]) -> Result<Vec<Object>> {
+    let mut found = Vec::new();
+    for name in names {
+        let partner = match name.rsplit_once('.') {
+            Some((stem, "bin")) => format!("{stem}.idx"),
+            Some((stem, "idx")) => format!("{stem}.bin"),
+            _ => continue,
+        };
+        if !names.contains(&partner) {
+            found.extend(bucket.list(&partner)?.into_iter().filter(|object| object.name == partner));
+        }
+    }
+    Ok(found)
 }
 
 impl Remote {
@@ -186,5 +226,46 @@ impl Remote {
         let answer = question(&hub)?;
         self.pins.replace(hub.pins());
         Ok(answer)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ottava_store::testing::FakeStore;
+
+    #[test]
+    fn a_folder_is_one_path_and_a_pair_of_megatron_counts_once() {
+        let (store, folder) = (FakeStore::start(), tempfile::tempdir().unwrap());
+        let variable = |name: &str| match name {
+            "AWS_ENDPOINT_URL" => Some(store.url()),
+            "AWS_ACCESS_KEY_ID" | "AWS_SECRET_ACCESS_KEY" => Some("id".to_string()),
+            _ => None,
+        };
+        let bucket = Bucket::with_variables("setting", "s3://corpus", &variable).unwrap();
+        for name in ["a/ids.bin", "a/ids.idx", "a/b/c.txt", "a2/d.txt"] {
+            store.set(&format!("corpus/{name}"), Some(name.as_bytes()));
+        }
+        let read = |pattern: &str| -> Vec<(String, bool)> {
+            let of_path = |path: PathBuf| {
+                let name = path.file_name().unwrap().to_string_lossy().into_owned();
+                if path.is_dir() {
+                    return ("folder".to_string(), path.join("b/c.txt").exists() && !path.join("d.txt").exists());
+                }
+                (name, path.with_extension("bin").exists() && path.with_extension("idx").exists())
+            };
+            copied(&bucket, pattern, folder.path()).unwrap().into_iter().map(of_path).collect()
+        };
+        for (pattern, expected) in [
+            ("a/ids.bin", [("ids.bin", true)]),
+            ("a/ids.idx", [("ids.idx", true)]),
+            ("a/ids.*", [("ids.bin", true)]),
+            ("a/b/*", [("c.txt", false)]),
+            ("a", [("folder", true)]),
+        ] {
+            let expected = expected.map(|(name, is_whole)| (name.to_string(), is_whole));
+            assert_eq!(read(pattern), expected, "{pattern}");
+        }
+        assert!(matches!(copied(&bucket, "a3", folder.path()), Err(Error::Data(_))));
     }
 }

@@ -134,6 +134,11 @@ impl Train {
             last = Some(report.clone());
         });
         progress.finish();
+        // After a failure other ranks leave the job, and the job would end this process while it waits for trackers and uploads.
+        let (trainer, _lock) = match &outcome {
+            Ok(()) => (Some(trainer), None),
+            Err(_) => (None, trainer.leave()),
+        };
         if let Some(following) = following {
             following.finish(match &outcome {
                 Ok(()) => Outcome::Finished,
@@ -147,9 +152,7 @@ impl Train {
             uploads.finish();
         }
         outcome?;
-        if !trainer.leads() {
-            return Ok(());
-        }
+        let Some(trainer) = trainer.filter(Trainer::leads) else { return Ok(()) };
         processes.wait()?;
         report(trainer, &config, &progress, last.as_ref(), self.json)
     }
@@ -162,7 +165,8 @@ fn backup(config: &RunConfig) -> Result<Option<Backup>> {
         return Ok(None);
     }
     let bucket = Bucket::from_env("checkpoint.upload_to", upload_to)?;
-    Ok(Some(Backup::new(bucket, &config.output_dir, *save_total_limit)))
+    let backup = Backup::new(bucket, &config.output_dir, *save_total_limit);
+    Ok(Some(backup.with_best(config.evaluation.load_best_model_at_end)))
 }
 
 /// Finds what rank 0 finds for all ranks: the checkpoint in the store from which the run resumes, and the commits of names of the Hub.

@@ -1,5 +1,6 @@
 //! Tests copies of checkpoints in a store, and reports to trackers, with stand-ins for the servers.
 
+use crate::ranks::{children, signal};
 use crate::setup::{Run, json};
 use ottava_http::testing::{Server, reply};
 use ottava_store::testing::FakeStore;
@@ -134,8 +135,39 @@ fn data_are_read_from_a_store() {
         let (success, error) = train(files, "d");
         assert!(!success && error.contains(word), "{error}");
     }
+    // A folder is read as a local folder is: its split for training, and no file that describes it.
+    for (name, content) in [
+        ("train/0.txt", &text[..]),
+        ("validation/0.txt", &[0xff; 9][..]),
+        ("test/0.txt", &[0xff; 9][..]),
+        ("_SUCCESS", &[]),
+    ] {
+        stored.store.set(&format!("corpus/splits/{name}"), Some(content));
+    }
+    let (success, error) = train("s3://corpus/splits", "e");
+    assert!(success, "{error}");
     let (success, error) = train("s3://corpus/none*", "d");
     assert!(!success && error.contains("no object has a name of this pattern"), "{error}");
+}
+
+/// The last checkpoint takes longer to upload than the job gives a process whose other rank is lost.
+#[test]
+fn a_lost_rank_does_not_cut_off_the_last_upload() {
+    let stored = Stored::new();
+    stored.store.slow(Some(Duration::from_millis(150)));
+    let ranks = ["--ranks", "2", "--set", "per_device_train_batch_size=1", "--set", "global_batch_size=4"];
+    let saves = ["--set", "max_steps=1000000", "--set", "save_steps=50", "--set", "save_total_limit=1"];
+    let mut command = stored.command(&[ranks, saves].concat());
+    let mut child = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+    stored.run.wait_for_steps(&mut child, 60);
+    signal("-KILL", children(&child)[0]);
+    let output = child.wait_with_output().unwrap();
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(5), "{error}");
+    let folders = std::fs::read_dir(stored.run.path("run/checkpoints")).unwrap();
+    let step = |name: String| name.strip_prefix("checkpoint-")?.parse::<u64>().ok();
+    let local = folders.filter_map(|entry| step(entry.unwrap().file_name().into_string().unwrap())).max();
+    assert_eq!(stored.newest().1.into_iter().max(), local, "{error}");
 }
 
 #[test]
