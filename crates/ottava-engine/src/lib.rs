@@ -58,6 +58,7 @@ mod drawing;
 mod gbnf;
 mod generation_config;
 mod grammar;
+mod grammar_limits;
 mod leading;
 mod masks;
 mod ngram;
