@@ -55,6 +55,12 @@ pub fn model(path: &Path) -> Result<PathBuf> {
     Ok(find(path, Reads::Weights, &[])?.unwrap_or_else(|| path.to_path_buf()))
 }
 
+/// Returns the folder in the cache with the configurations of the model that `path` names on the Hub, without its weights; `None` if `path` is a local
+/// path.
+pub fn shapes(path: &Path) -> Result<Option<PathBuf>> {
+    find(path, Reads::Shapes, &[])
+}
+
 /// Returns the local files of `paths`. A name of the Hub stands for the files of a split, by default the first of
 /// `splits` that the data set has.
 pub fn data_files(paths: &[PathBuf], splits: &[&str], pins: &[(RepoId, String)]) -> Result<Vec<PathBuf>> {
