@@ -10,6 +10,7 @@ use ottava_recipe::lora::{Exceptions, Lora, MAGNITUDE, PEFT_PREFIX, Targets};
 use ottava_recipe::param::{FolderLayout, FolderTensor, Init, WeightSource};
 use ottava_tensor::Tensor;
 use std::collections::BTreeSet;
+use std::io::ErrorKind;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
@@ -47,16 +48,10 @@ pub struct LinearAdapter {
 impl AdapterFolder {
     /// Opens `folder`. Names in `target_modules` are ignored if no matrix matches them, as in PEFT.
     ///
-    /// Errors with [`Error::Model`] if the settings need something that is not implemented.
+    /// Errors as [`AdapterFolder::expect_config`], and with [`Error::Model`] if the settings need something that is not implemented.
     pub fn open(folder: &Path) -> Result<AdapterFolder> {
-        let path = folder.join(CONFIG_FILE);
-        if !path.is_file() {
-            return Err(Error::Model(format!(
-                "{}: there is no {CONFIG_FILE}; an adapter is a folder of PEFT with {CONFIG_FILE} and {WEIGHTS_FILE}",
-                folder.display()
-            )));
-        }
-        let config = ConfigFile::read(&path)?;
+        AdapterFolder::expect_config(folder)?;
+        let config = ConfigFile::read(&folder.join(CONFIG_FILE))?;
         let mut lora = adapter_config::settings(&config)?;
         let weights = folder.join(WEIGHTS_FILE);
         if !weights.exists() && folder.join(PICKLE_FILE).exists() {
@@ -80,6 +75,16 @@ impl AdapterFolder {
             return Err(config.error("`target_modules` names no linear that has matrices in the folder"));
         }
         Ok(AdapterFolder { lora, has_score: adapter_config::has_score(&config), files, path: folder.to_path_buf() })
+    }
+
+    /// Errors with [`Error::Io`] of the kind [`ErrorKind::NotFound`] if the folder has no settings of an adapter.
+    pub fn expect_config(folder: &Path) -> Result<()> {
+        if folder.join(CONFIG_FILE).is_file() {
+            return Ok(());
+        }
+        let reason =
+            format!("there is no {CONFIG_FILE}; an adapter is a folder of PEFT with {CONFIG_FILE} and {WEIGHTS_FILE}");
+        Err(Error::io(folder)(std::io::Error::new(ErrorKind::NotFound, reason)))
     }
 
     /// Returns the path of the folder.

@@ -2,9 +2,11 @@
 
 use crate::batching::Engine;
 use crate::request::AdapterId;
-use ottava_common::error::{Error, Result};
+use ottava_common::error::Result;
 use ottava_models::{Adapters, Decoder};
-use std::path::Path;
+
+/// Loads adapters that are open for the model of an engine.
+pub type LoadAdapters = Box<dyn FnOnce(&Decoder) -> Result<Adapters> + Send>;
 
 impl Engine {
     /// Adds `adapters`, which requests can then name. They must come from [`Decoder::load_adapters`] of this model.
@@ -13,17 +15,9 @@ impl Engine {
         AdapterId(self.adapters.len() - 1)
     }
 
-    /// Lets [`Engine::load_adapters`] load adapters by `load`.
-    pub fn set_adapter_loader(&mut self, load: impl FnMut(&Decoder, &Path) -> Result<Adapters> + Send + 'static) {
-        self.load = Some(Box::new(load));
-    }
-
-    /// Loads the adapters in `folder`, which requests can then name.
-    ///
-    /// Errors with [`Error::Config`] if the engine has no loader, and with the errors of the loader.
-    pub fn load_adapters(&mut self, folder: &Path) -> Result<AdapterId> {
-        let load = self.load.as_mut().ok_or_else(|| Error::Config("this engine loads no adapters".into()))?;
-        let adapters = load(&self.model, folder)?;
+    /// Loads adapters, which requests can then name. Returns the errors of `load`.
+    pub fn load_adapters(&mut self, load: LoadAdapters) -> Result<AdapterId> {
+        let adapters = load(&self.model)?;
         Ok(self.add_adapters(adapters))
     }
 

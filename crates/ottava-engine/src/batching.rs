@@ -12,10 +12,6 @@ use ottava_common::error::{Error, Result};
 use ottava_models::{Adapters, CacheSizes, Decoder, KvCache, PREFILL_MULTIPLE};
 use ottava_tensor::Device;
 use std::collections::VecDeque;
-use std::path::Path;
-
-/// Loads the adapters of a folder for a model.
-type Load = Box<dyn FnMut(&Decoder, &Path) -> Result<Adapters> + Send>;
 
 /// An engine that computes completions of a model.
 pub struct Engine {
@@ -23,8 +19,6 @@ pub struct Engine {
     /// The adapters of the model; `None` for removed adapters. The linears hold the adapters of number `adapter`.
     pub(super) adapters: Vec<Option<Adapters>>,
     pub(super) adapter: Option<AdapterId>,
-    /// Loads adapters from folders, if the engine may load some.
-    pub(super) load: Option<Load>,
     pub(super) options: EngineOptions,
     pub(super) cache: KvCache,
     /// The captured decode steps, on a GPU.
@@ -152,7 +146,6 @@ impl Engine {
             model,
             adapters: Vec::new(),
             adapter: None,
-            load: None,
             options: *options,
             cache,
             steps,

@@ -9,6 +9,11 @@ use std::collections::{BTreeMap, BTreeSet};
 /// The maximum depth of groups, and the maximum number of repetitions.
 const MOST_DEPTH: usize = 64;
 const MOST_REPETITIONS: u32 = 4096;
+/// The maximum depth of a regular expression of a grammar without recursion. The crate regex-syntax accepts a depth of 250, and counts two for each
+/// level here.
+const MOST_EXPRESSION_DEPTH: usize = 60;
+/// The depth at which a group in Lark's notation becomes a rule of its own. llguidance accepts 30 groups within each other.
+const MOST_LARK_DEPTH: usize = 8;
 /// The maximum length of a regular expression of a grammar without recursion, in bytes.
 const MOST_EXPRESSION: usize = 64 << 10;
 /// Macros of xgrammar.
@@ -39,14 +44,16 @@ enum Node {
     Repeat(Box<Node>, u32, Option<u32>),
 }
 
-/// Whether `text` has the form of GBNF, and not of Lark.
+/// Whether `text` has the form of GBNF, and not of Lark: after comments, it begins with a rule `name ::= …`.
 pub fn is_gbnf(text: &str) -> bool {
-    text.contains("::=")
+    let mut parser = Parser::new(text);
+    parser.space();
+    parser.begins_rule()
 }
 
 /// Translates a grammar. Errors with the reason, with line and column.
 pub fn translate(text: &str) -> Result<Translated, String> {
-    let mut parser = Parser { chars: text.chars().collect(), at: 0, depth: 0 };
+    let mut parser = Parser::new(text);
     let mut rules = BTreeMap::new();
     parser.space();
     while parser.at < parser.chars.len() {
@@ -66,7 +73,7 @@ pub fn translate(text: &str) -> Result<Translated, String> {
         return Err(parser.wrong(at, &format!("there is no rule `{name}`")));
     }
     let mut expression = String::new();
-    match inline(&Node::Rule("root".into(), 0), &rules, &mut BTreeSet::new(), &mut expression) {
+    match inline(&Node::Rule("root".into(), 0), &rules, &mut Open::default(), &mut expression) {
         true => Ok(Translated::Regex(expression)),
         false => Ok(Translated::Lark(lark(&rules))),
     }
@@ -98,9 +105,16 @@ fn undefined(node: &Node, rules: &BTreeMap<String, Node>) -> Option<(String, usi
     }
 }
 
-/// Writes a node as a regular expression. Returns false if a rule is recursive, or if the expression becomes too long. `open` has the rules around it.
-fn inline(node: &Node, rules: &BTreeMap<String, Node>, open: &mut BTreeSet<String>, to: &mut String) -> bool {
-    if to.len() > MOST_EXPRESSION {
+/// What is around a node: its rules, and the number of groups.
+#[derive(Default)]
+struct Open<'a> {
+    rules: BTreeSet<&'a str>,
+    depth: usize,
+}
+
+/// Writes a node as a regular expression. Returns false if a rule is recursive, or if the expression becomes too long or too deep.
+fn inline<'a>(node: &'a Node, rules: &'a BTreeMap<String, Node>, open: &mut Open<'a>, to: &mut String) -> bool {
+    if to.len() > MOST_EXPRESSION || open.depth > MOST_EXPRESSION_DEPTH {
         return false;
     }
     match node {
@@ -108,11 +122,11 @@ fn inline(node: &Node, rules: &BTreeMap<String, Node>, open: &mut BTreeSet<Strin
         Node::Class(inside) => *to += &format!("[{inside}]"),
         Node::Any => *to += "(?s:.)",
         Node::Rule(name, _) => {
-            if !open.insert(name.clone()) {
+            if !open.rules.insert(name) {
                 return false;
             }
             let is_inlined = group(&rules[name], rules, open, to);
-            open.remove(name);
+            open.rules.remove(name.as_str());
             return is_inlined;
         }
         Node::Sequence(nodes) => return nodes.iter().all(|node| group(node, rules, open, to)),
@@ -139,9 +153,11 @@ fn inline(node: &Node, rules: &BTreeMap<String, Node>, open: &mut BTreeSet<Strin
     true
 }
 
-fn group(node: &Node, rules: &BTreeMap<String, Node>, open: &mut BTreeSet<String>, to: &mut String) -> bool {
+fn group<'a>(node: &'a Node, rules: &'a BTreeMap<String, Node>, open: &mut Open<'a>, to: &mut String) -> bool {
     to.push_str("(?:");
+    open.depth += 1;
     let is_inlined = inline(node, rules, open, to);
+    open.depth -= 1;
     to.push(')');
     is_inlined
 }
@@ -150,36 +166,60 @@ fn group(node: &Node, rules: &BTreeMap<String, Node>, open: &mut BTreeSet<String
 fn lark(rules: &BTreeMap<String, Node>) -> String {
     let numbers: BTreeMap<&str, usize> =
         rules.keys().enumerate().map(|(number, name)| (name.as_str(), number)).collect();
-    let mut text = format!("start: r{}\n", numbers["root"]);
+    let text = format!("start: r{}\n", numbers["root"]);
+    let mut lark = Lark { text, count: rules.len(), numbers };
     for (number, node) in rules.values().enumerate() {
-        text += &format!("r{number}: {}\n", lark_node(node, &numbers));
+        let body = lark.node(node, 0);
+        lark.text += &format!("r{number}: {body}\n");
     }
-    text
+    lark.text
 }
 
-fn lark_node(node: &Node, numbers: &BTreeMap<&str, usize>) -> String {
-    let joined =
-        |nodes: &[Node], by: &str| nodes.iter().map(|node| lark_node(node, numbers)).collect::<Vec<_>>().join(by);
-    match node {
-        Node::Text(text) if text.is_empty() => "\"\"".into(),
-        Node::Text(text) => text.chars().map(|c| quoted(&c.to_string())).collect::<Vec<_>>().join(" "),
-        Node::Class(inside) => format!("/[{inside}]/"),
-        Node::Any => "/(?s:.)/".into(),
-        Node::Rule(name, _) => format!("r{}", numbers[name.as_str()]),
-        Node::Sequence(nodes) if nodes.is_empty() => "\"\"".into(),
-        Node::Sequence(nodes) => format!("({})", joined(nodes, " ")),
-        Node::Choice(nodes) => format!("({})", joined(nodes, " | ")),
-        Node::Repeat(node, least, most) => {
-            let node = format!("({})", lark_node(node, numbers));
-            match (least, most) {
-                (0, None) => format!("{node}*"),
-                (1, None) => format!("{node}+"),
-                (0, Some(1)) => format!("{node}?"),
-                (least, None) => format!("({node}~{least} {node}*)"),
-                (_, Some(0)) => "\"\"".into(),
-                (least, Some(most)) => format!("{node}~{least}..{most}"),
+/// A grammar in Lark's notation.
+struct Lark<'a> {
+    /// The rules so far.
+    text: String,
+    /// The number of rules.
+    count: usize,
+    /// The numbers of the rules that have names.
+    numbers: BTreeMap<&'a str, usize>,
+}
+
+impl Lark<'_> {
+    /// Writes a node within `depth` groups.
+    fn node(&mut self, node: &Node, depth: usize) -> String {
+        if depth == MOST_LARK_DEPTH && matches!(node, Node::Sequence(_) | Node::Choice(_) | Node::Repeat(..)) {
+            let number = self.count;
+            self.count += 1;
+            let body = self.node(node, 0);
+            self.text += &format!("r{number}: {body}\n");
+            return format!("r{number}");
+        }
+        match node {
+            Node::Text(text) if text.is_empty() => "\"\"".into(),
+            Node::Text(text) => text.chars().map(|c| quoted(&c.to_string())).collect::<Vec<_>>().join(" "),
+            Node::Class(inside) => format!("/[{inside}]/"),
+            Node::Any => "/(?s:.)/".into(),
+            Node::Rule(name, _) => format!("r{}", self.numbers[name.as_str()]),
+            Node::Sequence(nodes) if nodes.is_empty() => "\"\"".into(),
+            Node::Sequence(nodes) => format!("({})", self.joined(nodes, " ", depth)),
+            Node::Choice(nodes) => format!("({})", self.joined(nodes, " | ", depth)),
+            Node::Repeat(node, least, most) => {
+                let node = format!("({})", self.node(node, depth + 1));
+                match (least, most) {
+                    (0, None) => format!("{node}*"),
+                    (1, None) => format!("{node}+"),
+                    (0, Some(1)) => format!("{node}?"),
+                    (least, None) => format!("{node}{{{least},}}"),
+                    (_, Some(0)) => "\"\"".into(),
+                    (least, Some(most)) => format!("{node}~{least}..{most}"),
+                }
             }
         }
+    }
+
+    fn joined(&mut self, nodes: &[Node], by: &str, depth: usize) -> String {
+        nodes.iter().map(|node| self.node(node, depth + 1)).collect::<Vec<_>>().join(by)
     }
 }
 
@@ -190,6 +230,10 @@ struct Parser {
 }
 
 impl Parser {
+    fn new(text: &str) -> Parser {
+        Parser { chars: text.chars().collect(), at: 0, depth: 0 }
+    }
+
     /// A sentence about the place `at`.
     fn wrong(&self, at: usize, reason: &str) -> String {
         let before = &self.chars[..at.min(self.chars.len())];
@@ -250,7 +294,8 @@ impl Parser {
 
     fn choice(&mut self) -> Result<Node, String> {
         self.depth += 1;
-        if self.depth > MOST_DEPTH {
+        // The body of a rule is no group.
+        if self.depth > MOST_DEPTH + 1 {
             return Err(self.wrong(self.at, &format!("there are more than {MOST_DEPTH} groups within each other")));
         }
         let mut choices = vec![self.sequence()?];
@@ -326,26 +371,27 @@ impl Parser {
         Ok(node)
     }
 
-    /// Reads the repetitions after `node`.
-    fn repeated(&mut self, mut node: Node) -> Result<Node, String> {
-        loop {
-            let start = self.at;
-            let (least, most) = match self.peek() {
-                Some('*') => (0, None),
-                Some('+') => (1, None),
-                Some('?') => (0, Some(1)),
-                Some('{') => self.bounds()?,
-                _ => return Ok(node),
-            };
-            let largest = most.unwrap_or(least);
-            if largest > MOST_REPETITIONS || most.is_some_and(|most| most < least) {
-                let reason = format!("a repetition is from 0 up to {MOST_REPETITIONS} times, the smaller number first");
-                return Err(self.wrong(start, &reason));
-            }
-            self.at += 1;
-            self.space();
-            node = Node::Repeat(Box::new(node), least, most);
+    /// Reads the repetition after `node`, if there is one.
+    fn repeated(&mut self, node: Node) -> Result<Node, String> {
+        let start = self.at;
+        let (least, most) = match self.peek() {
+            Some('*') => (0, None),
+            Some('+') => (1, None),
+            Some('?') => (0, Some(1)),
+            Some('{') => self.bounds()?,
+            _ => return Ok(node),
+        };
+        let largest = most.unwrap_or(least);
+        if largest > MOST_REPETITIONS || most.is_some_and(|most| most < least) {
+            let reason = format!("a repetition is from 0 up to {MOST_REPETITIONS} times, the smaller number first");
+            return Err(self.wrong(start, &reason));
         }
+        self.at += 1;
+        self.space();
+        if self.peek().is_some_and(|c| "*+?{".contains(c)) {
+            return Err(self.wrong(self.at, "a repetition follows a repetition; write brackets around the first one"));
+        }
+        Ok(Node::Repeat(Box::new(node), least, most))
     }
 
     /// Reads `{n}`, `{n,}`, `{,m}` or `{n,m}` up to the brace that closes it.
@@ -353,10 +399,10 @@ impl Parser {
         let start = self.at;
         let inside: String = self.chars[start + 1..].iter().take_while(|&&c| c != '}').collect();
         self.at += 1 + inside.chars().count();
-        let inside: String = inside.split_whitespace().collect();
-        let number = |text: &str| text.parse::<u32>().ok();
-        let bounds = match inside.split_once(',') {
-            None => number(&inside).map(|count| (count, Some(count))),
+        // The parser of Rust's integers also accepts a sign.
+        let number = |text: &str| text.parse::<u32>().ok().filter(|_| !text.starts_with('+'));
+        let bounds = match inside.split_once(',').map(|(least, most)| (least.trim(), most.trim())) {
+            None => number(inside.trim()).map(|count| (count, Some(count))),
             Some((least, "")) => number(least).map(|least| (least, None)),
             Some(("", most)) => number(most).map(|most| (0, Some(most))),
             Some((least, most)) => number(least).zip(number(most)).map(|(least, most)| (least, Some(most))),
@@ -420,7 +466,7 @@ impl Parser {
         };
         let code: String = self.chars[self.at..].iter().take(digits).collect();
         self.at += code.chars().count();
-        let code = u32::from_str_radix(&code, 16).ok().filter(|_| code.len() == digits);
+        let code = u32::from_str_radix(&code, 16).ok().filter(|_| code.len() == digits && !code.starts_with('+'));
         code.and_then(char::from_u32).ok_or_else(|| self.wrong(start, "the code of a character is wrong"))
     }
 }
@@ -456,6 +502,37 @@ mod tests {
     }
 
     #[test]
+    fn the_first_rule_tells_gbnf_from_lark() {
+        for text in ["root ::= \"a\"", "# start: x\n\n  root ::= x", "a-b::=c"] {
+            assert!(is_gbnf(text), "{text}");
+        }
+        for text in ["start: \"a ::= b\"", "// a ::= b\nstart: x", "start::_: x", "# a ::= b\nstart: x", ""] {
+            assert!(!is_gbnf(text), "{text}");
+        }
+    }
+
+    #[test]
+    fn deep_groups_and_long_chains_of_rules_are_not_inlined() {
+        let nested = |depth: usize| format!("root ::= {}\"a\"{}", "(\"b\" ".repeat(depth), ")?".repeat(depth));
+        assert!(matches!(translate(&nested(10)), Ok(Translated::Regex(_))));
+        let Ok(Translated::Lark(rules)) = translate(&nested(MOST_DEPTH)) else { panic!("the expression is too deep") };
+        let depth = |line: &str| {
+            let open = line.chars().scan(0, |open, c| {
+                *open += i32::from(c == '(') - i32::from(c == ')');
+                Some(*open)
+            });
+            open.max().unwrap_or(0)
+        };
+        assert!(rules.lines().map(depth).max().unwrap() < 20, "{rules}");
+        let chain = |length: usize| {
+            let rules = (0..length).map(|i| format!("r{i} ::= \"b\" r{}\n", i + 1)).collect::<String>();
+            format!("root ::= r0\n{rules}r{length} ::= \"a\"")
+        };
+        assert!(matches!(translate(&chain(10)), Ok(Translated::Regex(_))));
+        assert!(matches!(translate(&chain(21_000)), Ok(Translated::Lark(_))));
+    }
+
+    #[test]
     fn what_is_no_grammar_is_told_with_line_and_column() {
         for (text, words) in [
             ("root ::= a", "line 1, column 10: there is no rule `a`"),
@@ -469,11 +546,16 @@ mod tests {
             ("root ::= \"a\" )", "line 1, column 14: a rule `name ::= …` is expected"),
             ("root ::= \"a\"{3,2}", "line 1, column 13: a repetition is from 0"),
             ("root ::= \"a\"{x}", "line 1, column 13: a repetition is {n}"),
+            ("root ::= \"a\"{+3}", "line 1, column 13: a repetition is {n}"),
+            ("root ::= \"a\"{1 2}", "line 1, column 13: a repetition is {n}"),
+            ("root ::= \"a\"+ *", "line 1, column 15: a repetition follows a repetition"),
+            (&format!("root ::= \"a\"{}", "*".repeat(200_000)), "line 1, column 14: a repetition follows"),
+            ("root ::= \"\\x+f\"", "line 1, column 11: the code of a character is wrong"),
             ("root ::= \"\\q\"", "line 1, column 11: `\\q` is no character"),
             ("root ::= \"a\" (= \"b\")", "line 1, column 14: assertions"),
             ("root ::= TagDispatch((\"a\", b))", "line 1, column 10: `TagDispatch` is not implemented"),
             ("root ::= <think>", "line 1, column 10: tokens are not implemented"),
-            (&format!("root ::= {}\"a\"", "(".repeat(100)), "groups within each other"),
+            (&format!("root ::= {}\"a\"{}", "(".repeat(65), ")".repeat(65)), "groups within each other"),
         ] {
             let error = translate(text).unwrap_err();
             assert!(error.contains(words), "{text}: {error}");

@@ -3,6 +3,7 @@
 //! (<https://github.com/guidance-ai/llguidance>).
 
 use crate::gbnf::{Translated, is_gbnf, literal, translate};
+use crate::grammar_limits::{expect_few_remainders, expect_small};
 use crate::reasoning::{Reasoning, ReasoningMarks, Vocabulary};
 use crate::structural_tag;
 use llguidance::api::TopLevelGrammar;
@@ -31,40 +32,17 @@ pub struct Grammar {
     reasoning: Option<Reasoning>,
 }
 
-/// The maximum number of remainders for all `multipleOf` of a schema. Compiling 10,000 remainders takes 80 ms. Compiling 100,000 takes a second and
-/// more memory.
-const MOST_REMAINDERS: u64 = 10_000;
+/// The stack of the thread that compiles a grammar, in bytes. llguidance compiles by recursion; [`MOST_CHAINED`](crate::grammar_limits::MOST_CHAINED)
+/// rules need less. The system gives a thread only the memory that it touches.
+const STACK: usize = 256 << 20;
 
-/// Returns the number of remainders that a grammar distinguishes to enforce each `multipleOf` of a schema. A divisor needs as many as its digits
-/// without the decimal point say. If `allOf` or a reference may apply several divisors to the same number, their least common multiple counts.
-fn remainders(schema: &Value) -> u64 {
-    let (mut divisors, mut may_meet, mut open) = (Vec::new(), false, vec![schema]);
-    while let Some(value) = open.pop() {
-        match value {
-            Value::Object(fields) => {
-                may_meet |= fields.contains_key("allOf") || fields.contains_key("$ref");
-                let divisor = fields.get("multipleOf").and_then(Value::as_f64).filter(|divisor| *divisor > 0.0);
-                divisors
-                    .extend(divisor.map(|divisor| format!("{divisor}").replace('.', "").parse().unwrap_or(u64::MAX)));
-                open.extend(fields.values());
-            }
-            Value::Array(list) => open.extend(list),
-            _ => {}
-        }
-    }
-    match may_meet {
-        true => divisors.into_iter().fold(1, common_multiple),
-        false => divisors.into_iter().fold(0, u64::saturating_add),
-    }
-}
-
-/// Returns the least common multiple of two positive numbers.
-fn common_multiple(a: u64, b: u64) -> u64 {
-    let (mut divisor, mut rest) = (a, b);
-    while rest > 0 {
-        (divisor, rest) = (rest, divisor % rest);
-    }
-    (a / divisor).saturating_mul(b)
+/// Who has written the text of a grammar.
+#[derive(Clone, Copy, PartialEq)]
+enum Written {
+    /// The user, so errors name line and column.
+    ByUser,
+    /// This crate.
+    Here,
 }
 
 /// The state of a completion in its grammar.
@@ -106,23 +84,25 @@ impl Grammars {
     pub fn json(&self, schema: &Value) -> Result<Grammar> {
         let schema = prepared(schema).map_err(Error::Config)?;
         let source = format!("json {schema}");
-        self.compile(TopLevelGrammar::from_json_schema(schema), source)
+        self.compile(TopLevelGrammar::from_json_schema(schema), source, Written::Here)
     }
 
-    /// Compiles a grammar with rules. A text with `::=` is GBNF as llama.cpp reads it, or EBNF as xgrammar reads it; the rule `root` is the whole text.
-    /// Another text is Lark as llguidance reads it, with the rule `start`.
+    /// Compiles a grammar with rules. A text that begins with `name ::=` is GBNF as llama.cpp reads it, or EBNF as xgrammar reads it; the rule `root` is
+    /// the whole text. Another text is Lark as llguidance reads it, with the rule `start`.
     ///
-    /// Errors with [`Error::Config`] for a grammar that is wrong or has something that is not implemented, with line and column.
+    /// Errors with [`Error::Config`] for a grammar that is wrong or has something that is not implemented, with line and column, and for a chain of
+    /// rules that is too long.
     pub fn rules(&self, text: &str) -> Result<Grammar> {
         let source = format!("rules {text}");
         if !is_gbnf(text) {
-            return self.compile(TopLevelGrammar::from_lark(text.into()), source);
+            return self.lark(text.into(), source, Written::ByUser);
         }
-        let grammar = match translate(text).map_err(Error::Config)? {
-            Translated::Regex(expression) => TopLevelGrammar::from_regex(&expression),
-            Translated::Lark(rules) => TopLevelGrammar::from_lark(rules),
-        };
-        self.compile(grammar, source)
+        match translate(text).map_err(Error::Config)? {
+            Translated::Regex(expression) => {
+                self.compile(TopLevelGrammar::from_regex(&expression), source, Written::Here)
+            }
+            Translated::Lark(rules) => self.lark(rules, source, Written::Here),
+        }
     }
 
     /// Compiles a grammar of free text with constrained parts between tags, as xgrammar and vLLM take them: an object with `format`, or with
@@ -131,14 +111,14 @@ impl Grammars {
     /// Errors with [`Error::Config`] for a tag that is wrong or has a format that is not implemented.
     pub fn structural_tag(&self, tag: &Value) -> Result<Grammar> {
         let rules = structural_tag::lark(tag, &prepared).map_err(Error::Config)?;
-        self.compile(TopLevelGrammar::from_lark(rules), format!("structural tag {tag}"))
+        self.lark(rules, format!("structural tag {tag}"), Written::Here)
     }
 
     /// Compiles a grammar of texts that match `expression` as a whole, in the syntax of the crate regex.
     ///
     /// Errors with [`Error::Config`] if the expression cannot be parsed.
     pub fn regex(&self, expression: &str) -> Result<Grammar> {
-        self.compile(TopLevelGrammar::from_regex(expression), format!("regex {expression}"))
+        self.compile(TopLevelGrammar::from_regex(expression), format!("regex {expression}"), Written::Here)
     }
 
     /// Compiles a grammar of `texts`: the completion is one of them.
@@ -151,28 +131,37 @@ impl Grammars {
         self.regex(&texts.iter().map(|text| literal(text)).collect::<Vec<_>>().join("|"))
     }
 
-    fn compile(&self, grammar: TopLevelGrammar, source: String) -> Result<Grammar> {
-        let matcher = Matcher::new(self.factory.create_parser(grammar));
-        if let Some(reason) = matcher.get_error() {
-            return Err(Error::Config(sentence(&reason)));
-        }
-        let (vocabulary, source) = (self.vocabulary.clone(), source.into());
-        let mut grammar = Grammar { matcher, vocabulary, source, reasoning: None };
-        match grammar.allowed() {
-            Err(Place::Stuck) => Err(Error::Config("no text of the model's tokens matches it".into())),
-            _ => Ok(grammar),
-        }
+    /// Compiles rules in Lark's notation.
+    fn lark(&self, rules: String, source: String, written: Written) -> Result<Grammar> {
+        expect_small(&rules).map_err(Error::Config)?;
+        self.compile(TopLevelGrammar::from_lark(rules), source, written)
+    }
+
+    /// Compiles a grammar in a thread of its own, because the recursion of llguidance needs a large stack.
+    fn compile(&self, grammar: TopLevelGrammar, source: String, written: Written) -> Result<Grammar> {
+        let compile = || {
+            let matcher = Matcher::new(self.factory.create_parser(grammar));
+            if let Some(reason) = matcher.get_error() {
+                return Err(Error::Config(sentence(&reason, written)));
+            }
+            let (vocabulary, source) = (self.vocabulary.clone(), source.into());
+            let mut grammar = Grammar { matcher, vocabulary, source, reasoning: None };
+            match grammar.allowed() {
+                Err(Place::Stuck) => Err(Error::Config("no text of the model's tokens matches it".into())),
+                _ => Ok(grammar),
+            }
+        };
+        std::thread::scope(|scope| {
+            let thread = std::thread::Builder::new().name("grammar".into()).stack_size(STACK);
+            let thread = thread.spawn_scoped(scope, compile).map_err(Error::io("the thread of a grammar"))?;
+            thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        })
     }
 }
 
 /// Returns a schema with the options for llguidance. Errors with the reason if it cannot be enforced.
 fn prepared(schema: &Value) -> std::result::Result<Value, String> {
-    let remainders = remainders(schema);
-    if remainders > MOST_REMAINDERS {
-        return Err(format!(
-            "the numbers of `multipleOf` have {remainders} remainders together, and at most {MOST_REMAINDERS} can be enforced; take smaller numbers"
-        ));
-    }
+    expect_few_remainders(std::slice::from_ref(schema))?;
     let mut schema = schema.clone();
     let object = schema.as_object_mut().ok_or("the schema is no object")?;
     let spaces = json!({"item_separator": ", ", "key_separator": ": ", "whitespace_flexible": false});
@@ -180,14 +169,19 @@ fn prepared(schema: &Value) -> std::result::Result<Value, String> {
     Ok(schema)
 }
 
-/// Writes an error of llguidance as a sentence. Errors in Lark begin with `at LINE(COLUMN):`, and have lines of the grammar at their end.
-fn sentence(reason: &str) -> String {
+/// Writes an error of llguidance as a sentence. Errors in Lark begin with `at LINE(COLUMN):`, and have lines of the grammar at their end. Lines that the
+/// user has not written are left out.
+fn sentence(reason: &str, written: Written) -> String {
     let placed = || {
         let rest = reason.strip_prefix("at ").unwrap_or(reason);
         let ((line, rest), first) = (rest.split_once('(')?, rest.lines().next()?);
         let (column, _) = rest.split_once(')')?;
         let (line, column) = (line.parse::<usize>().ok()?, column.parse::<usize>().ok()?);
-        Some(format!("line {line}, column {column}: {}", first.split_once("): ")?.1))
+        let reason = first.split_once("): ")?.1;
+        Some(match written {
+            Written::ByUser => format!("line {line}, column {column}: {reason}"),
+            Written::Here => reason.to_string(),
+        })
     };
     placed().unwrap_or_else(|| reason.to_string())
 }

@@ -1,6 +1,7 @@
 //! Draws from the tokens that grammars allow. Draws are uniform, as from a model at an infinite temperature, so each construct is tested without a model.
 
 use super::*;
+use crate::grammar_limits::MOST_CHAINED;
 use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::LazyLock;
@@ -167,7 +168,9 @@ fn draws_match_structural_tags() {
     };
     let one = with(json!({"at_least_one": true, "stop_after_first": true}));
     expect_valid(one, &hints, |text| has_valid_calls(text) && calls(text) == 1 && text.ends_with("</f>"));
-    expect_valid(with(json!({"at_least_one": true})), &hints, |text| has_valid_calls(text) && calls(text) >= 1);
+    let some = with(json!({"at_least_one": true}));
+    let texts = expect_valid(some, &hints, |text| has_valid_calls(text) && text.starts_with("<f="));
+    assert!(texts.iter().any(|text| calls(text) > 1) && texts.iter().any(|text| !text.ends_with("</f>")), "{texts:?}");
 
     let separated = json!({"type": "tags_with_separator", "tags": tags, "separator": ", ", "at_least_one": true});
     let sequence = json!({"format": {"type": "sequence", "elements": [
@@ -193,6 +196,13 @@ fn draws_match_structural_tags() {
 #[test]
 fn structural_tags_that_cannot_be_used_are_errors() {
     let tag = json!({"begin": "<a>", "content": {"type": "any_text"}, "end": "</a>"});
+    let triggered = |fields: Value| {
+        let mut format = json!({"type": "triggered_tags", "triggers": ["<a"], "tags": [tag]});
+        format.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
+        format
+    };
+    // Values without effect are no errors.
+    GRAMMARS.structural_tag(&json!({"format": triggered(json!({"excludes": [], "stop_after_first": null}))})).unwrap();
     for (format, words) in [
         (json!({}), "the `type` of a format"),
         (json!({"type": "dance"}), "`dance` is not implemented"),
@@ -201,11 +211,104 @@ fn structural_tags_that_cannot_be_used_are_errors() {
         (json!({"type": "sequence", "elements": [{"type": "any_text"}, tag]}), "`any_text` is for the end"),
         (json!({"type": "tag", "begin": "a", "content": {"type": "any_text"}}), "`end` of a tag"),
         (json!({"type": "json_schema", "json_schema": 3}), "the schema is no object"),
+        (
+            json!({"type": "json_schema", "json_schema": {}, "style": "qwen_xml"}),
+            "`json_schema` has \"qwen_xml\" as `style`",
+        ),
+        (json!({"type": "json_schema", "json_schema": {}, "any_order": true}), "has true as `any_order`"),
+        (json!({"type": "any_text", "excludes": ["a"]}), "has [\"a\"] as `excludes`"),
+        (json!({"type": "any_text", "max_chars": 3}), "has 3 as `max_chars`"),
+        (json!({"type": "any_text", "max_tokens": 3}), "has 3 as `max_tokens`"),
+        (triggered(json!({"excludes": ["a"]})), "`triggered_tags` has [\"a\"] as `excludes`"),
+        (triggered(json!({"stop": true})), "`triggered_tags` has no field `stop`"),
+        (triggered(json!({"at_least_one": "true"})), "`at_least_one` is \"true\""),
+        (triggered(json!({"triggers": ["<a", "<a>"]})), "the trigger \"<a>\" contains the trigger \"<a\""),
+        (triggered(json!({"triggers": ["<a", "<a"]})), "contains the trigger"),
+        (
+            triggered(json!({"tags": [{"begin": "<a>", "content": {"type": "any_text"}, "end": "", "x": 1}]})),
+            "`tag` has no field `x`",
+        ),
+        (
+            triggered(json!({"tags": [{"begin": "<a>", "content": {"type": "any_text"}, "end": ""}]})),
+            "`any_text` is for the end",
+        ),
+        (
+            triggered(json!({"tags": [{"begin": "<a>", "content": {"type": "any_text"}, "end": ["", "b"]}]})),
+            "an empty text beside",
+        ),
+        (triggered(json!({"tags": [{"type": "or", "begin": "<a>"}]})), "has \"or\" as `type`"),
+        (json!({"type": "regex", "pattern": "a("}), "a("),
     ] {
         let error = GRAMMARS.structural_tag(&json!({"format": format})).unwrap_err().to_string();
-        assert!(error.contains(words), "{error}");
+        // The user has not written the rules, so errors name none of their lines.
+        assert!(error.contains(words) && !error.contains("line 1") && !error.contains('\n'), "{error}");
     }
     GRAMMARS.structural_tag(&json!({"type": "structural_tag"})).unwrap_err();
+    let structure = json!({"begin": "<a>", "schema": {}, "end": "</a>", "strict": true});
+    let error = GRAMMARS.structural_tag(&json!({"structures": [structure], "triggers": ["<a"]})).unwrap_err();
+    assert!(error.to_string().contains("a structure has no field `strict`"), "{error}");
+}
+
+#[test]
+fn regular_contents_of_tags_end_before_the_text_that_follows() {
+    let tag = |content: Value, end: &str| json!({"type": "tag", "begin": "<t>", "content": content, "end": end});
+    let any = json!({"type": "grammar", "grammar": "root ::= .*"});
+    let parts = json!({"type": "sequence", "elements": [{"type": "const_string", "value": "a"}, {"type": "regex", "pattern": "[a-z/]*"}]});
+    let last = json!({"type": "const_string", "value": "!"});
+    for content in [any, parts] {
+        let format = json!({"type": "sequence", "elements": [tag(content, "</t>"), last]});
+        let grammar = GRAMMARS.structural_tag(&json!({"format": format})).unwrap();
+        expect_valid(grammar, &["</t>", "a</t>"], |text| text.find("</t>").is_some_and(|at| &text[at..] == "</t>!"));
+    }
+    // A tag without an end reaches to the end of the text.
+    let format = tag(json!({"type": "any_text"}), "");
+    let texts =
+        expect_valid(GRAMMARS.structural_tag(&json!({"format": format})).unwrap(), &[], |text| text.starts_with("<t>"));
+    assert!(texts.iter().any(|text| text.len() > "<t>".len()), "{texts:?}");
+}
+
+#[test]
+fn deep_rules_are_compiled_or_refused() {
+    let groups = |inside: &str| format!("{}{inside}{}", "(".repeat(28), ")?".repeat(28));
+    let chain = |length: usize| {
+        let rules = (1..length).map(|i| format!("r{}: {}\n", i - 1, groups(&format!("\"b\" r{i}"))));
+        format!("start: r0\n{}r{}: \"a\"\n", rules.collect::<String>(), length - 1)
+    };
+    GRAMMARS.rules(&chain(MOST_CHAINED - 1)).unwrap();
+    let error = GRAMMARS.rules(&chain(MOST_CHAINED)).unwrap_err().to_string();
+    assert!(error.contains(&format!("a chain of {} rules", MOST_CHAINED + 1)), "{error}");
+    let long = (0..20_000).map(|i| format!("r{i}: \"b\" r{}\n", i + 1)).collect::<String>();
+    let long = format!("start: r0\n{long}r20000: \"a\"");
+    for tag in [
+        json!({"type": "grammar", "grammar": long}),
+        json!({"type": "grammar", "grammar": long.replace("start", "root").replace(": ", " ::= ")}),
+    ] {
+        let error = GRAMMARS.structural_tag(&json!({"format": tag})).unwrap_err().to_string();
+        assert!(error.contains("a chain of 2000"), "{error}");
+    }
+    let tokens = (0..MOST_CHAINED - 2).map(|i| format!("T{i}: \"b\"? T{}\n", i + 1)).collect::<String>();
+    let tokens = GRAMMARS.rules(&format!("start: T0\n{tokens}T{}: \"a\"", MOST_CHAINED - 2)).unwrap();
+    assert!(draw(&tokens, 0, &["a"]).ends_with('a'));
+    // All groups that GBNF allows can be compiled, though Lark and regular expressions allow fewer.
+    let nested = format!("root ::= {}\"a\" root?{}", "(\"b\" ".repeat(64), " \"c\")?".repeat(64));
+    expect_valid(GRAMMARS.rules(&nested).unwrap(), &["b", "a"], |text| {
+        text.matches('b').count() == text.matches('c').count()
+    });
+}
+
+#[test]
+fn remainders_are_limited_in_rules_and_over_all_schemas_of_a_tag() {
+    let schema = |number: u64| json!({"type": "integer", "multipleOf": number});
+    let error = GRAMMARS.rules(&format!("start: %json {}", schema(20_000))).unwrap_err().to_string();
+    assert!(error.contains("20000 remainders"), "{error}");
+    let tag = |numbers: [u64; 2]| {
+        let elements: Vec<Value> =
+            numbers.iter().map(|&number| json!({"type": "json_schema", "json_schema": schema(number)})).collect();
+        GRAMMARS.structural_tag(&json!({"format": {"type": "or", "elements": elements}}))
+    };
+    tag([50, 7]).unwrap();
+    let error = tag([6000, 6001]).unwrap_err().to_string();
+    assert!(error.contains("12001 remainders"), "{error}");
 }
 
 #[test]

@@ -58,6 +58,7 @@ mod drawing;
 mod gbnf;
 mod generation_config;
 mod grammar;
+mod grammar_limits;
 mod leading;
 mod masks;
 mod ngram;
@@ -79,6 +80,7 @@ mod text;
 mod update;
 mod warm_up;
 
+pub use adapters::LoadAdapters;
 pub use batching::Engine;
 pub use block_pool::BLOCK_SIZE;
 pub use completion::{Completion, TextRequest, complete};

@@ -1,7 +1,6 @@
 //! The interface of an engine that the server needs.
 
-use ottava_engine::{AdapterId, Engine, EngineStats, Event, Request, RequestId};
-use std::path::Path;
+use ottava_engine::{AdapterId, Engine, EngineStats, Event, LoadAdapters, Request, RequestId};
 
 /// Computes completions. Implemented by the engine and by a stand-in for tests.
 pub trait Backend {
@@ -22,7 +21,7 @@ pub trait Backend {
     /// Returns the state of the engine, like [`Engine::stats`].
     fn stats(&self) -> EngineStats;
     /// Loads adapters, like [`Engine::load_adapters`].
-    fn load_adapters(&mut self, folder: &Path) -> ottava_common::Result<AdapterId>;
+    fn load_adapters(&mut self, load: LoadAdapters) -> ottava_common::Result<AdapterId>;
     /// Frees adapters, like [`Engine::remove_adapters`].
     fn remove_adapters(&mut self, id: AdapterId);
     /// Ends the engine, like [`Engine::finish`].
@@ -57,8 +56,8 @@ impl<B: Backend> Backend for &mut B {
     fn stats(&self) -> EngineStats {
         (**self).stats()
     }
-    fn load_adapters(&mut self, folder: &Path) -> ottava_common::Result<AdapterId> {
-        (**self).load_adapters(folder)
+    fn load_adapters(&mut self, load: LoadAdapters) -> ottava_common::Result<AdapterId> {
+        (**self).load_adapters(load)
     }
     fn remove_adapters(&mut self, id: AdapterId) {
         (**self).remove_adapters(id)
@@ -93,8 +92,8 @@ impl Backend for Engine {
     fn stats(&self) -> EngineStats {
         Engine::stats(self)
     }
-    fn load_adapters(&mut self, folder: &Path) -> ottava_common::Result<AdapterId> {
-        Engine::load_adapters(self, folder)
+    fn load_adapters(&mut self, load: LoadAdapters) -> ottava_common::Result<AdapterId> {
+        Engine::load_adapters(self, load)
     }
     fn remove_adapters(&mut self, id: AdapterId) {
         Engine::remove_adapters(self, id)

@@ -1,18 +1,28 @@
 //! The channels of gpt-oss: messages with a header, which is the channel and possibly the function that the message calls.
 //!
 //! <https://github.com/openai/harmony> describes the format. A message of the channel `analysis` is reasoning, a message to `functions.NAME` is a
-//! call, and all other messages are content.
+//! call, and all other messages are content. With a constraint, all messages but the one of the channel `final` are reasoning.
 
 use crate::format::{Format, Parts, Search, Step, before, may_become};
 use ottava_engine::ReasoningMarks;
 
 /// Reads messages with headers.
 pub struct Channels {
-    /// Whether calls are read; otherwise they are content.
-    calls: bool,
-    /// Whether a message was content.
+    others: Others,
+    /// Whether a message was content, and whether a message was reasoning.
     has_content: bool,
+    has_reasoning: bool,
     place: Place,
+}
+
+/// How messages are read whose channel is neither `analysis` nor `final`.
+#[derive(Clone, Copy, PartialEq)]
+pub enum Others {
+    Content,
+    /// Messages to a function are calls, and the others are content.
+    Calls,
+    /// They are reasoning, because a constraint applies to the message of the channel `final` alone.
+    Reasoning,
 }
 
 #[derive(Clone, Copy, PartialEq)]
@@ -48,8 +58,8 @@ impl Channels {
         ReasoningMarks { open: None, close: "<|channel|>final", then: Some(MESSAGE) };
 
     /// A text that has not begun.
-    pub fn new(calls: bool) -> Channels {
-        Channels { calls, has_content: false, place: Place::Start }
+    pub fn new(others: Others) -> Channels {
+        Channels { others, has_content: false, has_reasoning: false, place: Place::Start }
     }
 
     /// Begins the message with this header.
@@ -58,12 +68,18 @@ impl Channels {
         let channel = channel.split(|c: char| c.is_whitespace() || c == '<').next().unwrap_or_default();
         let to = header.split_once(TO).map(|(_, rest)| rest);
         let to = to.and_then(|rest| rest.split(|c: char| c.is_whitespace() || c == '<').next());
-        let body = match to.filter(|to| self.calls && !to.is_empty()) {
+        let is_reasoning = channel == "analysis" || self.others == Others::Reasoning && channel != "final";
+        let body = match to.filter(|to| self.others == Others::Calls && !to.is_empty()) {
             Some(to) => {
                 parts.call(to.strip_prefix("functions.").unwrap_or(to), None);
                 Body::Arguments
             }
-            None if channel == "analysis" => Body::Reasoning,
+            None if is_reasoning => {
+                if std::mem::replace(&mut self.has_reasoning, true) {
+                    parts.reasoning("\n\n");
+                }
+                Body::Reasoning
+            }
             None => {
                 if std::mem::replace(&mut self.has_content, true) {
                     parts.content("\n\n");

@@ -96,6 +96,8 @@ impl Conversation {
         let options = PromptOptions { form, effort, reasoning, continued };
         let Rendered { ids: prompt, beginning, describes } = served.render(body.bytes, chat, options).await?;
         served.expect_known("messages", &prompt)?;
+        // Some templates begin reasoning whatever the effort is.
+        let thinks = thinks || beginning == Beginning::Within;
         let before = reasoning.filter(|_| thinks).and_then(|parser| parser.before_constraint(beginning));
         let has_grammar = grammar.is_some();
         let grammar = grammar.map(|grammar| match before {
@@ -112,7 +114,8 @@ impl Conversation {
             Kind::Auto | Kind::None => None,
         };
         let opened = beginning == Beginning::Within;
-        let division = Division { reasoning, opened, calls, tools: Tools::new(&choice.tools), most };
+        let tools = Tools::new(&choice.tools);
+        let division = Division { reasoning, opened, is_constrained: has_grammar, calls, tools, most };
         params.hidden.show(&served.tokenizer, division.markers().into_iter());
         let request = params.request(prompt, asked, served.max_model_len)?;
         let requests =

@@ -125,6 +125,8 @@ fn read(body: &Body, name: &'static str) -> Result<Option<Constraint>> {
             }
         }
         guided => match body.get(guided) {
+            // Clients of llama.cpp send an empty grammar for none.
+            Some(Value::String(text)) if text.is_empty() && kind_of(guided) == "grammar" => None,
             Some(value) => Some(by_kind(kind_of(guided), value).ok_or_else(|| {
                 wrong(
                     "has the wrong type: guided_json and json_schema are schemas, guided_regex, guided_grammar and grammar are texts, \

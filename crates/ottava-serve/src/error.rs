@@ -71,6 +71,11 @@ impl ApiError {
         ApiError { message, param: Some((*to).to_string()), ..self }
     }
 
+    /// Returns the same error with another status.
+    pub fn with_status(self, status: StatusCode) -> ApiError {
+        ApiError { status, ..self }
+    }
+
     /// The HTTP status of the error.
     pub fn status(&self) -> StatusCode {
         self.status

@@ -87,6 +87,7 @@ mod tests;
 
 pub use backend::Backend;
 pub use endpoint::Endpoint;
+pub use models::OpenAdapters;
 pub use monitor::monitor;
 pub use origin::Origin;
 pub use reasoning::ReasoningParser;

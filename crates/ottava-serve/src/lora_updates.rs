@@ -2,29 +2,34 @@
 
 use crate::body::Body;
 use crate::error::{ApiError, Result};
-use crate::models::ServedModel;
+use crate::models::{OpenAdapters, ServedModel};
+use crate::preparing::opening;
 use crate::served::Served;
 use axum::http::StatusCode;
+use ottava_common::Error;
+use std::io::ErrorKind;
 use std::path::PathBuf;
 
 /// The fields of both requests.
-pub const LOAD: &[&str] = &["lora_name", "lora_path", "load_inplace", "base_model_name"];
-pub const UNLOAD: &[&str] = &["lora_name", "lora_int_id"];
+pub const LOAD: &[&str] = &["lora_name", "lora_path", "load_inplace"];
+pub const UNLOAD: &[&str] = &["lora_name"];
 
 /// Loads an adapter. Returns a sentence for the client.
 pub async fn load(served: &Served, body: &Body) -> Result<String> {
-    expect_allowed(served)?;
+    let open = opener(served)?.clone();
     let (name, path) = (named(body, "lora_name")?, named(body, "lora_path")?);
     let replaces = body.flag("load_inplace")?;
     let taken = || {
         let message = format!("there is already a model `{name}`; unload this adapter first, or set `load_inplace`");
         ApiError::field("lora_name", message)
     };
-    // A name that is taken is refused before the adapter takes memory.
+    // A name that is taken is refused before the adapter is opened.
     if served.models.named(name).is_ok_and(|model| !replaces || model.adapter.is_none()) {
         return Err(taken());
     }
-    let adapter = Some(served.worker.load_adapters(PathBuf::from(path)).await?);
+    let folder = PathBuf::from(path);
+    let opened = opening(move || open(&folder)).await?.map_err(|error| failed(&error))?;
+    let adapter = Some(served.worker.load_adapters(opened).await?.map_err(|error| failed(&error))?);
     let parent = Some(served.models.first().name.clone());
     let model = ServedModel { name: name.into(), root: path.into(), parent, adapter };
     match served.models.add(model, replaces) {
@@ -41,7 +46,7 @@ pub async fn load(served: &Served, body: &Body) -> Result<String> {
 
 /// Unloads an adapter. Requests that use it are completed. Returns a sentence for the client.
 pub fn unload(served: &Served, body: &Body) -> Result<String> {
-    expect_allowed(served)?;
+    opener(served)?;
     let name = named(body, "lora_name")?;
     let Some(model) = served.models.remove(name) else {
         let message = format!("there is no adapter `{name}`");
@@ -51,13 +56,20 @@ pub fn unload(served: &Served, body: &Body) -> Result<String> {
     Ok(format!("Success: the adapter `{name}` is unloaded."))
 }
 
-fn expect_allowed(served: &Served) -> Result<()> {
-    match served.updates_adapters {
-        true => Ok(()),
-        false => {
-            let message = "adapters are not changed at run time; start the server with --allow-runtime-lora-updating";
-            Err(ApiError::refused(StatusCode::NOT_FOUND, message))
-        }
+/// What opens adapters. Errors if adapters are not changed at run time.
+fn opener(served: &Served) -> Result<&OpenAdapters> {
+    served.open_adapters.as_ref().ok_or_else(|| {
+        let message = "adapters are not changed at run time; start the server with --allow-runtime-lora-updating";
+        ApiError::refused(StatusCode::NOT_FOUND, message)
+    })
+}
+
+/// The error for an adapter that cannot be loaded.
+fn failed(error: &Error) -> ApiError {
+    let failed = ApiError::field("lora_path", format!("the adapter cannot be loaded: {error}"));
+    match error {
+        Error::Io { source, .. } if source.kind() == ErrorKind::NotFound => failed.with_status(StatusCode::NOT_FOUND),
+        _ => failed,
     }
 }
 

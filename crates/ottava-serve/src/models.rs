@@ -1,8 +1,13 @@
 //! The models that requests can name. Adapters can be added and removed while requests run.
 
 use crate::error::{ApiError, Result};
-use ottava_engine::AdapterId;
+use ottava_engine::{AdapterId, LoadAdapters};
+use std::path::Path;
 use std::sync::{Arc, RwLock};
+
+/// Finds the adapters at a path, verifies and opens them. This may include a download, so it runs beside the engine. What it returns loads the adapters
+/// for the model of the engine. Errors with [`Error::Io`](ottava_common::Error::Io) of the kind [`NotFound`](std::io::ErrorKind::NotFound) if there are none.
+pub type OpenAdapters = Arc<dyn Fn(&Path) -> ottava_common::Result<LoadAdapters> + Send + Sync>;
 
 /// A model that requests can name. Requests hold it until they are answered.
 #[derive(Debug)]

@@ -15,6 +15,9 @@ pub const SHORT_BYTES: usize = 16 << 10;
 /// The threads for work on more bytes. They keep neither steps of the engine nor short requests waiting.
 static LONG_WORK: LazyLock<Background> = LazyLock::new(|| Background::new("requests"));
 
+/// The threads that find and open adapters. A download keeps no request waiting.
+static OPENING: LazyLock<Background> = LazyLock::new(|| Background::new("adapters"));
+
 /// Returns the number of requests whose texts or constraints wait for [`LONG_WORK`] or are processed by it.
 pub fn preparing() -> usize {
     LONG_WORK.undone()
@@ -22,19 +25,31 @@ pub fn preparing() -> usize {
 
 /// Runs CPU work on `bytes` bytes: in this thread, in a blocking thread, or in [`LONG_WORK`] if the work takes long.
 pub async fn beside<T: Send + 'static>(bytes: usize, work: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
-    let failed = || ApiError::internal("the request could not be read");
     if bytes <= TINY_BYTES {
         return work();
     }
     if bytes <= SHORT_BYTES {
         return tokio::task::spawn_blocking(work).await.map_err(|_| failed())?;
     }
+    run(&LONG_WORK, work).await?
+}
+
+/// Runs work that finds and opens adapters.
+pub async fn opening<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result<T> {
+    run(&OPENING, work).await
+}
+
+async fn run<T: Send + 'static>(threads: &Background, work: impl FnOnce() -> T + Send + 'static) -> Result<T> {
     let (sender, result) = oneshot::channel();
-    LONG_WORK.run(move || {
+    threads.run(move || {
         // If the client has left, the work is not needed.
         if !sender.is_closed() {
             let _ = sender.send(work());
         }
     });
-    result.await.map_err(|_| failed())?
+    result.await.map_err(|_| failed())
+}
+
+fn failed() -> ApiError {
+    ApiError::internal("the request could not be processed")
 }

@@ -1,5 +1,6 @@
 //! Divides the text of an answer into reasoning, content and calls, while the text is received.
 
+use crate::channels::Others;
 use crate::format::{Format, Part, Parts, Plain, Step};
 use crate::reasoning::ReasoningParser;
 use crate::tool_calls::{Calls, Tools};
@@ -14,6 +15,8 @@ pub struct Division {
     pub reasoning: Option<ReasoningParser>,
     /// Whether the prompt ends within reasoning.
     pub opened: bool,
+    /// Whether a constraint applies to the text after the reasoning.
+    pub is_constrained: bool,
     /// The form of calls, if the answer may have some.
     pub calls: Option<Calls>,
     /// The tools of the request.
@@ -47,9 +50,14 @@ pub struct Reader {
 impl Reader {
     /// A reader of a text that has not begun.
     pub fn new(division: &Division) -> Reader {
-        let Division { reasoning, opened, calls, tools, most } = division;
+        let Division { reasoning, opened, is_constrained, calls, tools, most } = division;
+        let others = match (is_constrained, calls) {
+            (true, _) => Others::Reasoning,
+            (false, Some(_)) => Others::Calls,
+            (false, None) => Others::Content,
+        };
         let mut formats = Vec::new();
-        formats.extend(reasoning.map(|reasoning| reasoning.format(*opened, calls.is_some())));
+        formats.extend(reasoning.map(|reasoning| reasoning.format(*opened, others)));
         // Channels have calls and content too.
         if !reasoning.is_some_and(ReasoningParser::has_channels) {
             formats

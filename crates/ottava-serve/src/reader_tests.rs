@@ -17,7 +17,7 @@ fn division(reasoning: Option<&str>, calls: Option<Calls>) -> Division {
         "to": {"type": "string"}, "depth": {"type": "integer"}, "kind": {"anyOf": [{"type": "string"}, {"type": "null"}]},
     }});
     let tools = Tools::new(&[json!({"type": "function", "function": {"name": "dive", "parameters": parameters}})]);
-    Division { reasoning, opened: false, calls, tools, most: usize::MAX }
+    Division { reasoning, opened: false, is_constrained: false, calls, tools, most: usize::MAX }
 }
 
 fn free(parser: &str) -> Option<Calls> {
@@ -97,6 +97,11 @@ fn channels_are_reasoning_content_and_calls() {
     expect(&gpt_oss, "<|channel|>anal", "", "", &[]);
     let without = division(Some("gpt_oss"), None);
     expect(&without, "<|channel|>commentary to=functions.dive<|message|>{}<|call|>", "", "{}", &[]);
+    let constrained = Division { is_constrained: true, ..without };
+    let text = "<|channel|>analysis<|message|>Look.<|end|><|start|>assistant<|channel|>commentary to=functions.dive<|message|>{}<|call|>\
+                <|start|>assistant<|channel|>commentary<|message|>I look.<|end|><|start|>assistant<|channel|>final<|message|>{\"depth\": 3}";
+    expect(&constrained, text, "Look.\n\n{}\n\nI look.", "{\"depth\": 3}", &[]);
+    expect(&constrained, "{\"depth\": 3}", "", "{\"depth\": 3}", &[]);
 }
 
 #[test]

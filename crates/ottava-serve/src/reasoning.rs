@@ -1,6 +1,6 @@
 //! Reasoning in the text of an answer, in the formats of several families of models.
 
-use crate::channels::Channels;
+use crate::channels::{Channels, Others};
 use crate::format::{Format, Parts, Step, before, may_become};
 use ottava_data::ChatTemplate;
 use ottava_engine::ReasoningMarks;
@@ -115,14 +115,14 @@ impl ReasoningParser {
         }
     }
 
-    /// Reads a text in this format. If `opened`, it begins within reasoning. If the format has calls, `calls` says whether they are read.
-    pub fn format(self, opened: bool, calls: bool) -> Box<dyn Format> {
+    /// Reads a text in this format. If `opened`, it begins within reasoning. If the text has channels, `others` says how the other messages are read.
+    pub fn format(self, opened: bool, others: Others) -> Box<dyn Format> {
         match self.0.marks {
             Marks::Between(open, close) => {
                 let place = if opened { Place::Opened } else { Place::Start };
                 Box::new(Between { open, close, place })
             }
-            Marks::Channels => Box::new(Channels::new(calls)),
+            Marks::Channels => Box::new(Channels::new(others)),
         }
     }
 }

@@ -14,9 +14,8 @@
 use crate::backend::Backend;
 use crate::error::{ApiError, Result};
 use crate::models::ServedModel;
-use ottava_engine::{AdapterId, EngineStats, Event, Request, RequestId};
+use ottava_engine::{AdapterId, EngineStats, Event, LoadAdapters, Request, RequestId};
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
-use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::sync::{Arc, Mutex, OnceLock};
@@ -130,8 +129,8 @@ pub enum Command {
     Cancel { id: u64, index: usize },
     /// End all completions.
     End { id: u64 },
-    /// Load the adapters in a folder.
-    LoadAdapters { folder: PathBuf, reply: oneshot::Sender<ottava_common::Result<AdapterId>> },
+    /// Load adapters that are open.
+    LoadAdapters { load: LoadAdapters, reply: oneshot::Sender<ottava_common::Result<AdapterId>> },
     /// Free the adapters of a model that new requests cannot name, as soon as no request uses them.
     RemoveAdapters { model: Arc<ServedModel> },
 }
@@ -267,8 +266,8 @@ impl<B: Backend> Schedule<B> {
                 self.finished(id, index);
             }
             Command::End { id } => self.end(id),
-            Command::LoadAdapters { folder, reply } => {
-                let loaded = self.backend.load_adapters(&folder);
+            Command::LoadAdapters { load, reply } => {
+                let loaded = self.backend.load_adapters(load);
                 if let Err(Ok(id)) = reply.send(loaded) {
                     // The client has left, so nobody can name the adapters.
                     self.backend.remove_adapters(id);

@@ -5,7 +5,7 @@ use crate::described::described;
 use crate::error::{ApiError, Result};
 use crate::intake::Intake;
 use crate::metrics::Metrics;
-use crate::models::{Models, ServedModel};
+use crate::models::{Models, OpenAdapters, ServedModel};
 use crate::origin::{Origin, allowed};
 use crate::preparing::beside;
 use crate::reasoning::{Beginning, ReasoningParser};
@@ -84,8 +84,8 @@ impl LazyGrammars {
 pub struct Served {
     /// The models that requests can name. Requests that name no model get the first.
     pub models: Models,
-    /// Whether requests can load and unload adapters.
-    pub updates_adapters: bool,
+    /// What opens adapters, if requests can load and unload them.
+    pub open_adapters: Option<OpenAdapters>,
     /// The maximum number of tokens of prompt and completion together.
     pub max_model_len: usize,
     /// The tokenizer of the model.

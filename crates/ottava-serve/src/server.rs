@@ -4,7 +4,7 @@ use crate::backend::Backend;
 use crate::connections::{Connections, listen};
 use crate::intake::Intake;
 use crate::metrics::Metrics;
-use crate::models::{Models, ServedModel};
+use crate::models::{Models, OpenAdapters, ServedModel};
 use crate::origin::Origin;
 use crate::reasoning::ReasoningParser;
 use crate::response_store::Store;
@@ -48,8 +48,6 @@ pub struct Options {
     pub shutdown_timeout: Duration,
     /// The other sites whose pages may send requests and read the answers.
     pub allowed_origins: Vec<Origin>,
-    /// Whether requests can load and unload adapters. The model must be loaded beside adapters, and the engine must have a loader.
-    pub updates_adapters: bool,
     /// Whether fields of requests that have no effect are refused; otherwise they are ignored, and logged once.
     pub strict: bool,
 }
@@ -71,6 +69,8 @@ pub struct Model {
     pub root: String,
     /// The adapters of the model that requests choose by name.
     pub adapters: Vec<NamedAdapter>,
+    /// What opens adapters, if requests can load and unload them. The model must be loaded beside adapters.
+    pub open_adapters: Option<OpenAdapters>,
     /// The tokenizer, which converts texts to tokens.
     pub tokenizer: Tokenizer,
     /// The chat template, which converts conversations to texts, if the model has one.
@@ -138,7 +138,7 @@ pub fn served(options: &Options, address: SocketAddr, worker: &Worker, model: Mo
     let tokenizer = Arc::new(model.tokenizer);
     Arc::new(Served {
         models: models_of(&options.names, model.root, model.adapters),
-        updates_adapters: options.updates_adapters,
+        open_adapters: model.open_adapters,
         max_model_len: model.max_model_len,
         tokenizer: tokenizer.clone(),
         template: model.template.map(Arc::new),

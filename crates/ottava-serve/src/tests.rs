@@ -15,7 +15,9 @@ mod tools;
 use crate::backend::Backend;
 use crate::server::{Model, NamedAdapter, Options, serve};
 use ottava_data::{ChatTemplate, Clock, Tokenizer};
-use ottava_engine::{AdapterId, EngineStats, Event, FinishReason, Pooling, Request, RequestId, Sampling, TokenLogprob};
+use ottava_engine::{
+    AdapterId, EngineStats, Event, FinishReason, LoadAdapters, Pooling, Request, RequestId, Sampling, TokenLogprob,
+};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -162,11 +164,8 @@ impl Backend for Parrot {
         self.running.is_empty()
     }
 
-    fn load_adapters(&mut self, folder: &Path) -> ottava_common::Result<AdapterId> {
+    fn load_adapters(&mut self, _: LoadAdapters) -> ottava_common::Result<AdapterId> {
         let mut log = self.log.0.lock().unwrap();
-        if folder.starts_with("missing") {
-            return Err(ottava_common::Error::Model(format!("{}: there is no adapter", folder.display())));
-        }
         log.loaded += 1;
         Ok(AdapterId(log.loaded - 1))
     }
@@ -224,7 +223,6 @@ fn start_with(
         shutdown_timeout: Duration::from_secs(5),
         allowed_origins: Vec::new(),
         strict: false,
-        updates_adapters: false,
     };
     let (running, held, log, pause) = (BTreeMap::new(), BTreeMap::new(), Log::default(), Duration::ZERO);
     let mut parrot = Parrot { running, held, log, pause, steps: 0, max_batch: 1000, fails: None };
@@ -238,6 +236,7 @@ fn start_with(
         let mut model = Model {
             root,
             adapters,
+            open_adapters: None,
             tokenizer,
             template,
             tool_call_parser,

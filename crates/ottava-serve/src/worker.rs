@@ -4,10 +4,9 @@ use crate::backend::Backend;
 use crate::error::{ApiError, Result};
 use crate::models::ServedModel;
 use crate::schedule::{Command, Job, Outbox, Schedule, Shared, weight};
-use ottava_engine::{AdapterId, EngineStats, Event};
+use ottava_engine::{AdapterId, EngineStats, Event, LoadAdapters};
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -117,12 +116,12 @@ impl Worker {
         Ok(Running { events, backlog, id, worker: self.clone() })
     }
 
-    /// Loads the adapters in a folder. The engine computes nothing meanwhile.
-    pub async fn load_adapters(&self, folder: PathBuf) -> Result<AdapterId> {
+    /// Loads adapters that are open. The engine computes nothing meanwhile. Errors if the engine has failed; the inner error says why the adapters cannot
+    /// be loaded.
+    pub async fn load_adapters(&self, load: LoadAdapters) -> Result<ottava_common::Result<AdapterId>> {
         let (reply, loaded) = oneshot::channel();
-        self.commands.send(Command::LoadAdapters { folder, reply }).map_err(|_| self.gone())?;
-        let loaded = loaded.await.map_err(|_| self.gone())?;
-        loaded.map_err(|error| ApiError::field("lora_path", format!("the adapter cannot be loaded: {error}")))
+        self.commands.send(Command::LoadAdapters { load, reply }).map_err(|_| self.gone())?;
+        loaded.await.map_err(|_| self.gone())
     }
 
     /// Frees the adapters of a model as soon as no request uses them.

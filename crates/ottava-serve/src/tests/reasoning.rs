@@ -104,7 +104,9 @@ fn a_constraint_begins_after_reasoning() {
     };
     // The prompt ends within reasoning.
     assert_eq!(answer("I look.</think>{}$<think>", None), (json!("I look."), json!("{}"), true));
-    assert!(!answer("I look.</think>{}$<think>", Some("none")).2);
+    // This template begins reasoning whatever the effort is.
+    assert_eq!(answer("I look.</think>{}$<think>", Some("none")), (json!("I look."), json!("{}"), true));
+    assert_eq!(answer("{}$</think>", Some("none")), (Value::Null, json!("{}"), false));
     // The marker of this tokenizer is several tokens, so reasoning that has not begun is not expected.
     assert_eq!(answer("<think>a</think>b$", None), (json!("a"), json!("b"), false));
     // A call that is constrained comes after reasoning too.

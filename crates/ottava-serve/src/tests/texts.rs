@@ -157,3 +157,12 @@ fn echo_returns_the_prompt_as_it_was_sent() {
     let empty = server.post("/v1/completions", json!({"prompt": "", "max_tokens": 0, "echo": true}));
     assert_eq!(empty["choices"][0]["text"], "");
 }
+
+#[test]
+fn an_empty_grammar_is_no_constraint() {
+    let server = start(|_, _| {});
+    for field in ["grammar", "guided_grammar"] {
+        server.post("/v1/completions", json!({"prompt": TEXT, "max_tokens": 3, field: ""}));
+        assert!(server.log.get(|log| log.requests.last().unwrap().grammar.is_none()), "{field}");
+    }
+}

@@ -10,7 +10,7 @@ mod pythonic;
 mod tags;
 mod tools;
 
-use crate::channels::Channels;
+use crate::channels::{Channels, Others};
 use crate::format::{Format, Parts, Step};
 use ottava_data::ChatTemplate;
 use std::fmt;
@@ -94,7 +94,7 @@ static ROWS: &[Row] = &[
         names: &["openai", "gpt_oss", "gpt-oss"],
         template: (&["<|channel|>"], &[]),
         markers: &Channels::MARKERS,
-        new: |_| Box::new(Channels::new(true)),
+        new: |_| Box::new(Channels::new(Others::Calls)),
     },
 ];
 

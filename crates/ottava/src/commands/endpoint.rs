@@ -35,13 +35,13 @@ pub fn start(config: &RunConfig) -> Result<Endpoint> {
         shutdown_timeout: Duration::ZERO,
         allowed_origins: Vec::new(),
         strict: false,
-        updates_adapters: false,
     };
     let (tokenizer, sizes) = (Tokenizer::load(config.model.tokenizer_path())?, config.decoder_config()?);
     let template = config.chat_template(&tokenizer)?;
     let model = Model {
         root: name,
         adapters: Vec::new(),
+        open_adapters: None,
         tool_call_parser: template.as_ref().and_then(ToolCallParser::of_template),
         reasoning_parser: template.as_ref().and_then(ReasoningParser::of_template),
         template,

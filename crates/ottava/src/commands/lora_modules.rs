@@ -1,8 +1,10 @@
 //! Adapters that requests choose by name.
 
 use super::newest::with_checkpoint;
+use super::remote;
 use ottava_checkpoint::{AdapterFolder, verify_model};
 use ottava_common::{Error, Result};
+use ottava_engine::LoadAdapters;
 use ottava_settings::RunConfig;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
@@ -38,14 +40,14 @@ pub struct OpenModule {
 }
 
 impl LoraModule {
-    /// An adapter whose name is its folder.
-    pub fn of_folder(folder: &Path) -> LoraModule {
-        LoraModule { name: folder.display().to_string(), folder: folder.into() }
-    }
-
-    /// Opens the adapter of a folder, or the adapter of the newest checkpoint of a run.
+    /// Opens the adapter of a folder, or the adapter of the newest checkpoint of a run. The weights of a folder that is no adapter are neither
+    /// downloaded nor verified.
     pub fn open(&self) -> Result<OpenModule> {
+        if let Some(folder) = remote::shapes(&self.folder)? {
+            AdapterFolder::expect_config(&folder)?;
+        }
         with_checkpoint(&self.folder, |folder| {
+            AdapterFolder::expect_config(folder)?;
             verify_model(folder)?;
             let (name, saved) = (self.name.clone(), RunConfig::saved_in(folder)?);
             Ok(OpenModule { name, folder: AdapterFolder::open(folder)?, saved })
@@ -66,4 +68,11 @@ impl LoraModule {
         }
         Ok(())
     }
+}
+
+/// Opens the adapter at `path`, which is a folder or a name on the Hub.
+pub fn open_adapters(path: &Path) -> Result<LoadAdapters> {
+    let module = LoraModule { name: path.display().to_string(), folder: path.into() };
+    let folder = module.open()?.folder;
+    Ok(Box::new(|model| folder.load(model)))
 }

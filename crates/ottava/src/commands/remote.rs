@@ -47,6 +47,12 @@ pub fn model(path: &Path) -> Result<PathBuf> {
     Ok(Remote::default().find(path, Reads::Weights)?.unwrap_or_else(|| path.to_path_buf()))
 }
 
+/// Returns the folder in the cache with the configurations of the model that `path` names on the Hub, without its weights; `None` if `path` is a local
+/// path.
+pub fn shapes(path: &Path) -> Result<Option<PathBuf>> {
+    Remote::default().find(path, Reads::Shapes)
+}
+
 /// Addresses that are not read, and what to do instead.
 const OTHER_STORES: [(&str, &str); 4] = [
     (

@@ -2,7 +2,7 @@
 
 use super::decoding::Decoding;
 use super::inference::{Inference, InferenceRanks};
-use super::lora_modules::LoraModule;
+use super::lora_modules::{LoraModule, open_adapters};
 use super::newest::with_model;
 use crate::output::{forward_signals, stop_on_signals};
 use crate::ranks::{RankArgs, Role};
@@ -12,11 +12,12 @@ use ottava_data::{ChatTemplate, Clock, Tokenizer};
 use ottava_engine::{Engine, EngineOptions, LogprobsMode, Pooling, Sampling};
 use ottava_models::{Adapters, ConfigFile, Decoder, decoder_config};
 use ottava_recipe::KvCacheDtype;
-use ottava_serve::{Model, NamedAdapter, Options, Origin, ReasoningParser, ToolCallParser, serve};
+use ottava_serve::{Model, NamedAdapter, OpenAdapters, Options, Origin, ReasoningParser, ToolCallParser, serve};
 use ottava_settings::DeviceChoice;
 use ottava_tensor::Device;
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::sync::mpsc::channel;
 use std::time::Duration;
 
@@ -157,7 +158,6 @@ impl Serve {
             shutdown_timeout: Duration::from_secs(self.shutdown_timeout),
             allowed_origins: self.allowed_origin.clone(),
             strict: self.strict,
-            updates_adapters: self.allow_runtime_lora_updating,
         };
         stop_on_signals("stopping: running requests are completed, new ones are refused")?;
         let name = options.names[0].clone();
@@ -243,6 +243,7 @@ impl Serve {
             let model = Model {
                 root,
                 adapters,
+                open_adapters: self.allow_runtime_lora_updating.then(|| Arc::new(open_adapters) as OpenAdapters),
                 tokenizer,
                 template,
                 tool_call_parser,
@@ -280,9 +281,6 @@ impl Serve {
             id: engine.add_adapters(adapters),
         };
         model.adapters = self.lora_modules.iter().zip(adapters).map(named).collect();
-        if self.allow_runtime_lora_updating {
-            engine.set_adapter_loader(|model, folder| LoraModule::of_folder(folder).open()?.folder.load(model));
-        }
         let kv_cache_tokens = engine.options().kv_cache_tokens;
         tracing::info!("{at_once} completions at once; the KV cache has room for {kv_cache_tokens} tokens");
         if engine.max_model_len() < max_model_len {

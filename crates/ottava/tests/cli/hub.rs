@@ -182,6 +182,12 @@ fn an_id_that_cannot_be_read_says_what_to_do() {
         &["generate", "otter-2", "--prompt", "x"],
         &["no file or folder has the path otter-2", "no model of this name"],
     );
+    // The weights of a model are not downloaded where an adapter is expected.
+    remote.publish(&[]);
+    let base = remote.run.checkpoint();
+    let serve = ["serve", base.to_str().unwrap(), "--port", "0", "--device", "cpu", "--lora-modules", "a=otter/tiny"];
+    fails(&serve, &["there is no adapter_config.json"]);
+    assert!(!remote.weights_in_cache());
     fails(
         &["download", "--dataset", "otter/lines", "--include", "*.csv"],
         &["no file has a name of the pattern *.csv"],

@@ -327,7 +327,7 @@ fn adapters_are_served_by_name_with_the_texts_of_generate() {
         assert_eq!(text(model)["choices"][0]["text"], *expected);
     }
     let (status, error) = load("other", "model");
-    assert!(status == "400" && error.contains("there is no adapter_config.json"), "{error}");
+    assert!(status == "404" && error.contains("there is no adapter_config.json"), "{error}");
     assert_eq!(call("/v1/unload_lora_adapter", &json!({"lora_name": "chat"})).0, "200");
     assert_eq!(call("/v1/completions", &body("chat")).0, "404");
     assert_eq!([base, "sql"].map(|model| text(model)["choices"][0]["text"].clone()), texts[..2]);
