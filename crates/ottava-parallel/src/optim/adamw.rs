@@ -90,7 +90,10 @@ impl Optimizer for AdamWOptimizer {
         let AdamWOptimizer { config, moments, scalars, .. } = self;
         scalars.iter().try_for_each(|(factor, scalars)| {
             let mut parameters = parameters(config, moments, group, *factor)?;
-            Ok(if parameters.is_empty() { () } else { adamw_amaxes(&mut parameters, norm, scalars)? })
+            if !parameters.is_empty() {
+                adamw_amaxes(&mut parameters, norm, scalars)?;
+            }
+            Ok(())
         })
     }
 
@@ -98,7 +101,10 @@ impl Optimizer for AdamWOptimizer {
         let AdamWOptimizer { config, moments, scalars, .. } = self;
         scalars.iter().try_for_each(|(factor, scalars)| {
             let mut parameters = parameters(config, moments, group, *factor)?;
-            Ok(if parameters.is_empty() { () } else { adamw(&mut parameters, casts.statistics(), norm, scalars)? })
+            if !parameters.is_empty() {
+                adamw(&mut parameters, casts.statistics(), norm, scalars)?;
+            }
+            Ok(())
         })
     }
 }
