@@ -154,7 +154,7 @@ fn data_are_read_from_a_store() {
 #[test]
 fn a_lost_rank_does_not_cut_off_the_last_upload() {
     let stored = Stored::new();
-    stored.store.slow(Some(Duration::from_millis(150)));
+    stored.store.slow(Some(Duration::from_millis(500)));
     let ranks = ["--ranks", "2", "--set", "per_device_train_batch_size=1", "--set", "global_batch_size=4"];
     let saves = ["--set", "max_steps=1000000", "--set", "save_steps=50", "--set", "save_total_limit=1"];
     let mut command = stored.command(&[ranks, saves].concat());
