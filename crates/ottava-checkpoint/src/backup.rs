@@ -1,8 +1,8 @@
 //! Copies of checkpoints in a store.
 //!
 //! A thread looks for complete checkpoints in the folder of a run and uploads them, so training never waits. The objects of a checkpoint are
-//! `checkpoint-STEP/FILE`. The manifest is put last and deleted first, so a checkpoint in the store is complete or absent, whenever the process stops.
-//! The names of objects follow from the folder, so a killed upload is made again by the next start.
+//! `checkpoint-STEP/FILE`. The manifest is put last and deleted first, so a checkpoint in the store is complete or absent even if the process is killed.
+//! The names of objects follow from the folder, so the next start repeats a killed upload.
 
 use crate::atomic::{self, TEMPORARY, checkpoints, latest_complete};
 use crate::manifest::{FILE_NAME, Manifest, Verify, is_relative_path, verify};

@@ -52,7 +52,7 @@ impl DequantizedFiles {
             return Ok(DequantizedFiles { files, quantization: None, four_bits: FourBits::None, stated: false });
         }
         let (quantization, stated) = (Quantization::of_folder(folder)?, Quantization::is_stated_in(folder)?);
-        let four_bits = FourBits::of(&ConfigFile::read(folder)?)?;
+        let four_bits = FourBits::of(&ConfigFile::read(folder)?, &files)?;
         Ok(DequantizedFiles { files, quantization, four_bits, stated })
     }
 

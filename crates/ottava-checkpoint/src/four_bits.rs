@@ -18,11 +18,14 @@ pub(super) enum FourBits {
 }
 
 impl FourBits {
-    /// Returns the format that `config.json` declares.
-    pub fn of(config: &ConfigFile) -> Result<FourBits> {
+    /// Returns the format that `config.json` declares. Errors if `files` have tables of values of another format.
+    pub fn of(config: &ConfigFile, files: &ModelFiles) -> Result<FourBits> {
         Ok(match (Quantization::is_mxfp4(config)?, Quantization::is_nf4(config)?) {
             (true, _) => FourBits::Mxfp4,
-            (false, true) => FourBits::Nf4,
+            (false, true) => {
+                nf4::expect_levels(files)?;
+                FourBits::Nf4
+            }
             (false, false) => FourBits::None,
         })
     }

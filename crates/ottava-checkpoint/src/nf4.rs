@@ -13,8 +13,11 @@ use std::ops::Range;
 const STATE: &str = ".quant_state.bitsandbytes__nf4";
 /// The ending of the name of settings of the format FP4.
 const FP4_STATE: &str = ".quant_state.bitsandbytes__fp4";
+/// The endings of the names of the values of all codes, and of all codes of scales.
+const TABLE: &str = ".quant_map";
+const NESTED_TABLE: &str = ".nested_quant_map";
 /// The endings of the names of tensors that are parts of a weight.
-const PARTS: [&str; 6] = [".absmax", ".nested_absmax", ".nested_quant_map", ".quant_map", STATE, FP4_STATE];
+const PARTS: [&str; 6] = [".absmax", ".nested_absmax", NESTED_TABLE, TABLE, STATE, FP4_STATE];
 
 /// The settings of a weight.
 #[derive(Deserialize)]
@@ -55,7 +58,6 @@ pub(super) fn info(files: &ModelFiles, name: &str) -> Result<Option<TensorInfo>>
     let bytes: usize = files.shape_of_bytes(name)?.iter().product();
     match elements {
         Some(elements) if shape.len() == 2 && elements.div_ceil(2) == bytes => {
-            expect_levels(files, name)?;
             Ok(Some(TensorInfo { name: name.into(), dtype, shape }))
         }
         _ => wrong(format!("its shape is {shape:?}, and it has {bytes} bytes of codes")),
@@ -131,16 +133,17 @@ pub(super) fn packed(files: &ModelFiles, info: &TensorInfo, device: &Device) -> 
     Ok(Some(nf4_of_parts(device, [rows, columns], (&codes, &scales, &groups), mean)?))
 }
 
-/// Errors if the tables of values beside a weight are not the tables of NF4 and of its scales.
-fn expect_levels(files: &ModelFiles, name: &str) -> Result<()> {
+/// Errors if a table of values beside a weight is not the table of NF4 or of its scales.
+pub(super) fn expect_levels(files: &ModelFiles) -> Result<()> {
     let levels = nf4_levels();
     let (values, scales) = levels.split_at(16);
-    for (part, expected) in [(".quant_map", values), (".nested_quant_map", scales)] {
-        let table = format!("{name}{part}");
-        if !files.has(&table) {
-            continue;
-        }
-        let found = files.values(&table)?.to_vec::<f32>()?;
+    for table in files.names() {
+        let expected = match table {
+            name if name.ends_with(NESTED_TABLE) => scales,
+            name if name.ends_with(TABLE) => values,
+            _ => continue,
+        };
+        let found = files.values(table)?.to_vec::<f32>()?;
         // Versions of bitsandbytes differ in the last bits of the table of scales.
         let are_near = found.len() == expected.len() && found.iter().zip(expected).all(|(a, b)| (a - b).abs() <= 1e-6);
         if !are_near {

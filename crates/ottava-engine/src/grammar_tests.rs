@@ -23,7 +23,8 @@ impl Numbers {
     }
 }
 
-/// Draws a text. A quarter of the draws ends the text where it may end, and a quarter begins one of `hints`, which free text would not write by chance.
+/// Draws a text. A quarter of the draws ends the text if it may end. Another quarter begins one of `hints`, because uniform draws of free text almost never
+/// write a hint.
 fn draw(grammar: &Grammar, seed: u64, hints: &[&str]) -> String {
     let (mut grammar, mut numbers, mut tokens) = (grammar.clone(), Numbers(seed), Vec::new());
     let ends = TOKENIZER.eos_ids();

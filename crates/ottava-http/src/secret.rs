@@ -29,14 +29,10 @@ impl Secret {
             let what = "is the name of an environment variable: capitals, digits and underscores";
             return Err(Error::Config(format!("`{setting}` {what}. Write no key into settings")));
         }
-        let value = env::var(variable).unwrap_or_default().trim().to_string();
-        match value.is_empty() || value.contains(|c: char| !c.is_ascii_graphic()) {
-            true => {
-                let why = "which is unset, empty or contains spaces or other characters that cannot be printed";
-                Err(Error::Config(format!("`{setting}` names the environment variable {variable}, {why}")))
-            }
-            false => Ok(Secret { variable: variable.to_string(), scheme: BEARER, header: AUTHORIZATION, value }),
-        }
+        Secret::from_text(variable, &env::var(variable).unwrap_or_default()).ok_or_else(|| {
+            let why = "which is unset, empty or contains spaces or other characters that cannot be printed";
+            Error::Config(format!("`{setting}` names the environment variable {variable}, {why}"))
+        })
     }
 
     /// Creates a key with the `value` that was read from `place`, a variable or a file. Returns `None` if the value is empty or cannot be sent.

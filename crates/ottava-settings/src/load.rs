@@ -48,7 +48,7 @@ impl RunConfig {
         Ok(config)
     }
 
-    /// Reads the file as [`RunConfig::load`] does, and leaves names of remote models and data as they are.
+    /// Reads the file as [`RunConfig::load`] does, and does not replace names of remote models and data.
     pub fn read(path: &Path, settings: &[String]) -> Result<Loaded> {
         if let Some(remedy) = no_run(path) {
             return Err(Error::Config(format!("{}: {remedy}", path.display())));

@@ -162,7 +162,7 @@ pub struct Following {
 }
 
 impl Following {
-    /// Sends what is left, and records how the run has ended. Waits for at most about twenty seconds; lines that were not sent by then are sent when
+    /// Sends what is left, and records how the run has ended. Waits for about ten seconds at most; lines that were not sent by then are sent when
     /// the run resumes.
     pub fn finish(mut self, outcome: Outcome) {
         self.end(outcome);

@@ -72,8 +72,8 @@ impl Tracker for Trackio {
                 entry.insert("metrics".into(), Value::Object(metrics));
                 entry.insert("step".into(), json!(line.step));
                 entry.insert("config".into(), json!(self.config));
-                // The server ignores an entry whose id it has, so lines that are sent again are not doubled. A step that is made again has another line,
-                // also after the files of the run were restored from an earlier time.
+                // The server ignores an entry whose id it already has, so a repeated request adds nothing. A repeated step has another line, also after the
+                // files of the run were restored from an earlier time. So its id contains the digest of the line.
                 entry.insert(
                     "log_id".into(),
                     json!(format!("{id}-{}-{}-{:016x}", line.attempt, line.step, line.digest)),

@@ -6,6 +6,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
+/// The arguments of a short run that starts from the model on the server.
+const TRAIN: [&str; 6] = ["train", "run.toml", "--set", "model.path=otter/tiny", "--set", "init=pretrained"];
+
 /// A run, and a server that has its model and its data.
 struct Remote {
     run: Run,
@@ -122,19 +125,7 @@ fn models_and_data_are_named_by_their_ids() {
 fn ranks_read_the_commit_of_rank_0() {
     let remote = Remote::new();
     let commit = remote.publish(&[]);
-    let args = [
-        "train",
-        "run.toml",
-        "--set",
-        "model.path=otter/tiny",
-        "--set",
-        "init=pretrained",
-        "--set",
-        "output_dir=two",
-        "--ranks",
-        "2",
-    ];
-    remote.succeed(&args);
+    remote.succeed(&[&TRAIN[..], &["--set", "output_dir=two", "--ranks", "2"]].concat());
     let config = std::fs::read_to_string(remote.run.path("two/config.toml")).unwrap();
     assert!(config.contains(&commit), "{config}");
     let asked = |target: &str| target.contains("/models/otter/tiny/revision/");
@@ -242,19 +233,7 @@ fn a_checkpoint_is_pushed_with_a_card_of_its_run() {
 fn an_adapter_of_a_named_model_names_it() {
     let remote = Remote::new();
     let commit = remote.publish(&[]);
-    let args = [
-        "train",
-        "run.toml",
-        "--set",
-        "model.path=otter/tiny",
-        "--set",
-        "init=pretrained",
-        "--set",
-        "output_dir=adapter",
-        "--set",
-        "lora.r=2",
-    ];
-    remote.succeed(&args);
+    remote.succeed(&[&TRAIN[..], &["--set", "output_dir=adapter", "--set", "lora.r=2"]].concat());
     let config =
         std::fs::read_to_string(remote.run.path("adapter/checkpoints/checkpoint-2/adapter_config.json")).unwrap();
     assert!(config.contains("\"base_model_name_or_path\": \"otter/tiny\"") && config.contains(&commit), "{config}");

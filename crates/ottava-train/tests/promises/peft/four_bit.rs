@@ -154,6 +154,15 @@ fn folders_of_bitsandbytes_are_read_and_trained_beside() {
     assert_eq!(beside(false), kept, "the values are the same in F32");
     expect_codes_of_folder_in_runs(folder.path());
 
+    let file = folder.path().join("model.safetensors");
+    let whole = std::fs::read(&file).unwrap();
+    let level = nf4_levels()[8].to_le_bytes();
+    let at = whole.windows(4).position(|bytes| bytes == level).expect("a table of values");
+    std::fs::write(&file, [&whole[..at], &0.08f32.to_le_bytes(), &whole[at + 4..]].concat()).unwrap();
+    let error = FolderWeights::open(folder.path()).map(drop).unwrap_err().to_string();
+    assert!(error.contains("quant_map` has other values than NF4"), "{error}");
+    std::fs::write(&file, whole).unwrap();
+
     let config = folder.path().join("config.json");
     let text = std::fs::read_to_string(&config).unwrap();
     for (from, to, words) in
