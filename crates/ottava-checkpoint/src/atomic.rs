@@ -12,8 +12,8 @@ use ottava_tensor::comm::report_progress;
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 
-use crate::manifest::{FILE_NAME, FORMAT, FileEntry, Manifest, Verify, is_relative_path, verify};
-use ottava_common::fs::{Fs, FsFile, create_dirs, parent, set_aside, sync_parent};
+use crate::manifest::{FILE_NAME, FORMAT, FileEntry, Manifest, Verify, verify};
+use ottava_common::fs::{Fs, FsFile, create_dirs, is_relative_path, parent, set_aside, sync_parent};
 use ottava_common::hash::hex;
 use ottava_common::{Error, Result};
 

@@ -5,14 +5,15 @@
 //! The names of objects follow from the folder, so the next start repeats a killed upload.
 
 use crate::atomic::{self, TEMPORARY, checkpoints, latest_complete};
-use crate::manifest::{FILE_NAME, Manifest, Verify, is_relative_path, verify};
-use ottava_common::fs::{RealFs, create_dirs, parent, replace_file, sync_parent};
+use crate::manifest::{FILE_NAME, Manifest, Verify, verify};
+use ottava_common::ending::Ending;
+use ottava_common::fs::{RealFs, create_dirs, is_relative_path, parent, replace_file, sync_parent};
 use ottava_common::{Error, Result, interrupt};
 use ottava_store::Bucket;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -227,12 +228,12 @@ impl Backup {
 
     /// Starts to upload checkpoints, also the checkpoints that earlier starts have left.
     pub fn start(self) -> Uploads {
-        let stop: Arc<Stop> = Arc::default();
-        let of_thread = stop.clone();
-        Uploads { stop, thread: Some(std::thread::spawn(move || self.run(&of_thread))) }
+        let ending: Arc<Ending<()>> = Arc::default();
+        let of_thread = ending.clone();
+        Uploads { ending, thread: Some(std::thread::spawn(move || self.run(&of_thread))) }
     }
 
-    fn run(mut self, stop: &Stop) {
+    fn run(mut self, ending: &Ending<()>) {
         // A request to stop the run must not end the upload of the checkpoint that it saves.
         self.bucket = self.bucket.without_stop();
         // Some accounts may put objects and may not list uploads.
@@ -241,7 +242,7 @@ impl Backup {
         }
         let (mut known, mut pause, mut failed, mut told) = (Known::default(), POLL, 0, None::<Instant>);
         loop {
-            let is_last = stop.is_asked();
+            let is_last = ending.told().is_some();
             match self.upload_pending(&mut known) {
                 Ok(()) if is_last => return,
                 Ok(()) => (pause, failed, told) = (POLL, 0, None),
@@ -259,7 +260,7 @@ impl Backup {
                     pause = (pause * 2).min(LONGEST);
                 }
             }
-            stop.wait(pause);
+            ending.wait(pause, POLL);
         }
     }
 
@@ -392,29 +393,9 @@ impl Backup {
     }
 }
 
-/// Tells the thread that the run has ended.
-#[derive(Default)]
-struct Stop {
-    asked: Mutex<bool>,
-    changed: Condvar,
-}
-
-impl Stop {
-    fn is_asked(&self) -> bool {
-        *self.asked.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Waits for `time`, or until the run ends. After the end of the run, waits for a shorter time.
-    fn wait(&self, time: Duration) {
-        let asked = self.asked.lock().unwrap_or_else(PoisonError::into_inner);
-        let (had_ended, time) = (*asked, if *asked { time.min(POLL) } else { time });
-        drop(self.changed.wait_timeout_while(asked, time, |now| *now == had_ended));
-    }
-}
-
 /// The thread that uploads checkpoints.
 pub struct Uploads {
-    stop: Arc<Stop>,
+    ending: Arc<Ending<()>>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -425,8 +406,7 @@ impl Uploads {
 
 impl Drop for Uploads {
     fn drop(&mut self) {
-        *self.stop.asked.lock().unwrap_or_else(PoisonError::into_inner) = true;
-        self.stop.changed.notify_all();
+        self.ending.tell(());
         if self.thread.take().is_some_and(|thread| thread.join().is_err()) {
             tracing::warn!("the thread that uploads checkpoints has panicked");
         }

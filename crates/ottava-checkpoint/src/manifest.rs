@@ -7,6 +7,7 @@ use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use ottava_common::fs::{is_plain_name, is_relative_path};
 use ottava_common::hash::{seal, sha256_file, unseal};
 use ottava_common::{Error, Result, input};
 
@@ -153,14 +154,4 @@ fn file_size(folder: &Path, name: &str) -> Result<u64, String> {
         }
     }
     Err("this is a folder, the manifest lists a file".into())
-}
-
-/// Returns whether `path` consists of plain names with `/` between them.
-pub(super) fn is_relative_path(path: &str) -> bool {
-    path.split('/').all(is_plain_name)
-}
-
-/// Returns whether `name` stays within its folder on every system.
-pub(super) fn is_plain_name(name: &str) -> bool {
-    !name.is_empty() && name != "." && name != ".." && !name.contains(['/', '\\', '\0'])
 }

@@ -20,7 +20,7 @@ use safetensors::tensor::{Dtype, Metadata};
 use serde::Deserialize;
 use serde::de::{Error as _, IgnoredAny, MapAccess, Visitor};
 
-use crate::manifest::is_plain_name;
+use ottava_common::fs::is_plain_name;
 use ottava_common::{Error, Result, input};
 
 /// The maximum size of a header, a limit of the format.

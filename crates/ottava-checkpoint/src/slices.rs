@@ -11,9 +11,9 @@ use std::path::{Path, PathBuf};
 use ottava_tensor::DType;
 use serde::{Deserialize, Serialize};
 
-use crate::manifest::is_plain_name;
 use crate::safetensors::{from_name, to_safetensors};
 use crate::{CheckpointWriter, ModelFiles, TensorInfo, write_tensors};
+use ottava_common::fs::is_plain_name;
 use ottava_common::{Error, Result, input};
 use ottava_recipe::param::Region;
 

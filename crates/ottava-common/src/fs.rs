@@ -143,3 +143,13 @@ pub fn set_aside(fs: &dyn Fs, path: &Path) -> Result<std::path::PathBuf> {
     sync_parent(fs, path)?;
     Ok(aside)
 }
+
+/// Returns whether `path` consists of plain names with `/` between them.
+pub fn is_relative_path(path: &str) -> bool {
+    path.split('/').all(is_plain_name)
+}
+
+/// Returns whether `name` stays within its folder on every system.
+pub fn is_plain_name(name: &str) -> bool {
+    !name.is_empty() && name != "." && name != ".." && !name.contains(['/', '\\', '\0'])
+}

@@ -12,6 +12,7 @@
 #![forbid(unsafe_code)]
 
 pub mod background;
+pub mod ending;
 pub mod error;
 pub mod fs;
 pub mod hash;

@@ -1,5 +1,7 @@
 //! The files of a repository, as the Hub lists them.
 
+use ottava_common::fs::is_relative_path;
+
 /// A file of a repository.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Entry {
@@ -17,10 +19,7 @@ impl Entry {
     /// Creates an entry. Returns `None` if `path` could leave the folder of a snapshot, or if a checksum is no hexadecimal number.
     pub(crate) fn new(path: &str, size: u64, oid: String, sha256: Option<String>) -> Option<Entry> {
         let is_hex = |text: &str| text.len() >= 40 && text.bytes().all(|byte| byte.is_ascii_hexdigit());
-        let is_safe = !path.is_empty()
-            && !path.contains(['\\', '\0'])
-            && path.split('/').all(|part| !["", ".", ".."].contains(&part));
-        let is_valid = is_safe && is_hex(&oid) && sha256.as_deref().is_none_or(is_hex);
+        let is_valid = is_relative_path(path) && is_hex(&oid) && sha256.as_deref().is_none_or(is_hex);
         is_valid.then(|| Entry { path: path.to_string(), size, oid, sha256 })
     }
 

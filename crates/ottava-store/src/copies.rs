@@ -1,7 +1,7 @@
 //! Local copies of objects.
 
 use crate::{Bucket, Object};
-use ottava_common::fs::{RealFs, create_dirs};
+use ottava_common::fs::{RealFs, create_dirs, is_relative_path};
 use ottava_common::hash::sha256;
 use ottava_common::threads::in_threads;
 use ottava_common::{Error, Result};
@@ -108,8 +108,7 @@ impl Bucket {
 /// Returns the name without `start`, if it is the path of a file in a folder.
 fn relative<'a>(name: &'a str, start: &str) -> Option<&'a str> {
     let name = name.strip_prefix(start)?;
-    let is_plain = |part: &str| !["", ".", ".."].contains(&part) && !part.contains(['\\', '\0']);
-    name.split('/').all(is_plain).then_some(name)
+    is_relative_path(name).then_some(name)
 }
 
 /// Makes `path` a link to the file `content`, or a copy of it on a file system without links.

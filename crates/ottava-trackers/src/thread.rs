@@ -3,11 +3,12 @@
 use crate::follow::Follower;
 use crate::state::{Seen, Shared};
 use crate::{Facts, Opening, Outcome, Tracker};
+use ottava_common::ending::Ending;
 use ottava_common::{Error, Result};
 use ottava_http::Fault;
 use ottava_settings::TrackerKind;
 use std::path::PathBuf;
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// The pause between two looks at the metrics.
@@ -20,25 +21,22 @@ const LONGEST: Duration = Duration::from_secs(60);
 pub(crate) struct Stop {
     /// The time after the end of a run within which lines are sent.
     grace: Duration,
-    asked: Mutex<Option<(Outcome, Instant)>>,
-    changed: Condvar,
+    ending: Ending<(Outcome, Instant)>,
 }
 
 impl Stop {
     pub(crate) fn new(grace: Duration) -> Stop {
-        Stop { grace, asked: Mutex::default(), changed: Condvar::new() }
+        Stop { grace, ending: Ending::default() }
     }
 
     /// Ends the threads after they have sent what is left.
     pub(crate) fn ask(&self, outcome: Outcome) {
-        let mut asked = self.asked.lock().unwrap_or_else(PoisonError::into_inner);
-        asked.get_or_insert((outcome, Instant::now() + self.grace));
-        self.changed.notify_all();
+        self.ending.tell((outcome, Instant::now() + self.grace));
     }
 
     /// Returns the outcome of the run and the time until which lines are sent, if the run has ended.
     fn asked(&self) -> Option<(Outcome, Instant)> {
-        *self.asked.lock().unwrap_or_else(PoisonError::into_inner)
+        self.ending.told()
     }
 
     /// Returns the time limit of a request that usually has the limit `usual`: after the end of the run, at most the time that is left.
@@ -54,11 +52,7 @@ impl Stop {
 
     /// Waits for `time`, or until the run ends. After the end of the run, waits for a shorter time.
     fn wait(&self, time: Duration) {
-        let asked = self.asked.lock().unwrap_or_else(PoisonError::into_inner);
-        let time = if asked.is_some() { time.min(POLL / 2) } else { time };
-        let had_ended = asked.is_some();
-        let until = |now: &mut Option<(Outcome, Instant)>| now.is_some() == had_ended;
-        drop(self.changed.wait_timeout_while(asked, time, until));
+        self.ending.wait(time, POLL / 2);
     }
 }
 
