@@ -1,5 +1,6 @@
 //! Continuous batching: selects the tokens of requests that each step computes, and handles the results.
 
+use crate::ahead::{Ahead, Pace};
 use crate::block_pool::BLOCK_SIZE;
 use crate::blocks::Pools;
 use crate::decode::{DecodeSteps, fixed_rows};
@@ -40,6 +41,7 @@ pub struct Engine {
     scales_by_token: bool,
     pub(super) masks: Masks,
     pub(super) part: Part,
+    pub(super) ahead: Ahead,
 }
 
 /// The tokens of running requests that a step computes: the number of the request in `running`, and the number of tokens.
@@ -133,6 +135,7 @@ impl Engine {
             sequence.put_back(&mut self.pools);
         }
         self.running.clear();
+        self.ahead.flight = None;
         self.waiting.clear();
         self.held.clear();
         self.cancelled.clear();
@@ -161,6 +164,7 @@ impl Engine {
             scales_by_token,
             masks: Masks::default(),
             part: Part::Alone,
+            ahead: Ahead::default(),
         }
     }
 
@@ -201,13 +205,26 @@ impl Engine {
     pub fn step(&mut self) -> Result<Vec<Event>> {
         let cancelled = |id| Event::Finished { id, reason: FinishReason::Cancelled, cached_tokens: 0 };
         self.await_masks();
-        self.announce()?;
+        let pace = self.pace();
+        self.announce(pace)?;
         // A step that ended with an error may have left states after proposed tokens.
         self.settle_states()?;
         let mut events: Vec<Event> = std::mem::take(&mut self.cancelled).into_iter().map(cancelled).collect();
-        let drawn = self.run_passes(&mut events)?;
+        let drawn = self.run(pace, &mut events)?;
         self.conclude(drawn, &mut events)?;
         Ok(events)
+    }
+
+    /// Launches and reads what a step of this `pace` does. Returns the tokens that were read.
+    pub(super) fn run(&mut self, pace: Pace, events: &mut Vec<Event>) -> Result<Vec<Drawn>> {
+        match (pace, self.ahead.flight.take()) {
+            (Pace::Continue, Some(flight)) => {
+                self.ahead.flight = self.launch_after(&flight)?;
+                self.land(&flight)
+            }
+            (_, Some(flight)) => self.land(&flight),
+            (_, None) => self.run_passes(pace, events),
+        }
     }
 
     /// Adds the tokens that a step has drawn, and ends requests that have all their tokens.
@@ -218,6 +235,7 @@ impl Engine {
         self.add_tokens(drawn, events);
         self.tell_drawn(tokens);
         self.retire(events);
+        self.count_flight();
         self.settle_states()
     }
 
@@ -326,7 +344,7 @@ impl Engine {
     }
 
     /// Records that the keys and values of further tokens of a request are in the cache.
-    fn extend_computed(&mut self, at: usize, tokens: usize) {
+    pub(super) fn extend_computed(&mut self, at: usize, tokens: usize) {
         let shares = self.shares_prefixes();
         let sequence = &mut self.running[at];
         let full = sequence.computed / BLOCK_SIZE;

@@ -7,12 +7,15 @@ use ottava_models::{Decoder, InferenceBatch, KvCache, SequenceTokens, most_block
 use ottava_recipe::capture::{Capture, Launch};
 use ottava_tensor::cuda::{CudaDevice, Graph};
 use ottava_tensor::ops::{argmax, cast, has_ordered_sums};
-use ottava_tensor::{DType, Device, Suspended, Tensor};
+use ottava_tensor::{DType, Device, Staging, Suspended, Tensor};
 use std::collections::HashMap;
 use std::sync::Arc;
 
 /// The number of rows of each pass if results must not depend on the batch, but the order of sums may depend on the number of rows.
 const INVARIANT_ROWS: usize = 64;
+
+/// The number of bytes of a buffer for inputs of steps. Larger inputs take the buffers in turn.
+const STAGED: usize = 256 << 10;
 
 /// Returns the number of rows of all passes, if it must be the same.
 pub(super) fn fixed_rows(model: &Decoder, options: &EngineOptions) -> Option<usize> {
@@ -34,6 +37,8 @@ pub struct DecodeSteps {
     last: Option<Size>,
     /// The number of rows of all steps, if it must be the same.
     pub(super) rows: Option<usize>,
+    /// The buffers through which steps get their inputs.
+    staging: Option<Staging>,
 }
 
 /// The adapter, the number of rows, and the number of blocks of the longest sequence.
@@ -114,13 +119,15 @@ impl DecodeSteps {
     }
 
     /// Computes one token of each of `sequences` on a GPU. The linears of `model` must hold the adapters of `adapter`. Several entries may be tokens
-    /// of the same sequence. Rows of the result are in the order of `sequences`, followed by rows of padding.
+    /// of the same sequence. Rows of the result are in the order of `sequences`, followed by rows of padding. With `ids`, the new token of sequence `i` is
+    /// the token on the device at place `i` of the places, instead of the token in `sequences`.
     pub fn run(
         &mut self,
         model: &Decoder,
         adapter: Option<AdapterId>,
         cache: &mut KvCache,
         sequences: &[SequenceTokens],
+        ids: Option<(&Tensor, &[usize])>,
     ) -> Result<Scored> {
         let [groups, blocks] = most_blocks(sequences);
         let rows = self.rows.unwrap_or(sequences.len());
@@ -130,12 +137,21 @@ impl DecodeSteps {
             self.suspend();
         }
         self.last = Some(size);
+        let staging = self.staging.get_or_insert_with(|| Staging::with_chunk(model.device(), STAGED));
         let step = match self.steps.entry(size) {
             std::collections::hash_map::Entry::Occupied(entry) => entry.into_mut(),
             std::collections::hash_map::Entry::Vacant(entry) => entry.insert(DecodeStep::new(model, groups, size.1)?),
         };
-        step.batch.set(sequences)?;
+        step.batch.set_by(staging, sequences)?;
+        if let Some((tokens, places)) = ids {
+            step.batch.take_ids(tokens, places)?;
+        }
         step.run(model, cache)
+    }
+
+    /// Returns the buffers through which steps on `device` get their inputs.
+    pub(super) fn staging(&mut self, device: &Device) -> &mut Staging {
+        self.staging.get_or_insert_with(|| Staging::with_chunk(device, STAGED))
     }
 
     /// Returns the memory of the results of the last step to the device.

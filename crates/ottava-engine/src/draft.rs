@@ -204,7 +204,7 @@ impl Draft {
         };
         let last: Vec<usize> = sequences.iter().map(last).collect();
         if let Device::Cuda(_) = model.device() {
-            let scored = steps.run(model, None, cache, &SequenceTokens::rows(&sequences))?;
+            let scored = steps.run(model, None, cache, &SequenceTokens::rows(&sequences), None)?;
             let all = scored.likeliest.to_vec::<i32>()?;
             return Ok(last.into_iter().map(|row| all[row]).collect());
         }

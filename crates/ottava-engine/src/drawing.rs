@@ -1,5 +1,6 @@
 //! Draws tokens from logits, and verifies proposed tokens: a proposed token is accepted if it equals the drawn token.
 
+use crate::ahead::not_finite;
 use crate::batching::{Drawn, Engine, Plan};
 use crate::decode::{Scored, in_f32};
 use crate::draft::Wanted;
@@ -124,16 +125,13 @@ impl Engine {
         }
         let likeliest = scored.likeliest.to_vec::<i32>()?;
         if let Some(Drawing { at, .. }) = drawing.iter().find(|of| likeliest[of.row] < 0) {
-            return Err(Error::NonFinite(format!(
-                "a logit of token {} is not finite: the model's weights or activations are not",
-                self.running[*at].tokens.len() + 1
-            )));
+            return Err(not_finite(self.running[*at].tokens.len() + 1));
         }
         // If the row of a proposed token is not finite, this is an error only if the token is accepted, and then in the next step.
         for of in &mut drawing {
             of.count = (of.row..of.row + of.count).take_while(|&row| likeliest[row] >= 0).count();
         }
-        if drawing.iter().all(|of| self.running[of.at].is_plain()) {
+        if drawing.iter().all(|of| self.running[of.at].is_plain(0)) {
             let accepted = self.accept(&drawing, |row| likeliest[row] as u32);
             return Ok(accepted.into_iter().map(|(at, _, token)| (at, token, None)).collect());
         }

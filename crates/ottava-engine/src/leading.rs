@@ -8,6 +8,7 @@
 //! decisions that depend on clients or sampling. Every rank makes all other decisions by the same code from the same state. Each step compares this
 //! state (`EngineStats`).
 
+use crate::ahead::Pace;
 use crate::batching::Engine;
 use crate::request::EngineStats;
 use crate::update::{Call, Part, Update};
@@ -51,12 +52,12 @@ impl Engine {
         }
     }
 
-    /// Announces the step that begins, if this engine leads other engines.
-    pub(super) fn announce(&mut self) -> Result<()> {
+    /// Announces the step of this `pace` that begins, if this engine leads other engines.
+    pub(super) fn announce(&mut self, pace: Pace) -> Result<()> {
         let stats = self.stats();
         match &mut self.part {
             Part::Leads(ranks, update) => {
-                let update = Update { stats, ..std::mem::take(update) };
+                let update = Update { stats, pace, ..std::mem::take(update) };
                 ranks.announce(STEP, &Some(update))
             }
             Part::Alone | Part::Follows => Ok(()),
@@ -73,7 +74,7 @@ impl Engine {
     }
 
     /// Repeats what rank 0 has done since its last announcement, and then the step that rank 0 begins.
-    fn apply(&mut self, Update { drawn, ends, calls, stats }: Update) -> Result<()> {
+    fn apply(&mut self, Update { drawn, ends, calls, stats, pace }: Update) -> Result<()> {
         let running = self.running.len();
         if drawn.iter().map(|(at, _)| at).chain(ends.iter().map(|(at, _)| at)).any(|&at| at >= running) {
             return Err(self.apart_from(&stats));
@@ -94,7 +95,7 @@ impl Engine {
             return Err(self.apart_from(&stats));
         }
         self.cancelled.clear();
-        self.run_passes(&mut unused)?;
+        self.run(pace, &mut unused)?;
         Ok(())
     }
 

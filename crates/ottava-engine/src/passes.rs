@@ -3,6 +3,7 @@
 //! `Engine::run_passes` divides a step into passes. With `batch_invariant`, passes run within `CudaDevice::with_batch_invariance`. There, products have
 //! sums whose order does not depend on the number of rows. If the GPU has no such products for the types of the model, all passes have 64 rows.
 
+use crate::ahead::Pace;
 use crate::batching::{Drawn, Engine, Plan};
 use crate::decode::Scored;
 use crate::drawing::by_rows;
@@ -25,9 +26,16 @@ enum BatchKind {
 }
 
 impl Engine {
-    /// Selects the tokens of a step, computes them, and returns the drawn tokens.
-    pub(super) fn run_passes(&mut self, events: &mut Vec<Event>) -> Result<Vec<Drawn>> {
+    /// Selects the tokens of a step, computes them, and returns the drawn tokens. With [`Pace::Begin`], the step is in flight afterwards.
+    pub(super) fn run_passes(&mut self, pace: Pace, events: &mut Vec<Event>) -> Result<Vec<Drawn>> {
         let plan = self.schedule()?;
+        // Requests may have been preempted.
+        if pace == Pace::Begin && !plan.is_empty() {
+            let places: Vec<usize> = plan.iter().map(|&(at, _)| at).collect();
+            self.ahead.flight = Some(self.launch(&places, None)?);
+            self.advance(&plan)?;
+            return Ok(Vec::new());
+        }
         let passes = self.passes(plan);
         let mut drawn = Vec::new();
         for (kind, plan) in &passes {
@@ -97,12 +105,7 @@ impl Engine {
 
     /// Computes `plan`, which has requests of one adapter, in one pass, and draws the tokens that follow.
     fn compute(&mut self, kind: BatchKind, plan: &Plan, events: &mut Vec<Event>) -> Result<Vec<Drawn>> {
-        match self.model.device().clone() {
-            Device::Cuda(gpu) if self.options.batch_invariant => {
-                gpu.with_batch_invariance(|| self.compute_pass(kind, plan, events))
-            }
-            _ => self.compute_pass(kind, plan, events),
-        }
+        self.invariantly(|engine| engine.compute_pass(kind, plan, events))
     }
 
     fn compute_pass(&mut self, kind: BatchKind, plan: &Plan, events: &mut Vec<Event>) -> Result<Vec<Drawn>> {
@@ -116,7 +119,7 @@ impl Engine {
         let drawing = self.drawing(plan);
         if kind == BatchKind::Rows {
             let rows = SequenceTokens::rows(&sequences);
-            let scored = self.steps.run(&self.model, self.adapter, &mut self.cache, &rows)?;
+            let scored = self.steps.run(&self.model, self.adapter, &mut self.cache, &rows, None)?;
             return self.draw(&scored, drawing);
         }
         let batch = match self.keeps_invariant() {

@@ -175,6 +175,8 @@ pub struct EngineOptions {
     /// Whether a GPU computes the same bits for a request in any batch, in any chunks of its prompt, and with or without prefix caching and
     /// preemption. A CPU always does.
     pub batch_invariant: bool,
+    /// Whether decode steps are launched before the host has read the tokens of the step before, where the settings of all running requests allow it.
+    pub async_scheduling: bool,
     /// The distribution whose log-probabilities requests get for drawn tokens and for the likeliest tokens. The log-probabilities of prompts are always
     /// raw.
     pub logprobs_mode: LogprobsMode,

@@ -28,7 +28,7 @@ impl Occurrences {
 
 /// Returns the settings for drawing a token after `drawn` drawn tokens. Tokens in `barred` are never drawn.
 pub fn draw(how: &Sampling, seen: &Occurrences, barred: &[u32], drawn: usize) -> Draw {
-    let is_penalised = [how.repetition_penalty, how.presence_penalty, how.frequency_penalty] != [1.0, 0.0, 0.0];
+    let is_penalised = how.counts_tokens();
     let counts = seen.counts.iter().filter(|_| is_penalised).map(|(&token, &count)| (token, (Some(count), 0.0)));
     // Adjustments are in the order of token ids, and each token occurs once.
     let mut adjustments: BTreeMap<u32, (Option<u32>, f32)> = counts.collect();

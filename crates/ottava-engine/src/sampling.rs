@@ -59,6 +59,11 @@ impl Sampling {
         temperature == 0.0 && changes_none && self.logit_bias.is_empty()
     }
 
+    /// Returns whether draws depend on the numbers of earlier tokens: some penalty applies.
+    pub(crate) fn counts_tokens(&self) -> bool {
+        [self.repetition_penalty, self.presence_penalty, self.frequency_penalty] != [1.0, 0.0, 0.0]
+    }
+
     /// Returns these parameters in the form of the op `sample`, without adjustments of single tokens.
     pub(crate) fn draw(&self) -> Draw {
         Draw {

@@ -158,10 +158,10 @@ impl Sequence {
         if drawn < self.request.min_new_tokens { &self.request.stop_ids } else { &[] }
     }
 
-    /// Returns whether its next token is the most likely token by the unmodified logits, without log-probabilities.
-    pub fn is_plain(&self) -> bool {
+    /// Returns whether the token after `ahead` further tokens is the most likely token by the unmodified logits, without log-probabilities.
+    pub fn is_plain(&self, ahead: usize) -> bool {
         let Request { sampling, logprobs, .. } = &self.request;
-        let is_free = self.constraint.is_none() && self.barred(self.drawn()).is_empty();
+        let is_free = self.constraint.is_none() && self.barred(self.drawn() + ahead).is_empty();
         is_free && sampling.is_plain() && logprobs.is_none()
     }
 
@@ -198,6 +198,17 @@ impl Sequence {
             draws.push(self.draw(&seen, number, ahead.as_ref().map(|(_, allowed)| allowed)));
         }
         draws
+    }
+
+    /// Returns whether a step can draw its next token before the host knows its last token.
+    pub fn can_draw_ahead(&self) -> bool {
+        let depends = self.constraint.is_some() || self.request.sampling.counts_tokens();
+        !depends && !self.rests && self.pending() <= 1 && !self.reads_activations()
+    }
+
+    /// Returns the settings for drawing the token after `ahead` further tokens, which must not depend on these tokens.
+    pub fn draw_after(&self, ahead: usize) -> Draw {
+        self.draw(&self.seen, ahead, None)
     }
 
     /// Returns the settings for drawing the token after `ahead` further tokens.

@@ -1,7 +1,7 @@
 //! The announcements of the engine of rank 0 to the engines of other ranks that divide its model.
 
+use crate::ahead::Pace;
 use crate::request::{EngineStats, FinishReason, Request, RequestId};
-use crate::sampling::Sampling;
 use ottava_parallel::Ranks;
 use serde::{Deserialize, Serialize};
 use std::rc::Rc;
@@ -27,6 +27,8 @@ pub struct Update {
     pub calls: Vec<Call>,
     /// The state after these events, which must equal the state of the other ranks.
     pub stats: EngineStats,
+    /// The pace of the step that begins.
+    pub pace: Pace,
 }
 
 /// A call of an engine.
@@ -41,11 +43,10 @@ pub enum Call {
 }
 
 impl Call {
-    /// Returns a call of [`Engine::add`](super::Engine::add) without the settings that only draws and reports need.
+    /// Returns a call of [`Engine::add`](super::Engine::add) without the settings that only reports need.
     pub fn add(request: &Request) -> Call {
-        let (sampling, grammar, logprobs) = (Sampling::default(), None, None);
         let prompt_logprobs = request.prompt_logprobs.map(|_| 0);
-        Call::Add(Box::new(Request { sampling, grammar, logprobs, prompt_logprobs, ..request.clone() }))
+        Call::Add(Box::new(Request { grammar: None, logprobs: None, prompt_logprobs, ..request.clone() }))
     }
 }
 

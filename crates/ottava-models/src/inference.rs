@@ -4,7 +4,7 @@ use ottava_common::error::Result;
 use ottava_recipe::context::Sequences;
 use ottava_recipe::recurrent::RecurrentBatch;
 use ottava_tensor::ops::PagedBatch;
-use ottava_tensor::{DType, Device, Tensor};
+use ottava_tensor::{DType, Device, Staging, Tensor};
 use std::ops::Range;
 
 /// The new tokens of one sequence.
@@ -206,6 +206,29 @@ impl InferenceBatch {
     ///
     /// Panics if the batch has no room for them.
     pub fn set(&mut self, sequences: &[SequenceTokens]) -> Result<()> {
+        let words = self.numbers(sequences);
+        Ok(self.words.write_bytes(bytemuck::cast_slice(&words))?)
+    }
+
+    /// Writes new tokens as [`InferenceBatch::set`] does, after the work that was enqueued before, and does not wait for this work.
+    pub fn set_by(&mut self, staging: &mut Staging, sequences: &[SequenceTokens]) -> Result<()> {
+        let words = self.numbers(sequences);
+        Ok(staging.write(&mut self.words, bytemuck::cast_slice(&words))?)
+    }
+
+    /// Replaces the ids of the first new tokens by ids on the device: of token `i` by `ids[places[i]]`, with I32 `ids`.
+    pub fn take_ids(&mut self, ids: &Tensor, places: &[usize]) -> Result<()> {
+        let mut at = 0;
+        for run in places.chunk_by(|before, after| before + 1 == *after) {
+            // The ids are the first of the words.
+            self.words.copy_from(at, &ids.rows(run[0], run[0] + run.len())?)?;
+            at += run.len();
+        }
+        Ok(())
+    }
+
+    /// Returns the words for the new tokens of `sequences`.
+    fn numbers(&self, sequences: &[SequenceTokens]) -> Vec<i32> {
         let Layout { tokens, sequences: rows, groups, blocks: width } = self.layout;
         let (mut ids, mut positions) = (Vec::with_capacity(tokens), Vec::with_capacity(tokens));
         let (mut starts, mut lens, mut cached_lens) = (vec![0], Vec::with_capacity(rows), Vec::with_capacity(rows));
@@ -231,7 +254,7 @@ impl InferenceBatch {
         for (place, values) in self.layout.places().into_iter().zip(values) {
             words[place.start..][..values.len()].copy_from_slice(&values);
         }
-        Ok(self.words.write_bytes(bytemuck::cast_slice(&words))?)
+        words
     }
 
     /// Creates a batch of sequences with one new token each. The batch is padded to `rows` sequences.

@@ -1,5 +1,6 @@
 //! Copies of tensors in host memory. Another thread reads the copies while the device continues.
 
+use crate::cuda::Event;
 use crate::device::{Device, Storage};
 use crate::error::{Error, Result};
 use crate::tensor::Tensor;
@@ -8,12 +9,13 @@ use std::ops::Range;
 
 /// Host memory for copies of tensors, allocated once. For a GPU it is pinned, so that copies reach the bandwidth of the bus.
 pub struct Snapshot {
-    device: Device,
     storage: Storage,
     /// The number of bytes taken by copies.
     used: usize,
     /// Whether copies may not have arrived yet.
     pending: bool,
+    /// The event at the end of the last copy. Copies arrive in order.
+    last: Option<Event>,
 }
 
 impl Snapshot {
@@ -23,7 +25,7 @@ impl Snapshot {
     /// Allocates memory of `bytes` for tensors of `device`. Errors with `Error::HostMemory` if a GPU's host has too little memory.
     pub fn new(device: &Device, bytes: usize) -> Result<Snapshot> {
         let storage = device.allocate_in_host(bytes)?;
-        Ok(Snapshot { device: device.clone(), storage, used: 0, pending: false })
+        Ok(Snapshot { storage, used: 0, pending: false, last: None })
     }
 
     /// Returns the number of bytes of a snapshot that a tensor of `bytes` takes.
@@ -47,13 +49,17 @@ impl Snapshot {
         }
         self.used = Snapshot::padded(range.end);
         self.pending = true;
-        tensor.copy_to_host(&mut self.storage, range.start)?;
+        if let Some(event) = tensor.copy_to_host(&mut self.storage, range.start)? {
+            self.last = Some(event);
+        }
         Ok(range)
     }
 
-    /// Waits until all copies have arrived.
+    /// Waits until all copies have arrived. Does not wait for later work of the device.
     pub fn wait(&mut self) -> Result<()> {
-        self.device.synchronize()?;
+        if let Some(last) = self.last.take() {
+            last.synchronize()?;
+        }
         self.pending = false;
         Ok(())
     }

@@ -1,4 +1,4 @@
-//! New tensors whose bytes the host reads in pieces, for example from files.
+//! Tensors whose bytes the host reads in pieces, for example from files, or writes while the device works.
 //!
 //! For a GPU, chunks of 32 MiB are read into two pinned buffers in turn. While one chunk is copied to the GPU, the next chunk is read into the
 //! other buffer. So the host never holds a whole tensor, and reads overlap with copies.
@@ -6,7 +6,7 @@
 use crate::cuda::{DeviceBuffer, Event, PinnedBuffer};
 use crate::device::{Device, Storage};
 use crate::dtype::DType;
-use crate::error::Error;
+use crate::error::{Error, Result};
 use crate::tensor::Tensor;
 
 /// The number of bytes of a staging buffer.
@@ -36,7 +36,8 @@ impl Staging {
         Staging::with_chunk(device, CHUNK)
     }
 
-    fn with_chunk(device: &Device, chunk: usize) -> Staging {
+    /// Creates a staging whose buffers have `chunk` bytes each.
+    pub fn with_chunk(device: &Device, chunk: usize) -> Staging {
         Staging { device: device.clone(), chunk, buffers: Vec::new(), next: 0 }
     }
 
@@ -63,6 +64,25 @@ impl Staging {
             Storage::Pinned(_) => unreachable!("a new tensor is in device memory"),
         }
         Ok(tensor)
+    }
+
+    /// Replaces all elements of `tensor` by the elements in `bytes`, after the work that was enqueued before. On a GPU, this waits only until the copy
+    /// before the last one has left its buffer.
+    ///
+    /// # Panics
+    /// Panics if the sizes differ, or if `tensor` is a part of its memory or has views.
+    pub fn write(&mut self, tensor: &mut Tensor, bytes: &[u8]) -> Result<()> {
+        assert_eq!(tensor.bytes(), bytes.len(), "the bytes of the whole tensor");
+        match tensor.storage_mut() {
+            Storage::Cuda(buffer) => {
+                assert_eq!(buffer.len(), bytes.len(), "the tensor covers its memory");
+                self.stage(buffer, &mut |at, piece: &mut [u8]| {
+                    piece.copy_from_slice(&bytes[at..at + piece.len()]);
+                    Ok(())
+                })
+            }
+            Storage::Host(_) | Storage::Pinned(_) | Storage::Dry(_) => tensor.write_bytes(bytes),
+        }
     }
 
     fn stage<E: From<Error>>(
@@ -94,7 +114,6 @@ impl Staging {
 mod tests {
     use super::*;
     use crate::cuda::GpuModel;
-    use crate::error::Result;
     use crate::testing::gpu;
 
     /// Reads a tensor of `length` bytes, and returns it with its expected bytes.
@@ -116,6 +135,25 @@ mod tests {
             let all: Vec<_> = lengths.iter().enumerate().map(|(i, n)| staged(&mut staging, *n, i)).collect();
             for (length, (tensor, expected)) in lengths.iter().zip(all) {
                 assert!(tensor.read_bytes().unwrap() == expected, "{length} bytes on {device}");
+            }
+        }
+    }
+
+    /// Each copy of the tensor is enqueued between two writes, and has the bytes of the first of them.
+    #[test]
+    fn writes_keep_the_order_of_the_device() {
+        for device in [Device::Cpu].into_iter().chain(gpu()) {
+            let (mut staging, mut tensor) =
+                (Staging::with_chunk(&device, 1 << 10), Tensor::zeros(&device, &[900], DType::I32).unwrap());
+            let values = |round: i32| (0..900).map(|at| at * 31 + round).collect::<Vec<i32>>();
+            let copies: Vec<Tensor> = (0..20)
+                .map(|round| {
+                    staging.write(&mut tensor, bytemuck::cast_slice(&values(round))).unwrap();
+                    tensor.duplicate().unwrap()
+                })
+                .collect();
+            for (round, copy) in (0..).zip(&copies) {
+                assert_eq!(copy.to_vec::<i32>().unwrap(), values(round), "write {round} on {device}");
             }
         }
     }

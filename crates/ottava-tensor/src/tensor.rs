@@ -4,7 +4,7 @@ mod suspended;
 
 pub use suspended::Suspended;
 
-use crate::cuda::{DeviceBuffer, PinnedBuffer};
+use crate::cuda::{DeviceBuffer, Event, PinnedBuffer};
 use crate::device::{Device, MemoryKind, Storage};
 use crate::dtype::DType;
 use crate::element::Element;
@@ -249,15 +249,17 @@ impl Tensor {
         }
     }
 
-    /// Copies the bytes of the elements to byte `at` of host memory `to`. The host may read them after a synchronisation. Later work of the device
-    /// may change the tensor.
-    pub(crate) fn copy_to_host(&self, to: &mut Storage, at: usize) -> Result<()> {
+    /// Copies the bytes of the elements to byte `at` of host memory `to`. The host may read them after the returned event, or at once if there is none.
+    /// Later work of the device may change the tensor.
+    pub(crate) fn copy_to_host(&self, to: &mut Storage, at: usize) -> Result<Option<Event>> {
         let range = self.byte_range();
         match (to, &*self.storage) {
             (Storage::Pinned(to), Storage::Cuda(from)) => to.copy_from(at, from, range),
-            (Storage::Pinned(to), _) => to.host_bytes_mut(at..at + range.len()).map_or(Ok(()), |to| self.read_into(to)),
-            (Storage::Host(to), _) => self.read_into(&mut to.as_mut_slice()[at..at + range.len()]),
-            (Storage::Dry(_), _) => Ok(()),
+            (Storage::Pinned(to), _) => {
+                to.host_bytes_mut(at..at + range.len()).map_or(Ok(()), |to| self.read_into(to)).map(|()| None)
+            }
+            (Storage::Host(to), _) => self.read_into(&mut to.as_mut_slice()[at..at + range.len()]).map(|()| None),
+            (Storage::Dry(_), _) => Ok(None),
             (Storage::Cuda(_), _) => unreachable!("host memory was asked for"),
         }
     }

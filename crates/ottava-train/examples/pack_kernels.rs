@@ -71,6 +71,7 @@ fn inference(
         prefix_caching: true,
         saved_states: 8,
         batch_invariant: false,
+        async_scheduling: false,
         logprobs_mode: LogprobsMode::Raw,
     };
     Engine::new(model, &options)?.warm_up()?;

@@ -110,16 +110,23 @@ impl PinnedBuffer {
         Ok(())
     }
 
-    /// Enqueues a copy of `bytes` of `source` in the compute stream. Later work may free or write the memory of `source`.
-    pub(crate) fn copy_from(&mut self, offset: usize, source: &DeviceBuffer, bytes: Range<usize>) -> Result<()> {
+    /// Enqueues a copy of `bytes` of `source` in the compute stream. Later work may free or write the memory of `source`. Returns an event at the end
+    /// of the copy, and `None` in a dry run or for no bytes. The copied bytes must not be read before this event.
+    pub(crate) fn copy_from(
+        &mut self,
+        offset: usize,
+        source: &DeviceBuffer,
+        bytes: Range<usize>,
+    ) -> Result<Option<Event>> {
         let to = self.range(offset, bytes.len())?.start;
         let from = source.address(bytes.start, bytes.len())?;
         let Some(context) = self.device.context().filter(|_| !bytes.is_empty()) else {
             self.device.trace(|| format!("snapshot {}", bytes.len()));
-            return Ok(());
+            return Ok(None);
         };
-        // SAFETY: both ranges were checked, and host memory is read only after a synchronisation, which waits for this copy.
-        unsafe { context.copy_to_host(Stream::Compute, self.pointer.add(to), from, bytes.len()) }
+        // SAFETY: both ranges were checked, and the caller reads host memory only after the event.
+        unsafe { context.copy_to_host(Stream::Compute, self.pointer.add(to), from, bytes.len())? };
+        Event::end_of(context, Stream::Compute).map(Some)
     }
 
     /// Enqueues a copy of the first `bytes` bytes to byte `offset` of `to` in the compute stream. Returns an event at the end of the copy, and `None`

@@ -130,7 +130,7 @@ impl DecodeBench {
                 .map(|(i, blocks)| SequenceTokens::new(self.context - 1, &tokens[i..=i], blocks).in_slot(i))
                 .collect();
             let mut steps = DecodeSteps::default();
-            let mut step = || drawn(&steps.run(&decoder, None, &mut cache, &sequences)?);
+            let mut step = || drawn(&steps.run(&decoder, None, &mut cache, &sequences, None)?);
             let timed = self.time(ranks, &mut step)?;
             on_row(row(batch, self.context, 1, timed)?);
         }

@@ -34,6 +34,7 @@ fn engine() -> Engine {
         prefix_caching: false,
         saved_states: 8,
         batch_invariant: false,
+        async_scheduling: false,
         logprobs_mode: LogprobsMode::Raw,
     };
     Engine::new(decoder, &options).unwrap()

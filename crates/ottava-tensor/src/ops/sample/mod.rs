@@ -6,7 +6,7 @@ pub(super) mod cuda;
 mod tests;
 
 use crate::ops::dispatch::dispatch;
-use crate::{DType, Device, Result, Tensor};
+use crate::{DType, Device, Result, Staging, Tensor};
 use bytemuck::{Pod, Zeroable};
 use std::f64::consts::LOG2_E;
 
@@ -166,6 +166,18 @@ impl Draws {
     ///
     /// Panics if the number of draws is not the number of rows, or if there is no room for the adjustments.
     pub fn set(&mut self, draws: &[Draw]) -> Result<()> {
+        let bytes = self.bytes(draws);
+        self.words.write_bytes(&bytes)
+    }
+
+    /// Writes draws as [`Draws::set`] does, after the work that was enqueued before, and does not wait for this work.
+    pub fn set_by(&mut self, staging: &mut Staging, draws: &[Draw]) -> Result<()> {
+        let bytes = self.bytes(draws);
+        staging.write(&mut self.words, &bytes)
+    }
+
+    /// Returns the bytes of the words for these draws.
+    fn bytes(&self, draws: &[Draw]) -> Vec<u8> {
         let [rows, columns] = self.shape;
         assert_eq!(draws.len(), rows, "a draw for each row");
         let (mut of_rows, mut changes) = (Vec::with_capacity(rows), Vec::with_capacity(self.adjustments));
@@ -176,8 +188,7 @@ impl Draws {
         }
         assert!(changes.len() <= self.adjustments, "room for all adjustments");
         changes.resize(self.adjustments, Change::zeroed());
-        let bytes = [bytemuck::cast_slice::<_, u8>(&of_rows), bytemuck::cast_slice(&changes)].concat();
-        self.words.write_bytes(&bytes)
+        [bytemuck::cast_slice::<_, u8>(&of_rows), bytemuck::cast_slice(&changes)].concat()
     }
 }
 

@@ -27,6 +27,7 @@ pub const ROOMY: EngineOptions = EngineOptions {
     prefix_caching: true,
     saved_states: 8,
     batch_invariant: false,
+    async_scheduling: false,
     logprobs_mode: LogprobsMode::Raw,
 };
 

@@ -1,5 +1,6 @@
 //! Ranks divide the model of an engine. Rank 0 leads, the other ranks follow, and requests get the results of one rank.
 
+use crate::inference::ahead::independent;
 use crate::inference::engine::{Got, ROOMY, alike, collect, finish_into, prompt, request, requests, run};
 use crate::inference::grammars::{VOCABULARY, tokenizer};
 use crate::inference::recurrent::models;
@@ -142,6 +143,32 @@ fn requests_get_on_two_ranks_what_one_rank_gives() {
 }
 
 /// Each rank computes its experts for all tokens, and the results of all ranks are added.
+/// Rank 0 decides which steps are launched before the tokens of the step before are read, and each rank draws the same tokens.
+#[test]
+fn ranks_launch_the_same_steps_ahead() {
+    let of_adapter = || independent().into_iter().map(|request| Request { adapter: Some(AdapterId(0)), ..request });
+    for options in [ROOMY, EngineOptions { max_batch: 3, ..ROOMY }] {
+        let [expected, found] = [false, true].map(|async_scheduling| {
+            let options = EngineOptions { async_scheduling, ..options };
+            let (got, ends) = on_ranks(threads::group(2), &options, |mut engine| {
+                let got =
+                    [run(&mut engine, independent()), run(&mut engine, of_adapter().collect()), serve(&mut engine)];
+                engine.finish().unwrap();
+                got
+            });
+            ends.into_iter().for_each(|end| end.unwrap());
+            got
+        });
+        // A request that was cancelled has the tokens that were read before.
+        assert_eq!(found[..2], expected[..2]);
+        let (found, expected) = (&found[2], &expected[2]);
+        assert_eq!(found.len(), expected.len());
+        for (number, (found, expected)) in found.iter().zip(expected).enumerate().filter(|(number, _)| *number != 2) {
+            assert_eq!(found, expected, "request {number}");
+        }
+    }
+}
+
 #[test]
 fn mixtures_give_on_several_ranks_the_texts_of_one() {
     for (name, keys) in families() {

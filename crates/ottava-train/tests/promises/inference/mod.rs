@@ -1,6 +1,7 @@
 //! The engine: the result of a request depends only on the request.
 
 pub mod adapters;
+pub mod ahead;
 pub mod embeddings;
 pub mod engine;
 pub mod grammars;

@@ -83,6 +83,7 @@ fn log_probabilities_of_draws_are_those_of_training() {
             prefix_caching: true,
             saved_states: 8,
             batch_invariant: false,
+            async_scheduling: false,
             logprobs_mode: LogprobsMode::Loss,
         };
         let mut engine = Engine::to_lend(&model, &options).unwrap();

@@ -138,6 +138,7 @@ fn an_engine_returns_its_memory_between_draws() {
         prefix_caching: true,
         saved_states: 8,
         batch_invariant: false,
+        async_scheduling: false,
         logprobs_mode: LogprobsMode::Loss,
     };
     let mut engine = Engine::to_lend(&model, &options).unwrap();

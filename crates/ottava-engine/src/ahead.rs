@@ -1,0 +1,235 @@
+//! Asynchronous scheduling: a decode step is launched before the host has read the tokens of the step before. So the host reports tokens and prepares
+//! steps while the device computes.
+//!
+//! A step is in flight from its launch until the host reads its tokens. The next step takes these tokens on the device (`InferenceBatch::take_ids`).
+//! It computes each request that goes on if its token in flight does not end it. If this token ends the request, the further token is not
+//! reported.
+//!
+//! Steps are only launched ahead if nothing but drawn tokens can change between them: all running requests draw a token, none waits for a free place,
+//! and the settings of no draw depend on earlier tokens ([`Sequence::can_draw_ahead`](crate::sequence::Sequence::can_draw_ahead)). Each other step begins after the tokens
+//! of the step before were read. Among ranks, rank 0 decides ([`Pace`]), and each rank draws the same tokens on its device.
+
+use crate::batching::{Drawn, Engine};
+use crate::decode::in_f32;
+use crate::passes::MOST_ROWS;
+use crate::request::{LogprobsMode, RequestId, TokenLogprob};
+use crate::update::Part;
+use bytemuck::AnyBitPattern;
+use ottava_common::error::{Error, Result};
+use ottava_models::SequenceTokens;
+use ottava_tensor::ops::{Distribution, Draw, Draws, sample};
+use ottava_tensor::{DType, Device, Snapshot, Tensor};
+use serde::{Deserialize, Serialize};
+use std::ops::Range;
+
+/// What a step of the engine launches and reads.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Pace {
+    /// Launches passes, and reads their tokens.
+    #[default]
+    Whole,
+    /// Launches a decode step, which is then in flight.
+    Begin,
+    /// Launches the decode step after the step in flight, and then reads the tokens of the step in flight.
+    Continue,
+    /// Reads the tokens of the step in flight.
+    End,
+}
+
+/// The step in flight, and the memory that steps in flight use in turns.
+#[derive(Default)]
+pub(super) struct Ahead {
+    pub(super) flight: Option<Flight>,
+    memory: Option<Memory>,
+    /// The number of steps that were launched.
+    launched: usize,
+}
+
+struct Memory {
+    /// The tokens of the step that was launched last, I32.
+    tokens: Tensor,
+    /// The copies of the results of the last two steps.
+    results: [Snapshot; 2],
+}
+
+/// A decode step whose tokens were not read yet.
+pub(super) struct Flight {
+    /// The requests of its rows, in the order of `running`.
+    requests: Vec<RequestId>,
+    /// The number of its results in `Memory::results`.
+    number: usize,
+    /// The places of the results: I32 likeliest tokens, I32 drawn tokens, and F32 log-probabilities of drawn tokens, which may be empty.
+    results: [Range<usize>; 3],
+    /// Whether its requests count the tokens that it computes as computed. They do not count tokens that the host does not know yet.
+    is_counted: bool,
+}
+
+impl Flight {
+    /// Returns the number of each request of this step in `running`, with its row. Requests that have ended are left out.
+    fn places<'a>(
+        &'a self,
+        running: impl Iterator<Item = RequestId> + 'a,
+    ) -> impl Iterator<Item = (usize, usize)> + 'a {
+        // Both have the same order.
+        let mut rows = self.requests.iter().enumerate();
+        running.enumerate().filter_map(move |(at, id)| Some((at, rows.find(|(_, request)| **request == id)?.0)))
+    }
+}
+
+impl Engine {
+    /// Returns the pace of the next step.
+    pub(super) fn pace(&self) -> Pace {
+        let may_launch = self.options.async_scheduling && self.may_launch_ahead();
+        match (&self.ahead.flight, may_launch) {
+            (None, false) => Pace::Whole,
+            (None, true) => Pace::Begin,
+            (Some(flight), true) if self.continuing(flight).next().is_some() => Pace::Continue,
+            (Some(_), _) => Pace::End,
+        }
+    }
+
+    /// Returns whether a decode step of all running requests can be launched before the tokens of the step before are known.
+    fn may_launch_ahead(&self) -> bool {
+        let has_place = !self.waiting.is_empty() && self.running.len() < self.options.max_batch;
+        let is_simple = self.proposer.is_none() && !self.pools.has_states() && self.fixed_rows().is_none();
+        let adapter = self.running.first().and_then(|sequence| sequence.request.adapter);
+        let with_top = if self.options.logprobs_mode == LogprobsMode::Loss { None } else { Some(0) };
+        is_simple
+            && !has_place
+            && (1..=MOST_ROWS).contains(&self.running.len())
+            && self
+                .running
+                .iter()
+                .all(|of| of.can_draw_ahead() && of.request.logprobs <= with_top && of.request.adapter == adapter)
+    }
+
+    /// Returns the requests of the step in flight that go on if its tokens do not end them: the number of the request in `running`, and its row.
+    fn continuing<'a>(&'a self, flight: &'a Flight) -> impl Iterator<Item = (usize, usize)> + 'a {
+        let places = flight.places(self.running.iter().map(|sequence| sequence.id));
+        places.filter(|&(at, _)| self.running[at].tokens.len() + 1 < self.running[at].max_len)
+    }
+
+    /// Launches the step after `flight`. Returns `None` if no memory is left for the keys and values of all its requests.
+    pub(super) fn launch_after(&mut self, flight: &Flight) -> Result<Option<Flight>> {
+        let (places, rows): (Vec<usize>, Vec<usize>) = self.continuing(flight).unzip();
+        for &at in &places {
+            let sequence = &mut self.running[at];
+            if !self.pools.extend(&mut sequence.blocks, sequence.computed, sequence.tokens.len() + 1) {
+                return Ok(None);
+            }
+        }
+        self.launch(&places, Some(&rows)).map(Some)
+    }
+
+    /// Launches a decode step of the requests with the numbers `places` in `running`. If a step is in flight, `rows` has their rows in it.
+    pub(super) fn launch(&mut self, places: &[usize], rows: Option<&[usize]>) -> Result<Flight> {
+        let adapter = places.first().and_then(|&at| self.running[at].request.adapter);
+        self.set_adapter(adapter);
+        self.invariantly(|engine| engine.launch_pass(places, rows))
+    }
+
+    fn launch_pass(&mut self, places: &[usize], rows: Option<&[usize]>) -> Result<Flight> {
+        let device = self.model.device().clone();
+        if self.ahead.memory.is_none() {
+            let bytes = 3 * Snapshot::padded(MOST_ROWS * DType::I32.size());
+            let results = [Snapshot::new(&device, bytes)?, Snapshot::new(&device, bytes)?];
+            self.ahead.memory = Some(Memory { tokens: Tensor::zeros(&device, &[MOST_ROWS], DType::I32)?, results });
+        }
+        let Engine { model, adapter, cache, steps, running, ahead, .. } = self;
+        let Memory { tokens, results } = ahead.memory.as_mut().expect("made above");
+        let sequences = places.iter().map(|&at| &running[at]);
+        let last: Vec<[u32; 1]> = sequences.clone().map(|of| [of.tokens[of.tokens.len() - 1]]).collect();
+        let sequences: Vec<SequenceTokens> = sequences
+            .zip(&last)
+            .map(|(of, last)| SequenceTokens::new(of.computed, last, &of.blocks.tables).in_slot(of.blocks.slot()))
+            .collect();
+        let scored = steps.run(model, *adapter, cache, &sequences, rows.map(|rows| (&*tokens, rows)))?;
+        // The host knows all tokens but the token in flight.
+        let unknown = usize::from(rows.is_some());
+        let (mut drawn, mut logprobs) = (scored.likeliest.clone(), None);
+        if !places.iter().all(|&at| running[at].is_plain(unknown)) {
+            let logits = in_f32(&scored.logits)?;
+            let [count, columns] = logits.dims("logits")?;
+            let mut draws: Vec<Draw> = places.iter().map(|&at| running[at].draw_after(unknown)).collect();
+            draws.resize(count, Draw::GREEDY);
+            let adjustments = draws.iter().map(|draw| draw.adjustments.len()).sum();
+            let mut on_device = Draws::new(&device, [count, columns], adjustments)?;
+            on_device.set_by(steps.staging(&device), &draws)?;
+            let distribution = match self.options.logprobs_mode {
+                LogprobsMode::Processed => Distribution::Draw,
+                LogprobsMode::Raw | LogprobsMode::Loss => Distribution::Model,
+            };
+            let (tokens, of_tokens) = sample(&logits, &mut on_device, distribution)?;
+            (drawn, logprobs) = (tokens, Some(of_tokens));
+        }
+        tokens.copy_from(0, &drawn)?;
+        let number = ahead.launched % 2;
+        ahead.launched += 1;
+        results[number].clear();
+        let places_of_results = [
+            results[number].copy(&scored.likeliest)?,
+            results[number].copy(&drawn)?,
+            logprobs.map_or(Ok(0..0), |logprobs| results[number].copy(&logprobs))?,
+        ];
+        let requests = places.iter().map(|&at| running[at].id).collect();
+        Ok(Flight { requests, number, results: places_of_results, is_counted: rows.is_none() })
+    }
+
+    /// Waits for the tokens of a step that was in flight, and returns them. An engine that follows does not wait, since rank 0 announces the tokens.
+    ///
+    /// Errors with [`Error::NonFinite`] for logits that are infinite or NaN.
+    pub(super) fn land(&mut self, flight: &Flight) -> Result<Vec<Drawn>> {
+        if matches!(self.part, Part::Follows) {
+            return Ok(Vec::new());
+        }
+        let Memory { results, .. } = self.ahead.memory.as_mut().expect("a step was launched");
+        results[flight.number].wait()?;
+        let bytes = |which: usize| results[flight.number].bytes(flight.results[which].clone());
+        let [likeliest, tokens]: [Vec<i32>; 2] = [0, 1].map(|which| numbers(&bytes(which)));
+        let logprobs: Vec<f32> = numbers(&bytes(2));
+        let mut drawn = Vec::new();
+        for (at, row) in flight.places(self.running.iter().map(|sequence| sequence.id)) {
+            let sequence = &self.running[at];
+            if likeliest[row] < 0 {
+                return Err(not_finite(sequence.tokens.len() + 1));
+            }
+            let token = tokens[row] as u32;
+            let logprob = sequence.request.logprobs.map(|_| logprobs[row]);
+            drawn.push((at, token, logprob.map(|logprob| TokenLogprob { token, logprob, top: Box::default() })));
+        }
+        Ok(drawn)
+    }
+
+    /// Lets requests count the tokens that the step in flight computes, after the tokens of the step before were added. Without running requests, no
+    /// token of the step is read.
+    pub(super) fn count_flight(&mut self) {
+        if self.running.is_empty() {
+            self.ahead.flight = None;
+        }
+        let Some(mut flight) = self.ahead.flight.take() else { return };
+        if !flight.is_counted {
+            let places: Vec<_> = flight.places(self.running.iter().map(|sequence| sequence.id)).collect();
+            places.into_iter().for_each(|(at, _)| self.extend_computed(at, 1));
+            flight.is_counted = true;
+        }
+        self.ahead.flight = Some(flight);
+    }
+
+    /// Runs `work`. On a GPU with `batch_invariant`, sums of products do not depend on the number of rows within it.
+    pub(super) fn invariantly<T>(&mut self, work: impl FnOnce(&mut Engine) -> T) -> T {
+        match self.model.device().clone() {
+            Device::Cuda(gpu) if self.options.batch_invariant => gpu.with_batch_invariance(|| work(self)),
+            _ => work(self),
+        }
+    }
+}
+
+/// Returns the numbers that `bytes` hold.
+fn numbers<T: AnyBitPattern>(bytes: &[u8]) -> Vec<T> {
+    bytes.chunks_exact(size_of::<T>()).map(bytemuck::pod_read_unaligned).collect()
+}
+
+/// Returns the error of logits of token `number` of a request that are not finite.
+pub(super) fn not_finite(number: usize) -> Error {
+    Error::NonFinite(format!("a logit of token {number} is not finite: the model's weights or activations are not"))
+}
