@@ -2,8 +2,8 @@
 
     from ottava import LoraConfig, SFTConfig, SFTTrainer
 
-    trainer = SFTTrainer("Qwen/Qwen3-0.6B", SFTConfig("runs/sft", max_steps=100), train_dataset="chats.jsonl", peft_config=LoraConfig(target_modules="all-linear"))
-    trainer.train()
+    adapters = LoraConfig(r=16, target_modules="all-linear")
+    SFTTrainer("Qwen/Qwen3-0.6B", SFTConfig("runs/sft", max_steps=100), train_dataset="chats.jsonl", peft_config=adapters).train()
 """
 
 from ._arguments import LoraConfig

@@ -107,7 +107,7 @@ def translate(owner: str, keys: Mapping[str, Any]) -> str:
         name = name_of(note)
         if keys.get(name.split(".")[0]) not in (False, None, "no", "none", [], {}):
             warnings.warn(reason_of(owner, note), stacklevel=4)
-    return found["toml"].replace(str(path), owner)
+    return str(found["toml"]).replace(str(path), owner)
 
 
 NOTE = re.compile(r"^.*?\.json:(?:\d+:)? `([^`]+)`: (.*)$", re.DOTALL)

@@ -21,7 +21,8 @@ def files_of(name: str, data: Any, folder: Path) -> tuple[list[str], set[str]]:
         raise ValueError(f"`{name}` is a table of several data sets; pass one of them, such as DATASETS[\"train\"]")
     if isinstance(data, (list, tuple)) and data and all(isinstance(entry, (str, os.PathLike)) for entry in data):
         return [os.fspath(entry) for entry in data], set()
-    digest, columns = hashlib.sha256(), set()
+    digest = hashlib.sha256()
+    columns: set[str] = set()
     folder.mkdir(parents=True, exist_ok=True)
     part = folder / f".{name}-{os.getpid()}.part"
     try:

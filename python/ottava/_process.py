@@ -83,16 +83,23 @@ class Follower:
                 yield json.loads(line)
 
 
+def checkpoints_of(folder: Path) -> set[int]:
+    """The steps of the complete checkpoints of a run."""
+    names = (path.name[len("checkpoint-") :] for path in folder.glob("checkpoints/checkpoint-*"))
+    return {int(name) for name in names if name.isdigit()}
+
+
 class Training:
     """A process of `ottava train`, followed until its end."""
 
-    def __init__(self, folder: Path, arguments: list[str], callbacks: Callbacks, environment: dict[str, str]):
+    def __init__(self, folder: Path, arguments: list[str], callbacks: Callbacks, environment: dict[str, str], heard: int):
         self.folder, self.callbacks, self.state = folder, callbacks, callbacks.state
         self.follower = Follower(folder)
-        self.saved = self.checkpoints()
+        self.saved = checkpoints_of(folder)
         self.losses: list[float] = []
         self.interval: list[dict[str, Any]] = []
-        self.resumed_at = -1
+        # The last step of which callbacks have heard in an earlier start.
+        self.heard = heard
         self.is_stopped = False
         # Ctrl-C on a terminal reaches the processes of its session. A second signal would end the run at once, so this process forwards the first.
         self.process = subprocess.Popen(
@@ -116,10 +123,6 @@ class Training:
     def read_output(self) -> None:
         assert self.process.stdout is not None
         self.output.append(self.process.stdout.read())
-
-    def checkpoints(self) -> set[int]:
-        names = (path.name for path in self.folder.glob("checkpoints/checkpoint-*"))
-        return {int(name[11:]) for name in names if name[11:].isdigit()}
 
     def follow(self) -> dict[str, Any]:
         """Waits for the end of the run, and returns its result. A signal to this process, or an error of a callback, stops the run first."""
@@ -195,7 +198,7 @@ class Training:
             self.drop_from(step)
             evaluation = {key: value for key, value in line.items() if key.startswith("eval_")}
             metrics = {key: value for key, value in line.items() if key not in evaluation}
-            is_old = step <= self.resumed_at
+            is_old = step <= self.heard
             self.state.global_step = step
             if self.state.num_train_epochs and self.state.max_steps:
                 self.state.epoch = step / self.state.max_steps * self.state.num_train_epochs
@@ -231,7 +234,7 @@ class Training:
         self.state.log_history.append({**logs, "step": step})
 
     def announce_checkpoints(self) -> None:
-        for step in sorted(self.checkpoints() - self.saved):
+        for step in sorted(checkpoints_of(self.folder) - self.saved):
             self.saved.add(step)
             self.callbacks.call("on_save", dataclasses.replace(self.state, global_step=step))
 

@@ -64,6 +64,7 @@ class RewardServer:
 
     def answer(self, name: str, line: bytes) -> bytes:
         request = json.loads(line)
+        reply: dict[str, Any]
         try:
             with self.lock:
                 reply = {"rewards": self.score(self.functions[name], request["samples"])}

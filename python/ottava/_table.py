@@ -49,8 +49,7 @@ def written(value: Any) -> str:
     if isinstance(value, Table):
         value = dict(value.items())
     if isinstance(value, dict):
-        entries = (f"{quoted(str(key))} = {written(entry)}" for key, entry in value.items() if entry is not None)
-        return "{ " + ", ".join(entries) + " }"
+        return "{ " + ", ".join(f"{quoted(str(key))} = {written(entry)}" for key, entry in value.items() if entry is not None) + " }"
     raise TypeError(f"{value!r} ({type(value).__name__}) is no value of a setting")
 
 

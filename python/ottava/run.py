@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from typing import Any, Iterable, Mapping, NamedTuple
 
-from ._process import Training
+from ._process import Training, checkpoints_of
 from ._table import written
 from .callbacks import Callbacks, TrainerState
 from .settings import Run
@@ -65,15 +65,18 @@ class RunTrainer:
         if gpus is not None:
             arguments += ["--gpus", str(gpus)]
         began = time.monotonic()
-        training = Training(self.folder, arguments, self.callbacks, self.environment())
-        if resume_from_checkpoint:
-            training.resumed_at = self.resumed_at(resume_from_checkpoint)
+        # Of older steps, callbacks have heard before. A new run also has step 0, the evaluation before training.
+        heard = self.step_of(resume_from_checkpoint) if resume_from_checkpoint else -1
+        training = Training(self.folder, arguments, self.callbacks, self.environment(), heard)
         self.result = training.follow()
         return self.finish(training, time.monotonic() - began)
 
-    def resumed_at(self, checkpoint: bool | str | os.PathLike[str]) -> int:
-        names = [Path(checkpoint).name] if checkpoint is not True else [path.name for path in self.folder.glob("checkpoints/checkpoint-*")]
-        return max((int(name[11:]) for name in names if name.startswith("checkpoint-") and name[11:].isdigit()), default=0)
+    def step_of(self, checkpoint: bool | str | os.PathLike[str]) -> int:
+        """The step of a checkpoint that a run resumes from."""
+        if isinstance(checkpoint, bool):
+            return max(checkpoints_of(self.folder), default=0)
+        number = Path(checkpoint).name.rpartition("-")[2]
+        return int(number) if number.isdigit() else 0
 
     def finish(self, training: Training, seconds: float) -> TrainOutput:
         losses, steps = training.losses, len(training.losses)
@@ -94,12 +97,13 @@ class RunTrainer:
         return dict(next(evaluations, {}))
 
     def save_model(self, output_dir: str | os.PathLike[str] | None = None) -> None:
-        """Copies the model of the last checkpoint (the best one, with `load_best_model_at_end`) into a folder, by default `output_dir`. Only rank 0 does."""
+        """Copies the model of the last checkpoint (the best one, with `load_best_model_at_end`) into a folder, by default `output_dir`. Only on rank 0."""
         if not self.state.is_world_process_zero:
             return
-        checkpoint = self.state.best_model_checkpoint or self.result.get("checkpoint")
-        if not checkpoint:
+        steps = checkpoints_of(self.folder)
+        if not steps:
             raise ValueError("there is no model to save: the run has saved no checkpoint")
+        checkpoint = self.state.best_model_checkpoint or self.folder / "checkpoints" / f"checkpoint-{max(steps)}"
         folder = Path(output_dir) if output_dir is not None else self.folder
         folder.mkdir(parents=True, exist_ok=True)
         for path in Path(checkpoint).iterdir():
