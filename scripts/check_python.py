@@ -182,7 +182,9 @@ class Runs(Case):
 
 class Signals(Case):
     SCRIPT = """
-import sys
+import signal, sys
+# A shell may have started the tests in the background, without Ctrl-C.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 sys.path[:0] = {path!r}
 import ottava
 from check_python import RANDOM, TEXTS, arguments
@@ -201,7 +203,11 @@ except KeyboardInterrupt:
         self.addCleanup(script.stdout.close)
         script.stdout.readline()
         script.send_signal(number)
-        output, _ = script.communicate(timeout=60)
+        try:
+            output, _ = script.communicate(timeout=60)
+        except subprocess.TimeoutExpired:
+            script.kill()
+            raise
         end = json.loads(Path("out/run.json").read_text())["end"]
         self.assertEqual(end["outcome"], "stopped")
         self.assertTrue(Path(f"out/checkpoints/checkpoint-{end['step']}").is_dir())

@@ -21,6 +21,7 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "eval_do_concat_batches": (True,), "eval_use_gather_object": (False,), "save_on_each_node": (False,), "enable_jit_checkpoint": (False,),
     "log_on_each_node": (True, False), "log_level_replica": ("warning",), "skip_memory_metrics": (True,), "length_column_name": ("length",),
     "restore_callback_states_from_checkpoint": (False,), "local_rank": (-1,), "use_adaptive_entropy": (False,),
+    "entropy_coef_min": (0.0,), "entropy_coef_max": (1.0,), "entropy_coef_delta": (0.005,), "entropy_target": (0.2,),
 }  # fmt: skip
 # The same of PEFT.
 NEUTRAL_OF_ADAPTERS: dict[str, tuple[Any, ...]] = {
@@ -36,6 +37,8 @@ class TrainerConfig:
 
     # What TRL's trainer has without the argument, where the translated file would have something else.
     defaults: Mapping[str, Any] = {}
+    # More arguments at values that ask for what every run of this trainer does.
+    neutral: Mapping[str, tuple[Any, ...]] = {}
 
     def __init__(self, output_dir: str | os.PathLike[str] | None = None, *, settings: Run | None = None, **arguments: Any):
         self.output_dir = os.fspath(output_dir) if output_dir is not None else "trainer_output"
@@ -58,7 +61,7 @@ class TrainerConfig:
     def translated(self) -> dict[str, Any]:
         """The arguments as keys of a file of TRL."""
         keys = {**self.defaults, **self.arguments, "output_dir": self.output_dir}
-        keys = {name: value for name, value in keys.items() if value not in NEUTRAL.get(name, ())}
+        keys = {name: value for name, value in keys.items() if value not in NEUTRAL.get(name, ()) + tuple(self.neutral.get(name, ()))}
         if keys.get("bf16") is False and not keys.get("fp16"):
             # Without both switches, TRL computes in the type of the weights.
             del keys["bf16"]

@@ -101,7 +101,7 @@ class Training:
         # The last step of which callbacks have heard in an earlier start.
         self.heard = heard
         self.is_stopped = False
-        # Ctrl-C on a terminal reaches the processes of its session. A second signal would end the run at once, so this process forwards the first.
+        # Ctrl-C on a terminal reaches the processes of its session. A second signal would end the run at once, so only this process gets the signal of a terminal.
         self.process = subprocess.Popen(
             [find_binary(), "train", *arguments, "--json"], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
             start_new_session=True, env={**os.environ, **environment},
@@ -143,7 +143,7 @@ class Training:
                     time.sleep(POLL_SECONDS)
                 except BaseException as error:  # noqa: BLE001
                     failure = failure or error
-                    self.process.send_signal(signal.SIGINT)
+                    self.process.send_signal(signal.SIGTERM)
         finally:
             restore()
         for thread in self.threads:

@@ -28,6 +28,8 @@ class KTOConfig(TrainerConfig):
     """Arguments of TRL's KTOConfig."""
 
     defaults = {"save_total_limit": 0, "beta": 0.1, "loss_type": "kto"}
+    # The other records of the divergence have a fixed order. The order of the steps is another.
+    neutral = {"train_sampling_strategy": ("sequential",)}
 
 
 class RewardConfig(TrainerConfig):
