@@ -190,7 +190,8 @@ import ottava
 from check_python import RANDOM, TEXTS, arguments
 class Tells(ottava.TrainerCallback):
     def on_step_end(self, args, state, control, **kwargs):
-        print(state.global_step, flush=True)
+        if state.global_step == 1:
+            print("begun", flush=True)
 try:
     args = ottava.SFTConfig("out", settings=RANDOM, **arguments(max_steps=100_000))
     ottava.SFTTrainer("model", args=args, train_dataset=TEXTS, callbacks=[Tells]).train()
@@ -199,10 +200,12 @@ except KeyboardInterrupt:
 """
 
     def interrupted(self, number):
-        script = subprocess.Popen([sys.executable, "-c", self.SCRIPT.format(path=sys.path)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+        command = [sys.executable, "-c", self.SCRIPT.format(path=sys.path)]
+        script = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True)
         self.addCleanup(script.stdout.close)
         script.stdout.readline()
-        script.send_signal(number)
+        # A terminal sends Ctrl-C to a whole group of processes.
+        os.killpg(script.pid, number)
         try:
             output, _ = script.communicate(timeout=60)
         except subprocess.TimeoutExpired:
