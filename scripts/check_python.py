@@ -129,16 +129,24 @@ class Runs(Case):
             self.assertEqual(Path("out", name).read_bytes(), Path("out/checkpoints/checkpoint-2", name).read_bytes())
 
     def test_a_stopped_run_resumes_and_ends_as_an_unbroken_run(self):
-        first = self.sft("out", callbacks=[StopAt(2)], max_steps=100_000, lr_scheduler_type="constant")
-        stopped = first.train().global_step
-        self.assertGreaterEqual(stopped, 2)
+        stop = StopAt(2)
+        first = self.sft("out", callbacks=[stop], max_steps=100_000, lr_scheduler_type="constant")
+        before = first.train().global_step
+        self.assertGreaterEqual(before, 2)
+        stop.step = before + 2
+        stopped = first.train(resume_from_checkpoint=True).global_step
+        self.assertGreaterEqual(stopped, before + 2)
         given = {"max_steps": stopped + 3, "lr_scheduler_type": "constant"}
         whole, recorder = self.sft("whole", **given), Recorder()
         whole.train()
+        # What a killed run has written after its last checkpoint is no part of the resumed run.
+        with open("out/metrics.jsonl", "a") as file:
+            file.write(json.dumps({"step": stopped + 1, "loss": 99.0}) + "\n")
         second = self.sft("out", callbacks=[recorder], **given)
         second.train(resume_from_checkpoint=True)
         losses = lambda trainer: [(entry["step"], entry["loss"]) for entry in trainer.state.log_history if "loss" in entry]
         self.assertEqual(losses(second), losses(whole))
+        self.assertFalse([event for event in recorder.events if event[-1] == 99.0])
         # Callbacks hear only of the steps of this start.
         self.assertEqual([event[1] for event in recorder.events if event[0] == "step"], [stopped + 1, stopped + 2, stopped + 3])
         other = self.sft("other", **given)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Iterator
 
 from ._binary import find_binary
-from .callbacks import Callbacks
+from .callbacks import Callbacks, TrainerControl
 
 POLL_SECONDS = 0.05
 STOPPED = 75
@@ -47,13 +47,14 @@ def message_of(lines: list[str]) -> str:
 
 
 class Follower:
-    """Reads the lines of `metrics.jsonl` that a run adds, from the first line on. Lines that the run has cut off are given again."""
+    """Reads the lines of `metrics.jsonl` that a run adds. After a rollback, steps come again, with other numbers."""
 
     def __init__(self, folder: Path):
         self.path, self.mark = folder / "metrics.jsonl", folder / "run.json"
         # The program replaces run.json once the metrics of a resumed run end at its checkpoint.
         self.before = self.identity()
         self.offset, self.file = 0, -1
+        self.seen: dict[int, int] = {}
 
     def identity(self) -> tuple[int, int] | None:
         try:
@@ -80,7 +81,10 @@ class Follower:
                 if not line.endswith(b"\n"):
                     break
                 self.offset += len(line)
-                yield json.loads(line)
+                metrics = json.loads(line)
+                if self.seen.get(metrics["step"]) != hash(line):
+                    self.seen[metrics["step"]] = hash(line)
+                    yield metrics
 
 
 def checkpoints_of(folder: Path) -> set[int]:
@@ -101,7 +105,8 @@ class Training:
         # The last step of which callbacks have heard in an earlier start.
         self.heard = heard
         self.is_stopped = False
-        # Ctrl-C on a terminal reaches the processes of its session. A second signal would end the run at once, so only this process gets the signal of a terminal.
+        callbacks.control = TrainerControl()
+        # Ctrl-C on a terminal reaches all processes of its session, and a second signal would end the run at once. So the program has its own session.
         self.process = subprocess.Popen(
             [find_binary(), "train", *arguments, "--json"], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
             start_new_session=True, env={**os.environ, **environment},

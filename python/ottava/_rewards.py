@@ -42,7 +42,8 @@ class RewardServer:
             raise ValueError("`reward_funcs`: two functions have one name; metrics need a name of each")
         self.state, self.lock = state, threading.Lock()
         self.failure: BaseException | None = None
-        self.folder = tempfile.TemporaryDirectory(prefix="ottava-")
+        # The path of a socket has at most about a hundred bytes.
+        self.folder = tempfile.TemporaryDirectory(prefix="ottava-", dir="/tmp")
         rewards = self
 
         class Handler(socketserver.StreamRequestHandler):
