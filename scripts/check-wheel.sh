@@ -43,7 +43,7 @@ for suite in "$@"; do
 set -euo pipefail
 package="ottava$1 @ file://$2"
 export SSL_CERT_FILE=/etc/ssl/certs/ca-certificates.crt HOME=/root PATH=/root/.local/bin:/usr/local/bin:/usr/bin:/bin
-/usr/bin/ldd --version | head -n 1
+/usr/bin/ldd --version | sed -n 1p
 if command -v cargo rustc; then exit 1; fi
 libraries() { "$1" doctor || true; }
 echo "== pip"
