@@ -87,9 +87,10 @@ def classes(name, schema):
         else:
             annotation = kind(value)
         fields.append(f"    {field}: {annotation} | None = None")
-        text = value.get("description") or "Selects the variant of this table"
-        fields.append(f'    """{sentence(text)}"""')
-    head = [f"\n\n@dataclass\nclass {name}(Table):", f'    """{sentence(schema["description"])}"""\n']
+        if not is_table(value):
+            text = value.get("description") or "Selects the variant of this table"
+            fields.append(f'    """{sentence(text)}"""')
+    head = [f"\n\n@dataclass\nclass {name}(Table):", f'    """{sentence(schema["description"])}"""']
     return inner + ["\n".join(head + fields)]
 
 

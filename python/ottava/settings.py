@@ -14,7 +14,6 @@ from ._table import Table
 @dataclass
 class Model(Table):
     """The model."""
-
     path: str | None = None
     """A Hugging Face model folder, or a name of the Hub, such as "Qwen/Qwen3-0.6B" or "OWNER/NAME@REVISION", which is downloaded."""
     init: Literal["pretrained", "random"] | None = None
@@ -26,7 +25,6 @@ class Model(Table):
 @dataclass
 class Lora(Table):
     """Adapters that are trained instead of the model."""
-
     r: int | None = None
     """Rank of the adapters that are trained instead of the model, as in PEFT: y = x Wᵀ + (lora_alpha / r) (x Aᵀ) Bᵀ."""
     lora_alpha: float | None = None
@@ -60,7 +58,6 @@ class Lora(Table):
 @dataclass
 class DataRecords(Table):
     """How the records of files are read."""
-
     formatting: Literal["auto", "text", "messages", "prompt_completion", "alpaca", "sharegpt", "tokens", "labeled_tokens", "preference", "unpaired_preference", "prompts"] | None = None
     """The fields of the records of a file."""
     text_field: str | None = None
@@ -82,7 +79,6 @@ class DataRecords(Table):
 @dataclass
 class DataChat(Table):
     """How conversations are rendered and tokenized."""
-
     chat_template_path: str | None = None
     """A file with the chat template; "" uses the chat template in the folder of the tokenizer."""
     chat_template_kwargs: dict[str, Any] | None = None
@@ -96,15 +92,12 @@ class DataChat(Table):
 @dataclass
 class Data(Table):
     """The data to train on and to validate with."""
-
     train_files: list[str] | None = None
     """Training files, folders of training files, or patterns such as "data/*.jsonl"."""
     val_files: list[str] | None = None
     """Validation files, folders or patterns, in the formats of train_files; [] holds out val_set_size of the documents of train_files instead."""
     records: DataRecords | None = None
-    """How the records of files are read."""
     chat: DataChat | None = None
-    """How conversations are rendered and tokenized."""
     train_on_inputs: bool | None = None
     """Whether prompts contribute to the loss too; with false, only completions and turns of the assistant contribute."""
     packing: Literal["auto", "wrapped", "bfd", "none"] | None = None
@@ -126,7 +119,6 @@ class Data(Table):
 @dataclass
 class Preference(Table):
     """The loss of preference data."""
-
     loss_type: Literal["auto", "sigmoid", "robust", "hinge", "ipo", "sigmoid_norm", "exo_pair", "nca_pair", "bco_pair", "sppo_hard", "aot", "aot_unpaired", "apo_zero", "apo_down", "discopop", "sft", "cpo", "simpo", "orpo", "bradley_terry", "kto", "apo_zero_unpaired"] | list[Literal["sigmoid", "robust", "hinge", "ipo", "sigmoid_norm", "exo_pair", "nca_pair", "bco_pair", "sppo_hard", "aot", "aot_unpaired", "apo_zero", "apo_down", "discopop", "sft", "cpo", "simpo", "orpo", "bradley_terry", "kto", "apo_zero_unpaired"]] | None = None
     """The loss, by TRL's names."""
     loss_weights: list[float] | None = None
@@ -156,7 +148,6 @@ class Preference(Table):
 @dataclass
 class ReinforcementSampling(Table):
     """How completions are drawn."""
-
     temperature: float | None = None
     """The temperature at which completions are drawn."""
     dynamic_sampling: bool | None = None
@@ -174,7 +165,6 @@ class ReinforcementSampling(Table):
 @dataclass
 class ReinforcementAdvantage(Table):
     """The advantage of a completion."""
-
     estimator: Literal["grpo", "rloo", "reinforce_plus_plus", "gae"] | None = None
     """What a reward is compared with: "grpo" (the mean of its group), "rloo" (the mean of the others of its group), "reinforce_plus_plus" (the mean over all tokens of a generation) or "gae" (the values of tokens that a value head estimates: PPO)."""
     scale_rewards: Literal["group", "batch", "none"] | None = None
@@ -188,7 +178,6 @@ class ReinforcementAdvantage(Table):
 @dataclass
 class ReinforcementLoss(Table):
     """The loss of tokens."""
-
     loss_type: Literal["dapo", "grpo", "dr_grpo", "gspo", "cispo", "reinforce"] | None = None
     """The loss: "dapo" (clipped ratios of tokens, mean over all tokens of a step), "grpo" (mean over completions of the means over their tokens), "dr_grpo" (sum over tokens divided by max_completion_length, mean over completions), "gspo" (clipped ratios of completions, mean over completions), "cispo" (clipped weights, mean over tokens) or "reinforce" (no ratio, mean over tokens)."""
     epsilon: float | None = None
@@ -212,7 +201,6 @@ class ReinforcementLoss(Table):
 @dataclass
 class ReinforcementCorrection(Table):
     """Factors of the loss that correct for draws whose log-probabilities are not the ones that steps compute."""
-
     mode: Literal["auto", "none", "token_truncate", "token_mask", "sequence_truncate", "sequence_mask"] | None = None
     """How the loss of a token is corrected: "none" (old probabilities are the probabilities of the draws), "token_truncate" (times the ratio of the token, at most max), "token_mask" (times the ratio, and 0 if the ratio is below min or above max), "sequence_truncate" or "sequence_mask" (the same with the ratio of the completion)."""
     min: float | None = None
@@ -224,7 +212,6 @@ class ReinforcementCorrection(Table):
 @dataclass
 class ReinforcementEnvironment(Table):
     """A program that answers the turns of the model."""
-
     command: list[str] | None = None
     """The program and its arguments, without a shell: ["python3", "environment.py"]."""
     max_turns: int | None = None
@@ -244,7 +231,6 @@ class ReinforcementEnvironment(Table):
 @dataclass
 class ReinforcementEndpoint(Table):
     """An address where clients draw completions and return them with their rewards."""
-
     address: str | None = None
     """The address and the port, such as "127.0.0.1:8009"; port 0 takes a free port."""
     max_staleness: int | None = None
@@ -254,7 +240,6 @@ class ReinforcementEndpoint(Table):
 @dataclass
 class Reinforcement(Table):
     """Reinforcement learning."""
-
     num_generations: int | None = None
     """Completions of each prompt, which are compared with each other: the group of GRPO."""
     prompts_per_generation: int | None = None
@@ -266,17 +251,11 @@ class Reinforcement(Table):
     mask_truncated_completions: bool | None = None
     """Whether completions that reach max_completion_length contribute nothing to the loss."""
     sampling: ReinforcementSampling | None = None
-    """How completions are drawn."""
     advantage: ReinforcementAdvantage | None = None
-    """The advantage of a completion."""
     loss: ReinforcementLoss | None = None
-    """The loss of tokens."""
     correction: ReinforcementCorrection | None = None
-    """Factors of the loss that correct for draws whose log-probabilities are not the ones that steps compute."""
     environment: ReinforcementEnvironment | None = None
-    """A program that answers the turns of the model."""
     endpoint: ReinforcementEndpoint | None = None
-    """An address where clients draw completions and return them with their rewards."""
     rewards: list[dict[str, Any]] | None = None
     """What scores completions: a table `[[reinforcement.rewards]]` for each reward, with its type, its weight and its own keys (docs/rewards.md)."""
 
@@ -284,7 +263,6 @@ class Reinforcement(Table):
 @dataclass
 class Distillation(Table):
     """Distillation."""
-
     teacher: str | None = None
     """The folder of the teacher: a language model with the tokens of the model that is trained."""
     logits: str | None = None
@@ -306,7 +284,6 @@ class Distillation(Table):
 @dataclass
 class Training(Table):
     """Steps and batches."""
-
     max_steps: int | None = None
     """Optimizer steps; without the key, the run takes the steps of num_train_epochs."""
     num_train_epochs: float | None = None
@@ -328,7 +305,6 @@ class Training(Table):
 @dataclass
 class Optimizer(Table):
     """The algorithm that updates weights, and the formats in which it stores them."""
-
     learning_rate: float | None = None
     """Peak learning rate, reached after lr_scheduler.warmup_steps."""
     weight_decay: float | None = None
@@ -358,7 +334,6 @@ class Optimizer(Table):
 @dataclass
 class LrScheduler(Table):
     """The learning rate of each step."""
-
     warmup_steps: float | None = None
     """Steps of linear warm-up at the start of the run: a number of steps, or a share of the run's steps (below 1, rounded up to whole steps)."""
     type: Literal["cosine", "linear", "constant", "warmup_stable_decay", "cosine_with_restarts", "polynomial", "inverse_sqrt"] | None = None
@@ -376,7 +351,6 @@ class LrScheduler(Table):
 @dataclass
 class Evaluation(Table):
     """Evaluations, the best checkpoint, and early stopping."""
-
     eval_steps: Literal["end"] | int | None = None
     """Steps between evaluations; "end" evaluates only at the start and the end."""
     load_best_model_at_end: bool | None = None
@@ -396,7 +370,6 @@ class Evaluation(Table):
 @dataclass
 class Checkpoint(Table):
     """Checkpoints."""
-
     save_steps: Literal["end"] | int | None = None
     """Steps between checkpoints; "end" saves only at the end and when a signal stops the run."""
     save_total_limit: int | None = None
@@ -410,7 +383,6 @@ class Checkpoint(Table):
 @dataclass
 class Logging(Table):
     """What is logged, and how often."""
-
     logging_steps: int | None = None
     """Steps between lines on the terminal."""
     cast_statistics_steps: int | None = None
@@ -430,7 +402,6 @@ class Logging(Table):
 @dataclass
 class Router(Table):
     """Load balance of mixtures of experts."""
-
     balance_loss: float | None = None
     """Coefficient of the load-balancing loss of each mixture-of-experts layer (Megatron's `moe_aux_loss_coeff`; 0.01 is usual for training from scratch)."""
     z_loss: float | None = None
@@ -442,7 +413,6 @@ class Router(Table):
 @dataclass
 class PrecisionAccumulation(Table):
     """How FP8 products add up on a GPU."""
-
     fprop_accumulation: Literal["auto", "fast", "exact"] | None = None
     """Accumulation of FP8 products in fprop on a GPU: "fast", "exact", or "auto" ("exact" with scales per block, else "fast")."""
     dgrad_accumulation: Literal["auto", "fast", "exact"] | None = None
@@ -454,7 +424,6 @@ class PrecisionAccumulation(Table):
 @dataclass
 class PrecisionExceptions(Table):
     """Linears, products and steps in BF16."""
-
     high_precision_products: list[Literal["fprop", "dgrad", "wgrad"]] | None = None
     """Products that read BF16 operands in all linears: any of "fprop", "dgrad", "wgrad"."""
     high_precision_steps: str | None = None
@@ -472,7 +441,6 @@ class PrecisionExceptions(Table):
 @dataclass
 class PrecisionDelayed(Table):
     """Delayed scaling, for linears with recipe "fp8-delayed"."""
-
     amax_history_len: int | None = None
     """Steps of amax history."""
     amax_compute_algo: Literal["max", "most_recent"] | None = None
@@ -490,7 +458,6 @@ class PrecisionDelayed(Table):
 @dataclass
 class PrecisionFp16(Table):
     """The loss scale of recipe "fp16"."""
-
     initial_loss_scale: float | None = None
     """Initial loss scale of "fp16", a power of two."""
     loss_scale_window: int | None = None
@@ -502,7 +469,6 @@ class PrecisionFp16(Table):
 @dataclass
 class Precision(Table):
     """The formats of computation."""
-
     recipe: Literal["fp32", "bf16", "fp16", "fp8-delayed", "fp8-current", "fp8-row", "fp8-block", "mxfp8"] | None = None
     """"fp32", "bf16", "fp16" (with a loss scale), or an FP8 recipe, named by where its scales come from."""
     fp8_format: Literal["auto", "hybrid", "e4m3"] | None = None
@@ -510,19 +476,15 @@ class Precision(Table):
     power_of_two_scales: bool | None = None
     """Round scales down to powers of two."""
     accumulation: PrecisionAccumulation | None = None
-    """How FP8 products add up on a GPU."""
     wgrad_blocks: Literal["1x128", "128x128"] | None = None
     """With "fp8-block": blocks of dy in wgrad, "128x128" (faster on a GPU) or "1x128" (as in DeepSeek-V3 and Transformer Engine)."""
     exceptions: PrecisionExceptions | None = None
-    """Linears, products and steps in BF16."""
     smooth_swiglu: bool | None = None
     """Smooth-SwiGLU, for "fp8-delayed" and "fp8-current": scale each input channel of down_proj by a power of two before the cast, and the weight by its inverse."""
     deterministic: bool | None = None
     """Sum attention's gradient on a GPU in a fixed order, so that each run has the same bits."""
     delayed: PrecisionDelayed | None = None
-    """Delayed scaling, for linears with recipe "fp8-delayed"."""
     fp16: PrecisionFp16 | None = None
-    """The loss scale of recipe "fp16"."""
     overrides: list[dict[str, Any]] | None = None
     """Other formats for some linears: tables `[[precision.overrides]]` with `layers`, patterns as in high_precision_layers, and at least one of `recipe`, `fp8_format` and `high_precision_products`."""
 
@@ -530,7 +492,6 @@ class Precision(Table):
 @dataclass
 class Sentinel(Table):
     """Comparisons of the recipe with BF16."""
-
     sentinel_steps: int | None = None
     """Steps between comparisons of the FP8 recipe with BF16, beginning with the first step; 0 never compares."""
     sentinel_sequences: int | None = None
@@ -550,7 +511,6 @@ class Sentinel(Table):
 @dataclass
 class AlarmsSpikes(Table):
     """Which losses and gradient norms are spikes."""
-
     spike_window: int | None = None
     """Number of preceding steps with which the loss and gradient norm of a step are compared."""
     spike_threshold: float | None = None
@@ -560,7 +520,6 @@ class AlarmsSpikes(Table):
 @dataclass
 class AlarmsCastBounds(Table):
     """Which statistics of casts raise an alarm."""
-
     saturated_share: float | None = None
     """Share of saturated elements of a cast above which an alarm is raised."""
     underflowed_share: float | None = None
@@ -572,7 +531,6 @@ class AlarmsCastBounds(Table):
 @dataclass
 class AlarmsRolloutBounds(Table):
     """Which metrics of completions raise an alarm."""
-
     max_mult_prob_error: float | None = None
     """Largest token_mult_prob_error: how much the probabilities of tokens differ between draws and steps."""
     min_entropy: float | None = None
@@ -588,7 +546,6 @@ class AlarmsRolloutBounds(Table):
 @dataclass
 class AlarmsRollback(Table):
     """What "rollback" does."""
-
     rollback_steps: int | None = None
     """Minimum age, in steps, of the checkpoint that "rollback" restores."""
     max_rollbacks: int | None = None
@@ -598,7 +555,6 @@ class AlarmsRollback(Table):
 @dataclass
 class Alarms(Table):
     """Alarms about losses, gradients and casts."""
-
     loss_spike: Literal["off", "warn", "rollback", "pause", "stop"] | None = None
     """Action after a spike of the loss: "off", "warn", "rollback" (restore an earlier checkpoint and continue with the next unread rows), "pause" (save and end with exit code 76) or "stop" (end with exit code 77, without a checkpoint)."""
     grad_norm_spike: Literal["off", "warn", "skip", "rollback", "pause", "stop"] | None = None
@@ -610,25 +566,20 @@ class Alarms(Table):
     rollouts: Literal["off", "warn", "rollback", "pause", "stop"] | None = None
     """Action if the completions of reinforcement learning show that the model learns nothing, or something else than it should: "off", "warn", "rollback", "pause" or "stop"."""
     spikes: AlarmsSpikes | None = None
-    """Which losses and gradient norms are spikes."""
     non_finite_steps: Literal["stop", "skip"] | None = None
     """Action if the gradient norm of a step is not finite: "stop" (end with exit code 4) or "skip" (continue with the next step)."""
     max_skipped_steps: int | None = None
     """Maximum number of consecutive steps that are skipped."""
     cast_bounds: AlarmsCastBounds | None = None
-    """Which statistics of casts raise an alarm."""
     collapsed_share: float | None = None
     """Share of all choices above which a router has collapsed: with K experts per token, the choices of its K most chosen experts count."""
     rollout_bounds: AlarmsRolloutBounds | None = None
-    """Which metrics of completions raise an alarm."""
     rollback: AlarmsRollback | None = None
-    """What "rollback" does."""
 
 
 @dataclass
 class Debug(Table):
     """The tensors whose statistics are recorded."""
-
     debug_steps: list[int] | None = None
     """Steps before which statistics of tensors are written to tensors.jsonl: mean, standard deviation, norms, amax, mean squared error of the cast, dynamic range and a histogram of exponents."""
     debug_tensors: list[str] | None = None
@@ -640,7 +591,6 @@ class Debug(Table):
 @dataclass
 class Memory(Table):
     """Recomputation and offloading."""
-
     recompute: Literal["auto", "none", "norm-swiglu", "attention", "full"] | None = None
     """Activations that backward recomputes instead of reading saved ones: "none", "norm-swiglu" (outputs of norms, SwiGLU and attention), "attention" (also Q, K and V), "full" (everything but each block's input), or "auto" (the fastest of these policies that fits the device)."""
     weight_codes: Literal["auto"] | bool | None = None
@@ -658,7 +608,6 @@ class Memory(Table):
 @dataclass
 class ParallelCommunication(Table):
     """How ranks communicate."""
-
     reduce_dtype: Literal["auto", "float32", "bfloat16", "float8"] | None = None
     """Type in which ranks send gradients of matrices: "auto" is the type of `optimizer.gradient_dtype`."""
     activation_dtype: Literal["auto", "float8"] | None = None
@@ -676,7 +625,6 @@ class ParallelCommunication(Table):
 @dataclass
 class Parallel(Table):
     """The division of work and memory among ranks."""
-
     auto: bool | None = None
     """Whether a search chooses `data`, `tensor`, `pipeline`, `context`, `expert` and `zero`: the fastest division that fits in memory, predicted by dry runs and a cost model (docs/parallelism.md)."""
     data: int | None = None
@@ -698,13 +646,11 @@ class Parallel(Table):
     check_replicas: int | None = None
     """Steps between comparisons of replicas."""
     communication: ParallelCommunication | None = None
-    """How ranks communicate."""
 
 
 @dataclass
 class Generation(Table):
     """Samples that are generated at the end of the run."""
-
     prompts: list[str] | None = None
     """Prompts that the trained model completes at the end of the run."""
     max_new_tokens: int | None = None
@@ -718,7 +664,6 @@ class Generation(Table):
 @dataclass
 class Run(Table):
     """The settings of a training run."""
-
     output_dir: str | None = None
     """Folder of the run: resolved configuration, metrics, plot and checkpoints."""
     device: Literal["auto", "cuda", "cpu"] | None = None
@@ -726,42 +671,22 @@ class Run(Table):
     seed: int | None = None
     """Seed of random initial weights, of the order of the data, and of samples after the run."""
     model: Model | None = None
-    """The model."""
     lora: Lora | None = None
-    """Adapters that are trained instead of the model."""
     data: Data | None = None
-    """The data to train on and to validate with."""
     preference: Preference | None = None
-    """The loss of preference data."""
     reinforcement: Reinforcement | None = None
-    """Reinforcement learning."""
     distillation: Distillation | None = None
-    """Distillation."""
     training: Training | None = None
-    """Steps and batches."""
     optimizer: Optimizer | None = None
-    """The algorithm that updates weights, and the formats in which it stores them."""
     lr_scheduler: LrScheduler | None = None
-    """The learning rate of each step."""
     evaluation: Evaluation | None = None
-    """Evaluations, the best checkpoint, and early stopping."""
     checkpoint: Checkpoint | None = None
-    """Checkpoints."""
     logging: Logging | None = None
-    """What is logged, and how often."""
     router: Router | None = None
-    """Load balance of mixtures of experts."""
     precision: Precision | None = None
-    """The formats of computation."""
     sentinel: Sentinel | None = None
-    """Comparisons of the recipe with BF16."""
     alarms: Alarms | None = None
-    """Alarms about losses, gradients and casts."""
     debug: Debug | None = None
-    """The tensors whose statistics are recorded."""
     memory: Memory | None = None
-    """Recomputation and offloading."""
     parallel: Parallel | None = None
-    """The division of work and memory among ranks."""
     generation: Generation | None = None
-    """Samples that are generated at the end of the run."""
