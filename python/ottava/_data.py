@@ -18,7 +18,7 @@ def files_of(name: str, data: Any, folder: Path) -> tuple[list[str], set[str]]:
     if isinstance(data, (str, os.PathLike)):
         return [os.fspath(data)], set()
     if isinstance(data, Mapping):
-        raise ValueError(f"`{name}` is a table of several data sets; pass one of them, such as DATASETS[\"train\"]")
+        raise ValueError(f'`{name}` is a table of several data sets; pass one of them, such as DATASETS["train"]')
     if isinstance(data, (list, tuple)) and data and all(isinstance(entry, (str, os.PathLike)) for entry in data):
         return [os.fspath(entry) for entry in data], set()
     digest = hashlib.sha256()

@@ -195,4 +195,3 @@ def refuse_others(owner: str, others: Mapping[str, Any]) -> None:
     given = [name for name, value in others.items() if value is not None and value != (None, None) and value != []]
     if given:
         raise ValueError(f"{owner} has no argument {', '.join(f'`{name}`' for name in given)}: a run has files and settings, no objects of Python")
-
