@@ -4,8 +4,11 @@
 usage: check_python.py [BINARY] [TEST]...      (BINARY is the program, by default the one that the module finds; TEST is a name as of unittest)
 """
 
+import ast
+import importlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -23,6 +26,7 @@ sys.path.insert(0, str(SCRIPTS))
 import tiny_run  # noqa: E402
 
 import ottava  # noqa: E402
+from ottava._table import Table  # noqa: E402
 from ottava.settings import Checkpoint, Data, DataRecords, LrScheduler, Model, Precision, Run, Training  # noqa: E402
 
 RANDOM = Run(model=Model(init="random"))
@@ -186,6 +190,24 @@ class Runs(Case):
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
         program = subprocess.run([sys.executable, "-m", "ottava", "--version"], env=environment, stdout=subprocess.PIPE, check=True)
         self.assertRegex(program.stdout.decode(), r"^ottava \d+\.\d+")
+
+
+class Examples(unittest.TestCase):
+    PAGE = SCRIPTS.parent / "docs" / "python.md"
+
+    @unittest.skipUnless(PAGE.is_file(), "the pages are not part of a wheel")
+    def test_the_examples_of_the_page_call_what_the_module_has(self):
+        blocks = re.findall(r"```python\n(.*?)```", self.PAGE.read_text("utf-8"), re.DOTALL)
+        self.assertGreaterEqual(len(blocks), 3)
+        for block in blocks:
+            nodes = list(ast.walk(ast.parse(block)))
+            names = {}
+            for node in nodes:
+                if isinstance(node, ast.ImportFrom) and node.module.startswith("ottava"):
+                    names.update({alias.name: getattr(importlib.import_module(node.module), alias.name) for alias in node.names})
+            for node in nodes:
+                if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and issubclass(names.get(node.func.id, object), Table):
+                    names[node.func.id](**{keyword.arg: None for keyword in node.keywords})
 
 
 class Signals(Case):
@@ -365,7 +387,7 @@ class Trainers(Case):
 
 def main():
     given = sys.argv[1:]
-    if given and not given[0].startswith(("Runs", "Signals", "Arguments", "Trainers", "-")):
+    if given and not given[0].startswith(("Runs", "Examples", "Signals", "Arguments", "Trainers", "-")):
         os.environ["OTTAVA_BINARY"] = str(Path(given.pop(0)).resolve())
     began = time.monotonic()
     program = unittest.main(argv=[sys.argv[0], *given], exit=False)
