@@ -9,6 +9,7 @@ import importlib
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -314,17 +315,22 @@ class Arguments(Case):
 
 
 class Trainers(Case):
-    def setUp(self):
-        super().setUp()
-        # Pretrained weights.
-        trainer = self.sft("base", max_steps=1)
-        trainer.train()
-        trainer.save_model("base-model")
+    @classmethod
+    def setUpClass(cls):
+        """Writes `cls.base`, a folder with weights."""
+        folder = tempfile.TemporaryDirectory()
+        cls.addClassCleanup(folder.cleanup)
+        cls.base = str(Path(folder.name) / "base")
+        tiny_run.write(Path(folder.name) / "tiny")
+        config = Path(folder.name) / "tiny" / "run.toml"
+        train = [ottava.find_binary(), "train", str(config), "--set", "max_steps=1", "--set", f"output_dir={folder.name}/run"]
+        subprocess.run(train, cwd=config.parent, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        shutil.copytree(f"{folder.name}/run/checkpoints/checkpoint-1", cls.base)
 
     def run_of(self, trainer, config, data, **given):
         others = given.pop("others", {})
         args = config("out", settings=given.pop("settings", None), **arguments(**{"max_steps": 2, **given}))
-        made = trainer("base-model", args=args, train_dataset=data, **others)
+        made = trainer(self.base, args=args, train_dataset=data, **others)
         made.train()
         return made
 
@@ -354,7 +360,7 @@ class Trainers(Case):
     def grpo(self, function, **given):
         args = {"num_generations": 4, "per_device_train_batch_size": 8, "max_completion_length": 4, "max_steps": 2}
         config = ottava.GRPOConfig("out", settings=Run(data=Data(max_length=24)), **{**args, "use_cpu": True, "bf16": False, "logging_steps": 1, **given})
-        return ottava.GRPOTrainer("base-model", function, config, train_dataset=PROMPTS)
+        return ottava.GRPOTrainer(self.base, function, config, train_dataset=PROMPTS)
 
     def test_functions_of_the_script_are_rewards(self):
         seen = []
